@@ -18,13 +18,13 @@ const (
 	LoadNoNative          // this binary was built without the C surface
 )
 
-var loadWords = [...]string{"ok", "absent", "broken", "symbol missing", "too new", "stub", "another one loaded", "no thread", "built without cgo"}
+var loadTexts = [...]string{"ok", "absent", "broken", "symbol missing", "too new", "stub", "another one loaded", "no thread", "built without cgo"}
 
 func (c LoadCode) String() string {
-	if c < 0 || int(c) >= len(loadWords) {
+	if c < 0 || int(c) >= len(loadTexts) {
 		return "unknown"
 	}
-	return loadWords[c]
+	return loadTexts[c]
 }
 
 // Pace is how an agent's thread waits.
@@ -39,8 +39,8 @@ type UCXNext int
 
 // What is to be done after a step.
 const (
-	UCXStopped UCXNext = iota // nothing: the worker is gone
-	UCXMore                   // step again
-	UCXWait                   // wait for its descriptor, or a command
-	UCXNap                    // step again in a moment
+	UCXStopped   UCXNext = iota // nothing: the worker is gone
+	UCXMore                     // step again
+	UCXWait                     // wait for its descriptor, or a command
+	UCXRetrySoon                // step again in a moment
 )

@@ -26,10 +26,10 @@ type Config struct {
 	// ProgressDelay is how long that thread sleeps between looks when nothing wakes it;
 	// default 5 ms. NIXL's own default of 0 burns a core.
 	ProgressDelay time.Duration
-	Telemetry     bool // time and bytes of each transfer
-	Pace          Pace // default: look every 40 µs while something is outstanding that no descriptor tells of, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
-	Commands      int  // slots of the command ring, a power of two; default 1024
-	Events        int  // slots of the event ring, a power of two; default 4096
+	Telemetry     bool          // time and bytes of each transfer
+	Poll          PollIntervals // default: look every 40 µs while something is outstanding that no descriptor tells of, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
+	Commands      int           // slots of the command ring, a power of two; default 1024
+	Events        int           // slots of the event ring, a power of two; default 4096
 
 	StartTimeout time.Duration // load and creation; default 20 s
 	CallTimeout  time.Duration // a call whose context has no deadline; default 10 s
@@ -51,9 +51,9 @@ func (c *Config) defaults() error {
 		}
 	}
 	set(&c.ProgressDelay, 5*time.Millisecond)
-	set(&c.Pace.Spin, 20*time.Microsecond)
-	set(&c.Pace.Busy, 40*time.Microsecond)
-	set(&c.Pace.Idle, 5*time.Millisecond)
+	set(&c.Poll.Spin, 20*time.Microsecond)
+	set(&c.Poll.Busy, 40*time.Microsecond)
+	set(&c.Poll.Idle, 5*time.Millisecond)
 	set(&c.StartTimeout, 20*time.Second)
 	set(&c.CallTimeout, 10*time.Second)
 	if c.Backend == "" {
@@ -86,30 +86,30 @@ type Agent struct {
 	library    *Library
 	parameters map[string]string
 
-	token   atomic.Uint64
-	closing atomic.Bool
-	closed  chan struct{}
-	died    chan struct{} // closed when the process of an isolated agent has ended
-	death   string        // why; valid then
-	trouble atomic.Int32  // last status of the look for notifications
-	probe   atomic.Pointer[probe]
+	token        atomic.Uint64
+	closing      atomic.Bool
+	closed       chan struct{}
+	processEnded chan struct{} // closed when the process of an isolated agent has ended
+	exitReason   string        // why; valid then
+	pollStatus   atomic.Int32  // last status of the look for notifications
+	probe        atomic.Pointer[probe]
 
-	mu      sync.Mutex
-	waiters map[uint64]*waiter
-	peers   map[uint64]*Peer
-	boards  []*Board
+	mu               sync.Mutex
+	waiters          map[uint64]*waiter
+	peers            map[uint64]*Peer
+	completionBoards []*CompletionBoard
 
-	senders map[string]string // the reader's own: names, so that none is allocated per notification
+	senderNames map[string]string // the reader's own: names, so that none is allocated per notification
 }
 
 // waiter is a call in flight.
 type waiter struct {
-	answer chan answer
-	undo   uint32 // what to do with a handle that comes when nobody waits any more
-	gone   bool
+	result      chan callResult
+	lateCleanup uint32 // what to do with a handle that comes when nobody waits any more
+	abandoned   bool
 }
 
-type answer struct {
+type callResult struct {
 	status Status
 	handle uint64
 	arg    [3]uint64
@@ -132,12 +132,12 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := openOn(ctx, cfg, library, startThread)
+	a, err := openWithLibrary(ctx, cfg, library, startThread)
 	library.UCX = ucxVersion() // its backend has brought it
 	return a, err
 }
 
-func openOn(ctx context.Context, cfg Config, library *Library, start func(*Config, func(*event)) (driver, error)) (*Agent, error) {
+func openWithLibrary(ctx context.Context, cfg Config, library *Library, start func(*Config, func(*event)) (driver, error)) (*Agent, error) {
 	a := newAgent(cfg)
 	a.library = library
 	t, err := start(&a.cfg, a.receive)
@@ -145,18 +145,18 @@ func openOn(ctx context.Context, cfg Config, library *Library, start func(*Confi
 		return nil, fmt.Errorf("nixl: cannot start the agent's thread: %w", err)
 	}
 	a.driver = t
-	if err := a.begin(ctx); err != nil {
+	if err := a.start(ctx); err != nil {
 		return nil, err
 	}
 	return a, nil
 }
 
 func newAgent(cfg Config) *Agent {
-	return &Agent{cfg: cfg, closed: make(chan struct{}), died: make(chan struct{}), waiters: map[uint64]*waiter{}, peers: map[uint64]*Peer{}, senders: map[string]string{}}
+	return &Agent{cfg: cfg, closed: make(chan struct{}), processEnded: make(chan struct{}), waiters: map[uint64]*waiter{}, peers: map[uint64]*Peer{}, senderNames: map[string]string{}}
 }
 
-// begin creates the agent and its backend.
-func (a *Agent) begin(ctx context.Context) error {
+// start creates the agent and its backend.
+func (a *Agent) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.StartTimeout)
 	defer cancel()
 	var flags uint64
@@ -173,7 +173,7 @@ func (a *Agent) begin(ctx context.Context) error {
 		for _, k := range slices.Sorted(maps.Keys(a.cfg.Parameters)) {
 			payload = append(append(append(append(payload, k...), 0), a.cfg.Parameters[k]...), 0)
 		}
-		var ans answer
+		var ans callResult
 		ans, err = a.call(ctx, &command{op: opBackend, data: payload}, fmt.Sprintf("create backend %q", a.cfg.Backend))
 		a.parameters = map[string]string{}
 		for line := range strings.Lines(string(ans.data)) {
@@ -219,15 +219,15 @@ func (a *Agent) Register(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d, ok := a.driver.(*isolated); ok && m.shared != d.memory {
-		return &Error{Doing: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidParam, Hint: "the agent lives in a process of its own, which has only its boards' memory"}
+		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidParam, Hint: "the agent lives in a process of its own, which has only its boards' memory"}
 	}
 	if m.agent != nil || m.address == 0 {
-		return &Error{Doing: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are registered already, or freed"}
+		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are registered already, or freed"}
 	}
 	c := command{op: opRegister, arg: [3]uint64{m.address, uint64(m.size), uint64(m.device) | uint64(m.kind)<<32}, memory: m}
 	ans, err := a.call(ctx, &c, fmt.Sprintf("register %d bytes of %s", m.size, m.kind))
 	if err != nil {
-		m.dirty = m.dirty || timedOut(err)
+		m.unreusable = m.unreusable || timedOut(err)
 		return err
 	}
 	m.agent, m.handle = a, ans.handle
@@ -239,11 +239,11 @@ func (a *Agent) Deregister(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.agent != a {
-		return &Error{Doing: fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are not registered with this agent"}
+		return &Error{Operation: fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are not registered with this agent"}
 	}
 	_, err := a.call(ctx, &command{op: opDeregister, handle: m.handle, memory: m}, fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind))
 	if err != nil {
-		m.dirty = true
+		m.unreusable = true
 	}
 	m.agent = nil
 	return err
@@ -255,15 +255,15 @@ func (a *Agent) Health() error {
 		return ErrClosed
 	}
 	select {
-	case <-a.died:
-		return &Error{Doing: "use agent " + a.cfg.Name, Status: Died, Hint: a.death}
+	case <-a.processEnded:
+		return &Error{Operation: "use agent " + a.cfg.Name, Status: Died, Hint: a.exitReason}
 	default:
 	}
 	if op, since := a.driver.busy(); since > a.cfg.CallTimeout {
-		return &Error{Doing: opWords[min(op, uint32(len(opWords)-1))], Status: Hung, Hint: fmt.Sprintf("in the library for %s", since.Round(time.Millisecond))}
+		return &Error{Operation: opNames[min(op, uint32(len(opNames)-1))], Status: Hung, Hint: fmt.Sprintf("in the library for %s", since.Round(time.Millisecond))}
 	}
-	if s := Status(a.trouble.Load()); s != Success {
-		return &Error{Doing: opWords[opPoll], Status: s}
+	if s := Status(a.pollStatus.Load()); s != Success {
+		return &Error{Operation: opNames[opPoll], Status: s}
 	}
 	return nil
 }
@@ -280,28 +280,28 @@ func (a *Agent) Close() error {
 	deadline, _ := ctx.Deadline()
 	var err error
 	select {
-	case <-a.died:
+	case <-a.processEnded:
 	default:
 		// No answer is asked for: it might find the ring of events full.
 		if e := a.submit(ctx, &command{op: opStop}); e != nil {
-			err = &Error{Doing: "close", Status: statusOf(e), Hint: a.stuckHint()}
+			err = &Error{Operation: "close", Status: statusOf(e), Hint: a.stuckHint()}
 		}
 	}
 	stopped := a.driver.stop(deadline)
 	if _, own := a.driver.(*isolated); own && stopped {
 		err = nil // with its process, nothing is left behind
 	} else if !stopped && err == nil {
-		err = &Error{Doing: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread is left behind", "; ")}
+		err = &Error{Operation: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread is left behind", "; ")}
 	}
 	close(a.closed)
 	a.mu.Lock()
 	for _, w := range a.waiters {
-		w.reply(answer{status: Closed})
+		w.deliver(callResult{status: Closed})
 	}
 	clear(a.waiters)
 	if stopped {
-		for _, b := range a.boards {
-			b.orphan()
+		for _, b := range a.completionBoards {
+			b.agentClosed()
 		}
 	}
 	a.mu.Unlock()

@@ -13,35 +13,35 @@ import (
 // end. No cgo, no lock, no allocation; at most 300 ns.
 func BenchmarkBoardRequest(b *testing.B) {
 	b.Run("serial", func(b *testing.B) {
-		board := must[*Board](b)(NewBoard(b.Context(), nil, 1<<16, nil))
+		board := must[*CompletionBoard](b)(NewCompletionBoard(b.Context(), nil, 1<<16, nil))
 		until := time.Now().Add(time.Hour)
 		b.ReportAllocs()
 		for b.Loop() {
-			k, _ := board.HandOut(1, until)
-			board.Look(k)
+			k, _ := board.Acquire(1, until)
+			board.Poll(k)
 			board.Release(k)
 		}
 	})
 	b.Run("parallel", func(b *testing.B) {
-		board := must[*Board](b)(NewBoard(b.Context(), nil, 1<<16, nil))
+		board := must[*CompletionBoard](b)(NewCompletionBoard(b.Context(), nil, 1<<16, nil))
 		until := time.Now().Add(time.Hour)
 		b.ReportAllocs()
 		b.RunParallel(func(pb *testing.PB) {
 			for pb.Next() {
-				if k, ok := board.HandOut(1, until); ok {
-					board.Look(k)
+				if k, ok := board.Acquire(1, until); ok {
+					board.Poll(k)
 					board.Release(k)
 				}
 			}
 		})
 	})
 	b.Run("complete", func(b *testing.B) {
-		board := must[*Board](b)(NewBoard(b.Context(), nil, 1<<16, nil))
+		board := must[*CompletionBoard](b)(NewCompletionBoard(b.Context(), nil, 1<<16, nil))
 		until := time.Now().Add(time.Hour)
 		b.ReportAllocs()
 		for b.Loop() {
-			k, _ := board.HandOut(1, until)
-			if board.Complete(k.Slot, k.Nonce, Completion{}) != nil {
+			k, _ := board.Acquire(1, until)
+			if board.CompleteNotified(k.Index, k.Nonce, Completion{}) != nil {
 				b.Fatal("refused")
 			}
 			board.Release(k)
@@ -56,13 +56,13 @@ func BenchmarkCgoCall(b *testing.B) {
 	}
 }
 
-func TestHotPathAllocatesNothing(t *testing.T) {
-	board := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(Ticket, Completion) {}))
+func TestHotPathDoesNotAllocate(t *testing.T) {
+	board := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(CompletionSlot, Completion) {}))
 	until := time.Now().Add(time.Hour)
 	if n := testing.AllocsPerRun(1000, func() {
-		k, _ := board.HandOut(1, until)
-		board.Look(k)
-		if board.Complete(k.Slot, k.Nonce, Completion{}) != nil {
+		k, _ := board.Acquire(1, until)
+		board.Poll(k)
+		if board.CompleteNotified(k.Index, k.Nonce, Completion{}) != nil {
 			t.Fatal("refused")
 		}
 		board.Release(k)
@@ -101,10 +101,10 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestRealPostAllocatesNothing(t *testing.T) {
-	w := realWorld()
+func TestRealPostDoesNotAllocate(t *testing.T) {
+	w := realNetwork()
 	a, peer := w.open(t, Config{}), w.open(t, Config{})
-	p := meet(t, a, peer)
+	p := connectAgents(t, a, peer)
 	message := []byte("SLUICE1 recv ok - - 0 0 0/0/1 d0 chatcmpl-1")
 	if n := testing.AllocsPerRun(500, func() {
 		if err := a.Post(p, message); err != nil {
@@ -119,10 +119,10 @@ func TestRealPostAllocatesNothing(t *testing.T) {
 // taking them: ns/op is the pace of the whole way into NIXL, push-ns/op what the
 // caller pays.
 func BenchmarkRealPost(b *testing.B) {
-	w := realWorld()
+	w := realNetwork()
 	a := w.open(b, Config{})
 	peer := w.open(b, Config{OnNotification: func(Notification) {}})
-	p := meet(b, a, peer)
+	p := connectAgents(b, a, peer)
 	message := []byte("SLUICE1 a report of usual length, about a hundred bytes, as the connector sends it, with an id")
 	b.ReportAllocs()
 	var full time.Duration
@@ -146,7 +146,7 @@ func BenchmarkRealPost(b *testing.B) {
 // BenchmarkRealRing is the way through both rings and the thread, without NIXL: an
 // order that the thread refuses at once.
 func BenchmarkRealRing(b *testing.B) {
-	a := realWorld().open(b, Config{Commands: 4096, Events: 16384})
+	a := realNetwork().open(b, Config{Commands: 4096, Events: 16384})
 	a.driver.expect(1) // awake
 	defer a.driver.expect(-1)
 	c := command{op: 999, token: 1 << 60}
@@ -173,23 +173,23 @@ func quantiles(b *testing.B, d []time.Duration) {
 func BenchmarkRealWriteVisible(b *testing.B) {
 	for _, how := range []string{"seen", "told"} {
 		b.Run(how, func(b *testing.B) {
-			w := realWorld()
+			w := realNetwork()
 			heard := make(chan struct{}, 1)
-			tell := func(Ticket, Completion) {
+			tell := func(CompletionSlot, Completion) {
 				select {
 				case heard <- struct{}{}:
 				default:
 				}
 			}
 			router, engine := w.open(b, Config{}), w.open(b, Config{})
-			board := must[*Board](b)(NewBoard(b.Context(), router, 64, tell))
+			board := must[*CompletionBoard](b)(NewCompletionBoard(b.Context(), router, 64, tell))
 			out := hostMemory(b, engine, 4096)
-			p := meet(b, engine, router)
+			p := connectAgents(b, engine, router)
 			engine.driver.expect(1) // awake, so that it is NIXL that is measured
 			defer engine.driver.expect(-1)
 			var all []time.Duration
 			for b.Loop() {
-				k, _ := board.HandOut(1, time.Now().Add(time.Minute))
+				k, _ := board.Acquire(1, time.Now().Add(time.Minute))
 				rec := k.Record(Completion{Request: 1})
 				copy(out.Bytes(), rec[:])
 				began := time.Now()
@@ -198,7 +198,7 @@ func BenchmarkRealWriteVisible(b *testing.B) {
 					b.Fatal(err)
 				}
 				if how == "seen" {
-					for s, end := Pending, began.Add(5*time.Second); s != Landed; _, s = board.Look(k) {
+					for s, end := Pending, began.Add(5*time.Second); s != Completed; _, s = board.Poll(k) {
 						if time.Since(began) > time.Second && time.Now().After(end) {
 							b.Fatal("the record was not seen within 5s")
 						}
@@ -218,7 +218,7 @@ func BenchmarkRealWriteVisible(b *testing.B) {
 }
 
 func BenchmarkRealRegister64MiB(b *testing.B) {
-	a := realWorld().open(b, Config{})
+	a := realNetwork().open(b, Config{})
 	m := must[*Memory](b)(NewHostMemory(64 << 20))
 	for b.Loop() {
 		if err := a.Register(b.Context(), m); err != nil {
@@ -231,10 +231,10 @@ func BenchmarkRealRegister64MiB(b *testing.B) {
 }
 
 func BenchmarkRealWrite64MiB(b *testing.B) {
-	w := realWorld()
+	w := realNetwork()
 	x, y := w.open(b, Config{}), w.open(b, Config{})
 	src, dst := hostMemory(b, x, 64<<20), hostMemory(b, y, 64<<20)
-	p := meet(b, x, y)
+	p := connectAgents(b, x, y)
 	b.SetBytes(64 << 20)
 	for b.Loop() {
 		tr, err := x.Start(b.Context(), Write, []Span{{src, 0, 64 << 20}}, p, []Remote{dst.Remote(0, 64<<20)}, nil)

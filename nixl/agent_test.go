@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// behaviours hold for every NIXL: the fake's and the real one's.
-var behaviours = []struct {
+// behaviorTests hold for every NIXL: the fake's and the real one's.
+var behaviorTests = []struct {
 	name string
-	run  func(t *testing.T, w world)
+	run  func(t *testing.T, w agentNetwork)
 }{
 	{"WriteWithNotification", testWriteWithNotification},
 	{"ReadOfSpans", testReadOfSpans},
@@ -27,19 +27,19 @@ var behaviours = []struct {
 }
 
 func TestFakeBehaviours(t *testing.T) {
-	for _, b := range behaviours {
-		t.Run(b.name, func(t *testing.T) { b.run(t, fakeWorld()) })
+	for _, b := range behaviorTests {
+		t.Run(b.name, func(t *testing.T) { b.run(t, fakeNetwork()) })
 	}
 }
 
 func TestRealBehaviours(t *testing.T) {
 	realNIXL(t)
-	for _, b := range behaviours {
-		t.Run(b.name, func(t *testing.T) { b.run(t, realWorld()) })
+	for _, b := range behaviorTests {
+		t.Run(b.name, func(t *testing.T) { b.run(t, realNetwork()) })
 	}
 }
 
-func testWriteWithNotification(t *testing.T, w world) {
+func testWriteWithNotification(t *testing.T, w agentNetwork) {
 	var in inbox
 	a := w.open(t, Config{Telemetry: true})
 	b := w.open(t, Config{OnNotification: in.handler()})
@@ -49,10 +49,10 @@ func testWriteWithNotification(t *testing.T, w world) {
 	if err := src.Write(0, want); err != nil {
 		t.Fatal(err)
 	}
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	tr := must[*Transfer](t)(a.Start(t.Context(), Write, []Span{{src, 0, size}}, p, []Remote{dst.Remote(0, size)}, []byte("req-42:1")))
 	tel := must[Telemetry](t)(tr.Wait(t.Context()))
-	if tel.Bytes != size || !tel.Measured || tel.Seen <= 0 {
+	if tel.Bytes != size || !tel.Measured || tel.Observed <= 0 {
 		t.Errorf("telemetry %+v; want %d bytes, measured", tel, size)
 	}
 	eventually(t, "the notification of the transfer", func() bool { return len(in.list()) == 1 })
@@ -67,7 +67,7 @@ func testWriteWithNotification(t *testing.T, w world) {
 	}
 }
 
-func testReadOfSpans(t *testing.T, w world) {
+func testReadOfSpans(t *testing.T, w agentNetwork) {
 	a, b := w.open(t, Config{}), w.open(t, Config{})
 	const n, each = 64, 4096
 	dst, src := hostMemory(t, a, n*each), hostMemory(t, b, n*each)
@@ -76,7 +76,7 @@ func testReadOfSpans(t *testing.T, w world) {
 			t.Fatal(err)
 		}
 	}
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	var local []Span
 	var remote []Remote
 	for i := range n { // backwards, so that a merge of neighbours would show
@@ -92,10 +92,10 @@ func testReadOfSpans(t *testing.T, w world) {
 	}
 }
 
-func testNotifyOneWay(t *testing.T, w world) {
+func testNotifyOneWay(t *testing.T, w agentNetwork) {
 	var in inbox
 	a, b := w.open(t, Config{}), w.open(t, Config{OnNotification: in.handler()})
-	p := meet(t, a, b) // b never loads a
+	p := connectAgents(t, a, b) // b never loads a
 	long := strings.Repeat("x", 5000)
 	for _, m := range []string{"HB:req1,req2", long, "\x00\xff binary", "end"} {
 		if err := a.Notify(t.Context(), p, []byte(m)); err != nil {
@@ -108,11 +108,11 @@ func testNotifyOneWay(t *testing.T, w world) {
 	}
 }
 
-func testRefusals(t *testing.T, w world) {
+func testRefusals(t *testing.T, w agentNetwork) {
 	a, b := w.open(t, Config{}), w.open(t, Config{})
 	m := hostMemory(t, a, 4096)
 	other := hostMemory(t, b, 4096)
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	for name, f := range map[string]func() error{
 		"registered twice":    func() error { return a.Register(t.Context(), m) },
 		"not registered here": func() error { return a.Deregister(t.Context(), other) },
@@ -150,10 +150,10 @@ func testRefusals(t *testing.T, w world) {
 	}
 }
 
-func testInvalidation(t *testing.T, w world) {
+func testInvalidation(t *testing.T, w agentNetwork) {
 	var in inbox
 	a, b := w.open(t, Config{}), w.open(t, Config{OnNotification: in.handler()})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	if err := a.Notify(t.Context(), p, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func testInvalidation(t *testing.T, w world) {
 	if err := a.Post(p, []byte("two")); !errors.Is(err, ErrPeerDead) {
 		t.Errorf("post to a dropped peer: %v; want ErrPeerDead", err)
 	}
-	p = meet(t, a, b)
+	p = connectAgents(t, a, b)
 	if err := a.Notify(t.Context(), p, []byte("three")); err != nil {
 		t.Fatal(err)
 	}
@@ -177,11 +177,11 @@ func testInvalidation(t *testing.T, w world) {
 	}
 }
 
-func testPeerThatCloses(t *testing.T, w world) {
+func testPeerThatCloses(t *testing.T, w agentNetwork) {
 	down := make(chan string, 16)
 	a := w.open(t, Config{OnPeerDown: func(p *Peer) { down <- p.Name() }})
 	b := w.open(t, Config{})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	if err := a.Notify(t.Context(), p, []byte("alive")); err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func testPeerThatCloses(t *testing.T, w world) {
 	}
 }
 
-func testManyNotifications(t *testing.T, w world) {
+func testManyNotifications(t *testing.T, w agentNetwork) {
 	const n = 100_000
 	next := 0
 	bad := ""
@@ -214,7 +214,7 @@ func testManyNotifications(t *testing.T, w world) {
 			close(done)
 		}
 	}})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	began := time.Now()
 	buf := []byte("n000000")
 	for i := range n {
@@ -243,10 +243,10 @@ func testManyNotifications(t *testing.T, w world) {
 	t.Logf("%d notifications through a ring of 256 in %s", n, time.Since(began).Round(time.Millisecond))
 }
 
-func testCloseTwiceAndAfter(t *testing.T, w world) {
+func testCloseTwiceAndAfter(t *testing.T, w agentNetwork) {
 	a := w.open(t, Config{})
 	b := w.open(t, Config{})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	if err := a.Close(); err != nil {
 		t.Fatal(err)
 	}

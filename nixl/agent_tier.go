@@ -17,11 +17,11 @@ type AgentTier struct {
 	stop context.CancelFunc
 	done chan struct{}
 
-	mu     sync.Mutex
-	state  TierState
-	reason string
-	agent  *Agent
-	past   Counters // of agents that were closed
+	mu             sync.Mutex
+	state          TierState
+	reason         string
+	agent          *Agent
+	closedCounters Counters // of agents that were closed
 }
 
 // AgentTierConfig describes the tier.
@@ -38,15 +38,15 @@ type AgentTierConfig struct {
 	// Watch is the time between looks at the agent; default 1 s. Retry is the longest
 	// pause before a failed one is opened anew, the first being a hundredth of it;
 	// default 10 s.
-	Watch, Retry time.Duration
+	CheckInterval, MaxRetryPause time.Duration
 
 	open func(context.Context, Config) (*Agent, error)
 	tier Tier // of what open opens; NIXL's when empty
 	// after is a tier whose start is awaited: it may bring the library.
-	after Means
+	after TierService
 	path  string // of libucp
 	// refused keeps the tier off, with the reason.
-	refused error
+	disabledReason error
 }
 
 // maxAbandoned is how many agents that hang may be left behind: each keeps a
@@ -55,11 +55,11 @@ const maxAbandoned = 3
 
 // StartAgentTier begins to open the agent and returns at once.
 func StartAgentTier(cfg AgentTierConfig) *AgentTier {
-	if cfg.Watch <= 0 {
-		cfg.Watch = time.Second
+	if cfg.CheckInterval <= 0 {
+		cfg.CheckInterval = time.Second
 	}
-	if cfg.Retry <= 0 {
-		cfg.Retry = 10 * time.Second
+	if cfg.MaxRetryPause <= 0 {
+		cfg.MaxRetryPause = 10 * time.Second
 	}
 	if cfg.open == nil {
 		cfg.open = Open
@@ -96,9 +96,9 @@ func (t *AgentTier) Counters() Counters {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.agent == nil {
-		return t.past
+		return t.closedCounters
 	}
-	return t.past.plus(t.agent.Counters())
+	return t.closedCounters.add(t.agent.Counters())
 }
 
 // Close ends the tier and its agent.
@@ -121,15 +121,15 @@ func (t *AgentTier) set(s TierState, a *Agent, format string, args ...any) {
 
 func (t *AgentTier) run(ctx context.Context) {
 	defer close(t.done)
-	if t.cfg.refused != nil {
-		t.set(TierOff, nil, "%v", t.cfg.refused)
+	if t.cfg.disabledReason != nil {
+		t.set(TierOff, nil, "%v", t.cfg.disabledReason)
 		<-ctx.Done()
 	}
-	t.awaitOther(ctx)
-	abandoned, pause := 0, t.cfg.Retry/100
+	t.awaitTier(ctx)
+	abandoned, pause := 0, t.cfg.MaxRetryPause/100
 	for ctx.Err() == nil {
 		began := time.Now()
-		a, end, err := t.begin(ctx)
+		a, end, err := t.openAgent(ctx)
 		var missing *LoadError
 		switch {
 		case ctx.Err() != nil:
@@ -142,14 +142,14 @@ func (t *AgentTier) run(ctx context.Context) {
 		case err != nil:
 			t.set(TierDown, nil, "%v", err)
 		default:
-			t.set(TierUp, a, "agent %q passed its self-test (%s)%s", a.Name(), a.Library(), a.where())
+			t.set(TierUp, a, "agent %q passed its self-test (%s)%s", a.Name(), a.Library(), a.location())
 			if err = t.watch(ctx, a); err != nil {
 				t.set(TierDown, nil, "%v", err)
 			}
 		}
 		if a != nil {
 			t.mu.Lock()
-			t.agent, t.past = nil, t.past.plus(a.Counters())
+			t.agent, t.closedCounters = nil, t.closedCounters.add(a.Counters())
 			t.mu.Unlock()
 			if a.Close() != nil {
 				abandoned++
@@ -164,16 +164,16 @@ func (t *AgentTier) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		if pause = min(2*pause, t.cfg.Retry); time.Since(began) > 2*t.cfg.Retry { // it had worked for a while
-			pause = t.cfg.Retry / 100
+		if pause = min(2*pause, t.cfg.MaxRetryPause); time.Since(began) > 2*t.cfg.MaxRetryPause { // it had worked for a while
+			pause = t.cfg.MaxRetryPause / 100
 		}
 	}
 	t.set(TierOff, nil, "closed")
 }
 
-// awaitOther waits until the tier that may bring the library has settled, but not
+// awaitTier waits until the tier that may bring the library has settled, but not
 // without end.
-func (t *AgentTier) awaitOther(ctx context.Context) {
+func (t *AgentTier) awaitTier(ctx context.Context) {
 	if t.cfg.after == nil {
 		return
 	}
@@ -191,9 +191,9 @@ func (t *AgentTier) awaitOther(ctx context.Context) {
 	}
 }
 
-// begin opens an agent, tests it and makes it ready; it is closed again on failure.
+// openAgent opens an agent, tests it and makes it ready; it is closed again on failure.
 // end is to be called after its close.
-func (t *AgentTier) begin(ctx context.Context) (a *Agent, end func(), err error) {
+func (t *AgentTier) openAgent(ctx context.Context) (a *Agent, end func(), err error) {
 	open, end := t.cfg.open, func() {}
 	if len(t.cfg.Isolate) > 0 {
 		h, err := startHost(t.cfg.Isolate)
@@ -216,21 +216,21 @@ func (t *AgentTier) begin(ctx context.Context) (a *Agent, end func(), err error)
 
 // watch returns when the agent cannot be used any more.
 func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
-	tick := time.NewTicker(t.cfg.Watch)
+	tick := time.NewTicker(t.cfg.CheckInterval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.died:
+		case <-a.processEnded:
 			return a.Health()
 		case <-tick.C:
 			err := a.Health()
 			if err == nil {
-				err = a.answers(ctx)
+				err = a.pingOwner(ctx)
 			}
 			if err != nil {
-				a.giveUp(err)
+				a.killHost(err)
 				return err
 			}
 		}
@@ -273,10 +273,10 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent, open func(context.Co
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-a.died:
+	case <-a.processEnded:
 		return a.Health()
 	case <-time.After(a.cfg.CallTimeout):
-		return &Error{Doing: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
+		return &Error{Operation: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-func tierIs(t *testing.T, tier *AgentTier, want TierState) string {
+func wantTier(t *testing.T, tier *AgentTier, want TierState) string {
 	t.Helper()
 	var reason string
 	eventually(t, "the tier to be "+string(want), func() bool {
@@ -26,11 +26,11 @@ func tierIs(t *testing.T, tier *AgentTier, want TierState) string {
 func TestRealTier(t *testing.T) {
 	tier := StartAgentTier(AgentTierConfig{Agent: Config{Name: "router", Search: realNIXL(t)}})
 	defer tier.Close()
-	reason := tierIs(t, tier, TierUp)
+	reason := wantTier(t, tier, TierUp)
 	if !strings.Contains(reason, "NIXL 1.5.1, UCX 1.23") {
 		t.Errorf("the reason names no versions: %s", reason)
 	}
-	if active, why := (Ladder{tier}).Active(); active != TierNIXL || !strings.Contains(why, "self-test") {
+	if active, why := (Tiers{tier}).Active(); active != TierNIXL || !strings.Contains(why, "self-test") {
 		t.Errorf("active %s: %s", active, why)
 	}
 	if ucx := ResidentUCX(); len(ucx) != 1 || !strings.Contains(ucx[0], "nixl-1.5.1") {
@@ -57,11 +57,11 @@ func TestTierWithoutLibrary(t *testing.T) {
 			}
 			tier := StartAgentTier(AgentTierConfig{Agent: Config{Name: "router", Search: Search{Path: path}}})
 			defer tier.Close()
-			reason := tierIs(t, tier, TierOff)
+			reason := wantTier(t, tier, TierOff)
 			if !strings.Contains(reason, path) {
 				t.Errorf("the reason does not name the file: %s", reason)
 			}
-			if active, why := (Ladder{tier}).Active(); active != TierHTTP || !strings.Contains(why, path) {
+			if active, why := (Tiers{tier}).Active(); active != TierHTTP || !strings.Contains(why, path) {
 				t.Errorf("active %s: %s", active, why)
 			}
 		})
@@ -69,13 +69,13 @@ func TestTierWithoutLibrary(t *testing.T) {
 }
 
 // A tier that dies comes back by itself, with an agent that was made ready.
-func TestTierComesBack(t *testing.T) {
+func TestTierReopens(t *testing.T) {
 	fake := NewFake()
 	var opened, ready atomic.Int32
 	var states []TierState
 	tier := StartAgentTier(AgentTierConfig{
-		Agent: Config{Name: "router", CallTimeout: 100 * time.Millisecond},
-		Watch: time.Millisecond, Retry: time.Millisecond,
+		Agent:         Config{Name: "router", CallTimeout: 100 * time.Millisecond},
+		CheckInterval: time.Millisecond, MaxRetryPause: time.Millisecond,
 		Ready:   func(context.Context, *Agent) error { ready.Add(1); return nil },
 		OnState: func(s TierState, _ string) { states = append(states, s) },
 		open: func(ctx context.Context, cfg Config) (*Agent, error) {
@@ -85,9 +85,9 @@ func TestTierComesBack(t *testing.T) {
 			return fake.Open(ctx, cfg)
 		},
 	})
-	tierIs(t, tier, TierUp)
+	wantTier(t, tier, TierUp)
 	first := tier.Agent()
-	first.trouble.Store(int32(BackendError)) // the look for notifications fails
+	first.pollStatus.Store(int32(BackendError)) // the look for notifications fails
 	eventually(t, "another agent", func() bool { a := tier.Agent(); return a != nil && a != first })
 	tier.Close()
 	want := "up down up off"

@@ -27,10 +27,10 @@ type arena struct {
 const (
 	arenaBase   = 1 << 44
 	arenaStride = 1 << 32
-	arenaPlaces = 1 << 10
+	arenaSlots  = 1 << 10
 )
 
-var arenaPlace atomic.Uint64
+var nextArena atomic.Uint64
 
 // newArena maps size bytes of shared memory, of which only what is touched takes room.
 func newArena(name string, size int) (*arena, error) {
@@ -44,7 +44,7 @@ func newArena(name string, size int) (*arena, error) {
 	if err = unix.Ftruncate(fd, int64(size)); err == nil {
 		for range 64 {
 			var b []byte
-			if b, err = mapAt(fd, arenaBase+arenaPlace.Add(1)%arenaPlaces*arenaStride, size); err == nil {
+			if b, err = mapAt(fd, arenaBase+nextArena.Add(1)%arenaSlots*arenaStride, size); err == nil {
 				a := &arena{fd: fd, bytes: b}
 				runtime.AddCleanup(a, func(m mapping) { unix.Close(m.fd); unmapAt(m.bytes) }, mapping{fd, b})
 				return a, nil
@@ -83,8 +83,8 @@ func unmapAt(b []byte) { _ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)),
 
 func (a *arena) address() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(a.bytes)))) }
 
-// take cuts size bytes off, at a page of their own; they are given back with the arena.
-func (a *arena) take(size int) ([]byte, error) {
+// alloc cuts size bytes off, at a page of their own; they are given back with the arena.
+func (a *arena) alloc(size int) ([]byte, error) {
 	page := unix.Getpagesize()
 	size = (size + page - 1) / page * page
 	a.mu.Lock()

@@ -16,12 +16,12 @@ import (
 // there, at full speed and while others write their records, ends no ticket that it
 // was not given; records that it destroys are the writer's to write again.
 func TestRealForgedBoard(t *testing.T) {
-	w := realWorld()
+	w := realNetwork()
 	const slots, tickets = 64, 300
 	var mu sync.Mutex
-	heard := map[Ticket]Completion{}
+	heard := map[CompletionSlot]Completion{}
 	router, engine, hostile := w.open(t, Config{}), w.open(t, Config{}), w.open(t, Config{})
-	b := must[*Board](t)(NewBoard(t.Context(), router, slots, func(k Ticket, c Completion) {
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), router, slots, func(k CompletionSlot, c Completion) {
 		mu.Lock()
 		defer mu.Unlock()
 		if _, again := heard[k]; again {
@@ -29,14 +29,14 @@ func TestRealForgedBoard(t *testing.T) {
 		}
 		heard[k] = c
 	}))
-	told := func(k Ticket) (Completion, bool) {
+	told := func(k CompletionSlot) (Completion, bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		c, ok := heard[k]
 		return c, ok
 	}
 	out, arms, seen := hostMemory(t, engine, 4096), hostMemory(t, hostile, slots*recordBytes), hostMemory(t, hostile, slots*recordBytes)
-	good, bad := meet(t, engine, router), meet(t, hostile, router)
+	good, bad := connectAgents(t, engine, router), connectAgents(t, hostile, router)
 	whole := b.memory.Remote(0, slots*recordBytes)
 
 	// The hostile one reads the board too: it knows each nonce that was ever written.
@@ -44,7 +44,7 @@ func TestRealForgedBoard(t *testing.T) {
 	var forged atomic.Int64
 	var attack sync.WaitGroup
 	attack.Go(func() {
-		old := words{}
+		old := rawRecord{}
 		for round := 0; ctx.Err() == nil; round++ {
 			if tr, err := hostile.Start(t.Context(), Read, []Span{{seen, 0, slots * recordBytes}}, bad, []Remote{whole}, nil); err != nil {
 				t.Error(err)
@@ -57,7 +57,7 @@ func TestRealForgedBoard(t *testing.T) {
 			var remote []Remote
 			for i := range slots {
 				rec := arms.Bytes()[i*recordBytes : (i+1)*recordBytes]
-				if w := wordsOf(seen.Bytes()[i*recordBytes:]); w[1] != 0 && w[6] == w.check() {
+				if w := rawRecordOf(seen.Bytes()[i*recordBytes:]); w[1] != 0 && w[6] == w.check() {
 					old = w // a record as it was told once
 				}
 				switch (round + i) % 5 {
@@ -66,7 +66,7 @@ func TestRealForgedBoard(t *testing.T) {
 						binary.LittleEndian.PutUint64(rec[8*j:], rand.Uint64())
 					}
 				case 1: // a nonce that is guessed; the sequence can be told from the board
-					k := Ticket{Slot: uint32(i), Sequence: wordsOf(seen.Bytes()[i*recordBytes:])[7] + uint64(round%2), Nonce: rand.Uint64(), Request: uint64(i)}
+					k := CompletionSlot{Index: uint32(i), Sequence: rawRecordOf(seen.Bytes()[i*recordBytes:])[7] + uint64(round%2), Nonce: rand.Uint64(), Request: uint64(i)}
 					r := k.Record(Completion{Request: k.Request, Status: -1, Bytes: 666})
 					copy(rec, r[:])
 				case 2: // another slot's, or an earlier ticket's
@@ -104,12 +104,12 @@ func TestRealForgedBoard(t *testing.T) {
 	again := 0
 	complete := func(i int, patience time.Duration) {
 		id := uint64(i)<<8 | 7
-		k, ok := b.HandOut(id, time.Now().Add(time.Minute))
+		k, ok := b.Acquire(id, time.Now().Add(time.Minute))
 		if !ok {
 			t.Fatal("no slot is free")
 		}
 		defer b.Release(k)
-		want := Completion{Request: id, Bytes: id * 3, Took: time.Duration(i) * time.Microsecond}
+		want := Completion{Request: id, Bytes: id * 3, Duration: time.Duration(i) * time.Microsecond}
 		rec := k.Record(want)
 		for end := time.Now().Add(30 * time.Second); ; again++ {
 			copy(out.Bytes(), rec[:])
@@ -128,7 +128,7 @@ func TestRealForgedBoard(t *testing.T) {
 			}
 		}
 	}
-	idle, ok := b.HandOut(1, time.Now().Add(time.Hour)) // nobody was given this one
+	idle, ok := b.Acquire(1, time.Now().Add(time.Hour)) // nobody was given this one
 	if !ok {
 		t.Fatal("no slot is free")
 	}
@@ -137,7 +137,7 @@ func TestRealForgedBoard(t *testing.T) {
 	}
 	stop()
 	attack.Wait()
-	if _, s := b.Look(idle); s != Pending {
+	if _, s := b.Poll(idle); s != Pending {
 		t.Errorf("a ticket that nobody was given is %v", s)
 	}
 	if n := router.Counters().Unmatched; n == 0 || forged.Load() == 0 {
@@ -165,7 +165,7 @@ func TestRealForgedBoard(t *testing.T) {
 // A reader of events that stands still: what arrives stays with NIXL, orders wait
 // until their deadline and say so, nothing is lost, and the agent can be closed.
 func TestRealRingsOverflow(t *testing.T) {
-	w := realWorld()
+	w := realNetwork()
 	const sent = 500
 	gate := make(chan struct{})
 	var next, wrong atomic.Int64
@@ -176,7 +176,7 @@ func TestRealRingsOverflow(t *testing.T) {
 		}
 	}})
 	a := w.open(t, Config{})
-	p, back := meet(t, a, b), meet(t, b, a)
+	p, back := connectAgents(t, a, b), connectAgents(t, b, a)
 	for i := range sent {
 		if err := a.Notify(t.Context(), p, fmt.Append(nil, i)); err != nil {
 			t.Fatal(err)
@@ -225,11 +225,11 @@ func TestRealRingsOverflow(t *testing.T) {
 
 // Closing an agent with more transfers under way than there are places for their ends.
 func TestRealCloseWithTransfersUnderWay(t *testing.T) {
-	w := realWorld()
+	w := realNetwork()
 	const size, many = 8 << 20, 64
 	a, b := w.open(t, Config{Events: 16, Commands: 128}), w.open(t, Config{})
 	src, dst := hostMemory(t, a, size), hostMemory(t, b, size)
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	var all []*Transfer
 	for range many {
 		all = append(all, must[*Transfer](t)(a.Start(t.Context(), Write, []Span{{src, 0, size}}, p, []Remote{dst.Remote(0, size)}, nil)))
@@ -262,8 +262,8 @@ func TestRealCloseWithAHandlerThatHangs(t *testing.T) {
 		<-gate
 	}}))
 	defer close(gate)
-	a := realWorld().open(t, Config{})
-	if err := a.Notify(t.Context(), meet(t, a, b), []byte("x")); err != nil {
+	a := realNetwork().open(t, Config{})
+	if err := a.Notify(t.Context(), connectAgents(t, a, b), []byte("x")); err != nil {
 		t.Fatal(err)
 	}
 	<-entered

@@ -12,39 +12,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Board is the memory in which transfers' ends are told: one slot of 64 bytes is
+// CompletionBoard is the memory in which transfers' ends are told: one slot of 64 bytes is
 // lent to each request, and whoever moves its KV writes a record there, one-sided,
 // or names slot and nonce in a notification. A record counts when version, check,
 // sequence, nonce and request all fit the ticket; a late, torn or forged one does
 // not.
 //
-// HandOut, Look, Complete and Release take no lock, call no C and allocate nothing.
+// Acquire, Look, Complete and Release take no lock, call no C and allocate nothing.
 //
 // Memory order: a slot's ticket is written before its bit is set; the agent's
 // thread reads the bit first (acquire), then the ticket. A slot's state moves by
 // compare-and-swap only, with the sequence in it, so of a record seen at the same
 // time by the thread, by Look and by Complete one wins, and an end that comes for an
 // earlier ticket finds another sequence.
-type Board struct {
-	id      uint32
-	agent   *Agent // nil: filled by notifications alone
-	memory  *Memory
-	control []byte
-	on      func(Ticket, Completion)
+type CompletionBoard struct {
+	id           uint32
+	agent        *Agent // nil: filled by notifications alone
+	memory       *Memory
+	control      []byte
+	onCompletion func(CompletionSlot, Completion)
 
-	slots   [][8]atomic.Uint64
-	words   *atomic.Uint64
-	tickets []ticketCell
-	bits    []atomic.Uint64
-	entries []entry
-	free    *indexQueue
-	cursor  atomic.Uint64 // of Expire
+	records   [][8]atomic.Uint64
+	words     *atomic.Uint64
+	slotCells []slotCell
+	bits      []atomic.Uint64
+	entries   []entry
+	free      *indexQueue
+	cursor    atomic.Uint64 // of Expire
 
 	refused atomic.Uint64
 }
 
-// ticketCell mirrors struct sluice_ticket.
-type ticketCell struct {
+// slotCell mirrors struct sluice_ticket.
+type slotCell struct {
 	sequence, nonce, request atomic.Uint64
 	_                        uint64 // the thread's
 }
@@ -63,7 +63,7 @@ type entry struct {
 type result [5]atomic.Uint64
 
 func (r *result) store(c Completion) {
-	for i, v := range [...]uint64{c.Request, uint64(c.Worker) | uint64(c.Rank)<<32, uint64(uint32(c.Status)), c.Bytes, uint64(c.Took)} {
+	for i, v := range [...]uint64{c.Request, uint64(c.Worker) | uint64(c.Rank)<<32, uint64(uint32(c.Status)), c.Bytes, uint64(c.Duration)} {
 		r[i].Store(v)
 	}
 }
@@ -71,14 +71,14 @@ func (r *result) store(c Completion) {
 func (r *result) load() Completion {
 	who := r[1].Load()
 	return Completion{Request: r[0].Load(), Worker: uint32(who), Rank: uint32(who >> 32), Status: int32(uint32(r[2].Load())),
-		Bytes: r[3].Load(), Took: time.Duration(r[4].Load())}
+		Bytes: r[3].Load(), Duration: time.Duration(r[4].Load())}
 }
 
 const (
 	slotFree uint64 = iota
-	slotOut
+	slotLeased
 	slotClaimed
-	slotLanded
+	slotCompleted
 )
 
 // State is what is known of a ticket.
@@ -86,9 +86,9 @@ type State int
 
 // The states of a ticket.
 const (
-	Pending State = iota // handed out, nothing valid has come
-	Landed               // its completion is there
-	Ended                // released or expired
+	Pending   State = iota // handed out, nothing valid has come
+	Completed              // its completion is there
+	Released               // released or expired
 )
 
 // phase is a slot's state while it is lent with a sequence.
@@ -99,11 +99,11 @@ const boardHead = 64 // struct sluice_board
 // MaxSlots is the largest board.
 const MaxSlots = 1 << 20
 
-// NewBoard makes a board of slots (a multiple of 64) and registers it with the
+// NewCompletionBoard makes a board of slots (a multiple of 64) and registers it with the
 // agent, whose thread then watches it; without an agent it is filled by
 // notifications alone. on is told of every completion that the thread or
 // Complete finds, on their goroutine; it may be nil. A board lasts as long as its agent.
-func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completion)) (*Board, error) {
+func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(CompletionSlot, Completion)) (*CompletionBoard, error) {
 	if slots <= 0 || slots%64 != 0 || slots > MaxSlots {
 		return nil, fmt.Errorf("nixl: a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
 	}
@@ -111,10 +111,10 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	if err != nil {
 		return nil, err
 	}
-	controlBytes := boardHead + slots*int(unsafe.Sizeof(ticketCell{})) + slots/8
+	controlBytes := boardHead + slots*int(unsafe.Sizeof(slotCell{})) + slots/8
 	var control []byte
 	if m.shared != nil {
-		control, err = m.shared.take(controlBytes)
+		control, err = m.shared.alloc(controlBytes)
 	} else {
 		control, err = mapShared("sluice-board", controlBytes)
 	}
@@ -122,14 +122,14 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 		return nil, fmt.Errorf("nixl: cannot map a board's control block: %w", err)
 	}
 	base := unsafe.Pointer(unsafe.SliceData(control))
-	b := &Board{
-		id: boardID.Add(1), agent: a, memory: m, control: control, on: on,
-		slots:   slotsOf(m.bytes)[:slots],
-		words:   (*atomic.Uint64)(base),
-		tickets: unsafe.Slice((*ticketCell)(unsafe.Add(base, boardHead)), slots),
-		bits:    unsafe.Slice((*atomic.Uint64)(unsafe.Add(base, boardHead+slots*int(unsafe.Sizeof(ticketCell{})))), slots/64),
-		entries: make([]entry, slots),
-		free:    newIndexQueue(slots),
+	b := &CompletionBoard{
+		id: boardID.Add(1), agent: a, memory: m, control: control, onCompletion: on,
+		records:   slotsOf(m.bytes)[:slots],
+		words:     (*atomic.Uint64)(base),
+		slotCells: unsafe.Slice((*slotCell)(unsafe.Add(base, boardHead)), slots),
+		bits:      unsafe.Slice((*atomic.Uint64)(unsafe.Add(base, boardHead+slots*int(unsafe.Sizeof(slotCell{})))), slots/64),
+		entries:   make([]entry, slots),
+		free:      newIndexQueue(slots),
 	}
 	for i := range slots {
 		b.free.push(uint32(i))
@@ -143,8 +143,8 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	c := command{op: opBoard, arg: [3]uint64{uint64(uintptr(base)), m.address, uint64(slots)}, board: b}
 	// Booked before it is told: the thread may report at once.
 	a.mu.Lock()
-	a.boards = append(a.boards, b)
-	n := len(a.boards)
+	a.completionBoards = append(a.completionBoards, b)
+	n := len(a.completionBoards)
 	a.mu.Unlock()
 	ans, err := a.call(ctx, &c, fmt.Sprintf("watch a board of %d slots", slots))
 	if err == nil && ans.handle != uint64(n-1) {
@@ -156,20 +156,20 @@ func NewBoard(ctx context.Context, a *Agent, slots int, on func(Ticket, Completi
 	return b, nil
 }
 
-// orphan is told when the board's agent has ended, so that nothing but holders of
+// agentClosed is told when the board's agent has ended, so that nothing but holders of
 // tickets uses its memory: that goes back when they are gone too. Without it a tier
 // whose agent fails again and again would run out of mappings.
-func (b *Board) orphan() {
+func (b *CompletionBoard) agentClosed() {
 	m := b.memory
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.shared != nil || m.dirty || m.bytes == nil {
+	if m.shared != nil || m.unreusable || m.bytes == nil {
 		return
 	}
 	type loan struct{ control, slots []byte }
 	runtime.AddCleanup(b, func(l loan) {
 		_ = unix.Munmap(l.control)
-		keepHostMemory(l.slots)
+		poolHostMemory(l.slots)
 	}, loan{b.control, m.bytes})
 }
 
@@ -177,37 +177,39 @@ var boardID atomic.Uint32
 
 // ID tells the boards of this process apart, from 1 on: a ticket of one means nothing on
 // another.
-func (b *Board) ID() uint32 { return b.id }
+func (b *CompletionBoard) ID() uint32 { return b.id }
 
 // Slots is how many requests can be waited for at once.
-func (b *Board) Slots() int { return len(b.entries) }
+func (b *CompletionBoard) Slots() int { return len(b.entries) }
 
 // Refused counts notifications that were refused; the agent's Counters.Unmatched has
 // the records.
-func (b *Board) Refused() uint64 { return b.refused.Load() }
+func (b *CompletionBoard) Refused() uint64 { return b.refused.Load() }
 
 // Remote is where the ticket's record is to be written.
-func (b *Board) Remote(t Ticket) Remote { return b.memory.Remote(int(t.Slot)*recordBytes, recordBytes) }
+func (b *CompletionBoard) Remote(t CompletionSlot) Remote {
+	return b.memory.Remote(int(t.Index)*recordBytes, recordBytes)
+}
 
-// HandOut lends a slot to a request until Release, or until Expire after the given
+// Acquire lends a slot to a request until Release, or until Expire after the given
 // time. False when all are lent. The slot that has rested longest is taken, so that
 // a late write for its last ticket finds as little as can be.
-func (b *Board) HandOut(request uint64, until time.Time) (Ticket, bool) {
+func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSlot, bool) {
 	i, ok := b.free.pop()
 	if !ok {
-		return Ticket{}, false
+		return CompletionSlot{}, false
 	}
 	e := &b.entries[i]
 	// The global source is ChaCha8, seeded by the system, per thread and without a
 	// lock: a nonce does not tell the next.
-	t := Ticket{Slot: i, Sequence: e.state.Load()>>2 + 1, Nonce: rand.Uint64(), Request: request}
-	b.slots[i][7].Store(0)
-	b.tickets[i].nonce.Store(t.Nonce)
-	b.tickets[i].request.Store(request)
-	b.tickets[i].sequence.Store(t.Sequence)
+	t := CompletionSlot{Index: i, Sequence: e.state.Load()>>2 + 1, Nonce: rand.Uint64(), Request: request}
+	b.records[i][7].Store(0)
+	b.slotCells[i].nonce.Store(t.Nonce)
+	b.slotCells[i].request.Store(request)
+	b.slotCells[i].sequence.Store(t.Sequence)
 	e.request.Store(request)
 	e.expires.Store(until.UnixNano())
-	e.state.Store(phase(t.Sequence, slotOut))
+	e.state.Store(phase(t.Sequence, slotLeased))
 	word := uint64(i / 64)
 	for n := b.words.Load(); n <= word && !b.words.CompareAndSwap(n, word+1); n = b.words.Load() {
 	}
@@ -218,46 +220,46 @@ func (b *Board) HandOut(request uint64, until time.Time) (Ticket, bool) {
 	return t, true
 }
 
-// Look answers what is known of a ticket, by loads from the slot itself.
-func (b *Board) Look(t Ticket) (Completion, State) {
-	if int(t.Slot) >= len(b.entries) {
-		return Completion{}, Ended
+// Poll answers what is known of a ticket, by loads from the slot itself.
+func (b *CompletionBoard) Poll(t CompletionSlot) (Completion, State) {
+	if int(t.Index) >= len(b.entries) {
+		return Completion{}, Released
 	}
-	e := &b.entries[t.Slot]
+	e := &b.entries[t.Index]
 	switch e.state.Load() {
-	case phase(t.Sequence, slotLanded):
+	case phase(t.Sequence, slotCompleted):
 		c := e.result.load()
-		if e.state.Load() != phase(t.Sequence, slotLanded) {
-			return Completion{}, Ended
+		if e.state.Load() != phase(t.Sequence, slotCompleted) {
+			return Completion{}, Released
 		}
-		return c, Landed
+		return c, Completed
 	case phase(t.Sequence, slotClaimed):
 		return Completion{}, Pending
-	case phase(t.Sequence, slotOut):
-		var w words
-		w.load(&b.slots[t.Slot])
+	case phase(t.Sequence, slotLeased):
+		var w rawRecord
+		w.load(&b.records[t.Index])
 		if w.verify(t) != nil {
 			return Completion{}, Pending
 		}
 		if c := w.completion(); b.claim(t, c) {
-			return c, Landed
+			return c, Completed
 		}
 		return Completion{}, Pending
 	}
-	return Completion{}, Ended
+	return Completion{}, Released
 }
 
-// Complete ends a ticket by what a notification told: the slot and the nonce that
+// CompleteNotified ends a ticket by what a notification told: the slot and the nonce that
 // went out with the request. The error is ErrForged for a slot or nonce that was
 // not given to anyone now, which is also what a notification that comes after its
 // ticket's end finds; ErrLate for a second one.
-func (b *Board) Complete(slot uint32, nonce uint64, c Completion) error {
+func (b *CompletionBoard) CompleteNotified(slot uint32, nonce uint64, c Completion) error {
 	err := error(ErrForged)
 	if int(slot) < len(b.entries) {
 		t, out := b.current(slot)
 		if c.Request = t.Request; t.Nonce == nonce && t.Sequence != 0 {
 			if out && b.claim(t, c) {
-				b.tell(t, c)
+				b.notify(t, c)
 				return nil
 			}
 			err = ErrLate
@@ -268,14 +270,14 @@ func (b *Board) Complete(slot uint32, nonce uint64, c Completion) error {
 }
 
 // current is the ticket that a slot is lent to, or was.
-func (b *Board) current(slot uint32) (Ticket, bool) {
+func (b *CompletionBoard) current(slot uint32) (CompletionSlot, bool) {
 	s := b.entries[slot].state.Load()
-	return Ticket{Slot: slot, Sequence: s >> 2, Nonce: b.tickets[slot].nonce.Load(), Request: b.entries[slot].request.Load()}, s&3 == slotOut
+	return CompletionSlot{Index: slot, Sequence: s >> 2, Nonce: b.slotCells[slot].nonce.Load(), Request: b.entries[slot].request.Load()}, s&3 == slotLeased
 }
 
-// landed is told by the agent's thread of a record that fits its slot's ticket. The
+// recordWritten is told by the agent's thread of a record that fits its slot's ticket. The
 // slot is not looked at again: its writer, or another, may have written to it since.
-func (b *Board) landed(slot int, w words) {
+func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 	if slot < 0 || slot >= len(b.entries) {
 		return
 	}
@@ -288,50 +290,50 @@ func (b *Board) landed(slot int, w words) {
 		return
 	}
 	if c := w.completion(); b.claim(t, c) {
-		b.tell(t, c)
+		b.notify(t, c)
 	}
 }
 
 // claim makes c the ticket's completion; one caller wins.
-func (b *Board) claim(t Ticket, c Completion) bool {
-	e := &b.entries[t.Slot]
-	if !e.state.CompareAndSwap(phase(t.Sequence, slotOut), phase(t.Sequence, slotClaimed)) {
+func (b *CompletionBoard) claim(t CompletionSlot, c Completion) bool {
+	e := &b.entries[t.Index]
+	if !e.state.CompareAndSwap(phase(t.Sequence, slotLeased), phase(t.Sequence, slotClaimed)) {
 		return false
 	}
 	e.result.store(c)
-	b.unwatch(t)
-	e.state.Store(phase(t.Sequence, slotLanded))
+	b.stopWatching(t)
+	e.state.Store(phase(t.Sequence, slotCompleted))
 	return true
 }
 
-func (b *Board) tell(t Ticket, c Completion) {
-	if b.on != nil {
-		b.on(t, c)
+func (b *CompletionBoard) notify(t CompletionSlot, c Completion) {
+	if b.onCompletion != nil {
+		b.onCompletion(t, c)
 	}
 }
 
-// unwatch ends the looking at a slot; once per ticket.
-func (b *Board) unwatch(t Ticket) {
-	b.bits[t.Slot/64].And(^(uint64(1) << (t.Slot % 64)))
+// stopWatching ends the looking at a slot; once per ticket.
+func (b *CompletionBoard) stopWatching(t CompletionSlot) {
+	b.bits[t.Index/64].And(^(uint64(1) << (t.Index % 64)))
 	if b.agent != nil {
 		b.agent.driver.expect(-1)
 	}
 }
 
 // Release ends a ticket, with or without a completion. Later calls do nothing.
-func (b *Board) Release(t Ticket) {
-	if int(t.Slot) >= len(b.entries) {
+func (b *CompletionBoard) Release(t CompletionSlot) {
+	if int(t.Index) >= len(b.entries) {
 		return
 	}
-	e := &b.entries[t.Slot]
+	e := &b.entries[t.Index]
 	for {
 		switch s := e.state.Load(); s {
-		case phase(t.Sequence, slotOut):
+		case phase(t.Sequence, slotLeased):
 			if !e.state.CompareAndSwap(s, phase(t.Sequence, slotClaimed)) {
 				continue
 			}
-			b.unwatch(t)
-		case phase(t.Sequence, slotLanded):
+			b.stopWatching(t)
+		case phase(t.Sequence, slotCompleted):
 			if !e.state.CompareAndSwap(s, phase(t.Sequence, slotClaimed)) {
 				continue
 			}
@@ -341,14 +343,14 @@ func (b *Board) Release(t Ticket) {
 			return
 		}
 		e.state.Store(phase(t.Sequence, slotFree))
-		b.free.push(t.Slot)
+		b.free.push(t.Index)
 		return
 	}
 }
 
 // Expire releases tickets whose time is over, looking at no more than limit slots;
 // the next call goes on from there. It answers how many ended without a completion.
-func (b *Board) Expire(now time.Time, limit int) int {
+func (b *CompletionBoard) Expire(now time.Time, limit int) int {
 	n := 0
 	for range min(limit, len(b.entries)) {
 		i := uint32((b.cursor.Add(1) - 1) % uint64(len(b.entries)))
@@ -360,21 +362,21 @@ func (b *Board) Expire(now time.Time, limit int) int {
 		if e.state.Load() != s {
 			continue
 		}
-		if s&3 == slotOut {
+		if s&3 == slotLeased {
 			n++
 		}
-		b.Release(Ticket{Slot: i, Sequence: s >> 2})
+		b.Release(CompletionSlot{Index: i, Sequence: s >> 2})
 	}
 	return n
 }
 
-// sweep looks at every lent slot, as the agent's thread does; the fake calls it.
-func (b *Board) sweep() {
+// scan looks at every lent slot, as the agent's thread does; the fake calls it.
+func (b *CompletionBoard) scan() {
 	for i := range b.entries {
 		if t, out := b.current(uint32(i)); out {
-			var w words
-			if w.load(&b.slots[i]); w.verify(t) == nil {
-				b.landed(i, w)
+			var w rawRecord
+			if w.load(&b.records[i]); w.verify(t) == nil {
+				b.recordWritten(i, w)
 			}
 		}
 	}

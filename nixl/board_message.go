@@ -9,20 +9,20 @@ const MessagePrefix = "SLB1"
 
 const messageBytes = len(MessagePrefix) + 4 + recordBytes
 
-// Message ends a ticket by a record that came as a message. The errors are those
+// CompleteMessage ends a ticket by a record that came as a message. The errors are those
 // of a record: ErrRecord, ErrLate (the slot is lent to a later ticket, or the
 // ticket has its completion) and ErrForged.
-func (b *Board) Message(m []byte) error {
+func (b *CompletionBoard) CompleteMessage(m []byte) error {
 	err := error(ErrRecord)
 	if len(m) == messageBytes && string(m[:len(MessagePrefix)]) == MessagePrefix {
 		slot := binary.LittleEndian.Uint32(m[len(MessagePrefix):])
-		w := wordsOf(m[len(MessagePrefix)+4:])
+		w := rawRecordOf(m[len(MessagePrefix)+4:])
 		if err = ErrForged; int(slot) < len(b.entries) {
 			t, out := b.current(slot)
 			if err = w.verify(t); err == nil {
 				c := w.completion()
 				if out && b.claim(t, c) {
-					b.tell(t, c)
+					b.notify(t, c)
 					return nil
 				}
 				err = ErrLate

@@ -11,19 +11,19 @@ import (
 	"time"
 )
 
-type told struct {
-	t Ticket
+type completionEvent struct {
+	t CompletionSlot
 	c Completion
 }
 
 // testBoardByWrite lets a peer write records into slots, right and wrong ones.
-func testBoardByWrite(t *testing.T, w world) {
+func testBoardByWrite(t *testing.T, w agentNetwork) {
 	router, engine := w.open(t, Config{}), w.open(t, Config{})
-	heard := make(chan told, 64)
-	b := must[*Board](t)(NewBoard(t.Context(), router, 128, func(k Ticket, c Completion) { heard <- told{k, c} }))
+	heard := make(chan completionEvent, 64)
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), router, 128, func(k CompletionSlot, c Completion) { heard <- completionEvent{k, c} }))
 	out := hostMemory(t, engine, 4096)
-	p := meet(t, engine, router)
-	write := func(to Ticket, rec [recordBytes]byte) {
+	p := connectAgents(t, engine, router)
+	write := func(to CompletionSlot, rec [recordBytes]byte) {
 		t.Helper()
 		copy(out.Bytes(), rec[:])
 		tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, p, []Remote{b.Remote(to)}, nil))
@@ -38,11 +38,11 @@ func testBoardByWrite(t *testing.T, w world) {
 		}
 	}
 	for i := range 3 * b.Slots() { // every slot is used three times
-		k, ok := b.HandOut(uint64(1000+i), time.Now().Add(time.Minute))
+		k, ok := b.Acquire(uint64(1000+i), time.Now().Add(time.Minute))
 		if !ok {
 			t.Fatal("no slot is free")
 		}
-		want := Completion{Request: k.Request, Worker: 7, Rank: uint32(i), Status: int32(-i), Bytes: 1 << 40, Took: 1500 * time.Microsecond}
+		want := Completion{Request: k.Request, Worker: 7, Rank: uint32(i), Status: int32(-i), Bytes: 1 << 40, Duration: 1500 * time.Microsecond}
 		write(k, k.Record(want))
 		select {
 		case h := <-heard:
@@ -52,16 +52,16 @@ func testBoardByWrite(t *testing.T, w world) {
 		case <-time.After(5 * time.Second):
 			t.Fatalf("write %d was not seen", i)
 		}
-		if c, s := b.Look(k); s != Landed || c != want {
+		if c, s := b.Poll(k); s != Completed || c != want {
 			t.Fatalf("Look: %+v, %v", c, s)
 		}
 		b.Release(k)
-		if _, s := b.Look(k); s != Ended {
+		if _, s := b.Poll(k); s != Released {
 			t.Fatalf("after release: %v", s)
 		}
 	}
 
-	k, _ := b.HandOut(1, time.Now().Add(time.Minute))
+	k, _ := b.Acquire(1, time.Now().Add(time.Minute))
 	forged := k
 	forged.Nonce++
 	write(k, forged.Record(Completion{Request: 1}))
@@ -77,7 +77,7 @@ func testBoardByWrite(t *testing.T, w world) {
 	torn[24] = 6
 	write(k, torn)
 	silent("a changed byte")
-	if _, s := b.Look(k); s != Pending {
+	if _, s := b.Poll(k); s != Pending {
 		t.Errorf("after four wrong records: %v, want Pending", s)
 	}
 	if w.fake == nil {
@@ -88,16 +88,16 @@ func testBoardByWrite(t *testing.T, w world) {
 	b.Release(k)
 
 	// The next tickets' slots have the old records in them; they do not count.
-	var all []Ticket
+	var all []CompletionSlot
 	for range b.Slots() {
-		k, ok := b.HandOut(9, time.Now().Add(time.Minute))
+		k, ok := b.Acquire(9, time.Now().Add(time.Minute))
 		if !ok {
 			t.Fatal("no slot is free")
 		}
 		all = append(all, k)
 	}
 	silent("old records")
-	if _, ok := b.HandOut(9, time.Now()); ok {
+	if _, ok := b.Acquire(9, time.Now()); ok {
 		t.Error("more tickets than slots")
 	}
 	for _, k := range all {
@@ -106,24 +106,24 @@ func testBoardByWrite(t *testing.T, w world) {
 }
 
 // testBoardUnderLoad has many requests under way at once, over few slots.
-func testBoardUnderLoad(t *testing.T, w world) {
+func testBoardUnderLoad(t *testing.T, w agentNetwork) {
 	router, engine := w.open(t, Config{}), w.open(t, Config{})
 	const workers, each = 4, 100
 	var mu sync.Mutex
 	heard := map[uint64]Completion{}
-	b := must[*Board](t)(NewBoard(t.Context(), router, 64, func(k Ticket, c Completion) {
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), router, 64, func(k CompletionSlot, c Completion) {
 		mu.Lock()
 		heard[k.Request] = c
 		mu.Unlock()
 	}))
 	out := hostMemory(t, engine, workers*4096)
-	p := meet(t, engine, router)
+	p := connectAgents(t, engine, router)
 	var wg sync.WaitGroup
 	for g := range workers {
 		wg.Go(func() {
 			for i := range each {
 				id := uint64(g)<<32 | uint64(i) | 1<<60
-				k, ok := b.HandOut(id, time.Now().Add(time.Minute))
+				k, ok := b.Acquire(id, time.Now().Add(time.Minute))
 				if !ok {
 					t.Error("no slot is free")
 					return
@@ -148,7 +148,7 @@ func testBoardUnderLoad(t *testing.T, w world) {
 						}
 						break
 					}
-					if _, s := b.Look(k); s == Landed {
+					if _, s := b.Poll(k); s == Completed {
 						break // Look was first
 					}
 					if time.Now().After(end) {
@@ -164,38 +164,38 @@ func testBoardUnderLoad(t *testing.T, w world) {
 }
 
 func TestBoardByNotification(t *testing.T) {
-	var heard []told
-	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, c Completion) { heard = append(heard, told{k, c}) }))
-	k, _ := b.HandOut(77, time.Now().Add(time.Minute))
+	var heard []completionEvent
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(k CompletionSlot, c Completion) { heard = append(heard, completionEvent{k, c}) }))
+	k, _ := b.Acquire(77, time.Now().Add(time.Minute))
 	for name, try := range map[string]struct {
 		slot  uint32
 		nonce uint64
-	}{"another nonce": {k.Slot, k.Nonce + 1}, "another slot": {k.Slot + 1, k.Nonce}, "beyond the board": {64, k.Nonce}, "a slot never lent": {k.Slot + 1, 0}} {
-		if err := b.Complete(try.slot, try.nonce, Completion{}); !errors.Is(err, ErrForged) {
+	}{"another nonce": {k.Index, k.Nonce + 1}, "another slot": {k.Index + 1, k.Nonce}, "beyond the board": {64, k.Nonce}, "a slot never lent": {k.Index + 1, 0}} {
+		if err := b.CompleteNotified(try.slot, try.nonce, Completion{}); !errors.Is(err, ErrForged) {
 			t.Errorf("%s: %v, want ErrForged", name, err)
 		}
 	}
-	if err := b.Complete(k.Slot, k.Nonce, Completion{Bytes: 5}); err != nil {
+	if err := b.CompleteNotified(k.Index, k.Nonce, Completion{Bytes: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if len(heard) != 1 || heard[0].c != (Completion{Request: 77, Bytes: 5}) || heard[0].t != k {
 		t.Errorf("told of %+v", heard)
 	}
-	if err := b.Complete(k.Slot, k.Nonce, Completion{}); !errors.Is(err, ErrLate) {
+	if err := b.CompleteNotified(k.Index, k.Nonce, Completion{}); !errors.Is(err, ErrLate) {
 		t.Errorf("a second time: %v, want ErrLate", err)
 	}
 	b.Release(k)
 	b.Release(k) // does nothing
 	for range 64 {
-		n, ok := b.HandOut(1, time.Now())
+		n, ok := b.Acquire(1, time.Now())
 		if !ok {
 			t.Fatal("a slot was lost")
 		}
-		if n.Slot == k.Slot {
-			if err := b.Complete(k.Slot, k.Nonce, Completion{}); !errors.Is(err, ErrForged) {
+		if n.Index == k.Index {
+			if err := b.CompleteNotified(k.Index, k.Nonce, Completion{}); !errors.Is(err, ErrForged) {
 				t.Errorf("the last ticket's notification: %v, want ErrForged", err)
 			}
-			if _, s := b.Look(n); s != Pending {
+			if _, s := b.Poll(n); s != Pending {
 				t.Errorf("it ended the next ticket: %v", s)
 			}
 		}
@@ -206,12 +206,12 @@ func TestBoardByNotification(t *testing.T) {
 }
 
 func TestBoardExpires(t *testing.T) {
-	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, nil))
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, nil))
 	now := time.Now()
-	soon, _ := b.HandOut(1, now.Add(time.Second))
-	later, _ := b.HandOut(2, now.Add(time.Hour))
-	done, _ := b.HandOut(3, now.Add(time.Second))
-	if err := b.Complete(done.Slot, done.Nonce, Completion{}); err != nil {
+	soon, _ := b.Acquire(1, now.Add(time.Second))
+	later, _ := b.Acquire(2, now.Add(time.Hour))
+	done, _ := b.Acquire(3, now.Add(time.Second))
+	if err := b.CompleteNotified(done.Index, done.Nonce, Completion{}); err != nil {
 		t.Fatal(err)
 	}
 	if n := b.Expire(now, 64); n != 0 {
@@ -224,14 +224,14 @@ func TestBoardExpires(t *testing.T) {
 	if n != 1 {
 		t.Errorf("%d expired without a completion, want 1", n)
 	}
-	for k, want := range map[Ticket]State{soon: Ended, later: Pending, done: Ended} {
-		if _, s := b.Look(k); s != want {
+	for k, want := range map[CompletionSlot]State{soon: Released, later: Pending, done: Released} {
+		if _, s := b.Poll(k); s != want {
 			t.Errorf("request %d: %v, want %v", k.Request, s, want)
 		}
 	}
 	got := 0
 	for range 64 {
-		if _, ok := b.HandOut(0, now); ok {
+		if _, ok := b.Acquire(0, now); ok {
 			got++
 		}
 	}
@@ -243,8 +243,8 @@ func TestBoardExpires(t *testing.T) {
 // TestBoardRaces has all ends of a ticket at once: one wins, and no slot is lost.
 func TestBoardRaces(t *testing.T) {
 	var mu sync.Mutex
-	told := map[Ticket]int{}
-	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, _ Completion) {
+	told := map[CompletionSlot]int{}
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(k CompletionSlot, _ Completion) {
 		mu.Lock()
 		told[k]++
 		mu.Unlock()
@@ -253,13 +253,13 @@ func TestBoardRaces(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 2000 {
-				k, ok := b.HandOut(rand.Uint64(), time.Now().Add(time.Microsecond))
+				k, ok := b.Acquire(rand.Uint64(), time.Now().Add(time.Microsecond))
 				if !ok {
 					continue
 				}
 				var in sync.WaitGroup
-				in.Go(func() { _ = b.Complete(k.Slot, k.Nonce, Completion{}) })
-				in.Go(func() { b.Look(k) })
+				in.Go(func() { _ = b.CompleteNotified(k.Index, k.Nonce, Completion{}) })
+				in.Go(func() { b.Poll(k) })
 				in.Go(func() { b.Expire(time.Now(), 16) })
 				in.Go(func() { b.Release(k) })
 				in.Wait()
@@ -274,7 +274,7 @@ func TestBoardRaces(t *testing.T) {
 	}
 	b.Expire(time.Now().Add(time.Hour), 64)
 	for i := range 64 {
-		if _, ok := b.HandOut(0, time.Now()); !ok {
+		if _, ok := b.Acquire(0, time.Now()); !ok {
 			t.Fatalf("only %d of 64 slots are left", i)
 		}
 	}
@@ -282,7 +282,7 @@ func TestBoardRaces(t *testing.T) {
 
 func TestBoardRefusesSizes(t *testing.T) {
 	for _, n := range []int{0, -64, 63, MaxSlots + 64} {
-		if _, err := NewBoard(t.Context(), nil, n, nil); err == nil {
+		if _, err := NewCompletionBoard(t.Context(), nil, n, nil); err == nil {
 			t.Errorf("a board of %d slots was made", n)
 		}
 	}
@@ -290,31 +290,31 @@ func TestBoardRefusesSizes(t *testing.T) {
 
 // TestBoardByMessage: a record that comes as a message ends its ticket, and no other.
 func TestBoardByMessage(t *testing.T) {
-	var heard []told
-	b := must[*Board](t)(NewBoard(t.Context(), nil, 64, func(k Ticket, c Completion) { heard = append(heard, told{k, c}) }))
-	k, _ := b.HandOut(7, time.Now().Add(time.Minute))
+	var heard []completionEvent
+	b := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), nil, 64, func(k CompletionSlot, c Completion) { heard = append(heard, completionEvent{k, c}) }))
+	k, _ := b.Acquire(7, time.Now().Add(time.Minute))
 	message := func(slot uint32, rec [recordBytes]byte) []byte {
 		m := []byte(MessagePrefix)
 		m = append(m, byte(slot), byte(slot>>8), byte(slot>>16), byte(slot>>24))
 		return append(m, rec[:]...)
 	}
-	want := Completion{Request: 7, Rank: 2, Bytes: 4096, Took: time.Millisecond}
-	good := message(k.Slot, k.Record(want))
-	forged := Ticket{Slot: k.Slot, Sequence: k.Sequence, Nonce: k.Nonce + 1, Request: 7}
+	want := Completion{Request: 7, Rank: 2, Bytes: 4096, Duration: time.Millisecond}
+	good := message(k.Index, k.Record(want))
+	forged := CompletionSlot{Index: k.Index, Sequence: k.Sequence, Nonce: k.Nonce + 1, Request: 7}
 	torn := append([]byte(nil), good...)
 	torn[40] ^= 1
 	for name, bad := range map[string][]byte{
-		"nonce": message(k.Slot, forged.Record(want)), "slot": message(1<<20, k.Record(want)), "other slot": message(k.Slot+1, k.Record(want)),
+		"nonce": message(k.Index, forged.Record(want)), "slot": message(1<<20, k.Record(want)), "other slot": message(k.Index+1, k.Record(want)),
 		"torn": torn, "short": good[:len(good)-1], "long": append(good[:len(good):len(good)], 0), "empty": nil,
 	} {
-		if err := b.Message(bad); err == nil {
+		if err := b.CompleteMessage(bad); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
-	if err := b.Message(good); err != nil || len(heard) != 1 || heard[0].t != k || heard[0].c != want {
+	if err := b.CompleteMessage(good); err != nil || len(heard) != 1 || heard[0].t != k || heard[0].c != want {
 		t.Errorf("%v, told of %+v", err, heard)
 	}
-	if err := b.Message(good); !errors.Is(err, ErrLate) {
+	if err := b.CompleteMessage(good); !errors.Is(err, ErrLate) {
 		t.Errorf("the same again: %v, want ErrLate", err)
 	}
 	if n := b.Refused(); n != 8 {
@@ -330,18 +330,18 @@ func TestRealBoardsOfEndedAgents(t *testing.T) {
 	}
 	before := mapped()
 	search := realNIXL(t)
-	var last *Board
-	var ticket Ticket
+	var last *CompletionBoard
+	var ticket CompletionSlot
 	for range 8 {
 		a := must[*Agent](t)(Open(t.Context(), Config{Name: "again", Search: search}))
-		last = must[*Board](t)(NewBoard(t.Context(), a, 128, nil))
-		ticket, _ = last.HandOut(7, time.Now().Add(time.Minute))
+		last = must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), a, 128, nil))
+		ticket, _ = last.Acquire(7, time.Now().Add(time.Minute))
 		if err := a.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	eventually(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
-	if _, state := last.Look(ticket); state != Pending {
+	if _, state := last.Poll(ticket); state != Pending {
 		t.Errorf("a ticket of the last one is %v; want pending: its holder still has it", state)
 	}
 	last.Release(ticket)

@@ -54,7 +54,7 @@ func BenchmarkCalibrate(b *testing.B) {
 
 // calibrateGoroutine has a process wake a goroutine that makes no system call through
 // the runtime, as the best of our readers.
-func calibrateGoroutine(b *testing.B, program string, count int) (m measured) {
+func calibrateGoroutine(b *testing.B, program string, count int) (m latencies) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		b.Fatal(err)
@@ -89,7 +89,7 @@ func calibrateGoroutine(b *testing.B, program string, count int) (m measured) {
 		return true
 	})
 	took := cpuTime() - before
-	m.cpu, m.each = 100*float64(took)/float64(time.Since(began)), took/time.Duration(count)
+	m.cpu, m.cpuPerMessage = 100*float64(took)/float64(time.Since(began)), took/time.Duration(count)
 	if e := cmd.Wait(); err != nil || e != nil || len(m.times) != count {
 		b.Fatalf("%d of %d came: %v, %v", len(m.times), count, err, e)
 	}

@@ -9,55 +9,55 @@ import (
 
 // call gives an order and waits for its answer, no longer than the context or
 // CallTimeout.
-func (a *Agent) call(ctx context.Context, c *command, doing string) (answer, error) {
+func (a *Agent) call(ctx context.Context, c *command, operation string) (callResult, error) {
 	if a.closing.Load() {
-		return answer{}, &Error{Doing: doing, Status: Closed}
+		return callResult{}, &Error{Operation: operation, Status: Closed}
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.cfg.CallTimeout)
 		defer cancel()
 	}
-	return a.ask(ctx, c, doing)
+	return a.roundTrip(ctx, c, operation)
 }
 
-func (a *Agent) ask(ctx context.Context, c *command, doing string) (answer, error) {
-	w := a.await(c)
+func (a *Agent) roundTrip(ctx context.Context, c *command, operation string) (callResult, error) {
+	w := a.addWaiter(c)
 	if err := a.submit(ctx, c); err != nil {
-		a.forget(c.token)
-		return answer{}, &Error{Doing: doing, Status: statusOf(err), Hint: a.stuckHint()}
+		a.removeWaiter(c.token)
+		return callResult{}, &Error{Operation: operation, Status: statusOf(err), Hint: a.stuckHint()}
 	}
 	select {
-	case ans := <-w.answer:
+	case ans := <-w.result:
 		if ans.status != Success {
-			return ans, &Error{Doing: doing, Status: ans.status, Hint: hintFor(c.op, ans.status, a.library)}
+			return ans, &Error{Operation: operation, Status: ans.status, Hint: statusHint(c.op, ans.status, a.library)}
 		}
 		return ans, nil
 	case <-ctx.Done():
-		a.leave(c.token)
-		return answer{}, &Error{Doing: doing, Status: statusOf(ctx.Err()), Hint: a.stuckHint()}
+		a.abandonWaiter(c.token)
+		return callResult{}, &Error{Operation: operation, Status: statusOf(ctx.Err()), Hint: a.stuckHint()}
 	}
 }
 
-// await books a token for c.
-func (a *Agent) await(c *command) *waiter {
-	w := &waiter{answer: make(chan answer, 1)}
+// addWaiter books a token for c.
+func (a *Agent) addWaiter(c *command) *waiter {
+	w := &waiter{result: make(chan callResult, 1)}
 	switch c.op {
 	case opRegister:
-		w.undo = opDeregister
+		w.lateCleanup = opDeregister
 	case opLoad:
-		w.undo = opInvalidate
+		w.lateCleanup = opInvalidate
 	}
 	c.token = a.token.Add(1)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closing.Load() && c.op != opStop {
-		w.reply(answer{status: Closed}) // Close may have answered the others already
+		w.deliver(callResult{status: Closed}) // Close may have answered the others already
 		return w
 	}
 	select {
-	case <-a.died:
-		w.reply(answer{status: Died})
+	case <-a.processEnded:
+		w.deliver(callResult{status: Died})
 	default:
 		a.waiters[c.token] = w
 	}
@@ -79,39 +79,39 @@ func (a *Agent) submit(ctx context.Context, c *command) error {
 	}
 }
 
-func (a *Agent) forget(token uint64) {
+func (a *Agent) removeWaiter(token uint64) {
 	a.mu.Lock()
 	delete(a.waiters, token)
 	a.mu.Unlock()
 }
 
-// leave stops waiting. What the late answer brings is undone when it comes.
-func (a *Agent) leave(token uint64) {
+// abandonWaiter stops waiting. What the late answer brings is undone when it comes.
+func (a *Agent) abandonWaiter(token uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if w := a.waiters[token]; w != nil && w.undo != 0 {
-		w.gone = true
+	if w := a.waiters[token]; w != nil && w.lateCleanup != 0 {
+		w.abandoned = true
 		return
 	}
 	delete(a.waiters, token)
 }
 
-// die is told once that the process of an isolated agent has ended: whoever waits for
+// processDied is told once that the process of an isolated agent has ended: whoever waits for
 // it need not.
-func (a *Agent) die(why string) {
+func (a *Agent) processDied(why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.death = why
-	close(a.died)
+	a.exitReason = why
+	close(a.processEnded)
 	for _, w := range a.waiters {
-		w.reply(answer{status: Died})
+		w.deliver(callResult{status: Died})
 	}
 	clear(a.waiters)
 }
 
-func (w *waiter) reply(ans answer) {
+func (w *waiter) deliver(ans callResult) {
 	select {
-	case w.answer <- ans:
+	case w.result <- ans:
 	default:
 	}
 }
@@ -123,13 +123,13 @@ func (a *Agent) receive(e *event) {
 		a.notified(e)
 	case evBoard:
 		a.mu.Lock()
-		var b *Board
-		if e.arg[0] < uint64(len(a.boards)) {
-			b = a.boards[e.arg[0]]
+		var b *CompletionBoard
+		if e.arg[0] < uint64(len(a.completionBoards)) {
+			b = a.completionBoards[e.arg[0]]
 		}
 		a.mu.Unlock()
 		if b != nil && len(e.data) == recordBytes {
-			b.landed(int(e.handle), wordsOf(e.data))
+			b.recordWritten(int(e.handle), rawRecordOf(e.data))
 		}
 	case evPeerDown:
 		a.mu.Lock()
@@ -139,14 +139,14 @@ func (a *Agent) receive(e *event) {
 			a.cfg.OnPeerDown(p)
 		}
 	case evDone:
-		a.finish(e)
+		a.completeCall(e)
 	}
 }
 
-func (a *Agent) finish(e *event) {
+func (a *Agent) completeCall(e *event) {
 	if e.token == 0 {
 		if uint32(e.handle) == opPoll {
-			a.trouble.Store(int32(e.status))
+			a.pollStatus.Store(int32(e.status))
 		}
 		return
 	}
@@ -156,12 +156,12 @@ func (a *Agent) finish(e *event) {
 	a.mu.Unlock()
 	switch {
 	case w == nil:
-	case w.gone:
+	case w.abandoned:
 		if e.status == Success {
-			_ = a.driver.push(&command{op: w.undo, handle: e.handle}) // when there is no place, it stays until Close
+			_ = a.driver.push(&command{op: w.lateCleanup, handle: e.handle}) // when there is no place, it stays until Close
 		}
 	default:
-		w.reply(answer{status: e.status, handle: e.handle, arg: e.arg, aux: e.aux, data: append([]byte(nil), e.data...)})
+		w.deliver(callResult{status: e.status, handle: e.handle, arg: e.arg, aux: e.aux, data: append([]byte(nil), e.data...)})
 	}
 }
 
@@ -175,7 +175,7 @@ func statusOf(err error) Status {
 		return Full
 	case errors.Is(err, ErrClosed):
 		return Closed
-	case errors.Is(err, errLong):
+	case errors.Is(err, errTooLong):
 		return InvalidParam
 	}
 	return Hung
@@ -186,14 +186,14 @@ func timedOut(err error) bool { return errors.Is(err, ErrHung) || errors.Is(err,
 // stuckHint names the call that holds the agent's thread.
 func (a *Agent) stuckHint() string {
 	op, since := a.driver.busy()
-	if since < time.Millisecond || int(op) >= len(opWords) {
+	if since < time.Millisecond || int(op) >= len(opNames) {
 		return ""
 	}
-	return fmt.Sprintf("its thread is in the library to %s for %s", opWords[op], since.Round(time.Millisecond))
+	return fmt.Sprintf("its thread is in the library to %s for %s", opNames[op], since.Round(time.Millisecond))
 }
 
-// hintFor adds what NIXL's few codes leave open.
-func hintFor(op uint32, s Status, l *Library) string {
+// statusHint adds what NIXL's few codes leave open.
+func statusHint(op uint32, s Status, l *Library) string {
 	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound || s == VersionMismatch || s < ucxBase) {
 		return "the metadata is damaged, the agent's own, or of a NIXL or UCX that does not fit: " + versionsOf(l) + "; run with the engine's own wheel"
 	}

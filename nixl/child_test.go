@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 	case "":
 		os.Exit(m.Run())
 	case "host":
-		dieSoon()
+		killSoon()
 		if err := ServeHost(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(3)
 		}
 		os.Exit(0)
 	case "peer":
-		childTells(childOpen(version, gotLine))
+		childSends(childOpen(version, gotLine))
 	case "hangup":
 		childHangup(childOpen(version, nil), func() (*Agent, error) {
 			return Open(context.Background(), Config{Name: "other", Search: Search{Path: wheelDir(version)}, OnNotification: func(Notification) {}})
@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	case "hang":
 		childHang()
 	case "ucx-peer":
-		childTells(childUCX(version, gotLine))
+		childSends(childUCX(version, gotLine))
 	case "ucx-hangup":
 		childHangup(childUCX(version, nil), func() (*Agent, error) {
 			return OpenUCX(context.Background(), UCXConfig{Agent: Config{Name: "other", OnNotification: func(Notification) {}}, Path: wheelDir(version)})
@@ -118,8 +118,8 @@ func childOpen(version string, on func(Notification)) *Agent {
 
 func gotLine(n Notification) { fmt.Printf("got %s\n", n.Message) }
 
-// childTells tells its metadata; its handler tells each notification.
-func childTells(a *Agent) {
+// childSends tells its metadata; its handler tells each notification.
+func childSends(a *Agent) {
 	md, err := a.Metadata(context.Background())
 	if err != nil {
 		fmt.Println("error", err)
@@ -142,7 +142,7 @@ func (c *child) metadata(t testing.TB) []byte {
 func TestRealKilledPeer(t *testing.T) {
 	realNIXL(t)
 	down := make(chan time.Time, 1)
-	a := realWorld().open(t, Config{OnPeerDown: func(*Peer) { down <- time.Now() }})
+	a := realNetwork().open(t, Config{OnPeerDown: func(*Peer) { down <- time.Now() }})
 	c := startChild(t, "peer:1.5.1")
 	p := must[*Peer](t)(a.LoadPeer(t.Context(), c.metadata(t), "NIXL 1.5.1"))
 	if err := a.Notify(t.Context(), p, []byte("hello")); err != nil {
@@ -182,7 +182,7 @@ func TestRealKilledPeer(t *testing.T) {
 func TestRealVersionMismatch(t *testing.T) {
 	realNIXL(t)
 	realVersion(t, "1.3.2")
-	a := realWorld().open(t, Config{})
+	a := realNetwork().open(t, Config{})
 	c := startChild(t, "peer:1.3.2")
 	_, err := a.LoadPeer(t.Context(), c.metadata(t), "NIXL 1.3.2")
 	if !errors.Is(err, ErrVersion) {

@@ -51,7 +51,7 @@ func TestCUDAMemory(t *testing.T) {
 // another, both ways, with a notification, and a record from VRAM onto a board.
 func TestRealCUDATransfers(t *testing.T) {
 	device := cuda(t)
-	w := realWorld()
+	w := realNetwork()
 	arrived := make(chan time.Time, 16)
 	a := w.open(t, Config{Telemetry: true})
 	b := w.open(t, Config{OnNotification: func(Notification) { arrived <- time.Now() }})
@@ -63,7 +63,7 @@ func TestRealCUDATransfers(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("64 MiB of VRAM registered in %s", time.Since(began))
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	want := bytes.Repeat([]byte("0123456789abcdef"), size/16)
 	if err := host.Write(0, want); err != nil {
 		t.Fatal(err)
@@ -74,7 +74,7 @@ func TestRealCUDATransfers(t *testing.T) {
 			tr := must[*Transfer](t)(a.Start(t.Context(), op, []Span{{host, 0, size}}, p, []Remote{vram.Remote(0, size)}, []byte("moved")))
 			tel := must[Telemetry](t)(tr.Wait(t.Context()))
 			seen := (<-arrived).Sub(began)
-			t.Logf("%s host <-> VRAM: 64 MiB in %s by NIXL, %s seen, notification after %s: %.1f GB/s", op, tel.Duration, tel.Seen, seen, size/tel.Seen.Seconds()/1e9)
+			t.Logf("%s host <-> VRAM: 64 MiB in %s by NIXL, %s seen, notification after %s: %.1f GB/s", op, tel.Duration, tel.Observed, seen, size/tel.Observed.Seconds()/1e9)
 		}
 		got := make([]byte, size)
 		if err := vram.Read(0, got); err != nil {
@@ -95,9 +95,9 @@ func TestRealCUDATransfers(t *testing.T) {
 	}
 
 	landed := make(chan Completion, 1)
-	board := must[*Board](t)(NewBoard(t.Context(), a, 64, func(_ Ticket, c Completion) { landed <- c }))
-	q := meet(t, b, a)
-	k, _ := board.HandOut(5, time.Now().Add(time.Minute))
+	board := must[*CompletionBoard](t)(NewCompletionBoard(t.Context(), a, 64, func(_ CompletionSlot, c Completion) { landed <- c }))
+	q := connectAgents(t, b, a)
+	k, _ := board.Acquire(5, time.Now().Add(time.Minute))
 	rec := k.Record(Completion{Request: 5, Bytes: size})
 	if err := vram.Write(0, rec[:]); err != nil {
 		t.Fatal(err)

@@ -33,7 +33,7 @@ const (
 	evBoard
 )
 
-var opWords = [...]string{"", "create the agent", "create the backend", "list plugins", "register memory", "deregister memory",
+var opNames = [...]string{"", "create the agent", "create the backend", "list plugins", "register memory", "deregister memory",
 	"read its metadata", "load a peer's metadata", "drop a peer", "check a peer", "connect to a peer", "send a notification",
 	"transfer", "cancel a transfer", "watch a board", "stop", "look for notifications"}
 
@@ -46,7 +46,7 @@ type command struct {
 
 	// What the addresses in arg stand for: the fake has no other way to them.
 	memory *Memory
-	board  *Board
+	board  *CompletionBoard
 }
 
 // event is one answer or arrival. data is borrowed until the receiver returns.
@@ -85,9 +85,9 @@ type Counters struct {
 	Stuck     uint64 // transfers that the library would not release
 }
 
-func (c Counters) plus(d Counters) Counters {
+func (c Counters) add(d Counters) Counters {
 	return Counters{Unmatched: c.Unmatched + d.Unmatched, Unread: c.Unread + d.Unread, Signals: c.Signals | d.Signals, Stuck: c.Stuck + d.Stuck}
 }
 
-// Pace is how an agent's thread waits.
-type Pace = native.Pace
+// PollIntervals is how an agent's thread waits.
+type PollIntervals = native.Pace

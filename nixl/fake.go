@@ -29,7 +29,7 @@ func (f *Fake) Open(ctx context.Context, cfg Config) (*Agent, error) {
 	}
 	a := newAgent(cfg)
 	d := &fakeAgent{
-		world: f, name: cfg.Name, sink: a.receive, regions: map[uint64]*Memory{}, peers: map[uint64]*fakePeer{},
+		fake: f, name: cfg.Name, sink: a.receive, regions: map[uint64]*Memory{}, peers: map[uint64]*fakePeer{},
 		commands: make(chan command, cfg.Commands), kick: make(chan struct{}, 1), quit: make(chan struct{}), ended: make(chan struct{}),
 	}
 	f.mu.Lock()
@@ -37,7 +37,7 @@ func (f *Fake) Open(ctx context.Context, cfg Config) (*Agent, error) {
 	f.mu.Unlock()
 	a.driver = d
 	go d.run()
-	return a, a.begin(ctx)
+	return a, a.start(ctx)
 }
 
 // Kill ends an agent as a crash does: peers learn of it when they send next.
@@ -68,7 +68,7 @@ type fakePeer struct {
 
 // fakeAgent is the driver: one goroutine is the C thread.
 type fakeAgent struct {
-	world    *Fake
+	fake     *Fake
 	name     string
 	sink     func(*event)
 	commands chan command
@@ -82,7 +82,7 @@ type fakeAgent struct {
 	mu      sync.Mutex
 	inbox   []event
 	regions map[uint64]*Memory
-	boards  []*Board
+	boards  []*CompletionBoard
 
 	peers map[uint64]*fakePeer // the goroutine's own
 	next  uint64
@@ -152,7 +152,7 @@ func (d *fakeAgent) run() {
 				d.sink(&in[i])
 			}
 			for _, b := range boards {
-				b.sweep()
+				b.scan()
 			}
 		case <-d.quit:
 			return
@@ -165,10 +165,10 @@ func (d *fakeAgent) arrive(e event) {
 	d.mu.Lock()
 	d.inbox = append(d.inbox, e)
 	d.mu.Unlock()
-	d.touch()
+	d.wake()
 }
 
-func (d *fakeAgent) touch() {
+func (d *fakeAgent) wake() {
 	select {
 	case d.kick <- struct{}{}:
 	default:
@@ -180,11 +180,11 @@ func (d *fakeAgent) execute(c *command) {
 	switch c.op {
 	case opCreate:
 	case opStop:
-		d.world.mu.Lock()
-		if d.world.agents[d.name] == d {
-			delete(d.world.agents, d.name)
+		d.fake.mu.Lock()
+		if d.fake.agents[d.name] == d {
+			delete(d.fake.agents, d.name)
 		}
-		d.world.mu.Unlock()
+		d.fake.mu.Unlock()
 	case opBackend:
 		ans.data = []byte("kind=fake\n")
 	case opPlugins:
@@ -269,8 +269,8 @@ func (d *fakeAgent) load(b []byte) (Status, uint64, []byte) {
 	return Success, d.next, []byte(p.name)
 }
 
-// reach is the other agent, or what a send to it comes to.
-func (d *fakeAgent) reach(handle uint64) (*fakeAgent, *fakePeer, Status) {
+// findPeer is the other agent, or what a send to it comes to.
+func (d *fakeAgent) findPeer(handle uint64) (*fakeAgent, *fakePeer, Status) {
 	p := d.peers[handle]
 	switch {
 	case p == nil:
@@ -278,7 +278,7 @@ func (d *fakeAgent) reach(handle uint64) (*fakeAgent, *fakePeer, Status) {
 	case p.dead:
 		return nil, nil, PeerDead
 	}
-	other := d.world.find(p.name)
+	other := d.fake.find(p.name)
 	if other == nil {
 		p.dead = true
 		d.sink(&event{op: evPeerDown, handle: handle})
@@ -288,7 +288,7 @@ func (d *fakeAgent) reach(handle uint64) (*fakeAgent, *fakePeer, Status) {
 }
 
 func (d *fakeAgent) notify(handle uint64, message []byte) Status {
-	other, _, s := d.reach(handle)
+	other, _, s := d.findPeer(handle)
 	if s == Success {
 		other.arrive(event{op: evNotif, aux: uint32(len(d.name)), data: append([]byte(d.name), message...)})
 	}
@@ -297,7 +297,7 @@ func (d *fakeAgent) notify(handle uint64, message []byte) Status {
 
 // transfer copies at once.
 func (d *fakeAgent) transfer(c *command) (Status, uint64) {
-	other, p, s := d.reach(c.handle)
+	other, p, s := d.findPeer(c.handle)
 	if s != Success {
 		return s, 0
 	}
@@ -329,7 +329,7 @@ func (d *fakeAgent) transfer(c *command) (Status, uint64) {
 	if c.data[3] == 1 {
 		d.notify(c.handle, message)
 	}
-	other.touch()
+	other.wake()
 	return Success, moved
 }
 

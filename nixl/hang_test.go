@@ -15,23 +15,23 @@ import (
 )
 
 func TestFakeHangIsAnError(t *testing.T) {
-	w := fakeWorld()
+	w := fakeNetwork()
 	a, err := w.fake.Open(t.Context(), Config{Name: "a", CallTimeout: 50 * time.Millisecond, Commands: 16})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := w.open(t, Config{Name: "b"})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	m := hostMemory(t, a, 4096)
 	w.fake.Hang("a")
-	for _, problem := range whileHanging(a, p, m) {
+	for _, problem := range checkHanging(a, p, m) {
 		t.Error(problem)
 	}
 }
 
-// whileHanging answers what does not hold of an agent whose library does not come
+// checkHanging answers what does not hold of an agent whose library does not come
 // back from a notification; it closes the agent.
-func whileHanging(a *Agent, p *Peer, m *Memory) (problems []string) {
+func checkHanging(a *Agent, p *Peer, m *Memory) (problems []string) {
 	check := func(ok bool, format string, args ...any) {
 		if !ok {
 			problems = append(problems, fmt.Sprintf(format, args...))
@@ -114,7 +114,7 @@ func childHang() {
 	if err != nil {
 		say(err)
 	}
-	if problems := whileHanging(a, p, m); len(problems) > 0 {
+	if problems := checkHanging(a, p, m); len(problems) > 0 {
 		fmt.Println(strings.Join(problems, "; "))
 		return
 	}

@@ -21,8 +21,8 @@ import (
 // object a packet, over the socket that the process got as descriptor 3. Each order
 // comes with the descriptors of the ring, of the memory for boards, and of the two
 // wake-ups.
-type hostOrder struct {
-	About            bool // no agent: only which UCX is there
+type hostRequest struct {
+	QueryUCX         bool // no agent: only which UCX is there
 	UCX              bool
 	Search           Search
 	Path             string // of libucp
@@ -31,10 +31,10 @@ type hostOrder struct {
 	RingSize, Size   int
 	Commands, Events int
 	Spill            int
-	Pace             Pace
+	Poll             PollIntervals
 }
 
-type hostAnswer struct {
+type hostResponse struct {
 	Library *Library
 	Missing *LoadError // no library could be loaded
 	Error   string
@@ -69,10 +69,10 @@ func ServeHost() error {
 		if err != nil || n == 0 {
 			return nil // the router is gone
 		}
-		answer := hostObey(buf[:n], oob[:m])
+		answer := handleHostRequest(buf[:n], oob[:m])
 		b, err := json.Marshal(answer)
 		if err != nil || len(b) > hostPacket {
-			b, _ = json.Marshal(hostAnswer{Error: "an answer that is too long"})
+			b, _ = json.Marshal(hostResponse{Error: "an answer that is too long"})
 		}
 		if _, err := conn.Write(b); err != nil {
 			return nil
@@ -80,18 +80,18 @@ func ServeHost() error {
 	}
 }
 
-func hostObey(packet, oob []byte) (answer hostAnswer) {
+func handleHostRequest(packet, oob []byte) (answer hostResponse) {
 	var fds []int
 	if all, err := unix.ParseSocketControlMessage(oob); err == nil && len(all) == 1 {
 		fds, _ = unix.ParseUnixRights(&all[0])
 	}
-	var o hostOrder
+	var o hostRequest
 	err := json.Unmarshal(packet, &o)
-	if err == nil && o.About && len(fds) == 0 {
-		return hostAnswer{Library: &Library{UCX: ucxVersion()}}
+	if err == nil && o.QueryUCX && len(fds) == 0 {
+		return hostResponse{Library: &Library{UCX: ucxVersion()}}
 	}
 	if err != nil || len(fds) != hostHandles {
-		return hostAnswer{Error: fmt.Sprintf("an order with %d descriptors: %v", len(fds), err)}
+		return hostResponse{Error: fmt.Sprintf("an order with %d descriptors: %v", len(fds), err)}
 	}
 	if o.UCX {
 		answer.Library, err = LoadUCX(o.Path, o.Search, o.Limit)
@@ -104,14 +104,14 @@ func hostObey(packet, oob []byte) (answer hostAnswer) {
 		}
 		return answer
 	}
-	if err := hostStart(&o, fds); err != nil {
+	if err := startHostAgent(&o, fds); err != nil {
 		answer.Error = err.Error()
 	}
 	return answer
 }
 
-// hostStart lays an agent's owner over a ring. What it takes stays until the process ends.
-func hostStart(o *hostOrder, fds []int) error {
+// startHostAgent lays an agent's owner over a ring. What it takes stays until the process ends.
+func startHostAgent(o *hostRequest, fds []int) error {
 	block, err := mapAt(fds[0], o.Ring, o.RingSize)
 	if err != nil {
 		return fmt.Errorf("the ring cannot be mapped at %#x: %w", o.Ring, err)
@@ -119,13 +119,13 @@ func hostStart(o *hostOrder, fds []int) error {
 	if _, err := mapAt(fds[1], o.Memory, o.Size); err != nil {
 		return fmt.Errorf("the memory for boards cannot be mapped at %#x: %w", o.Memory, err)
 	}
-	r, err := layRing(block, o.Commands, o.Events, o.Spill)
+	r, err := placeRing(block, o.Commands, o.Events, o.Spill)
 	if err != nil {
 		return err
 	}
 	r.wakeFD, r.eventFD = fds[2], fds[3]
 	if !o.UCX {
-		return native.StartAgent(unsafe.Pointer(r.head), uint32(o.Commands), uint32(o.Events), uint32(o.Spill), r.wakeFD, r.eventFD, o.Pace)
+		return native.StartAgent(unsafe.Pointer(r.head), uint32(o.Commands), uint32(o.Events), uint32(o.Spill), r.wakeFD, r.eventFD, o.Poll)
 	}
 	s, err := newStepper(r, nil)
 	if err == nil {

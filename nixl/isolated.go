@@ -19,14 +19,14 @@ import (
 // NIXL or UCX ends it and not this one. What it and we share are each agent's rings
 // and the memory for its boards; what it writes there is not trusted.
 type hostProcess struct {
-	cmd  *exec.Cmd
-	conn *net.UnixConn
-	done chan struct{} // it has ended
-	why  string        // valid after done
+	cmd        *exec.Cmd
+	conn       *net.UnixConn
+	done       chan struct{} // it has ended
+	exitReason string        // valid after done
 
-	mu     sync.Mutex // one order at a time; guards agents
-	agents []*Agent
-	fault  string // why it was killed
+	mu         sync.Mutex // one order at a time; guards agents
+	agents     []*Agent
+	killReason string // why it was killed
 }
 
 // A ring that is shared with another process is smaller, and has places for long
@@ -79,20 +79,20 @@ func hostEnviron(environ []string) []string {
 // wait tells the agents of the process's end.
 func (h *hostProcess) wait() {
 	err := h.cmd.Wait()
-	h.why = "its process has ended"
+	h.exitReason = "its process has ended"
 	if err != nil {
-		h.why = fmt.Sprintf("its process %d has ended: %v", h.cmd.Process.Pid, err)
+		h.exitReason = fmt.Sprintf("its process %d has ended: %v", h.cmd.Process.Pid, err)
 	}
 	h.mu.Lock()
-	if h.fault != "" {
-		h.why = fmt.Sprintf("its process %d was killed: %s", h.cmd.Process.Pid, h.fault)
+	if h.killReason != "" {
+		h.exitReason = fmt.Sprintf("its process %d was killed: %s", h.cmd.Process.Pid, h.killReason)
 	}
 	agents := h.agents
 	h.agents = nil
 	close(h.done)
 	h.mu.Unlock()
 	for _, a := range agents {
-		a.die(h.why)
+		a.processDied(h.exitReason)
 	}
 }
 
@@ -110,7 +110,7 @@ func (h *hostProcess) close() {
 // kill ends the process for what it did.
 func (h *hostProcess) kill(fault string) {
 	h.mu.Lock()
-	h.fault = fault
+	h.killReason = fault
 	h.mu.Unlock()
 	h.cmd.Process.Kill()
 }
@@ -134,15 +134,15 @@ func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path strin
 		r.free()
 		return nil, err
 	}
-	d := &isolated{guarded: guarded{ring: r}, reader: rd, host: h, memory: memory}
-	order := hostOrder{
+	d := &isolated{guardedRing: guardedRing{ring: r}, reader: rd, host: h, memory: memory}
+	order := hostRequest{
 		UCX: ucx, Search: cfg.Search, Path: path, Limit: cfg.StartTimeout, Ring: r.shared.address(), RingSize: len(r.shared.bytes),
-		Memory: memory.address(), Size: len(memory.bytes), Commands: cfg.Commands, Events: cfg.Events, Spill: r.spill, Pace: cfg.Pace,
+		Memory: memory.address(), Size: len(memory.bytes), Commands: cfg.Commands, Events: cfg.Events, Spill: r.spill, Poll: cfg.Poll,
 	}
 	a := newAgent(cfg)
 	a.driver = d
 	h.mu.Lock()
-	answer, err := h.order(ctx, &order, cfg.StartTimeout+time.Second, []int{r.shared.fd, memory.fd, r.wakeFD, r.eventFD})
+	answer, err := h.request(ctx, &order, cfg.StartTimeout+time.Second, []int{r.shared.fd, memory.fd, r.wakeFD, r.eventFD})
 	if err == nil {
 		h.agents = append(h.agents, a)
 	}
@@ -153,19 +153,19 @@ func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path strin
 		return nil, err
 	}
 	a.library = answer.Library
-	rd.lost = func() { h.kill("it wrote nonsense into the ring of events") }
+	rd.onCorrupt = func() { h.kill("it wrote nonsense into the ring of events") }
 	go d.read(a.receive)
 	select {
 	case <-h.done: // between the answer and the booking
-		a.die(h.why)
+		a.processDied(h.exitReason)
 	default:
 	}
-	if err := a.begin(ctx); err != nil {
+	if err := a.start(ctx); err != nil {
 		return nil, err
 	}
 	// Which UCX NIXL has brought is known now.
 	h.mu.Lock()
-	answer, err = h.order(ctx, &hostOrder{About: true}, cfg.CallTimeout, nil)
+	answer, err = h.request(ctx, &hostRequest{QueryUCX: true}, cfg.CallTimeout, nil)
 	h.mu.Unlock()
 	if err != nil {
 		a.Close()
@@ -175,15 +175,15 @@ func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path strin
 	return a, nil
 }
 
-// order sends one and waits for its answer.
-func (h *hostProcess) order(ctx context.Context, o *hostOrder, limit time.Duration, fds []int) (hostAnswer, error) {
+// request sends one and waits for its answer.
+func (h *hostProcess) request(ctx context.Context, o *hostRequest, limit time.Duration, fds []int) (hostResponse, error) {
 	deadline := time.Now().Add(limit)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
 	stop := context.AfterFunc(ctx, func() { h.conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	var answer hostAnswer
+	var answer hostResponse
 	b, err := json.Marshal(o)
 	if err != nil {
 		return answer, err
@@ -203,7 +203,7 @@ func (h *hostProcess) order(ctx context.Context, o *hostOrder, limit time.Durati
 	case err != nil:
 		select {
 		case <-h.done:
-			err = errors.New(h.why)
+			err = errors.New(h.exitReason)
 		default:
 		}
 		return answer, fmt.Errorf("nixl: the agent's process does not answer: %w", err)
@@ -217,7 +217,7 @@ func (h *hostProcess) order(ctx context.Context, o *hostOrder, limit time.Durati
 
 // isolated drives an agent in another process.
 type isolated struct {
-	guarded
+	guardedRing
 	*reader
 	host   *hostProcess
 	memory *arena
@@ -236,18 +236,18 @@ func (t *isolated) stop(by time.Time) bool {
 		}
 		break
 	}
-	if !t.end(by) {
+	if !t.stop(by) {
 		return false
 	}
-	t.giveBack()
+	t.unmap()
 	return true
 }
 
-// answers asks the owner of an agent in another process for a sign of life: that
+// pingOwner asks the owner of an agent in another process for a sign of life: that
 // process may stand still at any place, outside of the library's calls too, which
 // Health cannot see. It waits for CallTimeout, in two halves, so that this process may
 // have stood still itself. An agent's own thread here needs no asking.
-func (a *Agent) answers(ctx context.Context) error {
+func (a *Agent) pingOwner(ctx context.Context) error {
 	if _, own := a.driver.(*isolated); !own {
 		return nil
 	}
@@ -264,9 +264,9 @@ func (a *Agent) answers(ctx context.Context) error {
 	return err
 }
 
-// giveUp ends the process that an agent lives in, if it has one: it is of no more use, and
+// killHost ends the process that an agent lives in, if it has one: it is of no more use, and
 // closing the agent would wait for it as long again.
-func (a *Agent) giveUp(why error) {
+func (a *Agent) killHost(why error) {
 	if d, own := a.driver.(*isolated); own {
 		d.host.kill(why.Error())
 	}
@@ -275,8 +275,8 @@ func (a *Agent) giveUp(why error) {
 // noPeer is no handle of a peer.
 const noPeer = 1<<64 - 1
 
-// where says that an agent lives in another process, and in which.
-func (a *Agent) where() string {
+// location says that an agent lives in another process, and in which.
+func (a *Agent) location() string {
 	if d, ok := a.driver.(*isolated); ok {
 		return fmt.Sprintf(", in process %d", d.host.cmd.Process.Pid)
 	}

@@ -15,8 +15,8 @@ import (
 	"sluice/native"
 )
 
-// isolate is the command of a process that holds agents: this binary, as ServeHost.
-func isolate(t testing.TB) []string {
+// isolateCommand is the command of a process that holds agents: this binary, as ServeHost.
+func isolateCommand(t testing.TB) []string {
 	t.Helper()
 	if native.ABI() == 0 {
 		t.Skip("built without cgo")
@@ -34,8 +34,8 @@ func TestHostEnviron(t *testing.T) {
 	}
 }
 
-// hostOf is the process that an agent lives in.
-func hostOf(t testing.TB, a *Agent) *os.Process {
+// hostProcessOf is the process that an agent lives in.
+func hostProcessOf(t testing.TB, a *Agent) *os.Process {
 	t.Helper()
 	d, ok := a.driver.(*isolated)
 	if !ok {
@@ -44,12 +44,12 @@ func hostOf(t testing.TB, a *Agent) *os.Process {
 	return d.host.cmd.Process
 }
 
-// crashes kills a tier's process as a fault inside of UCX does, and answers how long
+// testCrash kills a tier's process as a fault inside of UCX does, and answers how long
 // the tier took to be seen down, and to be up again with another process.
-func crashes(t *testing.T, tier *AgentTier) (down, up time.Duration) {
+func testCrash(t *testing.T, tier *AgentTier) (down, up time.Duration) {
 	t.Helper()
 	first := tier.Agent()
-	p := hostOf(t, first)
+	p := hostProcessOf(t, first)
 	began := time.Now()
 	if err := p.Signal(syscall.SIGSEGV); err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func crashes(t *testing.T, tier *AgentTier) (down, up time.Duration) {
 		return a != nil && a != first
 	})
 	up = time.Since(began)
-	if n := hostOf(t, tier.Agent()).Pid; n == p.Pid || n == os.Getpid() {
+	if n := hostProcessOf(t, tier.Agent()).Pid; n == p.Pid || n == os.Getpid() {
 		t.Errorf("the agent lives in process %d; the dead one was %d, we are %d", n, p.Pid, os.Getpid())
 	}
 	return down, up
@@ -71,10 +71,10 @@ func crashes(t *testing.T, tier *AgentTier) (down, up time.Duration) {
 func TestIsolatedUCX(t *testing.T) {
 	lib := fakeUCX(t)
 	tier := StartUCXTier(UCXTierConfig{
-		UCX: UCXConfig{Agent: Config{Name: "router", StartTimeout: 5 * time.Second}, Path: lib}, Isolate: isolate(t),
+		UCX: UCXConfig{Agent: Config{Name: "router", StartTimeout: 5 * time.Second}, Path: lib}, Isolate: isolateCommand(t),
 	})
 	defer tier.Close()
-	reason := tierIs(t, tier, TierUp)
+	reason := wantTier(t, tier, TierUp)
 	if !strings.Contains(reason, "in process ") || !strings.Contains(reason, lib) || slices.Contains(ResidentUCX(), lib) {
 		t.Errorf("%s; here: %v", reason, ResidentUCX())
 	}
@@ -89,7 +89,7 @@ func TestIsolatedUCX(t *testing.T) {
 	if err := a.Register(t.Context(), m); err == nil || !strings.Contains(err.Error(), "process of its own") {
 		t.Errorf("memory that the process does not have was registered: %v", err)
 	}
-	down, up := crashes(t, tier)
+	down, up := testCrash(t, tier)
 	t.Logf("seen after %s, back after %s", down, up)
 	if err := a.Notify(t.Context(), &Peer{name: "x"}, nil); !errors.Is(err, ErrDied) && !errors.Is(err, ErrClosed) {
 		t.Errorf("a call to the dead agent: %v", err)
@@ -97,17 +97,17 @@ func TestIsolatedUCX(t *testing.T) {
 }
 
 // A process that stands still is no better than a dead one.
-func TestIsolatedStandstill(t *testing.T) {
+func TestIsolatedSuspendedProcess(t *testing.T) {
 	cfg := Config{Name: "router", CallTimeout: 200 * time.Millisecond}
-	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: cfg, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Millisecond})
+	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: cfg, Path: fakeUCX(t)}, Isolate: isolateCommand(t), CheckInterval: time.Millisecond})
 	defer tier.Close()
-	tierIs(t, tier, TierUp)
+	wantTier(t, tier, TierUp)
 	first := tier.Agent()
 	time.Sleep(20 * time.Millisecond) // some looks at a healthy one
 	if tier.Agent() != first {
 		t.Fatal("a process that answers was given up")
 	}
-	p := hostOf(t, first)
+	p := hostProcessOf(t, first)
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -115,19 +115,19 @@ func TestIsolatedStandstill(t *testing.T) {
 	eventually(t, "another process", func() bool { a := tier.Agent(); return a != nil && a != first })
 	t.Logf("another one after %s", time.Since(began))
 	// The time was waited for once: the process was ended before its agent was closed.
-	if d := first.driver.(*isolated); !strings.Contains(d.host.why, "was killed: ") {
-		t.Errorf("the process that stood still: %q", d.host.why)
+	if d := first.driver.(*isolated); !strings.Contains(d.host.exitReason, "was killed: ") {
+		t.Errorf("the process that stood still: %q", d.host.exitReason)
 	}
 }
 
 // What the other process writes is not trusted.
-func TestIsolatedNonsense(t *testing.T) {
-	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Millisecond})
+func TestIsolatedCorruptRing(t *testing.T) {
+	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolateCommand(t), CheckInterval: time.Millisecond})
 	defer tier.Close()
-	tierIs(t, tier, TierUp)
+	wantTier(t, tier, TierUp)
 	a := tier.Agent()
 	d := a.driver.(*isolated)
-	if !d.enter() {
+	if !d.acquire() {
 		t.Fatal("closed")
 	}
 	s := &d.events[d.head.evtHead.Load()&uint64(len(d.events)-1)]
@@ -138,19 +138,19 @@ func TestIsolatedNonsense(t *testing.T) {
 	if err := wakeReader(d.ring); err != nil {
 		t.Fatal(err)
 	}
-	d.leave()
+	d.release()
 	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
 }
 
 // The same in the ring of commands, which senders write to: none of them stays in it, nor
 // does the tier, which gives the ring back only when they have left.
-func TestIsolatedNonsenseForSenders(t *testing.T) {
-	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolate(t), Watch: time.Hour})
+func TestIsolatedCorruptRingForSenders(t *testing.T) {
+	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router"}, Path: fakeUCX(t)}, Isolate: isolateCommand(t), CheckInterval: time.Hour})
 	defer tier.Close()
-	tierIs(t, tier, TierUp)
+	wantTier(t, tier, TierUp)
 	a := tier.Agent()
 	d := a.driver.(*isolated)
-	if !d.enter() {
+	if !d.acquire() {
 		t.Fatal("closed")
 	}
 	tail := d.head.cmdTail.Load()
@@ -165,7 +165,7 @@ func TestIsolatedNonsenseForSenders(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("a sender does not come back")
 	}
-	d.leave()
+	d.release()
 	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
 }
 
@@ -179,33 +179,33 @@ func wakeReader(r *ring) error {
 // may go on looking at the board.
 func TestRealIsolated(t *testing.T) {
 	search := realNIXL(t)
-	command := isolate(t)
+	command := isolateCommand(t)
 	var inbox atomic.Int64
-	var board atomic.Pointer[Board]
+	var board atomic.Pointer[CompletionBoard]
 	var landed atomic.Int64
 	tier := StartAgentTier(AgentTierConfig{
 		Agent:   Config{Name: "router", Search: search, OnNotification: func(Notification) { inbox.Add(1) }},
 		Isolate: command,
 		Ready: func(ctx context.Context, a *Agent) error {
-			b, err := NewBoard(ctx, a, 256, func(Ticket, Completion) { landed.Add(1) })
+			b, err := NewCompletionBoard(ctx, a, 256, func(CompletionSlot, Completion) { landed.Add(1) })
 			board.Store(b)
 			return err
 		},
 	})
 	defer tier.Close()
-	if reason := tierIs(t, tier, TierUp); !strings.Contains(reason, "NIXL 1.5.1, UCX 1.23") {
+	if reason := wantTier(t, tier, TierUp); !strings.Contains(reason, "NIXL 1.5.1, UCX 1.23") {
 		t.Error(reason)
 	}
-	engine := realWorld().open(t, Config{Name: "engine"})
+	engine := realNetwork().open(t, Config{Name: "engine"})
 	out := hostMemory(t, engine, 4096)
 	work := func(n int) {
 		t.Helper()
 		a, b := tier.Agent(), board.Load()
-		p := meet(t, engine, a)
+		p := connectAgents(t, engine, a)
 		inbox.Store(0)
 		landed.Store(0)
 		for i := range n {
-			k, ok := b.HandOut(uint64(i), time.Now().Add(time.Minute))
+			k, ok := b.Acquire(uint64(i), time.Now().Add(time.Minute))
 			if !ok {
 				t.Fatal("no ticket")
 			}
@@ -213,7 +213,7 @@ func TestRealIsolated(t *testing.T) {
 			copy(out.Bytes(), rec[:])
 			tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, p, []Remote{b.Remote(k)}, fmt.Appendf(nil, "%d", i)))
 			must[Telemetry](t)(tr.Wait(t.Context()))
-			eventually(t, "the record", func() bool { _, s := b.Look(k); return s == Landed })
+			eventually(t, "the record", func() bool { _, s := b.Poll(k); return s == Completed })
 			b.Release(k)
 		}
 		eventually(t, "all notifications", func() bool { return inbox.Load() == int64(n) })
@@ -223,14 +223,14 @@ func TestRealIsolated(t *testing.T) {
 			}
 		}()
 		// A peer that is reached from there, with metadata longer than a slot.
-		q := meet(t, a, engine)
+		q := connectAgents(t, a, engine)
 		if err := a.Notify(t.Context(), q, []byte(strings.Repeat("x", 4000))); err != nil {
 			t.Error(err)
 		}
 	}
 	work(100)
 	older := board.Load()
-	k, _ := older.HandOut(1, time.Now().Add(time.Minute))
+	k, _ := older.Acquire(1, time.Now().Add(time.Minute))
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() { // load, across the crash
 		defer close(stopped)
@@ -241,22 +241,22 @@ func TestRealIsolated(t *testing.T) {
 			default:
 			}
 			b := board.Load()
-			if k, ok := b.HandOut(1, time.Now().Add(time.Minute)); ok {
-				b.Look(k)
-				_ = b.Complete(k.Slot, k.Nonce, Completion{}) // by the tier below
+			if k, ok := b.Acquire(1, time.Now().Add(time.Minute)); ok {
+				b.Poll(k)
+				_ = b.CompleteNotified(k.Index, k.Nonce, Completion{}) // by the tier below
 				b.Release(k)
 			}
 			time.Sleep(50 * time.Microsecond)
 		}
 	}()
-	down, up := crashes(t, tier)
+	down, up := testCrash(t, tier)
 	t.Logf("a crash is seen after %s, and the tier is back after %s", down.Round(time.Millisecond/10), up.Round(time.Millisecond))
 	close(stop)
 	<-stopped
-	if _, s := older.Look(k); s != Pending {
+	if _, s := older.Poll(k); s != Pending {
 		t.Errorf("the dead agent's ticket is %v", s)
 	}
-	if err := older.Complete(k.Slot, k.Nonce, Completion{}); err != nil {
+	if err := older.CompleteNotified(k.Index, k.Nonce, Completion{}); err != nil {
 		t.Errorf("the dead agent's ticket cannot be ended by another tier: %v", err)
 	}
 	older.Release(k)
@@ -265,7 +265,7 @@ func TestRealIsolated(t *testing.T) {
 
 // A process whose router has died ends by itself.
 func TestHostEndsWithItsRouter(t *testing.T) {
-	h, err := startHost(isolate(t))
+	h, err := startHost(isolateCommand(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,9 +28,9 @@ type Search struct {
 
 // Attempt is one place that was tried.
 type Attempt struct {
-	Path string
-	Code native.LoadCode
-	Why  string
+	Path   string
+	Code   native.LoadCode
+	Reason string
 }
 
 // Library is the NIXL of this process.
@@ -54,13 +54,13 @@ func (l *Library) String() string {
 // LoadError says why there is no NIXL: every place that was tried, and what was
 // wrong with it.
 type LoadError struct {
-	What     string // "NIXL" or "UCX"; "" is NIXL
+	Library  string // "NIXL" or "UCX"; "" is NIXL
 	Attempts []Attempt
 	Hung     bool // the last one did not come back in time
 }
 
 func (e *LoadError) Error() string {
-	s := "nixl: no " + cmp.Or(e.What, "NIXL")
+	s := "nixl: no " + cmp.Or(e.Library, "NIXL")
 	if len(e.Attempts) == 0 {
 		return s + ": there was no place to look"
 	}
@@ -70,7 +70,7 @@ func (e *LoadError) Error() string {
 		if a.Code == native.LoadAbsent {
 			absent = append(absent, cmp.Or(a.Path, "(in this process)"))
 		} else {
-			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
+			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Reason))
 		}
 	}
 	if len(rest) > 0 {
@@ -98,11 +98,11 @@ var capiNames = []string{"libnixl_capi.so.0", "libnixl_capi.so"}
 // environments found beside this process.
 func (s Search) Candidates() []string {
 	if s.Path != "" {
-		return inPlace(s.Path)
+		return resolvePath(s.Path)
 	}
 	var c []string
 	if v := os.Getenv(LibraryVariable); v != "" {
-		return inPlace(v)
+		return resolvePath(v)
 	}
 	for _, p := range s.Python {
 		c = append(c, wheels(p)...)
@@ -123,9 +123,9 @@ func (s Search) Candidates() []string {
 	return c
 }
 
-// inPlace takes a file as it is, and looks for both names in a directory, also one
+// resolvePath takes a file as it is, and looks for both names in a directory, also one
 // that a wheel was unpacked to.
-func inPlace(path string) []string {
+func resolvePath(path string) []string {
 	if i, err := os.Stat(path); err != nil || !i.IsDir() {
 		return []string{path}
 	}
@@ -181,10 +181,10 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 	deadline := time.Now().Add(limit)
 	for !loading.TryLock() { // a load that hangs holds it
 		if errors.Is(ctx.Err(), context.Canceled) {
-			return "", nil, notAwaited(ctx, what)
+			return "", nil, abandonedLoadError(ctx, what)
 		}
 		if time.Now().After(deadline) {
-			return "", nil, &LoadError{What: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Why: "has not come back"}}}
+			return "", nil, &LoadError{Library: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Reason: "has not come back"}}}
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -215,16 +215,16 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 		}
 		go func() { <-done; loading.Unlock() }()
 		if errors.Is(ctx.Err(), context.Canceled) {
-			return "", nil, notAwaited(ctx, what)
+			return "", nil, abandonedLoadError(ctx, what)
 		}
 		attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
-		return "", nil, &LoadError{What: what, Attempts: attempts, Hung: true}
+		return "", nil, &LoadError{Library: what, Attempts: attempts, Hung: true}
 	}
 	loading.Unlock()
-	return "", nil, &LoadError{What: what, Attempts: attempts}
+	return "", nil, &LoadError{Library: what, Attempts: attempts}
 }
 
-func notAwaited(ctx context.Context, what string) error {
+func abandonedLoadError(ctx context.Context, what string) error {
 	return fmt.Errorf("nixl: the load of %s is not waited for any more: %w", what, ctx.Err())
 }
 

@@ -58,7 +58,7 @@ func TestSearchOrder(t *testing.T) {
 	}
 }
 
-func TestLoadSaysWhatWasTried(t *testing.T) {
+func TestLoadErrorListsAttempts(t *testing.T) {
 	if native.ABI() == 0 {
 		t.Skip("built without cgo")
 	}
@@ -75,7 +75,7 @@ func TestLoadSaysWhatWasTried(t *testing.T) {
 }
 
 func TestLoadErrorNamesEveryPlace(t *testing.T) {
-	e := &LoadError{What: "UCX", Attempts: []Attempt{{"", native.LoadAbsent, ""}, {"/a.so", native.LoadBroken, "too short"}, {"libucp.so.0", native.LoadAbsent, ""}}}
+	e := &LoadError{Library: "UCX", Attempts: []Attempt{{"", native.LoadAbsent, ""}, {"/a.so", native.LoadBroken, "too short"}, {"libucp.so.0", native.LoadAbsent, ""}}}
 	if got, want := e.Error(), "nixl: no UCX: /a.so: broken: too short: not at (in this process), libucp.so.0"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -36,11 +36,11 @@ type Memory struct {
 	size    int
 	bytes   []byte // DRAM only
 
-	mu     sync.Mutex
-	agent  *Agent
-	handle uint64
-	shared *arena // it is of, where its agent lives in another process
-	dirty  bool   // an undoing failed: the library may still use it, so it is not used again
+	mu         sync.Mutex
+	agent      *Agent
+	handle     uint64
+	shared     *arena // it is of, where its agent lives in another process
+	unreusable bool   // an undoing failed: the library may still use it, so it is not used again
 }
 
 // hostPool keeps mapped ranges for the next NewHostMemory of the same size. They
@@ -84,7 +84,7 @@ func boardMemory(a *Agent, size int) (*Memory, error) {
 	if !ok {
 		return NewHostMemory(size)
 	}
-	b, err := d.memory.take(size)
+	b, err := d.memory.alloc(size)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func (m *Memory) Free() error {
 	if m.agent != nil {
 		return fmt.Errorf("nixl: cannot free %d bytes of %s: they are registered with agent %q", m.size, m.kind, m.agent.Name())
 	}
-	if m.dirty || m.address == 0 || m.shared != nil { // shared memory goes with its last user
+	if m.unreusable || m.address == 0 || m.shared != nil { // shared memory goes with its last user
 		return nil
 	}
 	a := m.address
@@ -161,13 +161,13 @@ func (m *Memory) Free() error {
 	if m.kind == VRAM {
 		return native.CudaFree(m.device, a)
 	}
-	keepHostMemory(m.bytes)
+	poolHostMemory(m.bytes)
 	m.bytes = nil
 	return nil
 }
 
-// keepHostMemory puts a mapped range where NewHostMemory finds it.
-func keepHostMemory(b []byte) {
+// poolHostMemory puts a mapped range where NewHostMemory finds it.
+func poolHostMemory(b []byte) {
 	hostPool.Lock()
 	defer hostPool.Unlock()
 	if hostPool.free == nil {

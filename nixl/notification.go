@@ -29,7 +29,7 @@ func (a *Agent) Post(p *Peer, message []byte) error {
 	case p.down.Load():
 		return ErrPeerDead
 	case len(message) > maxMessage:
-		return &Error{Doing: "post a message", Status: InvalidParam, Hint: "it is longer than 1 MiB"}
+		return &Error{Operation: "post a message", Status: InvalidParam, Hint: "it is longer than 1 MiB"}
 	}
 	return a.driver.post(p.handle, message)
 }
@@ -37,14 +37,14 @@ func (a *Agent) Post(p *Peer, message []byte) error {
 // Notify sends a message and answers what NIXL said. Success means that it was
 // sent, not that it has arrived; a peer that has just died may still take a few.
 func (a *Agent) Notify(ctx context.Context, p *Peer, message []byte) error {
-	doing := fmt.Sprintf("notify %q", p.name)
+	operation := fmt.Sprintf("notify %q", p.name)
 	if len(message) > maxMessage {
-		return &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want at most %d", len(message), maxMessage)}
+		return &Error{Operation: operation, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want at most %d", len(message), maxMessage)}
 	}
 	if p.Down() {
-		return p.explain(&Error{Doing: doing, Status: PeerDead}, a.library)
+		return p.explain(&Error{Operation: operation, Status: PeerDead}, a.library)
 	}
-	_, err := a.call(ctx, &command{op: opNotify, handle: p.handle, data: message}, doing)
+	_, err := a.call(ctx, &command{op: opNotify, handle: p.handle, data: message}, operation)
 	return p.explain(err, a.library)
 }
 
@@ -63,13 +63,13 @@ func (a *Agent) notified(e *event) {
 	if a.cfg.OnNotification == nil {
 		return
 	}
-	from, ok := a.senders[string(e.data[:e.aux])]
+	from, ok := a.senderNames[string(e.data[:e.aux])]
 	if !ok {
 		from = string(e.data[:e.aux])
-		if len(a.senders) >= maxSenders {
-			clear(a.senders)
+		if len(a.senderNames) >= maxSenders {
+			clear(a.senderNames)
 		}
-		a.senders[from] = from
+		a.senderNames[from] = from
 	}
 	a.cfg.OnNotification(Notification{From: from, Message: e.data[e.aux:]})
 }

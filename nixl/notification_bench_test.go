@@ -14,8 +14,8 @@ import (
 	"sluice/native"
 )
 
-// sender compiles a C sender that is none of our agents: ucx_sender or nixl_sender.
-func sender(t testing.TB, name string) string {
+// buildSender compiles a C sender that is none of our agents: ucx_sender or nixl_sender.
+func buildSender(t testing.TB, name string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil || native.ABI() == 0 {
@@ -30,16 +30,16 @@ func sender(t testing.TB, name string) string {
 	return out
 }
 
-// measured are the times from a call in a sender to the handler in Go, and the share of
+// latencies are the times from a call in a sender to the handler in Go, and the share of
 // a core that this process took meanwhile.
-type measured struct {
-	times []time.Duration // sorted
-	cpu   float64         // percent
-	each  time.Duration   // of CPU, for one message
+type latencies struct {
+	times         []time.Duration // sorted
+	cpu           float64         // percent
+	cpuPerMessage time.Duration   // of CPU, for one message
 }
 
 // measure has a sender, a program, send count messages to an agent of ours, one a millisecond.
-func measure(t testing.TB, sender string, count int, open func(func(Notification)) *Agent) (m measured) {
+func measure(t testing.TB, sender string, count int, open func(func(Notification)) *Agent) (m latencies) {
 	t.Helper()
 	var mu sync.Mutex
 	done := make(chan struct{})
@@ -58,7 +58,7 @@ func measure(t testing.TB, sender string, count int, open func(func(Notification
 			began, before = now, cpuTime()
 		case count:
 			took := cpuTime() - before
-			m.cpu, m.each = 100*float64(took)/float64(now.Sub(began)), took/time.Duration(count-1)
+			m.cpu, m.cpuPerMessage = 100*float64(took)/float64(now.Sub(began)), took/time.Duration(count-1)
 			close(done)
 		}
 	})
@@ -91,9 +91,9 @@ func measure(t testing.TB, sender string, count int, open func(func(Notification
 
 // measureUCX is measure over UCX alone, as the router opens it: TCP, on the devices of
 // the allowed networks.
-func measureUCX(t testing.TB, count int) measured {
-	return measure(t, sender(t, "ucx_sender"), count, func(on func(Notification)) *Agent {
-		return ucxWorld().open(t, Config{Parameters: map[string]string{"TLS": "tcp", "NET_DEVICES": "lo"}, OnNotification: on})
+func measureUCX(t testing.TB, count int) latencies {
+	return measure(t, buildSender(t, "ucx_sender"), count, func(on func(Notification)) *Agent {
+		return ucxNetwork().open(t, Config{Parameters: map[string]string{"TLS": "tcp", "NET_DEVICES": "lo"}, OnNotification: on})
 	})
 }
 
@@ -115,10 +115,10 @@ func BenchmarkRealUCXNotification(b *testing.B) {
 }
 
 // measureNIXL is measure over NIXL, while something is outstanding.
-func measureNIXL(t testing.TB, sender string, count int, cfg Config) measured {
+func measureNIXL(t testing.TB, sender string, count int, cfg Config) latencies {
 	return measure(t, sender, count, func(on func(Notification)) *Agent {
 		cfg.OnNotification = on
-		a := realWorld().open(t, cfg)
+		a := realNetwork().open(t, cfg)
 		a.driver.expect(1)
 		t.Cleanup(func() { a.driver.expect(-1) })
 		return a
@@ -134,7 +134,7 @@ func TestRealForeignSender(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles its sender")
 	}
-	program := sender(t, "nixl_sender")
+	program := buildSender(t, "nixl_sender")
 	for name, cfg := range progress {
 		m := measureNIXL(t, program, 200, cfg)
 		t.Logf("%s: %d notifications: p50 %s, p99 %s, %.1f %% of a core", name, len(m.times), m.times[len(m.times)/2], m.times[len(m.times)*99/100], m.cpu)
@@ -144,7 +144,7 @@ func TestRealForeignSender(t *testing.T) {
 // BenchmarkRealNotification: from NIXL's call in another process to the handler in Go, one
 // a millisecond; CPU of this process.
 func BenchmarkRealNotification(b *testing.B) {
-	program := sender(b, "nixl_sender")
+	program := buildSender(b, "nixl_sender")
 	for name, cfg := range progress {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
@@ -154,8 +154,8 @@ func BenchmarkRealNotification(b *testing.B) {
 	}
 }
 
-func (m measured) report(b *testing.B) {
+func (m latencies) report(b *testing.B) {
 	b.ReportMetric(m.cpu, "%cpu")
-	b.ReportMetric(float64(m.each)/1e3, "µs-cpu/msg")
+	b.ReportMetric(float64(m.cpuPerMessage)/1e3, "µs-cpu/msg")
 	quantiles(b, m.times)
 }

@@ -32,20 +32,20 @@ const maxMetadata = 64 << 20
 // take its metadata, and the first message would crash the peer's process. It is
 // also named in errors, for NIXL answers "backend error" to every mismatch.
 func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) (*Peer, error) {
-	doing := "load a peer's metadata"
+	operation := "load a peer's metadata"
 	if versions != "" {
-		doing += " (of " + versions + ")"
+		operation += " (of " + versions + ")"
 	}
 	if len(metadata) == 0 || len(metadata) > maxMetadata {
-		return nil, &Error{Doing: doing, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want 1 to %d", len(metadata), maxMetadata)}
+		return nil, &Error{Operation: operation, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want 1 to %d", len(metadata), maxMetadata)}
 	}
 	// Without peers' failure handling (shared memory) the versions were seen to fit.
 	if l := a.library; l != nil && a.cfg.Parameters["ucx_error_handling_mode"] != "none" {
 		if why := mismatch(l.NIXL, versions); why != "" {
-			return nil, &Error{Doing: doing, Status: VersionMismatch, Hint: why + " (UCX here: " + l.UCX + ")"}
+			return nil, &Error{Operation: operation, Status: VersionMismatch, Hint: why + " (UCX here: " + l.UCX + ")"}
 		}
 	}
-	ans, err := a.call(ctx, &command{op: opLoad, data: metadata}, doing)
+	ans, err := a.call(ctx, &command{op: opLoad, data: metadata}, operation)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ func TestRealMixedProgress(t *testing.T) {
 	} {
 		for _, threads := range [][2]bool{{false, false}, {true, false}, {false, true}} {
 			t.Run(fmt.Sprint("threads ", threads, " ", tls), func(t *testing.T) {
-				w := realWorld()
+				w := realNetwork()
 				var boxes [2]inbox
 				var agents [2]*Agent
 				var memory [2]*Memory
@@ -32,7 +32,7 @@ func TestRealMixedProgress(t *testing.T) {
 				}
 				for i := range agents {
 					a, b, mine, theirs := agents[i], agents[1-i], memory[i], memory[1-i]
-					p := meet(t, a, b)
+					p := connectAgents(t, a, b)
 					sent := make([]byte, size)
 					for k := range sent {
 						sent[k] = byte(rand.Uint32())

@@ -16,8 +16,8 @@ type indexQueue struct {
 }
 
 type queueCell struct {
-	turn  atomic.Uint64
-	value uint32
+	sequence atomic.Uint64
+	value    uint32
 }
 
 func newIndexQueue(n int) *indexQueue {
@@ -27,7 +27,7 @@ func newIndexQueue(n int) *indexQueue {
 	}
 	q := &indexQueue{mask: uint64(size - 1), cells: make([]queueCell, size)}
 	for i := range q.cells {
-		q.cells[i].turn.Store(uint64(i))
+		q.cells[i].sequence.Store(uint64(i))
 	}
 	return q
 }
@@ -37,9 +37,9 @@ func (q *indexQueue) push(v uint32) {
 	for {
 		at := q.tail.Load()
 		c := &q.cells[at&q.mask]
-		if c.turn.Load() == at && q.tail.CompareAndSwap(at, at+1) {
+		if c.sequence.Load() == at && q.tail.CompareAndSwap(at, at+1) {
 			c.value = v
-			c.turn.Store(at + 1)
+			c.sequence.Store(at + 1)
 			return
 		}
 	}
@@ -49,12 +49,12 @@ func (q *indexQueue) pop() (uint32, bool) {
 	for {
 		at := q.head.Load()
 		c := &q.cells[at&q.mask]
-		switch d := int64(c.turn.Load() - (at + 1)); {
+		switch d := int64(c.sequence.Load() - (at + 1)); {
 		case d < 0:
 			return 0, false
 		case d == 0 && q.head.CompareAndSwap(at, at+1):
 			v := c.value
-			c.turn.Store(at + q.mask + 1)
+			c.sequence.Store(at + q.mask + 1)
 			return v, true
 		}
 	}

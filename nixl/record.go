@@ -32,43 +32,43 @@ type Completion struct {
 	Worker, Rank uint32
 	Status       int32 // 0: the KV is there
 	Bytes        uint64
-	Took         time.Duration // microseconds are kept
+	Duration     time.Duration // microseconds are kept
 }
 
-// Ticket is a slot lent to one request. Nonce proves that a writer was given it.
-type Ticket struct {
-	Slot     uint32
+// CompletionSlot is a slot lent to one request. Nonce proves that a writer was given it.
+type CompletionSlot struct {
+	Index    uint32
 	Sequence uint64
 	Nonce    uint64
 	Request  uint64
 }
 
-// words is a record as it lies in memory.
-type words [8]uint64
+// rawRecord is a record as it lies in memory.
+type rawRecord [8]uint64
 
-func (t Ticket) encode(c Completion) words {
-	w := words{
+func (t CompletionSlot) encode(c Completion) rawRecord {
+	w := rawRecord{
 		recordVersion | uint64(uint32(c.Status))<<32, t.Nonce, c.Request, c.Bytes,
-		uint64(max(0, c.Took.Microseconds())), uint64(c.Worker) | uint64(c.Rank)<<32, 0, t.Sequence,
+		uint64(max(0, c.Duration.Microseconds())), uint64(c.Worker) | uint64(c.Rank)<<32, 0, t.Sequence,
 	}
 	w[6] = w.check()
 	return w
 }
 
-// wordsOf reads a record's bytes.
-func wordsOf(b []byte) (w words) {
+// rawRecordOf reads a record's bytes.
+func rawRecordOf(b []byte) (w rawRecord) {
 	for i := range w {
 		w[i] = binary.LittleEndian.Uint64(b[8*i:])
 	}
 	return w
 }
 
-func (w *words) check() uint64 { return w[0] ^ w[1] ^ w[2] ^ w[3] ^ w[4] ^ w[5] ^ w[7] }
+func (w *rawRecord) check() uint64 { return w[0] ^ w[1] ^ w[2] ^ w[3] ^ w[4] ^ w[5] ^ w[7] }
 
-func (w *words) completion() Completion {
+func (w *rawRecord) completion() Completion {
 	return Completion{
 		Request: w[2], Worker: uint32(w[5]), Rank: uint32(w[5] >> 32), Status: int32(uint32(w[0] >> 32)),
-		Bytes: w[3], Took: time.Duration(min(w[4], 1<<50)) * time.Microsecond,
+		Bytes: w[3], Duration: time.Duration(min(w[4], 1<<50)) * time.Microsecond,
 	}
 }
 
@@ -80,7 +80,7 @@ var (
 )
 
 // verify compares a record with the ticket that its slot is lent to.
-func (w *words) verify(t Ticket) error {
+func (w *rawRecord) verify(t CompletionSlot) error {
 	switch {
 	case uint32(w[0]) != recordVersion || w[6] != w.check():
 		return ErrRecord
@@ -94,7 +94,7 @@ func (w *words) verify(t Ticket) error {
 
 // load reads a slot while a network card may write to it: sequence first, then the
 // rest; a torn record fails its check.
-func (w *words) load(slot *[8]atomic.Uint64) {
+func (w *rawRecord) load(slot *[8]atomic.Uint64) {
 	w[7] = slot[7].Load()
 	for i := range 7 {
 		w[i] = slot[i].Load()
@@ -102,7 +102,7 @@ func (w *words) load(slot *[8]atomic.Uint64) {
 }
 
 // Record is the completion as the bytes to WRITE to the ticket's slot.
-func (t Ticket) Record(c Completion) [recordBytes]byte {
+func (t CompletionSlot) Record(c Completion) [recordBytes]byte {
 	w := t.encode(c)
 	var b [recordBytes]byte
 	for i, v := range w {

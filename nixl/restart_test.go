@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// held is what a process has of what restarts could leave behind.
-type held struct{ descriptors, threads, mappings, children, goroutines, kilobytes int }
+// resources is what a process has of what restarts could leave behind.
+type resources struct{ descriptors, threads, mappings, children, goroutines, kilobytes int }
 
-func holds(t testing.TB) (h held) {
+func currentResources(t testing.TB) (h resources) {
 	t.Helper()
 	count := func(dir string) int { return len(must[[]os.DirEntry](t)(os.ReadDir(dir))) }
 	h.descriptors, h.threads, h.goroutines = count("/proc/self/fd"), count("/proc/self/task"), runtime.NumGoroutine()
@@ -41,47 +41,47 @@ func holds(t testing.TB) (h held) {
 
 // within says whether h is no more than before and a little, which does not grow with
 // the number of restarts: threads and memory are kept by the runtime.
-func (h held) within(before held) bool {
+func (h resources) within(before resources) bool {
 	return h.descriptors <= before.descriptors && h.mappings <= before.mappings && h.children <= before.children &&
 		h.goroutines <= before.goroutines+2 && h.threads <= before.threads+4 && h.kilobytes <= before.kilobytes+16<<10
 }
 
-// soaked is a number of rounds: many where a soak is asked for.
-func soaked(few, many int) int {
+// soakCount is a number of rounds: many where a soak is asked for.
+func soakCount(few, many int) int {
 	if os.Getenv("SLUICE_SOAK") == "1" {
 		return many
 	}
 	return few
 }
 
-// restarts kills a tier's process n times, by turns in two ways, and looks for what
+// testRestarts kills a tier's process n times, by turns in two ways, and looks for what
 // that leaves behind. After each the tier must come back with another process; use is
 // called with each agent.
-func restarts(t *testing.T, tier *AgentTier, n int, use func(*Agent)) {
+func testRestarts(t *testing.T, tier *AgentTier, n int, use func(*Agent)) {
 	t.Helper()
-	var before held
+	var before resources
 	warm := min(5, n/4)
 	for i := range n {
 		a := tier.Agent()
 		use(a)
 		if i == warm {
-			before = settled(t, func(h held) bool { return true })
+			before = awaitResources(t, func(h resources) bool { return true })
 		}
-		if err := hostOf(t, a).Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV}[i%2]); err != nil {
+		if err := hostProcessOf(t, a).Signal([]syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV}[i%2]); err != nil {
 			t.Fatal(err)
 		}
-		back(t, tier, a, i+1)
+		awaitNewAgent(t, tier, a, i+1)
 	}
 	use(tier.Agent())
-	after := settled(t, func(h held) bool { return h.within(before) })
+	after := awaitResources(t, func(h resources) bool { return h.within(before) })
 	t.Logf("%d restarts; after %d: %+v, after all: %+v", n, warm, before, after)
 	if !after.within(before) {
 		t.Errorf("%d restarts left something behind: %+v, before %+v", n-warm, after, before)
 	}
 }
 
-// back waits until the tier has another agent; a try that fails costs its time-outs.
-func back(t *testing.T, tier *AgentTier, before *Agent, n int) {
+// awaitNewAgent waits until the tier has another agent; a try that fails costs its time-outs.
+func awaitNewAgent(t *testing.T, tier *AgentTier, before *Agent, n int) {
 	t.Helper()
 	reasons := map[string]bool{}
 	began := time.Now()
@@ -102,23 +102,23 @@ func back(t *testing.T, tier *AgentTier, before *Agent, n int) {
 	}
 }
 
-// settled is what this process holds once ok says so, or after a while.
-func settled(t *testing.T, ok func(held) bool) held {
+// awaitResources is what this process holds once ok says so, or after a while.
+func awaitResources(t *testing.T, ok func(resources) bool) resources {
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		runtime.GC()
-		if h := holds(t); ok(h) || time.Now().After(end) {
+		if h := currentResources(t); ok(h) || time.Now().After(end) {
 			return h
 		}
 	}
 }
 
 // boardTier keeps a NIXL agent in a process of its own, with a board as the router has.
-func boardTier(t *testing.T, search Search, command []string) (*AgentTier, *atomic.Pointer[Board]) {
-	var board atomic.Pointer[Board]
+func boardTier(t *testing.T, search Search, command []string) (*AgentTier, *atomic.Pointer[CompletionBoard]) {
+	var board atomic.Pointer[CompletionBoard]
 	tier := StartAgentTier(AgentTierConfig{
-		Agent: Config{Name: "router", Search: search}, Isolate: command, Watch: 20 * time.Millisecond, Retry: 20 * time.Millisecond,
+		Agent: Config{Name: "router", Search: search}, Isolate: command, CheckInterval: 20 * time.Millisecond, MaxRetryPause: 20 * time.Millisecond,
 		Ready: func(ctx context.Context, a *Agent) error {
-			b, err := NewBoard(ctx, a, 1024, nil)
+			b, err := NewCompletionBoard(ctx, a, 1024, nil)
 			board.Store(b)
 			return err
 		},
@@ -130,19 +130,19 @@ func boardTier(t *testing.T, search Search, command []string) (*AgentTier, *atom
 // With our own libnixl_capi: the agent, its board, and a ticket that outlives them.
 func TestIsolatedRestarts(t *testing.T) {
 	lib := fakeLibrary(t)
-	tier, board := boardTier(t, Search{Path: lib}, isolate(t))
-	tierIs(t, tier, TierUp)
-	var older *Board
-	var ticket Ticket
-	restarts(t, tier, soaked(20, 1000), func(*Agent) {
+	tier, board := boardTier(t, Search{Path: lib}, isolateCommand(t))
+	wantTier(t, tier, TierUp)
+	var older *CompletionBoard
+	var ticket CompletionSlot
+	testRestarts(t, tier, soakCount(20, 1000), func(*Agent) {
 		if older != nil { // of the process that is gone
-			if err := older.Complete(ticket.Slot, ticket.Nonce, Completion{}); err != nil {
+			if err := older.CompleteNotified(ticket.Index, ticket.Nonce, Completion{}); err != nil {
 				t.Errorf("a dead process's ticket cannot be ended: %v", err)
 			}
 			older.Release(ticket)
 		}
 		older = board.Load()
-		ticket, _ = older.HandOut(1, time.Now().Add(time.Minute))
+		ticket, _ = older.Acquire(1, time.Now().Add(time.Minute))
 	})
 }
 
@@ -151,17 +151,17 @@ func TestRealIsolatedRestarts(t *testing.T) {
 	if os.Getenv("SLUICE_SOAK") != "1" {
 		t.Skip("SLUICE_SOAK=1 restarts NIXL 200 times and UCX 1,000 times; TestRealIsolated does so once")
 	}
-	command := isolate(t)
+	command := isolateCommand(t)
 	t.Run("nixl", func(t *testing.T) {
 		tier, _ := boardTier(t, search, command)
-		tierIs(t, tier, TierUp)
-		restarts(t, tier, 200, func(*Agent) {})
+		wantTier(t, tier, TierUp)
+		testRestarts(t, tier, 200, func(*Agent) {})
 	})
 	t.Run("ucx", func(t *testing.T) {
-		tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router", Search: search}}, Isolate: command, Watch: 20 * time.Millisecond, Retry: 20 * time.Millisecond})
+		tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router", Search: search}}, Isolate: command, CheckInterval: 20 * time.Millisecond, MaxRetryPause: 20 * time.Millisecond})
 		defer tier.Close()
-		tierIs(t, tier, TierUp)
-		restarts(t, tier, 1000, func(*Agent) {})
+		wantTier(t, tier, TierUp)
+		testRestarts(t, tier, 1000, func(*Agent) {})
 	})
 }
 
@@ -169,15 +169,15 @@ func TestRealIsolatedRestarts(t *testing.T) {
 // first so many milliseconds.
 const dieVariable = "SLUICE_NIXL_TEST_DIE"
 
-func dieSoon() {
+func killSoon() {
 	var most int
 	if _, err := fmt.Sscan(os.Getenv(dieVariable), &most); err == nil && most > 0 {
 		time.AfterFunc(time.Duration(rand.IntN(most))*time.Millisecond, func() { syscall.Kill(os.Getpid(), syscall.SIGKILL) })
 	}
 }
 
-// counted makes a command that counts how often it was started.
-func counted(t *testing.T, command []string) (counting []string, started func() int) {
+// countRestarts makes a command that counts how often it was started.
+func countRestarts(t *testing.T, command []string) (counting []string, started func() int) {
 	file := filepath.Join(t.TempDir(), "started")
 	return append([]string{"/bin/sh", "-c", `echo >> "$0"; exec "$@"`, file}, command...), func() int {
 		b, _ := os.ReadFile(file)
@@ -189,7 +189,7 @@ func counted(t *testing.T, command []string) (counting []string, started func() 
 // it is started again, and comes up once it is left alone.
 func TestRealIsolatedDiesAtAnyMoment(t *testing.T) {
 	search := realNIXL(t)
-	command, started := counted(t, isolate(t))
+	command, started := countRestarts(t, isolateCommand(t))
 	t.Setenv(dieVariable, "600")
 	tier, board := boardTier(t, search, command)
 	times := 6
@@ -217,10 +217,10 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	var first atomic.Pointer[Agent]
 	var told atomic.Value
 	tier := StartAgentTier(AgentTierConfig{
-		Agent: Config{Name: "router", Search: Search{Path: lib}}, Isolate: isolate(t), Watch: time.Millisecond, Retry: time.Millisecond,
+		Agent: Config{Name: "router", Search: Search{Path: lib}}, Isolate: isolateCommand(t), CheckInterval: time.Millisecond, MaxRetryPause: time.Millisecond,
 		Ready: func(ctx context.Context, a *Agent) error {
 			first.CompareAndSwap(nil, a)
-			_, err := NewBoard(ctx, a, 1024, nil)
+			_, err := NewCompletionBoard(ctx, a, 1024, nil)
 			if err != nil {
 				told.CompareAndSwap(nil, err)
 			}
@@ -238,13 +238,13 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	})
 	os.Unsetenv("FAKE_NIXL_HANG")
 	began := time.Now()
-	if err := hostOf(t, first.Load()).Kill(); err != nil {
+	if err := hostProcessOf(t, first.Load()).Kill(); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "who waits for the registration is told", func() bool { return told.Load() != nil })
 	if err := told.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
 		t.Errorf("told %v; want ErrDied of the registration", err)
 	}
-	tierIs(t, tier, TierUp)
+	wantTier(t, tier, TierUp)
 	t.Logf("up again %s after the death", time.Since(began).Round(time.Millisecond))
 }

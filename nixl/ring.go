@@ -65,8 +65,8 @@ type ring struct {
 	wakeFD   int    // command producers wake the thread
 	eventFD  int    // the thread wakes the reader of events
 
-	broken  atomic.Bool // the other process wrote nonsense
-	current event       // the reader's own: one that is handed out, without an allocation each
+	corrupt  atomic.Bool // the other process wrote nonsense
+	eventBuf event       // the reader's own: one that is handed out, without an allocation each
 }
 
 // newRing maps the block; capacities must be powers of two.
@@ -76,11 +76,11 @@ func newRing(commands, events int) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := layRing(block, commands, events, 0)
+	r, err := placeRing(block, commands, events, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.prepare(); err != nil {
+	if err := r.init(); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -93,10 +93,10 @@ func newSharedRing(commands, events, spill int) (*ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := layRing(a.bytes, commands, events, spill)
+	r, err := placeRing(a.bytes, commands, events, spill)
 	if err == nil {
 		r.shared = a
-		err = r.prepare()
+		err = r.init()
 	}
 	return r, err
 }
@@ -105,8 +105,8 @@ func ringBytes(commands, events, spill int) int {
 	return int(unsafe.Sizeof(sharedHead{})) + (commands+events)*(int(unsafe.Sizeof(slot{}))+spill)
 }
 
-// layRing lays a ring over a block.
-func layRing(block []byte, commands, events, spill int) (*ring, error) {
+// placeRing lays a ring over a block.
+func placeRing(block []byte, commands, events, spill int) (*ring, error) {
 	if commands < 16 || events < 16 || spill < 0 || len(block) < ringBytes(commands, events, spill) {
 		return nil, fmt.Errorf("nixl: a ring of %d and %d slots does not fit in %d bytes", commands, events, len(block))
 	}
@@ -118,14 +118,14 @@ func layRing(block []byte, commands, events, spill int) (*ring, error) {
 	return r, nil
 }
 
-// beside is the place for the long payload of a slot, counted through both rings.
-func (r *ring) beside(i int) []byte {
+// spillArea is the place for the long payload of a slot, counted through both rings.
+func (r *ring) spillArea(i int) []byte {
 	at := len(r.block) - (len(r.commands)+len(r.events)-i)*r.spill
 	return r.block[at : at+r.spill : at+r.spill]
 }
 
-// prepare empties the commands and makes the descriptors.
-func (r *ring) prepare() (err error) {
+// init empties the commands and makes the descriptors.
+func (r *ring) init() (err error) {
 	for i := range r.commands {
 		r.commands[i].seq.Store(uint64(i))
 	}
@@ -159,7 +159,7 @@ func (r *ring) push(c *command) error {
 	case n <= inlineBytes:
 	case r.spill > 0:
 		if n > r.spill {
-			return errLong
+			return errTooLong
 		}
 		big = 1
 	default:
@@ -171,7 +171,7 @@ func (r *ring) push(c *command) error {
 		at := r.head.cmdTail.Load()
 		s := &r.commands[at&uint64(len(r.commands)-1)]
 		d := int64(s.seq.Load() - at)
-		if d > 0 && tries < maxTries && r.head.cmdTail.Load() != at {
+		if d > 0 && tries < maxPushTries && r.head.cmdTail.Load() != at {
 			continue // another producer was faster
 		}
 		if d != 0 {
@@ -181,7 +181,7 @@ func (r *ring) push(c *command) error {
 			if d < 0 {
 				return ErrFull
 			}
-			r.spoilt() // nobody moves the tail on: the other process wrote there
+			r.reportCorrupt() // nobody moves the tail on: the other process wrote there
 			return ErrClosed
 		}
 		if !r.head.cmdTail.CompareAndSwap(at, at+1) {
@@ -192,7 +192,7 @@ func (r *ring) push(c *command) error {
 		if big == 0 {
 			copy(s.data[:], c.data)
 		} else if r.spill > 0 {
-			copy(r.beside(int(at&uint64(len(r.commands)-1))), c.data)
+			copy(r.spillArea(int(at&uint64(len(r.commands)-1))), c.data)
 		}
 		s.seq.Store(at + 1)
 		r.wake()
@@ -200,12 +200,12 @@ func (r *ring) push(c *command) error {
 	}
 }
 
-// maxTries bounds how often a producer may find that others were faster: in a ring that
+// maxPushTries bounds how often a producer may find that others were faster: in a ring that
 // is shared with another process the numbers may be anything.
-const maxTries = 1 << 16
+const maxPushTries = 1 << 16
 
-// errLong is a payload that has no place in a ring that is shared with another process.
-var errLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
+// errTooLong is a payload that has no place in a ring that is shared with another process.
+var errTooLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
 
 var one = [8]byte{1} // little endian, as on every machine with NIXL
 
@@ -217,9 +217,9 @@ func (r *ring) wake() {
 	}
 }
 
-// spoilt has the reader end the other process.
-func (r *ring) spoilt() {
-	if r.broken.CompareAndSwap(false, true) {
+// reportCorrupt has the reader end the other process.
+func (r *ring) reportCorrupt() {
+	if r.corrupt.CompareAndSwap(false, true) {
 		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.eventFD), uintptr(unsafe.Pointer(&one)), 8)
 	}
 }
@@ -238,16 +238,16 @@ func (r *ring) pop(f func(*event)) bool {
 	case n == 0:
 		return false
 	case n > uint64(len(r.events)):
-		r.broken.Store(true)
+		r.corrupt.Store(true)
 		return false
 	}
 	s := &r.events[at&uint64(len(r.events)-1)]
-	e := &r.current
+	e := &r.eventBuf
 	*e = event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
 	switch {
 	case r.spill > 0 && s.big != 0: // whatever it says, there is one place for it
 		i := len(r.commands) + int(at&uint64(len(r.events)-1))
-		e.data = bytes.Clone(r.beside(i)[:min(int(s.length), r.spill)])
+		e.data = bytes.Clone(r.spillArea(i)[:min(int(s.length), r.spill)])
 	case s.big != 0:
 		e.data = native.Take(s.big, int(s.length))
 		s.big = 0

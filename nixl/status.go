@@ -38,7 +38,7 @@ const (
 	Died            Status = -111 // the agent's process has ended
 )
 
-var statusWords = map[Status]string{
+var statusTexts = map[Status]string{
 	Success:      "success",
 	InProgress:   "in progress",
 	InvalidParam: "invalid parameter (NIXL -1)",
@@ -63,11 +63,11 @@ var statusWords = map[Status]string{
 }
 
 func (s Status) String() string {
-	if w, ok := statusWords[s]; ok {
+	if w, ok := statusTexts[s]; ok {
 		return w
 	}
 	if u := int(s) - ucxBase; u < 0 && u >= -100 {
-		if w, ok := ucxWords[u]; ok {
+		if w, ok := ucxStatusTexts[u]; ok {
 			return fmt.Sprintf("%s (UCX %d)", w, u)
 		}
 		return fmt.Sprintf("UCX %d", u)
@@ -75,8 +75,8 @@ func (s Status) String() string {
 	return fmt.Sprintf("unknown status %d", int32(s))
 }
 
-// ucxWords are the statuses of UCX that the calls used here may answer.
-var ucxWords = map[int]string{
+// ucxStatusTexts are the statuses of UCX that the calls used here may answer.
+var ucxStatusTexts = map[int]string{
 	-2: "no resource", -3: "input/output error", -4: "out of memory", -5: "invalid parameter", -6: "destination unreachable",
 	-7: "invalid address", -8: "not implemented", -12: "no such setting", -14: "no such device", -15: "busy", -16: "canceled",
 	-20: "timed out", -22: "unsupported", -23: "rejected", -24: "not connected", -25: "connection reset by the peer", -80: "the endpoint timed out",
@@ -95,13 +95,13 @@ var (
 
 // Error is a refused or failed call.
 type Error struct {
-	Doing  string // "register 4096 bytes of DRAM"
-	Status Status
-	Hint   string // what may be done about it; may be empty
+	Operation string // "register 4096 bytes of DRAM"
+	Status    Status
+	Hint      string // what may be done about it; may be empty
 }
 
 func (e *Error) Error() string {
-	s := "nixl: cannot " + e.Doing + ": " + e.Status.String()
+	s := "nixl: cannot " + e.Operation + ": " + e.Status.String()
 	if e.Hint != "" {
 		s += ": " + e.Hint
 	}

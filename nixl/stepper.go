@@ -29,10 +29,10 @@ type stepper struct {
 	wake *os.File    // commands
 	done chan struct{}
 
-	mu      sync.Mutex // guards what follows, and the steps: one at a time
-	arrival *os.File   // UCX's descriptor, once the worker is open
-	stopped bool
-	both    sync.WaitGroup
+	mu         sync.Mutex // guards what follows, and the steps: one at a time
+	arrival    *os.File   // UCX's descriptor, once the worker is open
+	stopped    bool
+	goroutines sync.WaitGroup
 }
 
 // newStepper makes a worker over a ring. Where pop is nil, the reader of events waits
@@ -60,21 +60,21 @@ func (s *stepper) run() {
 	var buf [8]byte
 	for s.pump() {
 		if s.arrival == nil { // set here alone
-			s.awaitArrivals()
+			s.armArrivals()
 		}
 		if _, err := s.wake.Read(buf[:]); err != nil {
 			break // the other goroutine's pump saw the end
 		}
 	}
-	s.both.Wait()
+	s.goroutines.Wait()
 	s.wake.Close()
 	if s.arrival != nil {
 		s.arrival.Close()
 	}
 }
 
-// nap is the pause before a step that nothing will wake.
-const nap = 200 * time.Microsecond
+// stepInterval is the pause before a step that nothing will wake.
+const stepInterval = 200 * time.Microsecond
 
 // pump steps until the worker has nothing left to do; false when it has stopped.
 func (s *stepper) pump() bool {
@@ -88,8 +88,8 @@ func (s *stepper) pump() bool {
 		switch {
 		case next == native.UCXWait:
 			return true
-		case next == native.UCXNap && !read:
-			time.Sleep(nap)
+		case next == native.UCXRetrySoon && !read:
+			time.Sleep(stepInterval)
 		case next == native.UCXStopped:
 			s.stopped = true
 			// Both goroutines leave their waits. Closing would wait for them, and this is one.
@@ -102,8 +102,8 @@ func (s *stepper) pump() bool {
 	return false
 }
 
-// awaitArrivals waits for messages from now on, if the worker is open.
-func (s *stepper) awaitArrivals() {
+// armArrivals waits for messages from now on, if the worker is open.
+func (s *stepper) armArrivals() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fd := -1
@@ -127,16 +127,16 @@ func (s *stepper) awaitArrivals() {
 		return
 	}
 	s.arrival = f
-	s.both.Go(func() {
+	s.goroutines.Go(func() {
 		// Nothing is read from it: it can be read as long as UCX has not looked. Go's
 		// poller tells of each rise anew, and a pump that comes after one sees it all.
 		c.Read(func(uintptr) bool { return !s.pump() })
 	})
 }
 
-// inProcess is a stepper whose events are read here.
-type inProcess struct {
-	guarded
+// localStepper is a stepper whose events are read here.
+type localStepper struct {
+	guardedRing
 	*stepper
 }
 
@@ -152,15 +152,15 @@ func startUCX(cfg *Config, sink func(*event)) (driver, error) {
 		return nil, err
 	}
 	go s.run()
-	return &inProcess{guarded{ring: r}, s}, nil
+	return &localStepper{guardedRing{ring: r}, s}, nil
 }
 
 // stop waits for the worker's end. One that hangs in the library is left behind.
-func (t *inProcess) stop(by time.Time) bool {
-	if !t.gone(by) {
+func (t *localStepper) stop(by time.Time) bool {
+	if !t.awaitStopped(by) {
 		return false
 	}
 	<-t.done
-	t.giveBack()
+	t.unmap()
 	return true
 }

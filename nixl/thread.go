@@ -12,7 +12,7 @@ import (
 
 // thread drives an agent that a C thread owns.
 type thread struct {
-	guarded
+	guardedRing
 	*reader
 }
 
@@ -22,9 +22,9 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &thread{guarded: guarded{ring: r}}
+	t := &thread{guardedRing: guardedRing{ring: r}}
 	if t.reader, err = newReader(r); err == nil {
-		if err = native.StartAgent(unsafe.Pointer(r.head), uint32(cfg.Commands), uint32(cfg.Events), uint32(r.spill), r.wakeFD, r.eventFD, cfg.Pace); err != nil {
+		if err = native.StartAgent(unsafe.Pointer(r.head), uint32(cfg.Commands), uint32(cfg.Events), uint32(r.spill), r.wakeFD, r.eventFD, cfg.Poll); err != nil {
 			t.wait.Close()
 		}
 	}
@@ -39,20 +39,20 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 // stop waits for the C thread's end. One that hangs in the library keeps its block
 // and its descriptors: they are left to it.
 func (t *thread) stop(by time.Time) bool {
-	gone := t.gone(by)
-	if !t.end(by) || !gone {
+	gone := t.awaitStopped(by)
+	if !t.stop(by) || !gone {
 		return false
 	}
-	t.giveBack()
+	t.unmap()
 	return true
 }
 
 // reader hands out the events that another thread, or process, puts in a ring.
 type reader struct {
-	r    *ring
-	wait *os.File // the event descriptor, in Go's poller
-	done chan struct{}
-	lost func() // told when the ring holds nonsense; nil where only this process writes to it
+	r         *ring
+	wait      *os.File // the event descriptor, in Go's poller
+	done      chan struct{}
+	onCorrupt func() // told when the ring holds nonsense; nil where only this process writes to it
 }
 
 func newReader(r *ring) (*reader, error) {
@@ -98,8 +98,8 @@ func (t *reader) read(sink func(*event)) {
 	for {
 		for t.r.pop(sink) {
 		}
-		if t.lost != nil && t.r.broken.Load() {
-			t.lost()
+		if t.onCorrupt != nil && t.r.corrupt.Load() {
+			t.onCorrupt()
 			return
 		}
 		asked = false
@@ -109,17 +109,17 @@ func (t *reader) read(sink func(*event)) {
 	}
 }
 
-// handlerGrace is how long a handler of events may still take when its agent is closed.
-const handlerGrace = 100 * time.Millisecond
+// handlerTimeout is how long a handler of events may still take when its agent is closed.
+const handlerTimeout = 100 * time.Millisecond
 
-// end has the reading stop; false when a handler of events has not come back by then:
+// stop has the reading stop; false when a handler of events has not come back by then:
 // it still has a slot of the ring.
-func (t *reader) end(by time.Time) bool {
+func (t *reader) stop(by time.Time) bool {
 	t.wait.Close()
 	select {
 	case <-t.done:
 		return true
-	case <-time.After(max(handlerGrace, time.Until(by))):
+	case <-time.After(max(handlerTimeout, time.Until(by))):
 		return false
 	}
 }

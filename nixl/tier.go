@@ -29,18 +29,18 @@ const (
 	TierDown     TierState = "down" // worked, or should; tried again by itself
 )
 
-// Means is one tier at work. Status answers at once, from any goroutine.
-type Means interface {
+// TierService is one tier at work. Status answers at once, from any goroutine.
+type TierService interface {
 	Tier() Tier
 	Status() (state TierState, reason string)
 	Close() error
 }
 
-// Ladder is the tiers of a router, best first. HTTP is always below them.
-type Ladder []Means
+// Tiers is the tiers of a router, best first. HTTP is always below them.
+type Tiers []TierService
 
 // Active is the best tier that is up, and why it is not a better one.
-func (l Ladder) Active() (Tier, string) {
+func (l Tiers) Active() (Tier, string) {
 	var reasons []string
 	for _, m := range l {
 		state, reason := m.Status()

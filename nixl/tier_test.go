@@ -2,7 +2,7 @@ package nixl
 
 import "testing"
 
-func TestActiveGivesAReason(t *testing.T) {
+func TestActiveReportsReason(t *testing.T) {
 	tier, why := Active()
 	if tier != TierHTTP || why == "" {
 		t.Errorf("Active() = %q, %q; want the http tier and a reason", tier, why)

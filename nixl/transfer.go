@@ -26,25 +26,25 @@ func (o Op) String() string {
 
 // Transfer is one read or write under way.
 type Transfer struct {
-	agent  *Agent
-	peer   *Peer
-	token  uint64
-	doing  string
-	wait   *waiter
-	status atomic.Int32
-	done   chan struct{}
-	answer answer
-	began  time.Time
-	took   time.Duration
+	agent     *Agent
+	peer      *Peer
+	token     uint64
+	operation string
+	wait      *waiter
+	status    atomic.Int32
+	done      chan struct{}
+	result    callResult
+	began     time.Time
+	elapsed   time.Duration
 }
 
 // Telemetry of a transfer that succeeded. Post and Duration are NIXL's own where
 // the agent was opened with Telemetry; Seen is measured here, from Start to the
 // answer.
 type Telemetry struct {
-	Post, Duration, Seen time.Duration
-	Bytes                uint64
-	Measured             bool // by NIXL
+	Post, Duration, Observed time.Duration
+	Bytes                    uint64
+	Measured                 bool // by NIXL
 }
 
 const maxSpans = 1 << 16
@@ -54,9 +54,9 @@ const maxSpans = 1 << 16
 // when the data is there. The spans' memory must be registered here, and must stay
 // so until the transfer has ended.
 func (a *Agent) Start(ctx context.Context, op Op, local []Span, p *Peer, remote []Remote, notification []byte) (*Transfer, error) {
-	doing := fmt.Sprintf("%s %d spans at %q", op, len(local), p.name)
+	operation := fmt.Sprintf("%s %d spans at %q", op, len(local), p.name)
 	refuse := func(s Status, format string, args ...any) (*Transfer, error) {
-		return nil, &Error{Doing: doing, Status: s, Hint: fmt.Sprintf(format, args...)}
+		return nil, &Error{Operation: operation, Status: s, Hint: fmt.Sprintf(format, args...)}
 	}
 	if a.closing.Load() {
 		return refuse(Closed, "")
@@ -102,10 +102,10 @@ func (a *Agent) Start(ctx context.Context, op Op, local []Span, p *Peer, remote 
 	b = append(b, notification...)
 
 	c := command{op: opTransfer, handle: p.handle, data: b}
-	t := &Transfer{agent: a, peer: p, doing: doing, wait: a.await(&c), token: c.token, done: make(chan struct{}), began: time.Now()}
+	t := &Transfer{agent: a, peer: p, operation: operation, wait: a.addWaiter(&c), token: c.token, done: make(chan struct{}), began: time.Now()}
 	t.status.Store(int32(InProgress))
 	if err := a.submit(ctx, &c); err != nil {
-		a.forget(c.token)
+		a.removeWaiter(c.token)
 		return refuse(statusOf(err), "%s", a.stuckHint())
 	}
 	go t.watch()
@@ -120,9 +120,9 @@ func appendDesc(b []byte, address, n, device uint64) []byte {
 
 // watch takes the one answer of the transfer; Close answers too.
 func (t *Transfer) watch() {
-	t.answer = <-t.wait.answer
-	t.took = time.Since(t.began)
-	t.status.Store(int32(t.answer.status))
+	t.result = <-t.wait.result
+	t.elapsed = time.Since(t.began)
+	t.status.Store(int32(t.result.status))
 	close(t.done)
 }
 
@@ -143,17 +143,17 @@ func (t *Transfer) Wait(ctx context.Context) (Telemetry, error) {
 	select {
 	case <-t.done:
 	case <-ctx.Done():
-		return Telemetry{}, &Error{Doing: t.doing, Status: statusOf(ctx.Err()), Hint: t.agent.stuckHint()}
+		return Telemetry{}, &Error{Operation: t.operation, Status: statusOf(ctx.Err()), Hint: t.agent.stuckHint()}
 	}
-	if t.answer.status != Success {
-		return Telemetry{}, t.peer.explain(&Error{Doing: t.doing, Status: t.answer.status}, t.agent.library)
+	if t.result.status != Success {
+		return Telemetry{}, t.peer.explain(&Error{Operation: t.operation, Status: t.result.status}, t.agent.library)
 	}
 	return Telemetry{
-		Post:     time.Duration(t.answer.arg[0]) * time.Microsecond,
-		Duration: time.Duration(t.answer.arg[1]) * time.Microsecond,
-		Bytes:    t.answer.arg[2],
-		Seen:     t.took,
-		Measured: t.answer.aux == 1,
+		Post:     time.Duration(t.result.arg[0]) * time.Microsecond,
+		Duration: time.Duration(t.result.arg[1]) * time.Microsecond,
+		Bytes:    t.result.arg[2],
+		Observed: t.elapsed,
+		Measured: t.result.aux == 1,
 	}, nil
 }
 
@@ -161,7 +161,7 @@ func (t *Transfer) Wait(ctx context.Context) (Telemetry, error) {
 // may still move for a while, so its memory must stay registered.
 func (t *Transfer) Cancel(ctx context.Context) error {
 	if err := t.agent.submit(ctx, &command{op: opCancel, handle: t.token}); err != nil {
-		return &Error{Doing: "cancel: " + t.doing, Status: statusOf(err)}
+		return &Error{Operation: "cancel: " + t.operation, Status: statusOf(err)}
 	}
 	return nil
 }

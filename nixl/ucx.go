@@ -42,7 +42,7 @@ func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openOn(ctx, cfg.Agent, library, startUCX)
+	return openWithLibrary(ctx, cfg.Agent, library, startUCX)
 }
 
 // ucxAddressHead is "SLUCX", a version, UCX's major and minor, and the length of the
@@ -144,21 +144,21 @@ type UCXTierConfig struct {
 	UCX UCXConfig
 	// After is the NIXL tier, where there is one: its library may bring the UCX
 	// that must be used, so its start is waited for.
-	After Means
+	After TierService
 	// Refused, when not nil, keeps the tier off: what was configured cannot be.
-	Refused error
+	DisabledReason error
 	// Isolate, Ready, OnState, Watch and Retry are as in AgentTierConfig.
-	Ready        func(context.Context, *Agent) error
-	OnState      func(TierState, string)
-	Isolate      []string
-	Watch, Retry time.Duration
+	Ready                        func(context.Context, *Agent) error
+	OnState                      func(TierState, string)
+	Isolate                      []string
+	CheckInterval, MaxRetryPause time.Duration
 }
 
 // StartUCXTier begins to open an agent over UCX alone and returns at once. The tier
 // is tested and watched as NIXL's is.
 func StartUCXTier(cfg UCXTierConfig) *AgentTier {
 	return StartAgentTier(AgentTierConfig{
-		Agent: cfg.UCX.Agent, refused: cfg.Refused, Ready: cfg.Ready, OnState: cfg.OnState, Watch: cfg.Watch, Retry: cfg.Retry, tier: TierUCX, after: cfg.After, Isolate: cfg.Isolate, path: cfg.UCX.Path,
+		Agent: cfg.UCX.Agent, disabledReason: cfg.DisabledReason, Ready: cfg.Ready, OnState: cfg.OnState, CheckInterval: cfg.CheckInterval, MaxRetryPause: cfg.MaxRetryPause, tier: TierUCX, after: cfg.After, Isolate: cfg.Isolate, path: cfg.UCX.Path,
 		open: func(ctx context.Context, c Config) (*Agent, error) {
 			return OpenUCX(ctx, UCXConfig{Agent: c, Path: cfg.UCX.Path})
 		},

@@ -14,19 +14,19 @@ import (
 	"sluice/native"
 )
 
-// ucxWorld opens agents over the UCX of the cached NIXL wheel, without NIXL.
-func ucxWorld() world {
-	return world{name: "ucx", open: func(t testing.TB, cfg Config) *Agent {
+// ucxNetwork opens agents over the UCX of the cached NIXL wheel, without NIXL.
+func ucxNetwork() agentNetwork {
+	return agentNetwork{name: "ucx", open: func(t testing.TB, cfg Config) *Agent {
 		cfg.Search = realNIXL(t)
 		return opened(t, cfg, func(ctx context.Context, cfg Config) (*Agent, error) { return OpenUCX(ctx, UCXConfig{Agent: cfg}) })
 	}}
 }
 
 func TestRealUCXMessages(t *testing.T) {
-	w := ucxWorld()
+	w := ucxNetwork()
 	var at, bt inbox
 	a, b := w.open(t, Config{Name: "a", OnNotification: at.handler()}), w.open(t, Config{Name: "b", OnNotification: bt.handler()})
-	ab, ba := meet(t, a, b), meet(t, b, a)
+	ab, ba := connectAgents(t, a, b), connectAgents(t, b, a)
 	if l := a.Library(); l.NIXL != "" || !strings.Contains(l.String(), "UCX 1.23") {
 		t.Errorf("library %s; want UCX 1.23 alone", l)
 	}
@@ -78,7 +78,7 @@ func TestRealUCXBurst(t *testing.T) {
 	if testing.Short() {
 		n = 2_000
 	}
-	w := ucxWorld()
+	w := ucxNetwork()
 	var next, wrong atomic.Int64
 	b := w.open(t, Config{Events: 64, OnNotification: func(m Notification) {
 		var i int64
@@ -90,7 +90,7 @@ func TestRealUCXBurst(t *testing.T) {
 		}
 	}})
 	a := w.open(t, Config{})
-	p := meet(t, a, b)
+	p := connectAgents(t, a, b)
 	for i := 0; i < n; {
 		err := a.Post(p, fmt.Appendf(nil, "%d", i))
 		if errors.Is(err, ErrFull) {
@@ -109,7 +109,7 @@ func TestRealUCXBurst(t *testing.T) {
 }
 
 func TestRealUCXRefusesAddresses(t *testing.T) {
-	a := ucxWorld().open(t, Config{Name: "a"})
+	a := ucxNetwork().open(t, Config{Name: "a"})
 	md := must[[]byte](t)(a.Metadata(t.Context()))
 	for name, bad := range map[string][]byte{
 		"of NIXL": []byte("nixlSerDes|"), "cut": md[:8], "no address": md[:10], "another version": append([]byte("SLUCX\x02"), md[6:]...),
@@ -132,7 +132,7 @@ func TestRealUCXRefusesAddresses(t *testing.T) {
 func TestRealUCXKilledPeer(t *testing.T) {
 	realNIXL(t)
 	down := make(chan time.Time, 1)
-	a := ucxWorld().open(t, Config{OnPeerDown: func(*Peer) { down <- time.Now() }})
+	a := ucxNetwork().open(t, Config{OnPeerDown: func(*Peer) { down <- time.Now() }})
 	c := startChild(t, "ucx-peer:1.5.1")
 	p := must[*Peer](t)(a.LoadPeer(t.Context(), c.metadata(t), ""))
 	if err := a.Notify(t.Context(), p, []byte("hello")); err != nil {
@@ -181,7 +181,7 @@ func TestRealUCXTier(t *testing.T) {
 	var got inbox
 	tier := StartUCXTier(UCXTierConfig{UCX: UCXConfig{Agent: Config{Name: "router", OnNotification: got.handler()}}, After: above})
 	defer tier.Close()
-	reason := tierIs(t, tier, TierUp)
+	reason := wantTier(t, tier, TierUp)
 	if !strings.Contains(reason, "UCX 1.23") || tier.Tier() != TierUCX {
 		t.Errorf("%s is up: %s; want UCX 1.23 named", tier.Tier(), reason)
 	}
@@ -189,7 +189,7 @@ func TestRealUCXTier(t *testing.T) {
 	if ucx := ResidentUCX(); len(ucx) != 1 || !strings.Contains(ucx[0], "nixl-1.5.1") {
 		t.Errorf("libucp in this process: %v; want the wheel's alone", ucx)
 	}
-	if active, _ := (Ladder{tier}).Active(); active != TierUCX {
+	if active, _ := (Tiers{tier}).Active(); active != TierUCX {
 		t.Errorf("active %s", active)
 	}
 	a := tier.Agent()
@@ -207,7 +207,7 @@ func TestRealUCXTier(t *testing.T) {
 
 // One UCX in a process: another file is refused, with the reason.
 func TestRealSecondUCXIsRefused(t *testing.T) {
-	ucxWorld().open(t, Config{})
+	ucxNetwork().open(t, Config{})
 	other := filepath.Join(t.TempDir(), "libucp.so.0")
 	if err := os.WriteFile(other, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)

@@ -15,15 +15,15 @@ import (
 func mismatch(ours, theirs string) string {
 	a, okA := minor(ours)
 	b, okB := minor(theirs)
-	if !okA || !okB || (a < gap) == (b < gap) {
+	if !okA || !okB || (a < versionGap) == (b < versionGap) {
 		return ""
 	}
 	return fmt.Sprintf("ours is NIXL %s, the peer's %s: between 1.3 and 1.4 their UCX changed, and a message would crash the older process; run with the engine's own wheel",
 		strings.TrimPrefix(ours, "NIXL "), strings.TrimPrefix(theirs, "NIXL "))
 }
 
-// gap is the first version beyond the change: 1.4.
-const gap = 1<<16 | 4
+// versionGap is the first version beyond the change: 1.4.
+const versionGap = 1<<16 | 4
 
 // minor reads "1.3.2" or "NIXL 1.3.2" as major and minor in one number.
 func minor(v string) (int, bool) {

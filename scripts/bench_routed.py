@@ -9,7 +9,7 @@ Figures are medians of the rounds with their range. CPU is what the kernel charg
 process. A ratio or a difference is taken in each round; ratios are the only figures that
 mean something on another machine, or another day.
 
-"sockets alone" is the floor (bench/routed/floor.go): one thread with an epoll instance
+"sockets alone" is the floor (bench/routed/baseline.go): one thread with an epoll instance
 that reads from the same engine and writes to the same load, and looks into nothing.
 Over the framed socket it writes an item of constant bytes for each event. What a way
 costs beyond it is what is done beyond the sockets, in the kernel (waking, waiting) or

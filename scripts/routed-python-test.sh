@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python client (router/routed/python) against the built router
+# Runs the tests of the Python client (router/engineapi/python) against the built router
 # over simulated engines, its types, and its installation as a package.
 #
 #   scripts/routed-python-test.sh [ARGUMENT...]   the tests; arguments go to unittest
@@ -9,7 +9,7 @@
 # their own in ${SLUICE_CACHE:-~/.cache/sluice}/routed-python, made once.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-package=$here/../router/routed/python
+package=$here/../router/engineapi/python
 pins=(msgpack==1.1.2 mypy==2.4.1 setuptools==80.9.0)
 
 die() { echo "routed-python-test.sh: $*" >&2; exit 2; }

@@ -41,19 +41,19 @@ func perBlock(b *testing.B, blocks int, prepare func() kvindex.Index, do func(kv
 }
 
 func BenchmarkIndexStore(b *testing.B) {
-	grid(b, func(b *testing.B, l *load) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		perBlock(b, l.blocks, func() kvindex.Index { return l.index(true) }, l.store)
-	}, everyWriter...)
+	}, concurrentWriters...)
 }
 
 func BenchmarkIndexStoreGrowing(b *testing.B) {
-	grid(b, func(b *testing.B, l *load) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		perBlock(b, l.blocks, func() kvindex.Index { return l.index(false) }, l.store)
 	}, unique64, shared64, shared1000)
 }
 
 func BenchmarkIndexRemove(b *testing.B) {
-	grid(b, func(b *testing.B, l *load) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		perBlock(b, l.blocks, func() kvindex.Index {
 			ix := l.index(true)
 			l.store(ix)
@@ -64,12 +64,12 @@ func BenchmarkIndexRemove(b *testing.B) {
 				b.Fatalf("%d entries left", ix.Len())
 			}
 		})
-	}, everyWriter...)
+	}, concurrentWriters...)
 }
 
 // BenchmarkIndexSingle is the pattern of decoding: one block an event.
 func BenchmarkIndexSingle(b *testing.B) {
-	l := newLoad("shared", 64, 256, total, 1)
+	l := newBenchWorkload("shared", 64, 256, total, 1)
 	b.Run("do=store/load=shared/workers=64/depth=256", func(b *testing.B) {
 		perBlock(b, l.blocks, func() kvindex.Index { return l.index(true) }, l.store)
 	})
@@ -126,43 +126,47 @@ func quantiles(b *testing.B, samples []int64) {
 	b.ReportMetric(at(0.999), "p999-ns")
 }
 
-func reads(b *testing.B, queries func(*load) [][]blockhash.Seq, dense bool, check func(*load, *kvindex.Overlap) bool, points ...[3]any) {
-	grid(b, func(b *testing.B, l *load) {
+func reads(b *testing.B, queries func(*benchWorkload) [][]blockhash.Seq, dense bool, check func(*benchWorkload, *kvindex.Overlap) bool, points ...[3]any) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		ix := l.index(true)
 		l.store(ix)
 		lookups(b, ix, queries(l), dense, func(o *kvindex.Overlap) bool { return check(l, o) })
 	}, points...)
 }
 
-func whole(l *load, o *kvindex.Overlap) bool { return o.Max() == l.depth }
-func some(l *load, o *kvindex.Overlap) bool  { return o.Max() >= l.depth/2 && o.Max() < l.depth }
-func none(_ *load, o *kvindex.Overlap) bool  { return o.Max() == 0 }
-func mixed(l *load, o *kvindex.Overlap) bool { return o.Max() == 0 || o.Max() == l.prefix }
+func hitQueries(l *benchWorkload, o *kvindex.Overlap) bool { return o.Max() == l.depth }
+func partialQueries(l *benchWorkload, o *kvindex.Overlap) bool {
+	return o.Max() >= l.depth/2 && o.Max() < l.depth
+}
+func missQueries(_ *benchWorkload, o *kvindex.Overlap) bool { return o.Max() == 0 }
+func mixedQueries(l *benchWorkload, o *kvindex.Overlap) bool {
+	return o.Max() == 0 || o.Max() == l.prefix
+}
 
 func BenchmarkIndexHit(b *testing.B) {
-	reads(b, (*load).hits, false, whole, unique64, shared64, uniqueDeep, sharedDeep, shared8, shared1000)
+	reads(b, (*benchWorkload).hits, false, hitQueries, unique64, shared64, uniqueDeep, sharedDeep, shared8, shared1000)
 }
 
 func BenchmarkIndexHitDense(b *testing.B) {
-	reads(b, (*load).hits, true, whole, shared64, sharedDeep, shared1000)
+	reads(b, (*benchWorkload).hits, true, hitQueries, shared64, sharedDeep, shared1000)
 }
 
 func BenchmarkIndexPartial(b *testing.B) {
-	reads(b, (*load).partials, false, some, sharedDeep, shared1000)
+	reads(b, (*benchWorkload).partials, false, partialQueries, sharedDeep, shared1000)
 }
 
 func BenchmarkIndexMiss(b *testing.B) {
-	reads(b, (*load).misses, false, none, unique64, shared64, shared16, shared1000)
+	reads(b, (*benchWorkload).misses, false, missQueries, unique64, shared64, shared16, shared1000)
 }
 
 func BenchmarkIndexMix(b *testing.B) {
-	reads(b, (*load).mixes, false, mixed, shared64, sharedDeep, shared1000)
+	reads(b, (*benchWorkload).mixes, false, mixedQueries, shared64, sharedDeep, shared1000)
 }
 
 // BenchmarkIndexMixUnderWrites is the mix while a writer stores 100,000 blocks a
 // second and removes as many.
 func BenchmarkIndexMixUnderWrites(b *testing.B) {
-	grid(b, func(b *testing.B, l *load) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		ix := l.index(true)
 		l.store(ix)
 		stop, stopped := make(chan struct{}), make(chan int)
@@ -173,7 +177,7 @@ func BenchmarkIndexMixUnderWrites(b *testing.B) {
 			}
 			var live []stored
 			written := 0
-			d := draws(7)
+			d := queryPicker(7)
 			start := time.Now()
 			tick := time.NewTicker(time.Millisecond)
 			defer tick.Stop()
@@ -203,7 +207,7 @@ func BenchmarkIndexMixUnderWrites(b *testing.B) {
 				}
 			}
 		}()
-		lookups(b, ix, l.mixes(), false, func(o *kvindex.Overlap) bool { return mixed(l, o) })
+		lookups(b, ix, l.mixes(), false, func(o *kvindex.Overlap) bool { return mixedQueries(l, o) })
 		close(stop)
 		if <-stopped == 0 {
 			b.Log("the writer never ran")
@@ -216,7 +220,7 @@ func BenchmarkIndexWorst(b *testing.B) {
 	const ranks, depth = 1000, 2048
 	s := newSequence(1, depth, 0)
 	ix := kvindex.New(kvindex.Options{})
-	d := newDraws()
+	d := newQueryPicker()
 	for slot := range ranks {
 		for from, to := 0, 16*(1+d.below(depth/16)); from < to; from += 16 {
 			ev := s.event(worker.Slot(slot), from, from+16)
@@ -239,7 +243,7 @@ func BenchmarkIndexMemory(b *testing.B) {
 		runtime.ReadMemStats(&m)
 		return int64(m.HeapAlloc)
 	}
-	grid(b, func(b *testing.B, l *load) {
+	grid(b, func(b *testing.B, l *benchWorkload) {
 		var per, said float64
 		for b.Loop() {
 			before := heap()
@@ -261,7 +265,7 @@ func BenchmarkIndexLarge(b *testing.B) {
 	if testing.Short() {
 		b.Skip("takes a gigabyte")
 	}
-	l := newLoad("shared", 64, 2048, large, 16)
+	l := newBenchWorkload("shared", 64, 2048, large, 16)
 	without := collection()
 	ix := l.index(true)
 	once := func(b *testing.B, n int, do func(i int)) {
@@ -302,7 +306,7 @@ func BenchmarkIndexLarge(b *testing.B) {
 func BenchmarkIndexGrowPause(b *testing.B) {
 	const growRounds = 5
 	b.Run("load=unique/workers=1/depth=2048", func(b *testing.B) {
-		l := newLoad("unique", 1, 2048, 1<<21, 16)
+		l := newBenchWorkload("unique", 1, 2048, 1<<21, 16)
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		took := make([]int64, len(l.stores))
@@ -360,7 +364,7 @@ func collection() time.Duration {
 // so that runs on different machines can be compared.
 func BenchmarkCalibrate(b *testing.B) {
 	ring := make([]uint32, 1<<22)
-	at, d := uint32(0), newDraws()
+	at, d := uint32(0), newQueryPicker()
 	for i := range ring {
 		ring[i] = uint32(i)
 	}

@@ -14,7 +14,7 @@ func BenchmarkIndexStoreParallel(b *testing.B) {
 	for _, name := range []string{"unique", "shared"} {
 		for writers := 1; writers <= runtime.GOMAXPROCS(0); writers *= 2 {
 			b.Run(fmt.Sprintf("load=%s/workers=64/depth=256/writers=%d", name, writers), func(b *testing.B) {
-				l := newLoad(name, 64, 256, total, 16)
+				l := newBenchWorkload(name, 64, 256, total, 16)
 				var took time.Duration
 				for b.Loop() {
 					ix := l.index(true)

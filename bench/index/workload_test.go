@@ -29,22 +29,22 @@ func mix(z uint64) uint64 {
 	return z ^ (z >> 31)
 }
 
-// draws are the picks of queries.
-type draws uint64
+// queryPicker are the picks of queries.
+type queryPicker uint64
 
-func (d *draws) next() uint64 {
+func (d *queryPicker) next() uint64 {
 	v := mix(uint64(*d))
 	*d += 0x9E3779B97F4A7C15
 	return v
 }
 
-func (d *draws) below(n int) int {
+func (d *queryPicker) below(n int) int {
 	hi, _ := bits.Mul64(d.next(), uint64(n))
 	return int(hi)
 }
 
-func newDraws() *draws {
-	d := draws(0xC0FFEE ^ seed)
+func newQueryPicker() *queryPicker {
+	d := queryPicker(0xC0FFEE ^ seed)
 	return &d
 }
 
@@ -91,8 +91,8 @@ func (s *sequence) event(slot worker.Slot, from, to int) kvindex.Stored {
 	return ev
 }
 
-// load is a workload made once and kept, as several benchmarks use it.
-type load struct {
+// benchWorkload is a workload made once and kept, as several benchmarks use it.
+type benchWorkload struct {
 	name           string
 	workers, depth int
 	prefix         int // common blocks
@@ -103,19 +103,19 @@ type load struct {
 	perRank        []int
 }
 
-func (l *load) String() string {
+func (l *benchWorkload) String() string {
 	return fmt.Sprintf("load=%s/workers=%d/depth=%d", l.name, l.workers, l.depth)
 }
 
 var (
-	loadsMu sync.Mutex
-	kept    *load // the last one, so that no more than one is in memory
+	loadsMu        sync.Mutex
+	cachedWorkload *benchWorkload // the last one, so that no more than one is in memory
 )
 
-func newLoad(name string, workers, depth, entries, batch int) *load {
+func newBenchWorkload(name string, workers, depth, entries, batch int) *benchWorkload {
 	loadsMu.Lock()
 	defer loadsMu.Unlock()
-	l := &load{name: name, workers: workers, depth: depth, perRank: make([]int, workers)}
+	l := &benchWorkload{name: name, workers: workers, depth: depth, perRank: make([]int, workers)}
 	if name == "shared" {
 		l.prefix = min(128, depth/2)
 	}
@@ -155,12 +155,12 @@ func newLoad(name string, workers, depth, entries, batch int) *load {
 			}
 		}
 	}
-	kept = l
+	cachedWorkload = l
 	return l
 }
 
 // index makes an index with room for the load, and fills it.
-func (l *load) index(presize bool) kvindex.Index {
+func (l *benchWorkload) index(presize bool) kvindex.Index {
 	ix := kvindex.New(kvindex.Options{MaxBytes: 8 << 30})
 	if presize {
 		for w, n := range l.perRank {
@@ -170,21 +170,21 @@ func (l *load) index(presize bool) kvindex.Index {
 	return ix
 }
 
-func (l *load) store(ix kvindex.Index) {
+func (l *benchWorkload) store(ix kvindex.Index) {
 	for i := range l.stores {
 		ix.Store(&l.stores[i])
 	}
 }
 
-func (l *load) remove(ix kvindex.Index) {
+func (l *benchWorkload) remove(ix kvindex.Index) {
 	for i := range l.removes {
 		ix.Remove(l.removes[i].Slot, kvindex.Device, l.removes[i].Engine)
 	}
 }
 
 // hits are the queries of stored sequences, in the order they are drawn.
-func (l *load) hits() [][]blockhash.Seq {
-	d := newDraws()
+func (l *benchWorkload) hits() [][]blockhash.Seq {
+	d := newQueryPicker()
 	queries := make([][]blockhash.Seq, min(8192, 1<<22/l.depth))
 	for i := range queries {
 		queries[i] = l.sequences[d.below(len(l.sequences))].seqs
@@ -193,8 +193,8 @@ func (l *load) hits() [][]blockhash.Seq {
 }
 
 // partials leave a stored sequence within its last half.
-func (l *load) partials() [][]blockhash.Seq {
-	d := newDraws()
+func (l *benchWorkload) partials() [][]blockhash.Seq {
+	d := newQueryPicker()
 	queries := make([][]blockhash.Seq, min(2048, 1<<22/l.depth))
 	for i := range queries {
 		q := append([]blockhash.Seq(nil), l.sequences[d.below(len(l.sequences))].seqs...)
@@ -207,11 +207,11 @@ func (l *load) partials() [][]blockhash.Seq {
 }
 
 // misses are fresh; mixes are nine of ten the common prefix with a fresh end.
-func (l *load) misses() [][]blockhash.Seq { return l.fresh(0) }
-func (l *load) mixes() [][]blockhash.Seq  { return l.fresh(l.prefix) }
+func (l *benchWorkload) misses() [][]blockhash.Seq { return l.fresh(0) }
+func (l *benchWorkload) mixes() [][]blockhash.Seq  { return l.fresh(l.prefix) }
 
-func (l *load) fresh(prefix int) [][]blockhash.Seq {
-	d := newDraws()
+func (l *benchWorkload) fresh(prefix int) [][]blockhash.Seq {
+	d := newQueryPicker()
 	queries := make([][]blockhash.Seq, min(8192, 1<<22/l.depth))
 	for i := range queries {
 		n := prefix
@@ -224,13 +224,13 @@ func (l *load) fresh(prefix int) [][]blockhash.Seq {
 }
 
 // grid runs a benchmark over the points that the table of targets names.
-func grid(b *testing.B, do func(b *testing.B, l *load), points ...[3]any) {
+func grid(b *testing.B, do func(b *testing.B, l *benchWorkload), points ...[3]any) {
 	for _, p := range points {
 		name, workers, depth := p[0].(string), p[1].(int), p[2].(int)
-		var l *load
+		var l *benchWorkload
 		b.Run(fmt.Sprintf("load=%s/workers=%d/depth=%d", name, workers, depth), func(b *testing.B) {
 			if l == nil {
-				l = newLoad(name, workers, depth, total, 16)
+				l = newBenchWorkload(name, workers, depth, total, 16)
 			}
 			do(b, l)
 		})
@@ -238,15 +238,15 @@ func grid(b *testing.B, do func(b *testing.B, l *load), points ...[3]any) {
 }
 
 var (
-	unique16    = [3]any{"unique", 64, 16}
-	unique64    = [3]any{"unique", 64, 256}
-	shared64    = [3]any{"shared", 64, 256}
-	uniqueDeep  = [3]any{"unique", 64, 2048}
-	sharedDeep  = [3]any{"shared", 64, 2048}
-	shared8     = [3]any{"shared", 8, 256}
-	shared1000  = [3]any{"shared", 1000, 256}
-	unique1000  = [3]any{"unique", 1000, 256}
-	shared16    = [3]any{"shared", 64, 16}
-	branches8   = [3]any{"shared", 1000, 16}
-	everyWriter = [][3]any{unique16, unique64, shared64, sharedDeep, unique1000, shared1000}
+	unique16          = [3]any{"unique", 64, 16}
+	unique64          = [3]any{"unique", 64, 256}
+	shared64          = [3]any{"shared", 64, 256}
+	uniqueDeep        = [3]any{"unique", 64, 2048}
+	sharedDeep        = [3]any{"shared", 64, 2048}
+	shared8           = [3]any{"shared", 8, 256}
+	shared1000        = [3]any{"shared", 1000, 256}
+	unique1000        = [3]any{"unique", 1000, 256}
+	shared16          = [3]any{"shared", 64, 16}
+	branches8         = [3]any{"shared", 1000, 16}
+	concurrentWriters = [][3]any{unique16, unique64, shared64, sharedDeep, unique1000, shared1000}
 )

@@ -16,20 +16,20 @@ import (
 // Result is what happened to one request. Times are counted from when it was
 // due (open loop) or sent (closed loop).
 type Result struct {
-	Sent     time.Time
-	Late     time.Duration // how long after its due time it was sent
-	Status   int           // 0 when no response came
-	Err      error         // nil for a whole answer of status 200
-	TTFT     time.Duration // 0: no token came
-	Total    time.Duration
-	Chunks   int
-	Bytes    int
-	Prompt   int // tokens as the engine counted, -1 unknown
-	Output   int
-	Cached   int    // tokens as the engine reported, -1 unknown
-	Worker   string // X-Sluice-Worker
-	Prefill  string // X-Sluice-Prefill-Worker
-	Expected int    // X-Sluice-Cached-Tokens, -1 absent
+	Sent            time.Time
+	SendDelay       time.Duration // how long after its due time it was sent
+	Status          int           // 0 when no response came
+	Err             error         // nil for a whole answer of status 200
+	TTFT            time.Duration // 0: no token came
+	Total           time.Duration
+	Chunks          int
+	Bytes           int
+	Prompt          int // tokens as the engine counted, -1 unknown
+	Output          int
+	Cached          int    // tokens as the engine reported, -1 unknown
+	Worker          string // X-Sluice-Worker
+	Prefill         string // X-Sluice-Prefill-Worker
+	PredictedCached int    // X-Sluice-Cached-Tokens, -1 absent
 }
 
 // client is one connection of a user; it is kept alive from request to request.
@@ -67,8 +67,8 @@ func (c *client) close() {
 
 // do sends the job and reads the whole answer. from is when the clock starts.
 func (c *client) do(job *Job, from time.Time) Result {
-	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, Expected: -1}
-	r.Late = r.Sent.Sub(from)
+	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, PredictedCached: -1}
+	r.SendDelay = r.Sent.Sub(from)
 	deadline := r.Sent.Add(c.timeout)
 	fresh := c.conn == nil
 	r.Err = c.try(job, from, deadline, &r)
@@ -189,7 +189,7 @@ func (c *client) readHead(r *Result) (length int, chunked, closes bool, err erro
 			}
 		case len("X-Sluice-Cached-Tokens"):
 			if bytes.EqualFold(name, []byte("X-Sluice-Cached-Tokens")) {
-				r.Expected, _ = strconv.Atoi(string(value))
+				r.PredictedCached, _ = strconv.Atoi(string(value))
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func (c *client) readBody(length int, from time.Time, r *Result, scan *eventScan
 	r.Bytes = len(body)
 	r.TTFT = time.Since(from)
 	r.Chunks = 1
-	scan.whole(body)
+	scan.scanBody(body)
 	return nil
 }
 

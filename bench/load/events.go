@@ -70,7 +70,7 @@ func (s *eventScan) endLine(line []byte) {
 	}
 }
 
-func (s *eventScan) whole(body []byte) {
+func (s *eventScan) scanBody(body []byte) {
 	s.prompt, s.output, s.cached = -1, 0, -1
 	s.tail = cutTo(body, 512)
 	s.usage(body)

@@ -75,7 +75,7 @@ func TestClosedLoopStreams(t *testing.T) {
 		t.Fatalf("ok %d, failed %d, served %d, seen %d; want 20, 0, 20, 20: %v", rep.OK, rep.Failed, served.Load(), len(got), rep.Errors)
 	}
 	for _, r := range got {
-		if r.Chunks != 3 || r.Prompt != 40 || r.Output != 3 || r.Cached != 32 || r.Expected != 16 || r.Worker != "decode-0" {
+		if r.Chunks != 3 || r.Prompt != 40 || r.Output != 3 || r.Cached != 32 || r.PredictedCached != 16 || r.Worker != "decode-0" {
 			t.Fatalf("result %+v; want 3 chunks, 40 prompt, 3 output, 32 cached, 16 expected, decode-0", r)
 		}
 		if r.TTFT < 4*time.Millisecond || r.Total < 14*time.Millisecond || r.TTFT > r.Total {
@@ -85,12 +85,12 @@ func TestClosedLoopStreams(t *testing.T) {
 	if rep.InterChunk.Count != 40 || rep.InterChunk.Max < 4 {
 		t.Errorf("between chunks: %+v; want 40 gaps of 5 ms", rep.InterChunk)
 	}
-	if rep.Loop != "closed" || rep.Placed["decode-0"] != 20 || rep.CachedTokens != 20*32 {
+	if rep.Loop != "closed" || rep.ByWorker["decode-0"] != 20 || rep.CachedTokens != 20*32 {
 		t.Errorf("report %+v", rep)
 	}
 }
 
-func TestNotStreamed(t *testing.T) {
+func TestNonStreaming(t *testing.T) {
 	srv, _ := engine(t, 0, 0)
 	o := options(srv.URL)
 	o.Stream, o.Endpoint = false, "completions"
@@ -103,9 +103,9 @@ func TestNotStreamed(t *testing.T) {
 	}
 }
 
-// TestOpenLoopCountsWaiting: a server that stalls once must be charged for the
+// TestOpenLoopCountsQueueing: a server that stalls once must be charged for the
 // requests that were due in the meantime.
-func TestOpenLoopCountsWaiting(t *testing.T) {
+func TestOpenLoopCountsQueueing(t *testing.T) {
 	var n atomic.Int64
 	var lock sync.Mutex // the stalled request holds all others up
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -338,7 +338,7 @@ func TestValidateNamesEveryMistake(t *testing.T) {
 	}
 }
 
-func TestReportForms(t *testing.T) {
+func TestReportFormats(t *testing.T) {
 	srv, _ := engine(t, 2, 0)
 	rep, err := Run(context.Background(), options(srv.URL), nil)
 	if err != nil {

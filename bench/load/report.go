@@ -17,28 +17,28 @@ import (
 // recorder gathers results; latencies go into HDR histograms in microseconds,
 // 1 µs to 1 h at three digits.
 type recorder struct {
-	mu     sync.Mutex
-	ttft   *hdrhistogram.Histogram
-	inter  *hdrhistogram.Histogram
-	total  *hdrhistogram.Histogram
-	late   *hdrhistogram.Histogram
-	ok     int64
-	errors map[string]int64
-	kinds  map[int]int64 // by status
-	chunks int64
-	bytes  int64
-	asked  int64 // bytes of requests that were answered
-	prompt int64
-	output int64
-	cached int64
+	mu           sync.Mutex
+	ttft         *hdrhistogram.Histogram
+	inter        *hdrhistogram.Histogram
+	total        *hdrhistogram.Histogram
+	sendDelay    *hdrhistogram.Histogram
+	ok           int64
+	errors       map[string]int64
+	statusCounts map[int]int64 // by status
+	chunks       int64
+	bytes        int64
+	requestBytes int64 // bytes of requests that were answered
+	prompt       int64
+	output       int64
+	cached       int64
 	// what the router foretold, for requests whose engine reported a count
-	foretold int64
-	placed   map[string]int64 // by decode worker
+	predicted int64
+	byWorker  map[string]int64 // by decode worker
 }
 
 func newRecorder() *recorder {
 	h := func() *hdrhistogram.Histogram { return hdrhistogram.New(1, int64(time.Hour/time.Microsecond), 3) }
-	return &recorder{ttft: h(), inter: h(), total: h(), late: h(), errors: map[string]int64{}, kinds: map[int]int64{}, placed: map[string]int64{}}
+	return &recorder{ttft: h(), inter: h(), total: h(), sendDelay: h(), errors: map[string]int64{}, statusCounts: map[int]int64{}, byWorker: map[string]int64{}}
 }
 
 func record(h *hdrhistogram.Histogram, d time.Duration) {
@@ -57,10 +57,10 @@ const maxErrorKinds = 20
 func (r *recorder) result(res *Result, job Job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.kinds[res.Status]++
+	r.statusCounts[res.Status]++
 	r.chunks += int64(res.Chunks)
 	r.bytes += int64(res.Bytes)
-	record(r.late, res.Late)
+	record(r.sendDelay, res.SendDelay)
 	if res.Err != nil {
 		text := res.Err.Error()
 		if _, known := r.errors[text]; !known && len(r.errors) >= maxErrorKinds {
@@ -70,7 +70,7 @@ func (r *recorder) result(res *Result, job Job) {
 		return
 	}
 	r.ok++
-	r.asked += int64(len(job.Body))
+	r.requestBytes += int64(len(job.Body))
 	record(r.total, res.Total)
 	if res.TTFT > 0 {
 		record(r.ttft, res.TTFT)
@@ -84,11 +84,11 @@ func (r *recorder) result(res *Result, job Job) {
 	if res.Cached > 0 {
 		r.cached += int64(res.Cached)
 	}
-	if res.Expected > 0 {
-		r.foretold += int64(res.Expected)
+	if res.PredictedCached > 0 {
+		r.predicted += int64(res.PredictedCached)
 	}
 	if res.Worker != "" {
-		r.placed[res.Worker]++
+		r.byWorker[res.Worker]++
 	}
 }
 
@@ -136,27 +136,27 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 
 // Report is the outcome of a run.
 type Report struct {
-	Loop           string           `json:"loop"` // closed or open
-	Seconds        float64          `json:"seconds"`
-	Requests       int64            `json:"requests"`
-	OK             int64            `json:"ok"`
-	Failed         int64            `json:"failed"`
-	Dropped        int64            `json:"dropped"`
-	Errors         map[string]int64 `json:"errors,omitempty"`
-	RequestsPerSec float64          `json:"requests_per_second"`
-	ChunksPerSec   float64          `json:"chunks_per_second"`
-	OutputPerSec   float64          `json:"output_tokens_per_second"`
-	PromptTokens   int64            `json:"prompt_tokens"`
-	OutputTokens   int64            `json:"output_tokens"`
-	CachedTokens   int64            `json:"cached_tokens"`           // as engines reported
-	PredictedTok   int64            `json:"predicted_cached_tokens"` // as the router foretold
-	Bytes          int64            `json:"bytes"`
-	RequestBytes   int64            `json:"request_bytes"` // bodies of those that were answered
-	TTFT           Quantiles        `json:"ttft"`
-	InterChunk     Quantiles        `json:"inter_chunk"`
-	Total          Quantiles        `json:"end_to_end"`
-	Late           Quantiles        `json:"sent_late"`
-	Placed         map[string]int64 `json:"placed,omitempty"` // requests by X-Sluice-Worker
+	Loop                  string           `json:"loop"` // closed or open
+	Seconds               float64          `json:"seconds"`
+	Requests              int64            `json:"requests"`
+	OK                    int64            `json:"ok"`
+	Failed                int64            `json:"failed"`
+	Dropped               int64            `json:"dropped"`
+	Errors                map[string]int64 `json:"errors,omitempty"`
+	RequestsPerSec        float64          `json:"requests_per_second"`
+	ChunksPerSec          float64          `json:"chunks_per_second"`
+	OutputPerSec          float64          `json:"output_tokens_per_second"`
+	PromptTokens          int64            `json:"prompt_tokens"`
+	OutputTokens          int64            `json:"output_tokens"`
+	CachedTokens          int64            `json:"cached_tokens"`           // as engines reported
+	PredictedCachedTokens int64            `json:"predicted_cached_tokens"` // as the router foretold
+	Bytes                 int64            `json:"bytes"`
+	RequestBytes          int64            `json:"request_bytes"` // bodies of those that were answered
+	TTFT                  Quantiles        `json:"ttft"`
+	InterChunk            Quantiles        `json:"inter_chunk"`
+	Total                 Quantiles        `json:"end_to_end"`
+	SendDelay             Quantiles        `json:"sent_late"`
+	ByWorker              map[string]int64 `json:"placed,omitempty"` // requests by X-Sluice-Worker
 }
 
 func (r *run) report() *Report {
@@ -167,9 +167,9 @@ func (r *run) report() *Report {
 	rep := &Report{
 		Loop: "closed", Seconds: secs, OK: rec.ok, Dropped: r.dropped.Load(), Errors: rec.errors,
 		RequestsPerSec: float64(rec.ok) / secs, ChunksPerSec: float64(rec.chunks) / secs, OutputPerSec: float64(rec.output) / secs,
-		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedTok: rec.foretold, Bytes: rec.bytes, RequestBytes: rec.asked,
-		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), Late: quantiles(rec.late),
-		Placed: rec.placed,
+		PromptTokens: rec.prompt, OutputTokens: rec.output, CachedTokens: rec.cached, PredictedCachedTokens: rec.predicted, Bytes: rec.bytes, RequestBytes: rec.requestBytes,
+		TTFT: quantiles(rec.ttft), InterChunk: quantiles(rec.inter), Total: quantiles(rec.total), SendDelay: quantiles(rec.sendDelay),
+		ByWorker: rec.byWorker,
 	}
 	if r.o.open() {
 		rep.Loop = "open"
@@ -210,16 +210,16 @@ func (rep *Report) WriteTable(w io.Writer) error {
 		humanize.CommafWithDigits(rep.RequestsPerSec, 1), humanize.CommafWithDigits(rep.ChunksPerSec, 0), humanize.CommafWithDigits(rep.OutputPerSec, 0), humanize.IBytes(uint64(rep.Bytes)))
 	if rep.PromptTokens > 0 {
 		fmt.Fprintf(w, "%s prompt tokens; cached by the engines' count %.1f %%, foretold by the router %.1f %%\n", humanize.Comma(rep.PromptTokens),
-			100*float64(rep.CachedTokens)/float64(rep.PromptTokens), 100*float64(rep.PredictedTok)/float64(rep.PromptTokens))
+			100*float64(rep.CachedTokens)/float64(rep.PromptTokens), 100*float64(rep.PredictedCachedTokens)/float64(rep.PromptTokens))
 	}
-	if len(rep.Placed) > 0 {
+	if len(rep.ByWorker) > 0 {
 		var names []string
-		for n := range rep.Placed {
+		for n := range rep.ByWorker {
 			names = append(names, n)
 		}
 		slices.Sort(names)
 		for i, n := range names {
-			names[i] = fmt.Sprintf("%s %s", n, humanize.Comma(rep.Placed[n]))
+			names[i] = fmt.Sprintf("%s %s", n, humanize.Comma(rep.ByWorker[n]))
 		}
 		fmt.Fprintf(w, "placed: %s\n", strings.Join(names, ", "))
 	}

@@ -21,7 +21,7 @@ func Run(ctx context.Context, o Options, progress func(Snapshot)) (*Report, erro
 	if err != nil {
 		return nil, err
 	}
-	r := &run{o: o, feed: &feed{w: w}, rec: newRecorder(), began: time.Now()}
+	r := &run{o: o, jobs: &jobQueue{w: w}, rec: newRecorder(), began: time.Now()}
 	if o.Duration > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, o.Duration)
@@ -42,7 +42,7 @@ func Run(ctx context.Context, o Options, progress func(Snapshot)) (*Report, erro
 
 type run struct {
 	o        Options
-	feed     *feed
+	jobs     *jobQueue
 	rec      *recorder
 	began    time.Time
 	inFlight atomic.Int64
@@ -61,12 +61,12 @@ func (r *run) closedLoop(ctx context.Context) {
 			}
 			defer c.close()
 			for ctx.Err() == nil {
-				job, ok := r.feed.next()
+				job, ok := r.jobs.next()
 				if !ok {
 					return
 				}
 				r.inFlight.Add(1)
-				res := r.one(c, job, time.Now())
+				res := r.runRequest(c, job, time.Now())
 				r.inFlight.Add(-1)
 				if res.Err != nil && res.Status == 0 {
 					// Not to spin on a server that is down.
@@ -89,7 +89,7 @@ func (r *run) openLoop(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for ctx.Err() == nil {
-		job, ok := r.feed.next()
+		job, ok := r.jobs.next()
 		if !ok {
 			break
 		}
@@ -117,7 +117,7 @@ func (r *run) openLoop(ctx context.Context) {
 		}
 		r.inFlight.Add(1)
 		wg.Go(func() {
-			r.one(c, job, due)
+			r.runRequest(c, job, due)
 			r.inFlight.Add(-1)
 			idle <- c
 		})
@@ -129,7 +129,7 @@ func (r *run) openLoop(ctx context.Context) {
 	}
 }
 
-func (r *run) one(c *client, job Job, from time.Time) Result {
+func (r *run) runRequest(c *client, job Job, from time.Time) Result {
 	res := c.do(&job, from)
 	r.rec.result(&res, job)
 	if r.o.OnResult != nil {

@@ -25,9 +25,9 @@ type workload interface {
 	next() (job Job, ok bool)
 }
 
-// words make prompts; each is one token of the simulated engine's vocabulary or
+// vocabulary make prompts; each is one token of the simulated engine's vocabulary or
 // close to it, and about one of a real one's.
-var words = [...]string{
+var vocabulary = [...]string{
 	"time", "year", "people", "way", "day", "man", "thing", "life", "hand", "part", "child", "eye", "place", "work",
 	"week", "case", "point", "home", "water", "room", "fact", "word", "idea", "book", "side", "line", "end", "city",
 	"name", "team", "hour", "game", "law", "car", "body", "face", "door", "art", "war", "party", "road", "tree", "wind",
@@ -38,16 +38,16 @@ var words = [...]string{
 // synthetic makes prompts with a shared prefix per group, and conversations of
 // several turns.
 type synthetic struct {
-	o      Options
-	rng    *rand.Rand
-	n      int
-	prefix []([]uint32) // per group, token-like numbers
-	open   []*talk      // conversations with turns left
-	gaps   func() time.Duration
-	due    time.Duration
+	o             Options
+	rng           *rand.Rand
+	n             int
+	prefix        []([]uint32)    // per group, token-like numbers
+	conversations []*conversation // conversations with turns left
+	gaps          func() time.Duration
+	due           time.Duration
 }
 
-type talk struct {
+type conversation struct {
 	tokens []uint32
 	turn   int
 }
@@ -56,7 +56,7 @@ func newSynthetic(o Options) *synthetic {
 	s := &synthetic{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x5eed))}
 	shared := int(math.Round(float64(o.PromptTokens) * o.SharedPrefix))
 	for range o.Groups {
-		s.prefix = append(s.prefix, s.fresh(shared))
+		s.prefix = append(s.prefix, s.newConversation(shared))
 	}
 	s.gaps = func() time.Duration { return 0 }
 	if o.Rate > 0 {
@@ -69,10 +69,10 @@ func newSynthetic(o Options) *synthetic {
 	return s
 }
 
-// openTalks is how many conversations a synthetic load has under way.
-const openTalks = 32
+// maxOpenConversations is how many conversations a synthetic load has under way.
+const maxOpenConversations = 32
 
-func (s *synthetic) fresh(n int) []uint32 {
+func (s *synthetic) newConversation(n int) []uint32 {
 	t := make([]uint32, n)
 	for i := range t {
 		t[i] = uint32(s.rng.IntN(1 << 16))
@@ -85,23 +85,23 @@ func (s *synthetic) next() (Job, bool) {
 		return Job{}, false
 	}
 	s.n++
-	var t *talk
+	var t *conversation
 	// Up to so many conversations are open at once, and one of them goes on at
 	// random, so that its turns lie apart as people's do.
-	if full := len(s.open) >= openTalks; len(s.open) > 0 && (full || s.rng.IntN(2) == 0) {
-		i := s.rng.IntN(len(s.open))
-		t = s.open[i]
-		t.tokens = append(t.tokens, s.fresh(max(1, s.o.PromptTokens/8))...)
+	if full := len(s.conversations) >= maxOpenConversations; len(s.conversations) > 0 && (full || s.rng.IntN(2) == 0) {
+		i := s.rng.IntN(len(s.conversations))
+		t = s.conversations[i]
+		t.tokens = append(t.tokens, s.newConversation(max(1, s.o.PromptTokens/8))...)
 		t.turn++
 		if t.turn >= s.o.Turns {
-			s.open[i] = s.open[len(s.open)-1]
-			s.open = s.open[:len(s.open)-1]
+			s.conversations[i] = s.conversations[len(s.conversations)-1]
+			s.conversations = s.conversations[:len(s.conversations)-1]
 		}
 	} else {
 		p := s.prefix[s.rng.IntN(len(s.prefix))]
-		t = &talk{tokens: append(append([]uint32{}, p...), s.fresh(max(0, s.o.PromptTokens-len(p)))...), turn: 1}
+		t = &conversation{tokens: append(append([]uint32{}, p...), s.newConversation(max(0, s.o.PromptTokens-len(p)))...), turn: 1}
 		if s.o.Turns > 1 {
-			s.open = append(s.open, t)
+			s.conversations = append(s.conversations, t)
 		}
 	}
 	s.due += s.gaps()
@@ -150,9 +150,9 @@ func appendText(b []byte, tokens []uint32) []byte {
 		if i > 0 {
 			b = append(b, ' ')
 		}
-		b = append(b, words[t%uint32(len(words))]...)
-		if t >= uint32(len(words)) {
-			b = strconv.AppendUint(b, uint64(t/uint32(len(words))), 36)
+		b = append(b, vocabulary[t%uint32(len(vocabulary))]...)
+		if t >= uint32(len(vocabulary)) {
+			b = strconv.AppendUint(b, uint64(t/uint32(len(vocabulary))), 36)
 		}
 	}
 	return b
@@ -169,13 +169,13 @@ func appendIDs(b []byte, tokens []uint32) []byte {
 	return append(b, ']')
 }
 
-// feed serialises a workload for many users.
-type feed struct {
+// jobQueue serialises a workload for many users.
+type jobQueue struct {
 	mu sync.Mutex
 	w  workload
 }
 
-func (f *feed) next() (Job, bool) {
+func (f *jobQueue) next() (Job, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.w.next()

@@ -61,7 +61,7 @@ func httpUsers(o *options) (func() (user, error), error) {
 
 func (u *httpUser) close() { u.nc.Close() }
 
-func (u *httpUser) ask(ctx context.Context, prompt []uint32) (a answer, err error) {
+func (u *httpUser) request(ctx context.Context, prompt []uint32) (a answer, err error) {
 	if by, ok := ctx.Deadline(); ok {
 		_ = u.nc.SetDeadline(by)
 	}
@@ -75,8 +75,8 @@ func (u *httpUser) ask(ctx context.Context, prompt []uint32) (a answer, err erro
 		return a, err
 	}
 	var chunks upstream.Chunks
-	var events relay.Events
-	defer events.Drop()
+	var events relay.EventSplitter
+	defer events.Release()
 	whole := false
 	for !chunks.Done() {
 		n, err := u.in.Read(u.buf)
@@ -92,7 +92,7 @@ func (u *httpUser) ask(ctx context.Context, prompt []uint32) (a answer, err erro
 			for len(payload) > 0 {
 				n, event, _ := events.Next(payload)
 				payload = payload[n:]
-				switch data := relay.DataOf(event); {
+				switch data := relay.EventData(event); {
 				case len(data) == 0:
 				case string(data) == "[DONE]":
 					whole = true

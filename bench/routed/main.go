@@ -38,7 +38,7 @@ type answer struct{ items, tokens int }
 
 // user sends requests one after the other, each with another prompt.
 type user interface {
-	ask(ctx context.Context, prompt []uint32) (answer, error)
+	request(ctx context.Context, prompt []uint32) (answer, error)
 	close()
 }
 
@@ -52,7 +52,7 @@ type report struct {
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "floor" {
-		if err := runFloor(os.Args[2:]); err != nil {
+		if err := runSocketBaseline(os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -101,7 +101,7 @@ func run(o *options) (*report, error) {
 			for n := 0; time.Since(began) < o.duration && (o.requests == 0 || begun.Add(1) <= int64(o.requests)); n++ {
 				prompt[0] = uint32(300 + n%900) // no two alike
 				ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
-				a, err := u.ask(ctx, prompt)
+				a, err := u.request(ctx, prompt)
 				cancel()
 				if err == nil && a.tokens != o.tokens {
 					err = fmt.Errorf("%d tokens came, %d were asked for", a.tokens, o.tokens)

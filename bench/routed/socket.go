@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 
-	"sluice/router/routed/client"
+	"sluice/router/engineapi/client"
 )
 
 // socketUser is one of many on a connection that they share.
@@ -27,7 +27,7 @@ func socketUsers(o *options) (func() (user, error), error) {
 	}, nil
 }
 
-func (u *socketUser) ask(ctx context.Context, prompt []uint32) (a answer, err error) {
+func (u *socketUser) request(ctx context.Context, prompt []uint32) (a answer, err error) {
 	u.req.TokenIDs = prompt
 	s, err := u.c.Generate(&u.req)
 	if err != nil {

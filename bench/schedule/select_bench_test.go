@@ -18,9 +18,9 @@ const (
 	salt      = blockhash.Salt(1)
 )
 
-// bed is a fleet under load of which a tenth of the ranks (one at least) hold some
+// testFleet is a fleet under load of which a tenth of the ranks (one at least) hold some
 // of each prompt, each to a depth of its own.
-type bed struct {
+type testFleet struct {
 	scheduler *schedule.Scheduler
 	index     kvindex.Index
 	ranks     []*worker.Rank
@@ -28,9 +28,9 @@ type bed struct {
 	ids       []string
 }
 
-func newBed(ranks, tokens int, opt schedule.Options) *bed {
+func newTestFleet(ranks, tokens int, opt schedule.Options) *testFleet {
 	rng := rand.New(rand.NewPCG(42, uint64(ranks*tokens)))
-	b := &bed{scheduler: schedule.New(opt), index: kvindex.New(kvindex.Options{MaxBytes: 4 << 30})}
+	b := &testFleet{scheduler: schedule.New(opt), index: kvindex.New(kvindex.Options{MaxBytes: 4 << 30})}
 	for i := range ranks {
 		w := worker.New(worker.Spec{ID: fmt.Sprintf("w%d", i), BlockSize: blockSize})
 		r := w.Ranks[0]
@@ -40,7 +40,7 @@ func newBed(ranks, tokens int, opt schedule.Options) *bed {
 		b.ranks = append(b.ranks, r)
 	}
 	for _, r := range b.ranks { // some load on each, never two alike
-		b.scheduler.Choose(&schedule.Query{Leg: schedule.Whole, Candidates: []*worker.Rank{r}, PromptTokens: 1 + rng.IntN(8000), MaxTokens: 1 + rng.IntN(1000)})
+		b.scheduler.Choose(&schedule.Query{Leg: schedule.WholeLeg, Candidates: []*worker.Rank{r}, PromptTokens: 1 + rng.IntN(8000), MaxTokens: 1 + rng.IntN(1000)})
 	}
 	for range prompts {
 		t := make([]uint32, tokens)
@@ -78,9 +78,9 @@ func BenchmarkSelect(b *testing.B) {
 }
 
 func benchSelect(b *testing.B, ranks, tokens int) {
-	bed := newBed(ranks, tokens, schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1,
-		HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Seed: 1})
-	q := schedule.Query{Leg: schedule.Whole, Candidates: bed.ranks, PromptTokens: tokens, MaxTokens: 256, Attempt: 1,
+	bed := newTestFleet(ranks, tokens, schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1,
+		HostWeight: 0.8, DiskWeight: 0.5, InFlightWeight: 0.9, Seed: 1})
+	q := schedule.Query{Leg: schedule.WholeLeg, Candidates: bed.ranks, PromptTokens: tokens, MaxTokens: 256, Attempt: 1,
 		Overlaps: make([]schedule.SizedOverlap, 1), KeyTokens: blockSize, Reservation: new(schedule.Reservation)}
 	q.Overlaps[0].BlockSize = blockSize
 	var keys []blockhash.Seq
@@ -106,12 +106,12 @@ func benchSelect(b *testing.B, ranks, tokens int) {
 		choose()
 	}
 	b.StopTimer()
-	b.ReportMetric(bed.alone(&q, find, &n, true), "choice-ns")
-	b.ReportMetric(bed.alone(&q, find, &n, false), "bare-ns")
+	b.ReportMetric(bed.measureLookups(&q, find, &n, true), "choice-ns")
+	b.ReportMetric(bed.measureLookups(&q, find, &n, false), "bare-ns")
 }
 
-// alone times the choice over lookups made before.
-func (b *bed) alone(q *schedule.Query, find func(), n *int, recorded bool) float64 {
+// measureLookups times the choice over lookups made before.
+func (b *testFleet) measureLookups(q *schedule.Query, find func(), n *int, recorded bool) float64 {
 	const rounds = 2000
 	var spent time.Duration
 	for k := range prompts {

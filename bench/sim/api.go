@@ -15,7 +15,7 @@ const maxSequences = 1 << 14 // of one request
 func hashString(s string) uint64 { return xxh3.HashString(s) }
 
 // vLLM's endpoints that generate, and how they answer.
-var vllmGenerating = map[string]func(*job) format{
+var vllmInference = map[string]func(*job) format{
 	"/v1/chat/completions":   newChatFormat,
 	"/v1/completions":        newCompletionFormat,
 	"/v1/responses":          newResponsesFormat,
@@ -26,31 +26,31 @@ var vllmGenerating = map[string]func(*job) format{
 // format is one endpoint's shapes. Its methods run on the rank's goroutine, but
 // failure, which anybody calls.
 type format interface {
-	needsText() bool                                       // whether streams need the whole text at the end
-	first(w *chunker, s *seq)                              // before a choice's first token
-	delta(w *chunker, s *seq, id uint32, text string)      // one token; s.reason is set on the last
-	last(w *chunker, j *job)                               // after all choices, to the end of the body
-	whole(b []byte, j *job) []byte                         // the non-streaming answer
-	broken(w *chunker, j *job, status int, message string) // an error in mid-stream
-	failure(status int, message string) []byte             // an error instead of an answer
+	needsText() bool                                            // whether streams need the whole text at the end
+	first(w *chunker, s *seq)                                   // before a choice's first token
+	delta(w *chunker, s *seq, id uint32, text string)           // one token; s.reason is set on the last
+	last(w *chunker, j *job)                                    // after all choices, to the end of the body
+	full(b []byte, j *job) []byte                               // the non-streaming answer
+	streamError(w *chunker, j *job, status int, message string) // an error in mid-stream
+	errorBody(status int, message string) []byte                // an error instead of an answer
 }
 
 // serveAPI answers one request of a client port: at once, or by the job it returns.
 func serveAPI(c *conn, r *httpRequest) *job {
-	l := c.life
-	if l.ending() {
+	l := c.incarnation
+	if l.isStopping() {
 		c.respond(r, 500, "application/json", l.e.errorBody(500, deadMessage, ""))
 		return nil
 	}
-	formatOf, generates := l.e.face.generating[r.path]
-	if !l.e.o.release.has(r.path) {
+	formatOf, generates := l.e.surface.inference[r.path]
+	if !l.e.o.release.hasEndpoint(r.path) {
 		l.e.log.add(r, -1)
 		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 		return nil
 	}
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.faults.match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBefore(r, f, nil) {
+		if f := l.e.faults.match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
 			return nil
 		}
 		if generates {
@@ -62,7 +62,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	j := &job{c: c, req: r, done: make(chan struct{}), created: time.Now().Unix()}
 	j.format = formatOf(j)
-	b, err := l.e.face.read(r.path, r.body)
+	b, err := l.e.surface.read(r.path, r.body)
 	var h *handle
 	var pd pdLeg
 	if read := pdFamilies[l.e.o.PD]; err == nil && read != nil {
@@ -96,9 +96,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	l.e.log.add(r, rank)
 	f := l.e.faults.match(r, leg, true)
-	if f != nil && c.faultBefore(r, f, j.format) {
+	if f != nil && c.faultBeforeHead(r, f, j.format) {
 		if f.Kind == Status {
-			l.refused(h, pd)
+			l.releaseRefused(h, pd)
 		}
 		return nil
 	}
@@ -119,10 +119,10 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	if err != nil {
 		l.rejected.Add(1)
-		l.refused(h, pd)
+		l.releaseRefused(h, pd)
 		ref := &refusal{400, err.Error(), ""}
 		errors.As(err, &ref)
-		body := j.format.failure(ref.status, ref.msg)
+		body := j.format.errorBody(ref.status, ref.msg)
 		if ref.param != "" && r.path != "/generate" && r.path != "/v1/messages" {
 			body = l.e.errorBody(ref.status, ref.msg, ref.param)
 		}
@@ -132,15 +132,15 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	j.fault = f
 	// Until the engine knows a request, a client that leaves leaves no trace: vLLM's
 	// finding that such a decode keeps the prefill's blocks to the end of the lease.
-	if l.e.face.headFirst && !j.begin() || c.gone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.face.headFirst && !j.begin() {
-		l.early.Add(1)
+	if l.e.surface.headFirst && !j.begin() || c.waitOrGone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
+		l.abortedEarly.Add(1)
 		return nil
 	}
 	j.rank.load.Add(1)
 	if !j.rank.post(func() { j.rank.submit(j) }) {
 		j.rank.load.Add(-1)
-		if !j.headOut {
-			c.respond(r, 500, "application/json", j.format.failure(500, deadMessage))
+		if !j.headSent {
+			c.respond(r, 500, "application/json", j.format.errorBody(500, deadMessage))
 		}
 		return nil
 	}
@@ -149,8 +149,8 @@ func serveAPI(c *conn, r *httpRequest) *job {
 
 // begin sends the head of a stream; false when the client has gone.
 func (j *job) begin() bool {
-	j.headOut = j.params.stream
-	return !j.headOut || j.c.send(streamHead(j.req.close)) == nil
+	j.headSent = j.params.stream
+	return !j.headSent || j.c.send(streamHead(j.req.close)) == nil
 }
 
 func isRefusal(err error) bool {
@@ -158,12 +158,12 @@ func isRefusal(err error) bool {
 	return errors.As(err, &r)
 }
 
-// faultBefore makes a fault that strikes before the head; true when the request
+// faultBeforeHead makes a fault that strikes before the head; true when the request
 // is dealt with. The rest strike in the rank.
-func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
-	failure := func(status int, msg string) []byte { return c.life.e.errorBody(status, msg, "") }
+func (c *conn) faultBeforeHead(r *httpRequest, f *Fault, fm format) bool {
+	failure := func(status int, msg string) []byte { return c.incarnation.e.errorBody(status, msg, "") }
 	if fm != nil {
-		failure = fm.failure
+		failure = fm.errorBody
 	}
 	switch {
 	case f.Kind == Status:
@@ -183,9 +183,9 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 		if d <= 0 {
 			d = 1000 * time.Hour
 		}
-		return c.goneUntil(d, f.Until)
+		return c.waitOrGoneUntil(d, f.Until)
 	case f.Kind == Slow && fm == nil:
-		return c.gone(f.Delay)
+		return c.waitOrGone(f.Delay)
 	case f.Kind == Reset && f.After == 0:
 		c.reset()
 		return true
@@ -196,7 +196,7 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 		return true
 	case f.Kind == Dead && f.After == 0:
 		c.respond(r, 500, "application/json", failure(500, deadMessage))
-		go c.life.e.die(c.life, false)
+		go c.incarnation.e.crash(c.incarnation, false)
 		return true
 	}
 	return false
@@ -204,19 +204,19 @@ func (c *conn) faultBefore(r *httpRequest, f *Fault, fm format) bool {
 
 const garbageBody = `{"id": "garbage", "choices": [{{{`
 
-// refused tells prefill that decode was answered with an error before the engine
+// releaseRefused tells prefill that decode was answered with an error before the engine
 // knew it, where the release does.
-func (l *life) refused(h *handle, pd pdLeg) {
+func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 	if pd != nil {
-		pd.refused(l)
+		pd.onRefused(l)
 	}
-	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.refusedFrees() {
+	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.refusalReleases() {
 		l.pull.release(h)
 	}
 }
 
 // chooseRank is the rank of the port, of the header, or the least loaded.
-func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
+func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
 	n := len(l.ranks)
 	if c.rank >= 0 {
 		return c.rank, nil
@@ -252,7 +252,7 @@ func (l *life) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
 }
 
 // build validates a request and fills its job.
-func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error {
+func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error {
 	o := &l.e.o
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
 		return refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
@@ -265,7 +265,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 	}
 	j.model = o.Model
 	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, scores: askedScores(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, logprobs: requestedLogprobs(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
 	j.params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {
@@ -296,7 +296,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 		}
 		stop, maxTokens, n = s.Stop, s.MaxTokens, s.N
 		p.seed, p.minTokens, p.ignoreEOS, p.includeStop = s.Seed, s.MinTokens, s.IgnoreEOS, s.IncludeStop
-		p.scores = askedScores(false, s.Logprobs, 0)
+		p.logprobs = requestedLogprobs(false, s.Logprobs, 0)
 		if maxTokens == nil {
 			d := 16
 			maxTokens = &d
@@ -347,7 +347,7 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 		if h.wire.RemotePrefill {
 			p.handle = h
 		}
-		if list, ok := idList(h.wire.PromptIDs); ok && o.release.takesPromptIDs() && r.path == "/v1/chat/completions" {
+		if list, ok := idList(h.wire.PromptIDs); ok && o.release.acceptsPromptIDs() && r.path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
 				return refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
@@ -362,18 +362,18 @@ func (l *life) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error
 			if len(b.native) > 1 {
 				s.limit = nativeLimit(&b.native[len(j.seqs)/p.n])
 			}
-			s.score(b.scoring, len(j.seqs)/p.n)
+			s.promptLogprobs(b.logprobs, len(j.seqs)/p.n)
 			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
 			if p.toolName != "" {
 				s.script = toolScript(b, p.toolName, s.gen.state)
 			}
-			if text, ok := b.chosenText(); ok && s.script == nil {
+			if text, ok := b.constrainedText(); ok && s.script == nil {
 				s.forced = append([]uint32{}, vocab().encode(nil, text)...)
 			}
 			j.seqs = append(j.seqs, s)
 		}
 	}
-	j.left = len(j.seqs)
+	j.unfinished = len(j.seqs)
 	if pd != nil {
 		p.pd = pd
 		return pd.begin(j)
@@ -396,21 +396,21 @@ func (j *job) name(r *httpRequest, b *body) {
 		}
 	}
 	j.id = j.format.(prompter).prefix() + id
-	if l := j.c.life; l.e.o.Engine == "sglang" {
+	if l := j.c.incarnation; l.e.o.Engine == "sglang" {
 		j.rids, _, _ = oneOrMany[string](b.RID, "rid", "a string")
 		if j.id = randomHex(16); len(j.rids) > 0 {
 			j.id = j.rids[0]
 		}
 	}
-	j.kept = header(r, "X-Request-Id")
+	j.blockLogID = header(r, "X-Request-Id")
 	j.internal = j.id
 	if r.path == "/v1/completions" {
 		j.internal += "-0"
 	}
-	if o := &j.c.life.e.o; o.release.idSuffix() && !o.GivenIDs {
+	if o := &j.c.incarnation.e.o; o.release.idSuffix() && !o.ClientIDs {
 		j.internal += "-" + randomHex(4)
 	}
-	if h := j.params.handle; h != nil && !j.c.life.e.o.release.remoteID() {
+	if h := j.params.handle; h != nil && !j.c.incarnation.e.o.release.remoteID() {
 		h.wire.RequestID = j.internal // decode asks by its own id
 	}
 }
@@ -422,5 +422,5 @@ func header(r *httpRequest, name string) string {
 
 // fingerprint is what answers carry as system_fingerprint.
 func (j *job) fingerprint() string {
-	return fmt.Sprintf("vllm-%s-sim", j.c.life.e.o.Version)
+	return fmt.Sprintf("vllm-%s-sim", j.c.incarnation.e.o.Version)
 }

@@ -9,7 +9,7 @@ type block struct {
 	prev, next int32 // free list
 	// Blocks with the same hash, the next older and the next newer one; 0 for none. A
 	// prompt that is asked for again and again leaves a copy of its last block each time.
-	twin, newer int32
+	older, newer int32
 }
 
 // pool is the paged KV memory of one rank, owned by the rank's goroutine. Block 0
@@ -41,39 +41,39 @@ func (p *pool) unlink(id int32) {
 	p.nfree--
 }
 
-// take gives a free block with one reference, evicting what it held. There must be one.
-func (p *pool) take() int32 {
+// allocate gives a free block with one reference, evicting what it held. There must be one.
+func (p *pool) allocate() int32 {
 	id := p.blocks[0].next
 	p.unlink(id)
 	b := &p.blocks[id]
 	if b.hashed {
-		p.forget(id)
+		p.uncache(id)
 		p.evict(&b.hash)
 	}
 	b.ref = 1
 	return id
 }
 
-// forget takes the block out of the cache map.
-func (p *pool) forget(id int32) {
+// uncache takes the block out of the cache map.
+func (p *pool) uncache(id int32) {
 	b := &p.blocks[id]
 	switch {
 	case b.newer != 0:
-		p.blocks[b.newer].twin = b.twin
-	case b.twin != 0:
-		p.cached[b.hash] = b.twin
+		p.blocks[b.newer].older = b.older
+	case b.older != 0:
+		p.cached[b.hash] = b.older
 	default:
 		delete(p.cached, b.hash)
 	}
-	if b.twin != 0 {
-		p.blocks[b.twin].newer = b.newer
+	if b.older != 0 {
+		p.blocks[b.older].newer = b.newer
 	}
-	b.hashed, b.twin, b.newer = false, 0, 0
+	b.hashed, b.older, b.newer = false, 0, 0
 	p.copies--
 }
 
-// find gives a cached copy of h.
-func (p *pool) find(h *blockHash) (int32, bool) {
+// lookup gives a cached copy of h.
+func (p *pool) lookup(h *blockHash) (int32, bool) {
 	id, ok := p.cached[*h]
 	return id, ok
 }
@@ -90,9 +90,9 @@ func (p *pool) share(id int32) {
 // prefix at once each store a copy, as in vLLM.
 func (p *pool) store(id int32, h *blockHash) {
 	b := &p.blocks[id]
-	b.hash, b.hashed, b.twin, b.newer = *h, true, p.cached[*h], 0
-	if b.twin != 0 {
-		p.blocks[b.twin].newer = id
+	b.hash, b.hashed, b.older, b.newer = *h, true, p.cached[*h], 0
+	if b.older != 0 {
+		p.blocks[b.older].newer = id
 	}
 	p.cached[*h] = id
 	p.copies++
@@ -121,7 +121,7 @@ func (p *pool) clear() bool {
 		return false
 	}
 	for i := range p.blocks {
-		p.blocks[i].hashed, p.blocks[i].twin, p.blocks[i].newer = false, 0, 0
+		p.blocks[i].hashed, p.blocks[i].older, p.blocks[i].newer = false, 0, 0
 	}
 	clear(p.cached)
 	p.copies = 0

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func numbered(n byte) *blockHash { return &blockHash{n} }
+func blockHashOf(n byte) *blockHash { return &blockHash{n} }
 
 // TestEvictionOrder: least recently used first, and of one prompt the tail first.
 func TestEvictionOrder(t *testing.T) {
@@ -14,8 +14,8 @@ func TestEvictionOrder(t *testing.T) {
 	p := newPool(7, func(h *blockHash) { gone = append(gone, h[0]) })
 	fill := func(hashes ...byte) (ids []int32) {
 		for _, h := range hashes {
-			id := p.take()
-			p.store(id, numbered(h))
+			id := p.allocate()
+			p.store(id, blockHashOf(h))
 			ids = append(ids, id)
 		}
 		return
@@ -23,14 +23,14 @@ func TestEvictionOrder(t *testing.T) {
 	a, b := fill(1, 2, 3), fill(4, 5, 6)
 	p.release(a)
 	p.release(b)
-	id, ok := p.find(numbered(2)) // used again: its turn is last
+	id, ok := p.lookup(blockHashOf(2)) // used again: its turn is last
 	if !ok {
 		t.Fatal("2 is not cached")
 	}
 	p.share(id)
 	p.release([]int32{id})
 	for range 6 {
-		p.take()
+		p.allocate()
 	}
 	if fmt.Sprint(gone) != "[3 1 6 5 4 2]" {
 		t.Errorf("evicted %v", gone)
@@ -54,17 +54,17 @@ func TestPoolAgainstModel(t *testing.T) {
 		switch rng.IntN(4) {
 		case 0:
 			if p.nfree > 0 {
-				id := p.take()
+				id := p.allocate()
 				if refs[id] != 0 || id == 0 {
 					t.Fatalf("step %d: block %d given out twice", step, id)
 				}
 				refs[id] = 1
-				h := numbered(byte(rng.IntN(12)))
+				h := blockHashOf(byte(rng.IntN(12)))
 				p.store(id, h)
 				copies[*h]++
 			}
 		case 1:
-			if id, ok := p.find(numbered(byte(rng.IntN(12)))); ok {
+			if id, ok := p.lookup(blockHashOf(byte(rng.IntN(12)))); ok {
 				p.share(id)
 				refs[id]++
 			}
@@ -79,11 +79,11 @@ func TestPoolAgainstModel(t *testing.T) {
 		total := 0
 		for h, n := range copies {
 			total += n
-			id, ok := p.find(&h)
+			id, ok := p.lookup(&h)
 			if !ok {
 				t.Fatalf("step %d: %x is lost", step, h[0])
 			}
-			for newer := int32(0); id != 0; newer, id = id, p.blocks[id].twin {
+			for newer := int32(0); id != 0; newer, id = id, p.blocks[id].older {
 				if n--; p.blocks[id].newer != newer || p.blocks[id].hash != h || !p.blocks[id].hashed {
 					t.Fatalf("step %d: block %d among the copies of %x: %+v", step, id, h[0], p.blocks[id])
 				}

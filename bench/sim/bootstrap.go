@@ -68,23 +68,23 @@ func (b *bootstrap) setRank(room int64, rank int) {
 }
 
 // registerRanks registers this life's ranks, after Options.RegisterDelay.
-func (l *life) registerRanks() {
-	if !pause(l.ctx, l.e.o.RegisterDelay) {
+func (l *incarnation) registerRanks() {
+	if !sleepContext(l.ctx, l.e.o.RegisterDelay) {
 		return
 	}
 	host, port, _ := net.SplitHostPort(l.side.Addr().String())
 	n, _ := strconv.Atoi(port)
 	for i := range l.ranks {
-		l.boot.register(rankEntry{TPSize: 1, CPSize: 1, DPSize: len(l.ranks), DPRank: i, PPSize: 1, IP: host, Port: n, Page: l.e.o.BlockSize, DType: "auto"})
-		l.boot.registerWorker(mooncakeWorker{EngineID: l.rankID(i), DPRank: i, Addr: l.side.Addr().String()})
+		l.bootstrap.register(rankEntry{TPSize: 1, CPSize: 1, DPSize: len(l.ranks), DPRank: i, PPSize: 1, IP: host, Port: n, Page: l.e.o.BlockSize, DType: "auto"})
+		l.bootstrap.registerWorker(mooncakeWorker{EngineID: l.rankID(i), DPRank: i, Addr: l.side.Addr().String()})
 	}
 }
 
 // serveBootstrap answers one request of the bootstrap port.
 func serveBootstrap(c *conn, r *httpRequest) *job {
-	l := c.life
+	l := c.incarnation
 	l.e.log.add(r, -1)
-	if f := l.e.faults.match(r, "bootstrap", false); f != nil && c.faultBefore(r, f, nil) {
+	if f := l.e.faults.match(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
 		return nil
 	}
 	if l.e.o.PD == "mooncake" {
@@ -92,7 +92,7 @@ func serveBootstrap(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
-	b := &l.boot
+	b := &l.bootstrap
 	switch {
 	case r.path == "/health" && r.method == "GET":
 		text(200, "OK")
@@ -161,12 +161,12 @@ func (b *bootstrap) route(c *conn, r *httpRequest) {
 	first := b.ranks[rankKey{}]
 	e, known := b.ranks[rankKey{at[0], at[1], at[2], at[3]}]
 	b.mu.Unlock()
-	o := &c.life.e.o
+	o := &c.incarnation.e.o
 	switch {
 	case at == [4]int{-1, -1, -1, -1} && !complete:
 		text(503, "Prefill server not fully registered yet.")
 	case at == [4]int{-1, -1, -1, -1}:
-		_, port, _ := net.SplitHostPort(c.life.e.addrs[0])
+		_, port, _ := net.SplitHostPort(c.incarnation.e.addrs[0])
 		n, _ := strconv.Atoi(port)
 		c.json(r, struct {
 			TP     int    `json:"attn_tp_size"`
@@ -190,25 +190,25 @@ func (b *bootstrap) route(c *conn, r *httpRequest) {
 }
 
 // startBootstrap opens the bootstrap port of a prefill engine whose family has one.
-func (l *life) startBootstrap() error {
+func (l *incarnation) startBootstrap() error {
 	e := l.e
-	l.boot.init()
+	l.bootstrap.init()
 	if e.o.Role != "prefill" || e.o.PD != "sglang" && e.o.PD != "mooncake" {
 		return nil
 	}
-	if e.bootAddr == "" {
-		h, err := holdPort(e.o.Bootstrap)
+	if e.bootstrapAddr == "" {
+		h, err := reservePort(e.o.Bootstrap)
 		if err != nil {
 			return err
 		}
-		e.holds = append(e.holds, h)
-		e.bootAddr = h.addr.String()
+		e.placeholders = append(e.placeholders, h)
+		e.bootstrapAddr = h.addr.String()
 	}
-	ln, err := listenHeld(e.bootAddr)
+	ln, err := listenReserved(e.bootstrapAddr)
 	if err != nil {
 		return err
 	}
-	l.bootLn = ln
+	l.bootstrapListener = ln
 	l.listeners = append(l.listeners, ln)
 	l.wg.Add(1)
 	go l.accept(ln, -1, serveBootstrap)
@@ -222,7 +222,7 @@ func (l *life) startBootstrap() error {
 
 // Bootstrap is the host and port of the bootstrap server; "", 0 when there is none.
 func (e *Engine) Bootstrap() (host string, port int) {
-	host, p, err := net.SplitHostPort(e.bootAddr)
+	host, p, err := net.SplitHostPort(e.bootstrapAddr)
 	if err != nil {
 		return "", 0
 	}

@@ -7,9 +7,11 @@ type openAIFailure struct{ e *Engine }
 
 func (openAIFailure) needsText() bool { return false }
 
-func (f openAIFailure) failure(status int, msg string) []byte { return f.e.errorBody(status, msg, "") }
+func (f openAIFailure) errorBody(status int, msg string) []byte {
+	return f.e.errorBody(status, msg, "")
+}
 
-func (f openAIFailure) broken(w *chunker, j *job, status int, msg string) {
+func (f openAIFailure) streamError(w *chunker, j *job, status int, msg string) {
 	b := append(w.begin(), "data: "...)
 	b = append(b, f.e.errorBody(status, msg, "")...)
 	w.end(append(b, "\n\n"...))
@@ -25,7 +27,9 @@ type chatFormat struct {
 	head []byte // an event up to its choices
 }
 
-func newChatFormat(j *job) format { return &chatFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j} }
+func newChatFormat(j *job) format {
+	return &chatFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
+}
 
 func (f *chatFormat) prefix() string { return "chatcmpl-" }
 
@@ -43,14 +47,14 @@ func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 // open begins an event.
 func (f *chatFormat) open(w *chunker) []byte {
 	if f.head == nil {
-		f.head = f.j.identity(append(f.head, "data: "...), "chat.completion.chunk")
+		f.head = f.j.appendIdentity(append(f.head, "data: "...), "chat.completion.chunk")
 		f.head = append(f.head, `,"choices":[`...)
 	}
 	return append(w.begin(), f.head...)
 }
 
-// identity appends the members all OpenAI answers begin with.
-func (j *job) identity(b []byte, object string) []byte {
+// appendIdentity appends the members all OpenAI answers begin with.
+func (j *job) appendIdentity(b []byte, object string) []byte {
 	b = append(b, `{"id":`...)
 	b = appendJSON(b, j.id)
 	b = append(b, `,"object":"`...)
@@ -116,7 +120,7 @@ func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 		b = appendEscaped(b, text)
 		b = append(b, `"},"logprobs":`...)
 	}
-	b = append(s.appendChatScores(b, s.scored(1)), `,"finish_reason":`...)
+	b = append(s.appendChatLogprobs(b, s.newTokens(1)), `,"finish_reason":`...)
 	b = appendReason(b, s)
 	b = append(b, `,"token_ids":`...)
 	b = f.j.appendTokenIDs(b, id)
@@ -167,7 +171,7 @@ func (j *job) appendUsage(b []byte, s *seq) []byte {
 		prompt, completion = len(s.prompt), len(s.out)
 	}
 	b = appendCounts(b, prompt, completion)
-	if !j.c.life.e.o.HideCached {
+	if !j.c.incarnation.e.o.HideCached {
 		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 		b = append(b, '}')
@@ -189,7 +193,7 @@ func (j *job) appendWholeUsage(b []byte) []byte {
 	prompt, completion, cached := j.usage()
 	b = appendCounts(b, prompt, completion)
 	b = append(b, `,"prompt_tokens_details":`...)
-	if j.c.life.e.o.HideCached {
+	if j.c.incarnation.e.o.HideCached {
 		b = append(b, "null"...)
 	} else {
 		b = append(b, `{"cached_tokens":`...)
@@ -199,8 +203,8 @@ func (j *job) appendWholeUsage(b []byte) []byte {
 	return append(b, `,"completion_tokens_details":null}`...)
 }
 
-func (f *chatFormat) whole(b []byte, j *job) []byte {
-	b = j.identity(b, "chat.completion")
+func (f *chatFormat) full(b []byte, j *job) []byte {
+	b = j.appendIdentity(b, "chat.completion")
 	b = append(b, `,"choices":[`...)
 	for i, s := range j.seqs {
 		if i > 0 {
@@ -224,7 +228,7 @@ func (f *chatFormat) whole(b []byte, j *job) []byte {
 			b = appendJSON(b, string(s.text))
 			b = append(b, `}}],`...)
 		}
-		b = s.appendChatScores(append(b, `"reasoning":null},"logprobs":`...), s.scored(len(s.out)))
+		b = s.appendChatLogprobs(append(b, `"reasoning":null},"logprobs":`...), s.newTokens(len(s.out)))
 		b = append(b, `,"finish_reason":`...)
 		b = appendReason(b, s)
 		b = append(b, `,"token_ids":`...)

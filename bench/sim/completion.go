@@ -10,7 +10,7 @@ type completionFormat struct {
 }
 
 func newCompletionFormat(j *job) format {
-	return &completionFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+	return &completionFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
 }
 
 func (f *completionFormat) prefix() string { return "cmpl-" }
@@ -19,7 +19,7 @@ func (f *completionFormat) prompts(_ *job, b *body) ([][]uint32, error) { return
 
 func (f *completionFormat) open(w *chunker) []byte {
 	if f.head == nil {
-		f.head = f.j.identity(append(f.head, "data: "...), "text_completion")
+		f.head = f.j.appendIdentity(append(f.head, "data: "...), "text_completion")
 		f.head = append(f.head, `,"choices":[`...)
 	}
 	return append(w.begin(), f.head...)
@@ -37,7 +37,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 		b = appendEscaped(b, Detokenize(s.prompt))
 	}
 	b = appendEscaped(b, text)
-	b = s.appendTextScores(append(b, `","logprobs":`...), s.scored(1))
+	b = s.appendTextLogprobs(append(b, `","logprobs":`...), s.newTokens(1))
 	b = append(b, `,"finish_reason":`...)
 	b = f.reason(b, s)
 	b = append(b, `,"prompt_token_ids":`...)
@@ -50,7 +50,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	b = j.appendTokenIDs(b, id)
 	b = j.choiceMembers(b, s)
 	b = j.streamedHandle(append(b, `}]`...), s)
-	if s.reason != "" && j.left == 1 && !j.params.includeUsage {
+	if s.reason != "" && j.unfinished == 1 && !j.params.includeUsage {
 		b = append(b, `,"system_fingerprint":`...)
 		b = appendJSON(b, j.fingerprint())
 	}
@@ -79,8 +79,8 @@ func (f *completionFormat) last(w *chunker, j *job) {
 	done(w)
 }
 
-func (f *completionFormat) whole(b []byte, j *job) []byte {
-	b = j.identity(b, "text_completion")
+func (f *completionFormat) full(b []byte, j *job) []byte {
+	b = j.appendIdentity(b, "text_completion")
 	b = append(b, `,"choices":[`...)
 	for i, s := range j.seqs {
 		if i > 0 {
@@ -93,7 +93,7 @@ func (f *completionFormat) whole(b []byte, j *job) []byte {
 			b = appendEscaped(b, Detokenize(s.prompt))
 		}
 		b = appendEscaped(b, string(s.text))
-		b = s.appendTextScores(append(b, `","logprobs":`...), s.scored(len(s.out)))
+		b = s.appendTextLogprobs(append(b, `","logprobs":`...), s.newTokens(len(s.out)))
 		b = append(b, `,"finish_reason":`...)
 		b = f.reason(b, s)
 		b = append(b, `,"token_ids":`...)

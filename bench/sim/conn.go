@@ -24,7 +24,7 @@ type httpRequest struct {
 	headers             []Header
 	body                []byte
 	close               bool
-	arrived             time.Time // when the head was complete
+	headTime            time.Time // when the head was complete
 }
 
 // get is the first value of a header, case-insensitive, and whether it was there.
@@ -55,15 +55,15 @@ const (
 // answer is written by whoever makes it (the scheduler, for generated tokens), so a
 // streamed token costs one system call and no goroutine switch.
 type conn struct {
-	life *life
-	rank int  // rank of the port it came in on, -1 on the main port
-	side bool // it came in on the side channel
-	nc   *net.TCPConn
-	raw  syscall.RawConn
-	br   *bufio.Reader
+	incarnation *incarnation
+	rank        int  // rank of the port it came in on, -1 on the main port
+	sideChannel bool // it came in on the side channel
+	nc          *net.TCPConn
+	raw         syscall.RawConn
+	br          *bufio.Reader
 
 	wmu      sync.Mutex
-	pend     []byte // what the socket did not take yet
+	unsent   []byte // what the socket did not take yet
 	flushing bool
 	dead     error // set once, nothing is written after
 	wbuf     []byte
@@ -74,12 +74,12 @@ type conn struct {
 
 var errSlowReader = errors.New("sim: the client reads too slowly")
 
-func newConn(l *life, nc *net.TCPConn, rank int) (*conn, error) {
+func newConn(l *incarnation, nc *net.TCPConn, rank int) (*conn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{life: l, rank: rank, nc: nc, raw: raw, br: bufio.NewReaderSize(nc, 4096)}
+	c := &conn{incarnation: l, rank: rank, nc: nc, raw: raw, br: bufio.NewReaderSize(nc, 4096)}
 	c.wfn = func(fd uintptr) bool {
 		for {
 			c.wn, c.werr = syscall.Write(int(fd), c.wbuf)
@@ -118,16 +118,16 @@ func (c *conn) send(b []byte) error {
 			return nil
 		}
 	}
-	if len(c.pend)+len(b) > c.life.e.o.StreamBuffer {
+	if len(c.unsent)+len(b) > c.incarnation.e.o.StreamBuffer {
 		c.dead = errSlowReader
-		c.life.slowReaders.Add(1)
+		c.incarnation.slowReaders.Add(1)
 		c.reset()
 		return c.dead
 	}
-	c.pend = append(c.pend, b...)
+	c.unsent = append(c.unsent, b...)
 	if !c.flushing {
 		c.flushing = true
-		c.life.wg.Add(1)
+		c.incarnation.wg.Add(1)
 		go c.flush()
 	}
 	return nil
@@ -135,17 +135,17 @@ func (c *conn) send(b []byte) error {
 
 // flush writes what send could not, and ends when nothing is left.
 func (c *conn) flush() {
-	defer c.life.wg.Done()
+	defer c.incarnation.wg.Done()
 	var buf []byte
 	for {
 		c.wmu.Lock()
-		if len(c.pend) == 0 || c.dead != nil {
+		if len(c.unsent) == 0 || c.dead != nil {
 			c.flushing = false
 			c.nc.SetWriteDeadline(time.Time{})
 			c.wmu.Unlock()
 			return
 		}
-		buf, c.pend = c.pend, buf[:0]
+		buf, c.unsent = c.unsent, buf[:0]
 		c.wmu.Unlock()
 		c.nc.SetWriteDeadline(time.Now().Add(flushTimeout))
 		if _, err := c.nc.Write(buf); err != nil {
@@ -169,14 +169,14 @@ func (c *conn) drain() {
 		}
 		select {
 		case <-t.C:
-		case <-c.life.stopc:
+		case <-c.incarnation.stopc:
 			return
 		}
 	}
 }
 
-// kick ends the wait of the connection's goroutine in await.
-func (c *conn) kick() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
+// interruptRead ends the wait of the connection's goroutine in await.
+func (c *conn) interruptRead() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
 // reset closes with RST.
 func (c *conn) reset() {
@@ -231,7 +231,7 @@ func (c *conn) readRequest() (*httpRequest, error) {
 			expect = strings.EqualFold(value, "100-continue")
 		}
 	}
-	r.arrived = time.Now()
+	r.headTime = time.Now()
 	if chunked && length >= 0 {
 		return nil, &protocolError{400, "Invalid HTTP request received."}
 	}
@@ -240,7 +240,7 @@ func (c *conn) readRequest() (*httpRequest, error) {
 			return nil, err
 		}
 	}
-	limit := c.life.e.o.BodyLimit
+	limit := c.incarnation.e.o.BodyLimit
 	switch {
 	case chunked:
 		r.body, err = c.chunkedBody(limit)
@@ -323,7 +323,7 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 		c.drain()
 		c.nc.Close()
 	}()
-	if c.side && c.passZMQ() {
+	if c.sideChannel && c.forwardZMQ() {
 		return
 	}
 	for {
@@ -331,11 +331,11 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 		if err != nil {
 			var pe *protocolError
 			if errors.As(err, &pe) {
-				c.respond(nil, pe.status, "application/json", c.life.e.errorBody(pe.status, pe.msg, ""))
+				c.respond(nil, pe.status, "application/json", c.incarnation.e.errorBody(pe.status, pe.msg, ""))
 			}
 			return
 		}
-		if j := handle(c, r); j != nil && !c.await(j) {
+		if j := handle(c, r); j != nil && !c.awaitJob(j) {
 			return
 		}
 		if r.close {
@@ -344,9 +344,9 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 	}
 }
 
-// await waits until j is answered; it is false when the connection is done for.
+// awaitJob waits until j is answered; it is false when the connection is done for.
 // The read tells at once when the client leaves.
-func (c *conn) await(j *job) bool {
+func (c *conn) awaitJob(j *job) bool {
 	_, err := c.br.Peek(1)
 	select {
 	case <-j.done:
@@ -361,12 +361,12 @@ func (c *conn) await(j *job) bool {
 	return true
 }
 
-// gone waits d and reports whether the client left meanwhile. Pipelined input
+// waitOrGone waits d and reports whether the client left meanwhile. Pipelined input
 // also ends the wait: such a client is there.
-func (c *conn) gone(d time.Duration) bool { return c.goneUntil(d, nil) }
+func (c *conn) waitOrGone(d time.Duration) bool { return c.waitOrGoneUntil(d, nil) }
 
-// goneUntil waits d, or until a channel is closed; nil never is.
-func (c *conn) goneUntil(d time.Duration, until <-chan struct{}) bool {
+// waitOrGoneUntil waits d, or until a channel is closed; nil never is.
+func (c *conn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
 	if d <= 0 {
 		return false
 	}
@@ -378,7 +378,7 @@ func (c *conn) goneUntil(d time.Duration, until <-chan struct{}) bool {
 			defer close(ended)
 			select {
 			case <-until:
-				c.kick()
+				c.interruptRead()
 			case <-over:
 			}
 		}()
@@ -394,8 +394,8 @@ func (c *conn) goneUntil(d time.Duration, until <-chan struct{}) bool {
 // stopc, and must not be taken back.
 func (c *conn) readUntil(t time.Time) {
 	c.nc.SetReadDeadline(t)
-	if c.life.ending() {
-		c.kick()
+	if c.incarnation.isStopping() {
+		c.interruptRead()
 	}
 }
 

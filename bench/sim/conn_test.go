@@ -15,7 +15,7 @@ import (
 // TestRequestForms: bodies by length or chunked, pipelined, kept alive, and what
 // the engine remembers of them.
 func TestRequestForms(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	body := `{"prompt":[300],  "max_tokens":1,"unknown":{"big":12345678901234567890,"esc":"\u00e9\/"}}`
 	chunked := fmt.Sprintf("POST /v1/completions?x=1 HTTP/1.1\r\nContent-Type: application/json; charset=utf-8\r\nTransfer-Encoding: chunked\r\nX-Mixed-Case: Kept\r\n\r\n%x;ext=1\r\n%s\r\n%x\r\n%s\r\n0\r\nTrailer: x\r\n\r\n",
 		10, body[:10], len(body)-10, body[10:])
@@ -42,7 +42,7 @@ func TestRequestForms(t *testing.T) {
 }
 
 func TestExpectContinue(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	c := dial(t, e.Addr())
 	body := `{"prompt":[300],"max_tokens":1}`
 	fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", len(body))
@@ -58,7 +58,7 @@ func TestExpectContinue(t *testing.T) {
 }
 
 func TestBadRequests(t *testing.T) {
-	e := fast(t, Options{BodyLimit: 1000})
+	e := fastOptions(t, Options{BodyLimit: 1000})
 	for send, want := range map[string]string{
 		"GARBAGE\r\n\r\n":              "400",
 		"GET /health HTTP/2.0\r\n\r\n": "400",
@@ -92,7 +92,7 @@ func TestBadRequests(t *testing.T) {
 // TestDisconnect: a client that leaves is noticed, streaming or not, running or
 // waiting, and its blocks are free again.
 func TestDisconnect(t *testing.T) {
-	e := fast(t, Options{Speed: 1, MaxSeqs: 2, Cost: Cost{Step: 5 * time.Millisecond}})
+	e := fastOptions(t, Options{Speed: 1, MaxSeqs: 2, Cost: Cost{Step: 5 * time.Millisecond}})
 	long := `{"prompt":[300,301],"max_tokens":100000,"ignore_eos":true,"stream":%v}`
 	var conns []net.Conn
 	for i := range 4 { // two run, two wait
@@ -111,14 +111,14 @@ func TestDisconnect(t *testing.T) {
 }
 
 func TestAbortByID(t *testing.T) {
-	e := fast(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}})
+	e := fastOptions(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}})
 	_, br := openStream(t, e.Addr(), "/v1/completions", `{"prompt":[300],"max_tokens":100000,"ignore_eos":true,"stream":true}`, 2, "X-Request-Id: gone", "Connection: close")
 	if a := post(t, e, "/inference/v1/abort_requests", `{"request_ids":["cmpl-gone","other"]}`); a.status != 200 {
 		t.Fatalf("abort: %d", a.status)
 	}
 	rest, err := io.ReadAll(br)
 	if err != nil || !strings.Contains(string(rest), `"finish_reason":"abort"`) || !strings.Contains(string(rest), "[DONE]") {
-		t.Errorf("%v %q", err, tail(string(rest), 300))
+		t.Errorf("%v %q", err, lastBytes(string(rest), 300))
 	}
 	if s := e.Stats().Sum(); s.BlocksFree != s.BlocksTotal {
 		t.Errorf("blocks are held: %+v", s)
@@ -128,7 +128,7 @@ func TestAbortByID(t *testing.T) {
 // TestSlowReader: a client that does not read holds up nobody and is cut when
 // its bound is reached.
 func TestSlowReader(t *testing.T) {
-	e := fast(t, Options{StreamBuffer: 1 << 16})
+	e := fastOptions(t, Options{StreamBuffer: 1 << 16})
 	c := dial(t, e.Addr())
 	c.(*net.TCPConn).SetReadBuffer(4096)
 	io.WriteString(c, request("/v1/completions", `{"prompt":[300],"max_tokens":120000,"ignore_eos":true,"stream":true}`))
@@ -142,9 +142,9 @@ func TestSlowReader(t *testing.T) {
 	eventually(t, "freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
 }
 
-// TestPauseInReading: within the bound nothing is lost.
-func TestPauseInReading(t *testing.T) {
-	e := fast(t, Options{})
+// TestPausedReader: within the bound nothing is lost.
+func TestPausedReader(t *testing.T) {
+	e := fastOptions(t, Options{})
 	c := dial(t, e.Addr())
 	c.(*net.TCPConn).SetReadBuffer(1 << 16)
 	io.WriteString(c, request("/v1/completions", `{"prompt":[300],"max_tokens":40000,"ignore_eos":true,"stream":true}`, "Connection: close"))

@@ -37,13 +37,13 @@ type encoding struct {
 	fields   int  // array form: elements of BlockStored, tag included
 	medium   bool // array form: BlockRemoved carries the medium
 	group    bool // BlockRemoved carries group_idx, BlockStored group_idx and spec kind
-	norank   bool // the batch has two elements
+	noRank   bool // the batch has two elements
 	signed   bool // hashes are int64
 	topicRep bool // replay replies carry the topic frame
 }
 
 var encodings = []encoding{
-	{name: "vllm-0.9.0", fields: 6, norank: true, signed: true},
+	{name: "vllm-0.9.0", fields: 6, noRank: true, signed: true},
 	{name: "vllm-0.9.2", fields: 6, signed: true},
 	{name: "vllm-0.10.2", fields: 7, medium: true},
 	{name: "vllm-0.14", fields: 8, medium: true},
@@ -53,7 +53,7 @@ var encodings = []encoding{
 	{name: "vllm-0.24", maps: true, group: true},
 	{name: "vllm-0.26", maps: true, group: true, topicRep: true},
 	{name: "vllm-0.33", maps: true, map16: true, group: true, topicRep: true},
-	{name: "sglang-0.4.6", sglang: true, fields: 6, norank: true, signed: true},
+	{name: "sglang-0.4.6", sglang: true, fields: 6, noRank: true, signed: true},
 	{name: "sglang-0.5.6", sglang: true, fields: 6, signed: true},
 	{name: "sglang-0.5.9", sglang: true, fields: 7, medium: true, signed: true},
 	{name: "sglang-0.5.18", sglang: true, fields: 8, medium: true, signed: true},
@@ -100,7 +100,7 @@ type encoder struct {
 // batch appends [ts, events, rank] to b.
 func (e *encoder) batch(b []byte, ts float64, events []event) []byte {
 	n := uint32(3)
-	if e.norank {
+	if e.noRank {
 		n = 2
 	}
 	b = msgp.AppendArrayHeader(b, n)
@@ -113,7 +113,7 @@ func (e *encoder) batch(b []byte, ts float64, events []event) []byte {
 			b = e.asArray(b, &events[i])
 		}
 	}
-	if !e.norank {
+	if !e.noRank {
 		b = msgp.AppendInt(b, e.rank)
 	}
 	return b
@@ -232,7 +232,7 @@ func (e *encoder) asMap(b []byte, ev *event) []byte {
 	str := func(k, v string) { b = msgp.AppendString(msgp.AppendString(b, k), v) }
 	switch ev.kind {
 	case cleared:
-		b = e.mapHead(b, 1, false)
+		b = e.openMap(b, 1, false)
 		str("type", "AllBlocksCleared")
 		return b
 	case removed:
@@ -240,7 +240,7 @@ func (e *encoder) asMap(b []byte, ev *event) []byte {
 		if e.group {
 			n++
 		}
-		b = e.mapHead(b, n, false)
+		b = e.openMap(b, n, false)
 		str("type", "BlockRemoved")
 		b = e.hashes(msgp.AppendString(b, "block_hashes"), ev.hashes)
 		str("medium", "GPU")
@@ -261,7 +261,7 @@ func (e *encoder) asMap(b []byte, ev *event) []byte {
 	if ev.session != "" {
 		n++
 	}
-	b = e.mapHead(b, n, true)
+	b = e.openMap(b, n, true)
 	str("type", "BlockStored")
 	b = e.hashes(msgp.AppendString(b, "block_hashes"), ev.hashes)
 	b = e.parentOf(msgp.AppendString(b, "parent_block_hash"), ev)
@@ -285,7 +285,7 @@ func (e *encoder) asMap(b []byte, ev *event) []byte {
 	return b
 }
 
-func (e *encoder) mapHead(b []byte, n int, full bool) []byte {
+func (e *encoder) openMap(b []byte, n int, full bool) []byte {
 	if e.map16 && full {
 		return append(b, 0xde, byte(n>>8), byte(n))
 	}

@@ -11,8 +11,8 @@ import (
 
 // serveAux answers every call that does not generate.
 func serveAux(c *conn, r *httpRequest) {
-	get, known := c.life.e.face.get[r.path]
-	post, known2 := c.life.e.face.post[r.path]
+	get, known := c.incarnation.e.surface.get[r.path]
+	post, known2 := c.incarnation.e.surface.post[r.path]
 	switch {
 	case get != nil && (r.method == "GET" || r.method == "HEAD"):
 		get(c, r)
@@ -28,7 +28,7 @@ func serveAux(c *conn, r *httpRequest) {
 var vllmGet = map[string]func(*conn, *httpRequest){
 	"/health":           func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
 	"/ping":             func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
-	"/version":          func(c *conn, r *httpRequest) { c.json(r, map[string]string{"version": c.life.e.o.Version}) },
+	"/version":          func(c *conn, r *httpRequest) { c.json(r, map[string]string{"version": c.incarnation.e.o.Version}) },
 	"/v1/models":        serveModels,
 	"/load":             serveLoad,
 	"/metrics":          serveMetrics,
@@ -50,35 +50,35 @@ var vllmPost = map[string]func(*conn, *httpRequest){
 func (c *conn) json(r *httpRequest, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		c.respond(r, 500, "application/json", c.life.e.errorBody(500, err.Error(), ""))
+		c.respond(r, 500, "application/json", c.incarnation.e.errorBody(500, err.Error(), ""))
 		return
 	}
 	c.respond(r, 200, "application/json", b)
 }
 
-func (c *conn) refuse(r *httpRequest, err error) {
+func (c *conn) writeRefusal(r *httpRequest, err error) {
 	ref, ok := err.(*refusal)
 	if !ok {
 		ref = &refusal{400, err.Error(), ""}
 	}
-	c.life.rejected.Add(1)
-	c.respond(r, ref.status, "application/json", c.life.e.errorBody(ref.status, ref.msg, ref.param))
+	c.incarnation.rejected.Add(1)
+	c.respond(r, ref.status, "application/json", c.incarnation.e.errorBody(ref.status, ref.msg, ref.param))
 }
 
 // auxBody decodes and checks the model.
 func (c *conn) auxBody(r *httpRequest) (*body, bool) {
 	b, err := readBody(r.body)
-	if err == nil && b.Model != "" && b.Model != c.life.e.o.Model {
+	if err == nil && b.Model != "" && b.Model != c.incarnation.e.o.Model {
 		err = refuse(404, "model", "The model `%s` does not exist.", b.Model)
 	}
 	if err != nil {
-		c.refuse(r, err)
+		c.writeRefusal(r, err)
 	}
 	return b, err == nil
 }
 
 func serveModels(c *conn, r *httpRequest) {
-	o, at := &c.life.e.o, c.life.e.start.Unix()
+	o, at := &c.incarnation.e.o, c.incarnation.e.start.Unix()
 	perm := map[string]any{"id": "modelperm-sim", "object": "model_permission", "created": at, "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
 		"allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false}
 	owner := "vllm"
@@ -91,14 +91,14 @@ func serveModels(c *conn, r *httpRequest) {
 
 func serveLoad(c *conn, r *httpRequest) {
 	n := int64(0)
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		n += rk.load.Load()
 	}
 	c.json(r, map[string]int64{"server_load": n})
 }
 
 func serveEventSources(c *conn, r *httpRequest) {
-	e := c.life.e
+	e := c.incarnation.e
 	out := map[string]any{}
 	for i, p := range e.pubs {
 		var rep any
@@ -120,14 +120,14 @@ func serveTokenize(c *conn, r *httpRequest) {
 	if len(b.Messages) > 0 {
 		text, err := template(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
 		if err != nil {
-			c.refuse(r, err)
+			c.writeRefusal(r, err)
 			return
 		}
 		ids = vocab().encode(nil, text)
 	} else {
 		var text string
 		if json.Unmarshal(b.Prompt, &text) != nil {
-			c.refuse(r, refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
+			c.writeRefusal(r, refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
 			return
 		}
 		ids = vocab().encode(nil, text)
@@ -135,7 +135,7 @@ func serveTokenize(c *conn, r *httpRequest) {
 	out := append([]byte(nil), `{"count":`...)
 	out = strconv.AppendInt(out, int64(len(ids)), 10)
 	out = append(out, `,"max_model_len":`...)
-	out = strconv.AppendInt(out, int64(c.life.e.o.MaxModelLen), 10)
+	out = strconv.AppendInt(out, int64(c.incarnation.e.o.MaxModelLen), 10)
 	out = append(out, `,"tokens":`...)
 	out = appendIDs(out, ids)
 	out = append(out, `,"token_strs":`...)
@@ -161,7 +161,7 @@ func serveDetokenize(c *conn, r *httpRequest) {
 	}
 	ids, ok := idList(b.Tokens)
 	if !ok {
-		c.refuse(r, refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
+		c.writeRefusal(r, refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
 		return
 	}
 	out := appendJSON([]byte(`{"prompt":`), Detokenize(ids))
@@ -175,7 +175,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 	}
 	text, err := template(b.Messages, b.Tools, true)
 	if err != nil {
-		c.refuse(r, err)
+		c.writeRefusal(r, err)
 		return
 	}
 	c.json(r, map[string]int{"input_tokens": len(Tokenize(text))})
@@ -189,10 +189,10 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	}
 	lists, err := prompts(b.Input)
 	if err != nil || b.Dimensions < 0 || b.Dimensions > 8192 || len(lists) > 2048 {
-		c.refuse(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
+		c.writeRefusal(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return
 	}
-	if c.gone(scaled(c.life.e.o.Cost.Step, c.life.e.o.Speed)) {
+	if c.waitOrGone(scaled(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
 		return
 	}
 	dims := b.Dimensions
@@ -207,7 +207,7 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	data, total := []item{}, 0
 	for i, ids := range lists {
 		total += len(ids)
-		g := newGenerator(c.life.e.o.Model, c.life.e.o.Seed, 0, 0, ids)
+		g := newGenerator(c.incarnation.e.o.Model, c.incarnation.e.o.Seed, 0, 0, ids)
 		vec, sum := make([]float32, dims), 0.0
 		for k := range vec {
 			vec[k] = float32(mix(g.state+uint64(k)))/float32(1<<63) - 1
@@ -233,16 +233,16 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 		Model   string         `json:"model"`
 		Data    []item         `json:"data"`
 		Usage   map[string]int `json:"usage"`
-	}{"embd-" + randomHex(8), "list", time.Now().Unix(), c.life.e.o.Model, data, map[string]int{"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}})
+	}{"embd-" + randomHex(8), "list", time.Now().Unix(), c.incarnation.e.o.Model, data, map[string]int{"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}})
 }
 
 func serveReset(c *conn, r *httpRequest) {
 	ok := true
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
-		c.respond(r, 500, "application/json", c.life.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
+		c.respond(r, 500, "application/json", c.incarnation.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
 		return
 	}
 	c.respond(r, 200, "", nil)
@@ -254,10 +254,10 @@ func serveAbort(c *conn, r *httpRequest) {
 		IDs []string `json:"request_ids"`
 	}
 	if json.Unmarshal(r.body, &q) != nil {
-		c.refuse(r, refuse(400, "body.request_ids", "request_ids must be a list of strings."))
+		c.writeRefusal(r, refuse(400, "body.request_ids", "request_ids must be a list of strings."))
 		return
 	}
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		rk.do(func() {
 			for _, id := range q.IDs {
 				rk.abortID(id)

@@ -12,30 +12,30 @@ import (
 // Engine is one simulated engine: a process of it, in this process. All its
 // methods may be called from any goroutine.
 type Engine struct {
-	o      Options
-	face   *face
-	addrs  []string // listening addresses: the main one, then one a rank with RankPorts
-	holds  []*placeholder
-	faults *faultSet
-	log    *recorder
-	kept   *keptLog
-	start  time.Time
+	o            Options
+	surface      *surface
+	addrs        []string // listening addresses: the main one, then one a rank with RankPorts
+	placeholders []*placeholder
+	faults       *faultSet
+	log          *recorder
+	blockLog     *blockLog
+	start        time.Time
 
-	pubs, reps []string // endpoints of the KV events of each rank; nil when off
-	loads      []string // and of the load snapshots, SGLang's
-	bootAddr   string   // of the bootstrap server, "" when there is none
+	pubs, reps    []string // endpoints of the KV events of each rank; nil when off
+	loads         []string // and of the load snapshots, SGLang's
+	bootstrapAddr string   // of the bootstrap server, "" when there is none
 
-	mu      sync.Mutex // life, closed and refusing change under it
-	life    *life
-	last    *life // the newest, alive or not
-	closed  bool
-	refuse  bool
-	bg      sync.WaitGroup
-	crashes atomic.Int64
-	lives   atomic.Int64
-	gone    chan struct{} // closed by Close
-	dead    chan struct{} // closed by Close and by a crash that nothing undoes
-	deadOne sync.Once
+	mu           sync.Mutex // life, closed and refusing change under it
+	current      *incarnation
+	newest       *incarnation // the newest, alive or not
+	closed       bool
+	refusing     bool
+	bg           sync.WaitGroup
+	crashes      atomic.Int64
+	incarnations atomic.Int64
+	closedCh     chan struct{} // closed by Close
+	deadCh       chan struct{} // closed by Close and by a crash that nothing undoes
+	deadOnce     sync.Once
 }
 
 // Start binds all sockets of an engine and serves until Close, or until ctx ends.
@@ -48,18 +48,18 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, face: faces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), kept: newKeptLog(o.LogKept), start: time.Now(), gone: make(chan struct{}), dead: make(chan struct{})}
+	e := &Engine{o: o, surface: surfaces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
 	for _, f := range o.Faults {
 		e.faults.add(f)
 	}
-	l, err := e.newLife()
+	l, err := e.newIncarnation()
 	if err != nil {
-		for _, h := range e.holds {
+		for _, h := range e.placeholders {
 			h.close()
 		}
 		return nil, err
 	}
-	e.life, e.last = l, l
+	e.current, e.newest = l, l
 	for _, f := range o.Faults {
 		if f.Kind == Refuse {
 			e.Fault(f)
@@ -70,7 +70,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 			select {
 			case <-ctx.Done():
 				e.end()
-			case <-e.gone:
+			case <-e.closedCh:
 			}
 		})
 	}
@@ -86,18 +86,18 @@ func (e *Engine) Close() error {
 
 func (e *Engine) end() {
 	e.mu.Lock()
-	l := e.last // its stop is waited for, whoever began it
-	e.life = nil
+	l := e.newest // its stop is waited for, whoever began it
+	e.current = nil
 	first := !e.closed
 	e.closed = true
 	if first {
-		close(e.gone)
+		close(e.closedCh)
 	}
 	e.mu.Unlock()
 	l.stop(false)
-	e.deadOne.Do(func() { close(e.dead) })
+	e.deadOnce.Do(func() { close(e.deadCh) })
 	if first {
-		for _, h := range e.holds {
+		for _, h := range e.placeholders {
 			h.close()
 		}
 	}
@@ -106,27 +106,27 @@ func (e *Engine) end() {
 // Crash kills the engine as kill -9 would: connections are reset, ports refuse,
 // pinned blocks and caches are lost. Restart brings it back.
 func (e *Engine) Crash() {
-	if l := e.current(); l != nil {
-		e.die(l, true)
+	if l := e.incarnation(); l != nil {
+		e.crash(l, true)
 	}
 }
 
-// die ends l as a crash, unless it has ended already.
-func (e *Engine) die(l *life, abrupt bool) {
+// crash ends l as a crash, unless it has ended already.
+func (e *Engine) crash(l *incarnation, abrupt bool) {
 	e.mu.Lock()
-	mine := e.life == l
-	if mine {
-		e.life = nil
+	isCurrent := e.current == l
+	if isCurrent {
+		e.current = nil
 	}
 	e.mu.Unlock()
-	if !mine {
+	if !isCurrent {
 		return
 	}
 	e.crashes.Add(1)
 	l.stop(abrupt)
 	d := e.o.RestartAfter
 	if d <= 0 {
-		e.deadOne.Do(func() { close(e.dead) })
+		e.deadOnce.Do(func() { close(e.deadCh) })
 		return
 	}
 	e.background(func() {
@@ -152,7 +152,7 @@ func (e *Engine) wait(d time.Duration) bool {
 	select {
 	case <-t.C:
 		return true
-	case <-e.gone:
+	case <-e.closedCh:
 		return false
 	}
 }
@@ -161,34 +161,34 @@ func (e *Engine) wait(d time.Duration) bool {
 // addresses: new engine identity, empty cache, event sequence from 0.
 func (e *Engine) Restart() error {
 	e.mu.Lock()
-	l := e.last
-	e.life = nil
+	l := e.newest
+	e.current = nil
 	e.mu.Unlock()
 	l.stop(true)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.closed || e.life != nil {
+	if e.closed || e.current != nil {
 		return nil
 	}
-	l, err := e.newLife()
+	l, err := e.newIncarnation()
 	if err != nil {
 		return err
 	}
-	e.life, e.last = l, l
+	e.current, e.newest = l, l
 	return nil
 }
 
 // Alive says whether the engine has not crashed or been closed.
-func (e *Engine) Alive() bool { return e.current() != nil }
+func (e *Engine) Alive() bool { return e.incarnation() != nil }
 
 // Dead is closed once the engine has been closed, or has crashed and will not
 // come back by itself: where a real server's process would have ended.
-func (e *Engine) Dead() <-chan struct{} { return e.dead }
+func (e *Engine) Dead() <-chan struct{} { return e.deadCh }
 
-func (e *Engine) current() *life {
+func (e *Engine) incarnation() *incarnation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.life
+	return e.current
 }
 
 // URL is the main address, as in "http://127.0.0.1:8000".
@@ -218,7 +218,7 @@ func (e *Engine) ReplayEndpoints() []string { return slices.Clone(e.reps) }
 // EngineID is the identity of this life (remote_engine_id without the rank's
 // suffix), "" when dead.
 func (e *Engine) EngineID() string {
-	if l := e.current(); l != nil {
+	if l := e.incarnation(); l != nil {
 		return l.id
 	}
 	return ""
@@ -249,19 +249,19 @@ func (e *Engine) ClearFaults() {
 func (e *Engine) setRefuse(on bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.refuse == on {
+	if e.refusing == on {
 		return
 	}
-	e.refuse = on
-	if e.life == nil {
+	e.refusing = on
+	if e.current == nil {
 		return
 	}
 	if on {
-		e.life.closeListeners()
+		e.current.closeListeners()
 		return
 	}
 	// The port is held, so listening again cannot meet a stranger on it.
-	if l := e.life; l.listen() != nil {
-		go e.die(l, true)
+	if l := e.current; l.listen() != nil {
+		go e.crash(l, true)
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 func TestRanks(t *testing.T) {
-	e := fast(t, Options{Ranks: 2, RankPorts: true})
+	e := fastOptions(t, Options{Ranks: 2, RankPorts: true})
 	for value, want := range map[string]int{"0": 200, "1": 200, "2": 400, "-1": 400, "abc": 200, " 1 ": 200} {
 		a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`, "X-data-parallel-rank", value)
 		if a.status != want {
@@ -46,7 +46,7 @@ func TestRanks(t *testing.T) {
 }
 
 func TestAddresses(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	if _, err := Start(context.Background(), Options{Listen: e.Addr()}); err == nil || !strings.Contains(err.Error(), "sim: cannot listen on") {
 		t.Errorf("a port in use: %v", err)
 	}
@@ -90,7 +90,7 @@ func TestFlags(t *testing.T) {
 	if err != nil || o.Ranks != 2 || !math.IsInf(o.Speed, 1) || len(o.Faults) != 2 || o.Cost.Step != 5*time.Millisecond {
 		t.Errorf("%v %+v", err, o)
 	}
-	e := fast(t, o)
+	e := fastOptions(t, o)
 	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 503 {
 		t.Errorf("the fault of the flags: %d", a.status)
 	}
@@ -102,9 +102,9 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeft: after Close no goroutine and no port of the engine remains,
+// TestCloseReleasesEverything: after Close no goroutine and no port of the engine remains,
 // whatever was under way.
-func TestNothingIsLeft(t *testing.T) {
+func TestCloseReleasesEverything(t *testing.T) {
 	runtime.GC()
 	before := runtime.NumGoroutine()
 	for range 3 {
@@ -150,7 +150,7 @@ func TestNothingIsLeft(t *testing.T) {
 // TestThousandStreams: a thousand streams at once, each whole and in order.
 func TestThousandStreams(t *testing.T) {
 	const streams, tokens = 1000, 20
-	e := fast(t, Options{Blocks: 1 << 14})
+	e := fastOptions(t, Options{Blocks: 1 << 14})
 	var wg sync.WaitGroup
 	failed := make(chan string, streams)
 	for i := range streams {
@@ -179,9 +179,9 @@ func TestThousandStreams(t *testing.T) {
 	}
 }
 
-// TestPace: time follows the cost model, not faster than asked.
-func TestPace(t *testing.T) {
-	e := fast(t, Options{Speed: 10, Cost: Cost{Admit: -1, Step: 100 * time.Millisecond, PerSeq: -1, PerPrefill: time.Millisecond}})
+// TestSpeed: time follows the cost model, not faster than asked.
+func TestSpeed(t *testing.T) {
+	e := fastOptions(t, Options{Speed: 10, Cost: Cost{Admit: -1, Step: 100 * time.Millisecond, PerSeq: -1, PerPrefill: time.Millisecond}})
 	start := time.Now()
 	post(t, e, "/v1/completions", `{"prompt":`+idPrompt(500, 1)+`,"max_tokens":11,"ignore_eos":true}`)
 	// 500 ms of prefill and eleven steps of 100 ms, ten times faster.

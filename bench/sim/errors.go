@@ -37,7 +37,7 @@ func (e *Engine) errorBody(status int, msg, param string) []byte {
 	if e.o.Engine == "vllm" && e.o.release.flatErrors() {
 		return sglangError(status, msg, param) // the same flat object
 	}
-	return e.face.failure(status, msg, param)
+	return e.surface.failure(status, msg, param)
 }
 
 // errorBody is an error in vLLM's shape (0.10.1 and later).

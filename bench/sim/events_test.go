@@ -59,8 +59,8 @@ func TestHashes(t *testing.T) {
 	}
 }
 
-// watcher is a subscriber and replay client with a naive model of one rank's cache.
-type watcher struct {
+// eventMirror is a subscriber and replay client with a naive model of one rank's cache.
+type eventMirror struct {
 	t      testing.TB
 	ctx    *zmq.Context
 	sub    *zmq.Socket
@@ -74,13 +74,13 @@ type watcher struct {
 	lost   int
 }
 
-func watch(t testing.TB, e *Engine, rank int) *watcher {
+func newEventMirror(t testing.TB, e *Engine, rank int) *eventMirror {
 	t.Helper()
 	ctx, err := zmq.NewContext()
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &watcher{t: t, ctx: ctx}
+	w := &eventMirror{t: t, ctx: ctx}
 	w.reset()
 	w.sub, _ = ctx.NewSocket(zmq.SUB)
 	w.dealer, _ = ctx.NewSocket(zmq.DEALER)
@@ -103,13 +103,13 @@ func watch(t testing.TB, e *Engine, rank int) *watcher {
 	return w
 }
 
-func (w *watcher) reset() {
+func (w *eventMirror) reset() {
 	w.next = 0
 	w.copies, w.parent, w.tokens = map[uint64]int{}, map[uint64]uint64{}, map[uint64][]uint32{}
 }
 
 // replay asks from w.next and applies what comes.
-func (w *watcher) replay() {
+func (w *eventMirror) replay() {
 	w.t.Helper()
 	w.dealer.SendMessage("", binary.BigEndian.AppendUint64(nil, w.next))
 	for {
@@ -126,7 +126,7 @@ func (w *watcher) replay() {
 }
 
 // live reads one live batch; false when none comes in time.
-func (w *watcher) live(wait time.Duration) bool {
+func (w *eventMirror) live(wait time.Duration) bool {
 	w.t.Helper()
 	w.sub.SetRcvtimeo(wait)
 	f, err := w.sub.RecvMessageBytes(0)
@@ -150,7 +150,7 @@ func (w *watcher) live(wait time.Duration) bool {
 }
 
 // apply decodes a map-form batch of vLLM.
-func (w *watcher) apply(seq uint64, payload []byte) {
+func (w *eventMirror) apply(seq uint64, payload []byte) {
 	w.t.Helper()
 	if seq != w.next {
 		w.t.Fatalf("batch %d, want %d", seq, w.next)
@@ -215,9 +215,9 @@ func (w *watcher) apply(seq uint64, payload []byte) {
 	}
 }
 
-// same compares the model with what the rank holds.
-func (w *watcher) same(e *Engine, rank int) string {
-	r := e.current().ranks[rank]
+// wantSame compares the model with what the rank holds.
+func (w *eventMirror) wantSame(e *Engine, rank int) string {
+	r := e.incarnation().ranks[rank]
 	diff := ""
 	r.do(func() {
 		own := map[uint64]int{}
@@ -234,10 +234,10 @@ func (w *watcher) same(e *Engine, rank int) string {
 }
 
 // catchUp applies batches until as many as the engine numbered are in.
-func (w *watcher) catchUp(e *Engine, rank int) {
+func (w *eventMirror) catchUp(e *Engine, rank int) {
 	w.t.Helper()
 	eventually(w.t, "publisher idle", func() bool {
-		r := e.current().ranks[rank]
+		r := e.incarnation().ranks[rank]
 		idle := false
 		r.do(func() { idle = len(r.pub.queue) == 0 })
 		return idle && e.Stats().Ranks[rank].Running+e.Stats().Ranks[rank].Waiting == 0
@@ -248,8 +248,8 @@ func (w *watcher) catchUp(e *Engine, rank int) {
 // TestEventsEqualCache drives a small cache through thousands of evictions and
 // checks that a naive model fed by the events holds what the engine holds.
 func TestEventsEqualCache(t *testing.T) {
-	e := fast(t, Options{Blocks: 40, BlockSize: 4, Ranks: 2, MaxSeqs: 6, Topic: "kv"})
-	w := []*watcher{watch(t, e, 0), watch(t, e, 1)}
+	e := fastOptions(t, Options{Blocks: 40, BlockSize: 4, Ranks: 2, MaxSeqs: 6, Topic: "kv"})
+	w := []*eventMirror{newEventMirror(t, e, 0), newEventMirror(t, e, 1)}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for round := range 12 {
 		done := make(chan error, 20)
@@ -276,7 +276,7 @@ func TestEventsEqualCache(t *testing.T) {
 		}
 		for i := range w {
 			w[i].catchUp(e, i)
-			if diff := w[i].same(e, i); diff != "" && round != 6 {
+			if diff := w[i].wantSame(e, i); diff != "" && round != 6 {
 				t.Fatalf("round %d rank %d: %s", round, i, diff)
 			}
 		}
@@ -289,7 +289,7 @@ func TestEventsEqualCache(t *testing.T) {
 
 // TestPrefixCache: hits are whole blocks, never the whole prompt, and salted apart.
 func TestPrefixCache(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	cached := func(n int, salt string) float64 {
 		a := post(t, e, "/v1/completions", fmt.Sprintf(`{"prompt":%s,"max_tokens":1,"cache_salt":%q}`, idPrompt(n, 1), salt))
 		return a.json["usage"].(map[string]any)["prompt_tokens_details"].(map[string]any)["cached_tokens"].(float64)
@@ -306,8 +306,8 @@ func TestPrefixCache(t *testing.T) {
 }
 
 func TestLiveEvents(t *testing.T) {
-	e := fast(t, Options{Topic: "kv@1"})
-	w := watch(t, e, 0)
+	e := fastOptions(t, Options{Topic: "kv@1"})
+	w := newEventMirror(t, e, 0)
 	post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, 1)+`,"max_tokens":1}`)
 	w.replay() // the subscription may have come after the first batch
 	if len(w.copies) != 2 {
@@ -335,13 +335,13 @@ func TestLiveEvents(t *testing.T) {
 	if !w.live(10*time.Second) || w.lost != 1 {
 		t.Errorf("%d gaps seen, want 1", w.lost)
 	}
-	if diff := w.same(e, 0); diff != "" {
+	if diff := w.wantSame(e, 0); diff != "" {
 		t.Error(diff)
 	}
 }
 
 func TestRestartEvents(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	id, kv := e.EngineID(), e.KVEndpoints()[0]
 	for i := range 3 {
 		post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, i)+`,"max_tokens":1}`)
@@ -353,23 +353,23 @@ func TestRestartEvents(t *testing.T) {
 		t.Errorf("engine id %s (was %s), events on %s (were on %s)", e.EngineID(), id, e.KVEndpoints()[0], kv)
 	}
 	s := e.Stats()
-	if s.Lives != 2 || s.Sum().BlocksCached != 0 || s.Sum().EventBatches != 0 {
+	if s.Incarnations != 2 || s.Sum().BlocksCached != 0 || s.Sum().EventBatches != 0 {
 		t.Errorf("after restart: %+v", s)
 	}
 	post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, 1)+`,"max_tokens":1}`)
-	w := watch(t, e, 0)
+	w := newEventMirror(t, e, 0)
 	w.catchUp(e, 0)
-	if w.next != 1 || w.same(e, 0) != "" {
-		t.Errorf("next batch is %d, want 1; %s", w.next, w.same(e, 0))
+	if w.next != 1 || w.wantSame(e, 0) != "" {
+		t.Errorf("next batch is %d, want 1; %s", w.next, w.wantSame(e, 0))
 	}
 }
 
 func TestReplayBuffer(t *testing.T) {
-	e := fast(t, Options{BufferSteps: 3, Encoding: "vllm-0.22"})
+	e := fastOptions(t, Options{BufferSteps: 3, Encoding: "vllm-0.22"})
 	for i := range 6 {
 		post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, i)+`,"max_tokens":1}`)
 	}
-	w := watch(t, e, 0)
+	w := newEventMirror(t, e, 0)
 	eventually(t, "published", func() bool { return e.Stats().Sum().EventBatches == 6 })
 	w.dealer.SendMessage("", make([]byte, 8))
 	var seqs []uint64
@@ -393,7 +393,7 @@ func TestReplayBuffer(t *testing.T) {
 }
 
 func TestEventPorts(t *testing.T) {
-	e := fast(t, Options{Ranks: 3})
+	e := fastOptions(t, Options{Ranks: 3})
 	var base int
 	for i, ep := range e.KVEndpoints() {
 		var port int
@@ -405,7 +405,7 @@ func TestEventPorts(t *testing.T) {
 			t.Errorf("rank %d publishes on %s, want port %d", i, ep, base+i)
 		}
 	}
-	off := fast(t, Options{KVEvents: "off"})
+	off := fastOptions(t, Options{KVEvents: "off"})
 	if len(off.KVEndpoints())+len(off.ReplayEndpoints()) != 0 {
 		t.Errorf("events off, endpoints %v", off.KVEndpoints())
 	}

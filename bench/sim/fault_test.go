@@ -30,7 +30,7 @@ func TestParseFault(t *testing.T) {
 }
 
 func TestFaultStatus(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	e.Fault(Fault{Kind: Status, Status: 502, N: 2, Skip: 1, Path: "/v1/completions"})
 	var got []int
 	for range 4 {
@@ -56,7 +56,7 @@ func TestFaultStatus(t *testing.T) {
 }
 
 func TestFaultGarbage(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	e.Fault(Fault{Kind: Garbage, N: 1})
 	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 200 || a.json != nil {
 		t.Errorf("%d %s", a.status, a.body)
@@ -64,7 +64,7 @@ func TestFaultGarbage(t *testing.T) {
 }
 
 func TestFaultRefuse(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	idle := dial(t, e.Addr())
 	e.Fault(Fault{Kind: Refuse})
 	if _, err := net.Dial("tcp", e.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
@@ -81,8 +81,8 @@ func TestFaultRefuse(t *testing.T) {
 	eventually(t, "listening again", func() bool { _, err := tryPost(e.URL()+"/ping", ""); return err == nil })
 }
 
-// afterFault runs a stream under a fault and gives what came and how it ended.
-func afterFault(t *testing.T, e *Engine, f Fault) (body string, err error) {
+// wantNormal runs a stream under a fault and gives what came and how it ended.
+func wantNormal(t *testing.T, e *Engine, f Fault) (body string, err error) {
 	t.Helper()
 	e.Fault(f)
 	c := dial(t, e.Addr())
@@ -92,32 +92,32 @@ func afterFault(t *testing.T, e *Engine, f Fault) (body string, err error) {
 }
 
 func TestFaultMidStream(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	free := func() {
 		t.Helper()
 		eventually(t, "blocks freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
 	}
-	body, err := afterFault(t, e, Fault{Kind: Reset, After: 3, N: 1})
+	body, err := wantNormal(t, e, Fault{Kind: Reset, After: 3, N: 1})
 	if !errors.Is(err, syscall.ECONNRESET) || strings.Contains(body, "[DONE]") {
 		t.Errorf("reset: %v %q", err, body)
 	}
 	free()
-	body, err = afterFault(t, e, Fault{Kind: Cut, After: 3, N: 1})
+	body, err = wantNormal(t, e, Fault{Kind: Cut, After: 3, N: 1})
 	if n := strings.Count(body, "data: "); err != nil || n != 3 || strings.HasSuffix(body, "0\r\n\r\n") {
 		t.Errorf("cut: %v, %d events, %q", err, n, body)
 	}
 	free()
-	body, err = afterFault(t, e, Fault{Kind: StreamFail, After: 3, N: 1})
+	body, err = wantNormal(t, e, Fault{Kind: StreamFail, After: 3, N: 1})
 	if n := strings.Count(body, "data: "); err != nil || n != 5 || !strings.Contains(body, `data: {"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`) || !strings.HasSuffix(body, "0\r\n\r\n") {
 		t.Errorf("streamfail: %v, %d events, %q", err, n, body)
 	}
 	free()
-	body, err = afterFault(t, e, Fault{Kind: Stall, After: 3, N: 1, Delay: 50 * time.Millisecond})
+	body, err = wantNormal(t, e, Fault{Kind: Stall, After: 3, N: 1, Delay: 50 * time.Millisecond})
 	if n := strings.Count(body, "data: "); err != nil || n != 21 {
 		t.Errorf("stall that ends: %v, %d events", err, n)
 	}
 	start := time.Now()
-	body, err = afterFault(t, e, Fault{Kind: Slow, N: 1, Delay: 5 * time.Millisecond})
+	body, err = wantNormal(t, e, Fault{Kind: Slow, N: 1, Delay: 5 * time.Millisecond})
 	if n := strings.Count(body, "data: "); err != nil || n != 21 || time.Since(start) < 100*time.Millisecond {
 		t.Errorf("slow: %v, %d events in %v", err, n, time.Since(start))
 	}
@@ -125,7 +125,7 @@ func TestFaultMidStream(t *testing.T) {
 }
 
 func TestFaultStallForEver(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	e.Fault(Fault{Kind: Stall, After: 2, N: 1})
 	e.Fault(Fault{Kind: Stall, N: 1})
 	c, _ := openStream(t, e.Addr(), "/v1/completions", streamBody, 2)
@@ -146,7 +146,7 @@ func TestFaultStallForEver(t *testing.T) {
 
 // A stall ends when its test says so, and the connection serves on.
 func TestFaultStallUntil(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	until := make(chan struct{})
 	e.Fault(Fault{Kind: Stall, N: 1, Until: until})
 	nc := dial(t, e.Addr())
@@ -172,7 +172,7 @@ func TestFaultStallUntil(t *testing.T) {
 }
 
 func TestFaultProbability(t *testing.T) {
-	e := fast(t, Options{FaultSeed: 1, Faults: []Fault{{Kind: Status, P: 0.3}}})
+	e := fastOptions(t, Options{FaultSeed: 1, Faults: []Fault{{Kind: Status, P: 0.3}}})
 	bad := 0
 	for range 200 {
 		if post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`).status == 503 {
@@ -187,7 +187,7 @@ func TestFaultProbability(t *testing.T) {
 // TestEngineDies: the request that kills gets its 500, streams an error event,
 // then the port refuses; RestartAfter brings a new identity.
 func TestEngineDies(t *testing.T) {
-	e := fast(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}, RestartAfter: 50 * time.Millisecond})
+	e := fastOptions(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}, RestartAfter: 50 * time.Millisecond})
 	id := e.EngineID()
 	_, br := openStream(t, e.Addr(), "/v1/completions", `{"prompt":[300],"max_tokens":100000,"ignore_eos":true,"stream":true}`, 2)
 	a := post(t, e, "/v1/completions", `{"prompt":[300],"kv_transfer_params":{"do_remote_prefill":true}}`)
@@ -196,19 +196,19 @@ func TestEngineDies(t *testing.T) {
 	}
 	rest, _ := io.ReadAll(br)
 	if !strings.Contains(string(rest), `data: {"error":{"message":"EngineCore encountered`) || !strings.HasSuffix(string(rest), "0\r\n\r\n") {
-		t.Errorf("stream ended with %q", tail(string(rest), 300))
+		t.Errorf("stream ended with %q", lastBytes(string(rest), 300))
 	}
 	eventually(t, "restarted", func() bool { return e.Alive() && e.EngineID() != id })
 	if a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`); a.status != 200 {
 		t.Errorf("after restart: %d", a.status)
 	}
-	if s := e.Stats(); s.Crashes != 1 || s.Lives != 2 {
+	if s := e.Stats(); s.Crashes != 1 || s.Incarnations != 2 {
 		t.Errorf("%+v", s)
 	}
 }
 
 func TestDead(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	e.Fault(Fault{Kind: Dead, N: 1})
 	select {
 	case <-e.Dead():
@@ -225,4 +225,4 @@ func TestDead(t *testing.T) {
 	}
 }
 
-func tail(s string, n int) string { return s[max(0, len(s)-n):] }
+func lastBytes(s string, n int) string { return s[max(0, len(s)-n):] }

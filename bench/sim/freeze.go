@@ -4,10 +4,10 @@ import "sync"
 
 // frozenRank is a rank whose core is stopped: what its API server goes on to tell.
 type frozenRank struct {
-	stats  RankStats
-	counts counters
-	thaw   chan struct{} // closed by Thaw
-	once   sync.Once
+	stats    RankStats
+	counters counters
+	thaw     chan struct{} // closed by Thaw
+	once     sync.Once
 }
 
 // Freeze stops the engine core of every rank, as SIGSTOP of vLLM's EngineCore process does:
@@ -15,7 +15,7 @@ type frozenRank struct {
 // (with the figures of now), and nothing else happens until Thaw. It returns when all
 // ranks have stopped.
 func (e *Engine) Freeze() {
-	l := e.current()
+	l := e.incarnation()
 	if l == nil {
 		return
 	}
@@ -26,7 +26,7 @@ func (e *Engine) Freeze() {
 		f := &frozenRank{stats: r.stats(), thaw: make(chan struct{})}
 		stopped := make(chan struct{})
 		if !r.post(func() {
-			f.counts = r.n
+			f.counters = r.counters
 			r.frozen.Store(f)
 			close(stopped)
 			select {
@@ -43,7 +43,7 @@ func (e *Engine) Freeze() {
 
 // Thaw lets frozen cores go on with what they have.
 func (e *Engine) Thaw() {
-	l := e.current()
+	l := e.incarnation()
 	if l == nil {
 		return
 	}

@@ -9,27 +9,27 @@ import (
 // and one answer. After submit it belongs to the rank's goroutine; done, abort and
 // the fields set before submit are for everybody.
 type job struct {
-	c        *conn
-	req      *httpRequest
-	rank     *rank
-	format   format
-	id       string // as the client sees it
-	kept     string // as its blocks are logged
-	internal string // as the engine does: with a random suffix
-	created  int64
-	model    string
-	params   *params
-	seqs     []*seq
-	left     int // sequences not finished
-	fault    *Fault
-	events   int  // events or tokens out, for faults that count
-	headOut  bool // a stream's head is written
-	finished bool // the rank is done with it, and its answer is held back
-	over     bool // answered or dropped; the rank's goroutine decides once
-	done     chan struct{}
-	rids     []string // SGLang: the client's ids, one a prompt
-	aborted  string   // SGLang: the transfer failed, and how
-	coal     []byte   // events held back to go out together, with Options.Coalesce
+	c          *conn
+	req        *httpRequest
+	rank       *rank
+	format     format
+	id         string // as the client sees it
+	blockLogID string // as its blocks are logged
+	internal   string // as the engine does: with a random suffix
+	created    int64
+	model      string
+	params     *params
+	seqs       []*seq
+	unfinished int // sequences not finished
+	fault      *Fault
+	events     int  // events or tokens out, for faults that count
+	headSent   bool // a stream's head is written
+	finished   bool // the rank is done with it, and its answer is held back
+	ended      bool // answered or dropped; the rank's goroutine decides once
+	done       chan struct{}
+	rids       []string // SGLang: the client's ids, one a prompt
+	aborted    string   // SGLang: the transfer failed, and how
+	coalesced  []byte   // events held back to go out together, with Options.Coalesce
 }
 
 // params is what a request asks of generation.
@@ -52,7 +52,7 @@ type params struct {
 	handle       *handle // do_remote_prefill
 	pd           pdLeg   // another family's part, see pdFamilies; nil when plain or nixl
 	toolName     string  // the answer is a call of this function
-	scores       int     // alternatives to tell of each token, see logprobs.go
+	logprobs     int     // alternatives to tell of each token, see logprobs.go
 }
 
 // seq is one sequence being generated.
@@ -66,28 +66,28 @@ type seq struct {
 	gen    generator
 	offset int // characters of the tokens whose log-probabilities are told
 
-	text    []byte // output text so far, without special tokens; kept when somebody needs it whole
-	shown   int    // bytes of text already sent, when stop strings hold some back
-	started bool   // the role event is out
-	reason  string // finish reason, "" while running
-	stopped string // the stop string that ended it
+	text     []byte // output text so far, without special tokens; kept when somebody needs it whole
+	sentText int    // bytes of text already sent, when stop strings hold some back
+	started  bool   // the role event is out
+	reason   string // finish reason, "" while running
+	stopped  string // the stop string that ended it
 
-	blocks   []int32
-	hashes   []blockHash // of its full blocks, known so far
-	computed int         // tokens whose KV is there
-	chunk    int         // tokens computed in this step
-	cached   int         // prompt tokens found in the prefix cache, or pulled
-	local    int         // of these, found locally
-	pulled   bool
-	pulling  bool
-	heldTo   time.Time // faults: no token before
-	owed     bool      // faults: computed, but its token was held
-	leased   bool      // its blocks are kept for decode
-	held     bool      // its last token waits for a leg's settle
-	heldText string
-	limit    int      // at most so many tokens, 0 leaves it to params
-	meet     *meeting // its hand-over by room
-	scoring  *scoring // SGLang: log-probabilities asked for; nil: none
+	blocks       []int32
+	hashes       []blockHash // of its full blocks, known so far
+	computed     int         // tokens whose KV is there
+	chunk        int         // tokens computed in this step
+	cached       int         // prompt tokens found in the prefix cache, or pulled
+	local        int         // of these, found locally
+	pulled       bool
+	pulling      bool
+	stalledUntil time.Time // faults: no token before
+	tokenPending bool      // faults: computed, but its token was held
+	leased       bool      // its blocks are kept for decode
+	lastHeld     bool      // its last token waits for a leg's settle
+	heldText     string
+	limit        int             // at most so many tokens, 0 leaves it to params
+	handover     *roomHandover   // its hand-over by room
+	logprobs     *logprobOptions // SGLang: log-probabilities asked for; nil: none
 }
 
 func (s *seq) total() int { return len(s.prompt) + len(s.out) }
@@ -192,10 +192,10 @@ func (s *seq) addText(id uint32) string {
 	}
 	upto := len(s.text)
 	if s.reason == "" {
-		upto = max(s.shown, upto-longest+1)
+		upto = max(s.sentText, upto-longest+1)
 	}
-	shown := string(s.text[min(s.shown, upto):upto])
-	s.shown = max(s.shown, upto)
+	shown := string(s.text[min(s.sentText, upto):upto])
+	s.sentText = max(s.sentText, upto)
 	return shown
 }
 
@@ -210,7 +210,7 @@ func (j *job) abort() {
 // usage counts every prompt once; of several vLLM tells what was found of the first that
 // began, SGLang of all together.
 func (j *job) usage() (prompt, completion, cached int) {
-	sums := j.c.life.e.o.Engine == "sglang"
+	sums := j.c.incarnation.e.o.Engine == "sglang"
 	for i, s := range j.seqs {
 		completion += len(s.out)
 		if s.index%j.params.n == 0 {

@@ -12,25 +12,25 @@ import (
 // lease is what a prefill keeps for a decode: the blocks stay referenced until
 // the decode has read them and says so, or the time is over.
 type lease struct {
-	blocks []int32
-	until  time.Time
-	kept   string // as it is logged
-	tokens int    // of the prompt
-	cached int    // of these, found in prefill's cache
-	sum    uint64 // of the prompt, for offers
+	blocks     []int32
+	until      time.Time
+	blockLogID string // as it is logged
+	tokens     int    // of the prompt
+	cached     int    // of these, found in prefill's cache
+	sum        uint64 // of the prompt, for offers
 }
 
 // leases are those of one rank, by internal request id.
 type leases struct {
-	held map[string]*lease
+	byID map[string]*lease
 	next time.Time // no lease ends before
 }
 
-func (ls *leases) init() { ls.held = make(map[string]*lease) }
+func (ls *leases) init() { ls.byID = make(map[string]*lease) }
 
 // untilNext is how long nothing ends, at most an hour.
 func (ls *leases) untilNext(now time.Time) time.Duration {
-	if len(ls.held) == 0 {
+	if len(ls.byID) == 0 {
 		return time.Hour
 	}
 	return max(ls.next.Sub(now), 0) + time.Millisecond
@@ -41,7 +41,7 @@ func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
 // pin leases the blocks of a prefill that has ended in a way that keeps them.
 func (r *rank) pin(s *seq) {
-	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.stopKeeps()) {
+	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.stopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
@@ -50,36 +50,36 @@ func (r *rank) pin(s *seq) {
 // leaseAs pins them under another name than the request's, for ttl.
 func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	until := time.Now().Add(ttl)
-	if len(r.leases.held) == 0 || until.Before(r.leases.next) {
+	if len(r.leases.byID) == 0 || until.Before(r.leases.next) {
 		r.leases.next = until
 	}
-	if old := r.leases.held[key]; old != nil { // a name used twice: the second takes it
-		r.n.roomsReused++
+	if old := r.leases.byID[key]; old != nil { // a name used twice: the second takes it
+		r.counters.roomsReused++
 		r.pool.release(old.blocks)
-		r.e.kept.letGo(old.kept)
+		r.e.blockLog.release(old.blockLogID)
 	}
 	// The block of the last, never computed output token is not part of the handle.
 	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
 	if n < len(s.blocks) {
 		r.pool.release(s.blocks[n:])
 	}
-	r.e.kept.keep(s.j.kept)
-	r.leases.held[key] = &lease{blocks: s.blocks[:n], until: until, kept: s.j.kept, tokens: len(s.prompt), cached: s.cached}
-	r.n.leased++
+	r.e.blockLog.acquire(s.j.blockLogID)
+	r.leases.byID[key] = &lease{blocks: s.blocks[:n], until: until, blockLogID: s.j.blockLogID, tokens: len(s.prompt), cached: s.cached}
+	r.counters.leased++
 }
 
 // expire frees what nobody fetched in time.
 func (r *rank) expire(now time.Time) {
-	if len(r.leases.held) == 0 || now.Before(r.leases.next) {
+	if len(r.leases.byID) == 0 || now.Before(r.leases.next) {
 		return
 	}
 	r.leases.next = now.Add(time.Hour)
-	for id, l := range r.leases.held {
+	for id, l := range r.leases.byID {
 		if !l.until.After(now) {
 			r.pool.release(l.blocks)
-			delete(r.leases.held, id)
-			r.e.kept.letGo(l.kept)
-			r.n.expired++
+			delete(r.leases.byID, id)
+			r.e.blockLog.release(l.blockLogID)
+			r.counters.expired++
 		} else if l.until.Before(r.leases.next) {
 			r.leases.next = l.until
 		}
@@ -88,78 +88,78 @@ func (r *rank) expire(now time.Time) {
 
 // pinned counts the blocks under lease.
 func (ls *leases) pinned() (n int) {
-	for _, l := range ls.held {
+	for _, l := range ls.byID {
 		n += len(l.blocks)
 	}
 	return n
 }
 
-// sideCalls are the other families' calls on the side channel.
-var sideCalls = map[string]func(*conn, *httpRequest){
-	"/room/open": sideRooms,
-	"/room/wait": sideRooms,
-	"/offer":     sideOffer,
+// sideChannelCalls are the other families' calls on the side channel.
+var sideChannelCalls = map[string]func(*conn, *httpRequest){
+	"/room/open": serveSideRooms,
+	"/room/wait": serveSideRooms,
+	"/offer":     serveSideOffer,
 
-	"/lmcache/put": serveLMCachePut,
+	"/lmcache/put": serveLMCacheWrite,
 }
 
-// sideRequest is the body of the calls of NIXL's pull mode, the stand-in for
+// sideChannelRequest is the body of the calls of NIXL's pull mode, the stand-in for
 // NIXL's handshake, reads and notifications.
-type sideRequest struct {
+type sideChannelRequest struct {
 	EngineID   string   `json:"engine_id"`
 	RequestIDs []string `json:"request_ids"`
 }
 
-type sideReply struct {
+type sideChannelReply struct {
 	Held bool `json:"held"`
 }
 
-// serveSide answers other simulated engines: /read says whether the blocks are
+// serveSideChannel answers other simulated engines: /read says whether the blocks are
 // still there, /done frees them, /heartbeat keeps them.
-func serveSide(c *conn, r *httpRequest) *job {
-	if call := sideCalls[r.path]; call != nil {
+func serveSideChannel(c *conn, r *httpRequest) *job {
+	if call := sideChannelCalls[r.path]; call != nil {
 		call(c, r)
 		return nil
 	}
-	var q sideRequest
+	var q sideChannelRequest
 	if err := json.Unmarshal(r.body, &q); err != nil {
 		c.respond(r, 400, "text/plain", []byte(err.Error()))
 		return nil
 	}
-	rk := c.life.rankByID(q.EngineID)
+	rk := c.incarnation.rankByID(q.EngineID)
 	if rk == nil {
 		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
 		return nil
 	}
-	reply := sideReply{Held: true}
+	reply := sideChannelReply{Held: true}
 	rk.do(func() {
 		now := time.Now()
 		rk.expire(now)
 		for _, id := range q.RequestIDs {
-			l := rk.leases.held[id]
+			l := rk.leases.byID[id]
 			switch {
 			case l == nil:
 				reply.Held = false
 				switch {
 				case r.path != "/done":
 				case rk.o.PD == "nixl":
-					rk.n.late++
+					rk.counters.late++
 				default:
-					rk.offers.end(id)
+					rk.offers.retire(id)
 				}
 			case r.path == "/done":
 				rk.pool.release(l.blocks)
-				delete(rk.leases.held, id)
-				rk.e.kept.letGo(l.kept)
-				rk.n.released++
+				delete(rk.leases.byID, id)
+				rk.e.blockLog.release(l.blockLogID)
+				rk.counters.released++
 				if rk.o.PD != "nixl" { // who asks for them from here on is told so at once
-					rk.offers.end(id)
+					rk.offers.retire(id)
 				}
 			case r.path == "/heartbeat":
 				if until := now.Add(rk.o.Lease * 2 / 3); until.After(l.until) {
 					l.until = until
 				}
-				rk.n.heartbeats++
+				rk.counters.heartbeats++
 			}
 		}
 	})
@@ -188,7 +188,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 		if !rel.flatIDs() {
 			b = append(b, '[')
 		}
-		if held := j.rank.leases.held[key]; held != nil {
+		if held := j.rank.leases.byID[key]; held != nil {
 			for i, id := range held.blocks {
 				if i > 0 {
 					b = append(b, ',')

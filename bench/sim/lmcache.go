@@ -26,10 +26,10 @@ import (
 
 // lmcacheLeg is the prefill side, and decode's, which has no members of its own.
 type lmcacheLeg struct {
-	plainLeg
-	spec  *lmcacheSpec // prefill; nil: decode
-	token bool         // ret_first_tok
-	first bool         // hold is done
+	defaultLeg
+	spec             *lmcacheSpec // prefill; nil: decode
+	returnFirstToken bool         // ret_first_tok
+	tokenSent        bool         // hold is done
 }
 
 type lmcacheSpec struct {
@@ -39,7 +39,7 @@ type lmcacheSpec struct {
 	Alloc []int  `json:"receiver_alloc_port"`
 }
 
-func readLMCache(_ *life, b *body, _ *httpRequest) (pdLeg, error) {
+func readLMCache(_ *incarnation, b *body, _ *httpRequest) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return &lmcacheLeg{}, nil
 	}
@@ -53,68 +53,68 @@ func readLMCache(_ *life, b *body, _ *httpRequest) (pdLeg, error) {
 	if s := p.Spec; s != nil && (s.ReqID == "" || s.Host == "" || len(s.Init) == 0 || len(s.Alloc) != len(s.Init)) {
 		return nil, refuse(400, "body.kv_transfer_params", "disagg_spec needs req_id, receiver_host, and as many receiver_init_port as receiver_alloc_port")
 	}
-	return &lmcacheLeg{spec: p.Spec, token: p.First != nil}, nil
+	return &lmcacheLeg{spec: p.Spec, returnFirstToken: p.First != nil}, nil
 }
 
 func (g *lmcacheLeg) side() string {
 	switch {
 	case g.spec != nil:
 		return "prefill"
-	case g.token:
+	case g.returnFirstToken:
 		return "plain"
 	}
 	return "decode"
 }
 
-// hold sends the KV on its way when the prefill is done. With EarlyNotify the
+// holdLastToken sends the KV on its way when the prefill is done. With EarlyNotify the
 // answer waits until the notifications are out, else they overtake it or not.
-func (g *lmcacheLeg) hold(r *rank, s *seq) bool {
-	if g.spec == nil || g.first || s != s.j.seqs[0] {
+func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
+	if g.spec == nil || g.tokenSent || s != s.j.seqs[0] {
 		return false
 	}
-	g.first = true
+	g.tokenSent = true
 	prompt, spec, early := s.prompt, g.spec, r.o.EarlyNotify
 	f := r.e.faults.match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
 	late := r.e.faults.match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
 		wrote := true
 		if late != nil { // else nobody could see it
-			wrote = r.l.put(spec, prompt, false) == nil && faultTransfer(r.l.ctx, late)
+			wrote = r.l.writeKV(spec, prompt, false) == nil && faultTransfer(r.l.ctx, late)
 		}
-		pause(r.l.ctx, scaled(r.o.Cost.transfer(len(prompt)), r.o.Speed))
-		if wrote && r.l.put(spec, prompt, true) == nil {
+		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(len(prompt)), r.o.Speed))
+		if wrote && r.l.writeKV(spec, prompt, true) == nil {
 			r.l.notifyRanks(spec, f)
 		}
 		if early {
-			r.post(func() { r.settle(s) })
+			r.post(func() { r.finishHeld(s) })
 		}
 	})
 	return early
 }
 
-// put writes the prompt's KV to its receiver, or has it only make room.
-func (l *life) put(spec *lmcacheSpec, prompt []uint32, written bool) error {
+// writeKV writes the prompt's KV to its receiver, or has it only make room.
+func (l *incarnation) writeKV(spec *lmcacheSpec, prompt []uint32, written bool) error {
 	addr := net.JoinHostPort(spec.Host, strconv.Itoa(spec.Alloc[0]))
-	return l.ask(l.ctx, "POST", addr, "/lmcache/put", lmcachePut{sumOf(prompt), len(prompt), written}, nil)
+	return l.call(l.ctx, "POST", addr, "/lmcache/put", lmcacheWrite{promptSum(prompt), len(prompt), written}, nil)
 }
 
-type lmcachePut struct {
+type lmcacheWrite struct {
 	Sum     uint64 `json:"sum"`
 	Tokens  int    `json:"tokens"`
 	Written bool   `json:"written"`
 }
 
-// serveLMCachePut takes KV in: by the prompt it is of, for the next request that
+// serveLMCacheWrite takes KV in: by the prompt it is of, for the next request that
 // begins with it.
-func serveLMCachePut(c *conn, r *httpRequest) {
-	var q lmcachePut
+func serveLMCacheWrite(c *conn, r *httpRequest) {
+	var q lmcacheWrite
 	if json.Unmarshal(r.body, &q) != nil || q.Tokens <= 0 {
 		c.respond(r, 400, "text/plain", nil)
 		return
 	}
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		rk.do(func() {
-			if len(rk.received) > tombstones {
+			if len(rk.received) > maxUsedRooms {
 				clear(rk.received)
 			}
 			if !q.Written {
@@ -122,7 +122,7 @@ func serveLMCachePut(c *conn, r *httpRequest) {
 				return
 			}
 			rk.received[q.Sum] = q.Tokens
-			rk.n.leased++
+			rk.counters.leased++
 		})
 	}
 	c.respond(r, 200, "application/json", []byte("{}"))
@@ -130,23 +130,23 @@ func serveLMCachePut(c *conn, r *httpRequest) {
 
 // admitted: decode looks for KV of its whole prompt, or of all but the last
 // token, which prefill made.
-func (g *lmcacheLeg) admitted(r *rank, s *seq) bool {
+func (g *lmcacheLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.side() != "decode" || s != s.j.seqs[0] {
 		return false
 	}
 	for _, prompt := range [][]uint32{s.prompt, s.prompt[:len(s.prompt)-1]} {
-		sum := sumOf(prompt)
+		sum := promptSum(prompt)
 		n := r.received[sum]
 		if n < 0 {
-			r.n.garbage++
+			r.counters.garbage++
 			s.gen.fold(prompt[0])
 			n = -n
 		}
 		if n == len(prompt) && n > 0 {
 			delete(r.received, sum)
-			r.n.released++
+			r.counters.released++
 			r.transfer(s)
-			r.l.wg.Go(func() { r.post(func() { r.arrived(s, n, n) }) })
+			r.l.wg.Go(func() { r.post(func() { r.transferDone(s, n, n) }) })
 			return true
 		}
 	}
@@ -154,7 +154,7 @@ func (g *lmcacheLeg) admitted(r *rank, s *seq) bool {
 }
 
 func (g *lmcacheLeg) params(b []byte, j *job) []byte {
-	if !g.token || len(j.seqs[0].out) == 0 {
+	if !g.returnFirstToken || len(j.seqs[0].out) == 0 {
 		return append(b, "null"...)
 	}
 	b = strconv.AppendUint(append(b, `{"first_tok":`...), uint64(j.seqs[0].out[0]), 10)
@@ -163,7 +163,7 @@ func (g *lmcacheLeg) params(b []byte, j *job) []byte {
 
 // notifyRanks pushes one notification for each rank of the receiver, as many as
 // the sender's. A process of its own in LMCache.
-func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
+func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *Fault) {
 	if l.e.o.LMCacheProxy == "" {
 		return // pd_skip_proxy_notification
 	}
@@ -176,7 +176,7 @@ func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
 		case Stall:
 			count--
 		case Slow:
-			if !pause(l.ctx, f.Delay) {
+			if !sleepContext(l.ctx, f.Delay) {
 				return
 			}
 		case Garbage:
@@ -184,7 +184,7 @@ func (l *life) notifyRanks(spec *lmcacheSpec, f *Fault) {
 		}
 	}
 	if err := l.push(tag, spec.ReqID, count); err != nil {
-		l.warned.Add(1)
+		l.ignoredPD.Add(1)
 	}
 }
 
@@ -196,7 +196,7 @@ type notifier struct {
 	sock *zmq.Socket
 }
 
-func (l *life) push(tag, id string, count int) error {
+func (l *incarnation) push(tag, id string, count int) error {
 	n := &l.notifier
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,7 +239,7 @@ func (n *notifier) close() {
 }
 
 // lmcacheNotification is the message as msgspec encodes it: a map of type and
-// req_id (nixl/notify/testdata holds the releases' own bytes).
+// req_id (router/kvtransfer/notify/testdata holds the releases' own bytes).
 func lmcacheNotification(tag, id string) []byte {
 	str := func(b []byte, s string) []byte {
 		switch n := len(s); {
@@ -260,7 +260,7 @@ func lmcacheNotification(tag, id string) []byte {
 // SidePort is the port that stands for LMCache's init and alloc ports in the
 // engine's present life.
 func (e *Engine) SidePort() int {
-	if l := e.current(); l != nil {
+	if l := e.incarnation(); l != nil {
 		return l.side.Addr().(*net.TCPAddr).Port
 	}
 	return 0

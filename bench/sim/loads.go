@@ -26,10 +26,10 @@ func (s *loadSnapshot) pack() []byte {
 	return b
 }
 
-// tellLoads publishes the rank's load until the life ends: ["load"][seq][stat]. It
+// publishLoads publishes the rank's load until the life ends: ["load"][seq][stat]. It
 // is a goroutine beside the publisher, which the scheduler may wait for and which
 // therefore must not wait for the scheduler.
-func (r *rank) tellLoads(s *zmq.Socket) {
+func (r *rank) publishLoads(s *zmq.Socket) {
 	defer s.Close()
 	t := time.NewTicker(loadTick)
 	defer t.Stop()
@@ -41,7 +41,7 @@ func (r *rank) tellLoads(s *zmq.Socket) {
 		case <-r.l.stopc:
 			return
 		}
-		now := r.snapshot()
+		now := r.loadSnapshot()
 		same := now
 		same.Timestamp = last.Timestamp
 		if same == last && time.Since(at) < loadRepeat {

@@ -13,50 +13,50 @@ import (
 // a token. A continuation's equal the undisturbed run's to the last digit, where those of
 // real engines differ by noise. The token that came is always the likeliest.
 
-// noScores: the request asks for none.
-const noScores = -1
+// noLogprobs: the request asks for none.
+const noLogprobs = -1
 
-// askedScores is how many alternatives a request wants of each token, noScores where it
+// requestedLogprobs is how many alternatives a request wants of each token, noLogprobs where it
 // wants no log-probabilities.
-func askedScores(chat bool, logprobs json.RawMessage, top int) int {
+func requestedLogprobs(chat bool, logprobs json.RawMessage, top int) int {
 	if chat {
 		if string(logprobs) == "true" {
 			return max(top, 0)
 		}
-		return noScores
+		return noLogprobs
 	}
 	if n, err := strconv.Atoi(string(logprobs)); err == nil && n >= 0 {
 		return n
 	}
-	return noScores
+	return noLogprobs
 }
 
-// scored is a token and the state of its sequence behind it.
-type scored struct {
+// scoredToken is a token and the state of its sequence behind it.
+type scoredToken struct {
 	id    uint32
 	state uint64
 }
 
-// scored are the newest n tokens; nil where nobody asked for their scores.
-func (s *seq) scored(n int) []scored {
+// newTokens are the newest n tokens; nil where nobody asked for their scores.
+func (s *seq) newTokens(n int) []scoredToken {
 	p := s.j.params
-	if p.scores == noScores {
+	if p.logprobs == noLogprobs {
 		return nil
 	}
 	if n == 1 {
-		return []scored{{s.out[len(s.out)-1], s.gen.state}}
+		return []scoredToken{{s.out[len(s.out)-1], s.gen.state}}
 	}
-	g := newGenerator(s.j.c.life.e.o.Model, s.j.c.life.e.o.Seed, p.seed, s.index%p.n, s.prompt)
-	all := make([]scored, len(s.out))
+	g := newGenerator(s.j.c.incarnation.e.o.Model, s.j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, s.prompt)
+	all := make([]scoredToken, len(s.out))
 	for i, id := range s.out {
 		g.fold(id)
-		all[i] = scored{id, g.state}
+		all[i] = scoredToken{id, g.state}
 	}
 	return all[len(all)-n:]
 }
 
 // candidates are the token and so many others, each with its logarithm: falling.
-func (t scored) candidates(others int) (ids []uint32, values []float64) {
+func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
 	v := vocab()
 	value := -float64(mix(t.state)%20000) / 10000
 	ids, values = append(ids, t.id), append(values, value)
@@ -70,19 +70,19 @@ func (t scored) candidates(others int) (ids []uint32, values []float64) {
 	return ids, values
 }
 
-// spelling is a token as log-probabilities tell it.
-func spelling(id uint32) string { return strings.ToValidUTF8(vocab().piece(id), "\ufffd") }
+// tokenString is a token as log-probabilities tell it.
+func tokenString(id uint32) string { return strings.ToValidUTF8(vocab().piece(id), "\ufffd") }
 
 func appendValue(b []byte, v float64) []byte { return strconv.AppendFloat(b, v, 'f', -1, 64) }
 
-// appendChatScores appends chat's logprobs object.
-func (s *seq) appendChatScores(b []byte, tokens []scored) []byte {
-	want := s.j.params.scores
-	if want == noScores {
+// appendChatLogprobs appends chat's logprobs object.
+func (s *seq) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.j.params.logprobs
+	if want == noLogprobs {
 		return append(b, "null"...)
 	}
 	one := func(b []byte, id uint32, value float64) []byte {
-		text := spelling(id)
+		text := tokenString(id)
 		b = appendJSON(append(b, `{"token":`...), text)
 		b = appendValue(append(b, `,"logprob":`...), value)
 		b = append(b, `,"bytes":[`...)
@@ -112,14 +112,14 @@ func (s *seq) appendChatScores(b []byte, tokens []scored) []byte {
 	return append(b, "]}"...)
 }
 
-// appendTextScores appends completions' logprobs object; text_offset goes on from the tokens
+// appendTextLogprobs appends completions' logprobs object; text_offset goes on from the tokens
 // told before.
-func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
-	want := s.j.params.scores
-	if want == noScores {
+func (s *seq) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.j.params.logprobs
+	if want == noLogprobs {
 		return append(b, "null"...)
 	}
-	list := func(name string, one func(t scored)) {
+	list := func(name string, one func(t scoredToken)) {
 		b = append(append(append(b, '"'), name...), `":[`...)
 		for i, t := range tokens {
 			if i > 0 {
@@ -130,23 +130,23 @@ func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
 		b = append(b, `],`...)
 	}
 	b = append(b, '{')
-	list("text_offset", func(t scored) {
+	list("text_offset", func(t scoredToken) {
 		b = strconv.AppendInt(b, int64(s.offset), 10)
-		s.offset += utf8.RuneCountInString(spelling(t.id))
+		s.offset += utf8.RuneCountInString(tokenString(t.id))
 	})
-	list("token_logprobs", func(t scored) {
+	list("token_logprobs", func(t scoredToken) {
 		_, values := t.candidates(0)
 		b = appendValue(b, values[0])
 	})
-	list("tokens", func(t scored) { b = appendJSON(b, spelling(t.id)) })
-	list("top_logprobs", func(t scored) {
+	list("tokens", func(t scoredToken) { b = appendJSON(b, tokenString(t.id)) })
+	list("top_logprobs", func(t scoredToken) {
 		ids, values := t.candidates(max(want-1, 0))
 		b = append(b, '{')
 		for k := range ids {
 			if k > 0 {
 				b = append(b, ',')
 			}
-			b = appendValue(append(appendJSON(b, spelling(ids[k])), ':'), values[k])
+			b = appendValue(append(appendJSON(b, tokenString(ids[k])), ':'), values[k])
 		}
 		b = append(b, '}')
 	})
@@ -154,11 +154,11 @@ func (s *seq) appendTextScores(b []byte, tokens []scored) []byte {
 	return b
 }
 
-// appendTokenScores appends the logprobs object of /inference/v1/generate, which tells
+// appendTokenLogprobs appends the logprobs object of /inference/v1/generate, which tells
 // tokens by number.
-func (s *seq) appendTokenScores(b []byte, tokens []scored) []byte {
-	want := s.j.params.scores
-	if want == noScores {
+func (s *seq) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.j.params.logprobs
+	if want == noLogprobs {
 		return append(b, "null"...)
 	}
 	one := func(b []byte, id uint32, value float64, rank int) []byte {

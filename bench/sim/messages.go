@@ -38,8 +38,8 @@ func (f *messagesFormat) event(w *chunker, kind string) []byte {
 
 func (f *messagesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
 
-// message appends the answer's members up to its content.
-func (f *messagesFormat) message(b []byte) []byte {
+// openMessage appends the answer's members up to its content.
+func (f *messagesFormat) openMessage(b []byte) []byte {
 	b = append(b, `{"id":`...)
 	b = appendJSON(b, f.j.id)
 	b = append(b, `,"type":"message","role":"assistant","model":`...)
@@ -53,7 +53,7 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 	b = strconv.AppendInt(b, int64(prompt), 10)
 	b = append(b, `,"output_tokens":`...)
 	b = strconv.AppendInt(b, int64(output), 10)
-	if !f.j.c.life.e.o.HideCached {
+	if !f.j.c.incarnation.e.o.HideCached {
 		b = append(b, `,"cache_read_input_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 	}
@@ -71,7 +71,7 @@ func (f *messagesFormat) tool(b []byte, s *seq) []byte {
 
 func (f *messagesFormat) first(w *chunker, s *seq) {
 	b := append(f.event(w, "message_start"), `,"message":`...)
-	b = append(f.message(b), `],"stop_reason":null,"stop_sequence":null,"usage":`...)
+	b = append(f.openMessage(b), `],"stop_reason":null,"stop_sequence":null,"usage":`...)
 	f.close(w, append(f.usage(b, 0), '}'))
 	b = append(f.event(w, "content_block_start"), `,"index":0,"content_block":`...)
 	if s.script != nil {
@@ -122,9 +122,9 @@ func (f *messagesFormat) last(w *chunker, j *job) {
 	f.close(w, f.event(w, "message_stop"))
 }
 
-func (f *messagesFormat) whole(b []byte, j *job) []byte {
+func (f *messagesFormat) full(b []byte, j *job) []byte {
 	s := j.seqs[0]
-	b = f.message(b)
+	b = f.openMessage(b)
 	if s.script != nil {
 		b = f.tool(b, s)
 		if s.reason == "tool_calls" {
@@ -155,11 +155,11 @@ func anthropicType(status int) string {
 	return "api_error"
 }
 
-func (f *messagesFormat) failure(status int, msg string) []byte {
+func (f *messagesFormat) errorBody(status int, msg string) []byte {
 	return anthropicError(anthropicType(status), msg)
 }
 
-func (f *messagesFormat) broken(w *chunker, j *job, status int, msg string) {
+func (f *messagesFormat) streamError(w *chunker, j *job, status int, msg string) {
 	b := append(w.begin(), "event: error\ndata: "...)
 	b = append(b, anthropicError(anthropicType(status), msg)...)
 	w.end(append(b, "\n\n"...))

@@ -57,15 +57,15 @@ var metricFamilies = []metric{
 // serveMetrics is /metrics, Prometheus text with vLLM's names and labels; engine
 // is the rank.
 func serveMetrics(c *conn, r *httpRequest) {
-	l := c.life
+	l := c.incarnation
 	stats := make([]RankStats, len(l.ranks))
 	ns := make([]counters, len(l.ranks))
 	for i, rk := range l.ranks {
 		stats[i] = rk.stats()
 		if f := rk.frozen.Load(); f != nil {
-			ns[i] = f.counts
+			ns[i] = f.counters
 		} else {
-			rk.do(func() { ns[i] = rk.n })
+			rk.do(func() { ns[i] = rk.counters })
 		}
 	}
 	var b strings.Builder
@@ -91,7 +91,7 @@ func serveMetrics(c *conn, r *httpRequest) {
 			l.e.o.BlockSize, map[bool]string{true: "False", false: "True"}[l.e.o.NoPrefixCache], i, l.e.o.Blocks)
 	}
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
-		strconv.FormatFloat(float64(l.began.UnixMilli())/1000, 'f', 2, 64) + "\n")
+		strconv.FormatFloat(float64(l.startedAt.UnixMilli())/1000, 'f', 2, 64) + "\n")
 	page := b.String()
 	if !l.e.o.release.since(12, 0) {
 		page = oldMetrics.Replace(page)

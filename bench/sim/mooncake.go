@@ -12,19 +12,19 @@ import (
 // answers no handle; both legs carry a transfer_id, and decode the engine id and
 // the bootstrap address of the prefill.
 type mooncakeLeg struct {
-	plainLeg
-	prefill bool
-	id      string // transfer_id
-	engine  string // decode: remote_engine_id
-	boot    string // decode: remote_bootstrap_addr, without scheme
-	ctx     context.Context
-	stop    context.CancelFunc
-	done    bool // decode: prefill has been told
+	defaultLeg
+	prefill   bool
+	id        string // transfer_id
+	engine    string // decode: remote_engine_id
+	bootstrap string // decode: remote_bootstrap_addr, without scheme
+	ctx       context.Context
+	stop      context.CancelFunc
+	done      bool // decode: prefill has been told
 }
 
 // readMooncake reads kv_transfer_params. A decode that lacks one of its three
 // keys computes the prompt itself, with a warning: it is counted, and plain.
-func readMooncake(l *life, b *body, r *httpRequest) (pdLeg, error) {
+func readMooncake(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return nil, nil
 	}
@@ -43,11 +43,11 @@ func readMooncake(l *life, b *body, r *httpRequest) (pdLeg, error) {
 	}
 	switch {
 	case p.Prefill && p.ID != "" && p.Engine != "" && strings.HasPrefix(p.Boot, "http://"):
-		return &mooncakeLeg{id: p.ID, engine: p.Engine, boot: strings.TrimPrefix(p.Boot, "http://")}, nil
+		return &mooncakeLeg{id: p.ID, engine: p.Engine, bootstrap: strings.TrimPrefix(p.Boot, "http://")}, nil
 	case p.Decode && !p.Prefill && p.ID != "":
 		return &mooncakeLeg{prefill: true, id: p.ID}, nil
 	case p.Prefill || p.Decode:
-		l.warned.Add(1)
+		l.ignoredPD.Add(1)
 	}
 	return nil, nil
 }
@@ -70,68 +70,68 @@ func (g *mooncakeLeg) submit(r *rank, j *job) {
 
 // keep: a prefill that ended because max_tokens was reached offers its blocks, any
 // other end drops the transfer.
-func (g *mooncakeLeg) keep(r *rank, s *seq) bool {
+func (g *mooncakeLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.prefill || s != s.j.seqs[0] {
 		return false
 	}
 	if s.reason == "length" {
 		return r.offer(s, g.id, r.o.AbortTimeout)
 	}
-	r.offers.end(g.id)
+	r.offers.retire(g.id)
 	return false
 }
 
-func (g *mooncakeLeg) admitted(r *rank, s *seq) bool {
+func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill || s != s.j.seqs[0] {
 		return false
 	}
 	f := r.e.faults.match(s.j.req, "handover", false)
 	r.transfer(s)
-	q := offerCall{EngineID: g.engine, Key: g.id, Sum: sumOf(s.prompt)}
+	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
 		// A decode that is dropped while it asks tells prefill all the same: vLLM holds
 		// an aborted request until what it receives has ended.
-		addr, err := r.l.mooncakeWorker(r.l.ctx, g.boot, g.engine)
+		addr, err := r.l.mooncakeWorker(r.l.ctx, g.bootstrap, g.engine)
 		var reply offerReply
 		ok := err == nil
 		if ok {
-			reply, ok = r.l.fetch(g.ctx, f, addr, q, local)
-			r.l.giveBack(addr, g.engine, g.id)
+			reply, ok = r.l.fetchOffer(g.ctx, f, addr, q, local)
+			r.l.releaseOffer(addr, g.engine, g.id)
 		}
 		r.post(func() {
 			g.done = true
-			r.pulledOffer(s, reply, ok)
+			r.offerFetched(s, reply, ok)
 		})
 	})
 	return true
 }
 
-// pulledOffer ends a fetch on the rank's goroutine; a failed one fails the
+// offerFetched ends a fetch on the rank's goroutine; a failed one fails the
 // request, as kv_load_failure_policy "fail" does.
-func (r *rank) pulledOffer(s *seq, reply offerReply, ok bool) {
+func (r *rank) offerFetched(s *seq, reply offerReply, ok bool) {
 	tokens := 0
 	if ok {
 		tokens = reply.Tokens
 	}
-	if reply.Another {
-		r.n.roomsMismatched++
+	if reply.Mismatched {
+		r.counters.roomsMismatched++
 	}
-	if !r.arrived(s, tokens, reply.Tokens) {
+	if !r.transferDone(s, tokens, reply.Tokens) {
 		return
 	}
 	if !ok {
-		r.n.pullsFailed++
+		r.counters.pullsFailed++
 		r.fail(s.j, 500, "Internal server error")
 		return
 	}
-	r.rest(s)
+	r.queueSiblings(s)
 }
 
 // drop: vLLM tells the prefill when a decode ends before it was scheduled.
-func (g *mooncakeLeg) drop(r *rank, j *job) {
+func (g *mooncakeLeg) cancel(r *rank, j *job) {
 	if g.prefill {
-		r.offers.end(g.id)
+		r.offers.retire(g.id)
 		return
 	}
 	if g.stop != nil {
@@ -140,21 +140,21 @@ func (g *mooncakeLeg) drop(r *rank, j *job) {
 	if !g.done && !j.seqs[0].pulling && !j.seqs[0].pulled {
 		g.done = true
 		r.l.wg.Go(func() {
-			if addr, err := r.l.mooncakeWorker(r.l.ctx, g.boot, g.engine); err == nil {
-				r.l.giveBack(addr, g.engine, g.id)
+			if addr, err := r.l.mooncakeWorker(r.l.ctx, g.bootstrap, g.engine); err == nil {
+				r.l.releaseOffer(addr, g.engine, g.id)
 			}
 		})
 	}
 }
 
 // refused: as with NIXL, decode's server submits an aborted request in its place.
-func (g *mooncakeLeg) refused(l *life) {
-	if g.prefill || !l.e.o.release.refusedFrees() {
+func (g *mooncakeLeg) onRefused(l *incarnation) {
+	if g.prefill || !l.e.o.release.refusalReleases() {
 		return
 	}
 	l.wg.Go(func() {
-		if addr, err := l.mooncakeWorker(l.ctx, g.boot, g.engine); err == nil {
-			l.giveBack(addr, g.engine, g.id)
+		if addr, err := l.mooncakeWorker(l.ctx, g.bootstrap, g.engine); err == nil {
+			l.releaseOffer(addr, g.engine, g.id)
 		}
 	})
 }
@@ -199,7 +199,7 @@ func (b *bootstrap) registerWorker(w mooncakeWorker) error {
 
 // serveMooncakeBootstrap is vLLM's Mooncake bootstrap server: /query, /register.
 func serveMooncakeBootstrap(c *conn, r *httpRequest) {
-	b := &c.life.boot
+	b := &c.incarnation.bootstrap
 	switch {
 	case r.path == "/query" && r.method == "GET":
 		b.mu.Lock()
@@ -229,9 +229,9 @@ func serveMooncakeBootstrap(c *conn, r *httpRequest) {
 }
 
 // mooncakeWorker asks a bootstrap server for the worker of an engine id.
-func (l *life) mooncakeWorker(ctx context.Context, boot, engine string) (string, error) {
+func (l *incarnation) mooncakeWorker(ctx context.Context, boot, engine string) (string, error) {
 	var ranks map[string]mooncakeEntry
-	if err := l.ask(ctx, "GET", strings.TrimSuffix(boot, "/"), "/query", nil, &ranks); err != nil {
+	if err := l.call(ctx, "GET", strings.TrimSuffix(boot, "/"), "/query", nil, &ranks); err != nil {
 		return "", err
 	}
 	for _, e := range ranks {

@@ -14,37 +14,37 @@ import (
 // offers are the keys of one rank that are waited for or past.
 type offers struct {
 	awaited map[string]chan struct{} // closed when the blocks are offered
-	past    map[string]bool          // dropped or given back before they were offered
+	retired map[string]bool          // dropped or given back before they were offered
 	order   []string
 }
 
-func (o *offers) init() { o.awaited, o.past = make(map[string]chan struct{}), make(map[string]bool) }
+func (o *offers) init() { o.awaited, o.retired = make(map[string]chan struct{}), make(map[string]bool) }
 
-// end makes a key one that will not be offered (any more).
-func (o *offers) end(key string) {
+// retire makes a key one that will not be offered (any more).
+func (o *offers) retire(key string) {
 	if ch := o.awaited[key]; ch != nil {
 		close(ch)
 		delete(o.awaited, key)
 	}
-	if o.past[key] {
+	if o.retired[key] {
 		return
 	}
-	if len(o.order) == tombstones {
-		delete(o.past, o.order[0])
+	if len(o.order) == maxUsedRooms {
+		delete(o.retired, o.order[0])
 		o.order = o.order[1:]
 	}
-	o.past[key] = true
+	o.retired[key] = true
 	o.order = append(o.order, key)
 }
 
 // offer keeps the blocks of a finished prefill under key; false when decode has
 // given them back already.
 func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
-	if r.offers.past[key] {
+	if r.offers.retired[key] {
 		return false
 	}
 	r.leaseAs(key, s, ttl)
-	r.leases.held[key].sum = sumOf(s.prompt)
+	r.leases.byID[key].sum = promptSum(s.prompt)
 	if ch := r.offers.awaited[key]; ch != nil {
 		close(ch)
 		delete(r.offers.awaited, key)
@@ -61,20 +61,20 @@ type offerCall struct {
 }
 
 type offerReply struct {
-	Held    bool `json:"held"`    // the blocks are there
-	Gone    bool `json:"gone"`    // and will not be
-	Another bool `json:"another"` // they are of another prompt
-	Tokens  int  `json:"tokens"`
-	Cached  int  `json:"cached"`
+	Held       bool `json:"held"`    // the blocks are there
+	Gone       bool `json:"gone"`    // and will not be
+	Mismatched bool `json:"another"` // they are of another prompt
+	Tokens     int  `json:"tokens"`
+	Cached     int  `json:"cached"`
 }
 
-// sideOffer answers /offer on the side channel: at once, or when the blocks come,
+// serveSideOffer answers /offer on the side channel: at once, or when the blocks come,
 // or after a while that they have not.
-func sideOffer(c *conn, r *httpRequest) {
+func serveSideOffer(c *conn, r *httpRequest) {
 	var q offerCall
 	rk := (*rank)(nil)
 	if json.Unmarshal(r.body, &q) == nil {
-		rk = c.life.rankByID(q.EngineID)
+		rk = c.incarnation.rankByID(q.EngineID)
 	}
 	if rk == nil {
 		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
@@ -84,9 +84,9 @@ func sideOffer(c *conn, r *httpRequest) {
 	var reply offerReply
 	look := func() {
 		rk.expire(time.Now())
-		if l := rk.leases.held[q.Key]; l != nil {
-			reply = offerReply{Held: true, Another: l.sum != q.Sum, Tokens: l.tokens, Cached: l.cached}
-		} else if rk.offers.past[q.Key] {
+		if l := rk.leases.byID[q.Key]; l != nil {
+			reply = offerReply{Held: true, Mismatched: l.sum != q.Sum, Tokens: l.tokens, Cached: l.cached}
+		} else if rk.offers.retired[q.Key] {
 			reply.Gone = true
 		} else if ch = rk.offers.awaited[q.Key]; ch == nil {
 			ch = make(chan struct{})
@@ -105,7 +105,7 @@ func sideOffer(c *conn, r *httpRequest) {
 					close(ch) // others who wait for it look again
 				}
 			})
-		case <-c.life.stopc:
+		case <-c.incarnation.stopc:
 		}
 		t.Stop()
 	}
@@ -113,16 +113,16 @@ func sideOffer(c *conn, r *httpRequest) {
 	c.respond(r, 200, "application/json", body)
 }
 
-// fetch waits for an offer and reads it: the tokens moved, those prefill had
+// fetchOffer waits for an offer and reads it: the tokens moved, those prefill had
 // cached, and whether it worked.
-func (l *life) fetch(ctx context.Context, f *Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
+func (l *incarnation) fetchOffer(ctx context.Context, f *Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
 	if !faultTransfer(ctx, f) {
 		return reply, false
 	}
 	o := &l.e.o
 	unreachable := time.Time{}
 	for end := time.Now().Add(o.AbortTimeout); ; {
-		err := l.ask(ctx, "POST", addr, "/offer", q, &reply)
+		err := l.call(ctx, "POST", addr, "/offer", q, &reply)
 		now := time.Now()
 		switch {
 		case ctx.Err() != nil:
@@ -131,29 +131,29 @@ func (l *life) fetch(ctx context.Context, f *Fault, addr string, q offerCall, lo
 			if unreachable.IsZero() {
 				unreachable = now
 			}
-			if now.Sub(unreachable) > o.PullTimeout || !pause(ctx, min(o.PullTimeout/10, 100*time.Millisecond)) {
+			if now.Sub(unreachable) > o.PullTimeout || !sleepContext(ctx, min(o.PullTimeout/10, 100*time.Millisecond)) {
 				return reply, false
 			}
 			continue
-		case reply.Gone || reply.Another || now.After(end):
+		case reply.Gone || reply.Mismatched || now.After(end):
 			return reply, false
 		case reply.Held:
 			moved := max(min(reply.Tokens, 1<<30)-local, 0)
-			return reply, pause(ctx, scaled(o.Cost.transfer(moved), o.Speed))
+			return reply, sleepContext(ctx, scaled(o.Cost.transfer(moved), o.Speed))
 		}
 		unreachable = time.Time{}
 	}
 }
 
-// giveBack tells a prefill that the blocks under key are read, or not wanted.
-func (l *life) giveBack(addr, engine, key string) {
+// releaseOffer tells a prefill that the blocks under key are read, or not wanted.
+func (l *incarnation) releaseOffer(addr, engine, key string) {
 	l.wg.Go(func() {
-		l.ask(l.ctx, "POST", addr, "/done", sideRequest{engine, []string{key}}, nil)
+		l.call(l.ctx, "POST", addr, "/done", sideChannelRequest{engine, []string{key}}, nil)
 	})
 }
 
 // rankByID is the rank of an engine id, nil when it is not of this life.
-func (l *life) rankByID(id string) *rank {
+func (l *incarnation) rankByID(id string) *rank {
 	for i, x := range l.ranks {
 		if l.rankID(i) == id {
 			return x

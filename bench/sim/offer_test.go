@@ -31,7 +31,7 @@ func prefillBody(prompt, params string) string {
 }
 
 func TestMooncake(t *testing.T) {
-	p, d := pair(t, Options{PD: "mooncake", Ranks: 2})
+	p, d := startPair(t, Options{PD: "mooncake", Ranks: 2})
 	prompt := idPrompt(200, 1)
 	for i, decodeFirst := range []bool{true, false} {
 		pp, dp := mooncakeParams(t, p, 1, fmt.Sprint("T", i))
@@ -55,11 +55,11 @@ func TestMooncake(t *testing.T) {
 			}
 			got <- post(t, d, "/v1/completions", decodeBody(idPrompt(200, 1), dp, 8, false))
 		}
-		plain := post(t, fast(t, Options{}), "/v1/completions", decodeBody(prompt, "null", 8, false))
+		plain := post(t, fastOptions(t, Options{}), "/v1/completions", decodeBody(prompt, "null", 8, false))
 		if da := <-got; da.status != 200 || fmt.Sprint(da.ids()) != fmt.Sprint(plain.ids()) {
 			t.Errorf("decode: %d %s, want the tokens %v", da.status, da.body, plain.ids())
 		}
-		atRest(t, p, d)
+		wantIdle(t, p, d)
 	}
 	if s := d.Stats().Sum(); s.LocalCompute != 0 || s.Transfers == 0 {
 		t.Errorf("decode: %+v", s)
@@ -69,7 +69,7 @@ func TestMooncake(t *testing.T) {
 // TestMooncakeFails: a prefill that stops by itself drops the transfer, a decode
 // without all three keys computes, a wrong engine id or another prompt fails.
 func TestMooncakeFails(t *testing.T) {
-	p, d := pair(t, Options{PD: "mooncake", PullTimeout: 100 * time.Millisecond, AbortTimeout: 300 * time.Millisecond})
+	p, d := startPair(t, Options{PD: "mooncake", PullTimeout: 100 * time.Millisecond, AbortTimeout: 300 * time.Millisecond})
 	prompt := idPrompt(64, 1)
 	pp, dp := mooncakeParams(t, p, 0, "stops")
 	post(t, p, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":50,"stop":[" ",".","a","e","o"],"kv_transfer_params":`+pp+`}`)
@@ -82,7 +82,7 @@ func TestMooncakeFails(t *testing.T) {
 			t.Errorf("without %s: %d %s", missing, a.status, a.body)
 		}
 	}
-	if n := d.Stats().Warned; n != 3 {
+	if n := d.Stats().IgnoredPD; n != 3 {
 		t.Errorf("%d warnings, want 3", n)
 	}
 	before := d.Stats().Sum().TransfersFailed
@@ -103,7 +103,7 @@ func TestMooncakeFails(t *testing.T) {
 	}
 	pp, _ = mooncakeParams(t, p, 0, "alone")
 	post(t, p, "/v1/completions", prefillBody(prompt, pp))
-	atRest(t, p, d) // what nobody fetched is free after the time-out
+	wantIdle(t, p, d) // what nobody fetched is free after the time-out
 	if n := p.Stats().Sum().LeasesExpired; n != 1 {
 		t.Errorf("%d offers expired, want 1", n)
 	}
@@ -112,7 +112,7 @@ func TestMooncakeFails(t *testing.T) {
 // TestMooncakeAbort: decode gone while it waits gives the blocks back, before or
 // after they are there.
 func TestMooncakeAbort(t *testing.T) {
-	p, d := pair(t, Options{PD: "mooncake"})
+	p, d := startPair(t, Options{PD: "mooncake"})
 	prompt := idPrompt(64, 1)
 	pp, dp := mooncakeParams(t, p, 0, "early")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -121,13 +121,13 @@ func TestMooncakeAbort(t *testing.T) {
 	go http.DefaultClient.Do(req)
 	eventually(t, "decode waits", func() bool { return d.Stats().Sum().Waiting == 1 })
 	cancel()
-	atRest(t, d)
+	wantIdle(t, d)
 	post(t, p, "/v1/completions", prefillBody(prompt, pp))
-	atRest(t, p)
+	wantIdle(t, p)
 }
 
 func TestMooncakeBootstrap(t *testing.T) {
-	p := fast(t, Options{PD: "mooncake", Role: "prefill"})
+	p := fastOptions(t, Options{PD: "mooncake", Role: "prefill"})
 	host, port := p.Bootstrap()
 	base := fmt.Sprintf("http://%s:%d", host, port)
 	w := `{"engine_id":%q,"dp_rank":%d,"tp_rank":%d,"pp_rank":0,"addr":"127.0.0.1:1"}`
@@ -153,16 +153,16 @@ func TestMooncakeBootstrap(t *testing.T) {
 // TestPush: both legs at once, by what is known of the prefill and the common
 // X-Request-Id; or one after the other with the handle.
 func TestPush(t *testing.T) {
-	p, d := pair(t, Options{PD: "nixl-push"})
+	p, d := startPair(t, Options{PD: "nixl-push"})
 	prompt := idPrompt(100, 1)
-	a := post(t, p, "/v1/completions", prefillBody(prompt, askPrefill), "X-Request-Id", "first")
+	a := post(t, p, "/v1/completions", prefillBody(prompt, prefillParams), "X-Request-Id", "first")
 	if !strings.Contains(a.handle(), `"transfer_mode":"push"`) || p.Stats().Sum().BlocksPinned == 0 {
 		t.Fatalf("handle %s, %+v", a.handle(), p.Stats().Sum())
 	}
 	if da := decode(t, d, prompt, a.handle()); da.status != 200 {
 		t.Errorf("decode after prefill: %d %s", da.status, da.body)
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 	var h struct {
 		Engine string `json:"remote_engine_id"`
 		Host   string `json:"remote_host"`
@@ -177,16 +177,16 @@ func TestPush(t *testing.T) {
 		got <- a
 	}()
 	eventually(t, "decode is registered", func() bool { return d.Stats().Sum().Waiting == 1 })
-	post(t, p, "/v1/completions", prefillBody(prompt, askPrefill), "X-Request-Id", "both")
+	post(t, p, "/v1/completions", prefillBody(prompt, prefillParams), "X-Request-Id", "both")
 	if da := <-got; da.status != 200 {
 		t.Errorf("decode before prefill: %d %s", da.status, da.body)
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 	if s := d.Stats().Sum(); s.Transfers != 2 || s.LocalCompute != 0 {
 		t.Errorf("decode: %+v", s)
 	}
 	// A pull engine's handle is refused in the handshake.
-	pull, _ := pair(t, Options{})
+	pull, _ := startPair(t, Options{})
 	if da := decode(t, d, idPrompt(100, 3), prefill(t, pull, idPrompt(100, 3))); da.status != 500 {
 		t.Errorf("decode with a pull handle: %d %s", da.status, da.body)
 	}

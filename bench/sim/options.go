@@ -85,14 +85,14 @@ type Options struct {
 
 	RestartAfter time.Duration // after a crash the engine comes back; 0 means never. Not scaled by Speed.
 
-	GivenIDs       bool // requests go by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1), as before 0.14
+	ClientIDs      bool // requests go by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1), as before 0.14
 	Coalesce       bool // write all events of a step that go to one client as one chunk
 	HideCached     bool // usage carries no prompt_tokens_details (vLLM without --enable-prompt-tokens-details)
 	NoPrefixCache  bool
 	BodyLimit      int  // bytes of a request body, 0 means 64 MiB
 	StreamBuffer   int  // bytes kept for one slow reader before it is cut, 0 means 16 MiB
 	Records        int  // requests kept for Requests(), 0 means 1024, below 0 none
-	LogKept        bool // remember when each request's last block was let go, for Kept; grows without bound
+	LogBlocks      bool // remember when each request's last block was let go, for Kept; grows without bound
 	Faults         []Fault
 	FaultSeed      uint64 // decides faults with a probability
 	DisableScaleUp bool   // /inference/v1/* answers 403, as vLLM without --enable-scale-out
@@ -105,7 +105,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Listen, "listen", "127.0.0.1:0", "HTTP `address`; port 0 takes a free one")
 	fs.BoolVar(&o.RankPorts, "rank-ports", false, "one more port for each data-parallel rank")
 	fs.StringVar(&o.Role, "role", "aggregated", "prefill, decode or aggregated")
-	fs.StringVar(&o.Engine, "engine", "vllm", strings.Join(slices.Sorted(maps.Keys(faces)), ", "))
+	fs.StringVar(&o.Engine, "engine", "vllm", strings.Join(slices.Sorted(maps.Keys(surfaces)), ", "))
 	fs.StringVar(&o.PD, "pd", "", "prefill/decode hand-over: "+strings.Join(PDFamilies(), ", ")+"; empty is the engine's own")
 	fs.StringVar(&o.Release, "release", "0.32", "vLLM `release` to behave as: handles, time-outs, errors, events, endpoints (0.9 to 0.33)")
 	fs.StringVar(&o.Version, "engine-version", "", "what /version says; empty is the release's")
@@ -160,7 +160,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.DurationVar(&o.RestartAfter, "restart-after", 0, "come back this long after a crash; 0 stays dead")
 	fs.BoolVar(&o.Coalesce, "coalesce", false, "one chunk for all events of a step to one client")
 	fs.BoolVar(&o.HideCached, "hide-cached-tokens", false, "no prompt_tokens_details in usage")
-	fs.BoolVar(&o.GivenIDs, "given-ids", false, "know requests by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION)")
+	fs.BoolVar(&o.ClientIDs, "given-ids", false, "know requests by X-Request-Id alone (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION)")
 	fs.BoolVar(&o.NoPrefixCache, "no-prefix-cache", false, "switch prefix caching off")
 	fs.IntVar(&o.BodyLimit, "body-limit", 64<<20, "bytes of a request body")
 	fs.IntVar(&o.StreamBuffer, "stream-buffer", 16<<20, "bytes kept for a slow reader before it is cut")
@@ -254,7 +254,7 @@ func (o Options) withDefaults() (Options, error) {
 		ok        []string
 	}{
 		{"role", o.Role, []string{"prefill", "decode", "aggregated"}},
-		{"engine", o.Engine, slices.Sorted(maps.Keys(faces))},
+		{"engine", o.Engine, slices.Sorted(maps.Keys(surfaces))},
 		{"pd", o.PD, PDFamilies()},
 		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},

@@ -6,10 +6,10 @@ import "encoding/json"
 // request that carries prefill's whole answer as disagg_prefill_resp. The
 // connector behind it is nobody's in particular: the KV is there at the price of
 // its bytes. The prefill side is a plain request for one token.
-type orchestratedLeg struct{ plainLeg }
+type orchestratedLeg struct{ defaultLeg }
 
 // readOrchestrated reads disagg_prefill_resp: an object with choices.
-func readOrchestrated(_ *life, _ *body, r *httpRequest) (pdLeg, error) {
+func readOrchestrated(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Resp json.RawMessage `json:"disagg_prefill_resp"`
 	}
@@ -27,7 +27,7 @@ func readOrchestrated(_ *life, _ *body, r *httpRequest) (pdLeg, error) {
 
 func (orchestratedLeg) side() string { return "decode" }
 
-func (orchestratedLeg) admitted(r *rank, s *seq) bool {
+func (orchestratedLeg) onAdmitted(r *rank, s *seq) bool {
 	if s != s.j.seqs[0] {
 		return false
 	}
@@ -35,10 +35,10 @@ func (orchestratedLeg) admitted(r *rank, s *seq) bool {
 	n := len(s.prompt)
 	moved := n - s.local
 	r.l.wg.Go(func() {
-		pause(r.l.ctx, scaled(r.o.Cost.transfer(moved), r.o.Speed))
+		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(moved), r.o.Speed))
 		r.post(func() {
-			if r.arrived(s, n-1, n-1) {
-				r.rest(s)
+			if r.transferDone(s, n-1, n-1) {
+				r.queueSiblings(s)
 			}
 		})
 	})

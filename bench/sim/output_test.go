@@ -48,8 +48,8 @@ func FuzzIDList(f *testing.F) {
 
 // TestTokenizeAgrees: /tokenize gives the prompt the chat endpoint computes.
 func TestTokenizeAgrees(t *testing.T) {
-	e := fast(t, Options{})
-	msgs := `"messages":[{"role":"system","content":"You know things."},{"role":"user","content":"What is a token?"}],` + weather
+	e := fastOptions(t, Options{})
+	msgs := `"messages":[{"role":"system","content":"You know things."},{"role":"user","content":"What is a token?"}],` + volatileMetrics
 	a := post(t, e, "/tokenize", `{`+msgs+`}`)
 	b := post(t, e, "/v1/chat/completions", `{`+msgs+`,"max_tokens":1,"return_token_ids":true}`)
 	if fmt.Sprint(a.json["tokens"]) != fmt.Sprint(b.json["prompt_token_ids"]) || a.json["count"].(float64) < 20 {
@@ -57,10 +57,10 @@ func TestTokenizeAgrees(t *testing.T) {
 	}
 }
 
-// TestTurns: the prompt of the next turn begins with the tokens of the turn
+// TestMultiTurnCache: the prompt of the next turn begins with the tokens of the turn
 // before and of the answer, so prefix caching works over a conversation.
-func TestTurns(t *testing.T) {
-	e := fast(t, Options{BlockSize: 4})
+func TestMultiTurnCache(t *testing.T) {
+	e := fastOptions(t, Options{BlockSize: 4})
 	first := `{"role":"user","content":"Tell me about rivers"}`
 	a := post(t, e, "/v1/chat/completions", `{"messages":[`+first+`],"max_tokens":40,"ignore_eos":true,"return_token_ids":true}`)
 	text := a.choice()["message"].(map[string]any)["content"].(string)
@@ -78,7 +78,7 @@ func TestTurns(t *testing.T) {
 // TestDeterminism: the same output on every instance, rank and path, a different
 // one for another seed, model or choice, and a continuation that is one.
 func TestDeterminism(t *testing.T) {
-	a, b := fast(t, Options{}), fast(t, Options{Ranks: 2, Blocks: 64, BlockSize: 8, Role: "decode"})
+	a, b := fastOptions(t, Options{}), fastOptions(t, Options{Ranks: 2, Blocks: 64, BlockSize: 8, Role: "decode"})
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 20 {
 		prompt := idPrompt(1+rng.IntN(200), rng.IntN(1000))
@@ -112,9 +112,9 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestEnds: outputs end by themselves, not before min_tokens, and not at all with ignore_eos.
-func TestEnds(t *testing.T) {
-	e := fast(t, Options{})
+// TestFinishReasons: outputs end by themselves, not before min_tokens, and not at all with ignore_eos.
+func TestFinishReasons(t *testing.T) {
+	e := fastOptions(t, Options{})
 	stopped, tokens := 0, 0
 	for i := range 40 {
 		a := post(t, e, "/v1/completions", fmt.Sprintf(`{"prompt":[%d],"max_tokens":2000}`, 300+i))
@@ -139,7 +139,7 @@ func TestEnds(t *testing.T) {
 
 // TestPreemption: more work than blocks; all of it is done, with the same output.
 func TestPreemption(t *testing.T) {
-	small, big := fast(t, Options{Blocks: 24, BlockSize: 4}), fast(t, Options{})
+	small, big := fastOptions(t, Options{Blocks: 24, BlockSize: 4}), fastOptions(t, Options{})
 	const n = 12
 	type result struct {
 		i   int

@@ -19,11 +19,11 @@ func idPrompt(n, salt int) string {
 	return "[" + strings.Join(ids, ",") + "]"
 }
 
-const askPrefill = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
+const prefillParams = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 
 func prefill(t testing.TB, p *Engine, prompt string, headers ...string) string {
 	t.Helper()
-	a := post(t, p, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":1,"stream":false,"kv_transfer_params":`+askPrefill+`}`, headers...)
+	a := post(t, p, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":1,"stream":false,"kv_transfer_params":`+prefillParams+`}`, headers...)
 	if a.status != 200 || a.handle() == "null" {
 		t.Fatalf("prefill: %d %s", a.status, a.body)
 	}
@@ -39,15 +39,15 @@ func decodeBody(prompt, handle string, tokens int, stream bool) string {
 	return fmt.Sprintf(`{"prompt":%s,"max_tokens":%d,"ignore_eos":true,"return_token_ids":true,"stream":%v,"kv_transfer_params":%s}`, prompt, tokens, stream, handle)
 }
 
-func pair(t testing.TB, o Options) (p, d *Engine) {
+func startPair(t testing.TB, o Options) (p, d *Engine) {
 	o.Role = "prefill"
-	p = fast(t, o)
+	p = fastOptions(t, o)
 	o.Role = "decode"
-	return p, fast(t, o)
+	return p, fastOptions(t, o)
 }
 
 func TestHandOver(t *testing.T) {
-	p, d := pair(t, Options{Ranks: 2})
+	p, d := startPair(t, Options{Ranks: 2})
 	prompt := idPrompt(200, 1)
 	h := prefill(t, p, prompt, "X-Request-Id", "pd-1", "X-data-parallel-rank", "1")
 	var keys []string
@@ -93,7 +93,7 @@ func TestHandOver(t *testing.T) {
 	}
 	eventually(t, "blocks released", func() bool {
 		s := p.Stats().Ranks[1]
-		return s.BlocksPinned == 0 && s.LeasesFreed == 1 && s.BlocksFree == s.BlocksTotal
+		return s.BlocksPinned == 0 && s.LeasesReleased == 1 && s.BlocksFree == s.BlocksTotal
 	})
 	s := d.Stats().Ranks[1]
 	if s.External != 200 || s.LocalCompute != 0 || s.Transfers != 1 || s.TransferBytes != 199*(128<<10) || s.BlocksFree != s.BlocksTotal {
@@ -112,7 +112,7 @@ func TestHandOver(t *testing.T) {
 }
 
 func TestDecodeN(t *testing.T) {
-	p, d := pair(t, Options{})
+	p, d := startPair(t, Options{})
 	prompt := idPrompt(100, 2)
 	h := prefill(t, p, prompt)
 	a := post(t, d, "/v1/completions", `{"prompt":`+prompt+`,"max_tokens":3,"ignore_eos":true,"n":3,"kv_transfer_params":`+h+`}`)
@@ -126,9 +126,9 @@ func TestDecodeN(t *testing.T) {
 }
 
 func TestPromptIDsInHandle(t *testing.T) {
-	p, d := pair(t, Options{})
+	p, d := startPair(t, Options{})
 	body := `"messages":[{"role":"user","content":"Hello there, how are you today my friend"}],"max_tokens":%d,"ignore_eos":true,"return_token_ids":true`
-	a := post(t, p, "/v1/chat/completions", fmt.Sprintf(`{`+body+`,"kv_transfer_params":%s}`, 1, askPrefill))
+	a := post(t, p, "/v1/chat/completions", fmt.Sprintf(`{`+body+`,"kv_transfer_params":%s}`, 1, prefillParams))
 	ids, _ := json.Marshal(a.json["prompt_token_ids"])
 	h := strings.TrimSuffix(a.handle(), "}") + `,"prompt_token_ids":` + string(ids) + `}`
 	b := post(t, d, "/v1/chat/completions", fmt.Sprintf(`{`+body+`,"kv_transfer_params":%s}`, 6, h))
@@ -141,7 +141,7 @@ func TestPromptIDsInHandle(t *testing.T) {
 func TestLeaseExpires(t *testing.T) {
 	for _, mode := range []string{"garbage", "error", "crash"} {
 		t.Run(mode, func(t *testing.T) {
-			p, d := pair(t, Options{Lease: 50 * time.Millisecond, Expired: mode})
+			p, d := startPair(t, Options{Lease: 50 * time.Millisecond, Expired: mode})
 			prompt := idPrompt(64, 3)
 			h := prefill(t, p, prompt)
 			eventually(t, "lease expired", func() bool {
@@ -186,15 +186,15 @@ func TestHeartbeat(t *testing.T) {
 func heartbeats(t *testing.T) (prefillRank RankStats, status int) {
 	t.Helper()
 	o := Options{Lease: 3 * time.Second}
-	p := fast(t, o)
+	p := fastOptions(t, o)
 	o.Cost.Handshake = 5 * time.Second
 	o.Speed = 1
-	d := fast(t, o)
+	d := fastOptions(t, o)
 	prompt := idPrompt(64, 4)
 	a := decode(t, d, prompt, prefill(t, p, prompt))
 	s := p.Stats().Sum()
 	if s.LeasesExpired == 0 {
-		eventually(t, "released", func() bool { return p.Stats().Sum().LeasesFreed == 1 })
+		eventually(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
 	}
 	return s, a.status
 }
@@ -241,7 +241,7 @@ func TestIncompleteHandle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for mode, status := range map[string]int{"crash": 500, "error": 500, "recompute": 200} {
-				d := fast(t, Options{Incomplete: mode})
+				d := fastOptions(t, Options{Incomplete: mode})
 				if a := decode(t, d, prompt, h); a.status != status {
 					t.Errorf("%s: status %d, want %d: %s", mode, a.status, status, a.body)
 				}
@@ -257,7 +257,7 @@ func TestIncompleteHandle(t *testing.T) {
 		})
 	}
 	// Any other member missing is a warning and a local prefill.
-	d := fast(t, Options{})
+	d := fastOptions(t, Options{})
 	if a := decode(t, d, prompt, `{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_host":"127.0.0.1","remote_port":1}`); a.status != 200 {
 		t.Errorf("without engine id: %d %s", a.status, a.body)
 	}
@@ -267,7 +267,7 @@ func TestIncompleteHandle(t *testing.T) {
 }
 
 func TestPullFails(t *testing.T) {
-	p, d := pair(t, Options{PullTimeout: 100 * time.Millisecond})
+	p, d := startPair(t, Options{PullTimeout: 100 * time.Millisecond})
 	prompt := idPrompt(40, 6)
 	h := prefill(t, p, prompt)
 	if err := p.Restart(); err != nil {
@@ -283,23 +283,23 @@ func TestPullFails(t *testing.T) {
 }
 
 func TestPrefillStreamHasNoHandle(t *testing.T) {
-	p := fast(t, Options{})
-	a := post(t, p, "/v1/completions", `{"prompt":[300,301],"max_tokens":1,"stream":true,"kv_transfer_params":`+askPrefill+`}`)
+	p := fastOptions(t, Options{})
+	a := post(t, p, "/v1/completions", `{"prompt":[300,301],"max_tokens":1,"stream":true,"kv_transfer_params":`+prefillParams+`}`)
 	if strings.Contains(string(a.body), "kv_transfer_params") {
 		t.Errorf("streamed prefill carries a handle: %s", a.body)
 	}
 }
 
-// TestAbortFreesPrefill: a client that leaves when decode was admitted frees the
+// TestAbortReleasesPrefill: a client that leaves when decode was admitted frees the
 // prefill's blocks at once, in the transfer as well as after it.
-func TestAbortFreesPrefill(t *testing.T) {
+func TestAbortReleasesPrefill(t *testing.T) {
 	for name, cost := range map[string]Cost{
 		"pulling":  {Handshake: time.Hour},
 		"decoding": {Handshake: time.Millisecond, Step: 5 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := fast(t, Options{})
-			d := fast(t, Options{Speed: 1, Cost: cost})
+			p := fastOptions(t, Options{})
+			d := fastOptions(t, Options{Speed: 1, Cost: cost})
 			prompt := idPrompt(320, 7)
 			h := prefill(t, p, prompt)
 			c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 100000, true), map[string]int{"decoding": 1}[name])
@@ -313,18 +313,18 @@ func TestAbortFreesPrefill(t *testing.T) {
 	}
 }
 
-// TestEarlyAbortLeavesPinned is vLLM's third finding: a client gone before the
+// TestEarlyAbortLeavesBlocksPinned is vLLM's third finding: a client gone before the
 // engine knew the decode leaves the prefill's blocks to the lease, and the head of its
 // stream does not say that it does.
-func TestEarlyAbortLeavesPinned(t *testing.T) {
-	p := fast(t, Options{Lease: 2 * time.Second})
-	d := fast(t, Options{Speed: 1, Cost: Cost{Admit: time.Hour}})
+func TestEarlyAbortLeavesBlocksPinned(t *testing.T) {
+	p := fastOptions(t, Options{Lease: 2 * time.Second})
+	d := fastOptions(t, Options{Speed: 1, Cost: Cost{Admit: time.Hour}})
 	prompt := idPrompt(320, 8)
 	h := prefill(t, p, prompt)
 	c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 10, true), 0)
 	c.Close()
-	eventually(t, "client missed", func() bool { return d.Stats().GoneEarly == 1 })
-	if s := p.Stats().Sum(); s.LeasesFreed != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {
+	eventually(t, "client missed", func() bool { return d.Stats().AbortedEarly == 1 })
+	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {
 		t.Errorf("prefill side: %+v", s)
 	}
 	if d.Stats().Sum().Requests != 0 {
@@ -333,20 +333,20 @@ func TestEarlyAbortLeavesPinned(t *testing.T) {
 	eventually(t, "lease expired", func() bool { return p.Stats().Sum().LeasesExpired == 1 })
 }
 
-// TestRefusedDecodeFreesPrefill: a decode answered 4xx notifies the prefill.
-func TestRefusedDecodeFreesPrefill(t *testing.T) {
-	p, d := pair(t, Options{})
+// TestRefusedDecodeReleasesPrefill: a decode answered 4xx notifies the prefill.
+func TestRefusedDecodeReleasesPrefill(t *testing.T) {
+	p, d := startPair(t, Options{})
 	h := prefill(t, p, idPrompt(64, 1))
 	if a := post(t, d, "/v1/completions", `{"prompt":[300],"max_tokens":0,"kv_transfer_params":`+h+`}`); a.status != 400 {
 		t.Errorf("status %d, want 400", a.status)
 	}
-	eventually(t, "released", func() bool { return p.Stats().Sum().LeasesFreed == 1 })
+	eventually(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
 }
 
 func TestPrefillOverload(t *testing.T) {
 	// 9 blocks of 16: a lease of 8 leaves no room for the next until it ends.
 	const lease = 200 * time.Millisecond
-	p := fast(t, Options{Blocks: 10, Lease: lease})
+	p := fastOptions(t, Options{Blocks: 10, Lease: lease})
 	start := time.Now() // the lease begins before its answer is read, however much before
 	prefill(t, p, idPrompt(120, 9))
 	prefill(t, p, idPrompt(120, 10))
@@ -356,10 +356,10 @@ func TestPrefillOverload(t *testing.T) {
 }
 
 func TestBadHandleFaults(t *testing.T) {
-	p := fast(t, Options{})
+	p := fastOptions(t, Options{})
 	p.Fault(Fault{Kind: BadHandle, Leg: "prefill", N: 1})
 	p.Fault(Fault{Kind: NoHandle, Leg: "prefill", N: 1})
-	body := `{"prompt":[300,301],"max_tokens":1,"kv_transfer_params":` + askPrefill + `}`
+	body := `{"prompt":[300,301],"max_tokens":1,"kv_transfer_params":` + prefillParams + `}`
 	if h := post(t, p, "/v1/completions", body).handle(); !strings.Contains(h, `"remote_block_ids":[],`) {
 		t.Errorf("bad handle: %s", h)
 	}

@@ -19,12 +19,12 @@ import (
 // the scheduler hands batches over a bounded queue, which blocks when full, as
 // vLLM's does.
 type publisher struct {
-	l     *life
+	l     *incarnation
 	enc   encoder
 	queue chan []event
 	pub   *zmq.Socket
 	rep   *zmq.Socket // nil when replay is off
-	load  *zmq.Socket // nil when loads are off; tellLoads owns it
+	load  *zmq.Socket // nil when loads are off; publishLoads owns it
 	topic string
 
 	kept  [][]byte // payloads of seq first..first+len-1
@@ -35,7 +35,7 @@ type publisher struct {
 
 const replayTick = 20 * time.Millisecond // how soon a replay request is seen; vLLM: 100 ms
 
-func newPublisher(l *life, enc encoder) *publisher {
+func newPublisher(l *incarnation, enc encoder) *publisher {
 	return &publisher{l: l, enc: enc, queue: make(chan []event, 1024), topic: l.e.o.Topic}
 }
 
@@ -117,7 +117,7 @@ func (p *publisher) serveReplay() {
 
 // bindEvents binds the sockets of all ranks, on the endpoints of the first life
 // when this is a later one.
-func (l *life) bindEvents() error {
+func (l *incarnation) bindEvents() error {
 	e := l.e
 	replay := e.o.Replay != "off"
 	if e.pubs != nil {
@@ -166,7 +166,7 @@ func (l *life) bindEvents() error {
 // free ports on the engine's own host. It looks below the range that systems give
 // out by themselves first: there nobody else's connections lie in between, and
 // nobody takes a port between two lives of the engine.
-func (l *life) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.Socket) ([]string, error) {
+func (l *incarnation) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.Socket) ([]string, error) {
 	if base != "" {
 		u, err := url.Parse(strings.Replace(base, "*", "0.0.0.0", 1))
 		port := 0
@@ -183,7 +183,7 @@ func (l *life) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.Socket) 
 	for try := range 100 {
 		port := 20_000 + rand.IntN(12_000)
 		if try >= 50 {
-			h, err := holdPort(net.JoinHostPort(host, "0"))
+			h, err := reservePort(net.JoinHostPort(host, "0"))
 			if err != nil {
 				return nil, err
 			}
@@ -198,7 +198,7 @@ func (l *life) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.Socket) 
 	return nil, err
 }
 
-func (l *life) bindRun(host string, port int, kind zmq.Type, at func(*rank) **zmq.Socket) ([]string, error) {
+func (l *incarnation) bindRun(host string, port int, kind zmq.Type, at func(*rank) **zmq.Socket) ([]string, error) {
 	var list []string
 	for i, r := range l.ranks {
 		endpoint := "tcp://" + net.JoinHostPort(host, strconv.Itoa(port+i))

@@ -56,15 +56,15 @@ func (h *handle) peer() string { return net.JoinHostPort(h.wire.Host, strconv.It
 
 // puller is the decode side of transfers: reads, releases and heartbeats.
 type puller struct {
-	l       *life
-	mu      sync.Mutex
-	tracked map[*handle]struct{} // heartbeats are sent for these
-	beating bool
-	met     map[string]bool // engine ids a handshake was done with
+	l                *incarnation
+	mu               sync.Mutex
+	tracked          map[*handle]struct{} // heartbeats are sent for these
+	heartbeatRunning bool
+	handshakes       map[string]bool // engine ids a handshake was done with
 }
 
-func (p *puller) init(l *life) {
-	p.l, p.tracked, p.met = l, make(map[*handle]struct{}), make(map[string]bool)
+func (p *puller) init(l *incarnation) {
+	p.l, p.tracked, p.handshakes = l, make(map[*handle]struct{}), make(map[string]bool)
 }
 
 // track starts the heartbeats of a handle whose request is queued.
@@ -75,14 +75,14 @@ func (p *puller) track(h *handle) {
 	if !p.l.e.o.release.heartbeats() {
 		return
 	}
-	if !p.beating {
-		p.beating = true
-		p.l.wg.Go(p.beat)
+	if !p.heartbeatRunning {
+		p.heartbeatRunning = true
+		p.l.wg.Go(p.heartbeat)
 	}
 }
 
-// beat renews leases every sixth of one while anything is tracked.
-func (p *puller) beat() {
+// heartbeat renews leases every sixth of one while anything is tracked.
+func (p *puller) heartbeat() {
 	t := time.NewTicker(max(p.l.e.o.Lease/6, time.Millisecond))
 	defer t.Stop()
 	for {
@@ -95,7 +95,7 @@ func (p *puller) beat() {
 		lists := make(map[key][]string)
 		p.mu.Lock()
 		if len(p.tracked) == 0 {
-			p.beating = false
+			p.heartbeatRunning = false
 			p.mu.Unlock()
 			return
 		}
@@ -121,19 +121,19 @@ func (p *puller) notify(h *handle) {
 	p.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID})
 }
 
-// outcome of a pull.
-type outcome uint8
+// pullOutcome of a pull.
+type pullOutcome uint8
 
 const (
-	pullOK     outcome = iota
-	pullGone           // the prefill no longer held the blocks
-	pullFailed         // no answer in time, or not the engine the handle names
+	pullOK        pullOutcome = iota
+	pullLeaseGone             // the prefill no longer held the blocks
+	pullFailed                // no answer in time, or not the engine the handle names
 )
 
 // call posts to a peer's side channel.
-func (p *puller) call(peer, path, engine string, ids []string) (sideReply, error) {
-	var reply sideReply
-	body, _ := json.Marshal(sideRequest{engine, ids})
+func (p *puller) call(peer, path, engine string, ids []string) (sideChannelReply, error) {
+	var reply sideChannelReply
+	body, _ := json.Marshal(sideChannelRequest{engine, ids})
 	req, err := http.NewRequestWithContext(p.l.ctx, "POST", "http://"+peer+path, bytes.NewReader(body))
 	if err != nil {
 		return reply, err
@@ -155,9 +155,9 @@ func (p *puller) call(peer, path, engine string, ids []string) (sideReply, error
 	return reply, err
 }
 
-// pullNow starts the transfer of s, which has its blocks; false when the local
+// startPull starts the transfer of s, which has its blocks; false when the local
 // cache makes it needless. On the rank's goroutine.
-func (r *rank) pullNow(s *seq, h *handle) bool {
+func (r *rank) startPull(s *seq, h *handle) bool {
 	remote := h.wire.NumTokens
 	if remote <= 0 || remote > len(s.prompt) {
 		remote = len(s.prompt)
@@ -166,14 +166,14 @@ func (r *rank) pullNow(s *seq, h *handle) bool {
 	if remote <= s.local {
 		s.pulled = true
 		r.l.pull.release(h)
-		r.rest(s)
+		r.queueSiblings(s)
 		return false
 	}
 	r.transfer(s)
 	f := r.e.faults.match(s.j.req, "handover", false)
 	r.l.wg.Go(func() {
 		out := pullFailed
-		if r.l.pull.faulty(h, f) {
+		if r.l.pull.injectFault(h, f) {
 			// Of a transfer that failed vLLM tells prefill nothing (0.32,
 			// _handle_failed_transfer); of one whose request was aborted it does.
 			select {
@@ -182,15 +182,15 @@ func (r *rank) pullNow(s *seq, h *handle) bool {
 			default:
 			}
 		} else {
-			out = r.l.pull.run(h, remote-s.local)
+			out = r.l.pull.pull(h, remote-s.local)
 		}
-		r.post(func() { r.pulled(s, h, remote, out) })
+		r.post(func() { r.pullDone(s, h, remote, out) })
 	})
 	return true
 }
 
-// faulty lets a fault of the hand-over happen and says whether the pull fails.
-func (p *puller) faulty(h *handle, f *Fault) bool {
+// injectFault lets a fault of the hand-over happen and says whether the pull fails.
+func (p *puller) injectFault(h *handle, f *Fault) bool {
 	if f == nil {
 		return false
 	}
@@ -206,18 +206,18 @@ func (p *puller) faulty(h *handle, f *Fault) bool {
 	return !faultTransfer(ctx, f)
 }
 
-// run reads the blocks: handshake, look whether they are there, wait as long as
+// pull reads the blocks: handshake, look whether they are there, wait as long as
 // the bytes take, notify.
-func (p *puller) run(h *handle, tokens int) outcome {
+func (p *puller) pull(h *handle, tokens int) pullOutcome {
 	o := &p.l.e.o
 	deadline := time.Now().Add(o.PullTimeout)
 	peer := h.peer()
 	p.mu.Lock()
-	first := !p.met[h.wire.EngineID]
-	if len(p.met) > 4096 {
-		clear(p.met)
+	first := !p.handshakes[h.wire.EngineID]
+	if len(p.handshakes) > 4096 {
+		clear(p.handshakes)
 	}
-	p.met[h.wire.EngineID] = true
+	p.handshakes[h.wire.EngineID] = true
 	p.mu.Unlock()
 	if first && !p.sleep(h, scaled(o.Cost.Handshake, o.Speed)) {
 		p.release(h)
@@ -235,7 +235,7 @@ func (p *puller) run(h *handle, tokens int) outcome {
 		p.sleep(h, scaled(o.Cost.transfer(tokens), o.Speed))
 		h.once.Do(func() { p.notify(h) })
 		if !reply.Held {
-			return pullGone
+			return pullLeaseGone
 		}
 		return pullOK
 	}
@@ -254,10 +254,10 @@ func (p *puller) sleep(h *handle, d time.Duration) bool {
 	return false
 }
 
-// pulled ends a transfer on the rank's goroutine.
-func (r *rank) pulled(s *seq, h *handle, remote int, out outcome) {
-	r.transferred(s)
-	if s.j.over {
+// pullDone ends a transfer on the rank's goroutine.
+func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
+	r.endTransfer(s)
+	if s.j.ended {
 		r.pool.release(s.blocks)
 		s.blocks = nil
 		return
@@ -265,35 +265,35 @@ func (r *rank) pulled(s *seq, h *handle, remote int, out outcome) {
 	s.pulled = true
 	switch {
 	case out == pullFailed:
-		r.n.pullsFailed++
+		r.counters.pullsFailed++
 		r.fail(s.j, 500, "Internal server error")
 		return
-	case out == pullGone:
-		r.n.garbage++
+	case out == pullLeaseGone:
+		r.counters.garbage++
 		if r.o.Expired != "garbage" {
 			r.fail(s.j, 500, "Internal server error")
 			if r.o.Expired == "crash" {
-				go r.e.die(r.l, false)
+				go r.e.crash(r.l, false)
 			}
 			return
 		}
 	}
 	total := len(s.prompt)
-	r.n.transfers++
-	r.n.transferBytes += int64(remote-s.local) * int64(r.o.Cost.BytesToken)
-	r.n.descriptors += int64((remote - s.local + r.o.BlockSize - 1) / r.o.BlockSize)
-	r.n.transferTime += r.o.Cost.transfer(remote - s.local)
-	r.n.localHit += int64(s.local)
-	r.n.external += int64(total - s.local)
-	r.n.prompt += int64(total)
+	r.counters.transfers++
+	r.counters.transferBytes += int64(remote-s.local) * int64(r.o.Cost.BytesToken)
+	r.counters.descriptors += int64((remote - s.local + r.o.BlockSize - 1) / r.o.BlockSize)
+	r.counters.transferTime += r.o.Cost.transfer(remote - s.local)
+	r.counters.localHit += int64(s.local)
+	r.counters.external += int64(total - s.local)
+	r.counters.prompt += int64(total)
 	s.computed, s.cached = remote, remote
 	r.store(s, s.local)
 	r.ready = append(r.ready, s)
-	r.rest(s)
+	r.queueSiblings(s)
 }
 
-// rest queues the other sequences of the job, now that the first has its blocks.
-func (r *rank) rest(s *seq) {
+// queueSiblings queues the other sequences of the job, now that the first has its blocks.
+func (r *rank) queueSiblings(s *seq) {
 	for _, x := range s.j.seqs[1:] {
 		x.pulled = true
 		r.waiting = append(r.waiting, x)

@@ -15,7 +15,7 @@ import (
 // id, host and port; what names the request is then its id, which both legs carry
 // in X-Request-Id. That last rule is an assumption: no proxy for it was seen.
 type pushLeg struct {
-	plainLeg
+	defaultLeg
 	prefill bool
 	key     string
 	engine  string
@@ -31,7 +31,7 @@ const pushRegistration = 480 * time.Second
 
 var idSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
-func readPush(l *life, b *body, r *httpRequest) (pdLeg, error) {
+func readPush(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	h, err := readTransferParams(b.KVTransfer)
 	if err != nil {
 		return nil, refuse(400, "body.kv_transfer_params", "%s", err)
@@ -53,7 +53,7 @@ func readPush(l *life, b *body, r *httpRequest) (pdLeg, error) {
 	case w.RemoteDecode && !w.RemotePrefill:
 		return &pushLeg{prefill: true}, nil
 	case w.RemotePrefill:
-		l.warned.Add(1)
+		l.ignoredPD.Add(1)
 	}
 	return nil, nil
 }
@@ -81,31 +81,31 @@ func (g *pushLeg) submit(r *rank, j *job) {
 	r.waiting = append(r.waiting, j.seqs...)
 }
 
-func (g *pushLeg) keep(r *rank, s *seq) bool {
+func (g *pushLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.prefill || s != s.j.seqs[0] {
 		return false
 	}
 	return r.offer(s, g.key, min(pushRegistration, r.o.AbortTimeout))
 }
 
-func (g *pushLeg) admitted(r *rank, s *seq) bool {
+func (g *pushLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill || s != s.j.seqs[0] {
 		return false
 	}
 	f := r.e.faults.match(s.j.req, "handover", false)
 	r.transfer(s)
-	q := offerCall{EngineID: g.engine, Key: g.key, Sum: sumOf(s.prompt)}
+	q := offerCall{EngineID: g.engine, Key: g.key, Sum: promptSum(s.prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
 		var reply offerReply
 		ok := g.addr != ""
 		if ok {
-			reply, ok = r.l.fetch(g.ctx, f, g.addr, q, local)
-			r.l.giveBack(g.addr, g.engine, g.key)
+			reply, ok = r.l.fetchOffer(g.ctx, f, g.addr, q, local)
+			r.l.releaseOffer(g.addr, g.engine, g.key)
 		}
 		r.post(func() {
 			g.done = true
-			r.pulledOffer(s, reply, ok)
+			r.offerFetched(s, reply, ok)
 		})
 	})
 	return true
@@ -119,9 +119,9 @@ func (g *pushLeg) params(b []byte, j *job) []byte {
 	return j.nixlHandle(b, g.key, "push")
 }
 
-func (g *pushLeg) drop(r *rank, j *job) {
+func (g *pushLeg) cancel(r *rank, j *job) {
 	if g.prefill {
-		r.offers.end(g.key)
+		r.offers.retire(g.key)
 		return
 	}
 	if g.stop != nil {
@@ -129,13 +129,13 @@ func (g *pushLeg) drop(r *rank, j *job) {
 	}
 	if !g.done && g.addr != "" && !j.seqs[0].pulling && !j.seqs[0].pulled {
 		g.done = true
-		r.l.giveBack(g.addr, g.engine, g.key)
+		r.l.releaseOffer(g.addr, g.engine, g.key)
 	}
 }
 
 // refused: assumed to be as in pull mode.
-func (g *pushLeg) refused(l *life) {
-	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.refusedFrees() {
-		l.giveBack(g.addr, g.engine, g.key)
+func (g *pushLeg) onRefused(l *incarnation) {
+	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.refusalReleases() {
+		l.releaseOffer(g.addr, g.engine, g.key)
 	}
 }

@@ -10,7 +10,7 @@ import (
 // rank is one data-parallel rank: a scheduler, its batch and its KV memory. All
 // of it belongs to the goroutine of loop; others hand it functions with post.
 type rank struct {
-	l     *life
+	l     *incarnation
 	e     *Engine
 	o     *Options
 	index int
@@ -18,10 +18,10 @@ type rank struct {
 
 	mu      sync.Mutex
 	inbox   []func()
-	shut    bool
+	closed  bool
 	wake    chan struct{}
 	started atomic.Bool
-	ended   chan struct{}
+	stopped chan struct{}
 	load    atomic.Int64 // jobs taken and not answered
 
 	pool     *pool
@@ -31,28 +31,28 @@ type rank struct {
 	running  []*seq
 	pulls    map[*seq]struct{} // their blocks wait for a transfer
 	received map[uint64]int    // LMCache: prompts whose KV was written here, by sum: tokens, negative where there is only room
-	holds    map[*seq]struct{} // their last token waits for a leg's settle
+	heldLast map[*seq]struct{} // their last token waits for a leg's settle
 	batch    []*seq            // scratch of emit
 	leases   leases
 	rooms    rooms
 	offers   offers
 	events   []event
-	due      time.Time // when the step under way ends
+	stepEnd  time.Time // when the step under way ends
 	scratch  chunker
 	dirty    []*job // with events held back
-	n        counters
+	counters counters
 
 	frozen atomic.Pointer[frozenRank] // nil: it runs
 }
 
-func newRank(l *life, index int) *rank {
-	r := &rank{l: l, e: l.e, o: &l.e.o, index: index, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+func newRank(l *incarnation, index int) *rank {
+	r := &rank{l: l, e: l.e, o: &l.e.o, index: index, wake: make(chan struct{}, 1), stopped: make(chan struct{})}
 	r.hash.sglang = r.o.Engine == "sglang"
 	r.pool = newPool(r.o.Blocks, func(h *blockHash) {
-		r.n.evicted++
+		r.counters.evicted++
 		r.event(event{kind: removed, hashes: []blockHash{*h}})
 	})
-	r.pulls, r.holds = make(map[*seq]struct{}), make(map[*seq]struct{})
+	r.pulls, r.heldLast = make(map[*seq]struct{}), make(map[*seq]struct{})
 	r.received = make(map[uint64]int)
 	r.leases.init()
 	r.rooms.init()
@@ -64,7 +64,7 @@ func newRank(l *life, index int) *rank {
 // post hands f to the rank's goroutine; it is false, and f lost, after its end.
 func (r *rank) post(f func()) bool {
 	r.mu.Lock()
-	if r.shut {
+	if r.closed {
 		r.mu.Unlock()
 		return false
 	}
@@ -85,14 +85,14 @@ func (r *rank) do(f func()) {
 		<-done
 		return
 	}
-	<-r.ended
+	<-r.stopped
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	f()
 }
 
-// take runs what was posted.
-func (r *rank) take() {
+// runPosted runs what was posted.
+func (r *rank) runPosted() {
 	for {
 		r.mu.Lock()
 		list := r.inbox
@@ -117,34 +117,34 @@ func (r *rank) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		r.take()
+		r.runPosted()
 		now := time.Now()
 		r.expire(now)
-		if r.l.ending() {
+		if r.l.isStopping() {
 			r.finish()
 			return
 		}
-		d, work := r.plan(now)
+		d, work := r.planStep(now)
 		if !work {
-			r.due = time.Time{}
+			r.stepEnd = time.Time{}
 			r.sleep(timer, r.leases.untilNext(now))
 			continue
 		}
-		if d = scaled(d, r.o.Speed); r.due.Before(now.Add(-max(d, maxLag))) {
-			r.due = now
+		if d = scaled(d, r.o.Speed); r.stepEnd.Before(now.Add(-max(d, maxLag))) {
+			r.stepEnd = now
 		}
-		r.due = r.due.Add(d)
-		for !r.l.ending() {
-			wait := time.Until(r.due)
+		r.stepEnd = r.stepEnd.Add(d)
+		for !r.l.isStopping() {
+			wait := time.Until(r.stepEnd)
 			if wait <= 0 {
 				break
 			}
 			r.sleep(timer, wait)
-			r.take()
+			r.runPosted()
 		}
 		r.emit()
 		r.flushEvents()
-		r.n.steps++
+		r.counters.steps++
 	}
 }
 
@@ -161,40 +161,40 @@ func (r *rank) sleep(t *time.Timer, d time.Duration) {
 // finish fails what is left and lets go of everything.
 func (r *rank) finish() {
 	r.mu.Lock()
-	r.shut = true
+	r.closed = true
 	r.mu.Unlock()
-	r.take()
+	r.runPosted()
 	for _, s := range slices.Concat(r.running, r.ready, r.waiting) {
 		r.fail(s.j, 500, deadMessage)
 	}
 	for s := range r.pulls {
 		r.fail(s.j, 500, deadMessage)
 	}
-	for s := range r.holds {
+	for s := range r.heldLast {
 		r.fail(s.j, 500, deadMessage)
 	}
 	r.rooms.stop()
-	close(r.ended)
+	close(r.stopped)
 }
 
 const deadMessage = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 // submit takes a job into the queue.
 func (r *rank) submit(j *job) {
-	r.n.requests++
-	r.e.kept.keep(j.kept)
+	r.counters.requests++
+	r.e.blockLog.acquire(j.blockLogID)
 	if pd := j.params.pd; pd != nil {
 		pd.submit(r, j)
 		return
 	}
 	h := j.params.handle
 	if h != nil && h.incomplete() {
-		r.n.incomplete++
+		r.counters.incomplete++
 		j.params.handle = nil // there is nobody to notify
 		switch r.o.Incomplete {
 		case "crash":
 			r.fail(j, 500, deadMessage)
-			go r.e.die(r.l, false)
+			go r.e.crash(r.l, false)
 			return
 		case "error":
 			r.fail(j, 500, "Internal server error")
@@ -216,17 +216,17 @@ func (r *rank) submit(j *job) {
 
 // abort drops a job whose client has gone.
 func (r *rank) abort(j *job) {
-	if j.over {
+	if j.ended {
 		return
 	}
 	if !j.finished { // else what it keeps is kept
-		r.n.aborted++
+		r.counters.aborted++
 		r.drop(j)
 	}
-	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.cancelFrees() {
+	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.cancelReleases() {
 		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
 	}
-	r.end(j)
+	r.markAnswered(j)
 }
 
 // drop takes the job's sequences out of the batch and frees their blocks.
@@ -236,10 +236,10 @@ func (r *rank) drop(j *job) {
 	r.waiting = slices.DeleteFunc(r.waiting, mine)
 	r.ready = slices.DeleteFunc(r.ready, mine)
 	if j.params.pd != nil {
-		j.params.pd.drop(r, j)
+		j.params.pd.cancel(r, j)
 	}
 	for _, s := range j.seqs {
-		delete(r.holds, s)
+		delete(r.heldLast, s)
 		if !s.pulling { // a transfer under way frees them when it ends
 			r.pool.release(s.blocks)
 			s.blocks = nil
@@ -253,36 +253,36 @@ func (r *rank) drop(j *job) {
 	}
 }
 
-// end marks the job answered.
-func (r *rank) end(j *job) {
-	if j.over {
+// markAnswered marks the job answered.
+func (r *rank) markAnswered(j *job) {
+	if j.ended {
 		return
 	}
-	j.over = true
+	j.ended = true
 	r.load.Add(-1)
-	r.e.kept.letGo(j.kept)
+	r.e.blockLog.release(j.blockLogID)
 	close(j.done)
 	if j.req.close {
-		j.c.kick()
+		j.c.interruptRead()
 	}
 }
 
 // fail answers the job with an error, as far as its head is not out; mid-stream
 // with an error event.
 func (r *rank) fail(j *job, status int, msg string) {
-	if j.over {
+	if j.ended {
 		return
 	}
-	r.n.failed++
+	r.counters.failed++
 	r.drop(j)
-	if j.params.stream && j.headOut {
+	if j.params.stream && j.headSent {
 		r.scratch.open(j)
-		j.format.broken(&r.scratch, j, status, msg)
+		j.format.streamError(&r.scratch, j, status, msg)
 		r.scratch.finish()
 	} else {
-		j.c.respond(j.req, status, "application/json", j.format.failure(status, msg))
+		j.c.respond(j.req, status, "application/json", j.format.errorBody(status, msg))
 	}
-	r.end(j)
+	r.markAnswered(j)
 }
 
 // flushEvents hands the step's events to the publisher, as one batch.
@@ -312,7 +312,7 @@ func (r *rank) jobs() []*job {
 	seen := make(map[*job]bool)
 	var list []*job
 	add := func(s *seq) {
-		if !s.j.over && !seen[s.j] {
+		if !s.j.ended && !seen[s.j] {
 			seen[s.j] = true
 			list = append(list, s.j)
 		}
@@ -323,7 +323,7 @@ func (r *rank) jobs() []*job {
 	for s := range r.pulls {
 		add(s)
 	}
-	for s := range r.holds {
+	for s := range r.heldLast {
 		add(s)
 	}
 	return list
@@ -340,7 +340,7 @@ func (r *rank) abortID(id string) {
 }
 
 func (r *rank) finishAborted(j *job) {
-	r.n.aborted++
+	r.counters.aborted++
 	r.drop(j)
 	w := &r.scratch
 	w.open(j)
@@ -357,7 +357,7 @@ func (r *rank) finishAborted(j *job) {
 		j.format.last(w, j)
 		w.finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.whole(nil, j))
+		j.c.respond(j.req, 200, "application/json", j.format.full(nil, j))
 	}
-	r.end(j)
+	r.markAnswered(j)
 }

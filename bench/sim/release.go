@@ -55,25 +55,25 @@ func (r release) lease() time.Duration {
 	return 100 * 365 * 24 * time.Hour
 }
 
-func (r release) heartbeats() bool   { return r.since(22, 0) }
-func (r release) checksBudget() bool { return r.since(32, 0) }  // of thinking, against max_tokens, but in a prefill leg
-func (r release) flatIDs() bool      { return !r.since(18, 0) } // remote_block_ids is a list, not one of lists
-func (r release) remoteID() bool     { return r.since(13, 0) }  // the handle names the request; before, both legs carry one X-Request-Id
-func (r release) idSuffix() bool     { return r.since(14, 0) }
-func (r release) stopKeeps() bool    { return r.since(21, 0) } // a prefill that ends with "stop" keeps its blocks too
-func (r release) refusedFrees() bool { return r.since(21, 0) }
+func (r release) heartbeats() bool        { return r.since(22, 0) }
+func (r release) checksBudget() bool      { return r.since(32, 0) }  // of thinking, against max_tokens, but in a prefill leg
+func (r release) flatIDs() bool           { return !r.since(18, 0) } // remote_block_ids is a list, not one of lists
+func (r release) remoteID() bool          { return r.since(13, 0) }  // the handle names the request; before, both legs carry one X-Request-Id
+func (r release) idSuffix() bool          { return r.since(14, 0) }
+func (r release) stopRetainsBlocks() bool { return r.since(21, 0) } // a prefill that ends with "stop" keeps its blocks too
+func (r release) refusalReleases() bool   { return r.since(21, 0) }
 
-// cancelFrees: the API server tells prefill of a decode that was not streamed and whose client
+// cancelReleases: the API server tells prefill of a decode that was not streamed and whose client
 // left, as it does of one that it refuses, whatever its core has told or will.
-func (r release) cancelFrees() bool    { return r.since(21, 0) }
-func (r release) streamsHandle() bool  { return r.since(33, 0) }
-func (r release) flatErrors() bool     { return !r.since(10, 1) }
-func (r release) rankHeader() bool     { return r.since(11, 1) }
-func (r release) returnsIDs() bool     { return r.since(10, 2) }
-func (r release) takesPromptIDs() bool { return r.since(32, 0) }
+func (r release) cancelReleases() bool   { return r.since(21, 0) }
+func (r release) streamsHandle() bool    { return r.since(33, 0) }
+func (r release) flatErrors() bool       { return !r.since(10, 1) }
+func (r release) rankHeader() bool       { return r.since(11, 1) }
+func (r release) returnsIDs() bool       { return r.since(10, 2) }
+func (r release) acceptsPromptIDs() bool { return r.since(32, 0) }
 
-// has says whether the release has an endpoint.
-func (r release) has(path string) bool {
+// hasEndpoint says whether the release has an endpoint.
+func (r release) hasEndpoint(path string) bool {
 	switch path {
 	case "/kv_event_sources":
 		return r.since(31, 0)

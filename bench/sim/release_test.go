@@ -13,15 +13,15 @@ import (
 func TestReleases(t *testing.T) {
 	var all strings.Builder
 	for _, rel := range []string{"0.9.0", "0.9.2", "0.10.2", "0.11.1", "0.13", "0.17", "0.18", "0.21", "0.22", "0.24", "0.26", "0.28", "0.29", "0.31", "0.32", "0.33"} {
-		p, d := pair(t, Options{Release: rel})
+		p, d := startPair(t, Options{Release: rel})
 		prompt := idPrompt(40, 1)
 		h := prefill(t, p, prompt, "X-Request-Id", "r1")
-		fmt.Fprintf(&all, "%s\n%s\n\n", rel, steady(h))
+		fmt.Fprintf(&all, "%s\n%s\n\n", rel, normalized(h))
 		if a := decode(t, d, prompt, h, "X-Request-Id", "r1"); a.status != 200 || d.Stats().Sum().Transfers != 1 {
 			t.Errorf("%s: decode %d %s; %+v", rel, a.status, a.body, d.Stats().Sum())
 		}
 		eventually(t, rel+": blocks are free", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
-		if n := p.Stats().Sum().LeasesFreed; n != 1 {
+		if n := p.Stats().Sum().LeasesReleased; n != 1 {
 			t.Errorf("%s: %d leases freed", rel, n)
 		}
 	}
@@ -30,11 +30,11 @@ func TestReleases(t *testing.T) {
 
 func TestReleaseRequestID(t *testing.T) {
 	// Up to 0.12 a decode under another id finds nothing, and frees nothing.
-	p, d := pair(t, Options{Release: "0.12"})
+	p, d := startPair(t, Options{Release: "0.12"})
 	prompt := idPrompt(40, 1)
 	h := prefill(t, p, prompt, "X-Request-Id", "one")
 	decode(t, d, prompt, h, "X-Request-Id", "two")
-	if s := p.Stats().Sum(); s.LeasesFreed != 0 || s.BlocksPinned == 0 || d.Stats().Sum().GarbageReads != 1 {
+	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksPinned == 0 || d.Stats().Sum().GarbageReads != 1 {
 		t.Errorf("prefill %+v, %d garbage reads", s, d.Stats().Sum().GarbageReads)
 	}
 }
@@ -56,9 +56,9 @@ func TestReleaseLease(t *testing.T) {
 	for rel, garbage := range map[string]int{"0.21": 1, "0.22": 0} {
 		for lease := 600 * time.Millisecond; ; lease *= 2 { // a busy machine may be late with a heartbeat
 			o := Options{Release: rel, Lease: lease}
-			p := fast(t, o)
+			p := fastOptions(t, o)
 			o.Speed, o.Cost.Handshake = 1, 2*lease
-			d := fast(t, o)
+			d := fastOptions(t, o)
 			prompt := idPrompt(40, 1)
 			a := decode(t, d, prompt, prefill(t, p, prompt))
 			got := d.Stats().Sum().GarbageReads
@@ -73,9 +73,9 @@ func TestReleaseLease(t *testing.T) {
 }
 
 func TestReleaseStop(t *testing.T) {
-	body := `{"prompt":` + idPrompt(40, 1) + `,"max_tokens":50,"stop":[" ",".","a","e","o"],"kv_transfer_params":` + askPrefill + `}`
+	body := `{"prompt":` + idPrompt(40, 1) + `,"max_tokens":50,"stop":[" ",".","a","e","o"],"kv_transfer_params":` + prefillParams + `}`
 	for rel, handle := range map[string]bool{"0.20": false, "0.21": true} {
-		p := fast(t, Options{Release: rel})
+		p := fastOptions(t, Options{Release: rel})
 		if a := post(t, p, "/v1/completions", body); (a.handle() != "null") != handle || (p.Stats().Sum().BlocksPinned > 0) != handle {
 			t.Errorf("%s: a prefill that ended with stop answered %s, %d blocks pinned", rel, a.handle(), p.Stats().Sum().BlocksPinned)
 		}
@@ -85,8 +85,8 @@ func TestReleaseStop(t *testing.T) {
 func TestReleaseStreamsHandle(t *testing.T) {
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 		for rel, want := range map[string]int{"0.32": 0, "0.33": 1} {
-			p := fast(t, Options{Release: rel})
-			a := post(t, p, path, `{"prompt":[300,301],"messages":[{"role":"user","content":"Hello"}],"max_tokens":1,"stream":true,"kv_transfer_params":`+askPrefill+`}`)
+			p := fastOptions(t, Options{Release: rel})
+			a := post(t, p, path, `{"prompt":[300,301],"messages":[{"role":"user","content":"Hello"}],"max_tokens":1,"stream":true,"kv_transfer_params":`+prefillParams+`}`)
 			n := strings.Count(string(a.body), `"kv_transfer_params":{"do_remote_prefill":true`)
 			if n != want || n == 1 && !strings.Contains(string(a.body), `"finish_reason":"length"`) {
 				t.Errorf("%s on %s: %d handles in %s", rel, path, n, a.body)
@@ -96,7 +96,7 @@ func TestReleaseStreamsHandle(t *testing.T) {
 }
 
 func TestReleaseSurface(t *testing.T) {
-	old, now := fast(t, Options{Release: "0.10.0", Ranks: 2}), fast(t, Options{Release: "0.33", Ranks: 2})
+	old, now := fastOptions(t, Options{Release: "0.10.0", Ranks: 2}), fastOptions(t, Options{Release: "0.33", Ranks: 2})
 	if a := post(t, old, "/v1/completions", `{"prompt":[]}`); !strings.HasPrefix(string(a.body), `{"object":"error","message":`) {
 		t.Errorf("0.10.0 error: %s", a.body)
 	}

@@ -51,7 +51,7 @@ type body struct {
 
 	native       []nativeSampling // of SGLang's /generate: one for all, or one a prompt
 	samplingList bool
-	scoring      []*scoring
+	logprobs     []*logprobOptions
 }
 
 type streamOptions struct {
@@ -60,15 +60,15 @@ type streamOptions struct {
 }
 
 type sampling struct {
-	MaxTokens   *int            `json:"max_tokens"`
-	MinTokens   int             `json:"min_tokens"`
-	N           *int            `json:"n"`
-	Seed        int64           `json:"seed"`
-	Stop        json.RawMessage `json:"stop"`
-	IncludeStop bool            `json:"include_stop_str_in_output"`
-	IgnoreEOS   bool            `json:"ignore_eos"`
-	Logprobs    json.RawMessage `json:"logprobs"` // chat: a boolean, elsewhere a number
-	Structured  *structured     `json:"structured_outputs"`
+	MaxTokens   *int               `json:"max_tokens"`
+	MinTokens   int                `json:"min_tokens"`
+	N           *int               `json:"n"`
+	Seed        int64              `json:"seed"`
+	Stop        json.RawMessage    `json:"stop"`
+	IncludeStop bool               `json:"include_stop_str_in_output"`
+	IgnoreEOS   bool               `json:"ignore_eos"`
+	Logprobs    json.RawMessage    `json:"logprobs"` // chat: a boolean, elsewhere a number
+	Structured  *structuredOutputs `json:"structured_outputs"`
 }
 
 type message struct {

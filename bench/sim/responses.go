@@ -13,7 +13,7 @@ type responsesFormat struct {
 }
 
 func newResponsesFormat(j *job) format {
-	return &responsesFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+	return &responsesFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
 }
 
 func (f *responsesFormat) prefix() string  { return "resp_" }
@@ -230,14 +230,14 @@ func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 	return append(b, `,"user":null}`...)
 }
 
-func (f *responsesFormat) whole(b []byte, j *job) []byte {
+func (f *responsesFormat) full(b []byte, j *job) []byte {
 	b = f.response(b, f.status(), true)
 	b = append(b[:len(b)-1], `,"kv_transfer_params":`...)
 	return append(j.handleJSON(b), '}')
 }
 
-// broken is an error event; the stream ends without [DONE].
-func (f *responsesFormat) broken(w *chunker, j *job, status int, msg string) {
+// streamError is an error event; the stream ends without [DONE].
+func (f *responsesFormat) streamError(w *chunker, j *job, status int, msg string) {
 	b := append(f.event(w, "error"), `,"code":"`...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = appendJSON(append(b, `","message":`...), msg)

@@ -10,8 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// meeting is a sequence's part of a hand-over by room.
-type meeting struct {
+// roomHandover is a sequence's part of a hand-over by room.
+type roomHandover struct {
 	room int64
 	host string
 	port int
@@ -25,12 +25,12 @@ type meeting struct {
 // order. It belongs to the rank's goroutine, but done, closed at the end, and the
 // result, which is written before.
 type room struct {
-	id     int64
-	seq    *seq        // the prefill's request, nil until it came
-	asked  *roomCall   // decode's handshake, nil until it came
-	timer  *time.Timer // ends the wait for the other
-	done   chan struct{}
-	result roomReply
+	id        int64
+	seq       *seq        // the prefill's request, nil until it came
+	handshake *roomCall   // decode's handshake, nil until it came
+	timer     *time.Timer // ends the wait for the other
+	done      chan struct{}
+	result    roomReply
 }
 
 // roomCall is decode's handshake on the prefill rank's side channel, the stand-in
@@ -50,8 +50,8 @@ type roomReply struct {
 }
 
 const (
-	maxRooms   = 1 << 16 // open ones of a rank
-	tombstones = 1 << 16
+	maxRooms     = 1 << 16 // open ones of a rank
+	maxUsedRooms = 1 << 16
 )
 
 // rooms are those of one rank: open ones and the numbers of those used up, which
@@ -81,12 +81,12 @@ func (rs *rooms) stop() {
 	}
 }
 
-// bury makes id's number unusable.
-func (rs *rooms) bury(id int64, how roomReply) {
+// markUsed makes id's number unusable.
+func (rs *rooms) markUsed(id int64, how roomReply) {
 	if _, ok := rs.used[id]; ok {
 		return
 	}
-	if len(rs.order) == tombstones {
+	if len(rs.order) == maxUsedRooms {
 		delete(rs.used, rs.order[0])
 		rs.order = rs.order[1:]
 	}
@@ -94,7 +94,7 @@ func (rs *rooms) bury(id int64, how roomReply) {
 	rs.order = append(rs.order, id)
 }
 
-func sumOf(ids []uint32) uint64 {
+func promptSum(ids []uint32) uint64 {
 	b := make([]byte, 0, 4*len(ids))
 	for _, id := range ids {
 		b = binary.LittleEndian.AppendUint32(b, id)
@@ -102,14 +102,14 @@ func sumOf(ids []uint32) uint64 {
 	return xxh3.Hash(b)
 }
 
-// enter gives the open room of that number, made when there is none; nil and why
+// openRoom gives the open room of that number, made when there is none; nil and why
 // when there cannot be one.
-func (r *rank) enter(id int64) (*room, string) {
+func (r *rank) openRoom(id int64) (*room, string) {
 	if x := r.rooms.open[id]; x != nil {
 		return x, ""
 	}
 	if _, ok := r.rooms.used[id]; ok {
-		r.n.roomsReused++
+		r.counters.roomsReused++
 		return nil, "Room was used before"
 	}
 	if len(r.rooms.open) >= maxRooms {
@@ -118,9 +118,9 @@ func (r *rank) enter(id int64) (*room, string) {
 	x := &room{id: id, done: make(chan struct{})}
 	x.timer = time.AfterFunc(r.o.BootstrapTimeout, func() {
 		r.post(func() {
-			if x.seq == nil || x.asked == nil {
-				r.n.roomsTimedOut++
-				r.leave(x, fmt.Sprintf("Request timed out after %.1fs in KVPoll.Bootstrapping", r.o.BootstrapTimeout.Seconds()))
+			if x.seq == nil || x.handshake == nil {
+				r.counters.roomsTimedOut++
+				r.closeRoom(x, fmt.Sprintf("Request timed out after %.1fs in KVPoll.Bootstrapping", r.o.BootstrapTimeout.Seconds()))
 			}
 		})
 	})
@@ -128,19 +128,19 @@ func (r *rank) enter(id int64) (*room, string) {
 	return x, ""
 }
 
-// leave ends a room: reason "" is success. A prefill's request that is in it and
+// closeRoom ends a room: reason "" is success. A prefill's request that is in it and
 // has not been answered fails with the reason.
-func (r *rank) leave(x *room, reason string) {
+func (r *rank) closeRoom(x *room, reason string) {
 	if r.rooms.open[x.id] != x {
 		return
 	}
 	x.timer.Stop()
 	delete(r.rooms.open, x.id)
 	x.result.Done, x.result.Error = true, reason
-	r.rooms.bury(x.id, x.result)
+	r.rooms.markUsed(x.id, x.result)
 	close(x.done)
 	if reason != "" {
-		r.n.roomsFailed++
+		r.counters.roomsFailed++
 		if x.seq != nil {
 			r.failRoom(x.seq, reason)
 		}
@@ -149,33 +149,33 @@ func (r *rank) leave(x *room, reason string) {
 
 // failRoom answers a sequence's job as SGLang does a failed transfer.
 func (r *rank) failRoom(s *seq, reason string) {
-	if s.j.over {
+	if s.j.ended {
 		return
 	}
 	s.j.aborted = fmt.Sprintf("%s transfer failed for request rank=%d req.rid=%q with exception KVTransferError(bootstrap_room=%d): %s",
-		map[bool]string{true: "Prefill", false: "Decode"}[s.limit == 1], r.index, s.j.id, s.meet.room, reason)
+		map[bool]string{true: "Prefill", false: "Decode"}[s.limit == 1], r.index, s.j.id, s.handover.room, reason)
 	r.fail(s.j, 500, s.j.aborted)
 }
 
 // submit: a prefill waits for its decode's handshake, a decode finds its prefill.
 func (g *sglangLeg) submit(r *rank, j *job) {
 	for _, s := range j.seqs {
-		s.meet.ctx, s.meet.stop = context.WithCancel(r.l.ctx)
+		s.handover.ctx, s.handover.stop = context.WithCancel(r.l.ctx)
 	}
 	for _, s := range j.seqs {
-		if j.over {
+		if j.ended {
 			return
 		}
 		if !g.prefill {
-			g.find(r, s)
+			g.findPrefill(r, s)
 			continue
 		}
 		if !g.follow {
-			r.l.boot.setRank(s.meet.room, r.index)
+			r.l.bootstrap.setRank(s.handover.room, r.index)
 		}
-		x, why := r.enter(s.meet.room)
+		x, why := r.openRoom(s.handover.room)
 		if x != nil && x.seq != nil {
-			r.n.roomsReused++
+			r.counters.roomsReused++
 			x, why = nil, "Room is in use"
 		}
 		if x == nil {
@@ -184,53 +184,53 @@ func (g *sglangLeg) submit(r *rank, j *job) {
 		}
 		x.seq = s
 		r.transfer(s) // it waits, and has no blocks yet
-		r.meet(x)
+		r.roomReady(x)
 	}
 }
 
-// meet lets the prefill compute once both are there.
-func (r *rank) meet(x *room) {
-	if x.seq == nil || x.asked == nil {
+// roomReady lets the prefill compute once both are there.
+func (r *rank) roomReady(x *room) {
+	if x.seq == nil || x.handshake == nil {
 		return
 	}
 	x.timer.Stop()
 	s := x.seq
-	if x.asked.Tokens != len(s.prompt) || x.asked.Sum != sumOf(s.prompt) {
-		r.n.roomsMismatched++
-		r.leave(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.asked.Tokens, len(s.prompt)))
+	if x.handshake.Tokens != len(s.prompt) || x.handshake.Sum != promptSum(s.prompt) {
+		r.counters.roomsMismatched++
+		r.closeRoom(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.handshake.Tokens, len(s.prompt)))
 		return
 	}
-	r.transferred(s)
+	r.endTransfer(s)
 	r.waiting = append(r.waiting, s)
 }
 
 // hold: a prefill's answer waits until decode has the KV.
-func (g *sglangLeg) hold(r *rank, s *seq) bool {
-	x := r.rooms.open[s.meet.room]
+func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
+	x := r.rooms.open[s.handover.room]
 	if !g.prefill || x == nil || x.seq != s {
 		return false
 	}
 	f := r.e.faults.match(s.j.req, "handover", false)
 	s.pulling = true // the transfer has the blocks
-	r.e.kept.keep(s.j.kept)
+	r.e.blockLog.acquire(s.j.blockLogID)
 	r.l.wg.Go(func() {
-		defer s.meet.stop()
-		ok := faultTransfer(s.meet.ctx, f) && pause(s.meet.ctx, scaled(r.o.Cost.transfer(len(s.prompt)), r.o.Speed))
+		defer s.handover.stop()
+		ok := faultTransfer(s.handover.ctx, f) && sleepContext(s.handover.ctx, scaled(r.o.Cost.transfer(len(s.prompt)), r.o.Speed))
 		r.post(func() {
 			s.pulling = false
-			if s.j.over {
+			if s.j.ended {
 				r.pool.release(s.blocks)
 				s.blocks = nil
 			}
-			r.e.kept.letGo(s.j.kept)
+			r.e.blockLog.release(s.j.blockLogID)
 			switch {
 			case !ok:
-				r.n.pullsFailed++
-				r.leave(x, "Failed to send kv chunk")
+				r.counters.pullsFailed++
+				r.closeRoom(x, "Failed to send kv chunk")
 			default:
 				x.result.Cached = s.cached
-				r.leave(x, "")
-				r.settle(s)
+				r.closeRoom(x, "")
+				r.finishHeld(s)
 			}
 		})
 	})
@@ -239,34 +239,34 @@ func (g *sglangLeg) hold(r *rank, s *seq) bool {
 
 // drop: what was waited for in the room will not come. Decode is not told of a
 // prefill's end, nor prefill of a decode's: they find out by their time-outs.
-func (g *sglangLeg) drop(r *rank, j *job) {
+func (g *sglangLeg) cancel(r *rank, j *job) {
 	for _, s := range j.seqs {
-		if s.meet.stop != nil {
-			s.meet.stop()
+		if s.handover.stop != nil {
+			s.handover.stop()
 		}
 		if !g.prefill {
 			continue // what it waits for ends with its context
 		}
-		if s.pulling && !s.held { // it waited in the room, without blocks
-			r.transferred(s)
+		if s.pulling && !s.lastHeld { // it waited in the room, without blocks
+			r.endTransfer(s)
 		}
-		if x := r.rooms.open[s.meet.room]; x != nil && x.seq == s {
+		if x := r.rooms.open[s.handover.room]; x != nil && x.seq == s {
 			x.timer.Stop()
 			delete(r.rooms.open, x.id)
-			r.rooms.bury(x.id, roomReply{})
+			r.rooms.markUsed(x.id, roomReply{})
 		}
 	}
 }
 
-// sideRooms answers decode on a prefill rank's side channel: /room/open tells that
+// serveSideRooms answers decode on a prefill rank's side channel: /room/open tells that
 // decode has its blocks ready, /room/wait gives the result or, after a while, none.
-func sideRooms(c *conn, r *httpRequest) {
+func serveSideRooms(c *conn, r *httpRequest) {
 	var q roomCall
-	if err := json.Unmarshal(r.body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.life.ranks) {
+	if err := json.Unmarshal(r.body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.incarnation.ranks) {
 		c.respond(r, 400, "text/plain", []byte("want a room and a rank"))
 		return
 	}
-	rk := c.life.ranks[q.Rank]
+	rk := c.incarnation.ranks[q.Rank]
 	var x *room
 	reply := roomReply{Done: true}
 	rk.do(func() {
@@ -281,17 +281,17 @@ func sideRooms(c *conn, r *httpRequest) {
 			return
 		}
 		var why string
-		if x, why = rk.enter(q.Room); x == nil {
+		if x, why = rk.openRoom(q.Room); x == nil {
 			reply.Error = why
 			return
 		}
-		if x.asked != nil {
-			rk.n.roomsReused++
+		if x.handshake != nil {
+			rk.counters.roomsReused++
 			x, reply.Error = nil, "Room is in use"
 			return
 		}
-		x.asked = &q
-		rk.meet(x)
+		x.handshake = &q
+		rk.roomReady(x)
 	})
 	if x != nil || !reply.Done {
 		var done chan struct{} // nil: nobody will tell
@@ -304,7 +304,7 @@ func sideRooms(c *conn, r *httpRequest) {
 		case <-done:
 			reply = x.result
 		case <-t.C:
-		case <-c.life.stopc:
+		case <-c.incarnation.stopc:
 		}
 		t.Stop()
 	}

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// plan makes the next step: which sequences run and how long it takes. It
+// planStep makes the next step: which sequences run and how long it takes. It
 // allocates their blocks and puts the sequences that compute into running.
-func (r *rank) plan(now time.Time) (time.Duration, bool) {
+func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 	budget := r.o.MaxBatch
 	prefill, decodes, context := 0, 0, 0
 	for i := 0; i < len(r.running); i++ {
 		s := r.running[i]
 		s.chunk = 0
-		if budget == 0 || s.heldTo.After(now) {
+		if budget == 0 || s.stalledUntil.After(now) {
 			continue
 		}
 		n := min(s.total()-s.computed, budget)
@@ -22,7 +22,7 @@ func (r *rank) plan(now time.Time) (time.Duration, bool) {
 			decodes++ // owed a token
 			continue
 		}
-		if !r.grow(s, s.computed+n) {
+		if !r.allocate(s, s.computed+n) {
 			if len(r.running) == 1 {
 				continue // what it needs is leased; leases end
 			}
@@ -67,20 +67,20 @@ func (r *rank) plan(now time.Time) (time.Duration, bool) {
 		if !math.IsInf(r.o.Speed, 1) {
 			d = time.Duration(float64(d) * r.o.Speed)
 		} else {
-			r.due = now.Add(d)
+			r.stepEnd = now.Add(d)
 		}
 	}
 	return d, true
 }
 
-// grow makes room for n tokens of s; false when there are no blocks.
-func (r *rank) grow(s *seq, n int) bool {
+// allocate makes room for n tokens of s; false when there are no blocks.
+func (r *rank) allocate(s *seq, n int) bool {
 	need := (n+r.o.BlockSize-1)/r.o.BlockSize - len(s.blocks)
 	if need > r.pool.nfree {
 		return false
 	}
 	for range need {
-		s.blocks = append(s.blocks, r.pool.take())
+		s.blocks = append(s.blocks, r.pool.allocate())
 	}
 	return true
 }
@@ -88,7 +88,7 @@ func (r *rank) grow(s *seq, n int) bool {
 // preempt puts a running sequence back to the front of the queue; it is computed
 // again, prompt and output, which the prefix cache may shorten.
 func (r *rank) preempt(s *seq) {
-	r.n.preempted++
+	r.counters.preempted++
 	r.running = slices.DeleteFunc(r.running, func(x *seq) bool { return x == s })
 	r.pool.release(s.blocks)
 	s.blocks, s.computed, s.chunk = nil, 0, 0
@@ -110,11 +110,11 @@ func (r *rank) admit() *seq {
 		hits, idle := 0, 0
 		// The last token is always computed: its logits are needed.
 		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
-			if s.scoring != nil && (i+1)*size > s.scoring.from {
+			if s.logprobs != nil && (i+1)*size > s.logprobs.from {
 				break // scored tokens are computed
 			}
 			s.hashTo(&r.hash, i+1, size)
-			id, ok := r.pool.find(&s.hashes[i])
+			id, ok := r.pool.lookup(&s.hashes[i])
 			if !ok {
 				break
 			}
@@ -127,26 +127,26 @@ func (r *rank) admit() *seq {
 			return nil
 		}
 		for i := range hits {
-			id, _ := r.pool.find(&s.hashes[i])
+			id, _ := r.pool.lookup(&s.hashes[i])
 			r.pool.share(id)
 			s.blocks = append(s.blocks, id)
 		}
-		r.grow(s, total)
+		r.allocate(s, total)
 		r.waiting = r.waiting[1:]
 		s.computed = hits * size
 		if len(s.out) == 0 {
 			s.local, s.cached = s.computed, s.computed
-			r.n.queries += int64(total)
-			r.n.hits += int64(s.computed)
-			if h := s.j.params.handle; h != nil && !s.pulled && r.pullNow(s, h) {
+			r.counters.queries += int64(total)
+			r.counters.hits += int64(s.computed)
+			if h := s.j.params.handle; h != nil && !s.pulled && r.startPull(s, h) {
 				continue
 			}
-			if pd := s.j.params.pd; pd != nil && !s.pulled && pd.admitted(r, s) {
+			if pd := s.j.params.pd; pd != nil && !s.pulled && pd.onAdmitted(r, s) {
 				continue
 			}
-			r.n.localHit += int64(s.computed)
-			r.n.localCompute += int64(total - s.computed)
-			r.n.prompt += int64(total)
+			r.counters.localHit += int64(s.computed)
+			r.counters.localCompute += int64(total - s.computed)
+			r.counters.prompt += int64(total)
 		}
 		return s
 	}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// sglangGenerating are SGLang's endpoints that generate (0.5.23).
-var sglangGenerating = map[string]func(*job) format{
+// sglangInference are SGLang's endpoints that generate (0.5.23).
+var sglangInference = map[string]func(*job) format{
 	"/generate":            newNativeFormat,
 	"/v1/chat/completions": newSGLangChat,
 	"/v1/completions":      newSGLangCompletion,
@@ -50,7 +50,7 @@ func sglangError(status int, msg, param string) []byte {
 // request at the same time and meet in a room, through the bootstrap server of
 // the prefill node.
 type sglangLeg struct {
-	plainLeg
+	defaultLeg
 	prefill     bool
 	hosts       []string // by prompt of the batch, or one for all
 	ports       []int
@@ -63,7 +63,7 @@ type sglangLeg struct {
 
 // readSGLang reads the bootstrap members, after the headers that override them.
 // On a server that is no part of a P/D pair they mean nothing but the rank.
-func readSGLang(l *life, b *body, r *httpRequest) (pdLeg, error) {
+func readSGLang(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	o := &l.e.o
 	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
 	rank := func(p *int, to *int, name string) error {
@@ -174,7 +174,7 @@ func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bo
 
 // rankLeg only says on which rank a plain request runs.
 type rankLeg struct {
-	plainLeg
+	defaultLeg
 	routed int
 }
 
@@ -214,7 +214,7 @@ func (g *sglangLeg) begin(j *job) error {
 	seen := make(map[int64]bool)
 	for i, s := range j.seqs {
 		item, sample := i/j.params.n, i%j.params.n
-		m := &meeting{}
+		m := &roomHandover{}
 		if g.roomList {
 			m.room = g.rooms[item] // repeated for every sample, as the engine does
 		} else {
@@ -228,7 +228,7 @@ func (g *sglangLeg) begin(j *job) error {
 			m.host = g.hosts[item%len(g.hosts)]
 		}
 		m.port = g.ports[item%len(g.ports)]
-		s.meet = m
+		s.handover = m
 		if g.prefill {
 			s.limit = 1
 		}

@@ -51,13 +51,13 @@ func serveSGLangTokenize(c *conn, r *httpRequest) {
 		tokens[i] = vocab().encode(nil, text)
 		counts[i] = len(tokens[i])
 	}
-	c.json(r, map[string]any{"tokens": tokens, "count": counts, "max_model_len": c.life.e.o.MaxModelLen})
+	c.json(r, map[string]any{"tokens": tokens, "count": counts, "max_model_len": c.incarnation.e.o.MaxModelLen})
 }
 
 // serveHealthGenerate is a probe of one token through the scheduler, which looks
 // for its result once a second: the answer takes that long.
 func serveHealthGenerate(c *conn, r *httpRequest) {
-	if c.gone(scaled(time.Second, c.life.e.o.Speed)) {
+	if c.waitOrGone(scaled(time.Second, c.incarnation.e.o.Speed)) {
 		return
 	}
 	c.respond(r, 200, "", nil)
@@ -66,7 +66,7 @@ func serveHealthGenerate(c *conn, r *httpRequest) {
 // serveReady is 200 once requests can be taken; on a prefill that is when its ranks
 // are registered.
 func serveReady(c *conn, r *httpRequest) {
-	if b := &c.life.boot; c.life.bootLn != nil {
+	if b := &c.incarnation.bootstrap; c.incarnation.bootstrapListener != nil {
 		b.mu.Lock()
 		ok := b.size > 0 && len(b.ranks) >= b.size
 		b.mu.Unlock()
@@ -80,14 +80,14 @@ func serveReady(c *conn, r *httpRequest) {
 
 // serveServerInfo holds the server's arguments and, in kv_events, where events are.
 func serveServerInfo(c *conn, r *httpRequest) {
-	e := c.life.e
+	e := c.incarnation.e
 	host, port, _ := net.SplitHostPort(e.addrs[0])
 	n, _ := strconv.Atoi(port)
 	info := map[string]any{"model_path": e.o.Model, "served_model_name": e.o.Model, "version": e.o.Version, "dp_size": e.o.Ranks, "tp_size": 1, "page_size": e.o.BlockSize,
 		"host": host, "port": n, "context_length": e.o.MaxModelLen, "skip_tokenizer_init": e.o.SkipTokenizer, "incremental_streaming_output": e.o.Incremental,
 		"load_balance_method": e.o.Balance, "disaggregation_transfer_backend": "nixl", "disaggregation_bootstrap_port": 8998,
 		"disaggregation_mode": map[string]string{"prefill": "prefill", "decode": "decode", "aggregated": "null"}[e.o.Role],
-		"internal_states":     c.life.internalStates(), "kv_events": nil}
+		"internal_states":     c.incarnation.internalStates(), "kv_events": nil}
 	if _, p := e.Bootstrap(); p > 0 {
 		info["disaggregation_bootstrap_port"] = p
 	}
@@ -111,7 +111,7 @@ func serveServerInfo(c *conn, r *httpRequest) {
 	c.json(r, info)
 }
 
-func (l *life) internalStates() (list []map[string]any) {
+func (l *incarnation) internalStates() (list []map[string]any) {
 	for _, rk := range l.ranks {
 		s := rk.stats()
 		list = append(list, map[string]any{"dp_rank": rk.index, "load": s.Running + s.Waiting, "memory_usage": map[string]any{"token_capacity": s.BlocksTotal * l.e.o.BlockSize},
@@ -121,13 +121,13 @@ func (l *life) internalStates() (list []map[string]any) {
 }
 
 func serveModelInfo(c *conn, r *httpRequest) {
-	o := &c.life.e.o
+	o := &c.incarnation.e.o
 	c.json(r, map[string]any{"model_path": o.Model, "tokenizer_path": o.Model, "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default",
 		"has_image_understanding": false, "has_audio_understanding": false})
 }
 
 func serveSGLangModels(c *conn, r *httpRequest) {
-	o, at := &c.life.e.o, c.life.e.start.Unix()
+	o, at := &c.incarnation.e.o, c.incarnation.e.start.Unix()
 	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": "sglang",
 		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen}}})
 }
@@ -149,7 +149,7 @@ type loadSnapshot struct {
 	Utilization float64 `json:"utilization"`
 }
 
-func (r *rank) snapshot() loadSnapshot {
+func (r *rank) loadSnapshot() loadSnapshot {
 	s := r.stats()
 	used := (s.BlocksTotal - s.BlocksFree) * r.o.BlockSize
 	total := s.BlocksTotal * r.o.BlockSize
@@ -163,16 +163,16 @@ func serveLoads(c *conn, r *httpRequest) {
 	only := -1
 	if v := q.Get("dp_rank"); v != "" {
 		k, err := strconv.Atoi(v)
-		if err != nil || k < 0 || k >= len(c.life.ranks) {
-			c.respond(r, 400, "application/json", sglangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.life.ranks)), ""))
+		if err != nil || k < 0 || k >= len(c.incarnation.ranks) {
+			c.respond(r, 400, "application/json", sglangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
 			return
 		}
 		only = k
 	}
 	loads := []loadSnapshot{}
-	for i, rk := range c.life.ranks {
+	for i, rk := range c.incarnation.ranks {
 		if only < 0 || only == i {
-			loads = append(loads, rk.snapshot())
+			loads = append(loads, rk.loadSnapshot())
 		}
 	}
 	if q.Get("format") == "prometheus" {
@@ -189,12 +189,12 @@ func serveLoads(c *conn, r *httpRequest) {
 		Accelerator  string         `json:"accelerator"`
 		Accelerators int            `json:"num_accelerators"`
 		Loads        []loadSnapshot `json:"loads"`
-	}{float64(time.Now().UnixMicro()) / 1e6, c.life.e.o.Version, "sim", len(c.life.ranks), loads})
+	}{float64(time.Now().UnixMicro()) / 1e6, c.incarnation.e.o.Version, "sim", len(c.incarnation.ranks), loads})
 }
 
 func serveFlush(c *conn, r *httpRequest) {
 	ok := true
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
@@ -215,7 +215,7 @@ func serveAbortRID(c *conn, r *httpRequest) {
 		c.respond(r, 400, "application/json", sglangError(400, "rid must be a string", "rid"))
 		return
 	}
-	for _, rk := range c.life.ranks {
+	for _, rk := range c.incarnation.ranks {
 		rk.do(func() {
 			for _, j := range rk.jobs() {
 				if q.All || q.RID != "" && j.hasRID(q.RID) {
@@ -238,7 +238,7 @@ func (j *job) hasRID(prefix string) bool {
 
 // serveSGLangMetrics is /metrics with --enable-metrics: what a router scrapes.
 func serveSGLangMetrics(c *conn, r *httpRequest) {
-	l := c.life
+	l := c.incarnation
 	var b strings.Builder
 	families := []struct {
 		name, kind string
@@ -269,6 +269,6 @@ func serveSGLangMetrics(c *conn, r *httpRequest) {
 		}
 	}
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
-		strconv.FormatFloat(float64(l.began.UnixMilli())/1000, 'f', 2, 64) + "\n")
+		strconv.FormatFloat(float64(l.startedAt.UnixMilli())/1000, 'f', 2, 64) + "\n")
 	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
 }

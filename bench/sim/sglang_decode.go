@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// find asks the bootstrap server which rank has the room and where it is; the
+// findPrefill asks the bootstrap server which rank has the room and where it is; the
 // sequence queues for blocks only then.
-func (g *sglangLeg) find(r *rank, s *seq) {
+func (g *sglangLeg) findPrefill(r *rank, s *seq) {
 	r.transfer(s)
-	m := s.meet
+	m := s.handover
 	r.l.wg.Go(func() {
 		why := r.l.findPrefill(m, g.prefillRank)
 		r.post(func() {
-			r.transferred(s)
+			r.endTransfer(s)
 			switch {
-			case s.j.over:
+			case s.j.ended:
 			case why != "":
-				r.n.pullsFailed++
+				r.counters.pullsFailed++
 				r.failRoom(s, why)
 			default:
 				r.waiting = append(r.waiting, s)
@@ -35,21 +35,21 @@ func (g *sglangLeg) find(r *rank, s *seq) {
 }
 
 // admitted: the blocks are there, so prefill may send.
-func (g *sglangLeg) admitted(r *rank, s *seq) bool {
+func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill {
 		return false
 	}
 	r.transfer(s)
-	m, f := s.meet, r.e.faults.match(s.j.req, "handover", false)
-	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.prompt), Sum: sumOf(s.prompt)}
+	m, f := s.handover, r.e.faults.match(s.j.req, "handover", false)
+	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.prompt), Sum: promptSum(s.prompt)}
 	r.l.wg.Go(func() {
 		defer m.stop()
 		reply, why := r.l.receive(m, f, call)
 		r.post(func() {
 			if why == "" {
-				r.arrived(s, len(s.prompt), reply.Cached)
-			} else if r.arrived(s, 0, 0) {
-				r.n.pullsFailed++
+				r.transferDone(s, len(s.prompt), reply.Cached)
+			} else if r.transferDone(s, 0, 0) {
+				r.counters.pullsFailed++
 				r.failRoom(s, why)
 			}
 		})
@@ -57,44 +57,44 @@ func (g *sglangLeg) admitted(r *rank, s *seq) bool {
 	return true
 }
 
-// bootInfo is what a decode remembers of a prefill server.
-type bootInfo struct {
-	DPSize int  `json:"dp_size"`
-	Follow bool `json:"follow_bootstrap_room"`
-	sides  map[int]string
+// prefillServer is what a decode remembers of a prefill server.
+type prefillServer struct {
+	DPSize    int  `json:"dp_size"`
+	Follow    bool `json:"follow_bootstrap_room"`
+	sideAddrs map[int]string
 }
 
-const findTries = 3 // before a bootstrap server that does not answer fails the request
+const maxBootstrapTries = 3 // before a bootstrap server that does not answer fails the request
 
 // findPrefill fills m's rank and side; it gives the reason when it cannot.
-func (l *life) findPrefill(m *meeting, rank int) string {
+func (l *incarnation) findPrefill(m *roomHandover, rank int) string {
 	addr := net.JoinHostPort(m.host, strconv.Itoa(m.port))
 	for try := 1; ; try++ {
-		why := l.lookUp(m, rank, addr)
-		if why == "" || try == findTries || !pause(m.ctx, 100*time.Millisecond) {
+		why := l.queryBootstrap(m, rank, addr)
+		if why == "" || try == maxBootstrapTries || !sleepContext(m.ctx, 100*time.Millisecond) {
 			return why
 		}
 	}
 }
 
-func (l *life) lookUp(m *meeting, rank int, addr string) string {
-	l.bootMu.Lock()
-	info := l.boots[addr]
-	l.bootMu.Unlock()
+func (l *incarnation) queryBootstrap(m *roomHandover, rank int, addr string) string {
+	l.prefillMu.Lock()
+	info := l.prefills[addr]
+	l.prefillMu.Unlock()
 	if info == nil {
-		info = &bootInfo{sides: make(map[int]string)}
-		if err := l.ask(m.ctx, "GET", addr, "/route?"+routeQuery(-1), nil, info); err != nil || info.DPSize < 1 {
+		info = &prefillServer{sideAddrs: make(map[int]string)}
+		if err := l.call(m.ctx, "GET", addr, "/route?"+routeQuery(-1), nil, info); err != nil || info.DPSize < 1 {
 			return fmt.Sprintf("Could not fetch prefill parallel info from bootstrap_addr: %s: %v", addr, err)
 		}
-		if !pause(m.ctx, scaled(l.e.o.Cost.Handshake, l.e.o.Speed)) {
+		if !sleepContext(m.ctx, scaled(l.e.o.Cost.Handshake, l.e.o.Speed)) {
 			return "aborted"
 		}
-		l.bootMu.Lock()
-		if len(l.boots) > 1024 {
-			clear(l.boots)
+		l.prefillMu.Lock()
+		if len(l.prefills) > 1024 {
+			clear(l.prefills)
 		}
-		l.boots[addr] = info
-		l.bootMu.Unlock()
+		l.prefills[addr] = info
+		l.prefillMu.Unlock()
 	}
 	switch {
 	case rank >= 0:
@@ -106,39 +106,39 @@ func (l *life) lookUp(m *meeting, rank int, addr string) string {
 			return why
 		}
 	}
-	l.bootMu.Lock()
-	side, ok := info.sides[rank]
-	l.bootMu.Unlock()
+	l.prefillMu.Lock()
+	side, ok := info.sideAddrs[rank]
+	l.prefillMu.Unlock()
 	if !ok {
 		var at struct {
 			IP   string `json:"rank_ip"`
 			Port int    `json:"rank_port"`
 		}
-		if err := l.ask(m.ctx, "GET", addr, "/route?"+routeQuery(rank), nil, &at); err != nil {
+		if err := l.call(m.ctx, "GET", addr, "/route?"+routeQuery(rank), nil, &at); err != nil {
 			return fmt.Sprintf("Could not fetch bootstrap info for dp rank %d from bootstrap_addr: %s: %v", rank, addr, err)
 		}
 		side = net.JoinHostPort(at.IP, strconv.Itoa(at.Port))
-		l.bootMu.Lock()
-		info.sides[rank] = side
-		l.bootMu.Unlock()
+		l.prefillMu.Lock()
+		info.sideAddrs[rank] = side
+		l.prefillMu.Unlock()
 	}
 	m.rank, m.side = rank, side
 	return ""
 }
 
 // queryRank asks for the rank a room went to until prefill has registered it.
-func (l *life) queryRank(m *meeting, addr string) (int, string) {
+func (l *incarnation) queryRank(m *roomHandover, addr string) (int, string) {
 	for end := time.Now().Add(l.e.o.WaitingTimeout); ; {
 		var ranks map[string]int
 		key := strconv.FormatInt(m.room, 10)
-		err := l.ask(m.ctx, "POST", addr, "/query_dp_ranks", map[string]any{"bootstrap_rooms": []int64{m.room}}, &ranks)
+		err := l.call(m.ctx, "POST", addr, "/query_dp_ranks", map[string]any{"bootstrap_rooms": []int64{m.room}}, &ranks)
 		if err != nil {
 			return 0, fmt.Sprintf("Could not query dp ranks from bootstrap_addr: %s: %v", addr, err)
 		}
 		if k, ok := ranks[key]; ok {
 			return k, ""
 		}
-		if time.Now().After(end) || !pause(m.ctx, 20*time.Millisecond) {
+		if time.Now().After(end) || !sleepContext(m.ctx, 20*time.Millisecond) {
 			return 0, "Request timed out waiting for the prefill dp rank"
 		}
 	}
@@ -153,23 +153,23 @@ func routeQuery(rank int) string {
 }
 
 // receive tells prefill that the blocks are ready and waits for the KV.
-func (l *life) receive(m *meeting, f *Fault, call roomCall) (roomReply, string) {
+func (l *incarnation) receive(m *roomHandover, f *Fault, call roomCall) (roomReply, string) {
 	if !faultTransfer(m.ctx, f) {
 		return roomReply{}, "Failed to receive kv chunk"
 	}
 	path, failures := "/room/open", 0
 	for end := time.Now().Add(l.e.o.WaitingTimeout); ; {
 		var reply roomReply
-		err := l.ask(m.ctx, "POST", m.side, path, call, &reply)
+		err := l.call(m.ctx, "POST", m.side, path, call, &reply)
 		switch {
 		case m.ctx.Err() != nil:
 			return reply, "aborted"
 		case err != nil:
-			l.forget(net.JoinHostPort(m.host, strconv.Itoa(m.port)))
+			l.forgetPrefill(net.JoinHostPort(m.host, strconv.Itoa(m.port)))
 			if failures++; failures == 2 {
 				return reply, fmt.Sprintf("Lost connection with prefill instance (bootstrap_addr: %s:%d)", m.host, m.port)
 			}
-			pause(m.ctx, l.e.o.HeartbeatInterval)
+			sleepContext(m.ctx, l.e.o.HeartbeatInterval)
 			continue
 		case reply.Done:
 			return reply, reply.Error
@@ -181,14 +181,14 @@ func (l *life) receive(m *meeting, f *Fault, call roomCall) (roomReply, string) 
 	}
 }
 
-func (l *life) forget(addr string) {
-	l.bootMu.Lock()
-	delete(l.boots, addr)
-	l.bootMu.Unlock()
+func (l *incarnation) forgetPrefill(addr string) {
+	l.prefillMu.Lock()
+	delete(l.prefills, addr)
+	l.prefillMu.Unlock()
 }
 
-// ask is one call to another engine's bootstrap server or side channel.
-func (l *life) ask(ctx context.Context, method, addr, path string, body, reply any) error {
+// call is one call to another engine's bootstrap server or side channel.
+func (l *incarnation) call(ctx context.Context, method, addr, path string, body, reply any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var rd io.Reader
@@ -222,8 +222,8 @@ func (l *life) ask(ctx context.Context, method, addr, path string, body, reply a
 	return json.Unmarshal(b, reply)
 }
 
-// pause sleeps d; false when ctx ended meanwhile.
-func pause(ctx context.Context, d time.Duration) bool {
+// sleepContext sleeps d; false when ctx ended meanwhile.
+func sleepContext(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
 	}
@@ -247,7 +247,7 @@ func faultTransfer(ctx context.Context, f *Fault) bool {
 		<-ctx.Done()
 		return false
 	case f.Kind == Stall || f.Kind == Slow:
-		return pause(ctx, f.Delay)
+		return sleepContext(ctx, f.Delay)
 	}
 	return false
 }

@@ -10,16 +10,16 @@ import (
 // the first that is scored of a prompt has none; what is scored is not taken from the prefix
 // cache; and the decode server of a P/D pair tells the lists of the prompt empty.
 
-// scoring is what a request asks for of one prompt.
-type scoring struct {
+// logprobOptions is what a request asks for of one prompt.
+type logprobOptions struct {
 	from int // first token of the prompt that is scored
 	top  int // so many of the likeliest beside each
 	text bool
 }
 
-// readScoring reads return_logprob, logprob_start_len and top_logprobs_num, each one value
+// readLogprobOptions reads return_logprob, logprob_start_len and top_logprobs_num, each one value
 // or one for each prompt; an element is nil where none are asked for.
-func readScoring(raw []byte) ([]*scoring, error) {
+func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 	var n struct {
 		Asked json.RawMessage `json:"return_logprob"`
 		Start json.RawMessage `json:"logprob_start_len"`
@@ -41,7 +41,7 @@ func readScoring(raw []byte) ([]*scoring, error) {
 	if err != nil {
 		return nil, err
 	}
-	list := make([]*scoring, max(len(asked), len(starts), len(tops)))
+	list := make([]*logprobOptions, max(len(asked), len(starts), len(tops)))
 	of := func(values []int, i, other int) int {
 		if len(values) == 0 {
 			return other
@@ -50,14 +50,14 @@ func readScoring(raw []byte) ([]*scoring, error) {
 	}
 	for i := range list {
 		if len(asked) > 0 && asked[i%len(asked)] {
-			list[i] = &scoring{from: of(starts, i, -1), top: of(tops, i, 0), text: n.Text}
+			list[i] = &logprobOptions{from: of(starts, i, -1), top: of(tops, i, 0), text: n.Text}
 		}
 	}
 	return list, nil
 }
 
-// score is what s tells of its prompt, item being its place in the batch.
-func (s *seq) score(list []*scoring, item int) {
+// promptLogprobs is what s tells of its prompt, item being its place in the batch.
+func (s *seq) promptLogprobs(list []*logprobOptions, item int) {
 	if len(list) == 0 || list[item%len(list)] == nil {
 		return
 	}
@@ -65,17 +65,17 @@ func (s *seq) score(list []*scoring, item int) {
 	if own.from < 0 || own.from >= len(s.prompt) { // -1: only what is made
 		own.from = len(s.prompt) - 1
 	}
-	s.scoring = &own
+	s.logprobs = &own
 }
 
-// appendScores appends the members of meta_info, of the tokens made told of ids.
-func (s *seq) appendScores(b []byte, ids int) []byte {
-	w := s.scoring
+// appendLogprobs appends the members of meta_info, of the tokens made told of ids.
+func (s *seq) appendLogprobs(b []byte, ids int) []byte {
+	w := s.logprobs
 	if w == nil {
 		return b
 	}
 	first, last := w.from, len(s.prompt)
-	if o := &s.j.c.life.e.o; o.PD == "sglang" && o.Role == "decode" {
+	if o := &s.j.c.incarnation.e.o; o.PD == "sglang" && o.Role == "decode" {
 		first = last
 	}
 	for _, m := range [...]struct {
@@ -87,7 +87,7 @@ func (s *seq) appendScores(b []byte, ids int) []byte {
 			if i > m.from {
 				b = append(b, ',')
 			}
-			b = s.appendScore(b, i, s.token(i), m.name == "input" && i == w.from)
+			b = s.appendLogprob(b, i, s.token(i), m.name == "input" && i == w.from)
 		}
 		b = append(b, ']')
 		if w.top <= 0 {
@@ -107,7 +107,7 @@ func (s *seq) appendScores(b []byte, ids int) []byte {
 				if k > 0 {
 					b = append(b, ',')
 				}
-				b = s.appendScore(b, i, s.token(i)+uint32(k), false)
+				b = s.appendLogprob(b, i, s.token(i)+uint32(k), false)
 			}
 			b = append(b, ']')
 		}
@@ -116,8 +116,8 @@ func (s *seq) appendScores(b []byte, ids int) []byte {
 	return b
 }
 
-// appendScore appends [value, id, text or null] of id in the place i.
-func (s *seq) appendScore(b []byte, i int, id uint32, none bool) []byte {
+// appendLogprob appends [value, id, text or null] of id in the place i.
+func (s *seq) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 	if b = append(b, '['); none {
 		b = append(b, "null"...)
 	} else {
@@ -128,7 +128,7 @@ func (s *seq) appendScore(b []byte, i int, id uint32, none bool) []byte {
 		b = strconv.AppendFloat(b, -float64(mix(before|uint64(id))%9000+1)/1000, 'f', 3, 64)
 	}
 	b = strconv.AppendUint(append(b, ','), uint64(id), 10)
-	if b = append(b, ','); s.scoring.text {
+	if b = append(b, ','); s.logprobs.text {
 		b = appendJSON(b, s.gen.v.piece(id))
 	} else {
 		b = append(b, "null"...)

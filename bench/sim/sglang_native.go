@@ -42,7 +42,7 @@ func readNative(raw []byte) (*body, error) {
 		b.Prompt = n.IDs
 	}
 	var err error
-	if b.scoring, err = readScoring(raw); err != nil || !given(n.Sampling) {
+	if b.logprobs, err = readLogprobOptions(raw); err != nil || !given(n.Sampling) {
 		return b, err
 	}
 	list := []json.RawMessage{n.Sampling}
@@ -138,7 +138,7 @@ func (f *nativeFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 // meta appends text, output_ids and meta_info of a sequence.
 func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte {
 	b = append(b, '{')
-	if !f.j.c.life.e.o.SkipTokenizer {
+	if !f.j.c.incarnation.e.o.SkipTokenizer {
 		b = append(b, `"text":`...)
 		b = appendJSON(b, text)
 		b = append(b, ',')
@@ -161,7 +161,7 @@ func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte 
 	} else {
 		b = append(b, "null"...)
 	}
-	b = s.appendScores(b, len(ids))
+	b = s.appendLogprobs(b, len(ids))
 	if s.reason != "" {
 		b = append(b, `,"e2e_latency":`...)
 		b = strconv.AppendFloat(b, time.Since(f.begun).Seconds(), 'f', 6, 64)
@@ -205,7 +205,7 @@ func (f *nativeFormat) event(w *chunker, s *seq, text string, ids []uint32) {
 func (f *nativeFormat) first(*chunker, *seq) {}
 
 func (f *nativeFormat) delta(w *chunker, s *seq, id uint32, text string) {
-	if f.j.c.life.e.o.Incremental {
+	if f.j.c.incarnation.e.o.Incremental {
 		f.event(w, s, text, []uint32{id})
 		return
 	}
@@ -214,7 +214,7 @@ func (f *nativeFormat) delta(w *chunker, s *seq, id uint32, text string) {
 
 func (f *nativeFormat) last(w *chunker, _ *job) { done(w) }
 
-func (f *nativeFormat) whole(b []byte, j *job) []byte {
+func (f *nativeFormat) full(b []byte, j *job) []byte {
 	if !f.batch {
 		return append(f.meta(b, j.seqs[0], string(j.seqs[0].text), j.seqs[0].out), '}')
 	}
@@ -230,7 +230,7 @@ func (f *nativeFormat) whole(b []byte, j *job) []byte {
 
 // broken: a failed transfer is an ordinary chunk whose finish_reason says so; any
 // other failure an error event.
-func (f *nativeFormat) broken(w *chunker, j *job, status int, msg string) {
+func (f *nativeFormat) streamError(w *chunker, j *job, status int, msg string) {
 	if j.aborted != "" {
 		for _, s := range j.seqs {
 			f.event(w, s, string(s.text), s.out)
@@ -245,7 +245,7 @@ func (f *nativeFormat) broken(w *chunker, j *job, status int, msg string) {
 	done(w)
 }
 
-func (f *nativeFormat) failure(_ int, msg string) []byte {
+func (f *nativeFormat) errorBody(_ int, msg string) []byte {
 	return append(appendJSON([]byte(`{"error":{"message":`), msg), "}}"...)
 }
 

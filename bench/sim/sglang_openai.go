@@ -5,11 +5,11 @@ import "strconv"
 // sglangOpenAI is what SGLang's OpenAI endpoints share.
 type sglangOpenAI struct{ j *job }
 
-func (sglangOpenAI) prefix() string                        { return "" }
-func (sglangOpenAI) needsText() bool                       { return false }
-func (sglangOpenAI) failure(status int, msg string) []byte { return sglangError(status, msg, "") }
+func (sglangOpenAI) prefix() string                          { return "" }
+func (sglangOpenAI) needsText() bool                         { return false }
+func (sglangOpenAI) errorBody(status int, msg string) []byte { return sglangError(status, msg, "") }
 
-func (sglangOpenAI) broken(w *chunker, _ *job, status int, msg string) {
+func (sglangOpenAI) streamError(w *chunker, _ *job, status int, msg string) {
 	b := append(w.begin(), `data: {"error":`...)
 	b = append(b, sglangError(status, msg, "")...)
 	w.end(append(b, "}\n\n"...))
@@ -21,7 +21,7 @@ func (f sglangOpenAI) usage(b []byte) []byte {
 	prompt, completion, cached := f.j.usage()
 	b = appendCounts(b, prompt, completion)
 	b = append(b, `,"prompt_tokens_details":`...)
-	if f.j.c.life.e.o.HideCached {
+	if f.j.c.incarnation.e.o.HideCached {
 		b = append(b, "null"...)
 	} else {
 		b = append(b, `{"cached_tokens":`...)
@@ -48,7 +48,7 @@ func (f sglangOpenAI) ending(b []byte, s *seq) []byte {
 }
 
 func (f sglangOpenAI) open(w *chunker, object string) []byte {
-	b := f.j.identity(append(w.begin(), "data: "...), object)
+	b := f.j.appendIdentity(append(w.begin(), "data: "...), object)
 	return append(b, `,"choices":[`...)
 }
 
@@ -67,7 +67,7 @@ type sglangChat struct{ sglangOpenAI }
 func newSGLangChat(j *job) format { return &sglangChat{sglangOpenAI{j}} }
 
 func (f *sglangChat) prompts(j *job, b *body) ([][]uint32, error) {
-	if b.ReturnIDs && b.Stream && j.c.life.e.o.sglangSince(19) {
+	if b.ReturnIDs && b.Stream && j.c.incarnation.e.o.sglangSince(19) {
 		return nil, refuse(400, "", "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.")
 	}
 	return (&chatFormat{}).prompts(j, b)
@@ -119,8 +119,8 @@ func (f *sglangChat) last(w *chunker, j *job) {
 	f.usageEvent(w, sglangChunk)
 }
 
-func (f *sglangChat) whole(b []byte, j *job) []byte {
-	b = j.identity(b, "chat.completion")
+func (f *sglangChat) full(b []byte, j *job) []byte {
+	b = j.appendIdentity(b, "chat.completion")
 	b = append(b, `,"choices":[`...)
 	for i, s := range j.seqs {
 		if i > 0 {
@@ -168,7 +168,7 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 	b = appendEscaped(b, text)
 	b = append(b, `","logprobs":null,"finish_reason":`...)
 	b = f.ending(b, s)
-	if f.tellsIDs() {
+	if f.returnsIDs() {
 		b = appendIDs(append(b, `,"token_ids":`...), []uint32{id})
 		if len(s.out) == 1 {
 			b = appendIDs(append(b, `,"prompt_token_ids":`...), s.prompt)
@@ -177,15 +177,15 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 	w.end(append(b, "}]}\n\n"...))
 }
 
-// tellsIDs: return_token_ids of completions, streamed too (0.5.19).
-func (f *sglangCompletion) tellsIDs() bool {
-	return f.j.params.returnIDs && f.j.c.life.e.o.sglangSince(19)
+// returnsIDs: return_token_ids of completions, streamed too (0.5.19).
+func (f *sglangCompletion) returnsIDs() bool {
+	return f.j.params.returnIDs && f.j.c.incarnation.e.o.sglangSince(19)
 }
 
 func (f *sglangCompletion) last(w *chunker, _ *job) { f.usageEvent(w, "text_completion") }
 
-func (f *sglangCompletion) whole(b []byte, j *job) []byte {
-	b = j.identity(b, "text_completion")
+func (f *sglangCompletion) full(b []byte, j *job) []byte {
+	b = j.appendIdentity(b, "text_completion")
 	b = append(b, `,"choices":[`...)
 	for i, s := range j.seqs {
 		if i > 0 {
@@ -200,7 +200,7 @@ func (f *sglangCompletion) whole(b []byte, j *job) []byte {
 		b = appendEscaped(b, string(s.text))
 		b = append(b, `","logprobs":null,"finish_reason":`...)
 		b = f.ending(b, s)
-		if f.tellsIDs() {
+		if f.returnsIDs() {
 			b = appendIDs(append(b, `,"token_ids":`...), s.out)
 			b = appendIDs(append(b, `,"prompt_token_ids":`...), s.prompt)
 		}

@@ -24,12 +24,12 @@ var indexOf = regexp.MustCompile(`"index":\d+|\[DONE\]`)
 // sglangPair is a prefill and a decode engine of SGLang.
 func sglangPair(t testing.TB, o Options) (p, d *Engine) {
 	o.Engine = "sglang"
-	return pair(t, o)
+	return startPair(t, o)
 }
 
-// both sends one request to both legs at once, as a router does, with the
+// bothLegs sends one request to both legs at once, as a router does, with the
 // bootstrap members put in front; the first answer is prefill's.
-func both(t testing.TB, p, d *Engine, path, members, body string) (pa, da answer) {
+func bothLegs(t testing.TB, p, d *Engine, path, members, body string) (pa, da answer) {
 	t.Helper()
 	host, port := p.Bootstrap()
 	body = fmt.Sprintf(`{"bootstrap_host":%q,"bootstrap_port":%d,%s,%s`, host, port, members, body[1:])
@@ -40,7 +40,7 @@ func both(t testing.TB, p, d *Engine, path, members, body string) (pa, da answer
 	return pa, da
 }
 
-func atRest(t testing.TB, engines ...*Engine) {
+func wantIdle(t testing.TB, engines ...*Engine) {
 	t.Helper()
 	eventually(t, "all blocks free, nothing waits", func() bool {
 		for _, e := range engines {
@@ -54,7 +54,7 @@ func atRest(t testing.TB, engines ...*Engine) {
 
 func TestSGLangHandOver(t *testing.T) {
 	p, d := sglangPair(t, Options{})
-	plain := fast(t, Options{Engine: "sglang"})
+	plain := fastOptions(t, Options{Engine: "sglang"})
 	cases := []struct{ name, path, members, body string }{
 		{"generate", "/generate", `"bootstrap_room":11`, `{"input_ids":` + idPrompt(100, 1) + `,"rid":"r1","sampling_params":{"max_new_tokens":6,"ignore_eos":true}}`},
 		{"generate_stream", "/generate", `"bootstrap_room":12`, `{"text":"Once upon a time","sampling_params":{"max_new_tokens":3,"ignore_eos":true},"stream":true,"rid":"abc"}`},
@@ -69,14 +69,14 @@ func TestSGLangHandOver(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			pa, da := both(t, p, d, c.path, c.members, c.body)
+			pa, da := bothLegs(t, p, d, c.path, c.members, c.body)
 			whole := post(t, plain, c.path, c.body)
 			if pa.status != 200 || da.status != 200 {
 				t.Fatalf("prefill %d %s\ndecode %d %s", pa.status, pa.body, da.status, da.body)
 			}
 			// Sequences of one answer are not in step, so their events are sorted.
 			steadyTimes := func(b []byte) string {
-				events := strings.SplitAfter(sglangVolatile.ReplaceAllString(steady(string(b)), `"$1":0`), "\n\n")
+				events := strings.SplitAfter(sglangVolatile.ReplaceAllString(normalized(string(b)), `"$1":0`), "\n\n")
 				if !strings.Contains(c.body, "[\"") && !strings.Contains(c.body, `"n":2`) {
 					return strings.Join(events, "")
 				}
@@ -89,7 +89,7 @@ func TestSGLangHandOver(t *testing.T) {
 			golden(t, "sglang_"+c.name+".txt", fmt.Sprintf("POST %s\n%s\n\nprefill %d\n%s\n\ndecode %d\n%s\n", c.path, c.body, pa.status, steadyTimes(pa.body), da.status, steadyTimes(da.body)))
 		})
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 	ps, ds := p.Stats().Sum(), d.Stats().Sum()
 	if ps.RoomsFailed+ps.RoomsReused+ps.RoomsTimedOut != 0 || ds.LocalCompute != 0 || ds.External == 0 {
 		t.Errorf("prefill %+v\ndecode %+v", ps, ds)
@@ -100,7 +100,7 @@ func TestSGLangNativeStreams(t *testing.T) {
 	body := `{"text":"Once upon a time","sampling_params":{"max_new_tokens":4,"ignore_eos":true},"stream":true}`
 	texts := func(o Options) (list []string) {
 		o.Engine = "sglang"
-		for ev := range strings.SplitSeq(string(post(t, fast(t, o), "/generate", body).body), "\n\n") {
+		for ev := range strings.SplitSeq(string(post(t, fastOptions(t, o), "/generate", body).body), "\n\n") {
 			var v struct{ Text string }
 			if json.Unmarshal([]byte(strings.TrimPrefix(ev, "data: ")), &v) == nil {
 				list = append(list, v.Text)
@@ -117,7 +117,7 @@ func TestSGLangNativeStreams(t *testing.T) {
 			t.Errorf("event %d holds %q, deltas so far %q", i, whole[i], want)
 		}
 	}
-	if a := post(t, fast(t, Options{Engine: "sglang", SkipTokenizer: true}), "/generate", `{"input_ids":[300],"sampling_params":{"max_new_tokens":1}}`); strings.Contains(string(a.body), `"text"`) {
+	if a := post(t, fastOptions(t, Options{Engine: "sglang", SkipTokenizer: true}), "/generate", `{"input_ids":[300],"sampling_params":{"max_new_tokens":1}}`); strings.Contains(string(a.body), `"text"`) {
 		t.Errorf("text without a tokenizer: %s", a.body)
 	}
 }
@@ -153,7 +153,7 @@ func TestSGLangRefuses(t *testing.T) {
 	if code, body := get(t, p.URL()+"/version"); code != 404 {
 		t.Errorf("SGLang has no /version: %d %s", code, body)
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 }
 
 // TestSGLangRanks: prefill's rank follows the room, or is said on both sides;
@@ -172,7 +172,7 @@ func TestSGLangRanks(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, d := sglangPair(t, Options{Ranks: 4, Balance: c.balance, BootstrapTimeout: short, WaitingTimeout: short})
-			_, a := both(t, p, d, "/generate", c.members, body)
+			_, a := bothLegs(t, p, d, "/generate", c.members, body)
 			if ok := a.status == 200; ok != (c.rank >= 0) {
 				t.Errorf("decode: %d %s", a.status, a.body)
 			}
@@ -182,30 +182,30 @@ func TestSGLangRanks(t *testing.T) {
 			if c.rank < 0 && p.Stats().Sum().RoomsTimedOut != 2 { // the decode's handshake on one rank, the prefill's request on the other
 				t.Errorf("rooms timed out: %+v", p.Stats().Sum())
 			}
-			atRest(t, p, d)
+			wantIdle(t, p, d)
 		})
 	}
 }
 
-func TestSGLangRoomIsUsedOnce(t *testing.T) {
+func TestSGLangRoomReuse(t *testing.T) {
 	p, d := sglangPair(t, Options{BootstrapTimeout: 200 * time.Millisecond, WaitingTimeout: 200 * time.Millisecond})
 	body := `{"text":"a b c","sampling_params":{"max_new_tokens":2}}`
-	if pa, da := both(t, p, d, "/generate", `"bootstrap_room":7`, body); pa.status != 200 || da.status != 200 {
+	if pa, da := bothLegs(t, p, d, "/generate", `"bootstrap_room":7`, body); pa.status != 200 || da.status != 200 {
 		t.Fatalf("%s\n%s", pa.body, da.body)
 	}
-	pa, da := both(t, p, d, "/generate", `"bootstrap_room":7`, body)
+	pa, da := bothLegs(t, p, d, "/generate", `"bootstrap_room":7`, body)
 	if pa.status != 500 || da.status != 500 || !strings.Contains(string(pa.body), "KVTransferError(bootstrap_room=7)") || !strings.Contains(string(da.body), "KVTransferError(bootstrap_room=7)") {
 		t.Errorf("second use: %d %s\n%d %s", pa.status, pa.body, da.status, da.body)
 	}
 	if p.Stats().Sum().RoomsReused == 0 {
 		t.Error("reuse was not counted")
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 }
 
-// TestSGLangLoneLegs: one leg alone holds its place until its own time-out; the
+// TestSGLangSingleLegs: one leg alone holds its place until its own time-out; the
 // shapes of its failure are those of the endpoint.
-func TestSGLangLoneLegs(t *testing.T) {
+func TestSGLangSingleLegs(t *testing.T) {
 	p, d := sglangPair(t, Options{BootstrapTimeout: 100 * time.Millisecond, WaitingTimeout: 100 * time.Millisecond})
 	host, port := p.Bootstrap()
 	room := 1000
@@ -231,11 +231,11 @@ func TestSGLangLoneLegs(t *testing.T) {
 			}
 		}
 	}
-	atRest(t, p, d)
+	wantIdle(t, p, d)
 }
 
-// TestSGLangClientLeaves frees a leg's own place at once; the other is not told.
-func TestSGLangClientLeaves(t *testing.T) {
+// TestSGLangClientAborts frees a leg's own place at once; the other is not told.
+func TestSGLangClientAborts(t *testing.T) {
 	p, d := sglangPair(t, Options{})
 	host, port := p.Bootstrap()
 	for i, e := range []*Engine{d, p} {
@@ -253,7 +253,7 @@ func TestSGLangClientLeaves(t *testing.T) {
 }
 
 func TestSGLangAbortRequest(t *testing.T) {
-	e := fast(t, Options{Engine: "sglang", Speed: 1})
+	e := fastOptions(t, Options{Engine: "sglang", Speed: 1})
 	done := make(chan answer)
 	go func() {
 		a, _ := tryPost(e.URL()+"/generate", `{"text":"a","rid":"job-17","sampling_params":{"max_new_tokens":5000,"ignore_eos":true}}`)
@@ -274,7 +274,7 @@ func TestSGLangAbortRequest(t *testing.T) {
 	}
 }
 
-func TestSGLangPromptsMustAgree(t *testing.T) {
+func TestSGLangPromptMismatch(t *testing.T) {
 	p, d := sglangPair(t, Options{})
 	host, port := p.Bootstrap()
 	members := fmt.Sprintf(`{"bootstrap_host":%q,"bootstrap_port":%d,"bootstrap_room":5,`, host, port)
@@ -289,7 +289,7 @@ func TestSGLangPromptsMustAgree(t *testing.T) {
 }
 
 func TestBootstrapServer(t *testing.T) {
-	p := fast(t, Options{Engine: "sglang", Role: "prefill", Ranks: 2, RegisterDelay: 150 * time.Millisecond})
+	p := fastOptions(t, Options{Engine: "sglang", Role: "prefill", Ranks: 2, RegisterDelay: 150 * time.Millisecond})
 	host, port := p.Bootstrap()
 	base := fmt.Sprintf("http://%s:%d", host, port)
 	all := base + "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
@@ -339,7 +339,7 @@ func TestBootstrapServer(t *testing.T) {
 	if code, _ := get(t, base+"/health"); code != 500 {
 		t.Errorf("fault on bootstrap: %d", code)
 	}
-	fast(t, Options{Engine: "sglang", Role: "decode"}) // has none
+	fastOptions(t, Options{Engine: "sglang", Role: "decode"}) // has none
 }
 
 func TestSGLangHandOverFaults(t *testing.T) {
@@ -361,11 +361,11 @@ func TestSGLangHandOverFaults(t *testing.T) {
 			} else {
 				d.Fault(c.f)
 			}
-			pa, da := both(t, p, d, "/generate", `"bootstrap_room":1`, body)
+			pa, da := bothLegs(t, p, d, "/generate", `"bootstrap_room":1`, body)
 			if pa.status != c.pa || da.status != c.da {
 				t.Errorf("prefill %d %s\ndecode %d %s", pa.status, pa.body, da.status, da.body)
 			}
-			atRest(t, p, d)
+			wantIdle(t, p, d)
 		})
 	}
 	t.Run("prefill dies", func(t *testing.T) {
@@ -378,7 +378,7 @@ func TestSGLangHandOverFaults(t *testing.T) {
 		if a.status != 500 || !strings.Contains(string(a.body), "Lost connection with prefill instance") {
 			t.Errorf("decode: %d %s", a.status, a.body)
 		}
-		atRest(t, d)
+		wantIdle(t, d)
 	})
 	t.Run("no bootstrap server", func(t *testing.T) {
 		_, d := sglangPair(t, Options{})
@@ -398,14 +398,14 @@ func TestSGLangOverrideHeaders(t *testing.T) {
 	if a := post(t, d, "/generate", body, h...); a.status != 200 || !strings.Contains(string(a.body), `"id":"h1"`) {
 		t.Errorf("%d %s", a.status, a.body)
 	}
-	off := fast(t, Options{Engine: "sglang", Role: "prefill"})
+	off := fastOptions(t, Options{Engine: "sglang", Role: "prefill"})
 	if a := post(t, off, "/generate", body, h...); a.status != 400 {
 		t.Errorf("headers were obeyed without being switched on: %d %s", a.status, a.body)
 	}
 }
 
 func TestSGLangAux(t *testing.T) {
-	p := fast(t, Options{Engine: "sglang", Role: "prefill", Ranks: 2})
+	p := fastOptions(t, Options{Engine: "sglang", Role: "prefill", Ranks: 2})
 	_, port := p.Bootstrap()
 	for path, want := range map[string]string{
 		"/server_info":                     fmt.Sprintf(`"disaggregation_bootstrap_port":%d`, port),
@@ -432,7 +432,7 @@ func TestSGLangAux(t *testing.T) {
 
 // TestSGLangLoads: the load socket is announced, and tells what runs.
 func TestSGLangLoads(t *testing.T) {
-	e := fast(t, Options{Engine: "sglang", Loads: "auto", Speed: 1, Ranks: 2})
+	e := fastOptions(t, Options{Engine: "sglang", Loads: "auto", Speed: 1, Ranks: 2})
 	var info struct {
 		Events struct {
 			Port  int    `json:"load_endpoint_port_base"`

@@ -46,14 +46,14 @@ var volatile = []struct {
 	{regexp.MustCompile(`"(endpoint_port_base|replay_endpoint_port_base)":\d+`), `"$1":5557`},
 }
 
-func steady(s string) string {
+func normalized(s string) string {
 	for _, v := range volatile {
 		s = v.re.ReplaceAllString(s, v.with)
 	}
 	return s
 }
 
-const weather = `"tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"},"unit":{"enum":["C","F"]}}}}}]`
+const volatileMetrics = `"tools":[{"type":"function","function":{"name":"get_weather","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"},"unit":{"enum":["C","F"]}}}}}]`
 
 // TestShapes holds every answer's bytes, against captures of vLLM 0.32 by review.
 func TestShapes(t *testing.T) {
@@ -64,9 +64,9 @@ func TestShapes(t *testing.T) {
 		{"chat_stream_continuous", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":2,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`},
 		{"chat_stream_n2", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":2,"stream":true,"n":2}`},
 		{"chat_n2", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":2,"n":2,"return_token_ids":true}`},
-		{"chat_tool", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"tool_choice":"required",` + weather + `}`},
-		{"chat_tool_stream", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"stream":true,"tool_choice":{"type":"function","function":{"name":"get_weather"}},` + weather + `}`},
-		{"chat_tool_asked", "/v1/chat/completions", `{"messages":[{"role":"user","content":"use get_weather please"}],` + weather + `}`},
+		{"chat_tool", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"tool_choice":"required",` + volatileMetrics + `}`},
+		{"chat_tool_stream", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hi"}],"stream":true,"tool_choice":{"type":"function","function":{"name":"get_weather"}},` + volatileMetrics + `}`},
+		{"chat_tool_asked", "/v1/chat/completions", `{"messages":[{"role":"user","content":"use get_weather please"}],` + volatileMetrics + `}`},
 		{"chat_prefill", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":1,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}}`},
 		{"chat_prefill_stream", "/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":1,"stream":true,"kv_transfer_params":{"do_remote_decode":true}}`},
 		{"completion", "/v1/completions", `{"prompt":"Once upon a time","max_tokens":4,"return_token_ids":true}`},
@@ -116,21 +116,21 @@ func TestShapes(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			e := fast(t, Options{})
+			e := fastOptions(t, Options{})
 			a := post(t, e, c.path, c.body, "X-Request-Id", "r1")
-			golden(t, c.name+".txt", steady(fmt.Sprintf("POST %s\n%s\n\n%d\n%s\n", c.path, c.body, a.status, a.body)))
+			golden(t, c.name+".txt", normalized(fmt.Sprintf("POST %s\n%s\n\n%d\n%s\n", c.path, c.body, a.status, a.body)))
 		})
 	}
 }
 
 func TestGetShapes(t *testing.T) {
-	e := fast(t, Options{Ranks: 2, MaxModelLen: 4096})
+	e := fastOptions(t, Options{Ranks: 2, MaxModelLen: 4096})
 	var b strings.Builder
 	for _, path := range []string{"/health", "/version", "/load", "/kv_event_sources", "/server_info", "/is_sleeping", "/metrics", "/nowhere", "/v1/chat/completions"} {
 		status, body := get(t, e.URL()+path)
 		fmt.Fprintf(&b, "GET %s\n%d\n%s\n\n", path, status, body)
 	}
-	golden(t, "get.txt", steady(b.String()))
+	golden(t, "get.txt", normalized(b.String()))
 	_, body := get(t, e.URL()+"/v1/models")
 	for _, want := range []string{`"id":"sim"`, `"max_model_len":4096`, `"object":"list"`} {
 		if !strings.Contains(body, want) {
@@ -141,7 +141,7 @@ func TestGetShapes(t *testing.T) {
 
 // TestChunks holds the framing: one SSE event to one HTTP chunk.
 func TestChunks(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	raw := rawExchange(t, e.Addr(), request("/v1/chat/completions", `{"messages":[{"role":"user","content":"Hello"}],"max_tokens":3,"stream":true}`, "Connection: close"))
 	head, body, _ := strings.Cut(raw, "\r\n\r\n")
 	for _, want := range []string{"HTTP/1.1 200 OK", "content-type: text/event-stream; charset=utf-8", "transfer-encoding: chunked"} {
@@ -161,7 +161,7 @@ func TestChunks(t *testing.T) {
 }
 
 func TestCoalesce(t *testing.T) {
-	e := fast(t, Options{Coalesce: true})
+	e := fastOptions(t, Options{Coalesce: true})
 	raw := rawExchange(t, e.Addr(), request("/v1/completions", `{"prompt":"a","max_tokens":4,"n":3,"stream":true}`, "Connection: close"))
 	_, body, _ := strings.Cut(raw, "\r\n\r\n")
 	events := 0
@@ -175,7 +175,7 @@ func TestCoalesce(t *testing.T) {
 }
 
 func TestStopStrings(t *testing.T) {
-	e := fast(t, Options{})
+	e := fastOptions(t, Options{})
 	ask := func(stop string, stream bool) string {
 		return fmt.Sprintf(`{"prompt":"Once upon","max_tokens":64,"ignore_eos":true,"stop":%s,"stream":%v}`, stop, stream)
 	}

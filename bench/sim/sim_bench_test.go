@@ -27,7 +27,7 @@ func BenchmarkPacedStreams(b *testing.B) {
 func pacedStreams(b *testing.B, streams, rate int) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	step := time.Duration(float64(streams) / float64(rate) * 1e9)
-	e := fast(b, Options{Speed: 1, MaxSeqs: streams, Blocks: 1 << 20, MaxModelLen: 1 << 22, KVEvents: "off", NoPrefixCache: true,
+	e := fastOptions(b, Options{Speed: 1, MaxSeqs: streams, Blocks: 1 << 20, MaxModelLen: 1 << 22, KVEvents: "off", NoPrefixCache: true,
 		Cost: Cost{Admit: -1, Step: step, PerSeq: -1, PerPrefill: -1}})
 	reader := exec.Command(os.Args[0], "-test.run=TestReaderProcess")
 	reader.Env = append(os.Environ(), "SIM_READER="+e.Addr(), "SIM_STREAMS="+strconv.Itoa(streams))
@@ -130,7 +130,7 @@ func BenchmarkTokenize(b *testing.B) {
 // BenchmarkRequests is a small chat answered whole, over 16 kept connections; the
 // client's share of the time is in it.
 func BenchmarkRequests(b *testing.B) {
-	e := fast(b, Options{})
+	e := fastOptions(b, Options{})
 	req := []byte(request("/v1/chat/completions", `{"model":"sim","messages":[{"role":"user","content":"Hello there my friend, what is the news of the day?"}],"max_tokens":1}`))
 	b.ReportAllocs()
 	b.SetParallelism(8)

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// fast is an engine that does not wait, ended with the test.
-func fast(t testing.TB, o Options) *Engine {
+// fastOptions is an engine that does not wait, ended with the test.
+func fastOptions(t testing.TB, o Options) *Engine {
 	t.Helper()
 	if o.Speed == 0 {
 		o.Speed = math.Inf(1)

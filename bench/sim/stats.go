@@ -19,7 +19,7 @@ type counters struct {
 	pullsFailed, garbage                        int64
 	roomsReused, roomsFailed                    int64
 	roomsTimedOut, roomsMismatched              int64
-	answering                                   int64 // of now
+	delayedAnswers                              int64 // of now
 	transferTime                                time.Duration
 }
 
@@ -36,55 +36,55 @@ func (c *counters) finish(reason string) {
 
 // Stats is what an engine did in its present life, the last one when it is dead.
 type Stats struct {
-	EngineID string
-	Alive    bool
-	Lives    int // this one counted
-	Crashes  int
-	Faults   int // requests and batches hit by a fault, all lives
-	// GoneEarly counts clients that left before the engine knew their request
+	EngineID     string
+	Alive        bool
+	Incarnations int // this one counted
+	Crashes      int
+	Faults       int // requests and batches hit by a fault, all lives
+	// AbortedEarly counts clients that left before the engine knew their request
 	// (within Cost.Admit): nothing was told to a prefill about them.
-	GoneEarly   int
-	Warned      int // requests whose P/D members were incomplete: ignored, as vLLM does with a warning
-	Rejected    int // requests refused with a 4xx or a full queue
-	SlowReaders int // connections cut because their buffer was full
-	Ranks       []RankStats
+	AbortedEarly int
+	IgnoredPD    int // requests whose P/D members were incomplete: ignored, as vLLM does with a warning
+	Rejected     int // requests refused with a 4xx or a full queue
+	SlowReaders  int // connections cut because their buffer was full
+	Ranks        []RankStats
 }
 
 // RankStats is the part of one rank.
 type RankStats struct {
-	Requests, Failed, Aborted int
-	Running, Waiting          int // sequences; Waiting includes those whose KV is being pulled
-	Answering                 int // requests whose answer a fault holds back (Phase "answer")
-	WaitingTokens             int // prompt tokens that those in the queue have still to compute
-	BlocksTotal               int // without the null block
-	BlocksFree                int // cached or not
-	BlocksCached              int // with a hash, copies counted each, in use or free
-	BlocksPinned              int // under lease
-	Leases                    int
-	Evictions, Preemptions    int
-	Steps                     int
-	PrefixQueries, PrefixHits int // tokens
-	PromptTokens              int
-	LocalCompute, LocalHit    int // of PromptTokens
-	External                  int // of PromptTokens: pulled from a prefill
-	GeneratedTokens           int
-	LeasesGiven, LeasesFreed  int // prefill side: handles given, fetched or given back
-	LeasesExpired             int
-	LateNotifications         int // done came for blocks that were not kept: after expiry, or a second time
-	Heartbeats                int // received
-	Transfers                 int // decode side
-	TransferBytes             int
-	TransfersFailed           int
-	GarbageReads              int // pulls that found the lease gone, or blocks that were not written
-	IncompleteHandles         int
-	Rooms                     int // open on a prefill that hold a request of its own
-	Handshakes                int // open ones in which a decode waits for a request that has not come; they hold no blocks
-	RoomsReused               int // a room or transfer id used a second time
-	RoomsFailed               int // on a prefill, for whatever reason
-	RoomsTimedOut             int // of these, the other side never came
-	RoomsMismatched           int // the legs' prompts were not the same
-	EventBatches              int // numbered so far
-	EventBytes                int // sent live
+	Requests, Failed, Aborted     int
+	Running, Waiting              int // sequences; Waiting includes those whose KV is being pulled
+	DelayedAnswers                int // requests whose answer a fault holds back (Phase "answer")
+	WaitingTokens                 int // prompt tokens that those in the queue have still to compute
+	BlocksTotal                   int // without the null block
+	BlocksFree                    int // cached or not
+	BlocksCached                  int // with a hash, copies counted each, in use or free
+	BlocksPinned                  int // under lease
+	Leases                        int
+	Evictions, Preemptions        int
+	Steps                         int
+	PrefixQueries, PrefixHits     int // tokens
+	PromptTokens                  int
+	LocalCompute, LocalHit        int // of PromptTokens
+	External                      int // of PromptTokens: pulled from a prefill
+	GeneratedTokens               int
+	LeasesCreated, LeasesReleased int // prefill side: handles given, fetched or given back
+	LeasesExpired                 int
+	LateNotifications             int // done came for blocks that were not kept: after expiry, or a second time
+	Heartbeats                    int // received
+	Transfers                     int // decode side
+	TransferBytes                 int
+	TransfersFailed               int
+	GarbageReads                  int // pulls that found the lease gone, or blocks that were not written
+	IncompleteHandles             int
+	Rooms                         int // open on a prefill that hold a request of its own
+	Handshakes                    int // open ones in which a decode waits for a request that has not come; they hold no blocks
+	RoomsReused                   int // a room or transfer id used a second time
+	RoomsFailed                   int // on a prefill, for whatever reason
+	RoomsTimedOut                 int // of these, the other side never came
+	RoomsMismatched               int // the legs' prompts were not the same
+	EventBatches                  int // numbered so far
+	EventBytes                    int // sent live
 }
 
 func (r *rank) stats() (s RankStats) {
@@ -93,21 +93,21 @@ func (r *rank) stats() (s RankStats) {
 	}
 	waiting := 0
 	r.do(func() {
-		n := &r.n
+		n := &r.counters
 		for _, q := range r.waiting {
 			waiting += max(0, len(q.prompt)-q.computed)
 		}
 		s = RankStats{
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
-			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.holds),
-			Answering:   int(n.answering),
-			BlocksTotal: r.pool.total(), BlocksFree: r.pool.nfree, BlocksCached: r.pool.copies,
-			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.held),
+			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.heldLast),
+			DelayedAnswers: int(n.delayedAnswers),
+			BlocksTotal:    r.pool.total(), BlocksFree: r.pool.nfree, BlocksCached: r.pool.copies,
+			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.byID),
 			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
 			PrefixQueries: int(n.queries), PrefixHits: int(n.hits),
 			PromptTokens: int(n.prompt), LocalCompute: int(n.localCompute), LocalHit: int(n.localHit), External: int(n.external),
 			GeneratedTokens: int(n.generated),
-			LeasesGiven:     int(n.leased), LeasesFreed: int(n.released), LeasesExpired: int(n.expired),
+			LeasesCreated:   int(n.leased), LeasesReleased: int(n.released), LeasesExpired: int(n.expired),
 			LateNotifications: int(n.late), Heartbeats: int(n.heartbeats),
 			Transfers: int(n.transfers), TransferBytes: int(n.transferBytes), TransfersFailed: int(n.pullsFailed),
 			GarbageReads: int(n.garbage), IncompleteHandles: int(n.incomplete),
@@ -124,13 +124,13 @@ func (r *rank) stats() (s RankStats) {
 // Stats gives the counters of now.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
-	l, alive := e.life, e.life != nil
+	l, alive := e.current, e.current != nil
 	if l == nil {
-		l = e.last
+		l = e.newest
 	}
 	e.mu.Unlock()
-	s := Stats{EngineID: l.id, Alive: alive, Lives: int(e.lives.Load()), Crashes: int(e.crashes.Load()),
-		GoneEarly: int(l.early.Load()), Rejected: int(l.rejected.Load()), Warned: int(l.warned.Load()), SlowReaders: int(l.slowReaders.Load())}
+	s := Stats{EngineID: l.id, Alive: alive, Incarnations: int(e.incarnations.Load()), Crashes: int(e.crashes.Load()),
+		AbortedEarly: int(l.abortedEarly.Load()), Rejected: int(l.rejected.Load()), IgnoredPD: int(l.ignoredPD.Load()), SlowReaders: int(l.slowReaders.Load())}
 	e.faults.mu.Lock()
 	s.Faults = int(e.faults.hits)
 	e.faults.mu.Unlock()
@@ -147,7 +147,7 @@ func (s Stats) Sum() (t RankStats) {
 		t.Failed += r.Failed
 		t.Aborted += r.Aborted
 		t.Running += r.Running
-		t.Answering += r.Answering
+		t.DelayedAnswers += r.DelayedAnswers
 		t.Waiting += r.Waiting
 		t.WaitingTokens += r.WaitingTokens
 		t.BlocksTotal += r.BlocksTotal
@@ -165,8 +165,8 @@ func (s Stats) Sum() (t RankStats) {
 		t.LocalHit += r.LocalHit
 		t.External += r.External
 		t.GeneratedTokens += r.GeneratedTokens
-		t.LeasesGiven += r.LeasesGiven
-		t.LeasesFreed += r.LeasesFreed
+		t.LeasesCreated += r.LeasesCreated
+		t.LeasesReleased += r.LeasesReleased
 		t.LeasesExpired += r.LeasesExpired
 		t.LateNotifications += r.LateNotifications
 		t.Heartbeats += r.Heartbeats
@@ -220,7 +220,7 @@ func (rc *recorder) add(r *httpRequest, rank int) {
 	}
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
-	rc.list = append(rc.list, Record{r.method, r.path, r.query, r.headers, r.body, rank, r.arrived})
+	rc.list = append(rc.list, Record{r.method, r.path, r.query, r.headers, r.body, rank, r.headTime})
 	rc.bytes += len(r.body)
 	for len(rc.list) > rc.max || rc.bytes > recordedBytes && len(rc.list) > 1 {
 		rc.bytes -= len(rc.list[0].Body)

@@ -14,12 +14,12 @@ import (
 var stores sync.Map // Options.Store -> *sync.Map of blockHash
 
 type storageLeg struct {
-	plainLeg
+	defaultLeg
 	threshold float64
 	store     *sync.Map
 }
 
-func readStorage(l *life, _ *body, r *httpRequest) (pdLeg, error) {
+func readStorage(l *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Threshold float64 `json:"cache_hit_threshold"`
 	}
@@ -32,8 +32,8 @@ func readStorage(l *life, _ *body, r *httpRequest) (pdLeg, error) {
 
 func (g *storageLeg) side() string { return "plain" }
 
-// admitted loads what the store has beyond the local cache, or declines.
-func (g *storageLeg) admitted(r *rank, s *seq) bool {
+// onAdmitted loads what the store has beyond the local cache, or declines.
+func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 	size := r.o.BlockSize
 	full := (len(s.prompt) - 1) / size
 	s.hashTo(&r.hash, full, size)
@@ -53,14 +53,14 @@ func (g *storageLeg) admitted(r *rank, s *seq) bool {
 	}
 	r.transfer(s)
 	r.l.wg.Go(func() {
-		pause(r.l.ctx, scaled(r.o.Cost.transfer(n*size-s.local), r.o.Speed))
-		r.post(func() { r.arrived(s, n*size, n*size) })
+		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(n*size-s.local), r.o.Speed))
+		r.post(func() { r.transferDone(s, n*size, n*size) })
 	})
 	return true
 }
 
-// keep writes the prompt's blocks to the store; they are free to go.
-func (g *storageLeg) keep(r *rank, s *seq) bool {
+// retainBlocks writes the prompt's blocks to the store; they are free to go.
+func (g *storageLeg) retainBlocks(r *rank, s *seq) bool {
 	full := len(s.prompt) / r.o.BlockSize
 	s.hashTo(&r.hash, full, r.o.BlockSize)
 	for i := range full {
@@ -85,7 +85,7 @@ func (r *rank) decline(j *job) {
 		j.format.last(w, j)
 		w.finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.whole(nil, j))
+		j.c.respond(j.req, 200, "application/json", j.format.full(nil, j))
 	}
-	r.end(j)
+	r.markAnswered(j)
 }

@@ -13,7 +13,7 @@ type chunker struct {
 	coalesce bool
 }
 
-const chunkHead = 10 // room for eight hex digits and CRLF
+const chunkHeadSpace = 10 // room for eight hex digits and CRLF
 
 func (w *chunker) open(j *job) { w.j = j }
 
@@ -26,16 +26,16 @@ func (w *chunker) end(b []byte) {
 	w.buf = b
 	w.j.events++
 	if w.coalesce {
-		w.j.coal = append(w.j.coal, b[chunkHead:]...)
+		w.j.coalesced = append(w.j.coalesced, b[chunkHeadSpace:]...)
 		return
 	}
 	w.chunk(b)
 }
 
-// chunk frames b, whose first chunkHead bytes are room, and sends it.
+// chunk frames b, whose first chunkHeadSpace bytes are room, and sends it.
 func (w *chunker) chunk(b []byte) {
-	n := len(b) - chunkHead
-	at := chunkHead - 2
+	n := len(b) - chunkHeadSpace
+	at := chunkHeadSpace - 2
 	b[at], b[at+1] = '\r', '\n'
 	for first := true; first || n > 0; first = false {
 		at--
@@ -49,11 +49,11 @@ func (w *chunker) chunk(b []byte) {
 
 // flush sends what a step held back.
 func (w *chunker) flush() {
-	if len(w.j.coal) == 0 {
+	if len(w.j.coalesced) == 0 {
 		return
 	}
-	w.chunk(append(append(w.buf[:0], "          "...), w.j.coal...))
-	w.j.coal = w.j.coal[:0]
+	w.chunk(append(append(w.buf[:0], "          "...), w.j.coalesced...))
+	w.j.coalesced = w.j.coalesced[:0]
 }
 
 // finish ends the body.
@@ -72,46 +72,46 @@ func (r *rank) emit() {
 	r.batch = append(r.batch[:0], r.running...)
 	for _, s := range r.batch {
 		j := s.j
-		if j.over || s.chunk == 0 && !s.owed || s.computed != s.total() {
+		if j.ended || s.chunk == 0 && !s.tokenPending || s.computed != s.total() {
 			continue
 		}
 		s.chunk = 0
-		if j.fault != nil && r.trip(s) {
-			s.owed = true
+		if j.fault != nil && r.triggerFault(s) {
+			s.tokenPending = true
 			continue
 		}
-		s.owed = false
+		s.tokenPending = false
 		id, last := s.produce()
 		text := s.addText(id)
 		last = last || s.reason != ""
-		r.n.generated++
-		if pd := j.params.pd; pd != nil && last && pd.hold(r, s) {
-			s.held, s.heldText = true, text
-			r.holds[s] = struct{}{}
+		r.counters.generated++
+		if pd := j.params.pd; pd != nil && last && pd.holdLastToken(r, s) {
+			s.lastHeld, s.heldText = true, text
+			r.heldLast[s] = struct{}{}
 			continue
 		}
 		if last {
 			r.pin(s)
 		}
-		r.tell(s, id, text)
+		r.sendToken(s, id, text)
 		if j.params.stream && r.o.Coalesce {
 			r.dirty = append(r.dirty, j)
 		}
 		if last {
-			r.retire(s)
+			r.finishSeq(s)
 		}
 	}
 	clear(r.batch)
 	keep := r.running[:0]
 	for _, s := range r.running {
-		if s.reason == "" && !s.j.over {
+		if s.reason == "" && !s.j.ended {
 			keep = append(keep, s)
 		}
 	}
 	clear(r.running[len(keep):])
 	r.running = keep
 	for i, j := range r.dirty {
-		if !j.over {
+		if !j.ended {
 			r.scratch.open(j)
 			r.scratch.flush()
 		}
@@ -120,8 +120,8 @@ func (r *rank) emit() {
 	r.dirty = r.dirty[:0]
 }
 
-// tell sends a token to the client of a stream.
-func (r *rank) tell(s *seq, id uint32, text string) {
+// sendToken sends a token to the client of a stream.
+func (r *rank) sendToken(s *seq, id uint32, text string) {
 	j := s.j
 	if !j.params.stream {
 		j.events++
@@ -135,16 +135,16 @@ func (r *rank) tell(s *seq, id uint32, text string) {
 	j.format.delta(&r.scratch, s, id, text)
 }
 
-// retire ends a sequence, and with the last one of its job the answer.
-func (r *rank) retire(s *seq) {
+// finishSeq ends a sequence, and with the last one of its job the answer.
+func (r *rank) finishSeq(s *seq) {
 	j := s.j
-	r.n.finish(s.reason)
+	r.counters.finish(s.reason)
 	if s.leased {
-	} else if pd := j.params.pd; pd == nil || !pd.keep(r, s) {
+	} else if pd := j.params.pd; pd == nil || !pd.retainBlocks(r, s) {
 		r.pool.release(s.blocks)
 		s.blocks = nil
 	}
-	if j.left--; j.left > 0 {
+	if j.unfinished--; j.unfinished > 0 {
 		return
 	}
 	if j.params.stream {
@@ -152,21 +152,21 @@ func (r *rank) retire(s *seq) {
 		j.format.last(&r.scratch, j)
 		r.scratch.finish()
 	} else {
-		b := j.format.whole(make([]byte, 0, 1024), j)
+		b := j.format.full(make([]byte, 0, 1024), j)
 		if f := j.fault; f != nil && f.Phase == "answer" {
-			r.answerLate(j, f, b)
+			r.delayAnswer(j, f, b)
 			return
 		}
 		j.c.respond(j.req, 200, "application/json", b)
 	}
-	r.end(j)
+	r.markAnswered(j)
 }
 
-// answerLate sends a whole answer when the fault's time is over, unless the client has left
+// delayAnswer sends a whole answer when the fault's time is over, unless the client has left
 // by then: an API server answers a moment after its core has finished.
-func (r *rank) answerLate(j *job, f *Fault, body []byte) {
+func (r *rank) delayAnswer(j *job, f *Fault, body []byte) {
 	j.finished = true
-	r.n.answering++
+	r.counters.delayedAnswers++
 	r.l.wg.Go(func() {
 		after := make(<-chan time.Time) // never
 		if f.Delay > 0 {
@@ -181,34 +181,34 @@ func (r *rank) answerLate(j *job, f *Fault, body []byte) {
 		case <-r.l.stopc:
 		}
 		r.post(func() {
-			r.n.answering--
-			if !j.over {
+			r.counters.delayedAnswers--
+			if !j.ended {
 				j.c.respond(j.req, 200, "application/json", body)
-				r.end(j)
+				r.markAnswered(j)
 			}
 		})
 	})
 }
 
-// trip makes the job's fault happen when its time has come; true when s gets no
+// triggerFault makes the job's fault happen when its time has come; true when s gets no
 // token now.
-func (r *rank) trip(s *seq) bool {
+func (r *rank) triggerFault(s *seq) bool {
 	j, f := s.j, s.j.fault
-	if s.heldTo.After(time.Now()) {
+	if s.stalledUntil.After(time.Now()) {
 		return true
 	}
 	if f.Kind == Slow {
-		if s.heldTo.IsZero() {
-			s.heldTo = time.Now().Add(f.Delay)
+		if s.stalledUntil.IsZero() {
+			s.stalledUntil = time.Now().Add(f.Delay)
 			return true
 		}
-		s.heldTo = time.Time{}
+		s.stalledUntil = time.Time{}
 		return false
 	}
 	if j.events < f.After || f.Phase == "answer" {
 		return false
 	}
-	if f.Phase == "role" && j.headOut && !s.started {
+	if f.Phase == "role" && j.headSent && !s.started {
 		s.started = true
 		r.scratch.open(j)
 		j.format.first(&r.scratch, s)
@@ -216,48 +216,48 @@ func (r *rank) trip(s *seq) bool {
 	}
 	switch f.Kind {
 	case Stall:
-		if f.Delay > 0 && !s.heldTo.IsZero() {
+		if f.Delay > 0 && !s.stalledUntil.IsZero() {
 			j.fault = nil
 			return false
 		}
-		s.heldTo = time.Now().Add(1000 * time.Hour)
+		s.stalledUntil = time.Now().Add(1000 * time.Hour)
 		if f.Delay > 0 {
-			s.heldTo = time.Now().Add(f.Delay)
+			s.stalledUntil = time.Now().Add(f.Delay)
 		}
 	case Reset:
 		r.drop(j)
 		j.c.reset()
-		r.end(j)
+		r.markAnswered(j)
 	case Cut:
 		r.drop(j)
 		j.req.close = true
-		if !j.headOut && f.Phase == "body" {
-			j.c.send([]byte(cutAnswer))
+		if !j.headSent && f.Phase == "body" {
+			j.c.send([]byte(truncatedAnswerBytes))
 		}
-		r.end(j)
+		r.markAnswered(j)
 	case Garbage:
 		r.drop(j)
-		if j.headOut {
+		if j.headSent {
 			r.scratch.open(j)
 			r.scratch.end(append(r.scratch.begin(), "data: {\"id\": {{{\n\n"...))
 			r.scratch.finish()
 		} else {
 			j.c.respond(j.req, 200, "application/json", []byte(garbageBody))
 		}
-		r.end(j)
+		r.markAnswered(j)
 	case StreamFail:
 		r.fail(j, 500, "Internal server error")
 	case Dead:
 		r.fail(j, 500, deadMessage)
-		go r.e.die(r.l, false)
+		go r.e.crash(r.l, false)
 	default:
 		return false
 	}
 	return true
 }
 
-// cutAnswer is a whole answer of which only the beginning comes.
-const cutAnswer = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
+// truncatedAnswerBytes is a whole answer of which only the beginning comes.
+const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
 
 // appendIDs appends token ids as a JSON array.
 func appendIDs(b []byte, ids []uint32) []byte {

@@ -111,21 +111,21 @@ func (v *vocabulary) encode(dst []uint32, s string) []uint32 {
 			if id, ok := v.ids[s[i:k]]; ok {
 				dst = append(dst, id)
 			} else {
-				dst = v.cut(dst, s[i:k])
+				dst = v.encodeBytes(dst, s[i:k])
 			}
 			i = k
 			continue
 		}
 		for k = i + 1; k < len(s) && !isLetter(s[k]) && s[k] != ' ' && s[k] != '\n' && s[k] != '<'; k++ {
 		}
-		dst = v.cut(dst, s[i:k])
+		dst = v.encodeBytes(dst, s[i:k])
 		i = k
 	}
 	return dst
 }
 
-// cut appends greedy pieces of up to three bytes.
-func (v *vocabulary) cut(dst []uint32, s string) []uint32 {
+// encodeBytes appends greedy pieces of up to three bytes.
+func (v *vocabulary) encodeBytes(dst []uint32, s string) []uint32 {
 	for len(s) > 0 {
 		switch {
 		case len(s) >= 3 && (s[0] == ' ' || isLower(s[0])) && isLower(s[1]) && isLower(s[2]):

@@ -9,7 +9,7 @@ type generateFormat struct {
 }
 
 func newGenerateFormat(j *job) format {
-	return &generateFormat{openAIFailure: openAIFailure{j.c.life.e}, j: j}
+	return &generateFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
 }
 
 func (f *generateFormat) prefix() string { return "generate-tokens-" }
@@ -39,7 +39,7 @@ func (f *generateFormat) choice(b []byte, s *seq, ids []uint32, start int) []byt
 	b = strconv.AppendInt(b, int64(start), 10)
 	b = append(b, `,"end":`...)
 	b = strconv.AppendInt(b, int64(start+len(ids)), 10)
-	return append(s.appendTokenScores(append(b, `}],"logprobs":`...), s.scored(len(ids))), '}')
+	return append(s.appendTokenLogprobs(append(b, `}],"logprobs":`...), s.newTokens(len(ids))), '}')
 }
 
 func (f *generateFormat) event(w *chunker, choice func([]byte) []byte, s *seq) {
@@ -66,7 +66,7 @@ func (f *generateFormat) last(w *chunker, j *job) {
 	done(w)
 }
 
-func (f *generateFormat) whole(b []byte, j *job) []byte {
+func (f *generateFormat) full(b []byte, j *job) []byte {
 	b = append(b, `{"request_id":`...)
 	b = appendJSON(b, j.id)
 	b = append(b, `,"model":`...)

@@ -45,16 +45,16 @@ func chooseTool(b *body) (string, *tool) {
 	case "function", "tool":
 		return pick(named.Name)
 	}
-	asked := ""
+	wanted := ""
 	for _, m := range b.Messages {
 		if m.Role == "user" {
-			asked, _ = contentText(m.Content)
+			wanted, _ = contentText(m.Content)
 		} else if m.Role == "tool" {
-			asked = ""
+			wanted = ""
 		}
 	}
 	for i := range b.Tools {
-		if name := b.Tools[i].Function.Name; name != "" && strings.Contains(asked, name) {
+		if name := b.Tools[i].Function.Name; name != "" && strings.Contains(wanted, name) {
 			return name, &b.Tools[i]
 		}
 	}

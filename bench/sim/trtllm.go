@@ -14,7 +14,7 @@ import (
 // The transfer is the one of NIXL's pull mode under another name: the opaque
 // state says where the context server's side channel is.
 
-var trtllmGenerating = map[string]func(*job) format{
+var trtllmInference = map[string]func(*job) format{
 	"/v1/chat/completions": newChatFormat,
 	"/v1/completions":      newCompletionFormat,
 }
@@ -84,14 +84,14 @@ type trtllmState struct {
 
 // trtllmLeg is one side of the hand-over.
 type trtllmLeg struct {
-	plainLeg
+	defaultLeg
 	context bool
 	wire    trtllmParams
 	ids     []uint32 // generation: the prompt, from prompt_token_ids
 	h       *handle
 }
 
-func readTRTLLM(_ *life, _ *body, r *httpRequest) (pdLeg, error) {
+func readTRTLLM(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Params json.RawMessage `json:"disaggregated_params"`
 		IDs    json.RawMessage `json:"prompt_token_ids"`
@@ -156,7 +156,7 @@ func (g *trtllmLeg) begin(j *job) error {
 	for _, s := range j.seqs {
 		if g.ids != nil {
 			s.prompt = g.ids
-			s.gen = newGenerator(j.model, j.c.life.e.o.Seed, p.seed, s.index%p.n, g.ids)
+			s.gen = newGenerator(j.model, j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, g.ids)
 		}
 		if s.index == 0 {
 			first := s.gen.next(false)
@@ -181,7 +181,7 @@ func (g *trtllmLeg) submit(r *rank, j *job) {
 }
 
 // keep: a context server holds the KV of what is not finished.
-func (g *trtllmLeg) keep(r *rank, s *seq) bool {
+func (g *trtllmLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.context || s.reason != "length" {
 		return false
 	}
@@ -190,7 +190,7 @@ func (g *trtllmLeg) keep(r *rank, s *seq) bool {
 	return true
 }
 
-func (g *trtllmLeg) refused(l *life) {
+func (g *trtllmLeg) onRefused(l *incarnation) {
 	if g.h != nil {
 		l.pull.release(g.h)
 	}
@@ -231,21 +231,21 @@ func (g *trtllmLeg) answerMembers(b []byte, j *job) []byte {
 	return appendIDs(append(b, `,"prompt_token_ids":`...), j.seqs[0].prompt)
 }
 
-// telling is a pdLeg that puts members into answers.
-type telling interface {
+// memberAppender is a pdLeg that puts members into answers.
+type memberAppender interface {
 	choiceMembers(b []byte, s *seq) []byte // into every choice
 	answerMembers(b []byte, j *job) []byte // on top of a whole answer
 }
 
 func (j *job) choiceMembers(b []byte, s *seq) []byte {
-	if t, ok := j.params.pd.(telling); ok {
+	if t, ok := j.params.pd.(memberAppender); ok {
 		return t.choiceMembers(b, s)
 	}
 	return b
 }
 
 func (j *job) answerMembers(b []byte) []byte {
-	if t, ok := j.params.pd.(telling); ok {
+	if t, ok := j.params.pd.(memberAppender); ok {
 		return t.answerMembers(b, j)
 	}
 	return b

@@ -41,19 +41,19 @@ func TestAbortSoakReleasing(t *testing.T) {
 	soakAborts(t, &fam, 2*time.Second)
 }
 
-// pulse is a clock that goes on only while this process does: a second of it is a
+// processClock is a clock that goes on only while this process does: a second of it is a
 // hundred sleeps of 10 ms, so that blocks do not look long kept on a machine that has
 // other work.
-type pulse struct {
-	mu   sync.Mutex
-	at   []time.Time // of each beat
-	stop chan struct{}
+type processClock struct {
+	mu    sync.Mutex
+	ticks []time.Time // of each beat
+	stop  chan struct{}
 }
 
-const beat = 10 * time.Millisecond
+const clockTick = 10 * time.Millisecond
 
-func startPulse(t *testing.T) *pulse {
-	p := &pulse{stop: make(chan struct{})}
+func startProcessClock(t *testing.T) *processClock {
+	p := &processClock{stop: make(chan struct{})}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -61,10 +61,10 @@ func startPulse(t *testing.T) *pulse {
 			select {
 			case <-p.stop:
 				return
-			case <-time.After(beat):
+			case <-time.After(clockTick):
 			}
 			p.mu.Lock()
-			p.at = append(p.at, time.Now())
+			p.ticks = append(p.ticks, time.Now())
 			p.mu.Unlock()
 		}
 	}()
@@ -73,14 +73,14 @@ func startPulse(t *testing.T) *pulse {
 }
 
 // between is the time from one moment to another, never more than the wall clock's.
-func (p *pulse) between(from, to time.Time) time.Duration {
+func (p *processClock) between(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	find := func(at time.Time) int {
-		i, _ := slices.BinarySearchFunc(p.at, at, time.Time.Compare)
+		i, _ := slices.BinarySearchFunc(p.ticks, at, time.Time.Compare)
 		return i
 	}
-	return max(min(time.Duration(find(to)-find(from))*beat, to.Sub(from)), 0)
+	return max(min(time.Duration(find(to)-find(from))*clockTick, to.Sub(from)), 0)
 }
 
 // soakAborts runs one family. stall: now and then a decode engine takes a request in
@@ -94,20 +94,20 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		n, most = 10_000, time.Second
 	}
-	clock := startPulse(t)
+	clock := startProcessClock(t)
 	fam = fam.prepared(t)
 	f := &matrixFleet{family: fam}
 	var workers []config.Worker
 	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		e := startSim(t, func(o *sim.Options) {
-			o.Role, o.Records, o.LogKept, o.Speed = role.String(), -1, true, 1
+			o.Role, o.Records, o.LogBlocks, o.Speed = role.String(), -1, true, 1
 			o.Lease, o.AbortTimeout = soakLease, soakLease
 			o.Cost = sim.Cost{Step: 2 * time.Millisecond, Handshake: 5 * time.Millisecond, Transfer: time.Millisecond}
 			if fam.engine != nil {
 				fam.engine(o)
 			}
 		})
-		w := at(e, role, fmt.Sprint(role, "-", i%2))
+		w := simWorker(e, role, fmt.Sprint(role, "-", i%2))
 		if fam.worker != nil {
 			fam.worker(&w, e)
 		}
@@ -120,7 +120,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	f.router = startRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.name
 		c.PD.Lease, c.PD.LeaseMargin = soakLease, time.Second
-		c.PD.CutAfter = time.Second // decodes end sooner; a busy machine admits them by then
+		c.PD.AbortDelay = time.Second // decodes end sooner; a busy machine admits them by then
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -132,10 +132,10 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 
 	const idLen = len("soak-000000")
 	var mu sync.Mutex
-	left := make(map[string]time.Time)
+	abortedAt := make(map[string]time.Time)
 	var wg sync.WaitGroup
 	work := make(chan int)
-	span := 2 * calm(t, f.router)
+	span := 2 * unloadedLatency(t, f.router)
 	for range 16 {
 		wg.Go(func() {
 			for i := range work {
@@ -147,7 +147,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 				mu.Lock()
 				switch {
 				case err != nil:
-					left[id] = time.Now()
+					abortedAt[id] = time.Now()
 				case a.Status != 200:
 					t.Errorf("%s: status %d: %s", id, a.Status, a.Body)
 				}
@@ -158,7 +158,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	aborts := func() int {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(left)
+		return len(abortedAt)
 	}
 	sent := 0
 	for ; aborts() < n && sent < 20*n; sent++ {
@@ -166,27 +166,27 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	}
 	close(work)
 	wg.Wait()
-	if !f.rests(soakLease + 30*time.Second) {
+	if !f.becomesIdle(soakLease + 30*time.Second) {
 		t.Error("something is left behind")
 	}
 
 	// How long after its client left each request's last block was let go.
-	var kept []time.Duration
+	var pinnedTime []time.Duration
 	var late []string
-	expired, early, strange := 0, 0, 0
+	expired, early, unexpected := 0, 0, 0
 	for i, e := range f.decodes {
 		if i >= 2 {
-			early += e.Stats().GoneEarly
+			early += e.Stats().AbortedEarly
 		}
-		for id, at := range e.Kept() {
-			gone, ok := left[id[:min(idLen, len(id))]]
+		for id, at := range e.BlockReleaseTimes() {
+			gone, ok := abortedAt[id[:min(idLen, len(id))]]
 			switch {
 			case !ok || !strings.HasPrefix(id, "soak-"):
 			case at.IsZero():
 				t.Errorf("%s still holds blocks", id)
 			default:
 				d := clock.between(gone, at)
-				kept = append(kept, d)
+				pinnedTime = append(pinnedTime, d)
 				if d >= most {
 					late = append(late, fmt.Sprintf("%s: %v by the process's clock, %v by the wall's", id, d, at.Sub(gone).Round(time.Millisecond)))
 				}
@@ -194,35 +194,35 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 		}
 		sum := e.Stats().Sum()
 		expired += sum.LeasesExpired
-		strange += sum.LateNotifications
+		unexpected += sum.LateNotifications
 		if sum.GarbageReads+sum.IncompleteHandles+sum.RoomsReused+sum.RoomsMismatched != 0 {
 			t.Errorf("an engine was misled: %+v", sum)
 		}
 	}
-	slices.Sort(kept)
-	if len(left) < n || len(kept) == 0 {
-		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(left), sent, len(kept))
+	slices.Sort(pinnedTime)
+	if len(abortedAt) < n || len(pinnedTime) == 0 {
+		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(abortedAt), sent, len(pinnedTime))
 	}
-	_, released, failed := f.router.sideChannel.Counts()
+	_, released, failed := f.router.sidechannel.Counts()
 	t.Logf("%d of %d clients left; of %d holds the last block went, after the client: p50 %v, p99 %v, max %v; %d leases ran out; %d decodes were cut before their engine knew them, %d handles released, %d messages failed, %d were of requests prefill did not know",
-		len(left), sent, len(kept), kept[len(kept)/2], kept[len(kept)*99/100], kept[len(kept)-1], expired, early, released, failed, strange)
+		len(abortedAt), sent, len(pinnedTime), pinnedTime[len(pinnedTime)/2], pinnedTime[len(pinnedTime)*99/100], pinnedTime[len(pinnedTime)-1], expired, early, released, failed, unexpected)
 	if len(late) > 0 {
-		t.Errorf("%d of %d were kept for %v after their client left: %v", len(late), len(kept), most, late[:min(len(late), 10)])
+		t.Errorf("%d of %d were kept for %v after their client left: %v", len(late), len(pinnedTime), most, late[:min(len(late), 10)])
 	}
 	if expired != 0 {
 		t.Errorf("%d times prefill's blocks were let run out", expired)
 	}
-	if int64(strange) > released {
-		t.Errorf("%d notifications of requests that prefill did not know; the router has released %d", strange, released)
+	if int64(unexpected) > released {
+		t.Errorf("%d notifications of requests that prefill did not know; the router has released %d", unexpected, released)
 	}
 	if stall > 0 && released == 0 {
 		t.Error("nothing was released: the test shows little")
 	}
 }
 
-// calm is what one request takes when there is no other, on this machine now: clients
+// unloadedLatency is what one request takes when there is no other, on this machine now: clients
 // that are to leave at any moment of it must know.
-func calm(t *testing.T, r *testRouter) time.Duration {
+func unloadedLatency(t *testing.T, r *testRouter) time.Duration {
 	t.Helper()
 	var took []time.Duration
 	for i := range 5 {

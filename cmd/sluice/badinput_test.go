@@ -13,10 +13,10 @@ import (
 	"sluice/router/worker"
 )
 
-// TestBadInputIsNamed: each gets a clear error, and no engine is troubled.
-func TestBadInputIsNamed(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Limits.MaxBody = 4096 }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+// TestBadInputErrorNamesField: each gets a clear error, and no engine is troubled.
+func TestBadInputErrorNamesField(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Limits.MaxBody = 4096 }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	chatPath := "/v1/chat/completions"
 	for _, k := range []struct {
 		name, path, body string
@@ -67,12 +67,12 @@ func TestBadInputIsNamed(t *testing.T) {
 			}
 		}
 	}
-	if n := len(generating(p)) + len(generating(d)); n != 0 {
+	if n := len(generateRequests(p)) + len(generateRequests(d)); n != 0 {
 		t.Errorf("the engines were sent %d requests", n)
 	}
 	// Nothing is lost: the router still serves, and nothing is booked.
 	wantStatus(t, post(t, r.URL+chatPath, chat("")), 200)
-	quiet(t, r, 10e9, p, d)
+	wantIdle(t, r, 10e9, p, d)
 }
 
 func cmpOr(a, b string) string {
@@ -104,7 +104,7 @@ func errorShape(t *testing.T, path string, a *answer) string {
 
 func TestWrongMethodAndType(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	do := func(method, path, contentType string) *answer {
 		req, _ := http.NewRequest(method, r.URL+path, strings.NewReader(chat("")))
 		req.Header.Set("Content-Type", contentType)
@@ -131,8 +131,8 @@ func TestWrongMethodAndType(t *testing.T) {
 // TestForbiddenFieldsAreStripped: where config says so they are cut out, and no
 // engine ever sees them.
 func TestForbiddenFieldsAreStripped(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.StripForbidden = true }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.StripForbidden = true }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for i, extra := range []string{
 		`"kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[],"remote_host":"evil"}`,
 		`"bootstrap_host":"evil","bootstrap_port":1,"bootstrap_room":2`,
@@ -173,8 +173,8 @@ func TestEngineAnswersGarbage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { raw(w, k.bytes, false) })
-			r := startRouter(t, nil, e.at(worker.Aggregated, "w0"))
+			e := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyRaw(w, k.bytes, false) })
+			r := startRouter(t, nil, e.worker(worker.Aggregated, "w0"))
 			for _, path := range []string{"/v1/chat/completions", "/v1/messages"} {
 				a := post(t, r.URL+path, chat(""), "X-Request-Id", "garbage")
 				wantReason(t, a, k.status, k.reason)
@@ -187,7 +187,7 @@ func TestEngineAnswersGarbage(t *testing.T) {
 					}
 				}
 			}
-			if b := r.booked(); b != "" {
+			if b := r.reservedLoad(); b != "" {
 				t.Error(b)
 			}
 		})
@@ -199,7 +199,7 @@ func TestEngineAnswersGarbage(t *testing.T) {
 func TestForbiddenFieldsInside(t *testing.T) {
 	e := startSim(t, nil)
 	for _, strip := range []bool{false, true} {
-		r := startRouter(t, func(c *config.Config) { c.StripForbidden = strip }, at(e, worker.Aggregated, "w0"))
+		r := startRouter(t, func(c *config.Config) { c.StripForbidden = strip }, simWorker(e, worker.Aggregated, "w0"))
 		for _, c := range []struct{ path, body, field string }{
 			{"/inference/v1/generate", `{"model":"sim","token_ids":[300],"sampling_params":{"max_tokens":1,"extra_args":{"a":1,"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"10.0.0.9"}}}}`, "sampling_params.extra_args.kv_transfer_params"},
 			{"/inference/v1/generate", `{"model":"sim","token_ids":[300],"sampling_params":{"extra_args":{"kv_transfer_params":null,"kv\u005ftransfer_params":{}}}}`, "sampling_params.extra_args.kv_transfer_params"},
@@ -227,14 +227,14 @@ func TestForbiddenFieldsInside(t *testing.T) {
 
 // SGLang can be told by headers where the legs meet, which is the router's to say: an
 // engine that obeys them sees none of a client's.
-func TestOverridingHeadersStayOut(t *testing.T) {
+func TestOverrideHeadersAreDropped(t *testing.T) {
 	engine := func(role string) *sim.Engine {
 		return startSim(t, func(o *sim.Options) { o.Engine, o.Role, o.HeaderOverrides = "sglang", role, true })
 	}
 	p, d := engine("prefill"), engine("decode")
-	prefill := at(p, worker.Prefill, "p0")
+	prefill := simWorker(p, worker.Prefill, "p0")
 	withBootstrap(&prefill, p)
-	r := startRouter(t, sglangPD, prefill, at(d, worker.Decode, "d0"))
+	r := startRouter(t, sglangPD, prefill, simWorker(d, worker.Decode, "d0"))
 	a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Override-Bootstrap-Host", "127.9.9.9", "x-override-bootstrap-port", "9", "X-OVERRIDE-bootstrap-room", "1")
 	wantStatus(t, a, 200)
 }

@@ -24,9 +24,9 @@ import (
 
 const mib = 1 << 20
 
-// memoryGroup makes a memory cgroup with a limit and gives the shell command that runs its
+// memoryCgroup makes a memory cgroup with a limit and gives the shell command that runs its
 // arguments inside of it; "" where this process may not make one.
-func memoryGroup(t *testing.T, limit int) string {
+func memoryCgroup(t *testing.T, limit int) string {
 	t.Helper()
 	own, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -88,17 +88,17 @@ func (p *process) memoryOf(t *testing.T, name string) int {
 	return kb << 10
 }
 
-// swallower is an engine that reads every request and answers when it is let.
-type swallower struct {
-	url  string
-	hold atomic.Pointer[chan struct{}]
-	long atomic.Int64 // bytes of an answer's text; 0: two
-	got  atomic.Int64 // requests read whole
+// bufferingEngine is an engine that reads every request and answers when it is let.
+type bufferingEngine struct {
+	url        string
+	block      atomic.Pointer[chan struct{}]
+	answerSize atomic.Int64 // bytes of an answer's text; 0: two
+	received   atomic.Int64 // requests read whole
 }
 
-func startSwallower(t *testing.T) *swallower {
+func startBufferingEngine(t *testing.T) *bufferingEngine {
 	t.Helper()
-	e := new(swallower)
+	e := new(bufferingEngine)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/v1/models":
@@ -108,15 +108,15 @@ func startSwallower(t *testing.T) *swallower {
 			return
 		}
 		_, _ = io.Copy(io.Discard, r.Body)
-		e.got.Add(1)
-		if hold := e.hold.Load(); hold != nil {
+		e.received.Add(1)
+		if hold := e.block.Load(); hold != nil {
 			select {
 			case <-*hold:
 			case <-r.Context().Done():
 				return
 			}
 		}
-		text := strings.Repeat("ok", 1+int(e.long.Load()/2))
+		text := strings.Repeat("ok", 1+int(e.answerSize.Load()/2))
 		answer := `{"id":"1","object":"chat.completion","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},` +
 			`"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}`
 		w.Header().Set("Content-Type", "application/json")
@@ -128,11 +128,11 @@ func startSwallower(t *testing.T) *swallower {
 	return e
 }
 
-// holds has the engine keep its answers back until let is called.
-func (e *swallower) holds() (let func()) {
+// blockAnswers has the engine keep its answers back until let is called.
+func (e *bufferingEngine) blockAnswers() (unblock func()) {
 	hold := make(chan struct{})
-	e.hold.Store(&hold)
-	return func() { e.hold.Store(nil); close(hold) }
+	e.block.Store(&hold)
+	return func() { e.block.Store(nil); close(hold) }
 }
 
 // longChat is a chat of n bytes.
@@ -189,29 +189,29 @@ func chunkedOf(b []byte) []byte {
 
 // attack is so many requests at once.
 type attack struct {
-	name    string
-	clients int
-	header  string // lines
-	body    []byte
-	send    int  // of body, the rest never comes; 0: all
-	holds   bool // the engine answers nobody before all have been sent or refused
-	deaf    int  // bytes of an answer that nobody reads; 0: all are read
+	name         string
+	clients      int
+	header       string // lines
+	body         []byte
+	send         int  // of body, the rest never comes; 0: all
+	blockAnswers bool // the engine answers nobody before all have been sent or refused
+	unreadBytes  int  // bytes of an answer that nobody reads; 0: all are read
 }
 
 // run sends the attack and gives how many answers had which status; 0: none came.
-func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
+func (a *attack) run(t *testing.T, addr string, e *bufferingEngine) map[int]int {
 	t.Helper()
-	let := func() {}
-	e.long.Store(int64(a.deaf))
-	defer e.long.Store(0)
-	before := e.got.Load()
-	if a.holds {
-		let = e.holds()
+	unblock := func() {}
+	e.answerSize.Store(int64(a.unreadBytes))
+	defer e.answerSize.Store(0)
+	before := e.received.Load()
+	if a.blockAnswers {
+		unblock = e.blockAnswers()
 	}
 	counts := map[int]int{}
 	var mu sync.Mutex
 	var all, sent sync.WaitGroup
-	over := make(chan struct{})
+	finish := make(chan struct{})
 	for range a.clients {
 		all.Add(1)
 		sent.Add(1)
@@ -225,7 +225,7 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 			}
 			defer nc.Close()
 			_ = nc.SetDeadline(time.Now().Add(2 * time.Minute))
-			if a.deaf > 0 {
+			if a.unreadBytes > 0 {
 				_ = nc.(*net.TCPConn).SetReadBuffer(4 << 10)
 			}
 			body := a.body
@@ -242,8 +242,8 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 					_, _ = nc.Write(body)
 				}
 			}()
-			if a.send > 0 || a.deaf > 0 {
-				<-over
+			if a.send > 0 || a.unreadBytes > 0 {
+				<-finish
 			} else if resp, err := http.ReadResponse(bufio.NewReader(nc), nil); err == nil {
 				_, _ = io.Copy(io.Discard, resp.Body)
 				status = resp.StatusCode
@@ -254,24 +254,24 @@ func (a *attack) run(t *testing.T, addr string, e *swallower) map[int]int {
 		}()
 	}
 	sent.Wait()
-	if a.holds || a.send > 0 {
+	if a.blockAnswers || a.send > 0 {
 		time.Sleep(300 * time.Millisecond) // what was sent last is being read
 	}
-	for i := 0; a.deaf > 0 && i < 100 && e.got.Load()-before < int64(a.clients); i++ {
+	for i := 0; a.unreadBytes > 0 && i < 100 && e.received.Load()-before < int64(a.clients); i++ {
 		time.Sleep(100 * time.Millisecond) // some are refused
 	}
-	let()
-	close(over)
+	unblock()
+	close(finish)
 	all.Wait()
 	return counts
 }
 
-// sidecarUnder starts the sidecar of docs/sidecar.md under a memory limit.
-func sidecarUnder(t *testing.T, limit int, e *swallower, args ...string) (p *process, limited bool) {
+// sidecarWithLimit starts the sidecar of docs/sidecar.md under a memory limit.
+func sidecarWithLimit(t *testing.T, limit int, e *bufferingEngine, args ...string) (p *process, limited bool) {
 	t.Helper()
 	args = append([]string{"sidecar", "--listen", "127.0.0.1:0", "--engine", e.url, "--prefill-networks", "127.0.0.0/8"}, args...)
 	env, _ := serveEnv(t)
-	if sh := memoryGroup(t, limit); sh != "" {
+	if sh := memoryCgroup(t, limit); sh != "" {
 		p, limited = launchAs(t, "/bin/sh", env, append([]string{"-c", sh, builtBinary(t)}, args...)...), true
 	} else {
 		p = launch(t, env, args...)
@@ -284,21 +284,21 @@ func sidecarUnder(t *testing.T, limit int, e *swallower, args ...string) (p *pro
 // survives, stays below it, serves small requests throughout, and gives the memory back.
 func TestSidecarMemory(t *testing.T) {
 	const limit = 512 * mib
-	e := startSwallower(t)
-	p, limited := sidecarUnder(t, limit, e)
+	e := startBufferingEngine(t)
+	p, limited := sidecarWithLimit(t, limit, e)
 	quiet := p.memoryOf(t, "VmRSS")
 	text := longChat(31 * mib)
 	packed, zpacked := gzipOf(t, text), zstdOf(t, text)
 	bomb := gzipOf(t, longChat(33*mib))
 	for _, a := range []attack{
-		{name: "prompts", clients: 60, body: text, holds: true},
-		{name: "prompts in chunks", clients: 60, header: "Transfer-Encoding: chunked\r\n", body: chunkedOf(text), holds: true},
-		{name: "gzip", clients: 60, header: "Content-Encoding: gzip\r\n", body: packed, holds: true},
-		{name: "zstd", clients: 60, header: "Content-Encoding: zstd\r\n", body: zpacked, holds: true},
+		{name: "prompts", clients: 60, body: text, blockAnswers: true},
+		{name: "prompts in chunks", clients: 60, header: "Transfer-Encoding: chunked\r\n", body: chunkedOf(text), blockAnswers: true},
+		{name: "gzip", clients: 60, header: "Content-Encoding: gzip\r\n", body: packed, blockAnswers: true},
+		{name: "zstd", clients: 60, header: "Content-Encoding: zstd\r\n", body: zpacked, blockAnswers: true},
 		{name: "gzip bombs", clients: 200, header: "Content-Encoding: gzip\r\n", body: bomb},
 		{name: "slow bodies", clients: 1000, body: text, send: 300 << 10},
-		{name: "many connections", clients: 2000, body: longChat(60 << 10), holds: true},
-		{name: "answers that nobody reads", clients: 1000, body: longChat(1 << 10), deaf: 900 << 10},
+		{name: "many connections", clients: 2000, body: longChat(60 << 10), blockAnswers: true},
+		{name: "answers that nobody reads", clients: 1000, body: longChat(1 << 10), unreadBytes: 900 << 10},
 		{name: "prompts again", clients: 60, body: text},
 	} {
 		began := time.Now()

@@ -49,14 +49,14 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 			breaks := func(w http.ResponseWriter, r *http.Request) {
 				asked.Add(1)
 				_, _ = io.Copy(io.Discard, r.Body)
-				raw(w, k.sent, k.reset)
+				replyRaw(w, k.sent, k.reset)
 			}
 			more := ""
 			if k.stream {
 				more = `,"stream":true`
 			}
 			bad, good := startScripted(t, breaks), startScripted(t, answerOK)
-			r := startRouter(t, hasty, bad.at(worker.Aggregated, "w0"), good.at(worker.Aggregated, "w1"))
+			r := startRouter(t, shortPrefillTimeout, bad.worker(worker.Aggregated, "w0"), good.worker(worker.Aggregated, "w1"))
 			for range 2 { // in turns: one of them meets it
 				if a := post(t, r.URL+"/v1/chat/completions", chat(more)); a.Status != 200 || a.text(t) != "ok" || a.Header.Get("X-Sluice-Worker") != "w1" {
 					t.Errorf("%d from %s: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
@@ -71,14 +71,14 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 			// And where decode does so behind a hand-over.
 			p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, prefillReply(goodHandle)) })
 			bad, good = startScripted(t, breaks), startScripted(t, answerOK)
-			r = startRouter(t, hasty, p.at(worker.Prefill, "p0"), bad.at(worker.Decode, "w0"), good.at(worker.Decode, "w1"))
+			r = startRouter(t, shortPrefillTimeout, p.worker(worker.Prefill, "p0"), bad.worker(worker.Decode, "w0"), good.worker(worker.Decode, "w1"))
 			for range 2 {
 				if a := post(t, r.URL+"/v1/chat/completions", chat(more)); a.Status != 200 || a.text(t) != "ok" || a.Header.Get("X-Sluice-Worker") != "w1" {
 					t.Errorf("behind a hand-over: %d from %s: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 				}
 			}
 			// Nobody is left: an error, and no empty or half answer.
-			alone := startRouter(t, hasty, startScripted(t, breaks).at(worker.Aggregated, "w0"))
+			alone := startRouter(t, shortPrefillTimeout, startScripted(t, breaks).worker(worker.Aggregated, "w0"))
 			if a := post(t, alone.URL+"/v1/chat/completions", chat(more)); a.Status != 502 || !strings.Contains(string(a.Body), `"error"`) {
 				t.Errorf("alone: %d %q", a.Status, a.Body)
 			}
@@ -109,9 +109,9 @@ func TestLongChunkedAnswers(t *testing.T) {
 				if !breaks {
 					sent.WriteString("0\r\n\r\n")
 				}
-				raw(w, sent.String(), false)
+				replyRaw(w, sent.String(), false)
 			})
-			r := startRouter(t, hasty, e.at(worker.Aggregated, "w0"))
+			r := startRouter(t, shortPrefillTimeout, e.worker(worker.Aggregated, "w0"))
 			resp, err := http.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(chat("")))
 			if err != nil {
 				t.Fatal(err)

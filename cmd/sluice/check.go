@@ -54,8 +54,8 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
 	fmt.Fprintf(stdout, "\na worker with requests that dies without a word leaves the choice within %s; one without, within %s\n",
 		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
-	faults := startFaults(cfg)
-	if err := kubeFault(cfg, *timeout); err != nil {
+	faults := startErrors(cfg)
+	if err := kubeBuildError(cfg, *timeout); err != nil {
 		faults = append(faults, err)
 	}
 	if len(faults) > 0 {
@@ -68,12 +68,12 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	fmt.Fprintln(stdout, "\nengines asked:")
-	bad, err := probeSpecs(cfg, *timeout, stdout)
+	bad, err := probeServers(cfg, *timeout, stdout)
 	if err != nil {
 		fmt.Fprintf(stderr, "sluice check: %v\n", err)
 		return 1
 	}
-	if bad += probeHandOvers(cfg, stdout); bad > 0 {
+	if bad += checkHandOvers(cfg, stdout); bad > 0 {
 		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
 		return 1
 	}
@@ -88,18 +88,18 @@ func countServers(specs []worker.Spec) (n int) {
 	return n
 }
 
-// startFaults are why serve would not start though the configuration is sound, as far as
+// startErrors are why serve would not start though the configuration is sound, as far as
 // that can be told without a listener: certificates and keys that cannot be used, options
 // that the front refuses.
-func startFaults(cfg *config.Config) (faults []error) {
+func startErrors(cfg *config.Config) (problems []error) {
 	add := func(err error) {
 		if err != nil {
-			faults = append(faults, err)
+			problems = append(problems, err)
 		}
 	}
 	specs, err := keySpecs(cfg)
 	if err == nil && len(specs) > 0 {
-		_, err = apikey.NewRing(specs)
+		_, err = apikey.NewKeyring(specs)
 	}
 	add(err)
 	usable := func(of string, files certs.Files) {
@@ -109,27 +109,27 @@ func startFaults(cfg *config.Config) (faults []error) {
 	}
 	usable("tls", clientFiles(cfg))
 	usable("engine_tls", engineFiles(cfg))
-	if cfg.Routed.TCP() {
+	if cfg.EngineAPI.TCP() {
 		usable("routed.tls_cert", routedFiles(cfg))
 	}
 	if c := cfg.Register; c.Listen != "off" {
 		usable("register.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
 	}
 	options := frontOptions(cfg)
-	options.Handler = checked{}
+	options.Handler = noopHandler{}
 	_, err = front.New(options)
 	add(err)
-	return faults
+	return problems
 }
 
-// checked is a handler of no request.
-type checked struct{}
+// noopHandler is a handler of no request.
+type noopHandler struct{}
 
-func (checked) ServeInference(*front.Exchange) {}
+func (noopHandler) ServeInference(*front.Exchange) {}
 
-// probeSpecs asks every server of the configuration as serve would, and prints a line or
+// probeServers asks every server of the configuration as serve would, and prints a line or
 // more for each; it returns the number of those with a fault.
-func probeSpecs(cfg *config.Config, timeout time.Duration, stdout io.Writer) (bad int, err error) {
+func probeServers(cfg *config.Config, timeout time.Duration, stdout io.Writer) (failed int, err error) {
 	opt, err := asksEngines(cfg, timeout)
 	if err != nil {
 		return 0, err
@@ -138,7 +138,7 @@ func probeSpecs(cfg *config.Config, timeout time.Duration, stdout io.Writer) (ba
 	type server struct {
 		spec   *worker.Spec
 		url    string
-		answer *fleet.Answer
+		answer *fleet.EngineInfo
 	}
 	var servers []server
 	for i := range specs {
@@ -153,18 +153,18 @@ func probeSpecs(cfg *config.Config, timeout time.Duration, stdout io.Writer) (ba
 	var wg sync.WaitGroup
 	for i := range servers {
 		wg.Go(func() {
-			servers[i].answer = askURL(servers[i].url, cmp.Or(servers[i].spec.HealthPath, cfg.Health.Path), timeout, opt)
+			servers[i].answer = probeURL(servers[i].url, cmp.Or(servers[i].spec.HealthPath, cfg.Health.Path), timeout, opt)
 		})
 	}
 	wg.Wait()
 	for _, s := range servers {
-		faults := mismatches(s.spec, s.answer)
-		if len(faults) > 0 {
-			bad++
+		problems := mismatches(s.spec, s.answer)
+		if len(problems) > 0 {
+			failed++
 		}
 		a := s.answer
 		mark := "ok   "
-		if len(faults) > 0 {
+		if len(problems) > 0 {
 			mark = "FAULT"
 		}
 		fmt.Fprintf(stdout, "  %s %s at %s", mark, s.spec.ID, s.url)
@@ -172,37 +172,37 @@ func probeSpecs(cfg *config.Config, timeout time.Duration, stdout io.Writer) (ba
 			fmt.Fprintf(stdout, ": %s; models %s; %d tokens a block; events of %d ranks", strings.TrimSpace(engineName(a.Engine)+" "+comment(a.Version)), comment(strings.Join(a.Names(), ", ")), a.BlockSize, len(a.Events))
 		}
 		fmt.Fprintln(stdout)
-		for _, f := range faults {
+		for _, f := range problems {
 			fmt.Fprintf(stdout, "        %s\n", comment(f))
 		}
 		for _, n := range a.Notes {
 			fmt.Fprintf(stdout, "        note: %s\n", comment(n))
 		}
 	}
-	return bad, nil
+	return failed, nil
 }
 
 // mismatches are the ways an engine is not what the configuration says.
-func mismatches(spec *worker.Spec, a *fleet.Answer) (faults []string) {
+func mismatches(spec *worker.Spec, a *fleet.EngineInfo) (problems []string) {
 	if a.Err != nil {
 		return []string{a.Err.Error()}
 	}
 	for _, m := range spec.Models {
 		if !slices.Contains(a.Names(), m) {
-			faults = append(faults, fmt.Sprintf("it does not serve model %q", m))
+			problems = append(problems, fmt.Sprintf("it does not serve model %q", m))
 		}
 	}
 	if a.RoleKnown && a.Role != spec.Role {
-		faults = append(faults, fmt.Sprintf("it says its role is %s, not %s", a.Role, spec.Role))
+		problems = append(problems, fmt.Sprintf("it says its role is %s, not %s", a.Role, spec.Role))
 	}
 	if spec.Engine != "" && a.Engine != "" && spec.Engine != a.Engine {
-		faults = append(faults, fmt.Sprintf("it is %s, not %s", a.Engine, spec.Engine))
+		problems = append(problems, fmt.Sprintf("it is %s, not %s", a.Engine, spec.Engine))
 	}
 	if spec.BlockSize > 0 && a.BlockSize > 0 && spec.BlockSize != a.BlockSize {
-		faults = append(faults, fmt.Sprintf("its blocks are of %d tokens, not %d", a.BlockSize, spec.BlockSize))
+		problems = append(problems, fmt.Sprintf("its blocks are of %d tokens, not %d", a.BlockSize, spec.BlockSize))
 	}
-	if why := a.LacksRanks(spec); why != "" {
-		faults = append(faults, why)
+	if why := a.MissingRanks(spec); why != "" {
+		problems = append(problems, why)
 	}
-	return faults
+	return problems
 }

@@ -25,8 +25,8 @@ func TestCheck(t *testing.T) {
 	}
 	e := startSim(t, func(o *sim.Options) { o.Ranks = 2 })
 	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "decode" })
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	none := startScripted(t, reply(200, `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"kv_transfer_params":null}`))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	none := startScripted(t, replyHandler(200, `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"kv_transfer_params":null}`))
 	good := write("good.yaml", "workers: [{url: '"+e.URL()+"', models: [sim], ranks: 2, engine: vllm, block_size: 16}]\n")
 	bad := write("bad.yaml", "listen: 1\nworkers:\n  - url: nonsense\n")
 	noCert := write("nocert.yaml", "tls: {cert: "+dir+"/none.crt, key: "+dir+"/none.key}\n")
@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 		{"health path of the worker", []string{"--probe", "--engine", e.URL() + ",health_path=/version", "--set", "health.path=/none"}, 0, "  ok    aggregated-0", ""},
 		{"bad health path", []string{"--engine", e.URL() + ",health_path=ping"}, 1, "", `workers[0].health_path: "ping"; want a path of at most 256 visible`},
 		{"bad health path for all", []string{"--engine", e.URL(), "--set", "health.path=/a b"}, 1, "", `health.path: "/a b"; want a path`},
-		{"dead engine", []string{"--engine", refused(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
+		{"dead engine", []string{"--engine", refusedURL(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
 		{"not as it says", []string{"--probe", "--engine", e.URL() + ",model=other,ranks=3,block_size=64,engine=sglang"}, 1,
 			`it does not serve model "other"` + "\n        it is vllm, not sglang\n        its blocks are of 16 tokens, not 64\n        it has ranks 0 to 1, but rank 2 is asked for", ""},
 		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "it says its role is decode, not prefill", ""},
@@ -82,7 +82,7 @@ func TestCheck(t *testing.T) {
 // that they judge an engine with --api-key or TLS as serve does.
 func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 	e := startSim(t, nil)
-	p := startSim(t, role("prefill"))
+	p := startSim(t, simRole("prefill"))
 	const key = "the-engines-own-key"
 	guarded := func(to *sim.Engine) (string, string) {
 		target, err := url.Parse(to.URL())

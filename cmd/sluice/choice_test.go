@@ -15,15 +15,15 @@ import (
 	"sluice/router/worker"
 )
 
-// affinity sends first and second turns of several prompts and wants the second
+// wantAffinity sends first and second turns of several prompts and wants the second
 // where the first was. body makes a request of the conversation's words.
-func affinity(t *testing.T, r *testRouter, path string, body func(words string) string, settled func(*testing.T)) {
+func wantAffinity(t *testing.T, r *testRouter, path string, body func(words string) string, awaitIndex func(*testing.T)) {
 	t.Helper()
 	for i := range 6 {
 		words := fmt.Sprintf("talk %d: %s", i, strings.Repeat(prompt, 2))
 		one := post(t, r.URL+path, body(words))
 		wantStatus(t, one, 200)
-		settled(t)
+		awaitIndex(t)
 		two := post(t, r.URL+path, body(words+" and then the sun came up over the river and the fox went home to its den"))
 		wantStatus(t, two, 200)
 		if a, b := one.Header.Get("X-Sluice-Worker"), two.Header.Get("X-Sluice-Worker"); a != b {
@@ -32,7 +32,7 @@ func affinity(t *testing.T, r *testRouter, path string, body func(words string) 
 		if n, _ := strconv.Atoi(two.Header.Get("X-Sluice-Cached-Tokens")); n < 32 {
 			t.Errorf("talk %d: %d cached tokens foretold", i, n)
 		}
-		settled(t)
+		awaitIndex(t)
 	}
 }
 
@@ -51,8 +51,8 @@ func TestEveryEventEncodingIsUnderstood(t *testing.T) {
 		t.Run(fmt.Sprint(k.encoding, " bytes=", k.bytes), func(t *testing.T) {
 			mod := func(o *sim.Options) { o.Encoding, o.Engine, o.BytesHashes = k.encoding, k.engine, k.bytes }
 			a, b := startSim(t, mod), startSim(t, mod)
-			r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
-			affinity(t, r, "/v1/chat/completions", chatOf, func(t *testing.T) { known(t, r, a, b) })
+			r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
+			wantAffinity(t, r, "/v1/chat/completions", chatOf, func(t *testing.T) { awaitIndexed(t, r, a, b) })
 			for _, id := range []string{"a", "b"} {
 				for _, kind := range []string{"garbage", "gaps", "orphans"} {
 					if n := r.metric(`sluice_kv_feed_total{worker="` + id + `",rank="0",kind="` + kind + `"}`); n != 0 {
@@ -64,33 +64,33 @@ func TestEveryEventEncodingIsUnderstood(t *testing.T) {
 	}
 }
 
-func TestTokensComeFromWhereTheyCan(t *testing.T) {
+func TestTokenSources(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
 	for _, k := range []struct{ mode, source string }{{"auto", "engine"}, {"engine", "engine"}, {"text", "text"}} {
 		t.Run(k.mode, func(t *testing.T) {
-			r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = k.mode }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
-			settled := func(t *testing.T) { known(t, r, a, b) }
+			r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = k.mode }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
+			awaitIndex := func(t *testing.T) { awaitIndexed(t, r, a, b) }
 			if k.mode == "text" {
-				settled = func(*testing.T) {}
+				awaitIndex = func(*testing.T) {}
 			}
-			affinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(k.mode + w) }, settled)
+			wantAffinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(k.mode + w) }, awaitIndex)
 			if n := r.metric(`sluice_prompts_total{source="` + k.source + `"}`); n == 0 {
 				t.Errorf("no prompt's tokens came from %s", k.source)
 			}
 		})
 	}
 	t.Run("ids", func(t *testing.T) {
-		r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = "ids" }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+		r := startRouter(t, func(c *config.Config) { c.Tokens.Mode = "ids" }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 		a.ForgetRequests()
 		b.ForgetRequests()
 		for _, path := range []string{"/v1/completions", "/inference/v1/generate"} {
-			affinity(t, r, path, func(w string) string {
+			wantAffinity(t, r, path, func(w string) string {
 				ids := strings.ReplaceAll(strings.Trim(fmt.Sprint(sim.Tokenize(path+w)), "[]"), " ", ",")
 				if path == "/v1/completions" {
 					return `{"model":"sim","prompt":[` + ids + `],"max_tokens":4}`
 				}
 				return `{"token_ids":[` + ids + `],"sampling_params":{"max_tokens":4}}`
-			}, func(t *testing.T) { known(t, r, a, b) })
+			}, func(t *testing.T) { awaitIndexed(t, r, a, b) })
 		}
 		for _, rec := range append(a.Requests(), b.Requests()...) {
 			if rec.Path == "/tokenize" {
@@ -104,33 +104,33 @@ func TestTokensComeFromWhereTheyCan(t *testing.T) {
 func TestAffinityWithoutEvents(t *testing.T) {
 	off := func(o *sim.Options) { o.KVEvents = "off" }
 	a, b := startSim(t, off), startSim(t, off)
-	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
-	affinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
+	r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
+	wantAffinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
 }
 
 // Engines that have events which the router cannot get at, as behind a firewall that
 // lets HTTP through alone, are guessed like those that have none.
-func TestAffinityWhereEventsCannotBeHad(t *testing.T) {
+func TestAffinityWithoutEventConnection(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	deaf := []string{"tcp://" + ln.Addr().String()}
+	unreachable := []string{"tcp://" + ln.Addr().String()}
 	for name, cut := range map[string]func(w *config.Worker, e *sim.Engine){
-		"no events": func(w *config.Worker, _ *sim.Engine) { w.KVEvents, w.KVReplay = deaf, deaf },
-		"no replay": func(w *config.Worker, e *sim.Engine) { w.KVEvents, w.KVReplay = e.KVEndpoints(), deaf },
+		"no events": func(w *config.Worker, _ *sim.Engine) { w.KVEvents, w.KVReplay = unreachable, unreachable },
+		"no replay": func(w *config.Worker, e *sim.Engine) { w.KVEvents, w.KVReplay = e.KVEndpoints(), unreachable },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var workers []config.Worker
 			for _, id := range []string{"a", "b"} {
 				e := startSim(t, nil)
-				w := at(e, worker.Aggregated, id)
+				w := simWorker(e, worker.Aggregated, id)
 				cut(&w, e)
 				workers = append(workers, w)
 			}
-			r := startRouter(t, func(c *config.Config) { c.Schedule.AwaitedWeight = 0 }, workers...)
-			affinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
+			r := startRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, workers...)
+			wantAffinity(t, r, "/v1/chat/completions", chatOf, func(*testing.T) {})
 		})
 	}
 }
@@ -138,9 +138,9 @@ func TestAffinityWhereEventsCannotBeHad(t *testing.T) {
 // Two block sizes in one fleet: each rank is asked by its own.
 func TestTwoBlockSizes(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, func(o *sim.Options) { o.BlockSize = 32 })
-	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	where := map[string]int{}
-	affinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(w) }, func(t *testing.T) { known(t, r, a, b) })
+	wantAffinity(t, r, "/v1/chat/completions", func(w string) string { return chatOf(w) }, func(t *testing.T) { awaitIndexed(t, r, a, b) })
 	for i := range 24 { // ties fall at random
 		where[post(t, r.URL+"/v1/chat/completions", chatOf(fmt.Sprint("other ", i, prompt))).Header.Get("X-Sluice-Worker")]++
 	}
@@ -152,9 +152,9 @@ func TestTwoBlockSizes(t *testing.T) {
 // Another cache salt is another cache.
 func TestCacheSaltParts(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(`,"cache_salt":"one"`)), 200)
-	known(t, r, e)
+	awaitIndexed(t, r, e)
 	for salt, cached := range map[string]bool{"one": true, "two": false} {
 		a := post(t, r.URL+"/v1/chat/completions", chat(`,"cache_salt":"`+salt+`"`))
 		if got := a.Header.Get("X-Sluice-Cached-Tokens") != "0"; got != cached {
@@ -163,21 +163,21 @@ func TestCacheSaltParts(t *testing.T) {
 		if got := cachedTokens(t, a) > 0; got != cached {
 			t.Errorf("salt %s: the engine found %d", salt, cachedTokens(t, a))
 		}
-		known(t, r, e)
+		awaitIndexed(t, r, e)
 	}
 }
 
 // Event batches that were lost on the way are replayed.
 func TestLostEventsAreReplayed(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf("first "+prompt)), 200)
-	known(t, r, e)
+	awaitIndexed(t, r, e)
 	e.Fault(sim.Fault{Kind: sim.LoseEvents, N: 3})
 	for i := range 5 {
 		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(fmt.Sprint(i, prompt))), 200)
 	}
-	known(t, r, e)
+	awaitIndexed(t, r, e)
 	if n := r.metric(`sluice_kv_feed_total{worker="w0",rank="0",kind="gaps"}`); n == 0 {
 		t.Error("no gap was seen: the test shows nothing")
 	}
@@ -190,10 +190,10 @@ func TestLostEventsAreReplayed(t *testing.T) {
 // TestExplainShowsAllTerms: over the admin API, for each leg, every candidate
 // with the terms that its cost is the sum of.
 func TestExplainShowsAllTerms(t *testing.T) {
-	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+	p0, p1, d := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p0, worker.Prefill, "p0"), simWorker(p1, worker.Prefill, "p1"), simWorker(d, worker.Decode, "d0"))
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
-	known(t, r, p0, p1, d)
+	awaitIndexed(t, r, p0, p1, d)
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "why"), 200)
 	rec := r.explain(t, "why")
 	if rec.RequestID != "why" || len(rec.Decisions) != 2 || rec.Outcome == nil || rec.Outcome.Status != 200 || rec.Outcome.PromptTokens == 0 {
@@ -234,7 +234,7 @@ func TestBurstSpreads(t *testing.T) {
 	for i := range 4 {
 		e := startSim(t, func(o *sim.Options) { o.Speed, o.Cost = 1, cost })
 		engines = append(engines, e)
-		workers = append(workers, at(e, worker.Aggregated, fmt.Sprint("w", i)))
+		workers = append(workers, simWorker(e, worker.Aggregated, fmt.Sprint("w", i)))
 	}
 	r := startRouter(t, nil, workers...)
 	var wg sync.WaitGroup
@@ -252,14 +252,14 @@ func TestBurstSpreads(t *testing.T) {
 			t.Errorf("w%d took %d of 200 requests, want about 50", i, n)
 		}
 	}
-	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.reservedLoad() == "" })
 }
 
-// TestEmbeddingsAreNobodysPrompt: what has no prompt in any cache is placed by load alone,
+// TestEmbeddingsAreNotCachedPrompts: what has no prompt in any cache is placed by load alone,
 // not by what a request before it was found to hold.
-func TestEmbeddingsAreNobodysPrompt(t *testing.T) {
+func TestEmbeddingsAreNotCachedPrompts(t *testing.T) {
 	a := startSim(t, func(o *sim.Options) { o.KVEvents = "off" })
-	r := startRouter(t, nil, at(a, worker.Aggregated, "a"))
+	r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"))
 	chat := fmt.Sprintf(`{"model":"sim","max_tokens":1,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("a long prompt ", 200))
 	for range 8 {
 		for range 2 {

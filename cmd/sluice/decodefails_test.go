@@ -28,29 +28,29 @@ func TestDecodeFailsOver(t *testing.T) {
 		}
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			p, bad, good := startSim(t, role("prefill")), startScripted(t, f.infer), startSim(t, role("decode"))
-			r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), bad.at(worker.Decode, "bad"), at(good, worker.Decode, "good"))
+			p, bad, good := startSim(t, simRole("prefill")), startScripted(t, f.infer), startSim(t, simRole("decode"))
+			r := startRouter(t, shortPrefillTimeout, simWorker(p, worker.Prefill, "p0"), bad.worker(worker.Decode, "bad"), simWorker(good, worker.Decode, "good"))
 			for i := range 4 {
 				id := fmt.Sprint("r", i)
 				p.ForgetRequests()
 				good.ForgetRequests()
-				was := bad.seen()
+				was := bad.requests()
 				a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0)), "X-Request-Id", id)
 				if a.Status != 200 || a.text(t) == "" || a.Header.Get("X-Sluice-Worker") != "good" {
 					t.Errorf("status %d, on %q: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 				}
 				want := []string{id}
-				if bad.seen() > was {
+				if bad.requests() > was {
 					want = []string{id, id + "-2"}
 				}
-				if got := ids(generating(p)); fmt.Sprint(got) != fmt.Sprint(want) {
+				if got := ids(generateRequests(p)); fmt.Sprint(got) != fmt.Sprint(want) {
 					t.Errorf("prefill saw %q, want %q: a handle that an engine has seen is not used again", got, want)
 				}
-				if got := ids(generating(good)); len(got) != 1 || got[0] != want[len(want)-1] {
+				if got := ids(generateRequests(good)); len(got) != 1 || got[0] != want[len(want)-1] {
 					t.Errorf("decode saw %q, want %q", got, want[len(want)-1])
 				}
 			}
-			if bad.seen() == 0 {
+			if bad.requests() == 0 {
 				t.Error("the failing worker was never chosen: the test shows nothing")
 			}
 			if s := good.Stats().Sum(); s.GarbageReads != 0 || s.TransfersFailed != 0 {
@@ -60,13 +60,13 @@ func TestDecodeFailsOver(t *testing.T) {
 	}
 }
 
-// TestStreamBeginsBadly: vLLM tells in a stream's first event that KV could not be loaded.
+// TestStreamInitialError: vLLM tells in a stream's first event that KV could not be loaded.
 // Nothing of it has gone to the client, so the pair is run again, also for a request whose
 // stream could not move; where no other engine is left the engine's word is the client's.
-func TestStreamBeginsBadly(t *testing.T) {
+func TestStreamInitialError(t *testing.T) {
 	const body = `{"model":"sim","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"call it"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"required"}`
-	p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
-	r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+	p, d0, d1 := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, simRole("decode"))
+	r := startRouter(t, shortPrefillTimeout, simWorker(p, worker.Prefill, "p0"), simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1"))
 	for _, d := range []*sim.Engine{d0, d1} {
 		d.Fault(sim.Fault{Kind: sim.Slow, ID: "bad-"}) // of no effect, but taken in the place of the next
 		d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", ID: "bad"})
@@ -76,14 +76,14 @@ func TestStreamBeginsBadly(t *testing.T) {
 	if s := string(a.Body); a.Status != 200 || strings.Contains(s, `"error"`) || !strings.Contains(s, `"finish_reason":"tool_calls"`) || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
 		t.Errorf("%d %s", a.Status, s)
 	}
-	if n := len(generating(d0)) + len(generating(d1)); n != 2 {
+	if n := len(generateRequests(d0)) + len(generateRequests(d1)); n != 2 {
 		t.Errorf("%d decodes, want 2", n)
 	}
 	a = post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "worse")
 	if s := string(a.Body); a.Status != 200 || strings.Count(s, `"error":{`) != 1 || strings.Count(s, "data: [DONE]") != 1 {
 		t.Errorf("all fail: %d %s", a.Status, s)
 	}
-	quiet(t, r, 20*time.Second, p, d0, d1)
+	wantIdle(t, r, 20*time.Second, p, d0, d1)
 }
 
 // When all fail, the error says what and where.
@@ -102,21 +102,21 @@ func TestEveryDecodeFails(t *testing.T) {
 					infer = f.infer
 				}
 			}
-			p, d0, d1 := startSim(t, role("prefill")), startScripted(t, infer), startScripted(t, infer)
-			r := startRouter(t, hasty, at(p, worker.Prefill, "p0"), d0.at(worker.Decode, "d0"), d1.at(worker.Decode, "d1"))
+			p, d0, d1 := startSim(t, simRole("prefill")), startScripted(t, infer), startScripted(t, infer)
+			r := startRouter(t, shortPrefillTimeout, simWorker(p, worker.Prefill, "p0"), d0.worker(worker.Decode, "d0"), d1.worker(worker.Decode, "d1"))
 			a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "all")
 			wantReason(t, a, k.status, k.reason)
 			if msg, _, _ := a.errorOf(t); k.reason != "" && !strings.Contains(msg, "decode on d") {
 				t.Errorf("message %q does not say which worker", msg)
 			}
-			if d0.seen() == 0 || d1.seen() == 0 {
-				t.Errorf("d0 was tried %d times, d1 %d", d0.seen(), d1.seen())
+			if d0.requests() == 0 || d1.requests() == 0 {
+				t.Errorf("d0 was tried %d times, d1 %d", d0.requests(), d1.requests())
 			}
 			rec := r.outcome(t, "all")
 			if rec.Outcome.Status != k.status || len(rec.Notes) < 2 {
 				t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
 			}
-			if b := r.booked(); b != "" {
+			if b := r.reservedLoad(); b != "" {
 				t.Error(b)
 			}
 		})
@@ -125,28 +125,28 @@ func TestEveryDecodeFails(t *testing.T) {
 
 // A decode that does not answer is a time-out, not a second attempt.
 func TestDecodeTimesOut(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.Decode = 300 * time.Millisecond }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.Decode = 300 * time.Millisecond }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	d.Fault(sim.Fault{Kind: sim.Stall, Leg: "decode"})
 	a := post(t, r.URL+"/v1/chat/completions", chat(""))
 	wantReason(t, a, 504, "upstream_timeout")
-	if n := len(generating(d)); n != 1 {
+	if n := len(generateRequests(d)); n != 1 {
 		t.Errorf("%d decodes", n)
 	}
-	if b := r.booked(); b != "" {
+	if b := r.reservedLoad(); b != "" {
 		t.Error(b)
 	}
 }
 
-// TestStreamDiesUnderWay, where no stream goes on elsewhere: the client is told in the protocol's own form, nothing
+// TestStreamFailsMidway, where no stream goes on elsewhere: the client is told in the protocol's own form, nothing
 // is run again, and what was reserved is free.
-func TestStreamDiesUnderWay(t *testing.T) {
+func TestStreamFailsMidway(t *testing.T) {
 	for _, k := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Dead} {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
 			t.Run(k.String()+path, func(t *testing.T) {
 				t.Parallel()
-				p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
-				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, at(p, worker.Prefill, "p0"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+				p, d0, d1 := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, simRole("decode"))
+				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, simWorker(p, worker.Prefill, "p0"), simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1"))
 				for _, d := range []*sim.Engine{d0, d1} {
 					d.Fault(sim.Fault{Kind: k, Leg: "decode", After: 4})
 				}
@@ -161,14 +161,14 @@ func TestStreamDiesUnderWay(t *testing.T) {
 				if strings.HasSuffix(path, "completions") && !strings.HasSuffix(string(a.Body), "data: [DONE]\n\n") {
 					t.Errorf("no [DONE] at the end of %q", a.Body)
 				}
-				if n := len(generating(d0)) + len(generating(d1)); n != 1 {
+				if n := len(generateRequests(d0)) + len(generateRequests(d1)); n != 1 {
 					t.Errorf("%d decodes: nothing is run again once a stream has begun", n)
 				}
 				rec := r.outcome(t, "dies")
 				if rec.Outcome.Reason == "" {
 					t.Errorf("outcome %+v", rec.Outcome)
 				}
-				eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.booked() == "" })
+				eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.reservedLoad() == "" })
 			})
 		}
 	}
@@ -180,13 +180,13 @@ func TestLeaseIsKept(t *testing.T) {
 	// The dead decode worker costs a connect time-out, longer than the lease allows.
 	dead, free := blackhole(t)
 	p := startSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond })
-	d := startSim(t, role("decode"))
+	d := startSim(t, simRole("decode"))
 	r := startRouter(t, func(c *config.Config) {
 		c.PD.Lease, c.PD.LeaseMargin = time.Second, 600*time.Millisecond // decode within 400 ms
 		c.Timeouts.Connect = 700 * time.Millisecond
 		c.Health.Interval, c.Health.FailAfter, c.Health.Timeout = time.Minute, 1000, time.Second
 		c.Schedule.Policy = "round_robin"
-	}, at(p, worker.Prefill, "p0"), config.Worker{ID: "d-dead", URL: dead, Role: worker.Decode, KVEvents: []string{"off"}}, at(d, worker.Decode, "d0"))
+	}, simWorker(p, worker.Prefill, "p0"), config.Worker{ID: "d-dead", URL: dead, Role: worker.Decode, KVEvents: []string{"off"}}, simWorker(d, worker.Decode, "d0"))
 	free()
 	expired := 0.0
 	for i := range 4 {
@@ -198,14 +198,14 @@ func TestLeaseIsKept(t *testing.T) {
 			t.Fatalf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
 		}
 		want := []string{id}
-		if n := r.fellBack("lease_expired"); n > expired {
+		if n := r.fallbacks("lease_expired"); n > expired {
 			expired = n
 			want = []string{id, id + "-2"}
 		}
-		if got := ids(generating(p)); fmt.Sprint(got) != fmt.Sprint(want) {
+		if got := ids(generateRequests(p)); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("prefill saw %q, want %q", got, want)
 		}
-		recs := generating(d)
+		recs := generateRequests(d)
 		if len(recs) != 1 || recs[0].Header("X-Request-Id") != want[len(want)-1] || !strings.Contains(string(recs[0].Body), "-"+want[len(want)-1]+"-") {
 			t.Errorf("decode saw %q; want the fresh handle of %q, once", ids(recs), want[len(want)-1])
 		}
@@ -219,26 +219,26 @@ func TestLeaseIsKept(t *testing.T) {
 	if s := d.Stats().Sum(); s.GarbageReads != 0 {
 		t.Errorf("decode read freed memory %d times", s.GarbageReads)
 	}
-	quiet(t, r, 10*time.Second, p, d)
+	wantIdle(t, r, 10*time.Second, p, d)
 }
 
 // A lease that always runs out ends in plain decode, never in an old handle.
 func TestLeaseAlwaysTooShort(t *testing.T) {
-	p := startSim(t, role("prefill"))
-	d := startSim(t, role("decode"))
+	p := startSim(t, simRole("prefill"))
+	d := startSim(t, simRole("decode"))
 	r := startRouter(t, func(c *config.Config) {
 		c.PD.Lease, c.PD.LeaseMargin = time.Second, time.Second-time.Nanosecond
 		c.PD.MaxAttempts = 2
-	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	}, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	body := chat("")
 	a := post(t, r.URL+"/v1/chat/completions", body)
 	if a.Status != 200 || a.text(t) == "" {
 		t.Errorf("status %d: %s", a.Status, a.Body)
 	}
-	if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+	if recs := generateRequests(d); len(recs) != 1 || string(recs[0].Body) != body {
 		t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
 	}
-	if n := len(generating(p)); n != 2 {
+	if n := len(generateRequests(p)); n != 2 {
 		t.Errorf("%d prefills, want 2", n)
 	}
 }
@@ -262,7 +262,7 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine := startScripted(t, reply(200, "{}"))
+	engine := startScripted(t, replyHandler(200, "{}"))
 	srv := &http.Server{Handler: engine.Config.Handler}
 	go srv.Serve(ln)
 	t.Cleanup(func() {
@@ -292,7 +292,7 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 // A decode engine that dies while it waits for blocks that prefill has ready: where
 // blocks are asked for by an id, another decode asks, so that they are freed; the
 // request itself is run again.
-func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
+func TestDecodeDiesAfterPrefill(t *testing.T) {
 	for _, name := range []string{"nixl-push", "mooncake"} {
 		t.Run(name, func(t *testing.T) {
 			fam := matrixFamilies[slices.IndexFunc(matrixFamilies, func(f matrixFamily) bool { return f.name == name })]
@@ -300,13 +300,13 @@ func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
 				return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) }) // blocks wait for 480 s, as they do there
 			}
 			p, d0, d1 := engine("prefill"), engine("decode"), engine("decode")
-			w := at(p, worker.Prefill, "p0")
+			w := simWorker(p, worker.Prefill, "p0")
 			if fam.worker != nil {
 				fam.worker(&w, p)
 			}
-			r := startRouter(t, func(c *config.Config) { c.PD.Family = name }, w, at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+			r := startRouter(t, func(c *config.Config) { c.PD.Family = name }, w, simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1"))
 			wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200) // what must be known of prefill is, from here on
-			quiet(t, r, 20*time.Second, p, d0, d1)
+			wantIdle(t, r, 20*time.Second, p, d0, d1)
 			for i, shape := range shapes {
 				d0.ForgetRequests()
 				d1.ForgetRequests()
@@ -339,7 +339,7 @@ func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
 					t.Errorf("%s: the request was not run again: %+v", shape.name, a)
 				}
 				eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
-				if n := r.fellBack("abandoned_handle"); n != float64(i+1) {
+				if n := r.fallbacks("abandoned_handle"); n != float64(i+1) {
 					t.Errorf("%v handles were given back, want %d", n, i+1)
 				}
 				failing.Restart()
@@ -353,7 +353,7 @@ func TestDecodeDiesWhenPrefillIsDone(t *testing.T) {
 			if s := p.Stats().Sum(); s.LeasesExpired != 0 {
 				t.Errorf("%d leases ran out", s.LeasesExpired)
 			}
-			quiet(t, r, 20*time.Second, p, d0, d1)
+			wantIdle(t, r, 20*time.Second, p, d0, d1)
 		})
 	}
 }
@@ -367,13 +367,13 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 		return startSim(t, func(o *sim.Options) { o.Role = role; fam.engine(o) })
 	}
 	p, d := engine("prefill"), engine("decode")
-	w := at(p, worker.Prefill, "p0")
+	w := simWorker(p, worker.Prefill, "p0")
 	fam.worker(&w, p)
 	r := startRouter(t, func(c *config.Config) {
 		fam.config(c)
 		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
 		c.PD.MaxAttempts = 1
-	}, w, at(d, worker.Decode, "d0"))
+	}, w, simWorker(d, worker.Decode, "d0"))
 	eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.transfers.Up(nixl.TierNIXL) })
 	for _, k := range []struct {
 		name  string
@@ -384,17 +384,17 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 	} {
 		for i, shape := range shapes {
 			t.Run(k.name+", "+shape.name, func(t *testing.T) {
-				_, was, _ := r.sideChannel.Counts()
+				_, was, _ := r.sidechannel.Counts()
 				d.Fault(k.fault)
 				defer d.ClearFaults()
 				post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
 				eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
-				eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.sideChannel.Counts(); return now == was+1 })
+				eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.sidechannel.Counts(); return now == was+1 })
 			})
 		}
 	}
 	if s := p.Stats().Sum(); s.LeasesExpired != 0 {
 		t.Errorf("%d leases ran out", s.LeasesExpired)
 	}
-	quiet(t, r, 20*time.Second, p, d)
+	wantIdle(t, r, 20*time.Second, p, d)
 }

@@ -92,8 +92,8 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// side is one of the two routers with its engines and its load.
-type side struct {
+// demoSide is one of the two routers with its engines and its load.
+type demoSide struct {
 	name    string
 	engines []*sim.Engine
 	router  *router
@@ -107,7 +107,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var sides [2]*side // the twin first: the other's page shows it
+	var sides [2]*demoSide // the twin first: the other's page shows it
 	defer func() {
 		for _, s := range sides {
 			s.close()
@@ -131,10 +131,10 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	}
 	defer routers.Wait()
 	defer cancel()
-	if err := demoReady(ctx, sides[:]); err != nil {
+	if err := awaitDemoReady(ctx, sides[:]); err != nil {
 		return err
 	}
-	greet(stdout, sides[1].router)
+	printIntro(stdout, sides[1].router)
 
 	loading, stop := context.WithCancel(ctx)
 	defer stop()
@@ -165,8 +165,8 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 }
 
 // newSide starts two prefill and two decode engines and a router over them.
-func newSide(name, policy, pd, listen, adminAddr string, twin *router, log *slog.Logger) (*side, error) {
-	s := &side{name: name}
+func newSide(name, policy, pd, listen, adminAddr string, compared *router, log *slog.Logger) (*demoSide, error) {
+	s := &demoSide{name: name}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen, cfg.Schedule.Policy = listen, adminAddr, policy
 	cfg.PD.Family = pd
@@ -192,7 +192,7 @@ func newSide(name, policy, pd, listen, adminAddr string, twin *router, log *slog
 	}
 	err := cfg.Validate()
 	if err == nil {
-		s.router, err = newTwinned(cfg, log, twin)
+		s.router, err = newComparedRouter(cfg, log, compared)
 	}
 	if err != nil {
 		s.close()
@@ -201,7 +201,7 @@ func newSide(name, policy, pd, listen, adminAddr string, twin *router, log *slog
 	return s, nil
 }
 
-func (s *side) close() {
+func (s *demoSide) close() {
 	if s == nil {
 		return
 	}
@@ -213,20 +213,20 @@ func (s *side) close() {
 	}
 }
 
-func demoReady(ctx context.Context, sides []*side) error {
+func awaitDemoReady(ctx context.Context, sides []*demoSide) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for _, s := range sides {
 		for {
-			if len(s.router.pages.waitingFor(true)) == 0 {
+			if len(s.router.pages.notReadyReasons(true)) == 0 {
 				break
 			}
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.waitingFor(true))
+				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.notReadyReasons(true))
 			}
 		}
 	}
@@ -247,7 +247,7 @@ func demoLoad(o demoOptions, r *router) load.Options {
 	return l
 }
 
-func greet(w io.Writer, r *router) {
+func printIntro(w io.Writer, r *router) {
 	fmt.Fprintf(w, "\n  Sluice is routing between 2 prefill and 2 decode engines (simulated).\n\n")
 	if r.admin != nil {
 		fmt.Fprintf(w, "  Page   %s\n", r.admin.URL())
@@ -259,7 +259,7 @@ func greet(w io.Writer, r *router) {
 }
 
 // summary is the table at the end: the two routers side by side.
-func summary(w io.Writer, sides []*side) error {
+func summary(w io.Writer, sides []*demoSide) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tforetold\t")
 	for i := len(sides) - 1; i >= 0; i-- {
@@ -268,7 +268,7 @@ func summary(w io.Writer, sides []*side) error {
 			continue
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%.0f ms\t%.0f ms\t%.0f ms\t%s\t%s\t\n", sides[i].name, humanize.Comma(r.OK), humanize.Comma(r.Failed),
-			r.TTFT.P50, r.TTFT.P99, r.Total.P50, percent(prefillHits(sides[i])), percent(float64(r.PredictedTok)/float64(max(1, r.PromptTokens))))
+			r.TTFT.P50, r.TTFT.P99, r.Total.P50, percent(prefillHits(sides[i])), percent(float64(r.PredictedCachedTokens)/float64(max(1, r.PromptTokens))))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -290,7 +290,7 @@ func summary(w io.Writer, sides []*side) error {
 
 // prefillHits is the share of prompt tokens that the prefill engines found in
 // their caches, by their own count.
-func prefillHits(s *side) float64 {
+func prefillHits(s *demoSide) float64 {
 	queries, hits := 0, 0
 	for i, e := range s.engines {
 		if i < 2 {

@@ -55,7 +55,7 @@ func keepRegistered(t *testing.T, r *testRouter, id, kind, workerSpec string) (s
 // everything of the one that goes: its index entries, its reservations, its
 // metric series.
 func TestRegisteredPairServes(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := launchRouter(t, withRegister)
 	a := get(t, r.URL+"/readyz")
 	if _, page := r.pages.Ready(true); a.Status != 503 || !strings.Contains(string(page), "register 127.0.0.1") {
@@ -76,10 +76,10 @@ func TestRegisteredPairServes(t *testing.T) {
 		}
 	}
 	// What was just sent there is foretold before events tell of it.
-	eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.Held.Load() > 0 })
+	eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.CachedBlocks.Load() > 0 })
 	stopPrefill()
 	eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
-		return old.Held.Load() == 0 && !series() && r.state("p-0") == worker.Gone
+		return old.CachedBlocks.Load() == 0 && !series() && r.state("p-0") == worker.Gone
 	})
 	if n := old.Requests.Load() + old.PrefillTokens.Load(); n != 0 {
 		t.Errorf("%d still reserved on a rank that has gone", n)
@@ -104,8 +104,8 @@ func TestRegisteredPairServes(t *testing.T) {
 	}
 }
 
-// TestLostWorkerIsTakenOut: a worker whose machine went away does not renew.
-func TestLostWorkerIsTakenOut(t *testing.T) {
+// TestLostWorkerIsRemoved: a worker whose machine went away does not renew.
+func TestLostWorkerIsRemoved(t *testing.T) {
 	e := startSim(t, nil)
 	r := launchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
 	req, err := http.NewRequest("PUT", "http://"+r.register.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
@@ -125,7 +125,7 @@ func TestLostWorkerIsTakenOut(t *testing.T) {
 	eventually(t, 10*time.Second, "its lease ends", func() bool { return r.state("w") == worker.Gone })
 }
 
-func sources(t *testing.T, r *testRouter) []discovery.State {
+func sourceStates(t *testing.T, r *testRouter) []discovery.State {
 	t.Helper()
 	req, _ := http.NewRequest("GET", "http://"+r.admin.Addr()+"/admin/v1/discovery", nil)
 	req.Header.Set("Authorization", "Bearer "+r.cfg.Admin.Token)
@@ -185,7 +185,7 @@ func TestWorkersFile(t *testing.T) {
 
 	writeFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")
 	eventually(t, 5*time.Second, "the fault is shown with its place", func() bool {
-		for _, s := range sources(t, r) {
+		for _, s := range sourceStates(t, r) {
 			if strings.Contains(s.Error, "workers.yaml:4:18") && strings.Contains(s.Error, "nonsense") && s.Workers == 2 {
 				return true
 			}
@@ -204,9 +204,9 @@ func TestWorkersFile(t *testing.T) {
 	eventually(t, 10*time.Second, "b is back", both)
 }
 
-// TestConfigFileIsReadAgain: the workers of --config follow it, and of what else
+// TestConfigFileIsReloaded: the workers of --config follow it, and of what else
 // was edited the log says that it waits for the next start.
-func TestConfigFileIsReadAgain(t *testing.T) {
+func TestConfigFileIsReloaded(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll: 20ms}\nhealth: {interval: 50ms}\n"

@@ -40,12 +40,12 @@ Flags:
 
 // finding is one thing that was looked at.
 type finding struct {
-	Name   string   `json:"name"`
-	State  string   `json:"state"` // ok, limited, off, hung, crashed
-	Asked  bool     `json:"asked"` // by the configuration or --want
-	Detail string   `json:"detail"`
-	Advice string   `json:"advice,omitempty"` // what to do about it; empty when there is nothing to do
-	Tried  []string `json:"tried,omitempty"`  // places, each with what was there
+	Name     string   `json:"name"`
+	State    string   `json:"state"` // ok, limited, off, hung, crashed
+	Required bool     `json:"asked"` // by the configuration or --want
+	Detail   string   `json:"detail"`
+	Advice   string   `json:"advice,omitempty"` // what to do about it; empty when there is nothing to do
+	Attempts []string `json:"tried,omitempty"`  // places, each with what was there
 }
 
 const (
@@ -60,25 +60,25 @@ var doctorNames = []string{"nixl", "ucx", "zmq", "cuda", "memlock", "rdma", "fil
 
 // doctor is one run of the command.
 type doctor struct {
-	root    string // of /sys and /dev; "" but in tests
-	timeout time.Duration
-	probe   probeRequest
-	clients int // connections that limits.max_conns lets in; 0 without a configuration
-	want    []string
-	would   bool     // serve would use NIXL, and goes without where it is not
-	self    []string // the command that probes, before its own argument
+	root         string // of /sys and /dev; "" but in tests
+	timeout      time.Duration
+	probe        probeRequest
+	maxConns     int // connections that limits.max_conns lets in; 0 without a configuration
+	required     []string
+	wantsNIXL    bool     // serve would use NIXL, and goes without where it is not
+	probeCommand []string // the command that probes, before its own argument
 }
 
 func runDoctor(args []string, stdout, stderr io.Writer) int {
 	if len(args) == 1 && args[0] == probeArgument {
-		return runProbe(os.Stdin, os.NewFile(3, "answer"))
+		return probeMain(os.Stdin, os.NewFile(3, "answer"))
 	}
 	fs := flag.NewFlagSet("sluice doctor", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	d := doctor{}
 	file := fs.String("config", "", "look whether this machine has what the configuration in `FILE` asks for")
 	asJSON := fs.Bool("json", false, "print JSON")
-	want := fs.String("want", "", "`NAMES` that must be there, by commas")
+	required := fs.String("want", "", "`NAMES` that must be there, by commas")
 	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.nixl_library]")
 	fs.StringVar(&d.probe.UCX, "ucx", "", "libucp's `FILE` or folder, likewise")
 	fs.Func("python", "`PREFIX` of an engine's Python environment; may be given again [transfers.python]", func(v string) error {
@@ -97,7 +97,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sluice doctor: --timeout is %s; want 100ms or more\n", d.timeout)
 		return 2
 	}
-	for name := range strings.SplitSeq(*want, ",") {
+	for name := range strings.SplitSeq(*required, ",") {
 		if name = strings.TrimSpace(name); name == "" {
 			continue
 		}
@@ -105,7 +105,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 			fmt.Fprintf(stderr, "sluice doctor: --want names %q; want some of %s\n", name, strings.Join(doctorNames, ", "))
 			return 2
 		}
-		d.want = append(d.want, name)
+		d.required = append(d.required, name)
 	}
 	if *file != "" {
 		if err := d.configured(*file); err != nil {
@@ -113,18 +113,18 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 			return 1
 		}
 	}
-	self, err := os.Executable()
+	probeCommand, err := os.Executable()
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice doctor: cannot find its own file to start the probes:", err)
 		return 1
 	}
-	d.self = []string{self, "doctor"}
+	d.probeCommand = []string{probeCommand, "doctor"}
 	return d.report(d.examine(), *asJSON, stdout, stderr)
 }
 
 // configured reads what a configuration asks for.
 func (d *doctor) configured(file string) error {
-	c, err := config.LoadOver(file, os.Environ())
+	c, err := config.LoadWithEnv(file, os.Environ())
 	if err != nil {
 		return err
 	}
@@ -133,16 +133,16 @@ func (d *doctor) configured(file string) error {
 	d.probe.Python = append(d.probe.Python, t.Python...)
 	d.probe.UCX = cmp.Or(d.probe.UCX, t.UCXLibrary)
 	if t.UCX == "on" {
-		d.want = append(d.want, "ucx")
+		d.required = append(d.required, "ucx")
 	}
 	if t.NIXL == "on" || t.SideChannel == "renew" || t.SideChannel == "release" {
-		d.want = append(d.want, "nixl")
+		d.required = append(d.required, "nixl")
 	}
-	d.would = c.WantsNIXL()
+	d.wantsNIXL = c.WantsNIXL()
 	if c.ReportEndpoint() != "" || c.UsesFamily("lmcache") {
-		d.want = append(d.want, "zmq")
+		d.required = append(d.required, "zmq")
 	}
-	d.clients = c.Limits.MaxConns
+	d.maxConns = c.Limits.MaxConns
 	return nil
 }
 
@@ -158,15 +158,15 @@ func (d *doctor) examine() []finding {
 			case "rdma":
 				all[i] = d.rdmaFinding()
 			case "files":
-				all[i] = filesFinding(d.clients)
+				all[i] = filesFinding(d.maxConns)
 			case "io_uring":
 				all[i] = uringFinding()
 			default:
-				all[i] = d.probed(name)
+				all[i] = d.runProbe(name)
 			}
 			f := &all[i]
-			f.Name, f.Asked = name, slices.Contains(d.want, name)
-			if name == "nixl" && d.would && !f.Asked && f.State != findingOK {
+			f.Name, f.Required = name, slices.Contains(d.required, name)
+			if name == "nixl" && d.wantsNIXL && !f.Required && f.State != findingOK {
 				f.Detail += "; transfers.nixl is auto: serve goes without"
 			}
 		})
@@ -179,7 +179,7 @@ func (d *doctor) examine() []finding {
 func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) int {
 	var missing []string
 	for _, f := range all {
-		if f.Asked && f.State != findingOK && f.State != findingLimited {
+		if f.Required && f.State != findingOK && f.State != findingLimited {
 			missing = append(missing, f.Name)
 		}
 	}
@@ -196,11 +196,11 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 	} else {
 		for _, f := range all {
 			mark := ""
-			if f.Asked {
+			if f.Required {
 				mark = "asked for; "
 			}
 			fmt.Fprintf(stdout, "%-8s %-9s %s%s\n", f.State, f.Name, mark, oneLine(f.Detail))
-			for _, t := range f.Tried {
+			for _, t := range f.Attempts {
 				fmt.Fprintf(stdout, "%18s tried: %s\n", "", oneLine(t))
 			}
 			if f.Advice != "" {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/pebbe/zmq4"
 
+	"sluice/dataplane/zmtp"
 	"sluice/native"
 	"sluice/nixl"
-	"sluice/nixl/zmtp"
 )
 
 // probeArgument makes this binary the process in which a library is tried:
@@ -26,22 +26,22 @@ import (
 const probeArgument = "@probe"
 
 type probeRequest struct {
-	What   string        `json:"what"` // nixl, ucx, zmq or cuda
-	NIXL   string        `json:"nixl"`
-	UCX    string        `json:"ucx"`
-	Python []string      `json:"python"`
-	Within time.Duration `json:"within"`
+	Library string        `json:"what"` // nixl, ucx, zmq or cuda
+	NIXL    string        `json:"nixl"`
+	UCX     string        `json:"ucx"`
+	Python  []string      `json:"python"`
+	Timeout time.Duration `json:"within"`
 }
 
-// runProbe is the process that tries one library.
-func runProbe(in io.Reader, out *os.File) int {
+// probeMain is the process that tries one library.
+func probeMain(in io.Reader, out *os.File) int {
 	var r probeRequest
 	if out == nil || json.NewDecoder(in).Decode(&r) != nil {
 		fmt.Fprintln(os.Stderr, "sluice doctor: this is the part of it that it starts itself")
 		return 2
 	}
 	var f finding
-	switch r.What {
+	switch r.Library {
 	case "nixl":
 		f = probeNIXL(&r)
 	case "ucx":
@@ -59,29 +59,29 @@ func runProbe(in io.Reader, out *os.File) int {
 	return 0
 }
 
-// probed starts such a process and answers what became of it.
-func (d *doctor) probed(what string) finding {
+// runProbe starts such a process and answers what became of it.
+func (d *doctor) runProbe(what string) finding {
 	r := d.probe
-	r.What, r.Within = what, d.timeout*9/10
+	r.Library, r.Timeout = what, d.timeout*9/10
 	in, err := json.Marshal(r)
 	if err != nil {
 		return finding{State: findingOff, Detail: err.Error()}
 	}
-	answer, theirs, err := os.Pipe()
+	answer, stderr, err := os.Pipe()
 	if err != nil {
 		return finding{State: findingOff, Detail: "cannot start the probe: " + err.Error()}
 	}
 	defer answer.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), d.timeout)
 	defer cancel()
-	var said tail
-	cmd := exec.CommandContext(ctx, d.self[0], append(d.self[1:], probeArgument)...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(in), &said, &said, []*os.File{theirs}
+	var lastOutput tailBuffer
+	cmd := exec.CommandContext(ctx, d.probeCommand[0], append(d.probeCommand[1:], probeArgument)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(in), &lastOutput, &lastOutput, []*os.File{stderr}
 	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err = cmd.Start()
-	theirs.Close()
+	stderr.Close()
 	if err != nil {
 		return finding{State: findingOff, Detail: "cannot start the probe: " + err.Error()}
 	}
@@ -94,21 +94,21 @@ func (d *doctor) probed(what string) finding {
 	case decoded == nil && f.State != "":
 		return f
 	case ctx.Err() != nil:
-		return finding{State: findingHung, Detail: fmt.Sprintf("no answer within %s; the probe was killed%s", d.timeout, said.last()),
+		return finding{State: findingHung, Detail: fmt.Sprintf("no answer within %s; the probe was killed%s", d.timeout, lastOutput.last()),
 			Advice: "a library that hangs here would cost serve its tier: name another with --nixl or --ucx, or see what it waits for with --timeout 5m and gdb -p"}
 	default:
 		if err == nil {
 			err = errNoAnswer
 		}
-		return finding{State: findingCrashed, Detail: fmt.Sprintf("the probe ended without an answer: %v%s", err, said.last()),
+		return finding{State: findingCrashed, Detail: fmt.Sprintf("the probe ended without an answer: %v%s", err, lastOutput.last()),
 			Advice: "this library would bring the router down: take it off (transfers.nixl: off), or name another with --nixl or --ucx"}
 	}
 }
 
-// tail keeps the end of what is written to it.
-type tail struct{ b []byte }
+// tailBuffer keeps the end of what is written to it.
+type tailBuffer struct{ b []byte }
 
-func (t *tail) Write(p []byte) (int, error) {
+func (t *tailBuffer) Write(p []byte) (int, error) {
 	t.b = append(t.b, p...)
 	if n := len(t.b) - 4096; n > 0 {
 		t.b = append(t.b[:0], t.b[n:]...)
@@ -117,7 +117,7 @@ func (t *tail) Write(p []byte) (int, error) {
 }
 
 // last is the line that was said last.
-func (t *tail) last() string {
+func (t *tailBuffer) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
 	if l := lines[len(lines)-1]; l != "" {
 		return "; it said " + fmt.Sprintf("%.200q", l)
@@ -125,28 +125,28 @@ func (t *tail) last() string {
 	return ""
 }
 
-func tried(attempts []nixl.Attempt) (all []string) {
+func attemptLines(attempts []nixl.Attempt) (all []string) {
 	for _, a := range attempts {
 		switch {
 		case a.Path == "" && a.Code == native.LoadAbsent: // none is in the process: of no interest
 		case a.Code == native.LoadOK || a.Code == native.LoadAbsent:
 			all = append(all, fmt.Sprintf("%s: %s", a.Path, a.Code))
 		default:
-			all = append(all, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Why))
+			all = append(all, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Reason))
 		}
 	}
 	return all
 }
 
-// loaded turns the outcome of a load into the beginning of a finding.
-func loaded(l *nixl.Library, err error, missing, broken string) (f finding, ok bool) {
+// loadFinding turns the outcome of a load into the beginning of a finding.
+func loadFinding(l *nixl.Library, err error, missing, broken string) (f finding, ok bool) {
 	if err == nil {
-		return finding{Tried: tried(l.Attempts)}, true
+		return finding{Attempts: attemptLines(l.Attempts)}, true
 	}
 	f = finding{State: findingOff, Detail: err.Error(), Advice: missing}
 	var e *nixl.LoadError
 	if errors.As(err, &e) {
-		f.Tried = tried(e.Attempts)
+		f.Attempts = attemptLines(e.Attempts)
 		f.Detail = "no usable library"
 		for _, a := range e.Attempts {
 			if a.Code != native.LoadAbsent {
@@ -162,37 +162,37 @@ func loaded(l *nixl.Library, err error, missing, broken string) (f finding, ok b
 }
 
 const (
-	noNIXL  = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.nixl_library"
-	badNIXL = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.nixl_library"
-	noUCX   = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
-	noSelf  = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
+	noNIXL     = "pip install nixl-cu12 (or nixl-cu13) in the version that the engines run, and name its environment: transfers.python, --python; or its folder: transfers.nixl_library"
+	badNIXL    = "install the engines' own version of nixl-cu12 or nixl-cu13 (0.10 or later) whole, or name another with transfers.nixl_library"
+	noUCX      = "comes with the NIXL wheel; alone: pip install libucx-cu12, or apt install libucx0 (1.13 or later); name it with SLUICE_UCX_LIBRARY or --ucx"
+	noSelfTest = "UCX found no way to itself: see UCX_TLS and UCX_NET_DEVICES in the environment (tcp over lo must be among them)"
 )
 
 func probeNIXL(r *probeRequest) finding {
 	search := nixl.Search{Path: r.NIXL, Python: r.Python}
-	l, err := nixl.Load(search, r.Within)
-	f, ok := loaded(l, err, noNIXL, badNIXL)
+	l, err := nixl.Load(search, r.Timeout)
+	f, ok := loadFinding(l, err, noNIXL, badNIXL)
 	if !ok {
 		return f
 	}
-	return settled(f, r, nixl.StartAgentTier(nixl.AgentTierConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Within}}))
+	return awaitSelfTest(f, r, nixl.StartAgentTier(nixl.AgentTierConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Timeout}}))
 }
 
 func probeUCX(r *probeRequest) finding {
 	search := nixl.Search{Path: r.NIXL, Python: r.Python}
-	l, err := nixl.LoadUCX(r.UCX, search, r.Within)
-	f, ok := loaded(l, err, noUCX, noUCX)
+	l, err := nixl.LoadUCX(r.UCX, search, r.Timeout)
+	f, ok := loadFinding(l, err, noUCX, noUCX)
 	if !ok {
 		return f
 	}
-	return settled(f, r, nixl.StartUCXTier(nixl.UCXTierConfig{
-		UCX: nixl.UCXConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Within}, Path: r.UCX}}))
+	return awaitSelfTest(f, r, nixl.StartUCXTier(nixl.UCXTierConfig{
+		UCX: nixl.UCXConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Timeout}, Path: r.UCX}}))
 }
 
-// settled waits for a tier's self-test.
-func settled(f finding, r *probeRequest, t *nixl.AgentTier) finding {
+// awaitSelfTest waits for a tier's self-test.
+func awaitSelfTest(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 	state, reason := t.Status()
-	for end := time.Now().Add(r.Within); state == nixl.TierStarting && time.Now().Before(end); state, reason = t.Status() {
+	for end := time.Now().Add(r.Timeout); state == nixl.TierStarting && time.Now().Before(end); state, reason = t.Status() {
 		time.Sleep(5 * time.Millisecond)
 	}
 	f.Detail = reason
@@ -205,9 +205,9 @@ func settled(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 			f.Advice = "two UCX in a process hang or crash: take one of them out of LD_LIBRARY_PATH or LD_PRELOAD"
 		}
 	case nixl.TierStarting:
-		f.State, f.Advice = findingHung, noSelf
+		f.State, f.Advice = findingHung, noSelfTest
 	default:
-		f.State, f.Advice = findingOff, noSelf
+		f.State, f.Advice = findingOff, noSelfTest
 	}
 	return f
 }

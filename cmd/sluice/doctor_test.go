@@ -38,7 +38,7 @@ type diagnosis struct {
 	OK       bool
 	Findings []finding
 	code     int
-	took     time.Duration
+	elapsed  time.Duration
 }
 
 func (d *diagnosis) of(name string) finding {
@@ -59,7 +59,7 @@ func diagnose(t *testing.T, args ...string) *diagnosis {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	began := time.Now()
 	err := cmd.Run()
-	d := &diagnosis{took: time.Since(began)}
+	d := &diagnosis{elapsed: time.Since(began)}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		d.code = exit.ExitCode()
@@ -104,14 +104,14 @@ func TestDoctorOnBadLibraries(t *testing.T) {
 			t.Parallel()
 			d := diagnose(t, "--nixl", c.library, "--want", "nixl", "--timeout", "3s")
 			f := d.of("nixl")
-			if d.code != 1 || f.State != c.state || !f.Asked || f.Advice == "" || !strings.Contains(f.Detail, c.detail) {
+			if d.code != 1 || f.State != c.state || !f.Required || f.Advice == "" || !strings.Contains(f.Detail, c.detail) {
 				t.Errorf("exit %d, %+v; want 1, %s and %q", d.code, f, c.state, c.detail)
 			}
 			if zmq := d.of("zmq"); zmq.State != findingOK {
 				t.Errorf("ZMQ beside it: %+v", zmq)
 			}
-			if d.took > 20*time.Second {
-				t.Errorf("it took %s", d.took)
+			if d.elapsed > 20*time.Second {
+				t.Errorf("it took %s", d.elapsed)
 			}
 		})
 	}
@@ -122,7 +122,7 @@ func TestDoctorOnGoodLibraries(t *testing.T) {
 	ucx := compiled(t, "libucp.so.0", "../../native/testdata/fake_ucp.c")
 	d := diagnose(t, "--nixl", filepath.Dir(capi), "--ucx", ucx, "--want", "nixl, ucx,zmq")
 	for _, name := range []string{"nixl", "ucx", "zmq"} {
-		if f := d.of(name); f.State != findingOK || !f.Asked || f.Advice != "" {
+		if f := d.of(name); f.State != findingOK || !f.Required || f.Advice != "" {
 			t.Errorf("%+v; want ok", f)
 		}
 	}
@@ -131,12 +131,12 @@ func TestDoctorOnGoodLibraries(t *testing.T) {
 	}
 	old := compiled(t, "libucp.so.0", "../../native/testdata/fake_ucp.c", "-DFAKE_MINOR=12")
 	f := diagnose(t, "--ucx", old).of("ucx")
-	if f.State != findingOff || !strings.Contains(strings.Join(f.Tried, " "), "UCX 1.12.0: want 1.13 or newer") {
+	if f.State != findingOff || !strings.Contains(strings.Join(f.Attempts, " "), "UCX 1.12.0: want 1.13 or newer") {
 		t.Errorf("an old UCX: %+v", f)
 	}
 }
 
-func TestDoctorAsksForWhatTheConfigurationDoes(t *testing.T) {
+func TestDoctorRequiresConfiguredLibraries(t *testing.T) {
 	dir := t.TempDir()
 	write := func(text string) string {
 		file := filepath.Join(dir, "sluice.yaml")
@@ -148,19 +148,19 @@ func TestDoctorAsksForWhatTheConfigurationDoes(t *testing.T) {
 	absent := filepath.Join(dir, "nowhere")
 	d := diagnose(t, "--config", write("transfers:\n  nixl: \"on\"\n  nixl_library: "+absent+"\nlimits:\n  max_conns: 2000000000\n"))
 	f := d.of("nixl")
-	if d.code != 1 || !f.Asked || f.State != findingOff || !strings.Contains(strings.Join(f.Tried, " "), absent) {
+	if d.code != 1 || !f.Required || f.State != findingOff || !strings.Contains(strings.Join(f.Attempts, " "), absent) {
 		t.Errorf("exit %d, %+v; want that nixl is asked for and off", d.code, f)
 	}
 	if f := d.of("files"); f.State != findingLimited || !strings.Contains(f.Advice, "4000001024") {
 		t.Errorf("%+v; want that the files are too few", f)
 	}
 	d = diagnose(t, "--config", write("transfers:\n  nixl_library: "+absent+"\n"))
-	if f := d.of("nixl"); d.code != 0 || f.Asked {
+	if f := d.of("nixl"); d.code != 0 || f.Required {
 		t.Errorf("exit %d, %+v; want that nothing is asked for", d.code, f)
 	}
 }
 
-func TestDoctorIsCalledWrongly(t *testing.T) {
+func TestDoctorUsageErrors(t *testing.T) {
 	for _, args := range [][]string{{"--want", "gold"}, {"--timeout", "1ms"}, {"extra"}, {"--nonsense"}} {
 		var stdout, stderr bytes.Buffer
 		if code := runDoctor(args, &stdout, &stderr); code != 2 || stderr.Len() == 0 || stdout.Len() != 0 {
@@ -180,7 +180,7 @@ func TestDoctorTable(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	d := doctor{}
 	code := d.report([]finding{
-		{Name: "nixl", State: findingOff, Asked: true, Detail: "a\x1b[31m\nb", Advice: "install it", Tried: []string{"/x: absent"}},
+		{Name: "nixl", State: findingOff, Required: true, Detail: "a\x1b[31m\nb", Advice: "install it", Attempts: []string{"/x: absent"}},
 		{Name: "zmq", State: findingOK, Detail: "fine"},
 	}, false, &stdout, &stderr)
 	want := "off      nixl      asked for; a [31m b\n" + strings.Repeat(" ", 19) + "tried: /x: absent\n" + strings.Repeat(" ", 19) + "do: install it\nok       zmq       fine\n"

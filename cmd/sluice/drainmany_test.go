@@ -60,10 +60,10 @@ func TestDrainOfManyStreams(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer probe.Close()
-	told := time.Now()
+	signalled := time.Now()
 	p.cmd.Process.Signal(syscall.SIGTERM)
 	notReady := time.Duration(0)
-	for notReady == 0 && time.Since(told) < 20*time.Second {
+	for notReady == 0 && time.Since(signalled) < 20*time.Second {
 		resp, err := http.Get("http://" + p.first + "/readyz")
 		if err != nil {
 			t.Errorf("the listener closed before /readyz said 503: %v", err)
@@ -71,17 +71,17 @@ func TestDrainOfManyStreams(t *testing.T) {
 		}
 		resp.Body.Close()
 		if resp.StatusCode == 503 {
-			notReady = time.Since(told)
+			notReady = time.Since(signalled)
 		}
 	}
 	code := p.wait(t, drain+60*time.Second)
-	ended := time.Since(told)
+	ended := time.Since(signalled)
 	reading.Wait()
 	close(ends)
 	early, first := 0, time.Duration(1<<62)
 	for at := range ends {
-		first = min(first, at.Sub(told))
-		if at.Sub(told) < drain {
+		first = min(first, at.Sub(signalled))
+		if at.Sub(signalled) < drain {
 			early++
 		}
 	}
@@ -91,5 +91,5 @@ func TestDrainOfManyStreams(t *testing.T) {
 	if late := ended - drain; late > 20*time.Second {
 		t.Errorf("it ended only %v after the deadline", late)
 	}
-	figure(t, 11, "%d streams: /readyz 503 after %d ms; the first cut %.2f s and the process's end %.2f s after SIGTERM, with a deadline of %v", n, notReady.Milliseconds(), first.Seconds(), ended.Seconds(), drain)
+	logFigure(t, 11, "%d streams: /readyz 503 after %d ms; the first cut %.2f s and the process's end %.2f s after SIGTERM, with a deadline of %v", n, notReady.Milliseconds(), first.Seconds(), ended.Seconds(), drain)
 }

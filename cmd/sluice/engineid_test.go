@@ -19,28 +19,28 @@ import (
 	"sluice/router/worker"
 )
 
-// curtain stands before a simulated engine and hides every sign of its life but what
+// engineProxy stands before a simulated engine and hides every sign of its life but what
 // hand-overs tell: no metrics, no refused connection, and events whose numbers go on
 // over a connection that is never lost.
-type curtain struct {
+type engineProxy struct {
 	*sim.Engine
-	URL    string
-	Events string
-	closed sync.RWMutex // while the engine starts anew
+	URL        string
+	Events     string
+	restarting sync.RWMutex // while the engine starts anew
 }
 
-func hide(t *testing.T, e *sim.Engine) *curtain {
+func startEngineProxy(t *testing.T, e *sim.Engine) *engineProxy {
 	t.Helper()
-	c := &curtain{Engine: e}
+	c := &engineProxy{Engine: e}
 	to, err := url.Parse(e.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	way := &http.Transport{DisableKeepAlives: true}
-	proxy := &httputil.ReverseProxy{Transport: way, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	forward := &http.Transport{DisableKeepAlives: true}
+	proxy := &httputil.ReverseProxy{Transport: forward, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
 	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c.closed.RLock()
-		defer c.closed.RUnlock()
+		c.restarting.RLock()
+		defer c.restarting.RUnlock()
 		if r.URL.Path == "/metrics" || r.URL.Path == "/kv_event_sources" {
 			http.NotFound(w, r)
 			return
@@ -49,14 +49,14 @@ func hide(t *testing.T, e *sim.Engine) *curtain {
 	}))
 	t.Cleanup(front.Close)
 	c.URL = front.URL
-	c.Events = renumber(t, e.KVEndpoints()[0])
+	c.Events = renumberEvents(t, e.KVEndpoints()[0])
 	return c
 }
 
-func (c *curtain) restart(t *testing.T) {
+func (c *engineProxy) restart(t *testing.T) {
 	t.Helper()
-	c.closed.Lock()
-	defer c.closed.Unlock()
+	c.restarting.Lock()
+	defer c.restarting.Unlock()
 	id := c.EngineID()
 	if err := c.Restart(); err != nil {
 		t.Fatal(err)
@@ -66,8 +66,8 @@ func (c *curtain) restart(t *testing.T) {
 	}
 }
 
-// renumber passes events on from endpoint under numbers of its own, and gives where.
-func renumber(t *testing.T, endpoint string) string {
+// renumberEvents passes events on from endpoint under numbers of its own, and gives where.
+func renumberEvents(t *testing.T, endpoint string) string {
 	t.Helper()
 	ctx, err := zmq.NewContext()
 	if err != nil {
@@ -118,38 +118,38 @@ func renumber(t *testing.T, endpoint string) string {
 	return at
 }
 
-// foretold posts a prompt and gives how many tokens of it the chosen prefill rank was
+// predictedTokens posts a prompt and gives how many tokens of it the chosen prefill rank was
 // believed to hold.
-func foretold(t *testing.T, r *testRouter, salt int, id string) int {
+func predictedTokens(t *testing.T, r *testRouter, salt int, id string) int {
 	t.Helper()
-	wantStatus(t, post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, words(60, salt)), "X-Request-Id", id), 200)
-	held := -1
+	wantStatus(t, post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, promptWords(60, salt)), "X-Request-Id", id), 200)
+	cached := -1
 	for _, d := range r.outcome(t, id).Decisions {
 		for _, c := range d.Shown {
 			if d.Leg == "prefill" && c.Chosen {
-				held = c.Cached
+				cached = c.Cached
 			}
 		}
 	}
-	if held < 0 {
+	if cached < 0 {
 		t.Fatalf("%s: no prefill rank was chosen", id)
 	}
-	return held
+	return cached
 }
 
-// TestEngineIDShowsARestart: an engine that starts anew behind a front that hides it,
+// TestEngineIDDetectsRestart: an engine that starts anew behind a front that hides it,
 // whose events go on counting and tell nothing since, is known by the id in its first
 // hand-over, and nothing of what it held before is believed for the next request.
-func TestEngineIDShowsARestart(t *testing.T) {
+func TestEngineIDDetectsRestart(t *testing.T) {
 	for _, pd := range []string{"nixl", "nixl-push", "mooncake"} {
 		for _, events := range []bool{true, false} {
-			t.Run(fmt.Sprintf("%s/events=%v", pd, events), func(t *testing.T) { engineIDShowsARestart(t, pd, events) })
+			t.Run(fmt.Sprintf("%s/events=%v", pd, events), func(t *testing.T) { testEngineIDDetectsRestart(t, pd, events) })
 		}
 	}
 }
 
-func engineIDShowsARestart(t *testing.T, pd string, events bool) {
-	p, d := hide(t, startSim(t, speaks(pd, "prefill"))), startSim(t, speaks(pd, "decode"))
+func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
+	p, d := startEngineProxy(t, startSim(t, usingPD(pd, "prefill"))), startSim(t, usingPD(pd, "decode"))
 	w := config.Worker{ID: "p0", URL: p.URL, Role: worker.Prefill, KVEvents: []string{"off"}}
 	if events {
 		w.KVEvents = []string{p.Events}
@@ -158,21 +158,21 @@ func engineIDShowsARestart(t *testing.T, pd string, events bool) {
 		_, port := p.Bootstrap()
 		w.Options = map[string][]string{"bootstrap_port": {fmt.Sprint(port)}}
 	}
-	r := startRouter(t, func(c *config.Config) { c.PD.Family = pd }, w, at(d, worker.Decode, "d0"))
+	r := startRouter(t, func(c *config.Config) { c.PD.Family = pd }, w, simWorker(d, worker.Decode, "d0"))
 	rank := r.fleet.View().Workers[1].Ranks[0]
 	if rank.ID.Worker != "p0" {
 		t.Fatalf("the second worker is %s", rank.ID.Worker)
 	}
 	n := 0
-	ask := func(salt int) int {
+	request := func(salt int) int {
 		n++
-		return foretold(t, r, salt, fmt.Sprintf("e-%d", n))
+		return predictedTokens(t, r, salt, fmt.Sprintf("e-%d", n))
 	}
-	const kept = 1000
-	eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return ask(kept) > 0 })
-	if events && (r.index.Held(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
+	const still = 1000
+	eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return request(still) > 0 })
+	if events && (r.index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
 		// A hit may have been foretold of what was just sent there: wait for the events.
-		eventually(t, 60*time.Second, "events are heard", func() bool { ask(kept + n); return r.index.Held(rank.Slot) > 0 })
+		eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.index.CachedBlocks(rank.Slot) > 0 })
 	}
 	restarts := `sluice_engine_restarts_total{sign="engine_id"}`
 	if got := r.metric(restarts); got != 0 {
@@ -182,24 +182,24 @@ func engineIDShowsARestart(t *testing.T, pd string, events bool) {
 	p.Fault(sim.Fault{Kind: sim.LoseEvents}) // the new life tells nothing
 	p.restart(t)
 	if pd != "mooncake" {
-		ask(1) // another prompt, whose hand-over names the engine
+		request(1) // another prompt, whose hand-over names the engine
 	}
 	eventually(t, 60*time.Second, "the restart is seen", func() bool {
 		if pd == "mooncake" && r.metric(restarts) == 0 {
 			// Decode is told the id that was asked for the life before, and fails; only then
 			// is it asked for again.
-			post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, words(60, 2)))
+			post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, promptWords(60, 2)))
 		}
-		return r.metric(restarts) == 1 && allTaken(r)
+		return r.metric(restarts) == 1 && allInPools(r)
 	})
-	if held := r.index.Held(rank.Slot); held != 0 {
-		t.Errorf("%d blocks of the life before are in the index", held)
+	if cached := r.index.CachedBlocks(rank.Slot); cached != 0 {
+		t.Errorf("%d blocks of the life before are in the index", cached)
 	}
-	if got := ask(kept); got != 0 {
+	if got := request(still); got != 0 {
 		t.Errorf("%d tokens of a prompt are believed to be held that only the life before has seen", got)
 	}
 	for salt := range 5 {
-		ask(salt) // in which nothing is new
+		request(salt) // in which nothing is new
 	}
 	if got := r.metric(restarts); got != 1 {
 		t.Errorf("%v restarts counted, want 1", got)
@@ -207,5 +207,5 @@ func engineIDShowsARestart(t *testing.T, pd string, events bool) {
 	if !strings.Contains(r.logs.String(), "it calls itself") {
 		t.Error("the log does not say by what the restart was known")
 	}
-	quiet(t, r, 20*time.Second, d)
+	wantIdle(t, r, 20*time.Second, d)
 }

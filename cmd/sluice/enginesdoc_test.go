@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"sluice/router/disagg"
+	"sluice/router/pd"
 )
 
 func readDoc(t *testing.T, path string) string {
@@ -34,7 +34,7 @@ func TestEnginesDoc(t *testing.T) {
 		}
 		sections[name] = "\n" + rest
 	}
-	for _, family := range append(disagg.FamilyNames(), "") {
+	for _, family := range append(pd.FamilyNames(), "") {
 		section, ok := sections[family]
 		if !ok {
 			t.Errorf("no section of family %s", family)
@@ -43,8 +43,8 @@ func TestEnginesDoc(t *testing.T) {
 		check := func(what string, args ...string) {
 			var out, errs syncBuffer
 			code := runCheck(args, &out, &errs)
-			if said := out.String(); code != 0 || strings.Contains(said, "to think about") || family != "" && !strings.Contains(said, "("+family+")") {
-				t.Errorf("%s: exit %d\n%s\n%s%s", family, code, what, said, errs.String())
+			if printed := out.String(); code != 0 || strings.Contains(printed, "to think about") || family != "" && !strings.Contains(printed, "("+family+")") {
+				t.Errorf("%s: exit %d\n%s\n%s%s", family, code, what, printed, errs.String())
 			}
 		}
 		for i, m := range block.FindAllStringSubmatch(section, -1) {

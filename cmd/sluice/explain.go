@@ -53,13 +53,13 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 		fs.PrintDefaults()
 		fmt.Fprint(fs.Output(), explainExamples)
 	}
-	id, code, done := parseWithOne(fs, args, stdout)
+	id, code, done := parseWithArg(fs, args, stdout)
 	if done {
 		return code
 	}
 	rt, err := findRouter(*addr, *file)
 	if err != nil {
-		notFound(stderr, "explain", *addr, "", err)
+		printNotFound(stderr, "explain", *addr, "", err)
 		return 1
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -83,14 +83,14 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// parseWithOne parses flags that may stand before and after one argument.
-func parseWithOne(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string, code int, done bool) {
+// parseWithArg parses flags that may stand before and after one argument.
+func parseWithArg(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string, code int, done bool) {
 	for _, a := range args {
 		if a == "-h" || a == "--help" || a == "-help" {
 			fs.SetOutput(stdout)
 		}
 	}
-	var given []string
+	var rest []string
 	for {
 		err := fs.Parse(args)
 		if errors.Is(err, flag.ErrHelp) {
@@ -102,14 +102,14 @@ func parseWithOne(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string
 		if fs.NArg() == 0 {
 			break
 		}
-		given = append(given, fs.Arg(0))
+		rest = append(rest, fs.Arg(0))
 		args = fs.Args()[1:]
 	}
-	if len(given) != 1 {
-		fmt.Fprintf(fs.Output(), "%s: want one request id, got %d arguments; `%s --help` shows how\n", fs.Name(), len(given), fs.Name())
+	if len(rest) != 1 {
+		fmt.Fprintf(fs.Output(), "%s: want one request id, got %d arguments; `%s --help` shows how\n", fs.Name(), len(rest), fs.Name())
 		return "", 2, true
 	}
-	return given[0], 0, false
+	return rest[0], 0, false
 }
 
 // findRouter gives the running router by its runtime file, or by address with
@@ -125,10 +125,10 @@ func findRouter(addr, file string) (admin.Runtime, error) {
 	return rt, err
 }
 
-// notFound prints findRouter's error and what to do next: a router with
+// printNotFound prints findRouter's error and what to do next: a router with
 // admin.runtime_file, or of another user, runs and is not found. signal does the
 // same as the command without any of this; "" where none does.
-func notFound(stderr io.Writer, command, addr, signal string, err error) {
+func printNotFound(stderr io.Writer, command, addr, signal string, err error) {
 	fmt.Fprintf(stderr, "sluice %s: %v\n", command, err)
 	if !errors.Is(err, admin.ErrNoRouter) {
 		return
@@ -147,9 +147,9 @@ func notFound(stderr io.Writer, command, addr, signal string, err error) {
 }
 
 func writeRecord(w io.Writer, rec *schedule.Record) {
-	fmt.Fprintf(w, "Request %s, %s, policy %s\n", rec.RequestID, rec.Begun.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
-	for i := range rec.Pairs {
-		writePair(w, &rec.Pairs[i])
+	fmt.Fprintf(w, "Request %s, %s, policy %s\n", rec.RequestID, rec.Started.Local().Format("2006-01-02 15:04:05.000"), rec.Policy)
+	for i := range rec.Joint {
+		writePair(w, &rec.Joint[i])
 	}
 	for i := range rec.Decisions {
 		writeDecision(w, &rec.Decisions[i])
@@ -186,26 +186,26 @@ var costTerms = []struct {
 
 // planReasons say why a plan won over the other.
 var planReasons = map[string]string{
-	schedule.WhyFewUncached:   "too few tokens are left for a hand-over to pay (pd.local_prefill_tokens)",
-	schedule.WhyFaster:        "estimated to be sooner at the first token",
-	schedule.WhyUncached:      "enough tokens are left for a hand-over (pd.local_prefill_tokens)",
-	schedule.WhyUnknownPrompt: "how long the prompt is is not known",
-	schedule.WhyNotAsked:      "the ranks were chosen together; prefill on the decode worker was not asked for",
+	schedule.ReasonFewUncached:   "too few tokens are left for a hand-over to pay (pd.local_prefill_tokens)",
+	schedule.ReasonFaster:        "estimated to be sooner at the first token",
+	schedule.ReasonUncached:      "enough tokens are left for a hand-over (pd.local_prefill_tokens)",
+	schedule.ReasonPromptUnknown: "how long the prompt is is not known",
+	schedule.ReasonNotConsidered: "the ranks were chosen together; prefill on the decode worker was not asked for",
 }
 
 // writePair says how the two ranks were chosen together, and what the
 // alternative would have cost.
-func writePair(w io.Writer, p *schedule.Pairing) {
-	why := planReasons[p.Why]
+func writePair(w io.Writer, p *schedule.JointDecision) {
+	why := planReasons[p.Reason]
 	if why == "" {
-		why = p.Why
+		why = p.Reason
 	}
 	fmt.Fprintf(w, "\nPlan of attempt %d, at %.1f ms: %s, %s\n", p.Attempt, p.AtMS, p.Plan, why)
 	mark := map[bool]string{true: "→", false: " "}
 	r := &p.Remote
 	fmt.Fprintf(w, "  %s remote: prefill on %s, decode on %s: %.2f ms%s", mark[p.Plan == "remote"], r.Prefill, r.Decode, r.Cost, termList(&r.Terms, r.Handover))
-	if r.PairRate > 0 {
-		fmt.Fprintf(w, ", at %.4f ms a token between these two", r.PairRate)
+	if r.TransferRate > 0 {
+		fmt.Fprintf(w, ", at %.4f ms a token between these two", r.TransferRate)
 	}
 	fmt.Fprintf(w, "; decode has %d of %d tokens left\n", r.Uncached, p.PromptTokens)
 	if l := p.Local; l != nil {
@@ -295,7 +295,7 @@ func writeCandidate(t io.Writer, c *schedule.Candidate, terms []struct {
 	}
 	cached := fmt.Sprint(c.Cached)
 	switch {
-	case c.Awaited:
+	case c.InFlight:
 		cached = "+" + cached
 	case c.Unknown:
 		cached = "?" + cached
@@ -309,7 +309,7 @@ func writeCandidate(t io.Writer, c *schedule.Candidate, terms []struct {
 	fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%s\t%s\t\n", cached, c.Reserved, c.Blocks, c.Requests, waiting, c.Feed)
 }
 
-func writeOutcome(w io.Writer, o *schedule.OutcomeAccount) {
+func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 	if o == nil {
 		fmt.Fprint(w, "\nStill under way, or its end was not seen.\n")
 		return
@@ -335,7 +335,7 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeAccount) {
 
 // writeTransfer says what was told of the KV's way from prefill to decode; nothing
 // where no tier was up that could have.
-func writeTransfer(w io.Writer, t *schedule.TransferAccount) {
+func writeTransfer(w io.Writer, t *schedule.TransferRecord) {
 	switch {
 	case t == nil:
 		return

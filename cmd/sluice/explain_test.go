@@ -17,10 +17,10 @@ import (
 	"sluice/router/worker"
 )
 
-type nobody struct{}
+type noWorkers struct{}
 
-func (nobody) View() *fleet.View        { return &fleet.View{} }
-func (nobody) Drain(string, bool) error { return nil }
+func (noWorkers) View() *fleet.View        { return &fleet.View{} }
+func (noWorkers) Drain(string, bool) error { return nil }
 
 func explain(args ...string) (code int, stdout, stderr string) {
 	var o, e bytes.Buffer
@@ -29,20 +29,20 @@ func explain(args ...string) (code int, stdout, stderr string) {
 }
 
 func TestExplainTransfer(t *testing.T) {
-	for want, told := range map[string]schedule.TransferAccount{
+	for want, reported := range map[string]schedule.TransferRecord{
 		"KV transfer: done 45.2 ms after prefill's answer; 50 MiB in 40.0 ms, says the engine, 1.2 GiB/s.\n": {State: "done", Bytes: 50 << 20, TookMS: 40, AfterMS: 45.2},
 		"KV transfer: failed 3.0 ms after prefill's answer.\n":                                               {State: "failed", AfterMS: 3},
 		"KV transfer: expired.\n": {State: "expired"},
 		"KV transfer: untold; ":   {State: "untold"},
 	} {
 		var out bytes.Buffer
-		writeOutcome(&out, &schedule.OutcomeAccount{Status: 200, Transfer: &told})
+		writeOutcome(&out, &schedule.OutcomeRecord{Status: 200, Transfer: &reported})
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("want %q in\n%s", want, &out)
 		}
 	}
 	var out bytes.Buffer
-	if writeOutcome(&out, &schedule.OutcomeAccount{Status: 200}); strings.Contains(out.String(), "KV") {
+	if writeOutcome(&out, &schedule.OutcomeRecord{Status: 200}); strings.Contains(out.String(), "KV") {
 		t.Errorf("of a request that was not watched:\n%s", &out)
 	}
 }
@@ -54,7 +54,7 @@ func TestExplain(t *testing.T) {
 		t.Errorf("without a router: %d %q", code, stderr)
 	}
 	s := schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1})
-	a, err := admin.New(admin.Options{Listen: "127.0.0.1:0", Workers: nobody{}, Scheduler: s, Metrics: obs.NewMetrics()})
+	a, err := admin.New(admin.Options{Listen: "127.0.0.1:0", Workers: noWorkers{}, Scheduler: s, Metrics: obs.NewMetrics()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,8 +70,8 @@ func TestExplain(t *testing.T) {
 	}
 	ranks[2].PrefillTokens.Store(500)
 	s.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: ranks, Excluded: ranks[:1], PromptTokens: 1000, RequestID: "req-1", Attempt: 2})
-	s.Note("req-1", "prefill on p1/0 failed: connection refused")
-	s.End("req-1", schedule.Outcome{Status: 200, CachedTokens: 64, PromptTokens: 1000, OutputTokens: 20, TTFT: 41500 * time.Microsecond, Total: 180 * time.Millisecond})
+	s.AddNote("req-1", "prefill on p1/0 failed: connection refused")
+	s.EndRecord("req-1", schedule.Outcome{Status: 200, CachedTokens: 64, PromptTokens: 1000, OutputTokens: 20, TTFT: 41500 * time.Microsecond, Total: 180 * time.Millisecond})
 	s.Choose(&schedule.Query{Leg: schedule.DecodeLeg, RequestID: "req-2", Attempt: 1})
 
 	code, out, stderr := explain("req-1")

@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// words is a prompt of n words, another one for each salt.
-func words(n, salt int) string {
+// promptWords is a prompt of n words, another one for each salt.
+func promptWords(n, salt int) string {
 	var b strings.Builder
 	for i := range n {
 		fmt.Fprintf(&b, "word%d ", (i*7+salt*131)%997)
@@ -28,14 +28,14 @@ func words(n, salt int) string {
 	return b.String()
 }
 
-// asked is one request in the forms a client may send it.
-type asked struct{ name, path, body string }
+// requestForm is one request in the forms a client may send it.
+type requestForm struct{ name, path, body string }
 
-func phrasings(salt int, extra string) []asked {
-	text, _ := json.Marshal(words(60, salt))
+func requestForms(salt int, extra string) []requestForm {
+	text, _ := json.Marshal(promptWords(60, salt))
 	chat := `{"model":"sim","messages":[{"role":"user","content":` + string(text) + `}],"max_tokens":12` + extra
 	comp := `{"model":"sim","prompt":` + string(text) + `,"max_tokens":12` + extra
-	return []asked{
+	return []requestForm{
 		{"chat", "/v1/chat/completions", chat + `}`},
 		{"chat streamed", "/v1/chat/completions", chat + `,"stream":true,"stream_options":{"include_usage":true}}`},
 		{"completions", "/v1/completions", comp + `}`},
@@ -62,8 +62,8 @@ func (a *answer) usage(t *testing.T) [2]int {
 	return found
 }
 
-// like compares an answer with that of one engine that did it all.
-func like(t *testing.T, what string, got, want *answer) {
+// wantSameAnswer compares an answer with that of one engine that did it all.
+func wantSameAnswer(t *testing.T, what string, got, want *answer) {
 	t.Helper()
 	if got.Status != 200 || got.text(t) != want.text(t) || want.text(t) == "" || got.usage(t) != want.usage(t) {
 		t.Errorf("%s: status %d\ntext  %q %v\nwant  %q %v\n%s", what, got.Status, got.text(t), got.usage(t), want.text(t), want.usage(t), got.Body)
@@ -78,14 +78,14 @@ func like(t *testing.T, what string, got, want *answer) {
 	}
 }
 
-func family(name string) func(*config.Config) {
+func usingFamily(name string) func(*config.Config) {
 	return func(c *config.Config) {
 		c.PD.Family = name
 		c.Schedule.Policy = "round_robin"
 	}
 }
 
-func both(fs ...func(*config.Config)) func(*config.Config) {
+func allOf(fs ...func(*config.Config)) func(*config.Config) {
 	return func(c *config.Config) {
 		for _, f := range fs {
 			f(c)
@@ -93,17 +93,17 @@ func both(fs ...func(*config.Config)) func(*config.Config) {
 	}
 }
 
-func speaks(pd, r string) func(*sim.Options) {
+func usingPD(pd, r string) func(*sim.Options) {
 	return func(o *sim.Options) { o.PD, o.Role = pd, r }
 }
 
 func TestOrchestratedFamily(t *testing.T) {
-	p, d, whole := startSim(t, speaks("orchestrated", "prefill")), startSim(t, speaks("orchestrated", "decode")), startSim(t, nil)
-	r := startRouter(t, family("orchestrated"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
-	for i, f := range phrasings(1, "") {
-		like(t, f.name, post(t, r.URL+f.path, f.body, "X-Request-Id", "r"+fmt.Sprint(i)), post(t, whole.URL()+f.path, f.body))
+	p, d, whole := startSim(t, usingPD("orchestrated", "prefill")), startSim(t, usingPD("orchestrated", "decode")), startSim(t, nil)
+	r := startRouter(t, usingFamily("orchestrated"), simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
+	for i, f := range requestForms(1, "") {
+		wantSameAnswer(t, f.name, post(t, r.URL+f.path, f.body, "X-Request-Id", "r"+fmt.Sprint(i)), post(t, whole.URL()+f.path, f.body))
 	}
-	for i, rec := range generating(d) {
+	for i, rec := range generateRequests(d) {
 		resp := member(t, rec.Body, "disagg_prefill_resp")
 		if !strings.Contains(resp, `-r`+fmt.Sprint(i)+`"`) || !json.Valid([]byte(resp)) {
 			t.Errorf("decode was given %s", resp)
@@ -113,20 +113,20 @@ func TestOrchestratedFamily(t *testing.T) {
 		t.Errorf("decode computed %d tokens of prompts, took %d", s.LocalCompute, s.External)
 	}
 	p.Fault(sim.Fault{Kind: sim.Garbage, N: 1})
-	f := phrasings(2, "")[1]
-	like(t, "a prefill answer that is none", post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
-	if r.fellBack("incomplete_handle") != 1 || r.fellBack("plain_decode") != 1 {
+	f := requestForms(2, "")[1]
+	wantSameAnswer(t, "a prefill answer that is none", post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	if r.fallbacks("incomplete_handle") != 1 || r.fallbacks("plain_decode") != 1 {
 		t.Error("the answer that is none was not counted")
 	}
-	quiet(t, r, 10*time.Second, p, d)
+	wantIdle(t, r, 10*time.Second, p, d)
 }
 
 func TestOrchestratedLabels(t *testing.T) {
-	p, d := startSim(t, speaks("orchestrated", "prefill")), startSim(t, speaks("orchestrated", "decode"))
-	pw, dw := at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0")
+	p, d := startSim(t, usingPD("orchestrated", "prefill")), startSim(t, usingPD("orchestrated", "decode"))
+	pw, dw := simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0")
 	pw.Labels, dw.Labels = []string{"llama-p"}, []string{"llama-d"}
 	for _, c := range []struct{ prefill, decode, missing string }{{"llama-p", "llama-d", ""}, {"other", "llama-d", "other"}, {"llama-p", "none", "none"}} {
-		r := startRouter(t, both(family("orchestrated"), func(cfg *config.Config) {
+		r := startRouter(t, allOf(usingFamily("orchestrated"), func(cfg *config.Config) {
 			cfg.PD.PrefillLabel, cfg.PD.DecodeLabel = []string{c.prefill}, []string{c.decode}
 			cfg.Timeouts.PoolWait, cfg.PD.PlainDecode = 20*time.Millisecond, false
 		}), pw, dw)
@@ -144,11 +144,11 @@ func TestOrchestratedLabels(t *testing.T) {
 func TestTRTLLMFamily(t *testing.T) {
 	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
 	p, d, whole := startSim(t, trt("prefill")), startSim(t, trt("decode")), startSim(t, nil)
-	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
-	for _, f := range phrasings(3, "") {
-		like(t, f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+	r := startRouter(t, usingFamily("trtllm"), simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
+	for _, f := range requestForms(3, "") {
+		wantSameAnswer(t, f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
 	}
-	for _, rec := range generating(d) {
+	for _, rec := range generateRequests(d) {
 		ids := "prompt_token_ids"
 		if rec.Path == "/v1/completions" {
 			ids = "prompt"
@@ -169,29 +169,29 @@ func TestTRTLLMFamily(t *testing.T) {
 
 	// The first token is the last: nothing is decoded.
 	d.ForgetRequests()
-	for _, f := range phrasings(4, "") {
+	for _, f := range requestForms(4, "") {
 		first := post(t, whole.URL()+f.path, strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":1`, 1)).text(t)
 		stop, _ := json.Marshal(first)
 		body := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":12,"include_stop_str_in_output":true,"stop":[`+string(stop)+`]`, 1)
-		like(t, f.name+", final", post(t, r.URL+f.path, body), post(t, whole.URL()+f.path, body))
+		wantSameAnswer(t, f.name+", final", post(t, r.URL+f.path, body), post(t, whole.URL()+f.path, body))
 	}
-	if n := len(generating(d)); n != 0 {
+	if n := len(generateRequests(d)); n != 0 {
 		t.Errorf("decode was sent %d requests that prefill had answered", n)
 	}
 
 	for _, kind := range []sim.FaultKind{sim.NoHandle, sim.BadHandle} {
 		p.Fault(sim.Fault{Kind: kind, Leg: "prefill", N: 1})
-		f := phrasings(5, "")[1]
-		like(t, kind.String(), post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+		f := requestForms(5, "")[1]
+		wantSameAnswer(t, kind.String(), post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
 	}
-	if r.fellBack("incomplete_handle") != 2 {
-		t.Errorf("%v incomplete handles counted, want 2", r.fellBack("incomplete_handle"))
+	if r.fallbacks("incomplete_handle") != 2 {
+		t.Errorf("%v incomplete handles counted, want 2", r.fallbacks("incomplete_handle"))
 	}
 }
 
-// TestTRTLLMEventsInOtherLetters: a Content-Type is the same in whatever case; events that
+// TestTRTLLMEventsWithEscapedNames: a Content-Type is the same in whatever case; events that
 // the family changes are passed on as they come, not held until the last.
-func TestTRTLLMEventsInOtherLetters(t *testing.T) {
+func TestTRTLLMEventsWithEscapedNames(t *testing.T) {
 	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
 	p, d := startSim(t, trt("prefill")), startSim(t, trt("decode"))
 	to, err := url.Parse(d.URL())
@@ -205,19 +205,19 @@ func TestTRTLLMEventsInOtherLetters(t *testing.T) {
 		ModifyResponse: func(resp *http.Response) error {
 			if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 				resp.Header.Set("Content-Type", "Text/Event-Stream; charset=utf-8")
-				resp.Body = &restAfter{ReadCloser: resp.Body, seen: seen}
+				resp.Body = &pausedBody{ReadCloser: resp.Body, seen: seen}
 			}
 			return nil
 		},
 	}
 	front := httptest.NewServer(proxy)
 	t.Cleanup(front.Close)
-	dw := at(d, worker.Decode, "d0")
+	dw := simWorker(d, worker.Decode, "d0")
 	dw.URL = front.URL
-	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), dw)
+	r := startRouter(t, usingFamily("trtllm"), simWorker(p, worker.Prefill, "p0"), dw)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "POST", r.URL+"/v1/chat/completions", strings.NewReader(phrasings(3, "")[1].body))
+	req, err := http.NewRequestWithContext(ctx, "POST", r.URL+"/v1/chat/completions", strings.NewReader(requestForms(3, "")[1].body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,16 +239,16 @@ func TestTRTLLMEventsInOtherLetters(t *testing.T) {
 	}
 }
 
-// restAfter is a body of which three events come, the first of which says nothing yet, and the
+// pausedBody is a body of which three events come, the first of which says nothing yet, and the
 // others once seen is closed.
-type restAfter struct {
+type pausedBody struct {
 	io.ReadCloser
-	seen  chan struct{}
-	first bool // those three have gone
+	seen   chan struct{}
+	paused bool // those three have gone
 }
 
-func (b *restAfter) Read(p []byte) (int, error) {
-	if b.first {
+func (b *pausedBody) Read(p []byte) (int, error) {
+	if b.paused {
 		select {
 		case <-b.seen:
 		case <-time.After(30 * time.Second):
@@ -265,19 +265,19 @@ func (b *restAfter) Read(p []byte) (int, error) {
 			return copy(p, event), err
 		}
 	}
-	b.first = true
+	b.paused = true
 	return copy(p, event), nil
 }
 
 func TestTRTLLMDecodeFailsOver(t *testing.T) {
 	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
 	p, d, e, whole := startSim(t, trt("prefill")), startSim(t, trt("decode")), startSim(t, trt("decode")), startSim(t, nil)
-	r := startRouter(t, family("trtllm"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(e, worker.Decode, "d1"))
+	r := startRouter(t, usingFamily("trtllm"), simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"), simWorker(e, worker.Decode, "d1"))
 	for i, kind := range []sim.FaultKind{sim.Status, sim.Reset} {
 		d.Fault(sim.Fault{Kind: kind, Leg: "decode"})
 		before := d.Stats().Faults
-		for _, f := range phrasings(6+i, "") {
-			like(t, kind.String()+" "+f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
+		for _, f := range requestForms(6+i, "") {
+			wantSameAnswer(t, kind.String()+" "+f.name, post(t, r.URL+f.path, f.body), post(t, whole.URL()+f.path, f.body))
 		}
 		if d.Stats().Faults == before {
 			t.Error("the failing worker was never chosen: the test shows nothing")
@@ -294,31 +294,31 @@ func TestStorageFamily(t *testing.T) {
 				return startSim(t, func(o *sim.Options) { o.PD, o.Role, o.Store = "storage", r, name })
 			}
 			p, d, whole := engine("prefill"), engine("decode"), startSim(t, nil)
-			r := startRouter(t, both(family("storage"), func(c *config.Config) {
+			r := startRouter(t, allOf(usingFamily("storage"), func(c *config.Config) {
 				if first {
 					c.PD.CacheHitThreshold = 0.8
 				}
-			}), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
-			for i, f := range phrasings(8, "") {
+			}), simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
+			for i, f := range requestForms(8, "") {
 				f.body = strings.ReplaceAll(f.body, "word", fmt.Sprintf("word%d", i)) // nothing of it is known yet
 				want := post(t, whole.URL()+f.path, f.body)
-				before := len(generating(p))
-				like(t, f.name, post(t, r.URL+f.path, f.body), want)
-				if n := len(generating(p)) - before; n != 1 {
+				before := len(generateRequests(p))
+				wantSameAnswer(t, f.name, post(t, r.URL+f.path, f.body), want)
+				if n := len(generateRequests(p)) - before; n != 1 {
 					t.Errorf("%s: %d prefills of a new prompt", f.name, n)
 				}
-				like(t, f.name+" again", post(t, r.URL+f.path, f.body), want)
-				if n := len(generating(p)) - before; first && n != 1 || !first && n != 2 {
+				wantSameAnswer(t, f.name+" again", post(t, r.URL+f.path, f.body), want)
+				if n := len(generateRequests(p)) - before; first && n != 1 || !first && n != 2 {
 					t.Errorf("%s: %d prefills after the second time", f.name, n)
 				}
 			}
 			if s := d.Stats().Sum(); s.Transfers == 0 {
 				t.Error("decode took nothing from the store")
 			}
-			if n := r.fellBack("declined"); first && n != 4 || !first && n != 0 {
+			if n := r.fallbacks("declined"); first && n != 4 || !first && n != 0 {
 				t.Errorf("%v trials declined", n)
 			}
-			quiet(t, r, 10*time.Second, p, d)
+			wantIdle(t, r, 10*time.Second, p, d)
 		})
 	}
 }

@@ -6,18 +6,18 @@ import (
 	"sluice/router/config"
 )
 
-// keptShare is the part of limits.body_budget, one in so many bytes, that stays in memory
+// bufferShare is the part of limits.body_budget, one in so many bytes, that stays in memory
 // between requests for the next ones' bodies.
-const keptShare = 8
+const bufferShare = 8
 
 // newBodies makes the budget that all bodies count in, whatever listener they come by.
 func newBodies(cfg *config.Config) *membudget.Budget {
-	keepBuffers(cfg.Limits.BodyBudget)
+	limitBuffers(cfg.Limits.BodyBudget)
 	return membudget.NewBudget(cfg.Limits.BodyBudget)
 }
 
-// keepBuffers bounds the buffers that are kept between requests, by limits.body_budget.
-func keepBuffers(budget int64) { membudget.Default.Retain(budget / keptShare) }
+// limitBuffers bounds the buffers that are kept between requests, by limits.body_budget.
+func limitBuffers(budget int64) { membudget.Default.SetRetain(budget / bufferShare) }
 
 // frontOptions are those of the front that the configuration says.
 func frontOptions(cfg *config.Config) front.Options {
@@ -25,13 +25,13 @@ func frontOptions(cfg *config.Config) front.Options {
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,
 		HeadTimeout: cfg.Timeouts.Head, BodyTimeout: cfg.Timeouts.Body, BodyIdleTimeout: cfg.Timeouts.BodyIdle, IdleTimeout: cfg.Timeouts.KeepAlive, WriteTimeout: cfg.Timeouts.Write,
 		StreamIdleTimeout: cfg.Timeouts.StreamIdle, MaxConns: cfg.Limits.MaxConns, MaxConnsPerIP: cfg.Limits.MaxConnsPerIP,
-		OwnKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, MediaHosts: cfg.MediaHosts, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
-		EarlyHead: cfg.Relay.HeadAfter >= 0, EarlyHeadAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,
-		Relay: front.Relay(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
+		WithholdClientKeys: cfg.EngineKey != "", StripForbidden: cfg.StripForbidden, MediaHosts: cfg.MediaHosts, CompressMin: cfg.Compression.MinBytes, CompressStreams: cfg.Compression.Streams,
+		EarlyHeaders: cfg.Relay.HeadAfter >= 0, EarlyHeadersAfter: max(cfg.Relay.HeadAfter, 0), KeepAlive: cfg.Relay.KeepAlive,
+		RelayMode: front.RelayMode(cfg.Relay.Driver), RelayThreads: cfg.Relay.Threads,
 		Proxies: front.Proxies{Trusted: cfg.TrustedProxies()},
 	}
 	if p := cfg.Proxies.Protocol; p != "off" {
-		opt.Proxies.Protocol = front.Protocol(p)
+		opt.Proxies.ProxyProtocol = front.ProxyProtocol(p)
 	}
 	switch cfg.Proxies.Forwarded {
 	case "x-forwarded-for":

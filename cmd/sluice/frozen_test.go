@@ -15,13 +15,13 @@ import (
 	"sluice/router/worker"
 )
 
-// freezing is a way in which an engine's process freezes and wakes up, by signals.
-type freezing struct {
+// freezeMethod is a way in which an engine's process freezes and wakes up, by signals.
+type freezeMethod struct {
 	state        string
 	freeze, thaw syscall.Signal
 }
 
-var freezings = []freezing{
+var freezeMethods = []freezeMethod{
 	{"process", syscall.SIGSTOP, syscall.SIGCONT},
 	{"core", syscall.SIGUSR1, syscall.SIGUSR2}, // sluice sim stops its core
 }
@@ -34,16 +34,16 @@ func launchSim(t *testing.T, role worker.Role, id string, args ...string) (*proc
 	return p, config.Worker{ID: id, URL: "http://" + p.first, Role: role, KVEvents: []string{"auto"}}
 }
 
-// soon has a router find frozen engines in a second or two, whatever else it waits for.
-func soon(c *config.Config) {
+// shortDetection has a router find frozen engines in a second or two, whatever else it waits for.
+func shortDetection(c *config.Config) {
 	c.Health.FrozenProcess, c.Health.FrozenCore, c.Health.FrozenHost = 1500*time.Millisecond, 1500*time.Millisecond, 1500*time.Millisecond
 	c.Health.Timeout, c.Health.Scrape = 300*time.Millisecond, 100*time.Millisecond
 	c.Schedule.Policy = "round_robin"
 	c.Fleet.RetryPerSecond = 1000
 }
 
-// asking is one request under way.
-type asking struct {
+// pendingRequest is one request under way.
+type pendingRequest struct {
 	id     string
 	first  chan struct{} // closed at the first event, of a stream
 	done   chan struct{}
@@ -51,9 +51,9 @@ type asking struct {
 	err    error
 }
 
-// ask sends a chat of n tokens.
-func ask(url, id string, stream bool, n int) *asking {
-	c := &asking{id: id, first: make(chan struct{}), done: make(chan struct{})}
+// startPending sends a chat of n tokens.
+func startPending(url, id string, stream bool, n int) *pendingRequest {
+	c := &pendingRequest{id: id, first: make(chan struct{}), done: make(chan struct{})}
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"go on and on, %s"}],"ignore_eos":true,"max_tokens":%d,"stream":%v}`, id, n, stream)
 	go func() {
 		defer close(c.done)
@@ -90,7 +90,7 @@ func ask(url, id string, stream bool, n int) *asking {
 }
 
 // wait gives the answer.
-func (c *asking) wait(t *testing.T, within time.Duration) *answer {
+func (c *pendingRequest) wait(t *testing.T, within time.Duration) *answer {
 	t.Helper()
 	select {
 	case <-c.done:
@@ -107,7 +107,7 @@ func (c *asking) wait(t *testing.T, within time.Duration) *answer {
 // another: streams go on, whole answers are made again. It is let in again when it has woken
 // up, and what it has to say then reaches nobody.
 func TestFrozenEngine(t *testing.T) {
-	for _, how := range freezings {
+	for _, how := range freezeMethods {
 		for _, frozen := range []worker.Role{worker.Aggregated, worker.Prefill, worker.Decode} {
 			for _, driver := range []string{"loop", "goroutine"} {
 				if driver == "goroutine" && frozen != worker.Aggregated {
@@ -115,20 +115,20 @@ func TestFrozenEngine(t *testing.T) {
 				}
 				t.Run(fmt.Sprint(how.state, "/", frozen, "/", driver), func(t *testing.T) {
 					t.Parallel()
-					frozenEngine(t, how, frozen, driver)
+					testFrozenEngine(t, how, frozen, driver)
 				})
 			}
 		}
 	}
 }
 
-func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string) {
+func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver string) {
 	var workers []config.Worker
 	var args []string
 	if frozen == worker.Prefill {
 		args = []string{"--cost-prefill", "20ms"} // prompts take a while there
 	}
-	sick, w := launchSim(t, frozen, "sick", args...)
+	frozenID, w := launchSim(t, frozen, "sick", args...)
 	workers = append(workers, w)
 	_, w = launchSim(t, frozen, "well", args...)
 	workers = append(workers, w)
@@ -141,19 +141,19 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 		workers = append(workers, w)
 	}
 	r := startRouter(t, func(c *config.Config) {
-		soon(c)
+		shortDetection(c)
 		c.Relay.Driver = driver
 	}, workers...)
 	plain := startSim(t, nil)
 	// It has served: what is cold may compile for minutes.
 	for i := range 4 {
-		ask(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
+		startPending(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
 	}
 
 	const tokens = 80
-	var clients []*asking
+	var clients []*pendingRequest
 	for i := range 8 {
-		clients = append(clients, ask(r.URL, fmt.Sprint("held-", i), i%2 == 0, tokens))
+		clients = append(clients, startPending(r.URL, fmt.Sprint("held-", i), i%2 == 0, tokens))
 	}
 	if frozen == worker.Prefill {
 		// Its legs are short: it is stopped while some of them are under way.
@@ -166,11 +166,11 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 		}
 	}
 	began := time.Now()
-	sick.cmd.Process.Signal(how.freeze)
+	frozenID.cmd.Process.Signal(how.freeze)
 	for i, c := range clients {
 		a := c.wait(t, 30*time.Second)
 		stream := i%2 == 0
-		want := ask(plain.URL(), c.id, stream, tokens).wait(t, 10*time.Second)
+		want := startPending(plain.URL(), c.id, stream, tokens).wait(t, 10*time.Second)
 		if a.Status != 200 || a.text(t) != want.text(t) {
 			t.Errorf("%s: status %d, text %q, want %q", c.id, a.Status, a.text(t), want.text(t))
 		}
@@ -189,14 +189,14 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 	}
 	// Nothing is sent there meanwhile.
 	for i := range 4 {
-		a := ask(r.URL, fmt.Sprint("meanwhile-", i), i%2 == 0, 5).wait(t, 5*time.Second)
+		a := startPending(r.URL, fmt.Sprint("meanwhile-", i), i%2 == 0, 5).wait(t, 5*time.Second)
 		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick" {
 			t.Errorf("status %d by %s", a.Status, a.Header.Get("X-Sluice-Worker"))
 		}
 	}
-	sick.cmd.Process.Signal(how.thaw)
+	frozenID.cmd.Process.Signal(how.thaw)
 	eventually(t, 10*time.Second, "it is let in again", func() bool {
-		a := ask(r.URL, "again", false, 5).wait(t, 5*time.Second)
+		a := startPending(r.URL, "again", false, 5).wait(t, 5*time.Second)
 		return a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick"
 	})
 	if n := r.metric(`sluice_engine_frozen_ranks{state="` + how.state + `"}`); n != 0 {
@@ -207,25 +207,25 @@ func frozenEngine(t *testing.T, how freezing, frozen worker.Role, driver string)
 // TestFrozenEngineWakesUp: what an engine says behind the verdict reaches nobody, though
 // its client reads on.
 func TestFrozenEngineWakesUp(t *testing.T) {
-	for _, how := range freezings {
+	for _, how := range freezeMethods {
 		t.Run(how.state, func(t *testing.T) {
 			t.Parallel()
-			sick, w := launchSim(t, worker.Aggregated, "sick")
+			frozenID, w := launchSim(t, worker.Aggregated, "sick")
 			_, other := launchSim(t, worker.Aggregated, "well")
-			r := startRouter(t, soon, w, other)
+			r := startRouter(t, shortDetection, w, other)
 			for i := range 2 {
-				ask(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
+				startPending(r.URL, fmt.Sprint("before-", i), false, 5).wait(t, 10*time.Second)
 			}
-			both := []*asking{ask(r.URL, "woken-0", true, 250), ask(r.URL, "woken-1", true, 250)} // one on each
+			both := []*pendingRequest{startPending(r.URL, "woken-0", true, 250), startPending(r.URL, "woken-1", true, 250)} // one on each
 			for _, c := range both {
 				<-c.first
 			}
-			sick.cmd.Process.Signal(how.freeze)
+			frozenID.cmd.Process.Signal(how.freeze)
 			eventually(t, 10*time.Second, "it is found frozen", func() bool { return r.metric(`sluice_engine_frozen_calls_total{state="`+how.state+`"}`) == 1 })
-			sick.cmd.Process.Signal(how.thaw)
+			frozenID.cmd.Process.Signal(how.thaw)
 			plain := startSim(t, nil)
 			for _, c := range both {
-				a, want := c.wait(t, 20*time.Second), ask(plain.URL(), c.id, true, 250).wait(t, 10*time.Second)
+				a, want := c.wait(t, 20*time.Second), startPending(plain.URL(), c.id, true, 250).wait(t, 10*time.Second)
 				if a.Status != 200 || a.text(t) != want.text(t) {
 					t.Errorf("status %d, text %q, want %q", a.Status, a.text(t), want.text(t))
 				}
@@ -249,7 +249,7 @@ func TestBusyEngineIsNotFrozen(t *testing.T) {
 			t.Parallel()
 			_, w := launchSim(t, worker.Aggregated, "busy", append(k.args, "--cost-prefill", "20ms")...)
 			_, other := launchSim(t, worker.Aggregated, "other")
-			r := startRouter(t, soon, w, other)
+			r := startRouter(t, shortDetection, w, other)
 			for i := range 6 { // its rate is learned
 				post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"%d %s","max_tokens":2}`, i, strings.Repeat("word ", 4*i)), "X-Sluice-Worker", "busy")
 			}

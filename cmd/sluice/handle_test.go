@@ -29,19 +29,19 @@ var badHandles = []struct{ name, member string }{
 	{"null", `null`}, {"a string", `"abc"`}, {"a list", `[]`}, {"an empty object", `{}`}, {"missing", ``},
 }
 
-// TestIncompleteHandleDecodesPlainly: passed on, each of these would end the
+// TestIncompleteHandleFallsBackToPlainDecode: passed on, each of these would end the
 // decode engine (the simulated one crashes on them as the real one does).
-func TestIncompleteHandleDecodesPlainly(t *testing.T) {
-	d, alone := startSim(t, role("decode")), startSim(t, nil)
+func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
+	d, alone := startSim(t, simRole("decode")), startSim(t, nil)
 	var member string
 	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, prefillReply(member)) })
-	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	r := startRouter(t, nil, p.worker(worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for i, k := range badHandles {
 		for j, stream := range []string{"", `,"stream":true`} {
 			member = k.member
 			body := chat(fmt.Sprintf(`,"seed":%d%s`, i, stream))
 			d.ForgetRequests()
-			before := r.fellBack("incomplete_handle")
+			before := r.fallbacks("incomplete_handle")
 			id := fmt.Sprintf("bad-%d-%d", i, j)
 			got, want := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", id), post(t, alone.URL()+"/v1/chat/completions", body)
 			if got.Status != 200 || got.text(t) != want.text(t) || got.text(t) == "" {
@@ -50,10 +50,10 @@ func TestIncompleteHandleDecodesPlainly(t *testing.T) {
 			if got.Header.Get("X-Sluice-Prefill-Worker") != "" {
 				t.Errorf("%s: the answer names a prefill worker, but decode did it all", k.name)
 			}
-			if n := r.fellBack("incomplete_handle") - before; n != 1 {
+			if n := r.fallbacks("incomplete_handle") - before; n != 1 {
 				t.Errorf("%s: counted %v times, want 1", k.name, n)
 			}
-			if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+			if recs := generateRequests(d); len(recs) != 1 || string(recs[0].Body) != body {
 				t.Errorf("%s: decode was sent %d requests; want the client's bytes once", k.name, len(recs))
 			}
 			if rec := r.outcome(t, id); len(rec.Notes) == 0 {
@@ -64,16 +64,16 @@ func TestIncompleteHandleDecodesPlainly(t *testing.T) {
 	if s := d.Stats(); !s.Alive || s.Crashes != 0 || s.Sum().IncompleteHandles != 0 {
 		t.Errorf("decode: alive %v, %d crashes, %d incomplete handles", s.Alive, s.Crashes, s.Sum().IncompleteHandles)
 	}
-	if n := p.seen(); n != 2*len(badHandles) {
+	if n := p.requests(); n != 2*len(badHandles) {
 		t.Errorf("%d prefills for %d requests", n, 2*len(badHandles))
 	}
-	quiet(t, r, 10*time.Second, d)
+	wantIdle(t, r, 10*time.Second, d)
 }
 
 // The simulated engine's own bad answers, and one that is no JSON at all.
-func TestPrefillWithoutHandleDecodesPlainly(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for _, k := range []sim.FaultKind{sim.BadHandle, sim.NoHandle, sim.Garbage} {
 		p.Fault(sim.Fault{Kind: k, Leg: "prefill", N: 1})
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
@@ -81,7 +81,7 @@ func TestPrefillWithoutHandleDecodesPlainly(t *testing.T) {
 			t.Errorf("%v: status %d: %s", k, a.Status, a.Body)
 		}
 	}
-	if n := r.fellBack("incomplete_handle"); n != 3 {
+	if n := r.fallbacks("incomplete_handle"); n != 3 {
 		t.Errorf("incomplete_handle counted %v times, want 3", n)
 	}
 	if !d.Alive() || d.Stats().Crashes != 0 {
@@ -90,12 +90,12 @@ func TestPrefillWithoutHandleDecodesPlainly(t *testing.T) {
 }
 
 // Where plain decode is switched off, an error says so.
-func TestPlainDecodeCanBeOff(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode = false }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestPlainDecodeCanBeDisabled(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode = false }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	p.Fault(sim.Fault{Kind: sim.NoHandle, Leg: "prefill"})
 	wantReason(t, post(t, r.URL+"/v1/chat/completions", chat("")), 502, "upstream_failed")
-	if n := len(generating(d)); n != 0 {
+	if n := len(generateRequests(d)); n != 0 {
 		t.Errorf("decode was sent %d requests", n)
 	}
 }
@@ -111,7 +111,7 @@ const llmdHandle = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_e
 func TestLLMDSimHandle(t *testing.T) {
 	p := startScripted(t, func(w http.ResponseWriter, _ *http.Request) { replyJSON(w, 200, llmdPrefill) })
 	d := startScripted(t, answerOK)
-	r := startRouter(t, nil, p.at(worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+	r := startRouter(t, nil, p.worker(worker.Prefill, "p0"), d.worker(worker.Decode, "d0"))
 	for i, more := range []string{"", `,"stream":true`} {
 		a := post(t, r.URL+"/v1/chat/completions", chat(more))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Plan") != "" {
@@ -121,7 +121,7 @@ func TestLLMDSimHandle(t *testing.T) {
 			t.Errorf("decode was sent %s", body)
 		}
 	}
-	if n := r.fellBack("incomplete_handle"); n != 0 {
+	if n := r.fallbacks("incomplete_handle"); n != 0 {
 		t.Errorf("incomplete_handle counted %v times", n)
 	}
 }

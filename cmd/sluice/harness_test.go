@@ -35,10 +35,10 @@ func startSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
 	return e
 }
 
-// standstill has engines take nothing in until release: neither the requests that f is for
+// suspendEngines has engines take nothing in until release: neither the requests that f is for
 // nor the questions by which the router tells an engine that stands still from one that
 // holds up one request.
-func standstill(f sim.Fault, engines ...*sim.Engine) (release func()) {
+func suspendEngines(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	until := make(chan struct{})
 	f.Kind, f.Until = sim.Stall, until
 	for _, e := range engines {
@@ -53,9 +53,9 @@ func standstill(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	})
 }
 
-// holdAnswers has engines finish what f matches and not answer it until release, unlike
+// delayAnswers has engines finish what f matches and not answer it until release, unlike
 // standstill with all else as it was.
-func holdAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
+func delayAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	until := make(chan struct{})
 	f.Kind, f.Phase, f.Until = sim.Stall, "answer", until
 	for _, e := range engines {
@@ -69,7 +69,7 @@ func holdAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	})
 }
 
-func role(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
+func simRole(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
 
 // testRouter is a whole router in this process, on free ports.
 type testRouter struct {
@@ -88,7 +88,7 @@ func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worke
 	r := launchRouter(t, mod, workers...)
 	eventually(t, 30*time.Second, "the router is ready", func() bool {
 		status, _ := r.pages.Ready(true)
-		return status == 200 && allReady(r) && allTaken(r)
+		return status == 200 && allReady(r) && allInPools(r)
 	})
 	return r
 }
@@ -102,21 +102,21 @@ func allReady(r *testRouter) bool {
 	return true
 }
 
-// allTaken says whether requests may go to all ranks: a worker is ready with the first
+// allInPools says whether requests may go to all ranks: a worker is ready with the first
 // of its ranks' servers, and a moment before it is in the pools.
-func allTaken(r *testRouter) bool {
+func allInPools(r *testRouter) bool {
 	v := r.fleet.View()
-	taken := make(map[*worker.Rank]bool)
+	received := make(map[*worker.Rank]bool)
 	for _, model := range v.Models {
 		p, _ := v.Pool(model)
 		for _, role := range []worker.Role{worker.Prefill, worker.Decode, worker.Aggregated} {
 			for _, rank := range p.Ranks(role) {
-				taken[rank] = true
+				received[rank] = true
 			}
 		}
 	}
 	for _, w := range v.Workers {
-		if len(w.Info().Models) > 0 && slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return !taken[r] }) {
+		if len(w.Info().Models) > 0 && slices.ContainsFunc(w.Ranks, func(r *worker.Rank) bool { return !received[r] }) {
 			return false
 		}
 	}
@@ -192,7 +192,7 @@ func runTest(t testing.TB, what string, r *router, logs *syncBuffer) *testRouter
 	return tr
 }
 
-func at(e *sim.Engine, r worker.Role, id string) config.Worker {
+func simWorker(e *sim.Engine, r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: e.URL(), Role: r, KVEvents: []string{"auto"}}
 }
 
@@ -310,11 +310,11 @@ func tryPost(ctx context.Context, url, body string, headers ...string) (*answer,
 
 func get(t *testing.T, url string, headers ...string) *answer {
 	t.Helper()
-	return bare(t, "GET", url, headers...)
+	return doWithoutBody(t, "GET", url, headers...)
 }
 
-// bare makes a request without a body and reads the whole answer.
-func bare(t *testing.T, method, url string, headers ...string) *answer {
+// doWithoutBody makes a request without a body and reads the whole answer.
+func doWithoutBody(t *testing.T, method, url string, headers ...string) *answer {
 	t.Helper()
 	req, err := http.NewRequest(method, url, nil)
 	if err != nil {

@@ -15,9 +15,9 @@ import (
 	"sluice/router/worker"
 )
 
-// TestDeadWorkerLeavesTheChoice: killed or hanging, it is out within 2 s with
+// TestDeadWorkerIsExcluded: killed or hanging, it is out within 2 s with
 // the default intervals, and comes back by itself.
-func TestDeadWorkerLeavesTheChoice(t *testing.T) {
+func TestDeadWorkerIsExcluded(t *testing.T) {
 	const rule, slack = 2 * time.Second, time.Second // the slack is for a loaded machine
 	for _, k := range []struct {
 		name      string
@@ -31,7 +31,7 @@ func TestDeadWorkerLeavesTheChoice(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			a, b := startSim(t, nil), startSim(t, nil)
-			r := startRouter(t, func(c *config.Config) { c.Health = config.Default().Health }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+			r := startRouter(t, func(c *config.Config) { c.Health = config.Default().Health }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 			k.die(a)
 			began := time.Now()
 			eventually(t, 10*time.Second, "a is out", func() bool { return r.state("a") == worker.Unhealthy })
@@ -54,12 +54,12 @@ func TestDeadWorkerLeavesTheChoice(t *testing.T) {
 }
 
 // Traffic tells of a dead engine before any probe does.
-func TestTrafficTellsOfADeadWorker(t *testing.T) {
+func TestTrafficDetectsDeadWorker(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
 	r := startRouter(t, func(c *config.Config) {
 		c.Health.Interval = time.Minute
 		c.Schedule.Policy = "round_robin"
-	}, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	}, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	a.Crash()
 	for range 6 {
 		if got := post(t, r.URL+"/v1/chat/completions", chat("")); got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" {
@@ -75,13 +75,13 @@ func TestTrafficTellsOfADeadWorker(t *testing.T) {
 // holds nothing, and the first choice after its return knows that.
 func TestRestartDropsOldBlocks(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
-	const lives = 3
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
+	const incarnations = 3
 	dropped := 0
-	for life := range lives {
-		warm(t, r, e)
+	for incarnation := range incarnations {
+		awaitCachedPrompt(t, r, e)
 		dropped += r.index.Len()
-		if life == 1 {
+		if incarnation == 1 {
 			// So fast that no probe sees it: the feed or the next scrape tells.
 			e.Restart()
 			eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.index.Len() == 0 })
@@ -93,14 +93,14 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 		}
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Cached-Tokens") != "0" {
-			t.Errorf("life %d: status %d, %s cached tokens foretold; want 0: they died with the process", life, a.Status, a.Header.Get("X-Sluice-Cached-Tokens"))
+			t.Errorf("life %d: status %d, %s cached tokens foretold; want 0: they died with the process", incarnation, a.Status, a.Header.Get("X-Sluice-Cached-Tokens"))
 		}
 	}
-	figure(t, 7, "%d ends of an engine, %d blocks that died with it, none foretold to the next request", lives, dropped)
+	logFigure(t, 7, "%d ends of an engine, %d blocks that died with it, none foretold to the next request", incarnations, dropped)
 }
 
-// warm sends the same prompt until its blocks are known and foretold.
-func warm(t *testing.T, r *testRouter, engines ...*sim.Engine) {
+// awaitCachedPrompt sends the same prompt until its blocks are known and foretold.
+func awaitCachedPrompt(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	t.Helper()
 	eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
@@ -109,10 +109,10 @@ func warm(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	})
 }
 
-func TestReadyzSaysWhatItWaitsFor(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+func TestReadyzNamesMissingParts(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	d.Crash()
-	r := launchRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	r := launchRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	eventually(t, 5*time.Second, "p0 is ready", func() bool { return r.state("p0") == worker.Ready })
 	a := get(t, r.URL+"/readyz")
 	wantStatus(t, a, 503)
@@ -149,9 +149,9 @@ func TestReadyzSaysWhatItWaitsFor(t *testing.T) {
 
 // Requests that come before the first healthy worker wait for it.
 func TestRequestsWaitForTheFirstWorker(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	d.Crash()
-	r := launchRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = 20 * time.Second }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	r := launchRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = 20 * time.Second }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	var wg sync.WaitGroup
 	for i := range 10 {
 		wg.Go(func() {
@@ -168,7 +168,7 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 
 // Before anybody knows which models there are, none is called unknown: the request
 // waits, for the first worker at all or for those that have not told.
-func TestModelsNobodyHasToldYet(t *testing.T) {
+func TestModelsBeforeFirstProbe(t *testing.T) {
 	e := startSim(t, nil)
 	path := filepath.Join(t.TempDir(), "workers.yaml")
 	writeFile(t, path, "workers: []\n")
@@ -193,9 +193,9 @@ func TestModelsNobodyHasToldYet(t *testing.T) {
 }
 
 // A pool that stays empty is named, with the labels asked for.
-func TestEmptyPoolIsNamedWithItsLabels(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	wp, wd := at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0")
+func TestEmptyPoolErrorNamesLabels(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	wp, wd := simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0")
 	wd.Labels = []string{"slow"}
 	r := startRouter(t, func(c *config.Config) {
 		c.Timeouts.PoolWait = 100 * time.Millisecond
@@ -223,10 +223,10 @@ func TestEmptyPoolIsNamedWithItsLabels(t *testing.T) {
 
 // Labels pick among workers of a role.
 func TestLabelsSelectThePool(t *testing.T) {
-	p, d0, d1 := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
-	w0, w1 := at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1")
+	p, d0, d1 := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, simRole("decode"))
+	w0, w1 := simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1")
 	w0.Labels, w1.Labels = []string{"slow"}, []string{"x", "fast"}
-	r := startRouter(t, func(c *config.Config) { c.PD.DecodeLabel = []string{"fast"} }, at(p, worker.Prefill, "p0"), w0, w1)
+	r := startRouter(t, func(c *config.Config) { c.PD.DecodeLabel = []string{"fast"} }, simWorker(p, worker.Prefill, "p0"), w0, w1)
 	for i := range 6 {
 		a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d`, i)))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d1" {
@@ -237,9 +237,9 @@ func TestLabelsSelectThePool(t *testing.T) {
 
 // Models select the pool; one model may be disaggregated and another not.
 func TestModelSelectsThePool(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	other := startSim(t, func(o *sim.Options) { o.Model = "other" })
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(other, worker.Aggregated, "o0"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"), simWorker(other, worker.Aggregated, "o0"))
 	a := post(t, r.URL+"/v1/chat/completions", strings.Replace(chat(""), `"sim"`, `"other"`, 1))
 	if a.Status != http.StatusOK || a.Header.Get("X-Sluice-Worker") != "o0" || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
 		t.Errorf("status %d, headers %v", a.Status, a.Header)
@@ -251,13 +251,13 @@ func TestModelSelectsThePool(t *testing.T) {
 }
 
 // A decode pool may be off for one model by config although it has prefill workers.
-func TestModelMaySwitchDisaggregationOff(t *testing.T) {
-	p, d, whole := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
+func TestDisaggregationDisabledForModel(t *testing.T) {
+	p, d, whole := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, nil)
 	r := startRouter(t, func(c *config.Config) {
 		off := c.PD
 		off.Family = "off"
 		c.Models = map[string]config.Model{"sim": {PD: &off}}
-	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), at(whole, worker.Aggregated, "w0"))
+	}, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"), simWorker(whole, worker.Aggregated, "w0"))
 	for range 4 {
 		if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "w0" {
 			t.Errorf("status %d on %q, want w0", a.Status, a.Header.Get("X-Sluice-Worker"))

@@ -33,37 +33,37 @@ SLUICE_ENGINE_TLS_CA) or --set. The file has engine_tls, but never the key.
 Flags:
 `
 
-// probed is one engine named on the command line and what it answered.
-type probed struct {
-	worker config.Worker
-	given  bool // the role was given by a flag
-	answer *fleet.Answer
+// probedEngine is one engine named on the command line and what it answered.
+type probedEngine struct {
+	worker    config.Worker
+	roleGiven bool // the role was given by a flag
+	answer    *fleet.EngineInfo
 }
 
 // runInit writes a configuration for the engines named.
 func runInit(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice init", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	var engines []probed
-	take := func(role worker.Role, given bool) func(string) error {
+	var engines []probedEngine
+	addEngines := func(role worker.Role, roleFlags bool) func(string) error {
 		return func(text string) error {
 			w, err := config.ParseWorker(role, text)
-			engines = append(engines, probed{worker: w, given: given})
+			engines = append(engines, probedEngine{worker: w, roleGiven: roleFlags})
 			return err
 		}
 	}
-	fs.Func("engine", "`URL` of an engine that prefills and decodes; may be given several times", take(worker.Aggregated, true))
-	fs.Func("prefill", "`URL` of a prefill worker; may be given several times", take(worker.Prefill, true))
-	fs.Func("decode", "`URL` of a decode worker; may be given several times", take(worker.Decode, true))
+	fs.Func("engine", "`URL` of an engine that prefills and decodes; may be given several times", addEngines(worker.Aggregated, true))
+	fs.Func("prefill", "`URL` of a prefill worker; may be given several times", addEngines(worker.Prefill, true))
+	fs.Func("decode", "`URL` of a decode worker; may be given several times", addEngines(worker.Decode, true))
 	out := fs.String("o", "", "`FILE` to write [standard output]")
 	force := fs.Bool("force", false, "replace FILE if it exists")
 	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine")
 	access := config.RegisterAccessFlags(fs)
 	fs.Usage = func() { fmt.Fprint(fs.Output(), initUsage); fs.PrintDefaults() }
 
-	positional := take(worker.Aggregated, false)
+	positional := addEngines(worker.Aggregated, false)
 	for rest := args; ; {
-		if code, done := parseSome(fs, rest, stdout); done {
+		if code, done := parseWithArgs(fs, rest, stdout); done {
 			return code
 		}
 		if fs.NArg() == 0 {
@@ -81,7 +81,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 	}
 	cfg, err := access.Access(os.Environ())
 	if err == nil {
-		err = sound(engines)
+		err = validateEngines(engines)
 	}
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
@@ -92,9 +92,9 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1
 	}
-	askAll(engines, *timeout, opt)
-	text, answered := renderConfig(engines, cfg, stderr)
-	if answered == 0 {
+	probeAll(engines, *timeout, opt)
+	text, reached := renderConfig(engines, cfg, stderr)
+	if reached == 0 {
 		fmt.Fprintln(stderr, "sluice init: no engine answered, so there is nothing to write")
 		return 1
 	}
@@ -102,15 +102,15 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init: what the engines told makes no valid configuration:", err)
 		return 1
 	}
-	if err := deliver(text, *out, *force, stdout); err != nil {
+	if err := writeOutput(text, *out, *force, stdout); err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1
 	}
 	return 0
 }
 
-// parseSome is parse for a command that takes arguments beside flags.
-func parseSome(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
+// parseWithArgs is parse for a command that takes arguments beside flags.
+func parseWithArgs(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
 	for _, a := range args {
 		if a == "-h" || a == "--help" || a == "-help" {
 			fs.SetOutput(stdout)
@@ -125,8 +125,8 @@ func parseSome(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, don
 	return 0, false
 }
 
-// sound checks what was named before anybody is asked.
-func sound(engines []probed) error {
+// validateEngines checks what was named before anybody is asked.
+func validateEngines(engines []probedEngine) error {
 	c := config.Default()
 	for _, e := range engines {
 		c.Workers = append(c.Workers, e.worker)
@@ -134,30 +134,30 @@ func sound(engines []probed) error {
 	return c.Validate()
 }
 
-func askAll(engines []probed, timeout time.Duration, opt upstream.Options) {
+func probeAll(engines []probedEngine, timeout time.Duration, opt upstream.Options) {
 	var wg sync.WaitGroup
 	for i := range engines {
 		wg.Go(func() {
 			w := &engines[i].worker
-			engines[i].answer = askURL(strings.TrimRight(w.URL, "/"), w.HealthPath, timeout, opt)
+			engines[i].answer = probeURL(strings.TrimRight(w.URL, "/"), w.HealthPath, timeout, opt)
 		})
 	}
 	wg.Wait()
 }
 
-// askURL asks one server what it is, and for its health at healthPath, "" for the usual paths.
-func askURL(url, healthPath string, timeout time.Duration, opt upstream.Options) *fleet.Answer {
+// probeURL asks one server what it is, and for its health at healthPath, "" for the usual paths.
+func probeURL(url, healthPath string, timeout time.Duration, opt upstream.Options) *fleet.EngineInfo {
 	ep, err := upstream.NewEndpoint(url, opt)
 	if err != nil {
-		return &fleet.Answer{URL: url, Err: err}
+		return &fleet.EngineInfo{URL: url, Err: err}
 	}
 	defer ep.Close()
-	return fleet.Examine(context.Background(), ep, healthPath, timeout)
+	return fleet.InspectHealth(context.Background(), ep, healthPath, timeout)
 }
 
 // renderConfig writes the file; notes for the operator go to stderr as well. access has
 // engine_key and engine_tls by which the engines were asked.
-func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (text string, answered int) {
+func renderConfig(engines []probedEngine, access *config.Config, stderr io.Writer) (text string, reached int) {
 	var b strings.Builder
 	b.WriteString("# Made by `sluice init`. `sluice check --config FILE` says what it would do,\n# `sluice serve --config FILE` does it. Lines that begin with # are defaults or notes.\n\n")
 	b.WriteString("workers:\n")
@@ -165,7 +165,7 @@ func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (te
 	prefillEngines := map[string]bool{}
 	for _, e := range engines {
 		a, w := e.answer, e.worker
-		if !e.given && a.RoleKnown {
+		if !e.roleGiven && a.RoleKnown {
 			w.Role = a.Role
 		}
 		if w.ID == "" {
@@ -173,7 +173,7 @@ func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (te
 		}
 		count[w.Role]++
 		entry, notes := renderWorker(w, a)
-		if e.given && a.RoleKnown && a.Role != w.Role {
+		if e.roleGiven && a.RoleKnown && a.Role != w.Role {
 			notes = append(notes, fmt.Sprintf("it says its role is %s, not %s as given", a.Role, w.Role))
 		}
 		if a.Err != nil {
@@ -184,7 +184,7 @@ func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (te
 			}
 			continue
 		}
-		answered++
+		reached++
 		if w.Role == worker.Prefill {
 			prefillEngines[a.Engine] = true
 		}
@@ -197,7 +197,7 @@ func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (te
 			b.WriteString("  " + line)
 		}
 	}
-	if answered == 0 {
+	if reached == 0 {
 		return "", 0
 	}
 	set := map[string]string{}
@@ -225,12 +225,12 @@ func renderConfig(engines []probed, access *config.Config, stderr io.Writer) (te
 		fmt.Fprintf(stderr, "sluice init: the prefill workers run different engines; pd.family is %s, and models on the others need their own (models.NAME.pd)\n", family)
 	}
 	b.WriteString("\n# Everything else, with its defaults.\n" + config.Sample(set))
-	return b.String(), answered
+	return b.String(), reached
 }
 
 // renderWorker is one entry of the list, and what its reader should know. What
 // the router finds out again by itself is a comment: it may change.
-func renderWorker(w config.Worker, a *fleet.Answer) (entry string, notes []string) {
+func renderWorker(w config.Worker, a *fleet.EngineInfo) (entry string, notes []string) {
 	var b strings.Builder
 	field := func(name, value, note string) {
 		line := name + ": " + value
@@ -326,7 +326,7 @@ func engineName(engine string) string {
 	return engine
 }
 
-func modelNote(a *fleet.Answer) string {
+func modelNote(a *fleet.EngineInfo) string {
 	note := "as it tells"
 	if a.MaxModelLen > 0 {
 		note += fmt.Sprintf("; up to %d tokens", a.MaxModelLen)
@@ -353,9 +353,9 @@ func comment(s string) string {
 	}, s)
 }
 
-// deliver writes text to standard output or to a file; one that is there is
+// writeOutput writes text to standard output or to a file; one that is there is
 // replaced whole, and only by force.
-func deliver(text, path string, force bool, stdout io.Writer) error {
+func writeOutput(text, path string, force bool, stdout io.Writer) error {
 	if path == "" {
 		_, err := io.WriteString(stdout, text)
 		return err

@@ -16,9 +16,9 @@ import (
 	"sluice/router/worker"
 )
 
-// refused is an address where connections are refused for as long as the test runs:
+// refusedURL is an address where connections are refused for as long as the test runs:
 // its port is taken, so that nobody else is given it, and nobody listens there.
-func refused(t *testing.T) string {
+func refusedURL(t *testing.T) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -35,10 +35,10 @@ func refused(t *testing.T) string {
 	return fmt.Sprintf("http://127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
 }
 
-func TestInitWritesWhatServeReads(t *testing.T) {
-	p := startSim(t, role("prefill"))
+func TestInitWritesValidConfig(t *testing.T) {
+	p := startSim(t, simRole("prefill"))
 	d := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.BlockSize = "decode", 2, 32 })
-	dead := refused(t)
+	dead := refusedURL(t)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	var out, errs syncBuffer
 	args := []string{"--prefill", p.URL(), dead + ",label=x", "-o", path, "--decode", d.URL() + ",id=dec"}
@@ -131,7 +131,7 @@ func TestInitRefuses(t *testing.T) {
 		{[]string{"--prefill", "http://h:1", "http://h:1"}, 2, "is the URL of workers[0] already"},
 		{[]string{"http://h:1,rank=1"}, 2, `no such key "rank"`},
 		{[]string{"--nonsense"}, 2, "nonsense"},
-		{[]string{refused(t), garbage.URL}, 1, "no engine answered"},
+		{[]string{refusedURL(t), garbage.URL}, 1, "no engine answered"},
 	} {
 		var out, errs syncBuffer
 		if code := runInit(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || out.String() != "" {
@@ -145,7 +145,7 @@ func TestInitRefuses(t *testing.T) {
 }
 
 // What an engine says goes into a file: it must not be able to write there.
-func TestInitQuotesWhatEnginesSay(t *testing.T) {
+func TestInitQuotesEngineAnswers(t *testing.T) {
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case "/v1/models":

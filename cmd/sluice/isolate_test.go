@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/router/transfers"
+	"sluice/router/kvtransfer"
 )
 
 // nixlWheel is where scripts/nixl-wheel.sh unpacks the pinned NIXL.
@@ -37,21 +37,21 @@ func nixlWheel(t *testing.T) string {
 	return dir
 }
 
-var inProcess = regexp.MustCompile(`in process (\d+)`)
+var agentInProcess = regexp.MustCompile(`in process (\d+)`)
 
 // agentProcesses are the processes that the agents of a router live in, by tier,
 // where their tiers are up.
 func agentProcesses(t *testing.T, env []string) map[string]int {
 	t.Helper()
 	var health struct {
-		Tier transfers.Status `json:"kv_tier"`
+		Tier kvtransfer.Status `json:"kv_tier"`
 	}
 	if err := json.Unmarshal(adminHealth(t, env), &health); err != nil {
 		t.Fatal(err)
 	}
 	found := map[string]int{}
 	for _, tier := range health.Tier.Tiers {
-		if m := inProcess.FindStringSubmatch(tier.Reason); m != nil && tier.State == "up" {
+		if m := agentInProcess.FindStringSubmatch(tier.Reason); m != nil && tier.State == "up" {
 			found[string(tier.Tier)], _ = strconv.Atoi(m[1])
 		}
 	}
@@ -62,7 +62,7 @@ func agentProcesses(t *testing.T, env []string) map[string]int {
 // agents live in processes of their own, which are killed here under load.
 func TestIsolatedAgentsCrash(t *testing.T) {
 	wheel := nixlWheel(t)
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	env, dir := serveEnv(t)
 	file := filepath.Join(dir, "sluice.yaml")
 	text := fmt.Sprintf(`listen: 127.0.0.1:0
@@ -73,7 +73,7 @@ transfers: {nixl: "on", ucx: "on", nixl_library: %s, isolate: true}
 workers:
   - {id: p, url: "%s", role: prefill}
   - {id: d, url: "%s", role: decode, options: {connector: ["true"]}}
-`, planted, wheel, p.URL(), d.URL())
+`, plantedSecret, wheel, p.URL(), d.URL())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

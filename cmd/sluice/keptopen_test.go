@@ -35,7 +35,7 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 				<-r.Context().Done()
 			})
 			for _, allow := range []int{0, 1} { // moves: with none, bytes pass as they come
-				c := startRouter(t, func(c *config.Config) { hasty(c); c.Migration.Max = allow }, e.at(worker.Aggregated, "w0"), startScripted(t, answerOK).at(worker.Decode, "w1"))
+				c := startRouter(t, func(c *config.Config) { shortPrefillTimeout(c); c.Migration.Max = allow }, e.worker(worker.Aggregated, "w0"), startScripted(t, answerOK).worker(worker.Decode, "w1"))
 				resp, err := http.Post(c.URL+"/v1/chat/completions", "application/json", strings.NewReader(chat(`,"stream":true`)))
 				if err != nil {
 					t.Fatal(err)
@@ -49,7 +49,7 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 					}
 				}
 				done := time.Now()
-				idle(t, c)
+				wantNoLoad(t, c)
 				if took := time.Since(done); took > 700*time.Millisecond {
 					t.Errorf("the rank was booked for %v behind [DONE]", took)
 				}

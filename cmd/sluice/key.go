@@ -66,8 +66,8 @@ func keyCommand(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// makeKeys makes the ring of keys, where any are configured.
-func (r *router) makeKeys() error {
+// newKeyring makes the ring of keys, where any are configured.
+func (r *router) newKeyring() error {
 	if len(r.cfg.APIKeys) == 0 {
 		return nil
 	}
@@ -75,23 +75,23 @@ func (r *router) makeKeys() error {
 	if err != nil {
 		return err
 	}
-	if r.keys, err = apikey.NewRing(specs); err != nil {
+	if r.keyring, err = apikey.NewKeyring(specs); err != nil {
 		return err
 	}
-	r.metrics.WatchKeys(r.keys)
+	r.metrics.ExposeKeys(r.keyring)
 	return nil
 }
 
-// takeKeys takes over the keys of a configuration that was read again.
-func (r *router) takeKeys(next *config.Config) error {
-	if r.keys == nil || len(next.APIKeys) == 0 {
+// reloadKeys takes over the keys of a configuration that was read again.
+func (r *router) reloadKeys(next *config.Config) error {
+	if r.keyring == nil || len(next.APIKeys) == 0 {
 		return nil
 	}
 	specs, err := keySpecs(next)
 	if err != nil {
 		return err
 	}
-	return r.keys.Replace(specs)
+	return r.keyring.Replace(specs)
 }
 
 func keySpecs(cfg *config.Config) ([]apikey.Spec, error) {
@@ -106,10 +106,10 @@ func keySpecs(cfg *config.Config) ([]apikey.Spec, error) {
 	return specs, nil
 }
 
-// gate is the front's; nil where there are no keys.
-func (r *router) gate() front.Gate {
-	if r.keys == nil {
+// authenticator is the front's; nil where there are no keys.
+func (r *router) authenticator() front.Authenticator {
+	if r.keyring == nil {
 		return nil
 	}
-	return r.keys
+	return r.keyring
 }

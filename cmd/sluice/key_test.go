@@ -27,11 +27,11 @@ func withKeys(keys ...config.APIKey) func(*config.Config) {
 
 const keyBody = `{"model":"sim","prompt":"hello","max_tokens":4}`
 
-// TestKeysAreAskedFor goes over all doors, with keys as each client library shows them.
-func TestKeysAreAskedFor(t *testing.T) {
+// TestKeysAreRequired goes over all doors, with keys as each client library shows them.
+func TestKeysAreRequired(t *testing.T) {
 	e := startSim(t, nil)
 	key := apikey.New()
-	r := startRouter(t, withKeys(config.APIKey{Name: "team-a", SHA256: apikey.HashOf(key).String(), Models: []string{"sim"}}), at(e, worker.Aggregated, "e"))
+	r := startRouter(t, withKeys(config.APIKey{Name: "team-a", SHA256: apikey.HashOf(key).String(), Models: []string{"sim"}}), simWorker(e, worker.Aggregated, "e"))
 	for _, c := range []struct {
 		name, path, body string
 		headers          []string
@@ -76,8 +76,8 @@ func TestKeysAreAskedFor(t *testing.T) {
 	}
 }
 
-// TestKeysStayHere: an engine sees the router's own key, never a client's.
-func TestKeysStayHere(t *testing.T) {
+// TestKeysAreNotForwarded: an engine sees the router's own key, never a client's.
+func TestKeysAreNotForwarded(t *testing.T) {
 	var mu sync.Mutex
 	var seen []string
 	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -99,7 +99,7 @@ func TestKeysStayHere(t *testing.T) {
 		"none: the client's is": {nil, []string{"Authorization", "Bearer the-client's"}, "[Bearer the-client's] []"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := startRouter(t, c.mod, e.at(worker.Aggregated, "e"))
+			r := startRouter(t, c.mod, e.worker(worker.Aggregated, "e"))
 			mu.Lock()
 			seen = nil
 			mu.Unlock()
@@ -125,9 +125,9 @@ func TestKeysStayHere(t *testing.T) {
 func TestKeysHaveLimits(t *testing.T) {
 	e := startSim(t, nil)
 	key := apikey.New()
-	r := startRouter(t, withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String(), RequestsPerMinute: 10, TokensPerMinute: 100_000}), at(e, worker.Aggregated, "e"))
+	r := startRouter(t, withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String(), RequestsPerMinute: 10, TokensPerMinute: 100_000}), simWorker(e, worker.Aggregated, "e"))
 	auth := []string{"Authorization", "Bearer " + key}
-	spent := func() uint64 { return r.keys.Keys()[0].Counts().Tokens }
+	spent := func() uint64 { return r.keyring.Keys()[0].Counts().Tokens }
 	a := post(t, r.URL+"/v1/completions", keyBody, auth...)
 	if a.Status != 200 || a.Header.Get("x-ratelimit-limit-requests") != "10" || a.Header.Get("x-ratelimit-remaining-requests") != "9" || a.Header.Get("x-ratelimit-limit-tokens") != "100000" {
 		t.Fatalf("%d %v", a.Status, a.Header)
@@ -157,8 +157,8 @@ func TestKeysHaveLimits(t *testing.T) {
 	}
 }
 
-// TestKeysAreReadAgain edits the file under a running router.
-func TestKeysAreReadAgain(t *testing.T) {
+// TestKeysAreReloaded edits the file under a running router.
+func TestKeysAreReloaded(t *testing.T) {
 	e := startSim(t, nil)
 	first, second := apikey.New(), apikey.New()
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
@@ -216,8 +216,8 @@ func TestKeyCommand(t *testing.T) {
 	}
 }
 
-// TestKeyModelsHoldForAdapters: SGLang takes an adapter from members beside the model.
-func TestKeyModelsHoldForAdapters(t *testing.T) {
+// TestKeyModelsApplyToAdapters: SGLang takes an adapter from members beside the model.
+func TestKeyModelsApplyToAdapters(t *testing.T) {
 	var mu sync.Mutex
 	seen := 0
 	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -228,7 +228,7 @@ func TestKeyModelsHoldForAdapters(t *testing.T) {
 	})
 	few, all := apikey.New(), apikey.New()
 	r := startRouter(t, withKeys(config.APIKey{Name: "few", SHA256: apikey.HashOf(few).String(), Models: []string{"sim", "mine"}},
-		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), e.at(worker.Aggregated, "e"))
+		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), e.worker(worker.Aggregated, "e"))
 	for _, c := range []struct {
 		member string
 		status int // with the key that is good for few
@@ -267,12 +267,12 @@ func TestKeyModelsHoldForAdapters(t *testing.T) {
 	}
 }
 
-// TestKeyModelsHoldForLists: lists of models, errors that name the known models, and the
+// TestKeyModelsFilterModelList: lists of models, errors that name the known models, and the
 // pages about the router's state show a key no model that it may not use.
-func TestKeyModelsHoldForLists(t *testing.T) {
+func TestKeyModelsFilterModelList(t *testing.T) {
 	e := startSim(t, nil)
 	few, all := apikey.New(), apikey.New()
-	at := at(e, worker.Aggregated, "e")
+	at := simWorker(e, worker.Aggregated, "e")
 	at.Models = []string{"hidden", "mine/a", "sim"}
 	r := startRouter(t, withKeys(config.APIKey{Name: "few", SHA256: apikey.HashOf(few).String(), Models: []string{"sim", "mine/a", "absent"}},
 		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), at)
@@ -306,8 +306,8 @@ func TestKeyModelsHoldForLists(t *testing.T) {
 		{"an own model without a worker", post(t, r.URL+"/v1/completions", absent, "Authorization", "Bearer "+few), 404},
 		{"the health page", get(t, r.URL+"/health", "Authorization", "Bearer "+few), 200},
 	} {
-		told := strings.ReplaceAll(string(c.a.Body), `the model \"hidden\" does not`, "")
-		if c.a.Status != c.want || strings.Contains(told, "hidden") {
+		listed := strings.ReplaceAll(string(c.a.Body), `the model \"hidden\" does not`, "")
+		if c.a.Status != c.want || strings.Contains(listed, "hidden") {
 			t.Errorf("%s: %d %s; want %d and no other key's model", c.name, c.a.Status, c.a.Body, c.want)
 		}
 	}
@@ -338,7 +338,7 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 			if !up {
 				e.Crash()
 			}
-			r := launchRouter(t, mod, at(e, worker.Aggregated, "secret-worker"))
+			r := launchRouter(t, mod, simWorker(e, worker.Aggregated, "secret-worker"))
 			want := map[bool]int{true: 200, false: 503}[up]
 			eventually(t, 10*time.Second, "the worker was looked at", func() bool {
 				_, page := r.pages.Health(true)
@@ -376,7 +376,7 @@ func TestLargeCounts(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(body)
 	})
-	r := startRouter(t, nil, e.at(worker.Aggregated, "e"))
+	r := startRouter(t, nil, e.worker(worker.Aggregated, "e"))
 	for number, status := range map[string]int{"1e18": 200, "1000000000000000000": 200, "9223372036854775807": 200, "1e19": 400, "9223372036854775808": 400, "1.5": 400} {
 		body := `{"model":"sim","prompt":"hello","max_tokens":` + number + `}`
 		a := post(t, r.URL+"/v1/completions", body)

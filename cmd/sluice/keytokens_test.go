@@ -27,9 +27,9 @@ func longBody(more string) string {
 	return fmt.Sprintf(`{"model":"sim","prompt":%q%s}`, strings.Repeat("word ", 600), more)
 }
 
-// TestTokensThatNobodyReports: a key's limit holds for whole answers that tell no usage, or
+// TestUnreportedTokensAreCharged: a key's limit holds for whole answers that tell no usage, or
 // half of it, for clients who leave before one, and for prompts that are only warmed.
-func TestTokensThatNobodyReports(t *testing.T) {
+func TestUnreportedTokensAreCharged(t *testing.T) {
 	const prompt = 750
 	answer := ""
 	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -40,8 +40,8 @@ func TestTokensThatNobodyReports(t *testing.T) {
 		replyJSON(w, 200, answer)
 	})
 	auth, mod := tokenKey(1 << 30)
-	r := startRouter(t, mod, e.at(worker.Aggregated, "e"))
-	spent := func() uint64 { return r.keys.Keys()[0].Counts().Tokens }
+	r := startRouter(t, mod, e.worker(worker.Aggregated, "e"))
+	spent := func() uint64 { return r.keyring.Keys()[0].Counts().Tokens }
 	for _, c := range []struct {
 		name, answer string
 		want         uint64
@@ -81,7 +81,7 @@ func TestTokensThatNobodyReports(t *testing.T) {
 	if a := post(t, r.URL+"/v1/embeddings", `{"model":"sim","input":"`+strings.Repeat("word ", 600)+`"}`, auth...); a.Status != 200 {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
-	if got := r.keys.Keys()[0].Counts().Tokens; got < prompt {
+	if got := r.keyring.Keys()[0].Counts().Tokens; got < prompt {
 		t.Errorf("embeddings without usage: %d", got)
 	}
 }
@@ -89,10 +89,10 @@ func TestTokensThatNobodyReports(t *testing.T) {
 // TestTokensAreReserved: requests that come together cannot all go by what is left for one,
 // and what fails gives back what was reserved for it.
 func TestTokensAreReserved(t *testing.T) {
-	hold := make(chan struct{})
+	block := make(chan struct{})
 	status := 200
 	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
-		<-hold
+		<-block
 		if strings.Contains(r.URL.Path, "chat") {
 			w.Header().Set("Content-Type", "text/event-stream")
 			io.WriteString(w, "data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")
@@ -103,7 +103,7 @@ func TestTokensAreReserved(t *testing.T) {
 		replyJSON(w, status, `{"choices":[{"text":"h"}],"usage":{"prompt_tokens":750,"completion_tokens":1}}`)
 	})
 	auth, mod := tokenKey(2000) // 750 and 750, not a third
-	r := startRouter(t, mod, e.at(worker.Aggregated, "e"))
+	r := startRouter(t, mod, e.worker(worker.Aggregated, "e"))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	got := map[int]int{}
@@ -117,7 +117,7 @@ func TestTokensAreReserved(t *testing.T) {
 					t.Errorf("%v %s", a.Header, a.Body)
 				}
 				if got[429] == 18 {
-					close(hold)
+					close(block)
 				}
 			}
 		})
@@ -127,7 +127,7 @@ func TestTokensAreReserved(t *testing.T) {
 	}
 
 	auth, mod = tokenKey(800)
-	r = startRouter(t, mod, e.at(worker.Aggregated, "e"))
+	r = startRouter(t, mod, e.worker(worker.Aggregated, "e"))
 	left := func() string {
 		return post(t, r.URL+"/v1/completions", `{}`, auth...).Header.Get("x-ratelimit-remaining-tokens")
 	}
@@ -148,7 +148,7 @@ func TestTokensAreReserved(t *testing.T) {
 		n, _ := strconv.Atoi(left())
 		return n >= 780
 	})
-	if c := r.keys.Keys()[0].Counts(); c.Tokens != 11 {
+	if c := r.keyring.Keys()[0].Counts(); c.Tokens != 11 {
 		t.Errorf("%d tokens are booked, want the stream's 11", c.Tokens)
 	}
 	status = 200

@@ -10,11 +10,11 @@ import (
 	"sluice/router/discovery/kube"
 )
 
-// newKube makes the source of pods.
-func newKube(conf config.Kube) (discovery.Source, error) { return kube.New(conf) }
+// newKubeSource makes the source of pods.
+func newKubeSource(conf config.Kube) (discovery.Source, error) { return kube.New(conf) }
 
-// becomeKube does nothing: this is the build that has the Kubernetes client.
-func becomeKube(*config.Config) {}
+// execKubeBuild does nothing: this is the build that has the Kubernetes client.
+func execKubeBuild(*config.Config) {}
 
-// kubeFault: nothing is missing in this build.
-func kubeFault(*config.Config, time.Duration) error { return nil }
+// kubeBuildError: nothing is missing in this build.
+func kubeBuildError(*config.Config, time.Duration) error { return nil }

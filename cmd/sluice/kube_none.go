@@ -17,19 +17,19 @@ import (
 	"sluice/router/discovery"
 )
 
-// notBecome is why becomeKube could not do its work.
+// notBecome is why execKubeBuild could not do its work.
 var notBecome = errors.New("only sluice serve finds workers by it")
 
-// newKube is called where becomeKube could not do its work, or was not to.
-func newKube(config.Kube) (discovery.Source, error) {
+// newKubeSource is called where execKubeBuild could not do its work, or was not to.
+func newKubeSource(config.Kube) (discovery.Source, error) {
 	return nil, fmt.Errorf("kube.selector is set, and this binary has no Kubernetes client: %w", notBecome)
 }
 
-// becomeKube puts the build that has the Kubernetes client in this one's place where the
+// execKubeBuild puts the build that has the Kubernetes client in this one's place where the
 // configuration asks for it: the same process with the same arguments, environment and
 // descriptors, so whoever started it or connects to it sees no difference. It comes back
 // where it need not or cannot.
-func becomeKube(cfg *config.Config) {
+func execKubeBuild(cfg *config.Config) {
 	if cfg.Kube.Selector == "" {
 		return
 	}
@@ -49,9 +49,9 @@ func cannotBecome(path string, err error) error {
 	return fmt.Errorf("cannot run %q instead, which has: %w; make build makes both files, install %s beside this one (or build it there: go build -o %s ./cmd/sluice)", path, err, kubeBinary, path)
 }
 
-// kubeFault says why serve could not become the build that has the Kubernetes client; nil:
+// kubeBuildError says why serve could not become the build that has the Kubernetes client; nil:
 // it could, or need not.
-func kubeFault(cfg *config.Config, timeout time.Duration) error {
+func kubeBuildError(cfg *config.Config, timeout time.Duration) error {
 	if cfg.Kube.Selector == "" {
 		return nil
 	}

@@ -13,9 +13,9 @@ import (
 
 // serve finds pods by becoming the build that can, in the same process; without it, it
 // says what is missing, and one of another build does not run.
-func TestServeBecomesTheBuildWithKubernetes(t *testing.T) {
-	e := startSim(t, role("decode"))
-	cluster := startCluster(t, map[string]string{"d-0": podText("d-0", "decode", e.URL())})
+func TestServeExecsKubeBuild(t *testing.T) {
+	e := startSim(t, simRole("decode"))
+	cluster := startFakeKubeAPI(t, map[string]string{"d-0": podText("d-0", "decode", e.URL())})
 	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", "kube.selector=app in (prefill,decode)", "--set", "kube.port=http",
 		"--set", "kube.kubeconfig=" + cluster.kubeconfig(t)}
 	dir := t.TempDir()
@@ -70,8 +70,8 @@ func TestServeBecomesTheBuildWithKubernetes(t *testing.T) {
 	}
 }
 
-// TestBuildsAreOfOneVersion: a build does not take the place of another version.
-func TestBuildsAreOfOneVersion(t *testing.T) {
+// TestBuildVersionsMatch: a build does not take the place of another version.
+func TestBuildVersionsMatch(t *testing.T) {
 	cmd := exec.Command(builtBinary(t), "version")
 	cmd.Env = append(os.Environ(), envBuild+"=another")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "install both of one build") {

@@ -19,15 +19,15 @@ const envBuild = "SLUICE_BECAME_FROM"
 
 // checkBuild sees to it that a process which became this build was of the same version.
 func checkBuild() error {
-	was, became := os.LookupEnv(envBuild)
+	parentVersion, became := os.LookupEnv(envBuild)
 	if !became {
 		return nil
 	}
 	if err := os.Unsetenv(envBuild); err != nil {
 		return err
 	}
-	if was != version {
-		return fmt.Errorf("%s is of version %s, and the sluice that it stands beside of %s; install both of one build", kubeBinary, version, was)
+	if parentVersion != version {
+		return fmt.Errorf("%s is of version %s, and the sluice that it stands beside of %s; install both of one build", kubeBinary, version, parentVersion)
 	}
 	return nil
 }

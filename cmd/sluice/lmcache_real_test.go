@@ -90,9 +90,9 @@ func TestReleasedLMCacheNotifications(t *testing.T) {
 				}
 				replyJSON(w, 200, `{"id":"cmpl-y","object":"text_completion","model":"sim","choices":[{"index":0,"text":"good","finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":1,"total_tokens":6}}`)
 			})
-			dw := d.at(worker.Decode, "d0")
+			dw := d.worker(worker.Decode, "d0")
 			dw.Options = map[string][]string{"init_port": {"7300", "7301"}, "alloc_port": {"7400", "7401"}}
-			r := startRouter(t, both(family("lmcache"), func(c *config.Config) { c.LMCache.ProxyPort = port }), p.at(worker.Prefill, "p0"), dw)
+			r := startRouter(t, allOf(usingFamily("lmcache"), func(c *config.Config) { c.LMCache.ProxyPort = port }), p.worker(worker.Prefill, "p0"), dw)
 			sender = lmcacheSender(t, version, fmt.Sprintf("tcp://127.0.0.1:%d", port))
 			for range 3 {
 				second.Store(0)
@@ -104,8 +104,8 @@ func TestReleasedLMCacheNotifications(t *testing.T) {
 			if got := r.metric(`sluice_kv_notifications_total{outcome="received"}`); got != 6 {
 				t.Errorf("%v notifications, want 6", got)
 			}
-			if n := r.fellBack("not_completed"); n != 0 || d.seen() != 3 {
-				t.Errorf("%v waits given up, %d decodes", n, d.seen())
+			if n := r.fallbacks("not_completed"); n != 0 || d.requests() != 3 {
+				t.Errorf("%v waits given up, %d decodes", n, d.requests())
 			}
 		})
 	}

@@ -33,39 +33,39 @@ func freePort(t *testing.T) int {
 	return 0
 }
 
-// lmcacheRig is one prefill and some decode workers of two tensor-parallel ranks,
+// lmcacheFleet is one prefill and some decode workers of two tensor-parallel ranks,
 // with notifications over ZMQ, and a whole engine to compare with.
-type lmcacheRig struct {
+type lmcacheFleet struct {
 	p, whole *sim.Engine
 	d        []*sim.Engine
 	*testRouter
 }
 
-func startLMCache(t *testing.T, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheRig {
+func startLMCache(t *testing.T, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheFleet {
 	t.Helper()
 	return startLMCacheOf(t, 2, prefill, cfg)
 }
 
 // startLMCacheOf starts so many decode workers.
-func startLMCacheOf(t *testing.T, decode int, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheRig {
+func startLMCacheOf(t *testing.T, decode int, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheFleet {
 	t.Helper()
 	port := freePort(t)
-	g := &lmcacheRig{whole: startSim(t, nil), d: make([]*sim.Engine, decode)}
+	g := &lmcacheFleet{whole: startSim(t, nil), d: make([]*sim.Engine, decode)}
 	g.p = startSim(t, func(o *sim.Options) {
 		o.PD, o.Role, o.LMCacheProxy = "lmcache", "prefill", fmt.Sprintf("tcp://127.0.0.1:%d", port)
 		if prefill != nil {
 			prefill(o)
 		}
 	})
-	workers := []config.Worker{at(g.p, worker.Prefill, "p0")}
+	workers := []config.Worker{simWorker(g.p, worker.Prefill, "p0")}
 	for i := range g.d {
-		g.d[i] = startSim(t, speaks("lmcache", "decode"))
+		g.d[i] = startSim(t, usingPD("lmcache", "decode"))
 		side := strconv.Itoa(g.d[i].SidePort())
-		w := at(g.d[i], worker.Decode, fmt.Sprintf("d%d", i))
+		w := simWorker(g.d[i], worker.Decode, fmt.Sprintf("d%d", i))
 		w.Options = map[string][]string{"init_port": {side, side}, "alloc_port": {side, side}}
 		workers = append(workers, w)
 	}
-	g.testRouter = startRouter(t, both(family("lmcache"), func(c *config.Config) {
+	g.testRouter = startRouter(t, allOf(usingFamily("lmcache"), func(c *config.Config) {
 		c.LMCache.ProxyPort = port
 		c.Tokens.Timeout = 10 * time.Second
 		if cfg != nil {
@@ -75,20 +75,20 @@ func startLMCacheOf(t *testing.T, decode int, prefill func(*sim.Options), cfg fu
 	return g
 }
 
-func (g *lmcacheRig) like(t *testing.T, f asked) *answer {
+func (g *lmcacheFleet) wantSameAnswers(t *testing.T, f requestForm) *answer {
 	t.Helper()
 	a := post(t, g.URL+f.path, f.body)
-	like(t, f.name, a, post(t, g.whole.URL()+f.path, f.body))
+	wantSameAnswer(t, f.name, a, post(t, g.whole.URL()+f.path, f.body))
 	return a
 }
 
-// computed is what the decode workers computed of prompts, and took.
-func (g *lmcacheRig) computed() (local, taken int) {
+// promptTokens is what the decode workers computed of prompts, and took.
+func (g *lmcacheFleet) promptTokens() (local, received int) {
 	for _, d := range g.d {
 		s := d.Stats().Sum()
-		local, taken = local+s.LocalCompute, taken+s.External+s.LocalHit
+		local, received = local+s.LocalCompute, received+s.External+s.LocalHit
 	}
-	return local, taken
+	return local, received
 }
 
 // TestLMCacheFamily: whatever the order of answer and notifications, decode runs
@@ -112,9 +112,9 @@ func TestLMCacheFamily(t *testing.T) {
 			if c.fault != nil {
 				g.p.Fault(*c.fault)
 			}
-			for _, f := range phrasings(10, "") {
+			for _, f := range requestForms(10, "") {
 				began := time.Now()
-				a := g.like(t, f)
+				a := g.wantSameAnswers(t, f)
 				if a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
 					t.Errorf("%s: no prefill: %v", f.name, a.Header)
 				}
@@ -122,11 +122,11 @@ func TestLMCacheFamily(t *testing.T) {
 					t.Errorf("%s: decode did not wait for the notifications", f.name)
 				}
 			}
-			if local, taken := g.computed(); local != 0 || taken == 0 {
-				t.Errorf("decode computed %d tokens of prompts itself, took %d", local, taken)
+			if local, received := g.promptTokens(); local != 0 || received == 0 {
+				t.Errorf("decode computed %d tokens of prompts itself, took %d", local, received)
 			}
 			for _, d := range g.d {
-				for _, rec := range generating(d) {
+				for _, rec := range generateRequests(d) {
 					if rec.Path != "/v1/completions" || member(t, rec.Body, "kv_transfer_params") != "" || member(t, rec.Body, "max_tokens") != "11" {
 						t.Errorf("decode was sent %s %s", rec.Path, rec.Body)
 					}
@@ -135,10 +135,10 @@ func TestLMCacheFamily(t *testing.T) {
 			if n := g.metric(`sluice_kv_notifications_total{outcome="received"}`); n < 8 {
 				t.Errorf("%v notifications counted for 4 requests of two ranks", n)
 			}
-			if n := g.fellBack("not_completed") + g.fellBack("plain_decode"); n != 0 {
+			if n := g.fallbacks("not_completed") + g.fallbacks("plain_decode"); n != 0 {
 				t.Errorf("%v fall-backs", n)
 			}
-			quiet(t, g.testRouter, 10*time.Second, g.d[0], g.d[1])
+			wantIdle(t, g.testRouter, 10*time.Second, g.d[0], g.d[1])
 		})
 	}
 }
@@ -147,18 +147,18 @@ func TestLMCacheNotificationNeverComes(t *testing.T) {
 	g := startLMCache(t, nil, func(c *config.Config) { c.PD.Lease, c.PD.LeaseMargin = time.Second, 900*time.Millisecond })
 	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "notify"}) // one rank of two is silent
 	began := time.Now()
-	for _, f := range phrasings(11, "")[:2] {
-		g.like(t, f)
+	for _, f := range requestForms(11, "")[:2] {
+		g.wantSameAnswers(t, f)
 	}
-	if took := time.Since(began); took < 200*time.Millisecond || g.fellBack("not_completed") != 2 {
-		t.Errorf("after %s, %v waits given up; want 2, of 100ms each", took, g.fellBack("not_completed"))
+	if took := time.Since(began); took < 200*time.Millisecond || g.fallbacks("not_completed") != 2 {
+		t.Errorf("after %s, %v waits given up; want 2, of 100ms each", took, g.fallbacks("not_completed"))
 	}
 }
 
-func TestLMCacheClientLeavesWhileWaiting(t *testing.T) {
+func TestLMCacheClientAbortsWhileWaiting(t *testing.T) {
 	g := startLMCache(t, nil, nil)
 	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "notify"})
-	f := phrasings(12, "")[0]
+	f := requestForms(12, "")[0]
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { tryPost(ctx, g.URL+f.path, f.body, "X-Request-Id", "gone-1") })
@@ -169,34 +169,34 @@ func TestLMCacheClientLeavesWhileWaiting(t *testing.T) {
 	if rec := g.outcome(t, "gone-1"); rec.Outcome.Reason != "client_gone" {
 		t.Errorf("%+v", rec.Outcome)
 	}
-	if n := len(generating(g.d[0])) + len(generating(g.d[1])); n != 0 {
+	if n := len(generateRequests(g.d[0])) + len(generateRequests(g.d[1])); n != 0 {
 		t.Errorf("decode was sent %d requests of nobody", n)
 	}
-	quiet(t, g.testRouter, 10*time.Second, g.d[0], g.d[1])
+	wantIdle(t, g.testRouter, 10*time.Second, g.d[0], g.d[1])
 }
 
 func TestLMCacheFailures(t *testing.T) {
 	t.Run("prefill", func(t *testing.T) {
 		g := startLMCache(t, nil, nil)
 		g.p.Fault(sim.Fault{Kind: sim.Status, Leg: "prefill"})
-		for _, f := range phrasings(13, "") {
-			g.like(t, f)
+		for _, f := range requestForms(13, "") {
+			g.wantSameAnswers(t, f)
 		}
-		if g.fellBack("plain_decode") != 4 {
-			t.Errorf("%v plain decodes, want 4", g.fellBack("plain_decode"))
+		if g.fallbacks("plain_decode") != 4 {
+			t.Errorf("%v plain decodes, want 4", g.fallbacks("plain_decode"))
 		}
 	})
 	for _, kind := range []sim.FaultKind{sim.Status, sim.Reset, sim.Dead} {
 		t.Run("decode "+kind.String(), func(t *testing.T) {
 			g := startLMCache(t, nil, nil)
 			g.d[0].Fault(sim.Fault{Kind: kind, Leg: "decode"})
-			for _, f := range phrasings(14, "") {
-				g.like(t, f)
+			for _, f := range requestForms(14, "") {
+				g.wantSameAnswers(t, f)
 			}
 			if g.d[0].Stats().Faults == 0 {
 				t.Error("the failing worker was never chosen: the test shows nothing")
 			}
-			if local, _ := g.computed(); local != 0 {
+			if local, _ := g.promptTokens(); local != 0 {
 				t.Errorf("decode computed %d tokens: a pair that failed was not run again as a pair", local)
 			}
 		})
@@ -206,7 +206,7 @@ func TestLMCacheFailures(t *testing.T) {
 		for _, d := range g.d {
 			d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", After: 2})
 		}
-		f := phrasings(15, "")[1]
+		f := requestForms(15, "")[1]
 		a := post(t, g.URL+f.path, f.body)
 		if s := string(a.Body); a.Status != 200 || !strings.Contains(s, `"error":{`) || strings.Count(s, "data: [DONE]") != 1 || !strings.Contains(s, `"role":"assistant"`) {
 			t.Errorf("%d %s", a.Status, s)
@@ -214,9 +214,9 @@ func TestLMCacheFailures(t *testing.T) {
 	})
 }
 
-// TestLMCacheWhatItCannotCarry: such requests run on one worker, named, or are
+// TestLMCacheUnsupportedRequests: such requests run on one worker, named, or are
 // refused where the configuration wants that.
-func TestLMCacheWhatItCannotCarry(t *testing.T) {
+func TestLMCacheUnsupportedRequests(t *testing.T) {
 	requests := map[string]string{
 		"tools":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
 		"media":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`,
@@ -226,11 +226,11 @@ func TestLMCacheWhatItCannotCarry(t *testing.T) {
 	g := startLMCache(t, nil, nil)
 	for why, body := range requests {
 		a := post(t, g.URL+"/v1/chat/completions", body)
-		if a.Status != 200 || g.fellBack(why) != 1 || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
-			t.Errorf("%s: %d, counted %v: %s", why, a.Status, g.fellBack(why), a.Body)
+		if a.Status != 200 || g.fallbacks(why) != 1 || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
+			t.Errorf("%s: %d, counted %v: %s", why, a.Status, g.fallbacks(why), a.Body)
 		}
 	}
-	if n := len(generating(g.p)); n != 0 {
+	if n := len(generateRequests(g.p)); n != 0 {
 		t.Errorf("prefill was sent %d of them", n)
 	}
 	strict := startLMCache(t, nil, func(c *config.Config) { c.PD.PlainDecode = false })
@@ -247,27 +247,27 @@ func TestLMCacheWhatItCannotCarry(t *testing.T) {
 
 func TestLMCacheEnds(t *testing.T) {
 	g := startLMCache(t, nil, nil)
-	for _, f := range phrasings(16, "") {
+	for _, f := range requestForms(16, "") {
 		one := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":1`, 1)
-		g.like(t, asked{f.name + ", one token", f.path, one})
+		g.wantSameAnswers(t, requestForm{f.name + ", one token", f.path, one})
 		two := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":2`, 1)
-		g.like(t, asked{f.name + ", two tokens", f.path, two})
+		g.wantSameAnswers(t, requestForm{f.name + ", two tokens", f.path, two})
 
 		// A stop string that begins in the first token and ends in the second.
 		text := post(t, g.whole.URL()+f.path, two).text(t)
 		stop, _ := json.Marshal(text[1:])
 		stopped := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":12,"stop":[`+string(stop)+`]`, 1)
-		g.like(t, asked{f.name + ", a stop string over the seam", f.path, stopped})
+		g.wantSameAnswers(t, requestForm{f.name + ", a stop string over the seam", f.path, stopped})
 
 		// The first token is the last.
 		first, _ := json.Marshal(post(t, g.whole.URL()+f.path, one).text(t))
 		final := strings.Replace(f.body, `"max_tokens":12`, `"max_tokens":12,"include_stop_str_in_output":true,"stop":[`+string(first)+`]`, 1)
-		g.like(t, asked{f.name + ", a stop at the first token", f.path, final})
+		g.wantSameAnswers(t, requestForm{f.name + ", a stop at the first token", f.path, final})
 	}
 	// A chat without a limit goes on to its own end, not to completions' 16 tokens.
-	text, _ := json.Marshal(words(30, 17))
+	text, _ := json.Marshal(promptWords(30, 17))
 	body := `{"model":"sim","messages":[{"role":"user","content":` + string(text) + `}],"seed":5}`
-	a := g.like(t, asked{"no limit", "/v1/chat/completions", body})
+	a := g.wantSameAnswers(t, requestForm{"no limit", "/v1/chat/completions", body})
 	if a.Header.Get("X-Sluice-Prefill-Worker") == "" {
 		t.Error("a chat without max_tokens was not handed over")
 	}

@@ -24,7 +24,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 				// One request runs on a rank at a time, for a second or more: the next waits.
 				o.Engine, o.Ranks, o.MaxSeqs, o.Speed, o.Loads = "sglang", 2, 1, 1, "auto"
 			})
-			w := at(e, worker.Aggregated, "w")
+			w := simWorker(e, worker.Aggregated, "w")
 			w.Ranks = []uint16{0, 1}
 			if named {
 				w.LoadEvents = []string{loadSocketOf(t, e.URL())}

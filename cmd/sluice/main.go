@@ -19,12 +19,12 @@ var version = "dev"
 // command is one subcommand. run returns the process's exit code: 0 well, 1 it
 // failed, 2 it was called wrongly.
 type command struct {
-	name string
-	what string
-	run  func(ctx context.Context, args []string, stdout, stderr io.Writer) int
+	name    string
+	summary string
+	run     func(ctx context.Context, args []string, stdout, stderr io.Writer) int
 }
 
-func plain(f func(args []string, stdout, stderr io.Writer) int) func(context.Context, []string, io.Writer, io.Writer) int {
+func withoutContext(f func(args []string, stdout, stderr io.Writer) int) func(context.Context, []string, io.Writer, io.Writer) int {
 	return func(_ context.Context, args []string, stdout, stderr io.Writer) int { return f(args, stdout, stderr) }
 }
 
@@ -34,18 +34,18 @@ var commands = []command{
 	{"sidecar", "run beside one engine, behind somebody else's router", runSidecar},
 	{"sim", "run one simulated engine", runSim},
 	{"load", "send load and print latencies", runLoad},
-	{"key", "make an API key, and what to write into the configuration for it", plain(runKey)},
+	{"key", "make an API key, and what to write into the configuration for it", withoutContext(runKey)},
 	{"register", "keep a worker registered with a router", runRegister},
-	{"init", "probe engines and write a commented config file", plain(runInit)},
-	{"check", "validate a config and say what it would do", plain(runCheck)},
-	{"doctor", "say which libraries, devices and limits this machine has, and what to do", plain(runDoctor)},
+	{"init", "probe engines and write a commented config file", withoutContext(runInit)},
+	{"check", "validate a config and say what it would do", withoutContext(runCheck)},
+	{"doctor", "say which libraries, devices and limits this machine has, and what to do", withoutContext(runDoctor)},
 	{"reload", "have a running router take over its edited configuration, as far as it can", runReload},
 	{"restart", "put a new process in a running router's place, without a lost request", runRestart},
 	{"record", "write a running router's events, choices and outcomes to files", runRecord},
 
-	{"replay", "say what other weights or policies would have done with a recording", plain(runReplay)},
-	{"explain", "say why a request went where it went", plain(runExplain)},
-	{"version", "print versions", plain(runVersion)},
+	{"replay", "say what other weights or policies would have done with a recording", withoutContext(runReplay)},
+	{"explain", "say why a request went where it went", withoutContext(runExplain)},
+	{"version", "print versions", withoutContext(runVersion)},
 }
 
 func main() {
@@ -103,7 +103,7 @@ Usage:
 Commands:
 `)
 	for _, c := range commands {
-		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.what)
+		fmt.Fprintf(w, "  %-9s %s\n", c.name, c.summary)
 	}
 	fmt.Fprint(w, `
 Examples:

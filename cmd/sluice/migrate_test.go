@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// telling is what a client reads out of a stream, all of it.
-type telling struct {
+// streamContent is what a client reads out of a stream, all of it.
+type streamContent struct {
 	identity string // id, object, created, model: the same in every event
 	text     string
 	roles    int
@@ -32,7 +32,7 @@ type telling struct {
 	broken   []string // what no stream may hold
 }
 
-func tellOf(a *answer) (s telling) {
+func readStreamContent(a *answer) (s streamContent) {
 	for _, event := range strings.Split(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
 		data, ok := strings.CutPrefix(event, "data: ")
 		if !ok {
@@ -97,10 +97,10 @@ func tellOf(a *answer) (s telling) {
 	return s
 }
 
-// sameTelling compares a stream with that of an engine which nothing disturbed.
-func sameTelling(t *testing.T, a, undisturbed *answer) telling {
+// wantSameContent compares a stream with that of an engine which nothing disturbed.
+func wantSameContent(t *testing.T, a, undisturbed *answer) streamContent {
 	t.Helper()
-	got, want := tellOf(a), tellOf(undisturbed)
+	got, want := readStreamContent(a), readStreamContent(undisturbed)
 	if a.Status != 200 || got.err != "" || len(got.broken) > 0 || got.text != want.text || got.roles != want.roles || got.done != 1 ||
 		!slices.Equal(got.finish, want.finish) || !slices.Equal(got.ids, want.ids) || got.usage != want.usage {
 		t.Errorf("status %d\ngot  %+v\nwant %+v\n%s", a.Status, got, want, a.Body)
@@ -108,24 +108,24 @@ func sameTelling(t *testing.T, a, undisturbed *answer) telling {
 	return got
 }
 
-// migrants are an engine that nothing disturbs and a router over others.
-type migrants struct {
-	plain   *sim.Engine
-	prefill *sim.Engine   // nil: none
-	engines []*sim.Engine // that decode
+// migrationFleet are an engine that nothing disturbs and a router over others.
+type migrationFleet struct {
+	reference *sim.Engine
+	prefill   *sim.Engine   // nil: none
+	engines   []*sim.Engine // that decode
 	*testRouter
 }
 
-func startMigrants(t *testing.T, pd bool, n int, mod func(*config.Config)) *migrants {
+func startMigrationFleet(t *testing.T, pd bool, n int, mod func(*config.Config)) *migrationFleet {
 	t.Helper()
-	m := &migrants{plain: startSim(t, nil)}
+	m := &migrationFleet{reference: startSim(t, nil)}
 	var workers []config.Worker
 	role := worker.Aggregated
 	if pd {
 		role = worker.Decode
 		p := startSim(t, func(o *sim.Options) { o.Role = "prefill" })
 		m.prefill = p
-		workers = append(workers, at(p, worker.Prefill, "p0"))
+		workers = append(workers, simWorker(p, worker.Prefill, "p0"))
 	}
 	for i := range n {
 		e := startSim(t, func(o *sim.Options) {
@@ -134,7 +134,7 @@ func startMigrants(t *testing.T, pd bool, n int, mod func(*config.Config)) *migr
 			}
 		})
 		m.engines = append(m.engines, e)
-		workers = append(workers, at(e, role, fmt.Sprint("d", i)))
+		workers = append(workers, simWorker(e, role, fmt.Sprint("d", i)))
 	}
 	m.testRouter = startRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"
@@ -146,11 +146,11 @@ func startMigrants(t *testing.T, pd bool, n int, mod func(*config.Config)) *migr
 	return m
 }
 
-func (m *migrants) migrated(outcome string) float64 {
+func (m *migrationFleet) migrated(outcome string) float64 {
 	return m.metric(`sluice_migrations_total{outcome="` + outcome + `"}`)
 }
 
-var migrating = []struct{ name, path, body string }{
+var migratableRequests = []struct{ name, path, body string }{
 	{"chat", "/v1/chat/completions", `"messages":[{"role":"user","content":"go on and on"}],"max_completion_tokens":40,"ignore_eos":true`},
 	{"chat to the end", "/v1/chat/completions", `"messages":[{"role":"user","content":"say it"}],"stream_options":{"include_usage":true},"max_tokens":60,"min_tokens":20`},
 	{"chat with usage all along", "/v1/chat/completions", `"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`},
@@ -160,24 +160,24 @@ var migrating = []struct{ name, path, body string }{
 	{"completion of one more", "/v1/completions", `"prompt":"short","ignore_eos":true`},
 }
 
-// TestStreamGoesOnElsewhere: an engine that fails at any point of a stream is not
+// TestStreamMigrates: an engine that fails at any point of a stream is not
 // seen by the client.
-func TestStreamGoesOnElsewhere(t *testing.T) {
+func TestStreamMigrates(t *testing.T) {
 	kinds := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall}
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, pd, 2, func(c *config.Config) { c.Timeouts.StreamIdle = 700 * time.Millisecond })
-			for _, k := range migrating {
+			m := startMigrationFleet(t, pd, 2, func(c *config.Config) { c.Timeouts.StreamIdle = 700 * time.Millisecond })
+			for _, k := range migratableRequests {
 				for _, kind := range kinds {
 					after := 1 + rand.IntN(12)
 					body := fmt.Sprintf(`{"model":"sim","stream":true,%s}`, k.body)
-					want := post(t, m.plain.URL()+k.path, body)
+					want := post(t, m.reference.URL()+k.path, body)
 					m.fail("breaks", sim.Fault{Kind: kind, After: after})
 					was := m.migrated("done")
 					a := post(t, m.URL+k.path, body, "X-Request-Id", "breaks")
 					t.Log(k.name, kind, "after", after)
-					sameTelling(t, a, want)
+					wantSameContent(t, a, want)
 					eventually(t, 5*time.Second, fmt.Sprintf("%s, %s after %d: it is counted", k.name, kind, after), func() bool { return m.migrated("done") > was })
 					if h := a.Header.Get("X-Sluice-Migration"); h != "ready" {
 						t.Errorf("header %q", h)
@@ -185,30 +185,30 @@ func TestStreamGoesOnElsewhere(t *testing.T) {
 					m.clear()
 				}
 			}
-			quiet(t, m.testRouter, 10*time.Second, m.engines...)
+			wantIdle(t, m.testRouter, 10*time.Second, m.engines...)
 		})
 	}
 }
 
-// TestStreamGoesOnToItsEnd: a stream that moves just before the model ends it, by a token
+// TestMigratedStreamCompletes: a stream that moves just before the model ends it, by a token
 // that is not shown, ends there too.
-func TestStreamGoesOnToItsEnd(t *testing.T) {
-	m := startMigrants(t, false, 2, nil)
+func TestMigratedStreamCompletes(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, nil)
 	moved := 0
 	for n := 0; moved < 12; n++ {
 		if n == 100 {
 			t.Fatalf("%d streams of %d ended by themselves: the test shows nothing", moved, n)
 		}
 		body := fmt.Sprintf(`{"model":"sim","stream":true,"prompt":"say it %d","max_tokens":400}`, n)
-		want := post(t, m.plain.URL()+"/v1/completions", body)
-		if ends := tellOf(want).finish; !slices.Equal(ends, []string{"stop"}) {
+		want := post(t, m.reference.URL()+"/v1/completions", body)
+		if ends := readStreamContent(want).finish; !slices.Equal(ends, []string{"stop"}) {
 			continue
 		}
 		moved++
 		events := bytes.Count(want.Body, []byte("data: {"))
 		for after := max(1, events-3); after < events; after++ {
 			m.fail("ends", sim.Fault{Kind: sim.Reset, After: after})
-			sameTelling(t, post(t, m.URL+"/v1/completions", body, "X-Request-Id", "ends"), want)
+			wantSameContent(t, post(t, m.URL+"/v1/completions", body, "X-Request-Id", "ends"), want)
 			m.clear()
 		}
 	}
@@ -216,7 +216,7 @@ func TestStreamGoesOnToItsEnd(t *testing.T) {
 
 // fail arms a fault for the first leg of a request, wherever it goes, but for none
 // of those that go on with it.
-func (m *migrants) fail(id string, f sim.Fault) {
+func (m *migrationFleet) fail(id string, f sim.Fault) {
 	f.ID = id
 	for _, e := range m.engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, ID: id + "-"}) // of no effect, but taken in the place of the next
@@ -224,30 +224,30 @@ func (m *migrants) fail(id string, f sim.Fault) {
 	}
 }
 
-func (m *migrants) clear() {
+func (m *migrationFleet) clear() {
 	for _, e := range m.engines {
 		e.ClearFaults()
 		e.ForgetRequests()
 	}
 }
 
-// TestStreamGoesOnTwice, where the configuration lets it, and not a third time.
-func TestStreamGoesOnTwice(t *testing.T) {
-	m := startMigrants(t, false, 3, func(c *config.Config) { c.Migration.Max = 2 })
+// TestStreamMigratesTwice, where the configuration lets it, and not a third time.
+func TestStreamMigratesTwice(t *testing.T) {
+	m := startMigrationFleet(t, false, 3, func(c *config.Config) { c.Migration.Max = 2 })
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"min_tokens":50,"stream_options":{"include_usage":true}}`
-	want := post(t, m.plain.URL()+"/v1/chat/completions", body)
+	want := post(t, m.reference.URL()+"/v1/chat/completions", body)
 	for _, e := range m.engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, ID: "twice-3"})
 		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "twice"})
 	}
 	a := post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "twice")
-	sameTelling(t, a, want)
+	wantSameContent(t, a, want)
 	if n := m.migrated("done"); n != 2 {
 		t.Errorf("%v migrations, want 2", n)
 	}
 	var asked []string
 	for _, e := range m.engines {
-		for _, r := range generating(e) {
+		for _, r := range generateRequests(e) {
 			asked = append(asked, r.Header("X-Request-Id"))
 			if r.Header("X-Request-Id") == "twice-3" && (!bytes.Contains(r.Body, []byte(`"max_tokens":47`)) || !bytes.Contains(r.Body, []byte(`"min_tokens":37`))) {
 				t.Errorf("the third engine, behind 6 and 7 tokens, was asked %s", r.Body)
@@ -266,20 +266,20 @@ func TestStreamGoesOnTwice(t *testing.T) {
 	for _, e := range m.engines {
 		e.Fault(sim.Fault{Kind: sim.Reset, After: 7})
 	}
-	s := tellOf(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "thrice"))
-	if full := tellOf(want).text; s.err == "" || s.done != 1 || len(s.broken) > 0 || !strings.HasPrefix(full, s.text) || s.text == "" {
+	s := readStreamContent(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "thrice"))
+	if full := readStreamContent(want).text; s.err == "" || s.done != 1 || len(s.broken) > 0 || !strings.HasPrefix(full, s.text) || s.text == "" {
 		t.Errorf("%+v", s)
 	}
 	eventually(t, 5*time.Second, "the limit is counted", func() bool { return m.migrated("limit") == 1 })
 	if m.migrated("done") != 4 {
 		t.Errorf("limit %v, done %v", m.migrated("limit"), m.migrated("done"))
 	}
-	quiet(t, m.testRouter, 10*time.Second, m.engines...)
+	wantIdle(t, m.testRouter, 10*time.Second, m.engines...)
 }
 
-// TestStreamsThatCannotGoOn end with an error event, as before, and say why.
-func TestStreamsThatCannotGoOn(t *testing.T) {
-	m := startMigrants(t, false, 2, nil)
+// TestUnmigratableStreams end with an error event, as before, and say why.
+func TestUnmigratableStreams(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, nil)
 	chat := `"messages":[{"role":"user","content":"go on"}],`
 	for _, k := range []struct{ why, path, body string }{
 		{"many_choices", "/v1/chat/completions", chat + `"n":2`},
@@ -315,7 +315,7 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		}
 		was := m.migrated(k.why)
 		a := post(t, m.URL+k.path, `{"model":"sim","stream":true,"max_tokens":30,"ignore_eos":true,`+k.body+`}`)
-		s := tellOf(a)
+		s := readStreamContent(a)
 		if !strings.HasSuffix(k.path, "completions") && k.path != "/inference/v1/generate" { // events with names, no [DONE]
 			s.done = 1
 			if bytes.Contains(a.Body, []byte("event: error\n")) {
@@ -327,7 +327,7 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 		}
 		eventually(t, 5*time.Second, k.why+" is counted", func() bool { return m.migrated(k.why) == was+1 })
 		for _, e := range m.engines {
-			for _, r := range generating(e) {
+			for _, r := range generateRequests(e) {
 				if bytes.Contains(r.Body, []byte("return_token_ids")) {
 					t.Errorf("%s: an engine was asked for ids that nobody needs", k.why)
 				}
@@ -340,8 +340,8 @@ func TestStreamsThatCannotGoOn(t *testing.T) {
 	}
 }
 
-// TestNobodyTakesTheStream: the client has what came, and the error.
-func TestNobodyTakesTheStream(t *testing.T) {
+// TestMigrationWithoutTarget: the client has what came, and the error.
+func TestMigrationWithoutTarget(t *testing.T) {
 	for name, other := range map[string]sim.Fault{
 		"busy":   {Kind: sim.Status, Body: `"prompt":[`},
 		"gone":   {Kind: sim.Reset, Body: `"prompt":[`},
@@ -349,59 +349,59 @@ func TestNobodyTakesTheStream(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, true, 3, nil)
+			m := startMigrationFleet(t, true, 3, nil)
 			for _, e := range m.engines {
 				e.Fault(other)
 				e.Fault(sim.Fault{Kind: sim.Cut, After: 5})
 			}
 			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":30}`
-			want := tellOf(post(t, m.plain.URL()+"/v1/chat/completions", body))
+			want := readStreamContent(post(t, m.reference.URL()+"/v1/chat/completions", body))
 			a := post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "nobody")
-			if s := tellOf(a); s.err == "" || s.done != 1 || s.text == "" || !strings.HasPrefix(want.text, s.text) {
+			if s := readStreamContent(a); s.err == "" || s.done != 1 || s.text == "" || !strings.HasPrefix(want.text, s.text) {
 				t.Errorf("%+v", s)
 			}
 			eventually(t, 5*time.Second, "it is counted", func() bool { return m.migrated("failed") == 1 })
 			n := 0
 			for _, e := range m.engines {
-				n += len(generating(e))
+				n += len(generateRequests(e))
 			}
 			// Two that break are enough for one request; a refusal others would repeat.
 			if most := map[string]int{"busy": 3, "gone": 2, "refuse": 2}[name]; n != most {
 				t.Errorf("%d engines were asked, want %d", n, most)
 			}
-			quiet(t, m.testRouter, 10*time.Second, m.engines...)
+			wantIdle(t, m.testRouter, 10*time.Second, m.engines...)
 		})
 	}
 }
 
-// TestClientLeavesWhileTheStreamMoves: the engine that was to take it is cut at
+// TestClientAbortsDuringMigration: the engine that was to take it is cut at
 // once, and nothing is left.
-func TestClientLeavesWhileTheStreamMoves(t *testing.T) {
-	m := startMigrants(t, false, 2, nil)
+func TestClientAbortsDuringMigration(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, nil)
 	for _, phase := range []string{"", "body"} {
 		for _, e := range m.engines {
 			e.Fault(sim.Fault{Kind: sim.Stall, Phase: phase, Body: `"prompt":[`})
 			e.Fault(sim.Fault{Kind: sim.Reset, After: 5})
 		}
-		l := send(t, m.testRouter, "leaves", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":300}`)
+		l := startRequest(t, m.testRouter, "leaves", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":300}`)
 		l.event(t)
 		eventually(t, 10*time.Second, "another engine is asked", func() bool {
-			return slices.ContainsFunc(append(generating(m.engines[0]), generating(m.engines[1])...), func(r sim.Record) bool { return bytes.Contains(r.Body, []byte(`"prompt":[`)) })
+			return slices.ContainsFunc(append(generateRequests(m.engines[0]), generateRequests(m.engines[1])...), func(r sim.Record) bool { return bytes.Contains(r.Body, []byte(`"prompt":[`)) })
 		})
-		l.leave()
-		quiet(t, m.testRouter, 3*time.Second, m.engines...)
+		l.disconnect()
+		wantIdle(t, m.testRouter, 3*time.Second, m.engines...)
 		m.clear()
 	}
 }
 
-// TestMigrationsLeaveNothing: neither goroutines nor memory nor bookings.
-func TestMigrationsLeaveNothing(t *testing.T) {
-	m := startMigrants(t, false, 2, nil)
+// TestMigrationsLeaveNoState: neither goroutines nor memory nor bookings.
+func TestMigrationsLeaveNoState(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, nil)
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":20}`
 	round := func(n int) {
 		m.fail("many", sim.Fault{Kind: sim.Reset, After: 5})
 		for range n {
-			if s := tellOf(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "many")); s.err != "" || s.done != 1 {
+			if s := readStreamContent(post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "many")); s.err != "" || s.done != 1 {
 				t.Fatalf("%+v", s)
 			}
 		}
@@ -410,7 +410,7 @@ func TestMigrationsLeaveNothing(t *testing.T) {
 	round(20)
 	was := runtime.NumGoroutine()
 	round(150)
-	quiet(t, m.testRouter, 5*time.Second, m.engines...)
+	wantIdle(t, m.testRouter, 5*time.Second, m.engines...)
 	eventually(t, 5*time.Second, fmt.Sprintf("no more than %d goroutines and some", was), func() bool { return runtime.NumGoroutine() <= was+10 })
 	if n := m.migrated("done"); n != 170 {
 		t.Errorf("%v migrations", n)
@@ -420,22 +420,22 @@ func TestMigrationsLeaveNothing(t *testing.T) {
 // TestFirstByteTimeOut: a stream whose head does not come is asked for elsewhere, a
 // whole answer has all of timeouts.decode.
 func TestFirstByteTimeOut(t *testing.T) {
-	m := startMigrants(t, true, 2, func(c *config.Config) { c.Timeouts.FirstByte = 150 * time.Millisecond })
+	m := startMigrationFleet(t, true, 2, func(c *config.Config) { c.Timeouts.FirstByte = 150 * time.Millisecond })
 	chat := `{"model":"sim","stream":%v,"messages":[{"role":"user","content":"go on"}],"max_tokens":8,"ignore_eos":true}`
 	m.fail("late", sim.Fault{Kind: sim.Stall})
 	body := fmt.Sprintf(chat, true)
-	sameTelling(t, post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "late"), post(t, m.plain.URL()+"/v1/chat/completions", body))
+	wantSameContent(t, post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "late"), post(t, m.reference.URL()+"/v1/chat/completions", body))
 	m.clear()
 	m.fail("late", sim.Fault{Kind: sim.Stall, Delay: 400 * time.Millisecond})
 	a := post(t, m.URL+"/v1/chat/completions", fmt.Sprintf(chat, false), "X-Request-Id", "late")
-	if n := len(generating(m.engines[0])) + len(generating(m.engines[1])); a.Status != 200 || n != 1 {
+	if n := len(generateRequests(m.engines[0])) + len(generateRequests(m.engines[1])); a.Status != 200 || n != 1 {
 		t.Errorf("status %d, %d decodes", a.Status, n)
 	}
 }
 
-// TestBreakerSeesStreamsThatBreak: an engine whose streams break is left out, one
+// TestBreakerCountsBrokenStreams: an engine whose streams break is left out, one
 // whose client leaves or that refuses with a 4xx is not.
-func TestBreakerSeesStreamsThatBreak(t *testing.T) {
+func TestBreakerCountsBrokenStreams(t *testing.T) {
 	for name, k := range map[string]struct {
 		fault sim.Fault
 		open  bool
@@ -447,7 +447,7 @@ func TestBreakerSeesStreamsThatBreak(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, false, 1, func(c *config.Config) { c.Health.BreakAfter, c.Health.BreakFor = 3, 20*time.Second })
+			m := startMigrationFleet(t, false, 1, func(c *config.Config) { c.Health.BreakAfter, c.Health.BreakFor = 3, 20*time.Second })
 			m.engines[0].Fault(k.fault)
 			for range 3 {
 				a := post(t, m.URL+"/v1/chat/completions", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"max_tokens":20,"ignore_eos":true}`)
@@ -508,7 +508,7 @@ func TestKilledEngineInProcesses(t *testing.T) {
 	if _, err := io.Copy(&read, br); err != nil {
 		t.Fatal(err)
 	}
-	sameTelling(t, &answer{Status: resp.StatusCode, Header: resp.Header, Body: read.Bytes()}, want)
+	wantSameContent(t, &answer{Status: resp.StatusCode, Header: resp.Header, Body: read.Bytes()}, want)
 	if m := get(t, "http://"+r.first+"/metrics"); !bytes.Contains(m.Body, []byte(`sluice_migrations_total{outcome="done"} 1`)) {
 		t.Error("no migration was counted")
 	}

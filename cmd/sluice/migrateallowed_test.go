@@ -16,15 +16,15 @@ import (
 	"sluice/router/config"
 )
 
-func allowing(words ...string) func(*config.Config) {
+func allowMigration(words ...string) func(*config.Config) {
 	return func(c *config.Config) {
 		c.Migration.Allow = words
 		c.Timeouts.StreamIdle = 700 * time.Millisecond
 	}
 }
 
-// voice is one choice of a stream, as a client reads it.
-type voice struct {
+// choiceContent is one choice of a stream, as a client reads it.
+type choiceContent struct {
 	text   string
 	roles  int
 	finish []string
@@ -32,8 +32,8 @@ type voice struct {
 	usage  string           // the last of its own events: continuous_usage_stats
 }
 
-// voicesOf reads a stream choice by choice, and its last usage.
-func voicesOf(t *testing.T, a *answer) (voices []voice, usage string) {
+// choiceContents reads a stream choice by choice, and its last usage.
+func choiceContents(t *testing.T, a *answer) (choices []choiceContent, usage string) {
 	t.Helper()
 	done := 0
 	for _, event := range strings.Split(strings.TrimSuffix(string(a.Body), "\n\n"), "\n\n") {
@@ -62,10 +62,10 @@ func voicesOf(t *testing.T, a *answer) (voices []voice, usage string) {
 			continue
 		}
 		for _, c := range v.Choices {
-			for len(voices) <= c.Index {
-				voices = append(voices, voice{scores: map[string][]any{}})
+			for len(choices) <= c.Index {
+				choices = append(choices, choiceContent{scores: map[string][]any{}})
 			}
-			s := &voices[c.Index]
+			s := &choices[c.Index]
 			if s.text += c.Text + c.Delta.Content; c.Delta.Role != "" {
 				if s.roles++; s.text != "" {
 					t.Errorf("a role behind text: %s", data)
@@ -94,16 +94,16 @@ func voicesOf(t *testing.T, a *answer) (voices []voice, usage string) {
 	if done != 1 || a.Status != 200 {
 		t.Errorf("status %d, %d times [DONE]: %s", a.Status, done, a.Body)
 	}
-	return voices, usage
+	return choices, usage
 }
 
-// TestScoresGoOn: log-probabilities behind the seam are those of an undisturbed stream:
+// TestLogprobsMigrate: log-probabilities behind the seam are those of an undisturbed stream:
 // tokens, values, alternatives, bytes, and where they stand in the text.
-func TestScoresGoOn(t *testing.T) {
+func TestLogprobsMigrate(t *testing.T) {
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, pd, 2, allowing("logprobs"))
+			m := startMigrationFleet(t, pd, 2, allowMigration("logprobs"))
 			for _, k := range []struct{ path, body, list string }{
 				{"/v1/chat/completions", `"messages":[{"role":"user","content":"go on and on"}],"max_tokens":40,"ignore_eos":true,"logprobs":true`, "content"},
 				{"/v1/chat/completions", `"messages":[{"role":"user","content":"say it"}],"max_tokens":60,"min_tokens":20,"logprobs":true,"top_logprobs":3`, "content"},
@@ -114,11 +114,11 @@ func TestScoresGoOn(t *testing.T) {
 				for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail} {
 					after := 1 + rand.IntN(12)
 					body := `{"model":"sim","stream":true,"stream_options":{"include_usage":true},` + k.body + `}`
-					want, usage := voicesOf(t, post(t, m.plain.URL()+k.path, body))
+					want, usage := choiceContents(t, post(t, m.reference.URL()+k.path, body))
 					m.fail("scored", sim.Fault{Kind: kind, After: after})
 					was := m.migrated("done")
 					a := post(t, m.URL+k.path, body, "X-Request-Id", "scored")
-					got, counted := voicesOf(t, a)
+					got, counted := choiceContents(t, a)
 					if len(want) != 1 || len(want[0].scores[k.list]) < 20 {
 						t.Fatalf("the undisturbed stream has no scores: %+v", want)
 					}
@@ -129,14 +129,14 @@ func TestScoresGoOn(t *testing.T) {
 					m.clear()
 				}
 			}
-			quiet(t, m.testRouter, 20*time.Second, m.engines...)
+			wantIdle(t, m.testRouter, 20*time.Second, m.engines...)
 		})
 	}
 }
 
-// TestChoicesGoOn: of several choices each goes on from what it has told, and ends where
+// TestMultipleChoicesMigrate: of several choices each goes on from what it has told, and ends where
 // it would have; those that had ended stay as they are.
-func TestChoicesGoOn(t *testing.T) {
+func TestMultipleChoicesMigrate(t *testing.T) {
 	for _, k := range []struct {
 		name, engine, path, body string
 		most                     int
@@ -150,12 +150,12 @@ func TestChoicesGoOn(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
-			m := startFace(t, &face{engine: k.engine}, 2, allowing("many_choices", "logprobs"))
+			m := startEndpointFleet(t, &endpointCase{engine: k.engine}, 2, allowMigration("many_choices", "logprobs"))
 			body := `{"model":"sim","stream":true,` + k.body + `}`
 			if !strings.Contains(body, "stream_options") {
 				body = strings.TrimSuffix(body, "}") + `,"stream_options":{"include_usage":true}}`
 			}
-			whole, usage := voicesOf(t, post(t, m.plain.URL()+k.path, body))
+			whole, usage := choiceContents(t, post(t, m.reference.URL()+k.path, body))
 			prompt := 0
 			fmt.Sscanf(usage, "{%d", &prompt)
 			if len(whole) < 2 || prompt == 0 {
@@ -175,14 +175,14 @@ func TestChoicesGoOn(t *testing.T) {
 				}
 				m.fail("many", sim.Fault{Kind: kind, After: after})
 				a := post(t, m.URL+k.path, body, "X-Request-Id", "many")
-				got, counted := voicesOf(t, a)
-				seam := m.seam(t)
-				what := fmt.Sprintf("%s after %d, %d rounds", kind, after, len(seam))
+				got, counted := choiceContents(t, a)
+				splice := m.spliceRounds(t)
+				what := fmt.Sprintf("%s after %d, %d rounds", kind, after, len(splice))
 				t.Log(what)
-				if i == 4 && strings.Contains(k.name, "to its end") && (len(seam) == 0 || len(seam[0]) >= len(whole)) {
+				if i == 4 && strings.Contains(k.name, "to its end") && (len(splice) == 0 || len(splice[0]) >= len(whole)) {
 					t.Errorf("%s: no choice had ended by then", what)
 				}
-				if len(seam) == 0 && kind == sim.Reset { // no fault has come to pass but where all was over by then
+				if len(splice) == 0 && kind == sim.Reset { // no fault has come to pass but where all was over by then
 					if !reflect.DeepEqual(got, whole) {
 						t.Errorf("%s: got %+v, want %+v", what, got, whole)
 					}
@@ -191,17 +191,17 @@ func TestChoicesGoOn(t *testing.T) {
 				}
 				output := 0
 				var first [][]uint32
-				if len(seam) > 0 {
-					first = seam[0]
+				if len(splice) > 0 {
+					first = splice[0]
 				}
 				for i := range whole {
 					want := whole[i].text
 					// What the engine was asked to go on with is of the choice whose text it continues;
 					// one that had told nothing is known by its place.
 					for j, ids := range first {
-						told := sim.Detokenize(ids[prompt:])
-						if strings.HasPrefix(whole[i].text, told) && (told != "" || i == j && len(first) == len(whole)) {
-							want = told + m.goesOn(t, ids, k.most-(len(ids)-prompt), body)
+						received := sim.Detokenize(ids[prompt:])
+						if strings.HasPrefix(whole[i].text, received) && (received != "" || i == j && len(first) == len(whole)) {
+							want = received + m.continuation(t, ids, k.most-(len(ids)-prompt), body)
 						}
 					}
 					if i >= len(got) || got[i].text != want || len(got[i].finish) != 1 || got[i].roles != whole[i].roles {
@@ -225,7 +225,7 @@ func TestChoicesGoOn(t *testing.T) {
 				if counted != fmt.Sprintf("{%d %d %d}", prompt, prompt+output, output) {
 					t.Errorf("%s: usage %s, want %d of the prompt and %d", what, counted, prompt, output)
 				}
-				if len(seam) > 0 {
+				if len(splice) > 0 {
 					eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") > 0 })
 				}
 				m.clear()
@@ -233,30 +233,30 @@ func TestChoicesGoOn(t *testing.T) {
 			if m.migrated("done") == 0 {
 				t.Error("no stream moved: the test shows nothing")
 			}
-			quiet(t, m.testRouter, 20*time.Second, m.engines...)
+			wantIdle(t, m.testRouter, 20*time.Second, m.engines...)
 		})
 	}
 }
 
-// TestChoicesAreBooked: the worker that goes on with several choices is booked for all that
+// TestMultipleChoicesAreReserved: the worker that goes on with several choices is booked for all that
 // it is to compute: the prompt, once, and what each choice has told.
-func TestChoicesAreBooked(t *testing.T) {
-	m := startFace(t, &face{}, 2, allowing("many_choices"))
+func TestMultipleChoicesAreReserved(t *testing.T) {
+	m := startEndpointFleet(t, &endpointCase{}, 2, allowMigration("many_choices"))
 	m.fail("booked", sim.Fault{Kind: sim.StreamFail, After: 20})
 	body := `{"model":"sim","stream":true,"n":3,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
 	if a := post(t, m.URL+"/v1/completions", body, "X-Request-Id", "booked"); a.Status != 200 {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
-	rounds, made := m.seam(t), m.outcome(t, "booked").Decisions
+	rounds, made := m.spliceRounds(t), m.outcome(t, "booked").Decisions
 	if len(rounds) == 0 || len(rounds[0]) != 3 || len(made) != 1+len(rounds) {
 		t.Fatalf("%d rounds, %d decisions", len(rounds), len(made))
 	}
-	prompt, told := made[0].PromptTokens, 0
+	prompt, received := made[0].PromptTokens, 0
 	for _, ids := range rounds[0] {
-		told += len(ids) - prompt
+		received += len(ids) - prompt
 	}
-	if told < 12 || made[1].PromptTokens != prompt+told {
-		t.Errorf("booked %d tokens for a prompt of %d and %d told", made[1].PromptTokens, prompt, told)
+	if received < 12 || made[1].PromptTokens != prompt+received {
+		t.Errorf("booked %d tokens for a prompt of %d and %d told", made[1].PromptTokens, prompt, received)
 	}
 }
 
@@ -270,13 +270,13 @@ func offsetsOf(tokens []any) (offsets []any) {
 	return offsets
 }
 
-// seam are the prompts of the requests by which a stream of several choices went on, in
+// spliceRounds are the prompts of the requests by which a stream of several choices went on, in
 // their order.
-func (m *migrants) seam(t *testing.T) (rounds [][][]uint32) {
+func (m *migrationFleet) spliceRounds(t *testing.T) (rounds [][][]uint32) {
 	t.Helper()
 	var recs []sim.Record
 	for _, e := range m.engines {
-		for _, r := range generating(e) {
+		for _, r := range generateRequests(e) {
 			if bytes.Contains(r.Body, []byte(`"prompt":[`)) {
 				recs = append(recs, r)
 			}
@@ -302,21 +302,21 @@ func (m *migrants) seam(t *testing.T) (rounds [][][]uint32) {
 	return rounds
 }
 
-// goesOn is what an engine says behind ids that nothing disturbs.
-func (m *migrants) goesOn(t *testing.T, ids []uint32, most int, like string) string {
+// continuation is what an engine says behind ids that nothing disturbs.
+func (m *migrationFleet) continuation(t *testing.T, ids []uint32, most int, like string) string {
 	t.Helper()
 	list, _ := json.Marshal(ids)
 	body := fmt.Sprintf(`{"model":"sim","prompt":%s,"max_tokens":%d,"ignore_eos":%v}`, list, most, strings.Contains(like, "ignore_eos"))
-	a := post(t, m.plain.URL()+"/v1/completions", body)
+	a := post(t, m.reference.URL()+"/v1/completions", body)
 	if a.Status != http.StatusOK {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
 	return a.text(t)
 }
 
-// TestChoicesWhoseRoundIsLost end with an error: what another round was to bring is missing.
-func TestChoicesWhoseRoundIsLost(t *testing.T) {
-	m := startMigrants(t, false, 2, allowing("many_choices"))
+// TestMultipleChoicesLoseARound end with an error: what another round was to bring is missing.
+func TestMultipleChoicesLoseARound(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, allowMigration("many_choices"))
 	body := `{"model":"sim","stream":true,"n":2,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
 	for _, e := range m.engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, ID: "lost-2"})
@@ -324,17 +324,17 @@ func TestChoicesWhoseRoundIsLost(t *testing.T) {
 		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "lost"}) // one has told a token more
 	}
 	a := post(t, m.URL+"/v1/completions", body, "X-Request-Id", "lost")
-	s := tellOf(a)
+	s := readStreamContent(a)
 	if s.err != "no engine goes on with the choices that are left" || s.done != 1 || len(s.finish) != 1 || len(s.broken) > 0 {
 		t.Errorf("%+v\n%s", s, a.Body)
 	}
 	eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") == 1 && m.migrated("failed") == 1 })
-	quiet(t, m.testRouter, 20*time.Second, m.engines...)
+	wantIdle(t, m.testRouter, 20*time.Second, m.engines...)
 }
 
-// TestChoicesThatDrain leave a worker as one stream, and are asked for together.
-func TestChoicesThatDrain(t *testing.T) {
-	m := startMigrants(t, false, 2, func(c *config.Config) { allowing("many_choices")(c); c.Migration.DrainAfter = 0 })
+// TestMultipleChoicesDrain leave a worker as one stream, and are asked for together.
+func TestMultipleChoicesDrain(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("many_choices")(c); c.Migration.DrainAfter = 0 })
 	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 	for _, e := range m.engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
@@ -351,20 +351,20 @@ func TestChoicesThatDrain(t *testing.T) {
 		return on != ""
 	})
 	m.fleet.Drain(on, true)
-	voices, usage := voicesOf(t, <-got)
-	if len(voices) != 3 || !strings.HasSuffix(usage, " 180}") || m.migrated("drained") != 1 || len(m.seam(t)) == 0 {
-		t.Errorf("%d voices, usage %s, drained %v, rounds %d", len(voices), usage, m.migrated("drained"), len(m.seam(t)))
+	choices, usage := choiceContents(t, <-got)
+	if len(choices) != 3 || !strings.HasSuffix(usage, " 180}") || m.migrated("drained") != 1 || len(m.spliceRounds(t)) == 0 {
+		t.Errorf("%d voices, usage %s, drained %v, rounds %d", len(choices), usage, m.migrated("drained"), len(m.spliceRounds(t)))
 	}
-	for i, v := range voices {
+	for i, v := range choices {
 		if n := len(sim.Tokenize(v.text)); n != 60 || fmt.Sprint(v.finish) != "[length]" || v.roles != 1 {
 			t.Errorf("choice %d: %d tokens, %+v", i, n, v)
 		}
 	}
-	quiet(t, m.testRouter, 20*time.Second, m.engines...)
+	wantIdle(t, m.testRouter, 20*time.Second, m.engines...)
 }
 
-// TestGrammarsGoOn, as migration.structured has it.
-func TestGrammarsGoOn(t *testing.T) {
+// TestGrammarsMigrate, as migration.structured has it.
+func TestGrammarsMigrate(t *testing.T) {
 	const texts = `["no","yes","yes, but late","yes, and there is a long way to go before we can say it","yes, and there is \"more\" ü"]`
 	chat := `"messages":[{"role":"user","content":"go on"}],"max_tokens":40,`
 	for _, k := range []struct{ structured, path, body, header, asked string }{
@@ -383,17 +383,17 @@ func TestGrammarsGoOn(t *testing.T) {
 	} {
 		t.Run(k.structured+" "+k.header+" "+k.path, func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, false, 2, func(c *config.Config) { c.Migration.Structured = k.structured })
+			m := startMigrationFleet(t, false, 2, func(c *config.Config) { c.Migration.Structured = k.structured })
 			body := `{"model":"sim","stream":true,` + k.body + `}`
-			want := post(t, m.plain.URL()+k.path, body)
+			want := post(t, m.reference.URL()+k.path, body)
 			text := func(a *answer) string {
-				h := hearOpenAI(a)
+				h := readOpenAIStream(a)
 				if k.path == "/v1/responses" {
-					h = hearResponses(a)
+					h = readResponsesStream(a)
 				}
 				return fmt.Sprint(h.text, h.ids)
 			}
-			said := text(want)
+			prefix := text(want)
 			for after := 1; after < 12; after += 1 + rand.IntN(4) {
 				if k.path == "/v1/responses" && after < 5 {
 					continue
@@ -409,11 +409,11 @@ func TestGrammarsGoOn(t *testing.T) {
 					}
 					return
 				}
-				if text(a) != said || bytes.Contains(a.Body, []byte(`"error":{`)) || said == "[]" {
-					t.Errorf("after %d: %q, want %q\n%s", after, text(a), said, a.Body)
+				if text(a) != prefix || bytes.Contains(a.Body, []byte(`"error":{`)) || prefix == "[]" {
+					t.Errorf("after %d: %q, want %q\n%s", after, text(a), prefix, a.Body)
 				}
 				for _, e := range m.engines {
-					for _, r := range generating(e) {
+					for _, r := range generateRequests(e) {
 						if r.Header("X-Request-Id") == "held" {
 							continue
 						}
@@ -431,9 +431,9 @@ func TestGrammarsGoOn(t *testing.T) {
 	}
 }
 
-// TestWhatStaysImpossible: with everything allowed.
-func TestWhatStaysImpossible(t *testing.T) {
-	m := startMigrants(t, false, 2, func(c *config.Config) {
+// TestNeverMigratable: with everything allowed.
+func TestNeverMigratable(t *testing.T) {
+	m := startMigrationFleet(t, false, 2, func(c *config.Config) {
 		c.Migration.Allow, c.Migration.Structured = config.MigrationAllow, "unconstrained"
 	})
 	chat := `"messages":[{"role":"user","content":"go on"}],`
@@ -457,9 +457,9 @@ func TestWhatStaysImpossible(t *testing.T) {
 	}
 }
 
-// TestWhatMayMoveIsReloaded: a running router takes over what its operator allows.
-func TestWhatMayMoveIsReloaded(t *testing.T) {
-	g := startReloadable(t, "", startSim(t, nil).URL(), startSim(t, nil).URL())
+// TestMigrationAllowIsReloaded: a running router takes over what its operator allows.
+func TestMigrationAllowIsReloaded(t *testing.T) {
+	g := startReloadRouter(t, "", startSim(t, nil).URL(), startSim(t, nil).URL())
 	for _, k := range []struct {
 		migration string
 		headers   [3]string // of logprobs, of n, of a grammar

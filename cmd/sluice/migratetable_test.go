@@ -14,24 +14,24 @@ import (
 	"sluice/router/config"
 )
 
-// tabled are the rows of the table in docs/migration.md: every endpoint of every
+// migrationTable are the rows of the table in docs/migration.md: every endpoint of every
 // engine, and releases that differ.
-var tabled = []struct {
+var migrationTable = []struct {
 	engine, version string
-	face            face
+	face            endpointCase
 }{
-	{"vLLM", "0.10.2 and later", face{path: "/v1/chat/completions", body: chatBody, read: hearOpenAI}},
-	{"vLLM", "0.10.2 and later", face{path: "/v1/completions", body: promptBody, read: hearOpenAI}},
-	{"vLLM", "before 0.10.2", face{path: "/v1/chat/completions", body: chatBody, read: hearOpenAI, mod: func(o *sim.Options) { o.Release = "0.10.0" }}},
-	{"vLLM", "", faces[4]},
-	{"vLLM", "", faces[0]},
-	{"vLLM", "", faces[2]},
-	{"SGLang", "", faces[6]},
-	{"SGLang", "0.5.19 and later", faces[10]},
-	{"SGLang", "before 0.5.19", faces[11]},
-	{"SGLang", "", faces[12]},
-	{"TensorRT-LLM", "", face{engine: "trtllm", path: "/v1/chat/completions", body: chatBody, read: hearOpenAI}},
-	{"TensorRT-LLM", "", face{engine: "trtllm", path: "/v1/completions", body: promptBody, read: hearOpenAI}},
+	{"vLLM", "0.10.2 and later", endpointCase{path: "/v1/chat/completions", body: chatBody, read: readOpenAIStream}},
+	{"vLLM", "0.10.2 and later", endpointCase{path: "/v1/completions", body: promptBody, read: readOpenAIStream}},
+	{"vLLM", "before 0.10.2", endpointCase{path: "/v1/chat/completions", body: chatBody, read: readOpenAIStream, mod: func(o *sim.Options) { o.Release = "0.10.0" }}},
+	{"vLLM", "", endpointCases[4]},
+	{"vLLM", "", endpointCases[0]},
+	{"vLLM", "", endpointCases[2]},
+	{"SGLang", "", endpointCases[6]},
+	{"SGLang", "0.5.19 and later", endpointCases[10]},
+	{"SGLang", "before 0.5.19", endpointCases[11]},
+	{"SGLang", "", endpointCases[12]},
+	{"TensorRT-LLM", "", endpointCase{engine: "trtllm", path: "/v1/chat/completions", body: chatBody, read: readOpenAIStream}},
+	{"TensorRT-LLM", "", endpointCase{engine: "trtllm", path: "/v1/completions", body: promptBody, read: readOpenAIStream}},
 }
 
 const (
@@ -42,12 +42,12 @@ const (
 // TestMigrationTable writes what becomes of each endpoint's requests whose engine
 // dies into docs/migration.md, as it was seen.
 func TestMigrationTable(t *testing.T) {
-	rows := make([]string, len(tabled))
+	rows := make([]string, len(migrationTable))
 	t.Run("rows", func(t *testing.T) {
-		for i, k := range tabled {
+		for i, k := range migrationTable {
 			t.Run(k.engine+k.face.path+k.version, func(t *testing.T) {
 				t.Parallel()
-				m := startFace(t, &k.face, 2, nil)
+				m := startEndpointFleet(t, &k.face, 2, nil)
 				streamed, ids := m.killedStream(t, &k.face)
 				rows[i] = fmt.Sprintf("| %s | `%s` | %s | %s | %s | %s |\n", k.engine, k.face.path, k.version, ids, streamed, m.killedWhole(t, &k.face))
 			})
@@ -78,10 +78,10 @@ func TestMigrationTable(t *testing.T) {
 
 // killedStream kills the engine of a stream, and tells what the client got of it and
 // where its ids came from.
-func (m *migrants) killedStream(t *testing.T, f *face) (got, ids string) {
+func (m *migrationFleet) killedStream(t *testing.T, f *endpointCase) (got, ids string) {
 	t.Helper()
 	body := f.request(33, true)
-	want := f.read(post(t, m.plain.URL()+f.path, body))
+	want := f.read(post(t, m.reference.URL()+f.path, body))
 	m.fail("dies", sim.Fault{Kind: sim.Reset, After: 9})
 	a := post(t, m.URL+f.path, body, "X-Request-Id", "dies")
 	defer m.clear()
@@ -115,10 +115,10 @@ func (m *migrants) killedStream(t *testing.T, f *face) (got, ids string) {
 }
 
 // killedWhole is killedStream for a request that is not streamed.
-func (m *migrants) killedWhole(t *testing.T, f *face) string {
+func (m *migrationFleet) killedWhole(t *testing.T, f *endpointCase) string {
 	t.Helper()
 	body := f.request(33, false)
-	want := post(t, m.plain.URL()+f.path, body)
+	want := post(t, m.reference.URL()+f.path, body)
 	for _, kind := range []sim.FaultKind{sim.Reset, sim.Cut} {
 		for _, phase := range []string{"", "body"} {
 			id := "whole" + kind.String() + phase
@@ -132,7 +132,7 @@ func (m *migrants) killedWhole(t *testing.T, f *face) string {
 					}
 				}
 			}
-			if a.Status != 200 || tried < 2 || !reflect.DeepEqual(plainAnswer(t, a.Body), plainAnswer(t, want.Body)) {
+			if a.Status != 200 || tried < 2 || !reflect.DeepEqual(normalizedAnswer(t, a.Body), normalizedAnswer(t, want.Body)) {
 				t.Errorf("%s %q: status %d after %d tries\ngot  %s\nwant %s", kind, phase, a.Status, tried, a.Body, want.Body)
 				return "wrong"
 			}
@@ -142,8 +142,8 @@ func (m *migrants) killedWhole(t *testing.T, f *face) string {
 	return "run again elsewhere"
 }
 
-// plainAnswer is a whole answer without what differs between two runs.
-func plainAnswer(t *testing.T, body []byte) any {
+// normalizedAnswer is a whole answer without what differs between two runs.
+func normalizedAnswer(t *testing.T, body []byte) any {
 	t.Helper()
 	var v any
 	if err := json.Unmarshal(body, &v); err != nil {
@@ -171,21 +171,21 @@ func plainAnswer(t *testing.T, body []byte) any {
 	return v
 }
 
-// TestHandOverAnew: a stream that moves in a pool with prefill workers is handed over
+// TestHandoverRunsAgain: a stream that moves in a pool with prefill workers is handed over
 // again when its new worker would have to compute much; else that worker does it.
-func TestHandOverAnew(t *testing.T) {
+func TestHandoverRunsAgain(t *testing.T) {
 	for _, k := range []struct{ tokens, prefills int }{{0, 2}, {100, 2}, {100_000, 1}} {
 		t.Run(fmt.Sprint(k.tokens), func(t *testing.T) {
 			t.Parallel()
-			m := startMigrants(t, true, 2, func(c *config.Config) { c.Migration.HandoverTokens = k.tokens })
-			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"` + words(200, 3) + `"}],"max_tokens":30,"ignore_eos":true,"stream_options":{"include_usage":true}}`
-			want := post(t, m.plain.URL()+"/v1/chat/completions", body)
+			m := startMigrationFleet(t, true, 2, func(c *config.Config) { c.Migration.HandoverTokens = k.tokens })
+			body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"` + promptWords(200, 3) + `"}],"max_tokens":30,"ignore_eos":true,"stream_options":{"include_usage":true}}`
+			want := post(t, m.reference.URL()+"/v1/chat/completions", body)
 			m.fail("anew", sim.Fault{Kind: sim.Reset, After: 6})
-			sameTelling(t, post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "anew"), want)
-			if n := len(generating(m.prefill)); n != k.prefills || m.migrated("done") != 1 {
+			wantSameContent(t, post(t, m.URL+"/v1/chat/completions", body, "X-Request-Id", "anew"), want)
+			if n := len(generateRequests(m.prefill)); n != k.prefills || m.migrated("done") != 1 {
 				t.Errorf("%d prefills, want %d; %v migrations", n, k.prefills, m.migrated("done"))
 			}
-			quiet(t, m.testRouter, 5*time.Second, append(m.engines, m.prefill)...)
+			wantIdle(t, m.testRouter, 5*time.Second, append(m.engines, m.prefill)...)
 		})
 	}
 }

@@ -26,10 +26,10 @@ func TestMixedFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes, some seconds long")
 	}
-	span, long := soaking(time.Hour)
-	warm := min(5*time.Minute, span/3)
+	span, long := soakTime(time.Hour)
+	warmUp := min(5*time.Minute, span/3)
 	if !long {
-		warm, span = 4*time.Second, 6*time.Second
+		warmUp, span = 4*time.Second, 6*time.Second
 	}
 	var engines []*sim.Engine
 	// The records of choices are kept in a ring, whose places grow with what was ever written
@@ -40,7 +40,7 @@ func TestMixedFaults(t *testing.T) {
 		if i%2 == 0 {
 			kind = "prefill"
 		}
-		e := startSim(t, role(kind))
+		e := startSim(t, simRole(kind))
 		engines = append(engines, e)
 		args = append(args, "--"+kind, e.URL())
 	}
@@ -52,7 +52,7 @@ func TestMixedFaults(t *testing.T) {
 		{Kind: sim.Reset, P: 0.02}, {Kind: sim.Reset, After: 3, P: 0.02}, {Kind: sim.Cut, After: 2, P: 0.02}, {Kind: sim.StreamFail, After: 1, P: 0.02},
 		{Kind: sim.Garbage, P: 0.02}, {Kind: sim.BadHandle, P: 0.02}, {Kind: sim.NoHandle, P: 0.02}, {Kind: sim.Slow, Delay: 5 * time.Millisecond, P: 0.2},
 	}
-	var asked, left atomic.Int64
+	var asked, remaining atomic.Int64
 	var outcome [6]atomic.Int64
 	var took [2]latencies // of good answers, in the first and the last quarter
 	traffic := func(span time.Duration) {
@@ -71,7 +71,7 @@ func TestMixedFaults(t *testing.T) {
 				for time.Now().Before(end) {
 					ctx, cancel := context.WithCancel(context.Background())
 					if rand.IntN(5) == 0 {
-						left.Add(1)
+						remaining.Add(1)
 						time.AfterFunc(time.Duration(rand.IntN(20_000))*time.Microsecond, cancel)
 					}
 					body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%s %d"}],"max_tokens":%d,"ignore_eos":true,"stream":%t}`, prompt, rand.IntN(50), 1+rand.IntN(30), rand.IntN(2) == 0)
@@ -107,7 +107,7 @@ func TestMixedFaults(t *testing.T) {
 		return float64(n)
 	}
 	type state struct{ goroutines, files int }
-	look := func() (s state) {
+	measure := func() (s state) {
 		dropIdle()
 		page := string(get(t, "http://"+p.first+"/metrics").Body)
 		s.goroutines = int(seriesValue(page, "go_goroutines"))
@@ -115,28 +115,28 @@ func TestMixedFaults(t *testing.T) {
 		s.files = len(all)
 		return s
 	}
-	traffic(warm)
+	traffic(warmUp)
 	var first state
 	eventually(t, 60*time.Second, "nothing is under way", func() bool {
 		page := string(get(t, "http://"+p.first+"/metrics").Body)
 		return seriesValue(page, "sluice_rank_requests{") == 0 && seriesValue(page, "sluice_legs_in_flight{") == 0 && seriesValue(page, "sluice_kv_handles_pinned") == 0
 	})
 	time.Sleep(6 * time.Second) // idle connections to engines are closed, leases are over
-	first = look()
+	first = measure()
 	asked.Store(0)
-	left.Store(0)
+	remaining.Store(0)
 	for i := range outcome {
 		outcome[i].Store(0)
 	}
 	took[0], took[1] = latencies{}, latencies{}
 	// Memory is compared while the traffic goes on, over a quarter of it each: at rest it
 	// stands wherever the collector was last, a tenth higher or lower.
-	memory := sampled(span, time.Second, resident)
+	memory := sampleQuarters(span, time.Second, resident)
 	traffic(span)
 	before, after := memory()
 	var last state
 	eventually(t, 60*time.Second, "goroutines and descriptors as before", func() bool {
-		last = look()
+		last = measure()
 		return last.goroutines <= first.goroutines+2 && last.files <= first.files+2
 	})
 	grown := after/before - 1
@@ -151,10 +151,10 @@ func TestMixedFaults(t *testing.T) {
 	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
 	times := ""
 	if long {
-		times = fmt.Sprintf("good answers' p50 %v -> %v, p99 %v -> %v from the first quarter to the last; ", took[0].at(.5), took[1].at(.5), took[0].at(.99), took[1].at(.99))
+		times = fmt.Sprintf("good answers' p50 %v -> %v, p99 %v -> %v from the first quarter to the last; ", took[0].quantile(.5), took[1].quantile(.5), took[0].quantile(.99), took[1].quantile(.99))
 	}
-	figure(t, 18, "%v of it: %d requests, %d of whose clients left, %d answered 2xx, %d 4xx, %d 5xx; %sgoroutines %d -> %d, descriptors %d -> %d, memory %.1f -> %.1f MiB from the first quarter to the last (%+.1f %%)",
-		span, asked.Load(), left.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), times, first.goroutines, last.goroutines, first.files, last.files, before/1024, after/1024, 100*grown)
+	logFigure(t, 18, "%v of it: %d requests, %d of whose clients left, %d answered 2xx, %d 4xx, %d 5xx; %sgoroutines %d -> %d, descriptors %d -> %d, memory %.1f -> %.1f MiB from the first quarter to the last (%+.1f %%)",
+		span, asked.Load(), remaining.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), times, first.goroutines, last.goroutines, first.files, last.files, before/1024, after/1024, 100*grown)
 }
 
 // latencies are gathered from many goroutines.
@@ -169,8 +169,8 @@ func (l *latencies) add(d time.Duration) {
 	l.mu.Unlock()
 }
 
-// at is a quantile, 0 where there are none.
-func (l *latencies) at(q float64) time.Duration {
+// quantile is a quantile, 0 where there are none.
+func (l *latencies) quantile(q float64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.all) == 0 {
@@ -180,9 +180,9 @@ func (l *latencies) at(q float64) time.Duration {
 	return l.all[int(q*float64(len(l.all)-1))].Round(100 * time.Microsecond)
 }
 
-// sampled looks at something again and again until the function it gives is called, which
+// sampleQuarters looks at something again and again until the function it gives is called, which
 // gives the means of the first and the last quarter of span.
-func sampled(span, every time.Duration, look func() float64) (quarters func() (first, last float64)) {
+func sampleQuarters(span, every time.Duration, measure func() float64) (quarters func() (first, last float64)) {
 	var sum, n [2]float64
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -192,7 +192,7 @@ func sampled(span, every time.Duration, look func() float64) (quarters func() (f
 		for began := time.Now(); ; {
 			switch part := 4 * time.Since(began) / span; part {
 			case 0, 3:
-				sum[part/3] += look()
+				sum[part/3] += measure()
 				n[part/3]++
 			}
 			select {

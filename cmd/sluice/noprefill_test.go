@@ -12,13 +12,13 @@ import (
 	"sluice/router/worker"
 )
 
-// TestDecodesAloneWithoutPrefill: without a healthy prefill worker decode does the whole
+// TestDecodeOnlyFallbackWithoutPrefill: without a healthy prefill worker decode does the whole
 // request at once, and the answer says so.
-func TestDecodesAloneWithoutPrefill(t *testing.T) {
-	plain, p, d := startSim(t, nil), startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
+	plain, p, d := startSim(t, nil), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	p.Crash()
-	r.becomes(t, "p0", worker.Unhealthy)
+	r.awaitState(t, "p0", worker.Unhealthy)
 	if status, page := r.pages.Ready(false); status != 200 || !strings.Contains(string(page), "no prefill worker is healthy") {
 		t.Errorf("/readyz: %d %s", status, page)
 	}
@@ -33,12 +33,12 @@ func TestDecodesAloneWithoutPrefill(t *testing.T) {
 		if a.Status != 200 || a.text(t) != want.text(t) || a.Header.Get("X-Sluice-Plan") != "local; reason=no_prefill_worker" || a.Header.Get("X-Sluice-Waited") != "" {
 			t.Errorf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
 		}
-		if n := r.fellBack("no_prefill_worker"); n != float64(i+1) {
+		if n := r.fallbacks("no_prefill_worker"); n != float64(i+1) {
 			t.Errorf("counted %v times after %d requests", n, i+1)
 		}
 	}
 	// A request that is for prefill alone is not decode's: it waits.
-	if got := posted(t, r.URL+"/v1/chat/completions", chat("")); (<-got).Status != 200 {
+	if got := postAsync(t, r.URL+"/v1/chat/completions", chat("")); (<-got).Status != 200 {
 		t.Error("a third request failed")
 	}
 	done := make(chan *answer, 1)
@@ -53,7 +53,7 @@ func TestDecodesAloneWithoutPrefill(t *testing.T) {
 	if a := <-done; a == nil || a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "p0" {
 		t.Errorf("%+v", a)
 	}
-	r.becomes(t, "p0", worker.Ready)
+	r.awaitState(t, "p0", worker.Ready)
 	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Header.Get("X-Sluice-Plan") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
 		t.Errorf("with prefill back: %v", a.Header)
 	}
@@ -70,7 +70,7 @@ func TestNoPrefillIsRefused(t *testing.T) {
 			c.PD.Family, c.PD.PlainDecode, c.Timeouts.PoolWait = family, family == "sglang", 200*time.Millisecond
 		}, pw, dw)
 		p.Crash()
-		r.becomes(t, "prefill", worker.Unhealthy)
+		r.awaitState(t, "prefill", worker.Unhealthy)
 		began := time.Now()
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		wantReason(t, a, 503, "no_prefill_worker")
@@ -92,16 +92,16 @@ func TestAggregatedWorkersWithoutPrefill(t *testing.T) {
 	_, aw := sidecarEngine(t, fam, worker.Aggregated)
 	r := startRouter(t, func(c *config.Config) { c.PD.Family = "sglang" }, pw, dw, aw)
 	p.Crash()
-	r.becomes(t, "prefill", worker.Unhealthy)
+	r.awaitState(t, "prefill", worker.Unhealthy)
 	a := post(t, r.URL+"/v1/chat/completions", chat(""))
 	if a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "aggregated" {
 		t.Errorf("status %d on %q: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 	}
 }
 
-// TestLastingFallBackIsSeen: a family that never hands over answers every request, and yet
+// TestLastingFallbackIsReported: a family that never hands over answers every request, and yet
 // the log warns, a metric and the readiness page show it, until a hand-over works.
-func TestLastingFallBackIsSeen(t *testing.T) {
+func TestLastingFallbackIsReported(t *testing.T) {
 	for _, k := range []struct {
 		kind   string
 		breaks func(p *sim.Engine)
@@ -112,12 +112,12 @@ func TestLastingFallBackIsSeen(t *testing.T) {
 		{"no_prefill_worker", (*sim.Engine).Crash, func(p *sim.Engine) { p.Restart() }},
 	} {
 		t.Run(k.kind, func(t *testing.T) {
-			p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-			r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+			p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+			r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 			const metric, line = "sluice_models_without_handover", "every request is decoded without a hand-over"
 			k.breaks(p)
 			if k.kind == "no_prefill_worker" {
-				r.becomes(t, "p0", worker.Unhealthy)
+				r.awaitState(t, "p0", worker.Unhealthy)
 			}
 			for i := range 15 {
 				a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d`, i)))
@@ -143,7 +143,7 @@ func TestLastingFallBackIsSeen(t *testing.T) {
 				t.Errorf("/health: %s", page)
 			}
 			k.mend(p)
-			r.becomes(t, "p0", worker.Ready)
+			r.awaitState(t, "p0", worker.Ready)
 			eventually(t, 10*time.Second, "a hand-over works", func() bool {
 				return post(t, r.URL+"/v1/chat/completions", chat("")).Header.Get("X-Sluice-Prefill-Worker") == "p0"
 			})

@@ -36,7 +36,7 @@ func (r *testRouter) metric(series string) float64 {
 	return 0
 }
 
-func (r *testRouter) fellBack(kind string) float64 {
+func (r *testRouter) fallbacks(kind string) float64 {
 	return r.metric(`sluice_fallbacks_total{kind="` + kind + `"}`)
 }
 
@@ -69,27 +69,27 @@ func (r *testRouter) outcome(t *testing.T, id string) *schedule.Record {
 	return &rec
 }
 
-// booked describes what is still reserved anywhere, "" when nothing is.
-func (r *testRouter) booked() string {
-	var left []string
+// reservedLoad describes what is still reserved anywhere, "" when nothing is.
+func (r *testRouter) reservedLoad() string {
+	var remaining []string
 	for _, w := range r.fleet.View().Workers {
 		for _, k := range w.Ranks {
 			if p, b, n := k.PrefillTokens.Load(), k.DecodeBlocks.Load(), k.Requests.Load(); p != 0 || b != 0 || n != 0 {
-				left = append(left, fmt.Sprintf("%s: %d prefill tokens, %d blocks, %d requests", k.ID, p, b, n))
+				remaining = append(remaining, fmt.Sprintf("%s: %d prefill tokens, %d blocks, %d requests", k.ID, p, b, n))
 			}
 		}
 	}
 	for _, leg := range []string{"prefill", "decode", "whole"} {
 		if n := r.metric(`sluice_legs_in_flight{leg="` + leg + `"}`); n != 0 {
-			left = append(left, fmt.Sprintf("%v %s legs in flight", n, leg))
+			remaining = append(remaining, fmt.Sprintf("%v %s legs in flight", n, leg))
 		}
 	}
-	return strings.Join(left, "; ")
+	return strings.Join(remaining, "; ")
 }
 
-// quiet waits until nothing is under way in the router and the engines, and no
+// wantIdle waits until nothing is under way in the router and the engines, and no
 // lease is left.
-func quiet(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.Engine) {
+func wantIdle(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.Engine) {
 	t.Helper()
 	busy := ""
 	defer func() {
@@ -98,7 +98,7 @@ func quiet(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.En
 		}
 	}()
 	eventually(t, within, "nothing is under way", func() bool {
-		busy = r.booked()
+		busy = r.reservedLoad()
 		for i, e := range engines {
 			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksPinned != 0) {
 				busy += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases, %d pinned", i, s.Running, s.Waiting, s.Leases, s.BlocksPinned)
@@ -109,9 +109,9 @@ func quiet(t *testing.T, r *testRouter, within time.Duration, engines ...*sim.En
 	busy = ""
 }
 
-// generating are the requests to inference endpoints, oldest first; the
+// generateRequests are the requests to inference endpoints, oldest first; the
 // router's calls of /tokenize and its probes are not among them.
-func generating(e *sim.Engine) []sim.Record {
+func generateRequests(e *sim.Engine) []sim.Record {
 	return slices.DeleteFunc(e.Requests(), func(r sim.Record) bool {
 		return r.Method != "POST" || !strings.HasPrefix(r.Path, "/v1/") && !strings.HasPrefix(r.Path, "/inference/") && r.Path != "/generate"
 	})

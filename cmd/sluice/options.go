@@ -3,9 +3,9 @@ package main
 import (
 	"sluice/dataplane/upstream"
 	"sluice/router/config"
-	"sluice/router/disagg"
 	"sluice/router/fleet"
 	"sluice/router/liveness"
+	"sluice/router/pd"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 )
@@ -17,7 +17,7 @@ func scheduleOptions(cfg *config.Config) schedule.Options {
 	s := &cfg.Schedule
 	return schedule.Options{
 		OverlapWeight: s.OverlapWeight, PrefillWeight: s.PrefillWeight, DecodeWeight: s.DecodeWeight, QueueWeight: s.QueueWeight,
-		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, AwaitedWeight: s.AwaitedWeight,
+		HostWeight: s.HostWeight, DiskWeight: s.DiskWeight, InFlightWeight: s.PendingWeight,
 		Rates:       schedule.Rates{Prefill: s.PrefillMS, Transfer: s.TransferMS, Block: s.BlockMS},
 		Temperature: s.Temperature, Policy: s.Policy, Explain: s.Explain,
 	}
@@ -25,20 +25,20 @@ func scheduleOptions(cfg *config.Config) schedule.Options {
 
 func fleetOptions(cfg *config.Config) fleet.Options {
 	return fleet.Options{
-		Upstream:       upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
-		ProbeInterval:  cfg.Health.Interval,
-		ProbeTimeout:   cfg.Health.Timeout,
-		HealthPath:     cfg.Health.Path,
-		FailAfter:      cfg.Health.FailAfter,
-		ScrapeInterval: cfg.Health.Scrape,
-		ProbeInference: cfg.Health.ProbeInference,
-		BreakAfter:     cfg.Health.BreakAfter,
-		BreakFor:       cfg.Health.BreakFor,
-		Frozen:         liveness.Bounds{Process: cfg.Health.FrozenProcess, Core: cfg.Health.FrozenCore, Host: cfg.Health.FrozenHost},
-		MaxRequests:    cfg.Limits.RankRequests,
-		MaxTokens:      cfg.Limits.RankTokens,
-		RetryShare:     orNone(cfg.Fleet.RetryShare),
-		RetryPerSecond: orNone(cfg.Fleet.RetryPerSecond),
+		Upstream:         upstream.Options{MaxConns: cfg.Limits.EngineConns, ConnectTimeout: cfg.Timeouts.Connect, IdleTimeout: cfg.Timeouts.EngineIdle, MaxAge: cfg.Timeouts.EngineAge, Key: cfg.EngineKey},
+		ProbeInterval:    cfg.Health.Interval,
+		ProbeTimeout:     cfg.Health.Timeout,
+		HealthPath:       cfg.Health.Path,
+		FailAfter:        cfg.Health.FailAfter,
+		ScrapeInterval:   cfg.Health.Scrape,
+		ProbeInference:   cfg.Health.ProbeInference,
+		BreakerThreshold: cfg.Health.BreakAfter,
+		BreakerTimeout:   cfg.Health.BreakFor,
+		Frozen:           liveness.Bounds{Process: cfg.Health.FrozenProcess, Core: cfg.Health.FrozenCore, Host: cfg.Health.FrozenHost},
+		MaxRequests:      cfg.Limits.RankRequests,
+		MaxTokens:        cfg.Limits.RankTokens,
+		RetryShare:       zeroMeansNone(cfg.Fleet.RetryShare),
+		RetryPerSecond:   zeroMeansNone(cfg.Fleet.RetryPerSecond),
 	}
 }
 
@@ -51,16 +51,16 @@ func tokenOptions(cfg *config.Config) tokenize.Options {
 	return opt
 }
 
-// orNone says 0 in the fleet's options, where it would mean the default.
-func orNone(v float64) float64 {
+// zeroMeansNone says 0 in the fleet's options, where it would mean the default.
+func zeroMeansNone(v float64) float64 {
 	if v == 0 {
 		return -1
 	}
 	return v
 }
 
-func runnerOptions(cfg *config.Config) disagg.Options {
-	return disagg.Options{
+func runnerOptions(cfg *config.Config) pd.Options {
+	return pd.Options{
 		PD: cfg.PD, Models: cfg.Models, Timeouts: cfg.Timeouts, Steering: cfg.Steering, Migration: cfg.Migration,
 		PoolWaiters: cfg.Limits.PoolWaiters, TransferStall: cfg.Transfers.StallTimeout,
 	}

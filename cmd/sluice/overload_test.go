@@ -46,7 +46,7 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	var mu sync.Mutex
 	slow := func(o *sim.Options) { o.Speed = 0.05 }
 	a, b := startSim(t, slow), startSim(t, slow)
-	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 2 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 2 }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	stop := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -59,7 +59,7 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 			mu.Lock()
 			now = 0
 			for _, e := range []*sim.Engine{a, b} {
-				now = max(now, underWay(e))
+				now = max(now, runningRequests(e))
 			}
 			most = max(most, now)
 			mu.Unlock()
@@ -86,9 +86,9 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	}
 }
 
-// TestWorkersOwnBounds: a worker's own bounds stand in the place of the limits, for
+// TestPerWorkerLimits: a worker's own bounds stand in the place of the limits, for
 // each rank and for all of them together.
-func TestWorkersOwnBounds(t *testing.T) {
+func TestPerWorkerLimits(t *testing.T) {
 	slow := func(o *sim.Options) { o.Speed, o.Ranks = 0.2, 2 }
 	for _, c := range []struct {
 		name           string
@@ -101,7 +101,7 @@ func TestWorkersOwnBounds(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			e := startSim(t, slow)
-			w := at(e, worker.Aggregated, "a")
+			w := simWorker(e, worker.Aggregated, "a")
 			w.Ranks = []uint16{0, 1}
 			c.own(&w)
 			r := startRouter(t, func(cfg *config.Config) {
@@ -142,11 +142,11 @@ func TestWorkersOwnBounds(t *testing.T) {
 	}
 }
 
-// TestOverloadedDecodeIsSeenBeforePrefill: no prefill is paid for a request that
+// TestOverloadedDecodeIsDetectedBeforePrefill: no prefill is paid for a request that
 // decode has no place for.
-func TestOverloadedDecodeIsSeenBeforePrefill(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 1 }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestOverloadedDecodeIsDetectedBeforePrefill(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Limits.RankRequests = 1 }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	var rank *worker.Rank
 	for _, w := range r.fleet.View().Workers {
 		if w.Spec.ID == "d0" {
@@ -174,7 +174,7 @@ func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 	r := startRouter(t, func(c *config.Config) {
 		c.Fleet.RetryPerSecond = 0
 		c.Schedule.Policy = "round_robin"
-	}, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	}, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	for _, e := range []*sim.Engine{a, b} {
 		e.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 503})
 	}
@@ -184,7 +184,7 @@ func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 			t.Fatalf("status %d; want the engine's own 503", got.Status)
 		}
 	}
-	calls := legs(t, r)
+	calls := legCalls(t, r)
 	t.Logf("%d requests, %d engine calls", n, calls)
 	if calls < n+n/10 || calls > n+n/4 {
 		t.Errorf("%d engine calls for %d requests; want a fifth more, retries being bounded", calls, n)
@@ -194,8 +194,8 @@ func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 	}
 }
 
-// legs counts the engine calls that the router's metrics tell.
-func legs(t *testing.T, r *testRouter) (n int) {
+// legCalls counts the engine calls that the router's metrics tell.
+func legCalls(t *testing.T, r *testRouter) (n int) {
 	t.Helper()
 	for line := range strings.Lines(string(get(t, r.URL+"/metrics").Body)) {
 		if strings.HasPrefix(line, "sluice_legs_total{") {
@@ -214,7 +214,7 @@ func legs(t *testing.T, r *testRouter) (n int) {
 func TestWaitersAreBounded(t *testing.T) {
 	e := startSim(t, nil)
 	e.Crash()
-	r := launchRouter(t, func(c *config.Config) { c.Limits.PoolWaiters = 3 }, at(e, worker.Aggregated, "a"))
+	r := launchRouter(t, func(c *config.Config) { c.Limits.PoolWaiters = 3 }, simWorker(e, worker.Aggregated, "a"))
 	full := make(chan *answer, 8)
 	var wg sync.WaitGroup
 	ok := make(chan *answer, 8)
@@ -251,7 +251,7 @@ func TestWaitersAreBounded(t *testing.T) {
 func TestMinWorkers(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
 	b.Crash()
-	r := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers = 2 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	r := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers = 2 }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	eventually(t, 5*time.Second, "a is ready", func() bool { return r.state("a") == worker.Ready })
 	got := get(t, r.URL+"/readyz")
 	if got.Status != 503 || !strings.Contains(string(got.Body), "1 of 2 workers") {
@@ -265,7 +265,7 @@ func TestMinWorkers(t *testing.T) {
 		t.Errorf("%d %s after the start", got.Status, got.Body)
 	}
 
-	late := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, at(a, worker.Aggregated, "a"))
+	late := launchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, simWorker(a, worker.Aggregated, "a"))
 	eventually(t, 5*time.Second, "it waits no longer than it was told", func() bool { return get(t, late.URL+"/readyz").Status == 200 })
 	if !strings.Contains(late.logs.String(), "fewer workers") {
 		t.Error("nothing in the log")
@@ -307,14 +307,14 @@ func TestBreakerOfOneRank(t *testing.T) {
 	})
 }
 
-// TestOnlyRankIsBeingTried: while one request tries a rank that has failed others, those
+// TestHalfOpenBreakerOfOnlyRank: while one request tries a rank that has failed others, those
 // beside it are told that nobody serves them, not that there are too many of them.
-func TestOnlyRankIsBeingTried(t *testing.T) {
+func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
 	e := startSim(t, nil)
 	r := startRouter(t, func(c *config.Config) {
 		c.Health.BreakAfter, c.Health.BreakFor = 2, 50*time.Millisecond
 		c.Health.FailAfter = 1000
-	}, at(e, worker.Aggregated, "w"))
+	}, simWorker(e, worker.Aggregated, "w"))
 	e.Fault(sim.Fault{Kind: sim.Status, Path: "/v1/chat", Status: 500})
 	rank := r.fleet.View().Workers[0].Ranks[0]
 	state := func() worker.BreakerState { return worker.BreakerState(rank.Breaker.Load()) }
@@ -336,7 +336,7 @@ func TestOnlyRankIsBeingTried(t *testing.T) {
 	}
 }
 
-func underWay(e *sim.Engine) (n int) {
+func runningRequests(e *sim.Engine) (n int) {
 	for _, r := range e.Stats().Ranks {
 		n += r.Running + r.Waiting
 	}

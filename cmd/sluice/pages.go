@@ -14,11 +14,11 @@ import (
 
 // pages answers the front's routes that are not inference.
 type pages struct {
-	r        *router
-	started  time.Time
-	needs    []worker.Role // roles that /readyz waits for: those of the configuration
-	begun    atomic.Bool   // fleet.min_workers was reached, or its time is over
-	draining atomic.Bool
+	r             *router
+	started       time.Time
+	requiredRoles []worker.Role // roles that /readyz waits for: those of the configuration
+	startupDone   atomic.Bool   // fleet.min_workers was reached, or its time is over
+	draining      atomic.Bool
 }
 
 func newPages(r *router) *pages {
@@ -32,7 +32,7 @@ func newPages(r *router) *pages {
 	}
 	for role, yes := range has {
 		if yes {
-			p.needs = append(p.needs, worker.Role(role))
+			p.requiredRoles = append(p.requiredRoles, worker.Role(role))
 		}
 	}
 	return p
@@ -48,7 +48,7 @@ func mustJSON(v any) []byte {
 
 // Models implements front.Pages.
 func (p *pages) Models() (int, []byte) {
-	if status, body := p.r.sidecar.ask(p.r, "/v1/models"); status == 200 {
+	if status, body := p.r.sidecar.fetch(p.r, "/v1/models"); status == 200 {
 		return status, body
 	}
 	type model struct {
@@ -77,7 +77,7 @@ func (p *pages) Models() (int, []byte) {
 
 // Ready implements front.Pages: 503 names what is waited for.
 func (p *pages) Ready(details bool) (int, []byte) {
-	waiting := p.waitingFor(details)
+	waiting := p.notReadyReasons(details)
 	if len(waiting) > 0 {
 		return 503, mustJSON(map[string]any{"ready": false, "waiting_for": waiting})
 	}
@@ -88,14 +88,14 @@ func (p *pages) Ready(details bool) (int, []byte) {
 	return 200, mustJSON(page)
 }
 
-// doesWithoutPrefill says whether requests are served although no prefill worker is healthy:
+// prefillFallback says whether requests are served although no prefill worker is healthy:
 // there was one, and decode may do whole requests. At the start prefill workers are waited for.
-func (p *pages) doesWithoutPrefill(workers []*worker.Worker) bool {
+func (p *pages) prefillFallback(workers []*worker.Worker) bool {
 	had := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
 		state, _ := w.State()
 		return w.Spec.Role == worker.Prefill && state == worker.Unhealthy
 	})
-	return had && p.r.runner.DecodesAlone()
+	return had && p.r.runner.PlainDecodeAllowed()
 }
 
 // degraded says what does not work as configured although every request is answered. Models
@@ -106,31 +106,31 @@ func (p *pages) degraded() (all []string) {
 		state, _ := w.State()
 		return w.Spec.Role == worker.Prefill && state == worker.Ready
 	})
-	if !ready && p.doesWithoutPrefill(workers) {
+	if !ready && p.prefillFallback(workers) {
 		all = append(all, "no prefill worker is healthy; decode workers do whole requests")
 	}
-	for _, a := range p.r.runner.Alone() {
+	for _, a := range p.r.runner.FailingHandovers() {
 		line := fmt.Sprintf("a model's requests are decoded without a hand-over from a prefill worker: %s, the last %d requests; the router's log has more", a.Kind, a.Requests)
 		all = append(all, line)
 	}
 	return all
 }
 
-// waitingFor is what the router needs before it is ready. Without details it names no
+// notReadyReasons is what the router needs before it is ready. Without details it names no
 // worker, source or address.
-func (p *pages) waitingFor(details bool) []string {
+func (p *pages) notReadyReasons(details bool) []string {
 	if p.draining.Load() {
 		return []string{"the end: this router is draining"}
 	}
 	workers := p.r.fleet.View().Workers
-	needs := p.needs
+	missingRoles := p.requiredRoles
 	for _, w := range workers {
 		// A prefill worker that was found makes a pool of two roles.
-		if !slices.Contains(needs, w.Spec.Role) && p.r.sidecar == nil {
-			needs = append(slices.Clip(needs), w.Spec.Role)
+		if !slices.Contains(missingRoles, w.Spec.Role) && p.r.sidecar == nil {
+			missingRoles = append(slices.Clip(missingRoles), w.Spec.Role)
 		}
 	}
-	if len(needs) == 0 {
+	if len(missingRoles) == 0 {
 		if sources := p.r.sourceNames(); len(sources) > 0 {
 			if !details {
 				return []string{"a worker: none has been found yet; " + detailsElsewhere}
@@ -140,7 +140,7 @@ func (p *pages) waitingFor(details bool) []string {
 		return []string{"a worker: none is configured; start with --engine URL, or --prefill URL and --decode URL"}
 	}
 	var waiting []string
-	for _, role := range needs {
+	for _, role := range missingRoles {
 		var states []string
 		ready := false
 		for _, w := range workers {
@@ -155,24 +155,24 @@ func (p *pages) waitingFor(details bool) []string {
 			states = append(states, strings.TrimSuffix(fmt.Sprintf("%s is %s: %s", w.Spec.ID, s, why), ": "))
 		}
 		switch {
-		case ready, role == worker.Prefill && p.doesWithoutPrefill(workers):
+		case ready, role == worker.Prefill && p.prefillFallback(workers):
 		case !details:
 			waiting = append(waiting, fmt.Sprintf("a healthy %s worker; %s", role, detailsElsewhere))
 		default:
 			waiting = append(waiting, fmt.Sprintf("a healthy %s worker (%s)", role, strings.Join(states, "; ")))
 		}
 	}
-	if few := p.fewWorkers(workers); few != "" {
-		waiting = append(waiting, few)
+	if minWorkers := p.minWorkersReason(workers); minWorkers != "" {
+		waiting = append(waiting, minWorkers)
 	}
 	return waiting
 }
 
-// fewWorkers says what the start still waits for, by fleet.min_workers. It is
+// minWorkersReason says what the start still waits for, by fleet.min_workers. It is
 // asked at the start only: workers that go later are the other checks' matter.
-func (p *pages) fewWorkers(workers []*worker.Worker) string {
-	want, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartWait
-	if want == 0 || p.begun.Load() {
+func (p *pages) minWorkersReason(workers []*worker.Worker) string {
+	required, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartWait
+	if required == 0 || p.startupDone.Load() {
 		return ""
 	}
 	ready := 0
@@ -181,15 +181,15 @@ func (p *pages) fewWorkers(workers []*worker.Worker) string {
 			ready++
 		}
 	}
-	left := limit - time.Since(p.started)
-	if ready < want && left > 0 {
-		return fmt.Sprintf("%d of %d workers (fleet.min_workers; for at most %s more)", ready, want, left.Round(time.Second))
+	missing := limit - time.Since(p.started)
+	if ready < required && missing > 0 {
+		return fmt.Sprintf("%d of %d workers (fleet.min_workers; for at most %s more)", ready, required, missing.Round(time.Second))
 	}
-	if p.begun.CompareAndSwap(false, true) {
-		if ready < want {
-			p.r.log.Warn("started with fewer workers than asked for", "ready", ready, "min_workers", want, "start_wait", limit)
+	if p.startupDone.CompareAndSwap(false, true) {
+		if ready < required {
+			p.r.log.Warn("started with fewer workers than asked for", "ready", ready, "min_workers", required, "start_wait", limit)
 		} else {
-			p.r.log.Info("started", "ready", ready, "min_workers", want)
+			p.r.log.Info("started", "ready", ready, "min_workers", required)
 		}
 	}
 	return ""
@@ -200,13 +200,13 @@ const detailsElsewhere = "the admin listener (/admin/v1/health) and, with an API
 
 // Health implements front.Pages: without details only the status.
 func (p *pages) Health(details bool) (int, []byte) {
-	waiting := p.waitingFor(details)
-	status, word := 200, "ok"
+	waiting := p.notReadyReasons(details)
+	status, state := 200, "ok"
 	if len(waiting) > 0 {
-		status, word = 503, "not ready"
+		status, state = 503, "not ready"
 	}
 	if !details {
-		return status, mustJSON(map[string]any{"status": word})
+		return status, mustJSON(map[string]any{"status": state})
 	}
 	type workerLine struct {
 		Role   worker.Role  `json:"role"`
@@ -221,7 +221,7 @@ func (p *pages) Health(details bool) (int, []byte) {
 		workers[w.Spec.ID] = workerLine{Role: w.Spec.Role, State: s, Reason: why, Models: w.Info().Models, Ranks: len(w.Ranks)}
 	}
 	return status, mustJSON(map[string]any{
-		"status": word, "waiting_for": waiting, "degraded": p.degraded(), "workers": workers,
+		"status": state, "waiting_for": waiting, "degraded": p.degraded(), "workers": workers,
 		"kv_tier": p.r.transfers.Status(),
 		"uptime":  time.Since(p.started).Round(time.Second).String(),
 	})

@@ -24,15 +24,15 @@ var rewrite = flag.Bool("rewrite", false, "write what stands in docs instead of 
 // matrixFamily is one row of the matrix: a family of the router and the simulated
 // engines that speak it. A row is added when both are there.
 type matrixFamily struct {
-	name    string
-	form    string // of the family, where it has several
-	engine  func(*sim.Options)
-	handing sim.Fault // what keeps the hand-over from ending while the client leaves; see hold
-	unkept  bool      // between the legs no engine keeps anything for a request
-	atOnce  bool      // the legs start together
-	config  func(*config.Config)
-	worker  func(*config.Worker, *sim.Engine)
-	prepare func(*testing.T, *matrixFamily) // completes a copy of the row for one fleet
+	name               string
+	variant            string // of the family, where it has several
+	engine             func(*sim.Options)
+	handoverFault      sim.Fault // what keeps the hand-over from ending while the client leaves; see hold
+	nothingBetweenLegs bool      // between the legs no engine keeps anything for a request
+	concurrent         bool      // the legs start together
+	config             func(*config.Config)
+	worker             func(*config.Worker, *sim.Engine)
+	prepare            func(*testing.T, *matrixFamily) // completes a copy of the row for one fleet
 }
 
 // prepared is the row with what one fleet needs of its own.
@@ -47,26 +47,26 @@ func (fam *matrixFamily) prepared(t *testing.T) *matrixFamily {
 }
 
 var (
-	decodeIsLate = sim.Fault{Kind: sim.Stall}
-	kvIsLate     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
+	slowDecodeFault = sim.Fault{Kind: sim.Stall}
+	slowKVFault     = sim.Fault{Kind: sim.Stall, Leg: "handover"}
 )
 
 var matrixFamilies = []matrixFamily{
-	{name: "nixl", handing: decodeIsLate},
-	{name: "nixl-push", atOnce: true, engine: speaksPD("nixl-push"), handing: kvIsLate},
-	{name: "sglang", atOnce: true, engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handing: kvIsLate},
-	{name: "mooncake", atOnce: true, engine: speaksPD("mooncake"), worker: withBootstrap, handing: kvIsLate},
-	{name: "orchestrated", engine: speaksPD("orchestrated"), handing: decodeIsLate, unkept: true},
-	{name: "lmcache", prepare: prepareLMCache, handing: decodeIsLate, unkept: true},
-	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handing: decodeIsLate},
-	{name: "storage", prepare: prepareStore, handing: decodeIsLate, unkept: true},
-	{name: "storage", form: ", decode first", prepare: prepareStore, config: declines, handing: sim.Fault{Kind: sim.Stall, Body: noTrial}, unkept: true},
+	{name: "nixl", handoverFault: slowDecodeFault},
+	{name: "nixl-push", concurrent: true, engine: usingSimPD("nixl-push"), handoverFault: slowKVFault},
+	{name: "sglang", concurrent: true, engine: func(o *sim.Options) { o.Engine = "sglang" }, worker: withBootstrap, handoverFault: slowKVFault},
+	{name: "mooncake", concurrent: true, engine: usingSimPD("mooncake"), worker: withBootstrap, handoverFault: slowKVFault},
+	{name: "orchestrated", engine: usingSimPD("orchestrated"), handoverFault: slowDecodeFault, nothingBetweenLegs: true},
+	{name: "lmcache", prepare: prepareLMCache, handoverFault: slowDecodeFault, nothingBetweenLegs: true},
+	{name: "trtllm", engine: func(o *sim.Options) { o.Engine = "trtllm" }, worker: withoutEvents, handoverFault: slowDecodeFault},
+	{name: "storage", prepare: prepareStore, handoverFault: slowDecodeFault, nothingBetweenLegs: true},
+	{name: "storage", variant: ", decode first", prepare: prepareStore, config: declineTrials, handoverFault: sim.Fault{Kind: sim.Stall, Body: noTrial}, nothingBetweenLegs: true},
 }
 
 // noTrial is in a decode that may not decline.
 const noTrial = `"cache_hit_threshold":0`
 
-func speaksPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
+func usingSimPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
 
 func withoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "trtllm", []string{"off"} }
 
@@ -76,9 +76,9 @@ func prepareStore(_ *testing.T, fam *matrixFamily) {
 	fam.engine = func(o *sim.Options) { o.PD, o.Store = "storage", store }
 }
 
-// declines has every decode that goes first decline. In turns, the one that declines would
+// declineTrials has every decode that goes first decline. In turns, the one that declines would
 // always be the same engine.
-func declines(c *config.Config) { c.PD.CacheHitThreshold, c.Schedule.Policy = 1, "random" }
+func declineTrials(c *config.Config) { c.PD.CacheHitThreshold, c.Schedule.Policy = 1, "random" }
 
 // prepareLMCache finds the port of the notifications before the engines start, who
 // must know it.
@@ -127,32 +127,32 @@ func allMatrixCases() (cases []matrixCase) {
 		{"two prompts, n = 2, ", "batch", `,"n":2`},
 	} {
 		for _, s := range shapes {
-			add(c.name+s.name, func(f *matrixFleet, t *testing.T) string { return f.answers(t, c.kind, c.extra+s.extra) })
+			add(c.name+s.name, func(f *matrixFleet, t *testing.T) string { return f.checkAnswers(t, c.kind, c.extra+s.extra) })
 		}
 	}
 	for _, s := range shapes {
 		add("client leaves in prefill, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.leaves(t, s.extra, departure{at: f.prefills, fault: sim.Fault{Kind: sim.Stall}, seen: f.prefills})
+			return f.abort(t, s.extra, abortPoint{faulted: f.prefills, fault: sim.Fault{Kind: sim.Stall}, receivers: f.prefills})
 		})
 		add("… while prefill answers, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.leaves(t, s.extra, departure{at: f.prefills, seen: f.prefills, fault: sim.Fault{Phase: "answer"}, answering: true})
+			return f.abort(t, s.extra, abortPoint{faulted: f.prefills, receivers: f.prefills, fault: sim.Fault{Phase: "answer"}, answering: true})
 		})
 		add("… in the hand-over, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.leaves(t, s.extra, f.handOver())
+			return f.abort(t, s.extra, f.handoverPoint())
 		})
 		add("… in decode, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.leaves(t, s.extra, departure{at: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, seen: f.decodes, held: true, decoding: true})
+			return f.abort(t, s.extra, abortPoint{faulted: f.decodes, fault: sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond}, receivers: f.decodes, faultHolds: true, decoding: true})
 		})
 	}
 	for _, s := range shapes {
 		add("prefill fails before its head, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Status}, s.extra)
+			return f.failsOver(t, f.prefills[0], sim.Fault{Kind: sim.Status}, s.extra)
 		})
 		add("… within its answer, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.fails(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, s.extra)
+			return f.failsOver(t, f.prefills[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, s.extra)
 		})
 		add("decode fails before its head, "+s.name, func(f *matrixFleet, t *testing.T) string {
-			return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Status}, s.extra)
+			return f.failsOver(t, f.decodes[0], sim.Fault{Kind: sim.Status}, s.extra)
 		})
 	}
 	const fixed = `,"seed":7,"stream":true` // a draw begun anew is another, so such a stream cannot go on elsewhere
@@ -166,23 +166,23 @@ func allMatrixCases() (cases []matrixCase) {
 		{"… ends with its head, and cannot move", fixed, sim.Fault{Kind: sim.Cut, Phase: "body"}},
 		{"decode's stream begins with an error, n = 2", `,"n":2,"stream":true`, sim.Fault{Kind: sim.StreamFail}},
 	} {
-		add(c.name, func(f *matrixFleet, t *testing.T) string { return f.fails(t, f.decodes[0], c.fault, c.extra) })
+		add(c.name, func(f *matrixFleet, t *testing.T) string { return f.failsOver(t, f.decodes[0], c.fault, c.extra) })
 	}
 	add("decode fails after first tokens, stream", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
+		return f.failsOver(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 4}, `,"stream":true`)
 	})
 	add("… within its answer, not streamed", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
+		return f.failsOver(t, f.decodes[0], sim.Fault{Kind: sim.Cut, Phase: "body"}, "")
 	})
 	add("decode fails after first tokens, n = 2, stream", func(f *matrixFleet, t *testing.T) string {
-		return f.fails(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 6}, `,"n":2,"stream":true`)
+		return f.failsOver(t, f.decodes[0], sim.Fault{Kind: sim.Cut, After: 6}, `,"n":2,"stream":true`)
 	})
 	return cases
 }
 
-// rest is how long a fleet has to let go of everything: it takes a second at most, and
+// endsIdle is how long a fleet has to let go of everything: it takes a second at most, and
 // longer where the machine has other work; leases are 30 s and longer.
-const rest = 20 * time.Second
+const endsIdle = 20 * time.Second
 
 // matrixFleet is two prefill and two decode engines of a family, a router over
 // them, and an engine of no family that says what the text must be.
@@ -191,7 +191,7 @@ type matrixFleet struct {
 	row, family       *matrixFamily
 	router            *testRouter
 	prefills, decodes []*sim.Engine
-	plain             *sim.Engine
+	reference         *sim.Engine
 	sent              int
 }
 
@@ -199,7 +199,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 	t.Helper()
 	row := fam
 	fam = fam.prepared(t)
-	f := &matrixFleet{t: t, row: row, family: fam, plain: startSim(t, nil)}
+	f := &matrixFleet{t: t, row: row, family: fam, reference: startSim(t, nil)}
 	var workers []config.Worker
 	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		e := startSim(t, func(o *sim.Options) {
@@ -208,7 +208,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 				fam.engine(o)
 			}
 		})
-		w := at(e, role, fmt.Sprint(role, "-", i%2))
+		w := simWorker(e, role, fmt.Sprint(role, "-", i%2))
 		if fam.worker != nil {
 			fam.worker(&w, e)
 		}
@@ -224,7 +224,7 @@ func startMatrixFleet(t *testing.T, fam *matrixFamily) *matrixFleet {
 		c.Schedule.Policy = "round_robin"   // every engine gets its turn
 		c.Health.BreakAfter = 1000          // one decode engine fails again and again
 		c.Health.Timeout = 20 * time.Second // one that stands still is not out
-		c.PD.CutAfter, c.PD.AbandonedDecode = time.Second, 0
+		c.PD.AbortDelay, c.PD.AbandonedDecode = time.Second, 0
 		if fam.config != nil {
 			fam.config(c)
 		}
@@ -248,12 +248,12 @@ func (f *matrixFleet) body(kind, extra string) (path, body string) {
 // legCount counts the inference requests engines have seen.
 func legCount(engines []*sim.Engine) (n int) {
 	for _, e := range engines {
-		n += len(generating(e))
+		n += len(generateRequests(e))
 	}
 	return n
 }
 
-func (f *matrixFleet) forget() {
+func (f *matrixFleet) forgetRequests() {
 	for _, e := range f.engines() {
 		e.ForgetRequests()
 	}
@@ -267,12 +267,12 @@ func (f *matrixFleet) computed() (n int) {
 	return n
 }
 
-// exchange sends one request and says whether every choice of the answer is what
+// checkRequest sends one request and says whether every choice of the answer is what
 // an undisturbed engine says.
-func (f *matrixFleet) exchange(t *testing.T, kind, extra string) (a *answer, right bool) {
+func (f *matrixFleet) checkRequest(t *testing.T, kind, extra string) (a *answer, right bool) {
 	t.Helper()
 	path, body := f.body(kind, extra)
-	want := choicesOf(post(t, f.plain.URL()+path, body))
+	want := choicesOf(post(t, f.reference.URL()+path, body))
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	a, err := tryPost(ctx, f.router.URL+path, body)
@@ -321,13 +321,13 @@ func choicesOf(a *answer) map[int]string {
 }
 
 // answers: an undisturbed request has the right text; the cell says who made it.
-func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
-	f.forget()
+func (f *matrixFleet) checkAnswers(t *testing.T, kind, extra string) string {
+	f.forgetRequests()
 	before := f.computed()
-	a, right := f.exchange(t, kind, extra)
+	a, right := f.checkRequest(t, kind, extra)
 	p, d := legCount(f.prefills), legCount(f.decodes)
-	if !f.rests(rest) {
-		t.Errorf("something is kept after the answer: %s%s", f.router.booked(), f.kept())
+	if !f.becomesIdle(endsIdle) {
+		t.Errorf("something is kept after the answer: %s%s", f.router.reservedLoad(), f.engineLoad())
 	}
 	switch {
 	case a.Status != 200:
@@ -337,7 +337,7 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 		return "wrong"
 	case p == 0 && d == 1:
 		return "decode alone"
-	case p == 1 && d == 2 && f.row.form != "":
+	case p == 1 && d == 2 && f.row.variant != "":
 		return "declined, both legs"
 	case p != 1 || d != 1:
 		return fmt.Sprintf("%d prefills, %d decodes", p, d)
@@ -347,41 +347,41 @@ func (f *matrixFleet) answers(t *testing.T, kind, extra string) string {
 	return "both legs"
 }
 
-// departure is where a client leaves: a fault holds the request, on all of at; seen
+// abortPoint is where a client leaves: a fault holds the request, on all of at; seen
 // are the engines that must have it by then, as the fault wants it. held: engines must
 // hold something of it; decoding: decode must have begun to make tokens.
-type departure struct {
-	at, seen       []*sim.Engine
-	fault          sim.Fault
-	held, decoding bool
-	late           bool // decode takes the request in when its client has left
-	answering      bool // prefill has finished, and answers when its client has left
+type abortPoint struct {
+	faulted, receivers   []*sim.Engine
+	fault                sim.Fault
+	faultHolds, decoding bool
+	slowDecode           bool // decode takes the request in when its client has left
+	answering            bool // prefill has finished, and answers when its client has left
 }
 
-// handOver is leaving between the legs.
-func (f *matrixFleet) handOver() departure {
-	return departure{at: f.decodes, seen: f.decodes, fault: f.family.handing, held: !f.family.unkept, late: f.family.handing.Leg == ""}
+// handoverPoint is leaving between the legs.
+func (f *matrixFleet) handoverPoint() abortPoint {
+	return abortPoint{faulted: f.decodes, receivers: f.decodes, fault: f.family.handoverFault, faultHolds: !f.family.nothingBetweenLegs, slowDecode: f.family.handoverFault.Leg == ""}
 }
 
-// hold arms the fault. How long its client needs to leave is nothing to bet on, so a
+// inject arms the fault. How long its client needs to leave is nothing to bet on, so a
 // decode that is late is so until release.
-func (d *departure) hold() (release func()) {
+func (d *abortPoint) inject() (release func()) {
 	switch {
-	case d.late:
-		return standstill(d.fault, d.at...)
+	case d.slowDecode:
+		return suspendEngines(d.fault, d.faulted...)
 	case d.answering:
-		return holdAnswers(d.fault, d.at...)
+		return delayAnswers(d.fault, d.faulted...)
 	}
-	for _, e := range d.at {
+	for _, e := range d.faulted {
 		e.Fault(d.fault)
 	}
 	return func() {}
 }
 
-// there says whether the engines have the request.
-func (d *departure) there() bool {
-	for _, e := range d.seen {
-		for _, rec := range generating(e) {
+// reached says whether the engines have the request.
+func (d *abortPoint) reached() bool {
+	for _, e := range d.receivers {
+		for _, rec := range generateRequests(e) {
 			if bytes.Contains(rec.Body, []byte(d.fault.Body)) {
 				return true
 			}
@@ -392,38 +392,38 @@ func (d *departure) there() bool {
 
 // leaves: a client that goes leaves nothing behind, or what it leaves is freed
 // with the lease.
-func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
-	f.forget()
-	release := d.hold()
+func (f *matrixFleet) abort(t *testing.T, extra string, d abortPoint) string {
+	f.forgetRequests()
+	release := d.inject()
 	defer release()
 	_, body := f.body("chat", extra)
 	body = strings.Replace(body, `"max_tokens":8`, `"max_tokens":2000`, 1)
 	made := generated(f.decodes)
-	l := send(t, f.router, fmt.Sprint("leaves-", f.sent), body)
-	eventually(t, patience, "the leg is there", d.there)
-	if d.held {
-		eventually(t, patience, "an engine holds something of it", f.holding)
+	l := startRequest(t, f.router, fmt.Sprint("leaves-", f.sent), body)
+	eventually(t, testTimeout, "the leg is there", d.reached)
+	if d.faultHolds {
+		eventually(t, testTimeout, "an engine holds something of it", f.hasKV)
 	}
 	if d.answering {
-		eventually(t, patience, "prefill answers", func() bool { return answering(f.prefills) > 0 })
+		eventually(t, testTimeout, "prefill answers", func() bool { return answering(f.prefills) > 0 })
 	}
 	if d.decoding {
-		eventually(t, patience, "tokens are made", func() bool { return generated(f.decodes) > made })
+		eventually(t, testTimeout, "tokens are made", func() bool { return generated(f.decodes) > made })
 	} else {
 		time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
 	}
 	if strings.Contains(extra, "stream") && d.decoding {
 		l.event(t)
 	}
-	left := l.leave()
+	abortedAt := l.disconnect()
 	time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
 	release()
-	freed := f.rests(rest)
-	for _, e := range d.at {
+	released := f.becomesIdle(endsIdle)
+	for _, e := range d.faulted {
 		e.ClearFaults()
 	}
-	if freed {
-		t.Logf("all was free %v after the client left", time.Since(left).Round(time.Millisecond))
+	if released {
+		t.Logf("all was free %v after the client left", time.Since(abortedAt).Round(time.Millisecond))
 		return "freed at once"
 	}
 	f.restart()
@@ -433,7 +433,7 @@ func (f *matrixFleet) leaves(t *testing.T, extra string, d departure) string {
 // answering is how many answers engines hold back.
 func answering(engines []*sim.Engine) (n int) {
 	for _, e := range engines {
-		n += e.Stats().Sum().Answering
+		n += e.Stats().Sum().DelayedAnswers
 	}
 	return n
 }
@@ -455,15 +455,15 @@ func (f *matrixFleet) restart() {
 }
 
 // fails: the leg on e fails once. Requests are sent until e was chosen.
-func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
+func (f *matrixFleet) failsOver(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	fault.N = 1
-	if f.row.form != "" && slices.Contains(f.decodes, e) {
+	if f.row.variant != "" && slices.Contains(f.decodes, e) {
 		fault.Body = noTrial // not the decode that declines anyhow
 	}
 	e.Fault(fault)
 	cell := f.untilHit(t, e, fault, extra)
 	e.ClearFaults()
-	if !f.rests(rest) {
+	if !f.becomesIdle(endsIdle) {
 		cell += ", blocks kept until the lease ends"
 		f.restart()
 	}
@@ -473,9 +473,9 @@ func (f *matrixFleet) fails(t *testing.T, e *sim.Engine, fault sim.Fault, extra 
 
 func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	for range 50 {
-		f.forget()
+		f.forgetRequests()
 		before, migrated := e.Stats().Faults, f.router.metric(`sluice_migrations_total{outcome="done"}`)
-		a, right := f.exchange(t, "chat", extra)
+		a, right := f.checkRequest(t, "chat", extra)
 		if e.Stats().Faults == before {
 			continue
 		}
@@ -483,7 +483,7 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 		switch {
 		case a.Status == 200 && right && f.router.metric(`sluice_migrations_total{outcome="done"}`) > migrated:
 			return "goes on elsewhere"
-		case a.Status == 200 && right && f.row.atOnce && fault.Phase == "body" && slices.Contains(f.prefills, e):
+		case a.Status == 200 && right && f.row.concurrent && fault.Phase == "body" && slices.Contains(f.prefills, e):
 			return "unseen"
 		case a.Status == 200 && right && legCount(f.engines()) <= 1+min(1, legCount(f.prefills)):
 			return "hidden"
@@ -501,11 +501,11 @@ func (f *matrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 	return "?"
 }
 
-// holding says whether an engine runs or keeps anything.
-func (f *matrixFleet) holding() bool { return f.kept() != "" }
+// hasKV says whether an engine runs or keeps anything.
+func (f *matrixFleet) hasKV() bool { return f.engineLoad() != "" }
 
-// kept is what engines run or keep.
-func (f *matrixFleet) kept() (s string) {
+// engineLoad is what engines run or keep.
+func (f *matrixFleet) engineLoad() (s string) {
 	for i, e := range f.engines() {
 		if n := e.Stats().Sum(); e.Alive() && (n.Running+n.Waiting+n.Leases+n.Rooms != 0 || n.BlocksFree != n.BlocksTotal) {
 			s += fmt.Sprintf(" engine %d: %d running, %d waiting, %d leases, %d rooms, %d blocks", i, n.Running, n.Waiting, n.Leases, n.Rooms, n.BlocksTotal-n.BlocksFree)
@@ -514,10 +514,10 @@ func (f *matrixFleet) kept() (s string) {
 	return s
 }
 
-// rests says whether within that time nothing is under way or kept anywhere.
-func (f *matrixFleet) rests(within time.Duration) bool {
+// becomesIdle says whether within that time nothing is under way or kept anywhere.
+func (f *matrixFleet) becomesIdle(within time.Duration) bool {
 	for end := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		if f.router.booked() == "" && !f.holding() {
+		if f.router.reservedLoad() == "" && !f.hasKV() {
 			return true
 		}
 		if time.Now().After(end) {
@@ -541,7 +541,7 @@ func TestPDMatrix(t *testing.T) {
 		for i := range matrixFamilies {
 			fam := &matrixFamilies[i]
 			rows[i] = make([]string, len(matrixColumns))
-			t.Run(fam.name+fam.form, func(t *testing.T) {
+			t.Run(fam.name+fam.variant, func(t *testing.T) {
 				t.Parallel()
 				f := startMatrixFleet(t, fam)
 				for k, c := range matrixColumns {
@@ -582,7 +582,7 @@ time. Every answer called right was compared with that of an undisturbed engine.
 
 |`)
 	for i := range matrixFamilies {
-		b.WriteString(" | " + matrixFamilies[i].name + matrixFamilies[i].form)
+		b.WriteString(" | " + matrixFamilies[i].name + matrixFamilies[i].variant)
 	}
 	b.WriteString(" |\n|---" + strings.Repeat("|---", len(matrixFamilies)) + "|\n")
 	for k, c := range matrixColumns {

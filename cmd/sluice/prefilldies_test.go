@@ -17,10 +17,10 @@ func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 		t.Run(fmt.Sprint("stream=", stream), func(t *testing.T) {
 			t.Parallel()
 			plain := startSim(t, nil)
-			prefills := map[string]*sim.Engine{"p0": startSim(t, role("prefill")), "p1": startSim(t, role("prefill"))}
-			d0, d1 := startSim(t, role("decode")), startSim(t, role("decode"))
-			r := startRouter(t, func(c *config.Config) { c.PD.Family = "nixl" }, at(prefills["p0"], worker.Prefill, "p0"), at(prefills["p1"], worker.Prefill, "p1"),
-				at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+			prefills := map[string]*sim.Engine{"p0": startSim(t, simRole("prefill")), "p1": startSim(t, simRole("prefill"))}
+			d0, d1 := startSim(t, simRole("decode")), startSim(t, simRole("decode"))
+			r := startRouter(t, func(c *config.Config) { c.PD.Family = "nixl" }, simWorker(prefills["p0"], worker.Prefill, "p0"), simWorker(prefills["p1"], worker.Prefill, "p1"),
+				simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1"))
 			for _, d := range []*sim.Engine{d0, d1} {
 				for _, leg := range []string{"decode", "handover"} { // the pair that is run again is spared
 					d.Fault(sim.Fault{Kind: sim.Slow, ID: "pulls-", Leg: leg})
@@ -36,10 +36,10 @@ func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 				a, _ := tryPost(t.Context(), r.URL+"/v1/chat/completions", body, "X-Request-Id", "pulls")
 				got <- a
 			}()
-			eventually(t, 10*time.Second, "decode waits for the KV", func() bool { return len(generating(d0))+len(generating(d1)) == 1 })
+			eventually(t, 10*time.Second, "decode waits for the KV", func() bool { return len(generateRequests(d0))+len(generateRequests(d1)) == 1 })
 			died := ""
 			for id, p := range prefills {
-				if len(generating(p)) > 0 {
+				if len(generateRequests(p)) > 0 {
 					died = id
 					p.Crash()
 				}
@@ -56,13 +56,13 @@ func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 				t.Fatal("the request still waits for an engine that is gone")
 			}
 			t.Logf("answered %v after it was sent", time.Since(began).Round(time.Millisecond))
-			if n := r.fellBack("transfer_prefill_down"); n != 1 {
+			if n := r.fallbacks("transfer_prefill_down"); n != 1 {
 				t.Errorf("counted %v times", n)
 			}
 			for _, d := range []*sim.Engine{d0, d1} {
 				d.ClearFaults()
 			}
-			quiet(t, r, 10*time.Second, d0, d1)
+			wantIdle(t, r, 10*time.Second, d0, d1)
 		})
 	}
 }

@@ -17,23 +17,23 @@ var failures = []struct {
 	name  string
 	infer http.HandlerFunc
 }{
-	{"reset", func(w http.ResponseWriter, _ *http.Request) { raw(w, "", true) }},
-	{"closed", func(w http.ResponseWriter, _ *http.Request) { raw(w, "", false) }},
+	{"reset", func(w http.ResponseWriter, _ *http.Request) { replyRaw(w, "", true) }},
+	{"closed", func(w http.ResponseWriter, _ *http.Request) { replyRaw(w, "", false) }},
 	{"cut in the body", func(w http.ResponseWriter, _ *http.Request) {
-		raw(w, "HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", false)
+		replyRaw(w, "HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", false)
 	}},
-	{"garbage", func(w http.ResponseWriter, _ *http.Request) { raw(w, "SSH-2.0-OpenSSH_9.2\r\n\r\n", false) }},
+	{"garbage", func(w http.ResponseWriter, _ *http.Request) { replyRaw(w, "SSH-2.0-OpenSSH_9.2\r\n\r\n", false) }},
 	{"two lengths", func(w http.ResponseWriter, _ *http.Request) {
-		raw(w, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", false)
+		replyRaw(w, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", false)
 	}},
-	{"500", reply(500, `{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`)},
-	{"503", reply(503, `{"error":{"message":"full","type":"x","param":null,"code":503}}`)},
-	{"502", reply(502, `<html>bad gateway</html>`)},
-	{"429", reply(429, `{"error":{"message":"slow down","type":"x","param":null,"code":429}}`)},
+	{"500", replyHandler(500, `{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`)},
+	{"503", replyHandler(503, `{"error":{"message":"full","type":"x","param":null,"code":503}}`)},
+	{"502", replyHandler(502, `<html>bad gateway</html>`)},
+	{"429", replyHandler(429, `{"error":{"message":"slow down","type":"x","param":null,"code":429}}`)},
 	{"stall", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
 }
 
-func hasty(c *config.Config) {
+func shortPrefillTimeout(c *config.Config) {
 	c.Timeouts.Prefill = 300 * time.Millisecond
 	c.Health.FailAfter = 1000 // failed workers stay in the choice
 	c.Schedule.Policy = "round_robin"
@@ -45,8 +45,8 @@ func TestPrefillFailsOver(t *testing.T) {
 	for _, f := range failures {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
-			bad, good, d := startScripted(t, f.infer), startSim(t, role("prefill")), startSim(t, role("decode"))
-			r := startRouter(t, hasty, bad.at(worker.Prefill, "bad"), at(good, worker.Prefill, "good"), at(d, worker.Decode, "d0"))
+			bad, good, d := startScripted(t, f.infer), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+			r := startRouter(t, shortPrefillTimeout, bad.worker(worker.Prefill, "bad"), simWorker(good, worker.Prefill, "good"), simWorker(d, worker.Decode, "d0"))
 			for i := range 4 {
 				body := chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0))
 				a := post(t, r.URL+"/v1/chat/completions", body)
@@ -54,41 +54,41 @@ func TestPrefillFailsOver(t *testing.T) {
 					t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
 				}
 			}
-			if bad.seen() == 0 {
+			if bad.requests() == 0 {
 				t.Error("the failing worker was never chosen: the test shows nothing")
 			}
-			if n := r.metric(`sluice_leg_retries_total{leg="prefill"}`); n != float64(bad.seen()) {
-				t.Errorf("%v retries counted for %d failures", n, bad.seen())
+			if n := r.metric(`sluice_leg_retries_total{leg="prefill"}`); n != float64(bad.requests()) {
+				t.Errorf("%v retries counted for %d failures", n, bad.requests())
 			}
-			quiet(t, r, 10*time.Second, good, d)
+			wantIdle(t, r, 10*time.Second, good, d)
 		})
 		t.Run(f.name+", no other", func(t *testing.T) {
 			t.Parallel()
-			bad, d := startScripted(t, f.infer), startSim(t, role("decode"))
-			r := startRouter(t, hasty, bad.at(worker.Prefill, "bad"), at(d, worker.Decode, "d0"))
+			bad, d := startScripted(t, f.infer), startSim(t, simRole("decode"))
+			r := startRouter(t, shortPrefillTimeout, bad.worker(worker.Prefill, "bad"), simWorker(d, worker.Decode, "d0"))
 			body := chat("")
 			a := post(t, r.URL+"/v1/chat/completions", body)
 			if a.Status != 200 || a.text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
 				t.Errorf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
 			}
-			if recs := generating(d); len(recs) != 1 || string(recs[0].Body) != body {
+			if recs := generateRequests(d); len(recs) != 1 || string(recs[0].Body) != body {
 				t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
 			}
-			if r.fellBack("prefill_failed") != 1 || r.fellBack("plain_decode") != 1 {
-				t.Errorf("prefill_failed %v, plain_decode %v; want 1, 1", r.fellBack("prefill_failed"), r.fellBack("plain_decode"))
+			if r.fallbacks("prefill_failed") != 1 || r.fallbacks("plain_decode") != 1 {
+				t.Errorf("prefill_failed %v, plain_decode %v; want 1, 1", r.fallbacks("prefill_failed"), r.fallbacks("plain_decode"))
 			}
-			quiet(t, r, 10*time.Second, d)
+			wantIdle(t, r, 10*time.Second, d)
 		})
 	}
 }
 
 // A refused connection: the engine has just died and no probe has told yet.
 func TestRefusedPrefillFailsOver(t *testing.T) {
-	dead, p, d := startScripted(t, reply(200, "{}")), startSim(t, role("prefill")), startSim(t, role("decode"))
+	dead, p, d := startScripted(t, replyHandler(200, "{}")), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := startRouter(t, func(c *config.Config) {
-		hasty(c)
+		shortPrefillTimeout(c)
 		c.Health.Interval = time.Minute
-	}, dead.at(worker.Prefill, "dead"), at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	}, dead.worker(worker.Prefill, "dead"), simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	dead.CloseClientConnections()
 	dead.Listener.Close()
 	for range 4 {
@@ -103,10 +103,10 @@ func TestRefusedPrefillFailsOver(t *testing.T) {
 }
 
 // A 4xx of prefill is the client's: it passes as it is and trips nothing.
-func TestPrefill4xxIsTheClients(t *testing.T) {
+func TestPrefill4xxGoesToClient(t *testing.T) {
 	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
-	p, d := startSim(t, small), startSim(t, role("decode"))
-	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d := startSim(t, small), startSim(t, simRole("decode"))
+	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for _, stream := range []string{"", `,"stream":true`} {
 		body := chat(stream) // longer than the model takes
 		direct := post(t, p.URL()+"/v1/chat/completions", body)
@@ -126,7 +126,7 @@ func TestPrefill4xxIsTheClients(t *testing.T) {
 			t.Errorf("status %d, want the engine's %d", a.Status, status)
 		}
 	}
-	if n := len(generating(d)); n != 0 {
+	if n := len(generateRequests(d)); n != 0 {
 		t.Errorf("decode was sent %d requests", n)
 	}
 	if s := r.state("p0"); s != worker.Ready {
@@ -135,16 +135,16 @@ func TestPrefill4xxIsTheClients(t *testing.T) {
 	if n := r.metric(`sluice_leg_retries_total{leg="prefill"}`); n != 0 {
 		t.Errorf("%v retries", n)
 	}
-	quiet(t, r, 10*time.Second, p, d)
+	wantIdle(t, r, 10*time.Second, p, d)
 }
 
 // What such an answer tells of KV is no client's business.
-func TestPrefill4xxTellsNothingPrivate(t *testing.T) {
-	answer := reply(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
+func TestPrefill4xxHidesPrivateFields(t *testing.T) {
+	answer := replyHandler(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
 	for _, family := range []string{"nixl", "sglang"} { // one leg after the other, and both at once
 		p := startScripted(t, answer)
 		d := startScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-		r := startRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = family, "text" }, p.withBootstrap("p0"), d.at(worker.Decode, "d0"))
+		r := startRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = family, "text" }, p.withBootstrap("p0"), d.worker(worker.Decode, "d0"))
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		if a.Status != 400 || !strings.Contains(string(a.Body), `"no"`) || strings.Contains(string(a.Body), "10.0.0.9") {
 			t.Errorf("%s: status %d: %s", family, a.Status, a.Body)
@@ -153,7 +153,7 @@ func TestPrefill4xxTellsNothingPrivate(t *testing.T) {
 }
 
 // A request that kills its engine is not walked through the fleet.
-func TestDeadlyRequestKillsAtMostTwo(t *testing.T) {
+func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
 	for _, k := range []struct {
 		name  string
 		fault sim.Fault
@@ -169,11 +169,11 @@ func TestDeadlyRequestKillsAtMostTwo(t *testing.T) {
 			var engines []*sim.Engine
 			var workers []config.Worker
 			for i := range 4 {
-				p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+				p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 				p.Fault(k.fault)
 				d.Fault(k.fault)
 				engines = append(engines, p, d)
-				workers = append(workers, at(p, worker.Prefill, fmt.Sprint("p", i)), at(d, worker.Decode, fmt.Sprint("d", i)))
+				workers = append(workers, simWorker(p, worker.Prefill, fmt.Sprint("p", i)), simWorker(d, worker.Decode, fmt.Sprint("d", i)))
 			}
 			r := startRouter(t, func(c *config.Config) { c.PD.MaxAttempts = 8 }, workers...)
 			a := post(t, r.URL+"/v1/chat/completions", chat(""))

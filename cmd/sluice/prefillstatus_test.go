@@ -9,9 +9,9 @@ import (
 	"sluice/router/worker"
 )
 
-// TestPrefillAnswersOtherwise: what a prefill engine answers with a 2xx that is not 200 is
+// TestPrefillUnexpectedStatus: what a prefill engine answers with a 2xx that is not 200 is
 // no answer to the client, who asked for more than one token.
-func TestPrefillAnswersOtherwise(t *testing.T) {
+func TestPrefillUnexpectedStatus(t *testing.T) {
 	for _, status := range []int{201, 202, 203, 204, 205, 206} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprint(status, stream), func(t *testing.T) {
@@ -22,8 +22,8 @@ func TestPrefillAnswersOtherwise(t *testing.T) {
 					}
 					replyJSON(w, status, prefillReply(""))
 				})
-				good, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-				r := startRouter(t, nil, odd.at(worker.Prefill, "p0"), at(good, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+				good, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+				r := startRouter(t, nil, odd.worker(worker.Prefill, "p0"), simWorker(good, worker.Prefill, "p1"), simWorker(d, worker.Decode, "d0"))
 				want := post(t, d.URL()+"/v1/chat/completions", chat(""))
 				for range 8 { // some of them are tried on p0 first
 					a := post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"stream":%v`, stream)))

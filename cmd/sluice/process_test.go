@@ -136,11 +136,11 @@ func (p *process) ready(t *testing.T) {
 }
 
 // A token in the environment is used and shown to nobody.
-const planted = "planted-secret-0123456789abcdef"
+const plantedSecret = "planted-secret-0123456789abcdef"
 
 func serveEnv(t *testing.T) ([]string, string) {
 	dir := t.TempDir()
-	return []string{"SLUICE_ADMIN_TOKEN=" + planted, "XDG_RUNTIME_DIR=" + dir}, dir
+	return []string{"SLUICE_ADMIN_TOKEN=" + plantedSecret, "XDG_RUNTIME_DIR=" + dir}, dir
 }
 
 // adminHealth is what /admin/v1/health says of the process launched with env.
@@ -209,7 +209,7 @@ func TestServeProcess(t *testing.T) {
 	if took > 2*time.Second {
 		t.Errorf("ended only %v after SIGTERM, want within 2s", took)
 	}
-	if strings.Contains(p.stdout.String()+p.stderr.String()+string(out), planted) {
+	if strings.Contains(p.stdout.String()+p.stderr.String()+string(out), plantedSecret) {
 		t.Error("the admin token stands in the output")
 	}
 	if _, err := os.Stat(files[0]); err == nil {
@@ -222,7 +222,7 @@ func TestServeProcess(t *testing.T) {
 
 // SIGTERM with a stream under way: not ready at once, the stream ends well.
 func TestServeDrainsStreams(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 20 * time.Millisecond})
 	env, _ := serveEnv(t)
 	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--prefill", p.URL(), "--decode", d.URL())
@@ -323,7 +323,7 @@ func TestServeRefusesToStart(t *testing.T) {
 				t.Errorf("%s: the error does not say %q: %s", k.name, want, stderr.String())
 			}
 		}
-		if stdout.Len() != 0 || strings.Contains(stderr.String(), planted) {
+		if stdout.Len() != 0 || strings.Contains(stderr.String(), plantedSecret) {
 			t.Errorf("%s: standard output %q, error %s", k.name, stdout.String(), stderr.String())
 		}
 	}
@@ -346,7 +346,7 @@ func TestServeWithoutWorkers(t *testing.T) {
 		t.Errorf("a request is not told that there is no worker: %s", a.Body)
 	}
 	env, _ = serveEnv(t)
-	launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", refused(t))
+	launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", refusedURL(t))
 	eventually(t, 5*time.Second, "/admin/v1/health says what it waits for", func() bool {
 		return strings.Contains(string(adminHealth(t, env)), "connection refused")
 	})

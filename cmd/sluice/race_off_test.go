@@ -2,4 +2,4 @@
 
 package main
 
-const raceOn = false
+const raceEnabled = false

@@ -12,15 +12,15 @@ import (
 	"sluice/router/worker"
 )
 
-// ranked makes a worker of two ranks, by header or by a URL each.
-func ranked(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
+// startRankedSim makes a worker of two ranks, by header or by a URL each.
+func startRankedSim(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
 	t.Helper()
 	e := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.RankPorts = r, 2, how == "urls" })
 	ro, err := worker.ParseRole(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := at(e, ro, r+"-w")
+	w := simWorker(e, ro, r+"-w")
 	w.Ranks = []uint16{0, 1}
 	if how == "urls" {
 		w.RankURLs = e.RankURLs()
@@ -33,7 +33,7 @@ func ranked(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
 func TestRanksAreAddressed(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
-			e, w := ranked(t, how, "aggregated")
+			e, w := startRankedSim(t, how, "aggregated")
 			r := startRouter(t, nil, w)
 			served := map[int]int{}
 			for i := range 24 {
@@ -41,7 +41,7 @@ func TestRanksAreAddressed(t *testing.T) {
 				// A client's own wish is not heard: it would defeat the choice.
 				a := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":2}`, i, prompt), "X-data-parallel-rank", "1")
 				wantStatus(t, a, 200)
-				recs := generating(e)
+				recs := generateRequests(e)
 				if len(recs) != 1 || strconv.Itoa(recs[0].Rank) != a.Header.Get("X-Sluice-Rank") {
 					t.Fatalf("rank %d served, X-Sluice-Rank is %q", recs[0].Rank, a.Header.Get("X-Sluice-Rank"))
 				}
@@ -63,7 +63,7 @@ func TestRanksAreAddressed(t *testing.T) {
 func TestChatStaysOnItsRank(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
-			e, w := ranked(t, how, "aggregated")
+			e, w := startRankedSim(t, how, "aggregated")
 			r := startRouter(t, nil, w)
 			for c := range 4 {
 				msgs := fmt.Sprintf(`{"role":"user","content":"chat %d: %s"}`, c, prompt)
@@ -71,16 +71,16 @@ func TestChatStaysOnItsRank(t *testing.T) {
 				for turn := range 4 {
 					a := post(t, r.URL+"/v1/chat/completions", `{"model":"sim","messages":[`+msgs+`],"max_tokens":24,"ignore_eos":true}`)
 					wantStatus(t, a, 200)
-					foretold, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a)
-					if foretold != strconv.Itoa(found) {
-						t.Errorf("chat %d turn %d: %s cached tokens foretold, the engine found %d", c, turn, foretold, found)
+					predictedTokens, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a)
+					if predictedTokens != strconv.Itoa(found) {
+						t.Errorf("chat %d turn %d: %s cached tokens foretold, the engine found %d", c, turn, predictedTokens, found)
 					}
 					if turn > 0 && (a.Header.Get("X-Sluice-Rank") != rank || found == 0) {
 						t.Errorf("chat %d turn %d: rank %s with %d cached, turn before was on %s", c, turn, a.Header.Get("X-Sluice-Rank"), found, rank)
 					}
 					rank = a.Header.Get("X-Sluice-Rank")
 					msgs += fmt.Sprintf(`,{"role":"assistant","content":%q},{"role":"user","content":"and then? %s"}`, a.text(t), prompt)
-					known(t, r, e)
+					awaitIndexed(t, r, e)
 				}
 			}
 			if n := r.metric("sluice_cache_prediction_error_tokens_total"); n != 0 {
@@ -90,25 +90,25 @@ func TestChatStaysOnItsRank(t *testing.T) {
 	}
 }
 
-// known waits until the feeds are past their start and the index holds what the
+// awaitIndexed waits until the feeds are past their start and the index holds what the
 // engines hold. A block of which an
 // engine has several copies is told, and counted as repeated, for each.
-func known(t *testing.T, r *testRouter, engines ...*sim.Engine) {
+func awaitIndexed(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	t.Helper()
 	eventually(t, 5*time.Second, "the events have come", func() bool {
-		held, taken := 0, float64(r.index.Len())
+		cached, indexed := 0, float64(r.index.Len())
 		for _, e := range engines {
-			held += e.Stats().Sum().BlocksCached
+			cached += e.Stats().Sum().BlocksCached
 		}
 		for _, w := range r.fleet.View().Workers {
 			for _, k := range w.Ranks {
 				if worker.FeedState(k.Feed.Load()) == worker.FeedSyncing {
 					return false
 				}
-				taken += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="repeated"}`, k.ID.Worker, k.ID.Rank))
+				indexed += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="repeated"}`, k.ID.Worker, k.ID.Rank))
 			}
 		}
-		return taken >= float64(held)
+		return indexed >= float64(cached)
 	})
 }
 
@@ -127,8 +127,8 @@ func cachedTokens(t *testing.T, a *answer) int {
 func TestRanksOfBothLegs(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
-			p, wp := ranked(t, how, "prefill")
-			d, wd := ranked(t, how, "decode")
+			p, wp := startRankedSim(t, how, "prefill")
+			d, wd := startRankedSim(t, how, "decode")
 			r := startRouter(t, nil, wp, wd)
 			for i := range 8 {
 				p.ForgetRequests()
@@ -136,7 +136,7 @@ func TestRanksOfBothLegs(t *testing.T) {
 				id := fmt.Sprint("both-", i)
 				a := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":4}`, i, prompt), "X-Request-Id", id)
 				wantStatus(t, a, 200)
-				pr, dr := generating(p), generating(d)
+				pr, dr := generateRequests(p), generateRequests(d)
 				rec := r.explain(t, id)
 				if len(rec.Decisions) != 2 || rec.Decisions[0].Chosen != fmt.Sprintf("prefill-w/%d", pr[0].Rank) || rec.Decisions[1].Chosen != fmt.Sprintf("decode-w/%d", dr[0].Rank) {
 					t.Errorf("decisions %+v; prefill was served by rank %d, decode by %d", rec.Decisions, pr[0].Rank, dr[0].Rank)
@@ -151,7 +151,7 @@ func TestRanksOfBothLegs(t *testing.T) {
 			if s := d.Stats().Sum(); s.Transfers != 8 || s.TransfersFailed != 0 {
 				t.Errorf("%d transfers, %d failed", s.Transfers, s.TransfersFailed)
 			}
-			quiet(t, r, 10*time.Second, p, d)
+			wantIdle(t, r, 10*time.Second, p, d)
 		})
 	}
 }

@@ -16,23 +16,23 @@ import (
 	"sluice/router/admin"
 	"sluice/router/config"
 	"sluice/router/kvindex"
-	"sluice/router/record"
+	"sluice/router/recording"
 	"sluice/router/worker"
 )
 
 // newRecorder makes the recorder, which costs next to nothing while nobody
 // records.
-func (r *router) newRecorder() *record.Recorder {
+func (r *router) newRecorder() *recording.Recorder {
 	s := r.cfg.Schedule
-	rec := record.New(record.Options{
+	rec := recording.New(recording.Options{
 		Policy: s.Policy, Weights: weightsOf(&s), Log: r.log,
-		Ranks: r.allRanks, Contents: r.contents,
+		Ranks: r.allRanks, Contents: r.exportRank,
 	})
-	r.metrics.Func(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
-	r.metrics.Func(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
-	r.metrics.Func(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
-	r.metrics.Func(func() float64 {
-		if rec.On() {
+	r.metrics.GaugeFunc(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
+	r.metrics.GaugeFunc(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
+	r.metrics.GaugeFunc(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
+	r.metrics.GaugeFunc(func() float64 {
+		if rec.Active() {
 			return 1
 		}
 		return 0
@@ -40,20 +40,20 @@ func (r *router) newRecorder() *record.Recorder {
 	return rec
 }
 
-// contents tells what the indexes hold of a rank.
-func (r *router) contents(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool) {
+// exportRank tells what the indexes hold of a rank.
+func (r *router) exportRank(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool) {
 	more := true
-	give := func(exact bool) func(x *kvindex.Exported) bool {
+	emit := func(exact bool) func(x *kvindex.Exported) bool {
 		return func(x *kvindex.Exported) bool {
 			more = yield(exact, x)
 			return more
 		}
 	}
 	if index, ok := r.index.(kvindex.Exporter); ok {
-		index.Export(rank.Slot, give(true))
+		index.Export(rank.Slot, emit(true))
 	}
 	if more {
-		r.approx.Export(rank.Slot, give(false))
+		r.approx.Export(rank.Slot, emit(false))
 	}
 }
 
@@ -75,8 +75,8 @@ func (r *router) startRecording() error {
 	if c.Dir == "" {
 		return nil
 	}
-	err := r.recorder.Keep(func() (record.Sink, error) {
-		return record.NewFiles(record.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
+	err := r.recorder.RunForever(func() (recording.Sink, error) {
+		return recording.NewFiles(recording.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
 	}, recordAgain)
 	if err != nil {
 		return fmt.Errorf("record.dir: %w", err)
@@ -130,10 +130,10 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	}
 	rt, err := findRouter(*addr, *runtime)
 	if err != nil {
-		notFound(stderr, "record", *addr, "", err)
+		printNotFound(stderr, "record", *addr, "", err)
 		return 1
 	}
-	files, err := record.NewFiles(record.FilesOptions{Dir: *out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)})
+	files, err := recording.NewFiles(recording.FilesOptions{Dir: *out, MaxFile: int64(maxFile), MaxTotal: int64(maxTotal)})
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice record:", err)
 		return 1
@@ -149,7 +149,7 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 		err = closed
 	}
 	total := int64(0)
-	for _, name := range files.Made() {
+	for _, name := range files.Names() {
 		if info, err := os.Stat(name); err == nil {
 			total += info.Size()
 			fmt.Fprintln(stdout, filepath.Clean(name))
@@ -163,7 +163,7 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	return 0
 }
 
-func recordTo(ctx context.Context, rt admin.Runtime, files *record.Files) error {
+func recordTo(ctx context.Context, rt admin.Runtime, files *recording.Files) error {
 	c := admin.NewClient(rt)
 	defer c.Close()
 	stream, err := c.Record(ctx)
@@ -171,7 +171,7 @@ func recordTo(ctx context.Context, rt admin.Runtime, files *record.Files) error 
 		return err
 	}
 	defer stream.Close()
-	err = record.Copy(files, stream)
+	err = recording.Copy(files, stream)
 	switch {
 	case ctx.Err() != nil:
 		return nil // as asked; what was cut off with the connection is no loss

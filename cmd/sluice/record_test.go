@@ -15,7 +15,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/router/config"
-	"sluice/router/whatif"
+	"sluice/router/recording/replay"
 	"sluice/router/worker"
 )
 
@@ -25,7 +25,7 @@ func TestRecordAndReplay(t *testing.T) {
 	mod := func(o *sim.Options) { o.Blocks = 1024; o.Speed = 20 }
 	var workers []config.Worker
 	for i := range 3 {
-		workers = append(workers, at(startSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
+		workers = append(workers, simWorker(startSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
 	}
 	r := startRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
 	eventually(t, 10*time.Second, "the feeds are live", func() bool {
@@ -36,10 +36,10 @@ func TestRecordAndReplay(t *testing.T) {
 		}
 		return true
 	})
-	const talkers, turns = 6, 12
+	const clients, turns = 6, 12
 	const secret = "xyzzy plugh"
 	var wg sync.WaitGroup
-	for who := range talkers {
+	for who := range clients {
 		wg.Go(func() {
 			words := fmt.Sprintf("%s: talk %d. %s", secret, who, strings.Repeat(prompt, 4))
 			for turn := range turns {
@@ -69,27 +69,27 @@ func TestRecordAndReplay(t *testing.T) {
 		t.Error("a prompt's text is in the recording")
 	}
 
-	trace, err := whatif.Load(files, func(err error) { t.Error(err) })
+	trace, err := replay.Load(files, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(trace.Requests) != talkers*turns || len(trace.Ranks) != 3 || trace.Ranks[0].Guessed || trace.Events == 0 || trace.Dropped != 0 {
+	if len(trace.Requests) != clients*turns || len(trace.Ranks) != 3 || trace.Ranks[0].CapacityEstimated || trace.Events == 0 || trace.Dropped != 0 {
 		t.Fatalf("trace %v, %d dropped", trace, trace.Dropped)
 	}
-	if trace.Compared != talkers*turns || trace.Agreed < trace.Compared/2 {
+	if trace.Compared != clients*turns || trace.Agreed < trace.Compared/2 {
 		t.Errorf("the events put through the index give the recorded overlap in %d of %d choices", trace.Agreed, trace.Compared)
 	}
 	rates, ok := trace.Calibrate()
 	if !ok {
 		t.Fatal("no times to first token")
 	}
-	again := trace.Run(whatif.Variant{Recorded: true}, rates)
-	if f := again.Fidelity; f.Requests != talkers*turns || f.WithinABlock < f.Requests*9/10 {
+	again := trace.Run(replay.Variant{Recorded: true}, rates)
+	if f := again.Fidelity; f.Requests != clients*turns || f.WithinOneBlock < f.Requests*9/10 {
 		t.Errorf("the model with the recorded choices: %+v", f)
 	}
-	kv := trace.Run(whatif.Variant{Policy: "kv", Weights: trace.Weights}, rates)
-	rr := trace.Run(whatif.Variant{Policy: "round_robin", Weights: trace.Weights}, rates)
-	if kv.Requests != talkers*turns || kv.HitRate < rr.HitRate+0.1 || rr.HitRate <= 0 {
+	kv := trace.Run(replay.Variant{Policy: "kv", Weights: trace.Weights}, rates)
+	rr := trace.Run(replay.Variant{Policy: "round_robin", Weights: trace.Weights}, rates)
+	if kv.Requests != clients*turns || kv.HitRate < rr.HitRate+0.1 || rr.HitRate <= 0 {
 		t.Errorf("kv finds %.2f, round robin %.2f", kv.HitRate, rr.HitRate)
 	}
 
@@ -111,8 +111,8 @@ func TestRecordAndReplay(t *testing.T) {
 
 	cut := filepath.Join(dir, "cut")
 	os.WriteFile(cut, raw[:len(raw)-5], 0o600)
-	stump := filepath.Join(dir, "stump") // the frame with its requests is cut, so nothing is left of them
-	os.WriteFile(stump, raw[:len(raw)-30], 0o600)
+	truncated := filepath.Join(dir, "stump") // the frame with its requests is cut, so nothing is left of them
+	os.WriteFile(truncated, raw[:len(raw)-30], 0o600)
 	foreign := filepath.Join(dir, "foreign")
 	os.WriteFile(foreign, []byte("hello"), 0o600)
 	for _, c := range []struct {
@@ -120,7 +120,7 @@ func TestRecordAndReplay(t *testing.T) {
 		code int
 		want string
 	}{
-		{[]string{cut}, 0, "cut short"}, {[]string{stump}, 1, "no request was placed"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
+		{[]string{cut}, 0, "cut short"}, {[]string{truncated}, 1, "no request was placed"}, {[]string{foreign}, 1, "no recording"}, {[]string{filepath.Join(dir, "none")}, 1, "no such file"},
 		{nil, 2, "want the files"}, {[]string{"--set", "overlap=1", files[0]}, 2, "overlap_weight"}, {[]string{"--set", "overlap_weight=NaN", files[0]}, 2, "0 or more"}, {[]string{"--policy", "best", files[0]}, 2, "round_robin"},
 		{[]string{files[0], "--policy"}, 2, "before the files"},
 	} {
@@ -133,12 +133,12 @@ func TestRecordAndReplay(t *testing.T) {
 
 func TestRecordFromARunningRouter(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w"))
 	eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.allRanks()[0].Feed.Load()) == worker.FeedLive })
 	// What the engine has cached before anybody records: the recording tells of it.
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
-	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.index.Held(r.allRanks()[0].Slot) > 2 })
-	held := r.index.Held(r.allRanks()[0].Slot)
+	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.index.CachedBlocks(r.allRanks()[0].Slot) > 2 })
+	held := r.index.CachedBlocks(r.allRanks()[0].Slot)
 	out := t.TempDir()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
@@ -154,7 +154,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 		if len(files) == 0 {
 			return false
 		}
-		trace, err := whatif.Load(files, func(error) {})
+		trace, err := replay.Load(files, func(error) {})
 		return err == nil && len(trace.Requests) == 1 && trace.Requests[0].Ended
 	})
 	stop()
@@ -163,17 +163,17 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	}
 	eventually(t, 10*time.Second, "the router records no more", func() bool { return r.metric("sluice_record_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
-	trace, err := whatif.Load(files, func(error) {})
+	trace, err := replay.Load(files, func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	reported := trace.Requests[0].Cached
-	if trace.Held < held || reported < 2*trace.Requests[0].BlockSize || trace.Compared != 1 || trace.Agreed != 1 {
-		t.Errorf("%d blocks held before, the router had %d; %d tokens cached; the overlap is the recorded one in %d of %d", trace.Held, held, reported, trace.Agreed, trace.Compared)
+	if trace.InitialBlocks < held || reported < 2*trace.Requests[0].BlockSize || trace.Compared != 1 || trace.Agreed != 1 {
+		t.Errorf("%d blocks held before, the router had %d; %d tokens cached; the overlap is the recorded one in %d of %d", trace.InitialBlocks, held, reported, trace.Agreed, trace.Compared)
 	}
-	for _, v := range []whatif.Variant{{Recorded: true}, {Policy: "kv", Weights: trace.Weights}} {
-		got := trace.Run(v, whatif.DefaultRates)
-		if f := got.Fidelity; f.Requests != 1 || f.WithinABlock != 1 || f.Reported != reported {
+	for _, v := range []replay.Variant{{Recorded: true}, {Policy: "kv", Weights: trace.Weights}} {
+		got := trace.Run(v, replay.DefaultRates)
+		if f := got.Fidelity; f.Requests != 1 || f.WithinOneBlock != 1 || f.Reported != reported {
 			t.Errorf("the model finds %d tokens cached, the engine reported %d: %+v", f.Modelled, reported, f)
 		}
 	}

@@ -125,7 +125,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 		return fail(err)
 	}
 	state := ""
-	c.Told = func(l *registration.Lease, err error) {
+	c.OnResult = func(l *registration.Lease, err error) {
 		switch {
 		case err != nil:
 			log.Warn("not registered", "worker", c.ID, "err", err)
@@ -135,7 +135,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 			state = l.State
 		}
 	}
-	if err := c.Keep(ctx, a); err != nil {
+	if err := c.Run(ctx, a); err != nil {
 		return fail(err)
 	}
 	return 0

@@ -12,7 +12,7 @@ import (
 // TestReliabilityNamesTests holds the list of scripts/reliability.py, and what it has
 // written, to the tests that there are.
 func TestReliabilityNamesTests(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(root, "RELIABILITY.md"))
+	page, err := os.ReadFile(filepath.Join(repositoryRoot, "RELIABILITY.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -21,7 +21,7 @@ func TestReliabilityNamesTests(t *testing.T) {
 		t.Errorf("%d points with %d tests; want 18 points and 40 tests at least", points, len(rows))
 	}
 	for _, row := range rows {
-		files, _ := filepath.Glob(filepath.Join(root, row[1], "*_test.go"))
+		files, _ := filepath.Glob(filepath.Join(repositoryRoot, row[1], "*_test.go"))
 		found := false
 		for _, f := range files {
 			text, err := os.ReadFile(f)
@@ -41,7 +41,7 @@ func TestReliabilityNamesTests(t *testing.T) {
 	out, err := exec.Command(python, "-c", `import sys; sys.path.insert(0, sys.argv[1]); sys.dont_write_bytecode = True
 import reliability
 for _, _, tests in reliability.POINTS:
-    for t in tests: print(t[0][2:], t[1])`, filepath.Join(root, "scripts")).CombinedOutput()
+    for t in tests: print(t[0][2:], t[1])`, filepath.Join(repositoryRoot, "scripts")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -14,63 +14,63 @@ import (
 	"sluice/dataplane/front"
 	"sluice/router/admin"
 	"sluice/router/config"
-	"sluice/router/disagg"
 	"sluice/router/discovery"
 	"sluice/router/discovery/registration"
 	"sluice/router/fleet"
 	"sluice/router/obs"
+	"sluice/router/pd"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 )
 
-// settings are what a reload changes in a running router, each made of a configuration
+// reloadable are what a reload changes in a running router, each made of a configuration
 // by what also makes it at the start. What is not in here, nor workers and keys, needs a
 // new process; config.Live names the fields that are.
-type settings struct {
-	Front  front.Options
-	Runner disagg.Options
-	Choice schedule.Options
-	Fleet  fleet.Pace
-	Tokens tokenize.Options
-	Guess  time.Duration // how long the router's own choices are believed
-	Joins  registration.Terms
-	Level  slog.Level
+type reloadable struct {
+	Front         front.Options
+	Runner        pd.Options
+	Scheduler     schedule.Options
+	Fleet         fleet.Settings
+	Tokenizer     tokenize.Options
+	PredictionTTL time.Duration // how long the router's own choices are believed
+	Registration  registration.Settings
+	LogLevel      slog.Level
 }
 
-func settingsOf(cfg *config.Config) (s settings, err error) {
-	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Changeable()
-	s.Choice, s.Fleet = scheduleOptions(cfg).Tunable(), fleetOptions(cfg).Pace()
-	s.Tokens, s.Guess, s.Joins = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.TermsOf(&cfg.Register)
-	s.Level, err = obs.Level(cfg.Log.Level)
+func reloadableOf(cfg *config.Config) (s reloadable, err error) {
+	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Reloadable()
+	s.Scheduler, s.Fleet = scheduleOptions(cfg).Reloadable(), fleetOptions(cfg).Settings()
+	s.Tokenizer, s.PredictionTTL, s.Registration = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.SettingsOf(&cfg.Register)
+	s.LogLevel, err = obs.Level(cfg.Log.Level)
 	return s, err
 }
 
-// set gives the parts of the router their settings. What could be wrong with them the
+// applyReloadable gives the parts of the router their settings. What could be wrong with them the
 // configuration's own checks have found before; where one refuses all the same, those
 // before it keep what they have.
-func (r *router) set(s settings) error {
+func (r *router) applyReloadable(s reloadable) error {
 	if err := r.front.Change(s.Front); err != nil {
 		return err
 	}
-	if err := r.runner.Change(s.Runner); err != nil {
+	if err := r.runner.Reload(s.Runner); err != nil {
 		return err
 	}
-	keepBuffers(s.Front.BodyBudgetBytes)
-	r.scheduler.Tune(s.Choice)
-	r.fleet.Change(s.Fleet)
-	r.tokenizer.Change(s.Tokens)
-	r.approx.SetTTL(s.Guess)
+	limitBuffers(s.Front.BodyBudgetBytes)
+	r.scheduler.Reload(s.Scheduler)
+	r.fleet.Reload(s.Fleet)
+	r.tokenizer.Reload(s.Tokenizer)
+	r.approx.SetTTL(s.PredictionTTL)
 	if r.register != nil {
-		r.register.Change(s.Joins)
+		r.register.Reload(s.Registration)
 	}
 	if r.level != nil {
-		r.level.Set(s.Level)
+		r.level.Set(s.LogLevel)
 	}
 	return nil
 }
 
-// applyTime bounds the wait for the source of workers, which is never busy for long.
-const applyTime = 10 * time.Second
+// applyTimeout bounds the wait for the source of workers, which is never busy for long.
+const applyTimeout = 10 * time.Second
 
 // Reload reads the configuration's file and takes over what a running router can; the
 // answer says of each field that differs whether it did. The file is checked whole
@@ -102,25 +102,25 @@ func (r *router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	if err != nil {
 		return nil, err
 	}
-	s, err := settingsOf(merged)
+	s, err := reloadableOf(merged)
 	if err != nil {
 		return nil, err
 	}
 	if dry {
 		return changes, nil
 	}
-	if err := r.set(s); err != nil {
+	if err := r.applyReloadable(s); err != nil {
 		return nil, err
 	}
 	r.live.Store(merged)
 	// Workers and keys are taken over by who follows the file, of the very text.
-	if err := r.follow(ctx, text); err != nil {
+	if err := r.updateConfigSource(ctx, text); err != nil {
 		return nil, fmt.Errorf("workers and keys: %w", err)
 	}
 	for _, c := range changes {
 		args := []any{"path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect)}
-		if c.Why != "" {
-			args = append(args, "why", c.Why)
+		if c.Reason != "" {
+			args = append(args, "why", c.Reason)
 		}
 		if c.Warning != "" {
 			r.log.Warn("configuration reloaded", append(args, "warning", c.Warning)...)
@@ -134,15 +134,15 @@ func (r *router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	return changes, nil
 }
 
-// follow hands what was read of the file to the source of workers.
-func (r *router) follow(ctx context.Context, text []byte) error {
+// updateConfigSource hands what was read of the file to the source of workers.
+func (r *router) updateConfigSource(ctx context.Context, text []byte) error {
 	done := make(chan error, 1)
-	limit := time.NewTimer(applyTime)
+	limit := time.NewTimer(applyTimeout)
 	defer limit.Stop()
 	select {
-	case r.reread <- discovery.Text{Bytes: text, Done: done}:
+	case r.fileSource <- discovery.Text{Bytes: text, Done: done}:
 	case <-limit.C:
-		return fmt.Errorf("not taken over within %s", applyTime)
+		return fmt.Errorf("not taken over within %s", applyTimeout)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -150,18 +150,18 @@ func (r *router) follow(ctx context.Context, text []byte) error {
 	case err := <-done:
 		return err
 	case <-limit.C:
-		return fmt.Errorf("not taken over within %s", applyTime)
+		return fmt.Errorf("not taken over within %s", applyTimeout)
 	}
 }
 
-// followLists takes over the keys of a file that was read again, and says of what else
+// reloadLists takes over the keys of a file that was read again, and says of what else
 // differs how that would be.
-func (r *router) followLists(next *config.Config) {
-	if err := r.takeKeys(next); err != nil {
+func (r *router) reloadLists(next *config.Config) {
+	if err := r.reloadKeys(next); err != nil {
 		r.log.Error("the keys of the configuration cannot be used", "err", err) // checked before: not reached
 		return
 	}
-	var others []string
+	var otherFields []string
 	for {
 		now := r.live.Load()
 		with := now.ApplyLists(next)
@@ -169,12 +169,12 @@ func (r *router) followLists(next *config.Config) {
 			continue
 		}
 		for _, c := range with.Changes(next) {
-			others = append(others, c.Path)
+			otherFields = append(otherFields, c.Path)
 		}
 		break
 	}
-	if len(others) > 0 {
-		r.log.Warn("the configuration has fields that are not in effect: sluice reload takes over what it can, sluice restart all", "file", r.cfg.Path(), "fields", others)
+	if len(otherFields) > 0 {
+		r.log.Warn("the configuration has fields that are not in effect: sluice reload takes over what it can, sluice restart all", "file", r.cfg.Path(), "fields", otherFields)
 	}
 }
 
@@ -220,7 +220,7 @@ func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int
 		if *dry {
 			signal = "" // no signal only tells
 		}
-		notFound(stderr, "reload", *addr, signal, err)
+		printNotFound(stderr, "reload", *addr, signal, err)
 		return 1
 	}
 	c := admin.NewClient(rt)
@@ -259,8 +259,8 @@ func printChanges(w io.Writer, changes []config.Change, dry bool) {
 	}
 	tab.Flush()
 	for _, c := range changes {
-		if c.Why != "" {
-			fmt.Fprintf(w, "%s: %s\n", c.Path, c.Why)
+		if c.Reason != "" {
+			fmt.Fprintf(w, "%s: %s\n", c.Path, c.Reason)
 		}
 		if c.Warning != "" {
 			fmt.Fprintf(w, "%s: warning: %s\n", c.Path, c.Warning)

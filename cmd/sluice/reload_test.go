@@ -38,7 +38,7 @@ func TestReloadedFieldsReachTheRouter(t *testing.T) {
 		c.Proxies.Trusted = []string{"10.0.0.0/8"}
 		return c
 	}
-	before, err := settingsOf(base())
+	before, err := reloadableOf(base())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,23 +49,23 @@ func TestReloadedFieldsReachTheRouter(t *testing.T) {
 		for _, i := range index {
 			v = v.FieldByIndex(i)
 		}
-		if !another(v, tag) {
+		if !differentValue(v, tag) {
 			t.Errorf("%s: no other value of a %s", path, v.Type())
 			return
 		}
 		merged, err := base().Apply(next)
 		if err != nil { // of two fields that must go together
 			merged = next
-			if !config.Live(path) {
+			if !config.Reloadable(path) {
 				return
 			}
 		}
-		after, err := settingsOf(merged)
+		after, err := reloadableOf(merged)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if is := !reflect.DeepEqual(before, after); is != config.Live(path) {
-			t.Errorf("%s: it reaches the running router: %v; config.Live says %v", path, is, config.Live(path))
+		if is := !reflect.DeepEqual(before, after); is != config.Reloadable(path) {
+			t.Errorf("%s: it reaches the running router: %v; config.Live says %v", path, is, config.Reloadable(path))
 		}
 		changed[path]++
 	})
@@ -93,8 +93,8 @@ func forEachField(v reflect.Value, path string, f func(path string, index [][]in
 	}
 }
 
-// another gives v another value, one that its part of the router makes something of.
-func another(v reflect.Value, tag reflect.StructTag) bool {
+// differentValue gives v another value, one that its part of the router makes something of.
+func differentValue(v reflect.Value, tag reflect.StructTag) bool {
 	switch v.Kind() {
 	case reflect.String:
 		for _, word := range strings.Fields(tag.Get("oneof")) {
@@ -120,17 +120,17 @@ func another(v reflect.Value, tag reflect.StructTag) bool {
 	return true
 }
 
-// reloadable is a router on a file.
-type reloadable struct {
+// reloadRouter is a router on a file.
+type reloadRouter struct {
 	*testRouter
 	t    *testing.T
 	path string
 	base string
 }
 
-func startReloadable(t *testing.T, more string, engines ...string) *reloadable {
+func startReloadRouter(t *testing.T, more string, engines ...string) *reloadRouter {
 	t.Helper()
-	g := &reloadable{t: t, path: filepath.Join(t.TempDir(), "sluice.yaml")}
+	g := &reloadRouter{t: t, path: filepath.Join(t.TempDir(), "sluice.yaml")}
 	g.base = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: test-token-0123456789, runtime_file: " + filepath.Join(t.TempDir(), "rt.json") + "}\ndiscovery: {file_poll: 1h}\n" +
 		"health: {interval: 50ms}\nworkers:\n"
 	for i, url := range engines {
@@ -143,7 +143,7 @@ func startReloadable(t *testing.T, more string, engines ...string) *reloadable {
 }
 
 // reload writes the file anew and asks over the admin API.
-func (g *reloadable) reload(more string) (status int, changes []config.Change, message string) {
+func (g *reloadRouter) reload(more string) (status int, changes []config.Change, message string) {
 	g.t.Helper()
 	writeFile(g.t, g.path, g.base+more)
 	req, err := http.NewRequest("POST", "http://"+g.admin.Addr()+"/admin/v1/reload", nil)
@@ -169,9 +169,9 @@ func (g *reloadable) reload(more string) (status int, changes []config.Change, m
 // What is reloaded is in effect when the answer comes, each where it belongs.
 func TestReload(t *testing.T) {
 	one, two := startSim(t, nil), startSim(t, nil)
-	g := startReloadable(t, "", one.URL())
-	ask := func(fields ...string) *answer { return post(t, g.URL+"/v1/chat/completions", chat(""), fields...) }
-	wantStatus(t, ask(), 200)
+	g := startReloadRouter(t, "", one.URL())
+	request := func(fields ...string) *answer { return post(t, g.URL+"/v1/chat/completions", chat(""), fields...) }
+	wantStatus(t, request(), 200)
 	status, changes, message := g.reload(fmt.Sprintf(`  - {id: new, url: %q}
 cors: {origins: [https://app.example]}
 limits: {max_body: 1KiB, max_head: 32KiB}
@@ -190,7 +190,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 		"steering.pins": config.Applied, "limits.max_head": config.Restart, "timeouts.head": config.Applied, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
 		t.Errorf("%v, want %v", effect, want)
 	}
-	a := ask("Origin", "https://app.example")
+	a := request("Origin", "https://app.example")
 	if a.Header.Get("Access-Control-Allow-Origin") != "https://app.example" {
 		t.Error("cors.origins is not in effect")
 	}
@@ -200,7 +200,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	if g.scheduler.Policy() != "round_robin" {
 		t.Errorf("schedule.policy is %s", g.scheduler.Policy())
 	}
-	if a := ask("X-Sluice-Worker", "w0"); a.Status != 400 {
+	if a := request("X-Sluice-Worker", "w0"); a.Status != 400 {
 		t.Errorf("steering.pins is not in effect: %d", a.Status)
 	}
 	eventually(t, 20*time.Second, "the new worker", func() bool { return g.state("new") == worker.Ready })
@@ -238,19 +238,19 @@ timeouts: {head: 3s, pool_wait: 1ms}
 // Rates and the sources of tokens change under requests.
 func TestReloadOfRatesAndTokens(t *testing.T) {
 	e := startSim(t, nil)
-	g := startReloadable(t, "", e.URL())
+	g := startReloadRouter(t, "", e.URL())
 	ask := func() {
 		t.Helper()
 		wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
 	}
-	take := func(more string, n int) {
+	request := func(more string, n int) {
 		t.Helper()
 		status, changes, message := g.reload(more)
 		if status != 200 || len(changes) != n {
 			t.Fatalf("%d %v %s", status, changes, message)
 		}
 		for _, c := range changes {
-			if c.Effect != config.Applied || c.Why != "" {
+			if c.Effect != config.Applied || c.Reason != "" {
 				t.Errorf("%+v", c)
 			}
 		}
@@ -258,17 +258,17 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 	ask()
 	rank := g.fleet.View().Workers[0].Ranks[0]
 	before := g.scheduler.RatesOf(rank)
-	take("schedule: {prefill_ms: 7, transfer_ms: 3, block_ms: 2}\n", 3)
+	request("schedule: {prefill_ms: 7, transfer_ms: 3, block_ms: 2}\n", 3)
 	if got := g.scheduler.RatesOf(rank); got.Prefill != 7 || got.Transfer != 3 || got.Block != 2 {
 		t.Errorf("%+v", got)
 	}
 	ask()
-	take("", 3)
+	request("", 3)
 	if got := g.scheduler.RatesOf(rank); got.Transfer != before.Transfer || got.Prefill == 7 {
 		t.Errorf("learned again: %+v, before %+v", got, before)
 	}
 	text := g.tokenizer.Stats().FromText
-	take("tokens: {mode: text, timeout: 100ms, cache_bytes: 0, max_engine_bytes: 1KiB}\n", 4)
+	request("tokens: {mode: text, timeout: 100ms, cache_bytes: 0, max_engine_bytes: 1KiB}\n", 4)
 	ask()
 	if s := g.tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
 		t.Errorf("%+v", s)
@@ -276,10 +276,10 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 }
 
 // How long the router's own choices are believed changes for those it has made.
-func TestReloadOfGuesses(t *testing.T) {
+func TestReloadOfPredictionTTL(t *testing.T) {
 	e := startSim(t, nil)
 	const text = "tokens: {mode: text}\n" // of which no engine's events tell
-	g := startReloadable(t, text+"index: {approx_ttl: 1h}\n", e.URL())
+	g := startReloadRouter(t, text+"index: {approx_ttl: 1h}\n", e.URL())
 	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
 	if g.approx.Len() == 0 {
 		t.Fatal("nothing is believed of a prompt without tokens")
@@ -302,11 +302,11 @@ func TestReloadOfGuesses(t *testing.T) {
 // The bounds of connections to engines hold for those that are open when they change.
 func TestReloadOfEngineConnections(t *testing.T) {
 	e := startSim(t, nil)
-	calm := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
-	g := startReloadable(t, calm, e.URL())
+	settle := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
+	g := startReloadRouter(t, settle, e.URL())
 	stats := func() upstream.Stats { return g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Stats() }
 	ask := func() int { return post(t, g.URL+"/v1/chat/completions", chat("")).Status }
-	take := func(more string, paths ...string) {
+	request := func(more string, paths ...string) {
 		t.Helper()
 		status, changes, message := g.reload(more)
 		if status != 200 || len(changes) != len(paths) {
@@ -326,21 +326,21 @@ func TestReloadOfEngineConnections(t *testing.T) {
 		t.Fatal("before")
 	}
 	idle(1)
-	take("timeouts: {engine_idle: 1ms, engine_age: 0s}\n", "timeouts.engine_idle")
+	request("timeouts: {engine_idle: 1ms, engine_age: 0s}\n", "timeouts.engine_idle")
 	idle(0)
-	take(calm, "timeouts.engine_idle")
+	request(settle, "timeouts.engine_idle")
 	ask()
 	idle(1)
-	take("timeouts: {engine_idle: 1h, engine_age: 1ms}\n", "timeouts.engine_age")
+	request("timeouts: {engine_idle: 1h, engine_age: 1ms}\n", "timeouts.engine_age")
 	eventually(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
-	take(calm, "timeouts.engine_age")
+	request(settle, "timeouts.engine_age")
 
 	// Two are held: by requests that the engine works on until they are let go.
 	e.Fault(sim.Fault{Kind: sim.Stall, N: 2})
-	ctx, letGo := context.WithCancel(t.Context())
-	var held sync.WaitGroup
+	ctx, release := context.WithCancel(t.Context())
+	var pooled sync.WaitGroup
 	for range 2 {
-		held.Go(func() {
+		pooled.Go(func() {
 			req, _ := http.NewRequestWithContext(ctx, "POST", g.URL+"/v1/chat/completions", strings.NewReader(chat("")))
 			req.Header.Set("Content-Type", "application/json")
 			if resp, err := http.DefaultClient.Do(req); err == nil {
@@ -349,16 +349,16 @@ func TestReloadOfEngineConnections(t *testing.T) {
 		})
 	}
 	eventually(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
-	take(calm+"limits: {engine_conns: 2}\n", "limits.engine_conns")
+	request(settle+"limits: {engine_conns: 2}\n", "limits.engine_conns")
 	eventually(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
-	take(calm, "limits.engine_conns")
+	request(settle, "limits.engine_conns")
 	if status := ask(); status != 200 {
 		t.Errorf("within the limit again: %d", status)
 	}
-	letGo()
-	held.Wait()
-	take("timeouts: {engine_idle: 1h, engine_age: 0s, connect: 3s}\n", "timeouts.connect")
-	if b := g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Bounds(); b.ConnectTimeout != 3*time.Second {
+	release()
+	pooled.Wait()
+	request("timeouts: {engine_idle: 1h, engine_age: 0s, connect: 3s}\n", "timeouts.connect")
+	if b := g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Reloadable(); b.ConnectTimeout != 3*time.Second {
 		t.Errorf("%+v", b)
 	}
 }
@@ -366,7 +366,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 // A bad file changes nothing, and says where it is bad.
 func TestReloadOfABadFile(t *testing.T) {
 	e := startSim(t, nil)
-	g := startReloadable(t, "cors: {origins: [https://one.example]}\n", e.URL())
+	g := startReloadRouter(t, "cors: {origins: [https://one.example]}\n", e.URL())
 	before := g.live.Load()
 	lines := strings.Count(g.base, "\n")
 	for more, place := range map[string]string{
@@ -401,7 +401,7 @@ func TestReloadOfABadFile(t *testing.T) {
 // them bad, from several sides at once.
 func TestThousandReloads(t *testing.T) {
 	e := startSim(t, nil)
-	g := startReloadable(t, "", e.URL())
+	g := startReloadRouter(t, "", e.URL())
 	n := 1000
 	if testing.Short() {
 		n = 100
@@ -502,7 +502,7 @@ func TestThousandReloads(t *testing.T) {
 	if failed.Load() > 0 {
 		t.Errorf("%d of %d requests failed", failed.Load(), served.Load())
 	}
-	figure(t, 12, "%d reloads, %d of them refused with line and column, under %d requests, none failed; goroutines %d -> %d, series %d -> %d, %.1f ms a reload", n, bad, served.Load(), goroutines, g2, series, s2, took.Seconds()*1000/float64(n-n/10))
+	logFigure(t, 12, "%d reloads, %d of them refused with line and column, under %d requests, none failed; goroutines %d -> %d, series %d -> %d, %.1f ms a reload", n, bad, served.Load(), goroutines, g2, series, s2, took.Seconds()*1000/float64(n-n/10))
 }
 
 // The command, the signal and the log, in processes.
@@ -612,9 +612,9 @@ func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 		{rt.Token, []string{"restart", "--admin", rt.Address}, 0, []string{"has taken the place of the router at " + rt.Address}},
 	} {
 		out, code := command(c.token, c.args...)
-		var heir int
-		if n, _ := fmt.Sscanf(out, "process %d has taken", &heir); n == 1 {
-			t.Cleanup(func() { _ = syscall.Kill(heir, syscall.SIGKILL) })
+		var child int
+		if n, _ := fmt.Sscanf(out, "process %d has taken", &child); n == 1 {
+			t.Cleanup(func() { _ = syscall.Kill(child, syscall.SIGKILL) })
 		}
 		if code != c.code {
 			t.Errorf("%q: %d, want %d: %s", c.args, code, c.code, out)

@@ -16,8 +16,8 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"sluice/router/config"
-	"sluice/router/record"
-	"sluice/router/whatif"
+	"sluice/router/recording"
+	"sluice/router/recording/replay"
 )
 
 const replayHelp = `Usage: sluice replay [flags] FILE...
@@ -45,7 +45,7 @@ overlap_weight=0.
 
 // variants collects --set and --policy in the order given.
 type variants struct {
-	list   *[]whatif.Variant
+	list   *[]replay.Variant
 	policy bool
 }
 
@@ -57,7 +57,7 @@ func (v *variants) Set(s string) error {
 		if known := []string{"kv", "round_robin", "random", "least_loaded"}; !slices.Contains(known, s) {
 			return fmt.Errorf("want one of %s", strings.Join(known, ", "))
 		}
-		*v.list = append(*v.list, whatif.Variant{Name: s, Policy: s})
+		*v.list = append(*v.list, replay.Variant{Name: s, Policy: s})
 		return nil
 	}
 	known := weightsOf(&d)
@@ -70,7 +70,7 @@ func (v *variants) Set(s string) error {
 		}
 		set[name] = x
 	}
-	*v.list = append(*v.list, whatif.Variant{Name: s, Policy: "kv", Weights: set})
+	*v.list = append(*v.list, replay.Variant{Name: s, Policy: "kv", Weights: set})
 	return nil
 }
 
@@ -79,7 +79,7 @@ func (v *variants) Set(s string) error {
 func runReplay(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	var list []whatif.Variant
+	var list []replay.Variant
 	fs.Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule: NAME=VALUE, several by commas; may be given several times")
 	fs.Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be given several times")
 	fs.Usage = func() {
@@ -103,18 +103,18 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "sluice replay: flags such as %q stand before the files\n", fs.Arg(i))
 		return 2
 	}
-	groups, err := record.GroupByRecording(fs.Args())
+	groups, err := recording.GroupByRecording(fs.Args())
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice replay:", err)
 		return 1
 	}
 	if len(list) == 0 {
-		list = []whatif.Variant{{Name: "round_robin", Policy: "round_robin"}, {Name: "least_loaded", Policy: "least_loaded"},
+		list = []replay.Variant{{Name: "round_robin", Policy: "round_robin"}, {Name: "least_loaded", Policy: "least_loaded"},
 			{Name: "overlap_weight=0", Policy: "kv", Weights: map[string]float64{"overlap_weight": 0}}}
 	}
 	code := 1
 	for i, g := range groups {
-		trace, err := whatif.Load(g.Files, func(err error) {
+		trace, err := replay.Load(g.Files, func(err error) {
 			fmt.Fprintf(stderr, "sluice replay: %v; what there is of it is used\n", err)
 		})
 		if err != nil {
@@ -122,20 +122,20 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 			return 1
 		}
 		if len(groups) > 1 {
-			heading(stdout, i, &g)
+			recordingHeading(stdout, i, &g)
 		}
 		if len(trace.Requests) == 0 {
 			fmt.Fprintln(stderr, "sluice replay: no request was placed while this was recorded")
 			continue
 		}
-		replay(stdout, trace, list)
+		replayRecording(stdout, trace, list)
 		code = 0
 	}
 	return code
 }
 
-// heading says which of several recordings a table is of.
-func heading(w io.Writer, i int, g *record.Group) {
+// recordingHeading says which of several recordings a table is of.
+func recordingHeading(w io.Writer, i int, g *recording.Group) {
 	if i > 0 {
 		fmt.Fprintln(w)
 	}
@@ -150,9 +150,9 @@ func heading(w io.Writer, i int, g *record.Group) {
 	fmt.Fprintf(w, "Recording begun %s, %s:\n", g.Began.Format(time.DateTime), files)
 }
 
-// replay runs the variants side by side and prints the table.
-func replay(w io.Writer, trace *whatif.Trace, list []whatif.Variant) {
-	all := []whatif.Variant{{Name: "recorded choices", Recorded: true}, {Name: "same weights", Policy: trace.Policy, Weights: trace.Weights}}
+// replayRecording runs the variants side by side and prints the table.
+func replayRecording(w io.Writer, trace *replay.Trace, list []replay.Variant) {
+	all := []replay.Variant{{Name: "recorded choices", Recorded: true}, {Name: "same weights", Policy: trace.Policy, Weights: trace.Weights}}
 	for _, v := range list {
 		weights := maps.Clone(trace.Weights)
 		if weights == nil {
@@ -163,7 +163,7 @@ func replay(w io.Writer, trace *whatif.Trace, list []whatif.Variant) {
 		all = append(all, v)
 	}
 	rates, timed := trace.Calibrate()
-	results := make([]whatif.Result, len(all))
+	results := make([]replay.Result, len(all))
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i, v := range all {
@@ -187,7 +187,7 @@ func replay(w io.Writer, trace *whatif.Trace, list []whatif.Variant) {
 	fmt.Fprintf(w, "%s choices in %v.\n", humanize.Comma(int64(len(all)*len(trace.Requests))), took.Round(time.Millisecond))
 }
 
-func row(w io.Writer, name string, r *whatif.Result, timed bool) {
+func row(w io.Writer, name string, r *replay.Result, timed bool) {
 	p50, p99 := "-", "-"
 	if timed {
 		p50, p99 = millis(r.P50), millis(r.P99)
@@ -200,11 +200,11 @@ func millis(d time.Duration) string {
 }
 
 // explainModel says how far to trust it.
-func explainModel(w io.Writer, t *whatif.Trace, recorded *whatif.Result, rates whatif.Rates, timed bool) {
+func explainModel(w io.Writer, t *replay.Trace, recorded *replay.Result, rates replay.Rates, timed bool) {
 	fmt.Fprintln(w)
 	if f := recorded.Fidelity; f.Requests > 0 {
 		fmt.Fprintf(w, "The model with the recorded choices finds %s cached tokens where the engines reported %s: within a block for %.1f %% of %s requests, %.0f tokens off in the mean.\n",
-			humanize.Comma(int64(f.Modelled)), humanize.Comma(int64(f.Reported)), 100*float64(f.WithinABlock)/float64(f.Requests), humanize.Comma(int64(f.Requests)), f.MeanOff)
+			humanize.Comma(int64(f.Modelled)), humanize.Comma(int64(f.Reported)), 100*float64(f.WithinOneBlock)/float64(f.Requests), humanize.Comma(int64(f.Requests)), f.MeanError)
 	} else {
 		fmt.Fprintln(w, "No engine reported cached tokens: nothing says how well the model's caches match (vLLM: --enable-prompt-tokens-details).")
 	}
@@ -216,20 +216,20 @@ func explainModel(w io.Writer, t *whatif.Trace, recorded *whatif.Result, rates w
 	}
 	if t.Compared > 0 {
 		fmt.Fprintf(w, "The recorded events, put through the index, give the recorded overlap in %.1f %% of %s choices", 100*float64(t.Agreed)/float64(t.Compared), humanize.Comma(int64(t.Compared)))
-		if t.Took > 0 {
-			fmt.Fprintf(w, " (%s events a second)", humanize.Comma(int64(float64(t.Events)/t.Took.Seconds())))
+		if t.IndexTime > 0 {
+			fmt.Fprintf(w, " (%s events a second)", humanize.Comma(int64(float64(t.Events)/t.IndexTime.Seconds())))
 		}
 		fmt.Fprintln(w, "; less than all where more was held at its beginning than is recorded, feeds were catching up, or blocks counted that were still on their way.")
 	}
 	for i := range t.Ranks {
-		if t.Ranks[i].Guessed {
+		if t.Ranks[i].CapacityEstimated {
 			fmt.Fprintf(w, "The capacity of %v was not announced: %s blocks are assumed, the most it was seen to hold.\n", t.Ranks[i].ID, humanize.Comma(int64(t.Ranks[i].Capacity)))
 		}
 	}
 	if t.Dropped > 0 {
 		fmt.Fprintf(w, "%s entries were dropped while recording.\n", humanize.Comma(int64(t.Dropped)))
 	}
-	if t.LeftOut > 0 {
-		fmt.Fprintf(w, "%s requests did not fit into memory and are left out.\n", humanize.Comma(int64(t.LeftOut)))
+	if t.Skipped > 0 {
+		fmt.Fprintf(w, "%s requests did not fit into memory and are left out.\n", humanize.Comma(int64(t.Skipped)))
 	}
 }

@@ -8,27 +8,27 @@ import (
 
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
-	"sluice/router/record"
+	"sluice/router/recording"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
 // Two recordings in one folder: what the second says was held when it began was not
 // yet there for the first one's requests.
-func TestReplayTellsRecordingsApart(t *testing.T) {
+func TestReplaySeparatesRecordings(t *testing.T) {
 	dir := t.TempDir()
 	w := worker.New(worker.Spec{ID: "w", Models: []string{"m"}, BlockSize: 16})
 	seqs := []blockhash.Seq{11, 12, 13, 14}
 	for _, cached := range []int{0, 64} {
-		told := make(chan struct{}) // a recording that is stopped earlier does not have what is held
-		rec := record.New(record.Options{Ranks: func() []*worker.Rank { return w.Ranks }, Policy: "kv",
+		recorded := make(chan struct{}) // a recording that is stopped earlier does not have what is held
+		rec := recording.New(recording.Options{Ranks: func() []*worker.Rank { return w.Ranks }, Policy: "kv",
 			Contents: func(_ *worker.Rank, yield func(bool, *kvindex.Exported) bool) {
 				if cached > 0 {
 					yield(true, &kvindex.Exported{Engine: []kvindex.EngineHash{1, 2, 3, 4}, Seqs: seqs})
 				}
-				close(told)
+				close(recorded)
 			}})
-		files, err := record.NewFiles(record.FilesOptions{Dir: dir})
+		files, err := recording.NewFiles(recording.FilesOptions{Dir: dir})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -36,10 +36,10 @@ func TestReplayTellsRecordingsApart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		rec.Chose(&schedule.Query{Leg: schedule.Whole, Candidates: w.Ranks, PromptTokens: 80, RequestID: "r", Attempt: 1},
+		rec.RecordChoice(&schedule.Query{Leg: schedule.WholeLeg, Candidates: w.Ranks, PromptTokens: 80, RequestID: "r", Attempt: 1},
 			schedule.Choice{Rank: w.Ranks[0], CachedTokens: cached}, seqs, 16, true)
-		rec.Ended("r", schedule.Outcome{Status: 200, CachedTokens: cached, PromptTokens: 80, OutputTokens: 1})
-		<-told
+		rec.RequestEnded("r", schedule.Outcome{Status: 200, CachedTokens: cached, PromptTokens: 80, OutputTokens: 1})
+		<-recorded
 		if err := g.Stop(); err != nil {
 			t.Fatal(err)
 		}

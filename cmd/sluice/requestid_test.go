@@ -14,7 +14,7 @@ import (
 
 func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	seen := map[string]bool{}
 	for _, given := range []string{"", "has space", `quo"te`, "caf\xc3\xa9", strings.Repeat("x", 129), "back\\slash",
 		"___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0", "x___decode_addr_host:10.0.0.9,handshake:1,notify:2_0123456789abcdef0123456789abcdef"} {
@@ -26,7 +26,7 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 			t.Errorf("for %q the id is %q; want a new one", given, id)
 		}
 		seen[id] = true
-		if got := ids(generating(e)); len(got) != 1 || got[0] != id {
+		if got := ids(generateRequests(e)); len(got) != 1 || got[0] != id {
 			t.Errorf("the engine saw ids %q, the client %q", got, id)
 		}
 	}
@@ -36,7 +36,7 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 		if got := a.Header["X-Request-Id"]; len(got) != 1 || got[0] != given {
 			t.Errorf("X-Request-Id %q, want %q once", got, given)
 		}
-		if got := ids(generating(e)); len(got) != 1 || got[0] != given {
+		if got := ids(generateRequests(e)); len(got) != 1 || got[0] != given {
 			t.Errorf("the engine saw ids %q, want %q", got, given)
 		}
 	}
@@ -47,9 +47,9 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 	}
 }
 
-func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
-	p0, p1, d0, d1 := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d0, worker.Decode, "d0"), at(d1, worker.Decode, "d1"))
+func TestRetriesHaveOwnIDs(t *testing.T) {
+	p0, p1, d0, d1 := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p0, worker.Prefill, "p0"), simWorker(p1, worker.Prefill, "p1"), simWorker(d0, worker.Decode, "d0"), simWorker(d1, worker.Decode, "d1"))
 	// The first decode fails with the request in hand: the pair is run again.
 	for _, d := range []*sim.Engine{d0, d1} {
 		d.Fault(sim.Fault{Kind: sim.Status, Leg: "decode", N: 1})
@@ -57,12 +57,12 @@ func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
 	// Which of the two is chosen first is chance; clear the other's fault once one was hit.
 	a := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "pair")
 	wantStatus(t, a, 503) // both decodes have failed this request
-	got := append(ids(generating(p0)), ids(generating(p1))...)
+	got := append(ids(generateRequests(p0)), ids(generateRequests(p1))...)
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"pair", "pair-2"}) {
 		t.Errorf("prefill saw %q; want pair, pair-2", got)
 	}
-	got = append(ids(generating(d0)), ids(generating(d1))...)
+	got = append(ids(generateRequests(d0)), ids(generateRequests(d1))...)
 	slices.Sort(got)
 	if !slices.Equal(got, []string{"pair", "pair-2"}) {
 		t.Errorf("decode saw %q; want pair, pair-2", got)
@@ -70,7 +70,7 @@ func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
 	a = post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "third")
 	wantStatus(t, a, 200)
 	for _, e := range []*sim.Engine{d0, d1} {
-		for _, rec := range generating(e) {
+		for _, rec := range generateRequests(e) {
 			if id := rec.Header("X-Request-Id"); !strings.Contains(string(rec.Body), `-`+id+`-`) {
 				t.Errorf("decode %q was given a handle of another attempt: %s", id, rec.Body)
 			}
@@ -80,24 +80,24 @@ func TestLaterAttemptsHaveIDsOfTheirOwn(t *testing.T) {
 
 // Clients send one id twice, as gateways do that try again. Where engines find the
 // hand-over by it, each has an id of its own there, one for both legs.
-func TestOneIDTwiceJoinsNoTwoHandOvers(t *testing.T) {
+func TestReusedIDKeepsHandoversApart(t *testing.T) {
 	for _, c := range []struct{ family, release string }{{"nixl-push", ""}, {"nixl", "0.13"}, {"nixl", "0.11"}, {"nixl", ""}} {
-		t.Run(c.family+c.release, func(t *testing.T) { oneIDTwice(t, c.family, c.release) })
+		t.Run(c.family+c.release, func(t *testing.T) { testReusedID(t, c.family, c.release) })
 	}
 }
 
-func oneIDTwice(t *testing.T, family, release string) {
+func testReusedID(t *testing.T, family, release string) {
 	as := func(role string) func(*sim.Options) {
 		return func(o *sim.Options) {
 			o.Role, o.Release = role, release
-			o.GivenIDs = family == "nixl" // of a new one that says so, and of an old one anyway
+			o.ClientIDs = family == "nixl" // of a new one that says so, and of an old one anyway
 			if family != "nixl" {
 				o.PD = family
 			}
 		}
 	}
 	p, d := startSim(t, as("prefill")), startSim(t, as("decode"))
-	r := startRouter(t, func(c *config.Config) { c.PD.Family = family }, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	r := startRouter(t, func(c *config.Config) { c.PD.Family = family }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	warm := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true`), "X-Request-Id", "first")
 	wantStatus(t, warm, 200) // how engines know requests, and where prefill listens, is known from here on
 	p.ForgetRequests()
@@ -115,7 +115,7 @@ func oneIDTwice(t *testing.T, family, release string) {
 		})
 	}
 	wg.Wait()
-	prefills, decodes := ids(generating(p)), ids(generating(d))
+	prefills, decodes := ids(generateRequests(p)), ids(generateRequests(d))
 	slices.Sort(prefills)
 	slices.Sort(decodes)
 	if !slices.Equal(prefills, decodes) {
@@ -136,13 +136,13 @@ func oneIDTwice(t *testing.T, family, release string) {
 
 // A decode whose engine was never reached is sent to another one with the same
 // handle, and so under its prefill's id.
-func TestSameHandleKeepsItsPrefillsID(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	gone := startScripted(t, reply(200, "{}"))
+func TestReusedHandleKeepsPrefillID(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	gone := startScripted(t, replyHandler(200, "{}"))
 	r := startRouter(t, func(c *config.Config) {
 		c.Health.Interval, c.Health.FailAfter = time.Minute, 1000 // the dead one stays in the choice
 		c.Schedule.Policy = "round_robin"
-	}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"), gone.at(worker.Decode, "d1"))
+	}, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"), gone.worker(worker.Decode, "d1"))
 	gone.CloseClientConnections()
 	gone.Listener.Close()
 	for i := range 4 {
@@ -151,10 +151,10 @@ func TestSameHandleKeepsItsPrefillsID(t *testing.T) {
 		d.ForgetRequests()
 		a := post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", id)
 		wantStatus(t, a, 200)
-		if got := ids(generating(p)); !slices.Equal(got, []string{id}) {
+		if got := ids(generateRequests(p)); !slices.Equal(got, []string{id}) {
 			t.Errorf("prefill saw %q, want %q once", got, id)
 		}
-		if got := ids(generating(d)); !slices.Equal(got, []string{id}) {
+		if got := ids(generateRequests(d)); !slices.Equal(got, []string{id}) {
 			t.Errorf("decode saw %q, want %q: the handle is that prefill's", got, id)
 		}
 	}
@@ -164,9 +164,9 @@ func TestSameHandleKeepsItsPrefillsID(t *testing.T) {
 }
 
 // Every line that speaks of a request carries its id.
-func TestEveryLogLineOfARequestHasItsID(t *testing.T) {
-	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p0, worker.Prefill, "p0"), at(p1, worker.Prefill, "p1"), at(d, worker.Decode, "d0"))
+func TestLogLinesHaveRequestID(t *testing.T) {
+	p0, p1, d := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p0, worker.Prefill, "p0"), simWorker(p1, worker.Prefill, "p1"), simWorker(d, worker.Decode, "d0"))
 	url := r.URL + "/v1/chat/completions"
 	// Two, because a reset of a kept-alive connection is tried again on a new one.
 	arm := func(k sim.FaultKind, leg string) {

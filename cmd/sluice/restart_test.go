@@ -95,7 +95,7 @@ func runtimeOf(t *testing.T, dir string) admin.Runtime {
 // A router that is replaced again and again under load, by signal and by command,
 // loses no request; admin token and runtime file go on.
 func TestRestartLosesNothing(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	dir := t.TempDir()
 	env := []string{"XDG_RUNTIME_DIR=" + dir}
@@ -133,7 +133,7 @@ func TestRestartLosesNothing(t *testing.T) {
 		if now.Token != began.Token || now.Address != began.Address {
 			t.Errorf("the admin listener changed: %s, then %s; same token: %t", began.Address, now.Address, now.Token == began.Token)
 		}
-		for end := time.Now().Add(30 * time.Second); running(before.PID); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(30 * time.Second); isRunning(before.PID); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
 				syscall.Kill(before.PID, syscall.SIGQUIT) // its goroutines, for the log
 				time.Sleep(time.Second)
@@ -151,15 +151,15 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 	last := runtimeOf(t, dir)
 	syscall.Kill(last.PID, syscall.SIGTERM)
-	eventually(t, 10*time.Second, "the last process has ended", func() bool { return !running(last.PID) })
+	eventually(t, 10*time.Second, "the last process has ended", func() bool { return !isRunning(last.PID) })
 	if files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json")); len(files) != 0 {
 		t.Errorf("the runtime file is still there: %v", files)
 	}
 }
 
-// running says whether a process is there; one that has ended and waits for its
+// isRunning says whether a process is there; one that has ended and waits for its
 // parent to look is not.
-func running(pid int) bool {
+func isRunning(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
@@ -271,12 +271,12 @@ func TestSystemdSockets(t *testing.T) {
 	if a := get(t, "http://"+adminLn.Addr().String()+"/"); a.Status != 200 {
 		t.Errorf("the console on the admin socket passed: %d", a.Status)
 	}
-	if a := askRouted(t, dialSoon(t, "unix://"+path), routedRequest(tokenIDs(20, 1), 3)); a.failure != nil || a.err != nil {
+	if a := generateEngineAPI(t, dialRetry(t, "unix://"+path), engineAPIRequest(tokenIDs(20, 1), 3)); a.failure != nil || a.err != nil {
 		t.Errorf("the engine socket passed: %v %v", a.failure, a.err)
 	}
 	cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
-	eventually(t, patience, "the process has ended", func() bool { return !running(cmd.Process.Pid) })
+	eventually(t, testTimeout, "the process has ended", func() bool { return !isRunning(cmd.Process.Pid) })
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("systemd's socket file went with the process: %v", err)
 	}
@@ -343,7 +343,7 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("restart: %v\n%s", err, out)
 	}
-	eventually(t, 20*time.Second, "the old process has ended", func() bool { return !running(before.PID) })
+	eventually(t, 20*time.Second, "the old process has ended", func() bool { return !isRunning(before.PID) })
 	now := runtimeOf(t, dir)
 	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
 	if now.PID == before.PID {
@@ -359,7 +359,7 @@ func TestRestartKeepsRegistered(t *testing.T) {
 }
 
 // HUP reads the file at once: a sound one is taken over, one with a fault is not.
-func TestHangUpRereads(t *testing.T) {
+func TestSIGHUPReloads(t *testing.T) {
 	one, two := startSim(t, nil), startSim(t, nil)
 	env, _ := serveEnv(t)
 	file := filepath.Join(t.TempDir(), "sluice.yaml")
@@ -396,7 +396,7 @@ func TestRestartPassesReports(t *testing.T) {
 	before := runtimeOf(t, dir)
 	t.Cleanup(func() { syscall.Kill(before.PID, syscall.SIGKILL) })
 	peer := dialed(t, reports)
-	long := ask("http://"+r.first, "long", true, 10000)
+	long := startPending("http://"+r.first, "long", true, 10000)
 	<-long.first
 	dropIdle()
 	cmd := exec.Command(builtBinary(t), "restart")
@@ -418,7 +418,7 @@ func TestRestartPassesReports(t *testing.T) {
 		return strings.Contains(string(get(t, "http://"+r.first+"/metrics").Body), `sluice_zmq_connections{socket="reports"} `) &&
 			!strings.Contains(string(get(t, "http://"+r.first+"/metrics").Body), `sluice_zmq_connections{socket="reports"} 0`)
 	})
-	if !running(before.PID) {
+	if !isRunning(before.PID) {
 		t.Error("the old process has ended; want its stream to go on")
 	}
 }

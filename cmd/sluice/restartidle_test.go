@@ -20,10 +20,10 @@ import (
 // idleClient has one connection that it keeps, sends a POST over it now and then, and never
 // looks whether it was closed meanwhile, as clients with a pool may not in time.
 type idleClient struct {
-	addr string
-	nc   net.Conn
-	in   *bufio.Reader
-	made int
+	addr   string
+	nc     net.Conn
+	reader *bufio.Reader
+	dialed int
 }
 
 // post sends one request and reads its answer; a connection is made only where the last
@@ -34,14 +34,14 @@ func (c *idleClient) post(body string) error {
 		if err != nil {
 			return err
 		}
-		c.nc, c.in = nc, bufio.NewReader(nc)
-		c.made++
+		c.nc, c.reader = nc, bufio.NewReader(nc)
+		c.dialed++
 	}
-	_ = c.nc.SetDeadline(time.Now().Add(patience))
+	_ = c.nc.SetDeadline(time.Now().Add(testTimeout))
 	if _, err := fmt.Fprintf(c.nc, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
 		return fmt.Errorf("cannot send: %w", err)
 	}
-	resp, err := http.ReadResponse(c.in, nil)
+	resp, err := http.ReadResponse(c.reader, nil)
 	if err != nil {
 		return fmt.Errorf("no answer: %w", err)
 	}
@@ -62,24 +62,24 @@ func (c *idleClient) close() {
 	}
 }
 
-// restarting is a router that is replaced again and again.
-type restarting struct {
+// restartingRouter is a router that is replaced again and again.
+type restartingRouter struct {
 	*process
 	dir string
 	env []string
 }
 
-func startRestarting(t *testing.T, args ...string) *restarting {
+func startRestartingRouter(t *testing.T, args ...string) *restartingRouter {
 	t.Helper()
 	dir := t.TempDir()
-	r := &restarting{dir: dir, env: []string{"XDG_RUNTIME_DIR=" + dir}}
+	r := &restartingRouter{dir: dir, env: []string{"XDG_RUNTIME_DIR=" + dir}}
 	r.process = launch(t, r.env, append([]string{"serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)...)
 	r.ready(t)
 	return r
 }
 
 // restart replaces the router; ended waits for the end of the process before.
-func (r *restarting) restart(t *testing.T) (ended func()) {
+func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 	t.Helper()
 	before := runtimeOf(t, r.dir)
 	cmd := exec.Command(builtBinary(t), "restart")
@@ -93,17 +93,17 @@ func (r *restarting) restart(t *testing.T) (ended func()) {
 		t.Fatalf("restart says %q: %v", out, err)
 	}
 	t.Cleanup(func() { syscall.Kill(now, syscall.SIGKILL) })
-	eventually(t, patience, "the runtime file is the new process's", func() bool { return runtimeOf(t, r.dir).PID == now })
+	eventually(t, testTimeout, "the runtime file is the new process's", func() bool { return runtimeOf(t, r.dir).PID == now })
 	return func() {
 		t.Helper()
-		eventually(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !running(before.PID) })
+		eventually(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !isRunning(before.PID) })
 	}
 }
 
 // Connections that were idle when a router was replaced serve the next requests, although
 // the process that accepted them has ended: POSTs, which no client may send again by itself.
 func TestRestartKeepsIdleConnections(t *testing.T) {
-	r := startRestarting(t, "--engine", startSim(t, nil).URL())
+	r := startRestartingRouter(t, "--engine", startSim(t, nil).URL())
 	dropIdle()
 	clients := make([]*idleClient, 40)
 	for i := range clients {
@@ -121,7 +121,7 @@ func TestRestartKeepsIdleConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.nc, c.in, c.made = nc, bufio.NewReader(nc), 1
+		c.nc, c.reader, c.dialed = nc, bufio.NewReader(nc), 1
 	}
 	for round := range 3 {
 		r.restart(t)()
@@ -132,8 +132,8 @@ func TestRestartKeepsIdleConnections(t *testing.T) {
 		}
 	}
 	for i, c := range clients {
-		if c.made != 1 {
-			t.Errorf("client %d has had %d connections", i, c.made)
+		if c.dialed != 1 {
+			t.Errorf("client %d has had %d connections", i, c.dialed)
 		}
 	}
 }
@@ -146,7 +146,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		restarts, pause, every, clients = 12, 11*time.Second, 12*time.Second, 512
 	}
-	r := startRestarting(t, "--engine", startSim(t, nil).URL())
+	r := startRestartingRouter(t, "--engine", startSim(t, nil).URL())
 	dropIdle()
 	stop := make(chan struct{})
 	var posts, lost, made atomic.Int64
@@ -162,10 +162,10 @@ func TestRestartLosesNoPost(t *testing.T) {
 			raw := &idleClient{addr: r.first}
 			kind, post, end := "raw", func() error { return raw.post(chat("")) }, raw.close
 			if i%2 == 1 {
-				pool := &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Hour}, Timeout: patience}
+				pool := &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Hour}, Timeout: testTimeout}
 				kind, post, end = "net/http", func() error { return oneRequest(pool, "http://"+r.first, i%4 == 1) }, pool.CloseIdleConnections
 			}
-			defer func() { made.Add(int64(raw.made)) }()
+			defer func() { made.Add(int64(raw.dialed)) }()
 			defer end()
 			for {
 				if err := post(); err != nil {
@@ -184,7 +184,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	for range restarts {
 		from := posts.Load()
 		time.Sleep(every) // clients send and rest meanwhile
-		eventually(t, patience, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
+		eventually(t, testTimeout, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
 		r.restart(t)
 	}
 	close(stop)

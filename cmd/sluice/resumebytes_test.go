@@ -18,36 +18,36 @@ import (
 // resumable is an endpoint whose requests are written with a prompt and a limit, and how
 // another engine is asked to go on with one.
 type resumable struct {
-	face
-	prompt  string // the resumed request's member of the prompt's ids
-	limit   string // its limit
-	nested  bool   // which stands in sampling_params
-	asksIDs bool   // the router asks for ids
-	textual bool   // the prompt is a text
+	endpointCase
+	prompt           string // the resumed request's member of the prompt's ids
+	limit            string // its limit
+	nested           bool   // which stands in sampling_params
+	requestsTokenIDs bool   // the router asks for ids
+	textPrompt       bool   // the prompt is a text
 }
 
 // Each body has a prompt, a limit, and members that go along, some of them unknown.
 var resumables = []resumable{
-	{face{path: "/v1/chat/completions", read: hearOpenAI,
+	{endpointCase{path: "/v1/chat/completions", read: readOpenAIStream,
 		body: `"messages":[{"role":"user","content":%s}],"max_completion_tokens":%d,"ignore_eos":true,"temperature":0.70,"top_p":9.5e-1,"user":"u\u00e9 ☕","x_more":[1,{"b":2.50}],"stream_options":{"include_usage":true}`},
 		"prompt", "max_tokens", false, true, true},
-	{face{path: "/v1/completions", read: hearOpenAI,
+	{endpointCase{path: "/v1/completions", read: readOpenAIStream,
 		body: `"top_k":20,"prompt":%s,"max_tokens":%d,"x_more":{"a":18446744073709551615},"ignore_eos":true,"stream_options":{"include_usage":true}`},
 		"prompt", "max_tokens", false, true, true},
-	{face{path: "/inference/v1/generate", read: hearOpenAI,
+	{endpointCase{path: "/inference/v1/generate", read: readOpenAIStream,
 		body: `"token_ids":%s,"sampling_params":{"temperature":0.5,"max_tokens":%d,"ignore_eos":true},"stream_options":{"include_usage":true}`},
 		"token_ids", "max_tokens", true, false, false},
-	{face{engine: "sglang", path: "/generate", read: hearNative(false),
+	{endpointCase{engine: "sglang", path: "/generate", read: readNativeStream(false),
 		body: `"input_ids":%s,"sampling_params":{"max_new_tokens":%d,"ignore_eos":true,"temperature":0.5}`},
 		"input_ids", "max_new_tokens", true, false, false},
 	// The client's stream only: it tells no ids to compare with.
-	{face: face{name: "messages", path: "/v1/messages", read: hearMessages,
-		body: `"messages":[{"role":"user","content":%s}],"system":"be long","max_tokens":%d,"ignore_eos":true`}, textual: true},
-	{face: face{name: "responses", path: "/v1/responses", read: hearResponses,
-		body: `"input":%s,"instructions":"be long","max_output_tokens":%d,"ignore_eos":true`}, textual: true},
-	{face: face{name: "incremental", engine: "sglang", path: "/generate", read: hearNative(true),
+	{endpointCase: endpointCase{name: "messages", path: "/v1/messages", read: readMessagesStream,
+		body: `"messages":[{"role":"user","content":%s}],"system":"be long","max_tokens":%d,"ignore_eos":true`}, textPrompt: true},
+	{endpointCase: endpointCase{name: "responses", path: "/v1/responses", read: readResponsesStream,
+		body: `"input":%s,"instructions":"be long","max_output_tokens":%d,"ignore_eos":true`}, textPrompt: true},
+	{endpointCase: endpointCase{name: "incremental", engine: "sglang", path: "/generate", read: readNativeStream(true),
 		body: `"text":%s,"sampling_params":{"max_new_tokens":%d,"ignore_eos":true}`,
-		mod:  func(o *sim.Options) { o.Incremental = true }}, textual: true},
+		mod:  func(o *sim.Options) { o.Incremental = true }}, textPrompt: true},
 }
 
 // randomIDs is a prompt as token ids.
@@ -72,7 +72,7 @@ func exactJSON(t *testing.T, text []byte) (v map[string]any) {
 
 // resumed is the body that another engine must be asked with for a request of which told
 // tokens of most are told.
-func (k *resumable) resumed(t *testing.T, body string, tokens []any, told, most int) map[string]any {
+func (k *resumable) resumed(t *testing.T, body string, tokens []any, received, most int) map[string]any {
 	v := exactJSON(t, []byte(body))
 	for _, name := range []string{"messages", "prompt", "token_ids", "input_ids", "max_tokens", "max_completion_tokens"} {
 		delete(v, name)
@@ -82,21 +82,21 @@ func (k *resumable) resumed(t *testing.T, body string, tokens []any, told, most 
 	if k.nested {
 		limit = v["sampling_params"].(map[string]any)
 	}
-	limit[k.limit] = json.Number(fmt.Sprint(most - told))
-	if k.asksIDs {
+	limit[k.limit] = json.Number(fmt.Sprint(most - received))
+	if k.requestsTokenIDs {
 		v["return_token_ids"] = true
 	}
 	return v
 }
 
 // promptOf are the ids of a request's prompt and output, from an engine that nothing disturbs.
-func (m *migrants) promptOf(t *testing.T, k *resumable, body string) (prompt, output []any) {
+func (m *migrationFleet) promptOf(t *testing.T, k *resumable, body string) (prompt, output []any) {
 	t.Helper()
-	if !k.textual {
+	if !k.textPrompt {
 		prompt, _ = exactJSON(t, []byte(body))[k.prompt].([]any)
 	}
 	asked := strings.Replace(body, `{`, `{"return_token_ids":true,`, 1)
-	for event := range strings.SplitSeq(string(post(t, m.plain.URL()+k.path, asked).Body), "\n\n") {
+	for event := range strings.SplitSeq(string(post(t, m.reference.URL()+k.path, asked).Body), "\n\n") {
 		data, ok := strings.CutPrefix(event, "data: {")
 		if !ok {
 			continue
@@ -106,13 +106,13 @@ func (m *migrants) promptOf(t *testing.T, k *resumable, body string) (prompt, ou
 			output = ids // all so far
 			continue
 		}
-		choice := at2(v, "choices", 0)
+		choice := valueAt(v, "choices", 0)
 		for _, of := range []any{v, choice} {
-			if ids, ok := at2(of, "prompt_token_ids").([]any); ok && k.textual {
+			if ids, ok := valueAt(of, "prompt_token_ids").([]any); ok && k.textPrompt {
 				prompt = ids
 			}
 		}
-		ids, _ := at2(choice, "token_ids").([]any)
+		ids, _ := valueAt(choice, "token_ids").([]any)
 		output = append(output, ids...)
 	}
 	return prompt, output
@@ -131,7 +131,7 @@ func TestResumedByteForByte(t *testing.T) {
 					mod(o)
 				}
 			}
-			m := startFace(t, &k.face, 3, func(c *config.Config) { c.Timeouts.StreamIdle = 5e9 })
+			m := startEndpointFleet(t, &k.endpointCase, 3, func(c *config.Config) { c.Timeouts.StreamIdle = 5e9 })
 			var wg sync.WaitGroup
 			for client := range 3 {
 				wg.Add(1)
@@ -139,7 +139,7 @@ func TestResumedByteForByte(t *testing.T) {
 					defer wg.Done()
 					rng := rand.New(rand.NewPCG(41, uint64(client)))
 					for i := range trials(12) {
-						m.resumedOnce(t, rng, &k, fmt.Sprintf("c%di%dn", client, i))
+						m.testResume(t, rng, &k, fmt.Sprintf("c%di%dn", client, i))
 						if t.Failed() {
 							return
 						}
@@ -151,10 +151,10 @@ func TestResumedByteForByte(t *testing.T) {
 	}
 }
 
-func (m *migrants) resumedOnce(t *testing.T, rng *rand.Rand, k *resumable, id string) {
+func (m *migrationFleet) testResume(t *testing.T, rng *rand.Rand, k *resumable, id string) {
 	size := 1 + rng.IntN(1<<(2+rng.IntN(11)))
 	prompt := randomIDs(rng, size)
-	if k.textual {
+	if k.textPrompt {
 		prompt = `"` + randomPrompt(rng, size) + `"`
 	}
 	most := 4 + rng.IntN(120)
@@ -165,10 +165,10 @@ func (m *migrants) resumedOnce(t *testing.T, rng *rand.Rand, k *resumable, id st
 		after += 4 // their first events tell no text
 	}
 	m.fail(id, sim.Fault{Kind: kind, After: after})
-	want := k.read(post(t, m.plain.URL()+k.path, body))
+	want := k.read(post(t, m.reference.URL()+k.path, body))
 	a := post(t, m.URL+k.path, body, "X-Request-Id", id)
 	what := fmt.Sprintf("%s, %v after %d of %d", id, kind, after, most)
-	m.heardSame(t, what, &k.face, a, want)
+	m.wantSameRecord(t, what, &k.endpointCase, a, want)
 	if k.prompt == "" {
 		return
 	}
@@ -179,7 +179,7 @@ func (m *migrants) resumedOnce(t *testing.T, rng *rand.Rand, k *resumable, id st
 	}
 	var legs []sim.Record
 	for _, e := range m.engines {
-		for _, r := range generating(e) {
+		for _, r := range generateRequests(e) {
 			if strings.HasPrefix(r.Header("X-Request-Id"), id) {
 				legs = append(legs, r)
 			}
@@ -195,13 +195,13 @@ func (m *migrants) resumedOnce(t *testing.T, rng *rand.Rand, k *resumable, id st
 	}
 	got := exactJSON(t, legs[1].Body)
 	all, _ := got[k.prompt].([]any)
-	told := len(all) - len(promptIDs)
-	if told < 0 || told == 0 && kind != sim.Reset || told >= most {
+	received := len(all) - len(promptIDs)
+	if received < 0 || received == 0 && kind != sim.Reset || received >= most {
 		t.Errorf("%s: resumed with %d ids, the prompt has %d", what, len(all), len(promptIDs))
 		return
 	}
-	ids := append(slices.Clone(promptIDs), outputIDs[:told]...)
-	if want := k.resumed(t, body, ids, told, most); !reflect.DeepEqual(got, want) {
-		t.Errorf("%s: resumed behind %d with\n%.3000s\nwant\n%.3000v", what, told, legs[1].Body, want)
+	ids := append(slices.Clone(promptIDs), outputIDs[:received]...)
+	if want := k.resumed(t, body, ids, received, most); !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: resumed behind %d with\n%.3000s\nwant\n%.3000v", what, received, legs[1].Body, want)
 	}
 }

@@ -57,8 +57,8 @@ func randomFailures(rng *rand.Rand, pd bool) (failures [2][]failure) {
 	return failures
 }
 
-// retried are the tries of one request, as its engines saw them.
-type retried struct {
+// attemptLog are the tries of one request, as its engines saw them.
+type attemptLog struct {
 	mu       sync.Mutex
 	failures [2][]failure // of the prefill leg and of the other, still to come
 	prefills []string     // the bodies
@@ -99,8 +99,8 @@ func (r *randomReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// uploaded is a request with body, in a random framing and coding.
-func uploaded(t *testing.T, rng *rand.Rand, url, body string) *http.Request {
+// postChunked is a request with body, in a random framing and coding.
+func postChunked(t *testing.T, rng *rand.Rand, url, body string) *http.Request {
 	t.Helper()
 	var sent bytes.Buffer
 	encoding := []string{"", "gzip", "zstd"}[rng.IntN(3)]
@@ -154,7 +154,7 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 			t.Errorf("id %q", r.Header.Get("X-Request-Id"))
 			return
 		}
-		q := got.(*retried)
+		q := got.(*attemptLog)
 		body, _ := io.ReadAll(r.Body)
 		leg := 1
 		q.mu.Lock()
@@ -174,11 +174,11 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 		q.mu.Unlock()
 		switch {
 		case fails && how == aborted:
-			raw(w, "", true)
+			replyRaw(w, "", true)
 		case fails && how == unavailable:
 			replyJSON(w, 503, `{"error":{"message":"not now","type":"Unavailable","code":503}}`)
 		case fails:
-			raw(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{\"id\":", false)
+			replyRaw(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{\"id\":", false)
 		case leg == 0:
 			replyJSON(w, 200, prefillReply(handle))
 		case bytes.Contains(body, []byte(`,"stream":true`)):
@@ -192,9 +192,9 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 	for i := range 3 {
 		e := startScripted(t, infer)
 		if pd {
-			workers = append(workers, e.at(worker.Decode, fmt.Sprint("d", i)), startScripted(t, infer).at(worker.Prefill, fmt.Sprint("p", i)))
+			workers = append(workers, e.worker(worker.Decode, fmt.Sprint("d", i)), startScripted(t, infer).worker(worker.Prefill, fmt.Sprint("p", i)))
 		} else {
-			workers = append(workers, e.at(worker.Aggregated, fmt.Sprint("a", i)))
+			workers = append(workers, e.worker(worker.Aggregated, fmt.Sprint("a", i)))
 		}
 	}
 	r := startRouter(t, func(c *config.Config) {
@@ -220,9 +220,9 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 				pattern := `{"x":[1,{"b":2,"a":1}],"model":"sim","prompt":"` + prompt + `","max_tokens":%s%s,"seed":9007199254740993%s}`
 				body := fmt.Sprintf(pattern, "6", streamed, "")
 				failures := randomFailures(rng, pd)
-				q := &retried{failures: failures}
+				q := &attemptLog{failures: failures}
 				requests.Store(number, q)
-				req := uploaded(t, rng, r.URL+"/v1/completions", body)
+				req := postChunked(t, rng, r.URL+"/v1/completions", body)
 				req.Header.Set("X-Request-Id", number+"n")
 				resp, err := http.DefaultClient.Do(req)
 				if err != nil {
@@ -241,7 +241,7 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 					t.Errorf("%s: %d prefills, %d others", what, len(q.prefills), len(q.others))
 				}
 				for n, got := range q.prefills {
-					same(t, fmt.Sprintf("%s: prefill %d", what, n), got, fmt.Sprintf(pattern, "1", `,"stream":false`, ","+prefillParams))
+					wantEqual(t, fmt.Sprintf("%s: prefill %d", what, n), got, fmt.Sprintf(pattern, "1", `,"stream":false`, ","+prefillParams))
 				}
 				for n, got := range q.others {
 					want := body
@@ -250,7 +250,7 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 					if q.handles[n] != "" && !alone {
 						want = fmt.Sprintf(pattern, "6", streamed, `,"kv_transfer_params":`+q.handles[n])
 					}
-					same(t, fmt.Sprintf("%s: try %d", what, n), got, want)
+					wantEqual(t, fmt.Sprintf("%s: try %d", what, n), got, want)
 				}
 				if len(q.prefills) > 1 {
 					again.Add(1)
@@ -269,8 +269,8 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 	}
 }
 
-// same compares two texts, which may be long.
-func same(t *testing.T, what, got, want string) {
+// wantEqual compares two texts, which may be long.
+func wantEqual(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got == want {
 		return

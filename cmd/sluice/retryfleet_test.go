@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// holds stops requests on e before the response head, until the test ends.
-func holds(t *testing.T, e *sim.Engine, f sim.Fault) {
+// stallEngine stops requests on e before the response head, until the test ends.
+func stallEngine(t *testing.T, e *sim.Engine, f sim.Fault) {
 	t.Helper()
 	until := make(chan struct{})
 	t.Cleanup(func() { close(until) })
@@ -28,8 +28,8 @@ func holds(t *testing.T, e *sim.Engine, f sim.Fault) {
 	e.Fault(f)
 }
 
-// posted sends a request from a goroutine of its own.
-func posted(t *testing.T, url, body string) <-chan *answer {
+// postAsync sends a request from a goroutine of its own.
+func postAsync(t *testing.T, url, body string) <-chan *answer {
 	t.Helper()
 	got := make(chan *answer, 1)
 	go func() {
@@ -43,35 +43,35 @@ func posted(t *testing.T, url, body string) <-chan *answer {
 	return got
 }
 
-func (r *testRouter) becomes(t *testing.T, id string, want worker.State) {
+func (r *testRouter) awaitState(t *testing.T, id string, want worker.State) {
 	t.Helper()
 	eventually(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.state(id) == want })
 }
 
-// TestRetryTakesTheFleetAsItIs: a request whose only worker dies goes on with one that
+// TestRetryUsesCurrentFleet: a request whose only worker dies goes on with one that
 // became ready after the request had arrived.
-func TestRetryTakesTheFleetAsItIs(t *testing.T) {
+func TestRetryUsesCurrentFleet(t *testing.T) {
 	for _, more := range []string{"", `,"stream":true`} {
 		for _, phase := range []string{"", "body"} { // before and behind the response head
 			t.Run(more+" "+phase, func(t *testing.T) {
 				t.Parallel()
 				plain, a, b := startSim(t, nil), startSim(t, nil), startSim(t, nil)
-				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+				r := startRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 				b.Crash()
-				r.becomes(t, "b", worker.Unhealthy)
-				holds(t, a, sim.Fault{Phase: phase})
+				r.awaitState(t, "b", worker.Unhealthy)
+				stallEngine(t, a, sim.Fault{Phase: phase})
 				want := post(t, plain.URL()+"/v1/chat/completions", chat(more))
-				got := posted(t, r.URL+"/v1/chat/completions", chat(more))
-				eventually(t, 10*time.Second, "the request is on a", func() bool { return len(generating(a)) == 1 })
+				got := postAsync(t, r.URL+"/v1/chat/completions", chat(more))
+				eventually(t, 10*time.Second, "the request is on a", func() bool { return len(generateRequests(a)) == 1 })
 				if err := b.Restart(); err != nil {
 					t.Fatal(err)
 				}
-				r.becomes(t, "b", worker.Ready)
+				r.awaitState(t, "b", worker.Ready)
 				a.Crash()
 				if got := <-got; got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" || got.text(t) != want.text(t) {
 					t.Errorf("status %d on %q: %s", got.Status, got.Header.Get("X-Sluice-Worker"), got.Body)
 				}
-				quiet(t, r, 10*time.Second, b)
+				wantIdle(t, r, 10*time.Second, b)
 			})
 		}
 	}
@@ -89,20 +89,20 @@ func TestRetryWaitsForARestart(t *testing.T) {
 						o.Role = ""
 					}
 				})
-				workers := []config.Worker{at(e, worker.Aggregated, "e")}
+				workers := []config.Worker{simWorker(e, worker.Aggregated, "e")}
 				if leg != "whole" {
 					other := map[string]string{"decode": "prefill", "prefill": "decode"}[leg]
 					roles := map[string]worker.Role{"decode": worker.Decode, "prefill": worker.Prefill}
-					workers = []config.Worker{at(e, roles[leg], "e"), at(startSim(t, role(other)), roles[other], "o")}
+					workers = []config.Worker{simWorker(e, roles[leg], "e"), simWorker(startSim(t, simRole(other)), roles[other], "o")}
 				}
 				r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.Timeouts.PoolWait = false, 20*time.Second }, workers...)
-				holds(t, e, sim.Fault{})
+				stallEngine(t, e, sim.Fault{})
 				want := post(t, plain.URL()+"/v1/chat/completions", chat(more))
-				got := posted(t, r.URL+"/v1/chat/completions", chat(more))
-				eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generating(e)) == 1 })
+				got := postAsync(t, r.URL+"/v1/chat/completions", chat(more))
+				eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generateRequests(e)) == 1 })
 				e.Crash()
 				e.ClearFaults()
-				r.becomes(t, "e", worker.Unhealthy)
+				r.awaitState(t, "e", worker.Unhealthy)
 				if err := e.Restart(); err != nil {
 					t.Fatal(err)
 				}
@@ -113,7 +113,7 @@ func TestRetryWaitsForARestart(t *testing.T) {
 				if a.Header.Get("X-Sluice-Waited") == "" {
 					t.Error("no X-Sluice-Waited")
 				}
-				quiet(t, r, 10*time.Second, e)
+				wantIdle(t, r, 10*time.Second, e)
 			})
 		}
 	}
@@ -188,21 +188,21 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 				if len(bad) > 0 {
 					t.Errorf("the first: %.600s", bad[0])
 				}
-				quiet(t, r, 20*time.Second) // what a dead decode has left on prefill stays to the lease
+				wantIdle(t, r, 20*time.Second) // what a dead decode has left on prefill stays to the lease
 			})
 		}
 	}
 }
 
-// TestRefusalTellsTheTries: an error names as many tries as were made.
-func TestRefusalTellsTheTries(t *testing.T) {
+// TestRefusalCountsAttempts: an error names as many tries as were made.
+func TestRefusalCountsAttempts(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		var workers []config.Worker
 		for i := range n {
-			workers = append(workers, startScripted(t, reply(500, `{"error":{"message":"boom"}}`)).at(worker.Prefill, fmt.Sprint("p", i)))
+			workers = append(workers, startScripted(t, replyHandler(500, `{"error":{"message":"boom"}}`)).worker(worker.Prefill, fmt.Sprint("p", i)))
 		}
-		d := startSim(t, role("decode"))
-		r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.PD.MaxAttempts = false, 8 }, append(workers, at(d, worker.Decode, "d0"))...)
+		d := startSim(t, simRole("decode"))
+		r := startRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.PD.MaxAttempts = false, 8 }, append(workers, simWorker(d, worker.Decode, "d0"))...)
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		wantReason(t, a, 502, "upstream_failed")
 		if msg, _, _ := a.errorOf(t); !strings.Contains(msg, map[int]string{1: "1 try", 2: "2 tries"}[n]) {
@@ -211,13 +211,13 @@ func TestRefusalTellsTheTries(t *testing.T) {
 	}
 }
 
-// TestEngineThatComesBackUnseen: the fleet does not notice that the engine was gone, for
+// TestEngineRestartBetweenProbes: the fleet does not notice that the engine was gone, for
 // it needs more failures than one request makes.
-func TestEngineThatComesBackUnseen(t *testing.T) {
+func TestEngineRestartBetweenProbes(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, at(e, worker.Aggregated, "e"))
+	r := startRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, simWorker(e, worker.Aggregated, "e"))
 	e.Crash()
-	got := posted(t, r.URL+"/v1/chat/completions", chat(""))
+	got := postAsync(t, r.URL+"/v1/chat/completions", chat(""))
 	eventually(t, 10*time.Second, "a try has failed", func() bool {
 		return r.metric(`sluice_legs_total{leg="whole",outcome="upstream_failed"}`) > 0
 	})
@@ -228,7 +228,7 @@ func TestEngineThatComesBackUnseen(t *testing.T) {
 	// Nor does it come back: the wait ends with timeouts.pool_wait.
 	r2 := startRouter(t, func(c *config.Config) {
 		c.Health.FailAfter, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
-	}, at(e, worker.Aggregated, "e"))
+	}, simWorker(e, worker.Aggregated, "e"))
 	e.Crash()
 	began := time.Now()
 	wantReason(t, post(t, r2.URL+"/v1/chat/completions", chat("")), 502, "upstream_failed")
@@ -238,9 +238,9 @@ func TestEngineThatComesBackUnseen(t *testing.T) {
 }
 
 // A worker that only answers badly is not waited for: its answer is the client's.
-func TestAnswersAreNotWaitedFor(t *testing.T) {
-	bad := startScripted(t, reply(503, `{"error":{"message":"full"}}`))
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, bad.at(worker.Aggregated, "bad"))
+func TestErrorAnswersAreNotRetriedLater(t *testing.T) {
+	bad := startScripted(t, replyHandler(503, `{"error":{"message":"full"}}`))
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, bad.worker(worker.Aggregated, "bad"))
 	began := time.Now()
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 503)
 	if took := time.Since(began); took > 20*time.Second {
@@ -251,12 +251,12 @@ func TestAnswersAreNotWaitedFor(t *testing.T) {
 // TestMigrationWaitsForAWorker: a stream whose engine dies goes on with a worker that is
 // ready a moment later.
 func TestMigrationWaitsForAWorker(t *testing.T) {
-	m := startMigrants(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
+	m := startMigrationFleet(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
 	m.engines[1].Crash()
-	m.becomes(t, "d1", worker.Unhealthy)
-	holds(t, m.engines[0], sim.Fault{After: 5})
+	m.awaitState(t, "d1", worker.Unhealthy)
+	stallEngine(t, m.engines[0], sim.Fault{After: 5})
 	body := chat(`,"stream":true`)
-	want := post(t, m.plain.URL()+"/v1/chat/completions", body)
+	want := post(t, m.reference.URL()+"/v1/chat/completions", body)
 	began, once := make(chan struct{}), sync.Once{}
 	got := make(chan *answer, 1)
 	go func() {
@@ -272,11 +272,11 @@ func TestMigrationWaitsForAWorker(t *testing.T) {
 	}()
 	<-began
 	m.engines[0].Crash()
-	m.becomes(t, "d0", worker.Unhealthy)
+	m.awaitState(t, "d0", worker.Unhealthy)
 	if err := m.engines[1].Restart(); err != nil {
 		t.Fatal(err)
 	}
-	sameTelling(t, <-got, want)
+	wantSameContent(t, <-got, want)
 }
 
 // readAfter posts a body and reads the answer by events; seen is called behind each with
@@ -302,20 +302,20 @@ func readAfter(url, body string, seen func([]byte)) (*answer, error) {
 }
 
 // A client that leaves while its request waits for a worker ends the wait.
-func TestLeavesWhileARetryWaits(t *testing.T) {
+func TestClientAbortsDuringRetryWait(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, at(e, worker.Aggregated, "e"))
-	holds(t, e, sim.Fault{})
+	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, simWorker(e, worker.Aggregated, "e"))
+	stallEngine(t, e, sim.Fault{})
 	ctx, leave := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); tryPost(ctx, r.URL+"/v1/chat/completions", chat("")) }()
-	eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generating(e)) == 1 })
+	eventually(t, 10*time.Second, "the request is on e", func() bool { return len(generateRequests(e)) == 1 })
 	e.Crash()
 	eventually(t, 10*time.Second, "it waits", func() bool { return r.metric("sluice_pool_waiters") == 1 })
 	leave()
 	<-done
 	eventually(t, 10*time.Second, "it waits no more", func() bool { return r.metric("sluice_pool_waiters") == 0 })
-	quiet(t, r, 10*time.Second)
+	wantIdle(t, r, 10*time.Second)
 }
 
 func matrixFamilyNamed(t *testing.T, name string) *matrixFamily {

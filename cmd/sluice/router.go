@@ -12,100 +12,100 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/front"
-	"sluice/dataplane/loop"
+	"sluice/dataplane/hotrestart"
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/takeover"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
 	"sluice/router/apikey"
 	"sluice/router/config"
-	"sluice/router/disagg"
 	"sluice/router/discovery"
 	"sluice/router/discovery/registration"
+	"sluice/router/engineapi"
 	"sluice/router/fleet"
 	"sluice/router/kvevents"
 	"sluice/router/kvindex"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/obs"
-	"sluice/router/record"
-	"sluice/router/routed"
+	"sluice/router/pd"
+	"sluice/router/recording"
+	"sluice/router/recording/snapshot"
 	"sluice/router/schedule"
-	"sluice/router/sidechannel"
-	"sluice/router/snapshot"
 	"sluice/router/tokenize"
-	"sluice/router/transfers"
 	"sluice/router/worker"
 )
 
 // router is one assembled router: the one place where policy (router/) and the
 // moving of bytes (dataplane/) are wired together.
 type router struct {
-	cfg         *config.Config
-	log         *slog.Logger
-	fleet       *fleet.Fleet
-	index       kvindex.Index
-	approx      *kvindex.Approx
-	scheduler   *schedule.Scheduler
-	tokenizer   *tokenize.Tokenizer
-	metrics     *obs.Metrics
-	runner      *disagg.Runner
-	bodies      *membudget.Budget
-	routed      *routed.Engine
-	wire        *wire.Server // nil: no framed socket
-	wireLoops   *loop.Loops  // that drive its streams; nil: goroutines do
-	wireTLS     *tls.Config  // of its TCP listener; nil: none
-	wireSockets wireSockets
-	wireWays    []wireWay // that are to be opened
-	feeds       *kvevents.Feeds
-	loads       *kvevents.Loads
-	recorder    *record.Recorder
-	discovery   *discovery.Runner
-	keeper      *snapshot.Keeper     // nil without index.snapshot
-	register    *registration.Server // nil when off
-	front       *front.Server
-	admin       *admin.Server // nil when off
-	listener    net.Listener
-	given       *takeover.Inheritance         // listeners and state that this process began with; nil: none
-	before      handover                      // what the router before this one left
-	passing     sync.Mutex                    // one restart at a time
-	passedOn    chan struct{}                 // closed when another process has taken this one's place
-	ending      chan struct{}                 // closed when this one is told to end
-	live        atomic.Pointer[config.Config] // cfg, with what has been reloaded since
-	level       *slog.LevelVar                // of log; nil: it stays as it is
-	reloads     sync.Mutex                    // one at a time
-	reread      chan discovery.Text           // what was read of the configuration's file
-	tookPlace   chan struct{}                 // closed when this one has taken another's place
-	heir        *takeover.Successor           // set before that
-	keys        *apikey.Ring                  // nil: anybody may send requests
+	cfg            *config.Config
+	log            *slog.Logger
+	fleet          *fleet.Fleet
+	index          kvindex.Index
+	approx         *kvindex.Approx
+	scheduler      *schedule.Scheduler
+	tokenizer      *tokenize.Tokenizer
+	metrics        *obs.Metrics
+	runner         *pd.Runner
+	bodies         *membudget.Budget
+	engineAPI      *engineapi.Engine
+	wire           *wire.Server     // nil: no framed socket
+	wireLoops      *eventloop.Loops // that drive its streams; nil: goroutines do
+	wireTLS        *tls.Config      // of its TCP listener; nil: none
+	wireSockets    wireSockets
+	wireEndpoints  []wireEndpoint // that are to be opened
+	feeds          *kvevents.Feeds
+	loads          *kvevents.Loads
+	recorder       *recording.Recorder
+	discovery      *discovery.Runner
+	snapshots      *snapshot.Keeper     // nil without index.snapshot
+	register       *registration.Server // nil when off
+	front          *front.Server
+	admin          *admin.Server // nil when off
+	listener       net.Listener
+	inherited      *hotrestart.InheritedListeners // listeners and state that this process began with; nil: none
+	previous       restartState                   // what the router before this one left
+	restartMu      sync.Mutex                     // one restart at a time
+	replaced       chan struct{}                  // closed when another process has taken this one's place
+	stopping       chan struct{}                  // closed when this one is told to end
+	live           atomic.Pointer[config.Config]  // cfg, with what has been reloaded since
+	level          *slog.LevelVar                 // of log; nil: it stays as it is
+	reloads        sync.Mutex                     // one at a time
+	fileSource     chan discovery.Text            // what was read of the configuration's file
+	replacedParent chan struct{}                  // closed when this one has taken another's place
+	child          *hotrestart.Child              // set before that
+	keyring        *apikey.Keyring                // nil: anybody may send requests
 
-	notifications *notifications      // nil: no family needs them
-	transfers     *transfers.Watch    // nil: no tier is wanted
-	sideChannel   *sidechannel.Keeper // nil: off
-	pages         *pages
-	sidecar       *sidecar // beside one engine; nil: a router
-	twin          *router  // shown beside this one on the console; the demo's
-	closeOnce     sync.Once
+	completions *completionBoard     // nil: no family needs them
+	transfers   *kvtransfer.Watcher  // nil: no tier is wanted
+	sidechannel *sidechannel.Manager // nil: off
+	pages       *pages
+	sidecar     *sidecar // beside one engine; nil: a router
+	compared    *router  // shown beside this one on the console; the demo's
+	closeOnce   sync.Once
 }
 
 // newRouter binds the listeners and starts to probe the workers; nothing is
 // served before Run.
 func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) {
-	return newTwinned(cfg, log, nil)
+	return newComparedRouter(cfg, log, nil)
 }
 
-// newTwinned is newRouter for a router whose console shows another's figures
+// newComparedRouter is newRouter for a router whose console shows another's figures
 // beside its own.
-func newTwinned(cfg *config.Config, log *slog.Logger, twin *router) (*router, error) {
-	return assemble(&router{cfg: cfg, log: log, twin: twin})
+func newComparedRouter(cfg *config.Config, log *slog.Logger, compared *router) (*router, error) {
+	return assemble(&router{cfg: cfg, log: log, compared: compared})
 }
 
 // assemble is newRouter for one of which the caller has said what it is.
 func assemble(r *router) (_ *router, err error) {
 	cfg, log := r.cfg, r.log
 	r.live.Store(cfg)
-	r.reread = make(chan discovery.Text)
-	r.passedOn, r.ending, r.tookPlace = make(chan struct{}), make(chan struct{}), make(chan struct{})
-	if err := r.readHandover(); err != nil {
+	r.fileSource = make(chan discovery.Text)
+	r.replaced, r.stopping, r.replacedParent = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	if err := r.readRestartState(); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -113,25 +113,25 @@ func assemble(r *router) (_ *router, err error) {
 			r.Close()
 		}
 	}()
-	if r.listener, err = r.given.Listen(socketClient, cfg.Listen); err != nil {
+	if r.listener, err = r.inherited.Listen(socketClient, cfg.Listen); err != nil {
 		return nil, fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
-	if err := r.makeKeys(); err != nil {
+	if err := r.newKeyring(); err != nil {
 		return nil, err
 	}
 	r.bodies = newBodies(cfg)
 	r.recorder = r.newRecorder()
 	choice := scheduleOptions(cfg)
-	choice.Ended = r.recorder.Ended
+	choice.OnEnd = r.recorder.RequestEnded
 	r.scheduler = schedule.New(choice)
 	r.tokenizer = tokenize.New(tokenOptions(cfg))
 	r.loads = kvevents.NewLoads(log)
-	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Observer: r.metrics, OnClear: r.forget, Tap: r.recorder,
-		OnRestart: r.renewed})
-	if r.keeper, err = r.newKeeper(); err != nil {
+	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Counters: r.metrics, OnClear: r.dropPredictions, IndexObserver: r.recorder,
+		OnRestart: r.engineRestarted})
+	if r.snapshots, err = r.newSnapshotKeeper(); err != nil {
 		return nil, err
 	}
 	toEngines, err := engineTLS(cfg, log)
@@ -140,30 +140,30 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	members := fleetOptions(cfg)
 	members.Log, members.Upstream.TLS = log, toEngines
-	members.OnJoin, members.OnLeave, members.OnState = r.joined, r.left, r.changed
+	members.OnJoin, members.OnLeave, members.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
 	r.fleet = fleet.New(members)
-	if r.transfers, err = newTransfers(cfg, r.given, log); err != nil {
+	if r.transfers, err = newTransfers(cfg, r.inherited, log); err != nil {
 		return nil, err
 	}
-	if r.sideChannel, err = newSideChannel(cfg, r.transfers, r.fleet, log); err != nil {
+	if r.sidechannel, err = newSideChannel(cfg, r.transfers, r.fleet, log); err != nil {
 		return nil, err
 	}
-	if r.notifications, err = newNotifications(cfg, r.transfers, r.given.Replaces(), log); err != nil {
+	if r.completions, err = newCompletionBoard(cfg, r.transfers, r.inherited.Replaces(), log); err != nil {
 		return nil, err
 	}
 	r.sidecar.start(r)
 	runs := runnerOptions(cfg)
 	runs.Fleet, runs.Scheduler, runs.Index, runs.Approx, runs.Tokenizer = r.fleet, r.scheduler, r.index, r.approx, r.tokenizer
 	runs.Observer, runs.Recorder, runs.Log = r.metrics, r.recorder, log
-	runs.Completions, runs.Namer, runs.Transfers, runs.SideChannel = r.notifications.completions(), r.sidecar.namer(), r.transfers, r.sideChannel
-	if r.runner, err = disagg.NewRunner(runs); err != nil {
+	runs.Completions, runs.Selector, runs.Transfers, runs.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
+	if r.runner, err = pd.NewRunner(runs); err != nil {
 		return nil, err
 	}
-	r.metrics.WatchWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
-	r.metrics.WatchIndex(r.index, r.approx)
-	r.metrics.WatchTokenizer(r.tokenizer)
+	r.metrics.ExposeWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
+	r.metrics.ExposeIndex(r.index, r.approx)
+	r.metrics.ExposeTokenizer(r.tokenizer)
 	r.pages = newPages(r)
-	if err = r.newRouted(); err != nil {
+	if err = r.newEngineAPI(); err != nil {
 		return nil, err
 	}
 	fromClients, err := r.clientTLS()
@@ -172,49 +172,49 @@ func assemble(r *router) (_ *router, err error) {
 	}
 	options := frontOptions(cfg)
 	options.Budget = r.bodies
-	options.Handler, options.Pages, options.Observer, options.Log = r.routed, r.pages, r.metrics, log
-	options.TLS, options.Gate = fromClients, r.gate()
+	options.Handler, options.Pages, options.Observer, options.Log = r.engineAPI, r.pages, r.metrics, log
+	options.TLS, options.Authenticator = fromClients, r.authenticator()
 	if r.front, err = front.New(options); err != nil {
 		return nil, err
 	}
-	r.metrics.Func(func() float64 { return 1 }, "sluice_build_info", "version", version)
-	r.metrics.Func(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
-	r.metrics.Func(func() float64 { return float64(len(r.runner.Alone())) }, "sluice_models_without_handover")
-	r.metrics.Func(r.orphanRanks, "sluice_kv_orphan_ranks")
-	r.metrics.Func(func() float64 { return float64(r.runner.Silent()) }, "sluice_kv_silent_ranks")
+	r.metrics.GaugeFunc(func() float64 { return 1 }, "sluice_build_info", "version", version)
+	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
+	r.metrics.GaugeFunc(func() float64 { return float64(len(r.runner.FailingHandovers())) }, "sluice_models_without_handover")
+	r.metrics.GaugeFunc(r.orphanRanks, "sluice_kv_orphan_ranks")
+	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.OpenNotificationBreakers()) }, "sluice_kv_silent_ranks")
 	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
-		r.metrics.Func(func() float64 {
-			failed, turned, closed := r.front.Scarcity()
+		r.metrics.GaugeFunc(func() float64 {
+			failed, turned, closed := r.front.FDStats()
 			return float64([...]uint64{failed, turned, closed}[i])
 		}, "sluice_descriptor_shortage_total", "what", what)
 	}
 	for i, kind := range [...]string{"applied", "garbage", "foreign"} {
-		r.metrics.Func(func() float64 {
+		r.metrics.GaugeFunc(func() float64 {
 			applied, garbage, foreign := r.loads.Counts()
 			return float64([...]uint64{applied, garbage, foreign}[i])
 		}, "sluice_load_messages_total", "kind", kind)
 	}
-	r.metrics.Func(func() float64 { threads, _ := r.front.Loops(); return float64(threads) }, "sluice_relay_threads")
-	r.metrics.Func(func() float64 { _, streams := r.front.Loops(); return float64(streams) }, "sluice_relay_loop_streams")
-	r.notifications.watch(r.metrics)
-	r.watchTransfers()
-	r.metrics.Func(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
-	r.metrics.Func(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
+	r.metrics.GaugeFunc(func() float64 { threads, _ := r.front.Loops(); return float64(threads) }, "sluice_relay_threads")
+	r.metrics.GaugeFunc(func() float64 { _, streams := r.front.Loops(); return float64(streams) }, "sluice_relay_loop_streams")
+	r.completions.exposeMetrics(r.metrics)
+	r.exposeTransferMetrics()
+	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
+	r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	for _, sign := range fleet.RestartSigns {
-		r.metrics.Func(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
+		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
 	}
 	for _, state := range fleet.Frozen {
-		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenVerdicts(state)) }, "sluice_engine_frozen_total", "state", state.String())
-		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenCalls(state)) }, "sluice_engine_frozen_calls_total", "state", state.String())
-		r.metrics.Func(func() float64 { return float64(r.fleet.FrozenRanks(state)) }, "sluice_engine_frozen_ranks", "state", state.String())
+		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenVerdicts(state)) }, "sluice_engine_frozen_total", "state", state.String())
+		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenCalls(state)) }, "sluice_engine_frozen_calls_total", "state", state.String())
+		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenRanks(state)) }, "sluice_engine_frozen_ranks", "state", state.String())
 	}
 	for _, medium := range kvevents.Media {
 		for _, locality := range []string{kvevents.LocalityRemote, kvevents.LocalityUnspecified} {
-			blocks := func() float64 { return float64(r.feeds.Elsewhere().Blocks(medium, locality)) }
-			r.metrics.Func(blocks, "sluice_kv_elsewhere_blocks_total", "medium", medium, "locality", locality)
+			blocks := func() float64 { return float64(r.feeds.Uncredited().Blocks(medium, locality)) }
+			r.metrics.GaugeFunc(blocks, "sluice_kv_elsewhere_blocks_total", "medium", medium, "locality", locality)
 		}
 	}
-	r.metrics.Func(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
+	r.metrics.GaugeFunc(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {
 			return nil, err
@@ -237,17 +237,17 @@ func (r *router) newAdmin() (*admin.Server, error) {
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
 		Transfers: r.transfersView, Health: func() (int, []byte) { return r.pages.Health(true) },
-		Restart: r.Restart, Reload: r.Reload, Unannounced: r.given.Replaces(),
+		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),
 	}
 	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
-		opt.Token = r.before.Token // consoles and tools go on
+		opt.Token = r.previous.Token // consoles and tools go on
 	}
 	var err error
-	if opt.Bound, err = r.given.Listen(socketAdmin, r.cfg.Admin.Listen); err != nil {
+	if opt.Listener, err = r.inherited.Listen(socketAdmin, r.cfg.Admin.Listen); err != nil {
 		return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", r.cfg.Admin.Listen, err)
 	}
-	if r.twin != nil {
-		opt.Twin = &admin.Twin{Name: "round robin", Metrics: r.twin.metrics}
+	if r.compared != nil {
+		opt.Compared = &admin.Compared{Name: "round robin", Metrics: r.compared.metrics}
 	}
 	return admin.New(opt)
 }
@@ -274,7 +274,7 @@ func (r *router) Run(ctx context.Context) error {
 			err := r.serveWire(ctx)
 			switch {
 			case err == nil:
-			case r.given.Replaces(): // what it has taken over goes on
+			case r.inherited.Replaces(): // what it has taken over goes on
 				r.log.Error("no engine socket", "err", err)
 			default:
 				failed <- err
@@ -282,31 +282,31 @@ func (r *router) Run(ctx context.Context) error {
 		}()
 	}
 	r.log.Info("listening", "addr", r.Addr(), "workers", len(r.cfg.Workers))
-	if err := r.takePlace(ctx); err != nil {
+	if err := r.replaceParent(ctx); err != nil {
 		return err
 	}
 	select {
 	case err := <-failed:
 		return err
-	case <-r.passedOn:
-		return r.retire(ctx)
+	case <-r.replaced:
+		return r.drainReplaced(ctx)
 	case <-ctx.Done():
 	}
-	close(r.ending)
-	r.passing.Lock() // a restart that is under way ends now, one way or the other
-	if r.heir != nil {
-		return r.retire(ctx)
+	close(r.stopping)
+	r.restartMu.Lock() // a restart that is under way ends now, one way or the other
+	if r.child != nil {
+		return r.drainReplaced(ctx)
 	}
-	takeover.Notify(takeover.NotifyStopping)
+	hotrestart.Notify(hotrestart.NotifyStopping)
 	r.pages.draining.Store(true)
-	r.front.Leave()
+	r.front.CloseAfterResponse()
 	within := r.live.Load().Timeouts
 	r.log.Info("draining", "delay", within.DrainDelay, "deadline", within.Drain)
 	time.Sleep(within.DrainDelay)
 	drain, cancel := context.WithTimeout(context.Background(), within.Drain)
 	defer cancel()
 	if within.DrainDelay == 0 {
-		r.announce(min(announceTime, within.Drain/4))
+		r.awaitNoRequests(min(announceTimeout, within.Drain/4))
 	}
 	r.drainWire(drain)
 	if err := r.front.Shutdown(drain); err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -315,13 +315,13 @@ func (r *router) Run(ctx context.Context) error {
 	return nil
 }
 
-// announceTime is how long /readyz says 503 before the listener closes, so that
+// announceTimeout is how long /readyz says 503 before the listener closes, so that
 // whoever sends requests here learns of it by asking, not by a refusal.
-const announceTime = time.Second
+const announceTimeout = time.Second
 
-// announce waits for limit, or until no request is under way: there is then
+// awaitNoRequests waits for limit, or until no request is under way: there is then
 // nothing that anybody could miss, and an idle router ends at once.
-func (r *router) announce(limit time.Duration) {
+func (r *router) awaitNoRequests(limit time.Duration) {
 	for end := time.Now().Add(limit); r.busy() && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -350,22 +350,22 @@ func (r *router) Close() {
 		if r.wireLoops != nil {
 			r.wireLoops.Close()
 		}
-		for _, w := range r.wireWays {
-			if w.passed != nil {
-				w.passed.Close() // the end may have come before it was opened
+		for _, w := range r.wireEndpoints {
+			if w.inherited != nil {
+				w.inherited.Close() // the end may have come before it was opened
 			}
 		}
-		r.given.Close()
-		if r.heir != nil {
-			r.heir.Close()
+		r.inherited.Close()
+		if r.child != nil {
+			r.child.Close()
 		}
 		if r.admin != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), drainGrace)
 			defer cancel()
 			r.admin.Close(ctx)
 		}
-		if r.keeper != nil {
-			r.keeper.Close() // while there is something to write
+		if r.snapshots != nil {
+			r.snapshots.Close() // while there is something to write
 		}
 		if r.discovery != nil {
 			r.discovery.Close()
@@ -383,27 +383,27 @@ func (r *router) Close() {
 		if r.recorder != nil {
 			r.recorder.Close()
 		}
-		r.notifications.close()
-		r.sideChannel.Close()
+		r.completions.close()
+		r.sidechannel.Close()
 		r.transfers.Close()
 	})
 }
 
-// joined starts the event feeds of a worker that has become ready.
-func (r *router) joined(w *worker.Worker) {
+// workerReady starts the event feeds of a worker that has become ready.
+func (r *router) workerReady(w *worker.Worker) {
 	var sources []kvevents.Source
 	for _, rank := range w.Ranks {
 		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {
 			continue // joined before; another of the worker's servers came up
 		}
-		r.metrics.RankJoined(rank)
-		r.recorder.Joined(rank)
-		if ep, topic := r.fleet.Loads(rank); ep != "" {
+		r.metrics.RankAdded(rank)
+		r.recorder.RankAdded(rank)
+		if ep, topic := r.fleet.LoadSource(rank); ep != "" {
 			if err := r.loads.Start(kvevents.LoadSource{Rank: rank, Endpoint: ep, Topic: topic}); err != nil {
 				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "err", err)
 			}
 		}
-		src, ok := r.fleet.Events(rank)
+		src, ok := r.fleet.EventSource(rank)
 		if !ok && r.sidecar != nil {
 			continue
 		}
@@ -417,13 +417,13 @@ func (r *router) joined(w *worker.Worker) {
 		}
 		sources = append(sources, kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
-			Endpoint: src.Endpoint, Bind: src.Bind, Replay: src.Replay, Topic: src.Topic,
+			Endpoint: src.Endpoint, Bind: src.Bind, ReplayEndpoint: src.Replay, Topic: src.Topic,
 		})
 	}
 	r.restore(sources)
 	for _, src := range sources {
 		if src.Resume != nil {
-			r.recorder.Joined(src.Rank) // again, with what it has got back
+			r.recorder.RankAdded(src.Rank) // again, with what it has got back
 		}
 		if err := r.feeds.Start(src); err != nil {
 			r.index.Clear(src.Rank.Slot)
@@ -432,49 +432,49 @@ func (r *router) joined(w *worker.Worker) {
 	}
 }
 
-// forget drops what was foretold of a rank whose events say that it lost its blocks: its
+// dropPredictions drops what was foretold of a rank whose events say that it lost its blocks: its
 // choices of late, and the guesses made while no events told of it. A feed that only
 // begins has nothing to lose, and the guesses stand.
-func (r *router) forget(slot worker.Slot) {
+func (r *router) dropPredictions(slot worker.Slot) {
 	r.scheduler.Forget(slot)
-	if r.index.Held(slot) > 0 {
+	if r.index.CachedBlocks(slot) > 0 {
 		r.approx.Clear(slot)
 	}
 }
 
-// renewed drops what is believed of a rank whose events show that its engine has, or may
+// engineRestarted drops what is believed of a rank whose events show that its engine has, or may
 // have, a new life; its feed drops what the index holds. Guesses made while the feed was
 // not live are of the old one even where the index has nothing.
-func (r *router) renewed(rank *worker.Rank) {
-	r.fleet.Renewed(rank)
-	rank.ForgetCaching()
+func (r *router) engineRestarted(rank *worker.Rank) {
+	r.fleet.ReportEventRestart(rank)
+	rank.ResetCaching()
 	r.scheduler.Forget(rank.Slot)
 	r.approx.Clear(rank.Slot)
 }
 
-// left drops what the router knows of a worker's KV.
-func (r *router) left(w *worker.Worker) {
-	r.runner.Left(w)
+// workerRemoved drops what the router knows of a worker's KV.
+func (r *router) workerRemoved(w *worker.Worker) {
+	r.runner.WorkerRemoved(w)
 	r.loads.Stop(w)
-	r.forgetTransfers(w)
+	r.dropTransferPairs(w)
 	for _, rank := range w.Ranks {
 		r.feeds.Stop(rank.ID)
 		r.index.Clear(rank.Slot)
 		r.approx.Clear(rank.Slot)
 		r.scheduler.Forget(rank.Slot)
-		rank.ForgetCaching()
-		r.recorder.Left(rank)
-		r.metrics.RankLeft(rank)
+		rank.ResetCaching()
+		r.recorder.RankRemoved(rank)
+		r.metrics.RankRemoved(rank)
 	}
 }
 
-func (r *router) changed(w *worker.Worker, from, to worker.State, reason string) {
+func (r *router) breakerChanged(w *worker.Worker, from, to worker.State, reason string) {
 	if from == worker.Ready {
 		for _, rank := range w.Ranks { // it may come back without what it was sent
 			r.scheduler.Forget(rank.Slot)
 		}
 	}
-	r.runner.Changed(w, to)
+	r.runner.WorkerChanged(w, to)
 	if r.admin != nil {
 		r.admin.WorkerChanged(w, from, to, reason)
 	}

@@ -10,9 +10,9 @@ import (
 	"slices"
 	"time"
 
-	"sluice/dataplane/descriptors"
-	"sluice/dataplane/lean"
+	"sluice/dataplane/fdlimit"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/memtuner"
 	"sluice/router/config"
 	"sluice/router/obs"
 )
@@ -50,15 +50,15 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	}
 	cfg, wrong := flags.Resolve(os.Environ())
 	if wrong == nil {
-		becomeKube(cfg) // before anything is taken that was handed over
+		execKubeBuild(cfg) // before anything is taken that was handed over
 	}
-	given, err := inherit()
+	given, err := inheritListeners()
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
 	if wrong != nil {
-		given.Failed(wrong)
+		given.ReportFailed(wrong)
 		fmt.Fprintln(stderr, wrong)
 		return 1
 	}
@@ -67,21 +67,21 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	for _, w := range cfg.Unheard() {
+	for _, w := range cfg.EnvWarnings() {
 		log.Warn("the environment may not say what was meant", "warning", w)
 	}
-	descriptors.MakeRoom()
-	r, err := assemble(&router{cfg: cfg, log: log, level: level, given: given})
+	fdlimit.GrowTable()
+	r, err := assemble(&router{cfg: cfg, log: log, level: level, inherited: given})
 	if err != nil {
-		given.Failed(err)
+		given.ReportFailed(err)
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
 	if !given.Replaces() { // it was printed once, for whoever started the first
 		fmt.Fprintln(stdout, r.Addr())
 	}
-	go lean.Keep(ctx, lean.Options{Idle: membudget.Default.TrimIdle})
-	if err := runSignalled(ctx, r); err != nil {
+	go memtuner.Run(ctx, memtuner.Options{Idle: membudget.Default.TrimIdle})
+	if err := runWithSignals(ctx, r); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}

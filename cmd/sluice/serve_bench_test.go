@@ -16,10 +16,10 @@ import (
 	"sluice/router/worker"
 )
 
-// cannedEngine answers every POST with the same bytes and every GET with what a
+// fixedReplyEngine answers every POST with the same bytes and every GET with what a
 // probe wants; it is as little work as an engine can be, so that a profile of
 // the benchmark shows the router.
-func cannedEngine(b testing.TB) string {
+func fixedReplyEngine(b testing.TB) string {
 	b.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -88,7 +88,7 @@ func BenchmarkServe(b *testing.B) {
 	for _, mode := range []string{"aggregated", "pd", "sglang", "nixl-push", "mooncake"} {
 		for _, tokens := range []int{64, 4096} {
 			b.Run(fmt.Sprintf("%s/tokens=%d", mode, tokens), func(b *testing.B) {
-				ask, size := asker(b, mode, tokens)
+				ask, size := benchClient(b, mode, tokens)
 				b.SetBytes(int64(size))
 				b.ReportAllocs()
 				for b.Loop() {
@@ -103,13 +103,13 @@ func BenchmarkServe(b *testing.B) {
 // know both legs by an id of their own that, whether these run one after the other or at
 // once. The client here makes one allocation itself.
 func TestServeAllocates(t *testing.T) {
-	if raceOn {
+	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	for mode, most := range map[string]float64{"aggregated": 2, "pd": 3, "sglang": 2, "mooncake": 2, "nixl-push": 3} {
 		t.Run(mode, func(t *testing.T) {
 			const rounds = 2000
-			ask, _ := asker(t, mode, 64)
+			ask, _ := benchClient(t, mode, 64)
 			each := 0.0
 			// In the first rounds memory is taken for good, records' above all; and others
 			// allocate too: probes of health, tests that have just ended.
@@ -129,17 +129,17 @@ func TestServeAllocates(t *testing.T) {
 	}
 }
 
-// asker makes a router with canned engines and gives what sends it one short request and
+// benchClient makes a router with canned engines and gives what sends it one short request and
 // reads the answer, with the size of its body.
-func asker(b testing.TB, mode string, tokens int) (ask func(), size int) {
+func benchClient(b testing.TB, mode string, tokens int) (request func(), size int) {
 	b.Helper()
-	url := cannedEngine(b)
+	url := fixedReplyEngine(b)
 	workers := []config.Worker{{ID: "w", URL: url, KVEvents: []string{"off"}}}
 	if mode != "aggregated" {
 		_, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
 		workers = []config.Worker{
 			{ID: "p", URL: url, Role: worker.Prefill, KVEvents: []string{"off"}, Options: map[string][]string{"bootstrap_port": {port}}},
-			{ID: "d", URL: cannedEngine(b), Role: worker.Decode, KVEvents: []string{"off"}},
+			{ID: "d", URL: fixedReplyEngine(b), Role: worker.Decode, KVEvents: []string{"off"}},
 		}
 	}
 	r := launchRouter(b, func(c *config.Config) {
@@ -149,10 +149,10 @@ func asker(b testing.TB, mode string, tokens int) (ask func(), size int) {
 		}
 	}, workers...)
 	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.pages.Ready(true); return s == 200 })
-	return requester(b, r.Addr(), tokens)
+	return requestFunc(b, r.Addr(), tokens)
 }
 
-func requester(b testing.TB, addr string, tokens int) (ask func(), size int) {
+func requestFunc(b testing.TB, addr string, tokens int) (request func(), size int) {
 	body := []byte(`{"model":"sim","max_tokens":2,"prompt":[`)
 	for i := range tokens {
 		if i > 0 {

@@ -19,7 +19,7 @@ func chat(extra string) string {
 
 func TestAggregatedPassesBytesThrough(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	body := `{"x_unknown":{"b":1,"a":[2]},"seed":9007199254740993,"model":"sim","messages":[{"role":"user","content":"caf\u00e9 ☕"}],"max_tokens":8}`
 	direct := post(t, e.URL()+"/v1/chat/completions", body, "X-Request-Id", "same")
 	routed := post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "same")
@@ -44,7 +44,7 @@ func TestAggregatedPassesBytesThrough(t *testing.T) {
 
 func TestAggregatedStream(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	whole := post(t, r.URL+"/v1/chat/completions", chat(""))
 	streamed := post(t, r.URL+"/v1/chat/completions", chat(`,"stream":true,"stream_options":{"include_usage":true}`))
 	if streamed.Status != 200 || !strings.HasPrefix(streamed.Header.Get("Content-Type"), "text/event-stream") {
@@ -59,8 +59,8 @@ func TestAggregatedStream(t *testing.T) {
 }
 
 func TestPrefillThenDecode(t *testing.T) {
-	p, d, alone := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d, alone := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, nil)
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
 		for _, stream := range []string{"", `,"stream":true`, `,"n":1`} {
 			// Each prompt is new: decode would not pull what it holds already. It ends within a
@@ -94,11 +94,11 @@ func TestPrefillThenDecode(t *testing.T) {
 	eventually(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 }
 
-// TestOneHandleOneRead: a handle is good for one read of one prompt, so what
+// TestHandleIsReadOnce: a handle is good for one read of one prompt, so what
 // would read it more often, or not at all, is decoded plainly.
-func TestOneHandleOneRead(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestHandleIsReadOnce(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for i, body := range []string{
 		`{"model":"sim","messages":[{"role":"user","content":"%d"}],"max_tokens":4,"n":2}`,
 		`{"model":"sim","messages":[{"role":"user","content":"%d"}],"max_tokens":4,"use_beam_search":true}`,
@@ -122,16 +122,16 @@ func TestOneHandleOneRead(t *testing.T) {
 	}
 }
 
-// TestPoolsOfFewRoles: a decode engine can prefill for itself where nobody else
+// TestPoolsWithMissingRoles: a decode engine can prefill for itself where nobody else
 // does, and aggregated workers take the decode leg where there is no decode worker.
-func TestPoolsOfFewRoles(t *testing.T) {
-	d := startSim(t, role("decode"))
-	alone := startRouter(t, nil, at(d, worker.Decode, "d0"))
+func TestPoolsWithMissingRoles(t *testing.T) {
+	d := startSim(t, simRole("decode"))
+	alone := startRouter(t, nil, simWorker(d, worker.Decode, "d0"))
 	if a := post(t, alone.URL+"/v1/chat/completions", chat("")); a.Status != 200 || a.Header.Get("X-Sluice-Worker") != "d0" {
 		t.Errorf("decode workers only: status %d, worker %q: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 	}
-	p, g := startSim(t, role("prefill")), startSim(t, nil)
-	both := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(g, worker.Aggregated, "a0"))
+	p, g := startSim(t, simRole("prefill")), startSim(t, nil)
+	both := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(g, worker.Aggregated, "a0"))
 	a := post(t, both.URL+"/v1/chat/completions", chat(""))
 	if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Worker") != "a0" {
 		t.Errorf("prefill and aggregated: status %d, prefill %q, worker %q", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Header.Get("X-Sluice-Worker"))
@@ -149,9 +149,9 @@ func lastGenerating(e *sim.Engine) sim.Record {
 	return sim.Record{}
 }
 
-func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
+func TestSecondTurnFollowsPrefix(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
-	r := startRouter(t, nil, at(a, worker.Aggregated, "a"), at(b, worker.Aggregated, "b"))
+	r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 	for i := range 6 {
 		first := fmt.Sprintf(`{"role":"user","content":"%d %s"}`, i, strings.Repeat(prompt, 3))
 		one := post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[%s],"max_tokens":8}`, first))
@@ -160,7 +160,7 @@ func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
 			t.Fatalf("first turn: %d %s", one.Status, one.Body)
 		}
 		two := fmt.Sprintf(`{"model":"sim","messages":[%s,{"role":"assistant","content":"%s"},{"role":"user","content":"go on"}],"max_tokens":8}`, first, one.text(t))
-		known(t, r, a, b)
+		awaitIndexed(t, r, a, b)
 		got := post(t, r.URL+"/v1/chat/completions", two)
 		if got.Header.Get("X-Sluice-Worker") != where {
 			t.Errorf("turn 2 went to %q, its prefix is on %q", got.Header.Get("X-Sluice-Worker"), where)
@@ -171,9 +171,9 @@ func TestSecondTurnGoesWhereItsPrefixIs(t *testing.T) {
 	}
 }
 
-func TestUnknownModelListsTheKnown(t *testing.T) {
+func TestUnknownModelErrorListsModels(t *testing.T) {
 	e := startSim(t, nil)
-	r := startRouter(t, nil, at(e, worker.Aggregated, "w0"))
+	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w0"))
 	a := post(t, r.URL+"/v1/chat/completions", `{"model":"gpt-9","messages":[]}`)
 	msg, _, param := a.errorOf(t)
 	if a.Status != 404 || param != "model" || !strings.Contains(msg, `"gpt-9"`) || !strings.Contains(msg, "sim") {
@@ -184,11 +184,11 @@ func TestUnknownModelListsTheKnown(t *testing.T) {
 	}
 }
 
-func TestEmptyPoolIsNamed(t *testing.T) {
-	d := startSim(t, role("decode"))
-	p := startSim(t, role("prefill"))
+func TestEmptyPoolErrorNamesPool(t *testing.T) {
+	d := startSim(t, simRole("decode"))
+	p := startSim(t, simRole("prefill"))
 	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = 200*time.Millisecond, false },
-		at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+		simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	p.Close()
 	eventually(t, 4*time.Second, "prefill is named", func() bool {
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))

@@ -9,13 +9,13 @@ import (
 	"os"
 	"time"
 
-	"sluice/dataplane/lean"
+	"sluice/dataplane/hotrestart"
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/takeover"
+	"sluice/dataplane/memtuner"
 	"sluice/router/config"
-	"sluice/router/disagg"
-	"sluice/router/discovery/named"
+	"sluice/router/discovery/header"
 	"sluice/router/obs"
+	"sluice/router/pd"
 	"sluice/router/worker"
 )
 
@@ -62,13 +62,13 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		fmt.Fprintln(stderr, "sluice sidecar:", err)
 		return 1
 	}
-	given, err := inherit()
+	given, err := inheritListeners()
 	if err != nil {
 		return fail(err)
 	}
 	cfg, err := flags.Resolve(os.Environ())
 	if err != nil {
-		given.Failed(err)
+		given.ReportFailed(err)
 		fmt.Fprintln(stderr, err)
 		return 1
 	}
@@ -78,15 +78,15 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	}
 	r, err := newSidecar(cfg, flags, given, log)
 	if err != nil {
-		given.Failed(err)
+		given.ReportFailed(err)
 		return fail(err)
 	}
 	r.level = level
 	if !given.Replaces() {
 		fmt.Fprintln(stdout, r.Addr())
 	}
-	go lean.Keep(ctx, lean.Options{Percent: sidecarGC, Idle: membudget.Default.TrimIdle})
-	if err := runSignalled(ctx, r); err != nil {
+	go memtuner.Run(ctx, memtuner.Options{Percent: sidecarGC, Idle: membudget.Default.TrimIdle})
+	if err := runWithSignals(ctx, r); err != nil {
 		return fail(err)
 	}
 	return 0
@@ -98,28 +98,28 @@ const sidecarGC = 50
 
 // sidecar is what a router beside one engine has of its own; nil in any other.
 type sidecar struct {
-	opt     named.Options
-	metrics bool // the engine's are shown
-	names   *named.Namer
+	opt      header.Options
+	metrics  bool // the engine's are shown
+	selector *header.Selector
 }
 
 // newSidecar is newRouter for a sidecar.
-func newSidecar(cfg *config.Config, flags *config.SidecarFlags, given *takeover.Inheritance, log *slog.Logger) (*router, error) {
-	s := &sidecar{metrics: flags.EngineMetrics, opt: named.Options{Most: flags.Most, Idle: flags.Idle, Log: log}}
+func newSidecar(cfg *config.Config, flags *config.SidecarFlags, given *hotrestart.InheritedListeners, log *slog.Logger) (*router, error) {
+	s := &sidecar{metrics: flags.EngineMetrics, opt: header.Options{MaxWorkers: flags.MaxPrefillWorkers, IdleTimeout: flags.PrefillIdle, Log: log}}
 	var err error
-	if s.opt.Networks, err = named.ParseNetworks(flags.Networks); err != nil {
+	if s.opt.Networks, err = header.ParseNetworks(flags.Networks); err != nil {
 		return nil, fmt.Errorf("--prefill-networks: %w", err)
 	}
-	if s.opt.Ports, err = named.ParsePorts(flags.Ports); err != nil {
+	if s.opt.Ports, err = header.ParsePorts(flags.Ports); err != nil {
 		return nil, fmt.Errorf("--prefill-ports: %w", err)
 	}
-	if s.opt.Spec, err = flags.NamedSpec(cfg); err != nil {
+	if s.opt.Spec, err = flags.PrefillSpec(cfg); err != nil {
 		return nil, err
 	}
 	if s.opt.Ranks, err = flags.RankAddresses(cfg); err != nil {
 		return nil, err
 	}
-	return assemble(&router{cfg: cfg, log: log, sidecar: s, given: given})
+	return assemble(&router{cfg: cfg, log: log, sidecar: s, inherited: given})
 }
 
 // start makes the finder of named workers, over the router's fleet.
@@ -127,32 +127,32 @@ func (s *sidecar) start(r *router) {
 	if s == nil {
 		return
 	}
-	s.opt.Fleet, s.opt.Left = r.fleet, r.left
-	s.opt.Joined = func(w *worker.Worker) {
+	s.opt.Fleet, s.opt.OnRemoved = r.fleet, r.workerRemoved
+	s.opt.OnAdded = func(w *worker.Worker) {
 		for _, rank := range w.Ranks {
-			r.metrics.RankJoined(rank)
+			r.metrics.RankAdded(rank)
 		}
 	}
-	s.names = named.New(s.opt)
+	s.selector = header.New(s.opt)
 }
 
-// namer is what the runner takes; a nil pointer in an interface would not be nil
+// workerSelector is what the runner takes; a nil pointer in an interface would not be nil
 // there.
-func (s *sidecar) namer() disagg.Namer {
+func (s *sidecar) workerSelector() pd.WorkerSelector {
 	if s == nil {
 		return nil
 	}
-	return s.names
+	return s.selector
 }
 
 func (s *sidecar) close() {
-	if s != nil && s.names != nil {
-		s.names.Close()
+	if s != nil && s.selector != nil {
+		s.selector.Close()
 	}
 }
 
-// ask fetches a page of the engine; status 0 where it cannot be had.
-func (s *sidecar) ask(r *router, path string) (status int, body []byte) {
+// fetch fetches a page of the engine; status 0 where it cannot be had.
+func (s *sidecar) fetch(r *router, path string) (status int, body []byte) {
 	const timeout, most = time.Second, 8 << 20
 	if s == nil {
 		return 0, nil
@@ -178,7 +178,7 @@ func (s *sidecar) engineMetrics(r *router, w io.Writer) {
 	if s == nil || !s.metrics {
 		return
 	}
-	if status, body := s.ask(r, "/metrics"); status == 200 {
+	if status, body := s.fetch(r, "/metrics"); status == 200 {
 		_, _ = w.Write(body)
 		if n := len(body); n > 0 && body[n-1] != '\n' {
 			_, _ = io.WriteString(w, "\n")

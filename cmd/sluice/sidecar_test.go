@@ -71,8 +71,8 @@ func deadPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-func TestSidecarNamedPrefill(t *testing.T) {
-	p0, p1, d, whole := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
+func TestSidecarPrefillFromHeader(t *testing.T) {
+	p0, p1, d, whole := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, nil)
 	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
 	dead := deadPort(t)
 	for i, c := range []struct{ header, value, by string }{
@@ -84,9 +84,9 @@ func TestSidecarNamedPrefill(t *testing.T) {
 		{"x-unrelated", hostPort(p1), ""},
 		{"x-prefiller-host-port", dead, ""}, // nobody else: the engine does it
 	} {
-		for j, f := range phrasings(100+i, "") {
+		for j, f := range requestForms(100+i, "") {
 			a := post(t, r.URL+f.path, f.body, c.header, c.value, "X-Request-Id", fmt.Sprintf("n-%d-%d", i, j))
-			like(t, c.header+": "+c.value+": "+f.name, a, post(t, whole.URL()+f.path, f.body))
+			wantSameAnswer(t, c.header+": "+c.value+": "+f.name, a, post(t, whole.URL()+f.path, f.body))
 			if got := a.Header.Get("X-Sluice-Prefill-Worker"); got != c.by {
 				t.Errorf("%s: %s: prefill by %q, want %q", c.header, c.value, got, c.by)
 			}
@@ -95,7 +95,7 @@ func TestSidecarNamedPrefill(t *testing.T) {
 			}
 		}
 	}
-	for _, rec := range append(generating(d), append(generating(p0), generating(p1)...)...) {
+	for _, rec := range append(generateRequests(d), append(generateRequests(p0), generateRequests(p1)...)...) {
 		if rec.Header("x-prefiller-host-port")+rec.Header("x-sluice-prefill")+rec.Header("x-data-parallel-host-port") != "" {
 			t.Errorf("an engine was told who prefills: %v", rec.Headers)
 		}
@@ -107,23 +107,23 @@ func TestSidecarNamedPrefill(t *testing.T) {
 	for range 8 {
 		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(""), "x-prefiller-host-port", dead), 200)
 	}
-	if r.fellBack("prefill_resting") == 0 || r.fellBack("plain_decode") == 0 {
-		t.Errorf("a dead prefill worker: %v times resting, %v decoded plainly", r.fellBack("prefill_resting"), r.fellBack("plain_decode"))
+	if r.fallbacks("prefill_resting") == 0 || r.fallbacks("plain_decode") == 0 {
+		t.Errorf("a dead prefill worker: %v times resting, %v decoded plainly", r.fallbacks("prefill_resting"), r.fallbacks("plain_decode"))
 	}
 	if n := r.metric(`sluice_rank_legs_total{worker="` + hostPort(p0) + `",rank="0",leg="prefill",outcome="ok"}`); n != 8 {
 		t.Errorf("%v legs are counted for a named worker; want 8", n)
 	}
-	quiet(t, r, 10*time.Second, p0, p1, d)
+	wantIdle(t, r, 10*time.Second, p0, p1, d)
 }
 
 // The order of a list is the choice for a prompt that is only to be warmed, too.
-func TestSidecarWarmsInOrder(t *testing.T) {
-	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
+func TestSidecarPrefillOnlyInOrder(t *testing.T) {
+	p0, p1, d := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
 	for range 4 {
 		for _, list := range [][2]string{{hostPort(p0), hostPort(p1)}, {hostPort(p1), hostPort(p0)}} {
 			a := post(t, r.URL+"/v1/chat/completions", chat(""), "x-prefiller-host-port", list[0]+","+list[1], "X-Sluice-Prefill-Only", "true")
-			if w := a.warmed(t); w.Worker != list[0] {
+			if w := a.prefillOnly(t); w.Worker != list[0] {
 				t.Errorf("of %v %s warmed the prompt", list, w.Worker)
 			}
 		}
@@ -136,7 +136,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 	victim := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { hits.Add(1) }))
 	defer victim.Close()
 	_, port, _ := net.SplitHostPort(victim.Listener.Addr().String())
-	d := startSim(t, role("decode"))
+	d := startSim(t, simRole("decode"))
 	for _, c := range []struct{ networks, value, says string }{
 		{"10.0.0.0/8", "127.0.0.1:" + port, "10.0.0.0/8"},
 		{"10.0.0.0/8", "[::ffff:127.0.0.1]:" + port, "10.0.0.0/8"},
@@ -155,7 +155,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 		if !strings.Contains(msg, "X-Prefiller-Host-Port") || !strings.Contains(msg, c.says) {
 			t.Errorf("%s with %q: %s", c.value, c.networks, msg)
 		}
-		if r.sidecar.names.Guests() != 0 {
+		if r.sidecar.selector.Workers() != 0 {
 			t.Errorf("%s: a guest of a refused request", c.value)
 		}
 	}
@@ -177,7 +177,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 }
 
 func TestSidecarRanks(t *testing.T) {
-	p := startSim(t, role("prefill"))
+	p := startSim(t, simRole("prefill"))
 	for _, kind := range []string{"behind one URL", "with URLs of their own"} {
 		d := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.RankPorts = "decode", 3, true })
 		engine := d.URL() + ",ranks=3"
@@ -200,7 +200,7 @@ func TestSidecarRanks(t *testing.T) {
 				}
 				a := post(t, r.URL+"/v1/chat/completions", chat(""), headers...)
 				wantStatus(t, a, 200)
-				recs := generating(d)
+				recs := generateRequests(d)
 				if len(recs) != 1 || recs[0].Rank != i || a.Header.Get("X-Sluice-Rank") != strconv.Itoa(i) || a.Header.Get("X-Sluice-Prefill-Worker") != prefill {
 					t.Errorf("%s: %s with prefill %q went to %+v, %v", kind, name, prefill, recs, a.Header)
 				}
@@ -220,31 +220,31 @@ func TestSidecarRanks(t *testing.T) {
 // Numbers beyond 2^53, the order of members and unknown ones reach both engines
 // as they are.
 func TestSidecarForwardsBytes(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
 	const body = `{"zz":{"b":1e400,"a":[18446744073709551615]},"seed":9007199254740993,"model":"sim","messages":[{"role":"user","content":"caf\u00e9 ☕"}],"max_tokens":8,"a":-0.0}`
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", body), 200)
 	streamed := strings.Replace(body, `"seed"`, `"stream":true,"seed"`, 1)
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", streamed), 200)
 	for i, want := range []string{body, streamed} {
-		if got := string(generating(d)[i].Body); got != want {
+		if got := string(generateRequests(d)[i].Body); got != want {
 			t.Errorf("plain decode was sent\n%s\nwant\n%s", got, want)
 		}
 	}
 	d.ForgetRequests()
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", body, "x-prefiller-host-port", hostPort(p)), 200)
 	kept := strings.TrimSuffix(body, "}")
-	if got := string(generating(d)[0].Body); !strings.HasPrefix(got, kept+`,"kv_transfer_params":{`) {
+	if got := string(generateRequests(d)[0].Body); !strings.HasPrefix(got, kept+`,"kv_transfer_params":{`) {
 		t.Errorf("decode was sent\n%s", got)
 	}
 	kept = strings.Replace(kept, `"max_tokens":8`, `"max_tokens":1`, 1)
-	if got := string(generating(p)[0].Body); !strings.HasPrefix(got, kept+`,"stream":false`) {
+	if got := string(generateRequests(p)[0].Body); !strings.HasPrefix(got, kept+`,"stream":false`) {
 		t.Errorf("prefill was sent\n%s", got)
 	}
 }
 
-func TestSidecarChoosesItself(t *testing.T) {
-	p0, p1, d := startSim(t, role("prefill")), startSim(t, role("prefill")), startSim(t, role("decode"))
+func TestSidecarLocalPrefill(t *testing.T) {
+	p0, p1, d := startSim(t, simRole("prefill")), startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := startSidecar(t, "--engine", d.URL(), "--prefill", p0.URL(), "--prefill", p1.URL(), "--model", "sim")
 	eventually(t, 5*time.Second, "both prefill workers are known", func() bool { return allReady(r) })
 	first := post(t, r.URL+"/v1/chat/completions", chat(""))
@@ -276,7 +276,7 @@ func TestSidecarChoosesItself(t *testing.T) {
 func TestSidecarFamilies(t *testing.T) {
 	whole := startSim(t, nil)
 	for i := range matrixFamilies {
-		if matrixFamilies[i].form != "" {
+		if matrixFamilies[i].variant != "" {
 			continue // the same legs in another order
 		}
 		fam := matrixFamilies[i].prepared(t)
@@ -297,9 +297,9 @@ func TestSidecarFamilies(t *testing.T) {
 				args = append(args, "--nixl-proxy-port", strconv.Itoa(cfg.LMCache.ProxyPort))
 			}
 			r := startSidecar(t, append(args, "--engine", engine)...)
-			for i, f := range phrasings(300, "") {
+			for i, f := range requestForms(300, "") {
 				a := post(t, r.URL+f.path, f.body, "x-sluice-prefill", named, "X-Request-Id", fmt.Sprintf("%s-%d", fam.name, i))
-				like(t, f.name, a, post(t, whole.URL()+f.path, f.body))
+				wantSameAnswer(t, f.name, a, post(t, whole.URL()+f.path, f.body))
 				if got := a.Header.Get("X-Sluice-Prefill-Worker"); got != hostPort(p) {
 					t.Errorf("%s: prefill by %q", f.name, got)
 				}
@@ -311,17 +311,17 @@ func TestSidecarFamilies(t *testing.T) {
 			if s := d.Stats().Sum(); s.LocalCompute > most || s.GarbageReads+s.RoomsReused+s.RoomsMismatched != 0 {
 				t.Errorf("decode computed %d tokens of prompts: %+v", s.LocalCompute, s)
 			}
-			quiet(t, r, 10*time.Second, p, d)
+			wantIdle(t, r, 10*time.Second, p, d)
 
 			p.Fault(sim.Fault{Kind: sim.Status, N: 1})
-			f := phrasings(301, "")[0]
+			f := requestForms(301, "")[0]
 			a := post(t, r.URL+f.path, f.body, "x-sluice-prefill", named)
 			if fam.name == "sglang" { // its decode engines cannot prefill
 				if a.Status < 500 {
 					t.Errorf("status %d without a prefill", a.Status)
 				}
 			} else {
-				like(t, "the prefill worker fails", a, post(t, whole.URL()+f.path, f.body))
+				wantSameAnswer(t, "the prefill worker fails", a, post(t, whole.URL()+f.path, f.body))
 			}
 			p.ClearFaults()
 
@@ -336,7 +336,7 @@ func TestSidecarFamilies(t *testing.T) {
 			eventually(t, 10*time.Second, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > before })
 			cancel()
 			<-gone
-			quiet(t, r, 3*time.Second, p, d) // the lease is 30 s and longer
+			wantIdle(t, r, 3*time.Second, p, d) // the lease is 30 s and longer
 		})
 	}
 }
@@ -350,7 +350,7 @@ func sidecarEngine(t *testing.T, fam *matrixFamily, leg worker.Role) (*sim.Engin
 			fam.engine(o)
 		}
 	})
-	w := at(e, leg, leg.String())
+	w := simWorker(e, leg, leg.String())
 	if fam.worker != nil {
 		fam.worker(&w, e)
 	}
@@ -365,7 +365,7 @@ func TestSidecarSGLang(t *testing.T) {
 	d := startScripted(t, func(w http.ResponseWriter, r *http.Request) { <-meet; answerOK(w, r) })
 	r := startSidecar(t, "--pd", "sglang", "--engine", d.URL, "--prefill-networks", "127.0.0.0/8", "--prefill-keys", "bootstrap_port=8998", "--model", "sim")
 	at := strings.TrimPrefix(p.URL, "http://")
-	for i, f := range forms {
+	for i, f := range sglangEndpoints {
 		for j, h := range []struct{ name, value, port string }{{"x-prefiller-host-port", at, "8998"}, {"x-sluice-prefill", at + ";bootstrap_port=9001", "9001"}} {
 			a := post(t, r.URL+"/v1/chat/completions", chat(f.more), h.name, h.value)
 			if a.Status != 200 || a.text(t) != "ok" {
@@ -392,10 +392,10 @@ func TestSidecarSGLang(t *testing.T) {
 
 // The engine is what readiness is about; its pages are shown as they are.
 func TestSidecarPages(t *testing.T) {
-	d := startSim(t, role("decode"))
+	d := startSim(t, simRole("decode"))
 	r := startSidecar(t, "--engine", d.URL(), "--prefill", "http://"+deadPort(t), "--prefill-networks", "127.0.0.0/8")
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(""), "x-sluice-prefill", "none"), 200)
-	if got, want := get(t, r.URL+"/v1/models").Body, get(t, d.URL()+"/v1/models").Body; !bytes.Equal(dataOf(t, got), dataOf(t, want)) {
+	if got, want := get(t, r.URL+"/v1/models").Body, get(t, d.URL()+"/v1/models").Body; !bytes.Equal(dataMember(t, got), dataMember(t, want)) {
 		t.Errorf("models: %s, the engine's own: %s", got, want)
 	}
 	text := string(get(t, r.URL+"/metrics").Body)
@@ -423,8 +423,8 @@ func TestSidecarPages(t *testing.T) {
 	eventually(t, 5*time.Second, "ready again", func() bool { return get(t, r.URL+"/readyz").Status == 200 })
 }
 
-// dataOf is the list itself of a list of models.
-func dataOf(t *testing.T, body []byte) []byte { return []byte(member(t, body, "data")) }
+// dataMember is the list itself of a list of models.
+func dataMember(t *testing.T, body []byte) []byte { return []byte(member(t, body, "data")) }
 
 func TestSidecarWrongFlags(t *testing.T) {
 	for _, c := range []struct {
@@ -450,7 +450,7 @@ func TestSidecarWrongFlags(t *testing.T) {
 }
 
 // Clients that leave in every phase, and many workers named once, leave nothing.
-func TestSidecarLeavesNothing(t *testing.T) {
+func TestSidecarLeavesNoState(t *testing.T) {
 	n := 600
 	if testing.Short() {
 		n = 150
@@ -464,11 +464,11 @@ func TestSidecarLeavesNothing(t *testing.T) {
 		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"stream":%v`, i%2 == 0)), "x-prefiller-host-port", hostPort(p0)), 200)
 	}
 	dropIdle()
-	quiet(t, r, 10*time.Second, p0, p1, d)
+	wantIdle(t, r, 10*time.Second, p0, p1, d)
 	time.Sleep(50 * time.Millisecond)
-	before := ourGoroutines()
+	before := moduleGoroutines()
 	var wg sync.WaitGroup
-	var left atomic.Int64
+	var remaining atomic.Int64
 	work := make(chan int)
 	for range 8 {
 		wg.Go(func() {
@@ -477,7 +477,7 @@ func TestSidecarLeavesNothing(t *testing.T) {
 				value := []string{hostPort(p0), hostPort(p1) + "," + hostPort(p0), fmt.Sprintf("127.1.%d.%d:9", i/200, 1+i%200), ""}[i%4]
 				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":%d,"ignore_eos":true,"stream":%v}`, i%40, prompt, 1+i%20, i%3 == 0)
 				if _, err := tryPost(ctx, r.URL+"/v1/chat/completions", body, "x-prefiller-host-port", value); err != nil {
-					left.Add(1)
+					remaining.Add(1)
 				}
 				cancel()
 			}
@@ -488,13 +488,13 @@ func TestSidecarLeavesNothing(t *testing.T) {
 	}
 	close(work)
 	wg.Wait()
-	if left.Load() < int64(n)/10 {
-		t.Errorf("%d of %d left: the test shows little", left.Load(), n)
+	if remaining.Load() < int64(n)/10 {
+		t.Errorf("%d of %d left: the test shows little", remaining.Load(), n)
 	}
-	quiet(t, r, 5*time.Second, p0, p1, d)
+	wantIdle(t, r, 5*time.Second, p0, p1, d)
 	dropIdle()
-	eventually(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.sidecar.names.Guests() == 0 && r.fleet.Guests() == 0 })
-	eventually(t, 10*time.Second, "goroutines are back", func() bool { return ourGoroutines() <= before })
+	eventually(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.sidecar.selector.Workers() == 0 && r.fleet.TransientWorkers() == 0 })
+	eventually(t, 10*time.Second, "goroutines are back", func() bool { return moduleGoroutines() <= before })
 	var series bytes.Buffer
 	r.metrics.WritePrometheus(&series)
 	if strings.Contains(series.String(), `worker="127.`) {
@@ -506,8 +506,8 @@ func TestSidecarLeavesNothing(t *testing.T) {
 // The process itself: its memory after a thousand requests, and its end with a
 // stream under way.
 func TestSidecarProcess(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, func(o *sim.Options) { o.Role, o.Cost.Step, o.Speed = "decode", 2*time.Millisecond, 1 })
-	quickD := startSim(t, role("decode"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, func(o *sim.Options) { o.Role, o.Cost.Step, o.Speed = "decode", 2*time.Millisecond, 1 })
+	quickD := startSim(t, simRole("decode"))
 	pr := launch(t, nil, "sidecar", "--listen", "127.0.0.1:0", "--engine", quickD.URL(), "--prefill-networks", "127.0.0.0/8")
 	pr.ready(t)
 	url := "http://" + pr.first + "/v1/chat/completions"

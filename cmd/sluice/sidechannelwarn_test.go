@@ -22,10 +22,10 @@ func TestSideChannelWithoutEffectWarns(t *testing.T) {
 		{"off", "nixl", "off", nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
+			p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 			r := launchRouter(t, func(cfg *config.Config) {
 				cfg.PD.Family, cfg.Transfers.SideChannel, cfg.Transfers.NIXLLibrary = c.family, c.mode, "/nonexistent/libnixl"
-			}, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+			}, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 			line := func() string {
 				for l := range strings.Lines(r.logs.String()) {
 					if strings.Contains(l, "has no effect") {

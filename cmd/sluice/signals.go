@@ -6,20 +6,20 @@ import (
 	"os/signal"
 	"syscall"
 
-	"sluice/dataplane/takeover"
+	"sluice/dataplane/hotrestart"
 )
 
-// inherit takes what systemd or another router has passed to this process.
-func inherit() (*takeover.Inheritance, error) {
-	return takeover.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
+// inheritListeners takes what systemd or another router has passed to this process.
+func inheritListeners() (*hotrestart.InheritedListeners, error) {
+	return hotrestart.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
 }
 
-// runSignalled runs r until ctx ends, and does what signals ask of it: USR2 puts a
+// runWithSignals runs r until ctx ends, and does what signals ask of it: USR2 puts a
 // new process in its place, HUP takes over what it can of the configuration's file.
-func runSignalled(ctx context.Context, r *router) error {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGUSR2, syscall.SIGHUP)
-	defer signal.Stop(asked)
+func runWithSignals(ctx context.Context, r *router) error {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR2, syscall.SIGHUP)
+	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -27,7 +27,7 @@ func runSignalled(ctx context.Context, r *router) error {
 			select {
 			case <-ctx.Done():
 				return
-			case s := <-asked:
+			case s := <-signals:
 				if s == syscall.SIGUSR2 {
 					_, _ = r.Restart(ctx) // it logs why not
 					continue

@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"sluice/router/kvevents"
-	"sluice/router/snapshot"
+	"sluice/router/recording/snapshot"
 	"sluice/router/worker"
 )
 
-// newKeeper makes the keeper of snapshots, where index.snapshot names a file.
-func (r *router) newKeeper() (*snapshot.Keeper, error) {
+// newSnapshotKeeper makes the keeper of snapshots, where index.snapshot names a file.
+func (r *router) newSnapshotKeeper() (*snapshot.Keeper, error) {
 	if r.cfg.Index.Snapshot == "" {
 		return nil, nil
 	}
@@ -22,10 +22,10 @@ func (r *router) newKeeper() (*snapshot.Keeper, error) {
 	if err != nil {
 		return nil, fmt.Errorf("index.snapshot: %w", err)
 	}
-	r.metrics.Func(func() float64 { n, _, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "written")
-	r.metrics.Func(func() float64 { _, n, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "failed")
-	r.metrics.Func(func() float64 { _, _, n, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshot_ranks_restored_total")
-	r.metrics.Func(func() float64 {
+	r.metrics.GaugeFunc(func() float64 { n, _, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "written")
+	r.metrics.GaugeFunc(func() float64 { _, n, _, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshots_total", "outcome", "failed")
+	r.metrics.GaugeFunc(func() float64 { _, _, n, _ := k.Counts(); return float64(n) }, "sluice_kv_snapshot_ranks_restored_total")
+	r.metrics.GaugeFunc(func() float64 {
 		_, _, _, at := k.Counts()
 		if at.IsZero() {
 			return 0
@@ -35,36 +35,36 @@ func (r *router) newKeeper() (*snapshot.Keeper, error) {
 	return k, nil
 }
 
-// proofTime is how long a joining rank's engine has to show that it is the one of
+// proofTimeout is how long a joining rank's engine has to show that it is the one of
 // the snapshot. The rank takes no request meanwhile.
-var proofTime = time.Second // tests make it longer
+var proofTimeout = time.Second // tests make it longer
 
 // restore puts back what the last snapshot has of a joining worker's ranks. They are
 // asked side by side: an engine takes up to a tenth of a second to answer for each.
 func (r *router) restore(sources []kvevents.Source) {
-	if r.keeper == nil {
+	if r.snapshots == nil {
 		return
 	}
 	var all sync.WaitGroup
 	for i := range sources {
-		all.Go(func() { sources[i].Resume = r.restored(sources[i]) })
+		all.Go(func() { sources[i].Resume = r.restoreRank(sources[i]) })
 	}
 	all.Wait()
 }
 
-// restored puts back what the last snapshot has of a joining rank, and says where
+// restoreRank puts back what the last snapshot has of a joining rank, and says where
 // its feed is to go on; nil when there is nothing, or the engine is not the same.
-func (r *router) restored(src kvevents.Source) *kvevents.Position {
-	pos, ok := r.keeper.Position(src.Rank.ID, src.Model)
+func (r *router) restoreRank(src kvevents.Source) *kvevents.Position {
+	pos, ok := r.snapshots.Position(src.Rank.ID, src.Model)
 	if !ok {
 		return nil
 	}
-	if err := r.feeds.Prove(src, &pos, proofTime); err != nil {
+	if err := r.feeds.VerifyPosition(src, &pos, proofTimeout); err != nil {
 		r.log.Info("the snapshot's blocks of a rank are not used", "rank", src.Rank.ID.String(), "why", err)
-		r.keeper.Drop(src.Rank.ID)
+		r.snapshots.Discard(src.Rank.ID)
 		return nil
 	}
-	if pos, ok = r.keeper.Restore(src.Rank, src.Model); !ok {
+	if pos, ok = r.snapshots.Restore(src.Rank, src.Model); !ok {
 		return nil
 	}
 	return &pos

@@ -22,7 +22,7 @@ import (
 // an engine that was restarted meanwhile it believes nothing. The engines keep
 // few batches for replay, so that without a snapshot the first prompts could not
 // be known any more.
-func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
+func TestKilledRouterRestoresIndex(t *testing.T) {
 	few := func(o *sim.Options) { o.BufferSteps = 8 }
 	a, b := startSim(t, few), startSim(t, few)
 	dir := t.TempDir()
@@ -36,20 +36,20 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 		})
 		return p
 	}
-	talk := func(i int) string {
+	converse := func(i int) string {
 		return chatOf(fmt.Sprintf("talk number %d of many: %s", i, strings.Repeat(prompt, 3)))
 	}
-	ask := func(p *process, i int) (who string, cached int) {
-		got := post(t, "http://"+p.first+"/v1/chat/completions", talk(i))
+	ask := func(p *process, i int) (names string, cached int) {
+		got := post(t, "http://"+p.first+"/v1/chat/completions", converse(i))
 		wantStatus(t, got, 200)
 		cached, _ = strconv.Atoi(got.Header.Get("X-Sluice-Cached-Tokens"))
 		return got.Header.Get("X-Sluice-Worker"), cached
 	}
-	const talks = 24
-	home := make([]string, talks)
+	const conversations = 24
+	home := make([]string, conversations)
 	p := start(snap)
 	eventually(t, 20*time.Second, "both feeds are live", func() bool { return metricSum(t, "http://"+p.first, "sluice_rank_feed_live") == 2 })
-	for i := range talks {
+	for i := range conversations {
 		home[i], _ = ask(p, i)
 	}
 	last := time.Now()
@@ -58,7 +58,7 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 		return err == nil && info.ModTime().After(last.Add(1500*time.Millisecond))
 	})
 	for i := range 2 {
-		ask(p, talks+i) // after the snapshot: the gap that replay fills
+		ask(p, conversations+i) // after the snapshot: the gap that replay fills
 	}
 	p.cmd.Process.Kill()
 	p.wait(t, 10*time.Second)
@@ -66,10 +66,10 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 	// Without the snapshot, what is no longer replayed is not known: the first talk of the
 	// engine that had most of them, twelve at least.
 	count := map[string]int{}
-	for _, who := range home {
-		count[who]++
+	for _, names := range home {
+		count[names]++
 	}
-	old := slices.IndexFunc(home, func(who string) bool { return 2*count[who] >= talks })
+	old := slices.IndexFunc(home, func(names string) bool { return 2*count[names] >= conversations })
 	p = start(filepath.Join(dir, "another.snap"))
 	if _, cached := ask(p, old); cached != 0 {
 		t.Fatalf("%d cached tokens foretold without a snapshot: this test shows nothing", cached)
@@ -79,8 +79,8 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 
 	p = start(snap)
 	for _, i := range []int{0, 1, 2, 9, 17} {
-		if who, cached := ask(p, i); who != home[i] && i != old || cached < 64 {
-			t.Errorf("after the restart, talk %d went to %s with %d cached tokens foretold, its home is %s", i, who, cached, home[i])
+		if names, cached := ask(p, i); names != home[i] && i != old || cached < 64 {
+			t.Errorf("after the restart, talk %d went to %s with %d cached tokens foretold, its home is %s", i, names, cached, home[i])
 		}
 	}
 	p.cmd.Process.Kill()
@@ -94,19 +94,19 @@ func TestKilledRouterComesBackWithItsIndex(t *testing.T) {
 		}
 	}
 	p = start(snap)
-	for i := range talks {
+	for i := range conversations {
 		if i == 3 { // the first ones at once; what the rest bring must not be lost before the feeds are up
 			eventually(t, 20*time.Second, "both feeds are live", func() bool {
 				return metricSum(t, "http://"+p.first, "sluice_rank_feed_live") == 2
 			})
 		}
-		if who, cached := ask(p, i); cached > 40 { // what talks begin with in common
-			t.Errorf("of engines that were restarted, %d cached tokens foretold for talk %d on %s", cached, i, who)
+		if names, cached := ask(p, i); cached > 40 { // what talks begin with in common
+			t.Errorf("of engines that were restarted, %d cached tokens foretold for talk %d on %s", cached, i, names)
 		}
 	}
 	// All events must have come: the engines keep few for the next router.
 	eventually(t, 20*time.Second, "the index knows what the engines hold", func() bool {
-		return metricSum(t, "http://"+p.first, "sluice_rank_held_blocks") >= (talks-3)*10
+		return metricSum(t, "http://"+p.first, "sluice_rank_held_blocks") >= (conversations-3)*10
 	})
 	// A clean end writes one; the next router has it at once.
 	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {
@@ -151,13 +151,13 @@ func metricSum(t *testing.T, base, name string) (sum float64) {
 
 // The ranks of a worker prove themselves side by side: those of one whose replay says
 // nothing cost the worker the time of one of them.
-func TestRanksProveThemselvesSideBySide(t *testing.T) {
+func TestRanksAreProvenInParallel(t *testing.T) {
 	const ranks = 4
-	defer func(was time.Duration) { proofTime = was }(proofTime)
+	defer func(was time.Duration) { proofTimeout = was }(proofTimeout)
 	e := startSim(t, func(o *sim.Options) { o.Ranks = ranks })
 	snap := filepath.Join(t.TempDir(), "index.snap")
 	start := func(replay ...string) *testRouter {
-		w := at(e, worker.Aggregated, "w")
+		w := simWorker(e, worker.Aggregated, "w")
 		w.Ranks, w.KVEvents, w.KVReplay = []uint16{0, 1, 2, 3}, e.KVEndpoints(), replay
 		return startRouter(t, func(c *config.Config) { c.Index.Snapshot = snap }, w)
 	}
@@ -166,7 +166,7 @@ func TestRanksProveThemselvesSideBySide(t *testing.T) {
 		wantStatus(t, post(t, first.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3)), "X-Sluice-Worker", fmt.Sprint("w/", i)), 200)
 	}
 	eventually(t, 20*time.Second, "each rank holds something", func() bool {
-		return !slices.ContainsFunc(first.allRanks(), func(k *worker.Rank) bool { return k.Held.Load() == 0 })
+		return !slices.ContainsFunc(first.allRanks(), func(k *worker.Rank) bool { return k.CachedBlocks.Load() == 0 })
 	})
 	first.stop()
 	if err := <-first.done; err != nil {
@@ -179,7 +179,7 @@ func TestRanksProveThemselvesSideBySide(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	var came atomic.Int64
+	var arrived atomic.Int64
 	gone := make(chan int64, 100) // how many had come when one went
 	go func() {
 		for {
@@ -187,17 +187,17 @@ func TestRanksProveThemselvesSideBySide(t *testing.T) {
 			if err != nil {
 				return
 			}
-			came.Add(1)
+			arrived.Add(1)
 			go func() {
 				io.Copy(io.Discard, c)
 				c.Close()
-				gone <- came.Load()
+				gone <- arrived.Load()
 			}()
 		}
 	}()
-	proofTime = 4 * time.Second
-	deaf := "tcp://" + ln.Addr().String()
-	start(deaf, deaf, deaf, deaf)
+	proofTimeout = 4 * time.Second
+	unreachable := "tcp://" + ln.Addr().String()
+	start(unreachable, unreachable, unreachable, unreachable)
 	// More where a feed of a rank that was given up came before its end was seen here.
 	if n := <-gone; n < ranks {
 		t.Errorf("%d ranks had been asked when the first was given up, want all %d", n, ranks)

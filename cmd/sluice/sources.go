@@ -17,37 +17,37 @@ func (r *router) discover() error {
 	specs := r.cfg.Specs()
 	var own discovery.Source = discovery.Static(specs)
 	if path := r.cfg.Path(); path != "" {
-		own = &discovery.File{Path: path, Parse: rereader(r, specs), Every: r.cfg.Discovery.FilePoll, Now: r.reread}
+		own = &discovery.File{Path: path, Parse: configReader(r, specs), Interval: r.cfg.Discovery.FilePoll, Reloads: r.fileSource}
 	}
 	if err := r.discovery.Start(own, specs...); err != nil {
 		return err
 	}
 	if path := r.cfg.Discovery.File; path != "" {
 		parse := func(text []byte) ([]worker.Spec, error) { return config.ParseWorkers(path, text) }
-		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Every: r.cfg.Discovery.FilePoll})
+		_ = r.discovery.Start(&discovery.File{Path: path, Parse: parse, Interval: r.cfg.Discovery.FilePoll})
 	}
 	for i := range r.cfg.Discovery.DNS {
 		d := &r.cfg.Discovery.DNS[i]
 		_ = r.discovery.Start(&dns.Source{
-			Lookup: dns.Lookup{Host: d.Name, SRV: d.Type == "srv", Port: uint16(d.Port), Server: d.Server},
-			Spec:   func(t dns.Target) worker.Spec { return d.Spec(t.Addr.String(), t.Port, "dns") },
-			Least:  d.Least, Most: d.Most,
+			Lookup:      dns.Lookup{Host: d.Name, SRV: d.Type == "srv", Port: uint16(d.Port), Server: d.Server},
+			Spec:        func(t dns.Target) worker.Spec { return d.Spec(t.Addr.String(), t.Port, "dns") },
+			MinInterval: d.MinInterval, MaxInterval: d.MaxInterval,
 		})
 	}
 	if r.cfg.Kube.Selector != "" {
-		src, err := newKube(r.cfg.Kube)
+		src, err := newKubeSource(r.cfg.Kube)
 		if err != nil {
 			return err
 		}
 		_ = r.discovery.Start(src)
 	}
 	if r.cfg.Register.On() {
-		bound, err := r.given.Listen(socketRegister, r.cfg.Register.Listen)
+		bound, err := r.inherited.Listen(socketRegister, r.cfg.Register.Listen)
 		if err != nil {
 			return fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", r.cfg.Register.Listen, err)
 		}
 		r.register, err = registration.New(registration.Options{
-			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Bound: bound, Known: r.knownWorkers(),
+			Config: r.cfg.Register, Log: r.log, State: r.workerState, Connector: r.connectorDocument, Listener: bound, KnownWorkers: r.knownWorkers(),
 		})
 		if err != nil {
 			return err
@@ -69,15 +69,15 @@ func (r *router) workerState(id string) (worker.State, string, bool) {
 	return worker.Gone, "", false
 }
 
-// rereader parses the configuration's own file when it was edited: its workers and keys
+// configReader parses the configuration's own file when it was edited: its workers and keys
 // are taken over, and of other fields that changed it says how they would be.
-func rereader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
+func configReader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
 	return func(text []byte) ([]worker.Spec, error) {
 		next, err := r.cfg.Reread(text)
 		if err != nil {
 			return nil, err
 		}
-		r.followLists(next)
+		r.reloadLists(next)
 		specs = next.SpecsAfter(specs)
 		return specs, nil
 	}

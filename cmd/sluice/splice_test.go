@@ -46,8 +46,8 @@ var spliced = []struct{ name, path, client, prefill string }{
 }
 
 func TestLegsAreSplicedByteForByte(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for i, k := range spliced {
 		p.ForgetRequests()
 		d.ForgetRequests()
@@ -57,7 +57,7 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 			t.Errorf("%s: status %d: %s", k.name, a.Status, a.Body)
 			continue
 		}
-		pr, dr := generating(p), generating(d)
+		pr, dr := generateRequests(p), generateRequests(d)
 		if len(pr) != 1 || len(dr) != 1 {
 			t.Errorf("%s: %d prefills, %d decodes; want one each", k.name, len(pr), len(dr))
 			continue
@@ -91,32 +91,32 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 	if s := d.Stats().Sum(); s.Transfers == 0 || s.IncompleteHandles != 0 || s.GarbageReads != 0 {
 		t.Errorf("decode: %d transfers, %d incomplete handles, %d garbage reads", s.Transfers, s.IncompleteHandles, s.GarbageReads)
 	}
-	quiet(t, r, 10e9, p, d)
+	wantIdle(t, r, 10e9, p, d)
 }
 
 // The handle is opaque: its bytes reach decode as they came, spaces and unknown
 // members too.
-func TestHandleIsPassedVerbatim(t *testing.T) {
+func TestHandleIsForwardedVerbatim(t *testing.T) {
 	for _, handle := range []string{
 		`{ "remote_block_ids" : [ [7, 8], [3] ],"x_new":{"deep":[1.50e+3, null]} , "remote_engine_id":"e\u0031","remote_host":"127.0.0.1","remote_port":18446744073709551615,"do_remote_prefill":true}`,
 		`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":5557}`,
 	} {
-		p := startScripted(t, reply(200, prefillReply(handle)))
-		d := startScripted(t, reply(200, prefillReply("")))
-		r := startRouter(t, nil, p.at(worker.Prefill, "p0"), d.at(worker.Decode, "d0"))
+		p := startScripted(t, replyHandler(200, prefillReply(handle)))
+		d := startScripted(t, replyHandler(200, prefillReply("")))
+		r := startRouter(t, nil, p.worker(worker.Prefill, "p0"), d.worker(worker.Decode, "d0"))
 		body := chat("")
 		wantStatus(t, post(t, r.URL+"/v1/chat/completions", body), 200)
 		want := strings.TrimSuffix(body, "}") + `,"kv_transfer_params":` + handle + "}"
-		if d.seen() != 1 || d.bodies[0] != want {
+		if d.requests() != 1 || d.bodies[0] != want {
 			t.Errorf("decode was sent\n%s\nwant\n%s", d.bodies, want)
 		}
 	}
 }
 
 // Endpoints without a KV hand-over go to one engine as they are.
-func TestWhatIsNeverDisaggregated(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestNeverDisaggregated(t *testing.T) {
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for _, k := range []struct {
 		path, body string
 		status     int
@@ -147,27 +147,27 @@ func TestWhatIsNeverDisaggregated(t *testing.T) {
 			}
 		}
 	}
-	quiet(t, r, 10e9, p, d)
+	wantIdle(t, r, 10e9, p, d)
 }
 
 // A batch of prompts has no one handle: decode does it whole, counted.
-func TestBatchPromptsDecodePlainly(t *testing.T) {
-	p, d, alone := startSim(t, role("prefill")), startSim(t, role("decode")), startSim(t, nil)
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+func TestBatchPromptsUsePlainDecode(t *testing.T) {
+	p, d, alone := startSim(t, simRole("prefill")), startSim(t, simRole("decode")), startSim(t, nil)
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	for _, batch := range []string{`["one prompt","and another"]`, `[[300,301],[302]]`} {
 		body := `{"model":"sim","prompt":` + batch + `,"max_tokens":4,"n":2}`
 		want, got := post(t, alone.URL()+"/v1/completions", body), post(t, r.URL+"/v1/completions", body)
 		if got.Status != 200 || got.text(t) != want.text(t) || got.text(t) == "" {
 			t.Errorf("status %d, text %q, alone %q", got.Status, got.text(t), want.text(t))
 		}
-		if n := len(generating(p)); n != 0 {
+		if n := len(generateRequests(p)); n != 0 {
 			t.Errorf("%d prefills", n)
 		}
-		if recs := generating(d); string(recs[len(recs)-1].Body) != body {
+		if recs := generateRequests(d); string(recs[len(recs)-1].Body) != body {
 			t.Errorf("decode was sent %s", recs[len(recs)-1].Body)
 		}
 	}
-	if n := r.fellBack("batch_prompt"); n != 2 {
+	if n := r.fallbacks("batch_prompt"); n != 2 {
 		t.Errorf("batch_prompt counted %v times, want 2", n)
 	}
 }

@@ -20,7 +20,7 @@ func engineFiles(cfg *config.Config) certs.Files {
 }
 
 func routedFiles(cfg *config.Config) certs.Files {
-	return certs.Files{Cert: cfg.Routed.TLSCert, Key: cfg.Routed.TLSKey}
+	return certs.Files{Cert: cfg.EngineAPI.TLSCert, Key: cfg.EngineAPI.TLSKey}
 }
 
 // clientTLS is the listener's; nil for plain HTTP.
@@ -33,15 +33,15 @@ func (r *router) clientTLS() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}
-	r.metrics.Func(func() float64 { return float64(k.Expires().UnixMilli()) / 1000 }, "sluice_certificate_expiry_timestamp_seconds")
-	if left := time.Until(k.Expires()); left < 0 {
-		r.log.Warn("the certificate has expired", "file", c.Cert, "at", k.Expires())
+	r.metrics.GaugeFunc(func() float64 { return float64(k.NotAfter().UnixMilli()) / 1000 }, "sluice_certificate_expiry_timestamp_seconds")
+	if left := time.Until(k.NotAfter()); left < 0 {
+		r.log.Warn("the certificate has expired", "file", c.Cert, "at", k.NotAfter())
 	}
 	least := uint16(tls.VersionTLS12)
 	if c.MinVersion == "1.3" {
 		least = tls.VersionTLS13
 	}
-	return k.Server(least)
+	return k.ServerConfig(least)
 }
 
 // engineTLS makes the configuration of connections to an engine from its host; nil for the
@@ -55,7 +55,7 @@ func engineTLS(cfg *config.Config, log *slog.Logger) (func(serverName string) *t
 	if err != nil {
 		return nil, fmt.Errorf("engine_tls: %w", err)
 	}
-	return k.Client, nil
+	return k.ClientConfig, nil
 }
 
 // asksEngines are the options by which a command asks engines as serve does: with

@@ -168,10 +168,10 @@ func TestTLSOnBothSides(t *testing.T) {
 	}
 }
 
-func TestClientCertificatesAreAskedFor(t *testing.T) {
+func TestClientCertificatesAreRequired(t *testing.T) {
 	e := startSim(t, nil)
 	cert, key := writeCert(t, t.TempDir())
-	r := startRouter(t, func(c *config.Config) { c.TLS = config.TLS{Cert: cert, Key: key, ClientCA: cert, MinVersion: "1.3"} }, at(e, worker.Aggregated, "e"))
+	r := startRouter(t, func(c *config.Config) { c.TLS = config.TLS{Cert: cert, Key: key, ClientCA: cert, MinVersion: "1.3"} }, simWorker(e, worker.Aggregated, "e"))
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func TestClientCertificatesAreAskedFor(t *testing.T) {
 	}
 }
 
-func TestTLSFilesThatCannotBeUsed(t *testing.T) {
+func TestUnusableTLSFiles(t *testing.T) {
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "off"
 	cfg.Workers = []config.Worker{{ID: "e", URL: "http://127.0.0.1:1"}}
@@ -204,9 +204,9 @@ func TestTLSFilesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestEngineOfAnotherAddress: an engine that is addressed by its IP must have a certificate
+// TestEngineCertificateForOtherAddress: an engine that is addressed by its IP must have a certificate
 // of that IP; that the configured CA signed it for another host is not enough.
-func TestEngineOfAnotherAddress(t *testing.T) {
+func TestEngineCertificateForOtherAddress(t *testing.T) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)

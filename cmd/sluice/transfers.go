@@ -8,29 +8,29 @@ import (
 	"strings"
 	"time"
 
-	"sluice/dataplane/takeover"
+	"sluice/dataplane/hotrestart"
+	"sluice/dataplane/zmtp"
 	"sluice/nixl"
-	"sluice/nixl/zmtp"
 	"sluice/router/config"
 	"sluice/router/fleet"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/obs"
-	"sluice/router/sidechannel"
-	"sluice/router/transfers"
 	"sluice/router/worker"
 )
 
 // newTransfers opens the tiers by which the router is told of KV transfers; nil
 // when none is wanted.
-func newTransfers(cfg *config.Config, given *takeover.Inheritance, log *slog.Logger) (*transfers.Watch, error) {
-	opt := transfers.Options{
+func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log *slog.Logger) (*kvtransfer.Watcher, error) {
+	opt := kvtransfer.Options{
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
 		Endpoint: cfg.ReportEndpoint(), Slots: cfg.Transfers.BoardSlots, Log: log,
 	}
 	if mode := cfg.Transfers.SideChannel; cfg.UsesSideChannel() {
-		opt.NIXLFor = "transfers.side_channel: " + mode
+		opt.NIXLSetting = "transfers.side_channel: " + mode
 	}
 	if t := &cfg.Transfers; cfg.WantsUCX() {
-		opt.UCX = &transfers.UCX{Library: t.UCXLibrary, Devices: t.UCXDevices}
+		opt.UCX = &kvtransfer.UCX{Library: t.UCXLibrary, Devices: t.UCXDevices}
 		if t.UCXPorts != "" {
 			opt.UCX.Settings = map[string]string{"TCP_PORT_RANGE": t.UCXPorts}
 		}
@@ -44,15 +44,15 @@ func newTransfers(cfg *config.Config, given *takeover.Inheritance, log *slog.Log
 	opt.ZMQNetworks = config.Prefixes(cfg.Transfers.ZMQNetworks)
 	if opt.Endpoint != "" {
 		var err error
-		if opt.Bound, _, err = given.Passed(socketReports, opt.Endpoint); err != nil {
+		if opt.Bound, _, err = given.Listener(socketReports, opt.Endpoint); err != nil {
 			return nil, err
 		}
 	}
-	return transfers.Start(opt)
+	return kvtransfer.Start(opt)
 }
 
 // newSideChannel speaks to prefill engines of plain vLLM; nil when it is off.
-func newSideChannel(cfg *config.Config, w *transfers.Watch, f *fleet.Fleet, log *slog.Logger) (*sidechannel.Keeper, error) {
+func newSideChannel(cfg *config.Config, w *kvtransfer.Watcher, f *fleet.Fleet, log *slog.Logger) (*sidechannel.Manager, error) {
 	mode := cfg.Transfers.SideChannel
 	if !cfg.UsesSideChannel() {
 		return nil, nil
@@ -64,18 +64,20 @@ func newSideChannel(cfg *config.Config, w *transfers.Watch, f *fleet.Fleet, log 
 		return nil, nil
 	}
 	return sidechannel.New(sidechannel.Options{Agent: w.Agent, Release: mode == "release", Log: log,
-		Met: func(rank *worker.Rank, engine string, asked time.Time) { f.Identified(rank, []byte(engine), asked) }})
+		OnEngineID: func(rank *worker.Rank, engine string, options time.Time) {
+			f.ReportEngineID(rank, []byte(engine), options)
+		}})
 }
 
-// watchSocket exposes who is connected to a ZMQ socket of ours, and who was not let.
-func watchSocket(m *obs.Metrics, socket string, stats func() zmtp.Stats) {
-	m.Func(func() float64 { return float64(stats().Conns) }, "sluice_zmq_connections", "socket", socket)
+// exposeSocketMetrics exposes who is connected to a ZMQ socket of ours, and who was not let.
+func exposeSocketMetrics(m *obs.Metrics, socket string, stats func() zmtp.Stats) {
+	m.GaugeFunc(func() float64 { return float64(stats().Conns) }, "sluice_zmq_connections", "socket", socket)
 	for why, of := range map[string]func(zmtp.Stats) int64{
-		"network": func(s zmtp.Stats) int64 { return s.Strangers },
-		"crowded": func(s zmtp.Stats) int64 { return s.Crowded },
-		"broken":  func(s zmtp.Stats) int64 { return s.Broken },
+		"network": func(s zmtp.Stats) int64 { return s.NotAllowed },
+		"crowded": func(s zmtp.Stats) int64 { return s.AtCapacity },
+		"broken":  func(s zmtp.Stats) int64 { return s.PeerErrors },
 	} {
-		m.Func(func() float64 { return float64(of(stats())) }, "sluice_zmq_refused_total", "socket", socket, "reason", why)
+		m.GaugeFunc(func() float64 { return float64(of(stats())) }, "sluice_zmq_refused_total", "socket", socket, "reason", why)
 	}
 }
 
@@ -88,11 +90,11 @@ func (r *router) connectorDocument(reached netip.Addr) (any, error) {
 	return d, nil
 }
 
-// watchTransfers exposes tiers, reports, outcomes and pairs.
-func (r *router) watchTransfers() {
+// exposeTransferMetrics exposes tiers, reports, outcomes and pairs.
+func (r *router) exposeTransferMetrics() {
 	m, w := r.metrics, r.transfers
 	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ, nixl.TierHTTP} {
-		m.Func(func() float64 {
+		m.GaugeFunc(func() float64 {
 			if w.Up(tier) {
 				return 1
 			}
@@ -102,27 +104,27 @@ func (r *router) watchTransfers() {
 	if w == nil {
 		return
 	}
-	m.Func(func() float64 { return float64(w.Waiting()) }, "sluice_kv_transfers_watched")
+	m.GaugeFunc(func() float64 { return float64(w.Watched()) }, "sluice_kv_transfers_watched")
 	if _, ok := w.Socket(); ok {
-		watchSocket(m, "reports", func() zmtp.Stats { s, _ := w.Socket(); return s })
+		exposeSocketMetrics(m, "reports", func() zmtp.Stats { s, _ := w.Socket(); return s })
 	}
 	for name := range w.Reports() {
-		m.Func(func() float64 { return float64(w.Reports()[name]) }, "sluice_kv_reports_total", "report", name)
+		m.GaugeFunc(func() float64 { return float64(w.Reports()[name]) }, "sluice_kv_reports_total", "report", name)
 	}
 	for name := range w.Outcomes() {
-		m.Func(func() float64 { return float64(w.Outcomes()[name]) }, "sluice_kv_transfers_total", "outcome", name)
+		m.GaugeFunc(func() float64 { return float64(w.Outcomes()[name]) }, "sluice_kv_transfers_total", "outcome", name)
 	}
 	for i, what := range [...]string{"renewed", "released", "failed"} {
-		m.Func(func() float64 {
-			renewed, released, failed := r.sideChannel.Counts()
+		m.GaugeFunc(func() float64 {
+			renewed, released, failed := r.sidechannel.Counts()
 			return float64([...]int64{renewed, released, failed}[i])
 		}, "sluice_kv_side_channel_total", "what", what)
 	}
-	m.WatchPairs(func() []obs.Pair {
+	m.ExposePairs(func() []obs.TransferPair {
 		pairs := r.transferPairs()
-		out := make([]obs.Pair, 0, len(pairs))
+		out := make([]obs.TransferPair, 0, len(pairs))
 		for _, p := range pairs {
-			out = append(out, obs.Pair{From: p.From, To: p.To, Transfers: p.Transfers, BytesPerSecond: p.BytesPerSecond, SecondsPerToken: p.MSPerToken / 1e3})
+			out = append(out, obs.TransferPair{From: p.From, To: p.To, Transfers: p.Transfers, BytesPerSecond: p.BytesPerSecond, SecondsPerToken: p.MSPerToken / 1e3})
 		}
 		return out
 	})
@@ -145,7 +147,7 @@ func (r *router) transferPairs() []transferPair {
 		}
 	}
 	var out []transferPair
-	for _, s := range r.transfers.Pairs() {
+	for _, s := range r.transfers.TransferRates() {
 		from, to := names[s.From], names[s.To]
 		if from == "" || to == "" {
 			continue // one of them is leaving
@@ -161,21 +163,21 @@ func (r *router) transferPairs() []transferPair {
 // transfersView is what GET /admin/v1/transfers answers.
 func (r *router) transfersView() any {
 	view := struct {
-		transfers.Status
+		kvtransfer.Status
 		Watched  int              `json:"watched"`
 		Reports  map[string]int64 `json:"reports,omitempty"`
 		Outcomes map[string]int64 `json:"outcomes,omitempty"`
 		Pairs    []transferPair   `json:"pairs"`
 	}{Status: r.transfers.Status(), Pairs: []transferPair{}}
 	if w := r.transfers; w != nil {
-		view.Watched, view.Reports, view.Outcomes = w.Waiting(), w.Reports(), w.Outcomes()
+		view.Watched, view.Reports, view.Outcomes = w.Watched(), w.Reports(), w.Outcomes()
 	}
 	view.Pairs = append(view.Pairs, r.transferPairs()...)
 	return view
 }
 
-func (r *router) forgetTransfers(w *worker.Worker) {
+func (r *router) dropTransferPairs(w *worker.Worker) {
 	for _, rank := range w.Ranks {
-		r.transfers.Left(rank)
+		r.transfers.ForgetRank(rank)
 	}
 }

@@ -24,16 +24,16 @@ import (
 
 const goodHandle = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`
 
-// told is a router that takes reports over ZMQ, and a socket to report by.
-type told struct {
+// transferReporter is a router that takes reports over ZMQ, and a socket to report by.
+type transferReporter struct {
 	*testRouter
 	push *zmq.Socket
 	mu   sync.Mutex
 }
 
-func startTold(t *testing.T, mod func(*config.Config), workers ...config.Worker) *told {
+func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *transferReporter {
 	t.Helper()
-	r := &told{testRouter: startRouter(t, func(c *config.Config) {
+	r := &transferReporter{testRouter: startRouter(t, func(c *config.Config) {
 		c.Transfers.ZMQListen = "tcp://127.0.0.1:*"
 		if mod != nil {
 			mod(c)
@@ -66,7 +66,7 @@ func startTold(t *testing.T, mod func(*config.Config), workers ...config.Worker)
 
 // report says something of the request as an engine's connector does: a decode engine
 // names the ticket that was in its body, where one was.
-func (r *told) report(event, status, id, body string) {
+func (r *transferReporter) report(event, status, id, body string) {
 	var sent struct {
 		Handle struct {
 			Ticket *struct {
@@ -84,7 +84,7 @@ func (r *told) report(event, status, id, body string) {
 	r.push.SendBytes(fmt.Appendf(nil, "SLUICE1 %s %s %s 1048576 2500 0/0/1 d0 chatcmpl-%s-0badcafe", event, status, ticket, id), 0)
 }
 
-func withConnector(w config.Worker) config.Worker {
+func withReportingConnector(w config.Worker) config.Worker {
 	w.Options = map[string][]string{"connector": {"true"}}
 	return w
 }
@@ -95,7 +95,7 @@ func chatReply(text string) string {
 
 // A decode that waits for KV which will never come is cut as soon as its engine
 // says so, and the pair runs again elsewhere; the client sees one good answer.
-func TestLostHandOverRunsAgain(t *testing.T) {
+func TestLostHandoverRunsAgain(t *testing.T) {
 	for _, k := range []struct {
 		name, event, status string
 		stream              bool
@@ -112,28 +112,28 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 		{name: "stalled", stall: 50 * time.Millisecond, kind: "transfer_stalled"},
 	} {
 		t.Run(k.name, func(t *testing.T) {
-			var r *told
+			var r *transferReporter
 			type decode struct{ id, body string }
 			reached := make(chan decode, 4)
-			p := func(name string) *scripted {
-				return startScripted(t, reply(200, prefillReply(goodHandle)))
+			p := func(name string) *scriptedEngine {
+				return startScripted(t, replyHandler(200, prefillReply(goodHandle)))
 			}
 			p0, p1 := p("p0"), p("p1")
 			var decodes int
 			d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 				decodes++
 				body, _ := io.ReadAll(req.Body)
-				asked := decode{req.Header.Get("X-Request-Id"), string(body)}
+				requests := decode{req.Header.Get("X-Request-Id"), string(body)}
 				if decodes == 1 {
 					if k.head {
 						w.Header().Set("Content-Type", "text/event-stream")
 						w.(http.Flusher).Flush()
 					}
-					reached <- asked
+					reached <- requests
 					<-req.Context().Done() // as an engine that waits for its blocks
 					return
 				}
-				r.report("recv", "ok", asked.id, asked.body)
+				r.report("recv", "ok", requests.id, requests.body)
 				if k.stream {
 					w.Header().Set("Content-Type", "text/event-stream")
 					w.Write([]byte("data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"good\"}}]}\n\ndata: [DONE]\n\n"))
@@ -141,16 +141,16 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 				}
 				replyJSON(w, 200, chatReply("good"))
 			})
-			dw := d.at(worker.Decode, "d0")
+			dw := d.worker(worker.Decode, "d0")
 			if !k.stock {
-				dw = withConnector(dw)
+				dw = withReportingConnector(dw)
 			}
-			r = startTold(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.at(worker.Prefill, "p0"), p1.at(worker.Prefill, "p1"), dw)
+			r = startTransferReporter(t, func(c *config.Config) { c.Transfers.StallTimeout = k.stall }, p0.worker(worker.Prefill, "p0"), p1.worker(worker.Prefill, "p1"), dw)
 			cut := make(chan time.Time, 1)
 			go func() {
-				asked := <-reached
+				requests := <-reached
 				if k.event != "" {
-					r.report(k.event, k.status, asked.id, asked.body)
+					r.report(k.event, k.status, requests.id, requests.body)
 				}
 				cut <- time.Now()
 			}()
@@ -166,12 +166,12 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 			if took > 2*time.Second {
 				t.Errorf("%s from the report to the answer", took)
 			}
-			if n := r.fellBack(k.kind); n != 1 {
+			if n := r.fallbacks(k.kind); n != 1 {
 				t.Errorf("%s counted %v times, want 1", k.kind, n)
 			}
-			prefills := p0.seen() + p1.seen()
-			if prefills != 2 || d.seen() != 2 || k.kind != "transfer_expired" && (p0.seen() != 1 || p1.seen() != 1) {
-				t.Errorf("%d prefills at p0, %d at p1, %d decodes", p0.seen(), p1.seen(), d.seen())
+			prefills := p0.requests() + p1.requests()
+			if prefills != 2 || d.requests() != 2 || k.kind != "transfer_expired" && (p0.requests() != 1 || p1.requests() != 1) {
+				t.Errorf("%d prefills at p0, %d at p1, %d decodes", p0.requests(), p1.requests(), d.requests())
 			}
 			ticket := strings.Contains(d.bodies[0], `,"sluice":{"slot":`)
 			if ticket == k.stock {
@@ -180,18 +180,18 @@ func TestLostHandOverRunsAgain(t *testing.T) {
 			if k.stock && !strings.Contains(d.bodies[0], goodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.bodies[0])
 			}
-			eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.transfers.Waiting() == 0 })
+			eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.transfers.Watched() == 0 })
 		})
 	}
 }
 
 // Blocks that prefill lets go of each time: the pair runs again while there are
 // tries, then decode does it all; it is never left with a dead handle.
-func TestExpiredEachTime(t *testing.T) {
-	var asked atomic.Pointer[string] // the id of the attempt under way
+func TestHandoverExpiresEveryAttempt(t *testing.T) {
+	var requests atomic.Pointer[string] // the id of the attempt under way
 	p := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")
-		asked.Store(&id)
+		requests.Store(&id)
 		replyJSON(w, 200, prefillReply(goodHandle))
 	})
 	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
@@ -202,7 +202,7 @@ func TestExpiredEachTime(t *testing.T) {
 		}
 		replyJSON(w, 200, chatReply("good"))
 	})
-	r := startTold(t, nil, p.at(worker.Prefill, "p0"), withConnector(d.at(worker.Decode, "d0")))
+	r := startTransferReporter(t, nil, p.worker(worker.Prefill, "p0"), withReportingConnector(d.worker(worker.Decode, "d0")))
 	// Said again and again: each attempt's wait is told as soon as it is open, before
 	// decode is sent or just after.
 	stop, done := make(chan struct{}), make(chan struct{})
@@ -213,8 +213,8 @@ func TestExpiredEachTime(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				if id := asked.Load(); id != nil {
-					r.transfers.Frame([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-" + *id + "-0badcafe"))
+				if id := requests.Load(); id != nil {
+					r.transfers.HandleMessage([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-" + *id + "-0badcafe"))
 				}
 				runtime.Gosched()
 			}
@@ -226,16 +226,16 @@ func TestExpiredEachTime(t *testing.T) {
 	if a.Status != 200 || a.text(t) != "good" {
 		t.Errorf("status %d: %s", a.Status, a.Body)
 	}
-	if n, m := r.fellBack("transfer_expired"), r.fellBack("plain_decode"); n != 3 || m != 1 || p.seen() != 3 {
-		t.Errorf("transfer_expired counted %v times, plain_decode %v, %d prefills; want 3, 1, 3", n, m, p.seen())
+	if n, m := r.fallbacks("transfer_expired"), r.fallbacks("plain_decode"); n != 3 || m != 1 || p.requests() != 3 {
+		t.Errorf("transfer_expired counted %v times, plain_decode %v, %d prefills; want 3, 1, 3", n, m, p.requests())
 	}
 }
 
 // What was told of a transfer stands in the explain record, the metrics, the admin
 // API and /health.
 func TestTransferIsShown(t *testing.T) {
-	p := startScripted(t, reply(200, prefillReply(goodHandle)))
-	var r *told
+	p := startScripted(t, replyHandler(200, prefillReply(goodHandle)))
+	var r *transferReporter
 	d := startScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")
 		body, _ := io.ReadAll(req.Body)
@@ -246,7 +246,7 @@ func TestTransferIsShown(t *testing.T) {
 		}
 		replyJSON(w, 200, chatReply("good"))
 	})
-	r = startTold(t, nil, p.at(worker.Prefill, "p0"), withConnector(d.at(worker.Decode, "d0")))
+	r = startTransferReporter(t, nil, p.worker(worker.Prefill, "p0"), withReportingConnector(d.worker(worker.Decode, "d0")))
 	post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "shown-1")
 	var rec schedule.Record
 	eventually(t, 5*time.Second, "the record is closed", func() bool {
@@ -276,8 +276,8 @@ func TestTransferIsShown(t *testing.T) {
 
 // Without register and without zmq_listen nothing is opened.
 func TestNoTiersByDefault(t *testing.T) {
-	p, d := startSim(t, role("prefill")), startSim(t, role("decode"))
-	r := startRouter(t, nil, at(p, worker.Prefill, "p0"), at(d, worker.Decode, "d0"))
+	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	if r.transfers != nil {
 		t.Error("tiers were opened that nobody can reach")
 	}
@@ -294,7 +294,7 @@ func TestNoTiersByDefault(t *testing.T) {
 func TestNetworksOfZMQSockets(t *testing.T) {
 	away := []string{"203.0.113.0/24"}
 	port := freePort(t)
-	r := launchRouter(t, both(family("lmcache"), func(c *config.Config) {
+	r := launchRouter(t, allOf(usingFamily("lmcache"), func(c *config.Config) {
 		c.Transfers.ZMQListen, c.Transfers.ZMQNetworks = "tcp://127.0.0.1:*", away
 		c.LMCache.ProxyPort, c.LMCache.Networks = port, away
 	}))

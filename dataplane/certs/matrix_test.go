@@ -50,7 +50,7 @@ func TestClientCertificateMatrix(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		conf, err := keeper.Server(tls.VersionTLS12)
+		conf, err := keeper.ServerConfig(tls.VersionTLS12)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -94,7 +94,7 @@ func TestClientCertificateMatrix(t *testing.T) {
 			t.Fatal(errs)
 		}
 		write(t, f.CA, other.pem)
-		keeper.age()
+		keeper.expireCheck()
 		if errs, resumed := connectTwice(addr, conn); errs[0] == nil || errs[1] == nil {
 			t.Errorf("TLS %#x: accepted (resumed: %v) though its CA is no longer trusted", version, resumed)
 		}

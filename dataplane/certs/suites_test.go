@@ -33,7 +33,7 @@ func TestSuites(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ours, err := k.Server(tls.VersionTLS12)
+		ours, err := k.ServerConfig(tls.VersionTLS12)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,14 +53,14 @@ func TestSuites(t *testing.T) {
 			only := &tls.Config{MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12, CipherSuites: []uint16{suite.ID}}
 			theirs := only.Clone()
 			theirs.InsecureSkipVerify = true
-			if ok := shake(t, ours, theirs); ok && !wanted {
+			if ok := handshake(t, ours, theirs); ok && !wanted {
 				t.Errorf("%s: our server takes %s", kind, suite.Name)
 			} else if ok {
 				agreed[suite.ID] = true
 			}
 			other := only.Clone()
 			other.Certificates = []tls.Certificate{pair}
-			if ok := shake(t, other, client.Client("engine.test")); ok && !wanted {
+			if ok := handshake(t, other, client.ClientConfig("engine.test")); ok && !wanted {
 				t.Errorf("%s: our client takes %s", kind, suite.Name)
 			}
 		}
@@ -70,8 +70,8 @@ func TestSuites(t *testing.T) {
 	}
 }
 
-// shake says whether a TLS handshake between the two succeeds.
-func shake(t *testing.T, server, client *tls.Config) bool {
+// handshake says whether a TLS handshake between the two succeeds.
+func handshake(t *testing.T, server, client *tls.Config) bool {
 	t.Helper()
 	near, far := net.Pipe()
 	defer near.Close()

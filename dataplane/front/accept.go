@@ -10,15 +10,15 @@ import (
 	"syscall"
 	"time"
 
-	"sluice/dataplane/descriptors"
-	"sluice/dataplane/sock"
+	"sluice/dataplane/fdlimit"
+	"sluice/dataplane/rawsocket"
 )
 
 // connSet holds every open connection, for the limits and for the drain.
 type connSet struct {
-	mu   sync.Mutex
-	all  []*conn            // each at its place
-	byIP map[netip.Addr]int // connections and forwarded requests, while there is a limit
+	mu    sync.Mutex
+	conns []*conn            // each at its place
+	byIP  map[netip.Addr]int // connections and forwarded requests, while there is a limit
 }
 
 // add counts c in; it gives the number of open connections, and false when there are
@@ -26,17 +26,17 @@ type connSet struct {
 func (s *connSet) add(c *conn, limit int) (open int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.all) >= limit {
-		return len(s.all), false
+	if len(s.conns) >= limit {
+		return len(s.conns), false
 	}
-	c.place = int32(len(s.all))
-	s.all = append(s.all, c)
-	return len(s.all), true
+	c.index = int32(len(s.conns))
+	s.conns = append(s.conns, c)
+	return len(s.conns), true
 }
 
-// enter counts one more of ip's; false when the limit is reached. counted is the
+// acquireIP counts one more of ip's; false when the limit is reached. counted is the
 // address for leave, invalid where nothing was counted.
-func (s *connSet) enter(ip netip.Addr, limit int) (counted netip.Addr, ok bool) {
+func (s *connSet) acquireIP(ip netip.Addr, limit int) (counted netip.Addr, ok bool) {
 	if limit <= 0 || !ip.IsValid() {
 		return netip.Addr{}, true
 	}
@@ -49,8 +49,8 @@ func (s *connSet) enter(ip netip.Addr, limit int) (counted netip.Addr, ok bool) 
 	return ip, true
 }
 
-// leave takes back what enter counted.
-func (s *connSet) leave(counted netip.Addr) {
+// releaseIP takes back what enter counted.
+func (s *connSet) releaseIP(counted netip.Addr) {
 	if !counted.IsValid() {
 		return
 	}
@@ -63,69 +63,69 @@ func (s *connSet) leave(counted netip.Addr) {
 	}
 }
 
-// count is enter for a connection, whose address stays what it is.
-func (s *connSet) count(c *conn, limit int) (ok bool) {
-	counted, ok := s.enter(c.ip, limit)
-	c.counted = counted.IsValid()
+// acquireConnIP is enter for a connection, whose address stays what it is.
+func (s *connSet) acquireConnIP(c *conn, limit int) (ok bool) {
+	counted, ok := s.acquireIP(c.ip, limit)
+	c.ipCounted = counted.IsValid()
 	return ok
 }
 
-func (s *connSet) uncount(c *conn) {
-	if c.counted {
-		s.leave(c.ip)
+func (s *connSet) releaseConnIP(c *conn) {
+	if c.ipCounted {
+		s.releaseIP(c.ip)
 	}
 }
 
 func (s *connSet) remove(c *conn) {
-	s.uncount(c)
+	s.releaseConnIP(c)
 	s.mu.Lock()
-	open := s.drop(c)
+	open := s.removeLocked(c)
 	s.mu.Unlock()
-	if o := c.srv.opt.Observer; o != nil {
+	if o := c.srv.initial.Observer; o != nil {
 		o.Connections(open)
 	}
 }
 
-// drop takes c out, if it is there, and gives how many are left. Called with mu.
-func (s *connSet) drop(c *conn) (open int) {
-	last := len(s.all) - 1
-	if at := int(c.place); at <= last && s.all[at] == c {
-		s.all[at] = s.all[last]
-		s.all[at].place = c.place
-		s.all[last] = nil
-		s.all = s.all[:last]
+// removeLocked takes c out, if it is there, and gives how many are left. Called with mu.
+func (s *connSet) removeLocked(c *conn) (open int) {
+	last := len(s.conns) - 1
+	if at := int(c.index); at <= last && s.conns[at] == c {
+		s.conns[at] = s.conns[last]
+		s.conns[at].index = c.index
+		s.conns[last] = nil
+		s.conns = s.conns[:last]
 	}
-	return len(s.all)
+	return len(s.conns)
 }
 
 func (s *connSet) len() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.all)
+	return len(s.conns)
 }
 
-// cut cuts the connections that which picks.
-func (s *connSet) cut(which func(*conn) bool) {
+// shutdownIf cuts the connections that which picks.
+func (s *connSet) shutdownIf(match func(*conn) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, c := range s.all {
-		if which(c) {
-			c.cut()
+	for _, c := range s.conns {
+		if match(c) {
+			c.shutdown()
 		}
 	}
 }
 
-// list is the connections of now.
-func (s *connSet) list() []*conn {
+// snapshot is the connections of now.
+func (s *connSet) snapshot() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.all)
+	return slices.Clone(s.conns)
 }
 
-// endStreams ends streams, and gives their number.
-func (s *connSet) endStreams() (n int) {
-	for _, c := range s.list() {
-		if c.gone.endStream() {
+// cancelStreams ends streams, and gives their number.
+func (s *connSet) cancelStreams() (n int) {
+	for _, c := range s.snapshot() {
+		if c.clientWatch.cancelStream() {
 			n++
 		}
 	}
@@ -136,48 +136,48 @@ func (s *connSet) endStreams() (n int) {
 // accepted now.
 type listener struct {
 	net.Listener
-	byHand *sock.Listener // of the same socket, where there is one
-	srv    *Server
-	way    courtesy
+	rawListener *rawsocket.Listener // of the same socket, where there is one
+	srv         *Server
+	yielder     yielder
 }
 
-// gated is a listener that accepts nothing before something has happened; Opened waits
+// gatedListener is a listener that accepts nothing before something has happened; Opened waits
 // for that, and gives the listener behind the gate.
-type gated interface {
+type gatedListener interface {
 	Opened() (net.Listener, error)
 }
 
-// listenOn makes a listener of ln. What TLS needs is in Go's poller for as long as the
+// newListener makes a listener of ln. What TLS needs is in Go's poller for as long as the
 // connection lasts, and is net's.
-func (s *Server) listenOn(ln net.Listener) (*listener, error) {
+func (s *Server) newListener(ln net.Listener) (*listener, error) {
 	l := &listener{Listener: ln, srv: s}
-	if s.opt.TLS != nil {
+	if s.initial.TLS != nil {
 		return l, nil
 	}
-	if g, ok := ln.(gated); ok {
+	if g, ok := ln.(gatedListener); ok {
 		var err error
 		if ln, err = g.Opened(); err != nil {
 			return nil, err
 		}
 	}
-	byHand, ok := sock.ListenerOf(ln)
+	rawLn, ok := rawsocket.NewListener(ln)
 	if !ok {
 		return l, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped() {
-		_ = byHand.Close()
+		_ = rawLn.Close()
 		return nil, net.ErrClosed
 	}
-	l.byHand, s.byHand = byHand, byHand
+	l.rawListener, s.rawListener = rawLn, rawLn
 	return l, nil
 }
 
-// next waits for a connection; from is its other end, as far as it tells.
-func (l *listener) next() (nc net.Conn, from netip.Addr, err error) {
-	if l.byHand != nil {
-		c, from, err := l.byHand.Accept()
+// acceptRaw waits for a connection; from is its other end, as far as it tells.
+func (l *listener) acceptRaw() (nc net.Conn, from netip.Addr, err error) {
+	if l.rawListener != nil {
+		c, from, err := l.rawListener.Accept()
 		if err != nil {
 			return nil, from, err
 		}
@@ -186,10 +186,10 @@ func (l *listener) next() (nc net.Conn, from netip.Addr, err error) {
 	if nc, err = l.Listener.Accept(); err != nil {
 		return nil, from, err
 	}
-	return nc, addressOf(nc), nil
+	return nc, remoteIP(nc), nil
 }
 
-func addressOf(nc net.Conn) (ip netip.Addr) {
+func remoteIP(nc net.Conn) (ip netip.Addr) {
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
 		ip = tcp.AddrPort().Addr().Unmap()
 	}
@@ -202,13 +202,13 @@ func addressOf(nc net.Conn) (ip netip.Addr) {
 func (l *listener) accept() (*conn, error) {
 	var delay time.Duration
 	for {
-		nc, from, err := l.next()
+		nc, from, err := l.acceptRaw()
 		if err != nil {
-			if !passing(err) {
+			if !isTemporaryAcceptError(err) {
 				return nil, err
 			}
 			delay = min(max(2*delay, 5*time.Millisecond), time.Second)
-			l.srv.cannotAccept(err)
+			l.srv.onAcceptError(err)
 			select {
 			case <-time.After(delay):
 				continue
@@ -220,21 +220,21 @@ func (l *listener) accept() (*conn, error) {
 		// Those that were accepted go first: of thousands that come at once more than can
 		// be served would else stand before each other's locks, each with a goroutine's
 		// stack and a request's buffers, where the kernel's queue holds them for nothing.
-		l.way.giveWay()
+		l.yielder.yield()
 		if c := l.srv.admit(nc, from); c != nil {
 			return c, nil
 		}
 	}
 }
 
-// passing says whether an accept may succeed later.
-func passing(err error) bool {
-	return descriptors.Wanting(err) || errors.Is(err, syscall.ECONNABORTED)
+// isTemporaryAcceptError says whether an accept may succeed later.
+func isTemporaryAcceptError(err error) bool {
+	return fdlimit.IsExhausted(err) || errors.Is(err, syscall.ECONNABORTED)
 }
 
 // newConn wraps a connection on which nothing has been asked for.
 func (s *Server) newConn(nc net.Conn, from netip.Addr) *conn {
-	c := &conn{Conn: nc, srv: s, due: dueHead, ip: from}
+	c := &conn{Conn: nc, srv: s, deadlineKind: deadlineHead, ip: from}
 	if sc, ok := nc.(syscall.Conn); ok {
 		if raw, err := sc.SyscallConn(); err == nil {
 			c.raw = raw
@@ -246,85 +246,85 @@ func (s *Server) newConn(nc net.Conn, from netip.Addr) *conn {
 // admit wraps an accepted connection, or refuses it and gives nil.
 func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 	c := s.newConn(nc, from)
-	if s.opt.TLS != nil {
-		c.secure = tls.Server(&underTLS{nc, c}, s.opt.TLS)
-		c.Conn = c.secure
+	if s.initial.TLS != nil {
+		c.tlsConn = tls.Server(&tlsTransport{nc, c}, s.initial.TLS)
+		c.Conn = c.tlsConn
 	}
-	live := s.live()
+	live := s.options()
 	// A proxy stands for all of its clients: whom to count is known later.
-	c.proxy = live.Proxies.Trusted.Contain(c.ip)
-	if !c.proxy && live.Proxies.Protocol == ProtocolRequired {
-		s.refuseHeader(c, errors.New("the connection does not come from one of proxies.trusted, and proxies.protocol is required"))
+	c.fromProxy = live.Proxies.Trusted.Contain(c.ip)
+	if !c.fromProxy && live.Proxies.ProxyProtocol == ProxyProtocolRequired {
+		s.rejectProxyHeader(c, errors.New("the connection does not come from one of proxies.trusted, and proxies.protocol is required"))
 		_ = nc.Close()
 		return nil
 	}
-	if c.headed = c.proxy && live.Proxies.Protocol != ""; c.headed {
-		c.input.stay()
+	if c.expectProxyHeader = c.fromProxy && live.Proxies.ProxyProtocol != ""; c.expectProxyHeader {
+		c.readState.pin()
 	}
-	if c.short() && !s.takeSpare(c) {
-		s.turnAway(c)
+	if c.hasReservedFD() && !s.acquireReservedConn(c) {
+		s.rejectConn(c)
 		return nil
 	}
 	var ok bool
-	if !c.proxy {
-		if ok = s.conns.count(c, live.MaxConnsPerIP); !ok {
-			s.turnAway(c)
+	if !c.fromProxy {
+		if ok = s.conns.acquireConnIP(c, live.MaxConnsPerIP); !ok {
+			s.rejectConn(c)
 			return nil
 		}
 	}
 	open, ok := s.conns.add(c, live.MaxConns)
 	if !ok {
-		s.conns.uncount(c)
-		s.turnAway(c)
+		s.conns.releaseConnIP(c)
+		s.rejectConn(c)
 		return nil
 	}
-	if o := s.opt.Observer; o != nil {
+	if o := s.initial.Observer; o != nil {
 		o.Connections(open)
 	}
 	return c
 }
 
-// turnAway tells a connection that was not counted in that there are too many, and
+// rejectConn tells a connection that was not counted in that there are too many, and
 // closes it.
-func (s *Server) turnAway(c *conn) {
-	if c.spare {
-		s.scarce.spares.Add(-1)
+func (s *Server) rejectConn(c *conn) {
+	if c.usesReservedFD {
+		s.fdStats.reservedConns.Add(-1)
 	}
-	s.tellFull(c)
-	if c.secure != nil {
-		_ = c.secure.NetConn().Close()
+	s.respondTooManyConns(c)
+	if c.tlsConn != nil {
+		_ = c.tlsConn.NetConn().Close()
 		return
 	}
-	c.readAway()
+	c.discardUnread()
 	_ = c.Conn.Close()
 }
 
-// readAway takes what lies in the socket, within a bound: a connection closed with unread
+// discardUnread takes what lies in the socket, within a bound: a connection closed with unread
 // bytes is reset, and the client may lose what it was told. Most have sent their request
 // when they are accepted.
-func (c *conn) readAway() {
+func (c *conn) discardUnread() {
 	if c.raw == nil {
 		return
 	}
 	_ = c.raw.Control(func(fd uintptr) {
 		var sink [4 << 10]byte
 		for range 16 {
-			if n, errno := sock.Recv(int(fd), sink[:]); errno != 0 || n == 0 {
+			if n, errno := rawsocket.Recv(int(fd), sink[:]); errno != 0 || n == 0 {
 				return
 			}
 		}
 	})
 }
 
-// tellFull counts and answers a connection beyond a limit.
-func (s *Server) tellFull(c *conn) {
-	id := s.ids.make()
-	s.refused("", TooManyConnections, refusal{id: id, client: c.ip})
-	if c.secure != nil {
+// respondTooManyConns counts and answers a connection beyond a limit.
+func (s *Server) respondTooManyConns(c *conn) {
+	id := s.ids.next()
+	s.reportRefused("", TooManyConnections, refusal{id: id, client: c.ip})
+	if c.tlsConn != nil {
 		return // a handshake is more than a refusal is worth
 	}
 	// An empty socket takes this without blocking; the deadline is for the case
 	// that it does not.
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-	_, _ = c.Conn.Write(refusalOf(TooManyConnections, "too many connections are open; try again later", id, "Retry-After: 1\r\n"))
+	_, _ = c.Conn.Write(rawRefusal(TooManyConnections, "too many connections are open; try again later", id, "Retry-After: 1\r\n"))
 }

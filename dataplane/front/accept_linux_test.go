@@ -10,12 +10,12 @@ import (
 
 // A goroutine that never waits leaves the only processor to one for which something has
 // come, each time it gives way. Without, Go looks into its poller after 10 ms.
-func TestGiveWay(t *testing.T) {
+func TestYield(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var y courtesy
-	y.bell.hang()
-	defer y.bell.close()
-	other, client := linked(t)
+	var y yielder
+	y.pollYielder.open()
+	defer y.pollYielder.close()
+	other, client := socketPair(t)
 	defer other.Close()
 	defer client.Close()
 	most := 0
@@ -34,7 +34,7 @@ func TestGiveWay(t *testing.T) {
 		}
 		turns := 0
 		for waiting := true; waiting; turns++ {
-			y.giveWay()
+			y.yield()
 			select {
 			case <-came:
 				waiting = false
@@ -49,14 +49,14 @@ func TestGiveWay(t *testing.T) {
 }
 
 // What ends it ends a wait, too, and takes no descriptor along.
-func TestGiveWayEnds(t *testing.T) {
-	var y courtesy
-	y.bell.hang()
-	y.bell.close()
+func TestYieldEnds(t *testing.T) {
+	var y yielder
+	y.pollYielder.open()
+	y.pollYielder.close()
 	done := make(chan struct{})
 	go func() {
-		for range 2 * inARow {
-			y.giveWay()
+		for range 2 * yieldEvery {
+			y.yield()
 		}
 		close(done)
 	}()
@@ -65,18 +65,18 @@ func TestGiveWayEnds(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("it waits after close")
 	}
-	var none bell // as where there is no eventfd
-	none.hear()
+	var none pollYielder // as where there is no eventfd
+	none.yield()
 	none.close()
 }
 
 // Who gives way has time of its own where others compute without end: each of them keeps
 // the processor for 10 ms, so that 300 connections were accepted in 12 s.
-func TestGiveWayWhereAllAreBusy(t *testing.T) {
+func TestYieldWithBusyProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	var y courtesy
-	y.bell.hang()
-	defer y.bell.close()
+	var y yielder
+	y.pollYielder.open()
+	defer y.pollYielder.close()
 	var over atomic.Bool
 	var busy sync.WaitGroup
 	for range 4 {
@@ -87,7 +87,7 @@ func TestGiveWayWhereAllAreBusy(t *testing.T) {
 	}
 	began := time.Now()
 	for range 300 {
-		y.giveWay()
+		y.yield()
 	}
 	took := time.Since(began)
 	over.Store(true)

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// scripted is a listener whose accepts fail as told before they succeed.
-type scripted struct {
+// failingListener is a listener whose accepts fail as told before they succeed.
+type failingListener struct {
 	net.Listener
-	fail []error
+	failures []error
 }
 
-func (l *scripted) Accept() (net.Conn, error) {
-	if len(l.fail) > 0 {
-		err := l.fail[0]
-		l.fail = l.fail[1:]
+func (l *failingListener) Accept() (net.Conn, error) {
+	if len(l.failures) > 0 {
+		err := l.failures[0]
+		l.failures = l.failures[1:]
 		return nil, err
 	}
 	return l.Listener.Accept()
@@ -41,7 +41,7 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	l := &listener{Listener: &scripted{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, srv: s}
+	l := &listener{Listener: &failingListener{inner, []error{acceptError(syscall.EMFILE), acceptError(syscall.ENFILE), acceptError(syscall.ECONNABORTED)}}, srv: s}
 	c, err := l.accept()
 	if err != nil {
 		t.Fatal(err)
@@ -51,13 +51,13 @@ func TestAcceptWaitsOutExhaustion(t *testing.T) {
 		t.Errorf("%d connections left", n)
 	}
 
-	l = &listener{Listener: &scripted{inner, []error{acceptError(syscall.EINVAL)}}, srv: s}
+	l = &listener{Listener: &failingListener{inner, []error{acceptError(syscall.EINVAL)}}, srv: s}
 	if _, err := l.accept(); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("EINVAL became %v", err)
 	}
 }
 
-func TestShutdownEndsTheWaitForDescriptors(t *testing.T) {
+func TestShutdownStopsAcceptRetry(t *testing.T) {
 	s, err := New(Options{Handler: handlerFunc(echo)})
 	if err != nil {
 		t.Fatal(err)
@@ -67,8 +67,8 @@ func TestShutdownEndsTheWaitForDescriptors(t *testing.T) {
 		fail = append(fail, acceptError(syscall.EMFILE))
 	}
 	done := make(chan error, 1)
-	go func() { done <- s.Serve(&scripted{otherListener(t), fail}) }()
-	until(t, "serving", func() bool {
+	go func() { done <- s.Serve(&failingListener{otherListener(t), fail}) }()
+	eventually(t, "serving", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.ln != nil
@@ -81,7 +81,7 @@ func TestShutdownEndsTheWaitForDescriptors(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("Serve did not return")
 	}
 }

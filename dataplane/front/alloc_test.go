@@ -22,15 +22,15 @@ func TestAllocations(t *testing.T) {
 	}
 	raw := []byte("Host: a\r\nConnection: keep-alive\r\nContent-Type: application/json\r\nContent-Length: 1234\r\n\r\n")
 	method, target, protocol := []byte("POST"), []byte(chat), []byte("HTTP/1.1")
-	var h head
+	var h requestHead
 	if n := testing.AllocsPerRun(100, func() { h.read(method, target, protocol, raw) }); n != 0 {
 		t.Errorf("the guard allocates %v times", n)
 	}
 
-	c := &conn{srv: &Server{watch: &watcher{}}}
+	c := &conn{srv: &Server{clientWatcher: &clientWatcher{}}}
 	x := &Exchange{c: c, srv: c.srv}
 	f := func() {}
-	if n := testing.AllocsPerRun(100, func() { x.OnGone(f); x.OnGone(nil) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { x.OnClientGone(f); x.OnClientGone(nil) }); n != 0 {
 		t.Errorf("the watch allocates %v times", n)
 	}
 
@@ -71,14 +71,14 @@ func TestAllocations(t *testing.T) {
 
 // An event on its way from an engine's socket to a client's allocates nothing, in any
 // protocol.
-func TestEventAllocatesNothing(t *testing.T) { onBoth(t, testEventAllocatesNothing) }
+func TestEventAllocatesNothing(t *testing.T) { withBothRelayModes(t, testEventAllocatesNothing) }
 
-func testEventAllocatesNothing(t *testing.T, by Relay) {
+func testEventAllocatesNothing(t *testing.T, by RelayMode) {
 	if raceOn {
 		t.Skip("the race detector makes pools forget")
 	}
 	const events = 500
-	for _, p := range protocolEnds {
+	for _, p := range protocolEndings {
 		conns := make(chan net.Conn, 1)
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(p.event))
@@ -87,7 +87,7 @@ func testEventAllocatesNothing(t *testing.T, by Relay) {
 			return false
 		})
 		ends := make(chan relay.Result, 1)
-		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 		c := r.dial()
 		c.send(post(p.path, streamDoc))
 		for line := ""; line != "\r\n"; { // the head
@@ -101,7 +101,7 @@ func testEventAllocatesNothing(t *testing.T, by Relay) {
 		if _, err := io.ReadFull(c.br, got); err != nil {
 			t.Fatal(err)
 		}
-		r.onLoops(by, 1)
+		r.waitStreamsOnLoops(by, 1)
 		pass := func() {
 			if _, err := engine.Write(event); err != nil {
 				t.Fatal(err)

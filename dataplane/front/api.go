@@ -32,41 +32,41 @@ type Pages interface {
 // Observer is told of what the front saw. Methods are called on the request's
 // goroutine and must not block or allocate.
 type Observer interface {
-	Accepted()                                             // an inference request was admitted
-	Refused(endpoint string, reason Reason)                // refused before or by the Handler
-	AnswerCut(endpoint string, cause relay.Cause)          // a whole answer's client did not take it; Ended follows
-	Ended(endpoint string, status int, took time.Duration) // a response's last byte was written
-	Panicked(requestID string, value any, stack []byte)    // recovered
-	Connections(open int)                                  // changed
+	Accepted()                                                     // an inference request was admitted
+	Refused(endpoint string, reason Reason)                        // refused before or by the Handler
+	ResponseCut(endpoint string, cause relay.Cause)                // a whole answer's client did not take it; Ended follows
+	ResponseEnded(endpoint string, status int, took time.Duration) // a response's last byte was written
+	Panicked(requestID string, value any, stack []byte)            // recovered
+	Connections(open int)                                          // changed
 }
 
-// Gate says who may send requests, by the keys they show. It is asked on the
+// Authenticator says who may send requests, by the keys they show. It is asked on the
 // request path, before the body is read, and must not block.
-type Gate interface {
+type Authenticator interface {
 	// Enter gives the holder of key, or why the request may not enter; the holder
 	// too, where it is known who it is. key is borrowed, nil when none was shown.
 	// counts: the request counts against the holder's limits; not so that for a page.
-	Enter(key []byte, counts bool) (Pass, *Denial)
+	Authenticate(key []byte, counts bool) (Principal, *Rejection)
 }
 
-// Pass is the right of one key's holder. It outlives the request.
-type Pass interface {
+// Principal is the right of one key's holder. It outlives the request.
+type Principal interface {
 	Name() string
 	Allows(model string) bool // "": every model
 	// Reached says why a request that came now would be refused for a limit, nil when
 	// it would not; it takes nothing.
-	Reached() *Denial
+	CheckLimits() *Rejection
 	// Reserve takes tokens of what the holder may use, for a request about to use them,
 	// or says why they are not to be had. Each Reserve is followed by one Settle.
-	Reserve(tokens int) *Denial
+	Reserve(tokens int) *Rejection
 	// Settle puts the tokens that a request has spent in the place of those reserved for it.
-	Settle(reserved, spent int)
+	Commit(reserved, spent int)
 	// Limits tells show the header lines that say what is left.
-	Limits(show func(name, value string))
+	VisitLimitHeaders(show func(name, value string))
 }
 
-// Denial is why a request may not enter.
-type Denial struct {
+// Rejection is why a request may not enter.
+type Rejection struct {
 	Reason     Reason
 	Message    string
 	RetryAfter time.Duration
@@ -74,12 +74,12 @@ type Denial struct {
 
 // Options of a Server; zero values mean the default in brackets.
 type Options struct {
-	Handler  Handler
-	Pages    Pages
-	Observer Observer // may be nil
-	Log      *slog.Logger
-	Gate     Gate        // nil: anybody may send requests
-	TLS      *tls.Config // nil: plain HTTP
+	Handler       Handler
+	Pages         Pages
+	Observer      Observer // may be nil
+	Log           *slog.Logger
+	Authenticator Authenticator // nil: anybody may send requests
+	TLS           *tls.Config   // nil: plain HTTP
 
 	MaxBodyBytes    int64 // [32 MiB]
 	BodyBudgetBytes int64 // all bodies together [1 GiB]
@@ -99,7 +99,7 @@ type Options struct {
 
 	// CompressMin: answers of so many bytes and more that are no streams go out in
 	// the coding that the client accepts; 0: none does. Of those that are relayed JSON
-	// does, see encodeRelayed. Encoded requests are always read, MaxBodyBytes being the
+	// does, see compressRelayed. Encoded requests are always read, MaxBodyBytes being the
 	// bound of what they hold.
 	CompressMin int
 	// CompressStreams: streams too, event by event.
@@ -108,21 +108,21 @@ type Options struct {
 	CORS    *CORS   // nil: browsers' pages of other origins are told nothing
 	Proxies Proxies // whom to believe where a request comes from
 
-	// OwnKeys: the keys that clients show are meant for this router, or the engines
+	// WithholdClientKeys: the keys that clients show are meant for this router, or the engines
 	// are shown one of its own: clients' do not reach engines. True with a Gate.
-	OwnKeys bool
+	WithholdClientKeys bool
 
-	// EarlyHead: a stream's head goes out EarlyHeadAfter after its request was given to
+	// EarlyHeaders: a stream's head goes out EarlyHeadersAfter after its request was given to
 	// an engine (Exchange.Dispatched) where that has not answered by then; else with
 	// the engine's. What fails from then on is told by an event: the status was 200.
-	EarlyHead      bool
-	EarlyHeadAfter time.Duration // [0: at once]
+	EarlyHeaders      bool
+	EarlyHeadersAfter time.Duration // [0: at once]
 	// KeepAlive is how often a comment goes to a client whose stream has begun and who
 	// waits for the engine's first byte; 0: never.
 	KeepAlive time.Duration
 
-	Relay        Relay // what drives streams [RelayLoop]
-	RelayThreads int   // event loops [one for each CPU]
+	RelayMode    RelayMode // what drives streams [RelayLoop]
+	RelayThreads int       // event loops [one for each CPU]
 
 	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
 	// disaggregated_params sent by a client are cut out instead of refused.
@@ -132,39 +132,39 @@ type Options struct {
 	MediaHosts MediaHosts
 }
 
-// Leaver tells of a client's leaving; see Exchange.OnGone and Exchange.Gone.
-type Leaver interface {
-	OnGone(f func())
-	Gone() bool
+// ClientGoneNotifier tells of a client's leaving; see Exchange.OnClientGone and Exchange.Gone.
+type ClientGoneNotifier interface {
+	OnClientGone(f func())
+	ClientGone() bool
 }
 
-// Relay says what drives streams once their head is out.
-type Relay string
+// RelayMode says what drives streams once their head is out.
+type RelayMode string
 
 // What may drive streams.
 const (
-	RelayLoop      Relay = "loop"      // event loops; goroutines where the kernel refuses them
-	RelayGoroutine Relay = "goroutine" // a goroutine for each stream
+	RelayLoop      RelayMode = "loop"      // event loops; goroutines where the kernel refuses them
+	RelayGoroutine RelayMode = "goroutine" // a goroutine for each stream
 )
 
-// Relayed is whose stream is relayed: one for each, which is why it is no functions.
-type Relayed interface {
+// StreamHandler is whose stream is relayed: one for each, which is why it is no functions.
+type StreamHandler interface {
 	// FirstToken is called on the thread that relays, and must not block.
 	FirstToken()
 	// End is called once, after the last byte, on a goroutine; the response has been
 	// Released.
-	End(relay.Result)
+	Ended(relay.Result)
 	// Next asks other workers for a stream with a Transcript, when its own engine fails, and
 	// gives the answer of one, which the front owns from then on, with the call; nil
 	// when there is none. It has a goroutine, may block, and hears of a client that leaves by
 	// client as a Handler does by its Exchange.
-	Next(b relay.Break, client Leaver) (*upstream.Response, *upstream.Call)
+	NextEngine(b relay.Interruption, client ClientGoneNotifier) (*upstream.Response, *upstream.Call)
 }
 
-// Storer is a Relayed that wants to know the id of the response that its stream is about.
-type Storer interface {
+// ResponseIDObserver is a Relayed that wants to know the id of the response that its stream is about.
+type ResponseIDObserver interface {
 	// Stored is called at most once, on the thread that relays, and must not block.
-	Stored(id string)
+	ResponseID(id string)
 }
 
 // Doner is a Relayed that wants to know when its stream's own last event has been read; the
@@ -177,7 +177,7 @@ type Doner interface {
 // RelayHooks is what else is to be done with a stream.
 type RelayHooks struct {
 	// Of is whose it is; nil: nobody is told, or asked.
-	Of Relayed
+	Handler StreamHandler
 	// Rewrite, when set, changes the events of the stream on their way.
 	Rewrite relay.Rewriter
 	// Transcript, when set, lets the stream go on from another engine when its own fails;
@@ -187,5 +187,5 @@ type RelayHooks struct {
 	// Choices is how many the client asked for (n); 0: it said nothing. See relay.Options.
 	Choices int
 	// By, when set, is the end of the client's time: see relay.Options.
-	By time.Time
+	ClientDeadline time.Time
 }

@@ -33,7 +33,7 @@ func TestBodyLimit(t *testing.T) {
 		for kind, raw := range map[string]string{"sized": chatPost(doc(n)), "chunked": chunked(doc(n))} {
 			c := r.dial()
 			_, _ = c.Write([]byte(raw))
-			if resp, body := c.answer(); resp.StatusCode != 200 || body != fmt.Sprint(n) {
+			if resp, body := c.readResponse(); resp.StatusCode != 200 || body != fmt.Sprint(n) {
 				t.Errorf("%s, %d bytes: %d %q", kind, n, resp.StatusCode, body)
 			}
 		}
@@ -42,7 +42,7 @@ func TestBodyLimit(t *testing.T) {
 	for kind, raw := range map[string]string{"sized": chatPost(doc(limit + 1)), "chunked": chunked(doc(limit + 1))} {
 		c := r.dial()
 		_, _ = c.Write([]byte(raw))
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != 413 || resp.Header.Get("X-Sluice-Reason") != string(BodyTooLarge) {
 			t.Errorf("%s over the limit: %d %q", kind, resp.StatusCode, body)
 		}
@@ -51,13 +51,13 @@ func TestBodyLimit(t *testing.T) {
 	// A declared excess is refused before the body comes.
 	c := r.dial()
 	c.send(atHost + "Content-Length: 99999999999\r\n\r\n{")
-	if resp, _ := c.answer(); resp.StatusCode != 413 {
+	if resp, _ := c.readResponse(); resp.StatusCode != 413 {
 		t.Errorf("declared excess: %d", resp.StatusCode)
 	}
 	if r.calls.Load() != before {
 		t.Error("the handler ran on a body over the limit")
 	}
-	if used := r.s.budget.Used(); used != 0 {
+	if used := r.server.budget.Used(); used != 0 {
 		t.Errorf("%d bytes of the budget are still held", used)
 	}
 }
@@ -81,41 +81,41 @@ func TestBodyBudget(t *testing.T) {
 	}
 	c := r.dial()
 	c.send(chatPost(doc(limit)))
-	resp, body := c.answer()
-	if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(BudgetSpent) || resp.Header.Get("Retry-After") != "1" {
+	resp, body := c.readResponse()
+	if resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(BudgetExhausted) || resp.Header.Get("Retry-After") != "1" {
 		t.Errorf("over the budget: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
 	// A small request still fits.
 	c = r.dial()
 	c.send(chatPost(hello))
-	if resp, _ := c.answer(); resp.StatusCode != 200 {
+	if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("small request: %d", resp.StatusCode)
 	}
 	close(free)
 	for _, c := range waiting {
-		if resp, _ := c.answer(); resp.StatusCode != 200 {
+		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Errorf("held request: %d", resp.StatusCode)
 		}
 	}
-	until(t, "budget given back", func() bool { return r.s.budget.Used() == 0 })
+	eventually(t, "budget given back", func() bool { return r.server.budget.Used() == 0 })
 }
 
 // Declared bodies that do not come take little memory.
-func TestStalledBodiesHoldLittle(t *testing.T) {
+func TestStalledBodiesUseLittleMemory(t *testing.T) {
 	r := start(t, Options{}, echo)
 	for range 50 {
 		c := r.dial()
 		c.send(fmt.Sprintf("%sContent-Length: %d\r\n\r\n", atHost, 30<<20) + doc(9<<10))
 	}
-	until(t, "bodies begun", func() bool { return r.s.budget.Used() > 0 })
+	eventually(t, "bodies begun", func() bool { return r.server.budget.Used() > 0 })
 	time.Sleep(50 * time.Millisecond)
-	if used := r.s.budget.Peak(); used > 50*int64(membudget.SizeOf(firstBody)) {
+	if used := r.server.budget.Peak(); used > 50*int64(membudget.SizeOf(initialBodyBuf)) {
 		t.Errorf("50 stalled bodies of 30 MiB take %d bytes", used)
 	}
-	t.Logf("reliability 2: 50 bodies of 30 MiB that stopped after 9 KiB held %d KiB", r.s.budget.Peak()>>10)
+	t.Logf("reliability 2: 50 bodies of 30 MiB that stopped after 9 KiB held %d KiB", r.server.budget.Peak()>>10)
 }
 
-func TestSlowBodyIsCut(t *testing.T) {
+func TestSlowBodyTimesOut(t *testing.T) {
 	for name, raw := range map[string]string{
 		"small sized": atHost + "Content-Length: 13\r\n\r\n{",
 		"large sized": atHost + "Content-Length: 100000\r\n\r\n" + doc(10_000),
@@ -124,41 +124,41 @@ func TestSlowBodyIsCut(t *testing.T) {
 		r := start(t, Options{BodyTimeout: 150 * time.Millisecond}, echo)
 		c := r.dial()
 		c.send(raw)
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != 408 || resp.Header.Get("X-Sluice-Reason") != string(RequestTimeout) {
 			t.Errorf("%s: %d %s", name, resp.StatusCode, body)
 		}
-		c.closed()
+		c.expectClosed()
 	}
 }
 
-func TestSlowHeadIsCut(t *testing.T) {
+func TestSlowHeadTimesOut(t *testing.T) {
 	r := start(t, Options{HeadTimeout: 500 * time.Millisecond}, echo)
 	c := r.dial()
 	began := time.Now()
 	c.send(requestLine + "Host:")
 	time.Sleep(300 * time.Millisecond)
 	c.send("x") // trickling does not prolong it
-	if resp, body := c.answer(); resp.StatusCode != 408 {
+	if resp, body := c.readResponse(); resp.StatusCode != 408 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	if took := time.Since(began); took < 400*time.Millisecond {
 		t.Errorf("cut after %v", took)
 	}
-	c.closed()
+	c.expectClosed()
 
 	// The same on a connection that has served before.
 	c = r.dial()
 	c.send(chatPost(hello))
-	c.answer()
+	c.readResponse()
 	c.send(requestLine + "Host:")
-	if resp, body := c.answer(); resp.StatusCode != 408 {
+	if resp, body := c.readResponse(); resp.StatusCode != 408 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
-	c.closed()
+	c.expectClosed()
 
 	silent := r.dial()
-	silent.closed()
+	silent.expectClosed()
 }
 
 // A body that trickles, but not too slowly, is read whole.
@@ -171,7 +171,7 @@ func TestSteadyBodyPasses(t *testing.T) {
 		c.send(body[i : i+500])
 		time.Sleep(time.Millisecond)
 	}
-	if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+	if resp, got := c.readResponse(); resp.StatusCode != 200 || got != body {
 		t.Errorf("%d, %d bytes", resp.StatusCode, len(got))
 	}
 }
@@ -188,7 +188,7 @@ func TestForbiddenFields(t *testing.T) {
 			body := `{"model":"m","` + f.name + `":` + v + `,"z":1}`
 			c := refuse.dial()
 			c.send(chatPost(body))
-			resp, text := c.answer()
+			resp, text := c.readResponse()
 			if resp.StatusCode != 400 {
 				t.Errorf("%s: %d", body, resp.StatusCode)
 			}
@@ -205,13 +205,13 @@ func TestForbiddenFields(t *testing.T) {
 		body := `{"model":"m", "` + f.name + `":` + v + `,"z":12345678901234567890}`
 		c := refuse.dial()
 		c.send(chatPost(body))
-		resp, text := c.answer()
+		resp, text := c.readResponse()
 		if resp.Header.Get("X-Sluice-Reason") != string(ForbiddenField) {
 			t.Errorf("%s: %v %s", body, resp.Header, text)
 		}
 		c = strip.dial()
 		c.send(chatPost(body))
-		resp, text = c.answer()
+		resp, text = c.readResponse()
 		if resp.StatusCode != 200 || strings.Contains(text, f.name) {
 			t.Errorf("stripped %s: %d %s", body, resp.StatusCode, text)
 		}
@@ -220,11 +220,11 @@ func TestForbiddenFields(t *testing.T) {
 		null := `{"` + f.name + `":null,"model":"m"}`
 		c = refuse.dial()
 		c.send(chatPost(null))
-		if resp, text := c.answer(); resp.StatusCode != 200 || text != null {
+		if resp, text := c.readResponse(); resp.StatusCode != 200 || text != null {
 			t.Errorf("%s: %d %s", null, resp.StatusCode, text)
 		}
 	}
-	if n := strip.s.budget.Used(); n != 0 {
+	if n := strip.server.budget.Used(); n != 0 {
 		t.Errorf("%d bytes of the budget are still held", n)
 	}
 }
@@ -238,7 +238,7 @@ func TestBadJSON(t *testing.T) {
 	} {
 		c := r.dial()
 		c.send(chatPost(body))
-		resp, text := c.answer()
+		resp, text := c.readResponse()
 		if resp.StatusCode != 400 {
 			t.Errorf("%q: %d", body, resp.StatusCode)
 		}
@@ -248,7 +248,7 @@ func TestBadJSON(t *testing.T) {
 		contains(t, text, "want")
 		// The connection lives on.
 		c.send(chatPost(hello))
-		if resp, _ := c.answer(); resp.StatusCode != 200 {
+		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Errorf("after %q: %d", body, resp.StatusCode)
 		}
 	}
@@ -267,7 +267,7 @@ func TestHeadInPieces(t *testing.T) {
 			c.send(raw[:cut])
 			time.Sleep(time.Millisecond)
 			c.send(raw[cut:])
-			if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+			if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 				t.Errorf("pad %d, cut at %d: %d %q", pad, cut, resp.StatusCode, body)
 			}
 			_ = c.Close()
@@ -276,23 +276,23 @@ func TestHeadInPieces(t *testing.T) {
 }
 
 // Clients that send nothing hold no buffer, those that trickle a head a small one.
-func TestTricklingHeadsHoldLittle(t *testing.T) {
+func TestTricklingHeadsUseLittleMemory(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
 	c.send("P")
 	r.dial()
-	until(t, "both connected", func() bool {
-		r.s.conns.mu.Lock()
-		defer r.s.conns.mu.Unlock()
-		for _, c := range r.s.conns.all {
+	eventually(t, "both connected", func() bool {
+		r.server.conns.mu.Lock()
+		defer r.server.conns.mu.Unlock()
+		for _, c := range r.server.conns.conns {
 			if c.active.Load() {
 				t.Error("half a head of a new connection is not closed to make room")
 			}
 		}
-		return len(r.s.conns.all) == 2
+		return len(r.server.conns.conns) == 2
 	})
 	c.send(chatPost(hello)[1:])
-	if resp, _ := c.answer(); resp.StatusCode != 200 {
+	if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("%d", resp.StatusCode)
 	}
 }

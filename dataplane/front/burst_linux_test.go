@@ -17,13 +17,13 @@ import (
 
 // Four clients whose small bodies are long once decoded keep a router on one core busy:
 // others who come meanwhile are accepted all the same, and slow ones cut.
-func TestBurstBesideDecoding(t *testing.T) {
+func TestBurstDuringDecoding(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a process of its own, some seconds long")
 	}
 	const others, head, most = 300, 2 * time.Second, 3 * time.Second
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
-	router, _ := launch(t, coresHere(t)[0], routerFor+"=127.0.0.1:1")
+	router, _ := startProcess(t, availableCores(t)[0], routerRole+"=127.0.0.1:1")
 	w, err := zstd.NewWriter(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestBurstBesideDecoding(t *testing.T) {
 					return
 				}
 				for br := bufio.NewReader(nc); !over.Load(); {
-					_ = nc.SetDeadline(time.Now().Add(patience))
+					_ = nc.SetDeadline(time.Now().Add(testTimeout))
 					_, _ = nc.Write(request)
 					resp, err := http.ReadResponse(br, nil)
 					if err != nil {
@@ -61,7 +61,7 @@ func TestBurstBesideDecoding(t *testing.T) {
 			}
 		})
 	}
-	until(t, "bodies are decoded", func() bool { return answered.Load() >= 8 })
+	eventually(t, "bodies are decoded", func() bool { return answered.Load() >= 8 })
 
 	// all has so many clients send the same, at once; it gives how long the last waited for
 	// its answer.
@@ -77,7 +77,7 @@ func TestBurstBesideDecoding(t *testing.T) {
 					return
 				}
 				defer nc.Close()
-				_ = nc.SetDeadline(began.Add(head + patience))
+				_ = nc.SetDeadline(began.Add(head + testTimeout))
 				_, _ = io.WriteString(nc, send)
 				resp, err := http.ReadResponse(bufio.NewReader(nc), nil)
 				if err != nil || resp.StatusCode != status {

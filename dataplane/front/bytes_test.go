@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/dataplane/coding"
+	"sluice/dataplane/compression"
 )
 
 // randomChat is a chat of about n bytes, with a member that is cut where StripForbidden says.
@@ -46,14 +46,14 @@ func TestBodiesByteForByte(t *testing.T) {
 	sizes := []int{0, 100, 4 << 10, 11_900, 12_100, 12_288, 13_000, 16 << 10, 32 << 10, 49_152, 100_000, 200_000, 900_000, 1_100_000, 3 << 20}
 	for i := range 150 {
 		body := randomChat(rng, sizes[i%len(sizes)]+rng.IntN(64))
-		encoding := coding.Coding(rng.IntN(3))
+		encoding := compression.Algorithm(rng.IntN(3))
 		sent := encoding.Append(nil, body)
 		head := "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-		if encoding != coding.Identity {
+		if encoding != compression.Identity {
 			head += "Content-Encoding: " + encoding.String() + "\r\n"
 		}
-		answered := coding.Coding(rng.IntN(3))
-		if answered != coding.Identity {
+		answered := compression.Algorithm(rng.IntN(3))
+		if answered != compression.Identity {
 			head += "Accept-Encoding: " + answered.String() + "\r\n"
 		}
 		if rng.IntN(2) == 0 {
@@ -94,7 +94,7 @@ func TestBodiesByteForByte(t *testing.T) {
 			if !bytes.Equal(seen, body) {
 				t.Fatalf("%s: the handler got other bytes", what)
 			}
-		} else if want, have := objectOf(t, body), objectOf(t, seen); true {
+		} else if want, have := marshalObject(t, body), marshalObject(t, seen); true {
 			delete(want, "kv_transfer_params")
 			if !reflect.DeepEqual(have, want) {
 				t.Fatalf("%s: another object without its member", what)
@@ -107,7 +107,7 @@ func TestBodiesByteForByte(t *testing.T) {
 	}
 }
 
-func objectOf(t *testing.T, b []byte) (object map[string]any) {
+func marshalObject(t *testing.T, b []byte) (object map[string]any) {
 	t.Helper()
 	if err := json.Unmarshal(b, &object); err != nil {
 		t.Fatalf("%v in %.200q", err, b)

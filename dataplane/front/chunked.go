@@ -9,39 +9,39 @@ import (
 const (
 	// A chunk's size has at most so many digits, leading zeros among them: no sum of it
 	// with anything overflows, here or at a proxy that counts in 64 bits.
-	sizeDigits = 15
+	maxSizeDigits = 15
 	// An extension says nothing to us and is passed over, as RFC 9112, 7.1.1, asks; those that
 	// are in use (signatures of chunks) have 81 bytes.
-	extensionBytes = 256
+	maxExtensionBytes = 256
 	// The framing of a body, its sizes, extensions and line ends, may have so much: framingBase,
 	// as many bytes as the body, and framingStep for each chunk: its size and two line ends.
 	framingBase = 16 << 10
 	framingStep = 8
-	// trailerName is how much of a trailer's name is kept: longer ones are no field we know.
-	trailerName = 80
+	// maxTrailerName is how much of a trailer's name is kept: longer ones are no field we know.
+	maxTrailerName = 80
 )
 
-// chunked reads the payload of a body of transfer coding chunked (RFC 9112, 7.1). It takes
+// chunkedReader reads the payload of a body of transfer coding chunked (RFC 9112, 7.1). It takes
 // CRLF for a line end and nothing else, and of src not a byte that is not the body's for
 // sure. So what comes behind the body lies where the framing says, to us as to any proxy in
 // front, and the connection may serve another request.
 //
 // It is stricter than upstream.Chunks, which passes on what engines send: no white space
 // behind a size. Its errors are for the client, and repeat a few bytes of what it sent.
-type chunked struct {
-	src   io.Reader
-	limit int64 // of the payload
-	most  int64 // of all trailers
-	read  int64 // payload that was given
-	count int64 // chunks that have begun
-	over  int64 // bytes of framing, but for trailers
-	size  int64 // of this chunk
-	left  int64 // of it
-	line  int64 // digits of this size, bytes of this extension or of all trailers
-	named int   // of name
-	state chunkState
-	ahead [5]byte           // read from src
-	name  [trailerName]byte // of this trailer; the digits of this size
+type chunkedReader struct {
+	src          io.Reader
+	limit        int64 // of the payload
+	maxTrailers  int64 // of all trailers
+	read         int64 // payload that was given
+	chunks       int64 // chunks that have begun
+	framingBytes int64 // bytes of framing, but for trailers
+	size         int64 // of this chunk
+	remaining    int64 // of it
+	lineBytes    int64 // digits of this size, bytes of this extension or of all trailers
+	nameLen      int   // of name
+	state        chunkState
+	buffered     [5]byte              // read from src
+	name         [maxTrailerName]byte // of this trailer; the digits of this size
 }
 
 type chunkState uint8
@@ -61,9 +61,9 @@ const (
 	chunkDone
 )
 
-// sure is how many bytes of framing come in a state before any of the payload, at least: so
+// minFraming is how many bytes of framing come in a state before any of the payload, at least: so
 // many can be read without one that is not the framing's.
-var sure = [...]int{
+var minFraming = [...]int{
 	chunkSize:    len("\r\n"),
 	chunkExt:     len("\r\n"),
 	chunkSizeLF:  len("\n"),
@@ -77,24 +77,24 @@ var sure = [...]int{
 }
 
 var (
-	errAnnounced = errors.New("a chunk goes beyond the limit of the body")
-	errFraming   = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
+	errBodyTooLarge = errors.New("a chunk goes beyond the limit of the body")
+	errFraming      = errors.New("the framing of its chunks (sizes, extensions) is larger than 16 KiB, " +
 		"8 bytes for each and the body itself")
 	errTrailers = errors.New("its trailers are no well-formed header lines: " +
 		"each must be a name, a colon and a value without control characters, and end with CRLF")
 )
 
-// begins makes c ready for a body that comes from src, with trailers of at most most bytes.
-func (c *chunked) begins(src io.Reader, most int64) {
-	c.src, c.most = src, most
-	c.read, c.count, c.over, c.left, c.line, c.state = 0, 0, 0, 0, 0, chunkSize
+// reset makes c ready for a body that comes from src, with trailers of at most most bytes.
+func (c *chunkedReader) reset(src io.Reader, maxTrailers int64) {
+	c.src, c.maxTrailers = src, maxTrailers
+	c.read, c.chunks, c.framingBytes, c.remaining, c.lineBytes, c.state = 0, 0, 0, 0, 0, chunkSize
 }
 
 // Read fills p, or gives the rest of the body with io.EOF; what comes behind p's last byte
 // before the next of the payload it takes as well, so that a body which just fits ends in
-// it. With errAnnounced nothing of the chunk at fault has been taken, and a higher limit
+// it. With errBodyTooLarge nothing of the chunk at fault has been taken, and a higher limit
 // lets it come. No other error can be gone on from.
-func (c *chunked) Read(p []byte) (n int, err error) {
+func (c *chunkedReader) Read(p []byte) (n int, err error) {
 	for {
 		var got int
 		switch c.state {
@@ -102,20 +102,20 @@ func (c *chunked) Read(p []byte) (n int, err error) {
 			return n, io.EOF
 		case chunkData:
 			switch {
-			case c.left > c.limit-c.read:
-				return n, errAnnounced
+			case c.remaining > c.limit-c.read:
+				return n, errBodyTooLarge
 			case n == len(p):
 				return n, nil
 			}
-			got, err = c.src.Read(p[n:min(int64(len(p)), int64(n)+c.left)])
+			got, err = c.src.Read(p[n:min(int64(len(p)), int64(n)+c.remaining)])
 			n += got
 			c.read += int64(got)
-			if c.left -= int64(got); c.left == 0 {
+			if c.remaining -= int64(got); c.remaining == 0 {
 				c.state = chunkDataCR
 			}
 		default:
-			got, err = c.src.Read(c.ahead[:sure[c.state]])
-			if failed := c.step(c.ahead[:got]); failed != nil {
+			got, err = c.src.Read(c.buffered[:minFraming[c.state]])
+			if failed := c.parseFraming(c.buffered[:got]); failed != nil {
 				return n, failed
 			}
 		}
@@ -129,47 +129,47 @@ func (c *chunked) Read(p []byte) (n int, err error) {
 	}
 }
 
-// step takes bytes of framing.
-func (c *chunked) step(p []byte) error {
+// parseFraming takes bytes of framing.
+func (c *chunkedReader) parseFraming(p []byte) error {
 	for _, b := range p {
 		if c.state < trailerStart {
-			c.over++
+			c.framingBytes++
 		}
 		switch c.state {
 		case chunkSize:
 			d := hexDigit(b)
 			switch {
-			case d < 16 && c.line < sizeDigits:
-				c.name[c.line] = b
-				c.line++
-				c.left = c.left<<4 | int64(d)
-			case b == '\r' && c.line > 0:
+			case d < 16 && c.lineBytes < maxSizeDigits:
+				c.name[c.lineBytes] = b
+				c.lineBytes++
+				c.remaining = c.remaining<<4 | int64(d)
+			case b == '\r' && c.lineBytes > 0:
 				c.state = chunkSizeLF
-			case b == ';' && c.line > 0:
-				c.state, c.line = chunkExt, 1
+			case b == ';' && c.lineBytes > 0:
+				c.state, c.lineBytes = chunkExt, 1
 			default:
 				return fmt.Errorf("a chunk's size must be 1 to %d hexadecimal digits with CRLF, "+
-					"or a semicolon and an extension, right behind them, got %q", sizeDigits, append(c.name[:c.line:c.line], b))
+					"or a semicolon and an extension, right behind them, got %q", maxSizeDigits, append(c.name[:c.lineBytes:c.lineBytes], b))
 			}
 		case chunkExt:
-			switch c.line++; {
+			switch c.lineBytes++; {
 			case b == '\r':
 				c.state = chunkSizeLF
 			case b < ' ' && b != '\t' || b == 0x7f:
 				return fmt.Errorf("a chunk's extension must not hold control characters and must end with CRLF, got %q", b)
-			case c.line > extensionBytes:
-				return fmt.Errorf("a chunk's extension must not be larger than %d bytes", extensionBytes)
+			case c.lineBytes > maxExtensionBytes:
+				return fmt.Errorf("a chunk's extension must not be larger than %d bytes", maxExtensionBytes)
 			}
 		case chunkSizeLF:
 			if b != '\n' {
 				return fmt.Errorf("a chunk's size must end with CRLF, got %q", []byte{'\r', b})
 			}
-			c.size, c.line, c.state = c.left, 0, chunkData
+			c.size, c.lineBytes, c.state = c.remaining, 0, chunkData
 			if c.size == 0 {
 				c.state = trailerStart
 				continue
 			}
-			if c.count++; c.over > framingBase+c.read+framingStep*c.count {
+			if c.chunks++; c.framingBytes > framingBase+c.read+framingStep*c.chunks {
 				return errFraming
 			}
 		case chunkDataCR:
@@ -183,7 +183,7 @@ func (c *chunked) step(p []byte) error {
 			}
 			c.state = chunkSize
 		default:
-			if err := c.trailer(b); err != nil {
+			if err := c.parseTrailer(b); err != nil {
 				return err
 			}
 		}
@@ -191,11 +191,11 @@ func (c *chunked) step(p []byte) error {
 	return nil
 }
 
-// trailer takes a byte behind the last chunk. Trailers go nowhere; those are refused that
+// parseTrailer takes a byte behind the last chunk. Trailers go nowhere; those are refused that
 // are not for a reader of the lines, and might be taken for a part of the head.
-func (c *chunked) trailer(b byte) error {
-	if c.line++; c.line > c.most {
-		return fmt.Errorf("its trailers are larger than %d bytes", c.most)
+func (c *chunkedReader) parseTrailer(b byte) error {
+	if c.lineBytes++; c.lineBytes > c.maxTrailers {
+		return fmt.Errorf("its trailers are larger than %d bytes", c.maxTrailers)
 	}
 	switch c.state {
 	case trailerStart, trailerKey:
@@ -203,7 +203,7 @@ func (c *chunked) trailer(b byte) error {
 		case c.state == trailerStart && b == '\r':
 			c.state = chunkLastLF
 		case c.state == trailerKey && b == ':':
-			if name := c.name[:c.named]; belongsInHead(name) {
+			if name := c.name[:c.nameLen]; forbiddenTrailer(name) {
 				return fmt.Errorf("a trailer must not be a field that belongs in the head, as %s does", name)
 			}
 			c.state = trailerValue
@@ -211,9 +211,9 @@ func (c *chunked) trailer(b byte) error {
 			return errTrailers
 		default:
 			if c.state == trailerStart {
-				c.state, c.named = trailerKey, 0
+				c.state, c.nameLen = trailerKey, 0
 			}
-			c.named += copy(c.name[c.named:], []byte{b})
+			c.nameLen += copy(c.name[c.nameLen:], []byte{b})
 		}
 	case trailerValue:
 		switch {
@@ -235,9 +235,9 @@ func (c *chunked) trailer(b byte) error {
 	return nil
 }
 
-// belongsInHead says whether a field is none for trailers (RFC 9110, 6.5.1): it frames or
+// forbiddenTrailer says whether a field is none for trailers (RFC 9110, 6.5.1): it frames or
 // routes the message, says who sends it, or tells how to read it.
-func belongsInHead(name []byte) bool {
+func forbiddenTrailer(name []byte) bool {
 	for _, prefix := range [...]string{"X-Forwarded", "X-Real-IP"} {
 		if len(name) >= len(prefix) && equalFold(name[:len(prefix)], prefix) {
 			return true

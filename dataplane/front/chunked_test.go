@@ -22,8 +22,8 @@ import (
 // readChunked reads a body of at most limit bytes that comes from src in pieces of at most
 // size bytes.
 func readChunked(src io.Reader, limit int64, size int) (body []byte, err error) {
-	var c chunked
-	c.begins(src, 16<<10)
+	var c chunkedReader
+	c.reset(src, 16<<10)
 	c.limit = limit
 	p := make([]byte, size)
 	for {
@@ -67,7 +67,7 @@ func TestChunkedReader(t *testing.T) {
 		{"1;a\r\nx\r\n0;b=c\r\n\r\n", "x", ""},
 		{"1;\r\nx\r\n0\r\n\r\n", "x", ""},
 		{"1;a=\"b ;\\\"\xc3\xa9\"\t\r\nx\r\n0\r\n\r\n", "x", ""},
-		{"1;" + long[:extensionBytes-1] + "\r\nx\r\n0\r\n\r\n", "x", ""},
+		{"1;" + long[:maxExtensionBytes-1] + "\r\nx\r\n0\r\n\r\n", "x", ""},
 		{"0\r\nA: b\r\nC:\r\nd:\t\r\n\r\n", "", ""},
 		{"0\r\nA:" + long[:chunkTrailers-len("A:\r\n\r\n")] + "\r\n\r\n", "", ""},
 		{"10000\r\n" + long + "\r\n0\r\n\r\n", long, ""},
@@ -114,16 +114,16 @@ func TestChunkedReader(t *testing.T) {
 		{"5;a\x00\r\nhello", "", ext + `'\x00'`},
 		{"5;a\x7f\r\nhello", "", ext + `'\x7f'`},
 		{"5;a\rb\r\nhello", "", crlf + `"\rb"`},
-		{"5;" + long[:extensionBytes] + "\r\nhello", "", "a chunk's extension must not be larger than 256 bytes"},
+		{"5;" + long[:maxExtensionBytes] + "\r\nhello", "", "a chunk's extension must not be larger than 256 bytes"},
 		{"5;" + long, "", "a chunk's extension must not be larger than 256 bytes"},
 		{"5\r\nhello0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "0"`},
 		{"5\r\nhello\n0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "\n"`},
 		{"5\r\nhello\r0\r\n\r\n", "hello", `the 5 bytes of a chunk must be followed by CRLF, got "\r0"`},
 		{"4\r\nhello\r\n0\r\n\r\n", "hell", `the 4 bytes of a chunk must be followed by CRLF, got "o"`},
 		{"6\r\nhello\r\n0\r\n\r\n", "hello\r", `the 6 bytes of a chunk must be followed by CRLF, got "\n"`},
-		{"10001\r\n", "", errAnnounced.Error()},
-		{"fffffffffffffff\r\n", "", errAnnounced.Error()},
-		{"5\r\nhello\r\nfffc\r\n", "hello", errAnnounced.Error()},
+		{"10001\r\n", "", errBodyTooLarge.Error()},
+		{"fffffffffffffff\r\n", "", errBodyTooLarge.Error()},
+		{"5\r\nhello\r\nfffc\r\n", "hello", errBodyTooLarge.Error()},
 		{strings.Repeat("1;"+long[:200]+"\r\nx\r\n", 100), strings.Repeat("x", 83), errFraming.Error()},
 		{strings.Repeat("00000000000001\r\nx\r\n", 4000), strings.Repeat("x", 1820), errFraming.Error()},
 		{"0\r\n\n", "", lines},
@@ -151,7 +151,7 @@ func TestChunkedReader(t *testing.T) {
 			"in halves":    iotest.HalfReader,
 			"with its end": iotest.DataErrReader,
 		} {
-			if name == "with its end" && k.fails == errAnnounced.Error() {
+			if name == "with its end" && k.fails == errBodyTooLarge.Error() {
 				continue // what is to be gone on from has not ended
 			}
 			for _, size := range []int{1, 3, 128 << 10} {
@@ -175,7 +175,7 @@ func TestChunkedReader(t *testing.T) {
 }
 
 // Wherever a body is torn, it is the same one.
-func TestChunkedReaderTorn(t *testing.T) {
+func TestChunkedReaderSplitAnywhere(t *testing.T) {
 	const raw, want = "5;a=b\r\nhello\r\n0006\r\n world\r\n0;c\r\nX-Sum: 1\r\nX:\r\n\r\n", "hello world"
 	for cut := range len(raw) + 1 {
 		for again := cut; again <= len(raw); again++ {
@@ -191,15 +191,15 @@ func TestChunkedReaderTorn(t *testing.T) {
 }
 
 // What refuses a chunk for its size can have it come all the same, to read it away.
-func TestChunkedReaderGoesOn(t *testing.T) {
-	var c chunked
-	c.begins(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
+func TestChunkedReaderContinuesAfterError(t *testing.T) {
+	var c chunkedReader
+	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
 	p := make([]byte, 10)
-	if n, err := c.Read(p); n != 0 || err != errAnnounced {
+	if n, err := c.Read(p); n != 0 || err != errBodyTooLarge {
 		t.Fatalf("%d, %v", n, err)
 	}
 	c.limit = 4
-	if n, err := c.Read(p); string(p[:n]) != "ab" || err != errAnnounced {
+	if n, err := c.Read(p); string(p[:n]) != "ab" || err != errBodyTooLarge {
 		t.Fatalf("%q, %v", p[:n], err)
 	}
 	c.limit = 5
@@ -210,24 +210,24 @@ func TestChunkedReaderGoesOn(t *testing.T) {
 
 // A body that just fits has its end read with it: nobody makes room for it in vain.
 func TestChunkedReaderEndsWithItsBody(t *testing.T) {
-	var c chunked
-	c.begins(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
+	var c chunkedReader
+	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
 	c.limit = chunkLimit
 	if n, err := c.Read(make([]byte, 5)); n != 5 || err != io.EOF {
 		t.Fatalf("%d, %v", n, err)
 	}
 }
 
-// failing ends with an error of its own.
-type failing struct{ err error }
+// failingReader ends with an error of its own.
+type failingReader struct{ err error }
 
-func (f failing) Read([]byte) (int, error) { return 0, f.err }
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
 
 // A failure of the connection is told as it is.
-func TestChunkedReaderTellsFailures(t *testing.T) {
+func TestChunkedReaderReportsErrors(t *testing.T) {
 	broke := errors.New("broke")
 	for _, raw := range []string{"", "5", "5\r\nhel", "5\r\nhello", "0\r\n"} {
-		if _, err := readChunked(io.MultiReader(strings.NewReader(raw), failing{broke}), chunkLimit, 10); err != broke {
+		if _, err := readChunked(io.MultiReader(strings.NewReader(raw), failingReader{broke}), chunkLimit, 10); err != broke {
 			t.Errorf("%q: %v", raw, err)
 		}
 	}
@@ -238,8 +238,8 @@ var (
 	modelTrailer = regexp.MustCompile(`^([!#$%&'*+.^_|~0-9A-Za-z` + "`" + `-]+):[\t\x20-\x7e\x80-\xff]*\r\n`)
 )
 
-// latin has a regular expression see bytes as runes.
-func latin(raw []byte) string {
+// latin1 has a regular expression see bytes as runes.
+func latin1(raw []byte) string {
 	runes := make([]rune, len(raw))
 	for i, b := range raw {
 		runes[i] = rune(b)
@@ -252,7 +252,7 @@ func latin(raw []byte) string {
 func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	over, count := 0, 0
 	for {
-		m := modelSize.FindStringSubmatch(latin(raw[:min(len(raw), 15+256+2)]))
+		m := modelSize.FindStringSubmatch(latin1(raw[:min(len(raw), 15+256+2)]))
 		if m == nil {
 			return nil, nil, false
 		}
@@ -275,8 +275,8 @@ func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	}
 	all := raw
 	for !bytes.HasPrefix(raw, []byte("\r\n")) {
-		m := modelTrailer.FindStringSubmatch(latin(raw[:min(len(raw), most)]))
-		if m == nil || belongsInHead([]byte(m[1])) {
+		m := modelTrailer.FindStringSubmatch(latin1(raw[:min(len(raw), most)]))
+		if m == nil || forbiddenTrailer([]byte(m[1])) {
 			return nil, nil, false
 		}
 		raw = raw[len([]rune(m[0])):]
@@ -299,7 +299,7 @@ func FuzzChunked(f *testing.F) {
 	for _, list := range [][]rawCase{accepted(), refusedBodies()} {
 		for _, k := range list {
 			if raw, ok := strings.CutPrefix(k.raw, chunkedHead); ok && len(raw) < 4<<10 {
-				f.Add([]byte(raw+sized("")), uint16(len(raw)/2), uint16(100))
+				f.Add([]byte(raw+helloPost("")), uint16(len(raw)/2), uint16(100))
 			}
 		}
 	}
@@ -307,8 +307,8 @@ func FuzzChunked(f *testing.F) {
 		const limit, most = 4 << 10, 1 << 10
 		at := min(int(cut), len(raw))
 		behind := bytes.NewReader(raw[at:])
-		var c chunked
-		c.begins(io.MultiReader(bytes.NewReader(raw[:at]), behind), most)
+		var c chunkedReader
+		c.reset(io.MultiReader(bytes.NewReader(raw[:at]), behind), most)
 		c.limit = limit
 		var body []byte
 		var err error
@@ -345,7 +345,7 @@ func FuzzChunked(f *testing.F) {
 
 // Extensions and trailers of a chunked body are no way around limits.max_body.
 func TestFramingIsBounded(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		ext := strings.Repeat("a", 4000)
 		const extension = "a chunk's extension must not be larger than 256 bytes"
 		for name, c := range map[string]struct{ begin, again, says string }{
@@ -367,7 +367,7 @@ func TestFramingIsBounded(t *testing.T) {
 					n, err = io.WriteString(cl, c.again)
 				}
 			})
-			resp, body := cl.answer()
+			resp, body := cl.readResponse()
 			reason := resp.Header.Get("X-Sluice-Reason")
 			if resp.StatusCode != 400 || !resp.Close || reason != string(BadHTTP) || !strings.Contains(body, c.says) {
 				t.Errorf("%s: %d %s", name, resp.StatusCode, body)
@@ -385,7 +385,7 @@ func TestFramingIsBounded(t *testing.T) {
 
 // The least of chunks, and extensions as some clients write them, are read.
 func TestSmallChunksAreRead(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
 		body := doc(100_000)
 		for name, one := range map[string]string{"bytes": "1\r\n%\r\n", "with an extension": "1;a\r\n%\r\n"} {
@@ -397,15 +397,15 @@ func TestSmallChunksAreRead(t *testing.T) {
 			b.WriteString("0\r\n\r\n")
 			c := dial(r)
 			go func() { _, _ = io.WriteString(c, b.String()) }()
-			if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != body {
 				t.Errorf("%s: %d, %d bytes of %d", name, resp.StatusCode, len(got), len(body))
 			}
 		}
 	})
 }
 
-// inChunks is a chunked request whose body comes in chunks of size.
-func inChunks(body string, size int, fields ...string) string {
+// chunkBody is a chunked request whose body comes in chunks of size.
+func chunkBody(body string, size int, fields ...string) string {
 	var b strings.Builder
 	b.WriteString(atHost)
 	for _, f := range fields {
@@ -423,31 +423,31 @@ func inChunks(body string, size int, fields ...string) string {
 // A connection serves one chunked request after the other, and others between them, however
 // their bytes are torn; what is refused for what it says is read away as a sized body is.
 func TestChunkedKeepsItsConnection(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
 		c := dial(r)
 		served := 0
 		answered := func(raw string, status int, want string) {
 			t.Helper()
-			resp, got := c.answer()
+			resp, got := c.readResponse()
 			if served++; resp.StatusCode != status || resp.Close || status == 200 && got != want {
 				t.Fatalf("request %d, %.80q: %d %v, %d bytes %.80q", served, raw, resp.StatusCode, resp.Header, len(got), got)
 			}
 		}
 		for _, size := range []int{1, 7, 100, 4 << 10, 16 << 10, 1 << 20} {
-			for _, n := range []int{13, 1000, firstBody - 1, firstBody, firstBody + 1, 20_000, 300_000} {
+			for _, n := range []int{13, 1000, initialBodyBuf - 1, initialBodyBuf, initialBodyBuf + 1, 20_000, 300_000} {
 				if n/size > 100_000 {
 					continue
 				}
 				body := doc(n)
-				raw := inChunks(body, size)
+				raw := chunkBody(body, size)
 				go func() { _, _ = io.WriteString(c, raw) }()
 				answered(raw, 200, body)
 			}
 			c.send(chatPost(hello))
 			answered(chatPost(hello), 200, hello)
 		}
-		raw := inChunks(hello, 5)
+		raw := chunkBody(hello, 5)
 		for cut := range len(raw) {
 			c.send(raw[:cut])
 			time.Sleep(100 * time.Microsecond)
@@ -458,127 +458,127 @@ func TestChunkedKeepsItsConnection(t *testing.T) {
 			raw    string
 			status int
 		}{
-			{inChunks(hello, 5, "Content-Type: text/plain"), 415},
-			{inChunks(hello, 5, "Content-Encoding: br"), 415},
-			{inChunks(hello, 5, "Content-Encoding: gzip"), 400},
-			{inChunks("{", 5), 400},
-			{inChunks("", 5), 400},
-			{strings.Replace(inChunks(hello, 5), chat, "/nothing", 1), 404},
-			{strings.Replace(inChunks(hello, 5), "POST", "PUT", 1), 405},
+			{chunkBody(hello, 5, "Content-Type: text/plain"), 415},
+			{chunkBody(hello, 5, "Content-Encoding: br"), 415},
+			{chunkBody(hello, 5, "Content-Encoding: gzip"), 400},
+			{chunkBody("{", 5), 400},
+			{chunkBody("", 5), 400},
+			{strings.Replace(chunkBody(hello, 5), chat, "/nothing", 1), 404},
+			{strings.Replace(chunkBody(hello, 5), "POST", "PUT", 1), 405},
 		} {
 			c.send(k.raw)
 			answered(k.raw, k.status, "")
 		}
-		c.send(strings.Replace(inChunks(hello, 5), "POST "+chat, "GET /livez", 1))
+		c.send(strings.Replace(chunkBody(hello, 5), "POST "+chat, "GET /livez", 1))
 		answered("a page", 200, "ok\n")
 		var coded bytes.Buffer
 		coder := gzip.NewWriter(&coded)
 		_, _ = io.WriteString(coder, hello)
 		_ = coder.Close()
-		c.send(inChunks(coded.String(), 5, "Content-Encoding: gzip"))
+		c.send(chunkBody(coded.String(), 5, "Content-Encoding: gzip"))
 		answered("gzip", 200, hello)
-		head, rest, _ := strings.Cut(inChunks(hello, 5, "Expect: 100-continue"), "\r\n\r\n")
+		head, rest, _ := strings.Cut(chunkBody(hello, 5, "Expect: 100-continue"), "\r\n\r\n")
 		c.send(head + "\r\n\r\n")
 		if resp, err := http.ReadResponse(c.br, nil); err != nil || resp.StatusCode != 100 {
 			t.Fatal(resp, err)
 		}
 		c.send(rest)
 		answered("an expectation", 200, hello)
-		c.serves()
+		c.expectServes()
 	})
 }
 
 // What is over the limit by little is read away behind its refusal, as of a sized body.
-func TestChunkedOverTheLimitIsReadAway(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+func TestChunkedOverTheLimitIsDiscarded(t *testing.T) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.MaxBodyBytes = 50_000
 		r := start(t, opt, echo)
 		c := dial(r)
-		for _, raw := range []string{inChunks(doc(60_000), 60_000), inChunks(doc(60_000), 20_000), chatPost(doc(60_000))} {
+		for _, raw := range []string{chunkBody(doc(60_000), 60_000), chunkBody(doc(60_000), 20_000), chatPost(doc(60_000))} {
 			c.send(raw)
-			if resp, body := c.answer(); resp.StatusCode != 413 || resp.Close {
+			if resp, body := c.readResponse(); resp.StatusCode != 413 || resp.Close {
 				t.Fatalf("%.150q: %d %v %s", raw, resp.StatusCode, resp.Header, body)
 			}
 		}
-		c.serves()
+		c.expectServes()
 	})
 }
 
 // Small chunks are read from the connection many at a time.
-func TestSmallChunksTakeFewReads(t *testing.T) {
-	s := laneServer(t)
-	ours, theirs := linked(t)
+func TestSmallChunksUseFewReads(t *testing.T) {
+	s := pathServer(t)
+	ours, theirs := socketPair(t)
 	defer theirs.Close()
 	body := doc(10_000)
-	raw, stays := inChunks(body, 1), 0
+	raw, stays := chunkBody(body, 1), 0
 	if _, err := io.WriteString(theirs, raw); err != nil {
 		t.Fatal(err)
 	}
 	if err := theirs.CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	c := s.admit(ours, addressOf(ours))
-	c.takeServing()
-	inner := c.transfer.do
-	c.transfer.do = func(fd uintptr) bool { stays++; return inner(fd) }
+	c := s.admit(ours, remoteIP(ours))
+	c.acquireState()
+	inner := c.io.step
+	c.io.step = func(fd uintptr) bool { stays++; return inner(fd) }
 	s.serveConn(c)
 	if got, _ := io.ReadAll(theirs); !strings.HasSuffix(string(got), body) {
 		t.Errorf("%.300q", got)
 	}
-	if most := 5 + len(raw)/(aheadSize-len(chunkedHead)); stays > most {
+	if most := 5 + len(raw)/(readAheadSize-len(chunkedHead)); stays > most {
 		t.Errorf("%d bytes in chunks of one took %d calls, want %d at most", len(raw), stays, most)
 	}
 }
 
 // A stream answers a chunked request, and the connection serves on behind it.
-func TestChunkedKeepsItsConnectionBehindAStream(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
-		onBoth(t, func(t *testing.T, by Relay) {
+func TestChunkedKeepsItsConnectionAfterStream(t *testing.T) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
+		withBothRelayModes(t, func(t *testing.T, by RelayMode) {
 			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 				_, err := io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 				return err == nil
 			})
 			opt := opt
-			opt.Relay = by
+			opt.RelayMode = by
 			r := start(t, opt, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 			c := dial(r)
 			for range 3 {
-				c.send(inChunks(hello, 4))
-				if resp, got := c.answer(); resp.StatusCode != 200 || resp.Close || got != helloStream+"data: [DONE]\n\n" {
+				c.send(chunkBody(hello, 4))
+				if resp, got := c.readResponse(); resp.StatusCode != 200 || resp.Close || got != helloStream+"data: [DONE]\n\n" {
 					t.Fatalf("%d %v %q", resp.StatusCode, resp.Header, got)
 				}
 			}
-			c.send(inChunks(hello, 4) + chatPost(probeDoc, "X-Request-Id: second"))
-			if resp, got := c.answer(); resp.StatusCode != 200 || got != helloStream+"data: [DONE]\n\n" {
+			c.send(chunkBody(hello, 4) + chatPost(probeBody, "X-Request-Id: second"))
+			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != helloStream+"data: [DONE]\n\n" {
 				t.Fatalf("%d %v %q", resp.StatusCode, resp.Header, got)
 			}
-			c.refusedEarly("")
+			c.expectPipelinedRefusal("")
 		})
 	})
 }
 
 // A chunk that goes beyond the limit is refused when its size has come, and a size costs no
 // memory.
-func TestChunkedIsRefusedBeforeItComes(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+func TestChunkedIsRefusedBeforeBody(t *testing.T) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.MaxBodyBytes = 4 << 20
 		r := start(t, opt, echo)
 		for _, raw := range []string{"400001\r\n", "fffffffffffffff\r\n", "5\r\nhello\r\n3ffffc\r\n"} {
 			c := dial(r)
 			c.send(chunkedHead + raw)
-			resp, body := c.answer()
+			resp, body := c.readResponse()
 			if resp.StatusCode != 413 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(BodyTooLarge) {
 				t.Errorf("%q: %d %v %s", raw, resp.StatusCode, resp.Header, body)
 			}
 			contains(t, body, "larger than 4194304 bytes")
-			c.closed()
+			c.expectClosed()
 		}
 		for range 20 {
 			dial(r).send(chunkedHead + "400000\r\n" + doc(9<<10))
 		}
-		until(t, "bodies begun", func() bool { return r.s.budget.Used() >= 20*firstBody })
+		eventually(t, "bodies begun", func() bool { return r.server.budget.Used() >= 20*initialBodyBuf })
 		time.Sleep(20 * time.Millisecond)
-		if used := r.s.budget.Peak(); used > 21*int64(membudget.SizeOf(firstBody)) {
+		if used := r.server.budget.Peak(); used > 21*int64(membudget.SizeOf(initialBodyBuf)) {
 			t.Errorf("20 stalled bodies of 4 MiB take %d bytes", used)
 		}
 		if r.calls.Load() != 0 {
@@ -589,9 +589,9 @@ func TestChunkedIsRefusedBeforeItComes(t *testing.T) {
 
 // The time of a chunked body is that of a sized one: each read may take BodyIdleTimeout, a
 // trickle goes on until BodyTimeout, and what comes fast enough may take longer.
-func TestChunkedTakesItsTime(t *testing.T) {
+func TestChunkedBodyTimeouts(t *testing.T) {
 	const step = 20 * time.Millisecond
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.BodyIdleTimeout, opt.BodyTimeout = 20*step, 100*step
 		r := start(t, opt, echo)
 		// on runs test beside the others: they wait all the time.
@@ -601,25 +601,25 @@ func TestChunkedTakesItsTime(t *testing.T) {
 			tests.Go(func() { test(c, func(format string, args ...any) { t.Errorf(name+": "+format, args...) }) })
 		}
 		on("steady", func(c *client, errorf func(format string, args ...any)) {
-			for i, raw := 0, inChunks(hello, 1); i < len(raw); {
+			for i, raw := 0, chunkBody(hello, 1); i < len(raw); {
 				n := min(len(raw)-i, 1+i/3)
 				c.send(raw[i : i+n])
 				time.Sleep(2 * step)
 				i += n
 			}
-			if resp, got := c.answer(); resp.StatusCode != 200 || got != hello {
+			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != hello {
 				errorf("%d %s", resp.StatusCode, got)
 			}
 		})
 		// 1200 KiB may take 4.7 s more, a second for a quarter of a MiB.
 		on("long", func(c *client, errorf func(format string, args ...any)) {
 			body, began := doc(1200<<10), time.Now()
-			raw := inChunks(body, 10_000)
+			raw := chunkBody(body, 10_000)
 			for i := 0; i < len(raw); i += 16 << 10 {
 				c.send(raw[i:min(len(raw), i+16<<10)])
 				time.Sleep(50 * time.Millisecond)
 			}
-			if resp, got := c.answer(); resp.StatusCode != 200 || got != body {
+			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != body {
 				errorf("%d, %d bytes of %d", resp.StatusCode, len(got), len(body))
 			}
 			if took := time.Since(began); took < opt.BodyTimeout {
@@ -633,13 +633,13 @@ func TestChunkedTakesItsTime(t *testing.T) {
 			on("stopped in "+name, func(c *client, errorf func(format string, args ...any)) {
 				began := time.Now()
 				c.send(chunkedHead + raw)
-				resp, body := c.answer()
+				resp, body := c.readResponse()
 				took := time.Since(began)
 				if resp.StatusCode != 408 || !resp.Close || took < opt.BodyIdleTimeout || took > opt.BodyTimeout {
 					errorf("%d %s after %v", resp.StatusCode, body, took)
 				}
 				contains(t, body, "the request body did not come in time")
-				c.closed()
+				c.expectClosed()
 			})
 		}
 		for name, piece := range map[string][2]string{
@@ -660,7 +660,7 @@ func TestChunkedTakesItsTime(t *testing.T) {
 						}
 					}
 				})
-				resp, body := c.answer()
+				resp, body := c.readResponse()
 				close(over)
 				wg.Wait()
 				if took := time.Since(began); resp.StatusCode != 408 || took < opt.BodyTimeout {
@@ -675,7 +675,7 @@ func TestChunkedTakesItsTime(t *testing.T) {
 // What is no good framing ends its connection, and of the requests inside and behind it none
 // is taken for one.
 func TestChunkedSmugglesNothing(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
 		const te = "Transfer-Encoding: chunked\r\n"
 		cl := fmt.Sprintf("Content-Length: %d\r\n", len(inner))
@@ -710,7 +710,7 @@ func TestChunkedSmugglesNothing(t *testing.T) {
 				_, _ = io.WriteString(c, raw)
 				close(wrote)
 			}()
-			resp, body := c.answer()
+			resp, body := c.readResponse()
 			want := 400
 			if name == "a size of 2^32 and 5" {
 				want = 413
@@ -718,7 +718,7 @@ func TestChunkedSmugglesNothing(t *testing.T) {
 			if resp.StatusCode != want || !resp.Close {
 				t.Errorf("%s: %d %v %s", name, resp.StatusCode, resp.Header, body)
 			}
-			c.closed()
+			c.expectClosed()
 			_ = c.Close()
 			<-wrote
 		}
@@ -728,11 +728,11 @@ func TestChunkedSmugglesNothing(t *testing.T) {
 		// Where the framing is good, what is inside of it is data, to the last byte.
 		for _, size := range []int{1, 10, 1000} {
 			c := dial(r)
-			c.send(inChunks(inner, size) + "\r\n")
-			if resp, _ := c.answer(); resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadJSON) {
+			c.send(chunkBody(inner, size) + "\r\n")
+			if resp, _ := c.readResponse(); resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(BadJSON) {
 				t.Errorf("a request as data: %d %v", resp.StatusCode, resp.Header)
 			}
-			c.serves()
+			c.expectServes()
 		}
 		if n := r.calls.Load(); n != 0 {
 			t.Errorf("the handler ran %d times", n)

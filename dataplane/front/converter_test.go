@@ -14,27 +14,27 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// shout is a Converter that writes all in capitals, an event when it is whole.
-type shout struct {
-	chunks upstream.Chunks
-	held   []byte
-	out    []byte
-	ended  bool
+// upperCaser is a Converter that writes all in capitals, an event when it is whole.
+type upperCaser struct {
+	chunks  upstream.Chunks
+	partial []byte
+	out     []byte
+	ended   bool
 }
 
-func (s *shout) Convert(p []byte) ([]byte, error) {
+func (s *upperCaser) Convert(p []byte) ([]byte, error) {
 	s.out = s.out[:0]
 	for len(p) > 0 && !s.chunks.Done() {
 		n, payload, err := s.chunks.Next(p)
 		if err != nil {
 			return nil, err
 		}
-		s.held, p = append(s.held, payload...), p[n:]
+		s.partial, p = append(s.partial, payload...), p[n:]
 	}
-	if at := bytes.LastIndex(s.held, []byte("\n\n")); at >= 0 {
-		whole := s.held[:at+2]
+	if at := bytes.LastIndex(s.partial, []byte("\n\n")); at >= 0 {
+		whole := s.partial[:at+2]
 		s.out = append(s.out, chunk(strings.ToUpper(string(whole)))...)
-		s.held = s.held[at+2:]
+		s.partial = s.partial[at+2:]
 	}
 	if s.chunks.Done() && !s.ended {
 		s.ended = true
@@ -43,7 +43,7 @@ func (s *shout) Convert(p []byte) ([]byte, error) {
 	return s.out, nil
 }
 
-func (s *shout) End(cause relay.Cause) []byte {
+func (s *upperCaser) End(cause relay.Cause) []byte {
 	if s.ended {
 		return nil
 	}
@@ -51,19 +51,19 @@ func (s *shout) End(cause relay.Cause) []byte {
 	return []byte(chunk("ENDED BY "+cause.String()+"\n\n") + "0\r\n\r\n")
 }
 
-func shouting(e *engine, hooks func() RelayHooks) func(x *Exchange) {
+func testWithUpperCaser(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	relays := relayTo(e, hooks)
 	return func(x *Exchange) {
-		x.Converter = func(chunked bool) relay.Converter { return new(shout) }
+		x.Converter = func(chunked bool) relay.Converter { return new(upperCaser) }
 		relays(x)
 	}
 }
 
 // TestConverter: what a Handler has done to a stream last is done on loops too; the
 // connection serves on.
-func TestConverter(t *testing.T) { onBoth(t, testConverter) }
+func TestConverter(t *testing.T) { withBothRelayModes(t, testConverter) }
 
-func testConverter(t *testing.T, by Relay) {
+func testConverter(t *testing.T, by RelayMode) {
 	const n = 300
 	go1 := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
@@ -80,15 +80,15 @@ func testConverter(t *testing.T, by Relay) {
 		return true
 	})
 	ends := make(chan relay.Result, 16)
-	r := start(t, Options{Relay: by}, shouting(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, testWithUpperCaser(e, endHook(ends)))
 	c := r.dial()
 	for i := range 3 {
 		c.send(chatPost(`{"model":"m","stream":true}`))
 		if i == 0 {
-			r.onLoops(by, 1)
+			r.waitStreamsOnLoops(by, 1)
 			close(go1)
 		}
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != 200 || strings.Count(body, "WORD ") != n || !strings.HasSuffix(body, "DATA: [DONE]\n\n") || strings.Contains(body, "word") {
 			t.Fatalf("answer %d: %d %q", i, resp.StatusCode, body)
 		}
@@ -98,9 +98,9 @@ func testConverter(t *testing.T, by Relay) {
 
 // TestConverterEnds: an engine that leaves in the middle of an event leaves nothing
 // half told, and its client's connection goes on.
-func TestConverterEnds(t *testing.T) { onBoth(t, testConverterEnds) }
+func TestConverterEnds(t *testing.T) { withBothRelayModes(t, testConverterEnds) }
 
-func testConverterEnds(t *testing.T, by Relay) {
+func testConverterEnds(t *testing.T, by RelayMode) {
 	for _, left := range []string{"", chunk("data: {\"ha"), "20\r\ndata: {\"half a chunk"} {
 		told := make(chan struct{})
 		e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
@@ -110,27 +110,27 @@ func testConverterEnds(t *testing.T, by Relay) {
 			return false
 		})
 		ends := make(chan relay.Result, 16)
-		r := start(t, Options{Relay: by}, shouting(e, endHook(ends)))
+		r := start(t, Options{RelayMode: by}, testWithUpperCaser(e, endHook(ends)))
 		c := r.dial()
 		c.send(chatPost(`{"model":"m","stream":true}`))
-		r.onLoops(by, 1)
+		r.waitStreamsOnLoops(by, 1)
 		close(told)
-		if resp, body := c.answer(); resp.StatusCode != 200 || body != strings.ToUpper(helloStream)+"ENDED BY engine_closed\n\n" {
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != strings.ToUpper(helloStream)+"ENDED BY engine_closed\n\n" {
 			t.Errorf("left behind %q: %d %q", left, resp.StatusCode, body)
 		}
 		wantEnd(t, ends, relay.EngineClosed)
 		c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-		if resp, _ := c.answer(); resp.StatusCode != 200 {
+		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Errorf("the connection is not used again: %d", resp.StatusCode)
 		}
 	}
 }
 
-// TestBy: the end of the client's time ends a stream that it does not read, and the
+// TestClientDeadline: the end of the client's time ends a stream that it does not read, and the
 // engine's leg, long before any time-out.
-func TestBy(t *testing.T) { onBoth(t, testBy) }
+func TestClientDeadline(t *testing.T) { withBothRelayModes(t, testClientDeadline) }
 
-func testBy(t *testing.T, by Relay) {
+func testClientDeadline(t *testing.T, by RelayMode) {
 	gone := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 		defer close(gone)
@@ -142,21 +142,21 @@ func testBy(t *testing.T, by Relay) {
 		}
 	})
 	ends := make(chan relay.Result, 16)
-	r := start(t, Options{Relay: by, WriteTimeout: time.Hour}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by, WriteTimeout: time.Hour}, func(x *Exchange) {
 		call, end := new(upstream.Call), time.Now().Add(200*time.Millisecond)
-		x.OnGone(call.Cut)
+		x.OnClientGone(call.Cancel)
 		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}, Deadline: end}, call)
 		if err != nil {
 			x.Error(UpstreamFailed, "", err.Error(), 0)
 			return
 		}
-		x.Relay(resp, call, RelayHooks{By: end, Of: hooked{end: func(res relay.Result) { ends <- res }}})
+		x.Relay(resp, call, RelayHooks{ClientDeadline: end, Handler: streamHooks{end: func(res relay.Result) { ends <- res }}})
 	})
 	c := r.dial()
 	c.send(chatPost(`{"model":"m","stream":true}`))
 	select {
 	case <-gone:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the engine is still read")
 	}
 	select {
@@ -164,7 +164,7 @@ func testBy(t *testing.T, by Relay) {
 		if res.Cause != relay.Deadline { // whether its sockets were full by then, or not
 			t.Errorf("ended by %v (%v)", res.Cause, res.Err)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the stream goes on")
 	}
 	_, _ = io.Copy(io.Discard, c) // to its end

@@ -16,16 +16,16 @@ import (
 
 // rawCase is one request as raw bytes, and what must come of it.
 type rawCase struct {
-	name   string
-	raw    string
-	ran    bool // the handler runs once, with hello as its body
-	status int
-	kept   bool // the connection serves a request that follows
+	name        string
+	raw         string
+	handlerRuns bool // the handler runs once, with hello as its body
+	status      int
+	keepsConn   bool // the connection serves a request that follows
 }
 
 const (
-	hello    = `{"model":"m"}`
-	probeDoc = `{"model":"probe"}`
+	hello     = `{"model":"m"}`
+	probeBody = `{"model":"probe"}`
 	// inner is a whole request that some bodies carry: it must never run.
 	inner     = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 20\r\n\r\n" + `{"model":"smuggled"}`
 	innerPage = "GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -36,13 +36,13 @@ const (
 	helloChunks = "d\r\n" + hello + "\r\n0\r\n\r\n"
 )
 
-// sized is a request with these header lines before a good Content-Length.
-func sized(lines string) string {
+// helloPost is a request with these header lines before a good Content-Length.
+func helloPost(lines string) string {
 	return atHost + lines + "Content-Length: 13\r\n\r\n" + hello
 }
 
 // target is a request with this target.
-func target(s string) string { return strings.Replace(sized(""), chat, s, 1) }
+func target(s string) string { return strings.Replace(helloPost(""), chat, s, 1) }
 
 // length is a request with this Content-Length value.
 func length(value string) string {
@@ -56,7 +56,7 @@ func encoded(value string) string {
 
 func accepted() []rawCase {
 	cases := []rawCase{
-		{name: "content length", raw: sized("")},
+		{name: "content length", raw: helloPost("")},
 		{name: "content length with white space", raw: length("\t 13 \t")},
 		{name: "content length with leading zeros", raw: length("0013")},
 		{name: "lower-case names", raw: requestLine + "host: a\r\ncontent-length: 13\r\n\r\n" + hello},
@@ -71,7 +71,7 @@ func accepted() []rawCase {
 		{name: "chunk extensions, quoted", raw: chunkedHead + "d;a=\"b;\\\"c\" ; d\r\n" + hello + "\r\n0\r\n\r\n"},
 		{name: "chunk size of 15 digits", raw: chunkedHead + "00000000000000d\r\n" + hello + "\r\n0\r\n\r\n"},
 		{name: "chunk trailers", raw: chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-Sum:\r\nX: \t\xc3\xa9 \r\n\r\n"},
-		{name: "empty line before the request", raw: "\r\n" + sized("")},
+		{name: "empty line before the request", raw: "\r\n" + helloPost("")},
 		{name: "absolute target", raw: target("http://a" + chat)},
 		{name: "absolute target with https", raw: target("https://a" + chat)},
 		{name: "absolute target with a scheme in capitals", raw: target("HTTP://a" + chat)},
@@ -81,29 +81,29 @@ func accepted() []rawCase {
 		{name: "absolute target of another host", raw: target("http://b.example" + chat)}, // RFC 9112 3.2.2
 		{name: "absolute target with a query", raw: target("http://a" + chat + "?b=/c")},
 		{name: "query with a question mark", raw: target(chat + "?a?b=/%zz")},
-		{name: "query", raw: strings.Replace(sized(""), " HTTP", "?a=b HTTP", 1)},
-		{name: "empty header value", raw: sized("X-A:\r\n")},
-		{name: "bytes over 127 in a value", raw: sized("X-A: \xc3\xa9\xff\r\n")},
-		{name: "tab in a value", raw: sized("X-A: a\tb\r\n")},
-		{name: "content type with a parameter", raw: sized("Content-Type: Application/JSON ; charset=utf-8\r\n")},
-		{name: "identity content encoding", raw: sized("Content-Encoding: identity\r\n")},
-		{name: "upgrade asked for", raw: sized("Connection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n")},
-		{name: "expect 100-continue", raw: sized("Expect: 100-continue\r\n")},
-		{name: "HTTP/1.0 with keep-alive", raw: strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1)},
+		{name: "query", raw: strings.Replace(helloPost(""), " HTTP", "?a=b HTTP", 1)},
+		{name: "empty header value", raw: helloPost("X-A:\r\n")},
+		{name: "bytes over 127 in a value", raw: helloPost("X-A: \xc3\xa9\xff\r\n")},
+		{name: "tab in a value", raw: helloPost("X-A: a\tb\r\n")},
+		{name: "content type with a parameter", raw: helloPost("Content-Type: Application/JSON ; charset=utf-8\r\n")},
+		{name: "identity content encoding", raw: helloPost("Content-Encoding: identity\r\n")},
+		{name: "upgrade asked for", raw: helloPost("Connection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n")},
+		{name: "expect 100-continue", raw: helloPost("Expect: 100-continue\r\n")},
+		{name: "HTTP/1.0 with keep-alive", raw: strings.Replace(helloPost("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1)},
 	}
 	for i := range cases {
-		cases[i].ran, cases[i].status, cases[i].kept = true, 200, true
+		cases[i].handlerRuns, cases[i].status, cases[i].keepsConn = true, 200, true
 	}
 	closing := []rawCase{
-		{name: "connection close", raw: sized("Connection: close\r\n")},
-		{name: "connection close among others", raw: sized("Connection: X-A , Close\r\n")},
-		{name: "connection close on a second line", raw: sized("Connection: keep-alive\r\nConnection: close\r\n")},
-		{name: "connection close before keep-alive", raw: sized("Connection: close\r\nConnection: keep-alive\r\n")},
-		{name: "HTTP/1.0", raw: strings.Replace(sized(""), "/1.1", "/1.0", 1)},
+		{name: "connection close", raw: helloPost("Connection: close\r\n")},
+		{name: "connection close among others", raw: helloPost("Connection: X-A , Close\r\n")},
+		{name: "connection close on a second line", raw: helloPost("Connection: keep-alive\r\nConnection: close\r\n")},
+		{name: "connection close before keep-alive", raw: helloPost("Connection: close\r\nConnection: keep-alive\r\n")},
+		{name: "HTTP/1.0", raw: strings.Replace(helloPost(""), "/1.1", "/1.0", 1)},
 		{name: "HTTP/1.0 without a host", raw: "POST /v1/chat/completions HTTP/1.0\r\nContent-Length: 13\r\n\r\n" + hello},
 	}
 	for i := range closing {
-		closing[i].ran, closing[i].status = true, 200
+		closing[i].handlerRuns, closing[i].status = true, 200
 	}
 	return append(cases, closing...)
 }
@@ -133,8 +133,8 @@ func refusedHeads() []rawCase {
 		{name: "length exponent", raw: length("1e1")},
 		{name: "length VT", raw: length("\v13")},
 		{name: "length quoted", raw: length(`"13"`)},
-		{name: "length twice the same", raw: sized("Content-Length: 13\r\n")},
-		{name: "length twice, different", raw: sized("content-length: 5\r\n")},
+		{name: "length twice the same", raw: helloPost("Content-Length: 13\r\n")},
+		{name: "length twice, different", raw: helloPost("content-length: 5\r\n")},
 		{name: "length with space before the colon", raw: atHost + "Content-Length : 13\r\n\r\n" + hello},
 		{name: "length with tab before the colon", raw: atHost + "Content-Length\t: 13\r\n\r\n" + hello},
 		{name: "length folded", raw: atHost + "Content-Length:\r\n 13\r\n\r\n" + hello},
@@ -154,7 +154,7 @@ func refusedHeads() []rawCase {
 		{name: "encoding NEL", raw: encoded(" \x85chunked")},
 		{name: "encoding NUL", raw: encoded(" chunked\x00")},
 		{name: "encoding identity", raw: atHost + "Transfer-Encoding: identity\r\n\r\n"},
-		{name: "encoding identity and length", raw: sized("Transfer-Encoding: identity\r\n")},
+		{name: "encoding identity and length", raw: helloPost("Transfer-Encoding: identity\r\n")},
 		{name: "encoding empty", raw: encoded("")},
 		{name: "encoding parameter", raw: encoded(" chunked;q=1")},
 		{name: "encoding quoted", raw: encoded(` "chunked"`)},
@@ -162,21 +162,21 @@ func refusedHeads() []rawCase {
 		{name: "encoding folded", raw: encoded("\r\n chunked")},
 		{name: "encoding on HTTP/1.0", raw: strings.Replace(chunkedHead+helloChunks, "/1.1", "/1.0", 1)},
 
-		{name: "fold", raw: sized("X-A: a\r\n b\r\n")},
-		{name: "fold by tab", raw: sized("X-A: a\r\n\tb\r\n")},
-		{name: "fold of nothing", raw: sized("X-A: a\r\n \r\n")},
+		{name: "fold", raw: helloPost("X-A: a\r\n b\r\n")},
+		{name: "fold by tab", raw: helloPost("X-A: a\r\n\tb\r\n")},
+		{name: "fold of nothing", raw: helloPost("X-A: a\r\n \r\n")},
 		{name: "space before the first name", raw: requestLine + " Host: a\r\nContent-Length: 13\r\n\r\n" + hello},
-		{name: "more lines than any client sends", raw: sized(strings.Repeat("A:\r\n", maxLines))},
-		{name: "no colon", raw: sized("X-A\r\n")},
-		{name: "empty name", raw: sized(": a\r\n")},
-		{name: "name with a space", raw: sized("X A: a\r\n")},
-		{name: "name with a parenthesis", raw: sized("X(A): a\r\n")},
-		{name: "name with a NUL", raw: sized("X\x00A: a\r\n")},
-		{name: "name with a byte over 127", raw: sized("X\xe9: a\r\n")},
-		{name: "value with a NUL", raw: sized("X-A: a\x00b\r\n")},
-		{name: "value with a bare CR", raw: sized("X-A: a\rb\r\n")},
-		{name: "value with ESC", raw: sized("X-A: \x1b[2J\r\n")},
-		{name: "value with DEL", raw: sized("X-A: \x7f\r\n")},
+		{name: "more lines than any client sends", raw: helloPost(strings.Repeat("A:\r\n", maxLines))},
+		{name: "no colon", raw: helloPost("X-A\r\n")},
+		{name: "empty name", raw: helloPost(": a\r\n")},
+		{name: "name with a space", raw: helloPost("X A: a\r\n")},
+		{name: "name with a parenthesis", raw: helloPost("X(A): a\r\n")},
+		{name: "name with a NUL", raw: helloPost("X\x00A: a\r\n")},
+		{name: "name with a byte over 127", raw: helloPost("X\xe9: a\r\n")},
+		{name: "value with a NUL", raw: helloPost("X-A: a\x00b\r\n")},
+		{name: "value with a bare CR", raw: helloPost("X-A: a\rb\r\n")},
+		{name: "value with ESC", raw: helloPost("X-A: \x1b[2J\r\n")},
+		{name: "value with DEL", raw: helloPost("X-A: \x7f\r\n")},
 		{name: "bare LF behind a header", raw: requestLine + "Host: a\nContent-Length: 13\r\n\r\n" + hello},
 		{name: "bare LF hiding a length", raw: requestLine + "Host: a\r\nX-A: b\nContent-Length: 13\r\n\r\n" + hello},
 		{name: "bare LF as the empty line", raw: atHost + "Content-Length: 13\r\n\n" + hello},
@@ -184,20 +184,20 @@ func refusedHeads() []rawCase {
 		{name: "bare CR as the empty line", raw: atHost + "Content-Length: 13\r\n\rX: y\r\n\r\n" + hello},
 
 		{name: "no host", raw: requestLine + "Content-Length: 13\r\n\r\n" + hello},
-		{name: "two hosts", raw: sized("Host: a\r\n")},
-		{name: "two hosts, other case", raw: sized("hOST: b\r\n")},
+		{name: "two hosts", raw: helloPost("Host: a\r\n")},
+		{name: "two hosts, other case", raw: helloPost("hOST: b\r\n")},
 		{name: "empty host", raw: requestLine + "Host:\r\nContent-Length: 13\r\n\r\n" + hello},
 		{name: "host with a space", raw: requestLine + "Host: a b\r\nContent-Length: 13\r\n\r\n" + hello},
 		{name: "host with a slash", raw: requestLine + "Host: a/b\r\nContent-Length: 13\r\n\r\n" + hello},
 		{name: "host with user info", raw: requestLine + "Host: u@b\r\nContent-Length: 13\r\n\r\n" + hello},
 
-		{name: "control in the method", raw: "PO\x01ST" + sized("")[4:]},
-		{name: "method with a slash", raw: "PO/ST" + sized("")[4:]},
-		{name: "method empty", raw: sized("")[4:]},
-		{name: "two spaces before the target", raw: strings.Replace(sized(""), "POST ", "POST  ", 1)},
-		{name: "space in the target", raw: strings.Replace(sized(""), "/chat", "/ chat", 1)},
-		{name: "tab in the target", raw: strings.Replace(sized(""), "/chat", "/\tchat", 1)},
-		{name: "NUL in the target", raw: strings.Replace(sized(""), "/chat", "/\x00chat", 1)},
+		{name: "control in the method", raw: "PO\x01ST" + helloPost("")[4:]},
+		{name: "method with a slash", raw: "PO/ST" + helloPost("")[4:]},
+		{name: "method empty", raw: helloPost("")[4:]},
+		{name: "two spaces before the target", raw: strings.Replace(helloPost(""), "POST ", "POST  ", 1)},
+		{name: "space in the target", raw: strings.Replace(helloPost(""), "/chat", "/ chat", 1)},
+		{name: "tab in the target", raw: strings.Replace(helloPost(""), "/chat", "/\tchat", 1)},
+		{name: "NUL in the target", raw: strings.Replace(helloPost(""), "/chat", "/\x00chat", 1)},
 		{name: "absolute target with a fragment", raw: target("http://a" + chat + "#b")},
 		{name: "absolute target whose fragment holds the path", raw: target("http://x#" + chat)},
 		{name: "fragment", raw: target(chat + "#")},
@@ -220,19 +220,19 @@ func refusedHeads() []rawCase {
 		{name: "no scheme", raw: target("://a" + chat)},
 		{name: "asterisk", raw: target("*")},
 		{name: "authority", raw: target("a:80")},
-		{name: "bare LF behind the request line", raw: strings.Replace(sized(""), "\r\n", "\n", 1)},
-		{name: "bare LFs throughout", raw: strings.ReplaceAll(sized(""), "\r\n", "\n")},
-		{name: "target without a slash", raw: strings.Replace(sized(""), "/v1", "v1", 1)},
+		{name: "bare LF behind the request line", raw: strings.Replace(helloPost(""), "\r\n", "\n", 1)},
+		{name: "bare LFs throughout", raw: strings.ReplaceAll(helloPost(""), "\r\n", "\n")},
+		{name: "target without a slash", raw: strings.Replace(helloPost(""), "/v1", "v1", 1)},
 		{name: "HTTP/0.9", raw: "GET /livez\r\n\r\n"},
-		{name: "HTTP/9.9", raw: strings.Replace(sized(""), "/1.1", "/9.9", 1)},
-		{name: "HTTP/2.0", raw: strings.Replace(sized(""), "/1.1", "/2.0", 1)},
-		{name: "HTTP/1.2", raw: strings.Replace(sized(""), "/1.1", "/1.2", 1)},
-		{name: "HTTP/0.9 in words", raw: strings.Replace(sized(""), "/1.1", "/0.9", 1)},
-		{name: "HTTP/01.1", raw: strings.Replace(sized(""), "/1.1", "/01.1", 1)},
-		{name: "http in small letters", raw: strings.Replace(sized(""), "HTTP", "http", 1)},
-		{name: "space behind the version", raw: strings.Replace(sized(""), "/1.1", "/1.1 ", 1)},
+		{name: "HTTP/9.9", raw: strings.Replace(helloPost(""), "/1.1", "/9.9", 1)},
+		{name: "HTTP/2.0", raw: strings.Replace(helloPost(""), "/1.1", "/2.0", 1)},
+		{name: "HTTP/1.2", raw: strings.Replace(helloPost(""), "/1.1", "/1.2", 1)},
+		{name: "HTTP/0.9 in words", raw: strings.Replace(helloPost(""), "/1.1", "/0.9", 1)},
+		{name: "HTTP/01.1", raw: strings.Replace(helloPost(""), "/1.1", "/01.1", 1)},
+		{name: "http in small letters", raw: strings.Replace(helloPost(""), "HTTP", "http", 1)},
+		{name: "space behind the version", raw: strings.Replace(helloPost(""), "/1.1", "/1.1 ", 1)},
 		{name: "HTTP/2 preface", raw: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
-		{name: "TLS alert", raw: "\x15\x03\x01\x00\x02\x02\x28\r\n\r\n"}, // of a hello: TestTLSOnThePlainPort
+		{name: "TLS alert", raw: "\x15\x03\x01\x00\x02\x02\x28\r\n\r\n"}, // of a hello: TestTLSOnPlaintextPort
 	}
 	for i := range cases {
 		cases[i].status = 400
@@ -286,7 +286,7 @@ func refusedBodies() []rawCase {
 		{name: "chunk size with a comma", raw: size("d,d\r\n")},
 		{name: "chunk size with bare CR", raw: size("d\r")},
 		{name: "last chunk with space behind", raw: chunks("d\r\n" + hello + "\r\n0 \r\n\r\n")},
-		{name: "chunk extension of 257 bytes", raw: size("d;" + strings.Repeat("a", extensionBytes) + "\r\n")},
+		{name: "chunk extension of 257 bytes", raw: size("d;" + strings.Repeat("a", maxExtensionBytes) + "\r\n")},
 		{name: "chunk extension without end", raw: chunks("d;" + strings.Repeat("a", 64<<10))},
 		{name: "NUL in a chunk extension", raw: size("d;a\x00b\r\n")},
 		{name: "a chunk a byte too short", raw: chunks(fmt.Sprintf("%x\r\n", len(inner)-1) + inner + "\r\n0\r\n\r\n")},
@@ -326,7 +326,7 @@ func refusedBodies() []rawCase {
 		{name: "wrong type, chunked, a request inside", status: 415, raw: atHost + "Content-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk(pad) + chunk(inner) + "0\r\n\r\n"},
 	}
 	for i := range kept {
-		kept[i].kept = true
+		kept[i].keepsConn = true
 	}
 	tooBig := []rawCase{
 		{name: "unknown path, more than is drained", status: 404, raw: body("POST /nothing HTTP/1.1", "", big)},
@@ -358,7 +358,7 @@ func TestRawCorpus(t *testing.T) {
 	t.Logf("reliability 1: %d raw cases, each with a request behind it", len(cases))
 	for _, k := range cases {
 		for _, early := range []bool{true, false} {
-			if !early && !k.kept {
+			if !early && !k.keepsConn {
 				continue
 			}
 			t.Run(fmt.Sprintf("%s/early=%v", k.name, early), func(t *testing.T) {
@@ -367,13 +367,13 @@ func TestRawCorpus(t *testing.T) {
 				mu.Unlock()
 				c := r.dial()
 				c.t = t
-				raw, probe := k.raw, chatPost(probeDoc, "Connection: close", "X-Request-Id: the-probe")
+				raw, probe := k.raw, chatPost(probeBody, "Connection: close", "X-Request-Id: the-probe")
 				if early {
 					raw += probe
 				}
 				// The server may close before all of it is written.
 				_, _ = c.Write([]byte(raw))
-				resp, body := c.answer()
+				resp, body := c.readResponse()
 				if resp.StatusCode != k.status {
 					t.Fatalf("status %d, want %d: %s", resp.StatusCode, k.status, body)
 				}
@@ -387,24 +387,24 @@ func TestRawCorpus(t *testing.T) {
 					}
 				}
 				var want []string
-				if k.ran {
+				if k.handlerRuns {
 					want = append(want, hello)
 				}
 				switch {
-				case !k.kept:
+				case !k.keepsConn:
 					if !resp.Close {
 						t.Error("closed without saying so")
 					}
 				case early:
-					c.refusedEarly("the-probe")
+					c.expectPipelinedRefusal("the-probe")
 				default:
-					want = append(want, probeDoc)
+					want = append(want, probeBody)
 					c.send(probe)
-					if resp, body := c.answer(); resp.StatusCode != 200 || body != probeDoc {
+					if resp, body := c.readResponse(); resp.StatusCode != 200 || body != probeBody {
 						t.Errorf("probe: %d %q", resp.StatusCode, body)
 					}
 				}
-				c.closed()
+				c.expectClosed()
 				mu.Lock()
 				defer mu.Unlock()
 				if !slices.Equal(bodies, want) {
@@ -442,10 +442,10 @@ func TestEngineSeesOurFraming(t *testing.T) {
 		mu.Unlock()
 		c := r.dial()
 		_, _ = c.Write([]byte(k.raw))
-		c.answer()
+		c.readResponse()
 		_ = c.Close()
 		want := 0
-		if k.ran {
+		if k.handlerRuns {
 			want = 1
 			<-ends
 		}
@@ -466,7 +466,7 @@ func TestEngineSeesOurFraming(t *testing.T) {
 func TestTruncatedRequests(t *testing.T) {
 	r := start(t, Options{}, echo)
 	whole := []string{
-		sized(""),
+		helloPost(""),
 		chunkedHead + helloChunks,
 		chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-A: b\r\n\r\n",
 	}

@@ -30,7 +30,7 @@ const corsHeaders = "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthr
 const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, X-Sluice-Plan, X-Sluice-Migration, X-Sluice-Waited, Retry-After, " +
 	"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 
-func (c CORS) prepared() CORS {
+func (c CORS) withJoined() CORS {
 	for _, o := range c.Origins {
 		c.any = c.any || o == "*"
 	}
@@ -46,8 +46,8 @@ func (c CORS) prepared() CORS {
 	return c
 }
 
-// allows gives what the origin is told, "" for nothing.
-func (c *CORS) allows(origin []byte) string {
+// allowOrigin gives what the origin is told, "" for nothing.
+func (c *CORS) allowOrigin(origin []byte) string {
 	if c.any {
 		return "*"
 	}
@@ -62,8 +62,8 @@ func (c *CORS) allows(origin []byte) string {
 // cors tells a page of another origin what it may see, and answers the question that
 // browsers ask before such a request (the preflight): then it gives true. Keys are
 // asked for on the real request.
-func (x *Exchange) cors(method []byte, known bool) (answered bool) {
-	c := x.srv.live().CORS
+func (x *Exchange) cors(method []byte, known bool) (done bool) {
+	c := x.srv.options().CORS
 	if c == nil {
 		return false
 	}
@@ -74,11 +74,11 @@ func (x *Exchange) cors(method []byte, known bool) (answered bool) {
 	if len(origin) == 0 {
 		return false
 	}
-	allowed := c.allows(origin)
+	allowed := c.allowOrigin(origin)
 	asks := string(method) == "OPTIONS" && known && x.head.find("Access-Control-Request-Method") != nil
 	switch {
 	case allowed == "" && asks:
-		x.Error(OriginRefused, "", "pages of origin "+shown(origin)+" may not use this router; cors.origins lists those that may", 0)
+		x.Error(OriginRefused, "", "pages of origin "+quotedForError(origin)+" may not use this router; cors.origins lists those that may", 0)
 		return true
 	case allowed == "":
 		return false
@@ -91,8 +91,8 @@ func (x *Exchange) cors(method []byte, known bool) (answered bool) {
 	x.SetHeader("Access-Control-Allow-Methods", c.methods)
 	x.SetHeader("Access-Control-Allow-Headers", c.headers)
 	x.SetHeader("Access-Control-Max-Age", c.maxAge)
-	if x.begin(204) {
-		x.putBody(nil)
+	if x.beginResponse(204) {
+		x.setIdentityBody(nil)
 	}
 	return true
 }

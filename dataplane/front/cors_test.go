@@ -57,7 +57,7 @@ func TestCORS(t *testing.T) {
 			}
 			c := r.dial()
 			c.send(k.raw)
-			resp, body := c.answer()
+			resp, body := c.readResponse()
 			if resp.StatusCode != k.status || r.calls.Load() != k.calls {
 				t.Errorf("%d after %d calls of the handler, want %d after %d: %s", resp.StatusCode, r.calls.Load(), k.status, k.calls, body)
 			}
@@ -70,7 +70,7 @@ func TestCORS(t *testing.T) {
 				t.Errorf("a 204 with Content-Length %q and body %q", resp.Header.Get("Content-Length"), body)
 			}
 			c.send(chatPost(hello)) // the connection goes on
-			if resp, _ := c.answer(); resp.StatusCode != 200 {
+			if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 				t.Errorf("afterwards: %d", resp.StatusCode)
 			}
 		})
@@ -79,22 +79,22 @@ func TestCORS(t *testing.T) {
 
 // Keys are asked for on the real request, and of it alone.
 func TestCORSWithKeys(t *testing.T) {
-	r := start(t, Options{CORS: &CORS{Origins: []string{"*"}}, Gate: closedGate{}}, echo)
+	r := start(t, Options{CORS: &CORS{Origins: []string{"*"}}, Authenticator: closedGate{}}, echo)
 	c := r.dial()
 	c.send(preflight(chat, "Origin: https://a.example", "Access-Control-Request-Method: POST"))
-	if resp, _ := c.answer(); resp.StatusCode != 204 {
+	if resp, _ := c.readResponse(); resp.StatusCode != 204 {
 		t.Errorf("preflight: %d", resp.StatusCode)
 	}
 	c.send(chatPost(hello, "Origin: https://a.example"))
-	if resp, _ := c.answer(); resp.StatusCode != 401 || resp.Header.Get("Access-Control-Allow-Origin") != "*" {
+	if resp, _ := c.readResponse(); resp.StatusCode != 401 || resp.Header.Get("Access-Control-Allow-Origin") != "*" {
 		t.Errorf("request: %d %v", resp.StatusCode, resp.Header)
 	}
 }
 
 type closedGate struct{}
 
-func (closedGate) Enter([]byte, bool) (Pass, *Denial) {
-	return nil, &Denial{Reason: NoKey, Message: "a key is wanted"}
+func (closedGate) Authenticate([]byte, bool) (Principal, *Rejection) {
+	return nil, &Rejection{Reason: MissingKey, Message: "a key is wanted"}
 }
 
 // An engine's own CORS lines are not passed on: its answer is for this router.
@@ -107,7 +107,7 @@ func TestCORSOfEngines(t *testing.T) {
 		r := start(t, Options{CORS: cors}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 		c := r.dial()
 		c.send(chatPost(`{"stream":true}`, "Origin: https://a.example"))
-		resp, _ := c.answer()
+		resp, _ := c.readResponse()
 		var want []string
 		vary := []string{"X-Engine"}
 		if cors != nil {
@@ -126,7 +126,7 @@ func TestCORSOfEngines(t *testing.T) {
 }
 
 // Pages may read every header line that the README says an answer has.
-func TestExposedAreTheDocumentedHeaders(t *testing.T) {
+func TestExposedHeadersAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {
 		t.Fatal(err)

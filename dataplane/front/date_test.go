@@ -26,18 +26,18 @@ func TestStreamsHaveADate(t *testing.T) {
 	})
 	ends := make(chan relay.Result, 1)
 	r := start(t, Options{}, relayTo(e, endHook(ends)))
-	early := start(t, Options{EarlyHead: true, KeepAlive: time.Millisecond}, dispatching(func(x *Exchange) {
+	early := start(t, Options{EarlyHeaders: true, KeepAlive: time.Millisecond}, dispatching(func(x *Exchange) {
 		time.Sleep(20 * time.Millisecond)
 		relayTo(e, endHook(ends))(x)
 	}))
-	dates := func(r *rig) []string {
+	dates := func(r *testServer) []string {
 		c := r.dial()
 		c.send(chatPost(streamDoc))
-		resp, _ := c.answer()
+		resp, _ := c.readResponse()
 		<-ends
 		return resp.Header["Date"]
 	}
-	for name, r := range map[string]*rig{"with the engine's": r, "before it": early} {
+	for name, r := range map[string]*testServer{"with the engine's": r, "before it": early} {
 		got := dates(r)
 		if len(got) != 1 {
 			t.Fatalf("%s: %q", name, got)

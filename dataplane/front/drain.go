@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"sluice/dataplane/sock"
+	"sluice/dataplane/rawsocket"
 )
 
 const (
@@ -13,17 +13,17 @@ const (
 	drainRetry = time.Second
 	// drainPoll is how often a drain looks whether it is done.
 	drainPoll = 10 * time.Millisecond
-	// unusedGrace is how long beyond IdleTimeout a server that retires waits for idle
+	// idleGrace is how long beyond IdleTimeout a server that retires waits for idle
 	// connections to end by themselves.
-	unusedGrace = time.Second
-	// lastWords is how long what is ended at the end of the drain has to tell its clients
+	idleGrace = time.Second
+	// finalResponseTime is how long what is ended at the end of the drain has to tell its clients
 	// so: streams by an event, requests without an answer by a 503.
-	lastWords = 500 * time.Millisecond
+	finalResponseTime = 500 * time.Millisecond
 	// drainGrace is how long requests that were cut may take to end.
 	drainGrace = time.Second
-	// lastAccepted is how long what was accepted as the listener closed may take until it
+	// acceptDrainTime is how long what was accepted as the listener closed may take until it
 	// is counted.
-	lastAccepted = time.Second
+	acceptDrainTime = time.Second
 )
 
 // Shutdown closes the listener, answers new requests on kept-alive connections
@@ -32,17 +32,17 @@ const (
 // requests whose answer has not begun with a 503. It is nil when nothing had to be
 // cut. A second Shutdown waits as well, and may bring an earlier end.
 func (s *Server) Shutdown(ctx context.Context) error {
-	s.leaving.Store(true)
+	s.closeAfterResponse.Store(true)
 	s.draining.Store(true)
 	s.stopAccepting()
-	return s.empty(ctx, s.closeIdle)
+	return s.waitEmpty(ctx, s.closeIdle)
 }
 
-// Leave makes every answer from now on the last one of its connection, so that
+// CloseAfterResponse makes every answer from now on the last one of its connection, so that
 // clients go elsewhere, or to the same address anew, without a request that is lost:
 // one sent over a kept-alive connection while it is being closed would be. Requests
 // are served as ever.
-func (s *Server) Leave() { s.leaving.Store(true) }
+func (s *Server) CloseAfterResponse() { s.closeAfterResponse.Store(true) }
 
 // Retire ends a server whose address another process accepts on by now. The listener is
 // closed, and every answer from now on is the last one of its connection. Idle connections
@@ -51,23 +51,23 @@ func (s *Server) Leave() { s.leaving.Store(true) }
 // on its way. A request that has begun is served as ever: nothing has told its client to go
 // elsewhere. When only such are left they have the time of drain, and are cut as by Shutdown.
 // Once ctx ends idle connections are closed that cannot be passed.
-func (s *Server) Retire(ctx context.Context, heir Heir, drain time.Duration) error {
-	return s.retire(ctx, heir, s.live().IdleTimeout+unusedGrace, drain)
+func (s *Server) Retire(ctx context.Context, successor Successor, drain time.Duration) error {
+	return s.retire(ctx, successor, s.options().IdleTimeout+idleGrace, drain)
 }
 
-func (s *Server) retire(ctx context.Context, heir Heir, unused, drain time.Duration) error {
-	s.heir = heir
-	s.Leave()
+func (s *Server) retire(ctx context.Context, successor Successor, idleTimeout, drain time.Duration) error {
+	s.successor = successor
+	s.CloseAfterResponse()
 	s.stopAccepting()
-	r := retirement{srv: s, unused: unused}
-	r.await(ctx)
+	r := retirement{srv: s, idleTimeout: idleTimeout}
+	r.wait(ctx)
 	within, cancel := context.WithTimeout(context.Background(), drain)
 	defer cancel()
-	return s.empty(within, func() {
+	return s.waitEmpty(within, func() {
 		if ctx.Err() != nil {
-			r.unused = 0
+			r.idleTimeout = 0
 		}
-		r.idle()
+		r.closeIdle()
 	})
 }
 
@@ -75,14 +75,14 @@ func (s *Server) retire(ctx context.Context, heir Heir, unused, drain time.Durat
 // accepted is counted: one that is not would be lost with the process.
 func (s *Server) stopAccepting() {
 	s.mu.Lock()
-	accepted := s.accepted
+	accepted := s.acceptDone
 	if !s.stopped() {
 		close(s.stop)
 		if s.ln != nil {
 			_ = s.ln.Close()
 		}
-		if s.byHand != nil {
-			_ = s.byHand.Close()
+		if s.rawListener != nil {
+			_ = s.rawListener.Close()
 		}
 	}
 	s.mu.Unlock()
@@ -91,56 +91,56 @@ func (s *Server) stopAccepting() {
 	}
 	select {
 	case <-accepted:
-	case <-time.After(lastAccepted):
-		s.opt.Log.Warn("the listener is closed, but accepting has not ended", "after", lastAccepted)
+	case <-time.After(acceptDrainTime):
+		s.initial.Log.Warn("the listener is closed, but accepting has not ended", "after", acceptDrainTime)
 	}
 }
 
-// empty waits until no connection is left, or until ctx ends, and closes what served them.
+// waitEmpty waits until no connection is left, or until ctx ends, and closes what served them.
 // idle is called again and again, to see to those that are idle.
-func (s *Server) empty(ctx context.Context, idle func()) error {
-	err := s.awaitIdle(ctx, idle)
+func (s *Server) waitEmpty(ctx context.Context, idle func()) error {
+	err := s.waitIdle(ctx, idle)
 	s.mu.Lock()
-	watch, loops, lobby := s.watch, s.loops, s.lobby
+	watch, loops, pending := s.clientWatcher, s.loops, s.pendingHeads
 	s.mu.Unlock()
-	s.emptied.Do(func() {
+	s.closeOnce.Do(func() {
 		if watch != nil {
 			watch.close()
 		}
 		if loops != nil {
 			loops.Close()
 		}
-		lobby.close()
+		pending.close()
 	})
 	return err
 }
 
-// rests notes that the connection waits for a request.
-func (c *conn) rests() {
+// markIdle notes that the connection waits for a request.
+func (c *conn) markIdle() {
 	c.active.Store(false)
-	c.input.rest()
+	c.readState.endRead()
 }
 
-// underway says whether a request is, as far as it was read.
-func (c *conn) underway() bool { return c.active.Load() || c.input.heard() }
+// busy says whether a request is, as far as it was read.
+func (c *conn) busy() bool { return c.active.Load() || c.readState.started() }
 
 // idle says that the connection has nothing of a request that closing it would lose. Its
 // goroutine may not have got round to what lies in the socket, and leaves half a PROXY
 // header there, so that is looked at too. First: bytes that were read before that have made
 // the connection underway, and those that come after it cross the close on their way.
 func (c *conn) idle() bool {
-	if c.underway() {
+	if c.busy() {
 		return false
 	}
-	return !c.unread() && !c.underway()
+	return !c.hasUnread() && !c.busy()
 }
 
-// unread says whether something has come that nobody has read.
-func (c *conn) unread() (is bool) {
+// hasUnread says whether something has come that nobody has read.
+func (c *conn) hasUnread() (is bool) {
 	if c.raw != nil {
 		_ = c.raw.Control(func(fd uintptr) {
 			var b [1]byte
-			n, errno := sock.Peek(int(fd), b[:])
+			n, errno := rawsocket.Peek(int(fd), b[:])
 			is = errno == 0 && n > 0
 		})
 	}
@@ -148,10 +148,10 @@ func (c *conn) unread() (is bool) {
 }
 
 // closeIdle closes the connections that are idle.
-func (s *Server) closeIdle() { s.conns.cut((*conn).idle) }
+func (s *Server) closeIdle() { s.conns.shutdownIf((*conn).idle) }
 
-// awaitIdle waits until no connection is left, and has idle see to those that are idle.
-func (s *Server) awaitIdle(ctx context.Context, idle func()) error {
+// waitIdle waits until no connection is left, and has idle see to those that are idle.
+func (s *Server) waitIdle(ctx context.Context, idle func()) error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
 	var cutAt time.Time
@@ -175,12 +175,12 @@ func (s *Server) awaitIdle(ctx context.Context, idle func()) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			cut, cutAt = open, time.Now()
-			s.opt.Log.Warn("the drain's time is over; what is under way is cut", "connections", open)
-			s.cutting.Store(true)
-			for left := open - s.conns.endStreams() - s.tellOpen(); s.conns.len() > left && time.Since(cutAt) < lastWords; {
+			s.initial.Log.Warn("the drain's time is over; what is under way is cut", "connections", open)
+			s.drainExpired.Store(true)
+			for left := open - s.conns.cancelStreams() - s.respondDrained(); s.conns.len() > left && time.Since(cutAt) < finalResponseTime; {
 				<-tick.C
 			}
-			s.conns.cut(func(*conn) bool { return true })
+			s.conns.shutdownIf(func(*conn) bool { return true })
 		}
 	}
 }

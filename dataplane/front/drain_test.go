@@ -16,11 +16,11 @@ import (
 	"sluice/dataplane/relay"
 )
 
-func shutdown(r *rig, limit time.Duration) (took time.Duration, err error) {
+func shutdown(r *testServer, limit time.Duration) (took time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	began := time.Now()
-	err = r.s.Shutdown(ctx)
+	err = r.server.Shutdown(ctx)
 	return time.Since(began), err
 }
 
@@ -28,21 +28,21 @@ func TestIdleShutdownIsQuick(t *testing.T) {
 	r := start(t, Options{}, echo)
 	used, unused := r.dial(), r.dial()
 	used.send(chatPost(hello))
-	used.answer()
-	until(t, "both counted", func() bool { return r.s.conns.len() == 2 })
-	took, err := shutdown(r, patience)
+	used.readResponse()
+	eventually(t, "both counted", func() bool { return r.server.conns.len() == 2 })
+	took, err := shutdown(r, testTimeout)
 	if err != nil {
 		t.Error(err)
 	}
 	if took > 2*time.Second {
 		t.Errorf("idle shutdown took %v", took)
 	}
-	used.closed()
-	unused.closed()
+	used.expectClosed()
+	unused.expectClosed()
 	if _, err := net.Dial("tcp", r.addr); err == nil {
 		t.Error("still listening")
 	}
-	if err := r.s.Serve(otherListener(t)); err != nil {
+	if err := r.server.Serve(otherListener(t)); err != nil {
 		t.Errorf("Serve after Shutdown: %v", err)
 	}
 }
@@ -57,9 +57,9 @@ func otherListener(t *testing.T) net.Listener {
 
 // A drain lets the stream and the waiting request end, and refuses new work on
 // kept connections.
-func TestDrainWaits(t *testing.T) { onBoth(t, testDrainWaits) }
+func TestDrainWaits(t *testing.T) { withBothRelayModes(t, testDrainWaits) }
 
-func testDrainWaits(t *testing.T, by Relay) {
+func testDrainWaits(t *testing.T, by RelayMode) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
@@ -70,7 +70,7 @@ func testDrainWaits(t *testing.T, by Relay) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{Relay: by}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
 		if x.Endpoint.Kind == Embeddings {
 			close(waiting)
 			<-free
@@ -86,14 +86,14 @@ func testDrainWaits(t *testing.T, by Relay) {
 	// A request whose head is half there is under way on a connection that has
 	// served before.
 	late.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-	late.answer()
+	late.readResponse()
 	late.send(atHost)
-	until(t, "streaming", func() bool { return len(r.seen.endings()) == 0 && r.calls.Load() == 2 })
-	until(t, "late request begun", func() bool {
+	eventually(t, "streaming", func() bool { return len(r.observed.endings()) == 0 && r.calls.Load() == 2 })
+	eventually(t, "late request begun", func() bool {
 		n := 0
-		r.s.conns.mu.Lock()
-		defer r.s.conns.mu.Unlock()
-		for _, c := range r.s.conns.all {
+		r.server.conns.mu.Lock()
+		defer r.server.conns.mu.Unlock()
+		for _, c := range r.server.conns.conns {
 			if c.active.Load() {
 				n++
 			}
@@ -102,26 +102,26 @@ func testDrainWaits(t *testing.T, by Relay) {
 	})
 	done := make(chan error, 1)
 	go func() {
-		_, err := shutdown(r, patience)
+		_, err := shutdown(r, testTimeout)
 		done <- err
 	}()
-	until(t, "draining", r.s.draining.Load)
+	eventually(t, "draining", r.server.draining.Load)
 	late.send("Content-Length: 13\r\n\r\n" + hello)
-	resp, body := late.answer()
+	resp, body := late.readResponse()
 	if resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) || resp.Header.Get("Retry-After") == "" {
 		t.Errorf("late request: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
-	late.closed()
+	late.expectClosed()
 	select {
 	case err := <-done:
 		t.Fatalf("Shutdown returned %v with a stream and a request under way", err)
 	default:
 	}
 	close(free)
-	if resp, body := short.answer(); resp.StatusCode != 200 || !resp.Close || body != hello {
+	if resp, body := short.readResponse(); resp.StatusCode != 200 || !resp.Close || body != hello {
 		t.Errorf("waiting request: %d %v %q", resp.StatusCode, resp.Close, body)
 	}
-	if _, body := streaming.answer(); !strings.HasSuffix(body, "[DONE]\n\n") {
+	if _, body := streaming.readResponse(); !strings.HasSuffix(body, "[DONE]\n\n") {
 		t.Errorf("stream: %q", body)
 	}
 	wantEnd(t, ends, relay.Completed)
@@ -131,10 +131,10 @@ func testDrainWaits(t *testing.T, by Relay) {
 }
 
 // At the end of its time a drain cuts what is left: the stream, and a handler
-// that waits, through OnGone.
-func TestDrainCuts(t *testing.T) { onBoth(t, testDrainCuts) }
+// that waits, through OnClientGone.
+func TestDrainCancelsAtDeadline(t *testing.T) { withBothRelayModes(t, testDrainCancelsAtDeadline) }
 
-func testDrainCuts(t *testing.T, by Relay) {
+func testDrainCancelsAtDeadline(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
 		_, _ = nc.Read(make([]byte, 1))
@@ -143,10 +143,10 @@ func testDrainCuts(t *testing.T, by Relay) {
 	ends := make(chan relay.Result, 1)
 	stream := relayTo(e, endHook(ends))
 	waiting := make(chan struct{})
-	r := start(t, Options{Relay: by}, func(x *Exchange) {
+	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
 		if x.Endpoint.Kind == Embeddings {
 			gone := make(chan struct{})
-			x.OnGone(func() { close(gone) })
+			x.OnClientGone(func() { close(gone) })
 			close(waiting)
 			<-gone
 			x.Error(ClientGone, "", "cut", 0)
@@ -169,27 +169,27 @@ func testDrainCuts(t *testing.T, by Relay) {
 		t.Errorf("took %v", took)
 	}
 	wantEnd(t, ends, relay.Drained)
-	if rest, err := io.ReadAll(streaming.br); took < lastWords && (err != nil || !strings.Contains(string(rest), "the router is shutting down") || !strings.HasSuffix(string(rest), "data: [DONE]\n\n\r\n0\r\n\r\n")) {
+	if rest, err := io.ReadAll(streaming.br); took < finalResponseTime && (err != nil || !strings.Contains(string(rest), "the router is shutting down") || !strings.HasSuffix(string(rest), "data: [DONE]\n\n\r\n0\r\n\r\n")) {
 		t.Errorf("the client was left with %q, %v", rest, err)
 	}
-	if n := r.s.conns.len(); n != 0 {
+	if n := r.server.conns.len(); n != 0 {
 		t.Errorf("%d connections left", n)
 	}
 }
 
 // A connection is cut at the very moment when it comes back from a stream.
-func TestShutdownWhileAConnectionComesBack(t *testing.T) {
-	onBoth(t, testShutdownWhileAConnectionComesBack)
+func TestShutdownDuringStreamEnd(t *testing.T) {
+	withBothRelayModes(t, testShutdownDuringStreamEnd)
 }
 
-func testShutdownWhileAConnectionComesBack(t *testing.T, by Relay) {
+func testShutdownDuringStreamEnd(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return err == nil
 	})
 	for range 60 {
 		ends := make(chan relay.Result, 8)
-		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 		for range 8 {
 			r.dial().send(chatPost(hello))
 		}
@@ -199,24 +199,26 @@ func testShutdownWhileAConnectionComesBack(t *testing.T, by Relay) {
 }
 
 // Nothing is left of a server that served, streamed, refused and shut down.
-func TestNothingIsLeft(t *testing.T) { onBoth(t, testNothingIsLeft) }
+func TestShutdownReleasesEverything(t *testing.T) {
+	withBothRelayModes(t, testShutdownReleasesEverything)
+}
 
-func testNothingIsLeft(t *testing.T, by Relay) {
+func testShutdownReleasesEverything(t *testing.T, by RelayMode) {
 	round := func() {
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 			return true
 		})
 		ends := make(chan relay.Result, 64)
-		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 		for i := range 20 {
 			c := r.dial()
 			c.send(chatPost(hello))
-			c.answer()
+			c.readResponse()
 			wantEnd(t, ends, relay.Completed)
 			if i%2 == 0 {
 				c.send(chatPost("nonsense"))
-				c.answer()
+				c.readResponse()
 			}
 			_ = c.Close()
 		}
@@ -226,8 +228,8 @@ func testNothingIsLeft(t *testing.T, by Relay) {
 	round() // what is made once per process
 	goroutines, files := runtime.NumGoroutine(), countFiles(t)
 	round()
-	until(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })
-	until(t, fmt.Sprintf("files back to %d", files), func() bool { return countFiles(t) <= files+1 })
+	eventually(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })
+	eventually(t, fmt.Sprintf("files back to %d", files), func() bool { return countFiles(t) <= files+1 })
 }
 
 func countFiles(t *testing.T) int {

@@ -26,7 +26,7 @@ const (
 	Tokenize
 	Detokenize
 	NativeGenerate // SGLang's own /generate
-	Routed         // a preprocessed request, of which the Handler makes one of the others
+	Preprocessed   // a preprocessed request, of which the Handler makes one of the others
 	CountTokens    // /v1/messages/count_tokens: no prompt is computed
 	StoredResponse // a response that an engine keeps, named by Exchange.Stored; no body
 )
@@ -40,7 +40,7 @@ var Endpoints = []Endpoint{
 	{Path: "/v1/messages", Kind: Messages, Protocol: relay.Anthropic, Disaggregable: true},
 	{Path: "/inference/v1/generate", Kind: Generate, Protocol: relay.OpenAI, Disaggregable: true},
 	{Path: "/generate", Kind: NativeGenerate, Protocol: relay.OpenAI, Disaggregable: true},
-	{Path: "/v1/routed/generate", Kind: Routed, Protocol: relay.OpenAI},
+	{Path: "/v1/routed/generate", Kind: Preprocessed, Protocol: relay.OpenAI},
 	{Path: "/v1/embeddings", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/rerank", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/score", Kind: Embeddings, Protocol: relay.Opaque},

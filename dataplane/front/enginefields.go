@@ -77,13 +77,13 @@ var engineFields = []engineField{
 	{"url", noKey, mediaURL, "Anthropic's sources, chat templates", "fetches it"},
 }
 
-// nestedIn are the objects in which vLLM looks for routerOnly members of its own. No honest
+// vllmNestedObjects are the objects in which vLLM looks for routerOnly members of its own. No honest
 // client writes them there, so they are refused even where those at the top are cut.
-var nestedIn = [...]jsonscan.Key{jsonscan.KeyVLLMXArgs, jsonscan.KeySamplingExtraArgs}
+var vllmNestedObjects = [...]jsonscan.Key{jsonscan.KeyVLLMXArgs, jsonscan.KeySamplingExtraArgs}
 
-// opaque are members whose content engines pass on without acting on it: the arguments and
+// isOpaqueMember are members whose content engines pass on without acting on it: the arguments and
 // schemas of tools, a client's own notes.
-func opaque(name []byte, depth int) bool {
+func isOpaqueMember(name []byte, depth int) bool {
 	switch string(name) {
 	case "arguments", "parameters", "input_schema", "json_schema", "schema", "metadata", "chat_template_kwargs", "structured_outputs", "logit_bias":
 		return true
@@ -104,8 +104,8 @@ const maxMediaURL = 8 << 10
 // "*.example.com" for all below one, IP addresses, and "*" for any.
 type MediaHosts []string
 
-// allow says whether host, without its port, is one of those.
-func (m MediaHosts) allow(host string) bool {
+// allows says whether host, without its port, is one of those.
+func (m MediaHosts) allows(host string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, h := range m {
 		switch {
@@ -120,13 +120,13 @@ func (m MediaHosts) allow(host string) bool {
 
 // badField is a member that a client may not have written so.
 type badField struct {
-	path   []string // innermost first
-	reason Reason
-	why    string
+	path    []string // innermost first
+	reason  Reason
+	message string
 }
 
-// in puts the member's place before what was found in it.
-func (b *badField) in(name string) *badField {
+// within puts the member's place before what was found in it.
+func (b *badField) within(name string) *badField {
 	if b != nil {
 		b.path = append(b.path, name)
 	}
@@ -150,28 +150,28 @@ func (x *Exchange) checkFields() bool {
 	d := &x.Doc
 	bad := checkNested(d)
 	if bad == nil && d.Has(jsonscan.KeyRequestID) {
-		bad = checkRequestName(d.Raw(jsonscan.KeyRequestID)).in("request_id")
+		bad = checkRequestName(d.Raw(jsonscan.KeyRequestID)).within("request_id")
 	}
-	if bad == nil && d.Watched {
-		bad = checkMembers(d.Body, 1, x.srv.live().MediaHosts)
+	if bad == nil && d.MayBeSensitive {
+		bad = checkMembers(d.Body, 1, x.srv.options().MediaHosts)
 	}
 	if bad == nil {
 		return true
 	}
 	field := bad.name()
-	x.Error(bad.reason, field, "field "+strconv.Quote(field)+" "+bad.why, 0)
+	x.Error(bad.reason, field, "field "+strconv.Quote(field)+" "+bad.message, 0)
 	return false
 }
 
-const routersOwn = "is set by the router and may not be sent by a client; leave it out"
+const routerOnlyMessage = "is set by the router and may not be sent by a client; leave it out"
 
 func checkNested(d *jsonscan.Doc) *badField {
-	for _, in := range nestedIn {
+	for _, in := range vllmNestedObjects {
 		if !d.Has(in) {
 			continue
 		}
 		if bad := checkRouterOnly(d.Raw(in)); bad != nil {
-			return bad.in(in.Name())
+			return bad.within(in.Name())
 		}
 	}
 	if d.Has(jsonscan.KeySamplingParams) && d.Values[jsonscan.KeySamplingParams].Kind == jsonscan.Array {
@@ -180,7 +180,7 @@ func checkNested(d *jsonscan.Doc) *badField {
 			var extra [1]jsonscan.Value
 			jsonscan.Members(it.Raw(), extra[:], "extra_args")
 			if bad := checkRouterOnly(it.Raw()[extra[0].Start:extra[0].End]); bad != nil {
-				return bad.in("extra_args").in(strconv.Itoa(n)).in(jsonscan.KeySamplingParams.Name())
+				return bad.within("extra_args").within(strconv.Itoa(n)).within(jsonscan.KeySamplingParams.Name())
 			}
 		}
 	}
@@ -193,7 +193,7 @@ func checkRouterOnly(object []byte) *badField {
 		for i := range engineFields {
 			f := &engineFields[i]
 			if f.rule == routerOnly && it.Value.Kind > jsonscan.Null && it.IsKey(f.name) {
-				return (&badField{reason: ForbiddenField, why: routersOwn}).in(f.name)
+				return (&badField{reason: ForbiddenField, message: routerOnlyMessage}).within(f.name)
 			}
 		}
 	}
@@ -207,18 +207,18 @@ func checkMembers(raw []byte, depth int, hosts MediaHosts) *badField {
 	}
 	object := len(raw) > 0 && raw[0] == '{'
 	media := object && namesMedia(raw)
-	var room [32]byte
+	var scratch [32]byte
 	n := 0
 	for it := jsonscan.Walk(raw); it.Next(); n++ {
 		switch {
 		case object:
-			name := it.Key(room[:0])
+			name := it.Key(scratch[:0])
 			if bad := checkMember(name, it.Raw(), it.Value.Kind, media, depth, hosts); bad != nil {
-				return bad.in(string(name))
+				return bad.within(string(name))
 			}
 		case it.Value.Kind >= jsonscan.Array:
 			if bad := checkMembers(it.Raw(), depth+1, hosts); bad != nil {
-				return bad.in(strconv.Itoa(n))
+				return bad.within(strconv.Itoa(n))
 			}
 		}
 	}
@@ -229,7 +229,7 @@ func checkMembers(raw []byte, depth int, hosts MediaHosts) *badField {
 // of media.
 func checkMember(name, value []byte, kind jsonscan.Kind, media bool, depth int, hosts MediaHosts) *badField {
 	switch {
-	case opaque(name, depth):
+	case isOpaqueMember(name, depth):
 	case string(name) == "rid":
 		return checkRequestName(value)
 	case string(name) == "url":
@@ -238,7 +238,7 @@ func checkMember(name, value []byte, kind jsonscan.Kind, media bool, depth int, 
 		}
 	case string(name) == "source" && kind == jsonscan.String:
 		// A document's source is its title; Anthropic's is an object.
-	case jsonscan.IsWatched(name):
+	case jsonscan.IsSensitive(name):
 		return checkMedia(value, depth, hosts)
 	case kind >= jsonscan.Array:
 		return checkMembers(value, depth+1, hosts)
@@ -265,7 +265,7 @@ func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why st
 	if bad == nil {
 		return "", "", false
 	}
-	return bad.name(), bad.why, bad.reason == ForbiddenField
+	return bad.name(), bad.message, bad.reason == ForbiddenField
 }
 
 // namesMedia says whether an object's type is a kind of media, whose url is fetched. A
@@ -291,20 +291,20 @@ func checkMedia(raw []byte, depth int, hosts MediaHosts) *badField {
 	switch raw[0] {
 	case '"':
 		if why := refusedURL(raw, hosts); why != "" {
-			return &badField{reason: ForbiddenField, why: why}
+			return &badField{reason: ForbiddenField, message: why}
 		}
 	case '[':
 		n := 0
 		for it := jsonscan.Walk(raw); it.Next(); n++ {
 			if bad := checkMedia(it.Raw(), depth+1, hosts); bad != nil {
-				return bad.in(strconv.Itoa(n))
+				return bad.within(strconv.Itoa(n))
 			}
 		}
 	case '{':
 		for it := jsonscan.Walk(raw); it.Next(); {
 			if it.IsKey("url") || it.IsKey("Url") { // as Dynamo's multi_modal_data has it
 				if bad := checkMedia(it.Raw(), depth+1, hosts); bad != nil {
-					return bad.in("url")
+					return bad.within("url")
 				}
 			}
 		}
@@ -329,12 +329,12 @@ func refusedURL(quoted []byte, hosts MediaHosts) string {
 	if strings.HasPrefix(text, "data:") {
 		return ""
 	}
-	rest, ok := cutFold(text, "http://")
+	rest, ok := cutPrefixFold(text, "http://")
 	if !ok {
-		rest, ok = cutFold(text, "https://")
+		rest, ok = cutPrefixFold(text, "https://")
 	}
 	if !ok {
-		return "names no http or https URL (" + shown([]byte(text)) + "): an engine may open a file of that name; " + use
+		return "names no http or https URL (" + quotedForError([]byte(text)) + "): an engine may open a file of that name; " + use
 	}
 	for i := range len(rest) {
 		if b := rest[i]; b <= ' ' || b >= 0x7f || b == '\\' {
@@ -347,16 +347,16 @@ func refusedURL(quoted []byte, hosts MediaHosts) string {
 	}
 	name, ok := hostName(host)
 	if !ok {
-		return "holds a URL whose host " + shown([]byte(host)) + " is not a name or an address with an optional port; " + use
+		return "holds a URL whose host " + quotedForError([]byte(host)) + " is not a name or an address with an optional port; " + use
 	}
-	if !hosts.allow(name) {
-		return "names a URL of host " + shown([]byte(name)) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
+	if !hosts.allows(name) {
+		return "names a URL of host " + quotedForError([]byte(name)) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
 	}
 	return ""
 }
 
-// cutFold is strings.CutPrefix of a prefix in any case.
-func cutFold(s, prefix string) (string, bool) {
+// cutPrefixFold is strings.CutPrefix of a prefix in any case.
+func cutPrefixFold(s, prefix string) (string, bool) {
 	if len(s) < len(prefix) || !strings.EqualFold(s[:len(prefix)], prefix) {
 		return s, false
 	}
@@ -397,14 +397,14 @@ func checkRequestName(raw []byte) *badField {
 		n := 0
 		for it := jsonscan.Walk(raw); it.Next(); n++ {
 			if bad := checkRequestName(it.Raw()); bad != nil {
-				return bad.in(strconv.Itoa(n))
+				return bad.within(strconv.Itoa(n))
 			}
 		}
 	case '"':
 		if len(raw) <= 6*maxRequestID+2 && validRequestID(jsonscan.Unquote(nil, raw)) {
 			return nil
 		}
-		return &badField{reason: BadField, why: "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + shown(raw)}
+		return &badField{reason: BadField, message: "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + quotedForError(raw)}
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ func TestEngineFieldsAreReviewed(t *testing.T) {
 			t.Errorf("%s is in the table twice", f.name)
 		}
 		known[f.name] = "the table"
-		if nested := f.rule != routerOnly && f.key == noKey; nested != jsonscan.IsWatched([]byte(f.name)) {
+		if nested := f.rule != routerOnly && f.key == noKey; nested != jsonscan.IsSensitive([]byte(f.name)) {
 			t.Errorf("%s: jsonscan.IsWatched says %v", f.name, !nested)
 		}
 		if f.key != noKey && f.key.Name() != f.name {
@@ -78,8 +78,8 @@ func dataLines(t *testing.T, path string) func(yield func(string) bool) {
 
 const peerID = "___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0"
 
-// TestClientNamesNoPeer sends what engines would connect to, or open, on every endpoint.
-func TestClientNamesNoPeer(t *testing.T) {
+// TestClientCannotNamePeer sends what engines would connect to, or open, on every endpoint.
+func TestClientCannotNamePeer(t *testing.T) {
 	hosts := MediaHosts{"img.example", "*.cdn.example", "10.1.2.3", "fd00::1"}
 	r := start(t, Options{MediaHosts: hosts}, echo)
 	part := func(part string) string { return `"messages":[{"role":"user","content":[` + part + `]}]` }
@@ -159,7 +159,7 @@ func TestClientNamesNoPeer(t *testing.T) {
 	tries = append(tries, try{image(`"http://img.example./a"`), ""}, try{image(`""`), ""})
 	for _, e := range Endpoints {
 		for _, try := range tries {
-			if e.Kind == Routed {
+			if e.Kind == Preprocessed {
 				continue // its handler reads another format
 			}
 			body := `{"model":"m",` + try.members + `}`
@@ -223,7 +223,7 @@ func BenchmarkCheckFields(b *testing.B) {
 				if err := d.Scan([]byte(body), jsonscan.Limits{}); err != nil {
 					b.Fatal(err)
 				}
-				if d.Watched {
+				if d.MayBeSensitive {
 					if bad := checkMembers(d.Body, 1, nil); bad != nil {
 						b.Fatal(bad.name())
 					}

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaving is what a client's going looks like; edge-triggered, since once told
+// hangupEvents is what a client's going looks like; edge-triggered, since once told
 // there is nothing more to learn.
-const leaving = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR | unix.EPOLLET
+const hangupEvents = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR | unix.EPOLLET
 
 // poller is an epoll instance whose own descriptor waits in Go's netpoller, so
 // that no thread is blocked in it.
@@ -65,7 +65,7 @@ func (p *poller) run(event func(id uint64)) {
 // its number cannot have become another connection's.
 func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
 	outer := conn.Control(func(fd uintptr) {
-		ev := unix.EpollEvent{Events: leaving, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
+		ev := unix.EpollEvent{Events: hangupEvents, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
 		err = unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, int(fd), &ev)
 	})
 	if outer != nil {
@@ -74,22 +74,22 @@ func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
 	return err
 }
 
-// await has turn tell of bytes that lie in a descriptor, as often as it is called while
+// addInput has turn tell of bytes that lie in a descriptor, as often as it is called while
 // they do, and of its end.
-func (p *poller) await(fd int) error {
+func (p *poller) addInput(fd int) error {
 	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)})
 }
 
-// forget ends that.
-func (p *poller) forget(fd int) {
+// remove ends that.
+func (p *poller) remove(fd int) {
 	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
-// until sets when turn gives up; the zero time for never.
-func (p *poller) until(t time.Time) { _ = p.file.SetReadDeadline(t) }
+// setDeadline sets when turn gives up; the zero time for never.
+func (p *poller) setDeadline(t time.Time) { _ = p.file.SetReadDeadline(t) }
 
-// turn waits for descriptors that await has brought in, and calls came for some.
-func (p *poller) turn(came func(fd int32)) error {
+// wait waits for descriptors that await has brought in, and calls came for some.
+func (p *poller) wait(ready func(fd int32)) error {
 	var events [32]unix.EpollEvent
 	n := 0
 	err := p.raw.Read(func(fd uintptr) bool {
@@ -101,24 +101,24 @@ func (p *poller) turn(came func(fd int32)) error {
 		}
 	})
 	for i := range max(n, 0) {
-		came(events[i].Fd)
+		ready(events[i].Fd)
 	}
 	return err
 }
 
 func (p *poller) close() { _ = p.file.Close() }
 
-// bell is how a goroutine that always finds more to do has Go's poller looked at: it waits
+// pollYielder is how a goroutine that always finds more to do has Go's poller looked at: it waits
 // for something of its own, which the poller finds behind what had come before.
-type bell struct {
-	file *os.File // an eventfd; nil where there is none
-	raw  syscall.RawConn
-	rung bool
-	ring func(fd uintptr) bool
+type pollYielder struct {
+	file      *os.File // an eventfd; nil where there is none
+	raw       syscall.RawConn
+	signalled bool
+	step      func(fd uintptr) bool
 }
 
-// hang makes it ready; without an eventfd it is never heard.
-func (b *bell) hang() {
+// open makes it ready; without an eventfd it is never heard.
+func (b *pollYielder) open() {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
 		return
@@ -129,42 +129,42 @@ func (b *bell) hang() {
 		return
 	}
 	b.file = file
-	b.ring = func(fd uintptr) bool {
+	b.step = func(fd uintptr) bool {
 		n := [8]byte{1}
-		if b.rung {
+		if b.signalled {
 			_, _ = unix.Read(int(fd), n[:])
 			return true
 		}
-		b.rung = true
+		b.signalled = true
 		_, err := unix.Write(int(fd), n[:])
 		return err != nil
 	}
 }
 
-// hear returns when the poller has been looked at, and who was found there has gone first.
-func (b *bell) hear() {
+// yield returns when the poller has been looked at, and who was found there has gone first.
+func (b *pollYielder) yield() {
 	if b.file != nil {
-		b.rung = false
-		_ = b.raw.Read(b.ring) // fails when close has ended it
+		b.signalled = false
+		_ = b.raw.Read(b.step) // fails when close has ended it
 	}
 }
 
 // close ends a wait, and all that would come.
-func (b *bell) close() {
+func (b *pollYielder) close() {
 	if b.file != nil {
 		_ = b.file.Close()
 	}
 }
 
-// hasLeft asks the kernel whether the peer has closed or reset.
-func hasLeft(conn syscall.RawConn) bool {
+// isClientGone asks the kernel whether the peer has closed or reset.
+func isClientGone(conn syscall.RawConn) bool {
 	left := false
-	err := conn.Control(func(fd uintptr) { left = ended(int(fd)) })
+	err := conn.Control(func(fd uintptr) { left = peerClosed(int(fd)) })
 	return left || err != nil
 }
 
-// ended says whether the peer has sent its last byte, read or not, or has reset.
-func ended(fd int) bool {
+// peerClosed says whether the peer has sent its last byte, read or not, or has reset.
+func peerClosed(fd int) bool {
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(fds[:], 0)
 	return err == nil && n > 0

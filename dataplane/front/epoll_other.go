@@ -13,17 +13,17 @@ type poller struct{}
 func newPoller() (*poller, error)                   { return nil, nil }
 func (p *poller) run(func(id uint64))               {}
 func (p *poller) add(syscall.RawConn, uint64) error { return nil }
-func (p *poller) await(int) error                   { return nil }
-func (p *poller) forget(int)                        {}
-func (p *poller) until(time.Time)                   {}
-func (p *poller) turn(func(fd int32)) error         { return nil }
+func (p *poller) addInput(int) error                { return nil }
+func (p *poller) remove(int)                        {}
+func (p *poller) setDeadline(time.Time)             {}
+func (p *poller) wait(func(fd int32)) error         { return nil }
 func (p *poller) close()                            {}
 
-type bell struct{}
+type pollYielder struct{}
 
-func (b *bell) hang()  {}
-func (b *bell) hear()  {}
-func (b *bell) close() {}
+func (b *pollYielder) open()  {}
+func (b *pollYielder) yield() {}
+func (b *pollYielder) close() {}
 
-func hasLeft(syscall.RawConn) bool { return false }
-func ended(int) bool               { return false }
+func isClientGone(syscall.RawConn) bool { return false }
+func peerClosed(int) bool               { return false }

@@ -13,30 +13,30 @@ import (
 // Anthropic's under /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
 // field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
 func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
-	if x.party != nil {
-		if x.answers(reason.Status()) {
-			x.party.Refuse(reason, param, message, retryAfter)
+	if x.responder != nil {
+		if x.claimResponse(reason.Status()) {
+			x.responder.RespondError(reason, param, message, retryAfter)
 		}
 		return
 	}
-	if x.begun() {
+	if x.headSent() {
 		if retryAfter > 0 {
-			message += retryText(retrySeconds(retryAfter))
+			message += retryAfterText(retryAfterSeconds(retryAfter))
 		}
-		x.refuseLate(reason, param, message)
+		x.errorAfterHead(reason, param, message)
 		return
 	}
-	if !x.begin(reason.Status()) {
+	if !x.beginResponse(reason.Status()) {
 		return
 	}
-	addLine(x, "X-Sluice-Reason", string(reason))
+	addHeaderLine(x, "X-Sluice-Reason", string(reason))
 	if retryAfter > 0 {
-		addLine(x, "Retry-After", retrySeconds(retryAfter))
+		addHeaderLine(x, "Retry-After", retryAfterSeconds(retryAfter))
 	}
-	addLine(x, "Content-Type", "application/json")
+	addHeaderLine(x, "Content-Type", "application/json")
 	x.scratch = appendError(x.scratch[:0], x.protocol(), reason, param, message, x.RequestID)
-	x.putBody(x.scratch)
-	x.refused(reason, param)
+	x.setIdentityBody(x.scratch)
+	x.reportRefused(reason, param)
 }
 
 // protocol is whose error shape the client reads: the endpoint's. Where no route was found

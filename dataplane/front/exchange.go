@@ -30,54 +30,54 @@ type Exchange struct {
 	// Attached is what one Handler tells the next one of the request.
 	Attached any
 
-	early     *pulse // of a head that may go out before an engine's; see Dispatched
-	parting   *pulse // of a drain that answered; guarded by Server.telling
-	srv       *Server
-	ctx       *fasthttp.RequestCtx // nil: a plain request
-	c         *conn
-	head      head
-	body      body
-	rest      rest // of a plain request's body
-	room      room // of a plain request's whole answer
-	answer    answer
-	holder    Pass // nil: no keys are asked for
-	untrusted bool // where the next request begins cannot be known
-	failed    bool // the handler panicked
-	opened    bool // a drain may find it; see parting.go
-	expects   bool // the body has not been sent: the client waits for leave to do so
-	set       []setHeader
-	says      []setHeader // by Say
-	scratch   []byte
-	log       *slog.Logger
-	pass      func(name, value []byte) // x.passHeader, made once
-	passing   int                      // the status of the answer that passHeader passes
-	passed    *[]byte                  // where passHeader writes a stream's head; nil: to a whole answer
-	ip        netip.Addr               // the client's
-	ipText    []byte                   // as engines are told it
-	counted   netip.Addr               // for connSet.leave
+	keepAlive        *keepAliveWriter // of a head that may go out before an engine's; see Dispatched
+	drainWriter      *keepAliveWriter // of a drain that answered; guarded by Server.telling
+	srv              *Server
+	ctx              *fasthttp.RequestCtx // nil: a plain request
+	c                *conn
+	head             requestHead
+	body             body
+	fixedBody        fixedBody      // of a plain request's body
+	response         responseWriter // of a plain request's whole answer
+	responseState    responseState
+	principal        Principal // nil: no keys are asked for
+	closeConn        bool      // where the next request begins cannot be known
+	panickedHandler  bool      // the handler panicked
+	drainable        bool      // a drain may find it; see parting.go
+	awaitsContinue   bool      // the body has not been sent: the client waits for leave to do so
+	responseHeaders  []setHeader
+	requestOverrides []setHeader // by Say
+	scratch          []byte
+	log              *slog.Logger
+	visitHeader      func(name, value []byte) // x.forwardHeader, made once
+	engineStatus     int                      // the status of the answer that forwardHeader passes
+	streamHead       *[]byte                  // where forwardHeader writes a stream's head; nil: to a whole answer
+	ip               netip.Addr               // the client's
+	forwardedFor     []byte                   // as engines are told it
+	countedIP        netip.Addr               // for connSet.leave
 
 	// Of a detached exchange, which has no srv, ctx, c and head.
-	party  Party
-	lend   func(n int) (membudget.Lease, bool)
-	budget *membudget.Budget
-	fields []upstream.Field
-	unix   bool
+	responder   Responder
+	leaseMemory func(n int) (membudget.Lease, bool)
+	budget      *membudget.Budget
+	fields      []upstream.Field
+	unix        bool
 }
 
 type setHeader struct{ name, value string }
 
-// answer says how an Exchange was answered.
-type answer uint8
+// responseState says how an Exchange was answered.
+type responseState uint8
 
 const (
-	unanswered answer = iota
-	short             // whole, in room or fasthttp's response
-	relayed           // the stream owns the connection now
+	responsePending responseState = iota
+	responseWhole                 // whole, in room or fasthttp's response
+	responseRelayed               // the stream owns the connection now
 )
 
 func newExchange(s *Server) *Exchange {
 	x := &Exchange{srv: s}
-	x.pass = x.passHeader
+	x.visitHeader = x.forwardHeader
 	return x
 }
 
@@ -85,12 +85,12 @@ func newExchange(s *Server) *Exchange {
 // most requests log nothing.
 func (x *Exchange) Log() *slog.Logger {
 	if x.log == nil {
-		x.log = x.srv.opt.Log.With("request_id", x.RequestID)
+		x.log = x.srv.initial.Log.With("request_id", x.RequestID)
 		if x.ip.IsValid() {
 			x.log = x.log.With("client", x.ip)
 		}
-		if x.holder != nil {
-			x.log = x.log.With("key", x.holder.Name())
+		if x.principal != nil {
+			x.log = x.log.With("key", x.principal.Name())
 		}
 	}
 	return x.log
@@ -98,23 +98,25 @@ func (x *Exchange) Log() *slog.Logger {
 
 // Header gives a request header; nil when absent. Borrowed until return.
 func (x *Exchange) Header(name string) []byte {
-	if v := x.said(name); v != nil {
+	if v := x.overriddenHeader(name); v != nil {
 		return v
 	}
-	if x.party != nil {
-		return x.detachedHeader(name, false)
+	if x.responder != nil {
+		return x.inProcessHeader(name, false)
 	}
 	return x.head.find(name)
 }
 
-// Say puts a request header in the place of the client's of that name,
+// OverrideRequestHeader puts a request header in the place of the client's of that name,
 // for engines too, where they may see such a one.
-func (x *Exchange) Say(name, value string) { x.says = append(x.says, setHeader{name, value}) }
+func (x *Exchange) OverrideRequestHeader(name, value string) {
+	x.requestOverrides = append(x.requestOverrides, setHeader{name, value})
+}
 
-func (x *Exchange) said(name string) []byte {
-	for i := range x.says {
-		if equalFold([]byte(x.says[i].name), name) {
-			return []byte(x.says[i].value)
+func (x *Exchange) overriddenHeader(name string) []byte {
+	for i := range x.requestOverrides {
+		if equalFold([]byte(x.requestOverrides[i].name), name) {
+			return []byte(x.requestOverrides[i].value)
 		}
 	}
 	return nil
@@ -124,48 +126,48 @@ func (x *Exchange) said(name string) []byte {
 // that name, in their order, joined by commas (RFC 9110, 5.3). It allocates only
 // where there are several.
 func (x *Exchange) HeaderList(name string) []byte {
-	if v := x.said(name); v != nil {
+	if v := x.overriddenHeader(name); v != nil {
 		return v
 	}
-	if x.party != nil {
-		return x.detachedHeader(name, true)
+	if x.responder != nil {
+		return x.inProcessHeader(name, true)
 	}
 	return x.head.findAll(name)
 }
 
-// OnGone arranges that f runs once, on another goroutine, within a few
+// OnClientGone arranges that f runs once, on another goroutine, within a few
 // milliseconds of the client's closing or resetting its connection; at most
 // one f at a time, a later call replaces it, nil removes it. f never runs after
-// the exchange has ended, nor concurrently with the return of OnGone(nil), which
-// waits for it: f must neither block nor call OnGone.
-func (x *Exchange) OnGone(f func()) {
-	if x.answer == relayed {
+// the exchange has ended, nor concurrently with the return of OnClientGone(nil), which
+// waits for it: f must neither block nor call OnClientGone.
+func (x *Exchange) OnClientGone(f func()) {
+	if x.responseState == responseRelayed {
 		return
 	}
-	if x.party != nil {
-		x.party.OnGone(f)
+	if x.responder != nil {
+		x.responder.OnClientGone(f)
 		return
 	}
 	if f != nil {
-		x.srv.watch.add(x.c)
+		x.srv.clientWatcher.add(x.c)
 	}
-	x.c.gone.set(f)
+	x.c.clientWatch.setFunc(f)
 }
 
-// Gone says whether the client has left. Where the connection is watched (see OnGone),
+// ClientGone says whether the client has left. Where the connection is watched (see OnClientGone),
 // that is a look at memory, and some milliseconds late; else the kernel is asked.
-func (x *Exchange) Gone() bool {
-	if x.party != nil {
-		return x.party.Gone()
+func (x *Exchange) ClientGone() bool {
+	if x.responder != nil {
+		return x.responder.ClientGone()
 	}
 	c := x.c
-	return c.gone.left.Load() || c.gone.id == 0 && c.raw != nil && hasLeft(c.raw)
+	return c.clientWatch.gone.Load() || c.clientWatch.id == 0 && c.raw != nil && isClientGone(c.raw)
 }
 
-// Comments says that a stream's head is to go out with the engine's, for comments begin
+// SendsComments says that a stream's head is to go out with the engine's, for comments begin
 // behind it (Options.KeepAlive).
-func (x *Exchange) Comments() bool {
-	return x.srv != nil && x.srv.live().KeepAlive > 0 && !x.srv.live().EarlyHead
+func (x *Exchange) SendsComments() bool {
+	return x.srv != nil && x.srv.options().KeepAlive > 0 && !x.srv.options().EarlyHeaders
 }
 
 // SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
@@ -179,53 +181,53 @@ func (x *Exchange) SetHeader(name, value string) {
 			return r
 		}, value)
 	}
-	for i := range x.set {
-		if equalFold([]byte(x.set[i].name), name) {
-			x.set[i].value = value
+	for i := range x.responseHeaders {
+		if equalFold([]byte(x.responseHeaders[i].name), name) {
+			x.responseHeaders[i].value = value
 			return
 		}
 	}
-	x.set = append(x.set, setHeader{name, value})
+	x.responseHeaders = append(x.responseHeaders, setHeader{name, value})
 }
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
-// identify takes the client's request id or makes one.
-func (x *Exchange) identify() {
+// setRequestID takes the client's request id or makes one.
+func (x *Exchange) setRequestID() {
 	if id := x.head.find("X-Request-Id"); validRequestID(id) {
 		x.RequestID = string(id)
 		return
 	}
-	x.RequestID = x.srv.ids.make()
+	x.RequestID = x.srv.ids.next()
 }
 
-// distrust gives up the connection: nothing after this request is read.
-func (x *Exchange) distrust() {
-	x.untrusted = true
-	x.RequestID = x.srv.ids.make()
+// closeAfterResponse gives up the connection: nothing after this request is read.
+func (x *Exchange) closeAfterResponse() {
+	x.closeConn = true
+	x.RequestID = x.srv.ids.next()
 }
 
-// begin opens a short answer; false, and nothing done, when there is one.
-func (x *Exchange) begin(status int) bool {
-	if x.answer != unanswered {
+// beginResponse opens a short answer; false, and nothing done, when there is one.
+func (x *Exchange) beginResponse(status int) bool {
+	if x.responseState != responsePending {
 		x.Log().Error("the handler answered twice", "status", status)
 		return false
 	}
-	x.answer = short
-	x.c.ended = ending{x.Endpoint, status, momentOf(x.Received)}
+	x.responseState = responseWhole
+	x.c.response = responseInfo{x.Endpoint, status, monoTimeOf(x.Received)}
 	if x.ctx != nil {
 		x.ctx.Response.SetStatusCode(status)
 		if status == 499 {
-			x.ctx.Response.Header.SetStatusMessage([]byte(phrase(status)))
+			x.ctx.Response.Header.SetStatusMessage([]byte(reasonPhrase(status)))
 		}
 		x.ctx.Response.Header.DisableNormalizing()
 	} else {
-		x.room.status(status)
+		x.response.writeStatus(status)
 	}
 	// None of these is there yet, so nothing need be looked for.
-	addLine(x, "X-Request-Id", x.RequestID)
-	for i := range x.set {
-		addLine(x, x.set[i].name, x.set[i].value)
+	addHeaderLine(x, "X-Request-Id", x.RequestID)
+	for i := range x.responseHeaders {
+		addHeaderLine(x, x.responseHeaders[i].name, x.responseHeaders[i].value)
 	}
 	return true
 }
@@ -234,39 +236,39 @@ func (x *Exchange) begin(status int) bool {
 // for byte; only Date is our own. resp may be Released after it returns; body is
 // copied.
 func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
-	if x.party != nil {
-		x.tell(resp.Status, body)
+	if x.responder != nil {
+		x.respondInProcess(resp.Status, body)
 		return
 	}
-	if x.begun() {
+	if x.headSent() {
 		if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
-			x.endEvents(body) // they came with their length
+			x.finishEventStream(body) // they came with their length
 			return
 		}
-		retry := x.setHeader("Retry-After")
+		retry := x.responseHeader("Retry-After")
 		if len(retry) == 0 {
 			retry = string(resp.Header("Retry-After"))
 		}
-		x.endEvents(x.eventsOf(resp.Status, retry, body))
+		x.finishEventStream(x.responseAsEvents(resp.Status, retry, body))
 		return
 	}
-	if !x.countAnswer(len(body)) || !x.begin(resp.Status) {
+	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(resp.Status) {
 		return
 	}
-	x.passing = resp.Status
-	resp.VisitHeaders(x.pass)
+	x.engineStatus = resp.Status
+	resp.VisitHeaders(x.visitHeader)
 	if len(resp.Header("Content-Encoding")) > 0 {
-		x.putBody(body) // an engine's own, although it was not asked for one
+		x.setIdentityBody(body) // an engine's own, although it was not asked for one
 		return
 	}
-	x.setBody(body)
+	x.setCompressedBody(body)
 }
 
-// setHeader is what a Handler has set a header to, "" for none.
-func (x *Exchange) setHeader(name string) string {
-	for i := range x.set {
-		if x.set[i].name == name {
-			return x.set[i].value
+// responseHeader is what a Handler has set a header to, "" for none.
+func (x *Exchange) responseHeader(name string) string {
+	for i := range x.responseHeaders {
+		if x.responseHeaders[i].name == name {
+			return x.responseHeaders[i].value
 		}
 	}
 	return ""
@@ -274,57 +276,57 @@ func (x *Exchange) setHeader(name string) string {
 
 // ReplyJSON answers with a body of the router's own.
 func (x *Exchange) ReplyJSON(status int, body []byte) {
-	if x.party != nil {
-		x.tell(status, body)
+	if x.responder != nil {
+		x.respondInProcess(status, body)
 		return
 	}
-	if x.begun() {
-		x.endEvents(x.eventsOf(status, x.setHeader("Retry-After"), body))
+	if x.headSent() {
+		x.finishEventStream(x.responseAsEvents(status, x.responseHeader("Retry-After"), body))
 		return
 	}
-	if !x.countAnswer(len(body)) || !x.begin(status) {
+	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(status) {
 		return
 	}
-	addLine(x, "Content-Type", "application/json")
-	x.setBody(body)
+	addHeaderLine(x, "Content-Type", "application/json")
+	x.setCompressedBody(body)
 }
 
 // ReplyEvents answers 200 with an event stream that is whole already.
 func (x *Exchange) ReplyEvents(body []byte) {
-	if x.party != nil {
-		x.tell(200, body)
+	if x.responder != nil {
+		x.respondInProcess(200, body)
 		return
 	}
-	if x.begun() {
-		x.endEvents(body)
+	if x.headSent() {
+		x.finishEventStream(body)
 		return
 	}
-	if !x.countAnswer(len(body)) || !x.begin(200) {
+	if !x.acquireResponseBudget(len(body)) || !x.beginResponse(200) {
 		return
 	}
-	addLine(x, "Content-Type", "text/event-stream; charset=utf-8")
+	addHeaderLine(x, "Content-Type", "text/event-stream; charset=utf-8")
 	if x.Converter != nil {
 		body, _ = x.Converter(false).Convert(body)
 	}
-	x.putBody(body)
+	x.setIdentityBody(body)
 }
 
-// passHeader passes one of the engine's header lines on, unless answerTable withholds it or
+// forwardHeader passes one of the engine's header lines on, unless responseHeaderTable withholds it or
 // ours takes its place.
-func (x *Exchange) passHeader(name, value []byte) {
-	if !reachesClient(name, x.passing) {
+func (x *Exchange) forwardHeader(name, value []byte) {
+	if !reachesClient(name, x.engineStatus) {
 		return
 	}
-	for i := range x.set {
-		if equalFold(name, x.set[i].name) && !equalFold(name, "Vary") {
+	for i := range x.responseHeaders {
+		if equalFold(name, x.responseHeaders[i].name) && !equalFold(name, "Vary") {
 			return
 		}
 	}
-	if x.passed != nil {
-		*x.passed = appendLine(*x.passed, name, value)
+	if x.streamHead != nil {
+		*x.streamHead = appendLine(*x.streamHead, name, value)
 		return
 	}
-	addLine(x, name, value)
+	addHeaderLine(x, name, value)
 }
 
 // finish ends what serve began: it recovers, sees to it that nothing of the
@@ -333,45 +335,45 @@ func (x *Exchange) finish() {
 	if v := recover(); v != nil {
 		x.panicked(v, debug.Stack())
 	}
-	x.srv.conns.leave(x.counted)
-	if x.answer != relayed && !x.goesOn() {
-		x.c.gone.set(nil)
-		x.untrusted = x.untrusted || !x.body.drain(x.c)
-		x.c.lingered = x.c.lingered || x.untrusted
-		keep := x.reusable()
+	x.srv.conns.releaseIP(x.countedIP)
+	if x.responseState != responseRelayed && !x.mayContinue() {
+		x.c.clientWatch.setFunc(nil)
+		x.closeConn = x.closeConn || !x.body.drain(x.c)
+		x.c.needsLinger = x.c.needsLinger || x.closeConn
+		keep := x.connReusable()
 		switch {
 		case x.ctx == nil:
-			x.seal(keep)
+			x.finishResponse(keep)
 		case keep:
-			x.c.early.asks = true
+			x.c.pipelined.responding = true
 		default:
-			x.c.early.asks = true
+			x.c.pipelined.responding = true
 			x.ctx.Response.Header.SetConnectionClose()
 		}
 	}
 	x.recycle()
 }
 
-// reusable says whether the connection may serve another request.
-func (x *Exchange) reusable() bool {
-	return !x.untrusted && !x.failed && !x.head.close && x.body.ended && !x.srv.leaving.Load() && !x.c.spare
+// connReusable says whether the connection may serve another request.
+func (x *Exchange) connReusable() bool {
+	return !x.closeConn && !x.panickedHandler && !x.head.close && x.body.atEOF && !x.srv.closeAfterResponse.Load() && !x.c.usesReservedFD
 }
 
 func (x *Exchange) panicked(v any, stack []byte) {
-	x.failed = true
+	x.panickedHandler = true
 	x.Log().Error("panic while serving a request", "value", v, "stack", string(stack))
-	if o := x.srv.opt.Observer; o != nil {
+	if o := x.srv.initial.Observer; o != nil {
 		o.Panicked(x.RequestID, v, stack)
 	}
-	if x.answer == relayed {
+	if x.responseState == responseRelayed {
 		return
 	}
-	if x.answer == short {
-		x.room.drop()
+	if x.responseState == responseWhole {
+		x.response.release()
 		if x.ctx != nil {
 			x.ctx.Response.Reset()
 		}
-		x.answer = unanswered
+		x.responseState = responsePending
 	}
 	x.Error(Internal, "", "the router failed on this request", 0)
 }
@@ -379,20 +381,20 @@ func (x *Exchange) panicked(v any, stack []byte) {
 func (x *Exchange) recycle() {
 	s := x.srv
 	x.body.release()
-	x.room.count.Release() // of an answer that fasthttp has
+	x.response.count.Release() // of an answer that fasthttp has
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
-	x.Doc.Body, x.log, x.passed, x.holder = nil, nil, nil, nil
-	if x.answer != relayed {
-		x.early.stop()
+	x.Doc.Body, x.log, x.streamHead, x.principal = nil, nil, nil, nil
+	if x.responseState != responseRelayed {
+		x.keepAlive.stop()
 	}
 	x.Stored = StoredRequest{}
-	x.Converter, x.Attached, x.early, x.parting, x.rest = nil, nil, nil, nil, rest{}
-	x.ip, x.counted = netip.Addr{}, netip.Addr{}
+	x.Converter, x.Attached, x.keepAlive, x.drainWriter, x.fixedBody = nil, nil, nil, nil, fixedBody{}
+	x.ip, x.countedIP = netip.Addr{}, netip.Addr{}
 	x.head.raw, x.head.path = nil, nil
-	x.answer, x.untrusted, x.failed, x.expects = unanswered, false, false, false
-	clear(x.set)
-	x.set = x.set[:0]
-	clear(x.says)
-	x.says = x.says[:0]
+	x.responseState, x.closeConn, x.panickedHandler, x.awaitsContinue = responsePending, false, false, false
+	clear(x.responseHeaders)
+	x.responseHeaders = x.responseHeaders[:0]
+	clear(x.requestOverrides)
+	x.requestOverrides = x.requestOverrides[:0]
 	s.exchanges.Put(x)
 }

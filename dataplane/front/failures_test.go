@@ -14,16 +14,16 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// atOnce is how soon both legs of a stream end after one of them did; tries is how
+// endWithin is how soon both legs of a stream end after one of them did; tries is how
 // often a machine that is busy may miss it.
 const (
-	atOnce = 100 * time.Millisecond
-	tries  = 10
+	endWithin = 100 * time.Millisecond
+	tries     = 10
 )
 
-// protocolEnds are an event of each protocol, and the last events by which it tells
+// protocolEndings are an event of each protocol, and the last events by which it tells
 // that an engine failed.
-var protocolEnds = []struct {
+var protocolEndings = []struct {
 	path, event string
 	failed      func(message string, code int) string
 }{
@@ -49,13 +49,13 @@ var engineFailures = []struct {
 	{"closed", func(nc net.Conn, _ *upstream.Call) { _ = nc.Close() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
 	{"half closed", func(nc net.Conn, _ *upstream.Call) { _ = nc.(*net.TCPConn).CloseWrite() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
 	{"reset", func(nc net.Conn, _ *upstream.Call) { _ = nc.(*net.TCPConn).SetLinger(0); _ = nc.Close() }, relay.EngineClosed, "the engine closed the connection before the end of the stream", 502},
-	{"broken framing", func(nc net.Conn, _ *upstream.Call) { _, _ = io.WriteString(nc, "nonsense\r\n") }, relay.EngineBroke, "the engine broke the framing of its stream", 502},
-	{"cut by the router", func(_ net.Conn, call *upstream.Call) { call.Cut() }, relay.Cut, "the router ended the stream: another part of this request failed", 502},
+	{"broken framing", func(nc net.Conn, _ *upstream.Call) { _, _ = io.WriteString(nc, "nonsense\r\n") }, relay.EngineMalformed, "the engine broke the framing of its stream", 502},
+	{"cut by the router", func(_ net.Conn, call *upstream.Call) { call.Cancel() }, relay.Cancelled, "the router ended the stream: another part of this request failed", 502},
 	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine took too long to go on with the stream", 504},
 }
 
 // relayFrom starts a router that relays one answer of e, and tells of its call and its end.
-func relayFrom(t *testing.T, e *engine, opt Options) (r *rig, ends chan relay.Result, calls chan *upstream.Call) {
+func relayFrom(t *testing.T, e *engine, opt Options) (r *testServer, ends chan relay.Result, calls chan *upstream.Call) {
 	ends, calls = make(chan relay.Result, 1), make(chan *upstream.Call, 1)
 	return start(t, opt, func(x *Exchange) {
 		call := new(upstream.Call)
@@ -72,13 +72,15 @@ func relayFrom(t *testing.T, e *engine, opt Options) (r *rig, ends chan relay.Re
 // Whatever ends the engine's side of a stream, the client gets an error event of its
 // own protocol and the proper end, its connection serves on, and the engine's is closed:
 // at once.
-func TestEngineFailsInEveryProtocol(t *testing.T) { onBoth(t, testEngineFailsInEveryProtocol) }
+func TestEngineFailsInEveryProtocol(t *testing.T) {
+	withBothRelayModes(t, testEngineFailsInEveryProtocol)
+}
 
-func testEngineFailsInEveryProtocol(t *testing.T, by Relay) {
-	for _, p := range protocolEnds {
+func testEngineFailsInEveryProtocol(t *testing.T, by RelayMode) {
+	for _, p := range protocolEndings {
 		for _, f := range engineFailures {
 			t.Run(strings.TrimPrefix(p.path, "/v1/")+", "+f.name, func(t *testing.T) {
-				opt := Options{Relay: by}
+				opt := Options{RelayMode: by}
 				if f.cause == relay.EngineStalled {
 					opt.StreamIdleTimeout = 60 * time.Millisecond
 				}
@@ -110,15 +112,15 @@ func testEngineFailsInEveryProtocol(t *testing.T, by Relay) {
 						t.Errorf("%+v", res)
 					}
 					took = max(took, (<-left).Sub(began)) - opt.StreamIdleTimeout
-					c.serves()
+					c.expectServes()
 					if s := e.ep.Stats(); s.Open != 0 {
 						t.Fatalf("%d engine connections are left", s.Open)
 					}
-					if took <= atOnce {
+					if took <= endWithin {
 						break
 					}
 					if try == tries {
-						t.Fatalf("both legs ended %v and more after the engine failed, %d times, want within %v once", took, try, atOnce)
+						t.Fatalf("both legs ended %v and more after the engine failed, %d times, want within %v once", took, try, endWithin)
 					}
 				}
 			})
@@ -128,24 +130,26 @@ func testEngineFailsInEveryProtocol(t *testing.T, by Relay) {
 
 // An engine that fails behind the last event of an answer has not failed its client: the
 // stream is whole and counts as such, and its engine's connection alone is not used again.
-func TestEngineFailsBehindTheProof(t *testing.T) { onBoth(t, testEngineFailsBehindTheProof) }
+func TestEngineFailsAfterFinalEvent(t *testing.T) {
+	withBothRelayModes(t, testEngineFailsAfterFinalEvent)
+}
 
-func testEngineFailsBehindTheProof(t *testing.T, by Relay) {
+func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 	ends := map[string]string{
 		chat:            "data: [DONE]\n\n",
 		"/v1/messages":  "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 		"/v1/responses": "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\"}}\n\n",
 	}
-	for _, p := range protocolEnds {
+	for _, p := range protocolEndings {
 		for _, f := range engineFailures {
 			for _, secure := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, %s, TLS %v", strings.TrimPrefix(p.path, "/v1/"), f.name, secure), func(t *testing.T) {
-					opt := Options{Relay: by}
+					opt := Options{RelayMode: by}
 					if f.cause == relay.EngineStalled {
 						opt.StreamIdleTimeout = 60 * time.Millisecond
 					}
 					conns := make(chan net.Conn, 1)
-					e := startEngineOver(t, secure, func(nc net.Conn, _ *http.Request) bool {
+					e := startEngineTLS(t, secure, func(nc net.Conn, _ *http.Request) bool {
 						_, _ = io.WriteString(nc, streamHead+chunk(p.event)+chunk(ends[p.path]))
 						conns <- nc
 						_, _ = nc.Read(make([]byte, 1))
@@ -170,7 +174,7 @@ func testEngineFailsBehindTheProof(t *testing.T, by Relay) {
 					if res := wantEnd(t, told, relay.Completed); res.Err != nil || !res.Reusable {
 						t.Errorf("%+v", res)
 					}
-					c.serves()
+					c.expectServes()
 					if s := e.ep.Stats(); s.Open != 0 || s.Idle != 0 {
 						t.Errorf("%d engine connections are left", s.Open)
 					}
@@ -181,11 +185,13 @@ func testEngineFailsBehindTheProof(t *testing.T, by Relay) {
 }
 
 // Whatever ends the client's side of a stream, the engine's leg is cut at once.
-func TestClientFailsInEveryProtocol(t *testing.T) { onBoth(t, testClientFailsInEveryProtocol) }
+func TestClientFailsInEveryProtocol(t *testing.T) {
+	withBothRelayModes(t, testClientFailsInEveryProtocol)
+}
 
-func testClientFailsInEveryProtocol(t *testing.T, by Relay) {
-	for _, p := range protocolEnds {
-		for name, leave := range leaveBy {
+func testClientFailsInEveryProtocol(t *testing.T, by RelayMode) {
+	for _, p := range protocolEndings {
+		for name, leave := range disconnectKinds {
 			t.Run(strings.TrimPrefix(p.path, "/v1/")+", "+name, func(t *testing.T) {
 				left := make(chan time.Time, 1)
 				e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -195,7 +201,7 @@ func testClientFailsInEveryProtocol(t *testing.T, by Relay) {
 					return false
 				})
 				ends := make(chan relay.Result, 1)
-				r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+				r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 				for try := 1; ; try++ {
 					c := r.dial()
 					c.send(post(p.path, streamDoc))
@@ -206,12 +212,12 @@ func testClientFailsInEveryProtocol(t *testing.T, by Relay) {
 					leave(c)
 					took := (<-left).Sub(began)
 					wantEnd(t, ends, relay.ClientGone)
-					until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
-					if took <= atOnce {
+					eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+					if took <= endWithin {
 						break
 					}
 					if try == tries {
-						t.Fatalf("the engine was left %v and more after the client had gone, %d times, want within %v once", took, try, atOnce)
+						t.Fatalf("the engine was left %v and more after the client had gone, %d times, want within %v once", took, try, endWithin)
 					}
 				}
 			})

@@ -10,39 +10,39 @@ import (
 	"time"
 )
 
-// logged is a log that can be read while it is written.
-type logged struct {
+// syncLog is a log that can be read while it is written.
+type syncLog struct {
 	mu sync.Mutex
 	bytes.Buffer
 }
 
-func (l *logged) Write(p []byte) (int, error) {
+func (l *syncLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.Buffer.Write(p)
 }
 
-func (l *logged) text() string {
+func (l *syncLog) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.Buffer.String()
 }
 
 // A body that does not come behind the leave to send it is told of as any other.
-func TestAwaitedBodyIsNamed(t *testing.T) {
-	var log logged
-	r := start(t, Options{Gate: goodKey{}, BodyIdleTimeout: 200 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
+func TestContinuedBodyErrorNamesRequest(t *testing.T) {
+	var log syncLog
+	r := start(t, Options{Authenticator: goodKey{}, BodyIdleTimeout: 200 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
 	for _, length := range []string{"Content-Length: 13", "Transfer-Encoding: chunked"} {
 		c := r.dial()
 		c.send(atHost + "Authorization: Bearer good\r\nX-Request-Id: mine\r\nExpect: 100-continue\r\n" + length + "\r\n\r\n")
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode == 100 {
-			resp, body = c.answer()
+			resp, body = c.readResponse()
 		}
 		if resp.StatusCode != 408 || !strings.Contains(body, "the request body did not come in time") || resp.Header.Get("X-Request-Id") != "mine" {
 			t.Errorf("%s: %d %v %s", length, resp.StatusCode, resp.Header, body)
 		}
-		c.closed()
+		c.expectClosed()
 	}
 	for _, want := range []string{"endpoint=" + chat, "request_id=mine", "client=127.0.0.1", "key="} {
 		if strings.Count(log.text(), want) != 2 {
@@ -53,23 +53,23 @@ func TestAwaitedBodyIsNamed(t *testing.T) {
 
 // A client that speaks TLS where it is not spoken is let go at once, whether it is the
 // first word of its connection or not, and the log says what is wrong.
-func TestTLSOnThePlainPort(t *testing.T) {
-	var log logged
-	r := start(t, Options{HeadTimeout: patience, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
+func TestTLSOnPlaintextPort(t *testing.T) {
+	var log syncLog
+	r := start(t, Options{HeadTimeout: testTimeout, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
 	began := time.Now()
 	if tls.Client(r.dial().Conn, &tls.Config{InsecureSkipVerify: true}).Handshake() == nil {
 		t.Error("TLS was taken")
 	}
 	for _, hello := range []string{"\x16", "\x16\x03\x01\x02\x00\x01\r\n\r\n"} {
 		c := r.dial()
-		c.serves()
+		c.expectServes()
 		c.send(hello)
-		c.closed()
+		c.expectClosed()
 	}
-	if took := time.Since(began); took > patience/2 {
+	if took := time.Since(began); took > testTimeout/2 {
 		t.Errorf("let go after %v", took)
 	}
-	if n := r.seen.refusals(BadTLS); n != 3 {
+	if n := r.observed.refusals(BadTLS); n != 3 {
 		t.Errorf("%d are counted", n)
 	}
 	if text := log.text(); strings.Count(text, "this port plain HTTP") != 1 || !strings.Contains(text, "client=127.0.0.1") || strings.Contains(text, "request_timeout") {
@@ -79,7 +79,7 @@ func TestTLSOnThePlainPort(t *testing.T) {
 
 // Handshakes that fail are told of, seldom, in the words of crypto/tls.
 func TestFailedHandshakesAreLogged(t *testing.T) {
-	var log logged
+	var log syncLog
 	opt := Options{TLS: testTLS(), Log: slog.New(slog.NewTextHandler(&log, nil))}
 	r := start(t, opt, echo)
 	_ = r.dial().Close() // a look whether the port is open
@@ -89,7 +89,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 			t.Error("TLS 1.1 was taken")
 		}
 	}
-	until(t, "all are counted", func() bool { return r.seen.refusals(BadTLS) >= 5 })
+	eventually(t, "all are counted", func() bool { return r.observed.refusals(BadTLS) >= 5 })
 	if text := log.text(); strings.Count(text, "TLS handshake failed") != 1 || !strings.Contains(text, "level=INFO") || !strings.Contains(text, "unsupported versions") || !strings.Contains(text, "client=127.0.0.1") {
 		t.Errorf("%s", text)
 	}

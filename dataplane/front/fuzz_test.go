@@ -16,29 +16,29 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// tape is a connection whose input is known beforehand.
-type tape struct {
+// recordedConn is a connection whose input is known beforehand.
+type recordedConn struct {
 	io.Reader
 	out bytes.Buffer
 }
 
-func (c *tape) Write(p []byte) (int, error)      { return c.out.Write(p) }
-func (c *tape) Close() error                     { return nil }
-func (c *tape) LocalAddr() net.Addr              { return &net.TCPAddr{} }
-func (c *tape) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
-func (c *tape) SetDeadline(time.Time) error      { return nil }
-func (c *tape) SetReadDeadline(time.Time) error  { return nil }
-func (c *tape) SetWriteDeadline(time.Time) error { return nil }
+func (c *recordedConn) Write(p []byte) (int, error)      { return c.out.Write(p) }
+func (c *recordedConn) Close() error                     { return nil }
+func (c *recordedConn) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *recordedConn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *recordedConn) SetDeadline(time.Time) error      { return nil }
+func (c *recordedConn) SetReadDeadline(time.Time) error  { return nil }
+func (c *recordedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// accept is one request that passed the guard, with its body.
-type accept struct {
+// acceptedRequest is one request that passed the guard, with its body.
+type acceptedRequest struct {
 	method, target string
 	body           []byte
 }
 
-// play runs raw through fasthttp, the guard and the body reader, without
+// serveRecorded runs raw through fasthttp, the guard and the body reader, without
 // routes, and gives the requests that were accepted.
-func play(t testing.TB, s *Server, raw []byte) (got []accept) {
+func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) {
 	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
 		x := s.exchanges.Get()
 		x.ctx, x.Received = ctx, ctx.Time()
@@ -46,25 +46,25 @@ func play(t testing.TB, s *Server, raw []byte) (got []accept) {
 		defer x.finish()
 		h := &ctx.Request.Header
 		if refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders()); refused != "" {
-			x.distrust()
+			x.closeAfterResponse()
 			x.Error(BadHTTP, "", refused, 0)
 			return
 		}
-		x.identify()
+		x.setRequestID()
 		if !x.body.open(x) {
 			t.Errorf("the guard and fasthttp differ on the framing of %q", raw)
-			x.distrust()
+			x.closeAfterResponse()
 			x.Error(BadHTTP, "", "", 0)
 			return
 		}
 		if !x.readBody() {
 			return
 		}
-		got = append(got, accept{string(h.Method()), string(h.RequestURI()), bytes.Clone(x.Doc.Body)})
+		got = append(got, acceptedRequest{string(h.Method()), string(h.RequestURI()), bytes.Clone(x.Doc.Body)})
 		x.ReplyJSON(200, nil)
 	}
-	c := s.admit(&tape{Reader: bytes.NewReader(raw)}, netip.Addr{})
-	c.takeServing()
+	c := s.admit(&recordedConn{Reader: bytes.NewReader(raw)}, netip.Addr{})
+	c.acquireState()
 	_ = s.fh.ServeConn(c)
 	if n := s.conns.len(); n != 0 {
 		t.Errorf("%d connections left", n)
@@ -75,12 +75,12 @@ func play(t testing.TB, s *Server, raw []byte) (got []accept) {
 	return got
 }
 
-// FuzzGuard: whatever we accept, net/http reads as the same requests.
-func FuzzGuard(f *testing.F) {
+// FuzzRequestHead: whatever we accept, net/http reads as the same requests.
+func FuzzRequestHead(f *testing.F) {
 	for _, list := range [][]rawCase{accepted(), refusedHeads(), refusedBodies()} {
 		for _, k := range list {
 			if len(k.raw) < 4<<10 {
-				f.Add([]byte(k.raw + sized("")))
+				f.Add([]byte(k.raw + helloPost("")))
 			}
 		}
 	}
@@ -88,12 +88,12 @@ func FuzzGuard(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if s.watch, err = newWatcher(); err != nil {
+	if s.clientWatcher, err = newClientWatcher(); err != nil {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		br := bufio.NewReader(bytes.NewReader(raw))
-		for i, ours := range play(t, s, raw) {
+		for i, ours := range serveRecorded(t, s, raw) {
 			skipEmptyLines(br)
 			theirs, err := http.ReadRequest(br)
 			var urlErr *url.Error

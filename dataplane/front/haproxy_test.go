@@ -26,16 +26,16 @@ func TestBehindHAProxy(t *testing.T) {
 		proxies            Proxies
 		client             string
 	}{
-		{"version 1", "tcp", "send-proxy", Proxies{Protocol: ProtocolRequired}, "127.0.0.5"},
-		{"version 2", "tcp", "send-proxy-v2 check inter 200ms", Proxies{Protocol: ProtocolRequired}, "127.0.0.5"},
-		{"version 2 with TLVs", "tcp", "send-proxy-v2 proxy-v2-options unique-id,crc32c\n  unique-id-format %[uuid()]", Proxies{Protocol: ProtocolRequired}, "127.0.0.5"},
+		{"version 1", "tcp", "send-proxy", Proxies{ProxyProtocol: ProxyProtocolRequired}, "127.0.0.5"},
+		{"version 2", "tcp", "send-proxy-v2 check inter 200ms", Proxies{ProxyProtocol: ProxyProtocolRequired}, "127.0.0.5"},
+		{"version 2 with TLVs", "tcp", "send-proxy-v2 proxy-v2-options unique-id,crc32c\n  unique-id-format %[uuid()]", Proxies{ProxyProtocol: ProxyProtocolRequired}, "127.0.0.5"},
 		{"X-Forwarded-For", "http", "\n  option forwardfor", Proxies{Forwarded: ForwardedX}, "127.0.0.5"},
 		{"Forwarded", "http", "\n  http-request set-header Forwarded for=%[src]", Proxies{Forwarded: ForwardedRFC}, "127.0.0.5"},
 		{"not believed", "http", "\n  option forwardfor", Proxies{}, "127.0.0.9"},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			k.proxies.Trusted = networks(t, "127.0.0.9")
-			r := start(t, Options{Proxies: k.proxies}, whoami)
+			r := start(t, Options{Proxies: k.proxies}, clientIPHandler)
 			addr := startHAProxy(t, path, fmt.Sprintf("  mode %s\n  server s %s source 127.0.0.9 %s\n", k.mode, r.addr, k.server))
 			for range 3 {
 				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 5)}}
@@ -44,17 +44,17 @@ func TestBehindHAProxy(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer nc.Close()
-				_ = nc.SetDeadline(time.Now().Add(patience))
+				_ = nc.SetDeadline(time.Now().Add(testTimeout))
 				c := newClient(t, nc)
 				c.send(chatPost(hello, "X-Forwarded-For: 6.6.6.6"))
-				if resp, body := c.answer(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
+				if resp, body := c.readResponse(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
 					t.Errorf("%d %s, want client %s", resp.StatusCode, body, k.client)
 				}
 			}
 			if strings.Contains(k.server, "check") {
 				time.Sleep(500 * time.Millisecond) // for a health check or two; none may be refused
 			}
-			if n := r.seen.refusals(BadProxyHeader); n > 0 {
+			if n := r.observed.refusals(BadProxyHeader); n > 0 {
 				t.Errorf("%d connections refused", n)
 			}
 		})

@@ -24,34 +24,34 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// patience is for what must happen; tests never wait that long when it does.
-const patience = 20 * time.Second
+// testTimeout is for what must happen; tests never wait that long when it does.
+const testTimeout = 20 * time.Second
 
 // handlerFunc is a Handler made of a function.
 type handlerFunc func(x *Exchange)
 
 func (f handlerFunc) ServeInference(x *Exchange) { f(x) }
 
-// rig is a Server on a loopback listener.
-type rig struct {
-	t     testing.TB
-	s     *Server
-	addr  string
-	calls atomic.Int64 // of the handler
-	seen  recorder
-	done  chan error
+// testServer is a Server on a loopback listener.
+type testServer struct {
+	t        testing.TB
+	server   *Server
+	addr     string
+	calls    atomic.Int64 // of the handler
+	observed recorder
+	done     chan error
 }
 
 // recorder is an Observer that counts.
 type recorder struct {
-	mu       sync.Mutex
-	accepted int
-	refused  map[Reason]int
-	ended    []string // "path status"
-	cut      []string // "path cause" of whole answers
-	panics   int
-	open     int
-	closed   int // times that Connections told of fewer
+	mu          sync.Mutex
+	accepted    int
+	refused     map[Reason]int
+	ended       []string // "path status"
+	incomplete  []string // "path cause" of whole answers
+	panics      int
+	open        int
+	closedConns int // times that Connections told of fewer
 }
 
 func (r *recorder) Accepted() { r.mu.Lock(); r.accepted++; r.mu.Unlock() }
@@ -63,12 +63,12 @@ func (r *recorder) Refused(_ string, reason Reason) {
 	}
 	r.refused[reason]++
 }
-func (r *recorder) AnswerCut(endpoint string, cause relay.Cause) {
+func (r *recorder) ResponseCut(endpoint string, cause relay.Cause) {
 	r.mu.Lock()
-	r.cut = append(r.cut, endpoint+" "+cause.String())
+	r.incomplete = append(r.incomplete, endpoint+" "+cause.String())
 	r.mu.Unlock()
 }
-func (r *recorder) Ended(endpoint string, status int, _ time.Duration) {
+func (r *recorder) ResponseEnded(endpoint string, status int, _ time.Duration) {
 	r.mu.Lock()
 	r.ended = append(r.ended, fmt.Sprintf("%s %d", endpoint, status))
 	r.mu.Unlock()
@@ -77,7 +77,7 @@ func (r *recorder) Panicked(string, any, []byte) { r.mu.Lock(); r.panics++; r.mu
 func (r *recorder) Connections(open int) {
 	r.mu.Lock()
 	if open < r.open {
-		r.closed++
+		r.closedConns++
 	}
 	r.open = open
 	r.mu.Unlock()
@@ -92,15 +92,15 @@ func (r *recorder) endings() []string {
 // echo answers with the body it got.
 func echo(x *Exchange) { x.ReplyJSON(200, x.Doc.Body) }
 
-func start(t testing.TB, opt Options, h func(x *Exchange)) *rig {
+func start(t testing.TB, opt Options, h func(x *Exchange)) *testServer {
 	t.Helper()
-	r := &rig{t: t, done: make(chan error, 1)}
+	r := &testServer{t: t, done: make(chan error, 1)}
 	opt.Handler = handlerFunc(func(x *Exchange) {
 		r.calls.Add(1)
 		h(x)
 	})
 	if opt.Observer == nil {
-		opt.Observer = &r.seen
+		opt.Observer = &r.observed
 	}
 	if opt.Pages == nil {
 		opt.Pages = testPages{}
@@ -113,23 +113,23 @@ func start(t testing.TB, opt Options, h func(x *Exchange)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.s, r.addr = s, ln.Addr().String()
+	r.server, r.addr = s, ln.Addr().String()
 	go func() { r.done <- s.Serve(ln) }()
 	t.Cleanup(r.stop)
 	return r
 }
 
-func (r *rig) stop() {
+func (r *testServer) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	_ = r.s.Shutdown(ctx)
+	_ = r.server.Shutdown(ctx)
 	select {
 	case err := <-r.done:
 		if err != nil {
 			r.t.Errorf("Serve: %v", err)
 		}
 		r.done <- nil
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		r.t.Error("Serve did not return")
 	}
 }
@@ -151,14 +151,14 @@ type client struct {
 	br *bufio.Reader
 }
 
-func (r *rig) dial() *client {
+func (r *testServer) dial() *client {
 	r.t.Helper()
 	nc, err := net.Dial("tcp", r.addr)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { _ = nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(patience))
+	_ = nc.SetDeadline(time.Now().Add(testTimeout))
 	return newClient(r.t, nc)
 }
 
@@ -171,8 +171,8 @@ func (c *client) send(text string) {
 	}
 }
 
-// answer reads one response with its body.
-func (c *client) answer() (*http.Response, string) {
+// readResponse reads one response with its body.
+func (c *client) readResponse() (*http.Response, string) {
 	c.t.Helper()
 	resp, err := http.ReadResponse(c.br, nil)
 	if err != nil {
@@ -190,8 +190,8 @@ func (c *client) answer() (*http.Response, string) {
 	return resp, string(body)
 }
 
-// closed waits for the server to close the connection, and fails on bytes.
-func (c *client) closed() {
+// expectClosed waits for the server to close the connection, and fails on bytes.
+func (c *client) expectClosed() {
 	c.t.Helper()
 	rest, err := io.ReadAll(c.br)
 	if err != nil && !isReset(err) {
@@ -232,11 +232,11 @@ type engine struct {
 // whether the connection is kept.
 func startEngine(t testing.TB, serve func(nc net.Conn, req *http.Request) bool) *engine {
 	t.Helper()
-	return startEngineOver(t, false, serve)
+	return startEngineTLS(t, false, serve)
 }
 
-// startEngineOver is startEngine of one that may speak TLS: then serve is given a tls.Conn.
-func startEngineOver(t testing.TB, secure bool, serve func(nc net.Conn, req *http.Request) bool) *engine {
+// startEngineTLS is startEngine of one that may speak TLS: then serve is given a tls.Conn.
+func startEngineTLS(t testing.TB, useTLS bool, serve func(nc net.Conn, req *http.Request) bool) *engine {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -244,7 +244,7 @@ func startEngineOver(t testing.TB, secure bool, serve func(nc net.Conn, req *htt
 	}
 	e := &engine{t: t, addr: ln.Addr().String()}
 	url, opt := "http://"+e.addr, upstream.Options{}
-	if secure {
+	if useTLS {
 		some := httptest.NewTLSServer(nil) // for its certificate
 		some.Close()
 		ln = tls.NewListener(ln, &tls.Config{Certificates: some.TLS.Certificates})
@@ -296,31 +296,33 @@ const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=
 
 func chunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
 
-// hooked is a Relayed of functions, which may be nil.
-type hooked struct {
+// streamHooks is a Relayed of functions, which may be nil.
+type streamHooks struct {
 	token func()
 	end   func(relay.Result)
 }
 
-func (f hooked) FirstToken() {
+func (f streamHooks) FirstToken() {
 	if f.token != nil {
 		f.token()
 	}
 }
 
-func (f hooked) End(res relay.Result) {
+func (f streamHooks) Ended(res relay.Result) {
 	if f.end != nil {
 		f.end(res)
 	}
 }
 
-func (hooked) Next(relay.Break, Leaver) (*upstream.Response, *upstream.Call) { return nil, nil }
+func (streamHooks) NextEngine(relay.Interruption, ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
+	return nil, nil
+}
 
 // relayTo is a handler that runs the request on e and relays the answer.
 func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	return func(x *Exchange) {
 		call := new(upstream.Call)
-		x.OnGone(call.Cut)
+		x.OnClientGone(call.Cancel)
 		resp, err := e.ep.Do(&upstream.Request{
 			Method: "POST", Path: x.Endpoint.Path,
 			Fields: x.ForwardFields(nil), Body: [][]byte{x.Doc.Body},
@@ -334,33 +336,33 @@ func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	}
 }
 
-// onBoth runs test with each of what may drive streams.
-func onBoth(t *testing.T, test func(t *testing.T, by Relay)) {
-	for _, by := range []Relay{RelayLoop, RelayGoroutine} {
+// withBothRelayModes runs test with each of what may drive streams.
+func withBothRelayModes(t *testing.T, test func(t *testing.T, by RelayMode)) {
+	for _, by := range []RelayMode{RelayLoop, RelayGoroutine} {
 		t.Run(string(by), func(t *testing.T) { test(t, by) })
 	}
 }
 
-// onLoops waits until so many streams of r are driven by loops; it says nothing of a
+// waitStreamsOnLoops waits until so many streams of r are driven by loops; it says nothing of a
 // server that has none.
-func (r *rig) onLoops(by Relay, n int) {
+func (r *testServer) waitStreamsOnLoops(by RelayMode, n int) {
 	r.t.Helper()
 	if by != RelayLoop || runtime.GOOS != "linux" {
 		return
 	}
-	until(r.t, fmt.Sprintf("%d streams on loops", n), func() bool {
-		_, streams := r.s.Loops()
+	eventually(r.t, fmt.Sprintf("%d streams on loops", n), func() bool {
+		_, streams := r.server.Loops()
 		return streams == n
 	})
 }
 
-// until polls for what must become true.
-func until(t testing.TB, what string, ok func() bool) {
+// eventually polls for what must become true.
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	untilFor(t, patience, what, ok)
+	eventuallyWithin(t, testTimeout, what, ok)
 }
 
-func untilFor(t testing.TB, limit time.Duration, what string, ok func() bool) {
+func eventuallyWithin(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(end) {

@@ -7,18 +7,18 @@ const (
 	headerForwarded  headerClass = iota
 	headerConnection             // of the client's connection, not of the request (RFC 9110, 7.6.1)
 	headerRouter                 // the router reads it, or writes one of its own
-	headerSteering               // it tells an engine what the router decides: a rank, a peer, another body
-	headerOrigin                 // it tells where the request comes from
+	headerRouting                // it tells an engine what the router decides: a rank, a peer, another body
+	headerForwarding             // it tells where the request comes from
 	headerIdentity               // credentials or an identity meant for somebody else than the engine
-	headerKey                    // an API key; engines see it unless Options.OwnKeys
+	headerKey                    // an API key; engines see it unless Options.WithholdClientKeys
 )
 
-// headerTable lists the header lines of clients that engines do not see; all others are
+// requestHeaderTable lists the header lines of clients that engines do not see; all others are
 // forwarded. Names are in lower case; one that ends with * stands for all that begin so.
 // A name matches with _ in the place of -, because servers behind a gateway interface (CGI,
 // WSGI) read both as one name.
 // docs/access.md shows the table.
-var headerTable = map[string]headerClass{
+var requestHeaderTable = map[string]headerClass{
 	"connection":          headerConnection,
 	"keep-alive":          headerConnection,
 	"proxy-authenticate":  headerConnection,
@@ -44,40 +44,40 @@ var headerTable = map[string]headerClass{
 	"if-unmodified-since": headerRouter, // an answer is whole, and never a 304
 	"range":               headerRouter, // an answer is whole, and never a 304
 
-	"x-data-parallel-rank":      headerSteering,
-	"x-data-parallel-host-port": headerSteering,
-	"x-prefiller-host-port":     headerSteering,
-	"x-override-*":              headerSteering, // SGLang: fields of the body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)
-	"x-encoder-hosts-ports":     headerSteering,
-	"x-http-method-override":    headerSteering,
-	"x-prefill-host-port":       headerSteering,
-	"x-prefiller-url":           headerSteering,
-	"x-rewrite-url":             headerSteering,
-	"x-smg-*":                   headerSteering,
+	"x-data-parallel-rank":      headerRouting,
+	"x-data-parallel-host-port": headerRouting,
+	"x-prefiller-host-port":     headerRouting,
+	"x-override-*":              headerRouting, // SGLang: fields of the body (SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES)
+	"x-encoder-hosts-ports":     headerRouting,
+	"x-http-method-override":    headerRouting,
+	"x-prefill-host-port":       headerRouting,
+	"x-prefiller-url":           headerRouting,
+	"x-rewrite-url":             headerRouting,
+	"x-smg-*":                   headerRouting,
 
-	"cf-connecting-ip":         headerOrigin,
-	"client-ip":                headerOrigin,
-	"fastly-client-ip":         headerOrigin,
-	"forwarded":                headerOrigin,
-	"origin":                   headerOrigin,
-	"referer":                  headerOrigin,
-	"true-client-ip":           headerOrigin,
-	"via":                      headerOrigin,
-	"x-client-ip":              headerOrigin,
-	"x-cluster-client-ip":      headerOrigin,
-	"x-forwarded-*":            headerOrigin,
-	"x-original-*":             headerOrigin,
-	"x-real-ip":                headerOrigin,
-	"x-appengine-user-ip":      headerOrigin,
-	"x-azure-clientip":         headerOrigin,
-	"x-azure-socketip":         headerOrigin,
-	"x-envoy-external-address": headerOrigin,
-	"x-forwarded":              headerOrigin,
-	"x-host":                   headerOrigin,
-	"x-originating-ip":         headerOrigin,
-	"x-proxyuser-ip":           headerOrigin,
-	"x-remote-addr":            headerOrigin,
-	"x-remote-ip":              headerOrigin,
+	"cf-connecting-ip":         headerForwarding,
+	"client-ip":                headerForwarding,
+	"fastly-client-ip":         headerForwarding,
+	"forwarded":                headerForwarding,
+	"origin":                   headerForwarding,
+	"referer":                  headerForwarding,
+	"true-client-ip":           headerForwarding,
+	"via":                      headerForwarding,
+	"x-client-ip":              headerForwarding,
+	"x-cluster-client-ip":      headerForwarding,
+	"x-forwarded-*":            headerForwarding,
+	"x-original-*":             headerForwarding,
+	"x-real-ip":                headerForwarding,
+	"x-appengine-user-ip":      headerForwarding,
+	"x-azure-clientip":         headerForwarding,
+	"x-azure-socketip":         headerForwarding,
+	"x-envoy-external-address": headerForwarding,
+	"x-forwarded":              headerForwarding,
+	"x-host":                   headerForwarding,
+	"x-originating-ip":         headerForwarding,
+	"x-proxyuser-ip":           headerForwarding,
+	"x-remote-addr":            headerForwarding,
+	"x-remote-ip":              headerForwarding,
 
 	"cf-access-*":              headerIdentity,
 	"client-cert":              headerIdentity, // RFC 9440
@@ -131,32 +131,32 @@ var headerTable = map[string]headerClass{
 	"x-anthropic-api-key":       headerKey,
 }
 
-// answerTable lists the header lines of engines that clients do not see; all others, such as
+// responseHeaderTable lists the header lines of engines that clients do not see; all others, such as
 // Content-*, Retry-After and x-ratelimit-*, are forwarded. Names are matched as those of
-// headerTable are. docs/access.md shows the table.
-var answerTable = map[string]headerClass{
+// requestHeaderTable are. docs/access.md shows the table.
+var responseHeaderTable = map[string]headerClass{
 	"access-control-*": headerRouter,
 	"date":             headerRouter,
 	"x-request-id":     headerRouter,
 	"x-sluice-*":       headerRouter,
 
-	"alt-svc":                   headerSteering,
-	"clear-site-data":           headerSteering,
-	"content-location":          headerSteering,
-	"expect-ct":                 headerSteering,
-	"location":                  headerSteering,
-	"nel":                       headerSteering,
-	"public-key-pins*":          headerSteering,
-	"refresh":                   headerSteering,
-	"report-to":                 headerSteering,
-	"reporting-endpoints":       headerSteering,
-	"service-worker-allowed":    headerSteering,
-	"sourcemap":                 headerSteering,
-	"strict-transport-security": headerSteering,
-	"x-accel-redirect":          headerSteering, // nginx in front serves another file
-	"x-lighttpd-send-file":      headerSteering,
-	"x-reproxy-url":             headerSteering,
-	"x-sendfile":                headerSteering,
+	"alt-svc":                   headerRouting,
+	"clear-site-data":           headerRouting,
+	"content-location":          headerRouting,
+	"expect-ct":                 headerRouting,
+	"location":                  headerRouting,
+	"nel":                       headerRouting,
+	"public-key-pins*":          headerRouting,
+	"refresh":                   headerRouting,
+	"report-to":                 headerRouting,
+	"reporting-endpoints":       headerRouting,
+	"service-worker-allowed":    headerRouting,
+	"sourcemap":                 headerRouting,
+	"strict-transport-security": headerRouting,
+	"x-accel-redirect":          headerRouting, // nginx in front serves another file
+	"x-lighttpd-send-file":      headerRouting,
+	"x-reproxy-url":             headerRouting,
+	"x-sendfile":                headerRouting,
 
 	"authentication-info": headerIdentity,
 	"set-cookie":          headerIdentity,
@@ -165,7 +165,7 @@ var answerTable = map[string]headerClass{
 	"www-authenticate": headerKey, // belongs to a 401 only
 }
 
-var requestHeaders, answerHeaders = newHeaderNames(headerTable), newHeaderNames(answerTable)
+var requestHeaders, responseHeaders = newHeaderNames(requestHeaderTable), newHeaderNames(responseHeaderTable)
 
 // headerNames finds the class of a header line by its name.
 type headerNames struct {
@@ -239,6 +239,6 @@ func (c headerClass) reachesEngine(ownKeys bool) bool {
 // reachesClient says whether clients see an engine's header line of this name in an answer
 // with this status.
 func reachesClient(name []byte, status int) bool {
-	class := answerHeaders.classOf(name)
+	class := responseHeaders.classOf(name)
 	return class == headerForwarded || class == headerKey && status == 401
 }

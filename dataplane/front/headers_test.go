@@ -22,7 +22,7 @@ func TestClientHeaders(t *testing.T) {
 	kept := []string{"Accept", "Anthropic-Version", "Anthropic-Beta", "OpenAI-Beta", "User-Agent", "traceparent", "tracestate", "X-Session-ID", "X-Other", "X", "Cookies", "X-Api-Keys", "X_Other", "Xx-Forwarded-For"}
 	for _, own := range []bool{false, true} {
 		var got []string
-		r := start(t, Options{OwnKeys: own}, func(x *Exchange) {
+		r := start(t, Options{WithholdClientKeys: own}, func(x *Exchange) {
 			for _, f := range x.ForwardFields(nil) {
 				got = append(got, strings.ToLower(strings.Clone(f.Name))) // it is borrowed
 			}
@@ -36,7 +36,7 @@ func TestClientHeaders(t *testing.T) {
 				value = "close"
 			}
 			c.send(chatPost(hello, name+": "+value))
-			if resp, body := c.answer(); resp.StatusCode != 200 {
+			if resp, body := c.readResponse(); resp.StatusCode != 200 {
 				t.Fatalf("%s: %d %s", name, resp.StatusCode, body)
 			}
 			return slices.Contains(got, strings.ToLower(name))
@@ -46,7 +46,7 @@ func TestClientHeaders(t *testing.T) {
 				t.Errorf("keys of our own %v: %s is not forwarded", own, name)
 			}
 		}
-		for name, class := range headerTable {
+		for name, class := range requestHeaderTable {
 			switch name {
 			case "content-length", "transfer-encoding", "host", "expect", "content-encoding": // of the request's own framing
 				if strings.Contains(name, "-") && ask(strings.ReplaceAll(name, "-", "_")) {
@@ -65,9 +65,9 @@ func TestClientHeaders(t *testing.T) {
 
 // TestEngineHeaders has an engine send each header of the table, in several spellings, in
 // whole answers and in streams, and looks at what the client is sent.
-func TestEngineHeaders(t *testing.T) { onBoth(t, testEngineHeaders) }
+func TestEngineHeaders(t *testing.T) { withBothRelayModes(t, testEngineHeaders) }
 
-func testEngineHeaders(t *testing.T, by Relay) {
+func testEngineHeaders(t *testing.T, by RelayMode) {
 	kept := []string{"X-Ratelimit-Remaining-Tokens", "Retry-After", "Content-Language", "Cache-Control", "X-Accel-Buffering", "Server", "Openai-Processing-Ms"}
 	var head atomic.Pointer[string]
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -75,7 +75,7 @@ func testEngineHeaders(t *testing.T, by Relay) {
 		return err == nil
 	})
 	ends := make(chan relay.Result, 1)
-	streams := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	streams := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	whole := start(t, Options{}, func(x *Exchange) {
 		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/"}, nil)
 		if err != nil {
@@ -100,7 +100,7 @@ func testEngineHeaders(t *testing.T, by Relay) {
 		c := r.dial()
 		defer c.Close()
 		c.send(chatPost(streamDoc))
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if stream {
 			<-ends
 		}
@@ -115,7 +115,7 @@ func testEngineHeaders(t *testing.T, by Relay) {
 				t.Errorf("stream %v: %s is %q, want the engine's", stream, name, got)
 			}
 		}
-		for name := range answerTable {
+		for name := range responseHeaderTable {
 			one := strings.ReplaceAll(name, "*", "Reason")
 			for _, spelt := range []string{one, strings.ToUpper(one), strings.ReplaceAll(one, "-", "_")} {
 				if got := ask(spelt, 200, stream); slices.Contains(got, ofEngine) {
@@ -130,8 +130,8 @@ func testEngineHeaders(t *testing.T, by Relay) {
 }
 
 // A detached exchange's header lines are its maker's; credentials are none of them.
-func TestDetachedHeaders(t *testing.T) {
-	x, err := NewExchange(&Detached{Endpoint: &Endpoints[0], Body: []byte(`{}`), Party: struct{ Party }{}, Fields: []upstream.Field{{Name: "Cookie", Value: "a"}, {Name: "X-Sluice-Worker", Value: "a"}, {Name: "X-Forwarded-For", Value: "::1"}}})
+func TestInProcessHeaders(t *testing.T) {
+	x, err := NewExchange(&InProcessRequest{Endpoint: &Endpoints[0], Body: []byte(`{}`), Responder: struct{ Responder }{}, Fields: []upstream.Field{{Name: "Cookie", Value: "a"}, {Name: "X-Sluice-Worker", Value: "a"}, {Name: "X-Forwarded-For", Value: "::1"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,8 +147,8 @@ func TestHeaderTableIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	doc := strings.ToLower(string(text))
-	all := maps.Clone(headerTable)
-	maps.Copy(all, answerTable)
+	all := maps.Clone(requestHeaderTable)
+	maps.Copy(all, responseHeaderTable)
 	for name := range all {
 		if !strings.Contains(doc, "`"+name+"`") {
 			t.Errorf("docs/access.md does not name `%s`", name)

@@ -6,14 +6,14 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// bareLF is the refusal of a head with a line that ends without CR. RFC 9112, 2.2, lets a
+// bareLFMessage is the refusal of a head with a line that ends without CR. RFC 9112, 2.2, lets a
 // server accept it; two servers that read such a head differently can be made to see
 // different requests.
-const bareLF = "header lines must end with CRLF"
+const bareLFMessage = "header lines must end with CRLF"
 
-// headScan looks for a bare LF in the head that fasthttp reads. fasthttp waits for CRLF
+// bareLFScanner looks for a bare LF in the head that fasthttp reads. fasthttp waits for CRLF
 // CRLF, which a head of bare LFs never has. The zero value is at the beginning of a head.
-type headScan struct {
+type bareLFScanner struct {
 	begun bool // something besides empty lines has come
 	ended bool // the empty line has come: what follows is the body
 	bare  bool // a line ended with a bare LF
@@ -40,7 +40,7 @@ const shortReads = 2
 // countHead counts the buffer in which fasthttp reads a head over TLS, once the head has not
 // come whole; false where the budget is spent. A plain connection's head waits in the lobby.
 func (c *conn) countHead() bool {
-	if c.secure == nil || c.scan.ended || c.scan.reads < shortReads || c.scan.room == headCounted {
+	if c.tlsConn == nil || c.scan.ended || c.scan.reads < shortReads || c.scan.room == headCounted {
 		return true
 	}
 	if !c.srv.budget.Acquire(headBuffer(c.srv)) {
@@ -60,10 +60,10 @@ func (c *conn) uncountHead() {
 }
 
 // headBuffer is the memory of fasthttp's buffer.
-func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.opt.MaxHeadBytes)) }
+func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.initial.MaxHeadBytes)) }
 
-// see takes the next bytes of the connection.
-func (s *headScan) see(p []byte) {
+// scan takes the next bytes of the connection.
+func (s *bareLFScanner) scan(p []byte) {
 	if !s.begun {
 		if p = bytes.TrimLeft(p, lineEnds); len(p) == 0 {
 			return

@@ -30,7 +30,7 @@ func TestBareLFAtOnce(t *testing.T) {
 		r := start(t, opt, echo)
 		dial := func() *client {
 			if secure {
-				return overTLS(r.dial())
+				return dialTLS(r.dial())
 			}
 			return r.dial()
 		}
@@ -45,41 +45,41 @@ func TestBareLFAtOnce(t *testing.T) {
 					c := dial()
 					if first != "" {
 						c.send(first)
-						if resp, _ := c.answer(); resp.StatusCode != 200 {
+						if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 							t.Fatalf("first request: %d", resp.StatusCode)
 						}
 					}
 					for rest := head; rest != ""; {
 						n := min(pieces, len(rest))
 						if len(rest)-n < len(headEnd) {
-							n = len(rest) // the poller is told of no fewer bytes, see wakeAt
+							n = len(rest) // the poller is told of no fewer bytes, see setWakeThreshold
 						}
 						_, _ = c.Write([]byte(rest[:n])) // it may have been answered already
 						if rest = rest[n:]; rest != "" {
 							time.Sleep(time.Millisecond) // a segment of its own, mostly
 						}
 					}
-					resp, body := c.answer()
-					if resp.StatusCode != 400 || !strings.Contains(body, bareLF) || !resp.Close {
+					resp, body := c.readResponse()
+					if resp.StatusCode != 400 || !strings.Contains(body, bareLFMessage) || !resp.Close {
 						t.Errorf("TLS %v, %s, %s: %d %s", secure, name, when, resp.StatusCode, body)
 					}
-					c.closed()
+					c.expectClosed()
 				}
 			}
 		}
 	}
 }
 
-// FuzzHeadScan compares the scanner, fed in two pieces, with a search of the whole.
-func FuzzHeadScan(f *testing.F) {
+// FuzzBareLFScanner compares the scanner, fed in two pieces, with a search of the whole.
+func FuzzBareLFScanner(f *testing.F) {
 	for _, s := range []string{"", "\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\nbody\n", "GET /\n", "\n\nG\r\n\r\n", "a\r\r\n\r\n", "a\r\n\n"} {
 		f.Add([]byte(s), 3)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, at int) {
 		at = max(0, min(at, len(raw)))
-		var s headScan
-		s.see(raw[:at])
-		s.see(raw[at:])
+		var s bareLFScanner
+		s.scan(raw[:at])
+		s.scan(raw[at:])
 		head := strings.TrimLeft(string(raw), lineEnds)
 		if end := strings.Index(head, "\r\n\r\n"); end >= 0 {
 			head = head[:end+4]

@@ -23,19 +23,19 @@ func TestLargePrompt(t *testing.T) {
 	body := ids.String()
 	c := r.dial()
 	c.send(post("/v1/completions", body))
-	if resp, answer := c.answer(); resp.StatusCode != 200 || answer != strconv.Itoa(len(body)) {
+	if resp, answer := c.readResponse(); resp.StatusCode != 200 || answer != strconv.Itoa(len(body)) {
 		t.Fatalf("%d %s", resp.StatusCode, answer)
 	}
-	peak := r.s.budget.Peak()
+	peak := r.server.budget.Peak()
 	if peak > int64(len(body)*9/4) {
 		t.Errorf("a body of %d bytes held %d", len(body), peak)
 	}
 	over := r.dial()
 	over.send(sizedHead("/v1/completions", 100<<20) + "{")
-	if resp, answer := over.answer(); resp.StatusCode != 413 {
+	if resp, answer := over.readResponse(); resp.StatusCode != 413 {
 		t.Errorf("100 MiB: %d %s", resp.StatusCode, answer)
 	}
-	if now := r.s.budget.Peak(); now != peak {
+	if now := r.server.budget.Peak(); now != peak {
 		t.Errorf("100 MiB that were announced held %d bytes", now-peak)
 	}
 	t.Logf("reliability 3: a prompt of 1,000,000 ids, %d bytes, held %d (%.2f times); 100 MiB announced: 413, nothing held", len(body), peak, float64(peak)/float64(len(body)))
@@ -47,15 +47,15 @@ func sizedHead(path string, n int) string {
 }
 
 // An answer that is no stream, to a client that reads nothing of it, is cut.
-func TestWholeAnswerToAClientThatDoesNotRead(t *testing.T) {
+func TestWholeResponseToStalledClient(t *testing.T) {
 	const size, limit = 32 << 20, 200 * time.Millisecond // more than two sockets hold
 	body := `"` + strings.Repeat("a", size-2) + `"`
 	var logged logLines
 	r := start(t, Options{WriteTimeout: limit, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(x *Exchange) { x.ReplyJSON(200, []byte(body)) })
 	stopped := r.dial()
 	stopped.send(chatPost(hello))
-	until(t, "asked", func() bool { return r.calls.Load() == 1 })
-	until(t, "cut", func() bool { return r.s.conns.len() == 0 })
+	eventually(t, "asked", func() bool { return r.calls.Load() == 1 })
+	eventually(t, "cut", func() bool { return r.server.conns.len() == 0 })
 	if n, err := io.Copy(io.Discard, stopped.br); n >= size {
 		t.Errorf("%d bytes came, %v", n, err)
 	}

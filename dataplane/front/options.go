@@ -10,19 +10,19 @@ import (
 // Changeable is o with nothing but what Server.Change takes over.
 func (o Options) Changeable() Options {
 	var only Options
-	o.into(&only)
+	o.copyChangeable(&only)
 	return only
 }
 
-// into writes what may change while a Server runs over the same of at.
-func (o Options) into(at *Options) {
+// copyChangeable writes what may change while a Server runs over the same of at.
+func (o Options) copyChangeable(at *Options) {
 	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden, at.MediaHosts = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden, o.MediaHosts
 	at.BodyBudgetBytes, at.HeadTimeout, at.IdleTimeout = o.BodyBudgetBytes, o.HeadTimeout, o.IdleTimeout
 	at.BodyIdleTimeout = o.BodyIdleTimeout
 	at.BodyTimeout, at.WriteTimeout, at.StreamIdleTimeout = o.BodyTimeout, o.WriteTimeout, o.StreamIdleTimeout
 	at.MaxConns, at.MaxConnsPerIP = o.MaxConns, o.MaxConnsPerIP
 	at.CompressMin, at.CompressStreams = o.CompressMin, o.CompressStreams
-	at.EarlyHead, at.EarlyHeadAfter, at.KeepAlive = o.EarlyHead, o.EarlyHeadAfter, o.KeepAlive
+	at.EarlyHeaders, at.EarlyHeadersAfter, at.KeepAlive = o.EarlyHeaders, o.EarlyHeadersAfter, o.KeepAlive
 	at.CORS, at.Proxies = o.CORS, o.Proxies
 }
 
@@ -31,23 +31,23 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Handler == nil {
 		return o, errors.New("front: cannot make a server without a Handler")
 	}
-	o.OwnKeys = o.OwnKeys || o.Gate != nil
+	o.WithholdClientKeys = o.WithholdClientKeys || o.Authenticator != nil
 	if err := o.Proxies.check(); err != nil {
 		return o, err
 	}
 	if o.CORS != nil {
-		cors := o.CORS.prepared()
+		cors := o.CORS.withJoined()
 		o.CORS = &cors
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	switch o.Relay {
+	switch o.RelayMode {
 	case "":
-		o.Relay = RelayLoop
+		o.RelayMode = RelayLoop
 	case RelayLoop, RelayGoroutine:
 	default:
-		return o, fmt.Errorf("front: cannot use Relay %q: want loop or goroutine", o.Relay)
+		return o, fmt.Errorf("front: cannot use Relay %q: want loop or goroutine", o.RelayMode)
 	}
 	sizes := []struct {
 		name     string
@@ -100,7 +100,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"IdleTimeout", &o.IdleTimeout, 75 * time.Second},
 		{"WriteTimeout", &o.WriteTimeout, 30 * time.Second},
 		{"StreamIdleTimeout", &o.StreamIdleTimeout, 0},
-		{"EarlyHeadAfter", &o.EarlyHeadAfter, 0},
+		{"EarlyHeadAfter", &o.EarlyHeadersAfter, 0},
 		{"KeepAlive", &o.KeepAlive, 0},
 	}
 	for _, f := range times {

@@ -8,12 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/dataplane/sock"
+	"sluice/dataplane/rawsocket"
 )
 
-// peek reads what is there and leaves it there; again says that nothing is.
-func peek(fd int, p []byte) (n int, again bool, err error) {
-	n, errno := sock.Peek(fd, p)
+// peekRaw reads what is there and leaves it there; again says that nothing is.
+func peekRaw(fd int, p []byte) (n int, again bool, err error) {
+	n, errno := rawsocket.Peek(fd, p)
 	switch {
 	case errno == syscall.EAGAIN:
 		return 0, true, nil

@@ -10,15 +10,15 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
-	"sluice/dataplane/sock"
 )
 
-// refusedEarly reads the refusal of a request that came too early, and the connection's
+// expectPipelinedRefusal reads the refusal of a request that came too early, and the connection's
 // end behind it; id is the request's, "" where the server made one.
-func (c *client) refusedEarly(id string) {
+func (c *client) expectPipelinedRefusal(id string) {
 	c.t.Helper()
-	resp, body := c.answer()
+	resp, body := c.readResponse()
 	if resp.StatusCode != 400 || resp.Header.Get("X-Sluice-Reason") != string(Pipelined) || !resp.Close {
 		c.t.Errorf("the request that came too early: %d %v %s", resp.StatusCode, resp.Header, body)
 	}
@@ -26,33 +26,33 @@ func (c *client) refusedEarly(id string) {
 		c.t.Errorf("X-Request-Id %q, want %q", got, id)
 	}
 	contains(c.t, body, `"type":"invalid_request_error"`, "pipelining")
-	c.closed()
+	c.expectClosed()
 }
 
-// overTLS makes a connection a TLS one.
-func overTLS(c *client) *client {
+// dialTLS makes a connection a TLS one.
+func dialTLS(c *client) *client {
 	return newClient(c.t, tls.Client(c.Conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}))
 }
 
-// onWires runs test over plain connections and over TLS.
-func onWires(t *testing.T, test func(t *testing.T, opt Options, dial func(*rig) *client)) {
-	if !t.Run("plain", func(t *testing.T) { test(t, Options{}, (*rig).dial) }) {
+// onTransports runs test over plain connections and over TLS.
+func onTransports(t *testing.T, test func(t *testing.T, opt Options, dial func(*testServer) *client)) {
+	if !t.Run("plain", func(t *testing.T) { test(t, Options{}, (*testServer).dial) }) {
 		return
 	}
 	t.Run("TLS", func(t *testing.T) {
-		lent := httptest.NewUnstartedServer(nil)
-		lent.StartTLS() // has a certificate
-		defer lent.Close()
-		test(t, Options{TLS: &tls.Config{Certificates: lent.TLS.Certificates, MinVersion: tls.VersionTLS12}}, func(r *rig) *client { return overTLS(r.dial()) })
+		onLoops := httptest.NewUnstartedServer(nil)
+		onLoops.StartTLS() // has a certificate
+		defer onLoops.Close()
+		test(t, Options{TLS: &tls.Config{Certificates: onLoops.TLS.Certificates, MinVersion: tls.VersionTLS12}}, func(r *testServer) *client { return dialTLS(r.dial()) })
 	})
 }
 
-// hasCome waits until bytes lie in the socket of an exchange.
-func hasCome(t *testing.T, x *Exchange) {
-	until(t, "bytes of the next request", func() bool {
+// receivedByKernel waits until bytes lie in the socket of an exchange.
+func receivedByKernel(t *testing.T, x *Exchange) {
+	eventually(t, "bytes of the next request", func() bool {
 		var p [1]byte
 		n := 0
-		_ = x.c.raw.Control(func(fd uintptr) { n, _ = sock.Peek(int(fd), p[:]) })
+		_ = x.c.raw.Control(func(fd uintptr) { n, _ = rawsocket.Peek(int(fd), p[:]) })
 		return n > 0
 	})
 }
@@ -60,16 +60,16 @@ func hasCome(t *testing.T, x *Exchange) {
 // A request that comes before the answer to the one before is refused, and that answer
 // waits for nobody: in one write with it, or while it is worked on, whole or in part.
 func TestPipelinedIsRefused(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		entered, more := make(chan struct{}, 1), make(chan bool, 1)
 		r := start(t, opt, func(x *Exchange) {
 			entered <- struct{}{}
 			if <-more {
-				hasCome(t, x)
+				receivedByKernel(t, x)
 			}
 			echo(x)
 		})
-		second := chatPost(probeDoc, "X-Request-Id: second")
+		second := chatPost(probeBody, "X-Request-Id: second")
 		for name, k := range map[string]struct {
 			first, behind, rest string
 		}{
@@ -95,14 +95,14 @@ func TestPipelinedIsRefused(t *testing.T) {
 					c.send(k.behind)
 				}
 				more <- k.behind != ""
-				resp, body := c.answer()
+				resp, body := c.readResponse()
 				if resp.StatusCode != 200 || !strings.HasSuffix(k.first[:strings.Index(k.first, "}")+1], body) {
 					t.Errorf("first: %d %q", resp.StatusCode, body)
 				}
 				if k.rest != "" {
 					_, _ = io.WriteString(c, k.rest)
 				}
-				c.refusedEarly("second")
+				c.expectPipelinedRefusal("second")
 				if n := r.calls.Load() - before; n != 1 {
 					t.Errorf("the handler ran %d times", n)
 				}
@@ -111,9 +111,9 @@ func TestPipelinedIsRefused(t *testing.T) {
 				return // a case that fails may have waited for all its time; the others would as well
 			}
 		}
-		r.seen.mu.Lock()
-		defer r.seen.mu.Unlock()
-		if n := r.seen.refused[Pipelined]; n != 11 {
+		r.observed.mu.Lock()
+		defer r.observed.mu.Unlock()
+		if n := r.observed.refused[Pipelined]; n != 11 {
 			t.Errorf("%d were counted as refused", n)
 		}
 	})
@@ -122,17 +122,17 @@ func TestPipelinedIsRefused(t *testing.T) {
 // Who sends the next request as soon as the answer is there has waited, and so has who
 // ends a body with an empty line.
 func TestQuickReuseIsNotPipelining(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 			return true
 		})
-		for _, by := range []Relay{RelayLoop, RelayGoroutine} {
-			opt.Relay = by
+		for _, by := range []RelayMode{RelayLoop, RelayGoroutine} {
+			opt.RelayMode = by
 			ends := make(chan relay.Result, 1000)
 			streams := relayTo(e, endHook(ends))
 			r := start(t, opt, func(x *Exchange) {
-				if string(x.Doc.Body) == probeDoc {
+				if string(x.Doc.Body) == probeBody {
 					streams(x)
 					return
 				}
@@ -142,14 +142,14 @@ func TestQuickReuseIsNotPipelining(t *testing.T) {
 			for i := range 600 {
 				body, want := hello, hello
 				if i%3 == 2 {
-					body, want = probeDoc, helloStream
+					body, want = probeBody, helloStream
 				}
 				request := chatPost(body)
 				if i%2 == 0 {
 					request += "\r\n"
 				}
 				c.send(request)
-				if resp, got := c.answer(); resp.StatusCode != 200 || got != want {
+				if resp, got := c.readResponse(); resp.StatusCode != 200 || got != want {
 					t.Fatalf("%s, request %d: %d %q", by, i, resp.StatusCode, got)
 				}
 			}
@@ -159,9 +159,9 @@ func TestQuickReuseIsNotPipelining(t *testing.T) {
 }
 
 // Behind a stream it is the same, however it runs and whenever the next request came.
-func TestPipelinedBehindAStream(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
-		onBoth(t, func(t *testing.T, by Relay) {
+func TestPipelinedAfterStream(t *testing.T) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
+		withBothRelayModes(t, func(t *testing.T, by RelayMode) {
 			for _, k := range []struct {
 				name, framing, end string
 			}{
@@ -184,13 +184,13 @@ func TestPipelinedBehindAStream(t *testing.T) {
 						})
 						ends, at := make(chan relay.Result, 1), make(chan *Exchange, 1)
 						opt := opt
-						opt.Relay = by
+						opt.RelayMode = by
 						streams := relayTo(e, endHook(ends))
 						r := start(t, opt, func(x *Exchange) {
 							at <- &Exchange{c: x.c}
 							streams(x)
 						})
-						c, next := dial(r), chatPost(probeDoc, "X-Request-Id: second")
+						c, next := dial(r), chatPost(probeBody, "X-Request-Id: second")
 						c.t = t
 						if when == "one write" {
 							c.send(chatPost(hello) + next)
@@ -207,14 +207,14 @@ func TestPipelinedBehindAStream(t *testing.T) {
 						}
 						if when != "one write" {
 							c.send(next)
-							hasCome(t, <-at)
+							receivedByKernel(t, <-at)
 						}
 						close(free)
 						rest, err := io.ReadAll(resp.Body)
 						if err != nil || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
 							t.Errorf("%q %v", rest, err)
 						}
-						c.refusedEarly("")
+						c.expectPipelinedRefusal("")
 						if n := r.calls.Load(); n != 1 {
 							t.Errorf("the handler ran %d times", n)
 						}
@@ -233,19 +233,19 @@ func TestNotPipelined(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) {
 		entered <- struct{}{}
 		if <-more {
-			hasCome(t, x)
+			receivedByKernel(t, x)
 		}
 		echo(x)
 	})
 	c := r.dial()
 	c.send(chatPost(hello, "Connection: close"))
 	<-entered
-	c.send(chatPost(probeDoc))
+	c.send(chatPost(probeBody))
 	more <- true
-	if resp, body := c.answer(); !resp.Close || body != hello {
+	if resp, body := c.readResponse(); !resp.Close || body != hello {
 		t.Errorf("%v %q", resp.Close, body)
 	}
-	c.closed()
+	c.expectClosed()
 
 	c = r.dial()
 	head, body, _ := strings.Cut(chatPost(hello, "Expect: 100-continue"), "\r\n\r\n")
@@ -256,13 +256,13 @@ func TestNotPipelined(t *testing.T) {
 	c.send(body)
 	<-entered
 	more <- false
-	if resp, got := c.answer(); resp.StatusCode != 200 || got != hello {
+	if resp, got := c.readResponse(); resp.StatusCode != 200 || got != hello {
 		t.Errorf("%d %q", resp.StatusCode, got)
 	}
-	c.send(chatPost(probeDoc))
+	c.send(chatPost(probeBody))
 	<-entered
 	more <- false
-	if resp, got := c.answer(); resp.StatusCode != 200 || got != probeDoc {
+	if resp, got := c.readResponse(); resp.StatusCode != 200 || got != probeBody {
 		t.Errorf("behind it: %d %q", resp.StatusCode, got)
 	}
 }

@@ -9,29 +9,29 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/proxied"
+	"sluice/dataplane/proxyproto"
 )
 
 // Proxies says which proxies stand before the server and what they are believed.
 type Proxies struct {
-	Trusted proxied.Networks
+	Trusted proxyproto.Networks
 	// Protocol: connections of Trusted begin with a PROXY header, or may. Where it is
-	// required nobody else is served [ProtocolOff].
-	Protocol Protocol
+	// required nobody else is served [ProxyProtocolOff].
+	ProxyProtocol ProxyProtocol
 	// Forwarded is the header line in which Trusted name the client; the other one is
 	// not looked at, since a proxy that does not write it passes on what clients sent
 	// [ForwardedOff].
 	Forwarded Forwarded
 }
 
-// Protocol says whether PROXY headers are read.
-type Protocol string
+// ProxyProtocol says whether PROXY headers are read.
+type ProxyProtocol string
 
 // Whether connections from trusted proxies begin with a PROXY header.
 const (
-	ProtocolOff      Protocol = ""
-	ProtocolOptional Protocol = "optional"
-	ProtocolRequired Protocol = "required"
+	ProxyProtocolOff      ProxyProtocol = ""
+	ProxyProtocolOptional ProxyProtocol = "optional"
+	ProxyProtocolRequired ProxyProtocol = "required"
 )
 
 // Forwarded names a header line.
@@ -45,10 +45,10 @@ const (
 )
 
 func (p *Proxies) check() error {
-	switch p.Protocol {
-	case ProtocolOff, ProtocolOptional, ProtocolRequired:
+	switch p.ProxyProtocol {
+	case ProxyProtocolOff, ProxyProtocolOptional, ProxyProtocolRequired:
 	default:
-		return fmt.Errorf("front: cannot use Proxies.Protocol %q: want optional, required, or none", p.Protocol)
+		return fmt.Errorf("front: cannot use Proxies.Protocol %q: want optional, required, or none", p.ProxyProtocol)
 	}
 	switch p.Forwarded {
 	case ForwardedOff, ForwardedX, ForwardedRFC:
@@ -58,79 +58,81 @@ func (p *Proxies) check() error {
 	return nil
 }
 
-// readHeader takes the PROXY header off the connection. It looks at what has come
+// readProxyHeader takes the PROXY header off the connection. It looks at what has come
 // without taking it from the socket until the header is whole, so that nothing behind
 // it needs to be kept: TLS, the read-ahead and the event loops go on with the socket as
 // if there had been none. Like the TLS handshake it is done at the first read, on the
 // connection's own goroutine, and has the time of a head.
-func (c *conn) readHeader() error {
-	c.headed = false
-	defer c.input.mayPass()
-	live := c.srv.live()
-	h, err := c.peekHeader()
+func (c *conn) readProxyHeader() error {
+	c.expectProxyHeader = false
+	defer c.readState.unpin()
+	live := c.srv.options()
+	h, err := c.peekProxyHeader()
 	switch {
 	case err == nil:
-	case errors.Is(err, proxied.ErrNone) && live.Proxies.Protocol == ProtocolOptional:
+	case errors.Is(err, proxyproto.ErrNoHeader) && live.Proxies.ProxyProtocol == ProxyProtocolOptional:
 		if live.Proxies.Forwarded == ForwardedOff {
-			return c.countIn(live) // somebody who is there besides the proxy
+			return c.acquireClientIP(live) // somebody who is there besides the proxy
 		}
-		return c.again()
+		return c.resetHeadDeadline()
 	case errors.Is(err, io.EOF):
 		return err // gone without a word, as probes of a port do
 	default:
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errors.New("no whole PROXY header came in time; is the one that connects a proxy that sends one?")
 		}
-		if errors.Is(err, proxied.ErrNone) {
+		if errors.Is(err, proxyproto.ErrNoHeader) {
 			err = errors.New("the connection does not begin with a PROXY header; make its proxy send one (send-proxy, proxy_protocol on), or set proxies.protocol to optional")
 		}
-		c.srv.refuseHeader(c, err)
+		c.srv.rejectProxyHeader(c, err)
 		return err
 	}
 	if !h.Client.IsValid() {
-		return c.again() // the proxy speaks for itself
+		return c.resetHeadDeadline() // the proxy speaks for itself
 	}
 	c.ip = h.Client.Addr()
-	c.proxy = live.Proxies.Trusted.Contain(c.ip)
-	return c.countIn(live)
+	c.fromProxy = live.Proxies.Trusted.Contain(c.ip)
+	return c.acquireClientIP(live)
 }
 
-// countIn counts the connection among its client's.
-func (c *conn) countIn(live *Options) error {
-	if !c.proxy || live.Proxies.Forwarded == ForwardedOff {
-		if !c.srv.conns.count(c, live.MaxConnsPerIP) {
-			c.srv.tellFull(c)
-			c.lingered = true // its request may be there already
+// acquireClientIP counts the connection among its client's.
+func (c *conn) acquireClientIP(live *Options) error {
+	if !c.fromProxy || live.Proxies.Forwarded == ForwardedOff {
+		if !c.srv.conns.acquireConnIP(c, live.MaxConnsPerIP) {
+			c.srv.respondTooManyConns(c)
+			c.needsLinger = true // its request may be there already
 			return errors.New("too many connections of this client")
 		}
 	}
-	return c.again()
+	return c.resetHeadDeadline()
 }
 
-// again gives what comes behind the header its own time.
-func (c *conn) again() error { return c.SetReadDeadline(time.Now().Add(c.srv.live().HeadTimeout)) }
+// resetHeadDeadline gives what comes behind the header its own time.
+func (c *conn) resetHeadDeadline() error {
+	return c.SetReadDeadline(time.Now().Add(c.srv.options().HeadTimeout))
+}
 
-// refuseHeader counts and logs a connection that is closed for its PROXY header.
-func (s *Server) refuseHeader(c *conn, err error) {
-	if o := s.opt.Observer; o != nil {
+// rejectProxyHeader counts and logs a connection that is closed for its PROXY header.
+func (s *Server) rejectProxyHeader(c *conn, err error) {
+	if o := s.initial.Observer; o != nil {
 		o.Refused("", BadProxyHeader)
 	}
-	s.strangers.warn(s.opt.Log, "connection closed: its PROXY header cannot be used", "from", c.ip, "error", err)
+	s.proxyHeaderLog.warn(s.initial.Log, "connection closed: its PROXY header cannot be used", "from", c.ip, "error", err)
 }
 
-// peekHeader waits for a whole header and takes it off the socket.
-func (c *conn) peekHeader() (h proxied.Header, err error) {
+// peekProxyHeader waits for a whole header and takes it off the socket.
+func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 	if c.raw == nil {
 		return h, errors.New("the connection has no descriptor to look at")
 	}
-	if err := c.again(); err != nil {
+	if err := c.resetHeadDeadline(); err != nil {
 		return h, err
 	}
-	buf := membudget.Default.Get(proxied.MaxHeader)
+	buf := membudget.Default.Get(proxyproto.MaxHeader)
 	defer membudget.Default.Put(buf)
 	var failed error
 	err = c.raw.Read(func(fd uintptr) bool {
-		n, again, peekErr := peek(int(fd), buf.B)
+		n, again, peekErr := peekRaw(int(fd), buf.B)
 		switch {
 		case again:
 			return false
@@ -138,8 +140,8 @@ func (c *conn) peekHeader() (h proxied.Header, err error) {
 			failed = peekErr
 			return true
 		}
-		if h, failed = proxied.Parse(buf.B[:n]); errors.Is(failed, proxied.ErrShort) {
-			if !ended(int(fd)) {
+		if h, failed = proxyproto.Parse(buf.B[:n]); errors.Is(failed, proxyproto.ErrIncomplete) {
+			if !peerClosed(int(fd)) {
 				return false // the poller wakes us when more has come
 			}
 			failed = errors.New("the connection ended within its PROXY header")
@@ -149,7 +151,7 @@ func (c *conn) peekHeader() (h proxied.Header, err error) {
 		}
 		return true
 	})
-	if failed == nil || err != nil && errors.Is(failed, proxied.ErrShort) {
+	if failed == nil || err != nil && errors.Is(failed, proxyproto.ErrIncomplete) {
 		failed = err
 	}
 	return h, failed
@@ -164,21 +166,21 @@ func (x *Exchange) ClientIP() netip.Addr { return x.ip }
 // client. HTTP clients never do.
 func (x *Exchange) Unix() bool { return x.unix }
 
-// locate finds the client's address.
-func (x *Exchange) locate() {
+// resolveClientIP finds the client's address.
+func (x *Exchange) resolveClientIP() {
 	x.ip = x.c.ip
-	p := &x.srv.live().Proxies
-	if !x.c.proxy || p.Forwarded == ForwardedOff {
+	p := &x.srv.options().Proxies
+	if !x.c.fromProxy || p.Forwarded == ForwardedOff {
 		return
 	}
-	chain := proxied.Chain{Trusted: p.Trusted}
+	chain := proxyproto.ForwardedChain{Trusted: p.Trusted}
 	for i := range x.head.lines {
 		l := &x.head.lines[i]
 		switch name := x.head.nameOf(l); {
 		case p.Forwarded == ForwardedX && equalFold(name, string(ForwardedX)):
-			chain.XForwardedFor(x.head.valueOf(l))
+			chain.AddXForwardedFor(x.head.valueOf(l))
 		case p.Forwarded == ForwardedRFC && equalFold(name, string(ForwardedRFC)):
-			chain.Forwarded(x.head.valueOf(l))
+			chain.AddForwarded(x.head.valueOf(l))
 		}
 	}
 	if ip := chain.Client(); ip.IsValid() {
@@ -186,15 +188,15 @@ func (x *Exchange) locate() {
 	}
 }
 
-// enterFor counts a request that a proxy forwards among its client's, of whom the
+// acquireForwardedIP counts a request that a proxy forwards among its client's, of whom the
 // connection told nothing; when there are too many it has answered and gives false.
-func (x *Exchange) enterFor() bool {
-	live := x.srv.live()
-	if !x.c.proxy || live.Proxies.Forwarded == ForwardedOff {
+func (x *Exchange) acquireForwardedIP() bool {
+	live := x.srv.options()
+	if !x.c.fromProxy || live.Proxies.Forwarded == ForwardedOff {
 		return true
 	}
 	var ok bool
-	if x.counted, ok = x.srv.conns.enter(x.ip, live.MaxConnsPerIP); !ok {
+	if x.countedIP, ok = x.srv.conns.acquireIP(x.ip, live.MaxConnsPerIP); !ok {
 		x.Error(TooManyConnections, "", "too many requests of this client are under way; try again later", time.Second)
 	}
 	return ok

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/dataplane/proxied"
+	"sluice/dataplane/proxyproto"
 )
 
 // lineOf and binaryOf are PROXY headers of a client.
@@ -44,17 +44,17 @@ func binaryOf(client string) string {
 
 const local = "\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"
 
-func networks(t testing.TB, words ...string) proxied.Networks {
+func networks(t testing.TB, words ...string) proxyproto.Networks {
 	t.Helper()
-	n, err := proxied.ParseNetworks(words)
+	n, err := proxyproto.ParseNetworks(words)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-// whoami answers with the client's address.
-func whoami(x *Exchange) { x.ReplyJSON(200, []byte(`"`+x.ClientIP().String()+`"`)) }
+// clientIPHandler answers with the client's address.
+func clientIPHandler(x *Exchange) { x.ReplyJSON(200, []byte(`"`+x.ClientIP().String()+`"`)) }
 
 // refusals is how many connections or requests were refused for a reason.
 func (r *recorder) refusals(reason Reason) int {
@@ -64,7 +64,7 @@ func (r *recorder) refusals(reason Reason) int {
 }
 
 // dialFrom connects from an address of this machine's own.
-func (r *rig) dialFrom(ip string) *client {
+func (r *testServer) dialFrom(ip string) *client {
 	r.t.Helper()
 	c, err := r.tryFrom(ip)
 	if err != nil {
@@ -73,19 +73,19 @@ func (r *rig) dialFrom(ip string) *client {
 	return c
 }
 
-func (r *rig) tryFrom(ip string) (*client, error) {
+func (r *testServer) tryFrom(ip string) (*client, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
 	nc, err := d.Dial("tcp", r.addr)
 	if err != nil {
 		return nil, err
 	}
 	r.t.Cleanup(func() { _ = nc.Close() })
-	_ = nc.SetDeadline(time.Now().Add(patience))
+	_ = nc.SetDeadline(time.Now().Add(testTimeout))
 	return newClient(r.t, nc), nil
 }
 
 func TestProxyHeader(t *testing.T) {
-	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}}, whoami)
+	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
 	for name, k := range map[string]struct{ header, client string }{
 		"v1":        {lineOf("198.51.100.7:4711"), "198.51.100.7"},
 		"v1, IPv6":  {lineOf("[2001:db8::7]:4711"), "2001:db8::7"},
@@ -113,23 +113,23 @@ func TestProxyHeader(t *testing.T) {
 				c.send(chatPost(hello))
 			}
 			for range 2 { // it is of the connection, not of a request
-				if resp, body := c.answer(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
+				if resp, body := c.readResponse(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
 					t.Errorf("%s, %s: %d %s; want client %s", name, way, resp.StatusCode, body, k.client)
 				}
 				c.send(chatPost(hello))
 			}
-			c.answer()
+			c.readResponse()
 			_ = c.Close()
 		}
 	}
-	if n := r.seen.refusals(BadProxyHeader); n > 0 {
+	if n := r.observed.refusals(BadProxyHeader); n > 0 {
 		t.Errorf("%d connections refused", n)
 	}
 }
 
 func TestProxyHeaderIsRefused(t *testing.T) {
 	var logged logLines
-	r := start(t, Options{Log: slog.New(slog.NewTextHandler(&logged, nil)), Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}, HeadTimeout: 300 * time.Millisecond}, whoami)
+	r := start(t, Options{Log: slog.New(slog.NewTextHandler(&logged, nil)), Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}, HeadTimeout: 300 * time.Millisecond}, clientIPHandler)
 	refused := 0
 	for _, first := range []string{
 		chatPost(hello),
@@ -144,30 +144,30 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 	} {
 		c := r.dial()
 		_, _ = io.WriteString(c, first) // may be reset under way
-		c.closed()
+		c.expectClosed()
 		refused++
-		until(t, fmt.Sprintf("%.30q is counted", first), func() bool { return r.seen.refusals(BadProxyHeader) == refused })
+		eventually(t, fmt.Sprintf("%.30q is counted", first), func() bool { return r.observed.refusals(BadProxyHeader) == refused })
 	}
 	c := r.dialFrom("127.0.0.2") // not a proxy
-	c.closed()
+	c.expectClosed()
 	refused++
-	until(t, "the stranger is counted", func() bool { return r.seen.refusals(BadProxyHeader) == refused })
+	eventually(t, "the stranger is counted", func() bool { return r.observed.refusals(BadProxyHeader) == refused })
 	if n := r.calls.Load(); n > 0 {
 		t.Errorf("%d requests were served", n)
 	}
 	contains(t, logged.String(), "does not begin with a PROXY header", "from=127.0.0.1")
 
-	r = start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}}, whoami)
+	r = start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
 	_ = r.dial().Close() // as a port's probe does: no fault
-	until(t, "it is gone", func() bool { r.seen.mu.Lock(); defer r.seen.mu.Unlock(); return r.seen.closed == 1 })
-	if n := r.seen.refusals(BadProxyHeader); n > 0 {
+	eventually(t, "it is gone", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.closedConns == 1 })
+	if n := r.observed.refusals(BadProxyHeader); n > 0 {
 		t.Errorf("a connection that was only tried counts as refused")
 	}
 }
 
 // Beside its proxy a router may be asked by others: by health checks, or from inside.
 func TestProxyHeaderIsOptional(t *testing.T) {
-	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolOptional}}, whoami)
+	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolOptional}}, clientIPHandler)
 	for _, k := range []struct{ from, first, client string }{
 		{"127.0.0.1", "", "127.0.0.1"},
 		{"127.0.0.1", lineOf("198.51.100.7:1"), "198.51.100.7"},
@@ -175,14 +175,14 @@ func TestProxyHeaderIsOptional(t *testing.T) {
 	} {
 		c := r.dialFrom(k.from)
 		c.send(k.first + chatPost(hello))
-		if _, body := c.answer(); body != `"`+k.client+`"` {
+		if _, body := c.readResponse(); body != `"`+k.client+`"` {
 			t.Errorf("%+v: %s", k, body)
 		}
 	}
 	// What a stranger calls a header is a bad request.
 	c := r.dialFrom("127.0.0.2")
 	c.send(lineOf("198.51.100.7:1") + chatPost(hello))
-	if resp, body := c.answer(); resp.StatusCode != 400 {
+	if resp, body := c.readResponse(); resp.StatusCode != 400 {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }
@@ -192,7 +192,7 @@ func TestProxyHeaderBeforeTLS(t *testing.T) {
 	with := httptest.NewTLSServer(nil)
 	cert := with.TLS.Certificates[0]
 	with.Close()
-	r := start(t, Options{TLS: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}}, whoami)
+	r := start(t, Options{TLS: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
 	for _, header := range []string{lineOf("198.51.100.7:1"), binaryOf("198.51.100.7:1")} {
 		plain := r.dial()
 		plain.send(header)
@@ -200,7 +200,7 @@ func TestProxyHeaderBeforeTLS(t *testing.T) {
 		c := newClient(t, secure)
 		for range 2 {
 			c.send(chatPost(hello))
-			if _, body := c.answer(); body != `"198.51.100.7"` {
+			if _, body := c.readResponse(); body != `"198.51.100.7"` {
 				t.Errorf("%s", body)
 			}
 		}
@@ -208,17 +208,17 @@ func TestProxyHeaderBeforeTLS(t *testing.T) {
 }
 
 func TestStreamBehindAProxyHeader(t *testing.T) {
-	onBoth(t, func(t *testing.T, by Relay) {
+	withBothRelayModes(t, func(t *testing.T, by RelayMode) {
 		e := startEngine(t, func(w net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(w, streamHead+chunk("data: 1\n\n")+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 			return true
 		})
-		r := start(t, Options{Relay: by, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}, MaxConnsPerIP: 1}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
+		r := start(t, Options{RelayMode: by, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}, MaxConnsPerIP: 1}, relayTo(e, func() RelayHooks { return RelayHooks{} }))
 		c := r.dial()
 		c.send(binaryOf("198.51.100.7:1"))
 		for range 3 {
 			c.send(chatPost(`{"stream":true}`))
-			if _, body := c.answer(); body != "data: 1\n\ndata: [DONE]\n\n" {
+			if _, body := c.readResponse(); body != "data: 1\n\ndata: [DONE]\n\n" {
 				t.Fatalf("%q", body)
 			}
 		}
@@ -227,10 +227,10 @@ func TestStreamBehindAProxyHeader(t *testing.T) {
 
 // The limit for an address is of clients' addresses, not of the proxy's.
 func TestLimitPerClientBehindAProxy(t *testing.T) {
-	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolOptional}, MaxConnsPerIP: 2}, whoami)
+	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolOptional}, MaxConnsPerIP: 2}, clientIPHandler)
 	ask := func(c *client) int {
 		c.send(chatPost(hello))
-		resp, _ := c.answer()
+		resp, _ := c.readResponse()
 		return resp.StatusCode
 	}
 	var open []*client
@@ -244,7 +244,7 @@ func TestLimitPerClientBehindAProxy(t *testing.T) {
 	}
 	over := r.dial()
 	over.send(lineOf("198.51.100.7:3"))
-	if resp, body := over.answer(); resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) {
+	if resp, body := over.readResponse(); resp.StatusCode != 503 || resp.Header.Get("X-Sluice-Reason") != string(TooManyConnections) {
 		t.Errorf("over the limit: %d %s", resp.StatusCode, body)
 	}
 	for range 5 { // the proxy's own: health checks
@@ -255,19 +255,19 @@ func TestLimitPerClientBehindAProxy(t *testing.T) {
 		}
 	}
 	_ = open[0].Close()
-	until(t, "a place is free", func() bool { return r.s.conns.of("198.51.100.7") == 1 })
+	eventually(t, "a place is free", func() bool { return r.server.conns.countForIP("198.51.100.7") == 1 })
 	c := r.dial()
 	c.send(lineOf("198.51.100.7:4"))
 	if s := ask(c); s != 200 {
 		t.Errorf("after a place became free: %d", s)
 	}
 	r.stop()
-	if n := len(r.s.conns.byIP); n > 0 {
+	if n := len(r.server.conns.byIP); n > 0 {
 		t.Errorf("%d addresses are still counted", n)
 	}
 }
 
-func (s *connSet) of(ip string) int {
+func (s *connSet) countForIP(ip string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.byIP[netip.MustParseAddr(ip)]
@@ -299,11 +299,11 @@ func TestForwardedClient(t *testing.T) {
 			for _, f := range x.ForwardFields(nil) {
 				toEngine += f.Name + ": " + f.Value + "\n"
 			}
-			whoami(x)
+			clientIPHandler(x)
 		})
 		c := r.dialFrom(k.from)
 		c.send(chatPost(hello, append(k.fields, "X-Real-IP: 6.6.6.6", "X-Forwarded-Proto: https", "X-Forwarded-Host: evil", "X-Other: kept")...))
-		if resp, body := c.answer(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
 			t.Errorf("%+v: %d %s", k, resp.StatusCode, body)
 		}
 		mu.Lock()
@@ -315,18 +315,18 @@ func TestForwardedClient(t *testing.T) {
 }
 
 // Without proxies engines are told nothing of where a request comes from.
-func TestForwardingLinesStayHere(t *testing.T) {
+func TestForwardingHeadersAreNotForwarded(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) {
 		for _, f := range x.ForwardFields(nil) {
 			if f.Name != "Content-Type" {
 				t.Errorf("forwarded %s: %s", f.Name, f.Value)
 			}
 		}
-		whoami(x)
+		clientIPHandler(x)
 	})
 	c := r.dial()
 	c.send(chatPost(hello, "X-Forwarded-For: 6.6.6.6", "FORWARDED: for=6.6.6.6", "x-real-ip: 6.6.6.6", "X-Forwarded-Port: 1", "Origin: https://evil.example"))
-	if _, body := c.answer(); body != `"127.0.0.1"` {
+	if _, body := c.readResponse(); body != `"127.0.0.1"` {
 		t.Errorf("client %s", body)
 	}
 }
@@ -336,7 +336,7 @@ func TestForwardedRequestsAreLimited(t *testing.T) {
 	free := make(chan struct{})
 	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: ForwardedX}, MaxConnsPerIP: 2}, func(x *Exchange) {
 		<-free
-		whoami(x)
+		clientIPHandler(x)
 	})
 	var waiting []*client
 	for _, client := range []string{"198.51.100.7", "198.51.100.7", "198.51.100.8"} {
@@ -344,23 +344,25 @@ func TestForwardedRequestsAreLimited(t *testing.T) {
 		c.send(chatPost(hello, "X-Forwarded-For: "+client))
 		waiting = append(waiting, c)
 	}
-	until(t, "three requests under way", func() bool { return r.calls.Load() == 3 })
+	eventually(t, "three requests under way", func() bool { return r.calls.Load() == 3 })
 	over := r.dial()
 	over.send(chatPost(hello, "X-Forwarded-For: 198.51.100.7"))
-	if resp, body := over.answer(); resp.StatusCode != 503 || !strings.Contains(body, "of this client") {
+	if resp, body := over.readResponse(); resp.StatusCode != 503 || !strings.Contains(body, "of this client") {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 	close(free)
 	for _, c := range waiting {
-		if resp, _ := c.answer(); resp.StatusCode != 200 {
+		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Errorf("%d", resp.StatusCode)
 		}
 	}
 	over.send(chatPost(hello, "X-Forwarded-For: 198.51.100.7")) // on the same connection
-	if resp, _ := over.answer(); resp.StatusCode != 200 {
+	if resp, _ := over.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("afterwards: %d", resp.StatusCode)
 	}
-	until(t, "nobody is counted", func() bool { return r.s.conns.of("198.51.100.7") == 0 && r.s.conns.of("198.51.100.8") == 0 })
+	eventually(t, "nobody is counted", func() bool {
+		return r.server.conns.countForIP("198.51.100.7") == 0 && r.server.conns.countForIP("198.51.100.8") == 0
+	})
 }
 
 // logLines is a log that several goroutines write.

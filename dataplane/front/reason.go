@@ -19,16 +19,16 @@ const (
 	BodyTooLarge       Reason = "body_too_large"
 	RequestTimeout     Reason = "request_timeout"
 	HeadTooLarge       Reason = "head_too_large"
-	BudgetSpent        Reason = "memory_budget"
+	BudgetExhausted    Reason = "memory_budget"
 	DecodersBusy       Reason = "decoders_busy" // too many compressed bodies at once
 	UnknownRoute       Reason = "unknown_route"
 	WrongMethod        Reason = "wrong_method"
 	WrongContentType   Reason = "wrong_content_type"
 	OriginRefused      Reason = "origin_refused"
-	NoKey              Reason = "no_key"
+	MissingKey         Reason = "no_key"
 	UnknownKey         Reason = "unknown_key"
-	KeyModel           Reason = "key_model"
-	KeyLimit           Reason = "key_limit"
+	ModelNotAllowed    Reason = "key_model"
+	KeyLimitReached    Reason = "key_limit"
 	UnknownModel       Reason = "unknown_model"
 	UnknownResponse    Reason = "unknown_response" // none is stored by that id, or for this client
 	NoPrefillWorker    Reason = "no_prefill_worker"
@@ -38,9 +38,9 @@ const (
 	PoolQueueFull      Reason = "pool_queue_full"
 	UpstreamFailed     Reason = "upstream_failed"
 	UpstreamTimeout    Reason = "upstream_timeout"
-	UpstreamGarbage    Reason = "upstream_garbage"
+	UpstreamInvalid    Reason = "upstream_garbage"
 	TooManyConnections Reason = "too_many_connections"
-	EngineConnections  Reason = "engine_connections" // limits.engine_conns is reached
+	EngineConnLimit    Reason = "engine_connections" // limits.engine_conns is reached
 	KVNotWritten       Reason = "kv_not_written"     // and the one decode worker might take it for written
 	Draining           Reason = "draining"
 	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
@@ -49,13 +49,13 @@ const (
 	Internal           Reason = "internal"
 )
 
-type reasonRow struct {
+type reasonInfo struct {
 	status int
 	typ    string // OpenAI error type
 	code   string // OpenAI error code, "" for null
 }
 
-var reasonTable = map[Reason]reasonRow{
+var reasonTable = map[Reason]reasonInfo{
 	BadTLS:             {400, "invalid_request_error", ""},
 	BadProxyHeader:     {400, "invalid_request_error", ""},
 	OriginRefused:      {403, "invalid_request_error", ""},
@@ -68,15 +68,15 @@ var reasonTable = map[Reason]reasonRow{
 	BodyTooLarge:       {413, "invalid_request_error", ""},
 	RequestTimeout:     {408, "invalid_request_error", ""},
 	HeadTooLarge:       {431, "invalid_request_error", ""},
-	BudgetSpent:        {503, "server_overloaded", ""},
+	BudgetExhausted:    {503, "server_overloaded", ""},
 	DecodersBusy:       {503, "server_overloaded", ""},
 	UnknownRoute:       {404, "invalid_request_error", "unknown_url"},
 	WrongMethod:        {405, "invalid_request_error", ""},
 	WrongContentType:   {415, "invalid_request_error", ""},
-	NoKey:              {401, "invalid_request_error", "invalid_api_key"},
+	MissingKey:         {401, "invalid_request_error", "invalid_api_key"},
 	UnknownKey:         {401, "invalid_request_error", "invalid_api_key"},
-	KeyModel:           {403, "invalid_request_error", "model_not_found"},
-	KeyLimit:           {429, "rate_limit_error", "rate_limit_exceeded"},
+	ModelNotAllowed:    {403, "invalid_request_error", "model_not_found"},
+	KeyLimitReached:    {429, "rate_limit_error", "rate_limit_exceeded"},
 	UnknownModel:       {404, "invalid_request_error", "model_not_found"},
 	UnknownResponse:    {404, "invalid_request_error", "response_not_found"},
 	NoPrefillWorker:    {503, "service_unavailable", ""},
@@ -86,9 +86,9 @@ var reasonTable = map[Reason]reasonRow{
 	PoolQueueFull:      {503, "server_overloaded", ""},
 	UpstreamFailed:     {502, "upstream_error", ""},
 	UpstreamTimeout:    {504, "upstream_error", ""},
-	UpstreamGarbage:    {502, "upstream_error", ""},
+	UpstreamInvalid:    {502, "upstream_error", ""},
 	TooManyConnections: {503, "server_overloaded", ""},
-	EngineConnections:  {503, "server_overloaded", ""},
+	EngineConnLimit:    {503, "server_overloaded", ""},
 	KVNotWritten:       {503, "service_unavailable", ""},
 	Draining:           {503, "service_unavailable", ""},
 	Drained:            {503, "service_unavailable", ""},
@@ -105,8 +105,8 @@ func (r Reason) Status() int {
 	return 500
 }
 
-// phrase is the reason phrase of an answer's status line.
-func phrase(status int) string {
+// reasonPhrase is the reason phrase of an answer's status line.
+func reasonPhrase(status int) string {
 	if status == 499 { // nginx's: no RFC has it
 		return "Client Closed Request"
 	}

@@ -31,19 +31,19 @@ func joined(spans []span) string {
 	return all.String()
 }
 
-// blanked matches what the relay writes in the place of a private value.
-var blanked = regexp.MustCompile(`^(null|\{ *\}|\[ *\]|" *"|0) *$`)
+// redactedForms matches what the relay writes in the place of a private value.
+var redactedForms = regexp.MustCompile(`^(null|\{ *\}|\[ *\]|" *"|0) *$`)
 
-// differs says where got is not spans with each private value blanked in its place; "" means
+// firstDifference says where got is not spans with each private value blanked in its place; "" means
 // nowhere.
-func differs(spans []span, got string) string {
+func firstDifference(spans []span, got string) string {
 	at := 0
 	for i, s := range spans {
 		piece := got[at:min(at+len(s.text), len(got))]
 		switch {
 		case len(piece) < len(s.text):
 			return fmt.Sprintf("the answer ends in span %d, at byte %d", i, at+len(piece))
-		case s.private && !blanked.MatchString(piece):
+		case s.private && !redactedForms.MatchString(piece):
 			return fmt.Sprintf("byte %d: the private value %.80q became %.80q", at, s.text, piece)
 		case !s.private && piece != s.text:
 			n := 0
@@ -190,9 +190,9 @@ func trials(n int) int {
 // TestRelayByteForByte relays random streams and whole answers, several at a time over the
 // same pooled buffers, and compares every byte that a client decodes with what its engine sent,
 // private values blanked in their places.
-func TestRelayByteForByte(t *testing.T) { onBoth(t, testRelayByteForByte) }
+func TestRelayByteForByte(t *testing.T) { withBothRelayModes(t, testRelayByteForByte) }
 
-func testRelayByteForByte(t *testing.T, by Relay) {
+func testRelayByteForByte(t *testing.T, by RelayMode) {
 	type answer struct {
 		pieces []string
 		keep   bool
@@ -214,7 +214,7 @@ func testRelayByteForByte(t *testing.T, by Relay) {
 		}
 		return a.keep
 	})
-	r := start(t, Options{Relay: by, CompressMin: 1 << 10}, relayTo(e, func() RelayHooks { return RelayHooks{Of: hooked{}} }))
+	r := start(t, Options{RelayMode: by, CompressMin: 1 << 10}, relayTo(e, func() RelayHooks { return RelayHooks{Handler: streamHooks{}} }))
 	var wg sync.WaitGroup
 	for worker := range 4 {
 		wg.Add(1)
@@ -237,7 +237,7 @@ func testRelayByteForByte(t *testing.T, by Relay) {
 					t.Errorf("%s: %v", what, err)
 					return
 				}
-				if diff := differs(spans, got); diff != "" {
+				if diff := firstDifference(spans, got); diff != "" {
 					t.Errorf("%s: %s", what, diff)
 					return
 				}
@@ -256,13 +256,13 @@ func testRelayByteForByte(t *testing.T, by Relay) {
 
 // fetch posts body on a connection of its own and gives the answer's decoded body and its
 // coding.
-func (r *rig) fetch(t *testing.T, body, accept string) (got, how string, err error) {
+func (r *testServer) fetch(t *testing.T, body, accept string) (got, how string, err error) {
 	nc, err := net.Dial("tcp", r.addr)
 	if err != nil {
 		return "", "", err
 	}
 	defer nc.Close()
-	_ = nc.SetDeadline(time.Now().Add(patience))
+	_ = nc.SetDeadline(time.Now().Add(testTimeout))
 	if _, err = io.WriteString(nc, chatPost(body, "Accept-Encoding: "+accept)); err != nil {
 		return "", "", err
 	}

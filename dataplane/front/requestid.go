@@ -16,8 +16,8 @@ const maxRequestID = 128
 // Python's uuid.UUID accepts them: servers on starlette-context, such as llama-cpp-python's,
 // answer 400 to an X-Request-Id that it does not accept.
 type requestIDs struct {
-	prefix [20]byte
-	next   atomic.Uint64
+	prefix  [20]byte
+	counter atomic.Uint64
 }
 
 func (r *requestIDs) init() {
@@ -26,12 +26,12 @@ func (r *requestIDs) init() {
 	hex.Encode(r.prefix[:], seed[:])
 }
 
-func (r *requestIDs) make() string {
+func (r *requestIDs) next() string {
 	const digits = "000000000000"
 	var buf [len(r.prefix) + 16]byte
 	id := append(buf[:0], r.prefix[:]...)
 	var num [16]byte
-	n := strconv.AppendUint(num[:0], r.next.Add(1), 16)
+	n := strconv.AppendUint(num[:0], r.counter.Add(1), 16)
 	if short := len(digits) - len(n); short > 0 {
 		id = append(id, digits[:short]...)
 	}
@@ -58,7 +58,7 @@ func validRequestID(id []byte) bool {
 // (moriio_common.py of 0.32) look for ___prefill_addr_…___decode_addr_… in it, before
 // anything that a router tells them. No client may say that.
 func NamesPeer(id []byte) bool {
-	return bytes.Contains(id, anyAddr) && (bytes.Contains(id, prefillAddr) || bytes.Contains(id, decodeAddr))
+	return bytes.Contains(id, addrMark) && (bytes.Contains(id, prefillAddr) || bytes.Contains(id, decodeAddr))
 }
 
-var anyAddr, prefillAddr, decodeAddr = []byte("_addr_"), []byte("prefill_addr_"), []byte("decode_addr_")
+var addrMark, prefillAddr, decodeAddr = []byte("_addr_"), []byte("prefill_addr_"), []byte("decode_addr_")

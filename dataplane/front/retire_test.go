@@ -10,27 +10,27 @@ import (
 	"time"
 )
 
-// unusedSoon is how long a server that retires waits here for unused connections.
-const unusedSoon = 50 * time.Millisecond
+// shortIdleTimeout is how long a server that retires waits here for unused connections.
+const shortIdleTimeout = 50 * time.Millisecond
 
-func (r *rig) retire(limit time.Duration) <-chan error {
+func (r *testServer) retire(limit time.Duration) <-chan error {
 	done := make(chan error, 1)
-	go func() { done <- r.s.retire(context.Background(), nil, unusedSoon, limit) }()
+	go func() { done <- r.server.retire(context.Background(), nil, shortIdleTimeout, limit) }()
 	return done
 }
 
-// faucet holds back the second half of each write while it is told to.
-type faucet struct {
+// splitWriter holds back the second half of each write while it is told to.
+type splitWriter struct {
 	net.Conn
-	holds bool
-	held  []byte
+	holdBack bool
+	unsent   []byte
 }
 
-func (f *faucet) Write(p []byte) (int, error) {
+func (f *splitWriter) Write(p []byte) (int, error) {
 	now := p
-	if f.holds {
+	if f.holdBack {
 		now = p[:len(p)/2]
-		f.held = append(f.held, p[len(p)/2:]...)
+		f.unsent = append(f.unsent, p[len(p)/2:]...)
 	}
 	_, err := f.Conn.Write(now)
 	return len(p), err
@@ -38,13 +38,13 @@ func (f *faucet) Write(p []byte) (int, error) {
 
 // A request that has begun is served, in whatever lane and however little of it is there,
 // though it is whole only when those that wait for one have been closed.
-func TestRetireServesWhatHasBegun(t *testing.T) {
+func TestRetireServesStartedRequests(t *testing.T) {
 	const (
 		page   = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 		odd    = "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n"
 		header = "PROXY TCP4 10.1.2.3 10.0.0.1 1234 80\r\n"
 	)
-	proxy := Proxies{Trusted: networks(t, "127.0.0.1"), Protocol: ProtocolRequired}
+	proxy := Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}
 	for _, k := range []struct {
 		name   string
 		opt    Options
@@ -67,9 +67,9 @@ func TestRetireServesWhatHasBegun(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			r := start(t, k.opt, echo)
-			dial := func() (*client, *faucet) {
+			dial := func() (*client, *splitWriter) {
 				c := r.dial()
-				tap := &faucet{Conn: c.Conn}
+				tap := &splitWriter{Conn: c.Conn}
 				if k.opt.TLS == nil {
 					return newClient(t, tap), tap
 				}
@@ -77,33 +77,33 @@ func TestRetireServesWhatHasBegun(t *testing.T) {
 			}
 			unused, _ := dial()
 			unused.send(k.prefix + page)
-			unused.answer()
+			unused.readResponse()
 			c, tap := dial()
 			request := k.prefix + chatPost(hello)
 			if k.before != "" {
 				c.send(k.prefix + k.before)
-				c.answer()
+				c.readResponse()
 				request = chatPost(hello)
 			}
-			tap.holds = k.halved
+			tap.holdBack = k.halved
 			c.send(request[:k.begun])
-			tap.holds = false
-			until(t, "both accepted", func() bool { return r.s.conns.len() == 2 })
-			done := r.retire(patience)
-			unused.closed()
+			tap.holdBack = false
+			eventually(t, "both accepted", func() bool { return r.server.conns.len() == 2 })
+			done := r.retire(testTimeout)
+			unused.expectClosed()
 			select {
 			case err := <-done:
 				t.Fatalf("Retire returned %v with a request that had begun", err)
 			case <-time.After(5 * drainPoll):
 			}
-			if _, err := tap.Conn.Write(tap.held); err != nil {
+			if _, err := tap.Conn.Write(tap.unsent); err != nil {
 				t.Fatal(err)
 			}
 			c.send(request[k.begun:])
-			if resp, body := c.answer(); resp.StatusCode != 200 || !resp.Close || body != hello {
+			if resp, body := c.readResponse(); resp.StatusCode != 200 || !resp.Close || body != hello {
 				t.Errorf("%d %v %q", resp.StatusCode, resp.Header, body)
 			}
-			c.closed()
+			c.expectClosed()
 			if err := <-done; err != nil {
 				t.Error(err)
 			}
@@ -111,22 +111,22 @@ func TestRetireServesWhatHasBegun(t *testing.T) {
 	}
 }
 
-// lateListener gives a connection that it had accepted when it was closed.
-type lateListener struct {
+// slowCloseListener gives a connection that it had accepted when it was closed.
+type slowCloseListener struct {
 	net.Listener
 	closing chan struct{}
-	late    net.Conn
+	pending net.Conn
 }
 
-func (l *lateListener) Close() error {
+func (l *slowCloseListener) Close() error {
 	close(l.closing)
 	return l.Listener.Close()
 }
 
-func (l *lateListener) Accept() (net.Conn, error) {
+func (l *slowCloseListener) Accept() (net.Conn, error) {
 	<-l.closing
-	nc := l.late
-	if l.late = nil; nc == nil {
+	nc := l.pending
+	if l.pending = nil; nc == nil {
 		return nil, net.ErrClosed
 	}
 	time.Sleep(5 * drainPoll) // it waits for a processor
@@ -155,17 +155,19 @@ func TestRetireServesTheLastAccepted(t *testing.T) {
 	c := newClient(t, nc)
 	c.send(chatPost(hello)[:60])
 	served := make(chan error, 1)
-	go func() { served <- s.Serve(&lateListener{Listener: ln, closing: make(chan struct{}), late: accepted}) }()
-	until(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
+	go func() {
+		served <- s.Serve(&slowCloseListener{Listener: ln, closing: make(chan struct{}), pending: accepted})
+	}()
+	eventually(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
 	retired := make(chan error, 1)
-	go func() { retired <- s.retire(context.Background(), nil, unusedSoon, patience) }()
+	go func() { retired <- s.retire(context.Background(), nil, shortIdleTimeout, testTimeout) }()
 	select {
 	case err := <-retired:
 		t.Fatalf("Retire returned %v before a request that had begun was served", err)
 	case <-time.After(10 * drainPoll):
 	}
 	c.send(chatPost(hello)[60:])
-	if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Errorf("%d %q", resp.StatusCode, body)
 	}
 	for _, done := range []chan error{retired, served} {
@@ -183,19 +185,19 @@ func TestRetireEnds(t *testing.T) {
 		status      int
 		cut         bool
 	}{
-		"by the head's time":  {100 * time.Millisecond, patience, 408, false},
-		"by the drain's time": {patience, 100 * time.Millisecond, 503, true},
+		"by the head's time":  {100 * time.Millisecond, testTimeout, 408, false},
+		"by the drain's time": {testTimeout, 100 * time.Millisecond, 503, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, Options{HeadTimeout: k.head}, echo)
 			c := r.dial()
 			c.send(chatPost(hello)[:60])
-			until(t, "it has begun", func() bool { return underway(r) == 1 })
+			eventually(t, "it has begun", func() bool { return requestsInProgress(r) == 1 })
 			done := r.retire(k.limit)
-			if resp, _ := c.answer(); resp.StatusCode != k.status {
+			if resp, _ := c.readResponse(); resp.StatusCode != k.status {
 				t.Errorf("%d, want %d", resp.StatusCode, k.status)
 			}
-			c.closed()
+			c.expectClosed()
 			if err := <-done; errors.Is(err, context.DeadlineExceeded) != k.cut {
 				t.Errorf("Retire: %v", err)
 			}
@@ -205,62 +207,62 @@ func TestRetireEnds(t *testing.T) {
 
 // What lies in a connection's socket and what its goroutine has of a request count alike,
 // and nothing else does.
-func TestIdleLooksAtTheSocket(t *testing.T) {
-	s := laneServer(t)
-	ours, theirs := linked(t)
+func TestIdleChecksSocket(t *testing.T) {
+	s := pathServer(t)
+	ours, theirs := socketPair(t)
 	defer theirs.Close()
-	c, served := s.admit(ours, addressOf(ours)), make(chan struct{})
+	c, served := s.admit(ours, remoteIP(ours)), make(chan struct{})
 	if !c.idle() {
 		t.Error("nothing has come")
 	}
 	_, _ = io.WriteString(theirs, "P")
-	if c.underway() || c.idle() {
+	if c.busy() || c.idle() {
 		t.Error("a byte lies in the socket")
 	}
 	go func() { s.serveConn(c); close(served) }()
-	until(t, "it was read", c.underway)
+	eventually(t, "it was read", c.busy)
 	if c.idle() || c.active.Load() {
 		t.Error("half a head, which is closed to make room, but not by a drain")
 	}
-	_, _ = io.WriteString(theirs, sized("")[1:])
+	_, _ = io.WriteString(theirs, helloPost("")[1:])
 	answer := newClient(t, theirs)
-	answer.answer()
-	until(t, "the next one is waited for", c.idle)
+	answer.readResponse()
+	eventually(t, "the next one is waited for", c.idle)
 	_ = theirs.Close()
 	<-served
 }
 
 // At SIGTERM a request that has begun on a new connection is told to go elsewhere.
-func TestDrainAnswersHalfAHead(t *testing.T) {
+func TestDrainRespondsToPartialHead(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
 	c.send(chatPost(hello)[:60])
-	until(t, "accepted", func() bool { return r.s.conns.len() == 1 })
+	eventually(t, "accepted", func() bool { return r.server.conns.len() == 1 })
 	done := make(chan error, 1)
 	go func() {
-		_, err := shutdown(r, patience)
+		_, err := shutdown(r, testTimeout)
 		done <- err
 	}()
-	until(t, "draining", r.s.draining.Load)
+	eventually(t, "draining", r.server.draining.Load)
 	time.Sleep(5 * drainPoll)
 	c.send(chatPost(hello)[60:])
-	if resp, _ := c.answer(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
+	if resp, _ := c.readResponse(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)
 	}
-	c.closed()
+	c.expectClosed()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }
 
 // What is whole only when the drain's time is over would be cut without a word.
-func TestRequestBehindTheDrain(t *testing.T) {
+func TestRequestAfterDrain(t *testing.T) {
 	r := start(t, Options{}, echo)
-	r.s.Leave()
-	r.s.cutting.Store(true)
+	r.server.CloseAfterResponse()
+	r.server.drainExpired.Store(true)
 	c := r.dial()
 	c.send(chatPost(hello))
-	if resp, _ := c.answer(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
+	if resp, _ := c.readResponse(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)
 	}
 	if n := r.calls.Load(); n != 0 {
@@ -269,16 +271,16 @@ func TestRequestBehindTheDrain(t *testing.T) {
 }
 
 // Nor is what begins then waited for.
-func TestHalfARequestBehindTheDrain(t *testing.T) {
-	onWires(t, func(t *testing.T, opt Options, dial func(*rig) *client) {
+func TestPartialRequestAfterDrain(t *testing.T) {
+	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.HeadTimeout = 5 * time.Second
 		for _, raw := range []string{chatPost(hello)[:60], chunkedHead} {
 			r := start(t, opt, echo)
-			r.s.Leave()
-			r.s.cutting.Store(true)
+			r.server.CloseAfterResponse()
+			r.server.drainExpired.Store(true)
 			c := dial(r)
 			c.send(raw)
-			if resp, _ := c.answer(); resp.StatusCode != 503 {
+			if resp, _ := c.readResponse(); resp.StatusCode != 503 {
 				t.Errorf("%q: %d %v", raw, resp.StatusCode, resp.Header)
 			}
 		}

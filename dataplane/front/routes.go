@@ -5,23 +5,23 @@ import (
 	"strings"
 	"time"
 
-	"sluice/dataplane/coding"
+	"sluice/dataplane/compression"
 )
 
 // page is a route that is no inference.
 type page struct {
-	path string
-	show func(*Exchange)
-	asks bool // for a key, where keys are asked for
+	path     string
+	render   func(*Exchange)
+	needsKey bool // for a key, where keys are asked for
 }
 
 // pages are answered to GET and HEAD.
 var pages = []page{
 	{"/v1/models", (*Exchange).showModels, true},
 	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
-	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Ready(x.seesDetails())) }, false},
-	{"/health", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Health(x.seesDetails())) }, false},
-	{"/version", func(x *Exchange) { x.showJSON(x.srv.opt.Pages.Version()) }, false},
+	{"/readyz", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Ready(x.seesDetails())) }, false},
+	{"/health", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Health(x.seesDetails())) }, false},
+	{"/version", func(x *Exchange) { x.showJSON(x.srv.initial.Pages.Version()) }, false},
 	{"/metrics", (*Exchange).showMetrics, false},
 }
 
@@ -29,7 +29,7 @@ var pages = []page{
 type route struct {
 	endpoint *Endpoint
 	page     func(*Exchange)
-	asks     bool
+	needsKey bool
 	methods  string // as in Allow
 	stored   StoredRequest
 }
@@ -69,7 +69,7 @@ func newRoutes(withPages bool) routes {
 		if !withPages && p.path != "/livez" {
 			continue
 		}
-		r.byPath[p.path] = route{page: p.show, asks: p.asks, methods: methodsPage}
+		r.byPath[p.path] = route{page: p.render, needsKey: p.needsKey, methods: methodsPage}
 		known = append(known, "GET "+p.path)
 	}
 	if r.pages = withPages; withPages {
@@ -93,7 +93,7 @@ func (r *routes) find(path []byte) (found route, ok bool) {
 		return found, true
 	}
 	if name, ok := bytes.CutPrefix(path, []byte(modelsPrefix)); ok && len(name) > 0 && r.pages {
-		return route{page: (*Exchange).showModel, asks: true, methods: methodsPage}, true
+		return route{page: (*Exchange).showModel, needsKey: true, methods: methodsPage}, true
 	}
 	id, ok := bytes.CutPrefix(path, []byte(responsesPrefix))
 	if !ok {
@@ -115,22 +115,22 @@ func (x *Exchange) serve() {
 	h := &x.ctx.Request.Header
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
 	if x.c.scan.bare {
-		refused = bareLF
+		refused = bareLFMessage
 	}
 	if refused != "" {
-		x.distrust()
+		x.closeAfterResponse()
 		x.Error(BadHTTP, "", refused, 0)
 		return
 	}
-	x.identify()
-	x.locate()
-	if x.c.early.is(h.Method()) {
-		x.untrusted = true
-		x.Error(Pipelined, "", pipelinedText, 0)
+	x.setRequestID()
+	x.resolveClientIP()
+	if x.c.pipelined.isPipelined(h.Method()) {
+		x.closeConn = true
+		x.Error(Pipelined, "", pipelinedMessage, 0)
 		return
 	}
-	if !x.expects && !x.body.open(x) {
-		x.distrust()
+	if !x.awaitsContinue && !x.body.open(x) {
+		x.closeAfterResponse()
 		x.Error(BadHTTP, "", "the length of the request body is ambiguous", 0)
 		return
 	}
@@ -141,18 +141,18 @@ func (x *Exchange) serve() {
 	}
 	switch {
 	case !ok:
-		x.Error(UnknownRoute, "", "unknown path "+shown(path)+"; known are: "+x.srv.routes.known, 0)
+		x.Error(UnknownRoute, "", "unknown path "+quotedForError(path)+"; known are: "+x.srv.routes.known, 0)
 	case !found.allows(method):
 		x.Endpoint = found.endpoint
 		x.SetHeader("Allow", found.methods)
-		x.Error(WrongMethod, "", "method "+shown(method)+" is not allowed here; use "+strings.TrimSuffix(found.methods, ", HEAD"), 0)
+		x.Error(WrongMethod, "", "method "+quotedForError(method)+" is not allowed here; use "+strings.TrimSuffix(found.methods, ", HEAD"), 0)
 	default:
-		x.lead(found)
+		x.dispatch(found)
 	}
 }
 
-// lead has the route answer a request of its method.
-func (x *Exchange) lead(found route) {
+// dispatch has the route answer a request of its method.
+func (x *Exchange) dispatch(found route) {
 	switch {
 	case found.endpoint == &StoredEndpoint:
 		x.Endpoint, x.Stored = found.endpoint, found.stored
@@ -163,7 +163,7 @@ func (x *Exchange) lead(found route) {
 		x.infer()
 		return
 	}
-	if !found.asks || x.enter(false) {
+	if !found.needsKey || x.authenticate(false) {
 		found.page(x)
 	}
 }
@@ -172,14 +172,14 @@ func (x *Exchange) lead(found route) {
 // when not, it has answered.
 func (x *Exchange) admit() bool {
 	if x.srv.draining.Load() {
-		x.tooLate()
+		x.rejectDraining()
 		return false
 	}
-	if x.c.spare {
+	if x.c.usesReservedFD {
 		x.Error(TooManyConnections, "", "this router has no file descriptors left; try again later", time.Second)
 		return false
 	}
-	return x.enterFor() && x.enter(!x.expects)
+	return x.acquireForwardedIP() && x.authenticate(!x.awaitsContinue)
 }
 
 // infer admits a request to an inference endpoint and runs the Handler.
@@ -188,30 +188,30 @@ func (x *Exchange) infer() {
 		return
 	}
 	if !isJSON(x.head.find("Content-Type")) {
-		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+shown(x.head.find("Content-Type")), 0)
+		x.Error(WrongContentType, "", "Content-Type must be application/json, got "+quotedForError(x.head.find("Content-Type")), 0)
 		return
 	}
-	encoded, ok := coding.Of(x.head.findAll("Content-Encoding"))
+	encoded, ok := compression.Parse(x.head.findAll("Content-Encoding"))
 	if !ok {
-		x.SetHeader("Accept-Encoding", coding.Known) // RFC 7694
-		x.Error(WrongContentType, "", "Content-Encoding must be one of "+coding.Known+", identity, got "+shown(x.head.findAll("Content-Encoding")), 0)
+		x.SetHeader("Accept-Encoding", compression.Known) // RFC 7694
+		x.Error(WrongContentType, "", "Content-Encoding must be one of "+compression.Known+", identity, got "+quotedForError(x.head.findAll("Content-Encoding")), 0)
 		return
 	}
-	if x.expects {
-		if x.head.length > x.srv.live().MaxBodyBytes {
-			x.tooLarge()
+	if x.awaitsContinue {
+		if x.head.length > x.srv.options().MaxBodyBytes {
+			x.rejectTooLarge()
 		}
 		return
 	}
-	x.opens()
-	if x.srv.cutting.Load() { // behind opens: a drain that has not found this exchange is seen here
-		x.tooLate()
+	x.setDrainTarget()
+	if x.srv.drainExpired.Load() { // behind opens: a drain that has not found this exchange is seen here
+		x.rejectDraining()
 		return
 	}
-	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.mayUse() {
+	if !x.readBody() || !x.decode(encoded) || !x.scan() || !x.authorizeModel() {
 		return
 	}
-	if o := x.srv.opt.Observer; o != nil {
+	if o := x.srv.initial.Observer; o != nil {
 		o.Accepted()
 	}
 	x.handle()
@@ -219,15 +219,15 @@ func (x *Exchange) infer() {
 
 // handle runs the Handler, which must answer.
 func (x *Exchange) handle() {
-	x.srv.opt.Handler.ServeInference(x)
-	if x.answer == unanswered {
+	x.srv.initial.Handler.ServeInference(x)
+	if x.responseState == responsePending {
 		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
 		x.Error(Internal, "", "the router gave no answer to this request", 0)
 	}
 }
 
-// tooLate refuses a request that a drain does not wait for.
-func (x *Exchange) tooLate() {
+// rejectDraining refuses a request that a drain does not wait for.
+func (x *Exchange) rejectDraining() {
 	x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 }
 
@@ -240,9 +240,9 @@ func namesJSON(value []byte) bool {
 	return equalFold(bytes.TrimRight(media, " \t"), "application/json")
 }
 
-// shown quotes a client's bytes for an error message, cut to a sane length; the
+// quotedForError quotes a client's bytes for an error message, cut to a sane length; the
 // JSON writer makes them harmless.
-func shown(b []byte) string {
+func quotedForError(b []byte) string {
 	if len(b) > 80 {
 		return `"` + string(b[:80]) + `…"`
 	}
@@ -252,13 +252,13 @@ func shown(b []byte) string {
 func (x *Exchange) showJSON(status int, body []byte) { x.show(status, "application/json", body) }
 
 func (x *Exchange) show(status int, contentType string, body []byte) {
-	x.begin(status)
-	addLine(x, "Content-Type", contentType)
-	x.setBody(body)
+	x.beginResponse(status)
+	addHeaderLine(x, "Content-Type", contentType)
+	x.setCompressedBody(body)
 }
 
 func (x *Exchange) showMetrics() {
 	var text bytes.Buffer
-	x.srv.opt.Pages.Metrics(&text)
+	x.srv.initial.Pages.Metrics(&text)
 	x.show(200, "text/plain; version=0.0.4; charset=utf-8", text.Bytes())
 }

@@ -101,27 +101,27 @@ func BenchmarkPlainFasthttp(b *testing.B) {
 	}
 }
 
-// BenchmarkOnGone is the watch of one request on a connection that is watched
+// BenchmarkOnClientGone is the watch of one request on a connection that is watched
 // already: set, take away.
-func BenchmarkOnGone(b *testing.B) {
+func BenchmarkOnClientGone(b *testing.B) {
 	c := &conn{srv: &Server{}}
-	c.srv.watch = &watcher{}
+	c.srv.clientWatcher = &clientWatcher{}
 	x := &Exchange{c: c, srv: c.srv}
 	f := func() {}
 	b.ReportAllocs()
 	for range b.N {
-		x.OnGone(f)
-		x.OnGone(nil)
+		x.OnClientGone(f)
+		x.OnClientGone(nil)
 	}
 }
 
-// BenchmarkGuard reads a head of a usual client.
-func BenchmarkGuard(b *testing.B) {
+// BenchmarkRequestHead reads a head of a usual client.
+func BenchmarkRequestHead(b *testing.B) {
 	raw := []byte("Host: localhost:8000\r\nAccept: application/json\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\n" +
 		"User-Agent: OpenAI/Python 1.99.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Async: false\r\nX-Stainless-Runtime: CPython\r\n" +
 		"Authorization: Bearer EMPTY\r\nContent-Type: application/json\r\nContent-Length: 1234\r\n\r\n")
 	method, target, protocol := []byte("POST"), []byte(chat), []byte("HTTP/1.1")
-	var h head
+	var h requestHead
 	b.ReportAllocs()
 	for range b.N {
 		if refused := h.read(method, target, protocol, raw); refused != "" {

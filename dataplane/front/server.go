@@ -13,10 +13,10 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"sluice/dataplane/loop"
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/reuse"
-	"sluice/dataplane/sock"
+	"sluice/dataplane/objpool"
+	"sluice/dataplane/rawsocket"
 )
 
 // bodyRate is the slowest rate, in bytes a second, at which a body may come
@@ -25,43 +25,43 @@ const bodyRate = 256 << 10
 
 // Server is the front. One Server serves one listener.
 type Server struct {
-	opt       Options                 // as New was given them
-	now       atomic.Pointer[Options] // likewise, but for what Change has changed
-	fh        fasthttp.Server
-	routes    routes
-	budget    *membudget.Budget
-	parts     *membudget.Budget // of budget: what streams hold of events that have not come whole
-	ids       requestIDs
-	conns     connSet
-	watch     *watcher    // set by Serve
-	lobby     *lobby      // likewise; nil: heads are waited for on goroutines
-	loops     *loop.Loops // likewise; nil: streams are relayed on goroutines
-	exchanges reuse.Pool[Exchange]
-	streams   reuse.Pool[stream]
-	scarce    scarcity
-	encoded   atomic.Int32
-	shakes    sparse // TLS handshakes that failed, or came where no TLS is spoken
-	strangers sparse // lines about PROXY headers
-	heldUp    sparse // loops that got no processor
-	refusals  brisk  // lines about requests that were refused
+	initial        Options                 // as New was given them
+	current        atomic.Pointer[Options] // likewise, but for what Change has changed
+	fh             fasthttp.Server
+	routes         routes
+	budget         *membudget.Budget
+	partialEvents  *membudget.Budget // of budget: what streams hold of events that have not come whole
+	ids            requestIDs
+	conns          connSet
+	clientWatcher  *clientWatcher   // set by Serve
+	pendingHeads   *pendingQueue    // likewise; nil: heads are waited for on goroutines
+	loops          *eventloop.Loops // likewise; nil: streams are relayed on goroutines
+	exchanges      objpool.Pool[Exchange]
+	streams        objpool.Pool[stream]
+	fdStats        fdStats
+	compressing    atomic.Int32
+	tlsErrorLog    sampledLog     // TLS handshakes that failed, or came where no TLS is spoken
+	proxyHeaderLog sampledLog     // lines about PROXY headers
+	starvedLog     sampledLog     // loops that got no processor
+	refusalLog     rateLimitedLog // lines about requests that were refused
 
-	leaving  atomic.Bool   // every answer ends its connection
-	draining atomic.Bool   // requests are refused
-	cutting  atomic.Bool   // the drain's time is over
-	telling  sync.Mutex    // while it answers for a handler
-	emptied  sync.Once     // closes watch and loops behind the last connection
-	stop     chan struct{} // closed when accepting is to end
-	accepted chan struct{} // closed when it has; nil where it never began
-	mu       sync.Mutex    // of ln, byHand, watch and the end of accepting
-	ln       net.Listener
-	byHand   *sock.Listener // of ln's socket, where connections are accepted by hand
-	serving  chan struct{}  // closed when connections may be served
-	heir     Heir           // set by Retire, before a connection is claimed; nil: none
+	closeAfterResponse atomic.Bool   // every answer ends its connection
+	draining           atomic.Bool   // requests are refused
+	drainExpired       atomic.Bool   // the drain's time is over
+	drainMu            sync.Mutex    // while it answers for a handler
+	closeOnce          sync.Once     // closes watch and loops behind the last connection
+	stop               chan struct{} // closed when accepting is to end
+	acceptDone         chan struct{} // closed when it has; nil where it never began
+	mu                 sync.Mutex    // of ln, byHand, watch and the end of accepting
+	ln                 net.Listener
+	rawListener        *rawsocket.Listener // of ln's socket, where connections are accepted by hand
+	serveReady         chan struct{}       // closed when connections may be served
+	successor          Successor           // set by Retire, before a connection is claimed; nil: none
 }
 
-// partsShare is the divisor for the share of the budget that streams' parts of events may
+// partialEventsShare is the divisor for the share of the budget that streams' parts of events may
 // take: engines that stop within events leave the rest to request bodies.
-const partsShare = 2
+const partialEventsShare = 2
 
 // New makes a Server; it fails on impossible Options.
 func New(opt Options) (*Server, error) {
@@ -73,26 +73,26 @@ func New(opt Options) (*Server, error) {
 		opt.Budget = membudget.NewBudget(opt.BodyBudgetBytes)
 	}
 	s := &Server{
-		opt:    opt,
-		routes: newRoutes(opt.Pages != nil),
-		budget: opt.Budget,
-		parts:  opt.Budget.Within(),
-		conns:  connSet{byIP: make(map[netip.Addr]int)},
-		stop:   make(chan struct{}),
+		initial:       opt,
+		routes:        newRoutes(opt.Pages != nil),
+		budget:        opt.Budget,
+		partialEvents: opt.Budget.NewChild(),
+		conns:         connSet{byIP: make(map[netip.Addr]int)},
+		stop:          make(chan struct{}),
 
-		serving: make(chan struct{}),
+		serveReady: make(chan struct{}),
 	}
-	s.now.Store(&opt)
-	s.parts.SetLimit(opt.BodyBudgetBytes / partsShare)
+	s.current.Store(&opt)
+	s.partialEvents.SetLimit(opt.BodyBudgetBytes / partialEventsShare)
 	s.ids.init()
 	s.exchanges.New = func() *Exchange { return newExchange(s) }
 	s.streams.New = func() *stream { return new(stream) }
 	s.fh = fasthttp.Server{
 		Handler:        s.handle,
-		ErrorHandler:   s.parseFailed,
-		HeaderReceived: s.headRead,
-		ExpectHandler:  s.expected,
-		ConnState:      connState,
+		ErrorHandler:   s.onParseError,
+		HeaderReceived: s.onHeadRead,
+		ExpectHandler:  s.onExpectContinue,
+		ConnState:      onConnState,
 		Logger:         quietLogger{opt.Log},
 
 		Concurrency:    math.MaxInt32, // MaxConns is the limit
@@ -121,23 +121,23 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// live are the Options of now.
-func (s *Server) live() *Options { return s.now.Load() }
+// options are the Options of now.
+func (s *Server) options() *Options { return s.current.Load() }
 
 // Change takes over what of opt may change while the Server runs, see
 // Options.Changeable; the rest is left as it was. Requests under way may see some of
 // both. It fails, and changes nothing, on what New would refuse.
 func (s *Server) Change(opt Options) error {
-	opt.Handler = s.opt.Handler
+	opt.Handler = s.initial.Handler
 	next, err := opt.withDefaults()
 	if err != nil {
 		return err
 	}
-	fixed := s.opt
-	next.Changeable().into(&fixed)
+	fixed := s.initial
+	next.Changeable().copyChangeable(&fixed)
 	s.budget.SetLimit(fixed.BodyBudgetBytes)
-	s.parts.SetLimit(fixed.BodyBudgetBytes / partsShare)
-	s.now.Store(&fixed)
+	s.partialEvents.SetLimit(fixed.BodyBudgetBytes / partialEventsShare)
+	s.current.Store(&fixed)
 	return nil
 }
 
@@ -156,22 +156,22 @@ func (s *Server) Serve(ln net.Listener) error {
 		s.mu.Unlock()
 		return errors.New("front: cannot serve a second listener")
 	}
-	w, err := newWatcher()
+	w, err := newClientWatcher()
 	if err != nil {
 		s.mu.Unlock()
 		return err
 	}
-	lobby, err := newLobby(s)
+	pending, err := newPendingQueue(s)
 	if err != nil {
 		s.mu.Unlock()
 		w.close()
 		return err
 	}
-	s.ln, s.watch, s.lobby = ln, w, lobby
-	s.accepted = make(chan struct{})
-	defer close(s.accepted)
+	s.ln, s.clientWatcher, s.pendingHeads = ln, w, pending
+	s.acceptDone = make(chan struct{})
+	defer close(s.acceptDone)
 	s.loops = s.startLoops()
-	close(s.serving)
+	close(s.serveReady)
 	threads := 0
 	if s.loops != nil {
 		threads = s.loops.Threads()
@@ -181,11 +181,11 @@ func (s *Server) Serve(ln net.Listener) error {
 	if threads == 0 {
 		by = RelayGoroutine
 	}
-	s.opt.Log.Info("the relay is ready", "driver", by, "threads", threads)
-	from, err := s.listenOn(ln)
+	s.initial.Log.Info("the relay is ready", "driver", by, "threads", threads)
+	from, err := s.newListener(ln)
 	if err == nil {
-		from.way.bell.hang()
-		defer from.way.bell.close()
+		from.yielder.pollYielder.open()
+		defer from.yielder.pollYielder.close()
 	}
 	for err == nil {
 		var c *conn
@@ -212,23 +212,23 @@ func (s *Server) Loops() (threads, streams int) {
 }
 
 // startLoops starts what drives streams; nil where they stay on goroutines.
-func (s *Server) startLoops() *loop.Loops {
-	if s.opt.Relay == RelayGoroutine {
+func (s *Server) startLoops() *eventloop.Loops {
+	if s.initial.RelayMode == RelayGoroutine {
 		return nil
 	}
-	tick := min(time.Second, s.live().WriteTimeout/8)
-	if idle := s.live().StreamIdleTimeout; idle > 0 {
+	tick := min(time.Second, s.options().WriteTimeout/8)
+	if idle := s.options().StreamIdleTimeout; idle > 0 {
 		tick = min(tick, idle/8)
 	}
-	loops, err := loop.Start(loop.Options{
-		Loops: s.opt.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
-		OnFail: func(err error) { s.opt.Log.Error("an event loop failed; its streams were ended", "error", err) },
-		OnHeldUp: func(d time.Duration) {
-			s.heldUp.warn(s.opt.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "for", d)
+	loops, err := eventloop.Start(eventloop.Options{
+		Loops: s.initial.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
+		OnFail: func(err error) { s.initial.Log.Error("an event loop failed; its streams were ended", "error", err) },
+		OnStarved: func(d time.Duration) {
+			s.starvedLog.warn(s.initial.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "for", d)
 		},
 	})
 	if err != nil {
-		s.opt.Log.Warn("event loops are not to be had here", "error", err)
+		s.initial.Log.Warn("event loops are not to be had here", "error", err)
 		return nil
 	}
 	return loops
@@ -250,29 +250,29 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.ctx, x.Received = ctx, ctx.Time()
 	x.c, _ = ctx.Conn().(*conn)
 	defer x.finish()
-	x.c.asked()
+	x.c.clearIncompleteRequest()
 	x.c.uncountHead()
-	x.c.awaited = awaited{}
+	x.c.continued = continuedRequest{}
 	x.serve()
 }
 
-// endless is the length that fasthttp is told of a chunked body.
-const endless = math.MaxInt
+// unknownLength is the length that fasthttp is told of a chunked body.
+const unknownLength = math.MaxInt
 
-// headRead gives the first byte of the body its time: fasthttp waits for it before the
+// onHeadRead gives the first byte of the body its time: fasthttp waits for it before the
 // handler is called, which sees to the rest. Its own reading of chunks is too lenient for
 // a connection that goes on behind them, so of what the guard takes for a chunked body it
 // hands out the bytes as they are.
-func (s *Server) headRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+func (s *Server) onHeadRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
-	judgeExpect(h)
+	normalizeExpect(h)
 	n := h.ContentLength()
 	if n != 0 && n != framingNone {
-		live := s.live()
+		live := s.options()
 		conf.ReadTimeout = min(live.BodyIdleTimeout, s.bodyTime(min(int64(max(n, 0)), live.MaxBodyBytes)))
 	}
 	if n == framingChunked && s.isChunked(h) {
-		h.SetContentLength(endless)
+		h.SetContentLength(unknownLength)
 	}
 	return conf
 }
@@ -288,13 +288,13 @@ func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
 }
 
 func (s *Server) bodyTime(size int64) time.Duration {
-	return s.live().BodyTimeout + time.Duration(size)*time.Second/bodyRate
+	return s.options().BodyTimeout + time.Duration(size)*time.Second/bodyRate
 }
 
-// parseFailed answers what fasthttp could not read; it closes afterwards.
-func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
-	if c, _ := ctx.Conn().(*conn); c != nil && c.awaited.endpoint != nil {
-		s.awaitedFailed(ctx, c, err)
+// onParseError answers what fasthttp could not read; it closes afterwards.
+func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
+	if c, _ := ctx.Conn().(*conn); c != nil && c.continued.endpoint != nil {
+		s.rejectContinuedBody(ctx, c, err)
 		return
 	}
 	reason, message := BadHTTP, ""
@@ -302,24 +302,24 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	var small *fasthttp.ErrSmallBuffer
 	switch {
 	case errors.As(err, &small):
-		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.opt.MaxHeadBytes)
+		reason, message = HeadTooLarge, fmt.Sprintf("the request head is larger than %d bytes", s.initial.MaxHeadBytes)
 	case c != nil && c.readFailure() == RequestTimeout:
-		reason, message = RequestTimeout, lateRequest
-	case c != nil && c.wasCut():
-		reason, message = Drained, partingText
-		ctx.Response.Header.Set("Retry-After", retrySeconds(drainRetry))
+		reason, message = RequestTimeout, headTimeoutMessage
+	case c != nil && c.endedByDrain():
+		reason, message = Drained, drainedMessage
+		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(drainRetry))
 	case c != nil && c.scan.room == headRefused:
-		reason, message = BudgetSpent, headMemory
-		ctx.Response.Header.Set("Retry-After", retrySeconds(budgetRetry))
+		reason, message = BudgetExhausted, headMemoryMessage
+		ctx.Response.Header.Set("Retry-After", retryAfterSeconds(budgetRetry))
 	case c != nil && c.scan.bare:
-		message = bareLF
+		message = bareLFMessage
 	default:
-		message = unreadable(&ctx.Request.Header, err)
+		message = parseErrorText(&ctx.Request.Header, err)
 	}
 	if c != nil {
-		c.lingered = true
+		c.needsLinger = true
 	}
-	id := s.ids.make()
+	id := s.ids.next()
 	resp := &ctx.Response
 	resp.SetStatusCode(reason.Status())
 	resp.Header.SetContentType("application/json")
@@ -330,10 +330,10 @@ func (s *Server) parseFailed(ctx *fasthttp.RequestCtx, err error) {
 	if c != nil {
 		r.client = c.ip
 	}
-	s.refused("", reason, r)
+	s.reportRefused("", reason, r)
 }
 
-const lateRequest = "the request did not come in time"
+const headTimeoutMessage = "the request did not come in time"
 
 // quietLogger takes fasthttp's complaints about single connections.
 type quietLogger struct{ log *slog.Logger }

@@ -23,7 +23,7 @@ func TestRequestIDs(t *testing.T) {
 		strings.Repeat("x", 129): false, "a b": false, `a"b`: false, `a\b`: false, "é": false, "": false, "a'b": false,
 	} {
 		c.send(chatPost(hello, "x-request-id: "+id))
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		got := resp.Header.Get("X-Request-Id")
 		if resp.StatusCode != 200 || body != `"`+got+`"` {
 			t.Errorf("%q: %d, header %q, handler saw %s", id, resp.StatusCode, got, body)
@@ -45,7 +45,7 @@ func TestRequestIDs(t *testing.T) {
 		chatPost("nonsense", "X-Request-Id: me"),
 	} {
 		c.send(raw)
-		if resp, _ := c.answer(); resp.Header.Get("X-Request-Id") != "me" {
+		if resp, _ := c.readResponse(); resp.Header.Get("X-Request-Id") != "me" {
 			t.Errorf("%q: X-Request-Id %q", raw, resp.Header.Get("X-Request-Id"))
 		}
 	}
@@ -59,7 +59,7 @@ func TestErrorShapes(t *testing.T) {
 	for _, e := range Endpoints {
 		c := r.dial()
 		c.send(post(e.Path, hello))
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != 404 || resp.Header.Get("Retry-After") != "2" ||
 			resp.Header.Get("X-Sluice-Reason") != "unknown_model" || resp.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %d %v", e.Path, resp.StatusCode, resp.Header)
@@ -137,7 +137,7 @@ func TestRoutes(t *testing.T) {
 			raw += "\r\n"
 		}
 		c.send(raw)
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != k.status {
 			t.Errorf("%s: %d, want %d: %s", k.line, resp.StatusCode, k.status, body)
 		}
@@ -156,7 +156,7 @@ func TestRoutes(t *testing.T) {
 		t.Errorf("HEAD: %v %v", resp, err)
 	}
 	c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-	if _, body := c.answer(); body != "ok\n" {
+	if _, body := c.readResponse(); body != "ok\n" {
 		t.Errorf("after HEAD: %q", body)
 	}
 	if r.calls.Load() != 0 {
@@ -171,16 +171,16 @@ func TestHeadTooLarge(t *testing.T) {
 		strings.Repeat("X-Header: 1234567890\r\n", 1000),
 	} {
 		c := r.dial()
-		_, _ = c.Write([]byte(sized(fields)))
-		resp, body := c.answer()
+		_, _ = c.Write([]byte(helloPost(fields)))
+		resp, body := c.readResponse()
 		if resp.StatusCode != 431 || resp.Header.Get("X-Sluice-Reason") != string(HeadTooLarge) {
 			t.Errorf("%d %s", resp.StatusCode, body)
 		}
-		c.closed()
+		c.expectClosed()
 	}
 	c := r.dial()
-	c.send(sized("X-A: " + strings.Repeat("a", 15<<10) + "\r\n"))
-	if resp, _ := c.answer(); resp.StatusCode != 200 {
+	c.send(helloPost("X-A: " + strings.Repeat("a", 15<<10) + "\r\n"))
+	if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("head of 15 KiB: %d", resp.StatusCode)
 	}
 }
@@ -188,7 +188,7 @@ func TestHeadTooLarge(t *testing.T) {
 func TestExpectContinue(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
-	raw := sized("Expect: 100-continue\r\n")
+	raw := helloPost("Expect: 100-continue\r\n")
 	c.send(strings.TrimSuffix(raw, hello))
 	line, err := c.br.ReadString('\n')
 	if err != nil || !strings.HasPrefix(line, "HTTP/1.1 100 ") {
@@ -196,7 +196,7 @@ func TestExpectContinue(t *testing.T) {
 	}
 	_, _ = c.br.ReadString('\n')
 	c.send(hello)
-	if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Errorf("%d %q", resp.StatusCode, body)
 	}
 }
@@ -204,7 +204,7 @@ func TestExpectContinue(t *testing.T) {
 // What is refused whatever the body holds is refused before a client sends it; nothing
 // is counted twice.
 func TestExpectIsRefused(t *testing.T) {
-	r := start(t, Options{MaxBodyBytes: 1 << 20, Gate: goodKey{}, OwnKeys: true}, echo)
+	r := start(t, Options{MaxBodyBytes: 1 << 20, Authenticator: goodKey{}, WithholdClientKeys: true}, echo)
 	refused := []struct{ head, reason string }{
 		{"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer good\r\nContent-Length: 9999999", "body_too_large"},
 		{"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 9", "no_key"},
@@ -216,15 +216,15 @@ func TestExpectIsRefused(t *testing.T) {
 	for _, want := range refused {
 		c := r.dial()
 		c.send(want.head + "\r\nHost: a\r\nExpect: 100-Continue\r\n\r\n")
-		if resp, body := c.answer(); resp.Header.Get("X-Sluice-Reason") != want.reason || !resp.Close {
+		if resp, body := c.readResponse(); resp.Header.Get("X-Sluice-Reason") != want.reason || !resp.Close {
 			t.Errorf("%s: %d %v %s, want %s", want.head, resp.StatusCode, resp.Header, body, want.reason)
 		}
-		c.closed()
+		c.expectClosed()
 	}
-	r.seen.mu.Lock()
-	defer r.seen.mu.Unlock()
+	r.observed.mu.Lock()
+	defer r.observed.mu.Unlock()
 	for _, want := range refused {
-		if n := r.seen.refused[Reason(want.reason)]; n != 1 {
+		if n := r.observed.refused[Reason(want.reason)]; n != 1 {
 			t.Errorf("%s: %d refusals seen", want.reason, n)
 		}
 	}
@@ -232,25 +232,25 @@ func TestExpectIsRefused(t *testing.T) {
 
 type goodKey struct{}
 
-func (goodKey) Enter(key []byte, _ bool) (Pass, *Denial) {
+func (goodKey) Authenticate(key []byte, _ bool) (Principal, *Rejection) {
 	if string(key) == "good" {
 		return goodKey{}, nil
 	}
-	return nil, &Denial{Reason: NoKey}
+	return nil, &Rejection{Reason: MissingKey}
 }
-func (goodKey) Name() string                { return "good" }
-func (goodKey) Allows(string) bool          { return true }
-func (goodKey) Reserve(int) *Denial         { return nil }
-func (goodKey) Settle(int, int)             {}
-func (goodKey) Reached() *Denial            { return nil }
-func (goodKey) Limits(func(string, string)) {}
+func (goodKey) Name() string                           { return "good" }
+func (goodKey) Allows(string) bool                     { return true }
+func (goodKey) Reserve(int) *Rejection                 { return nil }
+func (goodKey) Commit(int, int)                        {}
+func (goodKey) CheckLimits() *Rejection                { return nil }
+func (goodKey) VisitLimitHeaders(func(string, string)) {}
 
 // A client of HTTP/1.0 would take a 100 for the answer.
 func TestExpectOfHTTP10IsIgnored(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
-	c.send(strings.Replace(sized("Expect: 100-continue\r\n"), "HTTP/1.1", "HTTP/1.0", 1))
-	if resp, body := c.answer(); resp.StatusCode != 200 || body != hello {
+	c.send(strings.Replace(helloPost("Expect: 100-continue\r\n"), "HTTP/1.1", "HTTP/1.0", 1))
+	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Errorf("%d %q", resp.StatusCode, body)
 	}
 }
@@ -273,7 +273,7 @@ func TestPanicInHandler(t *testing.T) {
 	for body, status := range map[string]int{hello: 500, `{"model":"late"}`: 500, `{"model":"none"}`: 500, `{"model":"twice"}`: 200} {
 		c := r.dial()
 		c.send(chatPost(body, "X-Request-Id: p1"))
-		resp, text := c.answer()
+		resp, text := c.readResponse()
 		if resp.StatusCode != status || resp.Header.Get("X-Request-Id") != "p1" {
 			t.Errorf("%s: %d %v %s", body, resp.StatusCode, resp.Header, text)
 		}
@@ -281,10 +281,10 @@ func TestPanicInHandler(t *testing.T) {
 			t.Errorf("%s: %v", body, resp.Header)
 		}
 	}
-	r.seen.mu.Lock()
-	defer r.seen.mu.Unlock()
-	if r.seen.panics != 2 {
-		t.Errorf("%d panics seen, want 2", r.seen.panics)
+	r.observed.mu.Lock()
+	defer r.observed.mu.Unlock()
+	if r.observed.panics != 2 {
+		t.Errorf("%d panics seen, want 2", r.observed.panics)
 	}
 }
 
@@ -304,10 +304,10 @@ func TestForwardFields(t *testing.T) {
 		echo(x)
 	})
 	c := r.dial()
-	c.send(sized("aUTHorization:  Bearer k \r\nX-data-parallel-rank: 3\r\nx-sluice-worker: w\r\nX-Request-ID: q\r\nx-override-bootstrap-host: 10.9.9.9\r\n" +
+	c.send(helloPost("aUTHorization:  Bearer k \r\nX-data-parallel-rank: 3\r\nx-sluice-worker: w\r\nX-Request-ID: q\r\nx-override-bootstrap-host: 10.9.9.9\r\n" +
 		"Connection: keep-alive, X-Hop\r\nX-HOP: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\nTrailer: X-A\r\nProxy-Authorization: p\r\n" +
 		"Proxy-Connection: x\r\nUpgrade: h2c\r\nAccept-Encoding: gzip\r\nContent-Encoding: identity\r\ntraceparent: 00-1\r\nX-Session-ID: s\r\n"))
-	c.answer()
+	c.readResponse()
 	mu.Lock()
 	defer mu.Unlock()
 	want := []upstream.Field{{Name: "aUTHorization", Value: "Bearer k"}, {Name: "traceparent", Value: "00-1"},
@@ -327,7 +327,7 @@ func TestConnectionLimits(t *testing.T) {
 		r := start(t, opt, echo)
 		ask := func(c *client) int {
 			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-			resp, _ := c.answer()
+			resp, _ := c.readResponse()
 			return resp.StatusCode
 		}
 		a, b := r.dial(), r.dial()
@@ -338,7 +338,7 @@ func TestConnectionLimits(t *testing.T) {
 		for range 2 {
 			over := r.dial()
 			over.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n") // most have sent it when they are accepted
-			resp, body := over.answer()
+			resp, body := over.readResponse()
 			if _, err := over.br.ReadByte(); err != io.EOF {
 				t.Errorf("behind the answer: %v, and not the connection's end: it was reset with what it was told", err)
 			}
@@ -349,7 +349,7 @@ func TestConnectionLimits(t *testing.T) {
 			last = id
 		}
 		_ = a.Close()
-		until(t, "a place is free", func() bool { return r.s.conns.len() == 1 })
+		eventually(t, "a place is free", func() bool { return r.server.conns.len() == 1 })
 		if ask(r.dial()) != 200 {
 			t.Error("after a place became free")
 		}

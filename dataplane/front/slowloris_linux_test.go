@@ -23,38 +23,38 @@ func TestSlowloris(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes of their own, some seconds long")
 	}
-	plan, rounds, head, pause := attack{heads: 1000, bodies: 100, every: 300 * time.Millisecond}, 1, 3*time.Second, 2*time.Millisecond
+	plan, rounds, head, pause := slowClientPlan{heads: 1000, bodies: 100, interval: 300 * time.Millisecond}, 1, 3*time.Second, 2*time.Millisecond
 	if os.Getenv("SLUICE_SOAK") != "" {
-		plan, rounds, head, pause = attack{heads: 10_000, bodies: 1000, every: 10 * time.Second}, 8, 10*time.Second, soakPause
+		plan, rounds, head, pause = slowClientPlan{heads: 10_000, bodies: 1000, interval: 10 * time.Second}, 8, 10*time.Second, soakPause
 	}
-	plan.heads = min(plan.heads, raiseFiles()-plan.bodies-200)
+	plan.heads = min(plan.heads, raiseFDLimit()-plan.bodies-200)
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
-	b := newBeside(t, pause, head)
+	b := newSlowlorisSetup(t, pause, head)
 	idle := b.router.rss()
 	held := head - head/5
-	var alone, control, attacked, joining, leaving, whole, wholeControl answers
+	var alone, control, attacked, joining, leaving, whole, wholeControl latencies
 	var opened, cutting, longest time.Duration
 	full := 0
 	// round has a server attacked until it has cut all heads.
-	round := func(addr string) (took []sample, began, open int64, cut, last told) {
+	round := func(addr string) (took []sample, began, open int64, cut, last processReport) {
 		began = time.Now().UnixNano()
-		samples := b.ask(head + head/2)
-		a := startAttack(t, b.others, addr, plan)
-		open = a.await("open", patience).at
+		samples := b.measure(head + head/2)
+		a := startSlowClients(t, b.others, addr, plan)
+		open = a.await("open", testTimeout).at
 		time.Sleep(head / 2)
 		if addr == b.router.addr {
 			full = max(full, b.router.rss())
 		}
-		cut, last = a.await("cut", head+patience), a.await("heads", patience)
+		cut, last = a.await("cut", head+testTimeout), a.await("heads", testTimeout)
 		took = samples()
-		a.end()
+		a.stop()
 		time.Sleep(time.Second) // what they leave is not the next round's
 		return took, began, open, cut, last
 	}
 	for range rounds {
-		alone.add(b.ask(held)(), 0, math.MaxInt64)
+		alone.add(b.measure(held)(), 0, math.MaxInt64)
 
-		took, began, open, cut, last := round(b.sink.addr)
+		took, began, open, cut, last := round(b.sinkProcess.addr)
 		control.add(took, open, min(cut.at, open+int64(held)))
 		wholeControl.add(took, began, last.at)
 
@@ -64,7 +64,7 @@ func TestSlowloris(t *testing.T) {
 		leaving.add(took, cut.at, last.at)
 		whole.add(took, began, last.at)
 		opened, cutting = max(opened, time.Duration(open-began)), max(cutting, time.Duration(last.at-cut.at))
-		longest = max(longest, last.took)
+		longest = max(longest, last.elapsed)
 	}
 	if most := 150 << 10; full-idle > most && !raceOn {
 		t.Errorf("%d KiB more than idle, want at most %d", full-idle, most)
@@ -78,14 +78,14 @@ func TestSlowloris(t *testing.T) {
 			t.Errorf("a page's p99 is %v while they connect, want at most %v", &joining, most)
 		}
 	}
-	if longest > head+patience {
+	if longest > head+testTimeout {
 		t.Errorf("a head was waited for %v", longest)
 	}
-	figure(t, 2, "%d heads of a byte each %v and %d bodies that stopped of 60 MB announced: "+
+	reportFigure(t, 2, "%d heads of a byte each %v and %d bodies that stopped of 60 MB announced: "+
 		"%d MiB more than the idle router's %d; all heads cut, the last %v after its beginning (limit %v)",
-		plan.heads, plan.every, plan.bodies, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head)
-	figure(t, 2, "%s; while they connect (%v) %v, while they are cut (%v) %v; from the first that connects to the last cut %v, the other server's %v (%s)",
-		b.say(rounds, &attacked, &control, &alone), opened.Round(10*time.Millisecond), &joining, cutting.Round(10*time.Millisecond), &leaving,
+		plan.heads, plan.interval, plan.bodies, (full-idle)>>10, idle>>10, longest.Round(10*time.Millisecond), head)
+	reportFigure(t, 2, "%s; while they connect (%v) %v, while they are cut (%v) %v; from the first that connects to the last cut %v, the other server's %v (%s)",
+		b.report(rounds, &attacked, &control, &alone), opened.Round(10*time.Millisecond), &joining, cutting.Round(10*time.Millisecond), &leaving,
 		&whole, &wholeControl, whole.comparedTo(&wholeControl))
 }
 
@@ -96,44 +96,44 @@ func TestSlowlorisSteady(t *testing.T) {
 		t.Skip("minutes; SLUICE_SOAK=1")
 	}
 	head, rounds := 10*time.Second, 6
-	plan := attack{heads: 10_000, bodies: 1000, every: 10 * time.Second, spread: head, again: true}
-	plan.heads = min(plan.heads, raiseFiles()-plan.bodies-200)
+	plan := slowClientPlan{heads: 10_000, bodies: 1000, interval: 10 * time.Second, spread: head, reconnect: true}
+	plan.heads = min(plan.heads, raiseFDLimit()-plan.bodies-200)
 	t.Setenv("SLUICE_TEST_HEAD", head.String())
-	b := newBeside(t, soakPause, head)
-	var alone, control, attacked answers
+	b := newSlowlorisSetup(t, soakPause, head)
+	var alone, control, attacked latencies
 	var cpu time.Duration
-	round := func(addr string, to *answers) (cpu time.Duration) {
-		a := startAttack(t, b.others, addr, plan)
-		a.await("open", head+patience)
+	round := func(addr string, to *latencies) (cpu time.Duration) {
+		a := startSlowClients(t, b.others, addr, plan)
+		a.await("open", head+testTimeout)
 		time.Sleep(2 * time.Second)
 		before := b.router.cpu()
-		to.add(b.ask(head)(), 0, math.MaxInt64)
+		to.add(b.measure(head)(), 0, math.MaxInt64)
 		cpu = b.router.cpu() - before
-		a.end()
+		a.stop()
 		time.Sleep(4 * time.Second) // what they leave is not the next round's
 		return cpu
 	}
 	for range rounds {
-		alone.add(b.ask(head)(), 0, math.MaxInt64)
-		round(b.sink.addr, &control)
+		alone.add(b.measure(head)(), 0, math.MaxInt64)
+		round(b.sinkProcess.addr, &control)
 		cpu += round(b.router.addr, &attacked)
 	}
-	figure(t, 2, "%d slow clients who come back when they are cut, after %v each: %s; the router takes %.0f %% of a core",
-		plan.heads+plan.bodies, head, b.say(rounds, &attacked, &control, &alone), 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
+	reportFigure(t, 2, "%d slow clients who come back when they are cut, after %v each: %s; the router takes %.0f %% of a core",
+		plan.heads+plan.bodies, head, b.report(rounds, &attacked, &control, &alone), 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
 }
 
-// beside is a router on a core of its own where there are two, and on the others a good
+// slowlorisSetup is a router on a core of its own where there are two, and on the others a good
 // client and a server that accepts and reads nothing.
-type beside struct {
-	router, sink *process
-	others       int // the core of all but the router
-	where        string
-	good         *goodClient
-	pause        time.Duration // between two of its requests
+type slowlorisSetup struct {
+	router, sinkProcess *process
+	others              int // the core of all but the router
+	where               string
+	client              *fastClient
+	pause               time.Duration // between two of its requests
 }
 
-// say compares a page's p99 under attack with what it is without.
-func (b *beside) say(rounds int, attacked, control, alone *answers) string {
+// report compares a page's p99 under attack with what it is without.
+func (b *slowlorisSetup) report(rounds int, attacked, control, alone *latencies) string {
 	return fmt.Sprintf("a page's p99 meanwhile, the router on %s, of %d answers in %d rounds: %v; "+
 		"while as many attack a server that reads nothing %v (%s), with no attack %v (%s)",
 		b.where, attacked.n, rounds, attacked, control, attacked.comparedTo(control), alone, attacked.comparedTo(alone))
@@ -143,41 +143,41 @@ func (b *beside) say(rounds int, attacked, control, alone *answers) string {
 // core could answer.
 const soakPause = 500 * time.Microsecond
 
-// newBeside starts them; the other server cuts after so long.
-func newBeside(t *testing.T, pause, cutAfter time.Duration) *beside {
+// newSlowlorisSetup starts them; the other server cuts after so long.
+func newSlowlorisSetup(t *testing.T, pause, cutAfter time.Duration) *slowlorisSetup {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that nobody will need
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = ln.Close() })
-	b := &beside{others: anyCore, where: "the cores of all", pause: pause}
+	b := &slowlorisSetup{others: anyCore, where: "the cores of all", pause: pause}
 	own := anyCore
-	if cores := coresHere(t); len(cores) > 1 {
+	if cores := availableCores(t); len(cores) > 1 {
 		own, b.others, b.where = cores[0], cores[1], "a core of its own"
-		launch(t, own, awakeOn+"=1")
-		launch(t, b.others, awakeOn+"=1")
+		startProcess(t, own, awakeRole+"=1")
+		startProcess(t, b.others, awakeRole+"=1")
 	}
-	b.router, _ = launch(t, own, routerFor+"="+ln.Addr().String(), routerFirst+"=1")
-	b.sink, _ = launch(t, b.others, sinkOf+"="+cutAfter.String())
-	b.good = startGood(t, b.others, b.router.addr)
-	b.ask(500 * time.Millisecond)()
+	b.router, _ = startProcess(t, own, routerRole+"="+ln.Addr().String(), routerPriority+"=1")
+	b.sinkProcess, _ = startProcess(t, b.others, sinkRole+"="+cutAfter.String())
+	b.client = startFastClient(t, b.others, b.router.addr)
+	b.measure(500 * time.Millisecond)()
 	return b
 }
 
-// ask has the good client ask for so long.
-func (b *beside) ask(span time.Duration) (wait func() []sample) {
-	return b.good.begin(span, b.pause)
+// measure has the good client ask for so long.
+func (b *slowlorisSetup) measure(span time.Duration) (wait func() []sample) {
+	return b.client.begin(span, b.pause)
 }
 
-// answers are the 99th percentiles of rounds, and of how many samples they are.
-type answers struct {
+// latencies are the 99th percentiles of rounds, and of how many samples they are.
+type latencies struct {
 	p99 []time.Duration
 	n   int
 }
 
 // add takes a round in: what was asked for from one time to the other.
-func (a *answers) add(s []sample, from, to int64) {
+func (a *latencies) add(s []sample, from, to int64) {
 	var took []int64
 	for i := range s {
 		if s[i].At >= from && s[i].At < to {
@@ -192,7 +192,7 @@ func (a *answers) add(s []sample, from, to int64) {
 	a.n += len(took)
 }
 
-func (a *answers) median() time.Duration {
+func (a *latencies) median() time.Duration {
 	if len(a.p99) == 0 {
 		return 0
 	}
@@ -206,7 +206,7 @@ func medianOf[T cmp.Ordered](all []T) T {
 
 // ratios are what its rounds are to those of other, which were taken by turns with them:
 // what the machine gives changes from minute to minute.
-func (a *answers) ratios(other *answers) (all []float64) {
+func (a *latencies) ratios(other *latencies) (all []float64) {
 	for i := range min(len(a.p99), len(other.p99)) {
 		all = append(all, float64(a.p99[i])/float64(other.p99[i]))
 	}
@@ -214,7 +214,7 @@ func (a *answers) ratios(other *answers) (all []float64) {
 }
 
 // over is the median of its ratios to other.
-func (a *answers) over(other *answers) float64 {
+func (a *latencies) over(other *latencies) float64 {
 	if all := a.ratios(other); len(all) > 0 {
 		return medianOf(all)
 	}
@@ -222,7 +222,7 @@ func (a *answers) over(other *answers) float64 {
 }
 
 // comparedTo is the median of its ratios to other, and between which they lie.
-func (a *answers) comparedTo(other *answers) string {
+func (a *latencies) comparedTo(other *latencies) string {
 	more := func(ratio float64) string { return fmt.Sprintf("%+.0f %%", 100*(ratio-1)) }
 	all := a.ratios(other)
 	if len(all) < 2 {
@@ -232,7 +232,7 @@ func (a *answers) comparedTo(other *answers) string {
 }
 
 // String is the median of the rounds, and between which it lies.
-func (a *answers) String() string {
+func (a *latencies) String() string {
 	m := a.median().Round(time.Microsecond)
 	if len(a.p99) < 2 {
 		return m.String()

@@ -15,15 +15,15 @@ func testTLS() *tls.Config {
 	return &tls.Config{Certificates: lent.TLS.Certificates, MinVersion: tls.VersionTLS12}
 }
 
-const announced = atHost + "Content-Length: 30000000\r\n\r\n"
+const announcedLength = atHost + "Content-Length: 30000000\r\n\r\n"
 
 // A body of which nothing comes is cut long before the time that its size has.
-func TestStalledBodyIsCut(t *testing.T) {
+func TestStalledBodyTimesOut(t *testing.T) {
 	opt := Options{BodyTimeout: time.Hour, BodyIdleTimeout: 300 * time.Millisecond}
 	bodies := map[string]string{
 		"sized":                   atHost + "Content-Length: 13\r\n\r\n{",
-		"without a byte":          announced,
-		"large":                   announced + doc(100_000),
+		"without a byte":          announcedLength,
+		"large":                   announcedLength + doc(100_000),
 		"chunked":                 chunkedHead + "d\r\n{",
 		"chunked, without a byte": chunkedHead,
 		"chunked, large":          chunkedHead + "1000000\r\n" + doc(100_000),
@@ -33,16 +33,16 @@ func TestStalledBodyIsCut(t *testing.T) {
 	secure.TLS = testTLS()
 	plain, overTheTLS := start(t, opt, echo), start(t, secure, echo)
 	for name, raw := range bodies {
-		for _, r := range []*rig{plain, overTheTLS} {
+		for _, r := range []*testServer{plain, overTheTLS} {
 			c := r.dial()
 			if r == overTheTLS {
-				c = overTLS(c)
+				c = dialTLS(c)
 			}
 			c.send(raw)
-			if resp, body := c.answer(); resp.StatusCode != 408 || resp.Header.Get("X-Sluice-Reason") != string(RequestTimeout) {
+			if resp, body := c.readResponse(); resp.StatusCode != 408 || resp.Header.Get("X-Sluice-Reason") != string(RequestTimeout) {
 				t.Errorf("%s: %d %s", name, resp.StatusCode, body)
 			}
-			c.closed()
+			c.expectClosed()
 		}
 	}
 }
@@ -55,11 +55,11 @@ func TestTricklingBodyIsRead(t *testing.T) {
 	secure.TLS = testTLS()
 	plain, overTheTLS := start(t, opt, echo), start(t, secure, echo)
 	var all []*client
-	for _, r := range []*rig{plain, overTheTLS} {
+	for _, r := range []*testServer{plain, overTheTLS} {
 		for _, raw := range []string{atHost + "Content-Length: 13\r\n\r\n", chunkedHead + "d\r\n"} {
 			c := r.dial()
 			if r == overTheTLS {
-				c = overTLS(c)
+				c = dialTLS(c)
 			}
 			c.send(raw + "{")
 			all = append(all, c)
@@ -74,7 +74,7 @@ func TestTricklingBodyIsRead(t *testing.T) {
 		}
 	}
 	for i, c := range all {
-		if resp, body := c.answer(); resp.StatusCode != 200 || body != `{"model":"x"}` {
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != `{"model":"x"}` {
 			t.Errorf("%d: %d %s", i, resp.StatusCode, body)
 		}
 	}

@@ -50,24 +50,24 @@ func isStoredID(id []byte) bool {
 // retrieve admits a request about a stored response and runs the Handler. A body is read
 // away: none of these requests has one that means anything.
 func (x *Exchange) retrieve() {
-	if !x.admit() || x.expects {
+	if !x.admit() || x.awaitsContinue {
 		return
 	}
 	h := &x.ctx.Request.Header
 	x.Stored.Method = string(h.Method())
 	_, query, _ := bytes.Cut(h.RequestURI(), []byte{'?'})
 	x.Stored.Query = string(query)
-	x.opens()
-	if x.srv.cutting.Load() {
-		x.tooLate()
+	x.setDrainTarget()
+	if x.srv.drainExpired.Load() {
+		x.rejectDraining()
 		return
 	}
 	if err := x.Doc.Scan([]byte("{}"), jsonscan.Limits{MaxDepth: 1}); err != nil {
 		x.Error(Internal, "", err.Error(), 0)
 		return
 	}
-	x.untrusted = !x.body.drain(x.c)
-	if o := x.srv.opt.Observer; o != nil {
+	x.closeConn = !x.body.drain(x.c)
+	if o := x.srv.initial.Observer; o != nil {
 		o.Accepted()
 	}
 	x.handle()
@@ -82,7 +82,7 @@ type modelEntry struct {
 // modelsFor are the entries of Pages.Models that the request's key may use. It answers and
 // returns false where there is no list.
 func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
-	status, body := x.srv.opt.Pages.Models()
+	status, body := x.srv.initial.Pages.Models()
 	if status != 200 {
 		x.showJSON(status, body)
 		return nil, false
@@ -91,14 +91,14 @@ func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 		Data []json.RawMessage `json:"data"`
 	}
 	if err := json.Unmarshal(body, &list); err != nil {
-		x.Error(UpstreamGarbage, "", "the engine's list of models is not valid JSON", 0)
+		x.Error(UpstreamInvalid, "", "the engine's list of models is not valid JSON", 0)
 		return nil, false
 	}
 	for _, raw := range list.Data {
 		var model struct {
 			ID string `json:"id"`
 		}
-		if json.Unmarshal(raw, &model) == nil && (x.holder == nil || x.holder.Allows(model.ID)) {
+		if json.Unmarshal(raw, &model) == nil && (x.principal == nil || x.principal.Allows(model.ID)) {
 			entries = append(entries, modelEntry{model.ID, raw})
 		}
 	}
@@ -107,8 +107,8 @@ func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 
 // showModels answers GET /v1/models with the models that the request's key may use.
 func (x *Exchange) showModels() {
-	if x.holder == nil || x.holder.Allows(anyModel) {
-		x.showJSON(x.srv.opt.Pages.Models())
+	if x.principal == nil || x.principal.Allows(anyModel) {
+		x.showJSON(x.srv.initial.Pages.Models())
 		return
 	}
 	entries, ok := x.modelsFor()
@@ -144,5 +144,5 @@ func (x *Exchange) showModel() {
 		}
 		known = append(known, strconv.Quote(e.id))
 	}
-	x.Error(UnknownModel, "model", "the model "+shown([]byte(name))+" does not exist here; known models: "+strings.Join(known, ", "), 0)
+	x.Error(UnknownModel, "model", "the model "+quotedForError([]byte(name))+" does not exist here; known models: "+strings.Join(known, ", "), 0)
 }

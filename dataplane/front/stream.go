@@ -10,8 +10,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/objpool"
 	"sluice/dataplane/relay"
-	"sluice/dataplane/reuse"
 	"sluice/dataplane/upstream"
 )
 
@@ -22,92 +22,92 @@ const joinBytes = 16 << 10
 // stream is an answer that was handed to Relay. There are thousands: it just fills a
 // size class of 160 bytes.
 type stream struct {
-	id       string
-	resp     *upstream.Response
-	call     *upstream.Call
-	of       Relayed // nil: nobody's
-	endpoint *Endpoint
-	since    time.Duration // since epoch
-	first    *beginning    // nil once a loop drives the stream
-	status   int16
-	keep     bool // the connection may serve another request
-	behind   bool // a request that came too early lay in the lane's reader, and was lost with it
-	plain    bool // take the chunk framing out, for HTTP/1.0
-	toClose  bool // the body ends with the connection
-	chunked  bool // put chunk framing around what the engine sends without
+	id           string
+	resp         *upstream.Response
+	call         *upstream.Call
+	handler      StreamHandler // nil: nobody's
+	endpoint     *Endpoint
+	receivedAt   time.Duration // since epoch
+	setup        *streamSetup  // nil once a loop drives the stream
+	status       int16
+	keep         bool // the connection may serve another request
+	hadPipelined bool // a request that came too early lay in the lane's reader, and was lost with it
+	unchunk      bool // take the chunk framing out, for HTTP/1.0
+	untilClose   bool // the body ends with the connection
+	chunked      bool // put chunk framing around what the engine sends without
 	// commented: comments may go out before the engine's first byte.
-	commented bool
-	early     *pulse      // the head went out before the engine's
-	counted   *netip.Addr // for connSet.leave; nil: nothing was
+	mayComment bool
+	keepAlive  *keepAliveWriter // the head went out before the engine's
+	countedIP  *netip.Addr      // for connSet.leave; nil: nothing was
 
-	c      *conn
-	head   []byte // not yet written
-	chunks upstream.Chunks
-	coder  *coder // nil until a coding is put on
+	c          *conn
+	head       []byte // not yet written
+	chunks     upstream.Chunks
+	compressor *streamCompressor // nil until a coding is put on
 }
 
-// beginning is what a stream has until it runs.
-type beginning struct {
-	room    []byte // where its head is written
+// streamSetup is what a stream has until it runs.
+type streamSetup struct {
+	headBuf []byte // where its head is written
 	hooks   RelayHooks
 	convert relay.Converter
 }
 
-var beginnings = reuse.Pool[beginning]{New: func() *beginning { return &beginning{room: make([]byte, 0, 512)} }}
+var streamSetups = objpool.Pool[streamSetup]{New: func() *streamSetup { return &streamSetup{headBuf: make([]byte, 0, 512)} }}
 
 // epoch is what streams count time from.
 var epoch = time.Now()
 
-// begin gives the stream's beginning.
-func (st *stream) begin() *beginning {
-	if st.first == nil {
-		st.first = beginnings.Get()
+// acquireSetup gives the stream's beginning.
+func (st *stream) acquireSetup() *streamSetup {
+	if st.setup == nil {
+		st.setup = streamSetups.Get()
 	}
-	return st.first
+	return st.setup
 }
 
-// begun lets go of it: the head is out, and who relays has what it needs.
-func (st *stream) begun() {
-	if b := st.first; b != nil {
-		*b = beginning{room: b.room[:0]}
-		if cap(b.room) <= joinBytes { // a whole answer's events may be in it
-			beginnings.Put(b)
+// releaseSetup lets go of it: the head is out, and who relays has what it needs.
+func (st *stream) releaseSetup() {
+	if b := st.setup; b != nil {
+		*b = streamSetup{headBuf: b.headBuf[:0]}
+		if cap(b.headBuf) <= joinBytes { // a whole answer's events may be in it
+			streamSetups.Put(b)
 		}
-		st.first, st.head = nil, nil
+		st.setup, st.head = nil, nil
 	}
 }
 
-// answers is what the stream passes on, and whom it tells.
-func (st *stream) answers(resp *upstream.Response, call *upstream.Call, hooks *RelayHooks) {
-	st.resp, st.call, st.of = resp, call, hooks.Of
-	st.begin().hooks = *hooks
+// setResponse is what the stream passes on, and whom it tells.
+func (st *stream) setResponse(resp *upstream.Response, call *upstream.Call, hooks *RelayHooks) {
+	st.resp, st.call, st.handler = resp, call, hooks.Handler
+	st.acquireSetup().hooks = *hooks
 }
 
 // FirstToken implements relay.ClientConn.
 func (st *stream) FirstToken() {
-	if st.of != nil {
-		st.of.FirstToken()
+	if st.handler != nil {
+		st.handler.FirstToken()
 	}
 }
 
-// Stored implements relay.StoredTold.
-func (st *stream) Stored(id string) {
-	if s, ok := st.of.(Storer); ok {
-		s.Stored(id)
+// ResponseID implements relay.StoredTold.
+func (st *stream) ResponseID(id string) {
+	if s, ok := st.handler.(ResponseIDObserver); ok {
+		s.ResponseID(id)
 	}
 }
 
 // Done implements relay.DoneTold.
 func (st *stream) Done(usage relay.Usage, failed bool) {
-	if d, ok := st.of.(Doner); ok {
+	if d, ok := st.handler.(Doner); ok {
 		d.Done(usage, failed)
 	}
 }
 
-// clientGone implements goner.
-func (st *stream) clientGone() {
+// onClientGone implements goner.
+func (st *stream) onClientGone() {
 	if st.call != nil {
-		st.call.Cut()
+		st.call.Cancel()
 	}
 }
 
@@ -115,16 +115,16 @@ func (st *stream) clientGone() {
 func (st *stream) Resume(f func() (relay.Result, bool)) {
 	c := st.c
 	go func() {
-		if c.srv.relayOn(c, st, f) {
+		if c.srv.relayUntilEnd(c, st, f) {
 			c.srv.serveConn(c)
 		}
 	}()
 }
 
-// end tells the end of a stream that was not relayed.
-func (h *RelayHooks) end(res relay.Result) {
-	if h.Of != nil {
-		h.Of.End(res)
+// notifyEnd tells the end of a stream that was not relayed.
+func (h *RelayHooks) notifyEnd(res relay.Result) {
+	if h.Handler != nil {
+		h.Handler.Ended(res)
 	}
 }
 
@@ -132,80 +132,80 @@ func (h *RelayHooks) end(res relay.Result) {
 // Handler has returned. It owns resp and call from here on: call is cut when
 // the client leaves, resp is Released at the end.
 func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
-	if x.answer != unanswered {
+	if x.responseState != responsePending {
 		x.Log().Error("the handler answered twice", "status", resp.Status)
-		call.Cut()
+		call.Cancel()
 		resp.Release()
-		hooks.end(relay.Result{Cause: relay.Cut, Err: upstream.ErrCut})
+		hooks.notifyEnd(relay.Result{Cause: relay.Cancelled, Err: upstream.ErrCancelled})
 		return
 	}
-	if x.party != nil {
-		x.answer = relayed
-		x.party.Relay(resp, call, hooks)
+	if x.responder != nil {
+		x.responseState = responseRelayed
+		x.responder.Relay(resp, call, hooks)
 		return
 	}
-	if x.settle(); x.early.goesOn() {
-		x.relayBegun(resp, call, hooks)
+	if x.clearDrainTarget(); x.keepAlive.stopUnlessHeadSent() {
+		x.relayAfterHead(resp, call, hooks)
 		return
 	}
 	st := x.newStream()
-	st.answers(resp, call, &hooks)
+	st.setResponse(resp, call, &hooks)
 	st.status = int16(resp.Status)
 	if x.Converter != nil {
-		st.first.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
+		st.setup.convert = x.Converter(resp.ContentLength == upstream.LengthChunked)
 	}
 	x.composeHead(st)
-	x.handOver(st)
+	x.startStream(st)
 }
 
 // newStream makes the stream of the exchange's answer.
 func (x *Exchange) newStream() *stream {
 	st := x.srv.streams.Get()
-	st.id, st.c, st.endpoint, st.since, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
-	if x.counted.IsValid() { // of a proxy's connection
-		counted := x.counted
-		st.counted, x.counted = &counted, netip.Addr{}
+	st.id, st.c, st.endpoint, st.receivedAt, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
+	if x.countedIP.IsValid() { // of a proxy's connection
+		counted := x.countedIP
+		st.countedIP, x.countedIP = &counted, netip.Addr{}
 	}
-	st.keep = x.reusable()
+	st.keep = x.connReusable()
 	return st
 }
 
-// handOver has st answer once the lane, or fasthttp, has let go of the connection.
-func (x *Exchange) handOver(st *stream) {
-	x.answer = relayed
+// startStream has st answer once the lane, or fasthttp, has let go of the connection.
+func (x *Exchange) startStream(st *stream) {
+	x.responseState = responseRelayed
 	c := x.c
 	c.stream = st
-	x.srv.watch.add(c)
-	c.gone.setStream(st)
+	x.srv.clientWatcher.add(c)
+	c.clientWatch.setStream(st)
 	if x.ctx == nil {
 		return // the lane sees it
 	}
-	c.hand.Store(handPending)
+	c.hijackState.Store(hijackPending)
 	x.ctx.HijackSetNoResponse(true)
-	x.ctx.Hijack(hijacked)
+	x.ctx.Hijack(onHijack)
 }
 
 // composeHead writes the response head into st: the engine's end-to-end lines,
 // ours, and the framing in which the body will come.
 func (x *Exchange) composeHead(st *stream) {
 	resp := st.resp
-	st.head = append(st.begin().room, "HTTP/1.1 "...)
+	st.head = append(st.acquireSetup().headBuf, "HTTP/1.1 "...)
 	st.head = strconv.AppendInt(st.head, int64(resp.Status), 10)
 	st.head = append(st.head, ' ')
-	st.head = append(st.head, phrase(resp.Status)...)
+	st.head = append(st.head, reasonPhrase(resp.Status)...)
 	st.head = append(st.head, "\r\n"...)
-	x.passed, x.passing = &st.head, resp.Status
-	resp.VisitHeaders(x.pass)
-	x.passed = nil
+	x.streamHead, x.engineStatus = &st.head, resp.Status
+	resp.VisitHeaders(x.visitHeader)
+	x.streamHead = nil
 	st.head = appendDate(st.head, time.Now()) // in the place of the engine's
 	st.head = appendLine(st.head, "X-Request-Id", x.RequestID)
-	for i := range x.set {
-		st.head = appendLine(st.head, x.set[i].name, x.set[i].value)
+	for i := range x.responseHeaders {
+		st.head = appendLine(st.head, x.responseHeaders[i].name, x.responseHeaders[i].value)
 	}
 	kind := resp.Header("Content-Type")
 	switch {
 	case resp.Status == 204 || resp.Status == 304:
-	case x.encodeRelayed(st, kind):
+	case x.compressRelayed(st, kind):
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 	case resp.ContentLength >= 0:
 		st.head = append(st.head, "Content-Length: "...)
@@ -221,10 +221,10 @@ func (x *Exchange) composeHead(st *stream) {
 	default:
 		// HTTP/1.0 knows no chunks: the framing is taken out and the
 		// connection's end is the body's.
-		st.plain = resp.ContentLength == upstream.LengthChunked
-		st.keep, st.toClose = false, true
+		st.unchunk = resp.ContentLength == upstream.LengthChunked
+		st.keep, st.untilClose = false, true
 	}
-	st.keep = st.keep && (x.head.http11 || x.keptAlive())
+	st.keep = st.keep && (x.head.http11 || x.http10KeepAlive())
 	switch {
 	case !st.keep:
 		st.head = append(st.head, "Connection: close\r\n"...)
@@ -232,13 +232,13 @@ func (x *Exchange) composeHead(st *stream) {
 		st.head = append(st.head, "Connection: keep-alive\r\n"...)
 	}
 	st.head = append(st.head, "\r\n"...)
-	st.first.room = st.head
-	st.commented = resp.ContentLength < 0 && len(resp.Header("Content-Encoding")) == 0 &&
+	st.setup.headBuf = st.head
+	st.mayComment = resp.ContentLength < 0 && len(resp.Header("Content-Encoding")) == 0 &&
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(kind)
 }
 
-// keptAlive says whether an HTTP/1.0 client asked to keep the connection.
-func (x *Exchange) keptAlive() bool { return !x.ctx.Request.Header.ConnectionClose() }
+// http10KeepAlive says whether an HTTP/1.0 client asked to keep the connection.
+func (x *Exchange) http10KeepAlive() bool { return !x.ctx.Request.Header.ConnectionClose() }
 
 func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
 	dst = append(dst, name...)
@@ -247,120 +247,120 @@ func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// hijacked is fasthttp's hijack handler; it returns at once, and the stream
+// onHijack is fasthttp's hijack handler; it returns at once, and the stream
 // starts when fasthttp has let go of the connection (see conn).
-func hijacked(nc net.Conn) {
+func onHijack(nc net.Conn) {
 	under, ok := nc.(interface{ UnsafeConn() net.Conn })
 	if !ok {
 		return
 	}
 	if c, ok := under.UnsafeConn().(*conn); ok {
-		c.stream.behind = c.leftover(nc)
+		c.stream.hadPipelined = c.hasBuffered(nc)
 	}
 }
 
 // runStream writes the head and passes the body on; true when the connection is to be
-// served on, as of relayOn.
+// served on, as of relayUntilEnd.
 func (s *Server) runStream(c *conn, st *stream) bool {
-	return s.relayOn(c, st, func() (relay.Result, bool) {
+	return s.relayUntilEnd(c, st, func() (relay.Result, bool) {
 		if st.resp == nil {
 			return relay.Result{Reusable: true}, true // it has its end in its head
 		}
-		c.bound()
+		c.boundSendBuffer()
 		if st.resp.Buffered() == 0 {
-			if st.resp.Ended() {
-				st.Ending()
+			if st.resp.BodyDone() {
+				st.BeforeEnd()
 			}
-			if err := st.flushHead(s.live().WriteTimeout); err != nil {
-				st.call.Cut()
-				return relay.Result{Cause: causeOf(err), Err: err}, true
+			if err := st.flushHead(s.options().WriteTimeout); err != nil {
+				st.call.Cancel()
+				return relay.Result{Cause: writeErrorCause(err), Err: err}, true
 			}
-			st.resp.Glance() // what a loop would find is passed on at once
-			st.awaitFirst()
+			st.resp.TryRead() // what a loop would find is passed on at once
+			st.waitFirstByte()
 		}
-		st.early.stop()
-		hooks := &st.first.hooks
-		c.writeBy, c.relaying = momentOf(hooks.By), true
-		var carry relay.Carry
+		st.keepAlive.stop()
+		hooks := &st.setup.hooks
+		c.writeDeadline, c.relaying = monoTimeOf(hooks.ClientDeadline), true
+		var carry relay.Migration
 		if t := hooks.Transcript; t != nil {
-			carry = relay.Carry{Transcript: t, Usage: hooks.Usage, Next: (*another)(st)}
+			carry = relay.Migration{Transcript: t, IncludeUsage: hooks.Usage, Next: (*streamMigrator)(st)}
 		}
-		return relay.Begin(st, st.resp, relay.Options{
-			Protocol:     st.endpoint.Protocol,
-			Choices:      hooks.Choices,
-			WriteTimeout: s.live().WriteTimeout,
-			IdleTimeout:  s.live().StreamIdleTimeout,
-			Rewrite:      hooks.Rewrite,
-			Carry:        carry,
-			Convert:      st.first.convert,
-			By:           hooks.By,
-			Loops:        s.loops,
-			Budget:       s.parts,
-			Ends:         &s.cutting,
+		return relay.Start(st, st.resp, relay.Options{
+			Protocol:       st.endpoint.Protocol,
+			Choices:        hooks.Choices,
+			WriteTimeout:   s.options().WriteTimeout,
+			IdleTimeout:    s.options().StreamIdleTimeout,
+			Rewrite:        hooks.Rewrite,
+			Migration:      carry,
+			Convert:        st.setup.convert,
+			ClientDeadline: hooks.ClientDeadline,
+			Loops:          s.loops,
+			Budget:         s.partialEvents,
+			ShuttingDown:   &s.drainExpired,
 		})
 	})
 }
 
-// relayOn relays with f until the stream ends, or until a loop has taken it, which
-// goes on by another relayOn. True when the stream has ended and its connection is to be
+// relayUntilEnd relays with f until the stream ends, or until a loop has taken it, which
+// goes on by another relayUntilEnd. True when the stream has ended and its connection is to be
 // served on.
-func (s *Server) relayOn(c *conn, st *stream, f func() (relay.Result, bool)) bool {
-	res, ended := s.guarded(st, f)
+func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool)) bool {
+	res, ended := s.recoverPanic(st, f)
 	if !ended {
 		return false // not ours any more
 	}
-	c.takeServing()
+	c.acquireState()
 	if res.Reusable && st.chunked {
-		if err := st.endChunks(); err != nil {
-			res.Reusable, res.Cause, res.Err = false, relay.Cut, err
+		if err := st.appendBodyEnd(); err != nil {
+			res.Reusable, res.Cause, res.Err = false, relay.Cancelled, err
 		}
 	}
 	if res.Reusable && len(st.head) > 0 {
 		// No body came to carry the head, or what ends it is left.
-		st.Ending()
-		if err := st.flushHead(s.live().WriteTimeout); err != nil {
+		st.BeforeEnd()
+		if err := st.flushHead(s.options().WriteTimeout); err != nil {
 			if res.Reusable = false; res.Err == nil {
-				res.Cause, res.Err = causeOf(err), err
+				res.Cause, res.Err = writeErrorCause(err), err
 			}
 		}
 	}
-	if res.Err != nil && res.Cause != relay.EngineErred && c.gone.left.Load() {
+	if res.Err != nil && res.Cause != relay.EngineReportedError && c.clientWatch.gone.Load() {
 		res.Cause = relay.ClientGone
-		if s.cutting.Load() { // who was cut by us has not gone
+		if s.drainExpired.Load() { // who was cut by us has not gone
 			res.Cause = relay.Drained
 		}
 	}
-	c.writeBy, c.relaying, c.patience = 0, false, relay.Patience{}
-	reuse, early := res.Reusable && st.keep && !s.draining.Load(), st.behind || c.early.came
-	c.lingered = c.lingered || early
-	if st.toClose && !res.Reusable {
-		c.breakOff()
+	c.writeDeadline, c.relaying, c.stall = 0, false, relay.StallDetector{}
+	reuse, hadPipelined := res.Reusable && st.keep && !s.draining.Load(), st.hadPipelined || c.pipelined.found
+	c.needsLinger = c.needsLinger || hadPipelined
+	if st.untilClose && !res.Reusable {
+		c.resetOnClose()
 	}
 	s.endStream(c, st, res)
-	if reuse && early {
-		s.refuseEarly(c)
+	if reuse && hadPipelined {
+		s.rejectPipelined(c)
 		reuse = false
 	}
 	if !reuse || c.SetDeadline(time.Time{}) != nil {
-		c.shut()
+		c.closeOnce()
 		return false
 	}
-	c.due = dueBack
-	c.rests()
+	c.deadlineKind = deadlineAfterStream
+	c.markIdle()
 	return true
 }
 
-// guarded runs f; a panic ends the stream and nothing else.
-func (s *Server) guarded(st *stream, f func() (relay.Result, bool)) (res relay.Result, ended bool) {
+// recoverPanic runs f; a panic ends the stream and nothing else.
+func (s *Server) recoverPanic(st *stream, f func() (relay.Result, bool)) (res relay.Result, ended bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
-			s.opt.Log.Error("panic while relaying", "request_id", st.id, "value", v, "stack", string(stack))
-			if o := s.opt.Observer; o != nil {
+			s.initial.Log.Error("panic while relaying", "request_id", st.id, "value", v, "stack", string(stack))
+			if o := s.initial.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}
-			st.clientGone()
-			res, ended = relay.Result{Cause: relay.Cut, Err: fmt.Errorf("front: panic while relaying: %v", v)}, true
+			st.onClientGone()
+			res, ended = relay.Result{Cause: relay.Cancelled, Err: fmt.Errorf("front: panic while relaying: %v", v)}, true
 		}
 	}()
 	return f()
@@ -368,26 +368,26 @@ func (s *Server) guarded(st *stream, f func() (relay.Result, bool)) (res relay.R
 
 // abortStream ends a stream whose connection failed before the hijack.
 func (s *Server) abortStream(c *conn, st *stream) {
-	st.clientGone()
+	st.onClientGone()
 	s.endStream(c, st, relay.Result{Cause: relay.ClientGone, Err: net.ErrClosed})
-	c.shut()
+	c.closeOnce()
 }
 
-// another is a stream as its relay.Mover.
-type another stream
+// streamMigrator is a stream as its relay.Mover.
+type streamMigrator stream
 
-// Next takes the answer of another engine in the place of the one that failed.
+// NextEngine takes the answer of another engine in the place of the one that failed.
 // While it is waited for, a client that leaves cuts the new call.
-func (a *another) Next(b relay.Break) *upstream.Response {
+func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 	st := (*stream)(a)
-	gone := &st.c.gone
-	gone.set(nil) // a cut of the old call under way has ended behind this
-	defer gone.setStream(st)
-	if gone.left.Load() || st.c.srv.cutting.Load() {
+	clientWatch := &st.c.clientWatch
+	clientWatch.setFunc(nil) // a cut of the old call under way has ended behind this
+	defer clientWatch.setStream(st)
+	if clientWatch.gone.Load() || st.c.srv.drainExpired.Load() {
 		return nil
 	}
-	resp, call := st.of.Next(b, (*leaver)(gone))
-	gone.set(nil)
+	resp, call := st.handler.NextEngine(b, (*streamClientWatch)(clientWatch))
+	clientWatch.setFunc(nil)
 	if resp == nil {
 		return nil
 	}
@@ -396,41 +396,41 @@ func (a *another) Next(b relay.Break) *upstream.Response {
 	return resp
 }
 
-// leaver is the Leaver of a stream's client.
-type leaver watch
+// streamClientWatch is the Leaver of a stream's client.
+type streamClientWatch clientWatch
 
-func (l *leaver) OnGone(f func()) { (*watch)(l).set(f) }
-func (l *leaver) Gone() bool      { return (*watch)(l).left.Load() }
+func (l *streamClientWatch) OnClientGone(f func()) { (*clientWatch)(l).setFunc(f) }
+func (l *streamClientWatch) ClientGone() bool      { return (*clientWatch)(l).gone.Load() }
 
-// endStream tells the end once and recycles st.
+// cancelStream tells the end once and recycles st.
 func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
-			s.opt.Log.Error("panic after a stream", "request_id", st.id, "value", v, "stack", string(stack))
-			if o := s.opt.Observer; o != nil {
+			s.initial.Log.Error("panic after a stream", "request_id", st.id, "value", v, "stack", string(stack))
+			if o := s.initial.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}
 		}
 	}()
-	c.gone.set(nil)
+	c.clientWatch.setFunc(nil)
 	c.stream = nil
-	if st.counted != nil {
-		s.conns.leave(*st.counted)
+	if st.countedIP != nil {
+		s.conns.releaseIP(*st.countedIP)
 	}
-	st.early.stop()
-	st.coder.end()
+	st.keepAlive.stop()
+	st.compressor.release()
 	if st.resp != nil {
 		st.resp.Release()
 	}
-	if o := s.opt.Observer; o != nil {
-		o.Ended(st.endpoint.Path, int(st.status), time.Since(epoch)-st.since)
+	if o := s.initial.Observer; o != nil {
+		o.ResponseEnded(st.endpoint.Path, int(st.status), time.Since(epoch)-st.receivedAt)
 	}
-	if st.of != nil {
-		st.of.End(res)
+	if st.handler != nil {
+		st.handler.Ended(res)
 	}
-	st.begun()
-	*st = stream{coder: st.coder}
+	st.releaseSetup()
+	*st = stream{compressor: st.compressor}
 	s.streams.Put(st)
 }
 
@@ -439,12 +439,12 @@ func (st *stream) flushHead(limit time.Duration) error {
 		return nil // it is out
 	}
 	if st.c.relaying {
-		limit = relay.LookAfter(limit)
+		limit = relay.StallCheckInterval(limit)
 	}
 	if err := st.c.Conn.SetWriteDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	n, err := st.put(st.head)
+	n, err := st.writeRaw(st.head)
 	st.head = st.head[n:]
 	return err
 }
@@ -453,10 +453,10 @@ func (st *stream) flushHead(limit time.Duration) error {
 // relay.ClientConn and counts p's bytes only.
 func (st *stream) Write(p []byte) (int, error) {
 	switch {
-	case st.plain:
+	case st.unchunk:
 		return st.writePayload(p)
-	case st.coder.works():
-		return st.writeCoded(p)
+	case st.compressor.enabled():
+		return st.writeCompressed(p)
 	case st.chunked:
 		return st.writeChunk(p)
 	}
@@ -466,10 +466,10 @@ func (st *stream) Write(p []byte) (int, error) {
 func (st *stream) send(p []byte) (int, error) {
 	head := len(st.head)
 	if head == 0 {
-		return st.put(p)
+		return st.writeRaw(p)
 	}
 	joined := append(st.head, p[:min(len(p), joinBytes)]...)
-	n, err := st.put(joined)
+	n, err := st.writeRaw(joined)
 	if n < head {
 		st.head = joined[n:head]
 		return 0, err
@@ -479,20 +479,20 @@ func (st *stream) send(p []byte) (int, error) {
 	if err != nil || n == len(p) {
 		return n, err
 	}
-	more, err := st.put(p[n:])
+	more, err := st.writeRaw(p[n:])
 	return n + more, err
 }
 
-// put writes p, and waits for a client that reads slowly; below TLS, underTLS does.
-func (st *stream) put(p []byte) (int, error) {
-	if st.c.secure == nil {
-		return st.c.persist(st.c.Conn, p)
+// writeRaw writes p, and waits for a client that reads slowly; below TLS, tlsTransport does.
+func (st *stream) writeRaw(p []byte) (int, error) {
+	if st.c.tlsConn == nil {
+		return st.c.writeWithStallCheck(st.c.Conn, p)
 	}
 	return st.c.Conn.Write(p)
 }
 
-// changed says whether the client gets other bytes than the relay writes.
-func (st *stream) changed() bool { return st.plain || st.chunked || st.coder.works() }
+// transformed says whether the client gets other bytes than the relay writes.
+func (st *stream) transformed() bool { return st.unchunk || st.chunked || st.compressor.enabled() }
 
 // writePayload takes the chunk framing out of p.
 func (st *stream) writePayload(p []byte) (int, error) {
@@ -515,32 +515,32 @@ func (st *stream) writePayload(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Left implements relay.Leaver.
-func (st *stream) Left() bool { return st.c.gone.left.Load() }
+// ClientGone implements relay.Leaver.
+func (st *stream) ClientGone() bool { return st.c.clientWatch.gone.Load() }
 
-// Frames implements relay.Framer.
-func (st *stream) Frames() bool { return st.chunked }
+// Reframes implements relay.Framer.
+func (st *stream) Reframes() bool { return st.chunked }
 
 // Descriptor implements relay.Descriptor: none while the head is not out, where the
 // framing must be taken out or the body encoded, where TLS is spoken, and where there
 // is none.
 func (st *stream) Descriptor() (fd int, ok bool) {
-	if st.changed() || len(st.head) > 0 || st.c.fd == 0 || st.c.secure != nil {
+	if st.transformed() || len(st.head) > 0 || st.c.fd == 0 || st.c.tlsConn != nil {
 		return 0, false
 	}
-	st.begun()
-	st.c.giveServing()
+	st.releaseSetup()
+	st.c.releaseState()
 	return int(st.c.fd), true
 }
 
-// Patient implements relay.Patient: put waits.
-func (st *stream) Patient() {}
+// DetectsStalls implements relay.Patient: put waits.
+func (st *stream) DetectsStalls() {}
 
 // SetWriteDeadline implements relay.ClientConn.
 func (st *stream) SetWriteDeadline(t time.Time) error {
 	if c := st.c; c.relaying && !t.IsZero() {
 		unsent := c.unsent()
-		c.patience.Look(unsent, time.Now())
+		c.stall.Observe(unsent, time.Now())
 	}
 	return st.c.Conn.SetWriteDeadline(t)
 }

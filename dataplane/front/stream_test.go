@@ -17,13 +17,13 @@ const helloStream = `data: {"choices":[{"index":0,"delta":{"content":"hi"},"fini
 
 func endHook(ends chan relay.Result) func() RelayHooks {
 	return func() RelayHooks {
-		return RelayHooks{Of: hooked{end: func(r relay.Result) { ends <- r }}}
+		return RelayHooks{Handler: streamHooks{end: func(r relay.Result) { ends <- r }}}
 	}
 }
 
 func wantEnd(t *testing.T, ends chan relay.Result, cause relay.Cause) relay.Result {
 	t.Helper()
-	return wantEndIn(t, ends, cause, patience)
+	return wantEndIn(t, ends, cause, testTimeout)
 }
 
 func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience time.Duration) relay.Result {
@@ -40,19 +40,21 @@ func wantEndIn(t *testing.T, ends chan relay.Result, cause relay.Cause, patience
 	return relay.Result{}
 }
 
-func TestConnectionServesOnAfterAStream(t *testing.T) { onBoth(t, testConnectionServesOnAfterAStream) }
+func TestConnectionIsReusedAfterStream(t *testing.T) {
+	withBothRelayModes(t, testConnectionIsReusedAfterStream)
+}
 
-func testConnectionServesOnAfterAStream(t *testing.T, by Relay) {
+func testConnectionIsReusedAfterStream(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 16)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for i := range 8 {
 		c.send(chatPost(`{"model":"m","stream":true}`, "X-Request-Id: abc"))
-		resp, body := c.answer()
+		resp, body := c.readResponse()
 		if resp.StatusCode != 200 || body != helloStream+"data: [DONE]\n\n" {
 			t.Fatalf("answer %d: %d %q", i, resp.StatusCode, body)
 		}
@@ -64,23 +66,23 @@ func testConnectionServesOnAfterAStream(t *testing.T, by Relay) {
 		}
 		wantEnd(t, ends, relay.Completed)
 		c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-		if resp, body := c.answer(); resp.StatusCode != 200 || body != "ok\n" {
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != "ok\n" {
 			t.Fatalf("livez after stream %d: %d %q", i, resp.StatusCode, body)
 		}
 	}
-	if n := r.s.conns.len(); n != 1 {
+	if n := r.server.conns.len(); n != 1 {
 		t.Errorf("%d connections counted, want 1", n)
 	}
-	if got := strings.Join(r.seen.endings(), ","); got != strings.Repeat(","+chat+" 200", 8)[1:] {
+	if got := strings.Join(r.observed.endings(), ","); got != strings.Repeat(","+chat+" 200", 8)[1:] {
 		t.Errorf("endings %s", got)
 	}
 }
 
 // The engine's framing reaches an HTTP/1.1 client as it is, and one that has none is
 // given it.
-func TestStreamFramings(t *testing.T) { onBoth(t, testStreamFramings) }
+func TestStreamFramings(t *testing.T) { withBothRelayModes(t, testStreamFramings) }
 
-func testStreamFramings(t *testing.T, by Relay) {
+func testStreamFramings(t *testing.T, by RelayMode) {
 	const body = "data: [DONE]\n\n"
 	for name, k := range map[string]struct {
 		head, raw string
@@ -97,10 +99,10 @@ func testStreamFramings(t *testing.T, by Relay) {
 				return k.head != ""
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+			r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 			c := r.dial()
 			c.send(chatPost(hello))
-			resp, got := c.answer()
+			resp, got := c.readResponse()
 			if resp.StatusCode != 203 || (got != body && name != "empty") {
 				t.Errorf("%d %q", resp.StatusCode, got)
 			}
@@ -109,11 +111,11 @@ func testStreamFramings(t *testing.T, by Relay) {
 			}
 			<-ends
 			if !k.kept {
-				c.closed()
+				c.expectClosed()
 				return
 			}
 			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-			if resp, _ := c.answer(); resp.StatusCode != 200 {
+			if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 				t.Errorf("after the stream: %d", resp.StatusCode)
 			}
 		})
@@ -121,9 +123,9 @@ func testStreamFramings(t *testing.T, by Relay) {
 }
 
 // Trailers reach the client, and the connection stands behind them.
-func TestTrailersOfAStream(t *testing.T) { onBoth(t, testTrailersOfAStream) }
+func TestTrailersOfAStream(t *testing.T) { withBothRelayModes(t, testTrailersOfAStream) }
 
-func testTrailersOfAStream(t *testing.T, by Relay) {
+func testTrailersOfAStream(t *testing.T, by RelayMode) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
@@ -134,7 +136,7 @@ func testTrailersOfAStream(t *testing.T, by Relay) {
 		return err == nil
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for range 2 {
 		c.send(chatPost(streamDoc))
@@ -142,13 +144,13 @@ func testTrailersOfAStream(t *testing.T, by Relay) {
 		if _, err := io.ReadFull(resp.Body, make([]byte, len(helloStream))); err != nil {
 			t.Fatal(err)
 		}
-		r.onLoops(by, 1)
+		r.waitStreamsOnLoops(by, 1)
 		free <- struct{}{}
 		if rest := c.rest(resp); rest != "" || resp.Trailer.Get("X-Took") != "1" || resp.Trailer.Get("X-Sum") != "a" {
 			t.Errorf("%q, trailers %v", rest, resp.Trailer)
 		}
 		wantEnd(t, ends, relay.Completed)
-		c.serves()
+		c.expectServes()
 	}
 	if s := e.ep.Stats(); s.Dialed != 1 {
 		t.Errorf("%+v: the engine's connection was not kept", s)
@@ -157,9 +159,11 @@ func testTrailersOfAStream(t *testing.T, by Relay) {
 
 // A trailer that only a head may have, or that is none, is a broken engine's: the client
 // does not get it, and neither connection is used again.
-func TestForbiddenTrailersOfAStream(t *testing.T) { onBoth(t, testForbiddenTrailersOfAStream) }
+func TestForbiddenTrailersOfAStream(t *testing.T) {
+	withBothRelayModes(t, testForbiddenTrailersOfAStream)
+}
 
-func testForbiddenTrailersOfAStream(t *testing.T, by Relay) {
+func testForbiddenTrailersOfAStream(t *testing.T, by RelayMode) {
 	for _, line := range []string{"Set-Cookie: a=b", "content-length: 1", "X-A"} {
 		free := make(chan struct{})
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -169,29 +173,31 @@ func testForbiddenTrailersOfAStream(t *testing.T, by Relay) {
 			return err == nil
 		})
 		ends := make(chan relay.Result, 1)
-		r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+		r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 		c := r.dial()
 		c.send(chatPost(streamDoc))
 		resp := c.head()
 		if _, err := io.ReadFull(resp.Body, make([]byte, len(helloStream))); err != nil {
 			t.Fatal(err)
 		}
-		r.onLoops(by, 1)
+		r.waitStreamsOnLoops(by, 1)
 		close(free)
 		if rest, err := io.ReadAll(resp.Body); err == nil || len(rest) > 0 || len(resp.Trailer) > 0 {
 			t.Errorf("%q: %q (%v), trailers %v", line, rest, err, resp.Trailer)
 		}
-		if res := wantEnd(t, ends, relay.EngineBroke); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
+		if res := wantEnd(t, ends, relay.EngineMalformed); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
 			t.Errorf("%q: %+v", line, res)
 		}
-		until(t, "both connections are closed", func() bool { return r.s.conns.len() == 0 && e.ep.Stats().Open == 0 })
+		eventually(t, "both connections are closed", func() bool { return r.server.conns.len() == 0 && e.ep.Stats().Open == 0 })
 	}
 }
 
 // A client that waits for leave to send its body gets it, and then its stream.
-func TestExpectContinueBeforeAStream(t *testing.T) { onBoth(t, testExpectContinueBeforeAStream) }
+func TestExpectContinueBeforeAStream(t *testing.T) {
+	withBothRelayModes(t, testExpectContinueBeforeAStream)
+}
 
-func testExpectContinueBeforeAStream(t *testing.T, by Relay) {
+func testExpectContinueBeforeAStream(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, req *http.Request) bool {
 		if len(req.Header["Expect"]) > 0 {
 			t.Error("the engine was told to expect something")
@@ -200,7 +206,7 @@ func testExpectContinueBeforeAStream(t *testing.T, by Relay) {
 		return err == nil
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for range 2 {
 		c.send(strings.TrimSuffix(chatPost(streamDoc, "Expect: 100-continue"), streamDoc))
@@ -209,24 +215,24 @@ func testExpectContinueBeforeAStream(t *testing.T, by Relay) {
 		}
 		_, _ = c.br.ReadString('\n')
 		c.send(streamDoc)
-		if resp, body := c.answer(); resp.StatusCode != 200 || body != helloStream {
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != helloStream {
 			t.Errorf("%d %q", resp.StatusCode, body)
 		}
 		wantEnd(t, ends, relay.Completed)
-		c.serves()
+		c.expectServes()
 	}
 }
 
 // HEAD has no body, on a page and on what is no page, behind a stream as before one.
-func TestHeadAroundAStream(t *testing.T) { onBoth(t, testHeadAroundAStream) }
+func TestHeadAroundAStream(t *testing.T) { withBothRelayModes(t, testHeadAroundAStream) }
 
-func testHeadAroundAStream(t *testing.T, by Relay) {
+func testHeadAroundAStream(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return err == nil
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for range 2 {
 		for path, status := range map[string]int{"/livez": 200, chat: 405, "/nowhere": 404} {
@@ -237,7 +243,7 @@ func testHeadAroundAStream(t *testing.T, by Relay) {
 			}
 		}
 		c.send(chatPost(streamDoc))
-		if _, body := c.answer(); body != helloStream {
+		if _, body := c.readResponse(); body != helloStream {
 			t.Errorf("stream %q", body)
 		}
 		wantEnd(t, ends, relay.Completed)
@@ -245,9 +251,9 @@ func testHeadAroundAStream(t *testing.T, by Relay) {
 }
 
 // HTTP/1.0 knows no chunks: it gets the payload, and the end of the connection.
-func TestStreamToHTTP10(t *testing.T) { onBoth(t, testStreamToHTTP10) }
+func TestStreamToHTTP10(t *testing.T) { withBothRelayModes(t, testStreamToHTTP10) }
 
-func testStreamToHTTP10(t *testing.T, by Relay) {
+func testStreamToHTTP10(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		whole := streamHead + chunk(helloStream) + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 		for i := range len(whole) {
@@ -258,9 +264,9 @@ func testStreamToHTTP10(t *testing.T, by Relay) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
-	c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
+	c.send(strings.Replace(helloPost("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
 	all, err := io.ReadAll(c)
 	if err != nil {
 		t.Fatal(err)
@@ -277,20 +283,20 @@ func testStreamToHTTP10(t *testing.T, by Relay) {
 }
 
 func TestSizedStreamToHTTP10KeepsTheConnection(t *testing.T) {
-	onBoth(t, testSizedStreamToHTTP10KeepsTheConnection)
+	withBothRelayModes(t, testSizedStreamToHTTP10KeepsTheConnection)
 }
 
-func testSizedStreamToHTTP10KeepsTheConnection(t *testing.T, by Relay) {
+func testSizedStreamToHTTP10KeepsTheConnection(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 		return true
 	})
 	ends := make(chan relay.Result, 2)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	for range 2 {
-		c.send(strings.Replace(sized("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
-		resp, body := c.answer()
+		c.send(strings.Replace(helloPost("Connection: keep-alive\r\n"), "/1.1", "/1.0", 1))
+		resp, body := c.readResponse()
 		if body != "hi" || resp.Header.Get("Connection") != "keep-alive" {
 			t.Errorf("%q %v", body, resp.Header)
 		}
@@ -298,27 +304,31 @@ func testSizedStreamToHTTP10KeepsTheConnection(t *testing.T, by Relay) {
 	}
 }
 
-func TestStreamWithConnectionClose(t *testing.T) { onBoth(t, testStreamWithConnectionClose) }
+func TestStreamWithConnectionClose(t *testing.T) {
+	withBothRelayModes(t, testStreamWithConnectionClose)
+}
 
-func testStreamWithConnectionClose(t *testing.T, by Relay) {
+func testStreamWithConnectionClose(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello, "Connection: close"))
-	if resp, body := c.answer(); !resp.Close || body != helloStream {
+	if resp, body := c.readResponse(); !resp.Close || body != helloStream {
 		t.Errorf("%v %q", resp.Close, body)
 	}
-	c.closed()
+	c.expectClosed()
 }
 
 // The head arrives although no body comes yet.
-func TestHeadDoesNotWaitForTheBody(t *testing.T) { onBoth(t, testHeadDoesNotWaitForTheBody) }
+func TestHeadDoesNotWaitForTheBody(t *testing.T) {
+	withBothRelayModes(t, testHeadDoesNotWaitForTheBody)
+}
 
-func testHeadDoesNotWaitForTheBody(t *testing.T, by Relay) {
+func testHeadDoesNotWaitForTheBody(t *testing.T, by RelayMode) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
@@ -327,14 +337,14 @@ func testHeadDoesNotWaitForTheBody(t *testing.T, by Relay) {
 		return true
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
 	resp, err := http.ReadResponse(c.br, nil)
 	if err != nil || resp.StatusCode != 200 {
 		t.Fatal(resp, err)
 	}
-	r.onLoops(by, 1)
+	r.waitStreamsOnLoops(by, 1)
 	close(free)
 	if body, err := io.ReadAll(resp.Body); err != nil || string(body) != helloStream {
 		t.Errorf("%q %v", body, err)
@@ -342,9 +352,9 @@ func testHeadDoesNotWaitForTheBody(t *testing.T, by Relay) {
 	wantEnd(t, ends, relay.Completed)
 }
 
-func TestEngineDiesInsideAStream(t *testing.T) { onBoth(t, testEngineDiesInsideAStream) }
+func TestEngineDiesInsideAStream(t *testing.T) { withBothRelayModes(t, testEngineDiesInsideAStream) }
 
-func testEngineDiesInsideAStream(t *testing.T, by Relay) {
+func testEngineDiesInsideAStream(t *testing.T, by RelayMode) {
 	for name, k := range map[string]struct {
 		raw  string
 		kept bool
@@ -359,7 +369,7 @@ func testEngineDiesInsideAStream(t *testing.T, by Relay) {
 				return false
 			})
 			ends := make(chan relay.Result, 1)
-			r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+			r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 			c := r.dial()
 			c.send(chatPost(hello))
 			resp, err := http.ReadResponse(c.br, nil)
@@ -376,12 +386,12 @@ func testEngineDiesInsideAStream(t *testing.T, by Relay) {
 				t.Errorf("reusable %v", res.Reusable)
 			}
 			if !k.kept {
-				c.closed()
+				c.expectClosed()
 				return
 			}
 			contains(t, string(body), `"error"`)
 			c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
-			if resp, _ := c.answer(); resp.StatusCode != 200 {
+			if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 				t.Errorf("after the stream: %d", resp.StatusCode)
 			}
 		})
@@ -389,9 +399,11 @@ func testEngineDiesInsideAStream(t *testing.T, by Relay) {
 }
 
 // A client that stops reading is cut after WriteTimeout.
-func TestStalledClientIsCut(t *testing.T) { onBoth(t, testStalledClientIsCut) }
+func TestStalledClientIsDisconnected(t *testing.T) {
+	withBothRelayModes(t, testStalledClientIsDisconnected)
+}
 
-func testStalledClientIsCut(t *testing.T, by Relay) {
+func testStalledClientIsDisconnected(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		event := chunk("data: {\"x\":\"" + strings.Repeat("y", 60<<10) + "\"}\n\n")
@@ -402,19 +414,21 @@ func testStalledClientIsCut(t *testing.T, by Relay) {
 		}
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by, WriteTimeout: 200 * time.Millisecond}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by, WriteTimeout: 200 * time.Millisecond}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
 	wantEnd(t, ends, relay.ClientStalled)
-	until(t, "connection closed", func() bool { return r.s.conns.len() == 0 })
+	eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 }
 
 // A stream that outlives WriteTimeout many times is not cut while it flows.
-func TestSlowClientIsNotCut(t *testing.T) { onBoth(t, testSlowClientIsNotCut) }
+func TestSlowClientIsNotDisconnected(t *testing.T) {
+	withBothRelayModes(t, testSlowClientIsNotDisconnected)
+}
 
 // A client that reads 40 KB a second of what fills its buffers is not stalled, although
 // its socket takes nothing new for many times WriteTimeout.
-func testSlowClientIsNotCut(t *testing.T, by Relay) {
+func testSlowClientIsNotDisconnected(t *testing.T, by RelayMode) {
 	const limit = 2 * time.Second
 	if testing.Short() {
 		t.Skip("twice the time-out long")
@@ -430,7 +444,7 @@ func testSlowClientIsNotCut(t *testing.T, by Relay) {
 		}
 	})
 	ends := make(chan relay.Result, 1)
-	r := start(t, Options{Relay: by, WriteTimeout: limit}, relayTo(e, endHook(ends)))
+	r := start(t, Options{RelayMode: by, WriteTimeout: limit}, relayTo(e, endHook(ends)))
 	c := r.dial()
 	_ = c.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
 	c.send(chatPost(hello))
@@ -449,9 +463,11 @@ func testSlowClientIsNotCut(t *testing.T, by Relay) {
 	wantEnd(t, ends, relay.ClientGone)
 }
 
-func TestLongStreamIsNotCut(t *testing.T) { onBoth(t, testLongStreamIsNotCut) }
+func TestLongStreamIsNotDisconnected(t *testing.T) {
+	withBothRelayModes(t, testLongStreamIsNotDisconnected)
+}
 
-func testLongStreamIsNotCut(t *testing.T, by Relay) {
+func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		for range 30 {
@@ -465,24 +481,24 @@ func testLongStreamIsNotCut(t *testing.T, by Relay) {
 	})
 	ends := make(chan relay.Result, 1)
 	const limit = 500 * time.Millisecond
-	opt := Options{Relay: by, WriteTimeout: limit, HeadTimeout: limit, BodyTimeout: limit}
+	opt := Options{RelayMode: by, WriteTimeout: limit, HeadTimeout: limit, BodyTimeout: limit}
 	r := start(t, opt, relayTo(e, endHook(ends)))
 	c := r.dial()
 	c.send(chatPost(hello))
-	if _, body := c.answer(); body != strings.Repeat(helloStream, 30)+"data: [DONE]\n\n" {
+	if _, body := c.readResponse(); body != strings.Repeat(helloStream, 30)+"data: [DONE]\n\n" {
 		t.Errorf("%d bytes", len(body))
 	}
 	// The wait for the next request is an idle one, not that of a first head.
 	time.Sleep(limit + 200*time.Millisecond)
 	c.send(chatPost(hello))
-	if _, body := c.answer(); len(body) < 100 {
+	if _, body := c.readResponse(); len(body) < 100 {
 		t.Errorf("second: %q", body)
 	}
 }
 
-func TestPanicInHooks(t *testing.T) { onBoth(t, testPanicInHooks) }
+func TestPanicInHooks(t *testing.T) { withBothRelayModes(t, testPanicInHooks) }
 
-func testPanicInHooks(t *testing.T, by Relay) {
+func testPanicInHooks(t *testing.T, by RelayMode) {
 	relayed := make(chan struct{}, 2)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
@@ -491,19 +507,19 @@ func testPanicInHooks(t *testing.T, by Relay) {
 		return true
 	})
 	for _, hooks := range []RelayHooks{
-		{Of: hooked{token: func() { panic("token") }}},
-		{Of: hooked{end: func(relay.Result) { panic("end") }}},
+		{Handler: streamHooks{token: func() { panic("token") }}},
+		{Handler: streamHooks{end: func(relay.Result) { panic("end") }}},
 	} {
-		r := start(t, Options{Relay: by}, relayTo(e, func() RelayHooks { return hooks }))
+		r := start(t, Options{RelayMode: by}, relayTo(e, func() RelayHooks { return hooks }))
 		c := r.dial()
 		c.send(chatPost(hello))
 		_, _ = io.ReadAll(io.LimitReader(c, 10))
-		r.onLoops(by, 1)
+		r.waitStreamsOnLoops(by, 1)
 		relayed <- struct{}{}
-		until(t, "panic seen", func() bool {
-			r.seen.mu.Lock()
-			defer r.seen.mu.Unlock()
-			return r.seen.panics == 1
+		eventually(t, "panic seen", func() bool {
+			r.observed.mu.Lock()
+			defer r.observed.mu.Unlock()
+			return r.observed.panics == 1
 		})
 	}
 }

@@ -111,7 +111,7 @@ func TestTargetsAsProxiesRead(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		_ = nc.SetDeadline(time.Now().Add(patience))
+		_ = nc.SetDeadline(time.Now().Add(testTimeout))
 		host := "a"
 		if rest, ok := afterScheme([]byte(target)); ok { // haproxy compares them
 			host, _, _ = strings.Cut(strings.NewReplacer("?", "/").Replace(string(rest)), "/")
@@ -188,7 +188,7 @@ func startNginx(t *testing.T, program string) (addr string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = run.Process.Kill(); _ = run.Wait() })
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(5 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < testTimeout; time.Sleep(5 * time.Millisecond) {
 		if nc, err := net.Dial("tcp", addr); err == nil {
 			_ = nc.Close()
 			return addr

@@ -16,9 +16,9 @@ import (
 // Half of an answer whose engine told neither a length nor chunks is never taken for a
 // whole one: events end with one that says so, and where nothing can be said, the framing
 // that HTTP/1.1 clients are given is not ended, and HTTP/1.0 clients get a reset.
-func TestUnframedEngineFails(t *testing.T) { onBoth(t, testUnframedEngineFails) }
+func TestUnframedEngineFails(t *testing.T) { withBothRelayModes(t, testUnframedEngineFails) }
 
-func testUnframedEngineFails(t *testing.T, by Relay) {
+func testUnframedEngineFails(t *testing.T, by RelayMode) {
 	const events, whole = "text/event-stream", helloStream + "data: [DONE]\n\n"
 	for _, k := range []struct {
 		name, kind, body string
@@ -50,7 +50,7 @@ func testUnframedEngineFails(t *testing.T, by Relay) {
 					return false
 				})
 				ends := make(chan relay.Result, 1)
-				r := start(t, Options{Relay: by}, relayTo(e, endHook(ends)))
+				r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
 				c := r.dial()
 				c.send(strings.Replace(chatPost(streamDoc), "HTTP/1.1", version, 1))
 				resp := c.head()
@@ -72,9 +72,9 @@ func testUnframedEngineFails(t *testing.T, by Relay) {
 				case k.good && err != nil:
 					t.Errorf("not ended well: %v", err)
 				case k.good && version == "HTTP/1.1":
-					c.serves()
+					c.expectServes()
 				case k.good:
-					c.closed()
+					c.expectClosed()
 				case version == "HTTP/1.1" && err != io.ErrUnexpectedEOF, version == "HTTP/1.0" && !errors.Is(err, syscall.ECONNRESET):
 					t.Errorf("ended by %v", err)
 				}

@@ -40,7 +40,7 @@ func TestNoAllocations(t *testing.T) {
 				t.Fatal("scan failed")
 			}
 			var ok bool
-			if ids, ok = d.TakeIDs(KeyPrompt, ids); !ok || len(ids) != 3 {
+			if ids, ok = d.ScannedIDs(KeyPrompt, ids); !ok || len(ids) != 3 {
 				t.Fatal("no ids")
 			}
 		},
@@ -49,7 +49,7 @@ func TestNoAllocations(t *testing.T) {
 				t.Fatal("scan failed")
 			}
 			var ok bool
-			if ids, ok = d.TakeIDs(KeyPrompt, ids); !ok || len(ids) != 20_001 {
+			if ids, ok = d.ScannedIDs(KeyPrompt, ids); !ok || len(ids) != 20_001 {
 				t.Fatal("no ids")
 			}
 		},

@@ -27,9 +27,9 @@ func (e *SyntaxError) Error() string {
 // maxShown bounds how much of a body an error repeats.
 const maxShown = 40
 
-// show is the text of raw for an error, quoted where it is no JSON string and
+// excerpt is the text of raw for an error, quoted where it is no JSON string and
 // made printable: raw may be anything a client sent.
-func show(raw []byte) string {
+func excerpt(raw []byte) string {
 	cut := len(raw) > maxShown
 	if cut {
 		raw = raw[:maxShown]
@@ -70,7 +70,7 @@ func unexpected(b []byte, i int) string {
 	for end < len(b) && end < i+16 && isWord(b[i]) && isWord(b[end]) {
 		end++
 	}
-	return `"` + show(b[i:end]) + `"`
+	return `"` + excerpt(b[i:end]) + `"`
 }
 
 func isWord(c byte) bool {

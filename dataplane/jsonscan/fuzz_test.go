@@ -73,7 +73,7 @@ func checkDoc(t *testing.T, d *Doc, body []byte, err error) {
 		}
 	}
 	for _, k := range []Key{KeyPrompt, KeyTokenIDs, KeyInputIDs} {
-		if ids, ok := d.TakeIDs(k, nil); ok {
+		if ids, ok := d.ScannedIDs(k, nil); ok {
 			if want, err := TokenIDs(nil, d.Raw(k)); err != nil || !slices.Equal(ids, want) {
 				t.Fatalf("%s is %v, want %v, %v in %q", k.Name(), ids, want, err, body)
 			}

@@ -76,7 +76,7 @@ func (it *Iter) IsKey(name string) bool {
 		return false
 	}
 	var buf [maxNameLen]byte
-	return string(plainName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], len(name))) == name
+	return string(unescapedName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], len(name))) == name
 }
 
 // Members finds several members of an object in one walk: vals[i] is where the one called
@@ -94,7 +94,7 @@ func Members(object []byte, vals []Value, names ...string) {
 	}
 	for it.Next() {
 		var buf [maxNameLen]byte
-		name := plainName(object[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], longest)
+		name := unescapedName(object[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], longest)
 		for i := range names {
 			if string(name) == names[i] {
 				vals[i] = it.Value

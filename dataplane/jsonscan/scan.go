@@ -22,7 +22,7 @@ type Limits struct {
 }
 
 // Doc is one scanned body. It borrows the body; both are the caller's. A Doc is
-// not safe for concurrent use while Scan runs, and read-only afterwards but for TakeIDs.
+// not safe for concurrent use while Scan runs, and read-only afterwards but for ScannedIDs.
 type Doc struct {
 	Body []byte
 	// Open and Close are the offsets of the outer object's braces; Members is
@@ -33,12 +33,12 @@ type Doc struct {
 	present         [2]uint64 // by Key: which of Values are not Absent; the others are not looked at
 
 	// Watched: a member somewhere in the body, at whatever depth, may have one of the
-	// names that IsWatched knows.
-	Watched bool
+	// names that IsSensitive knows.
+	MayBeSensitive bool
 
-	ids   []uint32 // of the member idsOf, see TakeIDs; its memory is the next scan's
-	idsOf Key
-	box   *[]uint32 // of ids, if borrowed
+	ids       []uint32 // of the member idsKey, see ScannedIDs; its memory is the next scan's
+	idsKey    Key
+	pooledIDs *[]uint32 // of ids, if borrowed
 
 	Values [NumKeys]Value
 }
@@ -65,11 +65,11 @@ func (l Limits) depth() int {
 // integers or null (1.0 and 1e3 too, as engines take them), messages and token_ids
 // arrays, and so on. Members the router does not know are only checked for form.
 func (d *Doc) Scan(body []byte, lim Limits) error {
-	d.forget()
+	d.reset()
 	s := scanner{b: body, maxDepth: lim.depth(), doc: d}
 	d.Open = s.document(scopeTop)
 	if s.err != nil {
-		d.forget()
+		d.reset()
 		return s.err
 	}
 	d.Body = body
@@ -77,15 +77,15 @@ func (d *Doc) Scan(body []byte, lim Limits) error {
 	return nil
 }
 
-// forget empties d and keeps its memory for ids. What was not there is not written to.
-func (d *Doc) forget() {
+// reset empties d and keeps its memory for ids. What was not there is not written to.
+func (d *Doc) reset() {
 	for i, set := range d.present {
 		for ; set != 0; set &= set - 1 {
 			d.Values[64*i+bits.TrailingZeros64(set)] = Value{}
 		}
 	}
-	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.Watched = nil, 0, 0, 0, 0, [2]uint64{}, false
-	d.keep(d.ids)
+	d.Body, d.Open, d.Close, d.Members, d.samplingMembers, d.present, d.MayBeSensitive = nil, 0, 0, 0, 0, [2]uint64{}, false
+	d.releaseIDs(d.ids)
 }
 
 // has says whether k is present.
@@ -160,10 +160,10 @@ type scanner struct {
 	found    [2]Value
 
 	// For FindTokenIDs.
-	ids      []uint32 // behind ids[:idsFrom] those of names[0], while idsRead
-	idsFrom  int
-	readsIDs bool
-	idsRead  bool
+	ids           []uint32 // behind ids[:idsFrom] those of names[0], while foundIDsValue
+	idsFrom       int
+	wantIDs       bool
+	foundIDsValue bool
 }
 
 func (s *scanner) fail(offset int, field, got, want string) int {
@@ -265,8 +265,8 @@ func (s *scanner) object(i, depth int, in scope) int {
 			i = skipSpace(b, i)
 		}
 		if in == scopeNone {
-			if s.doc != nil && mayBeWatched(b[key+1:keyEnd-1]) {
-				s.doc.Watched = true
+			if s.doc != nil && mayBeSensitive(b[key+1:keyEnd-1]) {
+				s.doc.MayBeSensitive = true
 			}
 			i, _ = s.value(i, depth+1)
 		} else {
@@ -304,9 +304,9 @@ func (s *scanner) object(i, depth int, in scope) int {
 // keeps it where in knows the name.
 func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	var buf [maxNameLen]byte
-	name := plainName(s.b[key+1:keyEnd-1], buf[:0], max(len(s.names[0]), len(s.names[1])))
+	name := unescapedName(s.b[key+1:keyEnd-1], buf[:0], max(len(s.names[0]), len(s.names[1])))
 	if in == scopeFind {
-		if s.readsIDs && string(name) == s.names[0] {
+		if s.wantIDs && string(name) == s.names[0] {
 			if end := s.foundIDs(i, depth+1); end >= 0 {
 				return end
 			}
@@ -326,7 +326,7 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 		k = samplingKey(name)
 	}
 	if k == noKey {
-		s.doc.Watched = s.doc.Watched || mayBeWatched(name)
+		s.doc.MayBeSensitive = s.doc.MayBeSensitive || mayBeSensitive(name)
 		end, _ := s.value(i, depth+1)
 		return end
 	}
@@ -359,19 +359,19 @@ func (s *scanner) checkType(k Key, v *Value) int {
 	m := &members[k]
 	raw := s.b[v.Start:v.End]
 	if m.allowed&(1<<v.Kind) == 0 {
-		return s.fail(v.Start, m.name, show(raw)+" ("+v.Kind.String()+")", m.want)
+		return s.fail(v.Start, m.name, excerpt(raw)+" ("+v.Kind.String()+")", m.want)
 	}
 	if m.count && v.Kind == Number {
 		if _, ok := Integer(raw); !ok {
-			return s.fail(v.Start, m.name, show(raw)+" (number)", countRange)
+			return s.fail(v.Start, m.name, excerpt(raw)+" (number)", countRange)
 		}
 	}
 	return v.End
 }
 
-// plainName is the key's text without escapes, which it writes to buf; a name
+// unescapedName is the key's text without escapes, which it writes to buf; a name
 // longer than all that are looked for (at least maxNameLen) comes back as it stands.
-func plainName(raw, buf []byte, longest int) []byte {
+func unescapedName(raw, buf []byte, longest int) []byte {
 	if len(raw) > 6*max(maxNameLen, longest) || bytes.IndexByte(raw, '\\') < 0 {
 		return raw
 	}
@@ -418,7 +418,7 @@ func (s *scanner) array(i, depth int) int {
 // by a comma and at most one space, which is what long arrays of token ids
 // consist of. It stops at the first element that is anything else.
 func skipIDs(b []byte, i int) int {
-	if wide && len(b)-i >= idBlock && b[i]-'0' <= 9 {
+	if wide && len(b)-i >= simdBlock && b[i]-'0' <= 9 {
 		i = skipWide(b, i)
 	}
 	for i+9 <= len(b) {
@@ -492,7 +492,7 @@ func (s *scanner) badString(i int) int {
 		return s.unexpected(i, "a closing quote")
 	case s.b[i] == '\\':
 		end := min(i+6, len(s.b))
-		return s.fail(i, "", `the escape "`+show(s.b[i:end])+`"`, `one of \" \\ \/ \b \f \n \r \t or \u and four hex digits`)
+		return s.fail(i, "", `the escape "`+excerpt(s.b[i:end])+`"`, `one of \" \\ \/ \b \f \n \r \t or \u and four hex digits`)
 	}
 	return s.fail(i, "", "the control character "+unexpected(s.b, i)+" in a string", `it escaped, as in \n`)
 }

@@ -55,7 +55,7 @@ func TestScanFindsMembers(t *testing.T) {
 	}
 }
 
-func TestScanForgetsTheLastBody(t *testing.T) {
+func TestScanResets(t *testing.T) {
 	d := scan(t, `{"model":"a","stream":true,"sampling_params":{"n":1}}`)
 	if err := d.Scan([]byte(`{"n":1}`), Limits{}); err != nil {
 		t.Fatal(err)

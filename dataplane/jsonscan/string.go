@@ -37,17 +37,17 @@ func Unquote(dst, quoted []byte) []byte {
 // one as well, so a mark is looked at before it is believed; none is missed.
 // Marks on bytes from 0x80 on mean nothing.
 const (
-	ones = 0x0101010101010101
-	tops = 0x8080808080808080
+	lowBits  = 0x0101010101010101
+	highBits = 0x8080808080808080
 )
 
-func specials(w uint64) uint64 {
-	return ((w ^ 0x02*ones) - 0x21*ones) | ((w ^ '\\'*ones) - ones)
+func markSpecial(w uint64) uint64 {
+	return ((w ^ 0x02*lowBits) - 0x21*lowBits) | ((w ^ '\\'*lowBits) - lowBits)
 }
 
-// packTops gathers the top bits of m's eight bytes into the low eight bits.
-func packTops(m uint64) uint32 {
-	return uint32((m & tops) * 0x0002040810204081 >> 56)
+// packHighBits gathers the top bits of m's eight bytes into the low eight bits.
+func packHighBits(m uint64) uint32 {
+	return uint32((m & highBits) * 0x0002040810204081 >> 56)
 }
 
 // stringEnd gives the offset after the closing quote of the string whose first
@@ -62,16 +62,16 @@ func stringEnd(b []byte, i int) (end int, high bool) {
 	var acc uint64
 	if i+8 <= len(b) { // most names, and many values, end within eight bytes
 		w := binary.LittleEndian.Uint64(b[i:])
-		if marks := specials(w) &^ w & tops; marks != 0 {
+		if marks := markSpecial(w) &^ w & highBits; marks != 0 {
 			if at := i + bits.TrailingZeros64(marks)/8; b[at] == '"' {
-				return at + 1, w&tops != 0
+				return at + 1, w&highBits != 0
 			}
 		}
 	}
 	for i+32 <= len(b) {
 		at, above := wideString(unsafe.SliceData(b), i, len(b), &escapeLens)
 		if above != 0 {
-			acc = tops
+			acc = highBits
 		}
 		if i = at; i == len(b) {
 			break
@@ -104,20 +104,20 @@ blocks:
 		w1 := binary.LittleEndian.Uint64(p[8:])
 		w2 := binary.LittleEndian.Uint64(p[16:])
 		w3 := binary.LittleEndian.Uint64(p[24:])
-		m0, m1, m2, m3 := specials(w0), specials(w1), specials(w2), specials(w3)
-		if (m0|m1|m2|m3|w0|w1|w2|w3)&tops == 0 {
+		m0, m1, m2, m3 := markSpecial(w0), markSpecial(w1), markSpecial(w2), markSpecial(w3)
+		if (m0|m1|m2|m3|w0|w1|w2|w3)&highBits == 0 {
 			i += 32
 			continue
 		}
 		acc |= w0 | w1 | w2 | w3
 		m0, m1, m2, m3 = m0&^w0, m1&^w1, m2&^w2, m3&^w3
-		if (m0|m1|m2|m3)&tops == 0 {
+		if (m0|m1|m2|m3)&highBits == 0 {
 			i += 32
 			continue
 		}
 		// Escapes stand close together in code and prose: all marks of the
 		// block are used before the next one is loaded.
-		marks := packTops(m0) | packTops(m1)<<8 | packTops(m2)<<16 | packTops(m3)<<24
+		marks := packHighBits(m0) | packHighBits(m1)<<8 | packHighBits(m2)<<16 | packHighBits(m3)<<24
 		for marks != 0 {
 			at := bits.TrailingZeros32(marks) & 31
 			marks &= marks - 1
@@ -136,7 +136,7 @@ blocks:
 				}
 				marks = marks >> (next & 31) << (next & 31)
 			case c == '"':
-				return i + at + 1, acc&tops != 0
+				return i + at + 1, acc&highBits != 0
 			case c < ' ':
 				return ^(i + at), false
 			}
@@ -157,7 +157,7 @@ func stringTail(b []byte, i int, acc uint64) (end int, high bool) {
 			}
 			i += n
 		case c == '"':
-			return i + 1, acc&tops != 0
+			return i + 1, acc&highBits != 0
 		case c < ' ':
 			return ^i, false
 		default:
@@ -221,7 +221,7 @@ func appendUnescaped(dst, raw []byte) []byte {
 			}
 			dst = utf8.AppendRune(dst, r)
 		case n == 2:
-			dst = append(dst, plainEscape(raw[1]))
+			dst = append(dst, simpleEscape(raw[1]))
 		default:
 			return dst // not well-formed; the scan would have said so
 		}
@@ -233,7 +233,7 @@ func rune4(b []byte) rune {
 	return rune(hex(b[2]))<<12 | rune(hex(b[3]))<<8 | rune(hex(b[4]))<<4 | rune(hex(b[5]))
 }
 
-func plainEscape(c byte) byte {
+func simpleEscape(c byte) byte {
 	switch c {
 	case 'b':
 		return '\b'

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"unsafe"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
 // Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
@@ -66,14 +66,14 @@ func parseInt(raw []byte) (int64, bool) {
 // the first that is none. A digit xor '0' is at most 9; a carry of the addition
 // runs upwards from a byte that is no digit.
 func digits(w uint64) int {
-	t := w ^ '0'*ones
-	return bits.TrailingZeros64((t+0x76*ones|t)&tops) / 8
+	t := w ^ '0'*lowBits
+	return bits.TrailingZeros64((t+0x76*lowBits|t)&highBits) / 8
 }
 
 // decimal is the number that the lowest n bytes of w spell, 0 < n < 8: shifted
 // to the top they have zeros before them, then neighbours are joined pairwise.
 func decimal(w uint64, n int) uint64 {
-	return joined((w ^ '0'*ones) << (64 - 8*n))
+	return joined((w ^ '0'*lowBits) << (64 - 8*n))
 }
 
 // joined is the number of eight digits, the lowest byte's first.
@@ -87,7 +87,7 @@ func joined(w uint64) uint64 {
 // arrays, or an id over 2^32-1); offsets count from the start of raw. On an
 // error dst comes back as it was.
 func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
-	out, end, err := idsFrom(withRoom(dst, raw), raw, skipSpace(raw, 0))
+	out, end, err := idsFrom(growForIDs(dst, raw), raw, skipSpace(raw, 0))
 	if err == nil {
 		err = endIDs(raw, end)
 	}
@@ -102,9 +102,9 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 // counts. It fails with *SyntaxError when body is no well-formed object; ok is false, and dst
 // as it was, where the member is absent or something else than an array that TokenIDs reads.
 func FindTokenIDs(dst []uint32, body []byte, name string) (ids []uint32, ok bool, err error) {
-	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{name}, ids: dst, idsFrom: len(dst), readsIDs: true}
+	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{name}, ids: dst, idsFrom: len(dst), wantIDs: true}
 	s.document(scopeFind)
-	if s.err != nil || !s.idsRead {
+	if s.err != nil || !s.foundIDsValue {
 		return dst, false, s.err
 	}
 	return s.ids, true, nil
@@ -112,108 +112,108 @@ func FindTokenIDs(dst []uint32, body []byte, name string) (ids []uint32, ok bool
 
 // foundIDs reads the array of token ids at i; -1 for anything else, which is yet to be read.
 func (s *scanner) foundIDs(i, depth int) (end int) {
-	s.ids, s.idsRead = s.ids[:s.idsFrom], false
+	s.ids, s.foundIDsValue = s.ids[:s.idsFrom], false
 	if i >= len(s.b) || s.b[i] != '[' || depth > s.maxDepth {
 		return -1
 	}
-	ids, end, err := idsFrom(withRoom(s.ids, s.b[i:]), s.b, i)
+	ids, end, err := idsFrom(growForIDs(s.ids, s.b[i:]), s.b, i)
 	if err != nil {
 		return -1
 	}
-	s.ids, s.idsRead = ids, true
+	s.ids, s.foundIDsValue = ids, true
 	return end
 }
 
-// countedFrom is from how many bytes on the ids of an array are counted before they are
+// countIDsFrom is from how many bytes on the ids of an array are counted before they are
 // read, a fiftieth of the time of reading them: room that grows is copied each time, and
 // ends up to a quarter too large.
-const countedFrom = 1 << 10
+const countIDsFrom = 1 << 10
 
-// withRoom gives dst room for the ids that raw may hold.
-func withRoom(dst []uint32, raw []byte) []uint32 {
-	if len(raw) < countedFrom || cap(dst)-len(dst) > len(raw)/2+idsAt {
+// growForIDs gives dst room for the ids that raw may hold.
+func growForIDs(dst []uint32, raw []byte) []uint32 {
+	if len(raw) < countIDsFrom || cap(dst)-len(dst) > len(raw)/2+maxIDsPerBlock {
 		return dst
 	}
-	most := bytes.Count(raw, comma) + 1
-	if cap(dst)-len(dst) >= most {
+	maxIDs := bytes.Count(raw, comma) + 1
+	if cap(dst)-len(dst) >= maxIDs {
 		return dst
 	}
-	grown := make([]uint32, len(dst), len(dst)+most+idsAt) // all are read the quick way then
+	grown := make([]uint32, len(dst), len(dst)+maxIDs+maxIDsPerBlock) // all are read the quick way then
 	copy(grown, dst)
 	return grown
 }
 
 var comma = []byte{','}
 
-// maxScanned bounds the bytes from a prompt's ids to the body's end within which a scan
+// maxScannedIDs bounds the bytes from a prompt's ids to the body's end within which a scan
 // reads them as it passes: memory for half as many may be needed. In a longer body they are
 // only checked for form.
-const maxScanned = 512 << 10
+const maxScannedIDs = 512 << 10
 
-// keptIDs is for how many ids a Doc keeps memory by itself. It has more only from a scan
+// maxRetainedIDs is for how many ids a Doc keeps memory by itself. It has more only from a scan
 // until they are taken, for Docs live as long as requests do.
-const keptIDs = 32 << 10
+const maxRetainedIDs = 32 << 10
 
-// idRooms are *[]uint32 of more than keptIDs, which no Doc and no caller has.
-var idRooms reuse.Pool[[]uint32]
+// idPools are *[]uint32 of more than maxRetainedIDs, which no Doc and no caller has.
+var idPools objpool.Pool[[]uint32]
 
-// borrow makes room for about n ids, more than a Doc keeps.
-func (d *Doc) borrow(n int) {
-	if d.box = idRooms.Get(); d.box == nil {
-		d.box = new([]uint32)
+// acquireIDs makes room for about n ids, more than a Doc keeps.
+func (d *Doc) acquireIDs(n int) {
+	if d.pooledIDs = idPools.Get(); d.pooledIDs == nil {
+		d.pooledIDs = new([]uint32)
 	}
-	if d.ids = *d.box; cap(d.ids) < n {
+	if d.ids = *d.pooledIDs; cap(d.ids) < n {
 		d.ids = make([]uint32, 0, n)
 	}
-	*d.box = nil
+	*d.pooledIDs = nil
 }
 
-// keep takes memory for ids that nobody needs any more.
-func (d *Doc) keep(ids []uint32) {
-	if d.ids = ids[:0]; cap(ids) <= keptIDs {
+// releaseIDs takes memory for ids that nobody needs any more.
+func (d *Doc) releaseIDs(ids []uint32) {
+	if d.ids = ids[:0]; cap(ids) <= maxRetainedIDs {
 		return
 	}
-	if d.box == nil {
-		d.box = new([]uint32)
+	if d.pooledIDs == nil {
+		d.pooledIDs = new([]uint32)
 	}
-	*d.box = d.ids
-	idRooms.Put(d.box)
-	d.box, d.ids = nil, nil
+	*d.pooledIDs = d.ids
+	idPools.Put(d.pooledIDs)
+	d.pooledIDs, d.ids = nil, nil
 }
 
 // promptIDs reads the value at i of member k where that is an array of token ids, and
 // keeps them; -1 for anything else, which is yet to be read, or refused.
 func (s *scanner) promptIDs(k Key, i, depth int) int {
-	if i >= len(s.b) || s.b[i] != '[' || len(s.b)-i > maxScanned || depth > s.maxDepth {
+	if i >= len(s.b) || s.b[i] != '[' || len(s.b)-i > maxScannedIDs || depth > s.maxDepth {
 		return -1
 	}
 	if first := skipSpace(s.b, i+1); first >= len(s.b) || s.b[first]-'0' > 9 {
 		return -1
 	}
 	d := s.doc
-	if n := (len(s.b) - i) / 5; n > keptIDs && cap(d.ids) < n {
-		d.borrow(n)
+	if n := (len(s.b) - i) / 5; n > maxRetainedIDs && cap(d.ids) < n {
+		d.acquireIDs(n)
 	}
 	ids, end, err := idsFrom(d.ids[:0], s.b, i)
 	if d.ids = ids; err != nil {
 		return -1
 	}
-	if cap(ids)-len(ids) < idsAt && cap(ids) < keptIDs {
-		d.ids = slices.Grow(ids, idsAt) // the next one's can all be read the quick way
+	if cap(ids)-len(ids) < maxIDsPerBlock && cap(ids) < maxRetainedIDs {
+		d.ids = slices.Grow(ids, maxIDsPerBlock) // the next one's can all be read the quick way
 	}
-	d.idsOf = k
+	d.idsKey = k
 	return end
 }
 
-// TakeIDs is TokenIDs of member k, a prompt, where the scan has read them already; false
+// ScannedIDs is TokenIDs of member k, a prompt, where the scan has read them already; false
 // where it has not: there are none, or so many that it left them for later, or somebody took
 // them. What it gives is the caller's, and room a next scan's.
-func (d *Doc) TakeIDs(k Key, room []uint32) (ids []uint32, ok bool) {
-	if len(d.ids) == 0 || d.idsOf != k {
-		return room, false
+func (d *Doc) ScannedIDs(k Key, dst []uint32) (ids []uint32, ok bool) {
+	if len(d.ids) == 0 || d.idsKey != k {
+		return dst, false
 	}
 	ids = d.ids
-	d.keep(room)
+	d.releaseIDs(dst)
 	return ids, true
 }
 
@@ -237,7 +237,7 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 		i = skipSpace(raw, i)
 	}
 	for {
-		if quick && i >= 8 && len(raw)-i > idBlock && cap(out)-len(out) >= idsAt {
+		if quick && i >= 8 && len(raw)-i > simdBlock && cap(out)-len(out) >= maxIDsPerBlock {
 			before := len(out)
 			if out, i = wideIDs(out, raw, i); i < len(raw) && raw[i] <= ' ' {
 				i = skipSpace(raw, i)
@@ -281,16 +281,16 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 }
 
 const (
-	idBlock = 64          // bytes that wideIDs looks at together
-	idsAt   = idBlock / 2 // ids that may end in them
-	// wideMost bounds the blocks that are read at once: nobody can stop the goroutine meanwhile.
-	wideMost = 1 << 10
+	simdBlock      = 64            // bytes that wideIDs looks at together
+	maxIDsPerBlock = simdBlock / 2 // ids that may end in them
+	// maxSIMDBlocks bounds the blocks that are read at once: nobody can stop the goroutine meanwhile.
+	maxSIMDBlocks = 1 << 10
 )
 
-// idsBefore is what the bytes before a block are, the last one in the highest bit: digits,
+// simdCarry is what the bytes before a block are, the last one in the highest bit: digits,
 // such that are the second, fourth of a row, commas, and a 0 that a number begins with.
 // None of all: the block begins with an element. wideForm knows where its fields lie.
-type idsBefore struct {
+type simdCarry struct {
 	_ [3]uint64 // digits, second ones, fourth ones
 	_ [2]uint64 // commas, zeros
 }
@@ -302,11 +302,11 @@ type idsBefore struct {
 // are filled to the end by the plain way. It gives where the first element begins that it
 // did not read, or the space before it.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
-	room := out[len(out):cap(out)]
-	n := min((len(raw)-i-1)/idBlock, wideMost)
-	_ = raw[i-8 : i+n*idBlock]
-	blocks, ends, read := wideArray(&raw[i], n, unsafe.SliceData(room), len(room))
-	if end := i + blocks*idBlock; ends != 0 {
+	free := out[len(out):cap(out)]
+	n := min((len(raw)-i-1)/simdBlock, maxSIMDBlocks)
+	_ = raw[i-8 : i+n*simdBlock]
+	blocks, ends, read := wideArray(&raw[i], n, unsafe.SliceData(free), len(free))
+	if end := i + blocks*simdBlock; ends != 0 {
 		i = end + bits.Len64(ends)
 	} else if blocks > 0 {
 		i = bytes.LastIndexByte(raw[i:end], ',') + i + 1
@@ -317,8 +317,8 @@ func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 // skipWide is skipIDs where 64 bytes are looked at together.
 func skipWide(b []byte, i int) int {
 	start := i
-	for p := (idsBefore{}); i+idBlock <= len(b); i += idBlock {
-		wrong, ends, _ := wideForm(&b[i : i+idBlock][0], &p)
+	for p := (simdCarry{}); i+simdBlock <= len(b); i += simdBlock {
+		wrong, ends, _ := wideForm(&b[i : i+simdBlock][0], &p)
 		if wrong != 0 {
 			ends &= wrong&-wrong - 1
 		}

@@ -76,7 +76,7 @@ func TestTokenIDsOfOneLength(t *testing.T) {
 	for digits := 1; digits < 10; digits++ {
 		for _, sep := range []string{",", ", "} {
 			var whole []byte
-			for k := range 3 * idBlock / (digits + 1) {
+			for k := range 3 * simdBlock / (digits + 1) {
 				whole = append(whole, "987654321"[k%3:][:min(digits, 9-k%3)]...)
 				whole = append(whole, sep...)
 			}
@@ -90,7 +90,7 @@ func TestTokenIDsOfOneLength(t *testing.T) {
 					if got, err := TokenIDs(nil, raw); (err == nil) != (werr == nil) || err == nil && !slices.Equal(got, want) {
 						t.Fatalf("TokenIDs(%q) = %v, %v; encoding/json %v, %v", raw, got, err, want, werr)
 					}
-					for _, room := range []int{1, idsAt, idsAt + 1, 2 * idsAt} { // what is behind it stays
+					for _, room := range []int{1, maxIDsPerBlock, maxIDsPerBlock + 1, 2 * maxIDsPerBlock} { // what is behind it stays
 						dst := make([]uint32, room+4)
 						for i := range dst {
 							dst[i] = 77
@@ -114,16 +114,16 @@ func TestWideForm(t *testing.T) {
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
 	for n := range 20_000 {
-		text := make([]byte, 3*idBlock)
+		text := make([]byte, 3*simdBlock)
 		for i := range text {
 			text[i] = "0123456789012345678901234567,, \x00"[rng.IntN(28+rng.IntN(5))]
 		}
-		var p idsBefore
+		var p simdCarry
 		var last byte
 		row, zero := 0, false
-		for at := 0; at < len(text); at += idBlock {
+		for at := 0; at < len(text); at += simdBlock {
 			var wrong, commas, spaces uint64
-			for i, c := range text[at : at+idBlock] {
+			for i, c := range text[at : at+simdBlock] {
 				bit, bad := uint64(1)<<i, false
 				switch {
 				case c-'0' <= 9:
@@ -169,32 +169,32 @@ func TestTokenIDsCutShort(t *testing.T) {
 }
 
 // A scan takes ids along where the prompt is nothing else, and accepts what it ever did.
-func TestTakeIDs(t *testing.T) {
+func TestScannedIDs(t *testing.T) {
 	var d Doc
 	room := []uint32{7}
 	for raw, want := range map[string][]uint32{
 		`[1,2,3]`: {1, 2, 3}, "[ 0 ,\n4294967295]": {0, math.MaxUint32}, `[5]`: {5},
 		`[]`: nil, `[4294967296]`: nil, `[1,-1]`: nil, `[1,2.5]`: nil, `[1,"a"]`: nil, `["a"]`: nil, `[[1,2]]`: nil, `"1"`: nil, `null`: nil,
-		"[1" + strings.Repeat(",1", maxScanned/2) + "]": nil,
+		"[1" + strings.Repeat(",1", maxScannedIDs/2) + "]": nil,
 	} {
 		if err := d.Scan([]byte(`{"model":"m","prompt":`+raw+`}`), Limits{}); err != nil || string(d.Raw(KeyPrompt)) != raw {
 			t.Fatalf("prompt %.40s: %.40s, %v", raw, d.Raw(KeyPrompt), err)
 		}
-		if ids, ok := d.TakeIDs(KeyTokenIDs, room); ok || !slices.Equal(ids, room) {
+		if ids, ok := d.ScannedIDs(KeyTokenIDs, room); ok || !slices.Equal(ids, room) {
 			t.Errorf("prompt %.40s: another member's ids are %v", raw, ids)
 		}
-		ids, ok := d.TakeIDs(KeyPrompt, room)
+		ids, ok := d.ScannedIDs(KeyPrompt, room)
 		if ok != (want != nil) || ok && !slices.Equal(ids, want) {
 			t.Errorf("prompt %.40s: took %v, %v", raw, ids, ok)
 		}
-		if _, again := d.TakeIDs(KeyPrompt, nil); again {
+		if _, again := d.ScannedIDs(KeyPrompt, nil); again {
 			t.Errorf("prompt %.40s: taken twice", raw)
 		}
 	}
 	for _, raw := range []string{`[1,]`, `[1`, `[01]`, `[1 2]`, `[1,2`, `[1,,2]`, `[-]`} {
 		if err := d.Scan([]byte(`{"prompt":`+raw+`}`), Limits{}); err == nil {
 			t.Errorf("prompt %s is accepted", raw)
-		} else if _, ok := d.TakeIDs(KeyPrompt, nil); ok {
+		} else if _, ok := d.ScannedIDs(KeyPrompt, nil); ok {
 			t.Errorf("prompt %s has ids", raw)
 		}
 	}
@@ -207,14 +207,14 @@ func TestTakeIDs(t *testing.T) {
 	if err := d.Scan([]byte(`{"prompt":"x"}`), Limits{}); err != nil {
 		t.Fatal(err)
 	}
-	if ids, ok := d.TakeIDs(KeyPrompt, nil); ok {
+	if ids, ok := d.ScannedIDs(KeyPrompt, nil); ok {
 		t.Errorf("the body before had %v", ids)
 	}
 }
 
 // Ids of long prompts are taken along too, each time those of that body, and what memory
 // they need does not stay with the Doc.
-func TestTakeManyIDs(t *testing.T) {
+func TestManyScannedIDs(t *testing.T) {
 	var d Doc
 	var room []uint32
 	for i, n := range []int{10, 20_000, 70_000, 3, 60_000, 70_000, 20_000, 1} {
@@ -229,11 +229,11 @@ func TestTakeManyIDs(t *testing.T) {
 		if n == 60_000 { // nobody takes these
 			continue
 		}
-		ids, ok := d.TakeIDs(KeyPrompt, room)
+		ids, ok := d.ScannedIDs(KeyPrompt, room)
 		if !ok || !slices.Equal(ids, want) {
 			t.Fatalf("body %d: %d ids, %v, want %d", i, len(ids), ok, len(want))
 		}
-		if cap(d.ids) > keptIDs {
+		if cap(d.ids) > maxRetainedIDs {
 			t.Errorf("body %d: room for %d ids is kept", i, cap(d.ids))
 		}
 		room = ids

@@ -31,7 +31,7 @@ func validBy8(b []byte) bool {
 	var state uint64
 	for len(b) >= 8 {
 		w := binary.LittleEndian.Uint64(b)
-		if w&tops|state&63 == 0 {
+		if w&highBits|state&63 == 0 {
 			b = b[8:]
 			continue
 		}

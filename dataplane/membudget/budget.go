@@ -23,8 +23,8 @@ func NewBudget(limit int64) *Budget {
 	return b
 }
 
-// Within makes a budget that says how much its own users hold of b, which is the bound.
-func (b *Budget) Within() *Budget {
+// NewChild makes a budget that says how much its own users hold of b, which is the bound.
+func (b *Budget) NewChild() *Budget {
 	part := NewBudget(math.MaxInt64)
 	part.parent = b
 	return part

@@ -28,7 +28,7 @@ func TestBudget(t *testing.T) {
 }
 
 // What is held never passes the limit, and all of it comes back.
-func TestBudgetTogether(t *testing.T) {
+func TestBudgetConcurrent(t *testing.T) {
 	const limit, workers, rounds = 1000, 8, 2000
 	b := NewBudget(limit)
 	var held struct {
@@ -63,9 +63,9 @@ func TestBudgetTogether(t *testing.T) {
 }
 
 // What a part gives counts in the whole, which bounds it.
-func TestWithin(t *testing.T) {
+func TestNewChild(t *testing.T) {
 	b := NewBudget(100)
-	one, other := b.Within(), b.Within()
+	one, other := b.NewChild(), b.NewChild()
 	if !one.Acquire(60) || other.Acquire(50) || !other.Acquire(40) || b.Acquire(1) {
 		t.Errorf("used %d + %d of %d", one.Used(), other.Used(), b.Used())
 	}
@@ -100,16 +100,16 @@ func TestSetLimit(t *testing.T) {
 func TestCount(t *testing.T) {
 	b := NewBudget(100)
 	c := b.Count()
-	if !c.Take(60) || c.Take(50) || !c.Take(40) || c.Taken() != 100 || b.Used() != 100 {
-		t.Errorf("taken %d, used %d", c.Taken(), b.Used())
+	if !c.Acquire(60) || c.Acquire(50) || !c.Acquire(40) || c.Used() != 100 || b.Used() != 100 {
+		t.Errorf("taken %d, used %d", c.Used(), b.Used())
 	}
 	c.Release()
 	c.Release()
-	if c.Taken() != 0 || b.Used() != 0 || !c.Take(1) {
-		t.Errorf("taken %d, used %d", c.Taken(), b.Used())
+	if c.Used() != 0 || b.Used() != 0 || !c.Acquire(1) {
+		t.Errorf("taken %d, used %d", c.Used(), b.Used())
 	}
 	var none *Count
-	if free := new(Count); !none.Take(1<<40) || !free.Take(1<<40) {
+	if free := new(Count); !none.Acquire(1<<40) || !free.Acquire(1<<40) {
 		t.Error("a count of no budget refuses")
 	}
 }

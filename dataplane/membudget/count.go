@@ -5,21 +5,21 @@ package membudget
 // nothing. It belongs to one goroutine at a time.
 type Count struct {
 	budget *Budget
-	taken  int64
+	used   int64
 }
 
 // Count begins a count against b, which may be nil: then nothing is counted.
 func (b *Budget) Count() Count { return Count{budget: b} }
 
-// Take counts n bytes more; false, and nothing counted, when the budget is spent.
-func (c *Count) Take(n int) bool {
+// Acquire counts n bytes more; false, and nothing counted, when the budget is spent.
+func (c *Count) Acquire(n int) bool {
 	if c == nil || c.budget == nil {
 		return true
 	}
 	if !c.budget.Acquire(int64(n)) {
 		return false
 	}
-	c.taken += int64(max(n, 0))
+	c.used += int64(max(n, 0))
 	return true
 }
 
@@ -28,16 +28,16 @@ func (c *Count) Return(n int) {
 	if c == nil || c.budget == nil {
 		return
 	}
-	give := min(int64(max(n, 0)), c.taken)
+	give := min(int64(max(n, 0)), c.used)
 	c.budget.Release(give)
-	c.taken -= give
+	c.used -= give
 }
 
-// Taken is what is counted, in bytes.
-func (c *Count) Taken() int64 { return c.taken }
+// Used is what is counted, in bytes.
+func (c *Count) Used() int64 { return c.used }
 
 // Release gives back all that was counted; the Count may be used again.
 func (c *Count) Release() {
-	c.budget.Release(c.taken)
-	c.taken = 0
+	c.budget.Release(c.used)
+	c.used = 0
 }

@@ -4,10 +4,10 @@ package membudget
 // gives both back. The zero Lease holds nothing. It belongs to one goroutine
 // at a time and must not be copied while it holds something.
 type Lease struct {
-	budget *Budget
-	pool   *Pool
-	buf    *Buffer
-	taken  int64
+	budget   *Budget
+	pool     *Pool
+	buf      *Buffer
+	acquired int64
 }
 
 // Lease lends a buffer of n bytes counted against b, by the size of its level;
@@ -17,7 +17,7 @@ func (p *Pool) Lease(b *Budget, n int) (Lease, bool) {
 	if !b.Acquire(size) {
 		return Lease{}, false
 	}
-	return Lease{budget: b, pool: p, buf: p.Get(n), taken: size}, true
+	return Lease{budget: b, pool: p, buf: p.Get(n), acquired: size}, true
 }
 
 // Bytes is the lent memory; nil when nothing is held. Grow, Fill and Release make
@@ -57,13 +57,13 @@ func (l *Lease) Grow(n int) bool {
 	bigger := l.pool.Get(n)
 	copy(bigger.B, l.buf.B)
 	l.pool.Put(l.buf)
-	l.budget.Release(l.taken)
-	l.buf, l.taken = bigger, size
+	l.budget.Release(l.acquired)
+	l.buf, l.acquired = bigger, size
 	return true
 }
 
-// Held is what the lease takes of its budget, in bytes.
-func (l *Lease) Held() int64 { return l.taken }
+// Size is what the lease takes of its budget, in bytes.
+func (l *Lease) Size() int64 { return l.acquired }
 
 // Release gives the buffer and its bytes back; again, it does nothing.
 func (l *Lease) Release() {
@@ -71,6 +71,6 @@ func (l *Lease) Release() {
 		return
 	}
 	l.pool.Put(l.buf)
-	l.budget.Release(l.taken)
+	l.budget.Release(l.acquired)
 	*l = Lease{}
 }

@@ -5,7 +5,7 @@ package membudget
 import (
 	"golang.org/x/sys/unix"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
 // mapped says that large buffers lie outside of Go's heap. Under the race detector they do
@@ -26,9 +26,9 @@ func newMemory(size int) []byte {
 	return b
 }
 
-// giveBack gives the memory of b back to the system, and keeps its addresses.
-func giveBack(b []byte) bool {
-	if reuse.Checking() {
+// releasePages gives the memory of b back to the system, and keeps its addresses.
+func releasePages(b []byte) bool {
+	if objpool.ChecksEnabled() {
 		return true // the pattern stays to be looked at
 	}
 	return unix.Madvise(b, unix.MADV_DONTNEED) == nil

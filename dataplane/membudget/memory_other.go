@@ -7,5 +7,5 @@ const mapped = false
 
 func newMemory(size int) []byte { return make([]byte, size) }
 
-// giveBack leaves b to the garbage collector.
-func giveBack([]byte) bool { return false }
+// releasePages leaves b to the garbage collector.
+func releasePages([]byte) bool { return false }

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
 // The levels: powers of two from MinBuffer to 1<<smallShift bytes, and four steps to each
@@ -46,26 +46,26 @@ type Buffer struct {
 // Pool lends buffers by level. The zero value is ready and safe for concurrent
 // use. Default is the process's own.
 type Pool struct {
-	small  [numSmall]sync.Pool
-	large  [numLarge + 1]level // the last one's are beyond MaxBuffer, of different sizes
-	retain atomic.Int64        // what Retain said; 0: nothing
-	kept   atomic.Int64        // bytes in the kept lists
+	small       [numSmall]sync.Pool
+	large       [numLarge + 1]sizeClass // the last one's are beyond MaxBuffer, of different sizes
+	maxRetained atomic.Int64            // what Retain said; 0: nothing
+	retained    atomic.Int64            // bytes in the kept lists
 }
 
-// level has the large buffers of one size that nobody holds.
-type level struct {
-	mu    sync.Mutex
-	kept  []*Buffer // in memory
-	empty []*Buffer // addresses without memory: a page that is touched is made anew, of zeros
-	used  bool      // since another level last wanted its memory
-	busy  bool      // used since the last TrimIdle
+// sizeClass has the large buffers of one size that nobody holds.
+type sizeClass struct {
+	mu            sync.Mutex
+	resident      []*Buffer // in memory
+	discarded     []*Buffer // addresses without memory: a page that is touched is made anew, of zeros
+	used          bool      // since another level last wanted its memory
+	usedSinceTrim bool      // used since the last TrimIdle
 }
 
 // Default is the pool the data plane shares.
 var Default = new(Pool)
 
-// levelOf is the smallest level that holds n bytes.
-func levelOf(n int) int {
+// sizeClassOf is the smallest level that holds n bytes.
+func sizeClassOf(n int) int {
 	switch {
 	case n <= MinBuffer:
 		return 0
@@ -92,7 +92,7 @@ func levelSize(at int) int {
 // SizeOf is the memory that Get(n) takes, in bytes: what a Budget should count.
 func SizeOf(n int) int {
 	if n <= MaxBuffer {
-		return levelSize(levelOf(n))
+		return levelSize(sizeClassOf(n))
 	}
 	return (n + Page - 1) &^ (Page - 1)
 }
@@ -100,41 +100,41 @@ func SizeOf(n int) int {
 // Get lends a buffer with len(B) == n; its content is arbitrary. One beyond MaxBuffer has
 // the capacity that SizeOf says.
 func (p *Pool) Get(n int) *Buffer {
-	at := levelOf(n)
+	at := sizeClassOf(n)
 	var buf *Buffer
 	if at < numSmall {
 		if buf, _ = p.small[at].Get().(*Buffer); buf == nil {
 			buf = &Buffer{full: make([]byte, MinBuffer<<at), level: int8(at)}
 		}
-	} else if buf = p.take(at-numSmall, n); buf == nil {
-		buf = p.make(at, n)
+	} else if buf = p.acquireFree(at-numSmall, n); buf == nil {
+		buf = p.allocate(at, n)
 	}
 	if buf.poisoned {
 		buf.poisoned = false
-		reuse.Verify(buf.full, "membudget.Buffer")
+		objpool.VerifyPoison(buf.full, "membudget.Buffer")
 	}
 	buf.B = buf.full[:n:min(len(buf.full), SizeOf(n))]
 	return buf
 }
 
-// take lends a large buffer that was released; nil: there is none of n bytes.
-func (p *Pool) take(at, n int) *Buffer {
+// acquireFree lends a large buffer that was released; nil: there is none of n bytes.
+func (p *Pool) acquireFree(at, n int) *Buffer {
 	l := &p.large[at]
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.used, l.busy = true, true
-	if last := len(l.kept) - 1; last >= 0 {
-		buf := l.kept[last]
-		l.kept[last] = nil
-		l.kept = l.kept[:last]
-		p.kept.Add(-int64(len(buf.full)))
+	l.used, l.usedSinceTrim = true, true
+	if last := len(l.resident) - 1; last >= 0 {
+		buf := l.resident[last]
+		l.resident[last] = nil
+		l.resident = l.resident[:last]
+		p.retained.Add(-int64(len(buf.full)))
 		return buf
 	}
-	for i := len(l.empty) - 1; i >= 0; i-- {
-		if buf := l.empty[i]; len(buf.full) >= n {
-			last := len(l.empty) - 1
-			l.empty[i], l.empty[last] = l.empty[last], nil
-			l.empty = l.empty[:last]
+	for i := len(l.discarded) - 1; i >= 0; i-- {
+		if buf := l.discarded[i]; len(buf.full) >= n {
+			last := len(l.discarded) - 1
+			l.discarded[i], l.discarded[last] = l.discarded[last], nil
+			l.discarded = l.discarded[:last]
 			return buf
 		}
 	}
@@ -144,8 +144,8 @@ func (p *Pool) take(at, n int) *Buffer {
 // slab is how many bytes of small buffers are mapped at once.
 const slab = 1 << 20
 
-// make makes a large buffer for n bytes, and more where several fit in a slab.
-func (p *Pool) make(at, n int) *Buffer {
+// allocate makes a large buffer for n bytes, and more where several fit in a slab.
+func (p *Pool) allocate(at, n int) *Buffer {
 	size := SizeOf(n)
 	if n > MaxBuffer {
 		size = (n + MaxBuffer - 1) &^ (MaxBuffer - 1) // so that it will do for others
@@ -160,7 +160,7 @@ func (p *Pool) make(at, n int) *Buffer {
 	}
 	l := &p.large[at-numSmall]
 	l.mu.Lock()
-	l.empty = append(l.empty, more...)
+	l.discarded = append(l.discarded, more...)
 	l.mu.Unlock()
 	return &Buffer{full: memory[:size:size], level: int8(at)}
 }
@@ -171,8 +171,8 @@ func (p *Pool) Put(buf *Buffer) {
 		return
 	}
 	buf.B = nil
-	if reuse.Checking() {
-		reuse.Poison(buf.full)
+	if objpool.ChecksEnabled() {
+		objpool.Poison(buf.full)
 		buf.poisoned = true
 	}
 	if at := int(buf.level); at < numSmall {
@@ -182,67 +182,67 @@ func (p *Pool) Put(buf *Buffer) {
 	at := int(buf.level) - numSmall
 	size := int64(len(buf.full))
 	l := &p.large[at]
-	if at < numLarge && (p.kept.Load()+size <= p.retained() || p.makeRoom(at, size)) {
-		p.kept.Add(size)
+	if at < numLarge && (p.retained.Load()+size <= p.retainLimit() || p.evict(at, size)) {
+		p.retained.Add(size)
 		l.mu.Lock()
-		l.kept = append(l.kept, buf)
+		l.resident = append(l.resident, buf)
 		l.mu.Unlock()
 		return
 	}
-	p.empty(l, buf)
+	p.discardPages(l, buf)
 }
 
-// empty gives a buffer's memory back to the system; its addresses stay, so whoever
+// discardPages gives a buffer's memory back to the system; its addresses stay, so whoever
 // reads a released buffer reads zeros.
-func (p *Pool) empty(l *level, buf *Buffer) {
-	if !giveBack(buf.full) {
+func (p *Pool) discardPages(l *sizeClass, buf *Buffer) {
+	if !releasePages(buf.full) {
 		return // to the garbage collector
 	}
 	l.mu.Lock()
-	l.empty = append(l.empty, buf)
+	l.discarded = append(l.discarded, buf)
 	l.mu.Unlock()
 }
 
-func (p *Pool) retained() int64 {
-	if n := p.retain.Load(); n > 0 {
+func (p *Pool) retainLimit() int64 {
+	if n := p.maxRetained.Load(); n > 0 {
 		return n
 	}
 	return defaultRetain
 }
 
-// Retain bounds the large buffers that are kept in memory while nobody has them, in bytes;
+// SetRetain bounds the large buffers that are kept in memory while nobody has them, in bytes;
 // what is kept beyond a lower bound goes back at once.
-func (p *Pool) Retain(n int64) {
-	p.retain.Store(max(n, 1))
-	if p.kept.Load() > n {
+func (p *Pool) SetRetain(n int64) {
+	p.maxRetained.Store(max(n, 1))
+	if p.retained.Load() > n {
 		p.Trim()
 	}
 }
 
-// makeRoom gives kept buffers of levels back that have not been used since it last came by,
+// evict gives kept buffers of levels back that have not been used since it last came by,
 // until size bytes more may be kept of level at; false where that is not enough.
-func (p *Pool) makeRoom(at int, size int64) bool {
-	most := p.retained()
-	if size > most {
+func (p *Pool) evict(at int, size int64) bool {
+	limit := p.retainLimit()
+	if size > limit {
 		return false
 	}
 	for i := range p.large[:numLarge] {
 		l := &p.large[i]
 		for i != at {
 			l.mu.Lock()
-			last := len(l.kept) - 1
+			last := len(l.resident) - 1
 			if last < 0 || l.used {
 				l.used = false
 				l.mu.Unlock()
 				break
 			}
-			buf := l.kept[last]
-			l.kept[last] = nil
-			l.kept = l.kept[:last]
+			buf := l.resident[last]
+			l.resident[last] = nil
+			l.resident = l.resident[:last]
 			l.mu.Unlock()
-			p.kept.Add(-int64(len(buf.full)))
-			p.empty(l, buf)
-			if p.kept.Load()+size <= most {
+			p.retained.Add(-int64(len(buf.full)))
+			p.discardPages(l, buf)
+			if p.retained.Load()+size <= limit {
 				return true
 			}
 		}
@@ -262,17 +262,17 @@ func (p *Pool) trim(all bool) {
 		l := &p.large[i]
 		var kept []*Buffer
 		l.mu.Lock()
-		if all || !l.busy {
-			kept, l.kept = l.kept, nil
+		if all || !l.usedSinceTrim {
+			kept, l.resident = l.resident, nil
 		}
-		l.busy = false
+		l.usedSinceTrim = false
 		l.mu.Unlock()
 		for _, buf := range kept {
-			p.kept.Add(-int64(len(buf.full)))
-			p.empty(l, buf)
+			p.retained.Add(-int64(len(buf.full)))
+			p.discardPages(l, buf)
 		}
 	}
 }
 
 // Retained is how many bytes of large buffers the pool keeps in memory.
-func (p *Pool) Retained() int { return int(p.kept.Load()) }
+func (p *Pool) Retained() int { return int(p.retained.Load()) }

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
 func TestSizes(t *testing.T) {
@@ -42,7 +42,7 @@ func TestRetentionIsBounded(t *testing.T) {
 	p := new(Pool)
 	for _, most := range []int{defaultRetain, 3 << 20} {
 		if most != defaultRetain {
-			p.Retain(int64(most))
+			p.SetRetain(int64(most))
 		}
 		for _, size := range []int{128 << 10, 300 << 10, MaxBuffer, MaxBuffer + 1} {
 			var held []*Buffer
@@ -68,7 +68,7 @@ func TestRetentionIsBounded(t *testing.T) {
 // A size that is used takes the place of one that is not.
 func TestRetentionFollowsUse(t *testing.T) {
 	p := new(Pool)
-	p.Retain(4 << 20)
+	p.SetRetain(4 << 20)
 	fill := func(size int) {
 		var held []*Buffer
 		for range 4 << 20 / size {
@@ -82,15 +82,15 @@ func TestRetentionFollowsUse(t *testing.T) {
 	for range 3 {
 		fill(1 << 20)
 	}
-	if n := len(p.large[levelOf(1<<20)-numSmall].kept); n != 4 {
+	if n := len(p.large[sizeClassOf(1<<20)-numSmall].resident); n != 4 {
 		t.Errorf("%d buffers of 1 MiB are kept of the 4 that are used again and again", n)
 	}
 }
 
 // Whoever reads a large buffer that was given back to the system reads zeros, and whoever
 // gets it next too.
-func TestGivenBackIsEmpty(t *testing.T) {
-	if !mapped || reuse.Checking() {
+func TestDiscardedPagesAreZero(t *testing.T) {
+	if !mapped || objpool.ChecksEnabled() {
 		t.Skip("buffers are the garbage collector's here, or keep their pattern")
 	}
 	for _, size := range []int{32 << 10, 200 << 10, 3 << 20, MaxBuffer + 1} {
@@ -111,7 +111,7 @@ func TestGivenBackIsEmpty(t *testing.T) {
 
 // A write to a buffer after its release is found when it is lent again.
 func TestWriteAfterRelease(t *testing.T) {
-	if !reuse.Checking() {
+	if !objpool.ChecksEnabled() {
 		t.Skip("under the race detector only")
 	}
 	for _, size := range []int{64 << 10, 1 << 20} {
@@ -132,7 +132,7 @@ func TestWriteAfterRelease(t *testing.T) {
 }
 
 // No two holders ever share memory.
-func TestPoolTogether(t *testing.T) {
+func TestPoolConcurrent(t *testing.T) {
 	p := new(Pool)
 	var wg sync.WaitGroup
 	for w := range 8 {
@@ -161,8 +161,8 @@ func TestPoolTogether(t *testing.T) {
 func TestLease(t *testing.T) {
 	b, p := NewBudget(64<<10), new(Pool)
 	l, ok := p.Lease(b, 10<<10)
-	if !ok || len(l.Bytes()) != 10<<10 || l.Held() != 16<<10 || b.Used() != 16<<10 {
-		t.Fatalf("ok %v, %d bytes, held %d, used %d", ok, len(l.Bytes()), l.Held(), b.Used())
+	if !ok || len(l.Bytes()) != 10<<10 || l.Size() != 16<<10 || b.Used() != 16<<10 {
+		t.Fatalf("ok %v, %d bytes, held %d, used %d", ok, len(l.Bytes()), l.Size(), b.Used())
 	}
 	l.Bytes()[0] = 'x'
 	if !l.Grow(16<<10) || b.Used() != 16<<10 || !l.Grow(30<<10) || b.Used() != 32<<10 || l.Bytes()[0] != 'x' || len(l.Bytes()) != 30<<10 {
@@ -176,7 +176,7 @@ func TestLease(t *testing.T) {
 	}
 	l.Release()
 	l.Release()
-	if b.Used() != 0 || l.Bytes() != nil || l.Grow(1) || l.Held() != 0 {
+	if b.Used() != 0 || l.Bytes() != nil || l.Grow(1) || l.Size() != 0 {
 		t.Errorf("used %d after Release", b.Used())
 	}
 }

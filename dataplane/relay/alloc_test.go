@@ -8,16 +8,16 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// void is a client that takes everything at no cost.
-type void struct{}
+// discardConn is a client that takes everything at no cost.
+type discardConn struct{}
 
-func (void) Write(p []byte) (int, error)      { return len(p), nil }
-func (void) SetWriteDeadline(time.Time) error { return nil }
+func (discardConn) Write(p []byte) (int, error)      { return len(p), nil }
+func (discardConn) SetWriteDeadline(time.Time) error { return nil }
 
 const chunkEvent = `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[{"index":0,"delta":{"content":" issues"},"logprobs":null,"finish_reason":null,"token_ids":null}]}` + "\n\n"
 
-func voidStream() *stream {
-	s := &stream{dst: void{}, resp: new(upstream.Response), rare: &noneRare, terms: &terms{writeTimeout: time.Minute}, chunked: true, scanning: true}
+func newDiscardStream() *stream {
+	s := &stream{dst: discardConn{}, resp: new(upstream.Response), extras: &noExtras, streamSettings: &streamSettings{writeTimeout: time.Minute}, chunked: true, scanning: true}
 	s.scan.usage = noUsage
 	return s
 }
@@ -25,11 +25,11 @@ func voidStream() *stream {
 func TestChunkAllocatesNothing(t *testing.T) {
 	chunk := []byte(chunksOf(chunkEvent))
 	two := []byte(chunksOf(chunkEvent, chunkEvent))
-	s := voidStream()
+	s := newDiscardStream()
 	for name, f := range map[string]func(){
-		"whole chunk": func() { s.pass(chunk, time.Now()) },
-		"two chunks":  func() { s.pass(two, time.Now()) },
-		"two halves":  func() { s.pass(chunk[:50], time.Now()); s.pass(chunk[50:], time.Now()) },
+		"whole chunk": func() { s.forward(chunk, time.Now()) },
+		"two chunks":  func() { s.forward(two, time.Now()) },
+		"two halves":  func() { s.forward(chunk[:50], time.Now()); s.forward(chunk[50:], time.Now()) },
 	} {
 		if n := testing.AllocsPerRun(1000, f); n != 0 && !raceEnabled {
 			t.Errorf("%s: %v allocations", name, n)
@@ -44,11 +44,11 @@ func TestChunkAllocatesNothing(t *testing.T) {
 // framing, scan, time, bookkeeping; without the two system calls.
 func BenchmarkStreamChunk(b *testing.B) {
 	chunk := []byte(chunksOf(chunkEvent))
-	s := voidStream()
+	s := newDiscardStream()
 	b.ReportAllocs()
 	b.SetBytes(int64(len(chunk)))
 	for b.Loop() {
-		if s.pass(chunk, time.Now()) {
+		if s.forward(chunk, time.Now()) {
 			b.Fatal("ended")
 		}
 	}
@@ -93,37 +93,39 @@ func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(stream{}); size > 288 {
 		t.Errorf("a stream has %d bytes; a size class ends at 288", size)
 	}
-	if size := unsafe.Sizeof(rare{}); size > 64 {
+	if size := unsafe.Sizeof(streamExtras{}); size > 64 {
 		t.Errorf("what a stream that may move has besides has %d bytes; a size class ends at 64", size)
 	}
 	if size := unsafe.Sizeof(editor{}); size > 48 {
 		t.Errorf("what rewrites events has %d bytes; a size class ends at 48", size)
 	}
-	if size := unsafe.Sizeof(lending{}); size > 144 {
+	if size := unsafe.Sizeof(loopState{}); size > 144 {
 		t.Errorf("what a loop needs of it has %d bytes; a size class ends at 144", size)
 	}
 }
 
 // Streams of one server have their terms once, together.
-func TestStreamsShareTheirTerms(t *testing.T) {
-	of := func(idle time.Duration) *terms { return terms{writeTimeout: time.Second, idleTimeout: idle}.share() }
+func TestStreamsShareSettings(t *testing.T) {
+	of := func(idle time.Duration) *streamSettings {
+		return streamSettings{writeTimeout: time.Second, idleTimeout: idle}.share()
+	}
 	if one := of(1); one != of(1) || one == of(2) || one.idleTimeout != 1 {
 		t.Error("streams with the same terms have each their own, or others' with other ones")
 	}
 }
 
-// TestEditorHasNoRoomBetweenEvents: what goes out is laid in memory that is lent until it
+// TestEditorHoldsNoBufferBetweenEvents: what goes out is laid in memory that is lent until it
 // was passed on, of thousands of streams.
-func TestEditorHasNoRoomBetweenEvents(t *testing.T) {
-	s := voidStream()
-	s.edit = &editor{rewriter: &Transcript{Form: ChatForm, Prompt: PackIDs([]uint32{1})}}
+func TestEditorHoldsNoBufferBetweenEvents(t *testing.T) {
+	s := newDiscardStream()
+	s.editor = &editor{rewriter: &Transcript{Format: ChatFormat, Prompt: PackIDs([]uint32{1})}}
 	event := []byte(chunksOf(chunkEvent))
 	for _, part := range [][]byte{event, event[:50], event[50:]} {
-		if s.pass(part, time.Now()); s.edit.room != nil {
+		if s.forward(part, time.Now()); s.editor.out != nil {
 			t.Fatal("a stream keeps the room of an event that was passed on")
 		}
 	}
-	if n := testing.AllocsPerRun(1000, func() { s.pass(event, time.Now()) }); n != 0 && !raceEnabled {
+	if n := testing.AllocsPerRun(1000, func() { s.forward(event, time.Now()) }); n != 0 && !raceEnabled {
 		t.Errorf("%v allocations an event", n)
 	}
 }

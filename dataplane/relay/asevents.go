@@ -5,7 +5,7 @@ package relay
 // client asked for it, [DONE]. It is for answers that a leg gives whole although
 // the client wants a stream. What is no such answer becomes one event.
 func AppendEvents(dst, body []byte, usage bool) []byte {
-	w := walker{b: body}
+	w := jsonWalker{b: body}
 	if w.peek() != '{' {
 		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
 	}
@@ -40,7 +40,7 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 	open := func(dst []byte) []byte {
 		return appendHead(append(dst, "data: "...), false, name, id, created, model)
 	}
-	w = walker{b: choices}
+	w = jsonWalker{b: choices}
 	w.enter('[')
 	for w.element() {
 		if chat {
@@ -70,7 +70,7 @@ func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
 	wrote := false
 	content := func(b []byte) []byte {
 		from := len(b)
-		w := walker{b: message}
+		w := jsonWalker{b: message}
 		for ok := len(message) > 0 && w.enter('{'); ok; {
 			var key []byte
 			if key, ok = w.member(); !ok {

@@ -27,14 +27,14 @@ type Conversion struct {
 	// The prefill engine knows what the decode engine can not.
 	Cached int
 	// Seam makes the answer, a stream, go on with one that another engine began.
-	Seam *Seam
+	Splice *SplicePoint
 
-	head   []byte    // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
-	begun  []bool    // choices whose first event is out
-	left   int       // choices whose first event is not
-	ended  bool      // [DONE] is out
-	origin int       // where text_offset begins that the engine calls 0: behind the first token
-	only   *Sequence // of the one choice that the event at hand tells of, nil where it has not one
+	head      []byte       // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
+	started   []bool       // choices whose first event is out
+	unstarted int          // choices whose first event is not
+	doneSent  bool         // [DONE] is out
+	origin    int          // where text_offset begins that the engine calls 0: behind the first token
+	choice    *ChoiceState // of the one choice that the event at hand tells of, nil where it has not one
 }
 
 // FirstToken is what prefill generated.
@@ -45,42 +45,42 @@ type FirstToken struct {
 	IDs      bool   // the client asked for token ids
 }
 
-// Seam is where a stream passes from one engine to the next, which was given what
+// SplicePoint is where a stream passes from one engine to the next, which was given what
 // had been told as a part of its prompt.
-type Seam struct {
+type SplicePoint struct {
 	// Head is the beginning of all events, up to the model; nil: nothing was told,
 	// and the stream begins here.
-	Head    []byte
-	Prompt  int  // tokens of the client's prompt
-	Tokens  int  // told before; usage counts them as output
-	ShowIDs bool // the client asked for token ids
+	Head        []byte
+	Prompt      int  // tokens of the client's prompt
+	PriorTokens int  // told before; usage counts them as output
+	ShowIDs     bool // the client asked for token ids
 
-	of    []*Sequence // the choices that the engine was asked for, in its order; nil: the first
-	begun []bool      // of them, those whose first event is out
-	all   func() int  // tokens of all choices, where there are several
-	sums  int         // of how many prompts cached_tokens is the sum; 0: it is of one
+	choices       []*ChoiceState // the choices that the engine was asked for, in its order; nil: the first
+	started       []bool         // of them, those whose first event is out
+	totalTokens   func() int     // tokens of all choices, where there are several
+	cachedPrompts int            // of how many prompts cached_tokens is the sum; 0: it is of one
 }
 
 // sequence is what the engine's choice i belongs to, nil where nothing.
-func (s *Seam) sequence(i int) *Sequence {
-	if s == nil || i >= len(s.of) {
+func (s *SplicePoint) sequence(i int) *ChoiceState {
+	if s == nil || i >= len(s.choices) {
 		return nil
 	}
-	return s.of[i]
+	return s.choices[i]
 }
 
-// noChoice bounds the index of a choice, so that an engine's nonsense costs
+// maxChoiceIndex bounds the index of a choice, so that an engine's nonsense costs
 // nothing.
-const noChoice = 1 << 12
+const maxChoiceIndex = 1 << 12
 
 // Event implements Rewriter.
 func (c *Conversion) Event(dst, event []byte) []byte {
-	data := DataOf(event)
+	data := EventData(event)
 	if bytes.Equal(data, done) {
-		if c.ended {
+		if c.doneSent {
 			return dst
 		}
-		c.ended = true
+		c.doneSent = true
 		return append(dst, event...)
 	}
 	mark := len(dst)
@@ -93,30 +93,30 @@ func (c *Conversion) Event(dst, event []byte) []byte {
 
 // chunk converts the data of one event; ok is false when it is to pass as it is.
 func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
-	w := walker{b: data}
+	w := jsonWalker{b: data}
 	if len(data) == 0 || w.peek() != '{' {
 		return dst, false
 	}
-	if c.head == nil && c.Seam != nil && c.Seam.Head != nil {
-		c.head, c.begun, c.left = c.Seam.Head, []bool{true}, 0
-		if c.Seam.all != nil {
-			c.begun = c.Seam.begun
-			for _, begun := range c.begun {
+	if c.head == nil && c.Splice != nil && c.Splice.Head != nil {
+		c.head, c.started, c.unstarted = c.Splice.Head, []bool{true}, 0
+		if c.Splice.totalTokens != nil {
+			c.started = c.Splice.started
+			for _, begun := range c.started {
 				if !begun {
-					c.left++
+					c.unstarted++
 				}
 			}
 		}
 	}
-	if c.head == nil || c.left > 0 {
-		if dst, ok = c.begin(dst, data); !ok {
+	if c.head == nil || c.unstarted > 0 {
+		if dst, ok = c.appendOpenings(dst, data); !ok {
 			return dst, false
 		}
 	}
 	mark := len(dst)
-	c.only = nil
+	c.choice = nil
 	dst = append(append(dst, "data: "...), c.head...)
-	came, kept := 0, 0
+	seen, sent := 0, 0
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
@@ -133,7 +133,7 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 			w.skip()
 		case "choices":
 			dst = append(dst, `,"choices":[`...)
-			dst, came, kept = c.choices(dst, &w)
+			dst, seen, sent = c.choices(dst, &w)
 			dst = append(dst, ']')
 		case "usage":
 			dst = append(dst, `,"usage":`...)
@@ -147,7 +147,7 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	if w.bad {
 		return dst, false
 	}
-	if came > 0 && kept == 0 {
+	if seen > 0 && sent == 0 {
 		// No text, no end: nothing to tell. A usage so far goes with it, because
 		// without choices it would look like the last one.
 		return dst[:mark], true
@@ -156,30 +156,30 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 }
 
 // usage appends the usage object at w as the client's request has it.
-func (c *Conversion) usage(dst []byte, w *walker) []byte {
+func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)
 	}
-	several, output := c.Seam != nil && c.Seam.all != nil, 0
+	several, output := c.Splice != nil && c.Splice.totalTokens != nil, 0
 	if several {
 		// The engine counts several prompts, and not the choices that had finished.
-		if output = c.Seam.all(); c.only != nil {
-			output = len(c.only.Out)
+		if output = c.Splice.totalTokens(); c.choice != nil {
+			output = len(c.choice.Out)
 		}
 	}
-	moved := 0
+	prior := 0
 	if c.First != nil {
-		moved = 1
+		prior = 1
 	}
-	if c.Seam != nil {
-		moved += c.Seam.Tokens
+	if c.Splice != nil {
+		prior += c.Splice.PriorTokens
 	}
 	w.enter('{')
 	from := len(dst)
 	for key, more := w.member(); more; key, more = w.member() {
 		dst = appendKey(dst, from, key)
 		if several {
-			if n, ok := counted(key, c.Seam.Prompt, output); ok {
+			if n, ok := usageCount(key, c.Splice.Prompt, output); ok {
 				w.skip()
 				dst = appendInt(dst, n)
 				continue
@@ -187,11 +187,11 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 		}
 		switch string(key) {
 		case "prompt_tokens":
-			dst = w.shifted(dst, -moved)
+			dst = w.appendShifted(dst, -prior)
 		case "completion_tokens":
-			dst = w.shifted(dst, moved)
+			dst = w.appendShifted(dst, prior)
 		case "prompt_tokens_details":
-			dst = c.details(dst, w)
+			dst = c.promptTokensDetails(dst, w)
 		default:
 			dst = append(dst, w.raw()...)
 		}
@@ -199,8 +199,8 @@ func (c *Conversion) usage(dst []byte, w *walker) []byte {
 	return closeObject(dst, from)
 }
 
-// counted is what a member of the usage says of so many tokens of prompt and output.
-func counted(key []byte, prompt, output int) (n int, ok bool) {
+// usageCount is what a member of the usage says of so many tokens of prompt and output.
+func usageCount(key []byte, prompt, output int) (n int, ok bool) {
 	switch string(key) {
 	case "prompt_tokens":
 		return prompt, true
@@ -212,8 +212,8 @@ func counted(key []byte, prompt, output int) (n int, ok bool) {
 	return 0, false
 }
 
-// details appends prompt_tokens_details with the cached tokens that prefill told.
-func (c *Conversion) details(dst []byte, w *walker) []byte {
+// promptTokensDetails appends prompt_tokens_details with the cached tokens that prefill told.
+func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)
 	}
@@ -226,11 +226,11 @@ func (c *Conversion) details(dst []byte, w *walker) []byte {
 			dst = strconv.AppendInt(dst, int64(c.Cached), 10)
 			continue
 		}
-		if c.Seam != nil && string(key) == "cached_tokens" {
+		if c.Splice != nil && string(key) == "cached_tokens" {
 			// What was told counts as output, not as prompt that was found. The client has one
 			// prompt: of a sum over several, which all begin with it, the mean is told.
-			cached := walker{b: value}
-			dst = strconv.AppendInt(dst, int64(min(max(cached.digits(), 0)/max(c.Seam.sums, 1), c.Seam.Prompt)), 10)
+			cached := jsonWalker{b: value}
+			dst = strconv.AppendInt(dst, int64(min(max(cached.unsigned(), 0)/max(c.Splice.cachedPrompts, 1), c.Splice.Prompt)), 10)
 			continue
 		}
 		dst = append(dst, value...)
@@ -239,25 +239,25 @@ func (c *Conversion) details(dst []byte, w *walker) []byte {
 }
 
 // raw gives the value w stands at, as it is written, and moves behind it.
-func (w *walker) raw() []byte {
+func (w *jsonWalker) raw() []byte {
 	w.peek()
 	from := w.i
 	w.skip()
 	return w.b[from:w.i]
 }
 
-// shifted appends the integer at w plus by; what is none is appended as it is.
-func (w *walker) shifted(dst []byte, by int) []byte {
+// appendShifted appends the integer at w plus by; what is none is appended as it is.
+func (w *jsonWalker) appendShifted(dst []byte, by int) []byte {
 	raw := w.raw()
-	value := walker{b: raw}
-	if n := value.digits(); n >= 0 && value.i == len(raw) {
+	value := jsonWalker{b: raw}
+	if n := value.unsigned(); n >= 0 && value.i == len(raw) {
 		return strconv.AppendInt(dst, int64(max(n+by, 0)), 10)
 	}
 	return append(dst, raw...)
 }
 
-// digits reads a plain non-negative integer, -1 when there is none.
-func (w *walker) digits() int {
+// unsigned reads a plain non-negative integer, -1 when there is none.
+func (w *jsonWalker) unsigned() int {
 	n, from := 0, w.i
 	for ; w.i < len(w.b) && w.i-from < 18; w.i++ {
 		d := w.b[w.i] - '0'

@@ -4,7 +4,7 @@ package relay
 // no completions answer is appended as it is.
 func (c *Conversion) Body(dst, body []byte) []byte {
 	mark := len(dst)
-	w := walker{b: body}
+	w := jsonWalker{b: body}
 	if w.peek() != '{' {
 		return append(dst, body...)
 	}
@@ -34,7 +34,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 	dst = appendHead(dst, c.Chat, object, id, created, model)
 	dst = append(dst, `,"choices":[`...)
 	var prompt, promptLP []byte
-	cw := walker{b: choices}
+	cw := jsonWalker{b: choices}
 	cw.enter('[')
 	for n := 0; cw.element(); n++ {
 		if n > 0 {
@@ -50,7 +50,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 		return append(dst[:mark], body...)
 	}
 	dst = append(dst, ']')
-	w = walker{b: body}
+	w = jsonWalker{b: body}
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
 		switch string(key) {
@@ -74,7 +74,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 }
 
 // wholeChoice appends the choice at w of a whole answer.
-func (c *Conversion) wholeChoice(dst []byte, w *walker) ([]byte, choice) {
+func (c *Conversion) wholeChoice(dst []byte, w *jsonWalker) ([]byte, choice) {
 	start := w.i
 	var ch choice
 	ch.read(w, nil)
@@ -129,7 +129,7 @@ func (c *Conversion) wholeChoice(dst []byte, w *walker) ([]byte, choice) {
 		dst = c.promptIDs(dst, ch.prompt)
 	}
 	var rest choice
-	again := walker{b: w.b, i: start}
+	again := jsonWalker{b: w.b, i: start}
 	rest.read(&again, func(key, value []byte) { dst = appendMember(dst, key, orNull(value)) })
 	return append(dst, '}'), ch
 }
@@ -142,10 +142,10 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 		return append(dst, first...)
 	}
 	names := []string{"text_offset", "tokens", "token_logprobs", "top_logprobs"}
-	if behind := offsetBehind(first); behind < 0 {
+	if second := nextTextOffset(first); second < 0 {
 		names = names[1:]
 	} else {
-		rest = appendMoved(nil, rest, behind)
+		rest = appendShiftedOffsets(nil, rest, second)
 	}
 	from := len(dst)
 	for _, name := range names {
@@ -167,7 +167,7 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 
 // memberOf gives one member of an object, nil when it has none.
 func memberOf(object []byte, name string) (value []byte) {
-	w := walker{b: object}
+	w := jsonWalker{b: object}
 	if !w.enter('{') {
 		return nil
 	}

@@ -10,7 +10,7 @@ type choice struct {
 }
 
 // read takes in the choice at w and gives the members that are not of those.
-func (ch *choice) read(w *walker, other func(key, value []byte)) {
+func (ch *choice) read(w *jsonWalker, other func(key, value []byte)) {
 	if !w.enter('{') {
 		return
 	}
@@ -49,8 +49,8 @@ func (ch *choice) read(w *walker, other func(key, value []byte)) {
 	}
 }
 
-// hide takes ids that the client did not ask for out of a choice.
-func (ch *choice) hide(s *Seam) {
+// hideIDs takes ids that the client did not ask for out of a choice.
+func (ch *choice) hideIDs(s *SplicePoint) {
 	if s == nil {
 		return
 	}
@@ -61,16 +61,16 @@ func (ch *choice) hide(s *Seam) {
 	}
 }
 
-// says whether a chunk with this choice tells the client anything.
-func (ch *choice) says() bool {
+// hasContent whether a chunk with this choice tells the client anything.
+func (ch *choice) hasContent() bool {
 	return len(ch.text) > 0 || ch.finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
 }
 
-// begin makes the head of all events, and puts the first event of every choice
+// appendOpenings makes the head of all events, and puts the first event of every choice
 // that data is the first to speak of before data's own: the role, and the first
 // token.
-func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
-	w := walker{b: data}
+func (c *Conversion) appendOpenings(dst, data []byte) (_ []byte, ok bool) {
+	w := jsonWalker{b: data}
 	var id, created, model, choices []byte
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
@@ -97,25 +97,25 @@ func (c *Conversion) begin(dst, data []byte) (_ []byte, ok bool) {
 	}
 	if c.head == nil {
 		c.makeHead(id, created, model)
-		c.left = max(c.Choices, 1)
+		c.unstarted = max(c.Choices, 1)
 	}
-	w = walker{b: choices}
+	w = jsonWalker{b: choices}
 	if !w.enter('[') {
 		return dst, false
 	}
 	for w.element() {
 		var ch choice
 		ch.read(&w, nil)
-		ch.hide(c.Seam)
-		if ch.index >= noChoice || ch.index < len(c.begun) && c.begun[ch.index] {
+		ch.hideIDs(c.Splice)
+		if ch.index >= maxChoiceIndex || ch.index < len(c.started) && c.started[ch.index] {
 			continue
 		}
-		for len(c.begun) <= ch.index {
-			c.begun = append(c.begun, false)
+		for len(c.started) <= ch.index {
+			c.started = append(c.started, false)
 		}
-		c.begun[ch.index] = true
-		c.left--
-		dst = c.opening(dst, &ch)
+		c.started[ch.index] = true
+		c.unstarted--
+		dst = c.appendOpening(dst, &ch)
 	}
 	return dst, !w.bad
 }
@@ -150,12 +150,12 @@ func orNull(raw []byte) []byte {
 	return raw
 }
 
-// opening appends the events that come before a choice's own first.
-func (c *Conversion) opening(dst []byte, ch *choice) []byte {
+// appendOpening appends the events that come before a choice's own first.
+func (c *Conversion) appendOpening(dst []byte, ch *choice) []byte {
 	event := func(b []byte) []byte {
 		b = append(append(b, "data: "...), c.head...)
 		index := ch.index
-		if q := c.Seam.sequence(index); q != nil {
+		if q := c.Splice.sequence(index); q != nil {
 			index = int(q.index)
 		}
 		return appendInt(append(b, `,"choices":[{"index":`...), index)
@@ -177,14 +177,14 @@ func (c *Conversion) opening(dst []byte, ch *choice) []byte {
 	if !isObject(f.Logprobs) {
 		first.logprobs = nil
 	}
-	var room [16]byte
+	var scratch [16]byte
 	if f.IDs {
-		first.ids = append(appendInt(append(room[:0], '['), int(f.ID)), ']')
+		first.ids = append(appendInt(append(scratch[:0], '['), int(f.ID)), ']')
 	}
 	if !c.Chat && first.logprobs != nil {
-		c.origin = max(offsetBehind(first.logprobs), 0)
+		c.origin = max(nextTextOffset(first.logprobs), 0)
 	}
-	dst = c.body(dst, &first, 0)
+	dst = c.appendChoice(dst, &first, 0)
 	if !c.Chat {
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = c.promptIDs(dst, ch.prompt)
@@ -209,37 +209,37 @@ func (c *Conversion) promptIDs(dst, ids []byte) []byte {
 
 // choices appends the choices at w in the client's shape; it gives how many came
 // and how many of them are told.
-func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
+func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent int) {
 	if !w.enter('[') {
 		return dst, 0, 0
 	}
 	for w.element() {
 		var ch choice
 		ch.read(w, nil)
-		ch.hide(c.Seam)
+		ch.hideIDs(c.Splice)
 		origin := c.origin
-		if came++; came > 1 {
-			c.only = nil
+		if seen++; seen > 1 {
+			c.choice = nil
 		}
-		if q := c.Seam.sequence(ch.index); q != nil {
-			if came == 1 {
-				c.only = q
+		if q := c.Splice.sequence(ch.index); q != nil {
+			if seen == 1 {
+				c.choice = q
 			}
-			ch.index, origin = int(q.index), origin+int(q.origin)
+			ch.index, origin = int(q.index), origin+int(q.engineOrigin)
 			if !q.Finished {
 				ch.finish, ch.stop = nil, nil // it goes on in the next round
 			}
-		} else if c.Seam != nil && c.Seam.all != nil {
+		} else if c.Splice != nil && c.Splice.totalTokens != nil {
 			continue // nobody asked for it, and its number is another's
 		}
-		if c.Chat && !ch.says() {
+		if c.Chat && !ch.hasContent() {
 			continue
 		}
-		if kept++; kept > 1 {
+		if sent++; sent > 1 {
 			dst = append(dst, ',')
 		}
 		dst = appendInt(append(dst, `{"index":`...), ch.index)
-		dst = c.body(dst, &ch, origin)
+		dst = c.appendChoice(dst, &ch, origin)
 		if !c.Chat {
 			dst = append(dst, `,"prompt_token_ids":`...)
 			if c.First != nil {
@@ -250,11 +250,11 @@ func (c *Conversion) choices(dst []byte, w *walker) (_ []byte, came, kept int) {
 		}
 		dst = append(dst, '}')
 	}
-	return dst, came, kept
+	return dst, seen, sent
 }
 
-// body appends a choice's members behind its index; text_offset counts from origin.
-func (c *Conversion) body(dst []byte, ch *choice, origin int) []byte {
+// appendChoice appends a choice's members behind its index; text_offset counts from origin.
+func (c *Conversion) appendChoice(dst []byte, ch *choice, origin int) []byte {
 	if c.Chat {
 		if len(ch.text) == 0 && ch.finish != nil {
 			dst = append(dst, `,"delta":{`...)
@@ -265,7 +265,7 @@ func (c *Conversion) body(dst []byte, ch *choice, origin int) []byte {
 		dst = c.logprobs(dst, ch.logprobs)
 	} else {
 		dst = append(append(append(dst, `,"text":"`...), ch.text...), '"')
-		dst = appendMoved(append(dst, `,"logprobs":`...), ch.logprobs, origin)
+		dst = appendShiftedOffsets(append(dst, `,"logprobs":`...), ch.logprobs, origin)
 	}
 	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
 	if ch.finish != nil || !c.Chat {

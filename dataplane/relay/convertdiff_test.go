@@ -35,8 +35,8 @@ func parsed(t *testing.T, text []byte) object {
 	return v
 }
 
-// wants is v as JSON reads it again.
-func wants(t *testing.T, v any) object {
+// checkJSON is v as JSON reads it again.
+func checkJSON(t *testing.T, v any) object {
 	t.Helper()
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -91,8 +91,8 @@ func quoted(rng *rand.Rand, v any) json.RawMessage {
 	return json.RawMessage(ascii.String())
 }
 
-// rated is a completions logprobs object of some tokens.
-func rated(tokens []token, offset int) object {
+// completionLogprobs is a completions logprobs object of some tokens.
+func completionLogprobs(tokens []token, offset int) object {
 	texts, values, tops, offsets := []any{}, []any{}, []any{}, []any{}
 	for _, k := range tokens {
 		texts, values, offsets = append(texts, k.text), append(values, k.logprob), append(offsets, offset)
@@ -102,8 +102,8 @@ func rated(tokens []token, offset int) object {
 	return object{"text_offset": offsets, "tokens": texts, "token_logprobs": values, "top_logprobs": tops}
 }
 
-// ratedChat is what chat says in the place of rated.
-func ratedChat(tokens []token) object {
+// chatLogprobs is what chat says in the place of rated.
+func chatLogprobs(tokens []token) object {
 	items := []any{}
 	for _, k := range tokens {
 		numbers := []int{}
@@ -142,7 +142,7 @@ func (c *completion) conversion(rng *rand.Rand) *Conversion {
 		text := quoted(rng, f.text)
 		conv.First = &FirstToken{ID: uint32(f.id), Text: text[1 : len(text)-1], IDs: c.ids}
 		if c.logprobs {
-			conv.First.Logprobs, _ = json.Marshal(rated([]token{*f}, 0))
+			conv.First.Logprobs, _ = json.Marshal(completionLogprobs([]token{*f}, 0))
 		}
 	}
 	return conv
@@ -158,8 +158,8 @@ func (c *completion) headChat(object_ string) object {
 	return v
 }
 
-// moved is how many tokens that prefill made the engine counts as prompt.
-func (c *completion) moved() int {
+// priorTokens is how many tokens that prefill made the engine counts as prompt.
+func (c *completion) priorTokens() int {
 	if c.first == nil {
 		return 0
 	}
@@ -180,7 +180,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		for key, x := range more {
 			v[key] = x
 		}
-		want = append(want, wants(t, v))
+		want = append(want, checkJSON(t, v))
 	}
 	chat(object{"index": 0, "delta": object{"role": "assistant", "content": ""}, "logprobs": nil, "finish_reason": nil}, nil)
 	said := func(k token, finish any) object {
@@ -192,7 +192,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 			v["stop_reason"] = nil
 		}
 		if c.logprobs {
-			v["logprobs"] = ratedChat([]token{k})
+			v["logprobs"] = chatLogprobs([]token{k})
 		}
 		if c.ids {
 			v["token_ids"] = []int{k.id}
@@ -210,7 +210,7 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		}
 		choice["finish_reason"] = finish
 		if c.logprobs {
-			choice["logprobs"] = rated([]token{k}, i)
+			choice["logprobs"] = completionLogprobs([]token{k}, i)
 		}
 		if c.ids {
 			choice["token_ids"] = []int{k.id}
@@ -226,11 +226,11 @@ func (c *completion) stream(t *testing.T, rng *rand.Rand) (sent []string, want [
 		}
 	}
 	v := c.head("text_completion")
-	v["choices"], v["usage"] = []any{}, usageOf(c.prompt+c.moved(), len(c.steps), c.prompt)
+	v["choices"], v["usage"] = []any{}, usageOf(c.prompt+c.priorTokens(), len(c.steps), c.prompt)
 	event(v)
 	v = c.headChat("chat.completion.chunk")
-	v["choices"], v["usage"] = []any{}, usageOf(c.prompt, len(c.steps)+c.moved(), c.cached)
-	return append(sent, "data: [DONE]\n\n"), append(want, wants(t, v))
+	v["choices"], v["usage"] = []any{}, usageOf(c.prompt, len(c.steps)+c.priorTokens(), c.cached)
+	return append(sent, "data: [DONE]\n\n"), append(want, checkJSON(t, v))
 }
 
 // whole is stream for an answer in one piece.
@@ -241,13 +241,13 @@ func (c *completion) whole(t *testing.T, rng *rand.Rand) (sent []byte, want obje
 	}
 	choice := object{"index": 0, "text": texts, "logprobs": nil, "finish_reason": "stop", "stop_reason": nil, "token_ids": nil, "x": c.tag}
 	if c.logprobs {
-		choice["logprobs"] = rated(c.steps, 0)
+		choice["logprobs"] = completionLogprobs(c.steps, 0)
 	}
 	if c.ids {
 		choice["token_ids"] = ids
 	}
 	v := c.head("text_completion")
-	v["choices"], v["usage"], v["system_fingerprint"] = []any{choice}, usageOf(c.prompt+c.moved(), len(c.steps), c.prompt), c.tag
+	v["choices"], v["usage"], v["system_fingerprint"] = []any{choice}, usageOf(c.prompt+c.priorTokens(), len(c.steps), c.prompt), c.tag
 	if c.private {
 		v["kv_transfer_params"] = object{"remote_host": "secret"}
 	}
@@ -258,7 +258,7 @@ func (c *completion) whole(t *testing.T, rng *rand.Rand) (sent []byte, want obje
 	choice = object{"index": 0, "message": object{"role": "assistant", "content": texts, "refusal": nil}, "logprobs": nil,
 		"finish_reason": "stop", "stop_reason": nil, "token_ids": nil, "x": c.tag}
 	if c.logprobs {
-		choice["logprobs"] = ratedChat(all)
+		choice["logprobs"] = chatLogprobs(all)
 	}
 	if c.ids {
 		choice["token_ids"] = ids
@@ -266,7 +266,7 @@ func (c *completion) whole(t *testing.T, rng *rand.Rand) (sent []byte, want obje
 	v = c.headChat("chat.completion")
 	v["choices"], v["usage"], v["system_fingerprint"] = []any{choice}, usageOf(c.prompt, len(all), c.cached), c.tag
 	v["prompt_logprobs"], v["prompt_token_ids"] = nil, nil
-	return sent, wants(t, v)
+	return sent, checkJSON(t, v)
 }
 
 // TestConversionByReference converts random completions answers, streams in random chunks and
@@ -312,7 +312,7 @@ func testConversion(t *testing.T, rng *rand.Rand, c completion) {
 			rest = rest[n:]
 		}
 		send(nc, rest)
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	got := strings.Split(strings.TrimSuffix(string(dechunk(t, dst.got)), "\n\n"), "\n\n")
 	if res.Err != nil || len(got) != len(want)+1 || got[len(got)-1] != "data: [DONE]" {

@@ -23,17 +23,17 @@ func (c *Conversion) logprobs(dst, raw []byte) []byte {
 // log-probability (an echoed first one) has no place in chat. more says that
 // items stand before; it gives whether items stand now.
 func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
-	var tokens, values, tops walker
-	w := walker{b: raw}
+	var tokens, values, tops jsonWalker
+	w := jsonWalker{b: raw}
 	w.enter('{')
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "tokens":
-			tokens = walker{b: w.raw()}
+			tokens = jsonWalker{b: w.raw()}
 		case "token_logprobs":
-			values = walker{b: w.raw()}
+			values = jsonWalker{b: w.raw()}
 		case "top_logprobs":
-			tops = walker{b: w.raw()}
+			tops = jsonWalker{b: w.raw()}
 		default:
 			w.skip()
 		}
@@ -67,7 +67,7 @@ func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
 
 // alternatives appends the first TopLogprobs members of {"token": logprob, …}.
 func (c *Conversion) alternatives(dst, top []byte) []byte {
-	w := walker{b: top}
+	w := jsonWalker{b: top}
 	if !isObject(top) || !w.enter('{') {
 		return dst
 	}

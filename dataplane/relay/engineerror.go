@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// errorMember reads what an error says of itself besides words: those of an engine may
+// readErrorMember reads what an error says of itself besides words: those of an engine may
 // repeat what it was sent, and its own log has them.
-func (s *scanner) errorMember(w *walker) {
-	told := !w.null() // as null it stands in events of an answer too
+func (s *streamScanner) readErrorMember(w *jsonWalker) {
+	nonNull := !w.null() // as null it stands in events of an answer too
 	if !w.enter('{') {
-		if told {
+		if nonNull {
 			s.finish = ""
 		}
 		return
@@ -26,27 +26,27 @@ func (s *scanner) errorMember(w *walker) {
 			w.skip()
 		}
 	}
-	s.tellsError(kind, code)
+	s.setError(kind, code)
 }
 
-// tellsError keeps an error's type and code, as they stand in its JSON, in the place of a
+// setError keeps an error's type and code, as they stand in its JSON, in the place of a
 // finish reason, of which none comes behind it.
-func (s *scanner) tellsError(kind, code []byte) {
-	s.finish = strings.TrimSpace(string(aWord(kind)) + " " + string(aWord(code)))
+func (s *streamScanner) setError(kind, code []byte) {
+	s.finish = strings.TrimSpace(string(errorWord(kind)) + " " + string(errorWord(code)))
 }
 
-// mostWord is how long a type or a code may be.
-const mostWord = 64
+// maxErrorWord is how long a type or a code may be.
+const maxErrorWord = 64
 
-// aWord is the inside of a JSON string, or a number, that is a name and nothing more: it
+// errorWord is the inside of a JSON string, or a number, that is a name and nothing more: it
 // stands in log lines.
-func aWord(value []byte) []byte {
+func errorWord(value []byte) []byte {
 	if n := len(value); n > 1 && value[0] == '"' {
 		value = plainName(value[1 : n-1])
 	} else if n == 0 || value[0]-'0' > 9 && value[0] != '-' { // null, or no word
 		return nil
 	}
-	if len(value) > mostWord {
+	if len(value) > maxErrorWord {
 		return nil
 	}
 	for _, c := range value {
@@ -61,12 +61,12 @@ func isWordByte(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
 }
 
-// toldError is what an engine said of its failure.
-func (s *scanner) toldError() error {
+// engineError is what an engine said of its failure.
+func (s *streamScanner) engineError() error {
 	if s.finish == "" {
-		return errTold
+		return errEngineReported
 	}
-	return errors.New(errTold.Error() + ": " + s.finish)
+	return errors.New(errEngineReported.Error() + ": " + s.finish)
 }
 
-var errTold = errors.New("an error event of the engine's")
+var errEngineReported = errors.New("an error event of the engine's")

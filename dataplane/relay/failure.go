@@ -8,14 +8,14 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// failure is what the client is told when the engine leaves it in mid-stream.
-type failure struct {
+// streamFailure is what the client is told when the engine leaves it in mid-stream.
+type streamFailure struct {
 	message string
 	code    int // an HTTP status
 }
 
-// kind is the failure's name in OpenAI's protocols, as a refusal of that status has it.
-func (f failure) kind() string {
+// openAIType is the failure's name in OpenAI's protocols, as a refusal of that status has it.
+func (f streamFailure) openAIType() string {
 	switch f.code {
 	case 499:
 		return "client_closed_request"
@@ -25,8 +25,8 @@ func (f failure) kind() string {
 	return "upstream_error"
 }
 
-// anthropicKind is that in Anthropic's.
-func (f failure) anthropicKind() string {
+// anthropicType is that in Anthropic's.
+func (f streamFailure) anthropicType() string {
 	switch f.code {
 	case 503:
 		return "overloaded_error"
@@ -36,31 +36,31 @@ func (f failure) anthropicKind() string {
 	return "api_error"
 }
 
-var failures = map[Cause]failure{
-	EngineClosed:  {"the engine closed the connection before the end of the stream", 502},
-	ClientGone:    {"the client has closed its side of the connection, which ends the request", 499},
-	Cut:           {"the router ended the stream: another part of this request failed", 502},
-	Drained:       {"the router is shutting down; send the request again", 503},
-	EngineStalled: {"the engine took too long to go on with the stream", 504},
-	Deadline:      {"the request's time is over", 504},
-	EngineBroke:   {"the engine broke the framing of its stream", 502},
-	MemorySpent:   {"the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again", 503},
-	EngineEnded:   {"the engine ended the stream before the end of the answer", 502},
+var failures = map[Cause]streamFailure{
+	EngineClosed:     {"the engine closed the connection before the end of the stream", 502},
+	ClientGone:       {"the client has closed its side of the connection, which ends the request", 499},
+	Cancelled:        {"the router ended the stream: another part of this request failed", 502},
+	Drained:          {"the router is shutting down; send the request again", 503},
+	EngineStalled:    {"the engine took too long to go on with the stream", 504},
+	Deadline:         {"the request's time is over", 504},
+	EngineMalformed:  {"the engine broke the framing of its stream", 502},
+	BudgetExhausted:  {"the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again", 503},
+	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
 }
 
 // appendEvent renders the failure as the protocol's last events; number is how many
 // came before, which Responses tells.
-func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
+func (f streamFailure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 	switch p {
 	case Anthropic:
 		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\""...)
-		dst = append(dst, f.anthropicKind()...)
+		dst = append(dst, f.anthropicType()...)
 		dst = append(dst, "\",\"message\":\""...)
 		dst = append(dst, f.message...)
 		return append(dst, "\"}}\n\n"...)
 	case Responses:
 		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":\""...)
-		dst = append(dst, f.kind()...)
+		dst = append(dst, f.openAIType()...)
 		dst = append(dst, "\",\"message\":\""...)
 		dst = append(dst, f.message...)
 		dst = append(dst, "\",\"param\":null,\"sequence_number\":"...)
@@ -70,17 +70,17 @@ func (f failure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 	dst = append(dst, "data: {\"error\":{\"message\":\""...)
 	dst = append(dst, f.message...)
 	dst = append(dst, "\",\"type\":\""...)
-	dst = append(dst, f.kind()...)
+	dst = append(dst, f.openAIType()...)
 	dst = append(dst, "\",\"param\":null,\"code\":"...)
 	dst = strconv.AppendInt(dst, int64(f.code), 10)
 	return append(dst, "}}\n\ndata: [DONE]\n\n"...)
 }
 
-// number is the sequence_number of the next event of Responses. Engines count from 0, so
+// nextSequenceNumber is the sequence_number of the next event of Responses. Engines count from 0, so
 // it is how many events there were, until another engine's are made into such.
-func (s *stream) number() int64 {
-	if c := s.carry(); c != nil {
-		if r, ok := c.Transcript.speak().(*responsesStream); ok {
+func (s *stream) nextSequenceNumber() int64 {
+	if c := s.migration(); c != nil {
+		if r, ok := c.Transcript.getFormatter().(*responsesStream); ok {
 			return int64(r.seq)
 		}
 	}
@@ -89,100 +89,100 @@ func (s *stream) number() int64 {
 
 const lastChunk = "0\r\n\r\n"
 
-// goodEnd is what must be sent, as it is, so that an event stream whose engine has
+// properEnd is what must be sent, as it is, so that an event stream whose engine has
 // gone still ends as the protocol says; nil when no such thing is possible
 // because the client holds half an event, the rest of a chunk would be long, or it was told
 // a length. Of a chunk that has begun the rest is out by then. whole: the answer was, by its
 // protocol's proof, and no error is told behind it.
-func (s *stream) goodEnd() (end []byte, whole bool) {
+func (s *stream) properEnd() (end []byte, complete bool) {
 	f, known := failures[s.cause]
-	if !known || !s.chunked && (!s.scanning || !s.unframed()) {
+	if !known || !s.chunked && (!s.scanning || !s.mayAppend()) {
 		return nil, false
 	}
-	whole = s.scan.ended && !s.scan.failed
+	complete = s.scan.ended && !s.scan.failed
 	if s.err == errTooBig {
 		f.message = s.err.Error()
 	}
-	if convert := s.rare.convert; convert != nil {
-		return convert.End(s.cause), whole
+	if convert := s.extras.convert; convert != nil {
+		return convert.End(s.cause), complete
 	}
 	chunks := &s.chunks
-	if s.edit.holding() { // what is held is not shown
-		chunks = &s.edit.held.chunks
+	if s.editor.holdsPartial() { // what is held is not shown
+		chunks = &s.editor.partial.chunks
 	}
-	ending, last := chunks.Ending()
+	ending, last := chunks.InTrailers()
 	missing, ok := chunks.Boundary()
 	switch {
 	case !s.chunked:
-		if !s.edit.on() && !s.atEvent() {
+		if !s.editor.rewrites() && !s.atEventBoundary() {
 			return nil, false
 		}
-		return s.appendLast(make([]byte, 0, 512), f), whole
-	case s.edit.on():
+		return s.appendMissingEvents(make([]byte, 0, 512), f), complete
+	case s.editor.rewrites():
 		// What the client has are whole events in whole chunks of our own.
-		if missing = ""; last && s.scan.whole(false) {
+		if missing = ""; last && s.scan.complete(false) {
 			return []byte(lastChunk), !s.scan.failed
 		}
-	case last: // looked at by brokeOff
+	case last: // looked at by incomplete
 		return []byte(ending), s.scanning && !s.scan.failed
-	case !s.scanning || !s.atEvent():
+	case !s.scanning || !s.atEventBoundary():
 		return nil, false
 	case !ok:
-		if missing = "\r\n"; !s.fill(chunks.Ahead()) {
+		if missing = "\r\n"; !s.padChunk(chunks.Remaining()) {
 			return nil, false
 		}
 	}
 	out := append(make([]byte, 0, 512), missing...)
-	if event := s.appendLast(nil, f); len(event) > 0 {
+	if event := s.appendMissingEvents(nil, f); len(event) > 0 {
 		out = strconv.AppendInt(out, int64(len(event)), 16)
 		out = append(out, "\r\n"...)
 		out = append(out, event...)
 		out = append(out, "\r\n"...)
 	}
-	return append(out, lastChunk...), whole
+	return append(out, lastChunk...), complete
 }
 
-// mostFill bounds what is made up of a chunk: a longer one is left as it is.
-const mostFill = 64 << 10
+// maxPadding bounds what is made up of a chunk: a longer one is left as it is.
+const maxPadding = 64 << 10
 
-// blank is the inside of a comment of many lines' length.
-var blank = bytes.Repeat([]byte{' '}, 4<<10)
+// padding is the inside of a comment of many lines' length.
+var padding = bytes.Repeat([]byte{' '}, 4<<10)
 
-// fill ends a chunk of which whole events are out, and n bytes are not, by a comment; by
+// padChunk ends a chunk of which whole events are out, and n bytes are not, by a comment; by
 // empty lines where there is no room for one.
-func (s *stream) fill(n int64) (ok bool) {
-	if n <= 0 || n > mostFill {
+func (s *stream) padChunk(n int64) (ok bool) {
+	if n <= 0 || n > maxPadding {
 		return false
 	}
 	const head, tail = ":", "\n\n"
-	s.ending()
+	s.beforeEnd()
 	if n < int64(len(head+tail)) {
 		return s.writeAt([]byte(tail[:n]), time.Now()) == nil
 	}
 	err := s.writeAt([]byte(head), time.Now())
 	for n -= int64(len(head + tail)); n > 0 && err == nil; {
-		part := blank[:min(n, int64(len(blank)))]
+		part := padding[:min(n, int64(len(padding)))]
 		n -= int64(len(part))
 		err = s.writeAt(part, time.Now())
 	}
 	return err == nil && s.writeAt([]byte(tail), time.Now()) == nil
 }
 
-// appendLast appends the events that are missing behind those that the client has.
-func (s *stream) appendLast(dst []byte, f failure) []byte {
+// appendMissingEvents appends the events that are missing behind those that the client has.
+func (s *stream) appendMissingEvents(dst []byte, f streamFailure) []byte {
 	switch {
 	case s.scan.ended: // it has had the whole answer
 		return dst
 	case s.scan.failed && s.scan.protocol == OpenAI:
 		return append(dst, "data: [DONE]\n\n"...)
 	}
-	return f.appendEvent(dst, s.scan.protocol, s.number())
+	return f.appendEvent(dst, s.scan.protocol, s.nextSequenceNumber())
 }
 
-// unframed says whether the body may have any end: it ends with the connection, or dst
+// mayAppend says whether the body may have any end: it ends with the connection, or dst
 // frames it.
-func (s *stream) unframed() bool {
-	if f, ok := s.dst.(Framer); ok && f.Frames() {
+func (s *stream) mayAppend() bool {
+	if f, ok := s.dst.(Reframer); ok && f.Reframes() {
 		return true
 	}
 	return s.resp.ContentLength == upstream.LengthToClose

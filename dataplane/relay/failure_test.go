@@ -42,10 +42,10 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 			checkError(t, OpenAI, added)
 		}
 	}
-	for _, more := range []int{0, 1, 2, 3, 4, 100, 5000, mostFill - 8, mostFill, mostFill + 1} {
+	for _, more := range []int{0, 1, 2, 3, 4, 100, 5000, maxPadding - 8, maxPadding, maxPadding + 1} {
 		const half = "data: {}\n"
 		sent := fmt.Sprintf("%x\r\n", len(whole+half)+more) + whole + half
-		good := len(half)+more <= mostFill
+		good := len(half)+more <= maxPadding
 		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+sent) })
 		if !good {
 			if res.Cause != EngineClosed || res.Reusable || !strings.HasPrefix(sent, string(dst.got)) || !strings.HasSuffix(string(dst.got), "\n\n") {
@@ -57,7 +57,7 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 		if res.Cause != EngineClosed || !res.Reusable || !ok || !strings.HasPrefix(added, ":") {
 			t.Errorf("%d: %+v, got %.300q", more, res, dst.got)
 		}
-		checkError(t, OpenAI, wholeAfterFill(added))
+		checkError(t, OpenAI, wholeAfterPadding(added))
 	}
 	// Nothing but the ends of lines fits.
 	for _, left := range []int{1, 2, 3} {
@@ -67,12 +67,12 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 		if !res.Reusable || !ok {
 			t.Errorf("%d: %+v, got %q", left, res, dst.got)
 		}
-		checkError(t, OpenAI, wholeAfterFill(added))
+		checkError(t, OpenAI, wholeAfterPadding(added))
 	}
 }
 
-// wholeAfterFill is what stands behind a comment, or empty lines, that fill a chunk.
-func wholeAfterFill(payload string) string {
+// wholeAfterPadding is what stands behind a comment, or empty lines, that fill a chunk.
+func wholeAfterPadding(payload string) string {
 	return strings.TrimLeft(payload, ": \n")
 }
 
@@ -90,7 +90,7 @@ func TestEngineDiesAnywhere(t *testing.T) {
 			for cut := range body {
 				at.Store(int64(cut))
 				resp := open(t, e, nil)
-				dst := new(sink)
+				dst := new(recordingConn)
 				res := Stream(dst, resp, Options{Protocol: c.protocol})
 				resp.Release()
 				payload, whole := string(dechunk(t, dst.got)), wholeEvents(payloadOf(body[:cut]), -1)
@@ -102,7 +102,7 @@ func TestEngineDiesAnywhere(t *testing.T) {
 				if !strings.HasPrefix(payload, whole) || !after.Ended || after.Failed == before.Ended || strings.Count(payload, "[DONE]") > 1 {
 					t.Fatalf("cut at %d: before %+v, after %+v, payload %q", cut, before, after, payload)
 				}
-				checkError(t, c.protocol, wholeAfterFill(strings.TrimPrefix(payload, whole)))
+				checkError(t, c.protocol, wholeAfterPadding(strings.TrimPrefix(payload, whole)))
 			}
 		})
 	}
@@ -179,7 +179,7 @@ func TestEngineResets(t *testing.T) {
 		_ = nc.SetLinger(0)
 	})
 	resp := open(t, e, nil)
-	dst := &sink{after: func(*sink) { arrived <- struct{}{} }}
+	dst := &recordingConn{onWrite: func(*recordingConn) { arrived <- struct{}{} }}
 	res := Stream(dst, resp, Options{})
 	resp.Release()
 	if res.Cause != EngineClosed || !res.Reusable || !strings.HasPrefix(string(dst.got), sent) {
@@ -203,8 +203,8 @@ func TestEngineBreaksFraming(t *testing.T) {
 		{ev[:len(ev)-2] + "XX", ev[:len(ev)-2], true},
 		{ev + "1\n", ev[:len(ev)-2], true},
 	} {
-		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); untilGone(nc) })
-		if res.Cause != EngineBroke || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) || !strings.Contains(string(dst.got), failures[EngineBroke].message) {
+		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); waitClosed(nc) })
+		if res.Cause != EngineMalformed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) || !strings.Contains(string(dst.got), failures[EngineMalformed].message) {
 			t.Errorf("%.40q: %+v, got %q", c.sent, res, dst.got)
 		}
 		if c.reusable {
@@ -284,17 +284,17 @@ func TestEngineEndsEarly(t *testing.T) {
 		for _, edited := range []bool{false, true} {
 			opt := Options{Protocol: c.protocol, Choices: c.choices}
 			if edited {
-				opt.Rewrite = Strip{}
+				opt.Rewrite = RedactRewriter{}
 			}
 			framed, payload := chunksOf(c.sent...), strings.Join(c.sent, "")
 			sent := framed + "0\r\nA: b\r\n\r\n"
-			for _, step := range []int{len(sent), len(framed) + 1, max(len(framed), 1), max(len(framed)-2, 1), 5} { // an event in more than maxLooks reads is not held
+			for _, step := range []int{len(sent), len(framed) + 1, max(len(framed), 1), max(len(framed)-2, 1), 5} { // an event in more than maxEventParts reads is not held
 				res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) {
 					send(nc, streamHead)
 					for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {
 						send(nc, rest[:min(step, len(rest))])
 					}
-					untilGone(nc)
+					waitClosed(nc)
 				})
 				got := string(dechunk(t, dst.got))
 				want := payload
@@ -302,14 +302,14 @@ func TestEngineEndsEarly(t *testing.T) {
 					want = wholeEvents(payload, -1)
 				}
 				added, ok := strings.CutPrefix(got, want)
-				if res.EngineErr && res.Cause == EngineErred {
+				if res.SawErrorEvent && res.Cause == EngineReportedError {
 					res.Cause = Completed
 				}
-				if want := map[bool]Cause{true: Completed, false: EngineEnded}[c.silent]; res.Cause != want || !res.Reusable || !ok || (added == "") != c.silent ||
-					!c.silent && !strings.Contains(added, errBrokeOff.Error()) {
+				if want := map[bool]Cause{true: Completed, false: EngineIncomplete}[c.silent]; res.Cause != want || !res.Reusable || !ok || (added == "") != c.silent ||
+					!c.silent && !strings.Contains(added, errIncomplete.Error()) {
 					t.Errorf("%s, edited %v, by %d: %+v, got %q", name, edited, step, res, got)
 				}
-				checkError(t, c.protocol, wholeAfterFill(added))
+				checkError(t, c.protocol, wholeAfterPadding(added))
 			}
 		}
 	}
@@ -336,7 +336,7 @@ func TestEngineEndsALineShort(t *testing.T) {
 		{Responses, "event: response.completed\ndata: {\"response\":{}}", true},
 		{Responses, "event: response.completed\ndata: {\"response\":{}", false},
 	} {
-		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+lastChunk); untilGone(nc) })
+		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+lastChunk); waitClosed(nc) })
 		if got := string(dechunk(t, dst.got)); !res.Reusable || (res.Cause == Completed) != c.silent || (got == c.sent) != c.silent {
 			t.Errorf("%q: %+v, got %q", c.sent, res, got)
 		}
@@ -344,29 +344,29 @@ func TestEngineEndsALineShort(t *testing.T) {
 }
 
 // However many choices there are, all must finish.
-func TestFinishes(t *testing.T) {
-	for _, n := range []int{1, 2, 15, 16, 17, 100, noChoice} {
-		var f finishes
+func TestFinishReasons(t *testing.T) {
+	for _, n := range []int{1, 2, 15, 16, 17, 100, maxChoiceIndex} {
+		var f finishTracker
 		f.expect(n)
 		for i := range n {
 			if f.all() {
 				t.Fatalf("all of %d have finished behind %d", n, i)
 			}
-			f.tell(n-1-i, false)
-			f.tell(n-1-i, true)
+			f.add(n-1-i, false)
+			f.add(n-1-i, true)
 		}
 		if !f.all() {
 			t.Errorf("%+v: %d have finished", f, n)
 		}
 	}
-	var f finishes
-	f.tell(-1, true)
+	var f finishTracker
+	f.add(-1, true)
 	if !f.all() {
 		t.Error("a choice without an index is not the first")
 	}
-	f.tell(1<<40, false)
+	f.add(1<<40, false)
 	f.expect(-1)
-	if f.expect(1 << 40); f.all() || f.choices != noChoice {
+	if f.expect(1 << 40); f.all() || f.choices != maxChoiceIndex {
 		t.Errorf("%+v", f)
 	}
 }
@@ -375,7 +375,7 @@ func TestFinishes(t *testing.T) {
 func TestEngineErrorThenDeath(t *testing.T) {
 	const ev = `data: {"error": {"message": "boom", "type": "InternalServerError", "param": null, "code": 500}}` + "\n\n"
 	res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(ev)) })
-	if payload := string(dechunk(t, dst.got)); payload != ev+"data: [DONE]\n\n" || !res.EngineErr || !res.Reusable {
+	if payload := string(dechunk(t, dst.got)); payload != ev+"data: [DONE]\n\n" || !res.SawErrorEvent || !res.Reusable {
 		t.Errorf("%+v %q", res, payload)
 	}
 }
@@ -383,7 +383,7 @@ func TestEngineErrorThenDeath(t *testing.T) {
 // An engine's error is the stream's end: its type and code are told, and its words are not.
 func TestEngineError(t *testing.T) {
 	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
-	long := strings.Repeat("x", mostWord+1)
+	long := strings.Repeat("x", maxErrorWord+1)
 	for sent, c := range map[string]struct {
 		protocol Protocol
 		err      string
@@ -408,11 +408,11 @@ func TestEngineError(t *testing.T) {
 		`data: {"type":"response.f\u0061iled","response":{"\u0065rror":{"code":"rate_limit","message":"boom"}}}`: {Responses, ": rate_limit"},
 		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                    {Responses, ": failed"},
 	} {
-		for _, opt := range []Options{{}, {Rewrite: &passing{}}} {
+		for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
 			opt.Protocol = c.protocol
 			sent := sent + "\n\n"
-			res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(sent)+lastChunk); untilGone(nc) })
-			if got := string(dechunk(t, dst.got)); got != sent || res.Cause != EngineErred || !res.EngineErr || !res.Reusable || res.Err == nil || res.Err.Error() != errTold.Error()+c.err {
+			res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(sent)+lastChunk); waitClosed(nc) })
+			if got := string(dechunk(t, dst.got)); got != sent || res.Cause != EngineReportedError || !res.SawErrorEvent || !res.Reusable || res.Err == nil || res.Err.Error() != errEngineReported.Error()+c.err {
 				t.Errorf("%q: %+v, got %q", sent, res, got)
 			}
 		}

@@ -19,14 +19,14 @@ func FuzzEvents(f *testing.F) {
 		p := Protocol(protocol % 3)
 		at := int(cut % uint(len(body)+1))
 		want := scanAll(p, body)
-		if got := scanAll(p, body[:at], body[at:]); got != want && len(body) < maxCarry {
+		if got := scanAll(p, body[:at], body[at:]); got != want && len(body) < maxPartialEvent {
 			t.Fatalf("cut at %d: %+v, whole %+v", at, got, want)
 		}
 		s := newScanner(p)
-		defer s.drop()
+		defer s.release()
 		// Without templates every event is walked: the same must come out.
 		plain := newScanner(p)
-		defer plain.drop()
+		defer plain.release()
 		for rest := body; len(rest) > 0; {
 			n, event, tooBig := plain.next(rest)
 			rest = rest[n:]
@@ -35,22 +35,22 @@ func FuzzEvents(f *testing.F) {
 				plain.tooBig++
 			}
 			if event != nil {
-				plain.plain.of = nil
+				plain.template.shape = nil
 				plain.event(event)
-				plain.drop()
+				plain.release()
 			}
 		}
-		if got := seenBy(plain); got != want {
+		if got := scanResultOf(plain); got != want {
 			t.Fatalf("walked %+v, by template %+v", got, want)
 		}
 		n := int(step%64) + 1
 		for i := 0; i < len(body); i += n {
 			s.feed(body[i:min(i+n, len(body))])
-			if s.carry != nil && len(s.carry.B) > maxCarry {
+			if s.partial != nil && len(s.partial.B) > maxPartialEvent {
 				t.Fatal("carry over its bound")
 			}
 		}
-		if got := seenBy(s); got != want && len(body) < maxCarry {
+		if got := scanResultOf(s); got != want && len(body) < maxPartialEvent {
 			t.Fatalf("by %d: %+v, whole %+v", n, got, want)
 		}
 	})
@@ -64,7 +64,7 @@ func FuzzWalk(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		UsageOf(b)
-		w := walker{b: b}
+		w := jsonWalker{b: b}
 		keys := map[string]bool{}
 		if w.enter('{') {
 			for key, ok := w.member(); ok; key, ok = w.member() {
@@ -78,7 +78,7 @@ func FuzzWalk(f *testing.F) {
 		if w.bad || w.peek() != 0 || w.i != len(b) {
 			t.Fatalf("%q: bad %v, stopped at %d of %d", b, w.bad, w.i, len(b))
 		}
-		whole := walker{b: b}
+		whole := jsonWalker{b: b}
 		if whole.skip(); whole.bad || whole.peek() != 0 {
 			t.Fatalf("%q: skip stopped at %d of %d", b, whole.i, len(b))
 		}

@@ -13,67 +13,67 @@ type generateStream struct {
 	t  *Transcript
 	id []byte // request_id, raw
 
-	around jsonscan.Shape // of the events that tell ids and nothing else
-	index  int            // its gap: the choice's number; -1: none
+	shape jsonscan.EventShape // of the events that tell ids and nothing else
+	index int                 // its gap: the choice's number; -1: none
 }
 
 func (g *generateStream) event(dst, event []byte) []byte {
 	t := g.t
-	if had := len(t.Out); t.next() == nil && g.plain(event) {
-		return t.show(dst, event, t.Out[had:])
+	if had := len(t.Out); t.resumed() == nil && g.matchShape(event) {
+		return t.appendShown(dst, event, t.Out[had:])
 	}
-	data := DataOf(event)
+	data := EventData(event)
 	if bytes.Equal(data, done) {
-		t.ended = true
+		t.doneSent = true
 		return append(dst, event...)
 	}
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}
-	n, ok := t.note(event, data)
+	n, ok := t.readEvent(event, data)
 	switch {
 	case !ok:
-		t.stuck("unreadable")
+		t.blockOnce("unreadable")
 		return append(dst, event...)
 	case n.failed:
-		return t.broke(dst, event, n.failedCode)
-	case t.next() != nil:
-		return t.next().Event(dst, event)
+		return t.engineFailed(dst, event, n.failedCode)
+	case t.resumed() != nil:
+		return t.resumed().Event(dst, event)
 	}
 	if g.id == nil {
 		g.id = bytes.Clone(memberOf(data, "request_id"))
 	}
-	if t.NoText && !n.news && n.choices == 1 && n.ids > 0 {
+	if t.NoText && !n.hasOther && n.choices == 1 && n.ids > 0 {
 		ids := jsonscan.Value{Start: n.idsAt, End: n.idsTo, Kind: jsonscan.Array}
-		if g.around.Learn(event, jsonscan.Value{}, ids) {
-			g.index = g.around.Gap(n.indexAt)
+		if g.shape.Learn(event, jsonscan.Value{}, ids) {
+			g.index = g.shape.Gap(n.indexAt)
 		}
 	}
 	return append(dst, event...)
 }
 
-// plain takes in an event that is of the shape of the last one walked.
-func (g *generateStream) plain(event []byte) bool {
+// matchShape takes in an event that is of the shape of the last one walked.
+func (g *generateStream) matchShape(event []byte) bool {
 	t := g.t
-	out, _, ok := g.around.Match(t.Out, event)
+	out, _, ok := g.shape.Match(t.Out, event)
 	if !ok || len(out) == len(t.Out) {
 		return false
 	}
 	if g.index >= 0 {
-		if w := (walker{b: event, i: g.around.Start(g.index)}); w.number() > 0 {
+		if w := (jsonWalker{b: event, i: g.shape.Start(g.index)}); w.number() > 0 {
 			return false
 		}
 	}
 	t.Out = out
-	t.told(&t.Sequence, nil, len(out))
+	t.addIDs(&t.ChoiceState, nil, len(out))
 	return true
 }
 
-func (g *generateStream) turn() Rewriter {
-	return &generateNext{id: g.id, seam: *g.t.seam()}
+func (g *generateStream) nextEngine() Rewriter {
+	return &generateResumed{id: g.id, splice: *g.t.splicePoint()}
 }
 
-func (g *generateStream) end(dst []byte, usage bool) []byte {
+func (g *generateStream) appendEnd(dst []byte, usage bool) []byte {
 	if usage && g.id != nil {
 		dst = append(append(dst, `data: {"request_id":`...), g.id...)
 		dst = g.t.appendUsage(append(dst, `,"usage":`...))
@@ -82,14 +82,14 @@ func (g *generateStream) end(dst []byte, usage bool) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// generateNext makes the events of a second engine those of the first's stream.
-type generateNext struct {
-	id   []byte // nil: nothing was told
-	seam Seam
+// generateResumed makes the events of a second engine those of the first's stream.
+type generateResumed struct {
+	id     []byte // nil: nothing was told
+	splice SplicePoint
 }
 
-func (g *generateNext) Event(dst, event []byte) []byte {
-	w := walker{b: DataOf(event)}
+func (g *generateResumed) Event(dst, event []byte) []byte {
+	w := jsonWalker{b: EventData(event)}
 	if !w.enter('{') {
 		return append(dst, event...)
 	}
@@ -106,10 +106,10 @@ func (g *generateNext) Event(dst, event []byte) []byte {
 			dst = append(appendKey(dst, from, key), id...)
 		case "usage":
 			dst = appendKey(dst, from, key)
-			c := Conversion{Cached: -1, Seam: &g.seam}
+			c := Conversion{Cached: -1, Splice: &g.splice}
 			dst = c.usage(dst, &w)
 		case "prompt_token_ids", "mm_placeholders":
-			if raw := w.raw(); g.seam.Tokens == 0 {
+			if raw := w.raw(); g.splice.PriorTokens == 0 {
 				dst = append(appendKey(dst, from, key), raw...)
 			} // else it has been told, and is another here
 		case "choices":
@@ -128,7 +128,7 @@ func (g *generateNext) Event(dst, event []byte) []byte {
 
 // choices appends the choices at w; the spans of weight versions count the whole
 // output.
-func (g *generateNext) choices(dst []byte, w *walker) []byte {
+func (g *generateResumed) choices(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '[' {
 		return append(dst, w.raw()...)
 	}
@@ -157,7 +157,7 @@ func (g *generateNext) choices(dst []byte, w *walker) []byte {
 	return append(dst, ']')
 }
 
-func (g *generateNext) spans(dst []byte, w *walker) []byte {
+func (g *generateResumed) spans(dst []byte, w *jsonWalker) []byte {
 	w.enter('[')
 	dst = append(dst, '[')
 	for i := 0; w.element(); i++ {
@@ -174,7 +174,7 @@ func (g *generateNext) spans(dst []byte, w *walker) []byte {
 			dst = appendKey(dst, from, key)
 			switch string(key) {
 			case "start", "end":
-				dst = w.shifted(dst, g.seam.Tokens)
+				dst = w.appendShifted(dst, g.splice.PriorTokens)
 			default:
 				dst = append(dst, w.raw()...)
 			}
@@ -186,7 +186,7 @@ func (g *generateNext) spans(dst []byte, w *walker) []byte {
 
 // appendUsage appends OpenAI's usage object as the ids tell it.
 func (t *Transcript) appendUsage(dst []byte) []byte {
-	output := t.tokens()
+	output := t.totalTokens()
 	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(t.Prompt.Len()), 10)
 	dst = strconv.AppendInt(append(dst, `,"total_tokens":`...), int64(t.Prompt.Len()+output), 10)
 	dst = strconv.AppendInt(append(dst, `,"completion_tokens":`...), int64(output), 10)

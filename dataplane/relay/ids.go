@@ -6,23 +6,23 @@ import (
 	"unsafe"
 )
 
-// IDs are token ids that are kept and seldom read, packed: each takes the bits that the
+// PackedIDs are token ids that are kept and seldom read, packed: each takes the bits that the
 // largest needs, 15 to 18 of a vocabulary. The zero IDs has none. They are not changed.
-type IDs struct{ packed string } // their number, the bits of each, the bits, lowest first
+type PackedIDs struct{ packed string } // their number, the bits of each, the bits, lowest first
 
-const packedHead = 4 + 1
+const packedHeader = 4 + 1
 
 // PackIDs keeps ids, which are its caller's again.
-func PackIDs(ids []uint32) IDs {
+func PackIDs(ids []uint32) PackedIDs {
 	if len(ids) == 0 {
-		return IDs{}
+		return PackedIDs{}
 	}
 	var all uint32
 	for _, id := range ids {
 		all |= id
 	}
 	width := max(bits.Len32(all), 1)
-	p := make([]byte, packedHead, packedHead+(len(ids)*width+7)/8)
+	p := make([]byte, packedHeader, packedHeader+(len(ids)*width+7)/8)
 	binary.LittleEndian.PutUint32(p, uint32(len(ids)))
 	p[4] = byte(width)
 	var word uint64
@@ -37,11 +37,11 @@ func PackIDs(ids []uint32) IDs {
 	if have > 0 {
 		p = append(p, byte(word))
 	}
-	return IDs{unsafe.String(unsafe.SliceData(p), len(p))}
+	return PackedIDs{unsafe.String(unsafe.SliceData(p), len(p))}
 }
 
 // Len is how many there are.
-func (p IDs) Len() int {
+func (p PackedIDs) Len() int {
 	if len(p.packed) == 0 {
 		return 0
 	}
@@ -49,12 +49,12 @@ func (p IDs) Len() int {
 }
 
 // all goes over them, until yield does not want another.
-func (p IDs) all(yield func(uint32) bool) {
+func (p PackedIDs) all(yield func(uint32) bool) {
 	n := p.Len()
 	if n == 0 {
 		return
 	}
-	width, from := int(p.packed[4]), p.packed[packedHead:]
+	width, from := int(p.packed[4]), p.packed[packedHeader:]
 	var word uint64
 	have := 0
 	for range n {
@@ -71,16 +71,16 @@ func (p IDs) all(yield func(uint32) bool) {
 }
 
 // Append appends them to dst.
-func (p IDs) Append(dst []uint32) []uint32 {
+func (p PackedIDs) Append(dst []uint32) []uint32 {
 	for id := range p.all {
 		dst = append(dst, id)
 	}
 	return dst
 }
 
-// are says whether list, a JSON array, has these ids and no others. One that is written
+// equal says whether list, a JSON array, has these ids and no others. One that is written
 // otherwise than engines do, or has something else in it, may have them all the same.
-func (p IDs) are(list []byte) bool {
+func (p PackedIDs) equal(list []byte) bool {
 	if p.Len() == 0 || list[0] != '[' {
 		return false
 	}
@@ -90,12 +90,12 @@ func (p IDs) are(list []byte) bool {
 		for at < len(list) && list[at] == ' ' {
 			at++
 		}
-		var told uint64
+		var value uint64
 		from := at
 		for ; at < len(list) && list[at]-'0' <= 9 && at-from < 11; at++ {
-			told = told*10 + uint64(list[at]-'0')
+			value = value*10 + uint64(list[at]-'0')
 		}
-		if at == from || at == len(list) || told != uint64(id) || list[at] != ',' && list[at] != ']' {
+		if at == from || at == len(list) || value != uint64(id) || list[at] != ',' && list[at] != ']' {
 			return false
 		}
 		if list[at] == ']' {

@@ -18,7 +18,7 @@ func TestPackedIDs(t *testing.T) {
 			if got := p.Append([]uint32{7}); p.Len() != n || got[0] != 7 || !slices.Equal(got[1:], ids) {
 				t.Fatalf("%d ids of %d bits: %d come back as %v, want %v", n, width, p.Len(), got, ids)
 			}
-			if most := packedHead + (n*max(width, 1)+7)/8; len(p.packed) > most {
+			if most := packedHeader + (n*max(width, 1)+7)/8; len(p.packed) > most {
 				t.Errorf("%d ids of %d bits take %d bytes, want at most %d", n, width, len(p.packed), most)
 			}
 		}

@@ -4,11 +4,11 @@ import "bytes"
 
 // idTemplate is the text around the content and the ids of an event that says
 // nothing else. Events with the same text around others need not be walked.
-type idTemplate struct{ template }
+type idTemplate struct{ eventTemplate }
 
 // learn keeps event around its text and its ids, brackets included.
 func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
-	if p.of, p.head = nil, 0; textTo <= idsFrom {
+	if p.shape, p.headLen = nil, 0; textTo <= idsFrom {
 		p.learnParts(event[:textFrom], event[textTo:idsFrom], event[idsTo:])
 	}
 }
@@ -17,30 +17,30 @@ func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
 // learn from: so a stream has of it, too, what is its own alone, and matches nothing by it. begun
 // is "data: " and head.
 func (p *idTemplate) learnHead(begun []byte) bool {
-	if p.learnParts(begun, nil, nil); p.of != nil {
-		p.head = uint16(len(begun) - len("data: "))
+	if p.learnParts(begun, nil, nil); p.shape != nil {
+		p.headLen = uint16(len(begun) - len("data: "))
 	}
-	return p.of != nil
+	return p.shape != nil
 }
 
-// hasHead says whether the template begins with head, and so it need not be kept besides.
-func (p *idTemplate) hasHead(head []byte) bool {
-	var room [2 * maxTemplate]byte
-	data, ok := bytes.CutPrefix(p.appendBefore(room[:0]), []byte("data: "))
+// startsWith says whether the template begins with head, and so it need not be kept besides.
+func (p *idTemplate) startsWith(head []byte) bool {
+	var scratch [2 * maxTemplate]byte
+	data, ok := bytes.CutPrefix(p.appendBefore(scratch[:0]), []byte("data: "))
 	if ok && len(head) > 0 && bytes.HasPrefix(data, head) {
-		p.head = uint16(len(head))
+		p.headLen = uint16(len(head))
 	}
-	return p.head > 0
+	return p.headLen > 0
 }
 
 // match says whether event is the template around a text and ids, and takes the
 // ids in; from and to are where they lie.
 func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) {
-	first, ok := p.begins(event)
+	first, ok := p.matchHead(event)
 	if !ok {
 		return 0, 0, false
 	}
-	mid, after := p.of.text[p.of.content:p.of.mid], p.of.text[p.of.mid:]
+	mid, after := p.shape.text[p.shape.content:p.shape.mid], p.shape.text[p.shape.mid:]
 	if len(after) == 0 {
 		return 0, 0, false // only a head was learned
 	}
@@ -79,6 +79,6 @@ func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) 
 		t.Out = append(t.Out, uint32(id))
 		at++
 	}
-	t.told(&t.Sequence, text, len(t.Out)-had)
+	t.addIDs(&t.ChoiceState, text, len(t.Out)-had)
 	return from, to, true
 }

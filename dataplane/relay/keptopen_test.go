@@ -10,7 +10,7 @@ import (
 
 // doneSink is a client that notes when it was told that its stream is done.
 type doneSink struct {
-	sink
+	recordingConn
 	done   []time.Time
 	usage  Usage
 	failed bool
@@ -32,7 +32,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 		stop  = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 		ended = "event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\"}}\n\n"
 	)
-	waits := func(nc *net.TCPConn) { untilGone(nc) }
+	waits := func(nc *net.TCPConn) { waitClosed(nc) }
 	trickle := func(nc *net.TCPConn) {
 		for range 40 {
 			time.Sleep(lastGrace / 10)
@@ -52,7 +52,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 	}{
 		"silence":                    {OpenAI, chunksOf(token, usage, done), "", waits, token + usage + done, Completed},
 		"half a last chunk":          {OpenAI, chunksOf(token, usage, done) + "0\r\n", "", waits, token + usage + done, Completed},
-		"an error, silence":          {OpenAI, chunksOf(erred, done), "", waits, erred + done, EngineErred},
+		"an error, silence":          {OpenAI, chunksOf(erred, done), "", waits, erred + done, EngineReportedError},
 		"Messages, silence":          {Anthropic, chunksOf(stop), "", waits, stop, Completed},
 		"Responses, silence":         {Responses, chunksOf(ended), "", waits, ended, Completed},
 		"comments without end":       {OpenAI, chunksOf(token, usage, done), "", trickle, token + usage + done, Completed},
@@ -63,7 +63,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 		"half a chunk more":          {OpenAI, chunksOf(token, usage, done), chunksOf(token)[:20], waits, token + usage + done, Completed},
 		"more in [DONE]'s own chunk": {OpenAI, chunksOf(token + usage + done + token)[:120], chunksOf(token + usage + done + token)[120:], waits, token + usage + done, Completed},
 	} {
-		for _, opt := range []Options{{}, {Rewrite: &passing{}}} {
+		for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
 			waiting.Go(func() {
 				e := engine(t, func(nc *net.TCPConn) {
 					send(nc, streamHead+k.sent)
@@ -86,7 +86,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 				if took > lastGrace+2*time.Second {
 					t.Errorf("%s: it took %v", name, took)
 				}
-				if len(dst.done) != 1 || dst.done[0].Sub(began) > lastGrace/2 || dst.failed != (k.cause == EngineErred) || k.protocol == OpenAI && !dst.failed && dst.usage.Completion != 1 {
+				if len(dst.done) != 1 || dst.done[0].Sub(began) > lastGrace/2 || dst.failed != (k.cause == EngineReportedError) || k.protocol == OpenAI && !dst.failed && dst.usage.Completion != 1 {
 					t.Errorf("%s: told %d times that it is done, %+v, failed %v", name, len(dst.done), dst.usage, dst.failed)
 				}
 				if n := e.Stats().Open; n != 0 && !strings.HasSuffix(k.behind, lastChunk) {

@@ -9,23 +9,23 @@ import (
 // content_block_start, content_block_delta …, content_block_stop, message_delta,
 // message_stop. No engine tells ids there, so the text is kept.
 type messagesStream struct {
-	t     *Transcript
-	begun bool   // message_start is out
-	usage []byte // of message_start, raw: what it says of the prompt stays true
-	block int    // index of the block that is open, or of the next
-	open  bool
+	t       *Transcript
+	started bool   // message_start is out
+	usage   []byte // of message_start, raw: what it says of the prompt stays true
+	block   int    // index of the block that is open, or of the next
+	open    bool
 }
 
 func (m *messagesStream) event(dst, event []byte) []byte {
 	t := m.t
-	data := DataOf(event)
-	if t.next() != nil {
-		return t.follow(dst, event, data)
+	data := EventData(event)
+	if t.resumed() != nil {
+		return t.resumedEvent(dst, event, data)
 	}
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}
-	w := walker{b: data}
+	w := jsonWalker{b: data}
 	var kind, delta, block, message, failure []byte
 	index := 0
 	w.enter('{')
@@ -48,43 +48,43 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 		}
 	}
 	if w.bad {
-		t.stuck("unreadable")
+		t.blockOnce("unreadable")
 		return append(dst, event...)
 	}
 	switch string(kind) {
 	case "message_start":
-		m.begun = true
+		m.started = true
 		m.usage = bytes.Clone(memberOf(message, "usage"))
 	case "content_block_start":
 		m.block, m.open = index, true
-		t.onlyText(memberOf(block, "type"), `"text"`)
+		t.blockUnlessText(memberOf(block, "type"), `"text"`)
 	case "content_block_delta":
-		t.onlyText(memberOf(delta, "type"), `"text_delta"`)
-		text := walker{b: memberOf(delta, "text")}
-		if told := text.text(); len(told) > 0 {
-			t.keep(told)
+		t.blockUnlessText(memberOf(delta, "type"), `"text_delta"`)
+		text := jsonWalker{b: memberOf(delta, "text")}
+		if sent := text.text(); len(sent) > 0 {
+			t.appendSent(sent)
 		}
 	case "content_block_stop":
 		m.block, m.open = index+1, false
 	case "message_delta":
 		t.Finished = true
 	case "message_stop":
-		t.ended = true
+		t.doneSent = true
 	case "error":
-		return t.broke(dst, event, AnthropicStatus(memberOf(failure, "type")))
+		return t.engineFailed(dst, event, AnthropicStatus(memberOf(failure, "type")))
 	}
 	return append(dst, event...)
 }
 
-// onlyText says that a part of the answer that is no text keeps the stream from
+// blockUnlessText says that a part of the answer that is no text keeps the stream from
 // moving.
-func (t *Transcript) onlyText(kind []byte, want string) {
+func (t *Transcript) blockUnlessText(kind []byte, want string) {
 	switch string(kind) {
 	case want:
 	case `"thinking"`, `"thinking_delta"`, `"signature_delta"`, `"redacted_thinking"`, `"reasoning"`:
-		t.stuck("reasoning")
+		t.blockOnce("reasoning")
 	default:
-		t.stuck("tools")
+		t.blockOnce("tools")
 	}
 }
 
@@ -98,63 +98,63 @@ func AnthropicStatus(kind []byte) int {
 	return 500
 }
 
-// follow takes in an event of the engine that goes on, which was asked for
+// resumedEvent takes in an event of the engine that goes on, which was asked for
 // completions.
-func (t *Transcript) follow(dst, event, data []byte) []byte {
+func (t *Transcript) resumedEvent(dst, event, data []byte) []byte {
 	if bytes.Equal(data, done) {
-		dst = t.next().Event(dst, event)
-		t.ended = true
+		dst = t.resumed().Event(dst, event)
+		t.doneSent = true
 		return dst
 	}
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...) // a comment
 	}
-	n, ok := t.note(event, data)
+	n, ok := t.readEvent(event, data)
 	switch {
 	case !ok:
-		t.stuck("unreadable")
+		t.blockOnce("unreadable")
 		return dst
 	case n.failed:
-		if t.rare().failed = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 && n.failedCode != 429 {
-			t.stuck("refused")
+		if t.ensureExtras().failure = bytes.Clone(event); n.failedCode >= 400 && n.failedCode < 500 && n.failedCode != 429 {
+			t.blockOnce("refused")
 		}
 		return dst
 	}
-	return t.next().Event(dst, event)
+	return t.resumed().Event(dst, event)
 }
 
-func (m *messagesStream) turn() Rewriter { return &messagesNext{m: m} }
+func (m *messagesStream) nextEngine() Rewriter { return &messagesResumed{first: m} }
 
-func (m *messagesStream) end(dst []byte, _ bool) []byte {
-	if next, ok := m.t.next().(*messagesNext); ok && !next.closed {
-		dst = next.close(dst)
+func (m *messagesStream) appendEnd(dst []byte, _ bool) []byte {
+	if next, ok := m.t.resumed().(*messagesResumed); ok && !next.messageEnded {
+		dst = next.appendEnd(dst)
 	}
 	return append(dst, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"...)
 }
 
-// messagesNext makes of completions events those of the stream.
-type messagesNext struct {
-	m      *messagesStream
-	finish []byte // raw
-	stop   []byte
-	closed bool // message_delta is out
+// messagesResumed makes of completions events those of the stream.
+type messagesResumed struct {
+	first        *messagesStream
+	finish       []byte // raw
+	stop         []byte
+	messageEnded bool // message_delta is out
 }
 
 // Event implements Rewriter.
-func (n *messagesNext) Event(dst, event []byte) []byte {
-	m := n.m
-	data := DataOf(event)
+func (n *messagesResumed) Event(dst, event []byte) []byte {
+	m := n.first
+	data := EventData(event)
 	if bytes.Equal(data, done) {
-		return m.end(dst, true)
+		return m.appendEnd(dst, true)
 	}
-	text, finish, stop := completionOf(data)
+	text, finish, stop := parseCompletion(data)
 	if len(text) > 0 {
 		if !m.open {
 			m.open = true
-			dst = n.named(dst, "content_block_start")
+			dst = n.appendEventHead(dst, "content_block_start")
 			dst = append(dst, ",\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n"...)
 		}
-		dst = n.named(dst, "content_block_delta")
+		dst = n.appendEventHead(dst, "content_block_delta")
 		dst = append(append(append(dst, `,"delta":{"type":"text_delta","text":"`...), text...), "\"}}\n\n"...)
 	}
 	if finish != nil {
@@ -163,19 +163,19 @@ func (n *messagesNext) Event(dst, event []byte) []byte {
 	return dst
 }
 
-// named begins an event about the present block.
-func (n *messagesNext) named(dst []byte, kind string) []byte {
+// appendEventHead begins an event about the present block.
+func (n *messagesResumed) appendEventHead(dst []byte, kind string) []byte {
 	dst = append(append(dst, "event: "...), kind...)
 	dst = append(append(dst, "\ndata: {\"type\":\""...), kind...)
-	return strconv.AppendInt(append(dst, `","index":`...), int64(n.m.block), 10)
+	return strconv.AppendInt(append(dst, `","index":`...), int64(n.first.block), 10)
 }
 
-// close ends the block and tells reason and usage.
-func (n *messagesNext) close(dst []byte) []byte {
-	n.closed = true
-	m, t := n.m, n.m.t
+// appendEnd ends the block and tells reason and usage.
+func (n *messagesResumed) appendEnd(dst []byte) []byte {
+	n.messageEnded = true
+	m, t := n.first, n.first.t
 	if m.open {
-		dst = append(n.named(dst, "content_block_stop"), "}\n\n"...)
+		dst = append(n.appendEventHead(dst, "content_block_stop"), "}\n\n"...)
 		m.open = false
 	}
 	reason, sequence := "end_turn", []byte("null")
@@ -189,7 +189,7 @@ func (n *messagesNext) close(dst []byte) []byte {
 	dst = append(append(dst, `","stop_sequence":`...), sequence...)
 	dst = append(dst, `},"usage":`...)
 	from := len(dst)
-	w := walker{b: m.usage}
+	w := jsonWalker{b: m.usage}
 	w.enter('{')
 	for key, more := w.member(); more; key, more = w.member() {
 		value := w.raw()
@@ -202,10 +202,10 @@ func (n *messagesNext) close(dst []byte) []byte {
 	return append(dst, "}}\n\n"...)
 }
 
-// completionOf reads the one choice of a completions event, all raw: its text (the
+// parseCompletion reads the one choice of a completions event, all raw: its text (the
 // inside of a string), and, where it ends, why and at which stop.
-func completionOf(data []byte) (text, finish, stop []byte) {
-	w := walker{b: memberOf(data, "choices")}
+func parseCompletion(data []byte) (text, finish, stop []byte) {
+	w := jsonWalker{b: memberOf(data, "choices")}
 	if !w.enter('[') || !w.element() {
 		return nil, nil, nil
 	}

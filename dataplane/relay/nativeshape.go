@@ -6,14 +6,14 @@ import "sluice/dataplane/jsonscan"
 // nothing else. They differ in text, output_ids and counts; to walk the rest of them
 // again costs more than all else that is done for an event.
 type nativeShape struct {
-	jsonscan.Shape
+	jsonscan.EventShape
 	text, ids, count int // gaps; -1: no such member
 }
 
 // learn keeps the shape of data; count is where completion_tokens stands, -1 nowhere.
 func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
 	if ids.Kind != jsonscan.Array || !n.Learn(data, text, ids) {
-		n.Forget()
+		n.Reset()
 		return
 	}
 	n.text, n.ids, n.count = -1, n.Gap(ids.Start), n.Gap(count)
@@ -27,27 +27,27 @@ func (n *nativeShape) number(data []byte, gap int) int {
 	if gap < 0 {
 		return -1
 	}
-	w := walker{b: data, i: n.Start(gap)}
+	w := jsonWalker{b: data, i: n.Start(gap)}
 	return w.number()
 }
 
 // nativeScan is what scanner keeps of such events, and of those of vLLM's
 // /inference/v1/generate, which have ids and no text either.
 type nativeScan struct {
-	known *nativeKnown // nil: nothing yet, as in all other streams
+	shape *nativeScanShape // nil: nothing yet, as in all other streams
 }
 
 // eventWalker walks one event, and has where in it the values lie that nativeScan would
 // keep, and whether it said more than its content.
 type eventWalker struct {
-	walker
-	news          bool
+	jsonWalker
+	hasOther      bool
 	from, to      int // where its content lies (to 0: none)
 	textAt, idsAt jsonscan.Value
-	counts        [3]int // where what nativeKnown.gaps has begins; -1: nowhere
+	counts        [3]int // where what nativeScanShape.gaps has begins; -1: nowhere
 }
 
-type nativeKnown struct {
+type nativeScanShape struct {
 	shape   nativeShape
 	scratch []uint32
 	gaps    [3]int // prompt_tokens, completion_tokens, cached_tokens
@@ -55,12 +55,12 @@ type nativeKnown struct {
 
 // learn keeps the shape of the event walked.
 func (n *nativeScan) learn(w *eventWalker) {
-	if n.known == nil {
-		n.known = new(nativeKnown)
+	if n.shape == nil {
+		n.shape = new(nativeScanShape)
 	}
-	k := n.known
+	k := n.shape
 	k.shape.learn(w.b, w.textAt, w.idsAt, w.counts[1])
-	k.shape.Repeats = true // what is known need not be read again; where it does not repeat, nothing is passed over
+	k.shape.Cumulative = true // what is known need not be read again; where it does not repeat, nothing is passed over
 	for i, at := range w.counts {
 		k.gaps[i] = k.shape.Gap(at)
 	}
@@ -68,7 +68,7 @@ func (n *nativeScan) learn(w *eventWalker) {
 
 // counts takes the counts of an event in, where it has the shape.
 func (n *nativeScan) counts(data []byte, u *Usage) (ok bool) {
-	k := n.known
+	k := n.shape
 	if k == nil {
 		return false
 	}

@@ -27,24 +27,24 @@ func nativeEvents(n int, cumulative bool) (events [][]byte) {
 	return events
 }
 
-// nativeSeen is what a Transcript and a scanner have made of a stream's events; walked:
+// scanNative is what a Transcript and a scanner have made of a stream's events; walked:
 // of each by a walk. The engine is left behind as many events as leave says.
-func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
-	t := &Transcript{Form: NativeForm, ShowIDs: true, Deltas: deltas, Prompt: PackIDs([]uint32{7, 8}), holds: true}
+func scanNative(events [][]byte, deltas *bool, leave int, walked bool) string {
+	t := &Transcript{Format: NativeFormat, ShowIDs: true, Deltas: deltas, Prompt: PackIDs([]uint32{7, 8}), holdsFailure: true}
 	if len(events) > 0 && bytes.Contains(events[0], []byte(`"choices"`)) {
-		t.Form, t.NoText = GenerateForm, true
+		t.Format, t.NoText = GenerateFormat, true
 	}
-	scan := &scanner{usage: noUsage}
+	scan := &streamScanner{usage: noUsage}
 	var out []byte
 	for i, e := range events {
 		if i == leave {
-			t.Turn()
+			t.SwitchEngine()
 		}
-		if own, ok := t.own.(*nativeStream); ok && walked {
-			own.around = nativeShape{}
+		if own, ok := t.formatter.(*nativeStream); ok && walked {
+			own.shape = nativeShape{}
 		}
-		if own, ok := t.own.(*generateStream); ok && walked {
-			own.around = jsonscan.Shape{}
+		if own, ok := t.formatter.(*generateStream); ok && walked {
+			own.shape = jsonscan.EventShape{}
 		}
 		if walked {
 			scan.native = nativeScan{}
@@ -53,7 +53,7 @@ func nativeSeen(events [][]byte, deltas *bool, leave int, walked bool) string {
 		out = t.Event(out, slices.Clone(e))
 		scan.feed(out[from:])
 		out = fmt.Appendf(out, "%v told %d half %v stuck %q failed %q finished %v; %v %v %q %v\n",
-			t.Out, t.Told, t.Half, t.Stuck(), t.Failed(), t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
+			t.Out, t.Delivered, t.PartialRune, t.Blocked(), t.FailureEvent(), t.Finished, scan.token, scan.usage, scan.finish, scan.failed)
 	}
 	return string(out)
 }
@@ -66,21 +66,21 @@ func TestNativeShapeChangesNothing(t *testing.T) {
 		for _, second := range []bool{false, true} {
 			for _, deltas := range []*bool{nil, &yes, &no} {
 				events := append(nativeEvents(6, first), nativeEvents(6, second)...)
-				got := nativeSeen(events, deltas, 6, false)
-				if want := nativeSeen(events, deltas, 6, true); got != want {
+				got := scanNative(events, deltas, 6, false)
+				if want := scanNative(events, deltas, 6, true); got != want {
 					t.Errorf("cumulative %v, then %v: got\n%swalked\n%s", first, second, got, want)
 				}
 			}
 		}
 	}
-	scan := &scanner{usage: noUsage}
-	own := newNativeStream(&Transcript{Form: NativeForm, Prompt: PackIDs([]uint32{7})})
+	scan := &streamScanner{usage: noUsage}
+	own := newNativeStream(&Transcript{Format: NativeFormat, Prompt: PackIDs([]uint32{7})})
 	for i, e := range nativeEvents(4, true) {
-		data := DataOf(e)
-		if i > 0 && (!own.plain(data) || !scan.native.counts(data, &scan.usage)) {
+		data := EventData(e)
+		if i > 0 && (!own.matchShape(data) || !scan.native.counts(data, &scan.usage)) {
 			t.Errorf("event %d does not have the shape", i)
 		}
-		own.around.Repeats = false
+		own.shape.Cumulative = false
 		own.read(data)
 		scan.feed(e)
 	}
@@ -100,17 +100,17 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 		events = append(events, []byte(`data: {"request_id":"g","choices":[{`+rest+"}\n\n"))
 	}
 	for leave := range 5 {
-		got := nativeSeen(events, nil, leave+3, false)
-		if want := nativeSeen(events, nil, leave+3, true); got != want {
+		got := scanNative(events, nil, leave+3, false)
+		if want := scanNative(events, nil, leave+3, true); got != want {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	}
-	g := &generateStream{t: &Transcript{Form: GenerateForm, NoText: true, Prompt: PackIDs([]uint32{7})}}
+	g := &generateStream{t: &Transcript{Format: GenerateFormat, NoText: true, Prompt: PackIDs([]uint32{7})}}
 	g.event(nil, events[1])
-	if !g.plain(events[2]) || !slices.Equal(g.t.Out, []uint32{2, 3, 4}) || g.t.Told != 3 {
-		t.Errorf("the third event: %v, %d told", g.t.Out, g.t.Told)
+	if !g.matchShape(events[2]) || !slices.Equal(g.t.Out, []uint32{2, 3, 4}) || g.t.Delivered != 3 {
+		t.Errorf("the third event: %v, %d told", g.t.Out, g.t.Delivered)
 	}
-	if g.plain(events[3]) || g.plain(events[6]) || g.plain(events[7]) {
+	if g.matchShape(events[3]) || g.matchShape(events[6]) || g.matchShape(events[7]) {
 		t.Error("an event that says more has the shape")
 	}
 }
@@ -119,7 +119,7 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 func FuzzNativeShape(f *testing.F) {
 	lines := func(events [][]byte) (all []byte) {
 		for _, e := range events {
-			all = append(append(all, DataOf(e)...), '\n')
+			all = append(append(all, EventData(e)...), '\n')
 		}
 		return all
 	}
@@ -144,8 +144,8 @@ func FuzzNativeShape(f *testing.F) {
 		}
 		yes, no := true, false
 		deltas := [...]*bool{nil, &yes, &no, nil}[mode&3]
-		got := nativeSeen(events, deltas, int(mode>>2), false)
-		if want := nativeSeen(events, deltas, int(mode>>2), true); got != want {
+		got := scanNative(events, deltas, int(mode>>2), false)
+		if want := scanNative(events, deltas, int(mode>>2), true); got != want {
 			t.Errorf("got\n%swalked\n%s", got, want)
 		}
 	})

@@ -11,26 +11,26 @@ import (
 // engine tells ids there, so the text is kept. What the first engine wrote of the
 // response, the item and the part is repeated at the end with what became of them.
 type responsesStream struct {
-	t        *Transcript
-	response []byte // raw, of response.created
-	item     []byte // raw, of output_item.added; nil: not yet
-	part     []byte // raw, of content_part.added; nil: not yet
-	itemID   []byte // raw
-	output   int    // index of the item
-	seq      int    // of the next event
-	running  bool   // the client has response.in_progress
+	t              *Transcript
+	response       []byte // raw, of response.created
+	item           []byte // raw, of output_item.added; nil: not yet
+	part           []byte // raw, of content_part.added; nil: not yet
+	itemID         []byte // raw
+	output         int    // index of the item
+	seq            int    // of the next event
+	inProgressSent bool   // the client has response.in_progress
 }
 
 func (r *responsesStream) event(dst, event []byte) []byte {
 	t := r.t
-	data := DataOf(event)
-	if t.next() != nil {
-		return t.follow(dst, event, data)
+	data := EventData(event)
+	if t.resumed() != nil {
+		return t.resumedEvent(dst, event, data)
 	}
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}
-	w := walker{b: data}
+	w := jsonWalker{b: data}
 	var kind, delta, response, item, part, code []byte
 	output, seq := 0, r.seq
 	w.enter('{')
@@ -59,70 +59,70 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 		}
 	}
 	if w.bad {
-		t.stuck("unreadable")
+		t.blockOnce("unreadable")
 		return append(dst, event...)
 	}
 	switch string(kind) {
 	case "response.created":
 		r.response = bytes.Clone(response)
 	case "response.output_item.added":
-		t.onlyText(memberOf(item, "type"), `"message"`)
+		t.blockUnlessText(memberOf(item, "type"), `"message"`)
 		r.item, r.itemID, r.output = bytes.Clone(item), bytes.Clone(memberOf(item, "id")), output
 	case "response.content_part.added":
-		t.onlyText(memberOf(part, "type"), `"output_text"`)
+		t.blockUnlessText(memberOf(part, "type"), `"output_text"`)
 		r.part = bytes.Clone(part)
 	case "response.output_text.delta":
 		if len(delta) > 0 {
-			t.keep(delta)
+			t.appendSent(delta)
 		}
 	case "response.in_progress":
-		r.running = true
+		r.inProgressSent = true
 	case "response.completed", "response.incomplete":
-		t.Finished, t.ended = true, true
+		t.Finished, t.doneSent = true, true
 	case "error":
-		return t.broke(dst, event, codeOf(append(append([]byte(`{"code":`), orNull(code)...), '}')))
+		return t.engineFailed(dst, event, codeOf(append(append([]byte(`{"code":`), orNull(code)...), '}')))
 	case "response.failed":
-		return t.broke(dst, event, 500)
+		return t.engineFailed(dst, event, 500)
 	default:
 		// A part of the end, or of what is no text: how the answer ended is not known yet.
-		t.stuck("ending")
+		t.blockOnce("ending")
 	}
 	r.seq = seq // of an event that the client sees
 	return append(dst, event...)
 }
 
-func (r *responsesStream) turn() Rewriter { return &responsesNext{r: r} }
+func (r *responsesStream) nextEngine() Rewriter { return &responsesResumed{first: r} }
 
-func (r *responsesStream) end(dst []byte, _ bool) []byte {
-	if next, ok := r.t.next().(*responsesNext); ok {
-		return next.close(dst)
+func (r *responsesStream) appendEnd(dst []byte, _ bool) []byte {
+	if next, ok := r.t.resumed().(*responsesResumed); ok {
+		return next.appendEnd(dst)
 	}
 	return dst
 }
 
-// responsesNext makes of completions events those of the stream.
-type responsesNext struct {
-	r      *responsesStream
-	finish []byte // raw
-	usage  []byte // raw, of the last event
-	closed bool
+// responsesResumed makes of completions events those of the stream.
+type responsesResumed struct {
+	first     *responsesStream
+	finish    []byte // raw
+	usage     []byte // raw, of the last event
+	completed bool
 }
 
 // Event implements Rewriter.
-func (n *responsesNext) Event(dst, event []byte) []byte {
-	r := n.r
-	data := DataOf(event)
+func (n *responsesResumed) Event(dst, event []byte) []byte {
+	r := n.first
+	data := EventData(event)
 	if bytes.Equal(data, done) {
-		return n.close(dst)
+		return n.appendEnd(dst)
 	}
 	if usage := memberOf(data, "usage"); isObject(usage) {
 		n.usage = bytes.Clone(usage)
 	}
-	text, finish, _ := completionOf(data)
+	text, finish, _ := parseCompletion(data)
 	if len(text) > 0 {
-		dst = n.open(dst)
-		r.t.rare().text = append(r.t.Text(), text...)
-		dst = n.about(dst, "response.output_text.delta")
+		dst = n.appendPartAdded(dst)
+		r.t.ensureExtras().text = append(r.t.Text(), text...)
+		dst = n.appendPartEventHead(dst, "response.output_text.delta")
 		dst = append(append(append(dst, `,"delta":"`...), text...), "\",\"logprobs\":[]}\n\n"...)
 	}
 	if finish != nil {
@@ -131,15 +131,15 @@ func (n *responsesNext) Event(dst, event []byte) []byte {
 	return dst
 }
 
-// open begins item and part where the first engine had not.
-func (n *responsesNext) open(dst []byte) []byte {
-	r := n.r
+// appendPartAdded begins item and part where the first engine had not.
+func (n *responsesResumed) appendPartAdded(dst []byte) []byte {
+	r := n.first
 	if !isObject(r.response) {
 		r.response = []byte(`{"object":"response"}`)
 	}
-	if r.item == nil && !r.running { // the engine failed right behind response.created
-		r.running = true
-		dst = append(n.named(dst, "response.in_progress"), `,"response":`...)
+	if r.item == nil && !r.inProgressSent { // the engine failed right behind response.created
+		r.inProgressSent = true
+		dst = append(n.appendEventHead(dst, "response.in_progress"), `,"response":`...)
 		dst = append(append(dst, r.response...), "}\n\n"...)
 	}
 	if r.item == nil {
@@ -147,7 +147,7 @@ func (n *responsesNext) open(dst []byte) []byte {
 		r.itemID = append([]byte(`"msg_`), bytes.TrimPrefix(bytes.Trim(id, `"`), []byte("resp_"))...)
 		r.itemID = append(r.itemID, '"')
 		r.item = append(append([]byte(`{"id":`), r.itemID...), `,"content":[],"role":"assistant","status":"in_progress","type":"message"}`...)
-		dst = append(n.named(dst, "response.output_item.added"), `,"output_index":0,"item":`...)
+		dst = append(n.appendEventHead(dst, "response.output_item.added"), `,"output_index":0,"item":`...)
 		dst = append(append(dst, r.item...), "}\n\n"...)
 	}
 	if len(r.itemID) == 0 {
@@ -155,44 +155,44 @@ func (n *responsesNext) open(dst []byte) []byte {
 	}
 	if r.part == nil {
 		r.part = []byte(`{"annotations":[],"text":"","type":"output_text","logprobs":[]}`)
-		dst = append(n.about(dst, "response.content_part.added"), `,"part":`...)
+		dst = append(n.appendPartEventHead(dst, "response.content_part.added"), `,"part":`...)
 		dst = append(append(dst, r.part...), "}\n\n"...)
 	}
 	return dst
 }
 
-// named begins an event.
-func (n *responsesNext) named(dst []byte, kind string) []byte {
+// appendEventHead begins an event.
+func (n *responsesResumed) appendEventHead(dst []byte, kind string) []byte {
 	dst = append(append(dst, "event: "...), kind...)
 	dst = append(append(dst, "\ndata: {\"type\":\""...), kind...)
-	dst = strconv.AppendInt(append(dst, `","sequence_number":`...), int64(n.r.seq), 10)
-	n.r.seq++
+	dst = strconv.AppendInt(append(dst, `","sequence_number":`...), int64(n.first.seq), 10)
+	n.first.seq++
 	return dst
 }
 
-// about begins an event about the part.
-func (n *responsesNext) about(dst []byte, kind string) []byte {
-	dst = append(append(n.named(dst, kind), `,"item_id":`...), n.r.itemID...)
-	dst = strconv.AppendInt(append(dst, `,"output_index":`...), int64(n.r.output), 10)
+// appendPartEventHead begins an event about the part.
+func (n *responsesResumed) appendPartEventHead(dst []byte, kind string) []byte {
+	dst = append(append(n.appendEventHead(dst, kind), `,"item_id":`...), n.first.itemID...)
+	dst = strconv.AppendInt(append(dst, `,"output_index":`...), int64(n.first.output), 10)
 	return append(dst, `,"content_index":0`...)
 }
 
-// close tells what became of part, item and response.
-func (n *responsesNext) close(dst []byte) []byte {
-	if n.closed {
+// appendEnd tells what became of part, item and response.
+func (n *responsesResumed) appendEnd(dst []byte) []byte {
+	if n.completed {
 		return dst
 	}
-	n.closed = true
-	r, t := n.r, n.r.t
-	dst = n.open(dst)
+	n.completed = true
+	r, t := n.first, n.first.t
+	dst = n.appendPartAdded(dst)
 	text := append(append([]byte{'"'}, t.Text()...), '"')
-	part := spliced(r.part, "text", text)
-	item := spliced(spliced(r.item, "status", []byte(`"completed"`)), "content", append(append([]byte{'['}, part...), ']'))
+	part := withMember(r.part, "text", text)
+	item := withMember(withMember(r.item, "status", []byte(`"completed"`)), "content", append(append([]byte{'['}, part...), ']'))
 
-	dst = append(append(n.about(dst, "response.output_text.done"), `,"text":`...), text...)
+	dst = append(append(n.appendPartEventHead(dst, "response.output_text.done"), `,"text":`...), text...)
 	dst = append(dst, ",\"logprobs\":[]}\n\n"...)
-	dst = append(append(append(n.about(dst, "response.content_part.done"), `,"part":`...), part...), "}\n\n"...)
-	dst = n.named(dst, "response.output_item.done")
+	dst = append(append(append(n.appendPartEventHead(dst, "response.content_part.done"), `,"part":`...), part...), "}\n\n"...)
+	dst = n.appendEventHead(dst, "response.output_item.done")
 	dst = strconv.AppendInt(append(dst, `,"output_index":`...), int64(r.output), 10)
 	dst = append(append(append(dst, `,"item":`...), item...), "}\n\n"...)
 
@@ -200,19 +200,19 @@ func (n *responsesNext) close(dst []byte) []byte {
 	if string(n.finish) == `"length"` {
 		kind, status, details = "response.incomplete", `"incomplete"`, `{"reason":"max_output_tokens"}`
 	}
-	response := spliced(r.response, "status", []byte(status))
-	response = spliced(response, "incomplete_details", []byte(details))
-	response = spliced(response, "output", append(append([]byte{'['}, item...), ']'))
-	response = spliced(response, "usage", n.appendUsage(nil))
-	dst = append(append(n.named(dst, kind), `,"response":`...), response...)
+	response := withMember(r.response, "status", []byte(status))
+	response = withMember(response, "incomplete_details", []byte(details))
+	response = withMember(response, "output", append(append([]byte{'['}, item...), ']'))
+	response = withMember(response, "usage", n.appendUsage(nil))
+	dst = append(append(n.appendEventHead(dst, kind), `,"response":`...), response...)
 	return append(dst, "}\n\n"...)
 }
 
-func (n *responsesNext) appendUsage(dst []byte) []byte {
-	t := n.r.t
+func (n *responsesResumed) appendUsage(dst []byte) []byte {
+	t := n.first.t
 	prompt, output := t.Prompt.Len(), len(t.Out)
-	details := walker{b: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
-	cached := min(max(details.digits(), 0), prompt)
+	details := jsonWalker{b: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
+	cached := min(max(details.unsigned(), 0), prompt)
 	dst = strconv.AppendInt(append(dst, `{"input_tokens":`...), int64(prompt), 10)
 	dst = strconv.AppendInt(append(dst, `,"input_tokens_details":{"cached_tokens":`...), int64(cached), 10)
 	dst = strconv.AppendInt(append(dst, `},"output_tokens":`...), int64(output), 10)
@@ -220,9 +220,9 @@ func (n *responsesNext) appendUsage(dst []byte) []byte {
 	return append(strconv.AppendInt(dst, int64(prompt+output), 10), '}')
 }
 
-// spliced gives object with another value for a member, in its place or at the end.
-func spliced(object []byte, name string, value []byte) []byte {
-	w := walker{b: object}
+// withMember gives object with another value for a member, in its place or at the end.
+func withMember(object []byte, name string, value []byte) []byte {
+	w := jsonWalker{b: object}
 	if !w.enter('{') {
 		return object
 	}

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"strconv"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
 // Rewriter changes the events of one stream on their way to the client: cuts
@@ -18,8 +18,8 @@ type Rewriter interface {
 	Event(dst, event []byte) []byte
 }
 
-// Roomy is a Rewriter of events that may be longer than 64 KiB.
-type Roomy interface {
+// LargeEventRewriter is a Rewriter of events that may be longer than 64 KiB.
+type LargeEventRewriter interface {
 	// MaxEvent is how many bytes an event may have; in the place of a longer one the
 	// client gets an error.
 	MaxEvent() int
@@ -29,61 +29,61 @@ type Roomy interface {
 // whole events, and puts what becomes of them in chunks of its own.
 type editor struct {
 	rewriter Rewriter
-	events   framer
-	room     *room // from an event until it was passed on; else nil
-	held     *held // without a rewriter
+	events   eventFramer
+	out      *chunkBuffer  // from an event until it was passed on; else nil
+	partial  *partialEvent // without a rewriter
 }
 
-// room is where a chunk's head and payload to go out are laid. It is lent to one event
+// chunkBuffer is where a chunk's head and payload to go out are laid. It is lent to one event
 // after the other: between two of them a stream has none.
-type room struct{ b []byte }
+type chunkBuffer struct{ b []byte }
 
-var rooms = reuse.Pool[room]{New: func() *room { return &room{make([]byte, 0, 1<<10)} }}
+var chunkBuffers = objpool.Pool[chunkBuffer]{New: func() *chunkBuffer { return &chunkBuffer{make([]byte, 0, 1<<10)} }}
 
-// laid is what was laid out behind from.
-func (e *editor) laid(from int) []byte {
-	out := e.room.b[from:]
+// output is what was laid out behind from.
+func (e *editor) output(from int) []byte {
+	out := e.out.b[from:]
 	if len(out) == 0 {
-		e.passed()
+		e.releaseSent()
 	}
 	return out
 }
 
-// mostRoom is kept of one.
-const mostRoom = 32 << 10
+// maxPooledBuffer is kept of one.
+const maxPooledBuffer = 32 << 10
 
-// passed lets go of what was laid out: it has gone.
-func (e *editor) passed() {
+// releaseSent lets go of what was laid out: it has gone.
+func (e *editor) releaseSent() {
 	if e == nil {
 		return
 	}
-	if e.held != nil {
-		e.held.passed()
+	if e.partial != nil {
+		e.partial.releaseSent()
 	}
-	if e.room == nil {
+	if e.out == nil {
 		return
 	}
-	if cap(e.room.b) <= mostRoom {
-		rooms.Put(e.room)
+	if cap(e.out.b) <= maxPooledBuffer {
+		chunkBuffers.Put(e.out)
 	}
-	e.room = nil
+	e.out = nil
 }
 
-// on says whether events are changed: most streams' pass as they come.
-func (e *editor) on() bool { return e != nil && e.rewriter != nil }
+// rewrites says whether events are changed: most streams' pass as they come.
+func (e *editor) rewrites() bool { return e != nil && e.rewriter != nil }
 
-// holding says whether bytes are held back that pass as they come.
-func (e *editor) holding() bool {
-	return e != nil && e.held != nil && e.held.buf != nil
+// holdsPartial says whether bytes are held back that pass as they come.
+func (e *editor) holdsPartial() bool {
+	return e != nil && e.partial != nil && e.partial.buf != nil
 }
 
-func (e *editor) end() {
+func (e *editor) release() {
 	if e == nil {
 		return
 	}
-	e.events.drop()
-	e.held.drop()
-	e.passed()
+	e.events.release()
+	e.partial.release()
+	e.releaseSent()
 }
 
 // feed rewrites the events that p completes.
@@ -95,8 +95,8 @@ func (e *editor) feed(p []byte) error {
 			return errTooBig
 		}
 		if event != nil {
-			e.room.b = e.rewriter.Event(e.room.b, event)
-			e.events.drop()
+			e.out.b = e.rewriter.Event(e.out.b, event)
+			e.events.release()
 		}
 	}
 	return nil
@@ -108,20 +108,20 @@ var errTooBig = errors.New("an event of the engine is too long to be passed on")
 
 // rewrite gives what goes to the client for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
-	e := s.edit
-	if e.room == nil {
-		e.room = rooms.Get()
+	e := s.editor
+	if e.out == nil {
+		e.out = chunkBuffers.Get()
 	}
-	r := e.room
-	r.b = append(r.b[:0], chunkHead[:]...)
+	r := e.out
+	r.b = append(r.b[:0], emptyChunkHeader[:]...)
 	done := false
 	if !s.chunked {
 		s.scan.feed(p)
 		broken = e.feed(p)
-		s.veilEdited()
-		return e.laid(ChunkHead), broken
+		s.redactRewritten()
+		return e.output(ChunkHeaderSize), broken
 	}
-	carry := s.carry()
+	carry := s.migration()
 	before := s.chunks
 	for at := 0; at < len(p) && !done; {
 		before = s.chunks
@@ -141,63 +141,63 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 			break
 		}
 		if done = s.chunks.Done(); done && at == len(p) {
-			s.resp.Finish()
+			s.resp.MarkBodyDone()
 		}
 	}
 	if carry != nil {
 		// Looked at as the client gets it: as one stream. What both learn of it, its id and
 		// its time, is kept once.
-		if s.scan.plain.own == "" {
-			s.scan.plain.own = carry.Transcript.plain.own
+		if s.scan.template.idAndTime == "" {
+			s.scan.template.idAndTime = carry.Transcript.template.idAndTime
 		}
-		s.scan.feed(r.b[ChunkHead:])
-		done = done && carry.Transcript.Failed() == nil && !carry.Transcript.unfinished()
+		s.scan.feed(r.b[ChunkHeaderSize:])
+		done = done && carry.Transcript.FailureEvent() == nil && !carry.Transcript.needsRound()
 	}
-	if done && s.brokeOff() {
-		s.chunks, done, broken = before, false, errBrokeOff
+	if done && s.incomplete() {
+		s.chunks, done, broken = before, false, errIncomplete
 	}
-	s.veilEdited()
+	s.redactRewritten()
 	var from int
 	if r.b, from = FrameChunk(r.b); done {
 		r.b = append(r.b, lastChunk...)
 	}
-	return e.laid(from), broken
+	return e.output(from), broken
 }
 
-// veilEdited blanks what is private in the events that go out, where the scan has seen
+// redactRewritten blanks what is private in the events that go out, where the scan has seen
 // such. Records between them are the program's own, and so is who reads them.
-func (s *stream) veilEdited() {
-	if !s.scan.records {
-		s.veilNew(s.edit.room.b[ChunkHead:])
+func (s *stream) redactRewritten() {
+	if !s.scan.mayHaveRecords {
+		s.redactEvents(s.editor.out.b[ChunkHeaderSize:])
 	}
-	s.scan.private, s.scan.telling = false, false
+	s.scan.private, s.scan.engineMessage = false, false
 }
 
-// veilNew blanks what is private in events that the scan has seen and nobody else.
-func (s *stream) veilNew(events []byte) {
+// redactEvents blanks what is private in events that the scan has seen and nobody else.
+func (s *stream) redactEvents(events []byte) {
 	if s.scan.private {
-		v := veil{events: true, telling: s.scan.telling}
+		v := redactor{events: true, isFailure: s.scan.engineMessage}
 		v.feed(events)
 	}
 }
 
-// ChunkHead is the room that FrameChunk needs: a chunk's length and the end of its line.
-const ChunkHead = 16 + len("\r\n")
+// ChunkHeaderSize is the room that FrameChunk needs: a chunk's length and the end of its line.
+const ChunkHeaderSize = 16 + len("\r\n")
 
-var chunkHead [ChunkHead]byte
+var emptyChunkHeader [ChunkHeaderSize]byte
 
-// FrameChunk makes a chunk of what b has behind its first ChunkHead bytes, where it is,
+// FrameChunk makes a chunk of what b has behind its first ChunkHeaderSize bytes, where it is,
 // and gives where that begins; of nothing it makes none.
 func FrameChunk(b []byte) (framed []byte, from int) {
-	n := len(b) - ChunkHead
+	n := len(b) - ChunkHeaderSize
 	if n == 0 {
-		return b, ChunkHead
+		return b, ChunkHeaderSize
 	}
 	var digits [16]byte
 	size := strconv.AppendUint(digits[:0], uint64(n), 16)
-	from = ChunkHead - len(size) - len("\r\n")
+	from = ChunkHeaderSize - len(size) - len("\r\n")
 	copy(b[from:], size)
-	copy(b[ChunkHead-2:], "\r\n")
+	copy(b[ChunkHeaderSize-2:], "\r\n")
 	return append(b, "\r\n"...), from
 }
 
@@ -210,8 +210,8 @@ func AppendChunk(dst, payload []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// DataOf gives the data of an event that has one line of it, nil for others.
-func DataOf(event []byte) []byte {
+// EventData gives the data of an event that has one line of it, nil for others.
+func EventData(event []byte) []byte {
 	var data []byte
 	for len(event) > 0 {
 		line := event

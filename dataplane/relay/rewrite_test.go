@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// shout is a Rewriter that drops comments and writes data in capitals.
-type shout struct{}
+// upperCaser is a Rewriter that drops comments and writes data in capitals.
+type upperCaser struct{}
 
-func (shout) Event(dst, event []byte) []byte {
-	data := DataOf(event)
+func (upperCaser) Event(dst, event []byte) []byte {
+	data := EventData(event)
 	if data == nil {
 		return dst
 	}
@@ -26,16 +26,16 @@ func TestRewrite(t *testing.T) {
 	const sse = "data: {\"choices\":[{\"index\":0,\"text\":\"ab\"}]}\n\n: keep-alive\n\ndata: [done]\n\n"
 	const want = "data: {\"CHOICES\":[{\"INDEX\":0,\"TEXT\":\"AB\"}]}\n\ndata: [DONE]\n\n"
 	for cut := 1; cut < len(sse); cut++ {
-		e := editor{rewriter: shout{}, room: new(room)}
+		e := editor{rewriter: upperCaser{}, out: new(chunkBuffer)}
 		var got []byte
 		for _, part := range []string{sse[:cut], sse[cut:]} {
-			e.room.b = e.room.b[:0]
+			e.out.b = e.out.b[:0]
 			if err := e.feed([]byte(part)); err != nil {
 				t.Fatal(err)
 			}
-			got = append(got, e.room.b...)
+			got = append(got, e.out.b...)
 		}
-		e.end()
+		e.release()
 		if string(got) != want {
 			t.Fatalf("cut at %d: got %q, want %q", cut, got, want)
 		}
@@ -44,34 +44,34 @@ func TestRewrite(t *testing.T) {
 
 // An event over the bound ends the stream, with an error in its protocol behind the whole
 // events; Strip's bound is that of a Transcript.
-func TestRewriteEndsAtTooBigEvent(t *testing.T) {
+func TestRewriteEndsAtOversizedEvent(t *testing.T) {
 	for p, whole := range map[Protocol]string{
 		OpenAI: "data: {}\n\n", Anthropic: "event: ping\ndata: {}\n\n", Responses: "event: x\ndata: {}\n\n",
 	} {
 		for name, head := range map[string]string{"chunked": streamHead, "to close": "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"} {
-			long := "data: " + strings.Repeat("x", 2*maxCarry) + "\n\n"
+			long := "data: " + strings.Repeat("x", 2*maxPartialEvent) + "\n\n"
 			send2 := func(nc *net.TCPConn) {
 				body := whole + long + "data: y\n\n"
 				if name == "chunked" {
 					body = chunksOf(whole, long, "data: y\n\n") + lastChunk
 				}
 				send(nc, head+body)
-				untilGone(nc)
+				waitClosed(nc)
 			}
-			res, dst, _ := relayOnce(t, Options{Protocol: p, Rewrite: &passing{}}, send2)
+			res, dst, _ := relayOnce(t, Options{Protocol: p, Rewrite: &identityRewriter{}}, send2)
 			got := dst.got
 			if name == "chunked" {
 				got = dechunk(t, got)
 			}
 			added, ok := strings.CutPrefix(string(got), whole)
-			if !ok || res.Cause != EngineBroke || !strings.Contains(added, errTooBig.Error()) || strings.Contains(added, "data: y") {
+			if !ok || res.Cause != EngineMalformed || !strings.Contains(added, errTooBig.Error()) || strings.Contains(added, "data: y") {
 				t.Errorf("%v, %s: %+v, %.300q", p, name, res, got)
 			}
 			checkError(t, p, added)
 			if name == "to close" {
 				continue
 			}
-			res, dst, _ = relayOnce(t, Options{Protocol: p, Rewrite: Strip{}}, send2)
+			res, dst, _ = relayOnce(t, Options{Protocol: p, Rewrite: RedactRewriter{}}, send2)
 			if got := string(dechunk(t, dst.got)); !strings.HasPrefix(got, whole+long+"data: y\n\n") {
 				t.Errorf("%v: %+v, %d bytes", p, res, len(got))
 			}

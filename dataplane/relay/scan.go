@@ -6,38 +6,38 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// scanner looks into a stream's events for what the router wants to know.
-type scanner struct {
-	framer
-	events int64
-	tooBig int32
-	thin   thinner
-	finish string // of an error event what it tells of itself
-	usage  Usage
+// streamScanner looks into a stream's events for what the router wants to know.
+type streamScanner struct {
+	eventFramer
+	events    int64
+	tooBig    int32
+	truncator truncator
+	finish    string // of an error event what it tells of itself
+	usage     Usage
 
-	plain    template // of openAI
+	template eventTemplate // of openAI
 	native   nativeScan
-	finishes finishes
+	finishes finishTracker
 
-	protocol Protocol
-	records  bool // there may be records between events
-	token    bool // content was seen
-	failed   bool // an error event was seen
-	ended    bool // the protocol's own last event was seen
-	telling  bool // likewise, in an engine's words on a failure
-	private  bool // a member that is not for the client was seen, or may be where nobody looked
-	thinning bool // an event is beyond the bound: the carry is thin's
+	protocol       Protocol
+	mayHaveRecords bool // there may be records between events
+	token          bool // content was seen
+	failed         bool // an error event was seen
+	ended          bool // the protocol's own last event was seen
+	engineMessage  bool // likewise, in an engine's words on a failure
+	private        bool // a member that is not for the client was seen, or may be where nobody looked
+	truncating     bool // an event is beyond the bound: the carry is thin's
 }
 
 // feed takes the next payload bytes, chunk framing already off.
-func (s *scanner) feed(p []byte) {
+func (s *streamScanner) feed(p []byte) {
 	for len(p) > 0 {
 		if s.ended && s.protocol == OpenAI {
 			blankBehind(p)
 			return
 		}
-		if s.records && s.between() {
-			if n := recordLen(p); n > 0 {
+		if s.mayHaveRecords && s.atBoundary() {
+			if n := idRecordLen(p); n > 0 {
 				p = p[n:]
 				s.events++
 				s.token = true
@@ -45,19 +45,19 @@ func (s *scanner) feed(p []byte) {
 			}
 		}
 		n, event, tooBig := s.next(p)
-		if s.thins && (s.over || tooBig) {
+		if s.keepsOversized && (s.oversized || tooBig) {
 			s.private = s.private || tooBig
-			event, tooBig = s.thinned(p[:n], tooBig)
+			event, tooBig = s.truncated(p[:n], tooBig)
 		}
 		p = p[n:]
 		if tooBig {
 			s.events++
 			s.tooBig++
-			s.private, s.finishes.blind = true, true
+			s.private, s.finishes.unscanned = true, true
 		}
 		if event != nil {
 			s.event(event)
-			s.drop()
+			s.release()
 		}
 	}
 }
@@ -79,7 +79,7 @@ var (
 )
 
 // event looks at one event: its lines, of which "event:" and "data:" count.
-func (s *scanner) event(ev []byte) {
+func (s *streamScanner) event(ev []byte) {
 	var name, data []byte
 	var more bool // data is spread over several lines
 	for len(ev) > 0 {
@@ -101,12 +101,12 @@ func (s *scanner) event(ev []byte) {
 			data = fieldValue(line[len(dataPrefix):])
 		case bytes.HasPrefix(line, eventPrefix):
 			name = fieldValue(line[len(eventPrefix):])
-		case len(line) > shortest:
-			s.private = s.private || namesPrivate(line)
+		case len(line) > shortestPrivateName:
+			s.private = s.private || mayNamePrivate(line)
 		}
 	}
-	if len(name) >= shortest && string(name) != "content_block_delta" {
-		s.private = s.private || namesPrivate(name)
+	if len(name) >= shortestPrivateName && string(name) != "content_block_delta" {
+		s.private = s.private || mayNamePrivate(name)
 	}
 	if data == nil {
 		return // a comment, or nothing
@@ -115,7 +115,7 @@ func (s *scanner) event(ev []byte) {
 	if more {
 		// No engine does it; joining the lines is not worth a buffer.
 		s.tooBig++
-		s.private, s.finishes.blind = true, true
+		s.private, s.finishes.unscanned = true, true
 		return
 	}
 	switch s.protocol {
@@ -139,22 +139,22 @@ func fieldValue(b []byte) []byte {
 
 // openAI looks at one chunk of chat completions, completions or
 // /inference/v1/generate.
-func (s *scanner) openAI(data []byte) {
+func (s *streamScanner) openAI(data []byte) {
 	if bytes.Equal(data, done) {
 		s.ended = true
 		return
 	}
-	if s.token && (s.plain.matches(data) || s.native.counts(data, &s.usage)) {
-		s.finishes.blind = false
+	if s.token && (s.template.matches(data) || s.native.counts(data, &s.usage)) {
+		s.finishes.unscanned = false
 		return
 	}
-	w := eventWalker{walker: walker{b: data}, counts: [3]int{-1, -1, -1}}
+	w := eventWalker{jsonWalker: jsonWalker{b: data}, counts: [3]int{-1, -1, -1}}
 	if !w.enter('{') {
-		s.private = s.private || namesPrivate(data)
+		s.private = s.private || mayNamePrivate(data)
 		return
 	}
-	w.news = tellsPrivate(data)
-	s.private = s.private || w.news
+	w.hasOther = mayHoldPrivateValue(data)
+	s.private = s.private || w.hasOther
 	index, native, finished := 0, false, false
 	var object, kind, code []byte
 	for key, ok := w.member(); ok; key, ok = w.member() {
@@ -167,17 +167,17 @@ func (s *scanner) openAI(data []byte) {
 				s.choice(&w)
 			}
 		case "usage":
-			w.news = w.news || !w.null()
+			w.hasOther = w.hasOther || !w.null()
 			w.usage(&s.usage)
 		case "error":
 			if !w.null() {
-				s.failed, w.news = true, true
+				s.failed, w.hasOther = true, true
 			}
-			s.errorMember(&w.walker)
+			s.readErrorMember(&w.jsonWalker)
 		case "text": // SGLang's /generate
-			w.textAt = s.textOrIDs(&w.walker)
+			w.textAt = s.textOrIDs(&w.jsonWalker)
 		case "output_ids":
-			w.idsAt = s.textOrIDs(&w.walker)
+			w.idsAt = s.textOrIDs(&w.jsonWalker)
 		case "meta_info":
 			native = true
 			finished = s.metaInfo(&w)
@@ -185,7 +185,7 @@ func (s *scanner) openAI(data []byte) {
 			index = w.number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if object = w.word(); string(object) == "error" {
-				s.failed, w.news = true, true
+				s.failed, w.hasOther = true, true
 			}
 		case "type":
 			kind = w.raw()
@@ -196,26 +196,26 @@ func (s *scanner) openAI(data []byte) {
 		}
 	}
 	if native {
-		s.finishes.tell(index, finished)
+		s.finishes.add(index, finished)
 	}
 	s.private = s.private || w.bad
 	if string(object) == "error" {
-		s.tellsError(kind, code)
+		s.setError(kind, code)
 	}
 	if s.failed {
-		s.refused(data)
+		s.onErrorEvent(data)
 	}
-	if w.to > 0 && !w.news && !w.bad {
-		s.plain.learn(data, w.from, w.to)
+	if w.to > 0 && !w.hasOther && !w.bad {
+		s.template.learn(data, w.from, w.to)
 	}
-	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.news && !w.bad {
+	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.hasOther && !w.bad {
 		s.native.learn(&w)
 	}
 }
 
 // textOrIDs reads the text of an event of SGLang's /generate, or its ids or those of a
 // choice, and gives where they lie.
-func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
+func (s *streamScanner) textOrIDs(w *jsonWalker) jsonscan.Value {
 	kind := jsonscan.Number
 	switch w.peek() {
 	case '[':
@@ -234,7 +234,7 @@ func (s *scanner) textOrIDs(w *walker) jsonscan.Value {
 
 // metaInfo reads what SGLang's /generate says of usage and finish, and gives whether there is
 // a finish.
-func (s *scanner) metaInfo(w *eventWalker) (finished bool) {
+func (s *streamScanner) metaInfo(w *eventWalker) (finished bool) {
 	if !w.enter('{') {
 		return false
 	}
@@ -253,7 +253,7 @@ func (s *scanner) metaInfo(w *eventWalker) (finished bool) {
 			if !w.enter('{') {
 				continue
 			}
-			w.news = true
+			w.hasOther = true
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				if string(key) != "type" {
 					w.skip()
@@ -269,7 +269,7 @@ func (s *scanner) metaInfo(w *eventWalker) (finished bool) {
 	return finished
 }
 
-func (s *scanner) choice(w *eventWalker) {
+func (s *streamScanner) choice(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
@@ -278,7 +278,7 @@ func (s *scanner) choice(w *eventWalker) {
 		switch string(key) {
 		case "finish_reason":
 			if reason := w.word(); len(reason) > 0 {
-				s.finish, w.news, finished = reasonName(reason), true, true
+				s.finish, w.hasOther, finished = reasonName(reason), true, true
 			}
 		case "index":
 			index = w.number()
@@ -287,16 +287,16 @@ func (s *scanner) choice(w *eventWalker) {
 		case "text":
 			s.content(w)
 		case "token_ids":
-			w.idsAt = s.textOrIDs(&w.walker)
+			w.idsAt = s.textOrIDs(&w.jsonWalker)
 		default:
 			w.skip()
 		}
 	}
-	s.finishes.tell(index, finished)
+	s.finishes.add(index, finished)
 }
 
 // delta looks for content; a role alone is none, and neither are "" and null.
-func (s *scanner) delta(w *eventWalker) {
+func (s *streamScanner) delta(w *eventWalker) {
 	if !w.enter('{') {
 		return
 	}
@@ -318,7 +318,7 @@ func (s *scanner) delta(w *eventWalker) {
 }
 
 // content reads a string that is a token when it is not empty.
-func (s *scanner) content(w *eventWalker) {
+func (s *streamScanner) content(w *eventWalker) {
 	if text := w.text(); len(text) > 0 {
 		s.token = true
 		w.to = w.i - 1
@@ -328,27 +328,27 @@ func (s *scanner) content(w *eventWalker) {
 
 // hasElements says whether the value is an array that is not empty, and moves
 // behind it.
-func (w *walker) hasElements() bool {
+func (w *jsonWalker) hasElements() bool {
 	if w.peek() != '[' {
 		w.skip()
 		return false
 	}
-	probe := walker{b: w.b, i: w.i + 1}
+	probe := jsonWalker{b: w.b, i: w.i + 1}
 	c := probe.peek()
 	w.skip()
 	return c != ']' && c != 0
 }
 
 // anthropic looks at one event of /v1/messages.
-func (s *scanner) anthropic(name, data []byte) {
-	s.finishes.blind = false
-	s.private = s.private || tellsPrivate(data)
+func (s *streamScanner) anthropic(name, data []byte) {
+	s.finishes.unscanned = false
+	s.private = s.private || mayHoldPrivateValue(data)
 	if string(name) == "content_block_delta" && s.token {
 		return
 	}
-	w := walker{b: data}
+	w := jsonWalker{b: data}
 	if !w.enter('{') {
-		s.private = s.private || namesPrivate(data)
+		s.private = s.private || mayNamePrivate(data)
 		return
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
@@ -360,7 +360,7 @@ func (s *scanner) anthropic(name, data []byte) {
 		case "usage":
 			w.usage(&s.usage)
 		case "error":
-			s.errorMember(&w)
+			s.readErrorMember(&w)
 		case "message", "delta":
 			s.messagePart(&w)
 		default:
@@ -372,7 +372,7 @@ func (s *scanner) anthropic(name, data []byte) {
 		s.token = true
 	case "error":
 		s.failed, s.ended = true, true
-		s.refused(data)
+		s.onErrorEvent(data)
 	case "message_stop":
 		s.ended = true
 	}
@@ -380,7 +380,7 @@ func (s *scanner) anthropic(name, data []byte) {
 
 // messagePart reads the message of message_start and the delta of
 // message_delta.
-func (s *scanner) messagePart(w *walker) {
+func (s *streamScanner) messagePart(w *jsonWalker) {
 	if !w.enter('{') {
 		return
 	}
@@ -405,23 +405,23 @@ var deltaSuffix = []byte(".delta")
 
 // storedID is the id of the response that a stream of Responses is about, "" as long as it
 // is not known. It lies in plain, which such a stream has no other use for.
-func (s *scanner) storedID() string {
+func (s *streamScanner) storedID() string {
 	if s.protocol != Responses {
 		return ""
 	}
-	return s.plain.own
+	return s.template.idAndTime
 }
 
 // responses looks at one event of /v1/responses.
-func (s *scanner) responses(name, data []byte) {
-	s.finishes.blind = false
-	s.private = s.private || tellsPrivate(data)
+func (s *streamScanner) responses(name, data []byte) {
+	s.finishes.unscanned = false
+	s.private = s.private || mayHoldPrivateValue(data)
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
 	}
-	w := walker{b: data}
+	w := jsonWalker{b: data}
 	if !w.enter('{') {
-		s.private = s.private || namesPrivate(data)
+		s.private = s.private || mayNamePrivate(data)
 		return
 	}
 	var status, code []byte
@@ -434,7 +434,7 @@ func (s *scanner) responses(name, data []byte) {
 		case "code":
 			code = w.raw()
 		case "error":
-			s.errorMember(&w)
+			s.readErrorMember(&w)
 		case "response":
 			if !w.enter('{') {
 				continue
@@ -442,13 +442,13 @@ func (s *scanner) responses(name, data []byte) {
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				switch string(key) {
 				case "id":
-					if id := w.word(); s.plain.own == "" && len(id) <= maxStoredID {
-						s.plain.own = string(id)
+					if id := w.word(); s.template.idAndTime == "" && len(id) <= maxStoredID {
+						s.template.idAndTime = string(id)
 					}
 				case "status":
 					status = w.word()
 				case "error":
-					s.errorMember(&w)
+					s.readErrorMember(&w)
 				case "usage":
 					w.usage(&s.usage)
 				default:
@@ -465,12 +465,12 @@ func (s *scanner) responses(name, data []byte) {
 	case string(name) == "error":
 		s.failed, s.ended = true, true
 		if code != nil {
-			s.tellsError(nil, code)
+			s.setError(nil, code)
 		}
-		s.refused(data)
+		s.onErrorEvent(data)
 	case string(name) == "response.failed":
 		s.failed, s.ended = true, true
-		s.refused(data)
+		s.onErrorEvent(data)
 		if s.finish == "" {
 			s.finish = "failed"
 		}

@@ -24,48 +24,48 @@ func TestOffsets(t *testing.T) {
 		{`{"content":[]}`, `{"content":[]}`, -1},
 		{`null`, `null`, -1},
 	} {
-		if got := string(appendMoved(nil, []byte(k.logprobs), 7)); got != k.moved {
+		if got := string(appendShiftedOffsets(nil, []byte(k.logprobs), 7)); got != k.moved {
 			t.Errorf("%s moved is %s, want %s", k.logprobs, got, k.moved)
 		}
-		if got := string(appendMoved(nil, []byte(k.logprobs), 0)); got != k.logprobs {
+		if got := string(appendShiftedOffsets(nil, []byte(k.logprobs), 0)); got != k.logprobs {
 			t.Errorf("%s not moved is %s", k.logprobs, got)
 		}
-		if got := offsetBehind([]byte(k.logprobs)); got != k.behind {
+		if got := nextTextOffset([]byte(k.logprobs)); got != k.behind {
 			t.Errorf("behind %s: %d, want %d", k.logprobs, got, k.behind)
 		}
 	}
 }
 
-// TestShownTokensAreNotMadeAgain: a token whose log-probability the client has seen, but
+// TestShownTokensAreNotRepeated: a token whose log-probability the client has seen, but
 // not its text, could come out as another.
-func TestShownTokensAreNotMadeAgain(t *testing.T) {
+func TestShownTokensAreNotRepeated(t *testing.T) {
 	half := `data: {"id":"c","choices":[{"index":0,"delta":{"content":""},"logprobs":{"content":[{"token":"","logprob":-1,"bytes":[]}]},"finish_reason":null,"token_ids":[9]}]}` + "\n\n"
 	for scores, want := range map[bool]string{false: "", true: "half_character"} {
-		tr := &Transcript{Form: ChatForm, Scores: scores, holds: true}
-		told(tr, fmt.Sprintf(roleEvent, "[1,2]")+idEvent("Hi", 3)+half)
-		if why := tr.Why(); why != want || tr.leaves() {
-			t.Errorf("scores %v: why %q, want %q; leaves %v", scores, why, want, tr.leaves())
+		tr := &Transcript{Format: ChatFormat, Logprobs: scores, holdsFailure: true}
+		sentText(tr, fmt.Sprintf(roleEvent, "[1,2]")+idEvent("Hi", 3)+half)
+		if why := tr.MigrationBlocker(); why != want || tr.canMigrate() {
+			t.Errorf("scores %v: why %q, want %q; leaves %v", scores, why, want, tr.canMigrate())
 		}
-		told(tr, idEvent("ü", 10))
-		if why := tr.Why(); why != "" || !tr.leaves() || len(tr.Out) != 3 {
+		sentText(tr, idEvent("ü", 10))
+		if why := tr.MigrationBlocker(); why != "" || !tr.canMigrate() || len(tr.Out) != 3 {
 			t.Errorf("scores %v: why %q behind the character", scores, why)
 		}
 	}
 }
 
-// many is an event of completions.
-func many(index int, text, finish, ids string) string {
+// choicesEvent is an event of completions.
+func choicesEvent(index int, text, finish, ids string) string {
 	return fmt.Sprintf(`data: {"id":"cmpl-a","object":"text_completion","created":17,"model":"m","choices":[{"index":%d,"text":"%s","logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":null,"token_ids":%s}]}`+"\n\n", index, text, finish, ids)
 }
 
-// relayMany relays a stream of n choices that a first engine begins and others go on with.
-func relayMany(t *testing.T, tr *Transcript, engines ...string) (got string, res Result, asked []string) {
+// relayChoices relays a stream of n choices that a first engine begins and others go on with.
+func relayChoices(t *testing.T, tr *Transcript, engines ...string) (got string, res Result, asked []string) {
 	t.Helper()
 	var opened []*upstream.Response
-	next := func(b Break) *upstream.Response {
+	next := func(b Interruption) *upstream.Response {
 		var open []string
-		for _, q := range tr.Open() {
-			open = append(open, fmt.Sprint(q.index, " ", q.Out[:q.Told]))
+		for _, q := range tr.Unfinished() {
+			open = append(open, fmt.Sprint(q.index, " ", q.Out[:q.Delivered]))
 		}
 		asked = append(asked, fmt.Sprint(b.Cause, " ", strings.Join(open, ", ")))
 		if len(opened)+1 >= len(engines) {
@@ -76,7 +76,7 @@ func relayMany(t *testing.T, tr *Transcript, engines ...string) (got string, res
 		opened = append(opened, resp)
 		return resp
 	}
-	res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Usage: true, Next: mover(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+engines[0]) })
+	res, dst, _ := relayOnce(t, Options{Migration: Migration{Transcript: tr, IncludeUsage: true, Next: migratorFunc(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+engines[0]) })
 	for _, resp := range opened {
 		resp.Release()
 	}
@@ -89,32 +89,32 @@ func openStream(t *testing.T, body string) *upstream.Response {
 
 const usageEvent = `data: {"id":"cmpl-b","object":"text_completion","created":99,"model":"m","choices":[],"usage":{"prompt_tokens":999,"total_tokens":1099,"completion_tokens":100}}` + "\n\n"
 
-// TestManyGoOn: the choices that have not ended are asked for together, with the limit of
+// TestChoicesResume: the choices that have not ended are asked for together, with the limit of
 // the one that has the least left, and again; the client sees one stream.
-func TestManyGoOn(t *testing.T) {
+func TestChoicesResume(t *testing.T) {
 	tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2}), Limit: 4}
 	last := "0\r\n\r\n"
-	got, res, asked := relayMany(t, tr,
-		chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"), many(1, "B", `"stop"`, "[21]"), many(2, "c", "null", "[30]"), many(0, "A", "null", "[11]")),
+	got, res, asked := relayChoices(t, tr,
+		chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(1, "B", `"stop"`, "[21]"), choicesEvent(2, "c", "null", "[30]"), choicesEvent(0, "A", "null", "[11]")),
 		// Choices 0 and 2 as 0 and 1, with two tokens each: 0 is done, 2 is not.
-		chunksOf(many(1, "d", "null", "[31]"), many(0, "e", "null", "[12]"), many(1, "f", `"length"`, "[32]"), many(0, "g", `"length"`, "[13]"), usageEvent, doneEvent)+last,
-		chunksOf(many(0, "h", `"length"`, "[33]"), usageEvent, doneEvent)+last)
-	plain := func(index int, text, finish string) string { return many(index, text, finish, "null") }
+		chunksOf(choicesEvent(1, "d", "null", "[31]"), choicesEvent(0, "e", "null", "[12]"), choicesEvent(1, "f", `"length"`, "[32]"), choicesEvent(0, "g", `"length"`, "[13]"), usageEvent, doneEvent)+last,
+		chunksOf(choicesEvent(0, "h", `"length"`, "[33]"), usageEvent, doneEvent)+last)
+	plain := func(index int, text, finish string) string { return choicesEvent(index, text, finish, "null") }
 	want := plain(0, "a", "null") + plain(1, "b", "null") + plain(1, "B", `"stop"`) + plain(2, "c", "null") + plain(0, "A", "null") +
-		many2(2, "d", "null") + many2(0, "e", "null") + many2(2, "f", "null") + many2(0, "g", `"length"`) +
-		many2(2, "h", `"length"`) +
+		choicesEventNoIDs(2, "d", "null") + choicesEventNoIDs(0, "e", "null") + choicesEventNoIDs(2, "f", "null") + choicesEventNoIDs(0, "g", `"length"`) +
+		choicesEventNoIDs(2, "h", `"length"`) +
 		`data: {"id":"cmpl-a","object":"text_completion","created":17,"model":"m","choices":[],"usage":{"prompt_tokens":2,"total_tokens":12,"completion_tokens":10}}` + "\n\n" + doneEvent
 	if got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if list := strings.Join(asked, "; "); list != "engine_closed 0 [10 11], 2 [30]; completed 2 [30 31 32]" || res.Cause != Completed || !res.Reusable || res.EngineErr || res.Usage.Completion != 10 {
+	if list := strings.Join(asked, "; "); list != "engine_closed 0 [10 11], 2 [30]; completed 2 [30 31 32]" || res.Cause != Completed || !res.Reusable || res.SawErrorEvent || res.Usage.Completion != 10 {
 		t.Errorf("asked %s; %+v", list, res)
 	}
 }
 
-// TestManyHaveOnePrompt: cached_tokens is of the client's one prompt, whether the engine
+// TestChoicesShareOnePrompt: cached_tokens is of the client's one prompt, whether the engine
 // that was given one for each choice tells what it found of the first or of all together.
-func TestManyHaveOnePrompt(t *testing.T) {
+func TestChoicesShareOnePrompt(t *testing.T) {
 	usage := func(cached int) string {
 		return strings.Replace(usageEvent, `"completion_tokens":100`, fmt.Sprintf(`"completion_tokens":100,"prompt_tokens_details":{"cached_tokens":%d}`, cached), 1)
 	}
@@ -126,46 +126,46 @@ func TestManyHaveOnePrompt(t *testing.T) {
 		{true, 8, 4}, {true, 12, 6}, {true, 18, 6}, {true, 0, 0},
 	} {
 		tr := &Transcript{Choices: 3, Prompt: PackIDs([]uint32{1, 2, 3, 4, 5, 6}), Limit: 2, SumsCached: k.sums}
-		got, _, _ := relayMany(t, tr,
-			chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"), many(2, "B", `"stop"`, "[21]")), // two are left
-			chunksOf(many(0, "d", `"length"`, "[31]"), many(1, "e", `"length"`, "[12]"), usage(k.told), doneEvent)+"0\r\n\r\n")
+		got, _, _ := relayChoices(t, tr,
+			chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(2, "B", `"stop"`, "[21]")), // two are left
+			chunksOf(choicesEvent(0, "d", `"length"`, "[31]"), choicesEvent(1, "e", `"length"`, "[12]"), usage(k.told), doneEvent)+"0\r\n\r\n")
 		if want := fmt.Sprintf(`"prompt_tokens_details":{"cached_tokens":%d}`, k.want); !strings.Contains(got, want) {
 			t.Errorf("sums %v, %d told: want %s in\n%s", k.sums, k.told, want, got)
 		}
 	}
 }
 
-// many2 is many without ids, as a Conversion writes it.
-func many2(index int, text, finish string) string {
-	return strings.Replace(strings.Replace(many(index, text, finish, "null"), `,"prompt_token_ids":null,"token_ids":null`, "", 1), `"stop_reason":null`, `"stop_reason":null,"token_ids":null,"prompt_token_ids":null`, 1)
+// choicesEventNoIDs is many without ids, as a Conversion writes it.
+func choicesEventNoIDs(index int, text, finish string) string {
+	return strings.Replace(strings.Replace(choicesEvent(index, text, finish, "null"), `,"prompt_token_ids":null,"token_ids":null`, "", 1), `"stop_reason":null`, `"stop_reason":null,"token_ids":null,"prompt_token_ids":null`, 1)
 }
 
-// TestManyWithoutATaker end with an error and a proper end; so do those whose engines never
+// TestChoicesWithoutNextEngine end with an error and a proper end; so do those whose engines never
 // bring a choice to its end, after so many rounds.
-func TestManyWithoutATaker(t *testing.T) {
-	begin := chunksOf(many(0, "a", "null", "[10]"), many(1, "b", "null", "[20]"))
-	short := chunksOf(many(0, "c", `"length"`, "[11]"), many(1, "d", `"length"`, "[21]"), usageEvent, doneEvent) + "0\r\n\r\n"
-	got, res, asked := relayMany(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, begin, short)
-	if !strings.HasSuffix(got, `"code":502}}`+"\n\n"+doneEvent) || strings.Contains(got, "usage") || !res.EngineErr || !res.Reusable || len(asked) != 2 {
+func TestChoicesWithoutNextEngine(t *testing.T) {
+	begin := chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"))
+	short := chunksOf(choicesEvent(0, "c", `"length"`, "[11]"), choicesEvent(1, "d", `"length"`, "[21]"), usageEvent, doneEvent) + "0\r\n\r\n"
+	got, res, asked := relayChoices(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, begin, short)
+	if !strings.HasSuffix(got, `"code":502}}`+"\n\n"+doneEvent) || strings.Contains(got, "usage") || !res.SawErrorEvent || !res.Reusable || len(asked) != 2 {
 		t.Errorf("got %s, %+v, asked %q", got, res, asked)
 	}
 	engines := []string{begin}
 	for range 50 {
 		engines = append(engines, short)
 	}
-	if got, res, asked = relayMany(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, engines...); len(asked) != 2+moreTurns || !res.EngineErr || strings.Count(got, "[DONE]") != 1 {
+	if got, res, asked = relayChoices(t, &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), Limit: 1000}, engines...); len(asked) != 2+maxExtraRounds || !res.SawErrorEvent || strings.Count(got, "[DONE]") != 1 {
 		t.Errorf("%d asked, %+v", len(asked), res)
 	}
 	// A choice that an engine was not asked for is nobody's.
-	second := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
-	told(second, many(0, "a", `"stop"`, "[5]")+many(1, "b", "null", "[6]"))
-	second.Turn()
-	if got := told(second, many(1, "x", "null", "[7]")+many(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Stuck() != "many_choices" {
-		t.Errorf("got %s, stuck %q", got, second.Stuck())
+	second := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holdsFailure: true}
+	sentText(second, choicesEvent(0, "a", `"stop"`, "[5]")+choicesEvent(1, "b", "null", "[6]"))
+	second.SwitchEngine()
+	if got := sentText(second, choicesEvent(1, "x", "null", "[7]")+choicesEvent(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Blocked() != "many_choices" {
+		t.Errorf("got %s, stuck %q", got, second.Blocked())
 	}
-	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holds: true}
-	told(tr, many(2, "x", "null", "[5]"))
-	if tr.Stuck() != "many_choices" {
-		t.Errorf("stuck %q", tr.Stuck())
+	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holdsFailure: true}
+	sentText(tr, choicesEvent(2, "x", "null", "[5]"))
+	if tr.Blocked() != "many_choices" {
+		t.Errorf("stuck %q", tr.Blocked())
 	}
 }

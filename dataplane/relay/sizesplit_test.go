@@ -11,7 +11,7 @@ import (
 // wherever reads cut it, and nothing at all when it is too large or none. Sizes that are well
 // formed pass as they came.
 func TestSizesAreJudgedFirst(t *testing.T) {
-	long := "data: " + strings.Repeat("x", 2*maxHeld)
+	long := "data: " + strings.Repeat("x", 2*maxBufferedEvent)
 	for _, k := range []struct {
 		name, good string
 		opt        Options
@@ -29,20 +29,20 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 					if k.scanning && two > one+1 && two < len(body) {
 						continue // enough of a body that takes long
 					}
-					s := &stream{dst: new(gather), resp: new(upstream.Response), rare: &noneRare, terms: &terms{}, chunked: true, scanning: k.scanning}
-					s.scan.protocol, s.scan.thins, s.scan.usage = k.opt.Protocol, true, noUsage
+					s := &stream{dst: new(collectingConn), resp: new(upstream.Response), extras: &noExtras, streamSettings: &streamSettings{}, chunked: true, scanning: k.scanning}
+					s.scan.protocol, s.scan.keepsOversized, s.scan.usage = k.opt.Protocol, true, noUsage
 					if !k.scanning && k.opt.Protocol != Opaque {
-						s.edit = &editor{held: &held{follows: true, veil: veil{guess: true}}}
+						s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true}}}
 					}
 					var got []byte
 					for _, part := range [...]string{body[:one], body[one:two], body[two:]} {
 						if part == "" || s.broken != nil {
 							continue
 						}
-						out, err := s.unchunk([]byte(part))
+						out, err := s.readChunked([]byte(part))
 						got = append(got, out...)
 						s.broken = err
-						s.edit.passed()
+						s.editor.releaseSent()
 						if len(got) > len(k.good) {
 							t.Fatalf("%s, cut at %d and %d: %q is out of %q", k.name, one, two, got[len(k.good):], bad)
 						}
@@ -50,8 +50,8 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 					if string(got) != k.good || (s.broken != nil) != (bad != "") {
 						t.Fatalf("%s, cut at %d and %d: %d bytes of %d are out, %v", k.name, one, two, len(got), len(k.good), s.broken)
 					}
-					s.scan.drop()
-					s.edit.end()
+					s.scan.release()
+					s.editor.release()
 				}
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice/dataplane/loop"
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
@@ -40,25 +40,25 @@ type Options struct {
 	Rewrite Rewriter
 	// Carry, when it has a Transcript, takes the place of Rewrite and lets a chunked event stream
 	// go on from another engine when its own fails.
-	Carry Carry
+	Migration Migration
 	// Convert, when set, makes what the client gets of what it would get: the last that
 	// is done to the stream before it is written.
 	Convert Converter
 	// By, when set, is when the client's time is over: what it has not taken by then is
 	// not waited for. The engine's leg has a deadline of its own.
-	By time.Time
+	ClientDeadline time.Time
 	// Drains, when set, says of a stream whose engine was cut whether what had come from
 	// it by then is still to be passed on.
-	Drains func() bool
+	DrainOnCancel func() bool
 	// Ends, when set, says whether the router ends: a stream whose call is cut then is
 	// Drained.
-	Ends *atomic.Bool
+	ShuttingDown *atomic.Bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
 	// connections have descriptors of their own and the body is chunked. The ClientConn
 	// is a Resumer then.
-	Loops *loop.Loops
+	Loops *eventloop.Loops
 	// Budget, when set, counts what is held of events that have not come whole. Where it
-	// is spent the stream ends as MemorySpent.
+	// is spent the stream ends as BudgetExhausted.
 	Budget *membudget.Budget
 }
 
@@ -81,18 +81,18 @@ type ClientConn interface {
 	SetWriteDeadline(time.Time) error
 }
 
-// FirstTold is a ClientConn that wants to know when the first event with content has been read.
-type FirstTold interface {
+// FirstTokenObserver is a ClientConn that wants to know when the first event with content has been read.
+type FirstTokenObserver interface {
 	// FirstToken is called once, on the relaying goroutine, before the event is passed on.
 	FirstToken()
 }
 
-// StoredTold is a ClientConn that wants to know the id of the response that a stream of
+// ResponseIDObserver is a ClientConn that wants to know the id of the response that a stream of
 // Responses is about.
-type StoredTold interface {
+type ResponseIDObserver interface {
 	// Stored is called at most once, on the relaying goroutine, before the event with the
 	// id is passed on. It must not block.
-	Stored(id string)
+	ResponseID(id string)
 }
 
 // DoneTold is a ClientConn that wants to know when the stream's own last event has been read,
@@ -106,8 +106,8 @@ type DoneTold interface {
 // A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
 // it was full, a Write of nothing waits until it takes some again.
 
-// Descriptor is what a ClientConn has besides when a loop may write to it.
-type Descriptor interface {
+// RawWriter is what a ClientConn has besides when a loop may write to it.
+type RawWriter interface {
 	// Descriptor gives a non-blocking descriptor to which bytes may be written as
 	// they are; it stays open until the stream has ended. Not ok: Write has more to
 	// do.
@@ -121,43 +121,43 @@ type Resumer interface {
 	Resume(f func() (res Result, ended bool))
 }
 
-// Patient is a ClientConn whose Write waits itself for a client that is slow, below what
+// StallDetectingWriter is a ClientConn whose Write waits itself for a client that is slow, below what
 // changes the bytes: such a write can not be gone on with above it. The deadline that it
 // is told is when it looks at its client (Patience), and SetWriteDeadline, which comes every
 // now and then as writes do, looks as well.
-type Patient interface{ Patient() }
+type StallDetectingWriter interface{ DetectsStalls() }
 
-// Framer is what a ClientConn has besides that may put framing around a body which has
+// Reframer is what a ClientConn has besides that may put framing around a body which has
 // none, or another.
-type Framer interface{ Frames() bool }
+type Reframer interface{ Reframes() bool }
 
-// Leaver is what a ClientConn has besides that knows when its client has left: a call that
+// ClientGoneChecker is what a ClientConn has besides that knows when its client has left: a call that
 // is cut then ends the stream as ClientGone.
-type Leaver interface{ Left() bool }
+type ClientGoneChecker interface{ ClientGone() bool }
 
-// Ender is what a ClientConn has besides when it wants to know that a stream's last bytes
+// EndObserver is what a ClientConn has besides when it wants to know that a stream's last bytes
 // are about to be written. It is called by who writes them, and must not wait; more bytes
 // may follow all the same, and another call.
-type Ender interface{ Ending() }
+type EndObserver interface{ BeforeEnd() }
 
 const (
 	// A stream reads into a small buffer while events trickle, and into a
 	// large one while data flows.
 	smallRead = 4 << 10
 	largeRead = 32 << 10
-	// calmReads small reads in a row bring the small buffer back.
-	calmReads = 16
-	// maxSlack is how much shorter than meant a flush's deadline may be: within it
+	// smallReadsToShrink small reads in a row bring the small buffer back.
+	smallReadsToShrink = 16
+	// maxDeadlineSlack is how much shorter than meant a flush's deadline may be: within it
 	// the timer set for an earlier flush is left as it is.
-	maxSlack = time.Second
-	// heardBits: that bytes come is noted (upstream.Response.Heard) once in 1<<heardBits
+	maxDeadlineSlack = time.Second
+	// progressBits: that bytes come is noted (upstream.Response.Heard) once in 1<<progressBits
 	// ns, about a second, where at most a memory access is spent on each event.
-	heardBits = 30
+	progressBits = 30
 	// lastGrace is how long an engine may keep its response open behind the stream's own last
 	// event. Then the client's stream is ended, and the connection to the engine closed.
 	lastGrace = time.Second
-	// overtime is what each write may take behind Options.By: time for the last word.
-	overtime = 50 * time.Millisecond
+	// finalWriteTime is what each write may take behind Options.By: time for the last word.
+	finalWriteTime = 50 * time.Millisecond
 )
 
 // stream is one relay under way. There are thousands: it just fills a size class of 288
@@ -167,87 +167,87 @@ type stream struct {
 	resp   *upstream.Response
 	chunks upstream.Chunks
 	broken error // of the engine's framing, behind the good bytes of the last read
-	scan   scanner
-	edit   *editor // nil until it is needed
+	scan   streamScanner
+	editor *editor // nil until it is needed
 
-	*terms
-	rare *rare
+	*streamSettings
+	extras *streamExtras
 
-	armed   instant // when the write deadline was last set
-	armedBy instant // to what
+	deadlineSetAt monoTime // when the write deadline was last set
+	deadline      monoTime // to what
 
 	// What Result says, and scan does not.
 	err        error
 	bytes      int64
-	firstByte  instant
-	firstToken instant
-	lastByte   instant // before the first: when the stream was lent
+	firstByte  monoTime
+	firstToken monoTime
+	lastByte   monoTime // before the first: when the stream was lent
 	cause      Cause
 	reusable   bool
 	told       uint8 // toldStored, toldDone: what the client's connection has been told
 
-	calm     uint8
-	in       int32 // the descriptor that is lent
-	patient  bool  // dst is Patient
-	chunked  bool
-	scanning bool
-	leaving  bool // for another engine, though this one is well
-	deaf     bool // the client took something not: no last word either
-	lent     bool // resp is, to a loop, or was
+	smallReads        uint8
+	engineFD          int32 // the descriptor that is lent
+	detectsStalls     bool  // dst is Patient
+	chunked           bool
+	scanning          bool
+	migrating         bool // for another engine, though this one is well
+	clientFailedWrite bool // the client took something not: no last word either
+	detached          bool // resp is, to a loop, or was
 
-	counted uint16 // of terms.budget, in KiB
+	budgetKiB uint16 // of terms.budget, in KiB
 }
 
 const (
-	toldStored = 1 << iota // StoredTold
+	toldStored = 1 << iota // ResponseIDObserver
 	toldDone               // DoneTold
 )
 
-// terms are what nearly all streams have in common of their Options.
-type terms struct {
-	loops        *loop.Loops
+// streamSettings are what nearly all streams have in common of their Options.
+type streamSettings struct {
+	loops        *eventloop.Loops
 	budget       *membudget.Budget
-	ends         *atomic.Bool
+	shuttingDown *atomic.Bool
 	writeTimeout time.Duration
 	idleTimeout  time.Duration
 }
 
-// lastTerms are those of the stream that had others than the one before.
-var lastTerms atomic.Pointer[terms]
+// lastSettings are those of the stream that had others than the one before.
+var lastSettings atomic.Pointer[streamSettings]
 
 // share gives memory that has these terms, and is not changed.
-func (t terms) share() *terms {
-	if last := lastTerms.Load(); last != nil && *last == t {
+func (t streamSettings) share() *streamSettings {
+	if last := lastSettings.Load(); last != nil && *last == t {
 		return last
 	}
-	lastTerms.Store(&t)
+	lastSettings.Store(&t)
 	return &t
 }
 
-// rare is what most streams have none of. It is made once and not changed. Of movable streams
+// streamExtras is what most streams have none of. It is made once and not changed. Of movable streams
 // there are thousands: it fills a size class of 64 bytes.
-type rare struct {
-	carry   Carry
-	convert Converter
-	by      instant
-	drains  func() bool
+type streamExtras struct {
+	migration      Migration
+	convert        Converter
+	clientDeadline monoTime
+	drainOnCancel  func() bool
 }
 
-// noneRare is that of most streams.
-var noneRare rare
+// noExtras is that of most streams.
+var noExtras streamExtras
 
-// instant is a time counted from the package's start, in ns; 0 for never.
-type instant int64
+// monoTime is a time counted from the package's start, in ns; 0 for never.
+type monoTime int64
 
 var epoch = time.Now()
 
-// at is 0 at no time a stream can see: epoch is past by then.
-func at(t time.Time) instant { return instant(t.Sub(epoch)) }
+// monoTimeOf is 0 at no time a stream can see: epoch is past by then.
+func monoTimeOf(t time.Time) monoTime { return monoTime(t.Sub(epoch)) }
 
-func (i instant) never() bool { return i == 0 }
+func (i monoTime) isZero() bool { return i == 0 }
 
 // time is the zero Time for never.
-func (i instant) time() time.Time {
+func (i monoTime) time() time.Time {
 	if i == 0 {
 		return time.Time{}
 	}
@@ -264,61 +264,61 @@ func (i instant) time() time.Time {
 // Stream does not Release resp. It leaves dst without a write deadline.
 func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	opt.Loops = nil
-	res, _ := Begin(dst, resp, opt)
+	res, _ := Start(dst, resp, opt)
 	return res
 }
 
-// Begin is Stream that may leave the rest to a loop: then it is not ended, and dst and
+// Start is Stream that may leave the rest to a loop: then it is not ended, and dst and
 // resp are the loop's until Options.Go is called.
-func Begin(dst ClientConn, resp *upstream.Response, opt Options) (res Result, ended bool) {
+func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, ended bool) {
 	if opt.WriteTimeout <= 0 {
 		opt.WriteTimeout = 30 * time.Second
 	}
 	s := &stream{
-		dst: dst, resp: resp, rare: &noneRare,
-		terms:    terms{opt.Loops, opt.Budget, opt.Ends, opt.WriteTimeout, opt.IdleTimeout}.share(),
-		chunked:  resp.ContentLength == upstream.LengthChunked,
-		scanning: opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
+		dst: dst, resp: resp, extras: &noExtras,
+		streamSettings: streamSettings{opt.Loops, opt.Budget, opt.ShuttingDown, opt.WriteTimeout, opt.IdleTimeout}.share(),
+		chunked:        resp.ContentLength == upstream.LengthChunked,
+		scanning:       opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 	}
-	_, s.patient = dst.(Patient)
-	s.scan.protocol, s.scan.thins = opt.Protocol, true
+	_, s.detectsStalls = dst.(StallDetectingWriter)
+	s.scan.protocol, s.scan.keepsOversized = opt.Protocol, true
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
-	if t := opt.Carry.Transcript; t != nil && !(s.scanning && s.chunked) {
-		opt.Rewrite, opt.Carry = t, Carry{} // ids are taken out all the same
+	if t := opt.Migration.Transcript; t != nil && !(s.scanning && s.chunked) {
+		opt.Rewrite, opt.Migration = t, Migration{} // ids are taken out all the same
 	}
-	if opt.Carry.Transcript != nil || opt.Convert != nil || opt.Drains != nil || !opt.By.IsZero() {
-		s.rare = &rare{carry: opt.Carry, convert: opt.Convert, drains: opt.Drains}
-		if !opt.By.IsZero() {
-			s.rare.by = at(opt.By)
+	if opt.Migration.Transcript != nil || opt.Convert != nil || opt.DrainOnCancel != nil || !opt.ClientDeadline.IsZero() {
+		s.extras = &streamExtras{migration: opt.Migration, convert: opt.Convert, drainOnCancel: opt.DrainOnCancel}
+		if !opt.ClientDeadline.IsZero() {
+			s.extras.clientDeadline = monoTimeOf(opt.ClientDeadline)
 		}
 	}
 	switch {
-	case opt.Carry.Transcript != nil:
-		s.edit = &editor{rewriter: opt.Carry.Transcript}
-		opt.Carry.Transcript.holds, s.edit.events.most = true, maxCarried
-		s.scan.records = opt.Carry.Transcript.Records
+	case opt.Migration.Transcript != nil:
+		s.editor = &editor{rewriter: opt.Migration.Transcript}
+		opt.Migration.Transcript.holdsFailure, s.editor.events.maxEvent = true, maxMigratableEvent
+		s.scan.mayHaveRecords = opt.Migration.Transcript.Records
 	case opt.Rewrite != nil && s.scanning:
-		s.edit = &editor{rewriter: opt.Rewrite}
-		if roomy, ok := opt.Rewrite.(Roomy); ok {
-			s.edit.events.most = int32(min(roomy.MaxEvent(), math.MaxInt32))
+		s.editor = &editor{rewriter: opt.Rewrite}
+		if large, ok := opt.Rewrite.(LargeEventRewriter); ok {
+			s.editor.events.maxEvent = int32(min(large.MaxEvent(), math.MaxInt32))
 		}
 	case !s.scanning && opt.Protocol != Opaque:
-		s.edit = &editor{held: &held{follows: true, veil: veil{guess: true, refusal: resp.Status >= 400}}}
+		s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true, isRefusal: resp.Status >= 400}}}
 	}
-	return s.drive()
+	return s.relay()
 }
 
-// drive relays until the stream's end, or until a loop has taken it.
-func (s *stream) drive() (res Result, ended bool) {
+// relay relays until the stream's end, or until a loop has taken it.
+func (s *stream) relay() (res Result, ended bool) {
 	whole := false
 	defer func() {
 		if !whole { // it panics
-			s.uncountParts()
+			s.releasePartialBudget()
 		}
 	}()
 	for s.run() {
-		if !s.carryOn() {
+		if !s.migrate() {
 			res = s.finish()
 			whole = true
 			return res, true
@@ -330,42 +330,42 @@ func (s *stream) drive() (res Result, ended bool) {
 
 // finish tells the end.
 func (s *stream) finish() Result {
-	if s.err != nil && !s.deaf {
-		if end, whole := s.goodEnd(); end != nil {
+	if s.err != nil && !s.clientFailedWrite {
+		if end, whole := s.properEnd(); end != nil {
 			if whole && s.cause != ClientGone || s.keptOpen() {
 				// Nothing of the answer is missing: an engine that drops the connection behind
 				// it has not failed its client, whose own failure may still come.
-				s.end(Completed, nil)
+				s.setCause(Completed, nil)
 			}
-			s.ending()
+			s.beforeEnd()
 			s.reusable = len(end) == 0 || s.writeAt(end, time.Now()) == nil
 		}
 	}
-	if !s.armed.never() {
+	if !s.deadlineSetAt.isZero() {
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
 	if s.scan.failed && s.cause == Completed {
-		s.end(EngineErred, s.scan.toldError())
+		s.setCause(EngineReportedError, s.scan.engineError())
 	}
 	res := Result{
 		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: int64(s.scan.tooBig),
 		FirstByte: s.firstByte.time(), FirstToken: s.firstToken.time(),
-		Finish: s.scan.finish, Usage: s.usage(), EngineErr: s.scan.failed, Reusable: s.reusable,
+		Finish: s.scan.finish, Usage: s.usage(), SawErrorEvent: s.scan.failed, Reusable: s.reusable,
 	}
-	if !s.firstByte.never() {
+	if !s.firstByte.isZero() {
 		res.LastByte = s.lastByte.time()
 	}
-	s.scan.drop()
-	s.edit.end()
-	s.uncountParts()
+	s.scan.release()
+	s.editor.release()
+	s.releasePartialBudget()
 	return res
 }
 
 // usage is what the engine said of usage.
 func (s *stream) usage() Usage {
 	u := s.scan.usage
-	if s.scan.records && u.Completion >= 0 { // records tell ids, and no counts
-		u.Completion = max(u.Completion, s.rare.carry.Transcript.heardIDs())
+	if s.scan.mayHaveRecords && u.Completion >= 0 { // records tell ids, and no counts
+		u.Completion = max(u.Completion, s.extras.migration.Transcript.heardIDs())
 	}
 	return u
 }
@@ -385,7 +385,7 @@ func IsEventStream(contentType []byte) bool {
 
 // run relays until the body's end or a failure; false when a loop has taken it.
 func (s *stream) run() (ended bool) {
-	if lent, over := s.lend(); lent || over {
+	if attached, over := s.attachToLoop(); attached || over {
 		return over
 	}
 	size := smallRead
@@ -401,167 +401,167 @@ func (s *stream) run() (ended bool) {
 			_ = s.resp.SetReadDeadline(time.Now().Add(s.idleTimeout))
 		}
 		n, err := s.resp.ReadRaw(buf.B)
-		if n > 0 && s.pass(buf.B[:n], time.Now()) {
+		if n > 0 && s.forward(buf.B[:n], time.Now()) {
 			return true
 		}
 		if err != nil {
 			s.readEnded(err)
 			return true
 		}
-		if lent, over := s.lend(); lent || over {
+		if attached, over := s.attachToLoop(); attached || over {
 			return over
 		}
-		buf = s.fit(buf, n)
+		buf = s.resizeBuffer(buf, n)
 	}
 }
 
-// fit changes the buffer's size to what comes.
-func (s *stream) fit(buf *membudget.Buffer, n int) *membudget.Buffer {
+// resizeBuffer changes the buffer's size to what comes.
+func (s *stream) resizeBuffer(buf *membudget.Buffer, n int) *membudget.Buffer {
 	size := len(buf.B)
 	switch {
 	case size == smallRead && n == smallRead:
 		size = largeRead
 	case size == largeRead && n >= smallRead/2:
-		s.calm = 0
+		s.smallReads = 0
 		return buf
 	case size == largeRead:
-		if s.calm++; s.calm < calmReads {
+		if s.smallReads++; s.smallReads < smallReadsToShrink {
 			return buf
 		}
 		size = smallRead
 	default:
 		return buf
 	}
-	s.calm = 0
+	s.smallReads = 0
 	membudget.Default.Put(buf)
 	return membudget.Default.Get(size)
 }
 
-// pass looks at what one read brought and writes it on; true when the stream
+// forward looks at what one read brought and writes it on; true when the stream
 // has ended.
-func (s *stream) pass(p []byte, t time.Time) (ended bool) {
-	out := s.look(p, t)
-	over := s.isOver()
-	if over || !s.chunked && s.resp.Ended() {
-		s.ending()
+func (s *stream) forward(p []byte, t time.Time) (ended bool) {
+	out := s.process(p, t)
+	over := s.engineDone()
+	if over || !s.chunked && s.resp.BodyDone() {
+		s.beforeEnd()
 	}
 	if len(out) > 0 && s.writeAt(out, t) != nil {
 		return true
 	}
-	s.edit.passed()
+	s.editor.releaseSent()
 	if over {
-		s.settle()
+		s.recordEnd()
 		return true
 	}
-	if s.scan.ended && !s.lent {
-		s.resp.EndBy(t.Add(lastGrace)) // the first time it bounds the response, later nothing
+	if s.scan.ended && !s.detached {
+		s.resp.SetDeadline(t.Add(lastGrace)) // the first time it bounds the response, later nothing
 	}
-	s.leaving = s.mayLeave()
-	return s.leaving
+	s.migrating = s.shouldMigrate()
+	return s.migrating
 }
 
-// look looks at what one read brought and gives what goes to the client of it.
-func (s *stream) look(p []byte, t time.Time) (out []byte) {
+// process looks at what one read brought and gives what goes to the client of it.
+func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	before := s.lastByte
-	s.lastByte = at(t)
+	s.lastByte = monoTimeOf(t)
 	switch {
-	case s.firstByte.never():
+	case s.firstByte.isZero():
 		s.firstByte = s.lastByte
-		if s.lent {
-			s.resp.Began()
+		if s.detached {
+			s.resp.NoteBodyStarted()
 		}
-		s.resp.Heard(true)
-	case s.lastByte>>heardBits != before>>heardBits:
-		s.resp.Heard(false)
+		s.resp.NoteProgress(true)
+	case s.lastByte>>progressBits != before>>progressBits:
+		s.resp.NoteProgress(false)
 	}
 	switch {
-	case s.edit.on():
+	case s.editor.rewrites():
 		p, s.broken = s.rewrite(p)
 	case s.chunked:
-		p, s.broken = s.unchunk(p)
+		p, s.broken = s.readChunked(p)
 	default:
 		if s.scanning {
 			s.scan.feed(p)
 		}
-		if !s.passes() {
-			p = s.guard(p, upstream.Chunks{}, s.resp.Ended())
+		if !s.passesUnchanged() {
+			p = s.holdPartialEvent(p, upstream.Chunks{}, s.resp.BodyDone())
 		}
 	}
-	if !s.countParts() && s.broken == nil {
-		s.broken = errPartsSpent
+	if !s.acquirePartialBudget() && s.broken == nil {
+		s.broken = errPartialBudget
 	}
-	if s.scan.token && s.firstToken.never() {
+	if s.scan.token && s.firstToken.isZero() {
 		s.firstToken = s.lastByte
-		if told, ok := s.dst.(FirstTold); ok {
-			told.FirstToken()
+		if observer, ok := s.dst.(FirstTokenObserver); ok {
+			observer.FirstToken()
 		}
 	}
 	if s.told&toldStored == 0 && s.scan.storedID() != "" {
 		s.told |= toldStored
-		if told, ok := s.dst.(StoredTold); ok {
-			told.Stored(s.scan.storedID())
+		if observer, ok := s.dst.(ResponseIDObserver); ok {
+			observer.ResponseID(s.scan.storedID())
 		}
 	}
 	if s.scan.ended && s.told&toldDone == 0 {
 		s.told |= toldDone
-		if told, ok := s.dst.(DoneTold); ok {
-			told.Done(s.usage(), s.scan.failed)
+		if observer, ok := s.dst.(DoneTold); ok {
+			observer.Done(s.usage(), s.scan.failed)
 		}
 	}
-	return s.converted(p)
+	return s.convert(p)
 }
 
-// converted is what goes to the client of p.
-func (s *stream) converted(p []byte) []byte {
-	convert := s.rare.convert
-	if convert == nil || len(p) == 0 {
+// convert is what goes to the client of p.
+func (s *stream) convert(p []byte) []byte {
+	conv := s.extras.convert
+	if conv == nil || len(p) == 0 {
 		return p
 	}
-	out, err := convert.Convert(p)
+	out, err := conv.Convert(p)
 	if err != nil && s.broken == nil {
 		s.broken = err
 	}
 	return out
 }
 
-// ending tells the client's connection that the stream ends.
-func (s *stream) ending() {
-	if e, ok := s.dst.(Ender); ok {
-		e.Ending()
+// beforeEnd tells the client's connection that the stream ends.
+func (s *stream) beforeEnd() {
+	if e, ok := s.dst.(EndObserver); ok {
+		e.BeforeEnd()
 	}
 }
 
-// isOver says whether nothing more of the engine is to be read.
-func (s *stream) isOver() bool {
+// engineDone says whether nothing more of the engine is to be read.
+func (s *stream) engineDone() bool {
 	return s.failedByEvent() || s.broken != nil || s.chunked && s.chunks.Done()
 }
 
 func (s *stream) failedByEvent() bool {
-	t := s.rare.carry.Transcript
-	return t != nil && t.Failed() != nil
+	t := s.extras.migration.Transcript
+	return t != nil && t.FailureEvent() != nil
 }
 
-// settle notes how a stream that is over has ended.
-func (s *stream) settle() {
+// recordEnd notes how a stream that is over has ended.
+func (s *stream) recordEnd() {
 	switch {
 	case s.failedByEvent():
-	case s.broken == errPartsSpent:
-		s.end(MemorySpent, s.broken)
-	case s.broken == errBrokeOff:
-		s.end(EngineEnded, s.broken)
+	case s.broken == errPartialBudget:
+		s.setCause(BudgetExhausted, s.broken)
+	case s.broken == errIncomplete:
+		s.setCause(EngineIncomplete, s.broken)
 	case s.broken != nil:
-		s.end(EngineBroke, s.broken)
+		s.setCause(EngineMalformed, s.broken)
 	default:
 		s.reusable = true
 	}
 }
 
-// unchunk follows the chunk framing and feeds the payload to the scan. It gives
+// readChunked follows the chunk framing and feeds the payload to the scan. It gives
 // the part of p that belongs to the body and is well framed.
-func (s *stream) unchunk(p []byte) (good []byte, err error) {
+func (s *stream) readChunked(p []byte) (good []byte, err error) {
 	before := s.chunks
-	if good, err = s.readChunks(p); !s.passes() {
-		good = s.guard(good, before, err == nil && s.chunks.Done())
+	if good, err = s.readChunks(p); !s.passesUnchanged() {
+		good = s.holdPartialEvent(good, before, err == nil && s.chunks.Done())
 	}
 	return s.holdSize(good), err
 }
@@ -578,13 +578,13 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 		if err != nil {
 			return p[:at], err
 		}
-		if s.chunks.Last() && s.brokeOff() {
+		if s.chunks.Last() && s.incomplete() {
 			s.chunks = before
-			return p[:at-n], errBrokeOff
+			return p[:at-n], errIncomplete
 		}
 		if s.chunks.Done() {
 			if at == len(p) {
-				s.resp.Finish() // else bytes nobody asked for follow: not to be kept
+				s.resp.MarkBodyDone() // else bytes nobody asked for follow: not to be kept
 			}
 			return p[:at], nil
 		}
@@ -592,17 +592,17 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 	return p, nil
 }
 
-// errBrokeOff is that of an engine, or of somebody before it, that failed and ended its
+// errIncomplete is that of an engine, or of somebody before it, that failed and ended its
 // framing well.
-var errBrokeOff = errors.New(failures[EngineEnded].message)
+var errIncomplete = errors.New(failures[EngineIncomplete].message)
 
-// brokeOff says whether an event stream that ends as its framing says is not whole. Of an
+// incomplete says whether an event stream that ends as its framing says is not whole. Of an
 // edited one half an event does not go out.
-func (s *stream) brokeOff() bool {
-	return s.scanning && s.resp.Status < 300 && !s.scan.whole(!s.edit.on())
+func (s *stream) incomplete() bool {
+	return s.scanning && s.resp.Status < 300 && !s.scan.complete(!s.editor.rewrites())
 }
 
-func (s *stream) end(cause Cause, err error) {
+func (s *stream) setCause(cause Cause, err error) {
 	s.cause, s.err = cause, err
 }
 
@@ -613,33 +613,33 @@ func (s *stream) readEnded(err error) {
 		// Of an event stream without framing only the protocol's own last event tells a
 		// good end.
 		if s.reusable = s.resp.ContentLength >= 0 || !s.scanning || s.scan.ended; !s.reusable {
-			s.end(EngineClosed, io.ErrUnexpectedEOF)
-		} else if s.edit.holding() {
-			s.reusable = s.write(s.guard(nil, upstream.Chunks{}, true)) == nil // the body's end is its own
+			s.setCause(EngineClosed, io.ErrUnexpectedEOF)
+		} else if s.editor.holdsPartial() {
+			s.reusable = s.write(s.holdPartialEvent(nil, upstream.Chunks{}, true)) == nil // the body's end is its own
 		}
-	case errors.Is(err, upstream.ErrCut) && s.ends != nil && s.ends.Load():
-		s.end(Drained, err)
-	case errors.Is(err, upstream.ErrCut) && s.clientLeft():
-		s.end(ClientGone, err)
-	case errors.Is(err, upstream.ErrCut):
-		s.end(Cut, err)
+	case errors.Is(err, upstream.ErrCancelled) && s.shuttingDown != nil && s.shuttingDown.Load():
+		s.setCause(Drained, err)
+	case errors.Is(err, upstream.ErrCancelled) && s.clientGone():
+		s.setCause(ClientGone, err)
+	case errors.Is(err, upstream.ErrCancelled):
+		s.setCause(Cancelled, err)
 	case errors.Is(err, upstream.ErrFrozen), errors.Is(err, upstream.ErrTimeout) && s.scan.ended:
-		s.end(EngineStalled, err)
-	case errors.Is(err, upstream.ErrTimeout) && (s.late(time.Now()) || s.resp.Late()):
-		s.end(Deadline, err)
+		s.setCause(EngineStalled, err)
+	case errors.Is(err, upstream.ErrTimeout) && (s.pastClientDeadline(time.Now()) || s.resp.PastDeadline()):
+		s.setCause(Deadline, err)
 	case errors.Is(err, upstream.ErrTimeout):
-		s.end(EngineStalled, err)
+		s.setCause(EngineStalled, err)
 	default:
-		s.end(EngineClosed, err)
+		s.setCause(EngineClosed, err)
 	}
 }
 
-// clientLeft says whether the client has gone, as far as its connection knows; it may have
+// clientGone says whether the client has gone, as far as its connection knows; it may have
 // closed its own direction alone, and still read.
-func (s *stream) clientLeft() bool {
-	l, ok := s.dst.(Leaver)
-	return ok && l.Left()
+func (s *stream) clientGone() bool {
+	l, ok := s.dst.(ClientGoneChecker)
+	return ok && l.ClientGone()
 }
 
-// atEvent says whether what is out ends with a whole event.
-func (s *stream) atEvent() bool { return s.edit.holding() || s.scan.between() }
+// atEventBoundary says whether what is out ends with a whole event.
+func (s *stream) atEventBoundary() bool { return s.editor.holdsPartial() || s.scan.atBoundary() }

@@ -27,13 +27,13 @@ func TestBytesPassThrough(t *testing.T) {
 					for rest := body; rest != ""; rest = rest[min(step, len(rest)):] {
 						send(nc, rest[:min(step, len(rest))])
 					}
-					untilGone(nc)
+					waitClosed(nc)
 				})
 				if string(dst.got) != body {
 					t.Errorf("got %q", dst.got)
 				}
 				if res.Cause != Completed || !res.Reusable || res.Events != c.want.Events || res.Finish != c.want.Finish ||
-					res.Usage != c.want.Usage || res.EngineErr || res.Unscanned != 0 {
+					res.Usage != c.want.Usage || res.SawErrorEvent || res.Unscanned != 0 {
 					t.Errorf("%+v", res)
 				}
 				if res.FirstToken.IsZero() || res.FirstByte.After(res.FirstToken) || res.FirstToken.After(res.LastByte) {
@@ -59,12 +59,12 @@ func TestOneReadOneWrite(t *testing.T) {
 			<-delivered
 		}
 		send(nc, lastChunk)
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	resp := open(t, e, nil)
 	defer resp.Release()
 	tokens := 0
-	dst := &sink{after: func(s *sink) { delivered <- s.writes }}
+	dst := &recordingConn{onWrite: func(s *recordingConn) { delivered <- s.writes }}
 	dst.token = func() {
 		if tokens++; dst.writes != 1 {
 			t.Errorf("first token after %d writes", dst.writes)
@@ -115,11 +115,11 @@ func TestSizedAndToClose(t *testing.T) {
 }
 
 // Bytes behind the last chunk are not the client's, nor the next request's.
-func TestBytesBehindTheEnd(t *testing.T) {
+func TestBytesAfterTheEnd(t *testing.T) {
 	body := framed(t, "vllm_chat.http")
 	res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) {
 		send(nc, streamHead+body+"HTTP/1.1 200 OK\r\n")
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	if string(dst.got) != body || res.Cause != Completed || !res.Reusable {
 		t.Errorf("%+v %q", res, dst.got)
@@ -209,7 +209,7 @@ func TestBackPressure(t *testing.T) {
 			}
 			sent.Add(int64(n))
 		}
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	resp := open(t, e, nil)
 	done := make(chan Result, 1)
@@ -231,24 +231,24 @@ func TestBackPressure(t *testing.T) {
 	}
 }
 
-func TestCutMidStream(t *testing.T) {
+func TestCancelMidStream(t *testing.T) {
 	noLeaks(t)
 	gone := make(chan struct{})
 	const sent = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n"
 	e := engine(t, func(nc *net.TCPConn) {
 		send(nc, streamHead+chunksOf(sent))
-		untilGone(nc)
+		waitClosed(nc)
 		close(gone)
 	})
 	var call upstream.Call
 	resp := open(t, e, &call)
-	dst := &sink{after: func(*sink) { go call.Cut() }}
+	dst := &recordingConn{onWrite: func(*recordingConn) { go call.Cancel() }}
 	res := Stream(dst, resp, Options{})
 	resp.Release()
 	<-gone
 	// A client that is still there is told; it is not when it was the one who left.
-	want := chunksOf(sent) + chunksOf(string(failures[Cut].appendEvent(nil, OpenAI, 1))) + lastChunk
-	if res.Cause != Cut || !errors.Is(res.Err, upstream.ErrCut) || !res.Reusable || string(dst.got) != want {
+	want := chunksOf(sent) + chunksOf(string(failures[Cancelled].appendEvent(nil, OpenAI, 1))) + lastChunk
+	if res.Cause != Cancelled || !errors.Is(res.Err, upstream.ErrCancelled) || !res.Reusable || string(dst.got) != want {
 		t.Errorf("%+v %q", res, dst.got)
 	}
 }
@@ -268,7 +268,7 @@ func TestEngineStalled(t *testing.T) {
 			noLeaks(t)
 			res, dst, e := relayOnce(t, Options{IdleTimeout: 50 * time.Millisecond}, func(nc *net.TCPConn) {
 				send(nc, streamHead+c.sent)
-				untilGone(nc)
+				waitClosed(nc)
 			})
 			if res.Cause != EngineStalled || res.Reusable != c.reusable || !errors.Is(res.Err, upstream.ErrTimeout) {
 				t.Errorf("%+v", res)
@@ -285,7 +285,7 @@ func TestEngineStalled(t *testing.T) {
 }
 
 // A leg whose time is over is not called silent, were it speaking to the last.
-func TestLegTakesTooLong(t *testing.T) {
+func TestLegDeadline(t *testing.T) {
 	noLeaks(t)
 	e := engine(t, func(nc *net.TCPConn) {
 		send(nc, streamHead)
@@ -294,8 +294,8 @@ func TestLegTakesTooLong(t *testing.T) {
 		}
 	})
 	resp := open(t, e, nil)
-	resp.EndBy(time.Now().Add(60 * time.Millisecond))
-	dst := &sink{}
+	resp.SetDeadline(time.Now().Add(60 * time.Millisecond))
+	dst := &recordingConn{}
 	res := Stream(dst, resp, Options{IdleTimeout: time.Minute})
 	resp.Release()
 	if res.Cause != Deadline || !errors.Is(res.Err, upstream.ErrTimeout) || !strings.Contains(string(dst.got), failures[Deadline].message) {
@@ -313,11 +313,11 @@ func TestSlowClientIsNoEngineStall(t *testing.T) {
 		for rest := body; rest != ""; rest = rest[min(600, len(rest)):] {
 			send(nc, rest[:min(600, len(rest))])
 		}
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	resp := open(t, e, nil)
-	dst := &sink{}
-	dst.after = func(s *sink) {
+	dst := &recordingConn{}
+	dst.onWrite = func(s *recordingConn) {
 		if s.writes == 1 {
 			time.Sleep(idle + 50*time.Millisecond) // the client's slowness itself
 		}
@@ -329,7 +329,7 @@ func TestSlowClientIsNoEngineStall(t *testing.T) {
 	}
 }
 
-func TestReadBufferFollowsTheFlow(t *testing.T) {
+func TestReadBufferFollowsRate(t *testing.T) {
 	noLeaks(t)
 	delivered := make(chan struct{}, 1000)
 	e := engine(t, func(nc *net.TCPConn) {
@@ -342,11 +342,11 @@ func TestReadBufferFollowsTheFlow(t *testing.T) {
 			send(nc, "y")
 			<-delivered
 		}
-		untilGone(nc)
+		waitClosed(nc)
 	})
 	resp := open(t, e, nil)
-	dst := &sink{}
-	dst.after = func(s *sink) {
+	dst := &recordingConn{}
+	dst.onWrite = func(s *recordingConn) {
 		if n := s.len(); n >= 1<<20 {
 			delivered <- struct{}{}
 		}

@@ -11,15 +11,15 @@ func TestStreamsShareAShape(t *testing.T) {
 	event := func(id string, created int, content string) []byte {
 		return fmt.Appendf(nil, `{"id":"chatcmpl-%s","object":"chat.completion.chunk","created":%d,"model":"TestStreamsShareAShape","choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}`, id, created, content)
 	}
-	learned := func(id string, created int) *template {
-		t := new(template)
+	learned := func(id string, created int) *eventTemplate {
+		t := new(eventTemplate)
 		e := event(id, created, "some")
 		at := len(e) - len(`some"},"finish_reason":null}]}`)
 		t.learn(e, at, at+len("some"))
 		return t
 	}
 	a, b := learned("a1", 1700000000), learned("b22", 1700000001)
-	if a.of != b.of {
+	if a.shape != b.shape {
 		t.Error("two streams of one model have a shape each")
 	}
 	for _, c := range []struct {
@@ -37,23 +37,23 @@ func TestStreamsShareAShape(t *testing.T) {
 			}
 		}
 	}
-	if len(a.own)+len(b.own) > 60 {
-		t.Errorf("of their own they have %q and %q", a.own, b.own)
+	if len(a.idAndTime)+len(b.idAndTime) > 60 {
+		t.Errorf("of their own they have %q and %q", a.idAndTime, b.idAndTime)
 	}
 }
 
 // A stream whose events always differ is walked, and fills the table for nobody.
 func TestShapesAreBounded(t *testing.T) {
-	one := new(template)
+	one := new(eventTemplate)
 	for i := range 1000 {
 		e := fmt.Appendf(nil, `{"x%d":"y"}`, i)
 		one.learn(e, len(e)-3, len(e)-2)
-		if learned := one.of != nil; learned != (i < maxTries) {
+		if learned := one.shape != nil; learned != (i < maxLearned) {
 			t.Fatalf("learned %v after %d", learned, i)
 		}
 	}
 	for i := range 2 * maxShapes {
-		new(template).learn(fmt.Appendf(nil, `{"z%d":"y"}`, i), 8, 8)
+		new(eventTemplate).learn(fmt.Appendf(nil, `{"z%d":"y"}`, i), 8, 8)
 	}
 	if n := len(*shapes.all.Load()); n > maxShapes {
 		t.Errorf("%d shapes are kept", n)

@@ -31,13 +31,13 @@ const (
 	doneEvent = "data: [DONE]\n\n"
 )
 
-// TestTranscriptTakesIDsOut: a client that did not ask sees what it would have seen.
-func TestTranscriptTakesIDsOut(t *testing.T) {
+// TestTranscriptHidesIDs: a client that did not ask sees what it would have seen.
+func TestTranscriptHidesIDs(t *testing.T) {
 	texts := []struct {
 		text string
 		ids  []int
 	}{{"Hello", []int{1}}, {" there", []int{22}}, {" \\\"token_ids\\\":[7]", []int{333, 4}}, {"x", []int{4294967295}}, {"", []int{9}}, {"\\ufffd", []int{5}}, {"é", []int{6}}, {" end", []int{0}}}
-	tr := &Transcript{Form: ChatForm}
+	tr := &Transcript{Format: ChatFormat}
 	var got, want []byte
 	got = tr.Event(got, fmt.Appendf(nil, roleEvent, "[10,11,12]"))
 	want = fmt.Appendf(want, roleEvent, "null")
@@ -52,13 +52,13 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 	if string(got) != string(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	if !slices.Equal(tr.Prompt.Append(nil), []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Told != len(ids) || tr.Stuck() != "" {
-		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Told, tr.Stuck())
+	if !slices.Equal(tr.Prompt.Append(nil), []uint32{10, 11, 12}) || !slices.Equal(tr.Out, ids) || tr.Delivered != len(ids) || tr.Blocked() != "" {
+		t.Errorf("prompt %v, out %v, told %d, stuck %q", tr.Prompt.Append(nil), tr.Out, tr.Delivered, tr.Blocked())
 	}
-	if tr.plain.of == nil || int(tr.plain.of.mid) == len(tr.plain.of.text) {
+	if tr.template.shape == nil || int(tr.template.shape.mid) == len(tr.template.shape.text) {
 		t.Error("no template was learned: every event is walked")
 	}
-	shown := &Transcript{Form: ChatForm, ShowIDs: true}
+	shown := &Transcript{Format: ChatFormat, ShowIDs: true}
 	for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2), idEvent("c", 3)} {
 		if got := shown.Event(nil, []byte(e)); string(got) != e {
 			t.Errorf("a client that asked for ids gets %q, not %q", got, e)
@@ -68,7 +68,7 @@ func TestTranscriptTakesIDsOut(t *testing.T) {
 
 // What a movable stream's first event makes of it is kept, and nothing beside: there are
 // thousands, and what lies among their memory for a moment leaves holes in it.
-func TestFirstEventLeavesLittle(t *testing.T) {
+func TestFirstEventRetainsLittle(t *testing.T) {
 	ids := make([]uint32, 64)
 	for i := range ids {
 		ids[i] = uint32(100_000 + i)
@@ -76,13 +76,13 @@ func TestFirstEventLeavesLittle(t *testing.T) {
 	list := strings.ReplaceAll(fmt.Sprint(ids), " ", ", ")
 	first, second := fmt.Appendf(nil, roleEvent, list), []byte(idEvent("a", 1))
 	packed, out := PackIDs(ids), make([]byte, 0, 4<<10)
-	(&Transcript{Form: ChatForm}).Event(out, first) // the model's shapes are known from its first stream on
-	(&Transcript{Form: ChatForm}).Event(out, second)
+	(&Transcript{Format: ChatFormat}).Event(out, first) // the model's shapes are known from its first stream on
+	(&Transcript{Format: ChatFormat}).Event(out, second)
 	tr := new(Transcript)
 	n := testing.AllocsPerRun(100, func() {
-		*tr = Transcript{Form: ChatForm, Prompt: packed}
+		*tr = Transcript{Format: ChatFormat, Prompt: packed}
 		tr.Event(out, first)
-		if !tr.prompted || unsafe.StringData(tr.Prompt.packed) != unsafe.StringData(packed.packed) || tr.begin() == "" || tr.few != nil {
+		if !tr.promptSeen || unsafe.StringData(tr.Prompt.packed) != unsafe.StringData(packed.packed) || tr.eventHead() == "" || tr.extras != nil {
 			t.Fatalf("after its first event: %+v", tr)
 		}
 		tr.Event(out, second)
@@ -95,35 +95,35 @@ func TestFirstEventLeavesLittle(t *testing.T) {
 		"[1]", "[]", "null",
 		strings.Replace(list, "100000", "7", 1), strings.Replace(list, "[", "[1, ", 1), strings.Replace(list, "]", ", 1]", 1),
 	} {
-		if packed.are([]byte(other)) {
+		if packed.equal([]byte(other)) {
 			t.Errorf("%s passes for the prompt's ids", other)
 		}
 	}
 }
 
-// mover is a Mover of a function.
-type mover func(b Break) *upstream.Response
+// migratorFunc is a Mover of a function.
+type migratorFunc func(b Interruption) *upstream.Response
 
-func (f mover) Next(b Break) *upstream.Response { return f(b) }
+func (f migratorFunc) NextEngine(b Interruption) *upstream.Response { return f(b) }
 
 // The seam lies behind the last token whose text is out whole.
-func TestTranscriptStopsBeforeHalfACharacter(t *testing.T) {
+func TestTranscriptStopsBeforePartialRune(t *testing.T) {
 	for _, half := range []string{"", "\ufffd", `x\ufffd`} {
-		tr := &Transcript{Form: ChatForm}
+		tr := &Transcript{Format: ChatFormat}
 		for _, e := range []string{fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 2), idEvent("b", 3), idEvent(half, 4)} {
 			tr.Event(nil, []byte(e))
 		}
-		if tr.Told != 2 || len(tr.Out) != 3 || tr.Half != (half != "") {
-			t.Errorf("after %q: told %d of %d, half %v", half, tr.Told, len(tr.Out), tr.Half)
+		if tr.Delivered != 2 || len(tr.Out) != 3 || tr.PartialRune != (half != "") {
+			t.Errorf("after %q: told %d of %d, half %v", half, tr.Delivered, len(tr.Out), tr.PartialRune)
 		}
-		if tr.Event(nil, []byte(idEvent("c", 5))); tr.Told != 4 || tr.Half {
-			t.Errorf("after %q and a whole letter: told %d, half %v", half, tr.Told, tr.Half)
+		if tr.Event(nil, []byte(idEvent("c", 5))); tr.Delivered != 4 || tr.PartialRune {
+			t.Errorf("after %q and a whole letter: told %d, half %v", half, tr.Delivered, tr.PartialRune)
 		}
 	}
 }
 
 // What an event can say that keeps another engine from going on.
-func TestTranscriptIsStuck(t *testing.T) {
+func TestTranscriptIsBlocked(t *testing.T) {
 	for want, events := range map[string][]string{
 		"no_ids":       {plainEvent("a")},
 		"reasoning":    {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content"`, `"reasoning"`, 1)},
@@ -132,13 +132,13 @@ func TestTranscriptIsStuck(t *testing.T) {
 		"refused":      {fmt.Sprintf(roleEvent, "[1]"), `data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}` + "\n\n"},
 		"unreadable":   {"data: {\"a\":[}\n\n"},
 	} {
-		tr := &Transcript{Form: ChatForm, holds: true}
+		tr := &Transcript{Format: ChatFormat, holdsFailure: true}
 		out := ""
 		for _, e := range events {
 			out += string(tr.Event(nil, []byte(e)))
 		}
-		if tr.Stuck() != want || tr.Failed() != nil {
-			t.Errorf("%q gives %q, held %q; want %s", events, tr.Stuck(), tr.Failed(), want)
+		if tr.Blocked() != want || tr.FailureEvent() != nil {
+			t.Errorf("%q gives %q, held %q; want %s", events, tr.Blocked(), tr.FailureEvent(), want)
 		}
 		if want == "refused" && !strings.Contains(out, `"code":400`) {
 			t.Errorf("the client is not told: %q", out)
@@ -146,22 +146,22 @@ func TestTranscriptIsStuck(t *testing.T) {
 	}
 }
 
-// carried relays a stream of two engines to a client and gives its payload.
-func carried(t *testing.T, tr *Transcript, usage bool, first, second string) (string, Result, []Break) {
+// relayMigrated relays a stream of two engines to a client and gives its payload.
+func relayMigrated(t *testing.T, tr *Transcript, usage bool, first, second string) (string, Result, []Interruption) {
 	t.Helper()
-	var breaks []Break
+	var breaks []Interruption
 	var replaced []*upstream.Response
-	next := func(b Break) *upstream.Response {
+	next := func(b Interruption) *upstream.Response {
 		b.Event = slices.Clone(b.Event)
 		breaks = append(breaks, b)
-		if second == "" || tr.Stuck() != "" {
+		if second == "" || tr.Blocked() != "" {
 			return nil
 		}
 		resp := open(t, engine(t, func(nc *net.TCPConn) { send(nc, streamHead+second) }), nil)
 		replaced = append(replaced, resp)
 		return resp
 	}
-	res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Usage: usage, Next: mover(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+first) })
+	res, dst, _ := relayOnce(t, Options{Migration: Migration{Transcript: tr, IncludeUsage: usage, Next: migratorFunc(next)}}, func(nc *net.TCPConn) { send(nc, streamHead+first) })
 	for _, resp := range replaced {
 		resp.Release()
 	}
@@ -191,7 +191,7 @@ func completionEvent(text, finish string, ids string) string {
 		`","logprobs":null,"finish_reason":` + finish + `,"stop_reason":null,"prompt_token_ids":null,"token_ids":` + ids + "}]}\n\n"
 }
 
-func TestCarriedStreamIsOne(t *testing.T) {
+func TestMigratedStreamIsContinuous(t *testing.T) {
 	const failed = `data: {"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","param":null,"code":500}}` + "\n\n"
 	begin := chunksOf(fmt.Sprintf(roleEvent, "[1,2]"), idEvent("Hel", 3), idEvent("lo", 4))
 	rest := chunksOf(strings.Replace(completionEvent(" you", "null", "[5]"), `"prompt_token_ids":null`, `"prompt_token_ids":[1,2,3,4]`, 1), completionEvent("", `"stop"`, "[0]"),
@@ -213,12 +213,12 @@ func TestCarriedStreamIsOne(t *testing.T) {
 		if name == "half a letter" {
 			wanted = strings.Replace(want, plainEvent("lo"), plainEvent("lo")+plainEvent(""), 1)
 		}
-		tr := &Transcript{Form: ChatForm}
-		got, res, breaks := carried(t, tr, true, begin+end, rest)
+		tr := &Transcript{Format: ChatFormat}
+		got, res, breaks := relayMigrated(t, tr, true, begin+end, rest)
 		if got != wanted {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, got, wanted)
 		}
-		if len(breaks) != 1 || res.Cause != Completed || !res.Reusable || res.EngineErr || res.Usage.Completion != 4 || res.Finish != "stop" {
+		if len(breaks) != 1 || res.Cause != Completed || !res.Reusable || res.SawErrorEvent || res.Usage.Completion != 4 || res.Finish != "stop" {
 			t.Errorf("%s: %+v, breaks %+v", name, res, breaks)
 		}
 		if !slices.Equal(tr.Out, []uint32{3, 4, 5, 0}) {
@@ -226,58 +226,58 @@ func TestCarriedStreamIsOne(t *testing.T) {
 		}
 	}
 	// Nobody goes on: the client is told as without a Carry.
-	got, res, _ := carried(t, &Transcript{Form: ChatForm}, true, begin+chunksOf(failed), "")
-	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.EngineErr || !res.Reusable {
+	got, res, _ := relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin+chunksOf(failed), "")
+	if want := fmt.Sprintf(roleEvent, "null") + plainEvent("Hel") + plainEvent("lo") + failed + doneEvent; got != want || !res.SawErrorEvent || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
-	got, res, _ = carried(t, &Transcript{Form: ChatForm}, true, begin, "")
+	got, res, _ = relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin, "")
 	if !strings.HasSuffix(got, doneEvent) || !strings.Contains(got, `"code":502`) || res.Cause != EngineClosed {
 		t.Errorf("got %s, %+v", got, res)
 	}
 	// The answer was whole but for its last events.
 	finish := strings.Replace(idEvent("", 0), `"finish_reason":null`, `"finish_reason":"stop"`, 1)
-	got, res, breaks := carried(t, &Transcript{Form: ChatForm}, true, begin+chunksOf(finish), rest)
+	got, res, breaks := relayMigrated(t, &Transcript{Format: ChatFormat}, true, begin+chunksOf(finish), rest)
 	if !strings.HasSuffix(got, h+`],"usage":{"prompt_tokens":2,"total_tokens":5,"completion_tokens":3}}`+"\n\n"+doneEvent) || len(breaks) != 0 || res.Cause != Completed || !res.Reusable {
 		t.Errorf("got %s, %+v", got, res)
 	}
 }
 
-// TestCarriedChunkAllocatesNothing but the ids' own memory, which doubles.
-func TestCarriedChunkAllocatesNothing(t *testing.T) {
+// TestMigratableChunkAllocatesNothing but the ids' own memory, which doubles.
+func TestMigratableChunkAllocatesNothing(t *testing.T) {
 	chunk := []byte(chunksOf(idEvent(" issues", 4711)))
-	s := carriedStream()
-	if n := testing.AllocsPerRun(1000, func() { s.pass(chunk, time.Now()) }); n != 0 && !raceEnabled {
+	s := migratableStream()
+	if n := testing.AllocsPerRun(1000, func() { s.forward(chunk, time.Now()) }); n != 0 && !raceEnabled {
 		t.Errorf("%v allocations", n)
 	}
-	if tr := s.rare.carry.Transcript; len(tr.Out) < 1000 || tr.Stuck() != "" {
-		t.Errorf("%d ids, stuck %q", len(tr.Out), tr.Stuck())
+	if tr := s.extras.migration.Transcript; len(tr.Out) < 1000 || tr.Blocked() != "" {
+		t.Errorf("%d ids, stuck %q", len(tr.Out), tr.Blocked())
 	}
 }
 
-func carriedStream() *stream {
-	tr := &Transcript{Form: ChatForm, holds: true, Sequence: Sequence{Out: make([]uint32, 0, 1<<20)}}
-	s := voidStream()
-	s.rare = &rare{carry: Carry{Transcript: tr}}
-	s.edit = &editor{rewriter: tr}
-	s.pass([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
+func migratableStream() *stream {
+	tr := &Transcript{Format: ChatFormat, holdsFailure: true, ChoiceState: ChoiceState{Out: make([]uint32, 0, 1<<20)}}
+	s := newDiscardStream()
+	s.extras = &streamExtras{migration: Migration{Transcript: tr}}
+	s.editor = &editor{rewriter: tr}
+	s.forward([]byte(chunksOf(fmt.Sprintf(roleEvent, "[1]"), idEvent("a", 1), idEvent("b", 2))), time.Now())
 	return s
 }
 
-// BenchmarkCarriedChunk is BenchmarkStreamChunk for a stream that may go on
+// BenchmarkMigratableChunk is BenchmarkStreamChunk for a stream that may go on
 // elsewhere.
-func BenchmarkCarriedChunk(b *testing.B) {
+func BenchmarkMigratableChunk(b *testing.B) {
 	long := strings.Replace(chunkEvent, `"token_ids":null`, `"token_ids":[4711]`, 1)
 	chunk := []byte(chunksOf(long))
-	s := carriedStream()
-	s.pass(chunk, time.Now())
-	tr := s.rare.carry.Transcript
+	s := migratableStream()
+	s.forward(chunk, time.Now())
+	tr := s.extras.migration.Transcript
 	b.ReportAllocs()
 	b.SetBytes(int64(len(chunk)))
 	for b.Loop() {
 		if len(tr.Out) == cap(tr.Out) {
 			tr.Out = tr.Out[:0]
 		}
-		if s.pass(chunk, time.Now()) {
+		if s.forward(chunk, time.Now()) {
 			b.Fatal("ended")
 		}
 	}
@@ -293,14 +293,14 @@ func TestTranscriptsAreCounted(t *testing.T) {
 		first.WriteString(idEvent("x", 1000+i%10))
 	}
 	for limit, want := range map[int64]string{1 << 20: "", 8 << 10: "memory"} {
-		tr := &Transcript{Form: ChatForm}
+		tr := &Transcript{Format: ChatFormat}
 		budget := membudget.NewBudget(limit)
 		var why []string
-		next := mover(func(Break) *upstream.Response {
-			why = append(why, tr.Why())
+		next := migratorFunc(func(Interruption) *upstream.Response {
+			why = append(why, tr.MigrationBlocker())
 			return nil
 		})
-		res, dst, _ := relayOnce(t, Options{Carry: Carry{Transcript: tr, Next: next}, Budget: budget}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(first.String())) })
+		res, dst, _ := relayOnce(t, Options{Migration: Migration{Transcript: tr, Next: next}, Budget: budget}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(first.String())) })
 		got := payloadIn(t, dst.got, res.Reusable)
 		if n := strings.Count(got, `"content":"x"`); n != events || strings.Contains(got, `"token_ids":[`) {
 			t.Errorf("limit %d: %d events of %d, or ids in them", limit, n, events)
@@ -308,7 +308,7 @@ func TestTranscriptsAreCounted(t *testing.T) {
 		if len(why) != 1 || why[0] != want {
 			t.Errorf("limit %d: another engine cannot go on for %q; want %q", limit, why, want)
 		}
-		if want == "" && (budget.Peak() < 4*events || tr.Told != events) || want != "" && 4*cap(tr.Out) > uncountedKept+uncountedParts {
+		if want == "" && (budget.Peak() < 4*events || tr.Delivered != events) || want != "" && 4*cap(tr.Out) > uncountedKept+unbudgetedPartial {
 			t.Errorf("limit %d: at most %d bytes were counted; room for %d ids is kept", limit, budget.Peak(), cap(tr.Out))
 		}
 		if budget.Used() != 0 {

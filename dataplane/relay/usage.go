@@ -6,7 +6,7 @@ package relay
 // meta_info.
 func UsageOf(body []byte) Usage {
 	u := noUsage
-	w := walker{b: body}
+	w := jsonWalker{b: body}
 	if !w.enter('{') {
 		return u
 	}
@@ -26,7 +26,7 @@ func UsageOf(body []byte) Usage {
 }
 
 // usage reads a usage object into u; what it does not say stays.
-func (w *walker) usage(u *Usage) {
+func (w *jsonWalker) usage(u *Usage) {
 	if !w.enter('{') {
 		return
 	}
@@ -55,7 +55,7 @@ func (w *walker) usage(u *Usage) {
 	}
 }
 
-func (w *walker) count(n *int) {
+func (w *jsonWalker) count(n *int) {
 	if v := w.number(); v >= 0 {
 		*n = v
 	}

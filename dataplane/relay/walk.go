@@ -2,17 +2,17 @@ package relay
 
 import "bytes"
 
-// walker goes through one JSON text without decoding it. It looks for members
+// jsonWalker goes through one JSON text without decoding it. It looks for members
 // by name and skips the rest; it is no validator: on text it can't follow it
 // sets bad and every further step ends at once. Keys that are written with escapes, as no
 // engine does, are given without.
-type walker struct {
+type jsonWalker struct {
 	b   []byte
 	i   int
 	bad bool
 }
 
-func (w *walker) peek() byte {
+func (w *jsonWalker) peek() byte {
 	for w.i < len(w.b) {
 		switch c := w.b[w.i]; c {
 		case ' ', '\t', '\n', '\r':
@@ -25,14 +25,14 @@ func (w *walker) peek() byte {
 }
 
 // at is where the value begins that it stands at.
-func (w *walker) at() int {
+func (w *jsonWalker) at() int {
 	w.peek()
 	return w.i
 }
 
 // enter steps into an object or array; false, and the value skipped, when the
 // value is something else.
-func (w *walker) enter(open byte) bool {
+func (w *jsonWalker) enter(open byte) bool {
 	if w.peek() == open {
 		w.i++
 		return true
@@ -43,7 +43,7 @@ func (w *walker) enter(open byte) bool {
 
 // member gives the next key of the object entered, and stands at its value;
 // false behind the object's end.
-func (w *walker) member() (key []byte, ok bool) {
+func (w *jsonWalker) member() (key []byte, ok bool) {
 	c := w.peek()
 	if c == ',' {
 		w.i++
@@ -56,7 +56,7 @@ func (w *walker) member() (key []byte, ok bool) {
 	if c != '"' || w.bad {
 		return nil, w.fail()
 	}
-	key = w.str()
+	key = w.stringBody()
 	if w.peek() != ':' {
 		return nil, w.fail()
 	}
@@ -71,7 +71,7 @@ func plainName(quoted []byte) []byte {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return quoted
 	}
-	var room [mostWord]byte
+	var room [maxErrorWord]byte
 	name := room[:0]
 	for i := 0; i < len(quoted) && len(name) < len(room); i++ {
 		c := quoted[i]
@@ -103,7 +103,7 @@ func escapedByte(b []byte) (c byte, ok bool) {
 }
 
 // element stands at the next element of the array entered; false behind its end.
-func (w *walker) element() bool {
+func (w *jsonWalker) element() bool {
 	c := w.peek()
 	if c == ',' {
 		w.i++
@@ -119,14 +119,14 @@ func (w *walker) element() bool {
 	return true
 }
 
-func (w *walker) fail() bool {
+func (w *jsonWalker) fail() bool {
 	w.bad = true
 	w.i = len(w.b)
 	return false
 }
 
-// str gives the inside of the string it stands at, escapes as they are.
-func (w *walker) str() []byte {
+// stringBody gives the inside of the string it stands at, escapes as they are.
+func (w *jsonWalker) stringBody() []byte {
 	start := w.i + 1
 	for end := start; end < len(w.b); end++ {
 		n := bytes.IndexByte(w.b[end:], '"')
@@ -148,19 +148,19 @@ func (w *walker) str() []byte {
 }
 
 // text gives a string value; nil, and the value skipped, when it is no string.
-func (w *walker) text() []byte {
+func (w *jsonWalker) text() []byte {
 	if w.peek() == '"' {
-		return w.str()
+		return w.stringBody()
 	}
 	w.skip()
 	return nil
 }
 
 // word is text of a value that is compared with known words, which escapes do not hide.
-func (w *walker) word() []byte { return plainName(w.text()) }
+func (w *jsonWalker) word() []byte { return plainName(w.text()) }
 
 // number gives a non-negative integer value, -1 for anything else.
-func (w *walker) number() int {
+func (w *jsonWalker) number() int {
 	n, digits := 0, 0
 	for w.peek(); w.i < len(w.b); w.i++ {
 		d := w.b[w.i] - '0'
@@ -181,14 +181,14 @@ func (w *walker) number() int {
 }
 
 // null says whether the value is null or absent text; it does not move.
-func (w *walker) null() bool {
+func (w *jsonWalker) null() bool {
 	c := w.peek()
 	return c == 'n' || c == 0
 }
 
 // skipNumbers moves behind the array it stands at where nothing but numbers is in it: the
 // ids of a whole prompt, which would take as long byte by byte as all else of an answer.
-func (w *walker) skipNumbers() bool {
+func (w *jsonWalker) skipNumbers() bool {
 	if w.i+1 >= len(w.b) || w.b[w.i+1]-'0' > 9 {
 		return false // the end of an array of something else may be far
 	}
@@ -206,13 +206,13 @@ func (w *walker) skipNumbers() bool {
 }
 
 // skip moves behind the value it stands at.
-func (w *walker) skip() {
+func (w *jsonWalker) skip() {
 	switch w.peek() {
 	case 0:
 		w.fail()
 		return
 	case '"':
-		w.str()
+		w.stringBody()
 		return
 	case '[':
 		if w.skipNumbers() {
@@ -234,7 +234,7 @@ func (w *walker) skip() {
 		switch b[i] {
 		case '"':
 			w.i = i
-			w.str()
+			w.stringBody()
 			i = w.i - 1
 		case '{', '[':
 			depth++

@@ -8,12 +8,12 @@ import (
 )
 
 // write writes words of the relay's own.
-func (s *stream) write(p []byte) error { return s.writeAt(s.converted(p), time.Now()) }
+func (s *stream) write(p []byte) error { return s.writeAt(s.convert(p), time.Now()) }
 
 // writeAt writes p, under a deadline.
 func (s *stream) writeAt(p []byte, t time.Time) error {
-	if now := at(t); s.armed.never() || time.Duration(now-s.armed) > s.slack() || now >= s.armedBy {
-		s.arm(t)
+	if now := monoTimeOf(t); s.deadlineSetAt.isZero() || time.Duration(now-s.deadlineSetAt) > s.deadlineSlack() || now >= s.deadline {
+		s.setWriteDeadline(t)
 	}
 	n, err := s.dst.Write(p)
 	s.bytes += int64(n)
@@ -24,41 +24,43 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 		return s.clientFailed(ClientGone, io.ErrShortWrite)
 	case !errors.Is(err, os.ErrDeadlineExceeded):
 		return s.clientFailed(ClientGone, err)
-	case s.late(time.Now()):
+	case s.pastClientDeadline(time.Now()):
 		return s.clientFailed(Deadline, err)
 	}
 	return s.clientFailed(ClientStalled, err)
 }
 
-// late says whether the client's time is over.
-func (s *stream) late(now time.Time) bool { return !s.rare.by.never() && at(now) >= s.rare.by }
+// pastClientDeadline says whether the client's time is over.
+func (s *stream) pastClientDeadline(now time.Time) bool {
+	return !s.extras.clientDeadline.isZero() && monoTimeOf(now) >= s.extras.clientDeadline
+}
 
-// flush is the deadline of one write.
-func (s *stream) flush() time.Duration {
-	if s.patient {
-		return LookAfter(s.writeTimeout)
+// writeDeadline is the deadline of one write.
+func (s *stream) writeDeadline() time.Duration {
+	if s.detectsStalls {
+		return StallCheckInterval(s.writeTimeout)
 	}
 	return s.writeTimeout
 }
 
-func (s *stream) slack() time.Duration { return min(maxSlack, s.flush()/4) }
+func (s *stream) deadlineSlack() time.Duration { return min(maxDeadlineSlack, s.writeDeadline()/4) }
 
-func (s *stream) arm(t time.Time) {
-	by := t.Add(s.flush())
-	if last := s.rare.by.time(); !last.IsZero() && by.After(last) {
+func (s *stream) setWriteDeadline(t time.Time) {
+	by := t.Add(s.writeDeadline())
+	if last := s.extras.clientDeadline.time(); !last.IsZero() && by.After(last) {
 		if by = last; !t.Before(last) {
-			by = t.Add(overtime)
+			by = t.Add(finalWriteTime)
 		}
 	}
-	s.armed, s.armedBy = at(t), at(by)
+	s.deadlineSetAt, s.deadline = monoTimeOf(t), monoTimeOf(by)
 	_ = s.dst.SetWriteDeadline(by) // fails on a closed connection only: the write will say so
 }
 
 // clientFailed notes the client's failure unless the engine failed before.
 func (s *stream) clientFailed(cause Cause, err error) error {
-	s.deaf = true
+	s.clientFailedWrite = true
 	if s.err == nil {
-		s.end(cause, err)
+		s.setCause(cause, err)
 	}
 	return err
 }

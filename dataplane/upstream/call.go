@@ -15,140 +15,140 @@ import (
 // Memory order. The call holds one atomic pointer: nil (nothing to close), the
 // leg it owns, or the mark of a cut. Ownership of a connection moves by
 // compare-and-swap on it: Do attaches (nil -> leg), Release and every failure
-// detach (leg -> nil), Cut, HangUp and Group.Abandon swap a mark in. Whoever takes the leg out of
+// detach (leg -> nil), Cut, HalfClose and Group.Abandon swap a mark in. Whoever takes the leg out of
 // the pointer owns its fate: a Cut that got it closes it and its owner, whose
 // detach then fails, never pools or reuses it; a detach that succeeded leaves
 // nothing for a later Cut to find. So a late Cut cannot reach a connection
 // that already serves another request.
 type Call struct {
-	at     atomic.Pointer[leg]
+	leg    atomic.Pointer[callLeg]
 	sent   atomic.Bool
 	tokens atomic.Int32 // Request.Tokens and one, 0 once a byte of the body has come
-	in     membership
+	member membership
 
-	cut func() // made once; see Cutter
+	cancelFunc func() // made once; see Cutter
 }
 
-// leg is what a Cut closes. Its fields are set before it is attached and never
+// callLeg is what a Cut closes. Its fields are set before it is attached and never
 // changed afterwards, so the cutter may read them without a lock.
-type leg struct{ end Cutter }
+type callLeg struct{ canceller Canceller }
 
-// Cutter is what can be cut, from any goroutine.
-type Cutter interface{ Cut() }
+// Canceller is what can be cut, from any goroutine.
+type Canceller interface{ Cancel() }
 
-// dialling is that of a connection that is being made.
-type dialling context.CancelFunc
+// dialInProgress is that of a connection that is being made.
+type dialInProgress context.CancelFunc
 
-func (d dialling) Cut() { d() }
+func (d dialInProgress) Cancel() { d() }
 
 // The marks of a call that was ended: by its own side, and with its Group.
-var cutMark, frozenMark = new(leg), new(leg)
+var cancelledMark, frozenMark = new(callLeg), new(callLeg)
 
 // isMark says whether l is a mark, or nothing: there is nothing to close.
-func isMark(l *leg) bool { return l == nil || l == cutMark || l == frozenMark }
+func isMark(l *callLeg) bool { return l == nil || l == cancelledMark || l == frozenMark }
 
-// Cut closes the leg's connection (see Request.Grace); a Do or read under way returns
-// ErrCut. It may be called at any time, before Do as well, more than once, from anywhere.
-func (c *Call) Cut() {
-	if l := c.at.Swap(cutMark); !isMark(l) {
-		l.end.Cut()
+// Cancel closes the leg's connection (see Request.Grace); a Do or read under way returns
+// ErrCancelled. It may be called at any time, before Do as well, more than once, from anywhere.
+func (c *Call) Cancel() {
+	if l := c.leg.Swap(cancelledMark); !isMark(l) {
+		l.canceller.Cancel()
 	}
 }
 
 // abandon ends the call as Cut does, but for its Group: false when it was ended before.
-// WasCut is false then, and what fails for it fails with ErrFrozen.
+// Cancelled is false then, and what fails for it fails with ErrFrozen.
 func (c *Call) abandon() bool {
 	for {
-		l := c.at.Load()
-		if l == cutMark || l == frozenMark {
+		l := c.leg.Load()
+		if l == cancelledMark || l == frozenMark {
 			return false
 		}
-		if !c.at.CompareAndSwap(l, frozenMark) {
+		if !c.leg.CompareAndSwap(l, frozenMark) {
 			continue // its owner passes the connection on
 		}
 		if l != nil {
-			l.end.Cut()
+			l.canceller.Cancel()
 		}
 		return true
 	}
 }
 
 // wasAbandoned says whether the call was ended with its Group.
-func (c *Call) wasAbandoned() bool { return c != nil && c.at.Load() == frozenMark }
+func (c *Call) wasAbandoned() bool { return c != nil && c.leg.Load() == frozenMark }
 
 // ended says whether the call was ended by anybody: Do must not begin.
-func (c *Call) ended() bool { return c.WasCut() || c.wasAbandoned() }
+func (c *Call) ended() bool { return c.Cancelled() || c.wasAbandoned() }
 
-// Cutter gives Cut as a function, the same at each call. It is for the goroutine that
+// CancelFunc gives Cut as a function, the same at each call. It is for the goroutine that
 // makes the legs.
-func (c *Call) Cutter() func() {
-	if c.cut == nil {
-		c.cut = c.Cut
+func (c *Call) CancelFunc() func() {
+	if c.cancelFunc == nil {
+		c.cancelFunc = c.Cancel
 	}
-	return c.cut
+	return c.cancelFunc
 }
 
-// Renew makes the Call ready for another Do. It is for a caller who alone has it: the
+// Reset makes the Call ready for another Do. It is for a caller who alone has it: the
 // last leg's Response is released, and nobody is left who might cut it.
-func (c *Call) Renew() {
-	c.at.Store(nil)
+func (c *Call) Reset() {
+	c.leg.Store(nil)
 	c.sent.Store(false)
 }
 
-// hangUpFor is how long HangUp listens for an answer that was on its way. An engine
+// halfCloseTimeout is how long HalfClose listens for an answer that was on its way. An engine
 // takes the end of its input as a client that left, at once; this bounds one that
 // does not.
-const hangUpFor = time.Second
+const halfCloseTimeout = time.Second
 
-// HangUp cuts the call as Cut does, but an answer that the engine had sent before
+// HalfClose cuts the call as Cut does, but an answer that the engine had sent before
 // it could know is still read: only our side of the connection is closed, the
 // other when the engine closes it, within a second at the latest; what has come by
-// then can still be read later. WasCut is true although Do and the reads of the answer
+// then can still be read later. Cancelled is true although Do and the reads of the answer
 // have succeeded. A stream that is lent is cut as by Cut.
-func (c *Call) HangUp() {
-	l := c.at.Swap(cutMark)
+func (c *Call) HalfClose() {
+	l := c.leg.Swap(cancelledMark)
 	if isMark(l) {
 		return
 	}
-	own, ok := l.end.(*conn)
+	own, ok := l.canceller.(*conn)
 	if !ok { // dialled, or a stream under way
-		l.end.Cut()
+		l.canceller.Cancel()
 		return
 	}
 	nc := own.nc
-	if kept := own.linger(); kept.on() { // no answer was on its way
+	if lingering := own.linger(); lingering.active() { // no answer was on its way
 		abort(nc)
-		kept.start()
+		lingering.start()
 		return
 	}
-	half, ok := plain(nc).(halves)
+	half, ok := transportOf(nc).(halfCloser)
 	if file, is := nc.(*os.File); is {
-		half, ok = fileHalves{file}, true
+		half, ok = fileHalfCloser{file}, true
 	}
 	if !ok || half.CloseWrite() != nil {
 		abort(nc)
 		return
 	}
-	time.AfterFunc(hangUpFor, func() {
+	time.AfterFunc(halfCloseTimeout, func() {
 		if half.CloseRead() != nil { // its owner closes it
 			abort(nc)
 		}
 	})
 }
 
-// halves is a connection of which one way can be closed.
-type halves interface {
+// halfCloser is a connection of which one way can be closed.
+type halfCloser interface {
 	CloseWrite() error
 	CloseRead() error
 }
 
-// fileHalves is that of a descriptor which is no net.Conn.
-type fileHalves struct{ *os.File }
+// fileHalfCloser is that of a descriptor which is no net.Conn.
+type fileHalfCloser struct{ *os.File }
 
-func (f fileHalves) CloseWrite() error { return f.shut(syscall.SHUT_WR) }
-func (f fileHalves) CloseRead() error  { return f.shut(syscall.SHUT_RD) }
+func (f fileHalfCloser) CloseWrite() error { return f.shutdown(syscall.SHUT_WR) }
+func (f fileHalfCloser) CloseRead() error  { return f.shutdown(syscall.SHUT_RD) }
 
-func (f fileHalves) shut(how int) error {
+func (f fileHalfCloser) shutdown(how int) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return err
@@ -160,8 +160,8 @@ func (f fileHalves) shut(how int) error {
 	return err
 }
 
-// WasCut says whether Cut or HangUp was called.
-func (c *Call) WasCut() bool { return c != nil && c.at.Load() == cutMark }
+// Cancelled says whether Cut or HalfClose was called.
+func (c *Call) Cancelled() bool { return c != nil && c.leg.Load() == cancelledMark }
 
 // Sent says whether the whole request has been given to the kernel.
 func (c *Call) Sent() bool { return c.sent.Load() }
@@ -174,20 +174,20 @@ func (c *Call) markSent() {
 }
 
 // attach makes l the thing to close; false when the call was cut before.
-func (c *Call) attach(l *leg) bool { return c == nil || c.at.CompareAndSwap(nil, l) }
+func (c *Call) attach(l *callLeg) bool { return c == nil || c.leg.CompareAndSwap(nil, l) }
 
 // swap replaces the dialling leg by the dialled one; false when cut.
-func (c *Call) swap(from, to *leg) bool { return c == nil || c.at.CompareAndSwap(from, to) }
+func (c *Call) swap(from, to *callLeg) bool { return c == nil || c.leg.CompareAndSwap(from, to) }
 
 // detach takes l back; false when a Cut has it.
-func (c *Call) detach(l *leg) bool { return c == nil || c.at.CompareAndSwap(l, nil) }
+func (c *Call) detach(l *callLeg) bool { return c == nil || c.leg.CompareAndSwap(l, nil) }
 
 // abort closes nc without waiting: a TLS close would first try to write its
 // close_notify, up to five seconds long.
-func abort(nc link) { _ = plain(nc).Close() }
+func abort(nc engineConn) { _ = transportOf(nc).Close() }
 
-// plain is the connection under TLS.
-func plain(nc link) link {
+// transportOf is the connection under TLS.
+func transportOf(nc engineConn) engineConn {
 	if t, ok := nc.(interface{ NetConn() net.Conn }); ok {
 		return t.NetConn()
 	}

@@ -17,9 +17,9 @@ const (
 // trailer that RFC 9110, 6.5.1, keeps out of there is refused, for a client may take it
 // for a header. The zero value is at the beginning of a body.
 type Chunks struct {
-	left  int64 // payload bytes to come in this chunk; in a trailer's name its hash
-	line  int32 // bytes in the present line, or of the trailers
-	state chunkState
+	remaining int64 // payload bytes to come in this chunk; in a trailer's name its hash
+	lineLen   int32 // bytes in the present line, or of the trailers
+	state     chunkState
 }
 
 type chunkState uint8
@@ -57,14 +57,14 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 		b := p[n]
 		switch c.state {
 		case chunkData:
-			take := int64(len(p) - n)
-			if take > c.left {
-				take = c.left
+			size := int64(len(p) - n)
+			if size > c.remaining {
+				size = c.remaining
 			}
-			payload = p[n : n+int(take)]
-			c.left -= take
-			n += int(take)
-			if c.left == 0 {
+			payload = p[n : n+int(size)]
+			c.remaining -= size
+			n += int(size)
+			if c.remaining == 0 {
 				c.state = chunkDataCR
 			}
 			return n, payload, nil
@@ -72,17 +72,17 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			d := hexValue(b)
 			switch {
 			case d < 16:
-				if c.line == maxChunkDigits || c.left >= maxChunkSize>>4 {
+				if c.lineLen == maxChunkDigits || c.remaining >= maxChunkSize>>4 {
 					return n, nil, protocolError(chunkTooBig)
 				}
-				c.line++
-				c.left = c.left<<4 | int64(d)
-			case c.line == 0:
+				c.lineLen++
+				c.remaining = c.remaining<<4 | int64(d)
+			case c.lineLen == 0:
 				return n, nil, protocolError(chunkNoDigits, b)
 			case b == '\r':
 				c.state = chunkSizeLF
 			case b == ';':
-				c.state, c.line = chunkExt, 1
+				c.state, c.lineLen = chunkExt, 1
 			default:
 				return n, nil, protocolError(chunkNoDigits, b)
 			}
@@ -93,7 +93,7 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			case byteClass[b]&valueByte == 0:
 				return n, nil, protocolError(chunkBadByte, b)
 			default:
-				if c.line++; c.line > maxChunkLine {
+				if c.lineLen++; c.lineLen > maxChunkLine {
 					return n, nil, protocolError(chunkTooLong)
 				}
 			}
@@ -101,9 +101,9 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			if b != '\n' {
 				return n, nil, protocolError(chunkNotCRLF, b)
 			}
-			c.line = 0
+			c.lineLen = 0
 			c.state = chunkData
-			if c.left == 0 {
+			if c.remaining == 0 {
 				c.state = trailerStart
 			}
 		case chunkDataCR:
@@ -123,22 +123,22 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			case byteClass[b]&tokenByte == 0:
 				return n, nil, protocolError(chunkBadFolded, b)
 			default:
-				c.line++
-				c.left = int64(hashName(nameHash, b))
+				c.lineLen++
+				c.remaining = int64(hashName(nameHash, b))
 				c.state = trailerName
 			}
 		case trailerName:
 			switch {
 			case byteClass[b]&tokenByte != 0:
-				c.left = int64(hashName(uint64(c.left), b))
+				c.remaining = int64(hashName(uint64(c.remaining), b))
 			case b != ':':
 				return n, nil, protocolError(chunkBadName, b)
-			case slices.Contains(forbiddenTrailers, uint64(c.left)):
+			case slices.Contains(forbiddenTrailers, uint64(c.remaining)):
 				return n, nil, protocolError(chunkForbidden)
 			default:
-				c.left, c.state = 0, trailerLine
+				c.remaining, c.state = 0, trailerLine
 			}
-			if c.line++; c.line > maxTrailerBytes {
+			if c.lineLen++; c.lineLen > maxTrailerBytes {
 				return n, nil, protocolError(chunkTooLong)
 			}
 		case trailerLine:
@@ -148,7 +148,7 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 			case byteClass[b]&valueByte == 0:
 				return n, nil, protocolError(chunkBadByte, b)
 			}
-			if c.line++; c.line > maxTrailerBytes {
+			if c.lineLen++; c.lineLen > maxTrailerBytes {
 				return n, nil, protocolError(chunkTooLong)
 			}
 		case trailerLF, chunkEndLF:
@@ -203,8 +203,8 @@ func (c *Chunks) Done() bool { return c.state == chunkDone }
 // Last says whether the size line of the last, empty chunk is complete, or more.
 func (c *Chunks) Last() bool { return c.state >= trailerStart }
 
-// Midway says whether a chunk has begun, if only its size line, and its payload not ended.
-func (c *Chunks) Midway() bool { return c.state == chunkData || c.state < chunkData && c.line > 0 }
+// InChunk says whether a chunk has begun, if only its size line, and its payload not ended.
+func (c *Chunks) InChunk() bool { return c.state == chunkData || c.state < chunkData && c.lineLen > 0 }
 
 // SizeDigits is how many digits of a size were consumed of which the end was not: more may
 // follow, and make it no size.
@@ -212,7 +212,7 @@ func (c *Chunks) SizeDigits() int {
 	if c.state != chunkSize {
 		return 0
 	}
-	return int(c.line)
+	return int(c.lineLen)
 }
 
 // Boundary says whether a new chunk may be begun here, and what must be
@@ -220,7 +220,7 @@ func (c *Chunks) SizeDigits() int {
 func (c *Chunks) Boundary() (missing string, ok bool) {
 	switch c.state {
 	case chunkSize:
-		return "", c.line == 0
+		return "", c.lineLen == 0
 	case chunkDataCR:
 		return "\r\n", true
 	case chunkDataLF:
@@ -229,9 +229,9 @@ func (c *Chunks) Boundary() (missing string, ok bool) {
 	return "", false
 }
 
-// Ending says whether the last, empty chunk's size line is complete and only
+// InTrailers says whether the last, empty chunk's size line is complete and only
 // trailers and the final CRLF are missing; and what would end the body.
-func (c *Chunks) Ending() (missing string, ok bool) {
+func (c *Chunks) InTrailers() (missing string, ok bool) {
 	switch c.state {
 	case trailerStart:
 		return "\r\n", true
@@ -241,18 +241,18 @@ func (c *Chunks) Ending() (missing string, ok bool) {
 	return "", false
 }
 
-// Ahead is how much payload comes next for sure, before any framing: of a chunk whose size
+// Remaining is how much payload comes next for sure, before any framing: of a chunk whose size
 // line is complete.
-func (c *Chunks) Ahead() int64 {
+func (c *Chunks) Remaining() int64 {
 	if c.state == chunkData {
-		return c.left
+		return c.remaining
 	}
 	return 0
 }
 
-// skip tells that n bytes of what is ahead were read around Next.
-func (c *Chunks) skip(n int) {
-	if c.left -= int64(n); c.left == 0 {
+// consumed tells that n bytes of what is ahead were read around Next.
+func (c *Chunks) consumed(n int) {
+	if c.remaining -= int64(n); c.remaining == 0 {
 		c.state = chunkDataCR
 	}
 }

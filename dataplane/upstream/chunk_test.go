@@ -99,7 +99,7 @@ func TestChunksBoundary(t *testing.T) {
 		}
 		missing, ok := c.Boundary()
 		if !ok {
-			missing, ok = c.Ending()
+			missing, ok = c.InTrailers()
 			if ok {
 				if got, _, done, err := dechunk([]byte(body[:i] + missing)); !done || err != nil || string(got) != "abcde" {
 					t.Errorf("ended at %d by %q: %q %v %v", i, missing, got, done, err)

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"sluice/dataplane/reuse"
-	"sluice/dataplane/sock"
+	"sluice/dataplane/objpool"
+	"sluice/dataplane/rawsocket"
 )
 
 // blockSize holds a request head with a small body, then the response head
@@ -22,17 +22,17 @@ type block [blockSize]byte
 // blocks are lent to a connection while bytes of a request or of an answer are in them:
 // of a crowd one that waits for an answer, an idle one, and a stream once its head was
 // passed on hold none. An exchange that nobody has keeps the one it had.
-var blocks = reuse.Pool[block]{New: func() *block { return new(block) }}
+var blocks = objpool.Pool[block]{New: func() *block { return new(block) }}
 
-// smallHead is what a connection keeps of its response head while it waits for the body.
-type smallHead [1 << 10]byte
+// headBlock is what a connection keeps of its response head while it waits for the body.
+type headBlock [1 << 10]byte
 
-var smallHeads = reuse.Pool[smallHead]{New: func() *smallHead { return new(smallHead) }}
+var headBlocks = objpool.Pool[headBlock]{New: func() *headBlock { return new(headBlock) }}
 
-// link is what a conn needs of its connection: a net.Conn, or the *os.File that a
+// engineConn is what a conn needs of its connection: a net.Conn, or the *os.File that a
 // descriptor is that was made by hand (see directly), or comes back from a loop (see
 // Response.Lend).
-type link interface {
+type engineConn interface {
 	io.ReadWriteCloser
 	SetReadDeadline(time.Time) error
 	SetWriteDeadline(time.Time) error
@@ -43,20 +43,20 @@ type link interface {
 // thousands, most of them lent (Response.Lend): it just fills a size class of 192 bytes,
 // and what it needs until then only stands in its exchange.
 type conn struct {
-	*exchange      // from a request's first byte until its answer is over, or lent; else nil
-	leg       leg  // its legs' but the lent one
-	lent      *leg // in the place of leg while fd is lent, a new one each time
-	ep        *Endpoint
-	nc        link            // nil while lent, as raw is
-	raw       syscall.RawConn // nil for TLS
-	grace     atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
-	idleSince time.Duration
-	made      time.Duration
+	*exchange            // from a request's first byte until its answer is over, or lent; else nil
+	leg         callLeg  // its legs' but the lent one
+	detachedLeg *callLeg // in the place of leg while fd is lent, a new one each time
+	ep          *Endpoint
+	nc          engineConn      // nil while lent, as raw is
+	raw         syscall.RawConn // nil for TLS
+	graceUntil  atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
+	idleSince   time.Duration
+	dialedAt    time.Duration
 	// armed is the read deadline set on the socket; it may be earlier than
 	// the wanted one (see read).
-	armed  time.Duration
-	spread float32 // see born
-	fd     int32   // lent, else -1
+	deadlineSet time.Duration
+	ageJitter   float32 // see born
+	fd          int32   // lent, else -1
 
 	resp Response
 }
@@ -64,27 +64,27 @@ type conn struct {
 // exchange is what a connection has only while a request is written and its answer read.
 // It is lent to one after the other, so that its functions are made once.
 type exchange struct {
-	c        *conn
-	stepFunc func(fd uintptr) bool
-	peekFunc func(fd uintptr)
-	lookFunc func(fd uintptr)
+	c           *conn
+	stepFunc    func(fd uintptr) bool
+	peekStep    func(fd uintptr)
+	tryReadStep func(fd uintptr)
 
 	// buf is the exchange's buffer: request out, then response in. In it,
 	// [0:w) has been received, [r:w) not yet consumed. It is nil while nothing was
 	// received and the answer is waited for, of a crowd.
-	buf   []byte
-	blk   *block
-	small *smallHead
-	r, w  int
+	buf     []byte
+	blk     *block
+	headBlk *headBlock
+	r, w    int
 
 	// step's state: what to send, how it went.
-	out      net.Buffers // what is left of vecSpare
-	vecSpare [][]byte
-	call     *Call
-	sent     bool
-	waited   bool // for the answer, in the poller
-	writeErr error
-	readErr  error
+	out            net.Buffers // what is left of vecSpare
+	vecSpare       [][]byte
+	call           *Call
+	sent           bool
+	waitedInPoller bool // for the answer, in the poller
+	writeErr       error
+	readErr        error
 
 	dead bool // peek's answer
 	one  [1]byte
@@ -92,18 +92,18 @@ type exchange struct {
 	head headParser
 }
 
-var exchanges = reuse.Pool[exchange]{New: func() *exchange {
+var exchanges = objpool.Pool[exchange]{New: func() *exchange {
 	x := new(exchange)
 	x.stepFunc = func(fd uintptr) bool { return x.c.step(fd) }
-	x.peekFunc = x.peek
-	x.lookFunc = x.lookAt
+	x.peekStep = x.peek
+	x.tryReadStep = x.tryRead
 	return x
 }}
 
-func newConn(e *Endpoint, nc link) *conn {
+func newConn(e *Endpoint, nc engineConn) *conn {
 	c := &conn{ep: e, fd: -1, nc: nc}
-	c.born()
-	c.leg.end, c.resp.c = c, c
+	c.setAgeLimit()
+	c.leg.canceller, c.resp.c = c, c
 	if t, ok := nc.(syscall.Conn); ok { // not so TLS
 		if raw, err := t.SyscallConn(); err == nil {
 			c.raw = raw
@@ -112,44 +112,44 @@ func newConn(e *Endpoint, nc link) *conn {
 	return c
 }
 
-// Cut ends the connection for a Call, whose leg it was.
-func (c *conn) Cut() {
-	kept := c.linger()
+// Cancel ends the connection for a Call, whose leg it was.
+func (c *conn) Cancel() {
+	lingering := c.linger()
 	abort(c.nc)
-	kept.start()
+	lingering.start()
 }
 
 // close ends the connection for good; only the owner calls it, once.
 func (c *conn) close() {
-	c.giveBuffers()
-	kept := c.linger()
+	c.releaseExchange()
+	lingering := c.linger()
 	if c.fd >= 0 {
 		_ = syscall.Close(int(c.fd))
 		c.fd = -1
 	} else {
 		abort(c.nc)
 	}
-	kept.start()
+	lingering.start()
 	c.ep.open.Add(-1)
 }
 
-// takeExchange lends c what a request needs.
-func (c *conn) takeExchange() {
+// acquireExchange lends c what a request needs.
+func (c *conn) acquireExchange() {
 	if c.exchange == nil {
 		c.exchange = exchanges.Get()
 		c.exchange.c = c
 	}
 }
 
-// giveBuffers gives it back, with what it holds.
-func (c *conn) giveBuffers() {
+// releaseExchange gives it back, with what it holds.
+func (c *conn) releaseExchange() {
 	x := c.exchange
 	if x == nil {
 		return
 	}
-	if x.small != nil {
-		smallHeads.Put(x.small)
-		x.small = nil
+	if x.headBlk != nil {
+		headBlocks.Put(x.headBlk)
+		x.headBlk = nil
 	}
 	x.c, x.buf, x.out, x.call = nil, nil, nil, nil
 	x.writeErr, x.readErr = nil, nil
@@ -158,10 +158,10 @@ func (c *conn) giveBuffers() {
 	exchanges.Put(x)
 }
 
-// unread says whether bytes of the answer were received that nobody has taken.
-func (c *conn) unread() bool { return c.exchange != nil && c.r < c.w }
+// hasUnread says whether bytes of the answer were received that nobody has taken.
+func (c *conn) hasUnread() bool { return c.exchange != nil && c.r < c.w }
 
-func (x *exchange) giveBlock() {
+func (x *exchange) releaseBlock() {
 	if x.blk != nil {
 		blocks.Put(x.blk)
 		x.blk = nil
@@ -171,51 +171,51 @@ func (x *exchange) giveBlock() {
 // shrink leaves only the head, in a small buffer, where it fits; called when
 // everything behind the head was consumed.
 func (x *exchange) shrink() {
-	if n := x.head.pos; x.blk != nil && n <= len(smallHead{}) {
+	if n := x.head.pos; x.blk != nil && n <= len(headBlock{}) {
 		x.r, x.w = n, n
-		x.putAside()
+		x.shrinkBlock()
 	}
 }
 
-// crowd is how many connections to an engine make it worth while that those that wait
+// manyConnections is how many connections to an engine make it worth while that those that wait
 // have no block: for fewer it is 4 MiB at the most, and a short request's time is more.
-const crowd = 256
+const manyConnections = 256
 
-// wait is called before the poller waits for the answer.
-func (c *conn) wait() {
-	c.waited = true
-	if c.ep.open.Load() >= crowd {
-		c.putAside()
+// beforeWait is called before the poller waits for the answer.
+func (c *conn) beforeWait() {
+	c.waitedInPoller = true
+	if c.ep.open.Load() >= manyConnections {
+		c.shrinkBlock()
 	}
 }
 
-// putAside gives the block back where what was received fits in less.
-func (x *exchange) putAside() {
-	if x.blk == nil || x.w > len(smallHead{}) {
+// shrinkBlock gives the block back where what was received fits in less.
+func (x *exchange) shrinkBlock() {
+	if x.blk == nil || x.w > len(headBlock{}) {
 		return
 	}
 	var rest []byte
 	if x.w > 0 {
-		x.small = smallHeads.Get()
-		copy(x.small[:], x.buf[:x.w])
-		rest = x.small[:]
+		x.headBlk = headBlocks.Get()
+		copy(x.headBlk[:], x.buf[:x.w])
+		rest = x.headBlk[:]
 	}
-	x.giveBlock()
+	x.releaseBlock()
 	x.buf = rest
 }
 
-// takeBlock takes a block, with what was put aside of one.
-func (x *exchange) takeBlock() {
-	if x.buf != nil && x.small == nil { // it has one, or has grown
+// acquireBlock takes a block, with what was put aside of one.
+func (x *exchange) acquireBlock() {
+	if x.buf != nil && x.headBlk == nil { // it has one, or has grown
 		return
 	}
 	if x.blk == nil {
 		x.blk = blocks.Get()
 	}
-	if x.small != nil {
+	if x.headBlk != nil {
 		copy(x.blk[:], x.buf[:x.w])
-		smallHeads.Put(x.small)
-		x.small = nil
+		headBlocks.Put(x.headBlk)
+		x.headBlk = nil
 	}
 	x.buf = x.blk[:]
 }
@@ -224,22 +224,22 @@ func (x *exchange) takeBlock() {
 func (x *exchange) grow() {
 	bigger := make([]byte, 2*len(x.buf))
 	copy(bigger, x.buf[:x.w])
-	x.giveBlock()
+	x.releaseBlock()
 	x.buf = bigger
 }
 
-// until arms the socket's read deadline so that it fires no later than t
+// setDeadlineBy arms the socket's read deadline so that it fires no later than t
 // (0: never). A socket already armed for an earlier time is left alone: when
 // that fires, rearm tells a real time-out from a leftover one. Thus requests
 // with the same long bound cost one timer update per bound, not per request.
-func (c *conn) until(t time.Duration) {
-	if t != 0 && (c.armed == 0 || c.armed > t) {
+func (c *conn) setDeadlineBy(t time.Duration) {
+	if t != 0 && (c.deadlineSet == 0 || c.deadlineSet > t) {
 		c.setReadDeadline(t)
 	}
 }
 
-// rearm is called after the socket's deadline fired; false when t has come.
-func (c *conn) rearm(t time.Duration) bool {
+// extendDeadline is called after the socket's deadline fired; false when t has come.
+func (c *conn) extendDeadline(t time.Duration) bool {
 	if t != 0 && now() >= t {
 		return false
 	}
@@ -252,13 +252,13 @@ func (c *conn) setReadDeadline(t time.Duration) {
 	if t != 0 {
 		at = epoch.Add(t)
 	}
-	c.armed = t
+	c.deadlineSet = t
 	_ = c.nc.SetReadDeadline(at) // fails on a closed connection only: the read will say so
 }
 
 // read reads some bytes into p, until t.
 func (c *conn) read(p []byte, t time.Duration) (int, error) {
-	c.until(t)
+	c.setDeadlineBy(t)
 	for {
 		n, err := c.nc.Read(p)
 		if n > 0 {
@@ -267,7 +267,7 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 		if err == nil || !isTimeout(err) {
 			return 0, err
 		}
-		if !c.rearm(t) {
+		if !c.extendDeadline(t) {
 			return 0, ErrTimeout
 		}
 	}
@@ -287,7 +287,7 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 // is computed.
 func (c *conn) send(t time.Duration) {
 	c.sent, c.writeErr = false, nil
-	c.stay(t)
+	c.poll(t)
 }
 
 // fill receives some more of the answer into buf, until t. Where all that is in it is a
@@ -295,9 +295,9 @@ func (c *conn) send(t time.Duration) {
 func (c *conn) fill(t time.Duration) error {
 	had := c.w
 	if c.raw == nil { // TLS: what it reads may be no byte of ours
-		c.takeBlock()
+		c.acquireBlock()
 	}
-	if c.w > 0 && c.w == len(c.buf) && c.small == nil {
+	if c.w > 0 && c.w == len(c.buf) && c.headBlk == nil {
 		c.grow()
 	}
 	if c.raw == nil {
@@ -305,17 +305,17 @@ func (c *conn) fill(t time.Duration) error {
 		c.w += n
 		return err
 	}
-	c.stay(t)
+	c.poll(t)
 	if c.w > had {
-		c.grace.Store(0)
+		c.graceUntil.Store(0)
 	}
 	return c.readErr
 }
 
-// stay runs step in the network poller until it is done, or t.
-func (c *conn) stay(t time.Duration) {
-	c.readErr, c.waited = nil, false
-	c.until(t)
+// poll runs step in the network poller until it is done, or t.
+func (c *conn) poll(t time.Duration) {
+	c.readErr, c.waitedInPoller = nil, false
+	c.setDeadlineBy(t)
 	for {
 		err := c.raw.Read(c.stepFunc)
 		if err == nil {
@@ -325,22 +325,22 @@ func (c *conn) stay(t time.Duration) {
 			c.readErr = err
 			return
 		}
-		if !c.rearm(t) {
-			c.lastLook()
+		if !c.extendDeadline(t) {
+			c.finalRead()
 			return
 		}
 	}
 }
 
-// lastLook receives what came in time though nobody looked before the time was over: the
+// finalRead receives what came in time though nobody looked before the time was over: the
 // process was stopped, or its cores were others'. Only where it was waited for: else the
 // time was over before.
-func (c *conn) lastLook() {
-	came := false
-	if c.waited {
-		_ = c.raw.Control(func(fd uintptr) { came = c.step(fd) })
+func (c *conn) finalRead() {
+	received := false
+	if c.waitedInPoller {
+		_ = c.raw.Control(func(fd uintptr) { received = c.step(fd) })
 	}
-	if !came {
+	if !received {
 		c.readErr = ErrTimeout
 	}
 }
@@ -357,14 +357,14 @@ func (c *conn) step(fd uintptr) bool {
 			return true
 		}
 		c.call.markSent()
-		c.wait()
+		c.beforeWait()
 		return false
 	}
-	c.takeBlock()
-	n, errno := sock.Recv(int(fd), c.buf[c.w:])
+	c.acquireBlock()
+	n, errno := rawsocket.Recv(int(fd), c.buf[c.w:])
 	switch {
 	case errno == syscall.EAGAIN:
-		c.wait()
+		c.beforeWait()
 		return false
 	case errno != 0:
 		c.readErr = os.NewSyscallError("recvfrom", errno)
@@ -376,23 +376,23 @@ func (c *conn) step(fd uintptr) bool {
 	return true
 }
 
-// lookAt receives what has come, and waits for nothing.
-func (x *exchange) lookAt(fd uintptr) {
-	if n, errno := sock.Recv(int(fd), x.buf[x.w:]); errno == 0 {
+// tryRead receives what has come, and waits for nothing.
+func (x *exchange) tryRead(fd uintptr) {
+	if n, errno := rawsocket.Recv(int(fd), x.buf[x.w:]); errno == 0 {
 		x.w += n
 	}
 }
 
 func (c *conn) sendOut(fd int) (int, syscall.Errno) {
 	if len(c.out) == 1 {
-		return sock.Send(fd, c.out[0])
+		return rawsocket.Send(fd, c.out[0])
 	}
-	return sock.SendVector(fd, c.out)
+	return rawsocket.SendVector(fd, c.out)
 }
 
-// forgetOut lets go of the request's body, which is borrowed until Do returns, and no
+// releaseOut lets go of the request's body, which is borrowed until Do returns, and no
 // longer.
-func (c *conn) forgetOut() {
+func (c *conn) releaseOut() {
 	clear(c.vecSpare)
 	c.out, c.call = nil, nil
 }
@@ -408,20 +408,20 @@ func consume(v *net.Buffers, n int) {
 	}
 }
 
-// earlyLook is how often it is looked, while the socket takes no more of a request,
+// earlyRefusalCheck is how often it is looked, while the socket takes no more of a request,
 // whether the engine has refused it meanwhile: one that reads no more would never take the
 // rest. RFC 9112, section 9.5.
-const earlyLook = 250 * time.Millisecond
+const earlyRefusalCheck = 250 * time.Millisecond
 
-// errRefusedEarly is a write given up because its answer is here.
-var errRefusedEarly = errors.New("the engine refused the request before it had read it")
+// errEarlyRefusal is a write given up because its answer is here.
+var errEarlyRefusal = errors.New("the engine refused the request before it had read it")
 
-// refusedEarly says whether the head of a refusal has come. Any other early answer may be
+// hasEarlyRefusal says whether the head of a refusal has come. Any other early answer may be
 // of an engine that reads on.
-func (c *conn) refusedEarly() (yes bool) {
+func (c *conn) hasEarlyRefusal() (yes bool) {
 	_ = c.raw.Control(func(fd uintptr) {
 		var b [len("HTTP/1.1 400")]byte
-		n, errno := sock.Peek(int(fd), b[:])
+		n, errno := rawsocket.Peek(int(fd), b[:])
 		yes = errno == 0 && n == len(b) && string(b[:5]) == "HTTP/" && (b[9] == '4' || b[9] == '5')
 	})
 	return yes
@@ -438,7 +438,7 @@ func (c *conn) write(size int, t time.Duration) error {
 		// A TLS connection does not outlive a write that timed out.
 		by := limit
 		if c.raw != nil {
-			by = min(by, now()+earlyLook)
+			by = min(by, now()+earlyRefusalCheck)
 		}
 		_ = c.nc.SetWriteDeadline(epoch.Add(by))
 		if _, ok := c.nc.(*os.File); ok && len(c.out) > 1 {
@@ -449,8 +449,8 @@ func (c *conn) write(size int, t time.Duration) error {
 		if err == nil || !isTimeout(err) || now() >= limit || c.raw == nil {
 			break
 		}
-		if c.refusedEarly() {
-			err = errRefusedEarly
+		if c.hasEarlyRefusal() {
+			err = errEarlyRefusal
 			break
 		}
 	}

@@ -10,47 +10,47 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/dataplane/descriptors"
-	"sluice/dataplane/sock"
+	"sluice/dataplane/fdlimit"
+	"sluice/dataplane/rawsocket"
 )
 
-// directly is an engine's address where that needs no look-up and no TLS: a connection to
+// directAddress is an engine's address where that needs no look-up and no TLS: a connection to
 // it is made by hand. What net.Dialer makes for one, some thirty objects of which nothing
 // is left when a loop takes the stream, would lie between what thousands of streams keep,
 // and hold its memory.
-type directly struct {
-	to sock.Address
+type directAddress struct {
+	to rawsocket.Address
 	ok bool
 }
 
-func directlyTo(addr string) (d directly) {
+func directAddressOf(addr string) (d directAddress) {
 	if at, err := netip.ParseAddrPort(addr); err == nil {
-		d.to, d.ok = sock.AddressOf(at)
+		d.to, d.ok = rawsocket.NewAddress(at)
 	}
 	return d
 }
 
-// connectDirectly makes a connection, attached to call.
-func (e *Endpoint) connectDirectly(by time.Time, call *Call) (*conn, error) {
-	fd, err := e.direct.to.Stream()
+// dialRaw makes a connection, attached to call.
+func (e *Endpoint) dialRaw(by time.Time, call *Call) (*conn, error) {
+	fd, err := e.direct.to.Socket()
 	if err != nil {
-		return nil, e.dialFailed(os.NewSyscallError("socket", err))
+		return nil, e.dialError(os.NewSyscallError("socket", err))
 	}
-	if descriptors.Short(fd) {
+	if fdlimit.IsReserved(fd) {
 		_ = unix.Close(fd)
-		return nil, descriptors.ErrReserved
+		return nil, fdlimit.ErrReserved
 	}
 	e.setOptions(fd)
-	errno := e.begin(fd)
+	errno := e.startConnect(fd)
 	file := os.NewFile(uintptr(fd), "engine")
 	c := newConn(e, file)
-	dials := &leg{(*connecting)(file)}
+	dials := &callLeg{(*rawDial)(file)}
 	if !call.attach(dials) {
 		abort(c.nc)
-		return nil, ErrCut
+		return nil, ErrCancelled
 	}
 	if errno == unix.EINPROGRESS {
-		errno, err = e.connected(c, by)
+		errno, err = e.waitConnected(c, by)
 	}
 	if errno != 0 {
 		err = os.NewSyscallError("connect", errno)
@@ -58,37 +58,37 @@ func (e *Endpoint) connectDirectly(by time.Time, call *Call) (*conn, error) {
 	if err != nil {
 		call.detach(dials)
 		abort(c.nc)
-		return nil, e.dialFailed(err)
+		return nil, e.dialError(err)
 	}
 	if !call.swap(dials, &c.leg) {
 		abort(c.nc)
-		return nil, ErrCut
+		return nil, ErrCancelled
 	}
 	return c, nil
 }
 
-// connecting is a connection by hand that is not made yet.
-type connecting os.File
+// rawDial is a connection by hand that is not made yet.
+type rawDial os.File
 
-func (c *connecting) Cut() { _ = (*os.File)(c).Close() }
+func (c *rawDial) Cancel() { _ = (*os.File)(c).Close() }
 
-// begin begins to connect fd, or looks how that goes on.
-func (e *Endpoint) begin(fd int) syscall.Errno {
+// startConnect begins to connect fd, or looks how that goes on.
+func (e *Endpoint) startConnect(fd int) syscall.Errno {
 	errno := e.direct.to.Connect(fd)
-	if errno == 0 && e.direct.to.IsOwn(fd) {
+	if errno == 0 && e.direct.to.IsSelfConnected(fd) {
 		return unix.ECONNREFUSED
 	}
 	return errno
 }
 
-// connected waits until the connection is made, or by.
-func (e *Endpoint) connected(c *conn, by time.Time) (errno syscall.Errno, err error) {
+// waitConnected waits until the connection is made, or by.
+func (e *Endpoint) waitConnected(c *conn, by time.Time) (errno syscall.Errno, err error) {
 	if err = c.nc.SetWriteDeadline(by); err != nil {
 		return 0, err
 	}
 	// Readiness from before the wait is forgotten, so it is looked first.
 	err = c.raw.Write(func(fd uintptr) bool {
-		errno = e.begin(int(fd))
+		errno = e.startConnect(int(fd))
 		return errno != unix.EINPROGRESS
 	})
 	if err != nil {
@@ -108,8 +108,8 @@ func (e *Endpoint) setOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keep.Count)
 }
 
-// dialFailed says it as net does.
-func (e *Endpoint) dialFailed(err error) error {
+// dialError says it as net does.
+func (e *Endpoint) dialError(err error) error {
 	at, _ := netip.ParseAddrPort(e.addr)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = os.ErrDeadlineExceeded

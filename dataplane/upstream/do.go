@@ -8,7 +8,7 @@ import (
 	"net"
 	"time"
 
-	"sluice/dataplane/descriptors"
+	"sluice/dataplane/fdlimit"
 )
 
 // maxInformational bounds the 1xx responses before the real one.
@@ -27,10 +27,10 @@ func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 	call.join(req)
 	resp, err := e.do(req, call)
 	if err != nil {
-		call.part()
+		call.leave()
 		return nil, err
 	}
-	call.wasAnswered(req, resp.Status)
+	call.markAnswered(req, resp.Status)
 	return resp, nil
 }
 
@@ -39,15 +39,15 @@ func (e *Endpoint) do(req *Request, call *Call) (*Response, error) {
 		return nil, e.fail(PhaseDial, err, call)
 	}
 	if call.ended() {
-		return nil, e.fail(PhaseDial, ErrCut, call)
+		return nil, e.fail(PhaseDial, ErrCancelled, call)
 	}
 	start := now()
-	c := e.take(start)
+	c := e.acquireIdle(start)
 	if c != nil {
 		if !call.attach(&c.leg) {
-			c.giveBuffers()
-			e.park(c)
-			return nil, e.fail(PhaseDial, ErrCut, call)
+			c.releaseExchange()
+			e.releaseIdle(c)
+			return nil, e.fail(PhaseDial, ErrCancelled, call)
 		}
 		e.reused.Add(1)
 		phase, err := c.roundTrip(req, call, start)
@@ -83,9 +83,9 @@ func (e *Endpoint) do(req *Request, call *Call) (*Response, error) {
 // fail wraps err; whatever a call that was ended failed with, its end is the reason.
 func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 	switch {
-	case call.WasCut():
-		err = ErrCut
-		e.cut.Add(1)
+	case call.Cancelled():
+		err = ErrCancelled
+		e.cancelled.Add(1)
 	case call.wasAbandoned():
 		err = ErrFrozen
 	case errors.Is(err, ErrTimeout):
@@ -96,9 +96,9 @@ func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 
 // dial makes a connection, attached to call.
 func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
-	if most := e.bounds.Load().MaxConns; e.open.Add(1) > int64(most) {
+	if maxConns := e.reloadable.Load().MaxConns; e.open.Add(1) > int64(maxConns) {
 		e.open.Add(-1)
-		return nil, fmt.Errorf("%w: the %d that limits.engine_conns allows are open", ErrTooManyConns, most)
+		return nil, fmt.Errorf("%w: the %d that limits.engine_conns allows are open", ErrTooManyConns, maxConns)
 	}
 	c, err := e.connect(req, call)
 	if err != nil {
@@ -110,23 +110,23 @@ func (e *Endpoint) dial(req *Request, call *Call) (*conn, error) {
 }
 
 func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
-	by := time.Now().Add(e.bounds.Load().ConnectTimeout)
+	by := time.Now().Add(e.reloadable.Load().ConnectTimeout)
 	if !req.Deadline.IsZero() && req.Deadline.Before(by) {
 		by = req.Deadline
 	}
 	var c *conn
 	var err error
 	if e.direct.ok && e.tls == nil {
-		c, err = e.connectDirectly(by, call)
+		c, err = e.dialRaw(by, call)
 	} else {
-		c, err = e.connectBy(by, call)
+		c, err = e.dialNet(by, call)
 	}
-	if err == nil || err == ErrCut {
+	if err == nil || err == ErrCancelled {
 		return c, err
 	}
 	var ne net.Error
-	if descriptors.Wanting(err) {
-		return nil, fmt.Errorf("%w: %w", ErrWanting, err)
+	if fdlimit.IsExhausted(err) {
+		return nil, fmt.Errorf("%w: %w", ErrLocalResources, err)
 	}
 	if errors.As(err, &ne) && ne.Timeout() || errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err)
@@ -134,13 +134,13 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	return nil, err
 }
 
-// connectBy makes a connection by net's dialer, attached to call.
-func (e *Endpoint) connectBy(by time.Time, call *Call) (*conn, error) {
+// dialNet makes a connection by net's dialer, attached to call.
+func (e *Endpoint) dialNet(by time.Time, call *Call) (*conn, error) {
 	ctx, cancel := context.WithDeadline(context.Background(), by)
 	defer cancel()
-	dials := &leg{dialling(cancel)}
+	dials := &callLeg{dialInProgress(cancel)}
 	if !call.attach(dials) {
-		return nil, ErrCut
+		return nil, ErrCancelled
 	}
 	nc, err := e.dialContext(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (e *Endpoint) connectBy(by time.Time, call *Call) (*conn, error) {
 	c := newConn(e, nc)
 	if !call.swap(dials, &c.leg) {
 		abort(nc)
-		return nil, ErrCut
+		return nil, ErrCancelled
 	}
 	return c, nil
 }
@@ -163,16 +163,16 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 	if t, ok := nc.(*net.TCPConn); ok {
 		// Without it Nagle holds the tail of a request back for an ACK, 40 ms.
 		_ = t.SetNoDelay(true)
-		if short(t) {
+		if isReservedFD(t) {
 			_ = nc.Close()
-			return nil, descriptors.ErrReserved
+			return nil, fdlimit.ErrReserved
 		}
 	}
 	if e.tls == nil {
 		return nc, nil
 	}
 	if under, ok := nc.(*net.TCPConn); ok {
-		if nc, err = newUnderTLS(under); err != nil {
+		if nc, err = newTLSTransport(under); err != nil {
 			_ = under.Close()
 			return nil, err
 		}
@@ -185,10 +185,10 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 	return t, nil
 }
 
-// short says whether a connection has a descriptor of the reserve.
-func short(t *net.TCPConn) (is bool) {
+// isReservedFD says whether a connection has a descriptor of the reserve.
+func isReservedFD(t *net.TCPConn) (is bool) {
 	if raw, err := t.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { is = descriptors.Short(int(fd)) })
+		_ = raw.Control(func(fd uintptr) { is = fdlimit.IsReserved(int(fd)) })
 	}
 	return is
 }
@@ -197,12 +197,12 @@ func short(t *net.TCPConn) (is bool) {
 func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, error) {
 	size := req.size()
 	deadline := req.deadline()
-	by := headBy(req, deadline, t)
+	by := headDeadline(req, deadline, t)
 	if deadline != 0 && t >= deadline {
 		return PhaseDial, ErrTimeout
 	}
-	c.takeExchange()
-	c.takeBlock()
+	c.acquireExchange()
+	c.acquireBlock()
 	c.head.reset(0)
 	c.call = call
 	out := req.appendHead(c.buf[:0], c.ep, size)
@@ -216,26 +216,26 @@ func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, erro
 		c.vecSpare = append(c.vecSpare, req.Body...)
 	}
 	c.out = c.vecSpare
-	defer c.forgetOut()
+	defer c.releaseOut()
 	if c.raw != nil {
 		c.send(by)
 		switch {
 		case c.writeErr == nil && len(c.out) > 0 && c.readErr == nil:
 			c.writeErr = c.write(size, deadline)
-			by = headBy(req, deadline, now())
+			by = headDeadline(req, deadline, now())
 		case !c.sent:
 			return PhaseDial, c.readErr
 		}
 	} else {
 		c.sent = true
 		c.writeErr = c.write(size, deadline)
-		by = headBy(req, deadline, now())
+		by = headDeadline(req, deadline, now())
 	}
 	if c.writeErr == nil {
 		call.markSent()
 	} else {
 		// An engine may refuse early and close: its answer is then already here.
-		if !isClosed(c.writeErr) && c.writeErr != errRefusedEarly || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
+		if !isClosed(c.writeErr) && c.writeErr != errEarlyRefusal || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
 			return PhaseWrite, c.writeErr
 		}
 		c.resp.broken = true
@@ -250,8 +250,8 @@ func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, erro
 	return 0, nil
 }
 
-// headBy is until when the response head must have come.
-func headBy(req *Request, deadline, t time.Duration) time.Duration {
+// headDeadline is until when the response head must have come.
+func headDeadline(req *Request, deadline, t time.Duration) time.Duration {
 	if req.HeadTimeout <= 0 {
 		return deadline
 	}
@@ -270,11 +270,11 @@ func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) er
 		if err != nil {
 			return err
 		}
-		over := c.w
+		overLimit := c.w
 		if done {
-			over = c.head.pos
+			overLimit = c.head.pos
 		}
-		if over > c.ep.opt.MaxHeadBytes {
+		if overLimit > c.ep.opt.MaxHeadBytes {
 			return protocolError("a response head over %d bytes", c.ep.opt.MaxHeadBytes)
 		}
 		if done {
@@ -295,7 +295,7 @@ func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) er
 		}
 	}
 	if status := c.head.status; status >= 300 && status < 400 && !req.Redirects {
-		return fmt.Errorf("%w: status %d", ErrRedirected, status)
+		return fmt.Errorf("%w: status %d", ErrRedirect, status)
 	}
 	c.r = c.head.pos
 	c.resp.begin(req, call, deadline)

@@ -32,7 +32,7 @@ func TestRequestAsSent(t *testing.T) {
 	req := &Request{Method: "POST", Path: "/v1/x?y=z", Body: [][]byte{[]byte("ab"), nil, []byte("c")}, Deadline: time.Now().Add(long),
 		Fields: []Field{{"Host", "evil"}, {"content-length", "99"}, {"Transfer-Encoding", "chunked"}, {"Connection", "close"}, {"TE", "x"},
 			{"Upgrade", "h2c"}, {"Expect", "100-continue"}, {"Proxy-Authorization", "x"}, {"X-Request-Id", "r1"}, {"Authorization", "Bearer \xc3\xa4"}}}
-	if _, err := ask(e, req, nil); err != nil {
+	if _, err := request(e, req, nil); err != nil {
 		t.Fatal(err)
 	}
 	want := "POST /base/v1/x?y=z HTTP/1.1\r\nHost: " + srv.ln.Addr().String() + "\r\nX-Request-Id: r1\r\nAuthorization: Bearer \xc3\xa4\r\nContent-Length: 3\r\n\r\nabc"
@@ -113,7 +113,7 @@ func TestTimeouts(t *testing.T) {
 					req.Deadline = time.Now().Add(late)
 				}
 				start := time.Now()
-				_, err := ask(e, &req, nil)
+				_, err := request(e, &req, nil)
 				if !errors.Is(err, ErrTimeout) {
 					t.Errorf("%v", err)
 				}
@@ -138,7 +138,7 @@ func TestTimeouts(t *testing.T) {
 
 func TestDeadlinePassed(t *testing.T) {
 	e := newEngine(t, echo).endpoint(t, Options{})
-	mustAsk(t, e, "x")
+	mustRequest(t, e, "x")
 	_, err := e.Do(&Request{Method: "GET", Path: "/", Deadline: time.Now().Add(-time.Hour)}, nil)
 	if !errors.Is(err, ErrTimeout) || phaseOf(t, err) != PhaseDial {
 		t.Errorf("%v", err)
@@ -193,19 +193,19 @@ func TestDeadlineOfAnEarlierRequest(t *testing.T) {
 			p.send(answer(body))
 		}
 	}).endpoint(t, Options{IdleTimeout: long})
-	mustAsk(t, e, "first")
+	mustRequest(t, e, "first")
 	for i, req := range []*Request{post("long"), {Method: "GET", Path: "/"}} {
 		armed := now() + 20*time.Millisecond
 		e.newest().setReadDeadline(armed) // as an earlier request would have left it
 		done := make(chan error, 1)
-		go func() { _, err := ask(e, req, nil); done <- err }()
+		go func() { _, err := request(e, req, nil); done <- err }()
 		eventually(t, "the old deadline has passed", func() bool { return now() > armed+10*time.Millisecond })
 		wait <- struct{}{}
 		if err := <-done; err != nil {
 			t.Fatalf("request %d: %v", i, err)
 		}
 	}
-	mustAsk(t, e, "last")
+	mustRequest(t, e, "last")
 	if s := e.Stats(); s.Dialed != 1 || s.TimedOut != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -245,7 +245,7 @@ func TestEarlyRefusalThatReadsNoMore(t *testing.T) {
 	}{
 		"it stands still": {"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno", func(p *peer, _ io.Reader) { _, _ = p.br.Peek(1); <-time.After(2 * time.Second) }, 413},
 		"it goes on after a hint": {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", func(p *peer, body io.Reader) {
-			time.Sleep(2 * earlyLook)
+			time.Sleep(2 * earlyRefusalCheck)
 			_, _ = io.Copy(io.Discard, body)
 			p.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
 		}, 200},
@@ -289,20 +289,20 @@ func TestTLS(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(srv.Certificate())
 	_, port, _ := net.SplitHostPort(srv.Listener.Addr().String())
-	e, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: always(&tls.Config{RootCAs: roots, ServerName: "example.com"}), ConnectTimeout: long})
+	e, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: alwaysScript(&tls.Config{RootCAs: roots, ServerName: "example.com"}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
 	for _, body := range []string{"a", strings.Repeat("b", 1<<20), "c"} {
-		if got, err := ask(e, post(body), nil); err != nil || got != "example.com "+body {
+		if got, err := request(e, post(body), nil); err != nil || got != "example.com "+body {
 			t.Fatalf("%.40q, %v", got, err)
 		}
 	}
 	if s := e.Stats(); s.Dialed != 1 {
 		t.Errorf("%+v", s)
 	}
-	other, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: always(&tls.Config{RootCAs: roots, ServerName: "other.test"}), ConnectTimeout: long})
+	other, err := NewEndpoint("https://127.0.0.1:"+port, Options{TLS: alwaysScript(&tls.Config{RootCAs: roots, ServerName: "other.test"}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,12 +337,12 @@ func TestGet(t *testing.T) {
 func TestTwoSystemCalls(t *testing.T) {
 	e := newEngine(t, fixed).endpoint(t, Options{})
 	req := &Request{Method: "POST", Path: "/", Body: [][]byte{make([]byte, 100)}}
-	if _, err := ask(e, req, nil); err != nil {
+	if _, err := request(e, req, nil); err != nil {
 		t.Fatal(err)
 	}
 	c := e.newest()
 	steps := 0
-	c.takeExchange()
+	c.acquireExchange()
 	own := c.stepFunc
 	c.stepFunc = func(fd uintptr) bool { steps++; return own(fd) }
 	defer func(x *exchange) { x.stepFunc = own }(c.exchange)
@@ -436,9 +436,9 @@ func TestStreamSize(t *testing.T) {
 	}
 }
 
-// TestWaitHoldsNoBuffer: thousands may wait for an answer's head, or for the first byte of
+// TestWaitUsesNoBuffer: thousands may wait for an answer's head, or for the first byte of
 // its body, until a prompt is computed.
-func TestWaitHoldsNoBuffer(t *testing.T) {
+func TestWaitUsesNoBuffer(t *testing.T) {
 	headNow, bodyNow := make(chan struct{}), make(chan struct{})
 	e := newEngine(t, func(p *peer) {
 		p.request()
@@ -452,20 +452,20 @@ func TestWaitHoldsNoBuffer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.open.Add(crowd)
-	defer e.open.Add(-crowd)
+	e.open.Add(manyConnections)
+	defer e.open.Add(-manyConnections)
 	type step struct {
 		w        int
 		blk, buf bool
 	}
-	c.takeExchange()
+	c.acquireExchange()
 	own := c.stepFunc
 	defer func(x *exchange) { x.stepFunc = own }(c.exchange)
 	waits := make(chan step, 64)
 	c.stepFunc = func(fd uintptr) bool {
 		done := own(fd)
 		if !done {
-			waits <- step{c.w, c.blk != nil, len(c.buf) > len(smallHead{})}
+			waits <- step{c.w, c.blk != nil, len(c.buf) > len(headBlock{})}
 		}
 		return done
 	}

@@ -30,30 +30,30 @@ type Options struct {
 	// Regular is for an Endpoint that is asked again and again, as by probes. Idle
 	// connections past their time are closed by the next request, or Close, and no timer
 	// runs while nothing is asked.
-	Regular bool
-	Key     string // shown with every request as a bearer token; Fields that show another are dropped [none]
+	Periodic bool
+	Key      string // shown with every request as a bearer token; Fields that show another are dropped [none]
 }
 
-// Bounds are those of the Options that may change while an Endpoint is used.
-type Bounds struct {
+// ReloadableOptions are those of the Options that may change while an Endpoint is used.
+type ReloadableOptions struct {
 	MaxConns                            int
 	IdleTimeout, MaxAge, ConnectTimeout time.Duration
 }
 
-// Bounds are those of o.
-func (o Options) Bounds() Bounds {
-	b := Bounds{o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout}
+// Reloadable are those of o.
+func (o Options) Reloadable() ReloadableOptions {
+	b := ReloadableOptions{o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout}
 	b.defaults()
 	return b
 }
 
-// Bounded is o with other Bounds.
-func (o Options) Bounded(b Bounds) Options {
+// WithReloadable is o with other Bounds.
+func (o Options) WithReloadable(b ReloadableOptions) Options {
 	o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout = b.MaxConns, b.IdleTimeout, b.MaxAge, b.ConnectTimeout
 	return o
 }
 
-func (b *Bounds) defaults() {
+func (b *ReloadableOptions) defaults() {
 	if b.MaxConns <= 0 {
 		b.MaxConns = 4096
 	}
@@ -80,18 +80,18 @@ func (o *Options) defaults() {
 // Endpoint is one engine server ("http://host:port" with an optional path
 // prefix) and its pool of connections. Safe for concurrent use.
 type Endpoint struct {
-	url    string
-	host   string // Host header
-	addr   string // host:port to dial
-	prefix string // path before every Request.Path, "" or "/x"
-	tls    *tls.Config
-	opt    Options                // but for the Bounds
-	bounds atomic.Pointer[Bounds] // changed with mu held
-	dialer net.Dialer
-	direct directly // ok: the dialer is not needed
+	url        string
+	host       string // Host header
+	addr       string // host:port to dial
+	prefix     string // path before every Request.Path, "" or "/x"
+	tls        *tls.Config
+	opt        Options                           // but for the Bounds
+	reloadable atomic.Pointer[ReloadableOptions] // changed with mu held
+	dialer     net.Dialer
+	direct     directAddress // ok: the dialer is not needed
 
 	staleWindow time.Duration // the constant, but in tests
-	acks        ackHabit
+	delayedACK  delayedACKDetector
 
 	// idle connections, the newest last; mu guards the list and the fields below,
 	// and is held for a few pointer writes only.
@@ -101,8 +101,8 @@ type Endpoint struct {
 	reaper    *time.Timer
 	reaperSet bool
 
-	open                                                atomic.Int64
-	dialed, reused, retried, stale, aged, cut, timedOut atomic.Uint64
+	open                                                      atomic.Int64
+	dialed, reused, retried, stale, aged, cancelled, timedOut atomic.Uint64
 }
 
 // NewEndpoint makes an Endpoint for rawURL; nothing is dialled yet.
@@ -145,9 +145,9 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		port = "80"
 	}
 	e.addr = net.JoinHostPort(u.Hostname(), port)
-	e.direct = directlyTo(e.addr)
-	bounds := opt.Bounds()
-	e.bounds.Store(&bounds)
+	e.direct = directAddressOf(e.addr)
+	bounds := opt.Reloadable()
+	e.reloadable.Store(&bounds)
 	return e, nil
 }
 
@@ -164,13 +164,13 @@ func clientTLS(make func(string) *tls.Config, host string) *tls.Config {
 	return cfg
 }
 
-// Change takes over other Bounds; zero values mean the default. It holds for connections
+// Reload takes over other Bounds; zero values mean the default. It holds for connections
 // that are open too: those that were idle for too long by it are closed now, those that
 // are too old, or too many, each when its request ends.
-func (e *Endpoint) Change(b Bounds) {
+func (e *Endpoint) Reload(b ReloadableOptions) {
 	b.defaults()
 	e.mu.Lock()
-	e.bounds.Store(&b)
+	e.reloadable.Store(&b)
 	set := e.reaperSet
 	e.mu.Unlock()
 	if set {
@@ -178,23 +178,23 @@ func (e *Endpoint) Change(b Bounds) {
 	}
 }
 
-// Bounds are those of now.
-func (e *Endpoint) Bounds() Bounds { return *e.bounds.Load() }
+// Reloadable are those of now.
+func (e *Endpoint) Reloadable() ReloadableOptions { return *e.reloadable.Load() }
 
 // URL is the endpoint's base URL.
 func (e *Endpoint) URL() string { return e.url }
 
 // Stats are an endpoint's counters since it was made, and its connections now.
 type Stats struct {
-	Dialed   uint64 // connections made
-	Reused   uint64 // requests sent on a kept-alive connection
-	Retried  uint64 // requests sent once more because the idle connection was stale
-	Stale    uint64 // idle connections found closed before anything was sent
-	Aged     uint64 // connections closed for their age
-	Cut      uint64 // calls ended by Call.Cut
-	TimedOut uint64 // calls ended by a deadline
-	Open     int    // connections open, idle ones included
-	Idle     int    // of which kept alive and free
+	Dialed    uint64 // connections made
+	Reused    uint64 // requests sent on a kept-alive connection
+	Retried   uint64 // requests sent once more because the idle connection was stale
+	Stale     uint64 // idle connections found closed before anything was sent
+	Aged      uint64 // connections closed for their age
+	Cancelled uint64 // calls ended by Call.Cut
+	TimedOut  uint64 // calls ended by a deadline
+	Open      int    // connections open, idle ones included
+	Idle      int    // of which kept alive and free
 }
 
 // Stats reads the counters; cheap, from any goroutine.
@@ -204,7 +204,7 @@ func (e *Endpoint) Stats() Stats {
 	e.mu.Unlock()
 	return Stats{
 		Dialed: e.dialed.Load(), Reused: e.reused.Load(), Retried: e.retried.Load(), Stale: e.stale.Load(), Aged: e.aged.Load(),
-		Cut: e.cut.Load(), TimedOut: e.timedOut.Load(), Open: int(e.open.Load()), Idle: idle,
+		Cancelled: e.cancelled.Load(), TimedOut: e.timedOut.Load(), Open: int(e.open.Load()), Idle: idle,
 	}
 }
 

@@ -121,8 +121,8 @@ func post(body string) *Request {
 		Fields: []Field{{"Content-Type", "application/json"}}, Deadline: time.Now().Add(long)}
 }
 
-// ask does one request and gives the body of its answer.
-func ask(e *Endpoint, req *Request, call *Call) (string, error) {
+// request does one request and gives the body of its answer.
+func request(e *Endpoint, req *Request, call *Call) (string, error) {
 	resp, err := e.Do(req, call)
 	if err != nil {
 		return "", err
@@ -132,9 +132,9 @@ func ask(e *Endpoint, req *Request, call *Call) (string, error) {
 	return string(b), err
 }
 
-func mustAsk(t testing.TB, e *Endpoint, body string) {
+func mustRequest(t testing.TB, e *Endpoint, body string) {
 	t.Helper()
-	if got, err := ask(e, post(body), nil); err != nil || got != body {
+	if got, err := request(e, post(body), nil); err != nil || got != body {
 		t.Fatalf("asked %q: %q, %v", body, got, err)
 	}
 }
@@ -179,8 +179,8 @@ func phaseOf(t testing.TB, err error) Phase {
 	return e.Phase
 }
 
-// always is Options.TLS of one configuration, whatever the engine's host; nil of none.
-func always(c *tls.Config) func(string) *tls.Config {
+// alwaysScript is Options.TLS of one configuration, whatever the engine's host; nil of none.
+func alwaysScript(c *tls.Config) func(string) *tls.Config {
 	if c == nil {
 		return nil
 	}

@@ -9,25 +9,25 @@ import (
 
 // Sentinels a caller decides on (errors.Is).
 var (
-	ErrCut = errors.New("the call was cut")
+	ErrCancelled = errors.New("the call was cut")
 	// ErrFrozen: the engine neither answers nor closes its connections (Group.Abandon).
 	ErrFrozen       = errors.New("the engine is frozen")
 	ErrTooManyConns = errors.New("too many connections to the engine")
-	// ErrWanting: no descriptor, memory or port was left here for a connection. It
+	// ErrLocalResources: no descriptor, memory or port was left here for a connection. It
 	// says nothing of the engine.
-	ErrWanting  = errors.New("no means left for another connection")
-	ErrTimeout  = errors.New("the engine did not answer in time")
-	ErrProtocol = errors.New("the engine broke HTTP")
-	ErrTooLarge = errors.New("the body is over the limit")
-	// ErrMemory: the router has no memory for the answer, see ReadCounted. It says nothing
+	ErrLocalResources = errors.New("no means left for another connection")
+	ErrTimeout        = errors.New("the engine did not answer in time")
+	ErrProtocol       = errors.New("the engine broke HTTP")
+	ErrTooLarge       = errors.New("the body is over the limit")
+	// ErrMemory: the router has no memory for the answer, see ReadAllBudgeted. It says nothing
 	// of the engine.
 	ErrMemory = errors.New("the memory for bodies (limits.body_budget) is spent")
-	// ErrCoded: nobody here asks for a coding, and under one what no client may see could
+	// ErrContentEncoding: nobody here asks for a coding, and under one what no client may see could
 	// not be found.
-	ErrCoded = errors.New("the answer has a content coding that was not asked for")
-	// ErrRedirected: the answer has a status of 3xx, and Request.Redirects is false. To follow it would be to let
+	ErrContentEncoding = errors.New("the answer has a content coding that was not asked for")
+	// ErrRedirect: the answer has a status of 3xx, and Request.Redirects is false. To follow it would be to let
 	// an engine say where requests go; passed on, its Location would send clients there.
-	ErrRedirected = errors.New("the answer is a redirection, which is not followed")
+	ErrRedirect = errors.New("the answer is a redirection, which is not followed")
 )
 
 // Phase says how far a failed call had come.
@@ -63,9 +63,9 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("upstream: cannot %s %q: %v", e.Phase, e.Endpoint, e.Err)
 }
 
-// Told is what clients may know of err: of a call that failed what was being done and why,
+// ClientMessage is what clients may know of err: of a call that failed what was being done and why,
 // without the engine's address and without its words. Other errors are told as they are.
-func Told(err error) string {
+func ClientMessage(err error) string {
 	e, ok := errors.AsType[*Error](err)
 	if !ok {
 		return err.Error()
@@ -77,7 +77,7 @@ func cause(err error) string {
 	if errors.Is(err, ErrTooManyConns) {
 		return err.Error() // our own words, with the bound
 	}
-	for _, known := range [...]error{ErrCut, ErrFrozen, ErrWanting, ErrTimeout, ErrProtocol, ErrTooLarge, ErrMemory, ErrCoded, ErrRedirected} {
+	for _, known := range [...]error{ErrCancelled, ErrFrozen, ErrLocalResources, ErrTimeout, ErrProtocol, ErrTooLarge, ErrMemory, ErrContentEncoding, ErrRedirect} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -59,7 +59,7 @@ var byteClass = func() (t [256]uint8) {
 	return t
 }()
 
-func all[T string | []byte](s T, class uint8) bool {
+func classMatches[T string | []byte](s T, class uint8) bool {
 	for i := 0; i < len(s); i++ {
 		if byteClass[s[i]]&class == 0 {
 			return false
@@ -68,9 +68,9 @@ func all[T string | []byte](s T, class uint8) bool {
 	return true
 }
 
-func validToken[T string | []byte](s T) bool { return len(s) > 0 && all(s, tokenByte) }
-func validValue[T string | []byte](s T) bool { return all(s, valueByte) }
-func validTarget(s string) bool              { return all(s, targetByte) }
+func validToken[T string | []byte](s T) bool { return len(s) > 0 && classMatches(s, tokenByte) }
+func validValue[T string | []byte](s T) bool { return classMatches(s, valueByte) }
+func validTarget(s string) bool              { return classMatches(s, targetByte) }
 
 // trimSpace drops optional white space around a field value.
 func trimSpace(b []byte) []byte {

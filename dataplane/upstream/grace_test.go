@@ -14,17 +14,17 @@ const (
 	firstEvent = "9\r\ndata: {}\n\r\n"
 )
 
-// doorstep is an engine that sends the head of a stream, and an event when it is told
+// gracefulEngine is an engine that sends the head of a stream, and an event when it is told
 // to. It tells when it has met the end of the connection.
-type doorstep struct {
+type gracefulEngine struct {
 	*engine
 	headAt chan time.Time
 	event  chan struct{} // one for each event
 	gone   chan time.Time
 }
 
-func startDoorstep(t *testing.T, secure *tls.Config) *doorstep {
-	d := &doorstep{headAt: make(chan time.Time, 1), event: make(chan struct{}), gone: make(chan time.Time, 1)}
+func startGracefulEngine(t *testing.T, secure *tls.Config) *gracefulEngine {
+	d := &gracefulEngine{headAt: make(chan time.Time, 1), event: make(chan struct{}), gone: make(chan time.Time, 1)}
 	d.engine = newEngine(t, func(p *peer) {
 		if secure != nil {
 			p.Conn = tls.Server(p.Conn, secure)
@@ -53,21 +53,21 @@ func startDoorstep(t *testing.T, secure *tls.Config) *doorstep {
 	return d
 }
 
-// giveUps are the ways in which a call is given up whose head has come.
-var giveUps = map[string]func(t *testing.T, resp *Response, call *Call){
+// callEnders are the ways in which a call is given up whose head has come.
+var callEnders = map[string]func(t *testing.T, resp *Response, call *Call){
 	"release": func(_ *testing.T, resp *Response, _ *Call) { resp.Release() },
-	"cut":     func(_ *testing.T, resp *Response, call *Call) { call.Cut(); resp.Release() },
-	"hang up": func(_ *testing.T, resp *Response, call *Call) { call.HangUp(); resp.Release() },
+	"cut":     func(_ *testing.T, resp *Response, call *Call) { call.Cancel(); resp.Release() },
+	"hang up": func(_ *testing.T, resp *Response, call *Call) { call.HalfClose(); resp.Release() },
 	"cut while it is read": func(t *testing.T, resp *Response, call *Call) {
-		underWay(t, call.Cut, func() error { _, err := resp.ReadRaw(make([]byte, 100)); return err })
+		startRead(t, call.Cancel, func() error { _, err := resp.ReadRaw(make([]byte, 100)); return err })
 		resp.Release()
 	},
 	"hung up while it is read": func(t *testing.T, resp *Response, call *Call) {
-		underWay(t, call.HangUp, func() error { _, err := resp.Peek(); return err })
+		startRead(t, call.HalfClose, func() error { _, err := resp.Peek(); return err })
 		resp.Release()
 	},
 	"deadline": func(t *testing.T, resp *Response, _ *Call) {
-		resp.EndBy(time.Now().Add(10 * time.Millisecond))
+		resp.SetDeadline(time.Now().Add(10 * time.Millisecond))
 		if _, err := resp.ReadAll(nil, 100); err == nil || !strings.Contains(err.Error(), ErrTimeout.Error()) {
 			t.Errorf("a read until the deadline: %v", err)
 		}
@@ -75,23 +75,23 @@ var giveUps = map[string]func(t *testing.T, resp *Response, call *Call){
 	},
 	"cut while it is lent": func(t *testing.T, resp *Response, call *Call) {
 		stopped := make(chan struct{})
-		if _, _, ok := resp.Lend(new(Lending), dialling(func() { close(stopped) })); !ok {
+		if _, _, ok := resp.Detach(new(Detachment), dialInProgress(func() { close(stopped) })); !ok {
 			t.Fatal("it is not to be lent")
 		}
-		call.Cut()
+		call.Cancel()
 		<-stopped
 		resp.Release()
 	},
 	"released while it is lent": func(t *testing.T, resp *Response, _ *Call) {
-		if _, _, ok := resp.Lend(new(Lending), dialling(func() {})); !ok {
+		if _, _, ok := resp.Detach(new(Detachment), dialInProgress(func() {})); !ok {
 			t.Fatal("it is not to be lent")
 		}
 		resp.Release()
 	},
 }
 
-// underWay ends a read that has begun, or is about to.
-func underWay(t *testing.T, end func(), read func() error) {
+// startRead ends a read that has begun, or is about to.
+func startRead(t *testing.T, end func(), read func() error) {
 	t.Helper()
 	failed := make(chan error, 1)
 	go func() { failed <- read() }()
@@ -99,7 +99,7 @@ func underWay(t *testing.T, end func(), read func() error) {
 	end()
 	select {
 	case err := <-failed:
-		if err == nil || !strings.Contains(err.Error(), ErrCut.Error()) {
+		if err == nil || !strings.Contains(err.Error(), ErrCancelled.Error()) {
 			t.Errorf("the read of a cut call: %v", err)
 		}
 	case <-time.After(long):
@@ -107,7 +107,7 @@ func underWay(t *testing.T, end func(), read func() error) {
 	}
 }
 
-func onDoorstep(t *testing.T, e *Endpoint, grace time.Duration) (*Response, *Call) {
+func callGracefulEngine(t *testing.T, e *Endpoint, grace time.Duration) (*Response, *Call) {
 	t.Helper()
 	req, call := post("x"), new(Call)
 	req.Grace = grace
@@ -121,12 +121,12 @@ func onDoorstep(t *testing.T, e *Endpoint, grace time.Duration) (*Response, *Cal
 // TestGraceUntilAnEvent: an engine that has sent the head of a stream and nothing else
 // does not learn of the call's end before it has sent something.
 func TestGraceUntilAnEvent(t *testing.T) {
-	for name, giveUp := range giveUps {
+	for name, giveUp := range callEnders {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			d := startDoorstep(t, nil)
+			d := startGracefulEngine(t, nil)
 			e := d.endpoint(t, Options{})
-			resp, call := onDoorstep(t, e, time.Hour)
+			resp, call := callGracefulEngine(t, e, time.Hour)
 			giveUp(t, resp, call)
 			select {
 			case <-d.gone:
@@ -151,12 +151,12 @@ func TestGraceUntilAnEvent(t *testing.T) {
 // not before.
 func TestGraceEnds(t *testing.T) {
 	const grace = 100 * time.Millisecond
-	for name, giveUp := range giveUps {
+	for name, giveUp := range callEnders {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			d := startDoorstep(t, nil)
+			d := startGracefulEngine(t, nil)
 			e := d.endpoint(t, Options{})
-			resp, call := onDoorstep(t, e, grace)
+			resp, call := callGracefulEngine(t, e, grace)
 			giveUp(t, resp, call)
 			select {
 			case at := <-d.gone:
@@ -171,41 +171,41 @@ func TestGraceEnds(t *testing.T) {
 	}
 }
 
-// TestNoGraceBehindAnEvent: once a byte of the body has come the engine hears of the end
+// TestNoGraceAfterEvent: once a byte of the body has come the engine hears of the end
 // at once, and without Request.Grace always.
-func TestNoGraceBehindAnEvent(t *testing.T) {
+func TestNoGraceAfterEvent(t *testing.T) {
 	for name, c := range map[string]struct {
 		grace time.Duration
-		end   func(t *testing.T, d *doorstep, resp *Response, call *Call)
+		end   func(t *testing.T, d *gracefulEngine, resp *Response, call *Call)
 	}{
-		"behind a read": {time.Hour, func(t *testing.T, d *doorstep, resp *Response, call *Call) {
+		"behind a read": {time.Hour, func(t *testing.T, d *gracefulEngine, resp *Response, call *Call) {
 			d.event <- struct{}{}
 			if n, err := resp.ReadRaw(make([]byte, 100)); n == 0 || err != nil {
 				t.Error(n, err)
 			}
-			call.Cut()
+			call.Cancel()
 		}},
-		"behind a look": {time.Hour, func(t *testing.T, d *doorstep, resp *Response, call *Call) {
+		"behind a look": {time.Hour, func(t *testing.T, d *gracefulEngine, resp *Response, call *Call) {
 			d.event <- struct{}{}
 			if b, err := resp.Peek(); len(b) == 0 || err != nil {
 				t.Error(b, err)
 			}
-			call.Cut()
+			call.Cancel()
 		}},
-		"told by whom it was lent to": {time.Hour, func(t *testing.T, _ *doorstep, resp *Response, call *Call) {
-			if _, _, ok := resp.Lend(new(Lending), dialling(func() {})); !ok {
+		"told by whom it was lent to": {time.Hour, func(t *testing.T, _ *gracefulEngine, resp *Response, call *Call) {
+			if _, _, ok := resp.Detach(new(Detachment), dialInProgress(func() {})); !ok {
 				t.Fatal("it is not to be lent")
 			}
-			resp.Began()
-			call.Cut()
+			resp.NoteBodyStarted()
+			call.Cancel()
 		}},
-		"none was asked for": {0, func(_ *testing.T, _ *doorstep, _ *Response, call *Call) { call.Cut() }},
+		"none was asked for": {0, func(_ *testing.T, _ *gracefulEngine, _ *Response, call *Call) { call.Cancel() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
-			d := startDoorstep(t, nil)
+			d := startGracefulEngine(t, nil)
 			e := d.endpoint(t, Options{})
-			resp, call := onDoorstep(t, e, c.grace)
+			resp, call := callGracefulEngine(t, e, c.grace)
 			c.end(t, d, resp, call)
 			resp.Release()
 			select {
@@ -227,14 +227,14 @@ func TestGraceUnderTLS(t *testing.T) {
 	some.Close()
 	pool := x509.NewCertPool()
 	pool.AddCert(some.Certificate())
-	d := startDoorstep(t, &tls.Config{Certificates: some.TLS.Certificates})
-	e, err := NewEndpoint("https://"+d.ln.Addr().String(), Options{TLS: always(&tls.Config{RootCAs: pool}), ConnectTimeout: long})
+	d := startGracefulEngine(t, &tls.Config{Certificates: some.TLS.Certificates})
+	e, err := NewEndpoint("https://"+d.ln.Addr().String(), Options{TLS: alwaysScript(&tls.Config{RootCAs: pool}), ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(e.Close)
-	resp, call := onDoorstep(t, e, time.Hour)
-	giveUps["cut while it is read"](t, resp, call)
+	resp, call := callGracefulEngine(t, e, time.Hour)
+	callEnders["cut while it is read"](t, resp, call)
 	select {
 	case <-d.gone:
 		t.Fatal("the engine has met the end before its first event")
@@ -248,9 +248,9 @@ func TestGraceUnderTLS(t *testing.T) {
 	}
 }
 
-// TestGraceStorm: cuts and releases that meet, with and without an event, leave nothing
+// TestConcurrentGrace: cuts and releases that meet, with and without an event, leave nothing
 // open, and no engine without its head's time.
-func TestGraceStorm(t *testing.T) {
+func TestConcurrentGrace(t *testing.T) {
 	noLeaks(t)
 	const grace = 20 * time.Millisecond
 	early := make(chan time.Duration, 1000)
@@ -279,7 +279,7 @@ func TestGraceStorm(t *testing.T) {
 				}
 				met := make(chan struct{})
 				go func() {
-					call.Cut()
+					call.Cancel()
 					close(met)
 				}()
 				resp.Release()

@@ -14,11 +14,11 @@ import (
 // A Call is in the group of its Request from the beginning of Do until Do has failed or
 // the Response is released.
 type Group struct {
-	mu    sync.Mutex
-	first *Call
-	calls int
-	large int           // tokens of the largest prompt that was answered
-	pace  time.Duration // per token, until the first byte, of prompts about as large; slow ones count more
+	mu            sync.Mutex
+	first         *Call
+	calls         int
+	largestPrompt int           // tokens of the largest prompt that was answered
+	timePerToken  time.Duration // per token, until the first byte, of prompts about as large; slow ones count more
 
 	answered atomic.Uint64
 	bytes    atomic.Uint64
@@ -34,12 +34,12 @@ type membership struct {
 
 // GroupState is a snapshot of a Group. The counts are cumulative.
 type GroupState struct {
-	Calls    int           // under way
-	Overdue  int           // of which no body byte has come for the time that State was given
-	Longest  int           // prompt tokens of the largest of those of which no body byte has come
-	Pace     time.Duration // that a prompt token has taken until the answer's first byte, queues included; 0: unknown
-	Answered uint64        // response heads
-	Bytes    uint64        // parts of response bodies behind their first; see Response.Heard
+	Calls        int           // under way
+	Overdue      int           // of which no body byte has come for the time that State was given
+	Longest      int           // prompt tokens of the largest of those of which no body byte has come
+	TimePerToken time.Duration // that a prompt token has taken until the answer's first byte, queues included; 0: unknown
+	Answered     uint64        // response heads
+	Bytes        uint64        // parts of response bodies behind their first; see Response.Heard
 }
 
 // State gives a snapshot; a call without a body byte is overdue after so long. It takes time in proportion to the calls under way.
@@ -48,10 +48,10 @@ func (g *Group) State(overdue time.Duration) GroupState {
 	s := GroupState{Answered: g.answered.Load(), Bytes: g.bytes.Load()}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	s.Calls, s.Pace = g.calls, g.pace
-	for c := g.first; c != nil; c = c.in.next {
+	s.Calls, s.TimePerToken = g.calls, g.timePerToken
+	for c := g.first; c != nil; c = c.member.next {
 		n := c.tokens.Load()
-		if n > 0 && c.in.since < before {
+		if n > 0 && c.member.since < before {
 			s.Overdue++
 		}
 		s.Longest = max(s.Longest, int(n)-1)
@@ -66,7 +66,7 @@ func (g *Group) Abandon() (n int) {
 	// The lock is held all along: a call that has left the group may be another's by then.
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for c := g.first; c != nil; c = c.in.next {
+	for c := g.first; c != nil; c = c.member.next {
 		if c.abandon() {
 			n++
 		}
@@ -83,79 +83,79 @@ func (c *Call) join(req *Request) {
 	c.tokens.Store(int32(min(req.Tokens, 1<<30)) + 1)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	c.in = membership{group: g, next: g.first, since: now()}
+	c.member = membership{group: g, next: g.first, since: now()}
 	if g.first != nil {
-		g.first.in.prev = c
+		g.first.member.prev = c
 	}
 	g.first = c
 	g.calls++
 }
 
-// part takes the call out of its group. c may be nil, and in none.
-func (c *Call) part() {
-	if c == nil || c.in.group == nil {
+// leave takes the call out of its group. c may be nil, and in none.
+func (c *Call) leave() {
+	if c == nil || c.member.group == nil {
 		return
 	}
-	g := c.in.group
+	g := c.member.group
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c.in.prev != nil {
-		c.in.prev.in.next = c.in.next
+	if c.member.prev != nil {
+		c.member.prev.member.next = c.member.next
 	} else {
-		g.first = c.in.next
+		g.first = c.member.next
 	}
-	if c.in.next != nil {
-		c.in.next.in.prev = c.in.prev
+	if c.member.next != nil {
+		c.member.next.member.prev = c.member.prev
 	}
-	c.in = membership{}
+	c.member = membership{}
 	g.calls--
 }
 
-// leastPaced is the smallest prompt, in tokens, that tells how long others may take.
-const leastPaced = 16
+// minPacedTokens is the smallest prompt, in tokens, that tells how long others may take.
+const minPacedTokens = 16
 
-// paced learns from a prompt of so many tokens that took so long. Only prompts of at least
+// observePrompt learns from a prompt of so many tokens that took so long. Only prompts of at least
 // half of the largest size seen count: of small ones most is not the prompt's.
-func (g *Group) paced(tokens int, took time.Duration) {
-	if tokens < leastPaced {
+func (g *Group) observePrompt(tokens int, elapsed time.Duration) {
+	if tokens < minPacedTokens {
 		return
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if tokens >= g.large/2 {
-		g.large = max(g.large, tokens)
-		g.pace = max(took/time.Duration(tokens), g.pace*15/16)
+	if tokens >= g.largestPrompt/2 {
+		g.largestPrompt = max(g.largestPrompt, tokens)
+		g.timePerToken = max(elapsed/time.Duration(tokens), g.timePerToken*15/16)
 	}
 }
 
-// wasAnswered notes the response head of a request.
-func (c *Call) wasAnswered(req *Request, status int) {
-	if c == nil || c.in.group == nil {
+// markAnswered notes the response head of a request.
+func (c *Call) markAnswered(req *Request, status int) {
+	if c == nil || c.member.group == nil {
 		return
 	}
-	c.in.group.answered.Add(1)
+	c.member.group.answered.Add(1)
 	if req.Prefill && status == 200 {
-		c.in.group.paced(req.Tokens, now()-c.in.since)
+		c.member.group.observePrompt(req.Tokens, now()-c.member.since)
 	}
 }
 
-// Heard tells that a part of the body has come. It is for those who relay a stream, who
+// NoteProgress tells that a part of the body has come. It is for those who relay a stream, who
 // call it now and then, not for each part. What comes first may be the API server's own
 // word and not the engine core's (an event that tells the role): first says that.
-func (r *Response) Heard(first bool) {
+func (r *Response) NoteProgress(first bool) {
 	c := r.call
-	if c == nil || c.in.group == nil {
+	if c == nil || c.member.group == nil {
 		return
 	}
 	if n := c.tokens.Load(); n != 0 {
 		c.tokens.Store(0)
 		if r.Status == 200 && r.ContentLength == LengthChunked {
-			c.in.group.paced(int(n)-1, now()-c.in.since)
+			c.member.group.observePrompt(int(n)-1, now()-c.member.since)
 		}
 	}
 	if first {
-		c.in.group.answered.Add(1)
+		c.member.group.answered.Add(1)
 	} else {
-		c.in.group.bytes.Add(1)
+		c.member.group.bytes.Add(1)
 	}
 }

@@ -14,8 +14,8 @@ func grouped(g *Group, body string) *Request {
 	return r
 }
 
-// mustBeAbandoned runs f, which must fail with ErrFrozen once its group is abandoned.
-func mustBeAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f func() error) error {
+// expectAbandoned runs f, which must fail with ErrFrozen once its group is abandoned.
+func expectAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f func() error) error {
 	t.Helper()
 	result := make(chan error, 1)
 	go func() { result <- f() }()
@@ -28,10 +28,10 @@ func mustBeAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f fu
 	}
 	select {
 	case err := <-result:
-		if !errors.Is(err, ErrFrozen) || call.WasCut() {
-			t.Fatalf("it gave %v, cut %v", err, call.WasCut())
+		if !errors.Is(err, ErrFrozen) || call.Cancelled() {
+			t.Fatalf("it gave %v, cut %v", err, call.Cancelled())
 		}
-		if told := Told(err); !strings.HasSuffix(told, "the engine is frozen") {
+		if told := ClientMessage(err); !strings.HasSuffix(told, "the engine is frozen") {
 			t.Errorf("told %q", told)
 		}
 		return err
@@ -58,7 +58,7 @@ func TestAbandon(t *testing.T) {
 		}
 		var g Group
 		var call Call
-		err = mustBeAbandoned(t, &g, &call, func() bool { return g.State(0).Calls == 1 && call.at.Load() != nil }, func() error {
+		err = expectAbandoned(t, &g, &call, func() bool { return g.State(0).Calls == 1 && call.leg.Load() != nil }, func() error {
 			_, err := e.Do(grouped(&g, "x"), &call)
 			return err
 		})
@@ -71,7 +71,7 @@ func TestAbandon(t *testing.T) {
 		e := newEngine(t, func(p *peer) { p.request(); p.gone() }).endpoint(t, Options{})
 		var g Group
 		var call Call
-		err := mustBeAbandoned(t, &g, &call, func() bool { return inHand(&g)() && call.Sent() }, func() error {
+		err := expectAbandoned(t, &g, &call, func() bool { return inHand(&g)() && call.Sent() }, func() error {
 			_, err := e.Do(grouped(&g, "x"), &call)
 			return err
 		})
@@ -92,12 +92,12 @@ func TestAbandon(t *testing.T) {
 		if s := g.State(0); s.Calls != 1 || s.Answered != 1 || s.Longest != 100 || s.Overdue != 1 {
 			t.Errorf("before its body: %+v", s)
 		}
-		resp.Heard(true)
-		resp.Heard(false)
+		resp.NoteProgress(true)
+		resp.NoteProgress(false)
 		if s := g.State(0); s.Longest != 0 || s.Overdue != 0 || s.Bytes != 1 {
 			t.Errorf("behind its first byte: %+v", s)
 		}
-		mustBeAbandoned(t, &g, &call, inHand(&g), func() error { _, err := resp.ReadAll(nil, 100); return err })
+		expectAbandoned(t, &g, &call, inHand(&g), func() error { _, err := resp.ReadAll(nil, 100); return err })
 		resp.Release()
 		empty(&g)
 	})
@@ -110,14 +110,14 @@ func TestAbandon(t *testing.T) {
 			t.Fatal(err)
 		}
 		cut := make(chan struct{})
-		if _, _, ok := resp.Lend(new(Lending), dialling(func() { close(cut) })); !ok {
+		if _, _, ok := resp.Detach(new(Detachment), dialInProgress(func() { close(cut) })); !ok {
 			t.Fatal("it cannot be lent")
 		}
 		if n := g.Abandon(); n != 1 {
 			t.Errorf("%d calls", n)
 		}
 		<-cut
-		if err := resp.Return(ErrCut); !errors.Is(err, ErrFrozen) {
+		if err := resp.DetachedError(ErrCancelled); !errors.Is(err, ErrFrozen) {
 			t.Errorf("it gave %v", err)
 		}
 		resp.Release()
@@ -139,7 +139,7 @@ func TestAbandon(t *testing.T) {
 			if g.Abandon() != 0 {
 				t.Error("a call that is over was abandoned")
 			}
-			call.Renew()
+			call.Reset()
 		}
 		if s := e.Stats(); s.Dialed != 1 {
 			t.Errorf("its connection was not kept: %+v", s)
@@ -149,8 +149,8 @@ func TestAbandon(t *testing.T) {
 		e := newEngine(t, func(p *peer) { p.request(); p.gone() }).endpoint(t, Options{})
 		var g Group
 		var call Call
-		mustBeCut(t, &call, call.Sent, func() error { _, err := e.Do(grouped(&g, "x"), &call); return err })
-		if g.Abandon() != 0 || !call.WasCut() {
+		expectCancelled(t, &call, call.Sent, func() error { _, err := e.Do(grouped(&g, "x"), &call); return err })
+		if g.Abandon() != 0 || !call.Cancelled() {
 			t.Error("a call that was cut was abandoned")
 		}
 		empty(&g)

@@ -27,11 +27,11 @@ type headParser struct {
 	minor   byte // HTTP/1.minor
 	started bool // the status line has been read
 
-	length    int64 // -1: none said
-	chunked   bool
-	keep      bool // Connection: keep-alive
-	closing   bool // Connection: close
-	nominated bool // Connection names other headers
+	length       int64 // -1: none said
+	chunked      bool
+	keepAlive    bool // Connection: keep-alive
+	closing      bool // Connection: close
+	hasNominated bool // Connection names other headers
 }
 
 // reset prepares for a head that begins at pos.
@@ -118,7 +118,7 @@ func (h *headParser) fieldLine(buf []byte, line span) error {
 		return h.hopField(name, value)
 	}
 	if len(name) == len("content-encoding") && len(value) > 0 && foldEqual(name, "content-encoding") && !foldEqual(value, "identity") {
-		return fmt.Errorf("%w: %q", ErrCoded, cutTo(value, 40))
+		return fmt.Errorf("%w: %q", ErrContentEncoding, cutTo(value, 40))
 	}
 	return nil
 }
@@ -155,9 +155,9 @@ func (h *headParser) hopField(name, value []byte) error {
 			case foldEqual(token, "close"):
 				h.closing = true
 			case foldEqual(token, "keep-alive"):
-				h.keep = true
+				h.keepAlive = true
 			default:
-				h.nominated = true
+				h.hasNominated = true
 			}
 		})
 	}
@@ -172,7 +172,7 @@ func (h *headParser) finish(buf []byte) error {
 	if h.chunked && h.minor == 0 {
 		return protocolError("Transfer-Encoding in an HTTP/1.0 response")
 	}
-	if !h.nominated {
+	if !h.hasNominated {
 		return nil
 	}
 	for _, f := range h.fields {
@@ -193,7 +193,7 @@ func (h *headParser) finish(buf []byte) error {
 
 // persistent says whether the engine keeps the connection after this response.
 func (h *headParser) persistent() bool {
-	return !h.closing && (h.minor == 1 || h.keep)
+	return !h.closing && (h.minor == 1 || h.keepAlive)
 }
 
 // eachToken calls f for every element of a comma-separated list.

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"time"
 
-	"sluice/dataplane/sock"
+	"sluice/dataplane/rawsocket"
 )
 
 // epoch is the zero of the package's clock: a duration since it is one read of
@@ -16,21 +16,21 @@ var epoch = time.Now()
 // now is the monotonic time since epoch.
 func now() time.Duration { return time.Since(epoch) }
 
-// born notes when c was made, and by how much of the bound on its age it is let off:
+// setAgeLimit notes when c was made, and by how much of the bound on its age it is let off:
 // those that were made together do not all come back at once.
-func (c *conn) born() { c.made, c.spread = now(), (rand.Float32()-0.5)/4 }
+func (c *conn) setAgeLimit() { c.dialedAt, c.ageJitter = now(), (rand.Float32()-0.5)/4 }
 
 // tooOld says whether c is too old for another request, at t.
 func (c *conn) tooOld(t, age time.Duration) bool {
-	return age > 0 && t-c.made >= age+time.Duration(float64(c.spread)*float64(age))
+	return age > 0 && t-c.dialedAt >= age+time.Duration(float64(c.ageJitter)*float64(age))
 }
 
-// take gives the newest idle connection at t, or nil. Connections past their time, closed
+// acquireIdle gives the newest idle connection at t, or nil. Connections past their time, closed
 // by the engine, or on which it has sent what nobody asked for, are closed on the way.
 // That is asked of the kernel each time, however short a connection was idle: the next
 // client would take such bytes for its answer (RFC 9112, 6.3).
-func (e *Endpoint) take(t time.Duration) *conn {
-	bounds := e.bounds.Load()
+func (e *Endpoint) acquireIdle(t time.Duration) *conn {
+	bounds := e.reloadable.Load()
 	for {
 		var c *conn
 		e.mu.Lock()
@@ -62,10 +62,10 @@ func (e *Endpoint) take(t time.Duration) *conn {
 	}
 }
 
-// park keeps c for the next request, or closes it when there is no room, or c is old.
-func (e *Endpoint) park(c *conn) {
+// releaseIdle keeps c for the next request, or closes it when there is no room, or c is old.
+func (e *Endpoint) releaseIdle(c *conn) {
 	c.idleSince = now()
-	bounds := e.bounds.Load()
+	bounds := e.reloadable.Load()
 	if c.tooOld(c.idleSince, bounds.MaxAge) {
 		e.aged.Add(1)
 		c.close()
@@ -77,23 +77,23 @@ func (e *Endpoint) park(c *conn) {
 		c.close()
 		return
 	}
-	if e.opt.Regular && c.armed != 0 {
+	if e.opt.Periodic && c.deadlineSet != 0 {
 		c.setReadDeadline(0) // else its timer wakes the process up
 	}
 	e.idle = append(e.idle, c)
-	if !e.reaperSet && !e.opt.Regular {
+	if !e.reaperSet && !e.opt.Periodic {
 		e.reaperSet = true
 		if e.reaper == nil {
-			e.reaper = time.AfterFunc(e.bounds.Load().IdleTimeout, e.reap)
+			e.reaper = time.AfterFunc(e.reloadable.Load().IdleTimeout, e.reap)
 		} else {
-			e.reaper.Reset(e.bounds.Load().IdleTimeout)
+			e.reaper.Reset(e.reloadable.Load().IdleTimeout)
 		}
 	}
 	e.mu.Unlock()
 }
 
-// unlink takes the n oldest out of the list; mu is held.
-func (e *Endpoint) unlink(n int) []*conn {
+// removeOldest takes the n oldest out of the list; mu is held.
+func (e *Endpoint) removeOldest(n int) []*conn {
 	dead := slices.Clone(e.idle[:n])
 	e.idle = slices.Delete(e.idle, 0, n)
 	return dead
@@ -104,11 +104,11 @@ func (e *Endpoint) unlink(n int) []*conn {
 func (e *Endpoint) reap() {
 	t := now()
 	e.mu.Lock()
-	limit, n := e.bounds.Load().IdleTimeout, 0
+	limit, n := e.reloadable.Load().IdleTimeout, 0
 	for n < len(e.idle) && t-e.idle[n].idleSince >= limit {
 		n++
 	}
-	dead := e.unlink(n)
+	dead := e.removeOldest(n)
 	if len(e.idle) > 0 && !e.closed {
 		e.reaper.Reset(max(limit-(t-e.idle[0].idleSince), time.Millisecond))
 	} else {
@@ -124,7 +124,7 @@ func (e *Endpoint) reap() {
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	e.closed = true
-	dead := e.unlink(len(e.idle))
+	dead := e.removeOldest(len(e.idle))
 	if e.reaper != nil {
 		e.reaper.Stop()
 	}
@@ -142,16 +142,16 @@ func closeAll(list []*conn) {
 // error, or bytes nobody asked for. Over TLS a record that says nothing, such as a
 // session ticket, is none.
 func (c *conn) peerClosed() bool {
-	c.takeExchange()
+	c.acquireExchange()
 	if c.raw == nil {
-		return c.toldUnderTLS()
+		return c.peerClosedTLS()
 	}
 	c.dead = false
-	err := c.raw.Control(c.peekFunc)
+	err := c.raw.Control(c.peekStep)
 	return err != nil || c.dead
 }
 
 func (x *exchange) peek(fd uintptr) {
-	_, errno := sock.Peek(int(fd), x.one[:])
+	_, errno := rawsocket.Peek(int(fd), x.one[:])
 	x.dead = errno != syscall.EAGAIN
 }

@@ -18,7 +18,7 @@ func TestReuse(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, echo).endpoint(t, Options{})
 	for _, body := range []string{"a", "", strings.Repeat("b", 20<<10), strings.Repeat("c", 3<<20), "d"} {
-		mustAsk(t, e, body)
+		mustRequest(t, e, body)
 	}
 	if s := e.Stats(); s.Dialed != 1 || s.Reused != 4 || s.Open != 1 || s.Idle != 1 || s.Retried != 0 {
 		t.Errorf("%+v", s)
@@ -83,8 +83,8 @@ func TestHTTP10KeepAlive(t *testing.T) {
 			p.send("HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\nContent-Length: 1\r\n\r\nx")
 		}
 	}).endpoint(t, Options{})
-	mustAsk(t, e, "x")
-	mustAsk(t, e, "x")
+	mustRequest(t, e, "x")
+	mustRequest(t, e, "x")
 	if s := e.Stats(); s.Dialed != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -114,7 +114,7 @@ func TestMaxConnsAndMaxIdle(t *testing.T) {
 	if s := e.Stats(); s.Open != 2 || s.Idle != 2 {
 		t.Errorf("%+v", s)
 	}
-	mustAsk(t, e, "y")
+	mustRequest(t, e, "y")
 }
 
 // Idle connections are taken newest first, and end at their time by themselves.
@@ -167,13 +167,13 @@ func TestMaxAge(t *testing.T) {
 	noLeaks(t)
 	const age = time.Hour
 	e := newEngine(t, echo).endpoint(t, Options{MaxAge: age, IdleTimeout: long})
-	mustAsk(t, e, "a")
+	mustRequest(t, e, "a")
 	first := e.newest()
 	if first.tooOld(now()+age*7/8-time.Minute, age) || !first.tooOld(now()+age*9/8, age) || first.tooOld(now()+age, 0) {
-		t.Errorf("made at %v, let off %v: want it too old after %v give or take an eighth", first.made, first.spread, age)
+		t.Errorf("made at %v, let off %v: want it too old after %v give or take an eighth", first.dialedAt, first.ageJitter, age)
 	}
-	first.made -= 2 * age // while it is idle
-	mustAsk(t, e, "b")
+	first.dialedAt -= 2 * age // while it is idle
+	mustRequest(t, e, "b")
 	if s := e.Stats(); s.Aged != 1 || s.Dialed != 2 || s.Open != 1 {
 		t.Errorf("idle: %+v", s)
 	}
@@ -181,7 +181,7 @@ func TestMaxAge(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp.c.made -= 2 * age
+	resp.c.dialedAt -= 2 * age
 	if b, err := resp.ReadAll(nil, 100); err != nil || string(b) != "under way" {
 		t.Errorf("%q, %v", b, err)
 	}
@@ -194,7 +194,7 @@ func TestMaxAge(t *testing.T) {
 func TestClose(t *testing.T) {
 	noLeaks(t)
 	e := newEngine(t, echo).endpoint(t, Options{})
-	mustAsk(t, e, "x")
+	mustRequest(t, e, "x")
 	resp, err := e.Do(post("under way"), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestClose(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	// A request that was placed here before goes through, and leaves nothing open.
-	mustAsk(t, e, "late")
+	mustRequest(t, e, "late")
 	if s := e.Stats(); s.Dialed != 2 || s.Open != 0 || s.Idle != 0 {
 		t.Errorf("after a request behind Close: %+v", s)
 	}
@@ -226,8 +226,8 @@ func TestStaleIdleIsRetriedOnce(t *testing.T) {
 		p.send(answer(body))
 		p.request() // and leave
 	}).endpoint(t, Options{})
-	mustAsk(t, e, "one")
-	mustAsk(t, e, "two")
+	mustRequest(t, e, "one")
+	mustRequest(t, e, "two")
 	if s := e.Stats(); s.Retried != 1 || s.Dialed != 2 || s.Open != 1 {
 		t.Errorf("%+v", s)
 	}
@@ -245,8 +245,8 @@ func TestStaleIdleLargeBody(t *testing.T) {
 		p.send(answer(body))
 		_, _ = p.br.ReadByte()
 	}).endpoint(t, Options{})
-	mustAsk(t, e, "one")
-	mustAsk(t, e, strings.Repeat("x", 8<<20))
+	mustRequest(t, e, "one")
+	mustRequest(t, e, strings.Repeat("x", 8<<20))
 	if s := e.Stats(); s.Retried != 1 || s.Dialed != 2 {
 		t.Errorf("%+v", s)
 	}
@@ -283,8 +283,8 @@ func TestNoRetry(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
 			e := newEngine(t, c.script).endpoint(t, Options{})
-			mustAsk(t, e, "warm")
-			_, err := ask(e, post("x"), nil)
+			mustRequest(t, e, "warm")
+			_, err := request(e, post("x"), nil)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -309,8 +309,8 @@ func TestRetryCannotDial(t *testing.T) {
 		srv.ln.Close()
 	})
 	e := srv.endpoint(t, Options{})
-	mustAsk(t, e, "one")
-	_, err := ask(e, post("two"), nil)
+	mustRequest(t, e, "one")
+	_, err := request(e, post("two"), nil)
 	if err == nil || phaseOf(t, err) == PhaseDial {
 		t.Errorf("%v", err)
 	}
@@ -328,8 +328,8 @@ func TestNoRetryWhenLate(t *testing.T) {
 		p.request()
 	}).endpoint(t, Options{})
 	e.staleWindow = 0
-	mustAsk(t, e, "one")
-	_, err := ask(e, post("two"), nil)
+	mustRequest(t, e, "one")
+	_, err := request(e, post("two"), nil)
 	if s := e.Stats(); err == nil || phaseOf(t, err) == PhaseDial || s.Retried != 0 || s.Dialed != 1 {
 		t.Errorf("%v, %+v", err, s)
 	}
@@ -345,12 +345,12 @@ func TestClosedIdleNoticed(t *testing.T) {
 			echo(p)
 		}
 	}).endpoint(t, Options{})
-	mustAsk(t, e, "one")
+	mustRequest(t, e, "one")
 	eventually(t, "the kernel knows", func() bool {
 		c := e.newest()
 		return c != nil && c.peerClosed()
 	})
-	mustAsk(t, e, "two")
+	mustRequest(t, e, "two")
 	if s := e.Stats(); s.Stale != 1 || s.Retried != 0 || s.Dialed != 2 {
 		t.Errorf("%+v", s)
 	}
@@ -358,7 +358,7 @@ func TestClosedIdleNoticed(t *testing.T) {
 
 // Bytes nobody asked for on an idle connection never become an answer, however soon the
 // next request comes, and over TLS neither.
-func TestUnaskedBytes(t *testing.T) {
+func TestUnexpectedBytes(t *testing.T) {
 	some := httptest.NewTLSServer(nil) // for its certificate
 	some.Close()
 	pool := x509.NewCertPool()
@@ -388,18 +388,18 @@ func TestUnaskedBytes(t *testing.T) {
 			if c.server != nil {
 				scheme = "https://"
 			}
-			e, err := NewEndpoint(scheme+srv.ln.Addr().String(), Options{TLS: always(c.client), ConnectTimeout: long})
+			e, err := NewEndpoint(scheme+srv.ln.Addr().String(), Options{TLS: alwaysScript(c.client), ConnectTimeout: long})
 			if err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(e.Close)
-			mustAsk(t, e, "one")
-			mustAsk(t, e, "two")
+			mustRequest(t, e, "one")
+			mustRequest(t, e, "two")
 			close(idle)
 			<-sent
 			time.Sleep(5 * time.Millisecond)
 			e.newest().idleSince = now()
-			mustAsk(t, e, "three")
+			mustRequest(t, e, "three")
 			if s := e.Stats(); s.Reused != 1 || s.Dialed != 2 {
 				t.Errorf("%+v, want a connection for two requests and one for the third", s)
 			}
@@ -425,7 +425,7 @@ func TestPartOfARecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer peer.Close()
-	u, err := newUnderTLS(nc.(*net.TCPConn))
+	u, err := newTLSTransport(nc.(*net.TCPConn))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -437,13 +437,13 @@ func TestPartOfARecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := make([]byte, n)
-			if u.asks = at%2 == 0; u.asks {
+			if u.nonBlocking = at%2 == 0; u.nonBlocking {
 				eventually(t, "it has come", func() bool { got, _ := u.Read(p); p = p[got:]; return len(p) == 0 })
 			} else if _, err := io.ReadFull(u, p); err != nil {
 				t.Fatal(err)
 			}
-			if at += n; u.midway() != (at%len(record) != 0) {
-				t.Fatalf("by %d, behind %d bytes of records of %d: midway %v", size, at, len(record), u.midway())
+			if at += n; u.inRecord() != (at%len(record) != 0) {
+				t.Fatalf("by %d, behind %d bytes of records of %d: midway %v", size, at, len(record), u.inRecord())
 			}
 		}
 	}
@@ -471,7 +471,7 @@ func TestChangeOfBounds(t *testing.T) {
 		}
 	}
 	held := hold(4)
-	e.Change(Bounds{MaxConns: 3, IdleTimeout: long})
+	e.Reload(ReloadableOptions{MaxConns: 3, IdleTimeout: long})
 	if _, err := e.Do(post("y"), nil); !errors.Is(err, ErrTooManyConns) {
 		t.Errorf("a fifth of three: %v", err)
 	}
@@ -479,24 +479,24 @@ func TestChangeOfBounds(t *testing.T) {
 	if s := e.Stats(); s.Open != 3 || s.Idle != 3 {
 		t.Errorf("of four three are kept: %+v", s)
 	}
-	e.Change(Bounds{MaxConns: 5, IdleTimeout: long})
+	e.Reload(ReloadableOptions{MaxConns: 5, IdleTimeout: long})
 	release(hold(5))
 	if s := e.Stats(); s.Open != 5 {
 		t.Errorf("five again: %+v", s)
 	}
 	// A shorter time closes those that have it behind them, with nobody asking; a longer
 	// one keeps what the shorter one's timer would have closed.
-	e.Change(Bounds{IdleTimeout: time.Millisecond})
+	e.Reload(ReloadableOptions{IdleTimeout: time.Millisecond})
 	eventually(t, "idle connections are closed", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
-	e.Change(Bounds{IdleTimeout: long})
+	e.Reload(ReloadableOptions{IdleTimeout: long})
 	held = hold(2)
 	release(held[:1])
-	e.Change(Bounds{IdleTimeout: long, MaxAge: time.Nanosecond})
+	e.Reload(ReloadableOptions{IdleTimeout: long, MaxAge: time.Nanosecond})
 	release(held[1:])
 	if s := e.Stats(); s.Aged != 1 || s.Open != 1 {
 		t.Errorf("too old when its request ended: %+v", s)
 	}
-	mustAsk(t, e, "z")
+	mustRequest(t, e, "z")
 	if s := e.Stats(); s.Aged != 3 || s.Open != 0 {
 		t.Errorf("too old to be taken, and when made: %+v", s)
 	}
@@ -504,7 +504,7 @@ func TestChangeOfBounds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.Change(Bounds{ConnectTimeout: 20 * time.Millisecond})
+	b.Reload(ReloadableOptions{ConnectTimeout: 20 * time.Millisecond})
 	if _, err := b.Do(post("x"), nil); !errors.Is(err, ErrTimeout) {
 		t.Errorf("connecting: %v", err)
 	}

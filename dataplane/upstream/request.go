@@ -22,7 +22,7 @@ type Request struct {
 	// Deadline bounds the whole call, body included; zero means none.
 	Deadline time.Time
 	// Grace is how long behind the response head, at most, a connection that is given
-	// up stays open while no byte of the body has come: by a Cut, a HangUp, a Deadline,
+	// up stays open while no byte of the body has come: by a Cut, a HalfClose, a Deadline,
 	// a Release. It is for engines that send the head of a stream before they have taken
 	// the request in. Nobody reads what comes then; the first byte ends it. 0 means none.
 	Grace time.Duration
@@ -33,7 +33,7 @@ type Request struct {
 	Tokens  int
 	Prefill bool
 	// Redirects accepts an answer with a status of 3xx, for probes, which look at the status
-	// alone. Without it such an answer is ErrRedirected. It must be false where a client
+	// alone. Without it such an answer is ErrRedirect. It must be false where a client
 	// gets the answer.
 	Redirects bool
 }
@@ -86,7 +86,7 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	dst = append(dst, "\r\n"...)
 	for i := range r.Fields {
 		f := &r.Fields[i]
-		if ownField(f.Name) || e.opt.Key != "" && foldEqual(f.Name, "authorization") {
+		if isConnectionField(f.Name) || e.opt.Key != "" && foldEqual(f.Name, "authorization") {
 			continue
 		}
 		dst = append(dst, f.Name...)
@@ -107,9 +107,9 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// ownField says whether a header is the connection's business, not the
+// isConnectionField says whether a header is the connection's business, not the
 // request's: the endpoint writes it or leaves it out.
-func ownField(name string) bool {
+func isConnectionField(name string) bool {
 	switch len(name) {
 	case 4:
 		return foldEqual(name, "host")

@@ -21,15 +21,15 @@ type Response struct {
 	Status        int
 	ContentLength int64 // -1: chunked; -2: ends with the connection
 
-	c        *conn
-	call     *Call
-	deadline time.Duration // of the whole call, 0: none
-	readBy   time.Duration // SetReadDeadline's, 0: none
-	left     int64         // of ContentLength
-	direct   bool          // ReadRaw reads around the connection's buffer
-	finished bool          // the body was consumed to its end
-	broken   bool          // the connection must not be used again
-	failed   error         // what the body failed with
+	c            *conn
+	call         *Call
+	deadline     time.Duration // of the whole call, 0: none
+	readDeadline time.Duration // SetReadDeadline's, 0: none
+	remaining    int64         // of ContentLength
+	unbuffered   bool          // ReadRaw reads around the connection's buffer
+	finished     bool          // the body was consumed to its end
+	broken       bool          // the connection must not be used again
+	bodyErr      error         // what the body failed with
 }
 
 // begin takes over from the parsed head.
@@ -49,18 +49,18 @@ func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
 		r.ContentLength = LengthToClose
 		r.broken = true
 	}
-	r.left = max(r.ContentLength, 0)
+	r.remaining = max(r.ContentLength, 0)
 	r.finished = r.ContentLength == 0
 	r.beginGrace(req)
 }
 
-// Late says whether the call's own time is over, as Request.Deadline and EndBy bound it:
+// PastDeadline says whether the call's own time is over, as Request.Deadline and SetDeadline bound it:
 // what tells a leg that took too long in all from an engine that went silent.
-func (r *Response) Late() bool { return r.deadline != 0 && now() >= r.deadline }
+func (r *Response) PastDeadline() bool { return r.deadline != 0 && now() >= r.deadline }
 
-// EndBy bounds what is left of the call, beside Request.Deadline; zero bounds nothing.
+// SetDeadline bounds what is left of the call, beside Request.Deadline; zero bounds nothing.
 // Only the goroutine that reads may call it.
-func (r *Response) EndBy(t time.Time) {
+func (r *Response) SetDeadline(t time.Time) {
 	if t.IsZero() {
 		return
 	}
@@ -99,36 +99,36 @@ func (r *Response) VisitHeaders(f func(name, value []byte)) {
 // the bound away. It is cheap: the socket's own timer is moved only when it
 // would fire too late. Only the goroutine that reads may call it.
 func (r *Response) SetReadDeadline(t time.Time) error {
-	r.readBy = 0
+	r.readDeadline = 0
 	if !t.IsZero() {
-		r.readBy = max(t.Sub(epoch), 1)
+		r.readDeadline = max(t.Sub(epoch), 1)
 	}
 	return nil
 }
 
-func (r *Response) by() time.Duration {
-	if r.readBy != 0 && (r.deadline == 0 || r.readBy < r.deadline) {
-		return r.readBy
+func (r *Response) effectiveDeadline() time.Duration {
+	if r.readDeadline != 0 && (r.deadline == 0 || r.readDeadline < r.deadline) {
+		return r.readDeadline
 	}
 	return r.deadline
 }
 
 func (r *Response) fail(err error) error {
-	if r.failed != nil {
-		return r.failed // and counted once
+	if r.bodyErr != nil {
+		return r.bodyErr // and counted once
 	}
 	r.broken = true
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
 	}
-	r.failed = r.c.ep.fail(PhaseBody, err, r.call)
-	return r.failed
+	r.bodyErr = r.c.ep.fail(PhaseBody, err, r.call)
+	return r.bodyErr
 }
 
 // endsBody says whether what a read failed with is the end of a body that ends with the
 // connection. One over TLS has to end by a close_notify (RFC 9112, 9.8).
 func (r *Response) endsBody(err error) bool {
-	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.ended() && !r.c.cutShort()
+	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.ended() && !r.c.tlsTruncated()
 }
 
 // ReadRaw reads the next bytes of the response as they came after the head,
@@ -139,11 +139,11 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 	if r.finished {
 		return 0, io.EOF
 	}
-	if r.failed != nil {
-		return 0, r.failed
+	if r.bodyErr != nil {
+		return 0, r.bodyErr
 	}
-	if r.ContentLength >= 0 && int64(len(p)) > r.left {
-		p = p[:r.left]
+	if r.ContentLength >= 0 && int64(len(p)) > r.remaining {
+		p = p[:r.remaining]
 	}
 	if len(p) == 0 {
 		return 0, nil
@@ -154,12 +154,12 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 		n = copy(p, c.buf[c.r:c.w])
 		c.r += n
 	} else {
-		if !r.direct {
-			r.direct = true
+		if !r.unbuffered {
+			r.unbuffered = true
 			c.shrink()
 		}
 		var err error
-		if n, err = c.readBody(p, r.by()); err != nil {
+		if n, err = c.readBody(p, r.effectiveDeadline()); err != nil {
 			if r.endsBody(err) {
 				r.finished = true
 				return n, io.EOF
@@ -168,8 +168,8 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 		}
 	}
 	if r.ContentLength >= 0 {
-		r.left -= int64(n)
-		r.finished = r.left == 0
+		r.remaining -= int64(n)
+		r.finished = r.remaining == 0
 	}
 	return n, nil
 }
@@ -180,11 +180,11 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 // its beginning.
 func (r *Response) Peek() ([]byte, error) {
 	c := r.c
-	if r.finished || r.direct {
+	if r.finished || r.unbuffered {
 		return nil, nil
 	}
 	if c.r == c.w {
-		err := c.fill(r.by())
+		err := c.fill(r.effectiveDeadline())
 		if r.endsBody(err) {
 			r.finished = true
 			return nil, nil
@@ -201,13 +201,13 @@ func (r *Response) Peek() ([]byte, error) {
 func (r *Response) PeekMore(limit int) ([]byte, error) {
 	c := r.c
 	have := c.w - c.r
-	if r.finished || r.direct || have >= limit || r.ContentLength >= 0 && int64(have) >= r.left {
+	if r.finished || r.unbuffered || have >= limit || r.ContentLength >= 0 && int64(have) >= r.remaining {
 		return c.buf[c.r:c.w], nil
 	}
 	if c.w == len(c.buf) {
 		c.grow()
 	}
-	n, err := c.readBody(c.buf[c.w:], r.by())
+	n, err := c.readBody(c.buf[c.w:], r.effectiveDeadline())
 	if r.endsBody(err) {
 		return c.buf[c.r:c.w], nil // there is no more
 	}
@@ -218,16 +218,16 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 	return c.buf[c.r:c.w], nil
 }
 
-// Glance receives what has come of a chunked body since its head, and waits for nothing.
+// TryRead receives what has come of a chunked body since its head, and waits for nothing.
 // An engine that begins to answer when it has the first token sends that right behind its
 // head, and so in a packet of its own.
-func (r *Response) Glance() {
+func (r *Response) TryRead() {
 	c := r.c
-	if c.raw == nil || r.finished || r.direct || r.ContentLength != LengthChunked || c.blk == nil || c.unread() || c.w == len(c.buf) {
+	if c.raw == nil || r.finished || r.unbuffered || r.ContentLength != LengthChunked || c.blk == nil || c.hasUnread() || c.w == len(c.buf) {
 		return
 	}
-	if _ = c.raw.Control(c.lookFunc); c.unread() {
-		c.grace.Store(0)
+	if _ = c.raw.Control(c.tryReadStep); c.hasUnread() {
+		c.graceUntil.Store(0)
 	}
 }
 
@@ -240,12 +240,12 @@ func (r *Response) Buffered() int {
 	return r.c.w - r.c.r
 }
 
-// Ended says whether the body was consumed to its end.
-func (r *Response) Ended() bool { return r.finished }
+// BodyDone says whether the body was consumed to its end.
+func (r *Response) BodyDone() bool { return r.finished }
 
-// Finish tells that the raw body was consumed to its very end and not beyond,
+// MarkBodyDone tells that the raw body was consumed to its very end and not beyond,
 // so that Release may keep the connection.
-func (r *Response) Finish() { r.finished = true }
+func (r *Response) MarkBodyDone() { r.finished = true }
 
 // Release gives the connection back to the pool when the body was consumed to
 // its end and the engine keeps it alive, else closes it (see Request.Grace). Call exactly
@@ -253,32 +253,32 @@ func (r *Response) Finish() { r.finished = true }
 func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
-	call.part()
-	keep := r.finished && !r.broken && !c.unread()
+	call.leave()
+	keep := r.finished && !r.broken && !c.hasUnread()
 	at := &c.leg
 	if c.fd >= 0 {
-		at = c.lent
+		at = c.detachedLeg
 	}
-	if !call.detach(at) || !keep || !c.takeBack() {
+	if !call.detach(at) || !keep || !c.reattach() {
 		c.close()
 		return
 	}
-	c.giveBuffers()
-	c.ep.park(c)
+	c.releaseExchange()
+	c.ep.releaseIdle(c)
 }
 
 // ReadAll appends the decoded body to dst; a body over limit bytes is an
 // ErrTooLarge.
 func (r *Response) ReadAll(dst []byte, limit int) ([]byte, error) {
-	return r.ReadCounted(dst, limit, nil)
+	return r.ReadAllBudgeted(dst, limit, nil)
 }
 
-// uncounted is how large a buffer for a body may become without being counted.
-const uncounted = 64 << 10
+// unbudgetedRead is how large a buffer for a body may become without being counted.
+const unbudgetedRead = 64 << 10
 
-// ReadCounted is ReadAll that counts what dst grows by, beyond uncounted bytes; where the
+// ReadAllBudgeted is ReadAll that counts what dst grows by, beyond uncounted bytes; where the
 // budget is spent it fails with ErrMemory.
-func (r *Response) ReadCounted(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
+func (r *Response) ReadAllBudgeted(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	if r.finished {
 		return dst, nil
 	}
@@ -300,11 +300,11 @@ func (r *Response) tooLarge(limit int) error {
 
 func (r *Response) readSized(dst []byte, count *membudget.Count) (_ []byte, err error) {
 	counted := 0
-	for r.left > 0 {
-		if dst, err = r.reserve(dst, r.left, count, &counted); err != nil {
+	for r.remaining > 0 {
+		if dst, err = r.grow(dst, r.remaining, count, &counted); err != nil {
 			return dst, err
 		}
-		n, err := r.ReadRaw(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+r.left)])
+		n, err := r.ReadRaw(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+r.remaining)])
 		dst = dst[:len(dst)+n]
 		if err != nil {
 			return dst, err
@@ -316,7 +316,7 @@ func (r *Response) readSized(dst []byte, count *membudget.Count) (_ []byte, err 
 func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_ []byte, err error) {
 	start, counted := len(dst), 0
 	for {
-		if dst, err = r.reserve(dst, int64(max(4<<10, len(dst)-start)), count, &counted); err != nil {
+		if dst, err = r.grow(dst, int64(max(4<<10, len(dst)-start)), count, &counted); err != nil {
 			return dst, err
 		}
 		n, err := r.ReadRaw(dst[len(dst):cap(dst)])
@@ -334,7 +334,7 @@ func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_
 
 func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	c, start, counted := r.c, len(dst), 0
-	r.direct = true // the buffer stays: framing is read through it
+	r.unbuffered = true // the buffer stays: framing is read through it
 	var chunks Chunks
 	for {
 		for c.r < c.w {
@@ -347,7 +347,7 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 				return dst, r.tooLarge(limit)
 			}
 			if len(payload) > cap(dst)-len(dst) {
-				if dst, err = r.reserve(dst, int64(max(len(payload), len(dst))), count, &counted); err != nil {
+				if dst, err = r.grow(dst, int64(max(len(payload), len(dst))), count, &counted); err != nil {
 					return dst, err
 				}
 			}
@@ -358,27 +358,27 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 			}
 		}
 		// A long chunk goes straight to dst, around the buffer.
-		if ahead := chunks.Ahead(); ahead > int64(len(c.buf)-c.head.pos) {
+		if ahead := chunks.Remaining(); ahead > int64(len(c.buf)-c.head.pos) {
 			if int64(len(dst)-start)+ahead > int64(limit) {
 				return dst, r.tooLarge(limit)
 			}
 			var err error
-			if dst, err = r.reserve(dst, ahead, count, &counted); err != nil {
+			if dst, err = r.grow(dst, ahead, count, &counted); err != nil {
 				return dst, err
 			}
-			n, err := c.readBody(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.by())
+			n, err := c.readBody(dst[len(dst):min(int64(cap(dst)), int64(len(dst))+ahead)], r.effectiveDeadline())
 			if err != nil {
 				return dst, r.fail(err)
 			}
 			dst = dst[:len(dst)+n]
-			chunks.skip(n)
+			chunks.consumed(n)
 			continue
 		}
 		c.r, c.w = c.head.pos, c.head.pos // the head stays borrowed
 		if len(c.buf)-c.w < 2<<10 {
 			c.grow()
 		}
-		n, err := c.readBody(c.buf[c.w:], r.by())
+		n, err := c.readBody(c.buf[c.w:], r.effectiveDeadline())
 		c.w += n
 		if err != nil {
 			return dst, r.fail(err)
@@ -394,21 +394,21 @@ func (r *Response) Discard(limit int) error {
 	return err
 }
 
-// reserve makes room for want more bytes, but never trusts a declared length
+// grow makes room for want more bytes, but never trusts a declared length
 // with more than twice what has come, from 1 MiB on. counted is what count has of dst.
-func (r *Response) reserve(dst []byte, want int64, count *membudget.Count, counted *int) ([]byte, error) {
+func (r *Response) grow(dst []byte, want int64, count *membudget.Count, counted *int) ([]byte, error) {
 	free := int64(cap(dst) - len(dst))
 	if free >= want || free >= 64<<10 {
 		return dst, nil
 	}
 	size := len(dst) + int(min(want, max(1<<20, int64(len(dst)))))
-	if size > uncounted && !count.Take(size) {
+	if size > unbudgetedRead && !count.Acquire(size) {
 		return dst, r.fail(ErrMemory)
 	}
 	grown := make([]byte, len(dst), size)
 	copy(grown, dst)
 	count.Return(*counted) // the buffer before is the collector's
-	if *counted = 0; size > uncounted {
+	if *counted = 0; size > unbudgetedRead {
 		*counted = size
 	}
 	return grown, nil

@@ -98,7 +98,7 @@ func readRawBody(resp *Response, dst []byte) ([]byte, error) {
 				p = p[used:]
 			}
 			if chunks.Done() {
-				resp.Finish()
+				resp.MarkBodyDone()
 				return dst, nil
 			}
 		}
@@ -188,9 +188,9 @@ func TestReadCountedIsExact(t *testing.T) {
 		}
 		budget := membudget.NewBudget(1 << 30)
 		count := budget.Count()
-		got, err := resp.ReadCounted(nil, 2<<20, &count)
-		if err != nil || string(got) != body || count.Taken() != int64(cap(got)) || budget.Used() != int64(cap(got)) {
-			t.Errorf("%s: %d bytes of room %d, %v; counted %d, want the room", name, len(got), cap(got), err, count.Taken())
+		got, err := resp.ReadAllBudgeted(nil, 2<<20, &count)
+		if err != nil || string(got) != body || count.Used() != int64(cap(got)) || budget.Used() != int64(cap(got)) {
+			t.Errorf("%s: %d bytes of room %d, %v; counted %d, want the room", name, len(got), cap(got), err, count.Used())
 		}
 		resp.Release()
 		if count.Release(); budget.Used() != 0 {

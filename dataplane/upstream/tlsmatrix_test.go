@@ -64,8 +64,8 @@ func (ca *testCA) sign(tmpl *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	return der, key
 }
 
-// leaf describes a certificate; its zero value is one of this hour without a name.
-type leaf struct {
+// certSpec describes a certificate; its zero value is one of this hour without a name.
+type certSpec struct {
 	dns   []string
 	ips   []string
 	cn    string
@@ -75,7 +75,7 @@ type leaf struct {
 	chain []*testCA // intermediates, sent with it
 }
 
-func (ca *testCA) issue(l leaf) tls.Certificate {
+func (ca *testCA) issue(l certSpec) tls.Certificate {
 	tmpl := &x509.Certificate{Subject: pkix.Name{CommonName: l.cn}, DNSNames: l.dns, ExtKeyUsage: []x509.ExtKeyUsage{l.use},
 		NotBefore: time.Now().Add(l.from - time.Minute), NotAfter: time.Now().Add(l.until)}
 	if l.until == 0 {
@@ -181,38 +181,38 @@ func tlsMatrix(t *testing.T, ca *testCA, system bool) {
 	server, client := x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth
 	kinds := []struct {
 		kind, host, addr string
-		right            leaf
+		right            certSpec
 	}{
-		{"DNS name", "localhost", "127.0.0.1:0", leaf{dns: []string{"localhost"}}},
-		{"IPv4", "127.0.0.1", "127.0.0.1:0", leaf{ips: []string{"127.0.0.1"}}},
+		{"DNS name", "localhost", "127.0.0.1:0", certSpec{dns: []string{"localhost"}}},
+		{"IPv4", "127.0.0.1", "127.0.0.1:0", certSpec{ips: []string{"127.0.0.1"}}},
 	}
 	if ln, err := net.Listen("tcp", "[::1]:0"); err == nil {
 		ln.Close()
 		kinds = append(kinds, kinds[0])
 		last := &kinds[len(kinds)-1]
-		last.kind, last.host, last.addr, last.right = "IPv6", "[::1]", "[::1]:0", leaf{ips: []string{"::1"}}
+		last.kind, last.host, last.addr, last.right = "IPv6", "[::1]", "[::1]:0", certSpec{ips: []string{"::1"}}
 	}
-	of := func(l leaf, mod func(*leaf)) leaf { l.use = server; mod(&l); return l }
+	of := func(l certSpec, mod func(*certSpec)) certSpec { l.use = server; mod(&l); return l }
 	for _, k := range kinds {
-		same := func(*leaf) {}
+		same := func(*certSpec) {}
 		for _, c := range []struct {
 			name string
 			by   *testCA
-			leaf leaf
+			leaf certSpec
 			ok   bool
 		}{
 			{"right", ca, of(k.right, same), true},
-			{"right, among others", ca, of(k.right, func(l *leaf) { l.dns = append(l.dns, "a.test"); l.ips = append(l.ips, "10.0.0.1") }), true},
-			{"right, by an intermediate", between, of(k.right, func(l *leaf) { l.chain = []*testCA{between} }), true},
+			{"right, among others", ca, of(k.right, func(l *certSpec) { l.dns = append(l.dns, "a.test"); l.ips = append(l.ips, "10.0.0.1") }), true},
+			{"right, by an intermediate", between, of(k.right, func(l *certSpec) { l.chain = []*testCA{between} }), true},
 			{"right, its intermediate not sent", between, of(k.right, same), false},
-			{"another name", ca, of(leaf{dns: []string{"other.test"}}, same), false},
-			{"another address", ca, of(leaf{ips: []string{"127.0.0.2", "::2"}}, same), false},
-			{"an address written as a name", ca, of(leaf{dns: []string{"127.0.0.1", "::1", "*"}}, same), false},
-			{"in its common name only", ca, of(leaf{cn: k.host}, same), false},
-			{"expired", ca, of(k.right, func(l *leaf) { l.from, l.until = -2*time.Hour, -time.Hour }), false},
-			{"not yet valid", ca, of(k.right, func(l *leaf) { l.from = 30 * time.Minute }), false},
+			{"another name", ca, of(certSpec{dns: []string{"other.test"}}, same), false},
+			{"another address", ca, of(certSpec{ips: []string{"127.0.0.2", "::2"}}, same), false},
+			{"an address written as a name", ca, of(certSpec{dns: []string{"127.0.0.1", "::1", "*"}}, same), false},
+			{"in its common name only", ca, of(certSpec{cn: k.host}, same), false},
+			{"expired", ca, of(k.right, func(l *certSpec) { l.from, l.until = -2*time.Hour, -time.Hour }), false},
+			{"not yet valid", ca, of(k.right, func(l *certSpec) { l.from = 30 * time.Minute }), false},
 			{"of another CA", other, of(k.right, same), false},
-			{"a client's", ca, of(k.right, func(l *leaf) { l.use = client }), false},
+			{"a client's", ca, of(k.right, func(l *certSpec) { l.use = client }), false},
 		} {
 			for _, ours := range []struct {
 				name  string
@@ -231,7 +231,7 @@ func tlsMatrix(t *testing.T, ca *testCA, system bool) {
 					port := httpsEngine(t, k.addr, &tls.Config{Certificates: []tls.Certificate{c.by.issue(c.leaf)}, ClientAuth: ours.want, ClientCAs: believed})
 					var f certs.Files
 					if ours.shown != nil {
-						f = files(t, ours.shown.issue(leaf{use: client, dns: []string{"router.test"}}))
+						f = files(t, ours.shown.issue(certSpec{use: client, dns: []string{"router.test"}}))
 					}
 					if !system {
 						f.CA = filepath.Join(t.TempDir(), "ca.pem")
@@ -248,20 +248,20 @@ func tlsMatrix(t *testing.T, ca *testCA, system bool) {
 	}
 	if !system {
 		for _, k := range kinds {
-			t.Run(k.kind+"/its CA is taken out of the file", func(t *testing.T) { revokedByReload(t, k.host, k.addr, ca, other, of(k.right, func(*leaf) {})) })
+			t.Run(k.kind+"/its CA is taken out of the file", func(t *testing.T) { testRevokedByReload(t, k.host, k.addr, ca, other, of(k.right, func(*certSpec) {})) })
 		}
 	}
 }
 
 // wantServed asks an engine, and says what it may and may not be.
-func wantServed(t *testing.T, host, port string, keeper *certs.Keeper, ok bool) {
+func wantServed(t *testing.T, host, port string, keeper *certs.Reloader, ok bool) {
 	t.Helper()
-	e, err := NewEndpoint("https://"+host+":"+port, Options{TLS: keeper.Client, ConnectTimeout: long})
+	e, err := NewEndpoint("https://"+host+":"+port, Options{TLS: keeper.ClientConfig, ConnectTimeout: long})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	got, err := ask(e, post("x"), nil)
+	got, err := request(e, post("x"), nil)
 	if ok && (err != nil || got != "served") {
 		t.Errorf("%q, %v; want it served", got, err)
 	}
@@ -271,9 +271,9 @@ func wantServed(t *testing.T, host, port string, keeper *certs.Keeper, ok bool) 
 	}
 }
 
-// revokedByReload replaces the CA in its file: what it signed is refused from the next
+// testRevokedByReload replaces the CA in its file: what it signed is refused from the next
 // connection on, and accepted again when it is back.
-func revokedByReload(t *testing.T, host, addr string, ca, other *testCA, right leaf) {
+func testRevokedByReload(t *testing.T, host, addr string, ca, other *testCA, right certSpec) {
 	port := httpsEngine(t, addr, &tls.Config{Certificates: []tls.Certificate{ca.issue(right)}})
 	path := filepath.Join(t.TempDir(), "ca.pem")
 	writePEM(t, path, "CERTIFICATE", ca.cert.Raw)
@@ -307,13 +307,13 @@ func TestTLSNeedsAName(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := httpsEngine(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.issue(leaf{ips: []string{"127.0.0.1"}})}})
-	conf := keeper.Client("")
+	port := httpsEngine(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.issue(certSpec{ips: []string{"127.0.0.1"}})}})
+	conf := keeper.ClientConfig("")
 	if nc, err := tls.Dial("tcp", "127.0.0.1:"+port, conf); err == nil {
 		nc.Close()
 		t.Error("a server was believed without a name to check")
 	}
-	if got := fmt.Sprint(keeper.Client("127.0.0.1").ServerName); got != "127.0.0.1" {
+	if got := fmt.Sprint(keeper.ClientConfig("127.0.0.1").ServerName); got != "127.0.0.1" {
 		t.Errorf("ServerName %q", got)
 	}
 }

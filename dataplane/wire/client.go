@@ -27,11 +27,11 @@ type DialOptions struct {
 // Client is one connection to a Server, safe for concurrent use. Its streams
 // share nothing but the connection: one that is not read stops itself only.
 type Client struct {
-	nc     net.Conn
-	opt    DialOptions
-	window int
-	server greeting
-	beat   time.Duration
+	nc        net.Conn
+	opt       DialOptions
+	window    int
+	server    greeting
+	heartbeat time.Duration
 
 	in frameReader // greet's, then the reader's
 
@@ -44,9 +44,9 @@ type Client struct {
 	err     error // why it is closed
 	goaway  *Error
 
-	awake awake
-	heard atomic.Int64  // when bytes last came, by awake
-	done  chan struct{} // closed at the end of the reader
+	clock        processClock
+	lastReceived atomic.Int64  // when bytes last came, by awake
+	done         chan struct{} // closed at the end of the reader
 }
 
 // Dial connects and shakes hands. addr is unix:///PATH or tcp://HOST:PORT.
@@ -78,19 +78,19 @@ func Dial(ctx context.Context, addr string, opt DialOptions) (*Client, error) {
 		nc = t
 	}
 	c := &Client{nc: nc, opt: opt, window: min(opt.Window, maxWindow), streams: make(map[uint32]*ClientStream), done: make(chan struct{})}
-	c.in = frameReader{nc: nc, buf: make([]byte, 64<<10), heard: func() { c.heard.Store(int64(c.awake.now())) }}
-	if err := c.greet(ctx); err != nil {
+	c.in = frameReader{nc: nc, buf: make([]byte, 64<<10), onReceive: func() { c.lastReceived.Store(int64(c.clock.now())) }}
+	if err := c.handshake(ctx); err != nil {
 		nc.Close()
 		return nil, fmt.Errorf("wire: cannot dial %q: %w", addr, err)
 	}
-	c.awake.start(max(c.beat/4, 5*time.Millisecond))
-	go c.read()
-	go c.beats()
+	c.clock.start(max(c.heartbeat/4, 5*time.Millisecond))
+	go c.readLoop()
+	go c.heartbeatLoop()
 	return c, nil
 }
 
-// greet sends HELLO and waits for WELCOME.
-func (c *Client) greet(ctx context.Context) error {
+// handshake sends HELLO and waits for WELCOME.
+func (c *Client) handshake(ctx context.Context) error {
 	by, ok := ctx.Deadline()
 	if !ok {
 		by = time.Now().Add(10 * time.Second)
@@ -122,9 +122,9 @@ func (c *Client) greet(ctx context.Context) error {
 	if c.server.protocol != protocolName || c.server.version != Version {
 		return &Error{CodeVersion, fmt.Sprintf("WELCOME: version %d of %q; want %d of %q", c.server.version, c.server.protocol, Version, protocolName)}
 	}
-	c.beat = 15 * time.Second
+	c.heartbeat = 15 * time.Second
 	if ms := c.server.heartbeatMS; ms > 0 && ms < 1<<31 {
-		c.beat = time.Duration(ms) * time.Millisecond
+		c.heartbeat = time.Duration(ms) * time.Millisecond
 	}
 	return c.nc.SetDeadline(time.Time{})
 }
@@ -184,8 +184,8 @@ func (c *Client) sendLocked(k Kind, stream uint32, payload []byte) error {
 
 // Open sends a request and gives its stream.
 func (c *Client) Open(payload []byte) (*ClientStream, error) {
-	if most := c.MaxFrame(); most > 0 && len(payload) > most {
-		return nil, &Error{CodeTooLarge, fmt.Sprintf("a request of %d bytes; the server takes %d", len(payload), most)}
+	if maxFrame := c.MaxFrame(); maxFrame > 0 && len(payload) > maxFrame {
+		return nil, &Error{CodeTooLarge, fmt.Sprintf("a request of %d bytes; the server takes %d", len(payload), maxFrame)}
 	}
 	// Ids must rise in the order of the frames, so both locks are held.
 	c.wmu.Lock()
@@ -209,21 +209,21 @@ func (c *Client) Open(payload []byte) (*ClientStream, error) {
 	c.streams[s.id] = s
 	c.mu.Unlock()
 	if err := c.sendLocked(Request, s.id, payload); err != nil {
-		c.forget(s.id)
+		c.removeStream(s.id)
 		return nil, err
 	}
 	return s, nil
 }
 
-func (c *Client) forget(id uint32) {
+func (c *Client) removeStream(id uint32) {
 	c.mu.Lock()
 	delete(c.streams, id)
 	c.mu.Unlock()
 }
 
-// read takes in frames until the connection ends.
-func (c *Client) read() {
-	err := c.frames()
+// readLoop takes in frames until the connection ends.
+func (c *Client) readLoop() {
+	err := c.readFrames()
 	c.fail(err)
 	c.mu.Lock()
 	all := make([]*ClientStream, 0, len(c.streams))
@@ -242,19 +242,19 @@ func (c *Client) read() {
 // maxItem bounds an item that a client takes.
 const maxItem = 64 << 20
 
-func (c *Client) frames() error {
+func (c *Client) readFrames() error {
 	for {
 		h, payload, err := c.in.next(maxItem)
 		if err != nil {
 			return err
 		}
-		if err := c.frame(h, payload); err != nil {
+		if err := c.handleFrame(h, payload); err != nil {
 			return err
 		}
 	}
 }
 
-func (c *Client) frame(h header, payload []byte) error {
+func (c *Client) handleFrame(h header, payload []byte) error {
 	switch h.kind {
 	case Item, End:
 		c.mu.Lock()
@@ -266,7 +266,7 @@ func (c *Client) frame(h header, payload []byte) error {
 		switch {
 		case s == nil: // we killed it
 		case h.kind == Item:
-			s.put(payload)
+			s.addItem(payload)
 		default:
 			s.finish(asError(readError(payload)))
 		}
@@ -299,9 +299,9 @@ func asError(e *Error) error {
 	return e
 }
 
-// beats keeps the connection alive.
-func (c *Client) beats() {
-	t := time.NewTicker(c.awake.step)
+// heartbeatLoop keeps the connection alive.
+func (c *Client) heartbeatLoop() {
+	t := time.NewTicker(c.clock.step)
 	defer t.Stop()
 	for {
 		select {
@@ -309,12 +309,12 @@ func (c *Client) beats() {
 			return
 		case <-t.C:
 		}
-		quiet := c.awake.tick(time.Now()) - time.Duration(c.heard.Load())
-		if quiet > 3*c.beat+c.awake.step {
+		quiet := c.clock.tick(time.Now()) - time.Duration(c.lastReceived.Load())
+		if quiet > 3*c.heartbeat+c.clock.step {
 			c.fail(&Error{CodeHeartbeat, "nothing was heard of the server for " + quiet.Round(time.Millisecond).String()})
 			return
 		}
-		if quiet > c.beat/2 && c.send(Ping, 0, nil) != nil {
+		if quiet > c.heartbeat/2 && c.send(Ping, 0, nil) != nil {
 			return
 		}
 	}
@@ -327,21 +327,21 @@ type ClientStream struct {
 	id uint32
 
 	mu    sync.Mutex
-	in    []byte // items that came: 4 bytes of length, then the payload
+	items []byte // items that came: 4 bytes of length, then the payload
 	ended bool
 	err   error
 	wake  chan struct{}
 
-	out  []byte // Recv's, before it was in
-	read int
-	owed int // bytes taken and not given back as credit
+	out        []byte // Recv's, before it was in
+	read       int
+	uncredited int // bytes taken and not given back as credit
 }
 
-// put keeps an item until Recv takes it.
-func (s *ClientStream) put(payload []byte) {
+// addItem keeps an item until Recv takes it.
+func (s *ClientStream) addItem(payload []byte) {
 	s.mu.Lock()
-	s.in = binary.BigEndian.AppendUint32(s.in, uint32(len(payload)))
-	s.in = append(s.in, payload...)
+	s.items = binary.BigEndian.AppendUint32(s.items, uint32(len(payload)))
+	s.items = append(s.items, payload...)
 	s.mu.Unlock()
 	s.signal()
 }
@@ -372,8 +372,8 @@ func (s *ClientStream) Recv(ctx context.Context) (payload []byte, ok bool, err e
 	for s.read == len(s.out) {
 		s.mu.Lock()
 		switch {
-		case len(s.in) > 0:
-			s.in, s.out = s.out[:0], s.in
+		case len(s.items) > 0:
+			s.items, s.out = s.out[:0], s.items
 			s.read = 0
 			s.mu.Unlock()
 			continue
@@ -393,11 +393,11 @@ func (s *ClientStream) Recv(ctx context.Context) (payload []byte, ok bool, err e
 	n := int(binary.BigEndian.Uint32(s.out[s.read:]))
 	from := s.read + 4
 	s.read = from + n
-	s.owed += n
-	if s.owed >= s.c.window/2 {
+	s.uncredited += n
+	if s.uncredited >= s.c.window/2 {
 		var credit [4]byte
-		binary.BigEndian.PutUint32(credit[:], uint32(s.owed))
-		s.owed = 0
+		binary.BigEndian.PutUint32(credit[:], uint32(s.uncredited))
+		s.uncredited = 0
 		_ = s.c.send(Credit, s.id, credit[:])
 	}
 	return s.out[from:s.read], true, nil

@@ -15,8 +15,8 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// smallFrame bounds every frame but REQUEST that a client sends.
-const smallFrame = 4 << 10
+// maxInlineFrame bounds every frame but REQUEST that a client sends.
+const maxInlineFrame = 4 << 10
 
 // maxWindow bounds the credit that a client may have given a stream.
 const maxWindow = 1 << 30
@@ -25,90 +25,90 @@ const maxWindow = 1 << 30
 // an event loop's or the connection's own; the fields without a comment are
 // that reader's.
 type Conn struct {
-	srv    *Server
-	out    outbox
-	peer   netip.Addr
-	unix   bool        // over a unix socket
-	agent  string      // set by HELLO, before the first stream
-	key    []byte      // likewise
-	open   atomic.Bool // HELLO has come
-	window int64
-	newest uint32 // highest stream id opened
+	srv          *Server
+	out          outbox
+	peer         netip.Addr
+	unix         bool        // over a unix socket
+	agent        string      // set by HELLO, before the first stream
+	key          []byte      // likewise
+	open         atomic.Bool // HELLO has come
+	window       int64
+	lastStreamID uint32 // highest stream id opened
 
-	filling  header // a REQUEST whose payload is coming
-	filled   int
-	lease    membudget.Lease
-	skipping int // bytes of a payload that nobody wants
+	pendingHeader header // a REQUEST whose payload is coming
+	pendingLen    int
+	pendingLease  membudget.Lease
+	skip          int // bytes of a payload that nobody wants
 
 	streams map[uint32]*Stream // guarded by out.mu
 	serving atomic.Int64       // handlers that have not returned; more than streams after kills
 
 	// By the server's awake clock.
-	opened time.Duration
-	heard  atomic.Int64  // when bytes last came
-	fillBy atomic.Int64  // when the payload that is coming must be whole; 0: none is
-	pinged time.Duration // when a PING was last sent; tick's
+	opened          time.Duration
+	lastReceived    atomic.Int64  // when bytes last came
+	payloadDeadline atomic.Int64  // when the payload that is coming must be whole; 0: none is
+	pingSent        time.Duration // when a PING was last sent; tick's
 }
 
-func newConn(srv *Server, l link, remote net.Addr) *Conn {
-	c := &Conn{srv: srv, peer: peerOf(remote), unix: remote.Network() == "unix", streams: make(map[uint32]*Stream), opened: srv.awake.now()}
-	c.out.link, c.out.most = l, srv.opt.QueueBytes
-	c.heard.Store(int64(c.opened))
+func newConn(srv *Server, l transport, remote net.Addr) *Conn {
+	c := &Conn{srv: srv, peer: peerOf(remote), unix: remote.Network() == "unix", streams: make(map[uint32]*Stream), opened: srv.clock.now()}
+	c.out.transport, c.out.maxPending = l, srv.opt.QueueBytes
+	c.lastReceived.Store(int64(c.opened))
 	return c
 }
 
 // feed reads the frames in p and says how many of its bytes were taken; what is
 // left is the beginning of a small frame, to come again with more. An error is
 // what the peer must be told before the connection is closed.
-func (c *Conn) feed(p []byte) (taken int, bad *Error) {
-	c.heard.Store(int64(c.srv.awake.now()))
+func (c *Conn) feed(p []byte) (consumed int, bad *Error) {
+	c.lastReceived.Store(int64(c.srv.clock.now()))
 	for {
-		rest := p[taken:]
+		rest := p[consumed:]
 		switch {
-		case c.skipping > 0:
-			n := min(c.skipping, len(rest))
-			c.skipping -= n
-			taken += n
-			if c.skipping > 0 {
-				return taken, nil
+		case c.skip > 0:
+			n := min(c.skip, len(rest))
+			c.skip -= n
+			consumed += n
+			if c.skip > 0 {
+				return consumed, nil
 			}
 			continue
-		case c.filling.kind != 0:
-			n := copy(c.lease.Bytes()[c.filled:c.filling.size], rest)
-			c.filled += n
-			taken += n
-			if c.filled < c.filling.size {
-				return taken, nil
+		case c.pendingHeader.kind != 0:
+			n := copy(c.pendingLease.Bytes()[c.pendingLen:c.pendingHeader.size], rest)
+			c.pendingLen += n
+			consumed += n
+			if c.pendingLen < c.pendingHeader.size {
+				return consumed, nil
 			}
-			c.start()
+			c.startStream()
 			continue
 		}
 		h, ok := readHeader(rest)
 		if !ok {
-			return taken, nil
+			return consumed, nil
 		}
-		if bad := c.admit(h); bad != nil {
-			return taken, bad
+		if bad := c.handleHeader(h); bad != nil {
+			return consumed, bad
 		}
 		if h.kind == Request {
-			taken += headerSize
-			if bad := c.begin(h); bad != nil {
-				return taken, bad
+			consumed += headerSize
+			if bad := c.beginRequest(h); bad != nil {
+				return consumed, bad
 			}
 			continue
 		}
 		if len(rest) < headerSize+h.size {
-			return taken, nil
+			return consumed, nil
 		}
-		taken += headerSize + h.size
-		if bad := c.frame(h, rest[headerSize:headerSize+h.size]); bad != nil {
-			return taken, bad
+		consumed += headerSize + h.size
+		if bad := c.handleFrame(h, rest[headerSize:headerSize+h.size]); bad != nil {
+			return consumed, bad
 		}
 	}
 }
 
-// admit looks at a frame's header.
-func (c *Conn) admit(h header) *Error {
+// handleHeader looks at a frame's header.
+func (c *Conn) handleHeader(h header) *Error {
 	if !c.open.Load() {
 		if h.kind != Hello {
 			return &Error{CodeProtocol, fmt.Sprintf("the first frame is %s; want HELLO", h.kind)}
@@ -117,12 +117,12 @@ func (c *Conn) admit(h header) *Error {
 			return &Error{CodeTooLarge, fmt.Sprintf("a HELLO of %d bytes; at most %d", h.size, maxHello)}
 		}
 	}
-	most := smallFrame
+	maxFrame := maxInlineFrame
 	if h.kind == Request {
-		most = c.srv.opt.MaxFrame
+		maxFrame = c.srv.opt.MaxFrame
 	}
-	if h.size > most {
-		return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, most)}
+	if h.size > maxFrame {
+		return &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxFrame)}
 	}
 	switch h.kind {
 	case Hello, Ping, Pong, Fail:
@@ -139,17 +139,17 @@ func (c *Conn) admit(h header) *Error {
 	return nil
 }
 
-// frame takes in a frame that is no REQUEST.
-func (c *Conn) frame(h header, payload []byte) *Error {
+// handleFrame takes in a frame that is no REQUEST.
+func (c *Conn) handleFrame(h header, payload []byte) *Error {
 	switch h.kind {
 	case Hello:
-		return c.hello(payload)
+		return c.handleHello(payload)
 	case Ping:
 		if h.size > maxPing {
 			return &Error{CodeProtocol, fmt.Sprintf("a PING of %d bytes; at most %d", h.size, maxPing)}
 		}
-		if !c.out.post(Pong, 0, payload) {
-			return flood
+		if !c.out.postFrame(Pong, 0, payload) {
+			return errFlood
 		}
 	case Fail:
 		return &Error{Code: "", Message: "the client closes"}
@@ -157,7 +157,7 @@ func (c *Conn) frame(h header, payload []byte) *Error {
 		if h.size != 4 {
 			return &Error{CodeProtocol, fmt.Sprintf("a CREDIT of %d bytes; want 4", h.size)}
 		}
-		return c.credit(h.stream, int64(binary.BigEndian.Uint32(payload)))
+		return c.addCredit(h.stream, int64(binary.BigEndian.Uint32(payload)))
 	case Stop, Kill:
 		s := c.stream(h.stream)
 		switch {
@@ -178,10 +178,10 @@ func (c *Conn) stream(id uint32) *Stream {
 	return c.streams[id]
 }
 
-// credit gives a stream more. Credit for one that has ended is no mistake, for
+// addCredit gives a stream more. Credit for one that has ended is no mistake, for
 // one that never was it is.
-func (c *Conn) credit(id uint32, n int64) *Error {
-	if id > c.newest {
+func (c *Conn) addCredit(id uint32, n int64) *Error {
+	if id > c.lastStreamID {
 		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened", id)}
 	}
 	if n > maxWindow { // whether or not the stream has just ended
@@ -200,7 +200,7 @@ func (c *Conn) credit(id uint32, n int64) *Error {
 	return nil
 }
 
-func (c *Conn) hello(payload []byte) *Error {
+func (c *Conn) handleHello(payload []byte) *Error {
 	if c.open.Load() {
 		return &Error{CodeProtocol, "a second HELLO"}
 	}
@@ -229,9 +229,9 @@ func (c *Conn) hello(payload []byte) *Error {
 	c.window, c.agent, c.key = int64(g.window), g.agent, []byte(g.key)
 	c.open.Store(true)
 	welcome := greeting{protocol: protocolName, version: Version, agent: o.Agent, maxFrame: uint64(o.MaxFrame), maxStreams: uint64(o.MaxStreams), heartbeatMS: uint64(o.Heartbeat.Milliseconds())}
-	c.out.post(Welcome, 0, welcome.append(nil))
+	c.out.postFrame(Welcome, 0, welcome.append(nil))
 	if c.srv.draining.Load() {
-		c.out.post(Goaway, 0, drainingError)
+		c.out.postFrame(Goaway, 0, drainingError)
 	}
 	return nil
 }
@@ -244,20 +244,20 @@ func sameToken(got, want string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 || want == ""
 }
 
-// begin makes room for a request's payload. A request that cannot be taken is
+// beginRequest makes room for a request's payload. A request that cannot be taken is
 // refused by an END, and its payload skipped.
-func (c *Conn) begin(h header) *Error {
-	if h.stream <= c.newest {
-		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after %d; want ids that rise", h.stream, c.newest)}
+func (c *Conn) beginRequest(h header) *Error {
+	if h.stream <= c.lastStreamID {
+		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after %d; want ids that rise", h.stream, c.lastStreamID)}
 	}
-	c.newest = h.stream
+	c.lastStreamID = h.stream
 	var refused *Error
 	c.out.mu.Lock()
-	live, flooded := len(c.streams), c.out.flooded()
+	live, flooded := len(c.streams), c.out.overOwnLimit()
 	c.out.mu.Unlock()
 	switch {
 	case flooded:
-		return flood
+		return errFlood
 	case c.srv.draining.Load():
 		refused = &Error{CodeDraining, "the router is shutting down"}
 	case live >= c.srv.opt.MaxStreams || c.serving.Load() >= int64(2*c.srv.opt.MaxStreams):
@@ -265,40 +265,40 @@ func (c *Conn) begin(h header) *Error {
 		refused = &Error{CodeStreams, fmt.Sprintf("%d streams are open on this connection", live)}
 	default:
 		var ok bool
-		if c.lease, ok = membudget.Default.Lease(c.srv.budget, max(h.size, 1)); !ok {
+		if c.pendingLease, ok = membudget.Default.Lease(c.srv.budget, max(h.size, 1)); !ok {
 			refused = &Error{CodeMemory, "the memory for requests is spent; try again"}
 		}
 	}
 	if refused != nil {
 		c.srv.refused.Add(1)
-		c.skipping = h.size
-		if !c.out.post(End, h.stream, appendError(nil, refused)) {
-			return flood
+		c.skip = h.size
+		if !c.out.postFrame(End, h.stream, appendError(nil, refused)) {
+			return errFlood
 		}
 		return nil
 	}
-	c.filling, c.filled = h, 0
+	c.pendingHeader, c.pendingLen = h, 0
 	if h.size == 0 {
-		c.start()
+		c.startStream()
 		return nil
 	}
-	limit := c.srv.opt.ReadTimeout + time.Duration(h.size)*time.Second/leastRate
-	c.fillBy.Store(int64(c.srv.awake.now() + limit))
+	limit := c.srv.opt.ReadTimeout + time.Duration(h.size)*time.Second/minPayloadRate
+	c.payloadDeadline.Store(int64(c.srv.clock.now() + limit))
 	return nil
 }
 
-// leastRate is how many bytes a second of a request must come behind the first ReadTimeout.
-const leastRate = 256 << 10
+// minPayloadRate is how many bytes a second of a request must come behind the first ReadTimeout.
+const minPayloadRate = 256 << 10
 
-// flood ends a connection whose client asks and asks, and reads nothing.
-var flood = &Error{CodeStalled, "too many answers wait to be read by a client that asks on"}
+// errFlood ends a connection whose client asks and asks, and reads nothing.
+var errFlood = &Error{CodeStalled, "too many answers wait to be read by a client that asks on"}
 
-// start opens the stream whose payload is whole.
-func (c *Conn) start() {
-	s := &Stream{ID: c.filling.stream, conn: c, lease: c.lease, credit: c.window}
-	s.Payload = s.lease.Bytes()[:c.filling.size]
-	c.filling, c.lease = header{}, membudget.Lease{}
-	c.fillBy.Store(0)
+// startStream opens the stream whose payload is whole.
+func (c *Conn) startStream() {
+	s := &Stream{ID: c.pendingHeader.stream, conn: c, lease: c.pendingLease, credit: c.window}
+	s.Payload = s.lease.Bytes()[:c.pendingHeader.size]
+	c.pendingHeader, c.pendingLease = header{}, membudget.Lease{}
+	c.payloadDeadline.Store(0)
 	c.out.mu.Lock()
 	if c.out.closed {
 		c.out.mu.Unlock()
@@ -310,11 +310,11 @@ func (c *Conn) start() {
 	c.out.mu.Unlock()
 	c.srv.live.Add(1)
 	c.serving.Add(1)
-	go c.serve(s)
+	go c.runHandler(s)
 }
 
-// serve runs the handler.
-func (c *Conn) serve(s *Stream) {
+// runHandler runs the handler.
+func (c *Conn) runHandler(s *Stream) {
 	defer func() {
 		if v := recover(); v != nil {
 			c.srv.opt.Log.Error("panic while serving a stream", "value", v, "stack", string(debug.Stack()))
@@ -332,8 +332,8 @@ func (c *Conn) serve(s *Stream) {
 // tick is called at every tick of the server's clock: it keeps the connection alive,
 // or says why it must be closed.
 func (c *Conn) tick(now time.Duration) *Error {
-	beat, step := c.srv.opt.Heartbeat, c.srv.awake.step
-	quiet, by := now-time.Duration(c.heard.Load()), time.Duration(c.fillBy.Load())
+	beat, step := c.srv.opt.Heartbeat, c.srv.clock.step
+	quiet, by := now-time.Duration(c.lastReceived.Load()), time.Duration(c.payloadDeadline.Load())
 	switch { // what is known of a moment is the tick before it: a step is the benefit of the doubt
 	case !c.open.Load() && now-c.opened > c.srv.opt.HelloTimeout+step:
 		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
@@ -341,20 +341,20 @@ func (c *Conn) tick(now time.Duration) *Error {
 		return &Error{CodeProtocol, "a REQUEST began and did not become whole in " + c.srv.opt.ReadTimeout.String() + " and what its length allows beyond"}
 	case quiet > 3*beat+step:
 		return &Error{CodeHeartbeat, fmt.Sprintf("nothing was heard for %s", quiet.Round(time.Millisecond))}
-	case quiet > beat && now-c.pinged > beat:
-		c.pinged = now
-		c.out.post(Ping, 0, nil)
+	case quiet > beat && now-c.pingSent > beat:
+		c.pingSent = now
+		c.out.postFrame(Ping, 0, nil)
 	}
 	return nil
 }
 
-// lost ends every stream of a connection that is no more. It is called once, by
+// endStreams ends every stream of a connection that is no more. It is called once, by
 // the reader.
-func (c *Conn) lost(err error) {
+func (c *Conn) endStreams(err error) {
 	if err == nil {
 		err = errClosed
 	}
-	c.out.shut(err)
+	c.out.close(err)
 	c.out.mu.Lock()
 	all := make([]*Stream, 0, len(c.streams))
 	for _, s := range c.streams {
@@ -363,15 +363,15 @@ func (c *Conn) lost(err error) {
 	clear(c.streams)
 	c.out.mu.Unlock()
 	for _, s := range all {
-		s.kill(ErrGone)
+		s.kill(ErrConnClosed)
 	}
-	c.lease.Release()
-	c.filling = header{}
-	c.newest = math.MaxUint32
+	c.pendingLease.Release()
+	c.pendingHeader = header{}
+	c.lastStreamID = math.MaxUint32
 }
 
-// farewell is the ERROR frame for bad; nil where there is nothing to say.
-func farewell(bad *Error) []byte {
+// errorFrame is the ERROR frame for bad; nil where there is nothing to say.
+func errorFrame(bad *Error) []byte {
 	if bad.Code == "" {
 		return nil
 	}

@@ -23,15 +23,15 @@ func TestWaitForCredit(t *testing.T) {
 		after    time.Duration
 	}{
 		{"nothing is taken", 0, func(func(Kind, []byte)) {}, ErrStalled, CodeStalled, stall},
-		{"the deadline", 7 * time.Second, func(func(Kind, []byte)) {}, ErrLate, CodeDeadline, 7 * time.Second},
+		{"the deadline", 7 * time.Second, func(func(Kind, []byte)) {}, ErrDeadline, CodeDeadline, 7 * time.Second},
 		{"a deadline behind the stall", time.Minute, func(func(Kind, []byte)) {}, ErrStalled, CodeStalled, stall},
-		{"a deadline over, with credit", time.Nanosecond, func(func(Kind, []byte)) {}, ErrLate, CodeDeadline, 0},
+		{"a deadline over, with credit", time.Nanosecond, func(func(Kind, []byte)) {}, ErrDeadline, CodeDeadline, 0},
 		{"a slow caller at its deadline", time.Minute, func(feed func(Kind, []byte)) {
 			for range 10 {
 				time.Sleep(20 * time.Second)
 				feed(Credit, credit)
 			}
-		}, ErrLate, CodeDeadline, time.Minute},
+		}, ErrDeadline, CodeDeadline, time.Minute},
 		{"a slow caller who stops", 0, func(feed func(Kind, []byte)) {
 			for i := range 10 {
 				time.Sleep(20 * time.Second)
@@ -68,7 +68,7 @@ func TestWaitForCredit(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				link := new(sink)
+				link := new(discardLink)
 				conn := newConn(srv, link, &net.UnixAddr{Net: "unix"})
 				feed := func(k Kind, stream uint32, payload []byte) {
 					if _, bad := conn.feed(appendFrame(nil, k, stream, payload)); bad != nil {
@@ -99,7 +99,7 @@ func TestWaitForCredit(t *testing.T) {
 				}
 				link.mu.Unlock()
 				<-done
-				conn.lost(nil)
+				conn.endStreams(nil)
 			})
 		})
 	}

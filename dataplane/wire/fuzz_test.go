@@ -9,21 +9,21 @@ import (
 	"testing"
 )
 
-// sink is a link that takes everything.
-type sink struct {
+// discardLink is a link that takes everything.
+type discardLink struct {
 	mu  sync.Mutex
 	out []byte
 }
 
-func (s *sink) write(p []byte) (int, error) {
+func (s *discardLink) write(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.out = append(s.out, p...)
 	return len(p), nil
 }
-func (s *sink) kick(o *outbox, gathered bool) { o.deliver(gathered) }
-func (s *sink) full([]byte)                   {}
-func (s *sink) close()                        {}
+func (s *discardLink) scheduleDelivery(o *outbox, gathered bool) { o.deliver(gathered) }
+func (s *discardLink) waitWritable([]byte)                       {}
+func (s *discardLink) close()                                    {}
 
 // FuzzFrames feeds a connection whatever comes, whole and in pieces: the same
 // requests must be opened and the same error found, nothing may be held
@@ -64,7 +64,7 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	link := new(sink)
+	link := new(discardLink)
 	c := newConn(srv, link, &net.UnixAddr{Net: "unix"})
 	var bad *Error
 	var held []byte
@@ -76,12 +76,12 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 			t.Fatalf("%d of %d bytes taken", taken, len(held))
 		}
 		held = held[taken:]
-		if len(held) > smallFrame+headerSize && bad == nil && n < smallFrame {
+		if len(held) > maxInlineFrame+headerSize && bad == nil && n < maxInlineFrame {
 			t.Fatalf("%d bytes are left to come again", len(held))
 		}
 	}
 	close(fed)
-	c.lost(nil)
+	c.endStreams(nil)
 	eventually(t, "no handler runs and nothing is held", func() bool { st := srv.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	link.mu.Lock()
 	defer link.mu.Unlock()
@@ -120,7 +120,7 @@ func TestSendAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newConn(srv, new(discard), &net.UnixAddr{Net: "unix"})
+	c := newConn(srv, new(nullLink), &net.UnixAddr{Net: "unix"})
 	s := &Stream{ID: 1, conn: c, credit: 1 << 40}
 	item := make([]byte, 80)
 	if n := testing.AllocsPerRun(1000, func() {
@@ -132,6 +132,6 @@ func TestSendAllocatesNothing(t *testing.T) {
 	}
 }
 
-type discard struct{ sink }
+type nullLink struct{ discardLink }
 
-func (*discard) write(p []byte) (int, error) { return len(p), nil }
+func (*nullLink) write(p []byte) (int, error) { return len(p), nil }

@@ -9,46 +9,46 @@ import (
 	"time"
 )
 
-// netLink is a connection with goroutines of its own: TLS.
-type netLink struct {
-	nc     net.Conn
-	limit  time.Duration
-	kicked chan struct{}
-	end    chan struct{} // closed by close
-	once   sync.Once
+// netTransport is a connection with goroutines of its own: TLS.
+type netTransport struct {
+	nc            net.Conn
+	limit         time.Duration
+	deliverSignal chan struct{}
+	done          chan struct{} // closed by close
+	once          sync.Once
 }
 
-func (l *netLink) write(p []byte) (int, error) {
+func (l *netTransport) write(p []byte) (int, error) {
 	if err := l.nc.SetWriteDeadline(time.Now().Add(l.limit)); err != nil {
 		return 0, err
 	}
 	return l.nc.Write(p)
 }
 
-func (l *netLink) kick(*outbox, bool) {
+func (l *netTransport) scheduleDelivery(*outbox, bool) {
 	select {
-	case l.kicked <- struct{}{}:
+	case l.deliverSignal <- struct{}{}:
 	default:
 	}
 }
 
-// full is never called: write takes all or fails.
-func (l *netLink) full([]byte) {}
+// waitWritable is never called: write takes all or fails.
+func (l *netTransport) waitWritable([]byte) {}
 
-func (l *netLink) close() { l.once.Do(func() { close(l.end) }) }
+func (l *netTransport) close() { l.once.Do(func() { close(l.done) }) }
 
 // deliver is the writer's goroutine. What was posted before the close goes out.
-func (l *netLink) deliver(o *outbox) {
+func (l *netTransport) deliver(o *outbox) {
 	defer l.nc.Close()
 	for {
 		select {
-		case <-l.kicked:
+		case <-l.deliverSignal:
 			o.deliver(false)
 			continue
-		case <-l.end:
+		case <-l.done:
 		}
 		select {
-		case <-l.kicked:
+		case <-l.deliverSignal:
 			l.limit = min(l.limit, time.Second)
 			o.deliver(false)
 		default:
@@ -58,7 +58,7 @@ func (l *netLink) deliver(o *outbox) {
 }
 
 // handshake is TLS's, which no deadline of a write bounds: it reads too.
-func (l *netLink) handshake(within time.Duration) error {
+func (l *netTransport) handshake(within time.Duration) error {
 	t, ok := l.nc.(*tls.Conn)
 	if !ok {
 		return nil
@@ -67,7 +67,7 @@ func (l *netLink) handshake(within time.Duration) error {
 	defer cancel()
 	go func() {
 		select {
-		case <-l.end:
+		case <-l.done:
 			cancel()
 		case <-ctx.Done():
 		}
@@ -77,16 +77,16 @@ func (l *netLink) handshake(within time.Duration) error {
 
 // serveNet reads one connection to its end.
 func (s *Server) serveNet(nc net.Conn) {
-	l := &netLink{nc: nc, limit: s.opt.WriteTimeout, kicked: make(chan struct{}, 1), end: make(chan struct{})}
+	l := &netTransport{nc: nc, limit: s.opt.WriteTimeout, deliverSignal: make(chan struct{}, 1), done: make(chan struct{})}
 	c := newConn(s, l, nc.RemoteAddr())
 	if !s.add(c) {
-		turnAway(nc)
+		rejectConn(nc)
 		return
 	}
 	defer s.remove(c)
 	if err := l.handshake(s.opt.HelloTimeout); err != nil {
 		nc.Close()
-		c.lost(err)
+		c.endStreams(err)
 		return
 	}
 	delivered := make(chan struct{})
@@ -101,10 +101,10 @@ func (s *Server) serveNet(nc net.Conn) {
 		n, err := nc.Read(buf[have:])
 		if n > 0 {
 			have += n
-			taken, bad := c.feed(buf[:have])
-			have = copy(buf, buf[taken:have])
+			consumed, bad := c.feed(buf[:have])
+			have = copy(buf, buf[consumed:have])
 			if bad != nil {
-				c.bye(bad)
+				c.closeWith(bad)
 				lost = bad
 				break
 			}
@@ -117,13 +117,13 @@ func (s *Server) serveNet(nc net.Conn) {
 	if !errors.Is(lost, net.ErrClosed) {
 		l.close()
 	}
-	var told *Error
-	if errors.As(lost, &told) { // the reason goes out first: what is lost drops what is not sent
+	var closeErr *Error
+	if errors.As(lost, &closeErr) { // the reason goes out first: what is lost drops what is not sent
 		select {
 		case <-delivered:
 		case <-time.After(time.Second):
 			nc.Close() // a peer that reads nothing is not waited for any longer
 		}
 	}
-	c.lost(lost)
+	c.endStreams(lost)
 }

@@ -7,18 +7,18 @@ import (
 	"sync/atomic"
 )
 
-// link is the socket below a Conn.
-type link interface {
+// transport is the socket below a Conn.
+type transport interface {
 	// write writes what the socket takes at once, or all where it may block;
 	// n < len(p) with a nil error: it is full. It is called by one goroutine at
 	// a time, not under the outbox's lock.
 	write(p []byte) (n int, err error)
 	// kick has deliver called for the outbox, here or elsewhere, soon. gathered: what
 	// others had to append is there, and this one must not wait for more.
-	kick(o *outbox, gathered bool)
+	scheduleDelivery(o *outbox, gathered bool)
 	// full hands rest, what write did not take, to whoever waits for room; it
 	// calls resume when all of it has left. rest is the link's until then.
-	full(rest []byte)
+	waitWritable(rest []byte)
 	// close ends the connection; what write took has been sent first.
 	close()
 }
@@ -30,14 +30,14 @@ type link interface {
 // There are two buffers: one is filled while the other is written. Neither is
 // allocated again once it has its size.
 type outbox struct {
-	link link
-	most int // bytes that may be pending before senders wait
+	transport  transport
+	maxPending int // bytes that may be pending before senders wait
 
 	mu         sync.Mutex
 	queue      []byte
-	spare      []byte
+	spareBuf   []byte
 	pending    int // appended and not yet taken by the socket
-	own        int // of queue: what no credit bounds, all but items
+	ownBytes   int // of queue: what no credit bounds, all but items
 	delivering bool
 	closed     bool
 	waiters    []*Stream // wait for room
@@ -48,9 +48,9 @@ type outbox struct {
 
 var errClosed = errors.New("wire: the connection is closed")
 
-// appended must be called with mu held, after frames of n bytes were appended
+// flushAppended must be called with mu held, after frames of n bytes were appended
 // to queue; it unlocks, and sees to it that they go out.
-func (o *outbox) appended(n int) {
+func (o *outbox) flushAppended(n int) {
 	o.pending += n
 	if o.delivering {
 		o.mu.Unlock()
@@ -58,37 +58,37 @@ func (o *outbox) appended(n int) {
 	}
 	o.delivering = true
 	o.mu.Unlock()
-	o.link.kick(o, false)
+	o.transport.scheduleDelivery(o, false)
 }
 
-// post appends a frame of the connection's own, whatever is pending. It is refused where
+// postFrame appends a frame of the connection's own, whatever is pending. It is refused where
 // too much of that kind waits already: a peer that reads nothing and asks on.
-func (o *outbox) post(k Kind, stream uint32, payload []byte) (ok bool) {
+func (o *outbox) postFrame(k Kind, stream uint32, payload []byte) (ok bool) {
 	o.mu.Lock()
-	if o.closed || o.flooded() && k != Fail {
+	if o.closed || o.overOwnLimit() && k != Fail {
 		defer o.mu.Unlock()
 		return o.closed
 	}
-	o.ownFrame(k, stream, payload)
+	o.appendOwnFrame(k, stream, payload)
 	return true
 }
 
-// ownFrame appends a frame that no credit bounds. Called with mu held, which it unlocks.
-func (o *outbox) ownFrame(k Kind, stream uint32, payload []byte) {
+// appendOwnFrame appends a frame that no credit bounds. Called with mu held, which it unlocks.
+func (o *outbox) appendOwnFrame(k Kind, stream uint32, payload []byte) {
 	o.queue = appendFrame(o.queue, k, stream, payload)
-	o.own += headerSize + len(payload)
-	o.appended(headerSize + len(payload))
+	o.ownBytes += headerSize + len(payload)
+	o.flushAppended(headerSize + len(payload))
 }
 
-// flooded says whether more of the connection's own frames wait than its streams, with an
+// overOwnLimit says whether more of the connection's own frames wait than its streams, with an
 // END each, could be the reason of. Called with mu held.
-func (o *outbox) flooded() bool { return o.own > max(o.most, leastOwn) }
+func (o *outbox) overOwnLimit() bool { return o.ownBytes > max(o.maxPending, minOwnBytes) }
 
-// leastOwn is what may wait of a connection's own frames, however little items may.
-const leastOwn = 1 << 20
+// minOwnBytes is what may wait of a connection's own frames, however little items may.
+const minOwnBytes = 1 << 20
 
-// keptQueue is the largest buffer that is kept for the next round.
-const keptQueue = 256 << 10
+// maxRetainedQueue is the largest buffer that is kept for the next round.
+const maxRetainedQueue = 256 << 10
 
 // deliver writes until nothing is left or the socket is full. Only the one who
 // set delivering calls it.
@@ -104,38 +104,38 @@ func (o *outbox) deliver(gathered bool) {
 			return
 		}
 		buf := o.queue
-		o.queue, o.spare, o.own = o.spare[:0], nil, 0
+		o.queue, o.spareBuf, o.ownBytes = o.spareBuf[:0], nil, 0
 		o.mu.Unlock()
-		n, err := o.link.write(buf)
+		n, err := o.transport.write(buf)
 		if err != nil {
-			o.shut(err)
-			o.link.close()
+			o.close(err)
+			o.transport.close()
 			return
 		}
 		if n < len(buf) {
-			o.sent(n, nil)
-			o.link.full(buf[n:])
+			o.onSent(n, nil)
+			o.transport.waitWritable(buf[n:])
 			return // resume goes on
 		}
-		o.sent(n, buf)
+		o.onSent(n, buf)
 	}
 }
 
 // resume goes on delivering; n bytes have left meanwhile.
 func (o *outbox) resume(n int) {
-	o.sent(n, nil)
+	o.onSent(n, nil)
 	o.deliver(false)
 }
 
-// sent takes n bytes off what is pending and wakes those who wait for room. buf
+// onSent takes n bytes off what is pending and wakes those who wait for room. buf
 // comes back to be filled again.
-func (o *outbox) sent(n int, buf []byte) {
+func (o *outbox) onSent(n int, buf []byte) {
 	o.mu.Lock()
 	o.pending -= n
-	if buf != nil && o.spare == nil && cap(buf) <= keptQueue {
-		o.spare = buf[:0]
+	if buf != nil && o.spareBuf == nil && cap(buf) <= maxRetainedQueue {
+		o.spareBuf = buf[:0]
 	}
-	if len(o.waiters) > 0 && o.pending <= o.most/2 {
+	if len(o.waiters) > 0 && o.pending <= o.maxPending/2 {
 		for i, s := range o.waiters {
 			s.signal()
 			o.waiters[i] = nil
@@ -145,8 +145,8 @@ func (o *outbox) sent(n int, buf []byte) {
 	o.mu.Unlock()
 }
 
-// shut notes that nothing goes out any more; true the first time.
-func (o *outbox) shut(why error) bool {
+// close notes that nothing goes out any more; true the first time.
+func (o *outbox) close(why error) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.closed {

@@ -8,21 +8,21 @@ import (
 // frameReader cuts what a connection gives into frames, at the client. Its buffer
 // grows for a large one.
 type frameReader struct {
-	nc       net.Conn
-	heard    func() // called when bytes have come
-	buf      []byte
-	from, to int
+	nc        net.Conn
+	onReceive func() // called when bytes have come
+	buf       []byte
+	from, to  int
 }
 
 // next waits for the next frame; one with a payload over most bytes is refused before
 // it is read. payload is valid until the call after it.
-func (r *frameReader) next(most int) (h header, payload []byte, err error) {
+func (r *frameReader) next(maxPayload int) (h header, payload []byte, err error) {
 	for {
 		h, ok := readHeader(r.buf[r.from:r.to])
 		need := headerSize
 		if ok {
-			if h.size > most {
-				return h, nil, &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, most)}
+			if h.size > maxPayload {
+				return h, nil, &Error{CodeTooLarge, fmt.Sprintf("a %s frame of %d bytes; at most %d", h.kind, h.size, maxPayload)}
 			}
 			if need += h.size; r.to-r.from >= need {
 				payload = r.buf[r.from+headerSize : r.from+need]
@@ -40,7 +40,7 @@ func (r *frameReader) next(most int) (h header, payload []byte, err error) {
 		n, err := r.nc.Read(r.buf[r.to:])
 		r.to += n
 		if n > 0 {
-			r.heard()
+			r.onReceive()
 		} else if err != nil {
 			return header{}, nil, err
 		}

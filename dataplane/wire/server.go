@@ -83,23 +83,23 @@ func (o *Options) defaults() {
 type Server struct {
 	opt    Options
 	budget *membudget.Budget
-	awake  awake
+	clock  processClock
 
 	draining atomic.Bool
 	live     atomic.Int64 // handlers that have not returned
 	stalled  atomic.Uint64
 	refused  atomic.Uint64
 
-	strangers atomic.Int64 // when one was logged last, Unix nanoseconds
-	unsaid    atomic.Int64 // strangers who were not logged since
+	handshakeErrorLoggedAt atomic.Int64 // when one was logged last, Unix nanoseconds
+	suppressed             atomic.Int64 // strangers who were not logged since
 
-	mu     sync.Mutex
-	conns  map[*Conn]struct{}
-	ends   []func()     // each closes a listener and waits for its accepting to end
-	loops  *gnet.Client // nil before the first Listen
-	closed bool
-	done   chan struct{}
-	ticker sync.Once
+	mu      sync.Mutex
+	conns   map[*Conn]struct{}
+	closers []func()     // each closes a listener and waits for its accepting to end
+	loops   *gnet.Client // nil before the first Listen
+	closed  bool
+	done    chan struct{}
+	ticker  sync.Once
 }
 
 // New makes a Server; it serves nothing before Listen or ListenTLS.
@@ -110,7 +110,7 @@ func New(opt Options) (*Server, error) {
 	opt.defaults()
 	budget := membudget.NewBudget(opt.RequestBudget)
 	if opt.Budget != nil {
-		budget = opt.Budget.Within()
+		budget = opt.Budget.NewChild()
 	}
 	return &Server{
 		opt: opt, budget: budget,
@@ -145,7 +145,7 @@ func (s *Server) add(c *Conn) bool {
 	}
 	s.conns[c] = struct{}{}
 	s.ticker.Do(func() {
-		s.awake.start(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4, s.opt.ReadTimeout/4))
+		s.clock.start(min(time.Second, s.opt.Heartbeat/4, s.opt.HelloTimeout/4, s.opt.ReadTimeout/4))
 		go s.tick()
 	})
 	return true
@@ -169,7 +169,7 @@ func (s *Server) all() []*Conn {
 
 // tick keeps all connections alive until the server is closed.
 func (s *Server) tick() {
-	t := time.NewTicker(s.awake.step)
+	t := time.NewTicker(s.clock.step)
 	defer t.Stop()
 	for {
 		select {
@@ -177,38 +177,38 @@ func (s *Server) tick() {
 			return
 		case <-t.C:
 		}
-		now := s.awake.tick(time.Now())
+		now := s.clock.tick(time.Now())
 		for _, c := range s.all() {
 			if bad := c.tick(now); bad != nil {
-				c.bye(bad)
+				c.closeWith(bad)
 			}
 		}
 	}
 }
 
-// bye tells the peer why the connection is closed, and closes it.
-func (c *Conn) bye(bad *Error) {
+// closeWith tells the peer why the connection is closed, and closes it.
+func (c *Conn) closeWith(bad *Error) {
 	if bad.Code != "" {
 		c.srv.logClosed(c, bad)
-		c.out.post(Fail, 0, appendError(nil, bad))
+		c.out.postFrame(Fail, 0, appendError(nil, bad))
 	}
-	c.out.link.close()
+	c.out.transport.close()
 }
 
-// strangersEvery is how often a caller who was not let in is logged at most: anybody may
+// handshakeErrorInterval is how often a caller who was not let in is logged at most: anybody may
 // connect, and be turned away.
-const strangersEvery = 10 * time.Second
+const handshakeErrorInterval = 10 * time.Second
 
 // logClosed says why a connection was closed.
 func (s *Server) logClosed(c *Conn, bad *Error) {
 	args := []any{"peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message}
 	if !c.open.Load() {
-		now, last := time.Now().UnixNano(), s.strangers.Load()
-		if last != 0 && now-last < int64(strangersEvery) || !s.strangers.CompareAndSwap(last, now) {
-			s.unsaid.Add(1)
+		now, last := time.Now().UnixNano(), s.handshakeErrorLoggedAt.Load()
+		if last != 0 && now-last < int64(handshakeErrorInterval) || !s.handshakeErrorLoggedAt.CompareAndSwap(last, now) {
+			s.suppressed.Add(1)
 			return
 		}
-		if n := s.unsaid.Swap(0); n > 0 {
+		if n := s.suppressed.Swap(0); n > 0 {
 			args = append(args, "not_logged", n)
 		}
 	}
@@ -228,7 +228,7 @@ func (s *Server) Drain(ctx context.Context) error {
 	if s.draining.CompareAndSwap(false, true) {
 		for _, c := range s.all() {
 			if c.open.Load() {
-				c.out.post(Goaway, 0, drainingError)
+				c.out.postFrame(Goaway, 0, drainingError)
 			}
 		}
 	}
@@ -244,12 +244,12 @@ func (s *Server) Drain(ctx context.Context) error {
 	return nil
 }
 
-// Leave closes the listeners; connections go on. Of use to a process whose listeners
+// CloseListeners closes the listeners; connections go on. Of use to a process whose listeners
 // another has taken over.
-func (s *Server) Leave() {
+func (s *Server) CloseListeners() {
 	s.mu.Lock()
-	ends := s.ends
-	s.ends = nil
+	ends := s.closers
+	s.closers = nil
 	s.mu.Unlock()
 	for _, end := range ends {
 		end()
@@ -268,9 +268,9 @@ func (s *Server) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	close(s.done)
-	s.Leave()
+	s.CloseListeners()
 	for _, c := range s.all() {
-		c.out.link.close()
+		c.out.transport.close()
 	}
 	if s.loops != nil {
 		_ = s.loops.Stop() // it closes what is open, and gives ErrEngineShutdown
@@ -282,13 +282,13 @@ func (s *Server) Close() {
 }
 
 // ends adds what Close must end; false when it has been called.
-func (s *Server) atEnd(end func()) bool {
+func (s *Server) addCloser(end func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return false
 	}
-	s.ends = append(s.ends, end)
+	s.closers = append(s.closers, end)
 	return true
 }
 
@@ -314,37 +314,37 @@ func (s *Server) ListenTLS(addr string, conf *tls.Config) (net.Addr, error) {
 
 // ServeTLS is Serve for TLS.
 func (s *Server) ServeTLS(ln net.Listener, conf *tls.Config) error {
-	return s.serve(tls.NewListener(ln, conf), func(nc net.Conn) { go s.serveNet(nc) })
+	return s.acceptLoop(tls.NewListener(ln, conf), func(nc net.Conn) { go s.serveNet(nc) })
 }
 
-// serve accepts until Leave or Close.
-func (s *Server) serve(ln net.Listener, take func(net.Conn)) error {
+// acceptLoop accepts until Leave or Close.
+func (s *Server) acceptLoop(ln net.Listener, handle func(net.Conn)) error {
 	ended := make(chan struct{})
-	if !s.atEnd(func() { ln.Close(); <-ended }) {
+	if !s.addCloser(func() { ln.Close(); <-ended }) {
 		ln.Close()
 		return errClosed
 	}
 	go func() {
 		defer close(ended)
-		s.accept(ln, take)
+		s.accept(ln, handle)
 	}()
 	return nil
 }
 
-// turnAway closes a connection that is one too many.
-func turnAway(nc net.Conn) {
+// rejectConn closes a connection that is one too many.
+func rejectConn(nc net.Conn) {
 	_ = nc.SetDeadline(time.Now().Add(time.Second)) // over TLS the first write reads too
-	_, _ = nc.Write(farewell(&Error{CodeConnections, "too many connections are open"}))
+	_, _ = nc.Write(errorFrame(&Error{CodeConnections, "too many connections are open"}))
 	nc.Close()
 }
 
-func (s *Server) accept(ln net.Listener, take func(net.Conn)) {
+func (s *Server) accept(ln net.Listener, handle func(net.Conn)) {
 	for pause := time.Millisecond; ; {
 		nc, err := ln.Accept()
 		switch {
 		case err == nil:
 			pause = time.Millisecond
-			take(nc)
+			handle(nc)
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // no descriptors left, likely: they come back

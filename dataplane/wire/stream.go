@@ -10,11 +10,11 @@ import (
 
 // The errors of Stream.Send.
 var (
-	ErrKilled  = errors.New("wire: the caller killed the stream")
-	ErrGone    = errors.New("wire: the caller's connection is closed")
-	ErrStalled = errors.New("wire: the caller takes nothing")
-	ErrLate    = errors.New("wire: the stream's time is over, and the caller has taken too little to be told so")
-	ErrEnded   = errors.New("wire: the stream has ended")
+	ErrKilled     = errors.New("wire: the caller killed the stream")
+	ErrConnClosed = errors.New("wire: the caller's connection is closed")
+	ErrStalled    = errors.New("wire: the caller takes nothing")
+	ErrDeadline   = errors.New("wire: the stream's time is over, and the caller has taken too little to be told so")
+	ErrEnded      = errors.New("wire: the stream has ended")
 )
 
 // Stream is one request and its answer, at the server. Send and End belong to
@@ -28,19 +28,19 @@ type Stream struct {
 	lease membudget.Lease
 
 	// Guarded by conn.out.mu.
-	credit  int64
-	over    error // why nothing may be sent any more; nil: it may
-	stopped bool
-	by      time.Time // SetDeadline's
-	lastBy  time.Time // the end of what a STOP has left to be sent
-	ended   bool      // END has been sent, or cannot be
-	wake    chan struct{}
-	onStop  func()
-	onKill  func()
+	credit       int64
+	sendErr      error // why nothing may be sent any more; nil: it may
+	stopped      bool
+	deadline     time.Time // SetDeadline's
+	stopDeadline time.Time // the end of what a STOP has left to be sent
+	ended        bool      // END has been sent, or cannot be
+	wake         chan struct{}
+	onStop       func()
+	onKill       func()
 }
 
-// Taken gives Payload's memory back before ServeStream returns.
-func (s *Stream) Taken() {
+// ReleasePayload gives Payload's memory back before ServeStream returns.
+func (s *Stream) ReleasePayload() {
 	s.Payload = nil
 	s.lease.Release()
 }
@@ -48,9 +48,9 @@ func (s *Stream) Taken() {
 // Budget is what Lend counts in.
 func (s *Stream) Budget() *membudget.Budget { return s.conn.srv.budget }
 
-// Lend gives n bytes counted like requests' payloads, for what a request becomes; false
+// LeaseMemory gives n bytes counted like requests' payloads, for what a request becomes; false
 // when the memory for requests is spent. The caller releases them.
-func (s *Stream) Lend(n int) (membudget.Lease, bool) {
+func (s *Stream) LeaseMemory(n int) (membudget.Lease, bool) {
 	return membudget.Default.Lease(s.conn.srv.budget, n)
 }
 
@@ -74,7 +74,7 @@ func (s *Stream) Key() []byte { return s.conn.key }
 func (s *Stream) Watch(onStop, onKill func()) {
 	o := &s.conn.out
 	o.mu.Lock()
-	stopped, killed := s.stopped, s.over == ErrKilled || s.over == ErrGone
+	stopped, killed := s.stopped, s.sendErr == ErrKilled || s.sendErr == ErrConnClosed
 	s.onStop, s.onKill = onStop, onKill
 	o.mu.Unlock()
 	switch {
@@ -98,7 +98,7 @@ func (s *Stream) Err() error {
 	o := &s.conn.out
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return s.over
+	return s.sendErr
 }
 
 // SetDeadline bounds what Send waits for, beside StallTimeout; zero takes the bound
@@ -108,63 +108,63 @@ func (s *Stream) SetDeadline(t time.Time) {
 	o := &s.conn.out
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	s.by = t
+	s.deadline = t
 	s.signal()
 }
 
 // Send sends one item; it copies payload. It waits while the caller has given no
 // credit or the connection's queue is full, for the server's StallTimeout at
 // most, from a STOP on for all that is left to be sent, and then fails with ErrStalled;
-// at the deadline with ErrLate: the stream is over. An item over the client's credit
+// at the deadline with ErrDeadline: the stream is over. An item over the client's credit
 // goes out as long as some credit is left, so that none is too large for a window.
 func (s *Stream) Send(payload []byte) error {
 	o := &s.conn.out
 	o.mu.Lock()
-	if s.over == nil && (s.credit <= 0 || o.pending > o.most) {
+	if s.sendErr == nil && (s.credit <= 0 || o.pending > o.maxPending) {
 		o.mu.Unlock()
-		if err := s.await(); err != nil {
+		if err := s.waitSendable(); err != nil {
 			return err
 		}
 		o.mu.Lock()
 	}
-	if s.over != nil {
-		err := s.over
+	if s.sendErr != nil {
+		err := s.sendErr
 		o.mu.Unlock()
 		return err
 	}
 	s.credit -= int64(len(payload))
 	o.queue = appendFrame(o.queue, Item, s.ID, payload)
-	o.appended(headerSize + len(payload))
+	o.flushAppended(headerSize + len(payload))
 	return nil
 }
 
-// Offer is Send for who must not wait: taken is false where Send would wait, and
+// TrySend is Send for who must not wait: taken is false where Send would wait, and
 // nothing was done then. What was taken goes out with other streams' items; where due
 // is true the caller must see to that, by a Flush soon, of which one is enough for all
 // that was offered before it.
-func (s *Stream) Offer(payload []byte) (taken, due bool, err error) {
+func (s *Stream) TrySend(payload []byte) (sent, flush bool, err error) {
 	o := &s.conn.out
 	o.mu.Lock()
-	if s.over != nil || s.credit <= 0 || o.pending > o.most {
-		err := s.over
+	if s.sendErr != nil || s.credit <= 0 || o.pending > o.maxPending {
+		err := s.sendErr
 		o.mu.Unlock()
 		return false, false, err
 	}
 	s.credit -= int64(len(payload))
 	o.queue = appendFrame(o.queue, Item, s.ID, payload)
 	o.pending += headerSize + len(payload)
-	due = !o.delivering
+	flush = !o.delivering
 	o.delivering = true
 	o.mu.Unlock()
-	return true, due, nil
+	return true, flush, nil
 }
 
 // Flush sends what was offered; only after an Offer that said it was due. It does not
 // wait.
-func (s *Stream) Flush() { s.conn.out.link.kick(&s.conn.out, true) }
+func (s *Stream) Flush() { s.conn.out.transport.scheduleDelivery(&s.conn.out, true) }
 
-// await waits until an item may be sent.
-func (s *Stream) await() error {
+// waitSendable waits until an item may be sent.
+func (s *Stream) waitSendable() error {
 	o, limit := &s.conn.out, s.conn.srv.opt.StallTimeout
 	began := time.Now()
 	timer := time.NewTimer(limit)
@@ -172,19 +172,19 @@ func (s *Stream) await() error {
 	for {
 		o.mu.Lock()
 		switch {
-		case s.over != nil:
-			err := s.over
+		case s.sendErr != nil:
+			err := s.sendErr
 			o.mu.Unlock()
 			return err
-		case s.credit > 0 && o.pending <= o.most:
+		case s.credit > 0 && o.pending <= o.maxPending:
 			o.mu.Unlock()
 			return nil
 		}
-		by, late := s.until(began.Add(limit))
+		by, late := s.waitDeadline(began.Add(limit))
 		left := time.Until(by)
 		if left <= 0 {
 			o.mu.Unlock()
-			return s.giveUp(late)
+			return s.endStalled(late)
 		}
 		if s.wake == nil {
 			s.wake = make(chan struct{}, 1)
@@ -201,23 +201,23 @@ func (s *Stream) await() error {
 	}
 }
 
-// until is the end of a wait that may last to the given time; late: it is the stream's
+// waitDeadline is the end of a wait that may last to the given time; late: it is the stream's
 // deadline. Called under conn.out.mu.
-func (s *Stream) until(by time.Time) (_ time.Time, late bool) {
-	if !s.lastBy.IsZero() && s.lastBy.Before(by) {
-		by = s.lastBy
+func (s *Stream) waitDeadline(by time.Time) (_ time.Time, late bool) {
+	if !s.stopDeadline.IsZero() && s.stopDeadline.Before(by) {
+		by = s.stopDeadline
 	}
-	if !s.by.IsZero() && s.by.Before(by) {
-		return s.by, true
+	if !s.deadline.IsZero() && s.deadline.Before(by) {
+		return s.deadline, true
 	}
 	return by, false
 }
 
-// giveUp ends a stream whose caller has not taken enough in time.
-func (s *Stream) giveUp(late bool) error {
+// endStalled ends a stream whose caller has not taken enough in time.
+func (s *Stream) endStalled(late bool) error {
 	if late {
-		s.finish(&Error{CodeDeadline, "the request's time is over, and the caller has no credit left to be told so by an item"}, ErrLate)
-		return ErrLate
+		s.finish(&Error{CodeDeadline, "the request's time is over, and the caller has no credit left to be told so by an item"}, ErrDeadline)
+		return ErrDeadline
 	}
 	s.conn.srv.stalled.Add(1)
 	message := "nothing was taken for "
@@ -244,8 +244,8 @@ func (s *Stream) signal() {
 func (s *Stream) End(why *Error) { s.finish(why, ErrEnded) }
 
 func (s *Stream) finish(why *Error, over error) {
-	var room [256]byte
-	payload := room[:0]
+	var scratch [256]byte
+	payload := scratch[:0]
 	if why != nil {
 		payload = appendError(payload, why)
 	}
@@ -253,31 +253,31 @@ func (s *Stream) finish(why *Error, over error) {
 	o.mu.Lock()
 	if s.ended || o.closed {
 		s.ended = true
-		if s.over == nil {
-			s.over = over
+		if s.sendErr == nil {
+			s.sendErr = over
 		}
 		o.mu.Unlock()
 		return
 	}
 	s.ended = true
-	if s.over == nil {
-		s.over = over
+	if s.sendErr == nil {
+		s.sendErr = over
 	}
 	s.signal()
 	delete(s.conn.streams, s.ID)
 	o.streams.Add(-1)
-	o.ownFrame(End, s.ID, payload)
+	o.appendOwnFrame(End, s.ID, payload)
 }
 
 // kill ends the stream from the caller's side.
 func (s *Stream) kill(why error) {
 	o := &s.conn.out
 	o.mu.Lock()
-	if s.over != nil {
+	if s.sendErr != nil {
 		o.mu.Unlock()
 		return
 	}
-	s.over = why
+	s.sendErr = why
 	s.signal()
 	f := s.onKill
 	o.mu.Unlock()
@@ -290,11 +290,11 @@ func (s *Stream) kill(why error) {
 func (s *Stream) stop() {
 	o := &s.conn.out
 	o.mu.Lock()
-	if s.stopped || s.over != nil {
+	if s.stopped || s.sendErr != nil {
 		o.mu.Unlock()
 		return
 	}
-	s.stopped, s.lastBy = true, time.Now().Add(s.conn.srv.opt.StallTimeout)
+	s.stopped, s.stopDeadline = true, time.Now().Add(s.conn.srv.opt.StallTimeout)
 	s.signal()
 	f := s.onStop
 	o.mu.Unlock()

@@ -12,14 +12,14 @@ func BenchmarkItems(b *testing.B) {
 	for _, kind := range sockets {
 		for _, streams := range []int{1, 64} {
 			b.Run(fmt.Sprintf("%s/%d", kind, streams), func(b *testing.B) {
-				_, dial, _ := serve(b, kind, Options{Handler: handlerFunc(counted)})
+				_, dial, _ := serve(b, kind, Options{Handler: handlerFunc(countedItem)})
 				c := dial(DialOptions{Window: 64 << 10})
 				per := b.N/streams + 1
 				b.ReportAllocs()
 				b.ResetTimer()
 				done := make(chan error, streams)
 				for range streams {
-					s, err := c.Open(ask(per, 64))
+					s, err := c.Open(itemRequest(per, 64))
 					if err != nil {
 						b.Fatal(err)
 					}

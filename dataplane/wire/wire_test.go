@@ -29,9 +29,9 @@ type handlerFunc func(*Stream)
 
 func (f handlerFunc) ServeStream(s *Stream) { f(s) }
 
-// counted answers with as many items as the payload's first four bytes say, each
+// countedItem answers with as many items as the payload's first four bytes say, each
 // of the size that the next four say.
-func counted(s *Stream) {
+func countedItem(s *Stream) {
 	n, size := binary.BigEndian.Uint32(s.Payload), binary.BigEndian.Uint32(s.Payload[4:])
 	item := make([]byte, size)
 	for i := range n {
@@ -46,7 +46,7 @@ func counted(s *Stream) {
 	}
 }
 
-func ask(n, size int) []byte {
+func itemRequest(n, size int) []byte {
 	return binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, uint32(n)), uint32(size))
 }
 
@@ -140,12 +140,12 @@ func eventually(t testing.TB, what string, f func() bool) {
 func TestManyStreamsOnOneConnection(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
-			srv, dial, _ := serve(t, kind, Options{Handler: handlerFunc(counted)})
+			srv, dial, _ := serve(t, kind, Options{Handler: handlerFunc(countedItem)})
 			c := dial(DialOptions{Window: 4 << 10}) // far less than the items: credits must flow
 			var wg sync.WaitGroup
 			for i := range 100 {
 				wg.Go(func() {
-					s, err := c.Open(ask(200+i, 64))
+					s, err := c.Open(itemRequest(200+i, 64))
 					if err != nil {
 						t.Error(err)
 						return
@@ -186,13 +186,13 @@ func TestLargeRequestsAndItems(t *testing.T) {
 }
 
 // A consumer that does not read stops its own stream; the others go on.
-func TestSlowConsumerStopsOnlyItself(t *testing.T) {
+func TestSlowConsumerBlocksOnlyItself(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
 			var sent atomic.Int64
 			h := handlerFunc(func(s *Stream) {
 				if s.ID > 1 {
-					counted(s)
+					countedItem(s)
 					return
 				}
 				for s.Send(make([]byte, 100)) == nil {
@@ -207,7 +207,7 @@ func TestSlowConsumerStopsOnlyItself(t *testing.T) {
 			}
 			eventually(t, "the slow stream stands", func() bool { return sent.Load() >= 10 })
 			for range 20 {
-				s, err := c.Open(ask(500, 32))
+				s, err := c.Open(itemRequest(500, 32))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -232,7 +232,7 @@ func TestStalledConnection(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
 			const streams, items, size = 8, 4000, 1000
-			srv, _, addr := serve(t, kind, Options{Handler: handlerFunc(counted), QueueBytes: 64 << 10})
+			srv, _, addr := serve(t, kind, Options{Handler: handlerFunc(countedItem), QueueBytes: 64 << 10})
 			nc := rawHello(t, kind, addr, 1<<29)
 			below := nc.Conn
 			if secure, ok := nc.Conn.(*tls.Conn); ok {
@@ -245,7 +245,7 @@ func TestStalledConnection(t *testing.T) {
 				}
 			}
 			for id := range uint32(streams) {
-				if _, err := nc.Write(appendFrame(nil, Request, id+1, ask(items, size))); err != nil {
+				if _, err := nc.Write(appendFrame(nil, Request, id+1, itemRequest(items, size))); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -306,7 +306,7 @@ func dialRaw(t testing.TB, kind, addr string) *rawConn {
 		nc = tls.Client(nc, &tls.Config{InsecureSkipVerify: true})
 	}
 	t.Cleanup(func() { nc.Close() })
-	return &rawConn{nc, frameReader{nc: nc, heard: func() {}}}
+	return &rawConn{nc, frameReader{nc: nc, onReceive: func() {}}}
 }
 
 // rawHello is one behind its WELCOME.
@@ -383,14 +383,14 @@ func TestStopAndKill(t *testing.T) {
 			gone := dial(DialOptions{})
 			open(gone)
 			gone.nc.Close() // no farewell: as when a process dies
-			if err := <-ended; !errors.Is(err, ErrGone) {
+			if err := <-ended; !errors.Is(err, ErrConnClosed) {
 				t.Errorf("the handler sees %v of a caller that vanished", err)
 			}
 		})
 	}
 }
 
-func TestStalledCallerIsEnded(t *testing.T) {
+func TestStalledClientIsEnded(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
 			failed := make(chan error, 1)
@@ -517,7 +517,7 @@ func TestBadFrames(t *testing.T) {
 	}
 }
 
-func TestRefusedStreamsLeaveTheConnection(t *testing.T) {
+func TestRefusedStreamsKeepConnection(t *testing.T) {
 	over := make(chan struct{})
 	h := handlerFunc(func(s *Stream) {
 		if string(s.Payload) == "wait" {
@@ -562,7 +562,7 @@ func TestRefusedStreamsLeaveTheConnection(t *testing.T) {
 func TestTooManyConnections(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
-			_, dial, addr := serve(t, kind, Options{Handler: handlerFunc(counted), MaxConns: 1})
+			_, dial, addr := serve(t, kind, Options{Handler: handlerFunc(countedItem), MaxConns: 1})
 			c := dial(DialOptions{})
 			_, err := Dial(context.Background(), addr, DialOptions{TLS: c.opt.TLS})
 			var e *Error
@@ -589,7 +589,7 @@ func TestHeartbeats(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			srv, dial, addr := serve(t, kind, Options{Handler: handlerFunc(counted), Heartbeat: beat, HelloTimeout: 2 * beat})
+			srv, dial, addr := serve(t, kind, Options{Handler: handlerFunc(countedItem), Heartbeat: beat, HelloTimeout: 2 * beat})
 			c := dial(DialOptions{})
 			mute := rawHello(t, kind, addr, 10)
 			dialRaw(t, kind, addr) // sends no HELLO
@@ -608,7 +608,7 @@ func TestHeartbeats(t *testing.T) {
 				}
 				break
 			}
-			for by := srv.awake.now() + 8*beat; srv.awake.now() < by; time.Sleep(beat / 4) {
+			for by := srv.clock.now() + 8*beat; srv.clock.now() < by; time.Sleep(beat / 4) {
 				if err := c.Err(); err != nil {
 					t.Fatalf("a connection that answers pings was closed: %v", err)
 				}
@@ -619,20 +619,20 @@ func TestHeartbeats(t *testing.T) {
 
 // A server that was stopped for an hour has not listened for an hour: nobody was
 // silent. From there on silence counts as before.
-func TestLatenessIsNoSilence(t *testing.T) {
+func TestSuspensionIsNotSilence(t *testing.T) {
 	const beat = time.Second
-	srv, err := New(Options{Handler: handlerFunc(counted), Heartbeat: beat})
+	srv, err := New(Options{Handler: handlerFunc(countedItem), Heartbeat: beat})
 	if err != nil {
 		t.Fatal(err)
 	}
 	at := time.Now()
-	srv.awake.start(beat / 4)
-	srv.awake.last = at
-	link := new(sink)
+	srv.clock.start(beat / 4)
+	srv.clock.last = at
+	link := new(discardLink)
 	c := newConn(srv, link, &net.UnixAddr{Net: "unix"})
 	tick := func(after time.Duration) *Error {
 		at = at.Add(after)
-		return c.tick(srv.awake.tick(at))
+		return c.tick(srv.clock.tick(at))
 	}
 	hello := greeting{protocol: protocolName, version: 1, oldest: 1, window: 100}
 	if _, bad := c.feed(appendFrame(nil, Hello, 0, hello.append(nil))); bad != nil {
@@ -663,7 +663,7 @@ func TestLatenessIsNoSilence(t *testing.T) {
 	if pings < 3 || pings > 6 {
 		t.Errorf("%d pings in about seven beats of silence", pings)
 	}
-	c.lost(nil)
+	c.endStreams(nil)
 }
 
 func TestDrainAndClose(t *testing.T) {
@@ -722,7 +722,7 @@ func TestSocketFiles(t *testing.T) {
 	}
 	ln.SetUnlinkOnClose(false)
 	ln.Close()
-	srv, err := New(Options{Handler: handlerFunc(counted)})
+	srv, err := New(Options{Handler: handlerFunc(countedItem)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -758,7 +758,7 @@ func TestPanicEndsTheStream(t *testing.T) {
 }
 
 // A server that leaves its listeners keeps its connections.
-func TestLeave(t *testing.T) {
+func TestCloseListeners(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
 			over := make(chan struct{})
@@ -769,7 +769,7 @@ func TestLeave(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			srv.Leave()
+			srv.CloseListeners()
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			if c, err := Dial(ctx, addr, DialOptions{TLS: c.opt.TLS}); err == nil {

@@ -20,10 +20,10 @@ import (
 
 // Every route but the page's own files is closed without the token and open
 // with it; generated from the table, so that a new route cannot be forgotten.
-func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
+func TestRoutesNeedToken(t *testing.T) {
 	f := start(t, func(o *Options) {
 		o.Config = func() any { return map[string]any{} }
-		o.Twin = &Twin{Name: "other", Metrics: obs.NewMetrics()}
+		o.Compared = &Compared{Name: "other", Metrics: obs.NewMetrics()}
 	})
 	f.serveOne("p1")
 	open := map[string]bool{"/{$}": true, "/console.js": true, "/chart.js": true, "/flow.js": true, "/transfers.js": true, "/console.css": true}
@@ -40,15 +40,15 @@ func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
 	}
 	closed, tries := 0, 0
 	for _, r := range Routes {
-		if r.open != open[r.Path] {
-			t.Errorf("%s %s: open is %v", r.Method, r.Path, r.open)
+		if r.public != open[r.Path] {
+			t.Errorf("%s %s: open is %v", r.Method, r.Path, r.public)
 		}
-		path := concrete(r.Path)
+		path := examplePath(r.Path)
 		if r.Path == "/admin/v1/explain" {
 			path += "?id=p1"
 		}
-		if r.open {
-			if code, _, body := f.ask(t, r.Method, path, nil); code != 200 || strings.Contains(body, "10.0.0.") || strings.Contains(body, testToken) {
+		if r.public {
+			if code, _, body := f.call(t, r.Method, path, nil); code != 200 || strings.Contains(body, "10.0.0.") || strings.Contains(body, testToken) {
 				t.Errorf("%s: %d, or it carries data", path, code)
 			}
 			continue
@@ -57,27 +57,27 @@ func TestEveryRouteIsClosedWithoutTheToken(t *testing.T) {
 			if name == "in the query" && strings.Contains(path, "?") {
 				continue
 			}
-			code, h, body := f.ask(t, r.Method, path, change)
+			code, h, body := f.call(t, r.Method, path, change)
 			tries++
 			if code != http.StatusUnauthorized || h.Get("WWW-Authenticate") == "" || strings.Contains(body, "10.0.0.") {
 				t.Errorf("%s %s with %s: %d %s", r.Method, path, name, code, body)
 			}
 		}
 		closed++
-		if code, _, body := f.ask(t, r.Method, path, bearer(testToken)); code != 200 {
+		if code, _, body := f.call(t, r.Method, path, bearer(testToken)); code != 200 {
 			t.Errorf("%s %s with the token: %d %s", r.Method, path, code, body)
 		}
 	}
 	t.Logf("reliability 13: %d routes of %d ask for the token; %d tries without it, or with another, were refused", closed, len(Routes), tries)
 	for _, path := range []string{"/admin", "/debug/pprof/", "/nothing", "/console/console.html"} {
-		if code, _, _ := f.ask(t, "GET", path, nil); code != http.StatusUnauthorized {
+		if code, _, _ := f.call(t, "GET", path, nil); code != http.StatusUnauthorized {
 			t.Errorf("%s without a token: %d", path, code)
 		}
-		if code, _, body := f.ask(t, "GET", path, bearer(testToken)); code != http.StatusNotFound || !strings.Contains(body, "/admin/v1/workers") {
+		if code, _, body := f.call(t, "GET", path, bearer(testToken)); code != http.StatusNotFound || !strings.Contains(body, "/admin/v1/workers") {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
 	}
-	if code, _, _ := f.ask(t, "POST", "/admin/v1/workers", bearer(testToken)); code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
+	if code, _, _ := f.call(t, "POST", "/admin/v1/workers", bearer(testToken)); code != http.StatusNotFound && code != http.StatusMethodNotAllowed {
 		t.Errorf("a wrong method: %d", code)
 	}
 }
@@ -105,7 +105,7 @@ func TestForeignHostsAndOriginsAreRefused(t *testing.T) {
 		{"localhost" + port, "", "cross-site", 403},
 		{"localhost" + port, "", "same-site", 403},
 	} {
-		code, _, body := f.ask(t, "GET", "/admin/v1/workers", func(r *http.Request) {
+		code, _, body := f.call(t, "GET", "/admin/v1/workers", func(r *http.Request) {
 			bearer(testToken)(r)
 			r.Host = c.host
 			if c.origin != "" {
@@ -120,14 +120,14 @@ func TestForeignHostsAndOriginsAreRefused(t *testing.T) {
 		}
 	}
 	// The page too: a rebound name must not even get the script.
-	if code, _, _ := f.ask(t, "GET", "/", func(r *http.Request) { r.Host = "evil.example" }); code != 403 {
+	if code, _, _ := f.call(t, "GET", "/", func(r *http.Request) { r.Host = "evil.example" }); code != 403 {
 		t.Errorf("the page for a foreign host: %d", code)
 	}
 }
 
 func TestPage(t *testing.T) {
 	f := start(t, nil)
-	code, h, body := f.ask(t, "GET", "/", nil)
+	code, h, body := f.call(t, "GET", "/", nil)
 	if code != 200 || !strings.HasPrefix(h.Get("Content-Type"), "text/html") || !strings.Contains(body, "<title>") {
 		t.Errorf("%d %v", code, h)
 	}
@@ -136,10 +136,10 @@ func TestPage(t *testing.T) {
 		t.Errorf("policy %q", csp)
 	}
 	for _, r := range Routes {
-		if !r.open {
+		if !r.public {
 			continue
 		}
-		_, _, body := f.ask(t, "GET", concrete(r.Path), nil)
+		_, _, body := f.call(t, "GET", examplePath(r.Path), nil)
 		for _, bad := range []string{"http://", "https://", "//cdn", "@import", "innerHTML", "eval("} {
 			b := strings.ReplaceAll(body, "http://www.w3.org/", "")
 			if strings.Contains(b, bad) {
@@ -151,9 +151,9 @@ func TestPage(t *testing.T) {
 
 func TestWorkers(t *testing.T) {
 	f := start(t, nil)
-	d1 := f.crew.workers[2].Ranks[0]
+	d1 := f.fleet.workers[2].Ranks[0]
 	d1.SetKVUsage(0.5)
-	d1.Held.Store(77)
+	d1.CachedBlocks.Store(77)
 	d1.Waiting.Store(2)
 	ws, err := f.client.Workers(t.Context())
 	if err != nil {
@@ -176,11 +176,11 @@ func TestWorkers(t *testing.T) {
 func TestDrain(t *testing.T) {
 	f := start(t, nil)
 	w, err := f.client.Drain(t.Context(), "p1", true)
-	if err != nil || w.State != "draining" || !f.crew.drained["p1"] {
+	if err != nil || w.State != "draining" || !f.fleet.drained["p1"] {
 		t.Errorf("%+v, %v", w, err)
 	}
-	if _, err := f.client.Drain(t.Context(), "p1", false); err != nil || f.crew.drained["p1"] {
-		t.Errorf("taken back: %v, %v", f.crew.drained, err)
+	if _, err := f.client.Drain(t.Context(), "p1", false); err != nil || f.fleet.drained["p1"] {
+		t.Errorf("taken back: %v, %v", f.fleet.drained, err)
 	}
 	var e *Error
 	if _, err := f.client.Drain(t.Context(), "a/b", true); !errors.As(err, &e) || e.Status != 404 || !strings.Contains(e.Message, `"a/b"`) {
@@ -189,7 +189,7 @@ func TestDrain(t *testing.T) {
 	if _, err := f.client.Drain(t.Context(), "stuck", true); !errors.As(err, &e) || e.Status != 409 {
 		t.Errorf("stuck: %v", err)
 	}
-	if code, _, body := f.ask(t, "POST", "/admin/v1/workers/p1/drain?on=maybe", bearer(testToken)); code != 400 || !strings.Contains(body, "true or false") {
+	if code, _, body := f.call(t, "POST", "/admin/v1/workers/p1/drain?on=maybe", bearer(testToken)); code != 400 || !strings.Contains(body, "true or false") {
 		t.Errorf("%d %s", code, body)
 	}
 }
@@ -204,14 +204,14 @@ func TestExplainAndRequests(t *testing.T) {
 			t.Errorf("%s: %+v, %v", id, rec, err)
 		}
 	}
-	if code, _, _ := f.ask(t, "GET", "/admin/v1/explain/plain", bearer(testToken)); code != 200 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/explain/plain", bearer(testToken)); code != 200 {
 		t.Errorf("by path: %d", code)
 	}
 	var e *Error
 	if _, _, err := f.client.Explain(t.Context(), "other"); !errors.As(err, &e) || e.Status != 404 || !strings.Contains(e.Message, "not among the last 10000") {
 		t.Errorf("unknown: %v", err)
 	}
-	if code, _, _ := f.ask(t, "GET", "/admin/v1/explain", bearer(testToken)); code != 400 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/explain", bearer(testToken)); code != 400 {
 		t.Errorf("without an id: %d", code)
 	}
 	reqs, err := f.client.Requests(t.Context(), 10)
@@ -222,7 +222,7 @@ func TestExplainAndRequests(t *testing.T) {
 		t.Errorf("request %+v", q)
 	}
 	for _, bad := range []string{"0", "-1", "501", "many"} {
-		if code, _, body := f.ask(t, "GET", "/admin/v1/requests?limit="+bad, bearer(testToken)); code != 400 || !strings.Contains(body, "from 1 to 500") {
+		if code, _, body := f.call(t, "GET", "/admin/v1/requests?limit="+bad, bearer(testToken)); code != 400 || !strings.Contains(body, "from 1 to 500") {
 			t.Errorf("limit %s: %d %s", bad, code, body)
 		}
 	}
@@ -230,7 +230,7 @@ func TestExplainAndRequests(t *testing.T) {
 
 func TestStats(t *testing.T) {
 	twin := obs.NewMetrics()
-	f := start(t, func(o *Options) { o.Twin = &Twin{Name: "round robin", Metrics: twin} })
+	f := start(t, func(o *Options) { o.Compared = &Compared{Name: "round robin", Metrics: twin} })
 	for i := range 50 {
 		f.serveOne(fmt.Sprint(i))
 	}
@@ -264,29 +264,29 @@ func TestStats(t *testing.T) {
 	if other.Name != "round robin" || *other.TTFT.P50 < 175 || *other.TTFT.P50 > 225 {
 		t.Errorf("twin %+v", other)
 	}
-	if code, _, _ := f.ask(t, "GET", "/admin/v1/stats?since=yesterday", bearer(testToken)); code != 400 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/stats?since=yesterday", bearer(testToken)); code != 400 {
 		t.Errorf("a bad since: %d", code)
 	}
 }
 
-func TestNoTwin(t *testing.T) {
+func TestNoComparedRouter(t *testing.T) {
 	f := start(t, nil)
-	if code, _, _ := f.ask(t, "GET", "/admin/v1/twin", bearer(testToken)); code != 404 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/twin", bearer(testToken)); code != 404 {
 		t.Errorf("%d", code)
 	}
 }
 
-func TestSamplerForgets(t *testing.T) {
+func TestSamplerDropsOldSamples(t *testing.T) {
 	m := obs.NewMetrics()
 	s := newSampler(m)
 	at := time.Now()
 	m.FirstToken("/v1/completions", time.Second)
-	for range keepSamples + 100 {
-		at = at.Add(sampleEvery)
+	for range maxSamples + 100 {
+		at = at.Add(sampleInterval)
 		s.sample(at)
 	}
 	h, now, _ := s.since(0)
-	if len(h) != keepSamples || now.TTFTP50 != nil || h[len(h)-1].At != now.At || now.At != at.UnixMilli() {
+	if len(h) != maxSamples || now.TTFTP50 != nil || h[len(h)-1].At != now.At || now.At != at.UnixMilli() {
 		t.Errorf("%d samples, newest %+v", len(h), now)
 	}
 	for i := 1; i < len(h); i++ {
@@ -313,7 +313,7 @@ func TestConfigIsMasked(t *testing.T) {
 					"options": map[string][]string{"password": {"s3cret", "s3cret2"}}}}}
 		}
 	})
-	code, _, body := f.ask(t, "GET", "/admin/v1/config", bearer(testToken))
+	code, _, body := f.call(t, "GET", "/admin/v1/config", bearer(testToken))
 	if code != 200 || strings.Contains(body, "s3cret") {
 		t.Fatalf("%d %s", code, body)
 	}
@@ -327,7 +327,7 @@ func TestConfigIsMasked(t *testing.T) {
 func TestMetricsRoute(t *testing.T) {
 	f := start(t, nil)
 	f.metrics.Accepted()
-	if code, h, body := f.ask(t, "GET", "/metrics", bearer(testToken)); code != 200 || !strings.Contains(body, "sluice_requests_accepted_total 1") || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
+	if code, h, body := f.call(t, "GET", "/metrics", bearer(testToken)); code != 200 || !strings.Contains(body, "sluice_requests_accepted_total 1") || !strings.HasPrefix(h.Get("Content-Type"), "text/plain") {
 		t.Errorf("%d %v", code, h)
 	}
 }
@@ -371,7 +371,7 @@ func TestEvents(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	ch := f.listen(t, ctx)
 	f.serveOne("r1")
-	f.WorkerChanged(f.crew.workers[2], worker.Ready, worker.Unhealthy, "two probes failed")
+	f.WorkerChanged(f.fleet.workers[2], worker.Ready, worker.Unhealthy, "two probes failed")
 	var got []string
 	for e := range ch {
 		got = append(got, strings.TrimSpace(e.Type+" "+e.ID+e.Worker+" "+e.Leg+e.To))
@@ -401,7 +401,7 @@ func TestHitEvents(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	ch := f.listen(t, ctx)
-	rank := f.crew.workers[0].Ranks[0]
+	rank := f.fleet.workers[0].Ranks[0]
 	rank.EventBlockSize.Store(16)
 	c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: []*worker.Rank{rank}, PromptTokens: 500, RequestID: "h1", Attempt: 1})
 	c.Reservation.Report("h1", 320, 1)
@@ -428,7 +428,7 @@ func TestEventStreamOutlivesTheReadDeadline(t *testing.T) {
 	ch := f.listen(t, ctx)
 	began := time.Now()
 	wait(t, "the deadline to pass", func() bool { return time.Since(began) > 3*headTimeout })
-	f.WorkerChanged(f.crew.workers[0], worker.Ready, worker.Draining, "x")
+	f.WorkerChanged(f.fleet.workers[0], worker.Ready, worker.Draining, "x")
 	if e, ok := <-ch; !ok || e.Type != "state" {
 		t.Errorf("the stream has ended: %+v", e)
 	}
@@ -437,7 +437,7 @@ func TestEventStreamOutlivesTheReadDeadline(t *testing.T) {
 	}
 }
 
-func TestEventListenersAreBounded(t *testing.T) {
+func TestEventSubscribersAreBounded(t *testing.T) {
 	f := start(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -445,7 +445,7 @@ func TestEventListenersAreBounded(t *testing.T) {
 	for range maxSubscribers {
 		chs = append(chs, f.listen(t, ctx))
 	}
-	if code, _, _ := f.ask(t, "GET", "/admin/v1/events", bearer(testToken)); code != 503 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/events", bearer(testToken)); code != 503 {
 		t.Errorf("one more listener: %d", code)
 	}
 	cancel()
@@ -457,14 +457,14 @@ func TestEventListenersAreBounded(t *testing.T) {
 
 // A subscriber that takes nothing is dropped; neither the hub nor the requests
 // wait for it.
-func TestSlowListenerIsDropped(t *testing.T) {
+func TestSlowSubscriberIsDropped(t *testing.T) {
 	f := start(t, nil)
 	sub, ok := f.hub.subscribe()
 	if !ok {
 		t.Fatal("not subscribed")
 	}
 	wait(t, "the subscriber to be dropped", func() bool {
-		f.WorkerChanged(f.crew.workers[0], worker.Ready, worker.Draining, "x")
+		f.WorkerChanged(f.fleet.workers[0], worker.Ready, worker.Draining, "x")
 		f.hub.mu.Lock()
 		defer f.hub.mu.Unlock()
 		return len(f.hub.subs) == 0
@@ -478,7 +478,7 @@ func TestSlowListenerIsDropped(t *testing.T) {
 	}
 }
 
-func TestCloseEndsListeners(t *testing.T) {
+func TestCloseEndsSubscribers(t *testing.T) {
 	f := start(t, nil)
 	ch := f.listen(t, t.Context())
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -508,7 +508,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 		{"nothing to show", func(o *Options) { o.Workers = nil }, "Workers"},
 		{"no place", func(o *Options) { o.RuntimeFile = "/proc/nothing/here.json" }, "runtime file"},
 	} {
-		f := newCrew()
+		f := newFakeFleet()
 		opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: "off", Workers: f, Scheduler: start(t, nil).scheduler, Metrics: obs.NewMetrics()}
 		c.change(&opt)
 		if s, err := New(opt); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -519,7 +519,7 @@ func TestOptionsThatAreRefused(t *testing.T) {
 		}
 	}
 	f := start(t, nil)
-	opt := Options{Listen: f.Addr(), Token: testToken, RuntimeFile: "off", Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics}
+	opt := Options{Listen: f.Addr(), Token: testToken, RuntimeFile: "off", Workers: f.fleet, Scheduler: f.scheduler, Metrics: f.metrics}
 	if _, err := New(opt); err == nil || !strings.Contains(err.Error(), "--admin") {
 		t.Errorf("a port in use: %v", err)
 	}
@@ -587,7 +587,7 @@ func TestRuntimeFile(t *testing.T) {
 	}
 }
 
-func TestRuntimeFileOpenToOthersIsRefused(t *testing.T) {
+func TestRuntimeFileReadableByOthersIsRefused(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", t.TempDir())
 	path := DefaultRuntimeFile("127.0.0.1:3")
 	rt := Runtime{Address: "127.0.0.1:3", Token: "x", PID: os.Getpid()}
@@ -624,7 +624,7 @@ func TestRoutesAreDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range Routes {
-		if !r.open && !strings.Contains(string(doc), "`"+r.Method+" "+r.Path+"`") {
+		if !r.public && !strings.Contains(string(doc), "`"+r.Method+" "+r.Path+"`") {
 			t.Errorf("docs/admin.md says nothing of %s %s", r.Method, r.Path)
 		}
 	}

@@ -22,13 +22,13 @@ import (
 // go test ./router/admin -run TestConsoleInBrowser -browser chromium -shot /tmp/x.png
 // opens the console over made-up traffic; -preview 5m serves it to look at.
 var (
-	browser = flag.String("browser", "", "chromium to open the console with")
-	shot    = flag.String("shot", "", "PNG file of the console")
-	size    = flag.String("size", "1400,1000", "of the picture")
-	preview = flag.Duration("preview", 0, "serve made-up traffic for so long and print the address")
-	more    = flag.String("more", "", "to put behind the address, such as &why=ID")
-	whole   = flag.Int("aggregated", 0, "so many aggregated workers instead of the crew")
-	dark    = flag.Bool("dark", false, "dark picture")
+	browser    = flag.String("browser", "", "chromium to open the console with")
+	screenshot = flag.String("shot", "", "PNG file of the console")
+	size       = flag.String("size", "1400,1000", "of the picture")
+	preview    = flag.Duration("preview", 0, "serve made-up traffic for so long and print the address")
+	more       = flag.String("more", "", "to put behind the address, such as &why=ID")
+	fullPage   = flag.Int("aggregated", 0, "so many aggregated workers instead of the crew")
+	dark       = flag.Bool("dark", false, "dark picture")
 )
 
 // traffic plays requests on the fixture and a twin until ctx ends.
@@ -54,12 +54,12 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 	for i := range engine {
 		engine[i] = kvindex.EngineHash(i + 1)
 	}
-	for _, r := range f.crew.ranks(worker.Prefill) {
+	for _, r := range f.fleet.ranks(worker.Prefill) {
 		ix.Store(&kvindex.Stored{Slot: r.Slot, Salt: salt, Engine: engine[:65], Local: locals[:65]})
 	}
 	var overlap kvindex.Overlap
 	ix.Find(blockhash.Seqs(nil, salt, tokens, 16), &overlap)
-	if *whole == 0 {
+	if *fullPage == 0 {
 		f.serveOne("first")
 	}
 	n := 0
@@ -70,20 +70,20 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 			return
 		case <-tick.C:
 		}
-		if *whole > 0 {
+		if *fullPage > 0 {
 			n++
 			id := fmt.Sprint("whole-", n)
-			c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.Whole, Candidates: f.crew.ranks(worker.Aggregated), PromptTokens: 1200, RequestID: id, Attempt: 1})
+			c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.WholeLeg, Candidates: f.fleet.ranks(worker.Aggregated), PromptTokens: 1200, RequestID: id, Attempt: 1})
 			time.AfterFunc(time.Second, func() {
 				c.Reservation.Release()
-				f.scheduler.End(id, schedule.Outcome{Status: 200, CachedTokens: -1, Total: time.Second})
-				f.metrics.Ended("/v1/completions", 200, time.Second)
+				f.scheduler.EndRecord(id, schedule.Outcome{Status: 200, CachedTokens: -1, Total: time.Second})
+				f.metrics.ResponseEnded("/v1/completions", 200, time.Second)
 				f.metrics.FirstToken("/v1/completions", 20*time.Millisecond)
 			})
 		} else if rng.IntN(100) < 45 {
 			n++
 			q := &live{id: fmt.Sprintf("%08x%04x", rng.Uint32(), n), at: time.Now(), hit: rng.IntN(100) < 70}
-			query := &schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.crew.ranks(worker.Prefill), PromptTokens: 1200, RequestID: q.id, Attempt: 1}
+			query := &schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.fleet.ranks(worker.Prefill), PromptTokens: 1200, RequestID: q.id, Attempt: 1}
 			if q.hit {
 				query.Overlap = &overlap
 			}
@@ -104,7 +104,7 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 				q.step = 1
 				q.pref.Release()
 				f.metrics.LegEnded(schedule.PrefillLeg, q.rank.ID, "ok", age)
-				c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.crew.ranks(worker.Decode), PromptTokens: 1200, MaxTokens: 100, RequestID: q.id, Attempt: 1})
+				c, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.fleet.ranks(worker.Decode), PromptTokens: 1200, MaxTokens: 100, RequestID: q.id, Attempt: 1})
 				q.res, q.rank = c.Reservation, c.Rank
 				f.metrics.LegStarted(schedule.DecodeLeg, c.Rank.ID)
 				jitter := time.Duration(rng.ExpFloat64() * float64(9*time.Millisecond))
@@ -121,16 +121,16 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 				q.res.Release()
 				f.metrics.LegEnded(schedule.DecodeLeg, q.rank.ID, "ok", age)
 				f.metrics.Streamed("/v1/completions", &relay.Result{Events: 64, Bytes: 9000, Usage: relay.Usage{Completion: 64}})
-				f.metrics.Ended("/v1/completions", 200, age)
-				f.scheduler.End(q.id, schedule.Outcome{Status: 200, CachedTokens: 1050, PromptTokens: 1200, OutputTokens: 64, TTFT: q.ttft, Total: age})
+				f.metrics.ResponseEnded("/v1/completions", 200, age)
+				f.scheduler.EndRecord(q.id, schedule.Outcome{Status: 200, CachedTokens: 1050, PromptTokens: 1200, OutputTokens: 64, TTFT: q.ttft, Total: age})
 				continue
 			}
 			keep = append(keep, q)
 		}
 		run = keep
-		for i, w := range f.crew.workers {
+		for i, w := range f.fleet.workers {
 			for _, r := range w.Ranks {
-				r.Held.Store(int64(min(1900, 300+n*(i+2)/4)))
+				r.CachedBlocks.Store(int64(min(1900, 300+n*(i+2)/4)))
 				r.SetKVUsage(min(0.95, float64(r.Requests.Load())*0.02+0.05))
 				r.Running.Store(r.Requests.Load())
 				r.Waiting.Store(0)
@@ -151,18 +151,18 @@ func TestConsoleInBrowser(t *testing.T) {
 	}
 	twin := obs.NewMetrics()
 	f := start(t, func(o *Options) {
-		o.Twin = &Twin{Name: "round_robin", Metrics: twin}
+		o.Compared = &Compared{Name: "round_robin", Metrics: twin}
 		o.Transfers = func() any { return json.RawMessage(shownTransfers) }
 	})
-	if *whole > 0 {
-		f.crew.workers = nil
-		for i := range *whole {
+	if *fullPage > 0 {
+		f.fleet.workers = nil
+		for i := range *fullPage {
 			w := worker.New(worker.Spec{ID: fmt.Sprintf("gpu-%02d", i), Models: []string{"m"}, BlockSize: 16})
 			w.SetInfo(&worker.Info{Engine: "vllm", Version: "0.33.0", BlockSize: 16, TotalBlocks: 2000})
 			w.SetState(worker.Ready, "")
 			w.Ranks[0].Slot = worker.Slot(i)
 			w.Ranks[0].Feed.Store(uint32(worker.FeedLive))
-			f.crew.workers = append(f.crew.workers, w)
+			f.fleet.workers = append(f.fleet.workers, w)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -174,15 +174,15 @@ func TestConsoleInBrowser(t *testing.T) {
 		time.Sleep(*preview)
 		return
 	}
-	wait(t, "some history", func() bool { h, _, _ := f.own.since(0); return len(h) > 24 })
+	wait(t, "some history", func() bool { h, _, _ := f.ownSampler.since(0); return len(h) > 24 })
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
 		"--disable-component-update", "--disable-sync", "--user-data-dir=" + t.TempDir(), "--window-size=" + *size,
 		"--enable-logging=stderr"}
 	if *dark {
 		args = append(args, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
 	}
-	if *shot != "" {
-		args = append(args, "--screenshot="+*shot)
+	if *screenshot != "" {
+		args = append(args, "--screenshot="+*screenshot)
 	} else {
 		args = append(args, "--dump-dom")
 	}
@@ -191,7 +191,7 @@ func TestConsoleInBrowser(t *testing.T) {
 	var missing []string
 	for _, seconds := range []int{4, 12, 30} {
 		out := browse(t, append(args, fmt.Sprintf("--timeout=%d", 1500*seconds), fmt.Sprintf("--virtual-time-budget=%d", 1000*seconds), f.URL()+*more))
-		if *shot != "" {
+		if *screenshot != "" {
 			return
 		}
 		missing = nil

@@ -23,7 +23,7 @@ type Client struct {
 
 const (
 	clientTimeout = 10 * time.Second
-	maxAnswer     = 64 << 20
+	maxResponse   = 64 << 20
 )
 
 // NewClient makes a client of the router that rt describes.
@@ -66,18 +66,18 @@ func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 		return nil, fmt.Errorf("admin: cannot ask %q: %w", path, err)
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse))
 	if err != nil {
 		return nil, fmt.Errorf("admin: cannot read the answer to %q: %w", path, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return body, nil
 	}
-	return nil, wrongAnswer(resp, body, path)
+	return nil, responseError(resp, body, path)
 }
 
-// wrongAnswer makes an *Error of an answer other than 200.
-func wrongAnswer(resp *http.Response, body []byte, path string) error {
+// responseError makes an *Error of an answer other than 200.
+func responseError(resp *http.Response, body []byte, path string) error {
 	var wrong struct {
 		Error struct {
 			Code    string `json:"code"`
@@ -111,7 +111,7 @@ func (c *Client) Record(ctx context.Context) (io.ReadCloser, error) {
 	if resp.StatusCode != http.StatusOK {
 		defer resp.Body.Close()
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxBodyBytes))
-		return nil, wrongAnswer(resp, body, "/admin/v1/record")
+		return nil, responseError(resp, body, "/admin/v1/record")
 	}
 	return resp.Body, nil
 }

@@ -65,7 +65,7 @@ const (
 type hub struct {
 	scheduler *schedule.Scheduler
 	queue     chan Event
-	lost      atomic.Int64
+	dropped   atomic.Int64
 
 	mu   sync.Mutex
 	subs map[*subscriber]struct{}
@@ -84,14 +84,14 @@ func (h *hub) offer(e Event) {
 	select {
 	case h.queue <- e:
 	default:
-		h.lost.Add(1)
+		h.dropped.Add(1)
 	}
 }
 
 // decision is the scheduler's Watch function. It runs on the request's way.
 func (h *hub) decision(e *schedule.Event) {
 	if len(h.queue) == cap(h.queue) {
-		h.lost.Add(1)
+		h.dropped.Add(1)
 		return
 	}
 	out := Event{Type: e.Kind, At: e.At.UnixMilli(), ID: strings.Clone(e.RequestID)}
@@ -117,17 +117,17 @@ func (h *hub) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			h.end()
+			h.close()
 			return
 		case e := <-h.queue:
 			if s := time.Now().Unix(); s != second {
 				second, shown = s, 0
-				if n := h.lost.Swap(0); n > 0 {
+				if n := h.dropped.Swap(0); n > 0 {
 					h.send(Event{Type: "skipped", At: e.At, Skipped: n})
 				}
 			}
 			if shown++; shown > maxPerSecond && e.Type != "state" {
-				h.lost.Add(1)
+				h.dropped.Add(1)
 				continue
 			}
 			h.send(e)
@@ -150,20 +150,20 @@ func (h *hub) send(e Event) {
 		select {
 		case s.lines <- line:
 		default:
-			h.drop(s)
+			h.remove(s)
 		}
 	}
 }
 
-// drop takes a subscriber out; the mutex is held.
-func (h *hub) drop(s *subscriber) {
+// remove takes a subscriber out; the mutex is held.
+func (h *hub) remove(s *subscriber) {
 	if _, ok := h.subs[s]; !ok {
 		return
 	}
 	delete(h.subs, s)
 	close(s.lines)
 	if len(h.subs) == 0 {
-		h.scheduler.Watch(nil)
+		h.scheduler.SetObserver(nil)
 	}
 }
 
@@ -176,23 +176,23 @@ func (h *hub) subscribe() (*subscriber, bool) {
 	s := &subscriber{lines: make(chan []byte, subscriberSize)}
 	h.subs[s] = struct{}{}
 	if len(h.subs) == 1 {
-		h.scheduler.Watch(h.decision)
+		h.scheduler.SetObserver(h.decision)
 	}
 	return s, true
 }
 
-func (h *hub) leave(s *subscriber) {
+func (h *hub) unsubscribe(s *subscriber) {
 	h.mu.Lock()
-	h.drop(s)
+	h.remove(s)
 	h.mu.Unlock()
 }
 
-func (h *hub) end() {
+func (h *hub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.done = true
 	for s := range h.subs {
-		h.drop(s)
+		h.remove(s)
 	}
 }
 
@@ -202,7 +202,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusServiceUnavailable, "too_many_listeners", "the event stream has its most listeners; close one")
 		return
 	}
-	defer s.hub.leave(sub)
+	defer s.hub.unsubscribe(sub)
 	ctl := http.NewResponseController(w)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")

@@ -15,27 +15,27 @@ import (
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/obs"
-	"sluice/router/record"
+	"sluice/router/recording"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
 const testToken = "correct-horse-battery-staple"
 
-// crew is a fleet of workers that nobody probes.
-type crew struct {
+// fakeFleet is a fleet of workers that nobody probes.
+type fakeFleet struct {
 	mu      sync.Mutex
 	workers []*worker.Worker
 	drained map[string]bool
 }
 
-func (c *crew) View() *fleet.View {
+func (c *fakeFleet) View() *fleet.View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return &fleet.View{Workers: c.workers}
 }
 
-func (c *crew) Drain(id string, on bool) error {
+func (c *fakeFleet) Drain(id string, on bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if id == "stuck" {
@@ -50,10 +50,10 @@ func (c *crew) Drain(id string, on bool) error {
 	return nil
 }
 
-// newCrew makes two prefill workers, the first with two ranks, two decode
+// newFakeFleet makes two prefill workers, the first with two ranks, two decode
 // workers and one that is ill.
-func newCrew() *crew {
-	c := &crew{drained: map[string]bool{}}
+func newFakeFleet() *fakeFleet {
+	c := &fakeFleet{drained: map[string]bool{}}
 	for i, spec := range []worker.Spec{
 		{ID: "p1", URL: "http://10.0.0.1:8000", Role: worker.Prefill, Ranks: []uint16{0, 1}},
 		{ID: "p2", URL: "http://user:hunter2@10.0.0.2:8000", Role: worker.Prefill},
@@ -75,7 +75,7 @@ func newCrew() *crew {
 	return c
 }
 
-func (c *crew) ranks(role worker.Role) []*worker.Rank {
+func (c *fakeFleet) ranks(role worker.Role) []*worker.Rank {
 	var rs []*worker.Rank
 	for _, w := range c.workers {
 		if s, _ := w.State(); w.Spec.Role == role && s == worker.Ready {
@@ -87,7 +87,7 @@ func (c *crew) ranks(role worker.Role) []*worker.Rank {
 
 type fixture struct {
 	*Server
-	crew         *crew
+	fleet        *fakeFleet
 	scheduler    *schedule.Scheduler
 	restartFails error
 	reloadFails  error
@@ -102,10 +102,10 @@ type fixture struct {
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	before := runtime.NumGoroutine()
-	f := &fixture{crew: newCrew(), metrics: obs.NewMetrics(),
+	f := &fixture{fleet: newFakeFleet(), metrics: obs.NewMetrics(),
 		scheduler: schedule.New(schedule.Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, Seed: 1})}
 	opt := Options{Listen: "127.0.0.1:0", Token: testToken, RuntimeFile: filepath.Join(t.TempDir(), "rt.json"), Version: "test",
-		Workers: f.crew, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: record.New(record.Options{}),
+		Workers: f.fleet, Scheduler: f.scheduler, Metrics: f.metrics, Recorder: recording.New(recording.Options{}),
 		Health: func() (int, []byte) { return 200, []byte("{}") },
 		Reload: func(_ context.Context, dry bool) ([]config.Change, error) {
 			f.dry = dry
@@ -150,8 +150,8 @@ func wait(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// ask makes one raw call.
-func (f *fixture) ask(t *testing.T, method, path string, change func(*http.Request)) (int, http.Header, string) {
+// call makes one raw call.
+func (f *fixture) call(t *testing.T, method, path string, change func(*http.Request)) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest(method, "http://"+f.Addr()+path, nil)
 	if err != nil {
@@ -181,18 +181,18 @@ func bearer(token string) func(*http.Request) {
 
 // serveOne plays one prefill/decode request.
 func (f *fixture) serveOne(id string) {
-	p, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.crew.ranks(worker.Prefill), PromptTokens: 500, RequestID: id, Attempt: 1})
-	f.scheduler.Note(id, "a note")
-	d, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.crew.ranks(worker.Decode), PromptTokens: 500, RequestID: id, Attempt: 1})
-	f.scheduler.End(id, schedule.Outcome{Status: 200, CachedTokens: 48, PromptTokens: 500, OutputTokens: 9, TTFT: 30 * time.Millisecond, Total: 90 * time.Millisecond})
-	f.metrics.Ended("/v1/completions", 200, 90*time.Millisecond)
+	p, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.fleet.ranks(worker.Prefill), PromptTokens: 500, RequestID: id, Attempt: 1})
+	f.scheduler.AddNote(id, "a note")
+	d, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.DecodeLeg, Candidates: f.fleet.ranks(worker.Decode), PromptTokens: 500, RequestID: id, Attempt: 1})
+	f.scheduler.EndRecord(id, schedule.Outcome{Status: 200, CachedTokens: 48, PromptTokens: 500, OutputTokens: 9, TTFT: 30 * time.Millisecond, Total: 90 * time.Millisecond})
+	f.metrics.ResponseEnded("/v1/completions", 200, 90*time.Millisecond)
 	f.metrics.FirstToken("/v1/completions", 30*time.Millisecond)
 	f.metrics.Cached(d.Rank.ID, 500, 64, 48)
 	p.Reservation.Release()
 	d.Reservation.Release()
 }
 
-// concrete fills a route's wildcards.
-func concrete(path string) string {
+// examplePath fills a route's wildcards.
+func examplePath(path string) string {
 	return strings.NewReplacer("{$}", "", "{id}", "p1").Replace(path)
 }

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"time"
 
-	"sluice/router/record"
+	"sluice/router/recording"
 )
 
 // recordSink passes a recording's frames on to the client, which has writeTimeout
@@ -29,7 +29,7 @@ func (k *recordSink) Frame(_ bool, frame []byte) error {
 		err = k.ctl.Flush()
 	}
 	if err != nil && (k.ctx.Err() != nil || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)) {
-		return fmt.Errorf("%w: %w", record.ErrReaderLeft, err)
+		return fmt.Errorf("%w: %w", recording.ErrReaderClosed, err)
 	}
 	return err
 }
@@ -43,8 +43,8 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	sink := &recordSink{r.Context(), w, http.NewResponseController(w)}
-	recording, err := s.opt.Recorder.Start(sink)
-	if errors.Is(err, record.ErrBusy) {
+	active, err := s.opt.Recorder.Start(sink)
+	if errors.Is(err, recording.ErrBusy) {
 		w.Header().Del("Content-Type")
 		fail(w, http.StatusConflict, "recording_already", "this router is being recorded already, by record.dir in its configuration or by another sluice record")
 		return
@@ -52,8 +52,8 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 	s.log.Info("a recording was begun by the admin API")
 	select {
 	case <-r.Context().Done():
-	case <-recording.Done():
+	case <-active.Done():
 	}
-	recording.Stop()
-	<-recording.Done() // the sink is this call's own
+	active.Stop()
+	<-active.Done() // the sink is this call's own
 }

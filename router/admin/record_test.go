@@ -7,15 +7,15 @@ import (
 	"testing"
 	"time"
 
-	"sluice/router/record"
+	"sluice/router/recording"
 	"sluice/router/schedule"
 )
 
 func TestRecordOverTheAPI(t *testing.T) {
-	var rec *record.Recorder
+	var rec *recording.Recorder
 	f := start(t, func(o *Options) { rec = o.Recorder })
 	dir := t.TempDir()
-	files, err := record.NewFiles(record.FilesOptions{Dir: dir})
+	files, err := recording.NewFiles(recording.FilesOptions{Dir: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,8 +30,8 @@ func TestRecordOverTheAPI(t *testing.T) {
 		t.Errorf("a second recording: %v, want 409", err)
 	}
 	copied := make(chan error, 1)
-	go func() { copied <- record.Copy(files, stream) }()
-	rec.Ended("r1", schedule.Outcome{Status: 200})
+	go func() { copied <- recording.Copy(files, stream) }()
+	rec.RequestEnded("r1", schedule.Outcome{Status: 200})
 	await := func(what string, ok func() bool) {
 		t.Helper()
 		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -46,17 +46,17 @@ func TestRecordOverTheAPI(t *testing.T) {
 	cancel()
 	<-copied
 	stream.Close()
-	await("the router still records", func() bool { return !rec.On() })
+	await("the router still records", func() bool { return !rec.Active() })
 	if err := files.Close(); err != nil {
 		t.Fatal(err)
 	}
-	r, err := record.Open(files.Made()[0])
+	r, err := recording.Open(files.Names()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	var e record.Entry
-	if err := r.Next(&e); err != nil || e.Kind != record.Began {
+	var e recording.Entry
+	if err := r.Next(&e); err != nil || e.Kind != recording.RecordingInfo {
 		t.Errorf("the file begins with %v, %v", e.Kind, err)
 	}
 }

@@ -24,15 +24,15 @@ func TestReload(t *testing.T) {
 	if _, err := c.Reload(t.Context(), false); !errors.As(err, &wrong) || wrong.Status != http.StatusUnprocessableEntity || !strings.Contains(err.Error(), "sluice.yaml:3:5") {
 		t.Errorf("%v", err)
 	}
-	if code, _, body := f.ask(t, "POST", "/admin/v1/reload?dry_run=perhaps", bearer(testToken)); code != 400 || !strings.Contains(body, "perhaps") {
+	if code, _, body := f.call(t, "POST", "/admin/v1/reload?dry_run=perhaps", bearer(testToken)); code != 400 || !strings.Contains(body, "perhaps") {
 		t.Errorf("%d %s", code, body)
 	}
 	for method, path := range map[string]string{"GET": "/admin/v1/reload", "DELETE": "/admin/v1/workers"} {
-		code, h, body := f.ask(t, method, path, bearer(testToken))
+		code, h, body := f.call(t, method, path, bearer(testToken))
 		if want := map[string]string{"GET": "POST", "DELETE": "GET, HEAD"}[method]; code != 405 || h.Get("Allow") != want || !strings.Contains(body, "wrong_method") {
 			t.Errorf("%s %s: %d, Allow %q, %s", method, path, code, h.Get("Allow"), body)
 		}
-		if code, h, _ := f.ask(t, method, path, nil); code != 401 || h.Get("Allow") != "" {
+		if code, h, _ := f.call(t, method, path, nil); code != 401 || h.Get("Allow") != "" {
 			t.Errorf("%s %s without the token: %d", method, path, code)
 		}
 	}

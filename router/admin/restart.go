@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// restartTime is more than a new process may take (timeouts.restart).
-const restartTime = 11 * time.Minute
+// restartTimeout is more than a new process may take (timeouts.restart).
+const restartTimeout = 11 * time.Minute
 
 // restart answers once the new process serves, or with the reason that it does not.
 // The caller's leaving does not stop it half way.
@@ -18,7 +18,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusNotFound, "no_restart", "this router cannot be replaced while it runs")
 		return
 	}
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(restartTime)); err != nil {
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(restartTimeout)); err != nil {
 		fail(w, http.StatusInternalServerError, "internal", err.Error())
 		return
 	}
@@ -34,7 +34,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) {
 func (c *Client) Restart(ctx context.Context) (pid int, err error) {
 	patient := *c
 	h := *c.http
-	h.Timeout = restartTime
+	h.Timeout = restartTimeout
 	patient.http = &h
 	body, err := patient.Do(ctx, http.MethodPost, "/admin/v1/restart")
 	if err != nil {

@@ -16,11 +16,11 @@ import (
 
 // Route is one line of the route table.
 type Route struct {
-	Method string
-	Path   string // as in http.ServeMux
-	What   string
-	open   bool // served without the token: carries no data
-	serve  func(*Server, http.ResponseWriter, *http.Request)
+	Method  string
+	Path    string // as in http.ServeMux
+	Summary string
+	public  bool // served without the token: carries no data
+	serve   func(*Server, http.ResponseWriter, *http.Request)
 }
 
 // Routes is everything the admin listener serves. It is the one place a route
@@ -44,7 +44,7 @@ func init() {
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
 		{"GET", "/admin/v1/requests", "the newest requests; ?limit=", false, (*Server).requests},
 		{"GET", "/admin/v1/stats", "rates, hit rates and quantiles, now and over time; ?since= milliseconds", false, (*Server).stats},
-		{"GET", "/admin/v1/twin", "the same of the router compared with", false, (*Server).twinStats},
+		{"GET", "/admin/v1/twin", "the same of the router compared with", false, (*Server).comparedStats},
 		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
 		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
 		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
@@ -58,21 +58,21 @@ func (s *Server) mux() *http.ServeMux {
 	mux := http.NewServeMux()
 	for _, r := range Routes {
 		h := func(w http.ResponseWriter, req *http.Request) { r.serve(s, w, req) }
-		if !r.open {
-			h = s.door.closed(h)
+		if !r.public {
+			h = s.guard.requireToken(h)
 		}
 		mux.HandleFunc(r.Method+" "+r.Path, h)
 		wrong := func(w http.ResponseWriter, req *http.Request) { wrongMethod(w, req, r.Method) }
-		if !r.open {
-			wrong = s.door.closed(wrong)
+		if !r.public {
+			wrong = s.guard.requireToken(wrong)
 		}
 		mux.HandleFunc(r.Path, wrong)
 	}
 	// Unknown paths and methods tell nothing without the token either.
-	mux.HandleFunc("/", s.door.closed(func(w http.ResponseWriter, req *http.Request) {
+	mux.HandleFunc("/", s.guard.requireToken(func(w http.ResponseWriter, req *http.Request) {
 		var paths []string
 		for _, r := range Routes {
-			if !r.open {
+			if !r.public {
 				paths = append(paths, r.Method+" "+r.Path)
 			}
 		}
@@ -126,15 +126,15 @@ func (s *Server) explain(w http.ResponseWriter, r *http.Request) {
 	}
 	body, ok := s.opt.Scheduler.Explain(id)
 	if !ok {
-		fail(w, http.StatusNotFound, "unknown_request", s.notAmong(id))
+		fail(w, http.StatusNotFound, "unknown_request", s.recordNotFound(id))
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Write(append(body, '\n'))
 }
 
-func (s *Server) notAmong(id string) string {
-	n := s.opt.Scheduler.Kept()
+func (s *Server) recordNotFound(id string) string {
+	n := s.opt.Scheduler.RecordCapacity()
 	if n == 0 {
 		return "no records are kept: schedule.explain is off"
 	}
@@ -217,54 +217,54 @@ func masked(v any) (any, error) {
 	if err := yaml.Unmarshal(b, &plain); err != nil {
 		return nil, errors.New("admin: cannot show the configuration: it does not read back")
 	}
-	plain = hide(plain)
+	plain = maskValue(plain)
 	if _, err := json.Marshal(plain); err != nil {
 		return nil, fmt.Errorf("admin: cannot show the configuration: %w", err)
 	}
 	return plain, nil
 }
 
-func hide(v any) any {
+func maskValue(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
 			if obs.IsSecret(k) {
-				v[k] = hideAll(x)
+				v[k] = maskAll(x)
 			} else {
-				v[k] = hide(x)
+				v[k] = maskValue(x)
 			}
 		}
 	case []any:
 		for i := range v {
-			v[i] = hide(v[i])
+			v[i] = maskValue(v[i])
 		}
 	case string:
-		return hideURL(v)
+		return maskURL(v)
 	}
 	return v
 }
 
-// hideAll masks every text in a value; numbers and what is not set may be seen.
-func hideAll(v any) any {
+// maskAll masks every text in a value; numbers and what is not set may be seen.
+func maskAll(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
-			v[k] = hideAll(x)
+			v[k] = maskAll(x)
 		}
 	case []any:
 		for i := range v {
-			v[i] = hideAll(v[i])
+			v[i] = maskAll(v[i])
 		}
 	case string:
 		if v != "" {
-			return obs.Masked
+			return obs.MaskedValue
 		}
 	}
 	return v
 }
 
-// hideURL masks the password of a URL.
-func hideURL(s string) string {
+// maskURL masks the password of a URL.
+func maskURL(s string) string {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {
 		return s
@@ -278,7 +278,7 @@ func hideURL(s string) string {
 	if !hasPassword {
 		return s
 	}
-	s = scheme + "://" + name + ":" + obs.Masked + "@" + at
+	s = scheme + "://" + name + ":" + obs.MaskedValue + "@" + at
 	if path != "" {
 		s += "/" + path
 	}

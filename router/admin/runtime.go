@@ -48,7 +48,7 @@ func WriteRuntimeFile(path string, rt Runtime) error {
 		return fmt.Errorf("admin: cannot make the folder of runtime file %q: %w; name another with admin.runtime_file", path, err)
 	}
 	if dir == RuntimeDir() {
-		if err := mustBeOwn(dir, 0o077); err != nil {
+		if err := checkOwner(dir, 0o077); err != nil {
 			return err
 		}
 	}
@@ -75,9 +75,9 @@ func WriteRuntimeFile(path string, rt Runtime) error {
 	return nil
 }
 
-// mustBeOwn refuses what another user owns or may reach; forbidden are the
+// checkOwner refuses what another user owns or may reach; forbidden are the
 // permission bits that must not be set.
-func mustBeOwn(path string, forbidden fs.FileMode) error {
+func checkOwner(path string, forbidden fs.FileMode) error {
 	st, err := os.Lstat(path)
 	if err != nil {
 		return fmt.Errorf("admin: cannot look at %q: %w", path, err)
@@ -100,7 +100,7 @@ func ReadRuntimeFile(path string) (Runtime, error) {
 	if err != nil {
 		return rt, fmt.Errorf("admin: cannot read runtime file %q: %w", path, err)
 	}
-	if err := mustBeOwn(path, 0o077); err != nil {
+	if err := checkOwner(path, 0o077); err != nil {
 		return rt, err
 	}
 	if err := json.Unmarshal(body, &rt); err != nil {

@@ -17,7 +17,7 @@ import (
 	"sluice/router/discovery"
 	"sluice/router/fleet"
 	"sluice/router/obs"
-	"sluice/router/record"
+	"sluice/router/recording"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -40,9 +40,9 @@ type Options struct {
 	Version     string
 	// Bound is the listener where it is open already; Listen then only says what it
 	// was configured as.
-	Bound net.Listener
+	Listener net.Listener
 	// Unannounced leaves the runtime file to Announce: it is another process's yet.
-	Unannounced bool
+	DeferRuntimeFile bool
 	// Restart replaces this process by a new one and gives its id, for
 	// /admin/v1/restart; nil: 404.
 	Restart func(context.Context) (pid int, err error)
@@ -58,7 +58,7 @@ type Options struct {
 	// whose key names a secret is masked; nil: 404.
 	Config func() any
 	// Recorder for /admin/v1/record; nil: 404.
-	Recorder *record.Recorder
+	Recorder *recording.Recorder
 	// Discovery is how the sources of workers are doing; nil: none.
 	Discovery func() []discovery.State
 	// Transfers is what /admin/v1/transfers answers, as JSON; nil: that there are none.
@@ -66,12 +66,12 @@ type Options struct {
 	// Health is the full /health page, for /admin/v1/health; nil: 404.
 	Health func() (status int, body []byte)
 	// Twin is a second router on the same load to compare with; nil: none.
-	Twin *Twin
+	Compared *Compared
 }
 
-// Twin is what /admin/v1/twin shows: another router's figures, sampled like
+// Compared is what /admin/v1/twin shows: another router's figures, sampled like
 // the server's own.
-type Twin struct {
+type Compared struct {
 	Name    string // such as "round robin"
 	Metrics *obs.Metrics
 }
@@ -90,16 +90,16 @@ var headTimeout = 5 * time.Second
 
 // Server is the admin listener. New binds it, Serve serves until Close.
 type Server struct {
-	opt     Options
-	log     *slog.Logger
-	ln      net.Listener
-	http    *http.Server
-	door    door
-	hub     *hub
-	own     *sampler
-	twin    *sampler // nil without one
-	runtime string   // path of the runtime file, "" for none
-	started time.Time
+	opt             Options
+	log             *slog.Logger
+	ln              net.Listener
+	http            *http.Server
+	guard           tokenGuard
+	hub             *hub
+	ownSampler      *sampler
+	comparedSampler *sampler // nil without one
+	runtime         string   // path of the runtime file, "" for none
+	started         time.Time
 
 	stop  context.CancelFunc
 	work  sync.WaitGroup
@@ -124,42 +124,42 @@ func New(opt Options) (*Server, error) {
 		return nil, err
 	}
 	opt.Token = "" // from here on only the door and the runtime file know it
-	if err := mustBeLoopback(opt.Listen); err != nil {
+	if err := checkLoopback(opt.Listen); err != nil {
 		return nil, err
 	}
-	ln := opt.Bound
+	ln := opt.Listener
 	if ln == nil {
 		if ln, err = net.Listen("tcp", opt.Listen); err != nil {
 			return nil, fmt.Errorf("admin: cannot listen on %q: %w; choose another with --admin, port 0 takes a free one, off turns it off", opt.Listen, err)
 		}
-	} else if err := mustBeLoopback(ln.Addr().String()); err != nil {
+	} else if err := checkLoopback(ln.Addr().String()); err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	s := &Server{opt: opt, log: opt.Log, ln: ln, door: newDoor(token), started: time.Now(), stop: stop}
-	if !opt.Unannounced {
-		if err := s.Announce(); err != nil {
+	s := &Server{opt: opt, log: opt.Log, ln: ln, guard: newTokenGuard(token), started: time.Now(), stop: stop}
+	if !opt.DeferRuntimeFile {
+		if err := s.WriteRuntimeFile(); err != nil {
 			stop()
 			ln.Close()
 			return nil, err
 		}
 	}
 	s.hub = newHub(opt.Scheduler)
-	s.own = newSampler(opt.Metrics)
-	if opt.Twin != nil {
-		s.twin = newSampler(opt.Twin.Metrics)
+	s.ownSampler = newSampler(opt.Metrics)
+	if opt.Compared != nil {
+		s.comparedSampler = newSampler(opt.Compared.Metrics)
 	}
 	s.http = &http.Server{
-		Handler:           s.door.guard(s.mux()),
+		Handler:           s.guard.checkRequest(s.mux()),
 		ReadHeaderTimeout: headTimeout, ReadTimeout: headTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeadBytes,
 		BaseContext:    func(net.Listener) context.Context { return ctx },
 		ErrorLog:       slog.NewLogLogger(opt.Log.Handler(), slog.LevelDebug),
 	}
 	s.work.Go(func() { s.hub.run(ctx) })
-	s.work.Go(func() { s.own.run(ctx) })
-	if s.twin != nil {
-		s.work.Go(func() { s.twin.run(ctx) })
+	s.work.Go(func() { s.ownSampler.run(ctx) })
+	if s.comparedSampler != nil {
+		s.work.Go(func() { s.comparedSampler.run(ctx) })
 	}
 	return s, nil
 }
@@ -184,7 +184,7 @@ func chooseToken(token string) (string, error) {
 	return token, nil
 }
 
-func mustBeLoopback(addr string) error {
+func checkLoopback(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
 		return fmt.Errorf("admin: cannot listen on %q: %w; want HOST:PORT such as %s", addr, err, defaultListen)
@@ -195,8 +195,8 @@ func mustBeLoopback(addr string) error {
 	return nil
 }
 
-// Announce writes the runtime file. New does it, unless told not to.
-func (s *Server) Announce() error {
+// WriteRuntimeFile writes the runtime file. New does it, unless told not to.
+func (s *Server) WriteRuntimeFile() error {
 	if s.opt.RuntimeFile == "off" {
 		return nil
 	}
@@ -204,7 +204,7 @@ func (s *Server) Announce() error {
 	if path == "" {
 		path = DefaultRuntimeFile(s.Addr())
 	}
-	err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: s.door.token, PID: os.Getpid(), Started: s.started.UTC(), Version: s.opt.Version})
+	err := WriteRuntimeFile(path, Runtime{Address: s.Addr(), Token: s.guard.token, PID: os.Getpid(), Started: s.started.UTC(), Version: s.opt.Version})
 	if err == nil {
 		s.runtime = path
 	}
@@ -212,7 +212,7 @@ func (s *Server) Announce() error {
 }
 
 // Token is what opens it; for the process that takes this one's place.
-func (s *Server) Token() string { return s.door.token }
+func (s *Server) Token() string { return s.guard.token }
 
 // Listener is where it listens; for the same.
 func (s *Server) Listener() net.Listener { return s.ln }
@@ -222,7 +222,7 @@ func (s *Server) Addr() string { return s.ln.Addr().String() }
 
 // URL is the console's address, with the token in its fragment, which browsers
 // send to nobody. Never log it.
-func (s *Server) URL() string { return "http://" + s.Addr() + "/#token=" + s.door.token }
+func (s *Server) URL() string { return "http://" + s.Addr() + "/#token=" + s.guard.token }
 
 // RuntimeFile is where address and token were written; "" when nowhere.
 func (s *Server) RuntimeFile() string { return s.runtime }
@@ -253,9 +253,9 @@ func (s *Server) Close(ctx context.Context) (err error) {
 	return err
 }
 
-// PassOn is Close for a server whose listener another process has: the runtime file
+// CloseForSuccessor is Close for a server whose listener another process has: the runtime file
 // stays, for that process to write over.
-func (s *Server) PassOn(ctx context.Context) error {
+func (s *Server) CloseForSuccessor(ctx context.Context) error {
 	s.runtime = ""
 	return s.Close(ctx)
 }

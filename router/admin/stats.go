@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	sampleEvery = 500 * time.Millisecond
-	keepSamples = 600                         // five minutes
-	window      = 10 * time.Second            // of quantiles and hit rates
-	windowLen   = int(window/sampleEvery) + 1 // totals kept to make differences
+	sampleInterval = 500 * time.Millisecond
+	maxSamples     = 600                            // five minutes
+	window         = 10 * time.Second               // of quantiles and hit rates
+	windowLen      = int(window/sampleInterval) + 1 // totals kept to make differences
 )
 
 // Sample is the router at one moment; rates and quantiles are over Window
@@ -44,12 +44,12 @@ type sampler struct {
 	mu      sync.Mutex
 	samples []Sample // ring
 	next    int
-	totals  []stamped // ring of the last window
+	totals  []timedTotals // ring of the last window
 	at      int
 	last    obs.Totals
 }
 
-type stamped struct {
+type timedTotals struct {
 	at time.Time
 	t  obs.Totals
 }
@@ -61,7 +61,7 @@ func newSampler(m *obs.Metrics) *sampler {
 }
 
 func (s *sampler) run(ctx context.Context) {
-	tick := time.NewTicker(sampleEvery)
+	tick := time.NewTicker(sampleInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -78,7 +78,7 @@ func (s *sampler) sample(now time.Time) {
 	defer s.mu.Unlock()
 	var cur obs.Totals
 	s.metrics.Totals(&cur)
-	old := stamped{at: now, t: cur}
+	old := timedTotals{at: now, t: cur}
 	if len(s.totals) > 0 {
 		old = s.totals[s.at%len(s.totals)] // the oldest
 	}
@@ -86,25 +86,25 @@ func (s *sampler) sample(now time.Time) {
 		if len(s.totals) > 0 {
 			old = s.totals[0]
 		}
-		s.totals = append(s.totals, stamped{now, cur})
+		s.totals = append(s.totals, timedTotals{now, cur})
 	} else {
-		s.totals[s.at] = stamped{now, cur}
+		s.totals[s.at] = timedTotals{now, cur}
 		s.at = (s.at + 1) % windowLen
 	}
 	s.last = cur
 	x := between(&old.t, &cur, now.Sub(old.at))
 	x.At = now.UnixMilli()
-	if len(s.samples) < keepSamples {
+	if len(s.samples) < maxSamples {
 		s.samples = append(s.samples, x)
 	} else {
 		s.samples[s.next] = x
-		s.next = (s.next + 1) % keepSamples
+		s.next = (s.next + 1) % maxSamples
 	}
 }
 
 // between makes a sample of what happened from a to b.
 func between(a, b *obs.Totals, took time.Duration) Sample {
-	sec := max(took.Seconds(), sampleEvery.Seconds())
+	sec := max(took.Seconds(), sampleInterval.Seconds())
 	x := Sample{
 		RequestRate: rate(a.Ended, b.Ended, sec), TokenRate: rate(a.OutputTokens, b.OutputTokens, sec),
 		EventRate: rate(a.Events, b.Events, sec), RefusedRate: rate(a.Refused, b.Refused, sec),
@@ -200,15 +200,15 @@ func (s *sampler) stats(sinceMS int64) Stats {
 }
 
 func (s *Server) stats(w http.ResponseWriter, r *http.Request) {
-	s.answerStats(w, r, s.own, s.opt.Scheduler.Policy())
+	s.answerStats(w, r, s.ownSampler, s.opt.Scheduler.Policy())
 }
 
-func (s *Server) twinStats(w http.ResponseWriter, r *http.Request) {
-	if s.twin == nil {
+func (s *Server) comparedStats(w http.ResponseWriter, r *http.Request) {
+	if s.comparedSampler == nil {
 		fail(w, http.StatusNotFound, "no_twin", "there is no router to compare with; `sluice demo` runs one")
 		return
 	}
-	s.answerStats(w, r, s.twin, s.opt.Twin.Name)
+	s.answerStats(w, r, s.comparedSampler, s.opt.Compared.Name)
 }
 
 func (s *Server) answerStats(w http.ResponseWriter, r *http.Request, from *sampler, name string) {

@@ -47,11 +47,11 @@ type Rank struct {
 func (s *Server) workerView(w *worker.Worker) Worker {
 	state, reason := w.State()
 	info := w.Info()
-	v := Worker{ID: w.Spec.ID, URL: hideURL(w.Spec.URL), Role: w.Spec.Role.String(), State: state.String(), Reason: reason,
+	v := Worker{ID: w.Spec.ID, URL: maskURL(w.Spec.URL), Role: w.Spec.Role.String(), State: state.String(), Reason: reason,
 		Models: info.Models, Engine: info.Engine, Version: info.Version, Labels: w.Spec.Labels, Source: w.Spec.Source}
 	for _, r := range w.Ranks {
 		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(), Breaker: worker.BreakerState(r.Breaker.Load()).String(),
-			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.Held.Load(), KVUsage: r.KVUsage(),
+			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.CachedBlocks.Load(), KVUsage: r.KVUsage(),
 			Requests: r.Requests.Load(), PrefillTokens: r.PrefillTokens.Load(), DecodeBlocks: r.DecodeBlocks.Load(),
 			Running: r.Running.Load(), Waiting: r.Waiting.Load(), Rates: s.opt.Scheduler.RatesOf(r), LearnedFrom: learnedFrom(r)})
 	}
@@ -100,7 +100,7 @@ type Request struct {
 }
 
 func requestOf(rec *schedule.Record) Request {
-	q := Request{ID: rec.RequestID, At: rec.Begun.UnixMilli(), Notes: len(rec.Notes) + rec.LostNotes, Reported: -1}
+	q := Request{ID: rec.RequestID, At: rec.Started.UnixMilli(), Notes: len(rec.Notes) + rec.LostNotes, Reported: -1}
 	for i := range rec.Decisions {
 		d := &rec.Decisions[i]
 		q.PromptTokens = d.PromptTokens

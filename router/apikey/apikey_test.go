@@ -10,34 +10,34 @@ import (
 	"sluice/dataplane/front"
 )
 
-func ring(t *testing.T, specs ...Spec) *Ring {
+func newTestKeyring(t *testing.T, specs ...Spec) *Keyring {
 	t.Helper()
-	r, err := NewRing(specs)
+	r, err := NewKeyring(specs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func TestWhoseKey(t *testing.T) {
-	mine, theirs := New(), New()
-	if mine == theirs || !strings.HasPrefix(mine, prefix) || len(mine) != len(prefix)+43 {
-		t.Fatalf("keys %q and %q", mine, theirs)
+func TestLookupKey(t *testing.T) {
+	mine, other := New(), New()
+	if mine == other || !strings.HasPrefix(mine, prefix) || len(mine) != len(prefix)+43 {
+		t.Fatalf("keys %q and %q", mine, other)
 	}
-	r := ring(t, Spec{Name: "mine", Hash: HashOf(mine), Models: []string{"m"}}, Spec{Name: "theirs", Hash: HashOf(theirs)})
+	r := newTestKeyring(t, Spec{Name: "mine", Hash: HashOf(mine), Models: []string{"m"}}, Spec{Name: "theirs", Hash: HashOf(other)})
 	for _, c := range []struct {
 		key    string
 		reason front.Reason
 		name   string
 	}{
 		{mine, "", "mine"},
-		{theirs, "", "theirs"},
-		{"", front.NoKey, ""},
+		{other, "", "theirs"},
+		{"", front.MissingKey, ""},
 		{mine[:len(mine)-1], front.UnknownKey, ""},
 		{mine + "x", front.UnknownKey, ""},
 		{HashOf(mine).String(), front.UnknownKey, ""}, // a stolen configuration opens nothing
 	} {
-		pass, denied := r.Enter([]byte(c.key), true)
+		pass, denied := r.Authenticate([]byte(c.key), true)
 		switch {
 		case c.reason == "" && (denied != nil || pass.Name() != c.name):
 			t.Errorf("%s: %v, %v", c.name, pass, denied)
@@ -47,21 +47,21 @@ func TestWhoseKey(t *testing.T) {
 			t.Errorf("the refusal tells the key: %s", denied.Message)
 		}
 	}
-	pass, _ := r.Enter([]byte(mine), true)
+	pass, _ := r.Authenticate([]byte(mine), true)
 	if !pass.Allows("m") || pass.Allows("n") || pass.Allows("") {
 		t.Error("the key is good for other models than m")
 	}
-	if pass, _ = r.Enter([]byte(theirs), true); !pass.Allows("n") {
+	if pass, _ = r.Authenticate([]byte(other), true); !pass.Allows("n") {
 		t.Error("a key without models is not good for all")
 	}
 }
 
-func TestTwice(t *testing.T) {
+func TestDuplicateKeys(t *testing.T) {
 	for _, specs := range [][]Spec{
 		{{Name: "a", Hash: HashOf("x")}, {Name: "a", Hash: HashOf("y")}},
 		{{Name: "a", Hash: HashOf("x")}, {Name: "b", Hash: HashOf("x")}},
 	} {
-		if _, err := NewRing(specs); err == nil {
+		if _, err := NewKeyring(specs); err == nil {
 			t.Errorf("%v was taken", specs)
 		}
 	}
@@ -84,9 +84,9 @@ func TestParseHash(t *testing.T) {
 
 func TestRequestsAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := ring(t, Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 60}, Spec{Name: "b", Hash: HashOf("b"), RequestsPerMinute: 60})
-		enter := func() *front.Denial {
-			_, denied := r.Enter([]byte("a"), true)
+		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 60}, Spec{Name: "b", Hash: HashOf("b"), RequestsPerMinute: 60})
+		enter := func() *front.Rejection {
+			_, denied := r.Authenticate([]byte("a"), true)
 			return denied
 		}
 		for i := range 60 {
@@ -94,24 +94,24 @@ func TestRequestsAMinute(t *testing.T) {
 				t.Fatalf("request %d of the minute's 60: %v", i, d)
 			}
 		}
-		pass, _ := r.Enter([]byte("b"), false)
-		if d := pass.Reached(); d != nil {
+		pass, _ := r.Authenticate([]byte("b"), false)
+		if d := pass.CheckLimits(); d != nil {
 			t.Errorf("nothing was taken of b: %+v", d)
 		}
-		pass, _ = r.Enter([]byte("a"), false)
+		pass, _ = r.Authenticate([]byte("a"), false)
 		for range 3 { // to ask takes nothing
-			if d := pass.Reached(); d == nil || d.Reason != front.KeyLimit || d.RetryAfter != time.Second {
+			if d := pass.CheckLimits(); d == nil || d.Reason != front.KeyLimitReached || d.RetryAfter != time.Second {
 				t.Errorf("asked before the 61st: %+v", d)
 			}
 		}
 		d := enter()
-		if d == nil || d.Reason != front.KeyLimit || d.RetryAfter != time.Second {
+		if d == nil || d.Reason != front.KeyLimitReached || d.RetryAfter != time.Second {
 			t.Fatalf("the 61st: %+v", d)
 		}
-		if _, d := r.Enter([]byte("a"), false); d != nil {
+		if _, d := r.Authenticate([]byte("a"), false); d != nil {
 			t.Errorf("a page is refused for a limit of requests: %+v", d)
 		}
-		if _, d := r.Enter([]byte("b"), true); d != nil {
+		if _, d := r.Authenticate([]byte("b"), true); d != nil {
 			t.Errorf("one key's limit is another's: %+v", d)
 		}
 		time.Sleep(d.RetryAfter)
@@ -129,75 +129,75 @@ func TestRequestsAMinute(t *testing.T) {
 
 func TestTokensAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := ring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 6000})
-		pass, denied := r.Enter([]byte("a"), true)
+		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 6000})
+		pass, denied := r.Authenticate([]byte("a"), true)
 		if denied != nil {
 			t.Fatal(denied)
 		}
-		pass.Settle(0, 5000)
-		if _, denied = r.Enter([]byte("a"), true); denied != nil {
+		pass.Commit(0, 5000)
+		if _, denied = r.Authenticate([]byte("a"), true); denied != nil {
 			t.Fatalf("with 1,000 of 6,000 left: %+v", denied)
 		}
-		pass.Settle(0, 2500) // 1,500 over: they are waited for
-		_, denied = r.Enter([]byte("a"), true)
-		if denied == nil || denied.Reason != front.KeyLimit || denied.RetryAfter < 15*time.Second || denied.RetryAfter > 16*time.Second {
+		pass.Commit(0, 2500) // 1,500 over: they are waited for
+		_, denied = r.Authenticate([]byte("a"), true)
+		if denied == nil || denied.Reason != front.KeyLimitReached || denied.RetryAfter < 15*time.Second || denied.RetryAfter > 16*time.Second {
 			t.Fatalf("1,500 over at 100 a second: %+v", denied)
 		}
 		shown := map[string]string{}
-		pass.Limits(func(name, value string) { shown[name] = value })
+		pass.VisitLimitHeaders(func(name, value string) { shown[name] = value })
 		if shown["x-ratelimit-limit-tokens"] != "6000" || shown["x-ratelimit-remaining-tokens"] != "0" || shown["x-ratelimit-reset-tokens"] != "1m15s" || len(shown) != 3 {
 			t.Errorf("%v", shown)
 		}
-		if d := pass.Reached(); d == nil || d.RetryAfter != denied.RetryAfter {
+		if d := pass.CheckLimits(); d == nil || d.RetryAfter != denied.RetryAfter {
 			t.Errorf("asked: %+v, want %+v", d, denied)
 		}
 		time.Sleep(denied.RetryAfter)
-		if _, denied = r.Enter([]byte("a"), true); denied != nil {
+		if _, denied = r.Authenticate([]byte("a"), true); denied != nil {
 			t.Errorf("after the wait that was told: %+v", denied)
 		}
-		pass.Settle(0, 1<<62)
-		if _, denied = r.Enter([]byte("a"), true); denied == nil || denied.RetryAfter > maxDebt {
+		pass.Commit(0, 1<<62)
+		if _, denied = r.Authenticate([]byte("a"), true); denied == nil || denied.RetryAfter > maxBacklog {
 			t.Errorf("%+v", denied)
 		}
-		pass.Settle(0, -1)
+		pass.Commit(0, -1)
 	})
 }
 
-func TestReplaceKeepsWhatWasSpent(t *testing.T) {
+func TestReplaceKeepsUsage(t *testing.T) {
 	spec := Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 2}
-	r := ring(t, spec)
-	pass, _ := r.Enter([]byte("a"), true)
+	r := newTestKeyring(t, spec)
+	pass, _ := r.Authenticate([]byte("a"), true)
 	spec.Name, spec.TokensPerMinute = "renamed", 100
 	if err := r.Replace([]Spec{spec, {Name: "b", Hash: HashOf("b")}}); err != nil {
 		t.Fatal(err)
 	}
-	pass.Settle(0, 10) // of a request that was under way
+	pass.Commit(0, 10) // of a request that was under way
 	if c := r.Keys()[0].Counts(); c.Admitted != 1 || c.Tokens != 10 {
 		t.Errorf("%+v", c)
 	}
-	if _, denied := r.Enter([]byte("a"), true); denied != nil {
+	if _, denied := r.Authenticate([]byte("a"), true); denied != nil {
 		t.Error(denied)
 	}
-	if _, denied := r.Enter([]byte("a"), true); denied == nil {
+	if _, denied := r.Authenticate([]byte("a"), true); denied == nil {
 		t.Error("a third request of two was let in by the change")
 	}
 	if err := r.Replace([]Spec{{Name: "b", Hash: HashOf("b")}}); err != nil {
 		t.Fatal(err)
 	}
-	if _, denied := r.Enter([]byte("a"), true); denied == nil || denied.Reason != front.UnknownKey {
+	if _, denied := r.Authenticate([]byte("a"), true); denied == nil || denied.Reason != front.UnknownKey {
 		t.Errorf("a key that was taken out: %+v", denied)
 	}
 }
 
-// TestManyAtOnce holds the limit exactly, whoever asks at the same moment.
-func TestManyAtOnce(t *testing.T) {
-	r := ring(t, Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 100})
+// TestConcurrentUse holds the limit exactly, whoever asks at the same moment.
+func TestConcurrentUse(t *testing.T) {
+	r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 100})
 	var wg sync.WaitGroup
 	began := time.Now()
 	for range 8 {
 		wg.Go(func() {
 			for range 100 {
-				r.Enter([]byte("a"), true)
+				r.Authenticate([]byte("a"), true)
 			}
 		})
 	}
@@ -208,7 +208,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-func BenchmarkEnter(b *testing.B) {
+func BenchmarkAuthenticate(b *testing.B) {
 	key := []byte(New())
 	specs := make([]Spec, 1000)
 	for i := range specs {
@@ -216,13 +216,13 @@ func BenchmarkEnter(b *testing.B) {
 	}
 	specs[500].Hash = HashOf(key)
 	specs[500].RequestsPerMinute = 1 << 40
-	r, err := NewRing(specs)
+	r, err := NewKeyring(specs)
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, denied := r.Enter(key, true); denied != nil {
+		if _, denied := r.Authenticate(key, true); denied != nil {
 			b.Fatal(denied)
 		}
 	}

@@ -70,8 +70,8 @@ type Key struct {
 // account is what a key has used. It outlives a change of the key's limits, so that
 // requests under way at the change are counted too.
 type account struct {
-	requestDebt, tokenDebt   debt
-	admitted, spent, limited atomic.Uint64
+	requestUsage, tokenUsage usage
+	admitted, used, limited  atomic.Uint64
 }
 
 // Name is the key's name.
@@ -84,34 +84,34 @@ func (k *Key) Allows(model string) bool {
 
 // Reserve implements front.Pass: it takes tokens of the key's minute that a request is
 // about to use, or says why they are not to be had. Where nothing is owed any number is.
-func (k *Key) Reserve(tokens int) *front.Denial {
+func (k *Key) Reserve(tokens int) *front.Rejection {
 	if k.tokens == 0 || tokens <= 0 {
 		return nil
 	}
-	after := k.tokenDebt.tryMany(k.tokens, time.Now(), int64(tokens))
+	after := k.tokenUsage.tryConsume(k.tokens, time.Now(), int64(tokens))
 	if after <= 0 {
 		return nil
 	}
 	k.limited.Add(1)
-	return &front.Denial{
-		Reason: front.KeyLimit, RetryAfter: after,
+	return &front.Rejection{
+		Reason: front.KeyLimitReached, RetryAfter: after,
 		Message: fmt.Sprintf("what is left of the limit of %d tokens a minute of key %q is less than the %d tokens of this prompt; try again in %s",
 			k.spec.TokensPerMinute, k.spec.Name, tokens, after.Round(time.Millisecond)),
 	}
 }
 
-// Settle implements front.Pass: it is called when a request's tokens are known, which is
+// Commit implements front.Pass: it is called when a request's tokens are known, which is
 // after they were used, and puts them in the place of those that Reserve took. What is
 // spent beyond the limit is waited for by the requests that come next.
-func (k *Key) Settle(reserved, spent int) {
+func (k *Key) Commit(reserved, spent int) {
 	reserved, spent = max(reserved, 0), max(spent, 0)
-	k.spent.Add(uint64(spent))
+	k.used.Add(uint64(spent))
 	switch {
 	case k.tokens == 0:
 	case spent > reserved:
-		k.tokenDebt.take(k.tokens, time.Now(), int64(spent-reserved))
+		k.tokenUsage.consume(k.tokens, time.Now(), int64(spent-reserved))
 	case spent < reserved:
-		k.tokenDebt.giveBack(k.tokens, int64(reserved-spent))
+		k.tokenUsage.refund(k.tokens, int64(reserved-spent))
 	}
 }
 
@@ -124,5 +124,5 @@ type Counts struct {
 
 // Counts reads them; not one moment's, but each true.
 func (k *Key) Counts() Counts {
-	return Counts{Admitted: k.admitted.Load(), Limited: k.limited.Load(), Tokens: k.spent.Load()}
+	return Counts{Admitted: k.admitted.Load(), Limited: k.limited.Load(), Tokens: k.used.Load()}
 }

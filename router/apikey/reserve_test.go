@@ -9,9 +9,9 @@ import (
 	"sluice/dataplane/front"
 )
 
-func enter(t *testing.T, r *Ring, key string) front.Pass {
+func authenticate(t *testing.T, r *Keyring, key string) front.Principal {
 	t.Helper()
-	pass, denied := r.Enter([]byte(key), true)
+	pass, denied := r.Authenticate([]byte(key), true)
 	if denied != nil {
 		t.Fatal(denied)
 	}
@@ -20,34 +20,34 @@ func enter(t *testing.T, r *Ring, key string) front.Pass {
 
 func TestTokensAreReserved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := ring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 6000}, Spec{Name: "free", Hash: HashOf("free")})
-		pass := enter(t, r, "a")
+		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 6000}, Spec{Name: "free", Hash: HashOf("free")})
+		pass := authenticate(t, r, "a")
 		for i := range 2 {
 			if d := pass.Reserve(3000); d != nil {
 				t.Fatalf("half the minute's, %d of 2: %+v", i+1, d)
 			}
 		}
 		d := pass.Reserve(100)
-		if d == nil || d.Reason != front.KeyLimit || d.RetryAfter != time.Second {
+		if d == nil || d.Reason != front.KeyLimitReached || d.RetryAfter != time.Second {
 			t.Fatalf("with nothing left: %+v", d)
 		}
-		pass.Settle(3000, 2900) // 100 fewer than were thought
+		pass.Commit(3000, 2900) // 100 fewer than were thought
 		if d := pass.Reserve(100); d != nil {
 			t.Errorf("what was given back: %+v", d)
 		}
-		pass.Settle(100, 0) // refused, or failed
-		pass.Settle(3000, 3100)
+		pass.Commit(100, 0) // refused, or failed
+		pass.Commit(3000, 3100)
 		if d := pass.Reserve(1); d == nil || d.RetryAfter != 10*time.Millisecond {
 			t.Errorf("spent as many as reserved: %+v", d)
 		}
 		if c := r.Keys()[0].Counts(); c.Tokens != 6000 || c.Limited != 2 {
 			t.Errorf("%+v", c)
 		}
-		free := enter(t, r, "free")
+		free := authenticate(t, r, "free")
 		if d := free.Reserve(1 << 40); d != nil {
 			t.Errorf("a key without a limit: %+v", d)
 		}
-		free.Settle(1<<40, 7)
+		free.Commit(1<<40, 7)
 		if c := r.Keys()[1].Counts(); c.Tokens != 7 {
 			t.Errorf("%+v", c)
 		}
@@ -57,9 +57,9 @@ func TestTokensAreReserved(t *testing.T) {
 // TestLargePrompt: more tokens than a minute's come in when nothing is owed, or never would.
 func TestLargePrompt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := ring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})
-		pass := enter(t, r, "a")
-		pass.Settle(0, 10)
+		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})
+		pass := authenticate(t, r, "a")
+		pass.Commit(0, 10)
 		d := pass.Reserve(100)
 		if d == nil || d.RetryAfter != 10*time.Second {
 			t.Fatalf("with 10 owed: %+v", d)
@@ -68,24 +68,24 @@ func TestLargePrompt(t *testing.T) {
 		if d := pass.Reserve(100); d != nil {
 			t.Fatalf("with nothing owed: %+v", d)
 		}
-		pass.Settle(100, 100)
+		pass.Commit(100, 100)
 		if d := pass.Reserve(1); d == nil || d.RetryAfter != 41*time.Second {
 			t.Errorf("40 over: %+v", d)
 		}
 	})
 }
 
-// TestGivenBackLate: what is given back after it was paid for by time is no more than a
+// TestLateRefund: what is given back after it was paid for by time is no more than a
 // minute's.
-func TestGivenBackLate(t *testing.T) {
+func TestLateRefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := ring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})
-		pass := enter(t, r, "a")
+		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})
+		pass := authenticate(t, r, "a")
 		if d := pass.Reserve(60); d != nil {
 			t.Fatal(d)
 		}
 		time.Sleep(time.Hour)
-		pass.Settle(60, 0)
+		pass.Commit(60, 0)
 		if d := pass.Reserve(60); d != nil {
 			t.Fatal(d)
 		}
@@ -95,9 +95,9 @@ func TestGivenBackLate(t *testing.T) {
 	})
 }
 
-func TestReservedAtOnce(t *testing.T) {
-	r := ring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 100})
-	pass := enter(t, r, "a")
+func TestConcurrentReservations(t *testing.T) {
+	r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 100})
+	pass := authenticate(t, r, "a")
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	in := 0

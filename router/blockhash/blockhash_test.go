@@ -86,7 +86,7 @@ func TestSeqsEqualsLocalsChained(t *testing.T) {
 	}
 }
 
-func TestSaltsAreApart(t *testing.T) {
+func TestSaltsDiffer(t *testing.T) {
 	seen := map[Salt][3]string{}
 	words := []string{"", "a", "b", "c", "ab", "bc", "abc", "\x00", "a\x00", "a/b"}
 	for _, m := range words {
@@ -102,7 +102,7 @@ func TestSaltsAreApart(t *testing.T) {
 	}
 }
 
-func TestKindsAreApart(t *testing.T) {
+func TestTextAndTokensDiffer(t *testing.T) {
 	tokens := counting('a', 4)
 	plain := Locals(nil, tokens, 4)[0]
 	text := TextSeqs(nil, 0, []byte("a\x00\x00\x00b\x00\x00\x00c\x00\x00\x00d\x00\x00\x00"), 16)[0]

@@ -22,8 +22,8 @@ func (c *Config) Validate() error {
 	if c.origins == nil {
 		c.origins = map[string]origin{}
 	}
-	var f faults
-	c.finish()
+	var f errorList
+	c.fillDefaults()
 	c.check(&f)
 	return f.err()
 }
@@ -39,8 +39,8 @@ func (c *Config) originOf(path string) origin {
 	return origin{}
 }
 
-// finish fills what has its default from other fields.
-func (c *Config) finish() {
+// fillDefaults fills what has its default from other fields.
+func (c *Config) fillDefaults() {
 	prefill := false
 	for i := range c.Workers {
 		w := &c.Workers[i]
@@ -60,7 +60,7 @@ func (c *Config) finish() {
 	}
 	prefill = prefill || c.Dynamic()
 	for i := range c.Discovery.DNS {
-		c.Discovery.DNS[i].finish()
+		c.Discovery.DNS[i].fillDefaults()
 	}
 	if _, given := c.origins["pd.family"]; !given && (c.PD.Family == "" || c.PD.Family == "off") {
 		c.PD.Family = "off"
@@ -86,7 +86,7 @@ func (c *Config) finish() {
 
 // check adds a fault for everything that is wrong between fields, or in a field
 // in a way its tags cannot say.
-func (c *Config) check(f *faults) {
+func (c *Config) check(f *errorList) {
 	bad := func(path, format string, args ...any) {
 		at := c.originOf(path)
 		if !slices.ContainsFunc(f.list, func(e *Error) bool { return e.Field == path && path != "" }) {
@@ -130,7 +130,7 @@ func (c *Config) check(f *faults) {
 	c.checkMediaHosts(bad)
 	c.checkDiscovery(bad)
 	c.checkRegister(bad)
-	c.checkRouted(bad)
+	c.checkEngineAPI(bad)
 	// Each is a write to a client, and the wake-up of a timer.
 	if k := c.Relay.KeepAlive; k > 0 && k < minComments {
 		bad("relay.keep_alive", "%v; want %v or more, or 0", k, minComments)
@@ -198,7 +198,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	switch {
 	case slices.Contains(families, pd.Family):
 	default:
-		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), didYouMean(pd.Family, families), orList(families))
+		bad(path+".family", "%s is not known%s; want %s", quoted(pd.Family), suggestion(pd.Family, families), joinOr(families))
 	}
 	inherited := path != "pd" && pd.Lease == c.PD.Lease && pd.LeaseMargin == c.PD.LeaseMargin
 	if pd.LeaseMargin >= pd.Lease && !inherited {
@@ -216,7 +216,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if path == "pd" && pd.Family == "off" {
 		for i, w := range c.Workers {
 			if w.Role == worker.Prefill {
-				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), orList(Families()[:len(familyTable)-1]))
+				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), joinOr(Families()[:len(familyTable)-1]))
 				break
 			}
 		}
@@ -268,7 +268,7 @@ func (c *Config) checkWorkers(bad report) {
 		}
 		c.checkRanks(bad, path, w)
 		c.checkEvents(bad, path, w)
-		checkWords(bad, path, w)
+		checkNames(bad, path, w)
 		ranks += max(len(w.Ranks), 1)
 	}
 	if ranks > worker.MaxSlots {
@@ -381,10 +381,10 @@ func zmqEndpoint(ep string) (port int, err error) {
 	return int(n), nil
 }
 
-func checkWords(bad report, path string, w *Worker) {
+func checkNames(bad report, path string, w *Worker) {
 	checkHealthPath(bad, path+".health_path", w.HealthPath)
 	if engines := []string{"", "vllm", "sglang", "trtllm"}; !slices.Contains(engines, w.Engine) {
-		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), didYouMean(w.Engine, engines))
+		bad(path+".engine", "%s is not known%s; want vllm, sglang or trtllm, or none to find out", quoted(w.Engine), suggestion(w.Engine, engines))
 	}
 	for j, m := range w.Models {
 		if m == "" || len(m) > 512 || !worker.Printable(m) {
@@ -399,7 +399,7 @@ func checkWords(bad report, path string, w *Worker) {
 	for _, key := range slices.Sorted(maps.Keys(w.Options)) {
 		at := path + ".options." + key
 		if !slices.Contains(optionKeys, key) {
-			bad(at, "no such option%s; known: %s", didYouMean(key, optionKeys), strings.Join(optionKeys, ", "))
+			bad(at, "no such option%s; known: %s", suggestion(key, optionKeys), strings.Join(optionKeys, ", "))
 			continue
 		}
 		for _, v := range w.Options[key] {

@@ -48,7 +48,7 @@ type Config struct {
 	Relay     Relay     `yaml:"relay"`
 	Migration Migration `yaml:"migration"`
 
-	Routed Routed `yaml:"routed"`
+	EngineAPI EngineAPI `yaml:"routed"`
 
 	Discovery Discovery `yaml:"discovery"`
 	Kube      Kube      `yaml:"kube"`
@@ -72,10 +72,10 @@ type Config struct {
 	// for the errors of checks made later.
 	origins map[string]origin
 	// path and again are of the file it was read from, for Reread.
-	path  string
-	again func(text []byte) (*Config, error)
+	path    string
+	reparse func(text []byte) (*Config, error)
 	// unheard are told at the start, and by a check.
-	unheard []string
+	envWarnings []string
 }
 
 // Admin is the admin listener.
@@ -167,11 +167,11 @@ type PD struct {
 	// sent later than Lease minus LeaseMargin after prefill's answer.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
 	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // decode is sent no later than lease minus this after prefill answered [3s]
-	// CutAfter is how long a decode that was sent after prefill, or together with it, runs
+	// AbortDelay is how long a decode that was sent after prefill, or together with it, runs
 	// before it is cut for a client that left, so that its engine has taken the request in: a
 	// stream so long behind its head, if no event comes first; another for so long at least,
 	// and its engine must also have answered a later question [500ms].
-	CutAfter time.Duration `yaml:"cut_after" min:"0s"`
+	AbortDelay time.Duration `yaml:"cut_after" min:"0s"`
 	// AbandonedDecode is how long a decode that is not streamed goes on for a client that
 	// left, where its engine is vLLM 0.21 or later without Sluice's connector. Cut, such a
 	// decode makes its prefill engine log "Potentially invalid KV blocks" and count a
@@ -341,9 +341,9 @@ type Migration struct {
 // MigrationAllow lists the words of migration.allow.
 var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "many_choices"}
 
-// Routed is the router as an engine, for callers who tokenize themselves; see
+// EngineAPI is the router as an engine, for callers who tokenize themselves; see
 // docs/routed.md. It is off until one of http, unix and listen is given.
-type Routed struct {
+type EngineAPI struct {
 	HTTP   bool   `yaml:"http"`                // POST /v1/routed/generate is served [false]
 	Unix   string `yaml:"unix"`                // path of the framed socket; who may write to the file may call [none]
 	Listen string `yaml:"listen"`              // TCP address of the framed socket, or "off" [off]
@@ -404,29 +404,29 @@ type Discovery struct {
 
 // DNS is one name whose addresses are workers.
 type DNS struct {
-	Name   string        `yaml:"name"`                       // taken as it is, without search domains
-	Type   string        `yaml:"type" oneof:"a srv"`         // a: A and AAAA, srv: SRV
-	Role   worker.Role   `yaml:"role"`                       // of every worker found
-	Port   int           `yaml:"port" min:"0" max:"65535"`   // of the engines, for type a
-	Scheme string        `yaml:"scheme" oneof:"http https"`  // http
-	Server string        `yaml:"server"`                     // HOST:PORT of a DNS server; those of /etc/resolv.conf
-	Least  time.Duration `yaml:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
-	Most   time.Duration `yaml:"most" min:"100ms" max:"24h"` // and not after this
-	Worker *Worker       `yaml:"worker"`                     // what else is true of every worker found
+	Name        string        `yaml:"name"`                       // taken as it is, without search domains
+	Type        string        `yaml:"type" oneof:"a srv"`         // a: A and AAAA, srv: SRV
+	Role        worker.Role   `yaml:"role"`                       // of every worker found
+	Port        int           `yaml:"port" min:"0" max:"65535"`   // of the engines, for type a
+	Scheme      string        `yaml:"scheme" oneof:"http https"`  // http
+	Server      string        `yaml:"server"`                     // HOST:PORT of a DNS server; those of /etc/resolv.conf
+	MinInterval time.Duration `yaml:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
+	MaxInterval time.Duration `yaml:"most" min:"100ms" max:"24h"` // and not after this
+	Worker      *Worker       `yaml:"worker"`                     // what else is true of every worker found
 }
 
 // Kube finds pods by label.
 type Kube struct {
-	Selector   string   `yaml:"selector"`                  // label selector of pods that are workers, as app in (prefill,decode); none turns this off [none]
-	Namespace  string   `yaml:"namespace"`                 // of the pods; "*" for all [the router's own]
-	Kubeconfig string   `yaml:"kubeconfig"`                // a kubeconfig file; without one the pod's service account [none]
-	RoleLabel  string   `yaml:"role_label"`                // label whose value says the role [app]
-	Prefill    []string `yaml:"prefill"`                   // values of role_label that mean a prefill worker [prefill]
-	Decode     []string `yaml:"decode"`                    // values that mean a decode worker; any other is aggregated [decode]
-	ModelLabel string   `yaml:"model_label"`               // label whose value is the model's name [the engine is asked]
-	Port       string   `yaml:"port"`                      // number, or name of a container's port, of the engine's HTTP server [8000]
-	Scheme     string   `yaml:"scheme" oneof:"http https"` // of that server [http]
-	Worker     *Worker  `yaml:"worker"`                    // what else is true of every worker found: engine, ranks, labels, kv_events, options [nothing]
+	Selector      string   `yaml:"selector"`                  // label selector of pods that are workers, as app in (prefill,decode); none turns this off [none]
+	Namespace     string   `yaml:"namespace"`                 // of the pods; "*" for all [the router's own]
+	Kubeconfig    string   `yaml:"kubeconfig"`                // a kubeconfig file; without one the pod's service account [none]
+	RoleLabel     string   `yaml:"role_label"`                // label whose value says the role [app]
+	PrefillValues []string `yaml:"prefill"`                   // values of role_label that mean a prefill worker [prefill]
+	DecodeValues  []string `yaml:"decode"`                    // values that mean a decode worker; any other is aggregated [decode]
+	ModelLabel    string   `yaml:"model_label"`               // label whose value is the model's name [the engine is asked]
+	Port          string   `yaml:"port"`                      // number, or name of a container's port, of the engine's HTTP server [8000]
+	Scheme        string   `yaml:"scheme" oneof:"http https"` // of that server [http]
+	Worker        *Worker  `yaml:"worker"`                    // what else is true of every worker found: engine, ranks, labels, kv_events, options [nothing]
 }
 
 // Register is the listener where workers register themselves.
@@ -476,7 +476,7 @@ type Schedule struct {
 	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // of the load queued before [1]
 	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // what a token held in the engine's host memory is worth of one on the device [0.8]
 	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same of one on its disk [0.5]
-	AwaitedWeight float64 `yaml:"awaited_weight" min:"0" max:"1"`                            // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
+	PendingWeight float64 `yaml:"awaited_weight" min:"0" max:"1"`                            // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
 	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
 	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
 	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a KV block resident in the batch costs a request over its decode; 0: learned [0]

@@ -84,7 +84,7 @@ func TestParseWhole(t *testing.T) {
 	}
 }
 
-func TestDefaultIsSoundAndEmptyFileIsDefault(t *testing.T) {
+func TestDefaultIsValidAndEmptyFileIsDefault(t *testing.T) {
 	if err := Default().Validate(); err != nil {
 		t.Error(err)
 	}
@@ -154,7 +154,7 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 
 // What one field of the file asks of another may come from the environment or a flag;
 // where it comes from nowhere the fault has its place in the file, beside the others.
-func TestWholeIsCheckedOnce(t *testing.T) {
+func TestConfigIsCheckedOnce(t *testing.T) {
 	const file = "register:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
 	c, err := resolve(t, file, []string{"SLUICE_REGISTER_TOKEN=0123456789abcdef"}, nil)
 	if err != nil || c.Register.Token != "0123456789abcdef" {
@@ -380,19 +380,19 @@ func FuzzConfig(f *testing.F) {
 
 // A variable that sets nothing is warned of where one that does is near; not what belongs
 // to others, and not what is a fault.
-func TestVariablesThatSetNothing(t *testing.T) {
+func TestUnknownVariables(t *testing.T) {
 	for name, want := range map[string]string{
 		"SLUICE_LISTN": "SLUICE_LISTEN", "SLUICE_TIMEOUT_PREFILL": "SLUICE_TIMEOUTS_PREFILL", "SLUICE_CONFG": "SLUICE_CONFIG", "SLUICE_ENGINES": "SLUICE_ENGINE",
 		"SLUICE_CONFIG": "", "SLUICE_PORT": "", "SLUICE_SERVICE_HOST": "", "SLUICE_LISTEN": "", "SLUICE_TOKEN": "", "SLUICE_VERSION": "", "SLUICE_PYTHON": "", "SLUICE_BUILD": "",
 		"SLUICE_SOAK": "", "SLUICE_REQUIRE_NIXL": "", "SLUICE_CACHE": "", "SLUICE_UCX_LIBRARY": "", "SLUICE_BECAME_FROM": "", "SLUICE_ROUTER": "", "OTHER_LISTN": "",
 	} {
 		text := name + "=:1"
-		c, err := (&Flags{}).over(Default(), []string{text}, &faults{})
+		c, err := (&Flags{}).applyOver(Default(), []string{text}, &errorList{})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		got := strings.Join(c.Unheard(), "; ")
+		got := strings.Join(c.EnvWarnings(), "; ")
 		if want == "" && got != "" || want != "" && got != `the variable `+name+` sets nothing (did you mean "`+want+`"?)` {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}

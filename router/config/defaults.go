@@ -14,7 +14,7 @@ func Default() *Config {
 		Proxies: Proxies{Protocol: "off", Forwarded: "off"},
 		CORS:    CORS{MaxAge: 10 * time.Minute},
 		PD: PD{
-			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, CutAfter: 500 * time.Millisecond, AbandonedDecode: 10 * time.Second,
+			Family: "off", Lease: 30 * time.Second, LeaseMargin: 3 * time.Second, AbortDelay: 500 * time.Millisecond, AbandonedDecode: 10 * time.Second,
 			NotifyWait: 5 * time.Second, MaxAttempts: 3, DecodeTries: 2, PlainDecode: true,
 		},
 		LMCache: LMCache{
@@ -35,15 +35,15 @@ func Default() *Config {
 		Health:    Health{Interval: 500 * time.Millisecond, Timeout: time.Second, FailAfter: 2, Scrape: time.Second, BreakAfter: 5, BreakFor: time.Second, FrozenProcess: 10 * time.Second, FrozenCore: 30 * time.Second, FrozenHost: 10 * time.Second},
 		Tokens:    Tokens{Mode: "auto", CacheBytes: 64 * mib, Timeout: 250 * time.Millisecond, MaxEngine: mib},
 		Index:     Index{MaxBytes: gib, ApproxTTL: 2 * time.Minute, SnapshotInterval: 5 * time.Minute},
-		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Explain: 10_000, Policy: "kv"},
+		Schedule:  Schedule{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, PendingWeight: 0.9, Explain: 10_000, Policy: "kv"},
 		Steering:  Steering{Pins: []string{"unix"}, PrefillOnly: "header"},
 		Record:    Record{MaxFile: 64 * mib, MaxTotal: gib},
 
-		Routed: Routed{Listen: "off", Keys: "all", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},
+		EngineAPI: EngineAPI{Listen: "off", Keys: "all", VLLM: "auto", MinWorkers: 1, StartWait: 60 * time.Second, MaxConns: 256, MaxStreams: 16384, MaxFrame: 8 * mib, Heartbeat: 15 * time.Second},
 
 		Fleet:     Fleet{StartWait: 60 * time.Second, RetryShare: 0.2, RetryPerSecond: 3},
 		Discovery: Discovery{FilePoll: time.Second},
-		Kube:      Kube{RoleLabel: "app", Prefill: []string{"prefill"}, Decode: []string{"decode"}, Port: "8000", Scheme: "http"},
+		Kube:      Kube{RoleLabel: "app", PrefillValues: []string{"prefill"}, DecodeValues: []string{"decode"}, Port: "8000", Scheme: "http"},
 		Register:  Register{Listen: "off", Lease: 15 * time.Second, MaxLease: 5 * time.Minute, MaxWorkers: 1024},
 
 		origins: map[string]origin{},

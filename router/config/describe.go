@@ -29,7 +29,7 @@ func (c *Config) Describe() string {
 	default:
 		line("listens on %s for admin, with the token given", c.Admin.Listen)
 	}
-	c.describeRouted(line)
+	c.describeEngineAPI(line)
 
 	specs := c.Specs()
 	line("\nworkers: %d", len(specs))
@@ -43,7 +43,7 @@ func (c *Config) Describe() string {
 
 	c.describeSources(line)
 
-	line("\nlegs (pd.family may be %s):", orList(Families()))
+	line("\nlegs (pd.family may be %s):", joinOr(Families()))
 	c.describeLegs(line, "every model", &c.PD)
 	for _, name := range slices.Sorted(maps.Keys(c.Models)) {
 		if pd := c.Models[name].PD; pd != nil {
@@ -76,9 +76,9 @@ func (c *Config) Describe() string {
 	return b.String()
 }
 
-// describeRouted says where the router can be called as an engine, and by whom.
-func (c *Config) describeRouted(line func(format string, args ...any)) {
-	r := &c.Routed
+// describeEngineAPI says where the router can be called as an engine, and by whom.
+func (c *Config) describeEngineAPI(line func(format string, args ...any)) {
+	r := &c.EngineAPI
 	callers := "no token"
 	if r.Token != "" {
 		callers = "the token given"
@@ -87,11 +87,11 @@ func (c *Config) describeRouted(line func(format string, args ...any)) {
 		line("listens on %s as an engine (framed socket), with %s", r.Unix, callers)
 	}
 	if r.TCP() {
-		over := "plain TCP"
+		transports := "plain TCP"
 		if r.TLSCert != "" {
-			over = "TLS"
+			transports = "TLS"
 		}
-		line("listens on %s as an engine (framed socket, %s), with %s", r.Listen, over, callers)
+		line("listens on %s as an engine (framed socket, %s), with %s", r.Listen, transports, callers)
 	}
 	if r.HTTP {
 		line("answers POST /v1/routed/generate beside the other paths")
@@ -141,7 +141,7 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 		return
 	}
 	f := familyOf(pd.Family)
-	line("  %s: %s (%s)", what, f.does, f.name)
+	line("  %s: %s (%s)", what, f.description, f.name)
 	line("    at most %d pairs for one request", pd.MaxAttempts)
 	if f.leased {
 		line("    a handle is used for %s of its lease of %s, offered to %d decode workers", pd.Lease-pd.LeaseMargin, pd.Lease, pd.DecodeTries)
@@ -210,7 +210,7 @@ func (c *Config) Warnings() []string {
 	if why := c.SideChannelUnused(); why != "" {
 		out = append(out, why)
 	}
-	return slices.Concat(out, c.openSockets(), c.eventEndpoints(), c.unheard)
+	return slices.Concat(out, c.openSockets(), c.warnSharedEndpoints(), c.envWarnings)
 }
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {

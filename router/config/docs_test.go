@@ -83,8 +83,8 @@ func fieldTable(t *testing.T, b *strings.Builder) {
 			if what == "" {
 				t.Errorf("config.go: field %s%s has no comment", prefix, name)
 			}
-			mark := whyFixed(prefix + name)
-			if Live(prefix+name) || name == "api_keys" {
+			mark := restartReason(prefix + name)
+			if Reloadable(prefix+name) || name == "api_keys" {
 				mark = "●"
 			}
 			b.WriteString("| `" + prefix + name + "` | " + strings.ReplaceAll(strings.ReplaceAll(what, "\n", " "), "|", "\\|") + " | " + mark + " |\n")

@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// eventEndpoints warns of what two ranks, or events and replays, have in common: each
+// warnSharedEndpoints warns of what two ranks, or events and replays, have in common: each
 // rank would be believed to hold what the other does; and of sockets for engines that
 // connect which anybody can connect to.
-func (c *Config) eventEndpoints() (out []string) {
+func (c *Config) warnSharedEndpoints() (out []string) {
 	type user struct{ worker, field int }
 	users := make(map[string]user)
 	names := [...]string{"kv_events", "kv_replay"}
 	for i := range c.Workers {
 		w := &c.Workers[i]
 		for field, list := range [...][]string{w.KVEvents, w.KVReplay} {
-			told := false
+			warned := false
 			for k := range max(len(w.Ranks), 1) {
 				ep := w.endpointOf(list, k)
 				if ep == "" {
 					continue
 				}
 				me := user{i, field}
-				old, taken := users[ep]
-				if !taken {
+				old, exists := users[ep]
+				if !exists {
 					users[ep] = me
-				} else if old != me && !told {
-					told = true
+				} else if old != me && !warned {
+					warned = true
 					out = append(out, fmt.Sprintf("workers[%d].%s: %s is also in workers[%d].%s; rank r is at port + r of each, and no two may meet", i, names[field], ep, old.worker, names[old.field]))
 				}
 			}

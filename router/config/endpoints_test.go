@@ -7,7 +7,7 @@ import (
 
 // Ranks that would hear each other's events, or ask for replays where events are, are
 // warned of; those that have places of their own are not.
-func TestEventEndpointsThatMeet(t *testing.T) {
+func TestSharedEventEndpoints(t *testing.T) {
 	const a = "workers: [{url: 'http://h:1', kv_events: ['tcp://h:5557']}, "
 	for text, want := range map[string]string{
 		a + "{url: 'http://h:2', kv_events: ['tcp://h:5557']}]":                                                                                       "workers[1].kv_events: tcp://h:5557 is also in workers[0].kv_events",

@@ -68,17 +68,17 @@ func (es Errors) Unwrap() []error {
 	return list
 }
 
-// faults collects errors; maxFaults keeps a file of garbage from making more
+// errorList collects errors; maxErrors keeps a file of garbage from making more
 // text than anyone reads.
-type faults struct {
+type errorList struct {
 	list Errors
 	more int
 }
 
-const maxFaults = 50
+const maxErrors = 50
 
-func (f *faults) add(at origin, field, format string, args ...any) {
-	if len(f.list) >= maxFaults {
+func (f *errorList) add(at origin, field, format string, args ...any) {
+	if len(f.list) >= maxErrors {
 		f.more++
 		return
 	}
@@ -86,7 +86,7 @@ func (f *faults) add(at origin, field, format string, args ...any) {
 }
 
 // err is nil when nothing was added.
-func (f *faults) err() error {
+func (f *errorList) err() error {
 	if len(f.list) == 0 {
 		return nil
 	}
@@ -118,8 +118,8 @@ func quoted(v string) string {
 	return strconv.Quote(v)
 }
 
-// didYouMean names the known word nearest to a mistyped one, "" when none is near.
-func didYouMean(got string, known []string) string {
+// suggestion names the known word nearest to a mistyped one, "" when none is near.
+func suggestion(got string, known []string) string {
 	if best := nearest(got, known); best != "" {
 		return fmt.Sprintf(" (did you mean %q?)", best)
 	}

@@ -8,8 +8,8 @@ import (
 // family is one prefill/decode hand-over as configuration knows it; package
 // disagg runs it, and a test there holds this table to its own.
 type family struct {
-	name string
-	does string // for sluice check, after "legs:"
+	name        string
+	description string // for sluice check, after "legs:"
 	// leased: a handle is good for pd.lease; plain: a decode worker can prefill.
 	leased, plain bool
 }
@@ -39,13 +39,13 @@ func Families() []string {
 func familyOf(name string) *family {
 	i := slices.IndexFunc(familyTable, func(f family) bool { return f.name == name })
 	if i < 0 {
-		return &family{name: name, does: "unknown"}
+		return &family{name: name, description: "unknown"}
 	}
 	return &familyTable[i]
 }
 
-// orList is "a, b or c".
-func orList(words []string) string {
+// joinOr is "a, b or c".
+func joinOr(words []string) string {
 	if len(words) < 2 {
 		return strings.Join(words, "")
 	}

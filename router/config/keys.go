@@ -36,6 +36,8 @@ func (c *Config) checkKeys(bad report) {
 	}
 }
 
-// SwapsKeys says whether other's keys may take the place of c's while the router
+// CanReloadKeys says whether other's keys may take the place of c's while the router
 // runs: from some to some. To ask for keys at all, or no longer, is another router.
-func (c *Config) SwapsKeys(other *Config) bool { return len(c.APIKeys) > 0 && len(other.APIKeys) > 0 }
+func (c *Config) CanReloadKeys(other *Config) bool {
+	return len(c.APIKeys) > 0 && len(other.APIKeys) > 0
+}

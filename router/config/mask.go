@@ -6,13 +6,13 @@ import (
 	"log/slog"
 )
 
-const hidden = "(hidden)"
+const maskedText = "(hidden)"
 
 // String shows the address and hides the token.
 func (a Admin) String() string {
 	token := ""
 	if a.Token != "" {
-		token = hidden
+		token = maskedText
 	}
 	return fmt.Sprintf("{listen: %s, token: %s, runtime_file: %s}", a.Listen, token, a.RuntimeFile)
 }
@@ -27,7 +27,7 @@ func (a Admin) LogValue() slog.Value { return slog.StringValue(a.String()) }
 func (a Admin) MarshalJSON() ([]byte, error) {
 	type fields Admin
 	if a.Token != "" {
-		a.Token = hidden
+		a.Token = maskedText
 	}
 	return json.Marshal(fields(a))
 }
@@ -36,7 +36,7 @@ func (a Admin) MarshalJSON() ([]byte, error) {
 func (r Register) String() string {
 	type fields Register
 	if r.Token != "" {
-		r.Token = hidden
+		r.Token = maskedText
 	}
 	return fmt.Sprintf("%+v", fields(r))
 }
@@ -51,54 +51,54 @@ func (r Register) LogValue() slog.Value { return slog.StringValue(r.String()) }
 func (r Register) MarshalJSON() ([]byte, error) {
 	type fields Register
 	if r.Token != "" {
-		r.Token = hidden
+		r.Token = maskedText
 	}
 	return json.Marshal(fields(r))
 }
 
 // String shows all but the token.
-func (r Routed) String() string {
-	type fields Routed
+func (r EngineAPI) String() string {
+	type fields EngineAPI
 	if r.Token != "" {
-		r.Token = hidden
+		r.Token = maskedText
 	}
 	return fmt.Sprintf("%+v", fields(r))
 }
 
 // GoString hides the token from %#v too.
-func (r Routed) GoString() string { return r.String() }
+func (r EngineAPI) GoString() string { return r.String() }
 
 // LogValue hides the token from slog.
-func (r Routed) LogValue() slog.Value { return slog.StringValue(r.String()) }
+func (r EngineAPI) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
 // MarshalJSON hides the token.
-func (r Routed) MarshalJSON() ([]byte, error) {
-	type fields Routed
+func (r EngineAPI) MarshalJSON() ([]byte, error) {
+	type fields EngineAPI
 	if r.Token != "" {
-		r.Token = hidden
+		r.Token = maskedText
 	}
 	return json.Marshal(fields(r))
 }
 
-// plainConfig is Config without its methods, so that printing does not recurse;
+// configFields is Config without its methods, so that printing does not recurse;
 // Admin, Register and Routed keep their own.
-type plainConfig Config
+type configFields Config
 
 // String shows every value but secrets.
 func (c Config) String() string {
-	p := plainConfig(c)
-	p.origins, p.again = nil, nil
+	p := configFields(c)
+	p.origins, p.reparse = nil, nil
 	if p.EngineKey != "" {
-		p.EngineKey = hidden
+		p.EngineKey = maskedText
 	}
 	return fmt.Sprintf("%+v", p)
 }
 
 // MarshalJSON hides secrets.
 func (c Config) MarshalJSON() ([]byte, error) {
-	p := plainConfig(c)
+	p := configFields(c)
 	if p.EngineKey != "" {
-		p.EngineKey = hidden
+		p.EngineKey = maskedText
 	}
 	return json.Marshal(p)
 }

@@ -13,14 +13,14 @@ import (
 	"sluice/router/worker"
 )
 
-// leaves calls f for every field that one text can set: scalars and lists of
+// forEachField calls f for every field that one text can set: scalars and lists of
 // words, of the fixed part of the tree (not of workers and models).
-func leaves(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
+func forEachField(v reflect.Value, path string, f func(path string, v reflect.Value, tag reflect.StructTag)) {
 	for _, field := range fieldsOf(v.Type()) {
-		sub, fv := under(path, field.Tag.Get("yaml")), v.FieldByIndex(field.Index)
+		sub, fv := joinPath(path, field.Tag.Get("yaml")), v.FieldByIndex(field.Index)
 		switch {
 		case fv.Kind() == reflect.Struct:
-			leaves(fv, sub, f)
+			forEachField(fv, sub, f)
 		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
 		default:
 			f(sub, fv, field.Tag)
@@ -29,11 +29,11 @@ func leaves(v reflect.Value, path string, f func(path string, v reflect.Value, t
 }
 
 // set gives one field, by its path, the value of text.
-func (c *Config) set(path, text string, from string, faults *faults) {
+func (c *Config) set(path, text string, from string, errs *errorList) {
 	at := origin{from: from}
 	var known []string
 	found := false
-	leaves(reflect.ValueOf(c).Elem(), "", func(p string, v reflect.Value, tag reflect.StructTag) {
+	forEachField(reflect.ValueOf(c).Elem(), "", func(p string, v reflect.Value, tag reflect.StructTag) {
 		known = append(known, p)
 		if p != path {
 			return
@@ -45,8 +45,8 @@ func (c *Config) set(path, text string, from string, faults *faults) {
 			if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
 				bare = text[1 : len(text)-1]
 			}
-			if bare = unquoted.Replace(bare); bare != text {
-				faults.add(at, p, "%s; want the words bare, parted by commas: %s", quoted(text), quoted(bare))
+			if bare = needsNoQuotes.Replace(bare); bare != text {
+				errs.add(at, p, "%s; want the words bare, parted by commas: %s", quoted(text), quoted(bare))
 				return
 			}
 			words := strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })
@@ -57,24 +57,24 @@ func (c *Config) set(path, text string, from string, faults *faults) {
 			return
 		}
 		if err := setScalar(v, tag, text); err != nil {
-			faults.add(at, p, "%v", err)
+			errs.add(at, p, "%v", err)
 		}
 	})
 	if !found {
-		faults.add(at, path, "no such field%s; known: %s", didYouMean(path, known), strings.Join(known, ", "))
+		errs.add(at, path, "no such field%s; known: %s", suggestion(path, known), strings.Join(known, ", "))
 	}
 }
 
-// unquoted takes the quotes off the words of a list in YAML's form.
-var unquoted = strings.NewReplacer(`"`, "", `'`, "")
+// needsNoQuotes takes the quotes off the words of a list in YAML's form.
+var needsNoQuotes = strings.NewReplacer(`"`, "", `'`, "")
 
 // addWorker takes a worker of a flag or the environment in; it replaces the one
 // of the same id.
-func (c *Config) addWorker(role worker.Role, text, from string, faults *faults) {
+func (c *Config) addWorker(role worker.Role, text, from string, errs *errorList) {
 	at := origin{from: from}
 	w, err := ParseWorker(role, text)
 	if err != nil {
-		faults.add(at, "", "%v", err)
+		errs.add(at, "", "%v", err)
 		return
 	}
 	i := len(c.Workers)
@@ -100,7 +100,7 @@ func (c *Config) addWorker(role worker.Role, text, from string, faults *faults) 
 	c.origins[path] = at
 }
 
-var workerVars = []struct {
+var workerVariables = []struct {
 	name string
 	role worker.Role
 }{{"SLUICE_ENGINE", worker.Aggregated}, {"SLUICE_PREFILL", worker.Prefill}, {"SLUICE_DECODE", worker.Decode}}
@@ -114,10 +114,10 @@ var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)
 // of workers parted by spaces. A name that begins as a group of fields does but
 // ends in none is a fault, like an unknown field in a file. Another one that is near to
 // a known name gets a warning only: who starts the process may have variables of their own.
-func (c *Config) applyEnv(environ []string, f *faults) {
+func (c *Config) applyEnv(environ []string, f *errorList) {
 	names := map[string]string{} // variable -> path
 	groups := map[string]bool{}
-	leaves(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) {
+	forEachField(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) {
 		names[envName(path)] = path
 		if group, _, nested := strings.Cut(path, "."); nested {
 			groups[envName(group)+"_"] = true
@@ -128,14 +128,14 @@ func (c *Config) applyEnv(environ []string, f *faults) {
 		if !strings.HasPrefix(name, "SLUICE_") || text == "" {
 			continue
 		}
-		if i := slices.IndexFunc(workerVars, func(w struct {
+		if i := slices.IndexFunc(workerVariables, func(w struct {
 			name string
 			role worker.Role
 		}) bool {
 			return w.name == name
 		}); i >= 0 {
 			for _, spec := range strings.Fields(text) {
-				c.addWorker(workerVars[i].role, spec, name, f)
+				c.addWorker(workerVariables[i].role, spec, name, f)
 			}
 			continue
 		}
@@ -154,11 +154,11 @@ func (c *Config) applyEnv(environ []string, f *faults) {
 				}
 				slices.Sort(known)
 				grouped = true
-				f.add(origin{from: name}, "", "no such variable%s; known: %s", didYouMean(name, known), strings.Join(known, ", "))
+				f.add(origin{from: name}, "", "no such variable%s; known: %s", suggestion(name, known), strings.Join(known, ", "))
 			}
 		}
 		if !grouped && name != configVar && !serviceVar.MatchString(name) {
-			c.warnOf(name, names)
+			c.warnUnknownVar(name, names)
 		}
 	}
 }
@@ -168,24 +168,24 @@ const (
 	configVar = varPrefix + "CONFIG" // of ConfigPath
 )
 
-// warnOf warns of a variable that sets nothing, if one that does is near.
-func (c *Config) warnOf(name string, fields map[string]string) {
+// warnUnknownVar warns of a variable that sets nothing, if one that does is near.
+func (c *Config) warnUnknownVar(name string, fields map[string]string) {
 	known := []string{strings.TrimPrefix(configVar, varPrefix)}
 	for n := range fields {
 		known = append(known, strings.TrimPrefix(n, varPrefix))
 	}
-	for _, w := range workerVars {
+	for _, w := range workerVariables {
 		known = append(known, strings.TrimPrefix(w.name, varPrefix))
 	}
 	slices.Sort(known)
 	if best := nearest(strings.TrimPrefix(name, varPrefix), known); best != "" {
-		c.unheard = append(c.unheard, fmt.Sprintf("the variable %s sets nothing (did you mean %q?)", name, varPrefix+best))
+		c.envWarnings = append(c.envWarnings, fmt.Sprintf("the variable %s sets nothing (did you mean %q?)", name, varPrefix+best))
 	}
 }
 
-// Unheard are warnings of variables of the environment that set nothing, and may have been
+// EnvWarnings are warnings of variables of the environment that set nothing, and may have been
 // meant to.
-func (c *Config) Unheard() []string { return c.unheard }
+func (c *Config) EnvWarnings() []string { return c.envWarnings }
 
 func envName(path string) string {
 	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
@@ -210,7 +210,7 @@ type workerFlag struct {
 var namedFlags = []struct{ name, path, usage string }{
 	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
-	{"pd", "pd.family", "prefill/decode `FAMILY`: " + orList(Families()) + " [nixl when there are prefill workers]"},
+	{"pd", "pd.family", "prefill/decode `FAMILY`: " + joinOr(Families()) + " [nixl when there are prefill workers]"},
 	{"prefill-model-labels", "pd.prefill_labels", "`LABELS`, parted by commas: only prefill workers with one of them are chosen"},
 	{"nixl-proxy-host", "lmcache.proxy_host", "`HOST` to which LMCache's prefill workers push that KV has been written [127.0.0.1]"},
 	{"nixl-proxy-port", "lmcache.proxy_port", "`PORT` of the same [8500]"},
@@ -250,7 +250,7 @@ func RegisterFlags(fs *flag.FlagSet) *Flags {
 		f.worker(fs, w.name, w.role, w.what+", `URL[,key=value…]`; may be given several times")
 	}
 	for _, n := range namedFlags {
-		f.named(fs, n.name, n.path, n.usage)
+		f.addNamed(fs, n.name, n.path, n.usage)
 	}
 	f.set(fs, anyField)
 	return f
@@ -263,26 +263,26 @@ var accessPaths = []string{"engine_key", "engine_tls.ca", "engine_tls.cert", "en
 // configuration; Access is the way on.
 func RegisterAccessFlags(fs *flag.FlagSet) *Flags {
 	f := &Flags{}
-	f.set(fs, "`PATH=VALUE` of "+orList(accessPaths)+", as serve takes them; may be given several times")
+	f.set(fs, "`PATH=VALUE` of "+joinOr(accessPaths)+", as serve takes them; may be given several times")
 	return f
 }
 
 // Access is the defaults with the fields of accessPaths that environ and the flags set.
 func (f *Flags) Access(environ []string) (*Config, error) {
-	c, found := Default(), &faults{}
+	c, found := Default(), &errorList{}
 	environ = slices.DeleteFunc(slices.Clone(environ), func(v string) bool {
 		name, _, _ := strings.Cut(v, "=")
 		return !slices.ContainsFunc(accessPaths, func(path string) bool { return envName(path) == name })
 	})
 	for _, s := range f.sets {
 		if !slices.Contains(accessPaths, s.path) {
-			found.add(origin{from: s.flag}, s.path, "not used here; want one of %s", orList(accessPaths))
+			found.add(origin{from: s.flag}, s.path, "not used here; want one of %s", joinOr(accessPaths))
 		}
 	}
 	if err := found.err(); err != nil {
 		return nil, err
 	}
-	return f.over(c, environ, found)
+	return f.applyOver(c, environ, found)
 }
 
 func (f *Flags) worker(fs *flag.FlagSet, name string, role worker.Role, usage string) {
@@ -292,7 +292,7 @@ func (f *Flags) worker(fs *flag.FlagSet, name string, role worker.Role, usage st
 	})
 }
 
-func (f *Flags) named(fs *flag.FlagSet, name, path, usage string) {
+func (f *Flags) addNamed(fs *flag.FlagSet, name, path, usage string) {
 	fs.Func(name, usage, func(s string) error {
 		f.sets = append(f.sets, setting{"--" + name, path, s})
 		return nil
@@ -321,16 +321,16 @@ func (f *Flags) ConfigPath() string {
 }
 
 // apply puts the flags over c and checks the whole.
-func (f *Flags) apply(c *Config, faults *faults) error {
+func (f *Flags) apply(c *Config, errs *errorList) error {
 	for _, s := range f.sets {
-		c.set(s.path, s.text, s.flag, faults)
+		c.set(s.path, s.text, s.flag, errs)
 	}
 	for _, w := range f.workers {
-		c.addWorker(w.role, w.text, w.flag, faults)
+		c.addWorker(w.role, w.text, w.flag, errs)
 	}
-	c.finish()
-	c.check(faults)
-	return faults.err()
+	c.fillDefaults()
+	c.check(errs)
+	return errs.err()
 }
 
 // Resolve is the whole way of a command: the file if one is named, the
@@ -338,41 +338,41 @@ func (f *Flags) apply(c *Config, faults *faults) error {
 func (f *Flags) Resolve(environ []string) (*Config, error) {
 	path := f.ConfigPath()
 	if path == "" {
-		return f.over(Default(), environ, &faults{})
+		return f.applyOver(Default(), environ, &errorList{})
 	}
 	text, err := readFile(path)
 	if err != nil {
 		return nil, err
 	}
-	was := blank(text)
-	again := func(text []byte) (*Config, error) {
-		var found faults
-		if blank(text) && !was {
+	was := isBlank(text)
+	reparse := func(text []byte) (*Config, error) {
+		var found errorList
+		if isBlank(text) && !was {
 			// An editor that is not done, or a disk that was full: not a fleet of none.
 			found.add(origin{file: path, line: 1, col: 1}, "", "the file is empty, and was not before; want what is to change, or a comment to say that nothing is set")
 			return nil, found.err()
 		}
-		return f.over(read(path, text, &found), environ, &found)
+		return f.applyOver(read(path, text, &found), environ, &found)
 	}
-	c, err := again(text)
+	c, err := reparse(text)
 	if err != nil {
 		return nil, err
 	}
-	c.path, c.again = path, again
+	c.path, c.reparse = path, reparse
 	return c, nil
 }
 
-// blank says whether a file's text is none, not even a comment.
-func blank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
+// isBlank says whether a file's text is none, not even a comment.
+func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
-// LoadOver is Load with the environment over the file.
-func LoadOver(path string, environ []string) (*Config, error) {
+// LoadWithEnv is Load with the environment over the file.
+func LoadWithEnv(path string, environ []string) (*Config, error) {
 	return (&Flags{config: path}).Resolve(environ)
 }
 
-// over puts environment and flags over c, and checks the whole: found are the faults
+// applyOver puts environment and flags over c, and checks the whole: found are the faults
 // of c's file.
-func (f *Flags) over(c *Config, environ []string, found *faults) (*Config, error) {
+func (f *Flags) applyOver(c *Config, environ []string, found *errorList) (*Config, error) {
 	c.applyEnv(environ, found)
 	if err := f.apply(c, found); err != nil {
 		return nil, err

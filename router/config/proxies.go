@@ -6,13 +6,13 @@ import (
 	"net/url"
 	"strings"
 
-	"sluice/dataplane/proxied"
+	"sluice/dataplane/proxyproto"
 )
 
 func (c *Config) checkProxies(bad report) {
 	p := &c.Proxies
 	for i, word := range p.Trusted {
-		if _, err := proxied.ParseNetwork(word); err != nil {
+		if _, err := proxyproto.ParseNetwork(word); err != nil {
 			bad(fmt.Sprintf("proxies.trusted[%d]", i), "%s; want a network as 10.0.0.0/8, or an address as 10.0.0.1", quoted(word))
 		}
 	}
@@ -29,8 +29,8 @@ func (c *Config) checkProxies(bad report) {
 }
 
 // TrustedProxies are the networks of proxies.trusted, of a Config that has been checked.
-func (c *Config) TrustedProxies() proxied.Networks {
-	n, _ := proxied.ParseNetworks(c.Proxies.Trusted)
+func (c *Config) TrustedProxies() proxyproto.Networks {
+	n, _ := proxyproto.ParseNetworks(c.Proxies.Trusted)
 	return n
 }
 

@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// live are the fields, or groups of them, that a running router takes over; all others
+// reloadable are the fields, or groups of them, that a running router takes over; all others
 // need a new process (sluice restart), for the reasons that fixed gives. Workers and api_keys are lists, of which entries
 // come and go. What each of these becomes in a running router stands in cmd/sluice
 // (reload.go), and a test holds the two together.
-var live = []string{
+var reloadable = []string{
 	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.head_after", "relay.keep_alive",
 	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
@@ -27,9 +27,9 @@ var live = []string{
 	"index.approx_ttl", "register.token", "register.lease", "register.max_lease", "register.max_workers",
 }
 
-// Live says whether a running router takes over the field of this path.
-func Live(path string) bool {
-	return slices.ContainsFunc(live, func(p string) bool { return path == p || strings.HasPrefix(path, p+".") })
+// Reloadable says whether a running router takes over the field of this path.
+func Reloadable(path string) bool {
+	return slices.ContainsFunc(reloadable, func(p string) bool { return path == p || strings.HasPrefix(path, p+".") })
 }
 
 // Effect is what becomes of a change.
@@ -48,7 +48,7 @@ type Change struct {
 	Old    string `json:"old"`
 	New    string `json:"new"`
 	Effect Effect `json:"effect"`
-	Why    string `json:"why,omitempty"` // it needs a new process
+	Reason string `json:"why,omitempty"` // it needs a new process
 	// Warning says what is likely not meant.
 	Warning string `json:"warning,omitempty"`
 }
@@ -59,7 +59,7 @@ const noWorkers = "the file names no worker any more: requests are refused unles
 // Changes are those from c, which runs, to next, which was read, in the order of the
 // struct.
 func (c *Config) Changes(next *Config) []Change {
-	d := differ{}
+	d := changeCollector{}
 	d.walk(reflect.ValueOf(*c), reflect.ValueOf(*next), "", "")
 	if len(c.Workers) > 0 && len(next.Workers) == 0 && len(d.changes) > 0 {
 		last := slices.IndexFunc(d.changes, func(c Change) bool { return strings.HasPrefix(c.Path, "workers") })
@@ -76,12 +76,12 @@ func (c *Config) Changes(next *Config) []Change {
 func (c *Config) Apply(next *Config) (*Config, error) {
 	merged := *c
 	merged.origins = next.origins
-	leaves(reflect.ValueOf(next).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
-		if Live(path) {
+	forEachField(reflect.ValueOf(next).Elem(), "", func(path string, v reflect.Value, _ reflect.StructTag) {
+		if Reloadable(path) {
 			at(&merged, path).Set(v)
 		}
 	})
-	merged.takeLists(next)
+	merged.applyLists(next)
 	if sameModels(c, next) {
 		merged.Models = next.Models
 	}
@@ -89,7 +89,7 @@ func (c *Config) Apply(next *Config) (*Config, error) {
 	if c.PD.Family == "off" { // prefill workers that are new wait for the restart
 		checked.PD.Family = next.PD.Family
 	}
-	var f faults
+	var f errorList
 	checked.check(&f)
 	if err := f.err(); err != nil {
 		return nil, fmt.Errorf("%w\nwhat a running router cannot take over is as it was: sluice restart takes over all", err)
@@ -100,13 +100,13 @@ func (c *Config) Apply(next *Config) (*Config, error) {
 // ApplyLists is Apply for workers and keys alone, which are followed without being asked.
 func (c *Config) ApplyLists(next *Config) *Config {
 	merged := *c
-	merged.takeLists(next)
+	merged.applyLists(next)
 	return &merged
 }
 
-func (c *Config) takeLists(next *Config) {
+func (c *Config) applyLists(next *Config) {
 	c.Workers = slices.Clone(next.Workers)
-	if c.SwapsKeys(next) {
+	if c.CanReloadKeys(next) {
 		c.APIKeys = slices.Clone(next.APIKeys)
 	}
 }
@@ -132,19 +132,19 @@ func at(c *Config, path string) (field reflect.Value) {
 	return v
 }
 
-// differ collects changes.
-type differ struct {
+// changeCollector collects changes.
+type changeCollector struct {
 	changes []Change
 	old     *Config
 	next    *Config
 }
 
-func (d *differ) add(path, old, next string, applied bool) {
+func (d *changeCollector) add(path, old, next string, applied bool) {
 	c := Change{Path: path, Old: old, New: next, Effect: Applied}
 	if !applied {
 		c.Effect = Restart
-		if c.Why = whyFixed(path); c.Why == "" {
-			c.Why = whyListed(path)
+		if c.Reason = restartReason(path); c.Reason == "" {
+			c.Reason = entryRestartReason(path)
 		}
 	}
 	d.changes = append(d.changes, c)
@@ -152,26 +152,26 @@ func (d *differ) add(path, old, next string, applied bool) {
 
 // walk compares two values of one type. within is the effect of a list's entries, ""
 // where each field has its own.
-func (d *differ) walk(a, b reflect.Value, path string, within Effect) {
+func (d *changeCollector) walk(a, b reflect.Value, path string, within Effect) {
 	if a.Type() == reflect.TypeFor[Config]() {
 		d.old, d.next = new(Config), new(Config)
 		*d.old, *d.next = a.Interface().(Config), b.Interface().(Config)
 	}
 	for _, f := range fieldsOf(a.Type()) {
-		sub := under(path, f.Tag.Get("yaml"))
+		sub := joinPath(path, f.Tag.Get("yaml"))
 		d.field(a.FieldByIndex(f.Index), b.FieldByIndex(f.Index), sub, f.Tag, within)
 	}
 }
 
-func (d *differ) field(a, b reflect.Value, path string, tag reflect.StructTag, within Effect) {
-	applied := within == Applied || within == "" && Live(path)
+func (d *changeCollector) field(a, b reflect.Value, path string, tag reflect.StructTag, within Effect) {
+	applied := within == Applied || within == "" && Reloadable(path)
 	switch {
 	case reflect.DeepEqual(a.Interface(), b.Interface()):
 	case path == "workers":
 		d.entries(a, b, path, Applied, workerName)
 	case path == "api_keys":
 		effect := Restart
-		if d.old.SwapsKeys(d.next) {
+		if d.old.CanReloadKeys(d.next) {
 			effect = Applied
 		}
 		d.entries(a, b, path, effect, func(v reflect.Value) string { return v.FieldByName("Name").String() })
@@ -189,7 +189,7 @@ func (d *differ) field(a, b reflect.Value, path string, tag reflect.StructTag, w
 }
 
 // entries compares two lists by what names their entries.
-func (d *differ) entries(a, b reflect.Value, path string, effect Effect, key func(reflect.Value) string) {
+func (d *changeCollector) entries(a, b reflect.Value, path string, effect Effect, key func(reflect.Value) string) {
 	index := func(v reflect.Value) (names []string, by map[string]reflect.Value) {
 		by = map[string]reflect.Value{}
 		for i := range v.Len() {
@@ -222,7 +222,7 @@ func (d *differ) entries(a, b reflect.Value, path string, effect Effect, key fun
 	}
 }
 
-func (d *differ) models(a, b reflect.Value) {
+func (d *changeCollector) models(a, b reflect.Value) {
 	same := sameModels(d.old, d.next)
 	effect := Restart
 	if same {
@@ -275,7 +275,7 @@ func fieldText(v reflect.Value, tag reflect.StructTag) string {
 	case v.IsZero() && (v.Kind() == reflect.String || v.Kind() == reflect.Slice || v.Kind() == reflect.Map || v.Kind() == reflect.Pointer):
 		return ""
 	case tag.Get("secret") != "":
-		return hidden
+		return maskedText
 	case v.Kind() == reflect.Slice:
 		parts := make([]string, v.Len())
 		for i := range parts {

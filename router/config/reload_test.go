@@ -89,7 +89,7 @@ models: {m: {pd: {lease: 25s}}}
 }
 
 // What needs a restart stays, and what is new must go with it.
-func TestApplyIsCheckedWithWhatStays(t *testing.T) {
+func TestApplyChecksMergedConfig(t *testing.T) {
 	const socket = "routed: {unix: /run/s}\n"
 	old := parsed(t, socket+"limits: {max_body: 1MiB}") // and frames of 8 MiB
 	_, err := old.Apply(parsed(t, "routed: {unix: /run/s, max_frame: 1MiB}\nlimits: {max_body: 1MiB, body_budget: 4MiB}"))
@@ -98,7 +98,7 @@ func TestApplyIsCheckedWithWhatStays(t *testing.T) {
 	}
 }
 
-func TestKeysComeAndGoByRestart(t *testing.T) {
+func TestEnablingKeysNeedsRestart(t *testing.T) {
 	none, some := parsed(t, ""), parsed(t, reloadBase)
 	for _, d := range [][]Change{none.Changes(some), some.Changes(none)} {
 		found := false
@@ -117,7 +117,7 @@ func TestKeysComeAndGoByRestart(t *testing.T) {
 }
 
 // A family that the running router was not started with needs what belongs to it.
-func TestFamiliesChangeByRestart(t *testing.T) {
+func TestChangingFamilyNeedsRestart(t *testing.T) {
 	const workers = `workers: [{url: "http://10.0.0.1:1", role: prefill}, {url: "http://10.0.0.2:1", role: decode}]` + "\n"
 	old := parsed(t, workers+"models: {m: {pd: {lease: 20s}}}")
 	for _, text := range []string{
@@ -149,36 +149,36 @@ func TestFamiliesChangeByRestart(t *testing.T) {
 }
 
 // A field is taken over by a running router, or it is said why not; never both.
-func TestWhatIsFixedSaysWhy(t *testing.T) {
+func TestRestartOnlyFieldsHaveReasons(t *testing.T) {
 	var paths []string
-	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
+	forEachField(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
 	for _, p := range paths {
-		switch why := whyFixed(p); {
-		case !Live(p) && why == "":
+		switch why := restartReason(p); {
+		case !Reloadable(p) && why == "":
 			t.Errorf("%s is not taken over, and nothing says why", p)
-		case Live(p) && slices.ContainsFunc(fixed, func(f fixedFields) bool { return slices.Contains(f.paths, p) }):
+		case Reloadable(p) && slices.ContainsFunc(restartOnly, func(f restartOnlyFields) bool { return slices.Contains(f.paths, p) }):
 			t.Errorf("%s is taken over, and it is said why not: %s", p, why)
 		}
 	}
-	for _, f := range fixed {
+	for _, f := range restartOnly {
 		for _, p := range f.paths {
-			if !slices.ContainsFunc(paths, func(path string) bool { return (path == p || strings.HasPrefix(path, p+".")) && !Live(path) }) {
+			if !slices.ContainsFunc(paths, func(path string) bool { return (path == p || strings.HasPrefix(path, p+".")) && !Reloadable(path) }) {
 				t.Errorf("%q is no field that needs a new process", p)
 			}
 		}
 	}
 	for _, c := range parsed(t, reloadBase).Changes(parsed(t, "listen: 127.0.0.1:1")) {
-		if (c.Why != "") != (c.Effect == Restart) {
+		if (c.Reason != "") != (c.Effect == Restart) {
 			t.Errorf("%+v", c)
 		}
 	}
 }
 
 // Every path of the table is a field, or a group of them.
-func TestLivePathsAreFields(t *testing.T) {
+func TestReloadablePathsAreFields(t *testing.T) {
 	var paths []string
-	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
-	for _, l := range live {
+	forEachField(reflect.ValueOf(Default()).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) { paths = append(paths, path) })
+	for _, l := range reloadable {
 		found := false
 		for _, p := range paths {
 			found = found || p == l || strings.HasPrefix(p, l+".")

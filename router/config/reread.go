@@ -16,10 +16,10 @@ func (c *Config) Path() string { return c.path }
 // environment and flags over it. Of the result Apply takes over what a running router
 // can.
 func (c *Config) Reread(text []byte) (*Config, error) {
-	if c.again == nil {
+	if c.reparse == nil {
 		return nil, fmt.Errorf("config: cannot read again what was not read from a file")
 	}
-	return c.again(text)
+	return c.reparse(text)
 }
 
 // ParseWorkers reads a file that holds workers alone, as discovery.file names
@@ -27,9 +27,9 @@ func (c *Config) Reread(text []byte) (*Config, error) {
 // worker without an id has none here: it is named after its role and address,
 // which stay the same when the list around it changes.
 func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
-	var f faults
+	var f errorList
 	c := Default()
-	d := decoder{file: name, faults: &f, origins: c.origins}
+	d := decoder{file: name, errs: &f, origins: c.origins}
 	var file struct {
 		Workers []Worker `yaml:"workers"`
 	}
@@ -41,7 +41,7 @@ func ParseWorkers(name string, text []byte) ([]worker.Spec, error) {
 		f.add(origin{file: name, line: 1, col: 1}, "workers", `there is no such field; want "workers: []" to say that there is none`)
 	}
 	c.Workers = file.Workers
-	c.finish()
+	c.fillDefaults()
 	c.check(&f)
 	if err := f.err(); err != nil {
 		return nil, err

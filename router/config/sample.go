@@ -14,7 +14,7 @@ import (
 func Sample(set map[string]string) string {
 	var b strings.Builder
 	group := ""
-	leaves(reflect.ValueOf(Default()).Elem(), "", func(path string, v reflect.Value, tag reflect.StructTag) {
+	forEachField(reflect.ValueOf(Default()).Elem(), "", func(path string, v reflect.Value, tag reflect.StructTag) {
 		value, isSet := set[path]
 		if !isSet {
 			if tag.Get("secret") != "" || v.Kind() == reflect.String && v.Len() == 0 || v.Kind() == reflect.Slice || path == "pd.family" {
@@ -27,7 +27,7 @@ func Sample(set map[string]string) string {
 			name = parent
 		} else if parent != group {
 			group = parent
-			if !anyUnder(set, group) {
+			if !anyBelow(set, group) {
 				b.WriteString("# ")
 			}
 			b.WriteString(group + ":\n")
@@ -37,7 +37,7 @@ func Sample(set map[string]string) string {
 		case isSet && nested:
 			line = "  " + line
 		case isSet:
-		case nested && anyUnder(set, group):
+		case nested && anyBelow(set, group):
 			line = "  # " + line
 		case nested:
 			line = "#   " + line
@@ -52,7 +52,7 @@ func Sample(set map[string]string) string {
 	return b.String()
 }
 
-func anyUnder(set map[string]string, group string) bool {
+func anyBelow(set map[string]string, group string) bool {
 	for path := range set {
 		if strings.HasPrefix(path, group+".") {
 			return true

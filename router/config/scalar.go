@@ -38,20 +38,20 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 		}
 		d, err := time.ParseDuration(text)
 		if err != nil {
-			return fmt.Errorf("%s is no duration; want %s", shown, wantRange("a number with a unit, as 500ms, 5s or 2m", tag))
+			return fmt.Errorf("%s is no duration; want %s", shown, rangeText("a number with a unit, as 500ms, 5s or 2m", tag))
 		}
-		return within(d, tag, shown, func(s string) time.Duration { return mustParse(time.ParseDuration(s)) }, func() { v.SetInt(int64(d)) })
+		return checkRange(d, tag, shown, func(s string) time.Duration { return mustParse(time.ParseDuration(s)) }, func() { v.SetInt(int64(d)) })
 	case tag.Get("unit") == "bytes":
 		n, err := parseBytes(text)
 		if err != nil {
-			return fmt.Errorf("%s is no size; want %s", shown, wantRange("a number of bytes, or one with a unit, as 32MiB or 1GiB", tag))
+			return fmt.Errorf("%s is no size; want %s", shown, rangeText("a number of bytes, or one with a unit, as 32MiB or 1GiB", tag))
 		}
-		return within(n, tag, shown, func(s string) int64 { return mustParse(parseBytes(s)) }, func() { v.SetInt(n) })
+		return checkRange(n, tag, shown, func(s string) int64 { return mustParse(parseBytes(s)) }, func() { v.SetInt(n) })
 	}
 	switch v.Kind() {
 	case reflect.String:
 		if words := strings.Fields(tag.Get("oneof")); len(words) > 0 && !contains(words, text) {
-			return fmt.Errorf("%s is not known%s; want %s", shown, didYouMean(text, words), strings.Join(words, ", "))
+			return fmt.Errorf("%s is not known%s; want %s", shown, suggestion(text, words), strings.Join(words, ", "))
 		}
 		v.SetString(text)
 	case reflect.Bool:
@@ -70,9 +70,9 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 			if v.Kind() == reflect.Uint16 {
 				what += " from 0 to 65535"
 			}
-			return fmt.Errorf("%s is no number; want %s", shown, wantRange(what, tag))
+			return fmt.Errorf("%s is no number; want %s", shown, rangeText(what, tag))
 		}
-		return within(n, tag, shown, func(s string) int64 { return mustParse(strconv.ParseInt(s, 10, 64)) }, func() {
+		return checkRange(n, tag, shown, func(s string) int64 { return mustParse(strconv.ParseInt(s, 10, 64)) }, func() {
 			if v.CanInt() {
 				v.SetInt(n)
 			} else {
@@ -82,29 +82,29 @@ func setScalar(v reflect.Value, tag reflect.StructTag, text string) error {
 	case reflect.Float64:
 		x, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-			return fmt.Errorf("%s is no finite number; want %s", shown, wantRange("a number", tag))
+			return fmt.Errorf("%s is no finite number; want %s", shown, rangeText("a number", tag))
 		}
-		return within(x, tag, shown, func(s string) float64 { return mustParse(strconv.ParseFloat(s, 64)) }, func() { v.SetFloat(x) })
+		return checkRange(x, tag, shown, func(s string) float64 { return mustParse(strconv.ParseFloat(s, 64)) }, func() { v.SetFloat(x) })
 	default:
 		panic("config: a field of kind " + v.Kind().String() + " has no reader") // a fault of the struct, seen by every test
 	}
 	return nil
 }
 
-// within sets when x is inside the tags min and max.
-func within[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, shown string, parse func(string) T, set func()) error {
+// checkRange sets when x is inside the tags min and max.
+func checkRange[T int64 | float64 | time.Duration](x T, tag reflect.StructTag, shown string, parse func(string) T, set func()) error {
 	if lo := tag.Get("min"); lo != "" && x < parse(lo) {
-		return fmt.Errorf("%s is too small; want %s", shown, wantRange("", tag))
+		return fmt.Errorf("%s is too small; want %s", shown, rangeText("", tag))
 	}
 	if hi := tag.Get("max"); hi != "" && x > parse(hi) {
-		return fmt.Errorf("%s is too large; want %s", shown, wantRange("", tag))
+		return fmt.Errorf("%s is too large; want %s", shown, rangeText("", tag))
 	}
 	set()
 	return nil
 }
 
-// wantRange words what a field accepts.
-func wantRange(what string, tag reflect.StructTag) string {
+// rangeText words what a field accepts.
+func rangeText(what string, tag reflect.StructTag) string {
 	var parts []string
 	if what != "" {
 		parts = append(parts, what)

@@ -18,13 +18,13 @@ import (
 // Sidecar is what a sidecar is told beside a Config; as text, for package named
 // reads it.
 type Sidecar struct {
-	Networks      string        // CIDRs where prefill workers that requests name may lie; "": none may be named
-	Ports         string        // and their ports
-	Most          int           // of them kept at once
-	Idle          time.Duration // one not named for so long is forgotten
-	Keys          string        // what else is true of each: key=value,…
-	Addresses     string        // by which requests name the engine's ranks, in their order
-	EngineMetrics bool          // /metrics holds the engine's too
+	Networks          string        // CIDRs where prefill workers that requests name may lie; "": none may be named
+	Ports             string        // and their ports
+	MaxPrefillWorkers int           // of them kept at once
+	PrefillIdle       time.Duration // one not named for so long is forgotten
+	Keys              string        // what else is true of each: key=value,…
+	Addresses         string        // by which requests name the engine's ranks, in their order
+	EngineMetrics     bool          // /metrics holds the engine's too
 }
 
 // SidecarFlags are the flags of one command line of a sidecar.
@@ -34,8 +34,8 @@ type SidecarFlags struct {
 	model string
 }
 
-// sidecarNamed are the flags of serve that a sidecar has too.
-var sidecarNamed = []string{"listen", "admin", "pd", "nixl-proxy-host", "nixl-proxy-port", "nixl-peer-host", "nixl-peer-init-port",
+// sidecarFlags are the flags of serve that a sidecar has too.
+var sidecarFlags = []string{"listen", "admin", "pd", "nixl-proxy-host", "nixl-proxy-port", "nixl-peer-host", "nixl-peer-init-port",
 	"nixl-peer-alloc-port", "log-level", "log-format", "max-body", "prefill-timeout", "decode-timeout", "pool-wait", "drain", "lease"}
 
 // sidecarDefaults are its defaults where they are not a router's.
@@ -49,13 +49,13 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	fs.StringVar(&f.Networks, "prefill-networks", "", "`CIDRS`, parted by commas, where a prefill worker that a request names must lie [none may be named]")
 	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` it may have, as 8000,8100-8200")
 	fs.StringVar(&f.Keys, "prefill-keys", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
-	fs.IntVar(&f.Most, "prefill-most", 256, "`COUNT` of such workers kept at once")
-	fs.DurationVar(&f.Idle, "prefill-idle", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
+	fs.IntVar(&f.MaxPrefillWorkers, "prefill-most", 256, "`COUNT` of such workers kept at once")
+	fs.DurationVar(&f.PrefillIdle, "prefill-idle", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
 	fs.StringVar(&f.Addresses, "rank-addresses", "", "`HOST:PORT,…` by which X-Data-Parallel-Host-Port names the engine's ranks, in their order\n[port and port+rank of engine and listener, at their hosts and $POD_IP]")
 	fs.StringVar(&f.model, "model", "", "`NAME` of the model [asked from the engine]")
 	fs.BoolVar(&f.EngineMetrics, "engine-metrics", true, "/metrics shows the engine's own too, for a picker that reads them here")
 	for _, n := range namedFlags {
-		if !slices.Contains(sidecarNamed, n.name) {
+		if !slices.Contains(sidecarFlags, n.name) {
 			continue
 		}
 		usage := n.usage
@@ -64,7 +64,7 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 				usage = usage[:i] + d
 			}
 		}
-		f.named(fs, n.name, n.path, usage)
+		f.addNamed(fs, n.name, n.path, usage)
 	}
 	f.set(fs, anyField)
 	return f
@@ -73,7 +73,7 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 // Resolve is the whole way of a sidecar's configuration: its defaults, the
 // environment, the flags, and the checks. Flags.Resolve is a router's.
 func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
-	c, err := f.over(sidecarDefault(), environ, &faults{})
+	c, err := f.applyOver(sidecarDefault(), environ, &errorList{})
 	if err != nil {
 		return nil, err
 	}
@@ -100,10 +100,10 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	switch {
 	case engines != 1:
 		return nil, fmt.Errorf("sluice sidecar: %d engines are given; want one, as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
-	case f.Most < 1 || f.Most > worker.MaxSlots/2:
-		return nil, fmt.Errorf("sluice sidecar: --prefill-most %d; want 1 to %d", f.Most, worker.MaxSlots/2)
-	case f.Idle < time.Second:
-		return nil, fmt.Errorf("sluice sidecar: --prefill-idle %s; want 1s or more", f.Idle)
+	case f.MaxPrefillWorkers < 1 || f.MaxPrefillWorkers > worker.MaxSlots/2:
+		return nil, fmt.Errorf("sluice sidecar: --prefill-most %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
+	case f.PrefillIdle < time.Second:
+		return nil, fmt.Errorf("sluice sidecar: --prefill-idle %s; want 1s or more", f.PrefillIdle)
 	}
 	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
 		c.Tokens.Mode = "text" // two prefill workers are told apart without asking them
@@ -137,8 +137,8 @@ func (f *SidecarFlags) engine(c *Config) *Worker {
 	return &c.Workers[i]
 }
 
-// NamedSpec is what --prefill-keys says of every worker that requests name.
-func (f *SidecarFlags) NamedSpec(c *Config) (worker.Spec, error) {
+// PrefillSpec is what --prefill-keys says of every worker that requests name.
+func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	text := "http://0.0.0.0"
 	if f.Keys != "" {
 		text += "," + f.Keys
@@ -194,7 +194,7 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 		if len(urls) > 1 {
 			step = 0 // its URL has its own port
 		}
-		ports := []string{after(u.Port(), step), after(listenPort, i)}
+		ports := []string{portAfter(u.Port(), step), portAfter(listenPort, i)}
 		for _, host := range []string{u.Hostname(), listenHost, os.Getenv("POD_IP")} {
 			if host == "" || host == "0.0.0.0" || host == "::" {
 				continue
@@ -214,8 +214,8 @@ func (f *SidecarFlags) RankAddresses(c *Config) (map[string]uint16, error) {
 	return at, nil
 }
 
-// after is the port step ports on, "" where there is none such.
-func after(port string, step int) string {
+// portAfter is the port step ports on, "" where there is none such.
+func portAfter(port string, step int) string {
 	n, err := strconv.Atoi(port)
 	if err != nil || n == 0 || n+step > 65535 {
 		return ""

@@ -21,19 +21,19 @@ func (c *Config) Dynamic() bool {
 // On says whether there is such a listener.
 func (r *Register) On() bool { return r.Listen != "" && r.Listen != "off" }
 
-// finish fills what has a default; a list's entries are in no Default.
-func (d *DNS) finish() {
+// fillDefaults fills what has a default; a list's entries are in no Default.
+func (d *DNS) fillDefaults() {
 	if d.Type == "" {
 		d.Type = "a"
 	}
 	if d.Scheme == "" {
 		d.Scheme = "http"
 	}
-	if d.Least == 0 {
-		d.Least = 5 * time.Second
+	if d.MinInterval == 0 {
+		d.MinInterval = 5 * time.Second
 	}
-	if d.Most == 0 {
-		d.Most = max(30*time.Second, d.Least)
+	if d.MaxInterval == 0 {
+		d.MaxInterval = max(30*time.Second, d.MinInterval)
 	}
 }
 
@@ -66,8 +66,8 @@ func (c *Config) checkDiscovery(bad report) {
 				bad(path+".server", "%s: %v; want HOST:PORT, as 10.0.0.2:53", quoted(d.Server), err)
 			}
 		}
-		if d.Least > d.Most {
-			bad(path+".least", "%q is over most, %q", d.Least, d.Most)
+		if d.MinInterval > d.MaxInterval {
+			bad(path+".least", "%q is over most, %q", d.MinInterval, d.MaxInterval)
 		}
 		c.checkTemplate(bad, path+".worker", d.Worker)
 	}
@@ -101,7 +101,7 @@ func (c *Config) checkTemplate(bad report, path string, w *Worker) {
 	}
 	c.checkRanks(bad, path, w)
 	c.checkEvents(bad, path, w)
-	checkWords(bad, path, w)
+	checkNames(bad, path, w)
 }
 
 func (c *Config) checkRegister(bad report) {
@@ -176,7 +176,7 @@ func (c *Config) describeSources(line func(string, ...any)) {
 	}
 	for i := range c.Discovery.DNS {
 		d := &c.Discovery.DNS[i]
-		line("  more from DNS: %s %s, %s, looked up every %s to %s as its TTL says", d.Type, d.Name, d.Role, d.Least, d.Most)
+		line("  more from DNS: %s %s, %s, looked up every %s to %s as its TTL says", d.Type, d.Name, d.Role, d.MinInterval, d.MaxInterval)
 	}
 	if c.Kube.Selector != "" {
 		line("  more from Kubernetes: pods with %s, role by label %s, port %s", c.Kube.Selector, c.Kube.RoleLabel, c.Kube.Port)

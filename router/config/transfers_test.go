@@ -54,7 +54,7 @@ func TestTransferTiers(t *testing.T) {
 
 // A ZMQ socket that takes any host is warned of, with the field and what to set; one that
 // is held to networks, or that only this machine reaches, is not.
-func TestOpenSocketsAreWarnedOf(t *testing.T) {
+func TestOpenSocketsWarn(t *testing.T) {
 	const lmcache = "workers: [{url: 'http://h:1', role: decode, options: {init_port: ['1'], alloc_port: ['2']}}]\npd: {family: lmcache}\n"
 	for text, want := range map[string]string{
 		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091'}":                                                         "transfers.zmq_networks",

@@ -98,7 +98,7 @@ func ParseWorker(role worker.Role, text string) (Worker, error) {
 		i := slices.IndexFunc(workerKeys, func(k workerKey) bool { return k.name == name })
 		switch {
 		case i < 0:
-			return w, fmt.Errorf("no such key %s%s; keys:\n%s", quoted(name), didYouMean(name, keyNames()), strings.TrimRight(KeyTable(), "\n"))
+			return w, fmt.Errorf("no such key %s%s; keys:\n%s", quoted(name), suggestion(name, keyNames()), strings.TrimRight(KeyTable(), "\n"))
 		case !found || value == "":
 			return w, fmt.Errorf("key %s has no value; want %s=%s", name, name, workerKeys[i].form)
 		case seen[name] && name != "label" && name != "model":
@@ -179,7 +179,7 @@ func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 	given := map[string]bool{}
 	specs := make([]worker.Spec, 0, len(c.Workers))
 	for i, w := range c.Workers {
-		if id := kept[w.Role.String()+" "+w.URL]; w.ID == "" && id != "" && !given[id] && !c.names(id) {
+		if id := kept[w.Role.String()+" "+w.URL]; w.ID == "" && id != "" && !given[id] && !c.hasWorkerID(id) {
 			w.ID = id
 		}
 		for w.ID == "" {
@@ -202,8 +202,8 @@ func (c *Config) SpecsAfter(before []worker.Spec) []worker.Spec {
 	return specs
 }
 
-// names says whether a worker has been given this id.
-func (c *Config) names(id string) bool {
+// hasWorkerID says whether a worker has been given this id.
+func (c *Config) hasWorkerID(id string) bool {
 	return slices.ContainsFunc(c.Workers, func(w Worker) bool { return w.ID == id })
 }
 

@@ -47,18 +47,18 @@ func readFile(path string) ([]byte, error) {
 // Parse is Load of text that stands in no file, or was read already; name
 // stands for the file in errors.
 func Parse(name string, text []byte) (*Config, error) {
-	var f faults
+	var f errorList
 	c := read(name, text, &f)
-	c.finish()
+	c.fillDefaults()
 	c.check(&f)
 	return c, f.err()
 }
 
 // read is Parse without the checks of the whole, which are made once everything that
 // goes over a file is there: a token may be in the environment alone.
-func read(name string, text []byte, f *faults) *Config {
+func read(name string, text []byte, f *errorList) *Config {
 	c := Default()
-	d := decoder{file: name, faults: f, origins: c.origins}
+	d := decoder{file: name, errs: f, origins: c.origins}
 	if root := d.parse(text); root != nil {
 		d.value(root, reflect.ValueOf(c).Elem(), "", "")
 	}
@@ -70,7 +70,7 @@ func read(name string, text []byte, f *faults) *Config {
 // a file is wanted with its place, those of the checks made afterwards too.
 type decoder struct {
 	file    string
-	faults  *faults
+	errs    *errorList
 	origins map[string]origin
 	values  int
 	anchors map[string]ast.Node
@@ -81,24 +81,24 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 	top := origin{file: d.file, line: 1, col: 1}
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // YAML 1.2, 5.2: a byte order mark may come first
 	if len(text) > maxFile {
-		d.faults.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
+		d.errs.add(top, "", "the file has %d bytes; want at most %d", len(text), maxFile)
 		return nil
 	}
 	if n := bytes.Count(text, []byte("[")) + bytes.Count(text, []byte("{")); n > maxBrackets {
-		d.faults.add(top, "", "the file has %d opening brackets; want at most %d", n, maxBrackets)
+		d.errs.add(top, "", "the file has %d opening brackets; want at most %d", n, maxBrackets)
 		return nil
 	}
 	n := 0
 	for line := range bytes.Lines(text) {
 		if n++; len(line) > maxLine {
-			d.faults.add(origin{file: d.file, line: n, col: 1}, "", "the line has %d bytes; want at most %d", len(line), maxLine)
+			d.errs.add(origin{file: d.file, line: n, col: 1}, "", "the line has %d bytes; want at most %d", len(line), maxLine)
 			return nil
 		}
 	}
 	defer func() {
 		// The parser is not ours, and files are anyone's.
 		if p := recover(); p != nil {
-			d.faults.add(top, "", "the file is no YAML: %v", p)
+			d.errs.add(top, "", "the file is no YAML: %v", p)
 			root = nil
 		}
 	}()
@@ -112,7 +112,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 				at.line, at.col = max(t.Position.Line, 1), max(t.Position.Column, 1)
 			}
 		}
-		d.faults.add(at, "", "the file is no YAML: %s", msg)
+		d.errs.add(at, "", "the file is no YAML: %s", msg)
 		return nil
 	}
 	d.anchors = map[string]ast.Node{}
@@ -121,7 +121,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 			continue
 		}
 		if i > 0 && root != nil {
-			d.faults.add(d.at(doc.Body), "", "a second document begins here; want one")
+			d.errs.add(d.at(doc.Body), "", "a second document begins here; want one")
 			break
 		}
 		root = doc.Body
@@ -163,8 +163,8 @@ func (d *decoder) at(n ast.Node) origin {
 	return o
 }
 
-// plain follows anchors, aliases and tags to what they stand for.
-func (d *decoder) plain(n ast.Node) ast.Node {
+// resolve follows anchors, aliases and tags to what they stand for.
+func (d *decoder) resolve(n ast.Node) ast.Node {
 	for range 32 {
 		switch x := n.(type) {
 		case *ast.AnchorNode:
@@ -174,7 +174,7 @@ func (d *decoder) plain(n ast.Node) ast.Node {
 		case *ast.AliasNode:
 			target, ok := d.anchors[x.Value.String()]
 			if !ok {
-				d.faults.add(d.at(n), "", "the alias %s names no anchor", quoted("*"+x.Value.String()))
+				d.errs.add(d.at(n), "", "the alias %s names no anchor", quoted("*"+x.Value.String()))
 				return nil
 			}
 			n = target
@@ -182,7 +182,7 @@ func (d *decoder) plain(n ast.Node) ast.Node {
 			return n
 		}
 	}
-	d.faults.add(d.at(n), "", "aliases lead to aliases without end")
+	d.errs.add(d.at(n), "", "aliases lead to aliases without end")
 	return nil
 }
 
@@ -191,11 +191,11 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 	at := d.at(n)
 	if d.values++; d.values > maxValues {
 		if d.values == maxValues+1 {
-			d.faults.add(at, path, "the file unfolds to more than %d values", maxValues)
+			d.errs.add(at, path, "the file unfolds to more than %d values", maxValues)
 		}
 		return
 	}
-	if n = d.plain(n); n == nil {
+	if n = d.resolve(n); n == nil {
 		return
 	}
 	if path != "" {
@@ -217,11 +217,11 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 	default:
 		text, ok := scalarText(n)
 		if !ok {
-			d.faults.add(at, path, "%s stands where one value should; want %s", kindOf(n), example(v, tag))
+			d.errs.add(at, path, "%s stands where one value should; want %s", kindOf(n), example(v, tag))
 			return
 		}
 		if err := setScalar(v, tag, text); err != nil {
-			d.faults.add(at, path, "%v", err)
+			d.errs.add(at, path, "%v", err)
 		}
 	}
 }
@@ -229,10 +229,10 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 func (d *decoder) structure(n ast.Node, v reflect.Value, path string, at origin) {
 	known := fieldsOf(v.Type())
 	for key, value := range d.entries(n, path, at) {
-		sub := under(path, key.name)
+		sub := joinPath(path, key.name)
 		f, ok := known.find(key.name)
 		if !ok {
-			d.faults.add(key.at, sub, "no such field%s; known: %s", didYouMean(key.name, known.names()), strings.Join(known.names(), ", "))
+			d.errs.add(key.at, sub, "no such field%s; known: %s", suggestion(key.name, known.names()), strings.Join(known.names(), ", "))
 			continue
 		}
 		d.value(value, v.FieldByIndex(f.Index), sub, f.Tag)
@@ -243,7 +243,7 @@ func (d *decoder) mapping(n ast.Node, v reflect.Value, path string, at origin) {
 	v.Set(reflect.MakeMap(v.Type()))
 	for key, value := range d.entries(n, path, at) {
 		elem := reflect.New(v.Type().Elem()).Elem()
-		sub := under(path, key.name)
+		sub := joinPath(path, key.name)
 		d.origins[sub] = key.at
 		d.value(value, elem, sub, `yaml:"-"`)
 		v.SetMapIndex(reflect.ValueOf(key.name), elem)
@@ -255,7 +255,7 @@ func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.Str
 	seq, ok := n.(*ast.SequenceNode)
 	switch {
 	case ok && elem.Kind() == reflect.Uint16 && len(seq.Values) > 65536:
-		d.faults.add(at, path, "%d ranks; want at most 65536", len(seq.Values))
+		d.errs.add(at, path, "%d ranks; want at most 65536", len(seq.Values))
 		return
 	case ok:
 		v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
@@ -264,19 +264,19 @@ func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.Str
 		}
 		return
 	case elem.Kind() == reflect.Struct:
-		d.faults.add(at, path, "%s stands where a list should; want entries that begin with \"- \"", kindOf(n))
+		d.errs.add(at, path, "%s stands where a list should; want entries that begin with \"- \"", kindOf(n))
 		return
 	}
 	// One value stands for a list of one; ranks: 4 is a count, as in a flag.
 	text, ok := scalarText(n)
 	if !ok {
-		d.faults.add(at, path, "%s stands where a list should; want [a, b] or one value", kindOf(n))
+		d.errs.add(at, path, "%s stands where a list should; want [a, b] or one value", kindOf(n))
 		return
 	}
 	if elem.Kind() == reflect.Uint16 {
 		ranks, err := parseRanks(text)
 		if err != nil {
-			d.faults.add(at, path, "%v", err)
+			d.errs.add(at, path, "%v", err)
 			return
 		}
 		v.Set(reflect.ValueOf(ranks))
@@ -284,7 +284,7 @@ func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.Str
 	}
 	v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 	if err := setScalar(v.Index(0), tag, text); err != nil {
-		d.faults.add(at, path, "%v", err)
+		d.errs.add(at, path, "%v", err)
 	}
 }
 
@@ -304,7 +304,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 		case *ast.MappingValueNode:
 			values = []*ast.MappingValueNode{x}
 		default:
-			d.faults.add(at, path, "%s stands where fields should; want name: value", kindOf(n))
+			d.errs.add(at, path, "%s stands where fields should; want name: value", kindOf(n))
 			return
 		}
 		// What is merged in comes first, so that the mapping's own fields win.
@@ -312,7 +312,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 			if !mv.Key.IsMergeKey() {
 				continue
 			}
-			merged := d.plain(mv.Value)
+			merged := d.resolve(mv.Value)
 			if d.values++; merged == nil || d.values > maxValues {
 				continue
 			}
@@ -330,11 +330,11 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 			}
 			text, ok := scalarText(mv.Key)
 			if !ok {
-				d.faults.add(key.at, path, "a field's name is %s; want a word", kindOf(mv.Key))
+				d.errs.add(key.at, path, "a field's name is %s; want a word", kindOf(mv.Key))
 				continue
 			}
 			if key.name = text; seen[text] {
-				d.faults.add(key.at, under(path, text), "the field is given twice")
+				d.errs.add(key.at, joinPath(path, text), "the field is given twice")
 				continue
 			}
 			seen[text] = true
@@ -345,7 +345,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 	}
 }
 
-func under(path, name string) string {
+func joinPath(path, name string) string {
 	if path == "" {
 		return name
 	}

@@ -62,7 +62,7 @@ func (r *recorder) ids() string {
 	return strings.Join(slices.Sorted(maps.Keys(r.in)), " ")
 }
 
-func (r *recorder) take() string {
+func (r *recorder) takeCalls() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := strings.Join(r.calls, " ")
@@ -86,14 +86,14 @@ func TestReplaceIsADiff(t *testing.T) {
 	r := newRecorder()
 	s := NewSet("test", r, nil)
 	d := s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:2"), spec("c", "http://h:3")})
-	if got := r.take(); got != "+a +b +c" || d.Err != nil || len(d.Added) != 3 {
+	if got := r.takeCalls(); got != "+a +b +c" || d.Err != nil || len(d.Added) != 3 {
 		t.Fatalf("%s: %+v", got, d)
 	}
 	d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:9"), spec("d", "http://h:4")})
-	if got := r.take(); got != "-c -b +b +d" || d.Kept != 1 || fmt.Sprint(d.Added, d.Changed, d.Removed) != "[d] [b] [c]" {
+	if got := r.takeCalls(); got != "-c -b +b +d" || d.Unchanged != 1 || fmt.Sprint(d.Added, d.Changed, d.Removed) != "[d] [b] [c]" {
 		t.Errorf("%s: %+v; want a untouched", got, d)
 	}
-	if d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:9"), spec("d", "http://h:4")}); !d.Empty() || r.take() != "" || d.Kept != 3 {
+	if d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("b", "http://h:9"), spec("d", "http://h:4")}); !d.Empty() || r.takeCalls() != "" || d.Unchanged != 3 {
 		t.Errorf("the same again: %+v", d)
 	}
 	d = s.Replace([]worker.Spec{spec("a", "http://h:1"), spec("a", "http://h:2")})
@@ -106,7 +106,7 @@ func TestReplaceIsADiff(t *testing.T) {
 }
 
 // What the fleet refused is offered again, and the fault goes when it is taken.
-func TestRefusedWorkersAreOfferedAgain(t *testing.T) {
+func TestRefusedWorkersAreRetried(t *testing.T) {
 	r := newRecorder()
 	r.refuse["b"] = true
 	s := NewSet("test", r, nil)
@@ -129,7 +129,7 @@ func TestRefusedWorkersAreOfferedAgain(t *testing.T) {
 
 // What a source could make no worker of is shown beside what it could, until it says
 // otherwise, whatever becomes of the others.
-func TestPartialFaultStays(t *testing.T) {
+func TestPartialErrorStays(t *testing.T) {
 	r := newRecorder()
 	r.refuse["b"] = true
 	s := NewSet("test", r, nil)
@@ -171,7 +171,7 @@ func TestStatic(t *testing.T) {
 	}
 }
 
-func TestStartTellsEveryFault(t *testing.T) {
+func TestStartReportsEveryError(t *testing.T) {
 	f := fleet.New(fleet.Options{})
 	defer f.Close()
 	run := NewRunner(f, nil)
@@ -186,9 +186,9 @@ func TestStartTellsEveryFault(t *testing.T) {
 	}
 }
 
-// lines makes a worker of each line "id url"; the errors of a real parser stand
+// workerLines makes a worker of each line "id url"; the errors of a real parser stand
 // in the tests of package config.
-func lines(text []byte) (out []worker.Spec, err error) {
+func workerLines(text []byte) (out []worker.Spec, err error) {
 	for i, l := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		id, url, ok := strings.Cut(l, " ")
 		if !ok {
@@ -204,7 +204,7 @@ func startFile(t *testing.T, path string) (*recorder, *Runner) {
 	r := newRecorder()
 	run := NewRunner(r, nil)
 	t.Cleanup(run.Close)
-	if err := run.Start(&File{Path: path, Parse: lines, Every: 10 * time.Millisecond}); err != nil {
+	if err := run.Start(&File{Path: path, Parse: workerLines, Interval: 10 * time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
 	return r, run
@@ -217,7 +217,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestFileIsFollowed(t *testing.T) {
+func TestFileChangesAreApplied(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "workers")
 	r, run := startFile(t, path)
 	fault := func(word string) func() bool {
@@ -226,16 +226,16 @@ func TestFileIsFollowed(t *testing.T) {
 	until(t, "a missing file is a fault", fault("no such file"))
 	write(t, path, "a http://h:1\nb http://h:2\n")
 	until(t, "both are in", func() bool { return r.ids() == "a b" && run.States()[0].Error == "" })
-	r.take()
+	r.takeCalls()
 
 	write(t, path, "a http://h:1\nnonsense\n")
 	until(t, "the fault and its place are shown", fault("f:2:1"))
-	if r.ids() != "a b" || r.take() != "" {
+	if r.ids() != "a b" || r.takeCalls() != "" {
 		t.Error("a broken edit touched the workers")
 	}
 	write(t, path, "a http://h:1\nb http://h:2\n")
 	until(t, "the fault is gone", func() bool { return run.States()[0].Error == "" })
-	if got := r.take(); got != "" {
+	if got := r.takeCalls(); got != "" {
 		t.Errorf("the old text again changed workers: %s", got)
 	}
 
@@ -246,7 +246,7 @@ func TestFileIsFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the diff is done", func() bool { return r.ids() == "b c" })
-	if got := r.take(); got != "-a -b +b +c" {
+	if got := r.takeCalls(); got != "-a -b +b +c" {
 		t.Errorf("calls %s", got)
 	}
 	if err := os.Remove(path); err != nil {
@@ -265,12 +265,12 @@ func TestFileIsFollowed(t *testing.T) {
 }
 
 // A file that is written bit by bit is not read half way.
-func TestFileIsReadWhenItHasSettled(t *testing.T) {
+func TestFileIsReadWhenStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "workers")
 	write(t, path, "a http://h:1\nb http://h:2\n")
 	r, run := startFile(t, path)
 	until(t, "both are in", func() bool { return r.ids() == "a b" })
-	r.take()
+	r.takeCalls()
 	whole := "a http://h:1\nb http://h:2\nc http://h:3\n"
 	for end := time.Now().Add(20 * time.Second); ; {
 		pause, last := time.Duration(0), time.Now()
@@ -280,20 +280,20 @@ func TestFileIsReadWhenItHasSettled(t *testing.T) {
 			pause, last = max(pause, time.Since(last)), time.Now()
 		}
 		until(t, "the third is in", func() bool { return r.ids() == "a b c" && run.States()[0].Error == "" })
-		got := r.take()
+		got := r.takeCalls()
 		if got == "+c" {
 			return
 		}
-		if pause < settleTime/2 || time.Now().After(end) {
+		if pause < stableTime/2 || time.Now().After(end) {
 			t.Fatalf("calls %s; want one addition; no text stood for longer than %v", got, pause)
 		}
 		write(t, path, whole[:2*len("a http://h:1\n")]) // the machine stood still, and so did half a text
 		until(t, "both are in", func() bool { return r.ids() == "a b" })
-		r.take()
+		r.takeCalls()
 	}
 }
 
-func TestFileThatIsNone(t *testing.T) {
+func TestUnusableFile(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"folder": func(p string) error { return os.Mkdir(p, 0o755) },
 		"large":  func(p string) error { return os.WriteFile(p, make([]byte, maxFile+1), 0o644) },
@@ -309,15 +309,15 @@ func TestFileThatIsNone(t *testing.T) {
 	}
 }
 
-type gone struct{}
+type failingSource struct{}
 
-func (gone) Name() string                        { return "gone" }
-func (gone) Run(_ context.Context, _ *Set) error { return errors.New("cannot work") }
+func (failingSource) Name() string                        { return "gone" }
+func (failingSource) Run(_ context.Context, _ *Set) error { return errors.New("cannot work") }
 
-func TestSourceThatGivesUpSaysSo(t *testing.T) {
+func TestFailedSourceReportsError(t *testing.T) {
 	run := NewRunner(newRecorder(), nil)
 	defer run.Close()
-	if err := run.Start(gone{}); err != nil {
+	if err := run.Start(failingSource{}); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "its state says why", func() bool { return run.States()[0].Error == "cannot work" })

@@ -21,9 +21,9 @@ type File struct {
 	// workers of a file with an error are not looked at.
 	Parse func(text []byte) ([]worker.Spec, error)
 	// Every is the time between two looks [1s].
-	Every time.Duration
+	Interval time.Duration
 	// Now brings a text that somebody has just read of the file; nil: nobody does.
-	Now <-chan Text
+	Reloads <-chan Text
 }
 
 // Text is what stands in a file now, to be looked at even where it has not changed.
@@ -42,7 +42,7 @@ func (f *File) Name() string { return "file " + f.Path }
 // Run reads the file whenever its text changes. Text that does not parse, a file
 // that is gone or cannot be read leave the workers as they are.
 func (f *File) Run(ctx context.Context, set *Set) error {
-	every := f.Every
+	every := f.Interval
 	if every <= 0 {
 		every = time.Second
 	}
@@ -61,7 +61,7 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 		return nil
 	}
 	for {
-		text, err := f.settled(ctx, last)
+		text, err := f.readStable(ctx, last)
 		switch {
 		case err != nil:
 			set.Failed(fmt.Errorf("discovery: cannot read %q: %w", f.Path, err))
@@ -75,16 +75,16 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 				return nil
 			case <-tick.C:
 				waiting = false
-			case now := <-f.Now:
+			case now := <-f.Reloads:
 				now.Done <- take(now.Bytes)
 			}
 		}
 	}
 }
 
-// settled reads the file until its text stays the same for a moment: an editor
+// readStable reads the file until its text stays the same for a moment: an editor
 // that writes in place must not be read half way.
-func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
+func (f *File) readStable(ctx context.Context, last []byte) ([]byte, error) {
 	text, err := ReadFile(f.Path)
 	for range 20 {
 		if err != nil || bytes.Equal(text, last) {
@@ -93,7 +93,7 @@ func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
 		select {
 		case <-ctx.Done():
 			return last, nil
-		case <-time.After(settleTime):
+		case <-time.After(stableTime):
 		}
 		before := text
 		if text, err = ReadFile(f.Path); err == nil && bytes.Equal(text, before) {
@@ -103,8 +103,8 @@ func (f *File) settled(ctx context.Context, last []byte) ([]byte, error) {
 	return text, err
 }
 
-// settleTime is long for an editor's last writes, and short for a person.
-const settleTime = 50 * time.Millisecond
+// stableTime is long for an editor's last writes, and short for a person.
+const stableTime = 50 * time.Millisecond
 
 // ReadFile reads a file as File does: a regular one, of a megabyte at most.
 func ReadFile(path string) ([]byte, error) {

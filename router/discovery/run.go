@@ -10,8 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// retryRefused is how often workers that the fleet refused are offered again.
-const retryRefused = 5 * time.Second
+// retryInterval is how often workers that the fleet refused are offered again.
+const retryInterval = 5 * time.Second
 
 // Runner runs sources over one fleet. The zero value is not usable; a nil one
 // has no sources.
@@ -48,7 +48,7 @@ func (r *Runner) Start(src Source, first ...worker.Spec) error {
 		}
 	})
 	r.work.Go(func() {
-		for tick := time.NewTicker(retryRefused); ; {
+		for tick := time.NewTicker(retryInterval); ; {
 			select {
 			case <-r.ctx.Done():
 				tick.Stop()

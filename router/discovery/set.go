@@ -22,7 +22,7 @@ type Set struct {
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	in      map[string]worker.Spec // by id: in the fleet
+	workers map[string]worker.Spec // by id: in the fleet
 	refused map[string]worker.Spec // wanted, but the fleet did not take them
 	partial error                  // why the source told of no more, where it told of some
 	state   State
@@ -42,7 +42,7 @@ type State struct {
 // and put in anew; Refused ones are in Err.
 type Diff struct {
 	Added, Changed, Removed []string
-	Kept                    int
+	Unchanged               int
 	Err                     error // joined; nil when the fleet took all
 }
 
@@ -54,7 +54,7 @@ func NewSet(name string, sink Sink, log *slog.Logger) *Set {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Set{name: name, sink: sink, log: log.With("source", name), in: map[string]worker.Spec{}, refused: map[string]worker.Spec{}, state: State{Source: name}}
+	return &Set{name: name, sink: sink, log: log.With("source", name), workers: map[string]worker.Spec{}, refused: map[string]worker.Spec{}, state: State{Source: name}}
 }
 
 // Replace makes specs the whole of what the source has in the fleet. A worker
@@ -81,22 +81,22 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 		}
 		want[spec.ID] = spec
 	}
-	for _, id := range slices.Sorted(maps.Keys(s.in)) {
+	for _, id := range slices.Sorted(maps.Keys(s.workers)) {
 		if _, stays := want[id]; !stays {
-			s.take(id)
+			s.remove(id)
 			d.Removed = append(d.Removed, id)
 		}
 	}
 	clear(s.refused)
 	for _, id := range slices.Sorted(maps.Keys(want)) {
 		spec := want[id]
-		old, there := s.in[id]
+		old, there := s.workers[id]
 		if there && reflect.DeepEqual(old, spec) {
-			d.Kept++
+			d.Unchanged++
 			continue
 		}
 		if there {
-			s.take(id)
+			s.remove(id)
 		}
 		if err := s.sink.Add(spec); err != nil {
 			errs = append(errs, err)
@@ -106,7 +106,7 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 			}
 			continue
 		}
-		s.in[id] = spec
+		s.workers[id] = spec
 		if there {
 			d.Changed = append(d.Changed, id)
 		} else {
@@ -114,9 +114,9 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 		}
 	}
 	d.Err = errors.Join(errs...)
-	s.told(!d.Empty(), d.Err)
+	s.recordSuccess(!d.Empty(), d.Err)
 	if !d.Empty() {
-		s.log.Info("workers changed", "added", d.Added, "changed", d.Changed, "removed", d.Removed, "kept", d.Kept)
+		s.log.Info("workers changed", "added", d.Added, "changed", d.Changed, "removed", d.Removed, "kept", d.Unchanged)
 	}
 	return d
 }
@@ -127,30 +127,30 @@ func (s *Set) Put(spec worker.Spec) (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	spec.ID = IDOf(spec)
-	old, there := s.in[spec.ID]
+	old, there := s.workers[spec.ID]
 	if there && reflect.DeepEqual(old, spec) {
 		return false, nil
 	}
 	if there {
-		s.take(spec.ID)
+		s.remove(spec.ID)
 	}
 	if err := s.sink.Add(spec); err != nil {
 		return there, err
 	}
-	s.in[spec.ID] = spec
-	s.told(true, nil)
+	s.workers[spec.ID] = spec
+	s.recordSuccess(true, nil)
 	return true, nil
 }
 
-// Drop removes one worker; false when the source has none of this id in.
-func (s *Set) Drop(id string) bool {
+// Remove removes one worker; false when the source has none of this id in.
+func (s *Set) Remove(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, there := s.in[id]; !there {
+	if _, there := s.workers[id]; !there {
 		return false
 	}
-	s.take(id)
-	s.told(true, nil)
+	s.remove(id)
+	s.recordSuccess(true, nil)
 	return true
 }
 
@@ -163,7 +163,7 @@ func (s *Set) Failed(err error) {
 	if s.state.Error != err.Error() {
 		s.log.Error("cannot tell which workers there are; those it told before stay", "err", err)
 	}
-	s.fault(err)
+	s.errorText(err)
 }
 
 // Retry puts in what the fleet refused and may take now (its id was another
@@ -181,11 +181,11 @@ func (s *Set) Retry() {
 			errs = append(errs, err)
 			continue
 		}
-		s.in[id] = s.refused[id]
+		s.workers[id] = s.refused[id]
 		delete(s.refused, id)
 		changed = true
 	}
-	s.told(changed, errors.Join(errs...))
+	s.recordSuccess(changed, errors.Join(errs...))
 }
 
 // State is how the source is doing.
@@ -195,18 +195,18 @@ func (s *Set) State() State {
 	return s.state
 }
 
-// take removes one that is in. The fleet may have lost it to nobody: a set's
+// remove removes one that is in. The fleet may have lost it to nobody: a set's
 // workers are its own. Called with mu.
-func (s *Set) take(id string) {
+func (s *Set) remove(id string) {
 	if err := s.sink.Remove(id); err != nil {
 		s.log.Warn("cannot remove a worker", "worker", id, "err", err)
 	}
-	delete(s.in, id)
+	delete(s.workers, id)
 }
 
-// told books a success of the source; err is of workers that were refused.
+// recordSuccess books a success of the source; err is of workers that were refused.
 // Called with mu.
-func (s *Set) told(changed bool, err error) {
+func (s *Set) recordSuccess(changed bool, err error) {
 	if s.partial != nil {
 		err = errors.Join(err, s.partial)
 	}
@@ -214,7 +214,7 @@ func (s *Set) told(changed bool, err error) {
 	if changed {
 		s.state.Changed = s.state.Seen
 	}
-	s.state.Workers = len(s.in)
+	s.state.Workers = len(s.workers)
 	if err == nil {
 		if s.state.Error != "" {
 			s.log.Info("well again", "after", time.Since(s.state.Since).Round(time.Second))
@@ -225,10 +225,10 @@ func (s *Set) told(changed bool, err error) {
 	if s.state.Error != err.Error() {
 		s.log.Error("not all workers are in", "err", err)
 	}
-	s.fault(err)
+	s.errorText(err)
 }
 
-func (s *Set) fault(err error) {
+func (s *Set) errorText(err error) {
 	if s.state.Error == "" {
 		s.state.Since = time.Now()
 	}

@@ -22,18 +22,18 @@ type testEngine struct {
 	t    *testing.T
 	addr string
 
-	hang     atomic.Bool
-	sick     atomic.Bool            // /health is 503
-	garbage  atomic.Pointer[string] // body of every answer
-	models   atomic.Pointer[string] // of /v1/models
-	metrics  atomic.Pointer[string]
-	events   atomic.Pointer[string]
-	info     atomic.Pointer[string] // of /server_info
-	sglang   atomic.Bool            // no /health worth the name, no /version
-	slow     atomic.Int64           // nanoseconds that /health takes
-	inflight atomic.Int32
-	most     atomic.Int32 // probes of health at once
-	calls    sync.Map     // path -> *atomic.Int64
+	hang        atomic.Bool
+	unhealthy   atomic.Bool            // /health is 503
+	garbage     atomic.Pointer[string] // body of every answer
+	models      atomic.Pointer[string] // of /v1/models
+	metrics     atomic.Pointer[string]
+	events      atomic.Pointer[string]
+	info        atomic.Pointer[string] // of /server_info
+	sglang      atomic.Bool            // no /health worth the name, no /version
+	slow        atomic.Int64           // nanoseconds that /health takes
+	inflight    atomic.Int32
+	maxInflight atomic.Int32 // probes of health at once
+	calls       sync.Map     // path -> *atomic.Int64
 
 	mu  sync.Mutex
 	srv *http.Server
@@ -44,17 +44,17 @@ type testEngine struct {
 func newEngine(t *testing.T) *testEngine {
 	t.Helper()
 	e := &testEngine{t: t, addr: "127.0.0.1:0"}
-	e.tell(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","max_model_len":4096,"parent":null},{"id":"tiny-lora","owned_by":"vllm","parent":"tiny"}]}`)
-	e.setLife(1000)
+	e.setModels(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","max_model_len":4096,"parent":null},{"id":"tiny-lora","owned_by":"vllm","parent":"tiny"}]}`)
+	e.setIncarnation(1000)
 	e.start()
 	t.Cleanup(e.kill)
 	return e
 }
 
-func (e *testEngine) tell(to *atomic.Pointer[string], s string) { to.Store(&s) }
+func (e *testEngine) setModels(to *atomic.Pointer[string], s string) { to.Store(&s) }
 
-func (e *testEngine) setLife(started float64) {
-	e.tell(&e.metrics, fmt.Sprintf(`# HELP process_start_time_seconds Start time.
+func (e *testEngine) setIncarnation(started float64) {
+	e.setModels(&e.metrics, fmt.Sprintf(`# HELP process_start_time_seconds Start time.
 process_start_time_seconds %g
 vllm:num_requests_running{engine="0",model_name="tiny"} 3.0
 vllm:num_requests_running{engine="1",model_name="tiny"} 4.0
@@ -107,8 +107,8 @@ func (e *testEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/health" {
 		now := e.inflight.Add(1)
 		defer e.inflight.Add(-1)
-		if now > e.most.Load() {
-			e.most.Store(now)
+		if now > e.maxInflight.Load() {
+			e.maxInflight.Store(now)
 		}
 	}
 	if e.hang.Load() || e.sglang.Load() && r.URL.Path == "/health" {
@@ -135,7 +135,7 @@ func (e *testEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.URL.Path {
 	case "/health":
-		if e.sick.Load() {
+		if e.unhealthy.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	case "/ping":

@@ -17,45 +17,45 @@ import (
 // sign of another process, and one that was is none: an answer that was late, or
 // one of several engines behind one address.
 type engineIDs struct {
-	now atomic.Pointer[string] // nil: none was told of this life yet
+	current atomic.Pointer[string] // nil: none was told of this life yet
 
 	// Guarded by the fleet's mu.
-	past  []string  // of lives before, and of other engines at this address; oldest first
-	since time.Time // when now was told first, or forgotten
-	quick int       // lives in a row that were shorter than an engine takes to start
-	rest  time.Time // until then changes mean nothing
-	why   string    // a new life was told of, and the server was not asked since
+	past          []string  // of lives before, and of other engines at this address; oldest first
+	since         time.Time // when now was told first, or forgotten
+	quickRestarts int       // lives in a row that were shorter than an engine takes to start
+	ignoreUntil   time.Time // until then changes mean nothing
+	restartReason string    // a new life was told of, and the server was not asked since
 }
 
 const (
 	maxEngineID = 512 // bytes
 	maxPastIDs  = 64
-	// An address whose ids change quickLives times in a row within quickLife each does
-	// not give one id per process, whatever it is: it is left alone for idRest.
-	quickLives = 3
-	idRest     = 10 * time.Minute
+	// An address whose ids change maxQuickRestarts times in a row within minIncarnation each does
+	// not give one id per process, whatever it is: it is left alone for engineIDBackoff.
+	maxQuickRestarts = 3
+	engineIDBackoff  = 10 * time.Minute
 )
 
-var quickLife = 10 * time.Second // tests make it longer
+var minIncarnation = 10 * time.Second // tests make it longer
 
-// Identified tells what the engine behind a rank called itself in answer to a
+// ReportEngineID tells what the engine behind a rank called itself in answer to a
 // question put at the time asked. An id that is new there is the sign of a restart:
 // the rank's server is taken out of the choice, OnLeave and OnJoin are called, and
 // what the old process held is dropped before the next request goes there. id is
 // borrowed. Cheap where nothing has changed, and safe on the request path.
-func (f *Fleet) Identified(r *worker.Rank, id []byte, asked time.Time) {
-	t := f.seat(r)
+func (f *Fleet) ReportEngineID(r *worker.Rank, id []byte, sentAt time.Time) {
+	t := f.breaker(r)
 	if t == nil || len(id) == 0 || len(id) > maxEngineID {
 		return
 	}
 	id = withoutRank(id)
-	if now := t.s.ids.now.Load(); now != nil && *now == string(id) {
+	if now := t.server.engineIDs.current.Load(); now != nil && *now == string(id) {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !t.s.m.gone && !f.closed {
-		t.s.identified(string(id), asked)
+	if !t.server.member.removed && !f.closed {
+		t.server.reportEngineID(string(id), sentAt)
 	}
 }
 
@@ -73,34 +73,34 @@ func withoutRank(id []byte) []byte {
 	return id
 }
 
-// Renewed tells that a rank's events have shown a new life of its engine, and that
+// ReportEventRestart tells that a rank's events have shown a new life of its engine, and that
 // what is believed of it was told since: the id that comes next is that life's, and
 // no reason to drop it.
-func (f *Fleet) Renewed(r *worker.Rank) {
-	t := f.seat(r)
+func (f *Fleet) ReportEventRestart(r *worker.Rank) {
+	t := f.breaker(r)
 	if t == nil {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	t.renewed = true
-	for _, other := range t.s.seats {
-		if !other.renewed {
+	t.eventRestart = true
+	for _, other := range t.server.breakers {
+		if !other.eventRestart {
 			return // of that one's old life something may still be believed
 		}
 	}
-	t.s.forgetID()
+	t.server.forgetID()
 }
 
 // forgetID notes that the life the id was of has ended. Called with mu.
 func (s *server) forgetID() {
-	e := &s.ids
-	if now := e.now.Swap(nil); now != nil {
+	e := &s.engineIDs
+	if now := e.current.Swap(nil); now != nil {
 		e.remember(*now)
 	}
 	e.since = time.Now()
-	for _, t := range s.seats {
-		t.renewed = false
+	for _, t := range s.breakers {
+		t.eventRestart = false
 	}
 }
 
@@ -114,68 +114,68 @@ func (e *engineIDs) remember(id string) {
 	e.past = append(e.past, id)
 }
 
-// identified is Identified for an id that is not the present one. Called with mu.
-func (s *server) identified(id string, asked time.Time) {
-	e := &s.ids
-	now := e.now.Load()
+// reportEngineID is Identified for an id that is not the present one. Called with mu.
+func (s *server) reportEngineID(id string, sentAt time.Time) {
+	e := &s.engineIDs
+	now := e.current.Load()
 	switch {
 	case now != nil && *now == id:
 		return
 	case slices.Contains(e.past, id):
 		// Asked since it was forgotten, the same process lives on: what was taken for a
 		// restart was none.
-		if now == nil && asked.After(e.since) {
-			e.now.Store(&id)
+		if now == nil && sentAt.After(e.since) {
+			e.current.Store(&id)
 		}
 		return
 	case now == nil:
-		e.now.Store(&id)
+		e.current.Store(&id)
 		e.since = time.Now()
 		return
-	case asked.Before(e.since):
+	case sentAt.Before(e.since):
 		e.remember(id) // the answer of a life that nobody had told of yet, and that has ended
 		return
 	}
 	before := *now
 	e.remember(before)
-	e.now.Store(&id)
-	if e.quick++; time.Since(e.since) >= quickLife {
-		e.quick = 0
+	e.current.Store(&id)
+	if e.quickRestarts++; time.Since(e.since) >= minIncarnation {
+		e.quickRestarts = 0
 	}
 	e.since = time.Now()
 	switch {
-	case e.since.Before(e.rest):
+	case e.since.Before(e.ignoreUntil):
 		return
-	case e.quick >= quickLives:
-		e.rest, e.quick = e.since.Add(idRest), 0
-		s.m.f.opt.Log.Warn("engine ids change more often than an engine can start; they are not taken for restarts for a while",
-			"worker", s.m.w.Spec.ID, "url", s.url, "for", idRest)
+	case e.quickRestarts >= maxQuickRestarts:
+		e.ignoreUntil, e.quickRestarts = e.since.Add(engineIDBackoff), 0
+		s.member.fleet.opt.Log.Warn("engine ids change more often than an engine can start; they are not taken for restarts for a while",
+			"worker", s.member.worker.Spec.ID, "url", s.url, "for", engineIDBackoff)
 		return
 	}
-	e.why = fmt.Sprintf("it calls itself %s in hand-overs, and was %s", id, before)
-	s.downs.Add(1) // an admission that is under way has not heard of this
+	e.restartReason = fmt.Sprintf("it calls itself %s in hand-overs, and was %s", id, before)
+	s.downCount.Add(1) // an admission that is under way has not heard of this
 	if s.live.Load() {
-		s.m.why = "engine restarted: " + e.why
-		s.lower(s.m.why)
+		s.member.lastFailure = "engine restarted: " + e.restartReason
+		s.withdraw(s.member.lastFailure)
 	}
-	s.m.poke()
+	s.member.wakeUp()
 }
 
-// newLife takes in that a server was asked what it is: sign and why are what shows
+// detectRestart takes in that a server was asked what it is: sign and why are what shows
 // that it is another process than the one asked before, or "". It gives them, or
 // what hand-overs have told.
-func (s *server) newLife(sign, why string) (string, string) {
-	s.m.f.mu.Lock()
-	defer s.m.f.mu.Unlock()
-	switch told := s.ids.why; {
-	case told != "":
-		s.ids.why = ""
-		for _, t := range s.seats {
-			t.renewed = false
+func (s *server) detectRestart(sign, detail string) (string, string) {
+	s.member.fleet.mu.Lock()
+	defer s.member.fleet.mu.Unlock()
+	switch reported := s.engineIDs.restartReason; {
+	case reported != "":
+		s.engineIDs.restartReason = ""
+		for _, t := range s.breakers {
+			t.eventRestart = false
 		}
-		return signEngineID, told
+		return restartEngineID, reported
 	case sign != "":
 		s.forgetID()
 	}
-	return sign, why
+	return sign, detail
 }

@@ -25,10 +25,10 @@ func identified(t *testing.T, spec worker.Spec) (*Fleet, *listener, *worker.Rank
 	return f, l, f.View().Workers[0].Ranks[0]
 }
 
-func tell(f *Fleet, r *worker.Rank, id string) { f.Identified(r, []byte(id), time.Now()) }
+func reportID(f *Fleet, r *worker.Rank, id string) { f.ReportEngineID(r, []byte(id), time.Now()) }
 
 func idOf(f *Fleet, r *worker.Rank) string {
-	if id := f.seat(r).s.ids.now.Load(); id != nil {
+	if id := f.breaker(r).server.engineIDs.current.Load(); id != nil {
 		return *id
 	}
 	return ""
@@ -38,23 +38,23 @@ func idOf(f *Fleet, r *worker.Rank) string {
 // returns, and comes back when its listeners have dropped what they knew.
 func TestAnotherEngineIDIsARestart(t *testing.T) {
 	f, l, r := identified(t, worker.Spec{})
-	tell(f, r, "a1")
-	tell(f, r, "a1")
+	reportID(f, r, "a1")
+	reportID(f, r, "a1")
 	if n := l.leaves(); n != 0 || idOf(f, r) != "a1" {
 		t.Fatalf("%d restarts after one id, known as %q", n, idOf(f, r))
 	}
-	tell(f, r, "b2")
+	reportID(f, r, "b2")
 	if p, _ := f.View().Pool("tiny"); len(p.Aggregated) != 0 && l.leaves() == 0 {
 		t.Error("the rank is in the choice, and what its old life held was not dropped")
 	}
 	until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:p join:p") })
 	waitRanks(t, f, "tiny", 1)
 	// What was under way when it ended, and what else the new life says, is no sign.
-	tell(f, r, "a1")
-	tell(f, r, "b2")
+	reportID(f, r, "a1")
+	reportID(f, r, "b2")
 	waitRanks(t, f, "tiny", 1)
-	if n := l.leaves(); n != 1 || f.Restarts(signEngineID) != 1 {
-		t.Errorf("%d restarts, %d counted; want 1", n, f.Restarts(signEngineID))
+	if n := l.leaves(); n != 1 || f.Restarts(restartEngineID) != 1 {
+		t.Errorf("%d restarts, %d counted; want 1", n, f.Restarts(restartEngineID))
 	}
 	if s, _ := stateOf(f, "p"); s != worker.Ready {
 		t.Errorf("the worker is %v", s)
@@ -67,12 +67,12 @@ func TestRanksShareAnEngineID(t *testing.T) {
 	for _, spec := range []worker.Spec{{}, {Ranks: []uint16{0, 1}}} {
 		f, l, r := identified(t, spec)
 		for i := range 6 {
-			tell(f, r.Worker.Ranks[i%len(r.Worker.Ranks)], fmt.Sprintf("a1_dp%d", i%2))
+			reportID(f, r.Worker.Ranks[i%len(r.Worker.Ranks)], fmt.Sprintf("a1_dp%d", i%2))
 		}
 		if n := l.leaves(); n != 0 {
 			t.Errorf("%d restarts of an engine with two ranks", n)
 		}
-		tell(f, r, "b2_dp1")
+		reportID(f, r, "b2_dp1")
 		until(t, "one restart", func() bool { return l.leaves() == 1 })
 		waitRanks(t, f, "tiny", len(r.Worker.Ranks))
 	}
@@ -85,28 +85,28 @@ func TestRanksShareAnEngineID(t *testing.T) {
 
 // Engines that take turns behind one address cost one restart for each but the first,
 // and what gives another id for each request costs a few, then none.
-func TestEngineIDsThatAreNoSign(t *testing.T) {
-	defer func(was time.Duration) { quickLife = was }(quickLife)
-	quickLife = time.Hour
+func TestEngineIDsWithoutRestart(t *testing.T) {
+	defer func(was time.Duration) { minIncarnation = was }(minIncarnation)
+	minIncarnation = time.Hour
 	f, l, r := identified(t, worker.Spec{})
 	for i := range 20 {
-		tell(f, r, []string{"a1", "b2"}[i%2])
+		reportID(f, r, []string{"a1", "b2"}[i%2])
 		waitRanks(t, f, "tiny", 1)
 	}
 	if n := l.leaves(); n != 1 {
 		t.Errorf("%d restarts for two engines in turn, want 1", n)
 	}
 	for i := range 20 {
-		tell(f, r, fmt.Sprint("request-", i))
+		reportID(f, r, fmt.Sprint("request-", i))
 		waitRanks(t, f, "tiny", 1)
 	}
-	if n := l.leaves(); n >= quickLives {
-		t.Errorf("%d restarts for ids of requests, want fewer than %d", n, quickLives)
+	if n := l.leaves(); n >= maxQuickRestarts {
+		t.Errorf("%d restarts for ids of requests, want fewer than %d", n, maxQuickRestarts)
 	}
 	for i := range 3 * maxPastIDs {
-		tell(f, r, fmt.Sprint("more-", i))
+		reportID(f, r, fmt.Sprint("more-", i))
 	}
-	if n := len(f.seat(r).s.ids.past); n > maxPastIDs {
+	if n := len(f.breaker(r).server.engineIDs.past); n > maxPastIDs {
 		t.Errorf("%d ids are kept", n)
 	}
 }
@@ -116,33 +116,33 @@ func TestEngineIDAfterItsEvents(t *testing.T) {
 	f, l, r := identified(t, worker.Spec{Ranks: []uint16{0, 1}})
 	other := r.Worker.Ranks[1]
 	before := time.Now()
-	tell(f, r, "a1_dp0")
-	f.Renewed(r)
+	reportID(f, r, "a1_dp0")
+	f.ReportEventRestart(r)
 	if idOf(f, r) != "a1" {
 		t.Error("one rank's events ended the life of both")
 	}
-	f.Renewed(other)
+	f.ReportEventRestart(other)
 	if idOf(f, r) != "" {
 		t.Error("the id of the old life is known still")
 	}
-	f.Identified(r, []byte("a1_dp0"), before) // was under way
+	f.ReportEngineID(r, []byte("a1_dp0"), before) // was under way
 	if idOf(f, r) != "" {
 		t.Error("an answer of the old life named the new one")
 	}
-	tell(f, r, "b2_dp0")
-	tell(f, other, "b2_dp1")
+	reportID(f, r, "b2_dp0")
+	reportID(f, other, "b2_dp1")
 	waitRanks(t, f, "tiny", 2)
 	if n := l.leaves(); n != 0 || idOf(f, r) != "b2" {
 		t.Errorf("%d restarts, known as %q", n, idOf(f, r))
 	}
 	// A sign that was none: the same process answers what is asked later.
-	f.Renewed(r)
-	f.Renewed(other)
-	tell(f, r, "b2_dp0")
+	f.ReportEventRestart(r)
+	f.ReportEventRestart(other)
+	reportID(f, r, "b2_dp0")
 	if idOf(f, r) != "b2" {
 		t.Error("the engine that lives on is not known again")
 	}
-	tell(f, r, "c3_dp0")
+	reportID(f, r, "c3_dp0")
 	until(t, "the next one is a restart", func() bool { return l.leaves() == 1 })
 }
 
@@ -154,14 +154,14 @@ func TestEngineIDAndStartTimeAreOneRestart(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "p", URL: e.url()})
 	waitRanks(t, f, "tiny", 1)
 	r := f.View().Workers[0].Ranks[0]
-	tell(f, r, "a1")
-	e.setLife(2000)
+	reportID(f, r, "a1")
+	e.setIncarnation(2000)
 	until(t, "the scrape sees it", func() bool { return l.leaves() == 1 })
 	waitRanks(t, f, "tiny", 1)
-	tell(f, r, "b2")
+	reportID(f, r, "b2")
 	waitRanks(t, f, "tiny", 1)
-	e.setLife(3000)
-	tell(f, r, "c3")
+	e.setIncarnation(3000)
+	reportID(f, r, "c3")
 	until(t, "the id shows it", func() bool { return l.leaves() == 2 })
 	waitRanks(t, f, "tiny", 1)
 	seen := e.count("/metrics")
@@ -171,14 +171,14 @@ func TestEngineIDAndStartTimeAreOneRestart(t *testing.T) {
 	}
 }
 
-func TestIdentifiedAllocatesNothing(t *testing.T) {
+func TestReportEngineIDAllocatesNothing(t *testing.T) {
 	f, _, r := identified(t, worker.Spec{})
 	id, now := []byte("5f0c6c1e-0a3f-4f57-8d4b-2f2f6a2d8c11_dp0"), time.Now()
-	f.Identified(r, id, now)
-	if n := testing.AllocsPerRun(1000, func() { f.Identified(r, id, now) }); n != 0 {
+	f.ReportEngineID(r, id, now)
+	if n := testing.AllocsPerRun(1000, func() { f.ReportEngineID(r, id, now) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
-	f.Identified(r, nil, now)
-	f.Identified(&worker.Rank{Slot: worker.MaxSlots}, id, now)
-	f.Identified(r, make([]byte, maxEngineID+1), now)
+	f.ReportEngineID(r, nil, now)
+	f.ReportEngineID(&worker.Rank{Slot: worker.MaxSlots}, id, now)
+	f.ReportEngineID(r, make([]byte, maxEngineID+1), now)
 }

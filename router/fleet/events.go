@@ -21,46 +21,46 @@ type EventSource struct {
 	// Load is the ZMQ PUB endpoint of the rank's load messages, "" when there is
 	// none, and LoadTopic their topic.
 	Load, LoadTopic string
-	From            string // "config", "/kv_event_sources", "/server_info"
+	Origin          string // "config", "/kv_event_sources", "/server_info"
 }
 
 // bindPrefix before an endpoint of a Spec says that the router binds it. Only
 // an operator says so: what an engine tells never makes the router listen.
 const bindPrefix = "bind:"
 
-// Events is where the events of a rank come from: what the Spec says, or, where
+// EventSource is where the events of a rank come from: what the Spec says, or, where
 // that is "auto" or nothing, what the engine told when it was last admitted. ok
 // is false when there are none, or none are known yet.
-func (f *Fleet) Events(r *worker.Rank) (src EventSource, ok bool) {
+func (f *Fleet) EventSource(r *worker.Rank) (src EventSource, ok bool) {
 	spec := &r.Worker.Spec
 	if !autoEvents(spec) {
 		return specSource(spec, r)
 	}
-	return f.told(r)
+	return f.reportedSource(r)
 }
 
-// told is the source that the engine named for a rank.
-func (f *Fleet) told(r *worker.Rank) (src EventSource, ok bool) {
+// reportedSource is the source that the engine named for a rank.
+func (f *Fleet) reportedSource(r *worker.Rank) (src EventSource, ok bool) {
 	s := f.server(r)
 	if s == nil {
 		return src, false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	i := slices.IndexFunc(s.m.sources, func(src EventSource) bool { return src.Rank == r.ID.Rank })
+	i := slices.IndexFunc(s.member.sources, func(src EventSource) bool { return src.Rank == r.ID.Rank })
 	if i < 0 {
 		return src, false
 	}
-	return s.m.sources[i], true
+	return s.member.sources[i], true
 }
 
-// Loads is where a rank's load messages come from: what the Spec says, else what
+// LoadSource is where a rank's load messages come from: what the Spec says, else what
 // the engine told when it was last admitted; "" when there are none.
-func (f *Fleet) Loads(r *worker.Rank) (endpoint, topic string) {
-	if ep := pick(r.Worker.Spec.LoadEvents, r); ep != "" {
-		return onHost(ep, r.URL), ""
+func (f *Fleet) LoadSource(r *worker.Rank) (endpoint, topic string) {
+	if ep := rankEndpoint(r.Worker.Spec.LoadEvents, r); ep != "" {
+		return replaceWildcardHost(ep, r.URL), ""
 	}
-	src, _ := f.told(r)
+	src, _ := f.reportedSource(r)
 	return src.Load, src.LoadTopic
 }
 
@@ -69,35 +69,35 @@ func autoEvents(spec *worker.Spec) bool {
 }
 
 func specSource(spec *worker.Spec, r *worker.Rank) (src EventSource, ok bool) {
-	ep := pick(spec.KVEvents, r)
+	ep := rankEndpoint(spec.KVEvents, r)
 	if ep == "" || ep == "off" {
 		return src, false
 	}
 	ep, bind := strings.CutPrefix(ep, bindPrefix)
 	if !bind {
-		ep = onHost(ep, r.URL)
+		ep = replaceWildcardHost(ep, r.URL)
 	}
 	return EventSource{
-		Rank: r.ID.Rank, Endpoint: ep, Bind: bind, From: "config",
-		Replay: onHost(pick(spec.KVReplay, r), r.URL),
+		Rank: r.ID.Rank, Endpoint: ep, Bind: bind, Origin: "config",
+		Replay: replaceWildcardHost(rankEndpoint(spec.KVReplay, r), r.URL),
 	}, true
 }
 
-// pick gives a rank's own endpoint of a list, or counts from the one base: the rank that
+// rankEndpoint gives a rank's own endpoint of a list, or counts from the one base: the rank that
 // the engine calls r listens at port+r (vLLM and SGLang alike).
-func pick(list []string, r *worker.Rank) string {
+func rankEndpoint(list []string, r *worker.Rank) string {
 	switch {
 	case len(list) == 0:
 		return ""
 	case len(list) > 1 && len(list) == len(r.Worker.Ranks):
 		return list[slices.Index(r.Worker.Ranks, r)]
 	}
-	return atPort(list[0], r.EngineRank())
+	return offsetPort(list[0], r.EngineRank())
 }
 
-// atPort moves the port of a tcp endpoint up by n; port 0 and other transports
+// offsetPort moves the port of a tcp endpoint up by n; port 0 and other transports
 // stay as they are. It is "" when the port runs over.
-func atPort(endpoint string, n int) string {
+func offsetPort(endpoint string, n int) string {
 	i := strings.LastIndexByte(endpoint, ':')
 	if n == 0 || !strings.Contains(endpoint, "tcp://") || i < 0 {
 		return endpoint
@@ -112,8 +112,8 @@ func atPort(endpoint string, n int) string {
 	return endpoint[:i+1] + strconv.Itoa(port+n)
 }
 
-// onHost replaces a wildcard host of a tcp endpoint by that of the worker's URL.
-func onHost(endpoint, rawURL string) string {
+// replaceWildcardHost replaces a wildcard host of a tcp endpoint by that of the worker's URL.
+func replaceWildcardHost(endpoint, rawURL string) string {
 	addr, tcp := strings.CutPrefix(endpoint, "tcp://")
 	if !tcp {
 		return endpoint
@@ -137,7 +137,7 @@ func onHost(endpoint, rawURL string) string {
 // sourcesOf matches what one server told to its ranks: by rank, or, for a
 // server of one rank, the only source there is (an engine that runs one rank of
 // several may count from 0).
-func sourcesOf(s *server, a *Answer) []EventSource {
+func sourcesOf(s *server, a *EngineInfo) []EventSource {
 	var out []EventSource
 	for _, r := range s.ranks {
 		i := slices.IndexFunc(a.Events, func(src EventSource) bool { return int(src.Rank) == r.EngineRankFrom(a.StartRank) })
@@ -153,7 +153,7 @@ func sourcesOf(s *server, a *Answer) []EventSource {
 	return out
 }
 
-func joined(sources []EventSource) string {
+func joinSources(sources []EventSource) string {
 	var b strings.Builder
 	for _, s := range sources {
 		fmt.Fprintf(&b, "%d=%s;", s.Rank, s.Endpoint)

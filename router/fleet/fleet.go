@@ -37,10 +37,10 @@ type Options struct {
 	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never. It grows
 	// with the number of servers as ProbeInterval does.
 	ScrapeInterval time.Duration
-	// BreakAfter failures in a row of one rank (connection failures, 500, 502,
-	// 504) its breaker opens, for BreakFor at first and up to 30 s [5, 1s].
-	BreakAfter int
-	BreakFor   time.Duration
+	// BreakerThreshold failures in a row of one rank (connection failures, 500, 502,
+	// 504) its breaker opens, for BreakerTimeout at first and up to 30 s [5, 1s].
+	BreakerThreshold int
+	BreakerTimeout   time.Duration
 	// Frozen is how long an engine must have shown no sign of life until it counts as
 	// frozen and its calls are ended [10s process, 30s core, 10s host]; below 0: never.
 	Frozen liveness.Bounds
@@ -82,11 +82,11 @@ func (o *Options) defaults() {
 	if o.FailAfter <= 0 {
 		o.FailAfter = 2
 	}
-	if o.BreakAfter <= 0 {
-		o.BreakAfter = 5
+	if o.BreakerThreshold <= 0 {
+		o.BreakerThreshold = 5
 	}
-	if o.BreakFor <= 0 {
-		o.BreakFor = time.Second
+	if o.BreakerTimeout <= 0 {
+		o.BreakerTimeout = time.Second
 	}
 	if o.Frozen.Process == 0 {
 		o.Frozen.Process = 10 * time.Second
@@ -112,14 +112,14 @@ func (o *Options) defaults() {
 // choice when none of them tells of it sooner: it died just after a probe, and the next
 // ones are refused or hang until their time-out.
 func (o Options) DetectWithin() time.Duration {
-	p := o.Pace()
+	p := o.Settings()
 	return p.detectWithin()
 }
 
 // DetectIdleWithin is the same for an engine without requests, in a fleet of so many
 // servers: the more there are, the more seldom each is probed.
 func (o Options) DetectIdleWithin(servers int) time.Duration {
-	p := o.Pace()
+	p := o.Settings()
 	iv := p.intervals(servers)
 	within := p.detectWithin() - iv.probe + iv.idleProbe
 	if iv.idleProbe > iv.probe {
@@ -128,7 +128,7 @@ func (o Options) DetectIdleWithin(servers int) time.Duration {
 	return within
 }
 
-func (p *Pace) detectWithin() time.Duration {
+func (p *Settings) detectWithin() time.Duration {
 	// A probe that hangs has used up whole intervals; one left over of them
 	// needs one more probe, which may hang as long.
 	hung := max(int(p.ProbeTimeout/p.ProbeInterval), 1)
@@ -144,43 +144,43 @@ func (p *Pace) detectWithin() time.Duration {
 // it is never held over I/O or a callback. Readers take none: View and the slot
 // table are atomic pointers, and the counters of Failed and Succeeded atomics.
 type Fleet struct {
-	opt       Options
-	pace      atomic.Pointer[paced]
-	view      atomic.Pointer[View]
-	slots     [worker.MaxSlots]atomic.Pointer[seat]
-	servers   atomic.Pointer[[]*server] // of all members; changed with mu held
-	lookNow   chan struct{}             // see lookSoon
-	narrow    atomic.Int32              // breakers half open
-	bounded   atomic.Bool               // a worker has, or had, bounds of its own
-	denied    atomic.Uint64             // retries
-	restarts  [len(RestartSigns)]atomic.Uint64
-	freezes   [liveness.NumStates]atomic.Uint64 // verdicts
-	abandoned [liveness.NumStates]atomic.Uint64 // calls ended for them
-	made      time.Time
-	ctx       context.Context
-	cancel    context.CancelFunc
-	wg        sync.WaitGroup
+	opt           Options
+	settings      atomic.Pointer[activeSettings]
+	view          atomic.Pointer[View]
+	slots         [worker.MaxSlots]atomic.Pointer[rankBreaker]
+	servers       atomic.Pointer[[]*server] // of all members; changed with mu held
+	recheck       chan struct{}             // see recheckSoon
+	halfOpenCount atomic.Int32              // breakers half open
+	hasLimits     atomic.Bool               // a worker has, or had, bounds of its own
+	retriesDenied atomic.Uint64             // retries
+	restarts      [len(RestartSigns)]atomic.Uint64
+	freezes       [liveness.NumStates]atomic.Uint64 // verdicts
+	frozenCalls   [liveness.NumStates]atomic.Uint64 // calls ended for them
+	started       time.Time
+	ctx           context.Context
+	cancel        context.CancelFunc
+	wg            sync.WaitGroup
 
-	mu      sync.Mutex
-	members map[string]*member
-	guests  map[*worker.Worker]*member
-	leaving map[string]chan struct{} // ids whose OnLeave has not returned
-	free    []*worker.Rank           // whose slots were given back, oldest first
-	budgets map[string]*budget       // of retries, by model
-	next    int                      // slots never given out begin here
-	closed  bool
+	mu         sync.Mutex
+	members    map[string]*member
+	transients map[*worker.Worker]*member
+	removing   map[string]chan struct{} // ids whose OnLeave has not returned
+	freeRanks  []*worker.Rank           // whose slots were given back, oldest first
+	budgets    map[string]*retryBudget  // of retries, by model
+	next       int                      // slots never given out begin here
+	closed     bool
 }
 
 // New makes an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, made: time.Now(), members: map[string]*member{}, guests: map[*worker.Worker]*member{}, leaving: map[string]chan struct{}{}, budgets: map[string]*budget{}, lookNow: make(chan struct{}, 1)}
+	f := &Fleet{opt: opt, started: time.Now(), members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.Change(opt.Pace())
+	f.Reload(opt.Settings())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})
 	f.servers.Store(new([]*server))
 	f.wg.Go(f.schedule)
-	f.wg.Go(func() { f.lookForFrozen(f.ctx) })
+	f.wg.Go(func() { f.detectFrozen(f.ctx) })
 	return f
 }
 
@@ -200,7 +200,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, err)
 	}
 	w := worker.New(spec)
-	m := &member{f: f, w: w, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	m := &member{fleet: f, worker: w, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if err := m.makeServers(); err != nil {
 		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, err)
 	}
@@ -216,10 +216,10 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	if left := f.slotsLeft(); len(w.Ranks) > left {
 		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
-	f.seatRanks(m)
-	m.bound(f.pace.Load().Engines) // of now
+	f.assignSlots(m)
+	m.setConnLimit(f.settings.Load().Engines) // of now
 	m.ctx, m.cancel = context.WithCancel(f.ctx)
-	m.after = f.leaving[spec.ID]
+	m.predecessor = f.removing[spec.ID]
 	f.members[spec.ID] = m
 	f.publish()
 	m.start()
@@ -230,7 +230,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 // watchServers replaces the servers that the schedule looks at. Called with mu.
 func (f *Fleet) watchServers(list []*server) {
 	f.servers.Store(&list)
-	f.lookSoon()
+	f.recheckSoon()
 }
 
 func checkSpec(spec worker.Spec) error {
@@ -251,14 +251,14 @@ func checkSpec(spec worker.Spec) error {
 	return err
 }
 
-// takeSlot prefers slots given back longest ago: numbers stay dense, and a
+// acquireSlot prefers slots given back longest ago: numbers stay dense, and a
 // stale reader is least likely to meet a new holder. A slot whose old rank still
 // has requests under way waits: their reservations are booked by slot, and must
 // not weigh on another. Called with mu.
-func (f *Fleet) takeSlot() worker.Slot {
-	if i := slices.IndexFunc(f.free, idle); i >= 0 {
-		s := f.free[i].Slot
-		f.free = slices.Delete(f.free, i, i+1)
+func (f *Fleet) acquireSlot() worker.Slot {
+	if i := slices.IndexFunc(f.freeRanks, idle); i >= 0 {
+		s := f.freeRanks[i].Slot
+		f.freeRanks = slices.Delete(f.freeRanks, i, i+1)
 		return s
 	}
 	f.next++
@@ -267,10 +267,10 @@ func (f *Fleet) takeSlot() worker.Slot {
 
 func idle(r *worker.Rank) bool { return r.Requests.Load() <= 0 }
 
-// slotsLeft counts what takeSlot can give. Called with mu.
+// slotsLeft counts what acquireSlot can give. Called with mu.
 func (f *Fleet) slotsLeft() int {
 	n := worker.MaxSlots - f.next
-	for _, r := range f.free {
+	for _, r := range f.freeRanks {
 		if idle(r) {
 			n++
 		}
@@ -288,16 +288,16 @@ func (f *Fleet) Remove(id string) error {
 		return err
 	}
 	delete(f.members, id)
-	f.leaving[id] = m.done
-	m.gone = true
+	f.removing[id] = m.done
+	m.removed = true
 	for _, s := range m.servers {
-		for _, t := range s.seats {
+		for _, t := range s.breakers {
 			t.reset()
 		}
 	}
-	m.transit(worker.Gone, "removed")
+	m.setState(worker.Gone, "removed")
 	f.publish()
-	f.watchServers(slices.DeleteFunc(slices.Clone(*f.servers.Load()), func(s *server) bool { return s.m == m }))
+	f.watchServers(slices.DeleteFunc(slices.Clone(*f.servers.Load()), func(s *server) bool { return s.member == m }))
 	m.cancel()
 	return nil
 }
@@ -316,13 +316,13 @@ func (f *Fleet) Drain(id string, on bool) error {
 	}
 	m.drain = on
 	if on {
-		m.transit(worker.Draining, "drained by request")
+		m.setState(worker.Draining, "drained by request")
 	} else {
-		m.transit(worker.Joining, "drain ended")
-		m.settle()
+		m.setState(worker.Joining, "drain ended")
+		m.updateState()
 	}
 	f.publish()
-	m.poke()
+	m.wakeUp()
 	return nil
 }
 
@@ -355,14 +355,14 @@ func (f *Fleet) Endpoint(r *worker.Rank) *upstream.Endpoint {
 
 // server is that of a rank, nil when its slot has another holder by now.
 func (f *Fleet) server(r *worker.Rank) *server {
-	if t := f.seat(r); t != nil {
-		return t.s
+	if t := f.breaker(r); t != nil {
+		return t.server
 	}
 	return nil
 }
 
-// seat is that of a rank, nil when its slot has another holder by now.
-func (f *Fleet) seat(r *worker.Rank) *seat {
+// breaker is that of a rank, nil when its slot has another holder by now.
+func (f *Fleet) breaker(r *worker.Rank) *rankBreaker {
 	if int(r.Slot) >= len(f.slots) {
 		return nil
 	}
@@ -372,17 +372,17 @@ func (f *Fleet) seat(r *worker.Rank) *seat {
 	return nil
 }
 
-// Failed reports a connection-level failure of traffic to a rank (refused,
+// ReportFailure reports a connection-level failure of traffic to a rank (refused,
 // reset, timed out before the head): it counts against the rank's breaker, and
 // against its server's health. Cheap, and safe on the request path. A leg that
 // the router cut itself, also because the engine was found frozen, or found no connection or descriptor left for, is ignored. For legs
 // that were answered see Answered.
-func (f *Fleet) Failed(r *worker.Rank, err error) {
-	if errors.Is(err, upstream.ErrCut) || errors.Is(err, upstream.ErrFrozen) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrWanting) {
+func (f *Fleet) ReportFailure(r *worker.Rank, err error) {
+	if errors.Is(err, upstream.ErrCancelled) || errors.Is(err, upstream.ErrFrozen) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrLocalResources) {
 		return
 	}
-	if t := f.seat(r); t != nil {
-		t.s.trafficFailed(err)
+	if t := f.breaker(r); t != nil {
+		t.server.trafficFailed(err)
 		t.failed(func() string { return short(err) })
 	}
 }
@@ -392,7 +392,7 @@ func (f *Fleet) Failed(r *worker.Rank, err error) {
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
-	for _, m := range f.guests { // the others' goroutines close theirs
+	for _, m := range f.transients { // the others' goroutines close theirs
 		m.closeServers()
 	}
 	f.mu.Unlock()
@@ -400,16 +400,16 @@ func (f *Fleet) Close() {
 	f.wg.Wait()
 }
 
-// release gives a member's slots back once its OnLeave has returned.
-func (f *Fleet) release(m *member) {
+// releaseSlots gives a member's slots back once its OnLeave has returned.
+func (f *Fleet) releaseSlots(m *member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, r := range m.w.Ranks {
+	for _, r := range m.worker.Ranks {
 		f.slots[r.Slot].Store(nil)
-		f.free = append(f.free, r)
+		f.freeRanks = append(f.freeRanks, r)
 	}
-	if f.leaving[m.w.Spec.ID] == m.done {
-		delete(f.leaving, m.w.Spec.ID)
+	if f.removing[m.worker.Spec.ID] == m.done {
+		delete(f.removing, m.worker.Spec.ID)
 	}
 }
 
@@ -418,8 +418,8 @@ func (f *Fleet) Restarts(sign string) uint64 {
 	return f.restarts[slices.Index(RestartSigns[:], sign)].Load()
 }
 
-// unknown marks a load that the engine does not report (any more).
-func unknown(r *worker.Rank) {
+// setUnknownLoad marks a load that the engine does not report (any more).
+func setUnknownLoad(r *worker.Rank) {
 	r.Running.Store(-1)
 	r.Waiting.Store(-1)
 	r.SetKVUsage(-1)

@@ -57,7 +57,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 	f, l := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	waitRanks(t, f, "tiny-lora", 1)
-	e.tell(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
+	e.setModels(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
 	waitRanks(t, f, "other-lora", 1)
 	if _, ok := f.View().Pool("tiny-lora"); ok {
 		t.Error("an adapter that was unloaded is still known")
@@ -70,7 +70,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 
 // Events of an adapter's blocks are told under its name: which models are adapters is
 // learned again when they come and go, also where the configuration names the models.
-func TestAdaptersAreKnownAsSuch(t *testing.T) {
+func TestAdaptersAreIdentified(t *testing.T) {
 	for _, named := range [][]string{nil, {"tiny", "other-lora"}} {
 		e := newEngine(t)
 		f, _ := newFleet(t, Options{})
@@ -80,7 +80,7 @@ func TestAdaptersAreKnownAsSuch(t *testing.T) {
 			return func() bool { return slices.Equal(f.View().Workers[0].Info().Adapters, []string{want}) }
 		}
 		until(t, "the adapter is known", adapters("tiny-lora"))
-		e.tell(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
+		e.setModels(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
 		until(t, "the other is known", adapters("other-lora"))
 	}
 }
@@ -131,7 +131,7 @@ func TestDeadWorkerLeaves(t *testing.T) {
 			case "hangs":
 				e.hang.Store(true)
 			case "sick":
-				e.sick.Store(true)
+				e.unhealthy.Store(true)
 			}
 			p := waitRanks(t, f, "tiny", 0)
 			t.Logf("out after %s", time.Since(began))
@@ -148,47 +148,47 @@ func TestDeadWorkerLeaves(t *testing.T) {
 				t.Errorf("models known before are forgotten: %s", got)
 			}
 			e.hang.Store(false)
-			e.sick.Store(false)
+			e.unhealthy.Store(false)
 			if how == "killed" {
 				e.start()
 			}
 			waitRanks(t, f, "tiny", 1)
-			if most := e.most.Load(); most > 1 {
+			if most := e.maxInflight.Load(); most > 1 {
 				t.Errorf("%d probes at once", most)
 			}
 		})
 	}
 }
 
-func TestRestartIsALeaveAndAJoin(t *testing.T) {
+func TestRestartLeavesAndJoins(t *testing.T) {
 	e := newEngine(t)
 	f, l := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	rank := waitRanks(t, f, "tiny", 1).Aggregated[0]
 
 	// An outage of the same process is none.
-	e.sick.Store(true)
+	e.unhealthy.Store(true)
 	waitRanks(t, f, "tiny", 0)
-	e.sick.Store(false)
+	e.unhealthy.Store(false)
 	waitRanks(t, f, "tiny", 1)
 	until(t, "states", func() bool { return l.String() == "join:d joining>ready ready>unhealthy unhealthy>ready" })
 
 	// A new process behind the same address, too quick for a probe to fail.
-	e.setLife(2000)
+	e.setIncarnation(2000)
 	until(t, "restart", func() bool {
 		return strings.HasSuffix(l.String(), "ready>unhealthy leave:d join:d unhealthy>ready")
 	})
 	// One that was seen to be down.
 	e.kill()
 	waitRanks(t, f, "tiny", 0)
-	e.setLife(3000)
+	e.setIncarnation(3000)
 	e.start()
 	if again := waitRanks(t, f, "tiny", 1).Aggregated[0]; again != rank {
 		t.Error("the rank is another after a restart; the reservations on it would be lost")
 	}
 	until(t, "second restart", func() bool { return strings.Count(l.String(), "leave:d join:d") == 2 })
 	// The clock of a second server process behind one address is no restart.
-	e.setLife(2500)
+	e.setIncarnation(2500)
 	scrapes := e.count("/metrics")
 	until(t, "more scrapes", func() bool { return e.count("/metrics") > scrapes+3 })
 	if n := strings.Count(l.String(), "leave:d"); n != 2 {
@@ -196,7 +196,7 @@ func TestRestartIsALeaveAndAJoin(t *testing.T) {
 	}
 }
 
-func TestRestartWithoutStartTimeIsSeenByRefusal(t *testing.T) {
+func TestRestartWithoutStartTimeIsDetectedByRefusal(t *testing.T) {
 	e := newEngine(t)
 	e.metrics.Store(nil)
 	f, l := newFleet(t, Options{})
@@ -209,7 +209,7 @@ func TestRestartWithoutStartTimeIsSeenByRefusal(t *testing.T) {
 	until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:d join:d") })
 }
 
-func TestRankServersAreInAndOutAlone(t *testing.T) {
+func TestRankServersAreIndependent(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: a.url(), Ranks: []uint16{0, 1}, RankURLs: []string{a.url(), b.url()}})
@@ -246,21 +246,21 @@ func TestRanksOfOneServerHaveTheirOwnLoad(t *testing.T) {
 	until(t, "stale load expires", func() bool { return p.Aggregated[0].Running.Load() == -1 && p.Aggregated[0].KVUsage() == -1 })
 }
 
-func TestTrafficTakesARankOutAtOnce(t *testing.T) {
+func TestTrafficFailureRemovesARank(t *testing.T) {
 	e := newEngine(t)
 	// Probes so rare that only traffic can tell.
 	f, _ := newFleet(t, Options{ProbeInterval: 300 * time.Millisecond, ProbeTimeout: time.Second, ScrapeInterval: -1})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	rank := waitRanks(t, f, "tiny", 1).Aggregated[0]
-	f.Failed(rank, errReset)
-	f.Answered(rank, 200)
-	f.Failed(rank, errReset)
-	f.Failed(rank, fmt.Errorf("leg: %w", upstream.ErrCut))
-	f.Failed(rank, fmt.Errorf("leg: %w", upstream.ErrTooManyConns))
+	f.ReportFailure(rank, errReset)
+	f.ReportStatus(rank, 200)
+	f.ReportFailure(rank, errReset)
+	f.ReportFailure(rank, fmt.Errorf("leg: %w", upstream.ErrCancelled))
+	f.ReportFailure(rank, fmt.Errorf("leg: %w", upstream.ErrTooManyConns))
 	if p, _ := f.View().Pool("tiny"); len(p.Aggregated) != 1 {
 		t.Fatal("out though failures were not in a row, or were the router's own")
 	}
-	f.Failed(rank, errReset)
+	f.ReportFailure(rank, errReset)
 	if p, _ := f.View().Pool("tiny"); len(p.Aggregated) != 0 {
 		t.Fatal("still in the pool after two failures in a row")
 	}
@@ -275,8 +275,8 @@ func TestTrafficTakesARankOutAtOnce(t *testing.T) {
 func TestFirstProbeWaitsForSGLang(t *testing.T) {
 	e := newEngine(t)
 	e.slow.Store(int64(300 * time.Millisecond))
-	e.tell(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"sglang"}]}`)
-	e.tell(&e.info, `{"disaggregation_mode":"null","dp_size":1,"page_size":16}`)
+	e.setModels(&e.models, `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"sglang"}]}`)
+	e.setModels(&e.info, `{"disaggregation_mode":"null","dp_size":1,"page_size":16}`)
 	told := make(chan string, 100)
 	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, Log: slog.New(slog.NewTextHandler(lines(told), nil))})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
@@ -315,7 +315,7 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				f.Answered(rank, 200)
+				f.ReportStatus(rank, 200)
 				time.Sleep(time.Millisecond)
 			}
 		}
@@ -362,8 +362,8 @@ func TestDrainAndRemove(t *testing.T) {
 	} else if s := ep.Stats(); s.Open != 0 {
 		t.Errorf("it leaves %d connections", s.Open)
 	}
-	f.Failed(rank, errReset)
-	f.Answered(rank, 200)
+	f.ReportFailure(rank, errReset)
+	f.ReportStatus(rank, 200)
 	for _, err := range []error{f.Remove("d"), f.Drain("nobody", true), f.Add(worker.Spec{ID: "x", URL: "ftp://x"}), f.Add(worker.Spec{ID: "a/b", URL: e.url()}), f.Add(worker.Spec{ID: "r", URL: e.url(), Ranks: []uint16{1, 1}})} {
 		if err == nil || !strings.HasPrefix(err.Error(), "fleet: cannot ") {
 			t.Errorf("error: %v", err)
@@ -413,7 +413,7 @@ func TestSlotsAreRecycledAfterOnLeave(t *testing.T) {
 	}
 }
 
-func TestModelsOfTheSpecNeedNoAsking(t *testing.T) {
+func TestModelsOfTheSpec(t *testing.T) {
 	e := newEngine(t)
 	e.models.Store(nil)
 	f, _ := newFleet(t, Options{})
@@ -427,8 +427,8 @@ func TestModelsOfTheSpecNeedNoAsking(t *testing.T) {
 		s, why := stateOf(f, "asked")
 		return s == worker.Joining && strings.Contains(why, "/v1/models")
 	})
-	if f.View().Unasked != 1 {
-		t.Errorf("unasked: %d", f.View().Unasked)
+	if f.View().WithoutModels != 1 {
+		t.Errorf("unasked: %d", f.View().WithoutModels)
 	}
 }
 
@@ -449,8 +449,8 @@ func TestRequestPathAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		p, _ := f.View().Pool("tiny")
 		f.Endpoint(p.Aggregated[0])
-		f.Answered(rank, 200)
-		f.Failed(rank, upstream.ErrCut)
+		f.ReportStatus(rank, 200)
+		f.ReportFailure(rank, upstream.ErrCancelled)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -471,7 +471,7 @@ func TestChurn(t *testing.T) {
 				}
 				switch round % 3 {
 				case 0:
-					e.sick.Store(!e.sick.Load())
+					e.unhealthy.Store(!e.unhealthy.Load())
 				case 1:
 					_ = f.Drain(id, true)
 					_ = f.Drain(id, false)
@@ -483,8 +483,8 @@ func TestChurn(t *testing.T) {
 							if f.Endpoint(r) == nil {
 								t.Error("no endpoint")
 							}
-							f.Failed(r, errReset)
-							f.Answered(r, 200)
+							f.ReportFailure(r, errReset)
+							f.ReportStatus(r, 200)
 						}
 					}
 					time.Sleep(time.Millisecond)
@@ -499,6 +499,6 @@ func TestChurn(t *testing.T) {
 	until(t, "all slots come back", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return len(f.free) == f.next && len(f.leaving) == 0
+		return len(f.freeRanks) == f.next && len(f.removing) == 0
 	})
 }

@@ -40,12 +40,12 @@ func healthPaths(named string, sglang bool) []string {
 	return commonHealthPaths
 }
 
-// askHealth sends a health probe: GET paths[from], then the paths behind it, around the
+// checkHealth sends a health probe: GET paths[from], then the paths behind it, around the
 // list once, as long as the server answers that it has no such path (404 or 405). It
 // returns the index in paths of the last path asked, and nil if that was answered with
 // 2xx. answered says whether the last request was answered at all. It is the one rule of what a healthy server is: the prober, init and check use it.
 // All of it takes at most timeout.
-func (a *asker) askHealth(ep *upstream.Endpoint, paths []string, from int, timeout time.Duration) (at int, answered bool, err error) {
+func (a *httpGetter) checkHealth(ep *upstream.Endpoint, paths []string, from int, timeout time.Duration) (at int, answered bool, err error) {
 	deadline := time.Now().Add(timeout)
 	for i := range paths {
 		at = (from + i) % len(paths)
@@ -64,15 +64,15 @@ func (a *asker) askHealth(ep *upstream.Endpoint, paths []string, from int, timeo
 	return at, true, fmt.Errorf("it has none of the paths %s (404 or 405); health.path, or health_path of the worker, names another", strings.Join(paths, ", "))
 }
 
-// Examine asks one engine server what it is, as Ask does, and for its health as the
+// InspectHealth asks one engine server what it is, as Ask does, and for its health as the
 // prober of a Fleet does. healthPath is the path that the configuration names, "" if it
 // names none. It takes at most three times timeout.
-func Examine(ctx context.Context, ep *upstream.Endpoint, healthPath string, timeout time.Duration) *Answer {
-	answer := Ask(ctx, ep, timeout)
-	var a asker
-	defer a.cutWith(ctx)()
+func InspectHealth(ctx context.Context, ep *upstream.Endpoint, healthPath string, timeout time.Duration) *EngineInfo {
+	answer := Inspect(ctx, ep, timeout)
+	var a httpGetter
+	defer a.bindContext(ctx)()
 	paths := healthPaths(healthPath, answer.Engine == SGLang)
-	at, _, err := a.askHealth(ep, paths, 0, timeout)
+	at, _, err := a.checkHealth(ep, paths, 0, timeout)
 	switch {
 	case err == nil:
 		answer.HealthPath = paths[at]
@@ -82,23 +82,23 @@ func Examine(ctx context.Context, ep *upstream.Endpoint, healthPath string, time
 	return answer
 }
 
-// asker sends GET requests one after another, with nothing allocated for each. Its zero
+// httpGetter sends GET requests one after another, with nothing allocated for each. Its zero
 // value is ready. It is used by one goroutine at a time.
-type asker struct {
+type httpGetter struct {
 	call upstream.Call
 	req  upstream.Request
 	buf  []byte
 }
 
-// cutWith ends the request under way, and all later ones, when ctx ends. The function it
+// bindContext ends the request under way, and all later ones, when ctx ends. The function it
 // returns releases what that needs.
-func (a *asker) cutWith(ctx context.Context) (release func() bool) {
-	return context.AfterFunc(ctx, a.call.Cut)
+func (a *httpGetter) bindContext(ctx context.Context) (release func() bool) {
+	return context.AfterFunc(ctx, a.call.Cancel)
 }
 
 // get fetches path until the deadline. The body is borrowed until the next request; one
 // over limit bytes is upstream.ErrTooLarge.
-func (a *asker) get(ep *upstream.Endpoint, path string, deadline time.Time, limit int) (status int, body []byte, err error) {
+func (a *httpGetter) get(ep *upstream.Endpoint, path string, deadline time.Time, limit int) (status int, body []byte, err error) {
 	a.req = upstream.Request{Method: "GET", Path: path, Deadline: deadline, Redirects: true}
 	resp, err := ep.Do(&a.req, &a.call)
 	if err != nil {
@@ -111,17 +111,17 @@ func (a *asker) get(ep *upstream.Endpoint, path string, deadline time.Time, limi
 
 // status is the status of the answer to a GET of path. The connection is kept if the body
 // is not over healthBody.
-func (a *asker) status(ep *upstream.Endpoint, path string, deadline time.Time) (int, error) {
+func (a *httpGetter) status(ep *upstream.Endpoint, path string, deadline time.Time) (int, error) {
 	status, _, err := a.get(ep, path, deadline, healthBody)
 	if errors.Is(err, upstream.ErrTooLarge) {
 		err = nil
 	}
-	if cap(a.buf) > keptBuffer {
+	if cap(a.buf) > maxKeptBuffer {
 		a.buf = nil
 	}
 	return status, err
 }
 
-// keptBuffer bounds the buffer that an asker keeps between health probes, in bytes: there
+// maxKeptBuffer bounds the buffer that an asker keeps between health probes, in bytes: there
 // is one for each server.
-const keptBuffer = 4 << 10
+const maxKeptBuffer = 4 << 10

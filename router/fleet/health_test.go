@@ -18,14 +18,14 @@ import (
 // plainEngine is an OpenAI-compatible server with a few paths, each with its answer.
 type plainEngine struct {
 	*httptest.Server
-	mu     sync.Mutex
-	status map[string]int // of a path; those that are not here are answered 404
-	asked  map[string]int
-	models string
+	mu       sync.Mutex
+	status   map[string]int // of a path; those that are not here are answered 404
+	requests map[string]int
+	models   string
 }
 
 func newPlainEngine(t *testing.T, status map[string]int) *plainEngine {
-	e := &plainEngine{status: status, asked: map[string]int{}, models: `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"me"}]}`}
+	e := &plainEngine{status: status, requests: map[string]int{}, models: `{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"me"}]}`}
 	e.Server = httptest.NewServer(e)
 	t.Cleanup(e.Close)
 	return e
@@ -34,7 +34,7 @@ func newPlainEngine(t *testing.T, status map[string]int) *plainEngine {
 func (e *plainEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	status := e.status[r.URL.Path]
-	e.asked[r.URL.Path]++
+	e.requests[r.URL.Path]++
 	e.mu.Unlock()
 	switch {
 	case status == 0:
@@ -55,17 +55,17 @@ func (e *plainEngine) set(path string, status int) {
 func (e *plainEngine) count(path string) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.asked[path]
+	return e.requests[path]
 }
 
 // examined is what init and check say of a server.
-func (e *plainEngine) examined(t *testing.T, path string) *Answer {
+func (e *plainEngine) examined(t *testing.T, path string) *EngineInfo {
 	ep, err := upstream.NewEndpoint(e.URL, upstream.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ep.Close()
-	return Examine(context.Background(), ep, path, 2*time.Second)
+	return InspectHealth(context.Background(), ep, path, 2*time.Second)
 }
 
 // Engines are ready by the first path of health that they have, and the prober, init and
@@ -191,13 +191,13 @@ func TestChangeOfHealthPath(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.URL})
 	waitRanks(t, f, "tiny", 1)
 	opt.HealthPath = "/healthz"
-	f.Change(opt.Pace())
+	f.Reload(opt.Settings())
 	until(t, "it is asked there", func() bool { return e.count("/healthz") > 2 })
 	opt.HealthPath = "/none"
-	f.Change(opt.Pace())
+	f.Reload(opt.Settings())
 	waitRanks(t, f, "tiny", 0)
 	opt.HealthPath = ""
-	f.Change(opt.Pace())
+	f.Reload(opt.Settings())
 	waitRanks(t, f, "tiny", 1)
 }
 

@@ -16,23 +16,23 @@ import (
 // probes and one that scrapes each server, and one, run, that asks engines what
 // they are and makes all callbacks.
 type member struct {
-	f       *Fleet
-	w       *worker.Worker
-	servers []*server
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wake    chan struct{}
-	done    chan struct{}   // closed when OnLeave has returned
-	after   <-chan struct{} // done of the former holder of the id; nil: none
+	fleet       *Fleet
+	worker      *worker.Worker
+	servers     []*server
+	ctx         context.Context
+	cancel      context.CancelFunc
+	wake        chan struct{}
+	done        chan struct{}   // closed when OnLeave has returned
+	predecessor <-chan struct{} // done of the former holder of the id; nil: none
 
 	// Guarded by the fleet's mu.
-	drain    bool
-	guest    bool // see Fleet.Guest; set once
-	gone     bool
-	wasReady bool
-	why      string // last failure
-	events   []transition
-	sources  []EventSource // found by asking
+	drain       bool
+	transient   bool // see Fleet.Guest; set once
+	removed     bool
+	wasReady    bool
+	lastFailure string // last failure
+	events      []transition
+	sources     []EventSource // found by asking
 
 	joined bool // run's own: OnJoin was called, OnLeave was not since
 }
@@ -43,16 +43,16 @@ type transition struct {
 }
 
 func (m *member) makeServers() error {
-	traffic := m.f.upstream()
+	traffic := m.fleet.upstream()
 	probes := traffic
-	probes.MaxConns, probes.MaxIdle, probes.Regular = probeConns, 4, true
-	for _, r := range m.w.Ranks {
+	probes.MaxConns, probes.MaxIdle, probes.Periodic = probeConns, 4, true
+	for _, r := range m.worker.Ranks {
 		i := slices.IndexFunc(m.servers, func(s *server) bool { return s.url == r.URL })
 		if i >= 0 {
 			m.servers[i].ranks = append(m.servers[i].ranks, r)
 			continue
 		}
-		s := &server{m: m, url: r.URL, ranks: []*worker.Rank{r}}
+		s := &server{member: m, url: r.URL, ranks: []*worker.Rank{r}}
 		var err error
 		if s.traffic, err = upstream.NewEndpoint(r.URL, traffic); err != nil {
 			return err
@@ -60,43 +60,43 @@ func (m *member) makeServers() error {
 		if s.probes, err = upstream.NewEndpoint(r.URL, probes); err != nil {
 			return err
 		}
-		s.isSGLang.Store(m.w.Spec.Engine == SGLang)
-		s.watch.init()
+		s.isSGLang.Store(m.worker.Spec.Engine == SGLang)
+		s.schedule.init()
 		m.servers = append(m.servers, s)
 	}
-	for _, r := range m.w.Ranks {
-		unknown(r)
+	for _, r := range m.worker.Ranks {
+		setUnknownLoad(r)
 	}
 	return nil
 }
 
 // start runs the member's goroutines. Called with mu.
 func (m *member) start() {
-	m.f.wg.Go(m.run)
+	m.fleet.wg.Go(m.run)
 	for _, s := range m.servers {
-		m.f.wg.Go(func() { s.probe(m.ctx) })
-		m.f.wg.Go(func() { s.scrape(m.ctx) })
+		m.fleet.wg.Go(func() { s.probe(m.ctx) })
+		m.fleet.wg.Go(func() { s.scrape(m.ctx) })
 	}
 }
 
-// poke wakes run.
-func (m *member) poke() {
+// wakeUp wakes run.
+func (m *member) wakeUp() {
 	select {
 	case m.wake <- struct{}{}:
 	default:
 	}
 }
 
-// transit changes the worker's state and queues OnState. Called with mu.
-func (m *member) transit(to worker.State, reason string) {
-	from, old := m.w.State()
+// setState changes the worker's state and queues OnState. Called with mu.
+func (m *member) setState(to worker.State, reason string) {
+	from, old := m.worker.State()
 	if from == to && old == reason {
 		return
 	}
-	m.w.SetState(to, reason)
+	m.worker.SetState(to, reason)
 	if from == to {
 		if old == "" && to == worker.Joining {
-			m.f.opt.Log.Warn("worker not there yet", "worker", m.w.Spec.ID, "url", m.w.Spec.URL, "role", m.w.Spec.Role, "reason", reason)
+			m.fleet.opt.Log.Warn("worker not there yet", "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "reason", reason)
 		}
 		return
 	}
@@ -108,44 +108,44 @@ func (m *member) transit(to worker.State, reason string) {
 	if to == worker.Unhealthy {
 		level = slog.LevelWarn
 	}
-	m.f.opt.Log.Log(m.ctx, level, "worker "+to.String(), "worker", m.w.Spec.ID, "url", m.w.Spec.URL, "role", m.w.Spec.Role, "from", from.String(), "reason", reason)
-	m.poke()
+	m.fleet.opt.Log.Log(m.ctx, level, "worker "+to.String(), "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "from", from.String(), "reason", reason)
+	m.wakeUp()
 }
 
-// settle derives the state from the servers. Called with mu.
-func (m *member) settle() {
-	if m.gone || m.drain || m.guest {
+// updateState derives the state from the servers. Called with mu.
+func (m *member) updateState() {
+	if m.removed || m.drain || m.transient {
 		return
 	}
-	state, _ := m.w.State()
+	state, _ := m.worker.State()
 	live := 0
 	for _, s := range m.servers {
 		if s.live.Load() && !s.allFrozen() {
 			live++
 		}
 	}
-	why := m.why
-	if frozen := m.frozenWhy(); frozen != "" {
-		why = frozen
+	reason := m.lastFailure
+	if frozen := m.frozenReason(); frozen != "" {
+		reason = frozen
 	}
 	switch {
 	case live == len(m.servers):
-		m.transit(worker.Ready, m.out())
+		m.setState(worker.Ready, m.unavailableReason())
 	case live > 0:
-		m.transit(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), why))
+		m.setState(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), reason))
 	case state == worker.Joining && !m.wasReady:
-		m.transit(worker.Joining, m.why)
+		m.setState(worker.Joining, m.lastFailure)
 	default:
-		m.transit(worker.Unhealthy, why)
+		m.setState(worker.Unhealthy, reason)
 	}
 }
 
 // run admits servers that came up and makes the callbacks, until removal.
 func (m *member) run() {
-	defer m.leave()
-	if m.after != nil {
+	defer m.notifyLeave()
+	if m.predecessor != nil {
 		select {
-		case <-m.after:
+		case <-m.predecessor:
 		case <-m.ctx.Done():
 			return
 		}
@@ -153,11 +153,11 @@ func (m *member) run() {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	for {
-		m.deliver()
+		m.deliverEvents()
 		again := m.admit()
-		m.deliver()
+		m.deliverEvents()
 		if again {
-			retry.Reset(m.f.pace.Load().ProbeInterval)
+			retry.Reset(m.fleet.settings.Load().ProbeInterval)
 		}
 		select {
 		case <-m.ctx.Done():
@@ -168,44 +168,44 @@ func (m *member) run() {
 	}
 }
 
-func (m *member) leave() {
-	m.deliver()
-	m.f.mu.Lock()
-	gone := m.gone
-	m.f.mu.Unlock()
-	if gone {
-		if m.after != nil {
-			<-m.after // the former holder of the id leaves first
+func (m *member) notifyLeave() {
+	m.deliverEvents()
+	m.fleet.mu.Lock()
+	removed := m.removed
+	m.fleet.mu.Unlock()
+	if removed {
+		if m.predecessor != nil {
+			<-m.predecessor // the former holder of the id leaves first
 		}
-		if m.joined && m.f.opt.OnLeave != nil {
-			m.f.opt.OnLeave(m.w)
+		if m.joined && m.fleet.opt.OnLeave != nil {
+			m.fleet.opt.OnLeave(m.worker)
 		}
-		m.f.release(m)
+		m.fleet.releaseSlots(m)
 	}
 	m.closeServers()
 	m.cancel()
 	close(m.done)
 }
 
-// deliver makes the queued OnState calls.
-func (m *member) deliver() {
-	m.f.mu.Lock()
+// deliverEvents makes the queued OnState calls.
+func (m *member) deliverEvents() {
+	m.fleet.mu.Lock()
 	events := m.events
 	m.events = nil
-	m.f.mu.Unlock()
-	if m.f.opt.OnState == nil {
+	m.fleet.mu.Unlock()
+	if m.fleet.opt.OnState == nil {
 		return
 	}
 	for _, e := range events {
-		m.f.opt.OnState(m.w, e.from, e.to, e.reason)
+		m.fleet.opt.OnState(m.worker, e.from, e.to, e.reason)
 	}
 }
 
-// hello is one server's answer to being asked what it is.
-type hello struct {
+// inspection is one server's answer to being asked what it is.
+type inspection struct {
 	s      *server
 	downs  uint32
-	answer *Answer
+	answer *EngineInfo
 	err    error
 }
 
@@ -213,7 +213,7 @@ type hello struct {
 // listeners if one of them is a new process, and lets the servers in. It says
 // whether one must be asked again.
 func (m *member) admit() (again bool) {
-	asked := m.ask()
+	asked := m.inspectServers()
 	if len(asked) == 0 || m.ctx.Err() != nil {
 		return false
 	}
@@ -222,73 +222,73 @@ func (m *member) admit() (again bool) {
 	for _, h := range asked {
 		if h.err != nil {
 			again = true
-			m.f.mu.Lock()
-			m.why = short(h.err)
-			m.settle()
-			m.f.mu.Unlock()
+			m.fleet.mu.Lock()
+			m.lastFailure = short(h.err)
+			m.updateState()
+			m.fleet.mu.Unlock()
 			continue
 		}
 		good = append(good, h)
-		if old := h.s.life.Load(); old != nil {
-			if by, why := h.s.newLife(old.ended(&h.answer.life, h.s.refused.Load())); by != "" {
+		if old := h.s.incarnation.Load(); old != nil {
+			if by, why := h.s.detectRestart(old.restartSign(&h.answer.incarnation, h.s.refused.Load())); by != "" {
 				sign, restart = by, why
 				h.s.restarts.Add(1)
 			}
 		} else {
 			newcomer = true
 		}
-		l := h.answer.life
-		h.s.life.Store(&l)
+		l := h.answer.incarnation
+		h.s.incarnation.Store(&l)
 		h.s.isSGLang.Store(h.answer.Engine == SGLang)
 	}
 	if len(good) == 0 {
 		return again
 	}
-	m.learn(good)
+	m.mergeInfo(good)
 	if restart != "" && m.joined {
-		m.f.opt.Log.Info("engine restarted", "worker", m.w.Spec.ID, "evidence", restart)
-		m.f.restarts[slices.Index(RestartSigns[:], sign)].Add(1)
+		m.fleet.opt.Log.Info("engine restarted", "worker", m.worker.Spec.ID, "evidence", restart)
+		m.fleet.restarts[slices.Index(RestartSigns[:], sign)].Add(1)
 		m.joined = false
-		if m.f.opt.OnLeave != nil {
-			m.f.opt.OnLeave(m.w)
+		if m.fleet.opt.OnLeave != nil {
+			m.fleet.opt.OnLeave(m.worker)
 		}
 	}
 	if !m.joined || newcomer {
 		m.joined = true
-		if m.f.opt.OnJoin != nil {
-			m.f.opt.OnJoin(m.w)
+		if m.fleet.opt.OnJoin != nil {
+			m.fleet.opt.OnJoin(m.worker)
 		}
 	}
-	m.f.mu.Lock()
-	defer m.f.mu.Unlock()
+	m.fleet.mu.Lock()
+	defer m.fleet.mu.Unlock()
 	for _, h := range good {
-		h.s.admitted(h.downs)
+		h.s.admit(h.downs)
 	}
-	m.settle()
-	m.f.publish()
+	m.updateState()
+	m.fleet.publish()
 	return again
 }
 
-func (m *member) ask() []hello {
-	var asked []hello
+func (m *member) inspectServers() []inspection {
+	var asked []inspection
 	for _, s := range m.servers {
-		if downs := s.downs.Load(); s.up.Load() && !s.live.Load() {
-			asked = append(asked, hello{s: s, downs: downs})
+		if downs := s.downCount.Load(); s.up.Load() && !s.live.Load() {
+			asked = append(asked, inspection{s: s, downs: downs})
 		}
 	}
 	var wg sync.WaitGroup
 	for i := range asked {
-		wg.Go(func() { asked[i].answer, asked[i].err = m.askOne(asked[i].s) })
+		wg.Go(func() { asked[i].answer, asked[i].err = m.inspectServer(asked[i].s) })
 	}
 	wg.Wait()
 	return asked
 }
 
-func (m *member) askOne(s *server) (*Answer, error) {
-	spec := &m.w.Spec
-	answer := Ask(m.ctx, s.probes, m.f.pace.Load().ProbeTimeout)
+func (m *member) inspectServer(s *server) (*EngineInfo, error) {
+	spec := &m.worker.Spec
+	answer := Inspect(m.ctx, s.probes, m.fleet.settings.Load().ProbeTimeout)
 	if len(answer.Refused) > 0 {
-		m.f.opt.Log.Warn("the engine gives values that cannot be used", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
+		m.fleet.opt.Log.Warn("the engine gives values that cannot be used", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
 	}
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
 		return nil, fmt.Errorf("it answers probes, but names no model: %w", answer.Err)
@@ -297,11 +297,11 @@ func (m *member) askOne(s *server) (*Answer, error) {
 		return nil, err
 	}
 	if addr := bootstrapOf(spec, s, answer); addr != "" {
-		if err := s.askBootstrap(m.ctx, addr, m.f.pace.Load().ProbeTimeout); err != nil {
+		if err := s.checkBootstrap(m.ctx, addr, m.fleet.settings.Load().ProbeTimeout); err != nil {
 			return nil, err
 		}
 	}
-	if m.f.pace.Load().ProbeInference {
+	if m.fleet.settings.Load().ProbeInference {
 		model := append(slices.Clone(spec.Models), answer.Names()...)[0]
 		if err := tryCompletion(m.ctx, s.probes, model); err != nil {
 			return nil, fmt.Errorf("it answers probes, but not a completion: %w", err)
@@ -310,9 +310,9 @@ func (m *member) askOne(s *server) (*Answer, error) {
 	return answer, nil
 }
 
-// learn merges what the servers told into the worker's Info.
-func (m *member) learn(good []hello) {
-	spec := &m.w.Spec
+// mergeInfo merges what the servers told into the worker's Info.
+func (m *member) mergeInfo(good []inspection) {
+	spec := &m.worker.Spec
 	info := &worker.Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize}
 	var sources []EventSource
 	for _, h := range good {
@@ -343,8 +343,8 @@ func (m *member) learn(good []hello) {
 		info.TotalBlocks = a.TotalBlocks
 		info.BootstrapPort, info.DPSize, info.StartRank, info.Deltas = a.BootstrapPort, a.Ranks, a.StartRank, a.Deltas
 		for _, src := range sourcesOf(h.s, a) {
-			if err := within(spec.Networks, src); err != nil {
-				m.f.opt.Log.Warn("KV events not followed", "worker", spec.ID, "rank", src.Rank, "reason", err)
+			if err := checkNetwork(spec.Networks, src); err != nil {
+				m.fleet.opt.Log.Warn("KV events not followed", "worker", spec.ID, "rank", src.Rank, "reason", err)
 				continue
 			}
 			sources = append(sources, src)
@@ -353,9 +353,9 @@ func (m *member) learn(good []hello) {
 	if info.Base == "" && len(info.Models) > 0 {
 		info.Base = info.Models[0]
 	}
-	m.f.mu.Lock()
-	defer m.f.mu.Unlock()
-	m.w.SetInfo(info)
+	m.fleet.mu.Lock()
+	defer m.fleet.mu.Unlock()
+	m.worker.SetInfo(info)
 	for _, src := range sources {
 		m.sources = slices.DeleteFunc(m.sources, func(old EventSource) bool { return old.Rank == src.Rank })
 		m.sources = append(m.sources, src)

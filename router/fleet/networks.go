@@ -9,9 +9,9 @@ import (
 	"sluice/router/networks"
 )
 
-// within says why an event source that an engine told may not be connected to,
+// checkNetwork says why an event source that an engine told may not be connected to,
 // nil where it may. Without networks every one may.
-func within(allowed []netip.Prefix, src EventSource) error {
+func checkNetwork(allowed []netip.Prefix, src EventSource) error {
 	if len(allowed) == 0 {
 		return nil
 	}
@@ -25,7 +25,7 @@ func within(allowed []netip.Prefix, src EventSource) error {
 		if !tcp || err != nil || notIP != nil {
 			return fmt.Errorf("the engine names %q; want tcp:// and an IP address, since the worker registered itself", ep)
 		}
-		if !networks.Allow(allowed, ip.WithZone("")) {
+		if !networks.Contains(allowed, ip.WithZone("")) {
 			return fmt.Errorf("the engine names %q, which lies in none of register.networks (a wide one does not mean loopback and link-local addresses)", ep)
 		}
 	}

@@ -25,28 +25,28 @@ func TestEventsMustLieInTheNetworks(t *testing.T) {
 		{"tcp://[::ffff:127.0.0.1]:5557", "", true},
 	} {
 		src := EventSource{Endpoint: c.endpoint, Replay: c.replay}
-		if err := within(loopback, src); (err == nil) != c.ok {
+		if err := checkNetwork(loopback, src); (err == nil) != c.ok {
 			t.Errorf("%s, %s: %v", c.endpoint, c.replay, err)
 		}
-		if err := within(nil, src); err != nil {
+		if err := checkNetwork(nil, src); err != nil {
 			t.Errorf("without networks: %v", err)
 		}
 	}
 
 	wide := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
 	for endpoint, ok := range map[string]bool{"tcp://10.0.0.1:5557": true, "tcp://169.254.169.254:80": false, "tcp://127.0.0.1:5557": false, "tcp://0.0.0.0:5557": false, "tcp://224.0.0.1:5557": false} {
-		if err := within(wide, EventSource{Endpoint: endpoint}); (err == nil) != ok {
+		if err := checkNetwork(wide, EventSource{Endpoint: endpoint}); (err == nil) != ok {
 			t.Errorf("%s in a wide network: %v", endpoint, err)
 		}
 	}
 
 	for _, host := range []string{"127.0.0.1", "10.9.9.9"} {
 		e := newEngine(t)
-		e.tell(&e.events, strings.ReplaceAll(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://HOST:5557","replay_endpoint":null,"topic":""}}`, "HOST", host))
+		e.setModels(&e.events, strings.ReplaceAll(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://HOST:5557","replay_endpoint":null,"topic":""}}`, "HOST", host))
 		f, _ := newFleet(t, Options{})
 		mustAdd(t, f, worker.Spec{ID: "w", URL: e.url(), Networks: loopback})
 		r := waitRanks(t, f, "tiny", 1).Aggregated[0]
-		if _, ok := f.Events(r); ok != (host == "127.0.0.1") {
+		if _, ok := f.EventSource(r); ok != (host == "127.0.0.1") {
 			t.Errorf("events told at %s: followed %v", host, ok)
 		}
 	}

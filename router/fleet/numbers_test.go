@@ -20,8 +20,8 @@ func secondNode(t *testing.T) *testEngine {
 		fmt.Fprintf(&metrics, "vllm:num_requests_running{engine=\"%d\",model_name=\"tiny\"} %d.0\n", r, 100+r)
 		fmt.Fprintf(&sources, `"%d":{"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"},`, r, 5557+r, 5657+r)
 	}
-	e.tell(&e.metrics, metrics.String())
-	e.tell(&e.events, strings.TrimSuffix(sources.String(), ",")+"}")
+	e.setModels(&e.metrics, metrics.String())
+	e.setModels(&e.events, strings.TrimSuffix(sources.String(), ",")+"}")
 	return e
 }
 
@@ -48,7 +48,7 @@ func TestRanksOfASecondNode(t *testing.T) {
 			mustAdd(t, f, c.spec)
 			waitRanks(t, f, "tiny", 8)
 			for i, r := range f.View().Workers[0].Ranks {
-				src, ok := f.Events(r)
+				src, ok := f.EventSource(r)
 				if want := fmt.Sprintf("tcp://127.0.0.1:%d tcp://127.0.0.1:%d", 5557+8+i, 5657+8+i); !ok || src.Endpoint+" "+src.Replay != want {
 					t.Errorf("events of rank %d at %s %s, want %s", r.ID.Rank, src.Endpoint, src.Replay, want)
 				}
@@ -63,7 +63,7 @@ func TestRanksOfASecondNode(t *testing.T) {
 
 // Ranks that the engine does not have keep a worker out, whichever way they are counted.
 func TestRanksThatASecondNodeLacks(t *testing.T) {
-	a := &Answer{Ranks: 16, StartRank: 8}
+	a := &EngineInfo{Ranks: 16, StartRank: 8}
 	for _, c := range []struct {
 		ranks []uint16
 		start int
@@ -72,7 +72,7 @@ func TestRanksThatASecondNodeLacks(t *testing.T) {
 		{[]uint16{0, 7}, 0, true}, {[]uint16{0, 8}, 0, false}, {[]uint16{8, 15}, 0, true}, {[]uint16{8, 16}, 0, false},
 		{[]uint16{0, 7}, 8, true}, {[]uint16{0, 7}, 4, false}, {[]uint16{0, 7}, 9, false}, {nil, 0, true},
 	} {
-		if why := a.LacksRanks(&worker.Spec{Ranks: c.ranks, StartRank: c.start}); (why == "") != c.ok {
+		if why := a.MissingRanks(&worker.Spec{Ranks: c.ranks, StartRank: c.start}); (why == "") != c.ok {
 			t.Errorf("ranks %v from %d: %q", c.ranks, c.start, why)
 		}
 	}

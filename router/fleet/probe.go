@@ -16,36 +16,36 @@ const firstProbe = 3 * time.Second
 // probe sends a health probe each time that the schedule says so, until ctx ends. Probes
 // of one server never overlap.
 func (s *server) probe(ctx context.Context) {
-	var a asker
-	defer a.cutWith(ctx)()
+	var a httpGetter
+	defer a.bindContext(ctx)()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.watch.probeNow:
+		case <-s.schedule.probeNow:
 		}
 		s.probeOnce(ctx, &a)
-		s.watch.probing.Store(false)
-		if s.watch.scrapeNext.Swap(false) && s.live.Load() {
+		s.schedule.probing.Store(false)
+		if s.schedule.scrapeNext.Swap(false) && s.live.Load() {
 			s.startScrape()
 		}
 	}
 }
 
-func (s *server) probeOnce(ctx context.Context, a *asker) {
-	pace := s.m.f.pace.Load()
-	downs := s.downs.Load()
+func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
+	pace := s.member.fleet.settings.Load()
+	downs := s.downCount.Load()
 	began := sinceEpoch()
 	limit := pace.ProbeTimeout
-	paths := s.pathsToProbe(&pace.Pace)
-	if !s.known {
+	paths := s.pathsToProbe(&pace.Settings)
+	if !s.pathKnown {
 		limit = max(limit, firstProbe)
 	}
-	at, answered, err := a.askHealth(s.probes, paths, s.path%len(paths), limit)
+	at, answered, err := a.checkHealth(s.probes, paths, s.path%len(paths), limit)
 	if answered {
-		s.signs.note(nil)
+		s.evidence.add(nil)
 	} else {
-		s.signs.note(err)
+		s.evidence.add(err)
 	}
 	s.path = at
 	if err != nil && !errors.Is(err, upstream.ErrTimeout) {
@@ -58,28 +58,28 @@ func (s *server) probeOnce(ctx context.Context, a *asker) {
 		}
 	}
 	switch {
-	case ctx.Err() != nil, errors.Is(err, upstream.ErrWanting) && s.up.Load(): // our own want
+	case ctx.Err() != nil, errors.Is(err, upstream.ErrLocalResources) && s.up.Load(): // our own want
 		return
 	case err == nil:
-		s.watch.fails.Store(0)
-		s.rise(downs)
+		s.schedule.fails.Store(0)
+		s.markUp(downs)
 		return
 	}
 	hung := errors.Is(err, upstream.ErrTimeout)
 	fails := int32(1)
 	switch {
-	case hung && s.up.Load() && s.watch.heard.Load() >= int64(began):
+	case hung && s.up.Load() && s.schedule.lastAnswer.Load() >= int64(began):
 		// The probe hung while traffic was answered: a busy engine, not a dead one.
 		return
 	case hung:
-		if !s.known {
+		if !s.pathKnown {
 			s.path++
 		}
 		fails = max(int32((sinceEpoch()-began)/pace.ProbeInterval), 1)
 	}
 	s.noteRefused(err)
-	if int(s.watch.fails.Add(fails)) >= pace.FailAfter || !s.up.Load() {
-		s.fall(short(err))
+	if int(s.schedule.fails.Add(fails)) >= pace.FailAfter || !s.up.Load() {
+		s.markDown(short(err))
 	}
 }
 
@@ -96,11 +96,11 @@ func (e *bootstrapError) Unwrap() error { return e.err }
 
 // pathsToProbe are the paths of the next health probe. When the engine's kind becomes
 // known, and when it has come back, the best path is asked first again.
-func (s *server) pathsToProbe(pace *Pace) []string {
-	if !s.known && (s.isSGLang.Load() || s.life.Load() != nil) {
-		s.known, s.path = true, 0
+func (s *server) pathsToProbe(pace *Settings) []string {
+	if !s.pathKnown && (s.isSGLang.Load() || s.incarnation.Load() != nil) {
+		s.pathKnown, s.path = true, 0
 	}
-	named := s.m.w.Spec.HealthPath
+	named := s.member.worker.Spec.HealthPath
 	if named == "" {
 		named = pace.HealthPath
 	}

@@ -29,9 +29,9 @@ var bootstrapRoutes = [...]string{
 
 // checkRanks holds the ranks asked for against those the engine shows. An engine
 // that shows none is believed: not all tell.
-func checkRanks(spec *worker.Spec, a *Answer) error {
-	if why := a.LacksRanks(spec); why != "" {
-		return errors.New("its rank map is not known: " + why)
+func checkRanks(spec *worker.Spec, a *EngineInfo) error {
+	if reason := a.MissingRanks(spec); reason != "" {
+		return errors.New("its rank map is not known: " + reason)
 	}
 	return nil
 }
@@ -39,7 +39,7 @@ func checkRanks(spec *worker.Spec, a *Answer) error {
 // bootstrapOf is HOST:PORT of the bootstrap server of a prefill worker: what the
 // Spec says, else what the engine told, else SGLang's default on the worker's
 // own host. "" for workers that have none. Where nobody names a port, a gets it.
-func bootstrapOf(spec *worker.Spec, s *server, a *Answer) string {
+func bootstrapOf(spec *worker.Spec, s *server, a *EngineInfo) string {
 	named := spec.Options["bootstrap_port"]
 	engine := a.Engine
 	if spec.Engine != "" {
@@ -57,11 +57,11 @@ func bootstrapOf(spec *worker.Spec, s *server, a *Answer) string {
 		host = h[0]
 	}
 	// One port for all, or one for each rank's server, in the order of the ranks.
-	i := slices.Index(s.m.w.Ranks, s.ranks[0])
+	i := slices.Index(s.member.worker.Ranks, s.ranks[0])
 	switch {
 	case len(named) == 1:
 		port = named[0]
-	case i >= 0 && len(named) == len(s.m.w.Ranks):
+	case i >= 0 && len(named) == len(s.member.worker.Ranks):
 		port = named[i]
 	case a.BootstrapPort > 0:
 		port = strconv.Itoa(a.BootstrapPort)
@@ -71,8 +71,8 @@ func bootstrapOf(spec *worker.Spec, s *server, a *Answer) string {
 	return net.JoinHostPort(host, port)
 }
 
-// askBootstrap says why a bootstrap server is not ready, nil when it is.
-func (s *server) askBootstrap(ctx context.Context, addr string, timeout time.Duration) error {
+// checkBootstrap says why a bootstrap server is not ready, nil when it is.
+func (s *server) checkBootstrap(ctx context.Context, addr string, timeout time.Duration) error {
 	ep, err := s.bootstrapAt(addr)
 	if err != nil {
 		return fmt.Errorf("its bootstrap server is not ready: %w", err)
@@ -101,7 +101,7 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	if old != nil && old.URL() == "http://"+addr {
 		return old, nil
 	}
-	opt := s.m.f.upstream()
+	opt := s.member.fleet.upstream()
 	opt.MaxConns, opt.MaxIdle = bootstrapConns, 1
 	opt.Key = "" // it asks for none, and speaks no TLS
 	ep, err := upstream.NewEndpoint("http://"+addr, opt)
@@ -111,7 +111,7 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	if s.bootstrap.Store(ep); old != nil {
 		old.Close()
 	}
-	s.boundBootstrap(s.m.f.pace.Load().Engines) // a Change meanwhile did not see it
+	s.setBootstrapConnLimit(s.member.fleet.settings.Load().Engines) // a Change meanwhile did not see it
 	return ep, nil
 }
 

@@ -22,7 +22,7 @@ type bootstrapServer struct {
 	broken     atomic.Int32 // a status instead
 	old        bool         // 0.5.9's arguments
 	last       atomic.Pointer[string]
-	shown      atomic.Int32 // requests that showed a key
+	keyed      atomic.Int32 // requests that showed a key
 }
 
 func newBootstrap(t *testing.T, old bool) *bootstrapServer {
@@ -35,7 +35,7 @@ func newBootstrap(t *testing.T, old bool) *bootstrapServer {
 		q := r.URL.RequestURI()
 		b.last.Store(&q)
 		if r.Header.Get("Authorization") != "" {
-			b.shown.Add(1)
+			b.keyed.Add(1)
 		}
 		want := []string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"}
 		if b.old {
@@ -65,9 +65,9 @@ func (b *bootstrapServer) port() string { return b.URL[strings.LastIndexByte(b.U
 func sglangEngine(t *testing.T, info string) *testEngine {
 	e := newEngine(t)
 	e.sglang.Store(true)
-	e.tell(&e.models, `{"data":[{"id":"tiny","owned_by":"sglang"}]}`)
+	e.setModels(&e.models, `{"data":[{"id":"tiny","owned_by":"sglang"}]}`)
 	e.metrics.Store(nil)
-	e.tell(&e.info, info)
+	e.setModels(&e.info, info)
 	return e
 }
 
@@ -102,7 +102,7 @@ func TestPrefillWaitsForItsBootstrapServer(t *testing.T) {
 
 // Only prefill workers of SGLang have a bootstrap server; a decode worker of it,
 // and a prefill worker of vLLM, are not asked for one.
-func TestOthersHaveNoBootstrapServer(t *testing.T) {
+func TestOnlySGLangHasBootstrapServer(t *testing.T) {
 	decode := sglangEngine(t, `{"disaggregation_mode":"decode","page_size":1,"dp_size":1}`)
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: decode.url(), Role: worker.Decode})
@@ -112,14 +112,14 @@ func TestOthersHaveNoBootstrapServer(t *testing.T) {
 
 // The engines' key is for their API: a bootstrap server asks for none, and what goes
 // there can be read on the way.
-func TestBootstrapServerIsShownNoKey(t *testing.T) {
+func TestBootstrapServerGetsNoKey(t *testing.T) {
 	b := newBootstrap(t, false)
 	b.registered.Store(true)
 	e := sglangEngine(t, `{"disaggregation_mode":"prefill","page_size":1,"dp_size":1,"disaggregation_bootstrap_port":`+b.port()+`}`)
 	f, _ := newFleet(t, Options{Upstream: upstream.Options{Key: "the-engines-key"}})
 	mustAdd(t, f, worker.Spec{ID: "p", URL: e.url(), Role: worker.Prefill})
 	waitRanks(t, f, "tiny", 1)
-	if n := b.shown.Load(); n > 0 || b.last.Load() == nil {
+	if n := b.keyed.Load(); n > 0 || b.last.Load() == nil {
 		t.Errorf("asked %v, %d times with the engines' key", b.last.Load() != nil, n)
 	}
 }
@@ -141,6 +141,6 @@ func TestRankMapMustBeKnown(t *testing.T) {
 		s, why := stateOf(f, "w")
 		return s == worker.Joining && strings.Contains(why, "ranks 0 to 1") && strings.Contains(why, "rank 3")
 	})
-	e.tell(&e.metrics, strings.ReplaceAll(*e.metrics.Load(), `engine="1"`, `engine="3"`))
+	e.setModels(&e.metrics, strings.ReplaceAll(*e.metrics.Load(), `engine="1"`, `engine="3"`))
 	waitRanks(t, f, "tiny", 4)
 }

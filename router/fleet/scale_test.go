@@ -212,7 +212,7 @@ func (m *manyEngines) line() string {
 	return m.out.Text()
 }
 
-func (m *manyEngines) tell(what string, i int) {
+func (m *manyEngines) send(what string, i int) {
 	m.t.Helper()
 	if _, err := fmt.Fprintf(m.in, "%s %d\n", what, i); err != nil {
 		m.t.Fatal(err)
@@ -292,7 +292,7 @@ func TestDeadAmongMany(t *testing.T) {
 		dead := ranks[c.first : c.first+each]
 		began := time.Now()
 		for i, r := range dead {
-			engines.tell(c.how, c.first+i)
+			engines.send(c.how, c.first+i)
 			if c.busy {
 				r.Requests.Add(1)
 			}
@@ -327,7 +327,7 @@ func answerAll(f *Fleet, ranks []*worker.Rank, each time.Duration, stop chan str
 		case <-tick.C:
 		}
 		for at := i % 10; at < len(ranks); at += 10 {
-			f.Answered(ranks[at], 200)
+			f.ReportStatus(ranks[at], 200)
 		}
 	}
 }

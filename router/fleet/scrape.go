@@ -10,7 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 	"sluice/router/worker"
 )
 
@@ -33,7 +33,7 @@ type rankLoad struct {
 
 // page is what one GET /metrics tells.
 type page struct {
-	life        life
+	incarnation incarnation
 	loads       map[int]*rankLoad // by data-parallel rank; -1: samples that name none
 	engine      string
 	blockSize   int
@@ -41,9 +41,9 @@ type page struct {
 }
 
 func readPage(text []byte) *page {
-	p := &page{loads: map[int]*rankLoad{}, life: life{tokens: -1}}
+	p := &page{loads: map[int]*rankLoad{}, incarnation: incarnation{tokens: -1}}
 	eachSample(text, func(m metric, labels []byte, v float64) {
-		p.life.observe(m, v)
+		p.incarnation.observe(m, v)
 		if !usable(v) {
 			return
 		}
@@ -103,10 +103,10 @@ func setInt(to *int, labels []byte, name string) {
 	}
 }
 
-// of is the load of one rank of a server that serves several or one. A server
+// loadOf is the load of one rank of a server that serves several or one. A server
 // with one rank here may run more engines inside; they are one target, so their
 // counts add up. Of samples that name no rank nothing is known for one of many.
-func (p *page) of(rank int, alone bool) rankLoad {
+func (p *page) loadOf(rank int, alone bool) rankLoad {
 	if l := p.loads[rank]; l != nil && (!alone || len(p.loads) == 1) {
 		return *l
 	}
@@ -140,24 +140,24 @@ func (l rankLoad) store(r *worker.Rank) {
 }
 
 // pages are buffers for pages of metrics and lists of models.
-var pages = reuse.Pool[[]byte]{New: func() *[]byte { return new([]byte) }}
+var pages = objpool.Pool[[]byte]{New: func() *[]byte { return new([]byte) }}
 
 // scrape reads /metrics each time that the schedule says so, until ctx ends: the load of
 // the server's ranks, and whether it is still the same process.
 func (s *server) scrape(ctx context.Context) {
-	var a asker
-	defer a.cutWith(ctx)()
+	var a httpGetter
+	defer a.bindContext(ctx)()
 	failed, modelsAt := 0, sinceEpoch()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.watch.scrapeNow:
+		case <-s.schedule.scrapeNow:
 		}
 		buf := pages.Get()
 		a.buf = *buf
 		if s.live.Load() {
-			if iv := s.m.f.intervals(); sinceEpoch()-modelsAt >= iv.models {
+			if iv := s.member.fleet.intervals(); sinceEpoch()-modelsAt >= iv.models {
 				modelsAt = sinceEpoch()
 				s.refreshModels(&a)
 			}
@@ -165,7 +165,7 @@ func (s *server) scrape(ctx context.Context) {
 				failed = 0
 			} else if failed++; failed == staleAfter {
 				for _, r := range s.ranks {
-					unknown(r)
+					setUnknownLoad(r)
 				}
 			}
 		} else {
@@ -173,68 +173,68 @@ func (s *server) scrape(ctx context.Context) {
 		}
 		*buf, a.buf = a.buf, nil
 		pages.Put(buf)
-		s.watch.scraping.Store(false)
+		s.schedule.scraping.Store(false)
 	}
 }
 
 // scrapeOnce reads /metrics once.
-func (s *server) scrapeOnce(a *asker) bool {
-	pace := s.m.f.pace.Load()
-	downs := s.downs.Load()
+func (s *server) scrapeOnce(a *httpGetter) bool {
+	pace := s.member.fleet.settings.Load()
+	downs := s.downCount.Load()
 	status, text, err := a.get(s.probes, "/metrics", time.Now().Add(pace.ProbeTimeout), metricsBody)
-	s.signs.note(err)
-	s.watch.absent.Store(err == nil && (status == 404 || status == 405))
+	s.evidence.add(err)
+	s.schedule.noMetrics.Store(err == nil && (status == 404 || status == 405))
 	if err != nil || status != 200 {
 		return false
 	}
-	s.take(readPage(text), downs)
+	s.applyPage(readPage(text), downs)
 	return true
 }
 
 // refreshModels asks /v1/models again: engines load and unload LoRA adapters
 // while they run. What cannot be read changes nothing.
-func (s *server) refreshModels(ask *asker) {
-	m := s.m
+func (s *server) refreshModels(ask *httpGetter) {
+	m := s.member
 	if s != m.servers[0] {
 		return
 	}
-	downs := s.downs.Load()
-	status, body, err := ask.get(s.probes, "/v1/models", time.Now().Add(m.f.pace.Load().ProbeTimeout), askBody)
+	downs := s.downCount.Load()
+	status, body, err := ask.get(s.probes, "/v1/models", time.Now().Add(m.fleet.settings.Load().ProbeTimeout), maxInspectBody)
 	if err != nil || status != 200 {
 		return
 	}
-	told := toldModels{maphash.Bytes(modelsSeed, body), downs}
-	if told != s.models && s.takeModels(body, downs) {
-		s.models = told
+	seen := seenModels{maphash.Bytes(modelsSeed, body), downs}
+	if seen != s.models && s.applyModels(body, downs) {
+		s.models = seen
 	}
 }
 
-// toldModels is the list of models that a server told last: a checksum, and downs when it
+// seenModels is the list of models that a server told last: a checksum, and downs when it
 // was asked for. A list that is the same is not read again.
-type toldModels struct {
+type seenModels struct {
 	sum   uint64
 	downs uint32
 }
 
 var modelsSeed = maphash.MakeSeed()
 
-// takeModels takes over the list of models that a server told, unless it fell since downs
+// applyModels takes over the list of models that a server told, unless it fell since downs
 // was read, or the list is none.
-func (s *server) takeModels(body []byte, downs uint32) bool {
-	m := s.m
-	var a Answer
+func (s *server) applyModels(body []byte, downs uint32) bool {
+	m := s.member
+	var a EngineInfo
 	a.readModels(body)
-	m.f.mu.Lock()
-	defer m.f.mu.Unlock()
-	info := *m.w.Info()
-	if a.Err != nil || s.downs.Load() != downs {
+	m.fleet.mu.Lock()
+	defer m.fleet.mu.Unlock()
+	info := *m.worker.Info()
+	if a.Err != nil || s.downCount.Load() != downs {
 		return false
 	}
 	if len(a.Refused) > 0 {
-		m.f.opt.Log.Warn("the engine gives values that cannot be used", "worker", m.w.Spec.ID, "refused", a.Refused)
+		m.fleet.opt.Log.Warn("the engine gives values that cannot be used", "worker", m.worker.Spec.ID, "refused", a.Refused)
 	}
 	names := a.Names()
-	if len(m.w.Spec.Models) > 0 {
+	if len(m.worker.Spec.Models) > 0 {
 		names = info.Models
 	}
 	// Which of them are adapters decides under what name events are looked for.
@@ -247,37 +247,37 @@ func (s *server) takeModels(body []byte, downs uint32) bool {
 	if slices.Equal(info.Models, names) && slices.Equal(info.Adapters, adapters) {
 		return true
 	}
-	m.f.opt.Log.Info("models changed", "worker", m.w.Spec.ID, "models", names, "adapters", adapters)
+	m.fleet.opt.Log.Info("models changed", "worker", m.worker.Spec.ID, "models", names, "adapters", adapters)
 	info.Models, info.Adapters = names, adapters
-	m.w.SetInfo(&info)
-	m.f.publish()
+	m.worker.SetInfo(&info)
+	m.fleet.publish()
 	return true
 }
 
-// take stores what a page says unless the server fell since downs was read.
-func (s *server) take(p *page, downs uint32) {
-	f := s.m.f
+// applyPage stores what a page says unless the server fell since downs was read.
+func (s *server) applyPage(p *page, downs uint32) {
+	f := s.member.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !s.live.Load() || s.downs.Load() != downs || f.pace.Load().ScrapeInterval <= 0 {
+	if !s.live.Load() || s.downCount.Load() != downs || f.settings.Load().ScrapeInterval <= 0 {
 		return
 	}
-	old := s.life.Load()
-	if _, why := old.ended(&p.life, false); why != "" {
-		s.downs.Add(1)
-		s.m.why = "engine restarted: " + why
-		s.lower(s.m.why)
+	old := s.incarnation.Load()
+	if _, why := old.restartSign(&p.incarnation, false); why != "" {
+		s.downCount.Add(1)
+		s.member.lastFailure = "engine restarted: " + why
+		s.withdraw(s.member.lastFailure)
 		return
 	}
-	if p.life.tokens > old.tokens {
+	if p.incarnation.tokens > old.tokens {
 		next := *old
-		next.tokens = p.life.tokens
-		s.life.Store(&next)
+		next.tokens = p.incarnation.tokens
+		s.incarnation.Store(&next)
 	}
 	for i, r := range s.ranks {
-		load := p.of(r.EngineRank(), len(s.ranks) == 1)
+		load := p.loadOf(r.EngineRank(), len(s.ranks) == 1)
 		load.store(r)
-		if v := &s.seats[i].vital; load.progress != 0 {
+		if v := &s.breakers[i].evidence; load.progress != 0 {
 			v.digest.Store(load.progress)
 			v.reads.Add(1)
 		}

@@ -22,15 +22,15 @@ import (
 // since it came up: only live servers' ranks are in pools. downs counts falls,
 // so that a probe or an admission begun before one cannot undo it.
 type server struct {
-	m       *member
-	url     string
-	ranks   []*worker.Rank
-	seats   []*seat // one for each of ranks, in order
-	traffic *upstream.Endpoint
-	probes  *upstream.Endpoint // own connections: probes must not starve behind traffic
+	member   *member
+	url      string
+	ranks    []*worker.Rank
+	breakers []*rankBreaker // one for each of ranks, in order
+	traffic  *upstream.Endpoint
+	probes   *upstream.Endpoint // own connections: probes must not starve behind traffic
 
-	up, live atomic.Bool
-	downs    atomic.Uint32
+	up, live  atomic.Bool
+	downCount atomic.Uint32
 	// admissions counts how often the server became live; see Fleet.Admissions.
 	admissions atomic.Uint32
 	// restarts counts how often the engine was seen to be another process than before; see
@@ -40,90 +40,90 @@ type server struct {
 	trafficFails atomic.Int32
 	refused      atomic.Bool // a connection was refused since the last admission
 	isSGLang     atomic.Bool
-	watch        watch
-	signs        signs
-	detector     liveness.Detector    // lookForFrozen's own
-	life         atomic.Pointer[life] // of the process admitted last
-	ids          engineIDs
+	schedule     probeSchedule
+	evidence     serverEvidence
+	detector     liveness.Detector           // detectFrozen's own
+	incarnation  atomic.Pointer[incarnation] // of the process admitted last
+	engineIDs    engineIDs
 
 	// bootstrap is the bootstrap server of an SGLang prefill worker; nil until
 	// asked, and for all others. run stores it.
 	bootstrap atomic.Pointer[upstream.Endpoint]
 
 	// The prober's own.
-	path  int  // of healthPaths: the one that was answered last
-	known bool // path follows the engine's kind
+	path      int  // of healthPaths: the one that was answered last
+	pathKnown bool // path follows the engine's kind
 
-	models toldModels // the scraper's own
+	models seenModels // the scraper's own
 }
 
 // trafficFailed counts; at FailAfter in a row the server falls at once.
 func (s *server) trafficFailed(err error) {
 	s.probeSoon()
-	if n := s.trafficFails.Add(1); int(n) < s.m.f.pace.Load().FailAfter || !s.up.Load() {
+	if n := s.trafficFails.Add(1); int(n) < s.member.fleet.settings.Load().FailAfter || !s.up.Load() {
 		return
 	}
 	s.noteRefused(err)
-	s.fall("traffic: " + short(err))
+	s.markDown("traffic: " + short(err))
 }
 
-// rise marks the server up unless it fell since downs was read.
-func (s *server) rise(downs uint32) {
+// markUp marks the server up unless it fell since downs was read.
+func (s *server) markUp(downs uint32) {
 	if s.up.Load() {
 		return
 	}
-	f := s.m.f
+	f := s.member.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.up.Load() || s.downs.Load() != downs || s.m.gone {
+	if s.up.Load() || s.downCount.Load() != downs || s.member.removed {
 		return
 	}
 	s.trafficFails.Store(0)
 	s.up.Store(true)
-	s.m.poke()
+	s.member.wakeUp()
 }
 
-// fall takes the server's ranks out of the pools at once.
-func (s *server) fall(reason string) {
-	f := s.m.f
+// markDown takes the server's ranks out of the pools at once.
+func (s *server) markDown(reason string) {
+	f := s.member.fleet
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if s.m.gone {
+	if s.member.removed {
 		return
 	}
-	s.m.why = reason
+	s.member.lastFailure = reason
 	if !s.up.Load() {
-		s.m.settle() // only to keep the reason of its state true
+		s.member.updateState() // only to keep the reason of its state true
 		return
 	}
-	s.downs.Add(1)
+	s.downCount.Add(1)
 	s.up.Store(false)
-	s.watch.downSince.Store(int64(sinceEpoch()))
-	s.lower(reason)
+	s.schedule.downSince.Store(int64(sinceEpoch()))
+	s.withdraw(reason)
 }
 
-// lower takes a server out of the pools until it is admitted again. Called with mu.
-func (s *server) lower(reason string) {
+// withdraw takes a server out of the pools until it is admitted again. Called with mu.
+func (s *server) withdraw(reason string) {
 	s.live.Store(false)
 	for _, r := range s.ranks {
-		unknown(r)
+		setUnknownLoad(r)
 	}
-	if len(s.m.servers) > 1 {
-		s.m.f.opt.Log.Warn("rank out", "worker", s.m.w.Spec.ID, "url", s.url, "reason", reason)
+	if len(s.member.servers) > 1 {
+		s.member.fleet.opt.Log.Warn("rank out", "worker", s.member.worker.Spec.ID, "url", s.url, "reason", reason)
 	}
-	s.m.settle()
-	s.m.f.publish()
-	s.m.poke()
+	s.member.updateState()
+	s.member.fleet.publish()
+	s.member.wakeUp()
 }
 
-// admitted puts the server's ranks into the pools unless it fell since downs
+// admit puts the server's ranks into the pools unless it fell since downs
 // was read. Called with mu.
-func (s *server) admitted(downs uint32) {
-	if s.up.Load() && s.downs.Load() == downs {
+func (s *server) admit(downs uint32) {
+	if s.up.Load() && s.downCount.Load() == downs {
 		s.live.Store(true)
 		s.admissions.Add(1)
 		s.refused.Store(false)
-		for _, t := range s.seats {
+		for _, t := range s.breakers {
 			t.reset()
 		}
 	}
@@ -144,7 +144,7 @@ func get(ctx context.Context, ep *upstream.Endpoint, path string, timeout time.D
 
 func send(ctx context.Context, ep *upstream.Endpoint, req *upstream.Request, limit int) (int, []byte, error) {
 	var call upstream.Call
-	stop := context.AfterFunc(ctx, call.Cut)
+	stop := context.AfterFunc(ctx, call.Cancel)
 	defer stop()
 	resp, err := ep.Do(req, &call)
 	if err != nil {

@@ -14,11 +14,11 @@ type View struct {
 	Models  []string         // served by at least one member that is Ready or was
 	// Unasked counts members that have not told their models yet: a name no
 	// pool knows may still turn out to be theirs.
-	Unasked int
+	WithoutModels int
 
-	pools   map[string]*Pool
-	sole    *Pool         // answers the empty model name; nil when there are several
-	changed chan struct{} // closed when a newer View is out
+	pools     map[string]*Pool
+	soleModel *Pool         // answers the empty model name; nil when there are several
+	changed   chan struct{} // closed when a newer View is out
 }
 
 // Pool is the Ready ranks that serve one model, by role. Slices are read only.
@@ -34,16 +34,16 @@ type Pool struct {
 	// can tell an empty pool from an unhealthy one.
 	Members [3]int
 
-	budget *budget           // of retries
-	open   [3][]*worker.Rank // by role: those whose breaker is open; used while the View is made
+	budget  *retryBudget      // of retries
+	tripped [3][]*worker.Rank // by role: those whose breaker is open; used while the View is made
 }
 
-// Settled says whether a name that no pool knows is the name of no model here:
+// AllModelsKnown says whether a name that no pool knows is the name of no model here:
 // there are workers, and each has told its models.
-func (v *View) Settled() bool { return v.Unasked == 0 && len(v.Workers) > 0 }
+func (v *View) AllModelsKnown() bool { return v.WithoutModels == 0 && len(v.Workers) > 0 }
 
 // Ranks gives the slice of one role.
-func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.of(role) }
+func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.ranksOf(role) }
 
 // Pool gives the pool of a model; ok is false for an unknown model. The empty
 // model name gives the only pool there is, when there is just one; pools that
@@ -51,7 +51,7 @@ func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.of(role) }
 // and the name that the first worker tells first is taken.
 func (v *View) Pool(model string) (p *Pool, ok bool) {
 	if model == "" {
-		return v.sole, v.sole != nil
+		return v.soleModel, v.soleModel != nil
 	}
 	p, ok = v.pools[model]
 	return p, ok
@@ -85,21 +85,21 @@ func (f *Fleet) publish() {
 	for _, m := range f.members {
 		members = append(members, m)
 	}
-	slices.SortFunc(members, func(a, b *member) int { return strings.Compare(a.w.Spec.ID, b.w.Spec.ID) })
+	slices.SortFunc(members, func(a, b *member) int { return strings.Compare(a.worker.Spec.ID, b.worker.Spec.ID) })
 	for _, m := range members {
-		v.Workers = append(v.Workers, m.w)
-		models := m.w.Info().Models
+		v.Workers = append(v.Workers, m.worker)
+		models := m.worker.Info().Models
 		if len(models) == 0 {
-			v.Unasked++
+			v.WithoutModels++
 		}
-		state, _ := m.w.State()
+		state, _ := m.worker.State()
 		for _, name := range models {
 			p := v.pools[name]
 			if p == nil {
 				p = &Pool{Model: name, budget: f.budgetOf(name)}
 				v.pools[name] = p
 			}
-			p.Members[m.w.Spec.Role]++
+			p.Members[m.worker.Spec.Role]++
 			if m.wasReady && !slices.Contains(v.Models, name) {
 				v.Models = append(v.Models, name)
 			}
@@ -117,7 +117,7 @@ func (f *Fleet) publish() {
 		}
 	}
 	slices.Sort(v.Models)
-	v.sole = solePool(v)
+	v.soleModel = solePool(v)
 	old := f.view.Swap(v)
 	close(old.changed)
 }
@@ -127,21 +127,21 @@ func (p *Pool) add(m *member) {
 		if !s.live.Load() {
 			continue
 		}
-		for _, t := range s.seats {
+		for _, t := range s.breakers {
 			if t.frozen() {
 				continue // not even where the role has no other: it answers nobody
 			}
-			to := p.of(m.w.Spec.Role)
+			to := p.ranksOf(m.worker.Spec.Role)
 			if t.open() {
-				to = &p.open[m.w.Spec.Role]
+				to = &p.tripped[m.worker.Spec.Role]
 			}
 			*to = append(*to, t.rank)
 		}
 	}
 }
 
-// of is the list of one role.
-func (p *Pool) of(role worker.Role) *[]*worker.Rank {
+// ranksOf is the list of one role.
+func (p *Pool) ranksOf(role worker.Role) *[]*worker.Rank {
 	switch role {
 	case worker.Prefill:
 		return &p.Prefill
@@ -155,11 +155,11 @@ func (p *Pool) of(role worker.Role) *[]*worker.Rank {
 // when all of a pool fails, the engines' own errors say more than an empty pool,
 // and a request that breaks every rank must not close the pool to all.
 func (p *Pool) failStatic() {
-	for role := range p.open {
-		if list := p.of(worker.Role(role)); len(*list) == 0 {
-			*list = p.open[role]
+	for role := range p.tripped {
+		if list := p.ranksOf(worker.Role(role)); len(*list) == 0 {
+			*list = p.tripped[role]
 		}
-		p.open[role] = nil
+		p.tripped[role] = nil
 	}
 }
 

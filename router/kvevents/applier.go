@@ -9,10 +9,10 @@ import (
 	"sluice/router/worker"
 )
 
-// Tap sees every change that events make to the index, in their order, on the
+// IndexObserver sees every change that events make to the index, in their order, on the
 // feed's own goroutine: it must return at once. What it is given is borrowed for
 // the call.
-type Tap interface {
+type IndexObserver interface {
 	Stored(r *worker.Rank, ev *kvindex.Stored)
 	Removed(r *worker.Rank, tier kvindex.Tier, engine []kvindex.EngineHash)
 	Cleared(r *worker.Rank) // all the rank held, by the engine's word or for want of trust
@@ -22,36 +22,36 @@ type Tap interface {
 // knows nothing of sequence numbers and sockets: a feed sees to those. It belongs
 // to one goroutine.
 type Applier struct {
-	Index kvindex.Index
-	Tap   Tap // nil: nobody
+	Index    kvindex.Index
+	Observer IndexObserver // nil: nobody
 	// OnClear, when not nil, is told of a rank before what the index holds for it
 	// is dropped, so that nobody goes on to believe more than the index.
 	OnClear func(worker.Slot)
 	Rank    *worker.Rank
 	Model   string // salts the hashes
 	// Elsewhere counts blocks that are not credited to the rank; nil: nobody does.
-	Elsewhere *Elsewhere
+	Uncredited *UncreditedBlocks
 
-	dec    *Decoder
-	ev     Event
-	stored kvindex.Stored
-	counts map[string]int
+	decoder *Decoder
+	event   Event
+	stored  kvindex.Stored
+	counts  map[string]int
 
 	// Of this life of the engine.
-	blockSize int // tokens; 0 not seen yet
-	group     int // the KV cache group that is indexed
-	groupTold bool
-	coarse    [kvindex.NumTiers]int // blocks of ours in one of a slower tier's; 0 or 1: the same
-	parts     []kvindex.EngineHash
+	blockSize  int // tokens; 0 not seen yet
+	group      int // the KV cache group that is indexed
+	groupKnown bool
+	tierRatio  [kvindex.NumTiers]int // blocks of ours in one of a slower tier's; 0 or 1: the same
+	partHashes []kvindex.EngineHash
 
-	orphans     int  // stores in a row that could not be placed
-	orphansTold bool // a warning was given of them, see warnOfOrphans
+	orphans       int  // stores in a row that could not be placed
+	orphansWarned bool // a warning was given of them, see warnOrphans
 }
 
 // NewApplier makes the applier of a rank whose engine speaks as engine says
 // (NewDecoder).
 func NewApplier(index kvindex.Index, rank *worker.Rank, model, engine string) *Applier {
-	return &Applier{Index: index, Rank: rank, Model: model, dec: NewDecoder(engine), counts: make(map[string]int)}
+	return &Applier{Index: index, Rank: rank, Model: model, decoder: NewDecoder(engine), counts: make(map[string]int)}
 }
 
 // Apply puts one message's events into the index. An error is the first thing
@@ -60,19 +60,19 @@ func NewApplier(index kvindex.Index, rank *worker.Rank, model, engine string) *A
 func (a *Applier) Apply(payload []byte) (err error) {
 	a.counts["batches"]++
 	a.Rank.Events.Add(1)
-	b, err := a.dec.Reset(payload)
+	b, err := a.decoder.Reset(payload)
 	if err != nil {
 		a.counts["garbage"]++
-		a.distrust("resets")
+		a.clearUntrusted("resets")
 		return err
 	}
-	if b.HasRank && !a.ours(b.Rank) {
+	if b.HasRank && !a.isOwnRank(b.Rank) {
 		a.counts["wrong_rank"]++
 		return nil
 	}
-	defer a.letGo()
+	defer a.releaseBuffers()
 	for {
-		more, wrong := a.dec.Next(&a.ev)
+		more, wrong := a.decoder.Next(&a.event)
 		switch {
 		case !more:
 			return err
@@ -84,33 +84,33 @@ func (a *Applier) Apply(payload []byte) (err error) {
 			// A store that cannot be read is a block missed. Anything else may
 			// have been a removal, without which the rank is believed to hold
 			// what it does not.
-			if a.ev.Kind != BlockStored {
-				a.distrust("resets")
+			if a.event.Kind != BlockStored {
+				a.clearUntrusted("resets")
 			}
 		default:
-			a.event(&a.ev)
+			a.applyEvent(&a.event)
 		}
 	}
 }
 
-// keptEntries is how long a list is kept for the next event. Those of engines are far
+// maxKeptEntries is how long a list is kept for the next event. Those of engines are far
 // shorter; one message of the largest size would else hold its memory for good.
-const keptEntries = 1 << 17
+const maxKeptEntries = 1 << 17
 
-func (a *Applier) letGo() {
-	if max(cap(a.ev.Hashes), cap(a.ev.Tokens), cap(a.ev.Locals), cap(a.parts)) > keptEntries {
-		a.ev, a.parts, a.stored = Event{}, nil, kvindex.Stored{}
+func (a *Applier) releaseBuffers() {
+	if max(cap(a.event.Hashes), cap(a.event.Tokens), cap(a.event.Locals), cap(a.partHashes)) > maxKeptEntries {
+		a.event, a.partHashes, a.stored = Event{}, nil, kvindex.Stored{}
 	}
 }
 
-// ours says whether a batch of that rank is this one's. A worker of whose ranks
+// isOwnRank says whether a batch of that rank is this one's. A worker of whose ranks
 // nothing was said may be one rank of a larger deployment and call itself so.
-func (a *Applier) ours(rank int) bool {
+func (a *Applier) isOwnRank(rank int) bool {
 	r := a.Rank
 	return rank == r.EngineRank() || r.Worker != nil && len(r.Worker.Ranks) == 1 && len(r.Worker.Spec.Ranks) == 0
 }
 
-func (a *Applier) event(ev *Event) {
+func (a *Applier) applyEvent(ev *Event) {
 	if ev.Kind == AllBlocksCleared {
 		a.counts["cleared"]++
 		a.clear()
@@ -121,18 +121,18 @@ func (a *Applier) event(ev *Event) {
 	case ev.Kind == Unknown || !known:
 	case ev.Locality == Remote:
 		a.counts["remote"]++
-		a.Elsewhere.add(ev)
+		a.Uncredited.add(ev)
 		return
-	case ev.Kind == BlockStored && ev.Locality == Unspecified && shared(ev.Medium):
+	case ev.Kind == BlockStored && ev.Locality == Unspecified && isSharedMedium(ev.Medium):
 		// A removal is applied: at worst there is nothing to remove.
 		a.counts["unlocated"]++
-		a.Elsewhere.add(ev)
+		a.Uncredited.add(ev)
 		return
 	case !a.indexed(ev):
 	case ev.Kind == BlockRemoved:
 		a.remove(tier, ev.Hashes)
 		return
-	case len(ev.Locals) > 0 && a.fits(ev, tier):
+	case len(ev.Locals) > 0 && a.checkBlockSize(ev, tier):
 		a.store(ev, tier)
 		return
 	}
@@ -144,17 +144,17 @@ func (a *Applier) event(ev *Event) {
 // a prompt need not be computed. Releases that do not name the kinds have it as
 // group 0. All other groups are passed over.
 func (a *Applier) indexed(ev *Event) bool {
-	if ev.SpecKind == "" || !fullAttention(ev.SpecKind) {
+	if ev.CacheKind == "" || !fullAttention(ev.CacheKind) {
 		return ev.Group == a.group
 	}
-	if ev.Group != a.group && (!a.groupTold || ev.Group < a.group) {
-		if a.Index.Held(a.Rank.Slot) > 0 {
-			a.distrust("resets") // what was taken for it was another group's
+	if ev.Group != a.group && (!a.groupKnown || ev.Group < a.group) {
+		if a.Index.CachedBlocks(a.Rank.Slot) > 0 {
+			a.clearUntrusted("resets") // what was taken for it was another group's
 		}
 		a.group = ev.Group
-		a.newSize(0)
+		a.setBlockSize(0)
 	}
-	a.groupTold = true
+	a.groupKnown = true
 	return ev.Group == a.group
 }
 
@@ -168,60 +168,60 @@ func fullAttention(kind string) bool {
 	return false
 }
 
-// fits says whether blocks are of the size that prompts are cut by, and cuts
+// checkBlockSize says whether blocks are of the size that prompts are cut by, and cuts
 // those of slower tiers that are a multiple of it. The size is learned from the
 // device's blocks. Engines also send short ones, at the end of a prompt or of
 // hybrid models' groups: the largest seen counts, and what was stored by a
 // smaller one is of no use.
-func (a *Applier) fits(ev *Event, tier kvindex.Tier) bool {
+func (a *Applier) checkBlockSize(ev *Event, tier kvindex.Tier) bool {
 	size := ev.BlockSize
 	if size > a.blockSize && tier == kvindex.Device {
 		if a.blockSize != 0 {
-			a.distrust("resets")
+			a.clearUntrusted("resets")
 		}
-		a.newSize(size)
+		a.setBlockSize(size)
 		a.Rank.EventBlockSize.Store(int64(size))
 	}
 	if size == a.blockSize {
-		return tier == kvindex.Device || a.coarsen(tier, 1)
+		return tier == kvindex.Device || a.setTierRatio(tier, 1)
 	}
-	return a.blockSize > 0 && size%a.blockSize == 0 && !ev.Pairs && !ev.Extra && a.cut(ev, tier)
+	return a.blockSize > 0 && size%a.blockSize == 0 && !ev.Pairs && !ev.Extra && a.splitBlocks(ev, tier)
 }
 
-// newSize notes the device's block size; how many of the old one's a slower tier's
+// setBlockSize notes the device's block size; how many of the old one's a slower tier's
 // stood for says nothing of the new one.
-func (a *Applier) newSize(size int) {
-	a.blockSize, a.coarse = size, [kvindex.NumTiers]int{}
+func (a *Applier) setBlockSize(size int) {
+	a.blockSize, a.tierRatio = size, [kvindex.NumTiers]int{}
 }
 
-// coarsen notes how many of our blocks one of a tier's stands for. An engine
+// setTierRatio notes how many of our blocks one of a tier's stands for. An engine
 // does not change it while it lives.
-func (a *Applier) coarsen(tier kvindex.Tier, n int) bool {
-	if a.coarse[tier] == 0 {
-		a.coarse[tier] = n
+func (a *Applier) setTierRatio(tier kvindex.Tier, n int) bool {
+	if a.tierRatio[tier] == 0 {
+		a.tierRatio[tier] = n
 	}
-	return a.coarse[tier] == n
+	return a.tierRatio[tier] == n
 }
 
-// maxCoarse bounds what one hash of a slower tier is cut into.
-const maxCoarse = 256
+// maxTierRatio bounds what one hash of a slower tier is cut into.
+const maxTierRatio = 256
 
-// cut makes of each block of a slower tier as many of ours: the last has the
+// splitBlocks makes of each block of a slower tier as many of ours: the last has the
 // engine's hash, by which successors name it, those before get hashes made from
 // it, by which a removal finds them.
-func (a *Applier) cut(ev *Event, tier kvindex.Tier) bool {
+func (a *Applier) splitBlocks(ev *Event, tier kvindex.Tier) bool {
 	n := ev.BlockSize / a.blockSize
-	if tier == kvindex.Device || n > maxCoarse || !a.coarsen(tier, n) {
+	if tier == kvindex.Device || n > maxTierRatio || !a.setTierRatio(tier, n) {
 		return false
 	}
 	ev.Locals = blockhash.Locals(ev.Locals[:0], ev.Tokens, a.blockSize)
-	a.parts = partsOf(a.parts[:0], ev.Hashes, n)
-	ev.Hashes = append(ev.Hashes[:0], a.parts...)
+	a.partHashes = appendPartHashes(a.partHashes[:0], ev.Hashes, n)
+	ev.Hashes = append(ev.Hashes[:0], a.partHashes...)
 	return true
 }
 
-// partsOf appends n hashes for each.
-func partsOf(dst, hashes []kvindex.EngineHash, n int) []kvindex.EngineHash {
+// appendPartHashes appends n hashes for each.
+func appendPartHashes(dst, hashes []kvindex.EngineHash, n int) []kvindex.EngineHash {
 	for _, h := range hashes {
 		for i := range n - 1 {
 			dst = append(dst, kvindex.EngineHash(bits.RotateLeft64(uint64(h)*0x9E3779B97F4A7C15+uint64(i), 23)*0xBF58476D1CE4E5B9))
@@ -242,34 +242,34 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 	if res.Orphan {
 		a.counts["orphans"]++
 	}
-	a.placed(res.Orphan)
-	if a.Tap != nil {
-		a.Tap.Stored(a.Rank, &a.stored)
+	a.countOrphan(res.Orphan)
+	if a.Observer != nil {
+		a.Observer.Stored(a.Rank, &a.stored)
 	}
 }
 
-// partsAtOnce is how many of a slower tier's blocks are cut for removal at a time: a
-// message may name as many as it has bytes, each of which may be maxCoarse of ours.
-const partsAtOnce = 64
+// maxPartHashes is how many of a slower tier's blocks are cut for removal at a time: a
+// message may name as many as it has bytes, each of which may be maxTierRatio of ours.
+const maxPartHashes = 64
 
 func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
-	n := a.coarse[tier]
+	n := a.tierRatio[tier]
 	if n <= 1 {
-		a.removeOurs(tier, hashes)
+		a.removeBlocks(tier, hashes)
 		return
 	}
-	for some := range slices.Chunk(hashes, partsAtOnce) {
-		a.parts = partsOf(a.parts[:0], some, n)
-		a.removeOurs(tier, a.parts)
+	for some := range slices.Chunk(hashes, maxPartHashes) {
+		a.partHashes = appendPartHashes(a.partHashes[:0], some, n)
+		a.removeBlocks(tier, a.partHashes)
 	}
 }
 
-func (a *Applier) removeOurs(tier kvindex.Tier, hashes []kvindex.EngineHash) {
+func (a *Applier) removeBlocks(tier kvindex.Tier, hashes []kvindex.EngineHash) {
 	removed, unknown := a.Index.Remove(a.Rank.Slot, tier, hashes)
 	a.counts["removed"] += removed
 	a.counts["unknown_removed"] += unknown
-	if a.Tap != nil {
-		a.Tap.Removed(a.Rank, tier, hashes)
+	if a.Observer != nil {
+		a.Observer.Removed(a.Rank, tier, hashes)
 	}
 }
 
@@ -279,18 +279,18 @@ func (a *Applier) clear() {
 		a.OnClear(a.Rank.Slot)
 	}
 	a.Index.Clear(a.Rank.Slot)
-	if a.Tap != nil {
-		a.Tap.Cleared(a.Rank)
+	if a.Observer != nil {
+		a.Observer.Cleared(a.Rank)
 	}
 }
 
-// distrust clears, and counts why.
-func (a *Applier) distrust(why string) {
-	a.counts[why]++
+// clearUntrusted clears, and counts why.
+func (a *Applier) clearUntrusted(reason string) {
+	a.counts[reason]++
 	a.clear()
 }
 
-// forget drops what was learned of the engine's life, for it has a new one.
-func (a *Applier) forget() {
-	a.blockSize, a.group, a.groupTold, a.coarse = 0, 0, false, [kvindex.NumTiers]int{}
+// resetEngine drops what was learned of the engine's life, for it has a new one.
+func (a *Applier) resetEngine() {
+	a.blockSize, a.group, a.groupKnown, a.tierRatio = 0, 0, false, [kvindex.NumTiers]int{}
 }

@@ -11,17 +11,17 @@ import (
 func (f *feed) apply(seq uint64, payload []byte) {
 	f.next, f.lastHash, f.hasLast = seq+1, xxh3.Hash(payload), true
 	f.replayed = nil // the live stream has caught up with the replay
-	if len(payload) > f.opt.MaxFrame {
+	if len(payload) > f.options.MaxFrame {
 		f.counts["batches"]++
 		f.counts["oversize"]++
-		f.distrust("resets")
+		f.clearUntrusted("resets")
 		f.unreadable++
 		f.resyncSoon()
 		return
 	}
 	resets := f.counts["resets"]
 	err := f.Apply(payload)
-	f.warnOfOrphans()
+	f.warnOrphans()
 	if err != nil {
 		f.unreadable++
 		if f.counts["resets"] != resets { // else a block is missed, and what is held stands
@@ -40,8 +40,8 @@ func (f *feed) apply(seq uint64, payload []byte) {
 const maxResyncs = 8
 
 func (f *feed) resyncSoon() {
-	if f.src.Replay != "" && f.resyncAt.IsZero() && f.vain < maxResyncs {
-		f.resyncAt = time.Now().Add(min(f.opt.RetryMin<<min(f.resyncs, 16), f.opt.RetryMax))
+	if f.source.ReplayEndpoint != "" && f.resyncAt.IsZero() && f.failedResyncs < maxResyncs {
+		f.resyncAt = time.Now().Add(min(f.options.RetryMin<<min(f.resyncs, 16), f.options.RetryMax))
 		f.resyncs++
 	}
 }
@@ -49,12 +49,12 @@ func (f *feed) resyncSoon() {
 // resync learns anew what the rank holds from all that the engine keeps.
 func (f *feed) resync() {
 	f.resyncAt = time.Time{}
-	if f.known && f.canAsk() {
+	if f.known && f.hasReplay() {
 		f.counts["resyncs"]++
 		before := f.unreadable
 		f.catchUp(false, f.suspect) // what came while the connection was lost is not believed for it
 		if f.unreadable != before {
-			f.vain++
+			f.failedResyncs++
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
 
@@ -28,44 +28,44 @@ const (
 	readBytes = 64 << 10
 )
 
-// line is one connection of a feed with a publisher.
-type line struct {
+// publisherConn is one connection of a feed with a publisher.
+type publisherConn struct {
 	*zmtp.Stream
-	lost   bool // its end was told to the feed
-	dry    bool // there was nothing more to read
-	heard  time.Time
-	pinged time.Time
+	lost      bool // its end was told to the feed
+	drained   bool // there was nothing more to read
+	lastHeard time.Time
+	pinged    time.Time
 }
 
-// arrivals are connections that were made and that the feed has not taken up yet.
-type arrivals struct {
+// newConns are connections that were made and that the feed has not taken up yet.
+type newConns struct {
 	mu      sync.Mutex
 	streams []*zmtp.Stream
-	trouble error // why there is none yet
+	err     error // why there is none yet
 	closed  bool
 }
 
 func (f *feed) streamOptions(kind string) zmtp.StreamOptions {
 	// MaxFrame is ours to count; twice as much costs the connection, so that no peer can
 	// make the process take memory without end.
-	return zmtp.StreamOptions{Type: kind, Topic: f.src.Topic, MaxMessage: 2 * f.opt.MaxFrame, Handshake: handshake}
+	return zmtp.StreamOptions{Type: kind, Topic: f.source.Topic, MaxMessage: 2 * f.options.MaxFrame, Handshake: handshake}
 }
 
 // open begins to make or to accept connections.
 func (f *feed) open() error {
-	if err := zmtp.Check(f.src.Endpoint, f.src.Bind); err != nil {
+	if err := zmtp.Check(f.source.Endpoint, f.source.Bind); err != nil {
 		return err
 	}
-	if !f.src.Bind {
+	if !f.source.Bind {
 		f.dial(0)
 		return nil
 	}
-	acceptor, err := zmtp.Accept(f.src.Endpoint, f.streamOptions("SUB"))
+	acceptor, err := zmtp.Accept(f.source.Endpoint, f.streamOptions("SUB"))
 	if err != nil {
 		return err
 	}
 	f.acceptor = acceptor
-	f.helpers.Go(func() { acceptor.Run(f.ctx, maxPeers, f.arrive, f.noteTrouble) })
+	f.helpers.Go(func() { acceptor.Run(f.ctx, maxPeers, f.addConn, f.setConnError) })
 	return nil
 }
 
@@ -73,19 +73,19 @@ func (f *feed) open() error {
 func (f *feed) dial(wait time.Duration) {
 	f.helpers.Go(func() {
 		for sleep(f.ctx, wait) {
-			s, err := zmtp.Connect(f.ctx, f.src.Endpoint, f.streamOptions("SUB"))
+			s, err := zmtp.Connect(f.ctx, f.source.Endpoint, f.streamOptions("SUB"))
 			if err == nil {
-				f.arrive(s)
+				f.addConn(s)
 				return
 			}
-			f.noteTrouble(err)
-			wait = varied(min(max(2*wait, dialMin), dialMax))
+			f.setConnError(err)
+			wait = jittered(min(max(2*wait, dialMin), dialMax))
 		}
 	})
 }
 
-// varied is d, more or less.
-func varied(d time.Duration) time.Duration { return d/2 + rand.N(d) }
+// jittered is d, more or less.
+func jittered(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
 // sleep is false when the context ended before.
 func sleep(ctx context.Context, d time.Duration) bool {
@@ -102,34 +102,34 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// arrive hands a new connection to the feed's goroutine.
-func (f *feed) arrive(s *zmtp.Stream) {
-	f.came.mu.Lock()
-	defer f.came.mu.Unlock()
-	if f.came.closed || len(f.came.streams) >= maxPeers {
+// addConn hands a new connection to the feed's goroutine.
+func (f *feed) addConn(s *zmtp.Stream) {
+	f.arrivals.mu.Lock()
+	defer f.arrivals.mu.Unlock()
+	if f.arrivals.closed || len(f.arrivals.streams) >= maxPeers {
 		s.Close()
 		return
 	}
-	f.came.streams = append(f.came.streams, s)
-	f.ring()
+	f.arrivals.streams = append(f.arrivals.streams, s)
+	f.wake()
 }
 
-func (f *feed) noteTrouble(err error) {
-	f.came.mu.Lock()
-	f.came.trouble = err
-	f.came.mu.Unlock()
+func (f *feed) setConnError(err error) {
+	f.arrivals.mu.Lock()
+	f.arrivals.err = err
+	f.arrivals.mu.Unlock()
 }
 
-func (f *feed) trouble() error {
-	f.came.mu.Lock()
-	defer f.came.mu.Unlock()
-	return f.came.trouble
+func (f *feed) connError() error {
+	f.arrivals.mu.Lock()
+	defer f.arrivals.mu.Unlock()
+	return f.arrivals.err
 }
 
-// ring wakes the feed's goroutine.
-func (f *feed) ring() {
+// wake wakes the feed's goroutine.
+func (f *feed) wake() {
 	select {
-	case f.bell <- struct{}{}:
+	case f.wakeCh <- struct{}{}:
 	default:
 	}
 }
@@ -140,23 +140,23 @@ func (f *feed) close() {
 	if f.acceptor != nil {
 		f.acceptor.Close()
 	}
-	f.came.mu.Lock()
-	f.came.closed = true
-	for _, s := range f.came.streams {
+	f.arrivals.mu.Lock()
+	f.arrivals.closed = true
+	for _, s := range f.arrivals.streams {
 		s.Close()
 	}
-	f.came.streams = nil
-	f.came.mu.Unlock()
-	for _, l := range f.lines {
+	f.arrivals.streams = nil
+	f.arrivals.mu.Unlock()
+	for _, l := range f.conns {
 		l.Close()
 	}
-	f.lines = nil
+	f.conns = nil
 	f.helpers.Wait()
 }
 
 // connections is how many publishers are connected.
 func (f *feed) connections() (n int) {
-	for _, l := range f.lines {
+	for _, l := range f.conns {
 		if !l.lost {
 			n++
 		}
@@ -168,57 +168,57 @@ func (f *feed) connections() (n int) {
 // back may lead to a new life of the engine whose numbers have already passed
 // the one waited for, which the numbers alone would never tell.
 func (f *feed) watchConnection() {
-	for _, l := range f.lines {
+	for _, l := range f.conns {
 		if l.Gone() && !l.lost {
-			f.lose(l)
+			f.markLost(l)
 		}
 	}
-	f.came.mu.Lock()
-	came := f.came.streams
-	f.came.streams = nil
-	f.came.mu.Unlock()
+	f.arrivals.mu.Lock()
+	came := f.arrivals.streams
+	f.arrivals.streams = nil
+	f.arrivals.mu.Unlock()
 	for _, s := range came {
-		f.join(s)
+		f.adoptConn(s)
 	}
 }
 
-// lose notes that a connection has ended. What came before its end is still read.
-func (f *feed) lose(l *line) {
+// markLost notes that a connection has ended. What came before its end is still read.
+func (f *feed) markLost(l *publisherConn) {
 	l.lost = true
 	f.connected, f.suspect = false, f.known
-	if f.src.Bind {
+	if f.source.Bind {
 		// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
-		f.checkAt = time.Now().Add(f.opt.RetryMin)
+		f.checkAt = time.Now().Add(f.options.RetryMin)
 	} else {
-		f.dial(varied(dialMin))
+		f.dial(jittered(dialMin))
 	}
 	// The next to answer may be another life, which holds nothing: what is in the
 	// index is kept, and not believed until the engine has proven to be the same.
-	if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resuming.pending {
+	if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resume.pending {
 		f.setState(worker.FeedBroken)
 	}
 }
 
-// join takes up a new connection.
-func (f *feed) join(s *zmtp.Stream) {
+// adoptConn takes up a new connection.
+func (f *feed) adoptConn(s *zmtp.Stream) {
 	if f.connections() >= maxPeers {
 		s.Close()
 		return
 	}
 	if err := f.poller.Watch(s, f.ready); err != nil {
-		f.log.Error("kv events: a connection cannot be watched", "endpoint", f.src.Endpoint, "error", err)
+		f.log.Error("kv events: a connection cannot be watched", "endpoint", f.source.Endpoint, "error", err)
 		s.Close()
-		if !f.src.Bind {
+		if !f.source.Bind {
 			f.dial(dialMax)
 		}
 		return
 	}
 	now := time.Now()
-	f.lines = append(f.lines, &line{Stream: s, heard: now})
+	f.conns = append(f.conns, &publisherConn{Stream: s, lastHeard: now})
 	if f.pingAt.IsZero() {
 		f.pingAt = now.Add(pingEvery)
 	}
-	f.connected, f.unheardAt = true, time.Time{}
+	f.connected, f.noConnectionAt = true, time.Time{}
 	// Not the first: something may have been published in between, to nobody. That
 	// the one before was lost need not have been told: at a port of ours an engine
 	// may be back before it is known.
@@ -234,61 +234,61 @@ func (f *feed) join(s *zmtp.Stream) {
 // a replay asked for after that has what is of the new one.
 func (f *feed) reconnected() {
 	f.suspect = false
-	f.waiting.drop()
-	f.leaveLost()
-	if f.canAsk() {
+	f.inbox.clear()
+	f.closeLost()
+	if f.hasReplay() {
 		f.catchUp(true, true)
 		return
 	}
-	f.begins("resets")
+	f.resetTrust("resets")
 }
 
-// leaveLost closes the connections that were lost, with what could still be read there.
-func (f *feed) leaveLost() {
-	kept := f.lines[:0]
-	for _, l := range f.lines {
+// closeLost closes the connections that were lost, with what could still be read there.
+func (f *feed) closeLost() {
+	open := f.conns[:0]
+	for _, l := range f.conns {
 		if l.lost {
 			l.Close()
 		} else {
-			kept = append(kept, l)
+			open = append(open, l)
 		}
 	}
-	clear(f.lines[len(kept):])
-	f.lines = kept
+	clear(f.conns[len(open):])
+	f.conns = open
 }
 
 // fillFrom reads from a connection. It is false when nothing was there, or it has ended.
 // What comes behind the last that was there the poller tells of.
-func (f *feed) fillFrom(l *line, buf []byte) bool {
-	if l.dry {
+func (f *feed) fillFrom(l *publisherConn, buf []byte) bool {
+	if l.drained {
 		return false
 	}
 	n, dry, err := l.Fill(buf)
-	if l.dry = dry; err != nil {
-		f.ended(l, err)
+	if l.drained = dry; err != nil {
+		f.markEnded(l, err)
 		return false
 	}
 	if n > 0 {
-		l.heard = time.Now()
+		l.lastHeard = time.Now()
 	}
 	return n > 0
 }
 
-// nextOf gives the next message that was read from a connection.
-func (f *feed) nextOf(l *line) (zmtp.Message, bool) {
+// nextFrom gives the next message that was read from a connection.
+func (f *feed) nextFrom(l *publisherConn) (zmtp.Message, bool) {
 	m, ok, err := l.Next()
 	if err != nil {
-		f.ended(l, err)
+		f.markEnded(l, err)
 	}
 	return m, ok
 }
 
-// ended notes that nothing more can be read from a connection. It is closed later, by
+// markEnded notes that nothing more can be read from a connection. It is closed later, by
 // drain, as others may still go over the list.
-func (f *feed) ended(l *line, err error) {
+func (f *feed) markEnded(l *publisherConn, err error) {
 	if !l.lost {
-		f.lose(l)
-		f.noteTrouble(err)
+		f.markLost(l)
+		f.setConnError(err)
 	}
 	l.Close()
 }
@@ -298,27 +298,27 @@ func (f *feed) ended(l *line, err error) {
 func (f *feed) ping() {
 	now := time.Now()
 	f.pingAt = time.Time{}
-	for _, l := range f.lines {
+	for _, l := range f.conns {
 		if l.lost {
 			continue
 		}
 		f.pingAt = now.Add(pingEvery)
 		switch {
-		case !l.Heartbeats() || now.Sub(l.heard) < pingEvery:
-		case l.pinged.After(l.heard) && now.Sub(l.pinged) >= pingWithin:
-			f.ended(l, errSilent)
-		case !l.pinged.After(l.heard):
+		case !l.Heartbeats() || now.Sub(l.lastHeard) < pingEvery:
+		case l.pinged.After(l.lastHeard) && now.Sub(l.pinged) >= pingWithin:
+			f.markEnded(l, errNoAnswer)
+		case !l.pinged.After(l.lastHeard):
 			l.pinged = now
 			if err := l.Ping(); err != nil {
-				f.ended(l, err)
+				f.markEnded(l, err)
 			}
 		}
 	}
 }
 
-// stillThere asks the engine to prove itself after somebody has left a port of ours,
+// verifyEngine asks the engine to prove itself after somebody has left a port of ours,
 // who may have been anybody. Without an answer all stays as it is.
-func (f *feed) stillThere() {
+func (f *feed) verifyEngine() {
 	f.checking = true
 	f.catchUp(true, true)
 	f.checking = false
@@ -327,15 +327,15 @@ func (f *feed) stillThere() {
 	}
 }
 
-// unheard says that nobody has answered at the endpoint yet, as behind a firewall that
+// warnNoConnection says that nobody has answered at the endpoint yet, as behind a firewall that
 // lets HTTP through alone: the rank is not one that will be known in a moment.
-func (f *feed) unheard() {
-	f.unheardAt = time.Time{}
-	if f.resuming.pending {
+func (f *feed) warnNoConnection() {
+	f.noConnectionAt = time.Time{}
+	if f.resume.pending {
 		return // unresumed comes here again
 	}
 	f.log.Warn("kv events: no connection yet; the rank's overlap is unknown until there is one",
-		"endpoint", f.src.Endpoint, "bind", f.src.Bind, "error", f.trouble())
+		"endpoint", f.source.Endpoint, "bind", f.source.Bind, "error", f.connError())
 	if f.state() == worker.FeedSyncing {
 		f.setState(worker.FeedBroken)
 	}

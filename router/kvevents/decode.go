@@ -14,11 +14,11 @@ type Batch struct {
 // reuses its buffers, so that a stream of messages costs no allocation; it
 // belongs to one goroutine.
 type Decoder struct {
-	family family
-	events reader
-	left   int
-	stored storedFields
-	words  map[string]string
+	family    family
+	events    reader
+	remaining int
+	stored    storedFields
+	interned  map[string]string
 }
 
 // family is the part that differs between engines: what the elements of a
@@ -33,14 +33,14 @@ type family interface {
 // NewDecoder makes the decoder of an engine family, "vllm" or "sglang"; for any
 // other name it tells the two apart by what it finds.
 func NewDecoder(engine string) *Decoder {
-	d := &Decoder{words: make(map[string]string)}
+	d := &Decoder{interned: make(map[string]string)}
 	switch engine {
 	case "vllm":
 		d.family = vllm{}
 	case "sglang":
 		d.family = sglang{}
 	default:
-		d.family = either{}
+		d.family = unknownEngine{}
 	}
 	return d
 }
@@ -48,12 +48,12 @@ func NewDecoder(engine string) *Decoder {
 // Reset begins a message. The whole payload is checked to be well formed before
 // anything of it is handed out; it is borrowed until the next Reset.
 func (d *Decoder) Reset(payload []byte) (Batch, error) {
-	d.left, d.events = 0, reader{}
+	d.remaining, d.events = 0, reader{}
 	b, err := d.envelope(reader{payload})
 	if err != nil {
 		return Batch{}, fmt.Errorf("kvevents: cannot read a batch of %d bytes: %w", len(payload), err)
 	}
-	d.left = b.Len
+	d.remaining = b.Len
 	return b, nil
 }
 
@@ -94,15 +94,15 @@ func (d *Decoder) envelope(r reader) (b Batch, err error) {
 // Next decodes the next event into ev; more is false when there is none left.
 // After an error the event is passed over and Next may be called on.
 func (d *Decoder) Next(ev *Event) (more bool, err error) {
-	if d.left == 0 {
+	if d.remaining == 0 {
 		return false, nil
 	}
-	d.left--
+	d.remaining--
 	start := d.events
 	if err := d.event(ev); err != nil {
 		d.events = start
 		if d.events.skip() != nil {
-			d.left = 0
+			d.remaining = 0
 		}
 		return true, fmt.Errorf("kvevents: cannot read an event: %w", err)
 	}
@@ -198,7 +198,7 @@ func (d *Decoder) removedElement(i int, ev *Event) error {
 	case 1:
 		return d.hashes(ev)
 	case 2:
-		return d.word(&ev.Medium)
+		return d.internedString(&ev.Medium)
 	case 3:
 		return d.group(ev)
 	case 4:
@@ -236,9 +236,9 @@ func (d *Decoder) mapEvent(ev *Event) error {
 	var need uint8
 	switch ev.Kind {
 	case BlockStored:
-		need = sawHashes | sawTokens | sawBlockSize
+		need = hasHashes | hasTokens | hasBlockSize
 	case BlockRemoved:
-		need = sawHashes
+		need = hasHashes
 	}
 	if seen&need != need {
 		return fmt.Errorf("%s lacks block_hashes, token_ids or block_size", ev.Kind)
@@ -247,9 +247,9 @@ func (d *Decoder) mapEvent(ev *Event) error {
 }
 
 const (
-	sawHashes = 1 << iota
-	sawTokens
-	sawBlockSize
+	hasHashes = 1 << iota
+	hasTokens
+	hasBlockSize
 )
 
 // mapKind finds the "type" among a map's n entries, wherever it stands.
@@ -275,30 +275,30 @@ func mapKind(r reader, n int) (EventKind, error) {
 func (d *Decoder) field(key []byte, ev *Event, seen *uint8) error {
 	switch string(key) {
 	case "block_hashes":
-		*seen |= sawHashes
+		*seen |= hasHashes
 		return d.hashes(ev)
 	case "parent_block_hash":
 		return d.parent(ev)
 	case "token_ids":
-		*seen |= sawTokens
+		*seen |= hasTokens
 		return d.tokens(ev)
 	case "block_size":
-		*seen |= sawBlockSize
+		*seen |= hasBlockSize
 		return d.blockSize(ev)
 	case "lora_id":
 		return d.loraID()
 	case "medium":
-		return d.word(&ev.Medium)
+		return d.internedString(&ev.Medium)
 	case "lora_name":
-		return d.word(&ev.LoRA)
+		return d.internedString(&ev.LoRA)
 	case "cache_salt":
-		return d.word(&ev.CacheSalt)
+		return d.internedString(&ev.CacheSalt)
 	case "extra_keys":
 		return d.extraKeys()
 	case "group_idx":
 		return d.group(ev)
 	case "kv_cache_spec_kind":
-		return d.word(&ev.SpecKind)
+		return d.internedString(&ev.CacheKind)
 	case "locality":
 		return d.locality(ev)
 	}

@@ -140,7 +140,7 @@ func TestEnvelope(t *testing.T) {
 	}
 }
 
-func TestBadEventsArePassedOver(t *testing.T) {
+func TestBadEventsAreSkipped(t *testing.T) {
 	good := wireEvent{kind: "BlockRemoved", hashes: []any{7}}
 	stored := wireEvent{hashes: []any{1}, tokens: []any{1, 2}, blockSize: 2}
 	with := func(change func(e *wireEvent)) []byte {
@@ -208,7 +208,7 @@ func TestUnknownKind(t *testing.T) {
 }
 
 // Headers that claim what the message does not hold must cost no memory.
-func TestClaimsCostNothing(t *testing.T) {
+func TestLargeCountsAllocateNothing(t *testing.T) {
 	huge := []byte{0xdd, 0x7f, 0xff, 0xff, 0xff}
 	stored := append([]byte{0x96, 0xab}, "BlockStored"...)
 	for name, payload := range map[string][]byte{
@@ -273,16 +273,16 @@ func TestDecodingAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestKeptWordsAreBounded(t *testing.T) {
+func TestInternedStringsAreBounded(t *testing.T) {
 	d := NewDecoder("sglang")
-	for i := range 3 * keptWords {
+	for i := range 3 * maxInterned {
 		e := wireEvent{hashes: []any{1}, tokens: []any{1}, blockSize: 1, more: map[string]any{"cache_salt": fmt.Sprint("salt-", i)}}
 		if _, got := decodeAll(t, d, wireBatch(nil, e.asMap())); got[0].CacheSalt != fmt.Sprint("salt-", i) {
 			t.Fatalf("salt %q", got[0].CacheSalt)
 		}
 	}
-	if len(d.words) > keptWords {
-		t.Errorf("%d words kept", len(d.words))
+	if len(d.interned) > maxInterned {
+		t.Errorf("%d words kept", len(d.interned))
 	}
 }
 
@@ -382,7 +382,7 @@ func BenchmarkApply(b *testing.B) {
 		payloads = append(payloads, wireBatch(0, stored.asMap()), wireBatch(0, removed.asMap()))
 	}
 	rank := worker.New(worker.Spec{ID: "w"}).Ranks[0]
-	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{MaxFrame: 1 << 20},
+	f := &feed{source: Source{Rank: rank, Model: "m"}, options: &Options{MaxFrame: 1 << 20},
 		Applier: NewApplier(kvindex.New(kvindex.Options{}), rank, "m", "vllm"), log: slog.New(slog.DiscardHandler)}
 	b.ReportAllocs()
 	seq := uint64(0)

@@ -32,20 +32,20 @@ type engine struct {
 	stopped  chan struct{}
 	stop     chan struct{}
 
-	mu        sync.Mutex
-	next      uint64
-	life      int               // a process that has died answers nothing more
-	kept      map[uint64][]byte // what replay can serve
-	withTopic bool              // vLLM from 0.26, SGLang from 0.5.22
-	deaf      bool              // takes requests and does not answer
-	pause     time.Duration     // before each message of a replay
-	dropOnce  map[uint64]bool   // messages lost on their way in the next replay
-	asked     []uint64
+	mu           sync.Mutex
+	next         uint64
+	incarnation  int               // a process that has died answers nothing more
+	stored       map[uint64][]byte // what replay can serve
+	withTopic    bool              // vLLM from 0.26, SGLang from 0.5.22
+	unresponsive bool              // takes requests and does not answer
+	pause        time.Duration     // before each message of a replay
+	dropOnce     map[uint64]bool   // messages lost on their way in the next replay
+	requested    []uint64
 }
 
 func newEngine(t *testing.T, replay bool) *engine {
 	t.Helper()
-	e := &engine{t: t, kept: map[uint64][]byte{}, dropOnce: map[uint64]bool{}, stop: make(chan struct{}), stopped: make(chan struct{})}
+	e := &engine{t: t, stored: map[uint64][]byte{}, dropOnce: map[uint64]bool{}, stop: make(chan struct{}), stopped: make(chan struct{})}
 	e.ctx = must(zmq.NewContext())
 	e.openAnywhere(0)
 	ready := make(chan string)
@@ -98,9 +98,9 @@ func (e *engine) newPub(hwm int) {
 	e.pub.SetSndhwm(hwm)
 }
 
-// leave closes the publishing socket and waits until nobody listens at its
+// closePublisher closes the publishing socket and waits until nobody listens at its
 // endpoint: ZMQ's Close only asks for that, and a thread of its own does it.
-func (e *engine) leave() {
+func (e *engine) closePublisher() {
 	e.t.Helper()
 	e.pub.Close()
 	eventually(e.t, "nobody listens at "+e.Endpoint, func() bool {
@@ -114,7 +114,7 @@ func (e *engine) leave() {
 
 // reopen breaks all connections and listens again at the same address.
 func (e *engine) reopen(between func()) {
-	e.leave()
+	e.closePublisher()
 	between()
 	e.open(e.Endpoint)
 }
@@ -135,17 +135,17 @@ func (e *engine) subscribed() {
 	}
 }
 
-// keep takes a number for a batch and lets replay serve it, but sends nothing.
-func (e *engine) keep(payload []byte) uint64 {
+// store takes a number for a batch and lets replay serve it, but sends nothing.
+func (e *engine) store(payload []byte) uint64 {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	seq := e.next
 	e.next++
-	e.kept[seq] = payload
+	e.stored[seq] = payload
 	return seq
 }
 
-func (e *engine) publish(payload []byte) { e.send(e.keep(payload), payload) }
+func (e *engine) publish(payload []byte) { e.send(e.store(payload), payload) }
 
 func (e *engine) send(seq uint64, payload []byte) {
 	e.frames([]byte(e.topic), binary.BigEndian.AppendUint64(nil, seq), payload)
@@ -157,12 +157,12 @@ func (e *engine) frames(frames ...[]byte) {
 	}
 }
 
-// newLife begins at 0 with nothing kept, as a restarted process does.
-func (e *engine) newLife() {
+// restart begins at 0 with nothing kept, as a restarted process does.
+func (e *engine) restart() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.life++
-	e.next, e.kept = 0, map[uint64][]byte{}
+	e.incarnation++
+	e.next, e.stored = 0, map[uint64][]byte{}
 }
 
 func (e *engine) set(change func()) {
@@ -198,8 +198,8 @@ func (e *engine) serveReplay(ready chan<- string) {
 
 func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	e.mu.Lock()
-	e.asked = append(e.asked, from)
-	deaf, to, life := e.deaf, e.next, e.life
+	e.requested = append(e.requested, from)
+	deaf, to, incarnation := e.unresponsive, e.next, e.incarnation
 	e.mu.Unlock()
 	if deaf {
 		return
@@ -214,11 +214,11 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	sent := false
 	for seq := from; seq < to; seq++ {
 		e.mu.Lock()
-		if e.life != life { // half of the old life's and half of the new one's is what no engine sends
+		if e.incarnation != incarnation { // half of the old life's and half of the new one's is what no engine sends
 			e.mu.Unlock()
 			return
 		}
-		payload, ok := e.kept[seq]
+		payload, ok := e.stored[seq]
 		drop, pause := e.dropOnce[seq], e.pause
 		if drop && sent {
 			e.dropOnce[seq] = false
@@ -236,7 +236,7 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 		reply([]byte(e.topic), binary.BigEndian.AppendUint64(nil, seq), payload)
 	}
 	e.mu.Lock()
-	died := e.life != life
+	died := e.incarnation != incarnation
 	e.mu.Unlock()
 	if died {
 		return
@@ -254,30 +254,30 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// scribe writes what an engine's cache goes through: prompts that grow, lose
+// eventWriter writes what an engine's cache goes through: prompts that grow, lose
 // their tails, share nothing. Its engine hashes are of one life.
-type scribe struct {
-	rng     *rand.Rand
-	life    uint64
-	prompts [][]uint32 // tokens stored so far
+type eventWriter struct {
+	rng         *rand.Rand
+	incarnation uint64
+	prompts     [][]uint32 // tokens stored so far
 }
 
-const scribeBlock = 4
+const writerBlock = 4
 
-func newScribe(seed, life uint64) *scribe {
-	return &scribe{rng: rand.New(rand.NewPCG(seed, life)), life: life, prompts: make([][]uint32, 6)}
+func newEventWriter(seed, incarnation uint64) *eventWriter {
+	return &eventWriter{rng: rand.New(rand.NewPCG(seed, incarnation)), incarnation: incarnation, prompts: make([][]uint32, 6)}
 }
 
-func (s *scribe) hash(prompt, block int) any {
-	return s.life<<40 | uint64(prompt)<<20 | uint64(block) | 1<<63
+func (s *eventWriter) hash(prompt, block int) any {
+	return s.incarnation<<40 | uint64(prompt)<<20 | uint64(block) | 1<<63
 }
 
 // batch is one message of one to three events.
-func (s *scribe) batch() []byte {
+func (s *eventWriter) batch() []byte {
 	var events [][]byte
 	for range 1 + s.rng.IntN(3) {
 		p := s.rng.IntN(len(s.prompts))
-		have := len(s.prompts[p]) / scribeBlock
+		have := len(s.prompts[p]) / writerBlock
 		if have > 0 && s.rng.IntN(8) == 0 {
 			e := wireEvent{kind: "BlockRemoved", medium: "GPU"}
 			for have > 0 {
@@ -290,17 +290,17 @@ func (s *scribe) batch() []byte {
 		}
 		if have > 0 && s.rng.IntN(4) == 0 {
 			e := wireEvent{kind: "BlockRemoved", hashes: []any{s.hash(p, have-1)}, medium: "GPU"}
-			s.prompts[p] = s.prompts[p][:scribeBlock*(have-1)]
+			s.prompts[p] = s.prompts[p][:writerBlock*(have-1)]
 			events = append(events, e.asMap())
 			continue
 		}
-		e := wireEvent{blockSize: scribeBlock, medium: "GPU"}
+		e := wireEvent{blockSize: writerBlock, medium: "GPU"}
 		if have > 0 {
 			e.parent = s.hash(p, have-1)
 		}
 		for b := range 1 + s.rng.IntN(3) {
 			e.hashes = append(e.hashes, s.hash(p, have+b))
-			for i := range scribeBlock {
+			for i := range writerBlock {
 				token := p<<16 | (have+b)<<4 | i
 				e.tokens = append(e.tokens, token)
 				s.prompts[p] = append(s.prompts[p], uint32(token))
@@ -320,22 +320,22 @@ func allPrompts() (out [][]blockhash.Seq) {
 	for p := range 6 {
 		var tokens []uint32
 		for b := range 400 {
-			for i := range scribeBlock {
+			for i := range writerBlock {
 				tokens = append(tokens, uint32(p<<16|b<<4|i))
 			}
 		}
-		out = append(out, blockhash.Seqs(nil, blockhash.NewSalt("m", "", ""), tokens, scribeBlock))
+		out = append(out, blockhash.Seqs(nil, blockhash.NewSalt("m", "", ""), tokens, writerBlock))
 	}
 	return out
 }
 
-// counters is an Observer that adds up.
-type counters struct {
+// counterMap is an Observer that adds up.
+type counterMap struct {
 	mu sync.Mutex
 	n  map[string]int
 }
 
-func (c *counters) FeedCounted(_ worker.ID, counter string, n int) {
+func (c *counterMap) AddFeedCount(_ worker.ID, counter string, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.n == nil {
@@ -344,72 +344,72 @@ func (c *counters) FeedCounted(_ worker.ID, counter string, n int) {
 	c.n[counter] += n
 }
 
-func (c *counters) get(name string) int {
+func (c *counterMap) get(name string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.n[name]
 }
 
-// rig is a feed under test.
-type rig struct {
+// feedHarness is a feed under test.
+type feedHarness struct {
 	t     *testing.T
 	feeds *Feeds
 	index kvindex.Index
 	rank  *worker.Rank
 	src   Source
-	counters
+	counterMap
 }
 
-func newRig(t *testing.T, e *engine, change func(*Options)) *rig {
+func newFeedHarness(t *testing.T, e *engine, change func(*Options)) *feedHarness {
 	t.Helper()
-	r := &rig{t: t, index: kvindex.New(kvindex.Options{})}
+	r := &feedHarness{t: t, index: kvindex.New(kvindex.Options{})}
 	w := worker.New(worker.Spec{ID: "w", URL: "http://127.0.0.1:1", Ranks: []uint16{0, 1}})
 	r.rank = w.Ranks[0]
 	r.rank.Slot = 70
-	opt := Options{Index: r.index, Observer: r, ReplayTimeout: 10 * time.Second, RetryMin: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond}
+	opt := Options{Index: r.index, Counters: r, ReplayTimeout: 10 * time.Second, RetryMin: 10 * time.Millisecond, RetryMax: 50 * time.Millisecond}
 	if change != nil {
 		change(&opt)
 	}
 	r.feeds = NewFeeds(opt)
 	t.Cleanup(r.feeds.Close)
-	r.src = Source{Rank: r.rank, Model: "m", Engine: "vllm", Endpoint: e.Endpoint, Replay: e.Replay}
+	r.src = Source{Rank: r.rank, Model: "m", Engine: "vllm", Endpoint: e.Endpoint, ReplayEndpoint: e.Replay}
 	return r
 }
 
-func (r *rig) start() {
+func (r *feedHarness) start() {
 	r.t.Helper()
 	if err := r.feeds.Start(r.src); err != nil {
 		r.t.Fatal(err)
 	}
 }
 
-func (r *rig) state() worker.FeedState { return worker.FeedState(r.rank.Feed.Load()) }
+func (r *feedHarness) state() worker.FeedState { return worker.FeedState(r.rank.Feed.Load()) }
 
-func (r *rig) awaitState(s worker.FeedState) {
+func (r *feedHarness) awaitState(s worker.FeedState) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("state %v", s), func() bool { return r.state() == s })
 }
 
 // awaitOpen waits until the feed has come as far as it can before a message comes.
-func (r *rig) awaitOpen() {
+func (r *feedHarness) awaitOpen() {
 	r.t.Helper()
 	want := worker.FeedLive
-	if r.src.Replay == "" {
+	if r.src.ReplayEndpoint == "" {
 		want = worker.FeedSilent
 	}
 	r.awaitState(want)
 }
 
-func (r *rig) await(counter string, n int) {
+func (r *feedHarness) await(counter string, n int) {
 	r.t.Helper()
 	eventually(r.t, fmt.Sprintf("%d %s", n, counter), func() bool { return r.get(counter) >= n })
 }
 
 // oracle is what an index holds after these payloads and no accident.
-func (r *rig) oracle(payloads ...[]byte) *kvindex.Naive {
+func (r *feedHarness) oracle(payloads ...[]byte) *kvindex.Naive {
 	model := kvindex.NewNaive()
 	rank := &worker.Rank{ID: r.rank.ID, Slot: r.rank.Slot}
-	f := &feed{src: Source{Rank: rank, Model: "m"}, opt: &Options{MaxFrame: 1 << 30},
+	f := &feed{source: Source{Rank: rank, Model: "m"}, options: &Options{MaxFrame: 1 << 30},
 		Applier: NewApplier(model, rank, "m", ""), log: slog.New(slog.DiscardHandler)}
 	for i, p := range payloads {
 		f.apply(uint64(i), p)
@@ -417,9 +417,9 @@ func (r *rig) oracle(payloads ...[]byte) *kvindex.Naive {
 	return model
 }
 
-// holds checks that the index has exactly what the payloads leave behind, when
+// indexEquals checks that the index has exactly what the payloads leave behind, when
 // the feed has come to rest.
-func (r *rig) holds(payloads ...[]byte) {
+func (r *feedHarness) indexEquals(payloads ...[]byte) {
 	r.t.Helper()
 	model := r.oracle(payloads...)
 	if len(payloads) >= 5 && model.Len() == 0 {
@@ -436,11 +436,11 @@ func (r *rig) holds(payloads ...[]byte) {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
-	eventually(r.t, "the rank's count of blocks", func() bool { return int(r.rank.Held.Load()) == model.Held(r.rank.Slot) })
+	eventually(r.t, "the rank's count of blocks", func() bool { return int(r.rank.CachedBlocks.Load()) == model.CachedBlocks(r.rank.Slot) })
 }
 
-func (r *rig) describe(ix kvindex.Index) string {
-	out := fmt.Sprintf("held=%d depths", ix.Held(r.rank.Slot))
+func (r *feedHarness) describe(ix kvindex.Index) string {
+	out := fmt.Sprintf("held=%d depths", ix.CachedBlocks(r.rank.Slot))
 	var o kvindex.Overlap
 	for _, seqs := range allPrompts() {
 		ix.Find(seqs, &o)

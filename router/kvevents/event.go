@@ -19,7 +19,7 @@ type Event struct {
 	LoRA      string // the adapter's name, "lora_id:N" where only a number was sent
 	CacheSalt string
 	Group     int    // KV cache group
-	SpecKind  string // what the group's layers are, "full_attention" and others; "" before vLLM 0.22
+	CacheKind string // what the group's layers are, "full_attention" and others; "" before vLLM 0.22
 	Locality  Locality
 	Extra     bool // blocks carry extra keys beyond LoRA and salt (multimodal)
 	// Locals has one hash per block when the event can be placed block by

@@ -11,8 +11,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"sluice/dataplane/reuse"
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/objpool"
+	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
 
@@ -27,21 +27,21 @@ import (
 // losses: after a clear, a block enters only by a store whose whole chain has
 // been seen since, so the index may know too little, never what is gone.
 type feed struct {
-	src    Source
-	opt    *Options
-	poller *zmtp.Poller
-	pace   *pace
+	source  Source
+	options *Options
+	poller  *zmtp.Poller
+	limiter *catchUpLimiter
 
 	mu       sync.Mutex
-	bell     chan struct{} // room for one; anybody rings
+	wakeCh   chan struct{} // room for one; anybody rings
 	ctx      context.Context
 	cancel   context.CancelFunc
 	helpers  sync.WaitGroup // those who make connections
-	came     arrivals       // has a lock of its own
+	arrivals newConns       // has a lock of its own
 	acceptor *zmtp.Acceptor // of an endpoint that is bound
-	lines    []*line
+	conns    []*publisherConn
 	timer    *time.Timer
-	alarm    time.Time // when timer rings; zero: it does not
+	timerAt  time.Time // when timer rings; zero: it does not
 	pingAt   time.Time // when silent connections are looked at; zero: there are none
 
 	stopping atomic.Bool
@@ -49,23 +49,23 @@ type feed struct {
 
 	log        *slog.Logger
 	unreadable uint64 // messages, ever
-	sayAgain   time.Time
+	nextLogAt  time.Time
 
 	*Applier
 	position
-	waiting   inbox // live messages that came while a replay went on
-	connected bool
-	suspect   bool      // the connection was lost: the engine may have a new life
-	retryAt   time.Time // of a replay that failed; zero: none is due
-	backoff   time.Duration
-	unheardAt time.Time // when it is said that there has been no connection yet; zero: there was one
-	checkAt   time.Time // when the engine is asked whether a quiet end was the end
-	checking  bool      // it is being asked
-	resyncAt  time.Time // when all that the engine keeps is asked for, after a message that could not be read
-	resyncs   int       // of this life
-	vain      int       // of those, where something could not be read again
-	resuming  resumption
-	shown     published
+	inbox          inbox // live messages that came while a replay went on
+	connected      bool
+	suspect        bool      // the connection was lost: the engine may have a new life
+	retryAt        time.Time // of a replay that failed; zero: none is due
+	backoff        time.Duration
+	noConnectionAt time.Time // when it is said that there has been no connection yet; zero: there was one
+	checkAt        time.Time // when the engine is asked whether a quiet end was the end
+	checking       bool      // it is being asked
+	resyncAt       time.Time // when all that the engine keeps is asked for, after a message that could not be read
+	resyncs        int       // of this life
+	failedResyncs  int       // of those, where something could not be read again
+	resume         resumeState
+	shared         sharedPosition
 }
 
 type position struct {
@@ -85,18 +85,18 @@ const maxBurst = 1024
 
 func newFeed(set *Feeds, src Source) (*feed, error) {
 	opt := &set.opt
-	f := &feed{src: src, opt: opt, poller: set.poller, pace: set.pace, done: make(chan struct{}), bell: make(chan struct{}, 1),
-		log: opt.Log.With("rank", src.Rank.ID.String()), timer: time.NewTimer(time.Hour), waiting: inbox{most: opt.ahead},
+	f := &feed{source: src, options: opt, poller: set.poller, limiter: set.limiter, done: make(chan struct{}), wakeCh: make(chan struct{}, 1),
+		log: opt.Log.With("rank", src.Rank.ID.String()), timer: time.NewTimer(time.Hour), inbox: inbox{maxBytes: opt.inboxBytes},
 		Applier: NewApplier(opt.Index, src.Rank, src.Model, src.Engine)}
 	f.timer.Stop()
 	f.ctx, f.cancel = context.WithCancel(context.Background())
-	f.Tap, f.OnClear, f.Elsewhere = opt.Tap, opt.OnClear, &set.elsewhere
-	f.unheardAt = time.Now().Add(opt.ReplayTimeout)
+	f.Observer, f.OnClear, f.Uncredited = opt.IndexObserver, opt.OnClear, &set.uncredited
+	f.noConnectionAt = time.Now().Add(opt.ReplayTimeout)
 	if src.Resume != nil {
-		f.resume(src.Resume)
+		f.startResume(src.Resume)
 	}
 	f.setState(worker.FeedSyncing)
-	if src.Replay == "" && src.Resume == nil {
+	if src.ReplayEndpoint == "" && src.Resume == nil {
 		f.setState(worker.FeedSilent)
 	}
 	if err := f.open(); err != nil {
@@ -112,7 +112,7 @@ func (f *feed) stop() {
 	f.cancel()
 	<-f.done
 	f.clear()
-	f.src.Rank.Held.Store(0)
+	f.source.Rank.CachedBlocks.Store(0)
 	f.setState(worker.FeedNone)
 }
 
@@ -122,7 +122,7 @@ func (f *feed) run() {
 	defer f.mu.Unlock()
 	defer f.close()
 	defer f.timer.Stop()
-	for f.sleep(); !f.stopping.Load(); f.sleep() {
+	for f.wait(); !f.stopping.Load(); f.wait() {
 		f.step()
 	}
 }
@@ -131,35 +131,35 @@ func (f *feed) run() {
 func (f *feed) step() {
 	f.watchConnection()
 	f.drain()
-	if f.connected && !f.known || due(f.retryAt) {
-		f.begin()
+	if f.connected && !f.known || isDue(f.retryAt) {
+		f.startPosition()
 	}
-	if due(f.checkAt) {
+	if isDue(f.checkAt) {
 		f.checkTail()
 	}
-	if due(f.resyncAt) {
+	if isDue(f.resyncAt) {
 		f.resync()
 	}
-	if due(f.resuming.by) {
-		f.unresumed()
+	if isDue(f.resume.deadline) {
+		f.dropUnverified()
 	}
-	if due(f.unheardAt) {
-		f.unheard()
+	if isDue(f.noConnectionAt) {
+		f.warnNoConnection()
 	}
-	if due(f.pingAt) {
+	if isDue(f.pingAt) {
 		f.ping()
 	}
 	f.flush()
 }
 
-// sleep waits until there is something to do.
-func (f *feed) sleep() {
-	for len(f.waiting.queue) == 0 {
-		f.setAlarm()
+// wait waits until there is something to do.
+func (f *feed) wait() {
+	for len(f.inbox.queue) == 0 {
+		f.setTimer()
 		f.mu.Unlock()
 		rung := false
 		select {
-		case <-f.bell:
+		case <-f.wakeCh:
 			rung = true
 		case <-f.timer.C:
 		case <-f.ctx.Done():
@@ -169,93 +169,93 @@ func (f *feed) sleep() {
 		if rung {
 			return
 		}
-		f.alarm = time.Time{}
-		if due(f.nextTime()) {
+		f.timerAt = time.Time{}
+		if isDue(f.nextTime()) {
 			return
 		}
 	}
 }
 
-// alarmQuantum is what alarms are rounded up to that are further off than a second: those of
+// timerQuantum is what alarms are rounded up to that are further off than a second: those of
 // many feeds then ring together and cost one wake-up.
-const alarmQuantum = 250 * time.Millisecond
+const timerQuantum = 250 * time.Millisecond
 
 var began = time.Now()
 
-// setAlarm sees to it that the timer rings when there is something to do. One that was set
+// setTimer sees to it that the timer rings when there is something to do. One that was set
 // for earlier is left as it is: times move on with each message, and one alarm too many
 // costs less than to set it for each.
-func (f *feed) setAlarm() {
+func (f *feed) setTimer() {
 	at := f.nextTime()
-	if at.IsZero() || !f.alarm.IsZero() && !at.Before(f.alarm) {
+	if at.IsZero() || !f.timerAt.IsZero() && !at.Before(f.timerAt) {
 		return
 	}
-	left := time.Until(at)
-	if left > time.Second {
+	remaining := time.Until(at)
+	if remaining > time.Second {
 		since := time.Since(began)
-		left = (since + left + alarmQuantum).Truncate(alarmQuantum) - since
+		remaining = (since + remaining + timerQuantum).Truncate(timerQuantum) - since
 	}
-	f.alarm = time.Now().Add(left)
-	f.timer.Reset(left)
+	f.timerAt = time.Now().Add(remaining)
+	f.timer.Reset(remaining)
 }
 
 const (
-	// atOnce is how many messages of one feed the poller applies before the others have
-	// their turn, and lightBytes what one of them may have: the rest is the goroutine's.
-	atOnce     = 64
-	lightBytes = 256 << 10
+	// maxInline is how many messages of one feed the poller applies before the others have
+	// their turn, and maxInlineBytes what one of them may have: the rest is the goroutine's.
+	maxInline      = 64
+	maxInlineBytes = 256 << 10
 )
 
 // ready is called by the poller when a connection may have something to read. It applies
 // the messages that come next and change nothing else.
 func (f *feed) ready() {
 	if !f.mu.TryLock() {
-		f.ring() // the goroutine is at work
+		f.wake() // the goroutine is at work
 		return
 	}
 	defer f.mu.Unlock()
 	if f.stopping.Load() {
 		return
 	}
-	if !f.quiet() || !f.applyNext() {
-		f.ring()
+	if !f.isSequential() || !f.applyNext() {
+		f.wake()
 	}
 	f.flush()
-	f.setAlarm()
+	f.setTimer()
 }
 
-// quiet says that nothing is under way but messages that follow one another.
-func (f *feed) quiet() bool {
-	return f.known && f.hasLast && f.connected && !f.suspect && len(f.waiting.queue) == 0 &&
-		!slices.ContainsFunc(f.lines, func(l *line) bool { return l.lost || l.Gone() })
+// isSequential says that nothing is under way but messages that follow one another.
+func (f *feed) isSequential() bool {
+	return f.known && f.hasLast && f.connected && !f.suspect && len(f.inbox.queue) == 0 &&
+		!slices.ContainsFunc(f.conns, func(l *publisherConn) bool { return l.lost || l.Gone() })
 }
 
 // applyNext applies messages as long as each is the next. The first that is not waits for
 // the goroutine; then it is false, as it is when there is more than enough.
 func (f *feed) applyNext() bool {
-	buf := f.borrow()
-	defer f.giveBack(buf)
-	for range atOnce {
+	buf := f.acquireBuffer()
+	defer f.releaseBuffer(buf)
+	for range maxInline {
 		m, ok := f.nextMessage(*buf)
 		if !ok {
 			return f.connected
 		}
-		seq, payload, ok := f.read(m)
-		if !ok || seq != f.next || len(payload) > lightBytes {
-			f.waiting.put(m)
+		seq, payload, ok := f.parseMessage(m)
+		if !ok || seq != f.next || len(payload) > maxInlineBytes {
+			f.inbox.push(m)
 			return false
 		}
 		f.apply(seq, payload)
-		f.heardLive()
+		f.deferTailCheck()
 	}
 	return false
 }
 
-func due(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
+func isDue(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 
 // nextTime is when there is something to do though nobody rings; zero: never.
 func (f *feed) nextTime() (next time.Time) {
-	for _, at := range [...]time.Time{f.retryAt, f.checkAt, f.resuming.by, f.resyncAt, f.unheardAt, f.pingAt} {
+	for _, at := range [...]time.Time{f.retryAt, f.checkAt, f.resume.deadline, f.resyncAt, f.noConnectionAt, f.pingAt} {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at
 		}
@@ -263,218 +263,218 @@ func (f *feed) nextTime() (next time.Time) {
 	return next
 }
 
-// begin takes up a new position: from the replay's start where there is one,
+// startPosition takes up a new position: from the replay's start where there is one,
 // else with the next live message; until that comes, nothing says that the engine
 // speaks here at all.
-func (f *feed) begin() {
-	resume := f.resuming.pending
-	if f.src.Replay == "" {
+func (f *feed) startPosition() {
+	resume := f.resume.pending
+	if f.source.ReplayEndpoint == "" {
 		if resume {
-			f.unresumed()
+			f.dropUnverified()
 		}
 		f.known = true
 		f.setState(worker.FeedSilent)
 		return
 	}
-	f.resuming = resumption{}
+	f.resume = resumeState{}
 	// A retry may be due while the connection is lost: what the index has is not believed
 	// for that, and less than ever.
 	f.catchUp(resume, resume || f.suspect)
 }
 
 func (f *feed) drain() {
-	buf := f.borrow()
-	defer f.giveBack(buf)
+	buf := f.acquireBuffer()
+	defer f.releaseBuffer(buf)
 	for range maxBurst {
 		if f.stopping.Load() {
 			return
 		}
-		m, ok := f.waiting.take()
+		m, ok := f.inbox.pop()
 		if !ok {
 			if m, ok = f.nextMessage(*buf); !ok {
 				f.dropClosed()
 				return
 			}
 		}
-		f.live(m)
-		f.heardLive()
+		f.handleLive(m)
+		f.deferTailCheck()
 	}
-	f.ring() // there may be more
+	f.wake() // there may be more
 }
 
-// heardLive puts off the question whether that was all.
-func (f *feed) heardLive() {
+// deferTailCheck puts off the question whether that was all.
+func (f *feed) deferTailCheck() {
 	// While somebody has left a port of ours, another check is due, which no traffic
 	// may put off.
-	if f.src.Replay != "" && !f.suspect {
-		f.checkAt = time.Now().Add(f.opt.TailCheck)
+	if f.source.ReplayEndpoint != "" && !f.suspect {
+		f.checkAt = time.Now().Add(f.options.TailCheck)
 	}
 }
 
 // nextMessage gives the next message of any connection.
 func (f *feed) nextMessage(buf []byte) (zmtp.Message, bool) {
 	for filled := true; filled; {
-		for _, l := range f.lines {
-			if m, ok := f.nextOf(l); ok {
+		for _, l := range f.conns {
+			if m, ok := f.nextFrom(l); ok {
 				return m, true
 			}
 		}
-		filled = slices.ContainsFunc(f.lines, func(l *line) bool { return !l.Closed() && f.fillFrom(l, buf) })
+		filled = slices.ContainsFunc(f.conns, func(l *publisherConn) bool { return !l.Closed() && f.fillFrom(l, buf) })
 	}
 	return nil, false
 }
 
 // dropClosed forgets connections of which nothing is left to read.
 func (f *feed) dropClosed() {
-	f.lines = slices.DeleteFunc(f.lines, func(l *line) bool { return l.Closed() })
+	f.conns = slices.DeleteFunc(f.conns, func(l *publisherConn) bool { return l.Closed() })
 }
 
 // readAhead reads what has come while a replay is under way, as far as there is room: a
 // connection that nobody reads does not show that it is lost.
 func (f *feed) readAhead(buf []byte) {
-	for _, l := range f.lines {
-		l.dry = false
-		for !l.Closed() && !f.waiting.full() {
-			if m, ok := f.nextOf(l); ok {
-				f.waiting.put(m)
+	for _, l := range f.conns {
+		l.drained = false
+		for !l.Closed() && !f.inbox.full() {
+			if m, ok := f.nextFrom(l); ok {
+				f.inbox.push(m)
 			} else if !f.fillFrom(l, buf) {
 				break
 			}
 		}
-		l.Park()
+		l.Detach()
 	}
 }
 
 // buffers are what feeds read into, while they do.
-var buffers = reuse.Pool[[]byte]{New: func() *[]byte { b := make([]byte, readBytes); return &b }}
+var buffers = objpool.Pool[[]byte]{New: func() *[]byte { b := make([]byte, readBytes); return &b }}
 
-// borrow begins to read.
-func (f *feed) borrow() *[]byte {
-	for _, l := range f.lines {
-		l.dry = false
+// acquireBuffer begins to read.
+func (f *feed) acquireBuffer() *[]byte {
+	for _, l := range f.conns {
+		l.drained = false
 	}
 	return buffers.Get()
 }
 
-// giveBack lets others use the buffer: nothing of it is looked at any more.
-func (f *feed) giveBack(b *[]byte) {
-	for _, l := range f.lines {
-		l.Park()
+// releaseBuffer lets others use the buffer: nothing of it is looked at any more.
+func (f *feed) releaseBuffer(b *[]byte) {
+	for _, l := range f.conns {
+		l.Detach()
 	}
 	buffers.Put(b)
 }
 
-// read takes a live message apart: topic, number, payload.
-func (f *feed) read(m zmtp.Message) (seq uint64, payload []byte, ok bool) {
-	if len(m) != 3 || len(m[1]) != 8 || f.src.Topic != "" && string(m[0]) != f.src.Topic {
+// parseMessage takes a live message apart: topic, number, payload.
+func (f *feed) parseMessage(m zmtp.Message) (seq uint64, payload []byte, ok bool) {
+	if len(m) != 3 || len(m[1]) != 8 || f.source.Topic != "" && string(m[0]) != f.source.Topic {
 		return 0, nil, false
 	}
 	return binary.BigEndian.Uint64(m[1]), m[2], true
 }
 
-// live handles one message of the subscription.
-func (f *feed) live(frames zmtp.Message) {
-	seq, payload, ok := f.read(frames)
+// handleLive handles one message of the subscription.
+func (f *feed) handleLive(frames zmtp.Message) {
+	seq, payload, ok := f.parseMessage(frames)
 	if !ok {
 		f.counts["garbage"]++
 		return
 	}
 	if !f.known {
-		f.begin()
+		f.startPosition()
 		if f.stopping.Load() {
 			return
 		}
-		f.afterCatchUp(seq, payload)
+		f.applyAfterCatchUp(seq, payload)
 		return
 	}
 	switch {
-	case !f.hasLast && f.next == 0 && !f.canAsk():
+	case !f.hasLast && f.next == 0 && !f.hasReplay():
 		f.apply(seq, payload) // where to begin, as nobody can be asked
 		if f.state() == worker.FeedSilent {
-			f.believe()
+			f.markLive()
 		}
 	case seq == f.next:
 		f.apply(seq, payload)
-		if f.suspect && f.src.Bind && f.src.Replay == "" {
+		if f.suspect && f.source.Bind && f.source.ReplayEndpoint == "" {
 			// Nobody has come since somebody left a port of ours: it is the engine that
 			// was there before, and another has left.
 			f.suspect, f.connected = false, true
 			f.setState(worker.FeedLive)
 		}
 	case seq > f.next:
-		f.gap(seq, payload)
-	case !f.wasReplayed(seq, payload):
-		f.restart(seq, payload)
+		f.handleGap(seq, payload)
+	case !f.isReplayedCopy(seq, payload):
+		f.handleRestart(seq, payload)
 	}
 }
 
-// wasReplayed says whether a message with a number below next is the live copy
+// isReplayedCopy says whether a message with a number below next is the live copy
 // of one that came by replay, or was waiting here when a replay came that no longer
 // reached back to it, rather than the beginning of a new life. In the second case
 // only its time can tell: what a new life says is newer than all of the old.
-func (f *feed) wasReplayed(seq uint64, payload []byte) bool {
+func (f *feed) isReplayedCopy(seq uint64, payload []byte) bool {
 	if len(f.replayed) > 0 && seq < f.replayedFrom {
-		b, err := f.dec.Reset(payload)
+		b, err := f.decoder.Reset(payload)
 		return err == nil && b.Time < f.replayedTime
 	}
 	i := seq - f.replayedFrom
 	return seq >= f.replayedFrom && i < uint64(len(f.replayed)) && f.replayed[i] == xxh3.Hash(payload)
 }
 
-// gap handles a number above the one waited for.
-func (f *feed) gap(seq uint64, payload []byte) {
+// handleGap handles a number above the one waited for.
+func (f *feed) handleGap(seq uint64, payload []byte) {
 	f.counts["gaps"]++
-	f.say("kv events: gap", seq)
-	if f.canAsk() {
+	f.logSequence("kv events: gap", seq)
+	if f.hasReplay() {
 		f.catchUp(true, false)
 	}
 	if !f.stopping.Load() {
-		f.afterCatchUp(seq, payload)
+		f.applyAfterCatchUp(seq, payload)
 	}
 }
 
-// restart handles a number below the one waited for: a new life of the engine.
+// handleRestart handles a number below the one waited for: a new life of the engine.
 // What the old one held goes before anything new is applied.
-func (f *feed) restart(seq uint64, payload []byte) {
-	f.say("kv events: the engine has restarted", seq)
-	f.newLife()
-	if f.canAsk() {
+func (f *feed) handleRestart(seq uint64, payload []byte) {
+	f.logSequence("kv events: the engine has restarted", seq)
+	f.newIncarnation()
+	if f.hasReplay() {
 		f.catchUp(false, false)
 	}
 	if !f.stopping.Load() {
-		f.afterCatchUp(seq, payload)
+		f.applyAfterCatchUp(seq, payload)
 	}
 }
 
-// say logs what a number led to, once a second at most: an engine may send any numbers,
+// logSequence logs what a number led to, once a second at most: an engine may send any numbers,
 // and the counters have all of them.
-func (f *feed) say(what string, seq uint64) {
-	if now := time.Now(); !now.Before(f.sayAgain) {
-		f.sayAgain = now.Add(time.Second)
+func (f *feed) logSequence(what string, seq uint64) {
+	if now := time.Now(); !now.Before(f.nextLogAt) {
+		f.nextLogAt = now.Add(time.Second)
 		f.log.Info(what, "want", f.next, "got", seq)
 	}
 }
 
-// afterCatchUp applies a live message for which all that could be asked has been
+// applyAfterCatchUp applies a live message for which all that could be asked has been
 // asked: what is still missing before it is lost.
-func (f *feed) afterCatchUp(seq uint64, payload []byte) {
+func (f *feed) applyAfterCatchUp(seq uint64, payload []byte) {
 	switch {
 	case f.known && f.hasLast && seq < f.next:
 		return // it came by replay
 	case f.known && f.hasLast && seq > f.next:
-		f.distrust("resets")
+		f.clearUntrusted("resets")
 	}
 	f.known = true
 	f.apply(seq, payload)
 	if f.retryAt.IsZero() {
-		f.believe()
+		f.markLive()
 	}
 }
 
-// believe says that what the index holds of the rank is all the engine has told: live,
+// markLive says that what the index holds of the rank is all the engine has told: live,
 // where there is a connection by which it would be heard if that changed, else broken
 // until there is one.
-func (f *feed) believe() {
+func (f *feed) markLive() {
 	if f.connected || f.connections() > 0 {
 		f.setState(worker.FeedLive)
 	} else {
@@ -482,37 +482,37 @@ func (f *feed) believe() {
 	}
 }
 
-// canAsk says whether there is a replay endpoint that is not known to fail.
-func (f *feed) canAsk() bool { return f.src.Replay != "" && f.retryAt.IsZero() }
+// hasReplay says whether there is a replay endpoint that is not known to fail.
+func (f *feed) hasReplay() bool { return f.source.ReplayEndpoint != "" && f.retryAt.IsZero() }
 
-// newLife forgets the engine's old life.
-func (f *feed) newLife() {
-	f.begins("restarts")
-	f.resyncs, f.vain = 0, 0
+// newIncarnation forgets the engine's old life.
+func (f *feed) newIncarnation() {
+	f.resetTrust("restarts")
+	f.resyncs, f.failedResyncs = 0, 0
 }
 
-// begins forgets all that was known, and counts why: what comes next is, or may be, of
+// resetTrust forgets all that was known, and counts why: what comes next is, or may be, of
 // another life.
-func (f *feed) begins(why string) {
-	if f.opt.OnRestart != nil {
-		f.opt.OnRestart(f.src.Rank)
+func (f *feed) resetTrust(reason string) {
+	if f.options.OnRestart != nil {
+		f.options.OnRestart(f.source.Rank)
 	}
-	f.distrust(why)
+	f.clearUntrusted(reason)
 	f.position = position{}
-	f.forget()
+	f.resetEngine()
 }
 
-func (f *feed) state() worker.FeedState { return worker.FeedState(f.src.Rank.Feed.Load()) }
+func (f *feed) state() worker.FeedState { return worker.FeedState(f.source.Rank.Feed.Load()) }
 
-func (f *feed) setState(s worker.FeedState) { f.src.Rank.Feed.Store(uint32(s)) }
+func (f *feed) setState(s worker.FeedState) { f.source.Rank.Feed.Store(uint32(s)) }
 
 // flush publishes what has been counted since the last time.
 func (f *feed) flush() {
 	f.publish()
-	f.src.Rank.Held.Store(int64(f.opt.Index.Held(f.src.Rank.Slot)))
+	f.source.Rank.CachedBlocks.Store(int64(f.options.Index.CachedBlocks(f.source.Rank.Slot)))
 	for name, n := range f.counts {
 		if n != 0 {
-			f.opt.Observer.FeedCounted(f.src.Rank.ID, name, n)
+			f.options.Counters.AddFeedCount(f.source.Rank.ID, name, n)
 			f.counts[name] = 0
 		}
 	}

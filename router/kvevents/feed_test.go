@@ -13,7 +13,7 @@ import (
 	"sluice/router/worker"
 )
 
-func batches(s *scribe, n int) (out [][]byte) {
+func batches(s *eventWriter, n int) (out [][]byte) {
 	for range n {
 		out = append(out, s.batch())
 	}
@@ -33,47 +33,47 @@ func layouts(t *testing.T, run func(t *testing.T, e *engine)) {
 
 func TestLive(t *testing.T) {
 	e := newEngine(t, false)
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	if r.state() != worker.FeedSilent {
 		t.Errorf("state %v before the first message, of an engine that cannot be asked", r.state())
 	}
-	all := batches(newScribe(1, 1), 200)
+	all := batches(newEventWriter(1, 1), 200)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
 	if got := r.get("batches"); got != 200 || r.get("gaps")+r.get("resets")+r.get("restarts") != 0 {
 		t.Errorf("counted %v", r.n)
 	}
-	if got := r.rank.EventBlockSize.Load(); got != scribeBlock {
-		t.Errorf("block size %d, want %d", got, scribeBlock)
+	if got := r.rank.EventBlockSize.Load(); got != writerBlock {
+		t.Errorf("block size %d, want %d", got, writerBlock)
 	}
 	r.feeds.Stop(r.rank.ID)
-	if r.index.Len() != 0 || r.rank.Held.Load() != 0 || r.state() != worker.FeedNone {
-		t.Errorf("after Stop: %d entries, held %d, state %v", r.index.Len(), r.rank.Held.Load(), r.state())
+	if r.index.Len() != 0 || r.rank.CachedBlocks.Load() != 0 || r.state() != worker.FeedNone {
+		t.Errorf("after Stop: %d entries, held %d, state %v", r.index.Len(), r.rank.CachedBlocks.Load(), r.state())
 	}
 }
 
-func TestStartReplaysWhatWasBefore(t *testing.T) {
+func TestStartReplaysEarlierBatches(t *testing.T) {
 	layouts(t, func(t *testing.T, e *engine) {
-		s := newScribe(2, 1)
+		s := newEventWriter(2, 1)
 		all := batches(s, 50)
 		for _, b := range all {
-			e.keep(b)
+			e.store(b)
 		}
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.start()
 		e.subscribed()
 		r.awaitState(worker.FeedLive)
-		r.holds(all...)
+		r.indexEquals(all...)
 		for _, b := range batches(s, 20) {
 			e.publish(b)
 			all = append(all, b)
 		}
-		r.holds(all...)
+		r.indexEquals(all...)
 		if r.get("replayed_batches") < 50 || r.get("restarts")+r.get("resets") != 0 {
 			t.Errorf("counted %v", r.n)
 		}
@@ -85,18 +85,18 @@ func TestStartReplaysWhatWasBefore(t *testing.T) {
 func TestLiveCopiesOfReplayedBatches(t *testing.T) {
 	e := newEngine(t, true)
 	e.set(func() { e.pause = 5 * time.Millisecond })
-	s := newScribe(3, 1)
+	s := newEventWriter(3, 1)
 	all := batches(s, 40)
 	for _, b := range all[:30] {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	for _, b := range all[30:] { // while the replay drips
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	if r.get("restarts")+r.get("resets") != 0 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -104,19 +104,19 @@ func TestLiveCopiesOfReplayedBatches(t *testing.T) {
 
 func TestGapIsReplayed(t *testing.T) {
 	layouts(t, func(t *testing.T, e *engine) {
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.start()
 		e.subscribed()
 		r.awaitState(worker.FeedLive)
-		all := batches(newScribe(4, 1), 100)
+		all := batches(newEventWriter(4, 1), 100)
 		for i, b := range all {
 			if i%10 == 3 || i%10 == 4 || i%10 == 9 && i < 99 {
-				e.keep(b)
+				e.store(b)
 			} else {
 				e.publish(b)
 			}
 		}
-		r.holds(all...)
+		r.indexEquals(all...)
 		if r.get("gaps")+r.get("tail_checks") == 0 || r.get("resets")+r.get("restarts") != 0 || r.state() != worker.FeedLive {
 			t.Errorf("state %v, counted %v", r.state(), r.n)
 		}
@@ -125,26 +125,26 @@ func TestGapIsReplayed(t *testing.T) {
 
 func TestGapTheReplayNoLongerCovers(t *testing.T) {
 	layouts(t, func(t *testing.T, e *engine) {
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.start()
 		e.subscribed()
 		r.awaitState(worker.FeedLive)
-		all := batches(newScribe(5, 1), 60)
+		all := batches(newEventWriter(5, 1), 60)
 		for _, b := range all[:20] {
 			e.publish(b)
 		}
-		r.holds(all[:20]...)
+		r.indexEquals(all[:20]...)
 		for _, b := range all[20:59] {
-			e.keep(b)
+			e.store(b)
 		}
 		e.set(func() {
 			for seq := range uint64(40) {
-				delete(e.kept, seq)
+				delete(e.stored, seq)
 			}
 		})
 		e.publish(all[59])
 		r.await("resets", 1)
-		r.holds(all[40:]...)
+		r.indexEquals(all[40:]...)
 		if r.get("resets") != 1 || r.state() != worker.FeedLive {
 			t.Errorf("state %v, counted %v", r.state(), r.n)
 		}
@@ -154,11 +154,11 @@ func TestGapTheReplayNoLongerCovers(t *testing.T) {
 // An engine that fails to encode a batch leaves a number that nobody has.
 func TestPermanentGap(t *testing.T) {
 	e := newEngine(t, true)
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedLive)
-	all := batches(newScribe(6, 1), 40)
+	all := batches(newEventWriter(6, 1), 40)
 	for i, b := range all {
 		if i == 25 {
 			e.set(func() { e.next++ })
@@ -167,7 +167,7 @@ func TestPermanentGap(t *testing.T) {
 		e.publish(b)
 	}
 	r.await("batches", 39)
-	r.holds(all[26:]...)
+	r.indexEquals(all[26:]...)
 	if r.get("gaps") != 1 || r.get("resets") != 1 || r.get("restarts") != 0 || r.state() != worker.FeedLive {
 		t.Errorf("state %v, counted %v", r.state(), r.n)
 	}
@@ -177,15 +177,15 @@ func TestPermanentGap(t *testing.T) {
 // an answer then comes with a hole before it.
 func TestReplayWithLosses(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(7, 1), 100)
+	all := batches(newEventWriter(7, 1), 100)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
 	e.set(func() { e.dropOnce = map[uint64]bool{30: true, 31: true} })
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 	if r.get("resets") != 0 || r.get("replays") < 2 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -195,15 +195,15 @@ func TestReplayWithLosses(t *testing.T) {
 // heard by nobody; the feed asks for it though no message follows that would tell.
 func TestLostBeforeTheSubscriptionStood(t *testing.T) {
 	e := newEngine(t, true)
-	s := newScribe(6, 1)
+	s := newEventWriter(6, 1)
 	all := batches(s, 4)
 	for _, b := range all[:3] {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, func(o *Options) { o.TailCheck = time.Second })
+	r := newFeedHarness(t, e, func(o *Options) { o.TailCheck = time.Second })
 	r.start()
 	r.awaitState(worker.FeedLive)
-	e.keep(all[3])
+	e.store(all[3])
 	want := r.describe(r.oracle(all...))
 	eventually(t, "the batch is asked for", func() bool { return r.describe(r.index) == want })
 	if r.get("gaps") != 0 || r.get("tail_checks") == 0 {
@@ -215,8 +215,8 @@ func TestLostBeforeTheSubscriptionStood(t *testing.T) {
 // said as long as it can tell.
 func TestManyDamagedMessages(t *testing.T) {
 	e := newEngine(t, true)
-	s := newScribe(7, 1)
-	r := newRig(t, e, nil)
+	s := newEventWriter(7, 1)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
 	e.subscribed()
@@ -224,7 +224,7 @@ func TestManyDamagedMessages(t *testing.T) {
 	for n := range maxResyncs + 4 {
 		b := s.batch()
 		all = append(all, b)
-		e.send(e.keep(b), b[:len(b)-1])
+		e.send(e.store(b), b[:len(b)-1])
 		want := r.describe(r.oracle(all...))
 		eventually(t, fmt.Sprint("damaged message ", n, " is asked for"), func() bool { return r.get("resyncs") > n && r.describe(r.index) == want })
 	}
@@ -234,12 +234,12 @@ func TestManyDamagedMessages(t *testing.T) {
 func TestLongReplay(t *testing.T) {
 	e := newEngine(t, true)
 	e.set(func() { e.pause = 10 * time.Millisecond })
-	s := newScribe(5, 1)
+	s := newEventWriter(5, 1)
 	for range 300 {
-		e.keep(s.batch())
+		e.store(s.batch())
 	}
 	// All of it takes longer than what is waited for something new.
-	r := newRig(t, e, func(o *Options) { o.ReplayTimeout, o.waits = 2*time.Second, 1 })
+	r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout, o.maxIdleTimeouts = 2*time.Second, 1 })
 	r.start()
 	eventually(t, "the replay is through", func() bool { return r.state() == worker.FeedLive && r.get("batches") >= 300 })
 	if n, f := r.get("replayed_batches"), r.get("replay_failures"); n != 300 || f != 0 {
@@ -250,20 +250,20 @@ func TestLongReplay(t *testing.T) {
 // The very next message may be lost from a replay like any other.
 func TestReplayThatLosesTheNext(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(9, 1), 8)
-	r := newRig(t, e, nil)
+	all := batches(newEventWriter(9, 1), 8)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedLive)
 	for _, b := range all[:5] {
 		e.publish(b)
 	}
-	r.holds(all[:5]...)
-	e.keep(all[5])
-	e.keep(all[6])
+	r.indexEquals(all[:5]...)
+	e.store(all[5])
+	e.store(all[6])
 	e.set(func() { e.dropOnce[5] = true })
 	e.publish(all[7])
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
 	if r.get("resets") != 0 {
 		t.Errorf("counted %v, want nothing dropped", r.n)
@@ -272,15 +272,15 @@ func TestReplayThatLosesTheNext(t *testing.T) {
 
 func TestReplayWithAPermanentHole(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(8, 1), 60)
+	all := batches(newEventWriter(8, 1), 60)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
-	e.set(func() { delete(e.kept, 30) })
-	r := newRig(t, e, nil)
+	e.set(func() { delete(e.stored, 30) })
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	r.awaitState(worker.FeedLive)
-	r.holds(all[31:]...)
+	r.indexEquals(all[31:]...)
 	if r.get("resets") != 1 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -288,42 +288,42 @@ func TestReplayWithAPermanentHole(t *testing.T) {
 
 func TestGapWithoutReplay(t *testing.T) {
 	e := newEngine(t, false)
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitOpen()
-	all := batches(newScribe(9, 1), 60)
+	all := batches(newEventWriter(9, 1), 60)
 	for i, b := range all {
 		if i == 30 {
-			e.keep(b)
+			e.store(b)
 		} else {
 			e.publish(b)
 		}
 	}
 	r.await("batches", 59)
-	r.holds(all[31:]...)
+	r.indexEquals(all[31:]...)
 	if r.get("gaps") != 1 || r.get("resets") != 1 || r.state() != worker.FeedLive {
 		t.Errorf("state %v, counted %v", r.state(), r.n)
 	}
 }
 
 // Numbers that begin again are a new life, whatever the connection says.
-func TestRestartSeenByNumbers(t *testing.T) {
+func TestRestartDetectedBySequence(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
 			e := newEngine(t, replay)
-			r := newRig(t, e, nil)
+			r := newFeedHarness(t, e, nil)
 			r.start()
 			e.subscribed()
 			r.awaitOpen()
-			for _, b := range batches(newScribe(10, 1), 30) {
+			for _, b := range batches(newEventWriter(10, 1), 30) {
 				e.publish(b)
 			}
 			r.await("batches", 30)
-			e.newLife()
-			all := batches(newScribe(11, 2), 10)
+			e.restart()
+			all := batches(newEventWriter(11, 2), 10)
 			for _, b := range all[:4] {
-				e.keep(b) // before the first that gets through
+				e.store(b) // before the first that gets through
 			}
 			from := 4
 			if replay {
@@ -332,7 +332,7 @@ func TestRestartSeenByNumbers(t *testing.T) {
 			for _, b := range all[4:] {
 				e.publish(b)
 			}
-			r.holds(all[from:]...)
+			r.indexEquals(all[from:]...)
 			if r.get("restarts") != 1 || r.state() != worker.FeedLive {
 				t.Errorf("state %v, counted %v", r.state(), r.n)
 			}
@@ -344,19 +344,19 @@ func TestRestartSeenByNumbers(t *testing.T) {
 // pass for the live copies of what was replayed.
 func TestRestartRightAfterReplay(t *testing.T) {
 	e := newEngine(t, true)
-	for _, b := range batches(newScribe(12, 1), 30) {
-		e.keep(b)
+	for _, b := range batches(newEventWriter(12, 1), 30) {
+		e.store(b)
 	}
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedLive)
-	e.newLife()
-	all := batches(newScribe(13, 2), 5)
+	e.restart()
+	all := batches(newEventWriter(13, 2), 5)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	if r.get("restarts") != 1 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -364,51 +364,51 @@ func TestRestartRightAfterReplay(t *testing.T) {
 
 // A new life whose numbers have passed the one waited for shows in nothing but
 // the connection.
-func TestRestartHiddenByNumbers(t *testing.T) {
+func TestRestartHiddenBySequence(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		for _, published := range []int{3, 20, 40} { // fewer, as many, more than before
 			t.Run(fmt.Sprintf("replay=%v/published=%d", replay, published), func(t *testing.T) {
 				e := newEngine(t, replay)
-				r := newRig(t, e, nil)
+				r := newFeedHarness(t, e, nil)
 				r.start()
 				e.subscribed()
 				r.awaitOpen()
-				for _, b := range batches(newScribe(14, 1), 20) {
+				for _, b := range batches(newEventWriter(14, 1), 20) {
 					e.publish(b)
 				}
 				r.await("batches", 20)
-				s := newScribe(15, 2)
+				s := newEventWriter(15, 2)
 				all := batches(s, published)
 				e.reopen(func() {
-					e.newLife()
+					e.restart()
 					for _, b := range all {
-						e.keep(b)
+						e.store(b)
 					}
 				})
 				e.subscribed()
 				from := 0
 				if !replay {
-					r.holds()
+					r.indexEquals()
 					from = published
 				}
 				for _, b := range batches(s, 10) {
 					e.publish(b)
 					all = append(all, b)
 				}
-				r.holds(all[from:]...)
+				r.indexEquals(all[from:]...)
 				r.awaitState(worker.FeedLive)
 			})
 		}
 	}
 }
 
-func TestLostConnectionToTheSameLife(t *testing.T) {
+func TestReconnectToTheSameIncarnation(t *testing.T) {
 	e := newEngine(t, true)
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedLive)
-	s := newScribe(16, 1)
+	s := newEventWriter(16, 1)
 	all := batches(s, 20)
 	for _, b := range all {
 		e.publish(b)
@@ -416,11 +416,11 @@ func TestLostConnectionToTheSameLife(t *testing.T) {
 	r.await("batches", 20)
 	e.reopen(func() {
 		r.awaitState(worker.FeedBroken) // nothing is believed until the engine has proven itself
-		if held := r.index.Held(r.rank.Slot); held == 0 {
+		if cached := r.index.CachedBlocks(r.rank.Slot); cached == 0 {
 			t.Error("what was held is dropped before anybody knows of a new life")
 		}
 		b := s.batch()
-		e.keep(b)
+		e.store(b)
 		all = append(all, b)
 	})
 	e.subscribed()
@@ -428,7 +428,7 @@ func TestLostConnectionToTheSameLife(t *testing.T) {
 		e.publish(b)
 		all = append(all, b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
 	if r.get("restarts")+r.get("resets") != 0 {
 		t.Errorf("counted %v", r.n)
@@ -437,42 +437,42 @@ func TestLostConnectionToTheSameLife(t *testing.T) {
 
 func TestDeadReplay(t *testing.T) {
 	e := newEngine(t, true)
-	e.set(func() { e.deaf = true })
-	s := newScribe(17, 1)
+	e.set(func() { e.unresponsive = true })
+	s := newEventWriter(17, 1)
 	all := batches(s, 20)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
+	r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedBroken)
 	r.await("replay_failures", 2)
-	live := batches(newScribe(18, 3), 10) // chains of their own
+	live := batches(newEventWriter(18, 3), 10) // chains of their own
 	for _, b := range live {
 		e.publish(b)
 	}
-	r.holds(live...)
+	r.indexEquals(live...)
 	if s := r.state(); s == worker.FeedLive {
 		t.Errorf("state %v without a replay", s)
 	}
-	e.set(func() { e.deaf = false })
+	e.set(func() { e.unresponsive = false })
 	r.awaitState(worker.FeedLive)
-	r.holds(append(all, live...)...)
+	r.indexEquals(append(all, live...)...)
 }
 
 func TestReplayEndpointNobodyListensAt(t *testing.T) {
 	e := newEngine(t, false)
-	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
-	r.src.Replay = "tcp://127.0.0.1:1"
+	r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
+	r.src.ReplayEndpoint = "tcp://127.0.0.1:1"
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedBroken)
-	all := batches(newScribe(19, 1), 10)
+	all := batches(newEventWriter(19, 1), 10)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 // A subscription that overflows while a replay drips loses messages; the gap is
@@ -481,17 +481,17 @@ func TestOverflow(t *testing.T) {
 	e := newEngine(t, true)
 	e.pub.Close()
 	e.openAnywhere(5)
-	s := newScribe(20, 1)
+	s := newEventWriter(20, 1)
 	all := batches(s, 200)
 	ballast := wireBatch(nil, pack(nil, []any{"Ballast", make([]byte, 1<<16)})) // fills the kernel's buffers
 	for _, b := range all[:50] {
-		e.keep(b)
+		e.store(b)
 	}
 	e.set(func() { e.pause = 10 * time.Millisecond })
-	r := newRig(t, e, func(o *Options) { o.ahead, o.TailCheck = 1<<18, 50*time.Millisecond })
+	r := newFeedHarness(t, e, func(o *Options) { o.inboxBytes, o.TailCheck = 1<<18, 50*time.Millisecond })
 	r.start()
 	e.subscribed()
-	eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.asked) > 0 })
+	eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 	for _, b := range all[50:] {
 		e.publish(b)
 		for range 4 {
@@ -509,8 +509,8 @@ func TestOverflow(t *testing.T) {
 
 func TestBindMode(t *testing.T) {
 	e := newEngine(t, true)
-	e.leave() // its port is free for the feed now
-	r := newRig(t, e, nil)
+	e.closePublisher() // its port is free for the feed now
+	r := newFeedHarness(t, e, nil)
 	r.src.Bind = true
 	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
@@ -519,11 +519,11 @@ func TestBindMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.subscribed()
-	all := batches(newScribe(21, 1), 10)
+	all := batches(newEventWriter(21, 1), 10)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
 }
 
@@ -556,8 +556,8 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("%s, replay %v", name, replay), func(t *testing.T) {
 				e := newEngine(t, replay)
-				e.leave()
-				r := newRig(t, e, nil)
+				e.closePublisher()
+				r := newFeedHarness(t, e, nil)
 				r.src.Bind = true
 				eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
 				e.pub = must(e.ctx.NewSocket(zmq.XPUB))
@@ -566,48 +566,48 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 					t.Fatal(err)
 				}
 				e.subscribed()
-				all := batches(newScribe(21, 1), 10)
+				all := batches(newEventWriter(21, 1), 10)
 				for _, b := range all[:5] {
 					e.publish(b)
 				}
-				r.holds(all[:5]...)
+				r.indexEquals(all[:5]...)
 				r.awaitState(worker.FeedLive)
 				visit(e, strings.TrimPrefix(e.Endpoint, "tcp://"))
 				time.Sleep(300 * time.Millisecond) // what it does to the feed is done
 				for _, b := range all[5:] {
 					e.publish(b)
 				}
-				r.holds(all...)
+				r.indexEquals(all...)
 				r.awaitState(worker.FeedLive)
 			})
 		}
 	}
 }
 
-func TestEngineComesLate(t *testing.T) {
+func TestEngineStartsLate(t *testing.T) {
 	e := newEngine(t, true)
-	e.leave()
-	r := newRig(t, e, nil)
+	e.closePublisher()
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	if r.state() != worker.FeedSyncing {
 		t.Errorf("state %v with nobody there", r.state())
 	}
-	all := batches(newScribe(22, 1), 10)
+	all := batches(newEventWriter(22, 1), 10)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
 	e.open(e.Endpoint)
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 // An engine at whose endpoint nobody speaks ZMQ is not for ever about to be known.
-func TestNobodySpeaksThere(t *testing.T) {
+func TestNoPublisher(t *testing.T) {
 	ln := must(net.Listen("tcp", "127.0.0.1:0"))
 	defer ln.Close() // takes connections, and says nothing
 	e := newEngine(t, true)
 	var log syncLines
-	r := newRig(t, e, func(o *Options) {
+	r := newFeedHarness(t, e, func(o *Options) {
 		o.ReplayTimeout = 200 * time.Millisecond
 		o.Log = slog.New(slog.NewTextHandler(&log, nil))
 	})
@@ -626,16 +626,16 @@ func TestNobodySpeaksThere(t *testing.T) {
 // A name may have addresses of both families where the engine listens on one.
 func TestHostNames(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(23, 1), 10)
+	all := batches(newEventWriter(23, 1), 10)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.src.Endpoint = strings.Replace(e.Endpoint, "127.0.0.1", "localhost", 1)
-	r.src.Replay = strings.Replace(e.Replay, "127.0.0.1", "localhost", 1)
+	r.src.ReplayEndpoint = strings.Replace(e.Replay, "127.0.0.1", "localhost", 1)
 	r.start()
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 func TestIPv6(t *testing.T) {
@@ -648,13 +648,13 @@ func TestIPv6(t *testing.T) {
 		t.Skipf("no IPv6 here: %v", err)
 	}
 	e.Endpoint = must(e.pub.GetLastEndpoint())
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	e.subscribed()
 	r.awaitOpen()
-	all := batches(newScribe(24, 1), 10)
+	all := batches(newEventWriter(24, 1), 10)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 }

@@ -6,20 +6,20 @@ import (
 	"sync"
 	"time"
 
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/zmtp"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
 
 // Source is where one rank's events come from.
 type Source struct {
-	Rank     *worker.Rank
-	Model    string // salts the hashes
-	Engine   string // "vllm", "sglang": chooses the decoder; "" is found out
-	Endpoint string // PUB, "tcp://host:port"; "*" hosts replaced already
-	Bind     bool   // the engine connects: the feed binds Endpoint
-	Replay   string // ROUTER; "" when the engine has none
-	Topic    string
+	Rank           *worker.Rank
+	Model          string // salts the hashes
+	Engine         string // "vllm", "sglang": chooses the decoder; "" is found out
+	Endpoint       string // PUB, "tcp://host:port"; "*" hosts replaced already
+	Bind           bool   // the engine connects: the feed binds Endpoint
+	ReplayEndpoint string // ROUTER; "" when the engine has none
+	Topic          string
 	// Resume is where an earlier router left off; the rank's blocks of then are in
 	// the index already. They are dropped when the engine cannot prove by replay
 	// that it is the same, or no longer keeps what came since.
@@ -30,8 +30,8 @@ type Source struct {
 type Options struct {
 	Index         kvindex.Index
 	Log           *slog.Logger
-	Observer      Observer
-	Tap           Tap                // sees what is applied; nil: nobody
+	Counters      CounterSink
+	IndexObserver IndexObserver      // sees what is applied; nil: nobody
 	OnClear       func(worker.Slot)  // called before all that is known of a rank is dropped; nil: nobody
 	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine has, or may have, a new life; nil: nobody
 	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [32 MiB]
@@ -40,17 +40,17 @@ type Options struct {
 	RetryMax      time.Duration      // [30s]
 	TailCheck     time.Duration      // quiet after which the engine is asked whether that was all [5s]
 
-	waits time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [maxWaits]
-	ahead int           // bytes that an inbox takes [aheadBytes]
+	maxIdleTimeouts time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [defaultMaxIdleTimeouts]
+	inboxBytes      int           // bytes that an inbox takes [defaultInboxBytes]
 }
 
-// Observer counts; methods must be safe for concurrent use.
-type Observer interface {
-	// FeedCounted adds n to a named counter of one rank, one of Counters.
-	FeedCounted(id worker.ID, counter string, n int)
+// CounterSink counts; methods must be safe for concurrent use.
+type CounterSink interface {
+	// AddFeedCount adds n to a named counter of one rank, one of Counters.
+	AddFeedCount(id worker.ID, counter string, n int)
 }
 
-// Counters are the names that FeedCounted is called with.
+// Counters are the names that AddFeedCount is called with.
 var Counters = []string{
 	"batches",          // messages applied, live and replayed
 	"stored",           // blocks new in the index
@@ -79,38 +79,38 @@ var Counters = []string{
 // a replay is under way or where the endpoint is bound, and one poller for all of them. Its
 // methods may be called from any goroutine.
 type Feeds struct {
-	opt    Options
-	poller *zmtp.Poller
-	pace   *pace
-	err    error // why there is no poller
+	opt     Options
+	poller  *zmtp.Poller
+	limiter *catchUpLimiter
+	err     error // why there is no poller
 
-	elsewhere Elsewhere
+	uncredited UncreditedBlocks
 
 	mu     sync.Mutex
 	feeds  map[worker.ID]*feed
 	closed bool
 }
 
-type nobody struct{}
+type discardCounters struct{}
 
-func (nobody) FeedCounted(worker.ID, string, int) {}
+func (discardCounters) AddFeedCount(worker.ID, string, int) {}
 
 // NewFeeds makes an empty set of feeds.
 func NewFeeds(opt Options) *Feeds {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	if opt.Observer == nil {
-		opt.Observer = nobody{}
+	if opt.Counters == nil {
+		opt.Counters = discardCounters{}
 	}
 	opt.MaxFrame = orDefault(opt.MaxFrame, 32<<20)
 	opt.ReplayTimeout = orDefault(opt.ReplayTimeout, 5*time.Second)
 	opt.RetryMin = orDefault(opt.RetryMin, time.Second)
 	opt.RetryMax = max(orDefault(opt.RetryMax, 30*time.Second), opt.RetryMin)
 	opt.TailCheck = orDefault(opt.TailCheck, 5*time.Second)
-	opt.ahead = orDefault(opt.ahead, aheadBytes)
-	opt.waits = orDefault(opt.waits, maxWaits)
-	f := &Feeds{opt: opt, pace: newPace(), feeds: make(map[worker.ID]*feed)}
+	opt.inboxBytes = orDefault(opt.inboxBytes, defaultInboxBytes)
+	opt.maxIdleTimeouts = orDefault(opt.maxIdleTimeouts, defaultMaxIdleTimeouts)
+	f := &Feeds{opt: opt, limiter: newCatchUpLimiter(), feeds: make(map[worker.ID]*feed)}
 	f.poller, f.err = zmtp.NewPoller()
 	return f
 }
@@ -122,8 +122,8 @@ func orDefault[T int | time.Duration](v, or T) T {
 	return v
 }
 
-// Elsewhere counts blocks that are credited to no rank.
-func (f *Feeds) Elsewhere() *Elsewhere { return &f.elsewhere }
+// Uncredited counts blocks that are credited to no rank.
+func (f *Feeds) Uncredited() *UncreditedBlocks { return &f.uncredited }
 
 // Start subscribes to one rank; a second Start of the same rank replaces the
 // first. It returns an error for an endpoint that cannot be one; an engine that is not
@@ -136,7 +136,7 @@ func (f *Feeds) Start(src Source) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed || f.err != nil {
-		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, orClosed(f.err))
+		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, closedIfNil(f.err))
 	}
 	if f.feeds[src.Rank.ID] != nil {
 		return fmt.Errorf("kvevents: cannot subscribe to %q: another Start of rank %s is under way", src.Endpoint, src.Rank.ID)
@@ -150,7 +150,7 @@ func (f *Feeds) Start(src Source) error {
 	return nil
 }
 
-func orClosed(err error) error {
+func closedIfNil(err error) error {
 	if err == nil {
 		return fmt.Errorf("the feeds are closed")
 	}

@@ -154,9 +154,9 @@ func (d *Decoder) locality(ev *Event) error {
 	return err
 }
 
-// word reads a string or nil. The few that come again and again are kept, so
+// internedString reads a string or nil. The few that come again and again are kept, so
 // that reading them allocates nothing.
-func (d *Decoder) word(to *string) error {
+func (d *Decoder) internedString(to *string) error {
 	if *to = ""; d.events.null() {
 		return nil
 	}
@@ -164,27 +164,27 @@ func (d *Decoder) word(to *string) error {
 	if err != nil {
 		return err
 	}
-	*to = d.keep(s)
+	*to = d.intern(s)
 	return nil
 }
 
 const (
-	keptWords   = 4096
-	keptWordLen = 256
+	maxInterned    = 4096
+	maxInternedLen = 256
 )
 
-func (d *Decoder) keep(s []byte) string {
-	if w, ok := d.words[string(s)]; ok || len(s) > keptWordLen {
+func (d *Decoder) intern(s []byte) string {
+	if w, ok := d.interned[string(s)]; ok || len(s) > maxInternedLen {
 		if ok {
 			return w
 		}
 		return string(s)
 	}
-	if len(d.words) >= keptWords {
-		clear(d.words)
+	if len(d.interned) >= maxInterned {
+		clear(d.interned)
 	}
 	w := string(s)
-	d.words[w] = w
+	d.interned[w] = w
 	return w
 }
 
@@ -218,7 +218,7 @@ func (d *Decoder) extraKeys() error {
 func (d *Decoder) finish(ev *Event) error {
 	if ev.LoRA == "" && d.stored.hasLoraID {
 		var buf [32]byte
-		ev.LoRA = d.keep(strconv.AppendInt(append(buf[:0], "lora_id:"...), d.stored.adapter, 10))
+		ev.LoRA = d.intern(strconv.AppendInt(append(buf[:0], "lora_id:"...), d.stored.adapter, 10))
 	}
 	positions, perBlock := len(ev.Tokens), ev.BlockSize
 	if ev.Pairs {

@@ -197,7 +197,7 @@ func TestMoreFixtures(t *testing.T) {
 	}
 }
 
-func TestLocalsTellBlocksApart(t *testing.T) {
+func TestLocalHashesDiffer(t *testing.T) {
 	tokens := []uint32{1, 2, 3, 4}
 	plain := blockhash.Locals(nil, tokens, 2)
 	one := func(e wireEvent) []blockhash.Local {

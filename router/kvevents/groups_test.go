@@ -121,7 +121,7 @@ func playGroups(t *testing.T, rng *rand.Rand, named bool) {
 			}
 		}
 	}
-	if got.Index.Len() != want.Index.Len() || got.Index.Held(0) == 0 {
+	if got.Index.Len() != want.Index.Len() || got.Index.CachedBlocks(0) == 0 {
 		t.Errorf("%d entries, want %d", got.Index.Len(), want.Index.Len())
 	}
 	if got.counts["ignored"] != noise || want.counts["ignored"] != 0 {

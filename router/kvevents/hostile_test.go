@@ -15,28 +15,28 @@ import (
 	"sluice/router/worker"
 )
 
-// settle publishes one more batch and waits for it, so that all before it has
+// waitSettled publishes one more batch and waits for it, so that all before it has
 // been handled.
-func settle(r *rig, e *engine) {
+func waitSettled(r *feedHarness, e *engine) {
 	r.t.Helper()
 	before := r.get("cleared")
 	e.publish(wireBatch(nil, wireEvent{kind: "AllBlocksCleared"}.asArray()))
 	r.await("cleared", before+1)
 }
 
-func liveRig(t *testing.T, change func(*Options)) (*rig, *engine) {
+func newLiveHarness(t *testing.T, change func(*Options)) (*feedHarness, *engine) {
 	t.Helper()
 	e := newEngine(t, false)
-	r := newRig(t, e, change)
+	r := newFeedHarness(t, e, change)
 	r.start()
 	e.subscribed()
 	r.awaitOpen()
 	return r, e
 }
 
-func TestMessagesThatAreNone(t *testing.T) {
-	r, e := liveRig(t, nil)
-	all := batches(newScribe(30, 1), 5)
+func TestMalformedMessages(t *testing.T) {
+	r, e := newLiveHarness(t, nil)
+	all := batches(newEventWriter(30, 1), 5)
 	for _, b := range all {
 		e.publish(b)
 	}
@@ -46,28 +46,28 @@ func TestMessagesThatAreNone(t *testing.T) {
 	e.frames(nil, number, all[0], all[0])
 	e.frames(nil, number[:7], all[0])
 	r.await("garbage", 4)
-	r.holds(all...)
+	r.indexEquals(all...)
 	if r.get("resets") != 0 {
 		t.Errorf("counted %v", r.n)
 	}
 }
 
-func TestBatchesThatCannotBeRead(t *testing.T) {
+func TestUnreadableBatches(t *testing.T) {
 	bad := map[string]struct {
 		payload []byte
 		trusted bool // what is held may still be believed
 	}{
 		"empty":         {nil, false},
 		"no msgpack":    {[]byte("HTTP/1.1 400 Bad Request"), false},
-		"cut":           {newScribe(31, 1).batch()[:20], false},
+		"cut":           {newEventWriter(31, 1).batch()[:20], false},
 		"a bad removal": {wireBatch(nil, pack(nil, []any{"BlockRemoved", []any{"x"}})), false},
 		"a bad event":   {wireBatch(nil, []byte{5}), false},
 		"a bad store":   {wireBatch(nil, pack(nil, []any{"BlockStored", []any{"x"}, nil, []any{1}, 1, nil})), true},
 	}
 	for name, c := range bad {
 		t.Run(strings.ReplaceAll(name, " ", "_"), func(t *testing.T) {
-			r, e := liveRig(t, nil)
-			s := newScribe(32, 1)
+			r, e := newLiveHarness(t, nil)
+			s := newEventWriter(32, 1)
 			all := batches(s, 10)
 			for _, b := range all {
 				e.publish(b)
@@ -75,18 +75,18 @@ func TestBatchesThatCannotBeRead(t *testing.T) {
 			e.publish(c.payload)
 			r.await("garbage", 1)
 			if c.trusted {
-				r.holds(all...)
+				r.indexEquals(all...)
 			} else {
-				r.holds()
+				r.indexEquals()
 			}
-			more := batches(newScribe(33, 2), 5)
+			more := batches(newEventWriter(33, 2), 5)
 			for _, b := range more {
 				e.publish(b)
 			}
 			if c.trusted {
 				more = append(all, more...)
 			}
-			r.holds(more...)
+			r.indexEquals(more...)
 			if r.get("garbage") != 1 || r.get("gaps") != 0 || r.state() != worker.FeedLive {
 				t.Errorf("state %v, counted %v", r.state(), r.n)
 			}
@@ -96,27 +96,27 @@ func TestBatchesThatCannotBeRead(t *testing.T) {
 
 // A store that cannot be read is a block missed. All that the engine keeps is not asked
 // for because of it: what is held may be older than that.
-func TestABadStoreCostsNothingElse(t *testing.T) {
+func TestBadStoreIsIsolated(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(44, 1), 30)
+	all := batches(newEventWriter(44, 1), 30)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, func(o *Options) { o.TailCheck = 100 * time.Millisecond })
+	r := newFeedHarness(t, e, func(o *Options) { o.TailCheck = 100 * time.Millisecond })
 	r.start()
 	e.subscribed()
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 	e.set(func() {
 		for seq := range uint64(25) {
-			delete(e.kept, seq)
+			delete(e.stored, seq)
 		}
 	})
 	checks := r.get("tail_checks")
 	e.publish(wireBatch(nil, pack(nil, []any{"BlockStored", []any{"x"}, nil, []any{1}, 1, nil})))
 	r.await("garbage", 1)
 	r.await("tail_checks", checks+1)
-	r.holds(all...)
+	r.indexEquals(all...)
 	if r.get("resyncs") != 0 || r.get("resets") != 0 {
 		t.Errorf("counted %v", r.n)
 	}
@@ -124,18 +124,18 @@ func TestABadStoreCostsNothingElse(t *testing.T) {
 
 func TestReplayOfGarbage(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(34, 1), 60)
+	all := batches(newEventWriter(34, 1), 60)
 	for i, b := range all {
 		if i == 20 {
 			b = []byte("garbage")
 		}
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.start()
 	r.awaitOpen()
 	r.await("garbage", 1)
-	r.holds(all[21:]...)
+	r.indexEquals(all[21:]...)
 	// What the engine keeps has the message in it each time it is asked for anew.
 	if n := r.get("garbage"); n > 1+maxResyncs {
 		t.Errorf("%d messages that could not be read; want %d at most", n, 1+maxResyncs)
@@ -143,39 +143,39 @@ func TestReplayOfGarbage(t *testing.T) {
 }
 
 func TestOversize(t *testing.T) {
-	r, e := liveRig(t, func(o *Options) { o.MaxFrame = 1 << 16 })
-	all := batches(newScribe(35, 1), 5)
+	r, e := newLiveHarness(t, func(o *Options) { o.MaxFrame = 1 << 16 })
+	all := batches(newEventWriter(35, 1), 5)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	e.publish(make([]byte, 1<<16+1))
 	r.await("oversize", 1)
-	r.holds()
+	r.indexEquals()
 }
 
 // Far over the limit ZMQ itself cuts the connection, before it takes the memory.
 func TestFarOversize(t *testing.T) {
-	r, e := liveRig(t, func(o *Options) { o.MaxFrame = 1 << 16 })
-	all := batches(newScribe(41, 1), 10)
+	r, e := newLiveHarness(t, func(o *Options) { o.MaxFrame = 1 << 16 })
+	all := batches(newEventWriter(41, 1), 10)
 	for _, b := range all[:5] {
 		e.publish(b)
 	}
-	r.holds(all[:5]...)
+	r.indexEquals(all[:5]...)
 	e.publish(make([]byte, 1<<18))
 	e.subscribed() // again
 	r.await("resets", 1)
-	r.holds()
-	later := batches(newScribe(42, 2), 10)
+	r.indexEquals()
+	later := batches(newEventWriter(42, 2), 10)
 	for _, b := range later {
 		e.publish(b)
 	}
-	r.holds(later...)
+	r.indexEquals(later...)
 	r.awaitState(worker.FeedLive)
 }
 
 func TestRanks(t *testing.T) {
-	r, e := liveRig(t, nil)
+	r, e := newLiveHarness(t, nil)
 	stored := func(rank any, hash int) []byte {
 		return wireBatch(rank, wireEvent{hashes: []any{hash}, tokens: []any{hash}, blockSize: 1}.asMap())
 	}
@@ -187,16 +187,16 @@ func TestRanks(t *testing.T) {
 		t.Errorf("counted %v", r.n)
 	}
 	one := worker.New(worker.Spec{ID: "one"}).Ranks[0]
-	if f := NewApplier(nil, one, "m", ""); !f.ours(3) {
+	if f := NewApplier(nil, one, "m", ""); !f.isOwnRank(3) {
 		t.Error("the only rank of a worker of whose ranks nothing was said refuses its own batches")
 	}
-	if f := NewApplier(nil, r.rank, "m", ""); f.ours(1) || !f.ours(0) {
+	if f := NewApplier(nil, r.rank, "m", ""); f.isOwnRank(1) || !f.isOwnRank(0) {
 		t.Error("rank 0 of two takes the other's batches, or not its own")
 	}
 }
 
-func TestWhatIsNotIndexed(t *testing.T) {
-	r, e := liveRig(t, nil)
+func TestUnindexedEvents(t *testing.T) {
+	r, e := newLiveHarness(t, nil)
 	plain := wireEvent{hashes: []any{1}, tokens: []any{1, 2, 3, 4}, blockSize: 4}
 	with := func(change func(e *wireEvent)) []byte { e := plain; change(&e); return e.asMap() }
 	ignored := [][]byte{
@@ -211,7 +211,7 @@ func TestWhatIsNotIndexed(t *testing.T) {
 	}
 	e.publish(wireBatch(nil, append([][]byte{plain.asMap()}, ignored...)...))
 	r.await("ignored", len(ignored))
-	if got := r.index.Held(r.rank.Slot); got != 1 || r.get("ignored") != len(ignored) {
+	if got := r.index.CachedBlocks(r.rank.Slot); got != 1 || r.get("ignored") != len(ignored) {
 		t.Errorf("%d held, counted %v", got, r.n)
 	}
 	orphan := plain
@@ -226,17 +226,17 @@ func TestWhatIsNotIndexed(t *testing.T) {
 			t.Errorf("%s: %d, want %d", counter, got, want)
 		}
 	}
-	if got := r.index.Held(r.rank.Slot); got != 1 {
+	if got := r.index.CachedBlocks(r.rank.Slot); got != 1 {
 		t.Errorf("%d held, want the host's copy", got)
 	}
 	larger := wireEvent{hashes: []any{5}, tokens: []any{1, 2, 3, 4, 5, 6, 7, 8}, blockSize: 8}
 	e.publish(wireBatch(nil, larger.asMap()))
 	r.await("resets", 1)
-	if got := r.index.Held(r.rank.Slot); got != 1 || r.rank.EventBlockSize.Load() != 8 {
+	if got := r.index.CachedBlocks(r.rank.Slot); got != 1 || r.rank.EventBlockSize.Load() != 8 {
 		t.Errorf("after a larger block: %d held, block size %d", got, r.rank.EventBlockSize.Load())
 	}
-	settle(r, e)
-	if got := r.index.Held(r.rank.Slot); got != 0 {
+	waitSettled(r, e)
+	if got := r.index.CachedBlocks(r.rank.Slot); got != 0 {
 		t.Errorf("%d held after AllBlocksCleared", got)
 	}
 }
@@ -244,19 +244,19 @@ func TestWhatIsNotIndexed(t *testing.T) {
 func TestTopic(t *testing.T) {
 	e := newEngine(t, false)
 	e.topic = "kv@w1"
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	r.src.Topic = "kv@w1"
 	r.start()
 	e.subscribed()
 	r.awaitOpen()
-	all := batches(newScribe(36, 1), 5)
+	all := batches(newEventWriter(36, 1), 5)
 	for _, b := range all {
 		e.publish(b)
 	}
 	e.topic = "kv@w10" // begins with the topic, and is another's
-	e.send(0, newScribe(37, 1).batch())
+	e.send(0, newEventWriter(37, 1).batch())
 	r.await("garbage", 1)
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 func TestStartRefuses(t *testing.T) {
@@ -281,7 +281,7 @@ func TestStartRefuses(t *testing.T) {
 func TestStopIsPrompt(t *testing.T) {
 	// 200 ms is what is meant; the slack is for a busy machine.
 	const limit = 2 * time.Second
-	prompt := func(t *testing.T, r *rig) {
+	prompt := func(t *testing.T, r *feedHarness) {
 		t.Helper()
 		begun := time.Now()
 		r.feeds.Stop(r.rank.ID)
@@ -290,39 +290,39 @@ func TestStopIsPrompt(t *testing.T) {
 		}
 	}
 	t.Run("idle", func(t *testing.T) {
-		r, _ := liveRig(t, nil)
+		r, _ := newLiveHarness(t, nil)
 		prompt(t, r)
 	})
 	t.Run("nobody_there", func(t *testing.T) {
 		e := newEngine(t, false)
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.src.Endpoint = "tcp://127.0.0.1:1"
 		r.start()
 		prompt(t, r)
 	})
 	t.Run("replay_does_not_answer", func(t *testing.T) {
 		e := newEngine(t, true)
-		e.set(func() { e.deaf = true })
-		r := newRig(t, e, func(o *Options) { o.ReplayTimeout = time.Hour })
+		e.set(func() { e.unresponsive = true })
+		r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout = time.Hour })
 		r.start()
-		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.asked) > 0 })
+		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 		prompt(t, r)
 	})
 	t.Run("replay_drips", func(t *testing.T) {
 		e := newEngine(t, true)
 		e.set(func() { e.pause = 20 * time.Millisecond })
-		for _, b := range batches(newScribe(38, 1), 5000) {
-			e.keep(b)
+		for _, b := range batches(newEventWriter(38, 1), 5000) {
+			e.store(b)
 		}
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.start()
-		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.asked) > 0 })
+		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 		prompt(t, r)
 	})
 	t.Run("waiting_to_retry", func(t *testing.T) {
 		e := newEngine(t, true)
-		e.set(func() { e.deaf = true })
-		r := newRig(t, e, func(o *Options) { o.ReplayTimeout, o.RetryMin = time.Millisecond, time.Hour })
+		e.set(func() { e.unresponsive = true })
+		r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout, o.RetryMin = time.Millisecond, time.Hour })
 		r.start()
 		r.awaitState(worker.FeedBroken)
 		prompt(t, r)
@@ -340,16 +340,16 @@ func openFiles(t *testing.T) int {
 
 func TestNothingLeaks(t *testing.T) {
 	e := newEngine(t, true)
-	all := batches(newScribe(39, 1), 20)
+	all := batches(newEventWriter(39, 1), 20)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
 	round := func() {
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		r.start()
 		r.start() // replaces the first
 		r.awaitOpen()
-		r.holds(all...)
+		r.indexEquals(all...)
 		for range 3 {
 			if r.feeds.Start(Source{Rank: r.rank, Endpoint: "nonsense"}) == nil {
 				t.Error("nonsense was taken")
@@ -370,8 +370,8 @@ func TestNothingLeaks(t *testing.T) {
 
 func TestManyRanks(t *testing.T) {
 	const ranks = 20
-	r := &rig{t: t, index: kvindex.New(kvindex.Options{})}
-	r.feeds = NewFeeds(Options{Index: r.index, Observer: r})
+	r := &feedHarness{t: t, index: kvindex.New(kvindex.Options{})}
+	r.feeds = NewFeeds(Options{Index: r.index, Counters: r})
 	t.Cleanup(r.feeds.Close)
 	var payloads [][]byte
 	var engines []*engine
@@ -379,14 +379,14 @@ func TestManyRanks(t *testing.T) {
 		e := newEngine(t, n%2 == 0)
 		w := worker.New(worker.Spec{ID: "w", Ranks: []uint16{n}})
 		w.Ranks[0].Slot = worker.Slot(n)
-		if err := r.feeds.Start(Source{Rank: w.Ranks[0], Model: "m", Endpoint: e.Endpoint, Replay: e.Replay}); err != nil {
+		if err := r.feeds.Start(Source{Rank: w.Ranks[0], Model: "m", Endpoint: e.Endpoint, ReplayEndpoint: e.Replay}); err != nil {
 			t.Fatal(err)
 		}
 		e.subscribed()
 		engines = append(engines, e)
 	}
 	for range 20 {
-		payloads = append(payloads, bytes.Clone(newScribe(40, 1).batch()))
+		payloads = append(payloads, bytes.Clone(newEventWriter(40, 1).batch()))
 	}
 	for _, e := range engines {
 		for _, p := range payloads {
@@ -403,10 +403,10 @@ func TestManyRanks(t *testing.T) {
 // An engine whose numbers make no sense is counted, each time, and not logged each time.
 func TestNumbersThatJump(t *testing.T) {
 	var log syncLines
-	r, e := liveRig(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	r, e := newLiveHarness(t, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	began := time.Now()
 	const times = 500
-	payload := newScribe(43, 1).batch()
+	payload := newEventWriter(43, 1).batch()
 	e.send(0, payload)
 	for range times {
 		e.send(1<<63, payload)

@@ -1,25 +1,25 @@
 package kvevents
 
-import "sluice/nixl/zmtp"
+import "sluice/dataplane/zmtp"
 
 // inbox holds messages that were read ahead of their turn, bounded by bytes. What finds no
 // room waits in the kernel's buffers and at the engine, whose own high-water mark bounds it;
 // what the engine drops for that is a gap, and asked for.
 type inbox struct {
-	queue []zmtp.Message // oldest first
-	bytes int
-	most  int // bytes, before nothing more is read into it
+	queue    []zmtp.Message // oldest first
+	bytes    int
+	maxBytes int // bytes, before nothing more is read into it
 }
 
 const (
-	// aheadBytes is the most of an inbox.
-	aheadBytes = 64 << 20
-	// messageBytes is what a message is taken to cost beside its own bytes.
-	messageBytes = 256
+	// defaultInboxBytes is the most of an inbox.
+	defaultInboxBytes = 64 << 20
+	// messageOverhead is what a message is taken to cost beside its own bytes.
+	messageOverhead = 256
 )
 
 func sizeOf(m zmtp.Message) int {
-	n := messageBytes
+	n := messageOverhead
 	for _, part := range m {
 		n += len(part)
 	}
@@ -27,12 +27,12 @@ func sizeOf(m zmtp.Message) int {
 }
 
 // full says that nothing more is to be read into it.
-func (b *inbox) full() bool { return b.bytes >= b.most }
+func (b *inbox) full() bool { return b.bytes >= b.maxBytes }
 
-// put keeps a copy of a message.
-func (b *inbox) put(m zmtp.Message) {
+// push keeps a copy of a message.
+func (b *inbox) push(m zmtp.Message) {
 	size := sizeOf(m)
-	all, parts := make([]byte, 0, size-messageBytes), make(zmtp.Message, len(m))
+	all, parts := make([]byte, 0, size-messageOverhead), make(zmtp.Message, len(m))
 	for i, part := range m {
 		from := len(all)
 		all = append(all, part...)
@@ -42,8 +42,8 @@ func (b *inbox) put(m zmtp.Message) {
 	b.bytes += size
 }
 
-// take gives the oldest message.
-func (b *inbox) take() (m zmtp.Message, ok bool) {
+// pop gives the oldest message.
+func (b *inbox) pop() (m zmtp.Message, ok bool) {
 	if len(b.queue) == 0 {
 		return nil, false
 	}
@@ -56,4 +56,4 @@ func (b *inbox) take() (m zmtp.Message, ok bool) {
 	return m, true
 }
 
-func (b *inbox) drop() { *b = inbox{most: b.most} }
+func (b *inbox) clear() { *b = inbox{maxBytes: b.maxBytes} }

@@ -4,14 +4,14 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/zmtp"
 )
 
 // What is read ahead is bounded by bytes, in order, and nothing of it is lost: what
 // finds no room stays where it was.
 func TestInboxIsBoundedByBytes(t *testing.T) {
 	e := newEngine(t, false)
-	r := newRig(t, e, nil)
+	r := newFeedHarness(t, e, nil)
 	f := r.stepped()
 	e.subscribed()
 	eventually(t, "connected", func() bool { f.watchConnection(); return f.connected })
@@ -21,15 +21,15 @@ func TestInboxIsBoundedByBytes(t *testing.T) {
 		e.frames(nil, binary.BigEndian.AppendUint64(nil, uint64(i)), payload)
 	}
 	buf := make([]byte, readBytes)
-	b := &f.waiting
-	eventually(t, "it is full", func() bool { f.readAhead(buf); return b.bytes >= aheadBytes })
-	if most := aheadBytes + size + 2*messageBytes; b.bytes > most {
+	b := &f.inbox
+	eventually(t, "it is full", func() bool { f.readAhead(buf); return b.bytes >= defaultInboxBytes })
+	if most := defaultInboxBytes + size + 2*messageOverhead; b.bytes > most {
 		t.Errorf("%d bytes, want %d at most", b.bytes, most)
 	}
 	next := uint64(0)
 	eventually(t, "all of them", func() bool {
 		for {
-			frames, ok := b.take()
+			frames, ok := b.pop()
 			if !ok {
 				break
 			}
@@ -48,13 +48,13 @@ func TestInboxIsBoundedByBytes(t *testing.T) {
 
 // A message that is kept is a copy: what it was read into is used again.
 func TestInboxCopies(t *testing.T) {
-	b := inbox{most: 1 << 20}
+	b := inbox{maxBytes: 1 << 20}
 	m := zmtp.Message{[]byte("topic"), []byte("12345678"), []byte("payload")}
-	b.put(m)
+	b.push(m)
 	for _, part := range m {
 		clear(part)
 	}
-	got, ok := b.take()
+	got, ok := b.pop()
 	if !ok || len(got) != 3 || string(got[0])+string(got[1])+string(got[2]) != "topic12345678payload" {
 		t.Errorf("%q", got)
 	}

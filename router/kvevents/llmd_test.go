@@ -64,9 +64,9 @@ func (l *lockedText) String() string {
 	return l.text.String()
 }
 
-// TestNothingButOrphansIsSaid: a feed whose every block hangs on one that is not known is
+// TestOrphansAreWarnedOnce: a feed whose every block hangs on one that is not known is
 // live and useless, and says so, once.
-func TestNothingButOrphansIsSaid(t *testing.T) {
+func TestOrphansAreWarnedOnce(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -111,7 +111,7 @@ func TestNothingButOrphansIsSaid(t *testing.T) {
 	}
 	until("the feed yields nothing but orphans", 77, rank.Orphans.Load)
 	until("it warns", 77, func() bool { return strings.Contains(logs(), line) })
-	for range 3 * orphanRun {
+	for range 3 * orphanThreshold {
 		send(77)
 	}
 	until("a block is placed", 0, func() bool { return !rank.Orphans.Load() })

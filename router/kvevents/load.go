@@ -23,8 +23,8 @@ var errNoLoad = errors.New("neither a load stat, a load snapshot nor forward-pas
 const (
 	// loadStat is the tag of SGLang's load messages.
 	loadStat = "LoadStat"
-	// passVersion is the version of forward-pass metrics that is known.
-	passVersion = 1
+	// forwardPassVersion is the version of forward-pass metrics that is known.
+	forwardPassVersion = 1
 )
 
 // DecodeLoads adds to dst what a message says of the load of ranks, one Load for
@@ -73,7 +73,7 @@ func (r *reader) loads(dst *[]Load) error {
 			return err
 		}
 		if isText(c) {
-			return r.stat(dst, n)
+			return r.loadStat(dst, n)
 		}
 	}
 	for range n {
@@ -101,7 +101,7 @@ func (r *reader) oneLoad(dst *[]Load, c byte) error {
 		if err != nil {
 			return err
 		}
-		return r.stat(dst, n)
+		return r.loadStat(dst, n)
 	}
 	var l Load
 	if err := r.load(&l); err != nil {
@@ -111,10 +111,10 @@ func (r *reader) oneLoad(dst *[]Load, c byte) error {
 	return nil
 }
 
-// stat reads a LoadStat of which only the array's header is read: its name,
+// loadStat reads a LoadStat of which only the array's header is read: its name,
 // running, waiting, tokens in use, tokens there is room for, rank or nil, tokens
 // waiting to be computed, and more. The first six are there in every release.
-func (r *reader) stat(dst *[]Load, n int) error {
+func (r *reader) loadStat(dst *[]Load, n int) error {
 	if n < 6 {
 		return fmt.Errorf("an array of %d, want one that begins with %q and six values at least", n, loadStat)
 	}
@@ -126,7 +126,7 @@ func (r *reader) stat(dst *[]Load, n int) error {
 		return fmt.Errorf("found %.40q, want %q: %w", name, loadStat, errNoLoad)
 	}
 	l := Load{Rank: -1, QueuedTokens: -1, Usage: -1}
-	used, room := 0, 0
+	used, capacity := 0, 0
 	for i := 1; i < n; i++ {
 		switch i {
 		case 1:
@@ -136,7 +136,7 @@ func (r *reader) stat(dst *[]Load, n int) error {
 		case 3:
 			used, err = r.small()
 		case 4:
-			room, err = r.small()
+			capacity, err = r.small()
 		case 5:
 			if !r.null() {
 				l.Rank, err = r.small()
@@ -150,8 +150,8 @@ func (r *reader) stat(dst *[]Load, n int) error {
 			return err
 		}
 	}
-	if room > 0 {
-		l.Usage = min(float64(used)/float64(room), 1)
+	if capacity > 0 {
+		l.Usage = min(float64(used)/float64(capacity), 1)
 	}
 	*dst = append(*dst, l)
 	return nil
@@ -176,8 +176,8 @@ func (r *reader) load(l *Load) error {
 			if err != nil {
 				return err
 			}
-			if v != passVersion {
-				return fmt.Errorf("forward-pass metrics of version %d, want %d", v, passVersion)
+			if v != forwardPassVersion {
+				return fmt.Errorf("forward-pass metrics of version %d, want %d", v, forwardPassVersion)
 			}
 			continue
 		case "dp_rank":

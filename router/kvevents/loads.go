@@ -8,16 +8,16 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
 
 const (
-	// loadSilence is how long nothing may be said of a rank before what was said
+	// loadTTL is how long nothing may be said of a rank before what was said
 	// is forgotten; the next scrape says it anew where there is one.
-	loadSilence = 5 * time.Second
-	loadLook    = time.Second // how often it is looked for that
-	maxLoad     = 1 << 20     // bytes of a message
+	loadTTL      = 5 * time.Second
+	loadTTLCheck = time.Second // how often it is looked for that
+	maxLoad      = 1 << 20     // bytes of a message
 )
 
 // LoadSource is where load messages of a rank come from: SGLang's load socket
@@ -41,20 +41,20 @@ type Loads struct {
 	subs   map[string]*loadSub // by endpoint
 	closed bool
 
-	applied, garbage, foreign atomic.Uint64
+	applied, malformed, foreign atomic.Uint64
 }
 
 type loadSub struct {
-	worker   *worker.Worker
-	endpoint string
-	only     atomic.Pointer[worker.Rank] // whose endpoint it is; nil: it is several ranks'
-	topic    string
-	ctx      context.Context
-	cancel   context.CancelFunc
-	bell     chan struct{}
-	done     chan struct{}
-	heard    []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
-	usage    []bool      // likewise: since then its share of KV blocks in use was told as well
+	worker    *worker.Worker
+	endpoint  string
+	rank      atomic.Pointer[worker.Rank] // whose endpoint it is; nil: it is several ranks'
+	topic     string
+	ctx       context.Context
+	cancel    context.CancelFunc
+	wakeCh    chan struct{}
+	done      chan struct{}
+	lastHeard []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
+	usage     []bool      // likewise: since then its share of KV blocks in use was told as well
 }
 
 // NewLoads makes an empty set.
@@ -75,7 +75,7 @@ func NewLoads(log *slog.Logger) *Loads {
 // Counts are how many messages were applied, could not be read, and were of ranks
 // that the worker does not have here.
 func (l *Loads) Counts() (applied, garbage, foreign uint64) {
-	return l.applied.Load(), l.garbage.Load(), l.foreign.Load()
+	return l.applied.Load(), l.malformed.Load(), l.foreign.Load()
 }
 
 // Start subscribes; an endpoint that the worker is subscribed to already is left as
@@ -91,18 +91,18 @@ func (l *Loads) Start(src LoadSource) error {
 	}
 	w := src.Rank.Worker
 	if old := l.subs[src.Endpoint]; old != nil && old.worker == w {
-		if old.only.Load() != src.Rank {
-			old.only.Store(nil)
+		if old.rank.Load() != src.Rank {
+			old.rank.Store(nil)
 		}
 		return nil
 	}
 	if err := zmtp.Check(src.Endpoint, false); err != nil {
 		return fmt.Errorf("kvevents: cannot subscribe to load messages at %q: %w", src.Endpoint, err)
 	}
-	sub := &loadSub{worker: w, endpoint: src.Endpoint, topic: src.Topic, bell: make(chan struct{}, 1), done: make(chan struct{}),
-		heard: make([]time.Time, len(w.Ranks)), usage: make([]bool, len(w.Ranks))}
+	sub := &loadSub{worker: w, endpoint: src.Endpoint, topic: src.Topic, wakeCh: make(chan struct{}, 1), done: make(chan struct{}),
+		lastHeard: make([]time.Time, len(w.Ranks)), usage: make([]bool, len(w.Ranks))}
 	sub.ctx, sub.cancel = context.WithCancel(context.Background())
-	sub.only.Store(src.Rank)
+	sub.rank.Store(src.Rank)
 	if old := l.subs[src.Endpoint]; old != nil {
 		old.cancel()
 	}
@@ -145,32 +145,32 @@ func (l *Loads) Close() {
 // run keeps a connection and reads what comes.
 func (l *Loads) run(sub *loadSub) {
 	defer close(sub.done)
-	defer sub.forget(time.Time{})
-	look := time.NewTicker(loadLook)
-	defer look.Stop()
-	for wait := time.Duration(0); sub.wait(look.C, wait); wait = varied(min(max(2*wait, dialMin), dialMax)) {
+	defer sub.expire(time.Time{})
+	tick := time.NewTicker(loadTTLCheck)
+	defer tick.Stop()
+	for wait := time.Duration(0); sub.wait(tick.C, wait); wait = jittered(min(max(2*wait, dialMin), dialMax)) {
 		s, err := zmtp.Connect(sub.ctx, sub.endpoint, zmtp.StreamOptions{Type: "SUB", Topic: sub.topic, MaxMessage: maxLoad, Handshake: handshake})
 		if err != nil {
 			continue
 		}
-		if err = l.poller.Watch(s, sub.ring); err == nil {
+		if err = l.poller.Watch(s, sub.wake); err == nil {
 			wait = 0
-			l.read(s, sub, look.C)
+			l.read(s, sub, tick.C)
 		}
 		s.Close()
 	}
 }
 
-func (s *loadSub) ring() {
+func (s *loadSub) wake() {
 	select {
-	case s.bell <- struct{}{}:
+	case s.wakeCh <- struct{}{}:
 	default:
 	}
 }
 
 // wait lets time pass, and what ages meanwhile is forgotten; false when the subscription
 // has ended.
-func (s *loadSub) wait(look <-chan time.Time, d time.Duration) bool {
+func (s *loadSub) wait(tick <-chan time.Time, d time.Duration) bool {
 	over := time.NewTimer(d)
 	defer over.Stop()
 	for {
@@ -179,22 +179,22 @@ func (s *loadSub) wait(look <-chan time.Time, d time.Duration) bool {
 			return false
 		case <-over.C:
 			return true
-		case <-look:
-			s.forget(time.Now().Add(-loadSilence))
+		case <-tick:
+			s.expire(time.Now().Add(-loadTTL))
 		}
 	}
 }
 
 // read applies messages until the connection, or the subscription, ends.
-func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
+func (l *Loads) read(s *zmtp.Stream, sub *loadSub, tick <-chan time.Time) {
 	var loads []Load
 	for {
 		select {
 		case <-sub.ctx.Done():
 			return
-		case <-look:
-			sub.forget(time.Now().Add(-loadSilence))
-		case <-sub.bell:
+		case <-tick:
+			sub.expire(time.Now().Add(-loadTTL))
+		case <-sub.wakeCh:
 		}
 		buf := buffers.Get()
 		n, _, err := s.Fill(*buf)
@@ -219,12 +219,12 @@ func (l *Loads) read(s *zmtp.Stream, sub *loadSub, look <-chan time.Time) {
 // apply stores what a message says; loads is used again.
 func (l *Loads) apply(sub *loadSub, m zmtp.Message, loads []Load) []Load {
 	if len(m) > 4 {
-		l.garbage.Add(1)
+		l.malformed.Add(1)
 		return loads
 	}
 	loads, err := DecodeLoads(loads[:0], m[len(m)-1])
 	if err != nil {
-		if l.garbage.Add(1) == 1 {
+		if l.malformed.Add(1) == 1 {
 			l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.endpoint, "err", err)
 		}
 		return loads
@@ -244,7 +244,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 			l.foreign.Add(1)
 			continue
 		}
-		sub.heard[at] = now
+		sub.lastHeard[at] = now
 		r := sub.worker.Ranks[at]
 		r.Events.Add(1)
 		r.Running.Store(int64(ld.Running))
@@ -262,7 +262,7 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 // is none of them. One that names no rank is of the socket's; where that is several
 // ranks' nobody knows. An engine alone behind a worker of one rank calls itself 0.
 func (s *loadSub) place(rank int, alone bool) int {
-	only := s.only.Load()
+	only := s.rank.Load()
 	for i, r := range s.worker.Ranks {
 		if rank < 0 && r == only || r.EngineRank() == rank {
 			return i
@@ -274,15 +274,15 @@ func (s *loadSub) place(rank int, alone bool) int {
 	return -1
 }
 
-// forget lets go of what was said of each rank before a time, of all where it is
+// expire lets go of what was said of each rank before a time, of all where it is
 // zero. Only what could be read and was of that rank keeps it: what an
 // engine said before it fell silent, or began to send something else, ages.
-func (s *loadSub) forget(before time.Time) {
-	for i, at := range s.heard {
+func (s *loadSub) expire(before time.Time) {
+	for i, at := range s.lastHeard {
 		if at.IsZero() || !before.IsZero() && !at.Before(before) {
 			continue
 		}
-		s.heard[i] = time.Time{}
+		s.lastHeard[i] = time.Time{}
 		r := s.worker.Ranks[i]
 		r.QueuedTokens.Store(-1)
 		r.Running.Store(-1)

@@ -19,8 +19,8 @@ var errShort = errors.New("the message ends too early")
 
 func errKind(want string, b byte) error { return fmt.Errorf("found byte 0x%02x, want %s", b, want) }
 
-// take cuts n bytes off.
-func (r *reader) take(n int) ([]byte, error) {
+// next cuts n bytes off.
+func (r *reader) next(n int) ([]byte, error) {
 	if n < 0 || n > len(r.b) {
 		return nil, errShort
 	}
@@ -125,7 +125,7 @@ func (r *reader) blob(what string, first byte, fixed bool) ([]byte, error) {
 	if n > uint64(len(r.b)) {
 		return nil, errShort
 	}
-	return r.take(int(n))
+	return r.next(int(n))
 }
 
 // integer reads an integer of any width. negative says that v is the two's
@@ -191,7 +191,7 @@ func (r *reader) timestamp() (float64, error) {
 // owed instead of recursing, so depth costs nothing.
 func (r *reader) skip() error {
 	b, i := r.b, 0
-	for owed := uint64(1); owed > 0; owed-- {
+	for pending := uint64(1); pending > 0; pending-- {
 		if i >= len(b) {
 			return errShort
 		}
@@ -214,7 +214,7 @@ func (r *reader) skip() error {
 			return errShort
 		}
 		b, i = r.b[size:], 0
-		owed += more
+		pending += more
 	}
 	r.b = b[i:]
 	return nil

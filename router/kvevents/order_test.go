@@ -14,8 +14,8 @@ import (
 // These are orders of events by which a feed could be live and wrong, or live with
 // nobody at the other end.
 
-// never checks that a state does not come while what should not lead to it is under way.
-func (r *rig) never(s worker.FeedState, within time.Duration) {
+// staysFalse checks that a state does not come while what should not lead to it is under way.
+func (r *feedHarness) staysFalse(s worker.FeedState, within time.Duration) {
 	r.t.Helper()
 	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		if r.state() == s {
@@ -28,32 +28,32 @@ func (r *rig) never(s worker.FeedState, within time.Duration) {
 // would hear if that changed.
 func TestRetryWhileDisconnected(t *testing.T) {
 	e := newEngine(t, true)
-	e.set(func() { e.deaf = true })
-	s := newScribe(31, 1)
+	e.set(func() { e.unresponsive = true })
+	s := newEventWriter(31, 1)
 	all := batches(s, 20)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
-	r := newRig(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
+	r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout = 50 * time.Millisecond })
 	r.start()
 	e.subscribed()
 	r.await("replay_failures", 1)
-	e.leave()
-	e.set(func() { e.deaf = false })
+	e.closePublisher()
+	e.set(func() { e.unresponsive = false })
 	r.await("replayed_batches", len(all))
 	r.awaitState(worker.FeedBroken)
-	r.never(worker.FeedLive, 300*time.Millisecond)
-	r.holds(all...)
+	r.staysFalse(worker.FeedLive, 300*time.Millisecond)
+	r.indexEquals(all...)
 	b := s.batch()
 	all = append(all, b)
-	e.keep(b) // published to nobody
+	e.store(b) // published to nobody
 	e.open(e.Endpoint)
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 // stepped is a feed that the test's own goroutine drives.
-func (r *rig) stepped() *feed {
+func (r *feedHarness) stepped() *feed {
 	r.t.Helper()
 	f, err := newFeed(r.feeds, r.src)
 	if err != nil {
@@ -66,14 +66,14 @@ func (r *rig) stepped() *feed {
 
 // What is published between the end of a connection and the next one reaches nobody, and
 // no gap tells of it.
-func TestCutAndMadeAgain(t *testing.T) {
+func TestReconnect(t *testing.T) {
 	e := newEngine(t, true)
-	r := newRig(t, e, func(o *Options) { o.TailCheck = time.Hour })
+	r := newFeedHarness(t, e, func(o *Options) { o.TailCheck = time.Hour })
 	f := r.stepped()
-	s := newScribe(32, 1)
+	s := newEventWriter(32, 1)
 	all := batches(s, 10)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
 	step := func(what string, ok func() bool) {
 		t.Helper()
@@ -81,7 +81,7 @@ func TestCutAndMadeAgain(t *testing.T) {
 			f.watchConnection()
 			f.drain()
 			if f.connected && !f.known {
-				f.begin()
+				f.startPosition()
 			}
 			f.flush()
 			return ok()
@@ -89,10 +89,10 @@ func TestCutAndMadeAgain(t *testing.T) {
 	}
 	step("live", func() bool { return r.state() == worker.FeedLive })
 	e.subscribed()
-	f.ended(f.lines[0], errCut)
+	f.markEnded(f.conns[0], errConnectionLost)
 	b := s.batch()
 	all = append(all, b)
-	e.keep(b)
+	e.store(b)
 	e.subscribed()
 	want := r.describe(r.oracle(all...))
 	step("what was published in between", func() bool { return r.describe(r.index) == want && r.state() == worker.FeedLive })
@@ -103,27 +103,27 @@ func TestCutAndMadeAgain(t *testing.T) {
 func TestLeftoversOfALostConnection(t *testing.T) {
 	for _, replay := range []bool{true, false} {
 		e := newEngine(t, replay)
-		r := newRig(t, e, nil)
+		r := newFeedHarness(t, e, nil)
 		f := r.stepped()
 		eventually(t, "connected", func() bool { f.watchConnection(); return f.connected })
-		f.begin()
+		f.startPosition()
 		e.subscribed()
-		for len(f.bell) > 0 {
-			<-f.bell
+		for len(f.wakeCh) > 0 {
+			<-f.wakeCh
 		}
-		all := batches(newScribe(33, 1), 6)
+		all := batches(newEventWriter(33, 1), 6)
 		for _, b := range all[:2] {
-			e.keep(b) // lost, so that the next shows a gap
+			e.store(b) // lost, so that the next shows a gap
 		}
 		for _, b := range all[2:] {
 			e.publish(b)
 		}
 		select { // nobody else rings
-		case <-f.bell:
+		case <-f.wakeCh:
 		case <-time.After(20 * time.Second):
 			t.Fatal("nothing comes")
 		}
-		e.leave()
+		e.closePublisher()
 		eventually(t, "the loss is known", func() bool { f.watchConnection(); return !f.connected })
 		for range 100 {
 			f.drain()
@@ -136,20 +136,20 @@ func TestLeftoversOfALostConnection(t *testing.T) {
 }
 
 // bound is a rig whose engine connects to the feed and has been heard.
-func bound(t *testing.T, seed uint64) (e *engine, r *rig, s *scribe, all [][]byte) {
+func bound(t *testing.T, seed uint64) (e *engine, r *feedHarness, s *eventWriter, all [][]byte) {
 	t.Helper()
 	e = newEngine(t, true)
-	e.leave()
-	r = newRig(t, e, nil)
+	e.closePublisher()
+	r = newFeedHarness(t, e, nil)
 	r.src.Bind = true
 	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
 	e.connect()
-	s = newScribe(seed, 1)
+	s = newEventWriter(seed, 1)
 	all = batches(s, 5)
 	for _, b := range all {
 		e.publish(b)
 	}
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
 	return e, r, s, all
 }
@@ -158,7 +158,7 @@ func bound(t *testing.T, seed uint64) (e *engine, r *rig, s *scribe, all [][]byt
 func (e *engine) questions() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.asked)
+	return len(e.requested)
 }
 
 func (e *engine) connect() {
@@ -190,7 +190,7 @@ func TestStrangerAmidTraffic(t *testing.T) {
 		e.publish(b)
 		return e.questions() > before && r.state() == worker.FeedLive
 	})
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 // An engine that has left a port of ours and still answers replays is not heard.
@@ -200,17 +200,17 @@ func TestEngineLeavesABoundFeed(t *testing.T) {
 	e.pub.Close()
 	r.awaitState(worker.FeedBroken)
 	eventually(t, "it has been asked", func() bool { return e.questions() > before })
-	r.never(worker.FeedLive, 300*time.Millisecond)
+	r.staysFalse(worker.FeedLive, 300*time.Millisecond)
 	b := s.batch()
 	all = append(all, b)
-	e.keep(b)
+	e.store(b)
 	e.connect()
 	r.awaitState(worker.FeedLive)
-	r.holds(all...)
+	r.indexEquals(all...)
 }
 
 // A replay that is of another life each time it is asked is given up for a while.
-func TestReplayOfEverNewLives(t *testing.T) {
+func TestReplayOfRepeatedRestarts(t *testing.T) {
 	e := newEngine(t, false)
 	router := must(e.ctx.NewSocket(zmq.ROUTER))
 	router.SetLinger(0)
@@ -223,7 +223,7 @@ func TestReplayOfEverNewLives(t *testing.T) {
 	go func() {
 		defer close(done)
 		defer router.Close()
-		for life := uint64(1); ; {
+		for incarnation := uint64(1); ; {
 			select {
 			case <-stop:
 				return
@@ -233,54 +233,54 @@ func TestReplayOfEverNewLives(t *testing.T) {
 			if err != nil || len(m) != 3 {
 				continue
 			}
-			life++
-			s := newScribe(rand.Uint64(), life)
+			incarnation++
+			s := newEventWriter(rand.Uint64(), incarnation)
 			for _, seq := range []uint64{0, 2} { // number 1 is missing, so it is asked again
 				router.SendMessage(m[0], "", binary.BigEndian.AppendUint64(nil, seq), s.batch())
 			}
 		}
 	}()
 	t.Cleanup(func() { close(stop); <-done })
-	r := newRig(t, e, func(o *Options) { o.RetryMin, o.RetryMax = 20*time.Second, 20*time.Second })
-	r.src.Replay = at
+	r := newFeedHarness(t, e, func(o *Options) { o.RetryMin, o.RetryMax = 20*time.Second, 20*time.Second })
+	r.src.ReplayEndpoint = at
 	r.start()
 	r.awaitState(worker.FeedBroken)
 	r.await("replay_failures", 1)
-	if held, n := r.index.Held(r.rank.Slot), r.get("restarts"); held != 0 || n > maxLives {
-		t.Errorf("%d blocks held after %d lives", held, n)
+	if cached, n := r.index.CachedBlocks(r.rank.Slot), r.get("restarts"); cached != 0 || n > maxRestarts {
+		t.Errorf("%d blocks held after %d lives", cached, n)
 	}
 }
 
 // Who is to drop more than the index is told of a new life before the index is cleared,
 // and not of a gap.
-func TestRestartIsToldBeforehand(t *testing.T) {
+func TestOnRestartPrecedesClear(t *testing.T) {
 	e := newEngine(t, true)
-	var r *rig
+	var r *feedHarness
 	told := make(chan int, 8)
-	r = newRig(t, e, func(o *Options) {
-		o.OnRestart = func(rank *worker.Rank) { told <- o.Index.Held(rank.Slot) }
+	r = newFeedHarness(t, e, func(o *Options) {
+		o.OnRestart = func(rank *worker.Rank) { told <- o.Index.CachedBlocks(rank.Slot) }
 	})
-	s := newScribe(36, 1)
+	s := newEventWriter(36, 1)
 	all := batches(s, 10)
 	for _, b := range all {
-		e.keep(b)
+		e.store(b)
 	}
 	r.start()
 	e.subscribed()
-	r.holds(all...)
+	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
-	e.keep(s.batch())
+	e.store(s.batch())
 	e.publish(s.batch()) // a gap
 	r.await("gaps", 1)
 	r.awaitState(worker.FeedLive)
 	if len(told) != 0 {
 		t.Error("a gap was told as a restart")
 	}
-	e.newLife()
-	e.publish(newScribe(37, 2).batch())
+	e.restart()
+	e.publish(newEventWriter(37, 2).batch())
 	select {
-	case held := <-told:
-		if held == 0 {
+	case cached := <-told:
+		if cached == 0 {
 			t.Error("the index was cleared before")
 		}
 	case <-time.After(20 * time.Second):

@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// released is one release's own publisher in a process of its own.
-type released struct {
+// releasedPublisher is one release's own publisher in a process of its own.
+type releasedPublisher struct {
 	t    *testing.T
 	args []string
 	cmd  *exec.Cmd
@@ -25,7 +25,7 @@ type released struct {
 	out  *bufio.Scanner
 }
 
-func (p *released) launch() {
+func (p *releasedPublisher) launch() {
 	p.t.Helper()
 	p.cmd = exec.Command(p.args[0], p.args[1:]...)
 	p.in, p.out = must(p.cmd.StdinPipe()), bufio.NewScanner(must(p.cmd.StdoutPipe()))
@@ -38,7 +38,7 @@ func (p *released) launch() {
 	}
 }
 
-func (p *released) publish(n int) {
+func (p *releasedPublisher) publish(n int) {
 	p.t.Helper()
 	fmt.Fprintln(p.in, n)
 	if !p.out.Scan() {
@@ -46,7 +46,7 @@ func (p *released) publish(n int) {
 	}
 }
 
-func (p *released) kill() {
+func (p *releasedPublisher) kill() {
 	p.cmd.Process.Kill()
 	p.cmd.Wait()
 }
@@ -75,9 +75,9 @@ func tryReleased(t *testing.T, name, source string) {
 		l.Close()
 	}
 	engineName, _, _ := strings.Cut(name, "_")
-	p := &released{t: t, args: []string{os.Getenv("KVEVENTS_PYTHON"), os.Getenv("KVEVENTS_PUBLISHER"), engineName, source,
+	p := &releasedPublisher{t: t, args: []string{os.Getenv("KVEVENTS_PYTHON"), os.Getenv("KVEVENTS_PUBLISHER"), engineName, source,
 		fmt.Sprint(ports[0]), fmt.Sprint(ports[1])}}
-	r := newRig(t, &engine{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports[0]), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports[1])}, nil)
+	r := newFeedHarness(t, &engine{Endpoint: fmt.Sprintf("tcp://127.0.0.1:%d", ports[0]), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", ports[1])}, nil)
 	r.src.Engine = engineName
 
 	var tokens []uint32

@@ -11,29 +11,29 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"sluice/nixl/zmtp"
+	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
 
 var (
-	errStopped = errors.New("the feed is being stopped")
-	errNewLife = errors.New("the engine has a new life")
-	errHole    = errors.New("messages of the replay are missing")
-	errCut     = errors.New("the engine closed the connection")
-	errSilent  = errors.New("the publisher gives no sign of life")
+	errStopped        = errors.New("the feed is being stopped")
+	errRestarted      = errors.New("the engine has a new life")
+	errMissing        = errors.New("messages of the replay are missing")
+	errConnectionLost = errors.New("the engine closed the connection")
+	errNoAnswer       = errors.New("the publisher gives no sign of life")
 )
 
 // replayEnd is the number of the message that ends a replay: -1.
 const replayEnd = math.MaxUint64
 
-// maxWaits bounds, in ReplayTimeouts, how long a catch-up goes on that brings nothing
+// defaultMaxIdleTimeouts bounds, in ReplayTimeouts, how long a catch-up goes on that brings nothing
 // new. One that does is not given up: a long replay to a slow machine would else be
 // begun anew, from its first message, time and again.
-const maxWaits = 12
+const defaultMaxIdleTimeouts = 12
 
-// maxLives bounds how many new lives one catch-up follows. An engine that goes on like
+// maxRestarts bounds how many new lives one catch-up follows. An engine that goes on like
 // that is left alone until the next try.
-const maxLives = 3
+const maxRestarts = 3
 
 // maxReplayed bounds the hashes that are kept of what came by replay.
 const maxReplayed = 1 << 20
@@ -50,81 +50,83 @@ func (f *feed) catchUp(resume, suspect bool) {
 		f.setState(worker.FeedSyncing)
 	}
 	f.flush()
-	deadline := f.patience()
-	r := &replay{feed: f, fresh: !resume, suspect: suspect, deadline: deadline, turns: turns{pace: f.pace}, answers: inbox{most: f.opt.ahead}}
+	deadline := f.catchUpDeadline()
+	r := &replay{feed: f, empty: !resume, suspect: suspect, deadline: deadline, turn: applyTurn{limiter: f.limiter}, answers: inbox{maxBytes: f.options.inboxBytes}}
 	err := r.run()
-	for lives := 0; lives < maxLives && errors.Is(err, errNewLife); lives++ {
-		f.newLife()
-		r = &replay{feed: f, fresh: true, applied: true, deadline: deadline, turns: turns{pace: f.pace}, answers: inbox{most: f.opt.ahead}}
+	for lives := 0; lives < maxRestarts && errors.Is(err, errRestarted); lives++ {
+		f.newIncarnation()
+		r = &replay{feed: f, empty: true, applied: true, deadline: deadline, turn: applyTurn{limiter: f.limiter}, answers: inbox{maxBytes: f.options.inboxBytes}}
 		err = r.run()
 	}
-	f.ring() // what rang meanwhile was taken for the replay's
+	f.wake() // what rang meanwhile was taken for the replay's
 	switch {
 	case err == nil:
 		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
-		f.believe()
+		f.markLive()
 		if !f.checking {
 			// The subscription may have come to the engine later than the question: what
 			// it published between the two, and was its last for now, nobody told.
-			f.checkAt = time.Now().Add(f.opt.TailCheck)
+			f.checkAt = time.Now().Add(f.options.TailCheck)
 		}
 	case errors.Is(err, errStopped):
 	case f.checking && !r.applied: // no answer says nothing against what is held
 		f.counts["replay_failures"]++
-		f.checkAt = time.Now().Add(f.opt.RetryMax)
+		f.checkAt = time.Now().Add(f.options.RetryMax)
 	default:
 		f.counts["replay_failures"]++
 		// A broken feed that only tried again keeps what it has learned live.
 		if r.applied || f.retryAt.IsZero() {
-			f.distrust("resets")
+			f.clearUntrusted("resets")
 			f.position = position{}
 		}
 		f.known = true
-		f.backoff = min(max(2*f.backoff, f.opt.RetryMin), f.opt.RetryMax)
+		f.backoff = min(max(2*f.backoff, f.options.RetryMin), f.options.RetryMax)
 		f.retryAt = time.Now().Add(f.backoff)
 		f.setState(worker.FeedBroken)
 		f.log.Warn("kv events: cannot replay; the rank is not trusted until it works",
-			"endpoint", f.src.Replay, "retry_in", f.backoff, "error", err)
+			"endpoint", f.source.ReplayEndpoint, "retry_in", f.backoff, "error", err)
 	}
 }
 
 // replay is one catch-up: several questions, if answers were lost on the way.
 type replay struct {
 	*feed
-	fresh   bool // nothing applied yet stands
-	suspect bool
-	applied bool // the rank was cleared or changed
-	hole    bool // message holeAt was asked for, and one after it came
-	holeAt  uint64
-	answers inbox  // to the question under way, read ahead
-	taken   uint64 // of all answers
-	cut     error  // why no more answers can be read
-	turns   turns
+	empty       bool // nothing applied yet stands
+	suspect     bool
+	applied     bool // the rank was cleared or changed
+	missing     bool // message missingAt was asked for, and one after it came
+	missingAt   uint64
+	answers     inbox  // to the question under way, read ahead
+	answerBytes uint64 // of all answers
+	readErr     error  // why no more answers can be read
+	turn        applyTurn
 
 	deadline time.Time // put off by whatever brings something new
 }
 
-// patience is when a catch-up that brings nothing from now on is given up.
-func (f *feed) patience() time.Time { return time.Now().Add(f.opt.waits * f.opt.ReplayTimeout) }
+// catchUpDeadline is when a catch-up that brings nothing from now on is given up.
+func (f *feed) catchUpDeadline() time.Time {
+	return time.Now().Add(f.options.maxIdleTimeouts * f.options.ReplayTimeout)
+}
 
 func (r *replay) run() error {
 	for {
 		before, began := r.next, r.applied
-		err := r.ask()
+		err := r.request()
 		progress := r.applied && (!began || r.next > before)
 		switch {
-		case err == nil, errors.Is(err, errStopped), errors.Is(err, errNewLife):
+		case err == nil, errors.Is(err, errStopped), errors.Is(err, errRestarted):
 			return err
-		case errors.Is(err, errHole): // of each only once
+		case errors.Is(err, errMissing): // of each only once
 		case !progress, time.Now().After(r.deadline):
 			return err
 		}
 	}
 }
 
-// ask sends one question and applies the answers.
-func (r *replay) ask() error {
-	done, ok := r.pace.ask(r.ctx)
+// request sends one question and applies the answers.
+func (r *replay) request() error {
+	done, ok := r.limiter.acquire(r.ctx)
 	if !ok {
 		return errStopped
 	}
@@ -134,32 +136,32 @@ func (r *replay) ask() error {
 		return err
 	}
 	defer dealer.Close()
-	defer r.turns.give()
+	defer r.turn.release()
 	from := uint64(0)
-	if !r.fresh && r.next > 0 {
+	if !r.empty && r.next > 0 {
 		from = r.next - 1
 	}
 	r.counts["replays"]++
-	r.answers.drop()
-	r.cut = nil
+	r.answers.clear()
+	r.readErr = nil
 	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
 		return fmt.Errorf("cannot ask: %w", err)
 	}
 	for first := true; ; first = false {
 		seq, payload, err := r.receive(dealer)
 		if err == nil && time.Now().After(r.deadline) {
-			err = fmt.Errorf("nothing new came for %v", r.opt.waits*r.opt.ReplayTimeout)
+			err = fmt.Errorf("nothing new came for %v", r.options.maxIdleTimeouts*r.options.ReplayTimeout)
 		}
 		if err != nil {
 			return err
 		}
 		if seq == replayEnd {
-			return r.ended(first, from)
+			return r.handleEnd(first, from)
 		}
 		if first {
-			err = r.opening(seq, payload)
+			err = r.handleFirst(seq, payload)
 		} else {
-			err = r.following(seq, payload)
+			err = r.handleNext(seq, payload)
 		}
 		if err != nil {
 			return err
@@ -170,17 +172,17 @@ func (r *replay) ask() error {
 // connect makes the connection that a question is asked by. An engine that has just begun
 // may publish before it answers questions, so a refusal is not its last word.
 func (r *replay) connect() (*zmtp.Stream, error) {
-	ctx, cancel := context.WithTimeout(r.ctx, r.opt.ReplayTimeout)
+	ctx, cancel := context.WithTimeout(r.ctx, r.options.ReplayTimeout)
 	defer cancel()
 	for {
-		s, err := zmtp.Connect(ctx, r.src.Replay, r.streamOptions("DEALER"))
+		s, err := zmtp.Connect(ctx, r.source.ReplayEndpoint, r.streamOptions("DEALER"))
 		if err == nil {
-			if err = r.poller.Watch(s, r.ring); err == nil {
+			if err = r.poller.Watch(s, r.wake); err == nil {
 				return s, nil
 			}
 			s.Close()
 		}
-		if !sleep(ctx, varied(dialMin)) {
+		if !sleep(ctx, jittered(dialMin)) {
 			if r.stopping.Load() {
 				return nil, errStopped
 			}
@@ -189,22 +191,22 @@ func (r *replay) connect() (*zmtp.Stream, error) {
 	}
 }
 
-// opening handles the first message of an answer, which says whether it joins
+// handleFirst handles the first message of an answer, which says whether it joins
 // on to what has been applied.
-func (r *replay) opening(seq uint64, payload []byte) error {
+func (r *replay) handleFirst(seq uint64, payload []byte) error {
 	switch {
-	case r.fresh:
+	case r.empty:
 		if r.hasLast || !r.applied {
 			// What was learned live while the replay could not be had is in it.
 			r.clear()
 		}
 		r.position = position{known: true, next: seq, replayedFrom: seq}
-		r.fresh = false
+		r.empty = false
 	case r.next > 0 && seq == r.next-1 && r.hasLast:
 		if xxh3.Hash(payload) != r.lastHash {
-			return errNewLife
+			return errRestarted
 		}
-		r.proven()
+		r.markVerified()
 		return nil
 	case seq == r.next && !r.hasLast && !r.suspect:
 	case seq < r.next:
@@ -213,50 +215,50 @@ func (r *replay) opening(seq uint64, payload []byte) error {
 		// The engine no longer keeps what is missing, or cannot prove itself.
 		r.skipTo(seq)
 	}
-	return r.take(seq, payload)
+	return r.applyAnswer(seq, payload)
 }
 
 // skipTo gives up the messages before seq, and all the rank held with them.
 func (r *replay) skipTo(seq uint64) {
-	r.distrust("resets")
+	r.clearUntrusted("resets")
 	r.position = position{known: true, next: seq, replayedFrom: seq}
-	r.proven()
+	r.markVerified()
 }
 
 // proven: what the index holds of the rank now is of this life of the engine.
-func (r *replay) proven() {
+func (r *replay) markVerified() {
 	if r.suspect && !r.checking {
 		r.setState(worker.FeedSyncing)
 	}
 	r.suspect = false
 }
 
-func (r *replay) following(seq uint64, payload []byte) error {
+func (r *replay) handleNext(seq uint64, payload []byte) error {
 	switch {
 	case seq < r.next:
 		return nil
-	case seq > r.next && !(r.hole && r.holeAt == r.next):
-		r.hole, r.holeAt = true, r.next
-		return errHole // the engine's socket was full; ask again from here
+	case seq > r.next && !(r.missing && r.missingAt == r.next):
+		r.missing, r.missingAt = true, r.next
+		return errMissing // the engine's socket was full; ask again from here
 	case seq > r.next:
 		r.skipTo(seq) // asked for twice and not there: no asking will bring it
 	}
-	return r.take(seq, payload)
+	return r.applyAnswer(seq, payload)
 }
 
-func (r *replay) take(seq uint64, payload []byte) error {
+func (r *replay) applyAnswer(seq uint64, payload []byte) error {
 	if r.next != r.replayedFrom+uint64(len(r.replayed)) {
 		r.replayedFrom, r.replayed = r.next, nil
 	}
 	if len(r.replayed) == 0 {
-		b, _ := r.dec.Reset(payload)
+		b, _ := r.decoder.Reset(payload)
 		r.replayedTime = b.Time
 	}
-	r.applied, r.deadline = true, r.patience()
+	r.applied, r.deadline = true, r.catchUpDeadline()
 	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
 	if len(hashes) > maxReplayed {
 		hashes, from = append([]uint64(nil), hashes[maxReplayed/2:]...), from+maxReplayed/2
-		b, _ := r.dec.Reset(payload) // what is below has come by replay if it is no newer than this
+		b, _ := r.decoder.Reset(payload) // what is below has come by replay if it is no newer than this
 		r.replayedTime = b.Time
 	}
 	r.counts["replayed_batches"]++
@@ -265,18 +267,18 @@ func (r *replay) take(seq uint64, payload []byte) error {
 	return nil
 }
 
-// ended handles the end of an answer.
-func (r *replay) ended(empty bool, from uint64) error {
+// handleEnd handles the end of an answer.
+func (r *replay) handleEnd(empty bool, from uint64) error {
 	switch {
 	case !empty:
-	case r.fresh:
+	case r.empty:
 		// The engine has published nothing yet.
 		if r.hasLast {
 			r.clear()
 		}
 		r.position = position{known: true}
 	case from > 0 || r.next > 0:
-		return errNewLife // it has published less than has been seen of it
+		return errRestarted // it has published less than has been seen of it
 	}
 	return nil
 }
@@ -289,7 +291,7 @@ func (r *replay) ended(empty bool, from uint64) error {
 // to 0.32, whose queue is of 1,000), and a live connection that nobody reads does not
 // show that it is lost.
 func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err error) {
-	until := time.Now().Add(r.opt.ReplayTimeout)
+	until := time.Now().Add(r.options.ReplayTimeout)
 	if until.After(r.deadline) {
 		until = r.deadline
 	}
@@ -297,14 +299,14 @@ func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err e
 		if r.stopping.Load() {
 			return 0, nil, errStopped
 		}
-		if r.taken%burst == 0 || len(r.answers.queue) == 0 {
-			r.gather(dealer)
+		if r.answerBytes%applyBurst == 0 || len(r.answers.queue) == 0 {
+			r.readAvailable(dealer)
 		}
-		if m, ok := r.answers.take(); ok {
-			if !r.turns.take(r.ctx) {
+		if m, ok := r.answers.pop(); ok {
+			if !r.turn.acquire(r.ctx) {
 				return 0, nil, errStopped
 			}
-			r.taken++
+			r.answerBytes++
 			n := len(m)
 			if n < 3 || n > 4 || len(m[n-2]) != 8 {
 				r.counts["garbage"]++
@@ -312,24 +314,24 @@ func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err e
 			}
 			return binary.BigEndian.Uint64(m[n-2]), m[n-1], nil
 		}
-		if r.cut != nil {
-			return 0, nil, r.cut
+		if r.readErr != nil {
+			return 0, nil, r.readErr
 		}
-		r.turns.give()
+		r.turn.release()
 		if !r.await(until) {
-			return 0, nil, fmt.Errorf("nothing came for %v", r.opt.ReplayTimeout)
+			return 0, nil, fmt.Errorf("nothing came for %v", r.options.ReplayTimeout)
 		}
 	}
 }
 
-// gather reads what has come, to the question and live.
-func (r *replay) gather(dealer *zmtp.Stream) {
-	buf := r.borrow()
-	defer r.giveBack(buf)
-	for r.cut == nil && !r.answers.full() {
+// readAvailable reads what has come, to the question and live.
+func (r *replay) readAvailable(dealer *zmtp.Stream) {
+	buf := r.acquireBuffer()
+	defer r.releaseBuffer(buf)
+	for r.readErr == nil && !r.answers.full() {
 		m, ok, err := dealer.Next()
 		if ok {
-			r.answers.put(m)
+			r.answers.push(m)
 			continue
 		}
 		n := 0
@@ -337,13 +339,13 @@ func (r *replay) gather(dealer *zmtp.Stream) {
 			n, _, err = dealer.Fill(*buf)
 		}
 		if errors.Is(err, io.EOF) {
-			err = errCut
+			err = errConnectionLost
 		}
-		if r.cut = err; n == 0 {
+		if r.readErr = err; n == 0 {
 			break
 		}
 	}
-	dealer.Park()
+	dealer.Detach()
 	r.readAhead(*buf)
 }
 
@@ -353,12 +355,12 @@ func (r *replay) await(until time.Time) bool {
 	if left <= 0 {
 		return false
 	}
-	r.alarm = until
+	r.timerAt = until
 	r.timer.Reset(left)
 	select {
-	case <-r.bell:
+	case <-r.wakeCh:
 	case <-r.timer.C:
-		r.alarm = time.Time{}
+		r.timerAt = time.Time{}
 	case <-r.ctx.Done():
 	}
 	return true

@@ -14,46 +14,46 @@ import (
 // proves that the engine is the same: no other life of it can have made the
 // message before Next, which bears the time it was made at.
 type Position struct {
-	Next      uint64                `json:"next"`
-	LastHash  uint64                `json:"last_hash"` // XXH3-64 of message Next-1
-	BlockSize int                   `json:"block_size"`
-	Group     int                   `json:"group,omitempty"`
-	GroupTold bool                  `json:"group_told,omitempty"`
-	Coarse    [kvindex.NumTiers]int `json:"coarse,omitempty"`
+	Next       uint64                `json:"next"`
+	LastHash   uint64                `json:"last_hash"` // XXH3-64 of message Next-1
+	BlockSize  int                   `json:"block_size"`
+	Group      int                   `json:"group,omitempty"`
+	GroupKnown bool                  `json:"group_told,omitempty"`
+	TierRatio  [kvindex.NumTiers]int `json:"coarse,omitempty"`
 }
 
-// resumption is what a feed was told of a life before the router's own.
-type resumption struct {
-	pending bool
-	by      time.Time // what is not proven by then is dropped
+// resumeState is what a feed was told of a life before the router's own.
+type resumeState struct {
+	pending  bool
+	deadline time.Time // what is not proven by then is dropped
 }
 
-// resume takes up a position whose blocks are in the index already. They are
+// startResume takes up a position whose blocks are in the index already. They are
 // believed as those of a feed that is syncing until the engine has proven itself
 // (begin), or the rank is cleared.
-func (f *feed) resume(p *Position) {
+func (f *feed) startResume(p *Position) {
 	f.position = position{next: p.Next, lastHash: p.LastHash, hasLast: p.Next > 0}
-	f.blockSize, f.group, f.groupTold, f.coarse = p.BlockSize, p.Group, p.GroupTold, p.Coarse
+	f.blockSize, f.group, f.groupKnown, f.tierRatio = p.BlockSize, p.Group, p.GroupKnown, p.TierRatio
 	if p.BlockSize > 0 {
-		f.src.Rank.EventBlockSize.Store(int64(p.BlockSize))
+		f.source.Rank.EventBlockSize.Store(int64(p.BlockSize))
 	}
-	f.resuming = resumption{pending: true, by: time.Now().Add(f.opt.waits / 2 * f.opt.ReplayTimeout)}
-	f.src.Rank.Held.Store(int64(f.Index.Held(f.src.Rank.Slot)))
+	f.resume = resumeState{pending: true, deadline: time.Now().Add(f.options.maxIdleTimeouts / 2 * f.options.ReplayTimeout)}
+	f.source.Rank.CachedBlocks.Store(int64(f.Index.CachedBlocks(f.source.Rank.Slot)))
 }
 
-// unresumed drops what could not be proven.
-func (f *feed) unresumed() {
-	f.resuming = resumption{}
-	f.distrust("resets")
+// dropUnverified drops what could not be proven.
+func (f *feed) dropUnverified() {
+	f.resume = resumeState{}
+	f.clearUntrusted("resets")
 	f.position = position{}
-	f.forget()
+	f.resetEngine()
 	if !f.connected {
-		f.unheard()
+		f.warnNoConnection()
 	}
 }
 
-// published is a feed's position for others to read.
-type published struct {
+// sharedPosition is a feed's position for others to read.
+type sharedPosition struct {
 	mu  sync.Mutex
 	pos Position
 	ok  bool
@@ -64,12 +64,12 @@ type published struct {
 // same blocks.
 func (f *feed) publish() {
 	ok := f.known && f.hasLast && f.state() == worker.FeedLive
-	f.shown.mu.Lock()
-	f.shown.ok = ok
+	f.shared.mu.Lock()
+	f.shared.ok = ok
 	if ok {
-		f.shown.pos = Position{Next: f.next, LastHash: f.lastHash, BlockSize: f.blockSize, Group: f.group, GroupTold: f.groupTold, Coarse: f.coarse}
+		f.shared.pos = Position{Next: f.next, LastHash: f.lastHash, BlockSize: f.blockSize, Group: f.group, GroupKnown: f.groupKnown, TierRatio: f.tierRatio}
 	}
-	f.shown.mu.Unlock()
+	f.shared.mu.Unlock()
 }
 
 // Position is how far a rank's feed has come; false unless it is contiguous and
@@ -82,9 +82,9 @@ func (f *Feeds) Position(id worker.ID) (Position, bool) {
 	if fd == nil {
 		return Position{}, false
 	}
-	fd.shown.mu.Lock()
-	defer fd.shown.mu.Unlock()
-	return fd.shown.pos, fd.shown.ok
+	fd.shared.mu.Lock()
+	defer fd.shared.mu.Unlock()
+	return fd.shared.pos, fd.shared.ok
 }
 
 // checkTail asks the engine, once after each burst of messages, whether it has
@@ -92,11 +92,11 @@ func (f *Feeds) Position(id worker.ID) (Position, bool) {
 // the next one that comes shows it; when none comes, nobody would ever know.
 func (f *feed) checkTail() {
 	f.checkAt = time.Time{}
-	if f.src.Bind && f.suspect && f.known && f.canAsk() {
-		f.stillThere()
+	if f.source.Bind && f.suspect && f.known && f.hasReplay() {
+		f.verifyEngine()
 		return
 	}
-	if !f.known || !f.canAsk() || f.state() != worker.FeedLive {
+	if !f.known || !f.hasReplay() || f.state() != worker.FeedLive {
 		return
 	}
 	f.counts["tail_checks"]++

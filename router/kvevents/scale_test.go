@@ -56,10 +56,10 @@ func TestFeedsOfAFleet(t *testing.T) {
 
 // What a fleet's feeds may take beside what the process had before.
 const (
-	mostThreads  = 8
-	mostPerFeed  = 2  // descriptors, between replays
-	fewOfOwn     = 12 // descriptors that do not grow with the fleet: the poller's, this test's
-	replayingTop = 3  // descriptors of a feed whose replay is under way
+	maxThreads       = 8
+	maxPerFeed       = 2  // descriptors, between replays
+	fixedDescriptors = 12 // descriptors that do not grow with the fleet: the poller's, this test's
+	replayingTop     = 3  // descriptors of a feed whose replay is under way
 	// mostCPU is of one message, and leaves a machine that is busy otherwise its slack.
 	mostCPU = 15 * time.Microsecond
 	// mostSwitches are voluntary changes of context per message, from manyMessages a second
@@ -74,16 +74,16 @@ func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.
 	before := usage(t)
 	fleet := p.subscribe(t)
 	fleet.await(t, "every feed has its replay", func(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedLive })
-	p.say("rate %d 1", l.rate) // the connections are warm, and so are caches
-	p.hear(t, "sent")
-	fleet.settle(t)
+	p.send("rate %d 1", l.rate) // the connections are warm, and so are caches
+	p.receive(t, "sent")
+	fleet.waitSettled(t)
 	// The least of several tries: whoever else uses the machine makes it more, never less.
 	cost, switches := time.Duration(math.MaxInt64), math.MaxFloat64
 	var used used
 	for range windows {
 		at, applied := usage(t), fleet.get("batches")
-		p.say("rate %d %d", l.rate, lasts/time.Second)
-		sent, _ := strconv.Atoi(p.hear(t, "sent"))
+		p.send("rate %d %d", l.rate, lasts/time.Second)
+		sent, _ := strconv.Atoi(p.receive(t, "sent"))
 		eventually(t, "all messages", func() bool { return fleet.get("batches")-applied >= sent })
 		used = usage(t)
 		cost = min(cost, (used.cpu-at.cpu)/time.Duration(sent))
@@ -95,15 +95,15 @@ func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.
 	// On a machine whose processors are all busy the runtime starts threads for whatever
 	// sits in a system call, the test's own included, and never ends one. So the short form
 	// tells feeds that take a thread each from feeds that share them.
-	most := mostThreads
+	most := maxThreads
 	if os.Getenv("SLUICE_SOAK") == "" {
 		most = max(most, l.feeds/2)
 	}
 	if threads > most {
 		t.Errorf("%d threads for %d feeds; want %d at most", threads, l.feeds, most)
 	}
-	if files > mostPerFeed*l.feeds+fewOfOwn {
-		t.Errorf("%d descriptors for %d feeds; want %d a feed at most", files, l.feeds, mostPerFeed)
+	if files > maxPerFeed*l.feeds+fixedDescriptors {
+		t.Errorf("%d descriptors for %d feeds; want %d a feed at most", files, l.feeds, maxPerFeed)
 	}
 	if l.feeds*l.rate >= manyMessages && switches > mostSwitches {
 		t.Errorf("%.2f context switches per message; want %g at most", switches, mostSwitches)
@@ -126,16 +126,16 @@ func TestAllEnginesRestart(t *testing.T) {
 	fleet := p.subscribe(t)
 	live := func(r *worker.Rank) bool { return worker.FeedState(r.Feed.Load()) == worker.FeedLive }
 	fleet.await(t, "every feed has its replay", live)
-	p.say("rate 5 1")
-	p.hear(t, "sent")
-	fleet.settle(t)
+	p.send("rate 5 1")
+	p.receive(t, "sent")
+	fleet.waitSettled(t)
 
 	url := serveHTTP(t)
 	calm := requestTimes(t, url, time.Second)
 	before := usage(t)
 	most := watchUsage(t)
-	p.say("restart %d", kept)
-	p.hear(t, "restarted")
+	p.send("restart %d", kept)
+	p.receive(t, "restarted")
 	began := time.Now()
 	busy := []time.Duration{}
 	var asking sync.WaitGroup
@@ -158,10 +158,10 @@ func TestAllEnginesRestart(t *testing.T) {
 	threads, files, rss := most()
 	t.Logf("restart of %d engines: all feeds live after %v; requests meanwhile p99 %v, before %v; at most %d threads, %d descriptors, %d MiB more",
 		feeds, took.Round(time.Millisecond), quantile(busy, 0.99), quantile(calm, 0.99), threads-before.threads, files-before.files, (rss-before.rss)>>20)
-	if n := threads - before.threads; n > mostThreads {
-		t.Errorf("%d threads more; want %d at most", n, mostThreads)
+	if n := threads - before.threads; n > maxThreads {
+		t.Errorf("%d threads more; want %d at most", n, maxThreads)
 	}
-	if n := files - before.files; n > (replayingTop-mostPerFeed+1)*feeds {
+	if n := files - before.files; n > (replayingTop-maxPerFeed+1)*feeds {
 		t.Errorf("%d descriptors more for %d feeds", n, feeds)
 	}
 	if limit := 50 * time.Millisecond; quantile(busy, 0.5) > limit {
@@ -173,13 +173,13 @@ func TestAllEnginesRestart(t *testing.T) {
 type fleetFeeds struct {
 	feeds *Feeds
 	ranks []*worker.Rank
-	counters
+	counterMap
 	mu2 sync.Mutex
 	by  map[worker.ID]int // batches that came by replay
 }
 
-func (f *fleetFeeds) FeedCounted(id worker.ID, counter string, n int) {
-	f.counters.FeedCounted(id, counter, n)
+func (f *fleetFeeds) AddFeedCount(id worker.ID, counter string, n int) {
+	f.counterMap.AddFeedCount(id, counter, n)
 	f.mu2.Lock()
 	defer f.mu2.Unlock()
 	if counter == "replayed_batches" {
@@ -204,8 +204,8 @@ func (f *fleetFeeds) await(t *testing.T, what string, ok func(*worker.Rank) bool
 	}
 }
 
-// settle waits until nothing more is applied.
-func (f *fleetFeeds) settle(t *testing.T) {
+// waitSettled waits until nothing more is applied.
+func (f *fleetFeeds) waitSettled(t *testing.T) {
 	t.Helper()
 	for last := -1; f.get("batches") != last; time.Sleep(500 * time.Millisecond) {
 		last = f.get("batches")
@@ -313,15 +313,15 @@ func launchPublishers(t *testing.T, n int) *publishers {
 	}
 	t.Cleanup(func() { p.in.Close(); cmd.Wait() })
 	for range n {
-		pub, replay, _ := strings.Cut(p.hear(t, "engine"), " ")
+		pub, replay, _ := strings.Cut(p.receive(t, "engine"), " ")
 		p.endpoints = append(p.endpoints, [2]string{pub, replay})
 	}
 	return p
 }
 
-func (p *publishers) say(format string, args ...any) { fmt.Fprintf(p.in, format+"\n", args...) }
+func (p *publishers) send(format string, args ...any) { fmt.Fprintf(p.in, format+"\n", args...) }
 
-func (p *publishers) hear(t *testing.T, word string) string {
+func (p *publishers) receive(t *testing.T, word string) string {
 	t.Helper()
 	for p.out.Scan() {
 		if rest, ok := strings.CutPrefix(p.out.Text(), word); ok {
@@ -335,14 +335,14 @@ func (p *publishers) hear(t *testing.T, word string) string {
 func (p *publishers) subscribe(t *testing.T) *fleetFeeds {
 	t.Helper()
 	f := &fleetFeeds{by: map[worker.ID]int{}}
-	f.feeds = NewFeeds(Options{Index: kvindex.New(kvindex.Options{}), Observer: f, TailCheck: time.Hour})
+	f.feeds = NewFeeds(Options{Index: kvindex.New(kvindex.Options{}), Counters: f, TailCheck: time.Hour})
 	t.Cleanup(f.feeds.Close)
 	for i, at := range p.endpoints {
 		w := worker.New(worker.Spec{ID: fmt.Sprint("w", i), URL: "http://127.0.0.1:1"})
 		r := w.Ranks[0]
 		r.Slot = worker.Slot(i)
 		f.ranks = append(f.ranks, r)
-		if err := f.feeds.Start(Source{Rank: r, Model: "m", Engine: "vllm", Endpoint: at[0], Replay: at[1]}); err != nil {
+		if err := f.feeds.Start(Source{Rank: r, Model: "m", Engine: "vllm", Endpoint: at[0], ReplayEndpoint: at[1]}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -356,7 +356,7 @@ func TestPublishersOfAFleet(t *testing.T) {
 		t.Skip("others run this")
 	}
 	runtime.LockOSThread()
-	s := &stage{life: 1, payloads: playbook(1)}
+	s := &publisherFleet{incarnation: 1, payloads: recordPayloads(1)}
 	ctx := must(zmq.NewContext())
 	ctx.SetMaxSockets(3*n + 16)
 	for range n {
@@ -393,32 +393,32 @@ func TestPublishersOfAFleet(t *testing.T) {
 	}
 }
 
-// stage has the engines of a fleet, all on one thread.
-type stage struct {
-	life     uint64
-	payloads [][]byte
-	engines  []*staged
-	poll     *zmq.Poller
+// publisherFleet has the engines of a fleet, all on one thread.
+type publisherFleet struct {
+	incarnation uint64
+	payloads    [][]byte
+	engines     []*fleetPublisher
+	poll        *zmq.Poller
 }
 
-type staged struct {
+type fleetPublisher struct {
 	pub, router *zmq.Socket
 	at          [2]string
 	next        uint64
 }
 
-// playbook is what each of them publishes, over and over: a chain of blocks that grows, and
+// recordPayloads is what each of them publishes, over and over: a chain of blocks that grows, and
 // its end.
-func playbook(life uint64) (all [][]byte) {
+func recordPayloads(incarnation uint64) (all [][]byte) {
 	const steps, perStep, size = 32, 2, 16
 	gone := wireEvent{kind: "BlockRemoved", medium: "GPU"}
 	for i := range steps {
 		e := wireEvent{blockSize: size, medium: "GPU"}
 		if i > 0 {
-			e.parent = life<<32 | uint64(perStep*i-1)
+			e.parent = incarnation<<32 | uint64(perStep*i-1)
 		}
 		for b := range perStep {
-			h := life<<32 | uint64(perStep*i+b)
+			h := incarnation<<32 | uint64(perStep*i+b)
 			e.hashes, gone.hashes = append(e.hashes, h), append(gone.hashes, h)
 			for k := range size {
 				e.tokens = append(e.tokens, 1000*i+100*b+k)
@@ -429,8 +429,8 @@ func playbook(life uint64) (all [][]byte) {
 	return append(all, wireBatch(nil, gone.asMap()))
 }
 
-func (s *stage) open(ctx *zmq.Context, pub, replay string) {
-	e := &staged{pub: must(ctx.NewSocket(zmq.PUB)), router: must(ctx.NewSocket(zmq.ROUTER))}
+func (s *publisherFleet) open(ctx *zmq.Context, pub, replay string) {
+	e := &fleetPublisher{pub: must(ctx.NewSocket(zmq.PUB)), router: must(ctx.NewSocket(zmq.ROUTER))}
 	e.pub.SetLinger(0)
 	e.router.SetLinger(0)
 	e.router.SetSndhwm(0)
@@ -457,7 +457,7 @@ func (s *stage) open(ctx *zmq.Context, pub, replay string) {
 }
 
 // publish sends for some seconds, each engine rate messages a second, evenly spread.
-func (s *stage) publish(rate, seconds int) (sent int) {
+func (s *publisherFleet) publish(rate, seconds int) (sent int) {
 	total := rate * seconds * len(s.engines)
 	every := time.Second / time.Duration(rate*len(s.engines))
 	for began := time.Now(); sent < total; sent++ {
@@ -473,13 +473,13 @@ func (s *stage) publish(rate, seconds int) (sent int) {
 	return sent
 }
 
-func (s *stage) payload(seq uint64) []byte { return s.payloads[seq%uint64(len(s.payloads))] }
+func (s *publisherFleet) payload(seq uint64) []byte { return s.payloads[seq%uint64(len(s.payloads))] }
 
 // restart closes everything and opens it again at the same places: lives that have
 // published kept messages each, to nobody.
-func (s *stage) restart(ctx *zmq.Context, kept int) {
-	s.life++
-	s.payloads = playbook(s.life)
+func (s *publisherFleet) restart(ctx *zmq.Context, kept int) {
+	s.incarnation++
+	s.payloads = recordPayloads(s.incarnation)
 	old := s.engines
 	s.engines, s.poll = nil, nil
 	for _, e := range old {
@@ -495,14 +495,14 @@ func (s *stage) restart(ctx *zmq.Context, kept int) {
 }
 
 // answer serves replays that are asked for.
-func (s *stage) answer(wait time.Duration) {
+func (s *publisherFleet) answer(wait time.Duration) {
 	ready, _ := s.poll.Poll(wait)
 	for _, p := range ready {
 		m, err := p.Socket.RecvMessageBytes(zmq.DONTWAIT)
 		if err != nil || len(m) != 3 || len(m[2]) != 8 {
 			continue
 		}
-		e := s.engines[slices.IndexFunc(s.engines, func(e *staged) bool { return e.router == p.Socket })]
+		e := s.engines[slices.IndexFunc(s.engines, func(e *fleetPublisher) bool { return e.router == p.Socket })]
 		for seq := binary.BigEndian.Uint64(m[2]); seq < e.next; seq++ {
 			e.router.SendMessage(m[0], "", binary.BigEndian.AppendUint64(nil, seq), s.payload(seq))
 		}

@@ -10,7 +10,7 @@ type sglang struct{}
 func (sglang) storedElement(d *Decoder, i int, ev *Event) error {
 	switch i {
 	case 6:
-		return d.word(&ev.Medium)
+		return d.internedString(&ev.Medium)
 	case 7:
 		if d.nextIsMap() {
 			return d.metadata(ev)
@@ -30,7 +30,7 @@ func (d *Decoder) metadata(ev *Event) error {
 			return err
 		}
 		if string(key) == "cache_salt" {
-			err = d.word(&ev.CacheSalt)
+			err = d.internedString(&ev.CacheSalt)
 		} else {
 			err = d.events.skip()
 		}
@@ -46,11 +46,11 @@ func (d *Decoder) nextIsMap() bool {
 	return err == nil && (c&0xf0 == 0x80 || c == 0xde || c == 0xdf)
 }
 
-// either serves an engine nobody has named: a map in eighth place is SGLang's
+// unknownEngine serves an engine nobody has named: a map in eighth place is SGLang's
 // metadata, all else is read as vLLM's.
-type either struct{}
+type unknownEngine struct{}
 
-func (either) storedElement(d *Decoder, i int, ev *Event) error {
+func (unknownEngine) storedElement(d *Decoder, i int, ev *Event) error {
 	if i == 7 && d.nextIsMap() {
 		return sglang{}.storedElement(d, i, ev)
 	}

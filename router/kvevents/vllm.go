@@ -11,15 +11,15 @@ type vllm struct{}
 func (vllm) storedElement(d *Decoder, i int, ev *Event) error {
 	switch i {
 	case 6:
-		return d.word(&ev.Medium)
+		return d.internedString(&ev.Medium)
 	case 7:
-		return d.word(&ev.LoRA)
+		return d.internedString(&ev.LoRA)
 	case 8:
 		return d.extraKeys()
 	case 9:
 		return d.group(ev)
 	case 10:
-		return d.word(&ev.SpecKind)
+		return d.internedString(&ev.CacheKind)
 	}
 	return d.events.skip() // cache spec, and whatever comes after
 }
@@ -58,7 +58,7 @@ func (d *Decoder) mixExtra(ev *Event) error {
 			switch isText := err == nil; {
 			case isText && k == 0 && ev.LoRA != "" && string(word) == ev.LoRA:
 			case isText && k == salt:
-				ev.CacheSalt = d.keep(word)
+				ev.CacheSalt = d.intern(word)
 			default:
 				ev.Extra = true
 				if i < len(ev.Locals) {

@@ -32,16 +32,16 @@ type ApproxOptions struct {
 // change under the shard's lock, and the index's own locks come after it. The bound on memory
 // is that of all shards together, so a beginning that all prompts share may have all of it.
 type Approx struct {
-	max       int64
-	ttl       atomic.Int64 // ns
-	start     time.Time
-	index     *radix
-	sightings atomic.Int64
-	blocks    atomic.Int64  // that they are of
-	turn      atomic.Uint32 // whose expiry is looked after next
-	sweeping  atomic.Bool   // a sweep is under way
-	evicted   atomic.Uint64
-	shards    [approxShards]approxShard
+	max          int64
+	ttl          atomic.Int64 // ns
+	start        time.Time
+	index        *radix
+	observations atomic.Int64
+	blocks       atomic.Int64  // that they are of
+	nextExpiry   atomic.Uint32 // whose expiry is looked after next
+	sweeping     atomic.Bool   // a sweep is under way
+	evicted      atomic.Uint64
+	shards       [approxShards]approxShard
 }
 
 const (
@@ -50,59 +50,59 @@ const (
 )
 
 type approxShard struct {
-	mu sync.Mutex
-	of *Approx
+	mu     sync.Mutex
+	approx *Approx
 	// Its part of Approx.sightings and Approx.blocks as told, and of the latter as it is.
-	told, toldBlocks, blocks int
-	// oldest is when first was seen, for others to read; noSighting where there is none.
+	published, publishedBlocks, blocks int
+	// oldest is when first was seen, for others to read; noObservation where there is none.
 	oldest atomic.Int64
 
 	// torn is when blocks last went from before others, which may have stayed, or came beside
 	// the order of seen: what was seen later is reached through all that is before it.
-	torn time.Duration
+	gapsSince time.Duration
 
 	ranks []table // by slot: sequence hash of its first block -> sighting
 	// seen is a list from what was seen longest ago to the latest.
-	seen        slab[sighting]
-	first, last uint32
-	going       []span      // of blocks on their way out of the index
-	gone        worker.Slot // whose those are
-	coming      []uint32    // scratch: sightings on their way out of here
-	places      []uint64    // scratch: where blocks that come lie
-	ev          Stored      // what observe stores
-	sink        uint64      // what is looked at ahead, so that it does
-	_           [64]byte    // the next one's lock is on a cache line of its own
+	seen         slab[observation]
+	first, last  uint32
+	evicting     []span      // of blocks on their way out of the index
+	evictingSlot worker.Slot // whose those are
+	expired      []uint32    // scratch: sightings on their way out of here
+	places       []uint64    // scratch: where blocks that come lie
+	ev           Stored      // what observe stores
+	sink         uint64      // what is looked at ahead, so that it does
+	_            [64]byte    // the next one's lock is on a cache line of its own
 }
 
-const noSighting = math.MaxInt64
+const noObservation = math.MaxInt64
 
-type sighting struct {
+type observation struct {
 	span
 	first        blockhash.Seq
 	at           time.Duration // since Approx.start
 	older, newer uint32
 	slot         worker.Slot
 	// fresh: brought by one request, so never yet counted on by another.
-	fresh bool
+	unconfirmed bool
 	// behind is no less than how many others lie behind blocks of it, or have lain there; 255
 	// is for more.
-	behind uint8
+	followers uint8
 }
 
 // span is blocks that lie one behind the other in one run of the index.
 type span struct {
-	place uint64 // of the first; see sideCell
+	place uint64 // of the first; see engineCell
 	n     int32
 }
 
 func (x *span) end() uint64 { return placeAfter(x.place, int(x.n)) }
 
 // What a sighting is taken to cost: the record, and a half-full table's share.
-const sightingBytes = int64(unsafe.Sizeof(sighting{})) + 2*int64(unsafe.Sizeof(cell{}))
+const observationBytes = int64(unsafe.Sizeof(observation{})) + 2*int64(unsafe.Sizeof(cell{}))
 
-// stretchMost bounds the blocks of a sighting, and so what is copied of them under one hold
+// maxSpan bounds the blocks of a sighting, and so what is copied of them under one hold
 // of a lock.
-const stretchMost = 256
+const maxSpan = 256
 
 // NewApprox makes an empty Approx.
 func NewApprox(opt ApproxOptions) *Approx {
@@ -112,10 +112,10 @@ func NewApprox(opt ApproxOptions) *Approx {
 	a := &Approx{max: opt.MaxBytes, start: time.Now()}
 	a.SetTTL(opt.TTL)
 	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
-	a.index.max, a.index.owned = math.MaxInt64, true // what goes at the bound is said here, with its sighting
+	a.index.max, a.index.ownerPlaces = math.MaxInt64, true // what goes at the bound is said here, with its sighting
 	for i := range a.shards {
-		a.shards[i].of = a
-		a.shards[i].oldest.Store(noSighting)
+		a.shards[i].approx = a
+		a.shards[i].oldest.Store(noObservation)
 	}
 	return a
 }
@@ -129,8 +129,8 @@ func (a *Approx) SetTTL(ttl time.Duration) {
 	a.ttl.Store(int64(ttl))
 }
 
-// past says whether what was seen at a time is past its own.
-func (a *Approx) past(at, now time.Duration) bool { return int64(now-at) > a.ttl.Load() }
+// isExpired says whether what was seen at a time is past its own.
+func (a *Approx) isExpired(at, now time.Duration) bool { return int64(now-at) > a.ttl.Load() }
 
 // shard is that of prompts that begin with a block: not by the bits by which tables of a
 // shard say where the block's cell is, or all first blocks would lie in one corner of them.
@@ -148,33 +148,33 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	s.observe(slot, seqs, now, sawFresh, 0)
+	s.observe(slot, seqs, now, seenSent, 0)
 	s.unlock()
 	a.trim(now)
-	a.sweepRest(s, now)
+	a.startSweep(s, now)
 }
 
-// over says whether more is held than may be; the index publishes what it takes by
+// overLimit says whether more is held than may be; the index publishes what it takes by
 // the grain.
-func (a *Approx) over() bool {
-	return a.index.bytes.Load()+shardCount*a.index.grain+a.own() > a.max
+func (a *Approx) overLimit() bool {
+	return a.index.bytes.Load()+shardCount*a.index.publishStep+a.observationMemory() > a.max
 }
 
-// own is the memory that the sightings take.
-func (a *Approx) own() int64 { return a.sightings.Load() * sightingBytes }
+// observationMemory is the memory that the sightings take.
+func (a *Approx) observationMemory() int64 { return a.observations.Load() * observationBytes }
 
 // unlock ends a writer's turn and tells the others of it.
 func (s *approxShard) unlock() {
-	s.withdraw()
-	if n := s.seen.live(); n != s.told {
-		s.of.sightings.Add(int64(n - s.told))
-		s.told = n
+	s.flushEvicted()
+	if n := s.seen.live(); n != s.published {
+		s.approx.observations.Add(int64(n - s.published))
+		s.published = n
 	}
-	if s.blocks != s.toldBlocks {
-		s.of.blocks.Add(int64(s.blocks - s.toldBlocks))
-		s.toldBlocks = s.blocks
+	if s.blocks != s.publishedBlocks {
+		s.approx.blocks.Add(int64(s.blocks - s.publishedBlocks))
+		s.publishedBlocks = s.blocks
 	}
-	oldest := int64(noSighting)
+	oldest := int64(noObservation)
 	if s.first != 0 {
 		oldest = int64(s.seen.at(s.first).at)
 	}
@@ -196,21 +196,21 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	s := a.shard(seqs[0])
 	s.mu.Lock()
 	s.expire(now)
-	s.observe(slot, seqs[:cachedBlocks], now, sawAgain, 0)
-	s.disown(slot, seqs[cachedBlocks:])
+	s.observe(slot, seqs[:cachedBlocks], now, seenCached, 0)
+	s.forgetShared(slot, seqs[cachedBlocks:])
 	s.unlock()
 	a.trim(now)
-	a.sweepRest(s, now)
+	a.startSweep(s, now)
 }
 
-// disown forgets of the blocks of seqs those that more than one request has counted on. The
+// forgetShared forgets of the blocks of seqs those that more than one request has counted on. The
 // last of those goes first, so that whoever is behind another goes before it.
-func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
+func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 	r := &s.ranks[slot]
-	stay, follows, torn := 0, false, s.isTorn() // torn: what follows need not have been counted
+	keep, follows, gaps := 0, false, s.hasGaps() // torn: what follows need not have been counted
 	for i := 0; i < len(seqs); {
-		if i%touchMost == 0 {
-			s.sink += r.touch(seqs[i:])
+		if i%maxPrefetch == 0 {
+			s.sink += r.prefetch(seqs[i:])
 		}
 		e := r.get(uint64(seqs[i]))
 		if e == 0 {
@@ -218,35 +218,35 @@ func (s *approxShard) disown(slot worker.Slot, seqs []blockhash.Seq) {
 			follows = false
 			continue
 		}
-		n := s.along(e, seqs[i:])
+		n := s.matchLen(e, seqs[i:])
 		i += n
-		if s.seen.at(e).fresh {
+		if s.seen.at(e).unconfirmed {
 			follows = false
 			continue
 		}
-		s.cut(e, n)
+		s.split(e, n)
 		x := s.seen.at(e)
-		if stay += int(x.behind); follows && !torn {
-			stay-- // this one goes as well
+		if keep += int(x.followers); follows && !gaps {
+			keep-- // this one goes as well
 		}
-		x.fresh, follows = true, true // it comes once, also where its hash comes twice
-		s.coming = append(s.coming, e)
+		x.unconfirmed, follows = true, true // it comes once, also where its hash comes twice
+		s.expired = append(s.expired, e)
 	}
-	if stay > 0 {
-		s.tear()
+	if keep > 0 {
+		s.markGaps()
 	}
-	for i := len(s.coming) - 1; i >= 0; i-- {
-		s.forget(s.coming[i], int(s.seen.at(s.coming[i]).n))
+	for i := len(s.expired) - 1; i >= 0; i-- {
+		s.dropTail(s.expired[i], int(s.seen.at(s.expired[i]).n))
 	}
-	s.coming = s.coming[:0]
+	s.expired = s.expired[:0]
 }
 
-// tear notes that from now on blocks may be held that are not reached through those before
+// markGaps notes that from now on blocks may be held that are not reached through those before
 // them. Those were seen by now, whoever's clock they go by.
-func (s *approxShard) tear() { s.torn = time.Since(s.of.start) }
+func (s *approxShard) markGaps() { s.gapsSince = time.Since(s.approx.start) }
 
-// isTorn says whether there may be such blocks yet.
-func (s *approxShard) isTorn() bool { return s.first != 0 && s.seen.at(s.first).at <= s.torn }
+// hasGaps says whether there may be such blocks yet.
+func (s *approxShard) hasGaps() bool { return s.first != 0 && s.seen.at(s.first).at <= s.gapsSince }
 
 // Find is as Index.Find. What is past its time it forgets first, unless somebody is
 // writing there or there is much of it: then it may tell of it for that moment longer.
@@ -256,19 +256,19 @@ func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 		if s := a.shard(seqs[0]); s.stale(now) && s.mu.TryLock() {
 			s.expire(now)
 			s.unlock()
-			a.sweepRest(s, now)
+			a.startSweep(s, now)
 		}
 	}
 	a.index.Find(seqs, o)
 }
 
-// Ahead looks at the memory that a Find of these blocks will begin with: see
+// Prefetch looks at the memory that a Find of these blocks will begin with: see
 // schedule.Scheduler.Ahead.
-func (a *Approx) Ahead(seqs []blockhash.Seq) (sum uint64) {
+func (a *Approx) Prefetch(seqs []blockhash.Seq) (sum uint64) {
 	if len(seqs) == 0 {
 		return 0
 	}
-	return a.index.shardOf(uint64(seqs[0])).table.touch(seqs)
+	return a.index.shardOf(uint64(seqs[0])).table.prefetch(seqs)
 }
 
 // Clear forgets everything of a rank and returns how many blocks it held. It does so
@@ -305,7 +305,7 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 			return n, false
 		default:
 			k := min(int(s.seen.at(e).n), approxStep-n)
-			s.forget(e, k)
+			s.dropTail(e, k)
 			n += k
 		}
 	}
@@ -316,7 +316,7 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 func (a *Approx) Len() int { return int(a.blocks.Load()) }
 
 // Bytes is the memory the entries take.
-func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.own() }
+func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.observationMemory() }
 
 // Evicted is how many entries the bound on memory has cost so far.
 func (a *Approx) Evicted() uint64 { return a.evicted.Load() }

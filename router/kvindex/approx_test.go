@@ -12,7 +12,7 @@ import (
 	"sluice/router/worker"
 )
 
-func TestApproxLearnsAndForgets(t *testing.T) {
+func TestApproxObservesAndExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewApprox(ApproxOptions{TTL: time.Minute})
 		_, seqs := chain(0, 1, 10)
@@ -96,7 +96,7 @@ func TestApproxConfirm(t *testing.T) {
 }
 
 // Nothing keeps a block from hashing to 0, which is also what freed memory holds.
-func TestZeroIsAHashLikeAnother(t *testing.T) {
+func TestZeroHash(t *testing.T) {
 	a := NewApprox(ApproxOptions{})
 	gone := []blockhash.Seq{5, 6}
 	a.Observe(1, gone)
@@ -179,7 +179,7 @@ func (a *Approx) check() error {
 			if x.newer == 0 && s.last != e || x.newer != 0 && s.seen.at(x.newer).older != e {
 				return fmt.Errorf("shard %d: its list is broken at entry %d", i, e)
 			}
-			if x.n < 1 || x.n > stretchMost || s.ranks[x.slot].get(uint64(x.first)) != e {
+			if x.n < 1 || x.n > maxSpan || s.ranks[x.slot].get(uint64(x.first)) != e {
 				return fmt.Errorf("shard %d: entry %d, of %d blocks, is not found by its hash", i, e, x.n)
 			}
 			sh := &a.index.shards[placeShard(x.place)]
@@ -188,30 +188,30 @@ func (a *Approx) check() error {
 				if x.place == 0 || !a.index.valid(p) {
 					return fmt.Errorf("shard %d: block %d of entry %d is not in the index", i, k, e)
 				}
-				r, pos := sh.runs.at(placeRun(p)), placePos(p)
-				if f := sh.nodeOf(r, pos); f == 0 || !sh.holds(sh.table.nodes.at(f), x.slot, Device) || k == 0 && sh.word(r, pos) != uint64(x.first) {
+				r, pos := sh.extents.at(placeExtent(p)), placePos(p)
+				if f := sh.nodeOf(r, pos); f == 0 || !sh.isHolder(sh.table.nodes.at(f), x.slot, Device) || k == 0 && sh.hashAt(r, pos) != uint64(x.first) {
 					return fmt.Errorf("shard %d: block %d of entry %d lies where its rank does not hold it", i, k, e)
 				}
-				if s.seen.at(s.first).at > s.torn && !sh.reached(r, pos, x.slot) {
+				if s.seen.at(s.first).at > s.gapsSince && !sh.isReached(r, pos, x.slot) {
 					return fmt.Errorf("shard %d: entry %d, block %d: the one before has gone, and nothing says so", i, e, k)
 				}
 			}
 			of += int(x.n)
-			inShard[sh.no] += int(x.n)
+			inShard[sh.number] += int(x.n)
 		}
 		for r := range s.ranks {
 			cells += s.ranks[r].n
 		}
-		if n != s.told || n != s.seen.live() || n != cells || len(s.coming)+len(s.going) > 0 {
-			return fmt.Errorf("shard %d: %d in its list, %d told, %d live, %d in the tables", i, n, s.told, s.seen.live(), cells)
+		if n != s.published || n != s.seen.live() || n != cells || len(s.expired)+len(s.evicting) > 0 {
+			return fmt.Errorf("shard %d: %d in its list, %d told, %d live, %d in the tables", i, n, s.published, s.seen.live(), cells)
 		}
-		if of != s.blocks || of != s.toldBlocks {
-			return fmt.Errorf("shard %d: %d blocks, %d and %d counted", i, of, s.blocks, s.toldBlocks)
+		if of != s.blocks || of != s.publishedBlocks {
+			return fmt.Errorf("shard %d: %d blocks, %d and %d counted", i, of, s.blocks, s.publishedBlocks)
 		}
 		blocks, sightings = blocks+of, sightings+n
 	}
-	if int(a.sightings.Load()) != sightings || a.Len() != blocks || a.index.Len() != blocks {
-		return fmt.Errorf("%d sightings of %d blocks, %d in the index, %d and %d counted", sightings, blocks, a.index.Len(), a.sightings.Load(), a.Len())
+	if int(a.observations.Load()) != sightings || a.Len() != blocks || a.index.Len() != blocks {
+		return fmt.Errorf("%d sightings of %d blocks, %d in the index, %d and %d counted", sightings, blocks, a.index.Len(), a.observations.Load(), a.Len())
 	}
 	for i, n := range inShard {
 		if sh := &a.index.shards[i]; n != sh.entries || len(sh.copies) > 0 {
@@ -243,7 +243,7 @@ func TestApproxTablesStaySparse(t *testing.T) {
 }
 
 // What nobody asks for again goes too, by others' calls.
-func TestApproxForgetsInIdleShards(t *testing.T) {
+func TestApproxExpiresInIdleShards(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewApprox(ApproxOptions{TTL: time.Minute})
 		for sid := range 500 {
@@ -262,7 +262,7 @@ func TestApproxForgetsInIdleShards(t *testing.T) {
 }
 
 // After a pause all there was is past its time at once. No request forgets all of it.
-func TestApproxForgetsInSteps(t *testing.T) {
+func TestApproxClearsInSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := NewApprox(ApproxOptions{TTL: time.Minute})
 		fill := func() (seqs []blockhash.Seq) {

@@ -9,38 +9,38 @@ import (
 
 // Export implements Exporter; an engine hash is the block's own.
 func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
-	if slot >= worker.MaxSlots || a.index.Held(slot) == 0 {
+	if slot >= worker.MaxSlots || a.index.CachedBlocks(slot) == 0 {
 		return
 	}
-	c := chains{yield: yield, follows: a.index.follows}
+	c := chainExporter{yield: yield, follows: a.index.parentPos}
 	for i := range a.shards {
 		s := &a.shards[i]
 		for from, last := uint64(0), false; !last; {
 			s.mu.Lock()
 			last = int(slot) >= len(s.ranks)
 			if !last {
-				from, last = s.ranks[slot].from(from, exportStep/stretchMost, func(cell cell) {
+				from, last = s.ranks[slot].from(from, exportStep/maxSpan, func(cell cell) {
 					for x, i := s.seen.at(cell.ref), 0; i < int(x.n); i++ {
-						c.all = append(c.all, holding{at: spotAt(placeAfter(x.place, i))})
+						c.entries = append(c.entries, exportEntry{at: exportPosOf(placeAfter(x.place, i))})
 					}
 				})
 			}
 			s.mu.Unlock()
 		}
 	}
-	c.read = func(line []holding) { a.index.readHeld(line, slot) }
-	c.give()
+	c.read = func(line []exportEntry) { a.index.readExported(line, slot) }
+	c.exportAll()
 }
 
-// readHeld is chains.read by what the index itself says of an owner's rank; a block's engine
+// readExported is chains.read by what the index itself says of an owner's rank; a block's engine
 // hash is its own.
-func (ix *radix) readHeld(line []holding, slot worker.Slot) {
-	sh, _ := ix.line(line[0].at.line())
+func (ix *radix) readExported(line []exportEntry, slot worker.Slot) {
+	sh, _ := ix.extentOf(line[0].at.extent())
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	_, r := ix.line(line[0].at.line())
+	_, r := ix.extentOf(line[0].at.extent())
 	f := r.tail
-	if r.gen() != uint16(line[0].at.line()&lastGen) {
+	if r.gen() != uint16(line[0].at.extent()&lastGen) {
 		f = 0 // another's by now
 	}
 	nodes := &sh.table.nodes
@@ -49,11 +49,11 @@ func (ix *radix) readHeld(line []holding, slot worker.Slot) {
 		for f != 0 && nodes.at(f).off() > h.at.pos() {
 			f = nodes.links(f).prev
 		}
-		if f == 0 || h.at.pos() >= nodes.at(f).end() || !sh.holds(nodes.at(f), slot, Device) {
-			h.at |= goneSpot
+		if f == 0 || h.at.pos() >= nodes.at(f).end() || !sh.isHolder(nodes.at(f), slot, Device) {
+			h.at |= posGone
 			continue
 		}
-		h.seq = blockhash.Seq(sh.word(r, h.at.pos()))
+		h.seq = blockhash.Seq(sh.hashAt(r, h.at.pos()))
 		h.hash = EngineHash(h.seq)
 	}
 }
@@ -71,7 +71,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s.expire(now)
 		if int(slot) < len(s.ranks) {
 			if parent = s.ranks[slot].get(uint64(x.ParentSeq)); parent != 0 {
-				s.cut(parent, 1)
+				s.split(parent, 1)
 				break
 			}
 		}
@@ -82,8 +82,8 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s = &a.shards[i]
 		s.mu.Lock()
 	}
-	s.tear() // the parent stays where it is in s.seen, with these before it
-	res.Added, _ = s.observe(slot, x.Seqs, now, sawBefore, parent)
+	s.markGaps() // the parent stays where it is in s.seen, with these before it
+	res.Added, _ = s.observe(slot, x.Seqs, now, seenImported, parent)
 	res.Repeated = len(x.Seqs) - res.Added
 	s.unlock()
 	a.trim(now)

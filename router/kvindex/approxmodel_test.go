@@ -14,7 +14,7 @@ import (
 // each whether one request alone has brought it.
 type approxModel map[worker.Slot]map[blockhash.Seq]bool
 
-func (m approxModel) see(slot worker.Slot, seqs []blockhash.Seq, brought bool) {
+func (m approxModel) observe(slot worker.Slot, seqs []blockhash.Seq, brought bool) {
 	if m[slot] == nil {
 		m[slot] = map[blockhash.Seq]bool{}
 	}
@@ -30,7 +30,7 @@ func (m approxModel) confirm(slot worker.Slot, seqs []blockhash.Seq, cached int)
 			delete(m[slot], seq)
 		}
 	}
-	m.see(slot, seqs[:cached], false)
+	m.observe(slot, seqs[:cached], false)
 }
 
 func (m approxModel) depth(slot worker.Slot, seqs []blockhash.Seq) (n int) {
@@ -52,7 +52,7 @@ func (m approxModel) len() (n int) {
 
 // Prompts of hundreds of blocks that branch, go on, and are found to be held in part, so with
 // holes in what is believed: whatever is asked for, each block is found that a plain map has.
-func TestApproxEqualsAMap(t *testing.T) {
+func TestApproxMatchesModel(t *testing.T) {
 	for seed := range uint64(4) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		a, m := NewApprox(ApproxOptions{}), approxModel{}
@@ -74,7 +74,7 @@ func TestApproxEqualsAMap(t *testing.T) {
 			switch op := rnd.IntN(20); {
 			case op < 12:
 				a.Observe(slot, seqs)
-				m.see(slot, seqs, true)
+				m.observe(slot, seqs, true)
 			case op < 18:
 				cached := rnd.IntN(len(seqs) + 1)
 				a.Confirm(slot, seqs, cached)
@@ -94,7 +94,7 @@ func TestApproxEqualsAMap(t *testing.T) {
 				})
 				for i := range lines {
 					a.Import(slot, &lines[i])
-					m.see(slot, lines[i].Seqs, false)
+					m.observe(slot, lines[i].Seqs, false)
 				}
 			}
 			asked := prompt()
@@ -113,7 +113,7 @@ func TestApproxEqualsAMap(t *testing.T) {
 
 // Hashes that come twice in a prompt are no prompt's, but whoever looks for them finds some:
 // nothing is held then that cannot be given back.
-func TestApproxHashesThatComeTwice(t *testing.T) {
+func TestApproxRepeatedHashes(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for round := range 300 {
 		a := NewApprox(ApproxOptions{})
@@ -134,9 +134,9 @@ func TestApproxHashesThatComeTwice(t *testing.T) {
 	}
 }
 
-// reached says whether a rank holds the block before one. Where one has gone and come again
+// isReached says whether a rank holds the block before one. Where one has gone and come again
 // the index does not tell what was behind it, and this says yes.
-func (sh *shard) reached(r *run, pos int, slot worker.Slot) bool {
+func (sh *shard) isReached(r *extent, pos int, slot worker.Slot) bool {
 	before := uint32(0)
 	if pos > 0 {
 		before = sh.nodeOf(r, pos-1)
@@ -145,12 +145,12 @@ func (sh *shard) reached(r *run, pos int, slot worker.Slot) bool {
 	} else {
 		before = sh.parentOf(r)
 	}
-	return before == 0 || sh.holds(sh.table.nodes.at(before), slot, Device)
+	return before == 0 || sh.isHolder(sh.table.nodes.at(before), slot, Device)
 }
 
 // Blocks that stay where those before them went are looked for until they have gone too, and
 // then no more.
-func TestApproxTornHeals(t *testing.T) {
+func TestApproxGapsClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rnd := rand.New(rand.NewPCG(5, 6))
 		a := NewApprox(ApproxOptions{TTL: time.Minute})
@@ -169,7 +169,7 @@ func TestApproxTornHeals(t *testing.T) {
 			if err := a.check(); err != nil {
 				t.Fatalf("step %d: %v", step, err)
 			}
-			if s := a.shard(trunk[0]); s.seen.at(s.first).at > s.torn {
+			if s := a.shard(trunk[0]); s.seen.at(s.first).at > s.gapsSince {
 				whole++
 			} else {
 				torn++

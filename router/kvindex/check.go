@@ -12,9 +12,9 @@ func (ix *radix) checkSome(own *rankState) {
 	if ix.checks.Add(1)%256 != 0 || ix.Len() > 4096 {
 		return
 	}
-	ix.births.Lock() // no rank may come meanwhile
-	defer ix.births.Unlock()
-	for _, slot := range ix.born {
+	ix.ranksMu.Lock() // no rank may come meanwhile
+	defer ix.ranksMu.Unlock()
+	for _, slot := range ix.activeRanks {
 		if r := ix.ranks[slot].Load(); r != own {
 			if !r.mu.TryLock() {
 				return
@@ -29,15 +29,15 @@ func (ix *radix) checkSome(own *rankState) {
 
 // tally is what a check of a shard has found.
 type tally struct {
-	held   map[worker.Slot]int
-	copies int
-	bytes  int64
+	cachedBlocks map[worker.Slot]int
+	copies       int
+	bytes        int64
 }
 
 // check verifies what the index believes of itself. It takes time in proportion
 // to all it holds; the caller has every rank's lock, or the index alone.
 func (ix *radix) check() error {
-	sum := tally{held: make(map[worker.Slot]int)}
+	sum := tally{cachedBlocks: make(map[worker.Slot]int)}
 	inShard := make([]int, shardCount)
 	for i := range ix.shards {
 		sh := &ix.shards[i]
@@ -53,14 +53,14 @@ func (ix *radix) check() error {
 		return fmt.Errorf("shards take %d bytes, counted %d", sum.bytes, ix.Bytes())
 	}
 	entries := 0
-	for _, slot := range ix.born {
-		if ix.Held(slot) != sum.held[slot] {
-			return fmt.Errorf("slot %d holds %d, counted %d", slot, sum.held[slot], ix.Held(slot))
+	for _, slot := range ix.activeRanks {
+		if ix.CachedBlocks(slot) != sum.cachedBlocks[slot] {
+			return fmt.Errorf("slot %d holds %d, counted %d", slot, sum.cachedBlocks[slot], ix.CachedBlocks(slot))
 		}
-		delete(sum.held, slot)
+		delete(sum.cachedBlocks, slot)
 		rank := ix.ranks[slot].Load()
 		n, left := 0, 0
-		for i, cells := range [][]sideCell{rank.side.cells, rank.side.old} {
+		for i, cells := range [][]engineCell{rank.engineTable.cells, rank.engineTable.old} {
 			for j, c := range cells {
 				if c.place == 0 {
 					continue
@@ -76,20 +76,20 @@ func (ix *radix) check() error {
 				entries++
 				inShard[placeShard(c.place)]--
 				sh := &ix.shards[placeShard(c.place)]
-				f := sh.nodeOf(sh.runs.at(placeRun(c.place)), placePos(c.place))
-				if f == 0 || !sh.holds(sh.table.nodes.at(f), slot, placeTier(c.place)) {
-					return fmt.Errorf("slot %d: hash %d names run %d, %d, which it does not hold", slot, c.hash, placeRun(c.place), placePos(c.place))
+				f := sh.nodeOf(sh.extents.at(placeExtent(c.place)), placePos(c.place))
+				if f == 0 || !sh.isHolder(sh.table.nodes.at(f), slot, placeTier(c.place)) {
+					return fmt.Errorf("slot %d: hash %d names run %d, %d, which it does not hold", slot, c.hash, placeExtent(c.place), placePos(c.place))
 				}
 			}
 		}
-		if n != rank.side.n || left != rank.side.left && rank.side.old != nil {
-			return fmt.Errorf("slot %d: %d cells in use, %d counted", slot, n, rank.side.n)
+		if n != rank.engineTable.n || left != rank.engineTable.oldUsed && rank.engineTable.old != nil {
+			return fmt.Errorf("slot %d: %d cells in use, %d counted", slot, n, rank.engineTable.n)
 		}
 	}
-	if len(sum.held) > 0 {
-		return fmt.Errorf("held by slots that no event came from: %v", sum.held)
+	if len(sum.cachedBlocks) > 0 {
+		return fmt.Errorf("held by slots that no event came from: %v", sum.cachedBlocks)
 	}
-	if ix.owned {
+	if ix.ownerPlaces {
 		return nil // what lies where is known to the owner
 	}
 	for i, n := range inShard {
@@ -111,12 +111,12 @@ func (sh *shard) check(sum *tally) error {
 		pos int
 	}
 	covered := make(map[uint64]spot)
-	loose, kids, kidsFound, kidsCounted := 0, make(map[uint32]int), 0, 0
+	loose, children, kidsFound, kidsCounted := 0, make(map[uint32]int), 0, 0
 	runs, frags, used := 0, 0, int64(0)
 	holds := 0 // (rank, tier, block)
-	for id := uint32(1); id < sh.runs.used; id++ {
-		r := sh.runs.at(id)
-		if r.line == 0 {
+	for id := uint32(1); id < sh.extents.used; id++ {
+		r := sh.extents.at(id)
+		if r.storage == 0 {
 			continue
 		}
 		runs++
@@ -124,24 +124,24 @@ func (sh *shard) check(sum *tally) error {
 		if r.tail == 0 || r.len() != nodes.at(r.tail).end() || r.len() > int(classes[r.class]) {
 			return fmt.Errorf("run %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
 		}
-		if leaf := nodes.at(r.tail).kids() == 0; leaf != r.listed {
-			return fmt.Errorf("run %d: leaf %v, listed %v", id, leaf, r.listed)
+		if leaf := nodes.at(r.tail).children() == 0; leaf != r.inLeafList {
+			return fmt.Errorf("run %d: leaf %v, listed %v", id, leaf, r.inLeafList)
 		}
 		next := uint32(0)
 		for f := r.tail; f != 0; f = nodes.links(f).prev {
 			n := nodes.at(f)
 			frags++
-			kidsCounted += int(n.kids())
+			kidsCounted += int(n.children())
 			switch {
-			case n.run() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.line || n.len() == 0:
+			case n.extent() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.storage || n.len() == 0:
 				return fmt.Errorf("fragment %d of run %d: %x", f, id, *n)
 			case nodes.links(f).next != next:
 				return fmt.Errorf("fragment %d of run %d: next is %d, not %d", f, id, nodes.links(f).next, next)
 			case next != 0 && n.end() > nodes.at(next).off():
 				return fmt.Errorf("fragments %d and %d of run %d overlap", f, next, id)
-			case next != 0 && n.end() == nodes.at(next).off() && n.kids() == 0 && sh.sameHolders(n, nodes.at(next)):
+			case next != 0 && n.end() == nodes.at(next).off() && n.children() == 0 && sh.sameHolders(n, nodes.at(next)):
 				return fmt.Errorf("fragments %d and %d of run %d should be one", f, next, id)
-			case n[wFirst] != sh.word(r, n.off()) || n[wLast] != sh.word(r, n.end()-1):
+			case n[wFirst] != sh.hashAt(r, n.off()) || n[wLast] != sh.hashAt(r, n.end()-1):
 				return fmt.Errorf("fragment %d of run %d: its ends are not the storage's", f, id)
 			case sh.table.find(n[wFirst]) != f:
 				return fmt.Errorf("fragment %d of run %d is not in the table", f, id)
@@ -158,47 +158,47 @@ func (sh *shard) check(sum *tally) error {
 			any := false
 			sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
 				any = true
-				sum.held[slot] += n.len()
+				sum.cachedBlocks[slot] += n.len()
 				holds += n.len()
 			})
 			if !any {
 				return fmt.Errorf("fragment %d of run %d is held by nobody", f, id)
 			}
 			for pos := n.off(); pos < n.end(); pos++ {
-				if at, twice := covered[sh.word(r, pos)]; twice {
-					return fmt.Errorf("block %x is at %v and at run %d, %d", sh.word(r, pos), at, id, pos)
+				if at, twice := covered[sh.hashAt(r, pos)]; twice {
+					return fmt.Errorf("block %x is at %v and at run %d, %d", sh.hashAt(r, pos), at, id, pos)
 				}
-				covered[sh.word(r, pos)] = spot{id, pos}
+				covered[sh.hashAt(r, pos)] = spot{id, pos}
 			}
-			loose += sh.gap(nodes.links(f).prev, f)
+			loose += sh.gapBefore(nodes.links(f).prev, f)
 			next = f
 		}
 		if p := sh.parentOf(r); p != 0 {
-			kids[p]++
+			children[p]++
 		} else if !r.root {
 			loose++
 		}
 	}
-	for f, n := range kids {
-		if int(nodes.at(f).kids()) != n {
-			return fmt.Errorf("fragment %d counts %d children, has %d", f, nodes.at(f).kids(), n)
+	for f, n := range children {
+		if int(nodes.at(f).children()) != n {
+			return fmt.Errorf("fragment %d counts %d children, has %d", f, nodes.at(f).children(), n)
 		}
 		kidsFound += n
 	}
-	if loose != sh.loose || kidsFound != kidsCounted {
-		return fmt.Errorf("%d loose, counted %d; %d children, counted %d", loose, sh.loose, kidsFound, kidsCounted)
+	if loose != sh.unanchored || kidsFound != kidsCounted {
+		return fmt.Errorf("%d loose, counted %d; %d children, counted %d", loose, sh.unanchored, kidsFound, kidsCounted)
 	}
-	if runs != sh.runs.live || frags != nodes.live() || used != sh.words.inUse {
+	if runs != sh.extents.live || frags != nodes.live() || used != sh.words.inUse {
 		return fmt.Errorf("%d runs, %d fragments, %d words found; %d, %d, %d counted",
-			runs, frags, used, sh.runs.live, nodes.live(), sh.words.inUse)
+			runs, frags, used, sh.extents.live, nodes.live(), sh.words.inUse)
 	}
 	copies := 0
 	for _, n := range sh.copies {
 		copies += n
 	}
 	listed := 0
-	for id, older := sh.oldest, uint32(0); id != 0; id = sh.runs.at(id).newer {
-		if r := sh.runs.at(id); !r.listed || r.older != older {
+	for id, older := sh.oldest, uint32(0); id != 0; id = sh.extents.at(id).newer {
+		if r := sh.extents.at(id); !r.inLeafList || r.older != older {
 			return fmt.Errorf("the list is broken at run %d", id)
 		}
 		older = id

@@ -6,14 +6,14 @@ import "sluice/router/worker"
 // the fragments of the runs they lie in. Readers go on, and so do writers of other
 // ranks, for a shard is locked for one run at a time; those of this rank wait.
 func (ix *radix) Clear(slot worker.Slot) (lost int) {
-	if slot >= worker.MaxSlots || ix.Held(slot) == 0 {
+	if slot >= worker.MaxSlots || ix.CachedBlocks(slot) == 0 {
 		return 0
 	}
 	rank := ix.rank(slot)
 	rank.mu.Lock()
-	tables := [][]sideCell{rank.side.cells, rank.side.old}
-	memory := []*mapped{rank.side.mem, rank.side.oldMem}
-	rank.side.forget()
+	tables := [][]engineCell{rank.engineTable.cells, rank.engineTable.old}
+	memory := []*mmapCells{rank.engineTable.mem, rank.engineTable.oldMem}
+	rank.engineTable.clear()
 	mark := ix.clears.Add(1)
 	for _, cells := range tables {
 		for i := range cells {
@@ -23,7 +23,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 			}
 			sh := &ix.shards[placeShard(p)]
 			// A run is cleared as a whole, by the first of its entries.
-			if sh.runs.seen(placeRun(p)).mark.Load() == mark && !sh.hasCopies.Load() {
+			if sh.extents.read(placeExtent(p)).clearMark.Load() == mark && !sh.hasCopies.Load() {
 				continue
 			}
 			sh.lock()
@@ -34,34 +34,34 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 	for _, m := range memory {
 		m.free()
 	}
-	rank.side.stale.Store(0)
-	ix.done(rank)
+	rank.engineTable.stale.Store(0)
+	ix.unlockRank(rank)
 	return lost
 }
 
 // clearAt takes a rank away from the whole run that one of its entries lies in.
 func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
-	run := placeRun(p)
+	ext := placeExtent(p)
 	if len(sh.copies) > 0 {
-		key := copyOf{run, uint16(placePos(p)), slot, placeTier(p)}
+		key := copyOf{ext, uint16(placePos(p)), slot, placeTier(p)}
 		sh.entries -= sh.copies[key]
 		delete(sh.copies, key)
 	}
-	r := sh.runs.at(run)
-	if r.mark.Load() == mark || !sh.ix.valid(p) {
+	r := sh.extents.at(ext)
+	if r.clearMark.Load() == mark || !sh.ix.valid(p) {
 		return 0
 	}
-	r.mark.Store(mark)
+	r.clearMark.Store(mark)
 	nodes := &sh.table.nodes
 	for id := r.tail; id != 0; {
 		prev := nodes.links(id).prev
 		n := nodes.at(id)
 		for tier := range NumTiers {
-			if !sh.holds(n, slot, tier) {
+			if !sh.isHolder(n, slot, tier) {
 				continue
 			}
 			lost += n.len()
-			if sh.sole(n, slot, tier) {
+			if sh.isSoleHolder(n, slot, tier) {
 				sh.remove(id)
 				break
 			}
@@ -74,8 +74,8 @@ func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
 		sh.join(prev, id)
 		id = prev
 	}
-	sh.counts(slot, -lost)
+	sh.addCounts(slot, -lost)
 	sh.entries -= lost
-	sh.settle(run)
+	sh.finishExtent(ext)
 	return lost
 }

@@ -9,28 +9,28 @@ import (
 // evictStep is the most blocks that go from the end of a branch at a time.
 const evictStep = 64
 
-// evictHold is how many such steps are made under a shard's lock at a time.
-const evictHold = 8
+// maxEvictLock is how many such steps are made under a shard's lock at a time.
+const maxEvictLock = 8
 
 // evict drops the coldest leaves until the index is in its bounds. Each shard has
 // its runs that end in a leaf in a list by their last use, and says of what tick the
 // coldest is; the shard with the coldest of all goes first, and within it a run
 // loses its end first. own is the rank whose lock the caller has.
 func (ix *radix) evict(own *rankState) {
-	for ix.over() {
+	for ix.overLimit() {
 		sh := ix.coldest()
 		if sh == nil {
 			return
 		}
 		sh.lock()
-		sh.countReaders()
-		for range evictHold {
-			if sh.oldest == 0 || ix.over() && sh.coldest.Load() > ix.coldest().coldest.Load() {
+		sh.applyReadSamples()
+		for range maxEvictLock {
+			if sh.oldest == 0 || ix.overLimit() && sh.coldest.Load() > ix.coldest().coldest.Load() {
 				break
 			}
 			sh.evictFrom(sh.oldest)
 			sh.account()
-			if !ix.over() {
+			if !ix.overLimit() {
 				break
 			}
 		}
@@ -52,17 +52,17 @@ func (ix *radix) evict(own *rankState) {
 
 // coldest is the shard that has the coldest leaf, nil if there are no leaves.
 func (ix *radix) coldest() (coldest *shard) {
-	least := uint64(math.MaxUint64)
+	oldest := uint64(math.MaxUint64)
 	for i := range ix.shards {
-		if at := ix.shards[i].coldest.Load(); at < least {
-			coldest, least = &ix.shards[i], at
+		if at := ix.shards[i].coldest.Load(); at < oldest {
+			coldest, oldest = &ix.shards[i], at
 		}
 	}
 	return coldest
 }
 
-func (sh *shard) evictFrom(run uint32) {
-	r := sh.runs.at(run)
+func (sh *shard) evictFrom(ext uint32) {
+	r := sh.extents.at(ext)
 	id := r.tail
 	n := sh.table.nodes.at(id)
 	from, to := max(n.off(), n.end()-evictStep), n.end()
@@ -74,7 +74,7 @@ func (sh *shard) evictFrom(run uint32) {
 		lost, cells := to-from, to-from
 		if len(sh.copies) > 0 {
 			for pos := from; pos < to; pos++ {
-				key := copyOf{run, uint16(pos), slot, tier}
+				key := copyOf{ext, uint16(pos), slot, tier}
 				cells += sh.copies[key]
 				delete(sh.copies, key)
 			}
@@ -84,67 +84,67 @@ func (sh *shard) evictFrom(run uint32) {
 		sh.ix.evicted.Add(uint64(lost))
 		sh.entries -= cells
 		rank := sh.ix.ranks[slot].Load()
-		if stale := rank.side.stale.Add(int64(cells)); stale > rank.cells.Load()/2+64 && len(sh.tidy) < 64 {
+		if stale := rank.engineTable.stale.Add(int64(cells)); stale > rank.cells.Load()/2+64 && len(sh.tidy) < 64 {
 			sh.tidy = append(sh.tidy, slot)
 		}
 	})
 	if from > n.off() {
-		sh.cut(id, from)
+		sh.truncate(id, from)
 	} else {
 		sh.remove(id)
 	}
-	sh.settle(run)
+	sh.finishExtent(ext)
 }
 
-// touch makes a run that ends in a leaf the one used last.
-func (sh *shard) touch(run uint32) {
-	r := sh.runs.at(run)
+// markUsed makes a run that ends in a leaf the one used last.
+func (sh *shard) markUsed(ext uint32) {
+	r := sh.extents.at(ext)
 	r.used = sh.ix.tick.Load()
-	if sh.newest == run {
+	if sh.newest == ext {
 		return
 	}
-	if r.listed {
-		sh.unlist(run)
-	} else if r.tail == 0 || sh.table.nodes.at(r.tail).kids() != 0 {
+	if r.inLeafList {
+		sh.unlist(ext)
+	} else if r.tail == 0 || sh.table.nodes.at(r.tail).children() != 0 {
 		return
 	}
-	r.listed, r.older, r.newer = true, sh.newest, 0
+	r.inLeafList, r.older, r.newer = true, sh.newest, 0
 	if sh.newest != 0 {
-		sh.runs.at(sh.newest).newer = run
+		sh.extents.at(sh.newest).newer = ext
 	} else {
-		sh.oldest = run
+		sh.oldest = ext
 	}
-	sh.newest = run
+	sh.newest = ext
 }
 
 // listOldest makes a run the next to go.
-func (sh *shard) listOldest(run uint32) {
-	sh.unlist(run)
-	r := sh.runs.at(run)
-	r.listed, r.older, r.newer = true, 0, sh.oldest
+func (sh *shard) listOldest(ext uint32) {
+	sh.unlist(ext)
+	r := sh.extents.at(ext)
+	r.inLeafList, r.older, r.newer = true, 0, sh.oldest
 	if sh.oldest != 0 {
-		sh.runs.at(sh.oldest).older = run
-		r.used = sh.runs.at(sh.oldest).used
+		sh.extents.at(sh.oldest).older = ext
+		r.used = sh.extents.at(sh.oldest).used
 	} else {
-		sh.newest = run
+		sh.newest = ext
 	}
-	sh.oldest = run
+	sh.oldest = ext
 }
 
-func (sh *shard) unlist(run uint32) {
-	r := sh.runs.at(run)
-	if !r.listed {
+func (sh *shard) unlist(ext uint32) {
+	r := sh.extents.at(ext)
+	if !r.inLeafList {
 		return
 	}
 	if r.older != 0 {
-		sh.runs.at(r.older).newer = r.newer
+		sh.extents.at(r.older).newer = r.newer
 	} else {
 		sh.oldest = r.newer
 	}
 	if r.newer != 0 {
-		sh.runs.at(r.newer).older = r.older
+		sh.extents.at(r.newer).older = r.older
 	} else {
 		sh.newest = r.older
 	}
-	r.listed, r.older, r.newer = false, 0, 0
+	r.inLeafList, r.older, r.newer = false, 0, 0
 }

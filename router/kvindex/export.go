@@ -55,84 +55,84 @@ func (x *Exported) stored(slot worker.Slot) Stored {
 	return ev
 }
 
-// holding is one entry of a rank, on its way out.
-type holding struct {
-	at   spot
+// exportEntry is one entry of a rank, on its way out.
+type exportEntry struct {
+	at   exportPos
 	hash EngineHash
 	seq  blockhash.Seq
 }
 
-// spot is where a block lies: line<<18 | position<<2 | tier. A line is a run in one
+// exportPos is where a block lies: line<<18 | position<<2 | tier. A line is a run in one
 // of its lives.
-type spot uint64
+type exportPos uint64
 
 const (
-	noSpot   spot = 0 // it is not known what a line follows
-	rootSpot spot = 1 // it begins a prompt
-	goneSpot spot = lenMask<<2 | 3
+	posUnknown exportPos = 0 // it is not known what a line follows
+	posRoot    exportPos = 1 // it begins a prompt
+	posGone    exportPos = lenMask<<2 | 3
 )
 
-func spotOf(line uint64, pos int, tier Tier) spot {
-	return spot(line<<18 | uint64(pos)<<2 | uint64(tier))
+func newExportPos(extent uint64, pos int, tier Tier) exportPos {
+	return exportPos(extent<<18 | uint64(pos)<<2 | uint64(tier))
 }
 
-func (s spot) line() uint64 { return uint64(s >> 18) }
-func (s spot) pos() int     { return int(s >> 2 & lenMask) }
-func (s spot) tier() Tier   { return Tier(s & 3) }
+func (s exportPos) extent() uint64 { return uint64(s >> 18) }
+func (s exportPos) pos() int       { return int(s >> 2 & lenMask) }
+func (s exportPos) tier() Tier     { return Tier(s & 3) }
 
 // exportLimit is the most blocks of an Exported.
 const exportLimit = 512
 
-// chains makes chains of a rank's entries.
-type chains struct {
-	all   []holding // by spot
-	yield func(x *Exported) bool
+// chainExporter makes chains of a rank's entries.
+type chainExporter struct {
+	entries []exportEntry // by spot
+	yield   func(x *Exported) bool
 	// follows says what a line follows: the spot of a block in any tier.
-	follows func(line uint64) spot
-	// read fills in the hashes of what is still there of a line, and says goneSpot
+	follows func(line uint64) exportPos
+	// read fills in the hashes of what is still there of a line, and says posGone
 	// of the rest: so all of a line is of one moment.
-	read func(line []holding)
+	read func(line []exportEntry)
 	// By the index of a line's first entry: how many of its blocks hang together
 	// from its beginning on and have been given; 0 while it is under way.
-	done  map[int]int
-	stack []int
-	given []bool
-	x     Exported
+	done     map[int]int
+	stack    []int
+	exported []bool
+	x        Exported
 }
 
-// give gives all chains.
-func (c *chains) give() {
-	slices.SortFunc(c.all, bySpot)
+// exportAll gives all chains.
+func (c *chainExporter) exportAll() {
+	slices.SortFunc(c.entries, byPos)
 	c.done = make(map[int]int)
-	for i := 0; i < len(c.all); i = c.lineEnd(i) {
-		if !c.withParents(i) {
+	for i := 0; i < len(c.entries); i = c.extentEnd(i) {
+		if !c.exportWithParents(i) {
 			return
 		}
 	}
 }
 
-func bySpot(a, b holding) int { return cmp.Compare(a.at, b.at) }
+func byPos(a, b exportEntry) int { return cmp.Compare(a.at, b.at) }
 
-// lineEnd is the index behind the line on which index i lies.
-func (c *chains) lineEnd(i int) int {
-	return i + c.search(c.all[i:], spotOf(c.all[i].at.line()+1, 0, 0))
+// extentEnd is the index behind the line on which index i lies.
+func (c *chainExporter) extentEnd(i int) int {
+	return i + c.search(c.entries[i:], newExportPos(c.entries[i].at.extent()+1, 0, 0))
 }
 
-func (c *chains) search(in []holding, s spot) int {
-	n, _ := slices.BinarySearchFunc(in, s, func(h holding, s spot) int { return cmp.Compare(h.at, s) })
+func (c *chainExporter) search(in []exportEntry, s exportPos) int {
+	n, _ := slices.BinarySearchFunc(in, s, func(h exportEntry, s exportPos) int { return cmp.Compare(h.at, s) })
 	return n
 }
 
-// withParents gives the line that begins at index i, after those that it hangs on,
+// exportWithParents gives the line that begins at index i, after those that it hangs on,
 // and says whether more is wanted.
-func (c *chains) withParents(i int) bool {
+func (c *chainExporter) exportWithParents(i int) bool {
 	c.stack = append(c.stack[:0], i)
 	for len(c.stack) > 0 {
 		i := c.stack[len(c.stack)-1]
-		from := c.follows(c.all[i].at.line())
+		from := c.follows(c.entries[i].at.extent())
 		if _, seen := c.done[i]; !seen {
 			c.done[i] = 0
-			if first, ok := c.lineOf(from); ok {
+			if first, ok := c.extentStart(from); ok {
 				if _, seen := c.done[first]; !seen {
 					c.stack = append(c.stack, first)
 					continue
@@ -140,31 +140,31 @@ func (c *chains) withParents(i int) bool {
 			}
 		}
 		c.stack = c.stack[:len(c.stack)-1]
-		if c.done[i] == 0 && !c.line(i, from) {
+		if c.done[i] == 0 && !c.exportExtent(i, from) {
 			return false
 		}
 	}
 	return true
 }
 
-// lineOf is the index at which a spot's line begins.
-func (c *chains) lineOf(s spot) (int, bool) {
-	i := c.search(c.all, spotOf(s.line(), 0, 0))
-	return i, s > rootSpot && i < len(c.all) && c.all[i].at.line() == s.line()
+// extentStart is the index at which a spot's line begins.
+func (c *chainExporter) extentStart(s exportPos) (int, bool) {
+	i := c.search(c.entries, newExportPos(s.extent(), 0, 0))
+	return i, s > posRoot && i < len(c.entries) && c.entries[i].at.extent() == s.extent()
 }
 
-// line gives what hangs together, from its first block on, of the line that begins
+// exportExtent gives what hangs together, from its first block on, of the line that begins
 // at index i and follows from.
-func (c *chains) line(i int, from spot) bool {
-	var before *holding // the block before, in any tier
-	if first, ok := c.lineOf(from); ok && from.pos() < c.done[first] {
-		before = &c.all[c.search(c.all, from&^3)]
-	} else if from != rootSpot {
+func (c *chainExporter) exportExtent(i int, from exportPos) bool {
+	var before *exportEntry // the block before, in any tier
+	if first, ok := c.extentStart(from); ok && from.pos() < c.done[first] {
+		before = &c.entries[c.search(c.entries, from&^3)]
+	} else if from != posRoot {
 		return true
 	}
-	line := c.all[i:c.lineEnd(i)]
+	line := c.entries[i:c.extentEnd(i)]
 	c.read(line)
-	slices.SortFunc(line, bySpot)
+	slices.SortFunc(line, byPos)
 	end := 0
 	for ; end < len(line) && line[end].at.pos() <= c.done[i]; end++ {
 		c.done[i] = line[end].at.pos() + 1
@@ -172,13 +172,13 @@ func (c *chains) line(i int, from spot) bool {
 	line = line[:end]
 	// A chain begins where the rank begins to hold blocks in a tier, and comes
 	// before all that begin later.
-	c.given = slices.Grow(c.given[:0], end)[:end]
-	clear(c.given)
+	c.exported = slices.Grow(c.exported[:0], end)[:end]
+	clear(c.exported)
 	for k := range line {
 		if k > 0 && line[k-1].at.pos() < line[k].at.pos() {
 			before = &line[k-1]
 		}
-		if c.given[k] {
+		if c.exported[k] {
 			continue
 		}
 		c.x = Exported{Tier: line[k].at.tier(), Engine: c.x.Engine[:0], Seqs: c.x.Seqs[:0]}
@@ -187,10 +187,10 @@ func (c *chains) line(i int, from spot) bool {
 		}
 		next := line[k].at
 		for j := k; j < len(line) && line[j].at <= next && len(c.x.Seqs) < exportLimit; j++ {
-			if line[j].at == next && !c.given[j] {
-				c.given[j] = true
+			if line[j].at == next && !c.exported[j] {
+				c.exported[j] = true
 				c.x.Engine, c.x.Seqs = append(c.x.Engine, line[j].hash), append(c.x.Seqs, line[j].seq)
-				next = spotOf(next.line(), next.pos()+1, next.tier())
+				next = newExportPos(next.extent(), next.pos()+1, next.tier())
 			}
 		}
 		if !c.yield(&c.x) {
@@ -205,69 +205,69 @@ const exportStep = 1 << 10
 
 // Export implements Exporter.
 func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
-	if slot >= worker.MaxSlots || ix.Held(slot) == 0 {
+	if slot >= worker.MaxSlots || ix.CachedBlocks(slot) == 0 {
 		return
 	}
-	c := chains{yield: yield, follows: ix.follows}
+	c := chainExporter{yield: yield, follows: ix.parentPos}
 	rank := ix.rank(slot)
 	// A key's place in the order of homes is its own, wherever its cell may be
 	// shifted and however the table grows: so no entry is passed by.
 	for from, last := uint64(0), false; !last; {
 		rank.mu.Lock()
-		from, last = rank.side.from(from, exportStep, ix.factor, func(cell sideCell) {
+		from, last = rank.engineTable.from(from, exportStep, ix.factor, func(cell engineCell) {
 			if p := cell.place; ix.valid(p) {
-				c.all = append(c.all, holding{at: spotAt(p), hash: EngineHash(cell.hash)})
+				c.entries = append(c.entries, exportEntry{at: exportPosOf(p), hash: EngineHash(cell.hash)})
 			}
 		})
 		rank.mu.Unlock()
 	}
-	c.read = func(line []holding) {
+	c.read = func(line []exportEntry) {
 		rank.mu.Lock()
 		defer rank.mu.Unlock()
-		sh, _ := ix.line(line[0].at.line())
+		sh, _ := ix.extentOf(line[0].at.extent())
 		sh.mu.Lock()
 		defer sh.mu.Unlock()
 		for i := range line {
 			h := &line[i]
-			cells, at := rank.side.get(uint64(h.hash), h.at.tier(), ix.factor)
-			if at < 0 || spotAt(cells[at].place) != h.at || !ix.valid(cells[at].place) {
-				h.at |= goneSpot
+			cells, at := rank.engineTable.get(uint64(h.hash), h.at.tier(), ix.factor)
+			if at < 0 || exportPosOf(cells[at].place) != h.at || !ix.valid(cells[at].place) {
+				h.at |= posGone
 				continue
 			}
 			p := cells[at].place
-			h.seq = blockhash.Seq(sh.word(sh.runs.at(placeRun(p)), placePos(p)))
+			h.seq = blockhash.Seq(sh.hashAt(sh.extents.at(placeExtent(p)), placePos(p)))
 		}
 	}
-	c.give()
+	c.exportAll()
 }
 
-// spotAt is a place's spot.
-func spotAt(p uint64) spot {
-	return spotOf(p>>32<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
+// exportPosOf is a place's spot.
+func exportPosOf(p uint64) exportPos {
+	return newExportPos(p>>32<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
 }
 
-// line is the run of a line.
-func (ix *radix) line(line uint64) (*shard, *run) {
+// extentOf is the run of a line.
+func (ix *radix) extentOf(line uint64) (*shard, *extent) {
 	p := line >> genBits << 32
 	sh := &ix.shards[placeShard(p)]
-	return sh, sh.runs.seen(placeRun(p))
+	return sh, sh.extents.read(placeExtent(p))
 }
 
-// follows is the spot that a line branches off from.
-func (ix *radix) follows(line uint64) spot {
-	sh, r := ix.line(line)
+// parentPos is the spot that a line branches off from.
+func (ix *radix) parentPos(line uint64) exportPos {
+	sh, r := ix.extentOf(line)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if r.gen() != uint16(line&lastGen) {
-		return noSpot
+		return posUnknown
 	}
 	if r.root {
-		return rootSpot
+		return posRoot
 	}
 	if sh.parentOf(r) == 0 {
-		return noSpot
+		return posUnknown
 	}
-	return spotAt(sh.place(r.parent, int(r.parentPos), 0))
+	return exportPosOf(sh.place(r.parent, int(r.parentPos), 0))
 }
 
 // Import implements Importer.

@@ -57,15 +57,15 @@ func leafTraffic(rng *rand.Rand, n int, slots []worker.Slot) (ops []op) {
 		kids int
 		up   *block
 	}
-	held := make([]map[blockhash.Seq]*block, len(slots))
-	for i := range held {
-		held[i] = make(map[blockhash.Seq]*block)
+	cached := make([]map[blockhash.Seq]*block, len(slots))
+	for i := range cached {
+		cached[i] = make(map[blockhash.Seq]*block)
 	}
 	for len(ops) < n {
 		i := rng.IntN(len(slots))
 		if rng.IntN(3) == 0 {
 			leaves := make([]*block, 0)
-			for _, b := range held[i] {
+			for _, b := range cached[i] {
 				if b.kids == 0 {
 					leaves = append(leaves, b)
 				}
@@ -75,7 +75,7 @@ func leafTraffic(rng *rand.Rand, n int, slots []worker.Slot) (ops []op) {
 				var gone []EngineHash
 				for b != nil && b.kids == 0 && len(gone) < 60 {
 					gone = append(gone, b.ev.Engine[0])
-					delete(held[i], b.seq)
+					delete(cached[i], b.seq)
 					if b = b.up; b != nil {
 						b.kids--
 					}
@@ -95,13 +95,13 @@ func leafTraffic(rng *rand.Rand, n int, slots []worker.Slot) (ops []op) {
 			seq = blockhash.Next(seq, l)
 			prompt = append(prompt, seq)
 			hash := EngineHash(seq) ^ EngineHash(slots[i])
-			if held[i][seq] == nil {
-				held[i][seq] = &block{ev: Stored{Engine: []EngineHash{hash}}, seq: seq, up: up}
+			if cached[i][seq] == nil {
+				cached[i][seq] = &block{ev: Stored{Engine: []EngineHash{hash}}, seq: seq, up: up}
 				if up != nil {
 					up.kids++
 				}
 			}
-			up = held[i][seq]
+			up = cached[i][seq]
 			ev.Engine, ev.Local = append(ev.Engine, hash), append(ev.Local, l)
 			if rng.IntN(20) == 0 {
 				ops = append(ops, op{kind: "store", ev: ev})
@@ -183,8 +183,8 @@ func TestExportEqualsTheModel(t *testing.T) {
 // What is held all the while is exported once, whatever comes and goes beside it and
 // however tables grow.
 func TestExportWhileWriting(t *testing.T) {
-	defer func(step int) { sideStep = step }(sideStep)
-	sideStep = 256
+	defer func(step int) { moveStep = step }(moveStep)
+	moveStep = 256
 	ix := New(Options{})
 	const kept = 60
 	for sid := range kept {

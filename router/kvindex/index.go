@@ -109,7 +109,7 @@ type Index interface {
 	// It resets o first.
 	Find(seqs []blockhash.Seq, o *Overlap)
 	// Held is how many blocks a rank holds (each tier counts).
-	Held(slot worker.Slot) int
+	CachedBlocks(slot worker.Slot) int
 	// Len is the number of (rank, tier, block) entries; Bytes what they take.
 	Len() int
 	Bytes() int64

@@ -110,7 +110,7 @@ func TestImpossibleEvents(t *testing.T) {
 	if removed, unknown := ix.Remove(worker.MaxSlots, NumTiers, ev.Engine); removed != 0 || unknown != 2 {
 		t.Errorf("Remove = %d, %d; want 0, 2", removed, unknown)
 	}
-	if ix.Clear(60000) != 0 || ix.Held(60000) != 0 {
+	if ix.Clear(60000) != 0 || ix.CachedBlocks(60000) != 0 {
 		t.Error("an unknown slot holds something")
 	}
 }
@@ -218,7 +218,7 @@ func TestConcurrent(t *testing.T) {
 						return
 					}
 				}
-				ix.Held(0)
+				ix.CachedBlocks(0)
 				ix.Bytes()
 			}
 		})
@@ -251,7 +251,7 @@ func TestReserve(t *testing.T) {
 	ix.Reserve(3, 5000)
 	ix.Reserve(worker.MaxSlots, 5000)
 	ix.Reserve(3, -1)
-	cells := &ix.rank(3).side.cells[0]
+	cells := &ix.rank(3).engineTable.cells[0]
 	for sid := range 50 {
 		ev, seqs := chain(3, sid, 100)
 		ix.Store(&ev)
@@ -259,7 +259,7 @@ func TestReserve(t *testing.T) {
 			t.Fatalf("prompt %d: depth %d", sid, got)
 		}
 	}
-	if &ix.rank(3).side.cells[0] != cells {
+	if &ix.rank(3).engineTable.cells[0] != cells {
 		t.Error("the table moved")
 	}
 	ix.Clear(3)
@@ -268,12 +268,12 @@ func TestReserve(t *testing.T) {
 	if got := depthOf(ix, 3, seqs); got != 100 {
 		t.Errorf("depth %d after Clear and Store", got)
 	}
-	if got := len(ix.rank(3).side.cells); got < 5000 { // an engine that was restarted has as much room as before
+	if got := len(ix.rank(3).engineTable.cells); got < 5000 { // an engine that was restarted has as much room as before
 		t.Errorf("%d cells after Clear and Store, want room for 5,000", got)
 	}
 	small := New(Options{MaxBytes: 100_000}).(*radix)
 	small.Reserve(1, 1<<40)
-	if got := len(small.rank(1).side.cells); got > 100_000/16 {
+	if got := len(small.rank(1).engineTable.cells); got > 100_000/16 {
 		t.Errorf("%d cells reserved against the bound", got)
 	}
 	// One that says too much leaves room for others, and says it twice for nothing.
@@ -281,12 +281,12 @@ func TestReserve(t *testing.T) {
 	for range 5 {
 		fair.Reserve(1, 1<<40)
 	}
-	if got := len(fair.rank(1).side.cells) * 16; got == 0 || got > 6<<20 {
+	if got := len(fair.rank(1).engineTable.cells) * 16; got == 0 || got > 6<<20 {
 		t.Errorf("%d bytes reserved for one rank, of 16 MiB for all", got)
 	}
 	for slot := worker.Slot(2); slot < 8; slot++ {
 		fair.Reserve(slot, 40_000)
-		if got := len(fair.rank(slot).side.cells); got < 40_000 {
+		if got := len(fair.rank(slot).engineTable.cells); got < 40_000 {
 			t.Errorf("rank %d: %d cells after one that said too much, want room for 40,000", slot, got)
 		}
 	}
@@ -311,7 +311,7 @@ func TestGrowthInSteps(t *testing.T) {
 			}
 			delete(model, sid/2)
 		}
-		if ix.rank(9).side.old != nil {
+		if ix.rank(9).engineTable.old != nil {
 			moving++
 		}
 	}

@@ -99,10 +99,10 @@ func generate(rng *rand.Rand, n int) []op {
 func apply(ix Index, o op) string {
 	switch o.kind {
 	case "store":
-		return fmt.Sprintf("%+v held=%d", ix.Store(&o.ev), ix.Held(o.ev.Slot))
+		return fmt.Sprintf("%+v held=%d", ix.Store(&o.ev), ix.CachedBlocks(o.ev.Slot))
 	case "remove":
 		removed, unknown := ix.Remove(o.slot, o.tier, o.engine)
-		return fmt.Sprintf("removed=%d unknown=%d held=%d len=%d", removed, unknown, ix.Held(o.slot), ix.Len())
+		return fmt.Sprintf("removed=%d unknown=%d held=%d len=%d", removed, unknown, ix.CachedBlocks(o.slot), ix.Len())
 	case "clear":
 		return fmt.Sprintf("cleared=%d len=%d", ix.Clear(o.slot), ix.Len())
 	}
@@ -116,11 +116,11 @@ func depths(o *Overlap) string {
 	any := false
 	fmt.Fprintf(&b, "max=%d holders=%d", o.Max(), len(o.Holders()))
 	for _, s := range testSlots {
-		host, disk := o.Below(s)
+		host, disk := o.LowerTiers(s)
 		fmt.Fprintf(&b, " %d:%d-%d-%d", s, o.Depth(s), host, disk)
 		any = any || host+disk > 0
 	}
-	fmt.Fprintf(&b, " below=%v %v", any == o.AnyBelow(), o.Frequencies(nil))
+	fmt.Fprintf(&b, " below=%v %v", any == o.AnyLowerTier(), o.Frequencies(nil))
 	return b.String()
 }
 
@@ -208,8 +208,8 @@ func TestMetamorphicSoak(t *testing.T) {
 	if !soak {
 		t.Skip("SLUICE_SOAK=1 runs it")
 	}
-	defer func(step int) { sideStep = step }(sideStep)
-	sideStep = 64
+	defer func(step int) { moveStep = step }(moveStep)
+	moveStep = 64
 	mapSmallTables(t)
 	const n = 1_000_000
 	first, seeds := 1, 64
@@ -263,8 +263,8 @@ func playLong(seed uint64, n int) error {
 				freq[0], freq[1] = got.Frequencies(freq[0]), want.Frequencies(freq[1])
 				same = got.Max() == want.Max() && slices.Equal(freq[0], freq[1]) && len(got.Holders()) == len(want.Holders())
 				for _, slot := range want.Holders() {
-					h, d := got.Below(slot)
-					h2, d2 := want.Below(slot)
+					h, d := got.LowerTiers(slot)
+					h2, d2 := want.LowerTiers(slot)
 					same = same && got.Depth(slot) == want.Depth(slot) && h == h2 && d == d2
 				}
 			}

@@ -12,8 +12,8 @@ import (
 // (slot, tier) holds. Tests compare the others with it. It has no bound and its
 // Find looks at every rank; it is not for use.
 type Naive struct {
-	mu   sync.Mutex
-	side map[place]map[EngineHash]blockhash.Seq
+	mu           sync.Mutex
+	engineHashes map[place]map[EngineHash]blockhash.Seq
 	// blocks counts by how many engine hashes a block is held.
 	blocks map[place]map[blockhash.Seq]int
 	// before is the block that another follows; a block that begins a prompt has none.
@@ -28,9 +28,9 @@ type place struct {
 // NewNaive makes an empty model.
 func NewNaive() *Naive {
 	return &Naive{
-		side:   make(map[place]map[EngineHash]blockhash.Seq),
-		blocks: make(map[place]map[blockhash.Seq]int),
-		before: make(map[blockhash.Seq]blockhash.Seq),
+		engineHashes: make(map[place]map[EngineHash]blockhash.Seq),
+		blocks:       make(map[place]map[blockhash.Seq]int),
+		before:       make(map[blockhash.Seq]blockhash.Seq),
 	}
 }
 
@@ -45,7 +45,7 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 	seq, known := blockhash.Seq(0), false
 	if ev.HasParent {
 		for _, tier := range []Tier{ev.Tier, Device, Host, Disk} {
-			seq, known = n.side[place{ev.Slot, tier}][ev.Parent]
+			seq, known = n.engineHashes[place{ev.Slot, tier}][ev.Parent]
 			if known = known && ev.isParent(seq); known {
 				break
 			}
@@ -54,8 +54,8 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 			return StoreResult{Orphan: true}
 		}
 	}
-	if n.side[at] == nil {
-		n.side[at], n.blocks[at] = make(map[EngineHash]blockhash.Seq), make(map[blockhash.Seq]int)
+	if n.engineHashes[at] == nil {
+		n.engineHashes[at], n.blocks[at] = make(map[EngineHash]blockhash.Seq), make(map[blockhash.Seq]int)
 	}
 	for i, hash := range ev.Engine {
 		parent := seq
@@ -63,27 +63,27 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 		if i > 0 || ev.HasParent {
 			n.before[seq] = parent
 		}
-		if n.holds(at, seq) {
+		if n.has(at, seq) {
 			res.Repeated++
 		} else {
 			res.Added++
 		}
-		n.drop(at, hash)
-		n.side[at][hash] = seq
+		n.forget(at, hash)
+		n.engineHashes[at][hash] = seq
 		n.blocks[at][seq]++
 	}
 	return res
 }
 
-func (n *Naive) holds(at place, seq blockhash.Seq) bool { return n.blocks[at][seq] > 0 }
+func (n *Naive) has(at place, seq blockhash.Seq) bool { return n.blocks[at][seq] > 0 }
 
-// drop forgets an engine hash and says whether it was known.
-func (n *Naive) drop(at place, hash EngineHash) bool {
-	seq, known := n.side[at][hash]
+// forget forgets an engine hash and says whether it was known.
+func (n *Naive) forget(at place, hash EngineHash) bool {
+	seq, known := n.engineHashes[at][hash]
 	if !known {
 		return false
 	}
-	delete(n.side[at], hash)
+	delete(n.engineHashes[at], hash)
 	if n.blocks[at][seq]--; n.blocks[at][seq] == 0 {
 		delete(n.blocks[at], seq)
 	}
@@ -95,7 +95,7 @@ func (n *Naive) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remove
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, hash := range engine {
-		if n.drop(place{slot, tier}, hash) {
+		if n.forget(place{slot, tier}, hash) {
 			removed++
 		} else {
 			unknown++
@@ -106,14 +106,14 @@ func (n *Naive) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remove
 
 // Clear implements Index.
 func (n *Naive) Clear(slot worker.Slot) int {
-	held := n.Held(slot)
+	cached := n.CachedBlocks(slot)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for tier := range NumTiers {
-		delete(n.side, place{slot, tier})
+		delete(n.engineHashes, place{slot, tier})
 		delete(n.blocks, place{slot, tier})
 	}
-	return held
+	return cached
 }
 
 // Find implements Index.
@@ -126,42 +126,42 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 	}
 	first := make(map[worker.Slot]bool)
 	for at := range n.blocks {
-		if n.holds(at, seqs[0]) {
+		if n.has(at, seqs[0]) {
 			first[at.slot] = true
 		}
 	}
 	for slot := range first {
-		var held [NumTiers]map[blockhash.Seq]int
-		for tier := range held {
-			held[tier] = n.blocks[place{slot, Tier(tier)}]
+		var cached [NumTiers]map[blockhash.Seq]int
+		for tier := range cached {
+			cached[tier] = n.blocks[place{slot, Tier(tier)}]
 		}
 		depth := 1
-		for depth < len(seqs) && (held[Device][seqs[depth]] > 0 || held[Host][seqs[depth]] > 0 || held[Disk][seqs[depth]] > 0) {
+		for depth < len(seqs) && (cached[Device][seqs[depth]] > 0 || cached[Host][seqs[depth]] > 0 || cached[Disk][seqs[depth]] > 0) {
 			depth++
 		}
 		o.set(slot, depth)
-		below(slot, held, seqs[:depth], o)
+		addLowerTiers(slot, cached, seqs[:depth], o)
 	}
 }
 
-// below notes block by block where a rank keeps what it holds.
-func below(slot worker.Slot, held [NumTiers]map[blockhash.Seq]int, seqs []blockhash.Seq, o *Overlap) {
+// addLowerTiers notes block by block where a rank keeps what it holds.
+func addLowerTiers(slot worker.Slot, cached [NumTiers]map[blockhash.Seq]int, seqs []blockhash.Seq, o *Overlap) {
 	var nobody, alone [worker.MaxSlots / 64]uint64
 	none, bit := nobody[:slot/64+1], alone[:slot/64+1]
 	bit[slot/64] = 1 << (slot % 64)
 	for _, seq := range seqs {
 		switch {
-		case held[Device][seq] > 0:
-		case held[Host][seq] > 0:
-			o.low.add(1, bit, none)
+		case cached[Device][seq] > 0:
+		case cached[Host][seq] > 0:
+			o.lower.add(1, bit, none)
 		default:
-			o.low.add(1, none, bit)
+			o.lower.add(1, none, bit)
 		}
 	}
 }
 
-// Held implements Index.
-func (n *Naive) Held(slot worker.Slot) int {
+// CachedBlocks implements Index.
+func (n *Naive) CachedBlocks(slot worker.Slot) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.count(func(at place) bool { return at.slot == slot })
@@ -190,7 +190,7 @@ func (n *Naive) count(in func(place) bool) (total int) {
 func (n *Naive) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	n.mu.Lock()
 	all := make(map[blockhash.Seq][]Exported)
-	for at, blocks := range n.side {
+	for at, blocks := range n.engineHashes {
 		for hash, seq := range blocks {
 			if at.slot == slot {
 				all[seq] = append(all[seq], Exported{Tier: at.tier, Engine: []EngineHash{hash}, Seqs: []blockhash.Seq{seq}})

@@ -14,51 +14,51 @@ import (
 // there are one or two in most answers, however many ranks hold the prompt. The
 // forms by slot are made from them when first asked for.
 type Overlap struct {
-	runs []overlapRun
-	bits []uint64 // of all runs
-	max  int
+	groups []depthGroup
+	bits   []uint64 // of all runs
+	max    int
 
-	dense   []uint32 // by slot, if isDense
-	isDense bool
-	fill    [64]uint32
-	slots   []worker.Slot // if isListed
-	listed  bool
+	dense    []uint32 // by slot, if isDense
+	isDense  bool
+	fill     [64]uint32
+	slots    []worker.Slot // if isListed
+	isListed bool
 
-	low lowOverlap // what is held below the device
+	lower lowerOverlap // what is held below the device
 
 	// A Find's own: the slots not yet stopped, the holders of a fragment and
 	// those of them that do not hold it on the device, and what it has passed.
-	alive, holds [worker.MaxSlots / 64]uint64
-	below        [2][worker.MaxSlots / 64]uint64
-	passed       []passed
-	finds        uint32
+	alive, holders [worker.MaxSlots / 64]uint64
+	below          [2][worker.MaxSlots / 64]uint64
+	visited        []visitedNode
+	finds          uint32
 }
 
-type overlapRun struct{ depth, from, words uint32 }
+type depthGroup struct{ depth, from, words uint32 }
 
-type passed struct {
-	frag  *fragment
+type visitedNode struct {
+	node  *node
 	id    uint32
 	state uint64
 }
 
 // Reset empties o for the next use.
 func (o *Overlap) Reset() {
-	o.runs, o.bits, o.max = o.runs[:0], o.bits[:0], 0
-	o.isDense, o.listed = false, false
-	if len(o.low.stretches) > 0 {
-		o.low.reset()
+	o.groups, o.bits, o.max = o.groups[:0], o.bits[:0], 0
+	o.isDense, o.isListed = false, false
+	if len(o.lower.segments) > 0 {
+		o.lower.reset()
 	}
 }
 
 // Depth is how many leading blocks the rank in slot holds, in any tier.
 func (o *Overlap) Depth(slot worker.Slot) int {
 	if !o.isDense {
-		if len(o.runs) > 4 {
+		if len(o.groups) > 4 {
 			o.Depths()
 		} else {
-			for i := range o.runs {
-				r := &o.runs[i]
+			for i := range o.groups {
+				r := &o.groups[i]
 				if w := uint32(slot) / 64; w < r.words && o.bits[r.from+w]>>(slot%64)&1 != 0 {
 					return int(r.depth)
 				}
@@ -75,15 +75,15 @@ func (o *Overlap) Depth(slot worker.Slot) int {
 // Max is the greatest depth of any rank.
 func (o *Overlap) Max() int { return o.max }
 
-// Runs is how many runs there are; Run gives the i-th: a depth above 0 and the
+// DepthGroups is how many runs there are; Run gives the i-th: a depth above 0 and the
 // slots that hold so much and no more, bit s%64 of word s/64. The words are
 // borrowed until the next Find or Reset. A slot is in one run at most, a depth may
 // have several.
-func (o *Overlap) Runs() int { return len(o.runs) }
+func (o *Overlap) DepthGroups() int { return len(o.groups) }
 
-// Run is described at Runs.
-func (o *Overlap) Run(i int) (depth int, slots []uint64) {
-	r := o.runs[i]
+// DepthGroup is described at Runs.
+func (o *Overlap) DepthGroup(i int) (depth int, slots []uint64) {
+	r := o.groups[i]
 	return int(r.depth), o.bits[r.from : r.from+r.words]
 }
 
@@ -94,8 +94,8 @@ func (o *Overlap) Depths() []uint32 {
 		return o.dense
 	}
 	words := uint32(0)
-	for i := range o.runs {
-		words = max(words, o.runs[i].words)
+	for i := range o.groups {
+		words = max(words, o.groups[i].words)
 	}
 	if n := int(words) * 64; n > cap(o.dense) {
 		o.dense = make([]uint32, n)
@@ -104,8 +104,8 @@ func (o *Overlap) Depths() []uint32 {
 		clear(o.dense)
 	}
 	// A word most of whose slots stop at one depth is filled with it first.
-	for i := range o.runs {
-		r := &o.runs[i]
+	for i := range o.groups {
+		r := &o.groups[i]
 		filled := false
 		for w, set := range o.bits[r.from : r.from+r.words] {
 			if bits.OnesCount64(set) <= 32 {
@@ -124,8 +124,8 @@ func (o *Overlap) Depths() []uint32 {
 			}
 		}
 	}
-	for i := range o.runs {
-		r := &o.runs[i]
+	for i := range o.groups {
+		r := &o.groups[i]
 		for w, set := range o.bits[r.from : r.from+r.words] {
 			if set == 0 || bits.OnesCount64(set) > 32 {
 				continue
@@ -143,19 +143,19 @@ func (o *Overlap) Depths() []uint32 {
 // Holders are the slots with a depth above 0, in no order; borrowed until the
 // next Find or Reset.
 func (o *Overlap) Holders() []worker.Slot {
-	if o.listed {
+	if o.isListed {
 		return o.slots
 	}
 	o.slots = o.slots[:0]
-	for i := range o.runs {
-		r := &o.runs[i]
+	for i := range o.groups {
+		r := &o.groups[i]
 		for w, set := range o.bits[r.from : r.from+r.words] {
 			for ; set != 0; set &= set - 1 {
 				o.slots = append(o.slots, worker.Slot(w*64+bits.TrailingZeros64(set)))
 			}
 		}
 	}
-	o.listed = true
+	o.isListed = true
 	return o.slots
 }
 
@@ -169,11 +169,11 @@ func (o *Overlap) setWord(word int, slots uint64, depth int) {
 	if slots == 0 {
 		return
 	}
-	if n := len(o.runs); n == 0 || o.runs[n-1].depth != uint32(depth) {
-		o.runs = append(o.runs, overlapRun{depth: uint32(depth), from: uint32(len(o.bits))})
+	if n := len(o.groups); n == 0 || o.groups[n-1].depth != uint32(depth) {
+		o.groups = append(o.groups, depthGroup{depth: uint32(depth), from: uint32(len(o.bits))})
 		o.max = max(o.max, depth)
 	}
-	r := &o.runs[len(o.runs)-1]
+	r := &o.groups[len(o.groups)-1]
 	for int(r.words) <= word {
 		o.bits = append(o.bits, 0)
 		r.words++
@@ -189,7 +189,7 @@ func (o *Overlap) stop(set []uint64, depth int) {
 	if len(set) == 0 {
 		return
 	}
-	o.runs = append(o.runs, overlapRun{uint32(depth), uint32(len(o.bits)), uint32(len(set))})
+	o.groups = append(o.groups, depthGroup{uint32(depth), uint32(len(o.bits)), uint32(len(set))})
 	o.bits = append(o.bits, set...)
 	o.max = max(o.max, depth)
 }

@@ -101,7 +101,7 @@ func TestBoundUnderParallelWriters(t *testing.T) {
 	cells := 0
 	for i := range ix.(*radix).ranks {
 		if r := ix.(*radix).ranks[i].Load(); r != nil {
-			cells += len(r.side.cells) + len(r.side.old)
+			cells += len(r.engineTable.cells) + len(r.engineTable.old)
 		}
 	}
 	if most := 20 * ix.Len(); cells > most {

@@ -13,7 +13,7 @@ func New(opt Options) Index {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = defaultMaxBytes
 	}
-	ix := &radix{max: opt.MaxBytes, grain: opt.MaxBytes >> grainShift, spread: rand.Uint64() | 1, factor: rand.Uint64() | 1}
+	ix := &radix{max: opt.MaxBytes, publishStep: opt.MaxBytes >> publishShift, spread: rand.Uint64() | 1, factor: rand.Uint64() | 1}
 	for i := range ix.shards {
 		ix.shards[i].init(ix, uint64(i))
 	}
@@ -46,41 +46,41 @@ func New(opt Options) Index {
 // batches. Nothing here but directories holds pointers, so
 // the garbage collector passes by.
 type radix struct {
-	spread     uint64 // odd, random: which prompts and fragments meet cannot be chosen from outside
-	factor     uint64 // odd, random: spreads engines' hashes
-	max        int64
-	grain      int64 // a shard publishes no less than this of what its entries take
-	validPlace func(uint64) bool
+	spread      uint64 // odd, random: which prompts and fragments meet cannot be chosen from outside
+	factor      uint64 // odd, random: spreads engines' hashes
+	max         int64
+	publishStep int64 // a shard publishes no less than this of what its entries take
+	validPlace  func(uint64) bool
 	// owned: whoever stores keeps himself where its blocks lie (Stored.places), beside what
 	// else he keeps of them, and takes them away by that. The side tables stay empty, and
 	// nothing is evicted here.
-	owned  bool
-	ranks  [worker.MaxSlots]atomic.Pointer[rankState]
-	shards [shardCount]shard
+	ownerPlaces bool
+	ranks       [worker.MaxSlots]atomic.Pointer[rankState]
+	shards      [shardCount]shard
 
-	bytes    atomic.Int64
-	_        [cacheLine]byte
-	tick     atomic.Uint32 // the time by which leaves are cold
-	clears   atomic.Uint32 // numbers the Clears
-	evicted  atomic.Uint64
-	reserved atomic.Int64 // cells that all ranks' tables are never to go below
-	checks   atomic.Uint64
-	births   sync.Mutex    // held while a rank's state is made
-	born     []worker.Slot // those that have one; under births
+	bytes       atomic.Int64
+	_           [cacheLine]byte
+	tick        atomic.Uint32 // the time by which leaves are cold
+	clears      atomic.Uint32 // numbers the Clears
+	evicted     atomic.Uint64
+	reserved    atomic.Int64 // cells that all ranks' tables are never to go below
+	checks      atomic.Uint64
+	ranksMu     sync.Mutex    // held while a rank's state is made
+	activeRanks []worker.Slot // those that have one; under births
 }
 
 // rankState is what the index knows of one rank. The rank's lock comes before any
 // shard's, and no two ranks' are held at a time but by tries.
 type rankState struct {
-	mu        sync.Mutex // held through a whole Clear
-	side      sideTable
-	displaced []uint64     // places in other shards, of blocks that an event has replaced
-	sink      uint64       // what is looked at ahead, so that it does
-	own       uint64       // blocks it has stored less those it has taken away; loaded by anyone
-	evicted   atomic.Int64 // of those, blocks that others took away
-	cells     atomic.Int64 // about how many are in use in side, for who has no lock
-	b         batch
-	_         [cacheLine]byte
+	mu          sync.Mutex // held through a whole Clear
+	engineTable engineTable
+	displaced   []uint64     // places in other shards, of blocks that an event has replaced
+	sink        uint64       // what is looked at ahead, so that it does
+	netStored   uint64       // blocks it has stored less those it has taken away; loaded by anyone
+	evicted     atomic.Int64 // of those, blocks that others took away
+	cells       atomic.Int64 // about how many are in use in side, for who has no lock
+	batch       batch
+	_           [cacheLine]byte
 }
 
 // batchMax is the most blocks that are placed or taken away under one hold of a
@@ -92,7 +92,7 @@ const (
 
 // batch is the scratch space of a rank's writer.
 type batch struct {
-	cell  [batchMax]int32  // see sideTable.put
+	cell  [batchMax]int32  // see engineTable.put
 	place [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
 }
 
@@ -100,21 +100,21 @@ func (ix *radix) rank(slot worker.Slot) *rankState {
 	if r := ix.ranks[slot].Load(); r != nil {
 		return r
 	}
-	ix.births.Lock()
-	defer ix.births.Unlock()
+	ix.ranksMu.Lock()
+	defer ix.ranksMu.Unlock()
 	if ix.ranks[slot].Load() == nil {
 		ix.ranks[slot].Store(new(rankState))
-		ix.born = append(ix.born, slot)
+		ix.activeRanks = append(ix.activeRanks, slot)
 	}
 	return ix.ranks[slot].Load()
 }
 
-// done ends a writer's turn.
-func (ix *radix) done(rank *rankState) {
-	if ix.over() {
+// unlockRank ends a writer's turn.
+func (ix *radix) unlockRank(rank *rankState) {
+	if ix.overLimit() {
 		ix.evict(rank)
 	}
-	if n := int64(rank.side.n); n>>5 != rank.cells.Load()>>5 {
+	if n := int64(rank.engineTable.n); n>>5 != rank.cells.Load()>>5 {
 		rank.cells.Store(n)
 	}
 	if invariants {
@@ -129,13 +129,13 @@ const tidyStep = 1 << 13
 
 // tidy gives back the cells whose blocks were evicted. The caller has the rank's lock.
 func (r *rankState) tidy(ix *radix) {
-	if r.side.stale.Load() > int64(r.side.n)/4+64 {
-		r.side.room(0, ix.factor, ix.validPlace)
-		if r.side.old != nil { // a good part: its rank may be idle
-			r.side.step(tidyStep, ix.factor, ix.validPlace)
+	if r.engineTable.stale.Load() > int64(r.engineTable.n)/4+64 {
+		r.engineTable.ensureRoom(0, ix.factor, ix.validPlace)
+		if r.engineTable.old != nil { // a good part: its rank may be idle
+			r.engineTable.moveCells(tidyStep, ix.factor, ix.validPlace)
 		}
-		r.side.room(0, ix.factor, ix.validPlace)
-		r.cells.Store(int64(r.side.n))
+		r.engineTable.ensureRoom(0, ix.factor, ix.validPlace)
+		r.cells.Store(int64(r.engineTable.n))
 	}
 }
 
@@ -146,8 +146,8 @@ func (ix *radix) shardOf(seq uint64) *shard {
 // valid says whether a place names a block that its rank holds: what was evicted
 // is past the end of its run, or the run is another by now.
 func (ix *radix) valid(p uint64) bool {
-	life := atomic.LoadUint32(&ix.shards[placeShard(p)].runs.seen(placeRun(p)).life)
-	return uint16(life>>16) == placeGen(p) && placePos(p) < int(life&lenMask)
+	genAndLen := atomic.LoadUint32(&ix.shards[placeShard(p)].extents.read(placeExtent(p)).genAndLen)
+	return uint16(genAndLen>>16) == placeGen(p) && placePos(p) < int(genAndLen&lenMask)
 }
 
 // reserveShare is into how many parts what is left for all is cut for one rank.
@@ -164,19 +164,19 @@ func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	rank := ix.rank(slot)
 	rank.mu.Lock()
 	defer rank.mu.Unlock()
-	floor := rank.side.floor
-	if room := (ix.max/2 - (ix.reserved.Load()-int64(floor))*16) / 20 / reserveShare; int64(blocks) > room {
-		blocks = int(max(0, room))
+	floor := rank.engineTable.floor
+	if allowed := (ix.max/2 - (ix.reserved.Load()-int64(floor))*16) / 20 / reserveShare; int64(blocks) > allowed {
+		blocks = int(max(0, allowed))
 	}
-	rank.side.reserve(blocks, ix.factor, ix.validPlace)
-	ix.reserved.Add(int64(rank.side.floor - floor))
+	rank.engineTable.reserve(blocks, ix.factor, ix.validPlace)
+	ix.reserved.Add(int64(rank.engineTable.floor - floor))
 }
 
-// Held implements Index.
-func (ix *radix) Held(slot worker.Slot) int {
+// CachedBlocks implements Index.
+func (ix *radix) CachedBlocks(slot worker.Slot) int {
 	if slot < worker.MaxSlots {
 		if r := ix.ranks[slot].Load(); r != nil {
-			return int(int64(atomic.LoadUint64(&r.own)) - r.evicted.Load())
+			return int(int64(atomic.LoadUint64(&r.netStored)) - r.evicted.Load())
 		}
 	}
 	return 0
@@ -200,18 +200,18 @@ func (ix *radix) Bytes() int64 {
 	for i := range ix.shards {
 		sh := &ix.shards[i]
 		sh.mu.Lock()
-		n += sh.takes() - sh.used
+		n += sh.memoryUse() - sh.used
 		sh.mu.Unlock()
 	}
 	return n
 }
 
-// grainShift makes a grain of the bound: over all shards what is not published is
+// publishShift makes a grain of the bound: over all shards what is not published is
 // less than a four-thousandth of it.
-const grainShift = 12 + shardBits
+const publishShift = 12 + shardBits
 
-// over says whether the index may be past its bound.
-func (ix *radix) over() bool { return ix.bytes.Load() > ix.max-shardCount*ix.grain }
+// overLimit says whether the index may be past its bound.
+func (ix *radix) overLimit() bool { return ix.bytes.Load() > ix.max-shardCount*ix.publishStep }
 
 // Evicted implements Evictor.
 func (ix *radix) Evicted() uint64 { return ix.evicted.Load() }

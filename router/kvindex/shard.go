@@ -25,23 +25,23 @@ const (
 //
 // One writer at a time, by mu, changes it; readers come at any time.
 type shard struct {
-	table readTable
-	words wordSlab
-	hands raised
-	seen  readers
-	_     [cacheLine]byte
+	table       nodeTable
+	words       wordSlab
+	yielders    yieldRequests
+	readSamples readSamples
+	_           [cacheLine]byte
 
 	mu      sync.Mutex
 	ix      *radix
-	no      uint64
-	runs    runSlab
+	number  uint64
+	extents extentSlab
 	copies  map[copyOf]int // of blocks with several engine hashes: those beyond the first
 	entries int            // cells of side tables that name a block held here
 	used    int64          // what was last published of it
 	ops     uint32
 	// loose counts what a writer cannot find from the block before it: fragments
 	// behind a hole, and runs whose parent is gone.
-	loose int
+	unanchored int
 	// The list of runs that end in a leaf, by last use.
 	oldest, newest uint32
 	tidy           []worker.Slot // ranks whose tables are full of what was evicted
@@ -54,14 +54,14 @@ type shard struct {
 
 // copyOf is a block that a rank's tier holds under more than one engine hash.
 type copyOf struct {
-	run  uint32
-	pos  uint16
-	slot worker.Slot
-	tier Tier
+	extent uint32
+	pos    uint16
+	slot   worker.Slot
+	tier   Tier
 }
 
 func (sh *shard) init(ix *radix, no uint64) {
-	sh.ix, sh.no, sh.copies = ix, no, make(map[copyOf]int)
+	sh.ix, sh.number, sh.copies = ix, no, make(map[copyOf]int)
 	sh.table.init(ix.spread)
 	sh.coldest.Store(math.MaxUint64)
 }
@@ -69,7 +69,7 @@ func (sh *shard) init(ix *radix, no uint64) {
 // lock takes the shard for one batch of a writer.
 func (sh *shard) lock() {
 	sh.mu.Lock()
-	sh.hands.goFirst()
+	sh.yielders.yieldToReaders()
 }
 
 // ticks is how many batches of a shard make a tick.
@@ -83,18 +83,18 @@ func (sh *shard) unlock() {
 	sh.mu.Unlock()
 }
 
-// raised counts the readers that writers keep overtaking and that ask them to hold
+// yieldRequests counts the readers that writers keep overtaking and that ask them to hold
 // back.
-type raised struct{ atomic.Int32 }
+type yieldRequests struct{ atomic.Int32 }
 
-// holdBack is how long a writer lets readers with a raised hand go first.
-const holdBack = 200 * time.Microsecond
+// maxYield is how long a writer lets readers with a raised hand go first.
+const maxYield = 200 * time.Microsecond
 
-func (r *raised) goFirst() {
+func (r *yieldRequests) yieldToReaders() {
 	if r.Load() == 0 {
 		return
 	}
-	for start := time.Now(); r.Load() > 0 && time.Since(start) < holdBack; {
+	for start := time.Now(); r.Load() > 0 && time.Since(start) < maxYield; {
 		yield()
 	}
 }
@@ -102,17 +102,17 @@ func (r *raised) goFirst() {
 // What things are taken to cost beside their own size: a slot of the reader table
 // with its share of empty ones, a cell of a side table likewise.
 const (
-	nodeCost  = 64 + 8 + 16
-	runCost   = 44
-	entryCost = 24
-	copyCost  = 64
+	nodeCost   = 64 + 8 + 16
+	extentCost = 44
+	entryCost  = 24
+	copyCost   = 64
 )
 
-// takes is what the entries take.
-func (sh *shard) takes() int64 {
-	n := int64(sh.table.nodes.live())*nodeCost + int64(sh.runs.live)*runCost +
+// memoryUse is what the entries take.
+func (sh *shard) memoryUse() int64 {
+	n := int64(sh.table.nodes.live())*nodeCost + int64(sh.extents.live)*extentCost +
 		sh.words.inUse*8 + int64(len(sh.copies))*copyCost
-	if !sh.ix.owned {
+	if !sh.ix.ownerPlaces {
 		n += int64(sh.entries) * entryCost
 	}
 	return n
@@ -121,13 +121,13 @@ func (sh *shard) takes() int64 {
 // account publishes what the entries take, a grain at a time, and of what age the
 // coldest leaf is.
 func (sh *shard) account() {
-	if d := sh.takes() - sh.used; d > sh.ix.grain || d < -sh.ix.grain {
+	if d := sh.memoryUse() - sh.used; d > sh.ix.publishStep || d < -sh.ix.publishStep {
 		sh.ix.bytes.Add(d)
 		sh.used += d
 	}
 	cold := uint64(math.MaxUint64)
 	if sh.oldest != 0 {
-		cold = uint64(sh.runs.at(sh.oldest).used)
+		cold = uint64(sh.extents.at(sh.oldest).used)
 	}
 	if sh.coldest.Load() != cold {
 		sh.coldest.Store(cold)
@@ -137,33 +137,33 @@ func (sh *shard) account() {
 	}
 }
 
-// counts notes blocks that a rank, whose lock the caller has, has come to hold, or
+// addCounts notes blocks that a rank, whose lock the caller has, has come to hold, or
 // lost.
-func (sh *shard) counts(slot worker.Slot, blocks int) {
+func (sh *shard) addCounts(slot worker.Slot, blocks int) {
 	sh.len += blocks
 	r := sh.ix.ranks[slot].Load()
-	release(&r.own, r.own+uint64(blocks))
+	release(&r.netStored, r.netStored+uint64(blocks))
 }
 
 // place is where a block lies, as cells of side tables say it.
-func (sh *shard) place(run uint32, pos int, tier Tier) uint64 {
-	return placeOf(uint32(sh.no)<<runBits|run, pos, tier, sh.runs.at(run).gen())
+func (sh *shard) place(ext uint32, pos int, tier Tier) uint64 {
+	return placeOf(uint32(sh.number)<<extentBits|ext, pos, tier, sh.extents.at(ext).gen())
 }
 
-// word is the sequence hash at a position of a run.
-func (sh *shard) word(r *run, pos int) uint64 {
-	p, at := sh.words.page(r.line)
+// hashAt is the sequence hash at a position of a run.
+func (sh *shard) hashAt(r *extent, pos int) uint64 {
+	p, at := sh.words.page(r.storage)
 	return p[at+uint32(pos)]
 }
 
 // hashes are the sequence hashes of a stretch, for whoever has the shard's lock.
 func (sh *shard) hashes(x span) []uint64 {
-	p, at := sh.words.page(sh.runs.at(placeRun(x.place)).line)
+	p, at := sh.words.page(sh.extents.at(placeExtent(x.place)).storage)
 	return p[at+uint32(placePos(x.place)):][:x.n]
 }
 
 // nodeOf finds the fragment of a run that covers a position, 0 in a hole.
-func (sh *shard) nodeOf(r *run, pos int) uint32 {
+func (sh *shard) nodeOf(r *extent, pos int) uint32 {
 	for id := r.tail; id != 0; id = sh.table.nodes.links(id).prev {
 		if n := sh.table.nodes.at(id); n.off() <= pos {
 			if pos < n.end() {
@@ -175,12 +175,12 @@ func (sh *shard) nodeOf(r *run, pos int) uint32 {
 	return 0
 }
 
-// oneCopyLess takes away one of several engine hashes of a block, if there are.
-func (sh *shard) oneCopyLess(run uint32, pos int, slot worker.Slot, tier Tier) bool {
+// removeCopy takes away one of several engine hashes of a block, if there are.
+func (sh *shard) removeCopy(ext uint32, pos int, slot worker.Slot, tier Tier) bool {
 	if len(sh.copies) == 0 {
 		return false
 	}
-	key := copyOf{run, uint16(pos), slot, tier}
+	key := copyOf{ext, uint16(pos), slot, tier}
 	n := sh.copies[key]
 	if n == 0 {
 		return false

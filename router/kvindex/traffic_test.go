@@ -13,7 +13,7 @@ import (
 // beginnings in events of some blocks, each engine with hashes of its own, drop them
 // from the end or, at times, from anywhere, offload them, and restart.
 func traffic(rng *rand.Rand, n, ranks int) []op {
-	type held struct {
+	type cached struct {
 		engine []EngineHash
 		tier   Tier
 	}
@@ -21,7 +21,7 @@ func traffic(rng *rand.Rand, n, ranks int) []op {
 	for i := range slots {
 		slots[i] = worker.Slot(i * (1 + i%7*9) % worker.MaxSlots)
 	}
-	prompts := make([][]held, ranks)
+	prompts := make([][]cached, ranks)
 	var ops []op
 	for len(ops) < n {
 		i := rng.IntN(ranks)
@@ -35,7 +35,7 @@ func traffic(rng *rand.Rand, n, ranks int) []op {
 			if rng.IntN(8) == 0 {
 				ev.Tier = Tier(rng.IntN(int(NumTiers)))
 			}
-			var h held
+			var h cached
 			h.tier = ev.Tier
 			seq := blockhash.Seq(1)
 			step := 1 + rng.IntN(24)
@@ -98,8 +98,8 @@ func traffic(rng *rand.Rand, n, ranks int) []op {
 
 // full compares every slot's depth, and checks the index now and then.
 func TestTraffic(t *testing.T) {
-	defer func(step int) { sideStep = step }(sideStep)
-	sideStep = 64
+	defer func(step int) { moveStep = step }(moveStep)
+	moveStep = 64
 	mapSmallTables(t)
 	first, seeds, n := envInt("KVINDEX_SEED", 1), envInt("KVINDEX_SEEDS", 6), envInt("KVINDEX_OPS", 1500)
 	for seed := first; seed < first+seeds; seed++ {

@@ -47,36 +47,36 @@ type Evidence struct {
 
 // Rank is the part of one data-parallel rank.
 type Rank struct {
-	Answered uint64 // response heads
-	Bytes    uint64 // parts of response bodies that only the engine core can have caused
-	Events   uint64 // KV event batches and load messages
-	Counters uint64 // a digest of the counters and gauges that change when the core makes progress
-	Reads    uint64 // how often Counters was read; while it does not change nothing is known of them
-	Calls    int    // requests under way that this router sent
-	Overdue  int    // of which no byte of an answer's body has come for Bounds.Core
-	Running  int64  // requests that the engine says it computes; below 0: it does not say
-	Warm     bool   // it has computed tokens in its life: a cold engine may compile for minutes
-	Proofs   uint64 // questions that the core has answered; see Detector.Doubts
+	Answered       uint64 // response heads
+	Bytes          uint64 // parts of response bodies that only the engine core can have caused
+	Events         uint64 // KV event batches and load messages
+	Counters       uint64 // a digest of the counters and gauges that change when the core makes progress
+	Reads          uint64 // how often Counters was read; while it does not change nothing is known of them
+	Calls          int    // requests under way that this router sent
+	Overdue        int    // of which no byte of an answer's body has come for Bounds.Core
+	Running        int64  // requests that the engine says it computes; below 0: it does not say
+	HasComputed    bool   // it has computed tokens in its life: a cold engine may compile for minutes
+	ProbesAnswered uint64 // questions that the core has answered; see Detector.Doubts
 	// Asked is how long the question under way has not been answered, 0: there is none;
 	// Mute: the engine refuses such questions.
-	Asked time.Duration
-	Mute  bool
+	ProbePending time.Duration
+	ProbeRefused bool
 	// Longest is how long the longest prompt under way is expected to take, by what large
 	// prompts have taken here.
-	Longest time.Duration
+	LongestPrefill time.Duration
 }
 
 const (
-	// leastHung probes must have hung, and leastReads readings have shown the same
+	// minHung probes must have hung, and minReads readings have shown the same
 	// counters, since the last sign of life: silence alone may be nobody asking.
-	leastHung  = 2
-	leastReads = 3
+	minHung  = 2
+	minReads = 3
 	// maxStep bounds what one look adds to a silence. A router that was stopped itself
 	// has heard nothing meanwhile, and that says nothing of engines.
 	maxStep = time.Second
-	// patience is how many times Longest is added to Bounds.Core: an engine may compute a
+	// prefillFactor is how many times Longest is added to Bounds.Core: an engine may compute a
 	// long prompt in one step, in which nothing else advances.
-	patience = 3
+	prefillFactor = 3
 )
 
 // Detector owns the verdict on one engine server and its ranks. It is not safe for
@@ -100,17 +100,17 @@ type Detector struct {
 
 // rank is what a Detector remembers of one rank.
 type rank struct {
-	last    Rank
-	silent  time.Duration // of the core, while it has work
-	reads   uint64        // Rank.Reads at its last sign
-	stalled bool
-	doubted bool
+	last       Rank
+	silent     time.Duration // of the core, while it has work
+	reads      uint64        // Rank.Reads at its last sign
+	stalled    bool
+	needsProbe bool
 }
 
-// Look takes in the evidence of now.
-func (d *Detector) Look(e *Evidence, b Bounds) {
+// Observe takes in the evidence of now.
+func (d *Detector) Observe(e *Evidence, b Bounds) {
 	if len(d.ranks) != len(e.Ranks) || !d.begun {
-		d.begin(e)
+		d.init(e)
 		return
 	}
 	step := min(max(e.At-d.at, 0), maxStep)
@@ -118,7 +118,7 @@ func (d *Detector) Look(e *Evidence, b Bounds) {
 	sign := e.Answered != d.answered
 	d.answered = e.Answered
 	for i := range d.ranks {
-		if d.ranks[i].look(&e.Ranks[i], step, b.Core) {
+		if d.ranks[i].observe(&e.Ranks[i], step, b.Core) {
 			sign = true
 		}
 	}
@@ -131,66 +131,66 @@ func (d *Detector) Look(e *Evidence, b Bounds) {
 		return
 	}
 	switch {
-	case e.Unreachable-d.unreachable >= leastHung:
+	case e.Unreachable-d.unreachable >= minHung:
 		if b.Host > 0 && d.silent >= b.Host {
 			d.state = HostVanished
 		}
-	case e.Hung-d.hung >= leastHung:
+	case e.Hung-d.hung >= minHung:
 		if b.Process > 0 && d.silent >= b.Process {
 			d.state = ProcessStopped
 		}
 	}
 }
 
-// begin takes the first evidence as that of a server which is alive.
-func (d *Detector) begin(e *Evidence) {
+// init takes the first evidence as that of a server which is alive.
+func (d *Detector) init(e *Evidence) {
 	*d = Detector{begun: true, at: e.At, answered: e.Answered, hung: e.Hung, unreachable: e.Unreachable, ranks: make([]rank, len(e.Ranks))}
 	for i := range d.ranks {
 		d.ranks[i].last, d.ranks[i].reads = e.Ranks[i], e.Ranks[i].Reads
 	}
 }
 
-// look says whether the rank has shown a sign of life.
-func (r *rank) look(now *Rank, step, bound time.Duration) (sign bool) {
-	was := r.last
+// observe says whether the rank has shown a sign of life.
+func (r *rank) observe(now *Rank, step, bound time.Duration) (sign bool) {
+	before := r.last
 	r.last = *now
 	// The first reading has nothing to be compared with.
-	advanced := now.Counters != was.Counters && was.Reads > 0
-	progress := now.Bytes != was.Bytes || now.Events != was.Events || now.Proofs != was.Proofs || advanced
+	advanced := now.Counters != before.Counters && before.Reads > 0
+	progress := now.Bytes != before.Bytes || now.Events != before.Events || now.ProbesAnswered != before.ProbesAnswered || advanced
 	switch {
 	case progress:
-		r.silent, r.reads, r.stalled, r.doubted = 0, now.Reads, false, false
+		r.silent, r.reads, r.stalled, r.needsProbe = 0, now.Reads, false, false
 	case r.stalled: // until it makes progress
-	case now.Calls == 0 && was.Calls == 0:
-		r.silent, r.reads, r.doubted = 0, now.Reads, false
+	case now.Calls == 0 && before.Calls == 0:
+		r.silent, r.reads, r.needsProbe = 0, now.Reads, false
 	default:
 		r.silent += step
 		r.judge(bound)
 	}
-	return progress || now.Answered != was.Answered
+	return progress || now.Answered != before.Answered
 }
 
 // judge gives the verdict on a core that is silent while it has work.
 func (r *rank) judge(bound time.Duration) {
 	now := &r.last
-	limit := bound + patience*now.Longest
+	limit := bound + prefillFactor*now.LongestPrefill
 	// What the engine counts as running, or does not count though it was sent long ago,
 	// must advance. What it counts as waiting may wait for another engine's KV.
 	stuck := now.Running > 0 || now.Running == 0 && now.Overdue > 0
-	if bound <= 0 || !stuck || !now.Warm || now.Reads-r.reads < leastReads {
-		r.doubted = false
+	if bound <= 0 || !stuck || !now.HasComputed || now.Reads-r.reads < minReads {
+		r.needsProbe = false
 		return
 	}
-	r.doubted = r.silent >= limit/2
-	unanswered := !now.Mute && now.Asked >= limit/4 || now.Mute && now.Running > 0
+	r.needsProbe = r.silent >= limit/2
+	unanswered := !now.ProbeRefused && now.ProbePending >= limit/4 || now.ProbeRefused && now.Running > 0
 	r.stalled = r.silent >= limit && unanswered
 }
 
-// Doubts says whether the core of a rank is to be asked something that it alone can answer:
+// NeedsProbe says whether the core of a rank is to be asked something that it alone can answer:
 // a completion of one token. It may only be waiting for what others do: for another engine's
 // KV, or, with requests that its API server holds, for media or tools.
-func (d *Detector) Doubts(i int) bool {
-	return i < len(d.ranks) && (d.ranks[i].doubted || d.ranks[i].stalled)
+func (d *Detector) NeedsProbe(i int) bool {
+	return i < len(d.ranks) && (d.ranks[i].needsProbe || d.ranks[i].stalled)
 }
 
 // State is the verdict on a rank. That on the server holds for all its ranks.

@@ -19,7 +19,7 @@ type engine struct {
 }
 
 func newEngine() *engine {
-	g := &engine{e: Evidence{Ranks: []Rank{{Running: 1, Calls: 1, Warm: true}}}}
+	g := &engine{e: Evidence{Ranks: []Rank{{Running: 1, Calls: 1, HasComputed: true}}}}
 	g.run(5*time.Second, alive)
 	return g
 }
@@ -33,15 +33,15 @@ func (g *engine) run(d time.Duration, f func(g *engine, at time.Duration)) time.
 	for at := look; at <= d; at += look {
 		g.e.At += look
 		f(g, at)
-		g.d.Look(&g.e, bounds)
+		g.d.Observe(&g.e, bounds)
 		for i := range g.e.Ranks {
 			switch r := &g.e.Ranks[i]; {
-			case !g.d.Doubts(i):
-				r.Asked = 0
+			case !g.d.NeedsProbe(i):
+				r.ProbePending = 0
 			case g.answers:
-				r.Proofs++
+				r.ProbesAnswered++
 			default:
-				r.Asked += look
+				r.ProbePending += look
 			}
 		}
 		if g.d.State(0) != was {
@@ -105,9 +105,9 @@ func TestVerdicts(t *testing.T) {
 			}
 		}, HostVanished, 10 * time.Second},
 		{"core stopped", nil, answers, CoreStalled, 30 * time.Second},
-		{"core stopped with a long prompt", func(g *engine) { g.rank().Longest = 20 * time.Second }, answers, CoreStalled, 90 * time.Second},
+		{"core stopped with a long prompt", func(g *engine) { g.rank().LongestPrefill = 20 * time.Second }, answers, CoreStalled, 90 * time.Second},
 		{"core stopped while it was idle", func(g *engine) { g.rank().Running, g.rank().Overdue = 0, 1 }, answers, CoreStalled, 30 * time.Second},
-		{"core stopped, refuses to be asked", func(g *engine) { g.rank().Mute = true }, answers, CoreStalled, 30 * time.Second},
+		{"core stopped, refuses to be asked", func(g *engine) { g.rank().ProbeRefused = true }, answers, CoreStalled, 30 * time.Second},
 		{"stopped without work", func(g *engine) { g.rank().Calls, g.rank().Running = 0, 0 }, hangs, ProcessStopped, 10 * time.Second},
 
 		{"busy", nil, alive, Alive, minutes},
@@ -145,7 +145,7 @@ func TestVerdicts(t *testing.T) {
 				g.rank().Counters++
 			}
 		}, Alive, minutes},
-		{"a long prefill in one step", func(g *engine) { g.rank().Longest = 25 * time.Second }, func(g *engine, at time.Duration) {
+		{"a long prefill in one step", func(g *engine) { g.rank().LongestPrefill = 25 * time.Second }, func(g *engine, at time.Duration) {
 			answers(g, at)
 			if each(at, time.Minute) {
 				g.rank().Counters++
@@ -164,8 +164,8 @@ func TestVerdicts(t *testing.T) {
 		{"waits for a transfer", func(g *engine) { g.rank().Running, g.rank().Overdue, g.answers = 0, 1, true }, answers, Alive, minutes},
 		{"runs what does not advance, and answers", func(g *engine) { g.answers = true }, answers, Alive, minutes},
 		{"answers are there and their clients are slow", func(g *engine) { g.rank().Running = 0 }, answers, Alive, minutes},
-		{"refuses to be asked, and says it runs nothing", func(g *engine) { g.rank().Running, g.rank().Overdue, g.rank().Mute = 0, 1, true }, answers, Alive, minutes},
-		{"cold", func(g *engine) { g.rank().Warm = false }, answers, Alive, minutes},
+		{"refuses to be asked, and says it runs nothing", func(g *engine) { g.rank().Running, g.rank().Overdue, g.rank().ProbeRefused = 0, 1, true }, answers, Alive, minutes},
+		{"cold", func(g *engine) { g.rank().HasComputed = false }, answers, Alive, minutes},
 		{"tells no requests running", func(g *engine) { g.rank().Running = -1 }, answers, Alive, minutes},
 		{"no counters", nil, func(g *engine, at time.Duration) {
 			if each(at, 500*time.Millisecond) {
@@ -215,7 +215,7 @@ func TestThaw(t *testing.T) {
 		{"host", unreachable, func(g *engine) { g.e.Answered++ }, hangs},
 		{"core", answers, func(g *engine) { g.rank().Counters++ }, answers},
 		{"core, an event", answers, func(g *engine) { g.rank().Events++ }, answers},
-		{"core, a question", answers, func(g *engine) { g.rank().Proofs++ }, answers},
+		{"core, a question", answers, func(g *engine) { g.rank().ProbesAnswered++ }, answers},
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			g := newEngine()
@@ -243,7 +243,7 @@ func TestRouterStopped(t *testing.T) {
 	for range 8 {
 		g.e.At += time.Hour
 		g.e.Hung++
-		g.d.Look(&g.e, bounds)
+		g.d.Observe(&g.e, bounds)
 	}
 	if g.d.State(0) != Alive {
 		t.Errorf("state %s", g.d.State(0))
@@ -264,7 +264,7 @@ func TestOff(t *testing.T) {
 
 // TestRanks: the core of one rank is judged by itself, the server for all.
 func TestRanks(t *testing.T) {
-	g := &engine{e: Evidence{Ranks: []Rank{{Running: 1, Calls: 1, Warm: true}, {Running: 1, Calls: 1, Warm: true}}}}
+	g := &engine{e: Evidence{Ranks: []Rank{{Running: 1, Calls: 1, HasComputed: true}, {Running: 1, Calls: 1, HasComputed: true}}}}
 	both := func(g *engine, at time.Duration) {
 		alive(g, at)
 		g.e.Ranks[1].Reads, g.e.Ranks[1].Counters = g.rank().Reads, g.rank().Counters

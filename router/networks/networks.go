@@ -5,29 +5,29 @@ import (
 	"slices"
 )
 
-// OneHost says whether an address can be of one host at all: it is not unspecified
+// IsUnicastHost says whether an address can be of one host at all: it is not unspecified
 // (0.0.0.0, which reaches this very machine), not multicast and not broadcast.
-func OneHost(a netip.Addr) bool {
-	a = inner(a)
+func IsUnicastHost(a netip.Addr) bool {
+	a = embeddedIPv4(a)
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// Allow says whether one of the networks means the address, which must be of one host
+// Contains says whether one of the networks means the address, which must be of one host
 // and without a zone. A wide network, as 0.0.0.0/0, does not mean loopback and
 // link-local addresses, where a machine's own services and a cloud's secrets
 // (169.254.169.254) are: only one that lies within those ranges does.
-func Allow(networks []netip.Prefix, a netip.Addr) bool {
+func Contains(networks []netip.Prefix, a netip.Addr) bool {
 	a = a.Unmap()
-	if in := inner(a); in != a && (in.IsLoopback() || in.IsLinkLocalUnicast()) {
-		return OneHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(in) && n.Bits() >= least(in) })
+	if in := embeddedIPv4(a); in != a && (in.IsLoopback() || in.IsLinkLocalUnicast()) {
+		return IsUnicastHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(in) && n.Bits() >= minPrefix(in) })
 	}
-	return OneHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) && n.Bits() >= least(a) })
+	return IsUnicastHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) && n.Bits() >= minPrefix(a) })
 }
 
-// inner is the IPv4 address that a network translates an IPv6 address to: mapped and
+// embeddedIPv4 is the IPv4 address that a network translates an IPv6 address to: mapped and
 // compatible ones (RFC 4291, 2.5.5), NAT64 (RFC 6052, 64:ff9b::/96) and 6to4 (RFC 3056).
 // Others are themselves.
-func inner(a netip.Addr) netip.Addr {
+func embeddedIPv4(a netip.Addr) netip.Addr {
 	a = a.Unmap()
 	if !a.Is6() {
 		return a
@@ -44,8 +44,8 @@ func inner(a netip.Addr) netip.Addr {
 	return a
 }
 
-// least is how long a network's prefix must be to mean an address.
-func least(a netip.Addr) int {
+// minPrefix is how long a network's prefix must be to mean an address.
+func minPrefix(a netip.Addr) int {
 	switch {
 	case a.IsLoopback() && a.Is4():
 		return 8

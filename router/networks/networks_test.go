@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestAllow(t *testing.T) {
+func TestContains(t *testing.T) {
 	for _, k := range []struct {
 		network, address string
 		want             bool
@@ -43,15 +43,15 @@ func TestAllow(t *testing.T) {
 		{"ff00::/8", "ff02::1", false},
 		{"0.0.0.0/0", "255.255.255.255", false},
 	} {
-		if got := Allow([]netip.Prefix{netip.MustParsePrefix(k.network)}, netip.MustParseAddr(k.address)); got != k.want {
+		if got := Contains([]netip.Prefix{netip.MustParsePrefix(k.network)}, netip.MustParseAddr(k.address)); got != k.want {
 			t.Errorf("%s in %s: %v, want %v", k.address, k.network, got, k.want)
 		}
 	}
-	if Allow(nil, netip.MustParseAddr("10.0.0.1")) || OneHost(netip.Addr{}) {
+	if Contains(nil, netip.MustParseAddr("10.0.0.1")) || IsUnicastHost(netip.Addr{}) {
 		t.Error("nothing allows something")
 	}
 	both := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("169.254.7.0/24")}
-	if !Allow(both, netip.MustParseAddr("169.254.7.1")) || Allow(both, netip.MustParseAddr("169.254.169.254")) {
+	if !Contains(both, netip.MustParseAddr("169.254.7.1")) || Contains(both, netip.MustParseAddr("169.254.169.254")) {
 		t.Error("a narrower network beside a wide one")
 	}
 }

@@ -77,10 +77,10 @@ func (h *histogram) write(w io.Writer, name, labels string) {
 // quantile read from them is within 12.5 % of the true one.
 const fineBuckets = 64 * 8
 
-// fine is a histogram for quantiles over a window: see Quantile.
-type fine struct{ buckets [fineBuckets]atomic.Uint64 }
+// fineHistogram is a histogram for quantiles over a window: see Quantile.
+type fineHistogram struct{ buckets [fineBuckets]atomic.Uint64 }
 
-func (f *fine) observe(d time.Duration) { f.buckets[fineIndex(d)].Add(1) }
+func (f *fineHistogram) observe(d time.Duration) { f.buckets[fineIndex(d)].Add(1) }
 
 func fineIndex(d time.Duration) int {
 	ns := uint64(max(d, 1))
@@ -98,7 +98,7 @@ func fineValue(i int) time.Duration {
 // Distribution is a copy of a fine histogram: counts since the start.
 type Distribution [fineBuckets]uint64
 
-func (f *fine) copyTo(d *Distribution) {
+func (f *fineHistogram) copyTo(d *Distribution) {
 	for i := range f.buckets {
 		d[i] = f.buckets[i].Load()
 	}

@@ -7,8 +7,8 @@ import (
 	"sluice/router/apikey"
 )
 
-// WatchKeys shows what the holders of API keys have used.
-func (m *Metrics) WatchKeys(ring *apikey.Ring) {
+// ExposeKeys shows what the holders of API keys have used.
+func (m *Metrics) ExposeKeys(ring *apikey.Keyring) {
 	m.set.RegisterMetricsWriter(func(w io.Writer) {
 		for _, k := range ring.Keys() {
 			c := k.Counts()

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// Masked is what the log shows in place of a secret.
-const Masked = "[masked]"
+// MaskedValue is what the log shows in place of a secret.
+const MaskedValue = "[masked]"
 
 // secretWords in an attribute's key make its value unfit for a log.
 var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential", "engine_key"}
 
-// plainKeys hold one of secretWords and are no secrets: counts of tokens.
-var plainKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
+// publicKeys hold one of secretWords and are no secrets: counts of tokens.
+var publicKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
 
 // NewLogger makes the process's logger. level is debug, info, warn or error,
 // format text or json; empty means info and text. Attributes whose key names a
@@ -61,7 +61,7 @@ func mask(_ []string, a slog.Attr) slog.Attr {
 		return a
 	}
 	if IsSecret(a.Key) {
-		a.Value = slog.StringValue(Masked)
+		a.Value = slog.StringValue(MaskedValue)
 	}
 	return a
 }
@@ -69,7 +69,7 @@ func mask(_ []string, a slog.Attr) slog.Attr {
 // IsSecret says whether a key's value must not be shown.
 func IsSecret(key string) bool {
 	k := strings.ToLower(key)
-	for _, p := range plainKeys {
+	for _, p := range publicKeys {
 		k = strings.ReplaceAll(k, p, "")
 	}
 	for _, w := range secretWords {

@@ -35,22 +35,22 @@ type Metrics struct {
 	connections                                 atomic.Int64
 	inFlight                                    [3]atomic.Int64 // by leg
 	legTimes                                    [3]histogram
-	ttft                                        fine
+	ttft                                        fineHistogram
 
-	refused   vec[[2]string, metrics.Counter]
-	responses vec[response, metrics.Counter]
-	legs      vec[legOutcome, metrics.Counter]
-	retries   vec[schedule.Leg, metrics.Counter]
-	fallbacks vec[string, metrics.Counter]
-	migrated  vec[string, metrics.Counter]
-	plans     vec[[2]string, metrics.Counter] // by plan, reason
-	streams   vec[relay.Cause, metrics.Counter]
-	answers   vec[relay.Cause, metrics.Counter] // whole ones that were cut
-	endpoints map[string]*endpoint              // fixed after NewMetrics
+	refused            labelMap[[2]string, metrics.Counter]
+	responses          labelMap[response, metrics.Counter]
+	legs               labelMap[legOutcome, metrics.Counter]
+	retries            labelMap[schedule.LegKind, metrics.Counter]
+	fallbacks          labelMap[string, metrics.Counter]
+	migrations         labelMap[string, metrics.Counter]
+	plans              labelMap[[2]string, metrics.Counter] // by plan, reason
+	streams            labelMap[relay.Cause, metrics.Counter]
+	truncatedResponses labelMap[relay.Cause, metrics.Counter] // whole ones that were cut
+	endpoints          map[string]*endpoint                   // fixed after NewMetrics
 
 	mu    sync.Mutex // of changes to ranks and workers
 	ranks atomic.Pointer[map[worker.ID]*rankSeries]
-	// workers gives the fleet's members, for their states; nil until WatchWorkers.
+	// workers gives the fleet's members, for their states; nil until ExposeWorkers.
 	workers func() []*worker.Worker
 }
 
@@ -60,13 +60,13 @@ type response struct {
 }
 
 type legOutcome struct {
-	leg     schedule.Leg
+	leg     schedule.LegKind
 	outcome string
 }
 
 type endpoint struct {
-	name       string
-	took, ttft histogram
+	name           string
+	duration, ttft histogram
 }
 
 // otherEndpoint stands for paths that are no inference route: labels come from
@@ -100,14 +100,16 @@ func NewMetrics() *Metrics {
 	m.legs.make = func(k legOutcome) *metrics.Counter {
 		return counter("sluice_legs_total", "leg", k.leg.String(), "outcome", k.outcome)
 	}
-	m.retries.make = func(l schedule.Leg) *metrics.Counter { return counter("sluice_leg_retries_total", "leg", l.String()) }
+	m.retries.make = func(l schedule.LegKind) *metrics.Counter {
+		return counter("sluice_leg_retries_total", "leg", l.String())
+	}
 	m.fallbacks.make = func(kind string) *metrics.Counter { return counter("sluice_fallbacks_total", "kind", kind) }
-	m.migrated.make = func(outcome string) *metrics.Counter {
+	m.migrations.make = func(outcome string) *metrics.Counter {
 		return counter("sluice_migrations_total", "outcome", outcome)
 	}
 	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
-	m.answers.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_answers_cut_total", "cause", c.String()) }
+	m.truncatedResponses.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_answers_cut_total", "cause", c.String()) }
 	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint) {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
 	}
@@ -115,7 +117,7 @@ func NewMetrics() *Metrics {
 	s.NewGauge("sluice_client_connections", func() float64 { return float64(m.connections.Load()) })
 	for l := range m.inFlight {
 		n := &m.inFlight[l]
-		s.NewGauge(series("sluice_legs_in_flight", "leg", schedule.Leg(l).String()), func() float64 { return float64(n.Load()) })
+		s.NewGauge(series("sluice_legs_in_flight", "leg", schedule.LegKind(l).String()), func() float64 { return float64(n.Load()) })
 	}
 	s.RegisterMetricsWriter(m.writeHistograms)
 	s.RegisterMetricsWriter(m.writeWorkers)
@@ -145,9 +147,9 @@ var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 func quote(v string) string { return `"` + escapes.Replace(v) + `"` }
 
-// Func shows a figure that somebody else keeps, read at each scrape. name must
+// GaugeFunc shows a figure that somebody else keeps, read at each scrape. name must
 // be in the Catalog; labels are name, value, name, value, ….
-func (m *Metrics) Func(f func() float64, name string, labels ...string) {
+func (m *Metrics) GaugeFunc(f func() float64, name string, labels ...string) {
 	if len(labels) > 0 {
 		name = series(name, labels...)
 	} else if families[name] == nil {
@@ -188,13 +190,13 @@ func (m *Metrics) writeHistograms(w io.Writer) {
 	}
 	slices.Sort(names)
 	for _, n := range names {
-		m.endpoints[n].took.write(w, "sluice_request_duration_seconds", labelList("endpoint", n))
+		m.endpoints[n].duration.write(w, "sluice_request_duration_seconds", labelList("endpoint", n))
 	}
 	for _, n := range names {
 		m.endpoints[n].ttft.write(w, "sluice_time_to_first_token_seconds", labelList("endpoint", n))
 	}
 	for l := range m.legTimes {
-		m.legTimes[l].write(w, "sluice_leg_duration_seconds", labelList("leg", schedule.Leg(l).String()))
+		m.legTimes[l].write(w, "sluice_leg_duration_seconds", labelList("leg", schedule.LegKind(l).String()))
 	}
 }
 
@@ -213,13 +215,13 @@ func (m *Metrics) Refused(endpoint string, reason front.Reason) {
 	m.refused.get([2]string{m.endpoint(endpoint).name, string(reason)}).Inc()
 }
 
-// AnswerCut implements front.Observer.
-func (m *Metrics) AnswerCut(_ string, cause relay.Cause) { m.answers.get(cause).Inc() }
+// ResponseCut implements front.Observer.
+func (m *Metrics) ResponseCut(_ string, cause relay.Cause) { m.truncatedResponses.get(cause).Inc() }
 
-// Ended implements front.Observer.
-func (m *Metrics) Ended(endpoint string, status int, took time.Duration) {
+// ResponseEnded implements front.Observer.
+func (m *Metrics) ResponseEnded(endpoint string, status int, took time.Duration) {
 	e := m.endpoint(endpoint)
-	e.took.observe(took)
+	e.duration.observe(took)
 	m.responses.get(response{e.name, status}).Inc()
 }
 
@@ -230,14 +232,14 @@ func (m *Metrics) Panicked(string, any, []byte) { m.panics.Inc() }
 func (m *Metrics) Connections(open int) { m.connections.Store(int64(open)) }
 
 // LegStarted implements disagg.Observer.
-func (m *Metrics) LegStarted(leg schedule.Leg, _ worker.ID) {
+func (m *Metrics) LegStarted(leg schedule.LegKind, _ worker.ID) {
 	if int(leg) < len(m.inFlight) {
 		m.inFlight[leg].Add(1)
 	}
 }
 
 // LegEnded implements disagg.Observer.
-func (m *Metrics) LegEnded(leg schedule.Leg, id worker.ID, outcome string, took time.Duration) {
+func (m *Metrics) LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration) {
 	if int(leg) < len(m.inFlight) {
 		m.inFlight[leg].Add(-1)
 		m.legTimes[leg].observe(took)
@@ -249,17 +251,17 @@ func (m *Metrics) LegEnded(leg schedule.Leg, id worker.ID, outcome string, took 
 	}
 }
 
-// FellBack implements disagg.Observer.
-func (m *Metrics) FellBack(kind string) { m.fallbacks.get(kind).Inc() }
+// FallbackUsed implements disagg.Observer.
+func (m *Metrics) FallbackUsed(kind string) { m.fallbacks.get(kind).Inc() }
 
 // Migrated implements disagg.Observer.
-func (m *Metrics) Migrated(outcome string) { m.migrated.get(outcome).Inc() }
+func (m *Metrics) Migrated(outcome string) { m.migrations.get(outcome).Inc() }
 
 // Planned implements disagg.Observer.
 func (m *Metrics) Planned(plan, reason string) { m.plans.get([2]string{plan, reason}).Inc() }
 
 // Retried implements disagg.Observer.
-func (m *Metrics) Retried(leg schedule.Leg) { m.retries.get(leg).Inc() }
+func (m *Metrics) Retried(leg schedule.LegKind) { m.retries.get(leg).Inc() }
 
 // FirstToken implements disagg.Observer.
 func (m *Metrics) FirstToken(endpoint string, took time.Duration) {
@@ -273,7 +275,7 @@ func (m *Metrics) Streamed(_ string, res *relay.Result) {
 	m.events.AddInt64(res.Events)
 	m.bytes.AddInt64(res.Bytes)
 	m.unscanned.AddInt64(res.Unscanned)
-	if res.EngineErr {
+	if res.SawErrorEvent {
 		m.engineErrors.Inc()
 	}
 	m.output.AddInt64(int64(max(0, res.Usage.Completion)))

@@ -26,8 +26,8 @@ import (
 var rewrite = flag.Bool("rewrite", false, "write docs/metrics.md anew")
 
 var (
-	_ front.Observer    = (*Metrics)(nil)
-	_ kvevents.Observer = (*Metrics)(nil)
+	_ front.Observer       = (*Metrics)(nil)
+	_ kvevents.CounterSink = (*Metrics)(nil)
 )
 
 func rank(id string, n uint16) *worker.Rank {
@@ -43,33 +43,33 @@ func scrape(m *Metrics) string {
 
 // exercise makes every series there is.
 func exercise(m *Metrics, r *worker.Rank) {
-	m.RankJoined(r)
-	m.WatchWorkers(func() []*worker.Worker { return []*worker.Worker{r.Worker} })
-	m.WatchIndex(kvindex.New(kvindex.Options{}), kvindex.NewApprox(kvindex.ApproxOptions{}))
-	m.WatchTokenizer(tokenize.New(tokenize.Options{}))
-	m.Func(func() float64 { return 1 }, "sluice_build_info", "version", "1.0")
+	m.RankAdded(r)
+	m.ExposeWorkers(func() []*worker.Worker { return []*worker.Worker{r.Worker} })
+	m.ExposeIndex(kvindex.New(kvindex.Options{}), kvindex.NewApprox(kvindex.ApproxOptions{}))
+	m.ExposeTokenizer(tokenize.New(tokenize.Options{}))
+	m.GaugeFunc(func() float64 { return 1 }, "sluice_build_info", "version", "1.0")
 	m.Accepted()
 	m.Refused("/v1/completions", front.BadJSON)
 	m.Refused("/made/up/by/a/client", front.UnknownRoute)
-	m.Ended("/v1/completions", 200, 20*time.Millisecond)
+	m.ResponseEnded("/v1/completions", 200, 20*time.Millisecond)
 	m.Panicked("id", nil, nil)
-	m.AnswerCut("/v1/completions", relay.ClientStalled)
+	m.ResponseCut("/v1/completions", relay.ClientStalled)
 	m.Connections(3)
-	for l := range schedule.Leg(3) {
+	for l := range schedule.LegKind(3) {
 		m.LegStarted(l, r.ID)
 		m.LegEnded(l, r.ID, "ok", time.Millisecond)
 		m.Retried(l)
 	}
 	m.LegStarted(schedule.DecodeLeg, r.ID)
-	m.FellBack("incomplete_handle")
+	m.FallbackUsed("incomplete_handle")
 	m.Migrated("done")
 	m.Planned("local", "few_uncached")
 	m.FirstToken("/v1/completions", 7*time.Millisecond)
-	m.Streamed("/v1/completions", &relay.Result{Cause: relay.Completed, Events: 5, Bytes: 100, EngineErr: true, Unscanned: 1, Usage: relay.Usage{Completion: 9}})
+	m.Streamed("/v1/completions", &relay.Result{Cause: relay.Completed, Events: 5, Bytes: 100, SawErrorEvent: true, Unscanned: 1, Usage: relay.Usage{Completion: 9}})
 	m.Cached(r.ID, 100, 64, 80)
 	m.Cached(r.ID, 100, 0, -1)
-	for _, k := range feedKinds {
-		m.FeedCounted(r.ID, k, 2)
+	for _, k := range feedCounterNames {
+		m.AddFeedCount(r.ID, k, 2)
 	}
 	r.Running.Store(1)
 	r.Waiting.Store(0)
@@ -121,12 +121,14 @@ func TestExposition(t *testing.T) {
 func TestEveryNameIsDocumented(t *testing.T) {
 	m := NewMetrics()
 	exercise(m, rank("d1", 0))
-	m.WatchPairs(func() []Pair { return []Pair{{"p0/0", "d1/0", 3, 1e9, 1e-6}, {From: "p0/0", To: "d1/1", Transfers: 1}} })
-	ring, err := apikey.NewRing([]apikey.Spec{{Name: "a"}})
+	m.ExposePairs(func() []TransferPair {
+		return []TransferPair{{"p0/0", "d1/0", 3, 1e9, 1e-6}, {From: "p0/0", To: "d1/1", Transfers: 1}}
+	})
+	ring, err := apikey.NewKeyring([]apikey.Spec{{Name: "a"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.WatchKeys(ring)
+	m.ExposeKeys(ring)
 	seen := map[string]bool{}
 	label := regexp.MustCompile(`([a-z_]+)="`)
 	for line := range strings.Lines(scrape(m)) {
@@ -149,7 +151,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 			t.Errorf("%s has labels %q, the catalog says %q", f.Name, got, f.Labels)
 		}
 	}
-	// Kept by others, through Func and WatchPairs.
+	// Kept by others, through Func and ExposePairs.
 	elsewhere := map[string]bool{"sluice_routed_connections": true, "sluice_routed_streams": true, "sluice_routed_stalled_total": true, "sluice_routed_request_bytes": true, "sluice_routed_requests_total": true, "sluice_routed_refused_total": true, "sluice_routed_certificate_expiry_timestamp_seconds": true,
 		"sluice_descriptor_shortage_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_pinned": true, "sluice_kv_silent_ranks": true, "sluice_kv_elsewhere_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unclaimed": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
 		"sluice_kv_orphan_ranks":      true,
@@ -181,7 +183,7 @@ func TestDocument(t *testing.T) {
 	}
 }
 
-func TestSeriesLeaveWithTheirRank(t *testing.T) {
+func TestSeriesAreRemovedWithRank(t *testing.T) {
 	m := NewMetrics()
 	a, b := rank("a", 0), rank("b", 1)
 	exercise(m, a)
@@ -189,10 +191,10 @@ func TestSeriesLeaveWithTheirRank(t *testing.T) {
 	if got := scrape(m); !strings.Contains(got, `worker="a"`) || !strings.Contains(got, `worker="b"`) {
 		t.Fatal("series of a joined rank are missing")
 	}
-	m.RankLeft(a)
-	m.WatchWorkers(nil)
+	m.RankRemoved(a)
+	m.ExposeWorkers(nil)
 	m.LegEnded(schedule.DecodeLeg, a.ID, "ok", 0) // a late one
-	m.FeedCounted(a.ID, "gaps", 1)
+	m.AddFeedCount(a.ID, "gaps", 1)
 	if got := scrape(m); strings.Contains(got, `worker="a"`) || !strings.Contains(got, `worker="b"`) {
 		t.Errorf("stale series, or the other's are gone:\n%s", got)
 	}
@@ -200,16 +202,16 @@ func TestSeriesLeaveWithTheirRank(t *testing.T) {
 
 // Two ranks may have one id for a while: workers that requests name, with other keys. The
 // series are of the one that came last, and stay with it.
-func TestSeriesOfTheOneThatCameLast(t *testing.T) {
+func TestSeriesOfReaddedRank(t *testing.T) {
 	m := NewMetrics()
 	first, second := rank("a", 0), rank("a", 0)
-	m.RankJoined(first)
-	m.RankJoined(second)
-	m.RankLeft(first)
+	m.RankAdded(first)
+	m.RankAdded(second)
+	m.RankRemoved(first)
 	if !strings.Contains(scrape(m), `worker="a"`) {
 		t.Error("the series of the second went with the first")
 	}
-	m.RankLeft(second)
+	m.RankRemoved(second)
 	if strings.Contains(scrape(m), `worker="a"`) {
 		t.Error("series are left")
 	}
@@ -217,7 +219,7 @@ func TestSeriesOfTheOneThatCameLast(t *testing.T) {
 
 func TestLabelsAreEscaped(t *testing.T) {
 	m := NewMetrics()
-	m.RankJoined(rank("a\"b\\c\nd", 0))
+	m.RankAdded(rank("a\"b\\c\nd", 0))
 	if got := scrape(m); !strings.Contains(got, `worker="a\"b\\c\nd"`) {
 		t.Errorf("got %s", got)
 	}
@@ -226,8 +228,8 @@ func TestLabelsAreEscaped(t *testing.T) {
 func TestSeriesAreBounded(t *testing.T) {
 	m := NewMetrics()
 	for i := range 5000 {
-		m.Ended("/v1/completions", i, 0)
-		m.FellBack(fmt.Sprint(i))
+		m.ResponseEnded("/v1/completions", i, 0)
+		m.FallbackUsed(fmt.Sprint(i))
 	}
 	if n := strings.Count(scrape(m), "sluice_fallbacks_total{"); n != maxSeries {
 		t.Errorf("%d series", n)
@@ -241,15 +243,15 @@ func TestCountingDoesNotAllocate(t *testing.T) {
 	res := &relay.Result{Cause: relay.Completed, Events: 5}
 	if n := testing.AllocsPerRun(200, func() {
 		m.Accepted()
-		m.Ended("/v1/completions", 200, time.Millisecond)
+		m.ResponseEnded("/v1/completions", 200, time.Millisecond)
 		m.LegStarted(schedule.DecodeLeg, r.ID)
 		m.LegEnded(schedule.DecodeLeg, r.ID, "ok", time.Millisecond)
 		m.FirstToken("/v1/completions", time.Millisecond)
 		m.Streamed("/v1/completions", res)
 		m.Cached(r.ID, 10, 5, 5)
-		m.FeedCounted(r.ID, "stored", 1)
+		m.AddFeedCount(r.ID, "stored", 1)
 		m.Refused("/v1/completions", front.BadJSON)
-		m.FellBack("incomplete_handle")
+		m.FallbackUsed("incomplete_handle")
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -262,12 +264,12 @@ func TestConcurrentUse(t *testing.T) {
 	for g := range 4 {
 		wg.Go(func() {
 			for i := range 200 {
-				m.Ended("/v1/completions", 200+i%7, 0)
+				m.ResponseEnded("/v1/completions", 200+i%7, 0)
 				m.LegEnded(schedule.DecodeLeg, r.ID, fmt.Sprint(i%5), 0)
 				if g == 0 {
-					m.RankJoined(r)
+					m.RankAdded(r)
 					scrape(m)
-					m.RankLeft(r)
+					m.RankRemoved(r)
 				}
 			}
 		})
@@ -281,7 +283,7 @@ func TestConcurrentUse(t *testing.T) {
 }
 
 func TestQuantiles(t *testing.T) {
-	var f fine
+	var f fineHistogram
 	var before, d Distribution
 	f.observe(time.Hour) // before the window
 	f.copyTo(&before)
@@ -345,10 +347,10 @@ func TestLogger(t *testing.T) {
 	}
 }
 
-// TestFeedCountersHaveANameEach: a counter the feeds add must not end in "other".
-func TestFeedCountersHaveANameEach(t *testing.T) {
+// TestFeedCountersAreNamed: a counter the feeds add must not end in "other".
+func TestFeedCountersAreNamed(t *testing.T) {
 	for _, name := range kvevents.Counters {
-		if !slices.Contains(feedKinds[:], name) {
+		if !slices.Contains(feedCounterNames[:], name) {
 			t.Errorf("the feed counter %q has no series of its own", name)
 		}
 	}

@@ -12,16 +12,16 @@ import (
 	"sluice/router/worker"
 )
 
-// feedKinds are the counters of kvevents.Observer, in the catalog's order.
-var feedKinds = [...]string{"batches", "stored", "removed", "cleared", "repeated", "unknown_removed", "orphans", "gaps",
+// feedCounterNames are the counters of kvevents.Observer, in the catalog's order.
+var feedCounterNames = [...]string{"batches", "stored", "removed", "cleared", "repeated", "unknown_removed", "orphans", "gaps",
 	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "garbage", "oversize", "remote", "unlocated", "wrong_rank", "other"}
 
 // rankSeries is what is counted of one rank. Its gauges are read from the
 // worker.Rank itself at each scrape.
 type rankSeries struct {
 	rank *worker.Rank
-	feed [len(feedKinds)]atomic.Uint64
-	legs vec[legOutcome, atomic.Uint64]
+	feed [len(feedCounterNames)]atomic.Uint64
+	legs labelMap[legOutcome, atomic.Uint64]
 }
 
 func (m *Metrics) rank(id worker.ID) *rankSeries {
@@ -31,22 +31,22 @@ func (m *Metrics) rank(id worker.ID) *rankSeries {
 	return nil
 }
 
-// RankJoined begins the series of a rank, anew when it was there before.
-func (m *Metrics) RankJoined(r *worker.Rank) {
-	m.changeRanks(func(all map[worker.ID]*rankSeries) { all[r.ID] = &rankSeries{rank: r} })
+// RankAdded begins the series of a rank, anew when it was there before.
+func (m *Metrics) RankAdded(r *worker.Rank) {
+	m.updateRanks(func(all map[worker.ID]*rankSeries) { all[r.ID] = &rankSeries{rank: r} })
 }
 
-// RankLeft ends the series of a rank: the next scrape does not show them. Another rank
+// RankRemoved ends the series of a rank: the next scrape does not show them. Another rank
 // that has come under the same id keeps its own.
-func (m *Metrics) RankLeft(r *worker.Rank) {
-	m.changeRanks(func(all map[worker.ID]*rankSeries) {
+func (m *Metrics) RankRemoved(r *worker.Rank) {
+	m.updateRanks(func(all map[worker.ID]*rankSeries) {
 		if s := all[r.ID]; s != nil && s.rank == r {
 			delete(all, r.ID)
 		}
 	})
 }
 
-func (m *Metrics) changeRanks(change func(map[worker.ID]*rankSeries)) {
+func (m *Metrics) updateRanks(change func(map[worker.ID]*rankSeries)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := map[worker.ID]*rankSeries{}
@@ -57,21 +57,21 @@ func (m *Metrics) changeRanks(change func(map[worker.ID]*rankSeries)) {
 	m.ranks.Store(&next)
 }
 
-// WatchWorkers shows the state of each worker that list gives at a scrape.
-func (m *Metrics) WatchWorkers(list func() []*worker.Worker) {
+// ExposeWorkers shows the state of each worker that list gives at a scrape.
+func (m *Metrics) ExposeWorkers(list func() []*worker.Worker) {
 	m.mu.Lock()
 	m.workers = list
 	m.mu.Unlock()
 }
 
-// FeedCounted implements kvevents.Observer.
-func (m *Metrics) FeedCounted(id worker.ID, counter string, n int) {
+// AddFeedCount implements kvevents.Observer.
+func (m *Metrics) AddFeedCount(id worker.ID, counter string, n int) {
 	s := m.rank(id)
 	if s == nil || n <= 0 {
 		return
 	}
-	at := len(feedKinds) - 1
-	for i, k := range feedKinds {
+	at := len(feedCounterNames) - 1
+	for i, k := range feedCounterNames {
 		if k == counter {
 			at = i
 			break
@@ -94,10 +94,10 @@ var rankGauges = []struct {
 	{"sluice_rank_engine_queued_tokens", func(r *worker.Rank) (float64, bool) { n := r.QueuedTokens.Load(); return float64(n), n >= 0 }},
 	{"sluice_rank_kv_usage_ratio", func(r *worker.Rank) (float64, bool) { return r.KVUsage(), r.KVUsage() >= 0 }},
 	{"sluice_rank_breaker_state", func(r *worker.Rank) (float64, bool) { return float64(r.Breaker.Load()), true }},
-	{"sluice_rank_prefill_token_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Prefilling) }},
-	{"sluice_rank_transfer_token_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Pulling) }},
-	{"sluice_rank_decode_block_seconds", func(r *worker.Rank) (float64, bool) { return learned(r, worker.Decoding) }},
-	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.Held.Load()), true }},
+	{"sluice_rank_prefill_token_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Prefilling) }},
+	{"sluice_rank_transfer_token_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Pulling) }},
+	{"sluice_rank_decode_block_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Decoding) }},
+	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.CachedBlocks.Load()), true }},
 	{"sluice_rank_feed_live", func(r *worker.Rank) (float64, bool) {
 		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {
 			return 1, true
@@ -106,7 +106,7 @@ var rankGauges = []struct {
 	}},
 }
 
-func learned(r *worker.Rank, w worker.Work) (float64, bool) {
+func learnedRate(r *worker.Rank, w worker.Work) (float64, bool) {
 	ns := r.Price[w].Load()
 	return float64(ns) / 1e9, ns > 0
 }
@@ -148,7 +148,7 @@ func (m *Metrics) writeWorkers(w io.Writer) {
 	for i, s := range ranks {
 		for k := range s.feed {
 			if n := s.feed[k].Load(); n > 0 {
-				fmt.Fprintf(w, "sluice_kv_feed_total{%s,kind=%q} %d\n", labels[i], feedKinds[k], n)
+				fmt.Fprintf(w, "sluice_kv_feed_total{%s,kind=%q} %d\n", labels[i], feedCounterNames[k], n)
 			}
 		}
 	}

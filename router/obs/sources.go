@@ -5,22 +5,22 @@ import (
 	"sluice/router/tokenize"
 )
 
-// WatchIndex shows the size of the KV index and of the approximate one.
-func (m *Metrics) WatchIndex(ix kvindex.Index, approx *kvindex.Approx) {
-	m.Func(func() float64 { return float64(ix.Len()) }, "sluice_kv_index_blocks")
-	m.Func(func() float64 { return float64(ix.Bytes()) }, "sluice_kv_index_bytes")
+// ExposeIndex shows the size of the KV index and of the approximate one.
+func (m *Metrics) ExposeIndex(ix kvindex.Index, approx *kvindex.Approx) {
+	m.GaugeFunc(func() float64 { return float64(ix.Len()) }, "sluice_kv_index_blocks")
+	m.GaugeFunc(func() float64 { return float64(ix.Bytes()) }, "sluice_kv_index_bytes")
 	if e, can := ix.(kvindex.Evictor); can {
-		m.Func(func() float64 { return float64(e.Evicted()) }, "sluice_kv_index_evicted_total")
+		m.GaugeFunc(func() float64 { return float64(e.Evicted()) }, "sluice_kv_index_evicted_total")
 	}
 	if approx != nil {
-		m.Func(func() float64 { return float64(approx.Len()) }, "sluice_kv_approx_blocks")
-		m.Func(func() float64 { return float64(approx.Bytes()) }, "sluice_kv_approx_bytes")
-		m.Func(func() float64 { return float64(approx.Evicted()) }, "sluice_kv_approx_evicted_total")
+		m.GaugeFunc(func() float64 { return float64(approx.Len()) }, "sluice_kv_approx_blocks")
+		m.GaugeFunc(func() float64 { return float64(approx.Bytes()) }, "sluice_kv_approx_bytes")
+		m.GaugeFunc(func() float64 { return float64(approx.Evicted()) }, "sluice_kv_approx_evicted_total")
 	}
 }
 
-// WatchTokenizer shows where prompts' tokens come from.
-func (m *Metrics) WatchTokenizer(t *tokenize.Tokenizer) {
+// ExposeTokenizer shows where prompts' tokens come from.
+func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 	for source, read := range map[string]func(*tokenize.Stats) uint64{
 		"request": func(s *tokenize.Stats) uint64 { return s.FromRequest },
 		"cache":   func(s *tokenize.Stats) uint64 { return s.FromCache },
@@ -28,17 +28,17 @@ func (m *Metrics) WatchTokenizer(t *tokenize.Tokenizer) {
 		"text":    func(s *tokenize.Stats) uint64 { return s.FromText },
 		"none":    func(s *tokenize.Stats) uint64 { return s.None },
 	} {
-		m.Func(func() float64 { s := t.Stats(); return float64(read(&s)) }, "sluice_prompts_total", "source", source)
+		m.GaugeFunc(func() float64 { s := t.Stats(); return float64(read(&s)) }, "sluice_prompts_total", "source", source)
 	}
 	for name, read := range map[string]func(*tokenize.Stats) float64{
 		"sluice_tokenizer_coalesced_total": func(s *tokenize.Stats) float64 { return float64(s.Coalesced) },
-		"sluice_tokenizer_rested_total":    func(s *tokenize.Stats) float64 { return float64(s.Rested) },
+		"sluice_tokenizer_rested_total":    func(s *tokenize.Stats) float64 { return float64(s.BackedOff) },
 		"sluice_tokenizer_refused_total":   func(s *tokenize.Stats) float64 { return float64(s.Refused) },
 		"sluice_tokenizer_failed_total":    func(s *tokenize.Stats) float64 { return float64(s.Failed) },
 		"sluice_tokenizer_timeouts_total":  func(s *tokenize.Stats) float64 { return float64(s.Timeouts) },
 		"sluice_tokenizer_cache_entries":   func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
 		"sluice_tokenizer_cache_bytes":     func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
 	} {
-		m.Func(func() float64 { s := t.Stats(); return read(&s) }, name)
+		m.GaugeFunc(func() float64 { s := t.Stats(); return read(&s) }, name)
 	}
 }

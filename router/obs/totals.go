@@ -60,7 +60,7 @@ func (m *Metrics) Fallbacks() map[string]uint64 {
 }
 
 // RetriesOf gives how often a leg was run again.
-func (m *Metrics) RetriesOf(leg schedule.Leg) uint64 {
+func (m *Metrics) RetriesOf(leg schedule.LegKind) uint64 {
 	if c, ok := m.retries.all()[leg]; ok {
 		return c.Get()
 	}

@@ -15,7 +15,7 @@ import (
 // left booked, by the ranks' counters and by the ledger.
 func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 	const slots = 300
-	opt := plain
+	opt := testOptions
 	opt.Explain = 64
 	s := New(opt)
 	all := ranks(slots)
@@ -59,10 +59,10 @@ func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 	for g := range 4 {
 		choosers.Go(func() {
 			rng := rand.New(rand.NewPCG(2, uint64(g)))
-			var held []*Reservation
+			var cached []*Reservation
 			for i := range 3000 {
 				c := *pool.Load()
-				q := &Query{Leg: Leg(rng.IntN(3)), Candidates: c, PromptTokens: 640, MaxTokens: rng.IntN(400), Keys: keys, KeyTokens: 16, RequestID: string(rune('a' + i%20)), Attempt: 1}
+				q := &Query{Leg: LegKind(rng.IntN(3)), Candidates: c, PromptTokens: 640, MaxTokens: rng.IntN(400), Keys: keys, KeyTokens: 16, RequestID: string(rune('a' + i%20)), Attempt: 1}
 				if rng.IntN(8) == 0 {
 					q.Session = rng.Uint64() | 1
 				}
@@ -71,15 +71,15 @@ func TestChoicesWhileRanksComeAndGo(t *testing.T) {
 					t.Errorf("chose %v, no candidate", got.Rank)
 					return
 				}
-				held = append(held, got.Reservation)
-				if len(held) > 50 {
-					k := rng.IntN(len(held))
-					held[k].PrefillDone()
-					held[k].Release()
-					held = slices.Delete(held, k, k+1)
+				cached = append(cached, got.Reservation)
+				if len(cached) > 50 {
+					k := rng.IntN(len(cached))
+					cached[k].PrefillDone()
+					cached[k].Release()
+					cached = slices.Delete(cached, k, k+1)
 				}
 			}
-			for _, r := range held {
+			for _, r := range cached {
 				r.Release()
 			}
 		})
@@ -100,7 +100,7 @@ func TestUnknownOverlapIsShown(t *testing.T) {
 	for i, f := range []worker.FeedState{worker.FeedNone, worker.FeedSyncing, worker.FeedLive, worker.FeedBroken, worker.FeedSilent} {
 		rs[i].Feed.Store(uint32(f))
 	}
-	s := New(plain)
+	s := New(testOptions)
 	s.Choose(&Query{Candidates: rs, PromptTokens: 100, RequestID: "a", Attempt: 1})
 	for _, x := range decode(t, s, "a").Decisions[0].Shown {
 		if want := x.Feed != "live"; x.Unknown != want {

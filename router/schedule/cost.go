@@ -3,95 +3,95 @@ package schedule
 import (
 	"math"
 
-	"sluice/nixl/completion"
 	"sluice/router/kvindex"
+	"sluice/router/kvtransfer/completion"
 	"sluice/router/worker"
 )
 
 const (
-	nsPerMS       = 1e6
-	waitingTokens = 1024 // assumed prompt of a request somebody else placed
-	pressureFrom  = 0.9  // share of blocks in use from which room is doubted
+	nsPerMS           = 1e6
+	waitingTokens     = 1024 // assumed prompt of a request somebody else placed
+	pressureThreshold = 0.9  // share of blocks in use from which room is doubted
 )
 
-// term is one candidate as it was seen: the inputs of its cost. The cost's
+// candidateState is one candidate as it was seen: the inputs of its cost. The cost's
 // terms follow from them (see termsOf), so only these are kept in a record.
-type term struct {
-	rank     *worker.Rank
-	cost     float64 // ms
-	credit   float64 // tokens that overlap saves, weighted
-	reserved int64   // prompt tokens to prefill, ours
-	price    [worker.NumWork]int32
-	blocks   int32 // decode blocks, ours
-	work     int64 // of those, block-steps expected
-	requests int32 // ours
-	waiting  int32 // as the engine said, -1 never
-	foreign  int64 // prompt tokens of others waiting there, said or assumed
-	cached   int32 // tokens predicted, in any tier
-	depth    int32 // blocks of overlap
-	host     int32 // of depth, those on the host only
-	disk     int32 // of depth, those on disk only
-	unfit    int32 // tokens of this request's blocks that do not fit
-	feed     worker.FeedState
-	approx   bool // the overlap is the text mode's, or the router's own choices'
-	awaited  bool // the overlap was just sent there: no event has told of it yet
-	excluded bool
+type candidateState struct {
+	rank          *worker.Rank
+	cost          float64 // ms
+	credit        float64 // tokens that overlap saves, weighted
+	reserved      int64   // prompt tokens to prefill, ours
+	price         [worker.NumWork]int32
+	blocks        int32 // decode blocks, ours
+	work          int64 // of those, block-steps expected
+	requests      int32 // ours
+	waiting       int32 // as the engine said, -1 never
+	otherTokens   int64 // prompt tokens of others waiting there, said or assumed
+	cached        int32 // tokens predicted, in any tier
+	depth         int32 // blocks of overlap
+	host          int32 // of depth, those on the host only
+	disk          int32 // of depth, those on disk only
+	lackingTokens int32 // tokens of this request's blocks that do not fit
+	feed          worker.FeedState
+	approx        bool // the overlap is the text mode's, or the router's own choices'
+	inFlight      bool // the overlap was just sent there: no event has told of it yet
+	excluded      bool
 }
 
-// frame is what is constant over the candidates of one choice.
-type frame struct {
-	w            *weights
-	rates        *rates
-	leg          Leg
-	prompt       int
-	asked        int // prompt as the query says it, 0 unknown
-	output       int
-	exact        *kvindex.Overlap // nil when nobody holds anything
-	sized        []SizedOverlap   // instead of exact
-	approx       *kvindex.Overlap
-	approxTokens int
-	awaited      []awaited       // blocks on their way
-	pulls        *completion.Row // measured transfers from the prefill rank; nil: none, or the rate is fixed
-	textOnly     bool            // no tokens were found: Approx is for every rank
-	own          worker.Work
-	now          int64 // ns since the scheduler's start
+// choiceContext is what is constant over the candidates of one choice.
+type choiceContext struct {
+	weights       *weights
+	rates         *rates
+	leg           LegKind
+	prompt        int
+	promptKnown   int // prompt as the query says it, 0 unknown
+	output        int
+	exact         *kvindex.Overlap // nil when nobody holds anything
+	sized         []SizedOverlap   // instead of exact
+	approx        *kvindex.Overlap
+	approxTokens  int
+	inFlight      []inFlightBlocks // blocks on their way
+	transferRates *completion.Row  // measured transfers from the prefill rank; nil: none, or the rate is fixed
+	textOnly      bool             // no tokens were found: Approx is for every rank
+	leadingWork   worker.Work
+	now           int64 // ns since the scheduler's start
 }
 
 // weights are those of the Options.
 type weights struct {
-	overlap, host, disk, awaited float64
-	prefill, queue, decode       float64
-	overlap16                    int64 // overlap in 1/65,536
+	overlap, host, disk, inFlight float64
+	prefill, queue, decode        float64
+	overlap16                     int64 // overlap in 1/65,536
 }
 
 func newWeights(o *Options) weights {
-	return weights{overlap: o.OverlapWeight, overlap16: int64(o.OverlapWeight*(1<<16) + 0.5), host: o.HostWeight, disk: o.DiskWeight, awaited: o.AwaitedWeight,
+	return weights{overlap: o.OverlapWeight, overlap16: int64(o.OverlapWeight*(1<<16) + 0.5), host: o.HostWeight, disk: o.DiskWeight, inFlight: o.InFlightWeight,
 		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight}
 }
 
-// warmth is the temperature of a query.
-func (s *Scheduler) warmth(q *Query) float64 {
+// temperature is the temperature of a query.
+func (s *Scheduler) temperature(q *Query) float64 {
 	if q.Temperature != nil {
 		return *q.Temperature
 	}
-	return s.tuned().temperature
+	return s.currentSettings().temperature
 }
 
-func (s *Scheduler) newFrame(q *Query) frame {
-	f := frame{w: &s.tuned().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, asked: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
-		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, own: worker.Prefilling}
+func (s *Scheduler) newChoiceContext(q *Query) choiceContext {
+	f := choiceContext{weights: &s.currentSettings().weights, rates: &s.rates, leg: q.Leg, prompt: q.PromptTokens, promptKnown: max(0, q.PromptTokens), output: outputTokens(q.MaxTokens),
+		textOnly: q.Overlap == nil && len(q.Overlaps) == 0, leadingWork: worker.Prefilling}
 	if q.OverlapWeight != nil {
-		own := s.tuned().weights
+		own := s.currentSettings().weights
 		own.overlap, own.overlap16 = *q.OverlapWeight, int64(*q.OverlapWeight*(1<<16)+0.5)
-		f.w = &own
+		f.weights = &own
 	}
 	if f.prompt <= 0 {
 		f.prompt = assumedPrompt
 	}
 	if f.leg == DecodeLeg {
-		f.own = worker.Pulling
+		f.leadingWork = worker.Pulling
 		if s.rates.common[worker.Pulling].fixed.Load() == 0 {
-			f.pulls = q.Pulls
+			f.transferRates = q.TransferRates
 		}
 	}
 	// An overlap nobody shares is dropped here rather than asked per rank.
@@ -109,64 +109,64 @@ func (s *Scheduler) newFrame(q *Query) frame {
 	return f
 }
 
-// look reads a candidate's inputs and sets its cost. Each load is one atomic;
+// evaluate reads a candidate's inputs and sets its cost. Each load is one atomic;
 // together they are an estimate, not a snapshot.
-func (f *frame) look(r *worker.Rank, t *term) { f.lookAt(r, t, -1) }
+func (f *choiceContext) evaluate(r *worker.Rank, t *candidateState) { f.evaluateAt(r, t, -1) }
 
-// lookAt is look for a rank of which the depth in the index is known, or -1.
-func (f *frame) lookAt(r *worker.Rank, t *term, depth int) {
-	*t = term{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), work: r.DecodeWork.Load(), requests: int32(r.Requests.Load()),
-		waiting: int32(r.Waiting.Load()), foreign: foreignTokens(r), feed: worker.FeedState(r.Feed.Load())}
+// evaluateAt is look for a rank of which the depth in the index is known, or -1.
+func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int) {
+	*t = candidateState{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), work: r.DecodeWork.Load(), requests: int32(r.Requests.Load()),
+		waiting: int32(r.Waiting.Load()), otherTokens: tokensOfOthers(r), feed: worker.FeedState(r.Feed.Load())}
 	for w := range t.price {
-		t.price[w] = int32(f.rates.of(r, worker.Work(w)))
+		t.price[w] = int32(f.rates.price(r, worker.Work(w)))
 	}
-	if f.pulls != nil {
-		if ns := f.pulls.NSPerToken(int(r.Slot)); ns > 0 {
+	if f.transferRates != nil {
+		if ns := f.transferRates.NSPerToken(int(r.Slot)); ns > 0 {
 			t.price[worker.Pulling] = int32(min(max(ns, 1), math.MaxInt32))
 		}
 	}
-	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.awaited) > 0 {
+	if f.exact != nil || f.sized != nil || f.approx != nil || len(f.inFlight) > 0 {
 		f.overlap(r, t, depth)
 	}
 	if f.leg != PrefillLeg {
-		if u := r.KVUsage(); u >= pressureFrom {
-			t.unfit = f.unfitTokens(r, u)
+		if u := r.KVUsage(); u >= pressureThreshold {
+			t.lackingTokens = f.missingTokens(r, u)
 		}
 	}
-	p := f.w.termsOf(f.leg, f.prompt, t)
+	p := f.weights.termsOf(f.leg, f.prompt, t)
 	t.cost = p.sum()
 }
 
-// foreignTokens are the prompt tokens that wait on a rank and are not of this
+// tokensOfOthers are the prompt tokens that wait on a rank and are not of this
 // router's requests: what the engine says waits there beyond what was reserved, or,
 // of one that tells its requests only, an assumed prompt for each beyond ours.
-func foreignTokens(r *worker.Rank) int64 {
+func tokensOfOthers(r *worker.Rank) int64 {
 	if q := r.QueuedTokens.Load(); q >= 0 {
 		return max(0, q-r.PrefillTokens.Load())
 	}
 	return waitingTokens * max(0, r.Waiting.Load()-r.Requests.Load())
 }
 
-// glance is a lower bound of look's cost that reads less, exact where nothing
+// lowerBound is a lower bound of look's cost that reads less, exact where nothing
 // is held, for passes over many ranks.
-func (f *frame) glance(r *worker.Rank, t *term) float64 {
-	f.look(r, t)
+func (f *choiceContext) lowerBound(r *worker.Rank, t *candidateState) float64 {
+	f.evaluate(r, t)
 	return t.cost
 }
 
 // overlap trusts the index for ranks whose feed is contiguous. While a feed is
 // syncing what it brought so far is true but not all: the better of both
 // counts. Elsewhere only the guess from the router's own choices remains.
-func (f *frame) overlap(r *worker.Rank, t *term, known int) {
+func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
-		if o, d, size := f.held(r, known); d > 0 {
+		if o, d, size := f.cachedBlocks(r, known); d > 0 {
 			t.depth = int32(d)
 			t.cached = int32(min(d*size, f.prompt))
 			t.credit = float64(t.cached)
-			if o.AnyBelow() {
-				host, disk := o.Below(r.Slot)
+			if o.AnyLowerTier() {
+				host, disk := o.LowerTiers(r.Slot)
 				t.host, t.disk = int32(host), int32(disk)
-				t.credit = max(0, t.credit-f.w.below(host, disk, size))
+				t.credit = max(0, t.credit-f.weights.lowerTierLoss(host, disk, size))
 			}
 		}
 	}
@@ -178,35 +178,35 @@ func (f *frame) overlap(r *worker.Rank, t *term, known int) {
 			}
 		}
 	}
-	for i := range f.awaited {
-		if a := &f.awaited[i]; a.slot == r.Slot {
-			if c := f.w.awaited * float64(a.tokens); c > t.credit {
-				t.depth, t.cached, t.credit, t.awaited = int32(a.blocks), int32(a.tokens), c, true
+	for i := range f.inFlight {
+		if a := &f.inFlight[i]; a.slot == r.Slot {
+			if c := f.weights.inFlight * float64(a.tokens); c > t.credit {
+				t.depth, t.cached, t.credit, t.inFlight = int32(a.blocks), int32(a.tokens), c, true
 				t.approx, t.host, t.disk = false, 0, 0
 			}
 		}
 	}
-	t.credit *= f.w.overlap
+	t.credit *= f.weights.overlap
 }
 
-// below is how many tokens less than on the device blocks in slower tiers are
+// lowerTierLoss is how many tokens less than on the device blocks in slower tiers are
 // worth, of size tokens each.
-func (w *weights) below(host, disk, size int) float64 {
+func (w *weights) lowerTierLoss(host, disk, size int) float64 {
 	return float64(size) * ((1-w.host)*float64(host) + (1-w.disk)*float64(disk))
 }
 
-// told is how many leading blocks of size tokens events have said that the rank
+// confirmedBlocks is how many leading blocks of size tokens events have said that the rank
 // holds.
-func (t *term) told(size int) int {
-	if t.approx || t.awaited || size <= 0 {
+func (t *candidateState) confirmedBlocks(size int) int {
+	if t.approx || t.inFlight || size <= 0 {
 		return 0
 	}
 	return int(t.cached) / size
 }
 
-// held is how many blocks, of how many tokens, the index has for r; depth is known
+// cachedBlocks is how many blocks, of how many tokens, the index has for r; depth is known
 // already or -1.
-func (f *frame) held(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size int) {
+func (f *choiceContext) cachedBlocks(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size int) {
 	if f.exact != nil {
 		if depth = depthIn(f.exact, r.Slot, known); depth > 0 {
 			size = sizeOf(r)
@@ -233,20 +233,20 @@ func depthIn(o *kvindex.Overlap, slot worker.Slot, known int) int {
 	if known >= 0 {
 		return known
 	}
-	n := o.Runs()
+	n := o.DepthGroups()
 	if n <= 4 || n > 256 {
 		return o.Depth(slot)
 	}
 	word, bit := int(slot)/64, uint(slot)%64
 	for i := range n {
-		if depth, words := o.Run(i); word < len(words) && words[word]>>bit&1 != 0 {
+		if depth, words := o.DepthGroup(i); word < len(words) && words[word]>>bit&1 != 0 {
 			return depth
 		}
 	}
 	return 0
 }
 
-func (f *frame) unfitTokens(r *worker.Rank, usage float64) int32 {
+func (f *choiceContext) missingTokens(r *worker.Rank, usage float64) int32 {
 	total := r.Worker.Info().TotalBlocks
 	if total <= 0 {
 		return 0
@@ -271,10 +271,10 @@ func (p *Terms) sum() float64 {
 }
 
 // termsOf splits the cost of what was seen.
-func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
+func (w *weights) termsOf(leg LegKind, prompt int, t *candidateState) Terms {
 	todo := max(0, float64(prompt)-t.credit)
 	prefill := float64(t.price[worker.Prefilling]) / nsPerMS
-	p := Terms{Waiting: w.queue * prefill * float64(t.foreign)}
+	p := Terms{Waiting: w.queue * prefill * float64(t.otherTokens)}
 	if leg == DecodeLeg {
 		p.Transfer = w.prefill * float64(t.price[worker.Pulling]) / nsPerMS * todo
 	} else {
@@ -283,7 +283,7 @@ func (w *weights) termsOf(leg Leg, prompt int, t *term) Terms {
 	}
 	if leg != PrefillLeg {
 		p.Decode = w.decode * float64(t.price[worker.Decoding]) / nsPerMS * float64(t.work) / decodeSteps
-		p.Pressure = w.decode * prefill * float64(t.unfit)
+		p.Pressure = w.decode * prefill * float64(t.lackingTokens)
 	}
 	return p
 }

@@ -25,9 +25,9 @@
 //
 //	credit = OverlapWeight × (tokens on the device + HostWeight × on the host + DiskWeight × on disk),
 //	  or that much for a guess of the router's own choices,
-//	  or AwaitedWeight × tokens just sent there
+//	  or InFlightWeight × tokens just sent there
 //
-// ChoosePair takes both legs at once, with the transfer between the two, and holds
+// ChooseJoint takes both legs at once, with the transfer between the two, and holds
 // them against the whole request on a decode rank (pair.go).
 //
 // The rates are learned, worker by worker (worker.Speed), from legs that ended

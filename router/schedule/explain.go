@@ -10,14 +10,14 @@ import (
 // Record is one request's account as Explain and Recent give it.
 type Record struct {
 	RequestID string          `json:"request_id"`
-	Begun     time.Time       `json:"begun"`
+	Started   time.Time       `json:"begun"`
 	Policy    string          `json:"policy"`
 	Decisions []Decision      `json:"decisions"`
 	Dropped   int             `json:"decisions_not_kept,omitempty"`
-	Pairs     []Pairing       `json:"pairs,omitempty"` // where both legs were chosen together
+	Joint     []JointDecision `json:"pairs,omitempty"` // where both legs were chosen together
 	Notes     []Note          `json:"notes,omitempty"`
 	LostNotes int             `json:"notes_not_kept,omitempty"`
-	Outcome   *OutcomeAccount `json:"outcome"` // null while the request runs
+	Outcome   *OutcomeRecord  `json:"outcome"` // null while the request runs
 	// Earlier are older requests that had the same id, newest first.
 	Earlier []Record `json:"earlier,omitempty"`
 }
@@ -38,28 +38,28 @@ type Decision struct {
 
 // Candidate is one rank as it was seen, and the terms of its cost.
 type Candidate struct {
-	Rank     string  `json:"rank"`
-	Chosen   bool    `json:"chosen,omitempty"`
-	Excluded bool    `json:"excluded,omitempty"`
-	Cost     float64 `json:"cost_ms"`
-	Terms    Terms   `json:"terms_ms"`
-	Cached   int     `json:"cached_tokens"`
-	Overlap  int     `json:"overlap_blocks"`
-	Host     int     `json:"overlap_host_blocks,omitempty"` // of overlap_blocks, not on the device
-	Disk     int     `json:"overlap_disk_blocks,omitempty"` // likewise
-	Credit   float64 `json:"overlap_credit_tokens"`         // what the overlap saves, weighted
-	Approx   bool    `json:"overlap_guessed,omitempty"`     // from the router's own choices
-	Awaited  bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
-	Unknown  bool    `json:"overlap_unknown,omitempty"`     // no feed that can be trusted, and no guess
-	Rates    Rates   `json:"rates_ms"`                      // per unit, as the cost was made from
-	Reserved int64   `json:"prefill_tokens_reserved"`
-	Blocks   int     `json:"decode_blocks_reserved"`
-	Requests int     `json:"requests"`
-	Work     int64   `json:"decode_block_steps_reserved"`   // of those blocks, each by the steps its request is expected to run
-	Waiting  int     `json:"engine_waiting"`                // -1 never said
-	Others   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: said by the engine, or assumed
-	Unfit    int     `json:"tokens_without_room,omitempty"` // of this request
-	Feed     string  `json:"feed"`
+	Rank          string  `json:"rank"`
+	Chosen        bool    `json:"chosen,omitempty"`
+	Excluded      bool    `json:"excluded,omitempty"`
+	Cost          float64 `json:"cost_ms"`
+	Terms         Terms   `json:"terms_ms"`
+	Cached        int     `json:"cached_tokens"`
+	Overlap       int     `json:"overlap_blocks"`
+	Host          int     `json:"overlap_host_blocks,omitempty"` // of overlap_blocks, not on the device
+	Disk          int     `json:"overlap_disk_blocks,omitempty"` // likewise
+	Credit        float64 `json:"overlap_credit_tokens"`         // what the overlap saves, weighted
+	Approx        bool    `json:"overlap_guessed,omitempty"`     // from the router's own choices
+	InFlight      bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
+	Unknown       bool    `json:"overlap_unknown,omitempty"`     // no feed that can be trusted, and no guess
+	Rates         Rates   `json:"rates_ms"`                      // per unit, as the cost was made from
+	Reserved      int64   `json:"prefill_tokens_reserved"`
+	Blocks        int     `json:"decode_blocks_reserved"`
+	Requests      int     `json:"requests"`
+	Work          int64   `json:"decode_block_steps_reserved"`   // of those blocks, each by the steps its request is expected to run
+	Waiting       int     `json:"engine_waiting"`                // -1 never said
+	OtherTokens   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: said by the engine, or assumed
+	LackingTokens int     `json:"tokens_without_room,omitempty"` // of this request
+	Feed          string  `json:"feed"`
 }
 
 // Note is a line of a record.
@@ -68,8 +68,8 @@ type Note struct {
 	Text string  `json:"text"`
 }
 
-// OutcomeAccount is an Outcome as it is shown.
-type OutcomeAccount struct {
+// OutcomeRecord is an Outcome as it is shown.
+type OutcomeRecord struct {
 	Status       int     `json:"status"`
 	Reason       string  `json:"reason,omitempty"`
 	CachedTokens int     `json:"cached_tokens"` // -1 unknown
@@ -78,11 +78,11 @@ type OutcomeAccount struct {
 	TTFTMS       float64 `json:"ttft_ms,omitempty"`
 	TotalMS      float64 `json:"total_ms"`
 
-	Transfer *TransferAccount `json:"transfer,omitempty"` // of the last hand-over, where it was watched
+	Transfer *TransferRecord `json:"transfer,omitempty"` // of the last hand-over, where it was watched
 }
 
-// TransferAccount is a Transfer as it is shown.
-type TransferAccount struct {
+// TransferRecord is a Transfer as it is shown.
+type TransferRecord struct {
 	State   string  `json:"state"`
 	Bytes   int64   `json:"bytes"`
 	TookMS  float64 `json:"took_ms"`  // as the engine measured it
@@ -92,10 +92,10 @@ type TransferAccount struct {
 // Explain gives the record of a request as JSON (a Record); ok is false when it
 // is not among the last N.
 func (s *Scheduler) Explain(requestID string) (body []byte, ok bool) {
-	if s.book == nil {
+	if s.records == nil {
 		return nil, false
 	}
-	recs := s.book.all(s, clipID(requestID))
+	recs := s.records.findAll(s, clipID(requestID))
 	if len(recs) == 0 {
 		return nil, false
 	}
@@ -104,20 +104,20 @@ func (s *Scheduler) Explain(requestID string) (body []byte, ok bool) {
 	return body, err == nil
 }
 
-// Kept is how many requests' records are kept at most; 0: none.
-func (s *Scheduler) Kept() int {
-	if s.book == nil {
+// RecordCapacity is how many requests' records are kept at most; 0: none.
+func (s *Scheduler) RecordCapacity() int {
+	if s.records == nil {
 		return 0
 	}
-	return len(s.book.slots)
+	return len(s.records.slots)
 }
 
 // Policy is the name of the policy in use.
-func (s *Scheduler) Policy() string { return policyNames[s.tuned().policy] }
+func (s *Scheduler) Policy() string { return policyNames[s.currentSettings().policy] }
 
 // Recent gives the newest records, newest first, at most limit.
 func (s *Scheduler) Recent(limit int) []Record {
-	b := s.book
+	b := s.records
 	if b == nil || limit <= 0 {
 		return nil
 	}
@@ -128,16 +128,16 @@ func (s *Scheduler) Recent(limit int) []Record {
 		r := &b.slots[(seq-1)%uint64(len(b.slots))]
 		r.mu.Lock()
 		if r.used && r.seq == seq {
-			recs = append(recs, r.account(s))
+			recs = append(recs, r.export(s))
 		}
 		r.mu.Unlock()
 	}
 	return recs
 }
 
-// all finds every kept record of an id, newest first. It walks the ring only
+// findAll finds every kept record of an id, newest first. It walks the ring only
 // when the id is known.
-func (b *book) all(s *Scheduler, id string) []Record {
+func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 	h := hashID(id)
 	if _, ok := b.find(h); !ok {
 		return nil
@@ -148,27 +148,27 @@ func (b *book) all(s *Scheduler, id string) []Record {
 		r := &b.slots[(seq-1)%uint64(len(b.slots))]
 		r.mu.Lock()
 		if r.used && r.hash == h && string(r.id()) == id {
-			recs = append(recs, r.account(s))
+			recs = append(recs, r.export(s))
 		}
 		r.mu.Unlock()
 	}
 	return recs
 }
 
-// account copies the record out; its mutex is held by the caller.
-func (r *record) account(s *Scheduler) Record {
-	rec := Record{RequestID: string(r.id()), Begun: s.started.Add(time.Duration(r.begun)), Policy: s.Policy(), Dropped: int(r.lost),
+// export copies the record out; its mutex is held by the caller.
+func (r *record) export(s *Scheduler) Record {
+	rec := Record{RequestID: string(r.id()), Started: s.started.Add(time.Duration(r.started)), Policy: s.Policy(), Dropped: int(r.droppedDecisions),
 		Decisions: make([]Decision, 0, r.decisions)}
 	var d decision
-	var terms []term
-	for rest := r.packed(); len(rest) > 0; {
-		d, terms, rest = unpack(rest, terms, s.book.ranks)
-		rec.Decisions = append(rec.Decisions, d.account(s, terms))
+	var terms []candidateState
+	for rest := r.encodedDecisions(); len(rest) > 0; {
+		d, terms, rest = decodeDecision(rest, terms, s.records.ranks)
+		rec.Decisions = append(rec.Decisions, d.export(s, terms))
 	}
 	var transfer Transfer
-	if a := r.aside; a != nil {
-		for i := range a.pairs {
-			rec.Pairs = append(rec.Pairs, a.pairs[i].account(&s.tuned().weights))
+	if a := r.extra; a != nil {
+		for i := range a.joint {
+			rec.Joint = append(rec.Joint, a.joint[i].export(&s.currentSettings().weights))
 		}
 		for _, n := range a.notes {
 			rec.Notes = append(rec.Notes, Note{AtMS: ms(n.at), Text: n.text})
@@ -177,24 +177,24 @@ func (r *record) account(s *Scheduler) Record {
 	}
 	if r.ended {
 		o := &r.outcome
-		rec.Outcome = &OutcomeAccount{Status: int(o.status), Reason: o.reason, CachedTokens: int(o.cached),
+		rec.Outcome = &OutcomeRecord{Status: int(o.status), Reason: o.reason, CachedTokens: int(o.cached),
 			PromptTokens: int(o.prompt), OutputTokens: int(o.output), TTFTMS: ms(o.ttft), TotalMS: ms(o.total)}
 		if t := &transfer; t.State != "" {
-			rec.Outcome.Transfer = &TransferAccount{State: t.State, Bytes: t.Bytes, TookMS: ms(t.Took), AfterMS: ms(t.After)}
+			rec.Outcome.Transfer = &TransferRecord{State: t.State, Bytes: t.Bytes, TookMS: ms(t.Duration), AfterMS: ms(t.Delay)}
 		}
 	}
 	return rec
 }
 
-func (d *decision) account(s *Scheduler, terms []term) Decision {
+func (d *decision) export(s *Scheduler, terms []candidateState) Decision {
 	out := Decision{AtMS: ms(d.at), Leg: d.leg.String(), Attempt: int(d.attempt), PromptTokens: int(d.prompt), OutputTokens: int(d.output),
 		Candidates: int(d.candidates), Excluded: int(d.excluded), LostRaces: int(d.races), Shown: make([]Candidate, 0, len(terms))}
 	for i := range terms {
 		t := &terms[i]
 		c := Candidate{Rank: t.rank.ID.String(), Chosen: i == int(d.chosen), Excluded: t.excluded, Cost: t.cost,
-			Terms: s.tuned().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
-			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), Awaited: t.awaited, Unknown: t.unknown(), Rates: t.rates(),
-			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), Others: t.foreign, Work: t.work, Unfit: int(t.unfit), Feed: t.feed.String()}
+			Terms: s.currentSettings().weights.termsOf(d.leg, int(d.prompt), t), Cached: int(t.cached), Overlap: int(t.depth), Approx: t.approx,
+			Host: int(t.host), Disk: int(t.disk), Credit: round3(t.credit), InFlight: t.inFlight, Unknown: t.unknown(), Rates: t.rates(),
+			Reserved: t.reserved, Blocks: int(t.blocks), Requests: int(t.requests), Waiting: int(t.waiting), OtherTokens: t.otherTokens, Work: t.work, LackingTokens: int(t.lackingTokens), Feed: t.feed.String()}
 		if c.Chosen {
 			out.Chosen = c.Rank
 		}
@@ -210,11 +210,11 @@ func round3(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }
 // unknown says that nothing is known of what the rank holds: its share of the
 // cost is that of a rank that holds nothing, which is not the same as knowing so.
 // A feed that is syncing has not told all.
-func (t *term) unknown() bool {
+func (t *candidateState) unknown() bool {
 	return t.feed != worker.FeedLive && t.cached == 0
 }
 
-func (t *term) rates() Rates {
+func (t *candidateState) rates() Rates {
 	ms := func(w worker.Work) float64 { return float64(t.price[w]) / nsPerMS }
 	return Rates{Prefill: ms(worker.Prefilling), Transfer: ms(worker.Pulling), Block: ms(worker.Decoding)}
 }

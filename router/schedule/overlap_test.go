@@ -16,8 +16,8 @@ func prompt(n int) []uint32 {
 	return t
 }
 
-// hold places the first blocks of tokens on a rank, and makes its feed live.
-func hold(ix kvindex.Index, r *worker.Rank, tokens []uint32, size, blocks int) {
+// store places the first blocks of tokens on a rank, and makes its feed live.
+func store(ix kvindex.Index, r *worker.Rank, tokens []uint32, size, blocks int) {
 	locals := blockhash.Locals(nil, tokens, size)[:blocks]
 	engine := make([]kvindex.EngineHash, blocks)
 	for i := range engine {
@@ -36,12 +36,12 @@ func TestOverlapWinsUntilTheQueueIsLonger(t *testing.T) {
 	rs := ranks(4)
 	ix := kvindex.New(kvindex.Options{})
 	toks := prompt(1600)
-	hold(ix, rs[2], toks, 16, 50)
-	hold(ix, rs[1], toks, 16, 20)
+	store(ix, rs[2], toks, 16, 50)
+	store(ix, rs[1], toks, 16, 20)
 	var o kvindex.Overlap
 	find(ix, &o, toks, 16)
-	s := New(plain)
-	for _, leg := range []Leg{Whole, PrefillLeg, DecodeLeg} {
+	s := New(testOptions)
+	for _, leg := range []LegKind{WholeLeg, PrefillLeg, DecodeLeg} {
 		c, _ := s.Choose(&Query{Leg: leg, Candidates: rs, Overlap: &o, PromptTokens: 1600})
 		if c.Rank != rs[2] || c.CachedTokens != 800 || c.OverlapBlocks != 50 {
 			t.Errorf("%v: chose %v, %d tokens cached", leg, c.Rank.ID, c.CachedTokens)
@@ -58,14 +58,14 @@ func TestOverlapWinsUntilTheQueueIsLonger(t *testing.T) {
 	}
 }
 
-func TestWholePromptHeldBooksOneToken(t *testing.T) {
+func TestFullyCachedPromptReservesOneToken(t *testing.T) {
 	rs := ranks(1)
 	ix := kvindex.New(kvindex.Options{})
 	toks := prompt(160)
-	hold(ix, rs[0], toks, 16, 10)
+	store(ix, rs[0], toks, 16, 10)
 	var o kvindex.Overlap
 	find(ix, &o, toks, 16)
-	c, _ := New(plain).Choose(&Query{Leg: PrefillLeg, Candidates: rs, Overlap: &o, PromptTokens: 160})
+	c, _ := New(testOptions).Choose(&Query{Leg: PrefillLeg, Candidates: rs, Overlap: &o, PromptTokens: 160})
 	if rs[0].PrefillTokens.Load() != 1 || c.CachedTokens != 160 {
 		t.Errorf("booked %d, cached %d", rs[0].PrefillTokens.Load(), c.CachedTokens)
 	}
@@ -75,12 +75,12 @@ func TestFeedDecidesWhichOverlapIsBelieved(t *testing.T) {
 	rs := ranks(1)
 	ix, guess := kvindex.New(kvindex.Options{}), kvindex.New(kvindex.Options{})
 	toks := prompt(1600)
-	hold(ix, rs[0], toks, 16, 10)
-	hold(guess, rs[0], toks, 16, 30)
+	store(ix, rs[0], toks, 16, 10)
+	store(guess, rs[0], toks, 16, 30)
 	var exact, approx kvindex.Overlap
 	find(ix, &exact, toks, 16)
 	find(guess, &approx, toks, 16)
-	s := New(plain)
+	s := New(testOptions)
 	for _, c := range []struct {
 		feed   worker.FeedState
 		tokens bool
@@ -106,13 +106,13 @@ func TestMixedBlockSizes(t *testing.T) {
 	rs := ranks(2)
 	ix := kvindex.New(kvindex.Options{})
 	toks := prompt(1600)
-	hold(ix, rs[0], toks, 16, 40) // 640 tokens
-	hold(ix, rs[1], toks, 64, 20) // 1280 tokens, in fewer blocks
+	store(ix, rs[0], toks, 16, 40) // 640 tokens
+	store(ix, rs[1], toks, 64, 20) // 1280 tokens, in fewer blocks
 	q := &Query{Candidates: rs, PromptTokens: 1600, Overlaps: []SizedOverlap{{BlockSize: 16}, {BlockSize: 64}}}
 	for i := range q.Overlaps {
 		find(ix, &q.Overlaps[i].Overlap, toks, q.Overlaps[i].BlockSize)
 	}
-	c, _ := New(plain).Choose(q)
+	c, _ := New(testOptions).Choose(q)
 	if c.Rank != rs[1] || c.CachedTokens != 1280 {
 		t.Errorf("chose %v with %d cached", c.Rank.ID, c.CachedTokens)
 	}
@@ -123,14 +123,14 @@ func TestOverlapAmongMany(t *testing.T) {
 	ix := kvindex.New(kvindex.Options{})
 	toks := prompt(1600)
 	for i := 0; i < 300; i += 10 {
-		hold(ix, rs[i], toks, 16, 10+i/10)
+		store(ix, rs[i], toks, 16, 10+i/10)
 	}
 	var o kvindex.Overlap
 	find(ix, &o, toks, 16)
-	s := New(plain)
-	put(s, rs[290], 5000)
+	s := New(testOptions)
+	addLoad(s, rs[290], 5000)
 	for turn := range 3 {
-		c, _ := s.Choose(&Query{Leg: Whole, Candidates: rs, Overlap: &o, PromptTokens: 1600})
+		c, _ := s.Choose(&Query{Leg: WholeLeg, Candidates: rs, Overlap: &o, PromptTokens: 1600})
 		if c.Rank != rs[280] || c.CachedTokens != 38*16 {
 			t.Errorf("turn %d: chose %v with %d cached", turn, c.Rank.ID, c.CachedTokens)
 		}
@@ -146,7 +146,7 @@ func BenchmarkSelectOverlap(b *testing.B) {
 		rs[i].Feed.Store(uint32(worker.FeedLive))
 		rs[i].EventBlockSize.Store(16)
 		if i%10 == 0 {
-			hold(ix, rs[i], toks, 16, 10+i%246)
+			store(ix, rs[i], toks, 16, 10+i%246)
 		}
 	}
 	var o kvindex.Overlap

@@ -7,17 +7,17 @@ import (
 	"sluice/router/worker"
 )
 
-// pickLeast finds the least cost, or with byLoad the fewest requests, in one
+// cheapestOf finds the least cost, or with byLoad the fewest requests, in one
 // pass; equals are drawn by reservoir.
-func pickLeast(f *frame, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
-	if len(q.Candidates) > keepAll && !byLoad {
-		return pickLeastOfMany(f, q, sc, rng)
+func cheapestOf(f *choiceContext, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
+	if len(q.Candidates) > maxAllRecorded && !byLoad {
+		return cheapestOfMany(f, q, sc, rng)
 	}
 	best, ties := math.Inf(1), 0
 	for _, r := range q.Candidates {
-		sc.kept = append(sc.kept, term{})
-		t := &sc.kept[len(sc.kept)-1]
-		f.look(r, t)
+		sc.candidates = append(sc.candidates, candidateState{})
+		t := &sc.candidates[len(sc.candidates)-1]
+		f.evaluate(r, t)
 		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
 			t.excluded = true
 			continue
@@ -32,26 +32,26 @@ func pickLeast(f *frame, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
 			sc.best = *t
 		} else if cost == best {
 			ties++
-			if below(rng, ties) == 0 {
+			if randomBelow(rng, ties) == 0 {
 				sc.best = *t
 			}
 		}
 	}
-	if len(sc.kept) > keepAll {
-		sc.kept = sc.kept[:0] // a comparison policy over many: the chosen will do
+	if len(sc.candidates) > maxAllRecorded {
+		sc.candidates = sc.candidates[:0] // a comparison policy over many: the chosen will do
 	}
 	return sc.usable > 0
 }
 
-// pickLeastOfMany is pickLeast for big pools: it keeps the terms of the best few
+// cheapestOfMany is cheapestOf for big pools: it keeps the terms of the best few
 // only, and reads of the others no more than the cost needs.
-func pickLeastOfMany(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+func cheapestOfMany(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	best, ties := math.Inf(1), 0
 	var chosen *worker.Rank
 	worst := math.Inf(1)
-	var t term
+	var t candidateState
 	for _, r := range q.Candidates {
-		cost := f.glance(r, &t)
+		cost := f.lowerBound(r, &t)
 		if cost >= worst && cost != best {
 			continue
 		}
@@ -59,15 +59,15 @@ func pickLeastOfMany(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 			continue
 		}
 		if cost < worst {
-			f.look(r, &t)
-			worst = sc.keep(&t)
+			f.evaluate(r, &t)
+			worst = sc.insert(&t)
 		}
 		if cost < best {
 			best, ties = cost, 1
 			chosen = r
 		} else if cost == best {
 			ties++
-			if below(rng, ties) == 0 {
+			if randomBelow(rng, ties) == 0 {
 				chosen = r
 			}
 		}
@@ -76,7 +76,7 @@ func pickLeastOfMany(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 		return false
 	}
 	sc.usable = len(q.Candidates) - len(q.Excluded)
-	f.look(chosen, &sc.best)
+	f.evaluate(chosen, &sc.best)
 	// Booked meanwhile by another: an impossible count makes reserve fail, and
 	// the choice is made anew.
 	if sc.best.cost > best+1e-6 {
@@ -85,23 +85,23 @@ func pickLeastOfMany(f *frame, q *Query, sc *scratch, rng *uint64) bool {
 	return true
 }
 
-// keep holds the keepBest cheapest and returns the cost a rival must beat.
-func (sc *scratch) keep(t *term) float64 {
-	if len(sc.kept) < keepBest {
-		sc.kept = append(sc.kept, *t)
-		if len(sc.kept) < keepBest {
+// insert holds the maxBestRecorded cheapest and returns the cost a rival must beat.
+func (sc *scratch) insert(t *candidateState) float64 {
+	if len(sc.candidates) < maxBestRecorded {
+		sc.candidates = append(sc.candidates, *t)
+		if len(sc.candidates) < maxBestRecorded {
 			return math.Inf(1)
 		}
 	} else {
-		sc.kept[sc.dearest()] = *t
+		sc.candidates[sc.worst()] = *t
 	}
-	return sc.kept[sc.dearest()].cost
+	return sc.candidates[sc.worst()].cost
 }
 
-func (sc *scratch) dearest() int {
+func (sc *scratch) worst() int {
 	at := 0
-	for i := range sc.kept {
-		if sc.kept[i].cost > sc.kept[at].cost {
+	for i := range sc.candidates {
+		if sc.candidates[i].cost > sc.candidates[at].cost {
 			at = i
 		}
 	}
@@ -109,48 +109,48 @@ func (sc *scratch) dearest() int {
 }
 
 // pickByCost takes the least cost, or draws by cost where there is a temperature.
-func (s *Scheduler) pickByCost(f *frame, q *Query, sc *scratch, rng *uint64) bool {
-	if s.warmth(q) > 0 {
-		return s.pickWarm(f, q, sc, rng)
+func (s *Scheduler) pickByCost(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
+	if s.temperature(q) > 0 {
+		return s.pickByTemperature(f, q, sc, rng)
 	}
-	return pickLeast(f, q, sc, rng, false)
+	return cheapestOf(f, q, sc, rng, false)
 }
 
-// pickWarm draws by a softmax over the costs, scaled by their range.
-func (s *Scheduler) pickWarm(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+// pickByTemperature draws by a softmax over the costs, scaled by their range.
+func (s *Scheduler) pickByTemperature(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	// The least-cost pass fills the record and says where the range starts.
-	if !pickLeast(f, q, sc, rng, false) {
+	if !cheapestOf(f, q, sc, rng, false) {
 		return false
 	}
 	least, most := sc.best.cost, sc.best.cost
 	sc.costs = sc.costs[:0]
-	var t term
+	var t candidateState
 	for _, r := range q.Candidates {
 		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
 			sc.costs = append(sc.costs, math.Inf(1))
 			continue
 		}
-		f.look(r, &t)
+		f.evaluate(r, &t)
 		sc.costs = append(sc.costs, t.cost)
 		least, most = min(least, t.cost), max(most, t.cost)
 	}
 	if most == least {
 		return true
 	}
-	scale := min(1/(s.warmth(q)*(most-least)), math.MaxFloat64) // the least cost's weight is 1 at any
+	scale := min(1/(s.temperature(q)*(most-least)), math.MaxFloat64) // the least cost's weight is 1 at any
 	sum := 0.0
 	for i, c := range sc.costs {
 		sum += math.Exp((least - c) * scale)
 		sc.costs[i] = sum
 	}
-	draw := float64(below(rng, math.MaxInt32)) / math.MaxInt32 * sum
-	i := min(sort64(sc.costs, draw), len(q.Candidates)-1)
-	f.look(q.Candidates[i], &sc.best)
+	draw := float64(randomBelow(rng, math.MaxInt32)) / math.MaxInt32 * sum
+	i := min(searchSums(sc.costs, draw), len(q.Candidates)-1)
+	f.evaluate(q.Candidates[i], &sc.best)
 	return true
 }
 
-// sort64 is the first index whose running sum exceeds draw.
-func sort64(sums []float64, draw float64) int {
+// searchSums is the first index whose running sum exceeds draw.
+func searchSums(sums []float64, draw float64) int {
 	i, _ := slices.BinarySearchFunc(sums, draw, func(e, t float64) int {
 		if e > t {
 			return 1
@@ -160,17 +160,17 @@ func sort64(sums []float64, draw float64) int {
 	return i
 }
 
-// pickBlind takes the next or any candidate, whatever its cost.
-func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+// pickIgnoringLoad takes the next or any candidate, whatever its cost.
+func (s *Scheduler) pickIgnoringLoad(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	n := len(q.Candidates)
 	if n == 0 {
 		return false
 	}
 	start := 0
-	if s.tuned().policy != atRandom {
-		start = int((s.turn[q.Leg%legs].Add(1) - 1) % uint64(n))
+	if s.currentSettings().policy != atRandom {
+		start = int((s.nextTurn[q.Leg%numLegs].Add(1) - 1) % uint64(n))
 	} else {
-		start = below(rng, n)
+		start = randomBelow(rng, n)
 	}
 	for i := range n {
 		r := q.Candidates[(start+i)%n]
@@ -179,41 +179,41 @@ func (s *Scheduler) pickBlind(f *frame, q *Query, sc *scratch, rng *uint64) bool
 		}
 		sc.usable++
 		if sc.usable == 1 {
-			f.look(r, &sc.best)
-			sc.kept = append(sc.kept, sc.best)
+			f.evaluate(r, &sc.best)
+			sc.candidates = append(sc.candidates, sc.best)
 		}
 	}
 	return sc.usable > 0
 }
 
-// bounded is how many times the mean of requests a rank may have and still keep
+// sessionLoadFactor is how many times the mean of requests a rank may have and still keep
 // its sessions.
-const bounded = 1.25
+const sessionLoadFactor = 1.25
 
-// pickSticky takes the rank that the session's hash falls on, as long as it has
+// pickBySession takes the rank that the session's hash falls on, as long as it has
 // no more than its share of the requests under way; else by cost. The rank
 // is found by rendezvous, so sessions move only from ranks that leave, and several
 // routers agree.
-func (s *Scheduler) pickSticky(f *frame, q *Query, sc *scratch, rng *uint64) bool {
-	home, requests, usable := homeOf(q)
+func (s *Scheduler) pickBySession(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
+	home, requests, usable := sessionRank(q)
 	if !s.pickByCost(f, q, sc, rng) {
 		return false
 	}
 	if home == nil || home == sc.best.rank {
 		return true
 	}
-	var t term
-	f.look(home, &t)
-	if float64(t.requests) >= 1+bounded*float64(requests)/float64(usable) {
+	var t candidateState
+	f.evaluate(home, &t)
+	if float64(t.requests) >= 1+sessionLoadFactor*float64(requests)/float64(usable) {
 		return true // yields
 	}
 	sc.best = t
 	return true
 }
 
-// homeOf is the candidate on which a session's hash falls, with the requests
+// sessionRank is the candidate on which a session's hash falls, with the requests
 // under way on all that are not excluded, and how many those are.
-func homeOf(q *Query) (home *worker.Rank, requests int64, usable int) {
+func sessionRank(q *Query) (home *worker.Rank, requests int64, usable int) {
 	most := uint64(0)
 	for _, r := range q.Candidates {
 		if len(q.Excluded) > 0 && slices.Contains(q.Excluded, r) {
@@ -221,24 +221,24 @@ func homeOf(q *Query) (home *worker.Rank, requests int64, usable int) {
 		}
 		usable++
 		requests += r.Requests.Load()
-		if h := mix(q.Session ^ r.Worker.Hash()*(2*uint64(r.ID.Rank)+1)); home == nil || h > most {
+		if h := mixSeed(q.Session ^ r.Worker.Hash()*(2*uint64(r.ID.Rank)+1)); home == nil || h > most {
 			home, most = r, h
 		}
 	}
 	return home, requests, usable
 }
 
-// pickHashed is plain session hashing; a request without a session takes its
+// pickBySessionHash is plain session hashing; a request without a session takes its
 // turn.
-func (s *Scheduler) pickHashed(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+func (s *Scheduler) pickBySessionHash(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	if q.Session == 0 {
-		return s.pickBlind(f, q, sc, rng)
+		return s.pickIgnoringLoad(f, q, sc, rng)
 	}
-	home, _, usable := homeOf(q)
+	home, _, usable := sessionRank(q)
 	if home == nil {
 		return false
 	}
-	f.look(home, &sc.best)
-	sc.kept, sc.usable = append(sc.kept, sc.best), usable
+	f.evaluate(home, &sc.best)
+	sc.candidates, sc.usable = append(sc.candidates, sc.best), usable
 	return true
 }

@@ -1,28 +1,28 @@
 package schedule
 
 import (
-	"sluice/nixl/completion"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
+	"sluice/router/kvtransfer/completion"
 	"sluice/router/worker"
 )
 
-// Leg says what a choice is for.
-type Leg uint8
+// LegKind says what a choice is for.
+type LegKind uint8
 
 // The legs. Whole is an aggregated worker's prefill and decode in one.
 const (
-	Whole Leg = iota
+	WholeLeg LegKind = iota
 	PrefillLeg
 	DecodeLeg
 
-	legs // how many there are
+	numLegs // how many there are
 )
 
-var legNames = [...]string{Whole: "whole", PrefillLeg: "prefill", DecodeLeg: "decode"}
+var legNames = [...]string{WholeLeg: "whole", PrefillLeg: "prefill", DecodeLeg: "decode"}
 
 // String gives the leg's name as it stands in metrics, logs and explain records.
-func (l Leg) String() string {
+func (l LegKind) String() string {
 	if int(l) < len(legNames) {
 		return legNames[l]
 	}
@@ -32,7 +32,7 @@ func (l Leg) String() string {
 // Query is what a choice is made from. The caller owns and reuses it; Choose
 // keeps nothing of it but pointers to ranks.
 type Query struct {
-	Leg Leg
+	Leg LegKind
 	// Candidates must not change once it was given: of a big pool the scheduler
 	// remembers the slice itself.
 	Candidates []*worker.Rank
@@ -67,7 +67,7 @@ type Query struct {
 	// Pulls is what transfers from the prefill rank chosen were measured to take,
 	// for a decode leg's transfer term; nil: the candidates' learned rates count.
 	// In big pools, where not every candidate is weighed, those count anyway.
-	Pulls *completion.Row
+	TransferRates *completion.Row
 	// OverlapWeight and Temperature, when not nil, count in place of the Options'.
 	OverlapWeight, Temperature *float64
 	// RequestID, for the explain record; "" keeps none.

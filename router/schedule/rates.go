@@ -26,21 +26,21 @@ const (
 	decodeSteps = 256
 	// typical amounts of work, by which worker.Speed weighs its first rate.
 	typicalTokens, typicalBlocks = 1024, 256
-	// leastTokens of work that a leg must have to say something of the rate, and
-	// leastOutput of tokens generated.
-	leastTokens, leastOutput = 64, 8
-	// ownLegs is how many legs of its own a worker must have told of before it
+	// minRateTokens of work that a leg must have to say something of the rate, and
+	// minRateOutput of tokens generated.
+	minRateTokens, minRateOutput = 64, 8
+	// minOwnLegs is how many legs of its own a worker must have told of before it
 	// is judged by them; until then it is judged as the fleet.
-	ownLegs = 8
-	// ownFor is how long it stays judged by them after the last: a worker that
+	minOwnLegs = 8
+	// ownRateTTL is how long it stays judged by them after the last: a worker that
 	// was slow once and is not chosen any more must get another chance.
-	ownFor = 2 * time.Minute
+	ownRateTTL = 2 * time.Minute
 	// A worker is judged by its own rate when that is apart from the fleet's by a
 	// factor of apart, and what its legs take by one of near; until it is within
 	// near again. Less is noise between equal workers, and with one request at a
 	// time the one that looks cheaper would get every new prompt, and the others no
 	// leg to show that they are as fast.
-	apart, near = 1.4, 1.25
+	rateApart, rateNear = 1.4, 1.25
 )
 
 // price is what a unit of work costs, in ns: fixed by the options, else learned from
@@ -63,15 +63,15 @@ type rates struct {
 	fleet  worker.Speed
 }
 
-func (r *rates) begin() {
+func (r *rates) init() {
 	for w, ms := range [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulling: transferMS, worker.Decoding: blockMS} {
 		r.common[w].ns.Store(priceOf(ms))
 	}
 }
 
-// fix fixes what is above 0; of what is not, that counts which was learned until it was
+// setFixed fixes what is above 0; of what is not, that counts which was learned until it was
 // fixed.
-func (r *rates) fix(o *Rates) {
+func (r *rates) setFixed(o *Rates) {
 	for w, ms := range [worker.NumWork]float64{worker.Prefilling: o.Prefill, worker.Pulling: o.Transfer, worker.Decoding: o.Block} {
 		ns := int64(0)
 		if ms > 0 {
@@ -86,8 +86,8 @@ func priceOf(ms float64) int64 {
 	return int64(min(max(math.Round(ms*nsPerMS), 1), math.MaxInt32))
 }
 
-// of is the price of one unit of work on a rank, in ns.
-func (r *rates) of(rank *worker.Rank, w worker.Work) int64 {
+// price is the price of one unit of work on a rank, in ns.
+func (r *rates) price(rank *worker.Rank, w worker.Work) int64 {
 	if p := r.common[w].fixed.Load(); p > 0 {
 		return p
 	}
@@ -116,43 +116,43 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 		return // the first leg met another under way, or took no time: nothing is learned
 	}
 	usual := base + before*units
-	before = within(before, w)
-	c.move(before, w)
+	before = clampBlockRate(before, w)
+	c.update(before, w)
 	own := &rank.Worker.Speed
 	own.Observe(w, units, ms, before, typical)
 	own.Last[w].Store(now)
 	rate, base, legs := own.Rate(w)
-	takes := base + rate*units
-	rate = within(rate, w)
-	if legs < ownLegs || w == worker.Decoding && legs < 8*ownLegs {
+	perUnit := base + rate*units
+	rate = clampBlockRate(rate, w)
+	if legs < minOwnLegs || w == worker.Decoding && legs < 8*minOwnLegs {
 		return // a slope of small differences needs more
 	}
-	from, level := max(rate/before, before/rate), max(takes/usual, usual/takes)
+	from, level := max(rate/before, before/rate), max(perUnit/usual, usual/perUnit)
 	for _, sibling := range rank.Worker.Ranks {
 		switch own := &sibling.Price[w]; {
-		case from < near:
+		case from < rateNear:
 			own.Store(0)
-		case from > apart && level > near || own.Load() != 0:
-			moveTo(own, rate, w)
+		case from > rateApart && level > rateNear || own.Load() != 0:
+			updatePrice(own, rate, w)
 		}
 	}
 }
 
-// within keeps the block rate near what memory can do: it is the slope of small
+// clampBlockRate keeps the block rate near what memory can do: it is the slope of small
 // differences, and what is wrong in it sends requests away from their caches.
-func within(rate float64, w worker.Work) float64 {
+func clampBlockRate(rate float64, w worker.Work) float64 {
 	if w != worker.Decoding {
 		return rate
 	}
 	return min(max(rate, assumed[w]/8), assumed[w]*4)
 }
 
-// move takes a learned rate over.
-func (p *price) move(ms float64, w worker.Work) { moveTo(&p.ns, ms, w) }
+// update takes a learned rate over.
+func (p *price) update(ms float64, w worker.Work) { updatePrice(&p.ns, ms, w) }
 
 // A price follows what is learned only when that differs by a twentieth: equal
 // workers would else never be equal, and every choice would fall by noise.
-func moveTo(p counter, ms float64, w worker.Work) {
+func updatePrice(p counter, ms float64, w worker.Work) {
 	if w == worker.Decoding {
 		ms *= decodeSteps
 	}
@@ -162,12 +162,12 @@ func moveTo(p counter, ms float64, w worker.Work) {
 	}
 }
 
-// fade lets go of what a worker's own legs told too long ago. All of it: of the few
+// expireOwn lets go of what a worker's own legs told too long ago. All of it: of the few
 // legs that it gets then none would weigh anything against many old ones.
-func (r *rates) fade(rank *worker.Rank, now int64) {
+func (r *rates) expireOwn(rank *worker.Rank, now int64) {
 	for w := range rank.Price {
 		own := &rank.Worker.Speed
-		if rank.Price[w].Load() == 0 || now-own.Last[w].Load() <= int64(ownFor) || !own.Forget(worker.Work(w)) {
+		if rank.Price[w].Load() == 0 || now-own.Last[w].Load() <= int64(ownRateTTL) || !own.Forget(worker.Work(w)) {
 			continue
 		}
 		for _, sibling := range rank.Worker.Ranks {
@@ -189,26 +189,26 @@ func (s *Scheduler) observe(res *Reservation, now int64) {
 		cached = res.reported
 	}
 	todo := int64(res.prompt) - int64(cached)
-	waited := float64(first-res.begun) / nsPerMS
+	waited := float64(first-res.started) / nsPerMS
 	if res.leg == DecodeLeg {
-		if todo >= leastTokens && !res.joint {
+		if todo >= minRateTokens && !res.noPull {
 			s.rates.learn(res.rank, worker.Pulling, float64(todo), waited, now)
 		}
-	} else if work := max(1, todo) + res.ahead; work >= leastTokens {
+	} else if work := max(1, todo) + res.tokensBefore; work >= minRateTokens {
 		s.rates.learn(res.rank, worker.Prefilling, float64(work), waited, now)
 	}
-	if res.leg != PrefillLeg && res.generated >= leastOutput {
-		blocks := (res.beside + res.rank.DecodeBlocks.Load() + res.blocks) / 2
+	if res.leg != PrefillLeg && res.generated >= minRateOutput {
+		blocks := (res.blocksBefore + res.rank.DecodeBlocks.Load() + res.blocks) / 2
 		// Prompts computed meanwhile on the same rank took their share of the time.
-		others := float64(res.rank.Computed.Load()-res.computed) * float64(s.rates.of(res.rank, worker.Prefilling))
-		if took := float64(now-first) - others; took > 0 {
-			s.rates.learn(res.rank, worker.Decoding, float64(max(1, blocks)), took/nsPerMS/float64(res.generated-1), now)
+		others := float64(res.rank.Computed.Load()-res.computed) * float64(s.rates.price(res.rank, worker.Prefilling))
+		if elapsed := float64(now-first) - others; elapsed > 0 {
+			s.rates.learn(res.rank, worker.Decoding, float64(max(1, blocks)), elapsed/nsPerMS/float64(res.generated-1), now)
 		}
 	}
 }
 
 // RatesOf are the rates that a rank is judged by now.
 func (s *Scheduler) RatesOf(r *worker.Rank) Rates {
-	ms := func(w worker.Work) float64 { return float64(s.rates.of(r, w)) / nsPerMS }
+	ms := func(w worker.Work) float64 { return float64(s.rates.price(r, w)) / nsPerMS }
 	return Rates{Prefill: ms(worker.Prefilling), Transfer: ms(worker.Pulling), Block: ms(worker.Decoding)}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // serve runs one leg of a worker whose work costs rate ms a token and 5 ms more.
-func serve(s *Scheduler, r *worker.Rank, leg Leg, tokens int, rate float64) {
+func serve(s *Scheduler, r *worker.Rank, leg LegKind, tokens int, rate float64) {
 	c, _ := s.Choose(&Query{Leg: leg, Candidates: []*worker.Rank{r}, PromptTokens: tokens, MaxTokens: 32})
 	time.Sleep(time.Duration((5 + rate*float64(tokens)) * nsPerMS))
 	c.Reservation.PrefillDone()
@@ -22,7 +22,7 @@ func serve(s *Scheduler, r *worker.Rank, leg Leg, tokens int, rate float64) {
 func TestRatesAreLearnedPerWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := ranks(3)
-		opt := plain
+		opt := testOptions
 		opt.Rates.Transfer = 0.25
 		s := New(opt)
 		if got := s.RatesOf(rs[0]); got != (Rates{prefillMS, 0.25, blockMS}) {
@@ -60,11 +60,11 @@ func TestRatesAreLearnedPerWorker(t *testing.T) {
 
 // Equal workers whose legs take now more, now less: with one request at a time
 // each goes on getting its share of what is new.
-func TestNoiseMovesNobodyOut(t *testing.T) {
+func TestNoiseExcludesNoRank(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
 			rs := ranks(2)
-			s := New(plain)
+			s := New(testOptions)
 			rnd := rand.New(rand.NewPCG(seed, 1))
 			last, run := rs[0], 0
 			for i := range 300 {
@@ -88,7 +88,7 @@ func TestNoiseMovesNobodyOut(t *testing.T) {
 func TestRatesAreFixedWhileItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := ranks(2)
-		s := New(plain)
+		s := New(testOptions)
 		teach := func() {
 			for i := range 60 {
 				serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.02)
@@ -96,16 +96,16 @@ func TestRatesAreFixedWhileItRuns(t *testing.T) {
 		}
 		teach()
 		learned, fleet := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill
-		opt := plain
+		opt := testOptions
 		opt.Rates = Rates{Prefill: 0.5, Block: 0.25}
-		s.Tune(opt)
+		s.Reload(opt)
 		teach()
 		for _, r := range rs {
 			if got := s.RatesOf(r); got != (Rates{0.5, transferMS, 0.25}) {
 				t.Errorf("fixed: %+v", got)
 			}
 		}
-		s.Tune(plain)
+		s.Reload(testOptions)
 		if own, common := s.RatesOf(rs[0]).Prefill, s.RatesOf(rs[1]).Prefill; own != learned || common != fleet {
 			t.Errorf("let go of: %v and %v, want %v and %v as they were learned before", own, common, learned, fleet)
 		}
@@ -116,7 +116,7 @@ func TestRatesAreFixedWhileItRuns(t *testing.T) {
 func TestFailuresTeachNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := ranks(1)
-		s := New(plain)
+		s := New(testOptions)
 		for i := range 40 {
 			serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.05)
 		}
@@ -141,7 +141,7 @@ func TestFailuresTeachNothing(t *testing.T) {
 // A first leg that the line did not take leaves what was assumed.
 func TestNothingLearnedChangesNothing(t *testing.T) {
 	rs := ranks(1)
-	s := New(plain)
+	s := New(testOptions)
 	before := s.RatesOf(rs[0])
 	for w := range worker.NumWork {
 		s.rates.learn(rs[0], w, 1000, 0, 1)
@@ -152,14 +152,14 @@ func TestNothingLearnedChangesNothing(t *testing.T) {
 }
 
 // A worker that was slow and is not chosen any more gets another chance.
-func TestOwnRatesFade(t *testing.T) {
+func TestOwnRatesExpire(t *testing.T) {
 	for _, n := range []int{8, 40} { // a small pool, and one with a board
-		synctest.Test(t, func(t *testing.T) { fade(t, ranks(n)) })
+		synctest.Test(t, func(t *testing.T) { expireRates(t, ranks(n)) })
 	}
 }
 
-func fade(t *testing.T, rs []*worker.Rank) {
-	s := New(plain)
+func expireRates(t *testing.T, rs []*worker.Rank) {
+	s := New(testOptions)
 	for i := range 20 {
 		serve(s, rs[0], PrefillLeg, 500+i*97%3000, 2)
 		for _, r := range rs[1:4] {
@@ -167,28 +167,28 @@ func fade(t *testing.T, rs []*worker.Rank) {
 		}
 	}
 	slow := s.RatesOf(rs[0]).Prefill
-	time.Sleep(ownFor + time.Second)
+	time.Sleep(ownRateTTL + time.Second)
 	for range 3 {
 		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 100})
 		c.Reservation.Release()
 	}
 	if got := s.RatesOf(rs[0]).Prefill; got > slow/2 {
-		t.Errorf("after %v without a leg still judged by %v of %v ms a token", ownFor, got, slow)
+		t.Errorf("after %v without a leg still judged by %v of %v ms a token", ownRateTTL, got, slow)
 	}
 	// It is fast now, and few legs show it: none of the old ones stands against them.
-	for i := range 3 * ownLegs {
+	for i := range 3 * minOwnLegs {
 		serve(s, rs[0], PrefillLeg, 500+i*97%3000, 0.05)
 	}
 	if got := s.RatesOf(rs[0]).Prefill; got > 0.1 {
-		t.Errorf("after %d fast legs judged by %v ms a token, was %v", 3*ownLegs, got, slow)
+		t.Errorf("after %d fast legs judged by %v ms a token, was %v", 3*minOwnLegs, got, slow)
 	}
 }
 
 // 1,000 requests within 10 ms, each of another prompt, over 8 equal ranks.
 func TestThousandInTenMilliseconds(t *testing.T) {
-	for leg := range legs {
+	for leg := range numLegs {
 		rs := ranks(8)
-		s := New(plain)
+		s := New(testOptions)
 		began := time.Now()
 		for i := range 1000 {
 			s.Choose(&Query{Leg: leg, Candidates: rs, PromptTokens: 2000, MaxTokens: 200, RequestID: fmt.Sprint(i), Attempt: 1})
@@ -207,10 +207,10 @@ func TestThousandInTenMilliseconds(t *testing.T) {
 func TestRemainingOfAPrefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := ranks(1)
-		opt := plain
+		opt := testOptions
 		opt.Rates.Prefill = 2 // ms a token
 		s := New(opt)
-		book := func(leg Leg, tokens int) *Reservation {
+		book := func(leg LegKind, tokens int) *Reservation {
 			c, _ := s.Choose(&Query{Leg: leg, Candidates: rs, PromptTokens: tokens, MaxTokens: 32})
 			return c.Reservation
 		}

@@ -35,13 +35,13 @@ type Outcome struct {
 // Transfer is what was told of a request's KV transfer; the zero Transfer is one
 // that was not watched.
 type Transfer struct {
-	State string // done, failed, expired, stalled, untold; a constant
-	Bytes int64
-	Took  time.Duration // as the engine measured it
-	After time.Duration // from prefill's answer to the report
+	State    string // done, failed, expired, stalled, untold; a constant
+	Bytes    int64
+	Duration time.Duration // as the engine measured it
+	Delay    time.Duration // from prefill's answer to the report
 }
 
-// book keeps the records of the last N requests: a ring of slots, taken in the
+// recordRing keeps the records of the last N requests: a ring of slots, taken in the
 // order requests first choose, and a table from id to slot. A slot's buffers stay
 // with it, so that a full ring allocates no more.
 //
@@ -54,9 +54,9 @@ type Transfer struct {
 // not found by its id. A cell is stored while the record's mutex is held, so who
 // finds it waits for the record to be complete; two that store to one bucket at
 // once may take the same cell, and one id is lost likewise.
-type book struct {
+type recordRing struct {
 	slots   []record
-	ranks   *roll
+	ranks   *rankIDs
 	next    atomic.Uint64
 	buckets []bucket
 	mask    uint64
@@ -65,68 +65,68 @@ type book struct {
 // record is one request's. There are as many as streams, up to what the ring holds, and what
 // few requests have stands elsewhere.
 type record struct {
-	mu        sync.Mutex
-	used      bool
-	ended     bool
-	idBytes   uint8
-	decisions uint8
-	placed    uint8  // the legs, a bit each, of which a first attempt has found a rank
-	lost      uint16 // decisions beyond the bound
-	hash      uint64
-	seq       uint64
-	begun     int64 // ns since the scheduler's start
+	mu               sync.Mutex
+	used             bool
+	ended            bool
+	idBytes          uint8
+	decisions        uint8
+	placed           uint8  // the legs, a bit each, of which a first attempt has found a rank
+	droppedDecisions uint16 // decisions beyond the bound
+	hash             uint64
+	seq              uint64
+	started          int64 // ns since the scheduler's start
 	// The id, copied: ids may be borrowed from the connection's buffers. Behind it the decisions
 	// (packed.go).
-	told    []byte
-	aside   *aside // nil: none of it
-	outcome ended
+	data    []byte
+	extra   *recordExtra // nil: none of it
+	outcome storedOutcome
 }
 
-func (r *record) id() []byte { return r.told[:r.idBytes] }
+func (r *record) id() []byte { return r.data[:r.idBytes] }
 
-// packed are the decisions.
-func (r *record) packed() []byte { return r.told[r.idBytes:] }
+// encodedDecisions are the decisions.
+func (r *record) encodedDecisions() []byte { return r.data[r.idBytes:] }
 
-// tell adds to told. A ring's records seldom need more than they have had room for: what is
+// append adds to told. A ring's records seldom need more than they have had room for: what is
 // added is all there is to be, as far as is known.
-func (r *record) tell(b []byte) {
-	if n := len(r.told) + len(b); n > cap(r.told) {
-		r.told = append(make([]byte, 0, n), r.told...)
+func (r *record) append(b []byte) {
+	if n := len(r.data) + len(b); n > cap(r.data) {
+		r.data = append(make([]byte, 0, n), r.data...)
 	}
-	r.told = append(r.told, b...)
+	r.data = append(r.data, b...)
 }
 
-// aside is what few records have. It stays with the slot, as its buffers do.
-type aside struct {
-	pairs     []paired
+// recordExtra is what few records have. It stays with the slot, as its buffers do.
+type recordExtra struct {
+	joint     []jointRecord
 	notes     []note
 	lostNotes int
 	transfer  Transfer
 }
 
-// ended is an Outcome as a record keeps it, but for its Transfer.
-type ended struct {
+// storedOutcome is an Outcome as a record keeps it, but for its Transfer.
+type storedOutcome struct {
 	reason                         string
 	status, cached, prompt, output int32
 	ttft, total                    time.Duration
 }
 
-// rest gives the record's aside, made where there was none.
-func (r *record) rest() *aside {
-	if r.aside == nil {
-		r.aside = new(aside)
+// ensureExtra gives the record's aside, made where there was none.
+func (r *record) ensureExtra() *recordExtra {
+	if r.extra == nil {
+		r.extra = new(recordExtra)
 	}
-	return r.aside
+	return r.extra
 }
 
 // end completes the record.
 func (r *record) end(out *Outcome) {
-	r.outcome = ended{
+	r.outcome = storedOutcome{
 		reason: out.Reason, status: int32(out.Status), cached: clip32(out.CachedTokens), prompt: clip32(out.PromptTokens), output: clip32(out.OutputTokens),
 		ttft: out.TTFT, total: out.Total,
 	}
-	if r.ended = true; out.Transfer.State != "" || r.aside != nil {
-		r.rest().transfer = out.Transfer
+	if r.ended = true; out.Transfer.State != "" || r.extra != nil {
+		r.ensureExtra().transfer = out.Transfer
 	}
 }
 
@@ -143,7 +143,7 @@ type decision struct {
 	excluded   int32
 	chosen     int32 // index in its terms, -1: none
 	races      int32
-	leg        Leg
+	leg        LegKind
 }
 
 type note struct {
@@ -151,9 +151,9 @@ type note struct {
 	text string
 }
 
-func newBook(n int) *book {
+func newRecordRing(n int) *recordRing {
 	buckets := 1 << bits.Len(uint(n/2)) // n/2 or more, of eight cells each
-	return &book{slots: make([]record, n), ranks: newRoll(), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
+	return &recordRing{slots: make([]record, n), ranks: newRankIDs(), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
 }
 
 func hashID(id string) uint64 { return xxh3.HashString(id) }
@@ -166,7 +166,7 @@ func clipID(id string) string {
 }
 
 // find gives the newest record of a hash that the ring still has.
-func (b *book) find(h uint64) (*record, bool) {
+func (b *recordRing) find(h uint64) (*record, bool) {
 	now := b.next.Load()
 	newest, found := uint32(0), false
 	for i, cells := 0, &b.buckets[h&b.mask]; i < len(cells); i++ {
@@ -185,11 +185,11 @@ func (b *book) find(h uint64) (*record, bool) {
 }
 
 // at is the slot of the record taken under a number.
-func (b *book) at(seq uint64) *record { return &b.slots[(seq-1)%uint64(len(b.slots))] }
+func (b *recordRing) at(seq uint64) *record { return &b.slots[(seq-1)%uint64(len(b.slots))] }
 
-// enter leads h to the record taken under seq, in place of the same hash's older
+// index leads h to the record taken under seq, in place of the same hash's older
 // one, or of the oldest cell.
-func (b *book) enter(h, seq uint64) {
+func (b *recordRing) index(h, seq uint64) {
 	cells := &b.buckets[h&b.mask]
 	victim, oldest := 0, uint32(0)
 	for i := range cells {
@@ -206,7 +206,7 @@ func (b *book) enter(h, seq uint64) {
 }
 
 // open gives the live record of id with its mutex held, or nil.
-func (b *book) open(id string, h uint64) *record {
+func (b *recordRing) open(id string, h uint64) *record {
 	r, ok := b.find(h)
 	if !ok {
 		return nil
@@ -219,18 +219,18 @@ func (b *book) open(id string, h uint64) *record {
 	return nil
 }
 
-// take gives the oldest slot to id, with its mutex held; nil when the whole ring
+// acquire gives the oldest slot to id, with its mutex held; nil when the whole ring
 // went round meanwhile: the record is lost.
-func (b *book) take(id string, h uint64, now int64) *record {
-	r := b.claim(len(id), h, now)
+func (b *recordRing) acquire(id string, h uint64, now int64) *record {
+	r := b.acquireFor(len(id), h, now)
 	if r != nil {
-		r.tell(unsafe.Slice(unsafe.StringData(id), len(id)))
+		r.append(unsafe.Slice(unsafe.StringData(id), len(id)))
 	}
 	return r
 }
 
-// claim is take, but that the id is still to be told, first of all.
-func (b *book) claim(idBytes int, h uint64, now int64) *record {
+// acquireFor is take, but that the id is still to be told, first of all.
+func (b *recordRing) acquireFor(idBytes int, h uint64, now int64) *record {
 	seq := b.next.Add(1)
 	r := b.at(seq)
 	r.mu.Lock()
@@ -239,23 +239,23 @@ func (b *book) claim(idBytes int, h uint64, now int64) *record {
 		return nil
 	}
 	r.used, r.ended, r.hash, r.seq = true, false, h, seq
-	r.told, r.idBytes, r.decisions, r.placed = r.told[:0], uint8(idBytes), 0, 0
-	r.begun = now
-	if a := r.aside; a != nil {
-		clear(a.pairs)
+	r.data, r.idBytes, r.decisions, r.placed = r.data[:0], uint8(idBytes), 0, 0
+	r.started = now
+	if a := r.extra; a != nil {
+		clear(a.joint)
 		clear(a.notes)
-		*a = aside{pairs: a.pairs[:0], notes: a.notes[:0]}
+		*a = recordExtra{joint: a.joint[:0], notes: a.notes[:0]}
 	}
-	r.lost, r.outcome = 0, ended{}
-	b.enter(h, seq)
+	r.droppedDecisions, r.outcome = 0, storedOutcome{}
+	b.index(h, seq)
 	return r
 }
 
-// decide adds one choice. A first attempt with nothing excluded for a leg that
+// addDecision adds one choice. A first attempt with nothing excluded for a leg that
 // the live record has already placed, or any choice after its end, is another
 // request of the same id: it gets a record of its own, and the newest answers
 // to the id.
-func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
+func (b *recordRing) addDecision(q *Query, f *choiceContext, sc *scratch, ok bool, races int) {
 	id := clipID(q.RequestID)
 	h := hashID(id)
 	r := b.open(id, h)
@@ -263,21 +263,21 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 		r.mu.Unlock()
 		r = nil
 	}
-	sc.packed = sc.packed[:0]
+	sc.encoded = sc.encoded[:0]
 	if r == nil {
-		if r = b.claim(len(id), h, f.now); r == nil {
+		if r = b.acquireFor(len(id), h, f.now); r == nil {
 			return
 		}
-		sc.packed = append(sc.packed, id...)
+		sc.encoded = append(sc.encoded, id...)
 	}
 	if r.decisions == maxDecisions {
-		r.lost = min(r.lost, math.MaxUint16-1) + 1
+		r.droppedDecisions = min(r.droppedDecisions, math.MaxUint16-1) + 1
 		r.mu.Unlock()
 		return
 	}
-	d := decision{at: time.Duration(f.now - r.begun), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
+	d := decision{at: time.Duration(f.now - r.started), leg: q.Leg, attempt: int32(q.Attempt), prompt: int32(f.prompt), output: int32(f.output),
 		candidates: int32(len(q.Candidates)), excluded: int32(len(q.Candidates) - sc.usable), chosen: -1, races: int32(races)}
-	terms := sc.kept
+	terms := sc.candidates
 	if ok {
 		for i := range terms {
 			if terms[i].rank == sc.best.rank {
@@ -292,27 +292,27 @@ func (b *book) decide(q *Query, f *frame, sc *scratch, ok bool, races int) {
 			r.placed |= 1 << q.Leg
 		}
 	}
-	sc.packed = packDecision(sc.packed, &d, terms, b.ranks)
-	r.tell(sc.packed)
+	sc.encoded = encodeDecision(sc.encoded, &d, terms, b.ranks)
+	r.append(sc.encoded)
 	r.decisions++
 	r.mu.Unlock()
-	if b.ranks.crowded.Load() {
-		b.sweep()
+	if b.ranks.sweepDue.Load() {
+		b.sweepRankIDs()
 	}
 }
 
-// Note adds a free line to a request's record (a retry and why, a fall-back).
+// AddNote adds a free line to a request's record (a retry and why, a fall-back).
 // A request that has made no choice yet gets its record here.
-func (s *Scheduler) Note(requestID, text string) {
-	if s.book == nil || requestID == "" {
+func (s *Scheduler) AddNote(requestID, text string) {
+	if s.records == nil || requestID == "" {
 		return
 	}
-	r := s.book.current(requestID, s)
+	r := s.records.current(requestID, s)
 	if r == nil {
 		return
 	}
 	defer r.mu.Unlock()
-	a := r.rest()
+	a := r.ensureExtra()
 	if len(a.notes) == maxNotes {
 		a.lostNotes++
 		return
@@ -320,11 +320,11 @@ func (s *Scheduler) Note(requestID, text string) {
 	if len(text) > maxNoteBytes {
 		text = strings.ToValidUTF8(text[:maxNoteBytes], "") + "…"
 	}
-	a.notes = append(a.notes, note{at: time.Duration(s.now() - r.begun), text: strings.Clone(text)})
+	a.notes = append(a.notes, note{at: time.Duration(s.now() - r.started), text: strings.Clone(text)})
 }
 
 // current is the record under way of a request, made where there is none.
-func (b *book) current(requestID string, s *Scheduler) *record {
+func (b *recordRing) current(requestID string, s *Scheduler) *record {
 	id := clipID(requestID)
 	h := hashID(id)
 	if r := b.open(id, h); r != nil {
@@ -333,27 +333,27 @@ func (b *book) current(requestID string, s *Scheduler) *record {
 		}
 		r.mu.Unlock()
 	}
-	return b.take(id, h, s.now())
+	return b.acquire(id, h, s.now())
 }
 
-// Late puts what was told of a hand-over after its request's End into the record.
-func (s *Scheduler) Late(requestID string, t Transfer) {
-	if s.book == nil || requestID == "" {
+// AddTransfer puts what was told of a hand-over after its request's End into the record.
+func (s *Scheduler) AddTransfer(requestID string, t Transfer) {
+	if s.records == nil || requestID == "" {
 		return
 	}
 	id := clipID(requestID)
-	if r := s.book.open(id, hashID(id)); r != nil {
+	if r := s.records.open(id, hashID(id)); r != nil {
 		if r.ended {
-			r.rest().transfer = t
+			r.ensureExtra().transfer = t
 		}
 		r.mu.Unlock()
 	}
 }
 
-// End completes a request's record.
-func (s *Scheduler) End(requestID string, out Outcome) {
-	if s.book != nil && requestID != "" {
-		if r := s.book.current(requestID, s); r != nil {
+// EndRecord completes a request's record.
+func (s *Scheduler) EndRecord(requestID string, out Outcome) {
+	if s.records != nil && requestID != "" {
+		if r := s.records.current(requestID, s); r != nil {
 			out.Reason = strings.Clone(out.Reason)
 			r.end(&out)
 			r.mu.Unlock()
@@ -362,7 +362,7 @@ func (s *Scheduler) End(requestID string, out Outcome) {
 	if s.ended != nil {
 		s.ended(requestID, out)
 	}
-	if w := s.watch.Load(); w != nil {
+	if w := s.observer.Load(); w != nil {
 		(*w)(&Event{Kind: "ended", At: time.Now(), RequestID: requestID, Outcome: out})
 	}
 }

@@ -16,25 +16,25 @@ import (
 // told to be done (PrefillDone) has its times taken at Release. Who knows what
 // the engine reported calls Report before.
 type Reservation struct {
-	s        *Scheduler
-	rank     *worker.Rank
-	leg      Leg
-	prompt   int32
-	cached   int32 // predicted
-	reported int32 // by the engine, -1 unknown
-	prefill  int64 // tokens
-	blocks   int64
-	work     int64    // block-steps
-	ns       [2]int64 // of prefill and decode, as booked in the ledger
-	ahead    int64    // tokens to prefill that were reserved before
-	beside   int64    // blocks that were reserved before
-	computed int64    // Rank.Computed at the first token
+	s            *Scheduler
+	rank         *worker.Rank
+	leg          LegKind
+	prompt       int32
+	cached       int32 // predicted
+	reported     int32 // by the engine, -1 unknown
+	prefill      int64 // tokens
+	blocks       int64
+	work         int64    // block-steps
+	ns           [2]int64 // of prefill and decode, as booked in the ledger
+	tokensBefore int64    // tokens to prefill that were reserved before
+	blocksBefore int64    // blocks that were reserved before
+	computed     int64    // Rank.Computed at the first token
 
 	depth     int32 // blocks predicted
 	size      int32 // tokens a block
 	generated int64
-	joint     bool         // see PullsNothing
-	begun     int64        // ns since the scheduler's start
+	noPull    bool         // see SetNoPull
+	started   int64        // ns since the scheduler's start
 	first     atomic.Int64 // likewise; 0: not yet
 	state     atomic.Uint32
 }
@@ -45,32 +45,32 @@ const (
 )
 
 // fill sets what t's rank will carry for f.
-func (res *Reservation) fill(s *Scheduler, f *frame, t *term) {
+func (res *Reservation) fill(s *Scheduler, f *choiceContext, t *candidateState) {
 	res.s, res.rank, res.leg, res.prefill, res.blocks, res.work, res.ns = s, t.rank, f.leg, 0, 0, 0, [2]int64{}
-	res.prompt, res.cached, res.reported, res.begun = int32(f.asked), t.cached, -1, f.now
+	res.prompt, res.cached, res.reported, res.started = int32(f.promptKnown), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
-	res.ahead, res.beside, res.generated, res.joint = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
+	res.tokensBefore, res.blocksBefore, res.generated, res.noPull = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
 	if f.leg != DecodeLeg {
 		// Engines compute at least the last token of a prompt they hold whole.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
-		res.ns[0] = int64(s.tuned().weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
+		res.ns[0] = int64(s.currentSettings().weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
 	}
 	if f.leg != PrefillLeg {
 		res.blocks = int64(blocksFor(t.rank, f.prompt, f.output))
 		res.work = res.blocks * int64(min(f.output, decodeSteps))
-		res.ns[1] = int64(s.tuned().weights.decode * float64(res.work) * float64(t.price[worker.Decoding]) / decodeSteps)
+		res.ns[1] = int64(s.currentSettings().weights.decode * float64(res.work) * float64(t.price[worker.Decoding]) / decodeSteps)
 	}
 }
 
 // reserve books t in res. It returns false, with nothing booked, when the
 // counter that the cost was made from has moved since, unless force is set.
 // That counter is swapped first, so whoever sees the new Requests sees it too.
-func (res *Reservation) reserve(s *Scheduler, f *frame, t *term, force bool) bool {
+func (res *Reservation) reserve(s *Scheduler, f *choiceContext, t *candidateState, force bool) bool {
 	res.fill(s, f, t)
 	r := t.rank
 	if force {
-		s.ledger.add(r.Slot, res.ns[0], res.ns[1])
-		res.show()
+		s.load.add(r.Slot, res.ns[0], res.ns[1])
+		res.publish()
 		return true
 	}
 	if f.leg == DecodeLeg {
@@ -89,12 +89,12 @@ func (res *Reservation) reserve(s *Scheduler, f *frame, t *term, force bool) boo
 		r.DecodeWork.Add(res.work)
 	}
 	r.Requests.Add(1)
-	s.ledger.add(r.Slot, res.ns[0], res.ns[1])
+	s.load.add(r.Slot, res.ns[0], res.ns[1])
 	return true
 }
 
-// show puts a reservation that is in the ledger into the rank's counters.
-func (res *Reservation) show() {
+// publish puts a reservation that is in the ledger into the rank's counters.
+func (res *Reservation) publish() {
 	if res.prefill != 0 {
 		res.rank.PrefillTokens.Add(res.prefill)
 	}
@@ -112,8 +112,8 @@ func (res *Reservation) Remaining() time.Duration {
 	if res == nil || res.prefill == 0 {
 		return 0
 	}
-	takes := time.Duration(res.ahead+res.prefill) * time.Duration(res.s.rates.of(res.rank, worker.Prefilling))
-	return takes - (time.Since(res.s.started) - time.Duration(res.begun))
+	total := time.Duration(res.tokensBefore+res.prefill) * time.Duration(res.s.rates.price(res.rank, worker.Prefilling))
+	return total - (time.Since(res.s.started) - time.Duration(res.started))
 }
 
 // PrefillDone takes the prefill work off the rank: its first token has come.
@@ -124,13 +124,13 @@ func (res *Reservation) PrefillDone() {
 	}
 	res.computed = res.rank.Computed.Add(res.prefill)
 	res.first.Store(int64(time.Since(res.s.started)))
-	res.dropPrefill()
+	res.releasePrefill()
 }
 
-func (res *Reservation) dropPrefill() {
+func (res *Reservation) releasePrefill() {
 	if res.prefill != 0 {
 		res.rank.PrefillTokens.Add(-res.prefill)
-		res.s.ledger.add(res.rank.Slot, -res.ns[0], 0)
+		res.s.load.add(res.rank.Slot, -res.ns[0], 0)
 	}
 }
 
@@ -141,7 +141,7 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 	if res == nil || res.state.Load()&released != 0 {
 		return
 	}
-	if w := res.s.watch.Load(); w != nil && cached >= 0 && res.leg != DecodeLeg {
+	if w := res.s.observer.Load(); w != nil && cached >= 0 && res.leg != DecodeLeg {
 		size := int(res.size)
 		(*w)(&Event{Kind: "hit", At: time.Now(), RequestID: requestID, Leg: res.leg, Rank: res.rank, Prompt: int(res.prompt), Cached: int(res.cached),
 			Blocks: int(res.prompt) / size, Overlap: int(res.cached) / size, Reported: cached / size})
@@ -149,14 +149,14 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }
 
-// PullsNothing tells that a decode leg's wait for its first token is not, or not
+// SetNoPull tells that a decode leg's wait for its first token is not, or not
 // only, for blocks to be pulled: its prefill runs at the same time, or it computes
 // the prompt itself. Call it before the leg is sent.
-func (res *Reservation) PullsNothing() { res.joint = true }
+func (res *Reservation) SetNoPull() { res.noPull = true }
 
-// Idle says that res holds nothing, and was released if it ever did: nobody who keeps to
+// IsReleased says that res holds nothing, and was released if it ever did: nobody who keeps to
 // the rules has a use for it any more. So may a nil one.
-func (res *Reservation) Idle() bool {
+func (res *Reservation) IsReleased() bool {
 	return res == nil || res.s == nil || res.state.Load()&released != 0
 }
 
@@ -170,12 +170,12 @@ func (res *Reservation) Release() {
 		return
 	}
 	if old&prefillDone == 0 {
-		res.dropPrefill()
+		res.releasePrefill()
 	}
 	if res.blocks != 0 {
 		res.rank.DecodeBlocks.Add(-res.blocks)
 		res.rank.DecodeWork.Add(-res.work)
-		res.s.ledger.add(res.rank.Slot, 0, -res.ns[1])
+		res.s.load.add(res.rank.Slot, 0, -res.ns[1])
 	}
 	res.rank.Requests.Add(-1)
 	if old&prefillDone != 0 {

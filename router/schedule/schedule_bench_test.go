@@ -31,7 +31,7 @@ func BenchmarkSelect(b *testing.B) {
 // benchSelect reports CPU time beside wall time: on a shared machine only the
 // former means anything.
 func benchSelect(b *testing.B, q *Query) {
-	s := New(plain)
+	s := New(testOptions)
 	for range 3 { // the pool is known from its second sight
 		c, _ := s.Choose(q)
 		c.Reservation.Release()
@@ -55,10 +55,10 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkChoosePair is both legs chosen together and booked, explain record
+// BenchmarkChooseJoint is both legs chosen together and booked, explain record
 // included: without rates by pair, with them, and with the local alternative
 // weighed too; two is the same by two single choices, to compare with.
-func BenchmarkChoosePair(b *testing.B) {
+func BenchmarkChooseJoint(b *testing.B) {
 	for _, n := range []int{8, 64, 1000} {
 		for _, kind := range []string{"two", "pair", "rates", "local"} {
 			b.Run(fmt.Sprintf("ranks=%d/%s", n, kind), func(b *testing.B) {
@@ -67,11 +67,11 @@ func BenchmarkChoosePair(b *testing.B) {
 					p[i].PrefillTokens.Store(int64(i*7919) % 3000)
 					d[i].DecodeBlocks.Store(int64(i*104729) % 500)
 				}
-				opt := plain
+				opt := testOptions
 				opt.Explain = 64 // the ring has its room before the first measured choice
 				s := New(opt)
 				if kind == "rates" {
-					s.UsePairRate(func(from, to *worker.Rank) float64 { return 0.001 * float64(1+(from.Slot^to.Slot)&7) })
+					s.SetTransferRate(func(from, to *worker.Rank) float64 { return 0.001 * float64(1+(from.Slot^to.Slot)&7) })
 				}
 				q := pairOf(p, d, 4096)
 				q.RequestID, q.LocalWhenFaster = "r", kind == "local"
@@ -80,7 +80,7 @@ func BenchmarkChoosePair(b *testing.B) {
 				one.Leg, one.Candidates, one.Reservation = PrefillLeg, p, q.Reservations[0]
 				other.Leg, other.Candidates, other.Reservation = DecodeLeg, d, q.Reservations[1]
 				for range 1000 {
-					c, _ := s.ChoosePair(q)
+					c, _ := s.ChooseJoint(q)
 					c.Prefill.Reservation.Release()
 					c.Decode.Reservation.Release()
 				}
@@ -93,7 +93,7 @@ func BenchmarkChoosePair(b *testing.B) {
 						y.Reservation.Release()
 						continue
 					}
-					c, _ := s.ChoosePair(q)
+					c, _ := s.ChooseJoint(q)
 					c.Prefill.Reservation.Release()
 					c.Decode.Reservation.Release()
 				}

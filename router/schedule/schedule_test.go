@@ -12,7 +12,7 @@ import (
 	"sluice/router/worker"
 )
 
-var plain = Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, AwaitedWeight: 0.9, Seed: 1}
+var testOptions = Options{OverlapWeight: 1, PrefillWeight: 1, DecodeWeight: 1, QueueWeight: 1, HostWeight: 0.8, DiskWeight: 0.5, InFlightWeight: 0.9, Seed: 1}
 
 func ranks(n int) []*worker.Rank {
 	rs := make([]*worker.Rank, n)
@@ -24,8 +24,8 @@ func ranks(n int) []*worker.Rank {
 	return rs
 }
 
-// put books tokens to prefill on a rank.
-func put(s *Scheduler, r *worker.Rank, tokens int) *Reservation {
+// addLoad books tokens to prefill on a rank.
+func addLoad(s *Scheduler, r *worker.Rank, tokens int) *Reservation {
 	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: []*worker.Rank{r}, PromptTokens: tokens})
 	return c.Reservation
 }
@@ -39,16 +39,16 @@ func mustZero(t *testing.T, rs []*worker.Rank) {
 	}
 }
 
-func TestChooseTakesTheLeastLoad(t *testing.T) {
+func TestChooseLeastLoaded(t *testing.T) {
 	for _, c := range []struct {
 		name string
-		leg  Leg
+		leg  LegKind
 		load func(r *worker.Rank)
 	}{
 		{"prefill queue", PrefillLeg, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
 		{"decode blocks", DecodeLeg, func(r *worker.Rank) { r.DecodeWork.Store(100 * decodeSteps) }},
-		{"whole: queue", Whole, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
-		{"whole: blocks", Whole, func(r *worker.Rank) { r.DecodeWork.Store(100 * decodeSteps) }},
+		{"whole: queue", WholeLeg, func(r *worker.Rank) { r.PrefillTokens.Store(5000) }},
+		{"whole: blocks", WholeLeg, func(r *worker.Rank) { r.DecodeWork.Store(100 * decodeSteps) }},
 		{"waiting", PrefillLeg, func(r *worker.Rank) { r.Waiting.Store(3) }},
 		{"no room", DecodeLeg, func(r *worker.Rank) {
 			r.Worker.SetInfo(&worker.Info{TotalBlocks: 100})
@@ -59,7 +59,7 @@ func TestChooseTakesTheLeastLoad(t *testing.T) {
 			rs := ranks(3)
 			c.load(rs[0])
 			c.load(rs[2])
-			s := New(plain)
+			s := New(testOptions)
 			for range 20 {
 				ch, ok := s.Choose(&Query{Leg: c.leg, Candidates: rs, PromptTokens: 1000, MaxTokens: 10})
 				if !ok || ch.Rank != rs[1] {
@@ -71,11 +71,11 @@ func TestChooseTakesTheLeastLoad(t *testing.T) {
 	}
 }
 
-func TestWaitingOfOurOwnIsNotCountedTwice(t *testing.T) {
+func TestOwnWaitingIsNotCountedTwice(t *testing.T) {
 	rs := ranks(2)
 	rs[0].Requests.Store(4)
 	rs[0].Waiting.Store(4)
-	s := New(plain)
+	s := New(testOptions)
 	seen := map[*worker.Rank]bool{}
 	for range 200 {
 		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 100})
@@ -89,7 +89,7 @@ func TestWaitingOfOurOwnIsNotCountedTwice(t *testing.T) {
 
 func TestTiesAreDrawn(t *testing.T) {
 	rs := ranks(5)
-	s := New(plain)
+	s := New(testOptions)
 	count := map[*worker.Rank]int{}
 	const n = 5000
 	for range n {
@@ -105,10 +105,10 @@ func TestTiesAreDrawn(t *testing.T) {
 }
 
 func TestBurstSpreads(t *testing.T) {
-	for _, leg := range []Leg{Whole, PrefillLeg, DecodeLeg} {
+	for _, leg := range []LegKind{WholeLeg, PrefillLeg, DecodeLeg} {
 		for _, pol := range []string{"kv", "least_loaded", "round_robin"} {
 			rs := ranks(8)
-			opt := plain
+			opt := testOptions
 			opt.Policy = pol
 			s := New(opt)
 			start := make(chan struct{})
@@ -149,7 +149,7 @@ func TestBurstSpreads(t *testing.T) {
 func TestLoadReturnsToZero(t *testing.T) {
 	for seed := range uint64(20) {
 		rs := ranks(4)
-		opt := plain
+		opt := testOptions
 		opt.Seed = seed + 1
 		opt.Temperature = float64(seed%2) * 0.5
 		s := New(opt)
@@ -157,19 +157,19 @@ func TestLoadReturnsToZero(t *testing.T) {
 		for g := range 4 {
 			wg.Go(func() {
 				rng := rand.New(rand.NewPCG(seed, uint64(g)))
-				var held []*Reservation
+				var cached []*Reservation
 				for range 300 {
 					switch rng.IntN(3) {
 					case 0:
-						c, _ := s.Choose(&Query{Leg: Leg(rng.IntN(3)), Candidates: rs, PromptTokens: rng.IntN(5000), MaxTokens: rng.IntN(500)})
-						held = append(held, c.Reservation)
+						c, _ := s.Choose(&Query{Leg: LegKind(rng.IntN(3)), Candidates: rs, PromptTokens: rng.IntN(5000), MaxTokens: rng.IntN(500)})
+						cached = append(cached, c.Reservation)
 					case 1:
-						if len(held) > 0 {
-							held[rng.IntN(len(held))].PrefillDone()
+						if len(cached) > 0 {
+							cached[rng.IntN(len(cached))].PrefillDone()
 						}
 					case 2:
-						if len(held) > 0 {
-							r := held[rng.IntN(len(held))]
+						if len(cached) > 0 {
+							r := cached[rng.IntN(len(cached))]
 							var two sync.WaitGroup
 							two.Go(r.Release)
 							two.Go(r.PrefillDone)
@@ -177,7 +177,7 @@ func TestLoadReturnsToZero(t *testing.T) {
 						}
 					}
 				}
-				for _, r := range held {
+				for _, r := range cached {
 					r.Release()
 					r.Release()
 					r.PrefillDone()
@@ -194,8 +194,8 @@ func TestLoadReturnsToZero(t *testing.T) {
 
 func TestBooking(t *testing.T) {
 	rs := ranks(1)
-	s := New(plain)
-	c, _ := s.Choose(&Query{Leg: Whole, Candidates: rs, PromptTokens: 1000, MaxTokens: 25})
+	s := New(testOptions)
+	c, _ := s.Choose(&Query{Leg: WholeLeg, Candidates: rs, PromptTokens: 1000, MaxTokens: 25})
 	if got := rs[0].DecodeBlocks.Load(); got != 65 {
 		t.Errorf("blocks of 1000+25 tokens: %d, want 65", got)
 	}
@@ -213,7 +213,7 @@ func TestBooking(t *testing.T) {
 func TestExcluded(t *testing.T) {
 	rs := ranks(3)
 	for _, pol := range policyNames {
-		opt := plain
+		opt := testOptions
 		opt.Policy = pol
 		s := New(opt)
 		for range 30 {
@@ -235,7 +235,7 @@ func TestExcluded(t *testing.T) {
 
 func TestRoundRobinTakesTurns(t *testing.T) {
 	rs := ranks(3)
-	opt := plain
+	opt := testOptions
 	opt.Policy = "round_robin"
 	s := New(opt)
 	for i := range 9 {
@@ -250,7 +250,7 @@ func TestRoundRobinTakesTurns(t *testing.T) {
 // workers each would always get the same worker.
 func TestRoundRobinTakesTurnsByLeg(t *testing.T) {
 	p, d := ranks(2), ranks(2)
-	opt := plain
+	opt := testOptions
 	opt.Policy = "round_robin"
 	s := New(opt)
 	for i := range 6 {
@@ -267,7 +267,7 @@ func TestTemperatureLoosens(t *testing.T) {
 	rs[1].PrefillTokens.Store(1000)
 	rs[2].PrefillTokens.Store(2000)
 	share := func(temp float64) [3]int {
-		opt := plain
+		opt := testOptions
 		opt.Temperature = temp
 		s := New(opt)
 		var n [3]int
@@ -308,15 +308,15 @@ func decode(t *testing.T, s *Scheduler, id string) Record {
 func TestExplain(t *testing.T) {
 	rs := ranks(4)
 	rs[3].PrefillTokens.Store(700)
-	s := New(plain)
+	s := New(testOptions)
 	c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, Excluded: rs[:1], PromptTokens: 1000, RequestID: "a", Attempt: 1})
-	s.Note("a", "prefill failed: connection refused")
+	s.AddNote("a", "prefill failed: connection refused")
 	s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, Excluded: []*worker.Rank{rs[0], c.Rank}, PromptTokens: 1000, RequestID: "a", Attempt: 2})
 	s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, PromptTokens: 1000, RequestID: "a", Attempt: 1})
 	if r := decode(t, s, "a"); r.Outcome != nil {
 		t.Error("a running request has an outcome")
 	}
-	s.End("a", Outcome{Status: 200, CachedTokens: 32, PromptTokens: 1000, OutputTokens: 7, TTFT: 80 * time.Millisecond, Total: time.Second})
+	s.EndRecord("a", Outcome{Status: 200, CachedTokens: 32, PromptTokens: 1000, OutputTokens: 7, TTFT: 80 * time.Millisecond, Total: time.Second})
 	r := decode(t, s, "a")
 	if len(r.Decisions) != 3 || len(r.Notes) != 1 || r.Outcome == nil || r.Outcome.TTFTMS != 80 || r.Outcome.CachedTokens != 32 {
 		t.Fatalf("record: %+v", r)
@@ -344,15 +344,15 @@ func TestExplain(t *testing.T) {
 
 func TestExplainManyCandidatesKeepsTheBestAndTheChosen(t *testing.T) {
 	rs := ranks(500)
-	s := New(plain)
+	s := New(testOptions)
 	for i, r := range rs {
-		put(s, r, (i*7919)%500*10+10)
+		addLoad(s, r, (i*7919)%500*10+10)
 	}
 	for turn := range 3 { // first sight, then on the board
 		id := fmt.Sprint("a", turn)
 		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 10, RequestID: id, Attempt: 1})
 		d := decode(t, s, id).Decisions[0]
-		if d.Candidates != 500 || len(d.Shown) > keepBest || len(d.Shown) < bestOpen || d.Chosen != c.Rank.ID.String() || c.Rank != rs[0] {
+		if d.Candidates != 500 || len(d.Shown) > maxBestRecorded || len(d.Shown) < maxShownBlocks || d.Chosen != c.Rank.ID.String() || c.Rank != rs[0] {
 			t.Fatalf("turn %d: %d shown of %d, chosen %q", turn, len(d.Shown), d.Candidates, d.Chosen)
 		}
 		for _, x := range d.Shown {
@@ -366,11 +366,11 @@ func TestExplainManyCandidatesKeepsTheBestAndTheChosen(t *testing.T) {
 
 func TestDuplicateIDsNewestFirst(t *testing.T) {
 	rs := ranks(2)
-	s := New(plain)
+	s := New(testOptions)
 	for i := range 3 {
 		s.Choose(&Query{Candidates: rs, PromptTokens: 100 + i, RequestID: "same", Attempt: 1})
 		if i == 0 {
-			s.End("same", Outcome{Status: 200}) // ended, then again; the third overlaps the second
+			s.EndRecord("same", Outcome{Status: 200}) // ended, then again; the third overlaps the second
 		}
 	}
 	r := decode(t, s, "same")
@@ -383,7 +383,7 @@ func TestDuplicateIDsNewestFirst(t *testing.T) {
 // rank, belong to the request they are of.
 func TestRetriesStayInOneRecord(t *testing.T) {
 	rs := ranks(2)
-	s := New(plain)
+	s := New(testOptions)
 	s.Choose(&Query{Leg: DecodeLeg, RequestID: "a", Attempt: 1})
 	c, _ := s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, RequestID: "a", Attempt: 1})
 	s.Choose(&Query{Leg: DecodeLeg, Candidates: rs, Excluded: []*worker.Rank{c.Rank}, RequestID: "a", Attempt: 1})
@@ -394,32 +394,32 @@ func TestRetriesStayInOneRecord(t *testing.T) {
 
 func TestRecordsAreTheLastN(t *testing.T) {
 	rs := ranks(2)
-	opt := plain
+	opt := testOptions
 	opt.Explain = 100
 	s := New(opt)
 	for i := range 1000 {
 		id := fmt.Sprint("r", i)
 		s.Choose(&Query{Candidates: rs, RequestID: id, Attempt: 1})
 		for range 40 {
-			s.Note(id, strings.Repeat("é", 400))
+			s.AddNote(id, strings.Repeat("é", 400))
 		}
-		s.End(id, Outcome{Status: 200})
+		s.EndRecord(id, Outcome{Status: 200})
 	}
 	for i := range 1000 {
 		if _, ok := s.Explain(fmt.Sprint("r", i)); ok != (i >= 900) {
 			t.Fatalf("r%d known: %v", i, ok)
 		}
 	}
-	held := 0
-	for i := range s.book.buckets {
-		for k := range s.book.buckets[i] {
-			if s.book.buckets[i][k].Load() != 0 {
-				held++
+	cached := 0
+	for i := range s.records.buckets {
+		for k := range s.records.buckets[i] {
+			if s.records.buckets[i][k].Load() != 0 {
+				cached++
 			}
 		}
 	}
-	if room := 8 * len(s.book.buckets); room < 400 || room > 800 || held < 100 {
-		t.Errorf("the table has %d cells for 100 records, %d of them used", room, held)
+	if room := 8 * len(s.records.buckets); room < 400 || room > 800 || cached < 100 {
+		t.Errorf("the table has %d cells for 100 records, %d of them used", room, cached)
 	}
 	r := decode(t, s, "r999")
 	if len(r.Notes) != maxNotes || r.LostNotes != 40-maxNotes || len(r.Notes[0].Text) > maxNoteBytes+3 {
@@ -435,16 +435,16 @@ func TestRecordsAreTheLastN(t *testing.T) {
 	opt.Explain = -1
 	off := New(opt)
 	off.Choose(&Query{Candidates: rs, RequestID: "x"})
-	off.Note("x", "y")
-	off.End("x", Outcome{})
-	if _, ok := off.Explain("x"); ok || off.Recent(1) != nil || off.Kept() != 0 {
+	off.AddNote("x", "y")
+	off.EndRecord("x", Outcome{})
+	if _, ok := off.Explain("x"); ok || off.Recent(1) != nil || off.RecordCapacity() != 0 {
 		t.Error("records were kept although they are off")
 	}
 }
 
 func TestRecordsUnderConcurrency(t *testing.T) {
 	rs := ranks(8)
-	opt := plain
+	opt := testOptions
 	opt.Explain = 16 // the ring turns over all the time
 	s := New(opt)
 	var wg sync.WaitGroup
@@ -453,11 +453,11 @@ func TestRecordsUnderConcurrency(t *testing.T) {
 			for i := range 500 {
 				id := fmt.Sprint(i % 40)
 				c, _ := s.Choose(&Query{Candidates: rs, RequestID: id, Attempt: 1 + i%2})
-				s.Note(id, "n")
+				s.AddNote(id, "n")
 				if b, ok := s.Explain(id); ok && !json.Valid(b) {
 					t.Error("not JSON")
 				}
-				s.End(id, Outcome{Status: 200})
+				s.EndRecord(id, Outcome{Status: 200})
 				if g == 0 {
 					s.Recent(20)
 				}
@@ -471,13 +471,13 @@ func TestRecordsUnderConcurrency(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	rs := ranks(1)
-	s := New(plain)
+	s := New(testOptions)
 	var got []string
-	s.Watch(func(e *Event) { got = append(got, e.Kind+" "+e.RequestID) })
+	s.SetObserver(func(e *Event) { got = append(got, e.Kind+" "+e.RequestID) })
 	s.Choose(&Query{Candidates: rs, RequestID: "a", Attempt: 1})
 	s.Choose(&Query{RequestID: "a", Attempt: 2})
-	s.End("a", Outcome{})
-	s.Watch(nil)
+	s.EndRecord("a", Outcome{})
+	s.SetObserver(nil)
 	s.Choose(&Query{Candidates: rs, RequestID: "b", Attempt: 1})
 	if want := "[chosen a refused a ended a]"; fmt.Sprint(got) != want {
 		t.Errorf("got %v, want %s", got, want)
@@ -486,7 +486,7 @@ func TestWatch(t *testing.T) {
 
 func TestChooseAllocates(t *testing.T) {
 	rs := ranks(1000)
-	opt := plain
+	opt := testOptions
 	opt.Explain = 64
 	s := New(opt)
 	q := &Query{Candidates: rs, PromptTokens: 1000, Attempt: 1}
@@ -499,7 +499,7 @@ func TestChooseAllocates(t *testing.T) {
 		q.RequestID = ids[i%len(ids)]
 		i++
 		c, _ := s.Choose(q)
-		s.End(q.RequestID, Outcome{Status: 200})
+		s.EndRecord(q.RequestID, Outcome{Status: 200})
 		c.Reservation.Release()
 	}
 	for range 2000 {

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
@@ -15,9 +15,9 @@ import (
 type Options struct {
 	OverlapWeight, PrefillWeight, DecodeWeight, QueueWeight float64
 	// HostWeight and DiskWeight are what a token held in a slower tier is worth,
-	// 0…1 of one on the device. AwaitedWeight is the same for what was just sent
+	// 0…1 of one on the device. InFlightWeight is the same for what was just sent
 	// to a rank and no event has told of yet; 0 does not look for it.
-	HostWeight, DiskWeight, AwaitedWeight float64
+	HostWeight, DiskWeight, InFlightWeight float64
 	// Rates above 0 are fixed, the others learned.
 	Rates Rates
 	// Temperature 0 takes the least cost. Above, a candidate is drawn with a
@@ -33,7 +33,7 @@ type Options struct {
 	Seed    uint64 // 0: random
 	// Ended, where set, is told every outcome, on the request's own goroutine: it
 	// must return at once.
-	Ended func(requestID string, out Outcome)
+	OnEnd func(requestID string, out Outcome)
 }
 
 // Scheduler chooses. Safe for concurrent use. A fleet has one: the load of a
@@ -46,21 +46,21 @@ type Options struct {
 // board, which reads the same load from a ledger. The explain record is written
 // under the mutex of that one record.
 type Scheduler struct {
-	tune     atomic.Pointer[tuning]
-	rates    rates
-	sent     *sent
-	book     *book // nil: no records
-	ledger   *ledger
-	ended    func(string, Outcome)
-	boards   boards
-	started  time.Time
-	seed     atomic.Uint64
-	faded    atomic.Int64        // when small pools were last looked over for rates too old
-	turn     [legs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
-	watch    atomic.Pointer[func(*Event)]
-	scratch  reuse.Pool[scratch]
-	pairs    reuse.Pool[pairing]
-	pairRate atomic.Pointer[PairRate]
+	settings     atomic.Pointer[settings]
+	rates        rates
+	inFlight     *inFlightTable
+	records      *recordRing // nil: no records
+	load         *loadCounters
+	ended        func(string, Outcome)
+	indexes      candidateIndexes
+	started      time.Time
+	seed         atomic.Uint64
+	expiredAt    atomic.Int64           // when small pools were last looked over for rates too old
+	nextTurn     [numLegs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
+	observer     atomic.Pointer[func(*Event)]
+	scratch      objpool.Pool[scratch]
+	jointStates  objpool.Pool[jointState]
+	transferRate atomic.Pointer[TransferRate]
 }
 
 type policy uint8
@@ -76,8 +76,8 @@ const (
 var policyNames = [...]string{byCost: "kv", roundRobin: "round_robin", atRandom: "random", leastLoaded: "least_loaded", bySession: "session"}
 
 const (
-	keepAll  = 16 // candidates of a choice that are all kept in its record
-	keepBest = 8  // of more, the best few
+	maxAllRecorded  = 16 // candidates of a choice that are all kept in its record
+	maxBestRecorded = 8  // of more, the best few
 	// retries bounds how often a lost race makes a choice anew; after that it
 	// books what it found, at worst one request more than the best.
 	retries = 8
@@ -85,25 +85,25 @@ const (
 
 // scratch is one choice under way.
 type scratch struct {
-	frame    frame
-	pass     pass
-	rng      uint64
-	recorded bool
-	best     term
-	usable   int // candidates not excluded
-	kept     []term
-	packed   []byte // what becomes of it in the record
-	room     [mostPacked * (keepAll + 3)]byte
-	costs    []float64 // of all candidates, for the temperature only
-	await    []awaited
+	ctx        choiceContext
+	scan       scan
+	rng        uint64
+	recorded   bool
+	best       candidateState
+	usable     int // candidates not excluded
+	candidates []candidateState
+	encoded    []byte // what becomes of it in the record
+	buf        [maxEncodedTerm * (maxAllRecorded + 3)]byte
+	costs      []float64 // of all candidates, for the temperature only
+	inFlight   []inFlightBlocks
 }
 
 // New makes a Scheduler.
 func New(opt Options) *Scheduler {
-	s := &Scheduler{sent: newSent(), started: time.Now(), ended: opt.Ended}
-	s.rates.begin()
-	s.Tune(opt)
-	s.ledger = new(ledger)
+	s := &Scheduler{inFlight: newInFlightTable(), started: time.Now(), ended: opt.OnEnd}
+	s.rates.init()
+	s.Reload(opt)
+	s.load = new(loadCounters)
 	if opt.Seed == 0 {
 		opt.Seed = rand.Uint64()
 	}
@@ -112,14 +112,14 @@ func New(opt Options) *Scheduler {
 		opt.Explain = 10_000
 	}
 	if opt.Explain > 0 {
-		s.book = newBook(opt.Explain)
+		s.records = newRecordRing(opt.Explain)
 	}
 	s.scratch.New = func() *scratch {
-		sc := &scratch{kept: make([]term, 0, keepAll), await: make([]awaited, 0, maxAwaited)}
-		sc.packed = sc.room[:0]
+		sc := &scratch{candidates: make([]candidateState, 0, maxAllRecorded), inFlight: make([]inFlightBlocks, 0, maxInFlightRanks)}
+		sc.encoded = sc.buf[:0]
 		return sc
 	}
-	s.pairs.New = func() *pairing { return new(pairing) }
+	s.jointStates.New = func() *jointState { return new(jointState) }
 	return s
 }
 
@@ -128,69 +128,69 @@ func New(opt Options) *Scheduler {
 // with all its terms to the explain record of q.RequestID.
 func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	sc := s.scratch.Get()
-	f, rng := &sc.frame, &sc.rng
-	*f, *rng = s.newFrame(q), s.random()
+	f, rng := &sc.ctx, &sc.rng
+	*f, *rng = s.newChoiceContext(q), s.random()
 	f.now = s.now()
-	sc.recorded = s.book != nil && q.RequestID != ""
-	awaits := f.w.awaited > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.tuned().policy == byCost
+	sc.recorded = s.records != nil && q.RequestID != ""
+	awaits := f.weights.inFlight > 0 && len(q.Keys) > 0 && q.Leg != DecodeLeg && s.currentSettings().policy == byCost
 	if awaits {
-		sc.await = s.sent.find(sc.await[:0], q.Keys, q.KeyTokens, f.now)
-		f.awaited = sc.await
+		sc.inFlight = s.inFlight.find(sc.inFlight[:0], q.Keys, q.KeyTokens, f.now)
+		f.inFlight = sc.inFlight
 	}
 	lost := 0
 	res := q.Reservation
-	if s.fits(q) {
-		if x := s.boards.find(q.Candidates); x != nil {
-			sc.kept = sc.kept[:0]
-			f.pulls = nil // its bounds are made of the ranks' own rates
-			res = room(res)
-			lost, ok = s.choose(x, f, sc, rng, res)
+	if s.usesIndex(q) {
+		if x := s.indexes.find(q.Candidates); x != nil {
+			sc.candidates = sc.candidates[:0]
+			f.transferRates = nil // its bounds are made of the ranks' own rates
+			res = reservationFor(res)
+			lost, ok = s.chooseIndexed(x, f, sc, rng, res)
 		}
 	}
-	if last := s.faded.Load(); !ok && f.now-last > int64(time.Second) && s.faded.CompareAndSwap(last, f.now) {
+	if last := s.expiredAt.Load(); !ok && f.now-last > int64(time.Second) && s.expiredAt.CompareAndSwap(last, f.now) {
 		for _, r := range q.Candidates { // boards see to their own
-			s.rates.fade(r, f.now)
+			s.rates.expireOwn(r, f.now)
 		}
 	}
 	for !ok && s.pick(f, q, sc, rng) {
-		res = room(res)
-		if ok = res.reserve(s, f, &sc.best, s.blind() || lost >= retries); !ok {
+		res = reservationFor(res)
+		if ok = res.reserve(s, f, &sc.best, s.ignoresLoad() || lost >= retries); !ok {
 			lost++
 		}
 	}
 	if ok {
 		t := &sc.best
 		c = Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
-		if awaits && t.rank.Caches() {
-			s.sent.enter(t.rank.Slot, q.Keys, t.told(q.KeyTokens), f.now, time.Duration(min(t.cost*nsPerMS, float64(longestWait)))+eventsLag)
+		if awaits && t.rank.MayCache() {
+			s.inFlight.add(t.rank.Slot, q.Keys, t.confirmedBlocks(q.KeyTokens), f.now, time.Duration(min(t.cost*nsPerMS, float64(maxInFlight)))+eventLag)
 		}
 	}
 	if sc.recorded {
-		s.book.decide(q, f, sc, ok, lost)
+		s.records.addDecision(q, f, sc, ok, lost)
 	}
-	if w := s.watch.Load(); w != nil {
-		s.tell(*w, q, f, c)
+	if w := s.observer.Load(); w != nil {
+		s.notify(*w, q, f, c)
 	}
 	s.scratch.Put(sc)
 	return c, ok
 }
 
-// Ahead looks at the memory that a choice with these keys will look at in several places,
+// Prefetch looks at the memory that a choice with these keys will look at in several places,
 // so that it comes while the caller does other things. The sum of what lies there is of no
 // use but that it was loaded.
-func (s *Scheduler) Ahead(requestID string, keys []blockhash.Seq) (sum uint64) {
-	if s.book != nil && requestID != "" {
-		sum = s.book.buckets[hashID(clipID(requestID))&s.book.mask][0].Load()
+func (s *Scheduler) Prefetch(requestID string, keys []blockhash.Seq) (sum uint64) {
+	if s.records != nil && requestID != "" {
+		sum = s.records.buckets[hashID(clipID(requestID))&s.records.mask][0].Load()
 	}
 	for d := nextDepth(len(keys) + 1); d > 0; d = nextDepth(d) {
-		b, _ := s.sent.cell(keys[d-1])
+		b, _ := s.inFlight.cell(keys[d-1])
 		sum += b[0].Load()
 	}
 	return sum
 }
 
-// room is the Reservation that the caller brought, or a new one.
-func room(res *Reservation) *Reservation {
+// reservationFor is the Reservation that the caller brought, or a new one.
+func reservationFor(res *Reservation) *Reservation {
 	if res == nil {
 		return new(Reservation)
 	}
@@ -201,49 +201,49 @@ func room(res *Reservation) *Reservation {
 
 // Forget drops what is awaited of a rank whose engine has restarted or left.
 func (s *Scheduler) Forget(slot worker.Slot) {
-	s.sent.forget(slot)
+	s.inFlight.remove(slot)
 }
 
 // now is the scheduler's clock, ns since its start.
 func (s *Scheduler) now() int64 { return int64(time.Since(s.started)) }
 
-// blind policies do not look at load, so there is no race to lose.
-func (s *Scheduler) blind() bool {
-	return s.tuned().policy == roundRobin || s.tuned().policy == atRandom || s.tuned().policy == bySession
+// ignoresLoad policies do not look at load, so there is no race to lose.
+func (s *Scheduler) ignoresLoad() bool {
+	return s.currentSettings().policy == roundRobin || s.currentSettings().policy == atRandom || s.currentSettings().policy == bySession
 }
 
 // pick fills sc with the choice and the terms of its rivals.
-func (s *Scheduler) pick(f *frame, q *Query, sc *scratch, rng *uint64) bool {
+func (s *Scheduler) pick(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	sc.usable = 0
-	sc.kept = sc.kept[:0]
-	switch s.tuned().policy {
+	sc.candidates = sc.candidates[:0]
+	switch s.currentSettings().policy {
 	case byCost:
 		if q.Session != 0 {
-			return s.pickSticky(f, q, sc, rng)
+			return s.pickBySession(f, q, sc, rng)
 		}
 		return s.pickByCost(f, q, sc, rng)
 	case leastLoaded:
-		return pickLeast(f, q, sc, rng, true)
+		return cheapestOf(f, q, sc, rng, true)
 	case bySession:
-		return s.pickHashed(f, q, sc, rng)
+		return s.pickBySessionHash(f, q, sc, rng)
 	}
-	return s.pickBlind(f, q, sc, rng)
+	return s.pickIgnoringLoad(f, q, sc, rng)
 }
 
 // random gives a fresh generator state; each choice has its own, so drawing
 // needs no shared write beyond this one.
 func (s *Scheduler) random() uint64 {
-	return mix(s.seed.Add(0x9E3779B97F4A7C15))
+	return mixSeed(s.seed.Add(0x9E3779B97F4A7C15))
 }
 
-func mix(z uint64) uint64 {
+func mixSeed(z uint64) uint64 {
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
 	z = (z ^ (z >> 27)) * 0x94D049BB133111EB
 	return (z ^ (z >> 31)) | 1
 }
 
-// below draws from 0 to n-1.
-func below(rng *uint64, n int) int {
+// randomBelow draws from 0 to n-1.
+func randomBelow(rng *uint64, n int) int {
 	x := *rng
 	x ^= x << 13
 	x ^= x >> 7
@@ -257,7 +257,7 @@ type Event struct {
 	Kind      string // "chosen", "refused", "hit", "ended"
 	At        time.Time
 	RequestID string
-	Leg       Leg          // of chosen and refused
+	Leg       LegKind      // of chosen and refused
 	Attempt   int          //
 	Rank      *worker.Rank // of chosen and hit
 	Prompt    int          // tokens
@@ -269,18 +269,18 @@ type Event struct {
 	Outcome                   Outcome // of ended
 }
 
-// Watch has f called at every choice and every end, on the request's own
+// SetObserver has f called at every choice and every end, on the request's own
 // goroutine: f must return at once. One f at a time; nil takes it away, and
 // then watching costs nothing.
-func (s *Scheduler) Watch(f func(*Event)) {
+func (s *Scheduler) SetObserver(f func(*Event)) {
 	if f == nil {
-		s.watch.Store(nil)
+		s.observer.Store(nil)
 		return
 	}
-	s.watch.Store(&f)
+	s.observer.Store(&f)
 }
 
-func (s *Scheduler) tell(f func(*Event), q *Query, fr *frame, c Choice) {
+func (s *Scheduler) notify(f func(*Event), q *Query, fr *choiceContext, c Choice) {
 	e := Event{Kind: "chosen", At: time.Now(), RequestID: q.RequestID, Leg: q.Leg, Attempt: q.Attempt,
 		Rank: c.Rank, Prompt: fr.prompt, Cached: c.CachedTokens, Cost: c.Cost}
 	if c.Rank == nil {

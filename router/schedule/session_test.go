@@ -15,10 +15,10 @@ func TestSessionsYieldToLoad(t *testing.T) {
 		n           int
 		temperature float64
 	}{{8, 0}, {100, 0}, {8, 0.5}, {100, 0.5}} {
-		n, rs, opt := c.n, ranks(c.n), plain
+		n, rs, opt := c.n, ranks(c.n), testOptions
 		opt.Temperature = c.temperature
 		s := New(opt)
-		q := &Query{Leg: Whole, Candidates: rs, PromptTokens: 100, Session: 77}
+		q := &Query{Leg: WholeLeg, Candidates: rs, PromptTokens: 100, Session: 77}
 		home := func() *worker.Rank {
 			c, _ := s.Choose(q)
 			c.Reservation.Release()
@@ -30,17 +30,17 @@ func TestSessionsYieldToLoad(t *testing.T) {
 				t.Fatalf("moved from %v to %v without load", first.ID, got.ID)
 			}
 		}
-		var held []*Reservation
+		var cached []*Reservation
 		at := map[*worker.Rank]int{}
 		for range 4 * n {
 			c, _ := s.Choose(q)
-			held = append(held, c.Reservation)
+			cached = append(cached, c.Reservation)
 			at[c.Rank]++
 		}
 		if got := at[first]; got < 4 || got > 7 {
 			t.Errorf("%d ranks: of %d requests of one session at once its home has %d, want no more than its share and a quarter", n, 4*n, got)
 		}
-		for _, r := range held {
+		for _, r := range cached {
 			r.Release()
 		}
 		if home() != first {
@@ -55,15 +55,15 @@ func TestSessionsYieldToLoad(t *testing.T) {
 
 // Sessions are placed by ids, not by the order of candidates, and only those of a
 // rank that leaves move.
-func TestSessionsMoveOnlyFromRanksThatLeave(t *testing.T) {
+func TestSessionsMoveOnlyFromRemovedRanks(t *testing.T) {
 	rs := ranks(10)
-	opt := plain
+	opt := testOptions
 	opt.Policy = "session"
 	s, other := New(opt), New(opt)
 	turned := append(append([]*worker.Rank{}, rs[5:]...), rs[:5]...)
 	used := map[*worker.Rank]int{}
 	for k := range uint64(500) {
-		session := mix(k)
+		session := mixSeed(k)
 		a, _ := s.Choose(&Query{Candidates: rs, Session: session})
 		b, _ := other.Choose(&Query{Candidates: turned, Session: session})
 		c, _ := s.Choose(&Query{Candidates: rs[1:], Session: session})
@@ -100,12 +100,12 @@ func TestTiersAreWeighed(t *testing.T) {
 		}
 		var o kvindex.Overlap
 		find(ix, &o, toks, 16)
-		s := New(plain)
+		s := New(testOptions)
 		q := &Query{Leg: PrefillLeg, Candidates: rs, Overlap: &o, PromptTokens: 1600, Attempt: 1}
-		if n > keepAll {
-			onBoard(t, s, q)
+		if n > maxAllRecorded {
+			onIndex(t, s, q)
 		}
-		var held []*Reservation
+		var cached []*Reservation
 		for want := range 3 { // device first; with that excluded by load, host, then disk
 			q.RequestID = string(rune('a' + want))
 			c, _ := s.Choose(q)
@@ -117,9 +117,9 @@ func TestTiersAreWeighed(t *testing.T) {
 					t.Errorf("%d ranks: prefill on %s is %v ms, want %v", n, x.Rank, x.Terms.Prefill, left)
 				}
 			}
-			held = append(held, c.Reservation, put(s, rs[want], 5000))
+			cached = append(cached, c.Reservation, addLoad(s, rs[want], 5000))
 		}
-		for _, r := range held {
+		for _, r := range cached {
 			r.Release()
 		}
 		mustZero(t, rs)

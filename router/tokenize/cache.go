@@ -20,7 +20,7 @@ var seed = rand.Uint64()
 var hashers = sync.Pool{New: func() any { return xxh3.NewSeed(seed) }}
 
 // key hashes the composed request.
-func (w *work) key() hash {
+func (w *promptWork) key() hash {
 	h := hashers.Get().(*xxh3.Hasher)
 	h.Reset()
 	for _, s := range w.segs {
@@ -41,7 +41,7 @@ type cache struct {
 type shard struct {
 	mu      sync.Mutex
 	entries map[hash]*entry
-	flights map[hash]*flight
+	lookups map[hash]*lookup
 	newest  *entry
 	oldest  *entry
 	bytes   int64
@@ -66,13 +66,13 @@ func newCache() *cache {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.entries = make(map[hash]*entry)
-		s.flights = make(map[hash]*flight)
+		s.lookups = make(map[hash]*lookup)
 	}
 	return c
 }
 
-// bound makes the cache hold so many bytes at the most.
-func (c *cache) bound(bytes int64) {
+// setLimit makes the cache hold so many bytes at the most.
+func (c *cache) setLimit(bytes int64) {
 	for i := range c.shards {
 		s := &c.shards[i]
 		s.mu.Lock()
@@ -86,7 +86,7 @@ func (c *cache) shard(k hash) *shard { return &c.shards[k.Hi%uint64(len(c.shards
 
 // get gives the ids of k, which must not be changed; or the lookup under way
 // for it; or, with begin, a new one that the caller leads and must land.
-func (c *cache) get(k hash, begin bool) (ids *idList, f *flight, leads bool) {
+func (c *cache) get(k hash, start bool) (ids *idList, f *lookup, leads bool) {
 	s := c.shard(k)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,20 +95,20 @@ func (c *cache) get(k hash, begin bool) (ids *idList, f *flight, leads bool) {
 		s.pushNewest(e)
 		return e.ids, nil, false
 	}
-	if f = s.flights[k]; f != nil || !begin {
+	if f = s.lookups[k]; f != nil || !start {
 		return nil, f, false
 	}
-	f = &flight{done: make(chan struct{})}
-	s.flights[k] = f
+	f = &lookup{done: make(chan struct{})}
+	s.lookups[k] = f
 	return nil, f, true
 }
 
-// land ends a lookup: its ids, when it has any, go into the cache and to all
+// finish ends a lookup: its ids, when it has any, go into the cache and to all
 // that wait.
-func (c *cache) land(k hash, f *flight) {
+func (c *cache) finish(k hash, f *lookup) {
 	s := c.shard(k)
 	s.mu.Lock()
-	delete(s.flights, k)
+	delete(s.lookups, k)
 	if f.ids != nil {
 		s.put(&entry{key: k, ids: f.ids})
 	}
@@ -170,9 +170,9 @@ func (c *cache) size() (entries int, bytes int64) {
 	return entries, bytes
 }
 
-// flight is one lookup under way. The leader sets the fields before done is
+// lookup is one lookup under way. The leader sets the fields before done is
 // closed; the others read them after.
-type flight struct {
+type lookup struct {
 	done chan struct{}
 	ids  *idList // nil: it failed
 	err  string
@@ -184,7 +184,7 @@ type flight struct {
 const cutPoll = 20 * time.Millisecond
 
 // wait waits for f to end; false when the deadline came or call was cut first.
-func (f *flight) wait(call *upstream.Call, deadline time.Time) bool {
+func (f *lookup) wait(call *upstream.Call, deadline time.Time) bool {
 	tick := time.NewTimer(cutPoll)
 	defer tick.Stop()
 	for {
@@ -192,7 +192,7 @@ func (f *flight) wait(call *upstream.Call, deadline time.Time) bool {
 		case <-f.done:
 			return true
 		case now := <-tick.C:
-			if call.WasCut() || now.After(deadline) {
+			if call.Cancelled() || now.After(deadline) {
 				return false
 			}
 			tick.Reset(cutPoll)

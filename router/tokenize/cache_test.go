@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestCacheTellsRequestsApart(t *testing.T) {
+func TestCacheDistinguishesRequests(t *testing.T) {
 	e := newEngine(t)
 	tk := New(patient)
 	bodies := []string{
@@ -27,7 +27,7 @@ func TestCacheTellsRequestsApart(t *testing.T) {
 	if p := find(t, tk, Chat, `{"stream":true,"max_tokens":3,"messages":[{"content":"hello"}],"model":"a","tools":null}`, nil); p.Source != FromCache {
 		t.Errorf("other members: from %v", p.Source)
 	}
-	if n := len(e.asked()); n != len(bodies) {
+	if n := len(e.requests()); n != len(bodies) {
 		t.Errorf("%d calls for %d prompts", n, len(bodies))
 	}
 	s := tk.Stats()
@@ -37,7 +37,7 @@ func TestCacheTellsRequestsApart(t *testing.T) {
 }
 
 // A failed lookup must not stay, and one without an engine must not begin.
-func TestCacheKeepsNoFailures(t *testing.T) {
+func TestCacheSkipsFailures(t *testing.T) {
 	e := newEngine(t)
 	tk := New(patient)
 	body := `{"prompt":"some prompt"}`
@@ -55,13 +55,13 @@ func TestCacheKeepsNoFailures(t *testing.T) {
 
 func sized(bytes int64) *cache {
 	c := newCache()
-	c.bound(bytes)
+	c.setLimit(bytes)
 	return c
 }
 
 // What may change does so for the next prompt; a cache that is made smaller keeps what
 // was asked for last.
-func TestChange(t *testing.T) {
+func TestReload(t *testing.T) {
 	e := newEngine(t)
 	tk := New(patient)
 	body := func(i int) string { return fmt.Sprintf(`{"prompt":"prompt %d"}`, i) }
@@ -71,7 +71,7 @@ func TestChange(t *testing.T) {
 	before := tk.Stats()
 	opt := patient
 	opt.CacheBytes = before.CacheBytes / 4
-	tk.Change(opt)
+	tk.Reload(opt)
 	if s := tk.Stats(); s.CacheBytes > opt.CacheBytes || s.CacheEntries == 0 || s.CacheEntries >= before.CacheEntries {
 		t.Errorf("%d bytes of %d in %d entries", s.CacheBytes, opt.CacheBytes, s.CacheEntries)
 	}
@@ -79,12 +79,12 @@ func TestChange(t *testing.T) {
 		t.Errorf("the last prompt is %v", p.Source)
 	}
 	opt.MaxEngineBytes = 4
-	tk.Change(opt)
+	tk.Reload(opt)
 	if p := find(t, tk, Completion, body(1000), e.ep); p.Source != FromText || p.Err == "" {
 		t.Errorf("a prompt that is too long now: %v %q", p.Source, p.Err)
 	}
 	opt.Mode = ModeIDs
-	tk.Change(opt)
+	tk.Reload(opt)
 	if p := find(t, tk, Completion, body(499), e.ep); p.Source != None {
 		t.Errorf("with ids only: %v", p.Source)
 	}
@@ -103,11 +103,11 @@ func TestNoCache(t *testing.T) {
 	}
 }
 
-// land puts ids of n tokens under k as a lookup would.
-func land(c *cache, k hash, n int) {
+// finish puts ids of n tokens under k as a lookup would.
+func finish(c *cache, k hash, n int) {
 	if _, f, leads := c.get(k, true); leads {
 		f.ids = packIDs(make([]uint32, n))
-		c.land(k, f)
+		c.finish(k, f)
 	}
 }
 
@@ -117,18 +117,18 @@ func TestCacheDropsTheLeastRecentlyUsed(t *testing.T) {
 	key := func(i int) hash { return hash{Hi: 16 * uint64(i), Lo: uint64(i)} }
 	has := func(i int) bool { _, ok := c.shards[0].entries[key(i)]; return ok }
 	for i := range 3 {
-		land(c, key(i), 100)
+		finish(c, key(i), 100)
 	}
 	c.get(key(0), false) // used again: 1 is now the oldest
-	land(c, key(3), 100)
+	finish(c, key(3), 100)
 	if !has(0) || has(1) || !has(2) || !has(3) {
 		t.Error("not the least recently used entry went")
 	}
-	land(c, key(4), 300) // needs the room of two, and a little more
+	finish(c, key(4), 300) // needs the room of two, and a little more
 	if n, bytes := c.size(); has(2) || !has(4) || bytes > 3*each || n > 2 {
 		t.Errorf("%d entries, %d bytes", n, bytes)
 	}
-	land(c, key(5), 10000)
+	finish(c, key(5), 10000)
 	if has(5) || !has(4) {
 		t.Error("an entry over the bound came in, or pushed others out")
 	}
@@ -144,7 +144,7 @@ func TestCacheBookkeeping(t *testing.T) {
 		if rng.IntN(3) == 0 {
 			c.get(k, false)
 		} else {
-			land(c, k, rng.IntN(300))
+			finish(c, k, rng.IntN(300))
 		}
 	}
 	for i := range c.shards {
@@ -158,8 +158,8 @@ func TestCacheBookkeeping(t *testing.T) {
 			sum += e.cost()
 			n++
 		}
-		if n != len(s.entries) || sum != s.bytes || sum > s.limit || len(s.flights) != 0 || n == 0 {
-			t.Fatalf("shard %d: %d in list, %d in map, %d bytes counted %d, limit %d, %d flights", i, n, len(s.entries), sum, s.bytes, s.limit, len(s.flights))
+		if n != len(s.entries) || sum != s.bytes || sum > s.limit || len(s.lookups) != 0 || n == 0 {
+			t.Fatalf("shard %d: %d in list, %d in map, %d bytes counted %d, limit %d, %d flights", i, n, len(s.entries), sum, s.bytes, s.limit, len(s.lookups))
 		}
 	}
 }

@@ -12,9 +12,9 @@ const mediaTokens = 1024
 
 // contents is what messages are made of.
 type contents struct {
-	text  int  // bytes that become tokens, JSON punctuation included
-	media int  // parts that are no text
-	parts bool // some content is not a plain string
+	text     int  // bytes that become tokens, JSON punctuation included
+	media    int  // parts that are no text
+	hasParts bool // some content is not a plain string
 }
 
 // TextOnly says whether the messages of a chat, a raw JSON array, hold nothing
@@ -36,7 +36,7 @@ func readContents(messages []byte) contents {
 		}
 		for f := jsonscan.Walk(m.Raw()); f.Next(); {
 			if f.Value.Kind == jsonscan.Array && f.IsKey("content") {
-				c.parts = true
+				c.hasParts = true
 				c.readParts(f.Raw())
 			}
 		}

@@ -5,7 +5,7 @@
 // the bounded cache; the engine's own /tokenize, which knows the model's chat
 // template; else text mode, in which the caller hashes the prompt's bytes. It
 // cannot fail and never waits longer than Options.Timeout: an engine that
-// stalls or refuses is left alone for a while. Called by router/disagg, once a
+// stalls or refuses is left alone for a while. Called by router/pd, once a
 // request. It never re-encodes what the client sent and chooses no worker.
 //
 // The cache knows whole prompts only, so every new turn of a chat is one call

@@ -10,9 +10,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// passedOn are the members that change what /tokenize answers (vLLM 0.33,
+// forwardedMembers are the members that change what /tokenize answers (vLLM 0.33,
 // TokenizeChatRequest and TokenizeCompletionRequest).
-var passedOn = [...]struct {
+var forwardedMembers = [...]struct {
 	key    jsonscan.Key
 	splice []byte
 	prompt bool // for a completion's prompt too
@@ -39,7 +39,7 @@ var (
 )
 
 // compose lays the /tokenize request out of the body's own bytes.
-func (w *work) compose(doc *jsonscan.Doc) {
+func (w *promptWork) compose(doc *jsonscan.Doc) {
 	if doc.Has(jsonscan.KeyModel) {
 		w.add(openModel, doc.Raw(jsonscan.KeyModel), comma)
 	} else {
@@ -63,8 +63,8 @@ func (w *work) compose(doc *jsonscan.Doc) {
 	default:
 		w.add(messagesKey, doc.Raw(jsonscan.KeyMessages))
 	}
-	for i := range passedOn {
-		p := &passedOn[i]
+	for i := range forwardedMembers {
+		p := &forwardedMembers[i]
 		if (w.shape != shapePrompt || p.prompt) && doc.Has(p.key) {
 			w.add(p.splice, doc.Raw(p.key))
 		}
@@ -72,7 +72,7 @@ func (w *work) compose(doc *jsonscan.Doc) {
 	w.add(closeObject)
 }
 
-func (w *work) add(pieces ...[]byte) {
+func (w *promptWork) add(pieces ...[]byte) {
 	for _, p := range pieces {
 		w.segs = append(w.segs, p)
 		w.size += len(p)
@@ -106,9 +106,9 @@ func (e *engineError) Error() string {
 
 func (e *engineError) Unwrap() error { return e.cause }
 
-// ask posts the composed request and appends the ids to dst. On an error dst's
+// post posts the composed request and appends the ids to dst. On an error dst's
 // length is unchanged.
-func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, deadline time.Time) ([]uint32, error) {
+func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, deadline time.Time) ([]uint32, error) {
 	fail := func(status int, cause error) ([]uint32, error) {
 		return dst, &engineError{url: ep.URL(), status: status, cause: cause}
 	}
@@ -121,9 +121,9 @@ func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, dea
 	// An id is at most 10 digits and a comma for a byte or more of text; what a
 	// template adds is short.
 	most := 16*w.size + 64<<10
-	room := membudget.Default.Get(answerRoom(resp.ContentLength, w.size, most))
-	defer membudget.Default.Put(room)
-	answer, err := resp.ReadAll(room.B[:0], most)
+	capacity := membudget.Default.Get(answerCapacity(resp.ContentLength, w.size, most))
+	defer membudget.Default.Put(capacity)
+	answer, err := resp.ReadAll(capacity.B[:0], most)
 	switch {
 	case err != nil:
 		return fail(resp.Status, err)
@@ -142,14 +142,14 @@ func (w *work) ask(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, dea
 	return ids, nil
 }
 
-// answerRoom is how many bytes an answer is given room for: as many as it says, up to most.
+// answerCapacity is how many bytes an answer is given room for: as many as it says, up to most.
 // One that does not say so is taken to have two for each byte of the request, which is more
 // than ids of ordinary text take.
-func answerRoom(says int64, request, most int) int {
-	if says >= 0 {
-		return int(min(says, int64(most)))
+func answerCapacity(announced int64, request, limit int) int {
+	if announced >= 0 {
+		return int(min(announced, int64(limit)))
 	}
-	return min(2*request+membudget.Page, most)
+	return min(2*request+membudget.Page, limit)
 }
 
 func timedOut(err error) bool { return errors.Is(err, upstream.ErrTimeout) }

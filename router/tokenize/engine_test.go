@@ -24,7 +24,7 @@ type testEngine struct {
 	bodies []string
 	status int           // 0: 200
 	answer string        // "": ids
-	hold   chan struct{} // a request waits until it is closed, or the client leaves
+	block  chan struct{} // a request waits until it is closed, or the client leaves
 }
 
 func newEngine(t testing.TB) *testEngine {
@@ -49,7 +49,7 @@ func (e *testEngine) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	e.mu.Lock()
 	e.bodies = append(e.bodies, string(body))
-	status, answer, hold := e.status, e.answer, e.hold
+	status, answer, hold := e.status, e.answer, e.block
 	e.mu.Unlock()
 	if hold != nil {
 		select {
@@ -82,11 +82,11 @@ func idsOf(body string) (ids []uint32) {
 
 func (e *testEngine) set(status int, answer string, hold chan struct{}) {
 	e.mu.Lock()
-	e.status, e.answer, e.hold = status, answer, hold
+	e.status, e.answer, e.block = status, answer, hold
 	e.mu.Unlock()
 }
 
-func (e *testEngine) asked() []string {
+func (e *testEngine) requests() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return append([]string(nil), e.bodies...)
@@ -122,7 +122,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-func TestWhatTheEngineIsAsked(t *testing.T) {
+func TestEngineRequests(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		kind Kind
@@ -151,7 +151,7 @@ func TestWhatTheEngineIsAsked(t *testing.T) {
 			if p.Source != FromEngine || p.Err != "" {
 				t.Fatalf("source %v, err %q", p.Source, p.Err)
 			}
-			if got := e.asked(); len(got) != 1 || got[0] != tc.want {
+			if got := e.requests(); len(got) != 1 || got[0] != tc.want {
 				t.Fatalf("asked %q\nwant  [%q]", got, tc.want)
 			}
 			if want := idsOf(tc.want); fmt.Sprint(p.Tokens) != fmt.Sprint(want) || p.Count < len(want) {
@@ -161,7 +161,7 @@ func TestWhatTheEngineIsAsked(t *testing.T) {
 	}
 }
 
-func TestWhatNoEngineIsAsked(t *testing.T) {
+func TestNoEngineRequest(t *testing.T) {
 	image := `{"role":"user","content":[{"type":"text","text":"what is it?"},{"type":"image_url","image_url":{"url":"data:image/png;base64,` + strings.Repeat("A", 8000) + `"}}]}`
 	for _, tc := range []struct {
 		name   string
@@ -206,7 +206,7 @@ func TestWhatNoEngineIsAsked(t *testing.T) {
 			if (p.Source == FromRequest) != (len(p.Tokens) > 0) {
 				t.Errorf("%d tokens from %v", len(p.Tokens), p.Source)
 			}
-			if got := e.asked(); len(got) != 0 {
+			if got := e.requests(); len(got) != 0 {
 				t.Errorf("the engine was asked %.200q", got)
 			}
 		})
@@ -263,7 +263,7 @@ func TestAnswersOfEngines(t *testing.T) {
 			if p.Source != FromText || string(p.Text) != `{"content":"x"}` || len(p.Tokens) != 0 || !strings.Contains(p.Err, tc.errHas) {
 				t.Errorf("source %v, text %q, err %q", p.Source, p.Text, p.Err)
 			}
-			if tk.Asks(e.ep) == tc.rests {
+			if tk.Available(e.ep) == tc.rests {
 				t.Errorf("Asks is %v", !tc.rests)
 			}
 			e.set(0, "", nil)

@@ -56,12 +56,12 @@ func TestSameLookupsAreOne(t *testing.T) {
 			t.Errorf("tokens %v", p.Tokens)
 		}
 	}
-	if bySource[FromEngine] != 1 || bySource[FromCache] != clients-1 || len(e.asked()) != 1 {
-		t.Errorf("%v, %d calls", bySource, len(e.asked()))
+	if bySource[FromEngine] != 1 || bySource[FromCache] != clients-1 || len(e.requests()) != 1 {
+		t.Errorf("%v, %d calls", bySource, len(e.requests()))
 	}
 }
 
-func TestAFailureIsToldToAllWhoWait(t *testing.T) {
+func TestFailureReachesAllWaiters(t *testing.T) {
 	e := newEngine(t)
 	hold := make(chan struct{})
 	e.set(500, "oops", hold)
@@ -74,48 +74,48 @@ func TestAFailureIsToldToAllWhoWait(t *testing.T) {
 			t.Errorf("%v %q", p.Source, p.Err)
 		}
 	}
-	if n := len(e.asked()); n != 1 {
+	if n := len(e.requests()); n != 1 {
 		t.Errorf("%d calls", n)
 	}
 }
 
 // The client of the one who asks leaves: another asks in its place, and the
 // engine is not blamed.
-func TestALeaderThatIsCutHandsOver(t *testing.T) {
+func TestCancelledLeaderIsReplaced(t *testing.T) {
 	e := newEngine(t)
 	hold := make(chan struct{})
 	e.set(0, "", hold)
 	tk := New(patient)
 	var first, second upstream.Call
 	a := start(t, tk, e.ep, &first)
-	eventually(t, "the first asks", func() bool { return len(e.asked()) == 1 })
+	eventually(t, "the first asks", func() bool { return len(e.requests()) == 1 })
 	b := start(t, tk, e.ep, &second)
 	eventually(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
-	first.Cut()
+	first.Cancel()
 	if p := await(t, "the one that was cut", a); p.Source != FromText || p.Err == "" {
 		t.Errorf("cut: %v %q", p.Source, p.Err)
 	}
-	eventually(t, "the second asks", func() bool { return len(e.asked()) == 2 })
+	eventually(t, "the second asks", func() bool { return len(e.requests()) == 2 })
 	close(hold)
 	if p := await(t, "the second", b); p.Source != FromEngine {
 		t.Errorf("second: %v %q", p.Source, p.Err)
 	}
-	if s := tk.Stats(); s.Failed != 0 || !tk.Asks(e.ep) {
+	if s := tk.Stats(); s.Failed != 0 || !tk.Available(e.ep) {
 		t.Errorf("the engine was blamed: %+v", s)
 	}
 }
 
-func TestOneWhoWaitsLeavesWhenCut(t *testing.T) {
+func TestCancelledWaiterReturns(t *testing.T) {
 	e := newEngine(t)
 	hold := make(chan struct{})
 	e.set(0, "", hold)
 	tk := New(patient)
 	var call upstream.Call
 	a := start(t, tk, e.ep, new(upstream.Call))
-	eventually(t, "the first asks", func() bool { return len(e.asked()) == 1 })
+	eventually(t, "the first asks", func() bool { return len(e.requests()) == 1 })
 	b := start(t, tk, e.ep, &call)
 	eventually(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
-	call.Cut()
+	call.Cancel()
 	if p := await(t, "the one that was cut", b); p.Source != FromText {
 		t.Errorf("cut: %v", p.Source)
 	}
@@ -125,7 +125,7 @@ func TestOneWhoWaitsLeavesWhenCut(t *testing.T) {
 	}
 }
 
-func TestOneWhoWaitsHasItsOwnTimeout(t *testing.T) {
+func TestWaiterHasItsOwnTimeout(t *testing.T) {
 	e := newEngine(t)
 	tk := New(Options{Timeout: 50 * time.Millisecond})
 	// A lookup under way that no engine will ever end.
@@ -143,7 +143,7 @@ func TestOneWhoWaitsHasItsOwnTimeout(t *testing.T) {
 	if p.Source != FromText || p.Err == "" {
 		t.Errorf("%v %q", p.Source, p.Err)
 	}
-	tk.cache.land(key, f)
+	tk.cache.finish(key, f)
 }
 
 // Many goroutines over few prompts, with cuts: for the race detector.
@@ -159,7 +159,7 @@ func TestConcurrentPrompts(t *testing.T) {
 			for i := range 60 {
 				var call upstream.Call
 				if (g+i)%7 == 0 {
-					go call.Cut()
+					go call.Cancel()
 				}
 				body := fmt.Sprintf(`{"prompt":"prompt number %d, long enough"}`, (g*i)%11)
 				tk.Prompt(&p, Completion, scanned(t, body), e.ep, &call)

@@ -81,7 +81,7 @@ func lookUps(t testing.TB, size int) (ids []uint32, once func(i int) *Prompt) {
 
 // A look-up of a long prompt allocates the ids that the cache keeps, once, and nothing else
 // that grows with the prompt: not the answer, nor room that is too small at first.
-func TestLongAnswerIsReadIntoLentRoom(t *testing.T) {
+func TestLongAnswerIsReadIntoCallerBuffer(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector empties pools at random")
 	}

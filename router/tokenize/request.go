@@ -4,18 +4,18 @@ import (
 	"bytes"
 
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/reuse"
+	"sluice/dataplane/objpool"
 )
 
-// work is what one Prompt call needs: where the prompt lies in the body, and
+// promptWork is what one Prompt call needs: where the prompt lies in the body, and
 // room for the engine's call. It borrows the body and goes back to a pool.
-type work struct {
-	ids      []byte   // JSON array of the ids, where the request holds them
-	text     []byte   // the prompt's bytes; nil where there is no prompt
-	before   [][]byte // what precedes text in the rendered prompt
-	more     int      // estimated tokens of the prompts after the first
-	estimate int      // of all prompts
-	whyNot   string   // why no engine is asked
+type promptWork struct {
+	ids         []byte   // JSON array of the ids, where the request holds them
+	text        []byte   // the prompt's bytes; nil where there is no prompt
+	prefix      [][]byte // what precedes text in the rendered prompt
+	extraTokens int      // estimated tokens of the prompts after the first
+	estimate    int      // of all prompts
+	skipReason  string   // why no engine is asked
 
 	shape  shape
 	prompt []byte // of shapePrompt: the JSON string
@@ -34,19 +34,19 @@ const (
 	shapeInput                 // a string input as one user message
 )
 
-var works = reuse.Pool[work]{New: func() *work { return new(work) }}
+var works = objpool.Pool[promptWork]{New: func() *promptWork { return new(promptWork) }}
 
-func getWork() *work { return works.Get() }
+func getWork() *promptWork { return works.Get() }
 
-func (w *work) put() {
+func (w *promptWork) put() {
 	clear(w.segs)
-	clear(w.before)
-	*w = work{segs: w.segs[:0], before: w.before[:0]}
+	clear(w.prefix)
+	*w = promptWork{segs: w.segs[:0], prefix: w.prefix[:0]}
 	works.Put(w)
 }
 
 // read finds the prompt.
-func (w *work) read(kind Kind, doc *jsonscan.Doc) {
+func (w *promptWork) read(kind Kind, doc *jsonscan.Doc) {
 	switch kind {
 	case Chat:
 		w.readChat(doc)
@@ -62,28 +62,28 @@ func (w *work) read(kind Kind, doc *jsonscan.Doc) {
 		w.readMessages(doc)
 	case Generate:
 		w.ids = doc.Raw(jsonscan.KeyTokenIDs)
-		w.text = inner(w.ids)
-		w.whyNot = "the request's token ids cannot be read"
-		w.estimate = commas(w.ids)
+		w.text = trimBrackets(w.ids)
+		w.skipReason = "the request's token ids cannot be read"
+		w.estimate = countElements(w.ids)
 	}
 }
 
-func (w *work) readChat(doc *jsonscan.Doc) {
+func (w *promptWork) readChat(doc *jsonscan.Doc) {
 	messages := doc.Raw(jsonscan.KeyMessages)
 	if messages == nil {
 		return
 	}
-	w.text = inner(messages)
-	w.precede(doc, jsonscan.KeyChatTemplate, jsonscan.KeyChatTemplateKwargs, jsonscan.KeyTools)
+	w.text = trimBrackets(messages)
+	w.addPrefix(doc, jsonscan.KeyChatTemplate, jsonscan.KeyChatTemplateKwargs, jsonscan.KeyTools)
 	c := readContents(messages)
-	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.beforeTokens()
+	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.prefixTokens()
 	if c.media > 0 {
-		w.whyNot = "the messages hold images or other media, which token ids do not tell apart"
+		w.skipReason = "the messages hold images or other media, which token ids do not tell apart"
 	}
 }
 
 // readCompletion reads a prompt in any of its forms: text, ids, lists of either.
-func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
+func (w *promptWork) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 	prompt := doc.Raw(key)
 	w.shape = shapePrompt
 	switch doc.Values[key].Kind {
@@ -97,12 +97,12 @@ func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 		first := it.Raw()
 		switch it.Value.Kind {
 		case jsonscan.Number:
-			w.ids, w.text, w.estimate = prompt, inner(prompt), commas(prompt)
-			w.whyNot = "the prompt's token ids cannot be read"
+			w.ids, w.text, w.estimate = prompt, trimBrackets(prompt), countElements(prompt)
+			w.skipReason = "the prompt's token ids cannot be read"
 			return
 		case jsonscan.Array:
-			w.ids, w.text, w.estimate = first, inner(first), commas(first)
-			w.whyNot = "the prompt's token ids cannot be read"
+			w.ids, w.text, w.estimate = first, trimBrackets(first), countElements(first)
+			w.skipReason = "the prompt's token ids cannot be read"
 		case jsonscan.String:
 			w.setPrompt(first)
 		default:
@@ -110,12 +110,12 @@ func (w *work) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 		}
 		for it.Next() {
 			if it.Value.Kind == jsonscan.Array {
-				w.more += commas(it.Raw())
+				w.extraTokens += countElements(it.Raw())
 			} else {
-				w.more += tokensOf(len(it.Raw()))
+				w.extraTokens += tokensOf(len(it.Raw()))
 			}
 		}
-		w.estimate += w.more
+		w.estimate += w.extraTokens
 	}
 }
 
@@ -141,49 +141,49 @@ func idsMember(kind Kind) jsonscan.Key {
 	return jsonscan.KeyPrompt
 }
 
-func (w *work) setPrompt(quoted []byte) {
-	w.prompt, w.text = quoted, inner(quoted)
+func (w *promptWork) setPrompt(quoted []byte) {
+	w.prompt, w.text = quoted, trimBrackets(quoted)
 	w.estimate = tokensOf(len(w.text))
 }
 
 // readResponses asks an engine only for what it turns into one user message
 // (and a system message): what it makes of other items, of tools and of earlier
 // responses is its own affair.
-func (w *work) readResponses(doc *jsonscan.Doc) {
+func (w *promptWork) readResponses(doc *jsonscan.Doc) {
 	input := doc.Raw(jsonscan.KeyInput)
 	kind := doc.Values[jsonscan.KeyInput].Kind
 	if kind <= jsonscan.Null {
 		return
 	}
-	w.text = inner(input)
-	w.precede(doc, jsonscan.KeyTools, jsonscan.KeyInstructions)
+	w.text = trimBrackets(input)
+	w.addPrefix(doc, jsonscan.KeyTools, jsonscan.KeyInstructions)
 	simple := kind == jsonscan.String && !doc.Has(jsonscan.KeyTools) && w.setSystem(doc, jsonscan.KeyInstructions) &&
 		!doc.Has(jsonscan.KeyPreviousResponseID)
 	if !simple {
-		w.whyNot = "only a responses request with a string input, without tools and earlier responses, is tokenized"
+		w.skipReason = "only a responses request with a string input, without tools and earlier responses, is tokenized"
 	}
 	w.shape, w.prompt = shapeInput, input
-	w.estimate = tokensOf(len(w.text)) + w.beforeTokens()
+	w.estimate = tokensOf(len(w.text)) + w.prefixTokens()
 }
 
 // readMessages asks an engine only where all contents are strings, which every
 // converter of this API passes on as they are.
-func (w *work) readMessages(doc *jsonscan.Doc) {
+func (w *promptWork) readMessages(doc *jsonscan.Doc) {
 	messages := doc.Raw(jsonscan.KeyMessages)
 	if messages == nil {
 		return
 	}
-	w.text = inner(messages)
-	w.precede(doc, jsonscan.KeyTools, jsonscan.KeySystem)
+	w.text = trimBrackets(messages)
+	w.addPrefix(doc, jsonscan.KeyTools, jsonscan.KeySystem)
 	c := readContents(messages)
-	if c.parts || doc.Has(jsonscan.KeyTools) || !w.setSystem(doc, jsonscan.KeySystem) {
-		w.whyNot = "only a messages request with string contents, without tools, is tokenized"
+	if c.hasParts || doc.Has(jsonscan.KeyTools) || !w.setSystem(doc, jsonscan.KeySystem) {
+		w.skipReason = "only a messages request with string contents, without tools, is tokenized"
 	}
-	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.beforeTokens()
+	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.prefixTokens()
 }
 
 // setSystem takes a string member as the system message; absent will do too.
-func (w *work) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
+func (w *promptWork) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
 	if !doc.Has(k) {
 		return true
 	}
@@ -191,18 +191,18 @@ func (w *work) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
 	return doc.Values[k].Kind == jsonscan.String
 }
 
-// precede notes members that the template puts before the text.
-func (w *work) precede(doc *jsonscan.Doc, keys ...jsonscan.Key) {
+// addPrefix notes members that the template puts before the text.
+func (w *promptWork) addPrefix(doc *jsonscan.Doc, keys ...jsonscan.Key) {
 	for _, k := range keys {
 		if doc.Has(k) {
-			w.before = append(w.before, doc.Raw(k))
+			w.prefix = append(w.prefix, doc.Raw(k))
 		}
 	}
 }
 
-func (w *work) beforeTokens() int {
+func (w *promptWork) prefixTokens() int {
 	n := 0
-	for _, b := range w.before {
+	for _, b := range w.prefix {
 		n += tokensOf(len(b))
 	}
 	return n
@@ -213,25 +213,25 @@ const maxJoined = 1 << 20
 
 // joinText gives what to hash in text mode: the body's own bytes where nothing
 // precedes them, else a copy in room, cut at maxJoined.
-func (w *work) joinText(room []byte) (text, kept []byte) {
-	if len(w.before) == 0 {
-		return w.text, room
+func (w *promptWork) joinText(buf []byte) (text, kept []byte) {
+	if len(w.prefix) == 0 {
+		return w.text, buf
 	}
-	room = room[:0]
-	w.before = append(w.before, w.text)
-	for i, b := range w.before {
-		if i > 0 && len(room) < maxJoined {
-			room = append(room, 0) // no JSON holds it: parts cannot run together
+	buf = buf[:0]
+	w.prefix = append(w.prefix, w.text)
+	for i, b := range w.prefix {
+		if i > 0 && len(buf) < maxJoined {
+			buf = append(buf, 0) // no JSON holds it: parts cannot run together
 		}
-		room = append(room, b[:min(len(b), maxJoined-len(room))]...)
+		buf = append(buf, b[:min(len(b), maxJoined-len(buf))]...)
 	}
-	return room, room
+	return buf, buf
 }
 
-// inner is a JSON array, string or object without its outer two bytes and the
+// trimBrackets is a JSON array, string or object without its outer two bytes and the
 // space next to them: with the closing bracket gone the next turn's bytes go on
 // from this turn's.
-func inner(raw []byte) []byte {
+func trimBrackets(raw []byte) []byte {
 	if len(raw) < 2 {
 		return raw
 	}
@@ -244,9 +244,9 @@ func inner(raw []byte) []byte {
 // tokensOf estimates the tokens in n bytes of text, four bytes each.
 func tokensOf(n int) int { return (n + 3) / 4 }
 
-// commas is how many elements a flat array has.
-func commas(array []byte) int {
-	if len(inner(array)) == 0 {
+// countElements is how many elements a flat array has.
+func countElements(array []byte) int {
+	if len(trimBrackets(array)) == 0 {
 		return 0
 	}
 	return bytes.Count(array, []byte{','}) + 1

@@ -9,7 +9,7 @@ import (
 
 // The second turn's text must begin with the first turn's, or text mode finds
 // nothing again.
-func TestTextOfTheNextTurnGoesOn(t *testing.T) {
+func TestNextTurnExtendsText(t *testing.T) {
 	tk := New(Options{Mode: ModeText})
 	turn := `{"role":"user","content":"a [b]"}`
 	next := turn + `,{"role":"assistant","content":"c"},{"role":"user","content":"d"}`
@@ -87,8 +87,8 @@ func TestContents(t *testing.T) {
 		{`["x",[1],{"content":[]}]`, 0, true},
 	} {
 		c := readContents([]byte(tc.messages))
-		if c.media != tc.media || c.parts != tc.parts {
-			t.Errorf("%s: media %d, parts %v", tc.messages, c.media, c.parts)
+		if c.media != tc.media || c.hasParts != tc.parts {
+			t.Errorf("%s: media %d, parts %v", tc.messages, c.media, c.hasParts)
 		}
 	}
 }

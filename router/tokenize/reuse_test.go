@@ -1,6 +1,6 @@
 package tokenize
 
-import "sluice/dataplane/reuse"
+import "sluice/dataplane/objpool"
 
 // Every test of the package finds who writes to a pooled object after its release.
-func init() { reuse.Check() }
+func init() { objpool.EnableChecks() }

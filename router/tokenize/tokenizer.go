@@ -65,7 +65,7 @@ type Prompt struct {
 	// been, "" otherwise.
 	Err string
 
-	room []byte // where Text is joined when it is not one piece of the body
+	buf []byte // where Text is joined when it is not one piece of the body
 }
 
 // Modes of Options.Mode. Ids in the request are used in all of them.
@@ -110,28 +110,28 @@ func (o *Options) defaults() {
 // Tokenizer finds tokens. Safe for concurrent use. It has no goroutine of its
 // own and nothing to close.
 type Tokenizer struct {
-	opt    atomic.Pointer[Options]
-	cache  *cache
-	faults faults
+	opt      atomic.Pointer[Options]
+	cache    *cache
+	backoffs backoffs
 
-	sources                                      [numSources]atomic.Uint64
-	coalesced, rested, refused, failed, timeouts atomic.Uint64
+	sources                                         [numSources]atomic.Uint64
+	coalesced, backedOff, refused, failed, timeouts atomic.Uint64
 }
 
 // New makes a Tokenizer.
 func New(opt Options) *Tokenizer {
 	t := &Tokenizer{cache: newCache()}
-	t.faults = faults{now: time.Now, opt: &t.opt}
-	t.Change(opt)
+	t.backoffs = backoffs{now: time.Now, opt: &t.opt}
+	t.Reload(opt)
 	return t
 }
 
-// Change takes over all of opt. Lookups under way keep what they began with; a cache
+// Reload takes over all of opt. Lookups under way keep what they began with; a cache
 // that has become too large loses what was asked for longest ago.
-func (t *Tokenizer) Change(opt Options) {
+func (t *Tokenizer) Reload(opt Options) {
 	opt.defaults()
 	t.opt.Store(&opt)
-	t.cache.bound(opt.CacheBytes)
+	t.cache.setLimit(opt.CacheBytes)
 }
 
 // Stats are the counters since New, and what the cache holds now.
@@ -139,7 +139,7 @@ type Stats struct {
 	FromRequest, FromCache, FromEngine, FromText, None uint64 // prompts by source
 
 	Coalesced uint64 // prompts that waited for the same lookup of another request
-	Rested    uint64 // prompts for which the engine was not asked because it had failed
+	BackedOff uint64 // prompts for which the engine was not asked because it had failed
 	Refused   uint64 // lookups an engine answered with a 4xx
 	Failed    uint64 // lookups that failed otherwise, time-outs included
 	Timeouts  uint64 // lookups that ran into Timeout
@@ -153,17 +153,17 @@ func (t *Tokenizer) Stats() Stats {
 	s := Stats{
 		FromRequest: t.sources[FromRequest].Load(), FromCache: t.sources[FromCache].Load(), FromEngine: t.sources[FromEngine].Load(),
 		FromText: t.sources[FromText].Load(), None: t.sources[None].Load(),
-		Coalesced: t.coalesced.Load(), Rested: t.rested.Load(), Refused: t.refused.Load(), Failed: t.failed.Load(), Timeouts: t.timeouts.Load(),
+		Coalesced: t.coalesced.Load(), BackedOff: t.backedOff.Load(), Refused: t.refused.Load(), Failed: t.failed.Load(), Timeouts: t.timeouts.Load(),
 	}
 	s.CacheEntries, s.CacheBytes = t.cache.size()
 	return s
 }
 
-// Asks says whether ep's tokenizer would be asked now; false while it rests
+// Available says whether ep's tokenizer would be asked now; false while it rests
 // after a failure. A caller with several engines to choose from prefers one
 // that is asked.
-func (t *Tokenizer) Asks(ep *upstream.Endpoint) bool {
-	return ep != nil && !t.faults.resting(ep.URL())
+func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
+	return ep != nil && !t.backoffs.isActive(ep.URL())
 }
 
 // Prompt finds the tokens of the request in doc and leaves them in dst. ep is
@@ -176,13 +176,13 @@ func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstre
 	t.sources[dst.Source].Add(1)
 }
 
-// Memory is about how many bytes finding and hashing the tokens of the request in doc takes,
+// EstimateMemory is about how many bytes finding and hashing the tokens of the request in doc takes,
 // beside its body: four bytes an id and as much again for an array that grows, an eighth of
 // the text or of the ids' bytes for hashes. An engine's answer writes an id for four bytes of
 // text, in six, and the ids are kept twice.
-func (t *Tokenizer) Memory(kind Kind, doc *jsonscan.Doc) int {
+func (t *Tokenizer) EstimateMemory(kind Kind, doc *jsonscan.Doc) int {
 	if mayHoldIDs(kind, doc) {
-		return 9 * commas(doc.Raw(idsMember(kind)))
+		return 9 * countElements(doc.Raw(idsMember(kind)))
 	}
 	n := len(doc.Body)
 	if opt := t.opt.Load(); opt.Mode != ModeText && opt.Mode != ModeIDs && n <= opt.MaxEngineBytes {
@@ -191,16 +191,16 @@ func (t *Tokenizer) Memory(kind Kind, doc *jsonscan.Doc) int {
 	return n / 8
 }
 
-// Given is Prompt for a request that holds its prompt's ids and for which nobody need be
+// FromRequestIDs is Prompt for a request that holds its prompt's ids and for which nobody need be
 // asked; false, and nothing done, for another.
-func (t *Tokenizer) Given(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
+func (t *Tokenizer) FromRequestIDs(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
 	if !mayHoldIDs(kind, doc) {
 		return false
 	}
-	ids, ok := doc.TakeIDs(idsMember(kind), dst.Tokens[:0])
+	ids, ok := doc.ScannedIDs(idsMember(kind), dst.Tokens[:0])
 	more := 0
 	if !ok {
-		var w work
+		var w promptWork
 		w.read(kind, doc)
 		if w.ids == nil {
 			return false
@@ -209,7 +209,7 @@ func (t *Tokenizer) Given(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
 		if ids, err = jsonscan.TokenIDs(ids, w.ids); err != nil {
 			return false
 		}
-		more = w.more
+		more = w.extraTokens
 	}
 	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = FromRequest, ids, nil, len(ids)+more, ""
 	t.sources[FromRequest].Add(1)
@@ -223,7 +223,7 @@ func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream
 	dst.Count = w.estimate
 	if w.ids != nil {
 		if ids, err := jsonscan.TokenIDs(dst.Tokens, w.ids); err == nil {
-			dst.Source, dst.Tokens, dst.Count = FromRequest, ids, len(ids)+w.more
+			dst.Source, dst.Tokens, dst.Count = FromRequest, ids, len(ids)+w.extraTokens
 			return
 		}
 	}
@@ -232,19 +232,19 @@ func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream
 		return
 	}
 	if opt.Mode != ModeText && t.lookUp(dst, opt, w, doc, ep, call) {
-		dst.Count = len(dst.Tokens) + w.more
+		dst.Count = len(dst.Tokens) + w.extraTokens
 		return
 	}
 	if opt.Mode != ModeEngine {
 		dst.Source = FromText
-		dst.Text, dst.room = w.joinText(dst.room)
+		dst.Text, dst.buf = w.joinText(dst.buf)
 	}
 }
 
 // lookUp asks the cache, then the engine, and says whether either knew.
-func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *work, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
-	if w.whyNot != "" {
-		dst.Err = w.whyNot
+func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *promptWork, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
+	if w.skipReason != "" {
+		dst.Err = w.skipReason
 		return false
 	}
 	w.compose(doc)
@@ -283,30 +283,30 @@ func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *work, doc *jsonscan.Doc
 }
 
 // lead does the lookup for itself and for all that wait on f.
-func (t *Tokenizer) lead(dst *Prompt, w *work, ep *upstream.Endpoint, call *upstream.Call, key hash, f *flight, deadline time.Time) bool {
-	defer t.cache.land(key, f) // also when it panics: nobody waits for ever
+func (t *Tokenizer) lead(dst *Prompt, w *promptWork, ep *upstream.Endpoint, call *upstream.Call, key hash, f *lookup, deadline time.Time) bool {
+	defer t.cache.finish(key, f) // also when it panics: nobody waits for ever
 	url := ep.URL()
-	if why, ok := t.faults.mayAsk(url, w.size); !ok {
-		t.rested.Add(1)
-		f.err, dst.Err = why, why
+	if reason, ok := t.backoffs.allow(url, w.size); !ok {
+		t.backedOff.Add(1)
+		f.err, dst.Err = reason, reason
 		return false
 	}
-	began := t.faults.now()
-	ids, err := w.ask(dst.Tokens, ep, call, deadline)
+	began := t.backoffs.now()
+	ids, err := w.post(dst.Tokens, ep, call, deadline)
 	if err == nil {
-		t.faults.clear(url, w.size)
+		t.backoffs.recordSuccess(url, w.size)
 		dst.Source, dst.Tokens = FromEngine, ids
 		f.ids = packIDs(ids)
 		return true
 	}
-	f.cut = call.WasCut()
+	f.cut = call.Cancelled()
 	f.err = err.Error()
 	dst.Err = f.err
 	if !f.cut {
 		t.count(err)
 		// One who waited first had little time left: its time-out says nothing.
-		if !timedOut(err) || t.faults.now().Sub(began) >= t.opt.Load().Timeout/2 {
-			t.faults.add(url, w.size, began, err)
+		if !timedOut(err) || t.backoffs.now().Sub(began) >= t.opt.Load().Timeout/2 {
+			t.backoffs.recordFailure(url, w.size, began, err)
 		}
 	}
 	return false

@@ -1,27 +1,27 @@
 package worker
 
-// vainHits is after how many hits in a row that were foretold and of which the engine
+// maxMissedHits is after how many hits in a row that were foretold and of which the engine
 // found nothing a rank is taken for one that does not cache prompts. Requests with the
 // same new beginning that come at once miss each other's blocks; so many seldom do.
-const vainHits = 8
+const maxMissedHits = 8
 
-// Found takes in how many tokens of a prompt the engine found in its cache, and how
+// RecordCacheHit takes in how many tokens of a prompt the engine found in its cache, and how
 // many were foretold. now is true when that has just shown that it caches nothing.
-func (r *Rank) Found(predicted, cached int) (now bool) {
+func (r *Rank) RecordCacheHit(predicted, cached int) (stopped bool) {
 	switch {
 	case cached > 0:
-		if r.vain.Load() != 0 {
-			r.vain.Store(0)
+		if r.missedHits.Load() != 0 {
+			r.missedHits.Store(0)
 		}
 	case cached == 0 && predicted > 0:
-		return r.vain.Add(1) == vainHits
+		return r.missedHits.Add(1) == maxMissedHits
 	}
 	return false
 }
 
-// Caches says whether what the rank was sent may be found there again. One word of
+// MayCache says whether what the rank was sent may be found there again. One word of
 // the engine that it found something is enough.
-func (r *Rank) Caches() bool { return r.vain.Load() < vainHits }
+func (r *Rank) MayCache() bool { return r.missedHits.Load() < maxMissedHits }
 
-// ForgetCaching takes back what Found has learned: the engine is another process.
-func (r *Rank) ForgetCaching() { r.vain.Store(0) }
+// ResetCaching takes back what Found has learned: the engine is another process.
+func (r *Rank) ResetCaching() { r.missedHits.Store(0) }

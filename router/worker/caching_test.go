@@ -4,31 +4,31 @@ import "testing"
 
 func TestCaches(t *testing.T) {
 	var r Rank
-	for i := range vainHits - 1 {
-		if r.Found(64, 0) || !r.Caches() {
+	for i := range maxMissedHits - 1 {
+		if r.RecordCacheHit(64, 0) || !r.MayCache() {
 			t.Fatalf("given up after %d hits in vain", i+1)
 		}
 	}
-	r.Found(0, 0)   // nothing was foretold
-	r.Found(64, -1) // the engine said nothing
-	if !r.Caches() {
+	r.RecordCacheHit(0, 0)   // nothing was foretold
+	r.RecordCacheHit(64, -1) // the engine said nothing
+	if !r.MayCache() {
 		t.Error("given up for what says nothing")
 	}
-	if !r.Found(64, 0) || r.Caches() {
-		t.Errorf("not given up after %d hits in vain", vainHits)
+	if !r.RecordCacheHit(64, 0) || r.MayCache() {
+		t.Errorf("not given up after %d hits in vain", maxMissedHits)
 	}
-	if r.Found(64, 0) {
+	if r.RecordCacheHit(64, 0) {
 		t.Error("told twice")
 	}
-	r.Found(0, 16)
-	if !r.Caches() {
+	r.RecordCacheHit(0, 16)
+	if !r.MayCache() {
 		t.Error("a hit that was not foretold does not count")
 	}
-	for range vainHits {
-		r.Found(64, 0)
+	for range maxMissedHits {
+		r.RecordCacheHit(64, 0)
 	}
-	r.ForgetCaching()
-	if !r.Caches() {
+	r.ResetCaching()
+	if !r.MayCache() {
 		t.Error("another process is taken for the one before")
 	}
 }

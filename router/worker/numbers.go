@@ -20,7 +20,7 @@ func (r *Rank) EngineRankFrom(start int) int {
 	case r.Worker.Spec.StartRank > 0:
 		start = r.Worker.Spec.StartRank
 	}
-	if Global(r.Worker.Spec.Ranks, start) {
+	if GlobalRanks(r.Worker.Spec.Ranks, start) {
 		return n
 	}
 	return start + n
@@ -39,7 +39,7 @@ func (r *Rank) startRank() int {
 	return r.Worker.Info().StartRank
 }
 
-// Global says whether ranks are written as an engine counts them whose first here is start.
-func Global(ranks []uint16, start int) bool {
+// GlobalRanks says whether ranks are written as an engine counts them whose first here is start.
+func GlobalRanks(ranks []uint16, start int) bool {
 	return len(ranks) > 0 && int(slices.Min(ranks)) >= start
 }

@@ -37,7 +37,7 @@ func (w Work) String() string {
 // that meets another under way is dropped. The zero value has learned nothing.
 type Speed struct {
 	busy  atomic.Bool
-	lines [NumWork]line
+	fits  [NumWork]costFit
 	rates [NumWork]atomic.Uint64 // math.Float64bits of ms per unit
 	bases [NumWork]atomic.Uint64 // of ms
 	seen  [NumWork]atomic.Int64
@@ -46,17 +46,17 @@ type Speed struct {
 }
 
 const (
-	forget  = 0.98 // what a sample's weight shrinks by with each later one
-	prior   = 4    // samples that the rate it begins with is worth
-	outlier = 3    // times the usual error that a sample may count at most
-	limit   = 50   // times the first rate, up and down
+	decay       = 0.98 // what a sample's weight shrinks by with each later one
+	priorWeight = 4    // samples that the rate it begins with is worth
+	maxOutlier  = 3    // times the usual error that a sample may count at most
+	rateLimit   = 50   // times the first rate, up and down
 )
 
-// line is a weighted least-squares fit; sums of x, y in units and ms.
-type line struct {
+// costFit is a weighted least-squares fit; sums of x, y in units and ms.
+type costFit struct {
 	first, typical        float64
 	n, sx, sy, sxx, sxy   float64
-	base, rate, usualMiss float64
+	base, rate, meanError float64
 }
 
 // Observe adds one leg: ms that units of work took. before is the rate to begin
@@ -66,9 +66,9 @@ func (s *Speed) Observe(w Work, units, ms, before, typical float64) {
 		return
 	}
 	defer s.busy.Store(false)
-	l := &s.lines[w]
+	l := &s.fits[w]
 	if l.n == 0 {
-		l.begin(before, typical)
+		l.init(before, typical)
 	}
 	l.add(units, ms)
 	s.rates[w].Store(math.Float64bits(l.rate))
@@ -82,7 +82,7 @@ func (s *Speed) Forget(w Work) bool {
 		return false
 	}
 	defer s.busy.Store(false)
-	s.lines[w] = line{}
+	s.fits[w] = costFit{}
 	s.seen[w].Store(0)
 	s.rates[w].Store(0)
 	s.bases[w].Store(0)
@@ -99,21 +99,21 @@ func (s *Speed) Rate(w Work) (rate, base float64, legs int64) {
 	return math.Float64frombits(s.rates[w].Load()), math.Float64frombits(s.bases[w].Load()), n
 }
 
-func (l *line) begin(rate, typical float64) {
-	*l = line{first: rate, typical: typical, rate: rate, usualMiss: rate * typical}
+func (l *costFit) init(rate, typical float64) {
+	*l = costFit{first: rate, typical: typical, rate: rate, meanError: rate * typical}
 	// Half of the prior lies at no work, so that it says something of the base too.
-	l.n, l.sx, l.sy = prior, prior/2*typical, prior/2*typical*rate
-	l.sxx, l.sxy = prior/2*typical*typical, prior/2*typical*typical*rate
+	l.n, l.sx, l.sy = priorWeight, priorWeight/2*typical, priorWeight/2*typical*rate
+	l.sxx, l.sxy = priorWeight/2*typical*typical, priorWeight/2*typical*typical*rate
 }
 
-func (l *line) add(x, y float64) {
-	told := l.base + l.rate*x
-	miss := y - told
-	most := outlier * max(l.usualMiss, 0.02*told)
-	miss = min(max(miss, -most), most)
-	l.usualMiss += 0.1 * (math.Abs(miss) - l.usualMiss)
-	y = told + miss
-	l.n, l.sx, l.sy, l.sxx, l.sxy = l.n*forget+1, l.sx*forget+x, l.sy*forget+y, l.sxx*forget+x*x, l.sxy*forget+x*y
+func (l *costFit) add(x, y float64) {
+	excess := l.base + l.rate*x
+	miss := y - excess
+	maxMiss := maxOutlier * max(l.meanError, 0.02*excess)
+	miss = min(max(miss, -maxMiss), maxMiss)
+	l.meanError += 0.1 * (math.Abs(miss) - l.meanError)
+	y = excess + miss
+	l.n, l.sx, l.sy, l.sxx, l.sxy = l.n*decay+1, l.sx*decay+x, l.sy*decay+y, l.sxx*decay+x*x, l.sxy*decay+x*y
 	// A pull to the first rate, worth a sample: work that never varies says
 	// nothing of the slope, and the sums alone would then mean anything.
 	pull := l.typical * l.typical / 4
@@ -122,9 +122,9 @@ func (l *line) add(x, y float64) {
 	if den > 0 {
 		l.rate = (l.n*sxy - l.sx*l.sy) / den
 	}
-	l.rate = min(max(l.rate, l.first/limit), l.first*limit)
+	l.rate = min(max(l.rate, l.first/rateLimit), l.first*rateLimit)
 	l.base = max(0, (l.sy-l.rate*l.sx)/l.n)
 	if l.base == 0 { // through the origin, then
-		l.rate = min(max(l.sxy/l.sxx, l.first/limit), l.first*limit)
+		l.rate = min(max(l.sxy/l.sxx, l.first/rateLimit), l.first*rateLimit)
 	}
 }

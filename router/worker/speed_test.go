@@ -70,7 +70,7 @@ func TestSpeedStaysWithinItsLimits(t *testing.T) {
 	for range 5000 {
 		s.Observe(Prefilling, 1e4, 1e9, 0.1, 1024)
 	}
-	if r, _, _ := s.Rate(Prefilling); r > 0.1*limit*1.0001 {
+	if r, _, _ := s.Rate(Prefilling); r > 0.1*rateLimit*1.0001 {
 		t.Errorf("rate %v", r)
 	}
 	var wg sync.WaitGroup

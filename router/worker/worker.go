@@ -124,9 +124,9 @@ type Rank struct {
 	// Breaker is a BreakerState; the fleet's to set.
 	Breaker atomic.Uint32
 	// Held is how many blocks the index holds for this rank.
-	Held atomic.Int64
+	CachedBlocks atomic.Int64
 
-	vain atomic.Int32 // hits in a row of which nothing was found: see Found
+	missedHits atomic.Int32 // hits in a row of which nothing was found: see Found
 }
 
 // KVUsage is the engine's reported share of KV blocks in use, 0…1.
@@ -253,10 +253,10 @@ func (w *Worker) State() (State, string) {
 	return s, ""
 }
 
-// Left says whether the rank's worker was taken out of the fleet, for good: who comes back
+// Removed says whether the rank's worker was taken out of the fleet, for good: who comes back
 // under its id is another Worker. What is noted of the rank by its Slot is then to be
 // dropped, for whoever clears up after workers may have been there before.
-func (r *Rank) Left() bool { return r.Worker != nil && State(r.Worker.state.Load()) == Gone }
+func (r *Rank) Removed() bool { return r.Worker != nil && State(r.Worker.state.Load()) == Gone }
 
 // SetState is called by the fleet alone, which serialises transitions.
 func (w *Worker) SetState(s State, reason string) {

@@ -44,7 +44,7 @@ class Section:
             flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.d.url},id=d1"]
             flags += ["--set", f"routed.unix={path}", "--set", "routed.http=true"]
             report.note("router: `sluice serve --prefill URL,id=p1 --decode URL,id=d1 --set routed.unix=PATH --set routed.http=true`")
-            report.note("preprocessor: `router/routed/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
+            report.note("preprocessor: `router/engineapi/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
             self.router = Router(context.router, context.run_dir, "router-routed", flags)
             self.router.wait_ready()
             for check in (self.example, self.over_http, self.log_probabilities, self.ends, self.vanishes, self.ending):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of UCX without a router; with one, router/transfers tests it."""
+"""What can be said of UCX without a router; with one, router/kvtransfer tests it."""
 
 import os
 import tempfile

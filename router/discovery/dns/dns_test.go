@@ -24,13 +24,13 @@ type server struct {
 	mu   sync.Mutex
 	zone map[string][]dnsmessage.Resource // "A name." -> records
 	// Faults.
-	rcode dnsmessage.RCode
-	mute  bool
-	cut   bool // over UDP
-	spoof bool // a wrong id first
-	extra bool // SRV answers bring addresses along
-	asked int
-	tcp   int
+	rcode    dnsmessage.RCode
+	silent   bool
+	truncate bool // over UDP
+	spoof    bool // a wrong id first
+	extra    bool // SRV answers bring addresses along
+	queries  int
+	tcp      int
 }
 
 func newServer(t *testing.T) *server {
@@ -90,11 +90,11 @@ func (s *server) answer(packet []byte, tcp bool) [][]byte {
 	if q.Unpack(packet) != nil || len(q.Questions) != 1 {
 		return nil
 	}
-	s.asked++
+	s.queries++
 	if tcp {
 		s.tcp++
 	}
-	if s.mute {
+	if s.silent {
 		return nil
 	}
 	m := dnsmessage.Message{Header: dnsmessage.Header{ID: q.ID, Response: true, RCode: s.rcode}, Questions: q.Questions}
@@ -115,7 +115,7 @@ func (s *server) answer(packet []byte, tcp bool) [][]byte {
 				m.Additionals = append(m.Additionals, s.zone["A "+r.Body.(*dnsmessage.SRVResource).Target.String()]...)
 			}
 		}
-		if s.cut && !tcp {
+		if s.truncate && !tcp {
 			m.Truncated, m.Answers = true, nil
 		}
 	}
@@ -171,7 +171,7 @@ func TestAddresses(t *testing.T) {
 	s.put("A d.engines.", a("d.engines.", "10.0.0.2", 30), a("d.engines.", "10.0.0.1", 9), a("d.engines.", "10.0.0.1", 9))
 	s.put("AAAA d.engines.", a("d.engines.", "fd00::1", 60))
 	l := Lookup{Host: "d.engines", Port: 8000, Server: s.addr}
-	for name, fault := range map[string]func(){"plain": func() {}, "cut over UDP": func() { s.cut = true }, "spoofed first": func() { s.cut, s.spoof = false, true }} {
+	for name, fault := range map[string]func(){"plain": func() {}, "cut over UDP": func() { s.truncate = true }, "spoofed first": func() { s.truncate, s.spoof = false, true }} {
 		s.set(fault)
 		got, ttl, err := l.Do(context.Background())
 		if err != nil || text(got) != "10.0.0.1:8000 10.0.0.2:8000 [fd00::1]:8000" || ttl != 9*time.Second {
@@ -201,14 +201,14 @@ func TestServices(t *testing.T) {
 	s.put("A Two.Engines.", a("Two.Engines.", "10.0.0.2", 60))
 	l := Lookup{Host: name, SRV: true, Server: s.addr}
 	for _, extra := range []bool{false, true} {
-		s.set(func() { s.extra, s.asked = extra, 0 })
+		s.set(func() { s.extra, s.queries = extra, 0 })
 		got, ttl, err := l.Do(context.Background())
 		if err != nil || text(got) != "10.0.0.1:8000 10.0.0.2:8001" || ttl != 20*time.Second {
 			t.Errorf("addresses brought along %v: %s, TTL %v, %v", extra, text(got), ttl, err)
 		}
 		s.set(func() {
-			if extra && s.asked != 1 {
-				t.Errorf("%d questions though the answer brought the addresses", s.asked)
+			if extra && s.queries != 1 {
+				t.Errorf("%d questions though the answer brought the addresses", s.queries)
 			}
 		})
 	}
@@ -222,9 +222,9 @@ func TestFailures(t *testing.T) {
 		fault func()
 		want  string
 	}{
-		"servfail": {func() { s.rcode, s.mute = dnsmessage.RCodeServerFailure, false }, "ServerFailure"},
-		"refused":  {func() { s.rcode, s.mute = dnsmessage.RCodeRefused, false }, "Refused"},
-		"mute":     {func() { s.rcode, s.mute = 0, true }, "timeout"},
+		"servfail": {func() { s.rcode, s.silent = dnsmessage.RCodeServerFailure, false }, "ServerFailure"},
+		"refused":  {func() { s.rcode, s.silent = dnsmessage.RCodeRefused, false }, "Refused"},
+		"mute":     {func() { s.rcode, s.silent = 0, true }, "timeout"},
 	} {
 		s.set(c.fault)
 		l.Timeout = 5 * time.Second
@@ -239,7 +239,7 @@ func TestFailures(t *testing.T) {
 	if _, _, err := l.Do(context.Background()); err == nil {
 		t.Error("no server, no error")
 	}
-	s.set(func() { s.mute = true })
+	s.set(func() { s.silent = true })
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(20*time.Millisecond, cancel)
 	l.Server, l.Timeout = s.addr, time.Minute
@@ -291,7 +291,7 @@ func TestSourceFollowsTheName(t *testing.T) {
 		Spec: func(t Target) worker.Spec {
 			return worker.Spec{URL: fmt.Sprintf("http://%s", netip.AddrPortFrom(t.Addr, t.Port)), Role: worker.Decode}
 		},
-		Least: 20 * time.Millisecond, Most: time.Second,
+		MinInterval: 20 * time.Millisecond, MaxInterval: time.Second,
 	}
 	if err := run.Start(src); err != nil {
 		t.Fatal(err)
@@ -300,7 +300,7 @@ func TestSourceFollowsTheName(t *testing.T) {
 	s.put("A d.engines.", a("d.engines.", "10.0.0.2", 0), a("d.engines.", "10.0.0.3", 0))
 	until(t, "one went, one came", func() bool { return m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") })
 
-	s.set(func() { s.rcode, s.mute = dnsmessage.RCodeServerFailure, false })
+	s.set(func() { s.rcode, s.silent = dnsmessage.RCodeServerFailure, false })
 	until(t, "the failure is shown", func() bool { return strings.Contains(run.States()[0].Error, "ServerFailure") })
 	if !m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") {
 		t.Error("a failed lookup took workers out")
@@ -320,7 +320,7 @@ func TestTTLIsKept(t *testing.T) {
 	m := &members{in: map[string]worker.Spec{}}
 	run := discovery.NewRunner(m, nil)
 	defer run.Close()
-	src := &Source{Lookup: Lookup{Host: "d.engines", Port: 1, Server: s.addr}, Least: time.Millisecond, Most: time.Hour,
+	src := &Source{Lookup: Lookup{Host: "d.engines", Port: 1, Server: s.addr}, MinInterval: time.Millisecond, MaxInterval: time.Hour,
 		Spec: func(t Target) worker.Spec { return worker.Spec{ID: "w", URL: "http://10.0.0.1:1"} }}
 	if err := run.Start(src); err != nil {
 		t.Fatal(err)
@@ -328,8 +328,8 @@ func TestTTLIsKept(t *testing.T) {
 	until(t, "it is in", func() bool { return m.has("w") })
 	time.Sleep(100 * time.Millisecond)
 	s.set(func() {
-		if s.asked != 2 { // A and AAAA
-			t.Errorf("%d questions within a TTL of an hour; want 2", s.asked)
+		if s.queries != 2 { // A and AAAA
+			t.Errorf("%d questions within a TTL of an hour; want 2", s.queries)
 		}
 	})
 }

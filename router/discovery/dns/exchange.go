@@ -20,9 +20,9 @@ import (
 // unfragmented (RFC 9715).
 const udpSize = 1232
 
-// ask sends one question over UDP, and over TCP when the answer was cut. It
+// send sends one question over UDP, and over TCP when the answer was cut. It
 // gives the answer's records and the additional ones; errNoName for NXDOMAIN.
-func (q *asker) ask(ctx context.Context, name string, typ dnsmessage.Type) (answers, extra []dnsmessage.Resource, err error) {
+func (q *query) send(ctx context.Context, name string, typ dnsmessage.Type) (answers, extra []dnsmessage.Resource, err error) {
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
 	qname, err := fqdn(name)
@@ -110,25 +110,25 @@ func exchange(ctx context.Context, network, server string, packet []byte, questi
 		if err != nil {
 			return nil, err
 		}
-		if m, err := unpack(room[:n], packet, question); err == nil || !errors.Is(err, errNotOurs) {
+		if m, err := unpack(room[:n], packet, question); err == nil || !errors.Is(err, errOtherAnswer) {
 			return m, err
 		}
 	}
 }
 
-var errNotOurs = errors.New("it is no answer to the question")
+var errOtherAnswer = errors.New("it is no answer to the question")
 
 // unpack reads an answer and holds it against the question.
 func unpack(answer, packet []byte, question dnsmessage.Question) (*dnsmessage.Message, error) {
 	if len(answer) < 12 || !bytes.Equal(answer[:2], packet[:2]) {
-		return nil, errNotOurs
+		return nil, errOtherAnswer
 	}
 	m := new(dnsmessage.Message)
 	if err := m.Unpack(answer); err != nil {
 		return nil, fmt.Errorf("the answer cannot be read: %w", err)
 	}
 	if !m.Response || len(m.Questions) > 1 || len(m.Questions) == 1 && !same(m.Questions[0], question) {
-		return nil, errNotOurs
+		return nil, errOtherAnswer
 	}
 	return m, nil
 }

@@ -37,7 +37,7 @@ func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, e
 		}
 	}
 	for _, server := range servers {
-		q := asker{server: server, timeout: l.Timeout, least: maxTTL}
+		q := query{server: server, timeout: l.Timeout, minTTL: maxTTL}
 		if q.timeout <= 0 {
 			q.timeout = 2 * time.Second
 		}
@@ -50,7 +50,7 @@ func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, e
 			if len(targets) > maxTargets {
 				return nil, 0, fmt.Errorf("dns: %s has %d addresses; want at most %d", l.Host, len(targets), maxTargets)
 			}
-			return sorted(targets), q.least, nil
+			return sorted(targets), q.minTTL, nil
 		}
 	}
 	return nil, 0, fmt.Errorf("dns: cannot look up %q: %w", l.Host, err)
@@ -58,19 +58,19 @@ func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, e
 
 const maxTTL = 24 * time.Hour
 
-// asker makes the questions of one lookup to one server.
-type asker struct {
+// query makes the questions of one lookup to one server.
+type query struct {
 	server  string
 	timeout time.Duration
-	least   time.Duration // TTL so far
+	minTTL  time.Duration // TTL so far
 }
 
 // host asks for both kinds of addresses. A name with one kind only has no
 // records, and no error, for the other.
-func (q *asker) host(ctx context.Context, name string, port uint16) ([]Target, error) {
+func (q *query) host(ctx context.Context, name string, port uint16) ([]Target, error) {
 	var targets []Target
 	for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA} {
-		records, _, err := q.ask(ctx, name, typ)
+		records, _, err := q.send(ctx, name, typ)
 		if errors.Is(err, errNoName) {
 			continue // some servers say so of one kind alone
 		}
@@ -79,7 +79,7 @@ func (q *asker) host(ctx context.Context, name string, port uint16) ([]Target, e
 		}
 		for _, a := range addresses(records) {
 			targets = append(targets, Target{Addr: a.addr, Port: port})
-			q.took(a.ttl)
+			q.recordTTL(a.ttl)
 		}
 	}
 	return targets, nil
@@ -87,8 +87,8 @@ func (q *asker) host(ctx context.Context, name string, port uint16) ([]Target, e
 
 // service asks for SRV records, and for the addresses of targets that the answer
 // does not bring along.
-func (q *asker) service(ctx context.Context, name string) ([]Target, error) {
-	records, extra, err := q.ask(ctx, name, dnsmessage.TypeSRV)
+func (q *query) service(ctx context.Context, name string) ([]Target, error) {
+	records, extra, err := q.send(ctx, name, dnsmessage.TypeSRV)
 	if errors.Is(err, errNoName) {
 		return nil, nil
 	}
@@ -106,12 +106,12 @@ func (q *asker) service(ctx context.Context, name string) ([]Target, error) {
 		if !ok || srv.Target.String() == "." || srv.Port == 0 { // "." says that there is no such service
 			continue
 		}
-		q.took(r.Header.TTL)
+		q.recordTTL(r.Header.TTL)
 		host := srv.Target.String()
 		if known := brought[lower(host)]; len(known) > 0 {
 			for _, a := range known {
 				targets = append(targets, Target{Addr: a.addr, Port: srv.Port})
-				q.took(a.ttl)
+				q.recordTTL(a.ttl)
 			}
 			continue
 		}
@@ -127,8 +127,8 @@ func (q *asker) service(ctx context.Context, name string) ([]Target, error) {
 	return targets, nil
 }
 
-func (q *asker) took(seconds uint32) {
-	q.least = min(q.least, time.Duration(seconds)*time.Second)
+func (q *query) recordTTL(seconds uint32) {
+	q.minTTL = min(q.minTTL, time.Duration(seconds)*time.Second)
 }
 
 type address struct {

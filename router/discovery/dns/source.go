@@ -28,12 +28,12 @@ type Source struct {
 	// Spec makes the worker at a target.
 	Spec func(t Target) worker.Spec
 	// Least and Most bound the time between two lookups, whatever the TTL.
-	Least, Most time.Duration
+	MinInterval, MaxInterval time.Duration
 }
 
-// emptyTimes in a row that a name has no addresses it is believed: a server that
+// emptyLookups in a row that a name has no addresses it is believed: a server that
 // restarts answers so before it has loaded its zone.
-const emptyTimes = 3
+const emptyLookups = 3
 
 // Name implements discovery.Source.
 func (s *Source) Name() string {
@@ -59,16 +59,16 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		wait := min(max(ttl, s.Least), s.Most)
+		wait := min(max(ttl, s.MinInterval), s.MaxInterval)
 		switch {
 		case err != nil:
 			set.Failed(err)
-			wait = min(s.Least<<min(failed, 6), s.Most)
+			wait = min(s.MinInterval<<min(failed, 6), s.MaxInterval)
 			failed++
-		case len(targets) == 0 && empty+1 < emptyTimes:
+		case len(targets) == 0 && empty+1 < emptyLookups:
 			empty++
-			failed, wait = 0, s.Least
-			set.Failed(fmt.Errorf("dns: %s has no addresses (seen %d of the %d times that make it believed)", s.Lookup.Host, empty, emptyTimes))
+			failed, wait = 0, s.MinInterval
+			set.Failed(fmt.Errorf("dns: %s has no addresses (seen %d of the %d times that make it believed)", s.Lookup.Host, empty, emptyLookups))
 		default:
 			failed = 0
 			if len(targets) > 0 {

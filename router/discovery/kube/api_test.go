@@ -120,9 +120,9 @@ func (a *apiServer) forget() {
 	a.oldest, a.log = a.version, nil
 }
 
-// away lets nobody in until the function it gives is called, and ends what there is: the
+// stop lets nobody in until the function it gives is called, and ends what there is: the
 // watches in good order, or all connections by force.
-func (a *apiServer) away(byForce bool) (back func()) {
+func (a *apiServer) stop(byForce bool) (back func()) {
 	held := make(chan struct{})
 	a.set(func() { a.hold = held })
 	if byForce {
@@ -218,8 +218,8 @@ func (a *apiServer) media(r *http.Request) runtime.SerializerInfo {
 	return info
 }
 
-// let notes a call. Called with mu.
-func (a *apiServer) let(kind string, r *http.Request, media string) {
+// admit notes a call. Called with mu.
+func (a *apiServer) admit(kind string, r *http.Request, media string) {
 	q := r.URL.Query()
 	a.calls = append(a.calls, call{kind, q.Get("resourceVersion"), q.Get("labelSelector"), r.Proto, media})
 }
@@ -231,7 +231,7 @@ func encoder(s runtime.Serializer) runtime.Encoder {
 func (a *apiServer) list(w http.ResponseWriter, r *http.Request, match func(*corev1.Pod) bool) {
 	a.mu.Lock()
 	info := a.media(r)
-	a.let("list", r, info.MediaType)
+	a.admit("list", r, info.MediaType)
 	list := corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
 	for _, p := range a.pods {
 		if match(p) {
@@ -252,11 +252,11 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*co
 	switch {
 	case refused:
 	case gone:
-		a.let("gone", r, info.MediaType)
+		a.admit("gone", r, info.MediaType)
 	case streamed:
-		a.let("stream", r, info.MediaType)
+		a.admit("stream", r, info.MediaType)
 	default:
-		a.let("watch", r, info.MediaType)
+		a.admit("watch", r, info.MediaType)
 	}
 	a.mu.Unlock()
 	switch {

@@ -95,8 +95,8 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// started is a source that runs, with what it has put in.
-type started struct {
+// runningSource is a source that runs, with what it has put in.
+type runningSource struct {
 	*members
 	logs  *logs
 	state func() discovery.State
@@ -104,7 +104,7 @@ type started struct {
 
 // start runs a source against a, with goodToken, unless mod says otherwise. No token may
 // come into its log.
-func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source)) *started {
+func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source)) *runningSource {
 	t.Helper()
 	conf := config.Default().Kube
 	conf.Selector, conf.Kubeconfig = "app in (prefill,decode)", a.kubeconfig(t, "token: "+goodToken)
@@ -118,7 +118,7 @@ func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source
 	if tune != nil {
 		tune(src)
 	}
-	s := &started{members: &members{in: map[string]worker.Spec{}}, logs: new(logs)}
+	s := &runningSource{members: &members{in: map[string]worker.Spec{}}, logs: new(logs)}
 	run := discovery.NewRunner(s.members, slog.New(slog.NewTextHandler(s.logs, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	s.state = func() discovery.State { return run.States()[0] }
 	t.Cleanup(func() {
@@ -202,9 +202,9 @@ func TestPodsComeAndGo(t *testing.T) {
 	})
 }
 
-// underWay waits until a watch has brought something: one that ends without is taken by the
+// awaitWatch waits until a watch has brought something: one that ends without is taken by the
 // reflector for a server that cannot watch, and listed again.
-func (s *started) underWay(t *testing.T, a *apiServer) {
+func (s *runningSource) awaitWatch(t *testing.T, a *apiServer) {
 	t.Helper()
 	until(t, "there is a watch", func() (open bool) { a.set(func() { open = a.open > 0 }); return open })
 	before := s.String()
@@ -216,7 +216,7 @@ func (s *started) underWay(t *testing.T, a *apiServer) {
 
 // A watch whose connection is lost goes on where it stood: what happened meanwhile is told
 // as it happened, and nothing is listed again.
-func TestDroppedWatchGoesOn(t *testing.T) {
+func TestDroppedWatchResumes(t *testing.T) {
 	t.Parallel()
 	forEachServer(t, func(t *testing.T, a *apiServer) {
 		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
@@ -224,11 +224,11 @@ func TestDroppedWatchGoesOn(t *testing.T) {
 		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		lists := a.count("list") + a.count("stream")
 		for i, byForce := range []bool{true, false} {
-			s.underWay(t, a)
+			s.awaitWatch(t, a)
 			var stood int
 			a.set(func() { stood = a.version })
 			watches := a.count("watch")
-			back := a.away(byForce)
+			back := a.stop(byForce)
 			a.change(watch.Deleted, pod(fmt.Sprint("p-", i), "prefill", fmt.Sprint("10.0.0.", 1+i)))
 			a.change(watch.Added, pod(fmt.Sprint("p-", i+1), "prefill", fmt.Sprint("10.0.0.", 2+i)))
 			back()
@@ -251,17 +251,17 @@ func TestDroppedWatchGoesOn(t *testing.T) {
 
 // A server that has forgotten where the watch stood is listed anew: nothing of
 // what happened in between is missed.
-func TestGoneIsListedAnew(t *testing.T) {
+func TestGoneRelists(t *testing.T) {
 	t.Parallel()
 	forEachServer(t, func(t *testing.T, a *apiServer) {
 		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 		s := start(t, a, nil, nil)
 		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		for i, head := range []bool{false, true} {
-			s.underWay(t, a)
+			s.awaitWatch(t, a)
 			lists, gone := a.count("list")+a.count("stream"), a.count("gone")
 			a.set(func() { a.goneHead = head })
-			back := a.away(false)
+			back := a.stop(false)
 			a.change(watch.Deleted, pod(fmt.Sprint("p-", i), "prefill", "10.0.0.1"))
 			a.change(watch.Added, pod(fmt.Sprint("p-", i+1), "prefill", fmt.Sprint("10.0.0.", i+2)))
 			a.forget()
@@ -332,8 +332,8 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 			a := newAPI(t)
 			s.mod(a)
 			a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
-			back := a.away(false)
-			s := start(t, a, nil, func(s *Source) { s.patience = time.Second })
+			back := a.stop(false)
+			s := start(t, a, nil, func(s *Source) { s.responseTimeout = time.Second })
 			until(t, "it is told", func() bool { return strings.Contains(s.state().Error, "no answer for 1s") })
 			back()
 			until(t, "it is in after all, and well", func() bool { return s.String() != "" && s.state().Error == "" })
@@ -370,7 +370,7 @@ func TestNamesPortsAndModels(t *testing.T) {
 	}
 	a.change(watch.Added, portless("bad"))
 	s := start(t, a, func(k *config.Kube) {
-		k.Namespace, k.Port, k.RoleLabel, k.Prefill, k.ModelLabel = "*", "http", "tier", []string{"first"}, "model"
+		k.Namespace, k.Port, k.RoleLabel, k.PrefillValues, k.ModelLabel = "*", "http", "tier", []string{"first"}, "model"
 		k.Worker = &config.Worker{Engine: "vllm", Ranks: []uint16{0, 1}, KVEvents: []string{"tcp://*:5557"}}
 	}, nil)
 	until(t, "both are in", func() bool {
@@ -400,7 +400,7 @@ func TestNamesPortsAndModels(t *testing.T) {
 	until(t, "all is well", func() bool { return s.state().Error == "" })
 }
 
-func TestNewTellsWhatIsWrong(t *testing.T) {
+func TestNewReportsErrors(t *testing.T) {
 	for name, c := range map[string]struct {
 		conf config.Kube
 		want string

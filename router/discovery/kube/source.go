@@ -27,15 +27,15 @@ import (
 
 // Source watches the pods of one selector.
 type Source struct {
-	conf      config.Kube
-	namespace string // "" for all
-	server    string // URL of the API server, for errors
-	pods      typedcorev1.PodInterface
-	patience  time.Duration // with a server that does not answer: then a list ends, and of a watch it is told
+	conf            config.Kube
+	namespace       string // "" for all
+	server          string // URL of the API server, for errors
+	pods            typedcorev1.PodInterface
+	responseTimeout time.Duration // with a server that does not answer: then a list ends, and of a watch it is told
 }
 
 const (
-	patience = 30 * time.Second
+	defaultResponseTimeout = 30 * time.Second
 	// watchGrace is how much longer than it was asked for a watch may take: the server ends
 	// it, and where it does not, there may be none at the other end any more.
 	watchGrace = 30 * time.Second
@@ -47,7 +47,7 @@ const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 // New reads the credentials, of a kubeconfig or of the pod that the router runs
 // in. It calls nobody: a cluster that is away is Run's to report.
 func New(conf config.Kube) (*Source, error) {
-	s := &Source{conf: conf, namespace: conf.Namespace, patience: patience}
+	s := &Source{conf: conf, namespace: conf.Namespace, responseTimeout: defaultResponseTimeout}
 	if _, err := labels.Parse(conf.Selector); err != nil {
 		return nil, fmt.Errorf("kube: cannot use kube.selector %q: %w; want one as kubectl -l takes, such as app in (prefill,decode)", conf.Selector, err)
 	}
@@ -62,22 +62,22 @@ func New(conf config.Kube) (*Source, error) {
 		s.namespace = own
 	}
 	rc.UserAgent = "sluice"
-	silence()
+	silentLogger()
 	var ok bool
 	if s.server, ok = shown(rc.Host); !ok { // it may hold a password
-		return nil, fmt.Errorf("kube: cannot use the API server's address of %s: it is no URL; want https://HOST:PORT", s.account())
+		return nil, fmt.Errorf("kube: cannot use the API server's address of %s: it is no URL; want https://HOST:PORT", s.credentialsName())
 	}
 	client, err := typedcorev1.NewForConfig(rc)
 	if err != nil {
-		return nil, fmt.Errorf("kube: cannot use the credentials of %s: %w", s.account(), err)
+		return nil, fmt.Errorf("kube: cannot use the credentials of %s: %w", s.credentialsName(), err)
 	}
 	s.pods = client.Pods(s.namespace)
 	return s, nil
 }
 
-// silence ends the client's log, which says nothing that Run does not report to the Set.
+// silentLogger ends the client's log, which says nothing that Run does not report to the Set.
 // The log is the process's, and sources that run read it: so it is set once.
-var silence = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
+var silentLogger = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
 
 func credentials(kubeconfig string) (rc *rest.Config, namespace string, err error) {
 	if kubeconfig != "" {
@@ -117,31 +117,31 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 func (s *Source) listWatch(st *store) *cache.ListWatch {
 	failed := func(err error) {
 		if !errors.Is(err, context.Canceled) {
-			st.set.Failed(s.refused(err))
+			st.set.Failed(s.describeError(err))
 		}
 	}
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			ctx, cancel := context.WithTimeout(ctx, s.patience)
+			ctx, cancel := context.WithTimeout(ctx, s.responseTimeout)
 			defer cancel()
 			o.LabelSelector = s.conf.Selector
 			pods, err := s.pods.List(ctx, o)
-			if err != nil && !goesOn(err, false) {
+			if err != nil && !reflectorRecovers(err, false) {
 				failed(err)
 			}
 			return pods, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			ctx, cancel := context.WithTimeout(ctx, lasts(&o)+watchGrace)
+			ctx, cancel := context.WithTimeout(ctx, watchTimeout(&o)+watchGrace)
 			o.LabelSelector = s.conf.Selector
 			// It may be answered late, by a proxy with the first event; so it goes on.
 			var mu sync.Mutex
 			over := false
-			late := time.AfterFunc(s.patience, func() {
+			late := time.AfterFunc(s.responseTimeout, func() {
 				mu.Lock()
 				defer mu.Unlock()
 				if !over { // or what comes of it has been told
-					failed(fmt.Errorf("no answer for %s", s.patience))
+					failed(fmt.Errorf("no answer for %s", s.responseTimeout))
 				}
 			})
 			w, err := s.pods.Watch(ctx, o)
@@ -151,36 +151,36 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 			mu.Unlock()
 			if err != nil {
 				cancel()
-				if !goesOn(err, o.SendInitialEvents != nil) {
+				if !reflectorRecovers(err, o.SendInitialEvents != nil) {
 					failed(err)
 				}
 				return nil, err
 			}
 			if _, answered := w.(*watch.StreamWatcher); answered {
-				st.wellAgain()
+				st.clearError()
 			} else { // client-go's form of a connection that was lost or could not be made in time
 				failed(errors.New("the connection ended before an answer"))
 			}
-			return &watching{w, cancel}, nil
+			return &boundedWatch{w, cancel}, nil
 		},
 	}
 }
 
-// lasts is how long the server is asked to let a watch last.
-func lasts(o *metav1.ListOptions) time.Duration {
+// watchTimeout is how long the server is asked to let a watch last.
+func watchTimeout(o *metav1.ListOptions) time.Duration {
 	if o.TimeoutSeconds == nil {
 		return time.Hour
 	}
 	return time.Duration(*o.TimeoutSeconds) * time.Second
 }
 
-// watching is a watch with its deadline, which the reflector stops in any case.
-type watching struct {
+// boundedWatch is a watch with its deadline, which the reflector stops in any case.
+type boundedWatch struct {
 	watch.Interface
 	cancel context.CancelFunc
 }
 
-func (w *watching) Stop() {
+func (w *boundedWatch) Stop() {
 	w.Interface.Stop()
 	w.cancel()
 }

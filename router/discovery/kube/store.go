@@ -24,19 +24,19 @@ type store struct {
 	set  *discovery.Set
 
 	mu     sync.Mutex
-	pods   map[string]found
-	filled bool // told of all pods once
+	pods   map[string]podWorker
+	synced bool // told of all pods once
 }
 
-// found is one pod: a worker, or why it is none yet.
-type found struct {
+// podWorker is one pod: a worker, or why it is none yet.
+type podWorker struct {
 	spec  worker.Spec
 	ready bool
 	fault error
 }
 
 func newStore(conf *config.Kube, all bool, set *discovery.Set) *store {
-	return &store{conf: conf, all: all, set: set, pods: map[string]found{}}
+	return &store{conf: conf, all: all, set: set, pods: map[string]podWorker{}}
 }
 
 // Add implements cache.ReflectorStore.
@@ -78,7 +78,7 @@ func (s *store) Replace(list []any, _ string) error {
 			s.pods[pod.Namespace+"/"+pod.Name] = s.read(pod)
 		}
 	}
-	s.filled = true
+	s.synced = true
 	s.push()
 	return nil
 }
@@ -86,11 +86,11 @@ func (s *store) Replace(list []any, _ string) error {
 // Resync implements cache.ReflectorStore.
 func (s *store) Resync() error { return nil }
 
-// wellAgain takes back what was reported of a failure.
-func (s *store) wellAgain() {
+// clearError takes back what was reported of a failure.
+func (s *store) clearError() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.filled && s.set.State().Error != "" {
+	if s.synced && s.set.State().Error != "" {
 		s.push()
 	}
 }
@@ -118,13 +118,13 @@ func (s *store) push() {
 
 // read makes the worker of a pod. Only a pod that is ready and not being deleted
 // is one: Kubernetes has probes of its own, and one that ends must get nothing new.
-func (s *store) read(pod *corev1.Pod) found {
+func (s *store) read(pod *corev1.Pod) podWorker {
 	if pod.DeletionTimestamp != nil || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning || !ready(pod) {
-		return found{}
+		return podWorker{}
 	}
 	port, err := s.port(pod)
 	if err != nil {
-		return found{fault: err}
+		return podWorker{fault: err}
 	}
 	var w config.Worker
 	if s.conf.Worker != nil {
@@ -140,9 +140,9 @@ func (s *store) read(pod *corev1.Pod) found {
 	}
 	w.URL = s.conf.Scheme + "://" + host + ":" + port
 	switch value := pod.Labels[s.conf.RoleLabel]; {
-	case slices.Contains(s.conf.Prefill, value):
+	case slices.Contains(s.conf.PrefillValues, value):
 		w.Role = worker.Prefill
-	case slices.Contains(s.conf.Decode, value):
+	case slices.Contains(s.conf.DecodeValues, value):
 		w.Role = worker.Decode
 	default:
 		w.Role = worker.Aggregated
@@ -156,7 +156,7 @@ func (s *store) read(pod *corev1.Pod) found {
 			}
 		}
 	}
-	return found{spec: w.Spec("kube"), ready: true}
+	return podWorker{spec: w.Spec("kube"), ready: true}
 }
 
 func ready(pod *corev1.Pod) bool {

@@ -127,7 +127,7 @@ func Decode(body []byte) (*Announcement, error) {
 
 // spec makes the worker's Spec: everything checked, all hosts resolved to
 // addresses inside the networks.
-func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
+func (a *Announcement) spec(id string, at callerScope) (worker.Spec, error) {
 	none := worker.Spec{}
 	for _, l := range []struct {
 		field     string
@@ -185,7 +185,7 @@ func (a *Announcement) spec(id string, at place) (worker.Spec, error) {
 	return spec, nil
 }
 
-func (n *NIXL) options(to map[string][]string, at place) error {
+func (n *NIXL) options(to map[string][]string, at callerScope) error {
 	if n.Port < 0 || n.Port > 65535 {
 		return fmt.Errorf("nixl.port: %d; want 1 to 65535", n.Port)
 	}

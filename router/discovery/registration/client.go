@@ -19,13 +19,13 @@ type Client struct {
 	ID     string
 	HTTP   *http.Client // with the certificates it needs; nil: http.DefaultClient
 	// Told is called after every call that went to the router; nil: nobody.
-	Told func(l *Lease, err error)
+	OnResult func(l *Lease, err error)
 }
 
-// Keep registers a and renews the lease until ctx ends, then takes the worker
+// Run registers a and renews the lease until ctx ends, then takes the worker
 // out and returns nil. What goes wrong is told and tried again, after at most
-// retryMost; only an announcement that the router will never take is an error.
-func (c *Client) Keep(ctx context.Context, a *Announcement) error {
+// maxRetryPause; only an announcement that the router will never take is an error.
+func (c *Client) Run(ctx context.Context, a *Announcement) error {
 	body, err := json.Marshal(a)
 	if err != nil {
 		return err
@@ -36,10 +36,10 @@ func (c *Client) Keep(ctx context.Context, a *Announcement) error {
 		if ctx.Err() != nil {
 			break
 		}
-		if c.Told != nil {
-			c.Told(lease, err)
+		if c.OnResult != nil {
+			c.OnResult(lease, err)
 		}
-		wait := min(retryFirst<<min(failed, 8), retryMost)
+		wait := min(minRetryPause<<min(failed, 8), maxRetryPause)
 		switch {
 		case err == nil:
 			failed, wait = 0, time.Duration(lease.RenewSeconds*float64(time.Second))
@@ -50,7 +50,7 @@ func (c *Client) Keep(ctx context.Context, a *Announcement) error {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(max(wait, retryFirst)):
+		case <-time.After(max(wait, minRetryPause)):
 			continue
 		}
 		break
@@ -63,8 +63,8 @@ func (c *Client) Keep(ctx context.Context, a *Announcement) error {
 }
 
 const (
-	retryFirst = 200 * time.Millisecond
-	retryMost  = 5 * time.Second
+	minRetryPause = 200 * time.Millisecond
+	maxRetryPause = 5 * time.Second
 )
 
 func (c *Client) put(ctx context.Context, body []byte) (*Lease, int, error) {
@@ -76,7 +76,7 @@ func (c *Client) put(ctx context.Context, body []byte) (*Lease, int, error) {
 	}
 	l := new(Lease)
 	if err := json.Unmarshal(answer, l); err != nil || l.LeaseSeconds <= 0 {
-		return nil, 0, fmt.Errorf("registration: %s answered no lease: %s", c.Router, cut(string(answer)))
+		return nil, 0, fmt.Errorf("registration: %s answered no lease: %s", c.Router, truncate(string(answer)))
 	}
 	return l, status, nil
 }
@@ -110,7 +110,7 @@ func (c *Client) call(ctx context.Context, method string, body []byte) ([]byte, 
 			Error struct{ Message string }
 		}
 		if json.Unmarshal(answer, &e) != nil || e.Error.Message == "" {
-			e.Error.Message = cut(string(answer))
+			e.Error.Message = truncate(string(answer))
 		}
 		return nil, resp.StatusCode, fmt.Errorf("registration: the router answered %d: %s", resp.StatusCode, e.Error.Message)
 	}

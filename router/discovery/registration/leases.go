@@ -18,25 +18,27 @@ import (
 type leases struct {
 	set *discovery.Set
 
-	mu   sync.Mutex
-	most int
-	held map[string]*held
-	last time.Time // of the last look at what has ended
+	mu              sync.Mutex
+	max             int
+	byID            map[string]*workerLease
+	lastExpiryCheck time.Time // of the last look at what has ended
 }
 
-type held struct {
+type workerLease struct {
 	owner netip.Addr
 	spec  worker.Spec
 	lease time.Duration
 	ends  time.Time
 }
 
-func newLeases() *leases { return &leases{held: map[string]*held{}, last: time.Now()} }
+func newLeases() *leases {
+	return &leases{byID: map[string]*workerLease{}, lastExpiryCheck: time.Now()}
+}
 
-// bound is how many there may be; those beyond it stay.
-func (l *leases) bound(most int) {
+// setMax is how many there may be; those beyond it stay.
+func (l *leases) setMax(most int) {
 	l.mu.Lock()
-	l.most = most
+	l.max = most
 	l.mu.Unlock()
 }
 
@@ -54,21 +56,21 @@ func (r *refusal) Error() string { return r.msg }
 func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.Duration) (changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h := l.held[id]
+	h := l.byID[id]
 	switch {
 	case h != nil && h.owner != owner:
-		return false, &refusal{409, "id_taken", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", cut(id)), time.Until(h.ends)}
-	case h == nil && len(l.held) >= l.most:
-		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, the most there may be (register.max_workers)", len(l.held)), time.Second}
+		return false, &refusal{409, "id_taken", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", truncate(id)), time.Until(h.ends)}
+	case h == nil && len(l.byID) >= l.max:
+		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, the most there may be (register.max_workers)", len(l.byID)), time.Second}
 	}
 	changed, err = l.set.Put(spec)
 	if err != nil {
 		if h != nil && changed {
-			delete(l.held, id) // taken out, and not taken in again
+			delete(l.byID, id) // taken out, and not taken in again
 		}
 		return false, &refusal{409, "not_taken", err.Error(), time.Second}
 	}
-	l.held[id] = &held{owner: owner, spec: spec, lease: lease, ends: time.Now().Add(lease)}
+	l.byID[id] = &workerLease{owner: owner, spec: spec, lease: lease, ends: time.Now().Add(lease)}
 	return changed, nil
 }
 
@@ -76,7 +78,7 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 func (l *leases) renew(id string, owner netip.Addr) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	h, err := l.own(id, owner)
+	h, err := l.owned(id, owner)
 	if err != nil {
 		return 0, err
 	}
@@ -84,26 +86,26 @@ func (l *leases) renew(id string, owner netip.Addr) (time.Duration, error) {
 	return h.lease, nil
 }
 
-// drop ends a lease at once.
-func (l *leases) drop(id string, owner netip.Addr) error {
+// remove ends a lease at once.
+func (l *leases) remove(id string, owner netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if _, err := l.own(id, owner); err != nil {
+	if _, err := l.owned(id, owner); err != nil {
 		return err
 	}
-	delete(l.held, id)
-	l.set.Drop(id)
+	delete(l.byID, id)
+	l.set.Remove(id)
 	return nil
 }
 
-// own finds a lease of the caller. Called with mu.
-func (l *leases) own(id string, owner netip.Addr) (*held, error) {
-	h := l.held[id]
+// owned finds a lease of the caller. Called with mu.
+func (l *leases) owned(id string, owner netip.Addr) (*workerLease, error) {
+	h := l.byID[id]
 	switch {
 	case h == nil:
-		return nil, &refusal{404, "not_registered", fmt.Sprintf("no worker %q is registered (the router may have been restarted); register it with PUT", cut(id)), 0}
+		return nil, &refusal{404, "not_registered", fmt.Sprintf("no worker %q is registered (the router may have been restarted); register it with PUT", truncate(id)), 0}
 	case h.owner != owner:
-		return nil, &refusal{403, "not_yours", fmt.Sprintf("the worker %q was registered from another address", cut(id)), 0}
+		return nil, &refusal{403, "not_yours", fmt.Sprintf("the worker %q was registered from another address", truncate(id)), 0}
 	}
 	return h, nil
 }
@@ -115,25 +117,25 @@ func (l *leases) expire() (ended []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
-	paused := now.Sub(l.last) - 4*lookEvery
-	l.last = now
-	for _, id := range slices.Sorted(maps.Keys(l.held)) {
-		h := l.held[id]
+	paused := now.Sub(l.lastExpiryCheck) - 4*expiryInterval
+	l.lastExpiryCheck = now
+	for _, id := range slices.Sorted(maps.Keys(l.byID)) {
+		h := l.byID[id]
 		if paused > 0 {
 			h.ends = h.ends.Add(paused)
 		}
 		if now.Before(h.ends) {
 			continue
 		}
-		delete(l.held, id)
-		l.set.Drop(id)
+		delete(l.byID, id)
+		l.set.Remove(id)
 		ended = append(ended, id)
 	}
 	return ended
 }
 
-// lookEvery is the time between two looks for leases that ended.
-const lookEvery = 250 * time.Millisecond
+// expiryInterval is the time between two looks for leases that ended.
+const expiryInterval = 250 * time.Millisecond
 
 // Registered is one line of GET /v1/workers.
 type Registered struct {
@@ -150,8 +152,8 @@ func (l *leases) list() []Registered {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := []Registered{}
-	for _, id := range slices.Sorted(maps.Keys(l.held)) {
-		h := l.held[id]
+	for _, id := range slices.Sorted(maps.Keys(l.byID)) {
+		h := l.byID[id]
 		out = append(out, Registered{ID: id, URL: h.spec.URL, Role: h.spec.Role.String(), From: h.owner.String(),
 			ExpiresIn: time.Until(h.ends).Round(time.Millisecond).Seconds()})
 	}

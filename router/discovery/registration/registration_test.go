@@ -63,7 +63,7 @@ func (s *sink) get(id string) (worker.Spec, bool) {
 	return spec, ok
 }
 
-type served struct {
+type testServer struct {
 	*Server
 	*sink
 	run *discovery.Runner
@@ -71,12 +71,12 @@ type served struct {
 }
 
 // serve starts a real listener on loopback.
-func serve(t *testing.T, mod func(*Options)) *served {
+func serve(t *testing.T, mod func(*Options)) *testServer {
 	t.Helper()
 	c := config.Default().Register
 	c.Listen, c.Token, c.Networks = "127.0.0.1:0", token, []string{"127.0.0.0/8", "10.1.0.0/16", "fd00::/8"}
 	log := new(bytes.Buffer)
-	opt := Options{Config: c, Log: slog.New(slog.NewTextHandler(&locked{w: log}, nil))}
+	opt := Options{Config: c, Log: slog.New(slog.NewTextHandler(&lockedWriter{w: log}, nil))}
 	if mod != nil {
 		mod(&opt)
 	}
@@ -84,7 +84,7 @@ func serve(t *testing.T, mod func(*Options)) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := &served{Server: s, sink: &sink{in: map[string]worker.Spec{}}, log: log}
+	out := &testServer{Server: s, sink: &sink{in: map[string]worker.Spec{}}, log: log}
 	out.run = discovery.NewRunner(out.sink, opt.Log)
 	t.Cleanup(out.run.Close)
 	if err := out.run.Start(s); err != nil {
@@ -93,18 +93,18 @@ func serve(t *testing.T, mod func(*Options)) *served {
 	return out
 }
 
-type locked struct {
+type lockedWriter struct {
 	mu sync.Mutex
 	w  io.Writer
 }
 
-func (l *locked) Write(p []byte) (int, error) {
+func (l *lockedWriter) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.w.Write(p)
 }
 
-func (s *served) call(t *testing.T, method, path, tok, body string) (int, http.Header, string) {
+func (s *testServer) call(t *testing.T, method, path, tok, body string) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest(method, "http://"+s.Addr()+path, strings.NewReader(body))
 	if err != nil {
@@ -132,7 +132,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("did not happen within 20s: %s", what)
 }
 
-const plain = `{"version":1,"url":"http://127.0.0.1:8000","role":"decode"}`
+const plainAnnouncement = `{"version":1,"url":"http://127.0.0.1:8000","role":"decode"}`
 
 func TestRegisterRenewDeregister(t *testing.T) {
 	s := serve(t, nil)
@@ -187,7 +187,7 @@ func TestLeaseEnds(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.Lease = time.Second })
 	begun := time.Now()
 	for _, id := range []string{"kept", "lost"} {
-		if status, _, body := s.call(t, "PUT", "/v1/workers/"+id, token, strings.Replace(plain, "8000", map[string]string{"kept": "1", "lost": "2"}[id], 1)); status != 201 {
+		if status, _, body := s.call(t, "PUT", "/v1/workers/"+id, token, strings.Replace(plainAnnouncement, "8000", map[string]string{"kept": "1", "lost": "2"}[id], 1)); status != 201 {
 			t.Fatalf("%d %s", status, body)
 		}
 	}
@@ -204,11 +204,11 @@ func TestLeaseEnds(t *testing.T) {
 	}
 }
 
-func TestWhoMayCall(t *testing.T) {
+func TestCallerAuthentication(t *testing.T) {
 	s := serve(t, nil)
 	for name, tok := range map[string]string{"none": "", "wrong": "registration-token-2", "a prefix": token[:10], "longer": token + "x"} {
 		for _, call := range [][2]string{{"PUT", "/v1/workers/a"}, {"GET", "/v1/workers"}, {"GET", "/v1/connector"}, {"GET", "/nothing"}} {
-			if status, h, _ := s.call(t, call[0], call[1], tok, plain); status != 401 || h.Get("WWW-Authenticate") == "" {
+			if status, h, _ := s.call(t, call[0], call[1], tok, plainAnnouncement); status != 401 || h.Get("WWW-Authenticate") == "" {
 				t.Errorf("token %s: %v answered %d", name, call, status)
 			}
 		}
@@ -219,7 +219,7 @@ func TestWhoMayCall(t *testing.T) {
 }
 
 // A caller from outside the networks gets no answer at all.
-func TestOtherNetworksAreTurnedAway(t *testing.T) {
+func TestOtherNetworksAreRejected(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.Networks = []string{"10.1.0.0/16"} })
 	req, _ := http.NewRequest("GET", "http://"+s.Addr()+"/v1/workers", nil)
 	req.Header.Set("Authorization", "Bearer "+token)
@@ -267,7 +267,7 @@ func TestAddressesMustLieInTheNetworks(t *testing.T) {
 func TestWideNetworksMeanHosts(t *testing.T) {
 	wide := func(o *Options) { o.Config.Networks = []string{"0.0.0.0/0", "::/0"} }
 	s := serve(t, wide)
-	put := func(s *served, url string) (int, string) {
+	put := func(s *testServer, url string) (int, string) {
 		status, _, answer := s.call(t, "PUT", "/v1/workers/a", token, `{"version":1,"url":"`+url+`"}`)
 		return status, answer
 	}
@@ -289,12 +289,12 @@ func TestWideNetworksMeanHosts(t *testing.T) {
 		t.Errorf("named by a network of its own: %d %s", status, answer)
 	}
 	for caller, want := range map[string]bool{"127.0.0.1": true, "10.0.0.9": false} {
-		at := placeOf(netip.MustParseAddr(caller), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
+		at := scopeOf(netip.MustParseAddr(caller), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
 		if _, err := at.url("url", "http://127.0.0.1:8000"); (err == nil) != want {
 			t.Errorf("loopback, named by %s: %v", caller, err)
 		}
 	}
-	at := placeOf(netip.MustParseAddr("169.254.0.7"), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
+	at := scopeOf(netip.MustParseAddr("169.254.0.7"), []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")})
 	if _, err := at.url("url", "http://*:8000"); err == nil {
 		t.Error("a caller with a link-local address names itself")
 	}
@@ -305,7 +305,7 @@ func TestBadAnnouncements(t *testing.T) {
 	many := strings.TrimSuffix(strings.Repeat(`"m",`, 300), ",")
 	for name, c := range map[string]struct{ body, want string }{
 		"no JSON":             {`{`, "no announcement"},
-		"two":                 {plain + plain, "more than one"},
+		"two":                 {plainAnnouncement + plainAnnouncement, "more than one"},
 		"no version":          {`{"url":"http://127.0.0.1:1"}`, "version: 0; want 1"},
 		"another version":     {`{"version":2,"url":"http://127.0.0.1:1"}`, "want 1"},
 		"unknown field":       {`{"version":1,"url":"http://127.0.0.1:1","modles":["m"]}`, "modles"},
@@ -340,7 +340,7 @@ func TestBadAnnouncements(t *testing.T) {
 	if status, _, body := s.call(t, "PUT", "/v1/workers/a", token, `{"version":1,"labels":["`+strings.Repeat("x", maxBody)+`"]}`); status != 413 {
 		t.Errorf("a large body: %d %s", status, body)
 	}
-	if status, _, body := s.call(t, "PUT", "/v1/workers/a%2Fb%20c", token, plain); status != 400 || !strings.Contains(body, "id") {
+	if status, _, body := s.call(t, "PUT", "/v1/workers/a%2Fb%20c", token, plainAnnouncement); status != 400 || !strings.Contains(body, "id") {
 		t.Errorf("a bad id: %d %s", status, body)
 	}
 }
@@ -350,17 +350,17 @@ func TestIDsAreOwned(t *testing.T) {
 	if err := s.Add(worker.Spec{ID: "static"}); err != nil {
 		t.Fatal(err)
 	}
-	if status, _, body := s.call(t, "PUT", "/v1/workers/static", token, plain); status != 409 || !strings.Contains(body, "already") {
+	if status, _, body := s.call(t, "PUT", "/v1/workers/static", token, plainAnnouncement); status != 409 || !strings.Contains(body, "already") {
 		t.Errorf("the id of another source: %d %s", status, body)
 	}
-	if status, _, body := s.call(t, "PUT", "/v1/workers/a", token, plain); status != 201 {
+	if status, _, body := s.call(t, "PUT", "/v1/workers/a", token, plainAnnouncement); status != 201 {
 		t.Fatalf("%d %s", status, body)
 	}
 	// From another address on loopback.
 	from := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext}}
 	defer from.CloseIdleConnections()
 	for method, want := range map[string]int{"PUT": 409, "DELETE": 403} {
-		req, _ := http.NewRequest(method, "http://"+s.Addr()+"/v1/workers/a", strings.NewReader(plain))
+		req, _ := http.NewRequest(method, "http://"+s.Addr()+"/v1/workers/a", strings.NewReader(plainAnnouncement))
 		req.Header.Set("Authorization", "Bearer "+token)
 		resp, err := from.Do(req)
 		if err != nil {
@@ -371,30 +371,30 @@ func TestIDsAreOwned(t *testing.T) {
 			t.Errorf("%s from another address: %d; want %d", method, resp.StatusCode, want)
 		}
 	}
-	s.call(t, "PUT", "/v1/workers/b", token, strings.Replace(plain, "8000", "8001", 1))
-	if status, h, body := s.call(t, "PUT", "/v1/workers/c", token, strings.Replace(plain, "8000", "8002", 1)); status != 429 || h.Get("Retry-After") == "" {
+	s.call(t, "PUT", "/v1/workers/b", token, strings.Replace(plainAnnouncement, "8000", "8001", 1))
+	if status, h, body := s.call(t, "PUT", "/v1/workers/c", token, strings.Replace(plainAnnouncement, "8000", "8002", 1)); status != 429 || h.Get("Retry-After") == "" {
 		t.Errorf("over max_workers: %d %s", status, body)
 	}
 }
 
-func TestExpiryForgivesAPauseOfItsOwn(t *testing.T) {
+func TestExpiryAfterProcessPause(t *testing.T) {
 	set := discovery.NewSet("test", &sink{in: map[string]worker.Spec{}}, nil)
 	l := newLeases()
-	l.bound(10)
-	l.begin(set, nil, slog.New(slog.DiscardHandler))
+	l.setMax(10)
+	l.start(set, nil, slog.New(slog.DiscardHandler))
 	if _, err := l.put("a", netip.Addr{}, worker.Spec{ID: "a"}, 15*time.Second); err != nil {
 		t.Fatal(err)
 	}
 	// As if the process had slept for a minute since the last look.
 	l.mu.Lock()
-	l.last = l.last.Add(-time.Minute)
-	l.held["a"].ends = l.held["a"].ends.Add(-time.Minute)
+	l.lastExpiryCheck = l.lastExpiryCheck.Add(-time.Minute)
+	l.byID["a"].ends = l.byID["a"].ends.Add(-time.Minute)
 	l.mu.Unlock()
 	if ended := l.expire(); len(ended) != 0 {
 		t.Errorf("%v taken out for not being heard while nobody listened", ended)
 	}
 	l.mu.Lock()
-	l.held["a"].ends = time.Now().Add(-time.Millisecond)
+	l.byID["a"].ends = time.Now().Add(-time.Millisecond)
 	l.mu.Unlock()
 	if ended := l.expire(); len(ended) != 1 {
 		t.Error("it stays for ever")
@@ -488,7 +488,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &Client{Router: "http://" + s.Addr(), Token: token, ID: "a"}
 	done := make(chan error, 1)
-	go func() { done <- c.Keep(ctx, &Announcement{Version: 1, URL: "http://*:8000"}) }()
+	go func() { done <- c.Run(ctx, &Announcement{Version: 1, URL: "http://*:8000"}) }()
 	in := func() bool { _, in := s.get("a"); return in }
 	until(t, "it is in", in)
 	time.Sleep(1500 * time.Millisecond)
@@ -497,8 +497,8 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	}
 	// As a router that was restarted: it knows of nobody.
 	s.leases.mu.Lock()
-	s.leases.set.Drop("a")
-	delete(s.leases.held, "a")
+	s.leases.set.Remove("a")
+	delete(s.leases.byID, "a")
 	s.leases.mu.Unlock()
 	until(t, "it registered anew", in)
 	cancel()
@@ -506,13 +506,13 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 		t.Errorf("%v; in after its end: %v", err, in())
 	}
 	c.Token = "registration-token-2"
-	if err := c.Keep(context.Background(), &Announcement{Version: 1, URL: "http://*:8000"}); err == nil || !strings.Contains(err.Error(), "401") {
+	if err := c.Run(context.Background(), &Announcement{Version: 1, URL: "http://*:8000"}); err == nil || !strings.Contains(err.Error(), "401") {
 		t.Errorf("a wrong token: %v", err)
 	}
 }
 
 // What may change does so under those who are registered.
-func TestChange(t *testing.T) {
+func TestReload(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.MaxWorkers = 1 })
 	put := func(id, tok string, lease int) int {
 		t.Helper()
@@ -523,18 +523,18 @@ func TestChange(t *testing.T) {
 		t.Fatal("before")
 	}
 	const other = "registration-token-2"
-	s.Change(Terms{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 2})
+	s.Reload(Settings{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 2})
 	if put("b", token, 5) != 401 || put("b", other, 61) != 400 || put("b", other, 60) != 201 || put("c", other, 5) != 429 {
 		t.Error("the new terms do not hold")
 	}
-	s.Change(Terms{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 1})
+	s.Reload(Settings{Token: other, Lease: time.Minute, MaxLease: time.Minute, MaxWorkers: 1})
 	if put("a", other, 5) != 200 || put("b", other, 5) != 200 {
 		t.Error("who is registered may not renew, for there are too many")
 	}
 }
 
 // What is said on a command line is announced, all of it.
-func TestAnnounceSaysEverything(t *testing.T) {
+func TestAnnounceCoversAllFields(t *testing.T) {
 	w, err := config.ParseWorker(worker.Prefill, "http://*:8000,model=m,ranks=2,label=blue,engine=sglang,health_path=/healthz,block_size=64,kv_events=tcp://*:5557,kv_replay=tcp://*:5657,"+
 		"load_events=tcp://*:5757,max_requests=48,rank_requests=32,rank_tokens=65536,bootstrap_port=8998,bootstrap_host=10.1.2.3,init_port=7300,alloc_port=7400,peer_host=10.1.2.4,connector=true")
 	if err != nil {
@@ -552,7 +552,7 @@ func TestAnnounceSaysEverything(t *testing.T) {
 		t.Fatal(err)
 	}
 	within := []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}
-	got, err := a.spec("p", placeOf(netip.MustParseAddr("10.1.0.9"), within))
+	got, err := a.spec("p", scopeOf(netip.MustParseAddr("10.1.0.9"), within))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -569,13 +569,13 @@ func TestAnnounceSaysEverything(t *testing.T) {
 func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
 	from := netip.MustParseAddr("127.0.0.1")
 	old := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/16")}
-	known := func(id string, change func(*worker.Spec)) Known {
-		k := Known{ID: id, Owner: from, Lease: 5 * time.Second, Spec: worker.Spec{ID: id, URL: "http://10.1.2.3:8000", KVEvents: []string{"auto"}, Networks: old, Source: "register"}}
+	known := func(id string, change func(*worker.Spec)) KnownWorker {
+		k := KnownWorker{ID: id, Owner: from, Lease: 5 * time.Second, Spec: worker.Spec{ID: id, URL: "http://10.1.2.3:8000", KVEvents: []string{"auto"}, Networks: old, Source: "register"}}
 		change(&k.Spec)
 		return k
 	}
 	s := serve(t, func(o *Options) {
-		o.Known = []Known{
+		o.KnownWorkers = []KnownWorker{
 			known("stays", func(*worker.Spec) {}),
 			known("url", func(s *worker.Spec) { s.URL = "http://192.168.0.1:8000" }),
 			known("rank url", func(s *worker.Spec) { s.RankURLs = []string{"http://10.1.2.3:8000", "http://192.168.0.1:8000"} }),
@@ -591,7 +591,7 @@ func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
 	if status, _, _ := s.call(t, "GET", "/v1/workers", token, ""); status != 200 {
 		t.Fatal(status)
 	}
-	for _, k := range s.opt.Known[1:] {
+	for _, k := range s.opt.KnownWorkers[1:] {
 		if _, in := s.get(k.ID); in {
 			t.Errorf("%s is in", k.ID)
 		}

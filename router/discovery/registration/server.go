@@ -36,9 +36,9 @@ type Options struct {
 	// is nothing to report to; nil: there never is.
 	Connector func(reached netip.Addr) (any, error)
 	// Bound is the listener where it is open already.
-	Bound net.Listener
+	Listener net.Listener
 	// Known are the workers that the router before this one had.
-	Known []Known
+	KnownWorkers []KnownWorker
 }
 
 const (
@@ -50,34 +50,34 @@ const (
 
 // Server is the listener. New binds it; Run, which discovery calls, serves.
 type Server struct {
-	opt      Options
-	log      *slog.Logger
-	ln       net.Listener
-	networks []netip.Prefix
-	terms    atomic.Pointer[Terms]
-	gate     *gate
-	bound    net.Listener // ln without gate and TLS
-	leases   *leases
+	opt         Options
+	log         *slog.Logger
+	ln          net.Listener
+	networks    []netip.Prefix
+	settings    atomic.Pointer[Settings]
+	limiter     *limitListener
+	rawListener net.Listener // ln without gate and TLS
+	leases      *leases
 }
 
-// Terms are what of a Register may change while its Server runs.
-type Terms struct {
+// Settings are what of a Register may change while its Server runs.
+type Settings struct {
 	Token           string
 	Lease, MaxLease time.Duration
 	MaxWorkers      int
 }
 
-// TermsOf is that of c.
-func TermsOf(c *config.Register) Terms {
-	return Terms{Token: c.Token, Lease: c.Lease, MaxLease: c.MaxLease, MaxWorkers: c.MaxWorkers}
+// SettingsOf is that of c.
+func SettingsOf(c *config.Register) Settings {
+	return Settings{Token: c.Token, Lease: c.Lease, MaxLease: c.MaxLease, MaxWorkers: c.MaxWorkers}
 }
 
-// Change takes over t: leases as they are given and calls as they come from now on.
+// Reload takes over t: leases as they are given and calls as they come from now on.
 // Workers that are registered stay, also where they are more than there may be now.
-func (s *Server) Change(t Terms) {
-	s.terms.Store(&t)
-	s.leases.bound(t.MaxWorkers)
-	s.gate.most.Store(connsFor(t.MaxWorkers))
+func (s *Server) Reload(t Settings) {
+	s.settings.Store(&t)
+	s.leases.setMax(t.MaxWorkers)
+	s.limiter.maxConns.Store(connsFor(t.MaxWorkers))
 }
 
 // connsFor is how many connections so many workers may have: one each that waits and
@@ -95,15 +95,15 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln := opt.Bound
+	ln := opt.Listener
 	if ln == nil {
 		if ln, err = net.Listen("tcp", c.Listen); err != nil {
 			return nil, fmt.Errorf("registration: cannot listen on %q: %w; choose another address with --register", c.Listen, err)
 		}
 	}
-	s.bound, s.leases, s.gate = ln, newLeases(), newGate(ln, s.networks, s.log)
-	s.ln = s.gate
-	s.Change(TermsOf(c))
+	s.rawListener, s.leases, s.limiter = ln, newLeases(), newLimitListener(ln, s.networks, s.log)
+	s.ln = s.limiter
+	s.Reload(SettingsOf(c))
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
@@ -124,7 +124,7 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("registration: register.tls_cert, tls_key, client_ca: %w", err)
 	}
-	return keeper.Server(tls.VersionTLS12)
+	return keeper.ServerConfig(tls.VersionTLS12)
 }
 
 // Addr is the address it listens on, HOST:PORT.
@@ -139,7 +139,7 @@ func (s *Server) Close() { s.ln.Close() }
 // Run serves until ctx ends. Workers stay in then: a router that ends needs not
 // take its fleet apart.
 func (s *Server) Run(ctx context.Context, set *discovery.Set) error {
-	s.leases.begin(set, s.restored(), s.log)
+	s.leases.start(set, s.restoreKnown(), s.log)
 	srv := &http.Server{
 		Handler: s.guard(s.mux()), ReadHeaderTimeout: headTimeout, ReadTimeout: callTimeout, WriteTimeout: callTimeout,
 		IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeadBytes, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
@@ -160,7 +160,7 @@ func (s *Server) Run(ctx context.Context, set *discovery.Set) error {
 }
 
 func (s *Server) expire(ctx context.Context) {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(expiryInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -192,7 +192,7 @@ func (s *Server) mux() *http.ServeMux {
 // felt out. Without a token the certificate was checked in the handshake.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if token := s.terms.Load().Token; token != "" {
+		if token := s.settings.Load().Token; token != "" {
 			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 			if got, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice registration"`)
@@ -222,12 +222,12 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	id, from := r.PathValue("id"), callerOf(r)
-	spec, err := a.spec(id, placeOf(from, s.networks))
+	spec, err := a.spec(id, scopeOf(from, s.networks))
 	if err != nil {
 		fail(w, bad(err))
 		return
 	}
-	terms := s.terms.Load()
+	terms := s.settings.Load()
 	lease, err := a.lease(terms.Lease, terms.MaxLease)
 	if err != nil {
 		fail(w, bad(err))
@@ -235,7 +235,7 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 	}
 	changed, err := s.leases.put(id, from, spec, lease)
 	if err != nil {
-		s.log.Warn("registration refused", "worker", cut(id), "from", from, "err", err)
+		s.log.Warn("registration refused", "worker", truncate(id), "from", from, "err", err)
 		fail(w, err)
 		return
 	}
@@ -259,7 +259,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request) {
 
 func (s *Server) drop(w http.ResponseWriter, r *http.Request) {
 	id, from := r.PathValue("id"), callerOf(r)
-	if err := s.leases.drop(id, from); err != nil {
+	if err := s.leases.remove(id, from); err != nil {
 		fail(w, err)
 		return
 	}

@@ -1,0 +1,319 @@
+package sim
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	zmq "github.com/pebbe/zmq4"
+)
+
+// incarnation is an engine between a start and its end: one identity, one cache, one
+// sequence of events. A crash ends a life; Restart begins another.
+type incarnation struct {
+	e         *Engine
+	id        string // engine id; a rank's is id_dp<rank> when there are several
+	startedAt time.Time
+	ranks     []*rank
+	ctx       context.Context // ends first when the life ends
+	kill      context.CancelFunc
+	stopc     <-chan struct{} // of ctx
+	wg        sync.WaitGroup
+
+	zctx     *zmq.Context
+	notifier notifier     // LMCache's
+	side     net.Listener // the private side channel other simulated engines pull from
+	peer     *http.Client // and its client
+	pull     puller
+
+	mu        sync.Mutex // listeners, conns
+	listeners []net.Listener
+	conns     map[*conn]struct{}
+	stopping  bool
+	stopped   chan struct{}
+
+	next         atomic.Uint32 // round robin over ranks for requests that name none
+	slowReaders  atomic.Int64
+	abortedEarly atomic.Int64 // clients gone before the engine knew their request
+	rejected     atomic.Int64
+	ignoredPD    atomic.Int64 // P/D members that an engine warns about and ignores
+
+	bootstrap         bootstrap    // of a prefill whose family has one
+	bootstrapListener net.Listener // nil when it has none
+	prefillMu         sync.Mutex   // boots
+	prefills          map[string]*prefillServer
+}
+
+func (e *Engine) newIncarnation() (l *incarnation, err error) {
+	l = &incarnation{e: e, id: uuid(), startedAt: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
+	l.ctx, l.kill = context.WithCancel(context.Background())
+	l.stopc = l.ctx.Done()
+	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
+	l.pull.init(l)
+	l.prefills = make(map[string]*prefillServer)
+	defer func() {
+		if err != nil {
+			l.stop(true)
+		}
+	}()
+	if len(e.addrs) == 0 {
+		if err := e.reserveAddrs(); err != nil {
+			return l, err
+		}
+	}
+	enc, err := encodingByName(e.o.Encoding)
+	if err != nil {
+		return l, err
+	}
+	for i := range e.o.Ranks {
+		r := newRank(l, i)
+		if e.o.KVEvents != "off" {
+			r.pub = newPublisher(l, encoder{encoding: enc, blockSize: e.o.BlockSize, rank: i, bytes: e.o.BytesHashes})
+		}
+		l.ranks = append(l.ranks, r)
+	}
+	if e.o.KVEvents != "off" {
+		if l.zctx, err = zmq.NewContext(); err != nil {
+			return l, fmt.Errorf("sim: cannot make a zmq context: %w", err)
+		}
+		if err = l.bindEvents(); err != nil {
+			return l, err
+		}
+	}
+	host, _, _ := net.SplitHostPort(e.addrs[0])
+	if l.side, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(e.o.SidePort))); err != nil {
+		return l, fmt.Errorf("sim: cannot listen for transfers on %q: %w", host, err)
+	}
+	l.listeners = append(l.listeners, l.side)
+	l.wg.Add(1)
+	go l.accept(l.side, -1, serveSideChannel)
+	for _, r := range l.ranks {
+		r.started.Store(true)
+		l.wg.Add(1)
+		go r.loop()
+		if r.pub != nil {
+			l.wg.Add(1)
+			go r.pub.loop()
+			if r.pub.load != nil {
+				l.wg.Go(func() { r.publishLoads(r.pub.load) })
+			}
+		}
+	}
+	if err = l.startBootstrap(); err != nil {
+		return l, err
+	}
+	if !e.refusing {
+		if err = l.listen(); err != nil {
+			return l, err
+		}
+	}
+	e.incarnations.Add(1)
+	return l, nil
+}
+
+// reserveAddrs decides the addresses, once for all lives.
+func (e *Engine) reserveAddrs() error {
+	fail := func(err error) error {
+		for _, h := range e.placeholders {
+			h.close()
+		}
+		e.placeholders, e.addrs = nil, nil
+		return err
+	}
+	main, err := reservePort(e.o.Listen)
+	if err != nil {
+		return err
+	}
+	e.placeholders = append(e.placeholders, main)
+	e.addrs = append(e.addrs, main.addr.String())
+	if !e.o.RankPorts {
+		return nil
+	}
+	_, port, _ := net.SplitHostPort(e.o.Listen)
+	for i := range e.o.Ranks {
+		a := net.TCPAddr{IP: main.addr.IP}
+		if port != "0" {
+			a.Port = main.addr.Port + 1 + i
+		}
+		h, err := reservePort(a.String())
+		if err != nil {
+			return fail(err)
+		}
+		e.placeholders = append(e.placeholders, h)
+		e.addrs = append(e.addrs, h.addr.String())
+	}
+	return nil
+}
+
+// listen opens the client ports.
+func (l *incarnation) listen() error {
+	for i, addr := range l.e.addrs {
+		ln, err := listenReserved(addr)
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		if l.stopping {
+			l.mu.Unlock()
+			ln.Close()
+			return net.ErrClosed
+		}
+		l.listeners = append(l.listeners, ln)
+		l.wg.Add(1)
+		l.mu.Unlock()
+		go l.accept(ln, i-1, serveAPI)
+	}
+	return nil
+}
+
+// closeListeners makes the client ports refuse and ends their connections.
+func (l *incarnation) closeListeners() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	keep := l.listeners[:0]
+	for _, ln := range l.listeners {
+		if ln == l.side || ln == l.bootstrapListener {
+			keep = append(keep, ln)
+			continue
+		}
+		ln.Close()
+	}
+	l.listeners = keep
+	for c := range l.conns {
+		if !c.sideChannel {
+			c.nc.Close()
+		}
+	}
+}
+
+func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *httpRequest) *job) {
+	defer l.wg.Done()
+	for {
+		nc, err := ln.Accept()
+		if err != nil {
+			select {
+			case <-l.stopc:
+				return
+			default:
+			}
+			if ne, ok := err.(net.Error); ok && ne.Timeout() || isTooMany(err) {
+				time.Sleep(5 * time.Millisecond)
+				continue
+			}
+			return
+		}
+		c, err := newConn(l, nc.(*net.TCPConn), rank)
+		if err != nil {
+			nc.Close()
+			continue
+		}
+		c.sideChannel = ln == l.side || ln == l.bootstrapListener
+		l.mu.Lock()
+		if l.stopping {
+			l.mu.Unlock()
+			nc.Close()
+			return
+		}
+		l.conns[c] = struct{}{}
+		l.wg.Add(1)
+		l.mu.Unlock()
+		go func() {
+			defer l.wg.Done()
+			c.serve(handle)
+			l.mu.Lock()
+			delete(l.conns, c)
+			l.mu.Unlock()
+		}()
+	}
+}
+
+// stop ends the life and waits until nothing of it is left. Abrupt resets the
+// connections; else requests under way are failed as by a dead engine core first.
+// It must not be called from a goroutine of the life.
+func (l *incarnation) stop(abrupt bool) {
+	l.mu.Lock()
+	if l.stopping {
+		l.mu.Unlock()
+		<-l.stopped
+		return
+	}
+	l.stopping = true
+	for _, ln := range l.listeners {
+		ln.Close()
+	}
+	if abrupt {
+		for c := range l.conns {
+			c.reset()
+		}
+	}
+	l.mu.Unlock()
+	l.kill()
+	for _, r := range l.ranks {
+		if r.started.Load() {
+			<-r.stopped
+		} else if r.pub != nil {
+			if r.pub.load != nil {
+				r.pub.load.Close()
+			}
+			r.pub.close()
+		}
+	}
+	l.mu.Lock()
+	for c := range l.conns {
+		c.interruptRead()
+	}
+	l.mu.Unlock()
+	l.wg.Wait()
+	l.peer.CloseIdleConnections()
+	l.notifier.mu.Lock()
+	l.notifier.close()
+	l.notifier.mu.Unlock()
+	if l.zctx != nil {
+		l.zctx.Term()
+	}
+	close(l.stopped)
+}
+
+// isStopping says whether stop has begun.
+func (l *incarnation) isStopping() bool {
+	select {
+	case <-l.stopc:
+		return true
+	default:
+		return false
+	}
+}
+
+// rankID is the engine id of one rank, as vLLM names it.
+func (l *incarnation) rankID(rank int) string {
+	if len(l.ranks) < 2 {
+		return l.id
+	}
+	return fmt.Sprintf("%s_dp%d", l.id, rank)
+}
+
+func uuid() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+func isTooMany(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ECONNABORTED)
+}

@@ -1,0 +1,41 @@
+package sim
+
+import (
+	"context"
+	"io"
+	"net"
+	"time"
+)
+
+// zmtpGreeting is the first byte of every ZMTP 3 connection, and of no HTTP request.
+const zmtpGreeting = 0xff
+
+// forwardZMQ passes a connection that speaks ZMTP on to Options.SideZMQ, until either side
+// ends it or the life does; false: it is for the engine itself.
+func (c *conn) forwardZMQ() bool {
+	first, err := c.br.Peek(1)
+	if err != nil || first[0] != zmtpGreeting {
+		return false
+	}
+	to := c.incarnation.e.o.SideZMQ
+	if to == "" {
+		return true
+	}
+	d := net.Dialer{Timeout: 5 * time.Second}
+	out, err := d.DialContext(c.incarnation.ctx, "tcp", to)
+	if err != nil {
+		return true
+	}
+	c.incarnation.wg.Go(func() {
+		io.Copy(c.nc, out)
+		c.nc.Close()
+		out.Close()
+	})
+	defer context.AfterFunc(c.incarnation.ctx, func() {
+		c.nc.Close()
+		out.Close()
+	})()
+	io.Copy(out, c.br)
+	out.Close()
+	return true
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const repositoryRoot = "../.."
+
+// packageLayers orders the house from the street door to the cellar: a package may
+// import its own floor and the ones below.
+var packageLayers = []string{"cmd", "router", "dataplane", "nixl", "native"}
+
+// leafPackages import nothing of ours.
+var leafPackages = []string{"router/worker", "router/liveness", "dataplane/objpool"}
+
+// benchAllowedImports is what the simulated engine and the load generator may use of the
+// router: they must not know how it decides.
+var benchAllowedImports = []string{"sluice/router/blockhash", "sluice/router/kvevents"}
+
+// directDependencies is the whole list; a new one shows in the review of this
+// line and needs a reason there.
+var directDependencies = []string{
+	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
+	"github.com/VictoriaMetrics/metrics",      // /metrics
+	"github.com/anishathalye/porcupine",       // tests only: linearizability of the KV index
+	"github.com/dustin/go-humanize",           // numbers in tables for people
+	"github.com/goccy/go-yaml",                // strict config with line and column
+	"github.com/klauspost/compress",           // zstd of recordings and of snapshots of the index
+	"github.com/panjf2000/gnet/v2",            // event loops of the framed engine socket
+	"github.com/pebbe/zmq4",                   // KV events; engines' side channels
+	"github.com/tinylib/msgp",                 // msgpack of the same
+	"github.com/valyala/fasthttp",             // the HTTP front
+	"github.com/zeebo/xxh3",                   // block hashing
+	"golang.org/x/net",                        // DNS messages, for workers found by name
+	"k8s.io/api",                              // Kubernetes: the pod as a type
+	"k8s.io/apimachinery",                     // Kubernetes: its encoding and selectors
+	"k8s.io/client-go",                        // Kubernetes: credentials, the typed core client, list and watch
+	"k8s.io/klog/v2",                          // Kubernetes: only to keep client-go from logging past ours
+	"golang.org/x/sys",                        // epoll for the client-gone watch
+}
+
+// uncheckedPools may have a sync.Pool: what lies in any other is checked by package reuse.
+var uncheckedPools = map[string]string{
+	"dataplane/objpool/pool.go":      "it is what checks",
+	"dataplane/membudget/pool.go":  "it checks its buffers itself",
+	"dataplane/compression/encode.go":   "zstd encoders, whose memory is theirs",
+	"router/tokenize/cache.go":     "hashers, which keep their key from one use to the next",
+	"dataplane/objpool/pool_test.go": "it is that package's test",
+}
+
+// TestPoolsUseObjpool: a pooled object that somebody uses after its release can put one
+// client's bytes into another's request, so every pool is of package reuse.
+func TestPoolsUseObjpool(t *testing.T) {
+	forEachGoFile(t, func(path string, _ []string) {
+		if layerOf(filepath.ToSlash(filepath.Dir(path))) < 0 || uncheckedPools[filepath.ToSlash(path)] != "" {
+			return
+		}
+		text, err := os.ReadFile(filepath.Join(repositoryRoot, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const pool = "sync" + ".Pool"
+		if strings.Contains(string(text), pool+"{") || strings.Contains(string(text), pool+"\n") {
+			t.Errorf("%s has a sync.Pool; use reuse.Pool, which tests check, or say in ownPools why not", path)
+		}
+	})
+}
+
+func TestImportDirection(t *testing.T) {
+	forEachGoFile(t, func(path string, imports []string) {
+		dir := filepath.ToSlash(filepath.Dir(path))
+		for _, imp := range imports {
+			if imp == "C" && !strings.HasPrefix(dir, "native") {
+				t.Errorf("%s imports \"C\": only native/ may", path)
+			}
+			rest, ours := strings.CutPrefix(imp, "sluice/")
+			if !ours {
+				continue
+			}
+			if slices.Contains(leafPackages, dir) {
+				t.Errorf("%s imports %s: %s is a leaf and imports nothing of ours", path, imp, dir)
+			}
+			if strings.HasPrefix(dir, "bench/sim") || strings.HasPrefix(dir, "bench/load") {
+				if strings.HasPrefix(imp, "sluice/router") && !slices.Contains(benchAllowedImports, imp) {
+					t.Errorf("%s imports %s: of the router, %s may use only %v", path, imp, dir, benchAllowedImports)
+				}
+			}
+			from, to := layerOf(dir), layerOf(rest)
+			if from >= 0 && to >= 0 && to < from {
+				t.Errorf("%s imports %s: arrows go %s", path, imp, strings.Join(packageLayers, " -> "))
+			}
+			if from > 0 && strings.HasPrefix(rest, "bench/") && !strings.HasSuffix(path, "_test.go") {
+				t.Errorf("%s imports %s: only cmd and tests use the bench packages", path, imp)
+			}
+		}
+	})
+}
+
+func layerOf(dir string) int {
+	top, _, _ := strings.Cut(dir, "/")
+	return slices.Index(packageLayers, top)
+}
+
+func TestDirectDependencies(t *testing.T) {
+	mod, err := os.ReadFile(filepath.Join(repositoryRoot, "go.mod"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var direct []string
+	for line := range strings.Lines(string(mod)) {
+		f := strings.Fields(line)
+		if len(f) == 2 && strings.Contains(f[0], ".") && strings.HasPrefix(f[1], "v") {
+			direct = append(direct, f[0])
+			if f[0] == "github.com/valyala/fasthttp" && f[1] != "v1.74.0" {
+				t.Errorf("fasthttp is pinned to v1.74.0, go.mod has %s: the guard's cases must be checked again first", f[1])
+			}
+		}
+	}
+	slices.Sort(direct)
+	want := slices.Clone(directDependencies)
+	slices.Sort(want)
+	if !slices.Equal(direct, want) {
+		t.Errorf("direct dependencies are\n  %s\nwant\n  %s\na new one needs a line with its reason in directDependencies",
+			strings.Join(direct, "\n  "), strings.Join(want, "\n  "))
+	}
+}
+
+// bin/sluice, and so every sidecar, has nothing of Kubernetes in it, by whatever way.
+func TestBuildWithoutKubernetes(t *testing.T) {
+	list := func(tags string) (found []string) {
+		out, err := exec.Command("go", "list", "-deps", "-tags", tags, "sluice/cmd/sluice").Output()
+		if err != nil {
+			t.Fatalf("go list: %v", err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if pkg := strings.TrimSpace(line); strings.HasPrefix(pkg, "k8s.io/") || strings.HasPrefix(pkg, "sigs.k8s.io/") {
+				found = append(found, pkg)
+			}
+		}
+		return found
+	}
+	if found := list("nokube"); len(found) > 0 {
+		t.Errorf("with -tags nokube the binary has %v", found)
+	}
+	if found := list(""); !slices.Contains(found, "k8s.io/client-go/kubernetes/typed/core/v1") {
+		t.Error("the whole binary is without the typed core client")
+	}
+}
+
+func TestTopLevelFolders(t *testing.T) {
+	allowed := []string{"bench", "bin", "build", "cmd", "dataplane", "docs", "native", "nixl", "router", "scripts"}
+	entries, err := os.ReadDir(repositoryRoot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") && !slices.Contains(allowed, e.Name()) {
+			t.Errorf("top-level folder %q is not part of the house; want one of %v", e.Name(), allowed)
+		}
+	}
+}
+
+// forEachGoFile walks every Go file of the module, tests included, and gives
+// its path from the root and its imports.
+func forEachGoFile(t *testing.T, f func(path string, imports []string)) {
+	t.Helper()
+	fset := token.NewFileSet()
+	seen := 0
+	err := filepath.WalkDir(repositoryRoot, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && (name == "testdata" || name == "node_modules" || name == "build" || strings.HasPrefix(name, ".") && len(name) > 2) {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		file, err := parser.ParseFile(fset, p, nil, parser.ImportsOnly)
+		if err != nil {
+			return err
+		}
+		var imports []string
+		for _, i := range file.Imports {
+			path, err := strconv.Unquote(i.Path.Value)
+			if err != nil {
+				return err
+			}
+			imports = append(imports, path)
+		}
+		rel, err := filepath.Rel(repositoryRoot, p)
+		if err != nil {
+			return err
+		}
+		seen++
+		f(filepath.ToSlash(rel), imports)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if seen < 20 {
+		t.Fatalf("saw only %d Go files: the walk did not start at the root", seen)
+	}
+}

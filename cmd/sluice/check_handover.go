@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/config"
+	"sluice/router/pd"
+	"sluice/router/worker"
+)
+
+// handOverLimit is how long a prefill engine may take for one token: a cold one compiles.
+const handOverLimit = 30 * time.Second
+
+// checkHandOvers asks each prefill worker for a hand-over, where the family's legs can be run
+// one by one, and prints a line for each that gives none; it gives their number. An engine
+// without a KV connector answers all other questions like one that has it, and requests
+// well, too: decode then does every request alone.
+func checkHandOvers(cfg *config.Config, stdout io.Writer) (failed int) {
+	specs := cfg.Specs()
+	faults := make([]error, len(specs))
+	var wg sync.WaitGroup
+	for i := range specs {
+		if s := &specs[i]; s.Role == worker.Prefill && (s.Engine == "" || s.Engine == "vllm") {
+			wg.Go(func() { faults[i] = tryHandOver(cfg, s) })
+		}
+	}
+	wg.Wait()
+	for i, err := range faults {
+		if err != nil {
+			failed++
+			fmt.Fprintf(stdout, "  FAULT %s at %s\n        %s\n", specs[i].ID, specs[i].URL, comment(err.Error()))
+		}
+	}
+	return failed
+}
+
+func tryHandOver(cfg *config.Config, s *worker.Spec) error {
+	url := s.URL
+	if len(s.RankURLs) > 0 {
+		url = s.RankURLs[0]
+	}
+	opt, err := asksEngines(cfg, handOverLimit)
+	if err != nil {
+		return err
+	}
+	ep, err := upstream.NewEndpoint(url, opt)
+	if err != nil {
+		return err
+	}
+	defer ep.Close()
+	model := servedModel(ep, s)
+	pdConfig := cfg.PD
+	if m, ok := cfg.Models[model]; ok && m.PD != nil {
+		pdConfig = *m.PD
+	}
+	try, ok := pd.NewHandoverProbe(pdConfig.Family, model)
+	if model == "" || !ok {
+		return nil // what the other questions have found is enough, or there is nothing to try
+	}
+	resp, err := ep.Do(&upstream.Request{
+		Method: "POST", Path: try.Path, Body: [][]byte{try.Body}, Deadline: time.Now().Add(handOverLimit),
+		Fields: []upstream.Field{{Name: "Content-Type", Value: "application/json"}},
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("it does not answer a prefill request: %w", err)
+	}
+	defer resp.Release()
+	answer, err := resp.ReadAll(nil, 1<<20)
+	if err != nil {
+		return fmt.Errorf("it does not answer a prefill request: %w", err)
+	}
+	return try.Check(resp.Status, answer)
+}
+
+// servedModel is a model that the worker serves, "" where it does not say.
+func servedModel(ep *upstream.Endpoint, s *worker.Spec) string {
+	if len(s.Models) > 0 {
+		return s.Models[0]
+	}
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	status, body, err := ep.Get("/v1/models", handOverLimit, 1<<20)
+	if err != nil || status != 200 || json.Unmarshal(body, &list) != nil || len(list.Data) == 0 {
+		return ""
+	}
+	return list.Data[0].ID
+}

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// drainingStream is a stream under way and where it runs.
+type drainingStream struct {
+	m          *migrationFleet
+	endpoint   *endpointCase
+	want       streamRecord
+	got        chan *answer
+	engineName string
+}
+
+// startDrainingStream begins a stream of a face on engines that are slow enough to be drained under
+// it, and waits until some of it is out.
+func startDrainingStream(t *testing.T, m *migrationFleet, f *endpointCase, id string) *drainingStream {
+	t.Helper()
+	body := f.request(60, true)
+	d := &drainingStream{m: m, endpoint: f, want: f.read(post(t, m.reference.URL()+f.path, body)), got: make(chan *answer, 1)}
+	for _, e := range m.engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
+	}
+	go func() {
+		a, err := tryPost(context.Background(), m.URL+f.path, body, "X-Request-Id", id)
+		if err != nil {
+			t.Error(err)
+		}
+		d.got <- a
+	}()
+	eventually(t, 10*time.Second, "the stream is under way", func() bool {
+		for i, e := range m.engines {
+			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
+				d.engineName = fmt.Sprint("d", i)
+			}
+		}
+		return d.engineName != ""
+	})
+	eventually(t, 5*time.Second, "a loop drives the stream", func() bool {
+		threads, streams := m.front.Loops()
+		return streams > 0 || threads == 0
+	})
+	return d
+}
+
+// ended waits for the stream and compares it.
+func (d *drainingStream) ended(t *testing.T) *answer {
+	t.Helper()
+	select {
+	case a := <-d.got:
+		if a != nil {
+			d.m.wantSameRecord(t, d.endpoint.name+" on "+d.engineName, d.endpoint, a, d.want)
+		}
+		return a
+	case <-time.After(20 * time.Second):
+		t.Fatal("the stream did not end")
+	}
+	return nil
+}
+
+func (d *drainingStream) engine() *sim.Engine {
+	if d.engineName == "d0" {
+		return d.m.engines[0]
+	}
+	return d.m.engines[1]
+}
+
+// TestStreamsMigrateFromDrainingWorker: drained by the admin's call, or taken away: its
+// streams go on from another, the client sees one.
+func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
+	chat := endpointCase{name: "chat", path: "/v1/chat/completions", body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, read: readOpenAIStream}
+	for _, f := range append([]endpointCase{chat}, endpointCases...) {
+		if strings.Contains(f.name, "to the end") {
+			continue // it may be over too soon
+		}
+		for _, how := range []string{"drain", "remove"} {
+			if how == "remove" && f.name != "chat" {
+				continue
+			}
+			t.Run(f.name+" "+how, func(t *testing.T) {
+				t.Parallel()
+				m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+				d := startDrainingStream(t, m, &f, "leaves")
+				if how == "drain" {
+					if err := m.fleet.Drain(d.engineName, true); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := m.fleet.Remove(d.engineName); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				if m.migrated("drained") != 1 {
+					t.Errorf("%v drained, %v done", m.migrated("drained"), m.migrated("done"))
+				}
+				d.ended(t)
+				rec := m.outcome(t, "leaves")
+				if rec.Outcome.Reason != "" || !strings.Contains(fmt.Sprint(rec.Notes), "drain") {
+					t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
+				}
+				wantIdle(t, m.testRouter, 5*time.Second, m.engines...)
+			})
+		}
+	}
+}
+
+// TestDrainWaits: streams have migration.drain_after to end by themselves, and a
+// worker taken back before keeps them.
+func TestDrainWaits(t *testing.T) {
+	f := endpointCases[4]
+	for name, k := range map[string]struct {
+		after time.Duration
+		back  bool
+		moves float64
+	}{
+		"in time":    {150 * time.Millisecond, false, 1},
+		"taken back": {150 * time.Millisecond, true, 0},
+		"never":      {-1, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := startEndpointFleet(t, &f, 2, func(c *config.Config) {
+				c.Migration.DrainAfter = k.after
+				c.Timeouts.StreamIdle = 10 * time.Second
+			})
+			d := startDrainingStream(t, m, &f, "waits")
+			began := time.Now()
+			m.fleet.Drain(d.engineName, true)
+			if k.back {
+				m.fleet.Drain(d.engineName, false)
+			}
+			if k.moves > 0 {
+				eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				if took := time.Since(began); took < k.after {
+					t.Errorf("left after %s", took)
+				}
+			}
+			d.ended(t)
+			if n := m.migrated("drained"); n != k.moves {
+				t.Errorf("%v moved, want %v", n, k.moves)
+			}
+		})
+	}
+}
+
+// TestDrainOfOnlyWorker: a stream that nobody else takes stays where it is, to its
+// end.
+func TestDrainOfOnlyWorker(t *testing.T) {
+	f := endpointCases[4]
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	d := startDrainingStream(t, m, &f, "stays")
+	other := m.engines[0]
+	if d.engineName == "d0" {
+		other = m.engines[1]
+	}
+	other.Fault(sim.Fault{Kind: sim.Refuse})
+	m.fleet.Drain(d.engineName, true)
+	d.ended(t)
+	if m.migrated("drained") != 0 || m.migrated("failed") == 0 {
+		t.Errorf("%v drained, %v failed", m.migrated("drained"), m.migrated("failed"))
+	}
+	wantIdle(t, m.testRouter, 5*time.Second, d.engine())
+}
+
+// TestManyStreamsMigrate: all at once, and none is lost or doubled.
+func TestManyStreamsMigrate(t *testing.T) {
+	f := endpointCase{name: "chat", path: "/v1/chat/completions", body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, read: readOpenAIStream}
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	const n = 60
+	all := make([]*drainingStream, n)
+	for i := range all {
+		all[i] = startDrainingStream(t, m, &f, fmt.Sprint("many-", i))
+	}
+	m.fleet.Drain("d0", true)
+	for _, d := range all {
+		d.ended(t)
+	}
+	state := func() worker.State { s, _ := m.fleet.View().Workers[0].State(); return s }
+	if m.migrated("drained") == 0 || state() != worker.Draining {
+		t.Errorf("%v drained, the worker is %v", m.migrated("drained"), state())
+	}
+	wantIdle(t, m.testRouter, 5*time.Second, m.engines...)
+}

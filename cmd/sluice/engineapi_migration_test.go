@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+)
+
+// workerExit is how a worker leaves its streams, and under which outcome the router
+// counts those that go on.
+type workerExit struct {
+	name, outcome string
+	run           func(t *testing.T, r *testRouter, id string, e *sim.Engine)
+}
+
+var workerExits = []workerExit{
+	{"drained", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
+		if err := r.fleet.Drain(id, true); err != nil {
+			t.Error(err)
+		}
+	}},
+	{"taken away", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
+		if err := r.fleet.Remove(id); err != nil {
+			t.Error(err)
+		}
+	}},
+	{"dies", "done", func(_ *testing.T, _ *testRouter, _ string, e *sim.Engine) { e.Crash() }},
+}
+
+func allowAnyMigration(c *config.Config) {
+	c.Migration.DrainAfter = 0
+	c.Timeouts.StreamIdle = 20 * time.Second
+}
+
+// migratedTokens is the length of the streams: seconds of the engine that they begin on,
+// which is slow, so that it can be left in their middle on any machine.
+const migratedTokens = 1500
+
+// startMigratingRequest begins a stream, has the worker that it is on leave when tokens have come,
+// and gives the whole answer and that worker's id.
+func startMigratingRequest(t *testing.T, r *testRouter, engines map[string]*sim.Engine, prompt []uint32, n int, move workerExit) (a *engineAPIAnswer, on string) {
+	t.Helper()
+	for _, e := range engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 2}) // a trial that is declined, and the stream
+	}
+	req := engineAPIRequest(prompt, n)
+	req.Annotations = []string{"decision"}
+	s := startEngineAPI(t, dialEngine(t, r, "unix"), req)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	var head []uint32
+	for len(head) < 5 {
+		it, err := s.Next(ctx)
+		if it == nil || it.Data == nil {
+			t.Fatalf("after %d tokens: %+v, %v", len(head), it, err)
+		}
+		head = append(head, it.Data.TokenIDs...)
+		for _, c := range it.Comment {
+			if id, ok := strings.CutPrefix(c, "worker_id: "); ok {
+				on = id
+			}
+		}
+	}
+	if engines[on] == nil {
+		t.Fatalf("the stream is on %q", on)
+	}
+	for id, e := range engines {
+		if id != on {
+			e.ClearFaults()
+		}
+	}
+	move.run(t, r, on, engines[on])
+	a = readEngineAPI(ctx, s)
+	a.tokens[0] = append(head, a.tokens[0]...)
+	return a, on
+}
+
+func wantUndisturbed(t *testing.T, a *engineAPIAnswer, want []uint32, prompt int) {
+	t.Helper()
+	if a.failure != nil || a.err != nil || !slices.Equal(a.tokens[0], want) || a.finish[0] != "length" {
+		t.Errorf("%v %v %q\ngot  %v\nwant %v", a.failure, a.err, a.finish[0], a.tokens[0], want)
+	}
+	if u := a.usage; u == nil || u.Prompt != prompt || u.Completion != len(want) || u.Total != prompt+len(want) {
+		t.Errorf("usage %+v; want %d and %d", u, prompt, len(want))
+	}
+}
+
+// TestEngineAPIStreamsMigrate: whatever engine it is on, and in whatever API of
+// it, a stream whose worker drains, is taken away or dies goes on as if nothing were.
+func TestEngineAPIStreamsMigrate(t *testing.T) {
+	for _, k := range []struct {
+		name string
+		mod  func(*sim.Options)
+		conf func(*config.Config)
+	}{
+		{"vLLM completions", nil, func(c *config.Config) { c.EngineAPI.VLLM = "completions" }},
+		{"vLLM generate", nil, func(*config.Config) {}},
+		{"SGLang, whole", func(o *sim.Options) { o.Engine = "sglang" }, func(*config.Config) {}},
+		{"SGLang, deltas", func(o *sim.Options) { o.Engine, o.Incremental = "sglang", true }, func(*config.Config) {}},
+		{"TensorRT-LLM", func(o *sim.Options) { o.Engine = "trtllm" }, withTRTLLM},
+	} {
+		for i, move := range workerExits {
+			t.Run(k.name+"/"+move.name, func(t *testing.T) {
+				t.Parallel()
+				r, all := startEngineRouter(t, 3, k.mod, func(c *config.Config) { allowAnyMigration(c); k.conf(c) })
+				engines := map[string]*sim.Engine{"e0": all[0], "e1": all[1], "e2": all[2]}
+				prompt := tokenIDs(40, 60+i)
+				a, on := startMigratingRequest(t, r, engines, prompt, migratedTokens, move)
+				wantUndisturbed(t, a, referenceTokens(t, startSim(t, nil), prompt, migratedTokens), 40)
+				if r.metric(`sluice_migrations_total{outcome="`+move.outcome+`"}`) != 1 {
+					t.Errorf("no stream is counted as %s", move.outcome)
+				}
+				delete(engines, on)
+				for _, e := range engines {
+					wantIdle(t, r, testTimeout, e)
+				}
+			})
+		}
+	}
+}
+
+// TestEngineAPIStreamsMigrateFromDecode: the same of a decode worker, in every family, that of
+// TensorRT-LLM too: as an engine's caller the router asks it for ids, not text.
+func TestEngineAPIStreamsMigrateFromDecode(t *testing.T) {
+	for i := range matrixFamilies {
+		fam := &matrixFamilies[i]
+		for k, move := range workerExits {
+			if move.name == "taken away" {
+				continue // as drained, for a family
+			}
+			t.Run(fam.name+"/"+move.name, func(t *testing.T) {
+				t.Parallel()
+				own := *fam
+				configure := fam.config
+				own.config = func(c *config.Config) {
+					allowAnyMigration(c)
+					if configure != nil {
+						configure(c)
+					}
+				}
+				if prepare := fam.prepare; prepare != nil {
+					own.prepare = func(t *testing.T, f *matrixFamily) {
+						prepare(t, f)
+						inner := f.config
+						f.config = func(c *config.Config) { allowAnyMigration(c); inner(c) }
+					}
+				}
+				f := engineAPIFleet(t, &own)
+				engines := map[string]*sim.Engine{"decode-0": f.decodes[0], "decode-1": f.decodes[1]}
+				prompt := tokenIDs(50, 80+k)
+				a, _ := startMigratingRequest(t, f.router, engines, prompt, migratedTokens, move)
+				wantUndisturbed(t, a, referenceTokens(t, f.reference, prompt, migratedTokens), 50)
+				if n := f.router.metric(`sluice_migrations_total{outcome="` + move.outcome + `"}`); n != 1 {
+					t.Errorf("%v streams are counted as %s; want 1", n, move.outcome)
+				}
+				if !f.becomesIdle(testTimeout) {
+					t.Errorf("something is kept: %s", f.router.reservedLoad())
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+)
+
+// serverWithoutHealth starts testdata/plainserver.py and returns its URL.
+func serverWithoutHealth(t *testing.T, args ...string) string {
+	t.Helper()
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("no python3")
+	}
+	cmd := exec.Command(python, append([]string{"testdata/plainserver.py"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	port, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the server did not start: %v", err)
+	}
+	return "http://127.0.0.1:" + strings.TrimSpace(port)
+}
+
+// A server without /health and /ping: init writes it, check approves of it, and serve has
+// it ready and sends it requests, whether it has /metrics or not.
+func TestServerWithoutHealth(t *testing.T) {
+	for _, args := range [][]string{nil, {"metrics"}} {
+		t.Run(strings.Join(append([]string{"with"}, args...), " "), func(t *testing.T) {
+			url := serverWithoutHealth(t, args...)
+			path := filepath.Join(t.TempDir(), "sluice.yaml")
+			var out, errs syncBuffer
+			if code := runInit([]string{"-o", path, "--engine", url}, &out, &errs); code != 0 {
+				t.Fatalf("init: exit %d: %s", code, errs.String())
+			}
+			text, err := os.ReadFile(path)
+			if err != nil || !strings.Contains(string(text), `# health_path: "/v1/models"`) {
+				t.Errorf("init wrote, %v:\n%s", err, text)
+			}
+			if code := runCheck([]string{"--config", path, "--probe"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "ok    aggregated-0") {
+				t.Errorf("check: exit %d: %s%s", code, out.String(), errs.String())
+			}
+			cfg, err := config.Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := startRouter(t, nil, cfg.Workers...)
+			a := post(t, r.URL+"/v1/completions", `{"model":"tiny","prompt":"asked"}`)
+			if a.Status != 200 || a.text(t) != "it was asked" {
+				t.Errorf("%d %s", a.Status, a.Body)
+			}
+			time.Sleep(4 * r.cfg.Health.Interval)
+			if !allReady(r) {
+				t.Error("it is not ready after more probes")
+			}
+		})
+	}
+}

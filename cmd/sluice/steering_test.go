@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+func TestSteeringHeaders(t *testing.T) {
+	var workers []config.Worker
+	for i, id := range []string{"a", "b", "c"} {
+		w := simWorker(startSim(t, nil), worker.Aggregated, id)
+		w.Labels = [][]string{{"h100", "eu"}, {"h100", "us"}, {"a10", "eu"}}[i]
+		workers = append(workers, w)
+	}
+	r := startRouter(t, nil, workers...)
+	url := r.URL + "/v1/chat/completions"
+	n := 0
+	worker := func(headers ...string) map[string]int {
+		t.Helper()
+		where := map[string]int{}
+		for range 12 {
+			n++
+			a := post(t, url, chatOf(fmt.Sprint(n, " ", prompt)), headers...)
+			wantStatus(t, a, 200)
+			where[a.Header.Get("X-Sluice-Worker")]++
+		}
+		return where
+	}
+	only := func(where map[string]int, ids ...string) {
+		t.Helper()
+		sum := 0
+		for _, id := range ids {
+			sum += where[id]
+		}
+		if sum != 12 {
+			t.Errorf("went %v, want only %v", where, ids)
+		}
+	}
+	only(worker("X-Sluice-Worker", "b"), "b")
+	only(worker("X-Sluice-Worker", "c/0"), "c")
+	only(worker("X-Sluice-Allowed-Workers", "a, c"), "a", "c")
+	only(worker("X-Sluice-Require-Labels", "h100,eu"), "a")
+	only(worker("X-Sluice-Require-Labels", "eu", "X-Sluice-Allowed-Workers", "b,c"), "c")
+	// A list may stand on several lines.
+	only(worker("X-Sluice-Allowed-Workers", "a", "X-Sluice-Allowed-Workers", "c"), "a", "c")
+	only(worker("X-Sluice-Require-Labels", "h100", "X-Sluice-Require-Labels", "us"), "b")
+	for _, session := range []string{"one", "two", "three", "four"} {
+		if where := worker("X-Sluice-Session", session); len(where) != 1 {
+			t.Errorf("session %s went %v", session, where)
+		}
+		if where := worker("X-Session-ID", session); len(where) != 1 {
+			t.Errorf("session %s went %v", session, where)
+		}
+	}
+	for _, c := range []struct {
+		headers []string
+		want    []string
+	}{
+		{[]string{"X-Sluice-Worker", "d"}, []string{"X-Sluice-Worker", `"d"`, "a, b, c"}},
+		{[]string{"X-Sluice-Worker", "a/7"}, []string{`"a/7"`, "a, b, c"}},
+		{[]string{"X-Sluice-Worker", ","}, []string{"names no worker", "a, b, c"}},
+		{[]string{"X-Sluice-Worker", "http://10.0.0.1:80"}, []string{`"http://10.0.0.1:80"`, "a, b, c"}},
+		{[]string{"X-Sluice-Allowed-Workers", "a,x"}, []string{"X-Sluice-Allowed-Workers", `"x"`, "a, b, c"}},
+		{[]string{"X-Sluice-Require-Labels", "b200"}, []string{"X-Sluice-Require-Labels", `"b200"`, "a10, eu, h100, us"}},
+		{[]string{"X-Sluice-Require-Labels", "a10,us"}, []string{"X-Sluice-Require-Labels", "no ready aggregated worker", "a, b, c"}},
+		{[]string{"X-Sluice-Require-Labels", ","}, []string{"X-Sluice-Require-Labels", "names no label", "a10, eu, h100, us"}},
+		{[]string{"X-Sluice-Require-Labels", "a10", "X-Sluice-Require-Labels", "b200"}, []string{`"a10,b200"`, `"b200"`}},
+		{[]string{"X-Sluice-Worker", "a", "X-Sluice-Allowed-Workers", "b"}, []string{"X-Sluice-Worker", `"a" cannot be used`}},
+		{[]string{"X-Sluice-Session", strings.Repeat("s", 300)}, []string{"X-Sluice-Session", "300 bytes"}},
+		{[]string{"X-Session-ID", strings.Repeat("s", 300)}, []string{"X-Session-ID", "300 bytes"}},
+	} {
+		a := post(t, url, chatOf("x"), c.headers...)
+		wantStatus(t, a, 400)
+		msg, _, _ := a.errorOf(t)
+		for _, w := range c.want {
+			if !strings.Contains(msg, w) {
+				t.Errorf("%v: %q does not say %q", c.headers, msg, w)
+			}
+		}
+		if got := a.Header.Get("X-Sluice-Reason"); got != "bad_header" {
+			t.Errorf("%v: reason %q", c.headers, got)
+		}
+	}
+}
+
+func TestPinsNeedPermission(t *testing.T) {
+	e := startSim(t, nil)
+	// By default a client on the same machine may not: it may be anybody behind a proxy there.
+	for _, pins := range [][]string{{"10.0.0.0/8"}, config.Default().Steering.Pins} {
+		r := startRouter(t, func(c *config.Config) { c.Steering.Pins = pins }, simWorker(e, worker.Aggregated, "a"))
+		for _, h := range []string{"X-Sluice-Worker", "X-Sluice-Allowed-Workers"} {
+			a := post(t, r.URL+"/v1/chat/completions", chatOf("x"), h, "a")
+			wantStatus(t, a, 400)
+			if msg, _, _ := a.errorOf(t); !strings.Contains(msg, "steering.pins") {
+				t.Errorf("%s: %q", h, msg)
+			}
+		}
+		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf("x"), "X-Sluice-Session", "s"), 200)
+	}
+}
+
+// With two legs a pin holds for the leg that its worker can take.
+func TestPinOfOneLeg(t *testing.T) {
+	var workers []config.Worker
+	for _, id := range []string{"p0", "p1", "d0", "d1"} {
+		ro := worker.Prefill
+		if id[0] == 'd' {
+			ro = worker.Decode
+		}
+		workers = append(workers, simWorker(startSim(t, simRole(ro.String())), ro, id))
+	}
+	r := startRouter(t, nil, workers...)
+	decodes := map[string]int{}
+	for i := range 16 {
+		a := post(t, r.URL+"/v1/chat/completions", chatOf(fmt.Sprint(i, prompt)), "X-Sluice-Worker", "p1")
+		wantStatus(t, a, 200)
+		if got := a.Header.Get("X-Sluice-Prefill-Worker"); got != "p1" {
+			t.Fatalf("prefill on %q", got)
+		}
+		decodes[a.Header.Get("X-Sluice-Worker")]++
+	}
+	if len(decodes) != 2 {
+		t.Errorf("decode went %v: the pin is of the other leg", decodes)
+	}
+	a := post(t, r.URL+"/v1/chat/completions", chatOf("both"), "X-Sluice-Worker", "p0,d1")
+	wantStatus(t, a, 200)
+	if p, d := a.Header.Get("X-Sluice-Prefill-Worker"), a.Header.Get("X-Sluice-Worker"); p != "p0" || d != "d1" {
+		t.Errorf("went to %s and %s", p, d)
+	}
+}

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/kvindex"
+	"sluice/router/kvtransfer/completion"
+	"sluice/router/worker"
+)
+
+// removal is a way for a prefill and a decode worker to be found, and for the prefill
+// worker to be taken out.
+type removal struct {
+	name string
+	// start runs a router that finds both; id is the prefill worker's there.
+	start func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (r *testRouter, id string, leave func())
+}
+
+var removals = []removal{
+	{"workers file", func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		path := filepath.Join(t.TempDir(), "workers.yaml")
+		decode := fmt.Sprintf("workers:\n  - {id: stays, role: decode, url: %q}\n", d.URL())
+		writeFile(t, path, decode+fmt.Sprintf("  - {id: leaver, role: prefill, url: %q}\n", p.URL()))
+		r := launchRouter(t, allOf(mod, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond }))
+		return r, "leaver", func() { writeFile(t, path, decode) }
+	}},
+	{"config file", func(t *testing.T, _ func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		path := filepath.Join(t.TempDir(), "sluice.yaml")
+		text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll: 20ms}\nhealth: {interval: 50ms}\ntransfers: {zmq_listen: \"tcp://127.0.0.1:*\"}\nworkers:\n" +
+			fmt.Sprintf("  - {id: stays, role: decode, url: %q}\n", d.URL())
+		writeFile(t, path, text+fmt.Sprintf("  - {id: leaver, role: prefill, url: %q}\n", p.URL()))
+		return launchConfigured(t, path), "leaver", func() { writeFile(t, path, text) }
+	}},
+	{"deregistered", func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		r := launchRouter(t, allOf(mod, withRegister))
+		keepAnnounced(t, r, "stays", "decode", d.URL())
+		stop := keepAnnounced(t, r, "leaver", "prefill", p.URL())
+		return r, "leaver", func() {
+			stop()
+			if status := announce(t, r, "DELETE", "leaver", ""); status != 204 {
+				t.Errorf("deregistered with status %d", status)
+			}
+		}
+	}},
+	{"lease ended", func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		r := launchRouter(t, allOf(mod, withRegister))
+		keepAnnounced(t, r, "stays", "decode", d.URL())
+		return r, "leaver", keepAnnounced(t, r, "leaver", "prefill", p.URL())
+	}},
+	{"DNS", func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		dns := startFakeDNS(t)
+		dns.setTarget("_p._tcp.engines.", p.URL())
+		dns.setTarget("_d._tcp.engines.", d.URL())
+		r := launchRouter(t, allOf(mod, func(c *config.Config) {
+			for name, role := range map[string]worker.Role{"_p._tcp.engines": worker.Prefill, "_d._tcp.engines": worker.Decode} {
+				c.Discovery.DNS = append(c.Discovery.DNS, config.DNS{Name: name, Type: "srv", Role: role, Scheme: "http", Server: dns.addr, MinInterval: 100 * time.Millisecond, MaxInterval: time.Second})
+			}
+		}))
+		return r, "prefill@" + hostPort(p), func() { dns.setTarget("_p._tcp.engines.", "") }
+	}},
+	{"Kubernetes", func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
+		cluster := startFakeKubeAPI(t, map[string]string{"leaver": podText("leaver", "prefill", p.URL()), "stays": podText("stays", "decode", d.URL())})
+		r := launchRouter(t, allOf(mod, func(c *config.Config) {
+			c.Kube.Selector, c.Kube.Kubeconfig, c.Kube.Port = "app in (prefill,decode)", cluster.kubeconfig(t), "http"
+		}))
+		return r, "leaver", func() { cluster.remove("leaver") }
+	}},
+}
+
+// TestRemovedWorkerLeavesNoState: whichever source takes a worker out, nothing of it is
+// left behind: no metric series, no index entries, no guesses, no reservations, nothing
+// of transfers; and the other worker does its work alone.
+func TestRemovedWorkerLeavesNoState(t *testing.T) {
+	for _, by := range removals {
+		t.Run(by.name, func(t *testing.T) {
+			p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
+			r, id, leave := by.start(t, func(c *config.Config) { c.Transfers.ZMQListen = "tcp://127.0.0.1:*" }, p, d)
+			var ranks map[string]*worker.Rank // by role
+			eventually(t, 60*time.Second, "requests go to both", func() bool {
+				a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", chat(""))
+				if err != nil || a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != id {
+					return false
+				}
+				ranks = map[string]*worker.Rank{}
+				for _, w := range r.fleet.View().Workers {
+					ranks[w.Spec.Role.String()] = w.Ranks[0]
+				}
+				return len(ranks) == 2 && ranks["prefill"].CachedBlocks.Load() > 0
+			})
+			left := ranks["prefill"]
+			// As a connector's report of this pair would.
+			r.transfers.RecordTransfer(left, ranks["decode"], 100, &completion.Result{State: completion.Done, Bytes: 1 << 20, Duration: time.Millisecond})
+			before := rankSeries(t, r, id)
+			for _, want := range []string{"sluice_worker_state", "sluice_rank_legs_total", "sluice_rank_requests", "sluice_rank_held_blocks", "sluice_kv_feed_total", "sluice_kv_pair_transfers_total"} {
+				if !slices.Contains(before, want) {
+					t.Errorf("no series of %s to be taken away: the test shows little", want)
+				}
+			}
+			leave()
+			eventually(t, 60*time.Second, "it is gone with all of its series", func() bool {
+				return r.state(id) == worker.Gone && len(rankSeries(t, r, id)) == 0
+			})
+			eventually(t, 60*time.Second, "nothing is known of what it held", func() bool { return left.CachedBlocks.Load() == 0 && indexedBlocks(r, left) == 0 })
+			if n := left.Requests.Load() + left.PrefillTokens.Load() + left.DecodeBlocks.Load(); n != 0 {
+				t.Errorf("%d still reserved", n)
+			}
+			for _, pair := range r.transfers.TransferRates() {
+				if pair.From == int(left.Slot) || pair.To == int(left.Slot) {
+					t.Errorf("%+v is still known of transfers", pair)
+				}
+			}
+			eventually(t, 60*time.Second, "the other does it alone", func() bool {
+				a := post(t, r.URL+"/v1/chat/completions", chat(""))
+				return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == ""
+			})
+			if again := rankSeries(t, r, id); len(again) > 0 {
+				t.Errorf("series of %s are back: %v", id, again)
+			}
+		})
+	}
+}
+
+// rankSeries are the families that have a series with this worker, or a rank of it, in any label.
+func rankSeries(t *testing.T, r *testRouter, id string) []string {
+	t.Helper()
+	families := map[string]bool{}
+	for line := range strings.Lines(string(get(t, r.URL+"/metrics").Body)) {
+		if strings.Contains(line, `="`+id+`"`) || strings.Contains(line, `="`+id+`/`) {
+			name, _, _ := strings.Cut(line, "{")
+			families[name] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(families))
+}
+
+// indexedBlocks counts the blocks that index and guesses have of a rank's number.
+func indexedBlocks(r *testRouter, rank *worker.Rank) (n int) {
+	r.exportRank(rank, func(_ bool, x *kvindex.Exported) bool { n += len(x.Seqs); return true })
+	return n
+}
+
+// announce calls the registration listener.
+func announce(t *testing.T, r *testRouter, method, id, body string) int {
+	t.Helper()
+	req, err := http.NewRequest(method, "http://"+r.register.Addr()+"/v1/workers/"+id, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+registerToken)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	defer resp.Body.Close()
+	io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode
+}
+
+// keepAnnounced registers a worker and renews until stop is called, or the test ends.
+func keepAnnounced(t *testing.T, r *testRouter, id, role, url string) (stop func()) {
+	t.Helper()
+	body, _ := json.Marshal(map[string]any{"version": 1, "url": url, "role": role})
+	if status := announce(t, r, "PUT", id, string(body)); status != 201 {
+		t.Fatalf("%s: status %d", id, status)
+	}
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(100 * time.Millisecond):
+				announce(t, r, "PUT", id, string(body))
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() { close(end); <-ended })
+	t.Cleanup(stop)
+	return stop
+}
+
+// What a request tells of a worker that left while it ran is not kept: the worker's number
+// is another's next.
+func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
+	e := startSim(t, func(o *sim.Options) { o.Speed, o.Cost.Step = 1, 3*time.Millisecond })
+	w := simWorker(e, worker.Aggregated, "w")
+	w.KVEvents = []string{"off"} // so that what it holds is guessed
+	r := startRouter(t, nil, w)
+	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
+	rank := r.fleet.View().Workers[0].Ranks[0]
+	eventually(t, 20*time.Second, "something is guessed", func() bool { return indexedBlocks(r, rank) > 0 })
+	compared := func() int {
+		for line := range strings.Lines(string(get(t, r.URL+"/metrics").Body)) {
+			if v, ok := strings.CutPrefix(line, "sluice_cache_reported_tokens_total "); ok {
+				n, _ := strconv.Atoi(strings.TrimSpace(v))
+				return n
+			}
+		}
+		return 0
+	}
+	sent := compared()
+	resp, err := http.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(fmt.Sprintf(
+		`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":300,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`, prompt)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.fleet.Remove("w"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 20*time.Second, "nothing is guessed of it", func() bool { return indexedBlocks(r, rank) == 0 })
+	if rest, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(rest), "data: [DONE]") {
+		t.Fatalf("the stream ended with %v", err)
+	}
+	eventually(t, 20*time.Second, "the engine's word of its cache is in", func() bool { return compared() > sent && rank.Requests.Load() == 0 })
+	eventually(t, 20*time.Second, "it is not kept", func() bool { return indexedBlocks(r, rank) == 0 })
+}

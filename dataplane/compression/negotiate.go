@@ -1,0 +1,105 @@
+package compression
+
+import "bytes"
+
+// Algorithm is one content coding.
+type Algorithm uint8
+
+// The codings, in the order of preference among those a client likes equally.
+const (
+	Identity Algorithm = iota
+	Gzip
+	Zstd
+)
+
+// Known lists what Of accepts, as it stands in Accept-Encoding and in errors.
+const Known = "gzip, zstd"
+
+var names = [...]string{Identity: "identity", Gzip: "gzip", Zstd: "zstd"}
+
+func (c Algorithm) String() string { return names[c] }
+
+// Parse reads a Content-Encoding; false for a coding that is not known and for more
+// than one, which no client of this API sends and every layer of which may be a
+// bomb. nil and "" are Identity.
+func Parse(contentEncoding []byte) (Algorithm, bool) {
+	v := bytes.Trim(contentEncoding, " \t")
+	if len(v) == 0 {
+		return Identity, true
+	}
+	return byName(v)
+}
+
+func byName(v []byte) (Algorithm, bool) {
+	for c, name := range names {
+		if len(v) == len(name) && bytes.EqualFold(v, []byte(name)) {
+			return Algorithm(c), true
+		}
+	}
+	if bytes.EqualFold(v, []byte("x-gzip")) { // RFC 9110, 8.4.1.3
+		return Gzip, true
+	}
+	return Identity, false
+}
+
+// Negotiate is the coding that an Accept-Encoding likes best: Identity when there
+// is none, when it is liked better, or when the value cannot be read. Codings of
+// equal weight are taken in the order zstd, gzip, identity.
+func Negotiate(acceptEncoding []byte) Algorithm {
+	if len(acceptEncoding) == 0 {
+		return Identity
+	}
+	const unnamed = -1
+	weights := [len(names)]int{unnamed, unnamed, unnamed}
+	rest := unnamed // of "*"
+	for len(acceptEncoding) > 0 {
+		var item []byte
+		item, acceptEncoding, _ = bytes.Cut(acceptEncoding, []byte{','})
+		name, params, _ := bytes.Cut(item, []byte{';'})
+		weight, ok := qualityOf(params)
+		if !ok {
+			return Identity
+		}
+		name = bytes.Trim(name, " \t")
+		if c, known := byName(name); known {
+			weights[c] = weight
+		} else if len(name) == 1 && name[0] == '*' {
+			rest = weight
+		}
+	}
+	for c := range weights {
+		if weights[c] == unnamed {
+			weights[c] = max(rest, 0)
+		}
+	}
+	best := Identity
+	for _, c := range [...]Algorithm{Gzip, Zstd} {
+		if weights[c] > 0 && weights[c] >= weights[best] {
+			best = c
+		}
+	}
+	return best
+}
+
+// qualityOf reads ";q=0.5" in thousandths (RFC 9110, 12.4.2); 1000 without one.
+func qualityOf(params []byte) (int, bool) {
+	v := bytes.Trim(params, " \t")
+	if len(v) == 0 {
+		return 1000, true
+	}
+	if len(v) < 3 || len(v) > 7 || v[0]|0x20 != 'q' || v[1] != '=' || v[2] > '1' || v[2] < '0' {
+		return 0, false
+	}
+	weight := int(v[2]-'0') * 1000
+	if len(v) > 3 && v[3] != '.' {
+		return 0, false
+	}
+	unit := 100
+	for _, d := range v[min(len(v), 4):] {
+		if d < '0' || d > '9' {
+			return 0, false
+		}
+		weight, unit = weight+int(d-'0')*unit, unit/10
+	}
+	return weight, weight <= 1000
+}

@@ -1,0 +1,21 @@
+//go:build !linux
+
+package eventloop
+
+import "errors"
+
+// epoll is Linux's.
+type epoll struct{}
+
+func openEpoll(*Loop) (*epoll, error) {
+	return nil, errors.New("loop: cannot start: event loops are made for Linux only")
+}
+
+func (*epoll) watch(*Task) error          { return errors.ErrUnsupported }
+func (*epoll) watchOut(*Task, bool) error { return errors.ErrUnsupported }
+func (*epoll) wait(pollMode) error        { return errors.ErrUnsupported }
+func (*epoll) remove(*Task)               {}
+func (*epoll) next() bool                 { return false }
+func (*epoll) releaseBuffer()             {}
+func (*epoll) wake()                      {}
+func (*epoll) close()                     {}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package eventloop
+
+const raceEnabled = false

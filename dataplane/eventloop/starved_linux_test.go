@@ -1,0 +1,47 @@
+package eventloop
+
+import (
+	"sync"
+	"testing"
+	"time"
+)
+
+// blockingHandler is an echo that holds its loop up, once.
+type blockingHandler struct {
+	*echo
+	once sync.Once
+	time time.Duration
+}
+
+func (s *blockingHandler) Process(p []byte, now time.Time) ([]byte, bool) {
+	s.once.Do(func() { time.Sleep(s.time) })
+	return s.echo.Process(p, now)
+}
+
+// What an engine did not say while the loop was held up, as by a stopped process, is not
+// its silence; what it does not say from then on is.
+func TestStarvedLoop(t *testing.T) {
+	const idle, held = 1500 * time.Millisecond, 2500 * time.Millisecond
+	told := make(chan time.Duration, 10)
+	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, OnStarved: func(d time.Duration) { told <- d }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	silent := open(t, s, func(t *Task) { t.Idle = idle })
+	busy := open(t, s, func(t *Task) { t.Handler = &blockingHandler{echo: t.Handler.(*echo), time: held} })
+	busy.send("x")
+	busy.expectReceived("x")
+	select {
+	case d := <-told:
+		if d < held-time.Second || d > patience {
+			t.Errorf("told of %v, want about %v", d, held)
+		}
+	case <-time.After(patience):
+		t.Fatal("nobody was told")
+	}
+	silent.send("y")
+	silent.expectReceived("y")
+	silent.expectOpen()
+	silent.expectEnd(ReadIdle)
+}

@@ -1,0 +1,114 @@
+package front
+
+import (
+	"bytes"
+	"encoding/json"
+	"slices"
+	"strconv"
+
+	"sluice/dataplane/jsonscan"
+)
+
+// Principal is what the request's key allows; nil where no keys are asked for.
+func (x *Exchange) Principal() Principal { return x.principal }
+
+// authenticate asks the gate; when it refuses, it has answered and gives false.
+func (x *Exchange) authenticate(counts bool) bool {
+	auth := x.srv.initial.Authenticator
+	if auth == nil {
+		return true
+	}
+	var rejection *Rejection
+	x.principal, rejection = auth.Authenticate(x.clientKey(), counts)
+	if rejection == nil && x.awaitsContinue { // it is counted when its body comes
+		rejection = x.principal.CheckLimits()
+	}
+	if rejection == nil {
+		if counts {
+			x.principal.VisitLimitHeaders(x.SetHeader)
+		}
+		return true
+	}
+	if rejection.Reason == KeyLimitReached {
+		x.principal.VisitLimitHeaders(x.SetHeader)
+	} else {
+		x.SetHeader("WWW-Authenticate", "Bearer")
+	}
+	x.Error(rejection.Reason, "", rejection.Message, rejection.RetryAfter)
+	return false
+}
+
+// seesDetails says whether keys are asked for and the request shows one that is good for
+// every model: the details of a state page name them all.
+func (x *Exchange) seesDetails() bool {
+	auth, key := x.srv.initial.Authenticator, x.clientKey()
+	if auth == nil || key == nil {
+		return false
+	}
+	principal, rejection := auth.Authenticate(key, false)
+	return rejection == nil && principal.Allows(anyModel)
+}
+
+// anyModel is a name that no model has: only a key without a list of models allows it.
+const anyModel = ""
+
+// AllowedModels are the models that the holder of pass may use; nil: nobody asks for keys.
+func AllowedModels(principal Principal, models []string) []string {
+	if principal == nil || principal.Allows(anyModel) {
+		return models
+	}
+	return slices.DeleteFunc(slices.Clone(models), func(m string) bool { return !principal.Allows(m) })
+}
+
+// clientKey is the key that a request shows: OpenAI's clients send it as a bearer
+// token, Anthropic's in a header line of its own.
+func (x *Exchange) clientKey() []byte {
+	const scheme = "Bearer "
+	if v := x.head.find("Authorization"); len(v) > len(scheme) && equalFold(v[:len(scheme)], scheme) {
+		return bytes.TrimLeft(v[len(scheme):], " ")
+	}
+	return x.head.find("X-Api-Key")
+}
+
+// authorizeModel says whether the key is good for the model named in the body, and for each
+// adapter that SGLang takes from other members; when not, it has answered.
+func (x *Exchange) authorizeModel() bool {
+	if x.principal == nil {
+		return true
+	}
+	if model := x.Doc.String(jsonscan.KeyModel, nil); !x.principal.Allows(string(model)) {
+		x.rejectModel("model", "model", model)
+		return false
+	}
+	for _, k := range [...]jsonscan.Key{jsonscan.KeyLoRAPath, jsonscan.KeyLoRAID} {
+		if x.Doc.Has(k) && !x.authorizeAdapters(k) {
+			return false
+		}
+	}
+	return true
+}
+
+// authorizeAdapters checks a member that names an adapter, or holds a list with one for each
+// prompt, in which null stands for none.
+func (x *Exchange) authorizeAdapters(k jsonscan.Key) bool {
+	var one *string
+	var list []*string
+	raw := x.Doc.Raw(k)
+	if json.Unmarshal(raw, &one) == nil {
+		list = []*string{one}
+	} else if json.Unmarshal(raw, &list) != nil {
+		x.Error(BadField, k.Name(), "field "+strconv.Quote(k.Name())+" must be a string, an array of strings and nulls, or null", 0)
+		return false
+	}
+	for _, name := range list {
+		if name != nil && !x.principal.Allows(*name) {
+			x.rejectModel(k.Name(), "adapter", []byte(*name))
+			return false
+		}
+	}
+	return true
+}
+
+func (x *Exchange) rejectModel(field, what string, name []byte) {
+	x.Error(ModelNotAllowed, field, "key "+quotedForError([]byte(x.principal.Name()))+" may not use "+what+" "+quotedForError(name), 0)
+}

@@ -1,0 +1,246 @@
+package front
+
+import (
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// disconnectKinds are the ways in which a client leaves.
+var disconnectKinds = map[string]func(c *client){
+	"close": func(c *client) { _ = c.Close() },
+	"reset": func(c *client) {
+		_ = c.Conn.(*net.TCPConn).SetLinger(0)
+		_ = c.Close()
+	},
+	"half-close": func(c *client) { _ = c.Conn.(*net.TCPConn).CloseWrite() },
+	"close behind a pipelined request": func(c *client) {
+		c.send(chatPost(probeBody))
+		_ = c.Close()
+	},
+}
+
+// promptly is a hundred times what is promised, for a loaded machine; the promise itself is
+// TestClientFailsInEveryProtocol's.
+const promptly = 10 * time.Second
+
+func TestClientGoneDuringHandler(t *testing.T) {
+	for name, leave := range disconnectKinds {
+		t.Run(name, func(t *testing.T) {
+			entered, told := make(chan struct{}), make(chan time.Time, 1)
+			r := start(t, Options{}, func(x *Exchange) {
+				if string(x.Doc.Body) == probeBody {
+					return
+				}
+				if x.ClientGone() {
+					t.Error("gone before it left")
+				}
+				done := make(chan struct{})
+				x.OnClientGone(func() { t.Error("the replaced call was made") })
+				x.OnClientGone(func() { told <- time.Now(); close(done) })
+				close(entered)
+				select {
+				case <-done:
+				case <-time.After(testTimeout):
+				}
+				if !x.ClientGone() {
+					t.Error("Gone is false after the client left")
+				}
+				// Gone already: a new call is made at once.
+				again := make(chan struct{})
+				x.OnClientGone(func() { close(again) })
+				select {
+				case <-again:
+				case <-time.After(testTimeout):
+					t.Error("OnGone after the client left was not made")
+				}
+				x.Error(ClientGone, "", "gone", 0)
+			})
+			c := r.dial()
+			c.send(chatPost(hello))
+			<-entered
+			left := time.Now()
+			leave(c)
+			select {
+			case at := <-told:
+				if took := at.Sub(left); took > promptly {
+					t.Errorf("told after %v", took)
+				} else {
+					t.Logf("told after %v", took)
+				}
+			case <-time.After(testTimeout):
+				t.Fatal("not told")
+			}
+			eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+		})
+	}
+}
+
+func TestClientGoneDuringStream(t *testing.T) { withBothRelayModes(t, testClientGoneDuringStream) }
+
+func testClientGoneDuringStream(t *testing.T, by RelayMode) {
+	for name, leave := range disconnectKinds {
+		t.Run(name, func(t *testing.T) {
+			cut := make(chan time.Time, 1)
+			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+				_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
+				// Silent from here on: only the watch can tell.
+				var b [1]byte
+				_, _ = nc.Read(b[:])
+				cut <- time.Now()
+				return false
+			})
+			ends := make(chan relay.Result, 1)
+			r := start(t, Options{RelayMode: by}, relayTo(e, endHook(ends)))
+			c := r.dial()
+			c.send(chatPost(hello))
+			resp, err := http.ReadResponse(c.br, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			buf := make([]byte, len(helloStream))
+			if _, err := io.ReadFull(resp.Body, buf); err != nil {
+				t.Fatal(err)
+			}
+			left := time.Now()
+			leave(c)
+			select {
+			case at := <-cut:
+				if took := at.Sub(left); took > promptly {
+					t.Errorf("engine cut after %v", took)
+				} else {
+					t.Logf("engine cut after %v", took)
+				}
+			case <-time.After(testTimeout):
+				t.Fatal("engine not cut")
+			}
+			wantEnd(t, ends, relay.ClientGone)
+			if name == "half-close" { // it may read on, and is told why there is no more
+				rest, err := io.ReadAll(resp.Body)
+				if contains(t, string(rest), `"type":"client_closed_request"`); err != nil {
+					t.Error(err)
+				}
+			}
+			eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+		})
+	}
+}
+
+func TestClientGoneOnReusedConnection(t *testing.T) {
+	var told atomic.Int64
+	entered := make(chan struct{})
+	r := start(t, Options{}, func(x *Exchange) {
+		if string(x.Doc.Body) == hello {
+			x.OnClientGone(func() { told.Add(1) })
+			echo(x)
+			return
+		}
+		gone := make(chan struct{})
+		x.OnClientGone(func() { close(gone) })
+		close(entered)
+		<-gone
+		echo(x)
+	})
+	c := r.dial()
+	for range 5 {
+		c.send(chatPost(hello))
+		c.readResponse()
+	}
+	c.send(chatPost(probeBody))
+	<-entered
+	_ = c.Close()
+	eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+	if n := told.Load(); n != 0 {
+		t.Errorf("%d calls of requests that had ended", n)
+	}
+}
+
+// After OnClientGone(nil) returns, f does not run and will not: the race detector
+// sees to it by an unguarded variable.
+func TestOnClientGoneIsExact(t *testing.T) {
+	var made atomic.Int64
+	r := start(t, Options{}, func(x *Exchange) {
+		unguarded := 0
+		x.OnClientGone(func() { unguarded++; made.Add(1) })
+		time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond)
+		x.OnClientGone(nil)
+		unguarded++
+		if unguarded > 2 {
+			t.Error("called more than once")
+		}
+		unguarded = -1 << 40
+		echo(x)
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 60 {
+				c := r.dial()
+				c.send(chatPost(hello))
+				time.Sleep(time.Duration(rand.IntN(600)) * time.Microsecond)
+				_ = c.Close()
+			}
+		}()
+	}
+	wg.Wait()
+	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	t.Logf("%d of 480 clients were seen to leave", made.Load())
+	r.server.clientWatcher.mu.Lock()
+	defer r.server.clientWatcher.mu.Unlock()
+	if n := len(r.server.clientWatcher.slots) - len(r.server.clientWatcher.free); n != 0 {
+		t.Errorf("%d connections are still watched", n)
+	}
+}
+
+// The client leaves at any moment around the hand-over from fasthttp to the
+// relay: the end is told once and nothing is left.
+func TestClientGoneAroundHijack(t *testing.T) { withBothRelayModes(t, testClientGoneAroundHijack) }
+
+func testClientGoneAroundHijack(t *testing.T, by RelayMode) {
+	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
+		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
+		return err == nil
+	})
+	var relays, ends, failed atomic.Int64
+	r := start(t, Options{RelayMode: by}, func(x *Exchange) {
+		call := new(upstream.Call)
+		x.OnClientGone(call.Cancel)
+		resp, err := e.ep.Do(&upstream.Request{Method: "POST", Path: "/", Body: [][]byte{x.Doc.Body}}, call)
+		if err != nil {
+			failed.Add(1)
+			x.Error(ClientGone, "", err.Error(), 0)
+			return
+		}
+		relays.Add(1)
+		x.Relay(resp, call, RelayHooks{Handler: streamHooks{end: func(relay.Result) { ends.Add(1) }}})
+	})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for range 60 {
+				c := r.dial()
+				c.send(chatPost(hello))
+				time.Sleep(time.Duration(rand.IntN(1500)) * time.Microsecond)
+				_ = c.Close()
+			}
+		}()
+	}
+	wg.Wait()
+	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	if relays.Load() != ends.Load() || relays.Load() == 0 {
+		t.Errorf("%d relays, %d ends", relays.Load(), ends.Load())
+	}
+	t.Logf("%d relayed, %d cut before", relays.Load(), failed.Load())
+}

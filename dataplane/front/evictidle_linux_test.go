@@ -1,0 +1,157 @@
+package front
+
+import (
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+// evictedConns has room made, whenever that was done last.
+func (r *testServer) evictedConns() (freed uint64) {
+	_, _, before := r.server.FDStats()
+	r.server.fdStats.evictedAt.Store(0)
+	r.server.evictIdle()
+	_, _, after := r.server.FDStats()
+	return after - before
+}
+
+// Connections that wait for a request make room before those of which half a head has
+// come, and these before one whose request is there.
+func TestIdleConnectionsAreEvicted(t *testing.T) {
+	r := start(t, Options{}, echo)
+	idle := r.dial()
+	idle.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
+	idle.readResponse()
+	half := r.dial()
+	half.send(chatPost(hello)[:60])
+	eventually(t, "half a head in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+
+	// One that is accepted, and whose goroutine has not run yet.
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	here, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = here.Close() })
+	there, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.server.admit(there, netip.MustParseAddr("127.0.0.1")) == nil {
+		t.Fatal("not admitted")
+	}
+	unread := newClient(t, here)
+	unread.send(chatPost(hello))
+	eventually(t, "a request in its socket", func() bool {
+		for _, c := range r.server.conns.snapshot() {
+			if c.hasUnread() {
+				return true
+			}
+		}
+		return false
+	})
+
+	if n := r.evictedConns(); n != 1 {
+		t.Errorf("%d connections closed, want the idle one", n)
+	}
+	idle.expectClosed()
+	eventually(t, "the idle one's end", func() bool { return r.server.conns.len() == 2 })
+	if n := r.waitPendingHeads(); n != 1 {
+		t.Errorf("%d half heads left, want 1", n)
+	}
+	if n := r.evictedConns(); n != 1 {
+		t.Errorf("%d connections closed, want the one of half a head", n)
+	}
+	half.expectClosed()
+	eventually(t, "the half head's end", func() bool { return r.server.conns.len() == 1 })
+	if n := r.evictedConns(); n != 0 {
+		t.Errorf("%d connections closed with a request in each", n)
+	}
+	for _, c := range r.server.conns.snapshot() {
+		go r.server.serveConn(c)
+	}
+	if resp, body := unread.readResponse(); resp.StatusCode != 200 || body != hello {
+		t.Errorf("%d %q", resp.StatusCode, body)
+	}
+}
+
+// What comes behind a PROXY header is a first request: its first byte has the time of a
+// head, and until then it has no goroutine.
+func TestFirstRequestAfterProxyHeader(t *testing.T) {
+	r := start(t, Options{
+		HeadTimeout: 300 * time.Millisecond, IdleTimeout: testTimeout,
+		Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired},
+	}, echo)
+	for _, more := range []string{"", "POST"} {
+		c := r.dial()
+		began := time.Now()
+		c.send("PROXY TCP4 10.1.2.3 10.0.0.1 1234 80\r\n" + more)
+		eventually(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+		if more != "" {
+			if resp, _ := c.readResponse(); resp.StatusCode != 408 {
+				t.Errorf("%q: %d", more, resp.StatusCode)
+			}
+		}
+		c.expectClosed()
+		if took := time.Since(began); took > testTimeout/2 {
+			t.Errorf("%q had %v", more, took)
+		}
+	}
+}
+
+// A proxy that ends in its header is gone at once.
+func TestPartialProxyHeaderThenEOF(t *testing.T) {
+	r := start(t, Options{HeadTimeout: testTimeout, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, echo)
+	c := r.dial()
+	c.send("PROXY TCP4 10.1")
+	eventually(t, "accepted", func() bool { return r.server.conns.len() == 1 })
+	began := time.Now()
+	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end", func() bool { return r.server.conns.len() == 0 })
+	if took := time.Since(began); took > testTimeout/2 {
+		t.Errorf("held for %v", took)
+	}
+}
+
+// A time that a reload makes shorter holds for the next byte of a head.
+func TestReloadShorterHeadTimeout(t *testing.T) {
+	r := start(t, Options{HeadTimeout: testTimeout}, echo)
+	c := r.dial() // is accepted after a second without a byte
+	eventually(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+	opt := r.server.initial
+	opt.HeadTimeout = 300 * time.Millisecond
+	if err := r.server.Change(opt); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	c.send("POST")
+	if resp, _ := c.readResponse(); resp.StatusCode != 408 {
+		t.Errorf("%d", resp.StatusCode)
+	}
+	if took := time.Since(began); took > testTimeout/2 {
+		t.Errorf("had %v", took)
+	}
+}
+
+// A head beyond its limit is refused before its end, also where the limit is less than
+// what is read ahead.
+func TestHeadOverSmallLimit(t *testing.T) {
+	r := start(t, Options{HeadTimeout: testTimeout, MaxHeadBytes: 4 << 10}, echo)
+	c := r.dial()
+	began := time.Now()
+	c.send("POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Pad: " + strings.Repeat("p", 4<<10))
+	if resp, _ := c.readResponse(); resp.StatusCode != 431 {
+		t.Errorf("%d", resp.StatusCode)
+	}
+	if took := time.Since(began); took > testTimeout/2 {
+		t.Errorf("after %v", took)
+	}
+}

@@ -1,0 +1,364 @@
+package front
+
+import (
+	"bytes"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"sluice/dataplane/membudget"
+)
+
+// A connection is served in one of two lanes. The plain one, here, is for what nearly every
+// request is: HTTP/1.1, a POST to an endpoint or the GET of a page, with a length that is
+// told or in chunks. It reads the head once, by the guard's own reading, takes a short body
+// where it lies, and writes the answer itself. All else is fasthttp's from its first byte
+// on: TLS, other methods and paths, expectations, HTTP/1.0, what the guard refuses, what
+// came too early. Chunks are read by the same reader in both. A connection that fasthttp
+// has serves the rest of its requests there, until a stream.
+
+// readAheadSize is the read-ahead of a connection while a request is served: its head, and a
+// short body behind it, or minReadAhead at least for the chunks that come, which else would
+// take a read each.
+const (
+	readAheadSize = 16 << 10
+	minReadAhead  = 2 << 10
+)
+
+// nextStep is what becomes of a connection.
+type nextStep uint8
+
+const (
+	nextEnd      nextStep = iota
+	nextStream            // conn.stream has it
+	nextFasthttp          // what came lies in conn.ahead
+	nextPending           // the lobby has it: nobody else touches it any more
+	nextHandOff           // it was claimed for another process
+)
+
+// serveConn serves a connection until it ends or an event loop drives its stream.
+func (s *Server) serveConn(c *conn) {
+	c.acquireState()
+	defer func() {
+		if v := recover(); v != nil { // of no request: those have their own
+			stack := debug.Stack()
+			s.initial.Log.Error("panic while serving a connection", "value", v, "stack", string(stack))
+			if o := s.initial.Observer; o != nil {
+				o.Panicked("", v, stack)
+			}
+			c.closeOnce()
+		}
+	}()
+	for {
+		switch c.serve() {
+		case nextStream:
+			if s.runStream(c, c.stream) {
+				continue
+			}
+		case nextFasthttp:
+			c.scan = bareLFScanner{}
+			_ = s.fh.ServeConn(c) // closes it, or gives it to a stream; its errors concern one client and were answered
+		case nextPending:
+		case nextHandOff:
+			if !s.handOff(c) {
+				continue
+			}
+		default:
+			c.closeOnce()
+			c.reportResponseEnded()
+		}
+		return
+	}
+}
+
+// serve serves plain requests, one after the other.
+func (c *conn) serve() nextStep {
+	if !c.isTCP() {
+		return nextFasthttp
+	}
+	live, begun := c.srv.options(), c.deadlineKind != deadlineHead
+	if c.expectProxyHeader {
+		c.deadlineKind = deadlineAsSet // the header's time is that of now
+		if err := c.readProxyHeader(); err != nil {
+			return nextEnd
+		}
+	}
+	wait := live.IdleTimeout
+	if !begun {
+		wait = live.HeadTimeout
+	}
+	for now := time.Now(); ; now = time.Now() {
+		c.deadlineKind = deadlineAsSet
+		if c.pendingConn.resumed {
+			c.pendingConn.resumed = false
+		} else if c.SetReadDeadline(now.Add(wait)) != nil {
+			return nextEnd
+		} else if to, ok := c.waitHead(begun); !ok {
+			return to
+		}
+		c.setWakeThreshold(1)
+		x, found := c.fastPathRequest()
+		if x == nil {
+			c.deadlineKind = deadlineHead
+			return nextFasthttp
+		}
+		c.serveFastPath(x, found)
+		if to, again := c.afterResponse(); !again {
+			return to
+		}
+		wait, begun = c.srv.options().IdleTimeout, true
+	}
+}
+
+// waitHead waits until the read-ahead holds a whole head, or as much as tells that it is
+// not the plain lane's to judge; when it is not ok, the connection has ended instead, or
+// waits in the lobby. What is held of the last answer goes out first. begun: the connection
+// has had a request, and is not closed to make room while half of another one is there.
+func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
+	a := &c.readAhead
+	a.headLen = 0
+	pendingHeads := c.srv.pendingHeads
+	if c.usesReservedFD {
+		pendingHeads = nil // it has less time
+	}
+	for {
+		before := a.w
+		var err error
+		if pendingHeads != nil && !begun {
+			if !c.tryRead() && c.enqueuePending(pendingHeads, begun) {
+				return nextPending, false
+			}
+			err = c.io.err
+		} else {
+			_, err = c.doIO(opPoll, nil)
+		}
+		if err != nil && c.readState.claimed() {
+			if !begun {
+				c.deadlineKind = deadlineHead
+			}
+			return nextHandOff, false
+		}
+		if err != nil && a.w == before && c.retryRead(err) {
+			continue
+		}
+		if c.pending.buf != nil {
+			if err != nil || c.flushPending() != nil {
+				return nextEnd, false
+			}
+			c.active.Store(false)
+		}
+		if err != nil {
+			c.readErr = err
+			a.readErr = err
+			return nextEnd, a.w > 0 // half a head has its answer
+		}
+		if a.w == before {
+			pendingHeads = nil // it takes none
+			continue           // what was held has been written by a wait of its own
+		}
+		if whole, ok := c.parseReadAhead(before); whole || !ok {
+			return nextEnd, ok
+		}
+		if before == 0 {
+			c.active.Store(begun)
+			if pendingHeads != nil {
+				if c.compactReadAhead(); !a.acquireBudget(c.srv.budget) {
+					c.rejectPartialHead(BudgetExhausted, headMemoryMessage)
+					c.needsLinger = true // a reset could take the answer with it
+					return nextEnd, false
+				}
+				if c.enqueuePending(pendingHeads, begun) {
+					return nextPending, false
+				}
+				pendingHeads = nil
+			}
+			if err := c.SetReadDeadline(time.Now().Add(c.srv.options().HeadTimeout)); err != nil {
+				return nextEnd, false
+			}
+		}
+		c.setWakeThreshold(missingForHeadEnd(a.buf.B[:a.w]))
+	}
+}
+
+// parseReadAhead looks at what has come since before, which is something: whether it is a whole
+// head, or enough to tell that it is not the plain lane's. Not ok: it is none of HTTP.
+func (c *conn) parseReadAhead(before int32) (whole, ok bool) {
+	a := &c.readAhead
+	head := a.buf.B[:a.w]
+	if head[0] == tlsHandshakeByte {
+		c.rejectTLS()
+		return false, false
+	}
+	if at := bytes.Index(head[max(before-3, 0):], headEnd); at >= 0 {
+		a.headLen = max(before-3, 0) + int32(at+len(headEnd))
+		return true, true
+	}
+	if c.pipelined.found || hasBareLF(head, int(before)) || a.w == readAheadSize || int(a.w) > c.srv.initial.MaxHeadBytes || !isRequestStart(head[0]) {
+		return true, true
+	}
+	c.markIncompleteRequest()
+	return false, true
+}
+
+// enqueuePending has the lobby wait for a head, of which half has come or nothing. It is the last
+// that c's goroutine does with it; unless it is false, then it must wait by itself.
+func (c *conn) enqueuePending(l *pendingQueue, begun bool) bool {
+	if !begun {
+		c.deadlineKind = deadlineHead
+	}
+	return l.add(c, time.Now().Add(c.srv.options().HeadTimeout))
+}
+
+// missingForHeadEnd is how many bytes must come at the least before head has its end.
+func missingForHeadEnd(head []byte) int {
+	for n := len(headEnd) - 1; n > 0; n-- {
+		if bytes.HasSuffix(head, headEnd[:n]) {
+			return len(headEnd) - n
+		}
+	}
+	return len(headEnd)
+}
+
+// setWakeThreshold has the poller told once so many bytes have come: a goroutine woken for each byte
+// of a head that trickles, of thousands, takes time from requests that are whole.
+func (c *conn) setWakeThreshold(n int) {
+	if s := c.connState; s.wakeBytes != n && (n > 1 || s.wakeBytes > 1) {
+		s.wakeBytes = n
+		_ = c.raw.Control(s.applyWake)
+	}
+}
+
+var (
+	headEnd      = []byte("\r\n\r\n")
+	postPrefix   = []byte("POST ")
+	getPrefix    = []byte("GET ")
+	http11Suffix = []byte("HTTP/1.1")
+)
+
+// fastPathRequest is the request whose head has come, and where it leads; nil when it is not
+// plain.
+func (c *conn) fastPathRequest() (*Exchange, route) {
+	a, s := &c.readAhead, c.srv
+	if a.headLen == 0 || int(a.headLen) > s.initial.MaxHeadBytes || c.pipelined.found {
+		return nil, route{}
+	}
+	head := a.buf.B[:a.headLen]
+	eol := bytes.IndexByte(head, '\n')
+	line, method := bytes.TrimSuffix(head[:eol], []byte{'\r'}), postPrefix
+	if !bytes.HasPrefix(line, postPrefix) {
+		method = getPrefix
+	}
+	if len(line) == eol || !bytes.HasPrefix(line, method) || !bytes.HasSuffix(line, http11Suffix) || len(line) < len(method)+len(http11Suffix)+1 {
+		return nil, route{}
+	}
+	target := line[len(method) : len(line)-len(http11Suffix)-1]
+	rt, ok := s.routes.byPath[string(target)]
+	if !ok || line[len(method)+len(target)] != ' ' || (rt.endpoint != nil) != (len(method) == len(postPrefix)) {
+		return nil, route{}
+	}
+	x := s.exchanges.Get()
+	refused := x.head.read(method[:len(method)-1], target, http11Suffix, head[eol+1:])
+	h := &x.head
+	chunks := h.length == framingChunked
+	if refused != "" || h.hasExpect || rt.endpoint == nil && (h.length > 0 || chunks) ||
+		chunks && a.headLen > readAheadSize-minReadAhead {
+		h.raw, h.path = nil, nil
+		s.exchanges.Put(x)
+		return nil, route{}
+	}
+	a.r = a.headLen
+	return x, rt
+}
+
+// serveFastPath runs a plain request to its answer, which lies in c.held then, or in c.stream.
+func (c *conn) serveFastPath(x *Exchange, rt route) {
+	x.c, x.Received = c, time.Now()
+	c.active.Store(true)
+	c.clearIncompleteRequest()
+	defer x.finish()
+	x.setRequestID()
+	x.resolveClientIP()
+	if !x.body.openFastPath(x) {
+		x.closeAfterResponse()
+		x.Error(ClientGone, "", "the connection was closed", 0)
+		return
+	}
+	if !x.cors(nil, true) {
+		x.dispatch(rt)
+	}
+}
+
+// afterResponse goes on behind a request: where the connection serves another one, what is held
+// may leave with the wait for it.
+func (c *conn) afterResponse() (to nextStep, again bool) {
+	a := &c.readAhead
+	isPipelined := len(bytes.Trim(a.buf.B[a.r:a.w], lineEnds)) > 0
+	if isPipelined {
+		c.pipelined.found = true
+	} else {
+		a.r, a.w = 0, 0
+	}
+	if c.stream != nil {
+		c.stream.hadPipelined = isPipelined
+		a.release()
+		return nextStream, false
+	}
+	keep := c.pending.keepConn && c.pending.buf != nil // else nothing can be said to this client
+	if keep && !isPipelined && c.pending.n <= membudget.Page {
+		return 0, true
+	}
+	c.checkPipelined()
+	if err := c.flushPending(); err != nil || !keep {
+		c.needsLinger = c.needsLinger || c.pipelined.found
+		return nextEnd, false // active yet: what the client still sends is read away first
+	}
+	c.active.Store(false)
+	if isPipelined {
+		c.deadlineKind = deadlineHead
+		return nextFasthttp, false
+	}
+	return 0, true
+}
+
+// fixedBody is the body of a plain request: what came with the head, and then the connection's.
+type fixedBody struct {
+	c         *conn
+	remaining int64
+}
+
+func (r *fixedBody) Read(p []byte) (n int, err error) {
+	if r.remaining == 0 {
+		return 0, io.EOF
+	}
+	p = p[:min(int64(len(p)), r.remaining)]
+	if a := &r.c.readAhead; a.r < a.w {
+		// The head lies in the read-ahead, which stays.
+		n = copy(p, a.buf.B[a.r:a.w])
+		a.r += int32(n)
+	} else {
+		n, err = r.c.receiveUntilDeadline(p)
+	}
+	if r.remaining -= int64(n); r.remaining == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// bufferedConnReader is what comes behind the head of a plain request without a bound: by way of the
+// read-ahead, where what is not taken stays for the next request.
+type bufferedConnReader struct{ c *conn }
+
+func (o bufferedConnReader) Read(p []byte) (n int, err error) {
+	a := &o.c.readAhead
+	if a.r == a.w {
+		free := a.buf.B[a.headLen:]
+		if len(p) >= len(free) {
+			return o.c.receiveUntilDeadline(p)
+		}
+		n, err = o.c.receiveUntilDeadline(free)
+		a.r, a.w = a.headLen, a.headLen+int32(n)
+	}
+	n = copy(p, a.buf.B[a.r:a.w])
+	a.r += int32(n)
+	return n, err
+}

@@ -1,0 +1,50 @@
+package front
+
+import (
+	"unsafe"
+
+	"sluice/dataplane/upstream"
+)
+
+// ForwardFields appends the client's header lines that an engine may see, names as the
+// client wrote them: all but those of requestHeaderTable and those that Connection names. What a
+// Handler has said (Say) stands in the place of the client's lines of that name. A missing
+// Content-Type becomes application/json, and behind trusted proxies X-Forwarded-For is
+// ClientIP. Strings are valid until return.
+func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
+	if x.responder != nil {
+		return x.inProcessFields(dst)
+	}
+	typed := false
+	for i := range x.head.lines {
+		l := &x.head.lines[i]
+		name := x.head.nameOf(l)
+		if !classOf(name).reachesEngine(x.srv.initial.WithholdClientKeys) || x.head.isOption(name) || x.overriddenHeader(unsafeString(name)) != nil {
+			continue
+		}
+		typed = typed || equalFold(name, "Content-Type")
+		dst = append(dst, upstream.Field{Name: unsafeString(name), Value: unsafeString(x.head.valueOf(l))})
+	}
+	for i := range x.requestOverrides {
+		if s := &x.requestOverrides[i]; !neverForwarded(classOf([]byte(s.name))) {
+			dst = append(dst, upstream.Field{Name: s.name, Value: s.value})
+		}
+	}
+	if !typed {
+		dst = append(dst, upstream.Field{Name: "Content-Type", Value: "application/json"})
+	}
+	if x.ip.IsValid() && len(x.srv.options().Proxies.Trusted) > 0 {
+		x.forwardedFor = x.ip.AppendTo(x.forwardedFor[:0])
+		dst = append(dst, upstream.Field{Name: "X-Forwarded-For", Value: unsafeString(x.forwardedFor)})
+	}
+	return dst
+}
+
+// unsafeString makes a string of b without a copy; it lives as long as b's bytes.
+func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+
+// neverForwarded says whether engines never see lines of this class, not even the router's own
+// or those of a detached exchange's maker.
+func neverForwarded(c headerClass) bool {
+	return c == headerConnection || c == headerRouter || c == headerRouting
+}

@@ -1,0 +1,69 @@
+package front
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+)
+
+// parseErrorText says why fasthttp could not read a request, in our own words: its own repeat
+// what the client sent, keys among it.
+func parseErrorText(h *fasthttp.RequestHeader, err error) string {
+	text := err.Error()
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return "the connection ended within the request (" + io.ErrUnexpectedEOF.Error() + ")"
+	case errors.Is(err, fasthttp.ErrMissingRequestMethod), errors.Is(err, fasthttp.ErrExtraWhitespaceInRequestLine), hasErrorPrefix(text, "cannot find whitespace"):
+		return "the request line must be a method, a target and HTTP/1.1, with one space between them"
+	case errors.Is(err, fasthttp.ErrUnsupportedRequestMethod):
+		return "the method must be a token such as GET or POST"
+	case errors.Is(err, fasthttp.ErrEmptyRequestURI):
+		return "the request target is empty"
+	case hasErrorPrefix(text, "unsupported http version"):
+		return "the protocol must be HTTP/1.1 or HTTP/1.0"
+	case hasErrorPrefix(text, "invalid request uri"):
+		return "the request target must be a path, beginning with /, or an absolute URL, without spaces and control characters"
+	case hasErrorPrefix(text, "missing required host header"): // it may have no lines at all
+		return "there must be exactly one Host header"
+	}
+	// The first line is as it should be: what our own reading refuses names the header.
+	if _, _, ofHead := strings.Cut(text, headErrorPrefix); ofHead {
+		var own requestHead
+		if refused := own.read([]byte("POST"), []byte("/"), http11Suffix, rejectedHead(h)); refused != "" {
+			return refused
+		}
+	}
+	for _, of := range [...]string{"invalid url", "invalid host", "invalid port", "invalid character", "invalid uri", "error when parsing"} {
+		if strings.Contains(text, of) {
+			return badURL
+		}
+	}
+	return "the request head is no well-formed HTTP/1.1"
+}
+
+// badURL is what fasthttp alone refuses: it makes an URL of each request.
+const badURL = "the request target and the Host header must make a valid URL"
+
+// hasErrorPrefix says whether an error of fasthttp's that is not wrapped, or wrapped once, begins
+// with these words: what the client sent stands behind them.
+func hasErrorPrefix(text, words string) bool {
+	_, inner, wrapped := strings.Cut(text, headErrorPrefix)
+	return strings.HasPrefix(text, words) || wrapped && strings.HasPrefix(inner, words)
+}
+
+// headErrorPrefix is what fasthttp's errors about a head begin with.
+const headErrorPrefix = "error when reading request headers: "
+
+// rejectedHead gives the header lines of the request that was refused last: fasthttp has emptied
+// them, and they lie where they lay.
+func rejectedHead(h *fasthttp.RequestHeader) []byte {
+	raw := h.RawHeaders()
+	raw = raw[:cap(raw)]
+	if at := bytes.Index(raw, headEnd); at >= 0 {
+		raw = raw[:at+len(headEnd)]
+	}
+	return raw
+}

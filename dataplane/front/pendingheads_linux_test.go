@@ -1,0 +1,158 @@
+package front
+
+import (
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// waitPendingHeads is how many connections are in the lobby.
+func (r *testServer) waitPendingHeads() int {
+	r.server.mu.Lock()
+	l := r.server.pendingHeads
+	r.server.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.byFD) != len(l.deadlines) {
+		return -1
+	}
+	return len(l.byFD)
+}
+
+// Whoever has sent half a head, or nothing, has no goroutine; what is sent to the end then
+// is served, and the rest is told so and cut.
+func TestPartialHeadsUseNoGoroutine(t *testing.T) {
+	const n = 200
+	r := start(t, Options{HeadTimeout: 3 * time.Second}, echo)
+	before := runtime.NumGoroutine()
+	clients := make([]*client, n)
+	request := chatPost(hello)
+	for i := range clients {
+		clients[i] = r.dial()
+		clients[i].send(request[:1+i%len(request)/2])
+	}
+	silent := r.dial() // is accepted after a second
+	eventually(t, "all waiting", func() bool { return r.waitPendingHeads() == n+1 })
+	if more := runtime.NumGoroutine() - before; more > n/10 {
+		t.Errorf("%d goroutines more for %d half heads", more, n)
+	}
+	for i, c := range clients[:n/2] {
+		c.send(request[1+i%len(request)/2:])
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
+			t.Fatalf("half head %d: %d %s", i, resp.StatusCode, body)
+		}
+		c.send(request) // and the connection goes on
+		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
+			t.Fatalf("half head %d, once more: %d", i, resp.StatusCode)
+		}
+	}
+	gone := clients[n-1]
+	_ = gone.Close()
+	eventually(t, "one less", func() bool { return r.waitPendingHeads() == n/2 })
+	for _, c := range clients[n/2 : n-1] {
+		if resp, body := c.readResponse(); resp.StatusCode != 408 || !strings.Contains(body, headTimeoutMessage) {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+		c.expectClosed()
+	}
+	silent.expectClosed()
+	eventually(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.waitPendingHeads() == 0 })
+}
+
+// A head that comes byte by byte is served, of a connection that has had a request too.
+func TestHeadByteByByte(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	for range 2 {
+		request := chatPost(hello)
+		for i := range request {
+			c.send(request[i : i+1])
+			time.Sleep(100 * time.Microsecond)
+		}
+		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
+			t.Fatalf("%d %s", resp.StatusCode, body)
+		}
+	}
+}
+
+// Whatever the poller was told to wait for within the head, the last byte of a body wakes it.
+func TestLastByteOfPartialHead(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	request, began := chatPost(hello), time.Now()
+	c.send(request[:10])
+	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	last := len(request) - 1
+	c.send(request[10:last])
+	eventually(t, "the rest's wait", func() bool { return r.waitPendingHeads() == 0 })
+	time.Sleep(100 * time.Millisecond)
+	c.send(request[last:])
+	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
+		t.Fatalf("%d %s", resp.StatusCode, body)
+	}
+	if took := time.Since(began); took > 8*time.Second { // a time that is over reads what is there
+		t.Errorf("it took %v", took)
+	}
+}
+
+// The poller is told of half a head only when enough has come to end it.
+func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
+	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
+	c := r.dial()
+	c.send("POST /v1")
+	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	of := r.server.conns.snapshot()[0]
+	lowest := 0
+	_ = of.raw.Control(func(fd uintptr) {
+		lowest, _ = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT)
+	})
+	if lowest != len(headEnd) {
+		t.Errorf("the poller is told of %d bytes, want %d", lowest, len(headEnd))
+	}
+	c.send("/ch")
+	time.Sleep(100 * time.Millisecond)
+	r.server.pendingHeads.mu.Lock()
+	seen := of.readAhead.w
+	r.server.pendingHeads.mu.Unlock()
+	if seen != int32(len("POST /v1")) {
+		t.Errorf("%d bytes were read", seen)
+	}
+	if resp, _ := c.readResponse(); resp.StatusCode != 408 {
+		t.Errorf("%d", resp.StatusCode)
+	}
+}
+
+func TestMissingForHeadEnd(t *testing.T) {
+	for head, want := range map[string]int{
+		"": 4, "G": 4, "GET / HTTP/1.1\r": 3, "GET / HTTP/1.1\r\n": 2, "GET / HTTP/1.1\r\nHost: a\r\n\r": 1,
+		"\r\r": 3, "\n\n": 4, "\r\n\n": 4,
+	} {
+		if got := missingForHeadEnd([]byte(head)); got != want {
+			t.Errorf("%q: %d, want %d", head, got, want)
+		}
+	}
+}
+
+// Half a head and its client's last word: the answer says so, as it does where a goroutine
+// waits.
+func TestPartialHeadThenEOF(t *testing.T) {
+	r := start(t, Options{}, echo)
+	c := r.dial()
+	c.send("POST /v1/chat")
+	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if resp, body := c.readResponse(); resp.StatusCode != 400 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if _, err := io.ReadAll(c.br); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "its end", func() bool { return r.server.conns.len() == 0 })
+}

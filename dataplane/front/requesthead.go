@@ -1,0 +1,295 @@
+package front
+
+import (
+	"bytes"
+	"math"
+)
+
+// Framings of a request body; a value from 0 up is a Content-Length.
+const (
+	framingNone    = -2
+	framingChunked = -1
+)
+
+// headerLine is one header line, as offsets of the raw head.
+type headerLine struct {
+	name, nameEnd, value, valueEnd uint32
+}
+
+// requestHead is a request head as the guard read it. It borrows raw. It is our own
+// reading of the bytes, not fasthttp's, which is too lenient to be trusted with
+// the question where a request ends (CL with TE, obs-fold, HTTP/9.9), and it
+// keeps the names as the client wrote them.
+type requestHead struct {
+	raw          []byte
+	path         []byte // of the request target, without the query
+	lines        []headerLine
+	length       int64 // framingNone, framingChunked or a Content-Length
+	http11       bool
+	close        bool // the client wants the connection closed
+	hasNominated bool // Connection names header lines that are hop-by-hop
+	hasExpect    bool // there is an Expect line
+	options      [][2]uint32
+}
+
+func (h *requestHead) nameOf(l *headerLine) []byte  { return h.raw[l.name:l.nameEnd] }
+func (h *requestHead) valueOf(l *headerLine) []byte { return h.raw[l.value:l.valueEnd] }
+
+// find gives the first value of a header, nil when absent.
+func (h *requestHead) find(name string) []byte {
+	for i := range h.lines {
+		if l := &h.lines[i]; equalFold(h.nameOf(l), name) {
+			return h.raw[l.value:l.valueEnd:l.valueEnd]
+		}
+	}
+	return nil
+}
+
+// findAll gives the values of all lines of a name, joined by commas; nil when absent.
+func (h *requestHead) findAll(name string) (all []byte) {
+	for i := range h.lines {
+		l := &h.lines[i]
+		switch {
+		case !equalFold(h.nameOf(l), name):
+		case all == nil:
+			all = h.raw[l.value:l.valueEnd:l.valueEnd]
+		default: // at its capacity, so that raw stays as it is
+			all = append(append(all, ','), h.valueOf(l)...)
+		}
+	}
+	return all
+}
+
+// read parses a head: method, target and protocol as they stood in the request
+// line, raw from the first header line to the empty line inclusive. The text it
+// gives says what is refused and is meant for the client; "" means accepted.
+// After a refusal nothing that follows on the connection can be trusted.
+func (h *requestHead) read(method, target, protocol, raw []byte) (refused string) {
+	h.raw, h.lines, h.options = raw, h.lines[:0], h.options[:0]
+	h.length, h.close, h.hasNominated, h.hasExpect = framingNone, false, false, false
+	switch {
+	case bytes.Equal(protocol, []byte("HTTP/1.1")):
+		h.http11 = true
+	case bytes.Equal(protocol, []byte("HTTP/1.0")):
+		h.http11 = false
+	default:
+		return "the protocol must be HTTP/1.1 or HTTP/1.0"
+	}
+	if !isToken(method) {
+		return "the method must be a token such as GET or POST"
+	}
+	if h.path, refused = targetPath(method, target); refused != "" {
+		return refused
+	}
+	if refused = h.splitLines(); refused != "" {
+		return refused
+	}
+	return h.checkFraming()
+}
+
+// maxLines bounds the header lines of a request, which costs more to look at than its bytes
+// tell; clients send a dozen.
+const maxLines = 256
+
+// splitLines finds the lines: CRLF only, name, colon, value, no folding.
+func (h *requestHead) splitLines() string {
+	raw := h.raw
+	if len(raw) > math.MaxInt32 {
+		return "the head is too large"
+	}
+	at := 0
+	for at < len(raw) {
+		eol := bytes.IndexByte(raw[at:], '\n')
+		if eol < 1 || raw[at+eol-1] != '\r' {
+			return bareLFMessage
+		}
+		text := raw[at : at+eol-1]
+		if len(text) == 0 {
+			if at+eol+1 != len(raw) {
+				return "the head goes on after its empty line"
+			}
+			return ""
+		}
+		if len(h.lines) == maxLines {
+			return "the head has more than 256 header lines"
+		}
+		if text[0] == ' ' || text[0] == '\t' {
+			return "a header line must not begin with white space (obsolete folding)"
+		}
+		colon := bytes.IndexByte(text, ':')
+		if colon < 0 {
+			return "a header line has no colon"
+		}
+		if !isToken(text[:colon]) {
+			return "a header name is empty or holds a character that names may not have"
+		}
+		value, end := colon+1, len(text)
+		for value < end && (text[value] == ' ' || text[value] == '\t') {
+			value++
+		}
+		for end > value && (text[end-1] == ' ' || text[end-1] == '\t') {
+			end--
+		}
+		for _, b := range text[value:end] {
+			if b < ' ' && b != '\t' || b == 0x7f {
+				return "the value of header " + string(text[:min(colon, 80)]) + " holds a control character"
+			}
+		}
+		h.lines = append(h.lines, headerLine{uint32(at), uint32(at + colon), uint32(at + value), uint32(at + end)})
+		at += eol + 1
+	}
+	if len(raw) != 0 {
+		return "the head does not end with an empty line"
+	}
+	return ""
+}
+
+// checkFraming decides on framing, host and connection options.
+func (h *requestHead) checkFraming() string {
+	var hosts, lengths, encodings int
+	for i := range h.lines {
+		l := &h.lines[i]
+		name, value := h.nameOf(l), h.valueOf(l)
+		switch len(name) {
+		case len("Host"):
+			if equalFold(name, "Host") {
+				hosts++
+				if !isAuthority(value) {
+					return "the Host header must be one host, with or without a port: host[:port]"
+				}
+			}
+		case len("Content-Length"):
+			if equalFold(name, "Content-Length") {
+				lengths++
+				n, ok := parseLength(value)
+				if !ok {
+					return "Content-Length must be one number of decimal digits"
+				}
+				h.length = n
+			}
+		case len("Transfer-Encoding"):
+			if equalFold(name, "Transfer-Encoding") {
+				encodings++
+				if !equalFold(value, "chunked") {
+					return "Transfer-Encoding must be chunked"
+				}
+			}
+		case len("Expect"):
+			h.hasExpect = h.hasExpect || equalFold(name, "Expect")
+		case len("Connection"):
+			if equalFold(name, "Connection") {
+				h.addConnectionOptions(l)
+			}
+		}
+	}
+	switch {
+	case hosts > 1 || hosts == 0 && h.http11:
+		return "there must be exactly one Host header"
+	case lengths > 1:
+		return "there must be at most one Content-Length header"
+	case encodings > 1:
+		return "there must be at most one Transfer-Encoding header"
+	case encodings == 1 && lengths == 1:
+		return "Content-Length and Transfer-Encoding must not come together"
+	case encodings == 1 && !h.http11:
+		return "Transfer-Encoding needs HTTP/1.1"
+	case encodings == 1:
+		h.length = framingChunked
+	}
+	return ""
+}
+
+// addConnectionOptions notes the options of a Connection line.
+func (h *requestHead) addConnectionOptions(l *headerLine) {
+	for at := l.value; at < l.valueEnd; {
+		end := at
+		for end < l.valueEnd && h.raw[end] != ',' {
+			end++
+		}
+		from, to := at, end
+		for from < to && (h.raw[from] == ' ' || h.raw[from] == '\t') {
+			from++
+		}
+		for to > from && (h.raw[to-1] == ' ' || h.raw[to-1] == '\t') {
+			to--
+		}
+		switch option := h.raw[from:to]; {
+		case len(option) == 0, equalFold(option, "keep-alive"):
+		case equalFold(option, "close"):
+			h.close = true
+		default:
+			h.hasNominated = true
+			h.options = append(h.options, [2]uint32{from, to})
+		}
+		at = end + 1
+	}
+}
+
+// isOption says whether Connection names this header, which makes it hop-by-hop.
+func (h *requestHead) isOption(name []byte) bool {
+	if !h.hasNominated {
+		return false
+	}
+	for _, o := range h.options {
+		if bytes.EqualFold(h.raw[o[0]:o[1]], name) {
+			return true
+		}
+	}
+	return false
+}
+
+// parseLength reads a Content-Length: digits only, at most 18 of them, so that
+// neither a sign nor an overflow can make two readers disagree.
+func parseLength(b []byte) (int64, bool) {
+	if len(b) == 0 || len(b) > 18 {
+		return 0, false
+	}
+	var n int64
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return 0, false
+		}
+		n = n*10 + int64(c-'0')
+	}
+	return n, true
+}
+
+// tokenByte and hostByte: RFC 9110 5.6.2 (token) and RFC 3986 3.2.2 (host and
+// port), the latter as lenient as net/http.
+var tokenByte, hostByte = byteSet("!#$%&'*+-.^_`|~"), byteSet("!$%&'()*+,-.:;=[]_~")
+
+func byteSet(more string) (set [256]bool) {
+	for c := '0'; c <= '9'; c++ {
+		set[c] = true
+	}
+	for c := 'a'; c <= 'z'; c++ {
+		set[c], set[c-'a'+'A'] = true, true
+	}
+	for i := range len(more) {
+		set[more[i]] = true
+	}
+	return set
+}
+
+func isToken(b []byte) bool {
+	for _, c := range b {
+		if !tokenByte[c] {
+			return false
+		}
+	}
+	return len(b) > 0
+}
+
+// equalFold compares ASCII without case.
+func equalFold(b []byte, s string) bool {
+	if len(b) != len(s) {
+		return false
+	}
+	for i := range len(b) {
+		x, y := b[i], s[i]
+		if x != y && (x|0x20 != y|0x20 || x|0x20 < 'a' || x|0x20 > 'z') {
+			return false
+		}
+	}
+	return true
+}

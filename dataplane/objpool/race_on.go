@@ -1,0 +1,5 @@
+//go:build race
+
+package objpool
+
+const raceEnabled = true

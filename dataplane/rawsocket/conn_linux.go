@@ -1,0 +1,303 @@
+package rawsocket
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a connection that was accepted by hand. It is a net.Conn and a syscall.Conn, for
+// the goroutines that may use those. Its descriptor is in no poller until something had to
+// be waited for; from then on it is an os.File's. Go's poller takes 512 bytes for each
+// descriptor that it has had at once, and never gives them back: a client whose request
+// was there when it was accepted, and whose stream a loop drives then, costs none. Before
+// it waits a deadline that is over ends nothing.
+//
+// Nobody but Conn closes the descriptor, and that once, when nobody uses it: closed
+// earlier its number could be another client's. Each use is counted, and none begins after
+// Close. What waits in the poller is no use: it ends when the file is closed.
+//
+// Memory order: uses orders all. waits is stored within a use, under mu, and stays; so who
+// closes the descriptor sees whose it is. mu guards the deadlines until then.
+type Conn struct {
+	fd            int32
+	refs          atomic.Uint32 // oneRef for each, and closedBit
+	mu            sync.Mutex
+	poller        atomic.Pointer[pollerFile]
+	readDeadline  time.Duration // since epoch, 0 for never
+	writeDeadline time.Duration
+}
+
+const (
+	closedBit = 1
+	oneRef    = 2
+)
+
+// pollerFile is the descriptor in Go's poller.
+type pollerFile struct {
+	file *os.File
+	raw  syscall.RawConn
+}
+
+var epoch = time.Now()
+
+// acquire begins a use of the descriptor; false when it is closed.
+func (c *Conn) acquire() bool {
+	for {
+		n := c.refs.Load()
+		if n&closedBit != 0 {
+			return false
+		}
+		if c.refs.CompareAndSwap(n, n+oneRef) {
+			return true
+		}
+	}
+}
+
+// release ends it.
+func (c *Conn) release() {
+	if c.refs.Add(^uint32(oneRef-1)) == closedBit {
+		c.closeFD()
+	}
+}
+
+// Close ends what waits, and closes the descriptor once the uses under way are over.
+func (c *Conn) Close() error {
+	switch c.refs.Or(closedBit) {
+	case 0:
+		c.closeFD()
+	case closedBit:
+		return net.ErrClosed
+	}
+	return nil
+}
+
+// closeFD closes the descriptor; of Close and done one calls it, once.
+func (c *Conn) closeFD() {
+	if w := c.poller.Load(); w != nil {
+		_ = w.file.Close()
+		return
+	}
+	_ = unix.Close(int(c.fd))
+}
+
+// ensurePoller puts the descriptor into Go's poller, where it is not there.
+func (c *Conn) ensurePoller() (*pollerFile, error) {
+	if w := c.poller.Load(); w != nil {
+		return w, nil
+	}
+	if !c.acquire() {
+		return nil, net.ErrClosed
+	}
+	defer c.release()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.poller.Load(); w != nil {
+		return w, nil
+	}
+	w := &pollerFile{file: os.NewFile(uintptr(c.fd), "client")}
+	err := w.setDeadlines(c.readDeadline, c.writeDeadline)
+	c.poller.Store(w) // whatever came of it, the descriptor is the file's
+	return w, err
+}
+
+func (w *pollerFile) setDeadlines(readBy, writeBy time.Duration) (err error) {
+	if w.raw, err = w.file.SyscallConn(); err != nil {
+		return err
+	}
+	if err = w.file.SetReadDeadline(timeOf(readBy)); err != nil { // Go's poller refused it
+		return err
+	}
+	return w.file.SetWriteDeadline(timeOf(writeBy))
+}
+
+func timeOf(d time.Duration) time.Time {
+	if d == 0 {
+		return time.Time{}
+	}
+	return epoch.Add(d)
+}
+
+// Read is net.Conn's.
+func (c *Conn) Read(p []byte) (int, error) {
+	if c.poller.Load() == nil && len(p) > 0 {
+		if !c.acquire() {
+			return 0, net.ErrClosed
+		}
+		n, errno := Recv(int(c.fd), p)
+		c.release()
+		switch {
+		case errno == 0 && n == 0:
+			return 0, io.EOF
+		case errno == 0:
+			return n, nil
+		case errno != syscall.EAGAIN:
+			return 0, os.NewSyscallError("recvfrom", errno)
+		}
+	}
+	w, err := c.ensurePoller()
+	if err != nil {
+		return 0, err
+	}
+	n, err := w.file.Read(p)
+	return n, c.mapError(err)
+}
+
+// Write is net.Conn's.
+func (c *Conn) Write(p []byte) (n int, err error) {
+	if c.poller.Load() == nil {
+		if !c.acquire() {
+			return 0, net.ErrClosed
+		}
+		var errno syscall.Errno
+		n, errno = Send(int(c.fd), p)
+		c.release()
+		switch errno {
+		case 0:
+			return n, nil
+		case syscall.EAGAIN:
+		default:
+			return n, os.NewSyscallError("sendto", errno)
+		}
+	}
+	w, err := c.ensurePoller()
+	if err != nil {
+		return n, err
+	}
+	more, err := w.file.Write(p[n:])
+	return n + more, c.mapError(err)
+}
+
+// mapError is what a wait failed with: what a file says of its end is no error of os or net.
+func (c *Conn) mapError(err error) error {
+	if err != nil && c.refs.Load()&closedBit != 0 {
+		return net.ErrClosed
+	}
+	return err
+}
+
+// CloseWrite is net.TCPConn's.
+func (c *Conn) CloseWrite() (err error) {
+	if !c.acquire() {
+		return net.ErrClosed
+	}
+	defer c.release()
+	return os.NewSyscallError("shutdown", unix.Shutdown(int(c.fd), unix.SHUT_WR))
+}
+
+// SetDeadline is net.Conn's.
+func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, true, true) }
+
+// SetReadDeadline is net.Conn's.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, true, false) }
+
+// SetWriteDeadline is net.Conn's.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, false, true) }
+
+func (c *Conn) setDeadlines(t time.Time, read, write bool) error {
+	w := c.poller.Load()
+	if w == nil {
+		if w = c.storeDeadlines(t, read, write); w == nil {
+			return nil
+		}
+	}
+	switch {
+	case !write:
+		return w.file.SetReadDeadline(t)
+	case !read:
+		return w.file.SetWriteDeadline(t)
+	}
+	return w.file.SetDeadline(t)
+}
+
+// storeDeadlines keeps deadlines for when something is waited for; unless it is already.
+func (c *Conn) storeDeadlines(t time.Time, read, write bool) *pollerFile {
+	by := time.Duration(0)
+	if !t.IsZero() {
+		by = max(t.Sub(epoch), 1)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.poller.Load(); w != nil {
+		return w
+	}
+	if read {
+		c.readDeadline = by
+	}
+	if write {
+		c.writeDeadline = by
+	}
+	return nil
+}
+
+// LocalAddr is net.Conn's.
+func (c *Conn) LocalAddr() net.Addr { return c.sockaddr(unix.SYS_GETSOCKNAME) }
+
+// RemoteAddr is net.Conn's.
+func (c *Conn) RemoteAddr() net.Addr { return c.sockaddr(unix.SYS_GETPEERNAME) }
+
+// sockaddr is one of its addresses, no valid one where it has none any more.
+func (c *Conn) sockaddr(call uintptr) net.Addr {
+	var a Address
+	if c.acquire() {
+		size := uint32(len(a.raw))
+		_, _, _ = syscall.RawSyscall(call, uintptr(c.fd), uintptr(unsafe.Pointer(&a.raw)), uintptr(unsafe.Pointer(&size)))
+		c.release()
+	}
+	return net.TCPAddrFromAddrPort(a.AddrPort())
+}
+
+// SyscallConn is syscall.Conn's.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return (*rawConn)(c), nil }
+
+// rawConn is Conn as a syscall.RawConn.
+type rawConn Conn
+
+func (r *rawConn) Control(f func(fd uintptr)) error {
+	c := (*Conn)(r)
+	if !c.acquire() {
+		return net.ErrClosed
+	}
+	defer c.release()
+	f(uintptr(c.fd))
+	return nil
+}
+
+func (r *rawConn) Read(f func(fd uintptr) bool) error {
+	if r.adapt(f) {
+		return nil
+	}
+	w, err := (*Conn)(r).ensurePoller()
+	if err != nil {
+		return err
+	}
+	return (*Conn)(r).mapError(w.raw.Read(f))
+}
+
+func (r *rawConn) Write(f func(fd uintptr) bool) error {
+	if r.adapt(f) {
+		return nil
+	}
+	w, err := (*Conn)(r).ensurePoller()
+	if err != nil {
+		return err
+	}
+	return (*Conn)(r).mapError(w.raw.Write(f))
+}
+
+// adapt says that f has done what it does without a wait.
+func (r *rawConn) adapt(f func(fd uintptr) bool) bool {
+	c := (*Conn)(r)
+	if c.poller.Load() != nil || !c.acquire() {
+		return false
+	}
+	defer c.release()
+	return f(uintptr(c.fd))
+}

@@ -1,0 +1,188 @@
+package relay
+
+import "sluice/dataplane/membudget"
+
+// truncator keeps of an event that is too large to be carried what the scan looks for, fed in
+// pieces cut anywhere: the events of the end repeat whole answers (response.completed has all
+// the output, the instructions and the tools beside its usage). Long strings and numbers
+// lose their ends, and what lies deeper than the scan looks becomes an empty object, or an
+// array of one number where it had any element. What is left is walked as any event.
+type truncator struct {
+	depth        uint8 // of brackets
+	droppedDepth uint8 // the depth whose inside is dropped; 0: none
+	kept         uint8 // of the present string, or run of other bytes; with shut: 1 behind the first byte
+	mode         truncateMode
+}
+
+type truncateMode uint8
+
+const (
+	truncOutside truncateMode = iota
+	truncString
+	truncEscape        // behind a backslash in a string
+	truncEscapeDropped // likewise; the backslash was dropped
+	truncGaveUp        // no more is kept of this event
+)
+
+const (
+	// maxTruncatedString is how much of a string is kept: no name or reason is longer (reasonName).
+	maxTruncatedString = 64
+	// maxTruncatedDepth is how deep the usage of a Response lies, with its details.
+	maxTruncatedDepth = 4
+	// maxTruncatedArrays is how deep arrays are looked into, of OpenAI's alone: choices.
+	maxTruncatedArrays = 2
+	maxNesting         = 255
+)
+
+// append appends what is kept of p to dst, which may begin where p begins.
+func (t *truncator) append(dst, p []byte, arrays bool) []byte {
+	for i := 0; i < len(p); i++ {
+		switch t.mode {
+		case truncString:
+			if t.droppedDepth > 0 || t.kept >= maxTruncatedString {
+				for !truncSyntax[p[i]].within {
+					if i++; i == len(p) {
+						return dst
+					}
+				}
+			}
+			dst = t.inString(dst, p[i])
+		case truncEscape:
+			t.mode = truncString
+			dst = append(dst, p[i])
+		case truncEscapeDropped:
+			t.mode = truncString
+		case truncOutside:
+			if t.kept >= maxTruncatedString || t.droppedDepth > 0 && t.kept > 0 {
+				for !truncSyntax[p[i]].outside {
+					if i++; i == len(p) {
+						return dst
+					}
+				}
+			}
+			dst = t.outside(dst, p[i], arrays)
+		case truncGaveUp:
+			return dst
+		}
+	}
+	return dst
+}
+
+// truncSyntax says of a byte that it changes the state: of those in strings, and of those
+// outside, where nothing more is kept of the present run.
+var truncSyntax = [256]struct{ within, outside bool }{
+	'"': {true, true}, '\\': {within: true}, '\n': {true, true},
+	'{': {outside: true}, '}': {outside: true}, '[': {outside: true}, ']': {outside: true},
+}
+
+func (t *truncator) inString(dst []byte, c byte) []byte {
+	drops := t.droppedDepth > 0
+	switch {
+	case c == '\n': // the line ends, whatever stands in it
+		*t = truncator{}
+		return append(dst, c)
+	case c == '"':
+		t.mode, t.kept = truncOutside, min(t.droppedDepth, 1)
+	case drops || t.kept >= maxTruncatedString:
+		drops = true
+		if c == '\\' {
+			t.mode = truncEscapeDropped
+		}
+	default:
+		t.kept++
+		if c == '\\' {
+			t.mode = truncEscape
+		}
+	}
+	if drops {
+		return dst
+	}
+	return append(dst, c)
+}
+
+func (t *truncator) outside(dst []byte, c byte, arrays bool) []byte {
+	switch c {
+	case '\n':
+		*t = truncator{}
+		return append(dst, c)
+	case ' ', '\t', '\r':
+		return dst
+	case '}', ']':
+		if t.droppedDepth == t.depth {
+			t.droppedDepth = 0
+		}
+		t.depth -= min(t.depth, 1)
+		if t.droppedDepth > 0 {
+			return dst
+		}
+		t.kept = 0
+		return append(dst, c)
+	}
+	if t.droppedDepth > 0 && t.kept == 0 {
+		if t.kept = 1; len(dst) > 0 && dst[len(dst)-1] == '[' {
+			dst = append(dst, '0')
+		}
+	}
+	switch c {
+	case '"':
+		t.mode = truncString
+	case '{', '[':
+		if t.depth == maxNesting {
+			t.mode = truncGaveUp
+			return dst
+		}
+		if t.depth++; t.droppedDepth == 0 {
+			t.kept = 0
+			if t.depth > maxTruncatedDepth || c == '[' && !(arrays && t.depth <= maxTruncatedArrays) {
+				t.droppedDepth = t.depth
+			}
+			return append(dst, c)
+		}
+	default:
+		if t.droppedDepth > 0 || t.kept >= maxTruncatedString {
+			return dst
+		}
+		t.kept++
+		return append(dst, c)
+	}
+	if t.droppedDepth > 0 {
+		return dst
+	}
+	t.kept = 0
+	return append(dst, c)
+}
+
+// truncated takes the next bytes of an event that is beyond the bound; ended: its last. It
+// gives the event, thin, when it has ended; tooBig: that too is beyond the bound.
+func (s *streamScanner) truncated(p []byte, ended bool) (event []byte, tooBig bool) {
+	arrays := s.protocol == OpenAI
+	if !s.truncating {
+		s.truncating, s.truncator = true, truncator{}
+		first := s.partial
+		if first == nil || cap(first.B) < maxPartialEvent {
+			s.partial = membudget.Default.Get(maxPartialEvent)
+		}
+		if first == nil {
+			s.partial.B = s.partial.B[:0]
+		} else {
+			s.partial.B = s.truncator.append(s.partial.B[:0], first.B, arrays)
+			if first != s.partial {
+				membudget.Default.Put(first)
+			}
+		}
+	}
+	for len(p) > 0 && s.partial != nil { // what is kept of p is no longer than p
+		n := min(len(p), cap(s.partial.B)-len(s.partial.B))
+		s.partial.B = s.truncator.append(s.partial.B, p[:n], arrays)
+		if p = p[n:]; n == 0 || s.truncator.mode == truncGaveUp {
+			s.release()
+		}
+	}
+	if !ended {
+		return nil, false
+	}
+	if s.truncating = false; s.partial == nil {
+		return nil, true
+	}
+	return s.partial.B, false
+}

@@ -1,8 +1,0 @@
-//go:build !linux
-
-package sock
-
-import "net"
-
-// Adopt is not to be had here.
-func Adopt(int) (net.Conn, bool) { return nil, false }

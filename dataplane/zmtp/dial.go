@@ -1,0 +1,211 @@
+package zmtp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"syscall"
+	"time"
+)
+
+// StreamOptions of a Stream.
+type StreamOptions struct {
+	// Type is our socket's: SUB, whose peers are PUB and XPUB, or DEALER, whose peers are
+	// ROUTER, DEALER and REP.
+	Type  string
+	Topic string // what a SUB asks for: messages that begin with it; "" is all
+	// MaxMessage is how many bytes the parts of a message may have; a peer that sends more
+	// loses its connection.
+	MaxMessage int
+	Handshake  time.Duration // until the peer is connected and has introduced itself
+}
+
+var peersOf = map[string][]string{
+	"SUB":    {"PUB", "XPUB"},
+	"DEALER": {"ROUTER", "DEALER", "REP"},
+}
+
+// keepAlive finds a peer whose machine is gone within 30 s; ours to the kernel, so that it
+// costs no wake-up here.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
+
+// Connect makes a connection to an endpoint: tcp://HOST:PORT or ipc://PATH.
+func Connect(ctx context.Context, endpoint string, opt StreamOptions) (*Stream, error) {
+	network, addr, err := address(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, opt.Handshake)
+	defer cancel()
+	c, err := (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return handshake(ctx, c, opt)
+}
+
+// handshake exchanges greetings and READYs over c, which is used up either way.
+func handshake(ctx context.Context, c net.Conn, opt StreamOptions) (*Stream, error) {
+	defer c.Close() // the Stream has a descriptor of its own
+	if deadline, ok := ctx.Deadline(); ok {
+		c.SetDeadline(deadline)
+	}
+	defer context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })()
+	if _, err := c.Write(ourGreeting[:]); err != nil {
+		return nil, err
+	}
+	var g [greetingBytes]byte
+	for from := 0; from < len(g); {
+		n, err := c.Read(g[from:])
+		from += n
+		if wrong := checkGreeting(g[:from]); wrong != nil {
+			return nil, wrong
+		}
+		if err != nil {
+			return nil, handshakeError(err)
+		}
+	}
+	if _, err := c.Write(readyOf(opt.Type)); err != nil {
+		return nil, err
+	}
+	flags, body, err := readFrame(c)
+	if err != nil {
+		return nil, handshakeError(err)
+	}
+	if err := checkReady(flags, body, peersOf[opt.Type]...); err != nil {
+		return nil, err
+	}
+	if opt.Type == "SUB" {
+		// Of the two forms there are this is the one that every release of ZMTP 3 knows.
+		if _, err := c.Write(encode(nil, append([]byte{1}, opt.Topic...))); err != nil {
+			return nil, err
+		}
+	}
+	fd, err := descriptorOf(c)
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{fd: fd, maxMessage: opt.MaxMessage, minor: g[11]}, nil
+}
+
+func handshakeError(err error) error {
+	var t net.Error
+	switch {
+	case errors.As(err, &t) && t.Timeout():
+		return errSlow
+	case errors.Is(err, io.EOF):
+		return errors.New("it closed the connection during the handshake")
+	}
+	return err
+}
+
+// readyBytes bounds a READY, whose properties are few and short.
+const readyBytes = 4 << 10
+
+// readFrame reads one frame and not a byte more.
+func readFrame(c io.Reader) (flags byte, body []byte, err error) {
+	p := make([]byte, longHead)
+	n := 2
+	if _, err := io.ReadFull(c, p[:n]); err != nil {
+		return 0, nil, err
+	}
+	if p[0]&flagLong != 0 {
+		n = longHead
+		if _, err := io.ReadFull(c, p[2:]); err != nil {
+			return 0, nil, err
+		}
+	}
+	_, _, need, err := splitFrame(p[:n], readyBytes)
+	if err != nil {
+		return 0, nil, err
+	}
+	p = append(p[:n], make([]byte, need-n)...)
+	if _, err := io.ReadFull(c, p[n:]); err != nil {
+		return 0, nil, err
+	}
+	flags, body, _, err = splitFrame(p, readyBytes)
+	return flags, body, err
+}
+
+// descriptorOf gives a descriptor of a connection that the runtime does not watch, and
+// so does not wake up for.
+func descriptorOf(c net.Conn) (fd int, err error) {
+	sc, ok := c.(syscall.Conn)
+	if !ok {
+		return -1, errors.ErrUnsupported
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	wrong := raw.Control(func(old uintptr) {
+		if fd, err = duplicate(int(old)); err == nil {
+			err = syscall.SetNonblock(fd, true)
+		}
+	})
+	return fd, errors.Join(wrong, err)
+}
+
+// Acceptor listens at an endpoint for peers of a socket that binds.
+type Acceptor struct {
+	l   net.Listener
+	opt StreamOptions
+}
+
+// Accept listens at an endpoint.
+func Accept(endpoint string, opt StreamOptions) (*Acceptor, error) {
+	network, addr, err := address(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(context.Background(), network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &Acceptor{l: l, opt: opt}, nil
+}
+
+// Addr is where it listens.
+func (a *Acceptor) Addr() net.Addr { return a.l.Addr() }
+
+// Close ends Run.
+func (a *Acceptor) Close() { a.l.Close() }
+
+// Run accepts connections until Close, and gives each to take when its peer has
+// introduced itself, on a goroutine of its own. Of what fails, said is told. At most
+// pending introduce themselves at a time; further ones are closed.
+func (a *Acceptor) Run(ctx context.Context, pending int, handle func(*Stream), logError func(error)) {
+	room := make(chan struct{}, pending)
+	for pause := 5 * time.Millisecond; ; {
+		c, err := a.l.Accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			logError(fmt.Errorf("no connection can be accepted: %w", err))
+			time.Sleep(pause)
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = 5 * time.Millisecond
+		select {
+		case room <- struct{}{}:
+		default:
+			c.Close()
+			continue
+		}
+		go func() {
+			defer func() { <-room }()
+			ctx, cancel := context.WithTimeout(ctx, a.opt.Handshake)
+			defer cancel()
+			s, err := handshake(ctx, c, a.opt)
+			if err != nil {
+				logError(err)
+				return
+			}
+			handle(s)
+		}()
+	}
+}

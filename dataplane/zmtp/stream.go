@@ -1,0 +1,242 @@
+package zmtp
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
+	"syscall"
+)
+
+// Bounds of what a peer may send, beside the bytes of a message (StreamOptions).
+const (
+	maxParts  = 16
+	maxFrames = 4 * maxParts // of a message, with the commands between its parts
+	// maxIdleBuffer is what a stream holds on to when it has nothing half read.
+	maxIdleBuffer = 4 << 10
+)
+
+// Faults of a peer that end a Stream.
+var (
+	errParts          = fmt.Errorf("a message of more than %d parts", maxParts)
+	errPeerNotReading = errors.New("it does not read what it is sent")
+	errTooLong        = errors.New("a message is too large")
+)
+
+// Message are the parts of one message.
+type Message [][]byte
+
+// Stream is one connection with a peer that has introduced itself. Its messages are
+// read without waiting, when a Poller has said that there may be some. It holds one
+// descriptor and, between messages, next to no memory.
+//
+// A Stream belongs to one goroutine at a time, but for Gone.
+type Stream struct {
+	fd         int
+	maxMessage int // bytes of one message
+	minor      byte
+	poller     *Poller
+	gone       atomic.Bool
+
+	partial     []byte // the beginning of a message that is not whole yet
+	data        []byte // what the last Fill has brought, with rest before it; nil: all was taken
+	offset      int    // how much of data Next has given out
+	owned       bool   // data lies in memory of the Stream's own, not in Fill's buffer
+	parts       Message
+	pendingPing []byte // a PING between the parts of a message
+}
+
+// Gone says whether the peer has closed its end, or the connection has failed. There may
+// still be messages that came before.
+func (s *Stream) Gone() bool { return s.gone.Load() }
+
+// Closed says whether Close was called.
+func (s *Stream) Closed() bool { return s.fd < 0 }
+
+// Heartbeats says whether the peer answers Ping: ZMTP 3.1 has it, 3.0 has not.
+func (s *Stream) Heartbeats() bool { return s.minor >= 1 }
+
+// Fill reads what has come into buf; call it when Next has no more. It never waits: n is 0
+// when nothing was there, and dry says that there was no more than that. After an error, io.EOF where the peer has closed its end, the
+// Stream is of no more use but to be closed.
+func (s *Stream) Fill(buf []byte) (n int, dry bool, err error) {
+	if s.fd < 0 {
+		return 0, true, net.ErrClosed
+	}
+	into, from := buf, len(s.partial)
+	s.owned = from > len(buf)/2
+	if s.owned {
+		into = s.grow()
+	} else {
+		copy(into, s.partial)
+	}
+	n, errno := recv(s.fd, into[from:])
+	switch {
+	case errno == syscall.EAGAIN:
+		return 0, true, nil
+	case errno == syscall.ECONNRESET || errno == syscall.EPIPE || errno == syscall.ETIMEDOUT || errno == 0 && n == 0:
+		s.gone.Store(true)
+		return 0, true, io.EOF
+	case errno != 0:
+		s.gone.Store(true)
+		return 0, true, errno
+	}
+	s.data, s.offset = into[:from+n], 0
+	return n, from+n < len(into), nil
+}
+
+// grow gives rest more room. That grows with what has come, not with what a peer says
+// will come.
+func (s *Stream) grow() []byte {
+	if len(s.partial) == cap(s.partial) {
+		s.partial = append(make([]byte, 0, 2*cap(s.partial)), s.partial...)
+	}
+	return s.partial[:cap(s.partial)]
+}
+
+// Next gives the next message of what Fill has read; ok is false when there is no whole
+// one left. The parts lie in Fill's buffer, or in memory that is not used again: they stay
+// as they are until that buffer is. The list of them is used again by Next.
+func (s *Stream) Next() (m Message, ok bool, err error) {
+	for s.data != nil {
+		n, err := s.next(s.data[s.offset:])
+		if err != nil {
+			s.gone.Store(true)
+			return nil, false, err
+		}
+		if n == 0 {
+			s.detachPartial()
+			break
+		}
+		if s.offset += n; len(s.parts) > 0 {
+			return s.parts, true, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// Detach keeps what Next has not given yet, so that Fill's buffer is free.
+func (s *Stream) Detach() {
+	if s.data != nil && !s.owned {
+		s.data, s.offset, s.owned = append([]byte(nil), s.data[s.offset:]...), 0, true
+	}
+}
+
+// detachPartial keeps what is half read, so that Fill's buffer is free.
+func (s *Stream) detachPartial() {
+	left := s.data[s.offset:]
+	switch {
+	case s.owned && s.offset == 0:
+		s.partial = s.data
+	case s.owned || len(left) == 0 && cap(s.partial) > maxIdleBuffer: // messages lie there that may still be read
+		s.partial = append([]byte(nil), left...)
+	default:
+		s.partial = append(s.partial[:0], left...)
+	}
+	s.data, s.offset = nil, 0
+}
+
+// next finds one message, or a command alone, at the start of p and leaves its parts in
+// s.parts. n is how long it is; 0: it is not whole yet.
+func (s *Stream) next(p []byte) (n int, err error) {
+	s.parts = s.parts[:0]
+	for frames := 0; ; frames++ {
+		if frames == maxFrames {
+			return 0, errParts
+		}
+		flags, body, need, err := splitFrame(p[n:], s.maxMessage)
+		if err != nil {
+			return 0, err
+		}
+		if n+need > s.maxMessage+maxFrames*longHead {
+			return 0, errTooLong
+		}
+		if body == nil {
+			return 0, nil
+		}
+		n += need
+		switch {
+		case flags&flagCommand != 0:
+			// libzmq may send one between the parts of a message. It is answered when the
+			// message is whole, as the parts are looked at anew until then.
+			if len(s.parts) == 0 {
+				return n, s.command(body)
+			}
+			s.pendingPing = append(s.pendingPing[:0], body...)
+			continue
+		case len(s.parts) == maxParts:
+			return 0, errParts
+		}
+		s.parts = append(s.parts, body)
+		if flags&flagMore == 0 {
+			if len(s.pendingPing) > 0 {
+				err = s.command(s.pendingPing)
+				s.pendingPing = s.pendingPing[:0]
+			}
+			return n, err
+		}
+	}
+}
+
+// command answers heartbeats; other commands mean nothing here.
+func (s *Stream) command(body []byte) error {
+	name, data, err := splitCommand(body)
+	if err != nil || name != "PING" {
+		return err
+	}
+	answer, err := pong(data)
+	if err != nil {
+		return err
+	}
+	return s.write(answer)
+}
+
+var ping = []byte{flagCommand, 7, 4, 'P', 'I', 'N', 'G', 0, 0}
+
+// Ping asks the peer for a sign of life, which Read takes without a word.
+func (s *Stream) Ping() error { return s.write(ping) }
+
+// Send writes one small message.
+func (s *Stream) Send(parts ...[]byte) error { return s.write(encode(nil, parts...)) }
+
+// encode appends the frames of a message whose parts are of 255 bytes at most.
+func encode(dst []byte, parts ...[]byte) []byte {
+	for i, part := range parts {
+		flags := byte(flagMore)
+		if i == len(parts)-1 {
+			flags = 0
+		}
+		dst = append(append(dst, flags, byte(len(part))), part...)
+	}
+	return dst
+}
+
+// write sends what is small: a socket that has no room for it is one whose peer does not
+// read.
+func (s *Stream) write(p []byte) error {
+	for {
+		n, err := syscall.Write(s.fd, p)
+		switch {
+		case err == syscall.EINTR:
+			continue
+		case err == syscall.EAGAIN || err == nil && n < len(p):
+			return errPeerNotReading
+		}
+		return err
+	}
+}
+
+// Close ends the connection. It may be called more than once.
+func (s *Stream) Close() {
+	if s.fd < 0 {
+		return
+	}
+	if s.poller != nil {
+		s.poller.remove(s.fd)
+	}
+	_ = syscall.Close(s.fd)
+	s.fd = -1
+	s.gone.Store(true)
+	s.partial, s.data, s.parts = nil, nil, nil
+}

@@ -1,0 +1,67 @@
+package registration
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// limitListener is a listener that closes connections from outside its networks before a
+// byte is read, and holds at most so many at once.
+type limitListener struct {
+	net.Listener
+	networks         []netip.Prefix
+	maxConns         atomic.Int64 // connections at once
+	open             atomic.Int64
+	log              *slog.Logger
+	lastLog          time.Time // last log line, so that a scanner does not fill the log
+	rejectedSinceLog int       // turned away since
+}
+
+func newLimitListener(ln net.Listener, networks []netip.Prefix, log *slog.Logger) *limitListener {
+	return &limitListener{Listener: ln, networks: networks, log: log}
+}
+
+// Accept is called by one goroutine, the HTTP server's.
+func (g *limitListener) Accept() (net.Conn, error) {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
+		if err != nil || !slices.ContainsFunc(g.networks, func(n netip.Prefix) bool { return n.Contains(ap.Addr().Unmap().WithZone("")) }) {
+			g.reject(c, "it is in none of register.networks")
+			continue
+		}
+		if g.open.Add(1) <= g.maxConns.Load() {
+			return &limitedConn{Conn: c, listener: g}, nil
+		}
+		g.open.Add(-1)
+		g.reject(c, "too many connections are open")
+	}
+}
+
+func (g *limitListener) reject(c net.Conn, why string) {
+	g.rejectedSinceLog++
+	if time.Since(g.lastLog) > 10*time.Second {
+		g.log.Warn("registration connection closed", "from", c.RemoteAddr().String(), "reason", why, "closed", g.rejectedSinceLog)
+		g.lastLog, g.rejectedSinceLog = time.Now(), 0
+	}
+	c.Close()
+}
+
+type limitedConn struct {
+	net.Conn
+	listener *limitListener
+	once     sync.Once
+}
+
+func (s *limitedConn) Close() error {
+	s.once.Do(func() { s.listener.open.Add(-1) })
+	return s.Conn.Close()
+}

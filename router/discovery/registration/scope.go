@@ -1,0 +1,150 @@
+package registration
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sluice/router/networks"
+	"sluice/router/worker"
+)
+
+// callerScope is where a call came from, and where the addresses it names must lie.
+type callerScope struct {
+	caller   netip.Addr
+	networks []netip.Prefix
+}
+
+// loopback is what a caller of this machine may name although the network that lets it
+// call is a wide one.
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
+// scopeOf is the place of a caller from inside the networks.
+func scopeOf(caller netip.Addr, within []netip.Prefix) callerScope {
+	if caller.IsLoopback() && !networks.Contains(within, caller) {
+		within = slices.Concat(within, loopback)
+	}
+	return callerScope{caller: caller, networks: within}
+}
+
+// host reads an address, the caller's where it is a wildcard.
+func (p callerScope) host(field, host string) (string, error) {
+	a := p.caller
+	switch host {
+	case "", "*", "0.0.0.0", "::":
+	default:
+		var err error
+		if a, err = netip.ParseAddr(host); err != nil || a.Zone() != "" {
+			return "", fmt.Errorf("%s: the host %q is no IP address; want one (a name may lead elsewhere after it was checked), or * for the caller's", field, truncate(host))
+		}
+	}
+	if a = a.Unmap(); !networks.Contains(p.networks, a) {
+		why := "lies in none of the networks that workers may serve on (register.networks)"
+		switch {
+		case !networks.IsUnicastHost(a):
+			why = "is no address of one host"
+		case a.IsLoopback() || a.IsLinkLocalUnicast():
+			why += ", of which a wide one does not mean loopback and link-local addresses: name those by a network of their own"
+		}
+		return "", fmt.Errorf("%s: %s %s", field, a, why)
+	}
+	return a.String(), nil
+}
+
+// url reads the URL of an engine.
+func (p callerScope) url(field, raw string) (string, error) {
+	u, err := url.Parse(raw)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return "", fmt.Errorf("%s: %q is no URL; want http://ADDRESS:PORT or https://ADDRESS:PORT", field, truncate(raw))
+	}
+	host, err := p.host(field, u.Hostname())
+	if err != nil {
+		return "", err
+	}
+	port := u.Port()
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+	}
+	u.Host = net.JoinHostPort(host, port)
+	return u.String(), nil
+}
+
+// endpoints reads ZMQ endpoints. A worker names none of this machine's paths,
+// and none that the router should bind.
+func (p callerScope) endpoints(field string, list []string) ([]string, error) {
+	var out []string
+	for i, ep := range list {
+		at := fmt.Sprintf("%s[%d]", field, i)
+		if field == "kv_events" && (ep == "auto" || ep == "off") {
+			out = append(out, ep)
+			continue
+		}
+		addr, ok := strings.CutPrefix(ep, "tcp://")
+		host, port, err := net.SplitHostPort(addr)
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%s: %q is no endpoint; want tcp://ADDRESS:PORT", at, truncate(ep))
+		}
+		if host, err = p.host(at, host); err != nil {
+			return nil, err
+		}
+		out = append(out, "tcp://"+net.JoinHostPort(host, port))
+	}
+	return out, nil
+}
+
+// checkSpec says why an address of a worker that was taken in once would not be now, nil where
+// all would.
+func (p callerScope) checkSpec(spec *worker.Spec) error {
+	if _, err := p.url("url", spec.URL); err != nil {
+		return err
+	}
+	for i, u := range spec.RankURLs {
+		if _, err := p.url(fmt.Sprintf("rank_urls[%d]", i), u); err != nil {
+			return err
+		}
+	}
+	for _, l := range []struct {
+		field string
+		list  []string
+	}{{"kv_events", spec.KVEvents}, {"kv_replay", spec.KVReplay}, {"load_events", spec.LoadEvents}} {
+		if _, err := p.endpoints(l.field, l.list); err != nil {
+			return err
+		}
+	}
+	for _, key := range []string{"bootstrap_host", "peer_host"} {
+		for _, host := range spec.Options[key] {
+			if _, err := p.host(key, host); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// option puts a host and a port among a Spec's options.
+func (p callerScope) option(to map[string][]string, field, host, hostKey string, port int, portKey string) error {
+	if port < 1 || port > 65535 {
+		return fmt.Errorf("%s.port: %d; want 1 to 65535", field, port)
+	}
+	to[portKey] = []string{strconv.Itoa(port)}
+	if host == "" {
+		return nil
+	}
+	host, err := p.host(field+".host", host)
+	if err == nil {
+		to[hostKey] = []string{host}
+	}
+	return err
+}
+
+// truncate shortens what a caller sent, for an error.
+func truncate(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "…"
+	}
+	return s
+}

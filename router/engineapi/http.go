@@ -1,0 +1,78 @@
+package engineapi
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
+
+// ServeInference implements front.Handler: it answers POST /v1/routed/generate and
+// passes everything else on to the runner.
+func (e *Engine) ServeInference(x *front.Exchange) {
+	if x.Endpoint.Kind != front.Preprocessed {
+		e.opt.Runner.ServeInference(x)
+		return
+	}
+	if !e.opt.HTTP {
+		x.Error(front.UnknownRoute, "", x.Endpoint.Path+" is not served here; routed.http turns it on", 0)
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	x.OnClientGone(cancel)
+	p, err := e.prepare(ctx, x.Doc.Body, x.Principal(), x.LeaseMemory)
+	x.OnClientGone(nil)
+	if err != nil {
+		reason, field := refusal(err)
+		after := time.Duration(0)
+		if reason == front.BudgetExhausted {
+			after = time.Second
+		}
+		x.Error(reason, field, err.Error(), after)
+		return
+	}
+	defer p.mem.Release()
+	if err := x.Doc.Scan(p.body, jsonscan.Limits{}); err != nil {
+		x.Error(front.BadField, "", err.Error(), 0)
+		return
+	}
+	if p.context.id != "" && len(x.Header("X-Request-Id")) == 0 {
+		x.RequestID = p.context.id
+	}
+	for _, h := range p.responseHeaders {
+		x.OverrideRequestHeader(h.Name, h.Value)
+	}
+	if len(x.Header("traceparent")) == 0 { // the header's word goes before the body's
+		for _, h := range p.context.trace {
+			x.OverrideRequestHeader(h.Name, h.Value)
+		}
+	}
+	x.Endpoint, x.Attached = &endpoints[p.pool.dialect], p.hints
+	x.Converter = func(chunked bool) relay.Converter {
+		c := e.converter(p, x.ResponseHeader)
+		c.deadlinePassed = p.deadlinePassed
+		return newSSEWriter(c, chunked)
+	}
+	e.opt.Runner.ServeInference(x)
+}
+
+// refusal is how an error of prepare is answered.
+func refusal(err error) (reason front.Reason, field string) {
+	var f *FieldError
+	var d *modelDenied
+	switch {
+	case errors.Is(err, errBudgetExhausted):
+		return front.BudgetExhausted, ""
+	case errors.As(err, &d):
+		return front.ModelNotAllowed, "model"
+	case !errors.As(err, &f):
+		return front.BadField, ""
+	case f.Forbidden:
+		return front.ForbiddenField, f.shownName()
+	}
+	return front.BadField, f.shownName()
+}

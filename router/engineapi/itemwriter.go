@@ -1,0 +1,73 @@
+package engineapi
+
+import (
+	"fmt"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+)
+
+// itemWriter is the caller's end of a relayed stream: it takes the relay's bytes,
+// finds the events in them, and has each made an item. The relay does the rest,
+// as for every stream: idle times, migration, the families' rewriting, an error
+// event where the engine leaves.
+type itemWriter struct {
+	converter
+	chunked   bool
+	idRecords bool // the relay tells what events of ids alone tell by records
+	chunks    upstream.Chunks
+	events    relay.EventSplitter
+}
+
+// Write implements relay.ClientConn.
+func (o *itemWriter) Write(p []byte) (int, error) {
+	if !o.chunked {
+		return len(p), o.payload(p)
+	}
+	for at := 0; at < len(p) && !o.chunks.Done(); {
+		n, payload, err := o.chunks.Next(p[at:])
+		at += n
+		if err != nil {
+			return at, fmt.Errorf("routed: the relay's framing: %w", err)
+		}
+		if err := o.payload(payload); err != nil {
+			return at, err
+		}
+	}
+	return len(p), nil
+}
+
+// maxEvent bounds an event: one of a cumulative stream has all of its text and ids.
+const maxEvent = 8 << 20
+
+func (o *itemWriter) payload(p []byte) error {
+	o.events.MaxEvent = maxEvent
+	for len(p) > 0 {
+		if o.idRecords {
+			if n, err := o.readRecord(p); err != nil {
+				return err
+			} else if n > 0 {
+				p = p[n:]
+				continue
+			}
+		}
+		n, event, tooBig := o.events.Next(p)
+		p = p[n:]
+		switch {
+		case tooBig:
+			if err := o.fail(&failure{message: "an event of the engine is too long to be read", kind: "upstream_error", code: 502}); err != nil {
+				return err
+			}
+		case event != nil:
+			if err := o.handleEvent(event); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// SetWriteDeadline implements relay.ClientConn: whoever takes the items has a
+// bound of its own.
+func (o *itemWriter) SetWriteDeadline(time.Time) error { return nil }

@@ -1,0 +1,215 @@
+package engineapi
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
+)
+
+var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, which becomes base64")
+
+// maxNesting bounds a request's arrays and maps.
+const maxNesting = 60
+
+// errBudgetExhausted: a request may become more than the memory for requests has left.
+var errBudgetExhausted = errors.New("the memory for requests is spent; try again")
+
+// allocator lends memory that is counted against the budget for requests; false when that
+// is spent.
+type allocator func(n int) (membudget.Lease, bool)
+
+// jsonWriter writes a msgpack value as JSON into counted memory: what is one byte there may
+// be six here (a control character, a false), so that a request which fitted the budget
+// may not in JSON. Nothing is written that was not counted before.
+type jsonWriter struct {
+	dst []byte // lies in mem
+	mem membudget.Lease
+}
+
+// scalarSpace is enough for whatever is no text: the longest is a float. A comma and a
+// bracket fit behind it.
+const scalarSpace = 40
+
+// read takes one msgpack value, and gives what follows it. Binary becomes base64;
+// extensions, maps with other keys than strings, numbers that JSON cannot write and strings
+// that are no UTF-8 are refused: jsonscan would not see what stands behind these. With
+// errBudgetExhausted it refuses what there is no memory for. A float that is a whole number is
+// written as one, as an integer must be.
+func (j *jsonWriter) read(b []byte, lend allocator) (rest []byte, err error) {
+	var ok bool
+	if j.mem, ok = lend(membudget.SizeOf(len(b) + len(b)/2 + scalarSpace)); !ok {
+		return b, errBudgetExhausted
+	}
+	j.dst = j.mem.Bytes()[:0]
+	return j.writeValue(b, 0)
+}
+
+// ensureSpace makes room for n more bytes; b is what is still to be read.
+func (j *jsonWriter) ensureSpace(n int, b []byte) error {
+	if cap(j.dst)-len(j.dst) >= n {
+		return nil
+	}
+	return j.grow(n, b)
+}
+
+func (j *jsonWriter) grow(n int, b []byte) error {
+	least := len(j.dst) + n
+	size := membudget.SizeOf(max(least, min(2*cap(j.dst), least+6*len(b))))
+	if !j.mem.Grow(size) {
+		return errBudgetExhausted
+	}
+	j.dst = j.mem.Bytes()[:len(j.dst)]
+	return nil
+}
+
+// writeString writes a string, and leaves room for two bytes behind it.
+func (j *jsonWriter) writeString(v, rest []byte) error {
+	if !utf8.Valid(v) {
+		return errNoUTF8
+	}
+	if need := 6*len(v) + 4; cap(j.dst)-len(j.dst) < need {
+		if err := j.ensureSpace(jsonscan.QuotedLen(v)+2, rest); err != nil {
+			return err
+		}
+	}
+	j.dst = jsonscan.AppendQuoted(j.dst, v)
+	return nil
+}
+
+func (j *jsonWriter) writeValue(b []byte, depth int) (rest []byte, err error) {
+	if len(b) == 0 {
+		return b, msgp.ErrShortBytes
+	}
+	if depth > maxNesting {
+		return b, fmt.Errorf("nesting deeper than %d", maxNesting)
+	}
+	if err = j.ensureSpace(scalarSpace, b); err != nil {
+		return b, err
+	}
+	if b[0] <= 0x7f { // most of what comes: small ids
+		j.dst = strconv.AppendUint(j.dst, uint64(b[0]), 10)
+		return b[1:], nil
+	}
+	switch t := msgp.NextType(b); t {
+	case msgp.UintType:
+		var v uint64
+		if v, rest, err = msgp.ReadUint64Bytes(b); err == nil {
+			j.dst = strconv.AppendUint(j.dst, v, 10)
+		}
+	case msgp.IntType:
+		var v int64
+		if v, rest, err = msgp.ReadInt64Bytes(b); err == nil {
+			j.dst = strconv.AppendInt(j.dst, v, 10)
+		}
+	case msgp.Float64Type, msgp.Float32Type:
+		var v float64
+		bits := 64
+		if t == msgp.Float32Type {
+			var f float32
+			f, rest, err = msgp.ReadFloat32Bytes(b)
+			v, bits = float64(f), 32
+		} else {
+			v, rest, err = msgp.ReadFloat64Bytes(b)
+		}
+		if err == nil && (math.IsNaN(v) || math.IsInf(v, 0)) {
+			err = fmt.Errorf("the number %v; want a finite one", v)
+		}
+		switch {
+		case err != nil:
+		case v == math.Trunc(v) && math.Abs(v) <= 1<<53:
+			j.dst = strconv.AppendInt(j.dst, int64(v), 10)
+		default:
+			j.dst = strconv.AppendFloat(j.dst, v, 'g', -1, bits)
+		}
+	case msgp.BoolType:
+		var v bool
+		if v, rest, err = msgp.ReadBoolBytes(b); err == nil {
+			j.dst = strconv.AppendBool(j.dst, v)
+		}
+	case msgp.NilType:
+		if rest, err = msgp.ReadNilBytes(b); err == nil {
+			j.dst = append(j.dst, "null"...)
+		}
+	case msgp.StrType:
+		var v []byte
+		if v, rest, err = msgp.ReadStringZC(b); err == nil {
+			err = j.writeString(v, rest)
+		}
+	case msgp.BinType:
+		var v []byte
+		if v, rest, err = msgp.ReadBytesZC(b); err != nil {
+			break
+		}
+		if err = j.ensureSpace(base64.StdEncoding.EncodedLen(len(v))+4, rest); err == nil {
+			j.dst = append(j.dst, '"')
+			j.dst = base64.StdEncoding.AppendEncode(j.dst, v)
+			j.dst = append(j.dst, '"')
+		}
+	case msgp.ArrayType:
+		return j.writeArray(b, depth)
+	case msgp.MapType:
+		return j.writeObject(b, depth)
+	default:
+		err = fmt.Errorf("a value of msgpack type %s; want nil, a boolean, a number, a string, an array or a map", t)
+	}
+	return rest, err
+}
+
+func (j *jsonWriter) writeArray(b []byte, depth int) (rest []byte, err error) {
+	n, rest, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return rest, err
+	}
+	j.dst = append(j.dst, '[')
+	for i := range n {
+		if i > 0 {
+			j.dst = append(j.dst, ',')
+		}
+		if rest, err = j.writeValue(rest, depth+1); err != nil {
+			return rest, err
+		}
+	}
+	return rest, j.writeEnd(']', rest)
+}
+
+func (j *jsonWriter) writeObject(b []byte, depth int) (rest []byte, err error) {
+	n, rest, err := msgp.ReadMapHeaderBytes(b)
+	if err != nil {
+		return rest, err
+	}
+	j.dst = append(j.dst, '{')
+	for i := range n {
+		if i > 0 {
+			j.dst = append(j.dst, ',')
+		}
+		var key []byte
+		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
+			return rest, fmt.Errorf("a map's key: %w", err)
+		}
+		if err = j.writeString(key, rest); err != nil {
+			return rest, fmt.Errorf("a map's key: %w", err)
+		}
+		j.dst = append(j.dst, ':')
+		if rest, err = j.writeValue(rest, depth+1); err != nil {
+			return rest, fmt.Errorf("%.40q: %w", truncate(string(key[:min(len(key), 80)]), 40), err)
+		}
+	}
+	return rest, j.writeEnd('}', rest)
+}
+
+// writeEnd writes a closing bracket, and leaves room for a comma behind it.
+func (j *jsonWriter) writeEnd(bracket byte, rest []byte) error {
+	if err := j.ensureSpace(2, rest); err != nil {
+		return err
+	}
+	j.dst = append(j.dst, bracket)
+	return nil
+}

@@ -1,0 +1,283 @@
+package engineapi
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/router/pd"
+)
+
+// member is a member that is carried on as it stands: its name, and its value in
+// JSON; in is its section's name and a dot, "" at the top.
+type member struct {
+	name, raw []byte
+	in        string
+}
+
+// request is a preprocessed request, checked. What is raw borrows from the JSON
+// it was read from.
+type request struct {
+	vals   [numFields][]byte // in JSON; nil when absent or null
+	tokens []uint32
+	model  string
+
+	engineFields []member // top-level members that the router does not know
+	sampling     []member // the same of sampling_options, which go where the known ones do
+
+	hints           pd.Hints
+	overlapWeight   float64
+	temperature     float64
+	reportsDecision bool // an annotation asks for the choice
+}
+
+// has says whether a field is there.
+func (r *request) has(f field) bool { return r.vals[f] != nil }
+
+// isTrue says whether a flag is there and set.
+func (r *request) isTrue(f field) bool { return string(r.vals[f]) == "true" }
+
+// text is a string field's.
+func (r *request) text(f field) string { return string(appendText(nil, r.vals[f])) }
+
+// reserved are top-level members of engines' bodies that the router writes or
+// that must not come from a caller. They may not be carried.
+var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream", "stream_options", "sampling_params", "n", "max_tokens", "max_completion_tokens",
+	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
+	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
+	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "lora_id", "structured_outputs",
+	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc", "encoder_urls", "lora_request", "kv_hints", "image_data", "video_data", "audio_data")
+
+// reservedSampling are the same of sampling_options.
+var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
+	"sampling_seed", "structured_outputs", "json_schema", "regex", "ebnf", "no_stop_trim", "output_kind", "detokenize", "thinking_token_budget", "model", "prompt", "stream", "return_token_ids")
+
+// transferParams are names under which engines look for what names hosts, wherever an
+// object of their own is merged.
+var transferParams = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls", "http_worker_ipc", "kv_hints")
+
+func names(list ...string) map[string]bool {
+	m := make(map[string]bool, len(list))
+	for _, n := range list {
+		m[n] = true
+	}
+	return m
+}
+
+// parse reads a request in JSON, which has been found well-formed.
+func (r *request) parse(body []byte) error {
+	if err := r.section(body, topSection, r.addEngineField); err != nil {
+		return err
+	}
+	for _, s := range [...]struct {
+		of      field
+		known   section
+		unknown func(name, raw []byte, kind jsonscan.Kind) error
+	}{
+		{fStop, stopSection, r.addEngineSampling("stop_conditions")}, {fSampling, samplingSection, r.addEngineSampling("sampling_options")},
+		{fOutput, outputSection, r.addEngineSampling("output_options")}, {fRouting, routingSection, checkUnknown(fRouting, routingSection)}, {fOverride, overrideSection, checkUnknown(fOverride, overrideSection)},
+		{fPrefillResult, resultSection, checkUnknown(fPrefillResult, resultSection)}, {fBootstrap, bootstrapSection, checkUnknown(fBootstrap, bootstrapSection)}, {fMMRouting, mmSection, checkUnknown(fMMRouting, mmSection)},
+	} {
+		if raw := r.vals[s.of]; raw != nil {
+			if err := r.section(raw, s.known, s.unknown); err != nil {
+				return err
+			}
+		}
+	}
+	return r.checkCombined()
+}
+
+// section reads one object.
+func (r *request) section(raw []byte, known section, unknown func(name, raw []byte, kind jsonscan.Kind) error) error {
+	var room [64]byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		name := it.Key(room[:0])
+		f, ok := known[string(name)]
+		value, kind := it.Raw(), it.Value.Kind
+		switch {
+		case kind == jsonscan.Null && (ok || unknown == nil):
+		case !ok:
+			if err := unknown(bytes.Clone(name), value, kind); err != nil {
+				return err
+			}
+		case r.vals[f] != nil:
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: "it twice", Want: "it once"}
+		case !rules[f].check(value, kind):
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: quoteValue(value, kind), Want: rules[f].want}
+		default:
+			r.vals[f] = value
+		}
+	}
+	return nil
+}
+
+// checkUnknown refuses what a section of the router's own has besides the members it knows:
+// no engine is shown them, so that a hint which is misspelled would change nothing and
+// nobody would hear of it.
+func checkUnknown(of field, known section) func(name, raw []byte, kind jsonscan.Kind) error {
+	return func(name, raw []byte, kind jsonscan.Kind) error {
+		if kind <= jsonscan.Null {
+			return nil
+		}
+		return &FieldError{Field: rules[of].name + "." + string(name), Got: "a member that is not known", Want: "one of " + known.list()}
+	}
+}
+
+// addEngineField takes in a top-level member for the engine. One of the router's own that is null
+// is absent, as any other is.
+func (r *request) addEngineField(name, raw []byte, kind jsonscan.Kind) error {
+	switch {
+	case reserved[string(name)] && kind == jsonscan.Null:
+		return nil
+	case reserved[string(name)]:
+		return &FieldError{Field: string(name), Got: "it is set by the router; leave it out", Forbidden: true}
+	}
+	if kind == jsonscan.Object {
+		if err := hasNoTransferParams(string(name), raw); err != nil {
+			return err
+		}
+	}
+	return add(&r.engineFields, member{name: name, raw: raw})
+}
+
+// maxEngineFields bounds the members of a section that the router does not know.
+const maxEngineFields = 256
+
+// add adds a member to those of a section.
+func add(to *[]member, m member) error {
+	for _, o := range *to {
+		if bytes.Equal(o.name, m.name) {
+			return &FieldError{Field: m.in + string(m.name), Got: "it twice", Want: "it once"}
+		}
+	}
+	if len(*to) == maxEngineFields {
+		return &FieldError{Field: strings.TrimSuffix(m.in, "."), Got: fmt.Sprintf("more than %d members that are the engine's", maxEngineFields), Want: "no more"}
+	}
+	*to = append(*to, m)
+	return nil
+}
+
+func (r *request) addEngineSampling(in string) func(name, raw []byte, kind jsonscan.Kind) error {
+	return func(name, raw []byte, kind jsonscan.Kind) error {
+		full := in + "." + string(name)
+		if kind == jsonscan.Null {
+			return nil
+		}
+		if reservedSampling[string(name)] || reserved[string(name)] {
+			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
+		}
+		if reservedSampling[string(name)] || transferParams[string(name)] {
+			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
+		}
+		if kind == jsonscan.Object {
+			if err := hasNoTransferParams(full, raw); err != nil {
+				return err
+			}
+		}
+		return add(&r.sampling, member{name, raw, in + "."})
+	}
+}
+
+// hasNoTransferParams says whether an object holds nothing at its top that engines would take for
+// their own transfer parameters.
+func hasNoTransferParams(in string, raw []byte) error {
+	var room [64]byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		if name := it.Key(room[:0]); transferParams[string(name)] && it.Value.Kind > jsonscan.Null {
+			return &FieldError{Field: in + "." + string(name), Got: "it is set by the router; leave it out", Forbidden: true}
+		}
+	}
+	return nil
+}
+
+// checkCombined checks what no single field tells, and makes the hints.
+func (r *request) checkCombined() error {
+	if !r.has(fTokenIDs) {
+		return &FieldError{Field: "token_ids", Got: "nothing", Want: rules[fTokenIDs].want}
+	}
+	var err error
+	if r.tokens, err = jsonscan.TokenIDs(r.tokens[:0], r.vals[fTokenIDs]); err != nil || len(r.tokens) == 0 {
+		got := "none"
+		if err != nil {
+			got = err.Error()
+		}
+		return &FieldError{Field: "token_ids", Got: got, Want: rules[fTokenIDs].want}
+	}
+	r.model = r.text(fModel)
+	if least, most := r.count(fMinTokens), r.count(fMaxTokens); r.has(fMaxTokens) && least > most {
+		return &FieldError{Field: "stop_conditions.min_tokens", Got: strconv.Itoa(least), Want: fmt.Sprintf("at most max_tokens, which is %d", most)}
+	}
+	if n, best := r.count(fN), r.count(fBestOf); best > 0 && best < max(n, 1) {
+		return &FieldError{Field: "sampling_options.best_of", Got: strconv.Itoa(best), Want: fmt.Sprintf("at least n, which is %d", max(n, 1))}
+	}
+	if r.has(fPrefillResult) && !r.has(fResultParams) {
+		return &FieldError{Field: "prefill_result.disaggregated_params", Got: "nothing", Want: rules[fResultParams].want}
+	}
+	for _, f := range [...]field{fBootstrapHost, fBootstrapPort, fBootstrapRoom} {
+		if r.has(fBootstrap) && !r.has(f) {
+			return &FieldError{Field: rules[f].in + rules[f].name, Got: "nothing", Want: rules[f].want}
+		}
+	}
+	for it := jsonscan.Walk(r.vals[fAnnotations]); it.Next(); {
+		if string(it.Raw()) == `"decision"` {
+			r.reportsDecision = true
+		}
+	}
+	h := &r.hints
+	h.ExpectedOutput = r.count(fExpected)
+	h.HasHandle = r.has(fPrefillResult) || r.has(fBootstrap)
+	if r.has(fOverlapWeight) {
+		r.overlapWeight, _ = strconv.ParseFloat(string(r.vals[fOverlapWeight]), 64)
+		h.OverlapWeight = &r.overlapWeight
+	}
+	if r.has(fRouterTemperature) {
+		r.temperature, _ = strconv.ParseFloat(string(r.vals[fRouterTemperature]), 64)
+		h.Temperature = &r.temperature
+	}
+	return nil
+}
+
+// count is a field's integer, 0 when absent.
+func (r *request) count(f field) int {
+	n, _ := strconv.ParseInt(string(r.vals[f]), 10, 64)
+	return int(n)
+}
+
+// labels are those of routing_constraints.
+func (r *request) labels() (list string, err error) {
+	if !r.has(fConstraints) {
+		return "", nil
+	}
+	var room [64]byte
+	for it := jsonscan.Walk(r.vals[fConstraints]); it.Next(); {
+		name, value := it.Key(room[:0]), it.Raw()
+		in := "routing.routing_constraints." + string(name)
+		switch {
+		case it.Value.Kind <= jsonscan.Null:
+		case string(name) != "labels": // a constraint that nobody would keep
+			return "", &FieldError{Field: in, Got: "a member that is not known", Want: "labels"}
+		case !workerIDs(value, it.Value.Kind):
+			return "", &FieldError{Field: in, Got: quoteValue(value, it.Value.Kind), Want: "an array of workers' labels, at least one"}
+		default:
+			list = joinIDs(value)
+		}
+	}
+	if list == "" {
+		return "", &FieldError{Field: "routing.routing_constraints", Got: quoteValue(r.vals[fConstraints], jsonscan.Object), Want: rules[fConstraints].want}
+	}
+	return list, nil
+}
+
+// joinIDs writes a list of ids as a header's value.
+func joinIDs(raw []byte) string {
+	var out []byte
+	for it := jsonscan.Walk(raw); it.Next(); {
+		if len(out) > 0 {
+			out = append(out, ',')
+		}
+		out = append(out, bytes.Trim(it.Raw(), `"`)...)
+	}
+	return string(out)
+}

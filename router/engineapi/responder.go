@@ -1,0 +1,273 @@
+package engineapi
+
+import (
+	"bytes"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/dataplane/wire"
+)
+
+// serve has the runner serve the call, and relays what it gives.
+func (c *call) serve() {
+	var err error
+	fields := append(c.p.responseHeaders, c.p.context.trace...)
+	c.x, err = front.NewExchange(&front.InProcessRequest{
+		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
+	})
+	if err != nil {
+		c.RespondError(front.BadField, "", err.Error(), 0)
+		return
+	}
+	c.x.Attached = c.p.hints
+	c.e.opt.Runner.ServeInference(c.x)
+	c.p.mem.Release() // the stream outlives its request
+	if c.resp != nil {
+		c.relay()
+	}
+}
+
+// abortSignal is a caller's leaving, as the legs hear of it. f is called with mu held,
+// so that a set that returns leaves no call of an older f running.
+type abortSignal struct {
+	mu             sync.Mutex
+	onAbort        func()
+	aborted        atomic.Bool
+	deadlinePassed atomic.Bool // it leaves because its time is over
+
+	answerMu    sync.Mutex // whose the answer is, held while the other way of ending tells it
+	answerBegun bool       // the call's own
+	endSent     bool       // it was told, by tell
+}
+
+// beginAnswer makes the answer the call's; false when tell was there before. It does not wait
+// for one that is telling: nothing else keeps the lock before the answer has begun.
+func (l *abortSignal) beginAnswer() bool {
+	if !l.answerMu.TryLock() {
+		return false
+	}
+	defer l.answerMu.Unlock()
+	l.answerBegun = true
+	return !l.endSent
+}
+
+// answerEnd has end tell the whole answer, if none has begun.
+func (l *abortSignal) answerEnd(end func()) {
+	l.answerMu.Lock()
+	defer l.answerMu.Unlock()
+	if l.answerBegun || l.endSent {
+		return
+	}
+	l.endSent = true
+	end()
+}
+
+// awaitEnd waits for a tell that is telling: the stream must not end before.
+func (l *abortSignal) awaitEnd() {
+	l.answerMu.Lock()
+	defer l.answerMu.Unlock()
+}
+
+func (l *abortSignal) setCallback(f func()) {
+	l.mu.Lock()
+	l.onAbort = f
+	l.mu.Unlock()
+	if f != nil && l.aborted.Load() {
+		go l.runCallback()
+	}
+}
+
+func (l *abortSignal) abort() {
+	l.aborted.Store(true)
+	go l.runCallback()
+}
+
+func (l *abortSignal) runCallback() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f := l.onAbort; f != nil {
+		l.onAbort = nil
+		f()
+	}
+}
+
+// OnClientGone implements front.Party.
+func (c *call) OnClientGone(f func()) { c.abort.setCallback(f) }
+
+// ClientGone implements front.Party.
+func (c *call) ClientGone() bool { return c.abort.aborted.Load() }
+
+// startConverter makes the converter, when an answer begins.
+func (c *call) startConverter(told func(string) string) {
+	if c.send != nil {
+		return
+	}
+	if told == nil {
+		told = func(string) string { return "" }
+	}
+	old := c.converter
+	c.converter = c.e.converter(c.p, told)
+	c.reset(&old)
+	c.send, c.stopRequested, c.deadlinePassed = c.sendFirst, c.s.Stopped, c.abort.deadlinePassed.Load
+}
+
+// sendFirst is put of the first item, by which the answer is begun: until then a caller who
+// stops, or whose time is over, is told at once, although the engine may not hear of it
+// yet (upstream.Request.Grace).
+func (c *call) sendFirst(it *item) error {
+	c.send, c.sendIDs = c.sendItem, c.trySendIDs
+	if !c.abort.beginAnswer() {
+		c.send, c.sendIDs = func(*item) error { return wire.ErrEnded }, nil
+	}
+	return c.send(it)
+}
+
+// RespondError implements front.Party.
+func (c *call) RespondError(reason front.Reason, param, message string, _ time.Duration) {
+	c.startConverter(nil)
+	c.sendErr = c.fail(&failure{message: message, kind: reason.Type(), param: param, code: reason.Status()})
+}
+
+// Respond implements front.Party.
+func (c *call) Respond(status int, body []byte) {
+	c.startConverter(c.x.ResponseHeader)
+	switch {
+	case status == http.StatusOK && bytes.HasPrefix(body, []byte("data: ")):
+		_, c.sendErr = c.itemWriter.Write(body) // a stream that was whole
+	case status == http.StatusOK:
+		c.sendErr = c.handlePrefillOnly(body)
+	default:
+		c.sendErr = c.sendEngineError(errorOf(status, body))
+	}
+}
+
+// Relay implements front.Party.
+func (c *call) Relay(resp *upstream.Response, engine *upstream.Call, hooks front.RelayHooks) {
+	c.resp, c.engine, c.hooks = resp, engine, hooks
+}
+
+// relay passes the stream on to its end.
+func (c *call) relay() {
+	ended := false
+	c.result = relay.Result{Cause: relay.Cancelled, Err: errPanic}
+	defer func() {
+		c.abort.setCallback(nil)
+		if !ended {
+			c.engine.Cancel()
+		}
+		c.resp.Release()
+		c.hooks.Handler.Ended(c.result)
+	}()
+	c.abort.setCallback(c.abortLeg)
+	c.startConverter(c.x.ResponseHeader)
+	c.chunked = c.resp.ContentLength == upstream.LengthChunked
+	var carry relay.Migration
+	if t := c.hooks.Transcript; t != nil {
+		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
+		c.idRecords = t.Records
+		carry = relay.Migration{Transcript: t, IncludeUsage: c.hooks.Usage, Next: c}
+	}
+	res, over := relay.Start(c, c.resp, relay.Options{
+		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
+		DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
+	})
+	for !over {
+		res, over = (<-c.rest)()
+	}
+	switch why := c.s.Err(); {
+	case res.Err == nil, res.Cause == relay.EngineReportedError: // it had its end
+	case why == wire.ErrKilled || why == wire.ErrConnClosed:
+		res.Cause = relay.ClientGone
+	case why == wire.ErrStalled:
+		res.Cause = relay.ClientStalled
+	case why == wire.ErrDeadline || c.abort.deadlinePassed.Load():
+		res.Cause = relay.Deadline
+	case c.abort.aborted.Load():
+		res.Cause = relay.ClientGone
+	}
+	c.result, ended = res, true
+}
+
+// abortLeg ends the leg of a caller who leaves. What had come from the engine is
+// still read for one who stops.
+func (c *call) abortLeg() {
+	if c.s.Stopped() {
+		c.engine.HalfClose()
+		return
+	}
+	c.engine.Cancel()
+}
+
+var errPanic = errors.New("routed: a panic while relaying")
+
+// FirstToken implements relay.FirstTold.
+func (c *call) FirstToken() { c.hooks.Handler.FirstToken() }
+
+// Done implements relay.DoneTold.
+func (c *call) Done(usage relay.Usage, failed bool) {
+	if d, ok := c.hooks.Handler.(front.Doner); ok {
+		d.Done(usage, failed)
+	}
+}
+
+// NextEngine takes the answer of another engine in the place of the one that failed.
+func (c *call) NextEngine(b relay.Interruption) *upstream.Response {
+	c.abort.setCallback(nil)
+	defer func() { c.abort.setCallback(c.abortLeg) }()
+	if c.ClientGone() {
+		return nil
+	}
+	resp, engine := c.hooks.Handler.NextEngine(b, c)
+	c.abort.setCallback(nil)
+	if resp == nil {
+		return nil
+	}
+	c.resp.Release()
+	c.resp, c.engine = resp, engine
+	return resp
+}
+
+// endAnswer ends an answer that has not ended itself.
+func (c *call) endAnswer() error {
+	switch {
+	case c.sendErr != nil:
+		return c.sendErr
+	case c.send == nil:
+		c.startConverter(nil)
+		return c.fail(&failure{message: "the router gave no answer to this request", kind: front.Internal.Type(), code: front.Internal.Status()})
+	case c.hasPending || c.ended:
+		return c.flush()
+	}
+	return c.fail(endReason(c.result.Cause))
+}
+
+// endReason says what became of a stream that did not end itself.
+func endReason(cause relay.Cause) *failure {
+	reason, message := front.UpstreamFailed, "the engine ended the stream before its end"
+	switch cause {
+	case relay.Completed, relay.EngineReportedError:
+	case relay.EngineClosed:
+		message = "the engine closed the connection before the end of the stream"
+	case relay.EngineMalformed:
+		message = "the engine broke the framing of its stream"
+	case relay.EngineIncomplete:
+	case relay.EngineStalled:
+		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream"
+	case relay.Deadline:
+		return deadlineFailure()
+	case relay.Cancelled:
+		message = "the router ended the stream: another part of this request failed"
+	case relay.BudgetExhausted:
+		reason, message = front.BudgetExhausted, "the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again"
+	default:
+		message = "the stream ended early: " + cause.String()
+	}
+	return &failure{message: message, kind: reason.Type(), code: reason.Status()}
+}

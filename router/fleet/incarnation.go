@@ -1,0 +1,71 @@
+package fleet
+
+import "fmt"
+
+// incarnation tells one engine process from the next on the same address. Not every
+// engine shows every sign: vLLM with several API servers leaves the process
+// metrics out, and metrics can be off.
+type incarnation struct {
+	started float64 // process_start_time_seconds; 0 unknown
+	created float64 // oldest *_created stamp of the engine's own metrics; 0 unknown
+	tokens  float64 // counter of tokens, never falls in one life; -1 unknown
+	sources string  // the event endpoints it told, joined
+}
+
+const (
+	restartStart    = "start_time"
+	restartMetrics  = "metrics_created"
+	restartCounters = "counters_fell"
+	restartRefused  = "refused"
+	restartSources  = "event_sources"
+	restartEngineID = "engine_id" // told in hand-overs: see engineIDs
+)
+
+// RestartSigns are the signs by which a new process behind a worker's address is
+// known, as they stand in metrics.
+var RestartSigns = [...]string{restartStart, restartMetrics, restartCounters, restartRefused, restartSources, restartEngineID}
+
+// restartSign gives the sign that now is not the life l any more, and what it shows, ""
+// when there is none.
+// Start times count only when newer: behind one address there may be several
+// processes that answer in turn, and they must not look like a restart a second.
+// refused says that a connection was refused in between; it is evidence only
+// where the process tells no start time, since only a process that is gone
+// stops listening.
+func (l *incarnation) restartSign(now *incarnation, refused bool) (sign, detail string) {
+	switch {
+	case l.started > 0 && now.started > 0:
+		if now.started > l.started+0.001 {
+			return restartStart, fmt.Sprintf("process_start_time_seconds %.2f after %.2f", now.started, l.started)
+		}
+	case l.created > 0 && now.created > 0:
+		if now.created > l.created+0.001 {
+			return restartMetrics, fmt.Sprintf("its metrics were created at %.2f, not %.2f", now.created, l.created)
+		}
+	case l.tokens >= 0 && now.tokens >= 0 && now.tokens < l.tokens:
+		return restartCounters, fmt.Sprintf("its token counters fell from %.0f to %.0f", l.tokens, now.tokens)
+	case refused:
+		return restartRefused, "it refused connections, and shows no start time"
+	}
+	if l.sources != "" && now.sources != "" && l.sources != now.sources {
+		return restartSources, fmt.Sprintf("its event sources changed from %s to %s", l.sources, now.sources)
+	}
+	return "", ""
+}
+
+// observe collects the signs on one sample of /metrics.
+func (l *incarnation) observe(m metric, value float64) {
+	if !usable(value) {
+		return
+	}
+	switch m {
+	case processStart:
+		l.started = max(l.started, value)
+	case vllmPromptTokens, vllmGenerationTokens, sglangPromptTokens, sglangGenerationTokens:
+		l.tokens = max(l.tokens, 0) + value
+	case tokensCreated:
+		if l.created == 0 || value < l.created {
+			l.created = value
+		}
+	}
+}

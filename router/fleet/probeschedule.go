@@ -1,0 +1,288 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+)
+
+// This file decides when a server is probed and when its metrics are read.
+//
+// One goroutine, schedule, looks at all servers at short intervals and starts what is due;
+// each server has a goroutine that probes and one that scrapes, which otherwise sleep. The
+// intervals follow what is at stake:
+//
+//   - A server that has requests under way and is silent is probed after ProbeInterval,
+//     however many servers there are. So is one whose last probe failed, one of which a
+//     request has just failed, and one that is down since a short while.
+//   - Answers of requests show that a server lives, and take the place of these probes.
+//     One that answers requests is still probed now and then: its engine may say that it
+//     is unhealthy.
+//   - All others are probed at an interval that grows with the number of servers, so that
+//     the probes of all together have a bounded rate, up to the interval at which a server
+//     that dies without a request is noticed within idleWithin.
+//   - Metrics are read by the same rule, with intervals of their own.
+
+const (
+	// idleWithin is the longest time that a dead server without requests stays in the pools.
+	idleWithin = 5 * time.Second
+	// Of all servers together, a second: probes, readings of metrics of servers without
+	// requests, and of servers with some.
+	probeRate      = 128
+	answeringRate  = 64 // probes of servers that answer requests
+	idleScrapeRate = 64
+	scrapeRate     = 400
+	// maxIdleScrape bounds the interval between readings of the metrics of a server
+	// without requests: other routers may send it some.
+	maxIdleScrape = 15 * time.Second
+	// downProbeTime is how long a server that fell is probed as often as one with requests.
+	downProbeTime = 30 * time.Second
+	// intervalJitter is the share of an interval by which it is shorter at most, at random, so that
+	// servers that joined together are not probed together.
+	intervalJitter = 1.0 / 16
+	// absentFactor is how many times longer the interval is at which /metrics is asked for
+	// where it was not found.
+	absentFactor = 10
+	// ticks is how many times in the shortest interval servers are looked at. Where there
+	// are so many that intervals grow, what is due is started in fewer, larger groups: a
+	// group wakes the process up once.
+	ticks, coarseTicks = 4, 2
+)
+
+var epoch = time.Now()
+
+// sinceEpoch is the time on the monotonic clock that the schedule counts by.
+func sinceEpoch() time.Duration { return time.Since(epoch) }
+
+// probeSchedule is what the schedule keeps of a server.
+type probeSchedule struct {
+	probeNow, scrapeNow chan struct{}
+	probing, scraping   atomic.Bool  // one was started and has not ended
+	scrapeNext          atomic.Bool  // start a scrape when the probe under way has ended well
+	urgent              atomic.Bool  // probe at once: there is a sign that the server died
+	lastAnswer          atomic.Int64 // when traffic was answered last, since epoch
+	downSince           atomic.Int64 // since epoch
+	fails               atomic.Int32 // probes in a row
+	noMetrics           atomic.Bool  // the server has no /metrics
+
+	// When the last one was started, since epoch.
+	probed, scraped atomic.Int64
+
+	jitter float64 // the schedule's own: the share of an interval by which it is shorter
+}
+
+func (w *probeSchedule) init() {
+	w.probeNow, w.scrapeNow = make(chan struct{}, 1), make(chan struct{}, 1)
+	now := sinceEpoch()
+	w.downSince.Store(int64(now))
+	w.probed.Store(int64(now - time.Hour))
+	w.scraped.Store(int64(now))
+}
+
+// intervals between two probes, and between two readings of metrics, of one server.
+type intervals struct {
+	probe, idleProbe   time.Duration
+	answering          time.Duration // probes of a server that answers requests
+	scrape, idleScrape time.Duration // 0: never
+	models             time.Duration // between two requests for the models; 0: never
+	tick               time.Duration // how often servers are looked at
+}
+
+// intervals for a number of servers.
+func (p *Settings) intervals(servers int) intervals {
+	share := func(rate int) time.Duration { return time.Duration(servers) * time.Second / time.Duration(rate) }
+	iv := intervals{probe: p.ProbeInterval, scrape: max(p.ScrapeInterval, 0)}
+	iv.tick = iv.probe
+	if iv.scrape > 0 {
+		iv.tick = min(iv.tick, iv.scrape)
+		iv.models = modelsEvery * iv.scrape
+		iv.idleScrape = max(iv.scrape, min(share(idleScrapeRate), maxIdleScrape))
+		iv.scrape = max(iv.scrape, min(share(scrapeRate), maxIdleScrape))
+	}
+	n := time.Duration(ticks)
+	if share(probeRate) > iv.probe {
+		n = coarseTicks
+	}
+	iv.tick = max(iv.tick/n, time.Millisecond)
+	iv.idleProbe = max(iv.probe, min(share(probeRate), p.maxIdleProbe(iv.tick)))
+	iv.answering = max(iv.idleProbe, min(share(answeringRate), 2*iv.idleProbe))
+	iv.models = max(iv.models, modelsScrapes*iv.idleScrape)
+	return iv
+}
+
+// maxIdleProbe is the longest interval of probes by which a dead server is out within
+// idleWithin, and by which the connection for probes is used often enough to be kept.
+func (p *Settings) maxIdleProbe(tick time.Duration) time.Duration {
+	limit := idleWithin - (p.detectWithin() - p.ProbeInterval) - tick
+	return min(limit, p.Engines.IdleTimeout*15/16)
+}
+
+// intervals of now.
+func (f *Fleet) intervals() intervals {
+	pace := f.settings.Load()
+	return pace.intervals(len(*f.servers.Load()))
+}
+
+// schedule starts probes and readings of metrics when they are due, until the fleet closes.
+func (f *Fleet) schedule() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var now time.Duration
+	for {
+		pace := f.settings.Load()
+		select {
+		case <-f.ctx.Done():
+			return
+		case <-pace.replaced:
+		case <-f.recheck:
+			// Many may ask for a look at once.
+			timer.Reset(max(now+time.Millisecond-sinceEpoch(), 0))
+			continue
+		case <-timer.C:
+		}
+		now = sinceEpoch()
+		servers := *f.servers.Load()
+		iv := f.intervals()
+		next := now + time.Hour
+		if iv.idleProbe > iv.probe {
+			next = now + iv.tick // requests may have been placed on a server meanwhile
+		}
+		for _, s := range servers {
+			next = min(next, s.startDue(now, &iv))
+		}
+		minTick := iv.tick / 2
+		if iv.idleProbe > iv.probe {
+			minTick = iv.tick
+		}
+		timer.Reset(max(next-sinceEpoch(), minTick))
+	}
+}
+
+// recheckSoon has the schedule look at all servers now.
+func (f *Fleet) recheckSoon() {
+	select {
+	case f.recheck <- struct{}{}:
+	default:
+	}
+}
+
+// startDue starts what is due of s, and returns when the next may be.
+func (s *server) startDue(now time.Duration, iv *intervals) (next time.Duration) {
+	w := &s.schedule
+	live, busy := s.live.Load(), s.busy(now, iv)
+	next = now + iv.tick // while a probe is under way
+	if !w.probing.Load() {
+		// Servers in doubt are probed too early rather than too late.
+		soon := now + iv.tick
+		at, suspected := s.nextProbe(now, iv, busy)
+		if !suspected {
+			soon = now + iv.tick/2
+		}
+		if at > soon {
+			next = at
+		} else {
+			s.startProbe(now)
+		}
+	}
+	switch {
+	case iv.scrape == 0:
+		return next
+	case !live:
+		// The first reading of a server that joins follows soon.
+		w.scraped.Store(int64(now - iv.idleScrape + time.Duration(rand.Float64()*float64(iv.scrape))))
+		return next
+	}
+	switch at := s.nextScrape(iv, busy); {
+	case w.scraping.Load():
+	case at > now+iv.tick/2:
+		next = min(next, at)
+	case w.probing.Load():
+		w.scrapeNext.Store(true) // on the same connection, and while its goroutine is awake
+	default:
+		s.startScrape()
+	}
+	return next
+}
+
+// busy says whether s has requests under way, or answered some a moment ago.
+func (s *server) busy(now time.Duration, iv *intervals) bool {
+	for _, r := range s.ranks {
+		if r.Requests.Load() > 0 {
+			return true
+		}
+	}
+	return now-time.Duration(s.schedule.lastAnswer.Load()) < 2*iv.probe
+}
+
+// nextProbe is when s is due to be probed, and whether there is a reason to doubt that it
+// lives.
+func (s *server) nextProbe(now time.Duration, iv *intervals, busy bool) (at time.Duration, suspected bool) {
+	w := &s.schedule
+	up, probed := s.up.Load(), time.Duration(w.probed.Load())
+	switch {
+	case w.urgent.Load():
+		return probed + iv.probe/ticks, true
+	case up && w.fails.Load() > 0, !up && now-time.Duration(w.downSince.Load()) < downProbeTime:
+		return probed + iv.probe, true
+	case !busy:
+		return probed + shorter(iv.idleProbe, w.jitter), false
+	}
+	regular := probed + shorter(iv.answering, w.jitter)
+	silent := max(probed, time.Duration(w.lastAnswer.Load())) + iv.probe
+	return min(regular, silent), silent < regular
+}
+
+// nextScrape is when the metrics of s are due to be read.
+func (s *server) nextScrape(iv *intervals, busy bool) time.Duration {
+	w := &s.schedule
+	scraped := time.Duration(w.scraped.Load())
+	interval := iv.idleScrape
+	if busy || w.lastAnswer.Load() > int64(scraped) || s.loaded() {
+		interval = iv.scrape
+	}
+	if w.noMetrics.Load() {
+		interval = max(interval, min(absentFactor*iv.scrape, maxIdleScrape))
+	}
+	return scraped + shorter(interval, w.jitter)
+}
+
+// loaded says whether the engine had requests when its metrics were read last: of other
+// routers, if not of this one.
+func (s *server) loaded() bool {
+	for _, r := range s.ranks {
+		if r.Running.Load() > 0 || r.Waiting.Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func shorter(interval time.Duration, slack float64) time.Duration {
+	return interval - time.Duration(slack*float64(interval))
+}
+
+// startProbe has the server's goroutine send a probe. Only the schedule calls it.
+func (s *server) startProbe(now time.Duration) {
+	w := &s.schedule
+	w.urgent.Store(false)
+	w.jitter = rand.Float64() * intervalJitter
+	w.probed.Store(int64(now))
+	w.probing.Store(true)
+	w.probeNow <- struct{}{} // has room: no other probe is under way
+}
+
+// startScrape has the server's goroutine read the metrics, unless it does so already.
+func (s *server) startScrape() {
+	w := &s.schedule
+	if w.scraping.CompareAndSwap(false, true) {
+		w.scraped.Store(int64(sinceEpoch()))
+		w.scrapeNow <- struct{}{} // has room: no other scrape is under way
+	}
+}
+
+// probeSoon has s probed at once: there is a sign that it died.
+func (s *server) probeSoon() {
+	if !s.schedule.urgent.Swap(true) {
+		s.member.fleet.recheckSoon()
+	}
+}

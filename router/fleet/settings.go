@@ -1,0 +1,100 @@
+package fleet
+
+import (
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/liveness"
+)
+
+// Settings is what of the Options may change while the fleet runs.
+type Settings struct {
+	Engines                     upstream.ReloadableOptions // of the connections to engines
+	ProbeInterval, ProbeTimeout time.Duration
+	HealthPath                  string
+	FailAfter                   int
+	ScrapeInterval              time.Duration
+	ProbeInference              bool
+	BreakerThreshold            int
+	BreakerTimeout              time.Duration
+	Frozen                      liveness.Bounds
+	MaxRequests, MaxTokens      int64
+	RetryShare, RetryPerSecond  float64
+}
+
+// Settings is that of o.
+func (o Options) Settings() Settings {
+	o.defaults()
+	return Settings{
+		Engines: o.Upstream.Reloadable(), ProbeInterval: o.ProbeInterval, ProbeTimeout: o.ProbeTimeout, HealthPath: o.HealthPath, FailAfter: o.FailAfter,
+		ScrapeInterval: o.ScrapeInterval, ProbeInference: o.ProbeInference, BreakerThreshold: o.BreakerThreshold, BreakerTimeout: o.BreakerTimeout, Frozen: o.Frozen,
+		MaxRequests: o.MaxRequests, MaxTokens: o.MaxTokens, RetryShare: o.RetryShare, RetryPerSecond: o.RetryPerSecond,
+	}
+}
+
+// activeSettings is the Pace of now; over is closed when another has its place.
+type activeSettings struct {
+	Settings
+	replaced chan struct{}
+}
+
+// Reload takes over a Pace. What has been counted so far, and a breaker that is open, go
+// on as they are; so do connections to engines, within their new bounds.
+func (f *Fleet) Reload(p Settings) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.settings.Swap(&activeSettings{p, make(chan struct{})})
+	if old == nil {
+		return // New
+	}
+	close(old.replaced)
+	if p.ScrapeInterval <= 0 {
+		f.forgetLoads()
+	}
+	for _, b := range f.budgets {
+		b.rate.Store(newBudgetRate(&p))
+	}
+	for _, m := range f.members {
+		m.setConnLimit(p.Engines)
+	}
+	for _, m := range f.transients {
+		m.setConnLimit(p.Engines)
+	}
+}
+
+// forgetLoads marks all loads as unknown: nobody reads them any more. Called with mu.
+func (f *Fleet) forgetLoads() {
+	for _, s := range *f.servers.Load() {
+		for _, r := range s.ranks {
+			setUnknownLoad(r)
+		}
+	}
+}
+
+// upstream are the options of connections to engines.
+func (f *Fleet) upstream() upstream.Options {
+	return f.opt.Upstream.WithReloadable(f.settings.Load().Engines)
+}
+
+// The connections of probes, and to a bootstrap server: few, whatever requests may have.
+const (
+	probeConns     = 16
+	bootstrapConns = 4
+)
+
+func (m *member) setConnLimit(b upstream.ReloadableOptions) {
+	for _, s := range m.servers {
+		s.traffic.Reload(b)
+		lowLimit := b
+		lowLimit.MaxConns = probeConns
+		s.probes.Reload(lowLimit)
+		s.setBootstrapConnLimit(b)
+	}
+}
+
+func (s *server) setBootstrapConnLimit(b upstream.ReloadableOptions) {
+	if ep := s.bootstrap.Load(); ep != nil {
+		b.MaxConns = bootstrapConns
+		ep.Reload(b)
+	}
+}

@@ -1,0 +1,89 @@
+package fleet
+
+import (
+	"fmt"
+	"strings"
+
+	"sluice/router/worker"
+)
+
+// AddTransient takes in a worker that requests name themselves. It has slots,
+// connections and breakers like any other, but stands in no View and no pool, and
+// is neither probed nor asked what it is: whoever invited it gives its ranks to
+// the requests that named it, and dismisses it when no more do. No callback tells
+// of it. It fails as Add does, except that two guests may share an id.
+func (f *Fleet) AddTransient(spec worker.Spec) (*worker.Worker, error) {
+	spec.URL = strings.TrimRight(spec.URL, "/")
+	if err := checkSpec(spec); err != nil {
+		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, err)
+	}
+	w := worker.New(spec)
+	m := &member{fleet: f, worker: w, transient: true, ctx: f.ctx, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	if err := m.makeServers(); err != nil {
+		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, err)
+	}
+	w.SetState(worker.Ready, "named by a request")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, errClosed)
+	}
+	if left := f.slotsLeft(); len(w.Ranks) > left {
+		return nil, fmt.Errorf("fleet: cannot take in %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
+	}
+	f.assignSlots(m)
+	m.setConnLimit(f.settings.Load().Engines) // of now
+	f.transients[w] = m
+	return w, nil
+}
+
+// RemoveTransient takes a guest out: its connections are closed, its slots given back.
+// Legs that are under way on it end by themselves. It does nothing for a worker
+// that is no guest.
+func (f *Fleet) RemoveTransient(w *worker.Worker) {
+	f.mu.Lock()
+	m, ok := f.transients[w]
+	if !ok {
+		f.mu.Unlock()
+		return
+	}
+	delete(f.transients, w)
+	m.removed = true
+	for _, s := range m.servers {
+		for _, t := range s.breakers {
+			t.reset()
+		}
+	}
+	w.SetState(worker.Gone, "dismissed")
+	f.mu.Unlock()
+	f.releaseSlots(m)
+	m.closeServers()
+}
+
+// TransientWorkers counts them.
+func (f *Fleet) TransientWorkers() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.transients)
+}
+
+// assignSlots gives every rank of a member a slot. Called with mu.
+func (f *Fleet) assignSlots(m *member) {
+	if hasOwnLimits(&m.worker.Spec) {
+		f.hasLimits.Store(true)
+	}
+	for _, s := range m.servers {
+		for _, r := range s.ranks {
+			r.Slot = f.acquireSlot()
+			t := &rankBreaker{server: s, rank: r}
+			s.breakers = append(s.breakers, t)
+			f.slots[r.Slot].Store(t)
+		}
+	}
+}
+
+func (m *member) closeServers() {
+	for _, s := range m.servers {
+		s.close()
+	}
+}

@@ -1,0 +1,95 @@
+package kvtransfer
+
+import (
+	"sluice/dataplane/zmtp"
+	"sluice/nixl"
+	"sluice/router/kvtransfer/completion"
+	"sluice/router/worker"
+)
+
+// outcome is what became of a watched hand-over.
+type outcome int
+
+const (
+	unknown outcome = iota // nothing came: the engine runs no connector, or its report was lost
+	done
+	failed
+	expired
+	stalled
+	numOutcomes
+)
+
+var outcomeNames = [numOutcomes]string{"untold", "done", "failed", "expired", "stalled"}
+
+func (w *Watcher) count(t *Transfer, r *completion.Result) {
+	o := unknown
+	switch {
+	case t.stalled.Load():
+		o = stalled
+	case r.State == completion.Done:
+		o = done
+	case r.State == completion.Failed:
+		o = failed
+	case r.LeaseExpired:
+		o = expired
+	}
+	w.outcomeCounts[o].Add(1)
+}
+
+// RecordTransfer books a transfer that succeeded between two ranks.
+func (w *Watcher) RecordTransfer(from, to *worker.Rank, tokens int, r *completion.Result) {
+	if w == nil || from == nil || to == nil || r.State != completion.Done {
+		return
+	}
+	w.rates.Observe(int(from.Slot), int(to.Slot), r.Bytes, tokens, r.Duration)
+	for _, rank := range [...]*worker.Rank{from, to} {
+		if rank.Removed() { // and was forgotten before; its number is another's next
+			w.rates.Remove(int(rank.Slot))
+		}
+	}
+}
+
+// Outcomes are how many hand-overs ended how, by name.
+func (w *Watcher) Outcomes() map[string]int64 {
+	m := map[string]int64{}
+	for i := range w.outcomeCounts {
+		m[outcomeNames[i]] = w.outcomeCounts[i].Load()
+	}
+	return m
+}
+
+// Reports counts what came: by event and status ("recv ok"), and beside them
+// "unknown" (nobody waited), "malformed", "refused" (a record or a nonce that fitted no
+// ticket), "unread" (a message that NIXL or UCX had and that is none: too long, of a nameless sender), "forged" (a message over UCX without the document's secret)
+// and "crowded" (a hand-over that heard nothing for lack of a place).
+func (w *Watcher) Reports() map[string]int64 {
+	var seen nixl.Counters
+	if w.agent != nil {
+		seen = w.agent.Counters()
+	}
+	unread := seen.Unread
+	if w.ucx != nil {
+		unread += w.ucx.Counters().Unread
+	}
+	malformed := w.registry.Malformed()
+	if socket, ok := w.Socket(); ok {
+		malformed += socket.Multipart
+	}
+	m := map[string]int64{"unknown": w.registry.Unknown(), "malformed": malformed, "refused": w.refused.Load() + w.registry.Refused() + int64(seen.Unmatched),
+		"unread": int64(unread), "forged": w.forged.Load(), "crowded": w.registry.AtCapacity()}
+	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
+		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.registry.Count(e, false), w.registry.Count(e, true)
+	}
+	return m
+}
+
+// Socket counts the connections of the ZMQ tier; ok is false where there is none.
+func (w *Watcher) Socket() (s zmtp.Stats, ok bool) {
+	if w == nil || w.zmq == nil {
+		return s, false
+	}
+	return w.zmq.stats(), true
+}
+
+// Watched is how many hand-overs are watched now.
+func (w *Watcher) Watched() int { return w.registry.Len() }

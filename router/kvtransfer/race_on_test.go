@@ -1,0 +1,5 @@
+//go:build race
+
+package kvtransfer
+
+const raceOn = true // sync.Pool drops at random then

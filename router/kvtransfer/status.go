@@ -1,0 +1,76 @@
+package kvtransfer
+
+import (
+	"sluice/nixl"
+	"sluice/router/kvtransfer/completion"
+)
+
+// Tier is one means as /health and the admin API show it.
+type Tier struct {
+	Tier   nixl.Tier      `json:"tier"`
+	State  nixl.TierState `json:"state"`
+	Reason string         `json:"reason"`
+}
+
+// Status is the tiers as /health and the admin API show them.
+type Status struct {
+	Active nixl.Tier `json:"active"`
+	Reason string    `json:"reason"` // why it is not a better one
+	Tiers  []Tier    `json:"tiers"`  // best first; http is always up
+}
+
+// allTiers in their order; those not in a ladder were not asked for.
+var allTiers = [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ}
+
+// Status tells of the tiers; of a nil Watch that none was asked for.
+func (w *Watcher) Status() Status {
+	var ladder nixl.Tiers
+	if w != nil {
+		ladder = w.ladder
+	}
+	var s Status
+	s.Active, s.Reason = ladder.Active()
+	for _, tier := range allTiers {
+		line := Tier{tier, nixl.TierOff, "not asked for: transfers." + string(tier) + ", or there is no register.listen and no NIXL family for it"}
+		for _, m := range ladder {
+			if m.Tier() == tier {
+				line.State, line.Reason = m.Status()
+			}
+		}
+		s.Tiers = append(s.Tiers, line)
+	}
+	s.Tiers = append(s.Tiers, Tier{nixl.TierHTTP, nixl.TierUp, "the engines' HTTP answers"})
+	return s
+}
+
+// Up says whether a tier is up, for metrics.
+func (w *Watcher) Up(tier nixl.Tier) bool {
+	if w != nil {
+		for _, m := range w.ladder {
+			if m.Tier() == tier {
+				s, _ := m.Status()
+				return s == nixl.TierUp && w.isAdvertised(tier)
+			}
+		}
+	}
+	return tier == nixl.TierHTTP
+}
+
+// isAdvertised says whether engines are told of a tier, which they are a moment after it is up.
+func (w *Watcher) isAdvertised(tier nixl.Tier) bool {
+	switch {
+	case tier == nixl.TierNIXL && w.agent != nil:
+		return w.agent.endpoint.Load() != nil
+	case tier == nixl.TierUCX && w.ucx != nil:
+		return w.ucx.endpoint.Load() != nil
+	}
+	return true
+}
+
+// TransferRates lists what was measured between ranks, by their slots.
+func (w *Watcher) TransferRates() []completion.PairTimes {
+	if w == nil {
+		return nil
+	}
+	return w.rates.List()
+}

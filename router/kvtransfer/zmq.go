@@ -1,0 +1,177 @@
+package kvtransfer
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"sluice/dataplane/zmtp"
+	"sluice/nixl"
+)
+
+// zmqTier keeps a PULL socket bound for the connector's reports.
+type zmqTier struct {
+	watcher  *Watcher
+	endpoint string
+	networks []netip.Prefix
+	passed   net.Listener // see Options.Bound
+	retry    time.Duration
+	stop     context.CancelFunc
+	done     chan struct{}
+	left     chan struct{} // closed by leave
+	leaving  sync.Once
+
+	mu          sync.Mutex
+	state       nixl.TierState
+	reason      string
+	bound       string     // with the port it was given; "" while it is not up
+	pull        *zmtp.Pull // nil likewise
+	closedStats zmtp.Stats // of the sockets that were closed
+}
+
+const (
+	zmqRetry    = time.Second
+	zmqMaxRetry = 30 * time.Second
+)
+
+func (w *Watcher) startZMQ(opt *Options) *zmqTier {
+	ctx, cancel := context.WithCancel(context.Background())
+	networks := opt.ZMQNetworks
+	if len(networks) == 0 {
+		networks = opt.Networks
+	}
+	z := &zmqTier{watcher: w, endpoint: opt.Endpoint, networks: networks, passed: opt.Bound, retry: opt.retry, stop: cancel, done: make(chan struct{}), left: make(chan struct{}),
+		state: nixl.TierStarting, reason: "its socket is being bound"}
+	if z.retry <= 0 {
+		z.retry = zmqRetry
+	}
+	go z.run(ctx)
+	return z
+}
+
+// run binds, and binds again when that failed or the socket died, after a pause
+// that grows.
+func (z *zmqTier) run(ctx context.Context) {
+	defer close(z.done)
+	pause := z.retry
+	listener := z.opened(ctx)
+	for {
+		pull, err := zmtp.Listen(zmtp.Options{Endpoint: z.endpoint, Listener: listener, Networks: z.networks, Message: func(m []byte) { z.watcher.handleMessage(m) }, Log: z.watcher.log})
+		listener = nil
+		if err == nil {
+			pause = z.retry
+			z.setSocket(pull)
+			z.setState(nixl.TierUp, pull.Endpoint(), "reports are taken at "+pull.Endpoint())
+			select {
+			case <-ctx.Done():
+			case <-z.left:
+				pull.Leave()
+				<-ctx.Done()
+			case <-pull.Done():
+				err = fmt.Errorf("the socket failed at %s", pull.Endpoint())
+			}
+			pull.Close()
+			z.setSocket(nil)
+		}
+		if ctx.Err() != nil {
+			z.setState(nixl.TierOff, "", "closed")
+			return
+		}
+		z.setState(nixl.TierDown, "", fmt.Sprintf("%v; tried again in %s", err, pause))
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, zmqMaxRetry)
+	}
+}
+
+// opened waits until the listener that was passed may accept; nil where there is none.
+func (z *zmqTier) opened(ctx context.Context) *net.TCPListener {
+	if z.passed == nil {
+		return nil
+	}
+	stop := context.AfterFunc(ctx, func() { z.passed.Close() })
+	defer stop()
+	ln := z.passed
+	if held, ok := ln.(interface{ Opened() (net.Listener, error) }); ok {
+		var err error
+		if ln, err = held.Opened(); err != nil {
+			return nil
+		}
+	}
+	tcp, _ := ln.(*net.TCPListener)
+	return tcp
+}
+
+// listener is what is passed to the next process; nil while nothing is bound.
+func (z *zmqTier) listener() net.Listener {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull == nil {
+		return nil
+	}
+	return z.pull.Listener()
+}
+
+// leave ends accepting for good.
+func (z *zmqTier) leave() { z.leaving.Do(func() { close(z.left) }) }
+
+// setSocket makes pull the socket whose counters are shown beside those of the ones before.
+func (z *zmqTier) setSocket(pull *zmtp.Pull) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull != nil {
+		z.closedStats = z.pull.Stats().Add(z.closedStats)
+	}
+	z.pull = pull
+}
+
+// stats counts over all sockets of the tier.
+func (z *zmqTier) stats() zmtp.Stats {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.pull == nil {
+		return z.closedStats
+	}
+	return z.pull.Stats().Add(z.closedStats)
+}
+
+func (z *zmqTier) setState(s nixl.TierState, bound, reason string) {
+	z.mu.Lock()
+	previous := z.state
+	z.state, z.bound, z.reason = s, bound, reason
+	z.mu.Unlock()
+	if previous != s {
+		z.watcher.tierChanged(nixl.TierZMQ, previous, s, reason)
+	}
+}
+
+// Tier implements nixl.Means.
+func (z *zmqTier) Tier() nixl.Tier { return nixl.TierZMQ }
+
+// Status implements nixl.Means.
+func (z *zmqTier) Status() (nixl.TierState, string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.state, z.reason
+}
+
+// Close implements nixl.Means.
+func (z *zmqTier) Close() error {
+	z.stop()
+	<-z.done
+	return nil
+}
+
+func (z *zmqTier) at() string {
+	if z == nil {
+		return ""
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return z.bound
+}

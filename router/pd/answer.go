@@ -1,0 +1,273 @@
+package pd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxAnswer bounds a response that is held whole before it goes to the client, so that it can
+// be run again where it breaks off; longer ones and event streams are relayed where they are
+// no refusals.
+const maxAnswer = 1 << 20
+
+// handleAnswer takes a response head: passes it on, or runs the attempt again.
+func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) legEnd {
+	opt := q.r.options()
+	rank := choice.Rank
+	q.setPinned(false)
+	q.whole = false
+	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
+		// The client has left and prefill was hung up: decode says that nothing came.
+		resp.Release()
+		return q.handleConcurrentFailure(choice, call, upstream.ErrCancelled, time.Since(began))
+	}
+	retry := isRetryableStatus(resp.Status)
+	relayed := !retry && q.shouldRelay(resp)
+	if resp.Status == 200 {
+		opt.Fleet.ReportStreamStart(rank) // the answer may still break off
+	} else {
+		opt.Fleet.ReportStatus(rank, resp.Status)
+	}
+	if relayed {
+		if q.inspectsFirstEvent(leg, resp, rank) {
+			if end, on := q.awaitFirstEvent(leg, choice, call, resp, began); !on {
+				return end
+			}
+		}
+	}
+	if relayed && q.whole {
+		q.handOffKV() // the answer is there: decode is done
+		relayed = false
+	}
+	if relayed {
+		if !q.acceptAnswer() {
+			defer resp.Release()
+			defer choice.Reservation.Release()
+			return q.endLostHandover(rank, time.Since(began))
+		}
+		if !q.leasePrefillAnswer(resp) {
+			call.Cancel()
+			resp.Release()
+			choice.Reservation.Release()
+			opt.Fleet.ReportStatus(rank, resp.Status)
+			opt.Observer.LegEnded(leg, rank.ID, string(front.BudgetExhausted), time.Since(began))
+			q.refuseForMemory()
+			return legAnswered
+		}
+		q.setWorkerHeaders(choice)
+		resp.SetDeadline(q.deadline) // until here a caller whose time is over was as one who leaves
+		q.relay(leg, choice, call, resp, began)
+		return legAnswered
+	}
+	defer resp.Release()
+	defer choice.Reservation.Release()
+	if !q.keepsAbortRule() {
+		q.x.OnClientGone(q.answerAbortRule(call)) // a head has come: the engine knows the request
+	}
+	err := q.leaseReply(resp)
+	if err == nil {
+		q.reply, err = resp.ReadAllBudgeted(q.reply[:0], q.maxReplySize(), &q.derived)
+	}
+	if err == nil && resp.Status == 200 {
+		if err = checkAnswer(resp, q.reply); err == nil {
+			err = q.awaitPrefillAnswer()
+		}
+	}
+	q.x.OnClientGone(nil)
+	elapsed := time.Since(began)
+	if err != nil {
+		if q.concurrent != nil {
+			return q.handleConcurrentFailure(choice, call, err, elapsed)
+		}
+		return q.handleBrokenAnswer(leg, rank, call, err, elapsed)
+	}
+	if resp.Status == 200 {
+		opt.Fleet.ReportStatus(rank, resp.Status)
+	}
+	if retry && q.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
+		// It is not the engine that failed but what it was to be given.
+		return q.endLostHandover(rank, elapsed)
+	}
+	if !q.acceptAnswer() && q.concurrent == nil {
+		return q.endLostHandover(rank, elapsed) // a 200 too: it may have been made from freed memory
+	}
+	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(resp.Status, q.reply) {
+		return q.endLostHandover(rank, elapsed)
+	}
+	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), elapsed)
+	if q.handover.Trial && resp.Status == 200 {
+		if declined, _ := q.plan.Family.(TrialFamily).Declined(q.reply); declined {
+			return q.trialDeclined(rank)
+		}
+	}
+	if b := q.concurrent; b != nil && resp.Status != 200 {
+		q.r.peerInfos.remove(b.rank)
+		if q.endConcurrentPrefill(retry); retry && b.failed {
+			return q.handlePrefillFailure(b) // decode failed for want of it
+		}
+		if resp.Status == 500 && bytes.Contains(q.reply, transferError) {
+			return q.handleTransferFailure(b, rank)
+		}
+	}
+	if retry {
+		died := engineDied(resp.Status, q.reply)
+		q.exclude(rank, failure{down: died}.exclusionReason())
+		q.unsent = false
+		if q.concurrent != nil {
+			q.releaseKVDetached(rank)
+		}
+		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
+		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
+		if died {
+			q.suspects++
+		}
+		if q.mayRetry(leg, died) {
+			return legRetry
+		}
+		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
+			q.x.SetHeader("Retry-After", "1")
+		}
+	}
+	q.setWorkerHeaders(choice)
+	q.replyAnswer(choice, resp, began.Add(elapsed))
+	return legAnswered
+}
+
+// maxPooledReply is how long a whole answer may be to lie in scratch that later requests use.
+const maxPooledReply = 64 << 10
+
+// leaseReply makes room for a long answer whose length the engine told, counted as bodies
+// are; upstream.ErrMemory where there is none. It lasts as long as the request.
+func (q *request) leaseReply(resp *upstream.Response) error {
+	n := resp.ContentLength
+	if n <= maxPooledReply || n > int64(q.maxReplySize()) {
+		return nil
+	}
+	var ok bool
+	q.reply = nil
+	q.replyLease.Release()
+	if q.replyLease, ok = q.x.LeaseMemory(int(n)); !ok {
+		return upstream.ErrMemory
+	}
+	q.reply = q.replyLease.Bytes()[:0]
+	return nil
+}
+
+// shouldRelay says whether an answer is passed on as it comes; others are held
+// whole. One that the family must change whole is held whatever its length, and so is
+// a refusal, whose words may have to be withheld (relay.Veil).
+func (q *request) shouldRelay(resp *upstream.Response) bool {
+	if resp.Status >= 400 {
+		return false
+	}
+	if q.answerRewriter() != nil && resp.Status == 200 {
+		return isEventStream(resp)
+	}
+	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
+}
+
+// errEmpty is that of an engine that answers 200 with nothing.
+var errEmpty = errors.New("the engine answered 200 with an empty body")
+
+// checkAnswer says what is wrong with the body of a 200: it is empty, or ends with the
+// connection in the midst of its JSON.
+func checkAnswer(resp *upstream.Response, body []byte) error {
+	body = bytes.TrimSpace(body)
+	switch {
+	case len(body) == 0:
+		return errEmpty
+	case resp.ContentLength == upstream.LengthToClose && (body[0] == '{' || body[0] == '['):
+		if _, _, err := jsonscan.Find(body, ""); body[0] == '{' && err != nil {
+			return fmt.Errorf("the engine closed the connection in the midst of its answer: %w", err)
+		}
+	}
+	return nil
+}
+
+// mayHold says whether an answer whose length the engine does not tell is held whole where it
+// is no longer than maxAnswer.
+func (q *request) mayHold(resp *upstream.Response) bool {
+	return resp.ContentLength < 0 && resp.Status < 400 && !isEventStream(resp) && q.resumption == nil
+}
+
+// holdWhole waits until all of an answer that mayHold has come, and gives what has of it. The
+// answer is not whole where it is longer than maxAnswer, or the memory for bodies is spent: it
+// is relayed then.
+func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool, err error) {
+	var chunks upstream.Chunks
+	at, counted, idle := 0, 0, q.r.options().Timeouts.StreamIdle
+	for seen, err = resp.Peek(); err == nil; {
+		for resp.ContentLength == upstream.LengthChunked && at < len(seen) && !chunks.Done() {
+			n, _, err := chunks.Next(seen[at:])
+			if err != nil {
+				return seen, false, err
+			}
+			at += n
+		}
+		have := len(seen)
+		switch {
+		case chunks.Done() && have <= maxAnswer:
+			return seen, true, nil
+		case have >= maxAnswer:
+			return seen, false, nil
+		case 2*have > counted && have >= maxPooledReply:
+			// The connection's buffer grows to twice its size.
+			if !q.derived.Acquire(2*have - counted) {
+				return seen, false, nil
+			}
+			counted = 2 * have
+		}
+		_ = resp.SetReadDeadline(time.Now().Add(idle))
+		if seen, err = resp.PeekMore(maxAnswer); err == nil && len(seen) == have {
+			return seen, true, nil // the connection has ended, and the body with it
+		}
+	}
+	return seen, false, err
+}
+
+func (q *request) maxReplySize() int {
+	if q.answerRewriter() != nil {
+		return maxPrefillAnswer
+	}
+	return maxAnswer
+}
+
+func isEventStream(resp *upstream.Response) bool {
+	return resp.ContentLength < 0 && relay.IsEventStream(resp.Header("Content-Type"))
+}
+
+// answerRewriter is who changes the answer of this leg; nil: nobody.
+func (q *request) answerRewriter() AnswerRewriter {
+	if !q.decodeByFamily {
+		return nil
+	}
+	a, _ := q.plan.Family.(AnswerRewriter)
+	if j, ok := a.(AnswerMerger); ok && !j.MergesAnswers(&q.handover) {
+		return nil
+	}
+	return a
+}
+
+// trialDeclined ends a trial.
+func (q *request) trialDeclined(rank *worker.Rank) legEnd {
+	q.r.options().Scheduler.AddNote(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.r.options().Observer.FallbackUsed("declined")
+	return legDeclined
+}
+
+// tryDecode runs decode before prefill; declined says that prefill is needed.
+func (q *request) tryDecode() (end legEnd, declined bool) {
+	q.handover.Trial = true
+	end = q.decode(schedule.DecodeLeg)
+	q.handover.Trial = false
+	return end, end == legDeclined
+}

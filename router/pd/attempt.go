@@ -1,0 +1,438 @@
+package pd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"syscall"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxSuspects bounds how many engines may break (close or reset the connection
+// after the request was sent, hang until the time-out, or say that they die)
+// under one request: a request that kills its engine must not be walked through
+// the fleet.
+const maxSuspects = 2
+
+// runWhole runs a request on one rank, elsewhere again while that is safe.
+func (q *request) runWhole() {
+	for q.attempt = 1; ; q.attempt++ {
+		if !q.shouldRetry(q.decode(schedule.WholeLeg)) {
+			return
+		}
+	}
+}
+
+// runDisaggregated runs the pair of legs in the family's order. A pair that
+// fails before the client has seen a byte is run again with other ranks; when
+// prefill cannot be had, decode does the whole request.
+func (q *request) runDisaggregated() {
+	tried := false
+	for q.attempt = 1; ; q.attempt++ {
+		prefill, end := q.beginAttempt()
+		if end == prefillDone {
+			switch order := q.plan.Family.Order(&q.handover); {
+			case order == Concurrent:
+				if !q.shouldRetry(q.runConcurrent(prefill)) {
+					return
+				}
+				continue
+			case order == DecodeFirst && !tried:
+				tried = true
+				if end, declined := q.tryDecode(); !declined {
+					prefill.Reservation.Release()
+					if !q.shouldRetry(end) {
+						return
+					}
+					continue
+				}
+			}
+			end = q.prefill(prefill)
+		}
+		switch end {
+		case prefillAnswered:
+			return
+		case prefillLocal:
+			if !q.shouldRetry(q.decode(schedule.WholeLeg)) {
+				return
+			}
+			continue
+		case prefillRetry:
+			q.r.options().Observer.Retried(schedule.PrefillLeg)
+			continue
+		case prefillUnavailable:
+			if !q.fallBackToPlainDecode() {
+				return
+			}
+		}
+		if !q.shouldRetry(q.decode(schedule.DecodeLeg)) {
+			return
+		}
+	}
+}
+
+// beginAttempt makes a new pair of legs: chooses the prefill rank, by cost, before
+// anything is sent (and decode's with it, see joint), and learns what the family
+// must know of it.
+func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
+	q.setPinned(false)
+	q.resetHandover()
+	if q.plainDecode || q.attempt-q.freeTries > q.pd.MaxAttempts {
+		return prefill, prefillUnavailable
+	}
+	if q.attempt > 1 || q.resumption != nil {
+		if q.refreshCandidates(); !q.hasCandidate(q.plan.Prefill) && !q.mayPlainDecode() {
+			q.awaitCandidate(schedule.PrefillLeg) // else the choice says that there is none
+		}
+	}
+	chosen := false
+	candidates := q.notifyingCandidates(q.nextSelected(q.plan.Prefill))
+	if q.choosesJointly() {
+		if prefill, end, chosen = q.chooseHandover(candidates); end == prefillLocal {
+			return prefill, end
+		}
+	}
+	if !chosen {
+		if prefill, chosen = q.choose(schedule.PrefillLeg, candidates); !chosen {
+			if q.refuseAtCapacity(schedule.PrefillLeg, q.plan.Prefill) {
+				return prefill, prefillAnswered
+			}
+			return prefill, prefillUnavailable
+		}
+	}
+	q.handover.Prefill, q.prefillCached = prefill.Rank, prefill.CachedTokens
+	q.r.notificationBreakers.recordTrial(prefill.Rank)
+	if end = q.resolvePeerInfo(); end != prefillDone {
+		prefill.Reservation.Release()
+	}
+	q.handover.RequestID = q.legRequestID()
+	return prefill, end
+}
+
+// resetHandover forgets the last attempt's pair.
+func (q *request) resetHandover() {
+	q.prefilled = false
+	q.unwatchTransfer()
+	q.abandonKV()
+	q.reservedDecode.Reservation.Release()
+	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
+	q.handover = Handover{
+		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
+		Token: rand.Uint64() >> 1, PrefillCached: -1, textOnlyCache: &q.textOnlyCache, rawTokens: q.rawTokens(),
+	}
+}
+
+// fallBackToPlainDecode gives the whole request to decode, or answers and returns false
+// where the configuration or the family forbids it.
+func (q *request) fallBackToPlainDecode() bool {
+	q.handover.Handle = nil
+	if q.x.ClientGone() { // an engine that is hung up may still answer, with nothing
+		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
+		return false
+	}
+	tries := ", after " + pluralize(q.tries[schedule.PrefillLeg], "try", "tries") + q.waitedSuffix() + ", and "
+	switch {
+	case q.refuseIfGone():
+		return false
+	case q.plan.Traits.NoPlainDecode:
+		q.refuse(front.UpstreamFailed, "prefill could not be had"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
+		return false
+	case !q.pd.PlainDecode:
+		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use"+tries+"pd.plain_decode is off", time.Second)
+		return false
+	}
+	kind, detail := q.fallbackKind, q.fallbackDetail
+	if kind == "" {
+		kind, detail = reasonNoPrefill, q.unreadyPrefill()
+	}
+	q.noteFallback("plain_decode", "decode does the whole request")
+	q.recordFallback(kind, detail)
+	return true
+}
+
+// pluralize is a number of things.
+func pluralize(n int, one, many string) string {
+	if n == 1 {
+		many = one
+	}
+	return strconv.Itoa(n) + " " + many
+}
+
+// waitedSuffix says for an error how long the request's retries have waited for workers.
+func (q *request) waitedSuffix() string {
+	if q.waited == 0 {
+		return ""
+	}
+	return " and " + q.waited.Round(time.Millisecond).String() + " of waiting for a worker"
+}
+
+// shouldRetry says whether a leg's end calls for another attempt; when not, the
+// request has been answered.
+func (q *request) shouldRetry(end legEnd) bool {
+	if end == legAnswered {
+		return false
+	}
+	q.r.options().Observer.Retried(schedule.DecodeLeg)
+	return true
+}
+
+// mayRetry says whether a failed leg may be run again. Where its engine went down and
+// there is no other it waits for one, or for that engine (awaitCandidate).
+func (q *request) mayRetry(leg schedule.LegKind, down bool) bool {
+	if !q.triesLeft() || q.pastDeadline() || q.suspects >= maxSuspects || q.hasHandle && !q.unsent {
+		return false
+	}
+	if q.refreshCandidates(); !q.hasCandidate(q.candidates(leg)) && (!down || !q.awaitCandidate(leg)) {
+		return false
+	}
+	return q.withdrawRetry()
+}
+
+// hasCandidate says whether a candidate is left that has not failed this request.
+func (q *request) hasCandidate(candidates []*worker.Rank) bool {
+	for _, c := range candidates {
+		if !q.isExcluded(c) {
+			return true
+		}
+	}
+	return false
+}
+
+func (q *request) isExcluded(r *worker.Rank) bool {
+	for _, e := range q.excluded {
+		if e == r {
+			return true
+		}
+	}
+	return false
+}
+
+// legRequestID is the request id the engines see: the client's own for the first
+// attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
+// wrong on an id they have seen. Clients send one id twice, at once too; where that
+// would join two requests (joinsByRequestID) a pair's legs have an end of their own, which no
+// engine takes for its own random one (eight hexadecimal digits).
+func (q *request) legRequestID() string {
+	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.joinsByRequestID()
+	if n <= 1 && !unique {
+		return q.x.RequestID
+	}
+	var buf [160]byte // front bounds an id to 128 bytes
+	id := append(buf[:0], q.x.RequestID...)
+	if n > 1 {
+		id = strconv.AppendInt(append(id, '-'), int64(n), 10)
+	}
+	if unique {
+		id = strconv.AppendUint(append(id, "-x"...), q.handover.Token, 36)
+	}
+	return string(id)
+}
+
+// joinsByRequestID says whether the engines of the pair know its hand-over by X-Request-Id
+// alone. Both are of one release, or refuse each other; where neither has told which, it
+// may be an old one. A newer one may be started so that it does (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION);
+// that is known from its first handle on.
+func (q *request) joinsByRequestID() bool {
+	if q.plan.Traits.JoinsByRequestID || !q.plan.Traits.OldJoinsByRequestID || q.handover.Prefill == nil {
+		return q.plan.Traits.JoinsByRequestID
+	}
+	rank := q.handover.Prefill
+	if rank.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
+		rank = q.plan.Decode[0] // a sidecar's own engine is asked, those that requests name are not
+	}
+	return !versionAtLeast(rank, 0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
+}
+
+// legHeaders makes the header lines of one leg.
+func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
+	q.fields = q.x.ForwardFields(q.fields[:0])
+	id := q.handover.RequestID
+	if id == "" {
+		id = q.legRequestID()
+	}
+	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id})
+	if r.SendRank && !q.legRequest.RankInBody {
+		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(r.HeaderRank())})
+	}
+	return q.fields
+}
+
+// legPath is where the leg goes.
+func (q *request) legPath() string {
+	if q.legRequest.Path != "" {
+		return q.legRequest.Path
+	}
+	return q.x.Endpoint.Path
+}
+
+// legBody makes the segments of the leg's body.
+func (q *request) legBody() [][]byte {
+	if q.legRequest.Body != nil {
+		q.segments = append(q.segments[:0], q.legRequest.Body)
+	} else {
+		q.segments = q.x.Doc.Segments(q.segments[:0], q.legRequest.Edits...)
+	}
+	return q.segments
+}
+
+// failure sorts a failed engine call.
+type failure struct {
+	reason front.Reason
+	// unsent: the engine has seen nothing of the request.
+	unsent bool
+	// suspect: the engine broke with the request in hand.
+	suspect bool
+	// engineFault: the failure counts against the worker's health.
+	engineFault bool
+	// down: the engine is gone, or its connection broke. It may come back soon.
+	down bool
+	// refused: the connection was refused at once, which costs a request no try.
+	refused bool
+}
+
+func classify(err error) failure {
+	var up *upstream.Error
+	f := failure{reason: front.UpstreamFailed, engineFault: true}
+	if errors.As(err, &up) {
+		f.unsent = up.Phase == upstream.PhaseDial
+	}
+	switch {
+	case errors.Is(err, upstream.ErrTooManyConns):
+		return failure{reason: front.EngineConnLimit, unsent: true}
+	case errors.Is(err, upstream.ErrLocalResources):
+		return failure{reason: front.TooManyConnections, unsent: true}
+	case errors.Is(err, upstream.ErrMemory):
+		return failure{reason: front.BudgetExhausted}
+	case errors.Is(err, upstream.ErrFrozen):
+		f.engineFault = false // the fleet found it out
+		f.suspect = !f.unsent
+		f.down = true
+	case errors.Is(err, upstream.ErrTimeout):
+		f.reason = front.UpstreamTimeout
+		// A slow answer to a long prompt is no sign of ill health; a connection
+		// that cannot be made is. But a request that hangs engines must not be
+		// walked through the fleet either.
+		f.engineFault, f.down = f.unsent, f.unsent
+		f.suspect = !f.unsent
+	case errors.Is(err, upstream.ErrContentEncoding), errors.Is(err, upstream.ErrRedirect):
+		f.reason = front.UpstreamInvalid
+	case errors.Is(err, upstream.ErrProtocol):
+		f.reason = front.UpstreamInvalid
+		f.suspect = true
+	default:
+		f.suspect = !f.unsent
+		f.down, f.refused = true, f.unsent && errors.Is(err, syscall.ECONNREFUSED)
+	}
+	return f
+}
+
+// exclusionReason is why a rank with such a failure is excluded from the request's further tries.
+func (f failure) exclusionReason() exclusionReason {
+	if f.down {
+		return excludedDown
+	}
+	return excludedError
+}
+
+// recordFailure books a failed leg: against the worker, against the request, in the
+// log and for explain. It says how the failure sorts.
+func (q *request) recordFailure(r *worker.Rank, leg string, err error) failure {
+	f := classify(err)
+	if f.engineFault && !q.pastDeadline() {
+		q.r.options().Fleet.ReportFailure(r, err)
+	}
+	q.applyFailure(r, leg, f, err)
+	return f
+}
+
+// applyFailure is failed for a worker that has been told of already.
+func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error) {
+	q.unsent = f.unsent
+	if f.suspect {
+		q.suspects++
+	}
+	if f.refused && q.freeTries < maxFreeTries {
+		q.freeTries++
+	}
+	q.exclude(r, f.exclusionReason())
+	q.r.options().Scheduler.AddNote(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
+	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
+}
+
+// endFailedLeg takes in that a leg failed, or that its hand-over is lost or its client gone:
+// then, over, end is what follows.
+func (q *request) endFailedLeg(leg schedule.LegKind, rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) (f failure, end legEnd, done bool) {
+	opt := q.r.options()
+	if !q.acceptAnswer() {
+		return f, q.endLostHandover(rank, elapsed), true
+	}
+	if call.Cancelled() {
+		opt.Observer.LegEnded(leg, rank.ID, q.abortReason(), elapsed)
+		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
+		return f, legAnswered, true
+	}
+	f = q.recordFailure(rank, legName(leg), err)
+	opt.Observer.LegEnded(leg, rank.ID, string(f.reason), elapsed)
+	return f, legRetry, false
+}
+
+// retryOrRefuse runs the attempt again behind a failed leg where it may be, if again; else it
+// tells the client.
+func (q *request) retryOrRefuse(f failure, leg schedule.LegKind, rank *worker.Rank, err error, retry bool) legEnd {
+	if retry && q.mayRetry(leg, f.down) {
+		return legRetry
+	}
+	if q.refuseIfGone() {
+		return legAnswered
+	}
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed%s: %s", legName(leg), rank.ID, q.triesSuffix(leg), upstream.ClientMessage(err)), 0)
+	return legAnswered
+}
+
+// triesSuffix says for an error how often a leg was tried, "" where once.
+func (q *request) triesSuffix(leg schedule.LegKind) string {
+	n := q.tries[leg]
+	if n < 2 && q.waited == 0 {
+		return ""
+	}
+	return ", after " + pluralize(n, "try", "tries") + q.waitedSuffix()
+}
+
+// handleBrokenAnswer takes in that an answer broke off behind its head, of which the client has seen
+// nothing. One that took too long is not waited for again.
+func (q *request) handleBrokenAnswer(leg schedule.LegKind, rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) legEnd {
+	f, end, done := q.endFailedLeg(leg, rank, call, err, elapsed)
+	if done {
+		return end
+	}
+	return q.retryOrRefuse(f, leg, rank, err, f.reason != front.UpstreamTimeout)
+}
+
+// isRetryableStatus: statuses that speak of the worker's state, not of the request.
+func isRetryableStatus(status int) bool {
+	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
+}
+
+// engineDeadMarkers are what an engine says in the 500 that is its last answer: the core
+// process is dead and the HTTP server about to end (vLLM, EngineDeadError).
+var engineDeadMarkers = [...][]byte{[]byte("EngineCore encountered an issue"), []byte("EngineDeadError")}
+
+// engineDied says whether an answer tells that the engine ends with this request.
+func engineDied(status int, body []byte) bool {
+	if status != 500 {
+		return false
+	}
+	for _, d := range engineDeadMarkers {
+		if bytes.Contains(body, d) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,150 @@
+package pd
+
+import (
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/worker"
+)
+
+// expectCompletions registers for the completions that the family waits for; nil: none.
+func (q *request) expectCompletions() Expectation {
+	waiter, ok := q.plan.Family.(CompletionWaiter)
+	if !ok || q.r.options().Completions == nil || q.pd.NotifyWait == 0 {
+		return nil
+	}
+	id, count := waiter.ExpectedCompletions(&q.handover)
+	if count <= 0 {
+		return nil
+	}
+	return q.r.options().Completions.Expect(id, count)
+}
+
+// peerCheckInterval is how often a wait between the legs looks whether both engines of
+// the transfer are still there.
+const peerCheckInterval = 200 * time.Millisecond
+
+// awaitCompletions waits between the legs until the transfer is told complete. When that takes longer
+// than PD.NotifyWait the pair is run again with others, or another decode worker does it all;
+// so it is too when one of the two engines is lost meanwhile. Where there is no other decode
+// worker the request is refused. It answers when the client leaves.
+func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
+	select {
+	case <-expectation.Done():
+		q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.r.options().Log)
+		return prefillDone
+	default:
+	}
+	until := q.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
+	if by := began.Add(q.r.options().Timeouts.Prefill); by.Before(until) {
+		until = by
+	}
+	if q.completionTimer == nil {
+		q.completionTimer = newCompletionTimer()
+	}
+	clientGone, timer := q.completionTimer.clientGone, q.completionTimer.timer
+	q.x.OnClientGone(q.completionTimer.signalGone)
+	defer q.x.OnClientGone(nil)
+	timer.Reset(min(time.Until(until), peerCheckInterval))
+	defer timer.Stop()
+	for {
+		select {
+		case <-expectation.Done():
+			q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.r.options().Log)
+			return prefillDone
+		case now := <-timer.C:
+			if unready := q.unreadyPeer(); unready != nil {
+				return q.peerLost(unready)
+			}
+			if !now.Before(until) {
+				q.r.notificationBreakers.recordMiss(q.handover.Prefill, q.r.options().Log)
+				return q.completionTimedOut()
+			}
+			timer.Reset(min(until.Sub(now), peerCheckInterval))
+		case <-clientGone:
+			q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
+			return prefillAnswered
+		}
+	}
+}
+
+// completionTimer is what a wait between the legs needs, for one after the other.
+type completionTimer struct {
+	timer      *time.Timer   // for both times that are looked at
+	clientGone chan struct{} // told of a client that left
+	signalGone func()        // tells it, and waits for nobody
+}
+
+func newCompletionTimer() *completionTimer {
+	b := &completionTimer{timer: time.NewTimer(time.Hour), clientGone: make(chan struct{}, 1)}
+	b.timer.Stop()
+	b.signalGone = func() {
+		select {
+		case b.clientGone <- struct{}{}:
+		default:
+		}
+	}
+	return b
+}
+
+// completionTimedOut takes in that nobody told that the KV has been written: the pair is run again
+// with other workers, or another decode worker does it all.
+func (q *request) completionTimedOut() prefillEnd {
+	q.handover.Handle, q.prefilled, q.unsent = nil, false, false
+	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
+	q.noteFallback("not_completed", detail+"; "+q.handover.Decode.ID.String()+" may have blocks of it that were never written")
+	q.exclude(q.handover.Prefill, excludedError)
+	if !q.excludeTaintedDecode(detail + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.notify_wait 0)") {
+		return prefillAnswered
+	}
+	if q.refreshCandidates(); q.triesLeft() && q.hasCandidate(q.plan.Prefill) && q.withdrawRetry() {
+		return prefillRetry
+	}
+	return prefillUnavailable
+}
+
+// excludeTaintedDecode passes over the decode worker that a prefill leg named which broke: LMCache's
+// receiver shows blocks from when it has made room for them, written or not, and would
+// read, and not ask for again, what was in that memory before. It would whatever it is sent
+// of this prompt, a plain request too; so where there is no other the request is refused, why
+// being what befell the leg, and false returned.
+func (q *request) excludeTaintedDecode(reason string) bool {
+	d := q.handover.Decode
+	switch {
+	case d == nil || !q.plan.Traits.NamesDecode || q.isExcluded(d):
+	case q.hasOtherCandidate(q.plan.Decode, d):
+		q.exclude(d, excludedTainted)
+	default:
+		q.refuse(front.KVNotWritten, fmt.Sprintf("%s may hold blocks of this prompt that were never written, and no other decode worker is left: %s", d.ID, reason), 0)
+		return false
+	}
+	return true
+}
+
+// unreadyPeer is an engine of the transfer that is no longer ready; nil: none.
+func (q *request) unreadyPeer() *worker.Rank {
+	for _, r := range [...]*worker.Rank{q.handover.Prefill, q.handover.Decode} {
+		if r == nil {
+			continue
+		}
+		if state, _ := r.Worker.State(); state != worker.Ready {
+			return r
+		}
+	}
+	return nil
+}
+
+// peerLost takes in that a transfer will not end.
+func (q *request) peerLost(peer *worker.Rank) prefillEnd {
+	q.handover.Handle, q.prefilled = nil, false
+	q.exclude(peer, excludedDown)
+	q.noteFallback("transfer_lost", peer.ID.String()+" is not ready any more; the pair is run again")
+	if !q.excludeTaintedDecode(peer.ID.String() + " is not ready any more, and has not told that it has written") {
+		return prefillAnswered
+	}
+	if q.refreshCandidates(); q.triesLeft() && q.hasCandidate(q.plan.Prefill) && q.hasCandidate(q.plan.Decode) {
+		return prefillRetry
+	}
+	return prefillUnavailable
+}

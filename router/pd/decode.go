@@ -1,0 +1,278 @@
+package pd
+
+import (
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+type legEnd int
+
+const (
+	legAnswered    legEnd = iota // the client has its answer
+	legRetry                     // failed before a byte went out: run the attempt again
+	legDeclined                  // a trial decode holds too little of the prompt
+	legPlainDecode               // decode is to do the whole request
+)
+
+// decode runs the last leg: decode with the handle, plain decode without one, or
+// the whole request. With a handle it may try more than one rank, as long as no
+// engine has seen the handle and the lease lasts.
+func (q *request) decode(leg schedule.LegKind) legEnd {
+	opt := q.r.options()
+	for try := 1; ; try++ {
+		if q.handover.Handle != nil && q.leaseExpired() {
+			q.noteFallback("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
+			if q.triesLeft() {
+				return legRetry
+			}
+			if !q.fallBackToPlainDecode() {
+				return legAnswered
+			}
+		}
+		if reason := q.transfer.LostReason(); reason != "" && q.handover.Handle != nil {
+			if q.handleLostHandover(reason) == legRetry {
+				return legRetry
+			}
+			if !q.fallBackToPlainDecode() {
+				return legAnswered
+			}
+		}
+		choice, ok := q.acquireDecode(leg)
+		if !ok {
+			if q.refuseAtCapacity(leg, q.candidates(leg)) {
+				return legAnswered
+			}
+			if try <= maxFreeTries && q.awaitCandidate(leg) {
+				continue // and look at the lease again
+			}
+			q.refuseNoRank(leg)
+			return legAnswered
+		}
+		rank := choice.Rank
+		q.handover.Decode = rank
+		if leg == schedule.DecodeLeg && q.handover.Handle == nil {
+			choice.Reservation.SetNoPull()
+		}
+		q.countLeg(leg, rank)
+		call := q.newCall()
+		began := time.Now()
+		resp, err := q.callDecode(rank, call, began)
+		q.updateKVLease(resp, call, err)
+		if err == nil {
+			return q.handleAnswer(leg, &choice, call, resp, began)
+		}
+		choice.Reservation.Release()
+		f, end, done := q.endFailedLeg(leg, rank, call, err, time.Since(began))
+		switch {
+		case done:
+			return end
+		case q.mayResend(leg, f, try):
+			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
+		default:
+			return q.retryOrRefuse(f, leg, rank, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(began))
+		}
+	}
+}
+
+// mayResend says whether a leg that no engine has seen is to be sent once more as it is,
+// in the same attempt; it may have waited for a rank.
+func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
+	if !f.unsent || q.plan.Traits.NamesDecode || q.pastDeadline() {
+		return false
+	}
+	if q.refreshCandidates(); q.hasCandidate(q.candidates(leg)) {
+		return try < q.pd.DecodeTries
+	}
+	return f.refused && try < maxFreeTries && q.awaitCandidate(leg)
+}
+
+// refuseNoRank refuses a request whose leg no rank is left for.
+func (q *request) refuseNoRank(leg schedule.LegKind) {
+	if q.refuseIfGone() {
+		return
+	}
+	n := q.tries[leg]
+	if n == 0 {
+		q.refuse(front.NoDecodeWorker, fmt.Sprintf("no healthy %s worker is left for model %q%s", legName(leg), q.pool.Model, q.waitedSuffix()), time.Second)
+		return
+	}
+	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request, after %s%s", legName(leg), pluralize(n, "try", "tries"), q.waitedSuffix()), time.Second)
+}
+
+// updateKVLease says what becomes of the handle's blocks after the call. It stays
+// q.kept when no engine has seen it, and is q.given while a stream has shown nothing.
+func (q *request) updateKVLease(resp *upstream.Response, call *upstream.Call, err error) {
+	if q.kvLease == nil {
+		return
+	}
+	f := classify(err)
+	if err != nil && f.unsent {
+		return
+	}
+	q.sentKVLease, q.kvLease = q.kvLease, nil
+	switch {
+	case err == nil && resp.Status == 200 && q.shouldRelay(resp): // usablePrefillToken and what ends the stream
+	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !call.Cancelled():
+		// It is done, or refused, which engines tell prefill; or it may be at work still,
+		// and is told by the connection's end.
+		q.handOffKV()
+	case call.Cancelled() && !q.abort.isUncertain() && q.transfer.LostReason() != "failed":
+		q.handOffKV()
+	default:
+		q.reclaimKV()
+	}
+}
+
+// decodeTimedOut says whether a decode leg's whole time is over; a head that does not come
+// in timeouts.first_byte may be waited for elsewhere.
+func (q *request) decodeTimedOut(began time.Time) bool {
+	return !q.stream || q.pastDeadline() || time.Since(began) >= q.r.options().Timeouts.Decode
+}
+
+// leaseExpired: decode sent after the prefill engine's lease reads freed memory
+// and still answers 200, so the router keeps the lease itself.
+func (q *request) leaseExpired() bool {
+	return !q.plan.Traits.NoLease && time.Until(q.leaseDeadline()) < q.pd.LeaseMargin
+}
+
+// leaseDeadline is when the prefill engine lets go of the handle's blocks, by what is known
+// of its releases: later than a lease from its answer where the router renews it.
+func (q *request) leaseDeadline() time.Time {
+	return q.kvLease.Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
+}
+
+// reserveDecode chooses the decode rank before the prefill leg, which names it.
+func (q *request) reserveDecode() bool {
+	if q.reservedDecode.Rank != nil {
+		return true
+	}
+	var ok bool
+	q.reservedDecode, ok = q.choose(schedule.DecodeLeg, q.plan.Decode)
+	q.handover.Decode = q.reservedDecode.Rank
+	return ok
+}
+
+// acquireDecode is the choice booked before, once, or a new one: where there was
+// none, and where its rank has left or failed meanwhile and no handle names it.
+func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
+	candidates := q.candidates(leg)
+	if c := q.reservedDecode; c.Rank != nil {
+		q.reservedDecode = schedule.Choice{}
+		if pinned := q.plan.Traits.NamesDecode && q.handover.Handle != nil; pinned || !q.replaceReserved(c.Rank, candidates) {
+			c.Reservation.Start()
+			return c, true
+		}
+		c.Reservation.Release()
+	}
+	return q.choose(leg, candidates)
+}
+
+// callDecode sends the leg and waits for the response head, under the rule of
+// "client gone" that fits it.
+func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.Time) (*upstream.Response, error) {
+	q.legRequest.reset()
+	q.acquireSlot(rank)
+	q.decodeByFamily = q.handover.Handle != nil || q.concurrent != nil || q.handover.Trial
+	q.handover.WantTokenIDs = q.needsTokenIDs(rank)
+	if q.decodeByFamily {
+		q.plan.Family.Decode(&q.legRequest, &q.handover)
+	}
+	if q.handover.WantTokenIDs && q.legRequest.Body == nil {
+		q.legRequest.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
+	}
+	head := time.Duration(0) // a whole answer's head comes with its end
+	if q.stream {
+		head = q.r.options().Timeouts.FirstByte
+	}
+	q.x.OnClientGone(q.decodeAbortRule(rank, call, began))
+	q.guardDecode(call)
+	resp, err := q.r.options().Fleet.Endpoint(rank).Do(&upstream.Request{
+		Method:      "POST",
+		Path:        q.legPath(),
+		Fields:      q.legHeaders(rank),
+		Body:        q.legBody(),
+		HeadTimeout: head,
+		Deadline:    q.decodeDeadline(began),
+		Grace:       q.cutGrace(),
+		Group:       q.r.options().Fleet.Calls(rank),
+		Tokens:      q.tokensToCompute(),
+	}, call)
+	q.abort.markEnded()
+	if err != nil || !q.keepsAbortRule() || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
+		q.x.OnClientGone(nil)
+	}
+	return resp, err
+}
+
+// tokensToCompute is how many prompt tokens the decode leg may have to compute.
+func (q *request) tokensToCompute() int {
+	if q.decodeByFamily {
+		return 0
+	}
+	return q.prompt.Count
+}
+
+// keepsAbortRule says that a client's leaving cuts the decode leg in the same way before its head
+// and behind it, while the answer is read whole.
+func (q *request) keepsAbortRule() bool { return q.abort == nil && q.concurrent == nil }
+
+// decodeDeadline is the end of a decode leg's time, which the caller's deadline does not cut
+// short: an engine that meets the end of the connection first leaves blocks to the lease.
+func (q *request) decodeDeadline(began time.Time) time.Time {
+	if !q.legDeadline.IsZero() {
+		return q.legDeadline // it counts on where the stream goes on elsewhere
+	}
+	return began.Add(q.r.options().Timeouts.Decode)
+}
+
+// decodeAbortRule is what to do, before the response head, when the client leaves: see
+// leaving. A pair's lease is counted from where its legs began, for nobody knows yet
+// when prefill answers.
+func (q *request) decodeAbortRule(rank *worker.Rank, call *upstream.Call, began time.Time) func() {
+	q.abort = nil
+	if q.plan.Traits.NoLease || q.concurrent == nil && q.handover.Handle == nil {
+		return q.answerAbortRule(call) // nothing is pinned that this does not free
+	}
+	by := began.Add(q.pd.Lease)
+	if q.concurrent == nil {
+		by = q.leaseDeadline()
+	}
+	q.abort = q.newDecodeAbort()
+	*q.abort = decodeAbort{
+		r: q.r, rank: rank, call: call, concurrent: q.concurrent, streamed: q.stream, releasable: q.kvLease.CanRelease(),
+		deadline: by, knownAt: began.Add(q.pd.AbortDelay), onGone: q.abort.onGone,
+	}
+	if q.notifiesTwice(rank) {
+		q.abort.notifiesTwice, q.abort.drainTime = true, q.pd.AbandonedDecode
+	}
+	return q.abort.onGone
+}
+
+// answerAbortRule cuts a leg whose head has come, and the one beside it; its engine hears of it
+// when it has taken the leg in (see grace).
+func (q *request) answerAbortRule(call *upstream.Call) func() {
+	switch b := q.concurrent; {
+	case b == nil:
+		return call.CancelFunc()
+	case q.plan.Traits.NoLease:
+		return b.cutBoth
+	default:
+		return b.abortBoth
+	}
+}
+
+func legName(leg schedule.LegKind) string {
+	switch leg {
+	case schedule.PrefillLeg:
+		return "prefill"
+	case schedule.DecodeLeg:
+		return "decode"
+	}
+	return "aggregated"
+}

@@ -1,0 +1,41 @@
+package pd
+
+import (
+	"testing"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// A vigil costs a request a few stores, and no memory after its first.
+func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
+	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	all := fleet.New(fleet.Options{})
+	defer all.Close()
+	q.r.current.Store(&settings{Options: Options{Fleet: all}})
+	q.monitorPrefill(rank, call)
+	v := q.downMonitor
+	if n := testing.AllocsPerRun(200, func() {
+		q.monitorPrefill(rank, call)
+		if !v.finish() {
+			t.Error("lost without a look")
+		}
+		v.reset()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkEngineDownMonitor(b *testing.B) {
+	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	all := fleet.New(fleet.Options{})
+	defer all.Close()
+	q.r.current.Store(&settings{Options: Options{Fleet: all}})
+	b.ReportAllocs()
+	for b.Loop() {
+		q.monitorPrefill(rank, call)
+		q.downMonitor.finish()
+		q.downMonitor.reset()
+	}
+}

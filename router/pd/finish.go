@@ -1,0 +1,102 @@
+package pd
+
+import (
+	"bytes"
+	"slices"
+	"strconv"
+	"time"
+
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+)
+
+var kvTransferParams = []byte(`"kv_transfer_params"`)
+
+// replyAnswer passes a whole answer on, which had come at a time, and closes the books.
+func (q *request) replyAnswer(choice *schedule.Choice, resp *upstream.Response, at time.Time) {
+	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
+	body := q.reply
+	if resp.Status == 200 {
+		use := relay.UsageOf(q.reply)
+		q.rememberResponse(q.reply, choice.Rank)
+		q.recordUsage(&use, q.reply)
+		choice.Reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
+		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
+		switch {
+		case q.concurrent != nil:
+			out.CachedTokens = q.concurrent.cachedOr(use.Cached)
+		case q.prefilled:
+			// With a handle the decode engine computed nothing of the prompt:
+			// what was cached is what prefill found.
+			out.CachedTokens = q.handover.PrefillCached
+		case q.x.Endpoint.Disaggregable:
+			q.r.learnCached(choice.Rank, q.approxKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached, out.Total)
+		}
+		if a := q.answerRewriter(); a != nil {
+			q.rewritten = a.Body(q.rewritten[:0], &q.handover, q.reply)
+			body = q.rewritten
+		}
+	} else {
+		out.Reason = "engine_" + statusClass(resp.Status)
+	}
+	out.Transfer = q.finishTransfer(choice)
+	q.endExplain(out)
+	body = redactHandle(body)
+	relay.RedactInPlace(body, resp.Status) // of what an engine tells of its choices
+	q.x.Reply(resp, body)
+}
+
+// replyPrefillError passes on an answer of the prefill engine, an error of the client's.
+func (q *request) replyPrefillError(resp *upstream.Response, status int) {
+	q.endExplain(schedule.Outcome{
+		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
+	})
+	relay.RedactInPlace(q.answer, status)
+	q.x.Reply(resp, q.answer)
+}
+
+// setWorkerHeaders puts the choice in the response headers.
+func (q *request) setWorkerHeaders(choice *schedule.Choice) {
+	cached := choice.CachedTokens
+	if q.prefilled = q.concurrent != nil || q.handover.Handle != nil; q.prefilled {
+		q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
+		cached = max(cached, q.prefillCached)
+		q.recordHandover()
+	}
+	if q.planHeader != "" {
+		q.x.SetHeader(headerPlan, q.planHeader)
+	}
+	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
+	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))
+	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
+}
+
+// redactHandle blanks a handle in a decode engine's answer (a bidirectional
+// engine sends one): it names hosts that are no client's business. body is changed.
+func redactHandle(body []byte) []byte {
+	if !containsHandle(body) {
+		return body
+	}
+	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
+	if err != nil || !ok || v.Kind <= jsonscan.Null {
+		return body
+	}
+	return slices.Replace(body, v.Start, v.End, 'n', 'u', 'l', 'l')
+}
+
+// containsHandle says whether a handle that is not null may stand in body: vLLM writes a null
+// one into every answer, which need not be walked for that.
+func containsHandle(body []byte) bool {
+	for {
+		at := bytes.Index(body, kvTransferParams)
+		if at < 0 {
+			return false
+		}
+		body = body[at+len(kvTransferParams):]
+		if !bytes.HasPrefix(body, []byte(":null")) {
+			return true
+		}
+	}
+}

@@ -1,0 +1,270 @@
+package pd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxFirstEvent bounds what is held of a stream to learn how it begins.
+const maxFirstEvent = 32 << 10
+
+var (
+	dataLine = []byte("data: ")
+	// errorData opens the event of a request that failed, errorFlat TensorRT-LLM's and that of
+	// vLLM up to 0.10.0; Messages and Responses name theirs.
+	errorData  = []byte(`{"error"`)
+	errorFlat  = []byte(`{"object":"error"`)
+	errorNamed = []byte("event: error")
+	// These events say that an answer begins and nothing of it. vLLM (0.13 and later)
+	// sends a chat's before it looks how the engine ended, so an error may follow.
+	roleOnly     = []byte(`"role":"assistant","content":""`)
+	messageStart = []byte("event: message_start")
+	crlfEnd      = []byte("\r\n\r\n")
+	lineEnd      = crlfEnd[:2]
+	lastData     = []byte("[DONE]")
+)
+
+// firstEvent is the first event of a stream, in whatever framing, that says more than that
+// an answer begins, with what stands before it; whole: it is all there.
+func firstEvent(prefix []byte) (event []byte, complete bool) {
+	for {
+		end, size := bytes.Index(prefix, eventEnd), len(eventEnd)
+		if i := bytes.Index(prefix, crlfEnd); i >= 0 && (end < 0 || i < end) {
+			end, size = i, len(crlfEnd) // the last chunk's end too: nothing comes behind it
+		}
+		if end < 0 {
+			return prefix, false
+		}
+		if event = prefix[:end]; !bytes.Contains(event, messageStart) && (!bytes.Contains(event, roleOnly) || bytes.Contains(event, toolCalls)) {
+			return event, true
+		}
+		prefix = prefix[end+size:]
+	}
+}
+
+// toolCalls: some engines tell the first call with the role.
+var toolCalls = []byte(`"tool_calls":[`)
+
+// errNoOutput is that of a stream which its engine ended well framed, and without a word.
+var errNoOutput = errors.New("the engine ended the stream before it said anything")
+
+// endsWithoutOutput says whether a chunked stream is over whose beginning says no more than that an
+// answer begins, or the half of an event. seen has the framing.
+func endsWithoutOutput(prefix []byte) bool {
+	event, complete := firstEvent(prefix)
+	last, over := bytes.CutSuffix(event, []byte("0"))
+	return complete && over && (len(last) == 0 || bytes.HasSuffix(last, lineEnd)) && bytes.HasSuffix(prefix, crlfEnd) &&
+		!bytes.Contains(last, lastData)
+}
+
+// initialErrorStatus is the status of an error with which a stream begins, 500 where it names
+// none, else 0. seen is the stream's beginning in whatever framing.
+func initialErrorStatus(prefix []byte) int {
+	event, _ := firstEvent(prefix)
+	i := bytes.Index(event, dataLine)
+	if i < 0 {
+		return 0
+	}
+	data := event[i+len(dataLine):]
+	if n := abortStatus(data); n != 0 {
+		return n
+	}
+	if !bytes.HasPrefix(data, errorData) && !bytes.HasPrefix(data, errorFlat) && !bytes.Contains(event[:i], errorNamed) && !isError(data) {
+		return 0
+	}
+	if inner, ok, _ := jsonscan.Find(data, "error"); ok && inner.Kind == jsonscan.Object {
+		data = data[inner.Start:inner.End]
+	}
+	if n := statusMember(data, "code"); n != 0 {
+		return n
+	}
+	if kind, ok, _ := jsonscan.Find(data, "type"); ok {
+		return relay.AnthropicStatus(data[kind.Start:kind.End])
+	}
+	return 500
+}
+
+// isError says whether an event is an engine's error, however its members are written and
+// whatever stands before them.
+func isError(data []byte) bool {
+	if v, _, err := jsonscan.Find(data, "error"); err != nil || v.Kind > jsonscan.Null {
+		return err == nil
+	}
+	for _, name := range [...]string{"object", "type"} {
+		if v, _, err := jsonscan.Find(data, name); err == nil && v.Kind == jsonscan.String && string(jsonscan.Unquote(nil, data[v.Start:v.End])) == "error" {
+			return true
+		}
+	}
+	return false
+}
+
+// abortStatus is the status that meta_info.finish_reason tells, 0 for none and for an abort
+// that was asked for. With it ends a sequence of SGLang's /generate whose KV did not come: an
+// event like any other, with the status that a whole answer would have had.
+func abortStatus(data []byte) int {
+	for _, name := range [...]string{"meta_info", "finish_reason"} {
+		v, _, err := jsonscan.Find(data, name)
+		if err != nil || v.Kind != jsonscan.Object {
+			return 0
+		}
+		data = data[v.Start:v.End]
+	}
+	return statusMember(data, "status_code")
+}
+
+// statusMember is an HTTP status of an error in a member of object, 0 for none.
+func statusMember(object []byte, name string) int {
+	if code, ok, _ := jsonscan.Find(object, name); ok {
+		if n := atoi(string(bytes.Trim(object[code.Start:code.End], `"`))); n >= 400 && n < 600 {
+			return n
+		}
+	}
+	return 0
+}
+
+// inspectsFirstEvent says whether a stream is looked at before anything of it goes to the
+// client: where a hand-over may be lost, where what follows repeats its first event, and
+// where it could be run again and could not go on elsewhere later, unless comments are to
+// go out from the engine's head on.
+func (q *request) inspectsFirstEvent(leg schedule.LegKind, resp *upstream.Response, rank *worker.Rank) bool {
+	switch {
+	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.inUse(), q.repeatsFirstEvent(), q.mayHold(resp):
+		return true
+	}
+	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(leg, rank)
+}
+
+// hasAlternative says whether a leg could be run on another rank than one: on one that is ready,
+// or that may be by the time it is needed.
+func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool {
+	if q.hasOtherCandidate(q.candidates(leg), except) {
+		return true
+	}
+	workers := 0
+	for role, n := range q.pool.Members {
+		if q.roleServes(leg, worker.Role(role)) {
+			workers += n
+		}
+	}
+	return workers > 1
+}
+
+// isResumable says whether the stream will be carried (see carry), who then takes care of what
+// befalls it from its first byte on. Where the prompt's ids are to come with the first
+// event it cannot before that.
+func (q *request) isResumable(resp *upstream.Response) bool {
+	return q.unmigratable == "" && q.hasExactPrompt() && (q.legUnmigratable == "" || q.legUnmigratable == "engine" && q.clientWantsIDs()) && resp.ContentLength == upstream.LengthChunked
+}
+
+// readFirstEvent waits for as much of a stream as tells how it begins; declined says that a
+// trial is. What is no stream of events is held whole, see holdWhole; where it cannot be, it
+// begins with its first bytes.
+func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declined bool, err error) {
+	events := isEventStream(resp)
+	if q.mayHold(resp) {
+		if prefix, q.whole, err = q.holdWhole(resp); q.whole || err != nil || !q.handover.Trial {
+			return prefix, false, err
+		}
+	}
+	prefix, err = resp.Peek()
+	for err == nil && len(prefix) < maxFirstEvent {
+		more := false
+		if q.handover.Trial {
+			declined, more = q.plan.Family.(TrialFamily).Declined(prefix)
+		} else if events {
+			_, complete := firstEvent(prefix)
+			more = !complete
+		}
+		if !more {
+			break
+		}
+		have := len(prefix)
+		if prefix, err = resp.PeekMore(maxFirstEvent); len(prefix) == have {
+			if err == nil && resp.ContentLength == upstream.LengthToClose && resp.Status == 200 && !bytes.Contains(prefix, lastData) {
+				err = errNoOutput // the connection has ended
+			}
+			break
+		}
+	}
+	return prefix, declined, err
+}
+
+// awaitFirstEvent waits for the beginning of a stream, before anything of it goes
+// to the client: until then a pair that breaks can be run again, and a trial
+// can be declined. on says that the stream is to be relayed.
+func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
+	q.x.OnClientGone(q.answerAbortRule(call))
+	defer q.x.OnClientGone(nil)
+	_ = resp.SetReadDeadline(time.Now().Add(q.r.options().Timeouts.StreamIdle))
+	prefix, declined, err := q.readFirstEvent(resp)
+	if !isEventStream(resp) {
+		prefix = nil // it has no events to look for
+	}
+	if err == nil && !declined && resp.Status == 200 && isEventStream(resp) && resp.ContentLength == upstream.LengthChunked && endsWithoutOutput(prefix) {
+		err = errNoOutput
+	}
+	if err == nil && !declined && q.concurrent == nil && q.hasConnector && initialErrorStatus(prefix) > 0 && q.transfer.AwaitLoss() {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		return q.endLostHandover(choice.Rank, time.Since(began)), false
+	}
+	if b := q.concurrent; err == nil && b != nil {
+		if status := initialErrorStatus(prefix); isRetryableStatus(status) {
+			if err = fmt.Errorf("its stream begins with an error of status %d", status); bytes.Contains(prefix, transferError) {
+				err = errTransfer
+			}
+		} else if bytes.Contains(prefix, dataLine) && !b.completeHandover() {
+			err = upstream.ErrCancelled
+		} else if resp.Status == 200 {
+			err = q.awaitPrefillAnswer()
+		}
+	}
+	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(leg, choice.Rank, prefix) {
+		defer choice.Reservation.Release()
+		defer resp.Release()
+		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
+		q.sentKVLease = nil
+		q.r.options().Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
+		return legRetry, false
+	}
+	if err == nil && !declined && q.acceptAnswer() {
+		return legAnswered, true
+	}
+	defer choice.Reservation.Release()
+	defer resp.Release()
+	if err != nil {
+		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
+		q.sentKVLease = nil
+	}
+	opt, elapsed := q.r.options(), time.Since(began)
+	switch {
+	case declined:
+		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", elapsed)
+		return q.trialDeclined(choice.Rank), false
+	case q.concurrent != nil:
+		return q.handleConcurrentFailure(choice, call, err, elapsed), false
+	}
+	return q.handleBrokenAnswer(leg, choice.Rank, call, err, elapsed), false
+}
+
+// retriesInitialError says whether a stream whose first event is an error may be run again; where
+// it may not, what the engine says is the client's to see.
+func (q *request) retriesInitialError(leg schedule.LegKind, rank *worker.Rank, prefix []byte) bool {
+	status := initialErrorStatus(prefix)
+	if !isRetryableStatus(status) || !q.acceptAnswer() {
+		return false
+	}
+	q.r.options().Fleet.ReportStatus(rank, status)
+	died := engineDied(status, prefix)
+	q.applyFailure(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: died, down: died}, fmt.Errorf("its stream begins with an error of status %d", status))
+	return q.mayRetry(leg, died)
+}

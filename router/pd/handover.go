@@ -1,0 +1,178 @@
+package pd
+
+import (
+	"strings"
+	"time"
+
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/completion"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// watchTransfer begins to listen for what engines tell of the hand-over: from prefill's
+// answer on, or, of a Concurrent pair, before the legs are sent; now is that time.
+func (q *request) watchTransfer(now time.Time) {
+	if q.plan.Traits.Reports {
+		q.transfer = q.r.options().Transfers.Open(q.handover.RequestID, now)
+	}
+}
+
+// unwatchTransfer ends the listening without an outcome for it.
+func (q *request) unwatchTransfer() {
+	if q.transfer != nil {
+		q.transfer.Close()
+		q.transfer = nil
+	}
+	q.hasConnector = false
+}
+
+// acquireSlot gives decode a slot of the completion board, where its engine is known to
+// run the connector. A stock engine gets its handle byte for byte.
+func (q *request) acquireSlot(rank *worker.Rank) {
+	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && workerOption(rank, "connector") == "true"
+	q.handover.Slot = nil
+	if !q.hasConnector {
+		return
+	}
+	q.transfer.AcquireSlot(q.r.options().Timeouts.Decode)
+	if q.slotBuf = q.transfer.AppendSlot(q.slotBuf[:0]); len(q.slotBuf) > 0 {
+		q.handover.Slot = q.slotBuf
+	}
+}
+
+// guardDecode has the decode call cut when its hand-over is told lost, or the engine that
+// holds the KV goes down.
+func (q *request) guardDecode(call *upstream.Call) {
+	q.downMonitor.reset()
+	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
+		q.monitorPrefill(q.handover.Prefill, call)
+	}
+	if q.transfer == nil || q.handover.Handle == nil && q.concurrent == nil {
+		return
+	}
+	stall := time.Duration(0)
+	if q.hasConnector {
+		stall = q.r.options().TransferStall
+	}
+	q.call = nil // the wait may cut it until it is closed
+	q.transfer.Guard(call, stall)
+}
+
+// endLostHandover ends a decode leg whose hand-over is lost, before the client has seen
+// anything of it; the next attempt has another pair, or is plain.
+func (q *request) endLostHandover(rank *worker.Rank, elapsed time.Duration) legEnd {
+	q.r.options().Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cancelled.String(), elapsed)
+	reason := q.transfer.LostReason()
+	if reason == "" {
+		reason = "prefill_down"
+	}
+	if q.handleLostHandover(reason) == legPlainDecode {
+		q.plainDecode = true
+	}
+	return legRetry
+}
+
+// handleLostHandover takes in that decode cannot get this prefill's KV, and why (a kind
+// for metrics, without its "transfer_"): legRetry has the pair run again with
+// another prefill rank, and another decode rank where there is one; legPlainDecode says
+// that no tries are left and decode is to do the whole request.
+func (q *request) handleLostHandover(reason string) legEnd {
+	prefill, decode := q.handover.Prefill, q.handover.Decode
+	since := q.handleAt
+	if q.handover.Handle == nil {
+		since = q.x.Received
+	}
+	q.noteFallback("transfer_"+reason, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
+	q.setPinned(false)
+	q.unwatchTransfer()
+	q.downMonitor.reset()
+	if reason == "expired" {
+		q.handOffKV() // there is nothing left to release
+	} else {
+		q.exclude(prefill, excludedDown)
+		if decode != nil && !q.isExcluded(decode) && q.hasOtherCandidate(q.plan.Decode, decode) {
+			q.exclude(decode, excludedError)
+		}
+	}
+	if q.triesLeft() && q.withdrawRetry() {
+		return legRetry
+	}
+	return legPlainDecode
+}
+
+// handOffKV says that the handle's blocks are decode's now, or may be.
+func (q *request) handOffKV() {
+	q.kvLease.HandOff()
+	q.sentKVLease.HandOff()
+	q.kvLease, q.sentKVLease = nil, nil
+}
+
+// reclaimKV says that a decode engine had the handle and has dropped its request, and
+// may not have told prefill.
+func (q *request) reclaimKV() {
+	q.sentKVLease.Reclaim()
+	q.sentKVLease = nil
+}
+
+// abandonKV lets go of a handle that no decode engine has seen, nor will, and of one
+// whose decode came to nothing.
+func (q *request) abandonKV() {
+	q.kvLease.Abandon()
+	q.kvLease = nil
+	q.reclaimKV()
+}
+
+// hasOtherCandidate says whether a candidate but one is left that has not failed this request.
+func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Rank) bool {
+	for _, c := range candidates {
+		if c != except && !q.isExcluded(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// finishTransfer closes the wait of a request that was answered whole.
+func (q *request) finishTransfer(choice *schedule.Choice) schedule.Transfer {
+	w := q.transfer
+	q.transfer = nil
+	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, choice.Rank, q.prompt.Count-choice.CachedTokens)
+}
+
+// minRateTokens is how many tokens a transfer must have moved to tell of a rate.
+const minRateTokens = 64
+
+// finishTransfer closes a wait, books what the transfer took for the pair of ranks,
+// and gives what explain shows of it. What is told a moment later is booked then.
+func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
+	if w == nil {
+		return schedule.Transfer{}
+	}
+	if tokens < minRateTokens {
+		tokens = 0
+	}
+	if w.Pending() {
+		id := strings.Clone(requestID)
+		if w.CloseOnReport(func(res completion.Result) {
+			r.options().Scheduler.AddTransfer(id, r.recordTransfer(&res, from, to, tokens))
+		}) {
+			return schedule.Transfer{State: "untold"}
+		}
+	}
+	res := w.Close()
+	return r.recordTransfer(&res, from, to, tokens)
+}
+
+func (r *Runner) recordTransfer(res *completion.Result, from, to *worker.Rank, tokens int) schedule.Transfer {
+	r.options().Transfers.RecordTransfer(from, to, tokens, res)
+	t := schedule.Transfer{State: "untold", Bytes: res.Bytes, Duration: res.Duration, Delay: res.Elapsed}
+	if res.State != completion.Pending {
+		t.State = res.State.String()
+	} else if res.LeaseExpired {
+		t.State = "expired"
+	}
+	return t
+}

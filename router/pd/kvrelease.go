@@ -1,0 +1,148 @@
+package pd
+
+import (
+	"time"
+
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// releaseKV has the blocks of a handle freed whose client left between the legs.
+// There is no call for it: an engine lets go of them when decode has read them, or
+// with the lease, which is minutes in some releases and never ends in vLLM 0.9. So
+// decode is run all the same, for one token. Where the router may tell prefill
+// itself (transfers.side_channel: release) it does that instead.
+//
+// It runs on the request's own goroutine, and ends by the lease or the decode
+// time-out.
+func (q *request) releaseKV() {
+	if q.plan.Traits.NoLease {
+		return
+	}
+	if q.kvLease.CanRelease() {
+		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
+		return // recycle tells
+	}
+	q.noteFallback("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")
+	opt := q.r.options()
+	for range q.pd.DecodeTries {
+		if q.leaseExpired() {
+			return
+		}
+		choice, ok := q.acquireDecode(schedule.DecodeLeg)
+		if !ok {
+			return // nobody to read them: the lease ends
+		}
+		rank := choice.Rank
+		q.handover.Decode = rank
+		q.legRequest.reset()
+		q.plan.Family.Decode(&q.legRequest, &q.handover)
+		stream := q.legRequest.limitForKVRelease(&q.handover)
+		opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
+		began := time.Now()
+		by := began.Add(opt.Timeouts.Decode)
+		if end := q.leaseDeadline(); end.Before(by) {
+			by = end
+		}
+		outcome, unsent := q.callKVRelease(&upstream.Request{
+			Method: "POST", Path: q.legPath(), Fields: q.legHeaders(rank), Body: q.legBody(), Deadline: by,
+		}, &choice, stream)
+		choice.Reservation.Release()
+		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(began))
+		if !unsent {
+			return
+		}
+	}
+}
+
+// callKVRelease sends the leg and reads its answer, which is for nobody; unsent says
+// that no engine has seen the handle.
+func (q *request) callKVRelease(req *upstream.Request, choice *schedule.Choice, stream bool) (outcome string, unsent bool) {
+	fleet := q.r.options().Fleet
+	resp, err := fleet.Endpoint(choice.Rank).Do(req, nil)
+	if err == nil || !classify(err).unsent {
+		q.handOffKV()
+		q.setPinned(false)
+	}
+	status := 0
+	if err == nil {
+		status = resp.Status
+		q.reply, err = discardAnswer(resp, q.reply[:0], stream)
+		resp.Release()
+	}
+	if err != nil {
+		f := q.recordFailure(choice.Rank, legName(schedule.DecodeLeg), err)
+		return string(f.reason), f.unsent
+	}
+	fleet.ReportStatus(choice.Rank, status)
+	return statusClass(status), false
+}
+
+// discardAnswer reads an answer that is for nobody: of a stream as much as shows that its engine
+// has the KV.
+func discardAnswer(resp *upstream.Response, dst []byte, stream bool) ([]byte, error) {
+	if stream && resp.Status == 200 {
+		_, err := resp.Peek()
+		return dst, err
+	}
+	return resp.ReadAll(dst, maxPrefillAnswer)
+}
+
+// kvReleaseTimeout bounds how long a decode engine may wait for blocks that may be gone.
+const kvReleaseTimeout = 10 * time.Second
+
+// releaseKVDetached has the blocks of a Concurrent pair freed whose decode has failed by itself
+// on that rank when prefill had ended: another decode asks for them, for one token,
+// while the request goes on. Where all others are out, the same engine is asked: one
+// that only refused will do it.
+func (q *request) releaseKVDetached(failed *worker.Rank) {
+	b := q.concurrent
+	if !q.plan.Traits.Refetchable || b.failed || b.status != 200 {
+		return
+	}
+	choice, ok := q.choose(schedule.DecodeLeg, q.plan.Decode)
+	if !ok {
+		choice.Rank = failed
+	}
+	handover := q.handover
+	handover.Decode = choice.Rank
+	q.legRequest.reset()
+	q.plan.Family.Decode(&q.legRequest, &handover)
+	h := &kvRelease{r: q.r, choice: choice, began: time.Now(), stream: q.legRequest.limitForKVRelease(&handover)}
+	if !q.detachLeg(&h.detachedLeg, choice.Rank) {
+		choice.Reservation.Release()
+		return
+	}
+	q.reservations.detach()
+	h.req.Deadline = h.began.Add(min(kvReleaseTimeout, q.pd.Lease, q.r.options().Timeouts.Decode))
+	q.noteFallback("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
+	go h.run()
+}
+
+// kvRelease is that leg. Its answer is for nobody, and its failure is nobody's.
+type kvRelease struct {
+	r      *Runner
+	choice schedule.Choice
+	began  time.Time
+	stream bool // see Leg.briefly
+	detachedLeg
+}
+
+func (h *kvRelease) run() {
+	opt, rank := h.r.options(), h.choice.Rank
+	opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
+	outcome := ""
+	resp, err := opt.Fleet.Endpoint(rank).Do(&h.req, nil)
+	if err == nil {
+		outcome = statusClass(resp.Status)
+		_, err = discardAnswer(resp, nil, h.stream)
+		resp.Release()
+	}
+	if err != nil {
+		outcome = string(classify(err).reason)
+	}
+	h.releaseBody()
+	h.choice.Reservation.Release()
+	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(h.began))
+}

@@ -1,0 +1,206 @@
+package pd
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// lmcache is LMCache's hand-over over NIXL. The prefill leg names the decode
+// worker that its KV is to be written to; each of its tensor-parallel ranks then
+// tells the router that it has been (package router/kvtransfer/notify), and only then decode
+// is sent, with the first token, which prefill made, behind the prompt.
+//
+// Both legs are completions of token ids, because both must see the very same
+// tokens; a chat's answer is turned back into chat's shape. What ids cannot
+// carry (tools, media, reasoning that an engine would parse) runs on one worker.
+type lmcache struct {
+	reasoning bool // the decode workers parse reasoning
+}
+
+const completionsPath = "/v1/completions"
+
+// Name implements Family.
+func (lmcache) Name() string { return "lmcache" }
+
+// configure implements configured.
+func (lmcache) configure(pd *config.PD) Family { return lmcache{reasoning: pd.ReasoningParser} }
+
+// Traits implements Family. KV is pushed: nothing stays pinned on prefill.
+func (lmcache) Traits() Traits {
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NamesDecode: true, PrefillNeedsDecode: true, NoLease: true}
+}
+
+// Order implements Family.
+func (lmcache) Order(*Handover) Order { return PrefillFirst }
+
+// Prefill implements Family.
+func (f lmcache) Prefill(leg *LegRequest, p *Handover) {
+	leg.Path = completionsPath
+	leg.Body = leg.Render(func(dst []byte) []byte {
+		b := newCompletionsBody(dst, p, false)
+		b.prompt(p.Tokens)
+		b.member("max_tokens", jsonOne)
+		b.member("stream", jsonFalse)
+		b.key("kv_transfer_params")
+		b.out = append(b.out, `{"ret_first_tok":true`...)
+		if init, alloc := peerPorts(p.Decode); len(init) > 0 {
+			b.out = append(b.out, `,"disagg_spec":{"req_id":"`...)
+			b.out = appendSpecID(b.out, p)
+			b.out = append(append(append(b.out, `","receiver_host":"`...), peerHost(p.Decode)...), `","receiver_init_port":`...)
+			b.out = appendPorts(b.out, init)
+			b.out = appendPorts(append(b.out, `,"receiver_alloc_port":`...), alloc)
+			b.out = append(b.out, '}')
+		}
+		b.out = append(b.out, '}')
+		return b.finish()
+	})
+}
+
+// ExpectedCompletions implements Awaiter: one notification of each prefill rank, which are
+// as many as the decode worker has ports for. The id is random, and new for each
+// attempt: nobody else can say that it has come.
+func (lmcache) ExpectedCompletions(p *Handover) (id string, count int) {
+	init, _ := peerPorts(p.Decode)
+	if len(init) == 0 {
+		return "", 0
+	}
+	return string(appendSpecID(nil, p)), len(init)
+}
+
+func appendSpecID(dst []byte, p *Handover) []byte {
+	return strconv.AppendUint(append(dst, "sluice-"...), p.Token, 16)
+}
+
+// peerPorts are a decode worker's ports, one of each for a tensor-parallel rank.
+func peerPorts(r *worker.Rank) (init, alloc []string) {
+	o := r.Worker.Spec.Options
+	return o["init_port"], o["alloc_port"]
+}
+
+// peerHost is where those ports are; an IPv6 address without brackets.
+func peerHost(r *worker.Rank) string {
+	host := workerOption(r, "peer_host")
+	if host == "" || strings.ContainsAny(host, "\"\\") || strings.ContainsFunc(host, unicode.IsControl) {
+		host = hostOf(r)
+	}
+	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
+		host = host[1 : n-1]
+	}
+	return host
+}
+
+// appendPorts appends a list of numbers. What is none becomes 0, which an engine
+// refuses: workers may register themselves, so the text is not trusted.
+func appendPorts(dst []byte, ports []string) []byte {
+	dst = append(dst, '[')
+	for i, p := range ports {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		n, _ := strconv.ParseUint(p, 10, 16)
+		dst = strconv.AppendUint(dst, n, 10)
+	}
+	return append(dst, ']')
+}
+
+// Handle implements Family: the first token, where prefill tells it. An answer
+// that ended by anything but the length, or that is all the client asked for, is
+// final.
+func (lmcache) Handle(p *Handover, body []byte) ([]byte, error) {
+	if err := p.prefillToken.parse(body); err != nil {
+		return nil, err
+	}
+	if end := p.prefillToken.finishReason; len(end) > 0 && end[0] == '"' && string(end) != `"length"` {
+		return nil, ErrFinal
+	}
+	if requestedTokens(p.Doc, p.Kind) == 1 {
+		return nil, ErrFinal
+	}
+	return body, nil
+}
+
+// Decode implements Family.
+func (f lmcache) Decode(leg *LegRequest, p *Handover) {
+	leg.Path = completionsPath
+	first := usablePrefillToken(p)
+	leg.Body = leg.Render(func(dst []byte) []byte {
+		b := newCompletionsBody(dst, p, true)
+		b.tokenSpent = first != nil
+		b.prompt(p.Tokens)
+		if first != nil {
+			b.appendToken(first.ID)
+		}
+		if n := remaining(p, first); n > 0 {
+			b.key("max_tokens")
+			b.out = strconv.AppendInt(b.out, int64(n), 10)
+		}
+		if p.WantTokenIDs && !p.Doc.Bool(jsonscan.KeyReturnTokenIDs) {
+			b.member("return_token_ids", jsonTrue)
+		}
+		return b.finish()
+	})
+}
+
+// completionsDefault is what completions take when max_tokens is not given.
+const completionsDefault = 16
+
+// remaining is how many tokens decode may make: chat without a limit goes on to
+// the model's end, which completions have to be told.
+func remaining(p *Handover, first *relay.FirstToken) int {
+	n := requestedTokens(p.Doc, p.Kind)
+	if n == 0 {
+		n = completionsDefault
+		if p.Kind == front.Chat {
+			n = p.Decode.Worker.Info().MaxModelLen - len(p.Tokens)
+		}
+	}
+	if first != nil {
+		n--
+	}
+	return max(n, 0)
+}
+
+// conversion is how an answer of this pair becomes the client's.
+func conversion(p *Handover) *relay.Conversion {
+	c := &relay.Conversion{Chat: p.Kind == front.Chat, Choices: 1, Cached: p.PrefillCached}
+	if c.Chat {
+		c.TopLogprobs = topLogprobs(p.Doc)
+	}
+	if p.Handle != nil {
+		c.First = usablePrefillToken(p)
+	} else {
+		c.Cached = -1 // the answer is prefill's own
+	}
+	return c
+}
+
+// Body implements Answerer.
+func (lmcache) Body(dst []byte, p *Handover, body []byte) []byte {
+	return relay.RedactFrom(conversion(p).Body(dst, body), len(dst))
+}
+
+// Events implements Answerer.
+func (lmcache) Events(p *Handover) relay.Rewriter {
+	c := conversion(p)
+	if f := c.First; f != nil { // it borrows from prefill's answer, and is p's
+		own := *f
+		own.Text, own.Logprobs = bytes.Clone(f.Text), bytes.Clone(f.Logprobs)
+		c.First = &own
+	} else if !c.Chat {
+		return nil
+	}
+	return c
+}
+
+// Final implements Finisher.
+func (f lmcache) Final(dst []byte, p *Handover, body []byte) []byte {
+	return relay.AppendEvents(dst, f.Body(nil, p, body), wantsUsage(p))
+}

@@ -1,0 +1,428 @@
+package pd
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+// migrationState is a request whose stream is to go on from another engine when its own
+// fails, or is to be left: what that engine must be asked, kept because the request's
+// scratch and the client's bytes are gone by then. The Transcript has the tokens.
+//
+// There are thousands: it just fills a size class of 256 bytes. What is asked lies packed
+// until a stream moves, which few do, and what few have stands elsewhere.
+type migrationState struct {
+	relay.Transcript
+	stream        *streamState
+	packed        string // body and sampling of what is asked, then its fields
+	model         string
+	salt          blockhash.Salt
+	deadline      compactTime     // of the leg, wherever it runs
+	extra         *migrationExtra // nil: none of it
+	maxTokens     int32           // tokens the client wants at most; 0: it said nothing
+	bodyLen       int32           // bytes of kept
+	samplingLen   int32           // likewise
+	minTokens     int32
+	suspects      int32
+	attempt       int32
+	moves         int32 // away from engines that failed
+	kind          front.Kind
+	unconstrained bool
+}
+
+// migrationExtra is what few streams have that are carried.
+type migrationExtra struct {
+	steering steering
+	failed   []*worker.Rank
+	choice   *choiceGrammar
+}
+
+// pack packs what is asked.
+func (c *migrationState) pack(a *resumeTemplate, fields []upstream.Field) {
+	size := len(a.body) + len(a.sampling)
+	for i := range fields {
+		size += 2 + len(fields[i].Name) + len(fields[i].Value)
+	}
+	packed := append(append(make([]byte, 0, size), a.body...), a.sampling...)
+	for i := range fields {
+		f := &fields[i]
+		packed = binary.AppendUvarint(binary.AppendUvarint(packed, uint64(len(f.Name))), uint64(len(f.Value)))
+		packed = append(append(packed, f.Name...), f.Value...)
+	}
+	c.packed = unsafeString(packed)
+	c.bodyLen, c.samplingLen, c.minTokens, c.unconstrained = int32(len(a.body)), int32(len(a.sampling)), int32(a.minTokens), a.unconstrained
+	c.Logprobs, c.TopLogprobs, c.Choices = a.logprobs, int32(min(a.topLogprobs, math.MaxInt32)), int32(a.choices)
+	c.KeepText = a.choice != nil
+}
+
+// template is what keep packed.
+func (c *migrationState) template() resumeTemplate {
+	samplingEnd := c.bodyLen + c.samplingLen
+	return resumeTemplate{
+		body: []byte(c.packed[:c.bodyLen]), sampling: []byte(c.packed[c.bodyLen:samplingEnd]), minTokens: int(c.minTokens), choices: int(c.Choices),
+		logprobs: c.Logprobs, topLogprobs: int(c.TopLogprobs), choice: c.getExtra().choice, unconstrained: c.unconstrained,
+	}
+}
+
+// fields are those that keep packed.
+func (c *migrationState) fields() (all []upstream.Field) {
+	text := c.packed[c.bodyLen+c.samplingLen:]
+	raw := []byte(text)
+	for at := 0; at < len(text); {
+		n, used := binary.Uvarint(raw[at:])
+		at += used
+		v, used := binary.Uvarint(raw[at:])
+		at += used
+		all = append(all, upstream.Field{Name: text[at : at+int(n)], Value: text[at+int(n) : at+int(n+v)]})
+		at += int(n + v)
+	}
+	return all
+}
+
+// getExtra is what few streams have, of one that has it or not.
+func (c *migrationState) getExtra() migrationExtra {
+	if c.extra == nil {
+		return migrationExtra{}
+	}
+	return *c.extra
+}
+
+// setFailed adds to the engines that are not to go on with the stream.
+func (c *migrationState) setFailed(failed []*worker.Rank) {
+	if c.extra == nil {
+		c.extra = new(migrationExtra)
+	}
+	c.extra.failed = failed
+}
+
+// checkMigratable looks once whether the request's stream could go on elsewhere.
+func (q *request) checkMigratable() {
+	if q.migrationChecked {
+		return
+	}
+	q.migrationChecked = true
+	m := &q.r.options().Migration
+	kind := q.x.Endpoint.Kind
+	switch clientIDs := q.clientWantsIDs() || kind == front.Generate || kind == front.NativeGenerate; {
+	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:
+		q.unmigratable = "off"
+	case m.Tokens != "auto" && !clientIDs:
+		q.unmigratable = "tokens"
+	case q.pd.ReasoningParser && (kind == front.Chat || kind == front.Messages || kind == front.ResponsesAPI):
+		q.unmigratable = "reasoning"
+	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
+		q.unmigratable = "alone"
+	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
+		q.unmigratable = "no_max_tokens" // what an engine takes then differs by release
+	default:
+		q.template, q.unmigratable = newResumeTemplate(&q.x.Doc, kind, m, q.returnsTokenIDs)
+		if q.unmigratable == "" && kind != front.Chat && kind != front.Completions && !q.hasExactPrompt() {
+			q.unmigratable = "no_prompt_ids"
+		}
+	}
+}
+
+// clientWantsIDs says whether the client has asked for token ids by itself.
+func (q *request) clientWantsIDs() bool {
+	return q.returnsTokenIDs || q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)
+}
+
+// hasExactPrompt says whether the prompt's ids are known as an engine knows them.
+func (q *request) hasExactPrompt() bool {
+	switch q.prompt.Source {
+	case tokenize.FromRequest, tokenize.FromEngine, tokenize.FromCache:
+		return len(q.prompt.Tokens) > 0 && len(q.prompt.Tokens) == q.prompt.Count
+	}
+	return false
+}
+
+// needsTokenIDs says whether the leg for rank is to ask the engine for token ids, so that
+// its stream can be carried; why says what keeps it from being carried at all.
+func (q *request) needsTokenIDs(rank *worker.Rank) bool {
+	if q.resumption != nil {
+		return false // its body asks
+	}
+	q.checkMigratable()
+	q.legUnmigratable = q.unmigratable
+	mode := tokenIDModeOf(rank, q.x.Endpoint.Kind)
+	switch {
+	case q.legUnmigratable != "":
+	case q.handover.Trial:
+		q.legUnmigratable = "trial"
+	case mode == idsNever && q.template.choices > 1:
+		q.legUnmigratable = "many_choices" // whose token is whose is told by ids alone
+	case mode == idsNever && q.template.logprobs:
+		q.legUnmigratable = "logprobs" // ids made of the text may not be the tokens that were scored
+	case mode == idsNever && (!q.hasExactPrompt() || !canRetokenize(rank)):
+		q.legUnmigratable = "engine"
+	}
+	return q.legUnmigratable == "" && mode == idsOnRequest
+}
+
+// tokenIDMode is how a stream tells the ids of its tokens.
+type tokenIDMode uint8
+
+const (
+	idsNever     tokenIDMode = iota // text alone
+	idsOnRequest                    // by return_token_ids
+	idsAlways
+)
+
+// tokenIDModeOf says how a rank's engine is known to tell ids on a kind of stream. Read in
+// vLLM 0.8.5 … 0.32 and SGLang 0.5.10 … 0.5.23, whose chat does so only in whole
+// answers; TensorRT-LLM tells ids in the place of text.
+func tokenIDModeOf(r *worker.Rank, kind front.Kind) tokenIDMode {
+	engine := r.Worker.Info().Engine
+	switch kind {
+	case front.Generate, front.NativeGenerate:
+		return idsAlways
+	case front.Chat:
+		if engine == "vllm" && versionAtLeast(r, 0, 10, 2) {
+			return idsOnRequest
+		}
+	case front.Completions:
+		if engine == "vllm" && versionAtLeast(r, 0, 10, 2) || engine == "sglang" && versionAtLeast(r, 0, 5, 19) {
+			return idsOnRequest
+		}
+	}
+	return idsNever
+}
+
+// repeatsFirstEvent says whether the stream is one whose first event must be there before
+// the client gets anything: what follows repeats it.
+func (q *request) repeatsFirstEvent() bool {
+	return q.legUnmigratable == "" && q.unmigratable == "" && q.migrationChecked && (q.x.Endpoint.Kind == front.Messages || q.x.Endpoint.Kind == front.ResponsesAPI)
+}
+
+// migrationFormats are the streams that can be carried.
+var migrationFormats = map[front.Kind]relay.APIFormat{
+	front.Chat: relay.ChatFormat, front.Completions: relay.CompletionsFormat, front.Generate: relay.GenerateFormat,
+	front.NativeGenerate: relay.NativeFormat, front.Messages: relay.MessagesFormat, front.ResponsesAPI: relay.ResponsesFormat,
+}
+
+// newMigrationState makes the stream's carried, nil where it cannot be, and says so in a
+// header.
+func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *migrationState {
+	kind := q.x.Endpoint.Kind
+	clientIDs := q.clientWantsIDs()
+	switch {
+	case q.unmigratable == "off":
+		return nil
+	case q.legUnmigratable == "engine" && clientIDs:
+		q.legUnmigratable = "" // the client asked for itself; what comes will show
+	}
+	if q.legUnmigratable == "" && (resp.Status != 200 || resp.ContentLength != upstream.LengthChunked) {
+		q.legUnmigratable = "endpoint"
+	}
+	if q.legUnmigratable != "" {
+		s.unmigratable = q.legUnmigratable
+		q.x.SetHeader("X-Sluice-Migration", "no; "+q.legUnmigratable)
+		return nil
+	}
+	ready := "ready"
+	if q.template.unconstrained {
+		ready = "ready; unconstrained"
+	}
+	q.x.SetHeader("X-Sluice-Migration", ready)
+	c := &migrationState{
+		stream: s, kind: kind, model: q.pool.Model, salt: q.salt, maxTokens: int32(min(q.maxTokens, math.MaxInt32)),
+		suspects: int32(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
+	}
+	c.pack(&q.template, q.x.ForwardFields(q.fields[:0]))
+	c.Format = migrationFormats[kind]
+	c.ShowIDs = clientIDs || kind == front.Generate || kind == front.NativeGenerate
+	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
+	c.TextOnly = !q.handover.WantTokenIDs && !c.ShowIDs
+	c.Deltas = s.rank.Worker.Info().Deltas
+	if q.hasExactPrompt() {
+		c.Prompt = relay.PackIDs(q.prompt.Tokens)
+	}
+	if a := q.answerRewriter(); a != nil {
+		c.SetPreRewriter(a.Events(&q.handover))
+	}
+	if g := &q.steering; len(q.excluded) > 0 || q.template.choice != nil || g.isSet() {
+		c.extra = &migrationExtra{
+			steering: steering{session: g.session, workers: slices.Clone(g.workers), ranks: slices.Clone(g.ranks), allowed: slices.Clone(g.allowed), labels: slices.Clone(g.labels)},
+			failed:   slices.Clone(q.excluded), choice: q.template.choice,
+		}
+	}
+	return c
+}
+
+// wantsEndUsage says whether the client asked for usage at the stream's end.
+func wantsEndUsage(doc *jsonscan.Doc) bool {
+	raw := doc.Raw(jsonscan.KeyStreamOptions)
+	v, ok, _ := jsonscan.Find(raw, "include_usage")
+	return ok && v.Kind == jsonscan.Bool && raw[v.Start] == 't'
+}
+
+// NextEngine implements front.Relayed; only a stream that is carried has a Transcript.
+func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
+	c := s.migration
+	opt := s.r.options()
+	draining := b.Cause == relay.Cancelled // its engine is well
+	continued := b.Cause == relay.Completed && b.Event == nil
+	switch {
+	case continued:
+		s.endHealthyLeg("ok")
+	case !draining:
+		c.suspects++
+	}
+	reason := c.MigrationBlocker()
+	switch {
+	case reason != "":
+	case !draining && !continued && (int(c.moves) >= opt.Migration.Max || int(c.suspects) > opt.Migration.Max):
+		reason = "limit"
+	case time.Now().After(c.deadline.time()):
+		reason = "deadline"
+	case c.TextOnly:
+		if reason = c.retokenize(client); reason == "retokenized" {
+			c.Block(reason) // and stays so: what was told does not change
+		}
+	}
+	open := c.Unfinished()
+	if reason == "" && c.maxTokens > 0 && slices.ContainsFunc(open, func(q *relay.ChoiceState) bool { return q.Delivered >= int(c.maxTokens) }) {
+		reason = "spent"
+	}
+	var grammar []byte
+	if reason == "" {
+		if grammar, reason = c.remainingGrammar(); reason != "" {
+			c.Block(reason)
+		}
+	}
+	if reason != "" {
+		s.addNote("not migrated: " + reason)
+		opt.Observer.Migrated(reason)
+		return nil, nil
+	}
+	from, failed := s.rank, c.getExtra().failed
+	switch {
+	case continued:
+	case draining:
+		failed = append(failed, from)
+	default:
+		failed = append(failed, from)
+		s.endFailedLeg(b)
+	}
+	t := c.resume(client, open, failed, b.Cause, grammar)
+	if t == nil {
+		if !client.ClientGone() {
+			opt.Observer.Migrated("failed")
+		}
+		return nil, nil
+	}
+	c.TextOnly = false
+	c.SetPreRewriter(t.rewriter)
+	c.SumsCached = t.stream.rank.Worker.Info().Engine == "sglang"
+	if continued {
+		s.adoptLeg(t.stream)
+		return t.resp, t.call
+	}
+	outcome, cause := "done", b.Cause.String()
+	if draining {
+		s.endHealthyLeg("moved")
+		outcome, cause = "drained", "drain"
+	} else {
+		c.setFailed(failed)
+		c.moves++
+	}
+	s.adoptLeg(t.stream)
+	opt.Observer.Migrated(outcome)
+	suffix, generated := "", 0
+	for _, q := range open {
+		generated += q.Delivered
+	}
+	if c.unconstrained {
+		suffix = ", without the grammar"
+	}
+	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, generated, s.rank.ID, suffix))
+	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.unconstrained, "err", b.Err)
+	return t.resp, t.call
+}
+
+// remainingGrammar is the member of the next engine's request that holds it to what is left of the
+// grammar, nil where there is none; why says that the client's text is no beginning of
+// what it allows.
+func (c *migrationState) remainingGrammar() (member []byte, reason string) {
+	tmpl := c.template()
+	if tmpl.choice == nil {
+		return nil, ""
+	}
+	text := jsonscan.Unquote(make([]byte, 0, len(c.Text())), append(append([]byte{'"'}, c.Text()...), '"'))
+	member, ok := tmpl.appendRemainingGrammar(nil, text)
+	switch {
+	case ok:
+		return member, ""
+	case c.stream.r.options().Migration.Structured == structuredUnconstrained:
+		return nil, "" // the engine that failed did not keep to it
+	}
+	return nil, "structured"
+}
+
+// addNote adds a note to the request's explain record.
+func (s *streamState) addNote(text string) { s.r.options().Scheduler.AddNote(s.requestID, text) }
+
+// endFailedLeg closes the books of a leg whose engine failed, of a stream that may go
+// on.
+func (s *streamState) endFailedLeg(b relay.Interruption) {
+	s.reportFailure(b)
+	outcome := b.Cause.String()
+	if b.Event != nil {
+		outcome = relay.EngineReportedError.String()
+	}
+	s.endLeg(outcome)
+}
+
+// endHealthyLeg closes the books of a leg that goes on elsewhere though its engine is
+// well.
+func (s *streamState) endHealthyLeg(outcome string) {
+	s.r.options().Fleet.ReportStatus(s.rank, 200)
+	s.endLeg(outcome)
+}
+
+func (s *streamState) endLeg(outcome string) {
+	s.reservation.Release()
+	s.sentKVLease.Reclaim()
+	if s.concurrent != nil {
+		s.concurrent.call.Cancel()
+		s.concurrent = nil
+	}
+	if s.transfer != nil {
+		transfer := s.finishTransfer()
+		s.endedTransfer, s.transfer = &transfer, nil
+	}
+	s.r.options().Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
+	s.legEnded = true
+}
+
+// reportFailure tells the fleet of an engine that failed in the middle of a stream. That
+// it was silent for long is no sign of ill health.
+func (s *streamState) reportFailure(b relay.Interruption) {
+	switch {
+	case b.Event != nil:
+		s.r.options().Fleet.ReportStatus(s.rank, 500)
+	case b.Cause.EngineFailed():
+		s.r.options().Fleet.ReportFailure(s.rank, b.Err)
+	}
+}
+
+// adoptLeg opens the books of the leg that goes on.
+func (s *streamState) adoptLeg(to *streamState) {
+	s.leg, s.rank, s.reservation, s.began, s.legEnded = to.leg, to.rank, to.reservation, to.began, false
+	s.concurrent, s.transfer, s.prefill = to.concurrent, to.transfer, to.prefill
+	s.migrated = true
+	s.keys = nil // the prompt is another, and so is what was found of it
+	s.r.migratable.relocate(s)
+	s.reservation.PrefillDone()
+}

@@ -1,0 +1,127 @@
+package pd
+
+import (
+	"fmt"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/worker"
+)
+
+// mooncake is vLLM's MooncakeConnector. From vLLM 0.16 on prefill gives no
+// handle: both legs go out at once with the same transfer_id, and decode is told
+// prefill's engine id and bootstrap server; the engine id is asked from there.
+// vLLM 0.13 to 0.15 hand over as NIXL does, with remote_host and remote_port.
+type mooncake struct{}
+
+// mooncakePort is VLLM_MOONCAKE_BOOTSTRAP_PORT's default.
+const mooncakePort = "8998"
+
+var (
+	mooncakeSequential = []byte(`{"do_remote_decode":true,"do_remote_prefill":false}`)
+	mooncakePrefill    = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"`)
+	mooncakeDecode     = []byte(`{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":`)
+)
+
+// Name implements Family.
+func (mooncake) Name() string { return "mooncake" }
+
+// Traits implements Family. Other endpoints have no ignore_eos, without which
+// prefill may end with "stop" and drop the transfer.
+func (mooncake) Traits() Traits {
+	return Traits{Kinds: kindsOf(front.Chat, front.Completions), Refetchable: true}
+}
+
+// Order implements Family.
+func (mooncake) Order(p *Handover) Order {
+	if versionBefore(p.Prefill, 0, 16, 0) {
+		return PrefillFirst
+	}
+	return Concurrent
+}
+
+// PeerInfoURL implements Asker.
+func (m mooncake) PeerInfoURL(p *Handover) (base, path string) {
+	if m.Order(p) == PrefillFirst {
+		return "", ""
+	}
+	host, port := bootstrapAddr(p.Prefill)
+	return "http://" + host + ":" + port, "/query"
+}
+
+// ParsePeerInfo implements Asker: the engine id of the rank, a JSON string.
+func (mooncake) ParsePeerInfo(p *Handover, body []byte) (string, error) {
+	name := string(appendUint(nil, uint64(p.Prefill.EngineRank())))
+	v, ok, err := jsonscan.Find(body, name)
+	if err != nil {
+		return "", fmt.Errorf("GET /query is not what was expected: %w; want {\"<rank>\":{\"engine_id\":…}}", err)
+	}
+	if !ok || v.Kind != jsonscan.Object {
+		return "", fmt.Errorf("GET /query names no engine of rank %s", name)
+	}
+	entry := body[v.Start:v.End]
+	id, ok, err := jsonscan.Find(entry, "engine_id")
+	if err != nil || !ok || id.Kind != jsonscan.String {
+		return "", fmt.Errorf("GET /query names no engine_id of rank %s", name)
+	}
+	p.EngineID = entry[id.Start:id.End]
+	return string(p.EngineID), nil
+}
+
+// Prefill implements Family: one token, whatever it is, for prefill must end
+// with the reason "length".
+func (m mooncake) Prefill(leg *LegRequest, p *Handover) {
+	leg.disableStream()
+	if m.Order(p) == PrefillFirst {
+		leg.Set(jsonscan.KeyKVTransferParams, mooncakeSequential)
+	} else {
+		leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
+			return append(appendTransferID(append(dst, mooncakePrefill...), p), '}')
+		}))
+	}
+	leg.limitToOneToken(p)
+	leg.Set(jsonscan.KeyIgnoreEOS, jsonTrue)
+	leg.Remove(jsonscan.KeyStop)
+	leg.Remove(jsonscan.KeyStopTokenIDs)
+}
+
+// Handle implements Family, for vLLM 0.13 to 0.15.
+func (mooncake) Handle(p *Handover, body []byte) ([]byte, error) {
+	var vals [2]jsonscan.Value
+	return transferParams(p, body, vals[:], 2, "remote_host", "remote_port")
+}
+
+// Decode implements Family.
+func (mooncake) Decode(leg *LegRequest, p *Handover) {
+	if p.Handle != nil {
+		leg.Set(jsonscan.KeyKVTransferParams, p.Handle)
+		return
+	}
+	host, port := bootstrapAddr(p.Prefill)
+	leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
+		dst = append(append(dst, mooncakeDecode...), p.PeerInfo...)
+		dst = appendEscaped(append(dst, `,"remote_bootstrap_addr":"http://`...), host)
+		dst = append(append(append(dst, ':'), port...), `","transfer_id":"`...)
+		return append(appendTransferID(dst, p), '}')
+	}))
+}
+
+// appendTransferID writes the id and its closing quote.
+func appendTransferID(dst []byte, p *Handover) []byte {
+	const hex = "0123456789abcdef"
+	for shift := 60; shift >= 0; shift -= 4 {
+		dst = append(dst, hex[p.Token>>shift&15])
+	}
+	return append(dst, '"')
+}
+
+// bootstrapAddr is where a prefill rank's bootstrap server listens.
+func bootstrapAddr(r *worker.Rank) (host, port string) {
+	if host = workerOption(r, "bootstrap_host"); host == "" {
+		host = hostOf(r)
+	}
+	if port = workerOption(r, "bootstrap_port"); port == "" {
+		port = mooncakePort
+	}
+	return host, port
+}

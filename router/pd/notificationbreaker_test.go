@@ -1,0 +1,53 @@
+package pd
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sluice/router/worker"
+)
+
+func TestNotificationBreakers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&text, nil))
+		var s notificationBreakers
+		r := &worker.Rank{ID: worker.ID{Worker: "p0"}, Worker: &worker.Worker{}}
+		out := func(want bool, when string) {
+			t.Helper()
+			if got := s.isOpen(r, time.Now()); got != want {
+				t.Errorf("%s: out %v, want %v", when, got, want)
+			}
+		}
+		out(false, "at first")
+		s.recordMiss(r, log)
+		out(false, "after one miss")
+		s.recordNotified(r, log)
+		s.recordMiss(r, log)
+		out(false, "after one miss since it told")
+		if text.Len() != 0 {
+			t.Errorf("logged %s", text.String())
+		}
+		s.recordMiss(r, log)
+		out(true, "after two")
+		time.Sleep(notificationBreakerRetry)
+		out(false, "when its rest is over")
+		s.recordTrial(r)
+		out(true, "while another request tries it")
+		s.recordMiss(r, log)
+		time.Sleep(notificationBreakerRetry - time.Millisecond)
+		out(true, "after one more miss")
+		s.recordNotified(r, log)
+		out(false, "when it told again")
+		if n := s.count.Load(); n != 0 {
+			t.Errorf("%d counted", n)
+		}
+		if n := strings.Count(text.String(), "does not tell"); n != 1 || strings.Count(text.String(), "tells again") != 1 {
+			t.Errorf("logged %s", text.String())
+		}
+	})
+}

@@ -1,0 +1,200 @@
+package pd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/router/fleet"
+	"sluice/router/worker"
+)
+
+// resolvePool finds the pool of the request's model and makes the plan. Where the
+// pool has no healthy worker it waits, at most Timeouts.PoolWait. It answers
+// and returns false when there is nothing to run on.
+func (q *request) resolvePool() bool {
+	opt := q.r.options()
+	q.model = unsafeString(q.x.Doc.String(jsonscan.KeyModel, nil))
+	q.applyView(opt.Fleet.View())
+	q.internModel()
+	if q.pool != nil && q.plan.Unservable {
+		q.x.Error(front.UnknownRoute, "", fmt.Sprintf("the workers of model %q take %s neither in two legs (family %s) nor whole: %s", q.pool.Model, q.x.Endpoint.Path, q.pd.Family, q.plan.Reason), 0)
+		return false
+	}
+	if q.missingRole() == "" {
+		return true
+	}
+	if q.pool != nil && q.lacksPrefillSource() {
+		q.refuse(front.NoPrefillWorker, "the request names no prefill worker, none is configured, and a decode worker of family "+q.pd.Family+" cannot prefill", 0)
+		return false
+	}
+	if q.pool == nil && opt.Fleet.View().AllModelsKnown() {
+		q.refuseUnknownModel()
+		return false
+	}
+
+	if n := q.r.waiting.Add(1); opt.PoolWaiters > 0 && n > int64(opt.PoolWaiters) {
+		q.r.waiting.Add(-1)
+		q.refuse(front.PoolQueueFull, fmt.Sprintf("no %s yet, and %d requests wait already (limits.pool_waiters)", describeMissing(q.missingRole()), opt.PoolWaiters), opt.Timeouts.PoolWait)
+		return false
+	}
+	defer q.r.waiting.Add(-1)
+	began := time.Now()
+	if !q.waitingSince.IsZero() {
+		began = q.waitingSince
+	}
+	view, ok := q.awaitPlan(began.Add(opt.Timeouts.PoolWait))
+	q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
+	if ok && q.missingRole() == "" {
+		return true
+	}
+	switch {
+	case q.x.ClientGone():
+		q.refuse(front.ClientGone, "the client closed the connection while waiting for a worker", 0)
+	case q.pool == nil && view.AllModelsKnown():
+		q.refuseUnknownModel()
+	case q.pool == nil:
+		q.refuseUndiscovered(view)
+	default:
+		q.refuseEmptyPool()
+	}
+	return false
+}
+
+// awaitPlan waits until there are workers for each leg of the plan, or it is known that the
+// model does not exist; ok is false where by came first, or the client left.
+func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
+	ctx, cancel := context.WithDeadline(context.Background(), by)
+	defer cancel()
+	q.x.OnClientGone(cancel)
+	defer q.x.OnClientGone(nil)
+	view, ok = q.r.options().Fleet.Wait(ctx, func(v *fleet.View) bool {
+		q.applyView(v)
+		return q.missingRole() == "" || q.pool == nil && v.AllModelsKnown()
+	})
+	q.applyView(view)
+	return view, ok
+}
+
+// unreadyPrefill names the prefill workers that are not ready.
+func (q *request) unreadyPrefill() string {
+	for _, w := range q.r.options().Fleet.View().Workers {
+		if w.Spec.Role != worker.Prefill || !slices.Contains(w.Info().Models, q.pool.Model) {
+			continue
+		}
+		if state, reason := w.State(); state != worker.Ready {
+			return fmt.Sprintf("%s is %s: %s", w.Spec.ID, state, reason)
+		}
+	}
+	return "no prefill worker is ready"
+}
+
+func (q *request) applyView(v *fleet.View) {
+	q.view = v
+	pool, ok := q.poolOf(v)
+	if !ok {
+		q.pool = nil
+		return
+	}
+	q.pool = pool
+	m := q.r.pdOf(pool.Model)
+	q.pd = &m.pd
+	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
+	if !q.wantsPrefillOnly() {
+		q.plan.fallBackWithoutPrefill(pool, q.pd.PlainDecode)
+	}
+	q.skipTrippedPrefill()
+}
+
+// missingRole names the first leg without a candidate, "" when the plan can run.
+func (q *request) missingRole() front.Reason {
+	switch {
+	case q.pool == nil:
+		return front.UnknownModel
+	case q.plan.Family == nil && len(q.plan.Whole) == 0:
+		if q.plan.Reason != "" {
+			return front.NoDecodeWorker
+		}
+		return front.NoWorker
+	case q.plan.Family == nil:
+		return ""
+	case len(q.plan.Prefill) == 0:
+		return front.NoPrefillWorker
+	case len(q.plan.Decode) == 0:
+		return front.NoDecodeWorker
+	}
+	return ""
+}
+
+// describeMissing words a reason of missing for a message.
+func describeMissing(reason front.Reason) string {
+	switch reason {
+	case front.UnknownModel:
+		return "worker that serves this model"
+	case front.NoPrefillWorker:
+		return "healthy prefill worker"
+	case front.NoDecodeWorker:
+		return "healthy decode worker"
+	}
+	return "healthy worker"
+}
+
+func (q *request) refuseUnknownModel() {
+	known := front.AllowedModels(q.x.Principal(), q.r.options().Fleet.View().Models)
+	msg := fmt.Sprintf("the model %q does not exist here", q.model)
+	if q.model == "" {
+		msg = `the request names no model ("model")`
+	}
+	if len(known) > 0 {
+		msg += "; known models: " + strings.Join(known, ", ")
+	}
+	q.x.Error(front.UnknownModel, "model", msg, 0)
+}
+
+// refuseUndiscovered refuses a model that no worker has told of, while there may be one
+// that will: the request may succeed later.
+func (q *request) refuseUndiscovered(v *fleet.View) {
+	msg := fmt.Sprintf("no worker serves the model %q yet; ", q.model)
+	if len(v.Workers) == 0 {
+		msg += "none is known"
+	} else {
+		msg += fmt.Sprintf("%d of %d known have not told their models", v.WithoutModels, len(v.Workers))
+	}
+	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.r.options().Timeouts.PoolWait), time.Second)
+}
+
+// refuseEmptyPool says which pool has no healthy worker, with the labels asked for.
+func (q *request) refuseEmptyPool() {
+	reason := q.missingRole()
+	role, labels := "", []string(nil)
+	members := 0
+	switch reason {
+	case front.NoPrefillWorker:
+		role, labels, members = "prefill", q.pd.PrefillLabel, q.pool.Members[worker.Prefill]
+	case front.NoDecodeWorker:
+		role, labels, members = "decode", q.pd.DecodeLabel, q.pool.Members[worker.Decode]
+	default:
+		members = q.pool.Members[worker.Aggregated] + q.pool.Members[worker.Prefill] + q.pool.Members[worker.Decode]
+		role = "aggregated"
+		if !q.x.Endpoint.Disaggregable {
+			role = "any"
+		}
+	}
+	msg := fmt.Sprintf("no healthy %s worker for model %q", role, q.pool.Model)
+	if len(labels) > 0 {
+		msg += fmt.Sprintf(" with one of the labels %q", labels)
+	}
+	if members == 0 {
+		msg += "; the pool is empty"
+	} else {
+		msg += fmt.Sprintf("; %d known, none ready", members)
+		if len(labels) > 0 {
+			msg += " with such a label"
+		}
+	}
+	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.options().Timeouts.PoolWait), time.Second)
+}

@@ -1,0 +1,236 @@
+package pd
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// maxPrefillAnswer bounds a prefill response: one token and a handle, but with
+// the ids of every block of a long prompt, and prompt log-probabilities if the
+// client asked for them.
+const maxPrefillAnswer = 64 << 20
+
+type prefillEnd int
+
+const (
+	prefillDone        prefillEnd = iota // q.handle is good
+	prefillRetry                         // failed; another rank may be tried
+	prefillUnavailable                   // no handle to be had: decode plainly
+	prefillAnswered                      // the request has been answered
+	prefillLocal                         // the decode rank booked does it all
+)
+
+// prefill runs the prefill leg of one attempt on the rank chosen.
+func (q *request) prefill(choice schedule.Choice) prefillEnd {
+	opt := q.r.options()
+	defer choice.Reservation.Release()
+	rank := choice.Rank
+	if q.plan.Traits.NamesDecode && !q.reserveDecode() {
+		return prefillUnavailable
+	}
+	expectation := q.expectCompletions()
+	if expectation != nil {
+		defer expectation.Cancel()
+	}
+	q.legRequest.reset()
+	q.plan.Family.Prefill(&q.legRequest, &q.handover)
+
+	q.countLeg(schedule.PrefillLeg, rank)
+	began := time.Now()
+	call := q.newCall()
+	if q.plan.Traits.NoLease {
+		q.x.OnClientGone(call.CancelFunc()) // nothing is pinned
+	} else {
+		q.armPrefillAbort(call, choice.Reservation)
+	}
+	status, resp, err := q.callPrefill(rank, call, began)
+	clientGone := q.disarmPrefillAbort()
+	elapsed := time.Since(began)
+
+	if err != nil {
+		if clientGone {
+			return q.endAbortedPrefill(rank, call, err, elapsed)
+		}
+		return q.endFailedPrefill(rank, call, err, elapsed)
+	}
+	defer resp.Release()
+	opt.Fleet.ReportStatus(rank, status)
+	switch {
+	case status == 200:
+	case clientGone:
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+		return prefillAnswered
+	case isRetryableStatus(status), status < 300: // of the 2xx only a 200 has an answer to go on with
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		died := engineDied(status, q.answer)
+		q.exclude(rank, failure{down: died}.exclusionReason())
+		q.unsent = false
+		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
+		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		if died {
+			if q.suspects++; q.suspects >= maxSuspects {
+				q.replyPrefillError(resp, status)
+				return prefillAnswered
+			}
+		}
+		return q.nextPrefill(died)
+	default:
+		// What prefill refuses decode would refuse too: the client's to see.
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
+		q.replyPrefillError(resp, status)
+		return prefillAnswered
+	}
+
+	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", elapsed)
+	q.handleAt = time.Now()
+	q.handover.Answer = q.answer
+	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
+	choice.Reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
+	choice.Reservation.PrefillDone()
+	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
+	q.handover.Handle, err = q.plan.Family.Handle(&q.handover, q.answer)
+	switch {
+	case errors.Is(err, ErrFinal):
+		q.replyFinal(resp)
+		return prefillAnswered
+	case err != nil:
+		q.handover.Handle = nil
+		q.noteFallback("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
+		return prefillUnavailable
+	}
+	q.r.reportEngineID(&q.handover, began)
+	if learner, ok := q.plan.Family.(PeerInfoLearner); ok {
+		if q.peerInfoBuf = learner.LearnPeerInfo(q.peerInfoBuf[:0], &q.handover); len(q.peerInfoBuf) > 0 {
+			q.r.peerInfos.store(rank, q.peerInfoBuf)
+		}
+	}
+	q.prefilled = true
+	q.setPinned(!q.plan.Traits.NoLease)
+	q.watchTransfer(q.handleAt)
+	if _, pulls := q.plan.Family.(nixlPull); pulls {
+		q.kvLease = q.r.options().SideChannel.Acquire(rank, q.handover.Handle)
+	}
+	if expectation != nil {
+		if end := q.awaitCompletions(expectation, began); end != prefillDone {
+			return end
+		}
+	}
+	if q.x.ClientGone() {
+		q.releaseKV()
+		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
+		return prefillAnswered
+	}
+	return prefillDone
+}
+
+// replyFinal gives the client prefill's answer, which is the whole answer.
+func (q *request) replyFinal(resp *upstream.Response) {
+	q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
+	use := relay.UsageOf(q.answer)
+	q.recordUsage(&use, q.answer)
+	q.endExplain(schedule.Outcome{
+		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
+	})
+	finisher, _ := q.plan.Family.(FinalAnswerer)
+	switch {
+	case finisher == nil:
+		q.answer = redactHandle(q.answer)
+		relay.RedactInPlace(q.answer, resp.Status)
+		q.x.Reply(resp, q.answer)
+	case q.stream:
+		q.x.ReplyEvents(finisher.Final(nil, &q.handover, q.answer))
+	default:
+		q.x.Reply(resp, finisher.Body(nil, &q.handover, q.answer))
+	}
+}
+
+// callPrefill sends the leg and reads the whole answer into q.answer.
+func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
+	resp, err := q.r.options().Fleet.Endpoint(rank).Do(&upstream.Request{
+		Method:   "POST",
+		Path:     q.legPath(),
+		Fields:   q.legHeaders(rank),
+		Body:     q.legBody(),
+		Deadline: began.Add(q.r.options().Timeouts.Prefill),
+		Group:    q.r.options().Fleet.Calls(rank),
+		Tokens:   q.prompt.Count,
+		Prefill:  true,
+	}, call)
+	if err != nil {
+		return 0, nil, err
+	}
+	q.answer, err = resp.ReadAllBudgeted(q.answer[:0], maxPrefillAnswer, &q.derived)
+	if err != nil {
+		resp.Release()
+		return 0, nil, err
+	}
+	return resp.Status, resp, nil
+}
+
+// endAbortedPrefill ends a request whose client left while its prefill ran, and whose prefill
+// failed then or was hung up. It is not run again.
+func (q *request) endAbortedPrefill(rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) prefillEnd {
+	outcome := q.abortReason()
+	if !call.Cancelled() {
+		outcome = string(q.recordFailure(rank, "prefill", err).reason)
+	}
+	q.r.options().Observer.LegEnded(schedule.PrefillLeg, rank.ID, outcome, elapsed)
+	q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+	return prefillAnswered
+}
+
+func (q *request) endFailedPrefill(rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) prefillEnd {
+	opt := q.r.options()
+	if call.Cancelled() {
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.abortReason(), elapsed)
+		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+		return prefillAnswered
+	}
+	f := q.recordFailure(rank, "prefill", err)
+	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), elapsed)
+	if f.reason == front.BudgetExhausted { // another engine's answer would find none either
+		q.refuseForMemory()
+		return prefillAnswered
+	}
+	if f.suspect && !q.excludeTaintedDecode(fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.ClientMessage(err))) {
+		return prefillAnswered
+	}
+	if q.suspects >= maxSuspects {
+		q.refuse(f.reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
+		return prefillAnswered
+	}
+	return q.nextPrefill(f.down)
+}
+
+// nextPrefill says what follows a prefill leg that failed: another one, for whose worker
+// it waits where the engine went down and decode cannot do without, or none.
+func (q *request) nextPrefill(down bool) prefillEnd {
+	leg := schedule.PrefillLeg
+	q.refreshCandidates()
+	if q.triesLeft() && !q.pastDeadline() && (q.hasCandidate(q.candidates(leg)) || down && !q.mayPlainDecode() && q.awaitCandidate(leg)) && q.withdrawRetry() {
+		return prefillRetry
+	}
+	q.noteFallback("prefill_failed", "of the prefill workers that are ready none is left")
+	return prefillUnavailable
+}
+
+func statusClass(status int) string {
+	switch status / 100 {
+	case 2:
+		return "ok"
+	case 4:
+		return "4xx"
+	case 5:
+		return "5xx"
+	}
+	return "other"
+}

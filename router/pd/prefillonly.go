@@ -1,0 +1,251 @@
+package pd
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// headerPrefillOnly asks that a prompt be computed and kept, and nothing generated.
+const headerPrefillOnly = "X-Sluice-Prefill-Only"
+
+// prefillOnlyReply is the answer to a prefill-only request.
+type prefillOnlyReply struct {
+	Object string `json:"object"` // "sluice.prefill"
+	ID     string `json:"id"`     // X-Request-Id
+	Model  string `json:"model"`
+	Worker string `json:"worker"`
+	Rank   uint16 `json:"rank"`
+	Role   string `json:"role"` // of the worker: prefill, or aggregated or decode in pools without
+	// PromptTokens as the engine counted them; else as the router did, 0 where
+	// neither knows.
+	PromptTokens int `json:"prompt_tokens"`
+	// CachedBefore is what the engine found in its cache, null when it did not
+	// say; Predicted what the router believed.
+	CachedBefore *int `json:"cached_tokens_before"`
+	Predicted    int  `json:"predicted_cached_tokens"`
+	// Blocks are the full blocks of the prompt, which is what engines keep; 0 when
+	// the block size is not known.
+	Blocks    int     `json:"blocks"`
+	BlockSize int     `json:"block_size"`
+	TookMS    float64 `json:"took_ms"`
+}
+
+// checkPrefillOnly says whether the request is to be prefilled only, and by what it asks for
+// that; answered: it asks for what cannot be.
+func (q *request) checkPrefillOnly() (by string, answered bool) {
+	mode := q.r.options().Steering.PrefillOnly
+	switch value := string(q.x.Header(headerPrefillOnly)); value {
+	case "true", "1":
+		switch {
+		case mode == "off":
+			return "", !q.refuseSteering(headerPrefillOnly, value, "steering.prefill_only is off")
+		case !q.x.Endpoint.Disaggregable:
+			return "", !q.refuseSteering(headerPrefillOnly, value, q.x.Endpoint.Path+" computes no prompt that could be kept")
+		}
+		by = "header"
+	case "", "false", "0":
+		if mode != "any" || !wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc) {
+			return "", false
+		}
+		by = "max_tokens"
+	default:
+		return "", !q.refuseSteering(headerPrefillOnly, value, "want true or false")
+	}
+	if len(q.plan.Prefill) > 0 && q.r.pdOf(q.pool.Model).traits.PrefillNeedsDecode {
+		what := "a prefill worker of family " + q.pd.Family + " takes no prompt without a decode worker that fetches it: there are no prefill-only requests"
+		if by == "header" {
+			return "", !q.refuseSteering(headerPrefillOnly, "true", what)
+		}
+		q.refuse(front.BadField, "max_tokens: 0: "+what, 0)
+		return "", true
+	}
+	return by, false
+}
+
+// wantsPrefillOnly says whether the request is to be prefilled only, as far as that can be
+// told before its workers are known; see warms.
+func (q *request) wantsPrefillOnly() bool {
+	switch string(q.x.Header(headerPrefillOnly)) {
+	case "true", "1":
+		return true
+	}
+	return q.r.options().Steering.PrefillOnly == "any" && wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc)
+}
+
+// wantsNoOutput says whether the body asks for no output at all: engines refuse
+// that, but for clients that want the prompt's own scores (echo, logprobs), who
+// are left to them. SGLang's own endpoint takes 0 and answers with scores.
+func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
+	var keys [2]jsonscan.Key
+	switch kind {
+	case front.Chat:
+		keys = [2]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
+	case front.Completions, front.Messages:
+		keys = [2]jsonscan.Key{jsonscan.KeyMaxTokens, jsonscan.KeyMaxTokens}
+	case front.ResponsesAPI:
+		keys = [2]jsonscan.Key{jsonscan.KeyMaxOutputTokens, jsonscan.KeyMaxOutputTokens}
+	case front.Generate:
+		keys = [2]jsonscan.Key{jsonscan.KeySamplingMaxTokens, jsonscan.KeySamplingMaxTokens}
+	default:
+		return false
+	}
+	at := keys[0]
+	if !doc.Has(at) {
+		at = keys[1]
+	}
+	if n, ok := doc.Int(at); !ok || n != 0 || doc.Bool(jsonscan.KeyEcho) {
+		return false
+	}
+	for _, name := range [...]string{"logprobs", "prompt_logprobs"} {
+		if v, ok, err := jsonscan.Find(doc.Body, name); err != nil || ok && v.Kind > jsonscan.Null && string(doc.Body[v.Start:v.End]) != "false" {
+			return false
+		}
+	}
+	return true
+}
+
+// runPrefillOnly runs the prompt for one token, which nobody sees, on a prefill worker, or
+// in pools without on one that does whole requests. The prefill leg of a hand-over
+// would not do: its handle pins the blocks until a decode comes or the lease ends.
+func (q *request) runPrefillOnly(by string) {
+	q.prefillOnly = true
+	q.planHeader = "prefill_only; reason=" + by
+	for q.attempt = 1; ; q.attempt++ {
+		planned := q.planHeader
+		q.resetHandover()
+		q.planHeader = planned
+		candidates := q.candidates(schedule.PrefillLeg)
+		choice, ok := q.choose(schedule.PrefillLeg, q.nextSelected(candidates))
+		if !ok {
+			if !q.refuseAtCapacity(schedule.PrefillLeg, candidates) {
+				q.refuseNoRank(schedule.PrefillLeg)
+			}
+			return
+		}
+		if q.attempt == 1 {
+			q.r.options().Observer.Planned("prefill_only", by)
+		}
+		if !q.runPrefillOnlyOn(choice) {
+			return
+		}
+		q.r.options().Observer.Retried(schedule.PrefillLeg)
+	}
+}
+
+// runPrefillOnlyOn runs one attempt; true: it failed and may run again elsewhere.
+func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
+	opt, rank := q.r.options(), choice.Rank
+	defer choice.Reservation.Release()
+	q.handover.Prefill = rank
+	q.legRequest.reset()
+	q.legRequest.limitToPrefillOnly(&q.handover)
+	q.countLeg(schedule.PrefillLeg, rank)
+	began := time.Now()
+	var call upstream.Call
+	q.legSent = true
+	q.x.OnClientGone(call.Cancel)
+	status, resp, err := q.callPrefill(rank, &call, began)
+	q.x.OnClientGone(nil)
+	elapsed := time.Since(began)
+	if err != nil {
+		if call.Cancelled() {
+			opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.abortReason(), elapsed)
+			q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
+			return false
+		}
+		f := q.recordFailure(rank, "prefill", err)
+		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), elapsed)
+		if (f.reason != front.UpstreamTimeout || f.unsent) && q.mayRetry(schedule.PrefillLeg, f.down) {
+			return true
+		}
+		if !q.refuseIfGone() {
+			q.refuse(f.reason, fmt.Sprintf("prefill on %s failed%s: %s", rank.ID, q.triesSuffix(schedule.PrefillLeg), upstream.ClientMessage(err)), 0)
+		}
+		return false
+	}
+	defer resp.Release()
+	opt.Fleet.ReportStatus(rank, status)
+	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+	q.setPrefillOnlyHeaders(rank, choice.CachedTokens)
+	if status != 200 {
+		if isRetryableStatus(status) {
+			died := engineDied(status, q.answer)
+			q.applyFailure(rank, "prefill", failure{suspect: died, down: died}, fmt.Errorf("it answered %d", status))
+			if q.mayRetry(schedule.PrefillLeg, died) {
+				return true
+			}
+		}
+		q.replyPrefillError(resp, status)
+		return false
+	}
+	use := relay.UsageOf(q.answer)
+	choice.Reservation.Report(q.x.RequestID, use.Cached, 0)
+	choice.Reservation.PrefillDone()
+	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, use.Cached, elapsed)
+	q.replyPrefillOnly(rank, choice.CachedTokens, &use, elapsed)
+	return false
+}
+
+func (q *request) setPrefillOnlyHeaders(rank *worker.Rank, predicted int) {
+	q.x.SetHeader(headerPlan, q.planHeader)
+	q.x.SetHeader("X-Sluice-Worker", rank.ID.Worker)
+	q.x.SetHeader("X-Sluice-Rank", fmt.Sprint(rank.ID.Rank))
+	q.x.SetHeader("X-Sluice-Cached-Tokens", fmt.Sprint(predicted))
+}
+
+func (q *request) replyPrefillOnly(rank *worker.Rank, predicted int, use *relay.Usage, elapsed time.Duration) {
+	out := prefillOnlyReply{Object: "sluice.prefill", ID: q.x.RequestID, Model: q.model, Worker: rank.ID.Worker, Rank: rank.ID.Rank, Role: rank.Worker.Spec.Role.String(),
+		PromptTokens: use.Prompt, Predicted: predicted, BlockSize: max(0, rank.BlockSize()), TookMS: float64(elapsed.Microseconds()) / 1000}
+	if out.PromptTokens <= 0 {
+		out.PromptTokens = q.prompt.Count
+	}
+	if use.Cached >= 0 {
+		out.CachedBefore = &use.Cached
+	}
+	if out.BlockSize > 0 {
+		out.Blocks = out.PromptTokens / out.BlockSize
+	}
+	q.recordPrefillOnlyUsage(use)
+	q.endExplain(schedule.Outcome{
+		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.x.Received),
+	})
+	body, err := json.Marshal(&out)
+	if err != nil { // plain strings and numbers always marshal
+		q.x.Error(front.Internal, "", err.Error(), 0)
+		return
+	}
+	q.x.ReplyJSON(200, body)
+}
+
+// limitToPrefillOnly asks for one token of one choice in one answer, with no handle.
+func (l *LegRequest) limitToPrefillOnly(p *Handover) {
+	l.limitToOneToken(p)
+	l.removeThinkingBudget(p)
+	l.disableStream()
+	for _, k := range [...]jsonscan.Key{jsonscan.KeyN, jsonscan.KeyBestOf, jsonscan.KeyUseBeamSearch, jsonscan.KeyEcho} {
+		l.Remove(k)
+	}
+	switch p.Kind {
+	case front.Generate:
+		if p.Doc.Has(jsonscan.KeySamplingParams) {
+			l.Remove(jsonscan.KeySamplingN)
+		}
+	case front.NativeGenerate:
+		if raw := p.Doc.Raw(jsonscan.KeySamplingParams); len(raw) > 0 && raw[0] == '{' {
+			l.Set(jsonscan.KeySamplingMaxNewTokens, jsonOne)
+			l.Remove(jsonscan.KeySamplingN)
+		} else {
+			l.Set(jsonscan.KeySamplingParams, oneNewToken)
+		}
+	}
+}
+
+var oneNewToken = []byte(`{"max_new_tokens":1}`)

@@ -1,0 +1,131 @@
+package pd
+
+import (
+	"bytes"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
+
+// bytesPerToken is the guess where nobody counted tokens.
+const bytesPerToken = 4
+
+// reserveQuota takes the prompt's tokens of the client's key before any engine computes them,
+// so that requests that come together cannot all go by what is left for one; false when
+// they are not to be had, which has been answered. pay gives back what was not used.
+func (q *request) reserveQuota() bool {
+	pass := q.x.Principal()
+	if pass == nil {
+		return true
+	}
+	tokens := q.promptTokens()
+	if denied := pass.Reserve(tokens); denied != nil {
+		pass.VisitLimitHeaders(q.x.SetHeader)
+		q.refuse(denied.Reason, denied.Message, denied.RetryAfter)
+		return false
+	}
+	q.reservedTokens = tokens
+	return true
+}
+
+// promptTokens is the prompt's length as this router counted it, of all prompts together.
+func (q *request) promptTokens() int {
+	switch {
+	case q.prompt.Count > 0:
+		return q.prompt.Count
+	case q.x.Endpoint.Kind == front.Tokenize, q.x.Endpoint.Kind == front.Detokenize, q.x.Endpoint.Kind == front.CountTokens:
+		return 0 // nothing is computed
+	}
+	return len(q.x.Doc.Body) / bytesPerToken
+}
+
+// recordUsage books a whole answer to the client's key: what its engine reported, else what
+// was counted here.
+func (q *request) recordUsage(use *relay.Usage, answer []byte) {
+	if q.x.Principal() == nil {
+		return
+	}
+	prompt, output := use.Prompt, use.Completion
+	if prompt < 0 {
+		prompt = q.promptTokens()
+	}
+	if output < 0 && q.x.Endpoint.Disaggregable {
+		output = estimateOutputTokens(answer, 0)
+	}
+	q.commitQuota(prompt + max(output, 0))
+}
+
+// recordPrefillOnlyUsage books a prompt that was computed to be kept, and the one token that engines
+// make of it.
+func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
+	prompt := *use
+	if prompt.Completion < 0 {
+		prompt.Completion = 1
+	}
+	if prompt.Prompt == 0 {
+		prompt.Prompt = -1
+	}
+	q.recordUsage(&prompt, nil)
+}
+
+// recordAbortedUsage books the prompt of a client who left before its answer, or whose own time
+// was over: engines were computing it for him.
+func (q *request) recordAbortedUsage(reason front.Reason) {
+	if q.legSent && (reason == front.ClientGone || reason == front.Deadline) {
+		q.commitQuota(q.promptTokens())
+	}
+}
+
+// commitQuota puts what was spent in the place of what was reserved, once; later calls find
+// nothing to do. A request that ends without it has spent nothing.
+func (q *request) commitQuota(tokens int) {
+	if q.quotaCommitted || q.x == nil {
+		return
+	}
+	q.quotaCommitted = true
+	if pass := q.x.Principal(); pass != nil {
+		pass.Commit(q.reservedTokens, tokens)
+	}
+}
+
+// textMembers hold what an engine has generated, in one protocol or another.
+var textMembers = [...]string{"text", "content", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json"}
+
+// nestedMembers hold such members.
+var nestedMembers = [...]string{"choices", "message", "output", "tool_calls", "function", "summary", "input"}
+
+// estimateOutputTokens estimates the tokens generated in a whole answer that tells no usage: the ids
+// in it are counted, of text four bytes are a token.
+func estimateOutputTokens(answer []byte, depth int) (tokens int) {
+	const deepest = 8 // choices, message, content, parts
+	if depth > deepest {
+		return 0
+	}
+	for it := jsonscan.Walk(answer); it.Next(); {
+		raw := it.Raw()
+		nests := it.Value.Kind == jsonscan.Array || it.Value.Kind == jsonscan.Object
+		switch {
+		case it.Value.KeyStart == 0: // an element of one of the members below
+			if nests {
+				tokens += estimateOutputTokens(raw, depth+1)
+			}
+		case it.Value.Kind == jsonscan.Array && (it.IsKey("token_ids") || it.IsKey("output_ids")):
+			tokens += bytes.Count(raw, []byte{','}) + 1
+		case nests && (isOneOf(&it, textMembers[:]) || isOneOf(&it, nestedMembers[:])):
+			tokens += estimateOutputTokens(raw, depth+1)
+		case it.Value.Kind == jsonscan.String && isOneOf(&it, textMembers[:]):
+			tokens += (len(raw) - 2 + bytesPerToken - 1) / bytesPerToken
+		}
+	}
+	return tokens
+}
+
+func isOneOf(it *jsonscan.Iter, names []string) bool {
+	for _, name := range names {
+		if it.IsKey(name) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,39 @@
+package pd
+
+import (
+	"encoding/json"
+	"testing"
+)
+
+// TestMatchesTokens: each event's text is one token, in the alphabet of whatever vocabulary;
+// nothing else is exact.
+func TestMatchesTokens(t *testing.T) {
+	for _, k := range []struct {
+		name   string
+		tokens []string
+		pieces []string
+		want   bool
+	}{
+		{"plain", []string{"Hel", "lo", " you"}, []string{"Hel", "lo", " you"}, true},
+		{"bytes", []string{"Hello", "Ġthere", "Ċ", "Ã©"}, []string{"Hello", " there", "\n", "é"}, true},
+		{"pieces", []string{"Hello", "▁there", "<0x0A>", "é"}, []string{"Hello", " there", "\n", "é"}, true},
+		{"two in one event", []string{"Hello", "Ġthere"}, []string{"Hello there"}, false},
+		{"cut otherwise", []string{"Hello", "Ġthere"}, []string{"Hell", "o there"}, false},
+		{"more tokens", []string{"a", "b"}, []string{"a"}, false},
+		{"fewer tokens", []string{"a"}, []string{"a", "b"}, false},
+		{"another text", []string{"a", "b"}, []string{"a", "c"}, false},
+		{"half a letter apart", []string{"Ã", "©"}, []string{"é"}, false},
+	} {
+		strs, _ := json.Marshal(k.tokens)
+		pieces := make([][]byte, len(k.pieces))
+		for i, p := range k.pieces {
+			pieces[i] = []byte(p)
+		}
+		if got := matchesTokens(strs, pieces); got != k.want {
+			t.Errorf("%s: %v", k.name, got)
+		}
+	}
+	if len(unprintable) != 68 { // GPT-2's alphabet has 188 signs of Latin-1
+		t.Errorf("%d bytes without a sign of their own", len(unprintable))
+	}
+}

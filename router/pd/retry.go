@@ -1,0 +1,303 @@
+package pd
+
+import (
+	"context"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/fleet"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// A retry chooses among the workers of its own moment, not of the moment in which the
+// request arrived: renew takes the fleet's present view, and a rank that has failed the
+// request is a candidate again when its engine has come back (readmit). Where no
+// candidate is left but an engine may come back, the retry waits for it (awaitCandidate).
+
+// exclusionReason says why a rank is excluded from the further tries of a request.
+type exclusionReason uint8
+
+const (
+	// excludedError: the engine is alive and answered with an error, or was too slow.
+	excludedError exclusionReason = iota
+	// excludedDown: the connection was refused or broke, or the engine said that it dies. The
+	// engine may be back soon.
+	excludedDown
+	// spoiled: the rank may hold blocks of this prompt that were never written. Whether it
+	// came back as a new process is not known for sure, so it stays excluded.
+	excludedTainted
+)
+
+// exclusion is a rank that has failed the request, see scratch.excluded.
+type exclusion struct {
+	reason exclusionReason
+	// admissions is Fleet.Admissions of the rank from when it was chosen: a later one
+	// means that the engine was away and is back.
+	admissions uint32
+}
+
+// chosenRank is the rank last chosen for a leg, and its Fleet.Admissions and
+// Fleet.Lives at that time.
+type chosenRank struct {
+	rank                    *worker.Rank
+	admissions, incarnation uint32
+}
+
+// recordChosenRank remembers at which of its engine's lives a rank was chosen.
+func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
+	if r == nil {
+		return
+	}
+	f := q.r.options().Fleet
+	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Incarnation(r)}
+}
+
+// exclude keeps a rank out of the further tries of the request.
+func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
+	n, known := uint32(0), false
+	for i := range q.chosenFor {
+		if c := &q.chosenFor[i]; c.rank == r {
+			n, known = c.admissions, true
+		}
+	}
+	if !known {
+		n = q.r.options().Fleet.Admissions(r)
+	}
+	q.excluded = append(q.excluded, r)
+	q.exclusions = append(q.exclusions, exclusion{reason, n})
+}
+
+// readmit drops the exclusions that again says true for.
+func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
+	kept := 0
+	for i, r := range q.excluded {
+		if readmits(r, q.exclusions[i]) {
+			continue
+		}
+		q.excluded[kept], q.exclusions[kept] = r, q.exclusions[i]
+		kept++
+	}
+	clear(q.excluded[kept:])
+	q.excluded, q.exclusions = q.excluded[:kept], q.exclusions[:kept]
+}
+
+// refreshCandidates replaces the plan's candidates by the ranks that are ready now. What was decided
+// of the request stays: its model's settings, its family, and whether one rank does it all.
+func (q *request) refreshCandidates() {
+	f := q.r.options().Fleet
+	if len(q.excluded) > 0 {
+		q.readmit(func(r *worker.Rank, e exclusion) bool {
+			return e.reason != excludedTainted && f.Admissions(r) != e.admissions
+		})
+	}
+	view := f.View()
+	if view == q.view {
+		return
+	}
+	q.view = view
+	p := &q.plan
+	pool, ok := q.poolOf(view)
+	if !ok { // every worker of the model has left
+		p.Prefill, p.Decode, p.Whole = nil, nil, nil
+		return
+	}
+	q.pool = pool
+	if p.Prefill != nil || p.Decode != nil || p.Family != nil {
+		p.Prefill = filterRanks(&q.steering, withLabel(pool.Prefill, q.pd.PrefillLabel))
+		p.Decode = filterRanks(&q.steering, withLabel(decodeRanks(pool, p.Traits), q.pd.DecodeLabel))
+	}
+	if p.Family == nil {
+		p.Whole = filterRanks(&q.steering, q.wholeCandidates(pool))
+	}
+}
+
+// wholeCandidates are the candidates of the plan for one rank, by the pool as it is now.
+func (q *request) wholeCandidates(pool *fleet.Pool) []*worker.Rank {
+	switch q.plan.wholeSet {
+	case wholeAny:
+		return anyRank(pool)
+	case wholeDecode:
+		return withLabel(decodeRanks(pool, q.plan.Traits), q.pd.DecodeLabel)
+	case wholeAggregated:
+		return pool.Aggregated
+	}
+	return wholeRanks(pool)
+}
+
+// candidates are the ranks that may take a leg of the plan.
+func (q *request) candidates(leg schedule.LegKind) []*worker.Rank {
+	switch {
+	case leg == schedule.PrefillLeg && (!q.prefillOnly || q.prefillOnlyOnPrefill()):
+		return q.plan.Prefill
+	case q.plan.Family == nil:
+		return q.plan.Whole
+	}
+	return q.plan.Decode
+}
+
+// prefillOnlyOnPrefill says whether a prefill-only request goes to prefill workers.
+func (q *request) prefillOnlyOnPrefill() bool { return q.plan.Family != nil || len(q.plan.Prefill) > 0 }
+
+// countLeg counts a leg that is about to be sent.
+func (q *request) countLeg(leg schedule.LegKind, r *worker.Rank) {
+	q.tries[leg]++
+	q.r.options().Observer.LegStarted(leg, r.ID)
+}
+
+// prefillEngineLost says whether the engine that computed the pair's handle is gone, or has
+// been gone: its KV is lost.
+func (q *request) prefillEngineLost() bool {
+	r, f := q.handover.Prefill, q.r.options().Fleet
+	if r == nil || q.plan.Traits.NoLease {
+		return false
+	}
+	if c := &q.chosenFor[schedule.PrefillLeg]; c.rank == r && f.Admissions(r) != c.admissions {
+		return true
+	}
+	state, _ := r.Worker.State()
+	return state == worker.Unhealthy || state == worker.Gone || f.RefusesConnections(r)
+}
+
+// mayPlainDecode says whether decode may do the whole request where prefill cannot be had.
+func (q *request) mayPlainDecode() bool { return q.pd.PlainDecode && !q.plan.Traits.NoPlainDecode }
+
+// maxFreeTries bounds the tries of one request that do not count because the connection was
+// refused at once.
+const maxFreeTries = 64
+
+// triesLeft says whether pd.max_attempts allows another try. A refused connection is none:
+// no engine has seen the request.
+func (q *request) triesLeft() bool { return q.attempt-q.freeTries < q.pd.MaxAttempts }
+
+// awaitCandidate says whether a leg has a candidate that has not failed the request, and
+// waits for one where an engine that went down may come back: for timeouts.pool_wait over
+// all retries of the request, and while its client is there and its deadline has not passed.
+func (q *request) awaitCandidate(leg schedule.LegKind) bool {
+	if q.refreshCandidates(); q.hasCandidate(q.candidates(leg)) {
+		return true
+	}
+	if !q.mayRecover(leg) {
+		return false
+	}
+	opt := q.r.options()
+	n := q.r.waiting.Add(1)
+	defer q.r.waiting.Add(-1)
+	if opt.PoolWaiters > 0 && n > int64(opt.PoolWaiters) {
+		return false
+	}
+	began := time.Now()
+	ctx, cancel := context.WithDeadline(context.Background(), q.earlierDeadline(began.Add(opt.Timeouts.PoolWait-q.waited)))
+	defer cancel()
+	q.x.OnClientGone(cancel)
+	defer q.x.OnClientGone(nil)
+	found := q.waitForRank(ctx, leg)
+	q.waited += time.Since(began)
+	q.x.SetHeader("X-Sluice-Waited", q.waited.Round(time.Millisecond).String())
+	return found
+}
+
+// mayRecover says whether it is worth while to wait for a candidate: the pool has workers,
+// and not all of them are there and have answered the request badly.
+func (q *request) mayRecover(leg schedule.LegKind) bool {
+	if q.waited >= q.r.options().Timeouts.PoolWait || q.selected.Prefill != nil && leg == schedule.PrefillLeg || q.x.ClientGone() || q.pastDeadline() {
+		return false // nobody probes workers that a request names
+	}
+	for i, r := range q.excluded {
+		if q.exclusions[i].reason == excludedDown && q.roleServes(leg, r.Worker.Spec.Role) {
+			return true
+		}
+	}
+	if len(q.candidates(leg)) > 0 {
+		return false
+	}
+	for role, n := range q.pool.Members {
+		if n > 0 && q.roleServes(leg, worker.Role(role)) {
+			return true
+		}
+	}
+	return false
+}
+
+// roleServes says whether workers of a role take a leg of the plan.
+func (q *request) roleServes(leg schedule.LegKind, role worker.Role) bool {
+	switch {
+	case q.plan.Family == nil && q.plan.wholeSet == wholeAny:
+		return true
+	case leg == schedule.PrefillLeg && (!q.prefillOnly || q.prefillOnlyOnPrefill()):
+		return role == worker.Prefill
+	}
+	return role != worker.Prefill
+}
+
+const (
+	// minRetryPause is after how long an engine that went down is tried again though the fleet
+	// still says that it is ready: it may have restarted before a probe saw it gone. Each
+	// further pause of the request is twice as long.
+	minRetryPause = 100 * time.Millisecond
+	maxRetryPause = 2 * time.Second
+)
+
+// waitForRank waits until a leg has a candidate, or ctx ends.
+func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
+	f := q.r.options().Fleet
+	q.pause = min(max(2*q.pause, minRetryPause), maxRetryPause)
+	on, cancel := context.WithTimeout(ctx, q.pause)
+	defer cancel()
+	for {
+		seen := q.view
+		_, changed := f.Wait(on, func(v *fleet.View) bool { return v != seen })
+		q.refreshCandidates()
+		switch {
+		case ctx.Err() != nil, q.x.ClientGone(), q.pastDeadline():
+			return false
+		case q.hasCandidate(q.candidates(leg)):
+			return true
+		case changed:
+			continue
+		case on == ctx:
+			return false // the fleet is closed
+		}
+		// The pause is over. The fleet tells when those that it knows to be down are back.
+		on = ctx
+		ready := q.candidates(leg)
+		q.readmit(func(r *worker.Rank, e exclusion) bool { return e.reason == excludedDown && containsRank(ready, r) })
+		if q.hasCandidate(ready) {
+			return true
+		}
+	}
+}
+
+func containsRank(ranks []*worker.Rank, r *worker.Rank) bool {
+	for i := range ranks {
+		if ranks[i] == r {
+			return true
+		}
+	}
+	return false
+}
+
+// maxReturnWait is how long the fleet may take to ask an engine that has restarted what it is.
+const maxReturnWait = time.Second
+
+// awaitReturn waits for a prefill rank that has just answered, and whose answer has shown
+// the fleet that its engine has restarted: it is back in a moment.
+func (q *request) awaitReturn(r *worker.Rank) {
+	ctx, cancel := context.WithDeadline(context.Background(), q.earlierDeadline(time.Now().Add(maxReturnWait)))
+	defer cancel()
+	q.x.OnClientGone(cancel)
+	defer q.x.OnClientGone(nil)
+	q.r.options().Fleet.Wait(ctx, func(*fleet.View) bool {
+		q.refreshCandidates()
+		return containsRank(q.plan.Prefill, r)
+	})
+}
+
+// refuseIfGone answers for a client that left while its request waited for a worker.
+func (q *request) refuseIfGone() bool {
+	if q.waited == 0 || !q.x.ClientGone() {
+		return false
+	}
+	q.refuse(front.ClientGone, "the client closed the connection while waiting for a worker", 0)
+	return true
+}

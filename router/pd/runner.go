@@ -1,0 +1,297 @@
+package pd
+
+import (
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/objpool"
+	"sluice/dataplane/relay"
+	"sluice/router/blockhash"
+	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/kvindex"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/sidechannel"
+	"sluice/router/schedule"
+	"sluice/router/sweeper"
+	"sluice/router/tokenize"
+	"sluice/router/worker"
+)
+
+// Observer counts what the runner does. Methods run on the request path: they
+// must not block or allocate.
+type Observer interface {
+	// LegStarted and LegEnded enclose one engine call. outcome is "ok", a
+	// front.Reason, or the engine's status class ("4xx", "5xx").
+	LegStarted(leg schedule.LegKind, id worker.ID)
+	LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration)
+	// FallbackUsed: the plan was not run as made ("incomplete_handle",
+	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
+	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
+	// "many_choices", "no_output", "abandoned_handle", …).
+	FallbackUsed(kind string)
+	// Migrated: an engine failed in the middle of a stream, and what became of that:
+	// "done" (another goes on with it), "failed" (none took it), "limit", or why it
+	// could not.
+	Migrated(outcome string)
+	// Planned: prefill on another rank ("remote") was weighed against prefill on
+	// the decode rank ("local"), reason being one of schedule's Why constants; or
+	// the request is "prefill_only", by its "header" or its "max_tokens".
+	Planned(plan, reason string)
+	// Retried: a leg was run again elsewhere.
+	Retried(leg schedule.LegKind)
+	// FirstToken: time from the request's head to its first token.
+	FirstToken(endpoint string, took time.Duration)
+	// Streamed is told once a stream has ended.
+	Streamed(endpoint string, res *relay.Result)
+	// Cached compares what was predicted with what the engine reported; actual
+	// is -1 when it reported nothing.
+	Cached(id worker.ID, promptTokens, predicted, actual int)
+}
+
+// Recorder is told every choice; record.Recorder is one. seqs, of blockSize tokens
+// each, are borrowed; exact says that they are the index's and not the
+// approximate one's. It runs on the request path and must return at once.
+type Recorder interface {
+	RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
+}
+
+// Options of a Runner. All but Recorder, Completions, Transfers, SideChannel and Log are required.
+type Options struct {
+	Fleet     *fleet.Fleet
+	Scheduler *schedule.Scheduler
+	Index     kvindex.Index
+	Approx    *kvindex.Approx
+	Tokenizer *tokenize.Tokenizer
+	Observer  Observer
+	Recorder  Recorder
+	PD        config.PD               // for models without an override
+	Models    map[string]config.Model // overrides by model name
+	Timeouts  config.Timeouts
+	Steering  config.Steering
+	Migration config.Migration
+	// Completions tells of KV transfers that have ended, for families that wait
+	// for it (Awaiter); nil: decode follows prefill's answer alone.
+	Completions Completions
+	// Transfers tells what became of KV transfers, where engines report it; nil:
+	// their HTTP answers alone tell. TransferStall is after how long without a
+	// word or an answer a watched transfer is given up; 0: never.
+	Transfers     *kvtransfer.Watcher
+	TransferStall time.Duration
+	// Namer reads the headers by which requests name workers; nil: none do.
+	Selector WorkerSelector
+	// SideChannel renews leases of handles between the legs and releases abandoned
+	// ones; nil: engines' own time-outs do.
+	SideChannel *sidechannel.Manager
+	// PoolWaiters bounds how many requests wait for a healthy worker at once;
+	// 0: no bound.
+	PoolWaiters int
+	Log         *slog.Logger
+}
+
+// Completions tells of transfers by the ids that engines were given. Its
+// methods are called on the request path.
+type Completions interface {
+	// Expect registers interest in count completions of id, before the leg that
+	// causes them is sent.
+	Expect(id string, count int) Expectation
+}
+
+// Expectation is one wait for completions.
+type Expectation interface {
+	// Done is closed when all have come.
+	Done() <-chan struct{}
+	// Forget ends the wait; called exactly once, whatever came.
+	Cancel()
+}
+
+// Runner runs requests. It is the front's Handler, safe for concurrent use.
+type Runner struct {
+	current              atomic.Pointer[settings]
+	requests             objpool.Pool[request]
+	concurrentPrefills   objpool.Pool[concurrentPrefill]
+	peerInfos            peerInfoCache
+	notificationBreakers notificationBreakers
+	fallbacks            fallbackTracker
+	poolSummaries        poolSummaries
+	nextTokenizer        atomic.Uint32 // rotates whom we ask to tokenize
+	pinned               atomic.Int64  // see Pinned
+	waiting              atomic.Int64  // see Waiting
+	downMonitors         *sweeper.Sweeper[engineDownMonitor]
+	migratable           migratableStreams
+	stored               storedResponses
+	probes               engineProbes
+}
+
+// Waiting is how many requests wait for a pool to have a healthy worker.
+func (r *Runner) Waiting() int64 { return r.waiting.Load() }
+
+// Pinned is how many handles are held whose decode has not been seen to begin:
+// hand-overs for which a prefill worker keeps blocks.
+func (r *Runner) Pinned() int64 { return r.pinned.Load() }
+
+type modelPD struct {
+	pd     config.PD
+	family Family // nil: no disaggregation for this model
+	traits Traits
+}
+
+// NewRunner makes a Runner; it fails on a family it does not know.
+func NewRunner(opt Options) (*Runner, error) {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	r := &Runner{downMonitors: newDownMonitors()}
+	s, err := newSettings(opt)
+	if err != nil {
+		return nil, err
+	}
+	r.current.Store(s)
+	r.requests.New, r.concurrentPrefills.New = func() *request { return new(request) }, newConcurrentPrefill
+	if w := opt.Transfers; w != nil {
+		opt.Scheduler.SetTransferRate(func(from, to *worker.Rank) float64 { return w.RatesFrom(from).NSPerToken(int(to.Slot)) / 1e6 })
+	}
+	return r, nil
+}
+
+func newModelPD(pd config.PD) (modelPD, error) {
+	switch pd.Family {
+	case "off":
+		return modelPD{pd: pd}, nil
+	case "":
+		pd.Family = "nixl"
+	}
+	f, err := FamilyByName(pd.Family)
+	if err != nil {
+		return modelPD{}, err
+	}
+	if c, ok := f.(configurableFamily); ok {
+		f = c.configure(&pd)
+	}
+	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
+}
+
+// ServeInference implements front.Handler.
+func (r *Runner) ServeInference(x *front.Exchange) {
+	if x.Endpoint.Kind == front.StoredResponse {
+		r.serveStored(x)
+		return
+	}
+	q := r.requests.Get()
+	q.r, q.x, q.id = r, x, x.RequestID
+	defer q.recycle()
+	q.derived = x.Budget().Count()
+
+	q.stream = x.Doc.Bool(jsonscan.KeyStream)
+	q.maxTokens = requestedTokens(&x.Doc, x.Endpoint.Kind)
+	q.applyHints()
+	if !q.selectWorkers() || !q.resolvePool() {
+		return
+	}
+	if !q.applySteering() || !q.routeToStored() {
+		return
+	}
+	r.options().Fleet.CreditRequest(q.pool)
+	q.resolvePrompt()
+	if x.ClientGone() {
+		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
+		return
+	}
+	if !q.reserveQuota() {
+		return
+	}
+	if by, answered := q.checkPrefillOnly(); answered {
+		return
+	} else if by != "" {
+		q.runPrefillOnly(by)
+		return
+	}
+	if !q.filterRequest() {
+		return
+	}
+	q.planPrefilled()
+	if reason := q.plan.Reason; reason != "" {
+		q.noteFallback(reason, "one rank does the whole request")
+		if q.planHeader = "local; reason=" + reason; q.plan.noPrefillWorker {
+			q.recordFallback(reason, q.unreadyPrefill())
+		}
+	}
+	if !q.admitDecode() {
+		return
+	}
+	x.MarkDispatched()
+	if q.plan.Family == nil {
+		q.runWhole()
+	} else {
+		q.runDisaggregated()
+	}
+}
+
+// setPinned counts the request's handle among the pinned ones, or takes it out.
+func (q *request) setPinned(on bool) {
+	if q.pinned == on {
+		return
+	}
+	q.pinned = on
+	if on {
+		q.r.pinned.Add(1)
+	} else {
+		q.r.pinned.Add(-1)
+	}
+}
+
+// requestedTokens is the client's limit on output, 0 when it gave none.
+func requestedTokens(doc *jsonscan.Doc, kind front.Kind) int {
+	keys := [...]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
+	switch kind {
+	case front.ResponsesAPI:
+		keys[0] = jsonscan.KeyMaxOutputTokens
+	case front.Generate:
+		keys[0] = jsonscan.KeySamplingMaxTokens
+	case front.NativeGenerate:
+		keys[0] = jsonscan.KeySamplingMaxNewTokens
+	}
+	for _, k := range keys {
+		if n, ok := doc.Int(k); ok && n > 0 {
+			return int(min(n, 1<<24))
+		}
+	}
+	return 0
+}
+
+// refuse answers with an error of the router's own and ends the explain record.
+func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
+	q.refuseParam(reason, "", message, retryAfter)
+}
+
+// refuseParam is refuse for a reason that has to do with one member of the request. What
+// did not come to be before the caller's time was over failed for want of that.
+func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
+	if (reason.Status() >= 500 || reason == front.ClientGone) && q.pastDeadline() {
+		reason, retryAfter = front.Deadline, 0
+		message = "the request's time is over: " + message
+	}
+	q.recordAbortedUsage(reason)
+	q.x.Error(reason, param, message, retryAfter)
+	q.endExplain(schedule.Outcome{
+		Status: reason.Status(), Reason: string(reason), CachedTokens: -1, Total: time.Since(q.x.Received),
+	})
+}
+
+// endExplain ends the explain record, unless the stream that goes on does.
+func (q *request) endExplain(out schedule.Outcome) {
+	if q.resumption == nil {
+		q.r.options().Scheduler.EndRecord(q.x.RequestID, out)
+	}
+}
+
+// noteFallback counts a departure from the plan, logs it and notes it for explain.
+func (q *request) noteFallback(kind, detail string) {
+	q.fallbackKind, q.fallbackDetail = kind, detail
+	q.r.options().Observer.FallbackUsed(kind)
+	q.r.options().Scheduler.AddNote(q.x.RequestID, kind+": "+detail)
+	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
+}

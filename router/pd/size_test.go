@@ -1,0 +1,17 @@
+package pd
+
+import (
+	"testing"
+	"unsafe"
+)
+
+// TestStreamSize: there are thousands of streams, and a few bytes more would take each
+// into the next size class.
+func TestStreamSize(t *testing.T) {
+	if size := unsafe.Sizeof(streamState{}); size > 224 {
+		t.Errorf("a stream has %d bytes; a size class ends at 224", size)
+	}
+	if size := unsafe.Sizeof(migrationState{}); size > 256 {
+		t.Errorf("a stream that may move has %d bytes; a size class ends at 256", size)
+	}
+}

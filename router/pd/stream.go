@@ -1,0 +1,277 @@
+package pd
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"net/netip"
+	"slices"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/relay"
+	"sluice/dataplane/upstream"
+	"sluice/router/blockhash"
+	"sluice/router/kvtransfer"
+	"sluice/router/kvtransfer/sidechannel"
+	"sluice/router/schedule"
+	"sluice/router/worker"
+)
+
+// streamState is what a relayed stream still needs when its request's scratch has
+// gone back to the pool. There are thousands: it just fills a size class of 224 bytes.
+type streamState struct {
+	r              *Runner
+	rank           *worker.Rank
+	requestID      string
+	endpoint       *front.Endpoint
+	client         [16]byte // its address, zero for none known; a netip.Addr has 24
+	reservation    *schedule.Reservation
+	pass           front.Principal // nil: no keys are asked for
+	received       compactTime
+	began          compactTime
+	status         int32
+	tokens         int32 // of the prompt
+	reservedTokens int32 // of them by the key
+	predicted      int32
+	// With a prefill leg, what its engine found cached (-1 unknown); without,
+	// the decode engine's own report is learned from.
+	prefillCached int32
+	prefilled     bool
+	migrated      bool // it goes on from another engine
+	legEnded      bool // the leg's books are: its engine failed, and no other took the stream
+	leg           schedule.LegKind
+	concurrent    *concurrentPrefill // may still run
+	keys          []blockhash.Seq    // of the approximate index; nil where events tell
+
+	sentKVLease *sidechannel.Lease   // prefill's blocks, until the first token
+	grace       time.Duration        // of the leg, see request.grace
+	transfer    *kvtransfer.Transfer // of the hand-over
+	prefill     *worker.Rank
+
+	endedTransfer *schedule.Transfer // what became of the hand-over of a leg that was closed
+	unmigratable  string             // why the stream cannot go on from another engine
+	migration     *migrationState    // nil: it cannot
+	indexedWorker *worker.Worker     // where Runner.movers has it
+}
+
+// compactTime is a time counted from the package's start, which takes a third of a Time's room.
+type compactTime time.Duration
+
+var epoch = time.Now()
+
+func toCompactTime(t time.Time) compactTime { return compactTime(t.Sub(epoch)) }
+
+func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
+
+func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
+
+// relay hands the stream to the front; it goes on after the handler returned.
+func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
+	s := &streamState{
+		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
+		reservation: choice.Reservation, pass: q.x.Principal(), status: int32(resp.Status), received: toCompactTime(q.x.Received), began: toCompactTime(began),
+		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens), predicted: int32(choice.CachedTokens),
+		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, sentKVLease: q.sentKVLease, grace: q.cutGrace(),
+	}
+	if q.concurrent != nil {
+		q.concurrent.retain()
+	}
+	q.sentKVLease, q.call, q.quotaCommitted = nil, nil, true
+	q.reservations.detach()
+	if q.transfer != nil {
+		s.transfer, s.prefill, q.transfer = q.transfer, q.handover.Prefill, nil
+	}
+	if !s.prefilled {
+		s.keys = slices.Clone(q.approxKeys(choice.Rank)) // q.keys is scratch of the next request by then
+	}
+	if t := q.resumption; t != nil {
+		t.stream, t.resp, t.call = s, resp, call
+		if a := q.answerRewriter(); a != nil && isEventStream(resp) {
+			t.rewriter = a.Events(&q.handover)
+		}
+		return
+	}
+	if q.x.Endpoint.Kind == front.ResponsesAPI && resp.Status == 200 && !isEventStream(resp) {
+		if seen, err := resp.Peek(); err == nil {
+			q.rememberResponse(seen, choice.Rank)
+		}
+	}
+	hooks := front.RelayHooks{Handler: s, ClientDeadline: q.deadline}
+	if q.answerLease != nil {
+		hooks.Handler, q.answerLease = leasedStreamState{s, q.answerLease}, nil
+	}
+	if n, ok := q.x.Doc.Int(jsonscan.KeyN); ok {
+		hooks.Choices = int(min(n, math.MaxInt32))
+	}
+	if c := q.newMigrationState(s, resp); c != nil {
+		s.migration = c
+		q.r.migratable.add(c)
+		hooks.Transcript, hooks.Usage = &c.Transcript, wantsEndUsage(&q.x.Doc)
+	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
+		hooks.Rewrite = a.Events(&q.handover)
+	}
+	q.x.Relay(resp, call, hooks)
+}
+
+// leasedStreamState is a streamState that outlives its request with what it lent.
+type leasedStreamState struct {
+	*streamState
+	answerLease *membudget.Lease
+}
+
+// Ended implements front.Relayed.
+func (l leasedStreamState) Ended(res relay.Result) {
+	defer l.answerLease.Release()
+	l.streamState.Ended(res)
+}
+
+// FirstToken takes the prefill work off the rank.
+func (s *streamState) FirstToken() {
+	s.concurrent.completeHandover()
+	s.sentKVLease.HandOff()
+	s.reservation.PrefillDone()
+	s.r.options().Observer.FirstToken(s.endpoint.Path, s.received.since())
+}
+
+// Done implements front.Doner: the engine has done the work, whenever it ends its response.
+func (s *streamState) Done(usage relay.Usage, failed bool) {
+	if !failed {
+		s.reservation.Report(s.requestID, usage.Cached, max(usage.Completion, 0))
+	}
+	s.reservation.Release()
+	s.reservation = nil // it may be another request's by now
+}
+
+// Ended implements front.Relayed.
+func (s *streamState) Ended(res relay.Result) {
+	opt := s.r.options()
+	s.r.migratable.remove(s)
+	if cached := res.Usage.Cached; res.Cause == relay.Completed {
+		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
+	}
+	s.reservation.Release()
+	switch {
+	case res.SawErrorEvent || res.Cause.EngineFailed():
+		s.sentKVLease.Reclaim() // nothing, if a token came
+	case res.Cause != relay.Completed && res.FirstByte.IsZero():
+		reclaimAfterGrace(s.sentKVLease, s.grace)
+	default:
+		s.sentKVLease.HandOff()
+	}
+	s.commitQuota(&res)
+	s.reportResult(&res)
+	if s.unmigratable != "" && (res.SawErrorEvent || res.Cause.EngineFailed() || res.Cause == relay.EngineStalled) {
+		s.addNote("not migrated: " + s.unmigratable)
+		opt.Observer.Migrated(s.unmigratable)
+	}
+	outcome := "ok"
+	if b := s.concurrent; b != nil {
+		if res.Cause != relay.Completed {
+			b.call.Cancel() // prefill would wait for a decode that is no more
+		}
+		if !s.migrated {
+			s.prefillCached = int32(b.cachedOr(-1))
+		}
+	}
+	switch {
+	case res.Cause == relay.Cancelled && s.concurrent.hasFailed():
+		outcome = "prefill_failed"
+	case res.Cause != relay.Completed:
+		outcome = res.Cause.String()
+	}
+	if !s.legEnded {
+		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
+	}
+	opt.Observer.Streamed(s.endpoint.Path, &res)
+	out := schedule.Outcome{
+		Status: int(s.status), CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
+		OutputTokens: max(res.Usage.Completion, 0), Total: s.received.since(),
+	}
+	if outcome != "ok" {
+		out.Reason = outcome
+	}
+	switch {
+	case s.transfer != nil:
+		out.Transfer = s.finishTransfer()
+	case s.endedTransfer != nil:
+		out.Transfer = *s.endedTransfer
+	}
+	if !res.FirstToken.IsZero() {
+		out.TTFT = res.FirstToken.Sub(s.received.time())
+	}
+	if s.prefilled {
+		out.CachedTokens = int(s.prefillCached)
+	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.migrated {
+		s.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
+	}
+	opt.Scheduler.EndRecord(s.requestID, out)
+	if outcome != "ok" {
+		s.logEnd(res.Cause, outcome, res.Err)
+	}
+}
+
+// logEnd says that the stream ended early, with what log lines about a request say of it.
+func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
+	level := slog.LevelWarn
+	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
+		level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
+	}
+	args := append(make([]any, 0, 12), "request_id", s.requestID)
+	if s.client != [16]byte{} {
+		args = append(args, "client", netip.AddrFrom16(s.client).Unmap())
+	}
+	args = append(args, "endpoint", s.endpoint.Path)
+	if s.pass != nil {
+		args = append(args, "key", s.pass.Name())
+	}
+	args = append(args, "worker", s.rank.ID.String(), "cause", outcome)
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	s.r.options().Log.Log(context.Background(), level, "stream ended early", args...)
+}
+
+// finishTransfer closes the wait for the stream's hand-over and says what became of it.
+func (s *streamState) finishTransfer() schedule.Transfer {
+	return s.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
+}
+
+// commitQuota books the stream's tokens to the client's key, in the place of those reserved:
+// what the engine reported, else the prompt's as counted here and an event for each of
+// the output's.
+func (s *streamState) commitQuota(res *relay.Result) {
+	if s.pass == nil {
+		return
+	}
+	if s.status != 200 {
+		s.pass.Commit(int(s.reservedTokens), 0)
+		return
+	}
+	prompt, output := res.Usage.Prompt, res.Usage.Completion
+	if prompt < 0 {
+		prompt = int(max(s.tokens, s.reservedTokens))
+	}
+	if output < 0 {
+		output = int(min(res.Events, 1<<30))
+	}
+	s.pass.Commit(int(s.reservedTokens), prompt+output)
+}
+
+// reportResult tells the fleet how the engine did. An error event before any token may
+// speak of the request.
+func (s *streamState) reportResult(res *relay.Result) {
+	fleet := s.r.options().Fleet
+	switch {
+	case s.legEnded || s.status != 200: // told already
+	case res.Cause.EngineFailed():
+		fleet.ReportFailure(s.rank, res.Err)
+	case res.SawErrorEvent && !res.FirstToken.IsZero():
+		fleet.ReportStatus(s.rank, 500)
+	case res.SawErrorEvent:
+	case res.Cause == relay.Completed, !res.FirstToken.IsZero() && (res.Cause == relay.ClientGone || res.Cause == relay.ClientStalled || res.Cause == relay.Deadline):
+		fleet.ReportStatus(s.rank, 200)
+	}
+}

@@ -1,0 +1,160 @@
+package pd
+
+import (
+	"bytes"
+	"fmt"
+
+	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/relay"
+)
+
+// trtllm is TensorRT-LLM's hand-over, context first: a context server computes
+// the prompt and one token and answers with disaggregated_params in its first
+// choice; a generation server is given them, with the prompt as the ids that the
+// context server told, and streams everything from the first token on. The
+// transceiver's state in them is opaque and passed on byte for byte.
+type trtllm struct{}
+
+var (
+	contextOnly    = []byte(`{"request_type":"context_only"}`)
+	generationOnly = []byte(`"generation_only"`)
+)
+
+// Name implements Family.
+func (trtllm) Name() string { return "trtllm" }
+
+// Traits implements Family. The context server keeps the KV for a time that is
+// its own setting, so it is treated as a lease.
+func (trtllm) Traits() Traits { return Traits{Kinds: kindsOf(front.Chat, front.Completions)} }
+
+// Order implements Family.
+func (trtllm) Order(*Handover) Order { return PrefillFirst }
+
+// Prefill implements Family. A server makes one token of a context_only request
+// by itself; older ones have to be told.
+func (trtllm) Prefill(leg *LegRequest, p *Handover) {
+	leg.disableStream()
+	if n, ok := p.Doc.Int(jsonscan.KeyMinTokens); ok && n > 0 {
+		leg.Set(jsonscan.KeyMinTokens, jsonOne) // else the first token could be the end
+	}
+	leg.limitToOneToken(p)
+	leg.Set(jsonscan.KeyDisaggregatedParams, contextOnly)
+}
+
+// Handle implements Family: the first choice's disaggregated_params. An end by
+// anything but the length means that the first token was the last.
+func (trtllm) Handle(p *Handover, body []byte) ([]byte, error) {
+	choice, ids, err := firstChoice(body, "prompt_token_ids")
+	if err != nil {
+		return nil, err
+	}
+	var of [2]jsonscan.Value
+	jsonscan.Members(choice, of[:], "finish_reason", "disaggregated_params")
+	if end := of[0]; end.Kind == jsonscan.String {
+		switch string(choice[end.Start:end.End]) {
+		case `"length"`, `"not_finished"`:
+		default:
+			return nil, ErrFinal
+		}
+	}
+	v := of[1]
+	if v.Kind != jsonscan.Object {
+		return nil, fmt.Errorf("%w: choices[0].disaggregated_params is missing or null", ErrIncompleteHandle)
+	}
+	params := choice[v.Start:v.End]
+	var in [3]jsonscan.Value
+	jsonscan.Members(params, in[:], "ctx_request_id", "first_gen_tokens", "request_type")
+	if in[0].Kind <= jsonscan.Null {
+		return nil, fmt.Errorf("%w: ctx_request_id is missing or null", ErrIncompleteHandle)
+	}
+	if id := params[in[0].Start:in[0].End]; !isInteger(in[0].Kind, id) {
+		return nil, fmt.Errorf("%w: ctx_request_id is %.64s, want an integer", ErrIncompleteHandle, id)
+	}
+	tokens := in[1]
+	if tokens.Kind != jsonscan.Array || !areNumbers(params[tokens.Start:tokens.End]) {
+		return nil, fmt.Errorf("%w: first_gen_tokens is missing or empty", ErrIncompleteHandle)
+	}
+	p.handleMembers = handleMembers{parsed: true, kind: in[2]}
+	if ids.Kind == jsonscan.Array {
+		p.promptIDs = body[ids.Start:ids.End]
+	}
+	return params, nil
+}
+
+// isInteger says whether a JSON value is an integer; the context server's ids may be negative.
+func isInteger(kind jsonscan.Kind, raw []byte) bool {
+	_, ok := integer(kind, bytes.TrimPrefix(raw, []byte{'-'}))
+	return ok
+}
+
+// areNumbers says whether an array has elements, and all of them are numbers.
+func areNumbers(array []byte) bool {
+	it, n := jsonscan.Walk(array), 0
+	for ; it.Next(); n++ {
+		if it.Value.Kind != jsonscan.Number {
+			return false
+		}
+	}
+	return n > 0
+}
+
+// firstChoice finds choices[0] of an answer, and one more member beside it; the result
+// borrows from body.
+func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Value, err error) {
+	v, other, err := jsonscan.FindTwo(body, "choices", beside)
+	if err != nil {
+		return nil, other, fmt.Errorf("%w: the prefill response is not JSON: %w", ErrIncompleteHandle, err)
+	}
+	if it := jsonscan.Walk(body[v.Start:v.End]); it.Next() && it.Value.Kind == jsonscan.Object {
+		return it.Raw(), other, nil
+	}
+	return nil, other, fmt.Errorf("%w: the prefill response has no choice", ErrIncompleteHandle)
+}
+
+// Decode implements Family.
+func (trtllm) Decode(leg *LegRequest, p *Handover) {
+	leg.Set(jsonscan.KeyDisaggregatedParams, leg.Render(func(dst []byte) []byte { return asGenerationOnly(dst, p) }))
+	if p.promptIDs == nil {
+		return // an older server: the prompt is tokenized once more
+	}
+	key := jsonscan.KeyPromptTokenIDs
+	if p.Kind == front.Completions {
+		key = jsonscan.KeyPrompt
+	}
+	leg.Set(key, p.promptIDs)
+}
+
+// asGenerationOnly appends the context server's params with the request type changed.
+func asGenerationOnly(dst []byte, p *Handover) []byte {
+	params := p.Handle
+	if v := p.handleMembers.kind; v.Kind != jsonscan.Absent {
+		dst = append(append(dst, params[:v.Start]...), generationOnly...)
+		return append(dst, params[v.End:]...)
+	}
+	dst = append(append(dst, `{"request_type":`...), generationOnly...)
+	return append(append(dst, ','), params[1:]...) // it has other members: Handle has seen two
+}
+
+// Body implements Answerer.
+func (trtllm) Body(dst []byte, _ *Handover, body []byte) []byte {
+	return relay.AppendRedacted(dst, body)
+}
+
+// Events implements Answerer.
+func (trtllm) Events(*Handover) relay.Rewriter { return relay.RedactRewriter{} }
+
+// Final implements Finisher.
+func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {
+	return relay.AppendEvents(dst, relay.AppendRedacted(nil, body), wantsUsage(p))
+}
+
+// wantsUsage says whether a streaming client asked for the usage event.
+func wantsUsage(p *Handover) bool {
+	options := p.Doc.Raw(jsonscan.KeyStreamOptions)
+	if len(options) == 0 || options[0] != '{' {
+		return false
+	}
+	v, ok, _ := jsonscan.Find(options, "include_usage")
+	return ok && v.Kind == jsonscan.Bool && options[v.Start] == 't'
+}

@@ -1,0 +1,139 @@
+package recording
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/xxh3"
+)
+
+// A recording is a header and frames. The header is magic, the version as 16
+// bits little-endian, six zeros. A frame is
+//
+//	kind     1 byte: frameData, frameStart or frameEnd
+//	zeros    3 bytes
+//	length   4 bytes, little-endian, of the body
+//	checksum 8 bytes, little-endian: XXH3-64 of the body
+//	body     one zstd frame of entries
+//
+// A start frame begins with all that the entries after it refer to, so that a
+// file may begin with any of them; the first frame of a file is one. The end
+// frame has an empty body: a file without it was cut short.
+const (
+	magic           = "SLUICREC"
+	version         = 3 // since 2: Held, InitialSkipped; since 3: Began
+	headerSize      = 16
+	frameHeadSize   = 16
+	maxFrame        = 64 << 20 // compressed
+	maxUncompressed = 256 << 20
+)
+
+type frameKind byte
+
+const (
+	frameData frameKind = iota + 1
+	frameStart
+	frameEnd
+)
+
+// Errors of a Reader; wrapped with the file's name and what is wrong.
+var (
+	ErrForeign   = errors.New("this is no recording of sluice")
+	ErrVersion   = errors.New("its version is newer than this sluice")
+	ErrTruncated = errors.New("it is cut short")
+	ErrCorrupted = errors.New("it is damaged")
+	// ErrUnfinished: every frame is whole but the end is missing: it is still
+	// being written, or its router was killed.
+	ErrUnfinished = errors.New("it has no end: it is still being written, or its router was killed")
+)
+
+func fileHeader() []byte {
+	h := append(make([]byte, 0, headerSize), magic...)
+	h = binary.LittleEndian.AppendUint16(h, version)
+	return h[:headerSize]
+}
+
+func checkHeader(h []byte) error {
+	if len(h) < len(magic) || string(h[:len(magic)]) != magic {
+		return fmt.Errorf("%w: it does not begin with %q", ErrForeign, magic)
+	}
+	if len(h) < headerSize {
+		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)
+	}
+	if v := binary.LittleEndian.Uint16(h[len(magic):]); v < 1 || v > version {
+		return fmt.Errorf("%w: version %d, want 1 to %d", ErrVersion, v, version)
+	}
+	return nil
+}
+
+// appendFrame appends a whole frame with the compressed entries.
+func appendFrame(dst []byte, kind frameKind, enc *zstd.Encoder, entries []byte) []byte {
+	at := len(dst)
+	dst = append(dst, make([]byte, frameHeadSize)...)
+	if kind != frameEnd {
+		dst = enc.EncodeAll(entries, dst)
+	}
+	head, body := dst[at:at+frameHeadSize], dst[at+frameHeadSize:]
+	head[0] = byte(kind)
+	binary.LittleEndian.PutUint32(head[4:], uint32(len(body)))
+	binary.LittleEndian.PutUint64(head[8:], xxh3.Hash(body))
+	return dst
+}
+
+// Copy passes the frames that come from r, a recording without its header, on to
+// sink until r ends. What comes is checked frame by frame.
+func Copy(sink Sink, r io.Reader) error {
+	var frame []byte
+	for {
+		var kind frameKind
+		var err error
+		if kind, frame, err = readFrame(r, frame); err == io.EOF {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("record: cannot read the stream: %w", err)
+		}
+		if err := sink.Frame(kind == frameStart, frame); err != nil {
+			return err
+		}
+	}
+}
+
+// readFrame reads one frame, head included; buf is reused. At the end of r it
+// gives io.EOF.
+func readFrame(r io.Reader, buf []byte) (kind frameKind, frame []byte, err error) {
+	frame = append(buf[:0], make([]byte, frameHeadSize)...)
+	switch n, err := io.ReadFull(r, frame); {
+	case err == io.EOF:
+		return 0, nil, io.EOF
+	case err == io.ErrUnexpectedEOF:
+		return 0, nil, fmt.Errorf("%w: %d bytes where a frame's head of %d should be", ErrTruncated, n, frameHeadSize)
+	case err != nil:
+		return 0, nil, err
+	}
+	kind = frameKind(frame[0])
+	size := binary.LittleEndian.Uint32(frame[4:])
+	if kind < frameData || kind > frameEnd || frame[1]|frame[2]|frame[3] != 0 || size > maxFrame {
+		return 0, nil, fmt.Errorf("%w: no frame begins where one should", ErrCorrupted)
+	}
+	sum := binary.LittleEndian.Uint64(frame[8:])
+	// Grows as bytes come: a head may claim more than there is.
+	for left := int(size); left > 0; {
+		n := min(left, 1<<20)
+		at := len(frame)
+		frame = append(frame, make([]byte, n)...)
+		if got, err := io.ReadFull(r, frame[at:]); err != nil {
+			if err == io.EOF || err == io.ErrUnexpectedEOF {
+				return 0, nil, fmt.Errorf("%w: a frame of %d bytes ends after %d", ErrTruncated, size, int(size)-left+got)
+			}
+			return 0, nil, err
+		}
+		left -= n
+	}
+	if xxh3.Hash(frame[frameHeadSize:]) != sum {
+		return 0, nil, fmt.Errorf("%w: a frame's checksum is wrong", ErrCorrupted)
+	}
+	return kind, frame, nil
+}

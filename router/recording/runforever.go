@@ -1,0 +1,59 @@
+package recording
+
+import (
+	"errors"
+	"time"
+)
+
+// ErrClosed: the Recorder was closed.
+var ErrClosed = errors.New("record: the recorder is closed")
+
+// RunForever records into the sink that open makes, and when that recording ends by itself,
+// as on a full disk, tries to begin another with a new sink every so often, until
+// Close. While somebody else records it waits for the end of that. An error is that of
+// the first beginning.
+func (r *Recorder) RunForever(open func() (Sink, error), every time.Duration) error {
+	first, err := r.begin(open)
+	if err != nil {
+		return err
+	}
+	go r.runForever(first, open, every)
+	return nil
+}
+
+func (r *Recorder) begin(open func() (Sink, error)) (*Recording, error) {
+	sink, err := open()
+	if err != nil {
+		return nil, err
+	}
+	g, err := r.Start(sink)
+	if err != nil {
+		sink.Close()
+	}
+	return g, err
+}
+
+func (r *Recorder) runForever(g *Recording, open func() (Sink, error), every time.Duration) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		if g != nil {
+			<-g.Done() // Close ends it too
+			g = nil
+		}
+		select {
+		case <-r.closed:
+			return
+		case <-tick.C:
+		}
+		next, err := r.begin(open)
+		switch {
+		case err == nil:
+			r.opt.Log.Info("recording again")
+			g = next
+		case errors.Is(err, ErrBusy), errors.Is(err, ErrClosed):
+		default:
+			r.opt.Log.Warn("cannot record yet", "err", err, "next_try_in", every)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package recording
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/router/schedule"
+)
+
+// fullDiskSink is a Sink of real files on a disk that is full for a while: a fake, for a full
+// disk cannot be had here.
+type fullDiskSink struct {
+	*Files
+	full *atomic.Bool
+}
+
+func (f fullDiskSink) Frame(start bool, frame []byte) error {
+	if f.full.Load() {
+		return &os.PathError{Op: "write", Path: "x.rec", Err: syscall.ENOSPC}
+	}
+	return f.Files.Frame(start, frame)
+}
+
+func waitFor(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// TestRunForever: a recording that has ended on a full disk begins again when there is room,
+// in files that can be read, and not after Close.
+func TestRunForever(t *testing.T) {
+	dir := t.TempDir()
+	r := New(Options{})
+	var full atomic.Bool
+	var opened atomic.Int32
+	open := func() (Sink, error) {
+		opened.Add(1)
+		files, err := NewFiles(FilesOptions{Dir: dir})
+		return fullDiskSink{files, &full}, err
+	}
+	if err := r.RunForever(open, 5*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.RunForever(open, time.Hour); !errors.Is(err, ErrBusy) {
+		t.Errorf("a second one: %v", err)
+	}
+	made := func() int { all, _ := filepath.Glob(filepath.Join(dir, "*"+fileSuffix)); return len(all) }
+	waitFor(t, "the first file", func() bool { return made() == 1 })
+	full.Store(true)
+	waitFor(t, "the recording ends", func() bool { // by its next frame
+		r.RequestEnded("a", schedule.Outcome{Status: 200})
+		return !r.Active()
+	})
+	tries := opened.Load()
+	waitFor(t, "it is tried again while the disk is full", func() bool { return opened.Load() > tries+1 })
+	full.Store(false)
+	waitFor(t, "the next file", func() bool { return r.Active() && made() > 1 })
+	r.RequestEnded("b", schedule.Outcome{Status: 200})
+	if err := r.Close(); err != nil {
+		t.Error(err)
+	}
+	all, _ := filepath.Glob(filepath.Join(dir, "*"+fileSuffix))
+	ended := 0
+	for _, name := range all[1:] {
+		in, err := Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var e Entry
+		for err = in.Next(&e); err == nil; err = in.Next(&e) {
+			if e.Kind == Ended {
+				ended++
+			}
+		}
+		in.Close()
+		if err != io.EOF {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if ended != 1 {
+		t.Errorf("%d requests in the recording that was begun again, want 1", ended)
+	}
+	if _, err := r.Start(fullDiskSink{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if err := r.RunForever(open, time.Millisecond); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	tries = opened.Load()
+	time.Sleep(100 * time.Millisecond)
+	if n := opened.Load(); n > tries+1 || r.Active() { // one may have been under way
+		t.Errorf("%d sinks opened after Close", n-tries)
+	}
+}
+
+// TestFilesOnFullDisk: what could not be written leaves no half frame, and a file
+// without a frame does not stay.
+func TestFilesOnFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	f, err := NewFiles(FilesOptions{Dir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.begin(); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if all, _ := os.ReadDir(dir); len(all) != 0 || len(f.Names()) != 0 {
+		t.Errorf("%d files are left, %d told of", len(all), len(f.Names()))
+	}
+	frame := []byte("not looked at here")
+	if err := f.Frame(true, frame); err != nil {
+		t.Fatal(err)
+	}
+	name := f.file.Name()
+	f.file.Close() // no write succeeds any more
+	if f.file, err = os.Open(name); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Frame(true, frame); err == nil {
+		t.Error("a frame that could not be written was taken")
+	}
+	f.Close()
+	if info, err := os.Stat(name); err != nil || info.Size() != headerSize+int64(len(frame)) {
+		t.Errorf("the file has %v (%v), want its header and one frame", info, err)
+	}
+}

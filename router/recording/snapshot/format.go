@@ -1,0 +1,171 @@
+package snapshot
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/zeebo/xxh3"
+
+	"sluice/router/blockhash"
+	"sluice/router/kvevents"
+	"sluice/router/kvindex"
+)
+
+// A snapshot is a header, sections and an end. The header is magic, the version
+// as 16 bits little-endian, six zeros. A section is
+//
+//	kind     1 byte: rankSection, chainsSection or endSection
+//	zeros    3 bytes
+//	length   4 bytes, little-endian, of the body
+//	checksum 8 bytes, little-endian: XXH3-64 of the body
+//	body
+//
+// A rank section's body is a Meta as JSON, a chains section's one zstd frame of
+// chains of the rank before it, the end's the XXH3-64 of everything before it.
+const (
+	magic           = "SLUICEKV"
+	version         = 1
+	headerSize      = 16
+	sectionHead     = 16
+	maxSection      = 64 << 20
+	maxUncompressed = 64 << 20
+	// sectionBytes is about how much goes into one section before compression.
+	sectionBytes = 1 << 20
+)
+
+const (
+	rankSection byte = iota + 1
+	chainsSection
+	endSection
+)
+
+// Errors of Open; wrapped with the file's name and what is wrong.
+var (
+	ErrForeign   = errors.New("this is no snapshot of sluice's index")
+	ErrVersion   = errors.New("its version is not this sluice's")
+	ErrTruncated = errors.New("it is cut short")
+	ErrCorrupted = errors.New("it is damaged")
+)
+
+// Meta is whose blocks they are and how far its feed had come.
+type Meta struct {
+	Worker   string            `json:"worker"`
+	Rank     uint16            `json:"rank"`
+	Model    string            `json:"model"` // that salts the hashes
+	Engine   string            `json:"engine"`
+	Blocks   int               `json:"blocks"` // held when it was written; a hint
+	Position kvevents.Position `json:"position"`
+}
+
+func fileHeader() []byte {
+	h := append(make([]byte, 0, headerSize), magic...)
+	h = binary.LittleEndian.AppendUint16(h, version)
+	return h[:headerSize]
+}
+
+func checkHeader(h []byte) error {
+	if len(h) < len(magic) || string(h[:len(magic)]) != magic {
+		return fmt.Errorf("%w: it does not begin with %q", ErrForeign, magic)
+	}
+	if len(h) < headerSize {
+		return fmt.Errorf("%w: %d bytes, the header alone has %d", ErrTruncated, len(h), headerSize)
+	}
+	if v := binary.LittleEndian.Uint16(h[len(magic):]); v != version {
+		return fmt.Errorf("%w: version %d, want %d", ErrVersion, v, version)
+	}
+	return nil
+}
+
+// section appends a section.
+func section(dst []byte, kind byte, body []byte) []byte {
+	at := len(dst)
+	dst = append(dst, make([]byte, sectionHead)...)
+	dst = append(dst, body...)
+	return finishSection(dst, at, kind)
+}
+
+// appendChains appends a section of compressed chains.
+func appendChains(dst []byte, enc *zstd.Encoder, chains []byte) []byte {
+	at := len(dst)
+	dst = enc.EncodeAll(chains, append(dst, make([]byte, sectionHead)...))
+	return finishSection(dst, at, chainsSection)
+}
+
+func finishSection(dst []byte, at int, kind byte) []byte {
+	head, body := dst[at:at+sectionHead], dst[at+sectionHead:]
+	head[0] = kind
+	binary.LittleEndian.PutUint32(head[4:], uint32(len(body)))
+	binary.LittleEndian.PutUint64(head[8:], xxh3.Hash(body))
+	return dst
+}
+
+// readSectionHead reads a section's head.
+func readSectionHead(h []byte) (kind byte, size int, sum uint64, err error) {
+	n := binary.LittleEndian.Uint32(h[4:])
+	if kind = h[0]; kind < rankSection || kind > endSection || h[1]|h[2]|h[3] != 0 || n > maxSection {
+		return 0, 0, 0, fmt.Errorf("%w: no section begins where one should", ErrCorrupted)
+	}
+	return kind, int(n), binary.LittleEndian.Uint64(h[8:]), nil
+}
+
+func appendMeta(dst []byte, m *Meta) []byte {
+	b, err := json.Marshal(m)
+	if err != nil { // only for types that JSON has no form for: a bug
+		panic(err)
+	}
+	return section(dst, rankSection, b)
+}
+
+func readMeta(body []byte) (m Meta, err error) {
+	if err := json.Unmarshal(body, &m); err != nil || m.Worker == "" {
+		return m, fmt.Errorf("%w: a rank's section cannot be read", ErrCorrupted)
+	}
+	return m, nil
+}
+
+func appendChain(b []byte, x *kvindex.Exported) []byte {
+	parent := byte(0)
+	if x.HasParent {
+		parent = 1
+	}
+	b = append(b, byte(x.Tier), parent)
+	b = binary.LittleEndian.AppendUint64(b, uint64(x.Parent))
+	b = binary.LittleEndian.AppendUint64(b, uint64(x.ParentSeq))
+	b = binary.AppendUvarint(b, uint64(len(x.Engine)))
+	for _, h := range x.Engine {
+		b = binary.LittleEndian.AppendUint64(b, uint64(h))
+	}
+	for _, s := range x.Seqs {
+		b = binary.LittleEndian.AppendUint64(b, uint64(s))
+	}
+	return b
+}
+
+// readChain cuts one chain off b; x's slices are reused.
+func readChain(b []byte, x *kvindex.Exported) (rest []byte, err error) {
+	bad := fmt.Errorf("%w: a chain of blocks ends too early", ErrCorrupted)
+	if len(b) < 18 || b[0] >= byte(kvindex.NumTiers) || b[1] > 1 {
+		return nil, bad
+	}
+	x.Tier, x.HasParent = kvindex.Tier(b[0]), b[1] == 1
+	x.Parent = kvindex.EngineHash(binary.LittleEndian.Uint64(b[2:]))
+	x.ParentSeq = blockhash.Seq(binary.LittleEndian.Uint64(b[10:]))
+	n, size := binary.Uvarint(b[18:])
+	if size <= 0 || n > math.MaxInt32 || uint64(len(b)-18-size) < 16*n {
+		return nil, bad
+	}
+	b = b[18+size:]
+	x.Engine, x.Seqs = x.Engine[:0], x.Seqs[:0]
+	for i := range int(n) {
+		x.Engine = append(x.Engine, kvindex.EngineHash(binary.LittleEndian.Uint64(b[8*i:])))
+	}
+	b = b[8*n:]
+	for i := range int(n) {
+		x.Seqs = append(x.Seqs, blockhash.Seq(binary.LittleEndian.Uint64(b[8*i:])))
+	}
+	return b[8*n:], nil
+}

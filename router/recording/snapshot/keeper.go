@@ -1,0 +1,229 @@
+package snapshot
+
+import (
+	"errors"
+	"io/fs"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sluice/router/kvevents"
+	"sluice/router/kvindex"
+	"sluice/router/worker"
+)
+
+// Options of a Keeper. Path, Index and Ranks are required.
+type Options struct {
+	Path     string        // its folder is made when it is not there, mode 0700
+	Interval time.Duration // between two snapshots [5m]
+	// Pending is how long a rank of the last snapshot that has not joined again is
+	// kept, and goes into the next ones [30m].
+	PendingTTL   time.Duration
+	MaxWriteRate int64         // bytes a second that are written, before compression [64 MiB]
+	Index        kvindex.Index // must be an Exporter and an Importer
+	// Ranks are those there are.
+	Ranks func() []*worker.Rank
+	// Position is how far a rank's feed has come: Feeds.Position.
+	Position func(worker.ID) (kvevents.Position, bool)
+	Log      *slog.Logger
+}
+
+// Keeper writes snapshots in the background and restores ranks from the last one.
+type Keeper struct {
+	opt      Options
+	exporter kvindex.Exporter
+	importer kvindex.Importer
+	previous *File // nil: there was none, or it was refused
+	opened   time.Time
+	stop     chan struct{}
+	done     chan struct{}
+	once     sync.Once
+	write    sync.Mutex
+
+	written, failed, blocks, restored atomic.Uint64
+	lastWritten                       atomic.Int64 // of the last snapshot, ns since 1970
+}
+
+// New reads the snapshot at opt.Path, where there is one, and starts to write
+// new ones. A file that cannot be used is logged with its name and what is wrong,
+// and the router starts without it; an error means that no snapshot could ever be
+// written.
+func New(opt Options) (*Keeper, error) {
+	if opt.Log == nil {
+		opt.Log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Interval <= 0 {
+		opt.Interval = 5 * time.Minute
+	}
+	if opt.PendingTTL <= 0 {
+		opt.PendingTTL = 30 * time.Minute
+	}
+	if opt.MaxWriteRate <= 0 {
+		opt.MaxWriteRate = 64 << 20
+	}
+	k := &Keeper{opt: opt, stop: make(chan struct{}), done: make(chan struct{}), opened: time.Now()}
+	var can bool
+	if k.exporter, can = opt.Index.(kvindex.Exporter); can {
+		k.importer, can = opt.Index.(kvindex.Importer)
+	}
+	if !can {
+		return nil, errors.New("snapshot: this index cannot be written down")
+	}
+	if err := checkWritable(opt.Path); err != nil {
+		opt.Log.Error("no snapshot of the index can be written as things are", "err", err)
+	}
+	removeAbandoned(opt.Path)
+	last, err := Open(opt.Path)
+	switch {
+	case err == nil:
+		k.previous = last
+		opt.Log.Info("snapshot of the index found", "file", opt.Path, "ranks", len(last.Ranks()))
+	case errors.Is(err, fs.ErrNotExist):
+	default:
+		opt.Log.Error("the snapshot of the index is not used", "err", err)
+	}
+	go k.run()
+	return k, nil
+}
+
+func (k *Keeper) run() {
+	defer close(k.done)
+	tick := time.NewTicker(k.opt.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-k.stop:
+			return
+		case <-tick.C:
+			k.Write()
+		}
+	}
+}
+
+// Position is what the snapshot says of a rank that joins; false where it says
+// nothing, or the rank has another model now.
+func (k *Keeper) Position(id worker.ID, model string) (kvevents.Position, bool) {
+	if k.previous == nil {
+		return kvevents.Position{}, false
+	}
+	k.previous.mu.Lock()
+	defer k.previous.mu.Unlock()
+	p, ok := k.previous.sections[id]
+	return p.meta.Position, ok && p.meta.Model == model
+}
+
+// Discard forgets what the snapshot has of a rank: its engine is not the same.
+func (k *Keeper) Discard(id worker.ID) {
+	if k.previous != nil {
+		k.previous.mu.Lock()
+		k.previous.extract(id)
+		k.previous.mu.Unlock()
+	}
+}
+
+// Restore puts a joining rank's blocks back into the index and gives the position
+// that its feed is to go on from; ok is false where there is nothing to go on
+// from, and the index then holds nothing of the rank. Call it before the feed
+// starts and once the engine has proven itself (Feeds.Prove); the blocks are true
+// only if that feed is given the position.
+func (k *Keeper) Restore(r *worker.Rank, model string) (pos kvevents.Position, ok bool) {
+	if k.previous == nil {
+		return pos, false
+	}
+	m, blocks, ok, err := k.previous.Restore(r.ID, r.Slot, model, k.importer)
+	if err != nil {
+		k.opt.Index.Clear(r.Slot)
+		k.opt.Log.Error("a rank of the snapshot is not used", "rank", r.ID.String(), "err", err)
+		return pos, false
+	}
+	if ok {
+		k.restored.Add(1)
+		k.opt.Log.Info("blocks restored from the snapshot",
+			"rank", r.ID.String(), "blocks", blocks, "from", m.Position.Next)
+	}
+	return m.Position, ok
+}
+
+// settleTimeout is how long a feed that is just catching up is waited for.
+const settleTimeout = 500 * time.Millisecond
+
+// readyRanks are those whose feed is contiguous, with their positions of now.
+func (k *Keeper) readyRanks() (all []Rank) {
+	until := time.Now().Add(settleTimeout)
+	for _, r := range k.opt.Ranks() {
+		pos, ok := k.opt.Position(r.ID)
+		for !ok && time.Now().Before(until) && worker.FeedState(r.Feed.Load()) == worker.FeedSyncing {
+			time.Sleep(10 * time.Millisecond)
+			pos, ok = k.opt.Position(r.ID)
+		}
+		if ok {
+			info := r.Worker.Info()
+			all = append(all, Rank{Slot: r.Slot, Meta: Meta{Worker: r.ID.Worker, Rank: r.ID.Rank, Model: info.Base, Engine: info.Engine,
+				Blocks: k.opt.Index.CachedBlocks(r.Slot), Position: pos},
+				stillValid: func() bool { return slices.Contains(k.opt.Ranks(), r) }})
+		}
+	}
+	return all
+}
+
+// Write writes a snapshot now. With no rank to write, nor any pending of the last
+// one, the file is left as it is.
+func (k *Keeper) Write() error {
+	k.write.Lock()
+	defer k.write.Unlock()
+	if k.previous != nil && time.Since(k.opened) > k.opt.PendingTTL {
+		k.previous.Close()
+	}
+	ranks := k.readyRanks()
+	if len(ranks) == 0 && (k.previous == nil || len(k.previous.Ranks()) == 0) {
+		return nil
+	}
+	s, err := write(k.opt.Path, k.opt.MaxWriteRate, k.exporter, ranks, k.previous)
+	if err != nil {
+		k.failed.Add(1)
+		k.opt.Log.Error("no snapshot of the index", "err", err)
+		return err
+	}
+	k.written.Add(1)
+	k.blocks.Store(uint64(s.Blocks))
+	k.lastWritten.Store(time.Now().UnixNano())
+	k.opt.Log.Info("snapshot of the index written", "file", k.opt.Path, "ranks", s.Ranks, "blocks", s.Blocks, "bytes", s.Bytes, "took", s.Duration)
+	return nil
+}
+
+// Counts are the snapshots written and failed since the start, the ranks restored
+// and when the last snapshot was written (zero: never).
+func (k *Keeper) Counts() (written, failed, restored uint64, at time.Time) {
+	if ns := k.lastWritten.Load(); ns > 0 {
+		at = time.Unix(0, ns)
+	}
+	return k.written.Load(), k.failed.Load(), k.restored.Load(), at
+}
+
+// CloseWithoutWrite ends without a last snapshot: another process writes the file from now on.
+func (k *Keeper) CloseWithoutWrite() {
+	k.once.Do(func() {
+		close(k.stop)
+		<-k.done
+		if k.previous != nil {
+			k.previous.Close()
+		}
+	})
+}
+
+// Close writes a last snapshot and ends. Call it while the feeds still run: with
+// them goes what the index holds.
+func (k *Keeper) Close() (err error) {
+	k.once.Do(func() {
+		close(k.stop)
+		<-k.done
+		k.opt.MaxWriteRate = 1 << 40 // nobody is served any more
+		err = k.Write()
+		if k.previous != nil {
+			k.previous.Close()
+		}
+	})
+	return err
+}

@@ -1,0 +1,208 @@
+package schedule
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// A record keeps its decisions packed, one behind the other, as bytes without pointers: there
+// are as many as streams and more, each with all its candidates' terms, of which most are zero,
+// or small, or those of the candidate before. All is kept as exactly as it is shown.
+//
+// A decision is the numbers of encodeDecision, as varints, then its terms. Of a term: the rank's
+// number on the roll, its marks, which of its other numbers are there (those that are not zero),
+// its cost in µs, then, as the marks say, its prices and its credit, and those numbers.
+
+// The marks of a term; the feed's state stands behind them.
+const (
+	markApprox = 1 << iota
+	markInFlight
+	markExcluded
+	markPriced   // its prices are not those of the term before
+	markCredited // its credit is not its cached tokens, and follows
+	markFeed     = iota
+)
+
+// toMicros is a number of ms in the µs that round3 makes of it.
+func toMicros(ms float64) int64 { return int64(ms*1000 + 0.5) }
+
+// maxEncodedTerm bounds the bytes of a decision's own numbers, ten of five or ten bytes at the most,
+// and of one term: four of ten, ten of five and some more.
+const maxEncodedTerm = 128
+
+// putVarint writes a varint into memory that has room for it, and gives where it ends.
+func putVarint(b *[maxEncodedTerm]byte, at int, n uint64) int {
+	if n < 0x80 {
+		b[at&(maxEncodedTerm-1)] = byte(n)
+		return at + 1
+	}
+	return putLongVarint(b, at, n)
+}
+
+func putLongVarint(b *[maxEncodedTerm]byte, at int, n uint64) int {
+	for ; n >= 0x80; n >>= 7 {
+		b[at&(maxEncodedTerm-1)] = byte(n) | 0x80
+		at++
+	}
+	b[at&(maxEncodedTerm-1)] = byte(n)
+	return at + 1
+}
+
+// putCandidate writes a term behind before, the one before it in the decision, and gives its bytes.
+func putCandidate(b *[maxEncodedTerm]byte, t, before *candidateState, number uint32) (at int) {
+	marks := uint64(t.feed) << markFeed
+	if t.approx {
+		marks |= markApprox
+	}
+	if t.inFlight {
+		marks |= markInFlight
+	}
+	if t.excluded {
+		marks |= markExcluded
+	}
+	priced, credited := t.price != before.price, t.credit != float64(t.cached)
+	if priced {
+		marks |= markPriced
+	}
+	if credited {
+		marks |= markCredited
+	}
+	at = putVarint(b, at, uint64(number))
+	at = putVarint(b, at, marks)
+	have, haveAt := uint16(0), at
+	at += 2
+	at = putVarint(b, at, uint64(toMicros(t.cost)))
+	if priced {
+		for _, n := range t.price {
+			at = putVarint(b, at, uint64(uint32(n)))
+		}
+	}
+	if credited {
+		binary.LittleEndian.PutUint64(b[at:], math.Float64bits(t.credit))
+		at += 8
+	}
+	if t.reserved != 0 {
+		have |= 1
+		at = putVarint(b, at, uint64(t.reserved))
+	}
+	if t.blocks != 0 {
+		have |= 1 << 1
+		at = putVarint(b, at, uint64(uint32(t.blocks)))
+	}
+	if t.work != 0 {
+		have |= 1 << 2
+		at = putVarint(b, at, uint64(t.work))
+	}
+	if t.requests != 0 {
+		have |= 1 << 3
+		at = putVarint(b, at, uint64(uint32(t.requests)))
+	}
+	if t.waiting != -1 { // the engine has said it
+		have |= 1 << 4
+		at = putVarint(b, at, uint64(uint32(t.waiting+1)))
+	}
+	if t.otherTokens != 0 {
+		have |= 1 << 5
+		at = putVarint(b, at, uint64(t.otherTokens))
+	}
+	if t.cached|t.depth|t.host|t.disk|t.lackingTokens != 0 {
+		for i, n := range [...]int32{t.cached, t.depth, t.host, t.disk, t.lackingTokens} {
+			if n != 0 {
+				have |= 1 << (6 + i)
+				at = putVarint(b, at, uint64(uint32(n)))
+			}
+		}
+	}
+	binary.LittleEndian.PutUint16(b[haveAt:], have)
+	return at
+}
+
+// encodeDecision appends a decision and its candidates.
+func encodeDecision(b []byte, d *decision, terms []candidateState, ranks *rankIDs) []byte {
+	b = slices.Grow(b, maxEncodedTerm*(1+len(terms)))
+	scratch := func() *[maxEncodedTerm]byte { return (*[maxEncodedTerm]byte)(b[len(b) : len(b)+maxEncodedTerm]) }
+	own := scratch()
+	at := putVarint(own, 0, uint64(d.at))
+	for _, n := range [...]int32{
+		int32(d.leg), d.attempt, d.prompt, d.output, d.candidates, d.excluded, d.races, d.chosen + 1, int32(len(terms)),
+	} {
+		at = putVarint(own, at, uint64(uint32(n)))
+	}
+	b = b[:len(b)+at]
+	before := &unpriced
+	for i := range terms {
+		t := &terms[i]
+		b = b[:len(b)+putCandidate(scratch(), t, before, ranks.number(t.rank))]
+		before = t
+	}
+	return b
+}
+
+// unpriced stands before a decision's first term.
+var unpriced candidateState
+
+// decodeDecision gives a record's next decision with its terms, whose cost is in whole µs, and what is
+// behind it.
+func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decision, all []candidateState, rest []byte) {
+	u := decoder{b}
+	d.at = time.Duration(u.number())
+	leg, n := int32(0), int32(0)
+	for _, to := range [...]*int32{
+		&leg, &d.attempt, &d.prompt, &d.output, &d.candidates, &d.excluded, &d.races, &d.chosen, &n,
+	} {
+		*to = int32(u.number())
+	}
+	d.leg, d.chosen = LegKind(leg), d.chosen-1
+	terms = slices.Grow(terms[:0], int(n))
+	before := &unpriced
+	for range n {
+		t := candidateState{rank: ranks.rank(uint32(u.number()))}
+		marks := u.number()
+		t.approx, t.inFlight, t.excluded = marks&markApprox != 0, marks&markInFlight != 0, marks&markExcluded != 0
+		t.feed = worker.FeedState(marks >> markFeed)
+		have := binary.LittleEndian.Uint16(u.next(2))
+		t.cost = float64(int64(u.number())) / 1000
+		if t.price = before.price; marks&markPriced != 0 {
+			for i := range t.price {
+				t.price[i] = int32(u.number())
+			}
+		}
+		if marks&markCredited != 0 {
+			t.credit = math.Float64frombits(binary.LittleEndian.Uint64(u.next(8)))
+		}
+		number := func(i int) (n int64) {
+			if have>>i&1 != 0 {
+				n = int64(u.number())
+			}
+			return n
+		}
+		t.reserved, t.blocks, t.work = number(0), int32(number(1)), number(2)
+		t.requests, t.waiting, t.otherTokens = int32(number(3)), int32(number(4))-1, number(5)
+		t.cached, t.depth = int32(number(6)), int32(number(7))
+		t.host, t.disk, t.lackingTokens = int32(number(8)), int32(number(9)), int32(number(10))
+		if marks&markCredited == 0 {
+			t.credit = float64(t.cached)
+		}
+		terms = append(terms, t)
+		before = &terms[len(terms)-1]
+	}
+	return d, terms, u.b
+}
+
+type decoder struct{ b []byte }
+
+func (u *decoder) next(n int) []byte {
+	head := u.b[:n]
+	u.b = u.b[n:]
+	return head
+}
+
+func (u *decoder) number() uint64 {
+	v, n := binary.Uvarint(u.b)
+	u.b = u.b[n:]
+	return v
+}

@@ -1,5 +1,0 @@
-//go:build race
-
-package transfers
-
-const raceOn = true // sync.Pool drops at random then
