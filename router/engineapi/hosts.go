@@ -2,6 +2,7 @@ package engineapi
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -59,11 +60,11 @@ func (h *allowedHosts) allow(host string) bool {
 // host.
 func (h *allowedHosts) check(r *request) error {
 	if r.has(fBootstrap) {
-		if err := h.checkHost("bootstrap_info.bootstrap_host", "bootstrap_host", r.vals[fBootstrapHost]); err != nil {
-			return err
+		if err := h.checkHost(placeOf("bootstrap_host", true), r.vals[fBootstrapHost]); err != nil {
+			return prefixField("bootstrap_info.bootstrap_host", err)
 		}
 	}
-	return h.checkTree("prefill_result.disaggregated_params", "", r.vals[fResultParams], false)
+	return prefixField("prefill_result.disaggregated_params", h.checkTree(place{}, r.vals[fResultParams]))
 }
 
 // checkMedia looks at what is handed on to engines as it stands, as the front looks at the
@@ -86,44 +87,77 @@ func (e *Engine) checkMedia(r *request) error {
 			if below != "" {
 				field += "." + below
 			}
-			return &FieldError{Field: field, Got: "it " + why, Forbidden: forbidden}
+			return &FieldError{Got: "it " + why, Forbidden: forbidden}
 		}
 	}
 	return nil
 }
 
-// checkTree checks every string below a member whose name speaks of a place, and every URL
-// wherever it stands. name is the member's own, or of the list that it stands in.
-func (h *allowedHosts) checkTree(in, name string, raw []byte, place bool) error {
+// place is what the name of a member says about its value. A list passes its place on to
+// its elements, so that a name, which may be as long as a body, is read once.
+type place struct {
+	host    bool // the value is a host or contains one; the members below it inherit this
+	bare    bool // the value is a host alone, never a URL
+	numeric bool // a number is an address, too: engines write 2130706433 into a URL
+	opaque  bool // the state of TensorRT-LLM's transceiver, whose addresses cannot be read
+}
+
+// placeOf reads the name of a member inside a member that is a host or is not.
+func placeOf(name string, inHost bool) place {
+	return place{
+		host:    inHost || namesHost(name),
+		bare:    endsIn(name, "host", "hostname", "ip"),
+		numeric: endsIn(name, "host", "addr", "address", "endpoint", "url", "uri", "ip"),
+		opaque:  strings.HasSuffix(name, "opaque_state"),
+	}
+}
+
+// maxFieldPath bounds the path of a FieldError: its parts are names that the caller chose.
+const maxFieldPath = 400
+
+// prefixField puts the part of a path before the field of a FieldError. The path is made
+// here, once there is an error: made for each element it would cost the square of a body.
+func prefixField(part string, err error) error {
+	var f *FieldError
+	if errors.As(err, &f) {
+		f.Field = truncate(truncate(part, maxFieldPath/2)+f.Field, maxFieldPath)
+	}
+	return err
+}
+
+// checkTree checks each string below a member whose name says that it is a host, and each URL
+// below any member. at is of the member's name, or of the list that raw is an element of. The
+// Field of an error is the path below raw.
+func (h *allowedHosts) checkTree(at place, raw []byte) error {
 	if len(raw) == 0 {
 		return nil
 	}
 	switch raw[0] {
 	case '"':
-		if strings.HasSuffix(name, "opaque_state") && !h.any { // TensorRT-LLM's: addresses are in it, in a form of its release
-			return &FieldError{Field: in, Got: "the state of a transceiver, whose hosts cannot be read; it is taken where routed.hosts has 0.0.0.0/0", Forbidden: true}
+		if at.opaque && !h.any {
+			return &FieldError{Got: "the state of a transceiver, whose hosts cannot be read; it is accepted if routed.hosts contains 0.0.0.0/0", Forbidden: true}
 		}
-		if place || bytes.Contains(appendText(nil, raw), []byte("://")) {
-			return h.checkHost(in, name, raw)
+		if at.host || bytes.Contains(appendText(nil, raw), []byte("://")) {
+			return h.checkHost(at, raw)
 		}
 	case '[':
 		i := 0
 		for it := jsonscan.Walk(raw); it.Next(); i++ {
-			if err := h.checkTree(fmt.Sprintf("%s[%d]", in, i), name, it.Raw(), place); err != nil {
-				return err
+			if err := h.checkTree(at, it.Raw()); err != nil {
+				return prefixField("["+strconv.Itoa(i)+"]", err)
 			}
 		}
 	case '{':
 		for it := jsonscan.Walk(raw); it.Next(); {
 			name := string(it.Key(nil))
-			if err := h.checkTree(in+"."+name, name, it.Raw(), place || namesHost(name)); err != nil {
-				return err
+			if err := h.checkTree(placeOf(name, at.host), it.Raw()); err != nil {
+				return prefixField("."+name, err)
 			}
 		}
 	case 'n', 't', 'f':
-	default: // 2130706433 is an address too, once an engine has written it down
-		if place && endsIn(name, "host", "addr", "address", "endpoint", "url", "uri", "ip") {
-			return &FieldError{Field: in, Got: quoteValue(raw, jsonscan.Number), Want: "a host as text", Forbidden: true}
+	default:
+		if at.host && at.numeric {
+			return &FieldError{Got: quoteValue(raw, jsonscan.Number), Want: "a host as text", Forbidden: true}
 		}
 	}
 	return nil
@@ -152,17 +186,17 @@ func namesHost(name string) bool {
 	return false
 }
 
-// checkHost checks one value: HOST, HOST:PORT or a URL, which a member called host or ip may
-// not be, since engines write it into a URL of their own. What stands behind the host is
-// looked at as well: "10.0.0.1:x@other" and "10.0.0.1:80;other" begin with one that is
-// allowed, and end elsewhere.
-func (h *allowedHosts) checkHost(field, name string, raw []byte) error {
+// checkHost checks one value: HOST, HOST:PORT or a URL. The value of a member named host or ip
+// may not be a URL, because engines write it into a URL of their own. The text after the host is
+// checked, too: "10.0.0.1:x@other" and "10.0.0.1:80;other" begin with an allowed host and lead
+// to another.
+func (h *allowedHosts) checkHost(at place, raw []byte) error {
 	text := string(appendText(nil, raw))
 	host, read := text, true
 	switch only, port, err := net.SplitHostPort(text); {
 	case strings.Contains(text, "://"):
 		u, err := url.Parse(text)
-		if read = err == nil && !endsIn(name, "host", "hostname", "ip"); read {
+		if read = err == nil && !at.bare; read {
 			host = u.Hostname()
 		}
 	case err == nil:
@@ -170,10 +204,10 @@ func (h *allowedHosts) checkHost(field, name string, raw []byte) error {
 		host, read = only, err == nil
 	}
 	if !read {
-		return &FieldError{Field: field, Got: quoteValue(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where no mere host is asked for", Forbidden: true}
+		return &FieldError{Got: quoteValue(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where no mere host is asked for", Forbidden: true}
 	}
 	if !h.allow(host) {
-		return &FieldError{Field: field, Got: fmt.Sprintf("the host %.100q is not on the allow-list (routed.hosts)", host), Forbidden: true}
+		return &FieldError{Got: fmt.Sprintf("the host %.100q is not on the allow-list (routed.hosts)", host), Forbidden: true}
 	}
 	return nil
 }

@@ -2,6 +2,8 @@ package engineapi
 
 import (
 	"errors"
+	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -67,7 +69,7 @@ func TestHostsInsideAllowedValues(t *testing.T) {
 			want = in + want
 		}
 		got := ""
-		if err := h.checkTree(in, "", []byte(k.params), false); err != nil {
+		if err := prefixField(in, h.checkTree(place{}, []byte(k.params))); err != nil {
 			f := new(FieldError)
 			if !errors.As(err, &f) || !f.Forbidden {
 				t.Errorf("%s: %v", k.params, err)
@@ -81,7 +83,32 @@ func TestHostsInsideAllowedValues(t *testing.T) {
 	if h, err = newHosts([]string{"0.0.0.0/0"}); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.checkTree(in, "", []byte(`{"encoded_opaque_state":"AAEC"}`), false); err != nil {
+	if err := h.checkTree(place{}, []byte(`{"encoded_opaque_state":"AAEC"}`)); err != nil {
 		t.Errorf("with any host allowed: %v", err)
+	}
+}
+
+// A member's name is as long as its caller likes: the check of the elements below it must not
+// copy or read it once for each.
+func TestHostsCheckIsLinear(t *testing.T) {
+	h, err := newHosts([]string{"10.0.0.0/8"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 20_000
+	name := strings.Repeat("a", 200_000)
+	for _, k := range []struct{ what, element string }{{"numbers", "1,"}, {"strings", `"x",`}, {"lists", "[1],"}} {
+		body := []byte(`{"` + name + `":[` + strings.Repeat(k.element, n) + `"http://192.0.2.1/"]}`)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := h.checkTree(place{}, body)
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 16<<20 {
+			t.Errorf("%s: the check of %d bytes allocated %d bytes", k.what, len(body), got)
+		}
+		var f *FieldError
+		if !errors.As(err, &f) || !f.Forbidden || len(f.Field) > maxFieldPath+len("…") {
+			t.Errorf("%s: got %.200v, want a forbidden field with a bounded path", k.what, err)
+		}
 	}
 }
