@@ -20,7 +20,7 @@ floor and a way, nor for two engines: whoever is woken later finds more at once.
            and in the kernel; the sum is exact, the parts are the kernel's samples
   request  µs of CPU for one request of 4 tokens, 64 users, an engine that answers at once
 
-  scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/routed.md]
+  scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/engine-api.md]
 """
 
 import argparse

@@ -342,7 +342,7 @@ type Migration struct {
 var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "many_choices"}
 
 // EngineAPI is the router as an engine, for callers who tokenize themselves; see
-// docs/routed.md. It is off until one of http, unix and listen is given.
+// docs/engine-api.md. It is off until one of http, unix and listen is given.
 type EngineAPI struct {
 	HTTP   bool   `yaml:"http"`                // POST /v1/routed/generate is served [false]
 	Unix   string `yaml:"unix"`                // path of the framed socket; who may write to the file may call [none]

@@ -1,6 +1,6 @@
 // Package routed makes the router an engine for callers who render and tokenize
 // themselves: they hand over a preprocessed request and get a stream of token
-// ids back. The shapes are those of docs/routed.md (Dynamo's PreprocessedRequest,
+// ids back. The shapes are those of docs/engine-api.md (Dynamo's PreprocessedRequest,
 // LLMEngineOutput and Annotated).
 //
 // Engine is its main type; cmd/sluice builds it. It serves the framed socket

@@ -2,7 +2,7 @@
 
 RoutedEngine is the main type: it holds one connection to a router and multiplexes
 requests on it. The frames are those of docs/wire.md, requests and items those of
-docs/routed.md. The package starts no thread, and no task that outlives a connection
+docs/engine-api.md. The package starts no thread, and no task that outlives a connection
 attempt.
 """
 

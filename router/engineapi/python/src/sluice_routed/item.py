@@ -1,4 +1,4 @@
-"""The answer's items: Annotated<LLMEngineOutput>, as docs/routed.md writes them."""
+"""The answer's items: Annotated<LLMEngineOutput>, as docs/engine-api.md writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request: Dynamo's PreprocessedRequest, as docs/routed.md reads it."""
+"""The request: Dynamo's PreprocessedRequest, as docs/engine-api.md reads it."""
 
 from __future__ import annotations
 

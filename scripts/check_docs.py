@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""Checks the documents against the tree; prints each fault and exits 1 when there is one.
+
+- Every relative link of a Markdown file leads to a file, and its fragment to a heading there.
+- Every function that a flow of ARCHITECTURE.md names exists in the package that it names.
+- Every package folder that ARCHITECTURE.md's package map names exists, and every package is in the map.
+"""
+import functools
+import glob
+import os
+import re
+import subprocess
+import sys
+
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAME = re.compile(r"`([a-z][\w/]*)\.((?:[A-Za-z]\w*\.)?[A-Za-z]\w*)`")
+faults = []
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        return f.read()
+
+
+@functools.cache
+def anchors(path):
+    found, fenced = set(), False
+    for line in read(path).splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif line.startswith("#") and not fenced:
+            title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", line.lstrip("#").strip()).lower()
+            found.add(re.sub(r"[^\w\- ]", "", title).replace(" ", "-"))
+    return found
+
+
+def check_links(path):
+    for target in LINK.findall(re.sub(r"```.*?```", "", read(path), flags=re.S)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        full = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
+        if not os.path.exists(os.path.join(ROOT, full)):
+            faults.append(f"{path}: the link {target} leads to no file")
+        elif fragment and full.endswith(".md") and fragment not in anchors(full):
+            faults.append(f"{path}: {full} has no heading #{fragment}")
+
+
+@functools.cache
+def functions(folder):
+    """Names the functions and methods of a package, methods as Type.name."""
+    found = set()
+    for path in glob.glob(os.path.join(ROOT, folder, "*.go")):
+        if path.endswith("_test.go"):
+            continue
+        with open(path, encoding="utf-8") as f:
+            for receiver, name in re.findall(r"^func (?:\((?:\w+ )?\*?(\w+)(?:\[[^\]]*\])?\) )?(\w+)[\(\[]", f.read(), flags=re.M):
+                found.add(f"{receiver}.{name}" if receiver else name)
+    return found
+
+
+def package_folders():
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.go"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return sorted({os.path.dirname(f) for f in files.split() if not f.endswith("_test.go") and os.path.exists(os.path.join(ROOT, f))})
+
+
+def check_architecture():
+    text, folders = read("ARCHITECTURE.md"), package_folders()
+    section = text.split("\n## Flows", 1)[1].split("\n## ", 1)[0]
+    for package, name in NAME.findall(section):
+        fits = [f for f in folders if f == package or f.endswith("/" + package)]
+        if not fits:
+            faults.append(f"ARCHITECTURE.md: there is no package {package} (of {package}.{name})")
+        elif not any(name in functions(f) for f in fits):
+            faults.append(f"ARCHITECTURE.md: package {package} has no function {name}")
+    section = text.split("\n## Package map", 1)[1].split("\n## ", 1)[0]
+    named = set(re.findall(r"^\| `([\w/]+)`", section, flags=re.M))
+    faults.extend(f"ARCHITECTURE.md: there is no package folder {n}" for n in sorted(named - set(folders)) if not os.path.isdir(os.path.join(ROOT, n)))
+    faults.extend(f"ARCHITECTURE.md: the package map lacks {f}" for f in folders if f not in named and not any(f.startswith(n + "/") for n in named if n.startswith(("bench", "scripts"))))
+
+
+def main():
+    for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/*.md", root_dir=ROOT)):
+        check_links(path)
+    check_architecture()
+    for fault in faults:
+        print("docs: " + fault, file=sys.stderr)
+    sys.exit(1 if faults else 0)
+
+
+if __name__ == "__main__":
+    main()
