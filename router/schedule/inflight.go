@@ -26,6 +26,9 @@ import (
 type inFlightTable struct {
 	buckets []bucket
 	mask    uint64
+	// used says of each slot whether cells may name it. An engine that clears its cache
+	// again and again would otherwise cost a scan of all cells each time.
+	used [worker.MaxSlots]atomic.Bool
 }
 
 type bucket [8]atomic.Uint64
@@ -100,6 +103,10 @@ func (t *inFlightTable) add(slot worker.Slot, keys []blockhash.Seq, confirmed in
 		}
 		b[evicted].Store(packed)
 	}
+	// After the cells: a concurrent remove either sees them or leaves used set.
+	if used := &t.used[slotAt(slot)]; !used.Load() {
+		used.Store(true)
+	}
 }
 
 // ticksLeft is how many ticks are left until end, 0 when it has passed.
@@ -140,6 +147,9 @@ func (t *inFlightTable) find(dst []inFlightBlocks, keys []blockhash.Seq, size in
 
 // remove drops what is awaited of a slot: its engine has restarted or left.
 func (t *inFlightTable) remove(slot worker.Slot) {
+	if used := &t.used[slotAt(slot)]; !used.Load() || !used.Swap(false) {
+		return
+	}
 	for i := range t.buckets {
 		for k := range t.buckets[i] {
 			c := &t.buckets[i][k]
