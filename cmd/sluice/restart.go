@@ -290,6 +290,7 @@ func (r *router) drainReplaced(ctx context.Context) error {
 	r.discovery.Close() // the fleet stays as it is: its workers renew their leases elsewhere
 	go r.completions.handOver()
 	go r.transfers.PassOn()
+	go r.feeds.ReleaseBound()
 	wire := make(chan struct{})
 	go func() {
 		defer close(wire)

@@ -60,13 +60,28 @@ func (f *feed) open() error {
 		f.dial(0)
 		return nil
 	}
-	acceptor, err := zmtp.Accept(f.source.Endpoint, f.streamOptions("SUB"))
-	if err != nil {
-		return err
-	}
-	f.acceptor = acceptor
-	f.helpers.Go(func() { acceptor.Run(f.ctx, maxPeers, f.addConn, f.setConnError) })
+	f.helpers.Go(f.listen)
 	return nil
+}
+
+// listen binds the endpoint and accepts connections until the feed ends. A bind that fails is
+// tried again with back-off: during a hot restart the previous process has the port until it
+// releases its feeds.
+func (f *feed) listen() {
+	for wait := time.Duration(0); sleep(f.ctx, wait); wait = jittered(min(max(2*wait, dialMin), dialMax)) {
+		acceptor, err := zmtp.Accept(f.source.Endpoint, f.streamOptions("SUB"))
+		if err != nil {
+			if wait == 0 {
+				f.log.Warn("kv events: cannot bind the endpoint; retrying", "endpoint", f.source.Endpoint, "error", err)
+			}
+			f.setConnError(err)
+			continue
+		}
+		stop := context.AfterFunc(f.ctx, acceptor.Close)
+		acceptor.Run(f.ctx, maxPeers, f.addConn, f.setConnError)
+		stop()
+		acceptor.Close()
+	}
 }
 
 // dial makes a connection on a goroutine of its own, as often as it takes.
@@ -137,9 +152,6 @@ func (f *feed) wake() {
 // close ends all connections; what makes new ones has ended when it returns.
 func (f *feed) close() {
 	f.cancel()
-	if f.acceptor != nil {
-		f.acceptor.Close()
-	}
 	f.arrivals.mu.Lock()
 	f.arrivals.closed = true
 	for _, s := range f.arrivals.streams {

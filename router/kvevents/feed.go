@@ -38,7 +38,6 @@ type feed struct {
 	cancel   context.CancelFunc
 	helpers  sync.WaitGroup // those who make connections
 	arrivals newConns       // has a lock of its own
-	acceptor *zmtp.Acceptor // of an endpoint that is bound
 	conns    []*publisherConn
 	timer    *time.Timer
 	timerAt  time.Time // when timer rings; zero: it does not

@@ -512,7 +512,7 @@ func TestBindMode(t *testing.T) {
 	e.closePublisher() // its port is free for the feed now
 	r := newFeedHarness(t, e, nil)
 	r.src.Bind = true
-	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
+	r.start()
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)
 	if err := e.pub.Connect(e.Endpoint); err != nil {
@@ -525,6 +525,40 @@ func TestBindMode(t *testing.T) {
 	}
 	r.indexEquals(all...)
 	r.awaitState(worker.FeedLive)
+}
+
+// TestBindIsRetried: an endpoint that another process has, as the previous router has it during
+// a hot restart, is bound when that process releases it.
+func TestBindIsRetried(t *testing.T) {
+	e := newEngine(t, false)
+	e.closePublisher()
+	previous := newFeedHarness(t, e, nil)
+	previous.src.Bind = true
+	previous.start()
+	addr := strings.TrimPrefix(e.Endpoint, "tcp://")
+	eventually(t, "the previous process listens", func() bool {
+		c, err := net.Dial("tcp", addr)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+	r := newFeedHarness(t, e, nil)
+	r.src.Bind = true
+	r.start()
+	time.Sleep(50 * time.Millisecond) // the first attempt fails
+	previous.feeds.ReleaseBound()
+	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
+	e.pub.SetLinger(0)
+	if err := e.pub.Connect(e.Endpoint); err != nil {
+		t.Fatal(err)
+	}
+	e.subscribed()
+	all := batches(newEventWriter(21, 1), 5)
+	for _, b := range all {
+		e.publish(b)
+	}
+	r.indexEquals(all...)
 }
 
 // Whoever else comes to a port that the feed listens at, a probe of its health, a
@@ -559,7 +593,7 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 				e.closePublisher()
 				r := newFeedHarness(t, e, nil)
 				r.src.Bind = true
-				eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
+				r.start()
 				e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 				e.pub.SetLinger(0)
 				if err := e.pub.Connect(e.Endpoint); err != nil {

@@ -169,6 +169,25 @@ func (f *Feeds) Stop(id worker.ID) {
 	}
 }
 
+// ReleaseBound stops the feeds whose endpoints this process binds, so that the process that
+// replaces it can bind them. The ranks' blocks are dropped from the index.
+func (f *Feeds) ReleaseBound() {
+	f.mu.Lock()
+	var bound []*feed
+	for id, fd := range f.feeds {
+		if fd.source.Bind {
+			bound = append(bound, fd)
+			delete(f.feeds, id)
+		}
+	}
+	f.mu.Unlock()
+	var all sync.WaitGroup
+	for _, fd := range bound {
+		all.Go(fd.stop)
+	}
+	all.Wait()
+}
+
 // Close stops all feeds.
 func (f *Feeds) Close() {
 	f.mu.Lock()
