@@ -246,6 +246,9 @@ func (c *Config) checkWorkers(bad report) {
 			}
 			ids[w.ID] = i
 		}
+		if w.StartRank < 0 || w.StartRank > 65535 {
+			bad(path+".start_rank", "%d; want from 0 to 65535", w.StartRank)
+		}
 		own := map[string]bool{}
 		checkURL := func(path, raw string) {
 			key, err := engineURL(raw)

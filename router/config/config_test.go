@@ -227,6 +227,7 @@ func TestOverrideErrors(t *testing.T) {
 		{"no ranks", nil, []string{"--engine", "http://h:1,ranks=0"}, `"0" is no count of ranks from 1 to 4096`},
 		{"block size", nil, []string{"--engine", "http://h:1,block_size=x"}, `--engine: key block_size: "x" is no number of tokens`},
 		{"port", nil, []string{"--decode", "http://h:1,init_port=1+99999"}, `--decode: workers[0].options.init_port: "99999" is no port; want 1 to 65535`},
+		{"start rank", nil, []string{"--engine", "http://h:1,start_rank=99999"}, `--engine: workers[0].start_rank: 99999; want from 0 to 65535`},
 		{"flag over env", []string{"SLUICE_LISTEN=127.0.0.1:1"}, []string{"--listen=x"}, `--listen: listen: "x": not an address with a port`},
 	} {
 		_, err := resolve(t, "", c.env, c.args)

@@ -330,6 +330,8 @@ func TestBadAnnouncements(t *testing.T) {
 		"nixl port":           {`{"version":1,"url":"http://127.0.0.1:1","nixl":{"port":-1}}`, "nixl.port: -1"},
 		"nixl init ports":     {`{"version":1,"url":"http://127.0.0.1:1","nixl":{"init_ports":[0]}}`, "init_port"},
 		"a long lease":        {`{"version":1,"url":"http://127.0.0.1:1","lease_seconds":86400}`, "1 to 300"},
+		"a negative rank":     {`{"version":1,"url":"http://127.0.0.1:1","start_rank":-5}`, "start_rank: -5; want from 0 to 65535"},
+		"a large rank":        {`{"version":1,"url":"http://127.0.0.1:1","start_rank":65536}`, "start_rank: 65536; want from 0 to 65535"},
 		"a negative lease":    {`{"version":1,"url":"http://127.0.0.1:1","lease_seconds":-1}`, "1 to 300"},
 	} {
 		status, _, body := s.call(t, "PUT", "/v1/workers/a", token, c.body)
