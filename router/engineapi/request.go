@@ -270,11 +270,15 @@ func (r *request) labels() (list string, err error) {
 	return list, nil
 }
 
-// joinIDs writes a list of ids as a header's value.
+// maxJoinedIDs is one more than the runner accepts in a steering header, so that it refuses
+// a longer list and the list costs no more memory than that.
+const maxJoinedIDs = 65
+
+// joinIDs writes the first maxJoinedIDs ids of a list as a header's value.
 func joinIDs(raw []byte) string {
 	var out []byte
-	for it := jsonscan.Walk(raw); it.Next(); {
-		if len(out) > 0 {
+	for it, n := jsonscan.Walk(raw), 0; n < maxJoinedIDs && it.Next(); n++ {
+		if n > 0 {
 			out = append(out, ',')
 		}
 		out = append(out, bytes.Trim(it.Raw(), `"`)...)

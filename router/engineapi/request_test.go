@@ -176,3 +176,15 @@ func TestTRTLLMBody(t *testing.T) {
 		}
 	}
 }
+
+// TestLongIDListIsTruncated: a list of ids as long as a body is joined as far as the runner
+// needs it to refuse the list, and no further.
+func TestLongIDListIsTruncated(t *testing.T) {
+	list := `["a"` + strings.Repeat(`,"a"`, 1<<20) + `]`
+	if got := joinIDs([]byte(list)); got != "a"+strings.Repeat(",a", maxJoinedIDs-1) {
+		t.Errorf("%d bytes are joined of a list of %d", len(got), len(list))
+	}
+	if got := joinIDs([]byte(`["a",7,"b"]`)); got != "a,7,b" {
+		t.Errorf("%q", got)
+	}
+}

@@ -24,8 +24,9 @@ const (
 	// headerSessionID is what other routers and clients call the session.
 	headerSessionID = "X-Session-ID"
 
-	maxHeaderWords = 64  // words of one such header
-	maxSession     = 256 // bytes
+	maxHeaderWords = 64       // words of one such header
+	maxHeaderBytes = 32 << 10 // bytes of one such header; a caller in the process can set longer ones than HTTP allows
+	maxSession     = 256      // bytes
 	maxListed      = 32  // ids or labels told in an error
 )
 
@@ -96,6 +97,14 @@ func (q *request) applySteering() bool {
 	pin, allowed, labels := q.x.HeaderList(headerWorker), q.x.HeaderList(headerAllowed), q.x.HeaderList(headerLabels)
 	if pin == nil && allowed == nil && labels == nil {
 		return true
+	}
+	for _, h := range [...]struct {
+		name  string
+		value []byte
+	}{{headerWorker, pin}, {headerAllowed, allowed}, {headerLabels, labels}} {
+		if len(h.value) > maxHeaderBytes {
+			return q.refuseSteering(h.name, string(h.value[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(h.value), maxHeaderBytes))
+		}
 	}
 	if (pin != nil || allowed != nil) && !q.r.current.Load().pins.allow(q.x.ClientIP(), q.x.Unix()) {
 		name, value := headerWorker, pin
@@ -228,13 +237,24 @@ func (s *steering) filter(ranks []*worker.Rank, used []bool) []*worker.Rank {
 	return filtered
 }
 
-// splitWords are those of a header's list, commas and spaces apart.
+// splitWords yields the words of a header's list, which commas, spaces and tabs separate.
+// It reads no further than the caller does, so a limit on the number of words also bounds
+// the memory.
 func splitWords(value []byte) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
-		for _, w := range bytes.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' || r == '\t' }) {
-			if !yield(string(w)) {
+		for {
+			value = bytes.TrimLeft(value, ", \t")
+			if len(value) == 0 {
 				return
 			}
+			end := bytes.IndexAny(value, ", \t")
+			if end < 0 {
+				end = len(value)
+			}
+			if !yield(string(value[:end])) {
+				return
+			}
+			value = value[end:]
 		}
 	}
 }
