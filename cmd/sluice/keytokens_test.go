@@ -156,3 +156,56 @@ func TestTokensAreReserved(t *testing.T) {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
 }
+
+// TestBackgroundResponsesAreCharged: a background response is answered before it is computed.
+// Its key pays for the output that it may have; before, it paid for the prompt alone.
+func TestBackgroundResponsesAreCharged(t *testing.T) {
+	status, answer := 200, ""
+	e := startScripted(t, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		if strings.Contains(string(b), `"stream":true`) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			io.WriteString(w, "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"status\":\"queued\"}}\n\n")
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+			return
+		}
+		replyJSON(w, status, answer)
+	})
+	auth, mod := tokenKey(1 << 30)
+	r := startRouter(t, mod, e.worker(worker.Aggregated, "e"))
+	spent := func() int { return int(r.keyring.Keys()[0].Counts().Tokens) }
+	body := func(more string) string {
+		return fmt.Sprintf(`{"model":"sim","input":%q,"background":true%s}`, strings.Repeat("word ", 600), more)
+	}
+	const queued = `{"id":"resp_1","object":"response","status":"queued","usage":null}`
+	for _, c := range []struct {
+		name, more, answer string
+		status, atLeast    int
+		below              int
+	}{
+		{"queued, with a limit", `,"max_output_tokens":5000`, queued, 200, 5750, 6000},
+		{"queued, without one", ``, queued, 200, 4096 + 750, 5100},
+		{"done at once", `,"max_output_tokens":5000`, `{"id":"resp_1","status":"completed","usage":{"input_tokens":700,"output_tokens":9}}`, 200, 709, 710},
+		{"refused", `,"max_output_tokens":5000`, `{"error":{"message":"no"}}`, 400, 0, 1},
+	} {
+		status, answer = c.status, c.answer
+		before := spent()
+		if a := post(t, r.URL+"/v1/responses", body(c.more), auth...); a.Status != c.status {
+			t.Fatalf("%s: %d %s", c.name, a.Status, a.Body)
+		}
+		if got := spent() - before; got < c.atLeast || got >= c.below {
+			t.Errorf("%s: %d tokens are charged, want %d to %d", c.name, got, c.atLeast, c.below)
+		}
+	}
+	before := spent()
+	ctx, leave := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer leave()
+	req, _ := http.NewRequestWithContext(ctx, "POST", r.URL+"/v1/responses", strings.NewReader(body(`,"max_output_tokens":5000,"stream":true`)))
+	req.Header.Set(auth[0], auth[1])
+	if resp, err := http.DefaultClient.Do(req); err == nil {
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	eventually(t, 5*time.Second, "a client that leaves the stream of a background response pays for it", func() bool { return spent()-before >= 5750 })
+}

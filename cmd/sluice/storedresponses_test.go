@@ -316,6 +316,22 @@ func TestOnlyEngineIsQueried(t *testing.T) {
 	}
 }
 
+// TestUnstoredResponsesAreNotRemembered: the engine does not have a response that its client
+// declined to store, and the router's table has no entry for it either.
+func TestUnstoredResponsesAreNotRemembered(t *testing.T) {
+	key := apikey.New()
+	r := startRouter(t, withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String()}), startStoringEngine(t, "a", false).worker("a"))
+	auth := []string{"Authorization", "Bearer " + key}
+	for _, more := range []string{"", `,"stream":true`, `,"x_pad":2000000`} {
+		for store, want := range map[string]int{"": 200, `,"store":true`: 200, `,"store":false`: 404} {
+			id := idOf(t, post(t, r.URL+"/v1/responses", fmt.Sprintf(respond, more+store), auth...))
+			if a := get(t, r.URL+"/v1/responses/"+id, auth...); a.Status != want {
+				t.Errorf("%s%s: %d, want %d", more, store, a.Status, want)
+			}
+		}
+	}
+}
+
 // TestAnthropicPaths: count_tokens reaches an engine, and errors under /v1/messages, or of
 // clients that send Anthropic's version, have Anthropic's shape.
 func TestAnthropicPaths(t *testing.T) {

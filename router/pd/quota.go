@@ -11,15 +11,26 @@ import (
 // bytesPerToken is the guess where nobody counted tokens.
 const bytesPerToken = 4
 
-// reserveQuota takes the prompt's tokens of the client's key before any engine computes them,
-// so that requests that come together cannot all go by what is left for one; false when
-// they are not to be had, which has been answered. pay gives back what was not used.
+// backgroundOutput is the number of output tokens that a key is charged for a background
+// response whose client sets no max_output_tokens.
+const backgroundOutput = 4096
+
+// reserveQuota reserves the prompt's tokens from the client's key before an engine computes
+// them, so concurrent requests cannot all use the tokens that are left for one. It answers
+// the request and returns false when the key has too few. commitQuota returns the unused
+// tokens. For a background response it reserves the output too: the engine answers before
+// it computes, and nothing later tells the router what it computed.
 func (q *request) reserveQuota() bool {
 	pass := q.x.Principal()
 	if pass == nil {
 		return true
 	}
-	tokens := q.promptTokens()
+	if q.x.Endpoint.Kind == front.ResponsesAPI && q.x.Doc.Bool(jsonscan.KeyBackground) {
+		if q.backgroundTokens = q.maxTokens; q.backgroundTokens == 0 {
+			q.backgroundTokens = backgroundOutput
+		}
+	}
+	tokens := q.promptTokens() + q.backgroundTokens
 	if denied := pass.Reserve(tokens); denied != nil {
 		pass.VisitLimitHeaders(q.x.SetHeader)
 		q.refuse(denied.Reason, denied.Message, denied.RetryAfter)
@@ -50,7 +61,10 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	if prompt < 0 {
 		prompt = q.promptTokens()
 	}
-	if output < 0 && q.x.Endpoint.Disaggregable {
+	switch {
+	case q.backgroundTokens > 0 && output <= 0: // the answer says that the response is queued
+		output = q.backgroundTokens
+	case output < 0 && q.x.Endpoint.Disaggregable:
 		output = estimateOutputTokens(answer, 0)
 	}
 	q.commitQuota(prompt + max(output, 0))
@@ -73,7 +87,7 @@ func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
 // was over: engines were computing it for him.
 func (q *request) recordAbortedUsage(reason front.Reason) {
 	if q.legSent && (reason == front.ClientGone || reason == front.Deadline) {
-		q.commitQuota(q.promptTokens())
+		q.commitQuota(q.promptTokens() + q.backgroundTokens) // the engine goes on with a background response
 	}
 }
 

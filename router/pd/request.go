@@ -84,9 +84,11 @@ type runState struct {
 	tries          [3]int // legs sent, by schedule.Leg
 	reservedTokens int    // tokens of the client's key, see reserve
 	quotaCommitted bool   // what was reserved is settled, or the stream's to settle
-	legSent        bool   // a leg was given to an engine
-	suspects       int    // engines that broke after this request was sent to them
-	unsent         bool   // the last leg failed before its engine saw anything of it
+
+	backgroundTokens int  // output tokens reserved for a background response; 0: it is not one
+	legSent          bool // a leg was given to an engine
+	suspects         int  // engines that broke after this request was sent to them
+	unsent           bool // the last leg failed before its engine saw anything of it
 
 	media        []Medium  // of the prompt, where the caller told them
 	waitingSince time.Time // it waited for a worker before it came here; zero: it did not

@@ -27,7 +27,7 @@ const (
 	maxHeaderWords = 64       // words of one such header
 	maxHeaderBytes = 32 << 10 // bytes of one such header; a caller in the process can set longer ones than HTTP allows
 	maxSession     = 256      // bytes
-	maxListed      = 32  // ids or labels told in an error
+	maxListed      = 32       // ids or labels told in an error
 )
 
 // steering is what the headers of one request ask for; the zero value nothing.

@@ -15,9 +15,10 @@ import (
 )
 
 const (
-	// maxStored bounds how many responses are remembered. The oldest goes first.
+	// maxStored bounds how many responses the router remembers. When the table is full, the
+	// oldest entry of a client with more than its share goes first (see evict).
 	maxStored = 1 << 16
-	// storedFor is how long one is remembered. Engines keep responses until they end.
+	// storedFor is how long a response is remembered. Engines keep responses until they end.
 	storedFor = 24 * time.Hour
 )
 
@@ -26,16 +27,18 @@ const (
 // knows the id; so the router finds the engine here, and refuses other clients. Nothing of
 // it is written to disk or outlives the router. Safe for concurrent use.
 type storedResponses struct {
-	mu   sync.Mutex
-	byID map[string]*linked.Element // of *storedResponse, by id
-	ages linked.List                // the oldest in front
-	max  int                        // [maxStored]
+	mu     sync.Mutex
+	byID   map[string]*linked.Element // of *storedResponse, by id
+	ages   linked.List                // all, the oldest in front
+	owners map[string]*linked.List    // of *storedResponse by owner, the oldest in front; none is empty
+	max    int                        // [maxStored]
 }
 
 type storedResponse struct {
-	id, owner string // owner: the name of the client's key, "" where no keys are asked for
+	id, owner string // owner: the name of the client's key, "" where the router requires none
 	rank      *worker.Rank
 	until     time.Time
+	own       *linked.Element // the entry's place in its owner's list
 }
 
 // add remembers a response. An id that another client's response has stays that client's.
@@ -46,7 +49,7 @@ func (s *storedResponses) add(owner, id string, rank *worker.Rank, now time.Time
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byID == nil {
-		s.byID = make(map[string]*linked.Element)
+		s.byID, s.owners = make(map[string]*linked.Element), make(map[string]*linked.List)
 	}
 	if s.max == 0 {
 		s.max = maxStored
@@ -59,9 +62,35 @@ func (s *storedResponses) add(owner, id string, rank *worker.Rank, now time.Time
 		s.remove(e)
 	}
 	for s.ages.Len() >= s.max {
-		s.remove(s.ages.Front())
+		s.evict(owner)
 	}
-	s.byID[id] = s.ages.PushBack(&storedResponse{id, owner, rank, now.Add(storedFor)})
+	own := s.owners[owner]
+	if own == nil {
+		own = new(linked.List)
+		s.owners[owner] = own
+	}
+	r := &storedResponse{id: id, owner: owner, rank: rank, until: now.Add(storedFor)}
+	r.own = own.PushBack(r)
+	s.byID[id] = s.ages.PushBack(r)
+}
+
+// evict makes room for a response of owner's in a full table. A client that has its share
+// of the table or more loses its own oldest response; otherwise the client with the most
+// responses does. So no client pushes another's responses out by making many. Called with
+// mu.
+func (s *storedResponses) evict(owner string) {
+	victim, clients := s.owners[owner], len(s.owners)
+	if victim == nil {
+		clients++
+	}
+	if victim == nil || victim.Len() < max(s.max/clients, 1) {
+		for _, l := range s.owners {
+			if victim == nil || l.Len() > victim.Len() {
+				victim = l
+			}
+		}
+	}
+	s.remove(s.byID[victim.Front().Value.(*storedResponse).id])
 }
 
 // find gives the rank that stored a response of owner's; nil: there is none, or it is
@@ -103,8 +132,13 @@ func (s *storedResponses) expire(now time.Time) {
 
 // remove drops an entry. Called with mu.
 func (s *storedResponses) remove(e *linked.Element) {
-	delete(s.byID, e.Value.(*storedResponse).id)
+	r := e.Value.(*storedResponse)
+	delete(s.byID, r.id)
 	s.ages.Remove(e)
+	own := s.owners[r.owner]
+	if own.Remove(r.own); own.Len() == 0 {
+		delete(s.owners, r.owner)
+	}
 }
 
 // ownerOf is whose responses a request may name.
@@ -115,10 +149,20 @@ func ownerOf(pass front.Principal) string {
 	return pass.Name()
 }
 
-// rememberResponse notes that rank answered a request for a response with this body, of
+// declinesStore reports whether the client asked the engine not to store the response
+// ("store": false): the engine has nothing that a later request could name.
+func (q *request) declinesStore() bool {
+	if q.x.Endpoint.Kind != front.ResponsesAPI {
+		return false
+	}
+	v, ok, err := jsonscan.Find(q.x.Doc.Body, "store")
+	return err == nil && ok && v.Kind == jsonscan.Bool && q.x.Doc.Body[v.Start] == 'f'
+}
+
+// rememberResponse records that rank answered a request of /v1/responses with this body, of
 // which the beginning is enough.
 func (q *request) rememberResponse(body []byte, rank *worker.Rank) {
-	if q.x.Endpoint.Kind != front.ResponsesAPI {
+	if q.x.Endpoint.Kind != front.ResponsesAPI || q.declinesStore() {
 		return
 	}
 	q.r.stored.add(ownerOf(q.x.Principal()), responseID(body), rank, time.Now())
@@ -145,7 +189,7 @@ func responseID(body []byte) string {
 
 // ResponseID implements front.Storer.
 func (s *streamState) ResponseID(id string) {
-	if s.endpoint.Kind == front.ResponsesAPI {
+	if s.endpoint.Kind == front.ResponsesAPI && !s.unstored {
 		s.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
 	}
 }

@@ -42,6 +42,50 @@ func TestStoredResponsesTable(t *testing.T) {
 	}
 }
 
+// TestStoredResponsesAreSharedFairly fills the table with one client's responses: before,
+// they pushed out those of every other client.
+func TestStoredResponsesAreSharedFairly(t *testing.T) {
+	now, rank := time.Now(), &worker.Rank{}
+	s := storedResponses{max: 8}
+	count := func(owner string) (n int) {
+		for i := range 100 {
+			if s.find(owner, owner+fmt.Sprint(i), now) != nil {
+				n++
+			}
+		}
+		return n
+	}
+	add := func(owner string, from, to int) {
+		for i := from; i < to; i++ {
+			s.add(owner, owner+fmt.Sprint(i), rank, now)
+		}
+	}
+	add("a", 0, 3)
+	add("b", 0, 100)
+	if a, b := count("a"), count("b"); a != 3 || b != 5 {
+		t.Errorf("%d of 3 responses of a are left beside %d of b, want all and 5", a, b)
+	}
+	if s.find("b", "b99", now) == nil || s.find("b", "b94", now) != nil {
+		t.Error("not the oldest of b went")
+	}
+	add("a", 3, 100)
+	if a, b := count("a"), count("b"); a != 4 || b != 4 {
+		t.Errorf("%d of a and %d of b, want 4 each", a, b)
+	}
+	add("c", 0, 1) // comes to a full table
+	if a, b, c := count("a"), count("b"), count("c"); a+b != 7 || c != 1 {
+		t.Errorf("%d of a, %d of b, %d of c; want 7 and 1", a, b, c)
+	}
+	for owner := range s.owners {
+		for i := range 100 {
+			s.forget(owner, owner+fmt.Sprint(i))
+		}
+	}
+	if len(s.byID)+len(s.owners)+s.ages.Len() != 0 {
+		t.Errorf("%d ids and %d clients are left of none", len(s.byID), len(s.owners))
+	}
+}
+
 func TestResponseID(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"id":"resp_1","x":1}`:        "resp_1",

@@ -32,7 +32,9 @@ type streamState struct {
 	pass           front.Principal // nil: no keys are asked for
 	received       compactTime
 	began          compactTime
-	status         int32
+	background     bool // a background response: reservedTokens includes its output
+	unstored       bool // the client declined to have the response stored
+	status         int16
 	tokens         int32 // of the prompt
 	reservedTokens int32 // of them by the key
 	predicted      int32
@@ -72,13 +74,14 @@ func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Dur
 func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
 	s := &streamState{
 		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
-		reservation: choice.Reservation, pass: q.x.Principal(), status: int32(resp.Status), received: toCompactTime(q.x.Received), began: toCompactTime(began),
+		reservation: choice.Reservation, pass: q.x.Principal(), status: int16(resp.Status), received: toCompactTime(q.x.Received), began: toCompactTime(began),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens), predicted: int32(choice.CachedTokens),
 		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, sentKVLease: q.sentKVLease, grace: q.cutGrace(),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()
 	}
+	s.background, s.unstored = q.backgroundTokens > 0, q.declinesStore()
 	q.sentKVLease, q.call, q.quotaCommitted = nil, nil, true
 	q.reservations.detach()
 	if q.transfer != nil {
@@ -251,6 +254,10 @@ func (s *streamState) commitQuota(res *relay.Result) {
 		return
 	}
 	prompt, output := res.Usage.Prompt, res.Usage.Completion
+	if s.background && (res.Cause != relay.Completed || output <= 0) {
+		s.pass.Commit(int(s.reservedTokens), int(s.reservedTokens)) // the engine computes it to its end
+		return
+	}
 	if prompt < 0 {
 		prompt = int(max(s.tokens, s.reservedTokens))
 	}
