@@ -236,7 +236,7 @@ func (t *isolated) stop(by time.Time) bool {
 		}
 		break
 	}
-	if !t.stop(by) {
+	if !t.reader.stop(by) {
 		return false
 	}
 	t.unmap()

@@ -40,7 +40,7 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 // and its descriptors: they are left to it.
 func (t *thread) stop(by time.Time) bool {
 	gone := t.awaitStopped(by)
-	if !t.stop(by) || !gone {
+	if !t.reader.stop(by) || !gone {
 		return false
 	}
 	t.unmap()

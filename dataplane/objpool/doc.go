@@ -1,4 +1,4 @@
-// Package reuse holds pools of objects that are used again, and checks in tests that
+// Package objpool holds pools of objects that are used again, and checks in tests that
 // nobody touches an object that is in a pool.
 //
 // A Pool is a sync.Pool of pointers to one type. While checking is on (under the race

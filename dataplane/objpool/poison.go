@@ -56,7 +56,7 @@ func VerifyPoison(b []byte, what string) {
 			at++
 		}
 		text, _, _ := bytes.Cut(piece[at:min(at+40, len(piece))], []byte{Pattern})
-		panic(fmt.Sprintf("reuse: %s was written to after its release: byte %d of %d is %#x (%q)", what, from+at, len(b), piece[at], text))
+		panic(fmt.Sprintf("objpool: %s was written to after its release: byte %d of %d is %#x (%q)", what, from+at, len(b), piece[at], text))
 	}
 }
 

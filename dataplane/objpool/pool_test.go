@@ -65,7 +65,7 @@ func TestPool(t *testing.T) {
 	} {
 		o := newObject()
 		_, panicked := again(t, o, func() { write(o) })
-		if text, _ := panicked.(string); !strings.Contains(text, "reuse.object was written to after its release") {
+		if text, _ := panicked.(string); !strings.Contains(text, "objpool.object was written to after its release") {
 			t.Errorf("%s: panic %v", name, panicked)
 		}
 	}
