@@ -23,7 +23,7 @@ func TestReleasedSenders(t *testing.T) {
 	for _, version := range versions {
 		t.Run(version, func(t *testing.T) {
 			b := listen(t, Options{})
-			cmd := exec.Command(python, "../../scripts/fixtures/lmcache.py", "push", version, b.Endpoint(), sources)
+			cmd := exec.Command(python, "../../../scripts/fixtures/lmcache.py", "push", version, b.Endpoint(), sources)
 			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
 			cmd.Stderr = os.Stderr
 			in, err := cmd.StdinPipe()
