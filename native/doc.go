@@ -1,7 +1,19 @@
-// Package native is the flat C under nixl: function-pointer tables filled by
-// dlopen (libnixl_capi, libucp, the CUDA driver), the threads that own a NIXL agent
-// or a UCP worker, and the watch over signal handlers. Beside pebbe/zmq4 it is the only package of the
-// project that imports "C", and nothing on the path of a request or of a chunk
-// calls into it. sluice_native.h is the surface; the same files are built and
-// tested outside of Go by `make native-test`.
+// Package native is the parent of the only packages of the project that import "C"
+// (besides pebbe/zmq4, a dependency). It has no code of its own.
+//
+//	dl    loads shared libraries at run time and protects Go's signal handlers
+//	rings the command and event rings that Go shares with a library's driver
+//	nixl  libnixl_capi and the thread that owns a NIXL agent
+//	ucx   libucp and a worker for active messages
+//	cuda  the CUDA driver, for memory on a GPU
+//
+// There is one folder per dynamically loaded library; dl and rings are what they
+// share. nixl imports ucx, because NIXL contains UCX, and cuda. No library is linked
+// against: each folder fills a table of function pointers with dlopen. Nothing on the
+// path of a request or of a stream's event calls into C.
+//
+// A folder's C code calls functions of the folders that its Go package imports, so
+// that the Go linker links both. `make native-test` builds and tests the same C files
+// outside Go. A build without cgo has the same Go API, which reports that it has no
+// C code.
 package native

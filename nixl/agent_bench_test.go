@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
 // BenchmarkBoardRequest is what a request pays on its way: a ticket, a look, the
@@ -52,7 +52,7 @@ func BenchmarkBoardRequest(b *testing.B) {
 // BenchmarkCgoCall is what the rings save: one call into C that does nothing.
 func BenchmarkCgoCall(b *testing.B) {
 	for b.Loop() {
-		native.ABI()
+		dl.ABI()
 	}
 }
 

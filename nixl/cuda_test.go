@@ -5,20 +5,20 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/cuda"
 )
 
-// cuda is a CUDA device to test on; without one the test is skipped, and says why.
-func cuda(t *testing.T) int {
+// requireCUDA returns a CUDA device, and skips the test if there is none.
+func requireCUDA(t *testing.T) int {
 	t.Helper()
-	n, err := native.CudaDevices()
+	n, err := cuda.Devices()
 	if err != nil {
 		t.Skipf("no GPU here: %v", err)
 	}
 	if n == 0 {
 		t.Skip("no GPU here: the CUDA driver sees none")
 	}
-	v, err := native.CudaOpen(0)
+	v, err := cuda.Open(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func cuda(t *testing.T) int {
 }
 
 func TestCUDAMemory(t *testing.T) {
-	m := must[*Memory](t)(NewDeviceMemory(cuda(t), 1<<20))
+	m := must[*Memory](t)(NewDeviceMemory(requireCUDA(t), 1<<20))
 	want := bytes.Repeat([]byte("vram"), 1<<18)
 	if err := m.Write(0, want); err != nil {
 		t.Fatal(err)
@@ -50,7 +50,7 @@ func TestCUDAMemory(t *testing.T) {
 // TestRealCUDATransfers moves 64 MiB between host memory of one agent and VRAM of
 // another, both ways, with a notification, and a record from VRAM onto a board.
 func TestRealCUDATransfers(t *testing.T) {
-	device := cuda(t)
+	device := requireCUDA(t)
 	w := realNetwork()
 	arrived := make(chan time.Time, 16)
 	a := w.open(t, Config{Telemetry: true})

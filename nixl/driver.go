@@ -3,7 +3,7 @@ package nixl
 import (
 	"time"
 
-	"sluice/native"
+	nativenixl "sluice/native/nixl"
 )
 
 // The operations and events; they mirror enum sluice_op and enum sluice_event.
@@ -90,4 +90,4 @@ func (c Counters) add(d Counters) Counters {
 }
 
 // PollIntervals is how an agent's thread waits.
-type PollIntervals = native.Pace
+type PollIntervals = nativenixl.PollIntervals

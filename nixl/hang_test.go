@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
 func TestFakeHangIsAnError(t *testing.T) {
@@ -68,7 +68,7 @@ func fakeUCX(t *testing.T) string { return compiled(t, "libucp.so.0", "fake_ucp.
 
 func compiled(t *testing.T, name, source string) string {
 	t.Helper()
-	if native.ABI() == 0 {
+	if dl.ABI() == 0 {
 		t.Skip("built without cgo")
 	}
 	cc, err := exec.LookPath("cc")

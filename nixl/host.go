@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/native"
+	nativenixl "sluice/native/nixl"
 )
 
 // What a router and the process that holds its agents say to each other: one JSON
@@ -125,7 +125,7 @@ func startHostAgent(o *hostRequest, fds []int) error {
 	}
 	r.wakeFD, r.eventFD = fds[2], fds[3]
 	if !o.UCX {
-		return native.StartAgent(unsafe.Pointer(r.head), uint32(o.Commands), uint32(o.Events), uint32(o.Spill), r.wakeFD, r.eventFD, o.Poll)
+		return nativenixl.StartAgent(unsafe.Pointer(r.head), uint32(o.Commands), uint32(o.Events), uint32(o.Spill), r.wakeFD, r.eventFD, o.Poll)
 	}
 	s, err := newStepper(r, nil)
 	if err == nil {

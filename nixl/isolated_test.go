@@ -12,13 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
 // isolateCommand is the command of a process that holds agents: this binary, as ServeHost.
 func isolateCommand(t testing.TB) []string {
 	t.Helper()
-	if native.ABI() == 0 {
+	if dl.ABI() == 0 {
 		t.Skip("built without cgo")
 	}
 	t.Setenv(childVariable, "host")

@@ -1,18 +1,22 @@
 package nixl
 
 import (
+	"maps"
 	"testing"
 	"unsafe"
 
-	"sluice/native"
+	"sluice/native/dl"
+	nativenixl "sluice/native/nixl"
+	"sluice/native/rings"
 )
 
 // TestLayout compares the Go mirrors with the C structs.
 func TestLayout(t *testing.T) {
-	c := native.Layout()
+	c := rings.Layout()
 	if c == nil {
 		t.Skip("built without cgo: there is nothing to compare with")
 	}
+	maps.Copy(c, nativenixl.Layout())
 	var h sharedHead
 	var s slot
 	for name, want := range map[string]uintptr{
@@ -37,7 +41,7 @@ func TestLayout(t *testing.T) {
 			t.Errorf("%s: %d in C, %d in Go", name, c[name], want)
 		}
 	}
-	if n := native.ABI(); n != 4 {
-		t.Errorf("C surface %d, want 4: compare the constants of driver.go with sluice_native.h", n)
+	if n := dl.ABI(); n != 5 {
+		t.Errorf("the C surface has version %d, want 5: compare the constants of driver.go with native/rings/rings.h", n)
 	}
 }

@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
+	nativenixl "sluice/native/nixl"
+	"sluice/native/ucx"
 )
 
 // LibraryVariable is the environment's way to name libnixl_capi: a file or the
@@ -29,7 +31,7 @@ type Search struct {
 // Attempt is one place that was tried.
 type Attempt struct {
 	Path   string
-	Code   native.LoadCode
+	Code   dl.LoadCode
 	Reason string
 }
 
@@ -67,7 +69,7 @@ func (e *LoadError) Error() string {
 	var absent []string
 	var rest []string
 	for _, a := range e.Attempts {
-		if a.Code == native.LoadAbsent {
+		if a.Code == dl.LoadAbsent {
 			absent = append(absent, cmp.Or(a.Path, "(in this process)"))
 		} else {
 			rest = append(rest, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Reason))
@@ -165,7 +167,7 @@ func Load(s Search, limit time.Duration) (*Library, error) {
 }
 
 func load(ctx context.Context, s Search, limit time.Duration) (*Library, error) {
-	path, attempts, err := loadFirst(ctx, "NIXL", s.Candidates(), limit, native.Load)
+	path, attempts, err := loadFirst(ctx, "NIXL", s.Candidates(), limit, nativenixl.Load)
 	if err != nil {
 		return nil, err
 	}
@@ -177,21 +179,21 @@ var loading sync.Mutex
 // loadFirst loads the first of the candidates that can be, and answers its file. Who
 // ends ctx waits no longer, and finds ctx's error: a load cannot be stopped, only left
 // behind.
-func loadFirst(ctx context.Context, what string, candidates []string, limit time.Duration, load func(string) (native.LoadCode, string)) (string, []Attempt, error) {
+func loadFirst(ctx context.Context, what string, candidates []string, limit time.Duration, load func(string) (dl.LoadCode, string)) (string, []Attempt, error) {
 	deadline := time.Now().Add(limit)
 	for !loading.TryLock() { // a load that hangs holds it
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return "", nil, abandonedLoadError(ctx, what)
 		}
 		if time.Now().After(deadline) {
-			return "", nil, &LoadError{Library: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: native.LoadBroken, Reason: "has not come back"}}}
+			return "", nil, &LoadError{Library: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: dl.LoadBroken, Reason: "has not come back"}}}
 		}
 		time.Sleep(time.Millisecond)
 	}
 	var attempts []Attempt
 	for _, path := range candidates {
 		type outcome struct {
-			code native.LoadCode
+			code dl.LoadCode
 			why  string
 		}
 		done := make(chan outcome, 1)
@@ -204,7 +206,7 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 		case o := <-done:
 			timer.Stop()
 			attempts = append(attempts, Attempt{path, o.code, o.why})
-			if o.code == native.LoadOK {
+			if o.code == dl.LoadOK {
 				loading.Unlock()
 				return o.why, attempts, nil
 			}
@@ -217,7 +219,7 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return "", nil, abandonedLoadError(ctx, what)
 		}
-		attempts = append(attempts, Attempt{path, native.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
+		attempts = append(attempts, Attempt{path, dl.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
 		return "", nil, &LoadError{Library: what, Attempts: attempts, Hung: true}
 	}
 	loading.Unlock()
@@ -264,7 +266,7 @@ func ResidentUCX() []string {
 
 func ucxVersion() string {
 	for _, p := range ResidentUCX() {
-		if a, b, c, ok := native.UCXVersion(p); ok {
+		if a, b, c, ok := ucx.Version(p); ok {
 			return fmt.Sprintf("%d.%d.%d", a, b, c)
 		}
 	}

@@ -10,7 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
+	"sluice/native/ucx"
 )
 
 func touch(t *testing.T, path string) string {
@@ -59,13 +60,13 @@ func TestSearchOrder(t *testing.T) {
 }
 
 func TestLoadErrorListsAttempts(t *testing.T) {
-	if native.ABI() == 0 {
+	if dl.ABI() == 0 {
 		t.Skip("built without cgo")
 	}
 	file := touch(t, filepath.Join(t.TempDir(), "libnixl_capi.so"))
 	_, err := Load(Search{Path: file}, 10*time.Second)
 	var e *LoadError
-	if !errors.As(err, &e) || len(e.Attempts) != 1 || e.Attempts[0].Code == native.LoadOK || e.Attempts[0].Path != file {
+	if !errors.As(err, &e) || len(e.Attempts) != 1 || e.Attempts[0].Code == dl.LoadOK || e.Attempts[0].Path != file {
 		t.Errorf("%v", err)
 	}
 	_, err = Load(Search{Path: "/does/not/exist.so"}, 10*time.Second)
@@ -75,7 +76,7 @@ func TestLoadErrorListsAttempts(t *testing.T) {
 }
 
 func TestLoadErrorNamesEveryPlace(t *testing.T) {
-	e := &LoadError{Library: "UCX", Attempts: []Attempt{{"", native.LoadAbsent, ""}, {"/a.so", native.LoadBroken, "too short"}, {"libucp.so.0", native.LoadAbsent, ""}}}
+	e := &LoadError{Library: "UCX", Attempts: []Attempt{{"", dl.LoadAbsent, ""}, {"/a.so", dl.LoadBroken, "too short"}, {"libucp.so.0", dl.LoadAbsent, ""}}}
 	if got, want := e.Error(), "nixl: no UCX: /a.so: broken: too short: not at (in this process), libucp.so.0"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -88,15 +89,15 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() {
-		_, _, err := loadFirst(ctx, "NIXL", []string{"a", "b"}, time.Hour, func(string) (native.LoadCode, string) {
+		_, _, err := loadFirst(ctx, "NIXL", []string{"a", "b"}, time.Hour, func(string) (dl.LoadCode, string) {
 			close(begun)
 			<-stuck
-			return native.LoadBroken, ""
+			return dl.LoadBroken, ""
 		})
 		ended <- err
 	}()
 	<-begun
-	second := func(string) (native.LoadCode, string) { return native.LoadOK, "c" }
+	second := func(string) (dl.LoadCode, string) { return dl.LoadOK, "c" }
 	go func() {
 		_, _, err := loadFirst(ctx, "UCX", []string{"c"}, time.Hour, second)
 		ended <- err
@@ -115,12 +116,12 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 }
 
 func TestEnvironmentOfUCX(t *testing.T) {
-	if native.ABI() == 0 {
+	if dl.ABI() == 0 {
 		t.Skip("built without cgo")
 	}
-	native.UCXEnvironment()
+	ucx.SetEnvironment()
 	for name, want := range map[string]string{"UCX_DEBUG_SIGNO": "0", "UCX_HANDLE_ERRORS": "none", "UCX_MEM_EVENTS": "n"} {
-		if got, _ := native.Environment(name); got != want {
+		if got, _ := dl.Environment(name); got != want {
 			t.Errorf("%s is %q in the C environment, want %q", name, got, want)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/native"
+	"sluice/native/cuda"
 )
 
 // Kind is where memory lies; the values are NIXL's.
@@ -96,10 +96,10 @@ func NewDeviceMemory(device, size int) (*Memory, error) {
 	if size <= 0 {
 		return nil, fmt.Errorf("nixl: cannot allocate %d bytes of VRAM: want more than 0", size)
 	}
-	if _, err := native.CudaOpen(device); err != nil {
+	if _, err := cuda.Open(device); err != nil {
 		return nil, err
 	}
-	a, err := native.CudaAlloc(device, size)
+	a, err := cuda.Alloc(device, size)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +127,7 @@ func (m *Memory) Write(offset int, b []byte) error {
 		return fmt.Errorf("nixl: cannot write %d bytes at %d of a memory of %d", len(b), offset, m.size)
 	}
 	if m.kind == VRAM {
-		return native.CudaWrite(m.device, m.address+uint64(offset), b)
+		return cuda.Write(m.device, m.address+uint64(offset), b)
 	}
 	copy(m.bytes[offset:], b)
 	return nil
@@ -139,7 +139,7 @@ func (m *Memory) Read(offset int, b []byte) error {
 		return fmt.Errorf("nixl: cannot read %d bytes at %d of a memory of %d", len(b), offset, m.size)
 	}
 	if m.kind == VRAM {
-		return native.CudaRead(m.device, b, m.address+uint64(offset))
+		return cuda.Read(m.device, b, m.address+uint64(offset))
 	}
 	copy(b, m.bytes[offset:])
 	return nil
@@ -159,7 +159,7 @@ func (m *Memory) Free() error {
 	a := m.address
 	m.address = 0
 	if m.kind == VRAM {
-		return native.CudaFree(m.device, a)
+		return cuda.Free(m.device, a)
 	}
 	poolHostMemory(m.bytes)
 	m.bytes = nil

@@ -11,17 +11,22 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
-// buildSender compiles a C sender that is none of our agents: ucx_sender or nixl_sender.
+// buildSender compiles a C program that sends notifications without an agent of this
+// package: ucx_sender or nixl_sender.
 func buildSender(t testing.TB, name string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
-	if err != nil || native.ABI() == 0 {
+	if err != nil || dl.ABI() == 0 {
 		t.Skip("no C compiler, or built without cgo")
 	}
-	sources, _ := filepath.Glob("../native/*.c")
+	var sources []string
+	for _, folder := range []string{"dl", "rings", "nixl", "ucx", "cuda"} {
+		files, _ := filepath.Glob("../native/" + folder + "/*.c")
+		sources = append(sources, files...)
+	}
 	out := filepath.Join(t.TempDir(), name)
 	cmd := exec.Command(cc, append([]string{"-O2", "-std=gnu11", "-I../native", "-o", out, "../native/testdata/" + name + ".c"}, append(sources, "-ldl", "-lpthread")...)...)
 	if b, err := cmd.CombinedOutput(); err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/native"
+	"sluice/native/rings"
 )
 
 // inlineBytes fit in a slot; longer payloads cost a call into C for memory.
@@ -163,7 +163,7 @@ func (r *ring) push(c *command) error {
 		}
 		big = 1
 	default:
-		if big = native.Give(c.data); big == 0 {
+		if big = rings.CopyToC(c.data); big == 0 {
 			return ErrFull
 		}
 	}
@@ -176,7 +176,7 @@ func (r *ring) push(c *command) error {
 		}
 		if d != 0 {
 			if big != 0 && r.spill == 0 {
-				native.Take(big, 0)
+				rings.TakeFromC(big, 0)
 			}
 			if d < 0 {
 				return ErrFull
@@ -249,7 +249,7 @@ func (r *ring) pop(f func(*event)) bool {
 		i := len(r.commands) + int(at&uint64(len(r.events)-1))
 		e.data = bytes.Clone(r.spillArea(i)[:min(int(s.length), r.spill)])
 	case s.big != 0:
-		e.data = native.Take(s.big, int(s.length))
+		e.data = rings.TakeFromC(s.big, int(s.length))
 		s.big = 0
 	default:
 		e.data = s.data[:min(int(s.length), inlineBytes)]

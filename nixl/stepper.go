@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/native"
+	"sluice/native/ucx"
 )
 
 // stepper runs a worker of UCX, which has no thread of its own. Its descriptor and
@@ -24,7 +24,7 @@ import (
 // other: on a busy machine it was up to twice as late in the middle, and ten times as
 // late at the ninety-ninth percentile.
 type stepper struct {
-	u    native.UCX
+	u    ucx.Worker
 	pop  func() bool // hands out one event; nil where another process reads them
 	wake *os.File    // commands
 	done chan struct{}
@@ -46,7 +46,7 @@ func newStepper(r *ring, pop func() bool) (*stepper, error) {
 	if err != nil {
 		return nil, err
 	}
-	u, ok := native.NewUCX(unsafe.Pointer(r.head), uint32(len(r.commands)), uint32(len(r.events)), uint32(r.spill), eventFD)
+	u, ok := ucx.NewWorker(unsafe.Pointer(r.head), uint32(len(r.commands)), uint32(len(r.events)), uint32(r.spill), eventFD)
 	if !ok {
 		wake.Close()
 		return nil, syscall.ENOMEM
@@ -86,11 +86,11 @@ func (s *stepper) pump() bool {
 			read = true
 		}
 		switch {
-		case next == native.UCXWait:
+		case next == ucx.Wait:
 			return true
-		case next == native.UCXRetrySoon && !read:
+		case next == ucx.RetrySoon && !read:
 			time.Sleep(stepInterval)
-		case next == native.UCXStopped:
+		case next == ucx.Stopped:
 			s.stopped = true
 			// Both goroutines leave their waits. Closing would wait for them, and this is one.
 			s.wake.SetReadDeadline(time.Unix(1, 0))

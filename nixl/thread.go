@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sluice/native"
+	nativenixl "sluice/native/nixl"
 )
 
 // thread drives an agent that a C thread owns.
@@ -24,7 +24,7 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 	}
 	t := &thread{guardedRing: guardedRing{ring: r}}
 	if t.reader, err = newReader(r); err == nil {
-		if err = native.StartAgent(unsafe.Pointer(r.head), uint32(cfg.Commands), uint32(cfg.Events), uint32(r.spill), r.wakeFD, r.eventFD, cfg.Poll); err != nil {
+		if err = nativenixl.StartAgent(unsafe.Pointer(r.head), uint32(cfg.Commands), uint32(cfg.Events), uint32(r.spill), r.wakeFD, r.eventFD, cfg.Poll); err != nil {
 			t.wait.Close()
 		}
 	}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
 // Tier is a means of learning that a KV transfer has ended, best first.
@@ -57,7 +57,7 @@ func (l Tiers) Active() (Tier, string) {
 // Active is the tier in use where no ladder was set up, and why it is not a better
 // one.
 func Active() (Tier, string) {
-	if native.ABI() == 0 {
+	if dl.ABI() == 0 {
 		return TierHTTP, "this binary was built without cgo, so it has no native tier"
 	}
 	return TierHTTP, "what a router uses is said by its /health: it depends on transfers, register and the models' families"

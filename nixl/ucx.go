@@ -8,7 +8,7 @@ import (
 	"slices"
 	"time"
 
-	"sluice/native"
+	"sluice/native/ucx"
 )
 
 // UCXVariable is the environment's way to name libucp: a file or the directory it
@@ -46,7 +46,7 @@ func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 }
 
 // ucxAddressHead is "SLUCX", a version, UCX's major and minor, and the length of the
-// name that follows (native/ucx_worker.h: struct address_head).
+// name that follows (native/ucx/worker.h: struct address_head).
 const ucxAddressHead = 9
 
 // UCXAddress takes the metadata of an agent over UCX apart: UCP's own address of its
@@ -66,7 +66,7 @@ func LoadUCX(path string, s Search, limit time.Duration) (*Library, error) {
 }
 
 func loadUCX(ctx context.Context, path string, s Search, limit time.Duration) (*Library, error) {
-	file, attempts, err := loadFirst(ctx, "UCX", UCXCandidates(path, s), limit, native.LoadUCX)
+	file, attempts, err := loadFirst(ctx, "UCX", UCXCandidates(path, s), limit, ucx.Load)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"sluice/native"
+	"sluice/native/dl"
 )
 
 // ucxNetwork opens agents over the UCX of the cached NIXL wheel, without NIXL.
@@ -214,7 +214,7 @@ func TestRealSecondUCXIsRefused(t *testing.T) {
 	}
 	_, err := LoadUCX(other, Search{}, loadLimit)
 	var e *LoadError
-	if !errors.As(err, &e) || e.Attempts[0].Code != native.LoadOther || !strings.Contains(err.Error(), "no UCX") {
+	if !errors.As(err, &e) || e.Attempts[0].Code != dl.LoadOther || !strings.Contains(err.Error(), "no UCX") {
 		t.Errorf("%v; want that another is loaded", err)
 	}
 }

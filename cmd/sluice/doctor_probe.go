@@ -16,7 +16,8 @@ import (
 	"github.com/pebbe/zmq4"
 
 	"sluice/dataplane/zmtp"
-	"sluice/native"
+	"sluice/native/cuda"
+	"sluice/native/dl"
 	"sluice/nixl"
 )
 
@@ -128,8 +129,8 @@ func (t *tailBuffer) last() string {
 func attemptLines(attempts []nixl.Attempt) (all []string) {
 	for _, a := range attempts {
 		switch {
-		case a.Path == "" && a.Code == native.LoadAbsent: // none is in the process: of no interest
-		case a.Code == native.LoadOK || a.Code == native.LoadAbsent:
+		case a.Path == "" && a.Code == dl.LoadAbsent: // none is in the process: of no interest
+		case a.Code == dl.LoadOK || a.Code == dl.LoadAbsent:
 			all = append(all, fmt.Sprintf("%s: %s", a.Path, a.Code))
 		default:
 			all = append(all, fmt.Sprintf("%s: %s: %s", a.Path, a.Code, a.Reason))
@@ -149,7 +150,7 @@ func loadFinding(l *nixl.Library, err error, missing, broken string) (f finding,
 		f.Attempts = attemptLines(e.Attempts)
 		f.Detail = "no usable library"
 		for _, a := range e.Attempts {
-			if a.Code != native.LoadAbsent {
+			if a.Code != dl.LoadAbsent {
 				f.Detail, f.Advice = fmt.Sprintf("%s: %s", a.Path, a.Code), broken
 				break
 			}
@@ -248,7 +249,7 @@ func probeZMQ() finding {
 }
 
 func probeCUDA() finding {
-	n, err := native.CudaDevices()
+	n, err := cuda.Devices()
 	if err != nil {
 		return finding{State: findingOff, Detail: err.Error(),
 			Advice: "needed only to keep KV in a GPU's memory here, which no part of the router does by itself; else install NVIDIA's driver, or run the container with --gpus"}
@@ -256,7 +257,7 @@ func probeCUDA() finding {
 	if n == 0 {
 		return finding{State: findingOff, Detail: "the CUDA driver sees no GPU", Advice: "see CUDA_VISIBLE_DEVICES and nvidia-smi"}
 	}
-	v, err := native.CudaOpen(0)
+	v, err := cuda.Open(0)
 	if err != nil {
 		return finding{State: findingOff, Detail: err.Error(), Advice: "see nvidia-smi: the GPU may be in exclusive use, or full"}
 	}

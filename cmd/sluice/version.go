@@ -8,7 +8,7 @@ import (
 
 	"github.com/pebbe/zmq4"
 
-	"sluice/native"
+	"sluice/native/dl"
 	"sluice/nixl"
 )
 
@@ -26,7 +26,7 @@ func runVersion(args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintf(stdout, "sluice %s\n", version)
 	fmt.Fprintf(stdout, "  go      %s %s/%s\n", runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	fmt.Fprintf(stdout, "  libzmq  %d.%d.%d\n", major, minor, patch)
-	fmt.Fprintf(stdout, "  native  abi %d\n", native.ABI())
+	fmt.Fprintf(stdout, "  native  abi %d\n", dl.ABI())
 	fmt.Fprintf(stdout, "  kv tier %s: %s\n", tier, why)
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, d := range info.Deps {

@@ -4,7 +4,7 @@
  * handles come from malloc, so that a sanitizer sees what is not given back. */
 #define _GNU_SOURCE
 #include "fake_control.h"
-#include "nixl_api.h"
+#include "nixl/api.h"
 
 #include <signal.h>
 #include <sys/epoll.h>

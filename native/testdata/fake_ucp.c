@@ -6,7 +6,7 @@
  * come from malloc, so that a sanitizer sees what is not given back. */
 #define _GNU_SOURCE
 #include "fake_control.h"
-#include "ucx_api.h"
+#include "ucx/api.h"
 
 #include <sys/eventfd.h>
 

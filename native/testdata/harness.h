@@ -4,7 +4,9 @@
 
 #define _GNU_SOURCE
 #include "fake_nixl_capi.h"
-#include "sluice_native.h"
+#include "dl/dl.h"
+#include "nixl/nixl.h"
+#include "ucx/ucx.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -69,8 +71,8 @@ static inline unsigned char *rig_spill(const struct rig *r, size_t slot) {
 }
 
 static inline int rig_start(struct rig *r) {
-  struct sluice_pace pace = {20000, 20000, 5000000};
-  return sluice_agent_start(r->shared, r->ncommands, r->nevents, r->spill, r->wake, r->event, &pace);
+  struct sluice_poll_intervals poll = {20000, 20000, 5000000};
+  return sluice_agent_start(r->shared, r->ncommands, r->nevents, r->spill, r->wake, r->event, &poll);
 }
 
 static inline int push(struct rig *r, uint32_t op, uint64_t token, uint64_t handle, const uint64_t *args, const void *p, size_t n) {

@@ -6,8 +6,9 @@
  *
  *   nixl_sender LIBNIXL_CAPI HEX-OF-METADATA COUNT */
 #define _GNU_SOURCE
-#include "nixl_api.h"
-#include "sluice_native.h"
+#include "dl/dl.h"
+#include "nixl/api.h"
+#include "nixl/nixl.h"
 
 #include <poll.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
 /* Finding and refusing libraries; the process's environment and signals. */
+#include "cuda/cuda.h"
 #include "harness.h"
 
 #include <signal.h>
@@ -16,15 +17,15 @@ static void mine(int s) { (void)s; }
 int main(int argc, char **argv) {
   const char *dir = argc > 1 ? argv[1] : ".";
   CHECK(sluice_native_abi() == SLUICE_NATIVE_ABI, "abi of header and library agree");
-  CHECK(sluice_native_resident("libc.so.6") == 1, "libc is resident");
-  CHECK(sluice_native_resident("libsluice-no-such.so.9") == 0, "an unknown library is not resident");
-  CHECK(sluice_native_resident("") == -1 && sluice_native_resident(NULL) == -1, "an empty name is refused");
+  CHECK(sluice_dl_resident("libc.so.6") == 1, "libc is resident");
+  CHECK(sluice_dl_resident("libsluice-no-such.so.9") == 0, "an unknown library is not resident");
+  CHECK(sluice_dl_resident("") == -1 && sluice_dl_resident(NULL) == -1, "an empty name is refused");
   CHECK(sizeof(struct sluice_slot) == SLUICE_SLOT, "a slot has %zu bytes", sizeof(struct sluice_slot));
   CHECK(sizeof(struct sluice_record) == 64, "a record has %zu bytes", sizeof(struct sluice_record));
 
-  struct sluice_pace pace = {1, 1, 1};
+  struct sluice_poll_intervals poll = {1, 1, 1};
   struct sluice_shared shared;
-  CHECK(sluice_agent_start(&shared, 16, 16, 0, 0, 0, &pace) != 0, "an agent without a library is refused");
+  CHECK(sluice_agent_start(&shared, 16, 16, 0, 0, 0, &poll) != 0, "an agent without a library is refused");
 
   signal(SIGHUP, mine);
   setenv("UCX_MEM_EVENTS", "y", 1);

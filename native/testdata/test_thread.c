@@ -196,8 +196,8 @@ int main(int argc, char **argv) {
   free(slots);
 
   struct rig bad = rig_new(16, 16);
-  CHECK(sluice_agent_start(bad.shared, 15, 16, 0, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "15 is no power of two");
-  CHECK(sluice_agent_start(NULL, 16, 16, 0, bad.wake, bad.event, &(struct sluice_pace){1, 1, 1}) != 0, "no block");
+  CHECK(sluice_agent_start(bad.shared, 15, 16, 0, bad.wake, bad.event, &(struct sluice_poll_intervals){1, 1, 1}) != 0, "15 is no power of two");
+  CHECK(sluice_agent_start(NULL, 16, 16, 0, bad.wake, bad.event, &(struct sluice_poll_intervals){1, 1, 1}) != 0, "no block");
   close(bad.wake);
   close(bad.event);
   free(bad.shared);

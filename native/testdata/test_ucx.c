@@ -1,7 +1,7 @@
 /* The worker of active messages over a libucp of ours: every status of every call,
  * sends that end later, a slow reader, peers that die, a library that hangs. */
 #include "harness.h"
-#include "ucx_api.h"
+#include "ucx/api.h"
 
 #include <poll.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Our declarations of UCP beside UCX's own header (Debian: libucx-dev), which is
  * where this is built at all. */
 #include "harness.h"
-#include "ucx_api.h"
+#include "ucx/api.h"
 
 #include <ucp/api/ucp.h>
 

@@ -4,8 +4,9 @@
  *
  *   ucx_sender LIBUCP HEX-OF-ADDRESS COUNT */
 #define _GNU_SOURCE
-#include "sluice_native.h"
-#include "ucx_api.h"
+#include "dl/dl.h"
+#include "ucx/api.h"
+#include "ucx/ucx.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@ eager messages, no callback but the endpoint's error handler, which UCP runs
 inside of ``ucp_worker_progress`` on the calling thread. ctypes gives the
 interpreter's lock back during each call, so nothing here holds the engine up.
 The structures are those of UCP 1.13, each of which begins with a mask of the
-fields that are filled, so a newer library takes them (native/ucx_api.h, which a
+fields that are filled, so a newer library takes them (native/ucx/api.h, which a
 test compares with UCX's own header).
 
 One UCX in a process: the one that is there already, which NIXL brought, is taken;
@@ -23,7 +23,7 @@ import sys
 import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_int8, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 
-_AM_ID = 7  # native/ucx_worker.h
+_AM_ID = 7  # native/ucx/worker.h
 _NO_ERROR_ABOVE = ctypes.c_size_t(-100).value  # an error in a pointer's clothes lies from here on
 _IN_PROGRESS = 1
 

@@ -2,32 +2,16 @@
  * it looks at transfers, notifications and boards: when a descriptor of UCX's tells it to
  * (arrivals.c), and now and then, because NIXL has none that tells of everything. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "nixl/agent.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
-
-uint64_t agent_clock(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* The library is entered and left: a watcher sees for how long, and in what call.
- * Polling uses the pass's clock, which is a few microseconds old at most. */
-void agent_enter(struct agent *a, uint64_t op) {
-  __atomic_store_n(&a->shared->busy_op, op, __ATOMIC_RELAXED);
-  __atomic_store_n(&a->shared->busy_since, a->now, __ATOMIC_RELEASE);
-}
-
-void agent_leave(struct agent *a) { __atomic_store_n(&a->shared->busy_since, 0, __ATOMIC_RELEASE); }
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -51,7 +35,7 @@ static void wait_for(struct agent *a, int fd, uint64_t ns) {
   nfds_t n = 0;
   struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
   if (a->barren >= BARREN_SPIN) {
-    nanosleep(&(struct timespec){0, (long)(a->pace.busy_ns % 1000000000u)}, NULL);
+    nanosleep(&(struct timespec){0, (long)(a->poll.busy_ns % 1000000000u)}, NULL);
   }
   for (; n < a->arrival_count; n++) {
     p[n] = (struct pollfd){a->arrivals[n], POLLIN, 0};
@@ -83,7 +67,7 @@ static void wait_for(struct agent *a, int fd, uint64_t ns) {
 static void learn(struct agent *a) {
   a->barren = 0;
   if (a->woken == WOKEN_BY_TIME) {
-    a->patience = a->pace.busy_ns;
+    a->patience = a->poll.busy_ns;
   } else if (a->woken == WOKEN_BY_ARRIVAL && a->patience < MOST_PATIENCE_NS) {
     a->patience *= 2;
   }
@@ -92,23 +76,22 @@ static void learn(struct agent *a) {
 /* Sleeps until a command, an arrival, or for ns; where nothing is outstanding, also until
  * something is. */
 static void doze(struct agent *a, uint64_t ns, int outstanding) {
-  __atomic_store_n(&a->shared->asleep, 1, __ATOMIC_SEQ_CST);
-  uint64_t head = a->shared->cmd_head;
-  int work = __atomic_load_n(&a->commands[head & a->cmd_mask].seq, __ATOMIC_SEQ_CST) == head + 1 ||
-             (!outstanding && __atomic_load_n(&a->shared->outstanding, __ATOMIC_SEQ_CST) != 0);
+  __atomic_store_n(&a->rings.shared->asleep, 1, __ATOMIC_SEQ_CST);
+  int work = rings_command_waits(&a->rings) ||
+             (!outstanding && __atomic_load_n(&a->rings.shared->outstanding, __ATOMIC_SEQ_CST) != 0);
   if (!work) {
     wait_for(a, a->wake_fd, ns);
   }
-  __atomic_store_n(&a->shared->asleep, 0, __ATOMIC_SEQ_CST);
+  __atomic_store_n(&a->rings.shared->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
 /* Sleeps while something is outstanding. Where that is short it does not listen: a
  * command is then found at most ns later, and its producer pays no system call. */
 static void nap(struct agent *a) {
-  if (a->arrival_count > 0 && a->patience > a->pace.busy_ns) {
+  if (a->arrival_count > 0 && a->patience > a->poll.busy_ns) {
     doze(a, a->patience, 1);
   } else {
-    wait_for(a, -1, a->pace.busy_ns);
+    wait_for(a, -1, a->poll.busy_ns);
   }
 }
 
@@ -116,20 +99,19 @@ static int commands_run(struct agent *a) {
   int n = 0;
   /* Two events at most per command (its answer, a peer that went down): what
    * cannot be answered is not begun. */
-  for (; n < 64 && !a->stopping; n++) {
-    uint64_t used = a->shared->evt_tail - __atomic_load_n(&a->shared->evt_head, __ATOMIC_ACQUIRE);
-    if (used + 2 > a->evt_mask + 1u) {
+  for (; n < 64 && !a->rings.stopping; n++) {
+    if (rings_free_events(&a->rings) < 2) {
       break;
     }
-    struct sluice_slot *c = agent_next_command(a);
+    struct sluice_slot *c = rings_next_command(&a->rings);
     if (c == NULL) {
       break;
     }
     if (n > 0) {
-      a->now = agent_clock();
+      a->rings.now = rings_clock();
     }
     agent_execute(a, c);
-    agent_command_done(a, c);
+    rings_command_done(&a->rings, c);
   }
   return n;
 }
@@ -138,12 +120,12 @@ static void *agent_main(void *p) {
   struct agent *a = p;
   prctl(PR_SET_NAME, "sluice-nixl", 0, 0, 0);
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* else 50 us are added to each nap */
-  uint64_t last = agent_clock(), idle = a->pace.busy_ns;
-  while (!a->stopping) {
-    a->now = agent_clock();
-    __atomic_store_n(&a->shared->beats, a->shared->beats + 1, __ATOMIC_RELAXED);
+  uint64_t last = rings_clock(), idle = a->poll.busy_ns;
+  while (!a->rings.stopping) {
+    a->rings.now = rings_clock();
+    __atomic_store_n(&a->rings.shared->beats, a->rings.shared->beats + 1, __ATOMIC_RELAXED);
     int did = commands_run(a);
-    if (a->nixl != NULL && !a->stopping) {
+    if (a->nixl != NULL && !a->rings.stopping) {
       int found = transfers_poll(a) + notifs_poll(a) + boards_sweep(a);
       if (found > 0) {
         learn(a);
@@ -151,27 +133,27 @@ static void *agent_main(void *p) {
       did += found;
     }
     a->woken = WOKEN;
-    agent_wake_reader(a);
+    rings_wake_reader(&a->rings);
     if (did > 0) {
-      last = a->now;
-      idle = a->pace.busy_ns;
+      last = a->rings.now;
+      idle = a->poll.busy_ns;
       continue;
     }
-    if (a->live > 0 || __atomic_load_n(&a->shared->outstanding, __ATOMIC_RELAXED) > 0) {
-      idle = a->pace.busy_ns;
-      if (a->live > 0 && a->now - last < a->pace.spin_ns) { /* a transfer of ours is often this short */
+    if (a->live > 0 || __atomic_load_n(&a->rings.shared->outstanding, __ATOMIC_RELAXED) > 0) {
+      idle = a->poll.busy_ns;
+      if (a->live > 0 && a->rings.now - last < a->poll.spin_ns) { /* a transfer of ours is often this short */
         relax();
       } else {
         nap(a);
       }
       continue;
     }
-    uint64_t most = a->own_progress && a->arrival_count == 0 && a->pace.idle_ns > MOST_PATIENCE_NS ? MOST_PATIENCE_NS : a->pace.idle_ns;
+    uint64_t most = a->own_progress && a->arrival_count == 0 && a->poll.idle_ns > MOST_PATIENCE_NS ? MOST_PATIENCE_NS : a->poll.idle_ns;
     doze(a, idle, 0);
     idle = idle * 2 > most ? most : idle * 2;
   }
-  struct sluice_shared *shared = a->shared;
-  int event_fd = a->event_fd;
+  struct sluice_shared *shared = a->rings.shared;
+  int event_fd = a->rings.event_fd;
   arrivals_release(a);
   free(a);
   uint64_t one = 1;
@@ -182,28 +164,9 @@ static void *agent_main(void *p) {
   return NULL;
 }
 
-int agent_capacities(uint32_t commands, uint32_t events) {
-  return commands >= 2 && (commands & (commands - 1)) == 0 && events >= 4 && (events & (events - 1)) == 0;
-}
-
-void agent_lay(struct agent *a, struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd,
-               int event_fd) {
-  a->shared = shared;
-  a->commands = (struct sluice_slot *)(shared + 1);
-  a->events = a->commands + cmd_capacity;
-  a->cmd_mask = cmd_capacity - 1;
-  a->evt_mask = evt_capacity - 1;
-  a->spill = spill;
-  a->wake_fd = wake_fd;
-  a->event_fd = event_fd;
-  for (uint32_t i = 0; i < cmd_capacity; i++) {
-    a->commands[i].seq = i;
-  }
-}
-
 /* All signals blocked from before its first instruction: the threads that the
  * library starts out of this one inherit the mask. */
-int agent_thread(void *(*run)(void *), void *argument) {
+static int start_thread(void *(*run)(void *), void *argument) {
   sigset_t all, old;
   pthread_attr_t attr;
   pthread_t t;
@@ -222,8 +185,8 @@ int agent_thread(void *(*run)(void *), void *argument) {
 }
 
 int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint32_t evt_capacity, uint32_t spill, int wake_fd, int event_fd,
-                       const struct sluice_pace *pace) {
-  if (shared == NULL || pace == NULL || !agent_capacities(cmd_capacity, evt_capacity) || wake_fd < 0 || event_fd < 0) {
+                       const struct sluice_poll_intervals *poll) {
+  if (shared == NULL || poll == NULL || !rings_capacities_valid(cmd_capacity, evt_capacity) || wake_fd < 0 || event_fd < 0) {
     return EINVAL;
   }
   const struct nixl_api *api = sluice_nixl_api();
@@ -234,12 +197,13 @@ int sluice_agent_start(struct sluice_shared *shared, uint32_t cmd_capacity, uint
   if (a == NULL) {
     return ENOMEM;
   }
-  a->pace = *pace;
-  a->patience = pace->busy_ns;
+  a->poll = *poll;
+  a->patience = poll->busy_ns;
   a->api = api;
-  agent_lay(a, shared, cmd_capacity, evt_capacity, spill, wake_fd, event_fd);
+  a->wake_fd = wake_fd;
+  rings_init(&a->rings, shared, cmd_capacity, evt_capacity, spill, event_fd);
 
-  int e = agent_thread(agent_main, a);
+  int e = start_thread(agent_main, a);
   if (e != 0) {
     free(a);
   }

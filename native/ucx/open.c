@@ -1,7 +1,8 @@
 /* A UCP context and worker: opened under the settings that were asked for, told of
  * as an address, released. */
 #define _GNU_SOURCE
-#include "ucx_worker.h"
+#include "dl/dl.h"
+#include "ucx/worker.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -10,7 +11,7 @@
 #include <unistd.h>
 
 int worker_name(struct ucx *u, const struct sluice_slot *c) {
-  const char *name = (const char *)command_payload(&u->a, c);
+  const char *name = (const char *)rings_command_payload(&u->rings, c);
   if (c->len < 2 || c->len > sizeof u->name || name[c->len - 1] != '\0') {
     return SLUICE_BAD_PAYLOAD;
   }
@@ -35,7 +36,7 @@ static int configure(struct ucx *u, void *config, const char *p, const char *end
 
 static int open_masked(struct ucx *u, const struct sluice_slot *c) {
   const struct ucx_api *f = u->api;
-  const char *p = (const char *)command_payload(&u->a, c);
+  const char *p = (const char *)rings_command_payload(&u->rings, c);
   if (u->name[0] == '\0') {
     return SLUICE_NO_AGENT;
   }
@@ -71,7 +72,7 @@ static int open_masked(struct ucx *u, const struct sluice_slot *c) {
     s = ucx_status_of(f->worker_create(u->context, &how, &u->worker));
     s = s == 0 && u->worker == NULL ? SLUICE_GARBAGE : s;
   }
-  __atomic_fetch_or(&u->a.shared->signals, sluice_signals_restore(), __ATOMIC_RELAXED);
+  __atomic_fetch_or(&u->rings.shared->signals, sluice_signals_restore(), __ATOMIC_RELAXED);
   if (s == 0) {
     struct ucx_am_handler h;
     memset(&h, 0, sizeof h);
@@ -129,8 +130,8 @@ void worker_metadata(struct ucx *u, uint64_t token) {
   if (address != NULL) {
     u->api->worker_release_address(u->worker, address);
   }
-  agent_leave(&u->a);
-  agent_answer(&u->a, token, s, 0, blob, s == 0 ? head + n : 0);
+  rings_leave_library(&u->rings);
+  rings_answer(&u->rings, token, s, 0, blob, s == 0 ? head + n : 0);
   free(blob);
 }
 
@@ -138,7 +139,7 @@ void worker_release(struct ucx *u) {
   peers_close(u);
   if (u->worker != NULL) {
     /* The closes, and the ends of what was under way. */
-    for (uint64_t end = agent_clock() + 200000000u; u->sends > 0 && agent_clock() < end;) {
+    for (uint64_t end = rings_clock() + 200000000u; u->sends > 0 && rings_clock() < end;) {
       if (u->api->worker_progress(u->worker) == 0) {
         usleep(100);
       }

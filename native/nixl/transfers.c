@@ -1,7 +1,7 @@
 /* Transfers: made, posted, watched and released by the thread. Each ends with one
  * answer to its token. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "nixl/agent.h"
 
 #include <string.h>
 
@@ -15,7 +15,7 @@ static int release(struct agent *a, struct transfer *t) {
       if (++t->tries < RELEASE_TRIES) {
         return 0;
       }
-      __atomic_fetch_add(&a->shared->stuck, 1, __ATOMIC_RELAXED);
+      __atomic_fetch_add(&a->rings.shared->stuck, 1, __ATOMIC_RELAXED);
     } else {
       a->api->destroy_xfer_req(t->request);
     }
@@ -25,7 +25,7 @@ static int release(struct agent *a, struct transfer *t) {
 }
 
 static void answer(struct agent *a, struct transfer *t, int status) {
-  struct sluice_slot *e = agent_next_event(a);
+  struct sluice_slot *e = rings_next_event(&a->rings);
   if (e == NULL) {
     return; /* callers made sure of room */
   }
@@ -40,7 +40,7 @@ static void answer(struct agent *a, struct transfer *t, int status) {
     e->arg[2] = m.total_bytes;
     e->aux = 1;
   }
-  agent_publish(a);
+  rings_publish(&a->rings);
   t->ending = 1;
 }
 
@@ -64,7 +64,7 @@ static void *descriptors(struct agent *a, int type, const unsigned char **p, uin
 static int prepare(struct agent *a, const struct sluice_slot *c, const struct peer *peer, void **request) {
   const struct nixl_api *f = a->api;
   struct sluice_transfer h;
-  const unsigned char *p = command_payload(a, c);
+  const unsigned char *p = rings_command_payload(&a->rings, c);
   if (c->len < sizeof h) {
     return SLUICE_BAD_PAYLOAD;
   }
@@ -109,13 +109,13 @@ static int prepare(struct agent *a, const struct sluice_slot *c, const struct pe
 void transfer_start(struct agent *a, struct sluice_slot *c) {
   struct peer *peer = agent_peer(a, c->handle);
   if (peer == NULL || peer->dead || a->live == MAX_TRANSFERS) {
-    agent_answer(a, c->token, peer == NULL ? SLUICE_BAD_HANDLE : peer->dead ? SLUICE_PEER_DEAD : SLUICE_FULL, 0, NULL, 0);
+    rings_answer(&a->rings, c->token, peer == NULL ? SLUICE_BAD_HANDLE : peer->dead ? SLUICE_PEER_DEAD : SLUICE_FULL, 0, NULL, 0);
     return;
   }
   void *request = NULL;
   int s = prepare(a, c, peer, &request);
   if (s != 0) {
-    agent_answer(a, c->token, s, 0, NULL, 0);
+    rings_answer(&a->rings, c->token, s, 0, NULL, 0);
     return;
   }
   struct transfer *t = &a->transfers[a->live++];
@@ -153,13 +153,12 @@ int transfers_poll(struct agent *a) {
       i += release(a, t) ? 0 : 1;
       continue;
     }
-    uint64_t used = a->shared->evt_tail - __atomic_load_n(&a->shared->evt_head, __ATOMIC_ACQUIRE);
-    if (used + 2 > a->evt_mask + 1u) {
+    if (rings_free_events(&a->rings) < 2) {
       return did;
     }
-    agent_enter(a, SLUICE_OP_TRANSFER);
+    rings_enter_library(&a->rings, SLUICE_OP_TRANSFER);
     int s = agent_status(a->api->get_xfer_status(a->nixl, t->request));
-    agent_leave(a);
+    rings_leave_library(&a->rings);
     if (s == SLUICE_NIXL_IN_PROG) {
       i++;
       continue;

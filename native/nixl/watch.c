@@ -1,10 +1,10 @@
 /* What arrives without being asked for: notifications, and records on boards. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "nixl/agent.h"
 
 #include <string.h>
 
-static void unread(struct agent *a) { __atomic_store_n(&a->shared->unread, a->shared->unread + 1, __ATOMIC_RELAXED); }
+static void unread(struct agent *a) { __atomic_store_n(&a->rings.shared->unread, a->rings.shared->unread + 1, __ATOMIC_RELAXED); }
 
 static void notifs_clear(struct agent *a) {
   a->api->notif_map_clear(a->notifs);
@@ -35,17 +35,17 @@ static int notifs_drain(struct agent *a) {
         unread(a);
         continue;
       }
-      struct sluice_slot *e = agent_next_event(a);
+      struct sluice_slot *e = rings_next_event(&a->rings);
       if (e == NULL) {
         return did;
       }
-      if (!event_payload(a, e, from, from_len, message, len)) {
+      if (!rings_event_payload(&a->rings, e, from, from_len, message, len)) {
         unread(a);
         continue;
       }
       e->op = SLUICE_EV_NOTIF;
       e->aux = (uint32_t)from_len;
-      agent_publish(a);
+      rings_publish(&a->rings);
       did++;
     }
     a->notif_agent++;
@@ -62,16 +62,16 @@ int notifs_poll(struct agent *a) {
   if (a->notifs_pending) {
     return notifs_drain(a);
   }
-  agent_enter(a, SLUICE_OP_LAST + 1);
+  rings_enter_library(&a->rings, SLUICE_OP_LAST + 1);
   int s = a->api->get_notifs(a->nixl, a->notifs, a->options);
   size_t agents = 0;
   if (s == 0) {
     s = a->api->notif_map_size(a->notifs, &agents);
   }
-  agent_leave(a);
+  rings_leave_library(&a->rings);
   if (s != 0 || agents > (1u << 20)) {
     if (a->notif_errors++ == 0) {
-      agent_answer(a, 0, agent_status(s), SLUICE_OP_LAST + 1, NULL, 0);
+      rings_answer(&a->rings, 0, agent_status(s), SLUICE_OP_LAST + 1, NULL, 0);
     }
     return 0;
   }
@@ -128,11 +128,11 @@ int boards_sweep(struct agent *a) {
         if (!record_matches(&bd->slots[slot], t, record)) {
           if (record[7] != 0 && record[7] != t->last_bad) {
             t->last_bad = record[7];
-            __atomic_fetch_add(&a->shared->foreign, 1, __ATOMIC_RELAXED);
+            __atomic_fetch_add(&a->rings.shared->foreign, 1, __ATOMIC_RELAXED);
           }
           continue;
         }
-        struct sluice_slot *e = agent_next_event(a);
+        struct sluice_slot *e = rings_next_event(&a->rings);
         if (e == NULL) {
           return did;
         }
@@ -143,7 +143,7 @@ int boards_sweep(struct agent *a) {
         e->len = sizeof record;
         /* Cleared before it is told: the reader may hand the slot out again. */
         __atomic_fetch_and(&bits[i], ~bit, __ATOMIC_SEQ_CST);
-        agent_publish(a);
+        rings_publish(&a->rings);
         did++;
       }
     }

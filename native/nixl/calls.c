@@ -1,7 +1,9 @@
 /* One function per command, but for transfers. A library that answers success
  * without a result has answered garbage, and is told apart from one that refuses. */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "cuda/cuda.h"
+#include "dl/dl.h"
+#include "nixl/agent.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -11,31 +13,16 @@ int agent_status(int s) { return s >= SLUICE_NIXL_NOT_FOUND && s <= SLUICE_NIXL_
 /* A call that has no "in progress": anything above success is garbage. */
 static int plain(int s) { return s > 0 ? SLUICE_GARBAGE : agent_status(s); }
 
-void agent_answer(struct agent *a, uint64_t token, int status, uint64_t handle, const void *p, size_t n) {
-  struct sluice_slot *e = agent_next_event(a);
-  if (e == NULL) {
-    return; /* commands_run keeps room; an unasked answer may be dropped */
-  }
-  e->op = SLUICE_EV_DONE;
-  e->token = token;
-  e->status = status;
-  e->handle = handle;
-  if (!event_payload(a, e, p, n, NULL, 0)) {
-    e->status = SLUICE_FULL;
-  }
-  agent_publish(a);
-}
-
 void agent_peer_down(struct agent *a, uint32_t i) {
   if (a->peers[i].dead) {
     return;
   }
   a->peers[i].dead = 1;
-  struct sluice_slot *e = agent_next_event(a);
+  struct sluice_slot *e = rings_next_event(&a->rings);
   if (e != NULL) {
     e->op = SLUICE_EV_PEER_DOWN;
     e->handle = (uint64_t)a->peers[i].generation << 32 | i;
-    agent_publish(a);
+    rings_publish(&a->rings);
   }
 }
 
@@ -62,7 +49,7 @@ static int create(struct agent *a, const struct sluice_slot *c) {
   if (a->nixl != NULL) {
     return SLUICE_NIXL_INVALID_STATE;
   }
-  const char *name = (const char *)command_payload(a, c);
+  const char *name = (const char *)rings_command_payload(&a->rings, c);
   if (c->len < 2 || name[c->len - 1] != '\0') {
     return SLUICE_BAD_PAYLOAD;
   }
@@ -141,7 +128,7 @@ static void backend_parameters(struct agent *a, struct text *out) {
 
 static int backend(struct agent *a, const struct sluice_slot *c, struct text *out) {
   const struct nixl_api *f = a->api;
-  const char *p = (const char *)command_payload(a, c), *end = p + c->len;
+  const char *p = (const char *)rings_command_payload(&a->rings, c), *end = p + c->len;
   if (a->nixl == NULL) {
     return SLUICE_NO_AGENT;
   }
@@ -184,7 +171,7 @@ static int backend(struct agent *a, const struct sluice_slot *c, struct text *ou
     f->destroy_mem_list(mems);
   }
   /* What the backend's libraries took of the process's signals goes back. */
-  __atomic_fetch_or(&a->shared->signals, sluice_signals_restore(), __ATOMIC_RELAXED);
+  __atomic_fetch_or(&a->rings.shared->signals, sluice_signals_restore(), __ATOMIC_RELAXED);
   if (s == 0) {
     s = plain(f->create_opt_args(&a->options));
     s = s == 0 && a->options == NULL ? SLUICE_GARBAGE : s;
@@ -267,7 +254,7 @@ static int drop_region(struct agent *a, uint64_t handle) {
 }
 
 static int load_once(struct agent *a, const struct sluice_slot *c, char **name) {
-  int s = plain(a->api->load_remote_md(a->nixl, command_payload(a, c), c->len, name));
+  int s = plain(a->api->load_remote_md(a->nixl, rings_command_payload(&a->rings, c), c->len, name));
   if (s == 0 && (*name == NULL || (*name)[0] == '\0')) {
     s = SLUICE_GARBAGE;
   }
@@ -330,7 +317,7 @@ static int notify(struct agent *a, const struct sluice_slot *c) {
   if (p->dead) {
     return SLUICE_PEER_DEAD; /* the library would print a line for each */
   }
-  int s = plain(a->api->gen_notif(a->nixl, p->name, command_payload(a, c), c->len, a->options));
+  int s = plain(a->api->gen_notif(a->nixl, p->name, rings_command_payload(&a->rings, c), c->len, a->options));
   if (s == SLUICE_NIXL_BACKEND) {
     agent_peer_down(a, (uint32_t)c->handle);
   }
@@ -401,14 +388,14 @@ void agent_execute(struct agent *a, struct sluice_slot *c) {
   uint64_t handle = 0;
   int status = SLUICE_BAD_PAYLOAD;
   if (c->op > SLUICE_OP_BACKEND && c->op < SLUICE_OP_STOP && c->op != SLUICE_OP_PLUGINS && a->backend == NULL) {
-    agent_answer(a, c->token, SLUICE_NO_AGENT, 0, NULL, 0);
+    rings_answer(&a->rings, c->token, SLUICE_NO_AGENT, 0, NULL, 0);
     return;
   }
   if (c->op == SLUICE_OP_PLUGINS && a->nixl == NULL) {
-    agent_answer(a, c->token, SLUICE_NO_AGENT, 0, NULL, 0);
+    rings_answer(&a->rings, c->token, SLUICE_NO_AGENT, 0, NULL, 0);
     return;
   }
-  agent_enter(a, c->op);
+  rings_enter_library(&a->rings, c->op);
   switch (c->op) {
   case SLUICE_OP_CREATE: status = create(a, c); break;
   case SLUICE_OP_BACKEND: status = backend(a, c, &out); break;
@@ -429,8 +416,8 @@ void agent_execute(struct agent *a, struct sluice_slot *c) {
     if (status == 0 && (blob == NULL || n == 0 || n > SLUICE_BIG_MAX)) {
       status = SLUICE_GARBAGE;
     }
-    agent_leave(a);
-    agent_answer(a, c->token, status, 0, status == 0 ? blob : NULL, status == 0 ? n : 0);
+    rings_leave_library(&a->rings);
+    rings_answer(&a->rings, c->token, status, 0, status == 0 ? blob : NULL, status == 0 ? n : 0);
     if (status == 0) {
       library_free(a, blob);
     }
@@ -439,34 +426,34 @@ void agent_execute(struct agent *a, struct sluice_slot *c) {
   case SLUICE_OP_LOAD: {
     char *name = NULL;
     status = load_peer(a, c, &handle, &name);
-    agent_leave(a);
-    agent_answer(a, c->token, status, handle, name, status == 0 ? strlen(name) : 0);
+    rings_leave_library(&a->rings);
+    rings_answer(&a->rings, c->token, status, handle, name, status == 0 ? strlen(name) : 0);
     library_free(a, name);
     return;
   }
   case SLUICE_OP_NOTIFY:
     status = notify(a, c);
-    agent_leave(a);
+    rings_leave_library(&a->rings);
     if (c->token != 0) {
-      agent_answer(a, c->token, status, c->handle, NULL, 0);
+      rings_answer(&a->rings, c->token, status, c->handle, NULL, 0);
     }
     return;
   case SLUICE_OP_TRANSFER:
     transfer_start(a, c);
-    agent_leave(a);
+    rings_leave_library(&a->rings);
     return;
   case SLUICE_OP_CANCEL:
     transfer_cancel(a, c);
-    agent_leave(a);
+    rings_leave_library(&a->rings);
     return;
   case SLUICE_OP_STOP:
     agent_release_all(a);
-    a->stopping = 1;
+    a->rings.stopping = 1;
     status = 0;
     break;
   default: break;
   }
-  agent_leave(a);
-  agent_answer(a, c->token, status, handle, out.at, out.len);
+  rings_leave_library(&a->rings);
+  rings_answer(&a->rings, c->token, status, handle, out.at, out.len);
   free(out.at);
 }

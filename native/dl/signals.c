@@ -2,7 +2,7 @@
  * goroutine's stack and brings the process down. UCX is told to take none; what is
  * taken all the same is put back here. */
 #define _GNU_SOURCE
-#include "sluice_native.h"
+#include "dl/dl.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,7 +1,8 @@
 /* The CUDA driver, by its own prototypes: enough to own memory on a GPU and to
  * look into it. The primary context is used, as CUDA's runtime and engines do. */
 #define _GNU_SOURCE
-#include "sluice_native.h"
+#include "cuda/cuda.h"
+#include "dl/dl.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

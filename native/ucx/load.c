@@ -1,8 +1,9 @@
-/* Which libucp: the one that is in the process already, whoever brought it; a
- * second one beside it hangs or crashes. */
+/* Finds and loads libucp. If one is mapped into the process already, it is used:
+ * a second copy in one process hangs or crashes. */
 #define _GNU_SOURCE
-#include "sluice_native.h"
-#include "ucx_api.h"
+#include "dl/dl.h"
+#include "ucx/api.h"
+#include "ucx/ucx.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -19,6 +20,14 @@ static char loaded_from[PATH_MAX];
 
 const struct ucx_api *sluice_ucx_api(void) { return atomic_load_explicit(&ready, memory_order_acquire); }
 
+void sluice_ucx_environment(void) {
+  /* setenv of libc, not of Go: UCX reads the C environment in its constructor. */
+  setenv("UCX_DEBUG_SIGNO", "0", 1);       /* else it installs a SIGHUP handler, which would run on Go's stacks */
+  setenv("UCX_HANDLE_ERRORS", "none", 1);  /* else, before 1.20, it handles SIGSEGV and others */
+  setenv("UCX_MEM_EVENTS", "n", 1);        /* else it patches mmap, munmap and madvise in place */
+  setenv("UCX_LOG_FILE", "stderr", 0);     /* else it logs to stdout; an operator's value stays */
+}
+
 static int is_libucp(const char *path) {
   const char *slash = strrchr(path, '/');
   const char *base = slash != NULL ? slash + 1 : path;
@@ -34,7 +43,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *p) {
   return 0;
 }
 
-/* One file, whatever it is called. */
+/* Reports whether two paths name one file. */
 static int same_file(const char *a, const char *b) {
   char ra[PATH_MAX], rb[PATH_MAX];
   return realpath(a, ra) != NULL && realpath(b, rb) != NULL && strcmp(ra, rb) == 0;
@@ -44,12 +53,10 @@ static int fill(void *h, struct ucx_api *t, const char *file, char *why, size_t 
   memset(t, 0, sizeof *t);
 #define X(result, name, args)                                                                        \
   {                                                                                                  \
-    void *p = dlsym(h, "ucp_" #name);                                                                \
-    if (p == NULL) {                                                                                 \
+    if (!sluice_dl_symbol(h, "ucp_" #name, &t->name)) {                                              \
       snprintf(why, why_len, "%s lacks ucp_" #name ": not UCX 1.13 or newer", file);                 \
       return SLUICE_LOAD_SYMBOL;                                                                     \
     }                                                                                                \
-    memcpy(&t->name, &p, sizeof p);                                                                  \
   }
   UCX_REQUIRED(X)
 #undef X
@@ -65,7 +72,7 @@ static int fill(void *h, struct ucx_api *t, const char *file, char *why, size_t 
   return SLUICE_LOAD_OK;
 }
 
-int sluice_ucx_load_here(const char *path, char *why, size_t why_len) {
+static int load(const char *path, char *why, size_t why_len) {
   char resident[PATH_MAX] = "";
   dl_iterate_phdr(look, resident);
   if (sluice_ucx_api() != NULL) {
@@ -106,11 +113,33 @@ int sluice_ucx_load_here(const char *path, char *why, size_t why_len) {
   struct ucx_api t;
   int code = fill(h, &t, file, why, why_len);
   if (code != SLUICE_LOAD_OK) {
-    return code; /* not closed again: its threads, if any, run in it */
+    return code; /* not closed: threads that it started may run in it */
   }
   table = t;
   snprintf(loaded_from, sizeof loaded_from, "%s", file);
   atomic_store_explicit(&ready, &table, memory_order_release);
   snprintf(why, why_len, "%s", file);
   return SLUICE_LOAD_OK;
+}
+
+int sluice_ucx_load(const char *path, char *why, size_t why_len) {
+  if (why == NULL || why_len == 0) {
+    return SLUICE_LOAD_BROKEN;
+  }
+  why[0] = '\0';
+  return sluice_dl_load_in_thread(load, path != NULL ? path : "", why, why_len);
+}
+
+int sluice_ucx_version(const char *path, unsigned *major, unsigned *minor, unsigned *patch) {
+  void *h = dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
+  if (h == NULL) {
+    return 0;
+  }
+  void (*version)(unsigned *, unsigned *, unsigned *) = NULL;
+  int ok = sluice_dl_symbol(h, "ucp_get_version", &version);
+  if (ok) {
+    version(major, minor, patch);
+  }
+  dlclose(h);
+  return ok;
 }

@@ -1,31 +1,27 @@
 /* Active messages: those that come, and wait where the ring is full; those that go. */
 #define _GNU_SOURCE
-#include "ucx_worker.h"
+#include "ucx/worker.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static void unread(struct ucx *u) { __atomic_store_n(&u->a.shared->unread, u->a.shared->unread + 1, __ATOMIC_RELAXED); }
-
-uint32_t message_places(const struct ucx *u) {
-  return u->a.evt_mask + 1u - (uint32_t)(u->a.shared->evt_tail - __atomic_load_n(&u->a.shared->evt_head, __ATOMIC_ACQUIRE));
-}
+static void unread(struct ucx *u) { __atomic_store_n(&u->rings.shared->unread, u->rings.shared->unread + 1, __ATOMIC_RELAXED); }
 
 static int deliver(struct ucx *u, const void *from, size_t from_len, const void *data, size_t len) {
-  if (message_places(u) <= u->answers + 2) {
+  if (rings_free_events(&u->rings) <= u->answers + 2) {
     return 0; /* an arrival can wait; the end of a send comes when it comes */
   }
-  struct sluice_slot *e = agent_next_event(&u->a);
+  struct sluice_slot *e = rings_next_event(&u->rings);
   if (e == NULL) {
     return 0;
   }
-  if (!event_payload(&u->a, e, from, from_len, data, len)) {
+  if (!rings_event_payload(&u->rings, e, from, from_len, data, len)) {
     unread(u);
     return 1;
   }
   e->op = SLUICE_EV_NOTIF;
   e->aux = (uint32_t)from_len;
-  agent_publish(&u->a);
+  rings_publish(&u->rings);
   return 1;
 }
 
@@ -97,11 +93,11 @@ static void sent(void *request, ucx_status status, void *arg) {
     peer_down(u, s->peer);
   }
   if (s->token != 0) {
-    agent_answer(&u->a, s->token, ucx_status_of(status), 0, NULL, 0);
+    rings_answer(&u->rings, s->token, ucx_status_of(status), 0, NULL, 0);
   }
   if (s->peer->generation == s->generation) {
     s->peer->sends--;
-    s->peer->moved = u->a.now;
+    s->peer->moved = u->rings.now;
   }
   u->answers -= s->token != 0;
   u->sends--;
@@ -116,13 +112,13 @@ static void sent(void *request, ucx_status status, void *arg) {
  * peer that stands still, whose messages are then refused one by one. */
 int message_waits(struct ucx *u, const struct sluice_slot *c) {
   const struct ucx_peer *p = c->op == SLUICE_OP_NOTIFY ? peer_at(u, c->handle) : NULL;
-  return p != NULL && !p->dead && p->ep != NULL && p->sends >= MAX_PEER_SENDS && u->a.now - p->moved < STILL_NS;
+  return p != NULL && !p->dead && p->ep != NULL && p->sends >= MAX_PEER_SENDS && u->rings.now - p->moved < STILL_NS;
 }
 
 void message_send(struct ucx *u, const struct sluice_slot *c) {
   struct ucx_peer *p = peer_at(u, c->handle);
   int status = p == NULL ? SLUICE_BAD_HANDLE : p->dead || p->ep == NULL ? SLUICE_PEER_DEAD : c->len > MAX_MESSAGE ? SLUICE_BAD_PAYLOAD
-               : u->sends >= MAX_SENDS || p->sends >= MAX_PEER_SENDS || u->answers > u->a.evt_mask / 2             ? SLUICE_FULL
+               : u->sends >= MAX_SENDS || p->sends >= MAX_PEER_SENDS || u->answers > u->rings.evt_mask / 2             ? SLUICE_FULL
                                                                                                                  : 0;
   struct send *s = NULL;
   if (status == 0 && (s = malloc(sizeof *s + c->len + 1)) == NULL) {
@@ -130,7 +126,7 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
   }
   if (status == 0) {
     *s = (struct send){u, p, p->generation, c->token};
-    memcpy(s->bytes, command_payload(&u->a, c), c->len);
+    memcpy(s->bytes, rings_command_payload(&u->rings, c), c->len);
     struct ucx_request_param how;
     memset(&how, 0, sizeof how);
     how.op_attr_mask = UCX_OP_CALLBACK | UCX_OP_USER_DATA | UCX_OP_FLAGS;
@@ -138,7 +134,7 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
     how.send = sent;
     how.user_data = s;
     if (p->sends++ == 0) {
-      p->moved = u->a.now;
+      p->moved = u->rings.now;
     }
     u->sends++;
     u->answers += c->token != 0;
@@ -147,7 +143,7 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
       return; /* sent answers */
     }
     p->sends--;
-    p->moved = u->a.now;
+    p->moved = u->rings.now;
     u->sends--;
     u->answers -= c->token != 0;
     free(s);
@@ -157,6 +153,6 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
     }
   }
   if (c->token != 0) {
-    agent_answer(&u->a, c->token, status, 0, NULL, 0);
+    rings_answer(&u->rings, c->token, status, 0, NULL, 0);
   }
 }

@@ -1,11 +1,13 @@
-/* The parts of a worker of active messages: private to native/. */
+/* The parts of a worker of active messages: private to this folder. */
 #ifndef SLUICE_UCX_WORKER_H
 #define SLUICE_UCX_WORKER_H
 
-#include "agent.h"
-#include "ucx_api.h"
+#include "rings/driver.h"
+#include "ucx/api.h"
+#include "ucx/ucx.h"
 
 #define AM_ID 7u
+#define MAX_PEERS 4096u
 #define MAX_MESSAGE (64u << 10) /* eager, in one piece */
 #define MAX_SENDS 4096u         /* under way */
 #define MAX_PEER_SENDS 1024u    /* to one peer */
@@ -39,7 +41,8 @@ struct message { /* one that waits for room in the ring */
 };
 
 struct ucx {
-  struct agent a; /* for the rings; its NIXL parts stay empty */
+  struct rings rings;
+  int arm_failing; /* the failure to arm the worker is reported already */
   const struct ucx_api *api;
   char name[NAME_MAX_BYTES + 1];
   void *context, *worker;
@@ -69,7 +72,6 @@ void peers_close(struct ucx *u);
 void peers_close_dead(struct ucx *u); /* never within progress, where UCX forbids it */
 
 /* ucx_messages.c */
-uint32_t message_places(const struct ucx *u); /* free in the ring of events */
 ucx_status message_arrived(void *arg, const void *header, size_t header_len, void *data, size_t len, const struct ucx_am_recv *param);
 void messages_release(struct ucx *u); /* held ones go to the ring, as far as it has room */
 void messages_forget(struct ucx *u);

@@ -6,7 +6,7 @@
  * ready is a hint that a look is due, and looks go on without it, only less often
  * (agent.c). */
 #define _GNU_SOURCE
-#include "agent.h"
+#include "nixl/agent.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,13 +1,13 @@
-package native
+package dl
 
 import "testing"
 
 func TestResident(t *testing.T) {
 	if ABI() == 0 {
-		t.Skip("built without cgo: there is no C surface to test")
+		t.Skip("built without cgo: there is no C code to test")
 	}
 	if !Resident("libc.so.6") {
-		t.Error("libc.so.6 is in every process here, but was not found")
+		t.Error("libc.so.6 is mapped into every process, but was not found")
 	}
 	for _, name := range []string{"", "libsluice-no-such.so.9", "../../etc/passwd"} {
 		if Resident(name) {

@@ -1,6 +1,6 @@
 /* Peers of a UCP worker: an endpoint each, told dead once and loaded anew. */
 #define _GNU_SOURCE
-#include "ucx_worker.h"
+#include "ucx/worker.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,11 +15,11 @@ void peer_down(struct ucx *u, struct ucx_peer *p) {
     return;
   }
   p->dead = u->any_dead = 1;
-  struct sluice_slot *e = agent_next_event(&u->a);
+  struct sluice_slot *e = rings_next_event(&u->rings);
   if (e != NULL) { /* else the next send says it */
     e->op = SLUICE_EV_PEER_DOWN;
     e->handle = (uint64_t)p->generation << 32 | (uint64_t)(p - u->peers);
-    agent_publish(&u->a);
+    rings_publish(&u->rings);
   }
 }
 
@@ -85,7 +85,7 @@ static int fits(const struct ucx *u, unsigned major, unsigned minor) {
 
 int peer_load(struct ucx *u, const struct sluice_slot *c, uint64_t *handle, const char **name) {
   struct address_head h;
-  const unsigned char *p = command_payload(&u->a, c);
+  const unsigned char *p = rings_command_payload(&u->rings, c);
   if (c->len <= sizeof h) {
     return SLUICE_BAD_PAYLOAD;
   }
