@@ -458,7 +458,7 @@ func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	eventually(t, 20*time.Second, "prefill is done", func() bool { return p.Stats().Sum().Leases == 1 })
 	l.disconnect()
 	time.Sleep(10 * after)
-	if rec, ok := r.scheduler.Explain("stands"); ok && bytes.Contains(rec, []byte("client_gone")) {
+	if rec, ok := r.Scheduler.Explain("stands"); ok && bytes.Contains(rec, []byte("client_gone")) {
 		t.Errorf("decode was cut before its engine had answered anything: %s", rec)
 	}
 	suspended.Store(false)

@@ -127,7 +127,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	}, workers...)
 
 	if stall > 0 {
-		eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return f.router.transfers.Up(nixl.TierNIXL) })
+		eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return f.router.Transfers.Up(nixl.TierNIXL) })
 	}
 
 	const idLen = len("soak-000000")
@@ -203,7 +203,7 @@ func soakAborts(t *testing.T, fam *matrixFamily, stall time.Duration) {
 	if len(abortedAt) < n || len(pinnedTime) == 0 {
 		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(abortedAt), sent, len(pinnedTime))
 	}
-	_, released, failed := f.router.sidechannel.Counts()
+	_, released, failed := f.router.SideChannel.Counts()
 	t.Logf("%d of %d clients left; of %d holds the last block went, after the client: p50 %v, p99 %v, max %v; %d leases ran out; %d decodes were cut before their engine knew them, %d handles released, %d messages failed, %d were of requests prefill did not know",
 		len(abortedAt), sent, len(pinnedTime), pinnedTime[len(pinnedTime)/2], pinnedTime[len(pinnedTime)*99/100], pinnedTime[len(pinnedTime)-1], expired, early, released, failed, unexpected)
 	if len(late) > 0 {

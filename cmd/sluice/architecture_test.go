@@ -50,11 +50,11 @@ var directDependencies = []string{
 
 // uncheckedPools may have a sync.Pool: what lies in any other is checked by package reuse.
 var uncheckedPools = map[string]string{
-	"dataplane/objpool/pool.go":      "it is what checks",
-	"dataplane/membudget/pool.go":  "it checks its buffers itself",
-	"dataplane/compression/encode.go":   "zstd encoders, whose memory is theirs",
-	"router/tokenize/cache.go":     "hashers, which keep their key from one use to the next",
-	"dataplane/objpool/pool_test.go": "it is that package's test",
+	"dataplane/objpool/pool.go":       "it is what checks",
+	"dataplane/membudget/pool.go":     "it checks its buffers itself",
+	"dataplane/compression/encode.go": "zstd encoders, whose memory is theirs",
+	"router/tokenize/cache.go":        "hashers, which keep their key from one use to the next",
+	"dataplane/objpool/pool_test.go":  "it is that package's test",
 }
 
 // TestPoolsUseObjpool: a pooled object that somebody uses after its release can put one

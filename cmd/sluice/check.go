@@ -11,9 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"sluice/dataplane/certs"
-	"sluice/dataplane/front"
-	"sluice/router/apikey"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/worker"
@@ -54,7 +52,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
 	fmt.Fprintf(stdout, "\na worker with requests that dies without a word leaves the choice within %s; one without, within %s\n",
 		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
-	faults := startErrors(cfg)
+	faults := app.CheckStart(cfg)
 	if err := kubeBuildError(cfg, *timeout); err != nil {
 		faults = append(faults, err)
 	}
@@ -88,49 +86,10 @@ func countServers(specs []worker.Spec) (n int) {
 	return n
 }
 
-// startErrors are why serve would not start though the configuration is sound, as far as
-// that can be told without a listener: certificates and keys that cannot be used, options
-// that the front refuses.
-func startErrors(cfg *config.Config) (problems []error) {
-	add := func(err error) {
-		if err != nil {
-			problems = append(problems, err)
-		}
-	}
-	specs, err := keySpecs(cfg)
-	if err == nil && len(specs) > 0 {
-		_, err = apikey.NewKeyring(specs)
-	}
-	add(err)
-	usable := func(of string, files certs.Files) {
-		if _, err := certs.New(files, nil); err != nil {
-			add(fmt.Errorf("%s: %w", of, err))
-		}
-	}
-	usable("tls", clientFiles(cfg))
-	usable("engine_tls", engineFiles(cfg))
-	if cfg.EngineAPI.TCP() {
-		usable("routed.tls_cert", routedFiles(cfg))
-	}
-	if c := cfg.Register; c.Listen != "off" {
-		usable("register.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
-	}
-	options := frontOptions(cfg)
-	options.Handler = noopHandler{}
-	_, err = front.New(options)
-	add(err)
-	return problems
-}
-
-// noopHandler is a handler of no request.
-type noopHandler struct{}
-
-func (noopHandler) ServeInference(*front.Exchange) {}
-
 // probeServers asks every server of the configuration as serve would, and prints a line or
 // more for each; it returns the number of those with a fault.
 func probeServers(cfg *config.Config, timeout time.Duration, stdout io.Writer) (failed int, err error) {
-	opt, err := asksEngines(cfg, timeout)
+	opt, err := app.EngineOptions(cfg, timeout)
 	if err != nil {
 		return 0, err
 	}

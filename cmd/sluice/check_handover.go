@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/pd"
 	"sluice/router/worker"
@@ -44,7 +45,7 @@ func tryHandOver(cfg *config.Config, s *worker.Spec) error {
 	if len(s.RankURLs) > 0 {
 		url = s.RankURLs[0]
 	}
-	opt, err := asksEngines(cfg, handOverLimit)
+	opt, err := app.EngineOptions(cfg, handOverLimit)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func TestConcurrentLegs(t *testing.T) {
 		t.Errorf("two requests share the room %s", p.room(t, 0))
 	}
 	wantNoLoad(t, r)
-	for _, rank := range r.allRanks() {
+	for _, rank := range r.AllRanks() {
 		if n, prefill := rank.Computed.Load(), rank.ID.Worker == "p0"; prefill && n == 0 {
 			t.Error("prefill's work is not taken for done: its rate is never learned")
 		}
@@ -99,7 +99,7 @@ func TestConcurrentLegs(t *testing.T) {
 func wantNoLoad(t *testing.T, r *testRouter) {
 	t.Helper()
 	eventually(t, 10*time.Second, "no load is booked any more", func() bool {
-		for _, w := range r.fleet.View().Workers {
+		for _, w := range r.Fleet.View().Workers {
 			for _, rank := range w.Ranks {
 				if rank.Requests.Load() != 0 || rank.PrefillTokens.Load() != 0 || rank.DecodeBlocks.Load() != 0 {
 					return false
@@ -458,7 +458,7 @@ func TestNoDecodeWithoutBootstrapRoom(t *testing.T) {
 	}
 
 	only := launchRouter(t, func(c *config.Config) { sglangPD(c); c.Timeouts.PoolWait = 50 * time.Millisecond }, d.worker(worker.Decode, "d0"))
-	eventually(t, 10*time.Second, "the model is known", func() bool { return len(only.fleet.View().Models) > 0 })
+	eventually(t, 10*time.Second, "the model is known", func() bool { return len(only.Fleet.View().Models) > 0 })
 	wantReason(t, post(t, only.URL+"/v1/chat/completions", chat("")), 503, "no_prefill_worker")
 }
 

@@ -374,7 +374,7 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
 		c.PD.MaxAttempts = 1
 	}, w, simWorker(d, worker.Decode, "d0"))
-	eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.transfers.Up(nixl.TierNIXL) })
+	eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })
 	for _, k := range []struct {
 		name  string
 		fault sim.Fault
@@ -384,12 +384,12 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 	} {
 		for i, shape := range shapes {
 			t.Run(k.name+", "+shape.name, func(t *testing.T) {
-				_, was, _ := r.sidechannel.Counts()
+				_, was, _ := r.SideChannel.Counts()
 				d.Fault(k.fault)
 				defer d.ClearFaults()
 				post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.extra)))
 				eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
-				eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.sidechannel.Counts(); return now == was+1 })
+				eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.SideChannel.Counts(); return now == was+1 })
 			})
 		}
 	}

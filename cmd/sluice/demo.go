@@ -18,6 +18,7 @@ import (
 
 	"sluice/bench/load"
 	"sluice/bench/sim"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/obs"
 	"sluice/router/worker"
@@ -96,7 +97,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 type demoSide struct {
 	name    string
 	engines []*sim.Engine
-	router  *router
+	router  *app.Router
 	report  *load.Report
 }
 
@@ -165,7 +166,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 }
 
 // newSide starts two prefill and two decode engines and a router over them.
-func newSide(name, policy, pd, listen, adminAddr string, compared *router, log *slog.Logger) (*demoSide, error) {
+func newSide(name, policy, pd, listen, adminAddr string, compared *app.Router, log *slog.Logger) (*demoSide, error) {
 	s := &demoSide{name: name}
 	cfg := config.Default()
 	cfg.Listen, cfg.Admin.Listen, cfg.Schedule.Policy = listen, adminAddr, policy
@@ -192,7 +193,7 @@ func newSide(name, policy, pd, listen, adminAddr string, compared *router, log *
 	}
 	err := cfg.Validate()
 	if err == nil {
-		s.router, err = newComparedRouter(cfg, log, compared)
+		s.router, err = app.New(app.Options{Config: cfg, Log: log, Version: version, Compared: compared})
 	}
 	if err != nil {
 		s.close()
@@ -220,13 +221,13 @@ func awaitDemoReady(ctx context.Context, sides []*demoSide) error {
 	defer tick.Stop()
 	for _, s := range sides {
 		for {
-			if len(s.router.pages.notReadyReasons(true)) == 0 {
+			if len(s.router.NotReady()) == 0 {
 				break
 			}
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.pages.notReadyReasons(true))
+				return fmt.Errorf("the engines did not become ready: waiting for %v", s.router.NotReady())
 			}
 		}
 	}
@@ -235,7 +236,7 @@ func awaitDemoReady(ctx context.Context, sides []*demoSide) error {
 
 // demoLoad is conversations of six turns with common system prompts, a shape in
 // which it pays to know who holds what.
-func demoLoad(o demoOptions, r *router) load.Options {
+func demoLoad(o demoOptions, r *app.Router) load.Options {
 	l := load.Default()
 	l.URL = "http://" + r.Addr()
 	l.Rate, l.Poisson = o.rate, true
@@ -247,10 +248,10 @@ func demoLoad(o demoOptions, r *router) load.Options {
 	return l
 }
 
-func printIntro(w io.Writer, r *router) {
+func printIntro(w io.Writer, r *app.Router) {
 	fmt.Fprintf(w, "\n  Sluice is routing between 2 prefill and 2 decode engines (simulated).\n\n")
-	if r.admin != nil {
-		fmt.Fprintf(w, "  Page   %s\n", r.admin.URL())
+	if page := r.Components().Admin; page != nil {
+		fmt.Fprintf(w, "  Page   %s\n", page.URL())
 	}
 	fmt.Fprintf(w, "  API    http://%s/v1\n\n", r.Addr())
 	fmt.Fprintf(w, "  Try    curl -N http://%s/v1/chat/completions -H 'Content-Type: application/json' \\\n", r.Addr())

@@ -33,7 +33,7 @@ func keepRegistered(t *testing.T, r *testRouter, id, kind, workerSpec string) (s
 	code := make(chan int, 1)
 	errs := new(syncBuffer)
 	go func() {
-		code <- run(ctx, []string{"register", "--router", "http://" + r.register.Addr(), "--id", id, kind, workerSpec}, errs, errs)
+		code <- run(ctx, []string{"register", "--router", "http://" + r.Registration.Addr(), "--id", id, kind, workerSpec}, errs, errs)
 	}()
 	ended := false
 	stop = func() {
@@ -58,7 +58,7 @@ func TestRegisteredPairServes(t *testing.T) {
 	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := launchRouter(t, withRegister)
 	a := get(t, r.URL+"/readyz")
-	if _, page := r.pages.Ready(true); a.Status != 503 || !strings.Contains(string(page), "register 127.0.0.1") {
+	if _, page := r.Pages.Ready(true); a.Status != 503 || !strings.Contains(string(page), "register 127.0.0.1") {
 		t.Errorf("%d %s; want what is waited for, and from where", a.Status, page)
 	}
 	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
@@ -70,7 +70,7 @@ func TestRegisteredPairServes(t *testing.T) {
 	})
 	series := func() bool { return strings.Contains(string(get(t, r.URL+"/metrics").Body), `worker="p-0"`) }
 	var old *worker.Rank
-	for _, w := range r.fleet.View().Workers {
+	for _, w := range r.Fleet.View().Workers {
 		if w.Spec.ID == "p-0" {
 			old = w.Ranks[0]
 		}
@@ -108,7 +108,7 @@ func TestRegisteredPairServes(t *testing.T) {
 func TestLostWorkerIsRemoved(t *testing.T) {
 	e := startSim(t, nil)
 	r := launchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
-	req, err := http.NewRequest("PUT", "http://"+r.register.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
+	req, err := http.NewRequest("PUT", "http://"+r.Registration.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,8 +127,8 @@ func TestLostWorkerIsRemoved(t *testing.T) {
 
 func sourceStates(t *testing.T, r *testRouter) []discovery.State {
 	t.Helper()
-	req, _ := http.NewRequest("GET", "http://"+r.admin.Addr()+"/admin/v1/discovery", nil)
-	req.Header.Set("Authorization", "Bearer "+r.cfg.Admin.Token)
+	req, _ := http.NewRequest("GET", "http://"+r.Admin.Addr()+"/admin/v1/discovery", nil)
+	req.Header.Set("Authorization", "Bearer "+r.Config.Admin.Token)
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +167,7 @@ func TestWorkersFile(t *testing.T) {
 	r := launchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond })
 	both := func() bool { return r.state("a") == worker.Ready && r.state("b") == worker.Ready }
 	eventually(t, 10*time.Second, "both are ready", both)
-	before := r.fleet.View().Workers
+	before := r.Fleet.View().Workers
 	eventually(t, 5*time.Second, "x is probed", func() bool { return asked.Load() > 3 })
 
 	writeFile(t, path, list("a", "b"))
@@ -178,7 +178,7 @@ func TestWorkersFile(t *testing.T) {
 		last = asked.Load()
 		return was == last
 	})
-	time.Sleep(6 * r.cfg.Health.Interval)
+	time.Sleep(6 * r.Config.Health.Interval)
 	if now := asked.Load(); now != last {
 		t.Errorf("%d probes of x after it was removed", now-last)
 	}
@@ -197,7 +197,7 @@ func TestWorkersFile(t *testing.T) {
 	}
 	writeFile(t, path, list("a"))
 	eventually(t, 5*time.Second, "b is gone", func() bool { return r.state("b") == worker.Gone })
-	if now := r.fleet.View().Workers; len(now) != 1 || now[0] != before[0] {
+	if now := r.Fleet.View().Workers; len(now) != 1 || now[0] != before[0] {
 		t.Error("a was taken out and in though nothing of it changed")
 	}
 	writeFile(t, path, list("a", "b"))

@@ -46,7 +46,7 @@ func startDrainingStream(t *testing.T, m *migrationFleet, f *endpointCase, id st
 		return d.engineName != ""
 	})
 	eventually(t, 5*time.Second, "a loop drives the stream", func() bool {
-		threads, streams := m.front.Loops()
+		threads, streams := m.Front.Loops()
 		return streams > 0 || threads == 0
 	})
 	return d
@@ -91,10 +91,10 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 				m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 				d := startDrainingStream(t, m, &f, "leaves")
 				if how == "drain" {
-					if err := m.fleet.Drain(d.engineName, true); err != nil {
+					if err := m.Fleet.Drain(d.engineName, true); err != nil {
 						t.Fatal(err)
 					}
-				} else if err := m.fleet.Remove(d.engineName); err != nil {
+				} else if err := m.Fleet.Remove(d.engineName); err != nil {
 					t.Fatal(err)
 				}
 				eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
@@ -133,9 +133,9 @@ func TestDrainWaits(t *testing.T) {
 			})
 			d := startDrainingStream(t, m, &f, "waits")
 			began := time.Now()
-			m.fleet.Drain(d.engineName, true)
+			m.Fleet.Drain(d.engineName, true)
 			if k.back {
-				m.fleet.Drain(d.engineName, false)
+				m.Fleet.Drain(d.engineName, false)
 			}
 			if k.moves > 0 {
 				eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
@@ -162,7 +162,7 @@ func TestDrainOfOnlyWorker(t *testing.T) {
 		other = m.engines[1]
 	}
 	other.Fault(sim.Fault{Kind: sim.Refuse})
-	m.fleet.Drain(d.engineName, true)
+	m.Fleet.Drain(d.engineName, true)
 	d.ended(t)
 	if m.migrated("drained") != 0 || m.migrated("failed") == 0 {
 		t.Errorf("%v drained, %v failed", m.migrated("drained"), m.migrated("failed"))
@@ -179,11 +179,11 @@ func TestManyStreamsMigrate(t *testing.T) {
 	for i := range all {
 		all[i] = startDrainingStream(t, m, &f, fmt.Sprint("many-", i))
 	}
-	m.fleet.Drain("d0", true)
+	m.Fleet.Drain("d0", true)
 	for _, d := range all {
 		d.ended(t)
 	}
-	state := func() worker.State { s, _ := m.fleet.View().Workers[0].State(); return s }
+	state := func() worker.State { s, _ := m.Fleet.View().Workers[0].State(); return s }
 	if m.migrated("drained") == 0 || state() != worker.Draining {
 		t.Errorf("%v drained, the worker is %v", m.migrated("drained"), state())
 	}

@@ -127,7 +127,7 @@ var requestEnds = []requestEnd{
 		}
 	}},
 	{"vanish", func(t *testing.T, f *matrixFleet, r *client.Request, ready func(*client.Stream)) {
-		line := startBreakableProxy(t, f.router.cfg.EngineAPI.Unix)
+		line := startBreakableProxy(t, f.router.Config.EngineAPI.Unix)
 		c, err := client.Dial(context.Background(), line.addr, client.Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -211,7 +211,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 						}
 						wantClientGone(t, f.router, r.Context.ID)
 						eventually(t, testTimeout, "the socket has nothing under way", func() bool {
-							st := f.router.wire.Stats()
+							st := f.router.Wire.Stats()
 							return st.Streams == 0 && st.Requests == 0
 						})
 					})
@@ -309,7 +309,7 @@ func TestEngineAPIStopOfSlowReader(t *testing.T) {
 			dialEngine(t, r, "unix").Close()
 			for i, window := range []int{1, 300, 3000} {
 				engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: time.Millisecond, N: 1})
-				c, err := client.Dial(context.Background(), "unix://"+r.cfg.EngineAPI.Unix, client.Options{Window: window})
+				c, err := client.Dial(context.Background(), "unix://"+r.Config.EngineAPI.Unix, client.Options{Window: window})
 				if err != nil {
 					t.Fatal(err)
 				}

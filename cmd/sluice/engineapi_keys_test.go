@@ -63,7 +63,7 @@ func TestEngineAPIKeys(t *testing.T) {
 				withKeys(keys...)(c)
 				c.EngineAPI.Token, c.EngineAPI.Keys = "the-socket's-own-token", principal
 			}, simWorker(e, worker.Aggregated, "e0"))
-			with := func(key string) client.Options { return client.Options{Token: r.cfg.EngineAPI.Token, Key: key} }
+			with := func(key string) client.Options { return client.Options{Token: r.Config.EngineAPI.Token, Key: key} }
 			for _, network := range []string{"unix", "tcp"} {
 				_, err := dialWith(t, r, network, with(""))
 				if free := principal == "tcp" && network == "unix"; free && err != nil || !free && !unauthorized(err) {
@@ -111,15 +111,17 @@ func TestEngineAPIKeys(t *testing.T) {
 
 			// A key that is taken out is good no longer, on connections that are open either.
 			c = mustDialWith(t, r, "tcp", with(narrow))
-			next := *r.cfg
-			next.APIKeys = keys[:1]
-			if err := r.reloadKeys(&next); err != nil {
+			hash, err := apikey.ParseHash(keys[0].SHA256)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Keyring.Replace([]apikey.Spec{{Name: keys[0].Name, Hash: hash}}); err != nil {
 				t.Fatal(err)
 			}
 			if a := generateEngineAPI(t, c, engineAPIRequest(tokenIDs(40, 4), 3)); a.failure == nil || a.failure.Code != 401 || a.err != nil {
 				t.Errorf("a key that was taken out: %v, %v", a.failure, a.err)
 			}
-			for _, secret := range []string{whole, narrow, few, r.cfg.EngineAPI.Token} {
+			for _, secret := range []string{whole, narrow, few, r.Config.EngineAPI.Token} {
 				if strings.Contains(r.logs.String(), secret) {
 					t.Error("a secret is in the log")
 				}

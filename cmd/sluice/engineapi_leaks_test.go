@@ -84,7 +84,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 func exerciseEngineAPI(t *testing.T, r *testRouter, p, d *sim.Engine) {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
-	path := r.cfg.EngineAPI.Unix
+	path := r.Config.EngineAPI.Unix
 	c := dialEngine(t, r, "unix")
 	for i := range 10 {
 		if a := generateEngineAPI(t, c, engineAPIRequest(tokenIDs(50, i), 20)); a.failure != nil || a.err != nil {
@@ -152,7 +152,7 @@ func exerciseEngineAPI(t *testing.T, r *testRouter, p, d *sim.Engine) {
 	c.Close()
 	wantIdle(t, r, testTimeout, p, d)
 	eventually(t, testTimeout, "nothing is held", func() bool {
-		st := r.wire.Stats()
-		return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 && r.front.BodyBytes() == 0
+		st := r.Wire.Stats()
+		return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 && r.Front.BodyBytes() == 0
 	})
 }

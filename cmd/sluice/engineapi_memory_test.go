@@ -35,7 +35,7 @@ func TestEngineAPIMemory(t *testing.T) {
 				t.Errorf("%s: %d plain bytes: %v, %v", network, len(text), a.err, a.failure)
 			}
 		}
-		eventually(t, testTimeout, "nothing is held", func() bool { st := r.wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
+		eventually(t, testTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	}
 
 	// A schema becomes a text for the engine, in which each of its quotes has a backslash:

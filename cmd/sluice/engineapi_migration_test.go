@@ -20,12 +20,12 @@ type workerExit struct {
 
 var workerExits = []workerExit{
 	{"drained", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
-		if err := r.fleet.Drain(id, true); err != nil {
+		if err := r.Fleet.Drain(id, true); err != nil {
 			t.Error(err)
 		}
 	}},
 	{"taken away", "drained", func(t *testing.T, r *testRouter, id string, _ *sim.Engine) {
-		if err := r.fleet.Remove(id); err != nil {
+		if err := r.Fleet.Remove(id); err != nil {
 			t.Error(err)
 		}
 	}},

@@ -112,7 +112,7 @@ func deadlineOverSocket(t *testing.T, r *testRouter, e *streamingEngine, network
 	req.Context.TimeoutMS = ms
 	s := startEngineAPI(t, c, req)
 	waitChan(t, e.gone, "the engine is left")
-	eventually(t, testTimeout, "the stream is ended", func() bool { return r.wire.Stats().Streams == 0 })
+	eventually(t, testTimeout, "the stream is ended", func() bool { return r.Wire.Stats().Streams == 0 })
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	a := readEngineAPI(ctx, s)

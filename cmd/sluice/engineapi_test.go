@@ -40,9 +40,7 @@ func withEngineAPI(path string) func(*config.Config) {
 
 // wireAddr is where a router's framed socket is served, "" while it is not.
 func wireAddr(r *testRouter, network string) string {
-	r.wireSockets.mu.Lock()
-	defer r.wireSockets.mu.Unlock()
-	for _, a := range r.wireSockets.addrs {
+	for _, a := range r.EngineAPIAddrs() {
 		if a.Network() == network {
 			return network + "://" + a.String()
 		}
@@ -407,7 +405,7 @@ func TestEngineAPIStopAndKill(t *testing.T) {
 	}
 	eventually(t, 5*time.Second, "the overdue leg is gone", idle)
 	eventually(t, 5*time.Second, "nothing is left behind", func() bool { // a caller has its last item a moment before
-		st := r.wire.Stats()
+		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})
 }
@@ -828,7 +826,7 @@ func TestEngineAPIRestart(t *testing.T) {
 // TestEngineAPISlowConsumer: one stream that is not read stops itself, not the others.
 func TestEngineAPISlowConsumer(t *testing.T) {
 	r, _ := startEngineRouter(t, 1, nil, nil)
-	addr := "unix://" + r.cfg.EngineAPI.Unix
+	addr := "unix://" + r.Config.EngineAPI.Unix
 	dialEngine(t, r, "unix").Close()
 	c, err := client.Dial(context.Background(), addr, client.Options{Window: 512})
 	if err != nil {
@@ -902,7 +900,7 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 		case <-done:
 			waiting = false
 		case <-time.After(5 * time.Millisecond):
-			most = max(most, r.wire.Stats().Streams)
+			most = max(most, r.Wire.Stats().Streams)
 		}
 	}
 	took := time.Since(began)
@@ -914,7 +912,7 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 	}
 	// The last frame is out before its stream's books are closed.
 	eventually(t, testTimeout, "nothing is left behind", func() bool {
-		st := r.wire.Stats()
+		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})
 }

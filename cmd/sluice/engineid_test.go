@@ -159,7 +159,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		w.Options = map[string][]string{"bootstrap_port": {fmt.Sprint(port)}}
 	}
 	r := startRouter(t, func(c *config.Config) { c.PD.Family = pd }, w, simWorker(d, worker.Decode, "d0"))
-	rank := r.fleet.View().Workers[1].Ranks[0]
+	rank := r.Fleet.View().Workers[1].Ranks[0]
 	if rank.ID.Worker != "p0" {
 		t.Fatalf("the second worker is %s", rank.ID.Worker)
 	}
@@ -170,9 +170,9 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 	}
 	const still = 1000
 	eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return request(still) > 0 })
-	if events && (r.index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
+	if events && (r.Index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
 		// A hit may have been foretold of what was just sent there: wait for the events.
-		eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.index.CachedBlocks(rank.Slot) > 0 })
+		eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })
 	}
 	restarts := `sluice_engine_restarts_total{sign="engine_id"}`
 	if got := r.metric(restarts); got != 0 {
@@ -192,7 +192,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		}
 		return r.metric(restarts) == 1 && allInPools(r)
 	})
-	if cached := r.index.CachedBlocks(rank.Slot); cached != 0 {
+	if cached := r.Index.CachedBlocks(rank.Slot); cached != 0 {
 		t.Errorf("%d blocks of the life before are in the index", cached)
 	}
 	if got := request(still); got != 0 {

@@ -78,7 +78,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	w := simWorker(e, worker.Aggregated, "w")
 	w.Ranks, w.LoadEvents = []uint16{0, 1, 2, 3}, endpoints
 	r := startRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
-	state := r.allRanks()
+	state := r.AllRanks()
 	series := func(name string, rank int) string {
 		return fmt.Sprintf(`sluice_rank_engine_%s{worker="w",rank="%d"}`, name, rank)
 	}
@@ -138,7 +138,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 				continue
 			}
 			shown++
-			ms := float64(want.tokens) * c.Rates.Prefill * r.cfg.Schedule.QueueWeight
+			ms := float64(want.tokens) * c.Rates.Prefill * r.Config.Schedule.QueueWeight
 			if c.Waiting != want.requests || c.OtherTokens != int64(want.tokens) || c.Terms.Waiting < 0.99*ms || c.Terms.Waiting > 1.01*ms || c.Chosen != (rank == 1) {
 				t.Errorf("explained: %+v, want %d requests of %d tokens, %.1f ms", c, want.requests, want.tokens, ms)
 			}

@@ -157,7 +157,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 	}
 	if frozen == worker.Prefill {
 		// Its legs are short: it is stopped while some of them are under way.
-		all := r.fleet.View().Workers
+		all := r.Fleet.View().Workers
 		rank := all[slices.IndexFunc(all, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0]
 		eventually(t, 5*time.Second, "it computes prompts", func() bool { return rank.Requests.Load() > 0 })
 	} else {

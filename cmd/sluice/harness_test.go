@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -73,28 +74,34 @@ func simRole(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role
 
 // testRouter is a whole router in this process, on free ports.
 type testRouter struct {
-	*router
+	*app.Router
+	app.Components
 	URL  string
 	stop context.CancelFunc
 	done chan error
 	logs *syncBuffer
 }
 
-// startRouter starts a router over workers and waits until all of
-// them are ready. mod may
+// startRouter starts a router over workers and waits until all of them are ready. mod may
 // change the configuration first.
 func startRouter(t *testing.T, mod func(*config.Config), workers ...config.Worker) *testRouter {
 	t.Helper()
 	r := launchRouter(t, mod, workers...)
-	eventually(t, 30*time.Second, "the router is ready", func() bool {
-		status, _ := r.pages.Ready(true)
-		return status == 200 && allReady(r) && allInPools(r)
-	})
+	r.awaitReady(t)
 	return r
 }
 
+// awaitReady waits until the router and all its workers are ready.
+func (r *testRouter) awaitReady(t *testing.T) {
+	t.Helper()
+	eventually(t, 30*time.Second, "the router is ready", func() bool {
+		status, _ := r.Pages.Ready(true)
+		return status == 200 && allReady(r) && allInPools(r)
+	})
+}
+
 func allReady(r *testRouter) bool {
-	for _, w := range r.fleet.View().Workers {
+	for _, w := range r.Fleet.View().Workers {
 		if s, _ := w.State(); s != worker.Ready {
 			return false
 		}
@@ -102,10 +109,18 @@ func allReady(r *testRouter) bool {
 	return true
 }
 
+// AllRanks returns the ranks of all workers.
+func (r *testRouter) AllRanks() (all []*worker.Rank) {
+	for _, w := range r.Fleet.View().Workers {
+		all = append(all, w.Ranks...)
+	}
+	return all
+}
+
 // allInPools says whether requests may go to all ranks: a worker is ready with the first
 // of its ranks' servers, and a moment before it is in the pools.
 func allInPools(r *testRouter) bool {
-	v := r.fleet.View()
+	v := r.Fleet.View()
 	received := make(map[*worker.Rank]bool)
 	for _, model := range v.Models {
 		p, _ := v.Pool(model)
@@ -126,6 +141,12 @@ func allInPools(r *testRouter) bool {
 // launchRouter is startRouter without the wait.
 func launchRouter(t testing.TB, mod func(*config.Config), workers ...config.Worker) *testRouter {
 	t.Helper()
+	return launchOptions(t, app.Options{}, mod, workers...)
+}
+
+// launchOptions is launchRouter with options beside the configuration and the log.
+func launchOptions(t testing.TB, opt app.Options, mod func(*config.Config), workers ...config.Worker) *testRouter {
+	t.Helper()
 	cfg := config.Default()
 	cfg.Listen = "127.0.0.1:0"
 	cfg.Admin.Listen = "127.0.0.1:0"
@@ -140,7 +161,8 @@ func launchRouter(t testing.TB, mod func(*config.Config), workers ...config.Work
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	return runRouter(t, cfg)
+	opt.Config = cfg
+	return runRouter(t, opt)
 }
 
 // launchConfigured runs a router on a file, as --config does.
@@ -155,14 +177,15 @@ func launchConfigured(t testing.TB, path string) *testRouter {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return runRouter(t, cfg)
+	return runRouter(t, app.Options{Config: cfg})
 }
 
-func runRouter(t testing.TB, cfg *config.Config) *testRouter {
+// runRouter runs a router whose log the test shows if it fails.
+func runRouter(t testing.TB, opt app.Options) *testRouter {
 	t.Helper()
 	logs := new(syncBuffer)
-	log := slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	r, err := newRouter(cfg, log)
+	opt.Log = slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	r, err := app.New(opt)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,10 +193,10 @@ func runRouter(t testing.TB, cfg *config.Config) *testRouter {
 }
 
 // runTest runs an assembled router until the test ends, and shows its log if that failed.
-func runTest(t testing.TB, what string, r *router, logs *syncBuffer) *testRouter {
+func runTest(t testing.TB, what string, r *app.Router, logs *syncBuffer) *testRouter {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	tr := &testRouter{router: r, URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1), logs: logs}
+	tr := &testRouter{Router: r, Components: r.Components(), URL: "http://" + r.Addr(), stop: stop, done: make(chan error, 1), logs: logs}
 	go func() { tr.done <- r.Run(ctx) }()
 	t.Cleanup(func() {
 		stop()

@@ -80,11 +80,11 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 	dropped := 0
 	for incarnation := range incarnations {
 		awaitCachedPrompt(t, r, e)
-		dropped += r.index.Len()
+		dropped += r.Index.Len()
 		if incarnation == 1 {
 			// So fast that no probe sees it: the feed or the next scrape tells.
 			e.Restart()
-			eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.index.Len() == 0 })
+			eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.Index.Len() == 0 })
 		} else {
 			e.Crash()
 			eventually(t, 5*time.Second, "w0 is out", func() bool { return r.state("w0") == worker.Unhealthy })
@@ -105,7 +105,7 @@ func awaitCachedPrompt(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		// Blocks are foretold as soon as they are sent; known they are by events.
-		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0" && r.index.Len() > 0
+		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0" && r.Index.Len() > 0
 	})
 }
 
@@ -119,7 +119,7 @@ func TestReadyzNamesMissingParts(t *testing.T) {
 	if !strings.Contains(string(a.Body), "decode worker") {
 		t.Errorf("/readyz does not say that decode is missing: %s", a.Body)
 	}
-	_, details := r.pages.Ready(true)
+	_, details := r.Pages.Ready(true)
 	for _, want := range []string{"decode", "d0", "connection refused"} {
 		if !strings.Contains(string(details), want) {
 			t.Errorf("the details do not say %q: %s", want, details)

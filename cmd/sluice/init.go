@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/worker"
@@ -87,7 +88,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 2
 	}
-	opt, err := asksEngines(cfg, *timeout)
+	opt, err := app.EngineOptions(cfg, *timeout)
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice init:", err)
 		return 1

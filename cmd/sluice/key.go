@@ -9,9 +9,7 @@ import (
 	"os"
 	"strings"
 
-	"sluice/dataplane/front"
 	"sluice/router/apikey"
-	"sluice/router/config"
 )
 
 const keyUsage = `Usage: sluice key [--name NAME]
@@ -64,52 +62,4 @@ func keyCommand(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	fmt.Fprintf(stdout, "api_keys:\n  - name: %q\n    sha256: %s\n    requests_per_minute: 0   # no limit\n    tokens_per_minute: 0     # prompts and outputs together; no limit\n",
 		*name, apikey.HashOf(key))
 	return 0
-}
-
-// newKeyring makes the ring of keys, where any are configured.
-func (r *router) newKeyring() error {
-	if len(r.cfg.APIKeys) == 0 {
-		return nil
-	}
-	specs, err := keySpecs(r.cfg)
-	if err != nil {
-		return err
-	}
-	if r.keyring, err = apikey.NewKeyring(specs); err != nil {
-		return err
-	}
-	r.metrics.ExposeKeys(r.keyring)
-	return nil
-}
-
-// reloadKeys takes over the keys of a configuration that was read again.
-func (r *router) reloadKeys(next *config.Config) error {
-	if r.keyring == nil || len(next.APIKeys) == 0 {
-		return nil
-	}
-	specs, err := keySpecs(next)
-	if err != nil {
-		return err
-	}
-	return r.keyring.Replace(specs)
-}
-
-func keySpecs(cfg *config.Config) ([]apikey.Spec, error) {
-	specs := make([]apikey.Spec, len(cfg.APIKeys))
-	for i, k := range cfg.APIKeys {
-		hash, err := apikey.ParseHash(k.SHA256)
-		if err != nil {
-			return nil, fmt.Errorf("api_keys[%d].sha256: %w", i, err)
-		}
-		specs[i] = apikey.Spec{Name: k.Name, Hash: hash, RequestsPerMinute: k.RequestsPerMinute, TokensPerMinute: k.TokensPerMinute, Models: k.Models}
-	}
-	return specs, nil
-}
-
-// authenticator is the front's; nil where there are no keys.
-func (r *router) authenticator() front.Authenticator {
-	if r.keyring == nil {
-		return nil
-	}
-	return r.keyring
 }

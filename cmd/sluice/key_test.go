@@ -113,7 +113,7 @@ func TestKeysAreNotForwarded(t *testing.T) {
 					t.Errorf("the engine saw %s, want %s", got, c.want)
 				}
 			}
-			if strings.Contains(r.logs.String(), "engine-key") || strings.Contains(fmt.Sprintf("%+v %#v", r.cfg, *r.cfg), "engine-key") {
+			if strings.Contains(r.logs.String(), "engine-key") || strings.Contains(fmt.Sprintf("%+v %#v", r.Config, *r.Config), "engine-key") {
 				t.Error("the engine's key is told")
 			}
 		})
@@ -127,7 +127,7 @@ func TestKeysHaveLimits(t *testing.T) {
 	key := apikey.New()
 	r := startRouter(t, withKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String(), RequestsPerMinute: 10, TokensPerMinute: 100_000}), simWorker(e, worker.Aggregated, "e"))
 	auth := []string{"Authorization", "Bearer " + key}
-	spent := func() uint64 { return r.keyring.Keys()[0].Counts().Tokens }
+	spent := func() uint64 { return r.Keyring.Keys()[0].Counts().Tokens }
 	a := post(t, r.URL+"/v1/completions", keyBody, auth...)
 	if a.Status != 200 || a.Header.Get("x-ratelimit-limit-requests") != "10" || a.Header.Get("x-ratelimit-remaining-requests") != "9" || a.Header.Get("x-ratelimit-limit-tokens") != "100000" {
 		t.Fatalf("%d %v", a.Status, a.Header)
@@ -341,7 +341,7 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 			r := launchRouter(t, mod, simWorker(e, worker.Aggregated, "secret-worker"))
 			want := map[bool]int{true: 200, false: 503}[up]
 			eventually(t, 10*time.Second, "the worker was looked at", func() bool {
-				_, page := r.pages.Health(true)
+				_, page := r.Pages.Health(true)
 				return get(t, r.URL+"/readyz").Status == want && (up || strings.Contains(string(page), "refused"))
 			})
 			for _, path := range []string{"/health", "/readyz"} {
@@ -360,7 +360,7 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 					t.Errorf("%s with a key: %d %s", path, full.Status, full.Body)
 				}
 			}
-			a := get(t, "http://"+r.admin.Addr()+"/admin/v1/health", "Authorization", "Bearer test-token-0123456789")
+			a := get(t, "http://"+r.Admin.Addr()+"/admin/v1/health", "Authorization", "Bearer test-token-0123456789")
 			if a.Status != want || !strings.Contains(string(a.Body), "secret-worker") {
 				t.Errorf("/admin/v1/health: %d %s", a.Status, a.Body)
 			}

@@ -41,7 +41,7 @@ func TestUnreportedTokensAreCharged(t *testing.T) {
 	})
 	auth, mod := tokenKey(1 << 30)
 	r := startRouter(t, mod, e.worker(worker.Aggregated, "e"))
-	spent := func() uint64 { return r.keyring.Keys()[0].Counts().Tokens }
+	spent := func() uint64 { return r.Keyring.Keys()[0].Counts().Tokens }
 	for _, c := range []struct {
 		name, answer string
 		want         uint64
@@ -81,7 +81,7 @@ func TestUnreportedTokensAreCharged(t *testing.T) {
 	if a := post(t, r.URL+"/v1/embeddings", `{"model":"sim","input":"`+strings.Repeat("word ", 600)+`"}`, auth...); a.Status != 200 {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
-	if got := r.keyring.Keys()[0].Counts().Tokens; got < prompt {
+	if got := r.Keyring.Keys()[0].Counts().Tokens; got < prompt {
 		t.Errorf("embeddings without usage: %d", got)
 	}
 }
@@ -148,7 +148,7 @@ func TestTokensAreReserved(t *testing.T) {
 		n, _ := strconv.Atoi(left())
 		return n >= 780
 	})
-	if c := r.keyring.Keys()[0].Counts(); c.Tokens != 11 {
+	if c := r.Keyring.Keys()[0].Counts(); c.Tokens != 11 {
 		t.Errorf("%d tokens are booked, want the stream's 11", c.Tokens)
 	}
 	status = 200
@@ -174,7 +174,7 @@ func TestBackgroundResponsesAreCharged(t *testing.T) {
 	})
 	auth, mod := tokenKey(1 << 30)
 	r := startRouter(t, mod, e.worker(worker.Aggregated, "e"))
-	spent := func() int { return int(r.keyring.Keys()[0].Counts().Tokens) }
+	spent := func() int { return int(r.Keyring.Keys()[0].Counts().Tokens) }
 	body := func(more string) string {
 		return fmt.Sprintf(`{"model":"sim","input":%q,"background":true%s}`, strings.Repeat("word ", 600), more)
 	}

@@ -14,30 +14,21 @@ import (
 	"time"
 
 	"sluice/router/config"
-	"sluice/router/discovery"
 )
-
-// notBecome is why execKubeBuild could not do its work.
-var notBecome = errors.New("only sluice serve finds workers by it")
-
-// newKubeSource is called where execKubeBuild could not do its work, or was not to.
-func newKubeSource(config.Kube) (discovery.Source, error) {
-	return nil, fmt.Errorf("kube.selector is set, and this binary has no Kubernetes client: %w", notBecome)
-}
 
 // execKubeBuild puts the build that has the Kubernetes client in this one's place where the
 // configuration asks for it: the same process with the same arguments, environment and
-// descriptors, so whoever started it or connects to it sees no difference. It comes back
-// where it need not or cannot.
-func execKubeBuild(cfg *config.Config) {
+// descriptors, so the parent process and clients see no difference. It returns nil where
+// that is not needed, and otherwise why it is not possible.
+func execKubeBuild(cfg *config.Config) error {
 	if cfg.Kube.Selector == "" {
-		return
+		return nil
 	}
 	path, err := kubePath()
 	if err == nil {
 		err = syscall.Exec(path, os.Args, append(os.Environ(), envBuild+"="+version))
 	}
-	notBecome = cannotBecome(path, err)
+	return cannotBecome(path, err)
 }
 
 func kubePath() (string, error) {

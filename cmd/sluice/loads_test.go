@@ -31,7 +31,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 				w.KVEvents = []string{"off"}
 			}
 			r := startRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
-			ranks := r.allRanks()
+			ranks := r.AllRanks()
 			eventually(t, 10*time.Second, "both ranks have told of their load", func() bool {
 				return ranks[0].QueuedTokens.Load() == 0 && ranks[1].QueuedTokens.Load() == 0
 			})

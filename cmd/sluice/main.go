@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"sluice/router/app"
 	"strings"
 	"syscall"
 )
@@ -72,7 +73,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		usage(stdout)
 		return 0
-	case agentHost:
+	case app.AgentHost:
 		return runAgentHost(stderr)
 	case "--version", "-v":
 		name = "version"

@@ -455,7 +455,7 @@ func TestBreakerCountsBrokenStreams(t *testing.T) {
 					t.Error("429 without Retry-After")
 				}
 			}
-			rank := m.fleet.View().Workers[0].Ranks[0]
+			rank := m.Fleet.View().Workers[0].Ranks[0]
 			open := func() bool { return worker.BreakerState(rank.Breaker.Load()) == worker.BreakerOpen }
 			if k.open {
 				eventually(t, 5*time.Second, "the breaker is open", open)

@@ -350,7 +350,7 @@ func TestMultipleChoicesDrain(t *testing.T) {
 		}
 		return on != ""
 	})
-	m.fleet.Drain(on, true)
+	m.Fleet.Drain(on, true)
 	choices, usage := choiceContents(t, <-got)
 	if len(choices) != 3 || !strings.HasSuffix(usage, " 180}") || m.migrated("drained") != 1 || len(m.spliceRounds(t)) == 0 {
 		t.Errorf("%d voices, usage %s, drained %v, rounds %d", len(choices), usage, m.migrated("drained"), len(m.spliceRounds(t)))

@@ -66,7 +66,7 @@ func TestServerWithoutHealth(t *testing.T) {
 			if a.Status != 200 || a.text(t) != "it was asked" {
 				t.Errorf("%d %s", a.Status, a.Body)
 			}
-			time.Sleep(4 * r.cfg.Health.Interval)
+			time.Sleep(4 * r.Config.Health.Interval)
 			if !allReady(r) {
 				t.Error("it is not ready after more probes")
 			}

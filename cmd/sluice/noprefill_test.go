@@ -19,7 +19,7 @@ func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 	r := startRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
 	p.Crash()
 	r.awaitState(t, "p0", worker.Unhealthy)
-	if status, page := r.pages.Ready(false); status != 200 || !strings.Contains(string(page), "no prefill worker is healthy") {
+	if status, page := r.Pages.Ready(false); status != 200 || !strings.Contains(string(page), "no prefill worker is healthy") {
 		t.Errorf("/readyz: %d %s", status, page)
 	}
 	for i, more := range []string{"", `,"stream":true`} {
@@ -74,7 +74,7 @@ func TestNoPrefillIsRefused(t *testing.T) {
 		began := time.Now()
 		a := post(t, r.URL+"/v1/chat/completions", chat(""))
 		wantReason(t, a, 503, "no_prefill_worker")
-		if status, page := r.pages.Ready(false); status != 503 {
+		if status, page := r.Pages.Ready(false); status != 503 {
 			t.Errorf("%s: /readyz: %d %s", family, status, page)
 		}
 		if msg, _, _ := a.errorOf(t); !strings.Contains(msg, "prefill") || time.Since(began) < 200*time.Millisecond {
@@ -136,10 +136,10 @@ func TestLastingFallbackIsReported(t *testing.T) {
 			if n := strings.Count(r.logs.String(), line); n != 1 {
 				t.Errorf("the log warns %d times, want once a minute", n)
 			}
-			if status, page := r.pages.Ready(false); status != 200 || !bytes.Contains(page, []byte(`"degraded"`)) || !bytes.Contains(page, []byte(k.kind)) || bytes.Contains(page, []byte("p0")) {
+			if status, page := r.Pages.Ready(false); status != 200 || !bytes.Contains(page, []byte(`"degraded"`)) || !bytes.Contains(page, []byte(k.kind)) || bytes.Contains(page, []byte("p0")) {
 				t.Errorf("/readyz: %d %s", status, page)
 			}
-			if _, page := r.pages.Health(true); !bytes.Contains(page, []byte(k.kind)) {
+			if _, page := r.Pages.Health(true); !bytes.Contains(page, []byte(k.kind)) {
 				t.Errorf("/health: %s", page)
 			}
 			k.mend(p)
@@ -147,7 +147,7 @@ func TestLastingFallbackIsReported(t *testing.T) {
 			eventually(t, 10*time.Second, "a hand-over works", func() bool {
 				return post(t, r.URL+"/v1/chat/completions", chat("")).Header.Get("X-Sluice-Prefill-Worker") == "p0"
 			})
-			if _, page := r.pages.Ready(false); r.metric(metric) != 0 || bytes.Contains(page, []byte(`"degraded"`)) {
+			if _, page := r.Pages.Ready(false); r.metric(metric) != 0 || bytes.Contains(page, []byte(`"degraded"`)) {
 				t.Errorf("with hand-overs again: %s is %v; /readyz %s", metric, r.metric(metric), page)
 			}
 		})

@@ -23,7 +23,7 @@ import (
 // Labels stand as they do there: name{a="b"}.
 func (r *testRouter) metric(series string) float64 {
 	var b bytes.Buffer
-	r.metrics.WritePrometheus(&b)
+	r.Metrics.WritePrometheus(&b)
 	for line := range strings.Lines(b.String()) {
 		if v, ok := strings.CutPrefix(strings.TrimSpace(line), series+" "); ok {
 			f, err := strconv.ParseFloat(v, 64)
@@ -43,7 +43,7 @@ func (r *testRouter) fallbacks(kind string) float64 {
 // explain asks the admin listener for a request's record.
 func (r *testRouter) explain(t *testing.T, id string) *schedule.Record {
 	t.Helper()
-	rt, err := admin.ReadRuntimeFile(r.cfg.Admin.RuntimeFile)
+	rt, err := admin.ReadRuntimeFile(r.Config.Admin.RuntimeFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func (r *testRouter) outcome(t *testing.T, id string) *schedule.Record {
 	t.Helper()
 	var rec schedule.Record
 	eventually(t, 10*time.Second, "the record of "+id+" has its outcome", func() bool {
-		body, ok := r.scheduler.Explain(id)
+		body, ok := r.Scheduler.Explain(id)
 		return ok && json.Unmarshal(body, &rec) == nil && rec.Outcome != nil
 	})
 	return &rec
@@ -72,7 +72,7 @@ func (r *testRouter) outcome(t *testing.T, id string) *schedule.Record {
 // reservedLoad describes what is still reserved anywhere, "" when nothing is.
 func (r *testRouter) reservedLoad() string {
 	var remaining []string
-	for _, w := range r.fleet.View().Workers {
+	for _, w := range r.Fleet.View().Workers {
 		for _, k := range w.Ranks {
 			if p, b, n := k.PrefillTokens.Load(), k.DecodeBlocks.Load(), k.Requests.Load(); p != 0 || b != 0 || n != 0 {
 				remaining = append(remaining, fmt.Sprintf("%s: %d prefill tokens, %d blocks, %d requests", k.ID, p, b, n))
@@ -138,7 +138,7 @@ func member(t *testing.T, object []byte, name string) string {
 // A worker's own state changes a moment before the View that requests see: one
 // that has left Ready is Ready here until that View is out.
 func (r *testRouter) state(id string) worker.State {
-	v := r.fleet.View()
+	v := r.Fleet.View()
 	for _, w := range v.Workers {
 		if w.Spec.ID == id {
 			s, _ := w.State()

@@ -50,7 +50,7 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 		}
 		return wrong
 	}
-	wrong, rank := 0, r.fleet.View().Workers[0].Ranks[0]
+	wrong, rank := 0, r.Fleet.View().Workers[0].Ranks[0]
 	for rank.MayCache() && n < 60 {
 		wrong += round()
 	}
@@ -63,7 +63,7 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 			t.Fatalf("%d hits foretold", n)
 		}
 	}
-	eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.approx.Len() == 0 })
+	eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
 }
 
 // modelListProxy is an engine that lists its model's names in an order of its own.
@@ -98,7 +98,7 @@ func TestModelNamesReordered(t *testing.T) {
 		return config.Worker{ID: id, URL: url, Role: worker.Aggregated, KVEvents: e.KVEndpoints()[:1], KVReplay: e.ReplayEndpoints()[:1]}
 	}
 	r := startRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, at("a0", first, a), at("b0", second, b))
-	for _, w := range r.fleet.View().Workers {
+	for _, w := range r.Fleet.View().Workers {
 		eventually(t, 30*time.Second, w.Spec.ID+" tells its events", func() bool { return worker.FeedState(w.Ranks[0].Feed.Load()) == worker.FeedLive })
 	}
 	for i, id := range []string{"a0", "b0"} {

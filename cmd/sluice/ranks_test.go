@@ -96,11 +96,11 @@ func TestChatStaysOnItsRank(t *testing.T) {
 func awaitIndexed(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 	t.Helper()
 	eventually(t, 5*time.Second, "the events have come", func() bool {
-		cached, indexed := 0, float64(r.index.Len())
+		cached, indexed := 0, float64(r.Index.Len())
 		for _, e := range engines {
 			cached += e.Stats().Sum().BlocksCached
 		}
-		for _, w := range r.fleet.View().Workers {
+		for _, w := range r.Fleet.View().Workers {
 			for _, k := range w.Ranks {
 				if worker.FeedState(k.Feed.Load()) == worker.FeedSyncing {
 					return false

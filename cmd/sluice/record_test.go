@@ -29,7 +29,7 @@ func TestRecordAndReplay(t *testing.T) {
 	}
 	r := startRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
 	eventually(t, 10*time.Second, "the feeds are live", func() bool {
-		for _, k := range r.allRanks() {
+		for _, k := range r.AllRanks() {
 			if worker.FeedState(k.Feed.Load()) != worker.FeedLive {
 				return false
 			}
@@ -134,18 +134,18 @@ func TestRecordAndReplay(t *testing.T) {
 func TestRecordFromARunningRouter(t *testing.T) {
 	e := startSim(t, nil)
 	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w"))
-	eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.allRanks()[0].Feed.Load()) == worker.FeedLive })
+	eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
 	// What the engine has cached before anybody records: the recording tells of it.
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
-	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.index.CachedBlocks(r.allRanks()[0].Slot) > 2 })
-	held := r.index.CachedBlocks(r.allRanks()[0].Slot)
+	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
+	held := r.Index.CachedBlocks(r.AllRanks()[0].Slot)
 	out := t.TempDir()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var stdout, stderr syncBuffer
 	code := make(chan int, 1)
 	go func() {
-		code <- runRecord(ctx, []string{"--runtime-file", r.cfg.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
+		code <- runRecord(ctx, []string{"--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
 	eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.metric("sluice_record_active") == 1 })
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)

@@ -28,98 +28,6 @@ import (
 	"sluice/router/worker"
 )
 
-// TestReloadedFieldsReachTheRouter changes every field of the configuration by itself:
-// the settings of the parts of a running router must differ exactly where config.Live
-// says that they are taken over.
-func TestReloadedFieldsReachTheRouter(t *testing.T) {
-	base := func() *config.Config {
-		c := config.Default()
-		c.CORS.Origins = []string{"https://a.example"} // without it the rest of cors is of no use
-		c.Proxies.Trusted = []string{"10.0.0.0/8"}
-		return c
-	}
-	before, err := reloadableOf(base())
-	if err != nil {
-		t.Fatal(err)
-	}
-	changed := map[string]int{}
-	forEachField(reflect.ValueOf(base()).Elem(), "", func(path string, index [][]int, tag reflect.StructTag) {
-		next := base()
-		v := reflect.ValueOf(next).Elem()
-		for _, i := range index {
-			v = v.FieldByIndex(i)
-		}
-		if !differentValue(v, tag) {
-			t.Errorf("%s: no other value of a %s", path, v.Type())
-			return
-		}
-		merged, err := base().Apply(next)
-		if err != nil { // of two fields that must go together
-			merged = next
-			if !config.Reloadable(path) {
-				return
-			}
-		}
-		after, err := reloadableOf(merged)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if is := !reflect.DeepEqual(before, after); is != config.Reloadable(path) {
-			t.Errorf("%s: it reaches the running router: %v; config.Live says %v", path, is, config.Reloadable(path))
-		}
-		changed[path]++
-	})
-	if len(changed) < 100 {
-		t.Errorf("only %d fields were changed", len(changed))
-	}
-}
-
-func forEachField(v reflect.Value, path string, f func(path string, index [][]int, tag reflect.StructTag), above ...[]int) {
-	for _, field := range reflect.VisibleFields(v.Type()) {
-		name := field.Tag.Get("yaml")
-		if name == "" {
-			continue
-		}
-		sub := strings.TrimPrefix(path+"."+name, ".")
-		at := append(append([][]int{}, above...), field.Index)
-		switch fv := v.FieldByIndex(field.Index); {
-		case fv.Kind() == reflect.Struct:
-			forEachField(fv, sub, f, at...)
-		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
-			// models, workers, api_keys: the tests of config have these
-		default:
-			f(sub, at, field.Tag)
-		}
-	}
-}
-
-// differentValue gives v another value, one that its part of the router makes something of.
-func differentValue(v reflect.Value, tag reflect.StructTag) bool {
-	switch v.Kind() {
-	case reflect.String:
-		for _, word := range strings.Fields(tag.Get("oneof")) {
-			if word != v.String() {
-				v.SetString(word)
-				return true
-			}
-		}
-		v.SetString(v.String() + "x")
-	case reflect.Bool:
-		v.SetBool(!v.Bool())
-	case reflect.Int, reflect.Int64:
-		v.SetInt(v.Int() + int64(2*time.Second))
-	case reflect.Uint16:
-		v.SetUint(v.Uint() + 1)
-	case reflect.Float64:
-		v.SetFloat(v.Float() + 0.125)
-	case reflect.Slice:
-		v.Set(reflect.ValueOf([]string{"192.0.2.0/24"}))
-	default:
-		return false
-	}
-	return true
-}
-
 // reloadRouter is a router on a file.
 type reloadRouter struct {
 	*testRouter
@@ -138,7 +46,7 @@ func startReloadRouter(t *testing.T, more string, engines ...string) *reloadRout
 	}
 	writeFile(t, g.path, g.base+more)
 	g.testRouter = launchConfigured(t, g.path)
-	eventually(t, 20*time.Second, "all workers are ready", func() bool { return len(g.fleet.View().Workers) == len(engines) && allReady(g.testRouter) })
+	eventually(t, 20*time.Second, "all workers are ready", func() bool { return len(g.Fleet.View().Workers) == len(engines) && allReady(g.testRouter) })
 	return g
 }
 
@@ -146,7 +54,7 @@ func startReloadRouter(t *testing.T, more string, engines ...string) *reloadRout
 func (g *reloadRouter) reload(more string) (status int, changes []config.Change, message string) {
 	g.t.Helper()
 	writeFile(g.t, g.path, g.base+more)
-	req, err := http.NewRequest("POST", "http://"+g.admin.Addr()+"/admin/v1/reload", nil)
+	req, err := http.NewRequest("POST", "http://"+g.Admin.Addr()+"/admin/v1/reload", nil)
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -197,14 +105,14 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 413 {
 		t.Errorf("limits.max_body is not in effect: %d", a.Status)
 	}
-	if g.scheduler.Policy() != "round_robin" {
-		t.Errorf("schedule.policy is %s", g.scheduler.Policy())
+	if g.Scheduler.Policy() != "round_robin" {
+		t.Errorf("schedule.policy is %s", g.Scheduler.Policy())
 	}
 	if a := request("X-Sluice-Worker", "w0"); a.Status != 400 {
 		t.Errorf("steering.pins is not in effect: %d", a.Status)
 	}
 	eventually(t, 20*time.Second, "the new worker", func() bool { return g.state("new") == worker.Ready })
-	req, _ := http.NewRequest("GET", "http://"+g.admin.Addr()+"/admin/v1/config", nil)
+	req, _ := http.NewRequest("GET", "http://"+g.Admin.Addr()+"/admin/v1/config", nil)
 	req.Header.Set("Authorization", "Bearer test-token-0123456789")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -256,21 +164,21 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 		}
 	}
 	ask()
-	rank := g.fleet.View().Workers[0].Ranks[0]
-	before := g.scheduler.RatesOf(rank)
+	rank := g.Fleet.View().Workers[0].Ranks[0]
+	before := g.Scheduler.RatesOf(rank)
 	request("schedule: {prefill_ms: 7, transfer_ms: 3, block_ms: 2}\n", 3)
-	if got := g.scheduler.RatesOf(rank); got.Prefill != 7 || got.Transfer != 3 || got.Block != 2 {
+	if got := g.Scheduler.RatesOf(rank); got.Prefill != 7 || got.Transfer != 3 || got.Block != 2 {
 		t.Errorf("%+v", got)
 	}
 	ask()
 	request("", 3)
-	if got := g.scheduler.RatesOf(rank); got.Transfer != before.Transfer || got.Prefill == 7 {
+	if got := g.Scheduler.RatesOf(rank); got.Transfer != before.Transfer || got.Prefill == 7 {
 		t.Errorf("learned again: %+v, before %+v", got, before)
 	}
-	text := g.tokenizer.Stats().FromText
+	text := g.Tokenizer.Stats().FromText
 	request("tokens: {mode: text, timeout: 100ms, cache_bytes: 0, max_engine_bytes: 1KiB}\n", 4)
 	ask()
-	if s := g.tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
+	if s := g.Tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
 		t.Errorf("%+v", s)
 	}
 }
@@ -281,7 +189,7 @@ func TestReloadOfPredictionTTL(t *testing.T) {
 	const text = "tokens: {mode: text}\n" // of which no engine's events tell
 	g := startReloadRouter(t, text+"index: {approx_ttl: 1h}\n", e.URL())
 	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
-	if g.approx.Len() == 0 {
+	if g.Approx.Len() == 0 {
 		t.Fatal("nothing is believed of a prompt without tokens")
 	}
 	status, changes, message := g.reload(text + "index: {approx_ttl: 1s}\n")
@@ -293,9 +201,9 @@ func TestReloadOfPredictionTTL(t *testing.T) {
 		// Each look sees to what is past its time in the shard where its prompt would lie. Hashes
 		// as they come in life: 1000 in a row miss shards under 4 % of the index's random factors.
 		for range 1000 {
-			g.approx.Find([]blockhash.Seq{blockhash.Seq(rand.Uint64())}, &o)
+			g.Approx.Find([]blockhash.Seq{blockhash.Seq(rand.Uint64())}, &o)
 		}
-		return g.approx.Len() == 0
+		return g.Approx.Len() == 0
 	})
 }
 
@@ -304,7 +212,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	e := startSim(t, nil)
 	settle := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
 	g := startReloadRouter(t, settle, e.URL())
-	stats := func() upstream.Stats { return g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Stats() }
+	stats := func() upstream.Stats { return g.Fleet.Endpoint(g.Fleet.View().Workers[0].Ranks[0]).Stats() }
 	ask := func() int { return post(t, g.URL+"/v1/chat/completions", chat("")).Status }
 	request := func(more string, paths ...string) {
 		t.Helper()
@@ -358,7 +266,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	release()
 	pooled.Wait()
 	request("timeouts: {engine_idle: 1h, engine_age: 0s, connect: 3s}\n", "timeouts.connect")
-	if b := g.fleet.Endpoint(g.fleet.View().Workers[0].Ranks[0]).Reloadable(); b.ConnectTimeout != 3*time.Second {
+	if b := g.Fleet.Endpoint(g.Fleet.View().Workers[0].Ranks[0]).Reloadable(); b.ConnectTimeout != 3*time.Second {
 		t.Errorf("%+v", b)
 	}
 }
@@ -367,7 +275,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 func TestReloadOfABadFile(t *testing.T) {
 	e := startSim(t, nil)
 	g := startReloadRouter(t, "cors: {origins: [https://one.example]}\n", e.URL())
-	before := g.live.Load()
+	before := g.LiveConfig()
 	lines := strings.Count(g.base, "\n")
 	for more, place := range map[string]string{
 		"cors: {origins: [https://two.example]}\nlimits: {max_body: -1}\n": fmt.Sprintf("sluice.yaml:%d:20: limits.max_body", lines+2),
@@ -378,7 +286,7 @@ func TestReloadOfABadFile(t *testing.T) {
 		if status != 422 || !strings.Contains(message, place) {
 			t.Errorf("%q: %d %q, want %s", more, status, message, place)
 		}
-		if g.live.Load() != before {
+		if g.LiveConfig() != before {
 			t.Errorf("%q changed something", more)
 		}
 	}
@@ -388,7 +296,7 @@ func TestReloadOfABadFile(t *testing.T) {
 	if err := os.WriteFile(g.path, []byte("\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:1: the file is empty") || g.live.Load() != before {
+	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:1: the file is empty") || g.LiveConfig() != before {
 		t.Errorf("emptied: %v", err)
 	}
 	os.Remove(g.path)
@@ -435,7 +343,7 @@ func TestThousandReloads(t *testing.T) {
 	names, latest := map[string]bool{}, []string(nil) // seen; seen first in the last count
 	count := func() (goroutines, series int) {
 		var page bytes.Buffer
-		g.metrics.WritePrometheus(&page)
+		g.Metrics.WritePrometheus(&page)
 		latest = nil
 		for line := range strings.Lines(page.String()) {
 			name, _, _ := strings.Cut(line, "{")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/recording"
 	"sluice/router/recording/replay"
@@ -60,7 +61,7 @@ func (v *variants) Set(s string) error {
 		*v.list = append(*v.list, replay.Variant{Name: s, Policy: s})
 		return nil
 	}
-	known := weightsOf(&d)
+	known := app.ScheduleWeights(&d)
 	set := make(map[string]float64)
 	for _, pair := range strings.Split(s, ",") {
 		name, text, found := strings.Cut(pair, "=")

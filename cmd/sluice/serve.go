@@ -8,11 +8,11 @@ import (
 	"io"
 	"os"
 	"slices"
-	"time"
 
 	"sluice/dataplane/fdlimit"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/memtuner"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/obs"
 )
@@ -49,10 +49,11 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	cfg, wrong := flags.Resolve(os.Environ())
+	var kubeError error
 	if wrong == nil {
-		execKubeBuild(cfg) // before anything is taken that was handed over
+		kubeError = execKubeBuild(cfg) // before the inherited listeners are used
 	}
-	given, err := inheritListeners()
+	given, err := app.InheritListeners()
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
@@ -71,7 +72,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		log.Warn("the environment may not say what was meant", "warning", w)
 	}
 	fdlimit.GrowTable()
-	r, err := assemble(&router{cfg: cfg, log: log, level: level, inherited: given})
+	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, KubeError: kubeError})
 	if err != nil {
 		given.ReportFailed(err)
 		fmt.Fprintln(stderr, "sluice serve:", err)
@@ -81,7 +82,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stdout, r.Addr())
 	}
 	go memtuner.Run(ctx, memtuner.Options{Idle: membudget.Default.TrimIdle})
-	if err := runWithSignals(ctx, r); err != nil {
+	if err := r.RunWithSignals(ctx); err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
@@ -109,6 +110,3 @@ func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bo
 	}
 	return 0, false
 }
-
-// drainGrace bounds how long a router without streams takes to end.
-const drainGrace = time.Second

@@ -148,7 +148,7 @@ func benchClient(b testing.TB, mode string, tokens int) (request func(), size in
 			c.PD.Family = mode
 		}
 	}, workers...)
-	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.pages.Ready(true); return s == 200 })
+	eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.Pages.Ready(true); return s == 200 })
 	return requestFunc(b, r.Addr(), tokens)
 }
 

@@ -5,18 +5,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
-	"time"
 
-	"sluice/dataplane/hotrestart"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/memtuner"
+	"sluice/router/app"
 	"sluice/router/config"
-	"sluice/router/discovery/header"
 	"sluice/router/obs"
-	"sluice/router/pd"
-	"sluice/router/worker"
 )
 
 const sidecarUsage = `Usage: sluice sidecar --engine URL [flags]
@@ -62,7 +57,7 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		fmt.Fprintln(stderr, "sluice sidecar:", err)
 		return 1
 	}
-	given, err := inheritListeners()
+	given, err := app.InheritListeners()
 	if err != nil {
 		return fail(err)
 	}
@@ -76,17 +71,16 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if err != nil {
 		return fail(err)
 	}
-	r, err := newSidecar(cfg, flags, given, log)
+	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, Sidecar: flags})
 	if err != nil {
 		given.ReportFailed(err)
 		return fail(err)
 	}
-	r.level = level
 	if !given.Replaces() {
 		fmt.Fprintln(stdout, r.Addr())
 	}
 	go memtuner.Run(ctx, memtuner.Options{Percent: sidecarGC, Idle: membudget.Default.TrimIdle})
-	if err := runWithSignals(ctx, r); err != nil {
+	if err := r.RunWithSignals(ctx); err != nil {
 		return fail(err)
 	}
 	return 0
@@ -95,93 +89,3 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 // sidecarGC: its live heap is a few MB, so collecting twice as often costs little
 // and the node keeps the memory.
 const sidecarGC = 50
-
-// sidecar is what a router beside one engine has of its own; nil in any other.
-type sidecar struct {
-	opt      header.Options
-	metrics  bool // the engine's are shown
-	selector *header.Selector
-}
-
-// newSidecar is newRouter for a sidecar.
-func newSidecar(cfg *config.Config, flags *config.SidecarFlags, given *hotrestart.InheritedListeners, log *slog.Logger) (*router, error) {
-	s := &sidecar{metrics: flags.EngineMetrics, opt: header.Options{MaxWorkers: flags.MaxPrefillWorkers, IdleTimeout: flags.PrefillIdle, Log: log}}
-	var err error
-	if s.opt.Networks, err = header.ParseNetworks(flags.Networks); err != nil {
-		return nil, fmt.Errorf("--prefill-networks: %w", err)
-	}
-	if s.opt.Ports, err = header.ParsePorts(flags.Ports); err != nil {
-		return nil, fmt.Errorf("--prefill-ports: %w", err)
-	}
-	if s.opt.Spec, err = flags.PrefillSpec(cfg); err != nil {
-		return nil, err
-	}
-	if s.opt.Ranks, err = flags.RankAddresses(cfg); err != nil {
-		return nil, err
-	}
-	return assemble(&router{cfg: cfg, log: log, sidecar: s, inherited: given})
-}
-
-// start makes the finder of named workers, over the router's fleet.
-func (s *sidecar) start(r *router) {
-	if s == nil {
-		return
-	}
-	s.opt.Fleet, s.opt.OnRemoved = r.fleet, r.workerRemoved
-	s.opt.OnAdded = func(w *worker.Worker) {
-		for _, rank := range w.Ranks {
-			r.metrics.RankAdded(rank)
-		}
-	}
-	s.selector = header.New(s.opt)
-}
-
-// workerSelector is what the runner takes; a nil pointer in an interface would not be nil
-// there.
-func (s *sidecar) workerSelector() pd.WorkerSelector {
-	if s == nil {
-		return nil
-	}
-	return s.selector
-}
-
-func (s *sidecar) close() {
-	if s != nil && s.selector != nil {
-		s.selector.Close()
-	}
-}
-
-// fetch fetches a page of the engine; status 0 where it cannot be had.
-func (s *sidecar) fetch(r *router, path string) (status int, body []byte) {
-	const timeout, most = time.Second, 8 << 20
-	if s == nil {
-		return 0, nil
-	}
-	for _, w := range r.fleet.View().Workers {
-		if w.Spec.Role != worker.Decode {
-			continue
-		}
-		if state, _ := w.State(); state != worker.Ready {
-			continue
-		}
-		status, body, err := r.fleet.Endpoint(w.Ranks[0]).Get(path, timeout, most)
-		if err != nil {
-			return 0, nil
-		}
-		return status, body
-	}
-	return 0, nil
-}
-
-// engineMetrics writes what the engine shows at /metrics.
-func (s *sidecar) engineMetrics(r *router, w io.Writer) {
-	if s == nil || !s.metrics {
-		return
-	}
-	if status, body := s.fetch(r, "/metrics"); status == 200 {
-		_, _ = w.Write(body)
-		if n := len(body); n > 0 && body[n-1] != '\n' {
-			_, _ = io.WriteString(w, "\n")
-		}
-	}
-}

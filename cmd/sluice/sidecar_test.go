@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -32,7 +33,7 @@ func startSidecar(t *testing.T, args ...string) *testRouter {
 		t.Fatal(err)
 	}
 	eventually(t, 10*time.Second, "the sidecar is ready", func() bool {
-		status, _ := r.pages.Ready(true)
+		status, _ := r.Pages.Ready(true)
 		return status == 200
 	})
 	return r
@@ -51,7 +52,7 @@ func launchSidecar(t *testing.T, args ...string) (*testRouter, error) {
 		return nil, err
 	}
 	logs := new(syncBuffer)
-	r, err := newSidecar(cfg, flags, nil, slog.New(slog.NewTextHandler(logs, nil)))
+	r, err := app.New(app.Options{Config: cfg, Log: slog.New(slog.NewTextHandler(logs, nil)), Sidecar: flags})
 	if err != nil {
 		return nil, err
 	}
@@ -155,7 +156,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 		if !strings.Contains(msg, "X-Prefiller-Host-Port") || !strings.Contains(msg, c.says) {
 			t.Errorf("%s with %q: %s", c.value, c.networks, msg)
 		}
-		if r.sidecar.selector.Workers() != 0 {
+		if r.Selector.Workers() != 0 {
 			t.Errorf("%s: a guest of a refused request", c.value)
 		}
 	}
@@ -385,7 +386,7 @@ func TestSidecarSGLang(t *testing.T) {
 	began := time.Now()
 	a := post(t, r.URL+"/v1/chat/completions", chat(""))
 	wantReason(t, a, 503, "no_prefill_worker")
-	if took := time.Since(began); took > r.cfg.Timeouts.PoolWait/2 {
+	if took := time.Since(began); took > r.Config.Timeouts.PoolWait/2 {
 		t.Errorf("a request that can never run waited %s", took)
 	}
 }
@@ -493,10 +494,10 @@ func TestSidecarLeavesNoState(t *testing.T) {
 	}
 	wantIdle(t, r, 5*time.Second, p0, p1, d)
 	dropIdle()
-	eventually(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.sidecar.selector.Workers() == 0 && r.fleet.TransientWorkers() == 0 })
+	eventually(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.Selector.Workers() == 0 && r.Fleet.TransientWorkers() == 0 })
 	eventually(t, 10*time.Second, "goroutines are back", func() bool { return moduleGoroutines() <= before })
 	var series bytes.Buffer
-	r.metrics.WritePrometheus(&series)
+	r.Metrics.WritePrometheus(&series)
 	if strings.Contains(series.String(), `worker="127.`) {
 		t.Error("series of forgotten workers are shown")
 	}

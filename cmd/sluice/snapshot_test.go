@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -153,20 +154,21 @@ func metricSum(t *testing.T, base, name string) (sum float64) {
 // nothing cost the worker the time of one of them.
 func TestRanksAreProvenInParallel(t *testing.T) {
 	const ranks = 4
-	defer func(was time.Duration) { proofTimeout = was }(proofTimeout)
 	e := startSim(t, func(o *sim.Options) { o.Ranks = ranks })
 	snap := filepath.Join(t.TempDir(), "index.snap")
-	start := func(replay ...string) *testRouter {
+	start := func(proof time.Duration, replay ...string) *testRouter {
 		w := simWorker(e, worker.Aggregated, "w")
 		w.Ranks, w.KVEvents, w.KVReplay = []uint16{0, 1, 2, 3}, e.KVEndpoints(), replay
-		return startRouter(t, func(c *config.Config) { c.Index.Snapshot = snap }, w)
+		r := launchOptions(t, app.Options{SnapshotProof: proof}, func(c *config.Config) { c.Index.Snapshot = snap }, w)
+		r.awaitReady(t)
+		return r
 	}
-	first := start(e.ReplayEndpoints()...)
+	first := start(0, e.ReplayEndpoints()...)
 	for i := range ranks {
 		wantStatus(t, post(t, first.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3)), "X-Sluice-Worker", fmt.Sprint("w/", i)), 200)
 	}
 	eventually(t, 20*time.Second, "each rank holds something", func() bool {
-		return !slices.ContainsFunc(first.allRanks(), func(k *worker.Rank) bool { return k.CachedBlocks.Load() == 0 })
+		return !slices.ContainsFunc(first.AllRanks(), func(k *worker.Rank) bool { return k.CachedBlocks.Load() == 0 })
 	})
 	first.stop()
 	if err := <-first.done; err != nil {
@@ -195,9 +197,8 @@ func TestRanksAreProvenInParallel(t *testing.T) {
 			}()
 		}
 	}()
-	proofTimeout = 4 * time.Second
 	unreachable := "tcp://" + ln.Addr().String()
-	start(unreachable, unreachable, unreachable, unreachable)
+	start(4*time.Second, unreachable, unreachable, unreachable, unreachable)
 	// More where a feed of a rank that was given up came before its end was seen here.
 	if n := <-gone; n < ranks {
 		t.Errorf("%d ranks had been asked when the first was given up, want all %d", n, ranks)

@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -199,7 +200,7 @@ func TestUnusableTLSFiles(t *testing.T) {
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "off"
 	cfg.Workers = []config.Worker{{ID: "e", URL: "http://127.0.0.1:1"}}
 	cfg.TLS.Cert, cfg.TLS.Key = "/nonexistent/cert.pem", "/nonexistent/key.pem"
-	if _, err := newRouter(cfg, nil); err == nil || !strings.Contains(err.Error(), "tls: certs: cannot look at") {
+	if _, err := app.New(app.Options{Config: cfg}); err == nil || !strings.Contains(err.Error(), "tls: certs: cannot look at") {
 		t.Errorf("%v", err)
 	}
 }
@@ -253,7 +254,7 @@ func TestEngineCertificateForOtherAddress(t *testing.T) {
 			t.Fatal("the router does not connect")
 		}
 	}
-	if status, _ := r.pages.Ready(true); status == 200 {
+	if status, _ := r.Pages.Ready(true); status == 200 {
 		t.Error("the router is ready over an engine that is not the one it names")
 	}
 }

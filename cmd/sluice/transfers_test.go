@@ -39,8 +39,8 @@ func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...co
 			mod(c)
 		}
 	}, workers...)}
-	eventually(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.transfers.Up(nixl.TierZMQ) })
-	d, err := r.connectorDocument(netip.IPv6Loopback())
+	eventually(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
+	d, err := r.Transfers.Document(netip.IPv6Loopback())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 			if k.stock && !strings.Contains(d.bodies[0], goodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.bodies[0])
 			}
-			eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.transfers.Watched() == 0 })
+			eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.Transfers.Watched() == 0 })
 		})
 	}
 }
@@ -214,7 +214,7 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 				return
 			default:
 				if id := requests.Load(); id != nil {
-					r.transfers.HandleMessage([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-" + *id + "-0badcafe"))
+					r.Transfers.HandleMessage([]byte("SLUICE1 expired ok - - 0 0 0/0/1 p0 chatcmpl-" + *id + "-0badcafe"))
 				}
 				runtime.Gosched()
 			}
@@ -241,7 +241,7 @@ func TestTransferIsShown(t *testing.T) {
 		body, _ := io.ReadAll(req.Body)
 		r.report("recv", "ok", id, string(body))
 		r.report("sent", "ok", id, "")
-		for end := time.Now().Add(5 * time.Second); r.transfers.Reports()["recv_ok"] == 0 && time.Now().Before(end); {
+		for end := time.Now().Add(5 * time.Second); r.Transfers.Reports()["recv_ok"] == 0 && time.Now().Before(end); {
 			time.Sleep(time.Millisecond)
 		}
 		replyJSON(w, 200, chatReply("good"))
@@ -250,7 +250,7 @@ func TestTransferIsShown(t *testing.T) {
 	post(t, r.URL+"/v1/chat/completions", chat(""), "X-Request-Id", "shown-1")
 	var rec schedule.Record
 	eventually(t, 5*time.Second, "the record is closed", func() bool {
-		js, ok := r.scheduler.Explain("shown-1")
+		js, ok := r.Scheduler.Explain("shown-1")
 		return ok && json.Unmarshal(js, &rec) == nil && rec.Outcome != nil
 	})
 	if tr := rec.Outcome.Transfer; tr == nil || tr.State != "done" || tr.Bytes != 1<<20 || tr.TookMS != 2.5 || tr.AfterMS <= 0 {
@@ -263,12 +263,12 @@ func TestTransferIsShown(t *testing.T) {
 			t.Errorf("no %s in the metrics", want)
 		}
 	}
-	_, page := r.pages.Health(true)
+	_, page := r.Pages.Health(true)
 	health := string(page)
 	if !strings.Contains(health, `"active":"zmq"`) || !strings.Contains(health, `"tier":"nixl","state":"off"`) {
 		t.Errorf("health: %s", health)
 	}
-	js, _ := json.Marshal(r.transfersView())
+	js := get(t, "http://"+r.Admin.Addr()+"/admin/v1/transfers", "Authorization", "Bearer "+r.Config.Admin.Token).Body
 	if !strings.Contains(string(js), `"from":"p0/0","to":"d0/0","transfers":1,"bytes_per_s":419430400,`) {
 		t.Errorf("admin: %s", js)
 	}
@@ -278,13 +278,13 @@ func TestTransferIsShown(t *testing.T) {
 func TestNoTiersByDefault(t *testing.T) {
 	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
 	r := startRouter(t, nil, simWorker(p, worker.Prefill, "p0"), simWorker(d, worker.Decode, "d0"))
-	if r.transfers != nil {
+	if r.Transfers != nil {
 		t.Error("tiers were opened that nobody can reach")
 	}
 	if a := post(t, r.URL+"/v1/chat/completions", chat("")); a.Status != 200 {
 		t.Errorf("status %d", a.Status)
 	}
-	if _, h := r.pages.Health(true); !strings.Contains(string(h), `"active":"http"`) {
+	if _, h := r.Pages.Health(true); !strings.Contains(string(h), `"active":"http"`) {
 		t.Errorf("health: %s", h)
 	}
 }
@@ -298,8 +298,8 @@ func TestNetworksOfZMQSockets(t *testing.T) {
 		c.Transfers.ZMQListen, c.Transfers.ZMQNetworks = "tcp://127.0.0.1:*", away
 		c.LMCache.ProxyPort, c.LMCache.Networks = port, away
 	}))
-	eventually(t, 30*time.Second, "the ZMQ tier is up", func() bool { return r.transfers.Up(nixl.TierZMQ) })
-	d, err := r.transfers.Document(netip.Addr{})
+	eventually(t, 30*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
+	d, err := r.Transfers.Document(netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,14 +96,14 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 					return false
 				}
 				ranks = map[string]*worker.Rank{}
-				for _, w := range r.fleet.View().Workers {
+				for _, w := range r.Fleet.View().Workers {
 					ranks[w.Spec.Role.String()] = w.Ranks[0]
 				}
 				return len(ranks) == 2 && ranks["prefill"].CachedBlocks.Load() > 0
 			})
 			left := ranks["prefill"]
 			// As a connector's report of this pair would.
-			r.transfers.RecordTransfer(left, ranks["decode"], 100, &completion.Result{State: completion.Done, Bytes: 1 << 20, Duration: time.Millisecond})
+			r.Transfers.RecordTransfer(left, ranks["decode"], 100, &completion.Result{State: completion.Done, Bytes: 1 << 20, Duration: time.Millisecond})
 			before := rankSeries(t, r, id)
 			for _, want := range []string{"sluice_worker_state", "sluice_rank_legs_total", "sluice_rank_requests", "sluice_rank_held_blocks", "sluice_kv_feed_total", "sluice_kv_pair_transfers_total"} {
 				if !slices.Contains(before, want) {
@@ -118,7 +118,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 			if n := left.Requests.Load() + left.PrefillTokens.Load() + left.DecodeBlocks.Load(); n != 0 {
 				t.Errorf("%d still reserved", n)
 			}
-			for _, pair := range r.transfers.TransferRates() {
+			for _, pair := range r.Transfers.TransferRates() {
 				if pair.From == int(left.Slot) || pair.To == int(left.Slot) {
 					t.Errorf("%+v is still known of transfers", pair)
 				}
@@ -149,14 +149,18 @@ func rankSeries(t *testing.T, r *testRouter, id string) []string {
 
 // indexedBlocks counts the blocks that index and guesses have of a rank's number.
 func indexedBlocks(r *testRouter, rank *worker.Rank) (n int) {
-	r.exportRank(rank, func(_ bool, x *kvindex.Exported) bool { n += len(x.Seqs); return true })
+	count := func(x *kvindex.Exported) bool { n += len(x.Seqs); return true }
+	if index, ok := r.Index.(kvindex.Exporter); ok {
+		index.Export(rank.Slot, count)
+	}
+	r.Approx.Export(rank.Slot, count)
 	return n
 }
 
 // announce calls the registration listener.
 func announce(t *testing.T, r *testRouter, method, id, body string) int {
 	t.Helper()
-	req, err := http.NewRequest(method, "http://"+r.register.Addr()+"/v1/workers/"+id, strings.NewReader(body))
+	req, err := http.NewRequest(method, "http://"+r.Registration.Addr()+"/v1/workers/"+id, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +207,7 @@ func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
 	w.KVEvents = []string{"off"} // so that what it holds is guessed
 	r := startRouter(t, nil, w)
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat("")), 200)
-	rank := r.fleet.View().Workers[0].Ranks[0]
+	rank := r.Fleet.View().Workers[0].Ranks[0]
 	eventually(t, 20*time.Second, "something is guessed", func() bool { return indexedBlocks(r, rank) > 0 })
 	compared := func() int {
 		for line := range strings.Lines(string(get(t, r.URL+"/metrics").Body)) {
@@ -224,7 +228,7 @@ func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
 	if _, err := resp.Body.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.fleet.Remove("w"); err != nil {
+	if err := r.Fleet.Remove("w"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, 20*time.Second, "nothing is guessed of it", func() bool { return indexedBlocks(r, rank) == 0 })

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"crypto/tls"
@@ -24,7 +24,7 @@ func routedFiles(cfg *config.Config) certs.Files {
 }
 
 // clientTLS is the listener's; nil for plain HTTP.
-func (r *router) clientTLS() (*tls.Config, error) {
+func (r *Router) clientTLS() (*tls.Config, error) {
 	c := r.cfg.TLS
 	if c.Cert == "" {
 		return nil, nil
@@ -58,9 +58,9 @@ func engineTLS(cfg *config.Config, log *slog.Logger) (func(serverName string) *t
 	return k.ClientConfig, nil
 }
 
-// asksEngines are the options by which a command asks engines as serve does: with
-// engine_key and engine_tls.
-func asksEngines(cfg *config.Config, connect time.Duration) (upstream.Options, error) {
+// EngineOptions are the connection options with which a router of this configuration asks
+// its engines: engine_key and engine_tls, and connect as the connect timeout.
+func EngineOptions(cfg *config.Config, connect time.Duration) (upstream.Options, error) {
 	to, err := engineTLS(cfg, nil)
 	return upstream.Options{ConnectTimeout: connect, Key: cfg.EngineKey, TLS: to}, err
 }

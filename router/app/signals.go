@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -9,14 +9,14 @@ import (
 	"sluice/dataplane/hotrestart"
 )
 
-// inheritListeners takes what systemd or another router has passed to this process.
-func inheritListeners() (*hotrestart.InheritedListeners, error) {
+// InheritListeners takes what systemd or another router has passed to this process.
+func InheritListeners() (*hotrestart.InheritedListeners, error) {
 	return hotrestart.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
 }
 
-// runWithSignals runs r until ctx ends, and does what signals ask of it: USR2 puts a
-// new process in its place, HUP takes over what it can of the configuration's file.
-func runWithSignals(ctx context.Context, r *router) error {
+// RunWithSignals is Run that also acts on signals: USR2 calls Restart and HUP calls Reload.
+// Both log their errors.
+func (r *Router) RunWithSignals(ctx context.Context) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGUSR2, syscall.SIGHUP)
 	defer signal.Stop(signals)

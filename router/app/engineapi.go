@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"context"
@@ -78,7 +78,7 @@ func (w *wireSockets) cancelHandOver() {
 // startWireLoops starts the threads that drive the socket's streams; nil where they
 // stay on goroutines. They are not the front's, which end with its last HTTP stream. As
 // their streams share connections, a few carry what the front needs many for.
-func (r *router) startWireLoops() *eventloop.Loops {
+func (r *Router) startWireLoops() *eventloop.Loops {
 	if front.RelayMode(r.cfg.Relay.Driver) == front.RelayGoroutine {
 		return nil
 	}
@@ -101,7 +101,7 @@ func (r *router) startWireLoops() *eventloop.Loops {
 
 // newEngineAPI makes the router's engine, and its socket where one is wanted. The
 // engine stands before the runner in any case.
-func (r *router) newEngineAPI() (err error) {
+func (r *Router) newEngineAPI() (err error) {
 	c := &r.cfg.EngineAPI
 	if c.Socket() {
 		r.wireLoops = r.startWireLoops()
@@ -121,7 +121,7 @@ func (r *router) newEngineAPI() (err error) {
 		return nil
 	}
 	r.wire, err = wire.New(wire.Options{
-		Handler: r.engineAPI, Log: r.log, Token: c.Token, Agent: "sluice/" + version, Admit: r.engineAPI.Admit,
+		Handler: r.engineAPI, Log: r.log, Token: c.Token, Agent: "sluice/" + r.version, Admit: r.engineAPI.Admit,
 		MaxConns: c.MaxConns, MaxStreams: c.MaxStreams, MaxFrame: int(c.MaxFrame), Budget: r.bodies,
 		ReadTimeout: r.cfg.Timeouts.Body, Heartbeat: c.Heartbeat, StallTimeout: r.cfg.Timeouts.Write, WriteTimeout: r.cfg.Timeouts.Write,
 	})
@@ -164,7 +164,7 @@ func (w *wireEndpoint) bind() (net.Listener, error) {
 // adoptWireListeners takes the listeners that were passed to this process, in whose queues callers
 // wait. Those of a router that is replaced are served as soon as this process may
 // accept, whatever start_wait says: that one had opened them.
-func (r *router) adoptWireListeners() error {
+func (r *Router) adoptWireListeners() error {
 	c := &r.cfg.EngineAPI
 	if c.Unix != "" {
 		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRoutedUnix, key: "routed.unix", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
@@ -193,7 +193,7 @@ func (r *router) adoptWireListeners() error {
 	return nil
 }
 
-func (r *router) serveWireOn(w *wireEndpoint, ln net.Listener) error {
+func (r *Router) serveWireOn(w *wireEndpoint, ln net.Listener) error {
 	r.log.Info("engine socket", "addr", ln.Addr().String())
 	if w.name == socketRouted && r.wireTLS != nil {
 		return r.wire.ServeTLS(ln, r.wireTLS)
@@ -203,7 +203,7 @@ func (r *router) serveWireOn(w *wireEndpoint, ln net.Listener) error {
 
 // serveWire opens what of the framed socket is not open yet, when there are workers
 // enough or the wait for them is over.
-func (r *router) serveWire(ctx context.Context) error {
+func (r *Router) serveWire(ctx context.Context) error {
 	c := &r.cfg.EngineAPI
 	if len(r.wireEndpoints) == 0 {
 		return nil
@@ -235,7 +235,7 @@ func (r *router) serveWire(ctx context.Context) error {
 
 // openWireEndpoint opens one way to the framed socket. A process that takes another's place
 // may find the address taken, if it was not passed on: that one lets go of it at once.
-func (r *router) openWireEndpoint(ctx context.Context, w *wireEndpoint) error {
+func (r *Router) openWireEndpoint(ctx context.Context, w *wireEndpoint) error {
 	for end := time.Now().Add(bindTimeout); ; {
 		err := r.wireSockets.open(w, func(ln net.Listener) error { return r.serveWireOn(w, ln) })
 		switch {
@@ -256,7 +256,7 @@ func (r *router) openWireEndpoint(ctx context.Context, w *wireEndpoint) error {
 }
 
 // drainWire lets the socket's streams end.
-func (r *router) drainWire(ctx context.Context) {
+func (r *Router) drainWire(ctx context.Context) {
 	if r.wire == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"fmt"
@@ -11,7 +11,7 @@ import (
 )
 
 // newSnapshotKeeper makes the keeper of snapshots, where index.snapshot names a file.
-func (r *router) newSnapshotKeeper() (*snapshot.Keeper, error) {
+func (r *Router) newSnapshotKeeper() (*snapshot.Keeper, error) {
 	if r.cfg.Index.Snapshot == "" {
 		return nil, nil
 	}
@@ -35,13 +35,12 @@ func (r *router) newSnapshotKeeper() (*snapshot.Keeper, error) {
 	return k, nil
 }
 
-// proofTimeout is how long a joining rank's engine has to show that it is the one of
-// the snapshot. The rank takes no request meanwhile.
-var proofTimeout = time.Second // tests make it longer
+// defaultSnapshotProof is Options.SnapshotProof where that is zero.
+const defaultSnapshotProof = time.Second
 
 // restore puts back what the last snapshot has of a joining worker's ranks. They are
 // asked side by side: an engine takes up to a tenth of a second to answer for each.
-func (r *router) restore(sources []kvevents.Source) {
+func (r *Router) restore(sources []kvevents.Source) {
 	if r.snapshots == nil {
 		return
 	}
@@ -54,12 +53,12 @@ func (r *router) restore(sources []kvevents.Source) {
 
 // restoreRank puts back what the last snapshot has of a joining rank, and says where
 // its feed is to go on; nil when there is nothing, or the engine is not the same.
-func (r *router) restoreRank(src kvevents.Source) *kvevents.Position {
+func (r *Router) restoreRank(src kvevents.Source) *kvevents.Position {
 	pos, ok := r.snapshots.Position(src.Rank.ID, src.Model)
 	if !ok {
 		return nil
 	}
-	if err := r.feeds.VerifyPosition(src, &pos, proofTimeout); err != nil {
+	if err := r.feeds.VerifyPosition(src, &pos, r.snapshotProof); err != nil {
 		r.log.Info("the snapshot's blocks of a rank are not used", "rank", src.Rank.ID.String(), "why", err)
 		r.snapshots.Discard(src.Rank.ID)
 		return nil
@@ -71,7 +70,7 @@ func (r *router) restoreRank(src kvevents.Source) *kvevents.Position {
 }
 
 // allRanks are the ranks of all workers there are.
-func (r *router) allRanks() (all []*worker.Rank) {
+func (r *Router) allRanks() (all []*worker.Rank) {
 	if r.fleet == nil {
 		return nil
 	}

@@ -1,6 +1,7 @@
-package main
+package app
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -37,10 +38,13 @@ import (
 	"sluice/router/worker"
 )
 
-// router is one assembled router: the one place where policy (router/) and the
+// Router is one assembled router: the one place where policy (router/) and the
 // moving of bytes (dataplane/) are wired together.
-type router struct {
+type Router struct {
 	cfg            *config.Config
+	version        string
+	kubeError      error // see Options
+	snapshotProof  time.Duration
 	log            *slog.Logger
 	fleet          *fleet.Fleet
 	index          kvindex.Index
@@ -83,44 +87,71 @@ type router struct {
 	sidechannel *sidechannel.Manager // nil: off
 	pages       *pages
 	sidecar     *sidecar // beside one engine; nil: a router
-	compared    *router  // shown beside this one on the console; the demo's
+	compared    *Router  // shown beside this one on the console; the demo's
 	closeOnce   sync.Once
 }
 
-// newRouter binds the listeners and starts to probe the workers; nothing is
-// served before Run.
-func newRouter(cfg *config.Config, log *slog.Logger) (*router, error) {
-	return newComparedRouter(cfg, log, nil)
+// Options say what New assembles. Config is required; the rest may be zero.
+type Options struct {
+	// Config is a validated configuration. The router keeps it and never changes it.
+	Config *config.Config
+	// Log receives the router's log; nil discards it.
+	Log *slog.Logger
+	// LogLevel is the level of Log; a reload sets it. Nil: a reload leaves the level alone.
+	LogLevel *slog.LevelVar
+	// Version is shown at /version, in metrics and to clients of the engine API.
+	Version string
+	// Inherited are the listeners and the state that systemd or the router before this
+	// one passed to the process, from InheritListeners; nil: none.
+	Inherited *hotrestart.InheritedListeners
+	// Sidecar makes the router a sidecar of one engine; nil: a router.
+	Sidecar *config.SidecarFlags
+	// Compared is a router whose figures the console shows beside this one's.
+	Compared *Router
+	// KubeError is why a binary without the Kubernetes client did not run the build that
+	// has it. New returns it where the configuration sets kube.selector.
+	KubeError error
+	// SnapshotProof is how long the engine of a joining rank has to show that it still has
+	// the blocks of the index snapshot. The rank takes no request meanwhile. 0: one second.
+	SnapshotProof time.Duration
 }
 
-// newComparedRouter is newRouter for a router whose console shows another's figures
-// beside its own.
-func newComparedRouter(cfg *config.Config, log *slog.Logger, compared *router) (*router, error) {
-	return assemble(&router{cfg: cfg, log: log, compared: compared})
+// New assembles a router: it binds the listeners and starts to probe the workers.
+// Nothing is served before Run. After an error everything is closed again.
+func New(opt Options) (_ *Router, err error) {
+	r := &Router{cfg: opt.Config, log: opt.Log, level: opt.LogLevel, version: opt.Version, inherited: opt.Inherited, compared: opt.Compared, kubeError: opt.KubeError, snapshotProof: cmp.Or(opt.SnapshotProof, defaultSnapshotProof)}
+	if r.log == nil {
+		r.log = slog.New(slog.DiscardHandler)
+	}
+	if opt.Sidecar != nil {
+		if r.sidecar, err = newSidecar(opt.Config, opt.Sidecar, r.log); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.assemble(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
 }
 
-// assemble is newRouter for one of which the caller has said what it is.
-func assemble(r *router) (_ *router, err error) {
+// assemble makes and starts the parts, in the order in which they need each other.
+func (r *Router) assemble() (err error) {
 	cfg, log := r.cfg, r.log
 	r.live.Store(cfg)
 	r.fileSource = make(chan discovery.Text)
 	r.replaced, r.stopping, r.replacedParent = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	if err := r.readRestartState(); err != nil {
-		return nil, err
+		return err
 	}
-	defer func() {
-		if err != nil {
-			r.Close()
-		}
-	}()
 	if r.listener, err = r.inherited.Listen(socketClient, cfg.Listen); err != nil {
-		return nil, fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
+		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
 	if err := r.newKeyring(); err != nil {
-		return nil, err
+		return err
 	}
 	r.bodies = newBodies(cfg)
 	r.recorder = r.newRecorder()
@@ -132,24 +163,24 @@ func assemble(r *router) (_ *router, err error) {
 	r.feeds = kvevents.NewFeeds(kvevents.Options{Index: r.index, Log: log, Counters: r.metrics, OnClear: r.dropPredictions, IndexObserver: r.recorder,
 		OnRestart: r.engineRestarted})
 	if r.snapshots, err = r.newSnapshotKeeper(); err != nil {
-		return nil, err
+		return err
 	}
 	toEngines, err := engineTLS(cfg, log)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	members := fleetOptions(cfg)
 	members.Log, members.Upstream.TLS = log, toEngines
 	members.OnJoin, members.OnLeave, members.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
 	r.fleet = fleet.New(members)
 	if r.transfers, err = newTransfers(cfg, r.inherited, log); err != nil {
-		return nil, err
+		return err
 	}
 	if r.sidechannel, err = newSideChannel(cfg, r.transfers, r.fleet, log); err != nil {
-		return nil, err
+		return err
 	}
 	if r.completions, err = newCompletionBoard(cfg, r.transfers, r.inherited.Replaces(), log); err != nil {
-		return nil, err
+		return err
 	}
 	r.sidecar.start(r)
 	runs := runnerOptions(cfg)
@@ -157,82 +188,45 @@ func assemble(r *router) (_ *router, err error) {
 	runs.Observer, runs.Recorder, runs.Log = r.metrics, r.recorder, log
 	runs.Completions, runs.Selector, runs.Transfers, runs.SideChannel = r.completions.runnerCompletions(), r.sidecar.workerSelector(), r.transfers, r.sidechannel
 	if r.runner, err = pd.NewRunner(runs); err != nil {
-		return nil, err
+		return err
 	}
 	r.metrics.ExposeWorkers(func() []*worker.Worker { return r.fleet.View().Workers })
 	r.metrics.ExposeIndex(r.index, r.approx)
 	r.metrics.ExposeTokenizer(r.tokenizer)
 	r.pages = newPages(r)
 	if err = r.newEngineAPI(); err != nil {
-		return nil, err
+		return err
 	}
 	fromClients, err := r.clientTLS()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	options := frontOptions(cfg)
 	options.Budget = r.bodies
 	options.Handler, options.Pages, options.Observer, options.Log = r.engineAPI, r.pages, r.metrics, log
 	options.TLS, options.Authenticator = fromClients, r.authenticator()
 	if r.front, err = front.New(options); err != nil {
-		return nil, err
+		return err
 	}
-	r.metrics.GaugeFunc(func() float64 { return 1 }, "sluice_build_info", "version", version)
-	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
-	r.metrics.GaugeFunc(func() float64 { return float64(len(r.runner.FailingHandovers())) }, "sluice_models_without_handover")
-	r.metrics.GaugeFunc(r.orphanRanks, "sluice_kv_orphan_ranks")
-	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.OpenNotificationBreakers()) }, "sluice_kv_silent_ranks")
-	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
-		r.metrics.GaugeFunc(func() float64 {
-			failed, turned, closed := r.front.FDStats()
-			return float64([...]uint64{failed, turned, closed}[i])
-		}, "sluice_descriptor_shortage_total", "what", what)
-	}
-	for i, kind := range [...]string{"applied", "garbage", "foreign"} {
-		r.metrics.GaugeFunc(func() float64 {
-			applied, garbage, foreign := r.loads.Counts()
-			return float64([...]uint64{applied, garbage, foreign}[i])
-		}, "sluice_load_messages_total", "kind", kind)
-	}
-	r.metrics.GaugeFunc(func() float64 { threads, _ := r.front.Loops(); return float64(threads) }, "sluice_relay_threads")
-	r.metrics.GaugeFunc(func() float64 { _, streams := r.front.Loops(); return float64(streams) }, "sluice_relay_loop_streams")
-	r.completions.exposeMetrics(r.metrics)
-	r.exposeTransferMetrics()
-	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
-	r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
-	for _, sign := range fleet.RestartSigns {
-		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
-	}
-	for _, state := range fleet.Frozen {
-		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenVerdicts(state)) }, "sluice_engine_frozen_total", "state", state.String())
-		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenCalls(state)) }, "sluice_engine_frozen_calls_total", "state", state.String())
-		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenRanks(state)) }, "sluice_engine_frozen_ranks", "state", state.String())
-	}
-	for _, medium := range kvevents.Media {
-		for _, locality := range []string{kvevents.LocalityRemote, kvevents.LocalityUnspecified} {
-			blocks := func() float64 { return float64(r.feeds.Uncredited().Blocks(medium, locality)) }
-			r.metrics.GaugeFunc(blocks, "sluice_kv_elsewhere_blocks_total", "medium", medium, "locality", locality)
-		}
-	}
-	r.metrics.GaugeFunc(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")
+	r.exposeMetrics()
 	if cfg.Admin.Listen != "off" {
 		if r.admin, err = r.newAdmin(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	if err := r.startRecording(); err != nil {
-		return nil, err
+		return err
 	}
 	// Last: from here on workers join, and changed and joined are called.
 	if err := r.discover(); err != nil {
-		return nil, err
+		return err
 	}
-	return r, nil
+	return nil
 }
 
-func (r *router) newAdmin() (*admin.Server, error) {
+func (r *Router) newAdmin() (*admin.Server, error) {
 	opt := admin.Options{
-		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: version, Log: r.log,
+		Listen: r.cfg.Admin.Listen, Token: r.cfg.Admin.Token, RuntimeFile: r.cfg.Admin.RuntimeFile, Version: r.version, Log: r.log,
 		Workers: r.fleet, Scheduler: r.scheduler, Metrics: r.metrics, Recorder: r.recorder,
 		Config:    func() any { return r.live.Load() },
 		Discovery: func() []discovery.State { return r.discovery.States() },
@@ -253,12 +247,12 @@ func (r *router) newAdmin() (*admin.Server, error) {
 }
 
 // Addr is the address the front listens on.
-func (r *router) Addr() string { return r.listener.Addr().String() }
+func (r *Router) Addr() string { return r.listener.Addr().String() }
 
 // Run serves until ctx ends, then drains: not ready first, and answers that end their
 // connections; then no new requests; then streams end or the drain time is over. It
 // ends likewise once a Restart has put another process in its place.
-func (r *router) Run(ctx context.Context) error {
+func (r *Router) Run(ctx context.Context) error {
 	defer r.Close()
 	failed := make(chan error, 3)
 	go func() { failed <- r.front.Serve(r.listener) }()
@@ -321,13 +315,13 @@ const announceTimeout = time.Second
 
 // awaitNoRequests waits for limit, or until no request is under way: there is then
 // nothing that anybody could miss, and an idle router ends at once.
-func (r *router) awaitNoRequests(limit time.Duration) {
+func (r *Router) awaitNoRequests(limit time.Duration) {
 	for end := time.Now().Add(limit); r.busy() && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 	}
 }
 
-func (r *router) busy() bool {
+func (r *Router) busy() bool {
 	for _, w := range r.fleet.View().Workers {
 		for _, rank := range w.Ranks {
 			if rank.Requests.Load() > 0 {
@@ -338,8 +332,11 @@ func (r *router) busy() bool {
 	return false
 }
 
-// Close ends everything that newRouter started.
-func (r *router) Close() {
+// drainGrace bounds how long the admin listener's requests may take to end.
+const drainGrace = time.Second
+
+// Close ends everything that New started. Further calls do nothing.
+func (r *Router) Close() {
 	r.closeOnce.Do(func() {
 		if r.listener != nil {
 			r.listener.Close()
@@ -390,7 +387,7 @@ func (r *router) Close() {
 }
 
 // workerReady starts the event feeds of a worker that has become ready.
-func (r *router) workerReady(w *worker.Worker) {
+func (r *Router) workerReady(w *worker.Worker) {
 	var sources []kvevents.Source
 	for _, rank := range w.Ranks {
 		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {
@@ -435,7 +432,7 @@ func (r *router) workerReady(w *worker.Worker) {
 // dropPredictions drops what was foretold of a rank whose events say that it lost its blocks: its
 // choices of late, and the guesses made while no events told of it. A feed that only
 // begins has nothing to lose, and the guesses stand.
-func (r *router) dropPredictions(slot worker.Slot) {
+func (r *Router) dropPredictions(slot worker.Slot) {
 	r.scheduler.Forget(slot)
 	if r.index.CachedBlocks(slot) > 0 {
 		r.approx.Clear(slot)
@@ -445,7 +442,7 @@ func (r *router) dropPredictions(slot worker.Slot) {
 // engineRestarted drops what is believed of a rank whose events show that its engine has, or may
 // have, a new life; its feed drops what the index holds. Guesses made while the feed was
 // not live are of the old one even where the index has nothing.
-func (r *router) engineRestarted(rank *worker.Rank) {
+func (r *Router) engineRestarted(rank *worker.Rank) {
 	r.fleet.ReportEventRestart(rank)
 	rank.ResetCaching()
 	r.scheduler.Forget(rank.Slot)
@@ -453,7 +450,7 @@ func (r *router) engineRestarted(rank *worker.Rank) {
 }
 
 // workerRemoved drops what the router knows of a worker's KV.
-func (r *router) workerRemoved(w *worker.Worker) {
+func (r *Router) workerRemoved(w *worker.Worker) {
 	r.runner.WorkerRemoved(w)
 	r.loads.Stop(w)
 	r.dropTransferPairs(w)
@@ -468,7 +465,7 @@ func (r *router) workerRemoved(w *worker.Worker) {
 	}
 }
 
-func (r *router) breakerChanged(w *worker.Worker, from, to worker.State, reason string) {
+func (r *Router) breakerChanged(w *worker.Worker, from, to worker.State, reason string) {
 	if from == worker.Ready {
 		for _, rank := range w.Ranks { // it may come back without what it was sent
 			r.scheduler.Forget(rank.Slot)
@@ -481,7 +478,7 @@ func (r *router) breakerChanged(w *worker.Worker, from, to worker.State, reason 
 }
 
 // orphanRanks counts the ranks whose events place no block.
-func (r *router) orphanRanks() float64 {
+func (r *Router) orphanRanks() float64 {
 	n := 0
 	for _, w := range r.fleet.View().Workers {
 		for _, rank := range w.Ranks {

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"encoding/json"
@@ -14,14 +14,14 @@ import (
 
 // pages answers the front's routes that are not inference.
 type pages struct {
-	r             *router
+	r             *Router
 	started       time.Time
 	requiredRoles []worker.Role // roles that /readyz waits for: those of the configuration
 	startupDone   atomic.Bool   // fleet.min_workers was reached, or its time is over
 	draining      atomic.Bool
 }
 
-func newPages(r *router) *pages {
+func newPages(r *Router) *pages {
 	p := &pages{r: r, started: time.Now()}
 	var has [3]bool
 	for _, s := range r.cfg.Specs() {
@@ -229,7 +229,7 @@ func (p *pages) Health(details bool) (int, []byte) {
 
 // Version implements front.Pages.
 func (p *pages) Version() (int, []byte) {
-	return 200, mustJSON(map[string]string{"version": version, "name": "sluice"})
+	return 200, mustJSON(map[string]string{"version": p.r.version, "name": "sluice"})
 }
 
 // Metrics implements front.Pages.

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 
 // discover starts the sources of workers. It fails when the fleet refuses a
 // worker of the configuration itself; other sources go on trying.
-func (r *router) discover() error {
+func (r *Router) discover() error {
 	r.discovery = discovery.NewRunner(r.fleet, r.log)
 	specs := r.cfg.Specs()
 	var own discovery.Source = discovery.Static(specs)
@@ -35,7 +35,7 @@ func (r *router) discover() error {
 		})
 	}
 	if r.cfg.Kube.Selector != "" {
-		src, err := newKubeSource(r.cfg.Kube)
+		src, err := newKubeSource(r.cfg.Kube, r.kubeError)
 		if err != nil {
 			return err
 		}
@@ -59,7 +59,7 @@ func (r *router) discover() error {
 }
 
 // workerState is for the registration listener's answers.
-func (r *router) workerState(id string) (worker.State, string, bool) {
+func (r *Router) workerState(id string) (worker.State, string, bool) {
 	for _, w := range r.fleet.View().Workers {
 		if w.Spec.ID == id {
 			s, why := w.State()
@@ -71,7 +71,7 @@ func (r *router) workerState(id string) (worker.State, string, bool) {
 
 // configReader parses the configuration's own file when it was edited: its workers and keys
 // are taken over, and of other fields that changed it says how they would be.
-func configReader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
+func configReader(r *Router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
 	return func(text []byte) ([]worker.Spec, error) {
 		next, err := r.cfg.Reread(text)
 		if err != nil {
@@ -84,7 +84,7 @@ func configReader(r *router, specs []worker.Spec) func([]byte) ([]worker.Spec, e
 }
 
 // sourceNames are the sources that may find workers yet.
-func (r *router) sourceNames() []string {
+func (r *Router) sourceNames() []string {
 	var names []string
 	for _, s := range r.discovery.States() {
 		if s.Source != (discovery.Static{}).Name() && (s.Source != "file "+r.cfg.Path()) {

@@ -1,4 +1,4 @@
-package main
+package app
 
 import (
 	"cmp"
@@ -36,7 +36,7 @@ func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log 
 		}
 	}
 	if cfg.Transfers.Isolate {
-		opt.Isolate = isolateCommand
+		opt.Isolate = []string{"/proc/self/exe", AgentHost} // also when the file was replaced meanwhile
 	}
 	if cfg.Register.On() {
 		opt.Networks = cfg.Register.Prefixes()
@@ -82,7 +82,7 @@ func exposeSocketMetrics(m *obs.Metrics, socket string, stats func() zmtp.Stats)
 }
 
 // connectorDocument answers GET /v1/connector.
-func (r *router) connectorDocument(reached netip.Addr) (any, error) {
+func (r *Router) connectorDocument(reached netip.Addr) (any, error) {
 	d, err := r.transfers.Document(reached)
 	if err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func (r *router) connectorDocument(reached netip.Addr) (any, error) {
 }
 
 // exposeTransferMetrics exposes tiers, reports, outcomes and pairs.
-func (r *router) exposeTransferMetrics() {
+func (r *Router) exposeTransferMetrics() {
 	m, w := r.metrics, r.transfers
 	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ, nixl.TierHTTP} {
 		m.GaugeFunc(func() float64 {
@@ -139,7 +139,7 @@ type transferPair struct {
 	MSPerToken     float64 `json:"ms_per_token"` // 0 unknown
 }
 
-func (r *router) transferPairs() []transferPair {
+func (r *Router) transferPairs() []transferPair {
 	names := map[int]string{}
 	for _, w := range r.fleet.View().Workers {
 		for _, rank := range w.Ranks {
@@ -161,7 +161,7 @@ func (r *router) transferPairs() []transferPair {
 }
 
 // transfersView is what GET /admin/v1/transfers answers.
-func (r *router) transfersView() any {
+func (r *Router) transfersView() any {
 	view := struct {
 		kvtransfer.Status
 		Watched  int              `json:"watched"`
@@ -176,7 +176,7 @@ func (r *router) transfersView() any {
 	return view
 }
 
-func (r *router) dropTransferPairs(w *worker.Worker) {
+func (r *Router) dropTransferPairs(w *worker.Worker) {
 	for _, rank := range w.Ranks {
 		r.transfers.ForgetRank(rank)
 	}

@@ -1,0 +1,49 @@
+package app
+
+import (
+	"fmt"
+
+	"sluice/dataplane/certs"
+	"sluice/dataplane/front"
+	"sluice/router/apikey"
+	"sluice/router/config"
+)
+
+// CheckStart returns why New would fail although the configuration is valid, as far as
+// that can be seen without binding a listener: certificates and keys that cannot be used,
+// and options that the front refuses.
+func CheckStart(cfg *config.Config) (problems []error) {
+	add := func(err error) {
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	specs, err := keySpecs(cfg)
+	if err == nil && len(specs) > 0 {
+		_, err = apikey.NewKeyring(specs)
+	}
+	add(err)
+	usable := func(of string, files certs.Files) {
+		if _, err := certs.New(files, nil); err != nil {
+			add(fmt.Errorf("%s: %w", of, err))
+		}
+	}
+	usable("tls", clientFiles(cfg))
+	usable("engine_tls", engineFiles(cfg))
+	if cfg.EngineAPI.TCP() {
+		usable("routed.tls_cert", routedFiles(cfg))
+	}
+	if c := cfg.Register; c.Listen != "off" {
+		usable("register.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
+	}
+	options := frontOptions(cfg)
+	options.Handler = noopHandler{}
+	_, err = front.New(options)
+	add(err)
+	return problems
+}
+
+// noopHandler is a handler of no request.
+type noopHandler struct{}
+
+func (noopHandler) ServeInference(*front.Exchange) {}

@@ -1,0 +1,80 @@
+package app
+
+import (
+	"fmt"
+	"reflect"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/kvindex"
+	"sluice/router/recording"
+	"sluice/router/worker"
+)
+
+// newRecorder makes the recorder, which costs next to nothing while nobody
+// records.
+func (r *Router) newRecorder() *recording.Recorder {
+	s := r.cfg.Schedule
+	rec := recording.New(recording.Options{
+		Policy: s.Policy, Weights: ScheduleWeights(&s), Log: r.log,
+		Ranks: r.allRanks, Contents: r.exportRank,
+	})
+	r.metrics.GaugeFunc(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
+	r.metrics.GaugeFunc(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
+	r.metrics.GaugeFunc(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
+	r.metrics.GaugeFunc(func() float64 {
+		if rec.Active() {
+			return 1
+		}
+		return 0
+	}, "sluice_record_active")
+	return rec
+}
+
+// exportRank tells what the indexes hold of a rank.
+func (r *Router) exportRank(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool) {
+	more := true
+	emit := func(exact bool) func(x *kvindex.Exported) bool {
+		return func(x *kvindex.Exported) bool {
+			more = yield(exact, x)
+			return more
+		}
+	}
+	if index, ok := r.index.(kvindex.Exporter); ok {
+		index.Export(rank.Slot, emit(true))
+	}
+	if more {
+		r.approx.Export(rank.Slot, emit(false))
+	}
+}
+
+// ScheduleWeights returns every number of the scheduler's configuration by its YAML key.
+func ScheduleWeights(s *config.Schedule) map[string]float64 {
+	all := make(map[string]float64)
+	v := reflect.ValueOf(s).Elem()
+	for i := range v.NumField() {
+		if v.Field(i).Kind() == reflect.Float64 {
+			all[v.Type().Field(i).Tag.Get("yaml")] = v.Field(i).Float()
+		}
+	}
+	return all
+}
+
+// startRecording records to record.dir, where that is set.
+func (r *Router) startRecording() error {
+	c := r.cfg.Record
+	if c.Dir == "" {
+		return nil
+	}
+	err := r.recorder.RunForever(func() (recording.Sink, error) {
+		return recording.NewFiles(recording.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
+	}, recordAgain)
+	if err != nil {
+		return fmt.Errorf("record.dir: %w", err)
+	}
+	return nil
+}
+
+// recordAgain is how long a recording that has ended by itself, as on a full disk, is
+// waited with before the next is tried.
+const recordAgain = time.Minute

@@ -1,0 +1,174 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"sluice/dataplane/front"
+	"sluice/router/config"
+	"sluice/router/discovery"
+	"sluice/router/discovery/registration"
+	"sluice/router/fleet"
+	"sluice/router/obs"
+	"sluice/router/pd"
+	"sluice/router/schedule"
+	"sluice/router/tokenize"
+)
+
+// reloadable are what a reload changes in a running router, each made of a configuration
+// by what also makes it at the start. What is not in here, nor workers and keys, needs a
+// new process; config.Live names the fields that are.
+type reloadable struct {
+	Front         front.Options
+	Runner        pd.Options
+	Scheduler     schedule.Options
+	Fleet         fleet.Settings
+	Tokenizer     tokenize.Options
+	PredictionTTL time.Duration // how long the router's own choices are believed
+	Registration  registration.Settings
+	LogLevel      slog.Level
+}
+
+func reloadableOf(cfg *config.Config) (s reloadable, err error) {
+	s.Front, s.Runner = frontOptions(cfg).Changeable(), runnerOptions(cfg).Reloadable()
+	s.Scheduler, s.Fleet = scheduleOptions(cfg).Reloadable(), fleetOptions(cfg).Settings()
+	s.Tokenizer, s.PredictionTTL, s.Registration = tokenOptions(cfg), cfg.Index.ApproxTTL, registration.SettingsOf(&cfg.Register)
+	s.LogLevel, err = obs.Level(cfg.Log.Level)
+	return s, err
+}
+
+// applyReloadable gives the parts of the router their settings. What could be wrong with them the
+// configuration's own checks have found before; where one refuses all the same, those
+// before it keep what they have.
+func (r *Router) applyReloadable(s reloadable) error {
+	if err := r.front.Change(s.Front); err != nil {
+		return err
+	}
+	if err := r.runner.Reload(s.Runner); err != nil {
+		return err
+	}
+	limitBuffers(s.Front.BodyBudgetBytes)
+	r.scheduler.Reload(s.Scheduler)
+	r.fleet.Reload(s.Fleet)
+	r.tokenizer.Reload(s.Tokenizer)
+	r.approx.SetTTL(s.PredictionTTL)
+	if r.register != nil {
+		r.register.Reload(s.Registration)
+	}
+	if r.level != nil {
+		r.level.Set(s.LogLevel)
+	}
+	return nil
+}
+
+// applyTimeout bounds the wait for the source of workers, which is never busy for long.
+const applyTimeout = 10 * time.Second
+
+// Reload reads the configuration's file and takes over what a running router can; the
+// answer says of each field that differs whether it did. The file is checked whole
+// first: one with an error, named with line and column, changes nothing. With dry it
+// only says what it would do. Reloads that meet come one after the other.
+func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change, err error) {
+	r.reloads.Lock()
+	defer r.reloads.Unlock()
+	defer func() {
+		if err != nil {
+			r.log.Error("the configuration was not reloaded; all is as it was", "file", r.cfg.Path(), "err", err)
+		}
+	}()
+	path := r.cfg.Path()
+	if path == "" {
+		return nil, errors.New("this router was started without --config: there is no file to read again")
+	}
+	text, err := discovery.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("cannot read %q: %w", path, err)
+	}
+	next, err := r.cfg.Reread(text)
+	if err != nil {
+		return nil, err
+	}
+	now := r.live.Load()
+	changes = now.Changes(next)
+	merged, err := now.Apply(next)
+	if err != nil {
+		return nil, err
+	}
+	s, err := reloadableOf(merged)
+	if err != nil {
+		return nil, err
+	}
+	if dry {
+		return changes, nil
+	}
+	if err := r.applyReloadable(s); err != nil {
+		return nil, err
+	}
+	r.live.Store(merged)
+	// Workers and keys are taken over by who follows the file, of the very text.
+	if err := r.updateConfigSource(ctx, text); err != nil {
+		return nil, fmt.Errorf("workers and keys: %w", err)
+	}
+	for _, c := range changes {
+		args := []any{"path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect)}
+		if c.Reason != "" {
+			args = append(args, "why", c.Reason)
+		}
+		if c.Warning != "" {
+			r.log.Warn("configuration reloaded", append(args, "warning", c.Warning)...)
+			continue
+		}
+		r.log.Info("configuration reloaded", args...)
+	}
+	if len(changes) == 0 {
+		r.log.Info("configuration reloaded: nothing differs", "file", path)
+	}
+	return changes, nil
+}
+
+// updateConfigSource hands what was read of the file to the source of workers.
+func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
+	done := make(chan error, 1)
+	limit := time.NewTimer(applyTimeout)
+	defer limit.Stop()
+	select {
+	case r.fileSource <- discovery.Text{Bytes: text, Done: done}:
+	case <-limit.C:
+		return fmt.Errorf("not taken over within %s", applyTimeout)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-limit.C:
+		return fmt.Errorf("not taken over within %s", applyTimeout)
+	}
+}
+
+// reloadLists takes over the keys of a file that was read again, and says of what else
+// differs how that would be.
+func (r *Router) reloadLists(next *config.Config) {
+	if err := r.reloadKeys(next); err != nil {
+		r.log.Error("the keys of the configuration cannot be used", "err", err) // checked before: not reached
+		return
+	}
+	var otherFields []string
+	for {
+		now := r.live.Load()
+		with := now.ApplyLists(next)
+		if !r.live.CompareAndSwap(now, with) {
+			continue
+		}
+		for _, c := range with.Changes(next) {
+			otherFields = append(otherFields, c.Path)
+		}
+		break
+	}
+	if len(otherFields) > 0 {
+		r.log.Warn("the configuration has fields that are not in effect: sluice reload takes over what it can, sluice restart all", "file", r.cfg.Path(), "fields", otherFields)
+	}
+}
