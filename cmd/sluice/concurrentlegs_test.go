@@ -110,6 +110,20 @@ func wantNoLoad(t *testing.T, r *testRouter) {
 	})
 }
 
+// TestSilentPrefillEndsWithDecode: a prefill leg that never answers ends soon after its decode
+// leg, and lets go of its rank. Before, it kept the rank's load until timeouts.prefill.
+func TestSilentPrefillEndsWithDecode(t *testing.T) {
+	p := startScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	d := startScripted(t, answerOK)
+	r := startRouter(t, sglangPD, p.withBootstrap("p0"), d.worker(worker.Decode, "d0"))
+	for _, f := range sglangEndpoints {
+		if a := post(t, r.URL+"/v1/chat/completions", chat(f.more)); a.Status != 200 || a.text(t) != "ok" {
+			t.Errorf("%s: status %d, body %s", f.name, a.Status, a.Body)
+		}
+	}
+	wantNoLoad(t, r)
+}
+
 func TestNativeGenerateInTwoLegs(t *testing.T) {
 	p := startScripted(t, replyHandler(200, `{"text":"o","meta_info":{"finish_reason":{"type":"length","length":1}}}`))
 	d := startScripted(t, replyHandler(200, `{"text":"ok","meta_info":{"prompt_tokens":2,"completion_tokens":1,"cached_tokens":0}}`))
@@ -360,6 +374,68 @@ func TestStreamBeginsWithAnError(t *testing.T) {
 			t.Errorf("code %d: %d decodes, status %d: %s", c.code, n, a.Status, a.Body)
 		}
 		wantNoLoad(t, r)
+	}
+}
+
+// TestAbortedGenerateIsRunAgain: SGLang's /generate reports a request that its engine aborted
+// as a 200 whose finish_reason has a status, of a stream in its first event and of a whole
+// answer in its only object. The router reads that status as an engine's failure.
+func TestAbortedGenerateIsRunAgain(t *testing.T) {
+	const (
+		aborted = `{%s"output_ids":[],"meta_info":{"id":"a","finish_reason":{"type":"abort","message":"%s","status_code":%d,"err_type":"InternalServerError"},"prompt_tokens":2,"completion_tokens":0,"cached_tokens":0}}`
+		good    = `{"text":"ok","output_ids":[5],"meta_info":{"id":"a","finish_reason":{"type":"length","length":1},"prompt_tokens":2,"completion_tokens":1,"cached_tokens":0}}`
+	)
+	for _, mode := range []string{"text", "tokens", "aggregated"} {
+		for name, prompt := range map[string]string{"text": `"text":"hello there"`, "batch": `"text":["hello there","b"]`, "input_ids": `"input_ids":[1,2]`} {
+			for _, k := range []struct {
+				more, message string
+				status        int
+				runs          int32
+			}{
+				{`,"stream":true`, "Decode transfer failed with exception KVTransferError(bootstrap_room=7): x", 500, 2},
+				{`,"stream":true`, "other", 500, 2},
+				{`,"stream":true`, "other", 400, 1},
+				{``, "Decode transfer failed with exception KVTransferError(bootstrap_room=7): x", 500, 2},
+				{``, "other", 500, 2},
+				{``, "other", 400, 1},
+			} {
+				text := `"text":"",`
+				if name == "input_ids" {
+					text = ""
+				}
+				first, second := fmt.Sprintf(aborted, text, k.message, k.status), good
+				if name == "batch" && k.more == "" {
+					first, second = "["+good+","+first+"]", "["+good+","+good+"]"
+				}
+				var runs atomic.Int32
+				decode := func(w http.ResponseWriter, r *http.Request) {
+					io.Copy(io.Discard, r.Body)
+					object := first
+					if runs.Add(1) > 1 {
+						object = second
+					}
+					if k.more == "" {
+						replyJSON(w, 200, object)
+						return
+					}
+					w.Header().Set("Content-Type", "text/event-stream")
+					fmt.Fprintf(w, "data: %s\n\n%s", object, streamEnding)
+					w.(http.Flusher).Flush()
+				}
+				p, q := startScripted(t, replyHandler(200, good)), startScripted(t, replyHandler(200, good))
+				d, e := startScripted(t, decode), startScripted(t, decode)
+				workers, tokens := []config.Worker{p.withBootstrap("p0"), q.withBootstrap("p1"), d.worker(worker.Decode, "d0"), e.worker(worker.Decode, "d1")}, mode
+				if mode == "aggregated" {
+					workers, tokens = []config.Worker{d.worker(worker.Aggregated, "d0"), e.worker(worker.Aggregated, "d1")}, "text"
+				}
+				r := startRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = "sglang", tokens }, workers...)
+				a := post(t, r.URL+"/generate", `{`+prompt+k.more+`,"sampling_params":{"max_new_tokens":1}}`)
+				if n := runs.Load(); a.Status != 200 || n != k.runs || strings.Contains(string(a.Body), `"abort"`) != (k.runs == 1) {
+					t.Errorf("%s: %s%s, %s of status %d: %d decodes, want %d; status %d: %s", mode, name, k.more, k.message, k.status, n, k.runs, a.Status, a.Body)
+				}
+				wantNoLoad(t, r)
+			}
+		}
 	}
 }
 

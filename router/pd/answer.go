@@ -30,7 +30,8 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		resp.Release()
 		return q.handleConcurrentFailure(choice, call, upstream.ErrCancelled, time.Since(began))
 	}
-	retry := isRetryableStatus(resp.Status)
+	status := resp.Status // or the one that a 200's body reports, see abortedStatus
+	retry := isRetryableStatus(status)
 	relayed := !retry && q.shouldRelay(resp)
 	if resp.Status == 200 {
 		opt.Fleet.ReportStreamStart(rank) // the answer may still break off
@@ -78,7 +79,12 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		q.reply, err = resp.ReadAllBudgeted(q.reply[:0], q.maxReplySize(), &q.derived)
 	}
 	if err == nil && resp.Status == 200 {
-		if err = checkAnswer(resp, q.reply); err == nil {
+		if err = checkAnswer(resp, q.reply); err == nil && q.x.Endpoint.Kind == front.NativeGenerate {
+			if n := abortedStatus(q.reply); isRetryableStatus(n) {
+				status, retry = n, true
+			}
+		}
+		if err == nil && !retry {
 			err = q.awaitPrefillAnswer()
 		}
 	}
@@ -91,7 +97,7 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		return q.handleBrokenAnswer(leg, rank, call, err, elapsed)
 	}
 	if resp.Status == 200 {
-		opt.Fleet.ReportStatus(rank, resp.Status)
+		opt.Fleet.ReportStatus(rank, status)
 	}
 	if retry && q.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
 		// It is not the engine that failed but what it was to be given.
@@ -100,33 +106,33 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 	if !q.acceptAnswer() && q.concurrent == nil {
 		return q.endLostHandover(rank, elapsed) // a 200 too: it may have been made from freed memory
 	}
-	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(resp.Status, q.reply) {
+	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(status, q.reply) {
 		return q.endLostHandover(rank, elapsed)
 	}
-	opt.Observer.LegEnded(leg, rank.ID, statusClass(resp.Status), elapsed)
-	if q.handover.Trial && resp.Status == 200 {
+	opt.Observer.LegEnded(leg, rank.ID, statusClass(status), elapsed)
+	if q.handover.Trial && status == 200 {
 		if declined, _ := q.plan.Family.(TrialFamily).Declined(q.reply); declined {
 			return q.trialDeclined(rank)
 		}
 	}
-	if b := q.concurrent; b != nil && resp.Status != 200 {
+	if b := q.concurrent; b != nil && status != 200 {
 		q.r.peerInfos.remove(b.rank)
 		if q.endConcurrentPrefill(retry); retry && b.failed {
 			return q.handlePrefillFailure(b) // decode failed for want of it
 		}
-		if resp.Status == 500 && bytes.Contains(q.reply, transferError) {
+		if status == 500 && bytes.Contains(q.reply, transferError) {
 			return q.handleTransferFailure(b, rank)
 		}
 	}
 	if retry {
-		died := engineDied(resp.Status, q.reply)
+		died := engineDied(status, q.reply)
 		q.exclude(rank, failure{down: died}.exclusionReason())
 		q.unsent = false
 		if q.concurrent != nil {
 			q.releaseKVDetached(rank)
 		}
-		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, resp.Status))
-		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", resp.Status)
+		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, status))
+		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if died {
 			q.suspects++
 		}

@@ -344,6 +344,21 @@ func (b *concurrentPrefill) abort() {
 	}()
 }
 
+// prefillAnswerGrace is how long a concurrent prefill leg may go on when its decode leg has
+// ended well. Prefill has done its work by then and answers in a moment. An engine that
+// never does would otherwise keep the leg's reservation, its slot of max_requests and its
+// body until timeouts.prefill.
+const prefillAnswerGrace = 3 * time.Second
+
+// cancelSoon bounds the rest of the leg by prefillAnswerGrace. Its caller holds b.
+func (b *concurrentPrefill) cancelSoon() {
+	if b.ended.Load() {
+		return
+	}
+	b.retain()
+	time.AfterFunc(prefillAnswerGrace, b.call.Cancel)
+}
+
 // prefillFailureGrace is how long a prefill leg may take to end by itself when its decode has
 // failed: the death of a prefill engine fails both, and either may be seen first.
 const prefillFailureGrace = 50 * time.Millisecond

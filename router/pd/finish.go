@@ -27,6 +27,7 @@ func (q *request) replyAnswer(choice *schedule.Choice, resp *upstream.Response, 
 		switch {
 		case q.concurrent != nil:
 			out.CachedTokens = q.concurrent.cachedOr(use.Cached)
+			q.concurrent.cancelSoon()
 		case q.prefilled:
 			// With a handle the decode engine computed nothing of the prompt:
 			// what was cached is what prefill found.

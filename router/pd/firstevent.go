@@ -121,6 +121,26 @@ func abortStatus(data []byte) int {
 	return statusMember(data, "status_code")
 }
 
+// abortedStatus is the first status of 500 or more that a whole answer of SGLang's /generate
+// reports, 0 when it reports none. The engine sends such an answer with status 200: an object,
+// or an array with one object for each prompt and choice of a batch, or the events of a
+// stream whose length it knew.
+func abortedStatus(body []byte) int {
+	body = bytes.TrimSpace(body)
+	switch {
+	case bytes.HasPrefix(body, dataLine):
+		return initialErrorStatus(body)
+	case len(body) == 0 || body[0] != '[':
+		return abortStatus(body)
+	}
+	for it := jsonscan.Walk(body); it.Next(); {
+		if n := abortStatus(it.Raw()); n >= 500 {
+			return n
+		}
+	}
+	return 0
+}
+
 // statusMember is an HTTP status of an error in a member of object, 0 for none.
 func statusMember(object []byte, name string) int {
 	if code, ok, _ := jsonscan.Find(object, name); ok {

@@ -90,3 +90,22 @@ func TestInitialErrorStatus(t *testing.T) {
 		}
 	}
 }
+
+func TestAbortedStatus(t *testing.T) {
+	const (
+		good    = `{"text":"a","meta_info":{"finish_reason":{"type":"stop"}}}`
+		waiting = `{"text":"a","meta_info":{"finish_reason":null}}`
+		asked   = `{"text":"","meta_info":{"finish_reason":{"type":"abort","status_code":null}}}`
+		refused = `{"text":"","meta_info":{"finish_reason":{"type":"abort","status_code":400}}}`
+		failed  = `{"text":"","meta_info":{"finish_reason":{"type":"abort","message":"KVTransferError(","status_code":500}}}`
+	)
+	for body, want := range map[string]int{
+		"": 0, "[]": 0, "[": 0, good: 0, waiting: 0, asked: 0, refused: 400, failed: 500, " " + failed: 500,
+		"[" + good + "," + failed + "]": 500, "[" + refused + "," + asked + "]": 0,
+		"data: " + failed + "\n\ndata: [DONE]\n\n": 500, "data: " + good + "\n\n": 0,
+	} {
+		if got := abortedStatus([]byte(body)); got != want {
+			t.Errorf("%s: %d, want %d", body, got, want)
+		}
+	}
+}

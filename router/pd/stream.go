@@ -174,6 +174,8 @@ func (s *streamState) Ended(res relay.Result) {
 	if b := s.concurrent; b != nil {
 		if res.Cause != relay.Completed {
 			b.call.Cancel() // prefill would wait for a decode that is no more
+		} else {
+			b.cancelSoon()
 		}
 		if !s.migrated {
 			s.prefillCached = int32(b.cachedOr(-1))
