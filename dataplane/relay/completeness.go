@@ -54,9 +54,6 @@ func (s *streamScanner) complete(tail bool) bool {
 		return false
 	}
 	last := s.partial.B
-	if hasLoneCR(last) {
-		return true // lines that end so are not read: nobody can tell
-	}
 	if data := EventData(last); bytes.Equal(data, done) || isWholeObject(data) {
 		s.event(last)
 	}
@@ -65,21 +62,6 @@ func (s *streamScanner) complete(tail bool) bool {
 
 func (s *streamScanner) hasProof() bool {
 	return s.ended || s.failed || s.protocol == OpenAI && s.finishes.all()
-}
-
-// hasLoneCR says whether a carriage return stands before another byte than the end of its line.
-func hasLoneCR(b []byte) bool {
-	for i := bytes.IndexByte(b, '\r'); i >= 0 && i+1 < len(b); {
-		if b[i+1] != '\n' {
-			return true
-		}
-		next := bytes.IndexByte(b[i+1:], '\r')
-		if next < 0 {
-			break
-		}
-		i += 1 + next
-	}
-	return false
 }
 
 // isWholeObject says whether data is one JSON object to its end.

@@ -19,6 +19,9 @@ func (e *EventSplitter) Next(p []byte) (n int, event []byte, tooBig bool) {
 	if e.returned {
 		e.Release()
 	}
+	if len(p) == 0 {
+		return 0, nil, false
+	}
 	e.framer.maxEvent = int32(min(e.MaxEvent, math.MaxInt32))
 	n, event, tooBig = e.framer.next(p)
 	e.returned = event != nil

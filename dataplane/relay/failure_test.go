@@ -337,7 +337,8 @@ func TestEngineEndsALineShort(t *testing.T) {
 		{Responses, "event: response.completed\ndata: {\"response\":{}", false},
 	} {
 		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+lastChunk); waitClosed(nc) })
-		if got := string(dechunk(t, dst.got)); !res.Reusable || (res.Cause == Completed) != c.silent || (got == c.sent) != c.silent {
+		// The relay replaces a CR that ends a line by itself with LF.
+		if got := string(dechunk(t, dst.got)); !res.Reusable || (res.Cause == Completed) != c.silent || (strings.ReplaceAll(got, "\n", "\r") == strings.ReplaceAll(c.sent, "\n", "\r")) != c.silent {
 			t.Errorf("%q: %+v, got %q", c.sent, res, got)
 		}
 	}

@@ -65,17 +65,7 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	}
 	h := s.editor.partial
 	if h.streaming {
-		h.redactor.isFailure = s.scan.engineMessage
-		after := before
-		_, payload := s.redactPayload(p, &after, math.MaxInt, &h.redactor)
-		h.streaming = !s.scanning || !s.scan.atBoundary()
-		s.scan.private, s.scan.engineMessage = false, false
-		if h.streaming || !s.chunks.InChunk() || final {
-			return p
-		}
-		h.parts = 0 // the event has ended, and another chunk begun
-		n, _ := s.redactPayload(p, &before, payload, nil)
-		return h.split(p, n, before)
+		return s.holdAfterStreamed(p, before, final)
 	}
 	raw := p
 	if h.parts++; h.buf != nil {
@@ -88,20 +78,56 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 		partial = s.scan.partial.B
 	}
 	partialLen := len(partial)
-	h.redactor = redactor{events: true, isFailure: s.scan.engineMessage}
-	redactor := &h.redactor
-	if h.streaming = s.scan.oversized || len(raw) > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent || h.parts > maxEventParts || unusualFraming(partial); !h.streaming && !s.scan.private && (!final || partialLen == 0) {
-		redactor = nil
+	at := before
+	_, payload := s.redactPayload(raw, &at, math.MaxInt, nil)
+	at = before
+	n, _ := s.redactPayload(raw, &at, payload-partialLen, nil)
+	if payload > partialLen { // the event that was held has ended: what is held now is another
+		h.parts = 0
 	}
+	h.streaming = s.scan.oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
+		h.parts > maxEventParts || unusualFraming(partial)
+	private := s.scan.private || h.streaming || final && partialLen > 0
+	h.redactor = newEventRedactor(s.scan.engineMessage)
 	s.scan.private, s.scan.engineMessage = false, false
 	if h.streaming || final || partialLen == 0 && !s.chunks.InChunk() {
+		var redactor *redactor
+		if private {
+			redactor = &h.redactor
+		}
 		s.redactPayload(raw, &before, math.MaxInt, redactor)
 		return h.split(raw, len(raw), before)
 	}
+	if private {
+		s.redactPayload(raw, &before, payload-partialLen, &h.redactor)
+	}
+	return h.split(raw, n, at)
+}
+
+// holdAfterStreamed returns what the client gets of p while an event is streamed that is too long
+// to be held. Where that event ends in p, what follows it is held again.
+func (s *stream) holdAfterStreamed(p []byte, before upstream.Chunks, final bool) []byte {
+	h := s.editor.partial
+	h.redactor.isFailure = s.scan.engineMessage
+	h.redactor.isRefusal = h.redactor.isRefusal || s.scan.engineMessage
+	s.scan.private, s.scan.engineMessage = false, false
+	var partial []byte // payload of the event that has not ended
+	if s.scan.partial != nil {
+		partial = s.scan.partial.B
+	}
 	at := before
-	_, payload := s.redactPayload(raw, &at, math.MaxInt, nil)
-	n, _ := s.redactPayload(raw, &before, payload-partialLen, redactor)
-	return h.split(raw, n, before)
+	_, payload := s.redactPayload(p, &at, math.MaxInt, nil)
+	if !s.scanning || s.scan.oversized || len(partial) >= payload || len(partial) > maxBufferedEvent || final || unusualFraming(partial) {
+		s.redactPayload(p, &before, math.MaxInt, &h.redactor)
+		h.streaming = !s.scanning || !s.scan.atBoundary()
+		return p
+	}
+	n, _ := s.redactPayload(p, &before, payload-len(partial), &h.redactor)
+	h.streaming, h.parts = false, 0
+	if len(partial) == 0 && !s.chunks.InChunk() {
+		return p
+	}
+	return h.split(p, n, before)
 }
 
 // holdSize gives good without the digits at its end of a chunk's size of which more may come,
@@ -144,9 +170,6 @@ func unusualFraming(tail []byte) bool {
 	if tail[0] == ':' && tail[len(tail)-1] == '\n' {
 		return true
 	}
-	if cr := bytes.IndexByte(tail, '\r'); cr >= 0 && cr+1 < len(tail) && tail[cr+1] != '\n' {
-		return true
-	}
 	lines := bytes.Count(tail, dataLine)
 	if bytes.HasPrefix(tail, dataLine[1:]) {
 		lines++
@@ -177,8 +200,8 @@ func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redacto
 		}
 		switch {
 		case v == nil:
-		case v.isFailure:
-			parts = append(parts, part)
+		case v.isFailure || v.watches && !v.str:
+			parts = append(parts, part) // an error's text may be cut by chunks
 		default:
 			v.feed(part)
 		}

@@ -13,9 +13,15 @@ type redactor struct {
 	detectFormat bool // the first byte will tell whether it is one
 	isRefusal    bool // it repeats what the engine was sent: nothing in it is left alone
 	isFailure    bool // it tells of a failure in words that tell private things too
-	cr           bool // the last byte was a CR that ended a line
-	line         redactLine
-	text         nameMatcher // of the line, where it is no JSON
+	// watches: whether the event reports a failure may be unknown, because it is too long for the
+	// scanner or passed on before its end. Error text that names a handle is blanked.
+	watches  bool
+	watched  bool // in a string in which a handle's name is looked for
+	named    bool // the last string names a handle
+	atHandle bool // in a refusal, a value names a handle's member: the input that follows is that member's
+	cr       bool // the last byte was a CR that ended a line
+	line     redactLine
+	text     nameMatcher // of the line, where it is no JSON; else the last bytes of a watched string
 
 	str        bool
 	lastString nameMatcher // of the last string
@@ -25,6 +31,12 @@ type redactor struct {
 	fill       string // what stands in the place of the bytes to come, before spaces
 	depth      int32  // of brackets
 	base       int32  // where the value ends that is blanked or left alone
+}
+
+// newEventRedactor returns a redactor of an event stream. failure: the scanner has found an error
+// event that names a handle. Such an event may repeat the request, as a refusal does.
+func newEventRedactor(failure bool) redactor {
+	return redactor{events: true, isFailure: failure, isRefusal: failure, watches: true}
 }
 
 // redactLine is where in a line of an event stream.
@@ -46,6 +58,7 @@ const (
 	valuePrivate              // of a private member
 	valueExempt               // to be left alone
 	valueErrorText            // an engine's, on a failure
+	valueWatched              // likewise, where it is not known yet whether there is a failure
 )
 
 // blankMode is what becomes of the value's bytes.
@@ -78,9 +91,37 @@ func (v *redactor) feed(p []byte) {
 		if i+1 < len(p) {
 			next = p[i+1]
 		}
-		if p[i] = v.json(p[i], next); v.blanking == blankErrorText {
+		inside := v.str
+		p[i] = v.json(p[i], next)
+		switch {
+		case v.blanking == blankErrorText:
 			v.blanking, v.fill = blankString, redactedTextFor(stringBodyLen(p[i+1:]))
+		case v.watched && !inside:
+			v.beginWatched(p[i+1:])
 		}
+	}
+}
+
+// beginWatched looks for a handle's name in a string that begins with p, its quote already read. A
+// string that names one is blanked; a key that does has its value blanked instead. Where the end of
+// the string is not in p, watch goes on looking.
+func (v *redactor) beginWatched(p []byte) {
+	n := stringBodyLen(p)
+	v.watched, v.named = n == len(p), mayNameHandle(p[:n])
+	if after := bytes.TrimLeft(p[min(n+1, len(p)):], jsonSpace); len(after) > 0 && after[0] == ':' {
+		return // a key
+	}
+	if v.named {
+		v.blanking, v.fill, v.watched, v.atHandle = blankString, redactedTextFor(n), false, true
+	}
+}
+
+// watch takes the next byte of a watched string whose end was not known at its beginning. Behind a
+// handle's name the string is blanked.
+func (v *redactor) watch(c byte) {
+	v.text.addText(c)
+	if word := v.text.word(); bytes.IndexByte(word, '_') >= 0 && endsWithHandleWord(word) {
+		v.named, v.atHandle, v.watched, v.blanking, v.fill = true, true, false, blankString, ""
 	}
 }
 
@@ -119,6 +160,8 @@ func (v *redactor) skippable(p []byte) int {
 	switch {
 	case v.blanking != blankNone:
 		return 0
+	case v.str && v.watched:
+		return 0
 	case v.str && v.lastString.tooLong():
 		n = bytes.IndexAny(p, "\"\\\n\r")
 	case !v.str && v.depth > 0 && v.next == valuePlain && v.events:
@@ -144,7 +187,7 @@ func (v *redactor) outside(c byte) byte {
 	case c == '\n' && cr: // of the same line end
 	case c == '\n' || c == '\r':
 		if v.line == lineStart { // the empty line
-			*v = redactor{events: true, isRefusal: v.isRefusal, isFailure: v.isFailure, cr: v.cr}
+			*v = redactor{events: true, isRefusal: v.isRefusal, isFailure: v.isFailure, watches: v.watches, cr: v.cr}
 		}
 		v.line, v.text = lineStart, nameMatcher{}
 	case v.line == linePrivate:
@@ -177,9 +220,9 @@ func (v *redactor) json(c, next byte) byte {
 		return v.blankByte(c)
 	case v.str:
 		if c == '"' && !v.lastString.inEscape() {
-			v.str = false
-		} else {
-			v.lastString.add(c)
+			v.str, v.watched = false, false
+		} else if v.lastString.add(c); v.watched {
+			v.watch(c)
 		}
 		return c
 	}
@@ -192,12 +235,15 @@ func (v *redactor) json(c, next byte) byte {
 		}
 		return c
 	case '"':
-		v.str, v.lastString = true, nameMatcher{}
+		v.str, v.lastString, v.named = true, nameMatcher{}, false
+		if v.watched = !v.exempt && (v.isRefusal || v.next == valueWatched); v.watched {
+			v.text = nameMatcher{}
+		}
 		switch v.next {
 		case valueErrorText:
 			v.blanking = blankErrorText
 		case valuePrivate:
-			v.blanking = blankString
+			v.blanking, v.watched = blankString, false
 		}
 	case '{', '[':
 		v.depth++
@@ -251,10 +297,14 @@ func isLiteralByte(c byte) bool {
 func (v *redactor) classify() valueClass {
 	key := v.lastString.word()
 	switch {
-	case isPrivate(key):
+	case isPrivate(key), v.isRefusal && (v.named || v.atHandle && string(key) == "input"):
 		return valuePrivate
+	case v.isRefusal && string(key) == "loc":
+		v.atHandle = false
 	case v.isFailure && isErrorText(key):
 		return valueErrorText
+	case v.watches && isErrorText(key):
+		return valueWatched
 	case !v.isRefusal && isExemptMember(key):
 		return valueExempt
 	}

@@ -211,7 +211,7 @@ func TestPrivateMembersOutsideData(t *testing.T) {
 		"data: {\"a\":[1, 2.5e3,true],kv_transfer_params:\"s3cret\"}\n\n":    ",true],kv_transfer_params",
 		"data: {\"a\":\"\\\",\"kv_transfer_params\":{\"a\":\"s3cret\"}}\n\n": "\"kv_transfer_params",
 		"data: {ec_transfer_params:'s3cret'}\n\n":                            "data: {ec_transfer_params",
-		"data: {}\rdata: {\"kv_transfer_params\":\"s3cret\"}\r\r\n":          "data: {}\rdata: {\"kv_transfer_params\":\"",
+		"data: {}\rdata: {\"kv_transfer_params\":\"s3cret\"}\r\r\n":          "data: {\"kv_transfer_params\":\"",
 		"\ufeffdata: {\"kv_transfer_params\":\"s3cret\"}\n\n":                "\ufeffdata: {\"kv_transfer_params\":\"",
 	} {
 		for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {

@@ -61,6 +61,16 @@ func hasHandleWord(text []byte) bool {
 	return false
 }
 
+// endsWithHandleWord reports whether text, which has no escapes, ends with one of handleNames.
+func endsWithHandleWord(text []byte) bool {
+	for _, word := range handleNames {
+		if bytes.HasSuffix(text, word) {
+			return true
+		}
+	}
+	return false
+}
+
 // redactText puts withheld, or what is shorter, in the place of text, the inside of a string or
 // what is no JSON, and spaces.
 func redactText(text []byte) {
@@ -82,5 +92,14 @@ func isErrorText(key []byte) bool {
 func (s *streamScanner) onErrorEvent(data []byte) {
 	if mayNameHandle(data) {
 		s.private, s.engineMessage = true, true
+	}
+}
+
+// onBareError handles an event that has no type. One with a detail is a refusal of the engine's web
+// framework, {"detail":…}, and the last event of its stream.
+func (s *streamScanner) onBareError(detail bool, data []byte) {
+	if detail {
+		s.failed, s.ended = true, true
+		s.onErrorEvent(data)
 	}
 }

@@ -32,6 +32,7 @@ var byteOrderMark = []byte("\ufeff")
 // redactJSON goes from string to string: one that a colon follows is a key.
 func redactJSON(text []byte, refusal bool) {
 	w := jsonWalker{b: text}
+	atHandle := false // in a refusal, a value names a handle's member: the input that follows is that member's
 	for {
 		i := bytes.IndexByte(w.b[w.i:], '"')
 		if i < 0 {
@@ -46,14 +47,17 @@ func redactJSON(text []byte, refusal bool) {
 		if w.peek() != ':' {
 			if refusal && mayNameHandle(key) {
 				redactText(key)
+				atHandle = true
 			}
 			continue
 		}
 		w.i++
 		switch at := w.at(); {
-		case isPrivateEscaped(key):
+		case isPrivateEscaped(key), refusal && (mayNameHandle(key) || atHandle && string(plainName(key)) == "input"):
 			w.skip()
 			blankWhole(text[at:w.i])
+		case refusal && string(plainName(key)) == "loc":
+			atHandle = false
 		case !refusal && isExemptMember(key):
 			w.skip()
 		}

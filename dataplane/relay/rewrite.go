@@ -88,6 +88,7 @@ func (e *editor) release() {
 
 // feed rewrites the events that p completes.
 func (e *editor) feed(p []byte) error {
+	e.events.normalize(p)
 	for len(p) > 0 {
 		n, event, tooBig := e.events.next(p)
 		p = p[n:]
@@ -100,6 +101,15 @@ func (e *editor) feed(p []byte) error {
 		}
 	}
 	return nil
+}
+
+// endAtCR rewrites the last event of a body whose last byte is a CR that ends the event.
+func (e *editor) endAtCR() {
+	if f := &e.events; f.line == lineCR && f.partial != nil && !f.oversized {
+		f.endLineAtCR()
+		e.out.b = e.rewriter.Event(e.out.b, f.partial.B)
+		f.release()
+	}
 }
 
 // errTooBig ends a stream with an event that is too long to be rewritten, and must not pass
@@ -144,6 +154,9 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 			s.resp.MarkBodyDone()
 		}
 	}
+	if done {
+		e.endAtCR()
+	}
 	if carry != nil {
 		// Looked at as the client gets it: as one stream. What both learn of it, its id and
 		// its time, is kept once.
@@ -176,7 +189,7 @@ func (s *stream) redactRewritten() {
 // redactEvents blanks what is private in events that the scan has seen and nobody else.
 func (s *stream) redactEvents(events []byte) {
 	if s.scan.private {
-		v := redactor{events: true, isFailure: s.scan.engineMessage}
+		v := newEventRedactor(s.scan.engineMessage)
 		v.feed(events)
 	}
 }

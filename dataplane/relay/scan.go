@@ -31,6 +31,7 @@ type streamScanner struct {
 
 // feed takes the next payload bytes, chunk framing already off.
 func (s *streamScanner) feed(p []byte) {
+	s.normalize(p)
 	for len(p) > 0 {
 		if s.ended && s.protocol == OpenAI {
 			blankBehind(p)
@@ -78,8 +79,22 @@ var (
 	done        = []byte("[DONE]")
 )
 
+// tokenEvent reports whether ev is a token event like the ones before it: one line of data, which
+// matches the stream's template.
+func (s *streamScanner) tokenEvent(ev []byte) bool {
+	const prefix, end = "data: ", "\n\n"
+	n := len(ev) - len(end)
+	return n > len(prefix) && string(ev[:len(prefix)]) == prefix && string(ev[n:]) == end &&
+		s.template.matches(ev[len(prefix):n])
+}
+
 // event looks at one event: its lines, of which "event:" and "data:" count.
 func (s *streamScanner) event(ev []byte) {
+	if s.token && s.protocol == OpenAI && s.tokenEvent(ev) {
+		s.events++
+		s.finishes.unscanned = false
+		return
+	}
 	var name, data []byte
 	var more bool // data is spread over several lines
 	for len(ev) > 0 {
@@ -156,10 +171,12 @@ func (s *streamScanner) openAI(data []byte) {
 	w.hasOther = mayHoldPrivateValue(data)
 	s.private = s.private || w.hasOther
 	index, native, finished := 0, false, false
+	answer, detail, message := false, false, false // members of an answer, and of a bare error
 	var object, kind, code []byte
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "choices":
+			answer = true
 			if !w.enter('[') {
 				continue
 			}
@@ -174,9 +191,17 @@ func (s *streamScanner) openAI(data []byte) {
 				s.failed, w.hasOther = true, true
 			}
 			s.readErrorMember(&w.jsonWalker)
+		case "detail": // FastAPI's {"detail":…}
+			detail = detail || !w.null()
+			w.skip()
+		case "message", "msg":
+			message = message || w.peek() == '"'
+			w.skip()
 		case "text": // SGLang's /generate
+			answer = true
 			w.textAt = s.textOrIDs(&w.jsonWalker)
 		case "output_ids":
+			answer = true
 			w.idsAt = s.textOrIDs(&w.jsonWalker)
 		case "meta_info":
 			native = true
@@ -199,6 +224,10 @@ func (s *streamScanner) openAI(data []byte) {
 		s.finishes.add(index, finished)
 	}
 	s.private = s.private || w.bad
+	if (detail || message) && !answer && !native && object == nil {
+		s.failed, w.hasOther = s.failed || detail, true
+		s.onErrorEvent(data)
+	}
 	if string(object) == "error" {
 		s.setError(kind, code)
 	}
@@ -351,8 +380,12 @@ func (s *streamScanner) anthropic(name, data []byte) {
 		s.private = s.private || mayNamePrivate(data)
 		return
 	}
+	detail := false
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
+		case "detail":
+			detail = detail || !w.null()
+			w.skip()
 		case "type":
 			if t := w.word(); len(name) == 0 {
 				name = t
@@ -375,6 +408,8 @@ func (s *streamScanner) anthropic(name, data []byte) {
 		s.onErrorEvent(data)
 	case "message_stop":
 		s.ended = true
+	case "":
+		s.onBareError(detail, data)
 	}
 }
 
@@ -424,9 +459,13 @@ func (s *streamScanner) responses(name, data []byte) {
 		s.private = s.private || mayNamePrivate(data)
 		return
 	}
+	detail := false
 	var status, code []byte
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
+		case "detail":
+			detail = detail || !w.null()
+			w.skip()
 		case "type":
 			if t := w.word(); len(name) == 0 {
 				name = t
@@ -474,6 +513,8 @@ func (s *streamScanner) responses(name, data []byte) {
 		if s.finish == "" {
 			s.finish = "failed"
 		}
+	case len(name) == 0:
+		s.onBareError(detail, data)
 	case string(name) == "response.completed", string(name) == "response.incomplete", string(name) == "response.cancelled":
 		s.ended = true
 		if len(status) > 0 {

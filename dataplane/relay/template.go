@@ -123,7 +123,7 @@ func (t *eventTemplate) matches(data []byte) bool {
 	i := from
 	for i < to {
 		switch data[i] {
-		case '"':
+		case '"', '\n':
 			return false
 		case '\\':
 			i++
