@@ -3,6 +3,7 @@
 
 - Every relative link of a Markdown file leads to a file, and its fragment to a heading there.
 - Every function that a flow of ARCHITECTURE.md names exists in the package that it names.
+- Every `go test ./PACKAGE -run NAME` of a document matches a test there, every `-bench NAME` a benchmark.
 - Every package folder that ARCHITECTURE.md's package map names exists, and every package is in the map.
 """
 import functools
@@ -80,9 +81,35 @@ def check_architecture():
     faults.extend(f"ARCHITECTURE.md: the package map lacks {f}" for f in folders if f not in named and not any(f.startswith(n + "/") for n in named if n.startswith(("bench", "scripts"))))
 
 
+COMMAND = re.compile(r"go test ([^`\n]*)")
+
+
+@functools.cache
+def tests(folder):
+    """Lists the names of a package's tests and benchmarks."""
+    found = []
+    for path in glob.glob(os.path.join(ROOT, folder, "*_test.go")):
+        with open(path, encoding="utf-8") as f:
+            found += re.findall(r"^func ((?:Test|Benchmark|Fuzz)\w*)\(", f.read(), flags=re.M)
+    return found
+
+
+def check_commands(path):
+    for command in COMMAND.findall(read(path)):
+        folders = [f.strip("./") for f in re.findall(r"\./[\w/]+(?=[\s)]|$)", command)]
+        for flag, kind in (("run", "Test"), ("bench", "Benchmark")):
+            match = re.search(rf"-{flag} '?([\w|/$=]+)", command)
+            if not match or match[1] in ("xx", "xxx") or not folders:
+                continue
+            for pattern in match[1].split("/")[0].split("|"):
+                if not any(re.search(pattern, t) for f in folders for t in tests(f) if t.startswith(kind)):
+                    faults.append(f"{path}: go test {command.strip()}: no {kind.lower()} of {', '.join(folders)} matches {pattern}")
+
+
 def main():
     for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/*.md", root_dir=ROOT)):
         check_links(path)
+        check_commands(path)
     check_architecture()
     for fault in faults:
         print("docs: " + fault, file=sys.stderr)
