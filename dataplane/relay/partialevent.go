@@ -88,7 +88,7 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	h.streaming = s.scan.oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
 		h.parts > maxEventParts || unusualFraming(partial)
 	private := s.scan.private || h.streaming || final && partialLen > 0
-	h.redactor = newEventRedactor(s.scan.engineMessage)
+	h.redactor = newEventRedactor(s.scan.engineMessage || s.resp.Status >= 400)
 	s.scan.private, s.scan.engineMessage = false, false
 	if h.streaming || final || partialLen == 0 && !s.chunks.InChunk() {
 		var redactor *redactor
