@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -140,6 +141,44 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	}
 	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 200 {
 		t.Errorf("back to the default: %d %s", a.Status, a.Body)
+	}
+}
+
+// TestReloadDuringRequest: a request keeps the configuration that it began with. Its second
+// try took its time-outs from the new configuration before.
+func TestReloadDuringRequest(t *testing.T) {
+	const decodeTime = 1500 * time.Millisecond
+	calls, reloaded := new(atomic.Int32), make(chan struct{})
+	handle := func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		if calls.Add(1) == 1 {
+			<-reloaded
+			replyJSON(w, 500, `{"error":{"message":"no"}}`)
+			return
+		}
+		time.Sleep(decodeTime)
+		replyJSON(w, 200, wholeAnswer)
+	}
+	one, two := startScripted(t, handle), startScripted(t, handle)
+	g := startReloadRouter(t, "timeouts: {decode: 30s}\n", one.URL, two.URL)
+	done := make(chan *answer, 1)
+	go func() {
+		a, err := tryPost(context.Background(), g.URL+"/v1/chat/completions", chat(""))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- a
+	}()
+	eventually(t, 10*time.Second, "the request is at an engine", func() bool { return calls.Load() == 1 })
+	if status, _, message := g.reload("timeouts: {decode: 1s}\n"); status != 200 {
+		t.Fatalf("%d %s", status, message)
+	}
+	close(reloaded)
+	if a := <-done; a == nil || a.Status != 200 || calls.Load() != 2 {
+		t.Fatalf("%d calls, answer %+v; want the second try to have the time-out of 30 s", calls.Load(), a)
+	}
+	if a := post(t, g.URL+"/v1/chat/completions", chat("")); a.Status != 504 {
+		t.Errorf("a new request: %d %s; want 504, by the new time-out", a.Status, a.Body)
 	}
 }
 

@@ -21,7 +21,7 @@ const maxAnswer = 1 << 20
 
 // handleAnswer takes a response head: passes it on, or runs the attempt again.
 func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) legEnd {
-	opt := q.r.options()
+	opt := q.settings
 	rank := choice.Rank
 	q.setPinned(false)
 	q.whole = false
@@ -210,7 +210,7 @@ func (q *request) mayHold(resp *upstream.Response) bool {
 // is relayed then.
 func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool, err error) {
 	var chunks upstream.Chunks
-	at, counted, idle := 0, 0, q.r.options().Timeouts.StreamIdle
+	at, counted, idle := 0, 0, q.settings.Timeouts.StreamIdle
 	for seen, err = resp.Peek(); err == nil; {
 		for resp.ContentLength == upstream.LengthChunked && at < len(seen) && !chunks.Done() {
 			n, _, err := chunks.Next(seen[at:])
@@ -265,8 +265,8 @@ func (q *request) answerRewriter() AnswerRewriter {
 
 // trialDeclined ends a trial.
 func (q *request) trialDeclined(rank *worker.Rank) legEnd {
-	q.r.options().Scheduler.AddNote(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
-	q.r.options().Observer.FallbackUsed("declined")
+	q.settings.Scheduler.AddNote(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
+	q.settings.Observer.FallbackUsed("declined")
 	return legDeclined
 }
 

@@ -65,7 +65,7 @@ func (q *request) runDisaggregated() {
 			}
 			continue
 		case prefillRetry:
-			q.r.options().Observer.Retried(schedule.PrefillLeg)
+			q.settings.Observer.Retried(schedule.PrefillLeg)
 			continue
 		case prefillUnavailable:
 			if !q.fallBackToPlainDecode() {
@@ -179,7 +179,7 @@ func (q *request) shouldRetry(end legEnd) bool {
 	if end == legAnswered {
 		return false
 	}
-	q.r.options().Observer.Retried(schedule.DecodeLeg)
+	q.settings.Observer.Retried(schedule.DecodeLeg)
 	return true
 }
 
@@ -346,7 +346,7 @@ func (f failure) exclusionReason() exclusionReason {
 func (q *request) recordFailure(r *worker.Rank, leg string, err error) failure {
 	f := classify(err)
 	if f.engineFault && !q.pastDeadline() {
-		q.r.options().Fleet.ReportFailure(r, err)
+		q.settings.Fleet.ReportFailure(r, err)
 	}
 	q.applyFailure(r, leg, f, err)
 	return f
@@ -362,14 +362,14 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 		q.freeTries++
 	}
 	q.exclude(r, f.exclusionReason())
-	q.r.options().Scheduler.AddNote(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
+	q.settings.Scheduler.AddNote(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
 }
 
 // endFailedLeg takes in that a leg failed, or that its hand-over is lost or its client gone:
 // then, over, end is what follows.
 func (q *request) endFailedLeg(leg schedule.LegKind, rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) (f failure, end legEnd, done bool) {
-	opt := q.r.options()
+	opt := q.settings
 	if !q.acceptAnswer() {
 		return f, q.endLostHandover(rank, elapsed), true
 	}

@@ -11,14 +11,14 @@ import (
 // expectCompletions registers for the completions that the family waits for; nil: none.
 func (q *request) expectCompletions() Expectation {
 	waiter, ok := q.plan.Family.(CompletionWaiter)
-	if !ok || q.r.options().Completions == nil || q.pd.NotifyWait == 0 {
+	if !ok || q.settings.Completions == nil || q.pd.NotifyWait == 0 {
 		return nil
 	}
 	id, count := waiter.ExpectedCompletions(&q.handover)
 	if count <= 0 {
 		return nil
 	}
-	return q.r.options().Completions.Expect(id, count)
+	return q.settings.Completions.Expect(id, count)
 }
 
 // peerCheckInterval is how often a wait between the legs looks whether both engines of
@@ -32,12 +32,12 @@ const peerCheckInterval = 200 * time.Millisecond
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
 	select {
 	case <-expectation.Done():
-		q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.r.options().Log)
+		q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.settings.Log)
 		return prefillDone
 	default:
 	}
 	until := q.handleAt.Add(min(q.pd.NotifyWait, q.pd.Lease-q.pd.LeaseMargin))
-	if by := began.Add(q.r.options().Timeouts.Prefill); by.Before(until) {
+	if by := began.Add(q.settings.Timeouts.Prefill); by.Before(until) {
 		until = by
 	}
 	if q.completionTimer == nil {
@@ -51,14 +51,14 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 	for {
 		select {
 		case <-expectation.Done():
-			q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.r.options().Log)
+			q.r.notificationBreakers.recordNotified(q.handover.Prefill, q.settings.Log)
 			return prefillDone
 		case now := <-timer.C:
 			if unready := q.unreadyPeer(); unready != nil {
 				return q.peerLost(unready)
 			}
 			if !now.Before(until) {
-				q.r.notificationBreakers.recordMiss(q.handover.Prefill, q.r.options().Log)
+				q.r.notificationBreakers.recordMiss(q.handover.Prefill, q.settings.Log)
 				return q.completionTimedOut()
 			}
 			timer.Reset(min(until.Sub(now), peerCheckInterval))

@@ -133,8 +133,8 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	b.reservation, b.buffers.spareReservation = choice.Reservation, q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
 	b.decode.Reset()
-	b.req.Group, b.req.Tokens = q.r.options().Fleet.Calls(rank), q.prompt.Count
-	b.req.Deadline = b.began.Add(q.r.options().Timeouts.Prefill)
+	b.req.Group, b.req.Tokens = q.settings.Fleet.Calls(rank), q.prompt.Count
+	b.req.Deadline = b.began.Add(q.settings.Timeouts.Prefill)
 	if keys := q.approxKeys(rank); keys != nil {
 		b.buffers.keys = append(b.buffers.keys[:0], keys...)
 		b.keys = b.buffers.keys
@@ -429,7 +429,7 @@ func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Ca
 // cut: by the client's leaving, because prefill failed, or because the hand-over is
 // lost.
 func (q *request) handleConcurrentFailure(choice *schedule.Choice, call *upstream.Call, err error, elapsed time.Duration) legEnd {
-	opt, b := q.r.options(), q.concurrent
+	opt, b := q.settings, q.concurrent
 	clientGone := b.call.Cancelled() // by its client's leaving: nobody else has cut it so far
 	q.endConcurrentPrefill(!classify(err).unsent)
 	choice.Reservation.Release()

@@ -35,12 +35,12 @@ func (q *request) chooseHandover(candidates []*worker.Rank) (prefill schedule.Ch
 	q.reservedDecode, q.handover.Decode = c.Decode, c.Decode.Rank
 	if c.Local {
 		q.planHeader = "local; reason=" + c.Reason
-		q.r.options().Observer.Planned("local", c.Reason)
+		q.settings.Observer.Planned("local", c.Reason)
 		q.adoptChoice(schedule.WholeLeg, q.plan.Decode, c.Decode)
 		return prefill, prefillLocal, true
 	}
 	q.planHeader = "remote; reason=" + c.Reason
-	q.r.options().Observer.Planned("remote", c.Reason)
+	q.settings.Observer.Planned("remote", c.Reason)
 	q.adoptChoice(schedule.PrefillLeg, candidates, c.Prefill)
 	q.adoptChoice(schedule.DecodeLeg, q.plan.Decode, c.Decode)
 	return c.Prefill, prefillDone, true
@@ -49,7 +49,7 @@ func (q *request) chooseHandover(candidates []*worker.Rank) (prefill schedule.Ch
 // chooseJointly asks the scheduler for two ranks that are not at a bound of their
 // load; see chooseBelowLimits.
 func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice, bool) {
-	opt := q.r.options()
+	opt := q.settings
 	query := schedule.JointQuery{Query: q.newQuery(schedule.PrefillLeg, nil), Prefill: candidates, Decode: q.plan.Decode}
 	query.Reservations = [2]*schedule.Reservation{q.reservations.acquire(), q.reservations.acquire()}
 	if conditional(q.pd, q.plan.Traits) {

@@ -24,7 +24,7 @@ const (
 // the whole request. With a handle it may try more than one rank, as long as no
 // engine has seen the handle and the lease lasts.
 func (q *request) decode(leg schedule.LegKind) legEnd {
-	opt := q.r.options()
+	opt := q.settings
 	for try := 1; ; try++ {
 		if q.handover.Handle != nil && q.leaseExpired() {
 			q.noteFallback("lease_expired", fmt.Sprintf("%s after prefill answered; its blocks may be gone", time.Since(q.handleAt).Round(time.Millisecond)))
@@ -132,7 +132,7 @@ func (q *request) updateKVLease(resp *upstream.Response, call *upstream.Call, er
 // decodeTimedOut says whether a decode leg's whole time is over; a head that does not come
 // in timeouts.first_byte may be waited for elsewhere.
 func (q *request) decodeTimedOut(began time.Time) bool {
-	return !q.stream || q.pastDeadline() || time.Since(began) >= q.r.options().Timeouts.Decode
+	return !q.stream || q.pastDeadline() || time.Since(began) >= q.settings.Timeouts.Decode
 }
 
 // leaseExpired: decode sent after the prefill engine's lease reads freed memory
@@ -188,11 +188,11 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	}
 	head := time.Duration(0) // a whole answer's head comes with its end
 	if q.stream {
-		head = q.r.options().Timeouts.FirstByte
+		head = q.settings.Timeouts.FirstByte
 	}
 	q.x.OnClientGone(q.decodeAbortRule(rank, call, began))
 	q.guardDecode(call)
-	resp, err := q.r.options().Fleet.Endpoint(rank).Do(&upstream.Request{
+	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
 		Path:        q.legPath(),
 		Fields:      q.legHeaders(rank),
@@ -200,7 +200,7 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		HeadTimeout: head,
 		Deadline:    q.decodeDeadline(began),
 		Grace:       q.cutGrace(),
-		Group:       q.r.options().Fleet.Calls(rank),
+		Group:       q.settings.Fleet.Calls(rank),
 		Tokens:      q.tokensToCompute(),
 	}, call)
 	q.abort.markEnded()
@@ -228,7 +228,7 @@ func (q *request) decodeDeadline(began time.Time) time.Time {
 	if !q.legDeadline.IsZero() {
 		return q.legDeadline // it counts on where the stream goes on elsewhere
 	}
-	return began.Add(q.r.options().Timeouts.Decode)
+	return began.Add(q.settings.Timeouts.Decode)
 }
 
 // decodeAbortRule is what to do, before the response head, when the client leaves: see

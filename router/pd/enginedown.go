@@ -41,7 +41,7 @@ func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
 		q.downMonitor = new(engineDownMonitor)
 		q.r.downMonitors.Add(q.downMonitor)
 	}
-	f := q.r.options().Fleet
+	f := q.settings.Fleet
 	incarnation := f.Incarnation(rank)
 	if c := &q.chosenFor[schedule.PrefillLeg]; c.rank == rank {
 		incarnation = c.incarnation

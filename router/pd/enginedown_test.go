@@ -10,10 +10,10 @@ import (
 
 // A vigil costs a request a few stores, and no memory after its first.
 func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
-	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
-	q.r.current.Store(&settings{Options: Options{Fleet: all}})
+	q.settings.Fleet = all
 	q.monitorPrefill(rank, call)
 	v := q.downMonitor
 	if n := testing.AllocsPerRun(200, func() {
@@ -28,10 +28,10 @@ func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
 }
 
 func BenchmarkEngineDownMonitor(b *testing.B) {
-	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
+	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
 	all := fleet.New(fleet.Options{})
 	defer all.Close()
-	q.r.current.Store(&settings{Options: Options{Fleet: all}})
+	q.settings.Fleet = all
 	b.ReportAllocs()
 	for b.Loop() {
 		q.monitorPrefill(rank, call)

@@ -82,7 +82,7 @@ func (r *Runner) FailingHandovers() (all []FailingHandover) {
 // in a header.
 func (q *request) recordFallback(kind, detail string) {
 	q.planHeader = "local; reason=" + kind
-	a, opt, model := &q.r.fallbacks, q.r.options(), q.pool.Model
+	a, opt, model := &q.r.fallbacks, q.settings, q.pool.Model
 	a.mu.Lock()
 	s := a.byModel[model]
 	if s == nil {
@@ -127,6 +127,6 @@ func (q *request) recordHandover() {
 	}
 	a.mu.Unlock()
 	if s != nil && s.requests >= minFallbackStreak {
-		q.r.options().Log.Info("hand-overs work again", "model", model, "after_requests", s.requests)
+		q.settings.Log.Info("hand-overs work again", "model", model, "after_requests", s.requests)
 	}
 }

@@ -224,7 +224,7 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
 	q.x.OnClientGone(q.answerAbortRule(call))
 	defer q.x.OnClientGone(nil)
-	_ = resp.SetReadDeadline(time.Now().Add(q.r.options().Timeouts.StreamIdle))
+	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
 	if !isEventStream(resp) {
 		prefix = nil // it has no events to look for
@@ -253,7 +253,7 @@ func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice,
 		defer resp.Release()
 		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
 		q.sentKVLease = nil
-		q.r.options().Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
+		q.settings.Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
 		return legRetry, false
 	}
 	if err == nil && !declined && q.acceptAnswer() {
@@ -265,7 +265,7 @@ func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice,
 		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
 		q.sentKVLease = nil
 	}
-	opt, elapsed := q.r.options(), time.Since(began)
+	opt, elapsed := q.settings, time.Since(began)
 	switch {
 	case declined:
 		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", elapsed)
@@ -283,7 +283,7 @@ func (q *request) retriesInitialError(leg schedule.LegKind, rank *worker.Rank, p
 	if !isRetryableStatus(status) || !q.acceptAnswer() {
 		return false
 	}
-	q.r.options().Fleet.ReportStatus(rank, status)
+	q.settings.Fleet.ReportStatus(rank, status)
 	died := engineDied(status, prefix)
 	q.applyFailure(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: died, down: died}, fmt.Errorf("its stream begins with an error of status %d", status))
 	return q.mayRetry(leg, died)

@@ -16,7 +16,7 @@ import (
 // answer on, or, of a Concurrent pair, before the legs are sent; now is that time.
 func (q *request) watchTransfer(now time.Time) {
 	if q.plan.Traits.Reports {
-		q.transfer = q.r.options().Transfers.Open(q.handover.RequestID, now)
+		q.transfer = q.settings.Transfers.Open(q.handover.RequestID, now)
 	}
 }
 
@@ -37,7 +37,7 @@ func (q *request) acquireSlot(rank *worker.Rank) {
 	if !q.hasConnector {
 		return
 	}
-	q.transfer.AcquireSlot(q.r.options().Timeouts.Decode)
+	q.transfer.AcquireSlot(q.settings.Timeouts.Decode)
 	if q.slotBuf = q.transfer.AppendSlot(q.slotBuf[:0]); len(q.slotBuf) > 0 {
 		q.handover.Slot = q.slotBuf
 	}
@@ -55,7 +55,7 @@ func (q *request) guardDecode(call *upstream.Call) {
 	}
 	stall := time.Duration(0)
 	if q.hasConnector {
-		stall = q.r.options().TransferStall
+		stall = q.settings.TransferStall
 	}
 	q.call = nil // the wait may cut it until it is closed
 	q.transfer.Guard(call, stall)
@@ -64,7 +64,7 @@ func (q *request) guardDecode(call *upstream.Call) {
 // endLostHandover ends a decode leg whose hand-over is lost, before the client has seen
 // anything of it; the next attempt has another pair, or is plain.
 func (q *request) endLostHandover(rank *worker.Rank, elapsed time.Duration) legEnd {
-	q.r.options().Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cancelled.String(), elapsed)
+	q.settings.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cancelled.String(), elapsed)
 	reason := q.transfer.LostReason()
 	if reason == "" {
 		reason = "prefill_down"

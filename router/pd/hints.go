@@ -182,7 +182,7 @@ func (r *Runner) AddWaiter() (remove func(), ok bool) {
 // HandsOver says whether requests of a kind can be handed over between the workers of
 // a model; true where there is no hand-over.
 func (r *Runner) HandsOver(model string, kind front.Kind) bool {
-	m := r.pdOf(model)
+	m := r.current.Load().pdOf(model)
 	return m.family == nil || m.traits.Kinds.Has(kind)
 }
 

@@ -25,7 +25,7 @@ func (q *request) releaseKV() {
 		return // recycle tells
 	}
 	q.noteFallback("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")
-	opt := q.r.options()
+	opt := q.settings
 	for range q.pd.DecodeTries {
 		if q.leaseExpired() {
 			return
@@ -59,7 +59,7 @@ func (q *request) releaseKV() {
 // callKVRelease sends the leg and reads its answer, which is for nobody; unsent says
 // that no engine has seen the handle.
 func (q *request) callKVRelease(req *upstream.Request, choice *schedule.Choice, stream bool) (outcome string, unsent bool) {
-	fleet := q.r.options().Fleet
+	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(choice.Rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
 		q.handOffKV()
@@ -115,7 +115,7 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 		return
 	}
 	q.reservations.detach()
-	h.req.Deadline = h.began.Add(min(kvReleaseTimeout, q.pd.Lease, q.r.options().Timeouts.Decode))
+	h.req.Deadline = h.began.Add(min(kvReleaseTimeout, q.pd.Lease, q.settings.Timeouts.Decode))
 	q.noteFallback("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
 	go h.run()
 }

@@ -112,7 +112,7 @@ func (q *request) checkMigratable() {
 		return
 	}
 	q.migrationChecked = true
-	m := &q.r.options().Migration
+	m := &q.settings.Migration
 	kind := q.x.Endpoint.Kind
 	switch clientIDs := q.clientWantsIDs() || kind == front.Generate || kind == front.NativeGenerate; {
 	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:

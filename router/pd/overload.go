@@ -16,7 +16,7 @@ import (
 // admitted before its prefill, and the blocks of a handle that nobody reads are
 // lost until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
-	opt := q.r.options()
+	opt := q.settings
 	if !opt.Fleet.HasLimits() {
 		return opt.Scheduler.Choose(query)
 	}
@@ -50,11 +50,11 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 		if q.isExcluded(c) {
 			continue
 		}
-		if !q.r.options().Fleet.AtCapacity(c) && !slices.Contains(q.skipped, c) {
+		if !q.settings.Fleet.AtCapacity(c) && !slices.Contains(q.skipped, c) {
 			return false
 		}
 		full++
-		if q.r.options().Fleet.HalfOpenBusy(c) {
+		if q.settings.Fleet.HalfOpenBusy(c) {
 			halfOpen++
 		}
 	}
@@ -74,7 +74,7 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 // admitDecode refuses a request with two legs whose decode pool is full, before its
 // prefill is paid for.
 func (q *request) admitDecode() bool {
-	if q.plan.Family == nil || !q.r.options().Fleet.HasLimits() {
+	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() {
 		return true
 	}
 	q.skipped = q.skipped[:0]
@@ -84,7 +84,7 @@ func (q *request) admitDecode() bool {
 // withdrawRetry asks the pool's budget for one more try. One that no engine has
 // seen is no load on them, and free.
 func (q *request) withdrawRetry() bool {
-	if q.unsent || q.r.options().Fleet.WithdrawRetry(q.pool) {
+	if q.unsent || q.settings.Fleet.WithdrawRetry(q.pool) {
 		return true
 	}
 	q.noteFallback("retry_budget", "the pool's budget of retries is spent; the request ends with what it has")

@@ -17,7 +17,7 @@ import (
 // pool has no healthy worker it waits, at most Timeouts.PoolWait. It answers
 // and returns false when there is nothing to run on.
 func (q *request) resolvePool() bool {
-	opt := q.r.options()
+	opt := q.settings
 	q.model = unsafeString(q.x.Doc.String(jsonscan.KeyModel, nil))
 	q.applyView(opt.Fleet.View())
 	q.internModel()
@@ -72,7 +72,7 @@ func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
 	defer cancel()
 	q.x.OnClientGone(cancel)
 	defer q.x.OnClientGone(nil)
-	view, ok = q.r.options().Fleet.Wait(ctx, func(v *fleet.View) bool {
+	view, ok = q.settings.Fleet.Wait(ctx, func(v *fleet.View) bool {
 		q.applyView(v)
 		return q.missingRole() == "" || q.pool == nil && v.AllModelsKnown()
 	})
@@ -82,7 +82,7 @@ func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
 
 // unreadyPrefill names the prefill workers that are not ready.
 func (q *request) unreadyPrefill() string {
-	for _, w := range q.r.options().Fleet.View().Workers {
+	for _, w := range q.settings.Fleet.View().Workers {
 		if w.Spec.Role != worker.Prefill || !slices.Contains(w.Info().Models, q.pool.Model) {
 			continue
 		}
@@ -101,7 +101,7 @@ func (q *request) applyView(v *fleet.View) {
 		return
 	}
 	q.pool = pool
-	m := q.r.pdOf(pool.Model)
+	m := q.settings.pdOf(pool.Model)
 	q.pd = &m.pd
 	q.plan = planFor(pool, q.x.Endpoint, &q.x.Doc, m)
 	if !q.wantsPrefillOnly() {
@@ -144,7 +144,7 @@ func describeMissing(reason front.Reason) string {
 }
 
 func (q *request) refuseUnknownModel() {
-	known := front.AllowedModels(q.x.Principal(), q.r.options().Fleet.View().Models)
+	known := front.AllowedModels(q.x.Principal(), q.settings.Fleet.View().Models)
 	msg := fmt.Sprintf("the model %q does not exist here", q.model)
 	if q.model == "" {
 		msg = `the request names no model ("model")`
@@ -164,7 +164,7 @@ func (q *request) refuseUndiscovered(v *fleet.View) {
 	} else {
 		msg += fmt.Sprintf("%d of %d known have not told their models", v.WithoutModels, len(v.Workers))
 	}
-	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.r.options().Timeouts.PoolWait), time.Second)
+	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.settings.Timeouts.PoolWait), time.Second)
 }
 
 // refuseEmptyPool says which pool has no healthy worker, with the labels asked for.
@@ -196,5 +196,5 @@ func (q *request) refuseEmptyPool() {
 			msg += " with such a label"
 		}
 	}
-	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.r.options().Timeouts.PoolWait), time.Second)
+	q.refuse(reason, fmt.Sprintf("%s after waiting %s", msg, q.settings.Timeouts.PoolWait), time.Second)
 }

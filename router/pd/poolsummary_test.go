@@ -52,7 +52,7 @@ func TestPoolSummary(t *testing.T) {
 // The pool of a request that names workers is its own, and the next one's lies in the same
 // place.
 func TestPoolSummaryOfSelectedWorkers(t *testing.T) {
-	q := &request{runState: runState{r: new(Runner)}}
+	q := &request{runState: runState{r: new(Runner), settings: new(settings)}}
 	now := time.Now()
 	q.ownPool = *poolOf(summaryMinRanks + 1)
 	q.pool = &q.ownPool

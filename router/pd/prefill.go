@@ -29,7 +29,7 @@ const (
 
 // prefill runs the prefill leg of one attempt on the rank chosen.
 func (q *request) prefill(choice schedule.Choice) prefillEnd {
-	opt := q.r.options()
+	opt := q.settings
 	defer choice.Reservation.Release()
 	rank := choice.Rank
 	if q.plan.Traits.NamesDecode && !q.reserveDecode() {
@@ -117,7 +117,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.setPinned(!q.plan.Traits.NoLease)
 	q.watchTransfer(q.handleAt)
 	if _, pulls := q.plan.Family.(nixlPull); pulls {
-		q.kvLease = q.r.options().SideChannel.Acquire(rank, q.handover.Handle)
+		q.kvLease = q.settings.SideChannel.Acquire(rank, q.handover.Handle)
 	}
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {
@@ -155,13 +155,13 @@ func (q *request) replyFinal(resp *upstream.Response) {
 
 // callPrefill sends the leg and reads the whole answer into q.answer.
 func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
-	resp, err := q.r.options().Fleet.Endpoint(rank).Do(&upstream.Request{
+	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.legPath(),
 		Fields:   q.legHeaders(rank),
 		Body:     q.legBody(),
-		Deadline: began.Add(q.r.options().Timeouts.Prefill),
-		Group:    q.r.options().Fleet.Calls(rank),
+		Deadline: began.Add(q.settings.Timeouts.Prefill),
+		Group:    q.settings.Fleet.Calls(rank),
 		Tokens:   q.prompt.Count,
 		Prefill:  true,
 	}, call)
@@ -183,13 +183,13 @@ func (q *request) endAbortedPrefill(rank *worker.Rank, call *upstream.Call, err 
 	if !call.Cancelled() {
 		outcome = string(q.recordFailure(rank, "prefill", err).reason)
 	}
-	q.r.options().Observer.LegEnded(schedule.PrefillLeg, rank.ID, outcome, elapsed)
+	q.settings.Observer.LegEnded(schedule.PrefillLeg, rank.ID, outcome, elapsed)
 	q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 	return prefillAnswered
 }
 
 func (q *request) endFailedPrefill(rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) prefillEnd {
-	opt := q.r.options()
+	opt := q.settings
 	if call.Cancelled() {
 		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.abortReason(), elapsed)
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)

@@ -41,7 +41,7 @@ type prefillOnlyReply struct {
 // checkPrefillOnly says whether the request is to be prefilled only, and by what it asks for
 // that; answered: it asks for what cannot be.
 func (q *request) checkPrefillOnly() (by string, answered bool) {
-	mode := q.r.options().Steering.PrefillOnly
+	mode := q.settings.Steering.PrefillOnly
 	switch value := string(q.x.Header(headerPrefillOnly)); value {
 	case "true", "1":
 		switch {
@@ -59,7 +59,7 @@ func (q *request) checkPrefillOnly() (by string, answered bool) {
 	default:
 		return "", !q.refuseSteering(headerPrefillOnly, value, "want true or false")
 	}
-	if len(q.plan.Prefill) > 0 && q.r.pdOf(q.pool.Model).traits.PrefillNeedsDecode {
+	if len(q.plan.Prefill) > 0 && q.settings.pdOf(q.pool.Model).traits.PrefillNeedsDecode {
 		what := "a prefill worker of family " + q.pd.Family + " takes no prompt without a decode worker that fetches it: there are no prefill-only requests"
 		if by == "header" {
 			return "", !q.refuseSteering(headerPrefillOnly, "true", what)
@@ -77,7 +77,7 @@ func (q *request) wantsPrefillOnly() bool {
 	case "true", "1":
 		return true
 	}
-	return q.r.options().Steering.PrefillOnly == "any" && wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc)
+	return q.settings.Steering.PrefillOnly == "any" && wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc)
 }
 
 // wantsNoOutput says whether the body asks for no output at all: engines refuse
@@ -131,18 +131,18 @@ func (q *request) runPrefillOnly(by string) {
 			return
 		}
 		if q.attempt == 1 {
-			q.r.options().Observer.Planned("prefill_only", by)
+			q.settings.Observer.Planned("prefill_only", by)
 		}
 		if !q.runPrefillOnlyOn(choice) {
 			return
 		}
-		q.r.options().Observer.Retried(schedule.PrefillLeg)
+		q.settings.Observer.Retried(schedule.PrefillLeg)
 	}
 }
 
 // runPrefillOnlyOn runs one attempt; true: it failed and may run again elsewhere.
 func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
-	opt, rank := q.r.options(), choice.Rank
+	opt, rank := q.settings, choice.Rank
 	defer choice.Reservation.Release()
 	q.handover.Prefill = rank
 	q.legRequest.reset()

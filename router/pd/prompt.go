@@ -44,7 +44,7 @@ func (q *request) resolvePrompt() {
 
 // lookUpOverlap finds what every rank holds of the prompt.
 func (q *request) lookUpOverlap(now time.Time) {
-	salt, opt := q.salt, q.r.options()
+	salt, opt := q.salt, q.settings
 	if len(q.prompt.Tokens) > 0 {
 		c := q.poolSummary(now)
 		q.keys = q.blockSeqs(q.keys[:0], salt, approxBlockTokens)
@@ -118,24 +118,24 @@ func (q *request) accountPrompt() bool {
 		return true
 	}
 	kind := tokenizeKind(q.x.Endpoint.Kind)
-	return q.derived.Acquire(q.r.options().Tokenizer.EstimateMemory(kind, &q.x.Doc))
+	return q.derived.Acquire(q.settings.Tokenizer.EstimateMemory(kind, &q.x.Doc))
 }
 
 // tokenizePrompt asks the tokenizer, lending it a ready rank to ask in turn where the request
 // does not hold the ids itself.
 func (q *request) tokenizePrompt() {
 	kind := tokenizeKind(q.x.Endpoint.Kind)
-	if q.r.options().Tokenizer.FromRequestIDs(&q.prompt, kind, &q.x.Doc) {
+	if q.settings.Tokenizer.FromRequestIDs(&q.prompt, kind, &q.x.Doc) {
 		return
 	}
 	var call upstream.Call
 	var ep *upstream.Endpoint
 	if r := q.tokenizerRank(); r != nil {
-		ep = q.r.options().Fleet.Endpoint(r)
+		ep = q.settings.Fleet.Endpoint(r)
 		q.x.OnClientGone(call.Cancel)
 		defer q.x.OnClientGone(nil)
 	}
-	q.r.options().Tokenizer.Prompt(&q.prompt, kind, &q.x.Doc, ep, &call)
+	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.x.Doc, ep, &call)
 }
 
 // tokenizerRank rotates over the candidates, prefill's first, so that tokenizing is
@@ -151,7 +151,7 @@ func (q *request) tokenizerRank() *worker.Rank {
 	const maxLooks = 4
 	first := int(q.r.nextTokenizer.Add(1))
 	for i := range min(maxLooks, len(ranks)) {
-		if r := ranks[(first+i)%len(ranks)]; q.r.options().Tokenizer.Available(q.r.options().Fleet.Endpoint(r)) {
+		if r := ranks[(first+i)%len(ranks)]; q.settings.Tokenizer.Available(q.settings.Fleet.Endpoint(r)) {
 			return r
 		}
 	}
@@ -192,7 +192,7 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 		q.indexKeys = q.keyBuf
 	}
 	s.Overlap.Reset()
-	q.r.options().Index.Find(q.indexKeys, &s.Overlap)
+	q.settings.Index.Find(q.indexKeys, &s.Overlap)
 }
 
 // choose picks the rank of one leg.
@@ -200,7 +200,7 @@ func (q *request) choose(leg schedule.LegKind, candidates []*worker.Rank) (sched
 	q.query = q.newQuery(leg, candidates)
 	q.query.Reservation = q.reservations.acquire()
 	if leg == schedule.DecodeLeg {
-		q.query.TransferRates = q.r.options().Transfers.RatesFrom(q.handover.Prefill)
+		q.query.TransferRates = q.settings.Transfers.RatesFrom(q.handover.Prefill)
 	}
 	c, ok := q.chooseBelowLimits(&q.query)
 	q.recordChosenRank(leg, c.Rank)
@@ -218,7 +218,7 @@ func (q *request) adoptChoice(leg schedule.LegKind, candidates []*worker.Rank, c
 // publishChoice tells the approximate index and the recorder of a choice.
 func (q *request) publishChoice(c schedule.Choice, ok bool) {
 	if keys := q.approxKeys(c.Rank); ok && len(keys) > 0 {
-		q.r.options().Approx.Observe(c.Rank.Slot, keys)
+		q.settings.Approx.Observe(c.Rank.Slot, keys)
 	}
 	q.r.forgetIfRemoved(c.Rank)
 	q.record(c)
@@ -254,11 +254,11 @@ func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) sche
 // size it was looked up by.
 func (q *request) record(c schedule.Choice) {
 	switch n := len(q.overlaps); {
-	case q.r.options().Recorder == nil:
+	case q.settings.Recorder == nil:
 	case n > 0:
-		q.r.options().Recorder.RecordChoice(&q.query, c, q.indexKeys, q.overlaps[n-1].BlockSize, true)
+		q.settings.Recorder.RecordChoice(&q.query, c, q.indexKeys, q.overlaps[n-1].BlockSize, true)
 	default:
-		q.r.options().Recorder.RecordChoice(&q.query, c, q.keys, approxBlockTokens, false)
+		q.settings.Recorder.RecordChoice(&q.query, c, q.keys, approxBlockTokens, false)
 	}
 }
 

@@ -58,13 +58,14 @@ type scratch struct {
 
 // runState is all else of it: the next one's begins empty.
 type runState struct {
-	r     *Runner
-	x     *front.Exchange
-	id    string // X-Request-Id
-	model string
-	pool  *fleet.Pool
-	pd    *config.PD
-	plan  Plan
+	r        *Runner
+	settings *settings // the configuration that the request began with
+	x        *front.Exchange
+	id       string // X-Request-Id
+	model    string
+	pool     *fleet.Pool
+	pd       *config.PD
+	plan     Plan
 
 	view        *fleet.View   // that the plan's candidates are of
 	waited      time.Duration // for workers, by retries

@@ -48,16 +48,16 @@ const maxResumeTokens = 1 << 20
 // stream, held to a grammar by a member of the request or not; nil when none did.
 func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
 	s := c.stream
-	opt := s.r.options()
+	opt := s.r.current.Load()
 	q := s.r.requests.Get()
-	q.r, q.id, q.model, q.stream = s.r, s.requestID, c.model, true
+	q.r, q.settings, q.id, q.model, q.stream = s.r, opt, s.requestID, c.model, true
 	defer q.recycle()
 	t := &resumption{ClientGoneNotifier: client}
 	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.time()
 	q.steering = c.getExtra().steering
 
 	mayWait := cause != relay.Cancelled // else its engine is well, and the stream stays there
-	length := minModelLen(c.resumeCandidates(client, mayWait))
+	length := minModelLen(c.resumeCandidates(opt, client, mayWait))
 	conts := make([]Continuation, len(open))
 	maxTokens, minTokens, total := 0, 0, 0
 	for i, o := range open {
@@ -139,16 +139,15 @@ func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.C
 // resumeCandidates are the ready ranks that may go on with the stream, the failed one among them.
 // Where there are none and waits says so, they are waited for: for timeouts.pool_wait, and
 // while the client is there.
-func (c *migrationState) resumeCandidates(client front.ClientGoneNotifier, mayWait bool) (ranks []*worker.Rank) {
+func (c *migrationState) resumeCandidates(opt *settings, client front.ClientGoneNotifier, mayWait bool) (ranks []*worker.Rank) {
 	r := c.stream.r
-	opt := r.options()
 	collect := func(v *fleet.View) bool {
 		pool, ok := v.Pool(c.model)
 		if !ok {
 			return !mayWait
 		}
 		ranks = wholeRanks(pool)
-		if m := r.pdOf(c.model); disaggregated(pool, m) {
+		if m := opt.pdOf(c.model); disaggregated(pool, m) {
 			ranks = decodeRanks(pool, m.traits)
 		}
 		return len(ranks) > 0
@@ -189,7 +188,7 @@ func (q *request) prefersHandover() bool {
 	if !ok {
 		return false
 	}
-	if len(q.plan.Prefill) > 0 && q.prompt.Count-choice.CachedTokens >= q.r.options().Migration.HandoverTokens {
+	if len(q.plan.Prefill) > 0 && q.prompt.Count-choice.CachedTokens >= q.settings.Migration.HandoverTokens {
 		choice.Reservation.Release()
 		return true
 	}

@@ -49,7 +49,7 @@ func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 	if r == nil {
 		return
 	}
-	f := q.r.options().Fleet
+	f := q.settings.Fleet
 	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Incarnation(r)}
 }
 
@@ -62,7 +62,7 @@ func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
 		}
 	}
 	if !known {
-		n = q.r.options().Fleet.Admissions(r)
+		n = q.settings.Fleet.Admissions(r)
 	}
 	q.excluded = append(q.excluded, r)
 	q.exclusions = append(q.exclusions, exclusion{reason, n})
@@ -85,7 +85,7 @@ func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 // refreshCandidates replaces the plan's candidates by the ranks that are ready now. What was decided
 // of the request stays: its model's settings, its family, and whether one rank does it all.
 func (q *request) refreshCandidates() {
-	f := q.r.options().Fleet
+	f := q.settings.Fleet
 	if len(q.excluded) > 0 {
 		q.readmit(func(r *worker.Rank, e exclusion) bool {
 			return e.reason != excludedTainted && f.Admissions(r) != e.admissions
@@ -142,13 +142,13 @@ func (q *request) prefillOnlyOnPrefill() bool { return q.plan.Family != nil || l
 // countLeg counts a leg that is about to be sent.
 func (q *request) countLeg(leg schedule.LegKind, r *worker.Rank) {
 	q.tries[leg]++
-	q.r.options().Observer.LegStarted(leg, r.ID)
+	q.settings.Observer.LegStarted(leg, r.ID)
 }
 
 // prefillEngineLost says whether the engine that computed the pair's handle is gone, or has
 // been gone: its KV is lost.
 func (q *request) prefillEngineLost() bool {
-	r, f := q.handover.Prefill, q.r.options().Fleet
+	r, f := q.handover.Prefill, q.settings.Fleet
 	if r == nil || q.plan.Traits.NoLease {
 		return false
 	}
@@ -180,7 +180,7 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	if !q.mayRecover(leg) {
 		return false
 	}
-	opt := q.r.options()
+	opt := q.settings
 	n := q.r.waiting.Add(1)
 	defer q.r.waiting.Add(-1)
 	if opt.PoolWaiters > 0 && n > int64(opt.PoolWaiters) {
@@ -200,7 +200,7 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 // mayRecover says whether it is worth while to wait for a candidate: the pool has workers,
 // and not all of them are there and have answered the request badly.
 func (q *request) mayRecover(leg schedule.LegKind) bool {
-	if q.waited >= q.r.options().Timeouts.PoolWait || q.selected.Prefill != nil && leg == schedule.PrefillLeg || q.x.ClientGone() || q.pastDeadline() {
+	if q.waited >= q.settings.Timeouts.PoolWait || q.selected.Prefill != nil && leg == schedule.PrefillLeg || q.x.ClientGone() || q.pastDeadline() {
 		return false // nobody probes workers that a request names
 	}
 	for i, r := range q.excluded {
@@ -240,7 +240,7 @@ const (
 
 // waitForRank waits until a leg has a candidate, or ctx ends.
 func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
-	f := q.r.options().Fleet
+	f := q.settings.Fleet
 	q.pause = min(max(2*q.pause, minRetryPause), maxRetryPause)
 	on, cancel := context.WithTimeout(ctx, q.pause)
 	defer cancel()
@@ -287,7 +287,7 @@ func (q *request) awaitReturn(r *worker.Rank) {
 	defer cancel()
 	q.x.OnClientGone(cancel)
 	defer q.x.OnClientGone(nil)
-	q.r.options().Fleet.Wait(ctx, func(*fleet.View) bool {
+	q.settings.Fleet.Wait(ctx, func(*fleet.View) bool {
 		q.refreshCandidates()
 		return containsRank(q.plan.Prefill, r)
 	})

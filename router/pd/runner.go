@@ -181,7 +181,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 		return
 	}
 	q := r.requests.Get()
-	q.r, q.x, q.id = r, x, x.RequestID
+	q.r, q.settings, q.x, q.id = r, r.current.Load(), x, x.RequestID
 	defer q.recycle()
 	q.derived = x.Budget().Count()
 
@@ -194,7 +194,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	if !q.applySteering() || !q.routeToStored() {
 		return
 	}
-	r.options().Fleet.CreditRequest(q.pool)
+	q.settings.Fleet.CreditRequest(q.pool)
 	q.resolvePrompt()
 	if x.ClientGone() {
 		q.refuse(front.ClientGone, "the client closed the connection before a worker was chosen", 0)
@@ -284,14 +284,14 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 // endExplain ends the explain record, unless the stream that goes on does.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
-		q.r.options().Scheduler.EndRecord(q.x.RequestID, out)
+		q.settings.Scheduler.EndRecord(q.x.RequestID, out)
 	}
 }
 
 // noteFallback counts a departure from the plan, logs it and notes it for explain.
 func (q *request) noteFallback(kind, detail string) {
 	q.fallbackKind, q.fallbackDetail = kind, detail
-	q.r.options().Observer.FallbackUsed(kind)
-	q.r.options().Scheduler.AddNote(q.x.RequestID, kind+": "+detail)
+	q.settings.Observer.FallbackUsed(kind)
+	q.settings.Scheduler.AddNote(q.x.RequestID, kind+": "+detail)
 	q.x.Log().Info("plan changed", "kind", kind, "detail", detail)
 }

@@ -46,7 +46,7 @@ type Refusal struct {
 // selectWorkers has the headers read; it answers and returns false where they name what
 // may not be named.
 func (q *request) selectWorkers() bool {
-	selector := q.r.options().Selector
+	selector := q.settings.Selector
 	if selector == nil {
 		return true
 	}
@@ -64,7 +64,7 @@ func (q *request) selectWorkers() bool {
 // whatever the model: it says itself which it does not know.
 func (q *request) poolOf(v *fleet.View) (*fleet.Pool, bool) {
 	p, ok := v.Pool(q.model)
-	if q.r.options().Selector == nil {
+	if q.settings.Selector == nil {
 		return p, ok
 	}
 	if !ok {
@@ -107,7 +107,7 @@ func (q *request) skipTrippedPrefill() {
 		return
 	}
 	for _, r := range q.selected.Prefill {
-		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.options().Fleet.AtCapacity(r) {
+		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.settings.Fleet.AtCapacity(r) {
 			return
 		}
 	}
@@ -127,7 +127,7 @@ func (q *request) nextSelected(ranks []*worker.Rank) []*worker.Rank {
 		if q.isExcluded(r) {
 			continue
 		}
-		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.r.options().Fleet.AtCapacity(r) {
+		if worker.BreakerState(r.Breaker.Load()) != worker.BreakerOpen && !q.settings.Fleet.AtCapacity(r) {
 			return ranks[i : i+1 : i+1]
 		}
 		if tripped < 0 {
@@ -143,14 +143,14 @@ func (q *request) nextSelected(ranks []*worker.Rank) []*worker.Rank {
 // lacksPrefillSource says that the request needs a prefill worker and neither it nor the
 // configuration names one: there is nothing to wait for.
 func (q *request) lacksPrefillSource() bool {
-	return q.r.options().Selector != nil && q.plan.Family != nil && len(q.plan.Prefill) == 0 && q.pool.Members[worker.Prefill] == 0
+	return q.settings.Selector != nil && q.plan.Family != nil && len(q.plan.Prefill) == 0 && q.pool.Members[worker.Prefill] == 0
 }
 
 // isPredetermined says that there is nothing to choose, so that the prompt need not be
 // looked into: each leg has one candidate, or an order. A Picky family looks at
 // the prompt's tokens itself.
 func (q *request) isPredetermined() bool {
-	if q.r.options().Selector == nil {
+	if q.settings.Selector == nil {
 		return false
 	}
 	if q.plan.Family == nil {

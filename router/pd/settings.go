@@ -1,7 +1,9 @@
 package pd
 
-// settings are the Options with what follows from them. It is never changed, but replaced
-// as a whole by Change; a request that meets the change may see some of both.
+// settings are the Options and what the runner derives from them. A settings value never
+// changes; Reload replaces the Runner's current one. A request reads the value that was
+// current when it began until it ends, so it never sees two configurations. A stream that
+// migrates reads the value of the time of its migration.
 type settings struct {
 	Options
 	defaults modelPD
@@ -59,8 +61,8 @@ func (o Options) applyTo(at *Options) {
 // options are the Options of now.
 func (r *Runner) options() *Options { return &r.current.Load().Options }
 
-func (r *Runner) pdOf(model string) *modelPD {
-	s := r.current.Load()
+// pdOf is the hand-over of a model.
+func (s *settings) pdOf(model string) *modelPD {
 	if m, ok := s.models[model]; ok {
 		return m
 	}

@@ -106,7 +106,7 @@ func (q *request) applySteering() bool {
 			return q.refuseSteering(h.name, string(h.value[:40])+"…", fmt.Sprintf("it has %d bytes; want at most %d", len(h.value), maxHeaderBytes))
 		}
 	}
-	if (pin != nil || allowed != nil) && !q.r.current.Load().pins.allow(q.x.ClientIP(), q.x.Unix()) {
+	if (pin != nil || allowed != nil) && !q.settings.pins.allow(q.x.ClientIP(), q.x.Unix()) {
 		name, value := headerWorker, pin
 		if pin == nil {
 			name, value = headerAllowed, allowed
@@ -274,7 +274,7 @@ func (q *request) refuseSteering(header, value, what string) bool {
 }
 
 func (q *request) workerByID(id string) *worker.Worker {
-	for _, w := range q.r.options().Fleet.View().Workers {
+	for _, w := range q.settings.Fleet.View().Workers {
 		if w.Spec.ID == id {
 			return w
 		}
@@ -284,7 +284,7 @@ func (q *request) workerByID(id string) *worker.Worker {
 
 func (q *request) knownWorkers() string {
 	var ids []string
-	for _, w := range q.r.options().Fleet.View().Workers {
+	for _, w := range q.settings.Fleet.View().Workers {
 		ids = append(ids, w.Spec.ID)
 	}
 	return joinLimited(ids)
@@ -292,7 +292,7 @@ func (q *request) knownWorkers() string {
 
 func (q *request) knownLabels() []string {
 	var labels []string
-	for _, w := range q.r.options().Fleet.View().Workers {
+	for _, w := range q.settings.Fleet.View().Workers {
 		labels = append(labels, w.Spec.Labels...)
 	}
 	slices.Sort(labels)
