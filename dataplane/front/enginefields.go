@@ -93,10 +93,6 @@ func isOpaqueMember(name []byte, depth int) bool {
 	return false
 }
 
-// fieldDepth is how deep engines read what they fetch: the url of an image in a tool's result
-// in a message stands eight levels down.
-const fieldDepth = 12
-
 // maxMediaURL is the longest URL that is looked at, in bytes as it stands in the body.
 const maxMediaURL = 8 << 10
 
@@ -144,23 +140,31 @@ func (b *badField) name() string {
 	return out.String()
 }
 
-// checkFields looks at every member of the body that the table knows. When it refuses one, it
-// has answered and gives false.
+// checkFields checks every member of the body that the table knows. If it refuses one, it
+// answers the request and returns false.
 func (x *Exchange) checkFields() bool {
-	d := &x.Doc
-	bad := checkNested(d)
-	if bad == nil && d.Has(jsonscan.KeyRequestID) {
-		bad = checkRequestName(d.Raw(jsonscan.KeyRequestID)).within("request_id")
-	}
-	if bad == nil && d.MayBeSensitive {
-		bad = checkMembers(d.Body, 1, x.srv.options().MediaHosts)
-	}
+	bad := checkDoc(&x.Doc, x.srv.options().MediaHosts)
 	if bad == nil {
 		return true
 	}
 	field := bad.name()
 	x.Error(bad.reason, field, "field "+strconv.Quote(field)+" "+bad.message, 0)
 	return false
+}
+
+// checkDoc applies the rules that every entrance shares, HTTP or another: all of
+// engineFields but the routerOnly members at the top, which some entrances cut.
+func checkDoc(d *jsonscan.Doc, hosts MediaHosts) *badField {
+	bad := checkNested(d)
+	if bad == nil && d.Has(jsonscan.KeyRequestID) {
+		s := fieldScan{b: d.Raw(jsonscan.KeyRequestID)}
+		s.requestNames()
+		bad = s.field().within("request_id")
+	}
+	if bad == nil && d.MayBeSensitive {
+		bad = checkMembers(d.Body, hosts)
+	}
+	return bad
 }
 
 const routerOnlyMessage = "is set by the router and may not be sent by a client; leave it out"
@@ -200,145 +204,114 @@ func checkRouterOnly(object []byte) *badField {
 	return nil
 }
 
-// checkMembers goes over an object or an array at depth, 1 being the body itself.
-func checkMembers(raw []byte, depth int, hosts MediaHosts) *badField {
-	if depth > fieldDepth {
-		return nil
-	}
-	object := len(raw) > 0 && raw[0] == '{'
-	media := object && namesMedia(raw)
-	var scratch [32]byte
-	n := 0
-	for it := jsonscan.Walk(raw); it.Next(); n++ {
-		switch {
-		case object:
-			name := it.Key(scratch[:0])
-			if bad := checkMember(name, it.Raw(), it.Value.Kind, media, depth, hosts); bad != nil {
-				return bad.within(string(name))
-			}
-		case it.Value.Kind >= jsonscan.Array:
-			if bad := checkMembers(it.Raw(), depth+1, hosts); bad != nil {
-				return bad.within(strconv.Itoa(n))
-			}
-		}
-	}
-	return nil
+// checkMembers checks the members of a body at every depth.
+func checkMembers(body []byte, hosts MediaHosts) *badField {
+	s := fieldScan{b: body, hosts: hosts}
+	s.skipSpace()
+	s.value(false, 1)
+	return s.field()
 }
 
-// checkMember looks at one member of an object at depth; media: the object's type is a kind
-// of media.
-func checkMember(name, value []byte, kind jsonscan.Kind, media bool, depth int, hosts MediaHosts) *badField {
-	switch {
-	case isOpaqueMember(name, depth):
-	case string(name) == "rid":
-		return checkRequestName(value)
-	case string(name) == "url":
-		if media {
-			return checkMedia(value, depth, hosts)
-		}
-	case string(name) == "source" && kind == jsonscan.String:
-		// A document's source is its title; Anthropic's is an object.
-	case jsonscan.IsSensitive(name):
-		return checkMedia(value, depth, hosts)
-	case kind >= jsonscan.Array:
-		return checkMembers(value, depth+1, hosts)
-	}
-	return nil
-}
-
-// CheckMember looks at a member that a caller hands to engines by another way than an HTTP
-// body, by the rules for bodies' members: depth is 1 for one at the top. It returns the place
+// CheckMember checks a member that a caller sends to engines by another way than an HTTP
+// body, by the rules for bodies' members: depth is 1 for one at the top. It returns the path
 // below the member and what is wrong there, "" and "" when nothing is; forbidden: the value
 // is not the caller's to send.
 func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why string, forbidden bool) {
-	kind := jsonscan.Number // or another without members
-	switch {
-	case len(value) == 0:
-	case value[0] == '"':
-		kind = jsonscan.String
-	case value[0] == '[':
-		kind = jsonscan.Array
-	case value[0] == '{':
-		kind = jsonscan.Object
+	s := fieldScan{b: value, hosts: hosts}
+	s.skipSpace()
+	switch ruleOf(bytes.ToLower(name[:min(len(name), maxRuledName)]), s.peek(), depth) {
+	case ruleOpaque:
+	case ruleName:
+		s.requestNames()
+	case ruleMedia:
+		s.bad = s.bad.first(s.value(true, depth+1))
+	default:
+		s.value(false, depth+1)
 	}
-	bad := checkMember(name, value, kind, false, depth, hosts)
+	bad := s.field()
 	if bad == nil {
 		return "", "", false
 	}
 	return bad.name(), bad.message, bad.reason == ForbiddenField
 }
 
-// namesMedia says whether an object's type is a kind of media, whose url is fetched. A
-// citation and the result of a search have a url as well, which nobody does.
-func namesMedia(object []byte) bool {
-	var typ [1]jsonscan.Value
-	jsonscan.Members(object, typ[:], "type")
-	if typ[0].Kind != jsonscan.String || typ[0].End-typ[0].Start > 6*len("input_image")+2 { // all of it escaped
+// namesMedia says whether the type of an object, a value in JSON, is a kind of media, whose
+// url is fetched. A citation and the result of a search have a url as well, which no engine
+// fetches.
+func namesMedia(typ []byte) bool {
+	if len(typ) < 2 || typ[0] != '"' || len(typ) > 6*len("input_image")+2 { // all of it escaped
 		return false
 	}
-	switch string(jsonscan.Unquote(nil, object[typ[0].Start:typ[0].End])) {
+	var buf [maxRuledName]byte
+	switch string(jsonscan.Unquote(buf[:0], typ)) {
 	case "image", "video", "audio", "image_url", "video_url", "audio_url", "input_image", "input_video", "input_audio", "input_file":
 		return true
 	}
 	return false
 }
 
-// checkMedia looks at what names media: a string, an object with a url, or an array of these.
-func checkMedia(raw []byte, depth int, hosts MediaHosts) *badField {
-	if len(raw) == 0 || depth > fieldDepth {
-		return nil
-	}
-	switch raw[0] {
-	case '"':
-		if why := refusedURL(raw, hosts); why != "" {
-			return &badField{reason: ForbiddenField, message: why}
-		}
-	case '[':
-		n := 0
-		for it := jsonscan.Walk(raw); it.Next(); n++ {
-			if bad := checkMedia(it.Raw(), depth+1, hosts); bad != nil {
-				return bad.within(strconv.Itoa(n))
-			}
-		}
-	case '{':
-		for it := jsonscan.Walk(raw); it.Next(); {
-			if it.IsKey("url") || it.IsKey("Url") { // as Dynamo's multi_modal_data has it
-				if bad := checkMedia(it.Raw(), depth+1, hosts); bad != nil {
-					return bad.within("url")
-				}
-			}
-		}
-		return checkMembers(raw, depth+1, hosts)
-	}
-	return nil
-}
-
 var dataScheme = []byte(`"data:`)
 
-// refusedURL says why an engine may not fetch what a JSON string names; "" if it may. Only
-// the plainest form of a URL is accepted: what two parsers could read as two hosts is not.
-func refusedURL(quoted []byte, hosts MediaHosts) string {
+// urlProblem is why an engine may not fetch a URL.
+type urlProblem uint8
+
+const (
+	urlAllowed urlProblem = iota
+	urlTooLong
+	urlScheme
+	urlCharacter
+	urlHost
+	urlForbiddenHost
+)
+
+// urlVerdict is a urlProblem and the part of the URL that has it, which is borrowed.
+type urlVerdict struct {
+	why  urlProblem
+	part []byte
+}
+
+func (v urlVerdict) message() string {
 	const use = "send the content as a data: URL"
+	switch v.why {
+	case urlTooLong:
+		return "is neither a data: URL nor one of at most 8 KiB; " + use
+	case urlScheme:
+		return "names no http or https URL (" + quotedForError(v.part) + "): an engine may open a file of that name; " + use
+	case urlCharacter:
+		return "holds a URL with a space, a backslash or a character beyond ASCII; percent-encode it, or " + use
+	case urlHost:
+		return "holds a URL whose host " + quotedForError(v.part) + " is not a name or an address with an optional port; " + use
+	case urlForbiddenHost:
+		return "names a URL of host " + quotedForError(v.part) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
+	}
+	return ""
+}
+
+// judgeURL says whether an engine may fetch the URL in a JSON string. Only the plainest form
+// of a URL is accepted: two parsers could read anything else as two different hosts. The
+// text of the string is appended to buf and returned; the verdict borrows it.
+func judgeURL(quoted, buf []byte, hosts MediaHosts) (urlVerdict, []byte) {
 	switch {
 	case bytes.HasPrefix(quoted, dataScheme), len(quoted) == 2:
-		return ""
+		return urlVerdict{}, buf
 	case len(quoted) > maxMediaURL:
-		return "is neither a data: URL nor one of at most 8 KiB; " + use
+		return urlVerdict{why: urlTooLong}, buf
 	}
-	text := string(jsonscan.Unquote(nil, quoted))
+	buf = jsonscan.Unquote(buf, quoted)
+	text := unsafeString(buf)
 	if strings.HasPrefix(text, "data:") {
-		return ""
+		return urlVerdict{}, buf
 	}
 	rest, ok := cutPrefixFold(text, "http://")
 	if !ok {
 		rest, ok = cutPrefixFold(text, "https://")
 	}
 	if !ok {
-		return "names no http or https URL (" + quotedForError([]byte(text)) + "): an engine may open a file of that name; " + use
+		return urlVerdict{urlScheme, buf}, buf
 	}
 	for i := range len(rest) {
 		if b := rest[i]; b <= ' ' || b >= 0x7f || b == '\\' {
-			return "holds a URL with a space, a backslash or a character beyond ASCII; percent-encode it, or " + use
+			return urlVerdict{why: urlCharacter}, buf
 		}
 	}
 	host := rest
@@ -346,13 +319,13 @@ func refusedURL(quoted []byte, hosts MediaHosts) string {
 		host = rest[:end]
 	}
 	name, ok := hostName(host)
-	if !ok {
-		return "holds a URL whose host " + quotedForError([]byte(host)) + " is not a name or an address with an optional port; " + use
+	switch {
+	case !ok:
+		return urlVerdict{urlHost, []byte(host)}, buf
+	case !hosts.allows(name):
+		return urlVerdict{urlForbiddenHost, []byte(name)}, buf
 	}
-	if !hosts.allows(name) {
-		return "names a URL of host " + quotedForError([]byte(name)) + ", from which engines may not fetch; " + use + ", or have the operator add the host to media_hosts"
-	}
-	return ""
+	return urlVerdict{}, buf
 }
 
 // cutPrefixFold is strings.CutPrefix of a prefix in any case.
@@ -387,24 +360,15 @@ func hostName(authority string) (string, bool) {
 	return name, name != ""
 }
 
-// checkRequestName looks at an id that a client gives its request, or at an array of them.
-func checkRequestName(raw []byte) *badField {
-	if len(raw) == 0 {
-		return nil
+// isRequestName says whether a JSON string may be the id of a request.
+func isRequestName(quoted []byte) bool {
+	if len(quoted) > 6*maxRequestID+2 { // all of it escaped
+		return false
 	}
-	switch raw[0] {
-	case '[':
-		n := 0
-		for it := jsonscan.Walk(raw); it.Next(); n++ {
-			if bad := checkRequestName(it.Raw()); bad != nil {
-				return bad.within(strconv.Itoa(n))
-			}
-		}
-	case '"':
-		if len(raw) <= 6*maxRequestID+2 && validRequestID(jsonscan.Unquote(nil, raw)) {
-			return nil
-		}
-		return &badField{reason: BadField, message: "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + quotedForError(raw)}
-	}
-	return nil
+	var buf [6 * maxRequestID]byte
+	return validRequestID(jsonscan.Unquote(buf[:0], quoted))
+}
+
+func requestNameMessage(raw []byte) string {
+	return "must be 1 to 128 visible ASCII characters without quotes and backslashes, and name no peer, got " + quotedForError(raw)
 }

@@ -7,8 +7,11 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice/dataplane/jsonscan"
 )
@@ -100,6 +103,8 @@ func TestClientCannotNamePeer(t *testing.T) {
 		{`"rid":"` + peerID + `"`, "rid"},
 		{`"r\u0069d":["ok","` + peerID + `"]`, "rid.1"},
 		{`"rid":["a","b"]`, ""},
+		{`"rid":[["a"]]`, "rid.0"},
+		{`"RID":"` + peerID + `"`, "RID"},
 		{`"session_params":{"rid":"` + peerID + `"}`, "session_params.rid"},
 		{`"lora_request":{"lora_name":"a","lora_path":"/etc"}`, "lora_request"},
 		{`"encoder_urls":["http://10.0.0.1"]`, "encoder_urls"},
@@ -129,6 +134,12 @@ func TestClientCannotNamePeer(t *testing.T) {
 		{part(`{"type":"input_audio","input_audio":{"data":"AAAA","format":"wav"}}`), ""},
 		{part(`{"type":"video_url","video_url":{"url":"http://10.0.0.1/"}}`), "messages.0.content.0.video_url.url"},
 		{part(`{"type":"audio_url","audio_\u0075rl":{"\u0075rl":"http://10.0.0.1/"}}`), "messages.0.content.0.audio_url.url"},
+		{part(`{"type":"image_url","Image_URL":{"Url":"http://10.0.0.1/"}}`), "messages.0.content.0.Image_URL.Url"},
+		{part(`{"url":"http://10.0.0.1/","type":"image"}`), "messages.0.content.0.url"},
+		{part(`{"type":"text","url":"http://10.0.0.1/","type":"image"}`), "messages.0.content.0.url"},
+		{part(`{"type":"image","url":"http://10.0.0.1/","type":"text"}`), "messages.0.content.0.url"},
+		{part(`{"type":"image","url":{"type":"image","url":"/etc/passwd"}}`), "messages.0.content.0.url.url"},
+		{`"a":` + strings.Repeat("[", 40) + `{"image_url":"/etc/passwd"}` + strings.Repeat("]", 40), "a" + strings.Repeat(".0", 40) + ".image_url"},
 		{part(`{"image_url":["data:a",{"url":"/etc/passwd"}]}`), "messages.0.content.0.image_url.1.url"},
 		{`"messages":[{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f","arguments":"{\"image_url\":\"http://10.0.0.1\"}"}}]}]`, ""},
 		{`"messages":[{"role":"user","content":"a","annotations":[{"type":"url_citation","url":"http://10.0.0.1"}]}]`, ""},
@@ -224,11 +235,77 @@ func BenchmarkCheckFields(b *testing.B) {
 					b.Fatal(err)
 				}
 				if d.MayBeSensitive {
-					if bad := checkMembers(d.Body, 1, nil); bad != nil {
+					if bad := checkMembers(d.Body, nil); bad != nil {
 						b.Fatal(bad.name())
 					}
 				}
 			}
 		})
+	}
+}
+
+// Each of these shapes had its inner part read once more for every level around it, or its
+// names copied.
+func TestFieldCheckIsLinear(t *testing.T) {
+	pad := func(n int) string { return `[` + strings.Repeat(`[],`, n/3) + `[]]` }
+	nest := func(open, inner, end string, levels int) string {
+		return strings.Repeat(open, levels) + inner + strings.Repeat(end, levels)
+	}
+	const size = 1 << 20
+	plain := `{"model":"m","image":` + pad(size) + `}`
+	cost := func(body string) time.Duration {
+		var d jsonscan.Doc
+		if err := d.Scan([]byte(body), jsonscan.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if !d.MayBeSensitive {
+			t.Fatalf("the check skips %.60s", body)
+		}
+		var tries []time.Duration
+		for range 5 {
+			began := time.Now()
+			if bad := checkDoc(&d, nil); bad != nil {
+				t.Fatalf("%.60s: %s %s", body, bad.name(), bad.message)
+			}
+			tries = append(tries, time.Since(began))
+		}
+		slices.Sort(tries)
+		return tries[len(tries)/2]
+	}
+	base := cost(plain)
+	for name, body := range map[string]string{
+		"media":         `{"model":"m","image_url":` + nest(`{"type":"image","url":`, `{"type":"image","pad":`+pad(size)+`}`, `}`, 12) + `}`,
+		"media, deeper": `{"model":"m","image_url":` + nest(`{"type":"image","url":`, `{"type":"image","pad":`+pad(size)+`}`, `}`, 60) + `}`,
+		"media in chat": `{"model":"m","messages":[{"role":"user","content":[` + nest(`{"type":"image_url","image_url":`, `{"url":"data:a","pad":`+pad(size)+`}`, `}`, 40) + `]}]}`,
+		"arrays":        `{"model":"m","image_url":` + nest(`[`, pad(size), `]`, 60) + `}`,
+		"objects":       `{"model":"m","rid":"a","x":` + nest(`{"a":`, pad(size), `}`, 60) + `}`,
+		"types":         `{"model":"m","image":[` + strings.Repeat(`{"type":"image"},`, size/17) + `{}]}`,
+		"a long name":   `{"model":"m","rid":"a","` + strings.Repeat("n", size) + `":1}`,
+	} {
+		if took := cost(body); took > 20*base {
+			t.Errorf("%s: %v, %.1f times what a plain body of that size takes (%v)", name, took, float64(took)/float64(base), base)
+		}
+	}
+	var d jsonscan.Doc
+	long := `{"model":"m","rid":"a","` + strings.Repeat("n", size) + `":1}`
+	if err := d.Scan([]byte(long), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	checkDoc(&d, nil)
+	if runtime.ReadMemStats(&after); after.TotalAlloc-before.TotalAlloc > 64<<10 {
+		t.Errorf("a name of %d bytes takes %d bytes of memory that nothing counts", size, after.TotalAlloc-before.TotalAlloc)
+	}
+	rid := `{"model":"m","rid":` + nest(`[`, pad(size), `]`, 60) + `}`
+	if err := d.Scan([]byte(rid), jsonscan.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if bad := checkDoc(&d, nil); bad == nil || bad.name() != "rid.0" {
+		t.Errorf("nested arrays of ids are not refused: %+v", bad)
+	}
+	if took := time.Since(began); took > 20*base {
+		t.Errorf("nested arrays of ids: %v, a plain body %v", took, base)
 	}
 }

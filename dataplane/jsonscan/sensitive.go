@@ -2,11 +2,23 @@ package jsonscan
 
 import "bytes"
 
-// IsSensitive says whether name is that of a member in which engines read where media is to be
-// fetched from, or the id of a request: what a front must look at before it forwards a body
-// (dataplane/front, enginefields.go). Doc.Watched says whether there is any.
+// IsSensitive says whether name is, in any case, that of a member in which engines read where
+// media is fetched from, or the id of a request: dataplane/front (enginefields.go) checks
+// these before it forwards a body. Doc.MayBeSensitive says whether a body has any. Case does
+// not count because Go's JSON decoder ignores it.
 func IsSensitive(name []byte) bool {
-	switch string(name) {
+	const longest = len("input_image")
+	if len(name) < len("url") || len(name) > longest {
+		return false
+	}
+	var lower [longest]byte
+	for i, c := range name {
+		if 'A' <= c && c <= 'Z' {
+			c |= 0x20
+		}
+		lower[i] = c
+	}
+	switch string(lower[:len(name)]) {
 	case "url", "image_url", "video_url", "audio_url", "file_url", "server_url",
 		"image", "video", "audio", "images", "videos", "audios",
 		"input_image", "input_video", "input_audio",

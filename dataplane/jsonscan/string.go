@@ -248,3 +248,13 @@ func simpleEscape(c byte) byte {
 	}
 	return c
 }
+
+// StringEnd returns the offset behind the JSON string whose opening quote is at b[i], len(b)
+// if the string does not end.
+func StringEnd(b []byte, i int) int {
+	end, _ := stringEnd(b, i+1)
+	if end < 0 {
+		return len(b)
+	}
+	return end
+}
