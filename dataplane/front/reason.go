@@ -45,7 +45,8 @@ const (
 	Draining           Reason = "draining"
 	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
 	ClientGone         Reason = "client_gone"
-	Deadline           Reason = "deadline" // the request's own time is over
+	Deadline           Reason = "deadline"      // the request's own time is over
+	LoopDetected       Reason = "loop_detected" // this router, or too many, sent the request
 	Internal           Reason = "internal"
 )
 
@@ -94,6 +95,7 @@ var reasonTable = map[Reason]reasonInfo{
 	Drained:            {503, "service_unavailable", ""},
 	ClientGone:         {499, "client_closed_request", ""},
 	Deadline:           {504, "upstream_error", ""},
+	LoopDetected:       {508, "invalid_request_error", ""},
 	Internal:           {500, "internal_error", ""},
 }
 

@@ -179,7 +179,7 @@ func (x *Exchange) admit() bool {
 		x.Error(TooManyConnections, "", "this router has no file descriptors left; try again later", time.Second)
 		return false
 	}
-	return x.acquireForwardedIP() && x.authenticate(!x.awaitsContinue)
+	return x.checkHops() && x.acquireForwardedIP() && x.authenticate(!x.awaitsContinue)
 }
 
 // infer admits a request to an inference endpoint and runs the Handler.

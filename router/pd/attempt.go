@@ -257,7 +257,7 @@ func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
 	if id == "" {
 		id = q.legRequestID()
 	}
-	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id})
+	q.fields = append(q.fields, upstream.Field{Name: "X-Request-Id", Value: id}, q.x.HopField())
 	if r.SendRank && !q.legRequest.RankInBody {
 		q.fields = append(q.fields, upstream.Field{Name: "X-data-parallel-rank", Value: strconv.Itoa(r.HeaderRank())})
 	}

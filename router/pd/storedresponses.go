@@ -253,7 +253,7 @@ func (r *Runner) serveStored(x *front.Exchange) {
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:   x.Stored.Method,
 		Path:     x.Stored.Path(),
-		Fields:   append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: x.RequestID}),
+		Fields:   append(x.ForwardFields(nil), upstream.Field{Name: "X-Request-Id", Value: x.RequestID}, x.HopField()),
 		Deadline: time.Now().Add(opt.Timeouts.Decode),
 	}, call)
 	x.OnClientGone(nil)

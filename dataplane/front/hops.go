@@ -1,0 +1,60 @@
+package front
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"strconv"
+
+	"sluice/dataplane/upstream"
+)
+
+// hopHeader lists the routers that a request has passed, by their pseudonyms, the last one
+// behind. It is a header of the router's own rather than Via, which proxies between two
+// routers may rewrite or remove.
+const hopHeader = "X-Sluice-Via"
+
+// maxHops bounds the routers that a request may pass.
+const maxHops = 8
+
+// pseudonym names this process in hopHeader. It is random, so that it tells nothing about the
+// machine and no two processes share one.
+var pseudonym = newPseudonym()
+
+func newPseudonym() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// HopField is the header line by which a router recognizes a request that it has sent. Every
+// request to an engine must have it: an engine may turn out to be a router, even this one.
+// It allocates only if the request has passed another router.
+func (x *Exchange) HopField() upstream.Field {
+	passed := x.head.findAll(hopHeader)
+	if passed == nil {
+		return upstream.Field{Name: hopHeader, Value: pseudonym}
+	}
+	return upstream.Field{Name: hopHeader, Value: string(passed) + "," + pseudonym}
+}
+
+// checkHops refuses a request that has passed this process before or too many routers; when
+// it refuses, it has answered and returns false.
+func (x *Exchange) checkHops() bool {
+	passed := x.head.findAll(hopHeader)
+	if passed == nil {
+		return true
+	}
+	hops := 0
+	for hop := range bytes.SplitSeq(passed, []byte{','}) {
+		if hops++; string(bytes.TrimSpace(hop)) == pseudonym {
+			x.Error(LoopDetected, "", "this router has sent the request itself: one of its workers is this router, or leads back to it", 0)
+			return false
+		}
+		if hops > maxHops {
+			x.Error(LoopDetected, "", "the request has passed more than "+strconv.Itoa(maxHops)+" routers (header "+hopHeader+")", 0)
+			return false
+		}
+	}
+	return true
+}
