@@ -478,7 +478,7 @@ func TestEngineAPIErrors(t *testing.T) {
 		{merge(tokens, with("extra_args", with("kv_transfer_params", with("x", 1)))), "extra_args.kv_transfer_params", "router"},
 		{merge(tokens, with("extra_args", with("kv_hints", with("x", 1)))), "extra_args.kv_hints", "router"},
 		{merge(tokens, with("multi_modal_data", with("image_url", []any{"https://other.example/a.png"}))), "multi_modal_data.image_url.0", "media_hosts"},
-		{merge(tokens, with("multi_modal_data", with("image_url", []any{with("Url", "http://169.254.169.254/")}))), "multi_modal_data.image_url.0.url", "media_hosts"},
+		{merge(tokens, with("multi_modal_data", with("image_url", []any{with("Url", "http://169.254.169.254/")}))), "multi_modal_data.image_url.0.Url", "media_hosts"},
 		{merge(tokens, with("video_url", with("url", "file:///etc/passwd"))), "video_url.url", "an engine may open a file"},
 		{merge(tokens, with("content_parts", []any{map[string]any{"type": "image", "url": "/etc/passwd"}})), "content_parts.0.url", "an engine may open a file"},
 		{merge(tokens, with("sampling_options", with("input_audio", "http://other.example/a"))), "sampling_options.input_audio", "media_hosts"},

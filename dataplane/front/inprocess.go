@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"sluice/dataplane/jsonscan"
@@ -20,6 +21,10 @@ type InProcessRequest struct {
 	// and returned.
 	Body     []byte
 	MaxDepth int // as Options.MaxDepth
+	// CheckFields applies the rules of a client's body (checkDoc) with MediaHosts: for a
+	// body with members of a caller's, which the router has not checked.
+	CheckFields bool
+	MediaHosts  MediaHosts
 	// Fields are its header lines: what engines may see of them is sent on.
 	Fields    []upstream.Field
 	Received  time.Time
@@ -47,13 +52,18 @@ type Responder interface {
 	Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks)
 }
 
-// NewExchange makes the Exchange of a detached request. It fails with a
-// *jsonscan.SyntaxError on a body that Scan refuses. It is for one Handler call, and
+// NewExchange makes the Exchange of an in-process request. It fails with a
+// *jsonscan.SyntaxError on a body that Scan refuses, and with a *FieldRefusal. It is for one Handler call, and
 // not pooled.
 func NewExchange(d *InProcessRequest) (*Exchange, error) {
 	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, responder: d.Responder, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, principal: d.Principal, leaseMemory: d.LeaseMemory, budget: d.Budget}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
 		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
+	}
+	if d.CheckFields {
+		if bad := checkDoc(&x.Doc, d.MediaHosts); bad != nil {
+			return nil, &FieldRefusal{Field: bad.name(), Reason: bad.reason, message: bad.message}
+		}
 	}
 	if x.log == nil {
 		x.log = slog.Default()
@@ -64,6 +74,16 @@ func NewExchange(d *InProcessRequest) (*Exchange, error) {
 	}
 	return x, nil
 }
+
+// FieldRefusal is the error of NewExchange for a member that a client may not send, or not
+// send so.
+type FieldRefusal struct {
+	Field   string // its path, as messages.0.content.1.image_url
+	Reason  Reason
+	message string
+}
+
+func (r *FieldRefusal) Error() string { return "field " + strconv.Quote(r.Field) + " " + r.message }
 
 // EndpointOf is the inference endpoint of a path, nil when there is none.
 func EndpointOf(path string) *Endpoint {

@@ -70,10 +70,7 @@ func (h *allowedHosts) check(r *request) error {
 // checkMedia looks at what is handed on to engines as it stands, as the front looks at the
 // bodies of HTTP: an engine fetches the URLs, and opens the files, that media members name.
 func (e *Engine) checkMedia(r *request) error {
-	var hosts front.MediaHosts
-	if e.opt.MediaHosts != nil {
-		hosts = e.opt.MediaHosts()
-	}
+	hosts := e.mediaHosts()
 	for _, s := range [...]struct {
 		members []member
 		depth   int
@@ -91,6 +88,14 @@ func (e *Engine) checkMedia(r *request) error {
 		}
 	}
 	return nil
+}
+
+// mediaHosts are the hosts from which engines may fetch media now.
+func (e *Engine) mediaHosts() front.MediaHosts {
+	if e.opt.MediaHosts == nil {
+		return nil
+	}
+	return e.opt.MediaHosts()
 }
 
 // place is what the name of a member says about its value. A list passes its place on to

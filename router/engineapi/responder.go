@@ -20,8 +20,13 @@ func (c *call) serve() {
 	fields := append(c.p.responseHeaders, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.InProcessRequest{
 		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, CheckFields: true, MediaHosts: c.e.mediaHosts(), Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
 	})
+	var refused *front.FieldRefusal
+	if errors.As(err, &refused) {
+		c.RespondError(refused.Reason, refused.Field, err.Error(), 0)
+		return
+	}
 	if err != nil {
 		c.RespondError(front.BadField, "", err.Error(), 0)
 		return
