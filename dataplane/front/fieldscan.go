@@ -94,6 +94,9 @@ func (s *fieldScan) value(asMedia bool, depth int) (ifMedia finding) {
 		}
 	case '[':
 		for s.open(); s.more(']'); {
+			if s.skipNumbers(); s.peek() == ']' {
+				continue
+			}
 			ifMedia = ifMedia.first(s.value(asMedia, depth+1))
 			if s.bad.found() {
 				return finding{}
@@ -306,6 +309,21 @@ func (s *fieldScan) skipString() {
 	}
 	s.pos = jsonscan.StringEnd(s.b, s.pos)
 }
+
+// skipNumbers skips what lies between here and the next element of an array that is no
+// number: a prompt in token ids is most of a body.
+func (s *fieldScan) skipNumbers() {
+	for s.pos < len(s.b) && numberByte[s.b[s.pos]] {
+		s.pos++
+	}
+}
+
+var numberByte = func() (set [256]bool) {
+	for _, c := range []byte("0123456789+-.eE, \n\r\t") {
+		set[c] = true
+	}
+	return set
+}()
 
 // skipWord skips a number, true, false or null.
 func (s *fieldScan) skipWord() {

@@ -140,10 +140,16 @@ var responseHeaderTable = map[string]headerClass{
 	"x-request-id":     headerRouter,
 	"x-sluice-*":       headerRouter,
 
+	// A peer's address and the handle of its KV cache: engines' P2P connectors answer with them.
+	"kv-transfer-params":   headerRouting,
+	"x-kv-transfer-params": headerRouting,
+
 	"alt-svc":                   headerRouting,
+	"content-security-policy*":  headerRouting,
 	"clear-site-data":           headerRouting,
 	"content-location":          headerRouting,
 	"expect-ct":                 headerRouting,
+	"link":                      headerRouting, // a browser fetches what it names
 	"location":                  headerRouting,
 	"nel":                       headerRouting,
 	"public-key-pins*":          headerRouting,
@@ -159,6 +165,7 @@ var responseHeaderTable = map[string]headerClass{
 	"x-sendfile":                headerRouting,
 
 	"authentication-info": headerIdentity,
+	"authorization":       headerIdentity,
 	"set-cookie":          headerIdentity,
 	"set-cookie2":         headerIdentity,
 

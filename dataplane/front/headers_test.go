@@ -115,6 +115,11 @@ func testEngineHeaders(t *testing.T, by RelayMode) {
 				t.Errorf("stream %v: %s is %q, want the engine's", stream, name, got)
 			}
 		}
+		for _, name := range []string{"kv_transfer_params", "X-KV-Transfer-Params", "Link", "Content-Security-Policy", "Content-Security-Policy-Report-Only", "Authorization"} {
+			if got := ask(name, 200, stream); slices.Contains(got, ofEngine) {
+				t.Errorf("stream %v: the client sees the engine's %s", stream, name)
+			}
+		}
 		for name := range responseHeaderTable {
 			one := strings.ReplaceAll(name, "*", "Reason")
 			for _, spelt := range []string{one, strings.ToUpper(one), strings.ReplaceAll(one, "-", "_")} {

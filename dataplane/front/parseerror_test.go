@@ -16,6 +16,8 @@ func TestParseErrorMessages(t *testing.T) {
 		head + "Transfer-Encoding: s3cret\r\n\r\n":                                   "Transfer-Encoding must be chunked",
 		head + "s3cr et: x\r\n\r\n":                                                  "a header name is empty or holds a character that names may not have",
 		head + "Host: s3cret\r\n\r\n":                                                "there must be exactly one Host header",
+		head + "Content-Type: application/json\r\nContent-Type: s3cret\r\n\r\n":      "there must be at most one Content-Type header",
+		head + "Connection: s3cret" + strings.Repeat(", x", 32) + "\r\n\r\n":         "the Connection header must name at most 32 other headers",
 		chunkedHead + "0\r\nAuthorization: s3cret\r\n\r\n":                           "a trailer must not be a field that belongs in the head, as Authorization does",
 		chunkedHead + "0\r\nX-A: s3cret\x01\r\n\r\n":                                 "its trailers are no well-formed header lines",
 		chunkedHead + "0\r\ns3cret\r\n\r\n":                                          "its trailers are no well-formed header lines",

@@ -146,7 +146,7 @@ func (h *requestHead) splitLines() string {
 
 // checkFraming decides on framing, host and connection options.
 func (h *requestHead) checkFraming() string {
-	var hosts, lengths, encodings int
+	var hosts, lengths, encodings, types int
 	for i := range h.lines {
 		l := &h.lines[i]
 		name, value := h.nameOf(l), h.valueOf(l)
@@ -157,6 +157,10 @@ func (h *requestHead) checkFraming() string {
 				if !isAuthority(value) {
 					return "the Host header must be one host, with or without a port: host[:port]"
 				}
+			}
+		case len("Content-Type"):
+			if equalFold(name, "Content-Type") {
+				types++
 			}
 		case len("Content-Length"):
 			if equalFold(name, "Content-Length") {
@@ -177,8 +181,8 @@ func (h *requestHead) checkFraming() string {
 		case len("Expect"):
 			h.hasExpect = h.hasExpect || equalFold(name, "Expect")
 		case len("Connection"):
-			if equalFold(name, "Connection") {
-				h.addConnectionOptions(l)
+			if equalFold(name, "Connection") && !h.addConnectionOptions(l) {
+				return "the Connection header must name at most 32 other headers"
 			}
 		}
 	}
@@ -187,6 +191,8 @@ func (h *requestHead) checkFraming() string {
 		return "there must be exactly one Host header"
 	case lengths > 1:
 		return "there must be at most one Content-Length header"
+	case types > 1: // the router checks one of them, an engine may read the other
+		return "there must be at most one Content-Type header"
 	case encodings > 1:
 		return "there must be at most one Transfer-Encoding header"
 	case encodings == 1 && lengths == 1:
@@ -199,8 +205,12 @@ func (h *requestHead) checkFraming() string {
 	return ""
 }
 
-// addConnectionOptions notes the options of a Connection line.
-func (h *requestHead) addConnectionOptions(l *headerLine) {
+// maxConnectionOptions bounds the headers that Connection names: each header line is compared
+// with each of them. Clients name one or two.
+const maxConnectionOptions = 32
+
+// addConnectionOptions adds the options of a Connection line; false if there are too many.
+func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 	for at := l.value; at < l.valueEnd; {
 		end := at
 		for end < l.valueEnd && h.raw[end] != ',' {
@@ -217,12 +227,15 @@ func (h *requestHead) addConnectionOptions(l *headerLine) {
 		case len(option) == 0, equalFold(option, "keep-alive"):
 		case equalFold(option, "close"):
 			h.close = true
+		case len(h.options) == maxConnectionOptions:
+			return false
 		default:
 			h.hasNominated = true
 			h.options = append(h.options, [2]uint32{from, to})
 		}
 		at = end + 1
 	}
+	return true
 }
 
 // isOption says whether Connection names this header, which makes it hop-by-hop.
