@@ -84,7 +84,7 @@ func (e *Engine) checkMedia(r *request) error {
 			if below != "" {
 				field += "." + below
 			}
-			return &FieldError{Got: "it " + why, Forbidden: forbidden}
+			return &FieldError{Field: field, Got: "it " + why, Forbidden: forbidden}
 		}
 	}
 	return nil
