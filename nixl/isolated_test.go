@@ -29,7 +29,7 @@ func isolateCommand(t testing.TB) []string {
 // find and set up libraries.
 func TestHostEnviron(t *testing.T) {
 	kept := []string{"PATH=/bin", LibraryVariable + "=/x", UCXVariable + "=/y", "UCX_TLS=tcp", "NIXL_LOG_LEVEL=info"}
-	if got := hostEnviron(append([]string{"SLUICE_REGISTER_TOKEN=planted", "SLUICE_ADMIN_TOKEN=planted", "SLUICE_ENGINE=http://u:planted@h"}, kept...)); !slices.Equal(got, kept) {
+	if got := hostEnviron(append([]string{"SLUICE_REGISTRATION_TOKEN=planted", "SLUICE_ADMIN_TOKEN=planted", "SLUICE_ENGINE=http://u:planted@h"}, kept...)); !slices.Equal(got, kept) {
 		t.Errorf("got %q, want %q", got, kept)
 	}
 }

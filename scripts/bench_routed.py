@@ -113,7 +113,7 @@ def main():
         path, port = os.path.join(tmp, name + ".sock"), b.free_port()
         conf = os.path.join(tmp, name + ".yaml")
         with open(conf, "w") as f:
-            f.write("routed:\n  unix: %s\n  listen: 127.0.0.1:%d\n  http: true\n" % (path, port))
+            f.write("engine_api:\n  unix_socket: %s\n  listen: 127.0.0.1:%d\n  http: true\n" % (path, port))
         p = start(1, [b.SLUICE, "serve", "--config", conf, "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error", "--engine", "http://%s,kv_events=off" % engine], first_line=True)
         b.wait_ready(p.addr, "/readyz")
         return p, path, port

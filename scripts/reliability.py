@@ -99,7 +99,7 @@ POINTS = [
      "a retry uses the fleet as it is, within timeouts.pool_wait, the deadline and the retry budget; no request is lost over restarts",
      [(CMD, "TestRestartsLoseNoRequest", r"of \d+ requests failed over \d+ restarts"), (CMD, "TestRetryUsesCurrentFleet"), (CMD, "TestRetryWaitsForARestart"), (CMD, "TestMigrationWaitsForAWorker")]),
     ("No healthy prefill worker; a family that falls back for long",
-     "decode does it alone at once where pd.plain_decode allows it; a warning, a metric, /readyz and X-Sluice-Plan show a fall-back that lasts",
+     "decode does it alone at once where pd.decode_only_fallback allows it; a warning, a metric, /readyz and X-Sluice-Plan show a fall-back that lasts",
      [(CMD, "TestDecodeOnlyFallbackWithoutPrefill"), (CMD, "TestLastingFallbackIsReported"), (CMD, "TestLLMDSimHandle"), ("./router/kvevents", "TestLLMDSimEvents")]),
     ("Clients that leave while prefill answers",
      "the answer is read and its blocks are given back within a second",

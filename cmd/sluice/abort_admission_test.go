@@ -168,7 +168,7 @@ func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
 	d := startSim(t, func(o *sim.Options) {
 		o.Role, o.Speed, o.Cost = "decode", 1, sim.Cost{Admit: slowAdmission, Step: time.Millisecond, Handshake: time.Millisecond, Transfer: time.Millisecond}
 	})
-	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--prefill-ports", "1024-65535", "--model", "sim", "--set", "pd.cut_after=10m")
+	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--prefill-ports", "1024-65535", "--model", "sim", "--set", "pd.abort_delay=10m")
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -186,7 +186,7 @@ func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
 }
 
 // TestSilentStreamIsAbortedAfterDelay: an engine that sends nothing behind a head keeps the
-// leg for cut_after, and no longer.
+// leg for pd.abort_delay, and no longer.
 func TestSilentStreamIsAbortedAfterDelay(t *testing.T) {
 	const after = 300 * time.Millisecond
 	var headAt atomic.Pointer[time.Time]

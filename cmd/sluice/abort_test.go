@@ -391,7 +391,7 @@ func TestClientAbortsStream(t *testing.T) {
 }
 
 // A decode that is not streamed shows nothing until its end: it is cut only once
-// it has run for cut_after, and its engine has answered a later question.
+// it has run for pd.abort_delay, and its engine has answered a later question.
 func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	const after = 400 * time.Millisecond
 	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
@@ -405,7 +405,7 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	l.disconnect()
 	eventually(t, 5*time.Second, "decode is cut", func() bool { return !running() })
 	ran := time.Since(began)
-	t.Logf("a decode left at once was cut after %v (cut_after %v)", ran.Round(time.Millisecond), after)
+	t.Logf("a decode left at once was cut after %v (pd.abort_delay %v)", ran.Round(time.Millisecond), after)
 	if ran < after || ran > after+abortSlack {
 		t.Errorf("cut after %v, want %v", ran, after)
 	}

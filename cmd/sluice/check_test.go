@@ -30,7 +30,7 @@ func TestCheck(t *testing.T) {
 	good := write("good.yaml", "workers: [{url: '"+e.URL()+"', models: [sim], ranks: 2, engine: vllm, block_size: 16}]\n")
 	bad := write("bad.yaml", "listen: 1\nworkers:\n  - url: nonsense\n")
 	noCert := write("nocert.yaml", "tls: {cert: "+dir+"/none.crt, key: "+dir+"/none.key}\n")
-	noRegister := write("noregister.yaml", "register: {listen: '127.0.0.1:0', token: 0123456789abcdef, tls_cert: "+dir+"/none.crt, tls_key: "+dir+"/none.key}\n")
+	noRegister := write("noregister.yaml", "registration: {listen: '127.0.0.1:0', token: 0123456789abcdef, tls_cert: "+dir+"/none.crt, tls_key: "+dir+"/none.key}\n")
 	marked := write("marked.yaml", "\ufeffworkers: [{url: '"+e.URL()+"'}]\n")
 	t.Setenv("SLUICE_LISTN", ":1")
 	for _, c := range []struct {
@@ -64,7 +64,7 @@ func TestCheck(t *testing.T) {
 		{"help", []string{"--help"}, 0, "bootstrap_port=", ""},
 		{"no certificate", []string{"--config", noCert}, 1, "for clients, by TLS\n", `sluice check: tls: certs: cannot look at "`},
 		{"no certificate for engines", []string{"--config", good, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls: certs: cannot use"},
-		{"none to register by", []string{"--config", noRegister}, 1, "", "register.tls_cert: certs: cannot look at"},
+		{"none to register by", []string{"--config", noRegister}, 1, "", "registration.tls_cert: certs: cannot look at"},
 		{"and another fault", []string{"--config", noCert, "--set", "engine_tls.ca=" + good}, 1, "", "engine_tls: certs: cannot use"},
 		{"too deep", []string{"--config", good, "--set", "limits.max_depth=1025"}, 1, "", "1024"},
 		{"a variable that sets nothing", []string{"--config", good}, 0, `the variable SLUICE_LISTN sets nothing (did you mean "SLUICE_LISTEN"?)`, ""},

@@ -28,7 +28,7 @@ func withRegister(c *config.Config) {
 // keepRegistered runs `sluice register` until the function it gives is called.
 func keepRegistered(t *testing.T, r *testRouter, id, kind, workerSpec string) (stop func()) {
 	t.Helper()
-	t.Setenv("SLUICE_REGISTER_TOKEN", registerToken)
+	t.Setenv("SLUICE_REGISTRATION_TOKEN", registerToken)
 	ctx, cancel := context.WithCancel(context.Background())
 	code := make(chan int, 1)
 	errs := new(syncBuffer)
@@ -209,7 +209,7 @@ func TestWorkersFile(t *testing.T) {
 func TestConfigFileIsReloaded(t *testing.T) {
 	a, b := startSim(t, nil), startSim(t, nil)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
-	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll: 20ms}\nhealth: {interval: 50ms}\n"
+	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll_interval: 20ms}\nhealth: {interval: 50ms}\n"
 	writeFile(t, path, text+fmt.Sprintf("workers: [{url: %q}, {url: %q}]\n", a.URL(), b.URL()))
 	r := launchConfigured(t, path)
 	eventually(t, 10*time.Second, "both are ready", func() bool {

@@ -112,7 +112,7 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 	}
 }
 
-// TestDrainWaits: streams have migration.drain_after to end by themselves, and a
+// TestDrainWaits: streams have migration.drain_delay to end by themselves, and a
 // worker taken back before keeps them.
 func TestDrainWaits(t *testing.T) {
 	f := endpointCases[4]

@@ -10,7 +10,7 @@ import (
 	"sluice/router/config"
 )
 
-// TestEngineAPIMemory: what a request becomes counts in limits.body_budget: one that fits as
+// TestEngineAPIMemory: what a request becomes counts in limits.memory_budget: one that fits as
 // it comes and not as the JSON that engines are asked with is refused by the code of
 // those that do not fit at all, over HTTP with 503, and nothing of it is kept.
 func TestEngineAPIMemory(t *testing.T) {

@@ -44,7 +44,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 	env := []string{"XDG_RUNTIME_DIR=" + dir}
 	port := freePort(t)
 	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "120s", "--engine", e.URL(),
-		"--set", "routed.unix="+path, "--set", fmt.Sprintf("routed.listen=127.0.0.1:%d", port))
+		"--set", "engine_api.unix_socket="+path, "--set", fmt.Sprintf("engine_api.listen=127.0.0.1:%d", port))
 	r.ready(t)
 	addrs := []string{"unix://" + path, fmt.Sprintf("tcp://127.0.0.1:%d", port)}
 	var pids []int
@@ -134,7 +134,7 @@ func TestEngineAPIStoppedProcess(t *testing.T) {
 	path := socketIn(t)
 	env, _ := serveEnv(t)
 	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "off", "--engine", e.URL(),
-		"--set", "routed.unix="+path, "--set", "routed.heartbeat="+heartbeat.String(), "--set", "health.timeout=20s")
+		"--set", "engine_api.unix_socket="+path, "--set", "engine_api.heartbeat="+heartbeat.String(), "--set", "health.timeout=20s")
 	r.ready(t)
 	dialRetry(t, "unix://"+path).Close()
 	// A caller by hand, which answers pings and asks for nothing: the client of ours

@@ -67,7 +67,7 @@ func TestIsolatedAgentsCrash(t *testing.T) {
 	file := filepath.Join(dir, "sluice.yaml")
 	text := fmt.Sprintf(`listen: 127.0.0.1:0
 admin: {listen: 127.0.0.1:0}
-register: {listen: "127.0.0.1:0", token: %s}
+registration: {listen: "127.0.0.1:0", token: %s}
 pd: {family: nixl}
 transfers: {nixl: "on", ucx: "on", nixl_library: %s, isolate: true}
 workers:

@@ -163,7 +163,7 @@ func TestKeysAreReloaded(t *testing.T) {
 	first, second := apikey.New(), apikey.New()
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	write := func(key string) {
-		text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: \"off\"}\ndiscovery: {file_poll: 20ms}\nworkers: [{id: e, url: %q}]\napi_keys: [{name: a, sha256: %s}]\n", e.URL(), apikey.HashOf(key))
+		text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: \"off\"}\ndiscovery: {file_poll_interval: 20ms}\nworkers: [{id: e, url: %q}]\napi_keys: [{name: a, sha256: %s}]\n", e.URL(), apikey.HashOf(key))
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

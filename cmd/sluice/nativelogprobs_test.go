@@ -145,7 +145,7 @@ func TestNativeLogprobsAreLost(t *testing.T) {
 }
 
 // TestNativeLogprobsAreCounted: what every event of a stream repeats of prefill's answer is held
-// until the stream ends, against limits.body_budget; what does not fit in is refused.
+// until the stream ends, against limits.memory_budget; what does not fit in is refused.
 func TestNativeLogprobsAreCounted(t *testing.T) {
 	list := strings.Repeat(`[-1.5,1001,null],`, 5000)
 	scored := `{"text":"a","meta_info":{"id":"x","finish_reason":{"type":"length","length":1},"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[` + strings.TrimSuffix(list, ",") + `]},"disaggregated_params":{"bootstrap_host":"127.0.0.1","bootstrap_port":8998,"bootstrap_room":7}}`

@@ -600,10 +600,10 @@ time. Every answer called right was compared with that of an undisturbed engine.
   **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
 - **while prefill answers**: its engine has finished and keeps the blocks, and its answer, the only thing that names them, is on its way. The router waits for it, for a second and, where the
   prefill is expected to take up to two seconds more, for that time as well; then it hangs up.
-- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.cut_after` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
+- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.abort_delay` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
   questions, one after the other, that were put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
-  From vLLM 0.21 on it may go on for ` + "`" + `pd.abandoned_decode` + "`" + ` before that (0 here): cut, its engine tells prefill a second time of blocks that it has read, and prefill logs an error.
-  A stream is cut behind its first event, or ` + "`" + `pd.cut_after` + "`" + ` behind its head: vLLM sends the head before its engine has the request.
+  From vLLM 0.21 on it may go on for ` + "`" + `pd.abandoned_decode_timeout` + "`" + ` before that (0 here): cut, its engine tells prefill a second time of blocks that it has read, and prefill logs an error.
+  A stream is cut behind its first event, or ` + "`" + `pd.abort_delay` + "`" + ` behind its head: vLLM sends the head before its engine has the request.
 `)
 	return b.String()
 }

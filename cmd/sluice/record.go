@@ -23,7 +23,7 @@ make to the index, every choice, every outcome. Prompts are not recorded, only
 hashes of their blocks; request ids are hashed as well. It ends by Ctrl-C or after
 --for; the router does not wait for it, what cannot be written in time is dropped
 and counted in the file. The router must run on this machine, under this user,
-with its admin listener on. To record all the time, set record.dir in the
+with its admin listener on. To record all the time, set recording.dir in the
 router's configuration instead.
 
 Flags:

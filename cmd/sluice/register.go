@@ -35,7 +35,7 @@ Examples:
   sluice register --router http://10.0.0.1:8081 --id prefill-a --token-file /etc/sluice/token --prefill http://*:8000
   sluice register --router https://10.0.0.1:8081 --ca ca.pem --cert me.pem --key me.key --id d0 --decode 'http://*:8000,ranks=4,kv_events=tcp://*:5557'
 
-The token may also be given by $SLUICE_REGISTER_TOKEN. Exit code: 0 taken out
+The token may also be given by $SLUICE_REGISTRATION_TOKEN. Exit code: 0 taken out
 again, 1 the router will never take it, 2 called wrongly.
 `
 
@@ -45,7 +45,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	fs.SetOutput(stderr)
 	router := fs.String("router", "", "`URL` of the router's registration listener")
 	id := fs.String("id", "", "`NAME` of the worker, unique in the fleet [the key id, else this machine's name and the role]")
-	tokenFile := fs.String("token-file", "", "`FILE` that holds the token [$SLUICE_REGISTER_TOKEN]")
+	tokenFile := fs.String("token-file", "", "`FILE` that holds the token [$SLUICE_REGISTRATION_TOKEN]")
 	ca := fs.String("ca", "", "PEM `FILE` with the authority of the router's certificate [the system's]")
 	cert, key := fs.String("cert", "", "PEM `FILE` with the worker's certificate"), fs.String("key", "", "PEM `FILE` with its key")
 	lease := fs.Duration("lease", 0, "lease to ask for, whole seconds [the router's own]")
@@ -102,7 +102,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	if *lease > 0 {
 		a.LeaseSeconds = int(*lease / time.Second)
 	}
-	c := &registration.Client{Router: *router, ID: *id, Token: os.Getenv("SLUICE_REGISTER_TOKEN")}
+	c := &registration.Client{Router: *router, ID: *id, Token: registrationToken(os.Getenv, stderr)}
 	if c.ID == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -177,4 +177,16 @@ func registerHTTP(ca, cert, key string) (*http.Client, error) {
 		conf.Certificates = []tls.Certificate{pair}
 	}
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: conf, IdleConnTimeout: time.Minute}}, nil
+}
+
+// registrationToken is the token of the environment. SLUICE_REGISTER_TOKEN is the variable's old
+// name, which is accepted for one release.
+func registrationToken(getenv func(string) string, stderr io.Writer) string {
+	const name, old = "SLUICE_REGISTRATION_TOKEN", "SLUICE_REGISTER_TOKEN"
+	token := getenv(name)
+	if was := getenv(old); token == "" && was != "" {
+		fmt.Fprintf(stderr, "sluice register: %s is now named %s; the old name is accepted in this release only\n", old, name)
+		token = was
+	}
+	return token
 }

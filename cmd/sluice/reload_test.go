@@ -40,7 +40,7 @@ type reloadRouter struct {
 func startReloadRouter(t *testing.T, more string, engines ...string) *reloadRouter {
 	t.Helper()
 	g := &reloadRouter{t: t, path: filepath.Join(t.TempDir(), "sluice.yaml")}
-	g.base = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: test-token-0123456789, runtime_file: " + filepath.Join(t.TempDir(), "rt.json") + "}\ndiscovery: {file_poll: 1h}\n" +
+	g.base = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: test-token-0123456789, runtime_file: " + filepath.Join(t.TempDir(), "rt.json") + "}\ndiscovery: {file_poll_interval: 1h}\n" +
 		"health: {interval: 50ms}\nworkers:\n"
 	for i, url := range engines {
 		g.base += fmt.Sprintf("  - {id: w%d, url: %q}\n", i, url)
@@ -85,7 +85,7 @@ func TestReload(t *testing.T) {
 cors: {origins: [https://app.example]}
 limits: {max_body: 1KiB, max_head: 32KiB}
 schedule: {policy: round_robin}
-steering: {pins: "off"}
+steering: {pinning: "off"}
 timeouts: {head: 3s, pool_wait: 1ms}
 `, two.URL()))
 	if status != 200 {
@@ -96,7 +96,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 		effect[c.Path] = c.Effect
 	}
 	if want := map[string]config.Effect{`workers["new"]`: config.Applied, "cors.origins": config.Applied, "limits.max_body": config.Applied, "schedule.policy": config.Applied,
-		"steering.pins": config.Applied, "limits.max_head": config.Restart, "timeouts.head": config.Applied, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
+		"steering.pinning": config.Applied, "limits.max_head": config.Restart, "timeouts.head": config.Applied, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
 		t.Errorf("%v, want %v", effect, want)
 	}
 	a := request("Origin", "https://app.example")
@@ -110,7 +110,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 		t.Errorf("schedule.policy is %s", g.Scheduler.Policy())
 	}
 	if a := request("X-Sluice-Worker", "w0"); a.Status != 400 {
-		t.Errorf("steering.pins is not in effect: %d", a.Status)
+		t.Errorf("steering.pinning is not in effect: %d", a.Status)
 	}
 	eventually(t, 20*time.Second, "the new worker", func() bool { return g.state("new") == worker.Ready })
 	req, _ := http.NewRequest("GET", "http://"+g.Admin.Addr()+"/admin/v1/config", nil)
@@ -402,7 +402,7 @@ func TestThousandReloads(t *testing.T) {
 		case 0:
 			return fmt.Sprintf("schedule: {queue_weight: %d}\ntimeouts: {write: %ds}\n", i%7, 20+i%7)
 		case 1:
-			return fmt.Sprintf("log: {level: warn}\ncors: {origins: [https://a%d.example]}\nmigration: {max: %d}\n", i%5, 2+i%3)
+			return fmt.Sprintf("log: {level: warn}\ncors: {origins: [https://a%d.example]}\nmigration: {max_attempts: %d}\n", i%5, 2+i%3)
 		}
 		return "limits: {max_body: nonsense}\n"
 	}
@@ -457,7 +457,7 @@ func TestReloadCommand(t *testing.T) {
 	e := startSim(t, nil)
 	env, dir := serveEnv(t)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
-	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nregister: {token: a-secret-of-the-registration}\nworkers: [{url: %q, id: one}]\n", e.URL())
+	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nregistration: {token: a-secret-of-the-registration}\nworkers: [{url: %q, id: one}]\n", e.URL())
 	writeFile(t, path, text)
 	p := launch(t, env, "serve", "--config", path)
 	p.ready(t)
@@ -473,7 +473,7 @@ func TestReloadCommand(t *testing.T) {
 	}
 	writeFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\nlimits: {max_head: 32KiB}\n")
 	out, code := reload("--dry-run")
-	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "4 would be applied, 1 not in effect before sluice restart", "register.token", "(hidden) -> (hidden)",
+	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "4 would be applied, 1 not in effect before sluice restart", "registration.token", "(hidden) -> (hidden)",
 		"limits.max_head: buffers of connections have this size"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("--dry-run: %d, no %q in\n%s", code, want, out)

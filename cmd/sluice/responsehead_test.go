@@ -12,7 +12,7 @@ import (
 
 const keepAliveComment = ": keep-alive\n\n"
 
-// TestEarlyResponseHead: with relay.head_after a stream's head goes out while no engine has
+// TestEarlyResponseHead: with relay.early_headers_after a stream's head goes out while no engine has
 // answered yet, comments follow, and what comes of the request after that is in the
 // stream: the answer, or an event of the client's protocol. Without, it is the status.
 func TestEarlyResponseHead(t *testing.T) {
@@ -56,7 +56,7 @@ func TestEarlyResponseHead(t *testing.T) {
 			t.Errorf("%s: the client got %q, want comments, then %s… and %s", path, failed.Body, end.want, end.last)
 		}
 		if refused := post(t, plain.URL+path, end.body); refused.Status != 504 && refused.Status != 502 {
-			t.Errorf("%s: without head_after the status is %d, want one that says what failed: %s", path, refused.Status, refused.Body)
+			t.Errorf("%s: without early_headers_after the status is %d, want one that says what failed: %s", path, refused.Status, refused.Body)
 		}
 		e.ClearFaults()
 	}

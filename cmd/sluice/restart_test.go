@@ -180,7 +180,7 @@ func TestRestartFails(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	good := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll: 1h\ntimeouts:\n  restart: 3s\nworkers:\n  - url: %s\n", e.URL())
+	good := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll_interval: 1h\ntimeouts:\n  restart: 3s\nworkers:\n  - url: %s\n", e.URL())
 	write(good)
 	p := launch(t, env, "serve", "--config", file)
 	p.ready(t)
@@ -234,7 +234,7 @@ func TestSystemdSockets(t *testing.T) {
 	env, _ := serveEnv(t)
 	// LISTEN_PID must be the process's own: a shell becomes it.
 	sh := `LISTEN_PID=$$ exec "$@"`
-	cmd := exec.Command("/bin/sh", "-c", sh, "sh", builtBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1", "--set", "routed.unix=/nowhere/r.sock")
+	cmd := exec.Command("/bin/sh", "-c", sh, "sh", builtBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1", "--set", "engine_api.unix_socket=/nowhere/r.sock")
 	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=3", "LISTEN_FDNAMES=client:admin:routed-unix", "NOTIFY_SOCKET="+words)
 	for _, ln := range []interface{ File() (*os.File, error) }{client.(*net.TCPListener), adminLn.(*net.TCPListener), routed} {
 		f, err := ln.File()
@@ -309,7 +309,7 @@ func TestDrainDelay(t *testing.T) {
 func TestRestartKeepsRegistered(t *testing.T) {
 	e := startSim(t, nil)
 	dir := t.TempDir()
-	env := []string{"XDG_RUNTIME_DIR=" + dir, "SLUICE_REGISTER_TOKEN=" + registerToken}
+	env := []string{"XDG_RUNTIME_DIR=" + dir, "SLUICE_REGISTRATION_TOKEN=" + registerToken}
 	r := launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--register", "127.0.0.1:0", "--drain", "2s")
 	var at string
 	eventually(t, 10*time.Second, "the registration listener says where it is", func() bool {
@@ -363,7 +363,7 @@ func TestSIGHUPReloads(t *testing.T) {
 	one, two := startSim(t, nil), startSim(t, nil)
 	env, _ := serveEnv(t)
 	file := filepath.Join(t.TempDir(), "sluice.yaml")
-	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll: 1h\nworkers:\n  - url: %s\n    id: one\n", one.URL())
+	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin:\n  listen: 127.0.0.1:0\ndiscovery:\n  file_poll_interval: 1h\nworkers:\n  - url: %s\n    id: one\n", one.URL())
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -68,8 +68,8 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	for _, w := range cfg.EnvWarnings() {
-		log.Warn("the environment may not say what was meant", "warning", w)
+	for _, w := range cfg.InputWarnings() {
+		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
 	fdlimit.GrowTable()
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, KubeError: kubeError})

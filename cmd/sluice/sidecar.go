@@ -71,6 +71,9 @@ func runSidecar(ctx context.Context, args []string, stdout, stderr io.Writer) in
 	if err != nil {
 		return fail(err)
 	}
+	for _, w := range cfg.InputWarnings() {
+		log.Warn("the configuration may not say what was meant", "warning", w)
+	}
 	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, Sidecar: flags})
 	if err != nil {
 		given.ReportFailed(err)

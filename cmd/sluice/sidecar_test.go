@@ -284,7 +284,7 @@ func TestSidecarFamilies(t *testing.T) {
 		t.Run(fam.name, func(t *testing.T) {
 			p, prefill := sidecarEngine(t, fam, worker.Prefill)
 			d, decode := sidecarEngine(t, fam, worker.Decode)
-			args := []string{"--pd", fam.name, "--prefill-networks", "127.0.0.0/8", "--model", "sim", "--set", "pd.cut_after=100ms"}
+			args := []string{"--pd", fam.name, "--prefill-networks", "127.0.0.0/8", "--model", "sim", "--set", "pd.abort_delay=100ms"}
 			engine, named := d.URL(), hostPort(p)
 			for key, values := range decode.Options {
 				engine += "," + key + "=" + strings.Join(values, "+")
@@ -460,7 +460,7 @@ func TestSidecarLeavesNoState(t *testing.T) {
 		return func(o *sim.Options) { o.Role, o.Speed, o.Lease = r, 4, time.Second }
 	}
 	p0, p1, d := startSim(t, quick("prefill")), startSim(t, quick("prefill")), startSim(t, quick("decode"))
-	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--lease", "1s", "--set", "pd.lease_margin=500ms", "--set", "pd.cut_after=50ms", "--prefill-idle", "1s")
+	r := startSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--lease", "1s", "--set", "pd.lease_margin=500ms", "--set", "pd.abort_delay=50ms", "--prefill-idle", "1s")
 	for i := range 8 {
 		wantStatus(t, post(t, r.URL+"/v1/chat/completions", chat(fmt.Sprintf(`,"stream":%v`, i%2 == 0)), "x-prefiller-host-port", hostPort(p0)), 200)
 	}

@@ -95,7 +95,7 @@ func TestPinsNeedPermission(t *testing.T) {
 		for _, h := range []string{"X-Sluice-Worker", "X-Sluice-Allowed-Workers"} {
 			a := post(t, r.URL+"/v1/chat/completions", chatOf("x"), h, "a")
 			wantStatus(t, a, 400)
-			if msg, _, _ := a.errorOf(t); !strings.Contains(msg, "steering.pins") {
+			if msg, _, _ := a.errorOf(t); !strings.Contains(msg, "steering.pinning") {
 				t.Errorf("%s: %q", h, msg)
 			}
 		}

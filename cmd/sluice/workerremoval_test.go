@@ -40,7 +40,7 @@ var removals = []removal{
 	}},
 	{"config file", func(t *testing.T, _ func(*config.Config), p, d *sim.Engine) (*testRouter, string, func()) {
 		path := filepath.Join(t.TempDir(), "sluice.yaml")
-		text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll: 20ms}\nhealth: {interval: 50ms}\ntransfers: {zmq_listen: \"tcp://127.0.0.1:*\"}\nworkers:\n" +
+		text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll_interval: 20ms}\nhealth: {interval: 50ms}\ntransfers: {zmq_listen: \"tcp://127.0.0.1:*\"}\nworkers:\n" +
 			fmt.Sprintf("  - {id: stays, role: decode, url: %q}\n", d.URL())
 		writeFile(t, path, text+fmt.Sprintf("  - {id: leaver, role: prefill, url: %q}\n", p.URL()))
 		return launchConfigured(t, path), "leaver", func() { writeFile(t, path, text) }

@@ -28,7 +28,7 @@ type InProcessRequest struct {
 	// Fields are its header lines: what engines may see of them is sent on.
 	Fields    []upstream.Field
 	Received  time.Time
-	ClientIP  netip.Addr // invalid: none, which no steering.pins but "any" and "unix" trusts
+	ClientIP  netip.Addr // invalid: none, which no steering.pinning but "any" and "unix" trusts
 	Unix      bool       // it came over a unix socket, where file permissions say who may connect
 	Principal Principal  // of the caller's key; nil: no keys are asked for
 	Responder Responder

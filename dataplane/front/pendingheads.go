@@ -325,7 +325,7 @@ func (c *conn) hasPartialHead() bool {
 	return false
 }
 
-const headMemoryMessage = "the memory for request bodies and long heads (limits.body_budget) is spent; try again"
+const headMemoryMessage = "the memory for request bodies and long heads (limits.memory_budget) is spent; try again"
 
 // rejectPartialHead answers half a head whose time is over, or that may not be held, as far as the
 // socket takes that at once, and ends what is written.

@@ -44,7 +44,7 @@ var failures = map[Cause]streamFailure{
 	EngineStalled:    {"the engine took too long to go on with the stream", 504},
 	Deadline:         {"the request's time is over", 504},
 	EngineMalformed:  {"the engine broke the framing of its stream", 502},
-	BudgetExhausted:  {"the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again", 503},
+	BudgetExhausted:  {"the memory for request bodies and events that have not come whole (limits.memory_budget) is spent; send the request again", 503},
 	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
 }
 

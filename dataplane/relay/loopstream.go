@@ -142,7 +142,7 @@ func (l *loopStream) Ended(e eventloop.End) {
 func (s *stream) shutdownEngine() { _ = unix.Shutdown(int(s.engineFD), unix.SHUT_RDWR) }
 
 // errClientBudget is the detail of a slow client for whom nothing more may be held.
-var errClientBudget = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.body_budget) is spent")
+var errClientBudget = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.memory_budget) is spent")
 
 // resumeAfterLoop goes on, on a goroutine, where the loop has left off.
 func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {

@@ -13,7 +13,7 @@ import (
 const unbudgetedPartial = 8 << 10
 
 // errPartialBudget is the detail of BudgetExhausted.
-var errPartialBudget = errors.New("part of an event cannot be held: limits.body_budget is spent")
+var errPartialBudget = errors.New("part of an event cannot be held: limits.memory_budget is spent")
 
 // uncountedKept is likewise what a stream may keep for another engine: 4,096 ids, or less
 // text. Few streams keep more.

@@ -21,7 +21,7 @@ var (
 	ErrTooLarge       = errors.New("the body is over the limit")
 	// ErrMemory: the router has no memory for the answer, see ReadAllBudgeted. It says nothing
 	// of the engine.
-	ErrMemory = errors.New("the memory for bodies (limits.body_budget) is spent")
+	ErrMemory = errors.New("the memory for bodies (limits.memory_budget) is spent")
 	// ErrContentEncoding: nobody here asks for a coding, and under one what no client may see could
 	// not be found.
 	ErrContentEncoding = errors.New("the answer has a content coding that was not asked for")

@@ -31,10 +31,10 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	usable("tls", clientFiles(cfg))
 	usable("engine_tls", engineFiles(cfg))
 	if cfg.EngineAPI.TCP() {
-		usable("routed.tls_cert", routedFiles(cfg))
+		usable("engine_api.tls_cert", routedFiles(cfg))
 	}
 	if c := cfg.Register; c.Listen != "off" {
-		usable("register.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
+		usable("registration.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
 	}
 	options := frontOptions(cfg)
 	options.Handler = noopHandler{}

@@ -136,11 +136,11 @@ func (r *Router) newEngineAPI() (err error) {
 	if c.TCP() && c.TLSCert != "" {
 		k, err := certs.New(routedFiles(r.cfg), r.log)
 		if err != nil {
-			return fmt.Errorf("routed.tls_cert: %w", err)
+			return fmt.Errorf("engine_api.tls_cert: %w", err)
 		}
 		r.metrics.GaugeFunc(func() float64 { return float64(k.NotAfter().UnixMilli()) / 1000 }, "sluice_routed_certificate_expiry_timestamp_seconds")
 		if r.wireTLS, err = k.ServerConfig(tls.VersionTLS12); err != nil {
-			return fmt.Errorf("routed.tls_cert: %w", err)
+			return fmt.Errorf("engine_api.tls_cert: %w", err)
 		}
 	}
 	return r.adoptWireListeners()
@@ -163,14 +163,14 @@ func (w *wireEndpoint) bind() (net.Listener, error) {
 
 // adoptWireListeners takes the listeners that were passed to this process, in whose queues callers
 // wait. Those of a router that is replaced are served as soon as this process may
-// accept, whatever start_wait says: that one had opened them.
+// accept, whatever engine_api.start_timeout says: that one had opened them.
 func (r *Router) adoptWireListeners() error {
 	c := &r.cfg.EngineAPI
 	if c.Unix != "" {
-		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRoutedUnix, key: "routed.unix", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
+		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRoutedUnix, key: "engine_api.unix_socket", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
 	}
 	if c.TCP() {
-		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRouted, key: "routed.listen", addr: c.Listen, listen: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
+		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRouted, key: "engine_api.listen", addr: c.Listen, listen: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
 	}
 	for i := range r.wireEndpoints {
 		w := &r.wireEndpoints[i]
@@ -213,7 +213,7 @@ func (r *Router) serveWire(ctx context.Context) error {
 	if ready := r.engineAPI.AwaitWorkers(wait, c.MinWorkers); ctx.Err() != nil {
 		return nil
 	} else if ready < c.MinWorkers {
-		r.log.Warn("the engine socket opens with fewer workers than wanted", "ready", ready, "routed.min_workers", c.MinWorkers, "waited", c.StartWait)
+		r.log.Warn("the engine socket opens with fewer workers than wanted", "ready", ready, "engine_api.min_workers", c.MinWorkers, "waited", c.StartWait)
 	}
 	if r.inherited.Replaces() {
 		select {

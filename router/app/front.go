@@ -6,7 +6,7 @@ import (
 	"sluice/router/config"
 )
 
-// bufferShare is the part of limits.body_budget, one in so many bytes, that stays in memory
+// bufferShare is the part of limits.memory_budget, one in so many bytes, that stays in memory
 // between requests for the next ones' bodies.
 const bufferShare = 8
 
@@ -16,7 +16,7 @@ func newBodies(cfg *config.Config) *membudget.Budget {
 	return membudget.NewBudget(cfg.Limits.BodyBudget)
 }
 
-// limitBuffers bounds the buffers that are kept between requests, by limits.body_budget.
+// limitBuffers bounds the buffers that are kept between requests, by limits.memory_budget.
 func limitBuffers(budget int64) { membudget.Default.SetRetain(budget / bufferShare) }
 
 // frontOptions are those of the front that the configuration says.

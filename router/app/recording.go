@@ -60,7 +60,7 @@ func ScheduleWeights(s *config.Schedule) map[string]float64 {
 	return all
 }
 
-// startRecording records to record.dir, where that is set.
+// startRecording records to recording.dir, where that is set.
 func (r *Router) startRecording() error {
 	c := r.cfg.Record
 	if c.Dir == "" {
@@ -70,7 +70,7 @@ func (r *Router) startRecording() error {
 		return recording.NewFiles(recording.FilesOptions{Dir: c.Dir, MaxFile: c.MaxFile, MaxTotal: c.MaxTotal})
 	}, recordAgain)
 	if err != nil {
-		return fmt.Errorf("record.dir: %w", err)
+		return fmt.Errorf("recording.dir: %w", err)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func (r *Router) knownWorkers() []registration.KnownWorker {
 		return nil
 	}
 	if !slices.Equal(r.previous.Networks, r.cfg.Register.Networks) {
-		r.log.Info("register.networks changed: registered workers are not taken over, they register again", "workers", len(r.previous.RegisteredWorkers))
+		r.log.Info("registration.networks changed: registered workers are not taken over, they register again", "workers", len(r.previous.RegisteredWorkers))
 		return nil
 	}
 	return r.previous.RegisteredWorkers

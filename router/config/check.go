@@ -106,7 +106,7 @@ func (c *Config) check(f *errorList) {
 	c.checkTransfers(bad)
 	for i, p := range c.Steering.Pins {
 		if _, err := netip.ParsePrefix(p); err != nil && p != "any" && p != "unix" && p != "off" || p == "off" && len(c.Steering.Pins) > 1 {
-			bad(fmt.Sprintf("steering.pins[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
+			bad(fmt.Sprintf("steering.pinning[%d]", i), `%s; want networks such as 10.0.0.0/8, "unix", "any", or "off" alone`, quoted(p))
 		}
 	}
 	for i, word := range c.Migration.Allow {
@@ -133,12 +133,12 @@ func (c *Config) check(f *errorList) {
 	c.checkEngineAPI(bad)
 	// Each is a write to a client, and the wake-up of a timer.
 	if k := c.Relay.KeepAlive; k > 0 && k < minComments {
-		bad("relay.keep_alive", "%v; want %v or more, or 0", k, minComments)
+		bad("relay.comment_interval", "%v; want %v or more, or 0", k, minComments)
 	}
 	// A body takes up to twice its size while it grows, and one must not be able
 	// to take most of what all share.
 	if c.Limits.MaxBody > c.Limits.BodyBudget/4 {
-		bad("limits.max_body", "%d bytes, over a quarter of limits.body_budget, %d, which all bodies share; want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+		bad("limits.max_body", "%d bytes, over a quarter of limits.memory_budget, %d, which all bodies share; want at most %d", c.Limits.MaxBody, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 }
 

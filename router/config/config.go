@@ -48,17 +48,17 @@ type Config struct {
 	Relay     Relay     `yaml:"relay"`
 	Migration Migration `yaml:"migration"`
 
-	EngineAPI EngineAPI `yaml:"routed"`
+	EngineAPI EngineAPI `yaml:"engine_api" was:"routed"`
 
 	Discovery Discovery `yaml:"discovery"`
 	Kube      Kube      `yaml:"kube"`
-	Register  Register  `yaml:"register"`
+	Register  Register  `yaml:"registration" was:"register"`
 
 	Tokens   Tokens   `yaml:"tokens"`
 	Index    Index    `yaml:"index"`
 	Schedule Schedule `yaml:"schedule"`
 	Steering Steering `yaml:"steering"`
-	Record   Record   `yaml:"record"`
+	Record   Record   `yaml:"recording" was:"record"`
 
 	// StripForbidden cuts client-sent kv_transfer_params & co. out of a body
 	// instead of refusing the request [false].
@@ -74,8 +74,9 @@ type Config struct {
 	// path and again are of the file it was read from, for Reread.
 	path    string
 	reparse func(text []byte) (*Config, error)
-	// unheard are told at the start, and by a check.
-	envWarnings []string
+	// inputWarnings are of what the file, the environment and the flags say: old names, and
+	// variables that set nothing.
+	inputWarnings []string
 }
 
 // Admin is the admin listener.
@@ -171,21 +172,21 @@ type PD struct {
 	// before it is cut for a client that left, so that its engine has taken the request in: a
 	// stream so long behind its head, if no event comes first; another for so long at least,
 	// and its engine must also have answered a later question [500ms].
-	AbortDelay time.Duration `yaml:"cut_after" min:"0s"`
+	AbortDelay time.Duration `yaml:"abort_delay" was:"cut_after" min:"0s"`
 	// AbandonedDecode is how long a decode that is not streamed goes on for a client that
 	// left, where its engine is vLLM 0.21 or later without Sluice's connector. Cut, such a
 	// decode makes its prefill engine log "Potentially invalid KV blocks" and count a
-	// notification after expiry. 0 cuts it as soon as cut_after allows [10s].
-	AbandonedDecode time.Duration `yaml:"abandoned_decode" min:"0s"`
+	// notification after expiry. 0 cuts it as soon as abort_delay allows [10s].
+	AbandonedDecode time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
 	// NotifyWait is how long after prefill's answer the completions of a transfer are awaited
 	// that come from elsewhere (family lmcache), never beyond lease minus lease_margin; then
 	// others run the request, or it is refused (kv_not_written) where no other decode worker
 	// is left, and a worker that is silent again and again gets no more. 0: they are not
 	// awaited, for prefill workers with pd_skip_proxy_notification [5s].
-	NotifyWait  time.Duration `yaml:"notify_wait" min:"0s"`
-	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"` // prefill/decode pairs tried for one request, but for those whose connection was refused [3]
-	DecodeTries int           `yaml:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
-	PlainDecode bool          `yaml:"plain_decode"`                  // when prefill cannot be had, decode does the whole request at once; false: it waits for a prefill worker [true]
+	NotifyWait  time.Duration `yaml:"completion_timeout" was:"notify_wait" min:"0s"`
+	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request, but for those whose connection was refused [3]
+	DecodeTries int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
+	PlainDecode bool          `yaml:"decode_only_fallback" was:"plain_decode"`             // when prefill cannot be had, decode does the whole request at once; false: it waits for a prefill worker [true]
 	// LocalPrefillTokens: no remote prefill where a decode worker would have fewer
 	// tokens of the prompt left to compute [0: always remote].
 	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
@@ -232,7 +233,7 @@ type Transfers struct {
 	// it costs nothing, beside NIXL 5 MB [auto].
 	UCX        string `yaml:"ucx" oneof:"auto on off"`
 	UCXLibrary string `yaml:"ucx_library"` // libucp's file or folder, and then nothing else is tried [NIXL's own, else looked for]
-	// UCXDevices are the network devices that UCX listens on [those with an address in register.networks].
+	// UCXDevices are the network devices that UCX listens on [those with an address in registration.networks].
 	UCXDevices []string `yaml:"ucx_devices"`
 	UCXPorts   string   `yaml:"ucx_ports"` // TCP ports it listens on, FROM-TO, one for each device at least [any free ones]
 	// Isolate keeps each agent, of NIXL and of UCX, in a process of its own (this
@@ -241,11 +242,11 @@ type Transfers struct {
 	Isolate bool `yaml:"isolate"`
 	// ZMQ: a PULL socket for the connector's reports. auto: with zmq_listen, or
 	// where engines can learn of it and a model hands over by NIXL. On asks for
-	// zmq_listen or register.listen, whatever the models' families [auto].
+	// zmq_listen or registration.listen, whatever the models' families [auto].
 	ZMQ         string   `yaml:"zmq" oneof:"auto on off"`
-	ZMQListen   string   `yaml:"zmq_listen"`                         // tcp://HOST:PORT of that socket [a free port of register.listen's host]
-	ZMQNetworks []string `yaml:"zmq_networks"`                       // CIDRs whose reports it takes; others' connections are closed [register.networks; without register.listen any]
-	BoardSlots  int      `yaml:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
+	ZMQListen   string   `yaml:"zmq_listen"`                                                // tcp://HOST:PORT of that socket [a free port of registration.listen's host]
+	ZMQNetworks []string `yaml:"zmq_networks"`                                              // CIDRs whose reports it takes; others' connections are closed [registration.networks; without registration.listen any]
+	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
 	// StallTimeout is how long a decode whose engine runs the connector may be
 	// without a word of its transfer and without an answer; then the pair is run
 	// again. 0 waits as long as timeouts.decode [0].
@@ -263,16 +264,16 @@ type Model struct {
 
 // Limits bound what clients may ask of the router.
 type Limits struct {
-	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`            // largest request body; 413 beyond; at most a quarter of body_budget [32MiB]
-	BodyBudget    int64 `yaml:"body_budget" unit:"bytes" min:"1KiB"`         // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
-	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"` // largest request head; 431 beyond [16KiB]
-	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                // nesting of objects and arrays in a body, 1024 at most [64]
-	MaxConns      int   `yaml:"max_conns" min:"1"`                           // client connections [100000]
-	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                    // client connections from one address; of a client behind proxies.forwarded, requests under way; 0: no limit [0]
-	EngineConns   int   `yaml:"engine_conns" min:"1"`                        // connections open to one engine [4096]
-	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                        // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
-	RankRequests  int64 `yaml:"rank_requests" min:"0"`                       // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]
-	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                         // prompt tokens waiting to be computed on one rank, by this router's count; likewise [0]
+	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`                        // largest request body; 413 beyond; at most a quarter of memory_budget [32MiB]
+	BodyBudget    int64 `yaml:"memory_budget" was:"body_budget" unit:"bytes" min:"1KiB"` // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
+	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"`             // largest request head; 431 beyond [16KiB]
+	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                            // nesting of objects and arrays in a body, 1024 at most [64]
+	MaxConns      int   `yaml:"max_conns" min:"1"`                                       // client connections [100000]
+	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                                // client connections from one address; of a client behind proxies.forwarded, requests under way; 0: no limit [0]
+	EngineConns   int   `yaml:"engine_conns" min:"1"`                                    // connections open to one engine [4096]
+	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                                    // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
+	RankRequests  int64 `yaml:"rank_requests" min:"0"`                                   // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]
+	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens waiting to be computed on one rank, by this router's count; likewise [0]
 }
 
 // Compression of answers, by what the client's Accept-Encoding likes best of zstd
@@ -311,11 +312,11 @@ type Relay struct {
 	// to an engine, at the latest, 0 at once. What fails from then on is told by an
 	// event, with status 200, and headers that name the workers are missing; -1 or
 	// "off": the head goes out with the engine's own [off].
-	HeadAfter time.Duration `yaml:"head_after" min:"0s" off:"true"`
+	HeadAfter time.Duration `yaml:"early_headers_after" was:"head_after" min:"0s" off:"true"`
 	// KeepAlive is how often a comment goes to a client whose stream has begun and who
 	// waits for the engine's first byte, so that load balancers in front do not cut
 	// it, 10ms or more; 0: never [0s].
-	KeepAlive time.Duration `yaml:"keep_alive" min:"0s"`
+	KeepAlive time.Duration `yaml:"comment_interval" was:"keep_alive" min:"0s"`
 
 	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
 	Threads int    `yaml:"threads" min:"0" max:"256"`     // event loops; 0: one for each CPU [0]
@@ -323,9 +324,9 @@ type Relay struct {
 
 // Migration of streams whose engine fails under way; see docs/migration.md.
 type Migration struct {
-	Max    int      `yaml:"max" min:"0" max:"8"`        // how often one stream may go on from another engine when its own has failed; 0: never [1]
-	Tokens string   `yaml:"tokens" oneof:"auto client"` // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
-	Allow  []string `yaml:"allow"`                      // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized; or its log-probabilities, by noise: logprobs; or though n choices go on as prompts of one request: many_choices [none]
+	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may go on from another engine when its own has failed; 0: never [1]
+	Tokens string   `yaml:"tokens" oneof:"auto client"`             // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
+	Allow  []string `yaml:"allow"`                                  // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized; or its log-probabilities, by noise: logprobs; or though n choices go on as prompts of one request: many_choices [none]
 
 	// Structured is what becomes of a stream whose text is held to a grammar (response_format,
 	// guided_*, structured_outputs): error (it ends with an error event), exact (it goes on where
@@ -333,25 +334,25 @@ type Migration struct {
 	// cannot, without the grammar: what the client gets may not be what it asked for) [error].
 	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
-	HandoverTokens int           `yaml:"handover_tokens" min:"0"`          // a stream that moves in a pool with prefill workers is handed over anew when the decode worker would have to compute so many tokens; 0: always [4096]
-	DrainAfter     time.Duration `yaml:"drain_after" min:"0s" off:"true"`  // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
-	TokenizeWait   time.Duration `yaml:"tokenize_wait" min:"1ms" max:"1m"` // for an engine's tokenizer, where the text told must be made ids again [2s]
+	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that moves in a pool with prefill workers is handed over anew when the decode worker would have to compute so many tokens; 0: always [4096]
+	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
+	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // for an engine's tokenizer, where the text told must be made ids again [2s]
 }
 
 // MigrationAllow lists the words of migration.allow.
 var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "many_choices"}
 
 // EngineAPI is the router as an engine, for callers who tokenize themselves; see
-// docs/engine-api.md. It is off until one of http, unix and listen is given.
+// docs/engine-api.md. It is off until one of http, unix_socket and listen is given.
 type EngineAPI struct {
-	HTTP   bool   `yaml:"http"`                // POST /v1/routed/generate is served [false]
-	Unix   string `yaml:"unix"`                // path of the framed socket; who may write to the file may call [none]
-	Listen string `yaml:"listen"`              // TCP address of the framed socket, or "off" [off]
-	Token  string `yaml:"token" secret:"true"` // that callers of the socket must show, 16 characters or more; never logged [none]
+	HTTP   bool   `yaml:"http"`                   // POST /v1/routed/generate is served [false]
+	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; who may write to the file may call [none]
+	Listen string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
+	Token  string `yaml:"token" secret:"true"`    // that callers of the socket must show, 16 characters or more; never logged [none]
 
 	// Keys says who must show an API key, where there are api_keys: all, or tcp: not the
 	// callers of the unix socket, whose file's permissions say who may call [all].
-	Keys string `yaml:"keys" oneof:"all tcp"`
+	Keys string `yaml:"require_api_keys" was:"keys" oneof:"all tcp"`
 
 	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate; read again when it changes [plain TCP]
 	TLSKey  string `yaml:"tls_key"`  // PEM file with its key [none]
@@ -359,60 +360,60 @@ type EngineAPI struct {
 	// (/v1/completions with return_token_ids), generate (/inference/v1/generate,
 	// which does not detokenize), or auto: generate where all workers of a model have
 	// it (0.20) and the family hands it over, else completions [auto].
-	VLLM  string   `yaml:"vllm" oneof:"auto completions generate"`
-	Hosts []string `yaml:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network means no loopback or link-local address [none]
+	VLLM  string   `yaml:"vllm_dialect" was:"vllm" oneof:"auto completions generate"`
+	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network means no loopback or link-local address [none]
 
-	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"` // the socket opens when so many workers are ready, whatever their role [1]
-	StartWait  time.Duration `yaml:"start_wait" min:"0s"`            // then it opens with what there is [60s]
+	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when so many workers are ready, whatever their role [1]
+	StartWait  time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // then it opens with what there is [60s]
 
 	MaxConns   int           `yaml:"max_conns" min:"1"`                            // connections of the socket [256]
 	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests under way on one of them [16384]
-	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request; at most a quarter of limits.body_budget [8MiB]
+	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request; at most a quarter of limits.memory_budget [8MiB]
 	Heartbeat  time.Duration `yaml:"heartbeat" min:"100ms"`                        // of silence before a ping; three times that close the connection [15s]
 }
 
 // Health of workers.
 type Health struct {
-	Interval      time.Duration `yaml:"interval" min:"10ms"`                   // between two probes of a worker in use; in a fleet of more than 64, idle workers are probed more seldom, so that a dead one is out within 5s [500ms]
-	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                     // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
-	Path          string        `yaml:"path"`                                  // that probes ask, as /healthz; a worker's health_path goes over it [the first that an engine has of /health, /ping and /v1/models; of SGLang /ready, /ping]
-	FailAfter     int           `yaml:"fail_after" min:"1" max:"1000"`         // failures in a row that take a worker out [2]
-	Scrape        time.Duration `yaml:"scrape" min:"10ms" off:"true"`          // between two readings of an engine's /metrics; longer in a fleet of more than 64 workers, 15s at most; -1 or "off": never [1s]
-	BreakAfter    int           `yaml:"break_after" min:"1" max:"1000"`        // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
-	BreakFor      time.Duration `yaml:"break_for" min:"10ms" max:"30s"`        // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
-	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"` // an engine that accepts connections and has shown no sign of life (probe, byte, KV event, counter) for so long is frozen: its calls are ended and run elsewhere; -1 or "off": never [10s]
-	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`    // the same of one whose API server answers, while nothing advances of the requests it runs; to it comes three times what its longest prompt is expected to take [30s]
-	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`    // the same of one to which no connection can be made, refused ones aside [10s]
+	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // between two probes of a worker in use; in a fleet of more than 64, idle workers are probed more seldom, so that a dead one is out within 5s [500ms]
+	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                                       // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
+	Path          string        `yaml:"path"`                                                    // that probes ask, as /healthz; a worker's health_path goes over it [the first that an engine has of /health, /ping and /v1/models; of SGLang /ready, /ping]
+	FailAfter     int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // failures in a row that take a worker out [2]
+	Scrape        time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // between two readings of an engine's /metrics; longer in a fleet of more than 64 workers, 15s at most; -1 or "off": never [1s]
+	BreakAfter    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
+	BreakFor      time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
+	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections and has shown no sign of life (probe, byte, KV event, counter) for so long is frozen: its calls are ended and run elsewhere; -1 or "off": never [10s]
+	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same of one whose API server answers, while nothing advances of the requests it runs; to it comes three times what its longest prompt is expected to take [30s]
+	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same of one to which no connection can be made, refused ones aside [10s]
 	// ProbeInference sends one tiny request to a worker at admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }
 
 // Fleet is what the workers are together.
 type Fleet struct {
-	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"` // at start /readyz waits for so many ready workers, whatever their role [0]
-	StartWait      time.Duration `yaml:"start_wait" min:"0s"`            // it waits no longer for min_workers, and goes on with what there is [60s]
-	RetryShare     float64       `yaml:"retry_share" min:"0" max:"1"`    // retries a pool is granted for each of its requests, so that retries never double an overload [0.2]
-	RetryPerSecond float64       `yaml:"retry_per_second" min:"0"`       // retries a pool is granted beside those [3]
+	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"`                             // at start /readyz waits for so many ready workers, whatever their role [0]
+	StartWait      time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // it waits no longer for min_workers, and goes on with what there is [60s]
+	RetryShare     float64       `yaml:"retry_budget_ratio" was:"retry_share" min:"0" max:"1"`       // retries a pool is granted for each of its requests, so that retries never double an overload [0.2]
+	RetryPerSecond float64       `yaml:"retry_budget_min_per_second" was:"retry_per_second" min:"0"` // retries a pool is granted beside those [3]
 }
 
 // Discovery is where workers come from beside this configuration.
 type Discovery struct {
-	File     string        `yaml:"file"`                 // a YAML file with nothing but workers, read again when it changes [none]
-	FilePoll time.Duration `yaml:"file_poll" min:"10ms"` // between two looks at that file, and at the configuration's own for its workers [1s]
-	DNS      []DNS         `yaml:"dns"`                  // names that are looked up again and again; see docs/discovery.md [none]
+	File     string        `yaml:"file"`                                          // a YAML file with nothing but workers, read again when it changes [none]
+	FilePoll time.Duration `yaml:"file_poll_interval" was:"file_poll" min:"10ms"` // between two looks at that file, and at the configuration's own for its workers [1s]
+	DNS      []DNS         `yaml:"dns"`                                           // names that are looked up again and again; see docs/discovery.md [none]
 }
 
 // DNS is one name whose addresses are workers.
 type DNS struct {
-	Name        string        `yaml:"name"`                       // taken as it is, without search domains
-	Type        string        `yaml:"type" oneof:"a srv"`         // a: A and AAAA, srv: SRV
-	Role        worker.Role   `yaml:"role"`                       // of every worker found
-	Port        int           `yaml:"port" min:"0" max:"65535"`   // of the engines, for type a
-	Scheme      string        `yaml:"scheme" oneof:"http https"`  // http
-	Server      string        `yaml:"server"`                     // HOST:PORT of a DNS server; those of /etc/resolv.conf
-	MinInterval time.Duration `yaml:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
-	MaxInterval time.Duration `yaml:"most" min:"100ms" max:"24h"` // and not after this
-	Worker      *Worker       `yaml:"worker"`                     // what else is true of every worker found
+	Name        string        `yaml:"name"`                                          // taken as it is, without search domains
+	Type        string        `yaml:"type" oneof:"a srv"`                            // a: A and AAAA, srv: SRV
+	Role        worker.Role   `yaml:"role"`                                          // of every worker found
+	Port        int           `yaml:"port" min:"0" max:"65535"`                      // of the engines, for type a
+	Scheme      string        `yaml:"scheme" oneof:"http https"`                     // http
+	Server      string        `yaml:"server"`                                        // HOST:PORT of a DNS server; those of /etc/resolv.conf
+	MinInterval time.Duration `yaml:"min_interval" was:"least" min:"100ms"`          // asked again after the answer's TTL, not before this
+	MaxInterval time.Duration `yaml:"max_interval" was:"most" min:"100ms" max:"24h"` // and not after this
+	Worker      *Worker       `yaml:"worker"`                                        // what else is true of every worker found
 }
 
 // Kube finds pods by label.
@@ -436,7 +437,7 @@ type Register struct {
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
 	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
 	ClientCA   string        `yaml:"client_ca"`                      // PEM file: workers must show a certificate signed by one of these; instead of a token, or with one [none]
-	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set register.networks=10.0.0.0/16,fd00::/8): who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
+	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set registration.networks=10.0.0.0/16,fd00::/8): who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
 	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker that is not heard of for so long is taken out, unless it asks for another [15s]
 	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may ask for [5m]
 	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // registered at once [1024]
@@ -476,7 +477,7 @@ type Schedule struct {
 	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // of the load queued before [1]
 	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // what a token held in the engine's host memory is worth of one on the device [0.8]
 	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same of one on its disk [0.5]
-	PendingWeight float64 `yaml:"awaited_weight" min:"0" max:"1"`                            // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
+	PendingWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
 	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
 	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
 	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a KV block resident in the batch costs a request over its decode; 0: learned [0]
@@ -487,7 +488,7 @@ type Schedule struct {
 
 // Steering is what clients may ask of the choice by headers.
 type Steering struct {
-	Pins []string `yaml:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of the routed unix socket), any, or off [unix]
+	Pins []string `yaml:"pinning" was:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of the routed unix socket), any, or off [unix]
 	// PrefillOnly is what asks for a prompt to be computed and kept, with nothing
 	// generated: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
 	// that; a max_tokens of 0 goes to the engine), or off [header].

@@ -35,7 +35,7 @@ models:
   llama-3.1/8b: {pd: {family: off, lease: 10s}}
   plain: {}
 limits: {max_body: 1.5MiB, max_head: 8192}
-health: {scrape: off, probe_inference: true}
+health: {metrics_interval: off, probe_inference: true}
 schedule: {temperature: 0.5, overlap_weight: 1e0}
 timeouts:
 strip_forbidden: yes
@@ -155,15 +155,15 @@ func resolve(t *testing.T, file string, environ, args []string) (*Config, error)
 // What one field of the file asks of another may come from the environment or a flag;
 // where it comes from nowhere the fault has its place in the file, beside the others.
 func TestConfigIsCheckedOnce(t *testing.T) {
-	const file = "register:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
-	c, err := resolve(t, file, []string{"SLUICE_REGISTER_TOKEN=0123456789abcdef"}, nil)
+	const file = "registration:\n  listen: 127.0.0.1:8081\n  networks: [127.0.0.0/8]\ntransfers: {ucx: on}\n"
+	c, err := resolve(t, file, []string{"SLUICE_REGISTRATION_TOKEN=0123456789abcdef"}, nil)
 	if err != nil || c.Register.Token != "0123456789abcdef" {
 		t.Errorf("a token of the environment: %v", err)
 	}
-	if _, err = resolve(t, file, nil, []string{"--set", "register.token=0123456789abcdef"}); err != nil {
+	if _, err = resolve(t, file, nil, []string{"--set", "registration.token=0123456789abcdef"}); err != nil {
 		t.Errorf("a token by a flag: %v", err)
 	}
-	if _, err = resolve(t, "", []string{"SLUICE_TRANSFERS_UCX=on", "SLUICE_REGISTER_TOKEN=0123456789abcdef"}, []string{"--register", "127.0.0.1:8081"}); err != nil {
+	if _, err = resolve(t, "", []string{"SLUICE_TRANSFERS_UCX=on", "SLUICE_REGISTRATION_TOKEN=0123456789abcdef"}, []string{"--register", "127.0.0.1:8081"}); err != nil {
 		t.Errorf("a listener by a flag: %v", err)
 	}
 	_, err = resolve(t, file+"listn: x\n", []string{"SLUICE_LISTEN=nowhere"}, nil)
@@ -171,7 +171,7 @@ func TestConfigIsCheckedOnce(t *testing.T) {
 	if !errors.As(err, &all) || len(all) != 3 {
 		t.Fatalf("%v", err)
 	}
-	for _, want := range []string{"c.yaml:2:", "register.token: is not given", "c.yaml:5:1: listn", "SLUICE_LISTEN"} {
+	for _, want := range []string{"c.yaml:2:", "registration.token: is not given", "c.yaml:5:1: listn", "SLUICE_LISTEN"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}
@@ -183,7 +183,7 @@ func TestPrecedence(t *testing.T) {
 	env := []string{"SLUICE_LISTEN=127.0.0.1:2", "SLUICE_TIMEOUTS_PREFILL=2s", "SLUICE_TIMEOUTS_DECODE=2s", "SLUICE_ADMIN_TOKEN=tok-0123456789ab", "SLUICE_PD_DECODE_LABELS=x+y",
 		"SLUICE_DECODE=http://h:3,id=b http://h:4", "SLUICE_LOG_FORMAT=", "HOME=/x",
 		"SLUICE_ADMIN_SERVICE_HOST=10.0.0.1", "SLUICE_ADMIN_PORT_80_TCP=x", "SLUICE_PORT=tcp://x", "SLUICE_BUILD=1"}
-	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.fail_after=7", "--set", "steering.pins=10.0.0.0/8, ::1/128", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
+	c, err := resolve(t, file, env, []string{"--listen", "127.0.0.1:3", "--decode-timeout=3s", "--set", "health.unhealthy_threshold=7", "--set", "steering.pinning=10.0.0.0/8, ::1/128", "--prefill", "http://h:5,id=a,ranks=2", "--engine=http://h:6"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestOverrideErrors(t *testing.T) {
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
 		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
 		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
-		{"list in YAML's form", nil, []string{"--set", `register.networks=["10.0.0.0/16", fd00::/8]`}, `--set: register.networks: "[\"10.0.0.0/16\", fd00::/8]"; want the words bare, parted by commas: "10.0.0.0/16, fd00::/8"`},
+		{"list in YAML's form", nil, []string{"--set", `registration.networks=["10.0.0.0/16", fd00::/8]`}, `--set: registration.networks: "[\"10.0.0.0/16\", fd00::/8]"; want the words bare, parted by commas: "10.0.0.0/16, fd00::/8"`},
 		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},
 		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is the id of workers[0] already; want another`},
 		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},
@@ -292,11 +292,11 @@ func TestDescribe(t *testing.T) {
 
 func TestDescribeRouted(t *testing.T) {
 	for text, want := range map[string]string{
-		"{unix: /run/s.sock}": "listens on /run/s.sock as an engine (framed socket), with no token\n",
+		"{unix_socket: /run/s.sock}":                             "listens on /run/s.sock as an engine (framed socket), with no token\n",
 		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "listens on 127.0.0.1:7 as an engine (framed socket, plain TCP), with the token given\n",
 		"{http: true}": "answers POST /v1/routed/generate",
 	} {
-		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nrouted: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
+		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nengine_api: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
 			t.Errorf("%s: %s", text, got)
 		}
 	}
@@ -393,7 +393,7 @@ func TestUnknownVariables(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		got := strings.Join(c.EnvWarnings(), "; ")
+		got := strings.Join(c.InputWarnings(), "; ")
 		if want == "" && got != "" || want != "" && got != `the variable `+name+` sets nothing (did you mean "`+want+`"?)` {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}

@@ -149,7 +149,7 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	switch {
 	case f.name != "lmcache":
 	case pd.NotifyWait == 0:
-		line("    decode does not wait for LMCache's notifications (pd.notify_wait 0)")
+		line("    decode does not wait for LMCache's notifications (pd.completion_timeout 0)")
 	default:
 		line("    decode waits for LMCache's notifications, taken at %s, for %s at most", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
 	}
@@ -210,7 +210,7 @@ func (c *Config) Warnings() []string {
 	if why := c.SideChannelUnused(); why != "" {
 		out = append(out, why)
 	}
-	return slices.Concat(out, c.openSockets(), c.warnSharedEndpoints(), c.envWarnings)
+	return slices.Concat(out, c.openSockets(), c.warnSharedEndpoints(), c.inputWarnings)
 }
 
 func (c *Config) missingLabels(path string, role worker.Role, labels []string) []string {

@@ -19,37 +19,37 @@ func (r *EngineAPI) On() bool { return r.HTTP || r.Socket() }
 func (c *Config) checkEngineAPI(bad report) {
 	r := &c.EngineAPI
 	if t := r.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(x rune) bool { return x <= ' ' || x > '~' })) {
-		bad("routed.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
+		bad("engine_api.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
 	}
 	if (r.TLSCert == "") != (r.TLSKey == "") {
-		bad("routed.tls_cert", "and routed.tls_key belong together; want both or none")
+		bad("engine_api.tls_cert", "and engine_api.tls_key belong together; want both or none")
 	}
 	if len(r.Unix) > maxSocketPath {
-		bad("routed.unix", "a path of %d bytes; want at most %d, which is what the system takes", len(r.Unix), maxSocketPath)
+		bad("engine_api.unix_socket", "a path of %d bytes; want at most %d, which is what the system takes", len(r.Unix), maxSocketPath)
 	}
 	if r.Socket() && r.MaxFrame > c.Limits.BodyBudget/4 {
-		bad("routed.max_frame", "%d bytes, over a quarter of limits.body_budget, %d, which all requests share; want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
+		bad("engine_api.max_frame", "%d bytes, over a quarter of limits.memory_budget, %d, which all requests share; want at most %d", r.MaxFrame, c.Limits.BodyBudget, c.Limits.BodyBudget/4)
 	}
 	for i, h := range r.Hosts {
 		_, notNet := netip.ParsePrefix(h)
 		_, notAddr := netip.ParseAddr(h)
 		if notNet != nil && notAddr != nil && (h == "" || strings.ContainsAny(h, "/:* ")) {
-			bad(fmt.Sprintf("routed.hosts[%d]", i), "%s; want a network such as 10.0.0.0/8, an address or a name", quoted(h))
+			bad(fmt.Sprintf("engine_api.allowed_hosts[%d]", i), "%s; want a network such as 10.0.0.0/8, an address or a name", quoted(h))
 		}
 	}
 	if !r.TCP() {
 		return
 	}
 	if err := checkAddr(r.Listen); err != nil {
-		bad("routed.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8082, or "off"`, quoted(r.Listen), err)
+		bad("engine_api.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8082, or "off"`, quoted(r.Listen), err)
 		return
 	}
 	host, port, _ := net.SplitHostPort(r.Listen)
 	if port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen || r.Listen == c.Register.Listen) {
-		bad("routed.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
+		bad("engine_api.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
 	}
 	if ip, err := netip.ParseAddr(host); r.Token == "" && host != "localhost" && (err != nil || !ip.IsLoopback()) {
-		bad("routed.token", "is not given, and %s is no loopback address, so that anyone could use the engines past every gateway; want $SLUICE_ROUTED_TOKEN", quoted(r.Listen))
+		bad("engine_api.token", "is not given, and %s is no loopback address, so that anyone could use the engines past every gateway; want $SLUICE_ENGINE_API_TOKEN", quoted(r.Listen))
 	}
 }
 

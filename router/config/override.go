@@ -117,6 +117,10 @@ var serviceVar = regexp.MustCompile(`_(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_.*)?)
 func (c *Config) applyEnv(environ []string, f *errorList) {
 	names := map[string]string{} // variable -> path
 	groups := map[string]bool{}
+	old, used := map[string]string{}, given{}
+	for was, path := range oldPaths() {
+		old[envName(was)] = path
+	}
 	forEachField(reflect.ValueOf(c).Elem(), "", func(path string, _ reflect.Value, _ reflect.StructTag) {
 		names[envName(path)] = path
 		if group, _, nested := strings.Cut(path, "."); nested {
@@ -139,7 +143,16 @@ func (c *Config) applyEnv(environ []string, f *errorList) {
 			}
 			continue
 		}
-		if path, ok := names[name]; ok {
+		path, ok := names[name]
+		if renamed, isOld := old[name]; !ok && isOld {
+			path, ok = renamed, true
+			c.inputWarnings = append(c.inputWarnings, renamedWarning("environment", name, envName(path)))
+		}
+		if before, conflicts := used.conflict(path, name); ok && conflicts {
+			f.add(origin{from: name}, path, "given by %s, too; want %s alone", before, envName(path))
+			continue
+		}
+		if ok {
 			c.set(path, text, name, f)
 			continue
 		}
@@ -179,13 +192,13 @@ func (c *Config) warnUnknownVar(name string, fields map[string]string) {
 	}
 	slices.Sort(known)
 	if best := nearest(strings.TrimPrefix(name, varPrefix), known); best != "" {
-		c.envWarnings = append(c.envWarnings, fmt.Sprintf("the variable %s sets nothing (did you mean %q?)", name, varPrefix+best))
+		c.inputWarnings = append(c.inputWarnings, fmt.Sprintf("the variable %s sets nothing (did you mean %q?)", name, varPrefix+best))
 	}
 }
 
-// EnvWarnings are warnings of variables of the environment that set nothing, and may have been
-// meant to.
-func (c *Config) EnvWarnings() []string { return c.envWarnings }
+// InputWarnings are warnings of what the file, the environment and the flags say: old names, and
+// variables that set nothing although their name is near to one that does.
+func (c *Config) InputWarnings() []string { return c.inputWarnings }
 
 func envName(path string) string {
 	return "SLUICE_" + strings.ToUpper(strings.ReplaceAll(path, ".", "_"))
@@ -221,7 +234,7 @@ var namedFlags = []struct{ name, path, usage string }{
 	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "`DURATION` between two looks for such [60s]"},
 	{"decode-model-labels", "pd.decode_labels", "`LABELS`, parted by commas: only decode workers with one of them are chosen"},
 	{"workers-file", "discovery.file", "YAML `FILE` with workers, read again when it changes"},
-	{"register", "register.listen", "`ADDR` where workers register themselves, or off; needs register.token ($SLUICE_REGISTER_TOKEN) or register.client_ca, and register.networks [off]"},
+	{"register", "registration.listen", "`ADDR` where workers register themselves, or off; needs registration.token ($SLUICE_REGISTRATION_TOKEN) or registration.client_ca, and registration.networks [off]"},
 	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},
 	{"log-format", "log.format", "`FORMAT`: text, json [text]"},
 	{"policy", "schedule.policy", "`POLICY` of the choice: kv, round_robin, random, least_loaded, session [kv]"},
@@ -299,13 +312,13 @@ func (f *Flags) addNamed(fs *flag.FlagSet, name, path, usage string) {
 	})
 }
 
-const anyField = "any other field of the file, as `PATH=VALUE`: health.fail_after=3, a list bare: register.networks=10.0.0.0/16,fd00::/8; may be given several times"
+const anyField = "any other field of the file, as `PATH=VALUE`: health.unhealthy_threshold=3, a list bare: registration.networks=10.0.0.0/16,fd00::/8; may be given several times"
 
 func (f *Flags) set(fs *flag.FlagSet, usage string) {
 	fs.Func("set", usage, func(s string) error {
 		path, value, found := strings.Cut(s, "=")
 		if !found {
-			return fmt.Errorf("want PATH=VALUE, as health.fail_after=3")
+			return fmt.Errorf("want PATH=VALUE, as health.unhealthy_threshold=3")
 		}
 		f.sets = append(f.sets, setting{"--set", path, value})
 		return nil
@@ -320,11 +333,26 @@ func (f *Flags) ConfigPath() string {
 	return os.Getenv(configVar)
 }
 
+// applySets sets the fields that --set and the named flags say.
+func (f *Flags) applySets(c *Config, errs *errorList) {
+	old, used := oldPaths(), given{}
+	for _, s := range f.sets {
+		path := s.path
+		if renamed, isOld := old[path]; isOld {
+			path = renamed
+			c.inputWarnings = append(c.inputWarnings, renamedWarning(s.flag, s.path, path))
+		}
+		if before, conflicts := used.conflict(path, s.path); conflicts {
+			errs.add(origin{from: s.flag}, path, "given as %s and as %s; want %s alone", before, s.path, path)
+			continue
+		}
+		c.set(path, s.text, s.flag, errs)
+	}
+}
+
 // apply puts the flags over c and checks the whole.
 func (f *Flags) apply(c *Config, errs *errorList) error {
-	for _, s := range f.sets {
-		c.set(s.path, s.text, s.flag, errs)
-	}
+	f.applySets(c, errs)
 	for _, w := range f.workers {
 		c.addWorker(w.role, w.text, w.flag, errs)
 	}

@@ -13,18 +13,18 @@ import (
 // come and go. What each of these becomes in a running router stands in cmd/sluice
 // (reload.go), and a test holds the two together.
 var reloadable = []string{
-	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.head_after", "relay.keep_alive",
-	"limits.max_body", "limits.body_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
+	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.early_headers_after", "relay.comment_interval",
+	"limits.max_body", "limits.memory_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",
 	"timeouts.head", "timeouts.keep_alive", "timeouts.body", "timeouts.body_idle", "timeouts.write", "timeouts.prefill", "timeouts.decode", "timeouts.first_byte", "timeouts.stream_idle", "timeouts.pool_wait",
 	"timeouts.connect", "timeouts.engine_idle", "timeouts.engine_age", "timeouts.drain", "timeouts.drain_delay", "timeouts.restart",
-	"health.interval", "health.timeout", "health.path", "health.fail_after", "health.scrape", "health.probe_inference", "fleet.retry_share", "fleet.retry_per_second", "transfers.stall_timeout",
-	"health.break_after", "health.break_for", "health.frozen_process", "health.frozen_core", "health.frozen_host",
-	"pd.lease", "pd.lease_margin", "pd.cut_after", "pd.abandoned_decode", "pd.notify_wait", "pd.max_attempts", "pd.decode_tries", "pd.plain_decode", "pd.local_prefill_tokens",
+	"health.interval", "health.timeout", "health.path", "health.unhealthy_threshold", "health.metrics_interval", "health.probe_inference", "fleet.retry_budget_ratio", "fleet.retry_budget_min_per_second", "transfers.stall_timeout",
+	"health.breaker_failures", "health.breaker_open_time", "health.frozen_process", "health.frozen_core", "health.frozen_host",
+	"pd.lease", "pd.lease_margin", "pd.abort_delay", "pd.abandoned_decode_timeout", "pd.completion_timeout", "pd.max_attempts", "pd.decode_attempts", "pd.decode_only_fallback", "pd.local_prefill_tokens",
 	"pd.local_when_faster", "pd.prefill_labels", "pd.decode_labels", "pd.cache_hit_threshold", "pd.reasoning_parser",
 	"schedule.overlap_weight", "schedule.prefill_weight", "schedule.decode_weight", "schedule.queue_weight",
-	"schedule.host_weight", "schedule.disk_weight", "schedule.awaited_weight", "schedule.temperature", "schedule.policy",
+	"schedule.host_weight", "schedule.disk_weight", "schedule.in_flight_weight", "schedule.temperature", "schedule.policy",
 	"schedule.prefill_ms", "schedule.transfer_ms", "schedule.block_ms", "tokens",
-	"index.approx_ttl", "register.token", "register.lease", "register.max_lease", "register.max_workers",
+	"index.approx_ttl", "registration.token", "registration.lease", "registration.max_lease", "registration.max_workers",
 }
 
 // Reloadable says whether a running router takes over the field of this path.

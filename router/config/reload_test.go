@@ -33,7 +33,7 @@ func TestChanges(t *testing.T) {
 listen: 127.0.0.1:9090
 admin: {token: "fedcba9876543210"}
 timeouts: {prefill: 90s, connect: 3s}
-steering: {pins: [10.0.0.0/8, "127.0.0.1/32"]}
+steering: {pinning: [10.0.0.0/8, "127.0.0.1/32"]}
 limits: {max_body: 16MiB, max_head: 32KiB}
 cors: {origins: "*"}
 api_keys: [{name: a, sha256: "60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752", requests_per_minute: 6}, {name: b, sha256: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"}]
@@ -61,7 +61,7 @@ models: {m: {pd: {lease: 25s}}}
 		`restart limits.max_head: 16KiB -> 32KiB`,
 		`applied timeouts.connect: 2s -> 3s`,
 		`applied timeouts.prefill: 1m -> 1m30s`,
-		`applied steering.pins: [unix] -> [10.0.0.0/8, 127.0.0.1/32]`,
+		`applied steering.pinning: [unix] -> [10.0.0.0/8, 127.0.0.1/32]`,
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got\n  %s\nwant\n  %s", strings.Join(got, "\n  "), strings.Join(want, "\n  "))
@@ -90,10 +90,10 @@ models: {m: {pd: {lease: 25s}}}
 
 // What needs a restart stays, and what is new must go with it.
 func TestApplyChecksMergedConfig(t *testing.T) {
-	const socket = "routed: {unix: /run/s}\n"
+	const socket = "engine_api: {unix_socket: /run/s}\n"
 	old := parsed(t, socket+"limits: {max_body: 1MiB}") // and frames of 8 MiB
-	_, err := old.Apply(parsed(t, "routed: {unix: /run/s, max_frame: 1MiB}\nlimits: {max_body: 1MiB, body_budget: 4MiB}"))
-	if err == nil || !strings.Contains(err.Error(), "routed.max_frame") || !strings.Contains(err.Error(), "sluice restart") {
+	_, err := old.Apply(parsed(t, "engine_api: {unix_socket: /run/s, max_frame: 1MiB}\nlimits: {max_body: 1MiB, memory_budget: 4MiB}"))
+	if err == nil || !strings.Contains(err.Error(), "engine_api.max_frame") || !strings.Contains(err.Error(), "sluice restart") {
 		t.Errorf("%v", err)
 	}
 }

@@ -16,9 +16,9 @@ type restartOnlyFields struct {
 // test.
 var restartOnly = []restartOnlyFields{
 	{"the socket is bound when the router starts; a restart passes it on, or binds the new one, without losing a request",
-		[]string{"listen", "admin.listen", "routed.listen", "routed.unix", "routed.http", "register.listen", "lmcache.proxy_host", "lmcache.proxy_port", "transfers.zmq_listen"}},
+		[]string{"listen", "admin.listen", "engine_api.listen", "engine_api.unix_socket", "engine_api.http", "registration.listen", "lmcache.proxy_host", "lmcache.proxy_port", "transfers.zmq_listen"}},
 	{"the listener was made with these files, whose contents are read again when they change",
-		[]string{"tls", "routed.tls_cert", "routed.tls_key", "register.tls_cert", "register.tls_key", "register.client_ca"}},
+		[]string{"tls", "engine_api.tls_cert", "engine_api.tls_key", "registration.tls_cert", "registration.tls_key", "registration.client_ca"}},
 	{"connections to engines were made with these files, whose contents are read again when they change", []string{"engine_tls"}},
 	{"it is part of how workers are asked, which all connections and probes under way have begun with", []string{"engine_key"}},
 	{"consoles and tools that are open show the old token; a restart keeps it, or begins with the new one", []string{"admin.token", "admin.runtime_file"}},
@@ -26,14 +26,14 @@ var restartOnly = []restartOnlyFields{
 	{"what belongs to a family is made when the router starts", []string{"pd.family"}},
 	{"tickets and sockets of notifications are made when the router starts, and hand-overs wait by them", []string{"lmcache", "transfers"}},
 	{"buffers of connections have this size from their beginning", []string{"limits.max_head"}},
-	{"it is used when the router starts, and never again", []string{"fleet", "routed.min_workers", "routed.start_wait"}},
+	{"it is used when the router starts, and never again", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
 	{"what drives streams is started once, and has them for their whole life", []string{"relay.driver", "relay.threads"}},
-	{"callers of the engine socket were told these terms when they connected", []string{"routed"}},
+	{"callers of the engine socket were told these terms when they connected", []string{"engine_api"}},
 	{"where workers come from is asked without a pause; another source begins with none, and would take the others out", []string{"discovery", "kube"}},
-	{"workers that are registered were let in by it, and sockets for their reports are open to these networks", []string{"register.networks"}},
+	{"workers that are registered were let in by it, and sockets for their reports are open to these networks", []string{"registration.networks"}},
 	{"the index is made with it, and another one would begin empty", []string{"index.max_bytes"}},
 	{"who keeps the index's snapshot is made when the router starts", []string{"index.snapshot", "index.snapshot_interval"}},
-	{"the recording that runs was begun with it", []string{"record"}},
+	{"the recording that runs was begun with it", []string{"recording"}},
 	{"the table of records is made with this size", []string{"schedule.explain"}},
 }
 

@@ -67,7 +67,7 @@ func (c *Config) checkDiscovery(bad report) {
 			}
 		}
 		if d.MinInterval > d.MaxInterval {
-			bad(path+".least", "%q is over most, %q", d.MinInterval, d.MaxInterval)
+			bad(path+".min_interval", "%q is over max_interval, %q", d.MinInterval, d.MaxInterval)
 		}
 		c.checkTemplate(bad, path+".worker", d.Worker)
 	}
@@ -110,31 +110,31 @@ func (c *Config) checkRegister(bad report) {
 		return
 	}
 	if err := checkAddr(r.Listen); err != nil {
-		bad("register.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8081, or "off"`, quoted(r.Listen), err)
+		bad("registration.listen", `%s: %v; want HOST:PORT, as 10.0.0.1:8081, or "off"`, quoted(r.Listen), err)
 		return
 	}
 	if _, port, _ := net.SplitHostPort(r.Listen); port != "0" && (r.Listen == c.Listen || r.Listen == c.Admin.Listen) {
-		bad("register.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
+		bad("registration.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
 	}
 	if r.Token == "" && r.ClientCA == "" {
-		bad("register.token", "is not given, nor register.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTER_TOKEN, or certificates")
+		bad("registration.token", "is not given, nor registration.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTRATION_TOKEN, or certificates")
 	}
 	if t := r.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(x rune) bool { return x <= ' ' || x > '~' })) {
-		bad("register.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
+		bad("registration.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
 	}
 	if (r.TLSCert == "") != (r.TLSKey == "") {
-		bad("register.tls_cert", "and register.tls_key belong together; want both or none")
+		bad("registration.tls_cert", "and registration.tls_key belong together; want both or none")
 	}
 	if r.ClientCA != "" && r.TLSCert == "" {
-		bad("register.client_ca", "is of no use without register.tls_cert and register.tls_key; want those too")
+		bad("registration.client_ca", "is of no use without registration.tls_cert and registration.tls_key; want those too")
 	}
 	if r.Lease > r.MaxLease {
-		bad("register.lease", "%q is over register.max_lease, %q", r.Lease, r.MaxLease)
+		bad("registration.lease", "%q is over registration.max_lease, %q", r.Lease, r.MaxLease)
 	}
-	checkNetworks(bad, "register.networks", r.Networks)
+	checkNetworks(bad, "registration.networks", r.Networks)
 	if host, _, _ := net.SplitHostPort(r.Listen); len(r.Networks) == 0 {
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			bad("register.networks", "are not given; want the CIDRs that workers call from and serve on, as 10.0.0.0/16")
+			bad("registration.networks", "are not given; want the CIDRs that workers call from and serve on, as 10.0.0.0/16")
 		}
 	}
 }

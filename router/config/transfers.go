@@ -85,7 +85,7 @@ func (c *Config) describeTransfers(line func(string, ...any)) {
 // openSockets warns of ZMQ sockets that any host of any network may push to.
 func (c *Config) openSockets() (out []string) {
 	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
-		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, takes reports of transfers from any host that reaches it, for there is no register.networks to hold it to; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
+		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, takes reports of transfers from any host that reaches it, for there is no registration.networks to hold it to; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
 	}
 	if l := &c.LMCache; c.UsesFamily("lmcache") && len(l.Networks) == 0 && !onLoopback(l.NotifyEndpoint()) {
 		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, takes LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, as 10.0.0.0/16", quoted(l.ProxyHost)))
@@ -103,7 +103,7 @@ func onLoopback(endpoint string) bool {
 func (c *Config) checkTransfers(bad report) {
 	t := &c.Transfers
 	if n := t.BoardSlots; n%64 != 0 {
-		bad("transfers.board_slots", "%d; want a multiple of 64", n)
+		bad("transfers.completion_slots", "%d; want a multiple of 64", n)
 	}
 	if addr := t.ZMQListen; addr != "" {
 		rest, ok := strings.CutPrefix(addr, "tcp://")
@@ -117,10 +117,10 @@ func (c *Config) checkTransfers(bad report) {
 	}
 	checkNetworks(bad, "transfers.zmq_networks", t.ZMQNetworks)
 	if t.ZMQ == "on" && t.ZMQListen == "" && !c.Register.On() {
-		bad("transfers.zmq", "on, and neither transfers.zmq_listen nor register.listen is set, where its socket would be; want one of them")
+		bad("transfers.zmq", "on, and neither transfers.zmq_listen nor registration.listen is set, where its socket would be; want one of them")
 	}
 	if t.UCX == "on" && !c.Register.On() {
-		bad("transfers.ucx", "on, and register.listen is not set, where connectors learn UCX's address")
+		bad("transfers.ucx", "on, and registration.listen is not set, where connectors learn UCX's address")
 	}
 	for i, d := range t.UCXDevices {
 		if d == "" || strings.ContainsAny(d, ", \t") {

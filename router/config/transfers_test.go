@@ -14,8 +14,8 @@ func TestTransferTiers(t *testing.T) {
 		needs string // of on; "" nothing
 	}{
 		"nixl": {func(t *Transfers, v string) { t.NIXL = v }, (*Config).WantsNIXL, ""},
-		"ucx":  {func(t *Transfers, v string) { t.UCX = v }, (*Config).WantsUCX, "register.listen"},
-		"zmq":  {func(t *Transfers, v string) { t.ZMQ = v }, func(c *Config) bool { return c.ReportEndpoint() != "" }, "register.listen"},
+		"ucx":  {func(t *Transfers, v string) { t.UCX = v }, (*Config).WantsUCX, "registration.listen"},
+		"zmq":  {func(t *Transfers, v string) { t.ZMQ = v }, func(c *Config) bool { return c.ReportEndpoint() != "" }, "registration.listen"},
 	}
 	for name, tier := range tiers {
 		for _, value := range []string{"auto", "on", "off"} {
@@ -57,15 +57,15 @@ func TestTransferTiers(t *testing.T) {
 func TestOpenSocketsWarn(t *testing.T) {
 	const lmcache = "workers: [{url: 'http://h:1', role: decode, options: {init_port: ['1'], alloc_port: ['2']}}]\npd: {family: lmcache}\n"
 	for text, want := range map[string]string{
-		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091'}":                                                         "transfers.zmq_networks",
-		"transfers: {zmq_listen: 'tcp://*:8091'}":                                                                "transfers.zmq_networks",
-		"transfers: {zmq_listen: 'tcp://[fd00::1]:8091'}":                                                        "transfers.zmq_networks",
-		"transfers: {zmq_listen: 'tcp://127.0.0.1:8091'}":                                                        "",
-		"transfers: {zmq_listen: 'tcp://[::1]:8091'}":                                                            "",
-		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091', zmq_networks: [10.0.0.0/16]}":                            "",
-		"transfers: {zmq_listen: 'tcp://*:8091'}\nregister: {listen: '127.0.0.1:8081', token: 0123456789abcdef}": "",
-		lmcache + "lmcache: {proxy_host: 0.0.0.0}":                                                               "lmcache.networks",
-		lmcache + "lmcache: {proxy_host: 0.0.0.0, networks: [10.0.0.0/16]}":                                      "",
+		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091'}":                                                             "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://*:8091'}":                                                                    "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://[fd00::1]:8091'}":                                                            "transfers.zmq_networks",
+		"transfers: {zmq_listen: 'tcp://127.0.0.1:8091'}":                                                            "",
+		"transfers: {zmq_listen: 'tcp://[::1]:8091'}":                                                                "",
+		"transfers: {zmq_listen: 'tcp://10.0.0.1:8091', zmq_networks: [10.0.0.0/16]}":                                "",
+		"transfers: {zmq_listen: 'tcp://*:8091'}\nregistration: {listen: '127.0.0.1:8081', token: 0123456789abcdef}": "",
+		lmcache + "lmcache: {proxy_host: 0.0.0.0}":                                                                   "lmcache.networks",
+		lmcache + "lmcache: {proxy_host: 0.0.0.0, networks: [10.0.0.0/16]}":                                          "",
 		lmcache:                          "",
 		"lmcache: {proxy_host: 0.0.0.0}": "", // no model is of that family
 	} {
@@ -89,13 +89,13 @@ func TestOpenSocketsWarn(t *testing.T) {
 
 func TestDescribeTransfers(t *testing.T) {
 	const pair = "workers: [{url: 'http://p:1', role: prefill}, {url: 'http://d:1', role: decode}]\n"
-	const on = "register: {listen: '127.0.0.1:81', token: planted-secret-planted}\n"
+	const on = "registration: {listen: '127.0.0.1:81', token: planted-secret-planted}\n"
 	for text, want := range map[string]string{
 		pair + on: "told of by NIXL, by an agent of its own, UCX, ZMQ at tcp://127.0.0.1:*, each",
-		pair + "transfers: {zmq_listen: 'tcp://127.0.0.1:82'}":                                                      "told of by ZMQ at tcp://127.0.0.1:82, each",
-		pair + "pd: {family: lmcache, lease: 12s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":      "LMCache's notifications, taken at tcp://127.0.0.1:8500, for 5s at most\n",
-		pair + "pd: {family: lmcache, lease: 7s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":       "for 4s at most\n",
-		pair + "pd: {family: lmcache, notify_wait: 0s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}": "does not wait for LMCache's notifications",
+		pair + "transfers: {zmq_listen: 'tcp://127.0.0.1:82'}":                                                             "told of by ZMQ at tcp://127.0.0.1:82, each",
+		pair + "pd: {family: lmcache, lease: 12s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":             "LMCache's notifications, taken at tcp://127.0.0.1:8500, for 5s at most\n",
+		pair + "pd: {family: lmcache, lease: 7s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":              "for 4s at most\n",
+		pair + "pd: {family: lmcache, completion_timeout: 0s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}": "does not wait for LMCache's notifications",
 	} {
 		if got := mustParseText(t, text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
 			t.Errorf("%s: want %q in\n%s", text, want, got)

@@ -62,6 +62,7 @@ func read(name string, text []byte, f *errorList) *Config {
 	if root := d.parse(text); root != nil {
 		d.value(root, reflect.ValueOf(c).Elem(), "", "")
 	}
+	c.inputWarnings = append(c.inputWarnings, d.warnings...)
 	return c
 }
 
@@ -74,6 +75,9 @@ type decoder struct {
 	origins map[string]origin
 	values  int
 	anchors map[string]ast.Node
+	// warnings are of old names, one for each name.
+	warnings []string
+	warned   map[string]bool
 }
 
 // parse gives the root node; nil for an empty file or one that is no YAML.
@@ -227,15 +231,34 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 }
 
 func (d *decoder) structure(n ast.Node, v reflect.Value, path string, at origin) {
-	known := fieldsOf(v.Type())
+	known, names := fieldsOf(v.Type()), given{}
 	for key, value := range d.entries(n, path, at) {
 		sub := joinPath(path, key.name)
 		f, ok := known.find(key.name)
+		if old := known.findOld(key.name); !ok && old != nil {
+			f, ok, sub = *old, true, joinPath(path, old.Tag.Get("yaml"))
+			d.warnRenamed(v.Type(), key, joinPath(path, key.name), sub)
+		}
+		if _, conflicts := names.conflict(sub, key.name); ok && conflicts {
+			d.errs.add(key.at, sub, "given as %s and as %s, which is its old name; want %s alone", f.Tag.Get("yaml"), f.Tag.Get("was"), f.Tag.Get("yaml"))
+			continue
+		}
 		if !ok {
 			d.errs.add(key.at, sub, "no such field%s; known: %s", suggestion(key.name, known.names()), strings.Join(known.names(), ", "))
 			continue
 		}
 		d.value(value, v.FieldByIndex(f.Index), sub, f.Tag)
+	}
+}
+
+// warnRenamed adds one warning for each old name of a struct's field.
+func (d *decoder) warnRenamed(t reflect.Type, key yamlKey, old, present string) {
+	if id := t.Name() + "." + key.name; !d.warned[id] {
+		if d.warned == nil {
+			d.warned = map[string]bool{}
+		}
+		d.warned[id] = true
+		d.warnings = append(d.warnings, renamedWarning(key.at.String(), old, present))
 	}
 }
 
@@ -412,6 +435,15 @@ func (fs fields) find(name string) (reflect.StructField, bool) {
 		return reflect.StructField{}, false
 	}
 	return fs[i], true
+}
+
+// findOld is the field whose old name is name; nil for none.
+func (fs fields) findOld(name string) *reflect.StructField {
+	i := slices.IndexFunc(fs, func(f reflect.StructField) bool { return f.Tag.Get("was") == name })
+	if i < 0 {
+		return nil
+	}
+	return &fs[i]
 }
 
 func (fs fields) names() []string {

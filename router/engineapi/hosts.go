@@ -23,7 +23,7 @@ type allowedHosts struct {
 	any   bool // one of nets is 0.0.0.0/0 or ::/0
 }
 
-// newHosts reads routed.hosts: networks (10.0.0.0/8), addresses, and names, which
+// newHosts reads engine_api.allowed_hosts: networks (10.0.0.0/8), addresses, and names, which
 // are compared and never looked up.
 func newHosts(list []string) (h allowedHosts, err error) {
 	h.names = make(map[string]bool)
@@ -140,7 +140,7 @@ func (h *allowedHosts) checkTree(at place, raw []byte) error {
 	switch raw[0] {
 	case '"':
 		if at.opaque && !h.any {
-			return &FieldError{Got: "the state of a transceiver, whose hosts cannot be read; it is accepted if routed.hosts contains 0.0.0.0/0", Forbidden: true}
+			return &FieldError{Got: "the state of a transceiver, whose hosts cannot be read; it is accepted if engine_api.allowed_hosts contains 0.0.0.0/0", Forbidden: true}
 		}
 		if at.host || bytes.Contains(appendText(nil, raw), []byte("://")) {
 			return h.checkHost(at, raw)
@@ -212,7 +212,7 @@ func (h *allowedHosts) checkHost(at place, raw []byte) error {
 		return &FieldError{Got: quoteValue(raw, jsonscan.String), Want: "a host, HOST:PORT, or a URL where no mere host is asked for", Forbidden: true}
 	}
 	if !h.allow(host) {
-		return &FieldError{Got: fmt.Sprintf("the host %.100q is not on the allow-list (routed.hosts)", host), Forbidden: true}
+		return &FieldError{Got: fmt.Sprintf("the host %.100q is not on the allow-list (engine_api.allowed_hosts)", host), Forbidden: true}
 	}
 	return nil
 }

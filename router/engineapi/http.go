@@ -18,7 +18,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 		return
 	}
 	if !e.opt.HTTP {
-		x.Error(front.UnknownRoute, "", x.Endpoint.Path+" is not served here; routed.http turns it on", 0)
+		x.Error(front.UnknownRoute, "", x.Endpoint.Path+" is not served here; engine_api.http turns it on", 0)
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())

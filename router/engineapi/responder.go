@@ -270,7 +270,7 @@ func endReason(cause relay.Cause) *failure {
 	case relay.Cancelled:
 		message = "the router ended the stream: another part of this request failed"
 	case relay.BudgetExhausted:
-		reason, message = front.BudgetExhausted, "the memory for request bodies and events that have not come whole (limits.body_budget) is spent; send the request again"
+		reason, message = front.BudgetExhausted, "the memory for request bodies and events that have not come whole (limits.memory_budget) is spent; send the request again"
 	default:
 		message = "the stream ended early: " + cause.String()
 	}

@@ -26,7 +26,7 @@ func checkNetwork(allowed []netip.Prefix, src EventSource) error {
 			return fmt.Errorf("the engine names %q; want tcp:// and an IP address, since the worker registered itself", ep)
 		}
 		if !networks.Contains(allowed, ip.WithZone("")) {
-			return fmt.Errorf("the engine names %q, which lies in none of register.networks (a wide one does not mean loopback and link-local addresses)", ep)
+			return fmt.Errorf("the engine names %q, which lies in none of registration.networks (a wide one does not mean loopback and link-local addresses)", ep)
 		}
 	}
 	return nil

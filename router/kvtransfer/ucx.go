@@ -97,7 +97,7 @@ func devicesIn(networks []netip.Prefix) ([]string, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("transfers: no network device here has an address in register.networks (%s); name some in transfers.ucx_devices", networks)
+		return nil, fmt.Errorf("transfers: no network device here has an address in registration.networks (%s); name some in transfers.ucx_devices", networks)
 	}
 	return found, nil
 }

@@ -95,7 +95,7 @@ func (q *request) completionTimedOut() prefillEnd {
 	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
 	q.noteFallback("not_completed", detail+"; "+q.handover.Decode.ID.String()+" may have blocks of it that were never written")
 	q.exclude(q.handover.Prefill, excludedError)
-	if !q.excludeTaintedDecode(detail + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.notify_wait 0)") {
+	if !q.excludeTaintedDecode(detail + " (look at pd_proxy_host and pd_proxy_port of the worker, and at lmcache.networks; workers with pd_skip_proxy_notification need pd.completion_timeout 0)") {
 		return prefillAnswered
 	}
 	if q.refreshCandidates(); q.triesLeft() && q.hasCandidate(q.plan.Prefill) && q.withdrawRetry() {

@@ -152,7 +152,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 // detachedLeg is a leg that may outlive its client's request.
 type detachedLeg struct {
 	req         upstream.Request
-	body        membudget.Lease // counted in limits.body_budget
+	body        membudget.Lease // counted in limits.memory_budget
 	answerBytes membudget.Count // its answer
 	segment     [1][]byte
 	fieldBytes  []byte // of lines
@@ -303,7 +303,7 @@ func (q *request) awaitPrefillAnswer() error {
 }
 
 // leasePrefillAnswer has prefill's answer, where every event of a stream repeats a part of it
-// (Joiner), last as long as the stream, and counted in limits.body_budget; false when there
+// (Joiner), last as long as the stream, and counted in limits.memory_budget; false when there
 // is no memory for it.
 func (q *request) leasePrefillAnswer(resp *upstream.Response) (ok bool) {
 	if _, merges := q.answerRewriter().(AnswerMerger); !merges || resp.Status != 200 || !isEventStream(resp) {
@@ -318,7 +318,7 @@ func (q *request) leasePrefillAnswer(resp *upstream.Response) (ok bool) {
 }
 
 func (q *request) refuseForMemory() {
-	q.refuse(front.BudgetExhausted, "the memory for request bodies (limits.body_budget) is spent; try again", time.Second)
+	q.refuse(front.BudgetExhausted, "the memory for request bodies (limits.memory_budget) is spent; try again", time.Second)
 }
 
 // hasFailed says whether the leg has ended badly by now.

@@ -49,7 +49,7 @@ type FailingHandover struct {
 }
 
 // PlainDecodeAllowed says whether decode may do whole requests of every model where no prefill
-// worker is healthy (pd.plain_decode, and what the families' engines can).
+// worker is healthy (pd.decode_only_fallback, and what the families' engines can).
 func (r *Runner) PlainDecodeAllowed() bool {
 	s := r.current.Load()
 	allowed := func(m *modelPD) bool { return m.pd.PlainDecode && !m.traits.NoPlainDecode }

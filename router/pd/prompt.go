@@ -33,7 +33,7 @@ func (q *request) resolvePrompt() {
 	}
 	if !q.accountPrompt() {
 		q.estimatePrompt()
-		q.prompt.Err = "the memory for bodies (limits.body_budget) is spent"
+		q.prompt.Err = "the memory for bodies (limits.memory_budget) is spent"
 		return
 	}
 	q.tokenizePrompt()

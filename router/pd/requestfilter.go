@@ -38,7 +38,7 @@ func (q *request) filterRequest() bool {
 		if unsupported == "no_tokens" {
 			code = front.UpstreamFailed // the client cannot help it
 		}
-		q.refuse(code, "family "+q.plan.Family.Name()+" cannot hand this request over ("+unsupported+"), and pd.plain_decode is off", 0)
+		q.refuse(code, "family "+q.plan.Family.Name()+" cannot hand this request over ("+unsupported+"), and pd.decode_only_fallback is off", 0)
 		return false
 	}
 	q.plan.usePlainDecode(unsupported)

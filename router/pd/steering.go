@@ -65,7 +65,7 @@ func newPinPolicy(list []string) (p pinPolicy, err error) {
 		default:
 			n, err := netip.ParsePrefix(w)
 			if err != nil {
-				return p, fmt.Errorf("disagg: cannot read steering.pins %q: want a network (10.0.0.0/8), unix, any, or off", w)
+				return p, fmt.Errorf("disagg: cannot read steering.pinning %q: want a network (10.0.0.0/8), unix, any, or off", w)
 			}
 			p.networks = append(p.networks, n.Masked())
 		}
@@ -111,7 +111,7 @@ func (q *request) applySteering() bool {
 		if pin == nil {
 			name, value = headerAllowed, allowed
 		}
-		return q.refuseSteering(name, string(value), "steering.pins does not let this client name workers; the operator can add its network")
+		return q.refuseSteering(name, string(value), "steering.pinning does not let this client name workers; the operator can add its network")
 	}
 	return q.readLabels(labels) && q.readAllowed(allowed) && q.readPin(pin) && q.filterPlan()
 }

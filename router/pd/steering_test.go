@@ -21,7 +21,7 @@ func TestSplitWords(t *testing.T) {
 }
 
 // TestLongSteeringListCostsNothing reads the first words of a list as long as a body may be.
-// Splitting the whole list first took 1.2 GiB beyond limits.body_budget.
+// Splitting the whole list first took 1.2 GiB beyond limits.memory_budget.
 func TestLongSteeringListCostsNothing(t *testing.T) {
 	list := bytes.Repeat([]byte("a,"), 16<<20)
 	got := testing.Benchmark(func(b *testing.B) {

@@ -5,7 +5,7 @@
 //
 // Recorder is its main type. It is the kvevents.Tap, disagg's recorder and the
 // scheduler's; while nobody records, each of these costs one atomic load. cmd
-// starts it into files (record.dir) or into the admin API's stream (sluice
+// starts it into files (recording.dir) or into the admin API's stream (sluice
 // record); Files writes those, Reader reads them. A prompt's text and its tokens
 // are never recorded, only hashes of blocks; request ids are hashed too. Nothing
 // here makes a request wait: what does not fit the bounded queue is dropped,

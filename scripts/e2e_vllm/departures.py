@@ -50,7 +50,7 @@ class Departures:
         self.report.note("router: `sluice serve --prefill URL,id=p1 --decode GATE,id=d1`; the gate is a TCP relay before decode")
         flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.gate.url},id=d1"]
         # A decode that is not streamed is left to itself for a while; here it is to be cut.
-        self.start("router-departures", flags, {"SLUICE_PD_ABANDONED_DECODE": "1s"})
+        self.start("router-departures", flags, {"SLUICE_PD_ABANDONED_DECODE_TIMEOUT": "1s"})
         try:
             for check in (self.gone_in_prefill, self.gone_between, self.gone_at_the_head, self.gone_near_the_head, self.gone_in_decode, self.gone_unstreamed, self.gone_any_time):
                 with self.report.guarded(check.__name__.replace("_", " ")):
@@ -64,7 +64,7 @@ class Departures:
 
     def start(self, name, flags, more=None):
         # A gate that holds bytes holds probes too.
-        patient = {"SLUICE_HEALTH_INTERVAL": "10m", "SLUICE_HEALTH_TIMEOUT": "1m", "SLUICE_HEALTH_FAIL_AFTER": "1000"}
+        patient = {"SLUICE_HEALTH_INTERVAL": "10m", "SLUICE_HEALTH_TIMEOUT": "1m", "SLUICE_HEALTH_UNHEALTHY_THRESHOLD": "1000"}
         self.router = Router(self.context.router, self.context.run_dir, name, flags, {**patient, **(more or {})})
         self.router.wait_ready()
 
@@ -186,7 +186,7 @@ class Departures:
         self.report.row("… tokens made of 3500", "fewer than 1000", made, made < 1000)
 
     def gone_unstreamed(self):
-        """Nothing shows that such a decode was admitted: it is cut after pd.cut_after."""
+        """Nothing shows that such a decode was admitted: it is cut after pd.abort_delay."""
         body = {**prompts.chat(prompts.text()), "max_tokens": 3500, "ignore_eos": True}
         made = self.d.metrics().sum("vllm:generation_tokens_total")
         left, held = self.held_at_decode(body)

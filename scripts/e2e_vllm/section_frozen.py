@@ -77,10 +77,10 @@ class Section:
         try:
             wait_ready([*engines.values(), large])
             more = {"SLUICE_HEALTH_TIMEOUT": "2s"}
-            flags = ["--set", "schedule.policy=round_robin", "--set", "fleet.retry_per_second=100"]
+            flags = ["--set", "schedule.policy=round_robin", "--set", "fleet.retry_budget_min_per_second=100"]
             flags += [f for name, e in engines.items() for f in ("--engine", f"{e.url},id={name}")]
             self.router = Router(context.router, context.run_dir, "router-frozen", flags, more)
-            report.note("router: `sluice serve --set schedule.policy=round_robin --set fleet.retry_per_second=100 --engine URL,id=e1 --engine URL,id=e2`, all bounds at their defaults")
+            report.note("router: `sluice serve --set schedule.policy=round_robin --set fleet.retry_budget_min_per_second=100 --engine URL,id=e1 --engine URL,id=e2`, all bounds at their defaults")
             self.router.wait_ready()
             self.wait_for('state="ready"} 1', 2)
             for _ in range(8):  # both have served

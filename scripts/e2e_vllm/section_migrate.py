@@ -52,7 +52,7 @@ class Section:
         }
         try:
             wait_ready([prefill, *self.decodes.values()])
-            allow = ["migration.drain_after=0s", "migration.allow=logprobs,many_choices", "migration.structured=exact"]
+            allow = ["migration.drain_delay=0s", "migration.allow=logprobs,many_choices", "migration.structured=exact"]
             flags = [f for setting in allow for f in ("--set", setting)] + ["--prefill", f"{prefill.url},id=p1"]
             flags += [f for name, e in self.decodes.items() for f in ("--decode", f"{e.url},id={name}")]
             report.note("router: `sluice serve " + " ".join(f"--set {setting}" for setting in allow) + " --prefill URL,id=p1 --decode URL,id=d1 --decode URL,id=d2`")

@@ -15,7 +15,7 @@ from report import short
 from router import Router
 from section_pd import until
 
-PYTHON = os.path.join(os.path.dirname(__file__), "..", "..", "router", "routed", "python")
+PYTHON = os.path.join(os.path.dirname(__file__), "..", "..", "router", "engineapi", "python")
 EXAMPLE = os.path.join(PYTHON, "examples", "vllm_preprocessor.py")
 sys.path.insert(0, os.path.join(PYTHON, "src"))
 
@@ -42,8 +42,8 @@ class Section:
             path = os.path.join(context.run_dir, "engine.sock")
             self.address = f"unix://{path}"
             flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.d.url},id=d1"]
-            flags += ["--set", f"routed.unix={path}", "--set", "routed.http=true"]
-            report.note("router: `sluice serve --prefill URL,id=p1 --decode URL,id=d1 --set routed.unix=PATH --set routed.http=true`")
+            flags += ["--set", f"engine_api.unix_socket={path}", "--set", "engine_api.http=true"]
+            report.note("router: `sluice serve --prefill URL,id=p1 --decode URL,id=d1 --set engine_api.unix_socket=PATH --set engine_api.http=true`")
             report.note("preprocessor: `router/engineapi/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
             self.router = Router(context.router, context.run_dir, "router-routed", flags)
             self.router.wait_ready()

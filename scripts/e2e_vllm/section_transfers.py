@@ -202,7 +202,7 @@ class Section:
         flags += ["--prefill", f"{self.front.url},id=p1"]
         flags += ["--prefill", f"{self.engines['p2'].url},id=p2"]
         flags += ["--decode", f"{self.engines['d1'].url},id=d1,connector=true"]
-        env = {"SLUICE_REGISTER_TOKEN": TOKEN, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **env}
+        env = {"SLUICE_REGISTRATION_TOKEN": TOKEN, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **env}
         router = Router(self.context.router, self.context.run_dir, "router-" + name, flags, env)
         try:
             router.wait_ready()

@@ -58,7 +58,7 @@ type Announcement struct {
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
 	// NIXL says where the worker's NIXL agent is reached.
 	NIXL *NIXL `json:"nixl,omitempty"`
-	// LeaseSeconds asks for a lease; 0: the router's own (register.lease).
+	// LeaseSeconds asks for a lease; 0: the router's own (registration.lease).
 	LeaseSeconds int `json:"lease_seconds,omitempty"`
 }
 

@@ -50,9 +50,9 @@ func (s *Server) restoreKnown() (known []KnownWorker) {
 		var why error
 		switch {
 		case k.Lease <= 0 || k.Lease > s.settings.Load().MaxLease:
-			why = fmt.Errorf("its lease of %s is longer than register.max_lease", k.Lease)
+			why = fmt.Errorf("its lease of %s is longer than registration.max_lease", k.Lease)
 		case !slices.ContainsFunc(s.networks, func(n netip.Prefix) bool { return n.Contains(k.Owner) }):
-			why = errors.New("it was registered from outside of register.networks")
+			why = errors.New("it was registered from outside of registration.networks")
 		default:
 			why = at.checkSpec(&k.Spec)
 		}

@@ -35,7 +35,7 @@ func (g *limitListener) Accept() (net.Conn, error) {
 		}
 		ap, err := netip.ParseAddrPort(c.RemoteAddr().String())
 		if err != nil || !slices.ContainsFunc(g.networks, func(n netip.Prefix) bool { return n.Contains(ap.Addr().Unmap().WithZone("")) }) {
-			g.reject(c, "it is in none of register.networks")
+			g.reject(c, "it is in none of registration.networks")
 			continue
 		}
 		if g.open.Add(1) <= g.maxConns.Load() {

@@ -316,7 +316,7 @@ func TestBadAnnouncements(t *testing.T) {
 		"query":               {`{"version":1,"url":"http://127.0.0.1:1/?x=1"}`, "query"},
 		"ipc":                 {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["ipc:///tmp/x"]}`, "tcp://ADDRESS:PORT"},
 		"load over ipc":       {`{"version":1,"url":"http://127.0.0.1:1","load_events":["ipc:///tmp/x"]}`, "load_events[0]"},
-		"load elsewhere":      {`{"version":1,"url":"http://127.0.0.1:1","load_events":["tcp://8.8.8.8:5757"]}`, "register.networks"},
+		"load elsewhere":      {`{"version":1,"url":"http://127.0.0.1:1","load_events":["tcp://8.8.8.8:5757"]}`, "registration.networks"},
 		"negative bound":      {`{"version":1,"url":"http://127.0.0.1:1","rank_requests":-1}`, "rank_requests: -1"},
 		"bind":                {`{"version":1,"url":"http://127.0.0.1:1","kv_events":["bind:tcp://*:5557"]}`, "tcp://ADDRESS:PORT"},
 		"rank twice":          {`{"version":1,"url":"http://127.0.0.1:1","ranks":[1,1]}`, "rank 1 is there twice"},

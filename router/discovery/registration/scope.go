@@ -43,7 +43,7 @@ func (p callerScope) host(field, host string) (string, error) {
 		}
 	}
 	if a = a.Unmap(); !networks.Contains(p.networks, a) {
-		why := "lies in none of the networks that workers may serve on (register.networks)"
+		why := "lies in none of the networks that workers may serve on (registration.networks)"
 		switch {
 		case !networks.IsUnicastHost(a):
 			why = "is no address of one host"

@@ -107,7 +107,7 @@ func New(opt Options) (*Server, error) {
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "addr", s.Addr(), "help", "register.tls_cert and register.tls_key")
+		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "addr", s.Addr(), "help", "registration.tls_cert and registration.tls_key")
 	}
 	return s, nil
 }
@@ -122,7 +122,7 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	}
 	keeper, err := certs.New(certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA}, s.log)
 	if err != nil {
-		return nil, fmt.Errorf("registration: register.tls_cert, tls_key, client_ca: %w", err)
+		return nil, fmt.Errorf("registration: registration.tls_cert, tls_key, client_ca: %w", err)
 	}
 	return keeper.ServerConfig(tls.VersionTLS12)
 }
@@ -196,7 +196,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 			given, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 			if got, want := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token)); subtle.ConstantTimeCompare(got[:], want[:]) != 1 {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="sluice registration"`)
-				fail(w, &refusal{401, "unauthorized", "want the header Authorization: Bearer TOKEN, with the router's register.token", 0})
+				fail(w, &refusal{401, "unauthorized", "want the header Authorization: Bearer TOKEN, with the router's registration.token", 0})
 				return
 			}
 		}

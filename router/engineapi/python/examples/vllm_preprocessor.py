@@ -54,7 +54,7 @@ async def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    async with RoutedEngine(args.address, token=os.environ.get("SLUICE_ROUTED_TOKEN"), key=os.environ.get(args.key_env)) as engine:
+    async with RoutedEngine(args.address, token=os.environ.get("SLUICE_ENGINE_API_TOKEN"), key=os.environ.get(args.key_env)) as engine:
         preprocessor = Preprocessor(engine, args.model, args.tokenizer)
 
         async def ask(message: str) -> dict:

@@ -78,7 +78,7 @@ class Fleet:
         self.address = f"unix://{self.socket}"
         self.router: Process | None = None
         self.engines: list[Process] = []
-        self.args = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", f"routed.unix={self.socket}", *serve]
+        self.args = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", f"engine_api.unix_socket={self.socket}", *serve]
         try:
             for flag, args, *said in engines:
                 self.engines.append(Process("sim", *args))

@@ -112,7 +112,7 @@ class OneFleet(AsyncCase):
         sim = ["--blocks", "200000", "--max-num-seqs", "4000"]
         cls.fleet = Fleet(
             ("--prefill", ["--role", "prefill", "--speed", "20", *sim]), ("--decode", ["--role", "decode", "--speed", "20", *sim]),
-            serve=["--set", "limits.engine_conns=6000", "--set", "health.timeout=20s", "--set", "health.fail_after=100"],
+            serve=["--set", "limits.engine_conns=6000", "--set", "health.timeout=20s", "--set", "health.unhealthy_threshold=100"],
         )
 
     @classmethod
