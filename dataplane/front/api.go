@@ -168,7 +168,7 @@ type ResponseIDObserver interface {
 }
 
 // Doner is a Relayed that wants to know when its stream's own last event has been read; the
-// engine's response may end later. See relay.DoneTold.
+// engine's response may end later. See relay.ClientConn.
 type Doner interface {
 	// Done is called at most once, on the thread that relays, and must not block.
 	Done(usage relay.Usage, failed bool)

@@ -120,7 +120,7 @@ func (c *conn) hasBuffered(hijacked io.Reader) bool {
 	}
 }
 
-// BeforeEnd implements relay.Ender.
+// BeforeEnd implements relay.ClientConn.
 func (st *stream) BeforeEnd() {
 	if st.keep {
 		st.c.checkPipelined()

@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
@@ -90,14 +91,14 @@ func (st *stream) FirstToken() {
 	}
 }
 
-// ResponseID implements relay.StoredTold.
+// ResponseID implements relay.ClientConn.
 func (st *stream) ResponseID(id string) {
 	if s, ok := st.handler.(ResponseIDObserver); ok {
 		s.ResponseID(id)
 	}
 }
 
-// Done implements relay.DoneTold.
+// Done implements relay.ClientConn.
 func (st *stream) Done(usage relay.Usage, failed bool) {
 	if d, ok := st.handler.(Doner); ok {
 		d.Done(usage, failed)
@@ -111,7 +112,8 @@ func (st *stream) onClientGone() {
 	}
 }
 
-// Resume implements relay.Resumer: it goes on with a stream that a loop has let go of.
+// Resume implements relay.ClientConn: the rest of a stream that a loop has detached runs on a
+// goroutine.
 func (st *stream) Resume(f func() (relay.Result, bool)) {
 	c := st.c
 	go func() {
@@ -515,26 +517,25 @@ func (st *stream) writePayload(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ClientGone implements relay.Leaver.
+// ClientGone implements relay.ClientConn.
 func (st *stream) ClientGone() bool { return st.c.clientWatch.gone.Load() }
 
-// Reframes implements relay.Framer.
+// Reframes implements relay.ClientConn.
 func (st *stream) Reframes() bool { return st.chunked }
 
-// Descriptor implements relay.Descriptor: none while the head is not out, where the
-// framing must be taken out or the body encoded, where TLS is spoken, and where there
-// is none.
-func (st *stream) Descriptor() (fd int, ok bool) {
+// LoopOutput implements relay.ClientConn. There is no descriptor for a loop while the response head
+// is unsent, where the body is reframed or compressed, and on a TLS connection.
+func (st *stream) LoopOutput() (fd int, sink eventloop.Sink, ok bool) {
 	if st.transformed() || len(st.head) > 0 || st.c.fd == 0 || st.c.tlsConn != nil {
-		return 0, false
+		return 0, nil, false
 	}
 	st.releaseSetup()
 	st.c.releaseState()
-	return int(st.c.fd), true
+	return int(st.c.fd), nil, true
 }
 
-// DetectsStalls implements relay.Patient: put waits.
-func (st *stream) DetectsStalls() {}
+// DetectsStalls implements relay.ClientConn: Write waits for slow clients itself.
+func (st *stream) DetectsStalls() bool { return true }
 
 // SetWriteDeadline implements relay.ClientConn.
 func (st *stream) SetWriteDeadline(t time.Time) error {

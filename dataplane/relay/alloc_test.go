@@ -9,7 +9,7 @@ import (
 )
 
 // discardConn is a client that takes everything at no cost.
-type discardConn struct{}
+type discardConn struct{ noHooks }
 
 func (discardConn) Write(p []byte) (int, error)      { return len(p), nil }
 func (discardConn) SetWriteDeadline(time.Time) error { return nil }

@@ -155,7 +155,7 @@ func (s *stream) padChunk(n int64) (ok bool) {
 		return false
 	}
 	const head, tail = ":", "\n\n"
-	s.beforeEnd()
+	s.dst.BeforeEnd()
 	if n < int64(len(head+tail)) {
 		return s.writeAt([]byte(tail[:n]), time.Now()) == nil
 	}
@@ -182,8 +182,5 @@ func (s *stream) appendMissingEvents(dst []byte, f streamFailure) []byte {
 // mayAppend says whether the body may have any end: it ends with the connection, or dst
 // frames it.
 func (s *stream) mayAppend() bool {
-	if f, ok := s.dst.(Reframer); ok && f.Reframes() {
-		return true
-	}
-	return s.resp.ContentLength == upstream.LengthToClose
+	return s.dst.Reframes() || s.resp.ContentLength == upstream.LengthToClose
 }

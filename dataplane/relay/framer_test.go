@@ -47,7 +47,7 @@ func TestMixedLineEnds(t *testing.T) {
 								rest = rest[n:]
 							}
 							res := s.finish()
-							got := string(dechunk(t, dst))
+							got := string(dechunk(t, dst.b))
 							if res.Cause != Completed || res.Err != nil || res.Finish != "stop" || res.Events < 3 || bare(got) != bare(body) {
 								t.Fatalf("%q in reads of %d, rewritten %v: %+v\ngot %q", body, read, rewritten, res, got)
 							}

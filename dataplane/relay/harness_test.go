@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/upstream"
 )
 
@@ -77,8 +78,28 @@ func open(t testing.TB, e *upstream.Endpoint, call *upstream.Call) *upstream.Res
 	return resp
 }
 
+// noHooks implements the methods of a ClientConn that tests rarely need.
+type noHooks struct{}
+
+func (noHooks) DetectsStalls() bool                     { return false }
+func (noHooks) Reframes() bool                          { return false }
+func (noHooks) ClientGone() bool                        { return false }
+func (noHooks) FirstToken()                             {}
+func (noHooks) ResponseID(string)                       {}
+func (noHooks) Done(Usage, bool)                        {}
+func (noHooks) BeforeEnd()                              {}
+func (noHooks) LoopOutput() (int, eventloop.Sink, bool) { return 0, nil, false }
+func (noHooks) Resume(func() (Result, bool))            { panic("a stream without loops was resumed") }
+
+// tcpConn is a client behind a real connection.
+type tcpConn struct {
+	noHooks
+	*net.TCPConn
+}
+
 // recordingConn is a client that takes everything.
 type recordingConn struct {
+	noHooks
 	mu        sync.Mutex
 	got       []byte
 	writes    int

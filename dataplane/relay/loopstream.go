@@ -59,14 +59,7 @@ func (s *stream) detachConns() bool {
 	state := new(loopState)
 	t, ok := &state.task, false
 	t.Handler, t.WriteTimeout, t.Idle = (*loopStream)(s), s.writeTimeout, s.idleTimeout
-	switch client := s.dst.(type) {
-	case eventloop.Sink:
-		t.Out, t.Sink = -1, client
-	case RawWriter:
-		if t.Out, ok = client.Descriptor(); !ok {
-			return false
-		}
-	default:
+	if t.Out, t.Sink, ok = s.dst.LoopOutput(); !ok {
 		return false
 	}
 	t.NotifySent = s.scanning || s.editor != nil
@@ -115,7 +108,7 @@ func (l *loopStream) Process(p []byte, t time.Time) (out []byte, done bool) {
 		s.resp.NoteDelayedEvents(time.Duration(s.lastByte - before))
 	}
 	if s.engineDone() {
-		s.beforeEnd()
+		s.dst.BeforeEnd()
 		return out, true
 	}
 	s.migrating = s.shouldMigrate()
@@ -134,7 +127,7 @@ func (l *loopStream) Sent() (most time.Duration) {
 // Ended implements loop.Handler.
 func (l *loopStream) Ended(e eventloop.End) {
 	s := (*stream)(l)
-	s.dst.(Resumer).Resume(func() (Result, bool) { return s.resumeAfterLoop(e) })
+	s.dst.Resume(func() (Result, bool) { return s.resumeAfterLoop(e) })
 }
 
 // shutdownEngine ends the reading from an engine whose connection no loop has; the engine learns
@@ -166,7 +159,7 @@ func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {
 		switch e.Reason {
 		case eventloop.SendFailed, eventloop.SendStalled, eventloop.BudgetExhausted, eventloop.Panicked:
 		default:
-			s.beforeEnd()
+			s.dst.BeforeEnd()
 			failed = s.writeAt(e.Unsent.B, time.Now())
 		}
 		e.Release()

@@ -193,7 +193,7 @@ func redactedStream(t *testing.T, data []byte, chunk, read int) []byte {
 		}
 		rest = rest[n:]
 	}
-	out := dechunk(t, dst)
+	out := dechunk(t, dst.b)
 	if len(out) != len(before)+len(data)+len(after) || string(out[:len(before)]) != before {
 		t.Fatalf("%q\nbecame %q", data, out)
 	}
@@ -201,9 +201,12 @@ func redactedStream(t *testing.T, data []byte, chunk, read int) []byte {
 }
 
 // collectingConn is a client that keeps what it gets.
-type collectingConn []byte
+type collectingConn struct {
+	noHooks
+	b []byte
+}
 
-func (g *collectingConn) Write(p []byte) (int, error)      { *g = append(*g, p...); return len(p), nil }
+func (g *collectingConn) Write(p []byte) (int, error)      { g.b = append(g.b, p...); return len(p), nil }
 func (g *collectingConn) SetWriteDeadline(time.Time) error { return nil }
 
 // noneLeaked looks through all of out, which in became, members that stand twice too.

@@ -82,7 +82,7 @@ func relayReads(t *testing.T, protocol Protocol, reads ...string) (string, *stre
 	for _, read := range reads {
 		s.forward([]byte(read), time.Now())
 	}
-	return string(dst), s
+	return string(dst.b), s
 }
 
 // TestReadsThatEndInsideEvents sends hundreds of events, one chunk each, in reads that all end inside

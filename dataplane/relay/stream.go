@@ -54,8 +54,7 @@ type Options struct {
 	// Drained.
 	ShuttingDown *atomic.Bool
 	// Loops, when set, drive the stream instead of the calling goroutine, where both
-	// connections have descriptors of their own and the body is chunked. The ClientConn
-	// is a Resumer then.
+	// connections have descriptors of their own and the body is chunked.
 	Loops *eventloop.Loops
 	// Budget, when set, counts what is held of events that have not come whole. Where it
 	// is spent the stream ends as BudgetExhausted.
@@ -74,71 +73,47 @@ type Converter interface {
 	End(cause Cause) []byte
 }
 
-// ClientConn is the client's connection as relay needs it.
+// ClientConn is the client's side of a stream. Its methods are called by one goroutine or loop
+// thread at a time, the one that relays, and those that notify must not block.
 type ClientConn interface {
-	// A Write that fails for its deadline ends the stream: its client has stopped.
+	// Write passes bytes on to the client, in the framing of the response. A Write that fails
+	// for its deadline ends the stream as ClientStalled. A Write of nothing waits until a Sink
+	// that was full accepts bytes again.
 	io.Writer
+	// SetWriteDeadline bounds the next writes. Where DetectsStalls, it also samples the client's
+	// progress, and is called every now and then as writes are made.
 	SetWriteDeadline(time.Time) error
-}
+	// DetectsStalls reports whether Write itself waits for a slow client, and uses the deadline
+	// as the time of its next look at the client (StallCheckInterval). This is needed where
+	// Write changes the bytes, because such a write cannot be repeated from outside.
+	DetectsStalls() bool
+	// Reframes reports whether Write puts framing around the body, so that a body that ends with
+	// the engine's connection may be followed by an error event.
+	Reframes() bool
+	// ClientGone reports whether the client has disconnected. A cancelled stream then ends as
+	// ClientGone.
+	ClientGone() bool
 
-// FirstTokenObserver is a ClientConn that wants to know when the first event with content has been read.
-type FirstTokenObserver interface {
-	// FirstToken is called once, on the relaying goroutine, before the event is passed on.
+	// FirstToken is called once, before the first event with content is passed on.
 	FirstToken()
-}
-
-// ResponseIDObserver is a ClientConn that wants to know the id of the response that a stream of
-// Responses is about.
-type ResponseIDObserver interface {
-	// Stored is called at most once, on the relaying goroutine, before the event with the
-	// id is passed on. It must not block.
+	// ResponseID is called at most once in a stream of Responses, before the event with the
+	// response's id is passed on.
 	ResponseID(id string)
-}
-
-// DoneTold is a ClientConn that wants to know when the stream's own last event has been read,
-// behind which the engine may keep its response open for a while.
-type DoneTold interface {
-	// Done is called at most once, on the relaying goroutine, before the event is passed on.
-	// failed: the engine said before that it failed. It must not block.
+	// Done is called at most once, before the stream's own last event is passed on. The engine
+	// may keep its response open for a while after it. failed: the engine has sent an error event.
 	Done(usage Usage, failed bool)
-}
+	// BeforeEnd is called before the last bytes of the stream are written. More bytes may follow
+	// all the same, and another call.
+	BeforeEnd()
 
-// A ClientConn that is a loop.Sink takes bytes from a loop by Put; behind one that said
-// it was full, a Write of nothing waits until it takes some again.
-
-// RawWriter is what a ClientConn has besides when a loop may write to it.
-type RawWriter interface {
-	// Descriptor gives a non-blocking descriptor to which bytes may be written as
-	// they are; it stays open until the stream has ended. Not ok: Write has more to
-	// do.
-	Descriptor() (fd int, ok bool)
-}
-
-// Resumer is what a ClientConn must have besides for Options.Loops.
-type Resumer interface {
-	// Resume starts a goroutine for the rest of a stream that a loop had taken: f
-	// relays to the end, as Begin does.
+	// LoopOutput returns where an event loop may write the stream: a Sink, or a non-blocking
+	// descriptor that stays open until the stream has ended and takes the bytes as they are. Not
+	// ok: bytes must pass through Write, and the stream stays on its goroutine.
+	LoopOutput() (fd int, sink eventloop.Sink, ok bool)
+	// Resume starts a goroutine for the rest of a stream that a loop has detached. f relays to
+	// the end and returns what Start does. It is only called where Options.Loops is set.
 	Resume(f func() (res Result, ended bool))
 }
-
-// StallDetectingWriter is a ClientConn whose Write waits itself for a client that is slow, below what
-// changes the bytes: such a write can not be gone on with above it. The deadline that it
-// is told is when it looks at its client (Patience), and SetWriteDeadline, which comes every
-// now and then as writes do, looks as well.
-type StallDetectingWriter interface{ DetectsStalls() }
-
-// Reframer is what a ClientConn has besides that may put framing around a body which has
-// none, or another.
-type Reframer interface{ Reframes() bool }
-
-// ClientGoneChecker is what a ClientConn has besides that knows when its client has left: a call that
-// is cut then ends the stream as ClientGone.
-type ClientGoneChecker interface{ ClientGone() bool }
-
-// EndObserver is what a ClientConn has besides when it wants to know that a stream's last bytes
-// are about to be written. It is called by who writes them, and must not wait; more bytes
-// may follow all the same, and another call.
-type EndObserver interface{ BeforeEnd() }
 
 const (
 	// A stream reads into a small buffer while events trickle, and into a
@@ -199,8 +174,8 @@ type stream struct {
 }
 
 const (
-	toldStored = 1 << iota // ResponseIDObserver
-	toldDone               // DoneTold
+	toldStored = 1 << iota // ResponseID
+	toldDone               // Done
 )
 
 // streamSettings are what nearly all streams have in common of their Options.
@@ -280,7 +255,7 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		chunked:        resp.ContentLength == upstream.LengthChunked,
 		scanning:       opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
 	}
-	_, s.detectsStalls = dst.(StallDetectingWriter)
+	s.detectsStalls = dst.DetectsStalls()
 	s.scan.protocol, s.scan.keepsOversized = opt.Protocol, true
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
@@ -337,7 +312,7 @@ func (s *stream) finish() Result {
 				// it has not failed its client, whose own failure may still come.
 				s.setCause(Completed, nil)
 			}
-			s.beforeEnd()
+			s.dst.BeforeEnd()
 			s.reusable = len(end) == 0 || s.writeAt(end, time.Now()) == nil
 		}
 	}
@@ -443,7 +418,7 @@ func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 	out := s.process(p, t)
 	over := s.engineDone()
 	if over || !s.chunked && s.resp.BodyDone() {
-		s.beforeEnd()
+		s.dst.BeforeEnd()
 	}
 	if len(out) > 0 && s.writeAt(out, t) != nil {
 		return true
@@ -492,21 +467,15 @@ func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	}
 	if s.scan.token && s.firstToken.isZero() {
 		s.firstToken = s.lastByte
-		if observer, ok := s.dst.(FirstTokenObserver); ok {
-			observer.FirstToken()
-		}
+		s.dst.FirstToken()
 	}
 	if s.told&toldStored == 0 && s.scan.storedID() != "" {
 		s.told |= toldStored
-		if observer, ok := s.dst.(ResponseIDObserver); ok {
-			observer.ResponseID(s.scan.storedID())
-		}
+		s.dst.ResponseID(s.scan.storedID())
 	}
 	if s.scan.ended && s.told&toldDone == 0 {
 		s.told |= toldDone
-		if observer, ok := s.dst.(DoneTold); ok {
-			observer.Done(s.usage(), s.scan.failed)
-		}
+		s.dst.Done(s.usage(), s.scan.failed)
 	}
 	return s.convert(p)
 }
@@ -522,13 +491,6 @@ func (s *stream) convert(p []byte) []byte {
 		s.broken = err
 	}
 	return out
-}
-
-// beforeEnd tells the client's connection that the stream ends.
-func (s *stream) beforeEnd() {
-	if e, ok := s.dst.(EndObserver); ok {
-		e.BeforeEnd()
-	}
 }
 
 // engineDone says whether nothing more of the engine is to be read.
@@ -619,7 +581,7 @@ func (s *stream) readEnded(err error) {
 		}
 	case errors.Is(err, upstream.ErrCancelled) && s.shuttingDown != nil && s.shuttingDown.Load():
 		s.setCause(Drained, err)
-	case errors.Is(err, upstream.ErrCancelled) && s.clientGone():
+	case errors.Is(err, upstream.ErrCancelled) && s.dst.ClientGone():
 		s.setCause(ClientGone, err)
 	case errors.Is(err, upstream.ErrCancelled):
 		s.setCause(Cancelled, err)
@@ -632,13 +594,6 @@ func (s *stream) readEnded(err error) {
 	default:
 		s.setCause(EngineClosed, err)
 	}
-}
-
-// clientGone says whether the client has gone, as far as its connection knows; it may have
-// closed its own direction alone, and still read.
-func (s *stream) clientGone() bool {
-	l, ok := s.dst.(ClientGoneChecker)
-	return ok && l.ClientGone()
 }
 
 // atEventBoundary says whether what is out ends with a whole event.

@@ -146,7 +146,7 @@ func TestClientGone(t *testing.T) {
 		_, _ = io.ReadFull(client, buf)
 		client.Close()
 	}()
-	res := Stream(router, resp, Options{})
+	res := Stream(tcpConn{TCPConn: router}, resp, Options{})
 	resp.Release()
 	if res.Cause != ClientGone || res.Err == nil || res.Reusable || res.Bytes < 1000 {
 		t.Errorf("%+v", res)
@@ -170,7 +170,7 @@ func TestClientStalled(t *testing.T) {
 	})
 	resp := open(t, e, nil)
 	start := time.Now()
-	res := Stream(router, resp, Options{WriteTimeout: 200 * time.Millisecond})
+	res := Stream(tcpConn{TCPConn: router}, resp, Options{WriteTimeout: 200 * time.Millisecond})
 	resp.Release()
 	<-gone
 	if res.Cause != ClientStalled || res.Reusable || !errors.Is(res.Err, os.ErrDeadlineExceeded) || time.Since(start) < 100*time.Millisecond {
@@ -214,7 +214,7 @@ func TestBackPressure(t *testing.T) {
 	resp := open(t, e, nil)
 	done := make(chan Result, 1)
 	go func() {
-		done <- Stream(router, resp, Options{})
+		done <- Stream(tcpConn{TCPConn: router}, resp, Options{})
 		router.Close() // a failure must not leave the client waiting
 	}()
 	<-stopped

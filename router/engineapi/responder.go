@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/eventloop"
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
@@ -212,15 +213,30 @@ func (c *call) abortLeg() {
 
 var errPanic = errors.New("routed: a panic while relaying")
 
-// FirstToken implements relay.FirstTold.
+// FirstToken implements relay.ClientConn.
 func (c *call) FirstToken() { c.hooks.Handler.FirstToken() }
 
-// Done implements relay.DoneTold.
+// Done implements relay.ClientConn.
 func (c *call) Done(usage relay.Usage, failed bool) {
 	if d, ok := c.hooks.Handler.(front.Doner); ok {
 		d.Done(usage, failed)
 	}
 }
+
+// ResponseID implements relay.ClientConn; items carry none.
+func (c *call) ResponseID(string) {}
+
+// BeforeEnd implements relay.ClientConn.
+func (c *call) BeforeEnd() {}
+
+// DetectsStalls implements relay.ClientConn: the wire stream has a bound of its own.
+func (c *call) DetectsStalls() bool { return false }
+
+// Reframes implements relay.ClientConn.
+func (c *call) Reframes() bool { return false }
+
+// LoopOutput implements relay.ClientConn.
+func (c *call) LoopOutput() (fd int, sink eventloop.Sink, ok bool) { return -1, c, true }
 
 // NextEngine takes the answer of another engine in the place of the one that failed.
 func (c *call) NextEngine(b relay.Interruption) *upstream.Response {

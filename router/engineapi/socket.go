@@ -94,7 +94,7 @@ func (c *call) trySend(payload []byte) error {
 	return nil
 }
 
-// Send implements loop.Sink.
+// Send implements eventloop.Sink.
 func (c *call) Send(p []byte) (due eventloop.Flusher, full bool, err error) {
 	c.inPut, c.needsFlush = true, false
 	defer func() {
@@ -131,8 +131,8 @@ func (c *call) sendUnsent() error {
 	return nil
 }
 
-// Resume implements relay.Resumer: ServeStream's goroutine goes on with a stream that a
-// loop has let go of.
+// Resume implements relay.ClientConn: ServeStream's goroutine relays the rest of a stream that a
+// loop has detached.
 func (c *call) Resume(f func() (relay.Result, bool)) { c.rest <- f }
 
 // refuse ends the stream with an error before anything was sent to an engine.
