@@ -575,12 +575,13 @@ func TestPDMatrix(t *testing.T) {
 // families.
 func matrixPage(rows [][]string) string {
 	var b strings.Builder
-	b.WriteString(`# Prefill and decode: what happens, family by family
+	b.WriteString(inBackticks(`# P/D behaviour by family
 
-Written by a test (` + "`go test ./cmd/sluice -run TestPDMatrix -rewrite`" + `): two prefill and two decode engines, simulated, a router over them, one request at a
-time. Every answer called right was compared with that of an undisturbed engine.
+This page shows, family by family, what happens to a request when it succeeds, when its client leaves, and when an engine fails.
+A test writes it (~go test ./cmd/sluice -run TestPDMatrix -rewrite~) with two prefill engines, two decode engines, all simulated, and a router in front of them, one request at a time.
+Every answer called right equals that of an undisturbed engine.
 
-|`)
+|`))
 	for i := range matrixFamilies {
 		b.WriteString(" | " + matrixFamilies[i].name + matrixFamilies[i].variant)
 	}
@@ -592,18 +593,31 @@ time. Every answer called right was compared with that of an undisturbed engine.
 		}
 		b.WriteString(" |\n")
 	}
-	b.WriteString(`
-- **both legs**: prefill on one engine, its KV to another, which computed nothing of the prompt. **declined, both legs**: the same, when decode, which was asked first, held too little.
-  **decode alone**: the request is one the family cannot hand over.
-- **freed at once**: every block, room, lease and reservation was gone, by nobody's time-out; the leases of these engines are 30 s and longer.
-- **run again**: the client saw a whole right answer, from a second pair or decode engine. **unseen**: the same, or decode had the KV already and went on.
-  **goes on elsewhere**: a whole right answer whose first tokens are the first engine's (docs/migration.md). **error event**: the stream ends with an error in the API's form.
-- **while prefill answers**: its engine has finished and keeps the blocks, and its answer, the only thing that names them, is on its way. The router waits for it, for a second and, where the
-  prefill is expected to take up to two seconds more, for that time as well; then it hangs up.
-- A decode that is not streamed shows no sign of life before its end, so it is cut when ` + "`" + `pd.abort_delay` + "`" + ` has passed since it was sent (1 s here) and its engine has answered two
-  questions, one after the other, that were put after it; one that is held up for longer in an engine that answers leaves its blocks to the lease, or to the side channel where that releases.
-  From vLLM 0.21 on it may go on for ` + "`" + `pd.abandoned_decode_timeout` + "`" + ` before that (0 here): cut, its engine tells prefill a second time of blocks that it has read, and prefill logs an error.
-  A stream is cut behind its first event, or ` + "`" + `pd.abort_delay` + "`" + ` behind its head: vLLM sends the head before its engine has the request.
-`)
+	b.WriteString(inBackticks(`
+| word | meaning |
+|---|---|
+| both legs | prefill on one engine, its KV to another, which computed nothing of the prompt |
+| declined, both legs | the same, after decode, which was asked first, held too little |
+| decode alone | the family cannot hand this request over |
+| freed at once | every block, room, lease and reservation was released, by nobody's time-out; the leases of these engines are 30 s and longer |
+| run again | the client saw a whole right answer, from a second pair or decode engine |
+| unseen | the same, or decode had the KV already and went on |
+| goes on elsewhere | a whole right answer whose first tokens are the first engine's ([migration.md](migration.md)) |
+| error event | the stream ends with an error in the API's form |
+
+**While prefill answers**: the engine has finished and keeps the blocks, and its answer, the only thing that names them, is on its way.
+The router waits for it, for a second and, where the prefill is expected to take up to two seconds more, for that time as well.
+Then it closes its sending side.
+
+**A decode that is not streamed** shows no sign of life before its end.
+The router cancels it when ~pd.abort_delay~ has passed since it was sent (1 s here) and its engine has answered two probes, one after the other, that were sent after it.
+A decode that is delayed for longer, in an engine that answers, leaves its blocks to the lease, or to the side channel where that releases.
+From vLLM 0.21 on such a decode may run on for ~pd.abandoned_decode_timeout~ before that (0 here): if it is cancelled, its engine notifies prefill a second time of blocks that it has read, and prefill logs an error.
+
+**A stream** is cancelled after its first event, or ~pd.abort_delay~ after its head: vLLM sends the head before its engine has the request.
+`))
 	return b.String()
 }
+
+// inBackticks turns each tilde of text into a backtick, which a raw string cannot hold.
+func inBackticks(text string) string { return strings.ReplaceAll(text, "~", "`") }
