@@ -546,7 +546,11 @@ func TestBindIsRetried(t *testing.T) {
 	r := newFeedHarness(t, e, nil)
 	r.src.Bind = true
 	r.start()
-	time.Sleep(50 * time.Millisecond) // the first attempt fails
+	eventually(t, "the first attempt fails", func() bool {
+		r.feeds.mu.Lock()
+		defer r.feeds.mu.Unlock()
+		return r.feeds.feeds[r.rank.ID].connError() != nil
+	})
 	previous.feeds.ReleaseBound()
 	e.pub = must(e.ctx.NewSocket(zmq.XPUB))
 	e.pub.SetLinger(0)

@@ -11,35 +11,35 @@ import (
 	"sluice/router/worker"
 )
 
-// ApproxOptions of an Approx; zero values mean the default.
+// ApproxOptions configures an Approx. Zero values select the defaults.
 type ApproxOptions struct {
-	MaxBytes int64         // [256 MiB]; at the bound what was seen longest ago goes first
-	TTL      time.Duration // [2m]; what has not been seen for so long is forgotten
+	MaxBytes int64         // [256 MiB]; above it the least recently seen blocks are dropped
+	TTL      time.Duration // [2m]; blocks that were not seen for this long are dropped
 }
 
-// Approx guesses what ranks hold where no events tell: in text mode and with
-// engines that publish none. It believes what the router itself has sent where
-// (Observe) until the engine says otherwise (Confirm) or time passes. All
-// methods may be called from any goroutine.
+// Approx predicts which blocks ranks have where there are no KV events: in text mode and with
+// engines that publish none. It assumes that a rank has what the router has sent to it (Observe)
+// until the engine contradicts (Confirm) or the time to live ends. All methods may be called from
+// any goroutine.
 //
-// What is believed lies in an index of New's kind, so Find takes no lock and waits
-// for nobody, also where all prompts begin alike. Beside it stands what was seen when: in
-// shards by the first block of a prompt, each with a lock of its own for those who write.
-// A sighting is of a stretch of blocks that came together and lie behind one another in the
-// index, which has their hashes; a table leads to it from the first one's. So what a long
-// prompt brings costs next to no memory beside the index, and what of it comes again is not
-// looked at block by block. A block is in the index as long as it is in a sighting; both
-// change under the shard's lock, and the index's own locks come after it. The bound on memory
-// is that of all shards together, so a beginning that all prompts share may have all of it.
+// The predictions are stored in an index like New's, so Find takes no lock and waits for no writer,
+// even if all prompts begin alike. Observations record what was seen when. They are sharded by a
+// prompt's first block, with a lock per shard for writers. An observation is a stretch of blocks
+// that were seen together and are contiguous in the index, which has their hashes; a table maps the
+// hash of its first block to it. A long prompt therefore needs almost no memory besides the index,
+// and is not processed block by block when it is seen again. A block is in the index exactly as
+// long as it is in an observation. Both change under the shard's lock, which is taken before the
+// index's own locks. The memory bound is shared by all shards, so a prefix that all prompts share
+// may use all of it.
 type Approx struct {
 	max          int64
 	ttl          atomic.Int64 // ns
 	start        time.Time
 	index        *radix
 	observations atomic.Int64
-	blocks       atomic.Int64  // that they are of
-	nextExpiry   atomic.Uint32 // whose expiry is looked after next
-	sweeping     atomic.Bool   // a sweep is under way
+	blocks       atomic.Int64  // blocks of all observations
+	nextExpiry   atomic.Uint32 // the shard whose expiry is checked next
+	sweeping     atomic.Bool   // a sweep is running
 	evicted      atomic.Uint64
 	shards       [approxShards]approxShard
 }
@@ -52,26 +52,29 @@ const (
 type approxShard struct {
 	mu     sync.Mutex
 	approx *Approx
-	// Its part of Approx.sightings and Approx.blocks as told, and of the latter as it is.
+	// This shard's published contributions to Approx.observations and Approx.blocks, and its
+	// current number of blocks.
 	published, publishedBlocks, blocks int
-	// oldest is when first was seen, for others to read; noObservation where there is none.
+	// oldest is the time of the first observation, for readers without the lock; noObservation if
+	// there is none.
 	oldest atomic.Int64
 
-	// torn is when blocks last went from before others, which may have stayed, or came beside
-	// the order of seen: what was seen later is reached through all that is before it.
+	// gapsSince is when blocks were last removed while later blocks of the prompt may have stayed,
+	// or were added out of the order of seen. Observations that were seen later are reachable
+	// through their predecessors.
 	gapsSince time.Duration
 
-	ranks []table // by slot: sequence hash of its first block -> sighting
-	// seen is a list from what was seen longest ago to the latest.
+	ranks []table // by slot: sequence hash of the first block -> observation
+	// seen is the list of observations from the least to the most recently seen.
 	seen         slab[observation]
 	first, last  uint32
-	evicting     []span      // of blocks on their way out of the index
-	evictingSlot worker.Slot // whose those are
-	expired      []uint32    // scratch: sightings on their way out of here
-	places       []uint64    // scratch: where blocks that come lie
-	ev           Stored      // what observe stores
-	sink         uint64      // what is looked at ahead, so that it does
-	_            [64]byte    // the next one's lock is on a cache line of its own
+	evicting     []span      // blocks to be removed from the index
+	evictingSlot worker.Slot // the slot of these blocks
+	expired      []uint32    // scratch: observations to be removed
+	places       []uint64    // scratch: places of new blocks
+	ev           Stored      // the event that observe stores
+	sink         uint64      // result of prefetching loads, so that the compiler keeps them
+	_            [64]byte    // puts the next shard's lock on another cache line
 }
 
 const noObservation = math.MaxInt64
@@ -82,29 +85,27 @@ type observation struct {
 	at           time.Duration // since Approx.start
 	older, newer uint32
 	slot         worker.Slot
-	// fresh: brought by one request, so never yet counted on by another.
+	// unconfirmed: sent by one request and not yet expected by another.
 	unconfirmed bool
-	// behind is no less than how many others lie behind blocks of it, or have lain there; 255
-	// is for more.
+	// followers is an upper bound of how many observations follow its blocks; 255 stands for more.
 	followers uint8
 }
 
-// span is blocks that lie one behind the other in one run of the index.
+// span is a number of blocks that are contiguous in one extent of the index.
 type span struct {
-	place uint64 // of the first; see engineCell
+	place uint64 // of the first block; see engineCell
 	n     int32
 }
 
 func (x *span) end() uint64 { return placeAfter(x.place, int(x.n)) }
 
-// What a sighting is taken to cost: the record, and a half-full table's share.
+// Assumed memory of an observation: the record and its share of a half-full table.
 const observationBytes = int64(unsafe.Sizeof(observation{})) + 2*int64(unsafe.Sizeof(cell{}))
 
-// maxSpan bounds the blocks of a sighting, and so what is copied of them under one hold
-// of a lock.
+// maxSpan bounds the blocks of an observation, and so how much is copied while a lock is held.
 const maxSpan = 256
 
-// NewApprox makes an empty Approx.
+// NewApprox returns an empty Approx.
 func NewApprox(opt ApproxOptions) *Approx {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = 256 << 20
@@ -112,7 +113,7 @@ func NewApprox(opt ApproxOptions) *Approx {
 	a := &Approx{max: opt.MaxBytes, start: time.Now()}
 	a.SetTTL(opt.TTL)
 	a.index = New(Options{MaxBytes: opt.MaxBytes}).(*radix)
-	a.index.max, a.index.ownerPlaces = math.MaxInt64, true // what goes at the bound is said here, with its sighting
+	a.index.max, a.index.ownerPlaces = math.MaxInt64, true // this type bounds the memory, together with its observations
 	for i := range a.shards {
 		a.shards[i].approx = a
 		a.shards[i].oldest.Store(noObservation)
@@ -120,8 +121,8 @@ func NewApprox(opt ApproxOptions) *Approx {
 	return a
 }
 
-// SetTTL is ApproxOptions.TTL from now on, for what was seen before too: what a shorter
-// one makes too old is forgotten by and by.
+// SetTTL changes ApproxOptions.TTL, also for existing observations. Those that a shorter TTL makes
+// too old are dropped gradually.
 func (a *Approx) SetTTL(ttl time.Duration) {
 	if ttl <= 0 {
 		ttl = 2 * time.Minute
@@ -129,17 +130,17 @@ func (a *Approx) SetTTL(ttl time.Duration) {
 	a.ttl.Store(int64(ttl))
 }
 
-// isExpired says whether what was seen at a time is past its own.
+// isExpired reports whether an observation made at time at has expired.
 func (a *Approx) isExpired(at, now time.Duration) bool { return int64(now-at) > a.ttl.Load() }
 
-// shard is that of prompts that begin with a block: not by the bits by which tables of a
-// shard say where the block's cell is, or all first blocks would lie in one corner of them.
+// shard returns the shard of prompts that begin with block first. It uses other bits of the hash
+// than the shard's tables, which would otherwise use one part of their cells only.
 func (a *Approx) shard(first blockhash.Seq) *approxShard {
 	return &a.shards[uint64(first)*a.index.spread>>(64-approxShardBits)]
 }
 
-// Observe notes that a prompt with these blocks was sent to a rank, which will
-// hold them once it has computed them. Call it when the choice is made.
+// Observe records that a prompt with these blocks was sent to a rank, which will have them after
+// the prefill. Call it when the rank is chosen.
 func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	if slot >= worker.MaxSlots || len(seqs) == 0 {
 		return
@@ -154,16 +155,15 @@ func (a *Approx) Observe(slot worker.Slot, seqs []blockhash.Seq) {
 	a.startSweep(s, now)
 }
 
-// overLimit says whether more is held than may be; the index publishes what it takes by
-// the grain.
+// overLimit reports whether the bound is exceeded. The index publishes its memory use in steps.
 func (a *Approx) overLimit() bool {
 	return a.index.bytes.Load()+shardCount*a.index.publishStep+a.observationMemory() > a.max
 }
 
-// observationMemory is the memory that the sightings take.
+// observationMemory is the memory of the observations.
 func (a *Approx) observationMemory() int64 { return a.observations.Load() * observationBytes }
 
-// unlock ends a writer's turn and tells the others of it.
+// unlock publishes a writer's changes and releases the shard's lock.
 func (s *approxShard) unlock() {
 	s.flushEvicted()
 	if n := s.seen.live(); n != s.published {
@@ -182,11 +182,10 @@ func (s *approxShard) unlock() {
 	s.mu.Unlock()
 }
 
-// Confirm tells how many leading blocks of a prompt the engine found in its
-// cache when it began. Those are held for sure. Of the rest, what had been
-// counted on from earlier requests is withdrawn: the engine had dropped it, or
-// does not cache. What only this request brought stays, for it has just been
-// computed. Call it once a request, with the blocks given to Observe.
+// Confirm reports how many leading blocks of a prompt the engine found in its cache. These are
+// certain. Of the other blocks, those that earlier requests had sent are dropped: the engine has
+// evicted them or does not cache. Blocks that only this request has sent remain, because they have
+// just been computed. Call it once per request, with the blocks passed to Observe.
 func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks int) {
 	if slot >= worker.MaxSlots || len(seqs) == 0 {
 		return
@@ -203,11 +202,11 @@ func (a *Approx) Confirm(slot worker.Slot, seqs []blockhash.Seq, cachedBlocks in
 	a.startSweep(s, now)
 }
 
-// forgetShared forgets of the blocks of seqs those that more than one request has counted on. The
-// last of those goes first, so that whoever is behind another goes before it.
+// forgetShared drops those blocks of seqs that more than one request has relied on. It drops the
+// last of them first, so that a block is dropped before its predecessor.
 func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 	r := &s.ranks[slot]
-	keep, follows, gaps := 0, false, s.hasGaps() // torn: what follows need not have been counted
+	keep, follows, gaps := 0, false, s.hasGaps() // with gaps, a block may remain that nothing before it leads to
 	for i := 0; i < len(seqs); {
 		if i%maxPrefetch == 0 {
 			s.sink += r.prefetch(seqs[i:])
@@ -227,9 +226,9 @@ func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 		s.split(e, n)
 		x := s.seen.at(e)
 		if keep += int(x.followers); follows && !gaps {
-			keep-- // this one goes as well
+			keep-- // drop this one too
 		}
-		x.unconfirmed, follows = true, true // it comes once, also where its hash comes twice
+		x.unconfirmed, follows = true, true // a block is handled once even if its hash occurs twice
 		s.expired = append(s.expired, e)
 	}
 	if keep > 0 {
@@ -241,15 +240,15 @@ func (s *approxShard) forgetShared(slot worker.Slot, seqs []blockhash.Seq) {
 	s.expired = s.expired[:0]
 }
 
-// markGaps notes that from now on blocks may be held that are not reached through those before
-// them. Those were seen by now, whoever's clock they go by.
+// markGaps records that from now on there may be blocks that their predecessors do not lead to. All
+// of them were seen before now.
 func (s *approxShard) markGaps() { s.gapsSince = time.Since(s.approx.start) }
 
-// hasGaps says whether there may be such blocks yet.
+// hasGaps reports whether there may still be such blocks.
 func (s *approxShard) hasGaps() bool { return s.first != 0 && s.seen.at(s.first).at <= s.gapsSince }
 
-// Find is as Index.Find. What is past its time it forgets first, unless somebody is
-// writing there or there is much of it: then it may tell of it for that moment longer.
+// Find is Index.Find. It first drops expired blocks, unless a writer has the shard or there are
+// many of them; the result may then still contain them.
 func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 	if len(seqs) > 0 {
 		now := time.Since(a.start)
@@ -262,8 +261,8 @@ func (a *Approx) Find(seqs []blockhash.Seq, o *Overlap) {
 	a.index.Find(seqs, o)
 }
 
-// Prefetch looks at the memory that a Find of these blocks will begin with: see
-// schedule.Scheduler.Ahead.
+// Prefetch loads the memory that a Find of these blocks reads first; see
+// schedule.Scheduler.Prefetch.
 func (a *Approx) Prefetch(seqs []blockhash.Seq) (sum uint64) {
 	if len(seqs) == 0 {
 		return 0
@@ -271,8 +270,8 @@ func (a *Approx) Prefetch(seqs []blockhash.Seq) (sum uint64) {
 	return a.index.shardOf(uint64(seqs[0])).table.prefetch(seqs)
 }
 
-// Clear forgets everything of a rank and returns how many blocks it held. It does so
-// in steps, between which others write.
+// Clear removes all blocks of a rank and returns how many there were. It works in steps, between
+// which other writers continue.
 func (a *Approx) Clear(slot worker.Slot) (n int) {
 	for i := range a.shards {
 		s := &a.shards[i]
@@ -288,8 +287,8 @@ func (a *Approx) Clear(slot worker.Slot) (n int) {
 	return n
 }
 
-// clearSome forgets approxStep blocks of a rank, looking at cells of its table from at
-// down and round, and says whether all are gone.
+// clearSome removes up to approxStep blocks of a rank, scanning its table downwards from cell at
+// with wrap-around, and reports whether none are left.
 func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 	if int(slot) >= len(s.ranks) {
 		return 0, true
@@ -312,16 +311,17 @@ func (s *approxShard) clearSome(slot worker.Slot, at *int) (n int, done bool) {
 	return n, true
 }
 
-// Len is the number of (rank, block) entries.
+// Len returns the number of (rank, block) entries.
 func (a *Approx) Len() int { return int(a.blocks.Load()) }
 
-// Bytes is the memory the entries take.
+// Bytes returns the memory of the entries.
 func (a *Approx) Bytes() int64 { return a.index.Bytes() + a.observationMemory() }
 
-// Evicted is how many entries the bound on memory has cost so far.
+// Evicted returns how many entries were dropped to stay below the memory bound.
 func (a *Approx) Evicted() uint64 { return a.evicted.Load() }
 
-// link puts a sighting next to another on its older side; 0 means the latest end.
+// link inserts an observation into the list on the older side of newer; 0 means the most recent
+// end.
 func (s *approxShard) link(e, newer uint32) {
 	older := s.last
 	if newer != 0 {
@@ -339,7 +339,7 @@ func (s *approxShard) link(e, newer uint32) {
 	x.newer, x.older = newer, older
 }
 
-// unlink takes a sighting out of the list.
+// unlink removes an observation from the list.
 func (s *approxShard) unlink(e uint32) {
 	x := s.seen.at(e)
 	if x.older != 0 {

@@ -2,13 +2,13 @@ package kvindex
 
 import "time"
 
-// What an Approx forgets: what is over its bound, and what is past its time.
+// Removal from an Approx: above the memory bound and after the time to live.
 
-// trimStep is how many blocks go at a time.
+// trimStep is the number of blocks that are removed at a time.
 const trimStep = 64
 
-// trim forgets what is over the bound, the oldest of all shards first, and looks
-// after one shard's expiry, so that one that nobody asks does not keep what is past.
+// trim removes blocks above the memory bound, the oldest of all shards first, and checks one
+// shard's expiry, so that a shard without requests does not keep expired blocks.
 func (a *Approx) trim(now time.Duration) {
 	if s := &a.shards[a.nextExpiry.Add(1)%approxShards]; s.stale(now) && s.mu.TryLock() {
 		s.expire(now)
@@ -24,7 +24,7 @@ func (a *Approx) trim(now time.Duration) {
 		s.mu.Lock()
 		if s.first == 0 {
 			s.unlock()
-			return // others have emptied it meanwhile, and are at it
+			return // other callers have emptied it and continue
 		}
 		for n := 0; n < trimStep && s.first != 0; {
 			k := min(int(s.seen.at(s.first).n), trimStep-n)
@@ -36,15 +36,14 @@ func (a *Approx) trim(now time.Duration) {
 	}
 }
 
-// stale may be asked without the lock.
+// stale may be called without the lock.
 func (s *approxShard) stale(now time.Duration) bool {
 	oldest := s.oldest.Load()
 	return oldest != noObservation && s.approx.isExpired(time.Duration(oldest), now)
 }
 
-// approxStep bounds how many blocks are forgotten under one hold of a shard's lock, and
-// so by one request: when traffic comes again after a pause, all there was is past its
-// time at once.
+// approxStep bounds how many blocks are removed while a shard's lock is held once, and so by one
+// request: after a pause in traffic everything has expired at once.
 const approxStep = 128
 
 func (s *approxShard) expire(now time.Duration) {
@@ -55,8 +54,8 @@ func (s *approxShard) expire(now time.Duration) {
 	}
 }
 
-// startSweep has what a shard has left past its time forgotten beside the callers, and
-// that of all other shards with it. It ends when nothing is past its time.
+// startSweep removes a shard's remaining expired blocks, and those of all other shards, on a
+// goroutine that ends when nothing is expired.
 func (a *Approx) startSweep(s *approxShard, now time.Duration) {
 	if s.stale(now) && a.sweeping.CompareAndSwap(false, true) {
 		go a.sweep()
@@ -75,8 +74,8 @@ func (a *Approx) sweep() {
 	}
 }
 
-// dropTail takes the last n blocks of a sighting away, and itself with the last of them; they
-// leave the index with withdraw at the latest.
+// dropTail removes the last n blocks of an observation, and the observation with its last block.
+// flushEvicted removes them from the index.
 func (s *approxShard) dropTail(e uint32, n int) {
 	x := s.seen.at(e)
 	if x.slot != s.evictingSlot {
@@ -90,7 +89,7 @@ func (s *approxShard) dropTail(e uint32, n int) {
 	}
 }
 
-// remove takes a sighting away whose blocks are in none, or in another one.
+// remove removes an observation whose blocks are gone or belong to another one.
 func (s *approxShard) remove(e uint32) {
 	x := s.seen.at(e)
 	if r := &s.ranks[x.slot]; r.get(uint64(x.first)) == e {
@@ -100,7 +99,7 @@ func (s *approxShard) remove(e uint32) {
 	s.seen.free(e)
 }
 
-// flushEvicted takes what was forgotten out of the index.
+// flushEvicted removes the dropped blocks from the index.
 func (s *approxShard) flushEvicted() {
 	if len(s.evicting) > 0 {
 		s.approx.index.removeSpans(s.evictingSlot, s.evicting)

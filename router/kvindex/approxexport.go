@@ -7,7 +7,7 @@ import (
 	"sluice/router/worker"
 )
 
-// Export implements Exporter; an engine hash is the block's own.
+// Export implements Exporter. A block's engine hash is its sequence hash.
 func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	if slot >= worker.MaxSlots || a.index.CachedBlocks(slot) == 0 {
 		return
@@ -32,8 +32,8 @@ func (a *Approx) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	c.exportAll()
 }
 
-// readExported is chains.read by what the index itself says of an owner's rank; a block's engine
-// hash is its own.
+// readExported is chainExporter.read for a rank with an owner of places. A block's engine hash is
+// its sequence hash.
 func (ix *radix) readExported(line []exportEntry, slot worker.Slot) {
 	sh, _ := ix.extentOf(line[0].at.extent())
 	sh.mu.Lock()
@@ -41,10 +41,10 @@ func (ix *radix) readExported(line []exportEntry, slot worker.Slot) {
 	_, r := ix.extentOf(line[0].at.extent())
 	f := r.tail
 	if r.gen() != uint16(line[0].at.extent()&lastGen) {
-		f = 0 // another's by now
+		f = 0 // now another extent's
 	}
 	nodes := &sh.table.nodes
-	for i := len(line) - 1; i >= 0; i-- { // as fragments lead from the end on
+	for i := len(line) - 1; i >= 0; i-- { // nodes are linked from the end on
 		h := &line[i]
 		for f != 0 && nodes.at(f).off() > h.at.pos() {
 			f = nodes.links(f).prev
@@ -58,7 +58,7 @@ func (ix *radix) readExported(line []exportEntry, slot worker.Slot) {
 	}
 }
 
-// Import implements Importer: the blocks are believed as if they had been seen now.
+// Import implements Importer. The blocks count as seen now.
 func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 	if slot >= worker.MaxSlots || len(x.Seqs) == 0 {
 		return res
@@ -67,7 +67,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 	s := a.shard(x.Seqs[0])
 	s.mu.Lock()
 	var parent uint32
-	for i := 0; x.HasParent; i++ { // which shard has the parent its hash does not say
+	for i := 0; x.HasParent; i++ { // the hash does not tell which shard has the parent
 		s.expire(now)
 		if int(slot) < len(s.ranks) {
 			if parent = s.ranks[slot].get(uint64(x.ParentSeq)); parent != 0 {
@@ -82,7 +82,7 @@ func (a *Approx) Import(slot worker.Slot, x *Exported) (res StoreResult) {
 		s = &a.shards[i]
 		s.mu.Lock()
 	}
-	s.markGaps() // the parent stays where it is in s.seen, with these before it
+	s.markGaps() // the parent keeps its position in s.seen, before these blocks
 	res.Added, _ = s.observe(slot, x.Seqs, now, seenImported, parent)
 	res.Repeated = len(x.Seqs) - res.Added
 	s.unlock()

@@ -9,20 +9,20 @@ import (
 	"sluice/router/worker"
 )
 
-// What an Approx sees: the blocks of a prompt, as far as they are new and as far as they come
-// again.
+// Recording of prompts in an Approx: new blocks and blocks that are seen again.
 
-// provenance is how blocks came to be seen.
+// provenance is how the router learned of blocks.
 type provenance uint8
 
 const (
-	seenCached   provenance = iota // the engine had them
-	seenSent                       // a request brings them
-	seenImported                   // by the process before this one: any of them may be asked for by its hash
+	seenCached   provenance = iota // the engine reported them as cached
+	seenSent                       // a request sends them
+	seenImported                   // imported from the previous process: any of them may be looked up by its hash
 )
 
-// observe notes the blocks of seqs, which follow the last one of sighting parent if that is
-// not 0, as seen now. It says how many are new, and the sighting that ends with the last.
+// observe records the blocks of seqs, which follow the last block of observation parent if that is
+// not 0, as seen now. It returns how many are new, and the observation that ends with the last
+// block.
 func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, source provenance, parent uint32) (added int, last uint32) {
 	s.flushEvicted()
 	for int(slot) >= len(s.ranks) {
@@ -36,7 +36,7 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 		case e == 0:
 			n, last = s.insert(slot, seqs, now, source, last)
 			added += n
-		case e != last: // else a block follows itself
+		case e != last: // else a block would follow itself
 			n, last = s.refresh(seqs, now, source, e, last)
 		}
 		seqs = seqs[n:]
@@ -44,9 +44,11 @@ func (s *approxShard) observe(slot worker.Slot, seqs []blockhash.Seq, now time.D
 	return added, last
 }
 
-// insert makes sightings of the blocks of seqs as far as none begins there; none does with the
-// first, and behind it only where blocks have gone from before others. They are put behind parent on its older side: a block is put behind its
-// successors' age, so that a prompt is forgotten from its end on and never with a hole in it.
+// insert creates observations for the blocks of seqs up to the first with which an observation
+// already begins. None begins with the first block; later ones may exist only if preceding blocks
+// were dropped. A new observation is linked behind parent on its older side: each block is older
+// than its predecessors in the list, so that a prompt is dropped from its end on and never gets a
+// hole.
 func (s *approxShard) insert(slot worker.Slot, seqs []blockhash.Seq, now time.Duration, source provenance, parent uint32) (n int, last uint32) {
 	for n = 1; n < len(seqs) && seqs[n] != seqs[0]; n++ {
 	}
@@ -73,9 +75,9 @@ func (s *approxShard) insert(slot worker.Slot, seqs []blockhash.Seq, now time.Du
 	return n, last
 }
 
-// insertObservation takes a sighting in, on the older side of another, 0 for the latest end. Where one
-// begins with the same block already, which two blocks of one hash can bring about, it could
-// not be found, and goes again; then the other is given.
+// insertObservation inserts an observation on the older side of newer, 0 for the most recent end.
+// If an observation begins with the same block already, which two blocks with one hash can cause,
+// the new one could not be found; it is removed again and the existing one is returned.
 func (s *approxShard) insertObservation(x observation, newer uint32) uint32 {
 	e := s.seen.alloc()
 	*s.seen.at(e) = x
@@ -91,7 +93,7 @@ func (s *approxShard) insertObservation(x observation, newer uint32) uint32 {
 	return newer
 }
 
-// countFollower counts what has been put behind a sighting; 0 is none.
+// countFollower counts an observation that follows observation e; 0 is none.
 func (s *approxShard) countFollower(e uint32) {
 	if e != 0 {
 		if x := s.seen.at(e); x.followers < math.MaxUint8 {
@@ -100,10 +102,10 @@ func (s *approxShard) countFollower(e uint32) {
 	}
 }
 
-// store puts blocks that follow the last one of a sighting into the index, and leaves in
-// s.places where they lie.
+// store adds blocks that follow the last one of observation parent to the index and sets s.places
+// to their places.
 func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq, parent uint32) {
-	ev := &s.ev // not on the stack: Store would have it moved to the heap
+	ev := &s.ev // a local variable would be moved to the heap by Store
 	if parent != 0 {
 		p := s.seen.at(parent)
 		ev.HasParent, ev.parentAt = true, placeAfter(p.place, int(p.n)-1)
@@ -114,9 +116,9 @@ func (s *approxShard) store(slot worker.Slot, seqs []blockhash.Seq, parent uint3
 	*ev = Stored{}
 }
 
-// refresh notes that the first of seqs, with which sighting e begins, was seen again behind
-// sighting newer, and with it those of its blocks that come behind. What is left of them is
-// another sighting's from then on. Two that have become one are made one.
+// refresh records that the first block of seqs, with which observation e begins, was seen again
+// behind observation newer, and likewise the blocks of e that follow in seqs. The remaining blocks
+// of e become another observation. Two observations that have become contiguous are merged.
 func (s *approxShard) refresh(seqs []blockhash.Seq, now time.Duration, source provenance, e, newer uint32) (n int, last uint32) {
 	n = 1
 	if source != seenImported {
@@ -129,13 +131,13 @@ func (s *approxShard) refresh(seqs []blockhash.Seq, now time.Duration, source pr
 		s.unlink(e)
 		s.link(e, newer)
 	}
-	if s.hasGaps() { // it may have lain behind what went and came again
+	if s.hasGaps() { // its predecessor may have been dropped and added again
 		s.countFollower(newer)
 	}
 	if newer != 0 && source != seenImported {
 		if y := s.seen.at(newer); !y.unconfirmed && y.end() == x.place && y.n+x.n <= maxSpan {
 			y.n += x.n
-			if y.followers < math.MaxUint8 { // else it stays that
+			if y.followers < math.MaxUint8 { // 255 stands for more
 				y.followers = uint8(min(max(int(y.followers)-1, 0)+int(x.followers), math.MaxUint8))
 			}
 			s.remove(e)
@@ -145,8 +147,8 @@ func (s *approxShard) refresh(seqs []blockhash.Seq, now time.Duration, source pr
 	return n, e
 }
 
-// matchLen is how many of seqs, with the first of which sighting e begins, are its blocks.
-// Sequence hashes are equal up to a place and different from there on.
+// matchLen returns how many blocks of seqs are blocks of observation e, which begins with the first
+// of them. The sequence hashes agree up to some position and differ from there on.
 func (s *approxShard) matchLen(e uint32, seqs []blockhash.Seq) int {
 	x := s.seen.at(e)
 	sh := &s.approx.index.shards[placeShard(x.place)]
@@ -167,7 +169,7 @@ func (s *approxShard) matchLen(e uint32, seqs []blockhash.Seq) int {
 	return lo
 }
 
-// split leaves the first n blocks to sighting e, and makes another one of the rest.
+// split leaves the first n blocks in observation e and moves the rest to a new one.
 func (s *approxShard) split(e uint32, n int) {
 	x := s.seen.at(e)
 	if n >= int(x.n) {
@@ -184,12 +186,12 @@ func (s *approxShard) split(e uint32, n int) {
 	s.insertObservation(rest, e)
 }
 
-// maxPrefetch bounds how many blocks touch looks at: more would drive each other out of the
-// processor's caches before they are used.
+// maxPrefetch bounds the blocks that prefetch loads: more would evict each other from the
+// processor's caches before use.
 const maxPrefetch = 64
 
-// prefetch looks at the cells where blocks will be looked for one after another. Loads that
-// do not wait for each other take the time of one.
+// prefetch loads the cells of blocks that will be looked up one after another. Loads that do not
+// depend on each other overlap.
 func (t *table) prefetch(seqs []blockhash.Seq) (sink uint64) {
 	if len(t.cells) == 0 {
 		return 0

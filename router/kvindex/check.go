@@ -6,13 +6,13 @@ import (
 	"sluice/router/worker"
 )
 
-// checkSome is check every so often, where it costs little and no other writer is
-// under way. The caller has a rank's lock.
+// checkSome extents check from time to time, when it is cheap and no other writer is active. The
+// caller holds a rank's lock.
 func (ix *radix) checkSome(own *rankState) {
 	if ix.checks.Add(1)%256 != 0 || ix.Len() > 4096 {
 		return
 	}
-	ix.ranksMu.Lock() // no rank may come meanwhile
+	ix.ranksMu.Lock() // no rank may be added meanwhile
 	defer ix.ranksMu.Unlock()
 	for _, slot := range ix.activeRanks {
 		if r := ix.ranks[slot].Load(); r != own {
@@ -27,15 +27,15 @@ func (ix *radix) checkSome(own *rankState) {
 	}
 }
 
-// tally is what a check of a shard has found.
+// tally is the result of checking a shard.
 type tally struct {
 	cachedBlocks map[worker.Slot]int
 	copies       int
 	bytes        int64
 }
 
-// check verifies what the index believes of itself. It takes time in proportion
-// to all it holds; the caller has every rank's lock, or the index alone.
+// check verifies the index's invariants. It takes time proportional to the index's size. The caller
+// holds every rank's lock or has exclusive use of the index.
 func (ix *radix) check() error {
 	sum := tally{cachedBlocks: make(map[worker.Slot]int)}
 	inShard := make([]int, shardCount)
@@ -50,12 +50,12 @@ func (ix *radix) check() error {
 		}
 	}
 	if sum.bytes != ix.bytes.Load() {
-		return fmt.Errorf("shards take %d bytes, counted %d", sum.bytes, ix.Bytes())
+		return fmt.Errorf("shards use %d bytes, %d counted", sum.bytes, ix.Bytes())
 	}
 	entries := 0
 	for _, slot := range ix.activeRanks {
 		if ix.CachedBlocks(slot) != sum.cachedBlocks[slot] {
-			return fmt.Errorf("slot %d holds %d, counted %d", slot, sum.cachedBlocks[slot], ix.CachedBlocks(slot))
+			return fmt.Errorf("slot %d has %d blocks, %d counted", slot, sum.cachedBlocks[slot], ix.CachedBlocks(slot))
 		}
 		delete(sum.cachedBlocks, slot)
 		rank := ix.ranks[slot].Load()
@@ -78,7 +78,7 @@ func (ix *radix) check() error {
 				sh := &ix.shards[placeShard(c.place)]
 				f := sh.nodeOf(sh.extents.at(placeExtent(c.place)), placePos(c.place))
 				if f == 0 || !sh.isHolder(sh.table.nodes.at(f), slot, placeTier(c.place)) {
-					return fmt.Errorf("slot %d: hash %d names run %d, %d, which it does not hold", slot, c.hash, placeExtent(c.place), placePos(c.place))
+					return fmt.Errorf("slot %d: hash %d names block %[4]d of extent %[3]d, which the slot does not have", slot, c.hash, placeExtent(c.place), placePos(c.place))
 				}
 			}
 		}
@@ -87,18 +87,18 @@ func (ix *radix) check() error {
 		}
 	}
 	if len(sum.cachedBlocks) > 0 {
-		return fmt.Errorf("held by slots that no event came from: %v", sum.cachedBlocks)
+		return fmt.Errorf("slots without events have blocks: %v", sum.cachedBlocks)
 	}
 	if ix.ownerPlaces {
-		return nil // what lies where is known to the owner
+		return nil // the owner of places checks the rest
 	}
 	for i, n := range inShard {
 		if n != 0 {
-			return fmt.Errorf("shard %d counts %d entries more than there are", i, n)
+			return fmt.Errorf("shard %d counts %d entries too many", i, n)
 		}
 	}
 	if entries != ix.Len()+sum.copies {
-		return fmt.Errorf("%d entries and %d copies of %d blocks held", entries, sum.copies, ix.Len())
+		return fmt.Errorf("%d entries and %d copies of %d blocks", entries, sum.copies, ix.Len())
 	}
 	return nil
 }
@@ -106,50 +106,50 @@ func (ix *radix) check() error {
 // check verifies a shard and adds to the tally.
 func (sh *shard) check(sum *tally) error {
 	nodes := &sh.table.nodes
-	type spot struct {
-		run uint32
-		pos int
+	type blockPos struct {
+		extent uint32
+		pos    int
 	}
-	covered := make(map[uint64]spot)
-	loose, children, kidsFound, kidsCounted := 0, make(map[uint32]int), 0, 0
-	runs, frags, used := 0, 0, int64(0)
-	holds := 0 // (rank, tier, block)
+	covered := make(map[uint64]blockPos)
+	unanchored, children, childrenFound, childrenCounted := 0, make(map[uint32]int), 0, 0
+	extents, nodeCount, used := 0, 0, int64(0)
+	holds := 0 // (rank, tier, block) entries
 	for id := uint32(1); id < sh.extents.used; id++ {
 		r := sh.extents.at(id)
 		if r.storage == 0 {
 			continue
 		}
-		runs++
+		extents++
 		used += int64(classes[r.class])
 		if r.tail == 0 || r.len() != nodes.at(r.tail).end() || r.len() > int(classes[r.class]) {
-			return fmt.Errorf("run %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
+			return fmt.Errorf("extent %d: tail %d, length %d, class %d", id, r.tail, r.len(), r.class)
 		}
 		if leaf := nodes.at(r.tail).children() == 0; leaf != r.inLeafList {
-			return fmt.Errorf("run %d: leaf %v, listed %v", id, leaf, r.inLeafList)
+			return fmt.Errorf("extent %d: leaf %v, listed %v", id, leaf, r.inLeafList)
 		}
 		next := uint32(0)
 		for f := r.tail; f != 0; f = nodes.links(f).prev {
 			n := nodes.at(f)
-			frags++
-			kidsCounted += int(n.children())
+			nodeCount++
+			childrenCounted += int(n.children())
 			switch {
 			case n.extent() != id || n[wState]&dead != 0 || uint32(n[wPlace]>>32) != r.storage || n.len() == 0:
-				return fmt.Errorf("fragment %d of run %d: %x", f, id, *n)
+				return fmt.Errorf("node %d of extent %d: %x", f, id, *n)
 			case nodes.links(f).next != next:
-				return fmt.Errorf("fragment %d of run %d: next is %d, not %d", f, id, nodes.links(f).next, next)
+				return fmt.Errorf("node %d of extent %d: next is %d, not %d", f, id, nodes.links(f).next, next)
 			case next != 0 && n.end() > nodes.at(next).off():
-				return fmt.Errorf("fragments %d and %d of run %d overlap", f, next, id)
+				return fmt.Errorf("nodes %d and %d of extent %d overlap", f, next, id)
 			case next != 0 && n.end() == nodes.at(next).off() && n.children() == 0 && sh.sameHolders(n, nodes.at(next)):
-				return fmt.Errorf("fragments %d and %d of run %d should be one", f, next, id)
+				return fmt.Errorf("nodes %d and %d of extent %d should be joined", f, next, id)
 			case n[wFirst] != sh.hashAt(r, n.off()) || n[wLast] != sh.hashAt(r, n.end()-1):
-				return fmt.Errorf("fragment %d of run %d: its ends are not the storage's", f, id)
+				return fmt.Errorf("node %d of extent %d: first or last hash differs from the storage", f, id)
 			case sh.table.find(n[wFirst]) != f:
-				return fmt.Errorf("fragment %d of run %d is not in the table", f, id)
+				return fmt.Errorf("node %d of extent %d is not in the table", f, id)
 			}
 			if n.kind()&hasSet != 0 {
 				used += int64(setWidth(setRef(n)))
 				if sh.words.setLen(setRef(n), 1) <= listLen {
-					return fmt.Errorf("fragment %d has a set where a list would do", f)
+					return fmt.Errorf("node %d has a set although a list suffices", f)
 				}
 			}
 			if n.kind()&hasLower != 0 {
@@ -162,35 +162,35 @@ func (sh *shard) check(sum *tally) error {
 				holds += n.len()
 			})
 			if !any {
-				return fmt.Errorf("fragment %d of run %d is held by nobody", f, id)
+				return fmt.Errorf("node %d of extent %d has no holder", f, id)
 			}
 			for pos := n.off(); pos < n.end(); pos++ {
 				if at, twice := covered[sh.hashAt(r, pos)]; twice {
-					return fmt.Errorf("block %x is at %v and at run %d, %d", sh.hashAt(r, pos), at, id, pos)
+					return fmt.Errorf("block %x is at %v and at position %[4]d of extent %[3]d", sh.hashAt(r, pos), at, id, pos)
 				}
-				covered[sh.hashAt(r, pos)] = spot{id, pos}
+				covered[sh.hashAt(r, pos)] = blockPos{id, pos}
 			}
-			loose += sh.gapBefore(nodes.links(f).prev, f)
+			unanchored += sh.gapBefore(nodes.links(f).prev, f)
 			next = f
 		}
 		if p := sh.parentOf(r); p != 0 {
 			children[p]++
 		} else if !r.root {
-			loose++
+			unanchored++
 		}
 	}
 	for f, n := range children {
 		if int(nodes.at(f).children()) != n {
-			return fmt.Errorf("fragment %d counts %d children, has %d", f, nodes.at(f).children(), n)
+			return fmt.Errorf("node %d counts %d children, has %d", f, nodes.at(f).children(), n)
 		}
-		kidsFound += n
+		childrenFound += n
 	}
-	if loose != sh.unanchored || kidsFound != kidsCounted {
-		return fmt.Errorf("%d loose, counted %d; %d children, counted %d", loose, sh.unanchored, kidsFound, kidsCounted)
+	if unanchored != sh.unanchored || childrenFound != childrenCounted {
+		return fmt.Errorf("%d unanchored, %d counted; %d children, %d counted", unanchored, sh.unanchored, childrenFound, childrenCounted)
 	}
-	if runs != sh.extents.live || frags != nodes.live() || used != sh.words.inUse {
-		return fmt.Errorf("%d runs, %d fragments, %d words found; %d, %d, %d counted",
-			runs, frags, used, sh.extents.live, nodes.live(), sh.words.inUse)
+	if extents != sh.extents.live || nodeCount != nodes.live() || used != sh.words.inUse {
+		return fmt.Errorf("%d extents, %d nodes, %d words; %d, %d, %d counted",
+			extents, nodeCount, used, sh.extents.live, nodes.live(), sh.words.inUse)
 	}
 	copies := 0
 	for _, n := range sh.copies {
@@ -199,15 +199,15 @@ func (sh *shard) check(sum *tally) error {
 	listed := 0
 	for id, older := sh.oldest, uint32(0); id != 0; id = sh.extents.at(id).newer {
 		if r := sh.extents.at(id); !r.inLeafList || r.older != older {
-			return fmt.Errorf("the list is broken at run %d", id)
+			return fmt.Errorf("the leaf list is broken at extent %d", id)
 		}
 		older = id
-		if listed++; listed > runs {
-			return fmt.Errorf("the list does not end")
+		if listed++; listed > extents {
+			return fmt.Errorf("the leaf list is circular")
 		}
 	}
 	if holds != sh.len || sh.entries != holds+copies {
-		return fmt.Errorf("%d entries counted, of %d blocks held and %d copies; %d blocks counted", sh.entries, holds, copies, sh.len)
+		return fmt.Errorf("%d entries counted for %d blocks and %d copies; %d blocks counted", sh.entries, holds, copies, sh.len)
 	}
 	sum.copies += copies
 	sum.bytes += sh.used

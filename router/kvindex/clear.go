@@ -2,9 +2,9 @@ package kvindex
 
 import "sluice/router/worker"
 
-// Clear implements Index. It takes time in proportion to the rank's entries and
-// the fragments of the runs they lie in. Readers go on, and so do writers of other
-// ranks, for a shard is locked for one run at a time; those of this rank wait.
+// Clear implements Index. It takes time proportional to the rank's entries and to the nodes of the
+// extents that contain them. Readers and writers of other ranks continue, because each shard is
+// locked for one extent at a time. Writers of this rank wait.
 func (ix *radix) Clear(slot worker.Slot) (lost int) {
 	if slot >= worker.MaxSlots || ix.CachedBlocks(slot) == 0 {
 		return 0
@@ -22,7 +22,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 				continue
 			}
 			sh := &ix.shards[placeShard(p)]
-			// A run is cleared as a whole, by the first of its entries.
+			// The first entry of an extent clears the whole extent.
 			if sh.extents.read(placeExtent(p)).clearMark.Load() == mark && !sh.hasCopies.Load() {
 				continue
 			}
@@ -39,7 +39,7 @@ func (ix *radix) Clear(slot worker.Slot) (lost int) {
 	return lost
 }
 
-// clearAt takes a rank away from the whole run that one of its entries lies in.
+// clearAt removes a rank from the whole extent that contains place p.
 func (sh *shard) clearAt(p uint64, slot worker.Slot, mark uint32) (lost int) {
 	ext := placeExtent(p)
 	if len(sh.copies) > 0 {

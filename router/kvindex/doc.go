@@ -1,11 +1,10 @@
-// Package kvindex answers which (worker, rank) holds how much of a prompt: an
-// index over sequence hashes (blockhash.Seq) fed by the engines' KV events.
+// Package kvindex answers which (worker, rank) has how much of a prompt in its KV cache: an index
+// over sequence hashes (blockhash.Seq) that the engines' KV events feed.
 //
-// Index is the interface the scheduler's side reads and kvevents writes; the
-// engines' own block hashes are opaque keys of a per-rank side table, so that
-// engines may differ in algorithm and seed. New makes the index, a radix of runs of
-// blocks that is read without a lock: radix.go says how it is laid out, fragment.go
-// how its memory is ordered, find.go what readers are promised. Approx is the one of
-// text mode and of engines without events, and Naive is the plain model that tests
-// compare with. Nothing here knows tokens, sockets or workers' state.
+// Index is the interface that the scheduler reads and kvevents writes. The engines' own block
+// hashes are opaque keys of a table per rank, so engines may differ in hash algorithm and seed. New
+// returns the index, a radix tree of block extents that is read without a lock: radix.go describes
+// the layout, node.go the memory order and find.go the guarantees for readers. Approx predicts the
+// content in text mode and for engines without events. Naive is the reference model that tests
+// compare with. The package knows nothing of tokens, sockets or the state of workers.
 package kvindex

@@ -5,55 +5,54 @@ import (
 	"sync/atomic"
 )
 
-// engineTable is one rank's map from (tier, engine hash) to the place of the block:
-// open addressing with linear probing and back-shift, seen by the writer only.
-// The home of a key is its hash scaled to the size, so any size will do and cells
-// keep their order when the table is moved to another size: it is moved a few
-// clusters at a time, from the front, by the operations that use it. A large one is
-// mapped, so that nobody waits while it is zeroed.
+// engineTable is one rank's map from (tier, engine hash) to the place of the block: open addressing
+// with linear probing and backward-shift deletion. Only the rank's writer uses it. A key's home is
+// its hash scaled to the table's size, so any size works and keys keep their order when the table
+// is resized. A resize moves a few clusters at a time, from the front, as part of the operations
+// that use the table. A large table is memory-mapped, so that no writer waits while it is zeroed.
 //
-// While a table is moved a key is in the old array until the front has passed its
-// home there, and in the new one from then on, also if it comes meanwhile: so one
-// array is probed, and the new one is written from its beginning on, page after page.
-// Were new keys strewn over it, each would wait for the kernel to zero a page.
+// During a resize a key is in the old array until the front has passed its home there, and in the
+// new array afterwards; this also holds for keys inserted meanwhile. One array is therefore probed,
+// and the new one is written from its beginning, page after page. If new keys were spread over it,
+// each would wait for the kernel to zero a page.
 type engineTable struct {
 	cells []engineCell
-	n     int          // cells in use, in both arrays
-	stale atomic.Int64 // of those, how many name blocks that were evicted; about
+	n     int          // used cells in both arrays
+	stale atomic.Int64 // approximate number of these that name evicted blocks
 
-	old       []engineCell // what is being moved, from begun on, round its end
-	moveStart int          // an empty cell when the move began
-	moveDone  int          // how many cells the front has passed
-	oldUsed   int          // cells of old still in use
-	purge     bool         // what was evicted is left behind
-	// strays: a key is in cells before its home in old was passed, because it would
-	// have gone behind begun there.
+	old       []engineCell // the array being moved, from moveStart on, wrapping at its end
+	moveStart int          // a cell that was empty when the move began
+	moveDone  int          // number of cells the front has passed
+	oldUsed   int          // used cells of old
+	purge     bool         // the move drops cells of evicted blocks
+	// hasStrays: a key is in cells although the front has not passed its home in old, because its
+	// cell in old would have been behind moveStart.
 	hasStrays bool
-	floor     int // cells never to go below
+	floor     int // the table never has fewer cells
 
-	mem, oldMem *mmapCells // of cells and old, nil where they are on the heap
+	mem, oldMem *mmapCells // of cells and old; nil if they are on the heap
 }
 
-// engineCell names a block: shard<<60 | run<<32 | position<<16 | tier<<14 | generation.
-// A place of 0 is an empty cell.
+// engineCell names a block. place is shard<<60 | extent<<32 | position<<16 | tier<<14 | generation;
+// a place of 0 is an empty cell.
 type engineCell struct {
 	hash  uint64
 	place uint64
 }
 
-const minEngineCells = 16 // cells
+const minEngineCells = 16
 
-// moveStep is the most cells of a table that is moved at once; tests make it less.
+// moveStep is the size in cells up to which a table is moved at once. Tests lower it.
 var moveStep = 1 << 12
 
-// maxEnginePrefetch is about how many cells more than asked for a step moves.
+// maxEnginePrefetch is about how many more cells than requested a step moves.
 const maxEnginePrefetch = 64
 
 func placeOf(ext uint32, pos int, tier Tier, gen uint16) uint64 {
 	return uint64(ext)<<32 | uint64(pos)<<16 | uint64(tier)<<genBits | uint64(gen)
 }
 
-// placeAfter is where the block lies that is n behind the one at p.
+// placeAfter returns the place n blocks behind place p.
 func placeAfter(p uint64, n int) uint64 { return p + uint64(n)<<16 }
 
 func placeShard(p uint64) uint64  { return p >> (32 + extentBits) }
@@ -62,7 +61,7 @@ func placePos(p uint64) int       { return int(p >> 16 & lenMask) }
 func placeTier(p uint64) Tier     { return Tier(p >> genBits & 3) }
 func placeGen(p uint64) uint16    { return uint16(p & lastGen) }
 
-// extentBits are those of a run's number within its shard.
+// extentBits is the width of an extent's number within its shard.
 const extentBits = 32 - shardBits
 
 func homeIn(cells []engineCell, hash uint64, tier Tier, factor uint64) int {
@@ -70,7 +69,7 @@ func homeIn(cells []engineCell, hash uint64, tier Tier, factor uint64) int {
 	return int(hi)
 }
 
-// probe finds a key's cell, or the empty one where it would go.
+// probe finds a key's cell, or the empty cell where it would be inserted.
 func probe(cells []engineCell, hash uint64, tier Tier, factor uint64) (int, bool) {
 	return probeFrom(cells, homeIn(cells, hash, tier, factor), hash, tier)
 }
@@ -90,7 +89,7 @@ func probeFrom(cells []engineCell, i int, hash uint64, tier Tier) (int, bool) {
 	}
 }
 
-// ahead is how far the front has to go from begun to come to a cell of old.
+// ahead is the distance from moveStart to cell i of old, in the direction of the move.
 func (t *engineTable) ahead(i int) int {
 	if i -= t.moveStart; i < 0 {
 		i += len(t.old)
@@ -98,7 +97,7 @@ func (t *engineTable) ahead(i int) int {
 	return i
 }
 
-// get finds a key's cell, by its array and its index there; -1 when there is none.
+// get returns the array and index of a key's cell; the index is -1 if there is none.
 func (t *engineTable) get(hash uint64, tier Tier, factor uint64) (cells []engineCell, i int) {
 	if t.n == 0 {
 		return nil, -1
@@ -119,8 +118,8 @@ func (t *engineTable) get(hash uint64, tier Tier, factor uint64) (cells []engine
 	return nil, -1
 }
 
-// prefetchEngine looks at the cells of keys before they are needed one after another: loads
-// that do not wait for each other take the time of one.
+// prefetchEngine loads the cells of keys before they are used one after another: loads that do not
+// depend on each other overlap.
 func prefetchEngine[H ~uint64](t *engineTable, hashes []H, tier Tier, factor uint64) (sink uint64) {
 	if len(t.cells) == 0 {
 		return 0
@@ -141,9 +140,9 @@ func prefetchEngine[H ~uint64](t *engineTable, hashes []H, tier Tier, factor uin
 	return sink
 }
 
-// put finds a key's cell or takes an empty one for it, for which room has made
-// room; the caller fills the place in, which is 0 in a new one. at is for cell, and
-// good until cells are removed or moved.
+// put finds a key's cell, or takes an empty one for it, for which ensureRoom has made space. The
+// caller sets the place, which is 0 in a new cell. at is an argument for cell and valid until cells
+// are removed or moved.
 func (t *engineTable) put(hash uint64, tier Tier, factor uint64) (c *engineCell, at int32) {
 	var i int
 	var ok, isOld bool
@@ -165,8 +164,8 @@ func (t *engineTable) put(hash uint64, tier Tier, factor uint64) (c *engineCell,
 	return c, at
 }
 
-// putOld finds the cell of a key in old, or the empty one where it should go, unless
-// its place is in the new array.
+// putOld finds the cell of a key in old, or the empty cell where it belongs. isOld is false if the
+// key belongs in the new array.
 func (t *engineTable) putOld(hash uint64, tier Tier, factor uint64) (i int, ok, isOld bool) {
 	home := homeIn(t.old, hash, tier, factor)
 	if t.ahead(home) < t.moveDone {
@@ -186,7 +185,7 @@ func (t *engineTable) putOld(hash uint64, tier Tier, factor uint64) (i int, ok, 
 	return i, false, true
 }
 
-// cell is what put has found.
+// cell returns the cell that put returned as at.
 func (t *engineTable) cell(at int32) *engineCell {
 	if at < 0 {
 		return &t.old[^at]
@@ -194,7 +193,7 @@ func (t *engineTable) cell(at int32) *engineCell {
 	return &t.cells[at]
 }
 
-// remove empties a cell that get has found.
+// remove empties a cell that get returned.
 func (t *engineTable) remove(cells []engineCell, i int, factor uint64) {
 	t.n--
 	if t.old != nil && &cells[0] == &t.old[0] {
@@ -230,12 +229,12 @@ func closeGap(cells []engineCell, gap int, factor uint64) {
 	cells[gap] = engineCell{}
 }
 
-// sizeFor is how many cells n keys are given: three quarters of them will be full.
-// Fuller tables would save little memory and cost long clusters.
+// sizeFor is the number of cells for n keys: three quarters of them are used. A fuller table saves
+// little memory and has long clusters.
 func sizeFor(n int) int { return n + n/3 + 2 }
 
-// reserve makes room for n keys in all, and keeps it. The kernel gives an empty table's
-// pages now; where keys are there already, somebody is writing, who is not to wait.
+// reserve makes space for n keys in total, permanently. The pages of an empty table are allocated
+// now. A table with keys has an active writer, which must not wait for that.
 func (t *engineTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 	t.floor = max(t.floor, sizeFor(n))
 	if len(t.cells) < t.floor {
@@ -246,8 +245,8 @@ func (t *engineTable) reserve(n int, factor uint64, valid func(uint64) bool) {
 	}
 }
 
-// from calls do for every key whose home comes at or after a point in the order of
-// homes, for about so many cells, and returns the point to go on from.
+// from calls do for every key whose home is at or after point in the order of homes, for about that
+// many cells, and returns the next point.
 func (t *engineTable) from(point uint64, cells int, factor uint64, do func(engineCell)) (next uint64, last bool) {
 	next, last = pointBehind(point, len(t.cells), cells)
 	for _, in := range [][]engineCell{t.cells, t.old} {
@@ -276,13 +275,13 @@ func (t *engineTable) from(point uint64, cells int, factor uint64, do func(engin
 	return next, last
 }
 
-// ensureRoom makes room for more keys, and does a share of a move that is under way.
+// ensureRoom makes space for more keys and performs a share of a resize that is under way.
 func (t *engineTable) ensureRoom(more int, factor uint64, valid func(uint64) bool) {
 	if t.advanceMove(more, factor, valid); t.old != nil {
 		return
 	}
-	// Much was evicted. Only what is counted for sure says how little will do: stale
-	// is an estimate.
+	// Many cells name evicted blocks. stale is an estimate, so only n, which is exact, decides
+	// whether the table shrinks.
 	size := max(t.floor, sizeFor(2*(t.n+more)), minEngineCells)
 	if 2*size >= len(t.cells) {
 		full := 4*(t.n+more) > 3*len(t.cells)
@@ -291,7 +290,7 @@ func (t *engineTable) ensureRoom(more int, factor uint64, valid func(uint64) boo
 		}
 		size = len(t.cells)
 		if live := max(0, t.n-int(t.stale.Load())); 3*(live+more) > 2*size {
-			size = max(grownSize(size), sizeFor(live+2*more), minEngineCells, t.floor) // the floor: after a Clear
+			size = max(grownSize(size), sizeFor(live+2*more), minEngineCells, t.floor) // the floor matters after a Clear
 		}
 	}
 	t.startMove(size, factor, valid)
@@ -301,8 +300,8 @@ func (t *engineTable) ensureRoom(more int, factor uint64, valid func(uint64) boo
 	}
 }
 
-// grownSize is the next size of a table that is full. Small ones are doubled, which
-// moves a key once on the average; large ones leave less unused.
+// grownSize is the next size of a full table. Small tables double, which moves a key once on
+// average; large ones grow by half, which leaves fewer cells unused.
 func grownSize(size int) int {
 	if size < 1<<15 {
 		return 2 * size
@@ -310,9 +309,9 @@ func grownSize(size int) int {
 	return size + size/2
 }
 
-// advanceMove does the part of a move that so many new keys owe, so that it ends before
-// either array is more than seven eighths full. What is not moved yet counts for the new
-// one as well: how much of it was evicted and is left behind, stale only estimates.
+// advanceMove performs the share of a resize that corresponds to more new keys, so that the resize
+// ends before either array is more than seven eighths full. Cells that are not moved yet count for
+// the new array as well: stale only estimates how many of them the move will drop.
 func (t *engineTable) advanceMove(more int, factor uint64, valid func(uint64) bool) {
 	if t.old == nil {
 		return
@@ -327,7 +326,7 @@ func (t *engineTable) advanceMove(more int, factor uint64, valid func(uint64) bo
 	}
 }
 
-// shrink gives memory back when few cells are left in use.
+// shrink frees memory when few cells are in use.
 func (t *engineTable) shrink(factor uint64, valid func(uint64) bool) {
 	if t.old != nil {
 		t.moveCells(64, factor, valid)
@@ -340,21 +339,21 @@ func (t *engineTable) shrink(factor uint64, valid func(uint64) bool) {
 	}
 }
 
-// reset forgets all keys, and gives all memory back but what was reserved.
+// reset removes all keys and frees all memory that is not reserved.
 func (t *engineTable) reset() {
 	t.mem.free()
 	t.oldMem.free()
 	t.clear()
 }
 
-// clear is empty for whoever has taken the tables and their memory.
+// clear empties the table without freeing its memory, which the caller has taken over.
 func (t *engineTable) clear() {
 	t.cells, t.n, t.old, t.moveStart, t.moveDone, t.oldUsed = nil, 0, nil, 0, 0, 0
 	t.mem, t.oldMem = nil, nil
 	t.stale.Store(0)
 }
 
-// startMove begins to move the table to another size, and ends it if it is small.
+// startMove starts a resize and completes it at once if the table is small.
 func (t *engineTable) startMove(size int, factor uint64, valid func(uint64) bool) {
 	for t.old != nil {
 		t.moveCells(len(t.old), factor, valid)
@@ -374,7 +373,7 @@ func (t *engineTable) startMove(size int, factor uint64, valid func(uint64) bool
 	}
 }
 
-// moveCells moves at least the given number of cells on, to the end of a cluster.
+// moveCells moves at least the given number of cells, up to the end of a cluster.
 func (t *engineTable) moveCells(cells int, factor uint64, valid func(uint64) bool) {
 	if t.mem != nil {
 		scale := float64(len(t.cells)) / float64(len(t.old))
@@ -391,7 +390,7 @@ func (t *engineTable) moveCells(cells int, factor uint64, valid func(uint64) boo
 		}
 		if c.place != 0 {
 			t.oldUsed--
-			// To ask about each cell is a load from anywhere.
+			// valid is a random memory access per cell.
 			if !t.purge || valid(c.place) {
 				i, _ := probe(t.cells, c.hash, placeTier(c.place), factor)
 				t.cells[i] = *c
@@ -410,7 +409,7 @@ func (t *engineTable) moveCells(cells int, factor uint64, valid func(uint64) boo
 	t.finishMove()
 }
 
-// finishMove ends a move.
+// finishMove completes a resize.
 func (t *engineTable) finishMove() {
 	t.oldMem.free()
 	t.old, t.oldMem = nil, nil

@@ -6,16 +6,15 @@ import (
 	"sluice/router/worker"
 )
 
-// evictStep is the most blocks that go from the end of a branch at a time.
+// evictStep is the largest number of blocks that one step removes from the end of a branch.
 const evictStep = 64
 
-// maxEvictLock is how many such steps are made under a shard's lock at a time.
+// maxEvictLock is the largest number of steps while a shard's lock is held once.
 const maxEvictLock = 8
 
-// evict drops the coldest leaves until the index is in its bounds. Each shard has
-// its runs that end in a leaf in a list by their last use, and says of what tick the
-// coldest is; the shard with the coldest of all goes first, and within it a run
-// loses its end first. own is the rank whose lock the caller has.
+// evict drops the coldest leaves until the index is within its bounds. Each shard lists its extents
+// that end in a leaf by last use and publishes the tick of the coldest. The shard with the coldest
+// leaf goes first, and an extent loses its end first. own is the rank whose lock the caller holds.
 func (ix *radix) evict(own *rankState) {
 	for ix.overLimit() {
 		sh := ix.coldest()
@@ -39,7 +38,7 @@ func (ix *radix) evict(own *rankState) {
 		sh.unlock()
 		for _, slot := range tidy {
 			rank := ix.ranks[slot].Load()
-			// A rank whose lock is taken will see to it itself.
+			// A rank whose lock is taken does this itself on its next write.
 			if rank == own {
 				rank.tidy(ix)
 			} else if rank.mu.TryLock() {
@@ -50,7 +49,7 @@ func (ix *radix) evict(own *rankState) {
 	}
 }
 
-// coldest is the shard that has the coldest leaf, nil if there are no leaves.
+// coldest returns the shard with the coldest leaf, or nil if there are no leaves.
 func (ix *radix) coldest() (coldest *shard) {
 	oldest := uint64(math.MaxUint64)
 	for i := range ix.shards {
@@ -66,8 +65,8 @@ func (sh *shard) evictFrom(ext uint32) {
 	id := r.tail
 	n := sh.table.nodes.at(id)
 	from, to := max(n.off(), n.end()-evictStep), n.end()
-	// The engines' hashes cannot be found from here. Their cells remain for
-	// now: they name a place past the end of a run that grows no more.
+	// The engine hashes cannot be found from here. Their cells remain for now; they name places
+	// beyond the end of an extent that does not grow again.
 	r.sealed = true
 	r.setLen(from)
 	sh.eachHolder(n, func(slot worker.Slot, tier Tier) {
@@ -96,7 +95,7 @@ func (sh *shard) evictFrom(ext uint32) {
 	sh.finishExtent(ext)
 }
 
-// markUsed makes a run that ends in a leaf the one used last.
+// markUsed makes an extent that ends in a leaf the most recently used.
 func (sh *shard) markUsed(ext uint32) {
 	r := sh.extents.at(ext)
 	r.used = sh.ix.tick.Load()
@@ -117,7 +116,7 @@ func (sh *shard) markUsed(ext uint32) {
 	sh.newest = ext
 }
 
-// listOldest makes a run the next to go.
+// listOldest makes an extent the next to be evicted.
 func (sh *shard) listOldest(ext uint32) {
 	sh.unlist(ext)
 	r := sh.extents.at(ext)

@@ -8,11 +8,10 @@ import (
 	"sluice/router/worker"
 )
 
-// Exported is a chain of blocks that a rank holds in one tier: each follows the one
-// before it. Engine and Seqs have equal length. Where the first does not begin a
-// prompt, HasParent is set, Parent is an engine hash of the block before it, which
-// the same rank holds in some tier, and ParentSeq that block's own hash. The slices
-// are borrowed for the call.
+// Exported is a chain of consecutive blocks that a rank has in one tier. Engine and Seqs have equal
+// length. If the first block does not begin a prompt, HasParent is set, Parent is an engine hash of
+// the preceding block, which the same rank has in some tier, and ParentSeq is that block's sequence
+// hash. The slices are borrowed for the call.
 type Exported struct {
 	Tier      Tier
 	HasParent bool
@@ -22,31 +21,29 @@ type Exported struct {
 	Seqs      []blockhash.Seq
 }
 
-// Exporter is implemented by an index whose content can be written down.
+// Exporter is implemented by an index whose content can be exported.
 type Exporter interface {
-	// Export calls yield for what a rank holds, chain by chain and parents before
-	// children, until yield says false. It copies in steps of bounded work, between
-	// which writers go on, and calls yield without any lock, so it may take its
-	// time. A block that is held all the while comes exactly once for each of its
-	// engine hashes; one that comes or goes meanwhile may or may not be there. So
-	// what it tells is to be corrected by the events since it began: a replay from
-	// the sequence number noted before Export. Blocks behind a hole are left out,
-	// for they count in no depth, and so may be blocks that once were behind one.
-	// It needs 24 bytes a block for the time of the call.
+	// Export calls yield for each chain of blocks that a rank has, parents before children, until
+	// yield returns false. It copies in bounded steps, between which writers continue, and calls
+	// yield without any lock, so yield may be slow. A block that the rank has during the whole call
+	// is yielded exactly once per engine hash; a block that is stored or removed meanwhile may or
+	// may not be yielded. The result must therefore be corrected with the events since the call
+	// began: a replay from the sequence number noted before Export. Blocks behind a hole are
+	// omitted, because they add no depth; blocks that were once behind one may be omitted too.
+	// Export needs 24 bytes per block during the call.
 	Export(slot worker.Slot, yield func(x *Exported) bool)
 }
 
-// Importer is implemented by an index that takes what an Exporter gave.
+// Importer is implemented by an index that can import what an Exporter has exported.
 type Importer interface {
-	// Import stores a chain by the own hashes it comes with, as Store stores an
-	// event: known engine hashes are given new content, and a chain whose parent
-	// the rank does not hold is an orphan. Import a rank's chains in the order of
-	// Export and before its first event, so that newer knowledge is not
-	// overwritten by older.
+	// Import stores a chain by its sequence hashes, as Store stores an event: a known engine hash
+	// gets the new content, and a chain whose parent the rank does not have is an orphan. Import a
+	// rank's chains in the order of Export and before its first event, so that old state does not
+	// replace new.
 	Import(slot worker.Slot, x *Exported) StoreResult
 }
 
-// stored is the event that stores the chain.
+// stored returns the event that stores the chain.
 func (x *Exported) stored(slot worker.Slot) Stored {
 	ev := Stored{Slot: slot, Tier: x.Tier, HasParent: x.HasParent, Parent: x.Parent, Engine: x.Engine, seqs: x.Seqs, parentSeq: x.ParentSeq}
 	if ev.seqs == nil {
@@ -55,20 +52,20 @@ func (x *Exported) stored(slot worker.Slot) Stored {
 	return ev
 }
 
-// exportEntry is one entry of a rank, on its way out.
+// exportEntry is one entry of a rank during an export.
 type exportEntry struct {
 	at   exportPos
 	hash EngineHash
 	seq  blockhash.Seq
 }
 
-// exportPos is where a block lies: line<<18 | position<<2 | tier. A line is a run in one
-// of its lives.
+// exportPos is the position of a block: line<<18 | position<<2 | tier. A line is an extent in one
+// generation.
 type exportPos uint64
 
 const (
-	posUnknown exportPos = 0 // it is not known what a line follows
-	posRoot    exportPos = 1 // it begins a prompt
+	posUnknown exportPos = 0 // the line's parent is unknown
+	posRoot    exportPos = 1 // the line begins a prompt
 	posGone    exportPos = lenMask<<2 | 3
 )
 
@@ -80,27 +77,27 @@ func (s exportPos) extent() uint64 { return uint64(s >> 18) }
 func (s exportPos) pos() int       { return int(s >> 2 & lenMask) }
 func (s exportPos) tier() Tier     { return Tier(s & 3) }
 
-// exportLimit is the most blocks of an Exported.
+// exportLimit is the largest number of blocks of an Exported.
 const exportLimit = 512
 
-// chainExporter makes chains of a rank's entries.
+// chainExporter builds chains from a rank's entries.
 type chainExporter struct {
-	entries []exportEntry // by spot
+	entries []exportEntry // sorted by position
 	yield   func(x *Exported) bool
-	// follows says what a line follows: the spot of a block in any tier.
+	// follows returns the parent of a line: the position of a block in any tier.
 	follows func(line uint64) exportPos
-	// read fills in the hashes of what is still there of a line, and says posGone
-	// of the rest: so all of a line is of one moment.
+	// read sets the hashes of the entries of a line that still exist and marks the others as gone,
+	// so that a whole line is read at one moment.
 	read func(line []exportEntry)
-	// By the index of a line's first entry: how many of its blocks hang together
-	// from its beginning on and have been given; 0 while it is under way.
+	// By the index of a line's first entry: how many of its blocks are contiguous from its
+	// beginning and were exported; 0 while it is being exported.
 	done     map[int]int
 	stack    []int
 	exported []bool
 	x        Exported
 }
 
-// exportAll gives all chains.
+// exportAll exports all chains.
 func (c *chainExporter) exportAll() {
 	slices.SortFunc(c.entries, byPos)
 	c.done = make(map[int]int)
@@ -113,7 +110,7 @@ func (c *chainExporter) exportAll() {
 
 func byPos(a, b exportEntry) int { return cmp.Compare(a.at, b.at) }
 
-// extentEnd is the index behind the line on which index i lies.
+// extentEnd returns the index behind the line that contains entry i.
 func (c *chainExporter) extentEnd(i int) int {
 	return i + c.search(c.entries[i:], newExportPos(c.entries[i].at.extent()+1, 0, 0))
 }
@@ -123,8 +120,8 @@ func (c *chainExporter) search(in []exportEntry, s exportPos) int {
 	return n
 }
 
-// exportWithParents gives the line that begins at index i, after those that it hangs on,
-// and says whether more is wanted.
+// exportWithParents exports the line that begins at entry i, after the lines it depends on, and
+// reports whether to continue.
 func (c *chainExporter) exportWithParents(i int) bool {
 	c.stack = append(c.stack[:0], i)
 	for len(c.stack) > 0 {
@@ -147,16 +144,16 @@ func (c *chainExporter) exportWithParents(i int) bool {
 	return true
 }
 
-// extentStart is the index at which a spot's line begins.
+// extentStart returns the index at which a position's line begins.
 func (c *chainExporter) extentStart(s exportPos) (int, bool) {
 	i := c.search(c.entries, newExportPos(s.extent(), 0, 0))
 	return i, s > posRoot && i < len(c.entries) && c.entries[i].at.extent() == s.extent()
 }
 
-// exportExtent gives what hangs together, from its first block on, of the line that begins
-// at index i and follows from.
+// exportExtent exports the contiguous blocks, from its first on, of the line that begins at entry i
+// and whose parent is from.
 func (c *chainExporter) exportExtent(i int, from exportPos) bool {
-	var before *exportEntry // the block before, in any tier
+	var before *exportEntry // the preceding block, in any tier
 	if first, ok := c.extentStart(from); ok && from.pos() < c.done[first] {
 		before = &c.entries[c.search(c.entries, from&^3)]
 	} else if from != posRoot {
@@ -170,8 +167,8 @@ func (c *chainExporter) exportExtent(i int, from exportPos) bool {
 		c.done[i] = line[end].at.pos() + 1
 	}
 	line = line[:end]
-	// A chain begins where the rank begins to hold blocks in a tier, and comes
-	// before all that begin later.
+	// A chain begins where the rank's blocks in a tier begin, and comes before all chains that
+	// begin later.
 	c.exported = slices.Grow(c.exported[:0], end)[:end]
 	clear(c.exported)
 	for k := range line {
@@ -200,7 +197,7 @@ func (c *chainExporter) exportExtent(i int, from exportPos) bool {
 	return true
 }
 
-// exportStep is about how many cells of a side table are copied at once.
+// exportStep is about how many cells of an engine table are copied at once.
 const exportStep = 1 << 10
 
 // Export implements Exporter.
@@ -210,8 +207,8 @@ func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	}
 	c := chainExporter{yield: yield, follows: ix.parentPos}
 	rank := ix.rank(slot)
-	// A key's place in the order of homes is its own, wherever its cell may be
-	// shifted and however the table grows: so no entry is passed by.
+	// A key's position in the order of homes depends on the key alone, not on shifts of its cell or
+	// on the table's size, so no entry is skipped.
 	for from, last := uint64(0), false; !last; {
 		rank.mu.Lock()
 		from, last = rank.engineTable.from(from, exportStep, ix.factor, func(cell engineCell) {
@@ -241,19 +238,19 @@ func (ix *radix) Export(slot worker.Slot, yield func(x *Exported) bool) {
 	c.exportAll()
 }
 
-// exportPosOf is a place's spot.
+// exportPosOf returns the position of a place.
 func exportPosOf(p uint64) exportPos {
 	return newExportPos(p>>32<<genBits|uint64(placeGen(p)), placePos(p), placeTier(p))
 }
 
-// extentOf is the run of a line.
+// extentOf returns the extent of a line.
 func (ix *radix) extentOf(line uint64) (*shard, *extent) {
 	p := line >> genBits << 32
 	sh := &ix.shards[placeShard(p)]
 	return sh, sh.extents.read(placeExtent(p))
 }
 
-// parentPos is the spot that a line branches off from.
+// parentPos returns the position from which a line branches off.
 func (ix *radix) parentPos(line uint64) exportPos {
 	sh, r := ix.extentOf(line)
 	sh.mu.Lock()

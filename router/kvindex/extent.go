@@ -2,36 +2,34 @@ package kvindex
 
 import "sync/atomic"
 
-// extent is contiguous storage for the sequence hashes of a prompt's blocks, one
-// after the other. Its live parts are fragments (node); between them there may be
-// holes, whose storage is not used again. Only writers know runs: readers are
-// led to the storage by nodes.
+// extent is contiguous storage for the sequence hashes of successive blocks of a prompt. Its live
+// parts are nodes; between them there may be holes, whose storage is not reused. Only writers use
+// extents: nodes lead readers to the storage.
 type extent struct {
-	// life is generation<<16 | blocks, to the end of the last fragment. It is stored
-	// under the shard's lock and loaded without it, by whoever has an entry that
-	// names a block here and wants to know whether it still does: what was once
-	// past the end, or of an earlier generation, is so for good.
+	// genAndLen is generation<<16 | length in blocks, up to the end of the last node. It is stored
+	// under the shard's lock and loaded without it to check whether an entry still names a block
+	// here. A position beyond the end, or of an earlier generation, never becomes valid again.
 	genAndLen uint32
-	storage   uint32 // of the storage; 0: the record is free
-	tail      uint32 // the last fragment
+	storage   uint32 // first line of the storage; 0: the record is free
+	tail      uint32 // the last node
 	class     uint8
-	// sealed: the end was evicted, or what others branch off from was removed.
-	// Entries of the side tables, or those branches, may still name its positions,
-	// so they are not used again before the run is gone.
+	// sealed: the end was evicted, or blocks from which others branch off were removed. Engine
+	// table entries or branches may still name these positions, so they are not reused before the
+	// extent is freed.
 	sealed bool
-	// Where the run branches off: 0 at the start of a prompt.
+	// Where the extent branches off; 0 at the start of a prompt.
 	parentGen    uint16
 	parent       uint32
 	parentPos    uint16
-	inLeafList   bool          // in the list of leaves
+	inLeafList   bool          // the extent is in the list of leaves
 	root         bool          // the first block begins a prompt
 	used         uint32        // the tick of its last use
-	older, newer uint32        // neighbours in that list
-	clearMark    atomic.Uint32 // the Clear that has passed here
+	older, newer uint32        // neighbours in the list of leaves
+	clearMark    atomic.Uint32 // the last Clear that has visited the extent
 }
 
-// gen tells entries of an earlier run of this number. Like len it is for whoever has
-// the shard's lock.
+// gen is the extent's generation; entries of an earlier extent with this number have another. The
+// caller of gen and len holds the shard's lock.
 func (r *extent) gen() uint16 { return uint16(r.genAndLen >> 16) }
 
 func (r *extent) len() int { return int(r.genAndLen & lenMask) }
@@ -44,8 +42,8 @@ const (
 	lastGen        = 1<<genBits - 1
 )
 
-// extentSlab hands out runs by number; 0 is nobody. Numbers come back with another
-// generation, and not at all once the generations are used up.
+// extentSlab allocates extents by number; number 0 is unused. A freed number is reused with the
+// next generation, and never again once the generations are used up.
 type extentSlab struct {
 	pages pages[[extentsPerPage]extent]
 	freed []uint32
@@ -57,7 +55,7 @@ func (s *extentSlab) at(id uint32) *extent {
 	return &s.pages.writer[id/extentsPerPage][id%extentsPerPage]
 }
 
-// read is at for who has not the shard's lock.
+// read is at for callers without the shard's lock.
 func (s *extentSlab) read(id uint32) *extent {
 	return &s.pages.read(id / extentsPerPage)[id%extentsPerPage]
 }

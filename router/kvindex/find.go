@@ -8,22 +8,20 @@ import (
 	"sluice/router/worker"
 )
 
-// maxScans is how many passes a reader makes before it raises its hand; tests make
-// it less.
+// maxScans is the number of passes that a reader makes before it asks the writers to pause. Tests
+// lower it.
 var maxScans = 7
 
 func yield() { runtime.Gosched() }
 
-// Find implements Index. What it promises: there is a moment within the call at
-// which all that o says was true together, if an event is taken to happen one
-// stretch of blocks after another. It rests on three things. Every change becomes
-// visible at one moment (see fragment); a prompt lies in one shard, which has one
-// writer at a time; and a pass is kept only if, after its last look, no fragment it
-// went through had changed since it was read. So all of them stood as read at the
-// moment of that last look, or just before the one change that the writer was in the
-// middle of. Otherwise the pass is made again. Each further pass is owed to changes
-// made meanwhile to the very fragments it went through; a reader overtaken too often
-// asks the writers to hold back for its short time, and does not wait for them either.
+// Find implements Index. It guarantees that at some moment during the call everything in o was true
+// at once, where an event counts as a sequence of changes, one per stretch of blocks. The guarantee
+// rests on three facts: each change becomes visible at one moment (see node); a prompt lies in one
+// shard, which has one writer at a time; and a pass counts only if none of the nodes that it
+// visited changed between its first and its last look. All of them were therefore as read at the
+// moment of the last look, or just before the single change that the writer was making. Otherwise
+// the pass is repeated. Only changes of the visited nodes cause a repetition. A reader that is
+// overtaken too often asks the writers to pause for a short time and does not wait for them.
 func (ix *radix) Find(seqs []blockhash.Seq, o *Overlap) {
 	if len(seqs) == 0 {
 		o.Reset()
@@ -38,7 +36,7 @@ func (ix *radix) Find(seqs []blockhash.Seq, o *Overlap) {
 	}
 }
 
-// retryScan makes passes until one is whole.
+// retryScan repeats the pass until one is consistent.
 func (sh *shard) retryScan(seqs []blockhash.Seq, o *Overlap) {
 	for range maxScans {
 		if sh.scan(seqs, o) {
@@ -51,7 +49,7 @@ func (sh *shard) retryScan(seqs []blockhash.Seq, o *Overlap) {
 	sh.yielders.Add(-1)
 }
 
-// scan walks the prompt once and says whether what it found holds together.
+// scan walks the prompt once and reports whether the result is consistent.
 func (sh *shard) scan(seqs []blockhash.Seq, o *Overlap) bool {
 	o.Reset()
 	o.visited = o.visited[:0]
@@ -69,14 +67,14 @@ func (sh *shard) scan(seqs []blockhash.Seq, o *Overlap) bool {
 			holderWords = sh.gatherHolders(n, state, o)
 		}
 		if n.load(wState) != state {
-			continue // it changed under our eyes
+			continue // the node changed while it was read
 		}
 		o.visited = append(o.visited, visitedNode{n, id, state})
 		if depth == 0 {
 			words = holderWords
 			copy(o.alive[:words], o.holders[:holderWords])
 		} else if words = retainHolders(o, words, holderWords, depth); words == 0 {
-			break // nobody holds on: what follows is of no interest
+			break // no rank is left: later blocks cannot add depth
 		}
 		if state&hasLower != 0 {
 			o.addLowerTiers(m, words)
@@ -93,12 +91,12 @@ func (sh *shard) scan(seqs []blockhash.Seq, o *Overlap) bool {
 	return true
 }
 
-// sampleFinds is of how many Finds into an Overlap one is noted for eviction.
+// sampleFinds: one in sampleFinds calls of Find with the same Overlap records its last node for
+// eviction.
 const sampleFinds = 64
 
-// readSamples is where Finds that were drawn note the last fragment they came through,
-// so that what is read much does not count as cold. A note may be written over
-// before it is read.
+// readSamples is where sampled Finds record the last node they visited, so that eviction counts
+// reads as uses. A later sample may overwrite one that was not read yet.
 type readSamples struct {
 	_     [cacheLine]byte
 	nodes [32]atomic.Uint32
@@ -107,7 +105,7 @@ type readSamples struct {
 
 func (r *readSamples) add(n, id uint32) { r.nodes[n%uint32(len(r.nodes))].Store(id) }
 
-// applyReadSamples lets what was read count as used.
+// applyReadSamples marks the sampled nodes' extents as used.
 func (sh *shard) applyReadSamples() {
 	for i := range sh.readSamples.nodes {
 		id := sh.readSamples.nodes[i].Swap(0)
@@ -120,9 +118,9 @@ func (sh *shard) applyReadSamples() {
 	}
 }
 
-// matchLen is how many blocks of a prompt that begins with a fragment's first block
-// lie in it, by the state it was in. Sequence hashes are equal up to a place and
-// different from there on.
+// matchLen returns how many blocks of the prompt the node contains, given that the prompt begins
+// with the node's first block and the node is in the given state. The sequence hashes agree up to
+// some position and differ from there on, so a binary search finds it.
 func (sh *shard) matchLen(n *node, state uint64, seqs []blockhash.Seq) int {
 	length := int(state & lenMask)
 	if length <= len(seqs) && uint64(seqs[length-1]) == n.load(wLast) {
@@ -134,7 +132,7 @@ func (sh *shard) matchLen(n *node, state uint64, seqs []blockhash.Seq) int {
 	lo, hi := 1, min(length, len(seqs)) // equal below lo, different from hi on
 	for lo < hi {
 		mid := int(uint(lo+hi) / 2)
-		// A place and a state that do not belong together lead anywhere.
+		// A place and a state read at different times can lead to any word, hence the bound.
 		if atomic.LoadUint64(&p[(first+uint32(mid))%wordsPerPage]) == uint64(seqs[mid]) {
 			lo = mid + 1
 		} else {
@@ -144,9 +142,9 @@ func (sh *shard) matchLen(n *node, state uint64, seqs []blockhash.Seq) int {
 	return lo
 }
 
-// gatherHolders unites a fragment's holders over the tiers and returns how many words of
-// o.holds it has filled. Where there are lower tiers it fills o.below too, with
-// those who hold the fragment on the host or on disk and not on the device.
+// gatherHolders combines a node's holders of all tiers in o.holders and returns how many words it
+// has filled. If there are lower tiers it also fills o.below with the ranks that have the blocks on
+// host or disk and not on the device.
 func (sh *shard) gatherHolders(n *node, state uint64, o *Overlap) int {
 	to := &o.holders
 	words := 1
@@ -169,7 +167,7 @@ func (sh *shard) gatherHolders(n *node, state uint64, o *Overlap) int {
 		width := setWidth(ref)
 		p, at := sh.words.readPage(ref >> 2)
 		low := to[0]
-		from, into := p[at:][:width], to[:width] // sets lie on lines, within a page
+		from, into := p[at:][:width], to[:width] // sets are line-aligned and lie within one page
 		for i := range into {
 			into[i] = atomic.LoadUint64(&from[i])
 		}
@@ -197,7 +195,8 @@ func (sh *shard) gatherHolders(n *node, state uint64, o *Overlap) int {
 	return words
 }
 
-// addLowerTiers notes where those alive keep the blocks of a fragment just gathered.
+// addLowerTiers records where the ranks that are still alive keep the blocks of the node just
+// gathered.
 func (o *Overlap) addLowerTiers(blocks, words int) {
 	host, disk := o.below[0][:words], o.below[1][:words]
 	for w := range words {
@@ -207,8 +206,8 @@ func (o *Overlap) addLowerTiers(blocks, words int) {
 	o.lower.add(blocks, host, disk)
 }
 
-// retainHolders keeps of the slots alive those that hold on, notes the depth of the
-// others, and returns how many words are still alive.
+// retainHolders intersects the ranks that are alive with the node's holders, records the depth of
+// the others, and returns how many words still have a rank alive.
 func retainHolders(o *Overlap, words, holderWords, depth int) int {
 	if holderWords < words {
 		clear(o.holders[holderWords:words])

@@ -2,10 +2,9 @@ package kvindex
 
 import "math/bits"
 
-// table maps 64-bit keys to references by open addressing with linear probing.
-// A reference of 0 marks an empty cell. Deleting shifts the cells behind back,
-// so no tombstones gather; a table that has emptied gives its memory back.
-// The zero value is ready.
+// table maps 64-bit keys to references by open addressing with linear probing. A reference of 0
+// marks an empty cell. Deletion shifts later cells back, so there are no tombstones; a table that
+// becomes empty frees its memory. The zero value is ready for use.
 type table struct {
 	cells []cell
 	n     int
@@ -16,10 +15,10 @@ type cell struct {
 	ref uint32
 }
 
-const minCells = 8 // there are many tables of few keys
+const minCells = 8 // there are many tables with few keys
 
-// home is the cell where a key wants to be. The keys come from outside, so
-// they are spread first; the multiplier is 2^64 over the golden ratio.
+// home is the preferred cell of a key. Keys come from outside, so they are spread first; the
+// multiplier is 2^64 divided by the golden ratio.
 func (t *table) home(key uint64) int {
 	return int(spread(key) >> (64 - bits.TrailingZeros64(uint64(len(t.cells)))))
 }
@@ -39,7 +38,7 @@ func (t *table) get(key uint64) uint32 {
 	}
 }
 
-// put adds a key or changes its reference.
+// put inserts a key or changes its reference.
 func (t *table) put(key uint64, ref uint32) {
 	if 4*(t.n+1) > 3*len(t.cells) {
 		t.resize(max(minCells, 2*len(t.cells)))
@@ -73,8 +72,8 @@ func (t *table) remove(key uint64) {
 		}
 		i = (i + 1) & mask
 	}
-	// Close the hole: a later cell of the cluster moves in if its home is not
-	// between the hole and itself.
+	// Close the hole: a later cell of the cluster moves in if its home is not between the hole and
+	// itself.
 	for j := (i + 1) & mask; t.cells[j].ref != 0; j = (j + 1) & mask {
 		if h := t.home(t.cells[j].key); (j-h)&mask >= (j-i)&mask {
 			t.cells[i] = t.cells[j]
@@ -89,7 +88,8 @@ func (t *table) remove(key uint64) {
 	}
 }
 
-// pointBehind is where about so many of have cells end behind a point in the order of homes.
+// pointBehind returns the point in the order of homes that is about cells of have cells after
+// point.
 func pointBehind(point uint64, have, cells int) (next uint64, last bool) {
 	share := ^uint64(0)
 	if n := uint64(have / cells); n > 0 {
@@ -102,9 +102,8 @@ func pointBehind(point uint64, have, cells int) (next uint64, last bool) {
 	return next, last
 }
 
-// from calls do for every key whose home comes at or after a point in the order of homes,
-// for about so many cells, and returns the point to go on from. That order is the same
-// however the table grows.
+// from calls do for every key whose home is at or after point in the order of homes, for about that
+// many cells, and returns the next point. The order does not change when the table grows.
 func (t *table) from(point uint64, cells int, do func(cell)) (next uint64, last bool) {
 	if len(t.cells) == 0 {
 		return 0, true
@@ -138,12 +137,12 @@ func (t *table) resize(size int) {
 	}
 }
 
-// slab hands out numbered records from pages that never move. Number 0 is
-// never given out. Freed records are zeroed and used again.
+// slab allocates numbered records from pages that never move. Number 0 is unused. Freed records are
+// zeroed and reused.
 type slab[T any] struct {
 	pages [][]T
 	freed []uint32
-	used  uint32 // numbers ever given out, with 0
+	used  uint32 // numbers ever allocated, including 0
 }
 
 const slabPage = 1 << 10
@@ -170,5 +169,5 @@ func (s *slab[T]) free(ref uint32) {
 	s.freed = append(s.freed, ref)
 }
 
-// live is how many records are in use.
+// live is the number of records in use.
 func (s *slab[T]) live() int { return int(max(s.used, 1)) - 1 - len(s.freed) }

@@ -6,9 +6,8 @@ import (
 	"sluice/router/worker"
 )
 
-// The writer's view of a node's holders. Slots below 64 on the device are bits of
-// wLow; up to four others stand in wList, more in a set; whoever holds the blocks on
-// the host or on disk is in the set of the lower tiers.
+// The writer's view of a node's holders. Device holders with slots below 64 are bits of wLow; up to
+// four others are in wList, more in a set. Host and disk holders are in the set of the lower tiers.
 const listLen = 4
 
 func setRef(n *node) uint32   { return uint32(n[wSets] >> 32) }
@@ -16,7 +15,7 @@ func lowerRef(n *node) uint32 { return uint32(n[wSets]) }
 
 func bitOf(slot worker.Slot) (word uint32, bit uint64) { return uint32(slot) >> 6, 1 << (slot & 63) }
 
-// isHolder says whether a rank holds a node's blocks in a tier.
+// isHolder reports whether a rank has a node's blocks in a tier.
 func (sh *shard) isHolder(n *node, slot worker.Slot, tier Tier) bool {
 	w, bit := bitOf(slot)
 	switch kind := n.kind(); {
@@ -36,7 +35,7 @@ func (sh *shard) isHolder(n *node, slot worker.Slot, tier Tier) bool {
 	return false
 }
 
-// isSoleHolder says whether a rank in a tier, which holds a node's blocks, is alone.
+// isSoleHolder reports whether a rank in a tier, which has a node's blocks, is the only holder.
 func (sh *shard) isSoleHolder(n *node, slot worker.Slot, tier Tier) bool {
 	w, bit := bitOf(slot)
 	switch kind := n.kind(); {
@@ -57,7 +56,7 @@ func (sh *shard) sameHolders(n, m *node) bool {
 		(kind&hasLower == 0 || sh.words.sameSets(lowerRef(n), lowerRef(m), 2))
 }
 
-// addHolder adds a rank that does not hold the node's blocks in that tier.
+// addHolder adds a rank that does not have the node's blocks in that tier.
 func (sh *shard) addHolder(n *node, slot worker.Slot, tier Tier) {
 	w, bit := bitOf(slot)
 	kind := n.kind()
@@ -95,7 +94,7 @@ func (sh *shard) addHolder(n *node, slot worker.Slot, tier Tier) {
 	}
 }
 
-// setBit puts a slot into a node's set, or into a wider copy that takes its place.
+// setBit adds a slot to a node's set, or to a wider copy that replaces it.
 func (sh *shard) setBit(n *node, ref uint32, arrays int, array uint32, slot worker.Slot, refs func(uint32) uint64) {
 	w, bit := bitOf(slot)
 	if w < setWidth(ref) {
@@ -110,7 +109,7 @@ func (sh *shard) setBit(n *node, ref uint32, arrays int, array uint32, slot work
 	sh.words.freeSet(ref, arrays)
 }
 
-// delHolder takes a rank away that holds the node's blocks in that tier.
+// delHolder removes a rank that has the node's blocks in that tier.
 func (sh *shard) delHolder(n *node, slot worker.Slot, tier Tier) {
 	w, bit := bitOf(slot)
 	kind := n.kind()
@@ -153,7 +152,7 @@ func (sh *shard) delHolder(n *node, slot worker.Slot, tier Tier) {
 	}
 }
 
-// listWith inserts a slot into a list with room, in order.
+// listWith inserts a slot, in order, into a list that is not full.
 func listWith(list uint64, slot worker.Slot) uint64 {
 	shift := 0
 	for rest := list; rest != 0 && worker.Slot(rest) < slot; rest >>= 16 {
@@ -173,7 +172,7 @@ func listWithout(list uint64, slot worker.Slot) uint64 {
 	return list
 }
 
-// eachHolder calls do for every (slot, tier) that holds a node's blocks.
+// eachHolder calls do for every (slot, tier) that has a node's blocks.
 func (sh *shard) eachHolder(n *node, do func(worker.Slot, Tier)) {
 	each := func(w uint32, set uint64, tier Tier) {
 		for ; set != 0; set &= set - 1 {

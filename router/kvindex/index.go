@@ -5,10 +5,10 @@ import (
 	"sluice/router/worker"
 )
 
-// EngineHash is an engine's own hash of a block, folded to 64 bits; opaque.
+// EngineHash is an engine's own hash of a block, folded to 64 bits. Its value is opaque.
 type EngineHash uint64
 
-// Tier says where a rank keeps a block.
+// Tier is the storage tier in which a rank keeps a block.
 type Tier uint8
 
 // The tiers, fastest first.
@@ -21,7 +21,7 @@ const (
 
 var tierNames = [NumTiers]string{"device", "host", "disk"}
 
-// String gives the tier's name as it stands in metrics and logs.
+// String returns the tier's name as it appears in metrics and logs.
 func (t Tier) String() string {
 	if t < NumTiers {
 		return tierNames[t]
@@ -29,8 +29,8 @@ func (t Tier) String() string {
 	return "unknown"
 }
 
-// Stored is one BlockStored event of a rank, ready to be placed. Engine and
-// Local have equal length. The slices are borrowed for the call.
+// Stored is one BlockStored event of a rank, ready to be stored. Engine and Local have equal
+// length. The index borrows the slices for the call.
 type Stored struct {
 	Slot      worker.Slot
 	Tier      Tier
@@ -40,26 +40,25 @@ type Stored struct {
 	Engine    []EngineHash
 	Local     []blockhash.Local
 
-	// Of an Import: our own hashes, which take the place of Salt and Local, and the
-	// parent's.
+	// Set by Import: the blocks' sequence hashes, which replace Salt and Local, and the parent's.
 	seqs      []blockhash.Seq
 	parentSeq blockhash.Seq
 
-	// Of an owner of places (see radix.owned), with seqs: Store writes here where each
-	// block has come to lie, and parentAt is where the parent lies.
+	// Set, together with seqs, by an owner of places (see radix.ownerPlaces): Store writes the
+	// place of each block to places; parentAt is the parent's place.
 	places   []uint64
 	parentAt uint64
 }
 
-// blocks is how many the event brings.
+// blocks is the number of blocks in the event.
 func (ev *Stored) blocks() int { return max(len(ev.Engine), len(ev.places)) }
 
-// valid says whether the event can be placed at all.
+// valid reports whether the event can be stored.
 func (ev *Stored) valid() bool {
 	return ev.Slot < worker.MaxSlots && ev.Tier < NumTiers && ev.blocks() == max(len(ev.Local), len(ev.seqs))
 }
 
-// seq is the sequence hash of block i; before is that of the block before it.
+// seq returns the sequence hash of block i; before is that of the block before it.
 func (ev *Stored) seq(before blockhash.Seq, i int) blockhash.Seq {
 	switch {
 	case ev.seqs != nil:
@@ -70,71 +69,67 @@ func (ev *Stored) seq(before blockhash.Seq, i int) blockhash.Seq {
 	return blockhash.Next(before, ev.Local[i])
 }
 
-// isParent says whether a block found by ev.Parent is the parent. Of events there
-// is nothing else to go by, and an owner of places knows.
+// isParent reports whether a block that was found by ev.Parent is the parent. An event identifies
+// its parent by the engine hash alone; an owner of places knows the place.
 func (ev *Stored) isParent(seq blockhash.Seq) bool {
 	return ev.seqs == nil || ev.places != nil || seq == ev.parentSeq
 }
 
-// StoreResult counts what one Store did.
+// StoreResult counts the effects of one Store.
 type StoreResult struct {
 	Added    int  // blocks new for this rank and tier
-	Repeated int  // blocks the rank already held there
-	Orphan   bool // the parent is unknown to this rank: nothing was stored
+	Repeated int  // blocks that the rank already had in this tier
+	Orphan   bool // the rank does not have the parent: nothing was stored
 }
 
-// Index is the KV index. Find may be called from any goroutine at any time; New's
-// takes no lock, waits for no writer and allocates nothing. The writing methods may
-// be called from any goroutine and are applied in an order consistent with each
-// caller's own. What Find says of a rank was true at some moment of the call, with
-// an event taken to happen one stretch of its blocks after another.
+// Index is the KV index. All methods may be called from any goroutine. The Find of New's index
+// takes no lock, waits for no writer and allocates nothing. Writes are applied in an order
+// consistent with each caller's own. The result of Find for a rank was true at some moment during
+// the call, where an event counts as a sequence of changes, one per stretch of its blocks.
 //
-// Blocks are kept as sets: storing an engine hash twice and removing it once
-// leaves it gone, though an engine may still hold a second copy. That forgets a
-// block early (a missed hit) and never remembers one that is gone.
+// Blocks are sets: storing an engine hash twice and removing it once removes the block, although an
+// engine may still have a second copy. The index may therefore miss a block that the engine has,
+// and never reports one that the engine has dropped.
 type Index interface {
-	// Store places the blocks of one event. The parent is looked up in the
-	// event's tier first, then in the rank's other tiers. An engine hash that
-	// comes back with other content replaces the old: the newest wins. An event
-	// for a slot or tier out of range, or with Engine and Local of different
-	// lengths, stores nothing.
+	// Store stores the blocks of one event. It looks up the parent in the event's tier first, then
+	// in the rank's other tiers. If an engine hash is stored again with different content, the new
+	// content replaces the old. An event whose slot or tier is out of range, or whose Engine and
+	// Local differ in length, stores nothing.
 	Store(ev *Stored) StoreResult
-	// Remove takes blocks from a rank's tier by the engine's hashes; unknown
-	// ones are counted in unknown and are harmless.
+	// Remove removes blocks from a rank's tier by their engine hashes. Unknown hashes are counted
+	// in unknown and have no effect.
 	Remove(slot worker.Slot, tier Tier, engine []EngineHash) (removed, unknown int)
-	// Clear forgets everything of a rank and returns how many blocks it held.
+	// Clear removes all blocks of a rank and returns how many there were.
 	Clear(slot worker.Slot) int
-	// Find fills o with how deep each rank holds the prompt: the number of
-	// leading blocks of seqs that the rank holds without a hole, in any tier.
-	// It resets o first.
+	// Find resets o and sets it to each rank's depth: the number of leading blocks of seqs that the
+	// rank has without a hole, in any tier.
 	Find(seqs []blockhash.Seq, o *Overlap)
-	// Held is how many blocks a rank holds (each tier counts).
+	// CachedBlocks returns the number of blocks that a rank has. A block in two tiers counts twice.
 	CachedBlocks(slot worker.Slot) int
-	// Len is the number of (rank, tier, block) entries; Bytes what they take.
+	// Len returns the number of (rank, tier, block) entries; Bytes returns the memory they take.
 	Len() int
 	Bytes() int64
 }
 
-// Evictor is implemented by an index that drops entries to stay in its bounds.
+// Evictor is implemented by an index that drops entries to stay within its bounds.
 type Evictor interface {
-	// Evicted is how many (rank, tier, block) entries have been dropped to
-	// stay under Options.MaxBytes since the start.
+	// Evicted returns how many (rank, tier, block) entries were dropped since the start to stay
+	// below Options.MaxBytes.
 	Evicted() uint64
 }
 
-// Reserver is implemented by an index that can make room ahead.
+// Reserver is implemented by an index that can reserve space in advance.
 type Reserver interface {
-	// Reserve makes room for so many blocks of a rank, such as its engine's
-	// announced capacity, so that storing them moves no table. It is a hint:
-	// less may be made where Options.MaxBytes asks for it, and where one rank
-	// would leave none for the others.
+	// Reserve reserves space for a number of blocks of a rank, such as the capacity that its engine
+	// announces, so that storing them does not move a table. It is a hint: the index reserves less
+	// if Options.MaxBytes requires it or if one rank would leave nothing for the others.
 	Reserve(slot worker.Slot, blocks int)
 }
 
-// Options of an Index; zero values mean the default.
+// Options configures an Index. Zero values select the defaults.
 type Options struct {
-	MaxBytes int64 // [1 GiB]; at the bound the oldest leaves go first, counted
+	MaxBytes int64 // [1 GiB]; above it the least recently used leaves are evicted and counted
 }
 
-// defaultMaxBytes bounds an index whose owner said nothing.
+// defaultMaxBytes is the bound of an index whose Options set none.
 const defaultMaxBytes = 1 << 30

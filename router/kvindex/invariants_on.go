@@ -8,11 +8,11 @@ import (
 	"sync/atomic"
 )
 
-// invariants: writers check the whole of a small index now and then.
+// invariants: writers verify a small index from time to time.
 const invariants = true
 
-// jitters is how often, of so many times, a reader or a writer lets others go first
-// in the middle of its work; 0 is never. Tests set it.
+// jitters is how many of a number of steps a reader or writer yields in the middle of its work; 0
+// is never. Tests set it.
 var jitters atomic.Uint32
 
 func jitter() {

@@ -7,9 +7,9 @@ import (
 	"sluice/router/worker"
 )
 
-// lowerOverlap is what an Overlap knows of the tiers below the device: stretches of
-// the prompt's blocks, each with the slots that hold them on the host and those that
-// hold them on disk at best. Most answers have none.
+// lowerOverlap is the part of an Overlap about the tiers below the device: segments of the prompt's
+// blocks, each with the slots that have them on the host and the slots that have them on disk only.
+// Most results have none.
 type lowerOverlap struct {
 	segments []segment
 	bits     []uint64
@@ -17,16 +17,14 @@ type lowerOverlap struct {
 	isDense  bool
 }
 
-// segment is so many blocks; from is where its host words begin, its disk words
-// follow.
+// segment is a number of blocks. Its host words begin at from; its disk words follow.
 type segment struct{ blocks, from, words uint32 }
 
 func (l *lowerOverlap) reset() {
 	l.segments, l.bits, l.isDense = l.segments[:0], l.bits[:0], false
 }
 
-// add notes a stretch of blocks. host and disk are of one length; no slot is in
-// both.
+// add appends a segment. host and disk have equal length; no slot is in both.
 func (l *lowerOverlap) add(blocks int, host, disk []uint64) {
 	words := len(host)
 	for words > 0 && host[words-1]|disk[words-1] == 0 {
@@ -47,14 +45,14 @@ func (l *lowerOverlap) add(blocks int, host, disk []uint64) {
 	l.bits = append(append(l.bits, host[:words]...), disk[:words]...)
 }
 
-// AnyLowerTier says whether any rank holds a part of its depth elsewhere than on the
-// device. It is false for most answers and costs nothing.
+// AnyLowerTier reports whether any rank has part of its depth outside the device tier. It takes
+// constant time.
 func (o *Overlap) AnyLowerTier() bool { return len(o.lower.segments) > 0 }
 
-// LowerTiers says how much of a rank's Depth is not on the device: host is how many of
-// those blocks it holds on the host (and perhaps on disk too), disk how many on disk
-// alone. Depth-host-disk is what it has on the device. Where many stretches or ranks
-// are asked about, the first call costs one pass over all of them.
+// LowerTiers returns how much of a rank's Depth is not on the device: host is the number of those
+// blocks that it has on the host (and possibly on disk too), disk the number it has on disk alone.
+// Depth-host-disk is the number on the device. If there are many segments or ranks, the first call
+// computes the result for all slots.
 func (o *Overlap) LowerTiers(slot worker.Slot) (host, disk int) {
 	l := &o.lower
 	if len(l.segments) > 4 {
@@ -80,7 +78,7 @@ func (o *Overlap) LowerTiers(slot worker.Slot) (host, disk int) {
 	return host, disk
 }
 
-// fill makes the form by slot.
+// fill computes the per-slot form.
 func (l *lowerOverlap) fill() {
 	words := uint32(0)
 	for _, s := range l.segments {
@@ -102,9 +100,8 @@ func (l *lowerOverlap) fill() {
 	l.isDense = true
 }
 
-// Frequencies says how many ranks hold each depth: dst[d] of what it returns is the
-// number of slots with a depth above d, for every d below Max. It writes over dst
-// and grows it where it is too short.
+// Frequencies returns how many ranks have each depth: element d is the number of slots with a depth
+// above d, for every d below Max. It overwrites dst and grows it if necessary.
 func (o *Overlap) Frequencies(dst []uint32) []uint32 {
 	dst = slices.Grow(dst[:0], o.max)[:o.max]
 	clear(dst)

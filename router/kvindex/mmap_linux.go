@@ -6,32 +6,30 @@ import (
 	"unsafe"
 )
 
-// mmapCells is memory for the cells of a large side table, from the kernel instead of
-// the heap: it comes as zero pages when they are first written, so a table of any
-// size is there at once, and what a move has left behind goes back piece by piece.
-// From the heap, a table of a million cells stops its writer for milliseconds while
-// it is zeroed.
+// mmapCells is memory-mapped memory for the cells of a large engine table. Its pages are zeroed by
+// the kernel on first write, so that a table of any size is available at once, and a resize returns
+// the old pages step by step. On the heap, a table of a million cells would stop its writer for
+// milliseconds while it is zeroed.
 //
-// It is freed by whoever has the rank's lock; the collector frees that of an index
-// that was dropped, which is why each access to cells comes before the unlocking of
-// the rank that they belong to.
+// The holder of the rank's lock frees it. The garbage collector frees it for an index that was
+// dropped; therefore every access to cells precedes the unlocking of the rank.
 type mmapCells struct {
 	bytes    []byte
 	cleanup  runtime.Cleanup
-	returned int // what lies before this cell and after the first given back is given back
-	filled   int // chunks that fill has made, from that of begun on
+	returned int // cells before this one, from the first returned on, were returned to the kernel
+	filled   int // chunks that fill has populated, from that of the first on
 }
 
-// fillChunk is how many cells fill has made at a time: eight pages.
+// fillChunk is the number of cells that fill populates at a time: eight pages.
 const fillChunk = 1 << 11
 
-// mmapMinCells is how many cells are mapped instead of allocated, mmapReturnBytes how many are
-// given back at a time, a power of two; tests make them less.
+// mmapMinCells is the table size in cells from which it is mapped; mmapReturnBytes is how many
+// cells are returned at a time, a power of two. Tests lower them.
 var mmapMinCells, mmapReturnBytes = 1 << 14, 1 << 14
 
 const cellSize = int(unsafe.Sizeof(engineCell{}))
 
-// newCells makes an empty table.
+// newCells allocates an empty table.
 func newCells(size int) ([]engineCell, *mmapCells) {
 	if size < mmapMinCells {
 		return make([]engineCell, size), nil
@@ -47,7 +45,7 @@ func newCells(size int) ([]engineCell, *mmapCells) {
 
 func unmap(b []byte) { _ = syscall.Munmap(b) }
 
-// free gives all of it back. There may be none.
+// free unmaps the memory. The receiver may be nil.
 func (m *mmapCells) free() {
 	if m != nil {
 		m.cleanup.Stop()
@@ -55,21 +53,21 @@ func (m *mmapCells) free() {
 	}
 }
 
-// populate has the kernel give all pages now, to a table that is empty.
+// populate has the kernel allocate all pages of an empty table now.
 func (m *mmapCells) populate() {
 	if m == nil || syscall.Madvise(m.bytes, madvPopulateWrite) == nil {
 		return
 	}
-	for i := 0; i < len(m.bytes); i += 1 << 12 { // a kernel before 5.14
+	for i := 0; i < len(m.bytes); i += 1 << 12 { // Linux before 5.14
 		m.bytes[i] = 0
 	}
 }
 
-const madvPopulateWrite = 23 // linux/mman.h; package syscall has no name for it
+const madvPopulateWrite = 23 // linux/mman.h; package syscall does not define it
 
-// fill has the kernel give the pages that a move will write next: so many cells from
-// one on, round the end. One call for eight pages costs less than their faults, of which
-// there would be two a page, for a move looks for an empty cell before it writes.
+// fill has the kernel allocate the pages that a resize writes next: a number of cells from one on,
+// wrapping at the end. One call for eight pages costs less than their page faults, of which there
+// would be two per page, because a resize reads a cell before it writes.
 func (m *mmapCells) fill(begun, cells int) {
 	if m == nil {
 		return
@@ -81,8 +79,8 @@ func (m *mmapCells) fill(begun, cells int) {
 	}
 }
 
-// returnPages gives back what lies before a cell that a move has come to, which began at
-// another. It reads as zero from then on.
+// returnPages returns the memory between the cell at which a resize began and the one it has
+// reached. It reads as zero afterwards.
 func (m *mmapCells) returnPages(begun, at int) {
 	if m == nil {
 		return

@@ -2,7 +2,7 @@
 
 package kvindex
 
-// mmapCells is nothing here: all tables are on the heap. See mapped_linux.go.
+// mmapCells is empty on this platform: all tables are on the heap. See mmap_linux.go.
 type mmapCells struct{ returned int }
 
 var mmapMinCells, mmapReturnBytes = 1 << 14, 1 << 14

@@ -8,15 +8,15 @@ import (
 	"sluice/router/worker"
 )
 
-// Naive is an Index so plain that it is right by reading: maps of what each
-// (slot, tier) holds. Tests compare the others with it. It has no bound and its
-// Find looks at every rank; it is not for use.
+// Naive is a reference implementation of Index that is correct by inspection: maps of the blocks of
+// each (slot, tier). Tests compare other implementations with it. It is unbounded and its Find
+// visits every rank, so it is not for production.
 type Naive struct {
 	mu           sync.Mutex
 	engineHashes map[place]map[EngineHash]blockhash.Seq
-	// blocks counts by how many engine hashes a block is held.
+	// blocks counts the engine hashes under which a block is stored.
 	blocks map[place]map[blockhash.Seq]int
-	// before is the block that another follows; a block that begins a prompt has none.
+	// before is the predecessor of each block; the first block of a prompt has none.
 	before map[blockhash.Seq]blockhash.Seq
 }
 
@@ -25,7 +25,7 @@ type place struct {
 	tier Tier
 }
 
-// NewNaive makes an empty model.
+// NewNaive returns an empty model.
 func NewNaive() *Naive {
 	return &Naive{
 		engineHashes: make(map[place]map[EngineHash]blockhash.Seq),
@@ -77,7 +77,7 @@ func (n *Naive) Store(ev *Stored) (res StoreResult) {
 
 func (n *Naive) has(at place, seq blockhash.Seq) bool { return n.blocks[at][seq] > 0 }
 
-// forget forgets an engine hash and says whether it was known.
+// forget removes an engine hash and reports whether it was known.
 func (n *Naive) forget(at place, hash EngineHash) bool {
 	seq, known := n.engineHashes[at][hash]
 	if !known {
@@ -144,7 +144,7 @@ func (n *Naive) Find(seqs []blockhash.Seq, o *Overlap) {
 	}
 }
 
-// addLowerTiers notes block by block where a rank keeps what it holds.
+// addLowerTiers records, block by block, in which tier a rank has them.
 func addLowerTiers(slot worker.Slot, cached [NumTiers]map[blockhash.Seq]int, seqs []blockhash.Seq, o *Overlap) {
 	var nobody, alone [worker.MaxSlots / 64]uint64
 	none, bit := nobody[:slot/64+1], alone[:slot/64+1]
@@ -174,7 +174,7 @@ func (n *Naive) Len() int {
 	return n.count(func(place) bool { return true })
 }
 
-// Bytes implements Index; the model does not account for memory.
+// Bytes implements Index. The model does not account for memory.
 func (n *Naive) Bytes() int64 { return 0 }
 
 func (n *Naive) count(in func(place) bool) (total int) {

@@ -4,11 +4,11 @@ import (
 	"sluice/router/worker"
 )
 
-// Changes of fragments. Each is a sequence of steps that are whole for readers:
-// what splits and joins show on the way says the same of every block.
+// Changes of nodes. Each is a sequence of steps that are consistent for readers: every intermediate
+// state of a split or join has the same holders for every block.
 
-// split cuts a fragment before position at, which lies inside it, and returns the
-// right part, a new node. The right part is published before the left one ends.
+// split cuts a node before position at, which lies inside it, and returns the right part, a new
+// node. The right part is published before the left one is shortened.
 func (sh *shard) split(id uint32, at int) uint32 {
 	nodes := &sh.table.nodes
 	n := nodes.at(id)
@@ -47,9 +47,9 @@ func (sh *shard) split(id uint32, at int) uint32 {
 	return right
 }
 
-// join makes one fragment of two neighbours if nothing keeps them apart, and says
-// whether it did. The left one remains: it takes the blocks over before the right
-// one goes.
+// join merges two adjacent nodes if their holders are equal and nothing branches off between them,
+// and reports whether it did. The left node remains: it takes over the blocks before the right one
+// is deleted.
 func (sh *shard) join(first, right uint32) bool {
 	if first == 0 || right == 0 {
 		return false
@@ -67,7 +67,7 @@ func (sh *shard) join(first, right uint32) bool {
 	return true
 }
 
-// remove takes a fragment and its blocks away. Its run's length is left to the caller.
+// remove deletes a node and its blocks. The caller updates the extent's length.
 func (sh *shard) remove(id uint32) {
 	l := *sh.table.nodes.links(id)
 	sh.unanchored -= sh.gapBefore(l.prev, id)
@@ -78,7 +78,7 @@ func (sh *shard) remove(id uint32) {
 	sh.deleteNode(id)
 }
 
-// deleteNode takes a fragment out of the table and its run's chain, and frees it.
+// deleteNode removes a node from the table and from its extent's list, and frees it.
 func (sh *shard) deleteNode(id uint32) {
 	nodes := &sh.table.nodes
 	n := nodes.at(id)
@@ -103,8 +103,8 @@ func (sh *shard) deleteNode(id uint32) {
 	nodes.free(id)
 }
 
-// publish makes new blocks of a run visible, which one rank holds: as more of the
-// last fragment if that is the same rank's alone and nothing branches off there.
+// publish makes new blocks of an extent visible with one holder. It extends the last node if that
+// has the same single holder and nothing branches off there.
 func (sh *shard) publish(ext uint32, from, to int, slot worker.Slot, tier Tier) {
 	nodes := &sh.table.nodes
 	r := sh.extents.at(ext)
@@ -137,11 +137,11 @@ func (sh *shard) publish(ext uint32, from, to int, slot worker.Slot, tier Tier) 
 	sh.markUsed(ext)
 }
 
-// append puts a block at a position behind the run's end, where no reader looks yet.
-// more is how many are to come, with this one.
+// append stores a block at a position beyond the extent's end, where no reader looks yet. more is
+// the number of blocks to come, including this one.
 func (sh *shard) append(r *extent, pos int, seq uint64, more int) {
 	if pos == int(classes[r.class]) {
-		ahead := pos // moved seldom while small, little unused when large
+		ahead := pos // few moves while small, little unused space when large
 		if ahead >= 256 {
 			ahead /= 2
 		}
@@ -151,8 +151,8 @@ func (sh *shard) append(r *extent, pos int, seq uint64, more int) {
 	release(&p[at+uint32(pos)], seq)
 }
 
-// grow moves a run's storage to a larger place. Readers who are still led to the
-// old one find the fragment changed.
+// grow moves an extent to larger storage. Readers that the old place still leads there find the
+// node changed.
 func (sh *shard) grow(r *extent, used, blocks int) {
 	class := classFor(blocks)
 	line := sh.words.alloc(class)
@@ -170,7 +170,7 @@ func (sh *shard) grow(r *extent, used, blocks int) {
 	r.storage, r.class = line, uint8(class)
 }
 
-// addRange adds a rank to blocks from…to of a fragment, none of which it holds there.
+// addRange adds a holder to blocks from…to of a node, none of which it has.
 func (sh *shard) addRange(id uint32, from, to int, slot worker.Slot, tier Tier) {
 	nodes := &sh.table.nodes
 	if from > nodes.at(id).off() {
@@ -183,14 +183,14 @@ func (sh *shard) addRange(id uint32, from, to int, slot worker.Slot, tier Tier) 
 	sh.joinAround(id)
 }
 
-// joinAround joins a fragment with its neighbours where it can.
+// joinAround joins a node with its neighbours where possible.
 func (sh *shard) joinAround(id uint32) {
 	l := *sh.table.nodes.links(id)
 	sh.join(id, l.next)
 	sh.join(l.prev, id)
 }
 
-// removeRange takes blocks from…to of a run from a rank, which holds all of them.
+// removeRange removes a holder from blocks from…to of an extent, all of which it has.
 func (sh *shard) removeRange(ext uint32, from, to int, slot worker.Slot, tier Tier) {
 	sh.addCounts(slot, from-to)
 	r := sh.extents.at(ext)
@@ -207,7 +207,7 @@ func (sh *shard) removeRange(ext uint32, from, to int, slot worker.Slot, tier Ti
 	sh.finishExtent(ext)
 }
 
-// removeRangeIn is unhold within one fragment. The run's length is the caller's.
+// removeRangeIn is removeRange within one node. The caller updates the extent's length.
 func (sh *shard) removeRangeIn(id uint32, from, to int, slot worker.Slot, tier Tier) {
 	nodes := &sh.table.nodes
 	n := nodes.at(id)
@@ -230,7 +230,8 @@ func (sh *shard) removeRangeIn(id uint32, from, to int, slot worker.Slot, tier T
 	sh.joinAround(id)
 }
 
-// gapBefore is 1 where a fragment does not follow the one before it, 0 for none, in its run.
+// gapBefore is 1 if a node does not directly follow the previous one in its extent, else 0. A prev
+// of 0 means the extent's beginning.
 func (sh *shard) gapBefore(prev, id uint32) int {
 	end := 0
 	if prev != 0 {
@@ -242,8 +243,8 @@ func (sh *shard) gapBefore(prev, id uint32) int {
 	return 0
 }
 
-// detachChildren leaves what branches off at a fragment's end to itself. The place stays
-// unused, so that it is not taken for the branches' beginning.
+// detachChildren detaches the extents that branch off at a node's end. The extent is sealed, so
+// that its next block does not become the branches' parent.
 func (sh *shard) detachChildren(n *node) {
 	if n.children() != 0 {
 		sh.extents.at(n.extent()).sealed = true
@@ -252,7 +253,7 @@ func (sh *shard) detachChildren(n *node) {
 	}
 }
 
-// truncate shortens a fragment.
+// truncate shortens a node.
 func (sh *shard) truncate(id uint32, end int) {
 	n := sh.table.nodes.at(id)
 	sh.detachChildren(n)
@@ -263,7 +264,7 @@ func (sh *shard) truncate(id uint32, end int) {
 	n.commit(end-n.off(), n.kind())
 }
 
-// finishExtent brings a run in line with its last fragment, or frees it.
+// finishExtent sets an extent's length to the end of its last node, or frees the extent.
 func (sh *shard) finishExtent(ext uint32) {
 	r := sh.extents.at(ext)
 	if r.tail == 0 {
@@ -279,8 +280,8 @@ func (sh *shard) finishExtent(ext uint32) {
 	}
 }
 
-// attach makes r a child of the block at a position of another run, whose fragment
-// then ends there: so a fragment with children is known not to be a leaf.
+// attach makes r a child of the block at a position of another extent and makes that block's node
+// end there, so that a node with children is known not to be a leaf.
 func (sh *shard) attach(r *extent, parent uint32, pos int) {
 	p := sh.extents.at(parent)
 	id := sh.nodeOf(p, pos)
@@ -299,8 +300,8 @@ func (sh *shard) attach(r *extent, parent uint32, pos int) {
 	}
 }
 
-// freeExtent gives a run without fragments back. A parent that becomes a leaf by that
-// is next to be evicted, so that a branch is finished before another is begun.
+// freeExtent frees an extent without nodes. A parent that becomes a leaf is the next to be evicted,
+// so that one branch is finished before another is begun.
 func (sh *shard) freeExtent(ext uint32) {
 	r := sh.extents.at(ext)
 	parent, pos, root := r.parent, int(r.parentPos), r.root
@@ -327,7 +328,7 @@ func (sh *shard) freeExtent(ext uint32) {
 	}
 }
 
-// parentOf is the fragment that a run branches off from, 0 if there is none any more.
+// parentOf returns the node from which an extent branches off, or 0 if it is gone.
 func (sh *shard) parentOf(r *extent) uint32 {
 	if r.parent == 0 {
 		return 0

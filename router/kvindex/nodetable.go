@@ -7,20 +7,19 @@ import (
 	"sluice/router/blockhash"
 )
 
-// nodeTable leads from the sequence hash of a node's first block to the node: open
-// addressing in 64 parts, each of which grows by itself, so that growth never
-// holds a writer up for long. A slot is one atomic word, tag<<32 | node; 0 is
-// empty, a word without a node is one that was deleted.
+// nodeTable maps the sequence hash of a node's first block to the node: open addressing in 64 parts
+// that grow independently, so that growth never delays a writer for long. A slot is one atomic
+// word, tag<<32 | node. A word of 0 is empty; a word with a tag and no node is deleted.
 //
-// Readers probe without a lock. A part that grows is copied and published by one
-// pointer; a reader still in the old copy sees the table as it was when it came,
-// and the collector frees the copy when the last such reader has left. Deleting
-// leaves a mark instead of shifting slots, which would hide others from readers.
+// Readers probe without a lock. A part that grows is copied and published by one pointer store. A
+// reader still in the old copy sees the table as it was when it started, and the garbage collector
+// frees the copy after the last such reader. A deletion leaves a mark instead of shifting slots,
+// which would hide other slots from readers.
 //
-// What readers load for every block of a prompt that begins a node (factor, parts)
-// lies apart from what the writer stores for every node (counts, the slabs' ends).
+// The fields that readers load for every node (factor, parts) are apart from those that the writer
+// stores for every node (counts, the ends of the slabs).
 type nodeTable struct {
-	factor uint64 // odd, random: which slots meet cannot be chosen from outside
+	factor uint64 // odd, random: clients cannot choose which slots collide
 	parts  [partCount]atomic.Pointer[part]
 	_      [cacheLine]byte
 	counts [partCount]counts
@@ -30,28 +29,28 @@ type nodeTable struct {
 type part struct {
 	mask uint64
 	slot []uint64
-	// Of each hash that has come into the table a bit is set, by its tag: the writer's, who mostly
-	// asks for what is not there. There are partBits for each slot, and few of them are set.
+	// A bit per tag is set for each hash that was inserted. The writer, which mostly looks up
+	// absent hashes, checks it first. There are partBits bits per slot, so few are set.
 	bits []uint64
 }
 
 const partBits = 16
 
-// bit is where a tag's bit stands.
+// bit returns the position of a tag's bit.
 func (p *part) bit(tag uint64) (word, bit uint64) {
 	at := tag >> 32 & (partBits*(p.mask+1) - 1)
 	return at / 64, 1 << (at % 64)
 }
 
-// counts of a part's slots: those not empty, of these those not deleted; and of the bits that
-// were set, again and again.
+// counts of a part: slots that are not empty, slots that are not deleted, and how often bits were
+// set, with repetitions.
 type counts struct{ used, live, bits uint64 }
 
 const cacheLine = 64
 
 const (
 	partCount = 64
-	partShift = 64 - 6 - shardBits // below the bits that say which shard
+	partShift = 64 - 6 - shardBits // below the bits that select the shard
 	minPart   = 8
 )
 
@@ -66,14 +65,14 @@ func newPart(slots uint64) *part {
 	return &part{mask: slots - 1, slot: make([]uint64, slots), bits: make([]uint64, slots*partBits/64)}
 }
 
-// locate gives a hash's part and its tag, as it stands in a slot. The tag's low bits
-// say which slot is the first to try, so a part is rebuilt without the nodes.
+// locate returns a hash's part and its tag, as stored in a slot. The tag's low bits select the
+// first slot to probe, so a part is rebuilt without reading the nodes.
 func (t *nodeTable) locate(seq uint64) (at, tag uint64) {
 	x := seq * t.factor
 	return x >> partShift % partCount, (x ^ x>>32) << 32
 }
 
-// prefetch looks at the slots where a few of the hashes are looked for first.
+// prefetch loads the first slots of a few of the hashes.
 func (t *nodeTable) prefetch(seqs []blockhash.Seq) (sink uint64) {
 	for _, seq := range seqs[:min(len(seqs), maxNodePrefetch)] {
 		at, tag := t.locate(uint64(seq))
@@ -83,17 +82,17 @@ func (t *nodeTable) prefetch(seqs []blockhash.Seq) (sink uint64) {
 	return sink
 }
 
-// maxNodePrefetch is of how many hashes touch looks at the slots: most blocks lie behind
-// others and are not looked for here.
+// maxNodePrefetch is the number of hashes whose slots prefetch loads: most blocks lie behind others
+// and are not looked up here.
 const maxNodePrefetch = 4
 
-// insert publishes a node. Its hash is not there yet.
+// insert publishes a node. Its hash is not in the table.
 func (t *nodeTable) insert(seq uint64, id uint32) {
 	at, tag := t.locate(seq)
 	p := t.parts[at].Load()
 	if c := &t.counts[at]; 4*(c.used+1) > 3*(p.mask+1) {
 		p = t.rebuild(at)
-	} else if c.bits > 2*p.mask { // those of what has gone are among them
+	} else if c.bits > 2*p.mask { // bits of removed hashes are among them
 		clear(p.bits)
 		for _, word := range p.slot {
 			if uint32(word) != 0 {
@@ -122,7 +121,7 @@ func (t *nodeTable) put(at uint64, p *part, word uint64) {
 	}
 }
 
-// rebuild makes a part of the size that its live slots need.
+// rebuild copies a part to the size that its live slots need.
 func (t *nodeTable) rebuild(at uint64) *part {
 	old := t.parts[at].Load().slot
 	size := uint64(1) << bits.Len64(max(minPart, 2*(t.counts[at].live+1))-1)
@@ -137,9 +136,9 @@ func (t *nodeTable) rebuild(at uint64) *part {
 	return p
 }
 
-const deleted = 1 << 32 // a slot that was used and leads nowhere
+const deleted = 1 << 32 // a slot that was used and is deleted
 
-// remove takes a node out.
+// remove removes a node.
 func (t *nodeTable) remove(seq uint64, id uint32) {
 	at, tag := t.locate(seq)
 	p := t.parts[at].Load()
@@ -147,7 +146,7 @@ func (t *nodeTable) remove(seq uint64, id uint32) {
 		switch p.slot[i] {
 		case tag | uint64(id):
 			t.counts[at].live--
-			// Before an empty slot nobody has to be led on.
+			// If the next slot is empty, no probe has to continue past this one.
 			if p.slot[(i+1)&p.mask] != 0 {
 				atomic.StoreUint64(&p.slot[i], deleted)
 				return
@@ -165,7 +164,7 @@ func (t *nodeTable) remove(seq uint64, id uint32) {
 	}
 }
 
-// mayHave is the writer's: false where no node begins with seq.
+// mayHave is for the writer: false if no node begins with seq.
 func (t *nodeTable) mayHave(seq uint64) bool {
 	at, tag := t.locate(seq)
 	p := t.parts[at].Load()
@@ -173,7 +172,7 @@ func (t *nodeTable) mayHave(seq uint64) bool {
 	return p.bits[w]&bit != 0
 }
 
-// find is the writer's lookup: the node that begins with seq, or 0.
+// find is the writer's look-up: the node that begins with seq, or 0.
 func (t *nodeTable) find(seq uint64) uint32 {
 	at, tag := t.locate(seq)
 	p := t.parts[at].Load()
@@ -191,8 +190,8 @@ func (t *nodeTable) find(seq uint64) uint32 {
 	}
 }
 
-// lookup is the readers': the node that begins with seq and the state it was in,
-// or 0. It starts over only if a node was taken out while it looked.
+// lookup is the readers' look-up: the node that begins with seq and its state at that moment, or 0.
+// It restarts only if a node was removed while it searched.
 func (t *nodeTable) lookup(seq uint64) (*node, uint32, uint64) {
 again:
 	at, tag := t.locate(seq)

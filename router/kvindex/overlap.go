@@ -6,16 +6,15 @@ import (
 	"sluice/router/worker"
 )
 
-// Overlap is the result of a Find, owned and reused by one caller at a time;
-// the zero value is ready. After its first uses a Find into it allocates
-// nothing.
+// Overlap is the result of a Find. One caller at a time owns and reuses it. The zero value is ready
+// for use. Once its buffers have grown, Find allocates nothing.
 //
-// It is kept as runs: a depth and the set of the slots that stop there, of which
-// there are one or two in most answers, however many ranks hold the prompt. The
-// forms by slot are made from them when first asked for.
+// The result is stored as groups of equal depth: a depth and the set of the slots with that depth.
+// Most results have one or two groups, however many ranks have the prompt. The per-slot forms are
+// computed on first use.
 type Overlap struct {
 	groups []depthGroup
-	bits   []uint64 // of all runs
+	bits   []uint64 // of all groups
 	max    int
 
 	dense    []uint32 // by slot, if isDense
@@ -24,10 +23,10 @@ type Overlap struct {
 	slots    []worker.Slot // if isListed
 	isListed bool
 
-	lower lowerOverlap // what is held below the device
+	lower lowerOverlap // blocks outside the device tier
 
-	// A Find's own: the slots not yet stopped, the holders of a fragment and
-	// those of them that do not hold it on the device, and what it has passed.
+	// Used by Find: the slots still alive, the holders of a node, those of them without the node on
+	// the device, and the visited nodes.
 	alive, holders [worker.MaxSlots / 64]uint64
 	below          [2][worker.MaxSlots / 64]uint64
 	visited        []visitedNode
@@ -51,7 +50,7 @@ func (o *Overlap) Reset() {
 	}
 }
 
-// Depth is how many leading blocks the rank in slot holds, in any tier.
+// Depth returns how many leading blocks the rank in slot has, in any tier.
 func (o *Overlap) Depth(slot worker.Slot) int {
 	if !o.isDense {
 		if len(o.groups) > 4 {
@@ -72,23 +71,22 @@ func (o *Overlap) Depth(slot worker.Slot) int {
 	return int(o.dense[slot])
 }
 
-// Max is the greatest depth of any rank.
+// Max returns the greatest depth of any rank.
 func (o *Overlap) Max() int { return o.max }
 
-// DepthGroups is how many runs there are; Run gives the i-th: a depth above 0 and the
-// slots that hold so much and no more, bit s%64 of word s/64. The words are
-// borrowed until the next Find or Reset. A slot is in one run at most, a depth may
-// have several.
+// DepthGroups returns the number of groups. DepthGroup(i) returns a depth above 0 and the slots
+// with exactly that depth: bit s%64 of word s/64. The words are borrowed until the next Find or
+// Reset. A slot is in at most one group; several groups may have the same depth.
 func (o *Overlap) DepthGroups() int { return len(o.groups) }
 
-// DepthGroup is described at Runs.
+// DepthGroup is described at DepthGroups.
 func (o *Overlap) DepthGroup(i int) (depth int, slots []uint64) {
 	r := o.groups[i]
 	return int(r.depth), o.bits[r.from : r.from+r.words]
 }
 
-// Depths gives every slot's depth by its number, 0 for the slots beyond; borrowed
-// until the next Find or Reset.
+// Depths returns the depth of every slot, indexed by slot; slots beyond its length have depth 0.
+// The slice is borrowed until the next Find or Reset.
 func (o *Overlap) Depths() []uint32 {
 	if o.isDense {
 		return o.dense
@@ -103,7 +101,7 @@ func (o *Overlap) Depths() []uint32 {
 		o.dense = o.dense[:n]
 		clear(o.dense)
 	}
-	// A word most of whose slots stop at one depth is filled with it first.
+	// A word most of whose slots have the same depth is filled with that depth first.
 	for i := range o.groups {
 		r := &o.groups[i]
 		filled := false
@@ -140,8 +138,8 @@ func (o *Overlap) Depths() []uint32 {
 	return o.dense
 }
 
-// Holders are the slots with a depth above 0, in no order; borrowed until the
-// next Find or Reset.
+// Holders returns the slots with a depth above 0, in no particular order. The slice is borrowed
+// until the next Find or Reset.
 func (o *Overlap) Holders() []worker.Slot {
 	if o.isListed {
 		return o.slots
@@ -159,12 +157,12 @@ func (o *Overlap) Holders() []worker.Slot {
 	return o.slots
 }
 
-// set notes a slot's depth, which is positive; each slot comes once.
+// set records a slot's depth, which is positive. It is called at most once per slot.
 func (o *Overlap) set(slot worker.Slot, depth int) {
 	o.setWord(int(slot)/64, 1<<(slot%64), depth)
 }
 
-// setWord notes the same depth for every slot of a 64-slot word.
+// setWord records the same depth for every slot of a 64-slot word.
 func (o *Overlap) setWord(word int, slots uint64, depth int) {
 	if slots == 0 {
 		return
@@ -181,7 +179,7 @@ func (o *Overlap) setWord(word int, slots uint64, depth int) {
 	o.bits[int(r.from)+word] |= slots
 }
 
-// stop notes the depth of the slots of a set with at least one.
+// stop records the depth of the slots of a set that has at least one.
 func (o *Overlap) stop(set []uint64, depth int) {
 	for len(set) > 0 && set[len(set)-1] == 0 {
 		set = set[:len(set)-1]

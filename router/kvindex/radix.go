@@ -8,7 +8,7 @@ import (
 	"sluice/router/worker"
 )
 
-// New makes the index.
+// New returns an empty index.
 func New(opt Options) Index {
 	if opt.MaxBytes <= 0 {
 		opt.MaxBytes = defaultMaxBytes
@@ -21,70 +21,66 @@ func New(opt Options) Index {
 	return ix
 }
 
-// radix is a path-compressed radix index over sequence hashes, cut into shards.
+// radix is a path-compressed radix index over sequence hashes, divided into shards.
 //
-// A prompt lies in one shard, chosen by the hash of its first block, and a shard is
-// an index by itself: see shard. What ranks know of their engines' hashes lies in
-// side tables, one a rank, which lead to places in the shards' runs; splits and joins
-// leave places alone.
+// The hash of a prompt's first block selects its shard; each shard is an independent index (see
+// shard). One engine table per rank maps the engine's hashes to places in the shards' extents.
+// Splitting and joining nodes does not change places.
 //
-// Readers take no lock, never wait for a writer and allocate nothing; see fragment
-// for the memory order and find.go for what they are promised.
+// Readers take no lock, never wait for a writer and allocate nothing. See node for the memory order
+// and find.go for the guarantees.
 //
-// Writers. A writer takes its rank's lock, which orders what one rank says, and
-// under it the lock of one shard at a time, for one batch of blocks. Only the walk
-// and the change of the shard happen under the second: the engine's hashes are
-// looked up, entered and taken out, tables are moved, all under the first. That is
-// the larger part of the work and most of its cache misses, so writers of different
-// ranks go on side by side even while all their prompts begin alike and lie in one
-// shard. An entry is told from one whose block was evicted by two numbers that a run
-// publishes in one atomic word (run.life), so no shard is locked for that.
+// Writers: a writer takes its rank's lock, which orders the events of one rank, and within it the
+// lock of one shard at a time, for one batch of blocks. Only the walk and the change of the shard
+// need the shard's lock. Look-ups, insertions and removals of engine hashes and moves of tables
+// need the rank's lock alone; they are most of the work and of its cache misses. Writers of
+// different ranks therefore run in parallel even if all their prompts begin alike and lie in one
+// shard. An extent publishes its generation and length in one atomic word (extent.genAndLen), by
+// which an entry of an evicted block is recognised without the shard's lock.
 //
-// Cache lines. What readers load (the tables' directories) is apart from what
-// writers store; a shard's writers share its line of counters, a rank's writer has
-// its own; common to all writers are bytes and tick, which change once in many
-// batches. Nothing here but directories holds pointers, so
-// the garbage collector passes by.
+// Cache lines: the tables' directories, which readers load, are apart from the fields that writers
+// store. The writers of a shard share its line of counters; a rank's writer has its own. All
+// writers share bytes and tick, which change once in many batches. Only directories contain
+// pointers, so the garbage collector has little to scan.
 type radix struct {
-	spread      uint64 // odd, random: which prompts and fragments meet cannot be chosen from outside
-	factor      uint64 // odd, random: spreads engines' hashes
+	spread      uint64 // odd, random: clients cannot choose which prompts and nodes collide
+	factor      uint64 // odd, random: spreads the engines' hashes
 	max         int64
-	publishStep int64 // a shard publishes no less than this of what its entries take
+	publishStep int64 // a shard publishes its memory use in steps of at least this many bytes
 	validPlace  func(uint64) bool
-	// owned: whoever stores keeps himself where its blocks lie (Stored.places), beside what
-	// else he keeps of them, and takes them away by that. The side tables stay empty, and
-	// nothing is evicted here.
+	// ownerPlaces: the caller of Store records the places of its blocks itself (Stored.places) and
+	// removes blocks by place. The engine tables stay empty and the index evicts nothing.
 	ownerPlaces bool
 	ranks       [worker.MaxSlots]atomic.Pointer[rankState]
 	shards      [shardCount]shard
 
 	bytes       atomic.Int64
 	_           [cacheLine]byte
-	tick        atomic.Uint32 // the time by which leaves are cold
-	clears      atomic.Uint32 // numbers the Clears
+	tick        atomic.Uint32 // logical clock by which the age of leaves is measured
+	clears      atomic.Uint32 // numbers the calls of Clear
 	evicted     atomic.Uint64
-	reserved    atomic.Int64 // cells that all ranks' tables are never to go below
+	reserved    atomic.Int64 // sum of the ranks' reserved cells, below which their tables do not shrink
 	checks      atomic.Uint64
-	ranksMu     sync.Mutex    // held while a rank's state is made
-	activeRanks []worker.Slot // those that have one; under births
+	ranksMu     sync.Mutex    // held while a rank's state is created
+	activeRanks []worker.Slot // ranks that have a state; guarded by ranksMu
 }
 
-// rankState is what the index knows of one rank. The rank's lock comes before any
-// shard's, and no two ranks' are held at a time but by tries.
+// rankState is the index's state of one rank. The rank's lock is taken before any shard's. A second
+// rank's lock is taken only by TryLock.
 type rankState struct {
-	mu          sync.Mutex // held through a whole Clear
+	mu          sync.Mutex // held during a whole Clear
 	engineTable engineTable
-	displaced   []uint64     // places in other shards, of blocks that an event has replaced
-	sink        uint64       // what is looked at ahead, so that it does
-	netStored   uint64       // blocks it has stored less those it has taken away; loaded by anyone
-	evicted     atomic.Int64 // of those, blocks that others took away
-	cells       atomic.Int64 // about how many are in use in side, for who has no lock
+	displaced   []uint64     // places in other shards, of blocks that an event replaced
+	sink        uint64       // result of prefetching loads, so that the compiler keeps them
+	netStored   uint64       // blocks stored minus blocks removed by its writer; any goroutine may load it
+	evicted     atomic.Int64 // blocks of these that other writers evicted
+	cells       atomic.Int64 // approximate number of used cells of engineTable, for readers without the lock
 	batch       batch
 	_           [cacheLine]byte
 }
 
-// batchMax is the most blocks that are placed or taken away under one hold of a
-// shard's lock; ownerBatch likewise of an owner of places, for whom that is less work.
+// batchMax is the largest number of blocks that are stored or removed while a shard's lock is held
+// once; ownerBatch is the same for an owner of places, whose blocks cost less.
 const (
 	batchMax   = 32
 	ownerBatch = 256
@@ -93,7 +89,7 @@ const (
 // batch is the scratch space of a rank's writer.
 type batch struct {
 	cell  [batchMax]int32  // see engineTable.put
-	place [batchMax]uint64 // what the engine's hash stood for until now; 0: nothing
+	place [batchMax]uint64 // the place that the engine hash had before; 0: none
 }
 
 func (ix *radix) rank(slot worker.Slot) *rankState {
@@ -109,7 +105,7 @@ func (ix *radix) rank(slot worker.Slot) *rankState {
 	return ix.ranks[slot].Load()
 }
 
-// unlockRank ends a writer's turn.
+// unlockRank ends a write and releases the rank's lock.
 func (ix *radix) unlockRank(rank *rankState) {
 	if ix.overLimit() {
 		ix.evict(rank)
@@ -123,15 +119,15 @@ func (ix *radix) unlockRank(rank *rankState) {
 	rank.mu.Unlock()
 }
 
-// tidyStep is how many cells a tidy moves at once: as many as take a writer well under
-// a millisecond, though each is a load from anywhere.
+// tidyStep is the number of cells that one tidy moves. Each is a random memory access; together
+// they take a writer well under a millisecond.
 const tidyStep = 1 << 13
 
-// tidy gives back the cells whose blocks were evicted. The caller has the rank's lock.
+// tidy frees the cells of evicted blocks. The caller holds the rank's lock.
 func (r *rankState) tidy(ix *radix) {
 	if r.engineTable.stale.Load() > int64(r.engineTable.n)/4+64 {
 		r.engineTable.ensureRoom(0, ix.factor, ix.validPlace)
-		if r.engineTable.old != nil { // a good part: its rank may be idle
+		if r.engineTable.old != nil { // a large step: the rank may be idle
 			r.engineTable.moveCells(tidyStep, ix.factor, ix.validPlace)
 		}
 		r.engineTable.ensureRoom(0, ix.factor, ix.validPlace)
@@ -143,20 +139,19 @@ func (ix *radix) shardOf(seq uint64) *shard {
 	return &ix.shards[seq*ix.spread>>(64-shardBits)]
 }
 
-// valid says whether a place names a block that its rank holds: what was evicted
-// is past the end of its run, or the run is another by now.
+// valid reports whether place p names a block that its rank has. The place of an evicted block is
+// beyond the end of its extent or has an earlier generation.
 func (ix *radix) valid(p uint64) bool {
 	genAndLen := atomic.LoadUint32(&ix.shards[placeShard(p)].extents.read(placeExtent(p)).genAndLen)
 	return uint16(genAndLen>>16) == placeGen(p) && placePos(p) < int(genAndLen&lenMask)
 }
 
-// reserveShare is into how many parts what is left for all is cut for one rank.
+// reserveShare: one rank may reserve at most 1/reserveShare of what is left.
 const reserveShare = 4
 
-// Reserve implements Reserver. What is reserved for all ranks together is bounded
-// by half of Options.MaxBytes, and for one by a quarter of what others have left of
-// that: an engine's announcement is its word alone, and one that says too much must
-// leave room for those after it.
+// Reserve implements Reserver. All reservations together are bounded by half of Options.MaxBytes,
+// and each by a quarter of what is left of that. An engine's announced capacity is not verified, so
+// an engine that announces too much must leave space for the others.
 func (ix *radix) Reserve(slot worker.Slot, blocks int) {
 	if slot >= worker.MaxSlots || blocks <= 0 {
 		return
@@ -193,8 +188,8 @@ func (ix *radix) Len() (n int) {
 	return n
 }
 
-// Bytes implements Index: what the entries take now. Memory once taken for nodes
-// and runs is kept for later ones and not counted twice.
+// Bytes implements Index: the memory that the entries take now. Memory that was allocated for nodes
+// and extents and is free again is kept for later ones and does not count.
 func (ix *radix) Bytes() int64 {
 	n := ix.bytes.Load()
 	for i := range ix.shards {
@@ -206,11 +201,11 @@ func (ix *radix) Bytes() int64 {
 	return n
 }
 
-// publishShift makes a grain of the bound: over all shards what is not published is
-// less than a four-thousandth of it.
+// publishShift sets publishStep: the unpublished memory of all shards together is less than 1/4096
+// of the bound.
 const publishShift = 12 + shardBits
 
-// overLimit says whether the index may be past its bound.
+// overLimit reports whether the index may exceed its bound.
 func (ix *radix) overLimit() bool { return ix.bytes.Load() > ix.max-shardCount*ix.publishStep }
 
 // Evicted implements Evictor.

@@ -31,7 +31,7 @@ func (ix *radix) Remove(slot worker.Slot, tier Tier, engine []EngineHash) (remov
 	return removed, len(engine) - removed
 }
 
-// removeSpans takes the blocks of stretches of an owner's from a rank.
+// removeSpans removes spans of an owner's blocks from a rank.
 func (ix *radix) removeSpans(slot worker.Slot, spans []span) {
 	rank := ix.rank(slot)
 	rank.mu.Lock()
@@ -51,7 +51,7 @@ func (ix *radix) removeSpans(slot worker.Slot, spans []span) {
 	ix.unlockRank(rank)
 }
 
-// removeHashes takes engine hashes out of the side table and gives the places they had.
+// removeHashes removes engine hashes from the engine table and returns the places they had.
 func (r *rankState) removeHashes(engine []EngineHash, b *batch, tier Tier, factor uint64) []uint64 {
 	if len(engine) > 1 {
 		r.sink += prefetchEngine(&r.engineTable, engine, tier, factor)
@@ -67,9 +67,9 @@ func (r *rankState) removeHashes(engine []EngineHash, b *batch, tier Tier, facto
 	return b.place[:n]
 }
 
-// removeBlocks takes the blocks at the first of some places from a rank, as many as lie
-// in this shard, and says how many those are and how many of them were still held.
-// Blocks that lie together are taken away together.
+// removeBlocks removes from a rank the blocks at the leading places that lie in this shard. It
+// returns how many places those are and how many of their blocks the rank still had. Adjacent
+// blocks are removed together.
 func (sh *shard) removeBlocks(places []uint64, slot worker.Slot, tier Tier) (n, cached int) {
 	var in uint32
 	var from, to int

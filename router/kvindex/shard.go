@@ -14,16 +14,15 @@ const (
 	shardCount = 1 << shardBits
 )
 
-// shard holds all prompts whose first blocks' hashes fall to it.
+// shard holds all prompts whose first block's hash selects it.
 //
-// A sequence hash names a block and all before it, so a prompt is found without
-// walking a tree of children: the reader table leads from the hash of a fragment's
-// first block to the fragment, whose last hash tells whether the prompt goes
-// all through it, and the prompt's next hash is looked up in the table again. A
-// rank that stops inside a fragment splits it; neighbours that come to have the same
-// holders are joined. A block lies in one fragment at most.
+// A sequence hash names a block and all blocks before it, so a look-up needs no tree of children:
+// the node table maps the hash of a node's first block to the node; the node's last hash tells
+// whether the prompt contains the whole node; then the prompt's next hash is looked up in the
+// table. A rank whose blocks end inside a node splits the node. Neighbouring nodes with the same
+// holders are joined. A block lies in at most one node.
 //
-// One writer at a time, by mu, changes it; readers come at any time.
+// One writer at a time, serialised by mu, changes the shard. Readers run concurrently.
 type shard struct {
 	table       nodeTable
 	words       wordSlab
@@ -35,16 +34,16 @@ type shard struct {
 	ix      *radix
 	number  uint64
 	extents extentSlab
-	copies  map[copyOf]int // of blocks with several engine hashes: those beyond the first
-	entries int            // cells of side tables that name a block held here
-	used    int64          // what was last published of it
+	copies  map[copyOf]int // blocks with several engine hashes: the number beyond the first
+	entries int            // engine table cells that name a block of this shard
+	used    int64          // memory use as last published
 	ops     uint32
-	// loose counts what a writer cannot find from the block before it: fragments
-	// behind a hole, and runs whose parent is gone.
+	// unanchored counts what a writer cannot reach from the previous block: nodes behind a hole and
+	// extents whose parent is gone.
 	unanchored int
-	// The list of runs that end in a leaf, by last use.
+	// The list of extents that end in a leaf, by last use.
 	oldest, newest uint32
-	tidy           []worker.Slot // ranks whose tables are full of what was evicted
+	tidy           []worker.Slot // ranks whose tables contain many cells of evicted blocks
 
 	len       int // (rank, tier, block) entries
 	hasCopies atomic.Bool
@@ -52,7 +51,7 @@ type shard struct {
 	_         [cacheLine]byte
 }
 
-// copyOf is a block that a rank's tier holds under more than one engine hash.
+// copyOf names a block that a rank has in a tier under more than one engine hash.
 type copyOf struct {
 	extent uint32
 	pos    uint16
@@ -66,13 +65,13 @@ func (sh *shard) init(ix *radix, no uint64) {
 	sh.coldest.Store(math.MaxUint64)
 }
 
-// lock takes the shard for one batch of a writer.
+// lock takes the shard's lock for one batch of a writer.
 func (sh *shard) lock() {
 	sh.mu.Lock()
 	sh.yielders.yieldToReaders()
 }
 
-// ticks is how many batches of a shard make a tick.
+// ticks is the number of batches of a shard per tick.
 const ticks = 4
 
 func (sh *shard) unlock() {
@@ -83,11 +82,11 @@ func (sh *shard) unlock() {
 	sh.mu.Unlock()
 }
 
-// yieldRequests counts the readers that writers keep overtaking and that ask them to hold
-// back.
+// yieldRequests counts the readers that writers overtake repeatedly and that ask the writers to
+// pause.
 type yieldRequests struct{ atomic.Int32 }
 
-// maxYield is how long a writer lets readers with a raised hand go first.
+// maxYield is the longest time for which a writer pauses for readers.
 const maxYield = 200 * time.Microsecond
 
 func (r *yieldRequests) yieldToReaders() {
@@ -99,8 +98,8 @@ func (r *yieldRequests) yieldToReaders() {
 	}
 }
 
-// What things are taken to cost beside their own size: a slot of the reader table
-// with its share of empty ones, a cell of a side table likewise.
+// Assumed memory costs in bytes: a node with its slot of the node table and its share of empty
+// slots, an extent, an engine table cell with its share of empty cells, and a copy.
 const (
 	nodeCost   = 64 + 8 + 16
 	extentCost = 44
@@ -108,7 +107,7 @@ const (
 	copyCost   = 64
 )
 
-// memoryUse is what the entries take.
+// memoryUse is the memory that the entries take, in bytes.
 func (sh *shard) memoryUse() int64 {
 	n := int64(sh.table.nodes.live())*nodeCost + int64(sh.extents.live)*extentCost +
 		sh.words.inUse*8 + int64(len(sh.copies))*copyCost
@@ -118,8 +117,7 @@ func (sh *shard) memoryUse() int64 {
 	return n
 }
 
-// account publishes what the entries take, a grain at a time, and of what age the
-// coldest leaf is.
+// account publishes the memory use, in steps of publishStep, and the age of the coldest leaf.
 func (sh *shard) account() {
 	if d := sh.memoryUse() - sh.used; d > sh.ix.publishStep || d < -sh.ix.publishStep {
 		sh.ix.bytes.Add(d)
@@ -137,32 +135,31 @@ func (sh *shard) account() {
 	}
 }
 
-// addCounts notes blocks that a rank, whose lock the caller has, has come to hold, or
-// lost.
+// addCounts adds to the number of blocks of a rank, whose lock the caller holds.
 func (sh *shard) addCounts(slot worker.Slot, blocks int) {
 	sh.len += blocks
 	r := sh.ix.ranks[slot].Load()
 	release(&r.netStored, r.netStored+uint64(blocks))
 }
 
-// place is where a block lies, as cells of side tables say it.
+// place returns the place of a block, as engine table cells store it.
 func (sh *shard) place(ext uint32, pos int, tier Tier) uint64 {
 	return placeOf(uint32(sh.number)<<extentBits|ext, pos, tier, sh.extents.at(ext).gen())
 }
 
-// hashAt is the sequence hash at a position of a run.
+// hashAt returns the sequence hash at a position of an extent.
 func (sh *shard) hashAt(r *extent, pos int) uint64 {
 	p, at := sh.words.page(r.storage)
 	return p[at+uint32(pos)]
 }
 
-// hashes are the sequence hashes of a stretch, for whoever has the shard's lock.
+// hashes returns the sequence hashes of a span. The caller holds the shard's lock.
 func (sh *shard) hashes(x span) []uint64 {
 	p, at := sh.words.page(sh.extents.at(placeExtent(x.place)).storage)
 	return p[at+uint32(placePos(x.place)):][:x.n]
 }
 
-// nodeOf finds the fragment of a run that covers a position, 0 in a hole.
+// nodeOf returns the node of an extent that contains a position, or 0 if the position is in a hole.
 func (sh *shard) nodeOf(r *extent, pos int) uint32 {
 	for id := r.tail; id != 0; id = sh.table.nodes.links(id).prev {
 		if n := sh.table.nodes.at(id); n.off() <= pos {
@@ -175,7 +172,8 @@ func (sh *shard) nodeOf(r *extent, pos int) uint32 {
 	return 0
 }
 
-// removeCopy takes away one of several engine hashes of a block, if there are.
+// removeCopy removes one of several engine hashes of a block and reports whether there were
+// several.
 func (sh *shard) removeCopy(ext uint32, pos int, slot worker.Slot, tier Tier) bool {
 	if len(sh.copies) == 0 {
 		return false

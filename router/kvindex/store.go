@@ -2,10 +2,10 @@ package kvindex
 
 import "sluice/router/blockhash"
 
-// storeOp is one Store under way. It walks the event's blocks: those that the
-// shard has already lie one after another in fragments, new ones are put at the
-// end of a run. Side table and storage are filled on the way; the fragments, which
-// readers see, change once for a stretch of blocks (flush).
+// storeOp is the state of one Store. It walks the event's blocks. Blocks that the shard already has
+// lie one after another in nodes; new blocks are appended to an extent. The engine table and the
+// storage are filled during the walk. The nodes, which readers see, change once per stretch of
+// blocks (flush).
 type storeOp struct {
 	ix    *radix
 	shard *shard
@@ -14,16 +14,16 @@ type storeOp struct {
 	batch *batch
 	res   StoreResult
 
-	places []uint64 // of the batch, of an owner of places; else nil
+	places []uint64 // of the batch, for an owner of places; else nil
 
-	// The block before: where it lies. No run: the prompt begins.
+	// The position of the previous block. An extent of 0: the prompt begins here.
 	extent uint32
 	pos    int
-	node   uint32 // its fragment; 0 while it is not yet in one
+	node   uint32 // the previous block's node; 0 while it is in none
 	seq    uint64
 
-	// The stretch to come: positions from…to of run fresh are new, or are to be
-	// added to what the rank holds of fragment add.
+	// The pending stretch: positions from…to of extent newExtent are new, or the rank is to be
+	// added to those positions of node sharedNode.
 	newExtent, sharedNode uint32
 	from, to              int
 }
@@ -75,8 +75,8 @@ func (ix *radix) Store(ev *Stored) StoreResult {
 	return res
 }
 
-// insertHashes enters the event's next engine hashes into the side table, up to one that
-// comes twice, and returns how many.
+// insertHashes inserts the event's next engine hashes into the engine table, up to the first
+// duplicate, and returns how many it inserted.
 func (s *storeOp) insertHashes(at int) int {
 	side, b := &s.rank.engineTable, s.batch
 	if s.ev.places != nil {
@@ -100,7 +100,7 @@ func (s *storeOp) insertHashes(at int) int {
 	return len(hashes)
 }
 
-// before is what the engine hash of block i of the batch stood for; 0: nothing.
+// before returns the place that the engine hash of block i of the batch had until now; 0: none.
 func (s *storeOp) before(i int) uint64 {
 	if s.places != nil {
 		return 0
@@ -108,7 +108,7 @@ func (s *storeOp) before(i int) uint64 {
 	return s.batch.place[i]
 }
 
-// setPlace notes where block i of the batch has come to lie.
+// setPlace records the place of block i of the batch.
 func (s *storeOp) setPlace(i int, place uint64) {
 	if s.places != nil {
 		s.places[i] = place
@@ -117,10 +117,10 @@ func (s *storeOp) setPlace(i int, place uint64) {
 	}
 }
 
-// pending is the place of a block on its way.
+// pending is the place of a block whose place is not known yet.
 const pending = uint64(1<<32-1) << 32
 
-// rollBack undoes enter.
+// rollBack undoes insertHashes.
 func (s *storeOp) rollBack(at, n int) {
 	if s.places != nil {
 		return
@@ -139,8 +139,8 @@ func (s *storeOp) rollBack(at, n int) {
 	}
 }
 
-// open locks the shard of the event, having found the block before its first. It
-// looks for the parent in the event's own tier first.
+// open finds the parent of the event's first block and locks the event's shard. It looks for the
+// parent in the event's own tier first.
 func (s *storeOp) open() bool {
 	if !s.ev.HasParent {
 		if s.ev.blocks() == 0 {
@@ -171,7 +171,7 @@ func (s *storeOp) parentIn(tier Tier) bool {
 		return false
 	}
 	p := cells[at].place
-	if p>>32 == pending>>32 { // the parent's hash is among those that the event brings
+	if p>>32 == pending>>32 { // the event itself contains the parent's hash
 		for i, hash := range s.ev.Engine {
 			if hash == s.ev.Parent {
 				p = s.batch.place[i]
@@ -182,7 +182,7 @@ func (s *storeOp) parentIn(tier Tier) bool {
 	return s.parentAt(p)
 }
 
-// parentAt is open for a parent that should lie at a place.
+// parentAt is open for a parent that is expected at place p.
 func (s *storeOp) parentAt(p uint64) bool {
 	if p == 0 {
 		return false
@@ -200,15 +200,15 @@ func (s *storeOp) parentAt(p uint64) bool {
 	return false
 }
 
-// setPrevious makes a place the block before.
+// setPrevious makes the block at place p the previous block.
 func (s *storeOp) setPrevious(p uint64) {
 	s.extent, s.pos = placeExtent(p), placePos(p)
 	r := s.shard.extents.at(s.extent)
 	s.node, s.seq = s.shard.nodeOf(r, s.pos), s.shard.hashAt(r, s.pos)
 }
 
-// reopen locks the shard for the next batch. Meanwhile the block before may have
-// been evicted: then the rest has no parent.
+// reopen locks the shard for the next batch. It fails if the previous block was evicted in the
+// meantime: the remaining blocks then have no parent.
 func (s *storeOp) reopen() bool {
 	s.shard.lock()
 	if r := s.shard.extents.at(s.extent); s.extent == 0 || s.pos >= r.len() || s.shard.hashAt(r, s.pos) != s.seq {
@@ -223,9 +223,10 @@ func (s *storeOp) reopen() bool {
 	return true
 }
 
-// find gives the fragment of the block s.seq and moves s.run and s.pos to it, if
-// it is in the index. While nothing is loose, what follows a block lies behind it
-// in its run, or begins a run that counts as a child of the fragment it ends.
+// find returns the node of block s.seq and moves s.extent and s.pos to it, or returns 0 if the
+// block is not in the index. While the shard has nothing unanchored, the successor of a block lies
+// behind it in its extent or begins an extent that is a child of the node that ends there; then no
+// table look-up is needed.
 func (s *storeOp) find() uint32 {
 	sh := s.shard
 	nodes := &sh.table.nodes
@@ -247,11 +248,11 @@ func (s *storeOp) find() uint32 {
 			return 0
 		}
 	} else if s.extent != 0 && sh.unanchored == 0 {
-		return 0 // after a new block
+		return 0 // nothing follows a new block
 	}
 	id := sh.table.find(s.seq)
 	if id != 0 {
-		if s.newExtent != 0 { // what is pending ends before this
+		if s.newExtent != 0 { // the pending stretch ends before this block
 			s.flush()
 		}
 		s.extent, s.pos = nodes.at(id).extent(), nodes.at(id).off()
@@ -259,13 +260,13 @@ func (s *storeOp) find() uint32 {
 	return id
 }
 
-// storeKnown stores a block that somebody has: fragment id at s.run, s.pos. It is block i
-// of the batch.
+// storeKnown stores block i of the batch, which the index already has in node id at s.extent,
+// s.pos.
 func (s *storeOp) storeKnown(id uint32, i int) {
 	sh, ev := s.shard, s.ev
-	// A block may follow one that it does not lie behind only where two have one hash.
+	// A block can follow one that it does not lie behind only where two blocks have the same hash.
 	if s.sharedNode != 0 && (s.sharedNode != id || s.pos != s.to) {
-		s.flush() // which may join id with what lies before it
+		s.flush() // may join id with its predecessor
 		id = s.node
 	}
 	s.node = id
@@ -279,7 +280,7 @@ func (s *storeOp) storeKnown(id uint32, i int) {
 	if !found {
 		sh.entries++
 	}
-	// Within a stretch that is being added the rank holds none of it yet.
+	// Within a pending stretch the rank has none of the blocks yet.
 	cached := s.sharedNode == 0 && sh.isHolder(sh.table.nodes.at(id), ev.Slot, ev.Tier)
 	if cached {
 		s.res.Repeated++
@@ -296,7 +297,7 @@ func (s *storeOp) storeKnown(id uint32, i int) {
 	}
 }
 
-// wasValid says whether a place still meant a block.
+// wasValid reports whether a place still named a block.
 func (s *storeOp) wasValid(before uint64) bool {
 	if before == 0 {
 		return false
@@ -308,8 +309,8 @@ func (s *storeOp) wasValid(before uint64) bool {
 	return true
 }
 
-// storeNew stores a block that nobody has, block i of the batch; left is how many of the
-// event there are yet, with this one.
+// storeNew stores block i of the batch, which the index does not have. remaining is the number of
+// blocks left in the event, including this one.
 func (s *storeOp) storeNew(i, remaining int) {
 	sh := s.shard
 	if s.newExtent == 0 || s.to == maxExtent {
@@ -329,13 +330,13 @@ func (s *storeOp) storeNew(i, remaining int) {
 	}
 }
 
-// storeNewBatch is new for blocks of an owner's, from block i of the batch on, as many as there is
-// room for behind the one before.
+// storeNewBatch is storeNew for blocks of an owner of places: it stores blocks from i of the batch
+// on, as many as fit behind the previous one, and returns how many.
 func (s *storeOp) storeNewBatch(i int, seqs []blockhash.Seq) int {
 	sh := s.shard
 	r := sh.extents.at(s.newExtent)
 	n := min(len(seqs), int(classes[r.class])-s.to)
-	if sh.unanchored > 0 { // else nothing is after a new block
+	if sh.unanchored > 0 { // else nothing follows a new block
 		for i, seq := range seqs[:max(n, 0)] {
 			if sh.table.mayHave(uint64(seq)) {
 				n = i
@@ -361,8 +362,8 @@ func (s *storeOp) storeNewBatch(i int, seqs []blockhash.Seq) int {
 	return n
 }
 
-// allocate finds where new blocks go: to the end of the run if the block before lies
-// there, or to a run of their own.
+// allocate chooses the storage of new blocks: the end of the extent if the previous block is its
+// last one, else a new extent.
 func (s *storeOp) allocate(remaining int) {
 	sh := s.shard
 	if s.extent != 0 {
@@ -383,14 +384,14 @@ func (s *storeOp) allocate(remaining int) {
 	s.newExtent, s.from, s.to = id, 0, 0
 }
 
-// displace takes away what an engine hash stood for until now. That may undo or
-// join fragments, so it comes after everything before it is in place. What lies in
-// another shard has to wait.
+// displace removes the block that an engine hash named until now. This may delete or join nodes, so
+// all earlier blocks are stored first. A block in another shard is removed later, by
+// removeDisplaced.
 func (s *storeOp) displace(before uint64) {
 	sh := s.shard
 	if placeShard(before) != sh.number {
 		s.rank.displaced = append(s.rank.displaced, before)
-		// It counts there as long as it stands.
+		// The entry counts there until removeDisplaced removes it.
 		sh.entries++
 		return
 	}
@@ -401,7 +402,7 @@ func (s *storeOp) displace(before uint64) {
 	s.node = sh.nodeOf(sh.extents.at(s.extent), s.pos)
 }
 
-// removeDisplaced takes away what was displaced in other shards.
+// removeDisplaced removes the displaced blocks that lie in other shards.
 func (s *storeOp) removeDisplaced() {
 	for places := s.rank.displaced; len(places) > 0; {
 		sh := &s.ix.shards[placeShard(places[0])]
@@ -413,7 +414,7 @@ func (s *storeOp) removeDisplaced() {
 	s.rank.displaced = s.rank.displaced[:0]
 }
 
-// flush makes the stretch visible and leaves s.node at the block before.
+// flush publishes the pending stretch and sets s.node to the previous block's node.
 func (s *storeOp) flush() {
 	sh := s.shard
 	switch {

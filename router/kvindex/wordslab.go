@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// A line is 64 bytes of words, the unit of the storage of runs and of sets.
+// A line is 64 bytes of words, the allocation unit of extents and sets.
 const (
 	wordsPerLine = 8
 	wordsPerPage = 1 << 12 // words
@@ -16,12 +16,12 @@ const (
 // classes are the sizes of storage, in words.
 var classes = [...]uint16{8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024}
 
-// maxExtent is the most blocks a run has; a longer prompt goes on in another run, which
-// costs a reader a look, and spares storage that long runs would leave behind as
-// they grow.
+// maxExtent is the largest number of blocks of an extent. A longer prompt continues in another
+// extent: that costs readers one look-up and avoids the large unused storage that longer extents
+// would leave behind as they grow.
 const maxExtent = 1024
 
-// classFor is the smallest class of at least n words.
+// classFor is the smallest class with at least n words.
 func classFor(n int) int {
 	for c, size := range classes {
 		if int(size) >= n {
@@ -33,18 +33,18 @@ func classFor(n int) int {
 
 type wordPage [wordsPerPage]uint64
 
-// wordSlab hands out storage by the number of its first line, from pages that
-// never move, are never given back and hold no pointers. Line 0 is nobody's.
-// A reader may look at storage that has been given to another meanwhile: it loads
-// atomically, and finds the generation of the node that led it there changed.
+// wordSlab allocates storage, named by the number of its first line, from pages that never move,
+// are never freed and contain no pointers. Line 0 is unused. A reader may load storage that was
+// reallocated in the meantime: it loads atomically and then finds that the generation of its node
+// has changed.
 type wordSlab struct {
 	pages pages[wordPage]
 	freed [len(classes)][]uint32
-	next  uint32 // the first line never given out
+	next  uint32 // the first line that was never allocated
 	inUse int64  // words
 }
 
-// page gives the page of a line and the line's first word in it.
+// page returns the page of a line and the index of the line's first word in it.
 func (s *wordSlab) page(line uint32) (*wordPage, uint32) {
 	return s.pages.writer[line/linesPerPage], line % linesPerPage * wordsPerLine
 }
@@ -69,7 +69,7 @@ func (s *wordSlab) alloc(class int) uint32 {
 	}
 	left := (linesPerPage - s.next%linesPerPage) % linesPerPage
 	if left < lines && (left > 0 || int(s.next/linesPerPage) == len(s.pages.writer)) {
-		// What is left of the page serves smaller needs.
+		// The rest of the page is used for smaller allocations.
 		for c := len(classes) - 1; c >= 0; c-- {
 			for n := uint32(classes[c]) / wordsPerLine; left >= n; left -= n {
 				s.freed[c] = append(s.freed[c], s.next)
@@ -88,18 +88,18 @@ func (s *wordSlab) free(line uint32, class int) {
 	s.freed[class] = append(s.freed[class], line)
 }
 
-// A set of slots is storage of setWidth words, named by line<<2 | width class.
-// The set of the lower tiers has two such arrays, host and disk.
+// A set of slots is storage of setWidth words, named by line<<2 | width class. The set of the lower
+// tiers has two such arrays, host and disk.
 var setClasses = [4]uint32{8, 16, 32, 64}
 
 func setWidth(ref uint32) uint32 { return setClasses[ref&3] }
 
-// widthFor is the width class of a set that takes a slot.
+// widthFor is the width class of a set that can contain a slot.
 func widthFor(slot uint32) uint32 {
 	return uint32(max(0, bits.Len32(slot>>6)-3))
 }
 
-// newSet gives an empty set with arrays of that width class.
+// newSet allocates an empty set with arrays of a width class.
 func (s *wordSlab) newSet(width uint32, arrays int) uint32 {
 	size := int(setClasses[width]) * arrays
 	line := s.alloc(classFor(size))
@@ -114,7 +114,7 @@ func (s *wordSlab) freeSet(ref uint32, arrays int) {
 	s.free(ref>>2, classFor(int(setWidth(ref))*arrays))
 }
 
-// copySet makes a set of at least the given width with the same slots.
+// copySet copies a set to at least the given width.
 func (s *wordSlab) copySet(ref, width uint32, arrays int) uint32 {
 	to := s.newSet(max(width, ref&3), arrays)
 	p, at := s.page(ref >> 2)
@@ -127,7 +127,7 @@ func (s *wordSlab) copySet(ref, width uint32, arrays int) uint32 {
 	return to
 }
 
-// setWord is the writer's view of one word; 0 beyond the width.
+// setWord returns one word for the writer; 0 beyond the width.
 func (s *wordSlab) setWord(ref uint32, array, w uint32) uint64 {
 	if w >= setWidth(ref) {
 		return 0
@@ -141,7 +141,7 @@ func (s *wordSlab) putWord(ref uint32, array, w uint32, v uint64) {
 	atomic.StoreUint64(&p[at+array*setWidth(ref)+w], v)
 }
 
-// setLen counts the slots over all arrays.
+// setLen counts the slots in all arrays.
 func (s *wordSlab) setLen(ref uint32, arrays int) (n int) {
 	p, at := s.page(ref >> 2)
 	for i := range setWidth(ref) * uint32(arrays) {
@@ -150,7 +150,7 @@ func (s *wordSlab) setLen(ref uint32, arrays int) (n int) {
 	return n
 }
 
-// sameSets compares two sets, whatever their widths.
+// sameSets reports whether two sets are equal, regardless of their widths.
 func (s *wordSlab) sameSets(a, b uint32, arrays int) bool {
 	if setWidth(a) > setWidth(b) {
 		a, b = b, a

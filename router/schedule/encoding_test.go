@@ -131,11 +131,25 @@ func TestRecordsNameRemovedRanks(t *testing.T) {
 	}
 	all.Wait()
 	r := s.records.ranks
-	if n := len(*r.ranks.Load()); n > 8000 {
-		t.Errorf("16,000 ranks were given %d numbers", n)
-	}
 	r.sweepAt = 0
 	if s.records.sweepRankIDs(); len(r.numbers) > 64*2+4*4 {
 		t.Errorf("%d ranks have numbers, with 64 records of two and 16 slots", len(r.numbers))
+	}
+}
+
+// TestRankNumbersAreReused: the numbers of ranks that no record names are assigned again, so the
+// table of numbers stays small however many ranks come and go.
+func TestRankNumbersAreReused(t *testing.T) {
+	opt := testOptions
+	opt.Explain = 64
+	s := New(opt)
+	for i := range 2000 {
+		w := worker.New(worker.Spec{ID: fmt.Sprintf("w%d", i), BlockSize: 16})
+		w.Ranks[0].Slot = worker.Slot(i % 8)
+		c, _ := s.Choose(&Query{Candidates: w.Ranks, PromptTokens: 64, RequestID: fmt.Sprintf("r%d", i), Attempt: 1})
+		c.Reservation.Release()
+	}
+	if n := len(*s.records.ranks.ranks.Load()); n > 1000 {
+		t.Errorf("2,000 ranks used %d numbers; want at most 1,000", n)
 	}
 }
