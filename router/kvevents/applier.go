@@ -9,27 +9,25 @@ import (
 	"sluice/router/worker"
 )
 
-// IndexObserver sees every change that events make to the index, in their order, on the
-// feed's own goroutine: it must return at once. What it is given is borrowed for
-// the call.
+// IndexObserver receives every change that events make to the index, in order, on the feed's
+// goroutine. Its methods must return at once. The arguments are borrowed for the call.
 type IndexObserver interface {
 	Stored(r *worker.Rank, ev *kvindex.Stored)
 	Removed(r *worker.Rank, tier kvindex.Tier, engine []kvindex.EngineHash)
-	Cleared(r *worker.Rank) // all the rank held, by the engine's word or for want of trust
+	Cleared(r *worker.Rank) // all blocks of the rank, because the engine cleared its cache or because they cannot be trusted
 }
 
-// Applier decodes one rank's messages and puts their events into the index. It
-// knows nothing of sequence numbers and sockets: a feed sees to those. It belongs
-// to one goroutine.
+// Applier decodes one rank's messages and applies their events to the index. Sequence numbers and
+// sockets are the feed's concern. An Applier belongs to one goroutine.
 type Applier struct {
 	Index    kvindex.Index
-	Observer IndexObserver // nil: nobody
-	// OnClear, when not nil, is told of a rank before what the index holds for it
-	// is dropped, so that nobody goes on to believe more than the index.
+	Observer IndexObserver // nil: none
+	// OnClear, when not nil, is called before the rank's blocks are dropped from the index, so that
+	// other predictions about the rank can be dropped too.
 	OnClear func(worker.Slot)
 	Rank    *worker.Rank
-	Model   string // salts the hashes
-	// Elsewhere counts blocks that are not credited to the rank; nil: nobody does.
+	Model   string // part of the block hashes
+	// Uncredited counts blocks that are not credited to the rank; nil: they are not counted.
 	Uncredited *UncreditedBlocks
 
 	decoder *Decoder
@@ -37,26 +35,25 @@ type Applier struct {
 	stored  kvindex.Stored
 	counts  map[string]int
 
-	// Of this life of the engine.
-	blockSize  int // tokens; 0 not seen yet
+	// The fields below describe the engine's current incarnation.
+	blockSize  int // tokens; 0: not known yet
 	group      int // the KV cache group that is indexed
 	groupKnown bool
-	tierRatio  [kvindex.NumTiers]int // blocks of ours in one of a slower tier's; 0 or 1: the same
+	tierRatio  [kvindex.NumTiers]int // device blocks per block of a slower tier; 0 or 1: the same size
 	partHashes []kvindex.EngineHash
 
-	orphans       int  // stores in a row that could not be placed
-	orphansWarned bool // a warning was given of them, see warnOrphans
+	orphans       int  // consecutive stores whose parent is unknown
+	orphansWarned bool // warnOrphans has logged this series
 }
 
-// NewApplier makes the applier of a rank whose engine speaks as engine says
-// (NewDecoder).
+// NewApplier returns the applier of a rank. engine selects the decoder, see NewDecoder.
 func NewApplier(index kvindex.Index, rank *worker.Rank, model, engine string) *Applier {
 	return &Applier{Index: index, Rank: rank, Model: model, decoder: NewDecoder(engine), counts: make(map[string]int)}
 }
 
-// Apply puts one message's events into the index. An error is the first thing
-// that could not be read; what could be read was applied, and where that is not
-// enough to go on the rank has been cleared.
+// Apply applies one message's events to the index. It returns the first decoding error. Events that
+// can be decoded are applied nevertheless; the rank is cleared if the others leave its state
+// unknown.
 func (a *Applier) Apply(payload []byte) (err error) {
 	a.counts["batches"]++
 	a.Rank.Events.Add(1)
@@ -81,9 +78,8 @@ func (a *Applier) Apply(payload []byte) (err error) {
 			if err == nil {
 				err = wrong
 			}
-			// A store that cannot be read is a block missed. Anything else may
-			// have been a removal, without which the rank is believed to hold
-			// what it does not.
+			// After an undecodable store the index lacks a block. Any other undecodable event may
+			// be a removal; without it the index would contain blocks that the rank no longer has.
 			if a.event.Kind != BlockStored {
 				a.clearUntrusted("resets")
 			}
@@ -93,8 +89,8 @@ func (a *Applier) Apply(payload []byte) (err error) {
 	}
 }
 
-// maxKeptEntries is how long a list is kept for the next event. Those of engines are far
-// shorter; one message of the largest size would else hold its memory for good.
+// maxKeptEntries is the largest capacity of a list that is kept for the next event. Engines' lists
+// are far shorter. Without the bound, one message of maximum size would keep its memory for good.
 const maxKeptEntries = 1 << 17
 
 func (a *Applier) releaseBuffers() {
@@ -103,8 +99,8 @@ func (a *Applier) releaseBuffers() {
 	}
 }
 
-// isOwnRank says whether a batch of that rank is this one's. A worker of whose ranks
-// nothing was said may be one rank of a larger deployment and call itself so.
+// isOwnRank reports whether a batch of that rank number belongs to this feed. A worker with one
+// rank and no configured ranks may be one rank of a larger deployment and use that rank's number.
 func (a *Applier) isOwnRank(rank int) bool {
 	r := a.Rank
 	return rank == r.EngineRank() || r.Worker != nil && len(r.Worker.Ranks) == 1 && len(r.Worker.Spec.Ranks) == 0
@@ -124,7 +120,7 @@ func (a *Applier) applyEvent(ev *Event) {
 		a.Uncredited.add(ev)
 		return
 	case ev.Kind == BlockStored && ev.Locality == Unspecified && isSharedMedium(ev.Medium):
-		// A removal is applied: at worst there is nothing to remove.
+		// Removals are applied: removing an absent block has no effect.
 		a.counts["unlocated"]++
 		a.Uncredited.add(ev)
 		return
@@ -139,17 +135,16 @@ func (a *Applier) applyEvent(ev *Event) {
 	a.counts["ignored"]++
 }
 
-// indexed says whether an event is of the one KV cache group that is indexed:
-// the first with full attention, for only such a group's blocks say how much of
-// a prompt need not be computed. Releases that do not name the kinds have it as
-// group 0. All other groups are passed over.
+// indexed reports whether an event belongs to the KV cache group that is indexed: the first group
+// with full attention, because only its blocks tell how much of a prompt need not be computed.
+// Releases that do not name the group kinds use group 0 for it. Events of other groups are ignored.
 func (a *Applier) indexed(ev *Event) bool {
 	if ev.CacheKind == "" || !fullAttention(ev.CacheKind) {
 		return ev.Group == a.group
 	}
 	if ev.Group != a.group && (!a.groupKnown || ev.Group < a.group) {
 		if a.Index.CachedBlocks(a.Rank.Slot) > 0 {
-			a.clearUntrusted("resets") // what was taken for it was another group's
+			a.clearUntrusted("resets") // the blocks stored so far belong to another group
 		}
 		a.group = ev.Group
 		a.setBlockSize(0)
@@ -158,8 +153,8 @@ func (a *Applier) indexed(ev *Event) bool {
 	return ev.Group == a.group
 }
 
-// fullAttention: the kinds of vLLM's specs whose every block depends on all
-// before it and is kept for as long as the prompt's.
+// fullAttention reports whether kind is one of vLLM's cache specs in which every block depends on
+// all blocks before it and is kept as long as the prompt.
 func fullAttention(kind string) bool {
 	switch kind {
 	case "full_attention", "mla_attention", "sink_full_attention":
@@ -168,11 +163,10 @@ func fullAttention(kind string) bool {
 	return false
 }
 
-// checkBlockSize says whether blocks are of the size that prompts are cut by, and cuts
-// those of slower tiers that are a multiple of it. The size is learned from the
-// device's blocks. Engines also send short ones, at the end of a prompt or of
-// hybrid models' groups: the largest seen counts, and what was stored by a
-// smaller one is of no use.
+// checkBlockSize reports whether the event's blocks have the device's block size, after splitting
+// blocks of slower tiers whose size is a multiple of it. The size is learned from device blocks.
+// Engines also send smaller ones, at the end of a prompt or for groups of hybrid models, so the
+// largest size seen is used; blocks stored with a smaller size are dropped.
 func (a *Applier) checkBlockSize(ev *Event, tier kvindex.Tier) bool {
 	size := ev.BlockSize
 	if size > a.blockSize && tier == kvindex.Device {
@@ -188,14 +182,13 @@ func (a *Applier) checkBlockSize(ev *Event, tier kvindex.Tier) bool {
 	return a.blockSize > 0 && size%a.blockSize == 0 && !ev.Pairs && !ev.Extra && a.splitBlocks(ev, tier)
 }
 
-// setBlockSize notes the device's block size; how many of the old one's a slower tier's
-// stood for says nothing of the new one.
+// setBlockSize sets the device's block size and forgets the tiers' ratios, which depend on it.
 func (a *Applier) setBlockSize(size int) {
 	a.blockSize, a.tierRatio = size, [kvindex.NumTiers]int{}
 }
 
-// setTierRatio notes how many of our blocks one of a tier's stands for. An engine
-// does not change it while it lives.
+// setTierRatio records how many device blocks one block of a tier holds, and reports whether it is
+// consistent. The ratio is constant during an incarnation.
 func (a *Applier) setTierRatio(tier kvindex.Tier, n int) bool {
 	if a.tierRatio[tier] == 0 {
 		a.tierRatio[tier] = n
@@ -203,12 +196,12 @@ func (a *Applier) setTierRatio(tier kvindex.Tier, n int) bool {
 	return a.tierRatio[tier] == n
 }
 
-// maxTierRatio bounds what one hash of a slower tier is cut into.
+// maxTierRatio bounds the number of device blocks per block of a slower tier.
 const maxTierRatio = 256
 
-// splitBlocks makes of each block of a slower tier as many of ours: the last has the
-// engine's hash, by which successors name it, those before get hashes made from
-// it, by which a removal finds them.
+// splitBlocks splits each block of a slower tier into device-sized ones. The last of them keeps the
+// engine's hash, by which successors name their parent. The others get hashes derived from it, by
+// which a removal finds them.
 func (a *Applier) splitBlocks(ev *Event, tier kvindex.Tier) bool {
 	n := ev.BlockSize / a.blockSize
 	if tier == kvindex.Device || n > maxTierRatio || !a.setTierRatio(tier, n) {
@@ -220,7 +213,7 @@ func (a *Applier) splitBlocks(ev *Event, tier kvindex.Tier) bool {
 	return true
 }
 
-// appendPartHashes appends n hashes for each.
+// appendPartHashes appends n hashes per hash.
 func appendPartHashes(dst, hashes []kvindex.EngineHash, n int) []kvindex.EngineHash {
 	for _, h := range hashes {
 		for i := range n - 1 {
@@ -248,8 +241,8 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 	}
 }
 
-// maxPartHashes is how many of a slower tier's blocks are cut for removal at a time: a
-// message may name as many as it has bytes, each of which may be maxTierRatio of ours.
+// maxPartHashes is the number of hashes of a slower tier that one removal step expands. A message
+// may contain as many hashes as its size permits, and each expands to up to maxTierRatio.
 const maxPartHashes = 64
 
 func (a *Applier) remove(tier kvindex.Tier, hashes []kvindex.EngineHash) {
@@ -273,7 +266,7 @@ func (a *Applier) removeBlocks(tier kvindex.Tier, hashes []kvindex.EngineHash) {
 	}
 }
 
-// clear drops all the index holds for the rank.
+// clear removes all blocks of the rank from the index.
 func (a *Applier) clear() {
 	if a.OnClear != nil {
 		a.OnClear(a.Rank.Slot)
@@ -284,13 +277,13 @@ func (a *Applier) clear() {
 	}
 }
 
-// clearUntrusted clears, and counts why.
+// clearUntrusted clears the rank and counts the reason.
 func (a *Applier) clearUntrusted(reason string) {
 	a.counts[reason]++
 	a.clear()
 }
 
-// resetEngine drops what was learned of the engine's life, for it has a new one.
+// resetEngine forgets what was learned of the engine's previous incarnation.
 func (a *Applier) resetEngine() {
 	a.blockSize, a.group, a.groupKnown, a.tierRatio = 0, 0, false, [kvindex.NumTiers]int{}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// apply puts one message into the index and moves the position past it.
+// apply applies one message to the index and advances the position.
 func (f *feed) apply(seq uint64, payload []byte) {
 	f.next, f.lastHash, f.hasLast = seq+1, xxh3.Hash(payload), true
 	f.replayed = nil // the live stream has caught up with the replay
@@ -24,19 +24,18 @@ func (f *feed) apply(seq uint64, payload []byte) {
 	f.warnOrphans()
 	if err != nil {
 		f.unreadable++
-		if f.counts["resets"] != resets { // else a block is missed, and what is held stands
+		if f.counts["resets"] != resets { // otherwise only a stored block is missing, and the rest is valid
 			f.resyncSoon()
 		}
-		if bits.OnesCount64(f.unreadable) == 1 { // ever more seldom: an engine may send nothing else
-			f.log.Warn("kv events: cannot read", "times", f.unreadable, "error", err)
+		if bits.OnesCount64(f.unreadable) == 1 { // at powers of two: an engine may send nothing else
+			f.log.Warn("kv events: cannot decode a message", "count", f.unreadable, "error", err)
 		}
 	}
 }
 
-// maxResyncs bounds, for one life of an engine, how often all that it keeps is asked
-// for in vain because a message could not be read: it may have been damaged on its
-// way, or be like that. What was damaged on its way is asked for each time, ever
-// later, up to RetryMax.
+// maxResyncs bounds, per incarnation of the engine, the resyncs that fail because a message still
+// cannot be read: the message may have been damaged in transit, or the engine may send it like
+// that. Resyncs that succeed are not bounded; their intervals grow up to RetryMax.
 const maxResyncs = 8
 
 func (f *feed) resyncSoon() {
@@ -46,13 +45,13 @@ func (f *feed) resyncSoon() {
 	}
 }
 
-// resync learns anew what the rank holds from all that the engine keeps.
+// resync rebuilds the rank's blocks from all messages that the engine keeps.
 func (f *feed) resync() {
 	f.resyncAt = time.Time{}
 	if f.known && f.hasReplay() {
 		f.counts["resyncs"]++
 		before := f.unreadable
-		f.catchUp(false, f.suspect) // what came while the connection was lost is not believed for it
+		f.catchUp(false, f.suspect) // messages that arrived while the connection was lost are not trusted
 		if f.unreadable != before {
 			f.failedResyncs++
 		}

@@ -8,29 +8,30 @@ import (
 )
 
 const (
-	// maxCatchUps is how many catch-ups begin at the same time. When a thousand engines come
-	// back together, each has its answers read soon after it gives them, and what is kept
-	// for all of them stays small.
+	// maxCatchUps is the number of catch-ups that may start concurrently. When a thousand engines
+	// return together, each one's answers are then read soon after they arrive, and little memory
+	// is needed to buffer them.
 	maxCatchUps = 32
-	// catchUpSlotTime is after how long a catch-up no longer counts among them: one that is
-	// long, or whose engine does not answer, keeps nobody waiting.
+	// catchUpSlotTime is the time after which a catch-up gives its slot to another, so that a long
+	// one, or an engine that does not answer, delays nobody.
 	catchUpSlotTime = 500 * time.Millisecond
-	// applyBurst is how many answers are applied before others have their turn.
+	// applyBurst is the number of answers that are applied before other catch-ups get a turn.
 	applyBurst = 64
 )
 
-// catchUpLimiter bounds what catch-ups take of the machine: requests are served meanwhile.
+// catchUpLimiter bounds the CPU time and memory of catch-ups, so that requests are served
+// meanwhile.
 type catchUpLimiter struct {
 	starting chan struct{}
-	applying chan struct{} // to apply what was answered
+	applying chan struct{} // to apply answers
 }
 
 func newCatchUpLimiter() *catchUpLimiter {
 	return &catchUpLimiter{starting: make(chan struct{}, maxCatchUps), applying: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
 }
 
-// acquire waits until one more catch-up may begin; false when ctx ended before. done is to be
-// called at its end.
+// acquire waits until one more catch-up may start; it returns false if ctx ended first. The caller
+// calls done when the catch-up ends.
 func (p *catchUpLimiter) acquire(ctx context.Context) (done func(), ok bool) {
 	select {
 	case p.starting <- struct{}{}:
@@ -42,14 +43,14 @@ func (p *catchUpLimiter) acquire(ctx context.Context) (done func(), ok bool) {
 	return func() { timer.Stop(); once() }, true
 }
 
-// applyTurn is one catch-up's share of the processors.
+// applyTurn is one catch-up's turn to apply answers.
 type applyTurn struct {
 	limiter   *catchUpLimiter
 	has       bool
 	remaining int
 }
 
-// acquire waits for a turn, unless there is one that is not over; false when ctx ended before.
+// acquire waits for a turn unless the current one continues; it returns false if ctx ended first.
 func (t *applyTurn) acquire(ctx context.Context) bool {
 	if t.has && t.remaining > 0 {
 		t.remaining--

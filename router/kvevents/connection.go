@@ -11,47 +11,46 @@ import (
 )
 
 const (
-	// A connection that is lost is made again after about dialMin, and ever later, up to
-	// dialMax, while nobody answers. The waits vary, so that engines that restarted
-	// together are not all called at the same moment.
+	// A lost connection is retried after about dialMin, with back-off up to dialMax. The delays are
+	// jittered, so that engines that restart together are not dialled at the same moment.
 	dialMin = 100 * time.Millisecond
 	dialMax = time.Second
-	// handshake is for a connection to be made and its peer to introduce itself.
+	// handshake is the time limit for a connection and its ZMTP handshake.
 	handshake = 5 * time.Second
-	// pingEvery is how long a connection may be silent before its peer is asked for a sign
-	// of life, and pingWithin how long that may take.
+	// pingEvery is the silence after which a peer is pinged, and pingWithin the time limit for its
+	// answer.
 	pingEvery  = 10 * time.Second
 	pingWithin = 30 * time.Second
 	// maxPeers bounds the connections at an endpoint that the feed binds.
 	maxPeers = 8
-	// readBytes is the buffer that a feed borrows while it reads.
+	// readBytes is the size of the buffer that a feed borrows to read.
 	readBytes = 64 << 10
 )
 
-// publisherConn is one connection of a feed with a publisher.
+// publisherConn is one connection of a feed to a publisher.
 type publisherConn struct {
 	*zmtp.Stream
-	lost      bool // its end was told to the feed
-	drained   bool // there was nothing more to read
+	lost      bool // markLost was called
+	drained   bool // the last read returned no data
 	lastHeard time.Time
 	pinged    time.Time
 }
 
-// newConns are connections that were made and that the feed has not taken up yet.
+// newConns are established connections that the feed's goroutine has not adopted yet.
 type newConns struct {
 	mu      sync.Mutex
 	streams []*zmtp.Stream
-	err     error // why there is none yet
+	err     error // why there is no connection
 	closed  bool
 }
 
 func (f *feed) streamOptions(kind string) zmtp.StreamOptions {
-	// MaxFrame is ours to count; twice as much costs the connection, so that no peer can
-	// make the process take memory without end.
+	// The feed counts messages above MaxFrame. Twice that size ends the connection, so that no peer
+	// can make the process allocate without bound.
 	return zmtp.StreamOptions{Type: kind, Topic: f.source.Topic, MaxMessage: 2 * f.options.MaxFrame, Handshake: handshake}
 }
 
-// open begins to make or to accept connections.
+// open starts to dial or to listen.
 func (f *feed) open() error {
 	if err := zmtp.Check(f.source.Endpoint, f.source.Bind); err != nil {
 		return err
@@ -84,7 +83,7 @@ func (f *feed) listen() {
 	}
 }
 
-// dial makes a connection on a goroutine of its own, as often as it takes.
+// dial connects on a goroutine of its own and retries until it succeeds or the feed ends.
 func (f *feed) dial(wait time.Duration) {
 	f.helpers.Go(func() {
 		for sleep(f.ctx, wait) {
@@ -99,10 +98,10 @@ func (f *feed) dial(wait time.Duration) {
 	})
 }
 
-// jittered is d, more or less.
+// jittered returns a random duration from d/2 to 3d/2.
 func jittered(d time.Duration) time.Duration { return d/2 + rand.N(d) }
 
-// sleep is false when the context ended before.
+// sleep returns false if the context ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -117,7 +116,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// addConn hands a new connection to the feed's goroutine.
+// addConn passes a new connection to the feed's goroutine.
 func (f *feed) addConn(s *zmtp.Stream) {
 	f.arrivals.mu.Lock()
 	defer f.arrivals.mu.Unlock()
@@ -149,7 +148,7 @@ func (f *feed) wake() {
 	}
 }
 
-// close ends all connections; what makes new ones has ended when it returns.
+// close closes all connections and returns when no goroutine makes new ones.
 func (f *feed) close() {
 	f.cancel()
 	f.arrivals.mu.Lock()
@@ -166,7 +165,7 @@ func (f *feed) close() {
 	f.helpers.Wait()
 }
 
-// connections is how many publishers are connected.
+// connections returns the number of connected publishers.
 func (f *feed) connections() (n int) {
 	for _, l := range f.conns {
 		if !l.lost {
@@ -176,9 +175,9 @@ func (f *feed) connections() (n int) {
 	return n
 }
 
-// watchConnection takes up what happened to connections. One that was lost and is
-// back may lead to a new life of the engine whose numbers have already passed
-// the one waited for, which the numbers alone would never tell.
+// watchConnection handles lost and new connections. A connection that was lost and is back may lead
+// to another incarnation of the engine whose sequence numbers have already passed the expected one,
+// which the numbers alone would not show.
 func (f *feed) watchConnection() {
 	for _, l := range f.conns {
 		if l.Gone() && !l.lost {
@@ -194,31 +193,32 @@ func (f *feed) watchConnection() {
 	}
 }
 
-// markLost notes that a connection has ended. What came before its end is still read.
+// markLost records that a connection has ended. Data that arrived before is still read.
 func (f *feed) markLost(l *publisherConn) {
 	l.lost = true
 	f.connected, f.suspect = false, f.known
 	if f.source.Bind {
-		// Not the engine's, perhaps: whoever comes to a port and leaves again is seen here.
+		// The connection may not have been the engine's: any client that connects to the port and
+		// leaves is seen here.
 		f.checkAt = time.Now().Add(f.options.RetryMin)
 	} else {
 		f.dial(jittered(dialMin))
 	}
-	// The next to answer may be another life, which holds nothing: what is in the
-	// index is kept, and not believed until the engine has proven to be the same.
+	// The next peer may be another incarnation, with an empty cache. The index keeps the rank's
+	// blocks but does not use them until the engine has proven that it is the same incarnation.
 	if s := f.state(); s == worker.FeedLive || s == worker.FeedSyncing && !f.resume.pending {
 		f.setState(worker.FeedBroken)
 	}
 }
 
-// adoptConn takes up a new connection.
+// adoptConn makes a new connection one of the feed's.
 func (f *feed) adoptConn(s *zmtp.Stream) {
 	if f.connections() >= maxPeers {
 		s.Close()
 		return
 	}
 	if err := f.poller.Watch(s, f.ready); err != nil {
-		f.log.Error("kv events: a connection cannot be watched", "endpoint", f.source.Endpoint, "error", err)
+		f.log.Error("kv events: cannot watch a connection", "endpoint", f.source.Endpoint, "error", err)
 		s.Close()
 		if !f.source.Bind {
 			f.dial(dialMax)
@@ -231,19 +231,19 @@ func (f *feed) adoptConn(s *zmtp.Stream) {
 		f.pingAt = now.Add(pingEvery)
 	}
 	f.connected, f.noConnectionAt = true, time.Time{}
-	// Not the first: something may have been published in between, to nobody. That
-	// the one before was lost need not have been told: at a port of ours an engine
-	// may be back before it is known.
+	// This is not the first connection: messages may have been published while there was none. The
+	// loss of the previous one may not have been noticed yet: at a bound port an engine can
+	// reconnect before that.
 	if f.suspect || f.known {
 		f.reconnected()
 	}
 }
 
-// reconnected finds out whether the engine behind a new connection is the one
-// behind the old. With replay it is asked for the last batch applied, which no
-// other life can have made. Without, nothing can tell: the rank is cleared.
-// What the old connection left behind may be of either life, so it is thrown away first:
-// a replay asked for after that has what is of the new one.
+// reconnected determines whether the engine behind a new connection is the same incarnation as
+// before. With a replay endpoint it requests the last applied batch, which no other incarnation can
+// have published. Without one this is unknown, so the rank is cleared. Unread data of the old
+// connection may belong to either incarnation, so it is discarded first; a replay requested
+// afterwards contains what belongs to the new one.
 func (f *feed) reconnected() {
 	f.suspect = false
 	f.inbox.clear()
@@ -255,7 +255,7 @@ func (f *feed) reconnected() {
 	f.resetTrust("resets")
 }
 
-// closeLost closes the connections that were lost, with what could still be read there.
+// closeLost closes the lost connections and discards their unread data.
 func (f *feed) closeLost() {
 	open := f.conns[:0]
 	for _, l := range f.conns {
@@ -269,8 +269,8 @@ func (f *feed) closeLost() {
 	f.conns = open
 }
 
-// fillFrom reads from a connection. It is false when nothing was there, or it has ended.
-// What comes behind the last that was there the poller tells of.
+// fillFrom reads from a connection. It returns false if there was no data or the connection has
+// ended. The poller reports data that arrives later.
 func (f *feed) fillFrom(l *publisherConn, buf []byte) bool {
 	if l.drained {
 		return false
@@ -286,7 +286,7 @@ func (f *feed) fillFrom(l *publisherConn, buf []byte) bool {
 	return n > 0
 }
 
-// nextFrom gives the next message that was read from a connection.
+// nextFrom returns the next message that was read from a connection.
 func (f *feed) nextFrom(l *publisherConn) (zmtp.Message, bool) {
 	m, ok, err := l.Next()
 	if err != nil {
@@ -295,8 +295,8 @@ func (f *feed) nextFrom(l *publisherConn) (zmtp.Message, bool) {
 	return m, ok
 }
 
-// markEnded notes that nothing more can be read from a connection. It is closed later, by
-// drain, as others may still go over the list.
+// markEnded records that nothing more can be read from a connection. drain closes it later, because
+// callers may be iterating over the list.
 func (f *feed) markEnded(l *publisherConn, err error) {
 	if !l.lost {
 		f.markLost(l)
@@ -305,8 +305,8 @@ func (f *feed) markEnded(l *publisherConn, err error) {
 	l.Close()
 }
 
-// ping asks connections that have been silent for a sign of life. A peer that cannot be
-// asked is left to TCP's keep-alive.
+// ping pings connections that have been silent. A peer without ZMTP heartbeats is left to TCP
+// keep-alive.
 func (f *feed) ping() {
 	now := time.Now()
 	f.pingAt = time.Time{}
@@ -328,23 +328,23 @@ func (f *feed) ping() {
 	}
 }
 
-// verifyEngine asks the engine to prove itself after somebody has left a port of ours,
-// who may have been anybody. Without an answer all stays as it is.
+// verifyEngine makes the engine prove its identity after a peer, which may have been any client,
+// has left a bound port. Without an answer nothing changes.
 func (f *feed) verifyEngine() {
 	f.checking = true
 	f.catchUp(true, true)
 	f.checking = false
-	if f.state() == worker.FeedLive { // and so somebody is connected
+	if f.state() == worker.FeedLive { // a publisher is connected
 		f.connected, f.suspect = true, false
 	}
 }
 
-// warnNoConnection says that nobody has answered at the endpoint yet, as behind a firewall that
-// lets HTTP through alone: the rank is not one that will be known in a moment.
+// warnNoConnection logs that nothing has answered at the endpoint yet, for example because a
+// firewall lets only HTTP through. The rank then counts as broken instead of about to sync.
 func (f *feed) warnNoConnection() {
 	f.noConnectionAt = time.Time{}
 	if f.resume.pending {
-		return // unresumed comes here again
+		return // dropUnverified calls this method again
 	}
 	f.log.Warn("kv events: no connection yet; the rank's overlap is unknown until there is one",
 		"endpoint", f.source.Endpoint, "bind", f.source.Bind, "error", f.connError())

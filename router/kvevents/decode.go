@@ -6,13 +6,12 @@ import "fmt"
 type Batch struct {
 	Time    float64 // seconds since 1970, by the engine's clock
 	HasRank bool
-	Rank    int // data-parallel rank, when HasRank
-	Len     int // events
+	Rank    int // data-parallel rank, if HasRank
+	Len     int // number of events
 }
 
-// Decoder reads one message at a time: Reset, then Next until it is done. It
-// reuses its buffers, so that a stream of messages costs no allocation; it
-// belongs to one goroutine.
+// Decoder decodes one message at a time: Reset, then Next until it returns false. It reuses its
+// buffers, so that a stream of messages causes no allocation. A Decoder belongs to one goroutine.
 type Decoder struct {
 	family    family
 	events    reader
@@ -21,17 +20,16 @@ type Decoder struct {
 	interned  map[string]string
 }
 
-// family is the part that differs between engines: what the elements of a
-// BlockStored array mean. The map form names its fields.
+// family is the part that differs between engines: the meaning of the elements of a BlockStored
+// array. In the map form the fields are named.
 type family interface {
-	// storedElement reads element i (0 is the tag) of a BlockStored array; it
-	// is called for i from firstOwnElement on, and passes over what it does
-	// not know.
+	// storedElement reads element i (0 is the tag) of a BlockStored array. It is called for i from
+	// firstOwnElement on and skips unknown elements.
 	storedElement(d *Decoder, i int, ev *Event) error
 }
 
-// NewDecoder makes the decoder of an engine family, "vllm" or "sglang"; for any
-// other name it tells the two apart by what it finds.
+// NewDecoder returns the decoder of an engine family, "vllm" or "sglang". For any other name it
+// distinguishes the two by the content.
 func NewDecoder(engine string) *Decoder {
 	d := &Decoder{interned: make(map[string]string)}
 	switch engine {
@@ -45,13 +43,13 @@ func NewDecoder(engine string) *Decoder {
 	return d
 }
 
-// Reset begins a message. The whole payload is checked to be well formed before
-// anything of it is handed out; it is borrowed until the next Reset.
+// Reset starts a message. It checks that the whole payload is well formed before anything is
+// decoded. The payload is borrowed until the next Reset.
 func (d *Decoder) Reset(payload []byte) (Batch, error) {
 	d.remaining, d.events = 0, reader{}
 	b, err := d.envelope(reader{payload})
 	if err != nil {
-		return Batch{}, fmt.Errorf("kvevents: cannot read a batch of %d bytes: %w", len(payload), err)
+		return Batch{}, fmt.Errorf("kvevents: cannot decode a batch of %d bytes: %w", len(payload), err)
 	}
 	d.remaining = b.Len
 	return b, nil
@@ -64,7 +62,7 @@ func (d *Decoder) envelope(r reader) (b Batch, err error) {
 		return b, err
 	}
 	if n < 2 {
-		return b, fmt.Errorf("an array of %d elements, want 2 or more", n)
+		return b, fmt.Errorf("array has %d elements; want at least 2", n)
 	}
 	if b.Time, err = r.timestamp(); err != nil {
 		return b, fmt.Errorf("time: %w", err)
@@ -91,8 +89,8 @@ func (d *Decoder) envelope(r reader) (b Batch, err error) {
 	return b, nil
 }
 
-// Next decodes the next event into ev; more is false when there is none left.
-// After an error the event is passed over and Next may be called on.
+// Next decodes the next event into ev; more is false if there is none. After an error the event is
+// skipped and Next may be called again.
 func (d *Decoder) Next(ev *Event) (more bool, err error) {
 	if d.remaining == 0 {
 		return false, nil
@@ -104,7 +102,7 @@ func (d *Decoder) Next(ev *Event) (more bool, err error) {
 		if d.events.skip() != nil {
 			d.remaining = 0
 		}
-		return true, fmt.Errorf("kvevents: cannot read an event: %w", err)
+		return true, fmt.Errorf("kvevents: cannot decode an event: %w", err)
 	}
 	return true, nil
 }
@@ -139,7 +137,8 @@ func kindOf(tag []byte) EventKind {
 	return Unknown
 }
 
-// firstOwnElement is where the families' BlockStored arrays begin to differ.
+// firstOwnElement is the first element whose meaning differs between the families' BlockStored
+// arrays.
 const firstOwnElement = 6
 
 // arrayEvent reads the positional form: vLLM to 0.23, SGLang to 0.5.19.
@@ -150,7 +149,7 @@ func (d *Decoder) arrayEvent(ev *Event) error {
 		return err
 	}
 	if n == 0 {
-		return fmt.Errorf("an empty array, want an event's name first")
+		return fmt.Errorf("empty array; want an event's name first")
 	}
 	tag, err := r.text()
 	if err != nil {
@@ -158,7 +157,7 @@ func (d *Decoder) arrayEvent(ev *Event) error {
 	}
 	ev.Kind = kindOf(tag)
 	if ev.Kind == BlockStored && n < firstOwnElement || ev.Kind == BlockRemoved && n < 2 {
-		return fmt.Errorf("%s of %d elements, which is too few", ev.Kind, n)
+		return fmt.Errorf("%s has only %d elements", ev.Kind, n)
 	}
 	for i := 1; i < n && err == nil; i++ {
 		switch ev.Kind {
@@ -192,7 +191,7 @@ func (d *Decoder) storedElement(i int, ev *Event) error {
 	return d.family.storedElement(d, i, ev)
 }
 
-// removedElement reads vLLM's BlockRemoved; SGLang's is a shorter one.
+// removedElement reads vLLM's BlockRemoved; SGLang's is a prefix of it.
 func (d *Decoder) removedElement(i int, ev *Event) error {
 	switch i {
 	case 1:
@@ -207,7 +206,7 @@ func (d *Decoder) removedElement(i int, ev *Event) error {
 	return d.events.skip()
 }
 
-// mapEvent reads the form with names: vLLM from 0.24, SGLang from 0.5.20.
+// mapEvent reads the form with field names: vLLM from 0.24, SGLang from 0.5.20.
 func (d *Decoder) mapEvent(ev *Event) error {
 	r := &d.events
 	n, err := r.dict()
@@ -252,7 +251,7 @@ const (
 	hasBlockSize
 )
 
-// mapKind finds the "type" among a map's n entries, wherever it stands.
+// mapKind finds "type" among a map's n entries, in any position.
 func mapKind(r reader, n int) (EventKind, error) {
 	for range n {
 		key, err := r.text()
@@ -267,11 +266,10 @@ func mapKind(r reader, n int) (EventKind, error) {
 			return 0, err
 		}
 	}
-	return 0, fmt.Errorf("a map without a type")
+	return 0, fmt.Errorf("map has no \"type\"")
 }
 
-// field reads one named field; both families' names are here, for none of them
-// means two things.
+// field reads one named field. It knows both families' names, none of which is ambiguous.
 func (d *Decoder) field(key []byte, ev *Event, seen *uint8) error {
 	switch string(key) {
 	case "block_hashes":

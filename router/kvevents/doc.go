@@ -1,11 +1,10 @@
-// Package kvevents reads engines' KV cache events and applies them to the
-// index: one subscription per (worker, rank) over ZMQ, one decoder per engine
-// family, replay on a gap and at start, and a restart of the engine drops what
-// its old life held before anything new is applied.
+// Package kvevents reads engines' KV cache events and applies them to the index: one ZMQ
+// subscription per (worker, rank), one decoder per engine family, and a replay at the start and
+// after a gap. When an engine restarts, its previous blocks are dropped before a new event is
+// applied.
 //
-// Feeds is its main type: cmd starts and stops one feed per rank as the fleet
-// changes, with endpoints that the fleet has found (fleet.Events).
-// Decoder turns one message into Events. Nothing here is on the path of a
-// request, and nothing an engine sends can make it panic. What it takes to memory
-// is bounded by bytes (inbox, zmtp.StreamOptions).
+// Feeds is the main type: the router starts and stops one feed per rank as the fleet changes, with
+// the endpoints that the fleet has discovered. Decoder turns one message into Events. Loads applies
+// the engines' load messages. The package is not on the path of a request, no input from an engine
+// makes it panic, and its memory is bounded in bytes (inbox, zmtp.StreamOptions).
 package kvevents

@@ -5,43 +5,43 @@ import (
 	"sluice/router/kvindex"
 )
 
-// Event is one decoded KV event, whatever the encoding it came in. Slices are
-// borrowed until the decoder's next call; strings may be kept.
+// Event is one decoded KV event, independent of its encoding. Slices are borrowed until the
+// decoder's next call; strings may be kept.
 type Event struct {
 	Kind      EventKind
 	Hashes    []kvindex.EngineHash
 	HasParent bool
 	Parent    kvindex.EngineHash
-	Tokens    []uint32 // empty for offload-tier stores; pairs lie flat, two a position
+	Tokens    []uint32 // empty for offload-tier stores; with Pairs, two per position
 	Pairs     bool     // every position is a pair of tokens (SGLang with EAGLE)
 	BlockSize int
-	Medium    string // as sent; "" when nil
-	LoRA      string // the adapter's name, "lora_id:N" where only a number was sent
+	Medium    string // as sent; "" for nil
+	LoRA      string // the adapter's name, or "lora_id:N" if only a number was sent
 	CacheSalt string
 	Group     int    // KV cache group
-	CacheKind string // what the group's layers are, "full_attention" and others; "" before vLLM 0.22
+	CacheKind string // kind of the group's layers, such as "full_attention"; "" before vLLM 0.22
 	Locality  Locality
-	Extra     bool // blocks carry extra keys beyond LoRA and salt (multimodal)
-	// Locals has one hash per block when the event can be placed block by
-	// block, else it is empty: no tokens, skipped blocks, or tokens that are
-	// not block size times blocks.
+	Extra     bool // blocks have extra keys beyond LoRA and salt (multimodal)
+	// Locals has one hash per block if the event can be stored block by block. Otherwise it is
+	// empty: the event has no tokens, skips blocks, or the number of tokens is not the block size
+	// times the number of blocks.
 	Locals []blockhash.Local
 }
 
-// EventKind tells the KV events apart.
+// EventKind is the kind of a KV event.
 type EventKind uint8
 
-// The kinds.
+// The kinds of events.
 const (
 	BlockStored EventKind = iota
 	BlockRemoved
 	AllBlocksCleared
-	Unknown // a kind that engines do not send yet; nothing but Kind is set
+	Unknown // a kind that this version does not know; only Kind is set
 )
 
 var kindNames = [...]string{"BlockStored", "BlockRemoved", "AllBlocksCleared", "unknown"}
 
-// String gives the kind's name on the wire.
+// String returns the kind's name in the wire format.
 func (k EventKind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
@@ -49,9 +49,9 @@ func (k EventKind) String() string {
 	return "unknown"
 }
 
-// TierOf maps an event's medium to a tier: vLLM's GPU, CPU, FS, OBJ and STORAGE,
-// SGLang's GPU, CPU_PINNED, DISK and EXTERNAL. Releases before the field mean the
-// GPU. It is false for a medium nobody has sent yet.
+// TierOf returns the tier of an event's medium: vLLM's GPU, CPU, FS, OBJ and STORAGE, SGLang's GPU,
+// CPU_PINNED, DISK and EXTERNAL. Releases before the field use the GPU. It returns false for an
+// unknown medium.
 func TierOf(medium string) (kvindex.Tier, bool) {
 	switch medium {
 	case "", "GPU":

@@ -16,16 +16,15 @@ import (
 	"sluice/router/worker"
 )
 
-// feed is one rank's subscription. Its fields belong to whoever holds mu, but for those that
-// say otherwise. That is the goroutine of run, while it does not sleep: it does all that
-// may take time. What comes in its turn is applied by the poller (ready), which costs no
-// change of goroutines; for all else it rings the bell.
+// feed is one rank's subscription. mu guards its fields unless stated otherwise. The goroutine of
+// run holds mu except while it sleeps, and does everything that may take time. Messages in sequence
+// are applied by the poller (ready), which saves a goroutine switch; for everything else the poller
+// wakes the goroutine.
 //
-// What it believes is kept in position: next is the sequence number it waits
-// for, and everything before it in this life of the engine has been applied, or
-// the rank was cleared since. That last clause is what makes the index safe after
-// losses: after a clear, a block enters only by a store whose whole chain has
-// been seen since, so the index may know too little, never what is gone.
+// The feed's knowledge is its position: next is the expected sequence number, and every earlier
+// message of this incarnation of the engine was applied, or the rank was cleared since. The second
+// case makes the index safe after losses: after a clear, a block enters only by a store whose whole
+// chain was seen since, so the index may lack blocks but never contains removed ones.
 type feed struct {
 	source  Source
 	options *Options
@@ -33,36 +32,36 @@ type feed struct {
 	limiter *catchUpLimiter
 
 	mu       sync.Mutex
-	wakeCh   chan struct{} // room for one; anybody rings
+	wakeCh   chan struct{} // capacity 1; any goroutine may send
 	ctx      context.Context
 	cancel   context.CancelFunc
-	helpers  sync.WaitGroup // those who make connections
-	arrivals newConns       // has a lock of its own
+	helpers  sync.WaitGroup // goroutines that make connections
+	arrivals newConns       // has its own lock
 	conns    []*publisherConn
 	timer    *time.Timer
-	timerAt  time.Time // when timer rings; zero: it does not
-	pingAt   time.Time // when silent connections are looked at; zero: there are none
+	timerAt  time.Time // when timer fires; zero: it is not set
+	pingAt   time.Time // when silent connections are pinged; zero: there are none
 
 	stopping atomic.Bool
 	done     chan struct{}
 
 	log        *slog.Logger
-	unreadable uint64 // messages, ever
+	unreadable uint64 // number of unreadable messages since the start
 	nextLogAt  time.Time
 
 	*Applier
 	position
-	inbox          inbox // live messages that came while a replay went on
+	inbox          inbox // live messages that arrived during a replay
 	connected      bool
-	suspect        bool      // the connection was lost: the engine may have a new life
-	retryAt        time.Time // of a replay that failed; zero: none is due
+	suspect        bool      // the connection was lost: the engine may be another incarnation
+	retryAt        time.Time // when a failed replay is retried; zero: none is due
 	backoff        time.Duration
-	noConnectionAt time.Time // when it is said that there has been no connection yet; zero: there was one
-	checkAt        time.Time // when the engine is asked whether a quiet end was the end
-	checking       bool      // it is being asked
-	resyncAt       time.Time // when all that the engine keeps is asked for, after a message that could not be read
-	resyncs        int       // of this life
-	failedResyncs  int       // of those, where something could not be read again
+	noConnectionAt time.Time // when a missing first connection is logged; zero: there was a connection
+	checkAt        time.Time // when the engine is asked whether it has published more
+	checking       bool      // a tail check is running
+	resyncAt       time.Time // when a resync after an unreadable message is due
+	resyncs        int       // in this incarnation
+	failedResyncs  int       // of these, how many met an unreadable message again
 	resume         resumeState
 	shared         sharedPosition
 }
@@ -70,16 +69,16 @@ type feed struct {
 type position struct {
 	known    bool
 	next     uint64
-	lastHash uint64 // of message next-1, when hasLast
+	lastHash uint64 // of message next-1, if hasLast
 	hasLast  bool
-	// replayed are the hashes of the messages got by replay that may still come
-	// live, the first of them with number replayedFrom.
+	// replayed are the hashes of replayed messages that may still arrive live; the first has number
+	// replayedFrom.
 	replayedFrom uint64
 	replayed     []uint64
-	replayedTime float64 // of the first, by the engine's clock
+	replayedTime float64 // time of the first, by the engine's clock
 }
 
-// maxBurst is how many messages are handled between looks at anything else.
+// maxBurst is the number of messages that are handled before anything else is checked.
 const maxBurst = 1024
 
 func newFeed(set *Feeds, src Source) (*feed, error) {
@@ -126,7 +125,7 @@ func (f *feed) run() {
 	}
 }
 
-// step does what there is to do.
+// step does everything that is due.
 func (f *feed) step() {
 	f.watchConnection()
 	f.drain()
@@ -151,7 +150,7 @@ func (f *feed) step() {
 	f.flush()
 }
 
-// wait waits until there is something to do.
+// wait waits until something is due.
 func (f *feed) wait() {
 	for len(f.inbox.queue) == 0 {
 		f.setTimer()
@@ -175,15 +174,15 @@ func (f *feed) wait() {
 	}
 }
 
-// timerQuantum is what alarms are rounded up to that are further off than a second: those of
-// many feeds then ring together and cost one wake-up.
+// timerQuantum is the multiple to which deadlines more than a second away are rounded up, so that
+// the timers of many feeds fire together and cost one wake-up.
 const timerQuantum = 250 * time.Millisecond
 
 var began = time.Now()
 
-// setTimer sees to it that the timer rings when there is something to do. One that was set
-// for earlier is left as it is: times move on with each message, and one alarm too many
-// costs less than to set it for each.
+// setTimer makes the timer fire when something is due. A timer that fires earlier is not changed:
+// deadlines move with each message, and one superfluous wake-up costs less than setting the timer
+// per message.
 func (f *feed) setTimer() {
 	at := f.nextTime()
 	if at.IsZero() || !f.timerAt.IsZero() && !at.Before(f.timerAt) {
@@ -199,17 +198,17 @@ func (f *feed) setTimer() {
 }
 
 const (
-	// maxInline is how many messages of one feed the poller applies before the others have
-	// their turn, and maxInlineBytes what one of them may have: the rest is the goroutine's.
+	// maxInline is the number of messages of one feed that the poller applies before other feeds
+	// get their turn; maxInlineBytes is the largest such message. The goroutine handles the rest.
 	maxInline      = 64
 	maxInlineBytes = 256 << 10
 )
 
-// ready is called by the poller when a connection may have something to read. It applies
-// the messages that come next and change nothing else.
+// ready is called by the poller when a connection may have data. It applies messages in sequence
+// and does nothing else.
 func (f *feed) ready() {
 	if !f.mu.TryLock() {
-		f.wake() // the goroutine is at work
+		f.wake() // the goroutine is active
 		return
 	}
 	defer f.mu.Unlock()
@@ -223,14 +222,15 @@ func (f *feed) ready() {
 	f.setTimer()
 }
 
-// isSequential says that nothing is under way but messages that follow one another.
+// isSequential reports whether the feed is in its normal state, in which messages arrive in
+// sequence.
 func (f *feed) isSequential() bool {
 	return f.known && f.hasLast && f.connected && !f.suspect && len(f.inbox.queue) == 0 &&
 		!slices.ContainsFunc(f.conns, func(l *publisherConn) bool { return l.lost || l.Gone() })
 }
 
-// applyNext applies messages as long as each is the next. The first that is not waits for
-// the goroutine; then it is false, as it is when there is more than enough.
+// applyNext applies messages as long as each has the expected number. It returns false if the
+// goroutine has to continue: the next message is out of sequence or there are too many.
 func (f *feed) applyNext() bool {
 	buf := f.acquireBuffer()
 	defer f.releaseBuffer(buf)
@@ -252,7 +252,7 @@ func (f *feed) applyNext() bool {
 
 func isDue(at time.Time) bool { return !at.IsZero() && !time.Now().Before(at) }
 
-// nextTime is when there is something to do though nobody rings; zero: never.
+// nextTime returns when something is due without a wake-up; zero: never.
 func (f *feed) nextTime() (next time.Time) {
 	for _, at := range [...]time.Time{f.retryAt, f.checkAt, f.resume.deadline, f.resyncAt, f.noConnectionAt, f.pingAt} {
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
@@ -262,9 +262,9 @@ func (f *feed) nextTime() (next time.Time) {
 	return next
 }
 
-// startPosition takes up a new position: from the replay's start where there is one,
-// else with the next live message; until that comes, nothing says that the engine
-// speaks here at all.
+// startPosition establishes a position: from the start of the replay if there is a replay endpoint,
+// otherwise from the next live message. Until that arrives, nothing shows that the engine publishes
+// here at all.
 func (f *feed) startPosition() {
 	resume := f.resume.pending
 	if f.source.ReplayEndpoint == "" {
@@ -276,8 +276,7 @@ func (f *feed) startPosition() {
 		return
 	}
 	f.resume = resumeState{}
-	// A retry may be due while the connection is lost: what the index has is not believed
-	// for that, and less than ever.
+	// A retry may be due while the connection is lost: that is no reason to trust the index.
 	f.catchUp(resume, resume || f.suspect)
 }
 
@@ -301,16 +300,15 @@ func (f *feed) drain() {
 	f.wake() // there may be more
 }
 
-// deferTailCheck puts off the question whether that was all.
+// deferTailCheck postpones the tail check.
 func (f *feed) deferTailCheck() {
-	// While somebody has left a port of ours, another check is due, which no traffic
-	// may put off.
+	// After a peer has left a bound port another check is due, which traffic must not postpone.
 	if f.source.ReplayEndpoint != "" && !f.suspect {
 		f.checkAt = time.Now().Add(f.options.TailCheck)
 	}
 }
 
-// nextMessage gives the next message of any connection.
+// nextMessage returns the next message of any connection.
 func (f *feed) nextMessage(buf []byte) (zmtp.Message, bool) {
 	for filled := true; filled; {
 		for _, l := range f.conns {
@@ -323,13 +321,13 @@ func (f *feed) nextMessage(buf []byte) (zmtp.Message, bool) {
 	return nil, false
 }
 
-// dropClosed forgets connections of which nothing is left to read.
+// dropClosed removes lost connections without unread data.
 func (f *feed) dropClosed() {
 	f.conns = slices.DeleteFunc(f.conns, func(l *publisherConn) bool { return l.Closed() })
 }
 
-// readAhead reads what has come while a replay is under way, as far as there is room: a
-// connection that nobody reads does not show that it is lost.
+// readAhead reads available data during a replay, up to the inbox's bound: a connection that is not
+// read does not show that it is lost.
 func (f *feed) readAhead(buf []byte) {
 	for _, l := range f.conns {
 		l.drained = false
@@ -344,10 +342,10 @@ func (f *feed) readAhead(buf []byte) {
 	}
 }
 
-// buffers are what feeds read into, while they do.
+// buffers are the read buffers, which feeds borrow while they read.
 var buffers = objpool.Pool[[]byte]{New: func() *[]byte { b := make([]byte, readBytes); return &b }}
 
-// acquireBuffer begins to read.
+// acquireBuffer borrows a buffer.
 func (f *feed) acquireBuffer() *[]byte {
 	for _, l := range f.conns {
 		l.drained = false
@@ -355,7 +353,7 @@ func (f *feed) acquireBuffer() *[]byte {
 	return buffers.Get()
 }
 
-// releaseBuffer lets others use the buffer: nothing of it is looked at any more.
+// releaseBuffer returns the buffer. Nothing refers to its content any more.
 func (f *feed) releaseBuffer(b *[]byte) {
 	for _, l := range f.conns {
 		l.Detach()
@@ -363,7 +361,7 @@ func (f *feed) releaseBuffer(b *[]byte) {
 	buffers.Put(b)
 }
 
-// parseMessage takes a live message apart: topic, number, payload.
+// parseMessage splits a live message into topic, number and payload.
 func (f *feed) parseMessage(m zmtp.Message) (seq uint64, payload []byte, ok bool) {
 	if len(m) != 3 || len(m[1]) != 8 || f.source.Topic != "" && string(m[0]) != f.source.Topic {
 		return 0, nil, false
@@ -388,15 +386,15 @@ func (f *feed) handleLive(frames zmtp.Message) {
 	}
 	switch {
 	case !f.hasLast && f.next == 0 && !f.hasReplay():
-		f.apply(seq, payload) // where to begin, as nobody can be asked
+		f.apply(seq, payload) // the position starts here, because there is no replay
 		if f.state() == worker.FeedSilent {
 			f.markLive()
 		}
 	case seq == f.next:
 		f.apply(seq, payload)
 		if f.suspect && f.source.Bind && f.source.ReplayEndpoint == "" {
-			// Nobody has come since somebody left a port of ours: it is the engine that
-			// was there before, and another has left.
+			// No peer has connected since one left the bound port: this message is from the same
+			// engine as before, and another peer has left.
 			f.suspect, f.connected = false, true
 			f.setState(worker.FeedLive)
 		}
@@ -407,10 +405,10 @@ func (f *feed) handleLive(frames zmtp.Message) {
 	}
 }
 
-// isReplayedCopy says whether a message with a number below next is the live copy
-// of one that came by replay, or was waiting here when a replay came that no longer
-// reached back to it, rather than the beginning of a new life. In the second case
-// only its time can tell: what a new life says is newer than all of the old.
+// isReplayedCopy reports whether a message with a number below next is the live copy of a replayed
+// message, rather than the start of a new incarnation. It may also have been waiting here when a
+// replay arrived that no longer reached back to it. Then only its time can tell: messages of a new
+// incarnation are newer than all of the old.
 func (f *feed) isReplayedCopy(seq uint64, payload []byte) bool {
 	if len(f.replayed) > 0 && seq < f.replayedFrom {
 		b, err := f.decoder.Reset(payload)
@@ -420,7 +418,7 @@ func (f *feed) isReplayedCopy(seq uint64, payload []byte) bool {
 	return seq >= f.replayedFrom && i < uint64(len(f.replayed)) && f.replayed[i] == xxh3.Hash(payload)
 }
 
-// handleGap handles a number above the one waited for.
+// handleGap handles a number above the expected one.
 func (f *feed) handleGap(seq uint64, payload []byte) {
 	f.counts["gaps"]++
 	f.logSequence("kv events: gap", seq)
@@ -432,8 +430,8 @@ func (f *feed) handleGap(seq uint64, payload []byte) {
 	}
 }
 
-// handleRestart handles a number below the one waited for: a new life of the engine.
-// What the old one held goes before anything new is applied.
+// handleRestart handles a number below the expected one: a new incarnation of the engine. The
+// previous one's blocks are dropped before anything new is applied.
 func (f *feed) handleRestart(seq uint64, payload []byte) {
 	f.logSequence("kv events: the engine has restarted", seq)
 	f.newIncarnation()
@@ -445,21 +443,21 @@ func (f *feed) handleRestart(seq uint64, payload []byte) {
 	}
 }
 
-// logSequence logs what a number led to, once a second at most: an engine may send any numbers,
-// and the counters have all of them.
+// logSequence logs the effect of a sequence number, at most once per second: an engine may send any
+// numbers, and the counters count all of them.
 func (f *feed) logSequence(what string, seq uint64) {
 	if now := time.Now(); !now.Before(f.nextLogAt) {
 		f.nextLogAt = now.Add(time.Second)
-		f.log.Info(what, "want", f.next, "got", seq)
+		f.log.Info(what, "expected_seq", f.next, "seq", seq)
 	}
 }
 
-// applyAfterCatchUp applies a live message for which all that could be asked has been
-// asked: what is still missing before it is lost.
+// applyAfterCatchUp applies a live message after a catch-up: earlier messages that are still
+// missing are lost.
 func (f *feed) applyAfterCatchUp(seq uint64, payload []byte) {
 	switch {
 	case f.known && f.hasLast && seq < f.next:
-		return // it came by replay
+		return // it was replayed
 	case f.known && f.hasLast && seq > f.next:
 		f.clearUntrusted("resets")
 	}
@@ -470,9 +468,8 @@ func (f *feed) applyAfterCatchUp(seq uint64, payload []byte) {
 	}
 }
 
-// markLive says that what the index holds of the rank is all the engine has told: live,
-// where there is a connection by which it would be heard if that changed, else broken
-// until there is one.
+// markLive records that the index contains all that the engine has published: the state is live if
+// there is a connection that would deliver changes, otherwise broken until there is one.
 func (f *feed) markLive() {
 	if f.connected || f.connections() > 0 {
 		f.setState(worker.FeedLive)
@@ -481,17 +478,17 @@ func (f *feed) markLive() {
 	}
 }
 
-// hasReplay says whether there is a replay endpoint that is not known to fail.
+// hasReplay reports whether there is a replay endpoint and its last use has not failed.
 func (f *feed) hasReplay() bool { return f.source.ReplayEndpoint != "" && f.retryAt.IsZero() }
 
-// newIncarnation forgets the engine's old life.
+// newIncarnation drops the engine's previous incarnation.
 func (f *feed) newIncarnation() {
 	f.resetTrust("restarts")
 	f.resyncs, f.failedResyncs = 0, 0
 }
 
-// resetTrust forgets all that was known, and counts why: what comes next is, or may be, of
-// another life.
+// resetTrust drops everything known and counts the reason: the following messages belong, or may
+// belong, to another incarnation.
 func (f *feed) resetTrust(reason string) {
 	if f.options.OnRestart != nil {
 		f.options.OnRestart(f.source.Rank)
@@ -505,7 +502,7 @@ func (f *feed) state() worker.FeedState { return worker.FeedState(f.source.Rank.
 
 func (f *feed) setState(s worker.FeedState) { f.source.Rank.Feed.Store(uint32(s)) }
 
-// flush publishes what has been counted since the last time.
+// flush publishes the counts since the last call.
 func (f *feed) flush() {
 	f.publish()
 	f.source.Rank.CachedBlocks.Store(int64(f.options.Index.CachedBlocks(f.source.Rank.Slot)))

@@ -11,73 +11,73 @@ import (
 	"sluice/router/worker"
 )
 
-// Source is where one rank's events come from.
+// Source describes where one rank's events come from.
 type Source struct {
 	Rank           *worker.Rank
-	Model          string // salts the hashes
-	Engine         string // "vllm", "sglang": chooses the decoder; "" is found out
-	Endpoint       string // PUB, "tcp://host:port"; "*" hosts replaced already
+	Model          string // part of the block hashes
+	Engine         string // "vllm" or "sglang" selects the decoder; "" detects it
+	Endpoint       string // PUB, "tcp://host:port"; a host of "*" is already replaced
 	Bind           bool   // the engine connects: the feed binds Endpoint
-	ReplayEndpoint string // ROUTER; "" when the engine has none
+	ReplayEndpoint string // ROUTER; "" if the engine has none
 	Topic          string
-	// Resume is where an earlier router left off; the rank's blocks of then are in
-	// the index already. They are dropped when the engine cannot prove by replay
-	// that it is the same, or no longer keeps what came since.
+	// Resume is the position of a previous router, whose blocks of the rank are already in the
+	// index. They are dropped if the engine cannot prove by replay that it is the same incarnation,
+	// or no longer keeps the messages since.
 	Resume *Position
 }
 
-// Options of a Feeds; zero values mean the default.
+// Options configures a Feeds. Zero values select the defaults.
 type Options struct {
 	Index         kvindex.Index
 	Log           *slog.Logger
 	Counters      CounterSink
-	IndexObserver IndexObserver      // sees what is applied; nil: nobody
-	OnClear       func(worker.Slot)  // called before all that is known of a rank is dropped; nil: nobody
-	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine has, or may have, a new life; nil: nobody
+	IndexObserver IndexObserver      // receives what is applied; nil: none
+	OnClear       func(worker.Slot)  // called before everything known of a rank is dropped; nil: none
+	OnRestart     func(*worker.Rank) // called before a rank is cleared because its engine is, or may be, a new incarnation; nil: none
 	MaxFrame      int                // bytes of one message; larger ones are dropped and counted [32 MiB]
 	ReplayTimeout time.Duration      // the longest wait for one message of a replay [5s]
-	RetryMin      time.Duration      // first wait after a failed replay; doubles to RetryMax [1s]
+	RetryMin      time.Duration      // the first wait after a failed replay; doubles up to RetryMax [1s]
 	RetryMax      time.Duration      // [30s]
-	TailCheck     time.Duration      // quiet after which the engine is asked whether that was all [5s]
+	TailCheck     time.Duration      // silence after which the engine is asked whether it has published more [5s]
 
-	maxIdleTimeouts time.Duration // ReplayTimeouts that a catch-up goes on in which nothing new comes [defaultMaxIdleTimeouts]
-	inboxBytes      int           // bytes that an inbox takes [defaultInboxBytes]
+	maxIdleTimeouts time.Duration // how many ReplayTimeouts a catch-up continues without new messages [defaultMaxIdleTimeouts]
+	inboxBytes      int           // bytes of an inbox [defaultInboxBytes]
 }
 
-// CounterSink counts; methods must be safe for concurrent use.
+// CounterSink counts. Its methods must be safe for concurrent use.
 type CounterSink interface {
-	// AddFeedCount adds n to a named counter of one rank, one of Counters.
+	// AddFeedCount adds n to a counter of one rank; counter is one of Counters.
 	AddFeedCount(id worker.ID, counter string, n int)
 }
 
-// Counters are the names that AddFeedCount is called with.
+// Counters are the names with which AddFeedCount is called.
 var Counters = []string{
 	"batches",          // messages applied, live and replayed
 	"stored",           // blocks new in the index
-	"repeated",         // blocks stored that were there
-	"orphans",          // stores whose parent is unknown, dropped
+	"repeated",         // stored blocks that were already in the index
+	"orphans",          // stores dropped because their parent is unknown
 	"removed",          // blocks removed
-	"unknown_removed",  // removals of what was not held
+	"unknown_removed",  // removals of blocks that the index does not have
 	"cleared",          // the engine cleared its cache
 	"ignored",          // events not indexed: other group or medium, no tokens, skipped blocks, unknown kind
-	"gaps",             // live sequence numbers missed
-	"resyncs",          // replays of all there is, after a message that could not be read
-	"tail_checks",      // questions after a burst whether it was all
-	"replays",          // replays asked for, tail checks included
-	"replayed_batches", // batches that came by replay
-	"replay_failures",  // replays that did not come, or not to an end
-	"restarts",         // new lives of the engine seen; what the old one held was dropped
-	"resets",           // drops of what was held because it could not be trusted
+	"gaps",             // live messages whose sequence number was above the expected one
+	"resyncs",          // full replays after an unreadable message
+	"tail_checks",      // requests after a burst for messages that did not arrive
+	"replays",          // replays requested, including tail checks
+	"replayed_batches", // batches received by replay
+	"replay_failures",  // replays that failed or were incomplete
+	"restarts",         // new incarnations of the engine; the previous one's blocks were dropped
+	"resets",           // times the rank's blocks were dropped because they could not be trusted
 	"garbage",          // messages or events that could not be read
-	"oversize",         // messages over MaxFrame
-	"remote",           // events of blocks that another machine holds, not indexed
-	"unlocated",        // stores in storage that may be another machine's, as the engine does not say whose; not indexed
+	"oversize",         // messages above MaxFrame
+	"remote",           // events of blocks on another machine, not indexed
+	"unlocated",        // stores in storage that may be another machine's because the event has no locality; not indexed
 	"wrong_rank",       // batches of another rank, not applied
 }
 
-// Feeds runs the subscriptions of a fleet: a goroutine and a descriptor a rank, two while
-// a replay is under way or where the endpoint is bound, and one poller for all of them. Its
-// methods may be called from any goroutine.
+// Feeds runs the subscriptions of a fleet: per rank one goroutine and one descriptor, two
+// descriptors during a replay or if the endpoint is bound, and one poller for all. Its methods may
+// be called from any goroutine.
 type Feeds struct {
 	opt     Options
 	poller  *zmtp.Poller
@@ -95,7 +95,7 @@ type discardCounters struct{}
 
 func (discardCounters) AddFeedCount(worker.ID, string, int) {}
 
-// NewFeeds makes an empty set of feeds.
+// NewFeeds returns an empty set of feeds.
 func NewFeeds(opt Options) *Feeds {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -122,12 +122,12 @@ func orDefault[T int | time.Duration](v, or T) T {
 	return v
 }
 
-// Uncredited counts blocks that are credited to no rank.
+// Uncredited returns the counts of blocks that are credited to no rank.
 func (f *Feeds) Uncredited() *UncreditedBlocks { return &f.uncredited }
 
-// Start subscribes to one rank; a second Start of the same rank replaces the
-// first. It returns an error for an endpoint that cannot be one; an engine that is not
-// there yet is no error, the feed waits for it.
+// Start subscribes to one rank. A second Start of the same rank replaces the first. It returns an
+// error if the endpoint is invalid. If the engine does not answer yet, or the endpoint cannot be
+// bound yet, Start succeeds and the feed retries.
 func (f *Feeds) Start(src Source) error {
 	if src.Rank == nil {
 		return fmt.Errorf("kvevents: cannot subscribe to %q: the source names no rank", src.Endpoint)
@@ -139,7 +139,7 @@ func (f *Feeds) Start(src Source) error {
 		return fmt.Errorf("kvevents: cannot subscribe to %q: %w", src.Endpoint, closedIfNil(f.err))
 	}
 	if f.feeds[src.Rank.ID] != nil {
-		return fmt.Errorf("kvevents: cannot subscribe to %q: another Start of rank %s is under way", src.Endpoint, src.Rank.ID)
+		return fmt.Errorf("kvevents: cannot subscribe to %q: another Start of rank %q is in progress", src.Endpoint, src.Rank.ID)
 	}
 	fd, err := newFeed(f, src)
 	if err != nil {
@@ -157,8 +157,8 @@ func closedIfNil(err error) error {
 	return err
 }
 
-// Stop ends a rank's feed and clears the rank in the index; it returns when
-// the feed's goroutine has ended.
+// Stop ends a rank's feed and clears the rank in the index. It returns when the feed's goroutine
+// has ended.
 func (f *Feeds) Stop(id worker.ID) {
 	f.mu.Lock()
 	fd := f.feeds[id]

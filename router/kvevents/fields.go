@@ -25,9 +25,9 @@ func (d *Decoder) hashes(ev *Event) error {
 	return nil
 }
 
-// hash folds an engine's hash to 64 bits: integers as they are, negative ones in
-// two's complement, digests by their last eight bytes, so that the two ways a
-// vLLM engine may publish the same hash agree.
+// hash folds an engine's hash to 64 bits: integers as they are, negative ones in two's complement,
+// digests by their last eight bytes. The two forms in which a vLLM engine may publish a hash give
+// the same result.
 func (d *Decoder) hash() (kvindex.EngineHash, error) {
 	c, err := d.events.lead()
 	if err != nil {
@@ -42,7 +42,7 @@ func (d *Decoder) hash() (kvindex.EngineHash, error) {
 		return 0, err
 	}
 	if len(b) == 0 {
-		return 0, fmt.Errorf("an empty hash")
+		return 0, fmt.Errorf("empty hash")
 	}
 	var h kvindex.EngineHash
 	for _, x := range b[max(0, len(b)-8):] {
@@ -51,8 +51,8 @@ func (d *Decoder) hash() (kvindex.EngineHash, error) {
 	return h, nil
 }
 
-// parent reads the hash of the block before. A prompt's first block has none: null in
-// vLLM's and SGLang's words, 0 in the arrays of llm-d's libraries.
+// parent reads the parent's hash. A prompt's first block has none: null in vLLM and SGLang, 0 in
+// the arrays of llm-d's libraries.
 func (d *Decoder) parent(ev *Event) (err error) {
 	if ev.HasParent = !d.events.null(); ev.HasParent {
 		ev.Parent, err = d.hash()
@@ -85,7 +85,7 @@ func (d *Decoder) tokens(ev *Event) error {
 			return err
 		}
 		if two != 2 {
-			return fmt.Errorf("a position of %d tokens among pairs", two)
+			return fmt.Errorf("position has %d tokens; want 2", two)
 		}
 		if ev.Tokens, err = r.tokenList(ev.Tokens, 2); err != nil {
 			return err
@@ -94,10 +94,9 @@ func (d *Decoder) tokens(ev *Event) error {
 	return nil
 }
 
-// tokenList appends n tokens to dst. It is most of the work there is in events,
-// so the three forms nearly every token has are read in place. The two wide ones
-// come mixed at random, so that a branch between them is guessed wrong half of
-// the time: they are told apart by arithmetic.
+// tokenList appends n tokens to dst. This is most of the work of decoding events, so the three
+// encodings of nearly all tokens are read in place. The two wide ones are mixed at random, so a
+// branch between them would be mispredicted half of the time; they are distinguished by arithmetic.
 func (r *reader) tokenList(dst []uint32, n int) ([]uint32, error) {
 	b, i := r.b, 0
 	for ; n > 0; n-- {
@@ -120,7 +119,7 @@ func (r *reader) tokenList(dst []uint32, n int) ([]uint32, error) {
 			return dst, err
 		}
 		if negative || v > 1<<32-1 {
-			return dst, fmt.Errorf("token %d, want 0 to 4294967295", int64(v))
+			return dst, fmt.Errorf("token %d; want 0 to 4294967295", int64(v))
 		}
 		dst, b, i = append(dst, uint32(v)), r.b, 0
 	}
@@ -142,7 +141,7 @@ func (d *Decoder) group(ev *Event) (err error) {
 	return err
 }
 
-// locality is nil, LOCAL or REMOTE; what is not known is not local.
+// locality reads nil, LOCAL or REMOTE; an unknown value counts as REMOTE.
 func (d *Decoder) locality(ev *Event) error {
 	if ev.Locality = Unspecified; d.events.null() {
 		return nil
@@ -154,8 +153,8 @@ func (d *Decoder) locality(ev *Event) error {
 	return err
 }
 
-// internedString reads a string or nil. The few that come again and again are kept, so
-// that reading them allocates nothing.
+// internedString reads a string or nil. It interns the few strings that recur, so that reading them
+// does not allocate.
 func (d *Decoder) internedString(to *string) error {
 	if *to = ""; d.events.null() {
 		return nil
@@ -188,9 +187,9 @@ func (d *Decoder) intern(s []byte) string {
 	return w
 }
 
-// storedFields are what must wait until the whole event has been read.
+// storedFields are the fields that are evaluated after the whole event was read.
 type storedFields struct {
-	extra     reader // at extra_keys, when hasExtra
+	extra     reader // positioned at extra_keys, if hasExtra
 	hasExtra  bool
 	adapter   int64 // lora_id
 	hasLoraID bool
@@ -214,7 +213,7 @@ func (d *Decoder) extraKeys() error {
 	return d.events.skip()
 }
 
-// finish names the adapter and hashes the blocks.
+// finish sets the adapter's name and hashes the blocks.
 func (d *Decoder) finish(ev *Event) error {
 	if ev.LoRA == "" && d.stored.hasLoraID {
 		var buf [32]byte
@@ -239,5 +238,5 @@ func (d *Decoder) finish(ev *Event) error {
 	return nil
 }
 
-// pairTag keeps blocks of token pairs apart from blocks of as many tokens.
+// pairTag distinguishes blocks of token pairs from blocks of as many tokens.
 var pairTag = []byte("pairs")

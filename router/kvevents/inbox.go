@@ -2,19 +2,19 @@ package kvevents
 
 import "sluice/dataplane/zmtp"
 
-// inbox holds messages that were read ahead of their turn, bounded by bytes. What finds no
-// room waits in the kernel's buffers and at the engine, whose own high-water mark bounds it;
-// what the engine drops for that is a gap, and asked for.
+// inbox buffers messages that were read early, bounded in bytes. Further messages wait in the
+// kernel's buffers and at the engine, whose own high-water mark bounds them. Messages that the
+// engine drops show up as a gap and are replayed.
 type inbox struct {
 	queue    []zmtp.Message // oldest first
 	bytes    int
-	maxBytes int // bytes, before nothing more is read into it
+	maxBytes int // above this, nothing more is read into the inbox
 }
 
 const (
-	// defaultInboxBytes is the most of an inbox.
+	// defaultInboxBytes is the default bound of an inbox.
 	defaultInboxBytes = 64 << 20
-	// messageOverhead is what a message is taken to cost beside its own bytes.
+	// messageOverhead is the assumed cost of a message in addition to its bytes.
 	messageOverhead = 256
 )
 
@@ -26,10 +26,10 @@ func sizeOf(m zmtp.Message) int {
 	return n
 }
 
-// full says that nothing more is to be read into it.
+// full reports whether the bound is reached.
 func (b *inbox) full() bool { return b.bytes >= b.maxBytes }
 
-// push keeps a copy of a message.
+// push appends a copy of a message.
 func (b *inbox) push(m zmtp.Message) {
 	size := sizeOf(m)
 	all, parts := make([]byte, 0, size-messageOverhead), make(zmtp.Message, len(m))
@@ -42,7 +42,7 @@ func (b *inbox) push(m zmtp.Message) {
 	b.bytes += size
 }
 
-// pop gives the oldest message.
+// pop removes and returns the oldest message.
 func (b *inbox) pop() (m zmtp.Message, ok bool) {
 	if len(b.queue) == 0 {
 		return nil, false

@@ -6,51 +6,51 @@ import (
 	"math"
 )
 
-// Load is what an engine says of the load of one of its ranks.
+// Load is the load that an engine reports for one of its ranks.
 type Load struct {
-	Rank    int // data-parallel rank; -1 where the message leaves it to its socket
+	Rank    int // data-parallel rank; -1 if the message does not name it and the socket implies it
 	Running int // requests in the batch
 	Waiting int // requests in the queue
-	// QueuedTokens are the prompt tokens that the waiting requests have still to
-	// compute, those of requests put back into the queue included; -1 where the
-	// engine does not say.
+	// QueuedTokens is the number of prompt tokens that the waiting requests still have to compute,
+	// including preempted requests; -1 if the engine does not report it.
 	QueuedTokens int
-	Usage        float64 // share of KV blocks in use, 0…1; -1 where it does not say
+	Usage        float64 // fraction of KV blocks in use, 0…1; -1 if not reported
 }
 
-var errNoLoad = errors.New("neither a load stat, a load snapshot nor forward-pass metrics")
+var errNoLoad = errors.New("want a LoadStat, a LoadSnapshot or forward-pass metrics")
 
 const (
 	// loadStat is the tag of SGLang's load messages.
 	loadStat = "LoadStat"
-	// forwardPassVersion is the version of forward-pass metrics that is known.
+	// forwardPassVersion is the supported version of forward-pass metrics.
 	forwardPassVersion = 1
 )
 
-// DecodeLoads adds to dst what a message says of the load of ranks, one Load for
-// each. A message is one of the following, or an array of them, one for each rank;
-// an empty array is an engine that has no rank to speak of, and no error.
+// DecodeLoads appends to dst the Loads in a message, one per rank. A message is one of the
+// following, or an array of them, one per rank. An empty array comes from an engine without ranks
+// and is not an error.
 //
 //   - SGLang's LoadStat, which its load socket publishes (0.5.20 … 0.5.23,
-//     load_publisher.py): an array that begins with its name. What newer releases
-//     add at its end is passed over.
-//   - SGLang's LoadSnapshot (load_snapshot.py), of which LoadStat is a part, for who
-//     passes it on: a map with dp_rank, num_running_reqs, num_waiting_reqs,
-//     num_waiting_uncached_tokens, token_usage and more; what is zero is left out.
+//     load_publisher.py): an array that begins with its name. Elements that newer
+//     releases append are skipped.
+//   - SGLang's LoadSnapshot (load_snapshot.py), of which LoadStat is a part, for
+//     programs that forward it: a map with dp_rank, num_running_reqs,
+//     num_waiting_reqs, num_waiting_uncached_tokens, token_usage and more; zero
+//     values are omitted.
 //   - Dynamo 1.6's ForwardPassMetrics (forward_pass_metrics.py): a map with version,
 //     dp_rank, scheduled_requests and queued_requests, maps of num_prefill_requests,
 //     sum_prefill_tokens, num_decode_requests and more.
 //
-// Fields that are not known are passed over.
+// Unknown fields are skipped.
 func DecodeLoads(dst []Load, msg []byte) ([]Load, error) {
 	r := reader{b: msg}
 	from := len(dst)
 	err := r.loads(&dst)
 	if err == nil && len(r.b) > 0 {
-		err = fmt.Errorf("%d bytes stand behind it", len(r.b))
+		err = fmt.Errorf("%d bytes after the message", len(r.b))
 	}
 	if err != nil {
-		return dst[:from], fmt.Errorf("kvevents: cannot read a load message: %w", err)
+		return dst[:from], fmt.Errorf("kvevents: cannot decode a load message: %w", err)
 	}
 	return dst, nil
 }
@@ -94,7 +94,7 @@ func isArray(c byte) bool { return c&0xf0 == 0x90 || c == 0xdc || c == 0xdd }
 
 func isText(c byte) bool { return c&0xe0 == 0xa0 || c >= 0xd9 && c <= 0xdb }
 
-// oneLoad reads the message of one rank, which begins with c.
+// oneLoad reads the message of one rank, whose first byte is c.
 func (r *reader) oneLoad(dst *[]Load, c byte) error {
 	if isArray(c) {
 		n, err := r.array()
@@ -111,19 +111,19 @@ func (r *reader) oneLoad(dst *[]Load, c byte) error {
 	return nil
 }
 
-// loadStat reads a LoadStat of which only the array's header is read: its name,
-// running, waiting, tokens in use, tokens there is room for, rank or nil, tokens
-// waiting to be computed, and more. The first six are there in every release.
+// loadStat reads a LoadStat after its array header: name, running, waiting, used tokens, token
+// capacity, rank or nil, tokens waiting to be computed, and more. The first six are present in
+// every release.
 func (r *reader) loadStat(dst *[]Load, n int) error {
 	if n < 6 {
-		return fmt.Errorf("an array of %d, want one that begins with %q and six values at least", n, loadStat)
+		return fmt.Errorf("array has %d elements; want %q and at least six values", n, loadStat)
 	}
 	name, err := r.text()
 	if err != nil {
 		return err
 	}
 	if string(name) != loadStat {
-		return fmt.Errorf("found %.40q, want %q: %w", name, loadStat, errNoLoad)
+		return fmt.Errorf("array begins with %.40q; want %q: %w", name, loadStat, errNoLoad)
 	}
 	l := Load{Rank: -1, QueuedTokens: -1, Usage: -1}
 	used, capacity := 0, 0
@@ -177,7 +177,7 @@ func (r *reader) load(l *Load) error {
 				return err
 			}
 			if v != forwardPassVersion {
-				return fmt.Errorf("forward-pass metrics of version %d, want %d", v, forwardPassVersion)
+				return fmt.Errorf("forward-pass metrics have version %d; want %d", v, forwardPassVersion)
 			}
 			continue
 		case "dp_rank":
@@ -226,10 +226,10 @@ func (r *reader) load(l *Load) error {
 		return errNoLoad
 	}
 	if !passes && l.Waiting > 0 && l.QueuedTokens == 0 {
-		l.QueuedTokens = -1 // each has a token to compute at least: a release that does not tell them
+		l.QueuedTokens = -1 // each waiting request has at least one token: this release does not report them
 	}
 	if !passes && l.Usage < 0 {
-		l.Usage = 0 // left out because it is zero
+		l.Usage = 0 // omitted because it is zero
 	}
 	return nil
 }
@@ -253,7 +253,7 @@ func (r *reader) requests(count, tokens *int) error {
 		case "num_prefill_requests", "num_decode_requests":
 			v, err = r.small()
 			*count += v
-		case "sum_prefill_tokens", "sum_decode_kv_tokens": // a decode that was put back is computed again
+		case "sum_prefill_tokens", "sum_decode_kv_tokens": // a preempted decode is computed again
 			v, err = r.small()
 			if tokens != nil {
 				*tokens += v

@@ -13,26 +13,26 @@ import (
 )
 
 const (
-	// loadTTL is how long nothing may be said of a rank before what was said
-	// is forgotten; the next scrape says it anew where there is one.
+	// loadTTL is the silence after which a rank's reported load is dropped; the next scrape reports
+	// it again if the engine has one.
 	loadTTL      = 5 * time.Second
-	loadTTLCheck = time.Second // how often it is looked for that
+	loadTTLCheck = time.Second // interval of the check for expired loads
 	maxLoad      = 1 << 20     // bytes of a message
 )
 
-// LoadSource is where load messages of a rank come from: SGLang's load socket
-// (frames topic, sequence number, msgpack), or whatever else sends the messages
-// that DecodeLoads reads as the last of up to four frames. Several ranks of a
-// worker may have one endpoint between them; their messages must then name theirs.
+// LoadSource is the source of load messages of a rank: SGLang's load socket (frames topic, sequence
+// number, msgpack), or any other publisher of the messages that DecodeLoads reads, as the last of
+// up to four frames. Several ranks of a worker may share an endpoint; their messages must then name
+// the rank.
 type LoadSource struct {
 	Rank     *worker.Rank
 	Endpoint string // ZMQ PUB
 	Topic    string
 }
 
-// Loads subscribes to engines' load messages and stores what they say in the ranks
-// they are of: by the rank that the message names, or that the socket is of, never
-// by its place in a list. One goroutine an endpoint. Its methods may be called from any goroutine.
+// Loads subscribes to engines' load messages and stores the loads in the ranks. The rank is the one
+// that the message names or that the socket implies; the position in a list is never used. There is
+// one goroutine per endpoint. The methods may be called from any goroutine.
 type Loads struct {
 	log    *slog.Logger
 	poller *zmtp.Poller
@@ -47,17 +47,17 @@ type Loads struct {
 type loadSub struct {
 	worker    *worker.Worker
 	endpoint  string
-	rank      atomic.Pointer[worker.Rank] // whose endpoint it is; nil: it is several ranks'
+	rank      atomic.Pointer[worker.Rank] // the endpoint's rank; nil if several ranks share it
 	topic     string
 	ctx       context.Context
 	cancel    context.CancelFunc
 	wakeCh    chan struct{}
 	done      chan struct{}
-	lastHeard []time.Time // by place in worker.Ranks: when of each was last told here; zero: never, or forgotten
-	usage     []bool      // likewise: since then its share of KV blocks in use was told as well
+	lastHeard []time.Time // by index in worker.Ranks: when the rank was last reported here; zero: never or expired
+	usage     []bool      // by index: whether its fraction of KV blocks was reported too since then
 }
 
-// NewLoads makes an empty set.
+// NewLoads returns an empty set.
 func NewLoads(log *slog.Logger) *Loads {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -65,21 +65,20 @@ func NewLoads(log *slog.Logger) *Loads {
 	l := &Loads{log: log, subs: map[string]*loadSub{}}
 	poller, err := zmtp.NewPoller()
 	if err != nil {
-		log.Error("no load messages", "err", err)
+		log.Error("cannot subscribe to load messages", "error", err)
 		return l
 	}
 	l.poller = poller
 	return l
 }
 
-// Counts are how many messages were applied, could not be read, and were of ranks
-// that the worker does not have here.
+// Counts returns how many messages were applied, could not be read, and named ranks that the worker
+// does not have here.
 func (l *Loads) Counts() (applied, garbage, foreign uint64) {
 	return l.applied.Load(), l.malformed.Load(), l.foreign.Load()
 }
 
-// Start subscribes; an endpoint that the worker is subscribed to already is left as
-// it is.
+// Start subscribes to an endpoint. A subscription of the worker to the same endpoint is kept.
 func (l *Loads) Start(src LoadSource) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +122,7 @@ func (l *Loads) Stop(w *worker.Worker) {
 	}
 }
 
-// Close ends all of them and waits.
+// Close ends all subscriptions and waits for their goroutines.
 func (l *Loads) Close() {
 	l.mu.Lock()
 	first := !l.closed
@@ -142,7 +141,7 @@ func (l *Loads) Close() {
 	}
 }
 
-// run keeps a connection and reads what comes.
+// run keeps a connection and reads messages.
 func (l *Loads) run(sub *loadSub) {
 	defer close(sub.done)
 	defer sub.expire(time.Time{})
@@ -168,8 +167,7 @@ func (s *loadSub) wake() {
 	}
 }
 
-// wait lets time pass, and what ages meanwhile is forgotten; false when the subscription
-// has ended.
+// wait waits for d and expires loads meanwhile. It returns false when the subscription has ended.
 func (s *loadSub) wait(tick <-chan time.Time, d time.Duration) bool {
 	over := time.NewTimer(d)
 	defer over.Stop()
@@ -185,7 +183,7 @@ func (s *loadSub) wait(tick <-chan time.Time, d time.Duration) bool {
 	}
 }
 
-// read applies messages until the connection, or the subscription, ends.
+// read applies messages until the connection or the subscription ends.
 func (l *Loads) read(s *zmtp.Stream, sub *loadSub, tick <-chan time.Time) {
 	var loads []Load
 	for {
@@ -209,14 +207,14 @@ func (l *Loads) read(s *zmtp.Stream, sub *loadSub, tick <-chan time.Time) {
 				n, _, err = s.Fill(*buf)
 			}
 		}
-		buffers.Put(buf) // all that was whole has been taken
+		buffers.Put(buf) // all complete messages were processed
 		if err != nil {
 			return
 		}
 	}
 }
 
-// apply stores what a message says; loads is used again.
+// apply stores the loads of a message; loads is reused.
 func (l *Loads) apply(sub *loadSub, m zmtp.Message, loads []Load) []Load {
 	if len(m) > 4 {
 		l.malformed.Add(1)
@@ -225,7 +223,7 @@ func (l *Loads) apply(sub *loadSub, m zmtp.Message, loads []Load) []Load {
 	loads, err := DecodeLoads(loads[:0], m[len(m)-1])
 	if err != nil {
 		if l.malformed.Add(1) == 1 {
-			l.log.Warn("a load message cannot be read; those that follow are counted", "endpoint", sub.endpoint, "err", err)
+			l.log.Warn("cannot decode a load message; further ones are only counted", "endpoint", sub.endpoint, "error", err)
 		}
 		return loads
 	}
@@ -233,8 +231,7 @@ func (l *Loads) apply(sub *loadSub, m zmtp.Message, loads []Load) []Load {
 	return loads
 }
 
-// store puts each Load into the rank that it is of. Where a message leaves out
-// ranks, theirs stay as they were: silence of one is not an answer of another.
+// store stores each Load in its rank. Ranks that the message omits keep their load.
 func (l *Loads) store(sub *loadSub, loads []Load) {
 	now := time.Now()
 	for i := range loads {
@@ -258,9 +255,9 @@ func (l *Loads) store(sub *loadSub, loads []Load) {
 	}
 }
 
-// place finds where in the worker's Ranks the rank of a message stands, -1 where it
-// is none of them. One that names no rank is of the socket's; where that is several
-// ranks' nobody knows. An engine alone behind a worker of one rank calls itself 0.
+// place returns the index in the worker's Ranks of a message's rank, or -1 if it is none of them. A
+// message without a rank belongs to the socket's rank; if several ranks share the socket it belongs
+// to none. A single engine behind a worker with one rank calls itself 0.
 func (s *loadSub) place(rank int, alone bool) int {
 	only := s.rank.Load()
 	for i, r := range s.worker.Ranks {
@@ -274,9 +271,9 @@ func (s *loadSub) place(rank int, alone bool) int {
 	return -1
 }
 
-// expire lets go of what was said of each rank before a time, of all where it is
-// zero. Only what could be read and was of that rank keeps it: what an
-// engine said before it fell silent, or began to send something else, ages.
+// expire drops the loads that were reported before a time, or all if it is zero. Only a readable
+// message about the rank renews its load, so the load of an engine that falls silent or sends other
+// messages expires.
 func (s *loadSub) expire(before time.Time) {
 	for i, at := range s.lastHeard {
 		if at.IsZero() || !before.IsZero() && !at.Before(before) {
@@ -287,7 +284,7 @@ func (s *loadSub) expire(before time.Time) {
 		r.QueuedTokens.Store(-1)
 		r.Running.Store(-1)
 		r.Waiting.Store(-1)
-		if s.usage[i] { // a rank that once said it was full would else be passed over for good
+		if s.usage[i] { // otherwise a rank that once reported itself full would be avoided for good
 			r.SetKVUsage(-1)
 			s.usage[i] = false
 		}

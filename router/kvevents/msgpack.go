@@ -7,19 +7,18 @@ import (
 	"math"
 )
 
-// reader is a cursor over msgpack bytes. It allocates nothing, looks at no byte
-// before it has checked that it is there, and takes headers of any length, for
-// vLLM 0.33 writes map headers longer than they need be. After an error its
-// position is undefined.
+// reader is a cursor over msgpack bytes. It does not allocate, checks the length before every
+// access, and accepts headers of any width, because vLLM 0.33 writes wider map headers than
+// necessary. After an error its position is undefined.
 type reader struct {
-	b []byte // what is left
+	b []byte // the unread bytes
 }
 
-var errShort = errors.New("the message ends too early")
+var errShort = errors.New("unexpected end of message")
 
-func errKind(want string, b byte) error { return fmt.Errorf("found byte 0x%02x, want %s", b, want) }
+func errKind(want string, b byte) error { return fmt.Errorf("byte 0x%02x; want %s", b, want) }
 
-// next cuts n bytes off.
+// next consumes n bytes.
 func (r *reader) next(n int) ([]byte, error) {
 	if n < 0 || n > len(r.b) {
 		return nil, errShort
@@ -29,7 +28,7 @@ func (r *reader) next(n int) ([]byte, error) {
 	return out, nil
 }
 
-// number reads the big-endian number of size bytes that follows the lead byte.
+// number reads the big-endian number of size bytes after the lead byte.
 func (r *reader) number(size int) (uint64, error) {
 	if len(r.b) <= size {
 		return 0, errShort
@@ -54,11 +53,11 @@ func (r *reader) lead() (byte, error) {
 	return r.b[0], nil
 }
 
-// array reads an array's header. Its elements take a byte each at least, so a
-// count that the message cannot hold is refused here.
+// array reads an array's header. Each element needs at least one byte, so a count that the message
+// cannot contain is rejected here.
 func (r *reader) array() (int, error) { return r.header("an array", 0x90, 0xdc, 1) }
 
-// dict reads a map's header; its entries take two bytes each at least.
+// dict reads a map's header; each entry needs at least two bytes.
 func (r *reader) dict() (int, error) { return r.header("a map", 0x80, 0xde, 2) }
 
 func (r *reader) header(what string, fix, long byte, least int) (int, error) {
@@ -86,7 +85,7 @@ func (r *reader) header(what string, fix, long byte, least int) (int, error) {
 	return int(n), nil
 }
 
-// null consumes a nil, if one is next.
+// null consumes a nil if it is next.
 func (r *reader) null() bool {
 	if len(r.b) > 0 && r.b[0] == 0xc0 {
 		r.b = r.b[1:]
@@ -128,8 +127,8 @@ func (r *reader) blob(what string, first byte, fixed bool) ([]byte, error) {
 	return r.next(int(n))
 }
 
-// integer reads an integer of any width. negative says that v is the two's
-// complement of a number below zero.
+// integer reads an integer of any width. If negative is set, v is the two's complement of a
+// negative number.
 func (r *reader) integer() (v uint64, negative bool, err error) {
 	c, err := r.lead()
 	if err != nil {
@@ -157,14 +156,14 @@ func (r *reader) integer() (v uint64, negative bool, err error) {
 	return 0, false, errKind("an integer", c)
 }
 
-// small reads an integer that must lie in 0…MaxInt32.
+// small reads an integer from 0 to MaxInt32.
 func (r *reader) small() (int, error) {
 	v, negative, err := r.integer()
 	if err != nil {
 		return 0, err
 	}
 	if negative || v > math.MaxInt32 {
-		return 0, fmt.Errorf("found integer %d, want 0 to %d", int64(v), math.MaxInt32)
+		return 0, fmt.Errorf("integer %d; want 0 to %d", int64(v), math.MaxInt32)
 	}
 	return int(v), nil
 }
@@ -187,8 +186,8 @@ func (r *reader) timestamp() (float64, error) {
 	return float64(int64(v)), err
 }
 
-// skip passes over one value of any kind and depth. It counts what is still
-// owed instead of recursing, so depth costs nothing.
+// skip consumes one value of any kind and depth. It counts the remaining values instead of
+// recursing, so depth costs nothing.
 func (r *reader) skip() error {
 	b, i := r.b, 0
 	for pending := uint64(1); pending > 0; pending-- {
@@ -196,7 +195,7 @@ func (r *reader) skip() error {
 			return errShort
 		}
 		c := b[i]
-		// First what lists of tokens and hashes are made of; see tokenList.
+		// First the encodings that lists of tokens and hashes consist of; see tokenList.
 		if wide := uint32(c) - 0xcd; wide <= 1 && i+5 <= len(b) {
 			i += 3 + 2*int(wide)
 			continue
@@ -220,8 +219,7 @@ func (r *reader) skip() error {
 	return nil
 }
 
-// extent consumes a value's header: size bytes of the value itself follow, then
-// more values that it holds.
+// extent consumes a value's header: size bytes of the value follow, then more nested values.
 func (r *reader) extent(c byte) (size, more uint64, err error) {
 	switch {
 	case c&0xf0 == 0x80:
@@ -272,7 +270,7 @@ func (r *reader) extent(c byte) (size, more uint64, err error) {
 	return 0, 0, errKind("a msgpack value", c)
 }
 
-// raw passes over one value and returns its bytes, borrowed.
+// raw consumes one value and returns its bytes, borrowed.
 func (r *reader) raw() ([]byte, error) {
 	before := r.b
 	if err := r.skip(); err != nil {

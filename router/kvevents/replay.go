@@ -16,34 +16,33 @@ import (
 )
 
 var (
-	errStopped        = errors.New("the feed is being stopped")
-	errRestarted      = errors.New("the engine has a new life")
+	errStopped        = errors.New("the feed is stopping")
+	errRestarted      = errors.New("the engine has restarted")
 	errMissing        = errors.New("messages of the replay are missing")
 	errConnectionLost = errors.New("the engine closed the connection")
-	errNoAnswer       = errors.New("the publisher gives no sign of life")
+	errNoAnswer       = errors.New("the publisher does not answer pings")
 )
 
 // replayEnd is the number of the message that ends a replay: -1.
 const replayEnd = math.MaxUint64
 
-// defaultMaxIdleTimeouts bounds, in ReplayTimeouts, how long a catch-up goes on that brings nothing
-// new. One that does is not given up: a long replay to a slow machine would else be
-// begun anew, from its first message, time and again.
+// defaultMaxIdleTimeouts bounds, in ReplayTimeouts, how long a catch-up continues without new
+// messages. A catch-up that makes progress is not ended: a long replay to a slow machine would
+// otherwise start again from its first message, repeatedly.
 const defaultMaxIdleTimeouts = 12
 
-// maxRestarts bounds how many new lives one catch-up follows. An engine that goes on like
-// that is left alone until the next try.
+// maxRestarts bounds how many new incarnations one catch-up follows. If the engine restarts more
+// often, the next retry continues.
 const maxRestarts = 3
 
-// maxReplayed bounds the hashes that are kept of what came by replay.
+// maxReplayed bounds the stored hashes of replayed messages.
 const maxReplayed = 1 << 20
 
-// catchUp brings the position up to date by replay and sets the feed's state.
-// resume: what has been applied stands, and the messages from next on are asked
-// for; the one before is asked for as well, to see that it is still the same
-// life. Otherwise all that the engine keeps is asked for, and the rank is
-// cleared when the first of it comes. suspect: without that proof, the rank is
-// cleared. After a failure the rank has been cleared, the feed is broken and a
+// catchUp brings the position up to date by replay and sets the feed's state. With resume, the
+// applied messages remain valid and the messages from next on are requested, together with the one
+// before, which verifies that the incarnation is the same. Otherwise all messages that the engine
+// keeps are requested, and the rank is cleared when the first arrives. With suspect, the rank is
+// cleared if the verification fails. After a failure the rank is cleared, the feed is broken and a
 // retry is due.
 func (f *feed) catchUp(resume, suspect bool) {
 	if !f.checking && !(suspect && f.state() == worker.FeedBroken) {
@@ -58,23 +57,24 @@ func (f *feed) catchUp(resume, suspect bool) {
 		r = &replay{feed: f, empty: true, applied: true, deadline: deadline, turn: applyTurn{limiter: f.limiter}, answers: inbox{maxBytes: f.options.inboxBytes}}
 		err = r.run()
 	}
-	f.wake() // what rang meanwhile was taken for the replay's
+	f.wake() // the replay has consumed wake-ups for the feed
 	switch {
 	case err == nil:
 		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
 		f.markLive()
 		if !f.checking {
-			// The subscription may have come to the engine later than the question: what
-			// it published between the two, and was its last for now, nobody told.
+			// The engine may have processed the replay request before the subscription: the feed
+			// has not received what the engine published in between, even if that was its last
+			// message for now.
 			f.checkAt = time.Now().Add(f.options.TailCheck)
 		}
 	case errors.Is(err, errStopped):
-	case f.checking && !r.applied: // no answer says nothing against what is held
+	case f.checking && !r.applied: // no answer proves nothing
 		f.counts["replay_failures"]++
 		f.checkAt = time.Now().Add(f.options.RetryMax)
 	default:
 		f.counts["replay_failures"]++
-		// A broken feed that only tried again keeps what it has learned live.
+		// A broken feed whose retry failed keeps what it has learned from live messages.
 		if r.applied || f.retryAt.IsZero() {
 			f.clearUntrusted("resets")
 			f.position = position{}
@@ -83,28 +83,28 @@ func (f *feed) catchUp(resume, suspect bool) {
 		f.backoff = min(max(2*f.backoff, f.options.RetryMin), f.options.RetryMax)
 		f.retryAt = time.Now().Add(f.backoff)
 		f.setState(worker.FeedBroken)
-		f.log.Warn("kv events: cannot replay; the rank is not trusted until it works",
+		f.log.Warn("kv events: replay failed; the rank's overlap is unknown until a replay succeeds",
 			"endpoint", f.source.ReplayEndpoint, "retry_in", f.backoff, "error", err)
 	}
 }
 
-// replay is one catch-up: several questions, if answers were lost on the way.
+// replay is the state of one catch-up. It sends several requests if answers are lost.
 type replay struct {
 	*feed
-	empty       bool // nothing applied yet stands
+	empty       bool // no applied message is valid
 	suspect     bool
 	applied     bool // the rank was cleared or changed
-	missing     bool // message missingAt was asked for, and one after it came
+	missing     bool // message missingAt was requested, and a later one arrived
 	missingAt   uint64
-	answers     inbox  // to the question under way, read ahead
-	answerBytes uint64 // of all answers
+	answers     inbox  // to the current request, read ahead
+	answerBytes uint64 // number of answers so far
 	readErr     error  // why no more answers can be read
 	turn        applyTurn
 
-	deadline time.Time // put off by whatever brings something new
+	deadline time.Time // moved by every new message
 }
 
-// catchUpDeadline is when a catch-up that brings nothing from now on is given up.
+// catchUpDeadline is when a catch-up ends that receives nothing new from now on.
 func (f *feed) catchUpDeadline() time.Time {
 	return time.Now().Add(f.options.maxIdleTimeouts * f.options.ReplayTimeout)
 }
@@ -117,14 +117,14 @@ func (r *replay) run() error {
 		switch {
 		case err == nil, errors.Is(err, errStopped), errors.Is(err, errRestarted):
 			return err
-		case errors.Is(err, errMissing): // of each only once
+		case errors.Is(err, errMissing): // once per message
 		case !progress, time.Now().After(r.deadline):
 			return err
 		}
 	}
 }
 
-// request sends one question and applies the answers.
+// request sends one request and applies the answers.
 func (r *replay) request() error {
 	done, ok := r.limiter.acquire(r.ctx)
 	if !ok {
@@ -145,12 +145,12 @@ func (r *replay) request() error {
 	r.answers.clear()
 	r.readErr = nil
 	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, from)); err != nil {
-		return fmt.Errorf("cannot ask: %w", err)
+		return fmt.Errorf("cannot send the replay request: %w", err)
 	}
 	for first := true; ; first = false {
 		seq, payload, err := r.receive(dealer)
 		if err == nil && time.Now().After(r.deadline) {
-			err = fmt.Errorf("nothing new came for %v", r.options.maxIdleTimeouts*r.options.ReplayTimeout)
+			err = fmt.Errorf("no new message within %v", r.options.maxIdleTimeouts*r.options.ReplayTimeout)
 		}
 		if err != nil {
 			return err
@@ -169,8 +169,8 @@ func (r *replay) request() error {
 	}
 }
 
-// connect makes the connection that a question is asked by. An engine that has just begun
-// may publish before it answers questions, so a refusal is not its last word.
+// connect connects to the replay endpoint. An engine that has just started may publish before it
+// answers requests, so a refused connection is retried.
 func (r *replay) connect() (*zmtp.Stream, error) {
 	ctx, cancel := context.WithTimeout(r.ctx, r.options.ReplayTimeout)
 	defer cancel()
@@ -191,13 +191,13 @@ func (r *replay) connect() (*zmtp.Stream, error) {
 	}
 }
 
-// handleFirst handles the first message of an answer, which says whether it joins
-// on to what has been applied.
+// handleFirst handles the first message of an answer, which shows whether the answer continues the
+// applied messages.
 func (r *replay) handleFirst(seq uint64, payload []byte) error {
 	switch {
 	case r.empty:
 		if r.hasLast || !r.applied {
-			// What was learned live while the replay could not be had is in it.
+			// The replay contains what was learned live while it failed.
 			r.clear()
 		}
 		r.position = position{known: true, next: seq, replayedFrom: seq}
@@ -210,22 +210,23 @@ func (r *replay) handleFirst(seq uint64, payload []byte) error {
 		return nil
 	case seq == r.next && !r.hasLast && !r.suspect:
 	case seq < r.next:
-		return fmt.Errorf("message %d came first, %d was asked for", seq, r.next)
+		return fmt.Errorf("first message is %d; %d was requested", seq, r.next)
 	default:
-		// The engine no longer keeps what is missing, or cannot prove itself.
+		// The engine no longer keeps the missing messages, or cannot prove its identity.
 		r.skipTo(seq)
 	}
 	return r.applyAnswer(seq, payload)
 }
 
-// skipTo gives up the messages before seq, and all the rank held with them.
+// skipTo gives up the messages before seq and drops the rank's blocks.
 func (r *replay) skipTo(seq uint64) {
 	r.clearUntrusted("resets")
 	r.position = position{known: true, next: seq, replayedFrom: seq}
 	r.markVerified()
 }
 
-// proven: what the index holds of the rank now is of this life of the engine.
+// markVerified records that the index's blocks of the rank belong to this incarnation of the
+// engine.
 func (r *replay) markVerified() {
 	if r.suspect && !r.checking {
 		r.setState(worker.FeedSyncing)
@@ -239,9 +240,9 @@ func (r *replay) handleNext(seq uint64, payload []byte) error {
 		return nil
 	case seq > r.next && !(r.missing && r.missingAt == r.next):
 		r.missing, r.missingAt = true, r.next
-		return errMissing // the engine's socket was full; ask again from here
+		return errMissing // the engine's socket was full; request again from here
 	case seq > r.next:
-		r.skipTo(seq) // asked for twice and not there: no asking will bring it
+		r.skipTo(seq) // requested twice and still missing: it is gone
 	}
 	return r.applyAnswer(seq, payload)
 }
@@ -258,7 +259,7 @@ func (r *replay) applyAnswer(seq uint64, payload []byte) error {
 	hashes, from := append(r.replayed, xxh3.Hash(payload)), r.replayedFrom
 	if len(hashes) > maxReplayed {
 		hashes, from = append([]uint64(nil), hashes[maxReplayed/2:]...), from+maxReplayed/2
-		b, _ := r.decoder.Reset(payload) // what is below has come by replay if it is no newer than this
+		b, _ := r.decoder.Reset(payload) // earlier messages were replayed if they are not newer than this one
 		r.replayedTime = b.Time
 	}
 	r.counts["replayed_batches"]++
@@ -278,18 +279,16 @@ func (r *replay) handleEnd(empty bool, from uint64) error {
 		}
 		r.position = position{known: true}
 	case from > 0 || r.next > 0:
-		return errRestarted // it has published less than has been seen of it
+		return errRestarted // it has published less than the feed has applied
 	}
 	return nil
 }
 
-// receive waits for one message of the answer. The number and the payload are
-// the last two frames; before them stand a delimiter and, in newer releases, the
-// topic.
+// receive waits for one message of the answer. The number and the payload are the last two frames;
+// before them are a delimiter and, in newer releases, the topic.
 //
-// Both connections are read ahead: some releases' replay drops what finds no room (vLLM up
-// to 0.32, whose queue is of 1,000), and a live connection that nobody reads does not
-// show that it is lost.
+// Both connections are read ahead: the replay of vLLM up to 0.32 drops messages that do not fit its
+// queue of 1,000, and a live connection that is not read does not show that it is lost.
 func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err error) {
 	until := time.Now().Add(r.options.ReplayTimeout)
 	if until.After(r.deadline) {
@@ -310,7 +309,7 @@ func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err e
 			n := len(m)
 			if n < 3 || n > 4 || len(m[n-2]) != 8 {
 				r.counts["garbage"]++
-				return 0, nil, fmt.Errorf("a message of %d frames, want a delimiter, a topic or none, a number, a payload", n)
+				return 0, nil, fmt.Errorf("message has %d frames; want a delimiter, an optional topic, a number and a payload", n)
 			}
 			return binary.BigEndian.Uint64(m[n-2]), m[n-1], nil
 		}
@@ -319,12 +318,12 @@ func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err e
 		}
 		r.turn.release()
 		if !r.await(until) {
-			return 0, nil, fmt.Errorf("nothing came for %v", r.options.ReplayTimeout)
+			return 0, nil, fmt.Errorf("no message within %v", r.options.ReplayTimeout)
 		}
 	}
 }
 
-// readAvailable reads what has come, to the question and live.
+// readAvailable reads the available answers and live messages.
 func (r *replay) readAvailable(dealer *zmtp.Stream) {
 	buf := r.acquireBuffer()
 	defer r.releaseBuffer(buf)
@@ -349,7 +348,7 @@ func (r *replay) readAvailable(dealer *zmtp.Stream) {
 	r.readAhead(*buf)
 }
 
-// await waits until something may have come; false when it is too late.
+// await waits until data may be available; it returns false after until.
 func (r *replay) await(until time.Time) bool {
 	left := time.Until(until)
 	if left <= 0 {

@@ -8,11 +8,10 @@ import (
 	"sluice/router/worker"
 )
 
-// Position is how far a rank's feed had come at some moment, and what it had
-// learned of the engine: with the rank's blocks at that moment or later, what a
-// router that was restarted needs to go on where the last one stopped. LastHash
-// proves that the engine is the same: no other life of it can have made the
-// message before Next, which bears the time it was made at.
+// Position is a feed's progress and what it had learned of the engine at that moment. Together with
+// the rank's blocks at that moment or later it lets a restarted router continue where the previous
+// one stopped. LastHash proves that the engine is the same incarnation: no other one can have
+// published the message before Next, which contains its creation time.
 type Position struct {
 	Next       uint64                `json:"next"`
 	LastHash   uint64                `json:"last_hash"` // XXH3-64 of message Next-1
@@ -22,15 +21,14 @@ type Position struct {
 	TierRatio  [kvindex.NumTiers]int `json:"coarse,omitempty"`
 }
 
-// resumeState is what a feed was told of a life before the router's own.
+// resumeState is the state of a position from a previous router.
 type resumeState struct {
 	pending  bool
-	deadline time.Time // what is not proven by then is dropped
+	deadline time.Time // unverified blocks are dropped at this time
 }
 
-// startResume takes up a position whose blocks are in the index already. They are
-// believed as those of a feed that is syncing until the engine has proven itself
-// (begin), or the rank is cleared.
+// startResume sets a position whose blocks are already in the index. The feed counts as syncing
+// until the engine has proven its identity (startPosition) or the rank is cleared.
 func (f *feed) startResume(p *Position) {
 	f.position = position{next: p.Next, lastHash: p.LastHash, hasLast: p.Next > 0}
 	f.blockSize, f.group, f.groupKnown, f.tierRatio = p.BlockSize, p.Group, p.GroupKnown, p.TierRatio
@@ -41,7 +39,7 @@ func (f *feed) startResume(p *Position) {
 	f.source.Rank.CachedBlocks.Store(int64(f.Index.CachedBlocks(f.source.Rank.Slot)))
 }
 
-// dropUnverified drops what could not be proven.
+// dropUnverified drops the blocks that could not be verified.
 func (f *feed) dropUnverified() {
 	f.resume = resumeState{}
 	f.clearUntrusted("resets")
@@ -52,16 +50,15 @@ func (f *feed) dropUnverified() {
 	}
 }
 
-// sharedPosition is a feed's position for others to read.
+// sharedPosition is a feed's position for other goroutines.
 type sharedPosition struct {
 	mu  sync.Mutex
 	pos Position
 	ok  bool
 }
 
-// publish is called between bursts. The index may be ahead of the position when
-// it is read, never behind: applying the same messages once more leads to the
-// same blocks.
+// publish is called between bursts. The index may be ahead of the published position, never behind.
+// Applying the same messages again leads to the same blocks.
 func (f *feed) publish() {
 	ok := f.known && f.hasLast && f.state() == worker.FeedLive
 	f.shared.mu.Lock()
@@ -72,9 +69,9 @@ func (f *feed) publish() {
 	f.shared.mu.Unlock()
 }
 
-// Position is how far a rank's feed has come; false unless it is contiguous and
-// has had a message. Blocks read from the index after the call are of that
-// position or later.
+// Position returns the progress of a rank's feed. It returns false unless the feed is contiguous
+// and has received a message. Blocks read from the index after the call are of that position or
+// later.
 func (f *Feeds) Position(id worker.ID) (Position, bool) {
 	f.mu.Lock()
 	fd := f.feeds[id]
@@ -87,9 +84,9 @@ func (f *Feeds) Position(id worker.ID) (Position, bool) {
 	return fd.shared.pos, fd.shared.ok
 }
 
-// checkTail asks the engine, once after each burst of messages, whether it has
-// published more than came. A publisher whose queue is full drops messages, and
-// the next one that comes shows it; when none comes, nobody would ever know.
+// checkTail asks the engine, once after each burst of messages, whether it has published more than
+// was received. A publisher whose queue is full drops messages; the next message shows the gap, but
+// if none follows nothing else would.
 func (f *feed) checkTail() {
 	f.checkAt = time.Time{}
 	if f.source.Bind && f.suspect && f.known && f.hasReplay() {

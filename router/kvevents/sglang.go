@@ -1,10 +1,9 @@
 package kvevents
 
-// sglang reads the arrays of SGLang to 0.5.19
-// (sglang/srt/disaggregation/kv_events.py). Its eighth element is not vLLM's:
-// 0.5.18 puts a map of metadata there, for salted blocks only. Adapters have no
-// name before 0.5.22 and salts none before 0.5.18: prompts that differ in those
-// alone look alike.
+// sglang reads the arrays of SGLang to 0.5.19 (sglang/srt/disaggregation/kv_events.py). The eighth
+// element differs from vLLM's: 0.5.18 has a map of metadata there, for salted blocks only. Events
+// have no adapter names before 0.5.22 and no salts before 0.5.18: prompts that differ only in those
+// look equal.
 type sglang struct{}
 
 func (sglang) storedElement(d *Decoder, i int, ev *Event) error {
@@ -46,8 +45,8 @@ func (d *Decoder) nextIsMap() bool {
 	return err == nil && (c&0xf0 == 0x80 || c == 0xde || c == 0xdf)
 }
 
-// unknownEngine serves an engine nobody has named: a map in eighth place is SGLang's
-// metadata, all else is read as vLLM's.
+// unknownEngine reads events of an engine without a configured name: a map as the eighth element is
+// SGLang's metadata, everything else is read as vLLM's.
 type unknownEngine struct{}
 
 func (unknownEngine) storedElement(d *Decoder, i int, ev *Event) error {

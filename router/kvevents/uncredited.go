@@ -5,31 +5,32 @@ import (
 	"sync/atomic"
 )
 
-// Locality says where blocks lie that an engine has told of, seen from that engine: the
-// tier of an event has a medium, and may have a locality (vLLM since 0.26).
+// Locality is the location of an event's blocks relative to the publishing engine. An event has a
+// medium and, since vLLM 0.26, may have a locality.
 type Locality uint8
 
 // The localities.
 const (
 	Unspecified Locality = iota
 	Local                // at the publisher
-	Remote               // not at the publisher; what is not known counts as this
+	Remote               // not at the publisher; an unknown value counts as this
 )
 
-// Names of the two localities by which blocks are not credited, as metrics have them.
+// The names, in metrics, of the two localities whose blocks are not credited.
 const (
 	LocalityRemote      = "remote"
 	LocalityUnspecified = "unspecified"
 )
 
-// Media are those whose blocks may lie elsewhere, as metrics name them; the last is any other.
+// Media are the media whose blocks may be on another machine, by their names in metrics; the last
+// stands for any other.
 var Media = []string{"FS", "OBJ", "STORAGE", "EXTERNAL", "other"}
 
-// isSharedMedium says whether a medium may be shared by many engines: file systems and object
-// stores behind vLLM's offloading, and SGLang's storage back ends. What lies there is
-// credited to a worker only when the engine says that it is its own: every release of vLLM that
-// sends these media can say so (locality: LOCAL in the tier's configuration). A GPU, the host's
-// memory and SGLang's DISK are the publisher's.
+// isSharedMedium reports whether several engines may share a medium: file systems and object stores
+// behind vLLM's offloading, and SGLang's storage back ends. Such blocks are credited to a worker
+// only if the engine declares them its own; every vLLM release that sends these media can do so
+// (locality: LOCAL in the tier's configuration). GPU, host memory and SGLang's DISK belong to the
+// publisher.
 func isSharedMedium(medium string) bool {
 	switch medium {
 	case "FS", "OBJ", "STORAGE", "EXTERNAL":
@@ -38,11 +39,10 @@ func isSharedMedium(medium string) bool {
 	return false
 }
 
-// UncreditedBlocks counts blocks that engines said were stored and that are credited to no worker,
-// because they lie, or may lie, at another machine. Its methods may be called from any
-// goroutine.
+// UncreditedBlocks counts stored blocks that are credited to no worker because they are, or may be,
+// on another machine. Its methods may be called from any goroutine.
 type UncreditedBlocks struct {
-	remote, unspecified [5]atomic.Uint64 // by place in Media
+	remote, unspecified [5]atomic.Uint64 // by index in Media
 }
 
 func (e *UncreditedBlocks) add(ev *Event) {
@@ -60,7 +60,7 @@ func (e *UncreditedBlocks) add(ev *Event) {
 	}
 }
 
-// Blocks is how many there were of a medium, one of Media, by locality.
+// Blocks returns the number of blocks of a medium, one of Media, by locality.
 func (e *UncreditedBlocks) Blocks(medium, locality string) uint64 {
 	at := slices.Index(Media, medium)
 	if at < 0 {

@@ -12,44 +12,44 @@ import (
 	"sluice/dataplane/zmtp"
 )
 
-// VerifyPosition asks an engine's replay for the last message of a position, which no
-// other life of the engine can have made, and waits for it no longer than within.
-// nil: it is the same life, and its events since are kept. Ask before anything of
-// the position is believed, and before Start.
+// VerifyPosition requests the last message of a position from the engine's replay, which no other
+// incarnation of the engine can have published, and waits for it at most within. It returns nil if
+// the incarnation is the same and its events since are available. Call it before Start and before
+// anything from the position is used.
 func (f *Feeds) VerifyPosition(src Source, pos *Position, within time.Duration) error {
 	switch {
 	case f.err != nil:
 		return f.err
 	case src.ReplayEndpoint == "":
-		return errors.New("kvevents: the engine has no replay to prove itself by")
+		return errors.New("kvevents: cannot verify the position: the engine has no replay endpoint")
 	case pos.Next == 0:
-		return errors.New("kvevents: the position is of no message")
+		return errors.New("kvevents: cannot verify the position: it contains no message")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	dealer, err := zmtp.Connect(ctx, src.ReplayEndpoint, zmtp.StreamOptions{Type: "DEALER", MaxMessage: 2 * f.opt.MaxFrame, Handshake: within})
 	if err != nil {
-		return fmt.Errorf("kvevents: cannot ask %q: %w", src.ReplayEndpoint, err)
+		return fmt.Errorf("kvevents: cannot request a replay from %q: %w", src.ReplayEndpoint, err)
 	}
 	defer dealer.Close()
 	if err := dealer.Send(nil, binary.BigEndian.AppendUint64(nil, pos.Next-1)); err != nil {
-		return fmt.Errorf("kvevents: cannot ask %q: %w", src.ReplayEndpoint, err)
+		return fmt.Errorf("kvevents: cannot request a replay from %q: %w", src.ReplayEndpoint, err)
 	}
 	frames, err := f.await(ctx, dealer)
 	n := len(frames)
 	switch {
 	case err != nil:
-		return fmt.Errorf("kvevents: %q does not answer within %v", src.ReplayEndpoint, within)
+		return fmt.Errorf("kvevents: no answer from %q within %v", src.ReplayEndpoint, within)
 	case n < 3 || n > 4 || len(frames[n-2]) != 8:
-		return fmt.Errorf("kvevents: %q answers with a message of %d frames", src.ReplayEndpoint, n)
+		return fmt.Errorf("kvevents: answer from %q has %d frames; want 3 or 4", src.ReplayEndpoint, n)
 	}
 	switch seq := binary.BigEndian.Uint64(frames[n-2]); {
 	case seq == replayEnd:
-		return fmt.Errorf("kvevents: the engine has published less than %d messages: it was restarted", pos.Next)
+		return fmt.Errorf("kvevents: the engine has restarted: it has published fewer than %d messages", pos.Next)
 	case seq != pos.Next-1:
-		return fmt.Errorf("kvevents: the engine keeps no message %d any more, its first is %d", pos.Next-1, seq)
+		return fmt.Errorf("kvevents: the engine no longer keeps message %d; its first is %d", pos.Next-1, seq)
 	case xxh3.Hash(frames[n-1]) != pos.LastHash:
-		return fmt.Errorf("kvevents: message %d is another one: the engine was restarted", seq)
+		return fmt.Errorf("kvevents: the engine has restarted: message %d differs", seq)
 	}
 	return nil
 }

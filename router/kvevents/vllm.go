@@ -2,10 +2,10 @@ package kvevents
 
 import "sluice/router/blockhash"
 
-// vllm reads the arrays of vLLM 0.9 to 0.23 (vllm/distributed/kv_events.py). The
-// element's meaning goes by its place; later releases only made them longer.
-// Before 0.17 nothing tells of images and cache salts: prompts that differ in
-// those alone look alike. Before 0.14 an adapter is a number, not its name.
+// vllm reads the arrays of vLLM 0.9 to 0.23 (vllm/distributed/kv_events.py). An element's position
+// gives its meaning; later releases only appended elements. Before 0.17 events contain neither
+// images nor cache salts: prompts that differ only in those look equal. Before 0.14 an adapter is
+// identified by a number.
 type vllm struct{}
 
 func (vllm) storedElement(d *Decoder, i int, ev *Event) error {
@@ -21,16 +21,15 @@ func (vllm) storedElement(d *Decoder, i int, ev *Event) error {
 	case 10:
 		return d.internedString(&ev.CacheKind)
 	}
-	return d.events.skip() // cache spec, and whatever comes after
+	return d.events.skip() // cache spec, and elements that later releases append
 }
 
-// mixExtra reads vLLM's extra_keys: per block nil or what its hash depends on
-// beside the tokens, in the order LoRA name, multimodal items (an identifier, or
-// with its offset), cache salt (a sequence's first block only), digests of
-// prompt embeddings. Nothing says which is which. The adapter's name is known;
-// in a first block the last string is taken for the salt; all else goes into
-// the block's hash as it is. Taken wrongly (vLLM 0.17 and 0.18 send an image's
-// identifier as a bare string), a block is missed, never found for another.
+// mixExtra reads vLLM's extra_keys: per block nil, or what its hash depends on besides the tokens,
+// in the order LoRA name, multimodal items (an identifier, possibly with its offset), cache salt
+// (only in a sequence's first block), digests of prompt embeddings. The items are not labelled. The
+// adapter's name is known from another field; the last string of a first block is used as the salt;
+// everything else becomes part of the block's hash. If that is wrong (vLLM 0.17 and 0.18 send an
+// image's identifier as a bare string), a block is missed but never confused with another.
 func (d *Decoder) mixExtra(ev *Event) error {
 	r := d.stored.extra
 	blocks, err := r.array()
@@ -68,12 +67,12 @@ func (d *Decoder) mixExtra(ev *Event) error {
 		}
 	}
 	if ev.Extra && blocks != len(ev.Hashes) {
-		ev.Locals = ev.Locals[:0] // which key is whose is not known
+		ev.Locals = ev.Locals[:0] // the keys cannot be assigned to blocks
 	}
 	return nil
 }
 
-// lastText is the place of the last string among n values, -1 if there is none.
+// lastText returns the index of the last string among n values, or -1.
 func lastText(r reader, n int) int {
 	last := -1
 	for k := range n {
