@@ -6,33 +6,31 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Seq identifies a block and all that came before it. It is the index key.
+// Seq identifies a block and all blocks before it. It is the key of the index.
 type Seq uint64
 
 // Salt separates prompts that share tokens but not KV: see NewSalt.
 type Salt uint64
 
-// NewSalt makes the salt of a model, a LoRA adapter name and a cache salt; the
-// empty string means none. Different triples give different salts: each name
-// seeds the hash of the next, so a character moved from one to its neighbour
-// changes the result.
+// NewSalt returns the salt of a model, a LoRA adapter name and a cache salt; the empty string means
+// none. Different triples have different salts: each name seeds the hash of the next, so moving a
+// character from one to its neighbour changes the result.
 func NewSalt(model, lora, cacheSalt string) Salt {
 	s := xxh3.HashStringSeed(model, 1)
 	s = xxh3.HashStringSeed(lora, mix(s))
 	return Salt(xxh3.HashStringSeed(cacheSalt, mix(s)))
 }
 
-// Next is the sequence hash of a block after parent; First that of the first
-// block of a prompt.
+// Next returns the sequence hash of a block after parent.
 func Next(parent Seq, l Local) Seq {
 	return Seq(mix(uint64(parent) ^ bits.RotateLeft64(uint64(l), 31)))
 }
 
-// First is the sequence hash of a prompt's first block.
+// First returns the sequence hash of a prompt's first block.
 func First(salt Salt, l Local) Seq { return Next(Seq(salt), l) }
 
-// Seqs appends the sequence hash of every full block of tokens to dst, in one
-// pass: what Locals, First and Next give together. It allocates only to grow dst.
+// Seqs appends the sequence hash of every full block of tokens to dst, in one pass; the result is
+// that of Locals, First and Next together. It allocates only to grow dst.
 func Seqs(dst []Seq, salt Salt, tokens []uint32, blockSize int) []Seq {
 	if blockSize <= 0 {
 		return dst
@@ -49,8 +47,8 @@ func Seqs(dst []Seq, salt Salt, tokens []uint32, blockSize int) []Seq {
 	return dst
 }
 
-// TextSeqs is Seqs over raw bytes for text mode: blocks of blockBytes bytes.
-// Text and tokens never share a hash.
+// TextSeqs is Seqs over raw bytes, for text mode, in blocks of blockBytes bytes. Text and tokens
+// never have equal hashes.
 func TextSeqs(dst []Seq, salt Salt, text []byte, blockBytes int) []Seq {
 	if blockBytes <= 0 {
 		return dst
@@ -64,7 +62,7 @@ func TextSeqs(dst []Seq, salt Salt, text []byte, blockBytes int) []Seq {
 	return dst
 }
 
-// mix is the finaliser of splitmix64: a bijection, so a chain loses nothing.
+// mix is the finaliser of splitmix64: a bijection, so a chain loses no information.
 func mix(z uint64) uint64 {
 	z += 0x9E3779B97F4A7C15
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9

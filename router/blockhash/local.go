@@ -8,24 +8,24 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Local identifies the tokens of one block, whatever came before it: XXH3-64
-// of its tokens as 32-bit little-endian integers.
+// Local identifies the tokens of one block, independent of the blocks before it: XXH3-64 of its
+// tokens as 32-bit little-endian integers.
 type Local uint64
 
-// Seeds keep what is not plain tokens apart from tokens of the same bytes.
+// The seeds give other content than plain tokens different hashes for the same bytes.
 const (
 	textSeed = 0x7465787420626c6b
 	tagSeed  = 0x7461672065787472
 )
 
-// littleEndian says whether tokens lie in memory as they are hashed.
+// littleEndian reports whether tokens in memory have the byte order that is hashed.
 var littleEndian = func() bool {
 	one := [2]byte{1, 0}
 	return *(*uint16)(unsafe.Pointer(&one)) == 1
 }()
 
-// Locals appends the local hash of every full block of tokens to dst.
-// blockSize is in tokens; nothing is appended when it is not positive.
+// Locals appends the local hash of every full block of tokens to dst. blockSize is in tokens; if it
+// is not positive, nothing is appended.
 func Locals(dst []Local, tokens []uint32, blockSize int) []Local {
 	if blockSize <= 0 {
 		return dst
@@ -37,9 +37,9 @@ func Locals(dst []Local, tokens []uint32, blockSize int) []Local {
 	return dst
 }
 
-// Tagged is the local hash of a block whose KV depends on more than its
-// tokens, such as an image: tag is whatever tells it apart. A tagged hash never
-// meets an untagged one, and tags may be stacked; their order counts.
+// Tagged returns the local hash of a block whose KV depends on more than its tokens, such as an
+// image, which tag identifies. A tagged hash never equals an untagged one. Tags may be nested;
+// their order matters.
 func Tagged(l Local, tag []byte) Local {
 	return Local(mix(uint64(l) ^ bits.RotateLeft64(xxh3.HashSeed(tag, tagSeed), 17)))
 }

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// seqs16 is Seqs for blocks of 16 tokens, as most engines have them. XXH3-64 of 64
-// bytes (xxh3.h, XXH3_len_17to128_64b) is written out in the loop: a block's products
-// are then found while the chain waits for those before, and no call stands between.
-// Two tokens are one little-endian word of the input on a machine of any byte order.
+// seqs16 is Seqs for blocks of 16 tokens, the most common size. XXH3-64 of 64 bytes (xxh3.h,
+// XXH3_len_17to128_64b) is inlined in the loop: a block's products are computed while the chain
+// waits for the previous ones, and there is no call. Two tokens are one little-endian word of the
+// input on a machine of any byte order.
 func seqs16(dst []Seq, h uint64, tokens []uint32) []Seq {
 	dst = slices.Grow(dst, len(tokens)/16)
 	for len(tokens) >= 16 {
@@ -27,7 +27,7 @@ func seqs16(dst []Seq, h uint64, tokens []uint32) []Seq {
 	return dst
 }
 
-// lenAcc is what XXH3 begins with for 64 bytes: 64 times its first 64-bit prime.
+// lenAcc is the initial value of XXH3 for 64 bytes: 64 times its first 64-bit prime.
 const lenAcc = 64 * 0x9E3779B185EBCA87 % (1 << 64)
 
 func packTokens(a, b uint32) uint64 { return uint64(a) | uint64(b)<<32 }

@@ -1,6 +1,6 @@
-// Package liveness decides from evidence whether an engine is frozen: it neither
-// answers nor closes its connections, so that nothing but time tells of it.
+// Package liveness decides from evidence whether an engine is frozen: it neither answers nor closes
+// its connections, so that only time-outs show it.
 //
-// Its main type is Detector. It is pure: the fleet samples the evidence at an
-// interval and acts on the verdict.
+// The main type is Detector. It is pure: the fleet samples the evidence at an interval and acts on
+// the verdict.
 package liveness

@@ -1,8 +1,8 @@
-// Package networks says whether an address that somebody names lies where an operator
-// lets it lie.
+// Package networks checks whether an address from outside lies in the networks that an operator
+// allows.
 //
-// Its main function is Allow. Whoever takes an address from outside calls it before
-// anything is connected to there: registration (workers' addresses), fleet (what
-// engines tell of themselves), sidechannel (handles), discovery/header (requests'
-// headers), routed (what callers hand to engines). It resolves no name and opens no connection.
+// The main function is Contains. Packages that receive an address call it before they connect:
+// registration (workers' addresses), fleet (addresses that engines report), sidechannel (handles),
+// discovery/header (requests' headers), engineapi (addresses that callers pass to engines). The
+// package resolves no name and opens no connection.
 package networks

@@ -5,17 +5,17 @@ import (
 	"slices"
 )
 
-// IsUnicastHost says whether an address can be of one host at all: it is not unspecified
-// (0.0.0.0, which reaches this very machine), not multicast and not broadcast.
+// IsUnicastHost reports whether an address can belong to one host: it is not unspecified (0.0.0.0,
+// which reaches this machine), multicast or broadcast.
 func IsUnicastHost(a netip.Addr) bool {
 	a = embeddedIPv4(a)
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
-// Contains says whether one of the networks means the address, which must be of one host
-// and without a zone. A wide network, as 0.0.0.0/0, does not mean loopback and
-// link-local addresses, where a machine's own services and a cloud's secrets
-// (169.254.169.254) are: only one that lies within those ranges does.
+// Contains reports whether one of the networks covers the address, which must be a unicast host
+// address without a zone. A wide network such as 0.0.0.0/0 does not cover loopback and link-local
+// addresses, where a machine's own services and a cloud's secrets (169.254.169.254) are: only a
+// network within those ranges does.
 func Contains(networks []netip.Prefix, a netip.Addr) bool {
 	a = a.Unmap()
 	if in := embeddedIPv4(a); in != a && (in.IsLoopback() || in.IsLinkLocalUnicast()) {
@@ -24,9 +24,9 @@ func Contains(networks []netip.Prefix, a netip.Addr) bool {
 	return IsUnicastHost(a) && slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(a) && n.Bits() >= minPrefix(a) })
 }
 
-// embeddedIPv4 is the IPv4 address that a network translates an IPv6 address to: mapped and
-// compatible ones (RFC 4291, 2.5.5), NAT64 (RFC 6052, 64:ff9b::/96) and 6to4 (RFC 3056).
-// Others are themselves.
+// embeddedIPv4 returns the IPv4 address to which a network translates an IPv6 address: IPv4-mapped
+// and compatible ones (RFC 4291, 2.5.5), NAT64 (RFC 6052, 64:ff9b::/96) and 6to4 (RFC 3056). Other
+// addresses are returned unchanged.
 func embeddedIPv4(a netip.Addr) netip.Addr {
 	a = a.Unmap()
 	if !a.Is6() {
@@ -44,7 +44,7 @@ func embeddedIPv4(a netip.Addr) netip.Addr {
 	return a
 }
 
-// minPrefix is how long a network's prefix must be to mean an address.
+// minPrefix is the shortest prefix with which a network covers an address.
 func minPrefix(a netip.Addr) int {
 	switch {
 	case a.IsLoopback() && a.Is4():

@@ -11,39 +11,38 @@ import (
 	"sluice/router/worker"
 )
 
-// candidateIndex is a big pool prepared for choosing: its candidates in the order of
-// their slots, cut into blocks of a group's slots, with a lower bound of the
-// loads of each block, and what of a Rank changes slowly. It belongs to one
-// slice of candidates and holds it, so no other slice can come to lie at its
-// address.
+// candidateIndex is a large pool prepared for choices: its candidates in the order of their slots,
+// divided into blocks by groups of slots, with a lower bound of the loads of each block and the
+// slowly changing properties of each Rank. It belongs to one slice of candidates and keeps it
+// alive, so no other slice can have its address.
 type candidateIndex struct {
 	candidates []*worker.Rank // the slice it belongs to
 	ranks      []*worker.Rank // by slot
 	slots      []worker.Slot
-	position   [worker.MaxSlots]int16     // by slot: index in ranks, -1
+	position   [worker.MaxSlots]int16     // by slot: index in ranks, or -1
 	slowStates [worker.MaxSlots]slowState // by slot; zero for slots of other pools
 	blockOf    []int16                    // block of each rank
 	blocks     []rankBlock
 
 	refreshed atomic.Int64 // ns since the scheduler's start
-	mu        sync.Mutex   // of a refresh
-	// crowded are the indices of ranks short of KV blocks.
+	mu        sync.Mutex   // held during a refresh
+	// lowMemory are the indices of ranks that are short of KV blocks.
 	lowMemory atomic.Pointer[[]int32]
-	// size is the block size that all have, in tokens; 0 when they differ.
+	// size is the block size in tokens that all candidates share; 0 if they differ.
 	size atomic.Int32
 }
 
-// rankBlock is the candidates of one group of slots.
+// rankBlock is the candidates in one group of slots.
 type rankBlock struct {
-	from, to int32 // of board.ranks
+	from, to int32 // of candidateIndex.ranks
 	group    int32
-	// cheapest is the least price of a token there, of a prompt's own tokens.
+	// minPrice is the lowest price of a token of the prompt in the block.
 	minPrice [numLegs]atomic.Uint32
-	// floor is a lower bound of the loads: in its upper 40 bits the bound in
-	// units of floorUnit ns, in the lower 24 those of the ledger's count of falls
-	// when it was found. Another count now, and nothing is known. (A block that
-	// nobody looked at while its count went through all 2^24 values would be
-	// misjudged until the next fall.)
+	// minLoad is a lower bound of the loads: the upper 40 bits are the bound in units of
+	// 1<<minLoadShift ns, the lower 24 those of the count of decreases in loadCounters when the
+	// bound was computed. If the count has changed since, the bound is unknown. (A block that no
+	// choice visits while its count passes through all 2^24 values keeps a wrong bound until the
+	// next decrease.)
 	minLoad [numLegs]atomic.Uint64
 }
 
@@ -52,10 +51,9 @@ const (
 	decreaseMask = 1<<24 - 1
 )
 
-// slowState is what a refresh saw of a rank: block size in tokens in the upper bits,
-// feed state in the lower four, 0 where the rank is of another pool; and the
-// weighted price of a token of the prompt's own, in ns. Atomics, for they are read
-// while written.
+// slowState is what a refresh saw of a rank: the block size in tokens in the upper bits and the
+// feed state in the lower four, 0 if the rank is of another pool; and the weighted price of a token
+// of the prompt, in ns. The fields are atomics because they are read while a refresh writes them.
 type slowState struct {
 	v     atomic.Uint32
 	price [2]atomic.Uint32 // of tokens computed, pulled
@@ -64,23 +62,23 @@ type slowState struct {
 const (
 	refreshEvery = 20 * time.Millisecond // engines are scraped once a second
 	maxIndexes   = 64
-	// A record of a big pool shows the best of a few blocks, which costs next to
+	// A record of a large pool shows the best candidates of a few blocks, which costs almost
 	// nothing, and the best holders.
 	maxShownBlocks  = 2
 	maxShownHolders = 2
 )
 
-// candidateIndexes are the pools known, newest first; replaced as a whole.
+// candidateIndexes are the known indexes, newest first; the list is replaced as a whole.
 type candidateIndexes struct {
 	mu      sync.Mutex
 	indexes atomic.Pointer[[]*candidateIndex]
-	// seen are addresses of slices met once. A slice made for one request is
-	// not worth a board.
+	// seen are the addresses of slices met once. A slice made for one request does not justify an
+	// index.
 	seen [16]atomic.Uintptr
 	turn atomic.Uint32
 }
 
-// find gives the board of a slice, nil at its first sight.
+// find returns the index of a slice, or nil when the slice is new.
 func (b *candidateIndexes) find(c []*worker.Rank) *candidateIndex {
 	if known := b.indexes.Load(); known != nil {
 		for _, x := range *known {
@@ -108,7 +106,7 @@ func (b *candidateIndexes) make(c []*worker.Rank) *candidateIndex {
 	n := 0
 	for i, r := range x.ranks {
 		if int(r.Slot) >= worker.MaxSlots || x.position[r.Slot] >= 0 {
-			return nil // slots that are not the fleet's: the plain way copes
+			return nil // slots outside the fleet's range: choose without an index
 		}
 		x.slots[i] = r.Slot
 		x.position[r.Slot] = int16(i)
@@ -140,8 +138,8 @@ func (b *candidateIndexes) make(c []*worker.Rank) *candidateIndex {
 	return x
 }
 
-// refresh reads what changes slowly; one request in a while pays for it, the
-// others go on with what was.
+// refresh reads the slowly changing properties. One request per interval performs it; the others
+// use the previous values.
 func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 	if now-x.refreshed.Load() < int64(refreshEvery) || !x.mu.TryLock() {
 		return
@@ -184,8 +182,8 @@ func (x *candidateIndex) refresh(s *Scheduler, now int64) {
 	x.refreshed.Store(now)
 }
 
-// usesIndex says whether a query can be chosen on a board: a big pool, by cost, with
-// nothing excluded.
+// usesIndex reports whether a query can be answered with an index: a large pool, the cost policy,
+// and no excluded ranks.
 func (s *Scheduler) usesIndex(q *Query) bool {
 	return len(q.Candidates) > maxAllRecorded && s.currentSettings().policy == byCost && s.temperature(q) == 0 && q.OverlapWeight == nil && q.Session == 0 && !slices.ContainsFunc(q.Excluded, func(r *worker.Rank) bool { return r != nil })
 }

@@ -10,31 +10,31 @@ import (
 
 const (
 	nsPerMS           = 1e6
-	waitingTokens     = 1024 // assumed prompt of a request somebody else placed
-	pressureThreshold = 0.9  // share of blocks in use from which room is doubted
+	waitingTokens     = 1024 // assumed prompt of a request placed by another router
+	pressureThreshold = 0.9  // fraction of KV blocks in use from which free blocks are uncertain
 )
 
-// candidateState is one candidate as it was seen: the inputs of its cost. The cost's
-// terms follow from them (see termsOf), so only these are kept in a record.
+// candidateState is one candidate as seen by a choice: the inputs of its cost. The terms of the
+// cost follow from them (see termsOf), so a record contains only these.
 type candidateState struct {
 	rank          *worker.Rank
 	cost          float64 // ms
-	credit        float64 // tokens that overlap saves, weighted
-	reserved      int64   // prompt tokens to prefill, ours
+	credit        float64 // tokens that the overlap saves, weighted
+	reserved      int64   // prompt tokens to prefill, of this router
 	price         [worker.NumWork]int32
-	blocks        int32 // decode blocks, ours
-	work          int64 // of those, block-steps expected
-	requests      int32 // ours
-	waiting       int32 // as the engine said, -1 never
-	otherTokens   int64 // prompt tokens of others waiting there, said or assumed
-	cached        int32 // tokens predicted, in any tier
+	blocks        int32 // decode blocks, of this router
+	work          int64 // block-steps expected for these
+	requests      int32 // of this router
+	waiting       int32 // as reported by the engine, -1 if never
+	otherTokens   int64 // prompt tokens of other requests waiting there, reported or assumed
+	cached        int32 // predicted tokens, in any tier
 	depth         int32 // blocks of overlap
 	host          int32 // of depth, those on the host only
 	disk          int32 // of depth, those on disk only
 	lackingTokens int32 // tokens of this request's blocks that do not fit
 	feed          worker.FeedState
-	approx        bool // the overlap is the text mode's, or the router's own choices'
-	inFlight      bool // the overlap was just sent there: no event has told of it yet
+	approx        bool // the overlap comes from Approx: text mode or the router's own choices
+	inFlight      bool // the overlap was just sent there; no event has reported it yet
 	excluded      bool
 }
 
@@ -44,24 +44,24 @@ type choiceContext struct {
 	rates         *rates
 	leg           LegKind
 	prompt        int
-	promptKnown   int // prompt as the query says it, 0 unknown
+	promptKnown   int // prompt length from the query, 0 unknown
 	output        int
-	exact         *kvindex.Overlap // nil when nobody holds anything
+	exact         *kvindex.Overlap // nil if no rank has any block
 	sized         []SizedOverlap   // instead of exact
 	approx        *kvindex.Overlap
 	approxTokens  int
-	inFlight      []inFlightBlocks // blocks on their way
+	inFlight      []inFlightBlocks // blocks sent recently
 	transferRates *completion.Row  // measured transfers from the prefill rank; nil: none, or the rate is fixed
-	textOnly      bool             // no tokens were found: Approx is for every rank
+	textOnly      bool             // no tokens were found: Approx applies to every rank
 	leadingWork   worker.Work
 	now           int64 // ns since the scheduler's start
 }
 
-// weights are those of the Options.
+// weights are the weights of the Options.
 type weights struct {
 	overlap, host, disk, inFlight float64
 	prefill, queue, decode        float64
-	overlap16                     int64 // overlap in 1/65,536
+	overlap16                     int64 // overlap weight in 1/65,536
 }
 
 func newWeights(o *Options) weights {
@@ -69,7 +69,7 @@ func newWeights(o *Options) weights {
 		prefill: o.PrefillWeight, queue: o.QueueWeight, decode: o.DecodeWeight}
 }
 
-// temperature is the temperature of a query.
+// temperature returns the temperature of a query.
 func (s *Scheduler) temperature(q *Query) float64 {
 	if q.Temperature != nil {
 		return *q.Temperature
@@ -94,7 +94,7 @@ func (s *Scheduler) newChoiceContext(q *Query) choiceContext {
 			f.transferRates = q.TransferRates
 		}
 	}
-	// An overlap nobody shares is dropped here rather than asked per rank.
+	// An overlap that no rank has is dropped here instead of being checked per rank.
 	for i := range q.Overlaps {
 		if q.Overlaps[i].Overlap.Max() > 0 {
 			f.sized = q.Overlaps
@@ -109,11 +109,11 @@ func (s *Scheduler) newChoiceContext(q *Query) choiceContext {
 	return f
 }
 
-// evaluate reads a candidate's inputs and sets its cost. Each load is one atomic;
-// together they are an estimate, not a snapshot.
+// evaluate reads a candidate's inputs and computes its cost. Each load is one atomic; together they
+// are an estimate, not a snapshot.
 func (f *choiceContext) evaluate(r *worker.Rank, t *candidateState) { f.evaluateAt(r, t, -1) }
 
-// evaluateAt is look for a rank of which the depth in the index is known, or -1.
+// evaluateAt is evaluate for a rank whose depth in the index is known, or -1.
 func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int) {
 	*t = candidateState{rank: r, reserved: r.PrefillTokens.Load(), blocks: int32(r.DecodeBlocks.Load()), work: r.DecodeWork.Load(), requests: int32(r.Requests.Load()),
 		waiting: int32(r.Waiting.Load()), otherTokens: tokensOfOthers(r), feed: worker.FeedState(r.Feed.Load())}
@@ -137,9 +137,9 @@ func (f *choiceContext) evaluateAt(r *worker.Rank, t *candidateState, depth int)
 	t.cost = p.sum()
 }
 
-// tokensOfOthers are the prompt tokens that wait on a rank and are not of this
-// router's requests: what the engine says waits there beyond what was reserved, or,
-// of one that tells its requests only, an assumed prompt for each beyond ours.
+// tokensOfOthers returns the prompt tokens that wait on a rank and do not belong to this router's
+// requests: what the engine reports beyond this router's reservations or, if the engine reports
+// only requests, an assumed prompt for each request beyond this router's.
 func tokensOfOthers(r *worker.Rank) int64 {
 	if q := r.QueuedTokens.Load(); q >= 0 {
 		return max(0, q-r.PrefillTokens.Load())
@@ -147,16 +147,16 @@ func tokensOfOthers(r *worker.Rank) int64 {
 	return waitingTokens * max(0, r.Waiting.Load()-r.Requests.Load())
 }
 
-// lowerBound is a lower bound of look's cost that reads less, exact where nothing
-// is held, for passes over many ranks.
+// lowerBound returns a lower bound of evaluate's cost with fewer loads, exact if the rank has none
+// of the prompt. It is for passes over many ranks.
 func (f *choiceContext) lowerBound(r *worker.Rank, t *candidateState) float64 {
 	f.evaluate(r, t)
 	return t.cost
 }
 
-// overlap trusts the index for ranks whose feed is contiguous. While a feed is
-// syncing what it brought so far is true but not all: the better of both
-// counts. Elsewhere only the guess from the router's own choices remains.
+// overlap sets the candidate's overlap. It uses the index for ranks whose feed is live. While a
+// feed is syncing its content is correct but incomplete, so the better of the index and the
+// prediction is used. Otherwise only the prediction from the router's own choices remains.
 func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	if t.feed == worker.FeedLive || t.feed == worker.FeedSyncing {
 		if o, d, size := f.cachedBlocks(r, known); d > 0 {
@@ -189,14 +189,13 @@ func (f *choiceContext) overlap(r *worker.Rank, t *candidateState, known int) {
 	t.credit *= f.weights.overlap
 }
 
-// lowerTierLoss is how many tokens less than on the device blocks in slower tiers are
-// worth, of size tokens each.
+// lowerTierLoss returns how many tokens less blocks in slower tiers are worth than on the device,
+// at size tokens per block.
 func (w *weights) lowerTierLoss(host, disk, size int) float64 {
 	return float64(size) * ((1-w.host)*float64(host) + (1-w.disk)*float64(disk))
 }
 
-// confirmedBlocks is how many leading blocks of size tokens events have said that the rank
-// holds.
+// confirmedBlocks returns how many leading blocks of size tokens events have reported for the rank.
 func (t *candidateState) confirmedBlocks(size int) int {
 	if t.approx || t.inFlight || size <= 0 {
 		return 0
@@ -204,8 +203,8 @@ func (t *candidateState) confirmedBlocks(size int) int {
 	return int(t.cached) / size
 }
 
-// cachedBlocks is how many blocks, of how many tokens, the index has for r; depth is known
-// already or -1.
+// cachedBlocks returns how many blocks the index has for r, and their size in tokens. known is the
+// depth if it is known already, or -1.
 func (f *choiceContext) cachedBlocks(r *worker.Rank, known int) (o *kvindex.Overlap, depth, size int) {
 	if f.exact != nil {
 		if depth = depthIn(f.exact, r.Slot, known); depth > 0 {
@@ -227,8 +226,8 @@ func (f *choiceContext) cachedBlocks(r *worker.Rank, known int) (o *kvindex.Over
 	return o, 0, size
 }
 
-// depthIn is o.Depth without the table of all depths that it makes of many runs:
-// here only a few are asked for.
+// depthIn is o.Depth without the table of all depths that Depth computes for many groups: here only
+// a few depths are needed.
 func depthIn(o *kvindex.Overlap, slot worker.Slot, known int) int {
 	if known >= 0 {
 		return known
@@ -270,7 +269,7 @@ func (p *Terms) sum() float64 {
 	return p.Prefill + p.Transfer + p.Queue + p.Waiting + p.Decode + p.Pressure
 }
 
-// termsOf splits the cost of what was seen.
+// termsOf splits a candidate's cost into its terms.
 func (w *weights) termsOf(leg LegKind, prompt int, t *candidateState) Terms {
 	todo := max(0, float64(prompt)-t.credit)
 	prefill := float64(t.price[worker.Prefilling]) / nsPerMS

@@ -9,32 +9,34 @@ import (
 	"sluice/router/worker"
 )
 
-// A record keeps its decisions packed, one behind the other, as bytes without pointers: there
-// are as many as streams and more, each with all its candidates' terms, of which most are zero,
-// or small, or those of the candidate before. All is kept as exactly as it is shown.
+// A record stores its decisions encoded, one after another, as bytes without pointers: there are at
+// least as many records as streams, each with the terms of all candidates, most of which are zero,
+// small, or equal to those of the previous candidate. The encoding keeps the precision that is
+// shown.
 //
-// A decision is the numbers of encodeDecision, as varints, then its terms. Of a term: the rank's
-// number on the roll, its marks, which of its other numbers are there (those that are not zero),
-// its cost in µs, then, as the marks say, its prices and its credit, and those numbers.
+// A decision is the numbers of encodeDecision, as varints, followed by its terms. A term is the
+// rank's number (see rankIDs), its marks, a set of those of its other numbers that are not zero,
+// its cost in µs, then, according to the marks, its prices and its credit, and those numbers.
 
-// The marks of a term; the feed's state stands behind them.
+// The marks of a term; the feed's state is stored above them.
 const (
 	markApprox = 1 << iota
 	markInFlight
 	markExcluded
-	markPriced   // its prices are not those of the term before
-	markCredited // its credit is not its cached tokens, and follows
+	markPriced   // its prices differ from those of the previous term
+	markCredited // its credit differs from its cached tokens and is stored
 	markFeed     = iota
 )
 
-// toMicros is a number of ms in the µs that round3 makes of it.
+// toMicros converts ms to µs with the rounding of round3.
 func toMicros(ms float64) int64 { return int64(ms*1000 + 0.5) }
 
-// maxEncodedTerm bounds the bytes of a decision's own numbers, ten of five or ten bytes at the most,
-// and of one term: four of ten, ten of five and some more.
+// maxEncodedTerm bounds the bytes of a decision's own numbers, at most ten of five or ten bytes,
+// and of one term: four of ten bytes, ten of five and a few more.
 const maxEncodedTerm = 128
 
-// putVarint writes a varint into memory that has room for it, and gives where it ends.
+// putVarint writes a varint at position at, which must have space, and returns the position after
+// it.
 func putVarint(b *[maxEncodedTerm]byte, at int, n uint64) int {
 	if n < 0x80 {
 		b[at&(maxEncodedTerm-1)] = byte(n)
@@ -52,7 +54,8 @@ func putLongVarint(b *[maxEncodedTerm]byte, at int, n uint64) int {
 	return at + 1
 }
 
-// putCandidate writes a term behind before, the one before it in the decision, and gives its bytes.
+// putCandidate encodes a term; before is the previous term of the decision. It returns the number
+// of bytes.
 func putCandidate(b *[maxEncodedTerm]byte, t, before *candidateState, number uint32) (at int) {
 	marks := uint64(t.feed) << markFeed
 	if t.approx {
@@ -101,7 +104,7 @@ func putCandidate(b *[maxEncodedTerm]byte, t, before *candidateState, number uin
 		have |= 1 << 3
 		at = putVarint(b, at, uint64(uint32(t.requests)))
 	}
-	if t.waiting != -1 { // the engine has said it
+	if t.waiting != -1 { // the engine has reported it
 		have |= 1 << 4
 		at = putVarint(b, at, uint64(uint32(t.waiting+1)))
 	}
@@ -142,11 +145,11 @@ func encodeDecision(b []byte, d *decision, terms []candidateState, ranks *rankID
 	return b
 }
 
-// unpriced stands before a decision's first term.
+// unpriced takes the place of the term before a decision's first.
 var unpriced candidateState
 
-// decodeDecision gives a record's next decision with its terms, whose cost is in whole µs, and what is
-// behind it.
+// decodeDecision decodes a record's next decision with its terms, whose costs are in whole µs, and
+// returns the bytes after it.
 func decodeDecision(b []byte, terms []candidateState, ranks *rankIDs) (d decision, all []candidateState, rest []byte) {
 	u := decoder{b}
 	d.at = time.Duration(u.number())

@@ -7,36 +7,36 @@ import (
 	"sluice/router/worker"
 )
 
-// Record is one request's account as Explain and Recent give it.
+// Record is the explain record of one request, as Explain and Recent return it.
 type Record struct {
 	RequestID string          `json:"request_id"`
 	Started   time.Time       `json:"begun"`
 	Policy    string          `json:"policy"`
 	Decisions []Decision      `json:"decisions"`
 	Dropped   int             `json:"decisions_not_kept,omitempty"`
-	Joint     []JointDecision `json:"pairs,omitempty"` // where both legs were chosen together
+	Joint     []JointDecision `json:"pairs,omitempty"` // joint choices of both legs
 	Notes     []Note          `json:"notes,omitempty"`
 	LostNotes int             `json:"notes_not_kept,omitempty"`
 	Outcome   *OutcomeRecord  `json:"outcome"` // null while the request runs
-	// Earlier are older requests that had the same id, newest first.
+	// Earlier are older requests with the same id, newest first.
 	Earlier []Record `json:"earlier,omitempty"`
 }
 
 // Decision is one choice of a rank for a leg.
 type Decision struct {
-	AtMS         float64     `json:"at_ms"` // since the record was begun
+	AtMS         float64     `json:"at_ms"` // since the start of the record
 	Leg          string      `json:"leg"`
 	Attempt      int         `json:"attempt"`
-	Chosen       string      `json:"chosen"` // worker/rank, "" when there was none
+	Chosen       string      `json:"chosen"` // worker/rank, "" if there was none
 	PromptTokens int         `json:"prompt_tokens"`
 	OutputTokens int         `json:"output_tokens_assumed"`
-	Candidates   int         `json:"candidates"` // all there were
+	Candidates   int         `json:"candidates"` // number of candidates
 	Excluded     int         `json:"excluded"`
 	LostRaces    int         `json:"lost_races,omitempty"`
-	Shown        []Candidate `json:"shown"` // all, or of many the best
+	Shown        []Candidate `json:"shown"` // all, or the best of many
 }
 
-// Candidate is one rank as it was seen, and the terms of its cost.
+// Candidate is one rank as the choice saw it, with the terms of its cost.
 type Candidate struct {
 	Rank          string  `json:"rank"`
 	Chosen        bool    `json:"chosen,omitempty"`
@@ -46,29 +46,29 @@ type Candidate struct {
 	Cached        int     `json:"cached_tokens"`
 	Overlap       int     `json:"overlap_blocks"`
 	Host          int     `json:"overlap_host_blocks,omitempty"` // of overlap_blocks, not on the device
-	Disk          int     `json:"overlap_disk_blocks,omitempty"` // likewise
+	Disk          int     `json:"overlap_disk_blocks,omitempty"` // of overlap_blocks, on disk only
 	Credit        float64 `json:"overlap_credit_tokens"`         // what the overlap saves, weighted
-	Approx        bool    `json:"overlap_guessed,omitempty"`     // from the router's own choices
+	Approx        bool    `json:"overlap_guessed,omitempty"`     // predicted from the router's own choices
 	InFlight      bool    `json:"overlap_awaited,omitempty"`     // just sent there; no event yet
-	Unknown       bool    `json:"overlap_unknown,omitempty"`     // no feed that can be trusted, and no guess
-	Rates         Rates   `json:"rates_ms"`                      // per unit, as the cost was made from
+	Unknown       bool    `json:"overlap_unknown,omitempty"`     // no trustworthy feed and no prediction
+	Rates         Rates   `json:"rates_ms"`                      // per unit, as used for the cost
 	Reserved      int64   `json:"prefill_tokens_reserved"`
 	Blocks        int     `json:"decode_blocks_reserved"`
 	Requests      int     `json:"requests"`
-	Work          int64   `json:"decode_block_steps_reserved"`   // of those blocks, each by the steps its request is expected to run
-	Waiting       int     `json:"engine_waiting"`                // -1 never said
-	OtherTokens   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: said by the engine, or assumed
+	Work          int64   `json:"decode_block_steps_reserved"`   // for each of those blocks the steps that its request is expected to run
+	Waiting       int     `json:"engine_waiting"`                // -1: never reported
+	OtherTokens   int64   `json:"others_tokens_waiting"`         // of requests that this router did not place: reported by the engine, or assumed
 	LackingTokens int     `json:"tokens_without_room,omitempty"` // of this request
 	Feed          string  `json:"feed"`
 }
 
-// Note is a line of a record.
+// Note is a line of text in a record.
 type Note struct {
 	AtMS float64 `json:"at_ms"`
 	Text string  `json:"text"`
 }
 
-// OutcomeRecord is an Outcome as it is shown.
+// OutcomeRecord is the JSON form of an Outcome.
 type OutcomeRecord struct {
 	Status       int     `json:"status"`
 	Reason       string  `json:"reason,omitempty"`
@@ -78,19 +78,19 @@ type OutcomeRecord struct {
 	TTFTMS       float64 `json:"ttft_ms,omitempty"`
 	TotalMS      float64 `json:"total_ms"`
 
-	Transfer *TransferRecord `json:"transfer,omitempty"` // of the last hand-over, where it was watched
+	Transfer *TransferRecord `json:"transfer,omitempty"` // of the last hand-over, if it was observed
 }
 
-// TransferRecord is a Transfer as it is shown.
+// TransferRecord is the JSON form of a Transfer.
 type TransferRecord struct {
 	State   string  `json:"state"`
 	Bytes   int64   `json:"bytes"`
-	TookMS  float64 `json:"took_ms"`  // as the engine measured it
-	AfterMS float64 `json:"after_ms"` // from prefill's answer to the report
+	TookMS  float64 `json:"took_ms"`  // as measured by the engine
+	AfterMS float64 `json:"after_ms"` // from prefill's response to the report
 }
 
-// Explain gives the record of a request as JSON (a Record); ok is false when it
-// is not among the last N.
+// Explain returns the record of a request as JSON (a Record). ok is false if it is not among the
+// last N.
 func (s *Scheduler) Explain(requestID string) (body []byte, ok bool) {
 	if s.records == nil {
 		return nil, false
@@ -104,7 +104,7 @@ func (s *Scheduler) Explain(requestID string) (body []byte, ok bool) {
 	return body, err == nil
 }
 
-// RecordCapacity is how many requests' records are kept at most; 0: none.
+// RecordCapacity returns the largest number of records; 0: none are kept.
 func (s *Scheduler) RecordCapacity() int {
 	if s.records == nil {
 		return 0
@@ -112,10 +112,10 @@ func (s *Scheduler) RecordCapacity() int {
 	return len(s.records.slots)
 }
 
-// Policy is the name of the policy in use.
+// Policy returns the name of the current policy.
 func (s *Scheduler) Policy() string { return policyNames[s.currentSettings().policy] }
 
-// Recent gives the newest records, newest first, at most limit.
+// Recent returns the newest records, newest first, at most limit.
 func (s *Scheduler) Recent(limit int) []Record {
 	b := s.records
 	if b == nil || limit <= 0 {
@@ -135,8 +135,7 @@ func (s *Scheduler) Recent(limit int) []Record {
 	return recs
 }
 
-// findAll finds every kept record of an id, newest first. It walks the ring only
-// when the id is known.
+// findAll finds every record of an id, newest first. It scans the ring only if the id is known.
 func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 	h := hashID(id)
 	if _, ok := b.find(h); !ok {
@@ -155,7 +154,7 @@ func (b *recordRing) findAll(s *Scheduler, id string) []Record {
 	return recs
 }
 
-// export copies the record out; its mutex is held by the caller.
+// export copies the record. The caller holds its mutex.
 func (r *record) export(s *Scheduler) Record {
 	rec := Record{RequestID: string(r.id()), Started: s.started.Add(time.Duration(r.started)), Policy: s.Policy(), Dropped: int(r.droppedDecisions),
 		Decisions: make([]Decision, 0, r.decisions)}
@@ -207,9 +206,8 @@ func ms(d time.Duration) float64 { return round3(float64(d) / float64(time.Milli
 
 func round3(v float64) float64 { return float64(int64(v*1000+0.5)) / 1000 }
 
-// unknown says that nothing is known of what the rank holds: its share of the
-// cost is that of a rank that holds nothing, which is not the same as knowing so.
-// A feed that is syncing has not told all.
+// unknown reports whether the rank's blocks are unknown: its cost is then that of a rank without
+// any, which is not the same as knowing that it has none. A feed that is syncing is incomplete.
 func (t *candidateState) unknown() bool {
 	return t.feed != worker.FeedLive && t.cached == 0
 }

@@ -9,25 +9,23 @@ import (
 	"sluice/router/worker"
 )
 
-// inFlightTable remembers for a short while what was sent where, because an engine tells
-// of a block only when it has computed it: requests with one new prefix that come
-// in a burst would else each be sent to another rank, and each compute it.
+// inFlightTable remembers for a short time which prompts were sent to which rank. An engine reports
+// a block only when it has computed it; without this table, simultaneous requests with the same new
+// prefix would go to different ranks, and each would compute it.
 //
-// Nothing is done per block: a prompt is entered, and asked for, at some depths
-// only (1, 2, 3, 4, 6, 8, 12, 16, 24, … blocks, up to its own). A sequence hash
-// stands for all blocks before it, so two prompts that share so many blocks have
-// the same hash there, whatever comes after; what is found is at least two thirds
-// of what they share. A prompt of 2,048 blocks is entered at 21 depths.
+// The cost does not depend on the number of blocks: a prompt is stored and looked up at a few
+// depths only (1, 2, 3, 4, 6, 8, 12, 16, 24, … blocks, up to its own). A sequence hash covers all
+// blocks before it, so two prompts that share that many blocks have the same hash there. A look-up
+// finds at least two thirds of the shared blocks. A prompt of 2,048 blocks is stored at 21 depths.
 //
-// A cell is one atomic word: slot, when it ends, and as much of the hash as there
-// is room for. A bucket is one cache line of cells, chosen by the rest of the
-// hash; the oldest cell gives way. So the memory is fixed, a lost race loses a
-// hint, and a false hit has odds of some 2^-30.
+// A cell is one atomic word: the slot, its expiry, and as much of the hash as fits. A bucket is one
+// cache line of cells, selected by the rest of the hash; the oldest cell is replaced. The memory is
+// therefore constant, a lost race loses a hint, and the probability of a false hit is about 2^-30.
 type inFlightTable struct {
 	buckets []bucket
 	mask    uint64
-	// used says of each slot whether cells may name it. An engine that clears its cache
-	// again and again would otherwise cost a scan of all cells each time.
+	// used reports for each slot whether cells may name it. Otherwise an engine that clears its
+	// cache repeatedly would cost a scan of all cells each time.
 	used [worker.MaxSlots]atomic.Bool
 }
 
@@ -37,18 +35,18 @@ const (
 	inFlightBuckets = 4096 // 256 KiB
 	slotBits        = 12   // worker.MaxSlots
 	endBits         = 20
-	// tick is the unit of the end; 2^20 of them are three hours, after which a
-	// cell that nothing has replaced lives once more, for a few seconds.
+	// tick is the unit of the expiry. 2^20 ticks are three hours; a cell that was not replaced by
+	// then becomes valid again for a few seconds.
 	tick     = 10 * time.Millisecond
 	tagShift = slotBits + endBits
-	// eventLag is how long after its prefill a block is still awaited, and
-	// maxInFlight how long at most.
+	// eventLag is how long after its prefill a block remains in the table, and maxInFlight the
+	// upper limit.
 	eventLag         = 500 * time.Millisecond
 	maxInFlight      = 5 * time.Second
-	maxInFlightRanks = 16 // ranks that one choice hears of
+	maxInFlightRanks = 16 // the largest number of ranks that one look-up returns
 )
 
-// inFlightBlocks is a rank to which the prompt's leading blocks were just sent.
+// inFlightBlocks is a rank to which the prompt's leading blocks were sent recently.
 type inFlightBlocks struct {
 	slot   worker.Slot
 	blocks int
@@ -59,8 +57,8 @@ func newInFlightTable() *inFlightTable {
 	return &inFlightTable{buckets: make([]bucket, inFlightBuckets), mask: inFlightBuckets - 1}
 }
 
-// nextDepth is the depth below n at which prompts are entered, 0 when there is
-// none: powers of two and the steps half way between them.
+// nextDepth returns the largest depth below n at which prompts are stored, or 0: powers of two and
+// the midpoints between them.
 func nextDepth(n int) int {
 	if n <= 1 {
 		return 0
@@ -79,9 +77,9 @@ func (t *inFlightTable) cell(k blockhash.Seq) (b *bucket, tag uint64) {
 
 func endOf(word uint64) uint64 { return word >> slotBits & (1<<endBits - 1) }
 
-// add notes that these blocks were sent to a slot, until now + wait; of the first
-// held of them events have told already, so nobody need be told here. now is ns since
-// the scheduler's start.
+// add records that these blocks were sent to a slot, valid until now + wait. Events have already
+// reported the first confirmed of them, which are not stored. now is in ns since the scheduler's
+// start.
 func (t *inFlightTable) add(slot worker.Slot, keys []blockhash.Seq, confirmed int, now int64, wait time.Duration) {
 	end := uint64(now+int64(min(wait, maxInFlight))+int64(tick)) / uint64(tick) & (1<<endBits - 1)
 	soon := uint64(now) / uint64(tick)
@@ -103,23 +101,23 @@ func (t *inFlightTable) add(slot worker.Slot, keys []blockhash.Seq, confirmed in
 		}
 		b[evicted].Store(packed)
 	}
-	// After the cells: a concurrent remove either sees them or leaves used set.
+	// Set after the cells: a concurrent remove either sees them or leaves used set.
 	if used := &t.used[slotAt(slot)]; !used.Load() {
 		used.Store(true)
 	}
 }
 
-// ticksLeft is how many ticks are left until end, 0 when it has passed.
+// ticksLeft returns how many ticks are left until end, or 0 if it has passed.
 func ticksLeft(end, now uint64) uint64 {
 	d := (end - now) & (1<<endBits - 1)
 	if d > uint64(maxInFlight/tick)+1 {
-		return 0 // before now, or from another round of the clock
+		return 0 // in the past, or from another cycle of the clock
 	}
 	return d
 }
 
-// find adds to dst the slots to which leading blocks of keys were sent, each with
-// the deepest that is known, of size tokens a block.
+// find appends to dst the slots to which leading blocks of keys were sent, each with its greatest
+// depth, at size tokens per block.
 func (t *inFlightTable) find(dst []inFlightBlocks, keys []blockhash.Seq, size int, now int64) []inFlightBlocks {
 	soon := uint64(now) / uint64(tick)
 	for d := nextDepth(len(keys) + 1); d > 0; d = nextDepth(d) {
@@ -145,7 +143,7 @@ func (t *inFlightTable) find(dst []inFlightBlocks, keys []blockhash.Seq, size in
 	return dst
 }
 
-// remove drops what is awaited of a slot: its engine has restarted or left.
+// remove removes a slot's cells: its engine has restarted or left.
 func (t *inFlightTable) remove(slot worker.Slot) {
 	if used := &t.used[slotAt(slot)]; !used.Load() || !used.Swap(false) {
 		return

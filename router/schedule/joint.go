@@ -8,48 +8,47 @@ import (
 
 // JointQuery asks for the ranks of two legs at once.
 type JointQuery struct {
-	// Query is what both legs are chosen from. Its Leg, Candidates and
-	// Reservation are not looked at.
+	// Query is the input of both choices. Its Leg, Candidates and Reservation are ignored.
 	Query
 	Prefill, Decode []*worker.Rank
-	// LocalTokens: a decode rank that would have fewer tokens left to compute
-	// does the whole request; 0: never for that reason.
+	// LocalTokens: if a decode rank would have fewer tokens left to compute, it runs the whole
+	// request; 0: never for that reason.
 	LocalTokens int
-	// LocalWhenFaster: a decode rank does the whole request when that is
-	// estimated to be sooner at its first token.
+	// LocalWhenFaster: a decode rank runs the whole request if its estimated time to first token is
+	// shorter.
 	LocalWhenFaster bool
-	// Reservations, where not nil, are memory for those of prefill and decode, as
-	// Query.Reservation is for one.
+	// Reservations, if not nil, are the memory for the reservations of prefill and decode, as
+	// Query.Reservation is for one leg.
 	Reservations [2]*Reservation
 }
 
-// JointChoice is what ChooseJoint chose and booked.
+// JointChoice is the result of ChooseJoint, with its reservations.
 type JointChoice struct {
-	// Prefill is the zero Choice when Local.
+	// Prefill is the zero Choice if Local.
 	Prefill Choice
-	// Decode is the decode leg's rank; when Local the rank of the whole request.
+	// Decode is the decode leg's rank; if Local the rank of the whole request.
 	Decode Choice
 	Local  bool
-	// Why is one of the Why constants, a label of metrics.
+	// Reason is one of the Reason constants, a label of metrics.
 	Reason string
 }
 
-// Why a pair was chosen, or none.
+// The reasons for a remote or local prefill.
 const (
 	ReasonFewUncached   = "few_uncached"   // local: fewer than LocalTokens are left
 	ReasonFaster        = "faster"         // local or remote: by the estimate
-	ReasonUncached      = "uncached"       // remote: as many as LocalTokens are left, and no estimate was asked for
-	ReasonPromptUnknown = "unknown_prompt" // remote: how long the prompt is is not known, so neither can be said
-	ReasonNotConsidered = "not_asked"      // remote: no local alternative was asked for
+	ReasonUncached      = "uncached"       // remote: at least LocalTokens are left, and no estimate was requested
+	ReasonPromptUnknown = "unknown_prompt" // remote: the prompt's length is unknown, so neither rule applies
+	ReasonNotConsidered = "not_asked"      // remote: no local alternative was requested
 )
 
-// TransferRate tells what it costs to move one token's KV from one rank to another,
-// in ms; 0: not known. It is called on the request path, a few dozen times for a
-// pair: it must not lock, allocate or block.
+// TransferRate returns the cost of moving one token's KV from one rank to another, in ms; 0:
+// unknown. It is called on the request path, a few dozen times per joint choice: it must not lock,
+// allocate or block.
 type TransferRate func(from, to *worker.Rank) (msPerToken float64)
 
-// SetTransferRate has ChooseJoint ask f what a transfer costs; nil: only the rates
-// learned by rank.
+// SetTransferRate makes ChooseJoint use f for the cost of a transfer; nil: only the rates learned
+// per rank.
 func (s *Scheduler) SetTransferRate(f TransferRate) {
 	if f == nil {
 		s.transferRate.Store(nil)
@@ -58,48 +57,45 @@ func (s *Scheduler) SetTransferRate(f TransferRate) {
 	s.transferRate.Store(&f)
 }
 
-// jointState is one ChooseJoint under way: three looks, none of which has booked
-// anything. Pooled, so that a choice allocates no more than its reservations.
+// jointState is the state of one ChooseJoint: three scans, none of which has reserved anything. It
+// is pooled, so that a choice allocates only its reservations.
 type jointState struct {
 	prefill, decode, local legScan
 	pull                   float64 // ms to move the prompt between the two, weighted
-	rate                   float64 // ms per token the TransferRate told, 0: rank's own
-	handover               float64 // ms that a hand-over takes whatever the prompt
-	remote                 float64 // ms in all
+	rate                   float64 // ms per token from the TransferRate, 0: the rank's own rate
+	handover               float64 // ms of a hand-over, independent of the prompt
+	remote                 float64 // total ms
 	localAllowed           bool    // there is a local alternative
-	chooseLocal            bool    // it won
+	chooseLocal            bool    // the local alternative won
 	reason                 string
 }
 
-// legScan is one leg's candidates as one pass saw them: the best of them in
-// scratch.kept, each with the load it was judged by.
+// legScan is one leg's candidates as one pass saw them: the best of them in scratch.candidates,
+// each with the load it was evaluated with.
 type legScan struct {
 	query    Query
 	scratch  scratch
 	index    *candidateIndex
-	loads    [maxAllRecorded + 1]int64 // of scratch.kept, in the ledger; where on a board
-	selected int                       // index in kept of the one taken
+	loads    [maxAllRecorded + 1]int64 // of scratch.candidates, from loadCounters; only with an index
+	selected int                       // index in scratch.candidates of the chosen one
 }
 
-// ChooseJoint picks the ranks of prefill and decode together for the least
-// estimated time to first token, books both, and says when one decode rank had
-// better do the whole request. ok is false, with nothing booked or recorded,
-// when one of the legs has no candidate left.
+// ChooseJoint chooses the ranks of prefill and decode together for the shortest estimated time to
+// first token, reserves both, and decides whether one decode rank runs the whole request instead.
+// ok is false, with nothing reserved or recorded, if one of the legs has no candidate left.
 //
 // The estimate is
 //
 //	remote = prefill leg's cost on p + decode leg's cost on d, with the transfer p → d, + the hand-over
 //	local  = the whole request's cost on a decode rank
 //
-// in which the hand-over is what pulling takes at no tokens, as learned. Of all
-// terms only the transfer depends on both ranks, and where no TransferRate is known
-// it depends on d alone: the best pair is then the best p and the best d, exactly,
-// and no product is looked at. With one, every pair of the best few of both sides
-// is weighed (by their own costs: up to 16 in small pools, 8 or 4 in big ones). A
-// pair outside cannot be better by more than its transfer is below the chosen
-// pair's, less what its own costs are above the best; a wire that much faster to
-// a rank that much busier is left aside, for a product of a thousand by a
-// thousand would cost more than it could win.
+// where the hand-over is the learned time of a pull of no tokens. Only the transfer depends on both
+// ranks. If no TransferRate is known it depends on d alone: the best combination is then exactly
+// the best p and the best d, and no product is examined. Otherwise every combination of the best
+// few of both sides is evaluated (by their own costs: up to 16 in small pools, 8 or 4 in large
+// ones). A combination outside these can be better only by the amount that its transfer is cheaper,
+// minus the amount that its own costs are higher; such a fast link to such a busy rank is ignored,
+// because a product of a thousand by a thousand would cost more than it could save.
 func (s *Scheduler) ChooseJoint(q *JointQuery) (c JointChoice, ok bool) {
 	p := s.jointStates.Get()
 	defer s.jointStates.Put(p)
@@ -129,7 +125,7 @@ func (s *Scheduler) ChooseJoint(q *JointQuery) (c JointChoice, ok bool) {
 	}
 }
 
-// scanJoint takes the looks and weighs them; nothing is booked.
+// scanJoint performs the scans and compares their results. It reserves nothing.
 func (s *Scheduler) scanJoint(p *jointState, q *JointQuery) bool {
 	now := s.now()
 	if !p.prefill.scanCandidates(s, q, PrefillLeg, q.Prefill, now) || !p.decode.scanCandidates(s, q, DecodeLeg, q.Decode, now) {
@@ -164,7 +160,7 @@ func (s *Scheduler) scanJoint(p *jointState, q *JointQuery) bool {
 	return true
 }
 
-// bestJoint finds the best pair of what the two looks kept.
+// bestJoint finds the best combination of the candidates that the two scans kept.
 func (s *Scheduler) bestJoint(p *jointState) {
 	a, b := p.prefill.best(), p.decode.best()
 	f := &p.decode.scratch.ctx
@@ -204,7 +200,7 @@ func (s *Scheduler) bestJoint(p *jointState) {
 	p.remote += p.handover
 }
 
-// scanCandidates looks at the candidates of a leg.
+// scanCandidates evaluates the candidates of a leg.
 func (l *legScan) scanCandidates(s *Scheduler, q *JointQuery, leg LegKind, candidates []*worker.Rank, now int64) bool {
 	l.query = q.Query
 	l.query.Leg, l.query.Candidates, l.query.Reservation = leg, candidates, nil
@@ -239,7 +235,7 @@ func (l *legScan) findInFlight(s *Scheduler) bool {
 	return s.currentSettings().weights.inFlight > 0 && len(l.query.Keys) > 0 && l.query.Leg != DecodeLeg && s.currentSettings().policy == byCost
 }
 
-// maxBestRecorded makes the best one of those kept.
+// keepBest selects the best of the kept candidates.
 func (l *legScan) keepBest() {
 	for i := range l.scratch.candidates {
 		if l.scratch.candidates[i].rank == l.scratch.best.rank {
@@ -252,8 +248,8 @@ func (l *legScan) keepBest() {
 	l.scratch.candidates = append(l.scratch.candidates, l.scratch.best)
 }
 
-// scanIndex looks at a big pool: the best of a few blocks and the best holders are
-// kept, with the loads they were judged by.
+// scanIndex scans a large pool: it keeps the best candidates of a few blocks and the best holders,
+// with the loads they were evaluated with.
 func (l *legScan) scanIndex(s *Scheduler) {
 	sc, x := &l.scratch, l.index
 	x.refresh(s, sc.ctx.now)
@@ -291,17 +287,17 @@ func (l *legScan) addCandidate(o scanHit) {
 	l.scratch.ctx.evaluateAt(r, &l.scratch.candidates[n], int(o.depth))
 }
 
-// best is the one taken.
+// best returns the selected candidate.
 func (l *legScan) best() *candidateState { return &l.scratch.candidates[l.selected] }
 
-// selectOther takes another rank of the same candidates, kept or not.
+// selectOther selects another rank among the same candidates, kept or not.
 func (l *legScan) selectOther(r *worker.Rank) {
-	l.index = nil // its load was not seen in the ledger
+	l.index = nil // its load was not read from loadCounters
 	l.scratch.ctx.evaluate(r, &l.scratch.best)
 	l.keepBest()
 }
 
-// reserve reserves the one taken; false when its load has moved since the look.
+// reserve reserves the selected rank; it returns false if its load has changed since the scan.
 func (l *legScan) reserve(s *Scheduler, res *Reservation, force bool) bool {
 	f, t := &l.scratch.ctx, l.best()
 	if l.index == nil || force {
@@ -315,7 +311,7 @@ func (l *legScan) reserve(s *Scheduler, res *Reservation, force bool) bool {
 	return true
 }
 
-// toChoice is the Choice of a booked look; what it sends there is awaited.
+// toChoice returns the Choice of a reserved scan and adds its prompt to the in-flight table.
 func (l *legScan) toChoice(s *Scheduler, res *Reservation) Choice {
 	t := l.best()
 	if l.findInFlight(s) {
@@ -324,7 +320,7 @@ func (l *legScan) toChoice(s *Scheduler, res *Reservation) Choice {
 	return Choice{Rank: t.rank, OverlapBlocks: int(t.depth), CachedTokens: int(t.cached), Cost: t.cost, Reservation: res}
 }
 
-// publishJoint writes what was chosen to the record and to who watches.
+// publishJoint writes the choice to the record and to the observer.
 func (s *Scheduler) publishJoint(p *jointState, lost int) {
 	legs := [...]*legScan{&p.prefill, &p.decode}
 	candidates := legs[:]
@@ -347,7 +343,7 @@ func (s *Scheduler) publishJoint(p *jointState, lost int) {
 		s.records.addJoint(p)
 	}
 	for _, l := range [...]*legScan{&p.prefill, &p.decode, &p.local} {
-		l.query = Query{} // lets go of what was borrowed
+		l.query = Query{} // release borrowed memory
 		l.scratch.ctx = choiceContext{}
 		l.index = nil
 	}

@@ -4,21 +4,21 @@ import (
 	"time"
 )
 
-// maxJointRecords bounds the pairs of one record, as maxDecisions does its choices.
+// maxJointRecords bounds the joint choices of one record, as maxDecisions does its decisions.
 const maxJointRecords = 8
 
-// jointRecord is one ChooseJoint as a record keeps it.
+// jointRecord is one ChooseJoint in a record.
 type jointRecord struct {
-	at                     time.Duration // since begun
+	at                     time.Duration // since the start of the record
 	attempt, prompt        int
-	prefill, decode, local candidateState // local.rank nil: no alternative was looked at
+	prefill, decode, local candidateState // local.rank is nil if no alternative was evaluated
 	pull, rate, handover   float64
 	remote                 float64
-	chosen                 bool // local
+	chosen                 bool // local was chosen
 	reason                 string
 }
 
-// addJoint adds a pair to the record that its legs' decisions were written to.
+// addJoint adds a joint choice to the record that contains its legs' decisions.
 func (b *recordRing) addJoint(p *jointState) {
 	id := clipID(p.decode.query.RequestID)
 	r := b.open(id, hashID(id))
@@ -43,21 +43,21 @@ func (b *recordRing) addJoint(p *jointState) {
 type JointDecision struct {
 	AtMS         float64 `json:"at_ms"`
 	Attempt      int     `json:"attempt"`
-	Plan         string  `json:"plan"` // remote: prefill elsewhere; local: decode does it all
+	Plan         string  `json:"plan"` // remote: prefill on another worker; local: the decode rank runs the whole request
 	Reason       string  `json:"why"`
 	PromptTokens int     `json:"prompt_tokens"`
 	Remote       Remote  `json:"remote"`
-	Local        *Local  `json:"local,omitempty"` // nil: not looked at
+	Local        *Local  `json:"local,omitempty"` // nil: not evaluated
 }
 
-// Remote is the pair's estimated time to first token and its terms, in ms.
+// Remote is the estimated time to first token of two legs and its terms, in ms.
 type Remote struct {
 	Prefill      string  `json:"prefill"` // worker/rank
 	Decode       string  `json:"decode"`
 	Cost         float64 `json:"cost_ms"`
-	Terms        Terms   `json:"terms_ms"`                    // of both legs, the transfer between these two
-	Handover     float64 `json:"handover_ms,omitempty"`       // what a hand-over takes whatever the prompt
-	TransferRate float64 `json:"pair_ms_per_token,omitempty"` // of this pair; else the decode rank's own rate was taken
+	Terms        Terms   `json:"terms_ms"`                    // of both legs, with the transfer between them
+	Handover     float64 `json:"handover_ms,omitempty"`       // the time of a hand-over, independent of the prompt
+	TransferRate float64 `json:"pair_ms_per_token,omitempty"` // between these two ranks; otherwise the decode rank's own rate was used
 	Cached       int     `json:"prefill_cached_tokens"`       // predicted on the prefill rank
 	Uncached     int     `json:"decode_uncached_tokens"`      // left on the decode rank
 }
@@ -85,8 +85,8 @@ func (e *jointRecord) export(w *weights) JointDecision {
 	return out
 }
 
-// Start sets the clock of a leg that was booked before it is sent: the time it
-// lay waiting says nothing of what its work costs.
+// Start sets the clock of a leg that was reserved before it is sent: the time between says nothing
+// about the cost of its work.
 func (res *Reservation) Start() {
 	if res == nil || res.s == nil {
 		return

@@ -6,39 +6,38 @@ import (
 	"sluice/router/worker"
 )
 
-// loadCounters is the load of this scheduler's reservations once more, as the cost in
-// nanoseconds that it adds to each leg, by slot and side by side: a choice among
-// a thousand ranks reads a few lines here instead of two of every Rank. The
-// Rank's counters remain what the world sees.
+// loadCounters duplicates the load of this scheduler's reservations, as the cost in nanoseconds
+// that it adds to each leg, stored by slot: a choice among a thousand ranks reads a few cache lines
+// here instead of two of every Rank. The Rank's counters remain the public ones.
 //
-// Memory order: a booking from the ledger swaps the entry that the cost was made
-// from, so of two choices that saw the same least load one has to look again;
-// all else is added and subtracted, and read as an estimate. What a board's
-// refresh saw of an engine is in the entries too: slow remembers how much, so
-// that the next refresh, of whichever board, adds the difference.
+// Memory order: a reservation made with an index compares and swaps the entry from which the cost
+// was computed, so of two choices that saw the same lowest load one has to retry. Everything else
+// is added and subtracted, and read as an estimate. The load that a refresh saw at an engine is
+// included in the entries; engineLoad remembers how much, so that the next refresh of any index
+// adds only the difference.
 //
-// fell counts, for the slots of a group, how often a load has gone down: who
-// knew a lower bound of the group's loads, and finds fell as it was when the
-// bound was made, knows that it still is one. An entry is lowered first and fell
-// raised after, so that who reads fell before the entries errs on the safe side.
+// decreases counts, per group of slots, how often a load has decreased. A lower bound of the
+// group's loads is valid as long as the count has not changed since it was computed. An entry is
+// lowered first and the count raised afterwards, so that a reader that loads the count before the
+// entries errs on the safe side.
 type loadCounters struct {
 	load       [numLegs][worker.MaxSlots]atomic.Int64 // ns
-	engineLoad [numLegs][worker.MaxSlots]atomic.Int64 // ns of load: waiting requests, crowding
+	engineLoad [numLegs][worker.MaxSlots]atomic.Int64 // ns of load: waiting requests, low memory
 	decreases  [numLegs][worker.MaxSlots / groupSize]atomic.Uint32
 }
 
 const (
-	// overloadPenalty puts a rank behind every other without overflowing a sum.
+	// overloadPenalty places a rank behind every other without overflowing a sum.
 	overloadPenalty = 1 << 50
-	// groupSize is how many neighbouring slots share a count of falls, and a block of
-	// a board: a few cache lines of loads, read in some 20 ns.
+	// groupSize is the number of adjacent slots that share a count of decreases and form a block of
+	// an index: a few cache lines of loads, read in some 20 ns.
 	groupSize = 32
 )
 
-// slotAt is a slot as an index that needs no bounds check.
+// slotAt returns a slot as an index that needs no bounds check.
 func slotAt(s worker.Slot) int { return int(s) & (worker.MaxSlots - 1) }
 
-// add books ns of prefill and of decode work, or takes them off when negative.
+// add adds ns of prefill and decode work, or subtracts negative ones.
 func (l *loadCounters) add(s worker.Slot, prefill, decode int64) {
 	if prefill != 0 {
 		l.addLeg(PrefillLeg, s, prefill)
@@ -57,8 +56,8 @@ func (l *loadCounters) addLeg(leg LegKind, s worker.Slot, by int64) {
 	}
 }
 
-// compareAndAdd books as add does if the load of the leg is still what was seen, and
-// says whether. Nothing is negative.
+// compareAndAdd is add if the load of the leg is still the expected one, and reports whether it is.
+// No argument is negative.
 func (l *loadCounters) compareAndAdd(leg LegKind, s worker.Slot, expected, prefill, decode int64) bool {
 	i := slotAt(s)
 	switch leg {
@@ -82,7 +81,7 @@ func (l *loadCounters) compareAndAdd(leg LegKind, s worker.Slot, expected, prefi
 	return true
 }
 
-// refresh sets what engines add to the load of a slot, in ns.
+// refresh sets the load that engines add to a slot, in ns.
 func (l *loadCounters) refresh(s worker.Slot, waiting int64, lowMemory bool) {
 	for leg := range l.engineLoad {
 		v := waiting

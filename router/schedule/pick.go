@@ -7,8 +7,8 @@ import (
 	"sluice/router/worker"
 )
 
-// cheapestOf finds the least cost, or with byLoad the fewest requests, in one
-// pass; equals are drawn by reservoir.
+// cheapestOf finds the lowest cost, or with byLoad the fewest requests, in one pass; among equals
+// it draws by reservoir sampling.
 func cheapestOf(f *choiceContext, q *Query, sc *scratch, rng *uint64, byLoad bool) bool {
 	if len(q.Candidates) > maxAllRecorded && !byLoad {
 		return cheapestOfMany(f, q, sc, rng)
@@ -38,13 +38,13 @@ func cheapestOf(f *choiceContext, q *Query, sc *scratch, rng *uint64, byLoad boo
 		}
 	}
 	if len(sc.candidates) > maxAllRecorded {
-		sc.candidates = sc.candidates[:0] // a comparison policy over many: the chosen will do
+		sc.candidates = sc.candidates[:0] // a comparison policy with many candidates records only the chosen one
 	}
 	return sc.usable > 0
 }
 
-// cheapestOfMany is cheapestOf for big pools: it keeps the terms of the best few
-// only, and reads of the others no more than the cost needs.
+// cheapestOfMany is cheapestOf for large pools: it keeps the terms of the best few only, and reads
+// of the others no more than the cost needs.
 func cheapestOfMany(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	best, ties := math.Inf(1), 0
 	var chosen *worker.Rank
@@ -77,15 +77,15 @@ func cheapestOfMany(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	}
 	sc.usable = len(q.Candidates) - len(q.Excluded)
 	f.evaluate(chosen, &sc.best)
-	// Booked meanwhile by another: an impossible count makes reserve fail, and
-	// the choice is made anew.
+	// Another choice has reserved it meanwhile: an impossible count makes reserve fail, and the
+	// choice is repeated.
 	if sc.best.cost > best+1e-6 {
 		sc.best.reserved, sc.best.blocks = -1, -1
 	}
 	return true
 }
 
-// insert holds the maxBestRecorded cheapest and returns the cost a rival must beat.
+// insert keeps the maxBestRecorded cheapest and returns the cost that a rival must beat.
 func (sc *scratch) insert(t *candidateState) float64 {
 	if len(sc.candidates) < maxBestRecorded {
 		sc.candidates = append(sc.candidates, *t)
@@ -108,7 +108,7 @@ func (sc *scratch) worst() int {
 	return at
 }
 
-// pickByCost takes the least cost, or draws by cost where there is a temperature.
+// pickByCost chooses the lowest cost, or draws by cost if there is a temperature.
 func (s *Scheduler) pickByCost(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	if s.temperature(q) > 0 {
 		return s.pickByTemperature(f, q, sc, rng)
@@ -118,7 +118,7 @@ func (s *Scheduler) pickByCost(f *choiceContext, q *Query, sc *scratch, rng *uin
 
 // pickByTemperature draws by a softmax over the costs, scaled by their range.
 func (s *Scheduler) pickByTemperature(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
-	// The least-cost pass fills the record and says where the range starts.
+	// The lowest-cost pass fills the record and gives the start of the range.
 	if !cheapestOf(f, q, sc, rng, false) {
 		return false
 	}
@@ -137,7 +137,7 @@ func (s *Scheduler) pickByTemperature(f *choiceContext, q *Query, sc *scratch, r
 	if most == least {
 		return true
 	}
-	scale := min(1/(s.temperature(q)*(most-least)), math.MaxFloat64) // the least cost's weight is 1 at any
+	scale := min(1/(s.temperature(q)*(most-least)), math.MaxFloat64) // the lowest cost always has weight 1
 	sum := 0.0
 	for i, c := range sc.costs {
 		sum += math.Exp((least - c) * scale)
@@ -149,7 +149,7 @@ func (s *Scheduler) pickByTemperature(f *choiceContext, q *Query, sc *scratch, r
 	return true
 }
 
-// searchSums is the first index whose running sum exceeds draw.
+// searchSums returns the first index whose running sum exceeds draw.
 func searchSums(sums []float64, draw float64) int {
 	i, _ := slices.BinarySearchFunc(sums, draw, func(e, t float64) int {
 		if e > t {
@@ -160,7 +160,7 @@ func searchSums(sums []float64, draw float64) int {
 	return i
 }
 
-// pickIgnoringLoad takes the next or any candidate, whatever its cost.
+// pickIgnoringLoad chooses the next or a random candidate, regardless of its cost.
 func (s *Scheduler) pickIgnoringLoad(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	n := len(q.Candidates)
 	if n == 0 {
@@ -186,14 +186,13 @@ func (s *Scheduler) pickIgnoringLoad(f *choiceContext, q *Query, sc *scratch, rn
 	return sc.usable > 0
 }
 
-// sessionLoadFactor is how many times the mean of requests a rank may have and still keep
-// its sessions.
+// sessionLoadFactor is the multiple of the mean number of requests up to which a rank keeps its
+// sessions.
 const sessionLoadFactor = 1.25
 
-// pickBySession takes the rank that the session's hash falls on, as long as it has
-// no more than its share of the requests under way; else by cost. The rank
-// is found by rendezvous, so sessions move only from ranks that leave, and several
-// routers agree.
+// pickBySession chooses the rank that the session's hash selects, as long as it has no more than
+// its share of the running requests, and chooses by cost otherwise. The rank is found by rendezvous
+// hashing, so sessions move only from ranks that leave, and several routers agree.
 func (s *Scheduler) pickBySession(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	home, requests, usable := sessionRank(q)
 	if !s.pickByCost(f, q, sc, rng) {
@@ -205,14 +204,14 @@ func (s *Scheduler) pickBySession(f *choiceContext, q *Query, sc *scratch, rng *
 	var t candidateState
 	f.evaluate(home, &t)
 	if float64(t.requests) >= 1+sessionLoadFactor*float64(requests)/float64(usable) {
-		return true // yields
+		return true // over its share: the choice by cost stands
 	}
 	sc.best = t
 	return true
 }
 
-// sessionRank is the candidate on which a session's hash falls, with the requests
-// under way on all that are not excluded, and how many those are.
+// sessionRank returns the candidate that a session's hash selects, the number of running requests
+// on all candidates that are not excluded, and the number of these.
 func sessionRank(q *Query) (home *worker.Rank, requests int64, usable int) {
 	most := uint64(0)
 	for _, r := range q.Candidates {
@@ -228,8 +227,7 @@ func sessionRank(q *Query) (home *worker.Rank, requests int64, usable int) {
 	return home, requests, usable
 }
 
-// pickBySessionHash is plain session hashing; a request without a session takes its
-// turn.
+// pickBySessionHash is plain session hashing; a request without a session is placed round robin.
 func (s *Scheduler) pickBySessionHash(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	if q.Session == 0 {
 		return s.pickIgnoringLoad(f, q, sc, rng)

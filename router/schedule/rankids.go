@@ -8,27 +8,28 @@ import (
 	"sluice/router/worker"
 )
 
-// rankIDs gives ranks numbers, by which the records of the explain ring name them: a slot's number
-// may be another rank's while a record still speaks of the one before.
+// rankIDs assigns numbers to ranks, by which the records of the explain ring name them: a slot may
+// have been reassigned to another rank while a record still names the previous one.
 //
-// Who holds a record's mutex may look a number up, and so a number that is in a record, or on
-// its way into one, is never given to another rank: sweep takes numbers back that were no cell's
-// when it began, that no record holds which it then went over, each under its mutex, and that
-// nobody has asked for meanwhile. A number that is a cell's is found without the lock.
+// A caller that holds a record's mutex may look up a number. A number that is in a record, or about
+// to be written to one, is therefore never reassigned: sweepRankIDs frees only numbers that were in
+// no cell when it started, that no record contains when it then visits each under its mutex, and
+// that were not requested meanwhile. A number in a cell is found without the lock.
 type rankIDs struct {
-	cells [worker.MaxSlots]atomic.Uint32 // by slot: the number of the rank that was asked for last
-	// By number; replaced as a whole when it grows, or a number is given again. The first is none.
+	cells [worker.MaxSlots]atomic.Uint32 // by slot: the number of the most recently requested rank
+	// Indexed by number; replaced as a whole when it grows or a number is reassigned. Number 0 is
+	// unused.
 	ranks atomic.Pointer[[]*worker.Rank]
 
-	mu       sync.Mutex // of those who write
+	mu       sync.Mutex // guards writes
 	numbers  map[*worker.Rank]uint32
-	checked  map[uint32]bool // under mu since the present sweep began
+	checked  map[uint32]bool // numbers requested since the current sweep began; guarded by mu
 	free     []uint32
-	sweepAt  int         // numbers in use from which a sweep is worth its time
-	sweepDue atomic.Bool // there are as many
+	sweepAt  int         // numbers in use from which a sweep is worthwhile
+	sweepDue atomic.Bool // that many are in use
 }
 
-// minSweep is how many numbers are not worth a sweep.
+// minSweep is the smallest number of ranks for which a sweep runs.
 const minSweep = 64
 
 func newRankIDs() *rankIDs {
@@ -41,10 +42,10 @@ func (r *rankIDs) cell(rank *worker.Rank) *atomic.Uint32 {
 	return &r.cells[int(rank.Slot)%len(r.cells)]
 }
 
-// rank is the one of a number.
+// rank returns the rank with a number.
 func (r *rankIDs) rank(number uint32) *worker.Rank { return (*r.ranks.Load())[number] }
 
-// number is that of a rank. Its caller holds the mutex of the record that it is for.
+// number returns a rank's number. The caller holds the mutex of the record that it is for.
 func (r *rankIDs) number(rank *worker.Rank) uint32 {
 	cell := r.cell(rank)
 	if n := cell.Load(); r.rank(n) == rank {
@@ -65,7 +66,7 @@ func (r *rankIDs) assign(rank *worker.Rank, cell *atomic.Uint32) uint32 {
 			all[n] = rank
 		} else {
 			n = uint32(len(all))
-			all = append(all, rank) // behind what readers of the shorter one look at
+			all = append(all, rank) // readers of the shorter slice do not see it
 		}
 		r.ranks.Store(&all)
 		r.numbers[rank] = n
@@ -78,12 +79,11 @@ func (r *rankIDs) assign(rank *worker.Rank, cell *atomic.Uint32) uint32 {
 	return n
 }
 
-// sweepRankIDs takes the numbers back of ranks that no record speaks of any more. Its caller holds no
-// record's mutex.
+// sweepRankIDs frees the numbers of ranks that no record names. The caller holds no record's mutex.
 func (b *recordRing) sweepRankIDs() {
 	r := b.ranks
 	r.mu.Lock()
-	if r.checked != nil || len(r.numbers) < r.sweepAt { // somebody else is at it, or was
+	if r.checked != nil || len(r.numbers) < r.sweepAt { // another sweep is running, or was completed
 		r.mu.Unlock()
 		return
 	}

@@ -8,46 +8,44 @@ import (
 	"sluice/router/worker"
 )
 
-// Rates are what work costs, in ms. In Options a rate above 0 is fixed; 0 is
-// learned, worker by worker, from the assumption that doc.go gives.
+// Rates are the costs of work, in ms. In Options a rate above 0 is fixed; 0 is learned per worker,
+// starting from the assumptions in doc.go.
 type Rates struct {
 	Prefill  float64 `json:"prefill"`  // per prompt token computed
 	Transfer float64 `json:"transfer"` // per prompt token pulled
 	Block    float64 `json:"block"`    // per KV block resident in the batch, over a request's decode
 }
 
-// The rates assumed until something is learned; doc.go says where they come from.
+// The rates that are assumed until something is learned; doc.go gives their source.
 const (
 	prefillMS  = 0.1
 	transferMS = 0.005
 	blockMS    = 0.15
-	// decodeSteps is over how many steps a resident block is paid for: what is
-	// learned of Decoding is the cost of one step.
+	// decodeSteps is the number of steps for which a resident block is charged: the learned rate of
+	// worker.Decoding is the cost of one step.
 	decodeSteps = 256
-	// typical amounts of work, by which worker.Speed weighs its first rate.
+	// Typical amounts of work, by which worker.Speed weights its first rate.
 	typicalTokens, typicalBlocks = 1024, 256
-	// minRateTokens of work that a leg must have to say something of the rate, and
-	// minRateOutput of tokens generated.
+	// minRateTokens is the work that a leg must have to contribute to the rate, and minRateOutput
+	// the number of generated tokens.
 	minRateTokens, minRateOutput = 64, 8
-	// minOwnLegs is how many legs of its own a worker must have told of before it
-	// is judged by them; until then it is judged as the fleet.
+	// minOwnLegs is the number of its own legs after which a worker's rates are used; until then
+	// the fleet's are.
 	minOwnLegs = 8
-	// ownRateTTL is how long it stays judged by them after the last: a worker that
-	// was slow once and is not chosen any more must get another chance.
+	// ownRateTTL is how long they are used after the last leg: a worker that was slow once and is
+	// not chosen any more must get another chance.
 	ownRateTTL = 2 * time.Minute
-	// A worker is judged by its own rate when that is apart from the fleet's by a
-	// factor of apart, and what its legs take by one of near; until it is within
-	// near again. Less is noise between equal workers, and with one request at a
-	// time the one that looks cheaper would get every new prompt, and the others no
-	// leg to show that they are as fast.
+	// A worker's own rate is used once it differs from the fleet's by a factor of rateApart, and
+	// its legs' times by rateNear, until they are within rateNear again. Smaller differences are
+	// noise between equal workers; with one request at a time the worker that looks cheaper would
+	// get every new prompt, and the others no leg to show that they are as fast.
 	rateApart, rateNear = 1.4, 1.25
 )
 
-// price is what a unit of work costs, in ns: fixed by the options, else learned from
-// all workers together. Both may be read while Tune changes fixed: what is fixed is
-// never written by who learns.
+// price is the cost of a unit of work, in ns: fixed by the options, otherwise learned from all
+// workers together. Both may be read while Reload changes fixed; learning never writes fixed.
 type price struct {
-	fixed atomic.Int64 // 0: not
+	fixed atomic.Int64 // 0: not fixed
 	ns    atomic.Int64
 }
 
@@ -56,8 +54,8 @@ type counter interface {
 	Store(int64)
 }
 
-// rates are what the scheduler knows of the cost of work. A rank's own stand in its
-// Price, 0 where it has none yet; they count where nothing is fixed.
+// rates are the scheduler's knowledge of the cost of work. A rank's own are in its Price, 0 while
+// it has none; they apply if nothing is fixed.
 type rates struct {
 	common [worker.NumWork]price
 	fleet  worker.Speed
@@ -69,8 +67,7 @@ func (r *rates) init() {
 	}
 }
 
-// setFixed fixes what is above 0; of what is not, that counts which was learned until it was
-// fixed.
+// setFixed fixes the rates above 0. The others use what was learned before they were fixed.
 func (r *rates) setFixed(o *Rates) {
 	for w, ms := range [worker.NumWork]float64{worker.Prefilling: o.Prefill, worker.Pulling: o.Transfer, worker.Decoding: o.Block} {
 		ns := int64(0)
@@ -81,12 +78,12 @@ func (r *rates) setFixed(o *Rates) {
 	}
 }
 
-// priceOf is ms per unit as ns.
+// priceOf converts ms per unit to ns.
 func priceOf(ms float64) int64 {
 	return int64(min(max(math.Round(ms*nsPerMS), 1), math.MaxInt32))
 }
 
-// price is the price of one unit of work on a rank, in ns.
+// price returns the price of one unit of work on a rank, in ns.
 func (r *rates) price(rank *worker.Rank, w worker.Work) int64 {
 	if p := r.common[w].fixed.Load(); p > 0 {
 		return p
@@ -97,10 +94,10 @@ func (r *rates) price(rank *worker.Rank, w worker.Work) int64 {
 	return r.common[w].ns.Load()
 }
 
-// assumed are the rates that learning begins with, in ms per unit as Speed has it.
+// assumed are the initial rates, in ms per unit as in worker.Speed.
 var assumed = [worker.NumWork]float64{worker.Prefilling: prefillMS, worker.Pulling: transferMS, worker.Decoding: blockMS / decodeSteps}
 
-// learn adds what one leg took: to the fleet's rate and to its worker's.
+// learn adds the time of one leg to the fleet's rate and to its worker's.
 func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now int64) {
 	c := &r.common[w]
 	if c.fixed.Load() != 0 {
@@ -113,7 +110,7 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 	r.fleet.Observe(w, units, ms, assumed[w], typical)
 	before, base, legs := r.fleet.Rate(w)
 	if legs == 0 {
-		return // the first leg met another under way, or took no time: nothing is learned
+		return // the first leg met another in progress, or took no time: nothing is learned
 	}
 	usual := base + before*units
 	before = clampBlockRate(before, w)
@@ -125,7 +122,7 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 	perUnit := base + rate*units
 	rate = clampBlockRate(rate, w)
 	if legs < minOwnLegs || w == worker.Decoding && legs < 8*minOwnLegs {
-		return // a slope of small differences needs more
+		return // a slope of small differences needs more samples
 	}
 	from, level := max(rate/before, before/rate), max(perUnit/usual, usual/perUnit)
 	for _, sibling := range rank.Worker.Ranks {
@@ -138,8 +135,8 @@ func (r *rates) learn(rank *worker.Rank, w worker.Work, units, ms float64, now i
 	}
 }
 
-// clampBlockRate keeps the block rate near what memory can do: it is the slope of small
-// differences, and what is wrong in it sends requests away from their caches.
+// clampBlockRate keeps the block rate near what memory bandwidth allows: it is the slope of small
+// differences, and an error in it sends requests away from their caches.
 func clampBlockRate(rate float64, w worker.Work) float64 {
 	if w != worker.Decoding {
 		return rate
@@ -147,11 +144,11 @@ func clampBlockRate(rate float64, w worker.Work) float64 {
 	return min(max(rate, assumed[w]/8), assumed[w]*4)
 }
 
-// update takes a learned rate over.
+// update sets a learned rate.
 func (p *price) update(ms float64, w worker.Work) { updatePrice(&p.ns, ms, w) }
 
-// A price follows what is learned only when that differs by a twentieth: equal
-// workers would else never be equal, and every choice would fall by noise.
+// updatePrice changes a price only if the learned rate differs by a twentieth: otherwise equal
+// workers would never have equal prices, and noise would decide every choice.
 func updatePrice(p counter, ms float64, w worker.Work) {
 	if w == worker.Decoding {
 		ms *= decodeSteps
@@ -162,8 +159,8 @@ func updatePrice(p counter, ms float64, w worker.Work) {
 	}
 }
 
-// expireOwn lets go of what a worker's own legs told too long ago. All of it: of the few
-// legs that it gets then none would weigh anything against many old ones.
+// expireOwn drops what was learned from a worker's own legs too long ago. It drops all of it,
+// because the few legs that the worker then gets would have no weight against many old ones.
 func (r *rates) expireOwn(rank *worker.Rank, now int64) {
 	for w := range rank.Price {
 		own := &rank.Worker.Speed
@@ -176,9 +173,8 @@ func (r *rates) expireOwn(rank *worker.Rank, now int64) {
 	}
 }
 
-// observe learns from a leg that ended: how long it took from the choice to its
-// first token for the work that lay before it, and how long a token took beside
-// so many blocks.
+// observe learns from a leg that ended: its time from choice to first token for the work before it,
+// and the time per token with that many resident blocks.
 func (s *Scheduler) observe(res *Reservation, now int64) {
 	first := res.first.Load()
 	if first == 0 {
@@ -207,7 +203,7 @@ func (s *Scheduler) observe(res *Reservation, now int64) {
 	}
 }
 
-// RatesOf are the rates that a rank is judged by now.
+// RatesOf returns the rates that are used for a rank now.
 func (s *Scheduler) RatesOf(r *worker.Rank) Rates {
 	ms := func(w worker.Work) float64 { return float64(s.rates.price(r, w)) / nsPerMS }
 	return Rates{Prefill: ms(worker.Prefilling), Transfer: ms(worker.Pulling), Block: ms(worker.Decoding)}

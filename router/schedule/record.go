@@ -12,7 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Bounds of one record; what comes beyond is counted, not kept.
+// Bounds of one record; anything beyond is counted but not kept.
 const (
 	maxDecisions = 8
 	maxNotes     = 16
@@ -20,40 +20,38 @@ const (
 	maxIDBytes   = 128
 )
 
-// Outcome is how a request ended, added to its explain record.
+// Outcome is the end of a request, added to its explain record.
 type Outcome struct {
 	Status       int
-	Reason       string // front.Reason or relay.Cause, "" when well
-	CachedTokens int    // as the engine reported; -1 unknown
+	Reason       string // front.Reason or relay.Cause, "" on success
+	CachedTokens int    // as reported by the engine; -1 unknown
 	PromptTokens int
 	OutputTokens int
-	TTFT         time.Duration // 0: no token came
+	TTFT         time.Duration // 0: there was no token
 	Total        time.Duration
 	Transfer     Transfer
 }
 
-// Transfer is what was told of a request's KV transfer; the zero Transfer is one
-// that was not watched.
+// Transfer is the result of a request's KV transfer; the zero Transfer is one that was not
+// observed.
 type Transfer struct {
 	State    string // done, failed, expired, stalled, untold; a constant
 	Bytes    int64
-	Duration time.Duration // as the engine measured it
-	Delay    time.Duration // from prefill's answer to the report
+	Duration time.Duration // as measured by the engine
+	Delay    time.Duration // from prefill's response to the report
 }
 
-// recordRing keeps the records of the last N requests: a ring of slots, taken in the
-// order requests first choose, and a table from id to slot. A slot's buffers stay
-// with it, so that a full ring allocates no more.
+// recordRing keeps the records of the last N requests: a ring of slots, used in the order in which
+// requests first choose, and a table from id to slot. A slot keeps its buffers, so that a full ring
+// does not allocate.
 //
-// The table is never locked and nothing is deleted from it. A cell is one word: 32
-// bits of the id's hash, and the low 32 bits of the number under which the record
-// was taken, from which its slot follows, and whether the ring has gone over it. A
-// bucket is one cache line of cells, chosen by other bits of the hash; the oldest
-// cell gives way. With at least four cells a record on average some one bucket in a
-// hundred thousand has more live ones than room: the oldest is then in Recent, but
-// not found by its id. A cell is stored while the record's mutex is held, so who
-// finds it waits for the record to be complete; two that store to one bucket at
-// once may take the same cell, and one id is lost likewise.
+// The table is never locked and nothing is deleted from it. A cell is one word: 32 bits of the id's
+// hash, and the low 32 bits of the record's number, which give its slot and whether the ring has
+// overwritten it. A bucket is one cache line of cells, selected by other bits of the hash; the
+// oldest cell is replaced. With at least four cells per record on average, about one bucket in a
+// hundred thousand has more live records than cells: the oldest is then in Recent, but not found by
+// its id. A cell is stored while the record's mutex is held, so a look-up waits for the record to
+// be complete. Two concurrent stores to one bucket may use the same cell; one id is lost then too.
 type recordRing struct {
 	slots   []record
 	ranks   *rankIDs
@@ -62,33 +60,33 @@ type recordRing struct {
 	mask    uint64
 }
 
-// record is one request's. There are as many as streams, up to what the ring holds, and what
-// few requests have stands elsewhere.
+// record is the record of one request. There are as many as streams, up to the capacity of the
+// ring; what few requests need is in recordExtra.
 type record struct {
 	mu               sync.Mutex
 	used             bool
 	ended            bool
 	idBytes          uint8
 	decisions        uint8
-	placed           uint8  // the legs, a bit each, of which a first attempt has found a rank
+	placed           uint8  // the legs, a bit each, for which a first attempt has found a rank
 	droppedDecisions uint16 // decisions beyond the bound
 	hash             uint64
 	seq              uint64
 	started          int64 // ns since the scheduler's start
-	// The id, copied: ids may be borrowed from the connection's buffers. Behind it the decisions
-	// (packed.go).
+	// The id, copied because ids may be borrowed from the connection's buffers, followed by the
+	// decisions (encoding.go).
 	data    []byte
-	extra   *recordExtra // nil: none of it
+	extra   *recordExtra // nil: none
 	outcome storedOutcome
 }
 
 func (r *record) id() []byte { return r.data[:r.idBytes] }
 
-// encodedDecisions are the decisions.
+// encodedDecisions returns the decisions.
 func (r *record) encodedDecisions() []byte { return r.data[r.idBytes:] }
 
-// append adds to told. A ring's records seldom need more than they have had room for: what is
-// added is all there is to be, as far as is known.
+// append appends to data with little spare capacity: a ring's records seldom grow after their first
+// decisions.
 func (r *record) append(b []byte) {
 	if n := len(r.data) + len(b); n > cap(r.data) {
 		r.data = append(make([]byte, 0, n), r.data...)
@@ -96,7 +94,7 @@ func (r *record) append(b []byte) {
 	r.data = append(r.data, b...)
 }
 
-// recordExtra is what few records have. It stays with the slot, as its buffers do.
+// recordExtra is what few records need. The slot keeps it, as it keeps its buffers.
 type recordExtra struct {
 	joint     []jointRecord
 	notes     []note
@@ -104,14 +102,14 @@ type recordExtra struct {
 	transfer  Transfer
 }
 
-// storedOutcome is an Outcome as a record keeps it, but for its Transfer.
+// storedOutcome is an Outcome as a record stores it, without its Transfer.
 type storedOutcome struct {
 	reason                         string
 	status, cached, prompt, output int32
 	ttft, total                    time.Duration
 }
 
-// ensureExtra gives the record's aside, made where there was none.
+// ensureExtra returns the record's extra and creates it if there is none.
 func (r *record) ensureExtra() *recordExtra {
 	if r.extra == nil {
 		r.extra = new(recordExtra)
@@ -130,18 +128,18 @@ func (r *record) end(out *Outcome) {
 	}
 }
 
-// clip32 is n as far as 32 bits hold it: engines say what they like.
+// clip32 clamps n to 32 bits: engines may report any number.
 func clip32(n int) int32 { return int32(max(math.MinInt32, min(n, math.MaxInt32))) }
 
 // decision is one choice.
 type decision struct {
-	at         time.Duration // since the record was begun
+	at         time.Duration // since the start of the record
 	attempt    int32
 	prompt     int32
 	output     int32
 	candidates int32
 	excluded   int32
-	chosen     int32 // index in its terms, -1: none
+	chosen     int32 // index in its terms, or -1
 	races      int32
 	leg        LegKind
 }
@@ -152,7 +150,7 @@ type note struct {
 }
 
 func newRecordRing(n int) *recordRing {
-	buckets := 1 << bits.Len(uint(n/2)) // n/2 or more, of eight cells each
+	buckets := 1 << bits.Len(uint(n/2)) // at least n/2, of eight cells each
 	return &recordRing{slots: make([]record, n), ranks: newRankIDs(), buckets: make([]bucket, buckets), mask: uint64(buckets - 1)}
 }
 
@@ -165,7 +163,7 @@ func clipID(id string) string {
 	return id
 }
 
-// find gives the newest record of a hash that the ring still has.
+// find returns the newest record of a hash that the ring still has.
 func (b *recordRing) find(h uint64) (*record, bool) {
 	now := b.next.Load()
 	newest, found := uint32(0), false
@@ -184,11 +182,11 @@ func (b *recordRing) find(h uint64) (*record, bool) {
 	return b.at(now - uint64(newest)), true
 }
 
-// at is the slot of the record taken under a number.
+// at returns the slot of the record with a number.
 func (b *recordRing) at(seq uint64) *record { return &b.slots[(seq-1)%uint64(len(b.slots))] }
 
-// index leads h to the record taken under seq, in place of the same hash's older
-// one, or of the oldest cell.
+// index points h to the record with number seq, replacing an older one of the same hash or the
+// oldest cell.
 func (b *recordRing) index(h, seq uint64) {
 	cells := &b.buckets[h&b.mask]
 	victim, oldest := 0, uint32(0)
@@ -205,7 +203,7 @@ func (b *recordRing) index(h, seq uint64) {
 	cells[victim].Store(h>>32<<32 | uint64(uint32(seq)))
 }
 
-// open gives the live record of id with its mutex held, or nil.
+// open returns the live record of id with its mutex held, or nil.
 func (b *recordRing) open(id string, h uint64) *record {
 	r, ok := b.find(h)
 	if !ok {
@@ -219,8 +217,8 @@ func (b *recordRing) open(id string, h uint64) *record {
 	return nil
 }
 
-// acquire gives the oldest slot to id, with its mutex held; nil when the whole ring
-// went round meanwhile: the record is lost.
+// acquire assigns the oldest slot to id and returns it with its mutex held; nil if the ring made a
+// full turn meanwhile: the record is lost.
 func (b *recordRing) acquire(id string, h uint64, now int64) *record {
 	r := b.acquireFor(len(id), h, now)
 	if r != nil {
@@ -229,7 +227,7 @@ func (b *recordRing) acquire(id string, h uint64, now int64) *record {
 	return r
 }
 
-// acquireFor is take, but that the id is still to be told, first of all.
+// acquireFor is acquire without the id, which the caller appends before anything else.
 func (b *recordRing) acquireFor(idBytes int, h uint64, now int64) *record {
 	seq := b.next.Add(1)
 	r := b.at(seq)
@@ -251,10 +249,9 @@ func (b *recordRing) acquireFor(idBytes int, h uint64, now int64) *record {
 	return r
 }
 
-// addDecision adds one choice. A first attempt with nothing excluded for a leg that
-// the live record has already placed, or any choice after its end, is another
-// request of the same id: it gets a record of its own, and the newest answers
-// to the id.
+// addDecision adds one choice. A first attempt without exclusions for a leg that the live record
+// has already placed, or any choice after its end, belongs to another request with the same id: it
+// gets its own record, and the id then names the newest.
 func (b *recordRing) addDecision(q *Query, f *choiceContext, sc *scratch, ok bool, races int) {
 	id := clipID(q.RequestID)
 	h := hashID(id)
@@ -301,8 +298,8 @@ func (b *recordRing) addDecision(q *Query, f *choiceContext, sc *scratch, ok boo
 	}
 }
 
-// AddNote adds a free line to a request's record (a retry and why, a fall-back).
-// A request that has made no choice yet gets its record here.
+// AddNote adds a line of text to a request's record (a retry and its reason, a fall-back). If the
+// request has made no choice yet, its record is created here.
 func (s *Scheduler) AddNote(requestID, text string) {
 	if s.records == nil || requestID == "" {
 		return
@@ -323,7 +320,7 @@ func (s *Scheduler) AddNote(requestID, text string) {
 	a.notes = append(a.notes, note{at: time.Duration(s.now() - r.started), text: strings.Clone(text)})
 }
 
-// current is the record under way of a request, made where there is none.
+// current returns the live record of a request and creates it if there is none.
 func (b *recordRing) current(requestID string, s *Scheduler) *record {
 	id := clipID(requestID)
 	h := hashID(id)
@@ -336,7 +333,7 @@ func (b *recordRing) current(requestID string, s *Scheduler) *record {
 	return b.acquire(id, h, s.now())
 }
 
-// AddTransfer puts what was told of a hand-over after its request's End into the record.
+// AddTransfer adds the result of a hand-over that is known after the request's end.
 func (s *Scheduler) AddTransfer(requestID string, t Transfer) {
 	if s.records == nil || requestID == "" {
 		return

@@ -1,18 +1,17 @@
 package schedule
 
-// settings is what of the Options may change while a Scheduler chooses. It is never
-// changed, but replaced as a whole: a choice that meets the change may weigh some
-// candidates by the one and some by the other, which a choice made a moment before or
-// after would have done with all.
+// settings are the Options that may change while a Scheduler chooses. They are immutable and
+// replaced as a whole. A choice that runs during a change may evaluate some candidates with the old
+// settings and some with the new.
 type settings struct {
 	weights     weights
 	temperature float64
 	policy      policy
 }
 
-// Reload takes over the weights, the rates, the temperature and the policy of opt; the
-// rest of opt is not looked at. A rate that is fixed no more is learned again, from what
-// had been learned before it was fixed.
+// Reload applies the weights, rates, temperature and policy of opt; its other fields are ignored. A
+// rate that is no longer fixed is learned again, starting from what had been learned before it was
+// fixed.
 func (s *Scheduler) Reload(opt Options) {
 	t := &settings{weights: newWeights(&opt), temperature: opt.Temperature}
 	for p, name := range policyNames {
@@ -24,7 +23,7 @@ func (s *Scheduler) Reload(opt Options) {
 	s.settings.Store(t)
 }
 
-// Reloadable is o with nothing but what Tune takes over.
+// Reloadable returns o with only the fields that Reload applies.
 func (o Options) Reloadable() Options {
 	return Options{
 		OverlapWeight: o.OverlapWeight, PrefillWeight: o.PrefillWeight, DecodeWeight: o.DecodeWeight, QueueWeight: o.QueueWeight,

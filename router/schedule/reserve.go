@@ -7,14 +7,14 @@ import (
 	"sluice/router/worker"
 )
 
-// Reservation is the load one choice put on a rank, counted in the rank's
-// PrefillTokens, DecodeBlocks and Requests. PrefillDone and Release may be called
-// from any goroutine, any number of times and in any order; only the first call of
-// each counts. A nil Reservation holds nothing.
+// Reservation is the load that one choice puts on a rank, counted in the rank's PrefillTokens,
+// DecodeBlocks and Requests. PrefillDone and Release may be called from any goroutine, any number
+// of times and in any order; only the first call of each has an effect. A nil Reservation has no
+// load.
 //
-// It is also how the scheduler learns what work costs: a leg whose prefill is
-// told to be done (PrefillDone) has its times taken at Release. Who knows what
-// the engine reported calls Report before.
+// The scheduler also learns the cost of work from it: a leg whose PrefillDone was called
+// contributes its times at Release. Report passes what the engine reported and is called before
+// Release.
 type Reservation struct {
 	s            *Scheduler
 	rank         *worker.Rank
@@ -25,17 +25,17 @@ type Reservation struct {
 	prefill      int64 // tokens
 	blocks       int64
 	work         int64    // block-steps
-	ns           [2]int64 // of prefill and decode, as booked in the ledger
-	tokensBefore int64    // tokens to prefill that were reserved before
-	blocksBefore int64    // blocks that were reserved before
+	ns           [2]int64 // of prefill and decode, as added to loadCounters
+	tokensBefore int64    // tokens to prefill that were reserved before this one
+	blocksBefore int64    // blocks that were reserved before this one
 	computed     int64    // Rank.Computed at the first token
 
-	depth     int32 // blocks predicted
-	size      int32 // tokens a block
+	depth     int32 // predicted blocks
+	size      int32 // tokens per block
 	generated int64
 	noPull    bool         // see SetNoPull
 	started   int64        // ns since the scheduler's start
-	first     atomic.Int64 // likewise; 0: not yet
+	first     atomic.Int64 // ns since the scheduler's start; 0: no first token yet
 	state     atomic.Uint32
 }
 
@@ -44,14 +44,14 @@ const (
 	released
 )
 
-// fill sets what t's rank will carry for f.
+// fill computes the load of f on t's rank.
 func (res *Reservation) fill(s *Scheduler, f *choiceContext, t *candidateState) {
 	res.s, res.rank, res.leg, res.prefill, res.blocks, res.work, res.ns = s, t.rank, f.leg, 0, 0, 0, [2]int64{}
 	res.prompt, res.cached, res.reported, res.started = int32(f.promptKnown), t.cached, -1, f.now
 	res.depth, res.size = t.depth, int32(sizeOf(t.rank))
 	res.tokensBefore, res.blocksBefore, res.generated, res.noPull = max(0, t.reserved), max(0, int64(t.blocks)), 0, false
 	if f.leg != DecodeLeg {
-		// Engines compute at least the last token of a prompt they hold whole.
+		// Engines compute at least the last token of a fully cached prompt.
 		res.prefill = int64(max(1, f.prompt-int(t.cached)))
 		res.ns[0] = int64(s.currentSettings().weights.queue * float64(res.prefill*int64(t.price[worker.Prefilling])))
 	}
@@ -62,9 +62,9 @@ func (res *Reservation) fill(s *Scheduler, f *choiceContext, t *candidateState) 
 	}
 }
 
-// reserve books t in res. It returns false, with nothing booked, when the
-// counter that the cost was made from has moved since, unless force is set.
-// That counter is swapped first, so whoever sees the new Requests sees it too.
+// reserve reserves t in res. It returns false, with nothing reserved, if the counter from which the
+// cost was computed has changed since, unless force is set. That counter is swapped first, so a
+// reader that sees the new Requests sees it too.
 func (res *Reservation) reserve(s *Scheduler, f *choiceContext, t *candidateState, force bool) bool {
 	res.fill(s, f, t)
 	r := t.rank
@@ -93,7 +93,7 @@ func (res *Reservation) reserve(s *Scheduler, f *choiceContext, t *candidateStat
 	return true
 }
 
-// publish puts a reservation that is in the ledger into the rank's counters.
+// publish adds a reservation that is in loadCounters to the rank's counters.
 func (res *Reservation) publish() {
 	if res.prefill != 0 {
 		res.rank.PrefillTokens.Add(res.prefill)
@@ -105,9 +105,9 @@ func (res *Reservation) publish() {
 	res.rank.Requests.Add(1)
 }
 
-// Remaining is how much longer the prefill is expected to take: the time for the tokens
-// that were reserved before it on its rank and for its own, less the time since it was
-// reserved. It is 0 or negative where that time is over, and 0 without a prefill.
+// Remaining returns how much longer the prefill is expected to take: the time for the tokens
+// reserved before it on its rank and for its own, minus the time since the reservation. It is 0 or
+// negative once that time has passed, and 0 without a prefill.
 func (res *Reservation) Remaining() time.Duration {
 	if res == nil || res.prefill == 0 {
 		return 0
@@ -116,8 +116,8 @@ func (res *Reservation) Remaining() time.Duration {
 	return total - (time.Since(res.s.started) - time.Duration(res.started))
 }
 
-// PrefillDone takes the prefill work off the rank: its first token has come.
-// Call it only when it has, not for a leg that failed.
+// PrefillDone removes the prefill work from the rank: the first token has arrived. Do not call it
+// for a leg that failed.
 func (res *Reservation) PrefillDone() {
 	if res == nil || res.state.Or(prefillDone)&prefillDone != 0 {
 		return
@@ -134,9 +134,9 @@ func (res *Reservation) releasePrefill() {
 	}
 }
 
-// Report says what the engine told of the leg, once: prompt tokens it found in its
-// cache, -1 unknown, and tokens it generated. Call it before Release, from the
-// goroutine that calls Release first. Who watches is told of hits by it.
+// Report passes what the engine reported for the leg, once: prompt tokens found in its cache, -1
+// unknown, and generated tokens. Call it before Release, on the goroutine that calls Release first.
+// The observer receives hits through it.
 func (res *Reservation) Report(requestID string, cached, generated int) {
 	if res == nil || res.state.Load()&released != 0 {
 		return
@@ -149,18 +149,17 @@ func (res *Reservation) Report(requestID string, cached, generated int) {
 	res.reported, res.generated = int32(max(-1, min(cached, int(res.prompt)))), int64(generated)
 }
 
-// SetNoPull tells that a decode leg's wait for its first token is not, or not
-// only, for blocks to be pulled: its prefill runs at the same time, or it computes
-// the prompt itself. Call it before the leg is sent.
+// SetNoPull declares that a decode leg does not, or not only, wait for pulled blocks before its
+// first token: its prefill runs concurrently, or it computes the prompt itself. Call it before the
+// leg is sent.
 func (res *Reservation) SetNoPull() { res.noPull = true }
 
-// IsReleased says that res holds nothing, and was released if it ever did: nobody who keeps to
-// the rules has a use for it any more. So may a nil one.
+// IsReleased reports whether res is nil, unused or released, so that its memory may be reused.
 func (res *Reservation) IsReleased() bool {
 	return res == nil || res.s == nil || res.state.Load()&released != 0
 }
 
-// Release takes everything off.
+// Release removes all load.
 func (res *Reservation) Release() {
 	if res == nil {
 		return

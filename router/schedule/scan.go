@@ -10,34 +10,34 @@ import (
 	"sluice/router/worker"
 )
 
-// scanHit is a candidate of the board with its cost in ns, load included.
+// scanHit is a candidate of the index with its cost in ns, load included.
 type scanHit struct {
 	index int
 	cost  int64
 	load  int64
-	depth int32 // of the index's overlap, -1 not known
+	depth int32 // overlap in the index, -1 unknown
 }
 
 var noHit = scanHit{index: -1, cost: math.MaxInt64, depth: -1}
 
-// scan is one look over a board.
+// scan is one pass over an index.
 type scan struct {
 	index     *candidateIndex
 	scheduler *Scheduler
 	ctx       *choiceContext
 	load      *[worker.MaxSlots]atomic.Int64
-	kind      int // of fact.price
+	kind      int // index of slowState.price
 	rng       *uint64
 	ties      int
-	// rivals is how many blocks are looked into at least, for the record.
+	// minBlocks is how many blocks are visited at least, for the record.
 	minBlocks  int
-	minLoad    int64 // least bound of all blocks' loads
-	minPrice   int64 // least price of all
+	minLoad    int64 // lowest bound of all blocks' loads
+	minPrice   int64 // lowest price of all blocks
 	blockBest  [maxShownBlocks]scanHit
 	holderBest [maxShownHolders]scanHit
 }
 
-// chooseIndexed finds and books the least cost on the board; false when the race was
+// chooseIndexed finds and reserves the lowest cost in the index; it returns false if the race was
 // lost too often.
 func (s *Scheduler) chooseIndexed(x *candidateIndex, f *choiceContext, sc *scratch, rng *uint64, res *Reservation) (lost int, ok bool) {
 	x.refresh(s, f.now)
@@ -66,7 +66,7 @@ func (s *Scheduler) chooseIndexed(x *candidateIndex, f *choiceContext, sc *scrat
 	return lost, false
 }
 
-// recordRivals puts the rivals seen on the way into the record, then the chosen.
+// recordRivals adds the rivals that were seen and the chosen rank to the record.
 func (p *scan) recordRivals(chosen int, sc *scratch) {
 	add := func(list []scanHit) {
 		for _, o := range list {
@@ -81,8 +81,8 @@ func (p *scan) recordRivals(chosen int, sc *scratch) {
 	sc.candidates = append(sc.candidates, sc.best)
 }
 
-// cheapest finds the least cost in three passes: all ranks as if they held
-// nothing, then the holders, then those short of blocks.
+// cheapest finds the lowest cost in three passes: all ranks as if they had none of the prompt, then
+// the holders, then the ranks short of KV blocks.
 func (p *scan) cheapest() scanHit {
 	for i := range p.blockBest {
 		p.blockBest[i] = noHit
@@ -101,16 +101,15 @@ func (p *scan) cheapest() scanHit {
 	return p.scanLowMemory(best)
 }
 
-// scanUncached finds the least cost of all ranks as if none held anything. Blocks
-// whose bound lies above the best are not looked into; those whose bound is not
-// known are.
+// scanUncached finds the lowest cost of all ranks as if none had any of the prompt. Blocks whose
+// bound is above the best are skipped; those with an unknown bound are visited.
 func (p *scan) scanUncached() scanHit {
 	x, leg := p.index, p.ctx.leg
 	decreases := &p.scheduler.load.decreases[leg]
 	prompt := int64(p.ctx.prompt)
 	var bound [worker.MaxSlots / groupSize]int64
-	// Blocks are drawn by how many ranks they have, or those of a small one would
-	// be taken more often than others.
+	// The first block is drawn in proportion to its number of ranks; otherwise the ranks of a small
+	// block would be chosen more often than others.
 	start := int(x.blockOf[randomBelow(p.rng, len(x.blockOf))])
 	lowest, at := int64(math.MaxInt64), start
 	p.minLoad, p.minPrice = math.MaxInt64, math.MaxInt64
@@ -139,8 +138,8 @@ func (p *scan) scanUncached() scanHit {
 		if i >= n {
 			i -= n
 		}
-		// Equals are sought in other blocks too while few have been found: among
-		// many any of this block's is as good.
+		// Ties are sought in other blocks too while few have been found: among many, any of this
+		// block's is as good.
 		if bound[i] < best.cost || bound[i] <= best.cost && p.ties <= groupSize/4 {
 			p.scanBlock(i, &best, seen)
 			seen++
@@ -161,8 +160,8 @@ func (p *scan) scanUncached() scanHit {
 	return best
 }
 
-// scanBlock looks at every rank of a block, keeps the least in best, drawing among
-// equals, and the block's own in open; and notes the block's floor.
+// scanBlock evaluates every rank of a block, keeps the lowest in best, with a draw among ties, and
+// the block's own in open; and updates the block's minLoad.
 func (p *scan) scanBlock(i int, best *scanHit, seen int) {
 	x := p.index
 	b := &x.blocks[i]
@@ -186,8 +185,8 @@ func (p *scan) scanBlock(i int, best *scanHit, seen int) {
 		}
 	}
 	if ties > 1 && least <= best.cost {
-		// The draw looks again: to keep all costs would cost more than this, as ties
-		// are rare under load. Where one has moved meanwhile the last found is taken.
+		// The draw scans again: keeping all costs would be more expensive, because ties are rare
+		// under load. If one has changed meanwhile the last one found is used.
 		nth := randomBelow(p.rng, ties)
 		for k := at + 1; k < len(slots) && nth > 0; k++ {
 			if has := p.load[slotAt(slots[k])].Load(); costOf(slots[k], has) == least {
@@ -214,8 +213,8 @@ func (p *scan) scanBlock(i int, best *scanHit, seen int) {
 	}
 }
 
-// scanHolders looks at the ranks that hold some of the prompt and keeps the best,
-// least first; equals at the head are drawn.
+// scanHolders evaluates the ranks that have some of the prompt and keeps the best, lowest first;
+// ties for the first place are drawn.
 func (p *scan) scanHolders() {
 	f := p.ctx
 	if f.exact != nil {
@@ -249,8 +248,8 @@ const (
 	feedSilentBit  = 1 << worker.FeedSilent
 )
 
-// visitHolders visits the holders of an overlap run by run. size is 0 for blocks of each
-// rank's own size, else the one size that counts.
+// visitHolders visits the holders of an overlap group by group. size is 0 for blocks of each rank's
+// own size, otherwise the block size that applies.
 func (p *scan) visitHolders(o *kvindex.Overlap, size int) {
 	x, f := p.index, p.ctx
 	slower := o.AnyLowerTier()
@@ -259,15 +258,15 @@ func (p *scan) visitHolders(o *kvindex.Overlap, size int) {
 	if guess == 0 {
 		guess = int(x.size.Load())
 	}
-	// The deepest come last, and make most of the others not worth a look.
+	// The deepest groups come last in the list; visiting them first makes most others unnecessary.
 	for i := o.DepthGroups() - 1; i >= 0; i-- {
 		depth, words := o.DepthGroup(i)
 		last, todo := guess, f.uncachedTokens(depth*guess)
 		if guess != 0 && !slower && todo*p.minPrice+p.minLoad > p.holderBest[maxShownHolders-1].cost {
 			continue // none of them can be among the best
 		}
-		// most is the load above which a rank of this run cannot be among the best:
-		// of most ranks nothing else is read.
+		// most is the load above which a rank of this group cannot be among the best: of most ranks
+		// only the load is read.
 		most := int64(math.MaxInt64)
 		if guess != 0 && !slower {
 			most = p.holderBest[maxShownHolders-1].cost - todo*p.minPrice
@@ -283,7 +282,7 @@ func (p *scan) visitHolders(o *kvindex.Overlap, size int) {
 				v := fa.v.Load()
 				own := int(v >> 4)
 				if (feedLiveBit|feedSyncingBit)>>(v&15)&1 == 0 || own == 0 || size != 0 && own != size {
-					continue // its overlap is not to be believed, or it is not of this pool
+					continue // its overlap is not trusted, or it is not of this pool
 				}
 				if own != last {
 					last, todo = own, f.uncachedTokens(depth*own)
@@ -304,13 +303,13 @@ func (p *scan) visitHolders(o *kvindex.Overlap, size int) {
 	}
 }
 
-// uncachedTokens is what is left of the prompt's tokens when so many are held, by the
-// weight of overlap.
+// uncachedTokens returns how many of the prompt's tokens remain to be computed with that many
+// cached, by the overlap weight.
 func (f *choiceContext) uncachedTokens(cached int) int64 {
 	return max(0, int64(f.prompt)-int64(min(cached, f.prompt))*f.weights.overlap16>>16)
 }
 
-// evaluateHolder weighs one rank that saves credit tokens, if its feed is among feeds.
+// evaluateHolder evaluates one rank that saves credit tokens, if its feed state is in feeds.
 func (p *scan) evaluateHolder(s worker.Slot, credit int, feeds uint32) {
 	fa := &p.index.slowStates[slotAt(s)]
 	v := fa.v.Load()
@@ -321,9 +320,8 @@ func (p *scan) evaluateHolder(s worker.Slot, credit int, feeds uint32) {
 	p.insertHolder(int(p.index.position[slotAt(s)]), p.ctx.uncachedTokens(credit)*int64(fa.price[p.kind].Load())+has, has, -1)
 }
 
-// insertHolder puts a holder before its first equal, or after it as the draw has it, and
-// lets the last one fall out. A rank that is there already, by another overlap,
-// stays at its better cost.
+// insertHolder inserts a holder before its first equal, or after it according to the draw, and
+// drops the last. A rank that is already there, from another overlap, keeps its better cost.
 func (p *scan) insertHolder(index int, cost, load int64, depth int32) {
 	cached := &p.holderBest
 	if cached[0].index >= 0 && cost == cached[0].cost {
@@ -347,7 +345,7 @@ func (p *scan) insertHolder(index int, cost, load int64, depth int32) {
 	cached[at] = scanHit{index, cost, load, depth}
 }
 
-// scanLowMemory weighs the ranks short of blocks, which the passes before put last.
+// scanLowMemory evaluates the ranks short of KV blocks, which the other passes place last.
 func (p *scan) scanLowMemory(best scanHit) scanHit {
 	crowded := p.index.lowMemory.Load()
 	if crowded == nil {

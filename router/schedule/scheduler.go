@@ -10,41 +10,39 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Scheduler; see config.Schedule for the defaults. Weights are
-// used as given: zero takes a term out.
+// Options configures a Scheduler; config.Schedule has the defaults. Weights are used as given: zero
+// removes a term.
 type Options struct {
 	OverlapWeight, PrefillWeight, DecodeWeight, QueueWeight float64
-	// HostWeight and DiskWeight are what a token held in a slower tier is worth,
-	// 0…1 of one on the device. InFlightWeight is the same for what was just sent
-	// to a rank and no event has told of yet; 0 does not look for it.
+	// HostWeight and DiskWeight are the value of a token in a slower tier, 0…1 of one on the
+	// device. InFlightWeight is the same for tokens just sent to a rank that no event has reported
+	// yet; 0 disables it.
 	HostWeight, DiskWeight, InFlightWeight float64
 	// Rates above 0 are fixed, the others learned.
 	Rates Rates
-	// Temperature 0 takes the least cost. Above, a candidate is drawn with a
-	// weight of exp(−x/Temperature), x being how far its cost lies above the
-	// least, 0…1 of the range of costs: 0.1 is a little loose, 1 nearly random.
+	// Temperature 0 chooses the lowest cost. Otherwise a candidate is drawn with weight
+	// exp(−x/Temperature), where x is the distance of its cost from the lowest, 0…1 of the range of
+	// costs: 0.1 is slightly random, 1 almost uniform.
 	Temperature float64
-	// Policy is kv (the cost), round_robin, random, least_loaded or session (by
-	// the hash of Query.Session); the last four are there to compare with. Empty is kv, and so is a name not known:
-	// config refuses those before.
+	// Policy is kv (the cost), round_robin, random, least_loaded or session (by the hash of
+	// Query.Session); the last four are for comparison. Empty and unknown names mean kv; config
+	// rejects unknown names.
 	Policy string
-	// Explain is how many requests' records are kept; below 0: none.
+	// Explain is the number of records to keep; below 0: none.
 	Explain int    // [10000]
 	Seed    uint64 // 0: random
-	// Ended, where set, is told every outcome, on the request's own goroutine: it
-	// must return at once.
+	// OnEnd, if set, receives every outcome on the request's goroutine: it must return at once.
 	OnEnd func(requestID string, out Outcome)
 }
 
-// Scheduler chooses. Safe for concurrent use. A fleet has one: the load of a
-// rank is what its own scheduler booked there.
+// Scheduler chooses ranks. It is safe for concurrent use. A fleet has one: the load of a rank is
+// what its own scheduler has reserved there.
 //
-// There is no lock on the way of a choice: costs are read from the ranks'
-// atomics, and the booking is a compare-and-swap on the counter the cost was
-// made from. A choice that lost the race for its rank is made anew, so a burst
-// of requests sees the load of those before it. Big pools are chosen from on a
-// board, which reads the same load from a ledger. The explain record is written
-// under the mutex of that one record.
+// A choice takes no lock: costs are computed from the ranks' atomics, and the reservation is a
+// compare-and-swap on the counter from which the cost was computed. A choice that loses the race
+// for its rank is repeated, so a burst of requests sees the load of the earlier ones. Large pools
+// are chosen from an index, which reads the same load from loadCounters. The explain record is
+// written under its own mutex.
 type Scheduler struct {
 	settings     atomic.Pointer[settings]
 	rates        rates
@@ -55,8 +53,8 @@ type Scheduler struct {
 	indexes      candidateIndexes
 	started      time.Time
 	seed         atomic.Uint64
-	expiredAt    atomic.Int64           // when small pools were last looked over for rates too old
-	nextTurn     [numLegs]atomic.Uint64 // round robin; by leg, or two legs over two workers each would always meet the same
+	expiredAt    atomic.Int64           // when small pools were last checked for expired rates
+	nextTurn     [numLegs]atomic.Uint64 // round robin; per leg, because two legs over two workers each would otherwise always meet the same
 	observer     atomic.Pointer[func(*Event)]
 	scratch      objpool.Pool[scratch]
 	jointStates  objpool.Pool[jointState]
@@ -76,29 +74,29 @@ const (
 var policyNames = [...]string{byCost: "kv", roundRobin: "round_robin", atRandom: "random", leastLoaded: "least_loaded", bySession: "session"}
 
 const (
-	maxAllRecorded  = 16 // candidates of a choice that are all kept in its record
+	maxAllRecorded  = 16 // up to this many candidates, a record has all of them
 	maxBestRecorded = 8  // of more, the best few
-	// retries bounds how often a lost race makes a choice anew; after that it
-	// books what it found, at worst one request more than the best.
+	// retries bounds how often a lost race repeats a choice; after that it reserves what it has
+	// found, at worst one request more than the best.
 	retries = 8
 )
 
-// scratch is one choice under way.
+// scratch is the state of one choice.
 type scratch struct {
 	ctx        choiceContext
 	scan       scan
 	rng        uint64
 	recorded   bool
 	best       candidateState
-	usable     int // candidates not excluded
+	usable     int // candidates that are not excluded
 	candidates []candidateState
-	encoded    []byte // what becomes of it in the record
+	encoded    []byte // the decision as encoded for the record
 	buf        [maxEncodedTerm * (maxAllRecorded + 3)]byte
 	costs      []float64 // of all candidates, for the temperature only
 	inFlight   []inFlightBlocks
 }
 
-// New makes a Scheduler.
+// New returns a Scheduler.
 func New(opt Options) *Scheduler {
 	s := &Scheduler{inFlight: newInFlightTable(), started: time.Now(), ended: opt.OnEnd}
 	s.rates.init()
@@ -123,9 +121,9 @@ func New(opt Options) *Scheduler {
 	return s
 }
 
-// Choose picks the candidate of least cost and books its load. ok is false
-// when every candidate is excluded or there is none. It writes the decision
-// with all its terms to the explain record of q.RequestID.
+// Choose chooses the candidate with the lowest cost and reserves its load. ok is false if there is
+// no candidate or all are excluded. It writes the decision with all its terms to the explain record
+// of q.RequestID.
 func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	sc := s.scratch.Get()
 	f, rng := &sc.ctx, &sc.rng
@@ -142,13 +140,13 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	if s.usesIndex(q) {
 		if x := s.indexes.find(q.Candidates); x != nil {
 			sc.candidates = sc.candidates[:0]
-			f.transferRates = nil // its bounds are made of the ranks' own rates
+			f.transferRates = nil // the index's bounds use the ranks' own rates
 			res = reservationFor(res)
 			lost, ok = s.chooseIndexed(x, f, sc, rng, res)
 		}
 	}
 	if last := s.expiredAt.Load(); !ok && f.now-last > int64(time.Second) && s.expiredAt.CompareAndSwap(last, f.now) {
-		for _, r := range q.Candidates { // boards see to their own
+		for _, r := range q.Candidates { // an index does this in its refresh
 			s.rates.expireOwn(r, f.now)
 		}
 	}
@@ -175,9 +173,9 @@ func (s *Scheduler) Choose(q *Query) (c Choice, ok bool) {
 	return c, ok
 }
 
-// Prefetch looks at the memory that a choice with these keys will look at in several places,
-// so that it comes while the caller does other things. The sum of what lies there is of no
-// use but that it was loaded.
+// Prefetch loads the memory that a choice with these keys will read, in several places, so that it
+// arrives while the caller does other work. The sum of the loaded words only keeps the loads from
+// being removed.
 func (s *Scheduler) Prefetch(requestID string, keys []blockhash.Seq) (sum uint64) {
 	if s.records != nil && requestID != "" {
 		sum = s.records.buckets[hashID(clipID(requestID))&s.records.mask][0].Load()
@@ -189,7 +187,7 @@ func (s *Scheduler) Prefetch(requestID string, keys []blockhash.Seq) (sum uint64
 	return sum
 }
 
-// reservationFor is the Reservation that the caller brought, or a new one.
+// reservationFor returns the caller's Reservation, reset, or a new one.
 func reservationFor(res *Reservation) *Reservation {
 	if res == nil {
 		return new(Reservation)
@@ -199,7 +197,7 @@ func reservationFor(res *Reservation) *Reservation {
 	return res
 }
 
-// Forget drops what is awaited of a rank whose engine has restarted or left.
+// Forget removes the in-flight blocks of a rank whose engine has restarted or left.
 func (s *Scheduler) Forget(slot worker.Slot) {
 	s.inFlight.remove(slot)
 }
@@ -207,12 +205,12 @@ func (s *Scheduler) Forget(slot worker.Slot) {
 // now is the scheduler's clock, ns since its start.
 func (s *Scheduler) now() int64 { return int64(time.Since(s.started)) }
 
-// ignoresLoad policies do not look at load, so there is no race to lose.
+// ignoresLoad reports whether the policy ignores load, so that there is no race to lose.
 func (s *Scheduler) ignoresLoad() bool {
 	return s.currentSettings().policy == roundRobin || s.currentSettings().policy == atRandom || s.currentSettings().policy == bySession
 }
 
-// pick fills sc with the choice and the terms of its rivals.
+// pick sets sc to the choice and the terms of its rivals.
 func (s *Scheduler) pick(f *choiceContext, q *Query, sc *scratch, rng *uint64) bool {
 	sc.usable = 0
 	sc.candidates = sc.candidates[:0]
@@ -230,8 +228,8 @@ func (s *Scheduler) pick(f *choiceContext, q *Query, sc *scratch, rng *uint64) b
 	return s.pickIgnoringLoad(f, q, sc, rng)
 }
 
-// random gives a fresh generator state; each choice has its own, so drawing
-// needs no shared write beyond this one.
+// random returns a fresh generator state; each choice has its own, so drawing needs no other shared
+// write.
 func (s *Scheduler) random() uint64 {
 	return mixSeed(s.seed.Add(0x9E3779B97F4A7C15))
 }
@@ -252,7 +250,7 @@ func randomBelow(rng *uint64, n int) int {
 	return int((x >> 32) * uint64(n) >> 32)
 }
 
-// Event is told to the Watch function. Its pointer is valid for the call.
+// Event is passed to the observer. Its pointer is valid during the call.
 type Event struct {
 	Kind      string // "chosen", "refused", "hit", "ended"
 	At        time.Time
@@ -261,17 +259,16 @@ type Event struct {
 	Attempt   int          //
 	Rank      *worker.Rank // of chosen and hit
 	Prompt    int          // tokens
-	Cached    int          // tokens predicted
+	Cached    int          // predicted tokens
 	Cost      float64
-	// Of chosen and hit, in full blocks of the rank: the prompt's, and those
-	// predicted to be held; of hit, those that the engine reported.
+	// Of chosen and hit, in full blocks of the rank: the prompt's, and those predicted to be
+	// cached; of hit, those that the engine reported.
 	Blocks, Overlap, Reported int
 	Outcome                   Outcome // of ended
 }
 
-// SetObserver has f called at every choice and every end, on the request's own
-// goroutine: f must return at once. One f at a time; nil takes it away, and
-// then watching costs nothing.
+// SetObserver makes f be called at every choice and every end, on the request's goroutine: f must
+// return at once. There is one observer; nil removes it, and then observing costs nothing.
 func (s *Scheduler) SetObserver(f func(*Event)) {
 	if f == nil {
 		s.observer.Store(nil)

@@ -1,8 +1,7 @@
-// Package patrol looks at many things at an interval, with one timer for them all.
+// Package sweeper checks many objects at an interval, with one timer for all.
 //
-// Its main type is Patrol. A request that would need a timer of its own, for what
-// hardly ever happens, joins one instead (router/pd's vigil, router/kvtransfer'
-// stalls): going on duty and off it is then a store in the thing itself, where a
-// timer's reset and stop cost half a microsecond and may wake a thread. It decides
-// nothing and keeps nothing alive.
+// The main type is Sweeper. A request that would need its own timer for a rare event joins one
+// instead (router/pd's engine-down monitor, router/kvtransfer's stalls): becoming active and
+// inactive is then a store in the object, whereas resetting and stopping a timer costs half a
+// microsecond and may wake a thread. The package decides nothing and keeps no object alive.
 package sweeper

@@ -7,9 +7,9 @@ import (
 	"weak"
 )
 
-// Sweeper looks at every T that has joined, each interval, while one of them is on
-// duty. It holds them weakly: those that are pooled may be dropped by the pool. All
-// methods may be called from any goroutine.
+// Sweeper checks every T that was added, once per interval, while at least one of them is active.
+// It refers to them weakly: pooled objects may be dropped by their pool. All methods may be called
+// from any goroutine.
 type Sweeper[T any] struct {
 	interval time.Duration
 	check    func(t *T, now time.Time) (onDuty bool)
@@ -19,22 +19,22 @@ type Sweeper[T any] struct {
 	items []weak.Pointer[T]
 }
 
-// New makes a Patrol. look is called from a goroutine of its own, for one T after
-// another; it says whether t is on duty still, and must not block. Between going on
-// duty and the first look lies at most every.
+// New returns a Sweeper. It calls check on a goroutine of its own, for one T after another; check
+// returns whether t is still active, and must not block. The first check of an active T comes at
+// most interval after Wake.
 func New[T any](interval time.Duration, check func(t *T, now time.Time) (active bool)) *Sweeper[T] {
 	return &Sweeper[T]{interval: interval, check: check}
 }
 
-// Add has t looked at until it is collected. Once for each t.
+// Add makes t be checked until it is garbage-collected. It is called once per t.
 func (p *Sweeper[T]) Add(t *T) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.items = append(p.items, weak.Make(t))
 }
 
-// Wake is called after a T has gone on duty. It costs a load but when nothing was
-// on duty for a while.
+// Wake is called after a T has become active. It costs one atomic load unless nothing was active
+// for a while.
 func (p *Sweeper[T]) Wake() {
 	if !p.active.Load() && p.active.CompareAndSwap(false, true) {
 		time.AfterFunc(p.interval, p.sweep)
@@ -47,14 +47,14 @@ func (p *Sweeper[T]) sweep() {
 		return
 	}
 	p.active.Store(false)
-	// One may have gone on duty after it was looked at and before the store: it
-	// found the patrol active and relied on it.
+	// A T may have become active after its check and before the store, and then relied on active
+	// being set.
 	if p.checkAll() {
 		p.Wake()
 	}
 }
 
-// checkAll says whether any is on duty. What is gone is forgotten.
+// checkAll reports whether any T is active. It removes collected ones.
 func (p *Sweeper[T]) checkAll() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

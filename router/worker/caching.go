@@ -1,12 +1,12 @@
 package worker
 
-// maxMissedHits is after how many hits in a row that were foretold and of which the engine
-// found nothing a rank is taken for one that does not cache prompts. Requests with the
-// same new beginning that come at once miss each other's blocks; so many seldom do.
+// maxMissedHits is the number of consecutive predicted hits, of which the engine found nothing,
+// after which a rank counts as one without prefix caching. Simultaneous requests with the same new
+// prefix miss each other's blocks, but seldom that many.
 const maxMissedHits = 8
 
-// RecordCacheHit takes in how many tokens of a prompt the engine found in its cache, and how
-// many were foretold. now is true when that has just shown that it caches nothing.
+// RecordCacheHit records how many tokens of a prompt the engine found in its cache and how many
+// were predicted. stopped is true when this call has shown that the engine caches nothing.
 func (r *Rank) RecordCacheHit(predicted, cached int) (stopped bool) {
 	switch {
 	case cached > 0:
@@ -19,9 +19,9 @@ func (r *Rank) RecordCacheHit(predicted, cached int) (stopped bool) {
 	return false
 }
 
-// MayCache says whether what the rank was sent may be found there again. One word of
-// the engine that it found something is enough.
+// MayCache reports whether prompts that were sent to the rank may be cached there. One reported hit
+// is enough.
 func (r *Rank) MayCache() bool { return r.missedHits.Load() < maxMissedHits }
 
-// ResetCaching takes back what Found has learned: the engine is another process.
+// ResetCaching discards what RecordCacheHit has learned: the engine is another process.
 func (r *Rank) ResetCaching() { r.missedHits.Store(0) }

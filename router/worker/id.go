@@ -6,41 +6,41 @@ import (
 	"strings"
 )
 
-// ID is the identity of one data-parallel rank of one worker. A worker with one
-// rank is rank 0. ID is comparable and may be used as a map key.
+// ID identifies one data-parallel rank of one worker. A worker with one rank has rank 0. ID is
+// comparable and may be used as a map key.
 type ID struct {
 	Worker string
 	Rank   uint16
 }
 
-// String gives "worker/rank", the form used in headers, logs and metrics.
+// String returns "worker/rank", the form used in headers, logs and metrics.
 func (id ID) String() string { return id.Worker + "/" + strconv.Itoa(int(id.Rank)) }
 
-// ParseID reads what String wrote; a name without a rank is rank 0.
+// ParseID parses the form that String returns; a name without a rank is rank 0.
 func ParseID(s string) (ID, error) {
 	name, rank, found := strings.Cut(s, "/")
 	if name == "" {
-		return ID{}, fmt.Errorf("worker: cannot read id %q: the worker's name is empty; want NAME or NAME/RANK", s)
+		return ID{}, fmt.Errorf("worker: cannot parse id %q: the worker's name is empty; want NAME or NAME/RANK", s)
 	}
 	if !found {
 		return ID{Worker: name}, nil
 	}
 	n, err := strconv.ParseUint(rank, 10, 16)
 	if err != nil {
-		return ID{}, fmt.Errorf("worker: cannot read id %q: rank %q is not a number from 0 to 65535", s, rank)
+		return ID{}, fmt.Errorf("worker: cannot parse id %q: rank %q is not a number from 0 to 65535", s, rank)
 	}
 	return ID{Worker: name, Rank: uint16(n)}, nil
 }
 
-// Slot is the dense number of an ID in this process: an index into holder sets
-// and per-rank arrays. The fleet gives slots out on join, and recycles one only
-// after the index has dropped all that the old holder held.
+// Slot is the dense number of an ID in this process: an index into holder sets and per-rank arrays.
+// The fleet assigns a slot on join and reuses it only after the index has dropped all blocks of the
+// previous rank.
 type Slot uint16
 
-// MaxSlots bounds how many (worker, rank) pairs one router serves.
+// MaxSlots bounds the (worker, rank) pairs of one router.
 const MaxSlots = 4096
 
-// Role says which legs of a request a worker takes.
+// Role is the set of legs that a worker serves.
 type Role uint8
 
 // The roles. An Aggregated worker prefills and decodes.
@@ -52,7 +52,7 @@ const (
 
 var roleNames = [...]string{Aggregated: "aggregated", Prefill: "prefill", Decode: "decode"}
 
-// String gives the role's name as it stands in config, metrics and logs.
+// String returns the role's name as it appears in configuration, metrics and logs.
 func (r Role) String() string {
 	if int(r) < len(roleNames) {
 		return roleNames[r]
@@ -60,7 +60,7 @@ func (r Role) String() string {
 	return "role(" + strconv.Itoa(int(r)) + ")"
 }
 
-// ParseRole reads a role's name.
+// ParseRole parses a role's name.
 func ParseRole(s string) (Role, error) {
 	for r, name := range roleNames {
 		if s == name {
@@ -76,21 +76,21 @@ func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (r *Role) UnmarshalText(b []byte) (err error) { *r, err = ParseRole(string(b)); return err }
 
-// State is where a worker stands in its life. Only Ready workers are chosen.
+// State is the life-cycle state of a worker. Only Ready workers are chosen.
 type State uint8
 
 // The states of a worker.
 const (
-	Joining   State = iota // known, not yet probed with success
-	Ready                  // takes requests
+	Joining   State = iota // known, not yet probed successfully
+	Ready                  // accepts requests
 	Unhealthy              // failed probes or traffic; probed until it answers again
-	Draining               // finishes what it has, takes nothing new
+	Draining               // finishes running requests, accepts no new ones
 	Gone                   // removed; its slots are being recycled
 )
 
 var stateNames = [...]string{"joining", "ready", "unhealthy", "draining", "gone"}
 
-// String gives the state's name as it stands in metrics, logs and the console.
+// String returns the state's name as it appears in metrics, logs and the console.
 func (s State) String() string {
 	if int(s) < len(stateNames) {
 		return stateNames[s]

@@ -6,10 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// Printable says whether s, a name or version that a worker is known by, shows all of itself
-// in logs, metrics and the console: it is valid UTF-8 without control characters, without
-// characters that change the direction of the text, and without those that take no space.
-// Of all spaces only U+0020 is printable.
+// Printable reports whether a worker's name or version s is completely visible in logs, metrics and
+// the console: valid UTF-8 without control characters, without characters that change the direction
+// of the text, and without zero-width ones. The only printable space is U+0020.
 func Printable(s string) bool { return utf8.ValidString(s) && !strings.ContainsFunc(s, hidden) }
 
 func hidden(r rune) bool {

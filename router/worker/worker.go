@@ -6,137 +6,134 @@ import (
 	"sync/atomic"
 )
 
-// Spec is what an operator or a discovery source says of a worker. It is
-// immutable once given to the fleet; a change is a removal and a new Spec.
+// Spec is the description of a worker from an operator or a discovery source. It is immutable once
+// the fleet has it; a change is a removal and a new Spec.
 type Spec struct {
-	// ID is unique in the fleet; empty means "made from role and address".
+	// ID is unique in the fleet; if empty it is derived from role and address.
 	ID string
 	// URL is the base URL of the engine, without a trailing slash.
 	URL string
-	// Role is the leg the worker takes.
+	// Role is the set of legs that the worker serves.
 	Role Role
-	// Models it serves; empty: asked from /v1/models.
+	// Models are the served models; if empty, the engine's /v1/models is used.
 	Models []string
 	// Ranks are the data-parallel ranks served here; empty means {0}.
 	Ranks []uint16
-	// StartRank is the engine's own number of the first rank that the server at URL
-	// serves, where it serves those of one node out of several; 0: what the engine tells.
+	// StartRank is the engine's own number of the first rank behind URL, for a server of one node
+	// out of several; 0: as reported by the engine.
 	StartRank int
-	// RankURLs, when set, gives each of Ranks a server of its own, in the same
-	// order; the rank header is then not sent.
+	// RankURLs, if set, gives each of Ranks its own server, in the same order; the rank header is
+	// then not sent.
 	RankURLs []string
-	// Labels are free words that pools and requests select by.
+	// Labels are arbitrary words by which pools and requests select workers.
 	Labels []string
-	// Engine is "vllm", "sglang", "trtllm"; empty: found out.
+	// Engine is "vllm", "sglang" or "trtllm"; empty: detected.
 	Engine string
-	// HealthPath is the path of health probes, beginning with a slash; empty: what the
-	// fleet's options say, or the first of the usual ones that the engine has.
+	// HealthPath is the path of health probes, with a leading slash; empty: from the fleet's
+	// options, or the first of the usual paths that the engine has.
 	HealthPath string
-	// BlockSize in tokens; 0: found out from events or the engine's metrics.
+	// BlockSize is in tokens; 0: learned from events or the engine's metrics.
 	BlockSize int
-	// KVEvents are ZMQ PUB endpoints: one base endpoint (rank r listens at
-	// port+r) or one per rank. The single word "auto" asks the engine; "off"
-	// or empty with no discovery means no events.
+	// KVEvents are ZMQ PUB endpoints: one base endpoint (rank r listens at port+r) or one per rank.
+	// The single word "auto" asks the engine; "off", or empty without discovery, means no events.
 	KVEvents []string
 	// KVReplay are the ZMQ ROUTER endpoints for replay, by the same rule.
 	KVReplay []string
-	// LoadEvents are ZMQ PUB endpoints of load messages, by the same rule; empty:
-	// what the engine tells.
+	// LoadEvents are ZMQ PUB endpoints of load messages, by the same rule; empty: as reported by
+	// the engine.
 	LoadEvents []string
-	// MaxRequests bounds the requests under way on all ranks together, RankRequests
-	// and RankTokens those and the prompt tokens waiting to be computed on each rank,
-	// all by the router's own count; 0: what limits says for every rank.
+	// MaxRequests bounds the running requests on all ranks together; RankRequests and RankTokens
+	// bound the requests, and the prompt tokens waiting to be computed, on each rank. All count
+	// this router's requests; 0: the limits configured for every rank.
 	MaxRequests, RankRequests, RankTokens int64
-	// Options are family-specific keys (bootstrap_port, init_port, …), each
-	// with one or more values, handed to the disagg family unread.
+	// Options are family-specific keys (bootstrap_port, init_port, …), each with one or more
+	// values, passed to the P/D family uninterpreted.
 	Options map[string][]string
-	// Networks, when set, are where the addresses that the engine itself tells
-	// (of KV events) must lie: of workers that nobody vouches for but a token.
+	// Networks, if set, must contain the addresses that the engine itself reports (of KV events).
+	// It is set for workers that only a token authenticates.
 	Networks []netip.Prefix
-	// Source says where the Spec came from: "flag", "config", "file", ….
+	// Source is the origin of the Spec: "flag", "config", "file", ….
 	Source string
 }
 
-// Info is what the router has learned from the engine itself. The fleet
-// replaces it as a whole; readers never modify it.
+// Info is what the router has learned from the engine itself. The fleet replaces it as a whole;
+// readers never modify it.
 type Info struct {
 	Models      []string // from /v1/models, or the Spec's
-	Base        string   // the base model, first of them; salts the block hashes
-	Adapters    []string // names among Models that are LoRA adapters of Base
-	Engine      string   // "vllm", "sglang", "" when unknown
+	Base        string   // the first base model; part of the block hashes
+	Adapters    []string // the LoRA adapters of Base among Models
+	Engine      string   // "vllm", "sglang", "" if unknown
 	Version     string
 	BlockSize   int // tokens; 0 unknown
 	MaxModelLen int // tokens; 0 unknown
 	TotalBlocks int // KV blocks per rank; 0 unknown
 	// BootstrapPort of an SGLang prefill engine, for its hand-over; 0 unknown.
 	BootstrapPort int
-	// Deltas: SGLang's own /generate streams what is new, not all so far; nil unknown.
+	// Deltas: SGLang's /generate streams only new text instead of all text so far; nil unknown.
 	Deltas *bool
-	// DPSize is how many data-parallel ranks the engine has, here or on other
-	// nodes; 0 unknown.
+	// DPSize is the number of data-parallel ranks of the engine, on all nodes; 0 unknown.
 	DPSize int
-	// StartRank is the lowest rank that the engine showed here; above 0 on the second
-	// node of a deployment that is balanced by node.
+	// StartRank is the lowest rank that the engine has shown here; above 0 on the second node of a
+	// deployment that is balanced by node.
 	StartRank int
 }
 
-// Rank is the live state of one (worker, rank). All of its mutable fields are
-// atomics: the request path adds and subtracts, scrapers store, the scheduler
-// and the console load. Loads of several fields are not a consistent snapshot,
-// and need not be: each is a term of an estimate.
+// Rank is the live state of one (worker, rank). All mutable fields are atomics: the request path
+// adds and subtracts, scrapers store, the scheduler and the console load. Loads of several fields
+// are not a consistent snapshot, and need not be: each is a term of an estimate.
 type Rank struct {
 	ID     ID
 	Slot   Slot
 	Worker *Worker
-	// URL of the server that takes this rank's requests.
+	// URL of the server that accepts this rank's requests.
 	URL string
 	// SendRank: the rank is addressed by the X-data-parallel-rank header.
 	SendRank bool
 
-	// Reserved by requests under way that this router placed.
+	// Reserved by running requests that this router has placed.
 	PrefillTokens atomic.Int64 // prompt tokens still to be computed
 	DecodeBlocks  atomic.Int64 // KV blocks of requests being decoded
-	DecodeWork    atomic.Int64 // those blocks, each times the steps it is expected to stay for
-	Computed      atomic.Int64 // prompt tokens computed so far: a count that only grows
+	DecodeWork    atomic.Int64 // those blocks, each times its expected number of steps
+	Computed      atomic.Int64 // prompt tokens computed so far; monotonic
 	Requests      atomic.Int64 // requests placed and not ended
 
-	// Price is what work on this rank costs in ns per unit, by Work, as the
-	// scheduler has learned it; 0: as everywhere.
+	// Price is the cost of work on this rank in ns per unit, by Work, as the scheduler has learned
+	// it; 0: the fleet's.
 	Price [NumWork]atomic.Int64
 
-	// Reported by the engine (scraped or told); -1 when never seen.
+	// Reported by the engine (scraped or in load messages); -1 if never.
 	Running atomic.Int64
 	Waiting atomic.Int64
-	// QueuedTokens are the prompt tokens that its waiting requests have still to
-	// compute, where it says so (load messages); -1 unknown.
+	// QueuedTokens are the prompt tokens that the waiting requests still have to compute, if the
+	// engine reports them (load messages); -1 unknown.
 	QueuedTokens atomic.Int64
 	kvUsage      atomic.Uint64 // math.Float64bits, 0…1
 
-	// Feed is a FeedState: what the KV event feed is worth.
+	// Feed is a FeedState: how far the KV event feed can be trusted.
 	Feed atomic.Uint32 // FeedState
-	// Events counts the KV event batches and load messages that have come: a sign that
-	// the engine core lives.
+	// Events counts received KV event batches and load messages: evidence that the engine core is
+	// alive.
 	Events atomic.Uint64
 	// EventBlockSize is the block size seen in events, in tokens; 0 unknown.
 	EventBlockSize atomic.Int64
-	// Orphans: the feed is live, and yields nothing but blocks whose parent is unknown.
+	// Orphans: the feed is live, but contains only blocks whose parent is unknown.
 	Orphans atomic.Bool
-	// Breaker is a BreakerState; the fleet's to set.
+	// Breaker is a BreakerState, set by the fleet.
 	Breaker atomic.Uint32
-	// Held is how many blocks the index holds for this rank.
+	// CachedBlocks is the number of blocks that the index has for this rank.
 	CachedBlocks atomic.Int64
 
-	missedHits atomic.Int32 // hits in a row of which nothing was found: see Found
+	missedHits atomic.Int32 // consecutive predicted hits of which nothing was found: see RecordCacheHit
 }
 
-// KVUsage is the engine's reported share of KV blocks in use, 0…1.
+// KVUsage returns the fraction of KV blocks in use that the engine reports, 0…1.
 func (r *Rank) KVUsage() float64 { return math.Float64frombits(r.kvUsage.Load()) }
 
-// SetKVUsage stores the engine's reported share of KV blocks in use.
+// SetKVUsage stores the fraction of KV blocks in use that the engine reports.
 func (r *Rank) SetKVUsage(v float64) { r.kvUsage.Store(math.Float64bits(v)) }
 
-// BlockSize is the tokens per KV block of this rank: seen in events, else
-// learned from the engine, else the Spec's; 0 when nobody has said.
+// BlockSize returns the tokens per KV block of this rank: from events, else from the engine, else
+// from the Spec; 0 if unknown.
 func (r *Rank) BlockSize() int {
 	if n := r.EventBlockSize.Load(); n > 0 {
 		return int(n)
@@ -147,23 +144,23 @@ func (r *Rank) BlockSize() int {
 	return r.Worker.Spec.BlockSize
 }
 
-// FeedState says how far a rank's KV event feed can be trusted.
+// FeedState is how far a rank's KV event feed can be trusted.
 type FeedState uint8
 
-// The feed's states.
+// The states of a feed.
 const (
 	FeedNone    FeedState = iota // no events for this rank: overlap is unknown
 	FeedSyncing                  // connected, replay not finished
 	FeedLive                     // contiguous
-	FeedBroken                   // a gap that could not be filled, and blocks were dropped; or the connection is lost, and they may be a former life's
-	// FeedSilent: the engine has no replay to ask and has said nothing yet, so
-	// nobody knows whether it ever will: overlap is unknown.
+	FeedBroken                   // blocks were dropped after a gap that could not be filled; or the connection is lost, and the blocks may belong to an earlier incarnation
+	// FeedSilent: the engine has no replay and has published nothing yet, so it is unknown whether
+	// it ever will: overlap is unknown.
 	FeedSilent
 )
 
 var feedNames = [...]string{"none", "syncing", "live", "broken", "silent"}
 
-// String gives the state's name as it stands in metrics and explain records.
+// String returns the state's name as it appears in metrics and explain records.
 func (f FeedState) String() string {
 	if int(f) < len(feedNames) {
 		return feedNames[f]
@@ -171,19 +168,19 @@ func (f FeedState) String() string {
 	return "unknown"
 }
 
-// BreakerState says whether failures of its own keep a rank out of the choice.
+// BreakerState is whether failures of its own exclude a rank from choices.
 type BreakerState uint32
 
 // The states of a breaker.
 const (
-	BreakerClosed   BreakerState = iota // takes requests
-	BreakerHalfOpen                     // takes one at a time, to see whether it is well again
-	BreakerOpen                         // takes none
+	BreakerClosed   BreakerState = iota // accepts requests
+	BreakerHalfOpen                     // accepts one at a time, to test whether the rank has recovered
+	BreakerOpen                         // accepts none
 )
 
 var breakerNames = [...]string{"closed", "half open", "open"}
 
-// String gives the state's name as it stands in logs and the admin API.
+// String returns the state's name as it appears in logs and the admin API.
 func (b BreakerState) String() string {
 	if int(b) < len(breakerNames) {
 		return breakerNames[b]
@@ -191,7 +188,7 @@ func (b BreakerState) String() string {
 	return "unknown"
 }
 
-// Worker is one engine deployment: its Spec, its ranks, its state.
+// Worker is one engine deployment: its Spec, its ranks and its state.
 type Worker struct {
 	Spec  Spec
 	Ranks []*Rank
@@ -204,8 +201,8 @@ type Worker struct {
 	info   atomic.Pointer[Info]
 }
 
-// New makes a worker in state Joining with one Rank per rank of the Spec.
-// Slots are the fleet's to set before the worker is shown to anyone.
+// New returns a worker in state Joining with one Rank per rank of the Spec. The fleet sets the
+// slots before it publishes the worker.
 func New(spec Spec) *Worker {
 	w := &Worker{Spec: spec, hash: fnv(spec.ID)}
 	ranks := spec.Ranks
@@ -232,10 +229,10 @@ func New(spec Spec) *Worker {
 	return w
 }
 
-// Hash is a hash of the worker's id, the same in every router.
+// Hash returns a hash of the worker's id, the same in every router.
 func (w *Worker) Hash() uint64 { return w.hash }
 
-// fnv is FNV-1a, whose values may not change: sessions are placed by them.
+// fnv is FNV-1a. Its values must not change, because sessions are placed by them.
 func fnv(s string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(s) {
@@ -244,7 +241,7 @@ func fnv(s string) uint64 {
 	return h
 }
 
-// State is the worker's state and why it is in it ("" when Ready).
+// State returns the worker's state and the reason for it ("" when Ready).
 func (w *Worker) State() (State, string) {
 	s := State(w.state.Load())
 	if p := w.reason.Load(); p != nil {
@@ -253,9 +250,9 @@ func (w *Worker) State() (State, string) {
 	return s, ""
 }
 
-// Removed says whether the rank's worker was taken out of the fleet, for good: who comes back
-// under its id is another Worker. What is noted of the rank by its Slot is then to be
-// dropped, for whoever clears up after workers may have been there before.
+// Removed reports whether the rank's worker was removed from the fleet, permanently: a worker that
+// returns with the same id is another Worker. The caller must then drop what it has stored under
+// the rank's Slot, because the clean-up after workers may have run before.
 func (r *Rank) Removed() bool { return r.Worker != nil && State(r.Worker.state.Load()) == Gone }
 
 // SetState is called by the fleet alone, which serialises transitions.
@@ -264,8 +261,8 @@ func (w *Worker) SetState(s State, reason string) {
 	w.state.Store(uint32(s))
 }
 
-// Info is what the engine has said of itself; never nil, never modified.
+// Info returns what the engine has reported of itself; never nil and never modified.
 func (w *Worker) Info() *Info { return w.info.Load() }
 
-// SetInfo replaces what is known of the engine; the fleet's to call.
+// SetInfo replaces the engine's Info. Only the fleet calls it.
 func (w *Worker) SetInfo(info *Info) { w.info.Store(info) }
