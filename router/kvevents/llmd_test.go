@@ -91,7 +91,7 @@ func TestOrphansAreWarnedOnce(t *testing.T) {
 	if err := pub.Connect(endpoint); err != nil {
 		t.Fatal(err)
 	}
-	const line = "no block can be placed"
+	const line = "cannot index any block"
 	seq := uint64(0)
 	send := func(parent byte) {
 		// [time, [["BlockStored", [hash], parent, [1, 2], 2, nil]]]
@@ -118,7 +118,7 @@ func TestOrphansAreWarnedOnce(t *testing.T) {
 	if n := strings.Count(logs(), line); n != 1 {
 		t.Errorf("it warns %d times\n%s", n, logs())
 	}
-	until("it says that blocks are placed again", 0, func() bool { return strings.Contains(logs(), "blocks can be placed again") })
+	until("it logs that blocks are indexed again", 0, func() bool { return strings.Contains(logs(), "blocks are indexed again") })
 	if index.Len() == 0 {
 		t.Error("nothing was stored")
 	}
