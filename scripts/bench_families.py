@@ -64,53 +64,70 @@ FAMILIES = {
 }
 
 
-PAGE = """# What a prefill/decode request costs
+PAGE = """# Cost of a P/D request
 
-Written by `scripts/bench_families.py --calls --report docs/pd-cost.md` (`make bench-families`), which says what is measured; run it on a quiet machine.
+This page says what a prefill/decode request costs the router, family by family, in CPU and in time to the first token.
+`scripts/bench_families.py --calls --report docs/pd-cost.md` (`make bench-families`) writes it and explains what it measures.
+Run it on a quiet machine.
 
 %s
 
-Other routers, each in a run of its own, CPU of both legs as a multiple of haproxy's one leg (16 µs there): sglang-router 8, vllm-router 9, production-stack and
-llm-d's sidecar, on a busier machine, above that. The engines' own hand-over is in the added time and not in the CPU.
-The version before this, on the same machine a day earlier: 91 µs for `nixl`, 108 `nixl-push`, 87 `sglang`, 98 `mooncake`, 66 `orchestrated`, 118 `lmcache`, 102 `trtllm`, 61 `storage`, 41 aggregated, beside haproxy's 25; it had fasthttp read
-each request and a processor too many where no streams ran (docs/relay-cost.md).
+Other routers, each in a run of its own, took a multiple of haproxy's one leg (16 µs there) for both legs: sglang-router 8, vllm-router 9.
+production-stack and llm-d's sidecar, on a busier machine, took more.
+The engines' own hand-over is in the added time and not in the CPU.
 
-## What the least is
+## The minimum
 
-The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle taken over, and does nothing else: no choice, no check, no time-out, no metric. What
-it takes is the kernel's (io_uring saved a seventh of such a relay's where it was tried). It costs one and a half times what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token: the
-request passes from one processor to another four times, each of which has gone to sleep or to somebody else meanwhile, and engines and load share one of them. So where this ran the target of 200 µs is out
-of reach where a handle goes from leg to leg through the router, and that of 45 µs of CPU, set where haproxy took 16, is to be read as 2.8 of haproxy's one leg. Machines differ: on the one before this,
-where haproxy took 30.4 µs, four families of an earlier build lay at 2.82 to 3.08; the two builds were not run beside each other.
+The relay in C (`bench/relay/legs`) sends each request to two engines as `nixl` does, with the handle copied, and does nothing else: no choice, no check, no time-out, no metric.
+Its cost is the kernel's; io_uring saved a seventh of such a relay's cost where it was tried.
+It costs one and a half times what haproxy takes for one leg, and it adds most of a P/D stream's time to the first token.
+The request passes from one processor to another four times, and each has gone to sleep or to another task meanwhile; engines and load share one of them.
+
+- On this machine the target of 200 µs is therefore out of reach where a handle passes from leg to leg through the router.
+- The target of 45 µs of CPU was set where haproxy took 16, so it means 2.8 of haproxy's one leg.
+- Machines differ: on another one, where haproxy took 30.4 µs, four families of an earlier build took 2.82 to 3.08.
 
 ## Where the rest goes
 
-- System calls are those of the relay in C (3 sends, 3 reads, as many waits), a read that looks, as the answer leaves, for a request that came too early, and another of each engine's connection before it
-  is used again, that looks whether it was closed or has bytes that nobody asked for; further waits are the Go scheduler's, when it runs out of work.
-- The least a family of two legs needs is six: three sends, three reads (the request, prefill's answer, decode's), and a wait for each of the three that comes alone, whether the legs run one behind the
-  other or at once. `lmcache` needs a read more, of the notification that the KV was written, which comes on a connection of its own and seldom together with anything else, so a wait and a goroutine
-  to wake as well. No family asks an engine anything for a request: ids of engines and what handles tell of them are kept.
-- What families otherwise differ by is how busy they are: `nixl`, `nixl-push`, `mooncake`, `trtllm` and `lmcache` have engines that take longer here for their hand-over, so fewer requests
-  come at a time, each of them wakes a processor for itself, and code and data are cold by then. `storage` and `orchestrated` do as much, at twice the rate and more; haproxy's one leg above comes at several times
-  the rate. At one rate for all (the columns of the same rate) the families of two legs lie close together, at about twice haproxy's one leg. The relay in C pays likewise: 43 µs
-  at 64 requests at once and 58 at 16, `nixl` 98 and 114 (one run of 3 s each; `--concurrency`).
-- By `perf record` of a short request on one worker 48 %% of the samples are the kernel's, 12 %% the Go runtime's, most of it the scheduler's, 6 %% the front's, 5 %% each the runner's with its families and the JSON scan's, 4 %% the engine
-  connections'; no function of ours has 2 %%. A request leaves one allocation, its id, and where both legs must have an id of their own (`nixl-push`, and `nixl` of engines before vLLM 0.14) a second;
-  `TestServeAllocates` holds that, with one more for its client. Legs at once left 13 to 19: prefill's runs in memory of its own, which may outlive the request, and is now the next pair's when both are done with it.
-- The approximate index took 6 %% of a `nixl` request in an earlier profile; engines with KV events do without.
-- What the last round took off, both builds under load at the same time on the same cores (8 requests at once each, 7 to 12 rounds of about a second at loads of 4 to 8, by a script that is not in
-  the tree): answers of `trtllm` and `lmcache` read once for all that is looked for, one clock for `lmcache`'s wait in place of two timers, memory of the leg beside used again: 0.94 of the build before for `trtllm`, 0.95 `lmcache`,
-  0.95 `nixl-push`, 0.98 `mooncake`; then the prompt's ids passed on to `lmcache`'s legs as the client spelled them 0.97, and `nixl-push`'s handle walked once 0.98.
-- Prefill's answer is walked twice before decode is sent, and the choice of decode is made then, by the load of that moment. It was not moved into the wait for prefill: beside what the hand-overs between
-  processors take it would not be seen.
-- `trtllm` does more than `nixl` in user space by some 2 %% of a request: its answers tell the prompt's ids, behind which the usage stands, and decode's answer has its parameters cut out. The ids are passed over wide since (an answer with 16,384 of them: 35 µs in place of 338,
-  `go test ./dataplane/relay -run xxx -bench UsageOfLong`): 0.93 of the build before by the medians, eight rounds at load 6 to 10. Of the rest the kernel has 46 %%, and more waits a request than `nixl`, for its engines take longer here.
+**System calls.** They are those of the relay in C (3 sends, 3 reads, as many waits) and two more kinds of reads.
+One looks, as the answer leaves, for a pipelined request.
+One looks at each engine connection before it is used again, for a close or for unsolicited bytes.
+Further waits are the Go scheduler's, when it runs out of work.
 
-That read takes no CPU that shows: with 0.9 of them less a request took 0.98 and 0.99 (`nixl`), 1.01 and 1.01 (`trtllm`), 1.00 (`lmcache`), 1.02 (`orchestrated`) of what it did, 10 to 12 rounds each.
+**Minimum of a family.** A family of two legs needs six calls: three sends, three reads (the request, prefill's answer, decode's), and a wait for each of the three that arrives alone, whether the legs run one after the other or at once.
+`lmcache` needs one more read, of the notification that the KV was written.
+It arrives on a connection of its own and seldom together with anything else, so there is one more wait, and a goroutine to wake.
+No family asks an engine anything for each request: engine ids and facts from handles are cached.
 
-Tried without gain, for prompts of 256 KB
-(docs/sidecar.md): being woken when 128 KB have come and not for each packet (SO_RCVLOWAT) saves no wait on the loopback, where all of it is there when the reader looks; sends of 256 KB in place of 64 without
-MSG_MORE cost 1.08 of the version before, with it 0.93 and less; reads of 256 KB in place of 64 no less.
+**Differences between families.** `nixl`, `nixl-push`, `mooncake`, `trtllm` and `lmcache` have engines that take longer here for their hand-over.
+Fewer requests arrive at a time, each wakes a processor for itself, and code and data are cold by then.
+`storage` and `orchestrated` do as much, at twice the rate and more; haproxy's one leg above runs at several times the rate.
+At one rate for all (the columns of the same rate) the families of two legs are close together, at about twice haproxy's one leg.
+The relay in C behaves likewise: 43 µs at 64 requests at once and 58 at 16, `nixl` 98 and 114 (one run of 3 s each; `--concurrency`).
+
+**Profile.** By `perf record` of a short request on one worker 48 %% of the samples are the kernel's, 12 %% the Go runtime's (most of it the scheduler's), 6 %% the front's, 5 %% each the runner's with its families and the JSON scan's, and 4 %% the engine connections'.
+No function of Sluice has 2 %%.
+The approximate index took 6 %% of a `nixl` request in an earlier profile; engines with KV events do without it.
+
+**Allocations.** A request leaves one allocation, its id.
+Where both legs must have an id of their own (`nixl-push`, and `nixl` of engines before vLLM 0.14) it leaves a second.
+`TestServeAllocates` holds that, with one more for its client.
+
+**Choice of decode.** The router reads prefill's answer twice before it sends decode, and chooses decode then, by the load of that moment.
+Moving the choice into the wait for prefill would not show beside the cost of the hand-overs between processors.
+
+**`trtllm`** does more than `nixl` in user space, by some 2 %% of a request: its answers hold the prompt's ids before the usage, and its parameters are cut out of decode's answer.
+An answer with 16,384 ids takes 35 µs (`go test ./dataplane/relay -run xxx -bench UsageOfLong`).
+Of the rest the kernel has 46 %%, with more waits a request than `nixl`, because its engines take longer here.
+
+The read for a pipelined request costs no visible CPU.
+With 0.9 of such reads less, a request took 0.98 and 0.99 (`nixl`), 1.01 and 1.01 (`trtllm`), 1.00 (`lmcache`) and 1.02 (`orchestrated`) of its cost, 10 to 12 rounds each.
+
+These attempts gave nothing for prompts of 256 KB ([sidecar.md](sidecar.md)):
+
+- Waking when 128 KB have arrived and not for each packet (SO_RCVLOWAT) saves no wait on the loopback, where everything is there when the reader looks.
+- Sends of 256 KB in place of 64 without MSG_MORE cost 1.08 of the version before; with it 0.93 and less.
+- Reads of 256 KB in place of 64 cost no less.
 """
 
 

@@ -231,29 +231,36 @@ def page(o, cells, capacity, tokens, path):
             rows.append(f"| {load} % | {NAMES[p]} | {c['p50']:,.0f} | {c['p99']:,.0f} | {100 * c['hit']:.0f} % | {100 * c['foretold']:.0f} % | "
                         f"{c['spread']:.2f} | {c['late']:.1f} | {100 * c['own']:.0f} % | {100 * c['box']:.0f} % | {100 * c['router']:.1f} % |")
     busiest = max(c["box"] for c in cells.values())
-    verdict = ("so the engines' timers, not the box, set these times" if busiest < 0.8 else
-               "**which is too busy: run it again on a quieter box before believing the small times**")
-    text = f"""# Policies compared
+    verdict = ("so the engines' timers, not the machine, set these times" if busiest < 0.8 else
+               "**which is too busy: run it again on a quieter machine before believing the small times**")
+    text = f"""# Comparison of scheduling policies
 
-Written by `make policies` (`scripts/policies.py`); figures of one run, of which only the ratios mean anything elsewhere.
+This page compares the KV-aware choice with session hashing, least loaded and round robin on a simulated fleet.
+`make policies` (`scripts/policies.py`) writes it.
+The figures are of one run; only their ratios mean anything elsewhere.
 
-{o.engines} simulated engines (aggregated, {o.blocks:,} KV blocks of 16 tokens each, {o.prefill_us} µs of timer a prompt token, 12 ms a step) behind one router. A seeded trace of
-chats (one of 12 system prompts of 512 to 2,560 tokens, five turns on average, each with all before it as its prompt; {tokens:,.0f} tokens a prompt on average) is
-played at its own times: the same requests in the same order for every policy and load, only the clock runs faster. {o.warm:,} requests fill the caches, the next
-{o.requests:,} are measured. 100 % load is {capacity:.1f} requests a second: what round robin does in a closed loop on the same fleet and trace.
+{o.engines} simulated engines (aggregated, {o.blocks:,} KV blocks of 16 tokens each, {o.prefill_us} µs of timer a prompt token, 12 ms a step) run behind one router.
+A seeded trace of chats is played at its own times: one of 12 system prompts of 512 to 2,560 tokens, five turns on average, each with all before it as its prompt, {tokens:,.0f} tokens a prompt on average.
+Every policy and load gets the same requests in the same order; only the clock runs faster.
+{o.warm:,} requests fill the caches, the next {o.requests:,} are measured.
+100 % load is {capacity:.1f} requests a second: what round robin does in a closed loop on the same fleet and trace.
 
 ![first token and hit rate by load](policies.svg)
 
-| load | policy | first token p50, ms | p99, ms | prompt found cached | foretold | busiest rank / mean | sent late p99, ms | own CPU | box CPU | router CPU |
+| load | policy | first token p50, ms | p99, ms | prompt found cached | predicted | busiest rank / mean | send delay p99, ms | own CPU | machine CPU | router CPU |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-First token is counted from the time the trace says, not from the time of sending. *Found cached* is what the engines report, *foretold* what the router told at
-its choice. Session hashing places each conversation by a hash of its `X-Sluice-Session`, whatever the load; the other policies are not told of sessions.
+- First token is counted from the time in the trace, not from the time of sending.
+- *Found cached* is what the engines report, *predicted* what the router expected at its choice.
+- Session hashing places each conversation by a hash of its `X-Sluice-Session`, whatever the load; the other policies do not see sessions.
 
-How it was checked that the box is not what is measured: engines compute by timers, so a step costs the box next to nothing; *own CPU* is what engines, router and load
-took of all cores together, *box CPU* what was in use in all, by whomever (at most {100 * busiest:.0f} %, {verdict}), *router CPU* is of one core, and *sent late* is how far the load generator
-lagged behind the trace.
+The machine is not what is measured: engines compute by timers, so a step costs next to nothing.
+
+- *Own CPU* is what engines, router and load took of all cores together.
+- *Machine CPU* is what was in use in all (at most {100 * busiest:.0f} %, {verdict}).
+- *Router CPU* is of one core.
+- *Send delay* is how far the load generator lagged behind the trace.
 """
     with open(path, "w") as f:
         f.write(text)

@@ -9,6 +9,10 @@ import traceback
 from processes import say
 
 
+# What a kept report is about, by its file; the others are about all of it.
+TOPICS = {"e2e-frozen.md": "frozen engines", "e2e-nixl.md": "NIXL"}
+
+
 class Report:
     def __init__(self):
         self.sections = []  # (title, rows, notes)
@@ -45,9 +49,10 @@ class Report:
 
     def write(self, path, command, versions):
         lines = [
-            "# Sluice in front of real vLLM engines, on a CPU",
+            f"# End-to-end results: {TOPICS.get(os.path.basename(path), 'vLLM')}",
             "",
-            "Written by `scripts/e2e-vllm.sh`; do not edit. How to run it: `scripts/e2e-vllm.sh --help`.",
+            "This page has the checks of one run with real vLLM engines on a CPU, through the router.",
+            "`scripts/e2e-vllm.sh` writes it; do not edit it. `scripts/e2e-vllm.sh --help` says how to run it.",
             "",
             f"- when: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
             f"- command: `{command}`",
