@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/textgen"
 )
 
 const maxSequences = 1 << 14 // of one request
@@ -43,14 +47,14 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	formatOf, generates := l.e.surface.inference[r.path]
-	if !l.e.o.release.hasEndpoint(r.path) {
+	if !l.e.o.release.HasEndpoint(r.path) {
 		l.e.log.add(r, -1)
 		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 		return nil
 	}
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.faults.match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
+		if f := l.e.faults.Match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
 			return nil
 		}
 		if generates {
@@ -76,7 +80,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 			h = nil // vLLM without a connector warns and ignores it
 		}
 	}
-	if r.path == "/v1/messages" && err == nil && l.e.o.release.checksBudget() {
+	if r.path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
 		if err = b.checkBudget(); err != nil {
 			h, pd = nil, nil // the body is looked at before anybody reads what it is for
 		}
@@ -95,17 +99,17 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		err = rerr
 	}
 	l.e.log.add(r, rank)
-	f := l.e.faults.match(r, leg, true)
+	f := l.e.faults.Match(r, leg, true)
 	if f != nil && c.faultBeforeHead(r, f, j.format) {
-		if f.Kind == Status {
+		if f.Kind == faults.Status {
 			l.releaseRefused(h, pd)
 		}
 		return nil
 	}
-	if f != nil && f.Kind == Stall && f.Phase == "" && f.After == 0 {
+	if f != nil && f.Kind == faults.Stall && f.Phase == "" && f.After == 0 {
 		f = nil // it is over: the rank has none
 	}
-	if err == nil && h != nil && !l.e.o.release.remoteID() && h.wire.RequestID == "" {
+	if err == nil && h != nil && !l.e.o.release.RemoteID() && h.wire.RequestID == "" {
 		h.wire.RequestID = "-" // named by the request's own id, in name
 	}
 	if err == nil {
@@ -132,7 +136,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	j.fault = f
 	// Until the engine knows a request, a client that leaves leaves no trace: vLLM's
 	// finding that such a decode keeps the prefill's blocks to the end of the lease.
-	if l.e.surface.headFirst && !j.begin() || c.waitOrGone(scaled(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
+	if l.e.surface.headFirst && !j.begin() || c.waitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
 		l.abortedEarly.Add(1)
 		return nil
 	}
@@ -160,13 +164,13 @@ func isRefusal(err error) bool {
 
 // faultBeforeHead makes a fault that strikes before the head; true when the request
 // is dealt with. The rest strike in the rank.
-func (c *conn) faultBeforeHead(r *httpRequest, f *Fault, fm format) bool {
+func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm format) bool {
 	failure := func(status int, msg string) []byte { return c.incarnation.e.errorBody(status, msg, "") }
 	if fm != nil {
 		failure = fm.errorBody
 	}
 	switch {
-	case f.Kind == Status:
+	case f.Kind == faults.Status:
 		status := f.Status
 		if status == 0 {
 			status = 503
@@ -175,26 +179,26 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *Fault, fm format) bool {
 		return true
 	case f.Phase != "" && fm != nil:
 		return false // once the head is out
-	case f.Kind == Garbage && f.After == 0:
+	case f.Kind == faults.Garbage && f.After == 0:
 		c.respond(r, 200, "application/json", []byte(garbageBody))
 		return true
-	case f.Kind == Stall && f.After == 0:
+	case f.Kind == faults.Stall && f.After == 0:
 		d := f.Delay
 		if d <= 0 {
 			d = 1000 * time.Hour
 		}
 		return c.waitOrGoneUntil(d, f.Until)
-	case f.Kind == Slow && fm == nil:
+	case f.Kind == faults.Slow && fm == nil:
 		return c.waitOrGone(f.Delay)
-	case f.Kind == Reset && f.After == 0:
+	case f.Kind == faults.Reset && f.After == 0:
 		c.reset()
 		return true
-	case f.Kind == Cut && fm == nil:
+	case f.Kind == faults.Cut && fm == nil:
 		r.close = true
 		c.send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
 		c.nc.CloseWrite()
 		return true
-	case f.Kind == Dead && f.After == 0:
+	case f.Kind == faults.Dead && f.After == 0:
 		c.respond(r, 500, "application/json", failure(500, deadMessage))
 		go c.incarnation.e.crash(c.incarnation, false)
 		return true
@@ -210,7 +214,7 @@ func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 	if pd != nil {
 		pd.onRefused(l)
 	}
-	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.refusalReleases() {
+	if h != nil && h.wire.RemotePrefill && h.usable() && !h.incomplete() && l.e.o.release.RefusalReleases() {
 		l.pull.release(h)
 	}
 }
@@ -230,7 +234,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 		}
 	}
 	want, named := 0, false
-	if v, ok := r.get("X-data-parallel-rank"); ok && l.e.o.release.rankHeader() {
+	if v, ok := r.get("X-data-parallel-rank"); ok && l.e.o.release.RankHeader() {
 		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores what is no integer
 			want, named = i, true
 		}
@@ -265,7 +269,7 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 	}
 	j.model = o.Model
 	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.returnsIDs(), echo: b.Echo, salt: b.CacheSalt, logprobs: requestedLogprobs(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
+		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.ReturnsIDs(), echo: b.Echo, salt: b.CacheSalt, logprobs: requestedLogprobs(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
 	j.params = p
 	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
 	if b.MaxCompletion != nil {
@@ -347,7 +351,7 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 		if h.wire.RemotePrefill {
 			p.handle = h
 		}
-		if list, ok := idList(h.wire.PromptIDs); ok && o.release.acceptsPromptIDs() && r.path == "/v1/chat/completions" {
+		if list, ok := idList(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
 				return refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
@@ -363,12 +367,12 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 				s.limit = nativeLimit(&b.native[len(j.seqs)/p.n])
 			}
 			s.promptLogprobs(b.logprobs, len(j.seqs)/p.n)
-			s.gen = newGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
+			s.gen = textgen.NewGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
 			if p.toolName != "" {
-				s.script = toolScript(b, p.toolName, s.gen.state)
+				s.script = toolScript(b, p.toolName, s.gen.State)
 			}
 			if text, ok := b.constrainedText(); ok && s.script == nil {
-				s.forced = append([]uint32{}, vocab().encode(nil, text)...)
+				s.forced = append([]uint32{}, textgen.Vocab().Append(nil, text)...)
 			}
 			j.seqs = append(j.seqs, s)
 		}
@@ -407,10 +411,10 @@ func (j *job) name(r *httpRequest, b *body) {
 	if r.path == "/v1/completions" {
 		j.internal += "-0"
 	}
-	if o := &j.c.incarnation.e.o; o.release.idSuffix() && !o.ClientIDs {
+	if o := &j.c.incarnation.e.o; o.release.IDSuffix() && !o.ClientIDs {
 		j.internal += "-" + randomHex(4)
 	}
-	if h := j.params.handle; h != nil && !j.c.incarnation.e.o.release.remoteID() {
+	if h := j.params.handle; h != nil && !j.c.incarnation.e.o.release.RemoteID() {
 		h.wire.RequestID = j.internal // decode asks by its own id
 	}
 }

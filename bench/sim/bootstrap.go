@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"strconv"
 	"sync"
+
+	"sluice/bench/sim/portreserve"
 )
 
 // bootstrap is the server on a prefill node through which decode engines find the
@@ -84,7 +86,7 @@ func (l *incarnation) registerRanks() {
 func serveBootstrap(c *conn, r *httpRequest) *job {
 	l := c.incarnation
 	l.e.log.add(r, -1)
-	if f := l.e.faults.match(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
+	if f := l.e.faults.Match(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
 		return nil
 	}
 	if l.e.o.PD == "mooncake" {
@@ -197,14 +199,14 @@ func (l *incarnation) startBootstrap() error {
 		return nil
 	}
 	if e.bootstrapAddr == "" {
-		h, err := reservePort(e.o.Bootstrap)
+		h, err := portreserve.Reserve(e.o.Bootstrap)
 		if err != nil {
 			return err
 		}
 		e.placeholders = append(e.placeholders, h)
-		e.bootstrapAddr = h.addr.String()
+		e.bootstrapAddr = h.Addr.String()
 	}
-	ln, err := listenReserved(e.bootstrapAddr)
+	ln, err := portreserve.Listen(e.bootstrapAddr)
 	if err != nil {
 		return err
 	}

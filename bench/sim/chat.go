@@ -1,6 +1,10 @@
 package sim
 
-import "strconv"
+import (
+	"strconv"
+
+	"sluice/bench/sim/textgen"
+)
 
 // openAIFailure is shared by the OpenAI-shaped endpoints of vLLM.
 type openAIFailure struct{ e *Engine }
@@ -41,7 +45,7 @@ func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return [][]uint32{vocab().encode(nil, text)}, nil
+	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
 // open begins an event.
@@ -106,12 +110,12 @@ func (f *chatFormat) first(w *chunker, s *seq) {
 }
 
 func (f *chatFormat) callID(s *seq) string {
-	return "call_" + strconv.FormatUint(mix(s.gen.state^uint64(s.index)), 16)
+	return "call_" + strconv.FormatUint(textgen.Mix(s.gen.State^uint64(s.index)), 16)
 }
 
 func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	b := f.openChoice(w, s)
-	if s.script != nil && id != tokEOS {
+	if s.script != nil && id != textgen.EOS {
 		b = append(b, `,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
 		b = appendEscaped(b, text)
 		b = append(b, `"}}]},"logprobs":`...)

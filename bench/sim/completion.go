@@ -1,6 +1,10 @@
 package sim
 
-import "strconv"
+import (
+	"strconv"
+
+	"sluice/bench/sim/textgen"
+)
 
 // completionFormat is /v1/completions.
 type completionFormat struct {
@@ -34,7 +38,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	b = append(b, `,"text":"`...)
 	first := len(s.out) == 1
 	if first && j.params.echo {
-		b = appendEscaped(b, Detokenize(s.prompt))
+		b = appendEscaped(b, textgen.Detokenize(s.prompt))
 	}
 	b = appendEscaped(b, text)
 	b = s.appendTextLogprobs(append(b, `","logprobs":`...), s.newTokens(1))
@@ -90,7 +94,7 @@ func (f *completionFormat) full(b []byte, j *job) []byte {
 		b = strconv.AppendInt(b, int64(i), 10)
 		b = append(b, `,"text":"`...)
 		if j.params.echo {
-			b = appendEscaped(b, Detokenize(s.prompt))
+			b = appendEscaped(b, textgen.Detokenize(s.prompt))
 		}
 		b = appendEscaped(b, string(s.text))
 		b = s.appendTextLogprobs(append(b, `","logprobs":`...), s.newTokens(len(s.out)))

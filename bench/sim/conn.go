@@ -27,6 +27,11 @@ type httpRequest struct {
 	headTime            time.Time // when the head was complete
 }
 
+// Path, RequestID and Body are what faults select requests by.
+func (r *httpRequest) Path() string      { return r.path }
+func (r *httpRequest) RequestID() string { return header(r, "X-Request-Id") }
+func (r *httpRequest) Body() []byte      { return r.body }
+
 // get is the first value of a header, case-insensitive, and whether it was there.
 func (r *httpRequest) get(name string) (string, bool) {
 	for _, h := range r.headers {

@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/sim/cost"
 )
 
 // TestRequestForms: bodies by length or chunked, pipelined, kept alive, and what
@@ -92,7 +94,7 @@ func TestBadRequests(t *testing.T) {
 // TestDisconnect: a client that leaves is noticed, streaming or not, running or
 // waiting, and its blocks are free again.
 func TestDisconnect(t *testing.T) {
-	e := fastOptions(t, Options{Speed: 1, MaxSeqs: 2, Cost: Cost{Step: 5 * time.Millisecond}})
+	e := fastOptions(t, Options{Speed: 1, MaxSeqs: 2, Cost: cost.Model{Step: 5 * time.Millisecond}})
 	long := `{"prompt":[300,301],"max_tokens":100000,"ignore_eos":true,"stream":%v}`
 	var conns []net.Conn
 	for i := range 4 { // two run, two wait
@@ -111,7 +113,7 @@ func TestDisconnect(t *testing.T) {
 }
 
 func TestAbortByID(t *testing.T) {
-	e := fastOptions(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}})
+	e := fastOptions(t, Options{Speed: 1, Cost: cost.Model{Step: 2 * time.Millisecond}})
 	_, br := openStream(t, e.Addr(), "/v1/completions", `{"prompt":[300],"max_tokens":100000,"ignore_eos":true,"stream":true}`, 2, "X-Request-Id: gone", "Connection: close")
 	if a := post(t, e, "/inference/v1/abort_requests", `{"request_ids":["cmpl-gone","other"]}`); a.status != 200 {
 		t.Fatalf("abort: %d", a.status)

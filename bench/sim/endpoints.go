@@ -7,6 +7,9 @@ import (
 	"math"
 	"strconv"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/textgen"
 )
 
 // serveAux answers every call that does not generate.
@@ -123,14 +126,14 @@ func serveTokenize(c *conn, r *httpRequest) {
 			c.writeRefusal(r, err)
 			return
 		}
-		ids = vocab().encode(nil, text)
+		ids = textgen.Vocab().Append(nil, text)
 	} else {
 		var text string
 		if json.Unmarshal(b.Prompt, &text) != nil {
 			c.writeRefusal(r, refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
 			return
 		}
-		ids = vocab().encode(nil, text)
+		ids = textgen.Vocab().Append(nil, text)
 	}
 	out := append([]byte(nil), `{"count":`...)
 	out = strconv.AppendInt(out, int64(len(ids)), 10)
@@ -142,7 +145,7 @@ func serveTokenize(c *conn, r *httpRequest) {
 	if b.TokenStrings {
 		for i, id := range ids {
 			out = append(out, "[,"[min(i, 1)])
-			out = appendJSON(out, vocab().piece(id))
+			out = appendJSON(out, textgen.Vocab().Piece(id))
 		}
 		if len(ids) == 0 {
 			out = append(out, '[')
@@ -164,7 +167,7 @@ func serveDetokenize(c *conn, r *httpRequest) {
 		c.writeRefusal(r, refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
 		return
 	}
-	out := appendJSON([]byte(`{"prompt":`), Detokenize(ids))
+	out := appendJSON([]byte(`{"prompt":`), textgen.Detokenize(ids))
 	c.respond(r, 200, "application/json", append(out, '}'))
 }
 
@@ -178,7 +181,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 		c.writeRefusal(r, err)
 		return
 	}
-	c.json(r, map[string]int{"input_tokens": len(Tokenize(text))})
+	c.json(r, map[string]int{"input_tokens": len(textgen.Tokenize(text))})
 }
 
 // serveEmbeddings gives unit vectors that are a function of the token ids.
@@ -192,7 +195,7 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 		c.writeRefusal(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return
 	}
-	if c.waitOrGone(scaled(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
+	if c.waitOrGone(cost.Scale(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
 		return
 	}
 	dims := b.Dimensions
@@ -207,10 +210,10 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	data, total := []item{}, 0
 	for i, ids := range lists {
 		total += len(ids)
-		g := newGenerator(c.incarnation.e.o.Model, c.incarnation.e.o.Seed, 0, 0, ids)
+		g := textgen.NewGenerator(c.incarnation.e.o.Model, c.incarnation.e.o.Seed, 0, 0, ids)
 		vec, sum := make([]float32, dims), 0.0
 		for k := range vec {
-			vec[k] = float32(mix(g.state+uint64(k)))/float32(1<<63) - 1
+			vec[k] = float32(textgen.Mix(g.State+uint64(k)))/float32(1<<63) - 1
 			sum += float64(vec[k]) * float64(vec[k])
 		}
 		for k := range vec {

@@ -7,6 +7,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/portreserve"
 )
 
 // Engine is one simulated engine: a process of it, in this process. All its
@@ -15,8 +18,8 @@ type Engine struct {
 	o            Options
 	surface      *surface
 	addrs        []string // listening addresses: the main one, then one a rank with RankPorts
-	placeholders []*placeholder
-	faults       *faultSet
+	placeholders []*portreserve.Port
+	faults       *faults.Set
 	log          *recorder
 	blockLog     *blockLog
 	start        time.Time
@@ -48,20 +51,20 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
-	e := &Engine{o: o, surface: surfaces[o.Engine], faults: newFaultSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
+	e := &Engine{o: o, surface: surfaces[o.Engine], faults: faults.NewSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
 	for _, f := range o.Faults {
-		e.faults.add(f)
+		e.faults.Add(f)
 	}
 	l, err := e.newIncarnation()
 	if err != nil {
 		for _, h := range e.placeholders {
-			h.close()
+			h.Close()
 		}
 		return nil, err
 	}
 	e.current, e.newest = l, l
 	for _, f := range o.Faults {
-		if f.Kind == Refuse {
+		if f.Kind == faults.Refuse {
 			e.Fault(f)
 		}
 	}
@@ -98,7 +101,7 @@ func (e *Engine) end() {
 	e.deadOnce.Do(func() { close(e.deadCh) })
 	if first {
 		for _, h := range e.placeholders {
-			h.close()
+			h.Close()
 		}
 	}
 }
@@ -225,9 +228,9 @@ func (e *Engine) EngineID() string {
 }
 
 // Fault arms a fault from now on.
-func (e *Engine) Fault(f Fault) {
-	if f.Kind != Refuse {
-		e.faults.add(f)
+func (e *Engine) Fault(f faults.Fault) {
+	if f.Kind != faults.Refuse {
+		e.faults.Add(f)
 		return
 	}
 	e.setRefuse(true)
@@ -242,7 +245,7 @@ func (e *Engine) Fault(f Fault) {
 
 // ClearFaults disarms all faults; stalled requests stay stalled.
 func (e *Engine) ClearFaults() {
-	e.faults.clear()
+	e.faults.Clear()
 	e.setRefuse(false)
 }
 

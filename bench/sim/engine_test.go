@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/sim/cost"
 )
 
 func TestRanks(t *testing.T) {
@@ -113,7 +115,7 @@ func TestCloseReleasesEverything(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := Start(ctx, Options{Speed: 1, Cost: Cost{Handshake: time.Hour}})
+		d, err := Start(ctx, Options{Speed: 1, Cost: cost.Model{Handshake: time.Hour}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +183,7 @@ func TestThousandStreams(t *testing.T) {
 
 // TestSpeed: time follows the cost model, not faster than asked.
 func TestSpeed(t *testing.T) {
-	e := fastOptions(t, Options{Speed: 10, Cost: Cost{Admit: -1, Step: 100 * time.Millisecond, PerSeq: -1, PerPrefill: time.Millisecond}})
+	e := fastOptions(t, Options{Speed: 10, Cost: cost.Model{Admit: -1, Step: 100 * time.Millisecond, PerSeq: -1, PerPrefill: time.Millisecond}})
 	start := time.Now()
 	post(t, e, "/v1/completions", `{"prompt":`+idPrompt(500, 1)+`,"max_tokens":11,"ignore_eos":true}`)
 	// 500 ms of prefill and eleven steps of 100 ms, ten times faster.

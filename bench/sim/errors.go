@@ -34,7 +34,7 @@ func errorType(status int) string {
 
 // errorBody is an error in the shape of the engine and its release.
 func (e *Engine) errorBody(status int, msg, param string) []byte {
-	if e.o.Engine == "vllm" && e.o.release.flatErrors() {
+	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
 		return sglangError(status, msg, param) // the same flat object
 	}
 	return e.surface.failure(status, msg, param)

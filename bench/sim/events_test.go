@@ -12,32 +12,36 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
+
+	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/kvcache"
 )
 
 // TestEncodings holds the bytes of one batch in every encoding.
 func TestEncodings(t *testing.T) {
-	hash := func(n byte) (h blockHash) {
+	hash := func(n byte) (h kvcache.BlockHash) {
 		for i := range h {
 			h[i] = n + byte(i)
 		}
 		return h
 	}
-	events := []event{
-		{kind: removed, hashes: []blockHash{hash(0x80)}},
-		{kind: stored, hashes: []blockHash{hash(1), hash(2)}, root: true, tokens: []uint32{1, 200, 70000, 4}, salt: "tenantA"},
-		{kind: stored, hashes: []blockHash{hash(3)}, parent: hash(2), tokens: []uint32{5, 6}, session: "s1"},
-		{kind: cleared},
+	events := []eventcodec.Event{
+		{Kind: eventcodec.Removed, Hashes: []kvcache.BlockHash{hash(0x80)}},
+		{Kind: eventcodec.Stored, Hashes: []kvcache.BlockHash{hash(1), hash(2)}, Root: true, Tokens: []uint32{1, 200, 70000, 4}, Salt: "tenantA"},
+		{Kind: eventcodec.Stored, Hashes: []kvcache.BlockHash{hash(3)}, Parent: hash(2), Tokens: []uint32{5, 6}, Session: "s1"},
+		{Kind: eventcodec.Cleared},
 	}
 	var b strings.Builder
-	for _, enc := range encodings {
+	for _, enc := range eventcodec.Forms {
 		for _, whole := range []bool{false, true} {
-			e := encoder{encoding: enc, blockSize: 2, rank: 1, bytes: whole}
-			raw := e.batch(nil, 1763690000.5, events)
+			e := eventcodec.Encoder{Encoding: enc, BlockSize: 2, Rank: 1, Bytes: whole}
+			raw := e.Batch(nil, 1763690000.5, events)
 			var js bytes.Buffer
 			if left, err := msgp.CopyToJSON(&js, bytes.NewReader(raw)); err != nil {
-				t.Fatalf("%s: %v %v", enc.name, left, err)
+				t.Fatalf("%s: %v %v", enc.Name, left, err)
 			}
-			fmt.Fprintf(&b, "%s bytes=%v\n%s\n%s\n\n", enc.name, whole, hex.EncodeToString(raw), js.String())
+			fmt.Fprintf(&b, "%s bytes=%v\n%s\n%s\n\n", enc.Name, whole, hex.EncodeToString(raw), js.String())
 		}
 	}
 	golden(t, "encodings.txt", b.String())
@@ -45,17 +49,17 @@ func TestEncodings(t *testing.T) {
 
 // TestHashes checks vectors of vLLM 0.32 (sha256_cbor, default seed) and SGLang 0.5.8.
 func TestHashes(t *testing.T) {
-	var v, s hasher
-	s.sglang = true
-	a := v.block(nil, true, []uint32{1, 2, 3, 4}, "")
-	b := v.block(&a, false, []uint32{5, 6, 7, 8}, "")
-	if a.uint() != 9561501211280363793 || b.uint() != 15292913576410714033 {
+	var v, s kvcache.Hasher
+	s.SGLang = true
+	a := v.Block(nil, true, []uint32{1, 2, 3, 4}, "")
+	b := v.Block(&a, false, []uint32{5, 6, 7, 8}, "")
+	if a.Uint64() != 9561501211280363793 || b.Uint64() != 15292913576410714033 {
 		t.Errorf("vllm: %x %x", a, b)
 	}
-	a = s.block(nil, true, []uint32{1, 2, 3, 4}, "")
-	b = s.block(&a, false, []uint32{5, 6, 7, 8}, "")
-	if a.int() != -3488128144981237669 || b.int() != 5674439469042975057 {
-		t.Errorf("sglang: %d %d", a.int(), b.int())
+	a = s.Block(nil, true, []uint32{1, 2, 3, 4}, "")
+	b = s.Block(&a, false, []uint32{5, 6, 7, 8}, "")
+	if a.Int64() != -3488128144981237669 || b.Int64() != 5674439469042975057 {
+		t.Errorf("sglang: %d %d", a.Int64(), b.Int64())
 	}
 }
 
@@ -221,9 +225,9 @@ func (w *eventMirror) wantSame(e *Engine, rank int) string {
 	diff := ""
 	r.do(func() {
 		own := map[uint64]int{}
-		for i := range r.pool.blocks {
-			if b := &r.pool.blocks[i]; b.hashed {
-				own[b.hash.uint()]++
+		for i := range r.pool.Blocks {
+			if b := &r.pool.Blocks[i]; b.Hashed {
+				own[b.Hash.Uint64()]++
 			}
 		}
 		if fmt.Sprint(own) != fmt.Sprint(w.copies) {
@@ -328,7 +332,7 @@ func TestLiveEvents(t *testing.T) {
 	for w.live(20 * time.Millisecond) {
 	}
 	w.lost = 0
-	e.Fault(Fault{Kind: LoseEvents, N: 2})
+	e.Fault(faults.Fault{Kind: faults.LoseEvents, N: 2})
 	for salt := range 3 {
 		post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, 900+salt)+`,"max_tokens":1}`)
 	}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/sim/faults"
 )
 
 // fullText is the undisturbed answer to a prompt.
@@ -122,7 +124,7 @@ func TestLMCache(t *testing.T) {
 	if s := d.Stats().Ranks[0]; s.External != 101 || s.LocalCompute != 0 {
 		t.Errorf("%+v", s)
 	}
-	p.Fault(Fault{Kind: Stall, Path: "notify", N: 1})
+	p.Fault(faults.Fault{Kind: faults.Stall, Path: "notify", N: 1})
 	ask(p)
 	if recv(10*time.Second) == "" || recv(30*time.Millisecond) != "" {
 		t.Error("want one of two notifications with a lost one")

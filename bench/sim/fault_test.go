@@ -12,18 +12,21 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 const streamBody = `{"prompt":[300,301],"max_tokens":20,"ignore_eos":true,"stream":true}`
 
 func TestParseFault(t *testing.T) {
-	f, err := ParseFault("kind=status,path=/v1/,leg=prefill,n=3,skip=1,p=0.5,status=429,delay=2s,after=7")
-	want := Fault{Kind: Status, Path: "/v1/", Leg: "prefill", N: 3, Skip: 1, P: 0.5, Status: 429, Delay: 2 * time.Second, After: 7}
+	f, err := faults.ParseFault("kind=status,path=/v1/,leg=prefill,n=3,skip=1,p=0.5,status=429,delay=2s,after=7")
+	want := faults.Fault{Kind: faults.Status, Path: "/v1/", Leg: "prefill", N: 3, Skip: 1, P: 0.5, Status: 429, Delay: 2 * time.Second, After: 7}
 	if err != nil || f != want {
 		t.Errorf("%+v %v", f, err)
 	}
 	for _, bad := range []string{"", "kind", "kind=x", "path=/", "kind=status,status=200", "kind=slow,delay=x", "kind=slow,leg=x", "kind=slow,color=red"} {
-		if _, err := ParseFault(bad); err == nil || !strings.HasPrefix(err.Error(), "sim: cannot read fault") {
+		if _, err := faults.ParseFault(bad); err == nil || !strings.HasPrefix(err.Error(), "sim: cannot read fault") {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
@@ -31,7 +34,7 @@ func TestParseFault(t *testing.T) {
 
 func TestFaultStatus(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(Fault{Kind: Status, Status: 502, N: 2, Skip: 1, Path: "/v1/completions"})
+	e.Fault(faults.Fault{Kind: faults.Status, Status: 502, N: 2, Skip: 1, Path: "/v1/completions"})
 	var got []int
 	for range 4 {
 		got = append(got, post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`).status)
@@ -42,7 +45,7 @@ func TestFaultStatus(t *testing.T) {
 	if fmt.Sprint(got) != "[200 502 502 200]" {
 		t.Errorf("statuses %v", got)
 	}
-	e.Fault(Fault{Kind: Status, Path: "/health"})
+	e.Fault(faults.Fault{Kind: faults.Status, Path: "/health"})
 	if status, _ := get(t, e.URL()+"/health"); status != 503 {
 		t.Errorf("health: %d, want 503", status)
 	}
@@ -57,7 +60,7 @@ func TestFaultStatus(t *testing.T) {
 
 func TestFaultGarbage(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(Fault{Kind: Garbage, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Garbage, N: 1})
 	if a := post(t, e, "/v1/completions", `{"prompt":[300]}`); a.status != 200 || a.json != nil {
 		t.Errorf("%d %s", a.status, a.body)
 	}
@@ -66,7 +69,7 @@ func TestFaultGarbage(t *testing.T) {
 func TestFaultRefuse(t *testing.T) {
 	e := fastOptions(t, Options{})
 	idle := dial(t, e.Addr())
-	e.Fault(Fault{Kind: Refuse})
+	e.Fault(faults.Fault{Kind: faults.Refuse})
 	if _, err := net.Dial("tcp", e.Addr()); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("dial: %v, want connection refused", err)
 	}
@@ -77,12 +80,12 @@ func TestFaultRefuse(t *testing.T) {
 	if status, _ := get(t, e.URL()+"/health"); status != 200 {
 		t.Errorf("health after: %d", status)
 	}
-	e.Fault(Fault{Kind: Refuse, Delay: time.Millisecond})
+	e.Fault(faults.Fault{Kind: faults.Refuse, Delay: time.Millisecond})
 	eventually(t, "listening again", func() bool { _, err := tryPost(e.URL()+"/ping", ""); return err == nil })
 }
 
 // wantNormal runs a stream under a fault and gives what came and how it ended.
-func wantNormal(t *testing.T, e *Engine, f Fault) (body string, err error) {
+func wantNormal(t *testing.T, e *Engine, f faults.Fault) (body string, err error) {
 	t.Helper()
 	e.Fault(f)
 	c := dial(t, e.Addr())
@@ -97,27 +100,27 @@ func TestFaultMidStream(t *testing.T) {
 		t.Helper()
 		eventually(t, "blocks freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
 	}
-	body, err := wantNormal(t, e, Fault{Kind: Reset, After: 3, N: 1})
+	body, err := wantNormal(t, e, faults.Fault{Kind: faults.Reset, After: 3, N: 1})
 	if !errors.Is(err, syscall.ECONNRESET) || strings.Contains(body, "[DONE]") {
 		t.Errorf("reset: %v %q", err, body)
 	}
 	free()
-	body, err = wantNormal(t, e, Fault{Kind: Cut, After: 3, N: 1})
+	body, err = wantNormal(t, e, faults.Fault{Kind: faults.Cut, After: 3, N: 1})
 	if n := strings.Count(body, "data: "); err != nil || n != 3 || strings.HasSuffix(body, "0\r\n\r\n") {
 		t.Errorf("cut: %v, %d events, %q", err, n, body)
 	}
 	free()
-	body, err = wantNormal(t, e, Fault{Kind: StreamFail, After: 3, N: 1})
+	body, err = wantNormal(t, e, faults.Fault{Kind: faults.StreamFail, After: 3, N: 1})
 	if n := strings.Count(body, "data: "); err != nil || n != 5 || !strings.Contains(body, `data: {"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}`) || !strings.HasSuffix(body, "0\r\n\r\n") {
 		t.Errorf("streamfail: %v, %d events, %q", err, n, body)
 	}
 	free()
-	body, err = wantNormal(t, e, Fault{Kind: Stall, After: 3, N: 1, Delay: 50 * time.Millisecond})
+	body, err = wantNormal(t, e, faults.Fault{Kind: faults.Stall, After: 3, N: 1, Delay: 50 * time.Millisecond})
 	if n := strings.Count(body, "data: "); err != nil || n != 21 {
 		t.Errorf("stall that ends: %v, %d events", err, n)
 	}
 	start := time.Now()
-	body, err = wantNormal(t, e, Fault{Kind: Slow, N: 1, Delay: 5 * time.Millisecond})
+	body, err = wantNormal(t, e, faults.Fault{Kind: faults.Slow, N: 1, Delay: 5 * time.Millisecond})
 	if n := strings.Count(body, "data: "); err != nil || n != 21 || time.Since(start) < 100*time.Millisecond {
 		t.Errorf("slow: %v, %d events in %v", err, n, time.Since(start))
 	}
@@ -126,8 +129,8 @@ func TestFaultMidStream(t *testing.T) {
 
 func TestFaultStallForEver(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(Fault{Kind: Stall, After: 2, N: 1})
-	e.Fault(Fault{Kind: Stall, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Stall, After: 2, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Stall, N: 1})
 	c, _ := openStream(t, e.Addr(), "/v1/completions", streamBody, 2)
 	silent := dial(t, e.Addr())
 	io.WriteString(silent, request("/v1/completions", streamBody))
@@ -148,7 +151,7 @@ func TestFaultStallForEver(t *testing.T) {
 func TestFaultStallUntil(t *testing.T) {
 	e := fastOptions(t, Options{})
 	until := make(chan struct{})
-	e.Fault(Fault{Kind: Stall, N: 1, Until: until})
+	e.Fault(faults.Fault{Kind: faults.Stall, N: 1, Until: until})
 	nc := dial(t, e.Addr())
 	ask := request("/v1/completions", `{"prompt":[300],"max_tokens":1}`)
 	io.WriteString(nc, ask)
@@ -172,7 +175,7 @@ func TestFaultStallUntil(t *testing.T) {
 }
 
 func TestFaultProbability(t *testing.T) {
-	e := fastOptions(t, Options{FaultSeed: 1, Faults: []Fault{{Kind: Status, P: 0.3}}})
+	e := fastOptions(t, Options{FaultSeed: 1, Faults: []faults.Fault{{Kind: faults.Status, P: 0.3}}})
 	bad := 0
 	for range 200 {
 		if post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`).status == 503 {
@@ -187,7 +190,7 @@ func TestFaultProbability(t *testing.T) {
 // TestEngineDies: the request that kills gets its 500, streams an error event,
 // then the port refuses; RestartAfter brings a new identity.
 func TestEngineDies(t *testing.T) {
-	e := fastOptions(t, Options{Speed: 1, Cost: Cost{Step: 2 * time.Millisecond}, RestartAfter: 50 * time.Millisecond})
+	e := fastOptions(t, Options{Speed: 1, Cost: cost.Model{Step: 2 * time.Millisecond}, RestartAfter: 50 * time.Millisecond})
 	id := e.EngineID()
 	_, br := openStream(t, e.Addr(), "/v1/completions", `{"prompt":[300],"max_tokens":100000,"ignore_eos":true,"stream":true}`, 2)
 	a := post(t, e, "/v1/completions", `{"prompt":[300],"kv_transfer_params":{"do_remote_prefill":true}}`)
@@ -209,7 +212,7 @@ func TestEngineDies(t *testing.T) {
 
 func TestDead(t *testing.T) {
 	e := fastOptions(t, Options{})
-	e.Fault(Fault{Kind: Dead, N: 1})
+	e.Fault(faults.Fault{Kind: faults.Dead, N: 1})
 	select {
 	case <-e.Dead():
 		t.Fatal("dead before its time")

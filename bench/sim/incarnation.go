@@ -15,6 +15,9 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/portreserve"
 )
 
 // incarnation is an engine between a start and its end: one identity, one cache, one
@@ -70,14 +73,14 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 			return l, err
 		}
 	}
-	enc, err := encodingByName(e.o.Encoding)
+	enc, err := eventcodec.ByName(e.o.Encoding)
 	if err != nil {
 		return l, err
 	}
 	for i := range e.o.Ranks {
 		r := newRank(l, i)
 		if e.o.KVEvents != "off" {
-			r.pub = newPublisher(l, encoder{encoding: enc, blockSize: e.o.BlockSize, rank: i, bytes: e.o.BytesHashes})
+			r.pub = newPublisher(l, eventcodec.Encoder{Encoding: enc, BlockSize: e.o.BlockSize, Rank: i, Bytes: e.o.BytesHashes})
 		}
 		l.ranks = append(l.ranks, r)
 	}
@@ -124,32 +127,32 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 func (e *Engine) reserveAddrs() error {
 	fail := func(err error) error {
 		for _, h := range e.placeholders {
-			h.close()
+			h.Close()
 		}
 		e.placeholders, e.addrs = nil, nil
 		return err
 	}
-	main, err := reservePort(e.o.Listen)
+	main, err := portreserve.Reserve(e.o.Listen)
 	if err != nil {
 		return err
 	}
 	e.placeholders = append(e.placeholders, main)
-	e.addrs = append(e.addrs, main.addr.String())
+	e.addrs = append(e.addrs, main.Addr.String())
 	if !e.o.RankPorts {
 		return nil
 	}
 	_, port, _ := net.SplitHostPort(e.o.Listen)
 	for i := range e.o.Ranks {
-		a := net.TCPAddr{IP: main.addr.IP}
+		a := net.TCPAddr{IP: main.Addr.IP}
 		if port != "0" {
-			a.Port = main.addr.Port + 1 + i
+			a.Port = main.Addr.Port + 1 + i
 		}
-		h, err := reservePort(a.String())
+		h, err := portreserve.Reserve(a.String())
 		if err != nil {
 			return fail(err)
 		}
 		e.placeholders = append(e.placeholders, h)
-		e.addrs = append(e.addrs, h.addr.String())
+		e.addrs = append(e.addrs, h.Addr.String())
 	}
 	return nil
 }
@@ -157,7 +160,7 @@ func (e *Engine) reserveAddrs() error {
 // listen opens the client ports.
 func (l *incarnation) listen() error {
 	for i, addr := range l.e.addrs {
-		ln, err := listenReserved(addr)
+		ln, err := portreserve.Listen(addr)
 		if err != nil {
 			return err
 		}

@@ -3,6 +3,10 @@ package sim
 import (
 	"strings"
 	"time"
+
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/kvcache"
+	"sluice/bench/sim/textgen"
 )
 
 // job is one inference request: one or more sequences (prompts × n) on one rank
@@ -21,7 +25,7 @@ type job struct {
 	params     *params
 	seqs       []*seq
 	unfinished int // sequences not finished
-	fault      *Fault
+	fault      *faults.Fault
 	events     int  // events or tokens out, for faults that count
 	headSent   bool // a stream's head is written
 	finished   bool // the rank is done with it, and its answer is held back
@@ -63,7 +67,7 @@ type seq struct {
 	out    []uint32
 	script []uint32 // the output is this, when it is a tool call
 	forced []uint32 // the output is this, when it is held to a choice
-	gen    generator
+	gen    textgen.Generator
 	offset int // characters of the tokens whose log-probabilities are told
 
 	text     []byte // output text so far, without special tokens; kept when somebody needs it whole
@@ -73,11 +77,11 @@ type seq struct {
 	stopped  string // the stop string that ended it
 
 	blocks       []int32
-	hashes       []blockHash // of its full blocks, known so far
-	computed     int         // tokens whose KV is there
-	chunk        int         // tokens computed in this step
-	cached       int         // prompt tokens found in the prefix cache, or pulled
-	local        int         // of these, found locally
+	hashes       []kvcache.BlockHash // of its full blocks, known so far
+	computed     int                 // tokens whose KV is there
+	chunk        int                 // tokens computed in this step
+	cached       int                 // prompt tokens found in the prefix cache, or pulled
+	local        int                 // of these, found locally
 	pulled       bool
 	pulling      bool
 	stalledUntil time.Time // faults: no token before
@@ -113,13 +117,13 @@ func (s *seq) slice(from, to int) []uint32 {
 }
 
 // hashTo makes hashes cover n full blocks.
-func (s *seq) hashTo(h *hasher, n, size int) {
+func (s *seq) hashTo(h *kvcache.Hasher, n, size int) {
 	for i := len(s.hashes); i < n; i++ {
-		var parent *blockHash
+		var parent *kvcache.BlockHash
 		if i > 0 {
 			parent = &s.hashes[i-1]
 		}
-		s.hashes = append(s.hashes, h.block(parent, i == 0, s.slice(i*size, (i+1)*size), s.j.params.salt))
+		s.hashes = append(s.hashes, h.Block(parent, i == 0, s.slice(i*size, (i+1)*size), s.j.params.salt))
 	}
 }
 
@@ -132,19 +136,19 @@ func (s *seq) produce() (id uint32, last bool) {
 	case s.script != nil && n < len(s.script):
 		id = s.script[n]
 	case s.script != nil:
-		id = tokEOS
+		id = textgen.EOS
 	case s.forced != nil:
-		if id = tokEOS; n < len(s.forced) {
+		if id = textgen.EOS; n < len(s.forced) {
 			id = s.forced[n]
 		}
-		s.gen.fold(id)
+		s.gen.Fold(id)
 	default:
-		id = s.gen.next(n >= p.minTokens && !p.ignoreEOS)
-		s.gen.fold(id)
+		id = s.gen.Next(n >= p.minTokens && !p.ignoreEOS)
+		s.gen.Fold(id)
 	}
 	s.out = append(s.out, id)
 	switch {
-	case id == tokEOS:
+	case id == textgen.EOS:
 		s.reason = "stop"
 		if s.script != nil {
 			s.reason = "tool_calls"
@@ -159,8 +163,8 @@ func (s *seq) produce() (id uint32, last bool) {
 // strings are looked for, and what could be the begin of one is held back.
 func (s *seq) addText(id uint32) string {
 	var piece string
-	if id >= byteBase {
-		piece = s.gen.v.piece(id)
+	if id >= textgen.ByteBase {
+		piece = s.gen.Vocab.Piece(id)
 	}
 	p := s.j.params
 	if len(p.stop) == 0 || s.script != nil {

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sluice/bench/sim/faults"
 )
 
 // lease is what a prefill keeps for a decode: the blocks stay referenced until
@@ -41,7 +43,7 @@ func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
 // pin leases the blocks of a prefill that has ended in a way that keeps them.
 func (r *rank) pin(s *seq) {
-	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.stopRetainsBlocks()) {
+	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.StopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
@@ -55,13 +57,13 @@ func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	}
 	if old := r.leases.byID[key]; old != nil { // a name used twice: the second takes it
 		r.counters.roomsReused++
-		r.pool.release(old.blocks)
+		r.pool.Release(old.blocks)
 		r.e.blockLog.release(old.blockLogID)
 	}
 	// The block of the last, never computed output token is not part of the handle.
 	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
 	if n < len(s.blocks) {
-		r.pool.release(s.blocks[n:])
+		r.pool.Release(s.blocks[n:])
 	}
 	r.e.blockLog.acquire(s.j.blockLogID)
 	r.leases.byID[key] = &lease{blocks: s.blocks[:n], until: until, blockLogID: s.j.blockLogID, tokens: len(s.prompt), cached: s.cached}
@@ -76,7 +78,7 @@ func (r *rank) expire(now time.Time) {
 	r.leases.next = now.Add(time.Hour)
 	for id, l := range r.leases.byID {
 		if !l.until.After(now) {
-			r.pool.release(l.blocks)
+			r.pool.Release(l.blocks)
 			delete(r.leases.byID, id)
 			r.e.blockLog.release(l.blockLogID)
 			r.counters.expired++
@@ -148,7 +150,7 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 					rk.offers.retire(id)
 				}
 			case r.path == "/done":
-				rk.pool.release(l.blocks)
+				rk.pool.Release(l.blocks)
 				delete(rk.leases.byID, id)
 				rk.e.blockLog.release(l.blockLogID)
 				rk.counters.released++
@@ -171,10 +173,10 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 // handleJSON appends the handle of a finished prefill, with the keys and the
 // order of vLLM 0.32.
 func (j *job) handleJSON(b []byte) []byte {
-	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != NoHandle) {
+	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != faults.NoHandle) {
 		return pd.params(b, j)
 	}
-	if !j.params.prefillLeg || !j.seqs[0].leased || j.fault != nil && j.fault.Kind == NoHandle {
+	if !j.params.prefillLeg || !j.seqs[0].leased || j.fault != nil && j.fault.Kind == faults.NoHandle {
 		return append(b, "null"...)
 	}
 	return j.nixlHandle(b, j.internal, "pull")
@@ -184,8 +186,8 @@ func (j *job) handleJSON(b []byte) []byte {
 func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	s, l, rel := j.seqs[0], j.rank.l, j.rank.o.release
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
-	if j.fault == nil || j.fault.Kind != BadHandle {
-		if !rel.flatIDs() {
+	if j.fault == nil || j.fault.Kind != faults.BadHandle {
+		if !rel.FlatIDs() {
 			b = append(b, '[')
 		}
 		if held := j.rank.leases.byID[key]; held != nil {
@@ -196,7 +198,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 				b = strconv.AppendInt(b, int64(id), 10)
 			}
 		}
-		if !rel.flatIDs() {
+		if !rel.FlatIDs() {
 			b = append(b, ']')
 		}
 	}
@@ -206,18 +208,18 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 		b = appendJSON(b, v)
 	}
 	raw := func(minor int, name, v string) {
-		if rel.since(minor, 0) {
+		if rel.Since(minor, 0) {
 			b = append(b, `,"`+name+`":`+v...)
 		}
 	}
 	b = append(b, ']')
 	str("remote_engine_id", l.rankID(j.rank.index))
-	if rel.remoteID() {
+	if rel.RemoteID() {
 		str("remote_request_id", j.internal)
 	}
 	str("remote_host", host)
 	raw(9, "remote_port", port)
-	if rel.since(9, 1) {
+	if rel.Since(9, 1) {
 		raw(9, "tp_size", "1")
 	}
 	raw(29, "dcp_size", "1")
@@ -236,7 +238,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 
 // streamedHandle is the handle on the finishing chunk of a stream, since 0.33.
 func (j *job) streamedHandle(b []byte, s *seq) []byte {
-	if s.reason == "" || !s.leased || !j.rank.o.release.streamsHandle() {
+	if s.reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
 		return b
 	}
 	return j.handleJSON(append(b, `,"kv_transfer_params":`...))

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 // LMCache's hand-over over NIXL. A prefill that is given a disagg_spec writes its
@@ -74,14 +77,14 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	}
 	g.tokenSent = true
 	prompt, spec, early := s.prompt, g.spec, r.o.EarlyNotify
-	f := r.e.faults.match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
-	late := r.e.faults.match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
+	f := r.e.faults.Match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
+	late := r.e.faults.Match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
 		wrote := true
 		if late != nil { // else nobody could see it
 			wrote = r.l.writeKV(spec, prompt, false) == nil && faultTransfer(r.l.ctx, late)
 		}
-		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(len(prompt)), r.o.Speed))
+		sleepContext(r.l.ctx, cost.Scale(r.o.Cost.TransferTime(len(prompt)), r.o.Speed))
 		if wrote && r.l.writeKV(spec, prompt, true) == nil {
 			r.l.notifyRanks(spec, f)
 		}
@@ -139,7 +142,7 @@ func (g *lmcacheLeg) onAdmitted(r *rank, s *seq) bool {
 		n := r.received[sum]
 		if n < 0 {
 			r.counters.garbage++
-			s.gen.fold(prompt[0])
+			s.gen.Fold(prompt[0])
 			n = -n
 		}
 		if n == len(prompt) && n > 0 {
@@ -163,7 +166,7 @@ func (g *lmcacheLeg) params(b []byte, j *job) []byte {
 
 // notifyRanks pushes one notification for each rank of the receiver, as many as
 // the sender's. A process of its own in LMCache.
-func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *Fault) {
+func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *faults.Fault) {
 	if l.e.o.LMCacheProxy == "" {
 		return // pd_skip_proxy_notification
 	}
@@ -173,13 +176,13 @@ func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *Fault) {
 	}
 	if f != nil {
 		switch f.Kind {
-		case Stall:
+		case faults.Stall:
 			count--
-		case Slow:
+		case faults.Slow:
 			if !sleepContext(l.ctx, f.Delay) {
 				return
 			}
-		case Garbage:
+		case faults.Garbage:
 			count *= 2
 		}
 	}

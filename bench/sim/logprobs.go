@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"sluice/bench/sim/textgen"
 )
 
 // Log-probabilities on vLLM's chat completions, completions and /inference/v1/generate. Like
@@ -44,24 +46,24 @@ func (s *seq) newTokens(n int) []scoredToken {
 		return nil
 	}
 	if n == 1 {
-		return []scoredToken{{s.out[len(s.out)-1], s.gen.state}}
+		return []scoredToken{{s.out[len(s.out)-1], s.gen.State}}
 	}
-	g := newGenerator(s.j.c.incarnation.e.o.Model, s.j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, s.prompt)
+	g := textgen.NewGenerator(s.j.c.incarnation.e.o.Model, s.j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, s.prompt)
 	all := make([]scoredToken, len(s.out))
 	for i, id := range s.out {
-		g.fold(id)
-		all[i] = scoredToken{id, g.state}
+		g.Fold(id)
+		all[i] = scoredToken{id, g.State}
 	}
 	return all[len(all)-n:]
 }
 
 // candidates are the token and so many others, each with its logarithm: falling.
 func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
-	v := vocab()
-	value := -float64(mix(t.state)%20000) / 10000
+	v := textgen.Vocab()
+	value := -float64(textgen.Mix(t.state)%20000) / 10000
 	ids, values = append(ids, t.id), append(values, value)
 	for i := uint64(1); len(ids) <= others; i++ {
-		id := uint32(wordBase) + 4*uint32((mix(t.state)>>20+i)%uint64(v.words))
+		id := uint32(textgen.WordBase) + 4*uint32((textgen.Mix(t.state)>>20+i)%uint64(v.Words))
 		if !slices.Contains(ids, id) {
 			value -= 0.0625
 			ids, values = append(ids, id), append(values, value)
@@ -71,7 +73,7 @@ func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
 }
 
 // tokenString is a token as log-probabilities tell it.
-func tokenString(id uint32) string { return strings.ToValidUTF8(vocab().piece(id), "\ufffd") }
+func tokenString(id uint32) string { return strings.ToValidUTF8(textgen.Vocab().Piece(id), "\ufffd") }
 
 func appendValue(b []byte, v float64) []byte { return strconv.AppendFloat(b, v, 'f', -1, 64) }
 

@@ -3,6 +3,8 @@ package sim
 import (
 	"encoding/json"
 	"strconv"
+
+	"sluice/bench/sim/textgen"
 )
 
 // messagesFormat is /v1/messages, Anthropic's: named events, no [DONE], errors of
@@ -25,7 +27,7 @@ func (f *messagesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return [][]uint32{vocab().encode(nil, text)}, nil
+	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
 func (f *messagesFormat) event(w *chunker, kind string) []byte {
@@ -63,7 +65,7 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 // tool begins a tool_use block up to its input.
 func (f *messagesFormat) tool(b []byte, s *seq) []byte {
 	b = append(b, `{"type":"tool_use","id":"call_`...)
-	b = strconv.AppendUint(b, mix(s.gen.state), 16)
+	b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
 	b = append(b, `","name":`...)
 	b = appendJSON(b, f.j.params.toolName)
 	return append(b, `,"input":`...)

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"sluice/bench/sim/vllm"
 )
 
 // metric is one family of /metrics: vLLM's name, kind, and its samples of a rank.
@@ -93,8 +95,8 @@ func serveMetrics(c *conn, r *httpRequest) {
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
 		strconv.FormatFloat(float64(l.startedAt.UnixMilli())/1000, 'f', 2, 64) + "\n")
 	page := b.String()
-	if !l.e.o.release.since(12, 0) {
-		page = oldMetrics.Replace(page)
+	if !l.e.o.release.Since(12, 0) {
+		page = vllm.OldMetrics.Replace(page)
 	}
 	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))
 }

@@ -85,7 +85,7 @@ func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill || s != s.j.seqs[0] {
 		return false
 	}
-	f := r.e.faults.match(s.j.req, "handover", false)
+	f := r.e.faults.Match(s.j.req, "handover", false)
 	r.transfer(s)
 	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.prompt)}
 	local := s.local
@@ -149,7 +149,7 @@ func (g *mooncakeLeg) cancel(r *rank, j *job) {
 
 // refused: as with NIXL, decode's server submits an aborted request in its place.
 func (g *mooncakeLeg) onRefused(l *incarnation) {
-	if g.prefill || !l.e.o.release.refusalReleases() {
+	if g.prefill || !l.e.o.release.RefusalReleases() {
 		return
 	}
 	l.wg.Go(func() {

@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 // Some families name a transfer before there are blocks: both legs start at once
@@ -115,7 +118,7 @@ func serveSideOffer(c *conn, r *httpRequest) {
 
 // fetchOffer waits for an offer and reads it: the tokens moved, those prefill had
 // cached, and whether it worked.
-func (l *incarnation) fetchOffer(ctx context.Context, f *Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
+func (l *incarnation) fetchOffer(ctx context.Context, f *faults.Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
 	if !faultTransfer(ctx, f) {
 		return reply, false
 	}
@@ -139,7 +142,7 @@ func (l *incarnation) fetchOffer(ctx context.Context, f *Fault, addr string, q o
 			return reply, false
 		case reply.Held:
 			moved := max(min(reply.Tokens, 1<<30)-local, 0)
-			return reply, sleepContext(ctx, scaled(o.Cost.transfer(moved), o.Speed))
+			return reply, sleepContext(ctx, cost.Scale(o.Cost.TransferTime(moved), o.Speed))
 		}
 		unreachable = time.Time{}
 	}

@@ -9,6 +9,11 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/vllm"
 )
 
 // Options says what an engine is and how it behaves. The zero value is a whole
@@ -45,7 +50,7 @@ type Options struct {
 	MaxBatch    int // tokens per step, 0 means 8192
 	MaxQueue    int // waiting sequences per rank beyond which a request gets 503; 0 means 65536
 
-	Cost  Cost
+	Cost  cost.Model
 	Speed float64 // time runs Speed times faster; 0 means 1, below 0 or +Inf no waiting at all
 	Seed  uint64  // mixed into every output; instances that must agree need the same
 
@@ -93,11 +98,11 @@ type Options struct {
 	StreamBuffer   int  // bytes kept for one slow reader before it is cut, 0 means 16 MiB
 	Records        int  // requests kept for Requests(), 0 means 1024, below 0 none
 	LogBlocks      bool // remember when each request's last block was let go, for Kept; grows without bound
-	Faults         []Fault
+	Faults         []faults.Fault
 	FaultSeed      uint64 // decides faults with a probability
 	DisableScaleUp bool   // /inference/v1/* answers 403, as vLLM without --enable-scale-out
 
-	release release // Release, read
+	release vllm.Release // Release, read
 }
 
 // Flags binds every option to a flag of fs, with its default and help.
@@ -115,7 +120,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.StringVar(&o.Replay, "kv-replay", "", "replay ROUTER `endpoint` of rank 0, or off; empty takes free loopback ports")
 	fs.StringVar(&o.Loads, "kv-loads", "off", "SGLang: `endpoint` of rank 0's load snapshots, off, or auto for free loopback ports")
 	fs.StringVar(&o.Topic, "kv-topic", "", "topic frame of KV events")
-	fs.StringVar(&o.Encoding, "kv-encoding", "", "encoding of KV events: "+strings.Join(Encodings(), ", "))
+	fs.StringVar(&o.Encoding, "kv-encoding", "", "encoding of KV events: "+strings.Join(eventcodec.Encodings(), ", "))
 	fs.BoolVar(&o.BytesHashes, "kv-bytes-hashes", false, "publish 32-byte block hashes instead of integers")
 	fs.IntVar(&o.BufferSteps, "kv-buffer-steps", 10000, "event batches kept for replay")
 	fs.StringVar(&o.LMCacheProxy, "lmcache-proxy", "", "where LMCache's notifications go, an `endpoint` as tcp://host:port; empty sends none")
@@ -128,7 +133,7 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.MaxSeqs, "max-num-seqs", 1024, "running sequences per rank")
 	fs.IntVar(&o.MaxBatch, "max-num-batched-tokens", 8192, "tokens of one step")
 	fs.IntVar(&o.MaxQueue, "max-queue", 65536, "waiting sequences per rank before 503")
-	o.Cost.flags(fs)
+	o.Cost.AddFlags(fs)
 	o.Speed = 1
 	fs.Func("speed", "time runs this `factor` faster; inf or 0 means no waiting (default 1)", func(s string) error {
 		x, err := strconv.ParseFloat(s, 64)
@@ -167,8 +172,8 @@ func (o *Options) Flags(fs *flag.FlagSet) {
 	fs.IntVar(&o.Records, "records", 1024, "requests remembered for tests; -1 for none")
 	fs.Uint64Var(&o.FaultSeed, "fault-seed", 0, "decides the faults that have a probability")
 	fs.BoolVar(&o.DisableScaleUp, "no-scale-out", false, "/inference/v1/* answers 403")
-	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,phase=body|role|answer][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faultKinds[:], ", "), func(s string) error {
-		f, err := ParseFault(s)
+	fs.Func("fault", "inject a `fault`, may be given often: kind=K[,path=P][,leg=L][,phase=body|role|answer][,id=X][,body=X][,n=N][,skip=N][,p=X][,status=S][,delay=D][,after=N]; kinds: "+strings.Join(faults.KindNames(), ", "), func(s string) error {
+		f, err := faults.ParseFault(s)
 		if err == nil {
 			o.Faults = append(o.Faults, f)
 		}
@@ -203,12 +208,12 @@ func (o Options) withDefaults() (Options, error) {
 	str(&o.Version, map[string]string{"sglang": "0.5.23"}[o.Engine])
 	str(&o.Release, "0.32")
 	var err error
-	if o.release, err = parseRelease(o.Release); err != nil {
+	if o.release, err = vllm.ParseRelease(o.Release); err != nil {
 		return o, err
 	}
 	str(&o.Version, o.release.String())
 	if o.Engine == "vllm" {
-		str(&o.Encoding, o.release.encoding())
+		str(&o.Encoding, o.release.Encoding())
 	}
 	str(&o.Bootstrap, "127.0.0.1:0")
 	str(&o.Loads, "off")
@@ -236,13 +241,13 @@ func (o Options) withDefaults() (Options, error) {
 	num(&o.BodyLimit, 64<<20)
 	num(&o.StreamBuffer, 16<<20)
 	num(&o.Records, 1024)
-	dur(&o.Lease, o.release.lease())
+	dur(&o.Lease, o.release.Lease())
 	dur(&o.PullTimeout, 30*time.Second)
 	dur(&o.AbortTimeout, 480*time.Second)
 	dur(&o.BootstrapTimeout, 300*time.Second)
 	dur(&o.WaitingTimeout, 300*time.Second)
 	dur(&o.HeartbeatInterval, 5*time.Second)
-	o.Cost = o.Cost.withDefaults()
+	o.Cost = o.Cost.WithDefaults()
 	if o.Speed == 0 {
 		o.Speed = 1
 	}
@@ -259,7 +264,7 @@ func (o Options) withDefaults() (Options, error) {
 		{"load-balance-method", o.Balance, []string{"follow_bootstrap_room", "round_robin"}},
 		{"incomplete-handle", o.Incomplete, []string{"crash", "error", "recompute"}},
 		{"expired-handle", o.Expired, []string{"garbage", "error", "crash"}},
-		{"kv-encoding", o.Encoding, Encodings()},
+		{"kv-encoding", o.Encoding, eventcodec.Encodings()},
 	} {
 		if !slices.Contains(c.ok, c.val) {
 			return o, fmt.Errorf("sim: cannot use %s %q: want %s", c.name, c.val, strings.Join(c.ok, ", "))

@@ -1,6 +1,10 @@
 package sim
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"sluice/bench/sim/cost"
+)
 
 // orchestratedLeg is the decode side of production-stack's orchestrated mode: a
 // request that carries prefill's whole answer as disagg_prefill_resp. The
@@ -35,7 +39,7 @@ func (orchestratedLeg) onAdmitted(r *rank, s *seq) bool {
 	n := len(s.prompt)
 	moved := n - s.local
 	r.l.wg.Go(func() {
-		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(moved), r.o.Speed))
+		sleepContext(r.l.ctx, cost.Scale(r.o.Cost.TransferTime(moved), r.o.Speed))
 		r.post(func() {
 			if r.transferDone(s, n-1, n-1) {
 				r.queueSiblings(s)

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"sluice/bench/sim/textgen"
 )
 
 func FuzzTokenizer(f *testing.F) {
@@ -13,13 +15,13 @@ func FuzzTokenizer(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		ids := Tokenize(s)
-		if got := Detokenize(ids); got != s {
+		ids := textgen.Tokenize(s)
+		if got := textgen.Detokenize(ids); got != s {
 			t.Fatalf("%q becomes %q", s, got)
 		}
 		for _, id := range ids {
-			if int(id) >= VocabSize() {
-				t.Fatalf("id %d is outside the vocabulary of %d", id, VocabSize())
+			if int(id) >= textgen.VocabSize() {
+				t.Fatalf("id %d is outside the vocabulary of %d", id, textgen.VocabSize())
 			}
 		}
 	})

@@ -8,6 +8,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 // idPrompt is a prompt of n ids as JSON, different for every salt.
@@ -293,7 +296,7 @@ func TestPrefillStreamHasNoHandle(t *testing.T) {
 // TestAbortReleasesPrefill: a client that leaves when decode was admitted frees the
 // prefill's blocks at once, in the transfer as well as after it.
 func TestAbortReleasesPrefill(t *testing.T) {
-	for name, cost := range map[string]Cost{
+	for name, cost := range map[string]cost.Model{
 		"pulling":  {Handshake: time.Hour},
 		"decoding": {Handshake: time.Millisecond, Step: 5 * time.Millisecond},
 	} {
@@ -318,7 +321,7 @@ func TestAbortReleasesPrefill(t *testing.T) {
 // stream does not say that it does.
 func TestEarlyAbortLeavesBlocksPinned(t *testing.T) {
 	p := fastOptions(t, Options{Lease: 2 * time.Second})
-	d := fastOptions(t, Options{Speed: 1, Cost: Cost{Admit: time.Hour}})
+	d := fastOptions(t, Options{Speed: 1, Cost: cost.Model{Admit: time.Hour}})
 	prompt := idPrompt(320, 8)
 	h := prefill(t, p, prompt)
 	c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 10, true), 0)
@@ -357,8 +360,8 @@ func TestPrefillOverload(t *testing.T) {
 
 func TestBadHandleFaults(t *testing.T) {
 	p := fastOptions(t, Options{})
-	p.Fault(Fault{Kind: BadHandle, Leg: "prefill", N: 1})
-	p.Fault(Fault{Kind: NoHandle, Leg: "prefill", N: 1})
+	p.Fault(faults.Fault{Kind: faults.BadHandle, Leg: "prefill", N: 1})
+	p.Fault(faults.Fault{Kind: faults.NoHandle, Leg: "prefill", N: 1})
 	body := `{"prompt":[300,301],"max_tokens":1,"kv_transfer_params":` + prefillParams + `}`
 	if h := post(t, p, "/v1/completions", body).handle(); !strings.Contains(h, `"remote_block_ids":[],`) {
 		t.Errorf("bad handle: %s", h)
@@ -372,14 +375,14 @@ func TestBadHandleFaults(t *testing.T) {
 }
 
 func TestTransferTime(t *testing.T) {
-	c := Cost{BytesToken: 1000, Bandwidth: 1e6, Transfer: time.Second}.withDefaults()
-	if got := c.transfer(500); got != 1500*time.Millisecond {
+	c := cost.Model{BytesToken: 1000, Bandwidth: 1e6, Transfer: time.Second}.WithDefaults()
+	if got := c.TransferTime(500); got != 1500*time.Millisecond {
 		t.Errorf("transfer of 500 tokens takes %v, want 1.5s", got)
 	}
-	if got := c.step(10, 2, 100); got != c.Step+2*c.PerSeq+10*c.PerPrefill {
+	if got := c.StepTime(10, 2, 100); got != c.Step+2*c.PerSeq+10*c.PerPrefill {
 		t.Errorf("step takes %v", got)
 	}
-	if scaled(time.Second, math.Inf(1)) != 0 || scaled(time.Second, 4) != 250*time.Millisecond {
+	if cost.Scale(time.Second, math.Inf(1)) != 0 || cost.Scale(time.Second, 4) != 250*time.Millisecond {
 		t.Error("scaling is wrong")
 	}
 }

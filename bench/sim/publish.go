@@ -13,6 +13,9 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/portreserve"
 )
 
 // publisher owns the event sockets of one rank. Only its goroutine touches them;
@@ -20,8 +23,8 @@ import (
 // vLLM's does.
 type publisher struct {
 	l     *incarnation
-	enc   encoder
-	queue chan []event
+	enc   eventcodec.Encoder
+	queue chan []eventcodec.Event
 	pub   *zmq.Socket
 	rep   *zmq.Socket // nil when replay is off
 	load  *zmq.Socket // nil when loads are off; publishLoads owns it
@@ -35,8 +38,8 @@ type publisher struct {
 
 const replayTick = 20 * time.Millisecond // how soon a replay request is seen; vLLM: 100 ms
 
-func newPublisher(l *incarnation, enc encoder) *publisher {
-	return &publisher{l: l, enc: enc, queue: make(chan []event, 1024), topic: l.e.o.Topic}
+func newPublisher(l *incarnation, enc eventcodec.Encoder) *publisher {
+	return &publisher{l: l, enc: enc, queue: make(chan []eventcodec.Event, 1024), topic: l.e.o.Topic}
 }
 
 // loop publishes until the life ends, then closes the sockets.
@@ -70,8 +73,8 @@ func (p *publisher) close() {
 	p.pub, p.rep = nil, nil
 }
 
-func (p *publisher) publish(events []event) {
-	payload := p.enc.batch(nil, float64(time.Now().UnixMicro())/1e6, events)
+func (p *publisher) publish(events []eventcodec.Event) {
+	payload := p.enc.Batch(nil, float64(time.Now().UnixMicro())/1e6, events)
 	seq := p.sent.Add(1) - 1
 	if len(p.kept) == p.l.e.o.BufferSteps {
 		p.kept[0] = nil
@@ -79,7 +82,7 @@ func (p *publisher) publish(events []event) {
 		p.first++
 	}
 	p.kept = append(p.kept, payload)
-	if p.l.e.faults.loseBatch() {
+	if p.l.e.faults.LoseBatch() {
 		return
 	}
 	p.bytes.Add(int64(len(payload)))
@@ -100,7 +103,7 @@ func (p *publisher) serveReplay() {
 		start := binary.BigEndian.Uint64(frames[2])
 		reply := func(topic string, seq uint64, payload []byte) {
 			s := binary.BigEndian.AppendUint64(nil, seq)
-			if p.enc.topicRep {
+			if p.enc.TopicRep {
 				p.rep.SendMessageDontwait(frames[0], "", topic, s, payload)
 			} else {
 				p.rep.SendMessageDontwait(frames[0], "", s, payload)
@@ -183,12 +186,12 @@ func (l *incarnation) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.S
 	for try := range 100 {
 		port := 20_000 + rand.IntN(12_000)
 		if try >= 50 {
-			h, err := reservePort(net.JoinHostPort(host, "0"))
+			h, err := portreserve.Reserve(net.JoinHostPort(host, "0"))
 			if err != nil {
 				return nil, err
 			}
-			port = h.addr.Port
-			h.close()
+			port = h.Addr.Port
+			h.Close()
 		}
 		var list []string
 		if list, err = l.bindRun(host, port, kind, at); err == nil {

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 // handle is the decode side's view of kv_transfer_params.
@@ -72,7 +75,7 @@ func (p *puller) track(h *handle) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tracked[h] = struct{}{}
-	if !p.l.e.o.release.heartbeats() {
+	if !p.l.e.o.release.Heartbeats() {
 		return
 	}
 	if !p.heartbeatRunning {
@@ -170,7 +173,7 @@ func (r *rank) startPull(s *seq, h *handle) bool {
 		return false
 	}
 	r.transfer(s)
-	f := r.e.faults.match(s.j.req, "handover", false)
+	f := r.e.faults.Match(s.j.req, "handover", false)
 	r.l.wg.Go(func() {
 		out := pullFailed
 		if r.l.pull.injectFault(h, f) {
@@ -190,7 +193,7 @@ func (r *rank) startPull(s *seq, h *handle) bool {
 }
 
 // injectFault lets a fault of the hand-over happen and says whether the pull fails.
-func (p *puller) injectFault(h *handle, f *Fault) bool {
+func (p *puller) injectFault(h *handle, f *faults.Fault) bool {
 	if f == nil {
 		return false
 	}
@@ -219,7 +222,7 @@ func (p *puller) pull(h *handle, tokens int) pullOutcome {
 	}
 	p.handshakes[h.wire.EngineID] = true
 	p.mu.Unlock()
-	if first && !p.sleep(h, scaled(o.Cost.Handshake, o.Speed)) {
+	if first && !p.sleep(h, cost.Scale(o.Cost.Handshake, o.Speed)) {
 		p.release(h)
 		return pullFailed
 	}
@@ -232,7 +235,7 @@ func (p *puller) pull(h *handle, tokens int) pullOutcome {
 			}
 			continue
 		}
-		p.sleep(h, scaled(o.Cost.transfer(tokens), o.Speed))
+		p.sleep(h, cost.Scale(o.Cost.TransferTime(tokens), o.Speed))
 		h.once.Do(func() { p.notify(h) })
 		if !reply.Held {
 			return pullLeaseGone
@@ -258,7 +261,7 @@ func (p *puller) sleep(h *handle, d time.Duration) bool {
 func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
 	r.endTransfer(s)
 	if s.j.ended {
-		r.pool.release(s.blocks)
+		r.pool.Release(s.blocks)
 		s.blocks = nil
 		return
 	}
@@ -282,7 +285,7 @@ func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
 	r.counters.transfers++
 	r.counters.transferBytes += int64(remote-s.local) * int64(r.o.Cost.BytesToken)
 	r.counters.descriptors += int64((remote - s.local + r.o.BlockSize - 1) / r.o.BlockSize)
-	r.counters.transferTime += r.o.Cost.transfer(remote - s.local)
+	r.counters.transferTime += r.o.Cost.TransferTime(remote - s.local)
 	r.counters.localHit += int64(s.local)
 	r.counters.external += int64(total - s.local)
 	r.counters.prompt += int64(total)

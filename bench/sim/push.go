@@ -92,7 +92,7 @@ func (g *pushLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill || s != s.j.seqs[0] {
 		return false
 	}
-	f := r.e.faults.match(s.j.req, "handover", false)
+	f := r.e.faults.Match(s.j.req, "handover", false)
 	r.transfer(s)
 	q := offerCall{EngineID: g.engine, Key: g.key, Sum: promptSum(s.prompt)}
 	local := s.local
@@ -135,7 +135,7 @@ func (g *pushLeg) cancel(r *rank, j *job) {
 
 // refused: assumed to be as in pull mode.
 func (g *pushLeg) onRefused(l *incarnation) {
-	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.refusalReleases() {
+	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.RefusalReleases() {
 		l.releaseOffer(g.addr, g.engine, g.key)
 	}
 }

@@ -5,6 +5,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/kvcache"
+	"sluice/bench/sim/textgen"
 )
 
 // rank is one data-parallel rank: a scheduler, its batch and its KV memory. All
@@ -24,8 +29,8 @@ type rank struct {
 	stopped chan struct{}
 	load    atomic.Int64 // jobs taken and not answered
 
-	pool     *pool
-	hash     hasher
+	pool     *kvcache.Pool
+	hash     kvcache.Hasher
 	waiting  []*seq // admitted to the engine, not to the batch
 	ready    []*seq // their pull is done, before all that wait
 	running  []*seq
@@ -36,7 +41,7 @@ type rank struct {
 	leases   leases
 	rooms    rooms
 	offers   offers
-	events   []event
+	events   []eventcodec.Event
 	stepEnd  time.Time // when the step under way ends
 	scratch  chunker
 	dirty    []*job // with events held back
@@ -47,10 +52,10 @@ type rank struct {
 
 func newRank(l *incarnation, index int) *rank {
 	r := &rank{l: l, e: l.e, o: &l.e.o, index: index, wake: make(chan struct{}, 1), stopped: make(chan struct{})}
-	r.hash.sglang = r.o.Engine == "sglang"
-	r.pool = newPool(r.o.Blocks, func(h *blockHash) {
+	r.hash.SGLang = r.o.Engine == "sglang"
+	r.pool = kvcache.NewPool(r.o.Blocks, func(h *kvcache.BlockHash) {
 		r.counters.evicted++
-		r.event(event{kind: removed, hashes: []blockHash{*h}})
+		r.event(eventcodec.Event{Kind: eventcodec.Removed, Hashes: []kvcache.BlockHash{*h}})
 	})
 	r.pulls, r.heldLast = make(map[*seq]struct{}), make(map[*seq]struct{})
 	r.received = make(map[uint64]int)
@@ -130,7 +135,7 @@ func (r *rank) loop() {
 			r.sleep(timer, r.leases.untilNext(now))
 			continue
 		}
-		if d = scaled(d, r.o.Speed); r.stepEnd.Before(now.Add(-max(d, maxLag))) {
+		if d = cost.Scale(d, r.o.Speed); r.stepEnd.Before(now.Add(-max(d, maxLag))) {
 			r.stepEnd = now
 		}
 		r.stepEnd = r.stepEnd.Add(d)
@@ -223,7 +228,7 @@ func (r *rank) abort(j *job) {
 		r.counters.aborted++
 		r.drop(j)
 	}
-	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.cancelReleases() {
+	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.CancelReleases() {
 		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
 	}
 	r.markAnswered(j)
@@ -241,7 +246,7 @@ func (r *rank) drop(j *job) {
 	for _, s := range j.seqs {
 		delete(r.heldLast, s)
 		if !s.pulling { // a transfer under way frees them when it ends
-			r.pool.release(s.blocks)
+			r.pool.Release(s.blocks)
 			s.blocks = nil
 		}
 	}
@@ -300,10 +305,10 @@ func (r *rank) flushEvents() {
 // resetCache is /reset_prefix_cache. As in vLLM it fails while blocks are in use,
 // and the event goes out with the next step that has work.
 func (r *rank) resetCache() bool {
-	if !r.pool.clear() {
+	if !r.pool.Clear() {
 		return false
 	}
-	r.event(event{kind: cleared})
+	r.event(eventcodec.Event{Kind: eventcodec.Cleared})
 	return true
 }
 
@@ -350,7 +355,7 @@ func (r *rank) finishAborted(j *job) {
 		}
 		s.reason = "abort"
 		if j.params.stream {
-			j.format.delta(w, s, tokEOS, "")
+			j.format.delta(w, s, textgen.EOS, "")
 		}
 	}
 	if j.params.stream {

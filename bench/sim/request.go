@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
+
+	"sluice/bench/sim/textgen"
 )
 
 // body is the union of the request bodies of all inference endpoints; fields the
@@ -207,7 +209,7 @@ func prompts(raw json.RawMessage) ([][]uint32, error) {
 		if text == "" {
 			return nil, bad
 		}
-		return [][]uint32{vocab().encode(nil, text)}, nil
+		return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 	}
 	var list []json.RawMessage
 	if json.Unmarshal(raw, &list) != nil || len(list) == 0 {

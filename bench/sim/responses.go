@@ -3,6 +3,8 @@ package sim
 import (
 	"encoding/json"
 	"strconv"
+
+	"sluice/bench/sim/textgen"
 )
 
 // responsesFormat is /v1/responses: named events, no [DONE].
@@ -59,7 +61,7 @@ func (f *responsesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return [][]uint32{vocab().encode(nil, text)}, nil
+	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
 // event begins an event of a type; the caller adds members and calls close.
@@ -174,7 +176,7 @@ func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byt
 		b = append(b, `,"arguments":`...)
 		b = appendJSON(b, text)
 		b = append(b, `,"call_id":"call_`...)
-		b = strconv.AppendUint(b, mix(s.gen.state), 16)
+		b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
 		b = append(b, `","name":`...)
 		b = appendJSON(b, f.j.params.toolName)
 		b = append(b, `,"type":"function_call","status":"`...)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"sluice/bench/sim/cost"
 )
 
 // roomHandover is a sequence's part of a hand-over by room.
@@ -210,16 +212,16 @@ func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 	if !g.prefill || x == nil || x.seq != s {
 		return false
 	}
-	f := r.e.faults.match(s.j.req, "handover", false)
+	f := r.e.faults.Match(s.j.req, "handover", false)
 	s.pulling = true // the transfer has the blocks
 	r.e.blockLog.acquire(s.j.blockLogID)
 	r.l.wg.Go(func() {
 		defer s.handover.stop()
-		ok := faultTransfer(s.handover.ctx, f) && sleepContext(s.handover.ctx, scaled(r.o.Cost.transfer(len(s.prompt)), r.o.Speed))
+		ok := faultTransfer(s.handover.ctx, f) && sleepContext(s.handover.ctx, cost.Scale(r.o.Cost.TransferTime(len(s.prompt)), r.o.Speed))
 		r.post(func() {
 			s.pulling = false
 			if s.j.ended {
-				r.pool.release(s.blocks)
+				r.pool.Release(s.blocks)
 				s.blocks = nil
 			}
 			r.e.blockLog.release(s.j.blockLogID)

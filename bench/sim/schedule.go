@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"sluice/bench/sim/eventcodec"
 )
 
 // planStep makes the next step: which sequences run and how long it takes. It
@@ -60,7 +62,7 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 	if len(r.running) == 0 {
 		return 0, false
 	}
-	d := r.o.Cost.step(prefill, decodes, context)
+	d := r.o.Cost.StepTime(prefill, decodes, context)
 	if prefill+decodes == 0 {
 		// All are held by faults or by blocks: look again soon, in real time.
 		d = time.Millisecond
@@ -76,11 +78,11 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 // allocate makes room for n tokens of s; false when there are no blocks.
 func (r *rank) allocate(s *seq, n int) bool {
 	need := (n+r.o.BlockSize-1)/r.o.BlockSize - len(s.blocks)
-	if need > r.pool.nfree {
+	if need > r.pool.Free {
 		return false
 	}
 	for range need {
-		s.blocks = append(s.blocks, r.pool.allocate())
+		s.blocks = append(s.blocks, r.pool.Allocate())
 	}
 	return true
 }
@@ -90,7 +92,7 @@ func (r *rank) allocate(s *seq, n int) bool {
 func (r *rank) preempt(s *seq) {
 	r.counters.preempted++
 	r.running = slices.DeleteFunc(r.running, func(x *seq) bool { return x == s })
-	r.pool.release(s.blocks)
+	r.pool.Release(s.blocks)
 	s.blocks, s.computed, s.chunk = nil, 0, 0
 	r.waiting = slices.Insert(r.waiting, 0, s)
 }
@@ -114,21 +116,21 @@ func (r *rank) admit() *seq {
 				break // scored tokens are computed
 			}
 			s.hashTo(&r.hash, i+1, size)
-			id, ok := r.pool.lookup(&s.hashes[i])
+			id, ok := r.pool.Lookup(&s.hashes[i])
 			if !ok {
 				break
 			}
-			if r.pool.blocks[id].ref == 0 {
+			if r.pool.Blocks[id].Ref == 0 {
 				idle++
 			}
 			hits++
 		}
-		if (total+size-1)/size-hits+idle > r.pool.nfree {
+		if (total+size-1)/size-hits+idle > r.pool.Free {
 			return nil
 		}
 		for i := range hits {
-			id, _ := r.pool.lookup(&s.hashes[i])
-			r.pool.share(id)
+			id, _ := r.pool.Lookup(&s.hashes[i])
+			r.pool.Share(id)
 			s.blocks = append(s.blocks, id)
 		}
 		r.allocate(s, total)
@@ -168,17 +170,17 @@ func (r *rank) store(s *seq, from int) {
 	}
 	s.hashTo(&r.hash, full, size)
 	for i := first; i < full; i++ {
-		r.pool.store(s.blocks[i], &s.hashes[i])
+		r.pool.Store(s.blocks[i], &s.hashes[i])
 	}
-	ev := event{kind: stored, hashes: s.hashes[first:full:full], root: first == 0,
-		tokens: s.slice(first*size, full*size), salt: s.j.params.salt, session: s.j.params.session}
+	ev := eventcodec.Event{Kind: eventcodec.Stored, Hashes: s.hashes[first:full:full], Root: first == 0,
+		Tokens: s.slice(first*size, full*size), Salt: s.j.params.salt, Session: s.j.params.session}
 	if first > 0 {
-		ev.parent = s.hashes[first-1]
+		ev.Parent = s.hashes[first-1]
 	}
 	r.event(ev)
 }
 
-func (r *rank) event(ev event) {
+func (r *rank) event(ev eventcodec.Event) {
 	if r.pub != nil {
 		r.events = append(r.events, ev)
 	}

@@ -8,6 +8,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/textgen"
 )
 
 // sglangGet and sglangPost are SGLang's calls that do not generate (0.5.23). There
@@ -48,7 +51,7 @@ func serveSGLangTokenize(c *conn, r *httpRequest) {
 	}
 	tokens, counts := make([][]uint32, len(list.Prompt)), make([]int, len(list.Prompt))
 	for i, text := range list.Prompt {
-		tokens[i] = vocab().encode(nil, text)
+		tokens[i] = textgen.Vocab().Append(nil, text)
 		counts[i] = len(tokens[i])
 	}
 	c.json(r, map[string]any{"tokens": tokens, "count": counts, "max_model_len": c.incarnation.e.o.MaxModelLen})
@@ -57,7 +60,7 @@ func serveSGLangTokenize(c *conn, r *httpRequest) {
 // serveHealthGenerate is a probe of one token through the scheduler, which looks
 // for its result once a second: the answer takes that long.
 func serveHealthGenerate(c *conn, r *httpRequest) {
-	if c.waitOrGone(scaled(time.Second, c.incarnation.e.o.Speed)) {
+	if c.waitOrGone(cost.Scale(time.Second, c.incarnation.e.o.Speed)) {
 		return
 	}
 	c.respond(r, 200, "", nil)

@@ -11,6 +11,9 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/faults"
 )
 
 // findPrefill asks the bootstrap server which rank has the room and where it is; the
@@ -40,7 +43,7 @@ func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 		return false
 	}
 	r.transfer(s)
-	m, f := s.handover, r.e.faults.match(s.j.req, "handover", false)
+	m, f := s.handover, r.e.faults.Match(s.j.req, "handover", false)
 	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.prompt), Sum: promptSum(s.prompt)}
 	r.l.wg.Go(func() {
 		defer m.stop()
@@ -86,7 +89,7 @@ func (l *incarnation) queryBootstrap(m *roomHandover, rank int, addr string) str
 		if err := l.call(m.ctx, "GET", addr, "/route?"+routeQuery(-1), nil, info); err != nil || info.DPSize < 1 {
 			return fmt.Sprintf("Could not fetch prefill parallel info from bootstrap_addr: %s: %v", addr, err)
 		}
-		if !sleepContext(m.ctx, scaled(l.e.o.Cost.Handshake, l.e.o.Speed)) {
+		if !sleepContext(m.ctx, cost.Scale(l.e.o.Cost.Handshake, l.e.o.Speed)) {
 			return "aborted"
 		}
 		l.prefillMu.Lock()
@@ -153,7 +156,7 @@ func routeQuery(rank int) string {
 }
 
 // receive tells prefill that the blocks are ready and waits for the KV.
-func (l *incarnation) receive(m *roomHandover, f *Fault, call roomCall) (roomReply, string) {
+func (l *incarnation) receive(m *roomHandover, f *faults.Fault, call roomCall) (roomReply, string) {
 	if !faultTransfer(m.ctx, f) {
 		return roomReply{}, "Failed to receive kv chunk"
 	}
@@ -239,14 +242,14 @@ func sleepContext(ctx context.Context, d time.Duration) bool {
 
 // faultTransfer lets a fault of the hand-over happen: Stall and Slow wait (a stall
 // without a delay until ctx ends), all others make it fail, which is false.
-func faultTransfer(ctx context.Context, f *Fault) bool {
+func faultTransfer(ctx context.Context, f *faults.Fault) bool {
 	switch {
 	case f == nil:
 		return true
-	case f.Kind == Stall && f.Delay <= 0:
+	case f.Kind == faults.Stall && f.Delay <= 0:
 		<-ctx.Done()
 		return false
-	case f.Kind == Stall || f.Kind == Slow:
+	case f.Kind == faults.Stall || f.Kind == faults.Slow:
 		return sleepContext(ctx, f.Delay)
 	}
 	return false

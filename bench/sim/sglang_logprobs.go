@@ -3,6 +3,8 @@ package sim
 import (
 	"encoding/json"
 	"strconv"
+
+	"sluice/bench/sim/textgen"
 )
 
 // Log-probabilities of SGLang's /generate (0.4.6 … 0.5.23). Their values are made up of a
@@ -125,11 +127,11 @@ func (s *seq) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 		if i > 0 {
 			before = uint64(s.token(i-1)) << 32
 		}
-		b = strconv.AppendFloat(b, -float64(mix(before|uint64(id))%9000+1)/1000, 'f', 3, 64)
+		b = strconv.AppendFloat(b, -float64(textgen.Mix(before|uint64(id))%9000+1)/1000, 'f', 3, 64)
 	}
 	b = strconv.AppendUint(append(b, ','), uint64(id), 10)
 	if b = append(b, ','); s.logprobs.text {
-		b = appendJSON(b, s.gen.v.piece(id))
+		b = appendJSON(b, s.gen.Vocab.Piece(id))
 	} else {
 		b = append(b, "null"...)
 	}

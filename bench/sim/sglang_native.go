@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"time"
+
+	"sluice/bench/sim/textgen"
 )
 
 // readNative reads the body of SGLang's /generate into the common one. Text and
@@ -188,7 +190,7 @@ func (f *nativeFormat) reason(b []byte, s *seq) []byte {
 	if s.stopped != "" {
 		b = appendJSON(b, s.stopped)
 	} else {
-		b = strconv.AppendInt(b, tokEOS, 10)
+		b = strconv.AppendInt(b, textgen.EOS, 10)
 	}
 	return append(b, '}')
 }

@@ -1,6 +1,10 @@
 package sim
 
-import "strconv"
+import (
+	"strconv"
+
+	"sluice/bench/sim/textgen"
+)
 
 // sglangOpenAI is what SGLang's OpenAI endpoints share.
 type sglangOpenAI struct{ j *job }
@@ -42,7 +46,7 @@ func (f sglangOpenAI) ending(b []byte, s *seq) []byte {
 	case s.stopped != "":
 		return appendJSON(b, s.stopped)
 	case s.reason == "stop":
-		return strconv.AppendInt(b, tokEOS, 10)
+		return strconv.AppendInt(b, textgen.EOS, 10)
 	}
 	return append(b, "null"...)
 }
@@ -94,7 +98,7 @@ func (f *sglangChat) first(w *chunker, s *seq) {
 }
 
 func (f *sglangChat) callID(s *seq) string {
-	return "call_" + strconv.FormatUint(mix(s.gen.state^uint64(s.index)), 16)
+	return "call_" + strconv.FormatUint(textgen.Mix(s.gen.State^uint64(s.index)), 16)
 }
 
 func (f *sglangChat) delta(w *chunker, s *seq, id uint32, text string) {
@@ -163,7 +167,7 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 	b = strconv.AppendInt(b, int64(s.index), 10)
 	b = append(b, `,"text":"`...)
 	if len(s.out) == 1 && f.j.params.echo {
-		b = appendEscaped(b, Detokenize(s.prompt))
+		b = appendEscaped(b, textgen.Detokenize(s.prompt))
 	}
 	b = appendEscaped(b, text)
 	b = append(b, `","logprobs":null,"finish_reason":`...)
@@ -195,7 +199,7 @@ func (f *sglangCompletion) full(b []byte, j *job) []byte {
 		b = strconv.AppendInt(b, int64(i), 10)
 		b = append(b, `,"text":"`...)
 		if j.params.echo {
-			b = appendEscaped(b, Detokenize(s.prompt))
+			b = appendEscaped(b, textgen.Detokenize(s.prompt))
 		}
 		b = appendEscaped(b, string(s.text))
 		b = append(b, `","logprobs":null,"finish_reason":`...)

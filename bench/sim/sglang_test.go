@@ -14,6 +14,8 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
+
+	"sluice/bench/sim/faults"
 )
 
 // sglangVolatile is what differs between an engine of a pair and a whole one.
@@ -335,7 +337,7 @@ func TestBootstrapServer(t *testing.T) {
 	if code, _ := get(t, all); code != 503 {
 		t.Errorf("with three of four ranks: %d, want 503", code)
 	}
-	p.Fault(Fault{Kind: Status, Status: 500, Leg: "bootstrap", N: 1})
+	p.Fault(faults.Fault{Kind: faults.Status, Status: 500, Leg: "bootstrap", N: 1})
 	if code, _ := get(t, base+"/health"); code != 500 {
 		t.Errorf("fault on bootstrap: %d", code)
 	}
@@ -346,13 +348,13 @@ func TestSGLangHandOverFaults(t *testing.T) {
 	body := `{"text":"a b c","sampling_params":{"max_new_tokens":2}}`
 	for name, c := range map[string]struct {
 		onPrefill bool
-		f         Fault
+		f         faults.Fault
 		pa, da    int
 	}{
-		"send fails":    {true, Fault{Kind: Status, Leg: "handover"}, 500, 500},
-		"receive fails": {false, Fault{Kind: Reset, Leg: "handover"}, 500, 500}, // prefill by its time-out
-		"send is late":  {true, Fault{Kind: Slow, Leg: "handover", Delay: 50 * time.Millisecond}, 200, 200},
-		"not this one":  {true, Fault{Kind: Status, Leg: "handover", ID: "zzz"}, 200, 200},
+		"send fails":    {true, faults.Fault{Kind: faults.Status, Leg: "handover"}, 500, 500},
+		"receive fails": {false, faults.Fault{Kind: faults.Reset, Leg: "handover"}, 500, 500}, // prefill by its time-out
+		"send is late":  {true, faults.Fault{Kind: faults.Slow, Leg: "handover", Delay: 50 * time.Millisecond}, 200, 200},
+		"not this one":  {true, faults.Fault{Kind: faults.Status, Leg: "handover", ID: "zzz"}, 200, 200},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, d := sglangPair(t, Options{BootstrapTimeout: 200 * time.Millisecond})
@@ -370,7 +372,7 @@ func TestSGLangHandOverFaults(t *testing.T) {
 	}
 	t.Run("prefill dies", func(t *testing.T) {
 		p, d := sglangPair(t, Options{HeartbeatInterval: 50 * time.Millisecond})
-		p.Fault(Fault{Kind: Stall, Leg: "handover"})
+		p.Fault(faults.Fault{Kind: faults.Stall, Leg: "handover"})
 		time.AfterFunc(100*time.Millisecond, p.Crash)
 		host, port := p.Bootstrap()
 		go tryPost(p.URL()+"/generate", fmt.Sprintf(`{"bootstrap_room":1,%s`, body[1:]))

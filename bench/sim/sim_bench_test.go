@@ -12,6 +12,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/textgen"
 )
 
 // BenchmarkPacedStreams is how many SSE events one core sends, each in a write of
@@ -28,7 +31,7 @@ func pacedStreams(b *testing.B, streams, rate int) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	step := time.Duration(float64(streams) / float64(rate) * 1e9)
 	e := fastOptions(b, Options{Speed: 1, MaxSeqs: streams, Blocks: 1 << 20, MaxModelLen: 1 << 22, KVEvents: "off", NoPrefixCache: true,
-		Cost: Cost{Admit: -1, Step: step, PerSeq: -1, PerPrefill: -1}})
+		Cost: cost.Model{Admit: -1, Step: step, PerSeq: -1, PerPrefill: -1}})
 	reader := exec.Command(os.Args[0], "-test.run=TestReaderProcess")
 	reader.Env = append(os.Environ(), "SIM_READER="+e.Addr(), "SIM_STREAMS="+strconv.Itoa(streams))
 	in, _ := reader.StdinPipe()
@@ -109,11 +112,11 @@ func TestReaderProcess(t *testing.T) {
 }
 
 func BenchmarkTokenize(b *testing.B) {
-	text := Detokenize(func() (ids []uint32) {
-		g := newGenerator("sim", 0, 0, 0, nil)
+	text := textgen.Detokenize(func() (ids []uint32) {
+		g := textgen.NewGenerator("sim", 0, 0, 0, nil)
 		for range 250_000 {
-			id := g.next(false)
-			g.fold(id)
+			id := g.Next(false)
+			g.Fold(id)
 			ids = append(ids, id)
 		}
 		return
@@ -122,7 +125,7 @@ func BenchmarkTokenize(b *testing.B) {
 	b.ReportAllocs()
 	var ids []uint32
 	for b.Loop() {
-		ids = vocab().encode(ids[:0], text)
+		ids = textgen.Vocab().Append(ids[:0], text)
 	}
 	b.ReportMetric(float64(len(ids)), "tokens")
 }

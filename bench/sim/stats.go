@@ -101,7 +101,7 @@ func (r *rank) stats() (s RankStats) {
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),
 			Running: len(r.running), Waiting: len(r.waiting) + len(r.ready) + len(r.pulls) + len(r.heldLast),
 			DelayedAnswers: int(n.delayedAnswers),
-			BlocksTotal:    r.pool.total(), BlocksFree: r.pool.nfree, BlocksCached: r.pool.copies,
+			BlocksTotal:    r.pool.Total(), BlocksFree: r.pool.Free, BlocksCached: r.pool.Copies,
 			BlocksPinned: r.leases.pinned(), Leases: len(r.leases.byID),
 			Evictions: int(n.evicted), Preemptions: int(n.preempted), Steps: int(n.steps),
 			PrefixQueries: int(n.queries), PrefixHits: int(n.hits),
@@ -131,9 +131,7 @@ func (e *Engine) Stats() Stats {
 	e.mu.Unlock()
 	s := Stats{EngineID: l.id, Alive: alive, Incarnations: int(e.incarnations.Load()), Crashes: int(e.crashes.Load()),
 		AbortedEarly: int(l.abortedEarly.Load()), Rejected: int(l.rejected.Load()), IgnoredPD: int(l.ignoredPD.Load()), SlowReaders: int(l.slowReaders.Load())}
-	e.faults.mu.Lock()
-	s.Faults = int(e.faults.hits)
-	e.faults.mu.Unlock()
+	s.Faults = e.faults.Hits()
 	for _, r := range l.ranks {
 		s.Ranks = append(s.Ranks, r.stats())
 	}

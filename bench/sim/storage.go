@@ -3,6 +3,9 @@ package sim
 import (
 	"encoding/json"
 	"sync"
+
+	"sluice/bench/sim/cost"
+	"sluice/bench/sim/textgen"
 )
 
 // Shared storage: engines of one process with the same Options.Store write the
@@ -53,7 +56,7 @@ func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 	}
 	r.transfer(s)
 	r.l.wg.Go(func() {
-		sleepContext(r.l.ctx, scaled(r.o.Cost.transfer(n*size-s.local), r.o.Speed))
+		sleepContext(r.l.ctx, cost.Scale(r.o.Cost.TransferTime(n*size-s.local), r.o.Speed))
 		r.post(func() { r.transferDone(s, n*size, n*size) })
 	})
 	return true
@@ -78,7 +81,7 @@ func (r *rank) decline(j *job) {
 		s.reason = "cache_threshold"
 		if j.params.stream {
 			j.format.first(w, s)
-			j.format.delta(w, s, tokEOS, "")
+			j.format.delta(w, s, textgen.EOS, "")
 		}
 	}
 	if j.params.stream {

@@ -3,6 +3,8 @@ package sim
 import (
 	"strconv"
 	"time"
+
+	"sluice/bench/sim/faults"
 )
 
 // chunker writes SSE events of one job at a time, each as one HTTP chunk in one
@@ -141,7 +143,7 @@ func (r *rank) finishSeq(s *seq) {
 	r.counters.finish(s.reason)
 	if s.leased {
 	} else if pd := j.params.pd; pd == nil || !pd.retainBlocks(r, s) {
-		r.pool.release(s.blocks)
+		r.pool.Release(s.blocks)
 		s.blocks = nil
 	}
 	if j.unfinished--; j.unfinished > 0 {
@@ -164,7 +166,7 @@ func (r *rank) finishSeq(s *seq) {
 
 // delayAnswer sends a whole answer when the fault's time is over, unless the client has left
 // by then: an API server answers a moment after its core has finished.
-func (r *rank) delayAnswer(j *job, f *Fault, body []byte) {
+func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 	j.finished = true
 	r.counters.delayedAnswers++
 	r.l.wg.Go(func() {
@@ -197,7 +199,7 @@ func (r *rank) triggerFault(s *seq) bool {
 	if s.stalledUntil.After(time.Now()) {
 		return true
 	}
-	if f.Kind == Slow {
+	if f.Kind == faults.Slow {
 		if s.stalledUntil.IsZero() {
 			s.stalledUntil = time.Now().Add(f.Delay)
 			return true
@@ -215,7 +217,7 @@ func (r *rank) triggerFault(s *seq) bool {
 		r.scratch.flush()
 	}
 	switch f.Kind {
-	case Stall:
+	case faults.Stall:
 		if f.Delay > 0 && !s.stalledUntil.IsZero() {
 			j.fault = nil
 			return false
@@ -224,18 +226,18 @@ func (r *rank) triggerFault(s *seq) bool {
 		if f.Delay > 0 {
 			s.stalledUntil = time.Now().Add(f.Delay)
 		}
-	case Reset:
+	case faults.Reset:
 		r.drop(j)
 		j.c.reset()
 		r.markAnswered(j)
-	case Cut:
+	case faults.Cut:
 		r.drop(j)
 		j.req.close = true
 		if !j.headSent && f.Phase == "body" {
 			j.c.send([]byte(truncatedAnswerBytes))
 		}
 		r.markAnswered(j)
-	case Garbage:
+	case faults.Garbage:
 		r.drop(j)
 		if j.headSent {
 			r.scratch.open(j)
@@ -245,9 +247,9 @@ func (r *rank) triggerFault(s *seq) bool {
 			j.c.respond(j.req, 200, "application/json", []byte(garbageBody))
 		}
 		r.markAnswered(j)
-	case StreamFail:
+	case faults.StreamFail:
 		r.fail(j, 500, "Internal server error")
-	case Dead:
+	case faults.Dead:
 		r.fail(j, 500, deadMessage)
 		go r.e.crash(r.l, false)
 	default:

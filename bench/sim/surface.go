@@ -111,7 +111,7 @@ func (r *rank) endTransfer(s *seq) {
 func (r *rank) transferDone(s *seq, tokens, cached int) bool {
 	r.endTransfer(s)
 	if s.j.ended {
-		r.pool.release(s.blocks)
+		r.pool.Release(s.blocks)
 		s.blocks = nil
 		return false
 	}
@@ -124,7 +124,7 @@ func (r *rank) transferDone(s *seq, tokens, cached int) bool {
 	r.counters.transfers++
 	r.counters.transferBytes += int64(moved) * int64(r.o.Cost.BytesToken)
 	r.counters.descriptors += int64((moved + r.o.BlockSize - 1) / r.o.BlockSize)
-	r.counters.transferTime += r.o.Cost.transfer(moved)
+	r.counters.transferTime += r.o.Cost.TransferTime(moved)
 	r.counters.localHit += int64(s.local)
 	r.counters.external += int64(len(s.prompt) - s.local)
 	r.counters.prompt += int64(len(s.prompt))

@@ -5,6 +5,8 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"sluice/bench/sim/textgen"
 )
 
 // chooseTool decides whether the answer is a tool call and of which function:
@@ -67,9 +69,9 @@ func toolScript(b *body, name string, state uint64) []uint32 {
 	_, t := chooseTool(b)
 	args := []byte("{}")
 	if t != nil {
-		args = fitSchema(nil, t.Function.Parameters, mix(state), 0)
+		args = fitSchema(nil, t.Function.Parameters, textgen.Mix(state), 0)
 	}
-	return vocab().encode(nil, string(args))
+	return textgen.Vocab().Append(nil, string(args))
 }
 
 // fitSchema appends a value that fits a JSON schema, as far as types, enums,
@@ -94,8 +96,8 @@ func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 	}
 	switch kind {
 	case "string":
-		v := vocab()
-		return appendJSON(b, v.piece(uint32(wordBase)+4*uint32(x%uint64(v.words))+3))
+		v := textgen.Vocab()
+		return appendJSON(b, v.Piece(uint32(textgen.WordBase)+4*uint32(x%uint64(v.Words))+3))
 	case "integer", "number":
 		return strconv.AppendUint(b, x%100, 10)
 	case "boolean":
@@ -105,7 +107,7 @@ func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 	case "array":
 		b = append(b, '[')
 		if s.Items != nil {
-			b = fitSchema(b, s.Items, mix(x+1), depth+1)
+			b = fitSchema(b, s.Items, textgen.Mix(x+1), depth+1)
 		}
 		return append(b, ']')
 	}
@@ -121,7 +123,7 @@ func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 		}
 		b = appendJSON(b, n)
 		b = append(b, ": "...)
-		b = fitSchema(b, s.Properties[n], mix(x+uint64(i)+2), depth+1)
+		b = fitSchema(b, s.Properties[n], textgen.Mix(x+uint64(i)+2), depth+1)
 	}
 	return append(b, '}')
 }

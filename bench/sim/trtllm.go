@@ -6,6 +6,9 @@ import (
 	"net"
 	"slices"
 	"strconv"
+
+	"sluice/bench/sim/faults"
+	"sluice/bench/sim/textgen"
 )
 
 // TensorRT-LLM's face: two endpoints, no /tokenize, flat errors, and its
@@ -156,10 +159,10 @@ func (g *trtllmLeg) begin(j *job) error {
 	for _, s := range j.seqs {
 		if g.ids != nil {
 			s.prompt = g.ids
-			s.gen = newGenerator(j.model, j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, g.ids)
+			s.gen = textgen.NewGenerator(j.model, j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, g.ids)
 		}
 		if s.index == 0 {
-			first := s.gen.next(false)
+			first := s.gen.Next(false)
 			if len(s.script) > 0 { // a tool call
 				first = s.script[0]
 			}
@@ -206,7 +209,7 @@ func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 	}
 	p := g.wire
 	if g.context {
-		if f := s.j.fault; f != nil && f.Kind == NoHandle {
+		if f := s.j.fault; f != nil && f.Kind == faults.NoHandle {
 			return append(b, "null"...)
 		}
 		l := s.j.rank.l
@@ -215,7 +218,7 @@ func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 		state, _ := json.Marshal(trtllmState{host, n, l.rankID(s.j.rank.index), s.j.internal, len(s.prompt)})
 		id := int64(1)<<53 + 1 + int64(l.next.Add(1)) // over what a double holds
 		p = trtllmParams{Type: "context_only", First: slices.Clone(s.out), CtxID: &id, Opaque: base64.StdEncoding.EncodeToString(state)}
-		if f := s.j.fault; f != nil && f.Kind == BadHandle {
+		if f := s.j.fault; f != nil && f.Kind == faults.BadHandle {
 			p.First = nil
 		}
 	}

@@ -1,4 +1,4 @@
-package sim
+package textgen
 
 import (
 	"strings"
@@ -7,32 +7,32 @@ import (
 
 // The vocabulary is the same for every simulated model. Ids, in this order:
 //
-//	0..15     special tokens; text such as "<|im_start|>" gives them, as with real tokenizers
+//	0..15     special tokens; text such as "<|im_start|>" encodes to them, as with real tokenizers
 //	16..271   single bytes
-//	wordBase  every word of wordList as " word", "word", " Word", "Word"
+//	WordBase  every word of wordList as " word", "word", " Word", "Word"
 //	triBase   three lower-case letters, the first may be a space: 27*26*26
 //	pairBase  any two bytes: 65536
 //
-// Encoding cuts text into words (a letter run with the space before it) and what
-// lies between, takes a listed word whole and anything else greedily by threes,
-// twos and ones; a newline is always a token of its own, so a chat's turns never
-// change the tokens of the turns before. Every id decodes to fixed bytes and
-// decode(encode(s)) == s for every s. About 3 bytes of English to a token.
+// Encoding splits text into words (letters with the space before them) and the text
+// between words. A listed word is one token; everything else is encoded greedily in
+// pieces of three, two and one bytes. A newline is always a token of its own, so a turn
+// of a chat never changes the tokens of earlier turns. Every id decodes to fixed bytes,
+// and decoding an encoded text returns it unchanged. A token is about 3 bytes of English.
 const (
-	tokEOS = iota
+	EOS = iota
 	tokStart
 	tokEnd
 	tokPad
 	tokImage
 
-	byteBase = 16
-	wordBase = byteBase + 256
+	ByteBase = 16
+	WordBase = ByteBase + 256
 )
 
 var specialText = [...]string{"<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "<|image|>"}
 
 type vocabulary struct {
-	words    int // listed words
+	Words    int // listed words
 	triBase  uint32
 	pairBase uint32
 	size     uint32
@@ -40,11 +40,12 @@ type vocabulary struct {
 	pieces   []string          // text of every id
 }
 
-// vocab is built on first use: 86k strings that share two backings.
-var vocab = sync.OnceValue(func() *vocabulary {
+// Vocab returns the vocabulary. It is built on first use: 86,000 strings that share two
+// backing strings.
+var Vocab = sync.OnceValue(func() *vocabulary {
 	list := strings.Fields(wordList)
-	v := &vocabulary{words: len(list), ids: make(map[string]uint32, 4*len(list))}
-	v.triBase = uint32(wordBase + 4*len(list))
+	v := &vocabulary{Words: len(list), ids: make(map[string]uint32, 4*len(list))}
+	v.triBase = uint32(WordBase + 4*len(list))
 	v.pairBase = v.triBase + 27*26*26
 	v.size = v.pairBase + 65536
 	v.pieces = make([]string, v.size)
@@ -58,12 +59,12 @@ var vocab = sync.OnceValue(func() *vocabulary {
 		v.pieces[int(v.pairBase)+i] = pairText[2*i : 2*i+2]
 	}
 	for i := range 256 {
-		v.pieces[byteBase+i] = pairText[2*i+1 : 2*i+2]
+		v.pieces[ByteBase+i] = pairText[2*i+1 : 2*i+2]
 	}
 	for i, w := range list {
 		cap := strings.ToUpper(w[:1]) + w[1:]
 		for j, form := range [4]string{" " + w, w, " " + cap, cap} {
-			id := uint32(wordBase + 4*i + j)
+			id := uint32(WordBase + 4*i + j)
 			v.pieces[id] = form
 			if _, taken := v.ids[form]; !taken {
 				v.ids[form] = id
@@ -85,8 +86,8 @@ var vocab = sync.OnceValue(func() *vocabulary {
 func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
 func isLower(c byte) bool  { return c >= 'a' && c <= 'z' }
 
-// encode appends the tokens of s to dst.
-func (v *vocabulary) encode(dst []uint32, s string) []uint32 {
+// Append appends the token ids of s to dst.
+func (v *vocabulary) Append(dst []uint32, s string) []uint32 {
 	for i := 0; i < len(s); {
 		c := s[i]
 		if c == '<' {
@@ -96,7 +97,7 @@ func (v *vocabulary) encode(dst []uint32, s string) []uint32 {
 			}
 		}
 		if c == '\n' {
-			dst, i = append(dst, byteBase+'\n'), i+1
+			dst, i = append(dst, ByteBase+'\n'), i+1
 			continue
 		}
 		j := i
@@ -139,7 +140,7 @@ func (v *vocabulary) encodeBytes(dst []uint32, s string) []uint32 {
 			dst = append(dst, v.pairBase+uint32(s[0])<<8+uint32(s[1]))
 			s = s[2:]
 		default:
-			dst = append(dst, byteBase+uint32(s[0]))
+			dst = append(dst, ByteBase+uint32(s[0]))
 			s = ""
 		}
 	}
@@ -155,28 +156,28 @@ func specialAt(s string) (uint32, int) {
 	return 0, 0
 }
 
-// piece is the text of one id; ids outside the vocabulary have none.
-func (v *vocabulary) piece(id uint32) string {
+// Piece returns the text of one id, or "" for an id outside the vocabulary.
+func (v *vocabulary) Piece(id uint32) string {
 	if id < v.size {
 		return v.pieces[id]
 	}
 	return ""
 }
 
-// decode is the text of ids.
+// decode returns the text of ids.
 func (v *vocabulary) decode(ids []uint32) string {
 	var b strings.Builder
 	for _, id := range ids {
-		b.WriteString(v.piece(id))
+		b.WriteString(v.Piece(id))
 	}
 	return b.String()
 }
 
-// Tokenize gives the ids of a text as every simulated engine's /tokenize does.
-func Tokenize(text string) []uint32 { return vocab().encode(nil, text) }
+// Tokenize returns the token ids of a text, as /tokenize of every simulated engine does.
+func Tokenize(text string) []uint32 { return Vocab().Append(nil, text) }
 
-// Detokenize gives the text of ids; unknown ids give none.
-func Detokenize(ids []uint32) string { return vocab().decode(ids) }
+// Detokenize returns the text of ids; unknown ids have none.
+func Detokenize(ids []uint32) string { return Vocab().decode(ids) }
 
-// VocabSize is one more than the largest token id.
-func VocabSize() int { return int(vocab().size) }
+// VocabSize returns one more than the largest token id.
+func VocabSize() int { return int(Vocab().size) }

@@ -1,7 +1,7 @@
-package sim
+package textgen
 
-// wordList is what the simulated models speak. Its order fixes the token ids:
-// change it and every golden file and trace of token ids changes.
+// wordList is the words of the simulated models. Its order determines the token ids: a
+// change invalidates every golden file and every trace of token ids.
 const wordList = `the of and to a in is that for it as with on be at by this from or an are was which have not they
 you all will can more when there one other about into some time has two could them than first been
 its who now people my made over did down only way find use may water long little very after words

@@ -1,4 +1,4 @@
-package sim
+package portreserve
 
 import (
 	"context"
@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// placeholder is a socket that is bound but does not listen: it keeps a port for
-// an engine between its lives, while connects to it are refused by the kernel.
-type placeholder struct {
+// Port is a socket that is bound but does not listen. It keeps a port for an engine
+// while the engine is down; the kernel refuses connections to it.
+type Port struct {
 	fd   int
-	addr *net.TCPAddr
+	Addr *net.TCPAddr
 }
 
-// reservePort binds addr. The listeners made by listenReserved share the port with it
-// (SO_REUSEPORT; the kernel gives connections only to sockets that listen).
-func reservePort(addr string) (*placeholder, error) {
+// Reserve binds addr. A listener of Listen shares the port with it (SO_REUSEPORT); the
+// kernel passes connections only to sockets that listen.
+func Reserve(addr string) (*Port, error) {
 	a, err := net.ResolveTCPAddr("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("sim: cannot listen on %q: %w; want host:port", addr, err)
@@ -39,8 +39,8 @@ func reservePort(addr string) (*placeholder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sim: cannot listen on %q: %w", addr, err)
 	}
-	p := &placeholder{fd: fd}
-	// SO_REUSEPORT only after bind: a port somebody else listens on must be an error.
+	p := &Port{fd: fd}
+	// SO_REUSEPORT is set after bind, so that a port on which another process listens is an error.
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 		err = unix.Bind(fd, sa)
 	}
@@ -56,14 +56,15 @@ func reservePort(addr string) (*placeholder, error) {
 	}
 	switch s := sa.(type) {
 	case *unix.SockaddrInet4:
-		p.addr = &net.TCPAddr{IP: append(net.IP(nil), s.Addr[:]...), Port: s.Port}
+		p.Addr = &net.TCPAddr{IP: append(net.IP(nil), s.Addr[:]...), Port: s.Port}
 	case *unix.SockaddrInet6:
-		p.addr = &net.TCPAddr{IP: append(net.IP(nil), s.Addr[:]...), Port: s.Port}
+		p.Addr = &net.TCPAddr{IP: append(net.IP(nil), s.Addr[:]...), Port: s.Port}
 	}
 	return p, nil
 }
 
-func (p *placeholder) close() { unix.Close(p.fd) }
+// Close releases the port.
+func (p *Port) Close() { unix.Close(p.fd) }
 
 func setReuse(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
@@ -72,8 +73,8 @@ func setReuse(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 }
 
-// listenReserved listens on a held address.
-func listenReserved(addr string) (net.Listener, error) {
+// Listen listens on a reserved address.
+func Listen(addr string) (net.Listener, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var serr error
 		if err := c.Control(func(fd uintptr) { serr = setReuse(int(fd)) }); err != nil {

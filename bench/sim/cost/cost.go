@@ -1,4 +1,4 @@
-package sim
+package cost
 
 import (
 	"flag"
@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Cost is the linear time model of one rank. A step (one pass of the batch) takes
+// Model is the linear time model of one rank. A step (one iteration of the batch) takes
 //
 //	Step + PerSeq × decoding sequences + PerContext × their tokens in cache + PerPrefill × prompt tokens of this step
 //
-// so prefill slows the decodes it shares a step with, as on a GPU. The defaults
-// are about an 8B model on one recent GPU. A negative field means none of it.
-type Cost struct {
-	Admit      time.Duration // between the request's last byte and the engine knowing it (HTTP, template, tokenizer); 0 means 1 ms
+// so prefill slows the decodes that share its step, as on a GPU. The defaults are
+// about an 8B model on one recent GPU. A negative field means zero.
+type Model struct {
+	Admit      time.Duration // from the request's last byte until the engine schedules it (HTTP, template, tokenizer); 0 means 1 ms
 	Step       time.Duration // every step; 0 means 8 ms
 	PerSeq     time.Duration // 0 means 40 µs
 	PerContext time.Duration // per token; 0 means none
@@ -24,19 +24,22 @@ type Cost struct {
 	Handshake  time.Duration // first transfer between two engines; 0 means 200 ms
 }
 
-func (c *Cost) flags(fs *flag.FlagSet) {
-	fs.DurationVar(&c.Admit, "cost-admit", time.Millisecond, "time before the engine knows a request")
+// AddFlags defines the flags --cost-*.
+func (c *Model) AddFlags(fs *flag.FlagSet) {
+	fs.DurationVar(&c.Admit, "cost-admit", time.Millisecond, "time before the engine schedules a request")
 	fs.DurationVar(&c.Step, "cost-step", 8*time.Millisecond, "time of an empty step")
 	fs.DurationVar(&c.PerSeq, "cost-seq", 40*time.Microsecond, "step time added by a decoding sequence")
-	fs.DurationVar(&c.PerContext, "cost-context", 0, "step time added by a token in cache of a decoding sequence")
-	fs.DurationVar(&c.PerPrefill, "cost-prefill", 40*time.Microsecond, "step time added by a prompt token computed")
+	fs.DurationVar(&c.PerContext, "cost-context", 0, "step time added by a cached token of a decoding sequence")
+	fs.DurationVar(&c.PerPrefill, "cost-prefill", 40*time.Microsecond, "step time added by a computed prompt token")
 	fs.IntVar(&c.BytesToken, "cost-bytes-per-token", 128<<10, "KV bytes of a token")
 	fs.Float64Var(&c.Bandwidth, "cost-bandwidth", 10e9, "bytes per second of a KV transfer")
 	fs.DurationVar(&c.Transfer, "cost-transfer", 3*time.Millisecond, "fixed time of a KV transfer")
 	fs.DurationVar(&c.Handshake, "cost-handshake", 200*time.Millisecond, "time of the first transfer between two engines")
 }
 
-func (c Cost) withDefaults() Cost {
+// WithDefaults returns the model with its zero fields replaced by the defaults and its
+// negative ones by zero.
+func (c Model) WithDefaults() Model {
 	dur := func(p *time.Duration, d time.Duration) {
 		if *p == 0 {
 			*p = d
@@ -59,19 +62,19 @@ func (c Cost) withDefaults() Cost {
 	return c
 }
 
-// step is the time of a step that computes prefill prompt tokens beside decodes
-// sequences that hold context tokens together.
-func (c *Cost) step(prefill, decodes, context int) time.Duration {
+// StepTime returns the time of a step that computes prefill prompt tokens and one
+// token for each of decodes sequences, which have context tokens in cache together.
+func (c *Model) StepTime(prefill, decodes, context int) time.Duration {
 	return c.Step + time.Duration(decodes)*c.PerSeq + time.Duration(context)*c.PerContext + time.Duration(prefill)*c.PerPrefill
 }
 
-// transfer is the time to move the KV of n tokens.
-func (c *Cost) transfer(n int) time.Duration {
+// TransferTime returns the time to transfer the KV of n tokens.
+func (c *Model) TransferTime(n int) time.Duration {
 	return c.Transfer + time.Duration(float64(n)*float64(c.BytesToken)/c.Bandwidth*1e9)
 }
 
-// scaled is simulated time d in real time.
-func scaled(d time.Duration, speed float64) time.Duration {
+// Scale converts simulated time to real time; an infinite speed takes none.
+func Scale(d time.Duration, speed float64) time.Duration {
 	if math.IsInf(speed, 1) {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package sim
+package kvcache
 
 import (
 	"crypto/sha256"
@@ -6,33 +6,33 @@ import (
 	"sync"
 )
 
-// blockHash is the digest of one full block chained to all before it: equal
-// hashes mean equal prefixes (and equal salt).
-type blockHash [32]byte
+// BlockHash is the digest of a full block and of all blocks before it: equal hashes
+// mean equal prefixes and equal salts.
+type BlockHash [32]byte
 
-// uint is what vLLM publishes for it by default: the last 8 bytes, big-endian.
-func (h *blockHash) uint() uint64 { return binary.BigEndian.Uint64(h[24:]) }
+// Uint64 returns the form that vLLM publishes by default: the last 8 bytes, big-endian.
+func (h *BlockHash) Uint64() uint64 { return binary.BigEndian.Uint64(h[24:]) }
 
-// int is what SGLang publishes: the first 8 bytes, big-endian, signed.
-func (h *blockHash) int() int64 { return int64(binary.BigEndian.Uint64(h[:8])) }
+// Int64 returns the form that SGLang publishes: the first 8 bytes, big-endian, signed.
+func (h *BlockHash) Int64() int64 { return int64(binary.BigEndian.Uint64(h[:8])) }
 
 // noneHash is the parent of first blocks in vLLM >= 0.29 with sha256_cbor: the
 // digest of the CBOR text "vllm-none-hash".
-var noneHash = sync.OnceValue(func() blockHash {
+var noneHash = sync.OnceValue(func() BlockHash {
 	return sha256.Sum256(append([]byte{0x60 + 14}, "vllm-none-hash"...))
 })
 
-// hasher computes the hashes of one engine family; it is not safe for concurrent use.
-type hasher struct {
-	sglang bool
+// Hasher computes the hashes of one engine. It is not safe for concurrent use.
+type Hasher struct {
+	SGLang bool
 	buf    []byte
 }
 
-// block hashes tokens after parent; root says there is no parent, and only then
-// salt counts, as in vLLM (cache_salt is part of the first block only).
-func (h *hasher) block(parent *blockHash, root bool, tokens []uint32, salt string) blockHash {
+// Block hashes the tokens of a block after parent. root says that there is no parent;
+// only then is salt hashed, as in vLLM, where cache_salt is part of the first block.
+func (h *Hasher) Block(parent *BlockHash, root bool, tokens []uint32, salt string) BlockHash {
 	b := h.buf[:0]
-	if h.sglang {
+	if h.SGLang {
 		if !root {
 			b = append(b, parent[:]...)
 		} else if salt != "" {
