@@ -201,14 +201,14 @@ CALLS = {"sends": ("sendto", "sendmsg", "write", "writev"), "reads": ("recvfrom"
 
 
 def calls_of(process, addr, concurrency):
-    """System calls a request by kind; those of reads that found nothing are "of which in vain"."""
+    """System calls a request by kind; those of reads that found nothing are "of which empty"."""
     flags = [*CPU_LOAD, "--concurrency", str(concurrency), "--duration"]
     load(ENGINES, addr, *flags, "0.3s")
     tracer = subprocess.Popen(["strace", "-f", "-c", "-U", "name,calls,errors", "-p", str(process.p.pid)], stderr=subprocess.PIPE, text=True)
     time.sleep(0.5)  # until it has attached
     rep = load(ENGINES, addr, *flags, "2s")
     tracer.send_signal(signal.SIGINT)
-    found = dict.fromkeys([*CALLS, "of which in vain"], 0)
+    found = dict.fromkeys([*CALLS, "of which empty"], 0)
     for line in tracer.communicate(timeout=30)[1].splitlines():
         words = line.split()
         if len(words) < 2 or not words[1].isdigit() or words[0] == "total":
@@ -216,7 +216,7 @@ def calls_of(process, addr, concurrency):
         kind = next((k for k, names in CALLS.items() if words[0] in names), "others")
         found[kind] += int(words[1])
         if kind == "reads" and len(words) > 2:
-            found["of which in vain"] += int(words[2])
+            found["of which empty"] += int(words[2])
     return {k: n / rep["ok"] for k, n in found.items()}
 
 

@@ -64,7 +64,7 @@ func TestMigrationTable(t *testing.T) {
 	if !ok || !ok2 {
 		t.Fatalf("%s has no table between %q and %q", path, from, to)
 	}
-	want := before + from + "| engine | endpoint | release | token ids | its engine dies under a stream | … under a whole answer |\n| --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "") + to + after
+	want := before + from + "| engine | endpoint | release | token ids | its engine dies during a stream | … during a whole answer |\n| --- | --- | --- | --- | --- | --- |\n" + strings.Join(rows, "") + to + after
 	if want == string(doc) {
 		return
 	}
@@ -94,15 +94,15 @@ func (m *migrationFleet) killedStream(t *testing.T, f *endpointCase) (got, ids s
 			made = made || r.Path == "/tokenize" && !bytes.Contains(r.Body, []byte(`go on`))
 		}
 	}
-	ids = "always told"
+	ids = "in every stream"
 	header := a.Header.Get("X-Sluice-Migration")
 	switch {
 	case header != "ready":
-		ids = "not to be had"
+		ids = "unavailable"
 	case made:
-		ids = "made of the text"
+		ids = "from the text"
 	case asked:
-		ids = "asked for"
+		ids = "requested"
 	}
 	switch {
 	case reflect.DeepEqual(h, want) && header == "ready":

@@ -16,17 +16,20 @@ func TestDocs(t *testing.T) {
 	const path = "../../docs/config.md"
 	var b strings.Builder
 	b.WriteString("# Configuration\n\n" +
-		"`sluice serve` needs no file: `--engine URL`, or `--prefill URL` and `--decode URL`, are enough. A YAML file given by `--config` (or `$SLUICE_CONFIG`) can say\n" +
-		"everything; environment variables go over the file, flags over both. An environment variable is named after the field's path: `timeouts.prefill` is\n" +
-		"`SLUICE_TIMEOUTS_PREFILL`; `--set timeouts.prefill=60s` reaches the same field. Unknown fields, wrong types and impossible values are errors with line and column, all of\n" +
-		"them at once; `sluice check` prints them, or what a good configuration would do, and reads the certificates it names. A variable `SLUICE_…` that sets nothing but is near to one that does gets a warning, at the start too. `sluice init URL…` writes a file from running engines.\n\n" +
-		"This page is made from the code (`go test ./router/config -run TestDocs -rewrite`).\n\n" +
+		"This page lists every field of the configuration.\n`sluice serve` needs no file:\n\n" +
+		"```\nsluice serve --engine http://10.0.0.1:8000\nsluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4\nsluice init --engine http://10.0.0.1:8000 -o sluice.yaml   # writes a file from running engines\nsluice check --config sluice.yaml                          # prints errors, or what the configuration would do\n```\n\n" +
+		"- `--config FILE` (or `$SLUICE_CONFIG`) names a YAML file. Environment variables take precedence over the file, flags over both.\n" +
+		"- An environment variable is named after the field's path: `timeouts.prefill` is `SLUICE_TIMEOUTS_PREFILL`. `--set timeouts.prefill=60s` sets the same field.\n" +
+		"- Unknown fields, wrong types and impossible values are errors with line and column, reported all at once. `sluice check` also reads the certificates that the configuration names.\n" +
+		"- A variable `SLUICE_…` that sets nothing but resembles one that does causes a warning, also at the start.\n" +
+		"- Renamed fields accept their old name for one release: [upgrading.md](upgrading.md).\n\n" +
+		"The code writes this page (`go test ./router/config -run TestDocs -rewrite`).\n\n" +
 		"## Workers\n\n```yaml\nworkers:\n  - url: http://10.0.0.1:8000\n    role: prefill          # prefill, decode or aggregated\n  - url: http://10.0.0.2:8000\n    role: decode\n    ranks: [0, 1, 2, 3]    # data-parallel ranks behind one URL\n```\n\n" +
-		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`. Keys after a URL:\n\n```\n")
+		"The same on the command line: `--prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4`.\nThese keys may follow a URL:\n\n```\n")
 	b.WriteString(KeyTable())
-	b.WriteString("```\n\n## All other fields\n\nDefaults stand in brackets.\n\n`sluice reload` takes over those marked ●, and the entries of workers; the others need `sluice restart`, for the reason that stands there.\n\n| field | what it is | reload |\n| --- | --- | --- |\n")
+	b.WriteString("```\n\n## All other fields\n\nDefaults are in brackets.\n\n`sluice reload` applies the fields marked ●, and the entries of workers.\nThe others need `sluice restart`, for the reason given.\n\n| field | what it is | reload |\n| --- | --- | --- |\n")
 	fieldTable(t, &b)
-	b.WriteString("\n## A file to begin with\n\nEvery field that has a default, commented out:\n\n```yaml\n")
+	b.WriteString("\n## Sample file\n\nEvery field that has a default, commented out:\n\n```yaml\n")
 	b.WriteString(Sample(nil))
 	b.WriteString("```\n\n`models` overrides `pd` by model name:\n\n```yaml\nmodels:\n  my-model:\n    pd:\n      family: off          # one worker does the whole request\n```\n")
 	if *rewrite {

@@ -179,12 +179,20 @@ func familyOf(line []byte) *Family {
 func Document(w io.Writer) {
 	fmt.Fprint(w, `# Metrics
 
-Served at `+"`/metrics`"+` in Prometheus' text format, by the front and by the admin listener. Durations are in seconds,
-sizes in bytes. A rank is one (worker, data-parallel rank); its series appear when its worker first becomes ready and are
-gone from the next scrape when the worker leaves. Series without a value yet are not shown. Beside these stand the usual
-`+"`go_…` and `process_…`"+` ones.
+This page lists the router's metrics, in Prometheus' text format.
 
-This file is written from the catalog in `+"`router/obs/catalog.go`"+`: `+"`go test ./router/obs -run TestDocument -rewrite`"+`.
+`+"```"+`
+curl http://127.0.0.1:8080/metrics
+`+"```"+`
+
+The front and the admin listener serve them at `+"`/metrics`"+`.
+Durations are in seconds, sizes in bytes.
+A rank is one (worker, data-parallel rank).
+Its series appear when its worker first becomes ready, and are gone from the next scrape when the worker leaves.
+Series without a value yet are absent.
+The usual `+"`go_…` and `process_…`"+` series are served too.
+
+The catalog in `+"`router/obs/catalog.go`"+` is the source of this page: `+"`go test ./router/obs -run TestDocument -rewrite`"+`.
 
 | name | type | labels | meaning |
 | --- | --- | --- | --- |
