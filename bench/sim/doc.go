@@ -1,40 +1,42 @@
-// Package sim is a simulated inference engine: real sockets, real HTTP and SSE
-// bytes, real ZMQ KV events, a real paged KV cache, and no model.
+// Package sim is a simulated inference engine: real sockets, HTTP and SSE bytes, ZMQ
+// KV events and a paged KV cache, but no model.
 //
-// Its main type is Engine, made by Start. `sluice sim` and `sluice demo` run it,
-// tests use it in process, and the benchmarks load the router with it.
+// Its main type is Engine; Start makes one. `sluice sim` and `sluice demo` run it, tests
+// use it in process, and the benchmarks load the router with it. It never imports the
+// router.
 //
-// What is true to vLLM 0.32 (formats checked against captures of it): response,
-// error and SSE shapes, one event per HTTP chunk; ids from X-Request-Id; DP ranks
-// by header or by port; prefix caching by chained block hash (the sha256_cbor
-// recipe, or SGLang's), one null block, reference counts, tail-first LRU
-// eviction, preemption by recompute, chunked prefill; KV events in every encoding
-// engines have used, replay, sequence numbers per life; the NixlConnector pull
-// protocol over HTTP: handle, lease, heartbeats, release, expiry, and what 0.32
-// does with a handle that is expired or incomplete.
+// The engine itself is here: an incarnation is one life of an engine process, a rank
+// is one data-parallel rank with its goroutine, scheduler (schedule.go) and pool of
+// blocks, a job is a request and a seq one of its choices. What needs no engine is in
+// packages of its own: textgen, kvcache, eventcodec, vllm, faults, cost, portreserve.
 //
-// What is written from the protocol, without a capture to hold it against but for
-// SGLang's chat stream and /generate: engine "sglang" (0.5.23): native and OpenAI
-// endpoints and errors, bootstrap server, hand-over by room, its discovery, load
-// and abort calls; vLLM's MooncakeConnector and NixlPushConnector (Options.PD);
-// engine "trtllm" (two endpoints, no tokenizer, its hand-over in every choice);
-// LMCache over NIXL with notifications over real ZMQ, production-stack's
-// orchestrated mode, a shared KV store with llm-d's cache_hit_threshold. A
-// family is a face (face.go) and a pdLeg; sglang.go and room.go show one whole.
+// Verified against captures of vLLM 0.32: response, error and SSE formats, one event for
+// each HTTP chunk; ids from X-Request-Id; data-parallel ranks by header or port; prefix
+// caching by chained block hash (sha256_cbor, or SGLang's), one null block, reference
+// counts, tail-first LRU eviction, preemption by recompute, chunked prefill; KV events in
+// every encoding that engines have used, with replay and a sequence that restarts with
+// the engine; the NixlConnector pull protocol over HTTP: handle, lease, heartbeats,
+// release, expiry, and the behaviour of 0.32 for an expired or incomplete handle.
 //
-// What is simulated: time (a linear cost model, see Cost), the KV transfer (a
-// private HTTP exchange instead of NIXL, paid by bytes over bandwidth), tokens (a
-// byte-level vocabulary made of fixed word pieces, see tokenizer.go) and the text,
-// which is a pure function of model, seed, choice index and the token ids so far:
-// the same on every instance, and a continuation of prompt plus output equals the
-// undisturbed output.
+// Written from the protocol, without captures except for SGLang's chat stream and
+// /generate: engine "sglang" (0.5.23) with native and OpenAI endpoints and errors,
+// bootstrap server, hand-over by room, discovery, load and abort calls; vLLM's
+// MooncakeConnector and NixlPushConnector (Options.PD); engine "trtllm" (two endpoints, no
+// tokenizer, its hand-over in every choice); LMCache over NIXL with notifications over
+// ZMQ; the orchestrated mode of production-stack; a shared KV store with llm-d's
+// cache_hit_threshold. A P/D family is an entry of the table in surface.go and a pdLeg;
+// sglang.go and room.go show one in full.
 //
-// What is not there: sampling parameters other than seed have no effect; no
-// log-probabilities but on vLLM's chat completions, completions and token
-// generation (logprobs.go) and SGLang's /generate (sglang_logprobs.go), no
-// reasoning, no guided decoding but a choice among texts (choice.go), no images
-// beyond an affinity hash of their URL, no LoRA, no speculative decoding, no TLS. A batch
-// stays on one rank, where SGLang spreads it over the ranks of its rooms; a leg
-// whose prompt differs from the other's fails, where a real engine reads garbage.
-// It never imports the router.
+// Simulated: time (package cost); the KV transfer (a private HTTP exchange instead of
+// NIXL, whose time is bytes over bandwidth); tokens and text (package textgen). The text
+// is a pure function of model, seed, choice index and the token ids so far. It is the same
+// on every instance, and a continuation of prompt plus output equals the undisturbed output.
+//
+// Not simulated: sampling parameters other than seed have no effect; log probabilities
+// exist only on vLLM's chat completions, completions and token generation (logprobs.go) and
+// on SGLang's /generate (sglang_logprobs.go); no reasoning, no guided decoding except a
+// choice among texts (choice.go), no images beyond an affinity hash of their URL, no LoRA,
+// no speculative decoding, no TLS. A batch stays on one rank, whereas SGLang spreads it over
+// the ranks of its rooms. A leg whose prompt differs from the other leg's fails, whereas a
+// real engine reads wrong KV.
 package sim
