@@ -20,15 +20,14 @@ import (
 const maxAnswer = 1 << 20
 
 // handleAnswer takes a response head: passes it on, or runs the attempt again.
-func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) legEnd {
-	opt := q.settings
-	rank := choice.Rank
+func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
+	opt, rank := q.settings, l.rank
 	q.setPinned(false)
 	q.whole = false
 	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
 		// The client has left and prefill was hung up: decode says that nothing came.
 		resp.Release()
-		return q.handleConcurrentFailure(choice, call, upstream.ErrCancelled, time.Since(began))
+		return q.handleConcurrentFailure(l, upstream.ErrCancelled)
 	}
 	status := resp.Status // or the one that a 200's body reports, see abortedStatus
 	retry := isRetryableStatus(status)
@@ -39,8 +38,8 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		opt.Fleet.ReportStatus(rank, resp.Status)
 	}
 	if relayed {
-		if q.inspectsFirstEvent(leg, resp, rank) {
-			if end, on := q.awaitFirstEvent(leg, choice, call, resp, began); !on {
+		if q.inspectsFirstEvent(l, resp) {
+			if end, on := q.awaitFirstEvent(l, resp); !on {
 				return end
 			}
 		}
@@ -52,27 +51,25 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 	if relayed {
 		if !q.acceptAnswer() {
 			defer resp.Release()
-			defer choice.Reservation.Release()
-			return q.endLostHandover(rank, time.Since(began))
+			return q.endLostHandover(l)
 		}
 		if !q.leasePrefillAnswer(resp) {
-			call.Cancel()
+			l.call.Cancel()
 			resp.Release()
-			choice.Reservation.Release()
 			opt.Fleet.ReportStatus(rank, resp.Status)
-			opt.Observer.LegEnded(leg, rank.ID, string(front.BudgetExhausted), time.Since(began))
+			l.end(string(front.BudgetExhausted))
 			q.refuseForMemory()
 			return legAnswered
 		}
-		q.setWorkerHeaders(choice)
+		q.setWorkerHeaders(l)
 		resp.SetDeadline(q.deadline) // until here a caller whose time is over was as one who leaves
-		q.relay(leg, choice, call, resp, began)
+		q.relay(l, resp)
 		return legAnswered
 	}
 	defer resp.Release()
-	defer choice.Reservation.Release()
-	if !q.keepsAbortRule() {
-		q.x.OnClientGone(q.answerAbortRule(call)) // a head has come: the engine knows the request
+	defer l.release()
+	if !q.keepsAbortRule(l) {
+		q.x.OnClientGone(q.answerAbortRule(l.call)) // a head has come: the engine knows the request
 	}
 	err := q.leaseReply(resp)
 	if err == nil {
@@ -89,27 +86,27 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		}
 	}
 	q.x.OnClientGone(nil)
-	elapsed := time.Since(began)
+	elapsed := l.elapsed()
 	if err != nil {
 		if q.concurrent != nil {
-			return q.handleConcurrentFailure(choice, call, err, elapsed)
+			return q.handleConcurrentFailure(l, err)
 		}
-		return q.handleBrokenAnswer(leg, rank, call, err, elapsed)
+		return q.handleBrokenAnswer(l, err)
 	}
 	if resp.Status == 200 {
 		opt.Fleet.ReportStatus(rank, status)
 	}
 	if retry && q.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
 		// It is not the engine that failed but what it was to be given.
-		return q.endLostHandover(rank, elapsed)
+		return q.endLostHandover(l)
 	}
 	if !q.acceptAnswer() && q.concurrent == nil {
-		return q.endLostHandover(rank, elapsed) // a 200 too: it may have been made from freed memory
+		return q.endLostHandover(l) // a 200 too: it may have been made from freed memory
 	}
 	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(status, q.reply) {
-		return q.endLostHandover(rank, elapsed)
+		return q.endLostHandover(l)
 	}
-	opt.Observer.LegEnded(leg, rank.ID, statusClass(status), elapsed)
+	l.completeAfter(statusClass(status), elapsed)
 	if q.handover.Trial && status == 200 {
 		if declined, _ := q.plan.Family.(TrialFamily).Declined(q.reply); declined {
 			return q.trialDeclined(rank)
@@ -131,20 +128,20 @@ func (q *request) handleAnswer(leg schedule.LegKind, choice *schedule.Choice, ca
 		if q.concurrent != nil {
 			q.releaseKVDetached(rank)
 		}
-		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(leg), rank.ID, status))
-		q.x.Log().Warn("leg refused", "leg", legName(leg), "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), rank.ID, status))
+		q.x.Log().Warn("leg refused", "leg", legName(l.kind), "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if died {
 			q.suspects++
 		}
-		if q.mayRetry(leg, died) {
+		if q.mayRetry(l.kind, died) {
 			return legRetry
 		}
 		if (resp.Status == 429 || resp.Status == 503) && len(resp.Header("Retry-After")) == 0 {
 			q.x.SetHeader("Retry-After", "1")
 		}
 	}
-	q.setWorkerHeaders(choice)
-	q.replyAnswer(choice, resp, began.Add(elapsed))
+	q.setWorkerHeaders(l)
+	q.replyAnswer(l, resp, l.began.time().Add(elapsed))
 	return legAnswered
 }
 

@@ -368,31 +368,30 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 
 // endFailedLeg takes in that a leg failed, or that its hand-over is lost or its client gone:
 // then, over, end is what follows.
-func (q *request) endFailedLeg(leg schedule.LegKind, rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) (f failure, end legEnd, done bool) {
-	opt := q.settings
+func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done bool) {
 	if !q.acceptAnswer() {
-		return f, q.endLostHandover(rank, elapsed), true
+		return f, q.endLostHandover(l), true
 	}
-	if call.Cancelled() {
-		opt.Observer.LegEnded(leg, rank.ID, q.abortReason(), elapsed)
+	if l.call.Cancelled() {
+		l.end(q.abortReason())
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return f, legAnswered, true
 	}
-	f = q.recordFailure(rank, legName(leg), err)
-	opt.Observer.LegEnded(leg, rank.ID, string(f.reason), elapsed)
+	f = q.recordFailure(l.rank, legName(l.kind), err)
+	l.end(string(f.reason))
 	return f, legRetry, false
 }
 
 // retryOrRefuse runs the attempt again behind a failed leg where it may be, if again; else it
 // tells the client.
-func (q *request) retryOrRefuse(f failure, leg schedule.LegKind, rank *worker.Rank, err error, retry bool) legEnd {
-	if retry && q.mayRetry(leg, f.down) {
+func (q *request) retryOrRefuse(f failure, l *leg, err error, retry bool) legEnd {
+	if retry && q.mayRetry(l.kind, f.down) {
 		return legRetry
 	}
 	if q.refuseIfGone() {
 		return legAnswered
 	}
-	q.refuse(f.reason, fmt.Sprintf("%s on %s failed%s: %s", legName(leg), rank.ID, q.triesSuffix(leg), upstream.ClientMessage(err)), 0)
+	q.refuse(f.reason, fmt.Sprintf("%s on %s failed%s: %s", legName(l.kind), l.rank.ID, q.triesSuffix(l.kind), upstream.ClientMessage(err)), 0)
 	return legAnswered
 }
 
@@ -407,12 +406,12 @@ func (q *request) triesSuffix(leg schedule.LegKind) string {
 
 // handleBrokenAnswer takes in that an answer broke off behind its head, of which the client has seen
 // nothing. One that took too long is not waited for again.
-func (q *request) handleBrokenAnswer(leg schedule.LegKind, rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) legEnd {
-	f, end, done := q.endFailedLeg(leg, rank, call, err, elapsed)
+func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
+	f, end, done := q.endFailedLeg(l, err)
 	if done {
 		return end
 	}
-	return q.retryOrRefuse(f, leg, rank, err, f.reason != front.UpstreamTimeout)
+	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout)
 }
 
 // isRetryableStatus: statuses that speak of the worker's state, not of the request.

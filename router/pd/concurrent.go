@@ -29,19 +29,15 @@ import (
 // gives its memory to the next pair, unless somebody else may look at it yet: a stream, or
 // what takes both legs down for a client that left (keep).
 type concurrentPrefill struct {
-	r           *Runner
-	family      Family
-	peerInfo    string // that decode was given
-	requestID   string
-	rank        *worker.Rank
-	reservation *schedule.Reservation
-	call        upstream.Call
-	decode      upstream.Call // the other leg's
+	legRecord
+	family    Family
+	peerInfo  string // that decode was given
+	requestID string
+	call      upstream.Call
+	decode    upstream.Call // the other leg's
 	detachedLeg
-	began     time.Time
-	tokens    int // of the prompt
-	predicted int
-	keys      []blockhash.Seq // of the approximate index; nil where events tell
+	tokens int             // of the prompt
+	keys   []blockhash.Seq // of the approximate index; nil where events tell
 
 	cached        atomic.Int64 // as the engine reported, -1 not (yet)
 	handoverState atomic.Int32 // whose word came first, see handoverPending
@@ -50,15 +46,14 @@ type concurrentPrefill struct {
 	ended atomic.Bool    // it is
 	// failed says that the leg ended badly by itself, not by a cut.
 	failed bool
-	status int   // 0: none came
 	err    error // nil with a status
 	answer []byte
 
 	refs     atomic.Int32 // who have not dropped it
 	retained atomic.Bool
 
-	start, abortBoth, cutBoth func() // run, leave, and both Cuts; made once
-	buffers                   *concurrentBuffers
+	runAlone, abortBoth, cutBoth func() // run, leave, and both Cuts; made once
+	buffers                      *concurrentBuffers
 }
 
 // concurrentBuffers is what the leg needs while it runs: none of it stays with a stream.
@@ -72,7 +67,7 @@ type concurrentBuffers struct {
 
 func newConcurrentPrefill() *concurrentPrefill {
 	b := &concurrentPrefill{buffers: new(concurrentBuffers)}
-	b.start, b.abortBoth = b.run, b.abort
+	b.runAlone, b.abortBoth = b.run, b.abort
 	b.cutBoth = func() { b.call.Cancel(); b.decode.Cancel() }
 	return b
 }
@@ -80,8 +75,8 @@ func newConcurrentPrefill() *concurrentPrefill {
 // retain leaves b to somebody beyond its two users, for good.
 func (b *concurrentPrefill) retain() { b.retained.Store(true) }
 
-// release is called by each of the two when it is done with b.
-func (b *concurrentPrefill) release() {
+// drop is called by each of the two when it is done with b.
+func (b *concurrentPrefill) drop() {
 	if b.refs.Add(-1) > 0 {
 		return
 	}
@@ -91,8 +86,8 @@ func (b *concurrentPrefill) release() {
 		return
 	}
 	r := b.r
-	b.r, b.family, b.peerInfo, b.requestID, b.rank, b.reservation, b.keys = nil, nil, "", "", nil, nil, nil
-	b.failed, b.status, b.err, b.answer = false, 0, nil, nil
+	b.legRecord, b.family, b.peerInfo, b.requestID, b.keys = legRecord{}, nil, "", "", nil
+	b.failed, b.err, b.answer = false, nil, nil
 	b.buffers.handover = Handover{}
 	if cap(b.buffers.answer) > maxAnswer || cap(b.buffers.keys) > maxAnswer/8 {
 		b.buffers = new(concurrentBuffers) // let the collector have what one huge prompt needed
@@ -128,13 +123,13 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 		return nil
 	}
 	q.legSent = true
-	b.r, b.family, b.peerInfo, b.requestID, b.rank, b.began = q.r, q.plan.Family, q.handover.PeerInfo, q.x.RequestID, rank, time.Now()
-	b.tokens, b.predicted = q.prompt.Count, choice.CachedTokens
-	b.reservation, b.buffers.spareReservation = choice.Reservation, q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
+	b.legRecord = q.startLeg(schedule.PrefillLeg, choice, nil).legRecord
+	b.family, b.peerInfo, b.requestID, b.tokens = q.plan.Family, q.handover.PeerInfo, q.x.RequestID, q.prompt.Count
+	b.buffers.spareReservation = q.reservations.replace(choice.Reservation, b.buffers.spareReservation)
 	b.call.Reset()
 	b.decode.Reset()
 	b.req.Group, b.req.Tokens = q.settings.Fleet.Calls(rank), q.prompt.Count
-	b.req.Deadline = b.began.Add(q.settings.Timeouts.Prefill)
+	b.req.Deadline = b.began.time().Add(q.settings.Timeouts.Prefill)
 	if keys := q.approxKeys(rank); keys != nil {
 		b.buffers.keys = append(b.buffers.keys[:0], keys...)
 		b.keys = b.buffers.keys
@@ -144,8 +139,7 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 	b.ended.Store(false)
 	b.refs.Store(2)
 	b.done.Add(1)
-	q.countLeg(schedule.PrefillLeg, rank)
-	go b.start()
+	go b.runAlone()
 	return b
 }
 
@@ -205,11 +199,11 @@ func (p *detachedLeg) copyFields(src []upstream.Field) {
 }
 
 func (b *concurrentPrefill) run() {
-	defer b.release()
+	defer b.drop()
 	opt := b.r.options()
 	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
 	if err == nil {
-		b.status = resp.Status
+		b.status = int16(resp.Status)
 		b.answer, err = resp.ReadAllBudgeted(b.buffers.answer[:0], maxPrefillAnswer, &b.answerBytes)
 		b.buffers.answer = b.answer
 		resp.Release()
@@ -218,8 +212,8 @@ func (b *concurrentPrefill) run() {
 	outcome := "ok"
 	switch {
 	case err == nil:
-		opt.Fleet.ReportStatus(b.rank, b.status)
-		outcome = statusClass(b.status)
+		opt.Fleet.ReportStatus(b.rank, int(b.status))
+		outcome = statusClass(int(b.status))
 		if b.failed = b.status != 200; !b.failed {
 			cached := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(cached))
@@ -227,7 +221,7 @@ func (b *concurrentPrefill) run() {
 			// after it: time that such a worker takes for each of its prompts.
 			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, cached, 0)
-			b.r.learnCached(b.rank, b.keys, b.tokens, b.predicted, cached, time.Since(b.began))
+			b.r.learnCached(b.rank, b.keys, b.tokens, int(b.predicted), cached, b.elapsed())
 			b.checkPeerInfo()
 		}
 	case b.call.Cancelled():
@@ -240,8 +234,7 @@ func (b *concurrentPrefill) run() {
 			opt.Fleet.ReportFailure(b.rank, err)
 		}
 	}
-	b.reservation.Release()
-	opt.Observer.LegEnded(schedule.PrefillLeg, b.rank.ID, outcome, time.Since(b.began))
+	b.end(outcome)
 	b.ended.Store(true)
 	b.done.Done()
 	if b.failed && b.handoverState.CompareAndSwap(handoverPending, handoverFailed) {
@@ -266,7 +259,7 @@ func (b *concurrentPrefill) checkPeerInfo() {
 		b.failed, b.err = true, err
 		return
 	}
-	b.r.reportEngineID(p, b.began)
+	b.r.reportEngineID(p, b.began.time())
 	b.buffers.peerInfo = learner.LearnPeerInfo(b.buffers.peerInfo[:0], p)
 	if text := b.buffers.peerInfo; string(text) != b.peerInfo {
 		b.r.peerInfos.store(b.rank, text)
@@ -406,54 +399,52 @@ func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 	if q.transfer != nil {
 		b.retain() // it may cut decode's call until it is closed
 	}
-	call := &b.decode
 	q.concurrent = b
-	end := q.runConcurrentDecode(&choice, call)
+	end := q.runConcurrentDecode(&choice, &b.decode)
 	q.concurrent = nil
-	b.release() // not behind a panic, where its cut may be armed yet
+	b.drop() // not behind a panic, where its cut may be armed yet
 	return end
 }
 
 // runConcurrentDecode is decode's part of it.
 func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
-	q.countLeg(schedule.DecodeLeg, choice.Rank)
-	began := time.Now()
-	resp, err := q.callDecode(choice.Rank, call, began)
+	l := q.startLeg(schedule.DecodeLeg, choice, call)
+	resp, err := q.callDecode(&l)
 	if err != nil {
-		return q.handleConcurrentFailure(choice, call, err, time.Since(began))
+		return q.handleConcurrentFailure(&l, err)
 	}
-	return q.handleAnswer(schedule.DecodeLeg, choice, call, resp, began)
+	return q.handleAnswer(&l, resp)
 }
 
 // handleConcurrentFailure takes in that the decode leg of a Concurrent pair failed, or was
 // cut: by the client's leaving, because prefill failed, or because the hand-over is
 // lost.
-func (q *request) handleConcurrentFailure(choice *schedule.Choice, call *upstream.Call, err error, elapsed time.Duration) legEnd {
-	opt, b := q.settings, q.concurrent
+func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
+	b, elapsed := q.concurrent, l.elapsed()
 	clientGone := b.call.Cancelled() // by its client's leaving: nobody else has cut it so far
 	q.endConcurrentPrefill(!classify(err).unsent)
-	choice.Reservation.Release()
-	rank := choice.Rank
+	l.release()
+	rank := l.rank
 	switch {
 	case clientGone: // whatever else went wrong is of our making, and nobody waits for more
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, q.abortReason(), elapsed)
+		l.completeAfter(q.abortReason(), elapsed)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered
 	case b.failed:
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cancelled.String(), elapsed)
+		l.completeAfter(relay.Cancelled.String(), elapsed)
 		return q.handlePrefillFailure(b)
 	case !q.acceptAnswer():
 		q.r.peerInfos.remove(b.rank)
-		return q.endLostHandover(rank, elapsed)
+		return q.endLostHandover(l)
 	case errors.Is(err, errTransfer):
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, statusClass(500), elapsed)
+		l.completeAfter(statusClass(500), elapsed)
 		return q.handleTransferFailure(b, rank)
 	}
 	q.r.peerInfos.remove(b.rank)
 	f := q.recordFailure(rank, "decode", err)
-	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, string(f.reason), elapsed)
+	l.completeAfter(string(f.reason), elapsed)
 	q.releaseKVDetached(rank)
-	return q.retryOrRefuse(f, schedule.DecodeLeg, rank, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began))
+	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began.time()))
 }
 
 // errTransfer: a decode engine says that the KV did not come. It is well itself.
@@ -492,14 +483,14 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		q.unsent = false
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
-	if b.err == nil && !isRetryableStatus(b.status) {
+	if b.err == nil && !isRetryableStatus(int(b.status)) {
 		// What prefill refuses decode would refuse too: the client's to see.
 		q.endExplain(schedule.Outcome{
-			Status: b.status, Reason: "engine_" + statusClass(b.status), CachedTokens: -1, Total: time.Since(q.x.Received),
+			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
 		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)
-		relay.RedactInPlace(b.answer, b.status)
-		q.x.ReplyJSON(b.status, b.answer)
+		relay.RedactInPlace(b.answer, int(b.status))
+		q.x.ReplyJSON(int(b.status), b.answer)
 		return legAnswered
 	}
 	reason, err := front.UpstreamFailed, b.err
@@ -509,7 +500,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		q.applyFailure(b.rank, "prefill", f, err)
 	} else {
 		err = fmt.Errorf("it answered %d", b.status)
-		died := engineDied(b.status, b.answer)
+		died := engineDied(int(b.status), b.answer)
 		q.applyFailure(b.rank, "prefill", failure{suspect: died, down: died}, err)
 	}
 	if q.suspects >= maxSuspects {

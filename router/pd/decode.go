@@ -8,7 +8,6 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
-	"sluice/router/worker"
 )
 
 type legEnd int
@@ -23,7 +22,7 @@ const (
 // decode runs the last leg: decode with the handle, plain decode without one, or
 // the whole request. With a handle it may try more than one rank, as long as no
 // engine has seen the handle and the lease lasts.
-func (q *request) decode(leg schedule.LegKind) legEnd {
+func (q *request) decode(kind schedule.LegKind) legEnd {
 	opt := q.settings
 	for try := 1; ; try++ {
 		if q.handover.Handle != nil && q.leaseExpired() {
@@ -43,39 +42,36 @@ func (q *request) decode(leg schedule.LegKind) legEnd {
 				return legAnswered
 			}
 		}
-		choice, ok := q.acquireDecode(leg)
+		choice, ok := q.acquireDecode(kind)
 		if !ok {
-			if q.refuseAtCapacity(leg, q.candidates(leg)) {
+			if q.refuseAtCapacity(kind, q.candidates(kind)) {
 				return legAnswered
 			}
-			if try <= maxFreeTries && q.awaitCandidate(leg) {
+			if try <= maxFreeTries && q.awaitCandidate(kind) {
 				continue // and look at the lease again
 			}
-			q.refuseNoRank(leg)
+			q.refuseNoRank(kind)
 			return legAnswered
 		}
-		rank := choice.Rank
-		q.handover.Decode = rank
-		if leg == schedule.DecodeLeg && q.handover.Handle == nil {
+		q.handover.Decode = choice.Rank
+		if kind == schedule.DecodeLeg && q.handover.Handle == nil {
 			choice.Reservation.SetNoPull()
 		}
-		q.countLeg(leg, rank)
-		call := q.newCall()
-		began := time.Now()
-		resp, err := q.callDecode(rank, call, began)
-		q.updateKVLease(resp, call, err)
+		l := q.startLeg(kind, &choice, q.newCall())
+		resp, err := q.callDecode(&l)
+		q.updateKVLease(&l, resp, err)
 		if err == nil {
-			return q.handleAnswer(leg, &choice, call, resp, began)
+			return q.handleAnswer(&l, resp)
 		}
-		choice.Reservation.Release()
-		f, end, done := q.endFailedLeg(leg, rank, call, err, time.Since(began))
+		l.release()
+		f, end, done := q.endFailedLeg(&l, err)
 		switch {
 		case done:
 			return end
-		case q.mayResend(leg, f, try):
-			opt.Observer.Retried(leg) // same handle, same id: no engine has seen either
+		case q.mayResend(kind, f, try):
+			opt.Observer.Retried(kind) // same handle, same id: no engine has seen either
 		default:
-			return q.retryOrRefuse(f, leg, rank, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(began))
+			return q.retryOrRefuse(f, &l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.time()))
 		}
 	}
 }
@@ -107,7 +103,7 @@ func (q *request) refuseNoRank(leg schedule.LegKind) {
 
 // updateKVLease says what becomes of the handle's blocks after the call. It stays
 // q.kept when no engine has seen it, and is q.given while a stream has shown nothing.
-func (q *request) updateKVLease(resp *upstream.Response, call *upstream.Call, err error) {
+func (q *request) updateKVLease(l *leg, resp *upstream.Response, err error) {
 	if q.kvLease == nil {
 		return
 	}
@@ -118,11 +114,11 @@ func (q *request) updateKVLease(resp *upstream.Response, call *upstream.Call, er
 	q.sentKVLease, q.kvLease = q.kvLease, nil
 	switch {
 	case err == nil && resp.Status == 200 && q.shouldRelay(resp): // usablePrefillToken and what ends the stream
-	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !call.Cancelled():
+	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
 		// It is done, or refused, which engines tell prefill; or it may be at work still,
 		// and is told by the connection's end.
 		q.handOffKV()
-	case call.Cancelled() && !q.abort.isUncertain() && q.transfer.LostReason() != "failed":
+	case l.call.Cancelled() && !l.abort.isUncertain() && q.transfer.LostReason() != "failed":
 		q.handOffKV()
 	default:
 		q.reclaimKV()
@@ -175,7 +171,8 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 
 // callDecode sends the leg and waits for the response head, under the rule of
 // "client gone" that fits it.
-func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.Time) (*upstream.Response, error) {
+func (q *request) callDecode(l *leg) (*upstream.Response, error) {
+	rank, call, began := l.rank, l.call, l.began.time()
 	q.legRequest.reset()
 	q.acquireSlot(rank)
 	q.decodeByFamily = q.handover.Handle != nil || q.concurrent != nil || q.handover.Trial
@@ -190,7 +187,7 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
-	q.x.OnClientGone(q.decodeAbortRule(rank, call, began))
+	q.x.OnClientGone(q.decodeAbortRule(l))
 	q.guardDecode(call)
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
@@ -199,12 +196,12 @@ func (q *request) callDecode(rank *worker.Rank, call *upstream.Call, began time.
 		Body:        q.legBody(),
 		HeadTimeout: head,
 		Deadline:    q.decodeDeadline(began),
-		Grace:       q.cutGrace(),
+		Grace:       q.cutGrace(l),
 		Group:       q.settings.Fleet.Calls(rank),
 		Tokens:      q.tokensToCompute(),
 	}, call)
-	q.abort.markEnded()
-	if err != nil || !q.keepsAbortRule() || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
+	l.abort.markEnded()
+	if err != nil || !q.keepsAbortRule(l) || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
 		q.x.OnClientGone(nil)
 	}
 	return resp, err
@@ -220,7 +217,7 @@ func (q *request) tokensToCompute() int {
 
 // keepsAbortRule says that a client's leaving cuts the decode leg in the same way before its head
 // and behind it, while the answer is read whole.
-func (q *request) keepsAbortRule() bool { return q.abort == nil && q.concurrent == nil }
+func (q *request) keepsAbortRule(l *leg) bool { return l.abort == nil && q.concurrent == nil }
 
 // decodeDeadline is the end of a decode leg's time, which the caller's deadline does not cut
 // short: an engine that meets the end of the connection first leaves blocks to the lease.
@@ -234,8 +231,8 @@ func (q *request) decodeDeadline(began time.Time) time.Time {
 // decodeAbortRule is what to do, before the response head, when the client leaves: see
 // leaving. A pair's lease is counted from where its legs began, for nobody knows yet
 // when prefill answers.
-func (q *request) decodeAbortRule(rank *worker.Rank, call *upstream.Call, began time.Time) func() {
-	q.abort = nil
+func (q *request) decodeAbortRule(l *leg) func() {
+	rank, call, began := l.rank, l.call, l.began.time()
 	if q.plan.Traits.NoLease || q.concurrent == nil && q.handover.Handle == nil {
 		return q.answerAbortRule(call) // nothing is pinned that this does not free
 	}
@@ -243,15 +240,15 @@ func (q *request) decodeAbortRule(rank *worker.Rank, call *upstream.Call, began 
 	if q.concurrent == nil {
 		by = q.leaseDeadline()
 	}
-	q.abort = q.newDecodeAbort()
-	*q.abort = decodeAbort{
+	l.abort = q.newDecodeAbort()
+	*l.abort = decodeAbort{
 		r: q.r, rank: rank, call: call, concurrent: q.concurrent, streamed: q.stream, releasable: q.kvLease.CanRelease(),
-		deadline: by, knownAt: began.Add(q.pd.AbortDelay), onGone: q.abort.onGone,
+		deadline: by, knownAt: began.Add(q.pd.AbortDelay), onGone: l.abort.onGone,
 	}
 	if q.notifiesTwice(rank) {
-		q.abort.notifiesTwice, q.abort.drainTime = true, q.pd.AbandonedDecode
+		l.abort.notifiesTwice, l.abort.drainTime = true, q.pd.AbandonedDecode
 	}
-	return q.abort.onGone
+	return l.abort.onGone
 }
 
 // answerAbortRule cuts a leg whose head has come, and the one beside it; its engine hears of it

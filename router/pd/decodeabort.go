@@ -66,11 +66,11 @@ const (
 // engine has the request, and one that is cut there leaves prefill's blocks to the lease.
 // The first event shows that it has it. It counts for every way in which a stream ends
 // before its end: its client's leaving or deadline, on whatever goroutine or loop.
-func (q *request) cutGrace() time.Duration {
+func (q *request) cutGrace(l *leg) time.Duration {
 	switch {
-	case q.abort == nil:
+	case l.abort == nil:
 		return 0
-	case q.abort.releasable:
+	case l.abort.releasable:
 		return min(q.pd.AbortDelay, maxReleaseWait)
 	}
 	return q.pd.AbortDelay

@@ -15,14 +15,14 @@ import (
 var kvTransferParams = []byte(`"kv_transfer_params"`)
 
 // replyAnswer passes a whole answer on, which had come at a time, and closes the books.
-func (q *request) replyAnswer(choice *schedule.Choice, resp *upstream.Response, at time.Time) {
+func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
 	body := q.reply
 	if resp.Status == 200 {
 		use := relay.UsageOf(q.reply)
-		q.rememberResponse(q.reply, choice.Rank)
+		q.rememberResponse(q.reply, l.rank)
 		q.recordUsage(&use, q.reply)
-		choice.Reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
+		l.reservation.Report(q.x.RequestID, use.Cached, max(use.Completion, 0))
 		out.CachedTokens, out.PromptTokens, out.OutputTokens = use.Cached, use.Prompt, use.Completion
 		switch {
 		case q.concurrent != nil:
@@ -33,7 +33,7 @@ func (q *request) replyAnswer(choice *schedule.Choice, resp *upstream.Response, 
 			// what was cached is what prefill found.
 			out.CachedTokens = q.handover.PrefillCached
 		case q.x.Endpoint.Disaggregable:
-			q.r.learnCached(choice.Rank, q.approxKeys(choice.Rank), q.prompt.Count, choice.CachedTokens, use.Cached, out.Total)
+			q.r.learnCached(l.rank, q.approxKeys(l.rank), q.prompt.Count, int(l.predicted), use.Cached, out.Total)
 		}
 		if a := q.answerRewriter(); a != nil {
 			q.rewritten = a.Body(q.rewritten[:0], &q.handover, q.reply)
@@ -42,7 +42,7 @@ func (q *request) replyAnswer(choice *schedule.Choice, resp *upstream.Response, 
 	} else {
 		out.Reason = "engine_" + statusClass(resp.Status)
 	}
-	out.Transfer = q.finishTransfer(choice)
+	out.Transfer = q.finishTransfer(l)
 	q.endExplain(out)
 	body = redactHandle(body)
 	relay.RedactInPlace(body, resp.Status) // of what an engine tells of its choices
@@ -59,8 +59,8 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 }
 
 // setWorkerHeaders puts the choice in the response headers.
-func (q *request) setWorkerHeaders(choice *schedule.Choice) {
-	cached := choice.CachedTokens
+func (q *request) setWorkerHeaders(l *leg) {
+	cached := int(l.predicted)
 	if q.prefilled = q.concurrent != nil || q.handover.Handle != nil; q.prefilled {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
 		cached = max(cached, q.prefillCached)
@@ -69,8 +69,8 @@ func (q *request) setWorkerHeaders(choice *schedule.Choice) {
 	if q.planHeader != "" {
 		q.x.SetHeader(headerPlan, q.planHeader)
 	}
-	q.x.SetHeader("X-Sluice-Worker", choice.Rank.ID.Worker)
-	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(choice.Rank.ID.Rank)))
+	q.x.SetHeader("X-Sluice-Worker", l.rank.ID.Worker)
+	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(l.rank.ID.Rank)))
 	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
 }
 

@@ -155,12 +155,12 @@ func statusMember(object []byte, name string) int {
 // client: where a hand-over may be lost, where what follows repeats its first event, and
 // where it could be run again and could not go on elsewhere later, unless comments are to
 // go out from the engine's head on.
-func (q *request) inspectsFirstEvent(leg schedule.LegKind, resp *upstream.Response, rank *worker.Rank) bool {
+func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	switch {
 	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.inUse(), q.repeatsFirstEvent(), q.mayHold(resp):
 		return true
 	}
-	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(leg, rank)
+	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
 }
 
 // hasAlternative says whether a leg could be run on another rank than one: on one that is ready,
@@ -221,8 +221,8 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 // awaitFirstEvent waits for the beginning of a stream, before anything of it goes
 // to the client: until then a pair that breaks can be run again, and a trial
 // can be declined. on says that the stream is to be relayed.
-func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) (end legEnd, on bool) {
-	q.x.OnClientGone(q.answerAbortRule(call))
+func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
+	q.x.OnClientGone(q.answerAbortRule(l.call))
 	defer q.x.OnClientGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
@@ -233,9 +233,8 @@ func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice,
 		err = errNoOutput
 	}
 	if err == nil && !declined && q.concurrent == nil && q.hasConnector && initialErrorStatus(prefix) > 0 && q.transfer.AwaitLoss() {
-		defer choice.Reservation.Release()
 		defer resp.Release()
-		return q.endLostHandover(choice.Rank, time.Since(began)), false
+		return q.endLostHandover(l), false
 	}
 	if b := q.concurrent; err == nil && b != nil {
 		if status := initialErrorStatus(prefix); isRetryableStatus(status) {
@@ -248,43 +247,40 @@ func (q *request) awaitFirstEvent(leg schedule.LegKind, choice *schedule.Choice,
 			err = q.awaitPrefillAnswer()
 		}
 	}
-	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(leg, choice.Rank, prefix) {
-		defer choice.Reservation.Release()
+	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(l, prefix) {
 		defer resp.Release()
-		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
+		reclaimAfterGrace(q.sentKVLease, q.cutGrace(l))
 		q.sentKVLease = nil
-		q.settings.Observer.LegEnded(leg, choice.Rank.ID, string(front.UpstreamFailed), time.Since(began))
+		l.end(string(front.UpstreamFailed))
 		return legRetry, false
 	}
 	if err == nil && !declined && q.acceptAnswer() {
 		return legAnswered, true
 	}
-	defer choice.Reservation.Release()
 	defer resp.Release()
 	if err != nil {
-		reclaimAfterGrace(q.sentKVLease, q.cutGrace())
+		reclaimAfterGrace(q.sentKVLease, q.cutGrace(l))
 		q.sentKVLease = nil
 	}
-	opt, elapsed := q.settings, time.Since(began)
 	switch {
 	case declined:
-		opt.Observer.LegEnded(leg, choice.Rank.ID, "ok", elapsed)
-		return q.trialDeclined(choice.Rank), false
+		l.end("ok")
+		return q.trialDeclined(l.rank), false
 	case q.concurrent != nil:
-		return q.handleConcurrentFailure(choice, call, err, elapsed), false
+		return q.handleConcurrentFailure(l, err), false
 	}
-	return q.handleBrokenAnswer(leg, choice.Rank, call, err, elapsed), false
+	return q.handleBrokenAnswer(l, err), false
 }
 
 // retriesInitialError says whether a stream whose first event is an error may be run again; where
 // it may not, what the engine says is the client's to see.
-func (q *request) retriesInitialError(leg schedule.LegKind, rank *worker.Rank, prefix []byte) bool {
+func (q *request) retriesInitialError(l *leg, prefix []byte) bool {
 	status := initialErrorStatus(prefix)
 	if !isRetryableStatus(status) || !q.acceptAnswer() {
 		return false
 	}
-	q.settings.Fleet.ReportStatus(rank, status)
+	q.settings.Fleet.ReportStatus(l.rank, status)
 	died := engineDied(status, prefix)
-	q.applyFailure(rank, legName(leg), failure{reason: front.UpstreamFailed, suspect: died, down: died}, fmt.Errorf("its stream begins with an error of status %d", status))
-	return q.mayRetry(leg, died)
+	q.applyFailure(l.rank, legName(l.kind), failure{reason: front.UpstreamFailed, suspect: died, down: died}, fmt.Errorf("its stream begins with an error of status %d", status))
+	return q.mayRetry(l.kind, died)
 }

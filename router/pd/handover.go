@@ -63,8 +63,8 @@ func (q *request) guardDecode(call *upstream.Call) {
 
 // endLostHandover ends a decode leg whose hand-over is lost, before the client has seen
 // anything of it; the next attempt has another pair, or is plain.
-func (q *request) endLostHandover(rank *worker.Rank, elapsed time.Duration) legEnd {
-	q.settings.Observer.LegEnded(schedule.DecodeLeg, rank.ID, relay.Cancelled.String(), elapsed)
+func (q *request) endLostHandover(l *leg) legEnd {
+	l.end(relay.Cancelled.String())
 	reason := q.transfer.LostReason()
 	if reason == "" {
 		reason = "prefill_down"
@@ -136,10 +136,10 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 }
 
 // finishTransfer closes the wait of a request that was answered whole.
-func (q *request) finishTransfer(choice *schedule.Choice) schedule.Transfer {
+func (q *request) finishTransfer(l *leg) schedule.Transfer {
 	w := q.transfer
 	q.transfer = nil
-	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, choice.Rank, q.prompt.Count-choice.CachedTokens)
+	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 
 // minRateTokens is how many tokens a transfer must have moved to tell of a rate.

@@ -39,17 +39,16 @@ func (q *request) releaseKV() {
 		q.legRequest.reset()
 		q.plan.Family.Decode(&q.legRequest, &q.handover)
 		stream := q.legRequest.limitForKVRelease(&q.handover)
-		opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
-		began := time.Now()
-		by := began.Add(opt.Timeouts.Decode)
+		l := legRecord{r: q.r, rank: rank, reservation: choice.Reservation, kind: schedule.DecodeLeg}
+		l.start()
+		by := l.began.time().Add(opt.Timeouts.Decode)
 		if end := q.leaseDeadline(); end.Before(by) {
 			by = end
 		}
 		outcome, unsent := q.callKVRelease(&upstream.Request{
 			Method: "POST", Path: q.legPath(), Fields: q.legHeaders(rank), Body: q.legBody(), Deadline: by,
-		}, &choice, stream)
-		choice.Reservation.Release()
-		opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(began))
+		}, rank, stream)
+		l.end(outcome)
 		if !unsent {
 			return
 		}
@@ -58,9 +57,9 @@ func (q *request) releaseKV() {
 
 // callKVRelease sends the leg and reads its answer, which is for nobody; unsent says
 // that no engine has seen the handle.
-func (q *request) callKVRelease(req *upstream.Request, choice *schedule.Choice, stream bool) (outcome string, unsent bool) {
+func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream bool) (outcome string, unsent bool) {
 	fleet := q.settings.Fleet
-	resp, err := fleet.Endpoint(choice.Rank).Do(req, nil)
+	resp, err := fleet.Endpoint(rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
 		q.handOffKV()
 		q.setPinned(false)
@@ -72,10 +71,10 @@ func (q *request) callKVRelease(req *upstream.Request, choice *schedule.Choice, 
 		resp.Release()
 	}
 	if err != nil {
-		f := q.recordFailure(choice.Rank, legName(schedule.DecodeLeg), err)
+		f := q.recordFailure(rank, legName(schedule.DecodeLeg), err)
 		return string(f.reason), f.unsent
 	}
-	fleet.ReportStatus(choice.Rank, status)
+	fleet.ReportStatus(rank, status)
 	return statusClass(status), false
 }
 
@@ -109,31 +108,31 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 	handover.Decode = choice.Rank
 	q.legRequest.reset()
 	q.plan.Family.Decode(&q.legRequest, &handover)
-	h := &kvRelease{r: q.r, choice: choice, began: time.Now(), stream: q.legRequest.limitForKVRelease(&handover)}
+	h := &kvRelease{
+		legRecord: legRecord{r: q.r, rank: choice.Rank, reservation: choice.Reservation, kind: schedule.DecodeLeg},
+		stream:    q.legRequest.limitForKVRelease(&handover),
+	}
 	if !q.detachLeg(&h.detachedLeg, choice.Rank) {
 		choice.Reservation.Release()
 		return
 	}
 	q.reservations.detach()
-	h.req.Deadline = h.began.Add(min(kvReleaseTimeout, q.pd.Lease, q.settings.Timeouts.Decode))
+	h.req.Deadline = time.Now().Add(min(kvReleaseTimeout, q.pd.Lease, q.settings.Timeouts.Decode))
 	q.noteFallback("abandoned_handle", "decode failed when prefill had ended; another makes one token, so that the blocks are freed")
 	go h.run()
 }
 
 // kvRelease is that leg. Its answer is for nobody, and its failure is nobody's.
 type kvRelease struct {
-	r      *Runner
-	choice schedule.Choice
-	began  time.Time
+	legRecord
 	stream bool // see Leg.briefly
 	detachedLeg
 }
 
 func (h *kvRelease) run() {
-	opt, rank := h.r.options(), h.choice.Rank
-	opt.Observer.LegStarted(schedule.DecodeLeg, rank.ID)
+	h.start()
 	outcome := ""
-	resp, err := opt.Fleet.Endpoint(rank).Do(&h.req, nil)
+	resp, err := h.r.options().Fleet.Endpoint(h.rank).Do(&h.req, nil)
 	if err == nil {
 		outcome = statusClass(resp.Status)
 		_, err = discardAnswer(resp, nil, h.stream)
@@ -143,6 +142,5 @@ func (h *kvRelease) run() {
 		outcome = string(classify(err).reason)
 	}
 	h.releaseBody()
-	h.choice.Reservation.Release()
-	opt.Observer.LegEnded(schedule.DecodeLeg, rank.ID, outcome, time.Since(h.began))
+	h.end(outcome)
 }

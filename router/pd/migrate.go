@@ -392,7 +392,7 @@ func (s *streamState) endHealthyLeg(outcome string) {
 }
 
 func (s *streamState) endLeg(outcome string) {
-	s.reservation.Release()
+	s.release()
 	s.sentKVLease.Reclaim()
 	if s.concurrent != nil {
 		s.concurrent.call.Cancel()
@@ -402,8 +402,7 @@ func (s *streamState) endLeg(outcome string) {
 		transfer := s.finishTransfer()
 		s.endedTransfer, s.transfer = &transfer, nil
 	}
-	s.r.options().Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
-	s.legEnded = true
+	s.complete(outcome)
 }
 
 // reportFailure tells the fleet of an engine that failed in the middle of a stream. That
@@ -419,7 +418,9 @@ func (s *streamState) reportFailure(b relay.Interruption) {
 
 // adoptLeg opens the books of the leg that goes on.
 func (s *streamState) adoptLeg(to *streamState) {
-	s.leg, s.rank, s.reservation, s.began, s.legEnded = to.leg, to.rank, to.reservation, to.began, false
+	predicted := s.predicted
+	s.legRecord = to.legRecord
+	s.predicted = predicted // of the client's own prompt
 	s.concurrent, s.transfer, s.prefill = to.concurrent, to.transfer, to.prefill
 	s.migrated = true
 	s.keys = nil // the prompt is another, and so is what was found of it

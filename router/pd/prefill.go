@@ -9,7 +9,6 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/schedule"
-	"sluice/router/worker"
 )
 
 // maxPrefillAnswer bounds a prefill response: one token and a handle, but with
@@ -30,9 +29,9 @@ const (
 // prefill runs the prefill leg of one attempt on the rank chosen.
 func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	opt := q.settings
-	defer choice.Reservation.Release()
 	rank := choice.Rank
 	if q.plan.Traits.NamesDecode && !q.reserveDecode() {
+		choice.Reservation.Release()
 		return prefillUnavailable
 	}
 	expectation := q.expectCompletions()
@@ -42,34 +41,34 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.legRequest.reset()
 	q.plan.Family.Prefill(&q.legRequest, &q.handover)
 
-	q.countLeg(schedule.PrefillLeg, rank)
-	began := time.Now()
 	call := q.newCall()
+	l := q.startLeg(schedule.PrefillLeg, &choice, call)
+	defer l.release()
+	began := l.began.time()
 	if q.plan.Traits.NoLease {
 		q.x.OnClientGone(call.CancelFunc()) // nothing is pinned
 	} else {
-		q.armPrefillAbort(call, choice.Reservation)
+		q.armPrefillAbort(call, l.reservation)
 	}
-	status, resp, err := q.callPrefill(rank, call, began)
+	status, resp, err := q.callPrefill(&l)
 	clientGone := q.disarmPrefillAbort()
-	elapsed := time.Since(began)
-
+	elapsed := l.elapsed()
 	if err != nil {
 		if clientGone {
-			return q.endAbortedPrefill(rank, call, err, elapsed)
+			return q.endAbortedPrefill(&l, err)
 		}
-		return q.endFailedPrefill(rank, call, err, elapsed)
+		return q.endFailedPrefill(&l, err)
 	}
 	defer resp.Release()
 	opt.Fleet.ReportStatus(rank, status)
 	switch {
 	case status == 200:
 	case clientGone:
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		l.complete(statusClass(status))
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
 	case isRetryableStatus(status), status < 300: // of the 2xx only a 200 has an answer to go on with
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		l.complete(statusClass(status))
 		died := engineDied(status, q.answer)
 		q.exclude(rank, failure{down: died}.exclusionReason())
 		q.unsent = false
@@ -84,18 +83,18 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		return q.nextPrefill(died)
 	default:
 		// What prefill refuses decode would refuse too: the client's to see.
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+		l.complete(statusClass(status))
 		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
 		q.replyPrefillError(resp, status)
 		return prefillAnswered
 	}
 
-	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, "ok", elapsed)
+	l.complete("ok")
 	q.handleAt = time.Now()
 	q.handover.Answer = q.answer
 	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
-	choice.Reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
-	choice.Reservation.PrefillDone()
+	l.reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
+	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
 	q.handover.Handle, err = q.plan.Family.Handle(&q.handover, q.answer)
 	switch {
@@ -154,17 +153,17 @@ func (q *request) replyFinal(resp *upstream.Response) {
 }
 
 // callPrefill sends the leg and reads the whole answer into q.answer.
-func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time.Time) (int, *upstream.Response, error) {
-	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
+func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
+	resp, err := q.settings.Fleet.Endpoint(l.rank).Do(&upstream.Request{
 		Method:   "POST",
 		Path:     q.legPath(),
-		Fields:   q.legHeaders(rank),
+		Fields:   q.legHeaders(l.rank),
 		Body:     q.legBody(),
-		Deadline: began.Add(q.settings.Timeouts.Prefill),
-		Group:    q.settings.Fleet.Calls(rank),
+		Deadline: l.began.time().Add(q.settings.Timeouts.Prefill),
+		Group:    q.settings.Fleet.Calls(l.rank),
 		Tokens:   q.prompt.Count,
 		Prefill:  true,
-	}, call)
+	}, l.call)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -178,30 +177,29 @@ func (q *request) callPrefill(rank *worker.Rank, call *upstream.Call, began time
 
 // endAbortedPrefill ends a request whose client left while its prefill ran, and whose prefill
 // failed then or was hung up. It is not run again.
-func (q *request) endAbortedPrefill(rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) prefillEnd {
+func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 	outcome := q.abortReason()
-	if !call.Cancelled() {
-		outcome = string(q.recordFailure(rank, "prefill", err).reason)
+	if !l.call.Cancelled() {
+		outcome = string(q.recordFailure(l.rank, "prefill", err).reason)
 	}
-	q.settings.Observer.LegEnded(schedule.PrefillLeg, rank.ID, outcome, elapsed)
+	l.end(outcome)
 	q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 	return prefillAnswered
 }
 
-func (q *request) endFailedPrefill(rank *worker.Rank, call *upstream.Call, err error, elapsed time.Duration) prefillEnd {
-	opt := q.settings
-	if call.Cancelled() {
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.abortReason(), elapsed)
+func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
+	if l.call.Cancelled() {
+		l.end(q.abortReason())
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
 	}
-	f := q.recordFailure(rank, "prefill", err)
-	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), elapsed)
+	f := q.recordFailure(l.rank, "prefill", err)
+	l.end(string(f.reason))
 	if f.reason == front.BudgetExhausted { // another engine's answer would find none either
 		q.refuseForMemory()
 		return prefillAnswered
 	}
-	if f.suspect && !q.excludeTaintedDecode(fmt.Sprintf("prefill on %s failed: %s", rank.ID, upstream.ClientMessage(err))) {
+	if f.suspect && !q.excludeTaintedDecode(fmt.Sprintf("prefill on %s failed: %s", l.rank.ID, upstream.ClientMessage(err))) {
 		return prefillAnswered
 	}
 	if q.suspects >= maxSuspects {

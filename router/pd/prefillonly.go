@@ -143,26 +143,25 @@ func (q *request) runPrefillOnly(by string) {
 // runPrefillOnlyOn runs one attempt; true: it failed and may run again elsewhere.
 func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	opt, rank := q.settings, choice.Rank
-	defer choice.Reservation.Release()
 	q.handover.Prefill = rank
 	q.legRequest.reset()
 	q.legRequest.limitToPrefillOnly(&q.handover)
-	q.countLeg(schedule.PrefillLeg, rank)
-	began := time.Now()
 	var call upstream.Call
+	l := q.startLeg(schedule.PrefillLeg, &choice, &call)
+	defer l.release()
 	q.legSent = true
 	q.x.OnClientGone(call.Cancel)
-	status, resp, err := q.callPrefill(rank, &call, began)
+	status, resp, err := q.callPrefill(&l)
 	q.x.OnClientGone(nil)
-	elapsed := time.Since(began)
+	elapsed := l.elapsed()
 	if err != nil {
 		if call.Cancelled() {
-			opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, q.abortReason(), elapsed)
+			l.end(q.abortReason())
 			q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 			return false
 		}
 		f := q.recordFailure(rank, "prefill", err)
-		opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, string(f.reason), elapsed)
+		l.end(string(f.reason))
 		if (f.reason != front.UpstreamTimeout || f.unsent) && q.mayRetry(schedule.PrefillLeg, f.down) {
 			return true
 		}
@@ -173,7 +172,7 @@ func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	}
 	defer resp.Release()
 	opt.Fleet.ReportStatus(rank, status)
-	opt.Observer.LegEnded(schedule.PrefillLeg, rank.ID, statusClass(status), elapsed)
+	l.complete(statusClass(status))
 	q.setPrefillOnlyHeaders(rank, choice.CachedTokens)
 	if status != 200 {
 		if isRetryableStatus(status) {
@@ -187,8 +186,8 @@ func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 		return false
 	}
 	use := relay.UsageOf(q.answer)
-	choice.Reservation.Report(q.x.RequestID, use.Cached, 0)
-	choice.Reservation.PrefillDone()
+	l.reservation.Report(q.x.RequestID, use.Cached, 0)
+	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, use.Cached, elapsed)
 	q.replyPrefillOnly(rank, choice.CachedTokens, &use, elapsed)
 	return false

@@ -120,7 +120,6 @@ type runState struct {
 	query       schedule.Query
 	handover    Handover // what the Family sees of this attempt
 	handleAt    time.Time
-	abort       *decodeAbort       // takes the decode leg down when its client leaves; nil: it is cut at once
 	pinned      bool               // the handle is counted in Runner.pinned
 	concurrent  *concurrentPrefill // the prefill leg that runs beside decode; nil: none
 	answerLease *membudget.Lease   // pair.Answer, where the stream outlives the request with it; nil: it does not

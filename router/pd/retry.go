@@ -139,12 +139,6 @@ func (q *request) candidates(leg schedule.LegKind) []*worker.Rank {
 // prefillOnlyOnPrefill says whether a prefill-only request goes to prefill workers.
 func (q *request) prefillOnlyOnPrefill() bool { return q.plan.Family != nil || len(q.plan.Prefill) > 0 }
 
-// countLeg counts a leg that is about to be sent.
-func (q *request) countLeg(leg schedule.LegKind, r *worker.Rank) {
-	q.tries[leg]++
-	q.settings.Observer.LegStarted(leg, r.ID)
-}
-
 // prefillEngineLost says whether the engine that computed the pair's handle is gone, or has
 // been gone: its KV is lost.
 func (q *request) prefillEngineLost() bool {

@@ -23,28 +23,21 @@ import (
 // streamState is what a relayed stream still needs when its request's scratch has
 // gone back to the pool. There are thousands: it just fills a size class of 224 bytes.
 type streamState struct {
-	r              *Runner
-	rank           *worker.Rank
+	legRecord
 	requestID      string
 	endpoint       *front.Endpoint
-	client         [16]byte // its address, zero for none known; a netip.Addr has 24
-	reservation    *schedule.Reservation
+	client         [16]byte        // its address, zero for none known; a netip.Addr has 24
 	pass           front.Principal // nil: no keys are asked for
 	received       compactTime
-	began          compactTime
-	background     bool // a background response: reservedTokens includes its output
-	unstored       bool // the client declined to have the response stored
-	status         int16
 	tokens         int32 // of the prompt
 	reservedTokens int32 // of them by the key
-	predicted      int32
-	// With a prefill leg, what its engine found cached (-1 unknown); without,
-	// the decode engine's own report is learned from.
+	// prefillCached is what the engine of a prefill leg found cached, -1 unknown. Without
+	// a prefill leg the runner learns from the decode engine's own report.
 	prefillCached int32
 	prefilled     bool
-	migrated      bool // it goes on from another engine
-	legEnded      bool // the leg's books are: its engine failed, and no other took the stream
-	leg           schedule.LegKind
+	migrated      bool               // it goes on from another engine
+	background    bool               // a background response: reservedTokens includes its output
+	unstored      bool               // the client declined to have the response stored
 	concurrent    *concurrentPrefill // may still run
 	keys          []blockhash.Seq    // of the approximate index; nil where events tell
 
@@ -71,12 +64,12 @@ func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
 func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
 
 // relay hands the stream to the front; it goes on after the handler returned.
-func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *upstream.Call, resp *upstream.Response, began time.Time) {
+func (q *request) relay(l *leg, resp *upstream.Response) {
 	s := &streamState{
-		r: q.r, leg: leg, rank: choice.Rank, requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
-		reservation: choice.Reservation, pass: q.x.Principal(), status: int16(resp.Status), received: toCompactTime(q.x.Received), began: toCompactTime(began),
-		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens), predicted: int32(choice.CachedTokens),
-		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, sentKVLease: q.sentKVLease, grace: q.cutGrace(),
+		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
+		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
+		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
+		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, sentKVLease: q.sentKVLease, grace: q.cutGrace(l),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()
@@ -88,10 +81,10 @@ func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *ups
 		s.transfer, s.prefill, q.transfer = q.transfer, q.handover.Prefill, nil
 	}
 	if !s.prefilled {
-		s.keys = slices.Clone(q.approxKeys(choice.Rank)) // q.keys is scratch of the next request by then
+		s.keys = slices.Clone(q.approxKeys(s.rank)) // q.keys is scratch of the next request by then
 	}
 	if t := q.resumption; t != nil {
-		t.stream, t.resp, t.call = s, resp, call
+		t.stream, t.resp, t.call = s, resp, l.call
 		if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 			t.rewriter = a.Events(&q.handover)
 		}
@@ -99,7 +92,7 @@ func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *ups
 	}
 	if q.x.Endpoint.Kind == front.ResponsesAPI && resp.Status == 200 && !isEventStream(resp) {
 		if seen, err := resp.Peek(); err == nil {
-			q.rememberResponse(seen, choice.Rank)
+			q.rememberResponse(seen, s.rank)
 		}
 	}
 	hooks := front.RelayHooks{Handler: s, ClientDeadline: q.deadline}
@@ -116,7 +109,7 @@ func (q *request) relay(leg schedule.LegKind, choice *schedule.Choice, call *ups
 	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 		hooks.Rewrite = a.Events(&q.handover)
 	}
-	q.x.Relay(resp, call, hooks)
+	q.x.Relay(resp, l.call, hooks)
 }
 
 // leasedStreamState is a streamState that outlives its request with what it lent.
@@ -144,8 +137,7 @@ func (s *streamState) Done(usage relay.Usage, failed bool) {
 	if !failed {
 		s.reservation.Report(s.requestID, usage.Cached, max(usage.Completion, 0))
 	}
-	s.reservation.Release()
-	s.reservation = nil // it may be another request's by now
+	s.release()
 }
 
 // Ended implements front.Relayed.
@@ -155,7 +147,7 @@ func (s *streamState) Ended(res relay.Result) {
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
-	s.reservation.Release()
+	s.release()
 	switch {
 	case res.SawErrorEvent || res.Cause.EngineFailed():
 		s.sentKVLease.Reclaim() // nothing, if a token came
@@ -187,9 +179,7 @@ func (s *streamState) Ended(res relay.Result) {
 	case res.Cause != relay.Completed:
 		outcome = res.Cause.String()
 	}
-	if !s.legEnded {
-		opt.Observer.LegEnded(s.leg, s.rank.ID, outcome, s.began.since())
-	}
+	s.complete(outcome)
 	opt.Observer.Streamed(s.endpoint.Path, &res)
 	out := schedule.Outcome{
 		Status: int(s.status), CachedTokens: res.Usage.Cached, PromptTokens: max(res.Usage.Prompt, 0),
@@ -274,7 +264,7 @@ func (s *streamState) commitQuota(res *relay.Result) {
 func (s *streamState) reportResult(res *relay.Result) {
 	fleet := s.r.options().Fleet
 	switch {
-	case s.legEnded || s.status != 200: // told already
+	case s.completed || s.status != 200: // told already
 	case res.Cause.EngineFailed():
 		fleet.ReportFailure(s.rank, res.Err)
 	case res.SawErrorEvent && !res.FirstToken.IsZero():
