@@ -17,7 +17,7 @@ func TestDocs(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# Configuration\n\n" +
 		"This page lists every field of the configuration.\n`sluice serve` needs no file:\n\n" +
-		"```\nsluice serve --engine http://10.0.0.1:8000\nsluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4\nsluice init --engine http://10.0.0.1:8000 -o sluice.yaml   # writes a file from running engines\nsluice check --config sluice.yaml                          # prints errors, or what the configuration would do\n```\n\n" +
+		"```\nsluice serve --engine http://10.0.0.1:8000\nsluice serve --prefill http://10.0.0.1:8000 --decode http://10.0.0.2:8000,ranks=4\nsluice init http://10.0.0.1:8000 -o sluice.yaml            # writes a file from running engines\nsluice check --config sluice.yaml                          # prints errors, or what the configuration would do\n```\n\n" +
 		"- `--config FILE` (or `$SLUICE_CONFIG`) names a YAML file. Environment variables take precedence over the file, flags over both.\n" +
 		"- An environment variable is named after the field's path: `timeouts.prefill` is `SLUICE_TIMEOUTS_PREFILL`. `--set timeouts.prefill=60s` sets the same field.\n" +
 		"- Unknown fields, wrong types and impossible values are errors with line and column, reported all at once. `sluice check` also reads the certificates that the configuration names.\n" +
