@@ -68,7 +68,7 @@ def package_folders():
 
 def check_architecture():
     text, folders = read("ARCHITECTURE.md"), package_folders()
-    section = text.split("\n## Flows", 1)[1].split("\n## ", 1)[0]
+    section = re.split(r"\n(?:## |### Questions)", text.split("\n## Flows", 1)[1], maxsplit=1)[0]
     for package, name in NAME.findall(section):
         fits = [f for f in folders if f == package or f.endswith("/" + package)]
         if not fits:
