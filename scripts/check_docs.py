@@ -2,7 +2,7 @@
 """Checks the documents against the tree; prints each fault and exits 1 when there is one.
 
 - Every relative link of a Markdown file leads to a file, and its fragment to a heading there.
-- Every function that a flow of ARCHITECTURE.md names exists in the package that it names.
+- Every function that a flow of ARCHITECTURE.md names exists in the package that it names, and its hop counts are right.
 - Every `go test ./PACKAGE -run NAME` of a document matches a test there, every `-bench NAME` a benchmark.
 - Every package folder that ARCHITECTURE.md's package map names exists, and every package is in the map.
 """
@@ -66,6 +66,22 @@ def package_folders():
     return sorted({os.path.dirname(f) for f in files.split() if not f.endswith("_test.go") and os.path.exists(os.path.join(ROOT, f))})
 
 
+def check_hops(section):
+    """Holds the hop counts of the flow tables to the functions that are listed."""
+    total = 0
+    for line in section.splitlines():
+        cells = [c.strip(" *") for c in line.strip("|").split("|")]
+        if not line.startswith("|") or cells[0] == "stage":
+            total = 0
+        elif cells[0] == "total":
+            if total != int(cells[-1]):
+                faults.append(f"ARCHITECTURE.md: a flow has {total} hops, its total says {cells[-1]}")
+        elif cells[-1].isdigit():
+            total += int(cells[-1])
+            if "→" in line and line.count("→") + 1 != int(cells[-1]):
+                faults.append(f"ARCHITECTURE.md: {line.count('→') + 1} functions, not {cells[-1]}: {line[:60]}")
+
+
 def check_architecture():
     text, folders = read("ARCHITECTURE.md"), package_folders()
     section = re.split(r"\n(?:## |### Questions)", text.split("\n## Flows", 1)[1], maxsplit=1)[0]
@@ -75,6 +91,7 @@ def check_architecture():
             faults.append(f"ARCHITECTURE.md: there is no package {package} (of {package}.{name})")
         elif not any(name in functions(f) for f in fits):
             faults.append(f"ARCHITECTURE.md: package {package} has no function {name}")
+    check_hops(section)
     section = text.split("\n## Package map", 1)[1].split("\n## ", 1)[0]
     named = set(re.findall(r"^\| `([\w/]+)`", section, flags=re.M))
     faults.extend(f"ARCHITECTURE.md: there is no package folder {n}" for n in sorted(named - set(folders)) if not os.path.isdir(os.path.join(ROOT, n)))
