@@ -13,31 +13,32 @@ import (
 
 // Config describes an agent. The zero value of every field but Name is usable.
 type Config struct {
-	Name    string // as peers see it; unique among them
+	Name    string // name that peers know; unique among them
 	Search  Search
 	Backend string // default "UCX"
 	// Parameters of the backend, over its defaults: "ucx_error_handling_mode",
 	// "num_workers", "device_list", …
 	Parameters map[string]string
-	// Progress has NIXL make its progress in a thread of its own. Without it the agent's
-	// thread does, which waits for UCX's descriptors: that takes a fifth of the CPU and
-	// half of the time for a notification (docs/nixl.md).
+	// Progress makes NIXL progress in a thread of its own. Without it the agent's
+	// thread makes the progress and waits for UCX's descriptors, which takes a fifth of
+	// the CPU and half of the time for a notification (docs/nixl.md).
 	Progress bool
-	// ProgressDelay is how long that thread sleeps between looks when nothing wakes it;
-	// default 5 ms. NIXL's own default of 0 burns a core.
+	// ProgressDelay is how long NIXL's progress thread sleeps between polls while
+	// nothing wakes it; default 5 ms. NIXL's own default of 0 uses a whole core.
 	ProgressDelay time.Duration
-	Telemetry     bool          // time and bytes of each transfer
-	Poll          PollIntervals // default: look every 40 µs while something is outstanding that no descriptor tells of, without a pause for 20 µs while a transfer of ours is; else at least every 5 ms
+	Telemetry     bool          // measure time and bytes of each transfer
+	Poll          PollIntervals // default: poll every 40 µs while something is outstanding that no descriptor signals, without a pause for 20 µs while a transfer is in flight; else at least every 5 ms
 	Commands      int           // slots of the command ring, a power of two; default 1024
 	Events        int           // slots of the event ring, a power of two; default 4096
 
 	StartTimeout time.Duration // load and creation; default 20 s
-	CallTimeout  time.Duration // a call whose context has no deadline; default 10 s
+	CallTimeout  time.Duration // limit of a call whose context has no deadline; default 10 s
 
-	// OnNotification gets every notification, in order per sender. It runs on the
-	// goroutine that reads all events: it must not block nor call the agent and wait.
+	// OnNotification receives every notification, in order for each sender. It runs on
+	// the goroutine that reads all events, so it must not block, or call the agent and
+	// wait.
 	OnNotification func(Notification)
-	// OnPeerDown is told once of a peer that refused a send or a transfer.
+	// OnPeerDown is called once for a peer that rejected a send or a transfer.
 	OnPeerDown func(*Peer)
 }
 
@@ -78,7 +79,7 @@ func (c *Config) defaults() error {
 	return nil
 }
 
-// Agent takes part in NIXL: it owns registered memory, knows peers, transfers and
+// Agent is a participant in NIXL: it owns registered memory, knows peers, transfers and
 // notifies. Its methods may be called from any goroutine.
 type Agent struct {
 	cfg        Config
@@ -90,8 +91,8 @@ type Agent struct {
 	closing      atomic.Bool
 	closed       chan struct{}
 	processEnded chan struct{} // closed when the process of an isolated agent has ended
-	exitReason   string        // why; valid then
-	pollStatus   atomic.Int32  // last status of the look for notifications
+	exitReason   string        // valid once processEnded is closed
+	pollStatus   atomic.Int32  // last status of the poll for notifications
 	probe        atomic.Pointer[probe]
 
 	mu               sync.Mutex
@@ -99,13 +100,13 @@ type Agent struct {
 	peers            map[uint64]*Peer
 	completionBoards []*CompletionBoard
 
-	senderNames map[string]string // the reader's own: names, so that none is allocated per notification
+	senderNames map[string]string // owned by the reader: avoids an allocation for each notification
 }
 
 // waiter is a call in flight.
 type waiter struct {
 	result      chan callResult
-	lateCleanup uint32 // what to do with a handle that comes when nobody waits any more
+	lateCleanup uint32 // operation that undoes the handle of an answer that arrives after the caller gave up
 	abandoned   bool
 }
 
@@ -117,9 +118,9 @@ type callResult struct {
 	data   []byte
 }
 
-// Open loads NIXL where it is not loaded yet, and starts an agent with a backend.
-// The error is a *LoadError when there is no usable library, an *Error when NIXL
-// refused.
+// Open loads NIXL if it is not loaded yet, and starts an agent with a backend. The
+// error is a *LoadError if there is no usable library, and an *Error if NIXL rejected a
+// call.
 func Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func Open(ctx context.Context, cfg Config) (*Agent, error) {
 		return nil, err
 	}
 	a, err := openWithLibrary(ctx, cfg, library, startThread)
-	library.UCX = ucxVersion() // its backend has brought it
+	library.UCX = ucxVersion() // the backend has loaded it
 	return a, err
 }
 
@@ -187,33 +188,33 @@ func (a *Agent) start(ctx context.Context) error {
 	return err
 }
 
-// Name is the agent's name.
+// Name returns the agent's name.
 func (a *Agent) Name() string { return a.cfg.Name }
 
-// Library is the NIXL the agent runs on; nil for the fake.
+// Library returns the NIXL that the agent runs on; nil for the fake.
 func (a *Agent) Library() *Library { return a.library }
 
-// Parameters are the backend's, as it took them.
+// Parameters returns the parameters of the backend, as the backend reports them.
 func (a *Agent) Parameters() map[string]string { return maps.Clone(a.parameters) }
 
-// Counters tell what the agent's owner has seen.
+// Counters returns what the agent's thread has counted.
 func (a *Agent) Counters() Counters { return a.driver.counters() }
 
-// Plugins are the backends this NIXL could create.
+// Plugins returns the names of the backends that this NIXL can create.
 func (a *Agent) Plugins(ctx context.Context) ([]string, error) {
 	ans, err := a.call(ctx, &command{op: opPlugins}, "list plugins")
 	return strings.Fields(string(ans.data)), err
 }
 
-// Metadata is what a peer loads to reach this agent: addresses, and the keys of all
-// registered memory. Whoever has it may read and write that memory, so it goes to
-// configured peers only, and into no log.
+// Metadata returns what a peer loads to reach this agent: its addresses, and the keys
+// of all registered memory. Its holder can read and write that memory, so it is sent to
+// configured peers only and never logged.
 func (a *Agent) Metadata(ctx context.Context) ([]byte, error) {
 	ans, err := a.call(ctx, &command{op: opMetadata}, "read the agent's own metadata")
 	return ans.data, err
 }
 
-// Register makes m reachable: peers that load metadata taken afterwards may read
+// Register makes m accessible: peers that load metadata read after this call can read
 // and write it.
 func (a *Agent) Register(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
@@ -234,7 +235,7 @@ func (a *Agent) Register(ctx context.Context, m *Memory) error {
 	return nil
 }
 
-// Deregister undoes Register. The memory may be freed when it succeeded.
+// Deregister undoes Register. The memory may be freed once it has succeeded.
 func (a *Agent) Deregister(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -249,7 +250,7 @@ func (a *Agent) Deregister(ctx context.Context, m *Memory) error {
 	return err
 }
 
-// Health says whether the agent can be used: nil, or why not.
+// Health returns nil if the agent can be used, or the reason why not.
 func (a *Agent) Health() error {
 	if a.closing.Load() {
 		return ErrClosed
@@ -268,8 +269,8 @@ func (a *Agent) Health() error {
 	return nil
 }
 
-// Close releases everything and ends the agent's thread. When the library hangs,
-// it is left behind after CallTimeout, and the error says so.
+// Close releases everything and ends the agent's thread. If the library hangs, Close
+// abandons the thread after CallTimeout and the error says so.
 func (a *Agent) Close() error {
 	if !a.closing.CompareAndSwap(false, true) {
 		<-a.closed
@@ -282,14 +283,14 @@ func (a *Agent) Close() error {
 	select {
 	case <-a.processEnded:
 	default:
-		// No answer is asked for: it might find the ring of events full.
+		// The command asks for no answer, because the event ring may be full.
 		if e := a.submit(ctx, &command{op: opStop}); e != nil {
 			err = &Error{Operation: "close", Status: statusOf(e), Hint: a.stuckHint()}
 		}
 	}
 	stopped := a.driver.stop(deadline)
 	if _, own := a.driver.(*isolated); own && stopped {
-		err = nil // with its process, nothing is left behind
+		err = nil // the thread ended with its process
 	} else if !stopped && err == nil {
 		err = &Error{Operation: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread is left behind", "; ")}
 	}

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// AgentTier keeps an agent for the router: it opens it, tests it by a notification
-// of its own, watches it, and opens it anew when it fails. It never stops the
-// router: everything that may hang does so on a goroutine of its own.
+// AgentTier provides the router with an agent: it opens the agent, tests it with a
+// notification to itself, watches it, and opens it again when it fails. It never blocks
+// the router: every call that may hang runs on a goroutine of its own.
 type AgentTier struct {
 	cfg  AgentTierConfig
 	stop context.CancelFunc
@@ -21,39 +21,39 @@ type AgentTier struct {
 	state          TierState
 	reason         string
 	agent          *Agent
-	closedCounters Counters // of agents that were closed
+	closedCounters Counters // of closed agents
 }
 
 // AgentTierConfig describes the tier.
 type AgentTierConfig struct {
 	Agent Config
-	// Ready is called with each new agent that passed the self-test, before the tier
-	// is up: to make the board and to load peers. An error keeps the tier down.
+	// Ready is called with each new agent that passed the self-test, before the tier is
+	// up, to make the board and to load peers. An error keeps the tier down.
 	Ready func(context.Context, *Agent) error
-	// OnState is told of every change; it must not block.
+	// OnState is called on every change; it must not block.
 	OnState func(TierState, string)
-	// Isolate, when not empty, is the command that ends in ServeHost: the agent lives in
-	// that process, and a crash costs the tier for about a second, not the router.
+	// Isolate, if not empty, is a command that runs ServeHost: the agent lives in that
+	// process, and a crash costs the tier about a second instead of the router.
 	Isolate []string
-	// Watch is the time between looks at the agent; default 1 s. Retry is the longest
-	// pause before a failed one is opened anew, the first being a hundredth of it;
-	// default 10 s.
+	// Watch is the interval of health checks; default 1 s. Retry is the longest pause
+	// before a failed agent is opened again, the first being a hundredth of it; default
+	// 10 s.
 	CheckInterval, MaxRetryPause time.Duration
 
 	open func(context.Context, Config) (*Agent, error)
-	tier Tier // of what open opens; NIXL's when empty
-	// after is a tier whose start is awaited: it may bring the library.
+	tier Tier // the tier that open opens; NIXL's if empty
+	// after is a tier whose start must end first, because it may load the library.
 	after TierService
 	path  string // of libucp
-	// refused keeps the tier off, with the reason.
+	// refused keeps the tier off; it is the reason.
 	disabledReason error
 }
 
-// maxAbandoned is how many agents that hang may be left behind: each keeps a
-// thread and its memory.
+// maxAbandoned is how many agents that hang may be abandoned: each keeps a thread and
+// its memory.
 const maxAbandoned = 3
 
-// StartAgentTier begins to open the agent and returns at once.
+// StartAgentTier starts to open the agent and returns at once.
 func StartAgentTier(cfg AgentTierConfig) *AgentTier {
 	if cfg.CheckInterval <= 0 {
 		cfg.CheckInterval = time.Second
@@ -84,14 +84,14 @@ func (t *AgentTier) Status() (TierState, string) {
 	return t.state, t.reason
 }
 
-// Agent is the agent while the tier is up, else nil.
+// Agent returns the agent while the tier is up, else nil.
 func (t *AgentTier) Agent() *Agent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.agent
 }
 
-// Counters are those of all the agents that the tier has had.
+// Counters returns the sum over all agents that the tier has had.
 func (t *AgentTier) Counters() Counters {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -134,8 +134,8 @@ func (t *AgentTier) run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case errors.As(err, &missing):
-			// Without a library there is nothing to try again: a later load of
-			// another one would be a second NIXL in this process.
+			// Without a library a retry is pointless: loading another one later would
+			// put a second NIXL into this process.
 			end()
 			t.set(TierOff, nil, "%v", err)
 			<-ctx.Done()
@@ -164,15 +164,15 @@ func (t *AgentTier) run(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(pause):
 		}
-		if pause = min(2*pause, t.cfg.MaxRetryPause); time.Since(began) > 2*t.cfg.MaxRetryPause { // it had worked for a while
+		if pause = min(2*pause, t.cfg.MaxRetryPause); time.Since(began) > 2*t.cfg.MaxRetryPause { // the agent worked for a while
 			pause = t.cfg.MaxRetryPause / 100
 		}
 	}
 	t.set(TierOff, nil, "closed")
 }
 
-// awaitTier waits until the tier that may bring the library has settled, but not
-// without end.
+// awaitTier waits until the tier that may load the library has started or failed, for a
+// limited time.
 func (t *AgentTier) awaitTier(ctx context.Context) {
 	if t.cfg.after == nil {
 		return
@@ -191,8 +191,8 @@ func (t *AgentTier) awaitTier(ctx context.Context) {
 	}
 }
 
-// openAgent opens an agent, tests it and makes it ready; it is closed again on failure.
-// end is to be called after its close.
+// openAgent opens an agent, tests it and prepares it; it closes the agent again if that
+// fails. The caller calls end after closing the agent.
 func (t *AgentTier) openAgent(ctx context.Context) (a *Agent, end func(), err error) {
 	open, end := t.cfg.open, func() {}
 	if len(t.cfg.Isolate) > 0 {
@@ -214,7 +214,7 @@ func (t *AgentTier) openAgent(ctx context.Context) (a *Agent, end func(), err er
 	return a, end, err
 }
 
-// watch returns when the agent cannot be used any more.
+// watch returns when the agent can no longer be used.
 func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 	tick := time.NewTicker(t.cfg.CheckInterval)
 	defer tick.Stop()
@@ -237,14 +237,14 @@ func (t *AgentTier) watch(ctx context.Context, a *Agent) error {
 	}
 }
 
-// selfTest has a second agent send a notification to a, over the loopback, and
-// waits for it: NIXL loads and makes agents happily on machines where nothing ever
-// arrives. An agent cannot load its own metadata, hence the second one.
+// selfTest makes a second agent send a notification to a over the loopback and waits
+// for it: NIXL loads and makes agents without error on machines where no message ever
+// arrives. An agent cannot load its own metadata, so a second one is needed.
 func (t *AgentTier) selfTest(ctx context.Context, a *Agent, open func(context.Context, Config) (*Agent, error)) error {
 	cfg := t.cfg.Agent
 	cfg.Name += "/self-test"
 	cfg.OnNotification, cfg.OnPeerDown = nil, nil
-	if _, ports := cfg.Parameters[ucxPorts]; ports { // those are the agent's own, and may be few
+	if _, ports := cfg.Parameters[ucxPorts]; ports { // these ports are the agent's own, and may be few
 		cfg.Parameters = maps.Clone(cfg.Parameters)
 		delete(cfg.Parameters, ucxPorts)
 	}
@@ -280,12 +280,12 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent, open func(context.Co
 	}
 }
 
-// ucxPorts is UCX's setting of the ports to listen on.
+// ucxPorts is UCX's setting of its listening ports.
 const ucxPorts = "TCP_PORT_RANGE"
 
 const probeMessage = "sluice self-test"
 
-// probe is a notification that is waited for inside of the package.
+// probe is a notification that this package itself waits for.
 type probe struct {
 	from    string
 	arrived chan struct{}

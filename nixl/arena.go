@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// arena is memory that two processes map at one address, so that what an address in
-// a command, a slot or a peer's metadata means is the same in both. It is unmapped when
+// arena is memory that two processes map at one address, so that an address in a
+// command, a slot or a peer's metadata means the same in both. It is unmapped when
 // nothing refers to it any more: boards outlive their agents.
 type arena struct {
 	fd    int
@@ -22,8 +22,8 @@ type arena struct {
 	next int
 }
 
-// Arenas lie where neither Go, nor the loader, nor the race detector puts anything
-// (2^44), each at a place of its own.
+// Arenas are mapped from 2^44 on, where neither Go, nor the loader, nor the race
+// detector maps anything. Each has an address of its own.
 const (
 	arenaBase   = 1 << 44
 	arenaStride = 1 << 32
@@ -32,7 +32,7 @@ const (
 
 var nextArena atomic.Uint64
 
-// newArena maps size bytes of shared memory, of which only what is touched takes room.
+// newArena maps size bytes of shared memory. Only touched pages use memory.
 func newArena(name string, size int) (*arena, error) {
 	if size <= 0 || size > arenaStride {
 		return nil, fmt.Errorf("nixl: an arena of %d bytes: want 1 to %d", size, arenaStride)
@@ -63,16 +63,16 @@ type mapping struct {
 	bytes []byte
 }
 
-// mapAt maps a shared file at an address, or nowhere.
+// mapAt maps a shared file at an address, or fails.
 func mapAt(fd int, address uint64, size int) ([]byte, error) {
-	// By its number: an address that is only a number, as this one, is no Go pointer.
+	// The address is passed as a number: it is not a Go pointer.
 	p, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(address), uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED|unix.MAP_NORESERVE|unix.MAP_FIXED_NOREPLACE, uintptr(fd), 0)
 	if errno != 0 {
 		return nil, errno
 	}
 	b := unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), size)
-	if uint64(p) != address { // a kernel before 4.17 takes it for a wish
+	if uint64(p) != address { // kernels before 4.17 treat the address as a hint
 		unmapAt(b)
 		return nil, unix.EEXIST
 	}
@@ -83,7 +83,7 @@ func unmapAt(b []byte) { _ = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(b)),
 
 func (a *arena) address() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(a.bytes)))) }
 
-// alloc cuts size bytes off, at a page of their own; they are given back with the arena.
+// alloc returns size bytes on pages of their own. They are freed with the arena.
 func (a *arena) alloc(size int) ([]byte, error) {
 	page := unix.Getpagesize()
 	size = (size + page - 1) / page * page

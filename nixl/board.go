@@ -12,22 +12,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CompletionBoard is the memory in which transfers' ends are told: one slot of 64 bytes is
-// lent to each request, and whoever moves its KV writes a record there, one-sided,
-// or names slot and nonce in a notification. A record counts when version, check,
-// sequence, nonce and request all fit the ticket; a late, torn or forged one does
-// not.
+// CompletionBoard is the memory in which the ends of transfers are recorded. A slot of
+// 64 bytes is lent to each request; the engine that moves its KV writes a record there,
+// one-sided, or names the slot and its nonce in a notification. A record counts if
+// version, check, sequence, nonce and request all match the slot's ticket; late, torn
+// and forged ones do not.
 //
-// Acquire, Look, Complete and Release take no lock, call no C and allocate nothing.
+// Acquire, Poll, CompleteNotified and Release take no lock, call no C and allocate
+// nothing.
 //
-// Memory order: a slot's ticket is written before its bit is set; the agent's
-// thread reads the bit first (acquire), then the ticket. A slot's state moves by
-// compare-and-swap only, with the sequence in it, so of a record seen at the same
-// time by the thread, by Look and by Complete one wins, and an end that comes for an
-// earlier ticket finds another sequence.
+// Memory order: a slot's ticket is written before its bit is set; the agent's thread
+// reads the bit first (acquire), then the ticket. A slot's state changes only by
+// compare-and-swap and includes the sequence, so if the thread, Poll and
+// CompleteNotified see a record at the same time, one of them wins, and a completion
+// for an earlier ticket finds another sequence.
 type CompletionBoard struct {
 	id           uint32
-	agent        *Agent // nil: filled by notifications alone
+	agent        *Agent // nil: completed by notifications alone
 	memory       *Memory
 	control      []byte
 	onCompletion func(CompletionSlot, Completion)
@@ -38,7 +39,7 @@ type CompletionBoard struct {
 	bits      []atomic.Uint64
 	entries   []entry
 	free      *indexQueue
-	cursor    atomic.Uint64 // of Expire
+	cursor    atomic.Uint64 // position of Expire
 
 	refused atomic.Uint64
 }
@@ -46,11 +47,11 @@ type CompletionBoard struct {
 // slotCell mirrors struct sluice_ticket.
 type slotCell struct {
 	sequence, nonce, request atomic.Uint64
-	_                        uint64 // the thread's
+	_                        uint64 // owned by the agent's thread
 }
 
-// entry is our side of a slot. state is the sequence and, in its two lowest bits,
-// one of the constants below.
+// entry is Go's side of a slot. state is the sequence and, in its two lowest bits, one
+// of the constants below.
 type entry struct {
 	state   atomic.Uint64
 	request atomic.Uint64
@@ -58,8 +59,8 @@ type entry struct {
 	result  result
 }
 
-// result is a completion: written while the slot is claimed, read when it has
-// landed. In atomics, because a Look with an old ticket may come at any time.
+// result is a completion. It is written while the slot is claimed and read once it is
+// complete. Its fields are atomic, because Poll with an old ticket may run at any time.
 type result [5]atomic.Uint64
 
 func (r *result) store(c Completion) {
@@ -81,28 +82,28 @@ const (
 	slotCompleted
 )
 
-// State is what is known of a ticket.
+// State is the state of a ticket.
 type State int
 
 // The states of a ticket.
 const (
-	Pending   State = iota // handed out, nothing valid has come
-	Completed              // its completion is there
+	Pending   State = iota // acquired; no valid record has arrived
+	Completed              // its completion has arrived
 	Released               // released or expired
 )
 
-// phase is a slot's state while it is lent with a sequence.
+// phase is the state of a slot within one sequence.
 func phase(sequence, p uint64) uint64 { return sequence<<2 | p }
 
 const boardHead = 64 // struct sluice_board
 
-// MaxSlots is the largest board.
+// MaxSlots is the largest size of a board.
 const MaxSlots = 1 << 20
 
-// NewCompletionBoard makes a board of slots (a multiple of 64) and registers it with the
-// agent, whose thread then watches it; without an agent it is filled by
-// notifications alone. on is told of every completion that the thread or
-// Complete finds, on their goroutine; it may be nil. A board lasts as long as its agent.
+// NewCompletionBoard makes a board of slots (a multiple of 64) and registers it with
+// the agent, whose thread then watches it; without an agent it is completed by
+// notifications alone. on is called for every completion, on the goroutine that found
+// it; it may be nil. The board lasts as long as its agent.
 func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(CompletionSlot, Completion)) (*CompletionBoard, error) {
 	if slots <= 0 || slots%64 != 0 || slots > MaxSlots {
 		return nil, fmt.Errorf("nixl: a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
@@ -141,7 +142,8 @@ func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(Comple
 		return nil, err
 	}
 	c := command{op: opBoard, arg: [3]uint64{uint64(uintptr(base)), m.address, uint64(slots)}, board: b}
-	// Booked before it is told: the thread may report at once.
+	// Recorded before the thread knows the board, because the thread may report at
+	// once.
 	a.mu.Lock()
 	a.completionBoards = append(a.completionBoards, b)
 	n := len(a.completionBoards)
@@ -156,9 +158,9 @@ func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(Comple
 	return b, nil
 }
 
-// agentClosed is told when the board's agent has ended, so that nothing but holders of
-// tickets uses its memory: that goes back when they are gone too. Without it a tier
-// whose agent fails again and again would run out of mappings.
+// agentClosed is called when the board's agent has ended, so that only holders of
+// tickets use its memory, which is freed when they are gone too. Otherwise a tier whose
+// agent fails repeatedly would run out of mappings.
 func (b *CompletionBoard) agentClosed() {
 	m := b.memory
 	m.mu.Lock()
@@ -175,25 +177,25 @@ func (b *CompletionBoard) agentClosed() {
 
 var boardID atomic.Uint32
 
-// ID tells the boards of this process apart, from 1 on: a ticket of one means nothing on
-// another.
+// ID identifies the board in this process, from 1 on: a ticket is valid on its own
+// board only.
 func (b *CompletionBoard) ID() uint32 { return b.id }
 
-// Slots is how many requests can be waited for at once.
+// Slots returns how many requests can wait at once.
 func (b *CompletionBoard) Slots() int { return len(b.entries) }
 
-// Refused counts notifications that were refused; the agent's Counters.Unmatched has
-// the records.
+// Refused returns how many notifications were rejected; the agent's Counters.Unmatched
+// counts the records.
 func (b *CompletionBoard) Refused() uint64 { return b.refused.Load() }
 
-// Remote is where the ticket's record is to be written.
+// Remote returns where the ticket's record must be written.
 func (b *CompletionBoard) Remote(t CompletionSlot) Remote {
 	return b.memory.Remote(int(t.Index)*recordBytes, recordBytes)
 }
 
 // Acquire lends a slot to a request until Release, or until Expire after the given
-// time. False when all are lent. The slot that has rested longest is taken, so that
-// a late write for its last ticket finds as little as can be.
+// time. It returns false if all slots are lent. It uses the slot that has been free for
+// longest, so that a late write for the previous ticket does the least harm.
 func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSlot, bool) {
 	i, ok := b.free.pop()
 	if !ok {
@@ -201,7 +203,7 @@ func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSl
 	}
 	e := &b.entries[i]
 	// The global source is ChaCha8, seeded by the system, per thread and without a
-	// lock: a nonce does not tell the next.
+	// lock: a nonce does not reveal the next one.
 	t := CompletionSlot{Index: i, Sequence: e.state.Load()>>2 + 1, Nonce: rand.Uint64(), Request: request}
 	b.records[i][7].Store(0)
 	b.slotCells[i].nonce.Store(t.Nonce)
@@ -220,7 +222,7 @@ func (b *CompletionBoard) Acquire(request uint64, until time.Time) (CompletionSl
 	return t, true
 }
 
-// Poll answers what is known of a ticket, by loads from the slot itself.
+// Poll returns the state of a ticket, by loads from the slot itself.
 func (b *CompletionBoard) Poll(t CompletionSlot) (Completion, State) {
 	if int(t.Index) >= len(b.entries) {
 		return Completion{}, Released
@@ -249,10 +251,10 @@ func (b *CompletionBoard) Poll(t CompletionSlot) (Completion, State) {
 	return Completion{}, Released
 }
 
-// CompleteNotified ends a ticket by what a notification told: the slot and the nonce that
-// went out with the request. The error is ErrForged for a slot or nonce that was
-// not given to anyone now, which is also what a notification that comes after its
-// ticket's end finds; ErrLate for a second one.
+// CompleteNotified completes a ticket by a notification with the slot and nonce that
+// went out with the request. The error is ErrForged if the slot or nonce is not lent
+// now, which includes a notification that arrives after its ticket has ended, and
+// ErrLate for a second notification.
 func (b *CompletionBoard) CompleteNotified(slot uint32, nonce uint64, c Completion) error {
 	err := error(ErrForged)
 	if int(slot) < len(b.entries) {
@@ -269,14 +271,15 @@ func (b *CompletionBoard) CompleteNotified(slot uint32, nonce uint64, c Completi
 	return err
 }
 
-// current is the ticket that a slot is lent to, or was.
+// current is the latest ticket of a slot.
 func (b *CompletionBoard) current(slot uint32) (CompletionSlot, bool) {
 	s := b.entries[slot].state.Load()
 	return CompletionSlot{Index: slot, Sequence: s >> 2, Nonce: b.slotCells[slot].nonce.Load(), Request: b.entries[slot].request.Load()}, s&3 == slotLeased
 }
 
-// recordWritten is told by the agent's thread of a record that fits its slot's ticket. The
-// slot is not looked at again: its writer, or another, may have written to it since.
+// recordWritten is called by the agent's thread with a record that matches its slot's
+// ticket. It does not read the slot again, because any writer may have overwritten it
+// since.
 func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 	if slot < 0 || slot >= len(b.entries) {
 		return
@@ -286,7 +289,7 @@ func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 		return
 	}
 	if w.verify(t) != nil {
-		b.refused.Add(1) // an agent in a process of its own that has gone wrong
+		b.refused.Add(1) // an isolated agent's process is faulty
 		return
 	}
 	if c := w.completion(); b.claim(t, c) {
@@ -294,7 +297,7 @@ func (b *CompletionBoard) recordWritten(slot int, w rawRecord) {
 	}
 }
 
-// claim makes c the ticket's completion; one caller wins.
+// claim makes c the completion of the ticket; one caller wins.
 func (b *CompletionBoard) claim(t CompletionSlot, c Completion) bool {
 	e := &b.entries[t.Index]
 	if !e.state.CompareAndSwap(phase(t.Sequence, slotLeased), phase(t.Sequence, slotClaimed)) {
@@ -312,7 +315,7 @@ func (b *CompletionBoard) notify(t CompletionSlot, c Completion) {
 	}
 }
 
-// stopWatching ends the looking at a slot; once per ticket.
+// stopWatching ends the checks of a slot, once for each ticket.
 func (b *CompletionBoard) stopWatching(t CompletionSlot) {
 	b.bits[t.Index/64].And(^(uint64(1) << (t.Index % 64)))
 	if b.agent != nil {
@@ -320,7 +323,7 @@ func (b *CompletionBoard) stopWatching(t CompletionSlot) {
 	}
 }
 
-// Release ends a ticket, with or without a completion. Later calls do nothing.
+// Release ends a ticket, completed or not. Later calls do nothing.
 func (b *CompletionBoard) Release(t CompletionSlot) {
 	if int(t.Index) >= len(b.entries) {
 		return
@@ -338,7 +341,7 @@ func (b *CompletionBoard) Release(t CompletionSlot) {
 				continue
 			}
 		case phase(t.Sequence, slotClaimed):
-			continue // a few stores from landed, or from released by another
+			continue // another goroutine is a few stores away from completing or releasing it
 		default:
 			return
 		}
@@ -348,8 +351,9 @@ func (b *CompletionBoard) Release(t CompletionSlot) {
 	}
 }
 
-// Expire releases tickets whose time is over, looking at no more than limit slots;
-// the next call goes on from there. It answers how many ended without a completion.
+// Expire releases tickets whose time is over. It checks at most limit slots, and the
+// next call continues from there. It returns how many tickets ended without a
+// completion.
 func (b *CompletionBoard) Expire(now time.Time, limit int) int {
 	n := 0
 	for range min(limit, len(b.entries)) {
@@ -370,7 +374,7 @@ func (b *CompletionBoard) Expire(now time.Time, limit int) int {
 	return n
 }
 
-// scan looks at every lent slot, as the agent's thread does; the fake calls it.
+// scan checks every lent slot, as the agent's thread does; the fake calls it.
 func (b *CompletionBoard) scan() {
 	for i := range b.entries {
 		if t, out := b.current(uint32(i)); out {

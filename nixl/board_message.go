@@ -2,16 +2,16 @@ package nixl
 
 import "encoding/binary"
 
-// MessagePrefix opens a record that is sent as a message, where it cannot be
-// written into the board: then the slot's number (u32, little endian) and the 64
-// bytes of the record (nixl/connector/sluice_connector/report.py: message).
+// MessagePrefix starts a record that is sent as a message because it cannot be written
+// into the board. The slot's number (u32, little endian) and the 64 bytes of the record
+// follow (nixl/connector/sluice_connector/report.py: message).
 const MessagePrefix = "SLB1"
 
 const messageBytes = len(MessagePrefix) + 4 + recordBytes
 
-// CompleteMessage ends a ticket by a record that came as a message. The errors are those
-// of a record: ErrRecord, ErrLate (the slot is lent to a later ticket, or the
-// ticket has its completion) and ErrForged.
+// CompleteMessage completes a ticket by a record that arrived as a message. The errors
+// are those of a record: ErrRecord, ErrForged, and ErrLate (the slot is lent to a later
+// ticket, or the ticket has its completion).
 func (b *CompletionBoard) CompleteMessage(m []byte) error {
 	err := error(ErrRecord)
 	if len(m) == messageBytes && string(m[:len(MessagePrefix)]) == MessagePrefix {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// call gives an order and waits for its answer, no longer than the context or
-// CallTimeout.
+// call submits a command and waits for its answer until the context ends or CallTimeout
+// has passed.
 func (a *Agent) call(ctx context.Context, c *command, operation string) (callResult, error) {
 	if a.closing.Load() {
 		return callResult{}, &Error{Operation: operation, Status: Closed}
@@ -39,7 +39,7 @@ func (a *Agent) roundTrip(ctx context.Context, c *command, operation string) (ca
 	}
 }
 
-// addWaiter books a token for c.
+// addWaiter reserves a token for c.
 func (a *Agent) addWaiter(c *command) *waiter {
 	w := &waiter{result: make(chan callResult, 1)}
 	switch c.op {
@@ -52,7 +52,7 @@ func (a *Agent) addWaiter(c *command) *waiter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closing.Load() && c.op != opStop {
-		w.deliver(callResult{status: Closed}) // Close may have answered the others already
+		w.deliver(callResult{status: Closed}) // Close may have answered all others already
 		return w
 	}
 	select {
@@ -64,7 +64,7 @@ func (a *Agent) addWaiter(c *command) *waiter {
 	return w
 }
 
-// submit pushes, and while the ring is full tries again until the context ends.
+// submit pushes a command; while the ring is full it retries until the context ends.
 func (a *Agent) submit(ctx context.Context, c *command) error {
 	for {
 		err := a.driver.push(c)
@@ -85,7 +85,7 @@ func (a *Agent) removeWaiter(token uint64) {
 	a.mu.Unlock()
 }
 
-// abandonWaiter stops waiting. What the late answer brings is undone when it comes.
+// abandonWaiter stops waiting. If a late answer brings a handle, receive releases it.
 func (a *Agent) abandonWaiter(token uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,8 +96,8 @@ func (a *Agent) abandonWaiter(token uint64) {
 	delete(a.waiters, token)
 }
 
-// processDied is told once that the process of an isolated agent has ended: whoever waits for
-// it need not.
+// processDied is called once when the process of an isolated agent has ended; it ends
+// all waits.
 func (a *Agent) processDied(why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -158,7 +158,7 @@ func (a *Agent) completeCall(e *event) {
 	case w == nil:
 	case w.abandoned:
 		if e.status == Success {
-			_ = a.driver.push(&command{op: w.lateCleanup, handle: e.handle}) // when there is no place, it stays until Close
+			_ = a.driver.push(&command{op: w.lateCleanup, handle: e.handle}) // if the ring is full, the handle stays until Close
 		}
 	default:
 		w.deliver(callResult{status: e.status, handle: e.handle, arg: e.arg, aux: e.aux, data: append([]byte(nil), e.data...)})
@@ -183,7 +183,7 @@ func statusOf(err error) Status {
 
 func timedOut(err error) bool { return errors.Is(err, ErrHung) || errors.Is(err, ErrCanceled) }
 
-// stuckHint names the call that holds the agent's thread.
+// stuckHint names the call in which the agent's thread hangs.
 func (a *Agent) stuckHint() string {
 	op, since := a.driver.busy()
 	if since < time.Millisecond || int(op) >= len(opNames) {
@@ -192,7 +192,7 @@ func (a *Agent) stuckHint() string {
 	return fmt.Sprintf("its thread is in the library to %s for %s", opNames[op], since.Round(time.Millisecond))
 }
 
-// statusHint adds what NIXL's few codes leave open.
+// statusHint adds what NIXL's few status codes leave open.
 func statusHint(op uint32, s Status, l *Library) string {
 	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound || s == VersionMismatch || s < ucxBase) {
 		return "the metadata is damaged, the agent's own, or of a NIXL or UCX that does not fit: " + versionsOf(l) + "; run with the engine's own wheel"
@@ -200,7 +200,7 @@ func statusHint(op uint32, s Status, l *Library) string {
 	return ""
 }
 
-// explain adds to an error of a send what is known of the peer's version.
+// explain adds to the error of a send what is known about the peer's version.
 func (p *Peer) explain(err error, l *Library) error {
 	var e *Error
 	if p.versions == "" || !errors.As(err, &e) || e.Status != BackendError && e.Status != PeerDead {

@@ -23,7 +23,7 @@ const (
 	opCancel
 	opBoard
 	opStop
-	opPoll // the thread's own look for notifications
+	opPoll // the thread's own poll for notifications
 )
 
 const (
@@ -37,14 +37,14 @@ var opNames = [...]string{"", "create the agent", "create the backend", "list pl
 	"read its metadata", "load a peer's metadata", "drop a peer", "check a peer", "connect to a peer", "send a notification",
 	"transfer", "cancel a transfer", "watch a board", "stop", "look for notifications"}
 
-// command is one order to the owner of an agent. data is copied by push.
+// command is one order to the owner of an agent. push copies data.
 type command struct {
 	op            uint32
 	token, handle uint64
 	arg           [3]uint64
 	data          []byte
 
-	// What the addresses in arg stand for: the fake has no other way to them.
+	// The objects behind the addresses in arg, which the fake needs.
 	memory *Memory
 	board  *CompletionBoard
 }
@@ -59,29 +59,30 @@ type event struct {
 	data          []byte
 }
 
-// driver is what owns an agent: the C thread, or the fake. It calls the sink it
-// was made with from one goroutine at a time.
+// driver owns an agent: the C thread, or the fake. It calls its sink from one goroutine
+// at a time.
 type driver interface {
-	// push hands a command over without blocking; ErrFull when there is no place.
+	// push submits a command without blocking; ErrFull if the ring is full.
 	push(c *command) error
-	// post is push of a notification that nobody waits for; a command would escape
-	// to the heap on its way through this interface.
+	// post is push for a notification that needs no answer; a command would escape to
+	// the heap through this interface.
 	post(peer uint64, message []byte) error
-	// expect adds to the number of completions someone waits for.
+	// expect changes the number of completions that callers wait for.
 	expect(delta int64)
-	// busy is the call the library is in, and since when; 0 outside of it.
+	// busy returns the library call in progress and its duration; 0 outside the
+	// library.
 	busy() (op uint32, since time.Duration)
 	counters() Counters
-	// stop ends the driver after opStop was answered, or leaves it behind when it
-	// does not end by then; it answers whether it ended.
+	// stop ends the driver after opStop was answered, and abandons it if it has not
+	// ended by then. It reports whether the driver ended.
 	stop(by time.Time) bool
 }
 
-// Counters tell what an agent's owner has seen.
+// Counters are what the thread of an agent has counted.
 type Counters struct {
 	Unmatched uint64 // records on boards that match no ticket: late, forged or torn
 	Unread    uint64 // notifications that could not be read: too long, or from an agent without a readable name
-	Signals   uint64 // bit set of signals that had been taken from Go and were given back
+	Signals   uint64 // bit set of the signals whose handlers libraries replaced and the thread restored
 	Stuck     uint64 // transfers that the library would not release
 }
 
@@ -89,5 +90,5 @@ func (c Counters) add(d Counters) Counters {
 	return Counters{Unmatched: c.Unmatched + d.Unmatched, Unread: c.Unread + d.Unread, Signals: c.Signals | d.Signals, Stuck: c.Stuck + d.Stuck}
 }
 
-// PollIntervals is how an agent's thread waits.
+// PollIntervals is how the thread of an agent waits.
 type PollIntervals = nativenixl.PollIntervals

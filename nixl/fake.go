@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Fake is NIXL in memory: agents opened from one Fake reach each other and no one
-// else. Metadata, registration, transfers, notifications, boards and peers' death
-// behave as with NIXL; the tests of this package run on both. It is for machines
-// without NIXL and for tests of what is built on Agent; no router runs on it.
+// Fake is NIXL in memory: agents opened from one Fake reach only each other. Metadata,
+// registration, transfers, notifications, boards and the death of peers behave as with
+// NIXL; the tests of this package run on both. It serves machines without NIXL and
+// tests of code that uses Agent; no router runs on it.
 type Fake struct {
 	mu     sync.Mutex
 	agents map[string]*fakeAgent
 }
 
-// NewFake makes an empty world.
+// NewFake returns a Fake without agents.
 func NewFake() *Fake { return &Fake{agents: map[string]*fakeAgent{}} }
 
-// Open is nixl.Open in this world. The configuration's library and backend are not
-// looked at.
+// Open is nixl.Open in this Fake. It ignores the library and backend of the
+// configuration.
 func (f *Fake) Open(ctx context.Context, cfg Config) (*Agent, error) {
 	if err := cfg.defaults(); err != nil {
 		return nil, err
@@ -40,14 +40,14 @@ func (f *Fake) Open(ctx context.Context, cfg Config) (*Agent, error) {
 	return a, a.start(ctx)
 }
 
-// Kill ends an agent as a crash does: peers learn of it when they send next.
+// Kill ends an agent as a crash does: peers notice when they next send.
 func (f *Fake) Kill(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.agents, name)
 }
 
-// Hang makes an agent stop in its next call, as a library that hangs.
+// Hang makes an agent hang in its next call, as a library can.
 func (f *Fake) Hang(name string) {
 	if d := f.find(name); d != nil {
 		d.hang.Store(true)
@@ -62,21 +62,21 @@ func (f *Fake) find(name string) *fakeAgent {
 
 type fakePeer struct {
 	name    string
-	regions [][2]uint64 // address and size, of its metadata
+	regions [][2]uint64 // address and size, from its metadata
 	dead    bool
 }
 
-// fakeAgent is the driver: one goroutine is the C thread.
+// fakeAgent is the driver; one goroutine plays the C thread.
 type fakeAgent struct {
 	fake     *Fake
 	name     string
 	sink     func(*event)
 	commands chan command
-	kick     chan struct{} // something is in the inbox, or was written to a board
+	kick     chan struct{} // signals that the inbox is not empty or a board was written
 	quit     chan struct{}
 	ended    chan struct{}
 	hang     atomic.Bool
-	stuck    atomic.Int64 // Unix ns; 0 when not in a call that hangs
+	stuck    atomic.Int64 // Unix ns; 0 unless a call hangs
 	stuckOp  atomic.Uint32
 
 	mu      sync.Mutex
@@ -84,7 +84,7 @@ type fakeAgent struct {
 	regions map[uint64]*Memory
 	boards  []*CompletionBoard
 
-	peers map[uint64]*fakePeer // the goroutine's own
+	peers map[uint64]*fakePeer // owned by the goroutine
 	next  uint64
 }
 
@@ -119,7 +119,7 @@ func (d *fakeAgent) busy() (uint32, time.Duration) {
 }
 
 func (d *fakeAgent) stop(by time.Time) bool {
-	defer close(d.quit) // one that hangs ends then
+	defer close(d.quit) // ends a call that hangs
 	select {
 	case <-d.ended:
 		return true
@@ -160,7 +160,7 @@ func (d *fakeAgent) run() {
 	}
 }
 
-// arrive puts an event in another agent's inbox.
+// arrive puts an event into another agent's inbox.
 func (d *fakeAgent) arrive(e event) {
 	d.mu.Lock()
 	d.inbox = append(d.inbox, e)
@@ -269,7 +269,7 @@ func (d *fakeAgent) load(b []byte) (Status, uint64, []byte) {
 	return Success, d.next, []byte(p.name)
 }
 
-// findPeer is the other agent, or what a send to it comes to.
+// findPeer returns the other agent, or the status of a send to it.
 func (d *fakeAgent) findPeer(handle uint64) (*fakeAgent, *fakePeer, Status) {
 	p := d.peers[handle]
 	switch {
@@ -310,7 +310,7 @@ func (d *fakeAgent) transfer(c *command) (Status, uint64) {
 		local, lo := d.locate(word(0), word(8))
 		remote, ro := other.locate(remoteWord(0), remoteWord(8))
 		if local == nil || remote == nil || !p.knows(remote) {
-			return BackendError, 0 // as NIXL answers for memory that its peer's metadata does not name
+			return BackendError, 0 // NIXL's status for memory that the peer's metadata does not contain
 		}
 		buf := make([]byte, word(8))
 		var err error
@@ -342,7 +342,7 @@ func (p *fakePeer) knows(m *Memory) bool {
 	return false
 }
 
-// locate finds the registered memory that holds a range.
+// locate finds the registered memory that contains a range.
 func (d *fakeAgent) locate(address, n uint64) (*Memory, int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -8,15 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardedRing is a ring that may be entered from anywhere at any time, also while it is
-// being given back: users are inside of the block; ended keeps more from entering.
+// guardedRing is a ring that goroutines may use at any time, also while it is unmapped:
+// users counts those inside the block, and ended keeps others from entering.
 type guardedRing struct {
 	*ring
 	users atomic.Int64
 	ended atomic.Bool
 }
 
-// acquire answers whether the block may be touched; leave when it did.
+// acquire reports whether the block may be used. If so, the caller calls release
+// afterwards.
 func (g *guardedRing) acquire() bool {
 	g.users.Add(1)
 	if g.ended.Load() {
@@ -73,7 +74,8 @@ func (g *guardedRing) counters() Counters {
 	return Counters{Unmatched: g.head.foreign.Load(), Unread: g.head.unread.Load(), Signals: g.head.signals.Load(), Stuck: g.head.stuck.Load()}
 }
 
-// awaitStopped waits until the owner has ended; false when it has not by then.
+// awaitStopped waits until the owner has ended; it returns false if that takes too
+// long.
 func (g *guardedRing) awaitStopped(by time.Time) bool {
 	for g.head.gone.Load() == 0 {
 		if time.Now().After(by) {
@@ -84,7 +86,7 @@ func (g *guardedRing) awaitStopped(by time.Time) bool {
 	return true
 }
 
-// unmap unmaps the block when the last user has left it.
+// unmap unmaps the block when the last user has released it.
 func (g *guardedRing) unmap() {
 	g.ended.Store(true)
 	for g.users.Load() != 0 {

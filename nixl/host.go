@@ -17,12 +17,11 @@ import (
 	nativenixl "sluice/native/nixl"
 )
 
-// What a router and the process that holds its agents say to each other: one JSON
-// object a packet, over the socket that the process got as descriptor 3. Each order
-// comes with the descriptors of the ring, of the memory for boards, and of the two
-// wake-ups.
+// Messages between a router and the process that runs its agents: one JSON object per
+// packet, over the socket that the process inherits as descriptor 3. Each order carries
+// the descriptors of the ring, of the memory for boards, and of the two eventfds.
 type hostRequest struct {
-	QueryUCX         bool // no agent: only which UCX is there
+	QueryUCX         bool // start no agent: only report which UCX is loaded
 	UCX              bool
 	Search           Search
 	Path             string // of libucp
@@ -46,11 +45,11 @@ const (
 	hostHandles = 4
 )
 
-// ServeHost is the whole of the process that holds a router's agents, so that a crash
-// of theirs is not the router's. It takes orders from the socket that it was started
-// with, and returns when the router has closed it, or died; then the process must end.
+// ServeHost is the main function of the process that runs a router's agents, so that a
+// crash of an agent does not end the router. It takes orders from its inherited socket,
+// and returns when the router has closed it or died; the process must then end.
 func ServeHost() error {
-	// A terminal's signals go to the router, which says when this ends.
+	// The router handles a terminal's signals and decides when this process ends.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	f := os.NewFile(hostSocket, "router")
 	c, err := net.FileConn(f)
@@ -110,7 +109,7 @@ func handleHostRequest(packet, oob []byte) (answer hostResponse) {
 	return answer
 }
 
-// startHostAgent lays an agent's owner over a ring. What it takes stays until the process ends.
+// startHostAgent starts an agent over a ring. The mappings stay until the process ends.
 func startHostAgent(o *hostRequest, fds []int) error {
 	block, err := mapAt(fds[0], o.Ring, o.RingSize)
 	if err != nil {

@@ -15,22 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostProcess is a process of its own in which agents live, so that a crash inside of
-// NIXL or UCX ends it and not this one. What it and we share are each agent's rings
-// and the memory for its boards; what it writes there is not trusted.
+// hostProcess is a process in which agents run, so that a crash inside NIXL or UCX ends
+// it and not this process. The two share each agent's rings and the memory for its
+// boards; what the other process writes there is not trusted.
 type hostProcess struct {
 	cmd        *exec.Cmd
 	conn       *net.UnixConn
-	done       chan struct{} // it has ended
+	done       chan struct{} // closed when the process has ended
 	exitReason string        // valid after done
 
 	mu         sync.Mutex // one order at a time; guards agents
 	agents     []*Agent
-	killReason string // why it was killed
+	killReason string // reason for killing it
 }
 
-// A ring that is shared with another process is smaller, and has places for long
-// payloads beside its slots. They take room once they have been used.
+// A ring shared with another process is smaller, and has spill bytes for long payloads.
+// They use memory only once they have been used.
 const (
 	isolatedCommands = 256
 	isolatedEvents   = 1024
@@ -38,7 +38,7 @@ const (
 	isolatedMemory   = 128 << 20 // the largest board takes 98 MiB
 )
 
-// startHost starts the process: command is its argument vector, which must lead to
+// startHost starts the process. command is its argument vector, which must call
 // ServeHost.
 func startHost(command []string) (*hostProcess, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -64,8 +64,8 @@ func startHost(command []string) (*hostProcess, error) {
 	return h, nil
 }
 
-// hostEnviron is what the process may know of the environment: of our own variables,
-// which hold tokens and keys, only those that say where libraries are.
+// hostEnviron returns the environment of the process. Of Sluice's own variables, which
+// can hold tokens and keys, it keeps only those that locate libraries.
 func hostEnviron(environ []string) []string {
 	kept := make([]string, 0, len(environ))
 	for _, v := range environ {
@@ -76,7 +76,7 @@ func hostEnviron(environ []string) []string {
 	return kept
 }
 
-// wait tells the agents of the process's end.
+// wait notifies the agents when the process ends.
 func (h *hostProcess) wait() {
 	err := h.cmd.Wait()
 	h.exitReason = "its process has ended"
@@ -96,7 +96,7 @@ func (h *hostProcess) wait() {
 	}
 }
 
-// close ends the process: it goes when its socket is closed, or is killed.
+// close ends the process by closing its socket, and kills it if it does not end.
 func (h *hostProcess) close() {
 	h.conn.Close()
 	select {
@@ -107,7 +107,7 @@ func (h *hostProcess) close() {
 	}
 }
 
-// kill ends the process for what it did.
+// kill kills the process because of reason.
 func (h *hostProcess) kill(fault string) {
 	h.mu.Lock()
 	h.killReason = fault
@@ -156,14 +156,14 @@ func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path strin
 	rd.onCorrupt = func() { h.kill("it wrote nonsense into the ring of events") }
 	go d.read(a.receive)
 	select {
-	case <-h.done: // between the answer and the booking
+	case <-h.done: // the process ended before the agent was recorded
 		a.processDied(h.exitReason)
 	default:
 	}
 	if err := a.start(ctx); err != nil {
 		return nil, err
 	}
-	// Which UCX NIXL has brought is known now.
+	// The UCX that NIXL has loaded is known now.
 	h.mu.Lock()
 	answer, err = h.request(ctx, &hostRequest{QueryUCX: true}, cfg.CallTimeout, nil)
 	h.mu.Unlock()
@@ -175,7 +175,7 @@ func (h *hostProcess) open(ctx context.Context, cfg Config, ucx bool, path strin
 	return a, nil
 }
 
-// request sends one and waits for its answer.
+// request sends an order and waits for its answer.
 func (h *hostProcess) request(ctx context.Context, o *hostRequest, limit time.Duration, fds []int) (hostResponse, error) {
 	deadline := time.Now().Add(limit)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -215,7 +215,7 @@ func (h *hostProcess) request(ctx context.Context, o *hostRequest, limit time.Du
 	return answer, nil
 }
 
-// isolated drives an agent in another process.
+// isolated is the driver of an agent in another process.
 type isolated struct {
 	guardedRing
 	*reader
@@ -223,7 +223,7 @@ type isolated struct {
 	memory *arena
 }
 
-// stop waits for the agent's end, or ends the process.
+// stop waits for the agent's end, and kills the process if that takes too long.
 func (t *isolated) stop(by time.Time) bool {
 	for t.head.gone.Load() == 0 {
 		select {
@@ -243,10 +243,10 @@ func (t *isolated) stop(by time.Time) bool {
 	return true
 }
 
-// pingOwner asks the owner of an agent in another process for a sign of life: that
-// process may stand still at any place, outside of the library's calls too, which
-// Health cannot see. It waits for CallTimeout, in two halves, so that this process may
-// have stood still itself. An agent's own thread here needs no asking.
+// pingOwner checks that the owner of an isolated agent responds: its process may be
+// stopped at any place, also outside calls of the library, which Health cannot see. It
+// waits for CallTimeout in two halves, in case this process itself was stopped. An
+// agent's own thread needs no check.
 func (a *Agent) pingOwner(ctx context.Context) error {
 	if _, own := a.driver.(*isolated); !own {
 		return nil
@@ -256,7 +256,7 @@ func (a *Agent) pingOwner(ctx context.Context) error {
 		half, cancel := context.WithTimeout(ctx, a.cfg.CallTimeout/2)
 		_, err = a.call(half, &command{op: opCheck, handle: noPeer}, "ask its process for a sign of life")
 		cancel()
-		// Any answer is one: that there is no such peer, or that it hangs no longer.
+		// Any answer will do: no such peer, or a call that no longer hangs.
 		if ctx.Err() != nil || !errors.Is(err, ErrHung) && !errors.Is(err, ErrFull) {
 			return nil
 		}
@@ -264,18 +264,18 @@ func (a *Agent) pingOwner(ctx context.Context) error {
 	return err
 }
 
-// killHost ends the process that an agent lives in, if it has one: it is of no more use, and
-// closing the agent would wait for it as long again.
+// killHost kills the process of an isolated agent. It is unusable, and closing the
+// agent would wait for it again.
 func (a *Agent) killHost(why error) {
 	if d, own := a.driver.(*isolated); own {
 		d.host.kill(why.Error())
 	}
 }
 
-// noPeer is no handle of a peer.
+// noPeer is a handle that no peer has.
 const noPeer = 1<<64 - 1
 
-// location says that an agent lives in another process, and in which.
+// location names the process in which an isolated agent runs.
 func (a *Agent) location() string {
 	if d, ok := a.driver.(*isolated); ok {
 		return fmt.Sprintf(", in process %d", d.host.cmd.Process.Pid)

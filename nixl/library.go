@@ -18,13 +18,13 @@ import (
 	"sluice/native/ucx"
 )
 
-// LibraryVariable is the environment's way to name libnixl_capi: a file or the
-// directory it lies in.
+// LibraryVariable is the environment variable that names libnixl_capi: a file, or its
+// directory.
 const LibraryVariable = "SLUICE_NIXL_LIBRARY"
 
-// Search says where NIXL may be.
+// Search is where to look for NIXL.
 type Search struct {
-	Path   string   // of the configuration: a file or a directory; when set, nothing else is tried
+	Path   string   // from the configuration: a file or a directory; if set, nothing else is tried
 	Python []string // prefixes of Python environments (an engine's venv), best first
 }
 
@@ -38,8 +38,8 @@ type Attempt struct {
 // Library is the NIXL of this process.
 type Library struct {
 	Path     string // the resolved file
-	NIXL     string // version, of the wheel beside it; "unknown" elsewhere; "" when this is UCX alone
-	UCX      string // version of the UCX it brought; "not loaded" before the first backend
+	NIXL     string // version of the wheel that contains it; "unknown" otherwise; "" for UCX alone
+	UCX      string // version of the UCX that it loaded; "not loaded" before the first backend
 	Attempts []Attempt
 }
 
@@ -53,12 +53,12 @@ func (l *Library) String() string {
 	return fmt.Sprintf("NIXL %s, UCX %s, %s", l.NIXL, l.UCX, l.Path)
 }
 
-// LoadError says why there is no NIXL: every place that was tried, and what was
-// wrong with it.
+// LoadError is the reason why there is no NIXL: every place that was tried, and what
+// was wrong with it.
 type LoadError struct {
 	Library  string // "NIXL" or "UCX"; "" is NIXL
 	Attempts []Attempt
-	Hung     bool // the last one did not come back in time
+	Hung     bool // the last one did not return in time
 }
 
 func (e *LoadError) Error() string {
@@ -84,7 +84,7 @@ func (e *LoadError) Error() string {
 	return s
 }
 
-// Unwrap is ErrHung when a library did not come back from its constructors.
+// Unwrap returns ErrHung if a library did not return from its constructors.
 func (e *LoadError) Unwrap() error {
 	if e.Hung {
 		return ErrHung
@@ -94,10 +94,10 @@ func (e *LoadError) Unwrap() error {
 
 var capiNames = []string{"libnixl_capi.so.0", "libnixl_capi.so"}
 
-// Candidates are the places to try, best first: the configured path alone; else
-// the environment's, the engines' Python environments (an engine's own wheel is
-// the version that fits it), the loader's path, NIXL's prefix, and the Python
-// environments found beside this process.
+// Candidates returns the places to try, best first: the configured path alone, or else
+// the environment's, the engines' Python environments (an engine's own wheel has the
+// matching version), the loader's path, NIXL's prefix, and the Python environments
+// found near this process.
 func (s Search) Candidates() []string {
 	if s.Path != "" {
 		return resolvePath(s.Path)
@@ -125,8 +125,8 @@ func (s Search) Candidates() []string {
 	return c
 }
 
-// resolvePath takes a file as it is, and looks for both names in a directory, also one
-// that a wheel was unpacked to.
+// resolvePath returns a file as it is; in a directory, also that of an unpacked wheel,
+// it looks for both names.
 func resolvePath(path string) []string {
 	if i, err := os.Stat(path); err != nil || !i.IsDir() {
 		return []string{path}
@@ -144,7 +144,7 @@ func resolvePath(path string) []string {
 	return c
 }
 
-// wheels are the NIXL wheels of a Python prefix, the newest CUDA first.
+// wheels returns the NIXL wheels of a Python prefix, the newest CUDA first.
 func wheels(prefix string) []string {
 	var c []string
 	for _, n := range capiNames {
@@ -158,10 +158,9 @@ func wheels(prefix string) []string {
 
 func exists(p string) bool { _, err := os.Stat(p); return err == nil }
 
-// Load finds NIXL and loads it, once per process; a second call answers what is
-// loaded. It sets UCX's environment first (see docs/nixl.md). It waits no longer
-// than limit, for all places together: a library that hangs in its constructors is
-// left behind, and the error says so.
+// Load finds NIXL and loads it, once per process; a second call returns the loaded one.
+// It sets UCX's environment first (docs/nixl.md). limit is for all places together: a
+// library that hangs in its constructors is abandoned, and the error says so.
 func Load(s Search, limit time.Duration) (*Library, error) {
 	return load(context.Background(), s, limit)
 }
@@ -176,12 +175,11 @@ func load(ctx context.Context, s Search, limit time.Duration) (*Library, error) 
 
 var loading sync.Mutex
 
-// loadFirst loads the first of the candidates that can be, and answers its file. Who
-// ends ctx waits no longer, and finds ctx's error: a load cannot be stopped, only left
-// behind.
+// loadFirst loads the first usable candidate and returns its file. When ctx ends, it
+// returns ctx's error at once: a load cannot be stopped, only abandoned.
 func loadFirst(ctx context.Context, what string, candidates []string, limit time.Duration, load func(string) (dl.LoadCode, string)) (string, []Attempt, error) {
 	deadline := time.Now().Add(limit)
-	for !loading.TryLock() { // a load that hangs holds it
+	for !loading.TryLock() { // held by a load that hangs
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return "", nil, abandonedLoadError(ctx, what)
 		}
@@ -230,8 +228,8 @@ func abandonedLoadError(ctx context.Context, what string) error {
 	return fmt.Errorf("nixl: the load of %s is not waited for any more: %w", what, ctx.Err())
 }
 
-// wheelVersion reads the version off the wheel's own folder: the C API cannot be
-// asked for it.
+// wheelVersion reads the version from the wheel's metadata, because the C API does not
+// report it.
 func wheelVersion(library string) string {
 	m, _ := filepath.Glob(filepath.Join(filepath.Dir(library), "../nixl_cu1[23]-*.dist-info"))
 	for _, dir := range m {
@@ -243,8 +241,8 @@ func wheelVersion(library string) string {
 	return "unknown"
 }
 
-// ResidentUCX is the file of the libucp that is in this process, "" when none is.
-// More than one is a fault: two UCX in one process hang or crash.
+// ResidentUCX returns the file of the libucp that is mapped into this process, or "".
+// Two copies are a fault: they hang or crash.
 func ResidentUCX() []string {
 	f, err := os.Open("/proc/self/maps")
 	if err != nil {

@@ -10,13 +10,13 @@ import (
 	"sluice/native/cuda"
 )
 
-// Kind is where memory lies; the values are NIXL's.
+// Kind is the kind of memory; the values are NIXL's.
 type Kind uint8
 
-// The kinds that can be registered here.
+// The kinds that can be registered.
 const (
 	DRAM Kind = 0 // host memory
-	VRAM Kind = 1 // memory of a GPU, by the CUDA driver
+	VRAM Kind = 1 // memory of a GPU, allocated by the CUDA driver
 )
 
 func (k Kind) String() string {
@@ -26,9 +26,9 @@ func (k Kind) String() string {
 	return "DRAM"
 }
 
-// Memory is a range that may be registered with an agent: mapped by us or
-// allocated by the CUDA driver, never of the Go heap, whose pages the runtime may
-// give back under a network card's feet.
+// Memory is a range that can be registered with an agent. It is mapped by this package
+// or allocated by the CUDA driver. It is never from the Go heap, whose pages the
+// runtime may free while a network card uses them.
 type Memory struct {
 	kind    Kind
 	device  int
@@ -39,12 +39,12 @@ type Memory struct {
 	mu         sync.Mutex
 	agent      *Agent
 	handle     uint64
-	shared     *arena // it is of, where its agent lives in another process
-	unreusable bool   // an undoing failed: the library may still use it, so it is not used again
+	shared     *arena // the arena it is part of, if its agent is in another process
+	unreusable bool   // deregistering failed: the library may still use it, so it is never reused
 }
 
-// hostPool keeps mapped ranges for the next NewHostMemory of the same size. They
-// are not unmapped: UCX keeps registrations in a cache that is not told of that.
+// hostPool holds mapped ranges for the next NewHostMemory of the same size. They are
+// not unmapped, because UCX caches registrations and is not notified of an unmap.
 var hostPool struct {
 	sync.Mutex
 	free map[int][][]byte
@@ -74,8 +74,8 @@ func NewHostMemory(size int) (*Memory, error) {
 	return &Memory{kind: DRAM, bytes: b, size: size, address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))}, nil
 }
 
-// boardMemory maps size bytes that a, and peers once they are registered, can write
-// to: where a lives in another process, of the memory that it shares.
+// boardMemory maps size bytes that a can write to, and peers once they are registered.
+// If a is in another process, they are part of the memory shared with it.
 func boardMemory(a *Agent, size int) (*Memory, error) {
 	d, ok := (*isolated)(nil), false
 	if a != nil {
@@ -106,22 +106,22 @@ func NewDeviceMemory(device, size int) (*Memory, error) {
 	return &Memory{kind: VRAM, device: device, size: size, address: a}, nil
 }
 
-// Kind is where the memory lies.
+// Kind returns the kind of the memory.
 func (m *Memory) Kind() Kind { return m.kind }
 
-// Size in bytes.
+// Size returns the size in bytes.
 func (m *Memory) Size() int { return m.size }
 
-// Bytes is the memory itself, of DRAM only. While it is registered, peers may
+// Bytes returns the memory itself; nil for VRAM. While it is registered, peers may
 // write to it at any time: read what they write by atomic loads.
 func (m *Memory) Bytes() []byte { return m.bytes }
 
-// Remote is how a peer names a part of this memory in a transfer.
+// Remote returns the name of a part of this memory that a peer uses in a transfer.
 func (m *Memory) Remote(offset, n int) Remote {
 	return Remote{Kind: m.kind, Address: m.address + uint64(offset), Bytes: uint64(n), Device: uint64(m.device)}
 }
 
-// Write copies b to offset; VRAM by the CUDA driver.
+// Write copies b to offset; for VRAM through the CUDA driver.
 func (m *Memory) Write(offset int, b []byte) error {
 	if offset < 0 || offset > m.size-len(b) {
 		return fmt.Errorf("nixl: cannot write %d bytes at %d of a memory of %d", len(b), offset, m.size)
@@ -133,7 +133,7 @@ func (m *Memory) Write(offset int, b []byte) error {
 	return nil
 }
 
-// Read fills b from offset; VRAM by the CUDA driver.
+// Read fills b from offset; for VRAM through the CUDA driver.
 func (m *Memory) Read(offset int, b []byte) error {
 	if offset < 0 || offset > m.size-len(b) {
 		return fmt.Errorf("nixl: cannot read %d bytes at %d of a memory of %d", len(b), offset, m.size)
@@ -145,15 +145,15 @@ func (m *Memory) Read(offset int, b []byte) error {
 	return nil
 }
 
-// Free gives the memory back. It must not be registered; one whose deregistration
-// failed is kept for good.
+// Free frees the memory. It must not be registered. Memory whose deregistration failed
+// is never freed.
 func (m *Memory) Free() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.agent != nil {
 		return fmt.Errorf("nixl: cannot free %d bytes of %s: they are registered with agent %q", m.size, m.kind, m.agent.Name())
 	}
-	if m.unreusable || m.address == 0 || m.shared != nil { // shared memory goes with its last user
+	if m.unreusable || m.address == 0 || m.shared != nil { // shared memory is freed with its last user
 		return nil
 	}
 	a := m.address
@@ -166,7 +166,7 @@ func (m *Memory) Free() error {
 	return nil
 }
 
-// poolHostMemory puts a mapped range where NewHostMemory finds it.
+// poolHostMemory stores a mapped range for NewHostMemory.
 func poolHostMemory(b []byte) {
 	hostPool.Lock()
 	defer hostPool.Unlock()
@@ -184,7 +184,7 @@ type Remote struct {
 	Device  uint64
 }
 
-// Span is a part of a memory of ours.
+// Span is a part of a local Memory.
 type Span struct {
 	Memory *Memory
 	Offset int

@@ -5,23 +5,23 @@ import (
 	"fmt"
 )
 
-// Notification is a message from a peer. From is what the sender calls itself:
-// NIXL does not check it. Message is borrowed until the handler returns.
+// Notification is a message from a peer. From is the sender's own name, which NIXL does
+// not verify. Message is borrowed until the handler returns.
 type Notification struct {
 	From    string
 	Message []byte
 }
 
-// maxMessage bounds what is sent; NIXL sends a notification eagerly, in one piece.
+// maxMessage limits a message; NIXL sends a notification eagerly, in one piece.
 const maxMessage = 1 << 20
 
-// maxSenders bounds the table of names.
+// maxSenders limits the table of names.
 const maxSenders = 4096
 
-// Post sends a message without waiting for NIXL's opinion: up to 184 bytes, it
-// costs no lock, no cgo call and no allocation. ErrPeerDead when the peer is known
-// to be down, ErrFull when the agent does not keep up; a failure afterwards is told
-// to OnPeerDown.
+// Post sends a message without waiting for NIXL's result. Up to 184 bytes, it costs no
+// lock, no cgo call and no allocation. It returns ErrPeerDead if the peer is known to
+// be down, and ErrFull if the agent does not keep up; a later failure is reported to
+// OnPeerDown.
 func (a *Agent) Post(p *Peer, message []byte) error {
 	switch {
 	case a.closing.Load():
@@ -34,8 +34,8 @@ func (a *Agent) Post(p *Peer, message []byte) error {
 	return a.driver.post(p.handle, message)
 }
 
-// Notify sends a message and answers what NIXL said. Success means that it was
-// sent, not that it has arrived; a peer that has just died may still take a few.
+// Notify sends a message and returns NIXL's result. Success means that the message was
+// sent, not that it has arrived; sends to a peer that has just died may succeed.
 func (a *Agent) Notify(ctx context.Context, p *Peer, message []byte) error {
 	operation := fmt.Sprintf("notify %q", p.name)
 	if len(message) > maxMessage {
@@ -48,7 +48,7 @@ func (a *Agent) Notify(ctx context.Context, p *Peer, message []byte) error {
 	return p.explain(err, a.library)
 }
 
-// notified hands a notification to the handler.
+// notified passes a notification to the handler.
 func (a *Agent) notified(e *event) {
 	if int(e.aux) > len(e.data) {
 		return

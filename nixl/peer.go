@@ -9,28 +9,28 @@ import (
 // Peer is a remote agent whose metadata was loaded.
 type Peer struct {
 	name     string
-	versions string // as LoadPeer was told; may be empty
+	versions string // as passed to LoadPeer; may be empty
 	handle   uint64
 	down     atomic.Bool
 }
 
-// Name is what the peer calls itself.
+// Name returns the peer's own name.
 func (p *Peer) Name() string { return p.name }
 
-// Down says that a send or a transfer to the peer failed. Nothing more is sent to
-// it until its metadata is loaded again.
+// Down reports that a send or a transfer to the peer failed. Nothing more is sent to
+// the peer until its metadata is loaded again.
 func (p *Peer) Down() bool { return p.down.Load() }
 
-// maxMetadata bounds a blob: a worker of thousands of regions has a few MiB.
+// maxMetadata limits a blob: a worker with thousands of regions has a few MiB.
 const maxMetadata = 64 << 20
 
-// LoadPeer makes the agent whose metadata this is reachable. Loading a peer that
-// is known already renews it; one that was down is tried anew.
+// LoadPeer makes the agent with this metadata reachable. Loading a known peer renews
+// it; a peer that was down is tried again.
 //
-// versions, when known, names the peer's NIXL ("NIXL 1.3.2"); give it wherever it
-// is: a peer that is known not to fit is refused with ErrVersion, because NIXL would
-// take its metadata, and the first message would crash the peer's process. It is
-// also named in errors, for NIXL answers "backend error" to every mismatch.
+// versions names the peer's NIXL, such as "NIXL 1.3.2"; pass it whenever it is known. A
+// peer with an incompatible version is rejected with ErrVersion: NIXL would accept its
+// metadata, and the first message would crash the peer's process. Errors contain
+// versions too, because NIXL returns "backend error" for every mismatch.
 func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) (*Peer, error) {
 	operation := "load a peer's metadata"
 	if versions != "" {
@@ -39,7 +39,7 @@ func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) 
 	if len(metadata) == 0 || len(metadata) > maxMetadata {
 		return nil, &Error{Operation: operation, Status: InvalidParam, Hint: fmt.Sprintf("%d bytes; want 1 to %d", len(metadata), maxMetadata)}
 	}
-	// Without peers' failure handling (shared memory) the versions were seen to fit.
+	// Without peer failure handling (shared memory) the versions proved compatible.
 	if l := a.library; l != nil && a.cfg.Parameters["ucx_error_handling_mode"] != "none" {
 		if why := mismatch(l.NIXL, versions); why != "" {
 			return nil, &Error{Operation: operation, Status: VersionMismatch, Hint: why + " (UCX here: " + l.UCX + ")"}
@@ -60,7 +60,7 @@ func (a *Agent) LoadPeer(ctx context.Context, metadata []byte, versions string) 
 	return p, nil
 }
 
-// DropPeer forgets a peer: its metadata, endpoints and keys.
+// DropPeer removes a peer: its metadata, endpoints and keys.
 func (a *Agent) DropPeer(ctx context.Context, p *Peer) error {
 	a.mu.Lock()
 	delete(a.peers, p.handle)
@@ -76,7 +76,7 @@ func (a *Agent) CheckPeer(ctx context.Context, p *Peer) error {
 	return err
 }
 
-// ConnectPeer sets up the connection now, which the first send does otherwise.
+// ConnectPeer connects now; otherwise the first send connects.
 func (a *Agent) ConnectPeer(ctx context.Context, p *Peer) error {
 	_, err := a.call(ctx, &command{op: opConnect, handle: p.handle}, fmt.Sprintf("connect to peer %q", p.name))
 	return err

@@ -2,10 +2,10 @@ package nixl
 
 import "sync/atomic"
 
-// indexQueue is a bounded queue of slot numbers, first in first out, for any number
-// of producers and consumers (after Vyukov). A cell's turn says whose it is: turn ==
-// place, a producer's; turn == place+1, a consumer's. The turn is stored after the
-// value and loaded before it.
+// indexQueue is a bounded FIFO queue of slot numbers, for any number of producers and
+// consumers (after Vyukov). A cell's turn says who may use it: turn == place, a
+// producer; turn == place+1, a consumer. The turn is stored after the value and loaded
+// before it.
 type indexQueue struct {
 	mask  uint64
 	head  atomic.Uint64
@@ -32,7 +32,7 @@ func newIndexQueue(n int) *indexQueue {
 	return q
 }
 
-// push never meets a full queue: there are as many cells as numbers.
+// push never finds the queue full: there are as many cells as numbers.
 func (q *indexQueue) push(v uint32) {
 	for {
 		at := q.tail.Load()

@@ -26,16 +26,17 @@ const (
 	recordVersion = 0x01424c53
 )
 
-// Completion is the end of one transfer, as its writer saw it.
+// Completion is the end of one transfer, as the writer of the record saw it.
 type Completion struct {
 	Request      uint64
 	Worker, Rank uint32
 	Status       int32 // 0: the KV is there
 	Bytes        uint64
-	Duration     time.Duration // microseconds are kept
+	Duration     time.Duration // resolution: microseconds
 }
 
-// CompletionSlot is a slot lent to one request. Nonce proves that a writer was given it.
+// CompletionSlot is a slot lent to one request. Nonce proves that the writer received
+// it.
 type CompletionSlot struct {
 	Index    uint32
 	Sequence uint64
@@ -43,7 +44,7 @@ type CompletionSlot struct {
 	Request  uint64
 }
 
-// rawRecord is a record as it lies in memory.
+// rawRecord is a record in memory.
 type rawRecord [8]uint64
 
 func (t CompletionSlot) encode(c Completion) rawRecord {
@@ -55,7 +56,7 @@ func (t CompletionSlot) encode(c Completion) rawRecord {
 	return w
 }
 
-// rawRecordOf reads a record's bytes.
+// rawRecordOf parses the bytes of a record.
 func rawRecordOf(b []byte) (w rawRecord) {
 	for i := range w {
 		w[i] = binary.LittleEndian.Uint64(b[8*i:])
@@ -72,14 +73,14 @@ func (w *rawRecord) completion() Completion {
 	}
 }
 
-// Why a record is refused.
+// Reasons why a record is rejected.
 var (
 	ErrRecord = errors.New("nixl: not a whole record")            // version, check or length
 	ErrLate   = errors.New("nixl: the record's ticket has ended") // an older sequence
 	ErrForged = errors.New("nixl: the record does not fit its ticket")
 )
 
-// verify compares a record with the ticket that its slot is lent to.
+// verify compares a record with the ticket of its slot.
 func (w *rawRecord) verify(t CompletionSlot) error {
 	switch {
 	case uint32(w[0]) != recordVersion || w[6] != w.check():
@@ -93,7 +94,7 @@ func (w *rawRecord) verify(t CompletionSlot) error {
 }
 
 // load reads a slot while a network card may write to it: sequence first, then the
-// rest; a torn record fails its check.
+// rest. A torn record fails its check.
 func (w *rawRecord) load(slot *[8]atomic.Uint64) {
 	w[7] = slot[7].Load()
 	for i := range 7 {
@@ -101,7 +102,7 @@ func (w *rawRecord) load(slot *[8]atomic.Uint64) {
 	}
 }
 
-// Record is the completion as the bytes to WRITE to the ticket's slot.
+// Record returns the completion as the bytes to write to the ticket's slot.
 func (t CompletionSlot) Record(c Completion) [recordBytes]byte {
 	w := t.encode(c)
 	var b [recordBytes]byte
@@ -111,7 +112,7 @@ func (t CompletionSlot) Record(c Completion) [recordBytes]byte {
 	return b
 }
 
-// slotsOf lays slots over mapped memory.
+// slotsOf returns slots over mapped memory.
 func slotsOf(b []byte) [][8]atomic.Uint64 {
 	return unsafe.Slice((*[8]atomic.Uint64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/recordBytes)
 }

@@ -12,7 +12,7 @@ import (
 	"sluice/native/rings"
 )
 
-// inlineBytes fit in a slot; longer payloads cost a call into C for memory.
+// inlineBytes fit in a slot; longer payloads need a call into C for memory.
 const inlineBytes = 184
 
 // slot mirrors struct sluice_slot: 256 bytes, one command or event.
@@ -27,8 +27,8 @@ type slot struct {
 	data          [inlineBytes]byte
 }
 
-// sharedHead mirrors struct sluice_shared, whose comment argues the memory order. Go's
-// atomics are sequentially consistent, which is more than is asked for there.
+// sharedHead mirrors struct sluice_shared, whose comment explains the memory order.
+// Go's atomics are sequentially consistent, which is stronger than required there.
 type sharedHead struct {
 	cmdTail     atomic.Uint64
 	_           [7]uint64
@@ -53,20 +53,20 @@ type sharedHead struct {
 	stuck       atomic.Uint64
 }
 
-// ring is a shared block: the head, the command slots, the event slots. The
-// memory is a memfd mapping, so that it can be shared with a process of its own.
+// ring is a shared block: the head, the command slots, the event slots. The memory is a
+// memfd mapping, so that it can be shared with another process.
 type ring struct {
 	block    []byte
 	head     *sharedHead
 	commands []slot
 	events   []slot
-	spill    int    // bytes beside each slot for a payload that does not fit; 0: such are allocated
-	shared   *arena // of the block, where another process has it too; else nil
-	wakeFD   int    // command producers wake the thread
-	eventFD  int    // the thread wakes the reader of events
+	spill    int    // bytes outside each slot for a payload that does not fit; 0: such payloads are allocated
+	shared   *arena // arena that contains the block if another process maps it too; else nil
+	wakeFD   int    // wakes the thread when commands arrive
+	eventFD  int    // wakes the reader of events
 
-	corrupt  atomic.Bool // the other process wrote nonsense
-	eventBuf event       // the reader's own: one that is handed out, without an allocation each
+	corrupt  atomic.Bool // the other process wrote invalid data
+	eventBuf event       // owned by the reader: avoids an allocation for each event
 }
 
 // newRing maps the block; capacities must be powers of two.
@@ -86,8 +86,8 @@ func newRing(commands, events int) (*ring, error) {
 	return r, nil
 }
 
-// newSharedRing maps a block that another process maps at the same address, with
-// spill bytes beside each slot.
+// newSharedRing maps a block that another process maps at the same address, with spill
+// bytes outside each slot.
 func newSharedRing(commands, events, spill int) (*ring, error) {
 	a, err := newArena("sluice-ring", ringBytes(commands, events, spill))
 	if err != nil {
@@ -118,7 +118,7 @@ func placeRing(block []byte, commands, events, spill int) (*ring, error) {
 	return r, nil
 }
 
-// spillArea is the place for the long payload of a slot, counted through both rings.
+// spillArea returns the spill bytes of a slot, counted through both rings.
 func (r *ring) spillArea(i int) []byte {
 	at := len(r.block) - (len(r.commands)+len(r.events)-i)*r.spill
 	return r.block[at : at+r.spill : at+r.spill]
@@ -138,7 +138,7 @@ func (r *ring) init() (err error) {
 	return err
 }
 
-// free gives everything back; the thread must have ended.
+// free releases everything; the thread must have ended.
 func (r *ring) free() {
 	if r.wakeFD >= 0 {
 		unix.Close(r.wakeFD)
@@ -151,8 +151,9 @@ func (r *ring) free() {
 	}
 }
 
-// push copies a command into the ring. No lock, no cgo (but for payloads over
-// inlineBytes), no allocation; a system call only when the thread sleeps.
+// push copies a command into the ring. It takes no lock, calls no C (except for
+// payloads over inlineBytes) and allocates nothing. It makes a system call only if the
+// thread sleeps.
 func (r *ring) push(c *command) error {
 	var big uint64
 	switch n := len(c.data); {
@@ -181,7 +182,7 @@ func (r *ring) push(c *command) error {
 			if d < 0 {
 				return ErrFull
 			}
-			r.reportCorrupt() // nobody moves the tail on: the other process wrote there
+			r.reportCorrupt() // no producer advances the tail: the other process wrote there
 			return ErrClosed
 		}
 		if !r.head.cmdTail.CompareAndSwap(at, at+1) {
@@ -200,24 +201,24 @@ func (r *ring) push(c *command) error {
 	}
 }
 
-// maxPushTries bounds how often a producer may find that others were faster: in a ring that
-// is shared with another process the numbers may be anything.
+// maxPushTries limits how often a producer may lose to others: another process that
+// shares the ring can write any number there.
 const maxPushTries = 1 << 16
 
-// errTooLong is a payload that has no place in a ring that is shared with another process.
+// errTooLong means that a payload does not fit in a ring shared with another process.
 var errTooLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
 
 var one = [8]byte{1} // little endian, as on every machine with NIXL
 
-// wake gets the thread out of its long sleep; a short one is not worth a call.
+// wake ends a long sleep of the thread; a short one is not worth a call.
 func (r *ring) wake() {
 	if r.head.asleep.Load() != 0 && r.head.asleep.CompareAndSwap(1, 0) {
-		// Raw: a write to a non-blocking eventfd never waits.
+		// A raw system call: a write to a non-blocking eventfd never waits.
 		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.wakeFD), uintptr(unsafe.Pointer(&one)), 8)
 	}
 }
 
-// reportCorrupt has the reader end the other process.
+// reportCorrupt makes the reader kill the other process.
 func (r *ring) reportCorrupt() {
 	if r.corrupt.CompareAndSwap(false, true) {
 		syscall.RawSyscall(syscall.SYS_WRITE, uintptr(r.eventFD), uintptr(unsafe.Pointer(&one)), 8)
@@ -231,7 +232,8 @@ func (r *ring) expect(delta int64) {
 	}
 }
 
-// pop hands the next event to f and answers whether there was one. One reader.
+// pop passes the next event to f and reports whether there was one. Only one goroutine
+// may read.
 func (r *ring) pop(f func(*event)) bool {
 	at := r.head.evtHead.Load()
 	switch n := r.head.evtTail.Load() - at; {
@@ -245,7 +247,7 @@ func (r *ring) pop(f func(*event)) bool {
 	e := &r.eventBuf
 	*e = event{op: s.op, status: Status(s.status), token: s.token, handle: s.handle, aux: s.aux, arg: s.arg}
 	switch {
-	case r.spill > 0 && s.big != 0: // whatever it says, there is one place for it
+	case r.spill > 0 && s.big != 0: // the address is ignored: only one place is valid
 		i := len(r.commands) + int(at&uint64(len(r.events)-1))
 		e.data = bytes.Clone(r.spillArea(i)[:min(int(s.length), r.spill)])
 	case s.big != 0:
@@ -259,7 +261,7 @@ func (r *ring) pop(f func(*event)) bool {
 	return true
 }
 
-// empty says that no event waits.
+// empty reports that no event waits.
 func (r *ring) empty() bool { return r.head.evtTail.Load() == r.head.evtHead.Load() }
 
 // mapShared maps size bytes of anonymous shared memory.

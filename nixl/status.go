@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Status is what a call came to: NIXL's own codes from 0 downwards (they mirror
-// nixl_capi_status_t of NIXL 1.5), ours from -100.
+// Status is the result of a call: NIXL's own codes from 0 downwards (they mirror
+// nixl_capi_status_t of NIXL 1.5), Sluice's from -100.
 type Status int32
 
 // UCX's own statuses (ucs_status_t, negative) are added to ucxBase.
@@ -17,13 +17,13 @@ const (
 	Success      Status = 0
 	InProgress   Status = 1
 	InvalidParam Status = -1
-	BackendError Status = -2 // NIXL folds most of its errors into this one
+	BackendError Status = -2 // NIXL reports most of its errors as this one
 	InvalidState Status = -3
 	Exception    Status = -4
 	NoTelemetry  Status = -5
 	NotFound     Status = -6 // since NIXL 1.5; before, BackendError
 
-	Garbage    Status = -100 // the library's answer makes no sense
+	Garbage    Status = -100 // the library's result is inconsistent
 	NoAgent    Status = -101
 	BadHandle  Status = -102
 	BadPayload Status = -103
@@ -34,7 +34,7 @@ const (
 	Hung       Status = -108 // no answer in time
 	Closed     Status = -109
 
-	VersionMismatch Status = -110 // the peer's NIXL is known not to fit ours
+	VersionMismatch Status = -110 // the peer's NIXL is known to be incompatible
 	Died            Status = -111 // the agent's process has ended
 )
 
@@ -75,7 +75,7 @@ func (s Status) String() string {
 	return fmt.Sprintf("unknown status %d", int32(s))
 }
 
-// ucxStatusTexts are the statuses of UCX that the calls used here may answer.
+// ucxStatusTexts are the statuses that the UCX calls used here can return.
 var ucxStatusTexts = map[int]string{
 	-2: "no resource", -3: "input/output error", -4: "out of memory", -5: "invalid parameter", -6: "destination unreachable",
 	-7: "invalid address", -8: "not implemented", -12: "no such setting", -14: "no such device", -15: "busy", -16: "canceled",
@@ -93,11 +93,11 @@ var (
 	ErrVersion  = errors.New("nixl: the peer's version does not fit")
 )
 
-// Error is a refused or failed call.
+// Error is a rejected or failed call.
 type Error struct {
 	Operation string // "register 4096 bytes of DRAM"
 	Status    Status
-	Hint      string // what may be done about it; may be empty
+	Hint      string // what to do about it; may be empty
 }
 
 func (e *Error) Error() string {
@@ -108,7 +108,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap answers the sentinel of the status, nil where there is none.
+// Unwrap returns the sentinel of the status, or nil.
 func (e *Error) Unwrap() error {
 	switch e.Status {
 	case PeerDead:

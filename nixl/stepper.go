@@ -12,31 +12,29 @@ import (
 	"sluice/native/ucx"
 )
 
-// stepper runs a worker of UCX, which has no thread of its own. Its descriptor and
-// that of the commands are both in Go's poller, so that at rest nothing holds a
-// thread, and a message wakes one goroutine, which takes it out of UCX and hands it
-// on.
+// stepper runs a worker of UCX, which has no thread of its own. Its descriptor and that
+// of the commands are both in Go's poller, so an idle worker occupies no thread. A
+// message wakes one goroutine, which takes the message from UCX and passes it on.
 //
-// Two other forms were measured beside it (docs/nixl.md). A goroutine that waits inside
-// of C takes more CPU. A thread in C that hands messages over through the ring takes
-// less where nothing else goes on, for a call into C ends the deep sleep of the
-// runtime's watch, but more where something does, and it wakes two threads one after the
-// other: on a busy machine it was up to twice as late in the middle, and ten times as
-// late at the ninety-ninth percentile.
+// Two alternatives were measured (docs/nixl.md). A goroutine that waits inside C uses
+// more CPU. A thread in C that passes messages through the ring uses less CPU on an
+// idle process, because a call into C ends the deep sleep of the runtime's monitor, but
+// more on a busy one. It also wakes two threads in a row: on a busy machine its median
+// delay was up to twice as long, and its 99th percentile ten times as long.
 type stepper struct {
 	u    ucx.Worker
-	pop  func() bool // hands out one event; nil where another process reads them
-	wake *os.File    // commands
+	pop  func() bool // passes on one event; nil if another process reads them
+	wake *os.File    // signals commands
 	done chan struct{}
 
-	mu         sync.Mutex // guards what follows, and the steps: one at a time
+	mu         sync.Mutex // guards the fields below, and the steps: one at a time
 	arrival    *os.File   // UCX's descriptor, once the worker is open
 	stopped    bool
 	goroutines sync.WaitGroup
 }
 
-// newStepper makes a worker over a ring. Where pop is nil, the reader of events waits
-// on the ring's event descriptor.
+// newStepper makes a worker over a ring. If pop is nil, the reader of events waits on
+// the ring's event descriptor.
 func newStepper(r *ring, pop func() bool) (*stepper, error) {
 	eventFD := -1
 	if pop == nil {
@@ -59,7 +57,7 @@ func (s *stepper) run() {
 	defer close(s.done)
 	var buf [8]byte
 	for s.pump() {
-		if s.arrival == nil { // set here alone
+		if s.arrival == nil { // set by this goroutine only
 			s.armArrivals()
 		}
 		if _, err := s.wake.Read(buf[:]); err != nil {
@@ -76,7 +74,8 @@ func (s *stepper) run() {
 // stepInterval is the pause before a step that nothing will wake.
 const stepInterval = 200 * time.Microsecond
 
-// pump steps until the worker has nothing left to do; false when it has stopped.
+// pump steps until the worker has nothing left to do; it returns false if the worker
+// has stopped.
 func (s *stepper) pump() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +91,8 @@ func (s *stepper) pump() bool {
 			time.Sleep(stepInterval)
 		case next == ucx.Stopped:
 			s.stopped = true
-			// Both goroutines leave their waits. Closing would wait for them, and this is one.
+			// Both goroutines end their waits. Closing would wait for them, and this is
+			// one of them.
 			s.wake.SetReadDeadline(time.Unix(1, 0))
 			if s.arrival != nil {
 				s.arrival.SetReadDeadline(time.Unix(1, 0))
@@ -102,7 +102,7 @@ func (s *stepper) pump() bool {
 	return false
 }
 
-// armArrivals waits for messages from now on, if the worker is open.
+// armArrivals starts to wait for messages, if the worker is open.
 func (s *stepper) armArrivals() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +113,7 @@ func (s *stepper) armArrivals() {
 	if fd < 0 {
 		return
 	}
-	// It is a descriptor of epoll, which never blocks; the mark is what Go's poller asks for.
+	// An epoll descriptor never blocks; Go's poller requires the flag.
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return
 	}
@@ -128,13 +128,14 @@ func (s *stepper) armArrivals() {
 	}
 	s.arrival = f
 	s.goroutines.Go(func() {
-		// Nothing is read from it: it can be read as long as UCX has not looked. Go's
-		// poller tells of each rise anew, and a pump that comes after one sees it all.
+		// Nothing is read from the descriptor: it stays readable until UCX polls. Go's
+		// poller reports each rising edge, and a pump that runs after one sees all
+		// messages.
 		c.Read(func(uintptr) bool { return !s.pump() })
 	})
 }
 
-// localStepper is a stepper whose events are read here.
+// localStepper is a stepper whose events this process reads.
 type localStepper struct {
 	guardedRing
 	*stepper
@@ -155,7 +156,7 @@ func startUCX(cfg *Config, sink func(*event)) (driver, error) {
 	return &localStepper{guardedRing{ring: r}, s}, nil
 }
 
-// stop waits for the worker's end. One that hangs in the library is left behind.
+// stop waits for the worker's end. A worker that hangs in the library is abandoned.
 func (t *localStepper) stop(by time.Time) bool {
 	if !t.awaitStopped(by) {
 		return false

@@ -10,7 +10,7 @@ import (
 	nativenixl "sluice/native/nixl"
 )
 
-// thread drives an agent that a C thread owns.
+// thread is the driver of an agent that a C thread owns.
 type thread struct {
 	guardedRing
 	*reader
@@ -36,8 +36,8 @@ func startThread(cfg *Config, sink func(*event)) (driver, error) {
 	return t, nil
 }
 
-// stop waits for the C thread's end. One that hangs in the library keeps its block
-// and its descriptors: they are left to it.
+// stop waits for the C thread's end. A thread that hangs in the library keeps its block
+// and its descriptors, which are abandoned with it.
 func (t *thread) stop(by time.Time) bool {
 	gone := t.awaitStopped(by)
 	if !t.reader.stop(by) || !gone {
@@ -47,12 +47,12 @@ func (t *thread) stop(by time.Time) bool {
 	return true
 }
 
-// reader hands out the events that another thread, or process, puts in a ring.
+// reader passes on the events that another thread, or process, puts into a ring.
 type reader struct {
 	r         *ring
 	wait      *os.File // the event descriptor, in Go's poller
 	done      chan struct{}
-	onCorrupt func() // told when the ring holds nonsense; nil where only this process writes to it
+	onCorrupt func() // called if the ring contains invalid data; nil if only this process writes to it
 }
 
 func newReader(r *ring) (*reader, error) {
@@ -63,7 +63,7 @@ func newReader(r *ring) (*reader, error) {
 	return &reader{r: r, wait: f, done: make(chan struct{})}, nil
 }
 
-// pollable puts a copy of a descriptor, which must not block, into Go's poller.
+// pollable puts a copy of a descriptor, which must be non-blocking, into Go's poller.
 func pollable(fd int, name string) (*os.File, error) {
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -72,19 +72,19 @@ func pollable(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(own), name), nil
 }
 
-// read drains the events and waits for more in Go's poller, until end.
+// read drains the events and waits for more in Go's poller, until stop.
 //
-// Nothing is read from the descriptor: Go's poller tells of each write to it anew. So
-// neither an arrival nor a wait makes a system call here, which would wake the
-// runtime's watch as well; that took as much as all the rest.
+// Nothing is read from the descriptor: Go's poller reports each write to it. So neither
+// an arrival nor a wait makes a system call here, which would also wake the runtime's
+// monitor; that cost as much as everything else.
 func (t *reader) read(sink func(*event)) {
 	defer close(t.done)
 	c, err := t.wait.SyscallConn()
 	if err != nil {
 		return
 	}
-	// What was told of the descriptor before is forgotten when Read begins, so the ring
-	// is looked at after that; when the descriptor has been told of, it is left.
+	// Read forgets earlier reports of the descriptor when it begins, so the ring is
+	// checked after that; once the descriptor has been reported, Read returns.
 	asked := false
 	look := func(uintptr) bool {
 		t.r.head.waiting.Store(1)
@@ -109,11 +109,11 @@ func (t *reader) read(sink func(*event)) {
 	}
 }
 
-// handlerTimeout is how long a handler of events may still take when its agent is closed.
+// handlerTimeout is how long a handler of events may run on when its agent is closed.
 const handlerTimeout = 100 * time.Millisecond
 
-// stop has the reading stop; false when a handler of events has not come back by then:
-// it still has a slot of the ring.
+// stop ends the reading. It returns false if a handler of events has not returned by
+// then and still uses a slot of the ring.
 func (t *reader) stop(by time.Time) bool {
 	t.wait.Close()
 	select {

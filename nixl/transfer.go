@@ -13,8 +13,8 @@ type Op uint8
 
 // The directions, as NIXL names them.
 const (
-	Read  Op = 0 // from the peer's memory into ours
-	Write Op = 1 // from ours into the peer's
+	Read  Op = 0 // from the peer's memory into local memory
+	Write Op = 1 // from local memory into the peer's
 )
 
 func (o Op) String() string {
@@ -24,7 +24,7 @@ func (o Op) String() string {
 	return "read"
 }
 
-// Transfer is one read or write under way.
+// Transfer is one read or write in flight.
 type Transfer struct {
 	agent     *Agent
 	peer      *Peer
@@ -38,21 +38,20 @@ type Transfer struct {
 	elapsed   time.Duration
 }
 
-// Telemetry of a transfer that succeeded. Post and Duration are NIXL's own where
-// the agent was opened with Telemetry; Seen is measured here, from Start to the
-// answer.
+// Telemetry describes a successful transfer. Post and Duration are measured by NIXL if
+// the agent was opened with Telemetry; Seen is measured here, from Start to the answer.
 type Telemetry struct {
 	Post, Duration, Observed time.Duration
 	Bytes                    uint64
-	Measured                 bool // by NIXL
+	Measured                 bool // Post and Duration are NIXL's
 }
 
 const maxSpans = 1 << 16
 
-// Start begins to move spans of ours to (Write) or from (Read) parts of the peer's
-// memory, pairwise of equal length. With a notification (not nil), the peer gets it
-// when the data is there. The spans' memory must be registered here, and must stay
-// so until the transfer has ended.
+// Start begins to move local spans to (Write) or from (Read) parts of the peer's
+// memory, pairwise of equal length. With a notification (not nil), the peer receives it
+// when the data has arrived. The spans' memory must be registered until the transfer
+// has ended.
 func (a *Agent) Start(ctx context.Context, op Op, local []Span, p *Peer, remote []Remote, notification []byte) (*Transfer, error) {
 	operation := fmt.Sprintf("%s %d spans at %q", op, len(local), p.name)
 	refuse := func(s Status, format string, args ...any) (*Transfer, error) {
@@ -118,7 +117,7 @@ func appendDesc(b []byte, address, n, device uint64) []byte {
 	return binary.LittleEndian.AppendUint64(b, device)
 }
 
-// watch takes the one answer of the transfer; Close answers too.
+// watch receives the one answer of the transfer; Close answers too.
 func (t *Transfer) watch() {
 	t.result = <-t.wait.result
 	t.elapsed = time.Since(t.began)
@@ -126,14 +125,14 @@ func (t *Transfer) watch() {
 	close(t.done)
 }
 
-// Status is what is known now: InProgress, or how it ended.
+// Status returns InProgress, or how the transfer ended.
 func (t *Transfer) Status() Status { return Status(t.status.Load()) }
 
-// Done is closed when the transfer has ended.
+// Done returns a channel that is closed when the transfer has ended.
 func (t *Transfer) Done() <-chan struct{} { return t.done }
 
-// Wait waits for the end, no longer than the context or the agent's CallTimeout. A
-// transfer that is not awaited to its end goes on: Cancel it.
+// Wait waits for the end, until the context ends or the agent's CallTimeout has passed.
+// The transfer then continues unless Cancel is called.
 func (t *Transfer) Wait(ctx context.Context) (Telemetry, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -157,8 +156,8 @@ func (t *Transfer) Wait(ctx context.Context) (Telemetry, error) {
 	}, nil
 }
 
-// Cancel gives the transfer up: it ends with Canceled unless it ended before. Bytes
-// may still move for a while, so its memory must stay registered.
+// Cancel ends the transfer with Canceled, unless it has ended. Bytes may still move for
+// a while, so its memory must stay registered.
 func (t *Transfer) Cancel(ctx context.Context) error {
 	if err := t.agent.submit(ctx, &command{op: opCancel, handle: t.token}); err != nil {
 		return &Error{Operation: "cancel: " + t.operation, Status: statusOf(err)}

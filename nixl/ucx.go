@@ -11,11 +11,10 @@ import (
 	"sluice/native/ucx"
 )
 
-// UCXVariable is the environment's way to name libucp: a file or the directory it
-// lies in.
+// UCXVariable is the environment variable that names libucp: a file, or its directory.
 const UCXVariable = "SLUICE_UCX_LIBRARY"
 
-// UCXConfig describes an agent that speaks UCX's active messages, without NIXL.
+// UCXConfig describes an agent over UCX's active messages, without NIXL.
 type UCXConfig struct {
 	// Agent is as for NIXL. Of Search, the Python environments and the NIXL that is
 	// configured are looked through for the UCX they bring. Parameters are settings
@@ -26,10 +25,10 @@ type UCXConfig struct {
 	Path string
 }
 
-// OpenUCX starts an agent over UCX alone: peers, Post, Notify and OnNotification
-// work as with NIXL, memory and transfers do not. Its Metadata is an address that
-// gives no access to memory; whoever has it can send messages. Both ends must run
-// UCX up to 1.21, or both a later one: LoadPeer refuses with ErrVersion else.
+// OpenUCX starts an agent over UCX alone: peers, Post, Notify and OnNotification work
+// as with NIXL, memory and transfers do not. Its Metadata is an address that gives no
+// access to memory; its holder can send messages. Both ends must run UCX up to 1.21, or
+// both a later one; otherwise LoadPeer returns ErrVersion.
 func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 	if err := cfg.Agent.defaults(); err != nil {
 		return nil, err
@@ -49,8 +48,9 @@ func OpenUCX(ctx context.Context, cfg UCXConfig) (*Agent, error) {
 // name that follows (native/ucx/worker.h: struct address_head).
 const ucxAddressHead = 9
 
-// UCXAddress takes the metadata of an agent over UCX apart: UCP's own address of its
-// worker, and the UCX there, as "1.23". It is for peers that are no agents of ours.
+// UCXAddress splits the metadata of an agent over UCX into UCP's own address of the
+// worker and the version of UCX there, such as "1.23". It serves peers that are not
+// agents of this package.
 func UCXAddress(metadata []byte) (address []byte, version string, err error) {
 	m := metadata
 	if len(m) < ucxAddressHead || string(m[:6]) != "SLUCX\x01" || len(m) <= ucxAddressHead+int(m[8]) {
@@ -59,8 +59,8 @@ func UCXAddress(metadata []byte) (address []byte, version string, err error) {
 	return m[ucxAddressHead+int(m[8]):], fmt.Sprintf("%d.%d", m[6], m[7]), nil
 }
 
-// LoadUCX takes the UCX that is in the process, or finds one and loads it, once per
-// process. It waits as Load does.
+// LoadUCX uses the UCX that is mapped into the process, or finds one and loads it, once
+// per process. It waits as Load does.
 func LoadUCX(path string, s Search, limit time.Duration) (*Library, error) {
 	return loadUCX(context.Background(), path, s, limit)
 }
@@ -73,10 +73,10 @@ func loadUCX(ctx context.Context, path string, s Search, limit time.Duration) (*
 	return &Library{Path: file, UCX: ucxVersion(), Attempts: attempts}, nil
 }
 
-// UCXCandidates are the places to try, best first: the configured path alone; else
-// the environment's alone; else the UCX in the process (""), the one beside the
-// NIXL that is configured, those of the engines' Python environments, the loader's,
-// and those of the Python environments found beside this process.
+// UCXCandidates returns the places to try, best first: the configured path alone, or
+// else the environment's alone, or else the UCX in the process (""), the one next to
+// the configured NIXL, those of the engines' Python environments, the loader's, and
+// those of the Python environments found near this process.
 func UCXCandidates(path string, s Search) []string {
 	if path == "" {
 		path = os.Getenv(UCXVariable)
@@ -106,7 +106,7 @@ func UCXCandidates(path string, s Search) []string {
 	return c
 }
 
-// wheelUCX is where the wheels of NIXL and of UCX itself have their libucp.
+// wheelUCX lists where the wheels of NIXL and of UCX itself contain libucp.
 var wheelUCX = []string{"nixl_cu1[23].libs/libucp-*.so.*", "libucx/lib/libucp.so.0"}
 
 func pythonUCX(prefix string) (found []string) {
@@ -116,7 +116,7 @@ func pythonUCX(prefix string) (found []string) {
 	return found
 }
 
-// ucxIn takes a file as it is, and looks for libucp in a directory.
+// ucxIn returns a file as it is; in a directory it looks for libucp.
 func ucxIn(path string) []string {
 	if i, err := os.Stat(path); err != nil || !i.IsDir() {
 		return []string{path}
@@ -128,7 +128,7 @@ func ucxIn(path string) []string {
 	return c
 }
 
-// existing are the files that match in dir, the newest CUDA first.
+// existing returns the files in dir that match, the newest CUDA first.
 func existing(dir string, patterns ...string) (found []string) {
 	for _, p := range patterns {
 		m, _ := filepath.Glob(filepath.Join(dir, p))
@@ -142,8 +142,8 @@ func existing(dir string, patterns ...string) (found []string) {
 // UCXTierConfig describes the tier of active messages.
 type UCXTierConfig struct {
 	UCX UCXConfig
-	// After is the NIXL tier, where there is one: its library may bring the UCX
-	// that must be used, so its start is waited for.
+	// After is the NIXL tier, if there is one. Its library may load the UCX that must
+	// be used, so this tier waits for its start.
 	After TierService
 	// Refused, when not nil, keeps the tier off: what was configured cannot be.
 	DisabledReason error
@@ -154,8 +154,8 @@ type UCXTierConfig struct {
 	CheckInterval, MaxRetryPause time.Duration
 }
 
-// StartUCXTier begins to open an agent over UCX alone and returns at once. The tier
-// is tested and watched as NIXL's is.
+// StartUCXTier starts to open an agent over UCX alone and returns at once. The tier is
+// tested and watched as NIXL's is.
 func StartUCXTier(cfg UCXTierConfig) *AgentTier {
 	return StartAgentTier(AgentTierConfig{
 		Agent: cfg.UCX.Agent, disabledReason: cfg.DisabledReason, Ready: cfg.Ready, OnState: cfg.OnState, CheckInterval: cfg.CheckInterval, MaxRetryPause: cfg.MaxRetryPause, tier: TierUCX, after: cfg.After, Isolate: cfg.Isolate, path: cfg.UCX.Path,

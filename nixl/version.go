@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// mismatch says why agents of two NIXL versions must not meet, "" when nothing is
-// known against it. The wheels' UCX changed its address between 1.21 (NIXL up to
-// 1.3) and 1.22 (NIXL from 1.4). Measured with 1.5.1 and 1.3.2 on one host: the new
-// one loads the old one's metadata, and its first message ends the old process with
-// a segmentation fault. A router that brings engines down is worse than none, so
-// nothing is sent over that gap.
+// mismatch returns why agents of two NIXL versions must not communicate, or "" if no
+// reason is known. The wheels' UCX changed its address format between 1.21 (NIXL up to
+// 1.3) and 1.22 (NIXL from 1.4). Measured with 1.5.1 and 1.3.2 on one host: the newer
+// one loads the older one's metadata, and its first message crashes the older process.
+// A router that crashes engines is worse than none, so nothing is sent across that
+// change.
 func mismatch(ours, theirs string) string {
 	a, okA := minor(ours)
 	b, okB := minor(theirs)
@@ -25,7 +25,7 @@ func mismatch(ours, theirs string) string {
 // versionGap is the first version beyond the change: 1.4.
 const versionGap = 1<<16 | 4
 
-// minor reads "1.3.2" or "NIXL 1.3.2" as major and minor in one number.
+// minor returns major and minor of "1.3.2" or "NIXL 1.3.2" in one number.
 func minor(v string) (int, bool) {
 	f := strings.SplitN(strings.TrimPrefix(v, "NIXL "), ".", 3)
 	if len(f) < 2 {
