@@ -318,7 +318,7 @@ class Departures:
         self.gate.release()
         row = self.report.row
         slow = max(range(2), key=lambda i: times[i])
-        row("time of the request that was held back", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
+        row("time of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
         for i, answer in enumerate(answers):
             seen, expected = prompts.said(CHAT, answer), prompts.said(CHAT, self.alone(CHAT, bodies[i]))
             row(f"text of request {i}", short(expected), short(seen), seen == expected and seen)

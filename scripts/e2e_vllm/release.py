@@ -108,7 +108,7 @@ class Abandoned:
             usage.end()
         took = [[usage.empty_after(at) for at in handles] for _, handles in idle]
         flat = [t for per_request in took for t in per_request]
-        report.row("4 requests whose decode refuses connections: hand-overs given up", "at least 4", len(flat), len(flat) >= 4)
+        report.row("4 requests whose decode refuses connections: abandoned hand-overs", "at least 4", len(flat), len(flat) >= 4)
         pinned = [usage.most(handles[0]) for _, handles in idle]
         report.row("their blocks were in use", "each above 5", pinned, min(pinned) > 5)
         known = [t for t in flat if t is not None]
@@ -123,7 +123,7 @@ class Abandoned:
         report.equal("blocks in use when all is over", 0, after.usage_blocks())
         report.equal("leases that ended unread, by the engine's count", 0, int(after.sum(EXPIRED) - before.sum(EXPIRED)))
         report.equal("releases for requests that it no longer had", 0, int(after.sum(LATE) - before.sum(LATE)))
-        report.note(f"hand-overs given up while another's requests ran: {sum(len(h) for _, h in busy)}; its requests: {len(others)}")
+        report.note(f"abandoned hand-overs while another's requests ran: {sum(len(h) for _, h in busy)}; its requests: {len(others)}")
         same = 0
         for i in range(4):
             body = prompts.chat(prompts.text(60 + 30 * i))

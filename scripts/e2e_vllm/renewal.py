@@ -1,5 +1,5 @@
 """A request that the router holds between the legs for longer than prefill's lease,
-at a prefill engine of vLLM as it is: with transfers.side_channel its blocks are kept.
+at a prefill engine of Unmodified vLLM: with transfers.side_channel its blocks are kept.
 
 Two ways lead to one decode engine, and one of them leaves connects unanswered, so
 that of two requests one comes to decode after the lease."""
@@ -41,7 +41,7 @@ def check(report, router, engine, decode, gate, alone):
     finally:
         gate.release()
     slow = max(range(2), key=lambda i: times[i])
-    report.row("time of the request that was held back", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
+    report.row("time of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
     for i, answer in enumerate(answers):
         report.equal(f"text of request {i}", alone(CHAT, bodies[i]), prompts.said(CHAT, answer))
     with open(engine.process.log, encoding="utf-8", errors="replace") as log:

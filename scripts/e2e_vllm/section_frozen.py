@@ -71,7 +71,7 @@ class Section:
 
     def run(self):
         report, context = self.report, self.context
-        report.section("An engine freezes under its requests, and one computes a very long prompt")
+        report.section("An engine freezes while it serves requests, and one computes a very long prompt")
         engines = {name: Engine(context.cache, context.run_dir, f"frozen-{name}") for name in ("e1", "e2")}
         large = Engine(context.cache, context.run_dir, "frozen-large", more=LARGE)
         try:
@@ -156,7 +156,7 @@ class Section:
         begun, again = time.monotonic(), False
         while not again and time.monotonic() - begun < 60:
             again = self.router.ask(path, prompts.chat(prompts.text())).headers["X-Sluice-Worker"] == "e1"
-        report.row("seconds behind SIGCONT until it is let in again", "below 30", f"{time.monotonic() - begun:.1f}", again and time.monotonic() - begun < 30)
+        report.row("seconds after SIGCONT until the rank is admitted again", "below 30", f"{time.monotonic() - begun:.1f}", again and time.monotonic() - begun < 30)
 
     def long(self, engine, more):
         """A prompt that is one step of about a minute, with every bound at its default."""

@@ -45,7 +45,7 @@ class Section:
 
     def run(self):
         report, context = self.report, self.context
-        report.section("A decode engine is killed under its streams, and one is drained")
+        report.section("A decode engine is killed during its streams, and one is drained")
         prefill = Engine(context.cache, context.run_dir, "migrate-prefill", kv_role="kv_producer")
         self.decodes = {
             name: Engine(context.cache, context.run_dir, f"migrate-{name}", kv_role="kv_consumer") for name in ("d1", "d2")
@@ -138,7 +138,7 @@ class Section:
             self.restore(victim)
         self.report.row("streams by decode engine before the drain", "some each, or all on one", by, by.count(victim) > 0)
         self.report.row("streams that moved", f"{len(telling)} and more, of {len(there)}, at least 1", moved, 0 < len(telling) <= moved <= len(there))
-        self.report.note(f"streams of text alone stayed where their text is not exactly its tokens: {self.counted('retokenized')} times asked in vain")
+        self.report.note(f"streams of text alone stayed where their text is not exactly its tokens: {self.counted('retokenized')} times asked without effect")
         survivor = next(e for name, e in self.decodes.items() if name != victim)
         for stream in streams:
             self.compare(stream, survivor, ", drained" if stream in there else "")

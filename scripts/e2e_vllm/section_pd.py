@@ -35,7 +35,7 @@ class Section:
 
     def run(self):
         report, context = self.report, self.context
-        report.section("Prefill and decode apart (NixlConnector)")
+        report.section("P/D with NixlConnector")
         self.p = Engine(context.cache, context.run_dir, "prefill", kv_role="kv_producer")
         self.d = Engine(context.cache, context.run_dir, "decode", kv_role="kv_consumer")
         try:
@@ -281,7 +281,7 @@ class Section:
         self.report.row("n=2 with a seed: both texts", short(expected), short(seen), seen == expected)
         self.settle()
         seen = int(self.p.metrics().sum(late) - before)
-        self.report.row("n=2: reads of blocks that prefill had taken back", 0, seen, seen == 0)
+        self.report.row("n=2: reads of blocks that prefill had released", 0, seen, seen == 0)
 
     def several_prompts(self):
         """A handle is of one prompt: given to two, it would answer one from the

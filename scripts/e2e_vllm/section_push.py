@@ -15,7 +15,7 @@ class Section(section_transfers.Section):
     def check(self):
         self.begin()
         for tier, env in self.tiers("nixl", "zmq"):
-            self.report.section(f"Push mode, told over {tier.upper()}")
+            self.report.section(f"Push mode, reported over {tier.upper()}")
             self.report.note("all three engines run NixlPushConnector; router: pd.family nixl-push")
             with self.router("push-" + tier, {**env, "SLUICE_PD_FAMILY": "nixl-push"}) as router:
                 self.found(router, tier)
@@ -32,12 +32,12 @@ class Section(section_transfers.Section):
             account = self.account(router, request)
             states.append((account["outcome"].get("transfer") or {}).get("state"))
         report.equal(f"{count} answers have the text of decode alone", count, same)
-        report.equal("hand-overs told done", count, states.count("done"))
+        report.equal("hand-overs reported done", count, states.count("done"))
         seen = int(self.engines["d1"].metrics().source("external_kv_transfer") - taken)
-        report.row("prompt tokens that decode was given by prefill", "more than 0", seen, seen > 0)
+        report.row("prompt tokens that decode received from prefill", "more than 0", seen, seen > 0)
         view = self.admin(router, "/admin/v1/transfers").json()
         report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))
         report.equal("reports malformed", 0, view["reports"]["malformed"])
         # The record of a try that was given up when its lease ran out comes too late for its slot.
         late, refused = view["reports"]["expired_ok"], view["reports"]["refused"]
-        report.row("reports refused: of tries that were given up only", f"at most {late}", refused, refused <= late)
+        report.row("refused reports: only of abandoned attempts", f"at most {late}", refused, refused <= late)

@@ -34,7 +34,7 @@ class Section:
 
     def run(self):
         report, context = self.report, self.context
-        report.section("The router as an engine: vLLM's tokenizer before it, prefill and decode apart behind (NixlConnector)")
+        report.section("Engine API: vLLM's tokenizer in front, P/D with NixlConnector behind")
         self.p = Engine(context.cache, context.run_dir, "routed-prefill", kv_role="kv_producer")
         self.d = Engine(context.cache, context.run_dir, "routed-decode", kv_role="kv_consumer")
         try:

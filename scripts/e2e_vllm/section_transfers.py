@@ -79,7 +79,7 @@ class Tap:
 
 
 class Section:
-    # Name, role, and whether it runs our connector: p2 is vLLM as it is.
+    # Name, role, and whether it runs our connector: p2 is unmodified vLLM.
     engines_of = (("p1", "kv_producer", True), ("p2", "kv_producer", False), ("d1", "kv_consumer", True))
     kind = "NixlConnector"
 
@@ -128,18 +128,18 @@ class Section:
     def check(self):
         report = self.report
         self.begin()
-        titles = {"nixl": "Transfers told over NIXL", "ucx": "NIXL off in the router: told over UCX", "zmq": "The NIXL library hidden: told over ZMQ"}
+        titles = {"nixl": "Transfers reported over NIXL", "ucx": "NIXL off in the router: reported over UCX", "zmq": "The NIXL library hidden: reported over ZMQ"}
         for tier, env in self.tiers("nixl", "ucx", "zmq"):
             report.section(titles[tier])
             if tier == "nixl":
                 nixl = env
-                report.note("p1 and d1 run Sluice's connector; p2 is vLLM as it is")
+                report.note("p1 and d1 run Sluice's connector; p2 is unmodified vLLM")
             with self.router(tier, env) as router:
                 self.told(router, tier, 8 if tier == "nixl" else 4)
-        report.section("vLLM as it is: blocks of abandoned requests")
+        report.section("Unmodified vLLM: blocks of abandoned requests")
         with report.guarded("abandoned requests"):
             self.abandoned()
-        report.section("vLLM as it is: a request held between the legs for longer than the lease")
+        report.section("Unmodified vLLM: a request held between the legs for longer than the lease")
         with report.guarded("a lease that is renewed"):
             self.renewed()
         report.section("A prefill engine frozen in mid-transfer: a transfer that stalls")
@@ -265,11 +265,11 @@ class Section:
             seen.append((request, answer.headers.get("X-Sluice-Prefill-Worker"), transfer.get("state"), transfer.get("bytes"), transfer.get("took_ms"), transfer.get("after_ms")))
             late.append(transfer.get("after_ms", 1e9) <= outcome["total_ms"] + LATE * 1000)
         report.equal(f"{count} requests are answered", count, sum(texts))
-        report.equal("of these, hand-overs told done", count, sum(s[2] == "done" for s in seen))
+        report.equal("of these, hand-overs reported done", count, sum(s[2] == "done" for s in seen))
         report.equal("with bytes and time", count, sum(bool(s[3] and s[4]) for s in seen))
         report.equal(f"each before its request's end or within {LATE} s of it, in the requests' order", count, sum(late))
         for s in seen:
-            report.note("%s from %s: %s, %s bytes in %s ms, told %s ms after prefill's answer" % s)
+            report.note("%s from %s: %s, %s bytes in %s ms, reported %s ms after prefill's answer" % s)
         view = self.admin(router, "/admin/v1/transfers").json()
         report.note("pairs: " + json.dumps(view["pairs"]))
         report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))
