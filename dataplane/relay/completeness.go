@@ -5,26 +5,25 @@ import (
 	"math/bits"
 )
 
-// finishTracker counts which of the choices of an OpenAI stream have told their finish reason. Of
-// the first sixteen each is known; of those behind them, how many.
+// finishTracker counts the choices of an OpenAI stream that have a finish reason. Each of the first
+// sixteen is known by its index; the others are only counted.
 type finishTracker struct {
-	choices uint16 // the highest index told of, or asked for, and one
+	choices uint16 // the highest index seen or requested, plus one
 	first   uint16 // bit i: choice i has finished
-	others  uint16 // how many of those behind them have
-	// blind: an event was not looked into, and none came behind it by which that was not
-	// the last of an answer.
+	others  uint16 // how many of the others have finished
+	// unscanned: the last event that could have been the end of the answer was not scanned.
 	unscanned bool
 }
 
-// knownChoices are those that have a bit.
+// knownChoices is the number of choices that have a bit.
 const knownChoices = 16
 
-// expect notes that n choices were asked for.
+// expect records that n choices were requested.
 func (f *finishTracker) expect(n int) {
 	f.choices = max(f.choices, uint16(min(max(n, 0), maxChoiceIndex)))
 }
 
-// add takes in an event of choice index, which is -1 where the engine writes nonsense.
+// add records an event of choice index; -1: the engine sent an invalid index.
 func (f *finishTracker) add(index int, finished bool) {
 	index = min(max(index, 0), maxChoiceIndex-1)
 	f.choices, f.unscanned = max(f.choices, uint16(index+1)), false
@@ -37,15 +36,15 @@ func (f *finishTracker) add(index int, finished bool) {
 	}
 }
 
-// all says whether there were choices, and all of them have finished.
+// all reports whether there were choices and all of them have finished.
 func (f *finishTracker) all() bool {
 	return f.choices > 0 && bits.OnesCount16(f.first)+int(f.others) >= int(f.choices)
 }
 
-// complete says whether a stream that ends here has told its whole answer, by its protocol's
-// proof: the last event, an error, or of OpenAI's the finish reasons of all choices, behind
-// which [DONE] says nothing new. tail: what is behind the last whole event counts where it
-// lacks nothing but the ends of its lines.
+// complete reports whether a stream that ends here has sent its whole answer, as its protocol
+// proves it: by the last event, an error event, or in OpenAI's protocols the finish reasons of all
+// choices, after which [DONE] adds nothing. tail: a last event that lacks only its line ends counts
+// as well.
 func (s *streamScanner) complete(tail bool) bool {
 	if s.hasProof() || s.finishes.unscanned {
 		return true
@@ -64,7 +63,7 @@ func (s *streamScanner) hasProof() bool {
 	return s.ended || s.failed || s.protocol == OpenAI && s.finishes.all()
 }
 
-// isWholeObject says whether data is one JSON object to its end.
+// isWholeObject reports whether data is exactly one JSON object.
 func isWholeObject(data []byte) bool {
 	w := jsonWalker{b: data}
 	if w.peek() != '{' {

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// readErrorMember reads what an error says of itself besides words: those of an engine may
-// repeat what it was sent, and its own log has them.
+// readErrorMember reads the type and code of an error. Its message is not kept, because it may
+// repeat the request; the engine's own log has it.
 func (s *streamScanner) readErrorMember(w *jsonWalker) {
-	nonNull := !w.null() // as null it stands in events of an answer too
+	nonNull := !w.null() // events of an answer may have a null error
 	if !w.enter('{') {
 		if nonNull {
 			s.finish = ""
@@ -29,21 +29,21 @@ func (s *streamScanner) readErrorMember(w *jsonWalker) {
 	s.setError(kind, code)
 }
 
-// setError keeps an error's type and code, as they stand in its JSON, in the place of a
-// finish reason, of which none comes behind it.
+// setError keeps the type and code of an error, as they stand in the JSON, in place of a finish
+// reason, which does not follow an error.
 func (s *streamScanner) setError(kind, code []byte) {
 	s.finish = strings.TrimSpace(string(errorWord(kind)) + " " + string(errorWord(code)))
 }
 
-// maxErrorWord is how long a type or a code may be.
+// maxErrorWord bounds the length of a type or code.
 const maxErrorWord = 64
 
-// errorWord is the inside of a JSON string, or a number, that is a name and nothing more: it
-// stands in log lines.
+// errorWord returns the inside of a JSON string, or a number, if it is a plain name that can stand
+// in a log line; else nil.
 func errorWord(value []byte) []byte {
 	if n := len(value); n > 1 && value[0] == '"' {
 		value = plainName(value[1 : n-1])
-	} else if n == 0 || value[0]-'0' > 9 && value[0] != '-' { // null, or no word
+	} else if n == 0 || value[0]-'0' > 9 && value[0] != '-' { // null, or not a word
 		return nil
 	}
 	if len(value) > maxErrorWord {
@@ -61,7 +61,7 @@ func isWordByte(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
 }
 
-// engineError is what an engine said of its failure.
+// engineError returns the error that the engine reported, by its type and code.
 func (s *streamScanner) engineError() error {
 	if s.finish == "" {
 		return errEngineReported

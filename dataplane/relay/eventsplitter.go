@@ -2,19 +2,19 @@ package relay
 
 import "math"
 
-// EventSplitter cuts a server-sent event stream into events, fed in pieces cut anywhere.
-// The zero value is ready; Drop gives back what it holds at the end.
+// EventSplitter splits a server-sent event stream, cut anywhere, into events. The zero value is
+// ready to use. Release frees its memory at the end. It must not be used by several goroutines.
 type EventSplitter struct {
-	// Most bytes an event in several pieces may have; 0: 64 KiB.
+	// MaxEvent bounds an event that is spread over several pieces, in bytes; 0: 64 KiB.
 	MaxEvent int
 
 	framer   eventFramer
-	returned bool // the last event has been given out
+	returned bool // the last event has been returned
 }
 
-// Next takes bytes from p up to the end of the present event. It gives how many
-// it took, the event with its empty line when it is complete (borrowed until the
-// next call and until p changes), and whether one too large to be held has ended.
+// Next consumes p up to the end of the present event. It returns the number of bytes consumed, the
+// event with its empty line when it is complete (borrowed until the next call and until p changes),
+// and whether an event beyond MaxEvent has ended.
 func (e *EventSplitter) Next(p []byte) (n int, event []byte, tooBig bool) {
 	if e.returned {
 		e.Release()
@@ -28,7 +28,7 @@ func (e *EventSplitter) Next(p []byte) (n int, event []byte, tooBig bool) {
 	return n, event, tooBig
 }
 
-// Release gives the memory of an unfinished event back.
+// Release frees the memory of a partial event.
 func (e *EventSplitter) Release() {
 	e.framer.release()
 	e.returned = false

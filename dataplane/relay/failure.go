@@ -8,13 +8,14 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// streamFailure is what the client is told when the engine leaves it in mid-stream.
+// streamFailure is the error event that the client gets when a stream fails in the middle.
 type streamFailure struct {
 	message string
 	code    int // an HTTP status
 }
 
-// openAIType is the failure's name in OpenAI's protocols, as a refusal of that status has it.
+// openAIType returns the error's type in OpenAI's protocols, the same as of an error response with
+// that status.
 func (f streamFailure) openAIType() string {
 	switch f.code {
 	case 499:
@@ -25,7 +26,7 @@ func (f streamFailure) openAIType() string {
 	return "upstream_error"
 }
 
-// anthropicType is that in Anthropic's.
+// anthropicType returns the error's type in Anthropic's protocol.
 func (f streamFailure) anthropicType() string {
 	switch f.code {
 	case 503:
@@ -48,8 +49,8 @@ var failures = map[Cause]streamFailure{
 	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
 }
 
-// appendEvent renders the failure as the protocol's last events; number is how many
-// came before, which Responses tells.
+// appendEvent appends the error as the last events of protocol p. number is the sequence_number,
+// which Responses has.
 func (f streamFailure) appendEvent(dst []byte, p Protocol, number int64) []byte {
 	switch p {
 	case Anthropic:
@@ -76,8 +77,8 @@ func (f streamFailure) appendEvent(dst []byte, p Protocol, number int64) []byte 
 	return append(dst, "}}\n\ndata: [DONE]\n\n"...)
 }
 
-// nextSequenceNumber is the sequence_number of the next event of Responses. Engines count from 0, so
-// it is how many events there were, until another engine's are made into such.
+// nextSequenceNumber returns the sequence_number of the next event of Responses. Engines count from
+// 0, so it is the number of events, unless the events of another engine have been renumbered.
 func (s *stream) nextSequenceNumber() int64 {
 	if c := s.migration(); c != nil {
 		if r, ok := c.Transcript.getFormatter().(*responsesStream); ok {
@@ -89,11 +90,12 @@ func (s *stream) nextSequenceNumber() int64 {
 
 const lastChunk = "0\r\n\r\n"
 
-// properEnd is what must be sent, as it is, so that an event stream whose engine has
-// gone still ends as the protocol says; nil when no such thing is possible
-// because the client holds half an event, the rest of a chunk would be long, or it was told
-// a length. Of a chunk that has begun the rest is out by then. whole: the answer was, by its
-// protocol's proof, and no error is told behind it.
+// properEnd returns the bytes, framing included, with which an event stream whose engine has failed
+// still ends as its protocol requires. It returns nil if that is impossible: the client has part of
+// an event, the rest of a chunk would be too long, or the response has a Content-Length. properEnd
+// itself writes the rest of a chunk that has begun.
+//
+// complete: the answer was complete by its protocol's proof, and no error event is sent.
 func (s *stream) properEnd() (end []byte, complete bool) {
 	f, known := failures[s.cause]
 	if !known || !s.chunked && (!s.scanning || !s.mayAppend()) {
@@ -107,7 +109,7 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 		return convert.End(s.cause), complete
 	}
 	chunks := &s.chunks
-	if s.editor.holdsPartial() { // what is held is not shown
+	if s.editor.holdsPartial() { // held bytes have not been sent
 		chunks = &s.editor.partial.chunks
 	}
 	ending, last := chunks.InTrailers()
@@ -119,11 +121,11 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 		}
 		return s.appendMissingEvents(make([]byte, 0, 512), f), complete
 	case s.editor.rewrites():
-		// What the client has are whole events in whole chunks of our own.
+		// The client has whole events in chunks of the relay's own.
 		if missing = ""; last && s.scan.complete(false) {
 			return []byte(lastChunk), !s.scan.failed
 		}
-	case last: // looked at by incomplete
+	case last: // incomplete has looked at it
 		return []byte(ending), s.scanning && !s.scan.failed
 	case !s.scanning || !s.atEventBoundary():
 		return nil, false
@@ -142,14 +144,14 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 	return append(out, lastChunk...), complete
 }
 
-// maxPadding bounds what is made up of a chunk: a longer one is left as it is.
+// maxPadding bounds the padding of a chunk. A longer chunk is not completed.
 const maxPadding = 64 << 10
 
-// padding is the inside of a comment of many lines' length.
+// padding is the inside of a comment.
 var padding = bytes.Repeat([]byte{' '}, 4<<10)
 
-// padChunk ends a chunk of which whole events are out, and n bytes are not, by a comment; by
-// empty lines where there is no room for one.
+// padChunk completes a chunk of which n bytes are missing after whole events: by a comment, or by
+// empty lines where a comment does not fit.
 func (s *stream) padChunk(n int64) (ok bool) {
 	if n <= 0 || n > maxPadding {
 		return false
@@ -168,10 +170,10 @@ func (s *stream) padChunk(n int64) (ok bool) {
 	return err == nil && s.writeAt([]byte(tail), time.Now()) == nil
 }
 
-// appendMissingEvents appends the events that are missing behind those that the client has.
+// appendMissingEvents appends the events that the client still needs.
 func (s *stream) appendMissingEvents(dst []byte, f streamFailure) []byte {
 	switch {
-	case s.scan.ended: // it has had the whole answer
+	case s.scan.ended: // the client has the whole answer
 		return dst
 	case s.scan.failed && s.scan.protocol == OpenAI:
 		return append(dst, "data: [DONE]\n\n"...)
@@ -179,8 +181,8 @@ func (s *stream) appendMissingEvents(dst []byte, f streamFailure) []byte {
 	return f.appendEvent(dst, s.scan.protocol, s.nextSequenceNumber())
 }
 
-// mayAppend says whether the body may have any end: it ends with the connection, or dst
-// frames it.
+// mayAppend reports whether events may follow the body: it ends with the connection, or dst frames
+// it.
 func (s *stream) mayAppend() bool {
 	return s.dst.Reframes() || s.resp.ContentLength == upstream.LengthToClose
 }

@@ -12,9 +12,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// attachToLoop gives the stream to a loop, where that is possible: from here on no goroutine
-// is the stream's until left. over says that it was in a loop before and can not go
-// on, having been cut.
+// attachToLoop attaches the stream to an event loop where that is possible. From then on no
+// goroutine owns the stream until the loop detaches it. over: the stream was attached before, and
+// its call has been cancelled.
 func (s *stream) attachToLoop() (attached, over bool) {
 	if s.loops == nil || !s.chunked || s.resp.Buffered() > 0 || !s.resp.CanDetach() {
 		return false, false
@@ -28,8 +28,8 @@ func (s *stream) attachToLoop() (attached, over bool) {
 	return false, s.detached
 }
 
-// endCancelled ends the reading from an engine that was cut, with what had come of it where
-// that is wanted.
+// endCancelled ends the reading from an engine whose call was cancelled. It passes on the bytes
+// that had arrived, if Options.DrainOnCancel wants them.
 func (s *stream) endCancelled() {
 	if drain := s.extras.drainOnCancel; drain != nil && drain() && s.drain() {
 		return
@@ -37,8 +37,8 @@ func (s *stream) endCancelled() {
 	s.readEnded(s.resp.DetachedError(upstream.ErrCancelled))
 }
 
-// drain passes on what lies in the connection, which is shut and still open; true when
-// the stream has ended by that.
+// drain passes on what the connection still holds; it is shut down but open. It returns whether the
+// stream has ended by that.
 func (s *stream) drain() bool {
 	buf := membudget.Default.Get(largeRead)
 	defer func() { membudget.Default.Put(buf) }()
@@ -54,7 +54,7 @@ func (s *stream) drain() bool {
 	}
 }
 
-// detachConns hands both descriptors to a loop, which may call back before it returns.
+// detachConns hands both descriptors to a loop, which may call back before detachConns returns.
 func (s *stream) detachConns() bool {
 	state := new(loopState)
 	t, ok := &state.task, false
@@ -83,26 +83,25 @@ func (s *stream) detachConns() bool {
 	return true
 }
 
-// loopState is what a loop needs of a stream, and what the engine's connection does while
-// it is lent. There are thousands: it fills a size class.
+// loopState is what a loop needs of a stream. There are thousands, so it fills a size class.
 type loopState struct {
 	task     eventloop.Task
 	detached upstream.Detachment
 }
 
-// engineCloser is a stream whose engine's connection no loop has.
+// engineCloser cancels a stream whose engine connection is detached but used by no loop.
 type engineCloser stream
 
-// Cancel implements upstream.Cutter.
+// Cancel implements upstream.Canceller.
 func (s *engineCloser) Cancel() { (*stream)(s).shutdownEngine() }
 
 // loopStream is a stream as its loop sees it.
 type loopStream stream
 
-// Process implements loop.Handler.
+// Process implements eventloop.Handler.
 func (l *loopStream) Process(p []byte, t time.Time) (out []byte, done bool) {
 	s := (*stream)(l)
-	before, events := s.lastByte, s.scan.events // where nothing has come, the head came just before it was lent
+	before, events := s.lastByte, s.scan.events // before the first byte: the response head came just before the attach
 	out = s.process(p, t)
 	if s.scan.events > events+1 {
 		s.resp.NoteDelayedEvents(time.Duration(s.lastByte - before))
@@ -115,7 +114,7 @@ func (l *loopStream) Process(p []byte, t time.Time) (out []byte, done bool) {
 	return out, s.migrating
 }
 
-// Sent implements loop.Passer.
+// Sent implements the optional method of an eventloop.Handler.
 func (l *loopStream) Sent() (most time.Duration) {
 	l.editor.releaseSent()
 	if l.scan.ended {
@@ -124,26 +123,27 @@ func (l *loopStream) Sent() (most time.Duration) {
 	return most
 }
 
-// Ended implements loop.Handler.
+// Ended implements eventloop.Handler.
 func (l *loopStream) Ended(e eventloop.End) {
 	s := (*stream)(l)
 	s.dst.Resume(func() (Result, bool) { return s.resumeAfterLoop(e) })
 }
 
-// shutdownEngine ends the reading from an engine whose connection no loop has; the engine learns
-// of it at once.
+// shutdownEngine shuts the engine's connection down while no loop uses it, so that the engine
+// notices at once.
 func (s *stream) shutdownEngine() { _ = unix.Shutdown(int(s.engineFD), unix.SHUT_RDWR) }
 
-// errClientBudget is the detail of a slow client for whom nothing more may be held.
+// errClientBudget: a client reads slowly and no more memory may be held for it.
 var errClientBudget = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.memory_budget) is spent")
 
-// resumeAfterLoop goes on, on a goroutine, where the loop has left off.
+// resumeAfterLoop continues the stream on a goroutine after the loop has detached it.
 func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {
 	s.bytes += e.Sent
 	var failed error
 	if e.Reason == eventloop.SinkFull {
-		// The client takes no more for now: that is waited for here, where no loop reads
-		// that a Cut could end. So it shuts the connection, which stays open until Release.
+		// The client accepts no more bytes for now. This goroutine waits for it, and no loop reads
+		// that a cancellation could end. So a cancellation shuts down the connection, which stays
+		// open until Release.
 		if _, _, ok := s.resp.Detach(new(upstream.Detachment), (*engineCloser)(s)); !ok {
 			s.shutdownEngine()
 		}
@@ -153,7 +153,7 @@ func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {
 		e.Reason = eventloop.Done
 	}
 	if (e.Reason == eventloop.ReadIdle || e.Reason == eventloop.DeadlineExceeded || e.Reason == eventloop.Cancelled) && !s.firstByte.isZero() {
-		s.shutdownEngine() // the engine is not kept at work while a slow client takes what is left
+		s.shutdownEngine() // a slow client that takes the rest must not keep the engine busy
 	}
 	if e.Unsent != nil {
 		switch e.Reason {

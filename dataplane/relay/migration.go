@@ -2,28 +2,26 @@ package relay
 
 import "sluice/dataplane/upstream"
 
-// Migration lets a stream go on from another engine when its own has failed in the
-// middle: closed or reset the connection, fallen silent, or said in an event that
-// it failed.
+// Migration lets a stream continue on another engine when its own has failed in the middle: closed
+// or reset the connection, stopped sending, or sent an error event.
 type Migration struct {
 	// Transcript is the stream's Rewriter.
 	Transcript *Transcript
-	// Usage: the client asked for the usage at the end.
+	// IncludeUsage: the client asked for the usage at the end.
 	IncludeUsage bool
 	Next         Migrator
 }
 
 // Migrator finds another engine for a stream.
 type Migrator interface {
-	// Next gives the answer of another engine, a chunked event stream of
-	// completions behind Transcript.Told tokens; nil when there is none, and the
-	// stream ends as it would without a Carry. It is called on the relaying
-	// goroutine and may block; the response before is its caller's to release when
-	// it gives another.
+	// NextEngine returns the response of another engine: a chunked event stream that continues
+	// after the tokens of the Transcript. It returns nil if there is none; the stream then ends as
+	// it would without a Migration. It is called on the relaying goroutine and may block. The
+	// caller releases the previous response when it returns another.
 	NextEngine(b Interruption) *upstream.Response
 }
 
-// migration is the stream's Carry, nil where it has none.
+// migration returns the stream's Migration; nil: none.
 func (s *stream) migration() *Migration {
 	if s.extras.migration.Transcript == nil {
 		return nil
@@ -31,23 +29,24 @@ func (s *stream) migration() *Migration {
 	return &s.extras.migration
 }
 
-// Interruption is how an engine failed in the middle of a stream, or that it is to be left
-// (Transcript.RequestMigration): then the stream stays where it is when Next gives nil.
+// Interruption is how an engine failed in the middle of a stream, or that the stream should leave
+// it (Transcript.RequestMigration). In the latter case the stream stays where it is when NextEngine
+// returns nil.
 type Interruption struct {
-	// Cause is EngineStalled or one of EngineFailed; Completed with Event; Cut: it is to be left;
-	// Completed alone: it has done what it was asked, and some of several choices are left
-	// (Transcript.Limit).
+	// Cause is EngineStalled or one for which EngineFailed is true; Completed with Event; Cancelled
+	// if the stream should leave the engine; Completed alone if the engine has done what was
+	// requested and some of several choices are unfinished (Transcript.Limit).
 	Cause Cause
 	Err   error
-	Event []byte // the engine's own word that it failed, borrowed
+	Event []byte // the engine's error event, borrowed
 }
 
-// maxMigratableEvent bounds an event of a stream with a Carry: its first holds the ids of
+// maxMigratableEvent bounds an event of a stream with a Migration. The first event holds the ids of
 // the prompt.
 const maxMigratableEvent = 8 << 20
 
-// migrate looks for another engine when the present one has failed; true when the
-// stream goes on from it.
+// migrate finds another engine when the present one has failed. It returns whether the stream
+// continues there.
 func (s *stream) migrate() bool {
 	c := s.migration()
 	if c == nil || c.Transcript.doneSent {
@@ -64,7 +63,7 @@ func (s *stream) migrate() bool {
 	case t.FailureEvent() == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false
 	case t.finished() && !t.forgets():
-		// The answer is whole; what is missing is known.
+		// The answer is complete and its missing end is known.
 		s.finishWith(t.AppendEnd(nil, c.IncludeUsage))
 		return false
 	}
@@ -79,12 +78,12 @@ func (s *stream) migrate() bool {
 	return true
 }
 
-// maxExtraRounds is how many engines may be asked beyond one for each choice: each round but
-// those that end in half a character finishes one.
+// maxExtraRounds is how many engines may be asked beyond one per choice. Each round finishes a
+// choice, unless it ends inside a character.
 const maxExtraRounds = 8
 
-// resumeChoices has the choices that are left go on; their stream ends with an error where
-// nobody takes them.
+// resumeChoices continues the unfinished choices on another engine. The stream ends with an error
+// event if no engine accepts them.
 func (s *stream) resumeChoices(b Interruption) bool {
 	c := s.migration()
 	if t := c.Transcript; int(t.switches) < int(t.Choices)+maxExtraRounds {
@@ -97,8 +96,8 @@ func (s *stream) resumeChoices(b Interruption) bool {
 	return false
 }
 
-// migrateOnRequest has the stream go on from another engine although its own is well; where
-// there is none it goes on as it did.
+// migrateOnRequest moves the stream from a healthy engine to another one. If there is none, the
+// stream stays.
 func (s *stream) migrateOnRequest() bool {
 	s.migrating = false
 	if resp := s.extras.migration.Next.NextEngine(Interruption{Cause: Cancelled}); resp != nil {
@@ -107,7 +106,7 @@ func (s *stream) migrateOnRequest() bool {
 	return true
 }
 
-// switchEngine begins to read another engine's answer.
+// switchEngine begins to read the response of another engine.
 func (s *stream) switchEngine(resp *upstream.Response) {
 	maxEvent := s.editor.events.maxEvent
 	s.editor.events.release()
@@ -117,14 +116,14 @@ func (s *stream) switchEngine(resp *upstream.Response) {
 	s.extras.migration.Transcript.SwitchEngine()
 }
 
-// shouldMigrate says whether the stream is asked to leave its engine, and stands where it
-// can: behind a whole event, with nothing half told, and not at its end.
+// shouldMigrate reports whether the stream was asked to leave its engine and is where it can: after
+// a whole event, with nothing half sent, and not at its end.
 func (s *stream) shouldMigrate() bool {
 	c := s.migration()
 	return c != nil && c.Transcript.migrationRequested.Load() && !s.chunks.Done() && s.editor.events.atBoundary() && c.Transcript.canMigrate() && c.Transcript.migrationRequested.CompareAndSwap(true, false)
 }
 
-// finishWith ends the stream with events, and the body.
+// finishWith ends the stream with events and the last chunk.
 func (s *stream) finishWith(events []byte) {
 	s.cause, s.err = Completed, nil
 	s.scan.feed(events)

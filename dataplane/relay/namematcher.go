@@ -2,18 +2,19 @@ package relay
 
 import "bytes"
 
-// nameMatcher is a word, fed byte by byte, with what JSON may write for its letters: a string,
-// or the last letters of a text.
+// nameMatcher collects a word byte by byte and decodes JSON escapes in it. The word is a whole
+// string (add), or the last letters of a text (addText).
 type nameMatcher struct {
-	letters [21]byte // none of our names is longer
-	n       int8     // of them; -1: the word is longer
-	escape  int8     // bytes of an escape that have come; 0: in none
-	code    byte     // by its digits
+	letters [21]byte // the longest private name has 21 letters
+	n       int8     // letters so far; -1: the word is longer
+	escape  int8     // bytes of the present escape so far; 0: in none
+	code    byte     // the byte that the escape's digits stand for
 }
 
 const escapeLen = int8(len(`\u0000`))
 
-// inEscape says whether the next byte is the second of an escape: a quote then ends nothing.
+// inEscape reports whether the next byte is the second of an escape. A quote there does not end the
+// string.
 func (s *nameMatcher) inEscape() bool { return s.escape == 1 }
 
 func (s *nameMatcher) tooLong() bool { return s.n < 0 && s.escape == 0 }
@@ -35,9 +36,9 @@ func (s *nameMatcher) add(c byte) {
 	}
 }
 
-// addText takes the next byte of a text, and says whether a word may have ended with it.
+// addText takes the next byte of a text. It returns whether a private name may end with it.
 func (s *nameMatcher) addText(c byte) bool {
-	if c, ok := s.letter(c); ok && c < 0x80 { // a byte order mark is passed over
+	if c, ok := s.letter(c); ok && c < 0x80 { // bytes of a byte order mark are ignored
 		if int(s.n) == len(s.letters) {
 			copy(s.letters[:], s.letters[1:])
 			s.n--
@@ -49,7 +50,7 @@ func (s *nameMatcher) addText(c byte) bool {
 	return false
 }
 
-// endsPrivate says whether the text ends with a private name.
+// endsPrivate reports whether the text ends with a private name.
 func (s *nameMatcher) endsPrivate() bool {
 	for _, name := range private {
 		if bytes.HasSuffix(s.word(), []byte(name)) {
@@ -59,8 +60,8 @@ func (s *nameMatcher) endsPrivate() bool {
 	return false
 }
 
-// letter gives the letter that c is or ends, 0x80 for one that no name of ours has; not ok
-// inside of an escape.
+// letter returns the letter that c is, or that the escape ending with c stands for; 0x80 for one
+// that occurs in no private name. ok is false inside an escape.
 func (s *nameMatcher) letter(c byte) (letter byte, ok bool) {
 	switch d := hexDigit(c); {
 	case s.escape == 0 && c == '\\':
@@ -74,7 +75,7 @@ func (s *nameMatcher) letter(c byte) (letter byte, ok bool) {
 			return 0, false
 		}
 		return 0x80, true
-	case d < 0: // no escape: c counts by itself
+	case d < 0: // not an escape: c stands for itself
 		if s.escape = 0; c == '\\' {
 			s.escape = 1
 		}

@@ -7,21 +7,22 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// unbudgetedPartial is how many bytes of an event that has not come whole a stream may hold
-// without taking them of Options.Budget. Most events are shorter, so that most splits cost
-// no atomic operation, and a spent budget ends only streams of long events.
+// unbudgetedPartial is how many bytes of a partial event a stream may hold without acquiring them
+// from Options.Budget. Most events are shorter, so that most splits cost no atomic operation, and
+// an exhausted budget ends only streams with long events.
 const unbudgetedPartial = 8 << 10
 
-// errPartialBudget is the detail of BudgetExhausted.
+// errPartialBudget is the error of BudgetExhausted.
 var errPartialBudget = errors.New("part of an event cannot be held: limits.memory_budget is spent")
 
-// uncountedKept is likewise what a stream may keep for another engine: 4,096 ids, or less
-// text. Few streams keep more.
+// uncountedKept is the same for what a stream keeps for a migration: 4,096 ids, or less text. Few
+// streams keep more.
 const uncountedKept = 16 << 10
 
-// acquirePartialBudget counts the buffers that hold parts of events, and what is kept for another
-// engine, against the budget. Where it is spent, first nothing is kept any more, so that the
-// stream cannot move. It returns false when the parts alone do not fit; then they are released.
+// acquirePartialBudget acquires the memory of partial events and of what is kept for a migration.
+// When the budget is exhausted the stream first drops what it keeps, and can no longer migrate.
+// acquirePartialBudget returns false when the partial events alone do not fit; they are released
+// then.
 func (s *stream) acquirePartialBudget() bool {
 	kept := 0
 	if t := s.extras.migration.Transcript; t != nil {
@@ -47,8 +48,8 @@ func (s *stream) acquirePartialBudget() bool {
 	return false
 }
 
-// countHeld counts the parts of events and kept bytes more; false, and nothing changed, where
-// the budget is spent.
+// countHeld acquires the memory of the partial events and of kept bytes. When the budget is
+// exhausted it returns false and changes nothing.
 func (s *stream) countHeld(kept int) bool {
 	held := s.scan.partialSize()
 	if e := s.editor; e != nil {
@@ -74,13 +75,13 @@ func (s *stream) countHeld(kept int) bool {
 	return true
 }
 
-// releasePartial releases the memory of the parts of a stream that ends. An event that was held
-// back stays marked as such, for the client has not seen its beginning.
+// releasePartial releases the partial events of a stream that ends. A held event stays marked as
+// held, because the client has not got its beginning.
 func (s *stream) releasePartial() {
 	between := s.scan.atBoundary()
 	s.scan.release()
 	if !between {
-		s.scan.oversized = true // the client may have half an event
+		s.scan.oversized = true // the client may have part of an event
 	}
 	e := s.editor
 	if e == nil {
@@ -93,7 +94,7 @@ func (s *stream) releasePartial() {
 	}
 }
 
-// releasePartialBudget gives back what acquirePartialBudget has taken.
+// releasePartialBudget releases what acquirePartialBudget has acquired.
 func (s *stream) releasePartialBudget() {
 	if s.budgetKiB > 0 {
 		s.budget.Release(int64(s.budgetKiB) << 10)
@@ -101,7 +102,7 @@ func (s *stream) releasePartialBudget() {
 	}
 }
 
-// partialSize is the memory of the event's bytes so far.
+// partialSize returns the memory of the partial event.
 func (f *eventFramer) partialSize() int {
 	if f.partial == nil {
 		return 0

@@ -8,28 +8,29 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// maxBufferedEvent bounds what is held back of an event that a read has split; a longer one flows.
+// maxBufferedEvent bounds the partial event that is held. A longer event is streamed.
 const maxBufferedEvent = 32 << 10
 
-// maxEventParts bounds how many reads may bring parts of an event that is held: each looks at all
-// of it again. An event in more parts flows.
+// maxEventParts bounds the number of reads that bring parts of a held event, because each read
+// scans the whole part again. An event in more parts is streamed.
 const maxEventParts = 32
 
-// partialEvent is what a stream whose bytes pass as they come has for what is rare: the beginning
-// of an event whose end has not come, and the veil over private members.
+// partialEvent belongs to a stream that is not rewritten. It holds the beginning of an event whose
+// end has not been read, and redacts private members.
 //
-// An event that is split over reads waits for its end: an engine that dies in it leaves the
-// client behind a whole event, where an error can be told, and a private member is seen
-// before any of it is out. One beyond maxBufferedEvent flows, and the veil with it.
+// An event that is split over reads is held until its end. An engine that dies inside it then
+// leaves the client after a whole event, where an error event can follow, and a private member is
+// found before any of it is sent. An event beyond maxBufferedEvent is streamed, and redacted as it
+// passes.
 type partialEvent struct {
 	redactor redactor
-	buf      *membudget.Buffer // bytes as they came, from an event's beginning on; nil: none
-	joined   *membudget.Buffer // what was held, and what follows, until they were passed on
-	parts    int               // at what is held
-	chunks   upstream.Chunks   // where the framing stands before those that are held
-	size     []byte            // digits of a chunk's size whose end has not come, of a body that is not held
-	// follows: the veil does, nothing is held: in an event that is too long, or what is no
-	// event stream.
+	buf      *membudget.Buffer // bytes as read, from the beginning of an event; nil: none
+	joined   *membudget.Buffer // buf and the read that followed, until they have been sent
+	parts    int               // reads since buf began
+	chunks   upstream.Chunks   // the state of the chunk framing before buf
+	size     []byte            // digits of an unfinished chunk size, of a body that is not held
+	// streaming: nothing is held and the redactor sees each read, because the event is too long or
+	// the body is not an event stream.
 	streaming bool
 }
 
@@ -41,15 +42,15 @@ func (h *partialEvent) release() {
 	}
 }
 
-// releaseSent lets go of what went out: it may be a whole read, and what a slow client's stream
-// keeps is only what was held back of it.
+// releaseSent releases what has been sent. It may be a whole read, and a stream with a slow client
+// must keep only the partial event.
 func (h *partialEvent) releaseSent() {
 	membudget.Default.Put(h.joined)
 	h.joined = nil
 }
 
-// passesUnchanged says whether what a read brought passes as it is: nothing is held, and it ends
-// with an event that has nothing private, as those before, and not where a chunk has just begun.
+// passesUnchanged reports whether the last read is sent as it is: nothing is held, no event in it
+// has private members, and it ends with a whole event and not just after the beginning of a chunk.
 func (s *stream) passesUnchanged() bool {
 	if e := s.editor; e != nil && (e.partial.buf != nil || e.partial.streaming) {
 		return false
@@ -57,8 +58,8 @@ func (s *stream) passesUnchanged() bool {
 	return !s.scanning || s.scan.atBoundary() && !s.scan.private && !s.chunks.InChunk()
 }
 
-// holdPartialEvent gives what goes out of what is held and p, which follows. before is where the
-// framing stood before p; last: nothing comes behind.
+// holdPartialEvent returns what is sent of the held bytes and p, and holds the rest. before is the
+// state of the chunk framing before p. final: p is the last read.
 func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) []byte {
 	if s.editor == nil {
 		s.editor = &editor{partial: new(partialEvent)}
@@ -82,7 +83,7 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	_, payload := s.redactPayload(raw, &at, math.MaxInt, nil)
 	at = before
 	n, _ := s.redactPayload(raw, &at, payload-partialLen, nil)
-	if payload > partialLen { // the event that was held has ended: what is held now is another
+	if payload > partialLen { // the held event has ended; the partial event is another one
 		h.parts = 0
 	}
 	h.streaming = s.scan.oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
@@ -104,8 +105,8 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	return h.split(raw, n, at)
 }
 
-// holdAfterStreamed returns what the client gets of p while an event is streamed that is too long
-// to be held. Where that event ends in p, what follows it is held again.
+// holdAfterStreamed returns what is sent of p while an event is streamed that is too long to be
+// held. Where that event ends in p, the partial event after it is held again.
 func (s *stream) holdAfterStreamed(p []byte, before upstream.Chunks, final bool) []byte {
 	h := s.editor.partial
 	h.redactor.isFailure = s.scan.engineMessage
@@ -130,9 +131,8 @@ func (s *stream) holdAfterStreamed(p []byte, before upstream.Chunks, final bool)
 	return h.split(p, n, before)
 }
 
-// holdSize gives good without the digits at its end of a chunk's size of which more may come,
-// behind those that it held before: the client gets no part of a size that turns out to be
-// none.
+// holdSize returns good without the digits of an unfinished chunk size at its end, after the digits
+// that it held before. The client thus gets no part of a chunk size that turns out to be malformed.
 func (s *stream) holdSize(good []byte) []byte {
 	digits := s.chunks.SizeDigits()
 	if digits == 0 && (s.editor == nil || len(s.editor.partial.size) == 0) {
@@ -143,9 +143,9 @@ func (s *stream) holdSize(good []byte) []byte {
 	}
 	h := s.editor.partial
 	switch {
-	case h.buf != nil: // it has them
+	case h.buf != nil: // buf has the digits
 		digits = 0
-	case len(good) < digits: // they are those held before, and good
+	case len(good) < digits: // good continues the held digits
 		h.size = append(h.size, good...)
 		return nil
 	}
@@ -161,8 +161,8 @@ func (s *stream) holdSize(good []byte) []byte {
 	return out
 }
 
-// unusualFraming says whether the beginning of an event is of a stream whose events do not
-// end with an empty line, or a comment: it is shown as it comes.
+// unusualFraming reports whether tail, the beginning of an event, is a comment or has several data
+// lines. It is sent as it comes, because an empty line may never end it.
 func unusualFraming(tail []byte) bool {
 	if len(tail) == 0 {
 		return false
@@ -174,13 +174,14 @@ func unusualFraming(tail []byte) bool {
 	if bytes.HasPrefix(tail, dataLine[1:]) {
 		lines++
 	}
-	return lines > 1 // no engine spreads JSON over several
+	return lines > 1 // no engine splits JSON over several lines
 }
 
 var dataLine = []byte("\ndata:")
 
-// redactPayload goes over raw up to n bytes of payload, which the veil, where there is one,
-// looks at; c is the framing.
+// redactPayload steps over raw up to n bytes of payload and feeds them to v, unless v is nil. c is
+// the state of the chunk framing and is advanced. It returns the bytes of raw and of payload that
+// it passed.
 func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redactor) (at, payload int) {
 	var parts [][]byte
 	for at < len(raw) && payload < n {
@@ -201,7 +202,7 @@ func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redacto
 		switch {
 		case v == nil:
 		case v.isFailure || v.watches && !v.str:
-			parts = append(parts, part) // an error's text may be cut by chunks
+			parts = append(parts, part) // chunks may split the text of an error
 		default:
 			v.feed(part)
 		}
@@ -214,9 +215,9 @@ func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redacto
 	return at, payload
 }
 
-// combine puts p behind what is held, which is not held any more.
+// combine returns the held bytes followed by p. Nothing is held afterwards.
 func (h *partialEvent) combine(p []byte) []byte {
-	h.releaseSent() // where nobody has said so
+	h.releaseSent() // in case nobody did
 	h.joined = membudget.Default.Get(len(h.buf.B) + len(p))
 	copy(h.joined.B[copy(h.joined.B, h.buf.B):], p)
 	membudget.Default.Put(h.buf)
@@ -224,8 +225,8 @@ func (h *partialEvent) combine(p []byte) []byte {
 	return h.joined.B
 }
 
-// split gives the first n of raw, and holds what follows, before which the framing
-// stands at c.
+// split returns the first n bytes of raw and holds the rest. c is the state of the framing between
+// them.
 func (h *partialEvent) split(raw []byte, n int, c upstream.Chunks) []byte {
 	h.chunks = c
 	switch {

@@ -2,35 +2,37 @@ package relay
 
 import "bytes"
 
-// redactor blanks the private members of JSON where it lies, fed in pieces cut anywhere: the
-// value becomes null, or an empty one of its kind, and spaces as many as it was long, so
-// that no framing around it changes. They are found at any depth and however their names
-// are written, but for those in what is the client's or the model's own (isExemptMember); never
-// in a string. Of an event stream's other lines, comments among them, and of data that is
-// no JSON, all is blanked from such a name to the line's end.
+// redactor blanks the private members of JSON in place. Its input may be cut anywhere. A value
+// becomes null, or an empty value of its type, followed by spaces up to its old length, so that no
+// framing around it changes.
+//
+// Private members are found at any depth and however their names are escaped, except in members
+// that hold the client's or the model's own data (isExemptMember), and never inside a string. In
+// the other lines of an event stream, comments included, and in data that is not JSON, everything
+// from such a name to the end of the line is blanked.
 type redactor struct {
-	events       bool // event stream: JSON stands behind "data:", lines end with LF, CR or both
-	detectFormat bool // the first byte will tell whether it is one
-	isRefusal    bool // it repeats what the engine was sent: nothing in it is left alone
-	isFailure    bool // it tells of a failure in words that tell private things too
+	events       bool // an event stream: JSON follows "data:", lines end with LF, CR or both
+	detectFormat bool // the first byte decides whether it is an event stream
+	isRefusal    bool // it may repeat the request: nothing in it is exempt
+	isFailure    bool // it reports a failure, in text that may contain private values
 	// watches: whether the event reports a failure may be unknown, because it is too long for the
 	// scanner or passed on before its end. Error text that names a handle is blanked.
 	watches  bool
-	watched  bool // in a string in which a handle's name is looked for
+	watched  bool // in a string that is searched for a handle's name
 	named    bool // the last string names a handle
-	atHandle bool // in a refusal, a value names a handle's member: the input that follows is that member's
+	atHandle bool // in a refusal, a value named a member of a handle: the "input" that follows is that member's value
 	cr       bool // the last byte was a CR that ended a line
 	line     redactLine
-	text     nameMatcher // of the line, where it is no JSON; else the last bytes of a watched string
+	text     nameMatcher // of a line that is not JSON; else the last bytes of a watched string
 
 	str        bool
-	lastString nameMatcher // of the last string
+	lastString nameMatcher // the beginning of the last string
 	next       valueClass
-	exempt     bool // in a value that is left alone
+	exempt     bool // in an exempt value
 	blanking   blankMode
-	fill       string // what stands in the place of the bytes to come, before spaces
-	depth      int32  // of brackets
-	base       int32  // where the value ends that is blanked or left alone
+	fill       string // bytes that replace the next ones, before spaces
+	depth      int32  // brackets that are open
+	base       int32  // the depth at which the blanked or exempt value ends
 }
 
 // newEventRedactor returns a redactor of an event stream. failure: the scanner has found an error
@@ -39,41 +41,41 @@ func newEventRedactor(failure bool) redactor {
 	return redactor{events: true, isFailure: failure, isRefusal: failure, watches: true}
 }
 
-// redactLine is where in a line of an event stream.
+// redactLine is the position in a line of an event stream.
 type redactLine uint8
 
 const (
-	lineStart     redactLine = iota // nowhere
+	lineStart     redactLine = iota // at its beginning
 	lineFieldName                   // in the field's name
 	lineData                        // in data
-	lineOther                       // in another field, a comment, or what is no JSON
-	linePrivate                     // behind a private name in such
+	lineOther                       // in another field, a comment, or data that is not JSON
+	linePrivate                     // after a private name in such a line
 )
 
-// valueClass is what the value to come is.
+// valueClass is how the next value is treated.
 type valueClass uint8
 
 const (
 	valuePlain     valueClass = iota
 	valuePrivate              // of a private member
-	valueExempt               // to be left alone
-	valueErrorText            // an engine's, on a failure
-	valueWatched              // likewise, where it is not known yet whether there is a failure
+	valueExempt               // of an exempt member
+	valueErrorText            // an engine's error text, of a failure
+	valueWatched              // the same where it is unknown whether there is a failure
 )
 
-// blankMode is what becomes of the value's bytes.
+// blankMode is what replaces the bytes of a value.
 type blankMode uint8
 
 const (
 	blankNone      blankMode = iota
 	blankNumber              // digits become one 0
-	blankString              // in a string that is the value
-	blankErrorText           // likewise, and the next is its first byte: an engine's words
+	blankString              // in a string that is blanked
+	blankErrorText           // the next byte is the first of an error text, which is blanked
 	blankBrackets            // in an object or array whose brackets stay
 	blankNull                // in an object that becomes null
 )
 
-// feed blanks what is private in the next bytes.
+// feed blanks private values in p, the next bytes of the body.
 func (v *redactor) feed(p []byte) {
 	if v.detectFormat && len(p) > 0 {
 		v.detectFormat, v.events = false, !beginsJSON(p[0])
@@ -102,22 +104,22 @@ func (v *redactor) feed(p []byte) {
 	}
 }
 
-// beginWatched looks for a handle's name in a string that begins with p, its quote already read. A
-// string that names one is blanked; a key that does has its value blanked instead. Where the end of
-// the string is not in p, watch goes on looking.
+// beginWatched searches a string for a handle's name. p is the string after its opening quote. A
+// string that contains one is blanked; if it is a key, its value is blanked instead. When p ends
+// inside the string, watch continues the search.
 func (v *redactor) beginWatched(p []byte) {
 	n := stringBodyLen(p)
 	v.watched, v.named = n == len(p), mayNameHandle(p[:n])
 	if after := bytes.TrimLeft(p[min(n+1, len(p)):], jsonSpace); len(after) > 0 && after[0] == ':' {
-		return // a key
+		return // a key: classify uses v.named
 	}
 	if v.named {
 		v.blanking, v.fill, v.watched, v.atHandle = blankString, redactedTextFor(n), false, true
 	}
 }
 
-// watch takes the next byte of a watched string whose end was not known at its beginning. Behind a
-// handle's name the string is blanked.
+// watch takes the next byte of a watched string. After a handle's name the rest of the string is
+// blanked.
 func (v *redactor) watch(c byte) {
 	v.text.addText(c)
 	if word := v.text.word(); bytes.IndexByte(word, '_') >= 0 && endsWithHandleWord(word) {
@@ -125,8 +127,8 @@ func (v *redactor) watch(c byte) {
 	}
 }
 
-// feedAll is feed of parts that are seen together: only so it is known how much room there is
-// in the place of an engine's words, which chunks may have cut.
+// feedAll feeds parts as one. The length of an error text, which chunks may split, decides what
+// replaces it.
 func (v *redactor) feedAll(parts [][]byte) {
 	if len(parts) == 1 {
 		v.feed(parts[0])
@@ -139,21 +141,21 @@ func (v *redactor) feedAll(parts [][]byte) {
 	}
 }
 
-// stringBodyLen is how long the inside of a string is that begins with p; all of p where its end
-// is not in it.
+// stringBodyLen returns the length of the string whose inside begins with p; len(p) if p ends
+// inside it.
 func stringBodyLen(p []byte) int {
-	w := jsonWalker{b: p, i: -1} // where its quote would be
+	w := jsonWalker{b: p, i: -1} // -1: where the opening quote would be
 	if words := w.stringBody(); !w.bad {
 		return len(words)
 	}
 	return len(p)
 }
 
-// beginsJSON says whether a body whose first byte this is may be JSON, behind space or a
-// byte order mark, and no event stream.
+// beginsJSON reports whether a body whose first byte is c may be JSON, after white space or a byte
+// order mark, and not an event stream.
 func beginsJSON(c byte) bool { return c <= ' ' || c == '{' || c == '[' || c == '"' || c == 0xef }
 
-// skippable is how many bytes of p say nothing: most are inside of strings, and of arrays of
+// skippable returns how many bytes of p can be skipped. Most lie inside strings and arrays of
 // numbers.
 func (v *redactor) skippable(p []byte) int {
 	n := 0
@@ -165,8 +167,8 @@ func (v *redactor) skippable(p []byte) int {
 	case v.str && v.lastString.tooLong():
 		n = bytes.IndexAny(p, "\"\\\n\r")
 	case !v.str && v.depth > 0 && v.next == valuePlain && v.events:
-		// What looks like JSON may be none: {'name': …}. So letters are looked at, of
-		// which JSON has few.
+		// Data may look like JSON without being JSON: {'name': …}. So letters, of which JSON has
+		// few, are not skipped.
 		for n < len(p) && isNumberByte(p[n]) {
 			n++
 		}
@@ -179,14 +181,14 @@ func (v *redactor) skippable(p []byte) int {
 	return n
 }
 
-// outside takes a byte that is not in an event's data, and gives what stands in its place.
+// outside takes a byte outside an event's data and returns what replaces it.
 func (v *redactor) outside(c byte) byte {
 	cr := v.cr
 	v.cr = c == '\r'
 	switch {
-	case c == '\n' && cr: // of the same line end
+	case c == '\n' && cr: // part of a CRLF
 	case c == '\n' || c == '\r':
-		if v.line == lineStart { // the empty line
+		if v.line == lineStart { // an empty line
 			*v = redactor{events: true, isRefusal: v.isRefusal, isFailure: v.isFailure, watches: v.watches, cr: v.cr}
 		}
 		v.line, v.text = lineStart, nameMatcher{}
@@ -205,15 +207,14 @@ func (v *redactor) outside(c byte) byte {
 	return c
 }
 
-// inText takes a byte of a line that is no JSON.
+// inText takes a byte of a line that is not JSON.
 func (v *redactor) inText(c byte) {
 	if v.text.addText(c) && v.text.endsPrivate() {
 		v.line = linePrivate
 	}
 }
 
-// json takes the next byte of JSON, before next (0: not known), and gives what stands in
-// its place.
+// json takes a byte of JSON and returns what replaces it. next is the byte after it; 0: unknown.
 func (v *redactor) json(c, next byte) byte {
 	switch {
 	case v.blanking != blankNone:
@@ -229,7 +230,7 @@ func (v *redactor) json(c, next byte) byte {
 	switch c {
 	case ' ', '\t', '\n', '\r':
 		return c
-	case ':': // the string before it is a key
+	case ':': // the string before it was a key
 		if v.next = valuePlain; !v.exempt {
 			v.next = v.classify()
 		}
@@ -250,7 +251,7 @@ func (v *redactor) json(c, next byte) byte {
 		switch v.next {
 		case valuePrivate:
 			v.next, v.blanking, v.base = valuePlain, blankBrackets, v.depth-1
-			if c == '{' && next == '"' { // as long as null at least
+			if c == '{' && next == '"' { // at least as long as null
 				v.blanking, v.fill = blankNull, "ull"
 				return 'n'
 			}
@@ -265,12 +266,12 @@ func (v *redactor) json(c, next byte) byte {
 		case v.next == valuePrivate && (c == '-' || c-'0' <= 9):
 			v.next, v.blanking = valuePlain, blankNumber
 			return '0'
-		case v.events && v.depth == 0: // no JSON
+		case v.events && v.depth == 0: // not JSON
 			v.line, v.text = lineOther, nameMatcher{}
 			v.inText(c)
 		case v.events && (isNumberByte(c) || isLiteralByte(c)):
-			v.text.addText(c) // it may be the beginning of a name
-		case v.events: // no JSON either
+			v.text.addText(c) // possibly the beginning of a name
+		case v.events: // not JSON either
 			v.line = lineOther
 			v.inText(c)
 		}
@@ -279,12 +280,12 @@ func (v *redactor) json(c, next byte) byte {
 	return c
 }
 
-// isNumberByte says whether a byte may stand in an array of numbers.
+// isNumberByte reports whether c may stand in an array of numbers.
 func isNumberByte(c byte) bool {
 	return c-'0' <= 9 || c == ',' || c == ' ' || c == '-' || c == '.' || c == '+' || c == '\t'
 }
 
-// isLiteralByte says whether a byte may stand in true, false, null or a number's exponent.
+// isLiteralByte reports whether c may stand in true, false, null or the exponent of a number.
 func isLiteralByte(c byte) bool {
 	switch c {
 	case 't', 'r', 'u', 'e', 'f', 'a', 'l', 's', 'n', 'E':
@@ -293,7 +294,7 @@ func isLiteralByte(c byte) bool {
 	return false
 }
 
-// classify is what the last string, a key, says of its value.
+// classify returns how the value of the last string, a key, is treated.
 func (v *redactor) classify() valueClass {
 	key := v.lastString.word()
 	switch {
@@ -311,7 +312,7 @@ func (v *redactor) classify() valueClass {
 	return valuePlain
 }
 
-// blankByte gives what stands in the place of a byte of a private value.
+// blankByte takes a byte of a private value and returns what replaces it.
 func (v *redactor) blankByte(c byte) byte {
 	switch {
 	case v.blanking == blankNumber:

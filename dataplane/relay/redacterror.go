@@ -2,15 +2,15 @@ package relay
 
 import "bytes"
 
-// redactedText takes the place of what an engine says of a failure, where that tells a handle:
-// refusals of vLLM and SGLang repeat parts of it in words.
+// redactedText replaces an engine's error text that names a part of a handle. Refusals of vLLM and
+// SGLang repeat parts of handles.
 const redactedText = "the engine's words are withheld: they tell where KV lies"
 
-// shorterTexts take its place where there is no room for it. What names a handle has room for the
-// last.
+// shorterTexts replace texts that are too short for redactedText. Every handleName is long enough
+// for the last one.
 var shorterTexts = [...]string{"the engine's words are withheld", "withheld"}
 
-// redactedTextFor is what of these fits into n bytes, whole; "": nothing does.
+// redactedTextFor returns the longest of these texts that fits into n bytes; "": none fits.
 func redactedTextFor(n int) string {
 	if n >= len(redactedText) {
 		return redactedText
@@ -23,7 +23,7 @@ func redactedTextFor(n int) string {
 	return ""
 }
 
-// handleNames are parts of the names that the members of handles have, of all families.
+// handleNames are parts of the names of the members of handles, of all families.
 var handleNames = [...][]byte{
 	[]byte("_transfer_params"), []byte("disaggregated_params"),
 	[]byte("remote_host"), []byte("remote_port"), []byte("remote_block"), []byte("remote_engine"), []byte("remote_request"),
@@ -32,13 +32,13 @@ var handleNames = [...][]byte{
 	[]byte("ctx_request_id"), []byte("ctx_info"), []byte("opaque_state"),
 }
 
-// mayNameHandle says whether an engine's words on a failure may tell a handle, however these
-// are written in JSON.
+// mayNameHandle reports whether an engine's error text may name a part of a handle, however its
+// letters are escaped.
 func mayNameHandle(text []byte) bool {
 	return hasHandleWord(text) || escapesLetters(text) && hasHandleWord(withoutEscapes(text))
 }
 
-// withoutEscapes is text with the bytes for which escapes \u00XX stand.
+// withoutEscapes returns text with escapes \u00XX replaced by the bytes that they stand for.
 func withoutEscapes(text []byte) []byte {
 	plain := make([]byte, 0, len(text))
 	for i := 0; i < len(text); i++ {
@@ -71,15 +71,15 @@ func endsWithHandleWord(text []byte) bool {
 	return false
 }
 
-// redactText puts withheld, or what is shorter, in the place of text, the inside of a string or
-// what is no JSON, and spaces.
+// redactText replaces text, the inside of a string or text that is not JSON, by redactedText or a
+// shorter one, and spaces.
 func redactText(text []byte) {
 	for i := copy(text, redactedTextFor(len(text))); i < len(text); i++ {
 		text[i] = ' '
 	}
 }
 
-// isErrorText says whether a member of an error event holds an engine's words.
+// isErrorText reports whether a member of an error event holds text of the engine.
 func isErrorText(key []byte) bool {
 	switch string(key) {
 	case "message", "error", "detail", "msg":
@@ -88,15 +88,15 @@ func isErrorText(key []byte) bool {
 	return false
 }
 
-// onErrorEvent looks at an event by which an engine says that it failed.
+// onErrorEvent marks the data of an error event for redaction where it names a part of a handle.
 func (s *streamScanner) onErrorEvent(data []byte) {
 	if mayNameHandle(data) {
 		s.private, s.engineMessage = true, true
 	}
 }
 
-// onBareError handles an event that has no type. One with a detail is a refusal of the engine's web
-// framework, {"detail":…}, and the last event of its stream.
+// onBareError handles an event without a type. One with a detail, {"detail":…}, is an error of the
+// engine's web framework and the last event of its stream.
 func (s *streamScanner) onBareError(detail bool, data []byte) {
 	if detail {
 		s.failed, s.ended = true, true

@@ -2,24 +2,21 @@ package relay
 
 import "bytes"
 
-// private are members of answers that tell where KV lies and what its state is:
-// no client's business. TensorRT-LLM has its own in every choice, the others
-// stand on top.
+// private are the members of responses that describe where KV lies, which no client may see.
+// TensorRT-LLM puts its own into every choice; the others are top-level members.
 var private = [...]string{"disaggregated_params", "kv_transfer_params", "ec_transfer_params"}
 
-// RedactRewriter is the Rewriter that cuts private members out, with their names. It has no
-// state.
+// RedactRewriter is a Rewriter that removes private members with their names. It has no state.
 type RedactRewriter struct{}
 
 // Event implements Rewriter.
 func (RedactRewriter) Event(dst, event []byte) []byte { return AppendRedacted(dst, event) }
 
-// MaxEvent implements Roomy.
+// MaxEvent implements LargeEventRewriter.
 func (RedactRewriter) MaxEvent() int { return maxMigratableEvent }
 
-// AppendRedacted appends an event or a whole JSON answer without its private members;
-// all other bytes stay as they are, and one that holds none is copied whole. A private
-// member in what is no JSON is not passed on: nothing at all is appended.
+// AppendRedacted appends an event or a JSON body to dst without its private members. All other
+// bytes stay as they are. If text names a private member but is not JSON, nothing is appended.
 func AppendRedacted(dst, text []byte) []byte {
 	if !mayHoldPrivate(text) {
 		return append(dst, text...)
@@ -38,8 +35,8 @@ func AppendRedacted(dst, text []byte) []byte {
 	return append(s.dst, text[s.copied:]...)
 }
 
-// RedactFrom takes the private members out of what stands in text behind from, as
-// AppendRedacted does; text that holds none is given as it is.
+// RedactFrom removes the private members of text[from:], as AppendRedacted does. It returns text
+// itself if there are none.
 func RedactFrom(text []byte, from int) []byte {
 	if !mayHoldPrivate(text[from:]) {
 		return text
@@ -47,19 +44,18 @@ func RedactFrom(text []byte, from int) []byte {
 	return AppendRedacted(text[:from:from], text[from:])
 }
 
-// memberRemover copies text but for private members.
+// memberRemover copies text without its private members.
 type memberRemover struct {
 	w      jsonWalker
 	dst    []byte
-	copied int // up to here text is in dst, or cut
+	copied int // text[:copied] is in dst, or removed
 }
 
-// object passes over the members of the object entered: of the answer (top) or of a
-// choice. A member goes with the comma before it, the first of an object with the one
-// behind.
+// object copies the members of an object that has been entered: the top level, or a choice. A
+// member is removed with the comma before it, the first member with the comma after it.
 func (s *memberRemover) object(top bool) {
 	w := &s.w
-	kept, end := false, w.i // end: behind the brace, or the member before
+	kept, end := false, w.i // where the brace or the last kept member ends
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch {
 		case isPrivate(key):
@@ -94,11 +90,11 @@ func isPrivate(key []byte) bool {
 	return false
 }
 
-// mayHoldPrivate says whether text may hold a private member.
+// mayHoldPrivate reports whether text may have a private member.
 func mayHoldPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
 
-// mayHoldPrivateValue says whether JSON may hold a private member that is not null, however its
-// name is written; vLLM's answers all have one that is.
+// mayHoldPrivateValue reports whether JSON may have a private member that is not null, however its
+// name is escaped. All responses of vLLM have one that is null.
 func mayHoldPrivateValue(text []byte) bool {
 	if bytes.IndexByte(text, '\\') >= 0 && escapesLetters(text) {
 		return true
@@ -116,7 +112,7 @@ func mayHoldPrivateValue(text []byte) bool {
 	}
 }
 
-// mayNamePrivate says whether text that is no JSON may hold a private name.
+// mayNamePrivate reports whether text that is not JSON may contain a private name.
 func mayNamePrivate(text []byte) bool {
 	return bytes.Contains(text, []byte("_params")) || escapesLetters(text)
 }
@@ -124,8 +120,8 @@ func mayNamePrivate(text []byte) bool {
 // shortestPrivateName is the length of the shortest private name.
 const shortestPrivateName = len("ec_transfer_params")
 
-// escapesLetters says whether an ASCII letter or an underscore may be written as an escape,
-// which writers of JSON do not do.
+// escapesLetters reports whether an ASCII letter or an underscore may be escaped, which JSON
+// encoders do not do.
 func escapesLetters(text []byte) bool {
 	for {
 		i := bytes.Index(text, []byte(`\u00`))
@@ -140,8 +136,8 @@ func escapesLetters(text []byte) bool {
 
 const jsonSpace = " \t\r\n"
 
-// nextPrivate is where what may be a private member's key ends in text, with its quote if it
-// has one; -1 where there is none. What is no JSON may have keys in other quotes, or in none.
+// nextPrivate returns where the next possible private name ends in text, after its quote if it has
+// one; -1 if there is none. In text that is not JSON, names may have other quotes or none.
 func nextPrivate(text []byte) int {
 	for at := 0; ; {
 		i := bytes.Index(text[at:], []byte(`_params`))
@@ -152,7 +148,7 @@ func nextPrivate(text []byte) int {
 		name := text[:at]
 		switch {
 		case at == len(text):
-		case text[at] == '\\': // inside of a string
+		case text[at] == '\\': // inside a string
 			continue
 		case text[at] == '"':
 			at++

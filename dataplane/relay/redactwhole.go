@@ -2,14 +2,14 @@ package relay
 
 import "bytes"
 
-// RedactInPlace blanks the private members of a whole answer where it lies, as veil does in a
-// stream's: in JSON at any depth and however their names are written, but for what the
-// client wrote itself (isExemptMember); of what begins as neither object nor array, in the events
-// it may be. Most answers tell nothing private, and are searched but not walked through.
+// RedactInPlace blanks the private members of a whole response body in place: in JSON at any depth
+// and however their names are escaped, except in members that hold the client's own data
+// (isExemptMember). A body that begins with neither an object nor an array is redacted as the event
+// stream it may be. Most bodies have no private member and are searched, not parsed.
 //
-// status is the answer's: a refusal repeats what the engine was sent, and so the router's
-// own members among the client's words. There nothing is left alone, and of strings that
-// tell a handle in words withheld takes the place.
+// status is the HTTP status. A refusal (400 and above) may repeat the request, and so the members
+// that the router added to it. Nothing in it is exempt, members whose names name a part of a handle
+// are blanked, and strings that name one are replaced by redactedText.
 func RedactInPlace(body []byte, status int) {
 	refusal := status >= 400
 	tells := refusal && mayNameHandle(body)
@@ -22,17 +22,17 @@ func RedactInPlace(body []byte, status int) {
 	case tells || mayNamePrivate(body):
 		v := redactor{events: true, isRefusal: refusal, isFailure: tells}
 		if v.feed(body); tells && !bytes.Contains(body, dataPrefix) {
-			redactText(body) // no events
+			redactText(body) // not an event stream
 		}
 	}
 }
 
 var byteOrderMark = []byte("\ufeff")
 
-// redactJSON goes from string to string: one that a colon follows is a key.
+// redactJSON steps from string to string. A string followed by a colon is a key.
 func redactJSON(text []byte, refusal bool) {
 	w := jsonWalker{b: text}
-	atHandle := false // in a refusal, a value names a handle's member: the input that follows is that member's
+	atHandle := false // a value named a member of a handle: the "input" that follows is that member's value
 	for {
 		i := bytes.IndexByte(w.b[w.i:], '"')
 		if i < 0 {
@@ -41,7 +41,7 @@ func redactJSON(text []byte, refusal bool) {
 		w.i += i
 		from := w.i + 1
 		key := w.stringBody()
-		if w.bad { // the engine broke off in it
+		if w.bad { // the body ends inside the string
 			key = text[from:]
 		}
 		if w.peek() != ':' {
@@ -64,9 +64,9 @@ func redactJSON(text []byte, refusal bool) {
 	}
 }
 
-// isExemptMember says whether a member holds what is the client's or the model's own: what a
-// tool is called with, the tools and the metadata of the request, the schema that the
-// answer is to have, what is put into a prompt.
+// isExemptMember reports whether a member holds the client's or the model's own data: the arguments
+// of a tool call, the tools and metadata of the request, the schema of the answer, the variables of
+// a prompt.
 func isExemptMember(key []byte) bool {
 	switch string(key) {
 	case "input", "tools", "metadata", "schema", "variables":
@@ -75,7 +75,7 @@ func isExemptMember(key []byte) bool {
 	return false
 }
 
-// isPrivateEscaped is isPrivate of a key that may have escapes.
+// isPrivateEscaped is isPrivate for a key that may have escapes.
 func isPrivateEscaped(key []byte) bool { return isPrivate(plainName(key)) }
 
 func hexDigit(c byte) int {
@@ -88,7 +88,7 @@ func hexDigit(c byte) int {
 	return -1
 }
 
-// blankWhole makes null, or an empty value of its kind, of a value, and spaces.
+// blankWhole replaces a value by null or an empty value of its type, and spaces.
 func blankWhole(v []byte) {
 	v = bytes.TrimRight(v, jsonSpace)
 	if len(v) == 0 || bytes.Equal(v, null) {

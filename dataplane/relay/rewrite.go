@@ -8,39 +8,38 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// Rewriter changes the events of one stream on their way to the client: cuts
-// members that are no client's business, or gives them another shape. Its
-// methods are called on the relaying goroutine, one at a time.
+// Rewriter changes the events of one stream on their way to the client: it removes private members
+// or converts events to another shape. Its methods are called by one goroutine at a time.
 type Rewriter interface {
-	// Event appends to dst what the client gets in place of one event, whose
-	// bytes, the empty line included, it borrows; nothing appended drops it.
-	// Comments and "data: [DONE]" are events too.
+	// Event appends to dst what the client gets in place of one event. event includes the empty
+	// line and is borrowed. If nothing is appended the event is dropped. Comments and "data:
+	// [DONE]" are events too.
 	Event(dst, event []byte) []byte
 }
 
 // LargeEventRewriter is a Rewriter of events that may be longer than 64 KiB.
 type LargeEventRewriter interface {
-	// MaxEvent is how many bytes an event may have; in the place of a longer one the
-	// client gets an error.
+	// MaxEvent returns the largest event accepted, in bytes. A longer one ends the stream with an
+	// error event.
 	MaxEvent() int
 }
 
-// editor runs a Rewriter. It takes the engine's chunk framing off, collects
-// whole events, and puts what becomes of them in chunks of its own.
+// editor runs a Rewriter. It removes the engine's chunk framing, collects whole events and puts the
+// rewritten events into chunks of its own.
 type editor struct {
 	rewriter Rewriter
 	events   eventFramer
-	out      *chunkBuffer  // from an event until it was passed on; else nil
-	partial  *partialEvent // without a rewriter
+	out      *chunkBuffer  // from the first event until it has been sent; else nil
+	partial  *partialEvent // of a stream without a rewriter
 }
 
-// chunkBuffer is where a chunk's head and payload to go out are laid. It is lent to one event
-// after the other: between two of them a stream has none.
+// chunkBuffer holds a chunk that is about to be sent. Streams borrow it for an event, so that idle
+// streams have none.
 type chunkBuffer struct{ b []byte }
 
 var chunkBuffers = objpool.Pool[chunkBuffer]{New: func() *chunkBuffer { return &chunkBuffer{make([]byte, 0, 1<<10)} }}
 
-// output is what was laid out behind from.
+// output returns what has been appended after from.
 func (e *editor) output(from int) []byte {
 	out := e.out.b[from:]
 	if len(out) == 0 {
@@ -49,10 +48,10 @@ func (e *editor) output(from int) []byte {
 	return out
 }
 
-// maxPooledBuffer is kept of one.
+// maxPooledBuffer is the largest buffer that is returned to the pool.
 const maxPooledBuffer = 32 << 10
 
-// releaseSent lets go of what was laid out: it has gone.
+// releaseSent returns the memory of what has been sent.
 func (e *editor) releaseSent() {
 	if e == nil {
 		return
@@ -69,10 +68,10 @@ func (e *editor) releaseSent() {
 	e.out = nil
 }
 
-// rewrites says whether events are changed: most streams' pass as they come.
+// rewrites reports whether events are rewritten. Those of most streams are not.
 func (e *editor) rewrites() bool { return e != nil && e.rewriter != nil }
 
-// holdsPartial says whether bytes are held back that pass as they come.
+// holdsPartial reports whether a partial event of a stream without a rewriter is held.
 func (e *editor) holdsPartial() bool {
 	return e != nil && e.partial != nil && e.partial.buf != nil
 }
@@ -112,11 +111,11 @@ func (e *editor) endAtCR() {
 	}
 }
 
-// errTooBig ends a stream with an event that is too long to be rewritten, and must not pass
-// as it is: what follows would have a gap before it.
+// errTooBig ends a stream with an event that is too long to be rewritten. It must not pass
+// unchanged, and skipping it would leave a gap.
 var errTooBig = errors.New("an event of the engine is too long to be passed on")
 
-// rewrite gives what goes to the client for one read of the engine's body.
+// rewrite returns what the client gets for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	e := s.editor
 	if e.out == nil {
@@ -158,8 +157,8 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		e.endAtCR()
 	}
 	if carry != nil {
-		// Looked at as the client gets it: as one stream. What both learn of it, its id and
-		// its time, is kept once.
+		// The scan sees what the client gets, as one stream. The id and time, which both it and the
+		// transcript learn, are stored once.
 		if s.scan.template.idAndTime == "" {
 			s.scan.template.idAndTime = carry.Transcript.template.idAndTime
 		}
@@ -177,8 +176,8 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	return e.output(from), broken
 }
 
-// redactRewritten blanks what is private in the events that go out, where the scan has seen
-// such. Records between them are the program's own, and so is who reads them.
+// redactRewritten blanks private members in the rewritten events where the scan has seen any.
+// Records between events come from this program and are read by it, so they are not redacted.
 func (s *stream) redactRewritten() {
 	if !s.scan.mayHaveRecords {
 		s.redactEvents(s.editor.out.b[ChunkHeaderSize:])
@@ -186,7 +185,7 @@ func (s *stream) redactRewritten() {
 	s.scan.private, s.scan.engineMessage = false, false
 }
 
-// redactEvents blanks what is private in events that the scan has seen and nobody else.
+// redactEvents blanks private members in events that only the scan has seen.
 func (s *stream) redactEvents(events []byte) {
 	if s.scan.private {
 		v := newEventRedactor(s.scan.engineMessage)
@@ -194,13 +193,13 @@ func (s *stream) redactEvents(events []byte) {
 	}
 }
 
-// ChunkHeaderSize is the room that FrameChunk needs: a chunk's length and the end of its line.
+// ChunkHeaderSize is the space that FrameChunk needs for a chunk's size and its line end.
 const ChunkHeaderSize = 16 + len("\r\n")
 
 var emptyChunkHeader [ChunkHeaderSize]byte
 
-// FrameChunk makes a chunk of what b has behind its first ChunkHeaderSize bytes, where it is,
-// and gives where that begins; of nothing it makes none.
+// FrameChunk makes a chunk in place of b[ChunkHeaderSize:] and returns where the chunk begins. An
+// empty payload makes no chunk.
 func FrameChunk(b []byte) (framed []byte, from int) {
 	n := len(b) - ChunkHeaderSize
 	if n == 0 {
@@ -214,8 +213,7 @@ func FrameChunk(b []byte) (framed []byte, from int) {
 	return append(b, "\r\n"...), from
 }
 
-// AppendChunk appends payload as one chunk of transfer coding chunked; it must not be
-// empty.
+// AppendChunk appends payload, which must not be empty, as one chunk.
 func AppendChunk(dst, payload []byte) []byte {
 	dst = strconv.AppendInt(dst, int64(len(payload)), 16)
 	dst = append(dst, "\r\n"...)
@@ -223,7 +221,7 @@ func AppendChunk(dst, payload []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// EventData gives the data of an event that has one line of it, nil for others.
+// EventData returns the data of an event that has exactly one data line; nil for others.
 func EventData(event []byte) []byte {
 	var data []byte
 	for len(event) > 0 {

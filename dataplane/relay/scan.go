@@ -6,30 +6,31 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// streamScanner looks into a stream's events for what the router wants to know.
+// streamScanner finds in a stream's events what the router needs: usage, finish reasons, errors,
+// the first token and the end.
 type streamScanner struct {
 	eventFramer
 	events    int64
 	tooBig    int32
 	truncator truncator
-	finish    string // of an error event what it tells of itself
+	finish    string // after an error event its type and code
 	usage     Usage
 
-	template eventTemplate // of openAI
+	template eventTemplate // of OpenAI's token events
 	native   nativeScan
 	finishes finishTracker
 
 	protocol       Protocol
-	mayHaveRecords bool // there may be records between events
+	mayHaveRecords bool // there may be id records between events
 	token          bool // content was seen
 	failed         bool // an error event was seen
 	ended          bool // the protocol's own last event was seen
-	engineMessage  bool // likewise, in an engine's words on a failure
-	private        bool // a member that is not for the client was seen, or may be where nobody looked
-	truncating     bool // an event is beyond the bound: the carry is thin's
+	engineMessage  bool // an error event names a part of a handle
+	private        bool // an event has a private member, or was not scanned
+	truncating     bool // the present event is beyond the bound; truncator writes partial
 }
 
-// feed takes the next payload bytes, chunk framing already off.
+// feed takes the next payload bytes, without chunk framing.
 func (s *streamScanner) feed(p []byte) {
 	s.normalize(p)
 	for len(p) > 0 {
@@ -63,8 +64,8 @@ func (s *streamScanner) feed(p []byte) {
 	}
 }
 
-// blankBehind makes blank lines of what an engine sends behind [DONE], so that no framing around
-// it changes: it is none of the answer, and no client gets it.
+// blankBehind replaces what an engine sends after [DONE] by empty lines, which changes no framing.
+// It is not part of the answer and no client gets it.
 func blankBehind(p []byte) {
 	for i, c := range p {
 		if c != '\r' {
@@ -88,7 +89,7 @@ func (s *streamScanner) tokenEvent(ev []byte) bool {
 		s.template.matches(ev[len(prefix):n])
 }
 
-// event looks at one event: its lines, of which "event:" and "data:" count.
+// event scans one event. Of its lines "event:" and "data:" count.
 func (s *streamScanner) event(ev []byte) {
 	if s.token && s.protocol == OpenAI && s.tokenEvent(ev) {
 		s.events++
@@ -96,7 +97,7 @@ func (s *streamScanner) event(ev []byte) {
 		return
 	}
 	var name, data []byte
-	var more bool // data is spread over several lines
+	var more bool // there are several data lines
 	for len(ev) > 0 {
 		line := ev
 		if i := bytes.IndexByte(ev, '\n'); i >= 0 {
@@ -124,11 +125,11 @@ func (s *streamScanner) event(ev []byte) {
 		s.private = s.private || mayNamePrivate(name)
 	}
 	if data == nil {
-		return // a comment, or nothing
+		return // a comment, or empty
 	}
 	s.events++
 	if more {
-		// No engine does it; joining the lines is not worth a buffer.
+		// No engine sends several data lines. Joining them is not worth a buffer.
 		s.tooBig++
 		s.private, s.finishes.unscanned = true, true
 		return
@@ -143,8 +144,7 @@ func (s *streamScanner) event(ev []byte) {
 	}
 }
 
-// fieldValue drops the one space the format allows behind the colon. It never
-// gives nil.
+// fieldValue removes the one space that the format allows after the colon. It never returns nil.
 func fieldValue(b []byte) []byte {
 	if len(b) > 0 && b[0] == ' ' {
 		return b[1:]
@@ -152,8 +152,8 @@ func fieldValue(b []byte) []byte {
 	return b
 }
 
-// openAI looks at one chunk of chat completions, completions or
-// /inference/v1/generate.
+// openAI scans the data of one event of chat completions, completions, /inference/v1/generate or
+// SGLang's /generate.
 func (s *streamScanner) openAI(data []byte) {
 	if bytes.Equal(data, done) {
 		s.ended = true
@@ -206,7 +206,7 @@ func (s *streamScanner) openAI(data []byte) {
 		case "meta_info":
 			native = true
 			finished = s.metaInfo(&w)
-		case "index": // likewise, beside meta_info
+		case "index": // of SGLang's /generate
 			index = w.number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
 			if object = w.word(); string(object) == "error" {
@@ -242,8 +242,8 @@ func (s *streamScanner) openAI(data []byte) {
 	}
 }
 
-// textOrIDs reads the text of an event of SGLang's /generate, or its ids or those of a
-// choice, and gives where they lie.
+// textOrIDs reads the text or the ids of an event of SGLang's /generate, or the ids of a choice,
+// and returns where they lie.
 func (s *streamScanner) textOrIDs(w *jsonWalker) jsonscan.Value {
 	kind := jsonscan.Number
 	switch w.peek() {
@@ -261,8 +261,8 @@ func (s *streamScanner) textOrIDs(w *jsonWalker) jsonscan.Value {
 	return jsonscan.Value{Start: from, End: w.i, Kind: kind}
 }
 
-// metaInfo reads what SGLang's /generate says of usage and finish, and gives whether there is
-// a finish.
+// metaInfo reads usage and finish reason of SGLang's /generate. It returns whether there is a
+// finish reason.
 func (s *streamScanner) metaInfo(w *eventWalker) (finished bool) {
 	if !w.enter('{') {
 		return false
@@ -324,7 +324,7 @@ func (s *streamScanner) choice(w *eventWalker) {
 	s.finishes.add(index, finished)
 }
 
-// delta looks for content; a role alone is none, and neither are "" and null.
+// delta looks for content. A role alone, "" and null are not content.
 func (s *streamScanner) delta(w *eventWalker) {
 	if !w.enter('{') {
 		return
@@ -346,7 +346,7 @@ func (s *streamScanner) delta(w *eventWalker) {
 	}
 }
 
-// content reads a string that is a token when it is not empty.
+// content reads a string, which is content unless it is empty.
 func (s *streamScanner) content(w *eventWalker) {
 	if text := w.text(); len(text) > 0 {
 		s.token = true
@@ -355,8 +355,7 @@ func (s *streamScanner) content(w *eventWalker) {
 	}
 }
 
-// hasElements says whether the value is an array that is not empty, and moves
-// behind it.
+// hasElements skips a value and returns whether it is an array that is not empty.
 func (w *jsonWalker) hasElements() bool {
 	if w.peek() != '[' {
 		w.skip()
@@ -368,7 +367,7 @@ func (w *jsonWalker) hasElements() bool {
 	return c != ']' && c != 0
 }
 
-// anthropic looks at one event of /v1/messages.
+// anthropic scans one event of /v1/messages.
 func (s *streamScanner) anthropic(name, data []byte) {
 	s.finishes.unscanned = false
 	s.private = s.private || mayHoldPrivateValue(data)
@@ -413,8 +412,7 @@ func (s *streamScanner) anthropic(name, data []byte) {
 	}
 }
 
-// messagePart reads the message of message_start and the delta of
-// message_delta.
+// messagePart reads the message of message_start or the delta of message_delta.
 func (s *streamScanner) messagePart(w *jsonWalker) {
 	if !w.enter('{') {
 		return
@@ -433,13 +431,13 @@ func (s *streamScanner) messagePart(w *jsonWalker) {
 	}
 }
 
-// maxStoredID bounds the id of a response that is told of; engines' have 37 bytes.
+// maxStoredID bounds the id of a response. Those of engines have 37 bytes.
 const maxStoredID = 128
 
 var deltaSuffix = []byte(".delta")
 
-// storedID is the id of the response that a stream of Responses is about, "" as long as it
-// is not known. It lies in plain, which such a stream has no other use for.
+// storedID returns the id of the response that a stream of Responses is about; "": not known yet.
+// It is stored in template, which such a stream does not use otherwise.
 func (s *streamScanner) storedID() string {
 	if s.protocol != Responses {
 		return ""
@@ -447,7 +445,7 @@ func (s *streamScanner) storedID() string {
 	return s.template.idAndTime
 }
 
-// responses looks at one event of /v1/responses.
+// responses scans one event of /v1/responses.
 func (s *streamScanner) responses(name, data []byte) {
 	s.finishes.unscanned = false
 	s.private = s.private || mayHoldPrivateValue(data)
@@ -523,7 +521,7 @@ func (s *streamScanner) responses(name, data []byte) {
 	}
 }
 
-// reasonName gives a finish reason as a string; the known ones cost nothing.
+// reasonName returns a finish reason as a string. Known ones allocate nothing.
 func reasonName(b []byte) string {
 	switch string(b) {
 	case "stop":

@@ -13,8 +13,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// Protocol is the event protocol of a stream; it decides what an error event
-// looks like and what a good end is.
+// Protocol is the event protocol of a stream. It decides what an error event looks like and what
+// ends a complete stream.
 type Protocol uint8
 
 // The protocols.
@@ -25,51 +25,48 @@ const (
 	Opaque                    // not an event stream: bytes pass, nothing is scanned
 )
 
-// Options of one stream.
+// Options are those of one stream.
 type Options struct {
-	// Protocol of the events. A response whose Content-Type is not
-	// text/event-stream is passed on as Opaque whatever stands here.
+	// Protocol of the events. A response whose Content-Type is not text/event-stream is relayed as
+	// Opaque in any case.
 	Protocol     Protocol
-	WriteTimeout time.Duration // one flush to the client [30s]
-	IdleTimeout  time.Duration // between two reads from the engine; 0: none
-	// Choices is how many the client asked for, of which OpenAI's streams tell each one's
-	// end; 0: as many as are told of.
+	WriteTimeout time.Duration // bound of one flush to the client [30s]
+	IdleTimeout  time.Duration // bound between two reads from the engine; 0: none
+	// Choices is how many choices the client asked for; 0: unknown. OpenAI's streams report the end
+	// of each, and such a stream is complete when all have ended.
 	Choices int
-	// Rewrite, when set, changes the events of a stream on their way; a body
-	// that is no event stream passes as it is.
+	// Rewrite, when set, changes the events of an event stream. Other bodies are not rewritten.
 	Rewrite Rewriter
-	// Carry, when it has a Transcript, takes the place of Rewrite and lets a chunked event stream
-	// go on from another engine when its own fails.
+	// Migration, when it has a Transcript, replaces Rewrite and lets a chunked event stream
+	// continue on another engine when its own fails.
 	Migration Migration
-	// Convert, when set, makes what the client gets of what it would get: the last that
-	// is done to the stream before it is written.
+	// Convert, when set, is the last transformation before the stream is written to the client.
 	Convert Converter
-	// By, when set, is when the client's time is over: what it has not taken by then is
-	// not waited for. The engine's leg has a deadline of its own.
+	// ClientDeadline, when set, ends the waiting for a slow client. The engine's leg has a deadline
+	// of its own.
 	ClientDeadline time.Time
-	// Drains, when set, says of a stream whose engine was cut whether what had come from
-	// it by then is still to be passed on.
+	// DrainOnCancel, when set, reports whether bytes that had arrived before the call was cancelled
+	// are still passed on.
 	DrainOnCancel func() bool
-	// Ends, when set, says whether the router ends: a stream whose call is cut then is
-	// Drained.
+	// ShuttingDown, when set, reports whether the router shuts down. A cancelled stream then ends
+	// as Drained.
 	ShuttingDown *atomic.Bool
-	// Loops, when set, drive the stream instead of the calling goroutine, where both
-	// connections have descriptors of their own and the body is chunked.
+	// Loops, when set, drive the stream instead of the calling goroutine, where both connections
+	// have descriptors of their own and the body is chunked.
 	Loops *eventloop.Loops
-	// Budget, when set, counts what is held of events that have not come whole. Where it
-	// is spent the stream ends as BudgetExhausted.
+	// Budget, when set, counts the memory of partial events. When it is exhausted the stream ends
+	// as BudgetExhausted.
 	Budget *membudget.Budget
 }
 
-// Converter makes other bytes of a stream's. It belongs to one stream, and is called by
-// one goroutine at a time.
+// Converter transforms the bytes of one stream. It is called by one goroutine at a time.
 type Converter interface {
-	// Convert takes the next bytes, cut anywhere, framing included, and gives what goes
-	// out in their place, in the same framing: memory that stays as it is until the next
-	// call. An error ends the stream.
+	// Convert returns what the client gets in place of p, in the same chunk framing. p may be cut
+	// anywhere and includes its framing. The result stays valid until the next call. An error ends
+	// the stream.
 	Convert(p []byte) (out []byte, err error)
-	// End gives the last bytes of a chunked stream whose engine has failed, wherever it
-	// was: half an event was not shown.
+	// End returns the last bytes of a chunked stream whose engine has failed with cause. It is
+	// correct at any point: a partial event has not been shown to the client.
 	End(cause Cause) []byte
 }
 
@@ -116,69 +113,69 @@ type ClientConn interface {
 }
 
 const (
-	// A stream reads into a small buffer while events trickle, and into a
-	// large one while data flows.
+	// A stream reads into a small buffer while events trickle, and into a large one while data
+	// flows.
 	smallRead = 4 << 10
 	largeRead = 32 << 10
-	// smallReadsToShrink small reads in a row bring the small buffer back.
+	// After smallReadsToShrink consecutive small reads the small buffer is used again.
 	smallReadsToShrink = 16
-	// maxDeadlineSlack is how much shorter than meant a flush's deadline may be: within it
-	// the timer set for an earlier flush is left as it is.
+	// maxDeadlineSlack is how much shorter than configured the deadline of a flush may be. Within
+	// it the deadline set for an earlier flush stays, which saves a timer update.
 	maxDeadlineSlack = time.Second
-	// progressBits: that bytes come is noted (upstream.Response.Heard) once in 1<<progressBits
-	// ns, about a second, where at most a memory access is spent on each event.
+	// progressBits: progress is recorded (upstream.Response.NoteProgress) once in 1<<progressBits
+	// ns, about a second, so that an event costs at most a memory access.
 	progressBits = 30
-	// lastGrace is how long an engine may keep its response open behind the stream's own last
-	// event. Then the client's stream is ended, and the connection to the engine closed.
+	// lastGrace is how long an engine may keep its response open after the stream's own last event.
+	// Then the client's stream ends and the connection to the engine is closed.
 	lastGrace = time.Second
-	// finalWriteTime is what each write may take behind Options.By: time for the last word.
+	// finalWriteTime bounds each write after Options.ClientDeadline: time for the last events.
 	finalWriteTime = 50 * time.Millisecond
 )
 
-// stream is one relay under way. There are thousands: it just fills a size class of 288
-// bytes, and what few of them have (rare, edit) stands elsewhere.
+// stream is one running relay. There are thousands, so it fills a size class of 288 bytes exactly.
+// State that few streams need is in editor and streamExtras.
 type stream struct {
 	dst    ClientConn
 	resp   *upstream.Response
 	chunks upstream.Chunks
-	broken error // of the engine's framing, behind the good bytes of the last read
+	broken error // an error of the engine's framing, after the well-framed bytes of the last read
 	scan   streamScanner
-	editor *editor // nil until it is needed
+	editor *editor // nil until needed
 
 	*streamSettings
 	extras *streamExtras
 
 	deadlineSetAt monoTime // when the write deadline was last set
-	deadline      monoTime // to what
+	deadline      monoTime // the write deadline that was set
 
-	// What Result says, and scan does not.
+	// The fields of Result that scan does not have.
 	err        error
 	bytes      int64
 	firstByte  monoTime
 	firstToken monoTime
-	lastByte   monoTime // before the first: when the stream was lent
+	lastByte   monoTime // before the first byte: when the stream was attached to a loop
 	cause      Cause
 	reusable   bool
-	told       uint8 // toldStored, toldDone: what the client's connection has been told
+	told       uint8 // toldStored, toldDone: notifications that dst has had
 
 	smallReads        uint8
-	engineFD          int32 // the descriptor that is lent
-	detectsStalls     bool  // dst is Patient
+	engineFD          int32 // the descriptor that a loop uses
+	detectsStalls     bool  // dst.DetectsStalls()
 	chunked           bool
 	scanning          bool
-	migrating         bool // for another engine, though this one is well
-	clientFailedWrite bool // the client took something not: no last word either
-	detached          bool // resp is, to a loop, or was
+	migrating         bool // leaves a healthy engine on request
+	clientFailedWrite bool // a write to the client failed: no final events are written either
+	detached          bool // resp is or was detached to a loop
 
-	budgetKiB uint16 // of terms.budget, in KiB
+	budgetKiB uint16 // of streamSettings.budget, in KiB
 }
 
 const (
-	toldStored = 1 << iota // ResponseID
-	toldDone               // Done
+	toldStored = 1 << iota // ResponseID was called
+	toldDone               // Done was called
 )
 
-// streamSettings are what nearly all streams have in common of their Options.
+// streamSettings are the options that nearly all streams have in common.
 type streamSettings struct {
 	loops        *eventloop.Loops
 	budget       *membudget.Budget
@@ -187,10 +184,10 @@ type streamSettings struct {
 	idleTimeout  time.Duration
 }
 
-// lastSettings are those of the stream that had others than the one before.
+// lastSettings are the settings of the last stream whose settings differed from those before it.
 var lastSettings atomic.Pointer[streamSettings]
 
-// share gives memory that has these terms, and is not changed.
+// share returns memory with these settings that is not modified.
 func (t streamSettings) share() *streamSettings {
 	if last := lastSettings.Load(); last != nil && *last == t {
 		return last
@@ -199,8 +196,8 @@ func (t streamSettings) share() *streamSettings {
 	return &t
 }
 
-// streamExtras is what most streams have none of. It is made once and not changed. Of movable streams
-// there are thousands: it fills a size class of 64 bytes.
+// streamExtras are options that most streams do not have. It is written once. Thousands of
+// migratable streams have one, so it fills a size class of 64 bytes.
 type streamExtras struct {
 	migration      Migration
 	convert        Converter
@@ -208,20 +205,20 @@ type streamExtras struct {
 	drainOnCancel  func() bool
 }
 
-// noExtras is that of most streams.
+// noExtras is shared by the streams without extras.
 var noExtras streamExtras
 
-// monoTime is a time counted from the package's start, in ns; 0 for never.
+// monoTime is a time in nanoseconds since the package was initialised; 0: never.
 type monoTime int64
 
 var epoch = time.Now()
 
-// monoTimeOf is 0 at no time a stream can see: epoch is past by then.
+// monoTimeOf returns 0 for no time that a stream can see, because epoch is before all of them.
 func monoTimeOf(t time.Time) monoTime { return monoTime(t.Sub(epoch)) }
 
 func (i monoTime) isZero() bool { return i == 0 }
 
-// time is the zero Time for never.
+// time returns the zero Time for 0.
 func (i monoTime) time() time.Time {
 	if i == 0 {
 		return time.Time{}
@@ -229,13 +226,14 @@ func (i monoTime) time() time.Time {
 	return epoch.Add(time.Duration(i))
 }
 
-// Stream passes resp's body to dst until it ends, one way or the other. The
-// head has been written by the caller, with the framing of resp (chunked,
-// Content-Length or until close). When the engine dies inside an event stream of no told
-// length behind a whole event, and half of one is not shown, the client gets an error event in
-// its Protocol and a proper end; elsewhere Reusable is false and the caller must close, so
-// that an HTTP/1.1 client misses the last chunk, and by a reset where the body ends with the
-// connection.
+// Stream passes the body of resp to dst until it ends. The caller has written the response head,
+// with the framing of resp (chunked, Content-Length or until close).
+//
+// When the engine dies inside an event stream without a declared length, the client gets an error
+// event in its Protocol after the last whole event, and a proper end. Otherwise Reusable is false
+// and the caller must close the client's connection so that an HTTP/1.1 client misses the last
+// chunk; with a reset where the connection's end ends the body.
+//
 // Stream does not Release resp. It leaves dst without a write deadline.
 func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	opt.Loops = nil
@@ -243,8 +241,8 @@ func Stream(dst ClientConn, resp *upstream.Response, opt Options) Result {
 	return res
 }
 
-// Start is Stream that may leave the rest to a loop: then it is not ended, and dst and
-// resp are the loop's until Options.Go is called.
+// Start is Stream, except that it may hand the rest of the stream to a loop. Then ended is false,
+// and dst and resp belong to the loop until dst.Resume is called.
 func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, ended bool) {
 	if opt.WriteTimeout <= 0 {
 		opt.WriteTimeout = 30 * time.Second
@@ -260,7 +258,7 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
 	if t := opt.Migration.Transcript; t != nil && !(s.scanning && s.chunked) {
-		opt.Rewrite, opt.Migration = t, Migration{} // ids are taken out all the same
+		opt.Rewrite, opt.Migration = t, Migration{} // ids are removed all the same
 	}
 	if opt.Migration.Transcript != nil || opt.Convert != nil || opt.DrainOnCancel != nil || !opt.ClientDeadline.IsZero() {
 		s.extras = &streamExtras{migration: opt.Migration, convert: opt.Convert, drainOnCancel: opt.DrainOnCancel}
@@ -284,11 +282,11 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	return s.relay()
 }
 
-// relay relays until the stream's end, or until a loop has taken it.
+// relay relays until the stream ends (true), or until it is attached to a loop (false).
 func (s *stream) relay() (res Result, ended bool) {
 	whole := false
 	defer func() {
-		if !whole { // it panics
+		if !whole { // a panic
 			s.releasePartialBudget()
 		}
 	}()
@@ -303,13 +301,13 @@ func (s *stream) relay() (res Result, ended bool) {
 	return Result{}, false
 }
 
-// finish tells the end.
+// finish writes the end of the stream and returns its result.
 func (s *stream) finish() Result {
 	if s.err != nil && !s.clientFailedWrite {
 		if end, whole := s.properEnd(); end != nil {
 			if whole && s.cause != ClientGone || s.keptOpen() {
-				// Nothing of the answer is missing: an engine that drops the connection behind
-				// it has not failed its client, whose own failure may still come.
+				// The answer is complete. An engine that drops the connection after it has not
+				// failed its client. The client's own failure may still come.
 				s.setCause(Completed, nil)
 			}
 			s.dst.BeforeEnd()
@@ -336,29 +334,29 @@ func (s *stream) finish() Result {
 	return res
 }
 
-// usage is what the engine said of usage.
+// usage returns the usage that the engine reported.
 func (s *stream) usage() Usage {
 	u := s.scan.usage
-	if s.scan.mayHaveRecords && u.Completion >= 0 { // records tell ids, and no counts
+	if s.scan.mayHaveRecords && u.Completion >= 0 { // records carry ids, no counts
 		u.Completion = max(u.Completion, s.extras.migration.Transcript.heardIDs())
 	}
 	return u
 }
 
-// keptOpen says whether all that is wrong with the stream is that its engine did not end the
-// body behind the last event.
+// keptOpen reports whether the stream is complete and its engine merely did not end the body.
 func (s *stream) keptOpen() bool { return s.scan.ended && s.cause == EngineStalled }
 
 var eventStreamType = []byte("text/event-stream")
 
-// IsEventStream says whether a Content-Type is that of server-sent events.
+// IsEventStream reports whether a Content-Type is that of server-sent events.
 func IsEventStream(contentType []byte) bool {
 	n := len(eventStreamType)
 	return len(contentType) >= n && bytes.EqualFold(contentType[:n], eventStreamType) &&
 		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
 }
 
-// run relays until the body's end or a failure; false when a loop has taken it.
+// run relays until the body ends or fails (true), or until the stream is attached to a loop
+// (false).
 func (s *stream) run() (ended bool) {
 	if attached, over := s.attachToLoop(); attached || over {
 		return over
@@ -371,8 +369,8 @@ func (s *stream) run() (ended bool) {
 	defer func() { membudget.Default.Put(buf) }()
 	for {
 		if s.idleTimeout > 0 {
-			// Counted from here, not from the last read: a slow client's flush
-			// lies between, and is not the engine's silence.
+			// The time counts from here, not from the last read: a slow flush to the client in
+			// between is not the engine's silence.
 			_ = s.resp.SetReadDeadline(time.Now().Add(s.idleTimeout))
 		}
 		n, err := s.resp.ReadRaw(buf.B)
@@ -390,7 +388,7 @@ func (s *stream) run() (ended bool) {
 	}
 }
 
-// resizeBuffer changes the buffer's size to what comes.
+// resizeBuffer adapts the size of buf to n, the size of the last read.
 func (s *stream) resizeBuffer(buf *membudget.Buffer, n int) *membudget.Buffer {
 	size := len(buf.B)
 	switch {
@@ -412,8 +410,8 @@ func (s *stream) resizeBuffer(buf *membudget.Buffer, n int) *membudget.Buffer {
 	return membudget.Default.Get(size)
 }
 
-// forward looks at what one read brought and writes it on; true when the stream
-// has ended.
+// forward processes the bytes of one read and writes the result to the client. It returns whether
+// the stream has ended.
 func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 	out := s.process(p, t)
 	over := s.engineDone()
@@ -429,13 +427,13 @@ func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 		return true
 	}
 	if s.scan.ended && !s.detached {
-		s.resp.SetDeadline(t.Add(lastGrace)) // the first time it bounds the response, later nothing
+		s.resp.SetDeadline(t.Add(lastGrace)) // bounds the response; later calls change nothing
 	}
 	s.migrating = s.shouldMigrate()
 	return s.migrating
 }
 
-// process looks at what one read brought and gives what goes to the client of it.
+// process scans the bytes of one read and returns what the client gets.
 func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	before := s.lastByte
 	s.lastByte = monoTimeOf(t)
@@ -480,7 +478,7 @@ func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	return s.convert(p)
 }
 
-// convert is what goes to the client of p.
+// convert returns what the client gets of p.
 func (s *stream) convert(p []byte) []byte {
 	conv := s.extras.convert
 	if conv == nil || len(p) == 0 {
@@ -493,7 +491,7 @@ func (s *stream) convert(p []byte) []byte {
 	return out
 }
 
-// engineDone says whether nothing more of the engine is to be read.
+// engineDone reports whether nothing more is read from the engine.
 func (s *stream) engineDone() bool {
 	return s.failedByEvent() || s.broken != nil || s.chunked && s.chunks.Done()
 }
@@ -503,7 +501,7 @@ func (s *stream) failedByEvent() bool {
 	return t != nil && t.FailureEvent() != nil
 }
 
-// recordEnd notes how a stream that is over has ended.
+// recordEnd sets the cause of a stream that has ended.
 func (s *stream) recordEnd() {
 	switch {
 	case s.failedByEvent():
@@ -518,8 +516,8 @@ func (s *stream) recordEnd() {
 	}
 }
 
-// readChunked follows the chunk framing and feeds the payload to the scan. It gives
-// the part of p that belongs to the body and is well framed.
+// readChunked follows the chunk framing and feeds the payload to the scan. It returns the part of p
+// that belongs to the body and is well framed.
 func (s *stream) readChunked(p []byte) (good []byte, err error) {
 	before := s.chunks
 	if good, err = s.readChunks(p); !s.passesUnchanged() {
@@ -546,7 +544,7 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 		}
 		if s.chunks.Done() {
 			if at == len(p) {
-				s.resp.MarkBodyDone() // else bytes nobody asked for follow: not to be kept
+				s.resp.MarkBodyDone() // otherwise bytes that nobody asked for follow, and the connection is not reused
 			}
 			return p[:at], nil
 		}
@@ -554,12 +552,12 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 	return p, nil
 }
 
-// errIncomplete is that of an engine, or of somebody before it, that failed and ended its
-// framing well.
+// errIncomplete: the engine, or a proxy before it, ended its framing properly before the answer was
+// complete.
 var errIncomplete = errors.New(failures[EngineIncomplete].message)
 
-// incomplete says whether an event stream that ends as its framing says is not whole. Of an
-// edited one half an event does not go out.
+// incomplete reports whether an event stream whose framing has ended lacks part of its answer. Of a
+// rewritten stream the client does not get a partial event.
 func (s *stream) incomplete() bool {
 	return s.scanning && s.resp.Status < 300 && !s.scan.complete(!s.editor.rewrites())
 }
@@ -568,16 +566,16 @@ func (s *stream) setCause(cause Cause, err error) {
 	s.cause, s.err = cause, err
 }
 
-// readEnded takes in why nothing more comes from the engine.
+// readEnded sets the cause of the end of the engine's body.
 func (s *stream) readEnded(err error) {
 	switch {
 	case err == io.EOF:
-		// Of an event stream without framing only the protocol's own last event tells a
-		// good end.
+		// Without framing, only the protocol's own last event proves that an event stream is
+		// complete.
 		if s.reusable = s.resp.ContentLength >= 0 || !s.scanning || s.scan.ended; !s.reusable {
 			s.setCause(EngineClosed, io.ErrUnexpectedEOF)
 		} else if s.editor.holdsPartial() {
-			s.reusable = s.write(s.holdPartialEvent(nil, upstream.Chunks{}, true)) == nil // the body's end is its own
+			s.reusable = s.write(s.holdPartialEvent(nil, upstream.Chunks{}, true)) == nil // the end of the body ends its last event
 		}
 	case errors.Is(err, upstream.ErrCancelled) && s.shuttingDown != nil && s.shuttingDown.Load():
 		s.setCause(Drained, err)
@@ -596,5 +594,5 @@ func (s *stream) readEnded(err error) {
 	}
 }
 
-// atEventBoundary says whether what is out ends with a whole event.
+// atEventBoundary reports whether the client has got whole events only.
 func (s *stream) atEventBoundary() bool { return s.editor.holdsPartial() || s.scan.atBoundary() }

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// write writes words of the relay's own.
+// write writes bytes of the relay's own.
 func (s *stream) write(p []byte) error { return s.writeAt(s.convert(p), time.Now()) }
 
-// writeAt writes p, under a deadline.
+// writeAt writes p under a deadline.
 func (s *stream) writeAt(p []byte, t time.Time) error {
 	if now := monoTimeOf(t); s.deadlineSetAt.isZero() || time.Duration(now-s.deadlineSetAt) > s.deadlineSlack() || now >= s.deadline {
 		s.setWriteDeadline(t)
@@ -30,12 +30,12 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 	return s.clientFailed(ClientStalled, err)
 }
 
-// pastClientDeadline says whether the client's time is over.
+// pastClientDeadline reports whether Options.ClientDeadline has passed.
 func (s *stream) pastClientDeadline(now time.Time) bool {
 	return !s.extras.clientDeadline.isZero() && monoTimeOf(now) >= s.extras.clientDeadline
 }
 
-// writeDeadline is the deadline of one write.
+// writeDeadline returns the bound of one write.
 func (s *stream) writeDeadline() time.Duration {
 	if s.detectsStalls {
 		return StallCheckInterval(s.writeTimeout)
@@ -53,10 +53,10 @@ func (s *stream) setWriteDeadline(t time.Time) {
 		}
 	}
 	s.deadlineSetAt, s.deadline = monoTimeOf(t), monoTimeOf(by)
-	_ = s.dst.SetWriteDeadline(by) // fails on a closed connection only: the write will say so
+	_ = s.dst.SetWriteDeadline(by) // fails only on a closed connection, which the write reports
 }
 
-// clientFailed notes the client's failure unless the engine failed before.
+// clientFailed records that the client failed, unless the engine failed before.
 func (s *stream) clientFailed(cause Cause, err error) error {
 	s.clientFailedWrite = true
 	if s.err == nil {
