@@ -3,25 +3,26 @@ package relay
 // APIFormat is the endpoint whose events a Transcript keeps.
 type APIFormat uint8
 
-// The forms. Chat completions and completions tell ids where they were asked for
-// (return_token_ids: vLLM 0.10.2, SGLang's completions 0.5.19); the generate
-// endpoints always; the others never, so their streams are kept TextOnly.
+// The formats. Chat completions and completions return token ids if the request asks for them
+// (return_token_ids: vLLM 0.10.2, completions of SGLang 0.5.19). The generate endpoints always
+// return ids. The other endpoints never do, so their streams are kept TextOnly.
 const (
 	CompletionsFormat APIFormat = iota
 	ChatFormat
 	GenerateFormat  // vLLM's /inference/v1/generate
 	NativeFormat    // SGLang's /generate
-	MessagesFormat  // Anthropic's
-	ResponsesFormat // OpenAI's
+	MessagesFormat  // Anthropic's /v1/messages
+	ResponsesFormat // OpenAI's /v1/responses
 )
 
-// formatter knows the events of one Form.
+// formatter handles the events of one APIFormat other than OpenAI's.
 type formatter interface {
-	// event takes an event in and appends what the client gets of it.
+	// event records an event and appends what the client gets of it.
 	event(dst, event []byte) []byte
-	// turn makes the events of the next engine the stream's own.
+	// nextEngine returns the Rewriter that turns the events of the next engine into the stream's
+	// own.
 	nextEngine() Rewriter
-	// end appends what a stream lacks whose last token is told.
+	// appendEnd appends the missing end of a stream whose last token has been sent.
 	appendEnd(dst []byte, usage bool) []byte
 }
 
@@ -39,10 +40,10 @@ func (t *Transcript) newFormatter() formatter {
 	return openAIFormatter{t}
 }
 
-// maxText bounds the text that is kept of a stream.
+// maxText bounds the text that is kept of a stream, in bytes.
 const maxText = 4 << 20
 
-// appendSent notes text, the inside of a JSON string, as told.
+// appendSent records text, the inside of a JSON string, as sent.
 func (t *Transcript) appendSent(text []byte) {
 	if !t.keepText(text) {
 		return
@@ -51,9 +52,8 @@ func (t *Transcript) appendSent(text []byte) {
 	t.PartialRune = endsInPartialRune(text)
 }
 
-// engineFailed takes in an event by which an engine says that it failed, with an HTTP
-// status as code, 0 for none: it is held back, or, where it speaks of the request,
-// the client's to see.
+// engineFailed handles an error event of the engine. code is its HTTP status; 0: none. The event is
+// held back, or passed on to the client if it is about the request.
 func (t *Transcript) engineFailed(dst, event []byte, code int) []byte {
 	if t.holdsFailure && (code < 400 || code >= 500 || code == 429) {
 		t.ensureExtras().failure = append([]byte(nil), event...)
@@ -63,7 +63,7 @@ func (t *Transcript) engineFailed(dst, event []byte, code int) []byte {
 	return append(dst, event...)
 }
 
-// codeOf reads "code" out of a raw error object; a string of digits is one too.
+// codeOf reads "code" from a raw error object. A string of digits is accepted too.
 func codeOf(raw []byte) int {
 	value := memberOf(raw, "code")
 	if len(value) > 2 && value[0] == '"' {
@@ -73,8 +73,8 @@ func codeOf(raw []byte) int {
 	return max(w.unsigned(), 0)
 }
 
-// appendFailure appends what a stream ends with that no other engine took: the
-// engine's own word, where it is of the client's protocol.
+// appendFailure appends the end of a stream that no other engine continues: the engine's own error
+// event, if it is of the client's protocol.
 func (t *Transcript) appendFailure(dst []byte, p Protocol, number int64) []byte {
 	if p == OpenAI {
 		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)

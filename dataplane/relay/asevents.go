@@ -1,9 +1,9 @@
 package relay
 
-// AppendEvents appends a whole chat or completions answer as the stream it would
-// have been: the role, the content, the end of each choice, the usage where the
-// client asked for it, [DONE]. It is for answers that a leg gives whole although
-// the client wants a stream. What is no such answer becomes one event.
+// AppendEvents appends a whole chat or completions answer as a stream: the role, the content, the
+// end of each choice, the usage if the client asked for it, and [DONE]. It serves a leg that
+// answers whole although the client wants a stream. A body that is not such an answer becomes one
+// event.
 func AppendEvents(dst, body []byte, usage bool) []byte {
 	w := jsonWalker{b: body}
 	if w.peek() != '{' {

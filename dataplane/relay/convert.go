@@ -5,39 +5,37 @@ import (
 	"strconv"
 )
 
-// Conversion makes of a completions answer, which a prompt sent as token ids
-// gets, the answer of the endpoint that the client asked. It puts the first
-// token, where prefill made it, before what decode makes, and takes it out of
-// the usage again: decode was given it as a part of the prompt.
+// Conversion converts the response to a completions request with token ids into the response of the
+// endpoint that the client called. If prefill generated the first token, Conversion puts it before
+// the decode engine's tokens and subtracts it from the prompt in the usage, because it was part of
+// the decode engine's prompt.
 //
-// It is the Rewriter of one stream, or the converter of one whole answer, not
-// both. Members of a chunk that it does not know are passed on as they are.
+// A Conversion is the Rewriter of one stream or converts one whole body, not both. Members of an
+// event that it does not know pass unchanged.
 type Conversion struct {
-	// Chat: the client asked /v1/chat/completions. Otherwise completions stay
-	// completions.
+	// Chat: the client called /v1/chat/completions; otherwise /v1/completions.
 	Chat bool
-	// Choices is how many choices the request has [1].
+	// Choices is the number of choices of the request [1].
 	Choices int
 	// First is the token before the engine's first; nil: none.
 	First *FirstToken
-	// TopLogprobs is how many alternatives of a token the client asked for; a
-	// chat answer shows so many.
+	// TopLogprobs is how many alternatives of each token a chat response shows.
 	TopLogprobs int
-	// Cached takes the place of the engine's cached_tokens; below 0 that stays.
-	// The prefill engine knows what the decode engine can not.
+	// Cached replaces the engine's cached_tokens unless it is negative. Only the prefill engine
+	// knows the number of cached prompt tokens.
 	Cached int
-	// Seam makes the answer, a stream, go on with one that another engine began.
+	// Splice makes a stream continue one that another engine began.
 	Splice *SplicePoint
 
 	head      []byte       // `{"id":…,"object":…,"created":…,"model":…`, the same in every event
-	started   []bool       // choices whose first event is out
-	unstarted int          // choices whose first event is not
-	doneSent  bool         // [DONE] is out
-	origin    int          // where text_offset begins that the engine calls 0: behind the first token
-	choice    *ChoiceState // of the one choice that the event at hand tells of, nil where it has not one
+	started   []bool       // choices whose first event has been sent
+	unstarted int          // choices whose first event has not been sent
+	doneSent  bool         // [DONE] has been sent
+	origin    int          // the offset that the engine calls 0 in text_offset: after the first token
+	choice    *ChoiceState // the choice of the present event; nil if it has not exactly one
 }
 
-// FirstToken is what prefill generated.
+// FirstToken is the token that prefill generated.
 type FirstToken struct {
 	ID       uint32
 	Text     []byte // the inside of a JSON string, escapes as the engine wrote them
@@ -45,23 +43,23 @@ type FirstToken struct {
 	IDs      bool   // the client asked for token ids
 }
 
-// SplicePoint is where a stream passes from one engine to the next, which was given what
-// had been told as a part of its prompt.
+// SplicePoint is where a stream passes from one engine to the next. The next engine gets the tokens
+// sent so far as part of its prompt.
 type SplicePoint struct {
-	// Head is the beginning of all events, up to the model; nil: nothing was told,
-	// and the stream begins here.
+	// Head is the beginning of all events, up to the model; nil: nothing has been sent and the
+	// stream begins here.
 	Head        []byte
 	Prompt      int  // tokens of the client's prompt
-	PriorTokens int  // told before; usage counts them as output
+	PriorTokens int  // tokens sent before; usage counts them as output
 	ShowIDs     bool // the client asked for token ids
 
-	choices       []*ChoiceState // the choices that the engine was asked for, in its order; nil: the first
-	started       []bool         // of them, those whose first event is out
-	totalTokens   func() int     // tokens of all choices, where there are several
-	cachedPrompts int            // of how many prompts cached_tokens is the sum; 0: it is of one
+	choices       []*ChoiceState // the choices requested from the engine, in its order; nil: the first
+	started       []bool         // of these, the ones whose first event has been sent
+	totalTokens   func() int     // tokens of all choices, if there are several
+	cachedPrompts int            // the number of prompts whose cached tokens are summed in cached_tokens; 0: it is of one prompt
 }
 
-// sequence is what the engine's choice i belongs to, nil where nothing.
+// sequence returns the stream's choice for the engine's choice i; nil: none.
 func (s *SplicePoint) sequence(i int) *ChoiceState {
 	if s == nil || i >= len(s.choices) {
 		return nil
@@ -69,8 +67,7 @@ func (s *SplicePoint) sequence(i int) *ChoiceState {
 	return s.choices[i]
 }
 
-// maxChoiceIndex bounds the index of a choice, so that an engine's nonsense costs
-// nothing.
+// maxChoiceIndex bounds the index of a choice, so that an invalid index costs no memory.
 const maxChoiceIndex = 1 << 12
 
 // Event implements Rewriter.
@@ -85,13 +82,13 @@ func (c *Conversion) Event(dst, event []byte) []byte {
 	}
 	mark := len(dst)
 	dst, ok := c.chunk(dst, data)
-	if !ok { // a comment, an error, or what can't be followed: the client's to see
+	if !ok { // a comment, an error, or unknown data: passed unchanged
 		return append(dst[:mark], event...)
 	}
 	return dst
 }
 
-// chunk converts the data of one event; ok is false when it is to pass as it is.
+// chunk converts the data of one event. If ok is false the event passes unchanged.
 func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	w := jsonWalker{b: data}
 	if len(data) == 0 || w.peek() != '{' {
@@ -148,21 +145,21 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 		return dst, false
 	}
 	if seen > 0 && sent == 0 {
-		// No text, no end: nothing to tell. A usage so far goes with it, because
-		// without choices it would look like the last one.
+		// The event has no text and no finish reason, so it is dropped, with its usage: an event
+		// without choices would look like the last one.
 		return dst[:mark], true
 	}
 	return append(dst, "}\n\n"...), true
 }
 
-// usage appends the usage object at w as the client's request has it.
+// usage appends the usage object at w as the client's request requires it.
 func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)
 	}
 	several, output := c.Splice != nil && c.Splice.totalTokens != nil, 0
 	if several {
-		// The engine counts several prompts, and not the choices that had finished.
+		// The engine counts its prompts, but not the choices that had finished.
 		if output = c.Splice.totalTokens(); c.choice != nil {
 			output = len(c.choice.Out)
 		}
@@ -199,7 +196,7 @@ func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 	return closeObject(dst, from)
 }
 
-// usageCount is what a member of the usage says of so many tokens of prompt and output.
+// usageCount returns the value of a usage member for these token counts.
 func usageCount(key []byte, prompt, output int) (n int, ok bool) {
 	switch string(key) {
 	case "prompt_tokens":
@@ -212,7 +209,7 @@ func usageCount(key []byte, prompt, output int) (n int, ok bool) {
 	return 0, false
 }
 
-// promptTokensDetails appends prompt_tokens_details with the cached tokens that prefill told.
+// promptTokensDetails appends prompt_tokens_details with the cached tokens that prefill reported.
 func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)
@@ -227,8 +224,9 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 			continue
 		}
 		if c.Splice != nil && string(key) == "cached_tokens" {
-			// What was told counts as output, not as prompt that was found. The client has one
-			// prompt: of a sum over several, which all begin with it, the mean is told.
+			// Tokens sent by the previous engine count as output, not as cached prompt. The client
+			// has one prompt: of a sum over several prompts, which all begin with it, the mean is
+			// reported.
 			cached := jsonWalker{b: value}
 			dst = strconv.AppendInt(dst, int64(min(max(cached.unsigned(), 0)/max(c.Splice.cachedPrompts, 1), c.Splice.Prompt)), 10)
 			continue
@@ -238,7 +236,7 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 	return closeObject(dst, from)
 }
 
-// raw gives the value w stands at, as it is written, and moves behind it.
+// raw returns the value at w as it is written and moves past it.
 func (w *jsonWalker) raw() []byte {
 	w.peek()
 	from := w.i
@@ -246,7 +244,7 @@ func (w *jsonWalker) raw() []byte {
 	return w.b[from:w.i]
 }
 
-// appendShifted appends the integer at w plus by; what is none is appended as it is.
+// appendShifted appends the integer at w plus by. Another value is appended unchanged.
 func (w *jsonWalker) appendShifted(dst []byte, by int) []byte {
 	raw := w.raw()
 	value := jsonWalker{b: raw}
@@ -256,7 +254,7 @@ func (w *jsonWalker) appendShifted(dst []byte, by int) []byte {
 	return append(dst, raw...)
 }
 
-// unsigned reads a plain non-negative integer, -1 when there is none.
+// unsigned reads a non-negative integer; -1: there is none.
 func (w *jsonWalker) unsigned() int {
 	n, from := 0, w.i
 	for ; w.i < len(w.b) && w.i-from < 18; w.i++ {
@@ -272,8 +270,7 @@ func (w *jsonWalker) unsigned() int {
 	return n
 }
 
-// appendKey appends a key behind a comma, or behind the brace of the object that
-// begins at from.
+// appendKey appends a key after a comma, or after the brace of the object that begins at from.
 func appendKey(dst []byte, from int, key []byte) []byte {
 	open := byte(',')
 	if len(dst) == from {
@@ -283,7 +280,7 @@ func appendKey(dst []byte, from int, key []byte) []byte {
 	return append(dst, '"', ':')
 }
 
-// closeObject ends the object whose members appendKey began at from; there may be none.
+// closeObject ends the object that appendKey began at from; it may be empty.
 func closeObject(dst []byte, from int) []byte {
 	if len(dst) == from {
 		dst = append(dst, '{')

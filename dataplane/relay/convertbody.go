@@ -1,7 +1,7 @@
 package relay
 
-// Body appends a whole 200 answer of completions in the client's shape. What is
-// no completions answer is appended as it is.
+// Body appends a whole completions answer with status 200 in the client's format. Another body is
+// appended unchanged.
 func (c *Conversion) Body(dst, body []byte) []byte {
 	mark := len(dst)
 	w := jsonWalker{b: body}
@@ -134,9 +134,8 @@ func (c *Conversion) wholeChoice(dst []byte, w *jsonWalker) ([]byte, choice) {
 	return append(dst, '}'), ch
 }
 
-// joinLogprobs appends two completions logprobs objects as one: list by list, the
-// second's text behind the first's. Where the engine does not say how long that is, there
-// is no text_offset.
+// joinLogprobs appends two completions logprobs objects as one: list by list, with the text of the
+// second after that of the first. text_offset is omitted if the engine does not report it.
 func joinLogprobs(dst, first, rest []byte) []byte {
 	if !isObject(rest) {
 		return append(dst, first...)
@@ -165,7 +164,7 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 	return append(dst, '}')
 }
 
-// memberOf gives one member of an object, nil when it has none.
+// memberOf returns one member of an object; nil: there is none.
 func memberOf(object []byte, name string) (value []byte) {
 	w := jsonWalker{b: object}
 	if !w.enter('{') {

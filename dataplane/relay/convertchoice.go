@@ -2,14 +2,13 @@ package relay
 
 import "bytes"
 
-// choice is what one choice of a completions answer says; all raw, nil where a
-// member is missing.
+// choice holds the raw members of one choice of a completions answer; nil: missing.
 type choice struct {
 	index                                               int
 	text, logprobs, finish, stop, ids, prompt, promptLP []byte
 }
 
-// read takes in the choice at w and gives the members that are not of those.
+// read reads the choice at w and passes its unknown members to other.
 func (ch *choice) read(w *jsonWalker, other func(key, value []byte)) {
 	if !w.enter('{') {
 		return
@@ -49,7 +48,7 @@ func (ch *choice) read(w *jsonWalker, other func(key, value []byte)) {
 	}
 }
 
-// hideIDs takes ids that the client did not ask for out of a choice.
+// hideIDs removes ids that the client did not ask for.
 func (ch *choice) hideIDs(s *SplicePoint) {
 	if s == nil {
 		return
@@ -57,18 +56,17 @@ func (ch *choice) hideIDs(s *SplicePoint) {
 	if !s.ShowIDs {
 		ch.ids, ch.prompt = nil, nil
 	} else if s.Head != nil {
-		ch.prompt = nil // told, and without what was told since
+		ch.prompt = nil // sent before, and without the tokens that followed
 	}
 }
 
-// hasContent whether a chunk with this choice tells the client anything.
+// hasContent reports whether an event with this choice has anything for the client.
 func (ch *choice) hasContent() bool {
 	return len(ch.text) > 0 || ch.finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
 }
 
-// appendOpenings makes the head of all events, and puts the first event of every choice
-// that data is the first to speak of before data's own: the role, and the first
-// token.
+// appendOpenings creates the head of all events. Before the event itself it puts the first events
+// of the choices that occur in data for the first time: the role, and the first token.
 func (c *Conversion) appendOpenings(dst, data []byte) (_ []byte, ok bool) {
 	w := jsonWalker{b: data}
 	var id, created, model, choices []byte
@@ -128,7 +126,7 @@ func (c *Conversion) makeHead(id, created, model []byte) {
 	c.head = appendHead(c.head[:0], c.Chat, object, id, created, model)
 }
 
-// appendHead appends the members that all events, or a whole answer, begin with.
+// appendHead appends the members that begin all events, or a whole answer.
 func appendHead(dst []byte, chat bool, object string, id, created, model []byte) []byte {
 	dst = append(dst, `{"id":`...)
 	if rest, ok := bytes.CutPrefix(id, []byte(`"cmpl-`)); ok && chat {
@@ -150,7 +148,7 @@ func orNull(raw []byte) []byte {
 	return raw
 }
 
-// appendOpening appends the events that come before a choice's own first.
+// appendOpening appends the events that precede a choice's own first event.
 func (c *Conversion) appendOpening(dst []byte, ch *choice) []byte {
 	event := func(b []byte) []byte {
 		b = append(append(b, "data: "...), c.head...)
@@ -192,8 +190,8 @@ func (c *Conversion) appendOpening(dst []byte, ch *choice) []byte {
 	return append(dst, "}]}\n\n"...)
 }
 
-// promptIDs appends the prompt's ids without the first token, which decode was
-// given behind it.
+// promptIDs appends the prompt's ids without the first token, which was the end of the decode
+// engine's prompt.
 func (c *Conversion) promptIDs(dst, ids []byte) []byte {
 	if ids == nil {
 		return append(dst, "null"...)
@@ -207,8 +205,8 @@ func (c *Conversion) promptIDs(dst, ids []byte) []byte {
 	return append(dst, "[]"...)
 }
 
-// choices appends the choices at w in the client's shape; it gives how many came
-// and how many of them are told.
+// choices appends the choices at w in the client's format. It returns how many were read and how
+// many of them were written.
 func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent int) {
 	if !w.enter('[') {
 		return dst, 0, 0
@@ -227,10 +225,10 @@ func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent in
 			}
 			ch.index, origin = int(q.index), origin+int(q.engineOrigin)
 			if !q.Finished {
-				ch.finish, ch.stop = nil, nil // it goes on in the next round
+				ch.finish, ch.stop = nil, nil // the choice continues in the next round
 			}
 		} else if c.Splice != nil && c.Splice.totalTokens != nil {
-			continue // nobody asked for it, and its number is another's
+			continue // not requested; its index belongs to another choice
 		}
 		if c.Chat && !ch.hasContent() {
 			continue
@@ -243,7 +241,7 @@ func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent in
 		if !c.Chat {
 			dst = append(dst, `,"prompt_token_ids":`...)
 			if c.First != nil {
-				dst = append(dst, "null"...) // they are in the first token's event
+				dst = append(dst, "null"...) // they are in the event of the first token
 			} else {
 				dst = append(dst, orNull(ch.prompt)...)
 			}
@@ -253,7 +251,7 @@ func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent in
 	return dst, seen, sent
 }
 
-// appendChoice appends a choice's members behind its index; text_offset counts from origin.
+// appendChoice appends a choice's members after its index. text_offset counts from origin.
 func (c *Conversion) appendChoice(dst []byte, ch *choice, origin int) []byte {
 	if c.Chat {
 		if len(ch.text) == 0 && ch.finish != nil {

@@ -8,7 +8,7 @@ import (
 
 func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n), 10) }
 
-// logprobs appends a completions logprobs object in the shape of chat.
+// logprobs appends a completions logprobs object in chat's format.
 func (c *Conversion) logprobs(dst, raw []byte) []byte {
 	if !isObject(raw) {
 		return append(dst, "null"...)
@@ -18,10 +18,9 @@ func (c *Conversion) logprobs(dst, raw []byte) []byte {
 	return append(dst, "]}"...)
 }
 
-// logprobItems appends the items of chat's logprobs.content: the lists tokens,
-// token_logprobs and top_logprobs are walked side by side. A token without a
-// log-probability (an echoed first one) has no place in chat. more says that
-// items stand before; it gives whether items stand now.
+// logprobItems appends the items of chat's logprobs.content from the parallel lists tokens,
+// token_logprobs and top_logprobs. A token without a log-probability (an echoed first one) has no
+// item. more reports whether items precede; the result whether there are items now.
 func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
 	var tokens, values, tops jsonWalker
 	w := jsonWalker{b: raw}
@@ -92,9 +91,8 @@ func appendToken(dst, token, logprob []byte) []byte {
 	return appendBytes(dst, token)
 }
 
-// appendBytes appends the UTF-8 bytes of the string whose inside is quoted, as a
-// list of numbers; null where the engine itself did not know them (half a
-// character is written as U+FFFD).
+// appendBytes appends the UTF-8 bytes of a string, whose inside is quoted, as a list of numbers;
+// null if the engine did not know them (it writes a partial character as U+FFFD).
 func appendBytes(dst, quoted []byte) []byte {
 	mark := len(dst)
 	dst = append(dst, '[')
@@ -115,7 +113,7 @@ func appendBytes(dst, quoted []byte) []byte {
 	return append(dst, ']')
 }
 
-// nextRune reads one character of a JSON string's inside, escaped or not.
+// nextRune decodes one character of the inside of a JSON string.
 func nextRune(b []byte) (r rune, n int) {
 	if b[0] != '\\' {
 		return utf8.DecodeRune(b)

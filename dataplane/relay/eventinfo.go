@@ -6,28 +6,28 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// byteRange is a value in an event that is not for the client.
+// byteRange is a value in an event that is hidden from the client.
 type byteRange struct{ from, to int }
 
-// eventInfo is what one event says.
+// eventInfo is the content of one event.
 type eventInfo struct {
-	ids        int // how many came
+	ids        int // number of ids
 	text       []byte
-	textAt     int // where it begins in the event
-	idsAt      int // likewise, of the last token_ids
+	textAt     int // where the text begins in the event
+	idsAt      int // the same of the last token_ids
 	idsTo      int // where they end
-	indexAt    int // where a choice's index begins, 0: nowhere
+	indexAt    int // where a choice's index begins; 0: none
 	hasOther   bool
 	choices    int
 	failed     bool
 	failedCode int
-	hidden     [4]byteRange // what is not for the client
+	hidden     [4]byteRange // hidden from the client
 	nhidden    int
 }
 
 // readEvent reads one event.
 func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
-	base := cap(event) - cap(data) // data is a part of event
+	base := cap(event) - cap(data) // data is part of event
 	w := jsonWalker{b: data}
 	var id, created, model []byte
 	w.enter('{')
@@ -90,7 +90,7 @@ func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
 	return n, true
 }
 
-// addIDs counts in an event's ids of a choice, and whether its text shows all of them.
+// addIDs counts the ids of a choice in an event, and records whether its text covers all of them.
 func (t *Transcript) addIDs(q *ChoiceState, text []byte, ids int) {
 	switch {
 	case t.NoText:
@@ -113,8 +113,8 @@ func (t *Transcript) addIDs(q *ChoiceState, text []byte, ids int) {
 	}
 }
 
-// endsInPartialRune says whether the inside of a JSON string ends with the sign that
-// stands for half a character.
+// endsInPartialRune reports whether the inside of a JSON string ends with U+FFFD, which stands for
+// a partial character.
 func endsInPartialRune(text []byte) bool {
 	return bytes.HasSuffix(text, replacement) || bytes.HasSuffix(text, replacementLower) || bytes.HasSuffix(text, replacementUpper)
 }
@@ -125,7 +125,7 @@ var (
 	replacementUpper = []byte(`\uFFFD`)
 )
 
-// promptIDs takes the prompt's ids in, once, and marks them as not the client's.
+// promptIDs reads the prompt's ids, once, and hides them from the client.
 func (t *Transcript) promptIDs(w *jsonWalker, base int, n *eventInfo) {
 	raw := w.raw()
 	if len(raw) == 0 || raw[0] != '[' {
@@ -133,7 +133,7 @@ func (t *Transcript) promptIDs(w *jsonWalker, base int, n *eventInfo) {
 	}
 	switch {
 	case t.promptSeen || t.resumed() != nil || t.Records && t.Prompt.Len() > 0:
-	case t.Prompt.equal(raw): // as nearly always where they are known beforehand
+	case t.Prompt.equal(raw): // the usual case when they are known beforehand
 		t.promptSeen = true
 	default:
 		ids, err := jsonscan.TokenIDs(make([]uint32, 0, bytes.Count(raw, comma)+1), raw)
@@ -148,7 +148,7 @@ func (t *Transcript) promptIDs(w *jsonWalker, base int, n *eventInfo) {
 
 var comma = []byte{','}
 
-// hide notes that the value of size bytes before w is not for the client.
+// hide hides the value of size bytes before w from the client.
 func (t *Transcript) hide(w *jsonWalker, base, size int, n *eventInfo) {
 	if n.nhidden == len(n.hidden) {
 		t.blockOnce("unreadable")
@@ -217,7 +217,7 @@ func (t *Transcript) choice(w *jsonWalker, base int, n *eventInfo) {
 	n.ids = len(q.Out) - had
 	if ended {
 		n.hasOther = true
-		// A limit that is not the choice's own but that of the one with the least left.
+		// The limit is not that of the choice, but of the choice with the fewest tokens left.
 		q.Finished = !(t.Choices > 1 && t.resumed() != nil && string(finish) == "length" && len(q.Out) < int(t.Limit))
 	}
 	if scores != nil && t.Logprobs && t.Format == CompletionsFormat {

@@ -7,14 +7,14 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// generateStream is vLLM's /inference/v1/generate: {"request_id","choices":[{"index",
-// "token_ids",…}],…}, ids as deltas (vLLM 0.32). All of them are the client's to see.
+// generateStream is vLLM's /inference/v1/generate (vLLM 0.32): {"request_id","choices":[{"index",
+// "token_ids",…}],…}, with new ids in each event. The client sees all of them.
 type generateStream struct {
 	t  *Transcript
 	id []byte // request_id, raw
 
-	shape jsonscan.EventShape // of the events that tell ids and nothing else
-	index int                 // its gap: the choice's number; -1: none
+	shape jsonscan.EventShape // of the events that carry only ids
+	index int                 // the gap of the choice's index; -1: none
 }
 
 func (g *generateStream) event(dst, event []byte) []byte {
@@ -52,7 +52,7 @@ func (g *generateStream) event(dst, event []byte) []byte {
 	return append(dst, event...)
 }
 
-// matchShape takes in an event that is of the shape of the last one walked.
+// matchShape reads an event with the same shape as the last one walked.
 func (g *generateStream) matchShape(event []byte) bool {
 	t := g.t
 	out, _, ok := g.shape.Match(t.Out, event)
@@ -82,9 +82,9 @@ func (g *generateStream) appendEnd(dst []byte, usage bool) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// generateResumed makes the events of a second engine those of the first's stream.
+// generateResumed turns the events of a second engine into those of the stream.
 type generateResumed struct {
-	id     []byte // nil: nothing was told
+	id     []byte // nil: nothing has been sent
 	splice SplicePoint
 }
 
@@ -111,7 +111,7 @@ func (g *generateResumed) Event(dst, event []byte) []byte {
 		case "prompt_token_ids", "mm_placeholders":
 			if raw := w.raw(); g.splice.PriorTokens == 0 {
 				dst = append(appendKey(dst, from, key), raw...)
-			} // else it has been told, and is another here
+			} // else the client has it already, and this engine's differs
 		case "choices":
 			dst = appendKey(dst, from, key)
 			dst = g.choices(dst, &w)
@@ -126,8 +126,7 @@ func (g *generateResumed) Event(dst, event []byte) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// choices appends the choices at w; the spans of weight versions count the whole
-// output.
+// choices appends the choices at w. The spans of weight versions count the whole output.
 func (g *generateResumed) choices(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '[' {
 		return append(dst, w.raw()...)
@@ -184,7 +183,7 @@ func (g *generateResumed) spans(dst []byte, w *jsonWalker) []byte {
 	return append(dst, ']')
 }
 
-// appendUsage appends OpenAI's usage object as the ids tell it.
+// appendUsage appends OpenAI's usage object by the number of ids.
 func (t *Transcript) appendUsage(dst []byte) []byte {
 	output := t.totalTokens()
 	dst = strconv.AppendInt(append(dst, `{"prompt_tokens":`...), int64(t.Prompt.Len()), 10)

@@ -2,14 +2,13 @@ package relay
 
 import "encoding/binary"
 
-// A record stands in the place of an event that tells token ids and nothing else, where
-// the client is a part of this program (Transcript.Records): what a Transcript has found
-// in an event its client need not find once more. It stands where an event could, whole,
-// in the stream's framing:
+// A record replaces an event that carries only token ids where the client is a part of this program
+// (Transcript.Records), so that it need not parse the event again. It stands in place of a whole
+// event, in the stream's chunk framing:
 //
-//	1 byte   0, with which no event begins
-//	4 bytes  how many ids follow, little-endian
-//	4 bytes  each of them, likewise
+//  1 byte   0, with which no event begins
+//  4 bytes  the number of ids, little-endian
+//  4 bytes  each id, little-endian
 const (
 	idRecordMark   = 0
 	idRecordHeader = 5
@@ -23,7 +22,7 @@ func appendIDRecord(dst []byte, ids []uint32) []byte {
 	return dst
 }
 
-// idRecordLen is the length of the record that p begins with, 0 where it begins with none.
+// idRecordLen returns the length of the record at the beginning of p; 0: there is none.
 func idRecordLen(p []byte) int {
 	if len(p) < idRecordHeader || p[0] != idRecordMark {
 		return 0
@@ -34,8 +33,8 @@ func idRecordLen(p []byte) int {
 	return 0
 }
 
-// ParseIDRecord gives the ids of the record that p begins with, as they stand in it, 4 bytes
-// each, and its length; 0 where p begins with none.
+// ParseIDRecord returns the ids of the record at the beginning of p, 4 little-endian bytes each,
+// borrowed from p, and the length of the record; 0: there is none.
 func ParseIDRecord(p []byte) (ids []byte, n int) {
 	if n = idRecordLen(p); n > 0 {
 		ids = p[idRecordHeader:n]

@@ -6,13 +6,13 @@ import (
 	"unsafe"
 )
 
-// PackedIDs are token ids that are kept and seldom read, packed: each takes the bits that the
-// largest needs, 15 to 18 of a vocabulary. The zero IDs has none. They are not changed.
-type PackedIDs struct{ packed string } // their number, the bits of each, the bits, lowest first
+// PackedIDs are immutable token ids in little memory. Each takes as many bits as the largest needs,
+// 15 to 18 for common vocabularies. The zero value is empty.
+type PackedIDs struct{ packed string } // their number, the bits of each, then the ids, lowest bit first
 
 const packedHeader = 4 + 1
 
-// PackIDs keeps ids, which are its caller's again.
+// PackIDs returns ids packed. It does not keep the slice.
 func PackIDs(ids []uint32) PackedIDs {
 	if len(ids) == 0 {
 		return PackedIDs{}
@@ -40,7 +40,7 @@ func PackIDs(ids []uint32) PackedIDs {
 	return PackedIDs{unsafe.String(unsafe.SliceData(p), len(p))}
 }
 
-// Len is how many there are.
+// Len returns the number of ids.
 func (p PackedIDs) Len() int {
 	if len(p.packed) == 0 {
 		return 0
@@ -48,7 +48,7 @@ func (p PackedIDs) Len() int {
 	return int(uint32(p.packed[0]) | uint32(p.packed[1])<<8 | uint32(p.packed[2])<<16 | uint32(p.packed[3])<<24)
 }
 
-// all goes over them, until yield does not want another.
+// all calls yield for each id until it returns false.
 func (p PackedIDs) all(yield func(uint32) bool) {
 	n := p.Len()
 	if n == 0 {
@@ -70,7 +70,7 @@ func (p PackedIDs) all(yield func(uint32) bool) {
 	}
 }
 
-// Append appends them to dst.
+// Append appends the ids to dst.
 func (p PackedIDs) Append(dst []uint32) []uint32 {
 	for id := range p.all {
 		dst = append(dst, id)
@@ -78,15 +78,15 @@ func (p PackedIDs) Append(dst []uint32) []uint32 {
 	return dst
 }
 
-// equal says whether list, a JSON array, has these ids and no others. One that is written
-// otherwise than engines do, or has something else in it, may have them all the same.
+// equal reports whether list, a JSON array in the form that engines write, has exactly these ids.
+// For an array in another form it may return false.
 func (p PackedIDs) equal(list []byte) bool {
 	if p.Len() == 0 || list[0] != '[' {
 		return false
 	}
 	at := 0
 	for id := range p.all {
-		at++ // the bracket, or the comma
+		at++ // the bracket or comma
 		for at < len(list) && list[at] == ' ' {
 			at++
 		}
@@ -99,7 +99,7 @@ func (p PackedIDs) equal(list []byte) bool {
 			return false
 		}
 		if list[at] == ']' {
-			at++ // more of p are not in it: the next number is none
+			at++ // at the end of list the next number is missing
 		}
 	}
 	return at == len(list)

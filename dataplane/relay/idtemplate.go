@@ -2,8 +2,8 @@ package relay
 
 import "bytes"
 
-// idTemplate is the text around the content and the ids of an event that says
-// nothing else. Events with the same text around others need not be walked.
+// idTemplate is the text around the content and the ids of an event that has nothing else. Events
+// with the same surrounding text are not walked.
 type idTemplate struct{ eventTemplate }
 
 // learn keeps event around its text and its ids, brackets included.
@@ -13,9 +13,8 @@ func (p *idTemplate) learn(event []byte, textFrom, textTo, idsFrom, idsTo int) {
 	}
 }
 
-// learnHead keeps head, what all events begin with behind "data: ", before there is an event to
-// learn from: so a stream has of it, too, what is its own alone, and matches nothing by it. begun
-// is "data: " and head.
+// learnHead keeps the head of all events before there is an event to learn from. begun is "data: "
+// followed by the head. The template has then the stream's id and time, but matches nothing.
 func (p *idTemplate) learnHead(begun []byte) bool {
 	if p.learnParts(begun, nil, nil); p.shape != nil {
 		p.headLen = uint16(len(begun) - len("data: "))
@@ -23,7 +22,7 @@ func (p *idTemplate) learnHead(begun []byte) bool {
 	return p.shape != nil
 }
 
-// startsWith says whether the template begins with head, and so it need not be kept besides.
+// startsWith reports whether the template begins with head.
 func (p *idTemplate) startsWith(head []byte) bool {
 	var scratch [2 * maxTemplate]byte
 	data, ok := bytes.CutPrefix(p.appendBefore(scratch[:0]), []byte("data: "))
@@ -33,8 +32,8 @@ func (p *idTemplate) startsWith(head []byte) bool {
 	return p.headLen > 0
 }
 
-// match says whether event is the template around a text and ids, and takes the
-// ids in; from and to are where they lie.
+// match reports whether event is the template around a text and ids, and records the ids. from and
+// to are where they lie.
 func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) {
 	first, ok := p.matchHead(event)
 	if !ok {
@@ -42,7 +41,7 @@ func (p *idTemplate) match(event []byte, t *Transcript) (from, to int, ok bool) 
 	}
 	mid, after := p.shape.text[p.shape.content:p.shape.mid], p.shape.text[p.shape.mid:]
 	if len(after) == 0 {
-		return 0, 0, false // only a head was learned
+		return 0, 0, false // only a head has been learned
 	}
 	to = len(event) - len(after)
 	if to <= first || event[to-1] != ']' || !bytes.Equal(event[to:], after) {

@@ -5,14 +5,14 @@ import (
 	"strconv"
 )
 
-// messagesStream is Anthropic's /v1/messages of one text: message_start,
-// content_block_start, content_block_delta …, content_block_stop, message_delta,
-// message_stop. No engine tells ids there, so the text is kept.
+// messagesStream is Anthropic's /v1/messages with one text block: message_start,
+// content_block_start, content_block_delta …, content_block_stop, message_delta, message_stop. No
+// engine returns ids there, so the text is kept.
 type messagesStream struct {
 	t       *Transcript
-	started bool   // message_start is out
-	usage   []byte // of message_start, raw: what it says of the prompt stays true
-	block   int    // index of the block that is open, or of the next
+	started bool   // message_start has been sent
+	usage   []byte // of message_start, raw; its prompt counts stay valid
+	block   int    // index of the open or next block
 	open    bool
 }
 
@@ -76,8 +76,7 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	return append(dst, event...)
 }
 
-// blockUnlessText says that a part of the answer that is no text keeps the stream from
-// moving.
+// blockUnlessText prevents a migration when the answer has a part that is not text.
 func (t *Transcript) blockUnlessText(kind []byte, want string) {
 	switch string(kind) {
 	case want:
@@ -88,8 +87,7 @@ func (t *Transcript) blockUnlessText(kind []byte, want string) {
 	}
 }
 
-// AnthropicStatus is the status that the type of an error (raw) stands for, 500 for
-// those that speak of the engine.
+// AnthropicStatus returns the HTTP status of an error type (raw JSON); 500 for engine errors.
 func AnthropicStatus(kind []byte) int {
 	switch string(kind) {
 	case `"invalid_request_error"`, `"authentication_error"`, `"billing_error"`, `"permission_error"`, `"not_found_error"`, `"request_too_large"`:
@@ -98,7 +96,7 @@ func AnthropicStatus(kind []byte) int {
 	return 500
 }
 
-// resumedEvent takes in an event of the engine that goes on, which was asked for
+// resumedEvent handles an event of the engine that continues the stream, which was asked for
 // completions.
 func (t *Transcript) resumedEvent(dst, event, data []byte) []byte {
 	if bytes.Equal(data, done) {
@@ -132,12 +130,12 @@ func (m *messagesStream) appendEnd(dst []byte, _ bool) []byte {
 	return append(dst, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"...)
 }
 
-// messagesResumed makes of completions events those of the stream.
+// messagesResumed converts completions events into events of the stream.
 type messagesResumed struct {
 	first        *messagesStream
 	finish       []byte // raw
 	stop         []byte
-	messageEnded bool // message_delta is out
+	messageEnded bool // message_delta has been sent
 }
 
 // Event implements Rewriter.
@@ -170,7 +168,7 @@ func (n *messagesResumed) appendEventHead(dst []byte, kind string) []byte {
 	return strconv.AppendInt(append(dst, `","index":`...), int64(n.first.block), 10)
 }
 
-// appendEnd ends the block and tells reason and usage.
+// appendEnd ends the block and sends the stop reason and the usage.
 func (n *messagesResumed) appendEnd(dst []byte) []byte {
 	n.messageEnded = true
 	m, t := n.first, n.first.t
@@ -202,8 +200,8 @@ func (n *messagesResumed) appendEnd(dst []byte) []byte {
 	return append(dst, "}}\n\n"...)
 }
 
-// parseCompletion reads the one choice of a completions event, all raw: its text (the
-// inside of a string), and, where it ends, why and at which stop.
+// parseCompletion reads the one choice of a completions event, raw: its text (the inside of a
+// string) and, at its end, the finish reason and stop sequence.
 func parseCompletion(data []byte) (text, finish, stop []byte) {
 	w := jsonWalker{b: memberOf(data, "choices")}
 	if !w.enter('[') || !w.element() {
@@ -211,7 +209,7 @@ func parseCompletion(data []byte) (text, finish, stop []byte) {
 	}
 	var ch choice
 	ch.read(&w, func(key, value []byte) {
-		if string(key) == "matched_stop" && value != nil { // SGLang's word
+		if string(key) == "matched_stop" && value != nil { // SGLang's name
 			stop = value
 		}
 	})

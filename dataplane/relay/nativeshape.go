@@ -2,15 +2,14 @@ package relay
 
 import "sluice/dataplane/jsonscan"
 
-// nativeShape is the shape of those events of SGLang's /generate that tell tokens and
-// nothing else. They differ in text, output_ids and counts; to walk the rest of them
-// again costs more than all else that is done for an event.
+// nativeShape is the shape of the token events of SGLang's /generate. They differ in text,
+// output_ids and counts. Walking the rest of each would cost more than all other work for an event.
 type nativeShape struct {
 	jsonscan.EventShape
 	text, ids, count int // gaps; -1: no such member
 }
 
-// learn keeps the shape of data; count is where completion_tokens stands, -1 nowhere.
+// learn keeps the shape of data. count is the position of completion_tokens; -1: none.
 func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
 	if ids.Kind != jsonscan.Array || !n.Learn(data, text, ids) {
 		n.Reset()
@@ -22,7 +21,7 @@ func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
 	}
 }
 
-// number is the value in a gap as walker.number reads it, -1 for gap -1.
+// number returns the value in a gap as jsonWalker.number does; -1 for gap -1.
 func (n *nativeShape) number(data []byte, gap int) int {
 	if gap < 0 {
 		return -1
@@ -31,20 +30,20 @@ func (n *nativeShape) number(data []byte, gap int) int {
 	return w.number()
 }
 
-// nativeScan is what scanner keeps of such events, and of those of vLLM's
+// nativeScan is what streamScanner knows of such events, and of those of vLLM's
 // /inference/v1/generate, which have ids and no text either.
 type nativeScan struct {
-	shape *nativeScanShape // nil: nothing yet, as in all other streams
+	shape *nativeScanShape // nil: nothing learned, as in all other streams
 }
 
-// eventWalker walks one event, and has where in it the values lie that nativeScan would
-// keep, and whether it said more than its content.
+// eventWalker walks one event and records the positions of the values that nativeScan needs, and
+// whether the event has more than content.
 type eventWalker struct {
 	jsonWalker
 	hasOther      bool
-	from, to      int // where its content lies (to 0: none)
+	from, to      int // position of its content (to 0: none)
 	textAt, idsAt jsonscan.Value
-	counts        [3]int // where what nativeScanShape.gaps has begins; -1: nowhere
+	counts        [3]int // positions of the values of nativeScanShape.gaps; -1: none
 }
 
 type nativeScanShape struct {
@@ -60,13 +59,13 @@ func (n *nativeScan) learn(w *eventWalker) {
 	}
 	k := n.shape
 	k.shape.learn(w.b, w.textAt, w.idsAt, w.counts[1])
-	k.shape.Cumulative = true // what is known need not be read again; where it does not repeat, nothing is passed over
+	k.shape.Cumulative = true // known text is not read again; an event that does not repeat it does not match
 	for i, at := range w.counts {
 		k.gaps[i] = k.shape.Gap(at)
 	}
 }
 
-// counts takes the counts of an event in, where it has the shape.
+// counts reads the counts of an event that has the shape.
 func (n *nativeScan) counts(data []byte, u *Usage) (ok bool) {
 	k := n.shape
 	if k == nil {

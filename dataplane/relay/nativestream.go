@@ -7,30 +7,30 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// nativeStream is SGLang's /generate: {"text","output_ids","meta_info"} with all text
-// and ids so far in each event, or, with --incremental-streaming-output, what is new
-// (0.5.10 … 0.5.23). Which of the two follows from meta_info.completion_tokens, which
-// counts all ids. The ids are the client's to see.
+// nativeStream is SGLang's /generate: {"text","output_ids","meta_info"}. Each event has all text
+// and ids so far, or with --incremental-streaming-output only new ones (0.5.10 … 0.5.23).
+// meta_info.completion_tokens, which counts all ids, shows which of the two. The client sees the
+// ids.
 type nativeStream struct {
 	t        *Transcript
 	mode     nativeMode
 	idEvents int    // events with ids
 	id       []byte // meta_info.id, raw
-	text     []byte // told so far, the inside of a JSON string; of a cumulative stream only
-	noText   bool   // no text at all comes (--skip-tokenizer-init)
+	text     []byte // sent so far, the inside of a JSON string; only of a cumulative stream
+	noText   bool   // there is no text at all (--skip-tokenizer-init)
 	newIDs   []uint32
 
 	shape   nativeShape
-	countAt int // where completion_tokens stands in the event read last, -1 nowhere
+	countAt int // position of completion_tokens in the last event; -1: none
 
-	// What the event read last says.
+	// The content of the last event.
 	current struct {
 		text     []byte
 		texted   bool
 		ids      []byte
-		passed   int  // around.Match has passed over so many of them, and
-		taken    bool // the rest is in fresh
-		total    int  // completion_tokens, -1 unknown
+		passed   int  // the number of ids that shape.Match has skipped
+		taken    bool // the remaining ids are in fresh
+		total    int  // completion_tokens; -1: unknown
 		failed   bool
 		code     int
 		finished bool
@@ -56,7 +56,7 @@ func newNativeStream(t *Transcript) *nativeStream {
 	return s
 }
 
-// modeUndetermined says whether it is not known in which mode the client reads on.
+// modeUndetermined reports whether the mode in which the client reads is still unknown.
 func (s *nativeStream) modeUndetermined() bool { return s.idEvents > 0 && s.mode == modeUnknown }
 
 func (s *nativeStream) event(dst, event []byte) []byte {
@@ -103,7 +103,7 @@ func (s *nativeStream) event(dst, event []byte) []byte {
 	return append(dst, event...)
 }
 
-// markDelivered says that the client has all ids, when their text has come too.
+// markDelivered records that the client has all ids, if their text has come too.
 func (s *nativeStream) markDelivered(grew bool) {
 	if !grew {
 		return
@@ -113,8 +113,8 @@ func (s *nativeStream) markDelivered(grew bool) {
 	}
 }
 
-// addIDs adds the new ids of an event to Out, had of which are this engine's; grew:
-// there are some. It finds mode out.
+// addIDs appends the new ids of an event to Out, of which had are this engine's, and determines
+// mode. grew: there are new ones.
 func (s *nativeStream) addIDs(mode *nativeMode, had int) (grew bool) {
 	t := s.t
 	if len(s.current.ids) == 0 || s.current.ids[0] != '[' {
@@ -156,7 +156,7 @@ func (s *nativeStream) addIDs(mode *nativeMode, had int) (grew bool) {
 	return len(s.newIDs) > 0
 }
 
-// read finds what an event says.
+// read reads an event.
 func (s *nativeStream) read(data []byte) bool {
 	s.current.text, s.current.ids, s.current.texted = nil, nil, false
 	s.current.total, s.current.failed, s.current.code, s.current.finished, s.current.many = -1, false, 0, false, false
@@ -199,8 +199,8 @@ func (s *nativeStream) read(data []byte) bool {
 	return !w.bad
 }
 
-// matchShape reads an event that is of the shape of the last one walked, by which it has
-// neither finished nor failed.
+// matchShape reads an event of the same shape as the last one walked. Such an event has no finish
+// reason and no error.
 func (s *nativeStream) matchShape(data []byte) bool {
 	var ok bool
 	if s.newIDs, s.current.passed, ok = s.shape.Match(s.newIDs[:0], data); !ok {
@@ -232,8 +232,8 @@ func (s *nativeStream) meta(w *jsonWalker) {
 			if kind := (jsonWalker{b: memberOf(raw, "type")}); string(kind.word()) != "abort" {
 				continue
 			}
-			// With a status it is the engine's failure, a lost transfer's too;
-			// without one somebody asked for it.
+			// With a status code the engine failed, also because of a lost transfer. Without one
+			// the request was aborted on demand.
 			status := jsonWalker{b: memberOf(raw, "status_code")}
 			if code := status.unsigned(); code > 0 {
 				s.current.failed, s.current.code = true, code
@@ -252,17 +252,17 @@ func (s *nativeStream) appendEnd(dst []byte, _ bool) []byte {
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-// nativeResumed makes the events of a second engine those of the first's stream, in the
-// mode in which that one was.
+// nativeResumed turns the events of a second engine into those of the stream, in the mode of the
+// first engine.
 type nativeResumed struct {
 	first  *nativeStream
 	splice SplicePoint
 	mode   nativeMode // of the second engine
-	before int        // bytes of the first's text in s.text
-	seen   int        // of the second's
+	before int        // bytes of the first engine's text in s.text
+	seen   int        // bytes of the second engine's text
 }
 
-// Event implements Rewriter; the speaker has read the event by then.
+// Event implements Rewriter. The formatter has read the event by then.
 func (n *nativeResumed) Event(dst, event []byte) []byte { return n.event(dst, EventData(event)) }
 
 func (n *nativeResumed) event(dst, data []byte) []byte {
@@ -272,7 +272,7 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 	if t.Blocked() == "unreadable" {
 		return dst
 	}
-	if s.mode == modeUnknown { // nothing was told before
+	if s.mode == modeUnknown { // nothing was sent before
 		s.mode = n.mode
 	}
 	text := s.current.text
@@ -351,7 +351,7 @@ func (n *nativeResumed) meta(dst []byte, w *jsonWalker) []byte {
 	return closeObject(dst, from)
 }
 
-// reason appends a finish reason; "length" counts the tokens.
+// reason appends a finish reason; "length" has the token count.
 func (n *nativeResumed) reason(dst []byte, w *jsonWalker) []byte {
 	if w.peek() != '{' {
 		return append(dst, w.raw()...)

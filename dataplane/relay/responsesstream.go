@@ -5,19 +5,19 @@ import (
 	"strconv"
 )
 
-// responsesStream is OpenAI's /v1/responses of one message: response.created,
+// responsesStream is OpenAI's /v1/responses with one message: response.created,
 // response.in_progress, response.output_item.added, response.content_part.added,
-// response.output_text.delta …, the same in reverse as "done", response.completed. No
-// engine tells ids there, so the text is kept. What the first engine wrote of the
-// response, the item and the part is repeated at the end with what became of them.
+// response.output_text.delta …, the same in reverse as "done", response.completed. No engine
+// returns ids there, so the text is kept. The response, item and part that the first engine wrote
+// are repeated at the end with their final state.
 type responsesStream struct {
 	t              *Transcript
 	response       []byte // raw, of response.created
-	item           []byte // raw, of output_item.added; nil: not yet
-	part           []byte // raw, of content_part.added; nil: not yet
+	item           []byte // raw, of output_item.added; nil: not seen yet
+	part           []byte // raw, of content_part.added; nil: not seen yet
 	itemID         []byte // raw
 	output         int    // index of the item
-	seq            int    // of the next event
+	seq            int    // sequence_number of the next event
 	inProgressSent bool   // the client has response.in_progress
 }
 
@@ -84,10 +84,11 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	case "response.failed":
 		return t.engineFailed(dst, event, 500)
 	default:
-		// A part of the end, or of what is no text: how the answer ended is not known yet.
+		// A part of the end, or of an output that is not text. How the answer ended is not known
+		// yet.
 		t.blockOnce("ending")
 	}
-	r.seq = seq // of an event that the client sees
+	r.seq = seq // of an event that is sent to the client
 	return append(dst, event...)
 }
 
@@ -100,7 +101,7 @@ func (r *responsesStream) appendEnd(dst []byte, _ bool) []byte {
 	return dst
 }
 
-// responsesResumed makes of completions events those of the stream.
+// responsesResumed converts completions events into events of the stream.
 type responsesResumed struct {
 	first     *responsesStream
 	finish    []byte // raw
@@ -131,13 +132,13 @@ func (n *responsesResumed) Event(dst, event []byte) []byte {
 	return dst
 }
 
-// appendPartAdded begins item and part where the first engine had not.
+// appendPartAdded begins the item and part unless the first engine has.
 func (n *responsesResumed) appendPartAdded(dst []byte) []byte {
 	r := n.first
 	if !isObject(r.response) {
 		r.response = []byte(`{"object":"response"}`)
 	}
-	if r.item == nil && !r.inProgressSent { // the engine failed right behind response.created
+	if r.item == nil && !r.inProgressSent { // the engine failed right after response.created
 		r.inProgressSent = true
 		dst = append(n.appendEventHead(dst, "response.in_progress"), `,"response":`...)
 		dst = append(append(dst, r.response...), "}\n\n"...)
@@ -177,7 +178,7 @@ func (n *responsesResumed) appendPartEventHead(dst []byte, kind string) []byte {
 	return append(dst, `,"content_index":0`...)
 }
 
-// appendEnd tells what became of part, item and response.
+// appendEnd ends the part, the item and the response.
 func (n *responsesResumed) appendEnd(dst []byte) []byte {
 	if n.completed {
 		return dst
@@ -220,7 +221,7 @@ func (n *responsesResumed) appendUsage(dst []byte) []byte {
 	return append(strconv.AppendInt(dst, int64(prompt+output), 10), '}')
 }
 
-// withMember gives object with another value for a member, in its place or at the end.
+// withMember returns object with a new value for a member, in its place or at the end.
 func withMember(object []byte, name string, value []byte) []byte {
 	w := jsonWalker{b: object}
 	if !w.enter('{') {

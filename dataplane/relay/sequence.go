@@ -1,27 +1,26 @@
 package relay
 
-// ChoiceState is what one choice of a stream has told.
+// ChoiceState is the state of one choice of a stream.
 type ChoiceState struct {
 	Out []uint32 // token ids, of all engines so far
-	// Told is how many of Out the client has the text of. What is behind them is
-	// half a character, or a token without text, that an engine has not shown yet;
-	// the next engine makes it again.
+	// Delivered is how many of Out the client has the text of. The others are a partial character,
+	// or tokens without text, which the engine has not shown yet. The next engine generates them
+	// again.
 	Delivered int
-	// Half: the text that the client saw last ends with the sign for half a
-	// character; what another engine would make of the rest cannot be known.
+	// PartialRune: the text that the client saw last ends with U+FFFD for a partial character. How
+	// another engine would complete it cannot be known.
 	PartialRune bool
-	// Finished: the finish reason is out; only usage and the last event were to
-	// come.
+	// Finished: the finish reason has been sent. Only usage and the last event can follow.
 	Finished bool
 
-	started bool  // an event of it has come: the client has its role
-	index   int32 // of the choice, as the client sees it
-	// Of completions with log-probabilities: where in the text the next token begins,
-	// in characters, and where the one did from which its engine counts.
+	started bool  // an event of the choice has come: the client has its role
+	index   int32 // as the client sees it
+	// Of completions with log-probabilities: the text offset of the next token, in characters, and
+	// that of the token from which the engine counts.
 	offset, engineOrigin int32
 }
 
-// Choice gives what choice i has told; nil where the stream has no such choice.
+// Choice returns the state of choice i; nil if the stream has no such choice.
 func (t *Transcript) Choice(i int) *ChoiceState {
 	switch {
 	case i == 0:
@@ -36,8 +35,8 @@ func (t *Transcript) Choice(i int) *ChoiceState {
 	return &extras.otherChoices[i-1]
 }
 
-// Unfinished gives the choices that have not finished, in their order. It is the order in
-// which the next engine is asked for them.
+// Unfinished returns the unfinished choices in order. The next engine is asked for them in this
+// order.
 func (t *Transcript) Unfinished() (open []*ChoiceState) {
 	for i := range max(int(t.Choices), 1) {
 		if q := t.Choice(i); !q.Finished {
@@ -47,7 +46,7 @@ func (t *Transcript) Unfinished() (open []*ChoiceState) {
 	return open
 }
 
-// engineChoice is the choice that the present engine calls i.
+// engineChoice returns the choice that the present engine calls i.
 func (t *Transcript) engineChoice(i int) *ChoiceState {
 	asks := t.requestedChoices()
 	if asks == nil {
@@ -59,7 +58,7 @@ func (t *Transcript) engineChoice(i int) *ChoiceState {
 	return nil
 }
 
-// all says whether f holds for all choices.
+// all reports whether f is true for all choices.
 func (t *Transcript) all(f func(q *ChoiceState) bool) bool {
 	for i := range max(int(t.Choices), 1) {
 		if !f(t.Choice(i)) {
@@ -73,17 +72,17 @@ func (t *Transcript) finished() bool {
 	return t.all(func(q *ChoiceState) bool { return q.Finished })
 }
 
-// allDelivered says whether the client has the text of all that the engine has told.
+// allDelivered reports whether the client has the text of all of the engine's tokens.
 func (t *Transcript) allDelivered(q *ChoiceState) bool {
 	return q.Finished || !q.PartialRune && (t.TextOnly && t.resumed() == nil || q.Delivered == len(q.Out))
 }
 
-// needsRound says whether choices are left to be asked for again when the present engine
-// has done what it was asked: several go on by one request, which has one limit for all,
-// the least that one of them has left.
+// needsRound reports whether choices must be requested again after the present engine has completed
+// its request. Several choices continue by one request, which has one token limit for all: the
+// smallest remaining limit of any of them.
 func (t *Transcript) needsRound() bool { return t.Choices > 1 && t.resumed() != nil && !t.finished() }
 
-// totalTokens is the length of all choices.
+// totalTokens returns the number of tokens of all choices.
 func (t *Transcript) totalTokens() (n int) {
 	for i := range max(int(t.Choices), 1) {
 		n += len(t.Choice(i).Out)
@@ -91,7 +90,7 @@ func (t *Transcript) totalTokens() (n int) {
 	return n
 }
 
-// heardIDs is how many ids the stream's first choice has told, with those that were dropped.
+// heardIDs returns how many ids the first choice has had, including dropped ones.
 func (t *Transcript) heardIDs() int {
 	n := len(t.Out)
 	if t.extras != nil {
@@ -100,16 +99,16 @@ func (t *Transcript) heardIDs() int {
 	return n
 }
 
-// addLogprobs takes in the log-probabilities of completions.
+// addLogprobs records the text offsets of completions log-probabilities.
 func (q *ChoiceState) addLogprobs(raw []byte) {
 	if end := nextTextOffset(raw); end >= 0 {
 		q.offset = q.engineOrigin + int32(end)
 	}
 }
 
-// nextTextOffset is where the text goes on, by the text_offset of a completions logprobs
-// object, behind its last token, counted as engines do: in characters of the tokens'
-// spellings; -1 where it says nothing, as SGLang's, which tells -1 for each.
+// nextTextOffset returns the text offset after the last token of a completions logprobs object, in
+// characters of the tokens' spellings, as engines count; -1 if it has none, as SGLang's, where each
+// offset is -1.
 func nextTextOffset(logprobs []byte) int {
 	last := -1
 	if w := (jsonWalker{b: memberOf(logprobs, "text_offset")}); w.enter('[') {
@@ -129,7 +128,7 @@ func nextTextOffset(logprobs []byte) int {
 	return last + countRunes(token)
 }
 
-// countRunes counts those of the inside of a JSON string.
+// countRunes returns the number of characters of the inside of a JSON string.
 func countRunes(quoted []byte) (n int) {
 	for ; len(quoted) > 0; n++ {
 		_, size := nextRune(quoted)

@@ -8,34 +8,34 @@ import (
 	"sluice/dataplane/eventloop"
 )
 
-// ErrStalled is the detail of a client that took next to nothing in WriteTimeout; a
-// Patient's Write fails with it.
+// ErrStalled is the error of a client that accepted next to nothing within WriteTimeout. A Write
+// that detects stalls returns it.
 var ErrStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", eventloop.MinProgress, os.ErrDeadlineExceeded)
 
-// checksPerTimeout is how often in WriteTimeout a write that is not done looks at its client: a
-// stopped one may live so much longer.
+// checksPerTimeout is how often within WriteTimeout an unfinished write checks its client. A
+// stalled client may live longer by one interval.
 const checksPerTimeout = 32
 
-// StallCheckInterval is how long a write that is not done waits before it looks at its client.
+// StallCheckInterval returns how long an unfinished write waits before it checks its client.
 func StallCheckInterval(timeout time.Duration) time.Duration { return timeout / checksPerTimeout }
 
-// StallDetector tells a client that reads slowly, which it may, from one that has stopped, for
-// as long as a stream lasts. What counts is what the client's side has acknowledged: a
-// socket that was full takes some KiB more when it is asked again, of a client that takes
-// nothing, and becomes writable only when a third of it is free, of one that does. The
-// zero value has not looked yet.
+// StallDetector distinguishes a slow client from a stalled one over the life of a stream. It counts
+// what the client's side has acknowledged, because the state of the socket misleads: a full socket
+// accepts some KiB more on retry though its client reads nothing, and becomes writable only when a
+// third of it is free though its client reads. The zero value is ready to use. It is used by one
+// goroutine at a time.
 type StallDetector struct {
-	progressAt time.Time // the client was last seen to take something, or looked at first
-	written    int       // by the socket since then
-	unsent     int       // what it held then; -1: not known
+	progressAt time.Time // when the client last made progress, or was first checked
+	written    int       // bytes that the socket accepted since then
+	unsent     int       // bytes that the socket held then; -1: unknown
 }
 
-// Wrote notes that the socket took n bytes.
+// Wrote records that the socket accepted n bytes.
 func (p *StallDetector) Wrote(n int) { p.written += n }
 
-// Observe is told now and then, while writes succeed too, what the socket holds: it fills for
-// seconds when its client has stopped. unsent is -1 where that is not known; then what the
-// socket takes counts.
+// Observe samples the bytes that the socket holds (-1: unknown). It is called now and then also
+// while writes succeed, because the socket of a stalled client fills for seconds. If unsent is
+// unknown, the bytes that the socket accepts count as progress.
 func (p *StallDetector) Observe(unsent int, now time.Time) {
 	progress := p.written
 	if unsent >= 0 && p.unsent >= 0 {
@@ -46,8 +46,8 @@ func (p *StallDetector) Observe(unsent int, now time.Time) {
 	}
 }
 
-// Check looks behind a write that has failed for its deadline, and says whether to wait on,
-// and until when before the next look. most is for how long next to nothing may be taken.
+// Check is called after a write has failed for its deadline. ok: keep waiting, and check again at
+// next. timeout is how long a client may make next to no progress.
 func (p *StallDetector) Check(unsent int, now time.Time, timeout time.Duration) (next time.Time, ok bool) {
 	if p.Observe(unsent, now); now.Sub(p.progressAt) >= timeout {
 		return now, false

@@ -9,34 +9,32 @@ import (
 // maxTemplate bounds each part of a template, so that a stream stays small.
 const maxTemplate = 256
 
-// eventShape is the text around what differs between the events of a stream and between the
-// streams of a model: the id and the time that a stream's events begin with, and their
-// content. All streams have one together, and it is not changed.
+// eventShape is the text that the events of a stream, and the streams of a model, have in common:
+// everything around the id and time of the stream and the content of the event. It is shared by all
+// streams and immutable.
 type eventShape struct {
-	text []byte // the parts, one after the other
-	// Where the parts end: before the id, between it and the time, behind that up to the
-	// content, and between the content and the ids, where there are some; the rest is what
-	// follows.
+	text []byte // the parts, concatenated
+	// The ends of the parts: before the id, between id and time, from the time to the content, and
+	// between the content and the ids if there are any. The rest follows.
 	id, time, content, mid int32
 }
 
-// eventTemplate is the text around the content string of an event in which nothing
-// but that content was of interest. An event with the same text around another
-// string says nothing new either, and need not be walked: in a stream that is
-// nearly every event, at the cost of a few comparisons.
+// eventTemplate is the text around the content string of an event in which only that content was of
+// interest. An event with the same text around another string is not walked. In most streams these
+// are nearly all events, and they cost a few comparisons.
 type eventTemplate struct {
 	shape     *eventShape // nil: nothing learned
-	idAndTime string      // the stream's id and time, one behind the other
-	idLen     uint8       // bytes of own that are the id's
-	learned   uint8       // how often something was learned
-	headLen   uint16      // of an idTemplate: bytes behind "data: " that all events begin with, the last too; 0: not told
+	idAndTime string      // the stream's id and time, concatenated
+	idLen     uint8       // length of the id in idAndTime
+	learned   uint8       // how often a template was learned
+	headLen   uint16      // of an idTemplate: length of the head after "data: " that all events begin with, the last too; 0: unknown
 }
 
-// maxLearned bounds how often a stream learns: one whose events differ each time otherwise
-// than by their content is walked.
+// maxLearned bounds how often a stream learns a template. A stream whose events always differ in
+// more than their content is walked.
 const maxLearned = 16
 
-// learn keeps data around the string inside data[from:to].
+// learn keeps data around the string data[from:to].
 func (t *eventTemplate) learn(data []byte, from, to int) {
 	t.learnParts(data[:from], nil, data[to:])
 }
@@ -60,8 +58,8 @@ var (
 	timeMember = []byte(`"created":`)
 )
 
-// idAndTimeOf gives where the id and the time lie in the beginning of an event; nothing, at its
-// beginning, where it does not have them so.
+// idAndTimeOf returns the positions of the id and the time in the head of an event. They are empty,
+// at its beginning, if the head has another form.
 func idAndTimeOf(before []byte) (id, idTo, at, atTo int) {
 	if i := bytes.Index(before, idMember); i >= 0 {
 		from := i + len(idMember)
@@ -78,7 +76,7 @@ func idAndTimeOf(before []byte) (id, idTo, at, atTo int) {
 	return id, idTo, at, atTo
 }
 
-// matchHead says whether data begins as the template does, and where its content begins then.
+// matchHead reports whether data begins as the template does, and where its content begins.
 func (t *eventTemplate) matchHead(data []byte) (from int, ok bool) {
 	s := t.shape
 	if s == nil {
@@ -96,7 +94,7 @@ func (t *eventTemplate) matchHead(data []byte) (from int, ok bool) {
 		string(data[at:atTo]) == t.idAndTime[t.idLen:] && bytes.Equal(data[idTo:at], s.text[s.id:s.time]) && bytes.Equal(data[atTo:from], s.text[s.time:s.content])
 }
 
-// appendBefore appends what the template's events begin with, up to their content.
+// appendBefore appends the beginning of the template's events, up to their content.
 func (t *eventTemplate) appendBefore(b []byte) []byte {
 	s := t.shape
 	if s == nil {
@@ -107,9 +105,9 @@ func (t *eventTemplate) appendBefore(b []byte) []byte {
 	return append(b, s.text[s.time:s.content]...)
 }
 
-// matches says whether data is the template around one string. The text before
-// ends with the string's opening quote and the text after begins with its
-// closing one; what is between must hold no other.
+// matches reports whether data is the template around one string. The text before the string ends
+// with the opening quote, the text after it begins with the closing quote, and the string must
+// contain no other quote and no line end.
 func (t *eventTemplate) matches(data []byte) bool {
 	from, ok := t.matchHead(data)
 	if !ok {
@@ -133,20 +131,20 @@ func (t *eventTemplate) matches(data []byte) bool {
 	return i == to // beyond: the closing quote is escaped
 }
 
-// shapeTable is what streams have learned of events' shapes, each once. A stream keeps its
-// shape, whether the table still has it or not.
+// shapeTable interns the shapes that streams have learned. A stream keeps its shape even if the
+// table has dropped it.
 type shapeTable struct {
-	all  atomic.Pointer[[]*eventShape] // replaced as a whole
-	mu   sync.Mutex                    // of those who replace it
-	next int                           // which of maxShapes gives way
+	all  atomic.Pointer[[]*eventShape] // copied on write
+	mu   sync.Mutex                    // guards writes
+	next int                           // the slot that is replaced next
 }
 
-// maxShapes is how many the table has, of at most 1,280 bytes: some for each model.
+// maxShapes is the capacity of the table: some shapes for each model, of at most 1,280 bytes.
 const maxShapes = 64
 
 var shapes shapeTable
 
-// intern gives the shape of these parts.
+// intern returns the shared shape with these parts.
 func (t *shapeTable) intern(parts [5][]byte) *eventShape {
 	if s := t.find(parts); s != nil {
 		return s

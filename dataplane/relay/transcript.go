@@ -5,50 +5,49 @@ import (
 	"sync/atomic"
 )
 
-// Transcript is the Rewriter of a stream that may go on with another engine. It
-// keeps what the stream has told, as token ids, holds the event back by which an
-// engine says that it has failed, and makes the events of a second engine go on
-// where those of the first ended. The client is shown neither the seam nor, where
-// it did not ask for them, the ids.
+// Transcript is the Rewriter of a stream that may continue on another engine. It records what the
+// client has got as token ids, holds back the error event of an engine that fails, and makes the
+// events of a second engine continue those of the first. The client notices no splice, and sees no
+// ids unless it asked for them.
 //
-// The ids are the engine's own where it tells them (see Form); else the text is
-// kept, for somebody to make ids of it (TextOnly). One Transcript serves one stream;
-// of each id of the prompt its bits are kept, of one of the output 4 bytes, and of the text what the stream's
-// end repeats of it. Its fields are for the relaying goroutine.
+// The ids are the engine's own where it returns them (see APIFormat). Otherwise the text is kept,
+// to be tokenized when needed (TextOnly). A prompt id takes its bits, an output id 4 bytes, and of
+// the text only what the end of the stream repeats is kept.
+//
+// A Transcript serves one stream. Except for RequestMigration it is used by the relaying goroutine
+// only.
 type Transcript struct {
 	Format APIFormat
-	// ShowIDs: the client sees token ids: it asked for them, or the endpoint always
-	// tells them.
+	// ShowIDs: the client sees token ids, because it asked for them or the endpoint always returns
+	// them.
 	ShowIDs bool
-	// Records: the client is a part of this program, and gets a record (Record) in the
-	// place of an event that tells ids and nothing else. With ShowIDs only, and a Prompt
-	// that is known.
+	// Records: the client is a part of this program and gets an id record (ParseIDRecord) in place
+	// of an event that has only ids. It requires ShowIDs and a known Prompt.
 	Records bool
 	// NoText: the stream has ids and no text.
 	NoText bool
-	// TextOnly: the engine tells no ids; Text is what has been told.
+	// TextOnly: the engine returns no ids; Text is what has been sent.
 	TextOnly bool
-	// KeepText: Text is what has been told though ids are known, of all engines.
+	// KeepText: Text is kept although ids are known, over all engines.
 	KeepText bool
-	// Scores: the client sees log-probabilities, and so every token, with text or without.
-	// TopLogprobs is how many alternatives it asked for of each, in a chat.
+	// Logprobs: the client sees log-probabilities, and so every token, with text or without.
+	// TopLogprobs is the number of alternatives of each token in a chat.
 	Logprobs bool
-	// SumsCached: the next engine's cached_tokens is the sum of what it found of each prompt
-	// that it was given (SGLang's), not what it found of the first (vLLM's).
+	// SumsCached: the next engine's cached_tokens is the sum over all prompts of its request
+	// (SGLang), not that of the first prompt (vLLM).
 	SumsCached bool
 
-	holdsFailure       bool // an event that tells of a failure is held back
+	holdsFailure       bool // error events are held back
 	promptSeen         bool // the prompt's ids have come
-	doneSent           bool // [DONE] is out
+	doneSent           bool // [DONE] has been sent
 	switches           int16
 	migrationRequested atomic.Bool
 
 	TopLogprobs int32
-	// Choices is how many the stream has [1]. Several are told apart where ids are asked
-	// for, on chat completions and completions; they go on by one request, which has a
-	// prompt for each that is open, in Open's order. Limit, set before, is how many tokens
-	// one may have in all: with one that stops before it for its length, by the request's
-	// limit, another round follows.
+	// Choices is the number of choices of the stream [1]. Several are told apart by ids, on chat
+	// completions and completions. They continue by one request with a prompt for each unfinished
+	// choice, in the order of Unfinished. Limit, set by the caller, is the token limit of one
+	// choice: when a choice stops before it because of the request's limit, another round follows.
 	Choices int32
 	Limit   int32
 	// Deltas: a NativeFormat stream holds what is new, or (false) all so far; nil: not
@@ -58,13 +57,12 @@ type Transcript struct {
 	Prompt      PackedIDs // known beforehand, or told by the first event
 	ChoiceState           // of the first choice
 
-	formatter formatter // of a Form that is not OpenAI's
+	formatter formatter // of an APIFormat that is not OpenAI's
 	template  idTemplate
-	extras    *transcriptExtras // nil: none of it
+	extras    *transcriptExtras // nil: all zero
 }
 
-// eventHead is what all events of the stream begin with: id, object, created and model; "": not
-// known yet.
+// eventHead returns the beginning of all events: id, object, created and model; "": not known yet.
 func (t *Transcript) eventHead() string {
 	var scratch [2 * maxTemplate]byte
 	return string(t.appendEventHead(scratch[:0]))
@@ -82,34 +80,34 @@ func (t *Transcript) appendEventHead(b []byte) []byte {
 	return append(b, t.extras.head...)
 }
 
-// setEventHead keeps what begin gives where plain does not have it.
+// setEventHead keeps the head where the template does not have it.
 func (t *Transcript) setEventHead(head string) {
 	if head != "" || t.extras != nil {
 		t.ensureExtras().head = head
 	}
 }
 
-// transcriptExtras is what few streams have: text that is kept, several choices, another engine, a failure,
-// a reason to stay, or events that another Rewriter has made.
+// transcriptExtras is state that few streams have: kept text, several choices, another engine, a
+// failure, a reason not to migrate, or the events of another Rewriter.
 type transcriptExtras struct {
 	blocker      string
 	failure      []byte
 	pre          Rewriter
-	head         string   // see begin
-	next         Rewriter // of another engine's events
+	head         string   // see setEventHead
+	next         Rewriter // rewrites another engine's events
 	text         []byte
 	eventEnds    []uint32
 	otherChoices []ChoiceState  // of the other choices
-	requested    []*ChoiceState // those that the present engine was asked for, where it is not the first
-	preOut       []byte         // what before made of an event
-	past         int            // ids that forget has dropped
+	requested    []*ChoiceState // the choices requested from the present engine, if it is not the first
+	preOut       []byte         // the output of pre for an event
+	past         int            // number of ids that forget has dropped
 	forgot       bool           // forget was called
 }
 
-// memorySpent is why a stream is stuck whose transcript there is no memory for.
+// memorySpent is the blocker of a stream for whose transcript there is no memory.
 const memorySpent = "memory"
 
-// kept is the memory of what is kept for another engine, in bytes.
+// kept returns the memory that is kept for another engine, in bytes.
 func (t *Transcript) kept() int {
 	n := len(t.Prompt.packed) + 4*cap(t.Out)
 	if extras := t.extras; extras != nil {
@@ -121,12 +119,12 @@ func (t *Transcript) kept() int {
 	return n
 }
 
-// forgets says whether forget has been called.
+// forgets reports whether forget has been called.
 func (t *Transcript) forgets() bool { return t.extras != nil && t.extras.forgot }
 
-// forget drops what is kept for another engine, which no longer can go on, and keeps no more
-// text. It is called again to drop the ids that have come since. Those of a stream that has
-// moved stay, and those of SGLang's /generate, whose events are read by them.
+// forget drops what is kept for another engine, so that the stream can no longer migrate, and keeps
+// no more text. It is called again to drop ids that have come since. It keeps the ids of a stream
+// that has migrated, and of SGLang's /generate, whose events are read by means of them.
 func (t *Transcript) forget() {
 	t.blockOnce(memorySpent)
 	extras := t.ensureExtras()
@@ -144,7 +142,7 @@ func (t *Transcript) forget() {
 	}
 }
 
-// Blocked says why no other engine can go on, "" when one can.
+// Blocked returns why no other engine can continue the stream; "": one can.
 func (t *Transcript) Blocked() string {
 	if t.extras == nil {
 		return ""
@@ -152,11 +150,10 @@ func (t *Transcript) Blocked() string {
 	return t.extras.blocker
 }
 
-// Block says that no other engine can go on, and why.
+// Block prevents migrations, for the reason why.
 func (t *Transcript) Block(why string) { t.ensureExtras().blocker = why }
 
-// FailureEvent is the event by which the engine said that it failed, nil for none.
-// From it on nothing of that engine is passed.
+// FailureEvent returns the error event of the engine; nil: none. Nothing after it is passed on.
 func (t *Transcript) FailureEvent() []byte {
 	if t.extras == nil {
 		return nil
@@ -164,15 +161,15 @@ func (t *Transcript) FailureEvent() []byte {
 	return t.extras.failure
 }
 
-// SetPreRewriter sets who makes of the engine's events those that the client's endpoint has; nil for
-// nobody.
+// SetPreRewriter sets a Rewriter that converts the engine's events to those of the client's
+// endpoint first; nil: none.
 func (t *Transcript) SetPreRewriter(r Rewriter) {
 	if r != nil || t.extras != nil {
 		t.ensureExtras().pre = r
 	}
 }
 
-// resumed makes another engine's events the stream's own; nil while the first is read.
+// resumed returns the Rewriter of another engine's events; nil while the first engine is read.
 func (t *Transcript) resumed() Rewriter {
 	if t.extras == nil {
 		return nil
@@ -180,7 +177,7 @@ func (t *Transcript) resumed() Rewriter {
 	return t.extras.next
 }
 
-// ensureExtras gives it, made where there was none.
+// ensureExtras returns extras and creates them if there are none.
 func (t *Transcript) ensureExtras() *transcriptExtras {
 	if t.extras == nil {
 		t.extras = new(transcriptExtras)
@@ -188,7 +185,7 @@ func (t *Transcript) ensureExtras() *transcriptExtras {
 	return t.extras
 }
 
-// Text is what has been told, the insides of JSON strings, where it is kept.
+// Text returns the text that has been sent, the insides of JSON strings, if it is kept.
 func (t *Transcript) Text() []byte {
 	if t.extras == nil {
 		return nil
@@ -196,7 +193,7 @@ func (t *Transcript) Text() []byte {
 	return t.extras.text
 }
 
-// EventEnds says where each event's part of Text ends, TextOnly.
+// EventEnds returns where each event's part of Text ends. Only with TextOnly.
 func (t *Transcript) EventEnds() []uint32 {
 	if t.extras == nil {
 		return nil
@@ -204,7 +201,7 @@ func (t *Transcript) EventEnds() []uint32 {
 	return t.extras.eventEnds
 }
 
-// keepText adds to Text; false where that gets too long.
+// keepText appends to Text. It returns false if that becomes too long.
 func (t *Transcript) keepText(text []byte) bool {
 	extras := t.ensureExtras()
 	if t.forgets() {
@@ -218,7 +215,7 @@ func (t *Transcript) keepText(text []byte) bool {
 	return true
 }
 
-// requestedChoices are the choices that the present engine was asked for; nil of the first.
+// requestedChoices returns the choices requested from the present engine; nil: from the first.
 func (t *Transcript) requestedChoices() []*ChoiceState {
 	if t.extras == nil {
 		return nil
@@ -226,17 +223,16 @@ func (t *Transcript) requestedChoices() []*ChoiceState {
 	return t.extras.requested
 }
 
-// RequestMigration asks the stream to leave its engine as soon as it stands where it can; see
-// Carry. It may be called from any goroutine.
+// RequestMigration asks the stream to leave its engine at the next point where it can; see
+// Migration. It may be called from any goroutine.
 func (t *Transcript) RequestMigration() { t.migrationRequested.Store(true) }
 
-// canMigrate says whether nothing is half told, and something is left to tell.
+// canMigrate reports whether nothing is partially sent and something remains to be sent.
 func (t *Transcript) canMigrate() bool {
 	return t.FailureEvent() == nil && t.Blocked() == "" && t.firstEventSent() && !t.doneSent && !t.finished() && t.all(t.allDelivered)
 }
 
-// AddDelivered adds ids that the client has been told, for a stream that is not relayed by
-// this package.
+// AddDelivered records ids that the client has got, for a stream that this package does not relay.
 func (t *Transcript) AddDelivered(ids ...uint32) {
 	t.Out = append(t.Out, ids...)
 	t.Delivered = len(t.Out)
@@ -263,7 +259,7 @@ func (t *Transcript) Event(dst, event []byte) []byte {
 var eventEnd = []byte("\n\n")
 
 func (t *Transcript) event(dst, event []byte) []byte {
-	if t.FailureEvent() != nil || t.Records && event[0] == idRecordMark { // no line of an event's
+	if t.FailureEvent() != nil || t.Records && event[0] == idRecordMark { // a record is not a line of an event
 		return dst
 	}
 	if _, openAI := t.getFormatter().(openAIFormatter); !openAI {
@@ -298,7 +294,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	case n.failed:
 		return t.engineFailed(dst, event, n.failedCode)
 	case t.resumed() != nil && n.choices == 0 && t.needsRound():
-		return dst // its usage is not the last
+		return dst // its usage is not the final one
 	case t.resumed() != nil:
 		return t.resumed().Event(dst, event)
 	case t.TextOnly:
@@ -325,8 +321,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	return append(dst, event[at:]...)
 }
 
-// appendShown appends what a client who sees ids gets of an event that tells these and nothing
-// else.
+// appendShown appends what a client that sees ids gets of an event that has only ids.
 func (t *Transcript) appendShown(dst, event []byte, ids []uint32) []byte {
 	if t.Records && t.Blocked() == "" {
 		return appendIDRecord(dst, ids)
@@ -334,7 +329,8 @@ func (t *Transcript) appendShown(dst, event []byte, ids []uint32) []byte {
 	return append(dst, event...)
 }
 
-// MigrationBlocker says in one word why no other engine can go on now, "" when one can.
+// MigrationBlocker returns in one word why no other engine can continue the stream now; "": one
+// can.
 func (t *Transcript) MigrationBlocker() string {
 	switch native, _ := t.formatter.(*nativeStream); {
 	case t.Blocked() != "":
@@ -351,8 +347,8 @@ func (t *Transcript) MigrationBlocker() string {
 	return ""
 }
 
-// firstEventSent says that the client has the beginning that only the first engine can tell, where
-// the stream has one: what comes behind it repeats it.
+// firstEventSent reports whether the client has the beginning of the stream, which only the first
+// engine can produce and which later events repeat.
 func (t *Transcript) firstEventSent() bool {
 	switch own := t.getFormatter().(type) {
 	case *messagesStream:
@@ -363,8 +359,8 @@ func (t *Transcript) firstEventSent() bool {
 	return true
 }
 
-// resumable says whether what a choice has told ends where another engine can begin: what
-// it makes again must not have been shown, be it by number or with its log-probability.
+// resumable reports whether a choice ends where another engine can continue. What that engine
+// generates again must not have been shown, neither as ids nor with log-probabilities.
 func (t *Transcript) resumable(q *ChoiceState) bool {
 	return q.Finished || !q.PartialRune && (!t.ShowIDs && !t.Logprobs || q.Delivered == len(q.Out) || t.TextOnly && t.resumed() == nil)
 }
@@ -375,8 +371,8 @@ func (t *Transcript) blockOnce(why string) {
 	}
 }
 
-// SwitchEngine makes what follows the events of another engine, that was given the prompt
-// and the tokens told as a prompt.
+// SwitchEngine makes the following events those of another engine, which got the prompt and the
+// tokens sent so far as its prompt.
 func (t *Transcript) SwitchEngine() {
 	extras := t.ensureExtras()
 	extras.requested = t.Unfinished()
@@ -388,7 +384,7 @@ func (t *Transcript) SwitchEngine() {
 	extras.next = t.getFormatter().nextEngine()
 }
 
-// getFormatter is who knows the form's events.
+// getFormatter returns the formatter of the format.
 func (t *Transcript) getFormatter() formatter {
 	if t.formatter == nil {
 		t.formatter = t.newFormatter()
@@ -396,7 +392,7 @@ func (t *Transcript) getFormatter() formatter {
 	return t.formatter
 }
 
-// splicePoint is where the stream passes to another engine.
+// splicePoint returns where the stream passes to another engine.
 func (t *Transcript) splicePoint() *SplicePoint {
 	s := &SplicePoint{Prompt: t.Prompt.Len(), PriorTokens: t.Delivered, ShowIDs: t.ShowIDs, choices: t.requestedChoices()}
 	if head := t.eventHead(); head != "" {
@@ -414,13 +410,13 @@ func (t *Transcript) splicePoint() *SplicePoint {
 	return s
 }
 
-// AppendEnd appends what ends a stream whose finish reason is out: the usage, where
-// the client asked for it, and the last event.
+// AppendEnd appends the end of a stream whose finish reason has been sent: the usage if the client
+// asked for it, and the last event.
 func (t *Transcript) AppendEnd(dst []byte, usage bool) []byte {
 	return t.getFormatter().appendEnd(dst, usage)
 }
 
-// openAIFormatter is the speaker of chat completions and completions.
+// openAIFormatter formats chat completions and completions.
 type openAIFormatter struct{ t *Transcript }
 
 func (o openAIFormatter) event(dst, event []byte) []byte { return o.t.event(dst, event) }

@@ -2,15 +2,15 @@ package relay
 
 import "sluice/dataplane/membudget"
 
-// truncator keeps of an event that is too large to be carried what the scan looks for, fed in
-// pieces cut anywhere: the events of the end repeat whole answers (response.completed has all
-// the output, the instructions and the tools beside its usage). Long strings and numbers
-// lose their ends, and what lies deeper than the scan looks becomes an empty object, or an
-// array of one number where it had any element. What is left is walked as any event.
+// truncator shortens an event that is too large to be buffered to what the scan looks for. The last
+// events of a stream repeat whole answers (response.completed has all output, instructions and
+// tools beside the usage). Long strings and numbers are cut, and what lies deeper than the scan
+// looks becomes an empty object, or an array of one number if it had an element. The result is
+// scanned like any event. The input may be cut anywhere.
 type truncator struct {
-	depth        uint8 // of brackets
-	droppedDepth uint8 // the depth whose inside is dropped; 0: none
-	kept         uint8 // of the present string, or run of other bytes; with shut: 1 behind the first byte
+	depth        uint8 // open brackets
+	droppedDepth uint8 // the depth whose content is dropped; 0: none
+	kept         uint8 // bytes kept of the present string or of the present run of other bytes; where content is dropped: 1 after the first byte
 	mode         truncateMode
 }
 
@@ -19,22 +19,22 @@ type truncateMode uint8
 const (
 	truncOutside truncateMode = iota
 	truncString
-	truncEscape        // behind a backslash in a string
-	truncEscapeDropped // likewise; the backslash was dropped
-	truncGaveUp        // no more is kept of this event
+	truncEscape        // after a backslash in a string
+	truncEscapeDropped // the same; the backslash was dropped
+	truncGaveUp        // nothing more is kept of this event
 )
 
 const (
-	// maxTruncatedString is how much of a string is kept: no name or reason is longer (reasonName).
+	// maxTruncatedString is how much of a string is kept. No name or reason is longer (reasonName).
 	maxTruncatedString = 64
-	// maxTruncatedDepth is how deep the usage of a Response lies, with its details.
+	// maxTruncatedDepth is the depth of the usage details of a Response.
 	maxTruncatedDepth = 4
-	// maxTruncatedArrays is how deep arrays are looked into, of OpenAI's alone: choices.
+	// maxTruncatedArrays is the depth of arrays that are scanned, in OpenAI's protocols: choices.
 	maxTruncatedArrays = 2
 	maxNesting         = 255
 )
 
-// append appends what is kept of p to dst, which may begin where p begins.
+// append appends what is kept of p to dst, which may share its beginning with p.
 func (t *truncator) append(dst, p []byte, arrays bool) []byte {
 	for i := 0; i < len(p); i++ {
 		switch t.mode {
@@ -68,8 +68,8 @@ func (t *truncator) append(dst, p []byte, arrays bool) []byte {
 	return dst
 }
 
-// truncSyntax says of a byte that it changes the state: of those in strings, and of those
-// outside, where nothing more is kept of the present run.
+// truncSyntax marks the bytes that change the state: inside strings, and outside where nothing more
+// is kept of the present run.
 var truncSyntax = [256]struct{ within, outside bool }{
 	'"': {true, true}, '\\': {within: true}, '\n': {true, true},
 	'{': {outside: true}, '}': {outside: true}, '[': {outside: true}, ']': {outside: true},
@@ -78,7 +78,7 @@ var truncSyntax = [256]struct{ within, outside bool }{
 func (t *truncator) inString(dst []byte, c byte) []byte {
 	drops := t.droppedDepth > 0
 	switch {
-	case c == '\n': // the line ends, whatever stands in it
+	case c == '\n': // the line ends in any state
 		*t = truncator{}
 		return append(dst, c)
 	case c == '"':
@@ -152,8 +152,9 @@ func (t *truncator) outside(dst []byte, c byte, arrays bool) []byte {
 	return append(dst, c)
 }
 
-// truncated takes the next bytes of an event that is beyond the bound; ended: its last. It
-// gives the event, thin, when it has ended; tooBig: that too is beyond the bound.
+// truncated processes the next bytes of an event beyond the bound. ended: these are its last. It
+// returns the shortened event when it has ended. tooBig: the shortened event is beyond the bound
+// too.
 func (s *streamScanner) truncated(p []byte, ended bool) (event []byte, tooBig bool) {
 	arrays := s.protocol == OpenAI
 	if !s.truncating {

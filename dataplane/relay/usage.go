@@ -14,7 +14,7 @@ func UsageOf(body []byte) Usage {
 		switch string(key) {
 		case "usage":
 			if w.usage(&u); u != noUsage {
-				return u // a handle may follow, which names thousands of blocks
+				return u // a handle may follow, which has thousands of block ids
 			}
 		case "meta_info":
 			w.usage(&u)
@@ -25,7 +25,7 @@ func UsageOf(body []byte) Usage {
 	return u
 }
 
-// usage reads a usage object into u; what it does not say stays.
+// usage reads a usage object into u. Members that it lacks stay unchanged.
 func (w *jsonWalker) usage(u *Usage) {
 	if !w.enter('{') {
 		return

@@ -2,10 +2,9 @@ package relay
 
 import "bytes"
 
-// jsonWalker goes through one JSON text without decoding it. It looks for members
-// by name and skips the rest; it is no validator: on text it can't follow it
-// sets bad and every further step ends at once. Keys that are written with escapes, as no
-// engine does, are given without.
+// jsonWalker steps through a JSON text without decoding it. It finds members by name and skips the
+// rest. It does not validate: on text that it cannot follow it sets bad, and every further step
+// ends at once. Escapes in keys are decoded.
 type jsonWalker struct {
 	b   []byte
 	i   int
@@ -24,14 +23,14 @@ func (w *jsonWalker) peek() byte {
 	return 0
 }
 
-// at is where the value begins that it stands at.
+// at returns where the present value begins.
 func (w *jsonWalker) at() int {
 	w.peek()
 	return w.i
 }
 
-// enter steps into an object or array; false, and the value skipped, when the
-// value is something else.
+// enter steps into an object or array. If the value is something else it is skipped and enter
+// returns false.
 func (w *jsonWalker) enter(open byte) bool {
 	if w.peek() == open {
 		w.i++
@@ -41,8 +40,8 @@ func (w *jsonWalker) enter(open byte) bool {
 	return false
 }
 
-// member gives the next key of the object entered, and stands at its value;
-// false behind the object's end.
+// member returns the next key of the entered object and moves to its value; false at the object's
+// end.
 func (w *jsonWalker) member() (key []byte, ok bool) {
 	c := w.peek()
 	if c == ',' {
@@ -64,9 +63,8 @@ func (w *jsonWalker) member() (key []byte, ok bool) {
 	return plainName(key), !w.bad
 }
 
-// plainName gives the inside of a JSON string that is a name written with escapes without
-// them, and any other as it is: what it gives may stand in JSON again. It allocates only for
-// such a name.
+// plainName decodes the escapes of a JSON string that is a plain name, and returns any other string
+// unchanged. The result may stand in JSON again. Only a name with escapes allocates.
 func plainName(quoted []byte) []byte {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return quoted
@@ -93,7 +91,7 @@ func plainName(quoted []byte) []byte {
 	return quoted
 }
 
-// escapedByte reads the escape \u00XX that b begins with.
+// escapedByte decodes the escape \u00XX at the beginning of b.
 func escapedByte(b []byte) (c byte, ok bool) {
 	if len(b) < len(`\u0000`) || string(b[:len(`\u00`)]) != `\u00` {
 		return 0, false
@@ -102,7 +100,7 @@ func escapedByte(b []byte) (c byte, ok bool) {
 	return byte(high<<4 | low), high >= 0 && low >= 0
 }
 
-// element stands at the next element of the array entered; false behind its end.
+// element moves to the next element of the entered array; false at its end.
 func (w *jsonWalker) element() bool {
 	c := w.peek()
 	if c == ',' {
@@ -125,7 +123,7 @@ func (w *jsonWalker) fail() bool {
 	return false
 }
 
-// stringBody gives the inside of the string it stands at, escapes as they are.
+// stringBody returns the inside of the present string, escapes included.
 func (w *jsonWalker) stringBody() []byte {
 	start := w.i + 1
 	for end := start; end < len(w.b); end++ {
@@ -134,7 +132,7 @@ func (w *jsonWalker) stringBody() []byte {
 			break
 		}
 		end += n
-		escapes := 0 // a quote behind an odd number of them is the string's own
+		escapes := 0 // a quote after an odd number of backslashes is part of the string
 		for i := end - 1; i >= start && w.b[i] == '\\'; i-- {
 			escapes++
 		}
@@ -147,7 +145,7 @@ func (w *jsonWalker) stringBody() []byte {
 	return nil
 }
 
-// text gives a string value; nil, and the value skipped, when it is no string.
+// text returns a string value. Another value is skipped, and the result is nil.
 func (w *jsonWalker) text() []byte {
 	if w.peek() == '"' {
 		return w.stringBody()
@@ -156,10 +154,10 @@ func (w *jsonWalker) text() []byte {
 	return nil
 }
 
-// word is text of a value that is compared with known words, which escapes do not hide.
+// word is text for a value that is compared with known words. Escapes are decoded.
 func (w *jsonWalker) word() []byte { return plainName(w.text()) }
 
-// number gives a non-negative integer value, -1 for anything else.
+// number returns a non-negative integer value; -1 for any other value.
 func (w *jsonWalker) number() int {
 	n, digits := 0, 0
 	for w.peek(); w.i < len(w.b); w.i++ {
@@ -180,17 +178,17 @@ func (w *jsonWalker) number() int {
 	return -1
 }
 
-// null says whether the value is null or absent text; it does not move.
+// null reports whether the value is null or missing. It does not move.
 func (w *jsonWalker) null() bool {
 	c := w.peek()
 	return c == 'n' || c == 0
 }
 
-// skipNumbers moves behind the array it stands at where nothing but numbers is in it: the
-// ids of a whole prompt, which would take as long byte by byte as all else of an answer.
+// skipNumbers skips an array that has only numbers: the ids of a whole prompt, which byte by byte
+// would take as long as the rest of an answer.
 func (w *jsonWalker) skipNumbers() bool {
 	if w.i+1 >= len(w.b) || w.b[w.i+1]-'0' > 9 {
-		return false // the end of an array of something else may be far
+		return false // the end of another array may be far away
 	}
 	n := bytes.IndexByte(w.b[w.i:], ']')
 	if n < 0 {
@@ -205,7 +203,7 @@ func (w *jsonWalker) skipNumbers() bool {
 	return true
 }
 
-// skip moves behind the value it stands at.
+// skip moves past the present value.
 func (w *jsonWalker) skip() {
 	switch w.peek() {
 	case 0:
