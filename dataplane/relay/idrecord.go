@@ -6,9 +6,9 @@ import "encoding/binary"
 // (Transcript.Records), so that it need not parse the event again. It stands in place of a whole
 // event, in the stream's chunk framing:
 //
-//  1 byte   0, with which no event begins
-//  4 bytes  the number of ids, little-endian
-//  4 bytes  each id, little-endian
+//	1 byte   0, with which no event begins
+//	4 bytes  the number of ids, little-endian
+//	4 bytes  each id, little-endian
 const (
 	idRecordMark   = 0
 	idRecordHeader = 5
