@@ -85,7 +85,7 @@ func TestEngineErrorIsACause(t *testing.T) {
 	if n := r.metric(`sluice_streams_total{cause="engine_error"}`); n != 1 {
 		t.Errorf("%v are counted", n)
 	}
-	if text := r.logs.String(); !strings.Contains(text, `cause=engine_error err="an error event of the engine's: InternalServerError 500"`) || strings.Contains(text, "boom") {
+	if text := r.logs.String(); !strings.Contains(text, `cause=engine_error err="the engine sent an error event: InternalServerError 500"`) || strings.Contains(text, "boom") {
 		t.Error(text)
 	}
 }

@@ -325,7 +325,7 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 	}
 	a := post(t, m.URL+"/v1/completions", body, "X-Request-Id", "lost")
 	s := readStreamContent(a)
-	if s.err != "no engine goes on with the choices that are left" || s.done != 1 || len(s.finish) != 1 || len(s.broken) > 0 {
+	if s.err != "no engine continues the unfinished choices" || s.done != 1 || len(s.finish) != 1 || len(s.broken) > 0 {
 		t.Errorf("%+v\n%s", s, a.Body)
 	}
 	eventually(t, 20*time.Second, "it is counted", func() bool { return m.migrated("done") == 1 && m.migrated("failed") == 1 })

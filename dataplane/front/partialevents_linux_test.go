@@ -53,7 +53,7 @@ func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
 			continue
 		}
 		rest, err := io.ReadAll(resp.Body)
-		if err != nil || !strings.HasPrefix(string(rest), `data: {"error":{"message":"the memory for request bodies and events`) ||
+		if err != nil || !strings.HasPrefix(string(rest), `data: {"error":{"message":"the memory budget`) ||
 			!strings.Contains(string(rest), `"code":503`) || !strings.HasSuffix(string(rest), "data: [DONE]\n\n") {
 			t.Fatalf("stream %d: %q (%v)", i, rest, err)
 		}

@@ -69,4 +69,4 @@ func (s *streamScanner) engineError() error {
 	return errors.New(errEngineReported.Error() + ": " + s.finish)
 }
 
-var errEngineReported = errors.New("an error event of the engine's")
+var errEngineReported = errors.New("the engine sent an error event")

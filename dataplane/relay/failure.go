@@ -39,13 +39,13 @@ func (f streamFailure) anthropicType() string {
 
 var failures = map[Cause]streamFailure{
 	EngineClosed:     {"the engine closed the connection before the end of the stream", 502},
-	ClientGone:       {"the client has closed its side of the connection, which ends the request", 499},
+	ClientGone:       {"the client closed its side of the connection, which ends the request", 499},
 	Cancelled:        {"the router ended the stream: another part of this request failed", 502},
 	Drained:          {"the router is shutting down; send the request again", 503},
-	EngineStalled:    {"the engine took too long to go on with the stream", 504},
-	Deadline:         {"the request's time is over", 504},
-	EngineMalformed:  {"the engine broke the framing of its stream", 502},
-	BudgetExhausted:  {"the memory for request bodies and events that have not come whole (limits.memory_budget) is spent; send the request again", 503},
+	EngineStalled:    {"the engine sent nothing more of the stream for too long", 504},
+	Deadline:         {"the request's deadline has passed", 504},
+	EngineMalformed:  {"the engine sent a malformed stream", 502},
+	BudgetExhausted:  {"the memory budget (limits.memory_budget) is exhausted; send the request again", 503},
 	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
 }
 

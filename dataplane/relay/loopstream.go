@@ -134,7 +134,7 @@ func (l *loopStream) Ended(e eventloop.End) {
 func (s *stream) shutdownEngine() { _ = unix.Shutdown(int(s.engineFD), unix.SHUT_RDWR) }
 
 // errClientBudget: a client reads slowly and no more memory may be held for it.
-var errClientBudget = errors.New("the client reads slowly, and the memory for request bodies and slow clients (limits.memory_budget) is spent")
+var errClientBudget = errors.New("the client reads slowly and the memory budget (limits.memory_budget) is exhausted")
 
 // resumeAfterLoop continues the stream on a goroutine after the loop has detached it.
 func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {

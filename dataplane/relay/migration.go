@@ -92,7 +92,7 @@ func (s *stream) resumeChoices(b Interruption) bool {
 			return true
 		}
 	}
-	s.finishWith(streamFailure{"no engine goes on with the choices that are left", 502}.appendEvent(nil, s.scan.protocol, s.nextSequenceNumber()))
+	s.finishWith(streamFailure{"no engine continues the unfinished choices", 502}.appendEvent(nil, s.scan.protocol, s.nextSequenceNumber()))
 	return false
 }
 

@@ -13,7 +13,7 @@ import (
 const unbudgetedPartial = 8 << 10
 
 // errPartialBudget is the error of BudgetExhausted.
-var errPartialBudget = errors.New("part of an event cannot be held: limits.memory_budget is spent")
+var errPartialBudget = errors.New("cannot buffer a partial event: limits.memory_budget is exhausted")
 
 // uncountedKept is the same for what a stream keeps for a migration: 4,096 ids, or less text. Few
 // streams keep more.

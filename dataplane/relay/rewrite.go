@@ -113,7 +113,7 @@ func (e *editor) endAtCR() {
 
 // errTooBig ends a stream with an event that is too long to be rewritten. It must not pass
 // unchanged, and skipping it would leave a gap.
-var errTooBig = errors.New("an event of the engine is too long to be passed on")
+var errTooBig = errors.New("the engine sent an event that is too long")
 
 // rewrite returns what the client gets for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {

@@ -10,7 +10,7 @@ import (
 
 // ErrStalled is the error of a client that accepted next to nothing within WriteTimeout. A Write
 // that detects stalls returns it.
-var ErrStalled = fmt.Errorf("the client took less than %d bytes of what it was sent: %w", eventloop.MinProgress, os.ErrDeadlineExceeded)
+var ErrStalled = fmt.Errorf("the client read less than %d bytes within the write timeout: %w", eventloop.MinProgress, os.ErrDeadlineExceeded)
 
 // checksPerTimeout is how often within WriteTimeout an unfinished write checks its client. A
 // stalled client may live longer by one interval.

@@ -277,16 +277,16 @@ func endReason(cause relay.Cause) *failure {
 	case relay.EngineClosed:
 		message = "the engine closed the connection before the end of the stream"
 	case relay.EngineMalformed:
-		message = "the engine broke the framing of its stream"
+		message = "the engine sent a malformed stream"
 	case relay.EngineIncomplete:
 	case relay.EngineStalled:
-		reason, message = front.UpstreamTimeout, "the engine took too long to go on with the stream"
+		reason, message = front.UpstreamTimeout, "the engine sent nothing more of the stream for too long"
 	case relay.Deadline:
 		return deadlineFailure()
 	case relay.Cancelled:
 		message = "the router ended the stream: another part of this request failed"
 	case relay.BudgetExhausted:
-		reason, message = front.BudgetExhausted, "the memory for request bodies and events that have not come whole (limits.memory_budget) is spent; send the request again"
+		reason, message = front.BudgetExhausted, "the memory budget (limits.memory_budget) is exhausted; send the request again"
 	default:
 		message = "the stream ended early: " + cause.String()
 	}
