@@ -14,11 +14,11 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-const maxSequences = 1 << 14 // of one request
+const maxSequences = 1 << 14 // per request
 
 func hashString(s string) uint64 { return xxh3.HashString(s) }
 
-// vLLM's endpoints that generate, and how they answer.
+// The generating endpoints of vLLM and their formats.
 var vllmInference = map[string]func(*job) format{
 	"/v1/chat/completions":   newChatFormat,
 	"/v1/completions":        newCompletionFormat,
@@ -27,19 +27,19 @@ var vllmInference = map[string]func(*job) format{
 	"/inference/v1/generate": newGenerateFormat,
 }
 
-// format is one endpoint's shapes. Its methods run on the rank's goroutine, but
-// failure, which anybody calls.
+// format is the response format of one endpoint. Its methods run on the rank's
+// goroutine, except errorBody, which any goroutine calls.
 type format interface {
-	needsText() bool                                            // whether streams need the whole text at the end
+	needsText() bool                                            // whether a stream needs the whole text at its end
 	first(w *chunker, s *seq)                                   // before a choice's first token
 	delta(w *chunker, s *seq, id uint32, text string)           // one token; s.reason is set on the last
 	last(w *chunker, j *job)                                    // after all choices, to the end of the body
 	full(b []byte, j *job) []byte                               // the non-streaming answer
-	streamError(w *chunker, j *job, status int, message string) // an error in mid-stream
-	errorBody(status int, message string) []byte                // an error instead of an answer
+	streamError(w *chunker, j *job, status int, message string) // an error in the middle of a stream
+	errorBody(status int, message string) []byte                // an error instead of a response
 }
 
-// serveAPI answers one request of a client port: at once, or by the job it returns.
+// serveAPI serves one request of a client port, at once or through the job it returns.
 func serveAPI(c *conn, r *httpRequest) *job {
 	l := c.incarnation
 	if l.isStopping() {
@@ -77,12 +77,12 @@ func serveAPI(c *conn, r *httpRequest) *job {
 			err = refuse(400, "body.kv_transfer_params", "%s", err)
 		}
 		if l.e.o.PD == "none" {
-			h = nil // vLLM without a connector warns and ignores it
+			h = nil // vLLM without a connector logs a warning and ignores it
 		}
 	}
 	if r.path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
 		if err = b.checkBudget(); err != nil {
-			h, pd = nil, nil // the body is looked at before anybody reads what it is for
+			h, pd = nil, nil // the body is validated before the handle is used
 		}
 	}
 	leg := "plain"
@@ -107,10 +107,10 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	if f != nil && f.Kind == faults.Stall && f.Phase == "" && f.After == 0 {
-		f = nil // it is over: the rank has none
+		f = nil // the fault is over; the rank does not see it
 	}
 	if err == nil && h != nil && !l.e.o.release.RemoteID() && h.wire.RequestID == "" {
-		h.wire.RequestID = "-" // named by the request's own id, in name
+		h.wire.RequestID = "-" // decode refers to the request by its own id, which name sets
 	}
 	if err == nil {
 		err = l.build(j, b, h, pd, r)
@@ -134,8 +134,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	j.fault = f
-	// Until the engine knows a request, a client that leaves leaves no trace: vLLM's
-	// finding that such a decode keeps the prefill's blocks to the end of the lease.
+	// A client that disconnects before the engine schedules its request leaves no
+	// trace. As in vLLM, prefill then keeps the blocks of such a decode until the lease
+	// expires.
 	if l.e.surface.headFirst && !j.begin() || c.waitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
 		l.abortedEarly.Add(1)
 		return nil
@@ -151,7 +152,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	return j
 }
 
-// begin sends the head of a stream; false when the client has gone.
+// begin sends the head of a stream; it returns false if the client has disconnected.
 func (j *job) begin() bool {
 	j.headSent = j.params.stream
 	return !j.headSent || j.c.send(streamHead(j.req.close)) == nil
@@ -162,8 +163,8 @@ func isRefusal(err error) bool {
 	return errors.As(err, &r)
 }
 
-// faultBeforeHead makes a fault that strikes before the head; true when the request
-// is dealt with. The rest strike in the rank.
+// faultBeforeHead applies a fault that occurs before the head. It returns true if that
+// ended the request. The rank applies all other faults.
 func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm format) bool {
 	failure := func(status int, msg string) []byte { return c.incarnation.e.errorBody(status, msg, "") }
 	if fm != nil {
@@ -178,7 +179,7 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm format) bool 
 		c.respond(r, status, "application/json", failure(status, "injected fault"))
 		return true
 	case f.Phase != "" && fm != nil:
-		return false // once the head is out
+		return false // after the head is sent
 	case f.Kind == faults.Garbage && f.After == 0:
 		c.respond(r, 200, "application/json", []byte(garbageBody))
 		return true
@@ -208,8 +209,8 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm format) bool 
 
 const garbageBody = `{"id": "garbage", "choices": [{{{`
 
-// releaseRefused tells prefill that decode was answered with an error before the engine
-// knew it, where the release does.
+// releaseRefused releases the blocks at prefill when decode gets an error before the
+// engine schedules it, if the release does so.
 func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 	if pd != nil {
 		pd.onRefused(l)
@@ -219,7 +220,7 @@ func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 	}
 }
 
-// chooseRank is the rank of the port, of the header, or the least loaded.
+// chooseRank returns the rank of the port or the header, or else the least loaded.
 func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
 	n := len(l.ranks)
 	if c.rank >= 0 {
@@ -235,7 +236,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 	}
 	want, named := 0, false
 	if v, ok := r.get("X-data-parallel-rank"); ok && l.e.o.release.RankHeader() {
-		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores what is no integer
+		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores a value that is not an integer
 			want, named = i, true
 		}
 	}
@@ -385,13 +386,14 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 	return nil
 }
 
-// prompter is the part of a format that finds the prompt, one list an item.
+// prompter is implemented by formats that find the prompt themselves, one list for each
+// item.
 type prompter interface {
 	prompts(j *job, b *body) ([][]uint32, error)
 	prefix() string
 }
 
-// name gives the job its ids: X-Request-Id, else the body's, else a random one.
+// name sets the ids of the job: X-Request-Id, or the body's id, or a random one.
 func (j *job) name(r *httpRequest, b *body) {
 	id := header(r, "X-Request-Id")
 	if id == "" {
@@ -424,7 +426,7 @@ func header(r *httpRequest, name string) string {
 	return v
 }
 
-// fingerprint is what answers carry as system_fingerprint.
+// fingerprint returns the system_fingerprint of responses.
 func (j *job) fingerprint() string {
 	return fmt.Sprintf("vllm-%s-sim", j.c.incarnation.e.o.Version)
 }

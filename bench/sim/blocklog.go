@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// blockLog tells when the last block of a request was let go: what a request, its
-// transfers and its lease hold is counted by X-Request-Id. Off unless
-// Options.LogBlocks.
+// blockLog records when the last block of a request was released. It counts, by
+// X-Request-Id, the references of the request, its transfers and its lease. It is off
+// unless Options.LogBlocks is set.
 type blockLog struct {
 	mu       sync.Mutex
 	on       bool
@@ -40,8 +40,9 @@ func (k *blockLog) release(id string) {
 	k.mu.Unlock()
 }
 
-// BlockReleaseTimes gives, by X-Request-Id, when a request's last block was let go on this
-// engine; a zero time means it still holds some. With Options.LogBlocks.
+// BlockReleaseTimes returns, by X-Request-Id, when the last block of a request was
+// released on this engine. A zero time means that some blocks are still referenced. It
+// needs Options.LogBlocks.
 func (e *Engine) BlockReleaseTimes() map[string]time.Time {
 	k := e.blockLog
 	k.mu.Lock()

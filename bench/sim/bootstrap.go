@@ -10,19 +10,20 @@ import (
 	"sluice/bench/sim/portreserve"
 )
 
-// bootstrap is the server on a prefill node through which decode engines find the
-// prefill's ranks: SGLang's (5.x: /route, /query_dp_ranks) or vLLM's Mooncake one
-// (/query), by Options.PD.
+// bootstrap is the server of a prefill node through which decode engines find the ranks
+// of the prefill: SGLang's (5.x: /route, /query_dp_ranks) or that of vLLM's Mooncake
+// connector (/query), by Options.PD.
 type bootstrap struct {
 	mu      sync.Mutex
 	ranks   map[rankKey]rankEntry
-	size    int // ranks that must be there before /route tells
+	size    int // number of ranks that must be registered before /route returns them
 	rooms   map[int64]int
 	order   []int64
 	workers map[string]*mooncakeEntry
 }
 
-// rankKey is a rank as decode asks for it: data-parallel, context, tensor, pipeline.
+// rankKey identifies a rank in decode's queries: data-parallel, context, tensor,
+// pipeline.
 type rankKey struct{ dp, cp, tp, pp int }
 
 // rankEntry is the body of PUT /route.
@@ -46,7 +47,7 @@ func (b *bootstrap) init() {
 	b.workers = make(map[string]*mooncakeEntry)
 }
 
-// register takes a rank in, as PUT /route does.
+// register adds a rank, as PUT /route does.
 func (b *bootstrap) register(e rankEntry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -54,8 +55,7 @@ func (b *bootstrap) register(e rankEntry) {
 	b.size = max(e.DPSize, 1) * max(e.CPSize, 1) * max(e.TPSize, 1) * max(e.PPSize, 1)
 }
 
-// setRank remembers which rank a room went to, for balance methods that do not
-// follow rooms.
+// setRank records the rank of a room, for balance methods that do not follow rooms.
 func (b *bootstrap) setRank(room int64, rank int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,7 +69,7 @@ func (b *bootstrap) setRank(room int64, rank int) {
 	b.rooms[room] = rank
 }
 
-// registerRanks registers this life's ranks, after Options.RegisterDelay.
+// registerRanks registers the ranks of this incarnation after Options.RegisterDelay.
 func (l *incarnation) registerRanks() {
 	if !sleepContext(l.ctx, l.e.o.RegisterDelay) {
 		return
@@ -82,7 +82,7 @@ func (l *incarnation) registerRanks() {
 	}
 }
 
-// serveBootstrap answers one request of the bootstrap port.
+// serveBootstrap serves one request of the bootstrap port.
 func serveBootstrap(c *conn, r *httpRequest) *job {
 	l := c.incarnation
 	l.e.log.add(r, -1)
@@ -144,7 +144,7 @@ func serveBootstrap(c *conn, r *httpRequest) *job {
 	return nil
 }
 
-// route is GET /route: all -1 asks for the server, real ranks for one of them.
+// route serves GET /route: all values -1 ask for the server, other values for one rank.
 func (b *bootstrap) route(c *conn, r *httpRequest) {
 	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
 	q, err := url.ParseQuery(r.query)
@@ -222,7 +222,8 @@ func (l *incarnation) startBootstrap() error {
 	return nil
 }
 
-// Bootstrap is the host and port of the bootstrap server; "", 0 when there is none.
+// Bootstrap returns the host and port of the bootstrap server, or "" and 0 if there is
+// none.
 func (e *Engine) Bootstrap() (host string, port int) {
 	host, p, err := net.SplitHostPort(e.bootstrapAddr)
 	if err != nil {

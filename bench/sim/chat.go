@@ -6,7 +6,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// openAIFailure is shared by the OpenAI-shaped endpoints of vLLM.
+// openAIFailure formats the errors of vLLM's OpenAI endpoints.
 type openAIFailure struct{ e *Engine }
 
 func (openAIFailure) needsText() bool { return false }
@@ -48,7 +48,7 @@ func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
-// open begins an event.
+// open starts an event.
 func (f *chatFormat) open(w *chunker) []byte {
 	if f.head == nil {
 		f.head = f.j.appendIdentity(append(f.head, "data: "...), "chat.completion.chunk")
@@ -57,7 +57,7 @@ func (f *chatFormat) open(w *chunker) []byte {
 	return append(w.begin(), f.head...)
 }
 
-// appendIdentity appends the members all OpenAI answers begin with.
+// appendIdentity appends the first members of every OpenAI response.
 func (j *job) appendIdentity(b []byte, object string) []byte {
 	b = append(b, `{"id":`...)
 	b = appendJSON(b, j.id)
@@ -69,7 +69,7 @@ func (j *job) appendIdentity(b []byte, object string) []byte {
 	return appendJSON(b, j.model)
 }
 
-// openChoice begins an event and its one choice.
+// openChoice starts an event and its one choice.
 func (f *chatFormat) openChoice(w *chunker, s *seq) []byte {
 	b := append(f.open(w), `{"index":`...)
 	return strconv.AppendInt(b, int64(s.index), 10)
@@ -132,7 +132,7 @@ func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	f.close(w, append(b, '}'), s)
 }
 
-// appendReason appends finish_reason's value, and stop_reason once there is one.
+// appendReason appends finish_reason, and stop_reason when there is one.
 func appendReason(b []byte, s *seq) []byte {
 	if s.reason == "" {
 		return append(b, "null"...)
@@ -168,7 +168,8 @@ func (f *chatFormat) last(w *chunker, j *job) {
 	done(w)
 }
 
-// appendUsage appends the usage of a stream: of one sequence so far, or of all.
+// appendUsage appends the usage in a stream, of one sequence so far or of all
+// sequences.
 func (j *job) appendUsage(b []byte, s *seq) []byte {
 	prompt, completion, cached := j.usage()
 	if s != nil {
@@ -192,7 +193,8 @@ func appendCounts(b []byte, prompt, completion int) []byte {
 	return strconv.AppendInt(b, int64(completion), 10)
 }
 
-// appendWholeUsage is the usage of a non-streaming answer, nulls written.
+// appendWholeUsage appends the usage of a response that is not streamed, with its
+// nulls.
 func (j *job) appendWholeUsage(b []byte) []byte {
 	prompt, completion, cached := j.usage()
 	b = appendCounts(b, prompt, completion)

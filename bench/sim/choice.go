@@ -2,15 +2,15 @@ package sim
 
 import "slices"
 
-// structuredOutputs is what the simulated engine minds of vLLM's structured_outputs.
+// structuredOutputs are the members of vLLM's structured_outputs that the engine obeys.
 type structuredOutputs struct {
 	Choice []string `json:"choice"`
 }
 
-// constrainedText is what an engine says that is held to one of several texts (vLLM's
-// guided_choice and structured_outputs): the one that sorts last. So an engine that is
-// given a part of it, and the ends of the texts that begin with that part, says the same.
-// No other grammar is looked at.
+// constrainedText returns the output of an engine that must produce one of several
+// texts (vLLM's guided_choice and structured_outputs): the last in sort order. An
+// engine that receives part of a text, and the rests of the texts that start with that
+// part, therefore produces the same output. No other grammar is supported.
 func (b *body) constrainedText() (text string, ok bool) {
 	texts := b.GuidedChoice
 	for _, held := range [...]*sampling{&b.sampling, b.Sampling} {

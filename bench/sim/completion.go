@@ -64,7 +64,7 @@ func (f *completionFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	w.end(append(b, "}\n\n"...))
 }
 
-// reason appends finish_reason and stop_reason, which completions always carry.
+// reason appends finish_reason and stop_reason, which completions always have.
 func (f *completionFormat) reason(b []byte, s *seq) []byte {
 	if s.reason == "" {
 		return append(b, `null,"stop_reason":null`...)

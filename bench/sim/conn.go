@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// Header is one header line as it came; names keep their case.
+// Header is one header line as received; names keep their case.
 type Header struct{ Name, Value string }
 
-// httpRequest is one request as read from the wire.
+// httpRequest is one request as read from the connection.
 type httpRequest struct {
 	method, path, query string
 	headers             []Header
@@ -32,7 +32,7 @@ func (r *httpRequest) Path() string      { return r.path }
 func (r *httpRequest) RequestID() string { return header(r, "X-Request-Id") }
 func (r *httpRequest) Body() []byte      { return r.body }
 
-// get is the first value of a header, case-insensitive, and whether it was there.
+// get returns the first value of a header, case-insensitive, and whether there is one.
 func (r *httpRequest) get(name string) (string, bool) {
 	for _, h := range r.headers {
 		if strings.EqualFold(h.Name, name) {
@@ -42,7 +42,7 @@ func (r *httpRequest) get(name string) (string, bool) {
 	return "", false
 }
 
-// protocolError is a request that cannot be read; it is answered with status.
+// protocolError is a request that cannot be parsed; the response has its status.
 type protocolError struct {
 	status int
 	msg    string
@@ -52,25 +52,25 @@ func (e *protocolError) Error() string { return e.msg }
 
 const (
 	maxHead      = 64 << 10
-	flushTimeout = 10 * time.Minute // for what one slow reader owes us
+	flushTimeout = 10 * time.Minute // for the data buffered for one slow reader
 )
 
-// conn is one client connection. Its own goroutine reads requests, and while one
-// is being answered waits in a read for the client to go away or to send more; the
-// answer is written by whoever makes it (the scheduler, for generated tokens), so a
-// streamed token costs one system call and no goroutine switch.
+// conn is one client connection. Its own goroutine reads requests; while one is served
+// it waits in a read, to notice when the client disconnects or sends more. The
+// goroutine that produces the response also writes it (the scheduler, for generated
+// tokens), so a streamed token costs one system call and no goroutine switch.
 type conn struct {
 	incarnation *incarnation
-	rank        int  // rank of the port it came in on, -1 on the main port
-	sideChannel bool // it came in on the side channel
+	rank        int  // rank of the port that accepted it, -1 for the main port
+	sideChannel bool // accepted on the side channel
 	nc          *net.TCPConn
 	raw         syscall.RawConn
 	br          *bufio.Reader
 
 	wmu      sync.Mutex
-	unsent   []byte // what the socket did not take yet
+	unsent   []byte // data that the socket has not accepted yet
 	flushing bool
-	dead     error // set once, nothing is written after
+	dead     error // set once; nothing is written after
 	wbuf     []byte
 	wn       int
 	werr     error
@@ -96,9 +96,9 @@ func newConn(l *incarnation, nc *net.TCPConn, rank int) (*conn, error) {
 	return c, nil
 }
 
-// send writes b without ever blocking: at once if the socket takes it, else the
-// rest is kept, up to the bound, and written by a goroutine that lives as long as
-// there is a rest. b may be reused when send returns.
+// send writes b without ever blocking. What the socket does not accept is buffered, up
+// to the limit, and written by a goroutine that runs while the buffer is not empty. The
+// caller may reuse b when send returns.
 func (c *conn) send(b []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
@@ -138,7 +138,7 @@ func (c *conn) send(b []byte) error {
 	return nil
 }
 
-// flush writes what send could not, and ends when nothing is left.
+// flush writes the buffer of send and ends when it is empty.
 func (c *conn) flush() {
 	defer c.incarnation.wg.Done()
 	var buf []byte
@@ -161,7 +161,8 @@ func (c *conn) flush() {
 	}
 }
 
-// drain waits until nothing is left to write, the client is gone, or the life is.
+// drain waits until everything is written, the client has disconnected, or the
+// incarnation ends.
 func (c *conn) drain() {
 	t := time.NewTicker(2 * time.Millisecond)
 	defer t.Stop()
@@ -180,7 +181,7 @@ func (c *conn) drain() {
 	}
 }
 
-// interruptRead ends the wait of the connection's goroutine in await.
+// interruptRead ends the wait of the connection's goroutine in awaitJob.
 func (c *conn) interruptRead() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
 
 // reset closes with RST.
@@ -189,7 +190,8 @@ func (c *conn) reset() {
 	c.nc.Close()
 }
 
-// readRequest reads one request. io.EOF means the client closed between requests.
+// readRequest reads one request. It returns io.EOF if the client closed between
+// requests.
 func (c *conn) readRequest() (*httpRequest, error) {
 	line, err := c.line(maxHead)
 	if err != nil {
@@ -268,7 +270,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// line reads one line without its end, at most limit bytes.
+// line reads one line without its line ending, at most limit bytes.
 func (c *conn) line(limit int) (string, error) {
 	var long []byte
 	for {
@@ -349,8 +351,8 @@ func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
 	}
 }
 
-// awaitJob waits until j is answered; it is false when the connection is done for.
-// The read tells at once when the client leaves.
+// awaitJob waits until j is served; it returns false if the connection must end. The
+// read notices at once when the client disconnects.
 func (c *conn) awaitJob(j *job) bool {
 	_, err := c.br.Peek(1)
 	select {
@@ -362,15 +364,15 @@ func (c *conn) awaitJob(j *job) bool {
 		j.abort()
 		return false
 	}
-	<-j.done // a pipelined request, or the last bytes of this one are on their way
+	<-j.done // a pipelined request, or the last bytes of this one are being written
 	return true
 }
 
-// waitOrGone waits d and reports whether the client left meanwhile. Pipelined input
-// also ends the wait: such a client is there.
+// waitOrGone waits d and reports whether the client disconnected meanwhile. Pipelined
+// input also ends the wait, because it proves that the client is there.
 func (c *conn) waitOrGone(d time.Duration) bool { return c.waitOrGoneUntil(d, nil) }
 
-// waitOrGoneUntil waits d, or until a channel is closed; nil never is.
+// waitOrGoneUntil waits d, or until the channel is closed; a nil channel never is.
 func (c *conn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
 	if d <= 0 {
 		return false
@@ -390,13 +392,13 @@ func (c *conn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
 		woken = func() { close(over); <-ended }
 	}
 	_, err := c.br.Peek(1)
-	woken() // it must not kick what comes after
+	woken() // it must not interrupt a later read
 	c.readUntil(time.Time{})
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// readUntil sets the read deadline, unless the life is ending: its kick comes once, behind
-// stopc, and must not be taken back.
+// readUntil sets the read deadline, unless the incarnation is ending: stop interrupts
+// the read once, after closing stopc, and this must not undo that.
 func (c *conn) readUntil(t time.Time) {
 	c.nc.SetReadDeadline(t)
 	if c.incarnation.isStopping() {
@@ -404,7 +406,7 @@ func (c *conn) readUntil(t time.Time) {
 	}
 }
 
-// respond writes a whole answer.
+// respond writes a whole response.
 func (c *conn) respond(r *httpRequest, status int, contentType string, body []byte) {
 	b := make([]byte, 0, len(body)+256)
 	b = appendHead(b, status, contentType, len(body), r == nil || r.close)

@@ -12,7 +12,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// serveAux answers every call that does not generate.
+// serveAux serves every endpoint that does not generate.
 func serveAux(c *conn, r *httpRequest) {
 	get, known := c.incarnation.e.surface.get[r.path]
 	post, known2 := c.incarnation.e.surface.post[r.path]
@@ -68,7 +68,7 @@ func (c *conn) writeRefusal(r *httpRequest, err error) {
 	c.respond(r, ref.status, "application/json", c.incarnation.e.errorBody(ref.status, ref.msg, ref.param))
 }
 
-// auxBody decodes and checks the model.
+// auxBody decodes the body and checks the model.
 func (c *conn) auxBody(r *httpRequest) (*body, bool) {
 	b, err := readBody(r.body)
 	if err == nil && b.Model != "" && b.Model != c.incarnation.e.o.Model {
@@ -184,7 +184,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 	c.json(r, map[string]int{"input_tokens": len(textgen.Tokenize(text))})
 }
 
-// serveEmbeddings gives unit vectors that are a function of the token ids.
+// serveEmbeddings returns unit vectors that are a function of the token ids.
 func serveEmbeddings(c *conn, r *httpRequest) {
 	b, ok := c.auxBody(r)
 	if !ok {
@@ -251,7 +251,7 @@ func serveReset(c *conn, r *httpRequest) {
 	c.respond(r, 200, "", nil)
 }
 
-// serveAbort ends requests by the ids their clients see.
+// serveAbort aborts requests by the ids that their clients see.
 func serveAbort(c *conn, r *httpRequest) {
 	var q struct {
 		IDs []string `json:"request_ids"`

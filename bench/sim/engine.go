@@ -12,37 +12,37 @@ import (
 	"sluice/bench/sim/portreserve"
 )
 
-// Engine is one simulated engine: a process of it, in this process. All its
-// methods may be called from any goroutine.
+// Engine is one simulated engine: it plays a process of an engine inside this process.
+// All its methods may be called from any goroutine.
 type Engine struct {
 	o            Options
 	surface      *surface
-	addrs        []string // listening addresses: the main one, then one a rank with RankPorts
+	addrs        []string // listening addresses: the main one, then with RankPorts one for each rank
 	placeholders []*portreserve.Port
 	faults       *faults.Set
 	log          *recorder
 	blockLog     *blockLog
 	start        time.Time
 
-	pubs, reps    []string // endpoints of the KV events of each rank; nil when off
-	loads         []string // and of the load snapshots, SGLang's
-	bootstrapAddr string   // of the bootstrap server, "" when there is none
+	pubs, reps    []string // endpoints of the KV events of each rank; nil if off
+	loads         []string // endpoints of SGLang's load snapshots
+	bootstrapAddr string   // address of the bootstrap server, "" if there is none
 
-	mu           sync.Mutex // life, closed and refusing change under it
+	mu           sync.Mutex // guards the fields below that change
 	current      *incarnation
-	newest       *incarnation // the newest, alive or not
+	newest       *incarnation // the newest incarnation, running or not
 	closed       bool
 	refusing     bool
 	bg           sync.WaitGroup
 	crashes      atomic.Int64
 	incarnations atomic.Int64
 	closedCh     chan struct{} // closed by Close
-	deadCh       chan struct{} // closed by Close and by a crash that nothing undoes
+	deadCh       chan struct{} // closed by Close, and by a crash without restart
 	deadOnce     sync.Once
 }
 
-// Start binds all sockets of an engine and serves until Close, or until ctx ends.
-// It returns at once; the addresses are known then.
+// Start binds all sockets of an engine and serves until Close, or until ctx ends. It
+// returns at once; the addresses are then known.
 func Start(ctx context.Context, o Options) (*Engine, error) {
 	o, err := o.withDefaults()
 	if err != nil {
@@ -80,7 +80,7 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 	return e, nil
 }
 
-// Close ends the engine: sockets, streams, goroutines. It is safe to call twice.
+// Close ends the engine: sockets, streams, goroutines. It may be called twice.
 func (e *Engine) Close() error {
 	e.end()
 	e.bg.Wait()
@@ -89,7 +89,7 @@ func (e *Engine) Close() error {
 
 func (e *Engine) end() {
 	e.mu.Lock()
-	l := e.newest // its stop is waited for, whoever began it
+	l := e.newest // Close waits for its stop, whichever goroutine started that
 	e.current = nil
 	first := !e.closed
 	e.closed = true
@@ -106,8 +106,8 @@ func (e *Engine) end() {
 	}
 }
 
-// Crash kills the engine as kill -9 would: connections are reset, ports refuse,
-// pinned blocks and caches are lost. Restart brings it back.
+// Crash kills the engine as kill -9 would: connections are reset, ports refuse
+// connections, pinned blocks and caches are lost. Restart starts it again.
 func (e *Engine) Crash() {
 	if l := e.incarnation(); l != nil {
 		e.crash(l, true)
@@ -139,7 +139,7 @@ func (e *Engine) crash(l *incarnation, abrupt bool) {
 	})
 }
 
-// background runs f in a goroutine that Close waits for; not after Close.
+// background runs f in a goroutine for which Close waits; after Close it does nothing.
 func (e *Engine) background(f func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -148,7 +148,7 @@ func (e *Engine) background(f func()) {
 	}
 }
 
-// wait sleeps d; it is false when the engine was closed meanwhile.
+// wait sleeps d; it returns false if the engine is closed meanwhile.
 func (e *Engine) wait(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -160,8 +160,8 @@ func (e *Engine) wait(d time.Duration) bool {
 	}
 }
 
-// Restart ends the engine if it still lives and starts a new life on the same
-// addresses: new engine identity, empty cache, event sequence from 0.
+// Restart ends the engine if it is running and starts a new incarnation on the same
+// addresses: with a new engine id, an empty cache, and an event sequence from 0.
 func (e *Engine) Restart() error {
 	e.mu.Lock()
 	l := e.newest
@@ -181,11 +181,11 @@ func (e *Engine) Restart() error {
 	return nil
 }
 
-// Alive says whether the engine has not crashed or been closed.
+// Alive reports whether the engine has neither crashed nor been closed.
 func (e *Engine) Alive() bool { return e.incarnation() != nil }
 
-// Dead is closed once the engine has been closed, or has crashed and will not
-// come back by itself: where a real server's process would have ended.
+// Dead returns a channel that is closed when the engine is closed, or crashes and will
+// not restart by itself: when the process of a real server would have ended.
 func (e *Engine) Dead() <-chan struct{} { return e.deadCh }
 
 func (e *Engine) incarnation() *incarnation {
@@ -197,10 +197,11 @@ func (e *Engine) incarnation() *incarnation {
 // URL is the main address, as in "http://127.0.0.1:8000".
 func (e *Engine) URL() string { return "http://" + e.addrs[0] }
 
-// Addr is the main address without the scheme.
+// Addr returns the main address without the scheme.
 func (e *Engine) Addr() string { return e.addrs[0] }
 
-// RankURLs is one URL a rank: its own port with Options.RankPorts, else the main one.
+// RankURLs returns one URL for each rank: its own port with Options.RankPorts, else the
+// main one.
 func (e *Engine) RankURLs() []string {
 	urls := make([]string, e.o.Ranks)
 	for i := range urls {
@@ -212,14 +213,14 @@ func (e *Engine) RankURLs() []string {
 	return urls
 }
 
-// KVEndpoints are the PUB endpoints, by rank; none when events are off.
+// KVEndpoints returns the PUB endpoints, by rank; none if events are off.
 func (e *Engine) KVEndpoints() []string { return slices.Clone(e.pubs) }
 
-// ReplayEndpoints are the replay ROUTER endpoints, by rank; none when off.
+// ReplayEndpoints returns the replay ROUTER endpoints, by rank; none if replay is off.
 func (e *Engine) ReplayEndpoints() []string { return slices.Clone(e.reps) }
 
-// EngineID is the identity of this life (remote_engine_id without the rank's
-// suffix), "" when dead.
+// EngineID returns the id of this incarnation (remote_engine_id without the rank's
+// suffix), or "" after a crash.
 func (e *Engine) EngineID() string {
 	if l := e.incarnation(); l != nil {
 		return l.id
@@ -227,7 +228,7 @@ func (e *Engine) EngineID() string {
 	return ""
 }
 
-// Fault arms a fault from now on.
+// Fault arms a fault.
 func (e *Engine) Fault(f faults.Fault) {
 	if f.Kind != faults.Refuse {
 		e.faults.Add(f)
@@ -243,7 +244,7 @@ func (e *Engine) Fault(f faults.Fault) {
 	}
 }
 
-// ClearFaults disarms all faults; stalled requests stay stalled.
+// ClearFaults disarms all faults; stalled requests remain stalled.
 func (e *Engine) ClearFaults() {
 	e.faults.Clear()
 	e.setRefuse(false)
@@ -263,7 +264,7 @@ func (e *Engine) setRefuse(on bool) {
 		e.current.closeListeners()
 		return
 	}
-	// The port is held, so listening again cannot meet a stranger on it.
+	// The port is reserved, so listening again cannot conflict with another process.
 	if l := e.current; l.listen() != nil {
 		go e.crash(l, true)
 	}

@@ -13,7 +13,7 @@ func statusText(code int) string {
 	return "Unknown"
 }
 
-// errorType is vLLM's name of an error status.
+// errorType returns vLLM's name of an error status.
 func errorType(status int) string {
 	switch status {
 	case 400:
@@ -32,7 +32,7 @@ func errorType(status int) string {
 	return statusText(status)
 }
 
-// errorBody is an error in the shape of the engine and its release.
+// errorBody returns an error in the format of the engine and its release.
 func (e *Engine) errorBody(status int, msg, param string) []byte {
 	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
 		return sglangError(status, msg, param) // the same flat object
@@ -40,7 +40,7 @@ func (e *Engine) errorBody(status int, msg, param string) []byte {
 	return e.surface.failure(status, msg, param)
 }
 
-// errorBody is an error in vLLM's shape (0.10.1 and later).
+// errorBody returns an error in vLLM's format (0.10.1 and later).
 func errorBody(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"error":{"message":`...)
 	b = appendJSON(b, msg)
@@ -57,7 +57,7 @@ func errorBody(status int, msg, param string) []byte {
 	return append(b, "}}"...)
 }
 
-// anthropicError is an error of /v1/messages.
+// anthropicError returns an error of /v1/messages.
 func anthropicError(kind, msg string) []byte {
 	b := append([]byte(nil), `{"type":"error","error":{"type":`...)
 	b = appendJSON(b, kind)
@@ -68,8 +68,8 @@ func anthropicError(kind, msg string) []byte {
 
 const hexDigits = "0123456789abcdef"
 
-// appendJSON appends s as a JSON string, as pydantic dumps it: only quotes,
-// backslashes and control bytes escaped. Bytes that are no UTF-8 become U+FFFD.
+// appendJSON appends s as a JSON string, as pydantic does: only quotes, backslashes and
+// control bytes are escaped. Invalid UTF-8 becomes U+FFFD.
 func appendJSON(b []byte, s string) []byte {
 	b = append(b, '"')
 	b = appendEscaped(b, s)
@@ -104,7 +104,7 @@ func appendEscaped(b []byte, s string) []byte {
 	return b
 }
 
-// runeLen is the length of the UTF-8 sequence s begins with, 0 if it is broken.
+// runeLen returns the length of the first UTF-8 sequence of s, or 0 if it is invalid.
 func runeLen(s string) int {
 	r, n := utf8.DecodeRuneInString(s)
 	if r == utf8.RuneError && n < 2 {

@@ -2,7 +2,8 @@ package sim
 
 import "sync"
 
-// frozenRank is a rank whose core is stopped: what its API server goes on to tell.
+// frozenRank is a rank whose engine core is stopped: what its API server continues to
+// report.
 type frozenRank struct {
 	stats    RankStats
 	counters counters
@@ -10,10 +11,10 @@ type frozenRank struct {
 	once     sync.Once
 }
 
-// Freeze stops the engine core of every rank, as SIGSTOP of vLLM's EngineCore process does:
-// the API server goes on to accept requests and to answer /health, /v1/models and /metrics
-// (with the figures of now), and nothing else happens until Thaw. It returns when all
-// ranks have stopped.
+// Freeze stops the engine core of every rank, as SIGSTOP to vLLM's EngineCore process
+// does. The API server continues to accept requests and to serve /health, /v1/models
+// and /metrics with the current values; nothing else happens until Thaw. Freeze returns
+// when all ranks have stopped.
 func (e *Engine) Freeze() {
 	l := e.incarnation()
 	if l == nil {
@@ -41,7 +42,7 @@ func (e *Engine) Freeze() {
 	}
 }
 
-// Thaw lets frozen cores go on with what they have.
+// Thaw makes frozen cores continue.
 func (e *Engine) Thaw() {
 	l := e.incarnation()
 	if l == nil {

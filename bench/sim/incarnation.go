@@ -20,25 +20,25 @@ import (
 	"sluice/bench/sim/portreserve"
 )
 
-// incarnation is an engine between a start and its end: one identity, one cache, one
-// sequence of events. A crash ends a life; Restart begins another.
+// incarnation is an engine from a start to its end: one id, one cache, one sequence of
+// events. A crash ends an incarnation; Restart starts another.
 type incarnation struct {
 	e         *Engine
-	id        string // engine id; a rank's is id_dp<rank> when there are several
+	id        string // engine id; with several ranks a rank's id is id_dp<rank>
 	startedAt time.Time
 	ranks     []*rank
-	ctx       context.Context // ends first when the life ends
+	ctx       context.Context // ends first when the incarnation ends
 	kill      context.CancelFunc
-	stopc     <-chan struct{} // of ctx
+	stopc     <-chan struct{} // Done channel of ctx
 	wg        sync.WaitGroup
 
 	zctx     *zmq.Context
-	notifier notifier     // LMCache's
-	side     net.Listener // the private side channel other simulated engines pull from
-	peer     *http.Client // and its client
+	notifier notifier     // of LMCache
+	side     net.Listener // the side channel from which other simulated engines pull
+	peer     *http.Client // the client for the side channels of others
 	pull     puller
 
-	mu        sync.Mutex // listeners, conns
+	mu        sync.Mutex // guards listeners and conns
 	listeners []net.Listener
 	conns     map[*conn]struct{}
 	stopping  bool
@@ -46,13 +46,13 @@ type incarnation struct {
 
 	next         atomic.Uint32 // round robin over ranks for requests that name none
 	slowReaders  atomic.Int64
-	abortedEarly atomic.Int64 // clients gone before the engine knew their request
+	abortedEarly atomic.Int64 // clients that disconnected before the engine scheduled their request
 	rejected     atomic.Int64
-	ignoredPD    atomic.Int64 // P/D members that an engine warns about and ignores
+	ignoredPD    atomic.Int64 // requests whose P/D members the engine ignored with a warning
 
-	bootstrap         bootstrap    // of a prefill whose family has one
-	bootstrapListener net.Listener // nil when it has none
-	prefillMu         sync.Mutex   // boots
+	bootstrap         bootstrap    // for a prefill whose family has a bootstrap server
+	bootstrapListener net.Listener // nil if there is none
+	prefillMu         sync.Mutex   // guards prefills
 	prefills          map[string]*prefillServer
 }
 
@@ -123,7 +123,7 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	return l, nil
 }
 
-// reserveAddrs decides the addresses, once for all lives.
+// reserveAddrs chooses the addresses, once for all incarnations.
 func (e *Engine) reserveAddrs() error {
 	fail := func(err error) error {
 		for _, h := range e.placeholders {
@@ -178,7 +178,7 @@ func (l *incarnation) listen() error {
 	return nil
 }
 
-// closeListeners makes the client ports refuse and ends their connections.
+// closeListeners makes the client ports refuse connections and ends their connections.
 func (l *incarnation) closeListeners() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -239,9 +239,9 @@ func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *http
 	}
 }
 
-// stop ends the life and waits until nothing of it is left. Abrupt resets the
-// connections; else requests under way are failed as by a dead engine core first.
-// It must not be called from a goroutine of the life.
+// stop ends the incarnation and waits until nothing of it runs. An abrupt stop resets
+// the connections; otherwise requests in flight first fail as with a dead engine core.
+// It must not be called from a goroutine of the incarnation.
 func (l *incarnation) stop(abrupt bool) {
 	l.mu.Lock()
 	if l.stopping {
@@ -286,7 +286,7 @@ func (l *incarnation) stop(abrupt bool) {
 	close(l.stopped)
 }
 
-// isStopping says whether stop has begun.
+// isStopping reports whether stop has begun.
 func (l *incarnation) isStopping() bool {
 	select {
 	case <-l.stopc:
@@ -296,7 +296,7 @@ func (l *incarnation) isStopping() bool {
 	}
 }
 
-// rankID is the engine id of one rank, as vLLM names it.
+// rankID returns the engine id of one rank, as vLLM names it.
 func (l *incarnation) rankID(rank int) string {
 	if len(l.ranks) < 2 {
 		return l.id

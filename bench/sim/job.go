@@ -9,34 +9,34 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// job is one inference request: one or more sequences (prompts × n) on one rank
-// and one answer. After submit it belongs to the rank's goroutine; done, abort and
-// the fields set before submit are for everybody.
+// job is one inference request: one or more sequences (prompts × n) on one rank, and
+// one response. After submit it belongs to the rank's goroutine; any goroutine may use
+// done, abort and the fields set before submit.
 type job struct {
 	c          *conn
 	req        *httpRequest
 	rank       *rank
 	format     format
-	id         string // as the client sees it
-	blockLogID string // as its blocks are logged
-	internal   string // as the engine does: with a random suffix
+	id         string // id that the client sees
+	blockLogID string // id for the block log
+	internal   string // id inside the engine, with a random suffix
 	created    int64
 	model      string
 	params     *params
 	seqs       []*seq
 	unfinished int // sequences not finished
 	fault      *faults.Fault
-	events     int  // events or tokens out, for faults that count
+	events     int  // events or tokens sent, for faults that count them
 	headSent   bool // a stream's head is written
-	finished   bool // the rank is done with it, and its answer is held back
-	ended      bool // answered or dropped; the rank's goroutine decides once
+	finished   bool // the rank has finished it, and a fault holds back its response
+	ended      bool // served or dropped; the rank's goroutine decides this once
 	done       chan struct{}
-	rids       []string // SGLang: the client's ids, one a prompt
-	aborted    string   // SGLang: the transfer failed, and how
-	coalesced  []byte   // events held back to go out together, with Options.Coalesce
+	rids       []string // SGLang: the client's ids, one for each prompt
+	aborted    string   // SGLang: why the transfer failed
+	coalesced  []byte   // events of a step that are sent together, with Options.Coalesce
 }
 
-// params is what a request asks of generation.
+// params are the generation parameters of a request.
 type params struct {
 	stream       bool
 	includeUsage bool
@@ -52,51 +52,51 @@ type params struct {
 	echo         bool
 	salt         string
 	session      string
-	prefillLeg   bool    // do_remote_decode: keep the blocks, answer a handle
+	prefillLeg   bool    // do_remote_decode: keep the blocks and return a handle
 	handle       *handle // do_remote_prefill
-	pd           pdLeg   // another family's part, see pdFamilies; nil when plain or nixl
-	toolName     string  // the answer is a call of this function
-	logprobs     int     // alternatives to tell of each token, see logprobs.go
+	pd           pdLeg   // the part of another family, see pdFamilies; nil for a plain request or nixl
+	toolName     string  // the response is a call of this function
+	logprobs     int     // alternatives to return for each token, see logprobs.go
 }
 
-// seq is one sequence being generated.
+// seq is one sequence that is generated.
 type seq struct {
 	j      *job
-	index  int // choice index in the answer
+	index  int // index of the choice in the response
 	prompt []uint32
 	out    []uint32
-	script []uint32 // the output is this, when it is a tool call
-	forced []uint32 // the output is this, when it is held to a choice
+	script []uint32 // predetermined output of a tool call
+	forced []uint32 // predetermined output of a constrained choice
 	gen    textgen.Generator
-	offset int // characters of the tokens whose log-probabilities are told
+	offset int // characters of the tokens whose log probabilities were sent
 
-	text     []byte // output text so far, without special tokens; kept when somebody needs it whole
-	sentText int    // bytes of text already sent, when stop strings hold some back
-	started  bool   // the role event is out
+	text     []byte // output text so far, without special tokens, if the whole text is needed
+	sentText int    // bytes of text sent, if stop strings hold some back
+	started  bool   // the role event is sent
 	reason   string // finish reason, "" while running
 	stopped  string // the stop string that ended it
 
 	blocks       []int32
-	hashes       []kvcache.BlockHash // of its full blocks, known so far
-	computed     int                 // tokens whose KV is there
+	hashes       []kvcache.BlockHash // of its full blocks, as far as known
+	computed     int                 // tokens whose KV is present
 	chunk        int                 // tokens computed in this step
 	cached       int                 // prompt tokens found in the prefix cache, or pulled
-	local        int                 // of these, found locally
+	local        int                 // of these, found in the local cache
 	pulled       bool
 	pulling      bool
-	stalledUntil time.Time // faults: no token before
-	tokenPending bool      // faults: computed, but its token was held
+	stalledUntil time.Time // faults: no token before this time
+	tokenPending bool      // faults: computed, but its token is held back
 	leased       bool      // its blocks are kept for decode
-	lastHeld     bool      // its last token waits for a leg's settle
+	lastHeld     bool      // its last token waits until the leg calls finishHeld
 	heldText     string
-	limit        int             // at most so many tokens, 0 leaves it to params
-	handover     *roomHandover   // its hand-over by room
-	logprobs     *logprobOptions // SGLang: log-probabilities asked for; nil: none
+	limit        int             // maximum number of tokens; 0 means that of params
+	handover     *roomHandover   // for a hand-over by room
+	logprobs     *logprobOptions // SGLang: requested log probabilities; nil: none
 }
 
 func (s *seq) total() int { return len(s.prompt) + len(s.out) }
 
-// token is the i-th token of prompt and output.
+// token returns the i-th token of prompt and output.
 func (s *seq) token(i int) uint32 {
 	if i < len(s.prompt) {
 		return s.prompt[i]
@@ -104,7 +104,7 @@ func (s *seq) token(i int) uint32 {
 	return s.out[i-len(s.prompt)]
 }
 
-// slice gives tokens from..to, borrowed where they lie in the prompt.
+// slice returns tokens from to to, borrowed if they are in the prompt.
 func (s *seq) slice(from, to int) []uint32 {
 	if to <= len(s.prompt) {
 		return s.prompt[from:to]
@@ -116,7 +116,7 @@ func (s *seq) slice(from, to int) []uint32 {
 	return list
 }
 
-// hashTo makes hashes cover n full blocks.
+// hashTo extends hashes to n full blocks.
 func (s *seq) hashTo(h *kvcache.Hasher, n, size int) {
 	for i := len(s.hashes); i < n; i++ {
 		var parent *kvcache.BlockHash
@@ -127,7 +127,7 @@ func (s *seq) hashTo(h *kvcache.Hasher, n, size int) {
 	}
 }
 
-// produce makes the next token and says whether the sequence is at its end, for
+// produce generates the next token and reports whether the sequence ends with it, for
 // which it sets reason.
 func (s *seq) produce() (id uint32, last bool) {
 	p := s.j.params
@@ -159,8 +159,8 @@ func (s *seq) produce() (id uint32, last bool) {
 	return id, s.reason != ""
 }
 
-// addText appends a token's text and returns what of it may be shown now: stop
-// strings are looked for, and what could be the begin of one is held back.
+// addText appends a token's text and returns the part that may be sent now: it looks
+// for stop strings and holds back what may be the start of one.
 func (s *seq) addText(id uint32) string {
 	var piece string
 	if id >= textgen.ByteBase {
@@ -203,7 +203,7 @@ func (s *seq) addText(id uint32) string {
 	return shown
 }
 
-// abort tells the rank that the client has gone. Any goroutine.
+// abort tells the rank that the client has disconnected. Any goroutine may call it.
 func (j *job) abort() {
 	if !j.rank.post(func() { j.rank.abort(j) }) {
 		return
@@ -211,8 +211,8 @@ func (j *job) abort() {
 	<-j.done
 }
 
-// usage counts every prompt once; of several vLLM tells what was found of the first that
-// began, SGLang of all together.
+// usage counts every prompt once. Of several sequences vLLM reports the cached tokens
+// of the first that started, SGLang those of all.
 func (j *job) usage() (prompt, completion, cached int) {
 	sums := j.c.incarnation.e.o.Engine == "sglang"
 	for i, s := range j.seqs {
