@@ -3,6 +3,7 @@
 
 - Every relative link of a Markdown file leads to a file, and its fragment to a heading there.
 - Every function that a flow of ARCHITECTURE.md names exists in the package that it names, and its hop counts are right.
+- Every source file that a document names exists.
 - Every `go test ./PACKAGE -run NAME` of a document matches a test there, every `-bench NAME` a benchmark.
 - Every package folder that ARCHITECTURE.md's package map names exists, and every package is in the map.
 """
@@ -59,6 +60,21 @@ def functions(folder):
             for receiver, name in re.findall(r"^func (?:\((?:\w+ )?\*?(\w+)(?:\[[^\]]*\])?\) )?(\w+)[\(\[]", f.read(), flags=re.M):
                 found.add(f"{receiver}.{name}" if receiver else name)
     return found
+
+
+SOURCE = re.compile(r"`([\w/-]+\.(?:go|py|c|h|sh))(?:: ?\w+)?`")
+
+
+@functools.cache
+def sources():
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    return [f for f in files if os.path.exists(os.path.join(ROOT, f))]
+
+
+def check_sources(path):
+    for name in SOURCE.findall(re.sub(r"```.*?```", "", read(path), flags=re.S)):
+        if "NAME" not in name and not any(f == name or f.endswith("/" + name) for f in sources()):
+            faults.append(f"{path}: there is no file {name}")
 
 
 def package_folders():
@@ -127,6 +143,7 @@ def main():
     for path in sorted(glob.glob("*.md", root_dir=ROOT) + glob.glob("docs/*.md", root_dir=ROOT)):
         check_links(path)
         check_commands(path)
+        check_sources(path)
     check_architecture()
     for fault in faults:
         print("docs: " + fault, file=sys.stderr)
