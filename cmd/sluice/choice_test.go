@@ -54,7 +54,7 @@ func TestEveryEventEncodingIsUnderstood(t *testing.T) {
 			r := startRouter(t, nil, simWorker(a, worker.Aggregated, "a"), simWorker(b, worker.Aggregated, "b"))
 			wantAffinity(t, r, "/v1/chat/completions", chatOf, func(t *testing.T) { awaitIndexed(t, r, a, b) })
 			for _, id := range []string{"a", "b"} {
-				for _, kind := range []string{"garbage", "gaps", "orphans"} {
+				for _, kind := range []string{"malformed", "gaps", "orphans"} {
 					if n := r.metric(`sluice_kv_feed_total{worker="` + id + `",rank="0",kind="` + kind + `"}`); n != 0 {
 						t.Errorf("%s: %v %s", id, n, kind)
 					}

@@ -79,7 +79,7 @@ func TestEngineAPIKeys(t *testing.T) {
 					t.Errorf("%s, a good key: %v %v", network, a.failure, a.err)
 				}
 			}
-			if n := r.metric(`sluice_key_tokens_total{key="whole"}`); n != 100 {
+			if n := r.metric(`sluice_api_key_tokens_total{key="whole"}`); n != 100 {
 				t.Errorf("%v tokens are booked to the key; want 100: two times 40 of a prompt and 10 of an answer", n)
 			}
 
@@ -159,7 +159,7 @@ func TestEngineAPICertificateReload(t *testing.T) {
 	c := mustDialWith(t, r, "tcp", old)
 	s := startEngineAPI(t, c, engineAPIRequest(tokenIDs(40, 1), 50_000))
 	firstTokens(t, s)
-	expires := r.metric("sluice_routed_certificate_expiry_timestamp_seconds")
+	expires := r.metric("sluice_engine_api_certificate_expiry_timestamp_seconds")
 	if expires < float64(time.Now().Unix()) {
 		t.Errorf("the certificate is said to end at %v", expires)
 	}

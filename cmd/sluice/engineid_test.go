@@ -174,7 +174,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		// A hit may have been foretold of what was just sent there: wait for the events.
 		eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })
 	}
-	restarts := `sluice_engine_restarts_total{sign="engine_id"}`
+	restarts := `sluice_engine_restarts_total{evidence="engine_id"}`
 	if got := r.metric(restarts); got != 0 {
 		t.Fatalf("%v restarts before there was one", got)
 	}

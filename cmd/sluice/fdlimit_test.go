@@ -134,7 +134,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if metric(`sluice_rank_breaker_state{`) != 0 || metric(`sluice_worker_state{worker="aggregated-0",role="aggregated",state="ready"}`) != 1 {
 		t.Errorf("the engine has to pay for it:\n%s", page)
 	}
-	if answered == 0 || metric(`sluice_descriptor_shortage_total{what="turned_away"}`)+metric(`sluice_requests_refused_total{`) == 0 {
+	if answered == 0 || metric(`sluice_fd_limit_events_total{event="rejected"}`)+metric(`sluice_requests_refused_total{`) == 0 {
 		t.Errorf("nobody was told to come again: %d of the test's, %v", answered, string(page))
 	}
 	for i, nc := range streams { // they have gone on all the while

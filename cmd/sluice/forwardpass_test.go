@@ -165,7 +165,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	before := r.metric(`sluice_load_messages_total{kind="applied"}`)
 	p.send(3, msgp.AppendArrayHeader(nil, 0))
 	p.send(3, msgp.AppendMapHeader(nil, 0))
-	eventually(t, 10*time.Second, "what is no load message is counted", func() bool { return r.metric(`sluice_load_messages_total{kind="garbage"}`) == 1 })
+	eventually(t, 10*time.Second, "what is no load message is counted", func() bool { return r.metric(`sluice_load_messages_total{kind="malformed"}`) == 1 })
 	if after := r.metric(`sluice_load_messages_total{kind="applied"}`); after != before {
 		t.Errorf("%v messages applied of an empty vector", after-before)
 	}

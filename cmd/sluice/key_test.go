@@ -67,7 +67,7 @@ func TestKeysAreRequired(t *testing.T) {
 		if resp.StatusCode != want {
 			t.Errorf("GET %s without a key: %d, want %d", path, resp.StatusCode, want)
 		}
-		if path == "/metrics" && !strings.Contains(string(body), `sluice_key_requests_total{key="team-a",outcome="admitted"} 4`) {
+		if path == "/metrics" && !strings.Contains(string(body), `sluice_api_key_requests_total{key="team-a",outcome="admitted"} 4`) {
 			t.Error("the metrics do not count the key's requests")
 		}
 	}

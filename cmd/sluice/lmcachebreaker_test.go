@@ -67,7 +67,7 @@ func TestLMCacheSilentWorkerIsSkipped(t *testing.T) {
 	if n, most := len(generateRequests(silent)), 2+int(late)+int(time.Since(began)/(10*time.Second)); n < 2 || n > most {
 		t.Errorf("the silent worker got %d of 12 hand-overs; want 2, %d at most", n, most)
 	}
-	if n := r.metric("sluice_kv_silent_ranks"); n < 1 || late == 0 && n != 1 {
+	if n := r.metric("sluice_kv_notification_breakers_open"); n < 1 || late == 0 && n != 1 {
 		t.Errorf("%v silent ranks, want 1", n)
 	}
 	if !strings.Contains(r.logs.tail(1<<20), "does not tell that its KV has been written") || !strings.Contains(r.logs.tail(1<<20), "rank=silent/0") {

@@ -105,7 +105,7 @@ func awaitIndexed(t *testing.T, r *testRouter, engines ...*sim.Engine) {
 				if worker.FeedState(k.Feed.Load()) == worker.FeedSyncing {
 					return false
 				}
-				indexed += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="repeated"}`, k.ID.Worker, k.ID.Rank))
+				indexed += r.metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="duplicate"}`, k.ID.Worker, k.ID.Rank))
 			}
 		}
 		return indexed >= float64(cached)

@@ -147,7 +147,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	go func() {
 		code <- runRecord(ctx, []string{"--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
-	eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.metric("sluice_record_active") == 1 })
+	eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.metric("sluice_recording_active") == 1 })
 	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
 	eventually(t, 10*time.Second, "it is written", func() bool {
 		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
@@ -161,7 +161,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
 	}
-	eventually(t, 10*time.Second, "the router records no more", func() bool { return r.metric("sluice_record_active") == 0 })
+	eventually(t, 10*time.Second, "the router records no more", func() bool { return r.metric("sluice_recording_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 	trace, err := replay.Load(files, func(error) {})
 	if err != nil {

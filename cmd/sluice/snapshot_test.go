@@ -107,7 +107,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	}
 	// All events must have come: the engines keep few for the next router.
 	eventually(t, 20*time.Second, "the index knows what the engines hold", func() bool {
-		return metricSum(t, "http://"+p.first, "sluice_rank_held_blocks") >= (conversations-3)*10
+		return metricSum(t, "http://"+p.first, "sluice_rank_cached_blocks") >= (conversations-3)*10
 	})
 	// A clean end writes one; the next router has it at once.
 	if err := p.cmd.Process.Signal(os.Interrupt); err != nil {

@@ -258,7 +258,7 @@ func TestTransferIsShown(t *testing.T) {
 	}
 	metrics := string(get(t, r.URL+"/metrics").Body)
 	for _, want := range []string{`sluice_kv_tier_up{tier="zmq"} 1`, `sluice_kv_tier_up{tier="nixl"} 0`, `sluice_kv_transfers_total{outcome="done"} 1`,
-		`sluice_kv_reports_total{report="recv_ok"} 1`, `sluice_kv_pair_transfers_total{from="p0/0",to="d0/0"} 1`} {
+		`sluice_kv_reports_total{report="recv_ok"} 1`, `sluice_kv_rank_transfers_total{from="p0/0",to="d0/0"} 1`} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %s in the metrics", want)
 		}

@@ -105,7 +105,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 			// As a connector's report of this pair would.
 			r.Transfers.RecordTransfer(left, ranks["decode"], 100, &completion.Result{State: completion.Done, Bytes: 1 << 20, Duration: time.Millisecond})
 			before := rankSeries(t, r, id)
-			for _, want := range []string{"sluice_worker_state", "sluice_rank_legs_total", "sluice_rank_requests", "sluice_rank_held_blocks", "sluice_kv_feed_total", "sluice_kv_pair_transfers_total"} {
+			for _, want := range []string{"sluice_worker_state", "sluice_rank_legs_total", "sluice_rank_requests", "sluice_rank_cached_blocks", "sluice_kv_feed_total", "sluice_kv_rank_transfers_total"} {
 				if !slices.Contains(before, want) {
 					t.Errorf("no series of %s to be taken away: the test shows little", want)
 				}

@@ -128,7 +128,7 @@ func (n *completionBoard) exposeMetrics(m *obs.Metrics) {
 	} {
 		m.GaugeFunc(func() float64 { return float64(of(n.stats())) }, "sluice_kv_notifications_total", "outcome", outcome)
 	}
-	m.GaugeFunc(func() float64 { return float64(n.stats().Unclaimed) }, "sluice_kv_notifications_unclaimed")
+	m.GaugeFunc(func() float64 { return float64(n.stats().Unclaimed) }, "sluice_kv_notifications_unmatched")
 	exposeSocketMetrics(m, "lmcache", func() zmtp.Stats { return n.stats().Socket })
 }
 

@@ -115,8 +115,8 @@ func (r *Router) newEngineAPI() (err error) {
 	if err != nil {
 		return err
 	}
-	r.metrics.GaugeFunc(func() float64 { n, _ := r.engineAPI.Counts(); return float64(n) }, "sluice_routed_requests_total")
-	r.metrics.GaugeFunc(func() float64 { _, n := r.engineAPI.Counts(); return float64(n) }, "sluice_routed_refused_total")
+	r.metrics.GaugeFunc(func() float64 { n, _ := r.engineAPI.Counts(); return float64(n) }, "sluice_engine_api_requests_total")
+	r.metrics.GaugeFunc(func() float64 { _, n := r.engineAPI.Counts(); return float64(n) }, "sluice_engine_api_refused_total")
 	if !c.Socket() {
 		return nil
 	}
@@ -129,16 +129,16 @@ func (r *Router) newEngineAPI() (err error) {
 		return err
 	}
 	stat := func(f func(wire.Stats) float64) func() float64 { return func() float64 { return f(r.wire.Stats()) } }
-	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Conns) }), "sluice_routed_connections")
-	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Streams) }), "sluice_routed_streams")
-	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Stalled) }), "sluice_routed_stalled_total")
-	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Requests) }), "sluice_routed_request_bytes")
+	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Conns) }), "sluice_engine_api_connections")
+	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Streams) }), "sluice_engine_api_streams")
+	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Stalled) }), "sluice_engine_api_stalled_total")
+	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Requests) }), "sluice_engine_api_request_bytes")
 	if c.TCP() && c.TLSCert != "" {
 		k, err := certs.New(routedFiles(r.cfg), r.log)
 		if err != nil {
 			return fmt.Errorf("engine_api.tls_cert: %w", err)
 		}
-		r.metrics.GaugeFunc(func() float64 { return float64(k.NotAfter().UnixMilli()) / 1000 }, "sluice_routed_certificate_expiry_timestamp_seconds")
+		r.metrics.GaugeFunc(func() float64 { return float64(k.NotAfter().UnixMilli()) / 1000 }, "sluice_engine_api_certificate_expiry_timestamp_seconds")
 		if r.wireTLS, err = k.ServerConfig(tls.VersionTLS12); err != nil {
 			return fmt.Errorf("engine_api.tls_cert: %w", err)
 		}

@@ -11,14 +11,14 @@ func (r *Router) exposeMetrics() {
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")
 	r.metrics.GaugeFunc(func() float64 { return float64(len(r.runner.FailingHandovers())) }, "sluice_models_without_handover")
 	r.metrics.GaugeFunc(r.orphanRanks, "sluice_kv_orphan_ranks")
-	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.OpenNotificationBreakers()) }, "sluice_kv_silent_ranks")
-	for i, what := range [...]string{"accept_failed", "turned_away", "idle_closed"} {
+	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.OpenNotificationBreakers()) }, "sluice_kv_notification_breakers_open")
+	for i, what := range [...]string{"accept_failed", "rejected", "idle_closed"} {
 		r.metrics.GaugeFunc(func() float64 {
 			failed, turned, closed := r.front.FDStats()
 			return float64([...]uint64{failed, turned, closed}[i])
-		}, "sluice_descriptor_shortage_total", "what", what)
+		}, "sluice_fd_limit_events_total", "event", what)
 	}
-	for i, kind := range [...]string{"applied", "garbage", "foreign"} {
+	for i, kind := range [...]string{"applied", "malformed", "wrong_rank"} {
 		r.metrics.GaugeFunc(func() float64 {
 			applied, garbage, foreign := r.loads.Counts()
 			return float64([...]uint64{applied, garbage, foreign}[i])
@@ -31,7 +31,7 @@ func (r *Router) exposeMetrics() {
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Waiting()) }, "sluice_pool_waiters")
 	r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.RetriesDenied()) }, "sluice_retries_denied_total")
 	for _, sign := range fleet.RestartSigns {
-		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "sign", sign)
+		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.Restarts(sign)) }, "sluice_engine_restarts_total", "evidence", sign)
 	}
 	for _, state := range fleet.Frozen {
 		r.metrics.GaugeFunc(func() float64 { return float64(r.fleet.FrozenVerdicts(state)) }, "sluice_engine_frozen_total", "state", state.String())
@@ -41,7 +41,7 @@ func (r *Router) exposeMetrics() {
 	for _, medium := range kvevents.Media {
 		for _, locality := range []string{kvevents.LocalityRemote, kvevents.LocalityUnspecified} {
 			blocks := func() float64 { return float64(r.feeds.Uncredited().Blocks(medium, locality)) }
-			r.metrics.GaugeFunc(blocks, "sluice_kv_elsewhere_blocks_total", "medium", medium, "locality", locality)
+			r.metrics.GaugeFunc(blocks, "sluice_kv_uncredited_blocks_total", "medium", medium, "locality", locality)
 		}
 	}
 	r.metrics.GaugeFunc(func() float64 { return float64(r.front.BodyBytes()) }, "sluice_memory_budget_used_bytes")

@@ -19,15 +19,15 @@ func (r *Router) newRecorder() *recording.Recorder {
 		Policy: s.Policy, Weights: ScheduleWeights(&s), Log: r.log,
 		Ranks: r.allRanks, Contents: r.exportRank,
 	})
-	r.metrics.GaugeFunc(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_record_entries_total")
-	r.metrics.GaugeFunc(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_record_dropped_total")
-	r.metrics.GaugeFunc(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_record_bytes_total")
+	r.metrics.GaugeFunc(func() float64 { n, _, _ := rec.Counts(); return float64(n) }, "sluice_recording_entries_total")
+	r.metrics.GaugeFunc(func() float64 { _, n, _ := rec.Counts(); return float64(n) }, "sluice_recording_dropped_total")
+	r.metrics.GaugeFunc(func() float64 { _, _, n := rec.Counts(); return float64(n) }, "sluice_recording_bytes_total")
 	r.metrics.GaugeFunc(func() float64 {
 		if rec.Active() {
 			return 1
 		}
 		return 0
-	}, "sluice_record_active")
+	}, "sluice_recording_active")
 	return rec
 }
 

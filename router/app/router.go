@@ -148,6 +148,9 @@ func (r *Router) assemble() (err error) {
 		return fmt.Errorf("cannot listen on %q: %w; choose another address with --listen (port 0 takes a free one)", cfg.Listen, err)
 	}
 	r.metrics = obs.NewMetrics()
+	if r.cfg.Metrics.LegacyNames {
+		r.metrics.ShowLegacyNames()
+	}
 	r.index = kvindex.New(kvindex.Options{MaxBytes: cfg.Index.MaxBytes})
 	r.approx = kvindex.NewApprox(kvindex.ApproxOptions{MaxBytes: cfg.Index.MaxBytes / 4, TTL: cfg.Index.ApproxTTL})
 	if err := r.newKeyring(); err != nil {

@@ -73,9 +73,9 @@ func newSideChannel(cfg *config.Config, w *kvtransfer.Watcher, f *fleet.Fleet, l
 func exposeSocketMetrics(m *obs.Metrics, socket string, stats func() zmtp.Stats) {
 	m.GaugeFunc(func() float64 { return float64(stats().Conns) }, "sluice_zmq_connections", "socket", socket)
 	for why, of := range map[string]func(zmtp.Stats) int64{
-		"network": func(s zmtp.Stats) int64 { return s.NotAllowed },
-		"crowded": func(s zmtp.Stats) int64 { return s.AtCapacity },
-		"broken":  func(s zmtp.Stats) int64 { return s.PeerErrors },
+		"network":        func(s zmtp.Stats) int64 { return s.NotAllowed },
+		"at_capacity":    func(s zmtp.Stats) int64 { return s.AtCapacity },
+		"protocol_error": func(s zmtp.Stats) int64 { return s.PeerErrors },
 	} {
 		m.GaugeFunc(func() float64 { return float64(of(stats())) }, "sluice_zmq_refused_total", "socket", socket, "reason", why)
 	}
@@ -104,7 +104,7 @@ func (r *Router) exposeTransferMetrics() {
 	if w == nil {
 		return
 	}
-	m.GaugeFunc(func() float64 { return float64(w.Watched()) }, "sluice_kv_transfers_watched")
+	m.GaugeFunc(func() float64 { return float64(w.Watched()) }, "sluice_kv_transfers_pending")
 	if _, ok := w.Socket(); ok {
 		exposeSocketMetrics(m, "reports", func() zmtp.Stats { s, _ := w.Socket(); return s })
 	}
@@ -118,7 +118,7 @@ func (r *Router) exposeTransferMetrics() {
 		m.GaugeFunc(func() float64 {
 			renewed, released, failed := r.sidechannel.Counts()
 			return float64([...]int64{renewed, released, failed}[i])
-		}, "sluice_kv_side_channel_total", "what", what)
+		}, "sluice_kv_side_channel_total", "outcome", what)
 	}
 	m.ExposePairs(func() []obs.TransferPair {
 		pairs := r.transferPairs()

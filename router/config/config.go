@@ -21,6 +21,8 @@ type Config struct {
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
 
+	Metrics Metrics `yaml:"metrics"`
+
 	Proxies Proxies `yaml:"proxies"`
 	CORS    CORS    `yaml:"cors"`
 
@@ -137,6 +139,11 @@ type APIKey struct {
 type Log struct {
 	Level  string `yaml:"level" oneof:"debug info warn error"` // debug, info, warn, error [info]
 	Format string `yaml:"format" oneof:"text json"`            // text, json; durations are text as 1.5s in both [text]
+}
+
+// Metrics is what /metrics shows.
+type Metrics struct {
+	LegacyNames bool `yaml:"legacy_names"` // the former series of renamed metrics, beside the present ones, for one release: docs/upgrading.md [false]
 }
 
 // Worker is one entry of workers, or of --engine/--prefill/--decode.

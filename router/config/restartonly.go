@@ -26,6 +26,7 @@ var restartOnly = []restartOnlyFields{
 	{"what belongs to a family is made when the router starts", []string{"pd.family"}},
 	{"tickets and sockets of notifications are made when the router starts, and hand-overs wait by them", []string{"lmcache", "transfers"}},
 	{"buffers of connections have this size from their beginning", []string{"limits.max_head"}},
+	{"the series that are shown are chosen when the router starts", []string{"metrics"}},
 	{"it is used when the router starts, and never again", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
 	{"what drives streams is started once, and has them for their whole life", []string{"relay.driver", "relay.threads"}},
 	{"callers of the engine socket were told these terms when they connected", []string{"engine_api"}},

@@ -15,8 +15,8 @@ type incarnation struct {
 const (
 	restartStart    = "start_time"
 	restartMetrics  = "metrics_created"
-	restartCounters = "counters_fell"
-	restartRefused  = "refused"
+	restartCounters = "counters_reset"
+	restartRefused  = "connection_refused"
 	restartSources  = "event_sources"
 	restartEngineID = "engine_id" // told in hand-overs: see engineIDs
 )

@@ -59,7 +59,7 @@ func (a *Applier) Apply(payload []byte) (err error) {
 	a.Rank.Events.Add(1)
 	b, err := a.decoder.Reset(payload)
 	if err != nil {
-		a.counts["garbage"]++
+		a.counts["malformed"]++
 		a.clearUntrusted("resets")
 		return err
 	}
@@ -74,7 +74,7 @@ func (a *Applier) Apply(payload []byte) (err error) {
 		case !more:
 			return err
 		case wrong != nil:
-			a.counts["garbage"]++
+			a.counts["malformed"]++
 			if err == nil {
 				err = wrong
 			}
@@ -121,7 +121,7 @@ func (a *Applier) applyEvent(ev *Event) {
 		return
 	case ev.Kind == BlockStored && ev.Locality == Unspecified && isSharedMedium(ev.Medium):
 		// Removals are applied: removing an absent block has no effect.
-		a.counts["unlocated"]++
+		a.counts["unknown_locality"]++
 		a.Uncredited.add(ev)
 		return
 	case !a.indexed(ev):
@@ -231,7 +231,7 @@ func (a *Applier) store(ev *Event, tier kvindex.Tier) {
 	}
 	res := a.Index.Store(&a.stored)
 	a.counts["stored"] += res.Added
-	a.counts["repeated"] += res.Repeated
+	a.counts["duplicate"] += res.Repeated
 	if res.Orphan {
 		a.counts["orphans"]++
 	}

@@ -373,7 +373,7 @@ func (f *feed) parseMessage(m zmtp.Message) (seq uint64, payload []byte, ok bool
 func (f *feed) handleLive(frames zmtp.Message) {
 	seq, payload, ok := f.parseMessage(frames)
 	if !ok {
-		f.counts["garbage"]++
+		f.counts["malformed"]++
 		return
 	}
 	if !f.known {

@@ -54,7 +54,7 @@ type CounterSink interface {
 var Counters = []string{
 	"batches",          // messages applied, live and replayed
 	"stored",           // blocks new in the index
-	"repeated",         // stored blocks that were already in the index
+	"duplicate",        // stored blocks that were already in the index
 	"orphans",          // stores dropped because their parent is unknown
 	"removed",          // blocks removed
 	"unknown_removed",  // removals of blocks that the index does not have
@@ -68,10 +68,10 @@ var Counters = []string{
 	"replay_failures",  // replays that failed or were incomplete
 	"restarts",         // new incarnations of the engine; the previous one's blocks were dropped
 	"resets",           // times the rank's blocks were dropped because they could not be trusted
-	"garbage",          // messages or events that could not be read
+	"malformed",        // messages or events that could not be read
 	"oversize",         // messages above MaxFrame
 	"remote",           // events of blocks on another machine, not indexed
-	"unlocated",        // stores in storage that may be another machine's because the event has no locality; not indexed
+	"unknown_locality", // stores in storage that may be another machine's because the event has no locality; not indexed
 	"wrong_rank",       // batches of another rank, not applied
 }
 

@@ -124,7 +124,7 @@ func churn(t *testing.T, lasts time.Duration) {
 	}
 	counts.mu.Lock()
 	t.Logf("%d steps, %v", steps, counts.n)
-	for _, name := range []string{"gaps", "replays", "restarts", "garbage", "replay_failures", "resyncs", "tail_checks"} {
+	for _, name := range []string{"gaps", "replays", "restarts", "malformed", "replay_failures", "resyncs", "tail_checks"} {
 		if counts.n[name] == 0 {
 			t.Errorf("no %s: the churn did not try that", name)
 		}

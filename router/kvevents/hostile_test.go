@@ -45,7 +45,7 @@ func TestMalformedMessages(t *testing.T) {
 	e.frames(nil, number)
 	e.frames(nil, number, all[0], all[0])
 	e.frames(nil, number[:7], all[0])
-	r.await("garbage", 4)
+	r.await("malformed", 4)
 	r.indexEquals(all...)
 	if r.get("resets") != 0 {
 		t.Errorf("counted %v", r.n)
@@ -73,7 +73,7 @@ func TestUnreadableBatches(t *testing.T) {
 				e.publish(b)
 			}
 			e.publish(c.payload)
-			r.await("garbage", 1)
+			r.await("malformed", 1)
 			if c.trusted {
 				r.indexEquals(all...)
 			} else {
@@ -87,7 +87,7 @@ func TestUnreadableBatches(t *testing.T) {
 				more = append(all, more...)
 			}
 			r.indexEquals(more...)
-			if r.get("garbage") != 1 || r.get("gaps") != 0 || r.state() != worker.FeedLive {
+			if r.get("malformed") != 1 || r.get("gaps") != 0 || r.state() != worker.FeedLive {
 				t.Errorf("state %v, counted %v", r.state(), r.n)
 			}
 		})
@@ -114,7 +114,7 @@ func TestBadStoreIsIsolated(t *testing.T) {
 	})
 	checks := r.get("tail_checks")
 	e.publish(wireBatch(nil, pack(nil, []any{"BlockStored", []any{"x"}, nil, []any{1}, 1, nil})))
-	r.await("garbage", 1)
+	r.await("malformed", 1)
 	r.await("tail_checks", checks+1)
 	r.indexEquals(all...)
 	if r.get("resyncs") != 0 || r.get("resets") != 0 {
@@ -134,10 +134,10 @@ func TestReplayOfGarbage(t *testing.T) {
 	r := newFeedHarness(t, e, nil)
 	r.start()
 	r.awaitOpen()
-	r.await("garbage", 1)
+	r.await("malformed", 1)
 	r.indexEquals(all[21:]...)
 	// What the engine keeps has the message in it each time it is asked for anew.
-	if n := r.get("garbage"); n > 1+maxResyncs {
+	if n := r.get("malformed"); n > 1+maxResyncs {
 		t.Errorf("%d messages that could not be read; want %d at most", n, 1+maxResyncs)
 	}
 }
@@ -221,7 +221,7 @@ func TestUnindexedEvents(t *testing.T) {
 	e.publish(wireBatch(nil, orphan.asMap(), host.asArray(), plain.asMap(),
 		wireEvent{kind: "BlockRemoved", hashes: []any{1, 77}, medium: "GPU"}.asMap()))
 	r.await("unknown_removed", 1)
-	for counter, want := range map[string]int{"orphans": 1, "repeated": 1, "stored": 2, "removed": 1} {
+	for counter, want := range map[string]int{"orphans": 1, "duplicate": 1, "stored": 2, "removed": 1} {
 		if got := r.get(counter); got != want {
 			t.Errorf("%s: %d, want %d", counter, got, want)
 		}
@@ -255,7 +255,7 @@ func TestTopic(t *testing.T) {
 	}
 	e.topic = "kv@w10" // begins with the topic, and is another's
 	e.send(0, newEventWriter(37, 1).batch())
-	r.await("garbage", 1)
+	r.await("malformed", 1)
 	r.indexEquals(all...)
 }
 

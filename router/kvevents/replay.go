@@ -308,7 +308,7 @@ func (r *replay) receive(dealer *zmtp.Stream) (seq uint64, payload []byte, err e
 			r.answerBytes++
 			n := len(m)
 			if n < 3 || n > 4 || len(m[n-2]) != 8 {
-				r.counts["garbage"]++
+				r.counts["malformed"]++
 				return 0, nil, fmt.Errorf("message has %d frames; want a delimiter, an optional topic, a number and a payload", n)
 			}
 			return binary.BigEndian.Uint64(m[n-2]), m[n-1], nil

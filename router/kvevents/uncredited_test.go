@@ -18,9 +18,9 @@ func TestUncreditedBlocks(t *testing.T) {
 	}{
 		{"GPU", nil, true, ""}, {nil, nil, true, ""}, {"CPU", nil, true, ""}, {"CPU_PINNED", nil, true, ""}, {"DISK", nil, true, ""},
 		{"CPU", "LOCAL", true, ""}, {"CPU", "REMOTE", false, "remote"}, {"GPU", "REMOTE", false, "remote"}, {"DISK", "REMOTE", false, "remote"},
-		{"FS", nil, false, "unlocated"}, {"FS", "LOCAL", true, ""}, {"FS", "REMOTE", false, "remote"},
-		{"OBJ", nil, false, "unlocated"}, {"OBJ", "LOCAL", true, ""}, {"STORAGE", nil, false, "unlocated"}, {"STORAGE", "LOCAL", true, ""},
-		{"STORAGE", "REMOTE", false, "remote"}, {"STORAGE", "NEARBY", false, "remote"}, {"EXTERNAL", nil, false, "unlocated"}, {"FLOPPY", nil, false, "ignored"},
+		{"FS", nil, false, "unknown_locality"}, {"FS", "LOCAL", true, ""}, {"FS", "REMOTE", false, "remote"},
+		{"OBJ", nil, false, "unknown_locality"}, {"OBJ", "LOCAL", true, ""}, {"STORAGE", nil, false, "unknown_locality"}, {"STORAGE", "LOCAL", true, ""},
+		{"STORAGE", "REMOTE", false, "remote"}, {"STORAGE", "NEARBY", false, "remote"}, {"EXTERNAL", nil, false, "unknown_locality"}, {"FLOPPY", nil, false, "ignored"},
 	} {
 		t.Run(fmt.Sprint(c.medium, " ", c.locality), func(t *testing.T) {
 			a := applierOf(t)
@@ -42,7 +42,7 @@ func TestUncreditedBlocks(t *testing.T) {
 				t.Errorf("counted %v, want one %s", a.counts, c.kind)
 			}
 			medium, _ := c.medium.(string)
-			for kind, locality := range map[string]string{"remote": LocalityRemote, "unlocated": LocalityUnspecified} {
+			for kind, locality := range map[string]string{"remote": LocalityRemote, "unknown_locality": LocalityUnspecified} {
 				want, at := uint64(0), medium
 				if c.kind == kind {
 					want = 2

@@ -24,7 +24,8 @@ import (
 // Metrics counts. All methods are safe for concurrent use; those of the
 // observers neither block nor allocate, but for a series' first appearance.
 type Metrics struct {
-	set *metrics.Set
+	set         *metrics.Set
+	legacyNames atomic.Bool
 
 	accepted, panics                            *metrics.Counter
 	events, bytes, unscanned, engineErrors      *metrics.Counter
@@ -109,7 +110,9 @@ func NewMetrics() *Metrics {
 	}
 	m.plans.make = func(k [2]string) *metrics.Counter { return counter("sluice_plans_total", "plan", k[0], "reason", k[1]) }
 	m.streams.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_streams_total", "cause", c.String()) }
-	m.truncatedResponses.make = func(c relay.Cause) *metrics.Counter { return counter("sluice_answers_cut_total", "cause", c.String()) }
+	m.truncatedResponses.make = func(c relay.Cause) *metrics.Counter {
+		return counter("sluice_responses_incomplete_total", "cause", c.String())
+	}
 	for _, e := range append(slices.Clip(front.Endpoints), front.StoredEndpoint) {
 		m.endpoints[e.Path] = &endpoint{name: e.Path}
 	}
@@ -158,12 +161,15 @@ func (m *Metrics) GaugeFunc(f func() float64, name string, labels ...string) {
 	m.set.GetOrCreateGauge(name, f)
 }
 
+// ShowLegacyNames makes WritePrometheus write the former series, too: LegacyNames.
+func (m *Metrics) ShowLegacyNames() { m.legacyNames.Store(true) }
+
 // WritePrometheus writes everything in Prometheus' text format, with the
 // process's own figures.
 func (m *Metrics) WritePrometheus(w io.Writer) {
 	var b bytes.Buffer
 	m.set.WritePrometheus(&b)
-	describe(w, b.Bytes())
+	describe(w, b.Bytes(), m.legacyNames.Load())
 	metrics.WriteProcessMetrics(w)
 	writeDescriptors(w)
 }

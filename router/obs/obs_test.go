@@ -152,12 +152,12 @@ func TestEveryNameIsDocumented(t *testing.T) {
 		}
 	}
 	// Kept by others, through Func and ExposePairs.
-	elsewhere := map[string]bool{"sluice_routed_connections": true, "sluice_routed_streams": true, "sluice_routed_stalled_total": true, "sluice_routed_request_bytes": true, "sluice_routed_requests_total": true, "sluice_routed_refused_total": true, "sluice_routed_certificate_expiry_timestamp_seconds": true,
-		"sluice_descriptor_shortage_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_pinned": true, "sluice_kv_silent_ranks": true, "sluice_kv_elsewhere_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unclaimed": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
-		"sluice_kv_orphan_ranks":      true,
-		"sluice_record_entries_total": true, "sluice_record_dropped_total": true, "sluice_record_bytes_total": true, "sluice_record_active": true,
+	elsewhere := map[string]bool{"sluice_engine_api_connections": true, "sluice_engine_api_streams": true, "sluice_engine_api_stalled_total": true, "sluice_engine_api_request_bytes": true, "sluice_engine_api_requests_total": true, "sluice_engine_api_refused_total": true, "sluice_engine_api_certificate_expiry_timestamp_seconds": true,
+		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_pinned": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
+		"sluice_kv_orphan_ranks":         true,
+		"sluice_recording_entries_total": true, "sluice_recording_dropped_total": true, "sluice_recording_bytes_total": true, "sluice_recording_active": true,
 		"sluice_kv_snapshots_total": true, "sluice_kv_snapshot_timestamp_seconds": true, "sluice_kv_snapshot_ranks_restored_total": true,
-		"sluice_kv_tier_up": true, "sluice_kv_side_channel_total": true, "sluice_kv_transfers_watched": true, "sluice_kv_transfers_total": true, "sluice_kv_reports_total": true}
+		"sluice_kv_tier_up": true, "sluice_kv_side_channel_total": true, "sluice_kv_transfers_pending": true, "sluice_kv_transfers_total": true, "sluice_kv_reports_total": true}
 	for _, f := range Catalog {
 		if !seen[f.Name] && !elsewhere[f.Name] {
 			t.Errorf("%s is documented and never exposed", f.Name)

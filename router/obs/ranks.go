@@ -13,8 +13,8 @@ import (
 )
 
 // feedCounterNames are the counters of kvevents.Observer, in the catalog's order.
-var feedCounterNames = [...]string{"batches", "stored", "removed", "cleared", "repeated", "unknown_removed", "orphans", "gaps",
-	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "garbage", "oversize", "remote", "unlocated", "wrong_rank", "other"}
+var feedCounterNames = [...]string{"batches", "stored", "removed", "cleared", "duplicate", "unknown_removed", "orphans", "gaps",
+	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "malformed", "oversize", "remote", "unknown_locality", "wrong_rank", "other"}
 
 // rankSeries is what is counted of one rank. Its gauges are read from the
 // worker.Rank itself at each scrape.
@@ -97,7 +97,7 @@ var rankGauges = []struct {
 	{"sluice_rank_prefill_token_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Prefilling) }},
 	{"sluice_rank_transfer_token_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Pulling) }},
 	{"sluice_rank_decode_block_seconds", func(r *worker.Rank) (float64, bool) { return learnedRate(r, worker.Decoding) }},
-	{"sluice_rank_held_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.CachedBlocks.Load()), true }},
+	{"sluice_rank_cached_blocks", func(r *worker.Rank) (float64, bool) { return float64(r.CachedBlocks.Load()), true }},
 	{"sluice_rank_feed_live", func(r *worker.Rank) (float64, bool) {
 		if worker.FeedState(r.Feed.Load()) == worker.FeedLive {
 			return 1, true

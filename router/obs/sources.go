@@ -31,13 +31,13 @@ func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 		m.GaugeFunc(func() float64 { s := t.Stats(); return float64(read(&s)) }, "sluice_prompts_total", "source", source)
 	}
 	for name, read := range map[string]func(*tokenize.Stats) float64{
-		"sluice_tokenizer_coalesced_total": func(s *tokenize.Stats) float64 { return float64(s.Coalesced) },
-		"sluice_tokenizer_rested_total":    func(s *tokenize.Stats) float64 { return float64(s.BackedOff) },
-		"sluice_tokenizer_refused_total":   func(s *tokenize.Stats) float64 { return float64(s.Refused) },
-		"sluice_tokenizer_failed_total":    func(s *tokenize.Stats) float64 { return float64(s.Failed) },
-		"sluice_tokenizer_timeouts_total":  func(s *tokenize.Stats) float64 { return float64(s.Timeouts) },
-		"sluice_tokenizer_cache_entries":   func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
-		"sluice_tokenizer_cache_bytes":     func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
+		"sluice_tokenizer_coalesced_total":  func(s *tokenize.Stats) float64 { return float64(s.Coalesced) },
+		"sluice_tokenizer_backed_off_total": func(s *tokenize.Stats) float64 { return float64(s.BackedOff) },
+		"sluice_tokenizer_refused_total":    func(s *tokenize.Stats) float64 { return float64(s.Refused) },
+		"sluice_tokenizer_failed_total":     func(s *tokenize.Stats) float64 { return float64(s.Failed) },
+		"sluice_tokenizer_timeouts_total":   func(s *tokenize.Stats) float64 { return float64(s.Timeouts) },
+		"sluice_tokenizer_cache_entries":    func(s *tokenize.Stats) float64 { return float64(s.CacheEntries) },
+		"sluice_tokenizer_cache_bytes":      func(s *tokenize.Stats) float64 { return float64(s.CacheBytes) },
 	} {
 		m.GaugeFunc(func() float64 { s := t.Stats(); return read(&s) }, name)
 	}

@@ -26,9 +26,9 @@ func (m *Metrics) ExposePairs(pairs func() []TransferPair) {
 			name  string
 			value func(*TransferPair) float64
 		}{
-			{"sluice_kv_pair_transfers_total", func(p *TransferPair) float64 { return float64(p.Transfers) }},
-			{"sluice_kv_pair_bytes_per_second", func(p *TransferPair) float64 { return p.BytesPerSecond }},
-			{"sluice_kv_pair_token_seconds", func(p *TransferPair) float64 { return p.SecondsPerToken }},
+			{"sluice_kv_rank_transfers_total", func(p *TransferPair) float64 { return float64(p.Transfers) }},
+			{"sluice_kv_rank_transfer_bytes_per_second", func(p *TransferPair) float64 { return p.BytesPerSecond }},
+			{"sluice_kv_rank_transfer_token_seconds", func(p *TransferPair) float64 { return p.SecondsPerToken }},
 		} {
 			for i := range all {
 				if v := of.value(&all[i]); v > 0 {

@@ -52,5 +52,5 @@ def check(report, router, engine, decode, gate, alone):
     after = engine.metrics()
     report.equal("on prefill: leases run out, blocks read after it", [0, 0], [int(after.sum(name) - before.sum(name)) for name in (EXPIRED, LATE)])
     page = http_calls.get(router.url, "/metrics").text()
-    renewed = sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith('sluice_kv_side_channel_total{what="renewed"}'))
+    renewed = sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith('sluice_kv_side_channel_total{outcome="renewed"}'))
     report.row("leases that the router renewed, by its own count", f"every 5 s: {LEASE // 5 - 1} or more", int(renewed), renewed >= LEASE // 5 - 1)
