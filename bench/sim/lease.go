@@ -11,26 +11,26 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// lease is what a prefill keeps for a decode: the blocks stay referenced until
-// the decode has read them and says so, or the time is over.
+// lease is the blocks that a prefill keeps for a decode: they stay referenced until the
+// decode reports that it has read them, or the lease expires.
 type lease struct {
 	blocks     []int32
 	until      time.Time
-	blockLogID string // as it is logged
-	tokens     int    // of the prompt
+	blockLogID string // id for the block log
+	tokens     int    // tokens of the prompt
 	cached     int    // of these, found in prefill's cache
-	sum        uint64 // of the prompt, for offers
+	sum        uint64 // hash of the prompt, for offers
 }
 
-// leases are those of one rank, by internal request id.
+// leases are the leases of one rank, by internal request id.
 type leases struct {
 	byID map[string]*lease
-	next time.Time // no lease ends before
+	next time.Time // no lease expires earlier
 }
 
 func (ls *leases) init() { ls.byID = make(map[string]*lease) }
 
-// untilNext is how long nothing ends, at most an hour.
+// untilNext returns how long no lease expires, at most an hour.
 func (ls *leases) untilNext(now time.Time) time.Duration {
 	if len(ls.byID) == 0 {
 		return time.Hour
@@ -41,7 +41,7 @@ func (ls *leases) untilNext(now time.Time) time.Duration {
 // lease pins the blocks of a finished prefill.
 func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
-// pin leases the blocks of a prefill that has ended in a way that keeps them.
+// pin leases the blocks of a prefill that ended in a way that keeps them.
 func (r *rank) pin(s *seq) {
 	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.StopRetainsBlocks()) {
 		s.leased = true
@@ -49,18 +49,19 @@ func (r *rank) pin(s *seq) {
 	}
 }
 
-// leaseAs pins them under another name than the request's, for ttl.
+// leaseAs pins the blocks under another key than the request's id, for ttl.
 func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	until := time.Now().Add(ttl)
 	if len(r.leases.byID) == 0 || until.Before(r.leases.next) {
 		r.leases.next = until
 	}
-	if old := r.leases.byID[key]; old != nil { // a name used twice: the second takes it
+	if old := r.leases.byID[key]; old != nil { // a key used twice: the second lease replaces the first
 		r.counters.roomsReused++
 		r.pool.Release(old.blocks)
 		r.e.blockLog.release(old.blockLogID)
 	}
-	// The block of the last, never computed output token is not part of the handle.
+	// The handle does not include the block of the last output token, which was never
+	// computed.
 	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
 	if n < len(s.blocks) {
 		r.pool.Release(s.blocks[n:])
@@ -70,7 +71,7 @@ func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	r.counters.leased++
 }
 
-// expire frees what nobody fetched in time.
+// expire frees the blocks of expired leases.
 func (r *rank) expire(now time.Time) {
 	if len(r.leases.byID) == 0 || now.Before(r.leases.next) {
 		return
@@ -88,7 +89,7 @@ func (r *rank) expire(now time.Time) {
 	}
 }
 
-// pinned counts the blocks under lease.
+// pinned returns the number of leased blocks.
 func (ls *leases) pinned() (n int) {
 	for _, l := range ls.byID {
 		n += len(l.blocks)
@@ -96,7 +97,7 @@ func (ls *leases) pinned() (n int) {
 	return n
 }
 
-// sideChannelCalls are the other families' calls on the side channel.
+// sideChannelCalls are the calls of other families on the side channel.
 var sideChannelCalls = map[string]func(*conn, *httpRequest){
 	"/room/open": serveSideRooms,
 	"/room/wait": serveSideRooms,
@@ -105,7 +106,7 @@ var sideChannelCalls = map[string]func(*conn, *httpRequest){
 	"/lmcache/put": serveLMCacheWrite,
 }
 
-// sideChannelRequest is the body of the calls of NIXL's pull mode, the stand-in for
+// sideChannelRequest is the body of the calls of NIXL's pull mode, which stand for
 // NIXL's handshake, reads and notifications.
 type sideChannelRequest struct {
 	EngineID   string   `json:"engine_id"`
@@ -116,8 +117,8 @@ type sideChannelReply struct {
 	Held bool `json:"held"`
 }
 
-// serveSideChannel answers other simulated engines: /read says whether the blocks are
-// still there, /done frees them, /heartbeat keeps them.
+// serveSideChannel serves other simulated engines: /read reports whether the blocks are
+// still leased, /done frees them, /heartbeat extends their lease.
 func serveSideChannel(c *conn, r *httpRequest) *job {
 	if call := sideChannelCalls[r.path]; call != nil {
 		call(c, r)
@@ -154,7 +155,7 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 				delete(rk.leases.byID, id)
 				rk.e.blockLog.release(l.blockLogID)
 				rk.counters.released++
-				if rk.o.PD != "nixl" { // who asks for them from here on is told so at once
+				if rk.o.PD != "nixl" { // a later request for them is told so at once
 					rk.offers.retire(id)
 				}
 			case r.path == "/heartbeat":
@@ -170,8 +171,8 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 	return nil
 }
 
-// handleJSON appends the handle of a finished prefill, with the keys and the
-// order of vLLM 0.32.
+// handleJSON appends the handle of a finished prefill, with the keys of vLLM 0.32 in
+// their order.
 func (j *job) handleJSON(b []byte) []byte {
 	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != faults.NoHandle) {
 		return pd.params(b, j)
@@ -182,7 +183,7 @@ func (j *job) handleJSON(b []byte) []byte {
 	return j.nixlHandle(b, j.internal, "pull")
 }
 
-// nixlHandle is the handle of blocks held under key.
+// nixlHandle appends the handle of blocks leased under key.
 func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	s, l, rel := j.seqs[0], j.rank.l, j.rank.o.release
 	b = append(b, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[`...)
@@ -236,7 +237,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	return append(b, '}')
 }
 
-// streamedHandle is the handle on the finishing chunk of a stream, since 0.33.
+// streamedHandle appends the handle to the last chunk of a stream, since 0.33.
 func (j *job) streamedHandle(b []byte, s *seq) []byte {
 	if s.reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
 		return b
@@ -244,7 +245,7 @@ func (j *job) streamedHandle(b []byte, s *seq) []byte {
 	return j.handleJSON(append(b, `,"kv_transfer_params":`...))
 }
 
-// readTransferParams reads a request's kv_transfer_params; null and absent are none.
+// readTransferParams reads a request's kv_transfer_params; null and absent are nil.
 func readTransferParams(raw json.RawMessage) (*handle, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil

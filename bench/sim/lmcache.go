@@ -15,24 +15,25 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// LMCache's hand-over over NIXL. A prefill that is given a disagg_spec writes its
-// KV to the receiver it names, one stream for each tensor-parallel rank, and then
-// every rank notifies the proxy by ZMQ: real PUSH sockets, real messages. The
-// writes are a call of the receiver's side channel, whose port stands for its
-// init and alloc ports. Decode is a plain completion: it finds what was written
-// by its prompt and computes what was not.
+// LMCache's hand-over over NIXL. A prefill whose request has a disagg_spec writes its
+// KV to the receiver named there, one stream for each tensor-parallel rank. Every rank
+// then notifies the proxy over ZMQ, with real PUSH sockets and messages. A write is a
+// call of the receiver's side channel, whose port stands for the init and alloc ports.
+// Decode is a plain completion: it looks up what was written by its prompt and computes
+// the rest.
 //
-// Faults on the path "notify": stall loses one rank's notification, slow sends
-// all of them Delay later, garbage sends them twice. On the path "write": slow writes
-// Delay later, stall never, and as LMCache's receiver shows blocks from when it has made
-// room for them, a decode that comes before reads what was in that memory (GarbageReads).
+// Faults on the path "notify": stall loses one rank's notification, slow sends all of
+// them Delay later, garbage sends them twice. On the path "write": slow writes Delay
+// later, stall never. LMCache's receiver exposes blocks as soon as it has allocated
+// them, so a decode that arrives before the write reads the previous content of that
+// memory (GarbageReads).
 
-// lmcacheLeg is the prefill side, and decode's, which has no members of its own.
+// lmcacheLeg is the leg of prefill, or of decode, which has no members of its own.
 type lmcacheLeg struct {
 	defaultLeg
 	spec             *lmcacheSpec // prefill; nil: decode
 	returnFirstToken bool         // ret_first_tok
-	tokenSent        bool         // hold is done
+	tokenSent        bool         // holdLastToken has run
 }
 
 type lmcacheSpec struct {
@@ -69,8 +70,8 @@ func (g *lmcacheLeg) side() string {
 	return "decode"
 }
 
-// holdLastToken sends the KV on its way when the prefill is done. With EarlyNotify the
-// answer waits until the notifications are out, else they overtake it or not.
+// holdLastToken starts the transfer when the prefill is done. With EarlyNotify the
+// response waits until the notifications are sent; otherwise either may be first.
 func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	if g.spec == nil || g.tokenSent || s != s.j.seqs[0] {
 		return false
@@ -81,7 +82,7 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	late := r.e.faults.Match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
 		wrote := true
-		if late != nil { // else nobody could see it
+		if late != nil { // otherwise the delay would be invisible
 			wrote = r.l.writeKV(spec, prompt, false) == nil && faultTransfer(r.l.ctx, late)
 		}
 		sleepContext(r.l.ctx, cost.Scale(r.o.Cost.TransferTime(len(prompt)), r.o.Speed))
@@ -95,7 +96,7 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	return early
 }
 
-// writeKV writes the prompt's KV to its receiver, or has it only make room.
+// writeKV writes the prompt's KV to its receiver, or only allocates it there.
 func (l *incarnation) writeKV(spec *lmcacheSpec, prompt []uint32, written bool) error {
 	addr := net.JoinHostPort(spec.Host, strconv.Itoa(spec.Alloc[0]))
 	return l.call(l.ctx, "POST", addr, "/lmcache/put", lmcacheWrite{promptSum(prompt), len(prompt), written}, nil)
@@ -107,8 +108,8 @@ type lmcacheWrite struct {
 	Written bool   `json:"written"`
 }
 
-// serveLMCacheWrite takes KV in: by the prompt it is of, for the next request that
-// begins with it.
+// serveLMCacheWrite stores KV by its prompt, for the next request that starts with that
+// prompt.
 func serveLMCacheWrite(c *conn, r *httpRequest) {
 	var q lmcacheWrite
 	if json.Unmarshal(r.body, &q) != nil || q.Tokens <= 0 {
@@ -131,8 +132,8 @@ func serveLMCacheWrite(c *conn, r *httpRequest) {
 	c.respond(r, 200, "application/json", []byte("{}"))
 }
 
-// admitted: decode looks for KV of its whole prompt, or of all but the last
-// token, which prefill made.
+// onAdmitted looks for KV of decode's whole prompt, or of all but the last token, which
+// prefill generated.
 func (g *lmcacheLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.side() != "decode" || s != s.j.seqs[0] {
 		return false
@@ -164,8 +165,8 @@ func (g *lmcacheLeg) params(b []byte, j *job) []byte {
 	return append(b, '}')
 }
 
-// notifyRanks pushes one notification for each rank of the receiver, as many as
-// the sender's. A process of its own in LMCache.
+// notifyRanks pushes one notification for each rank of the receiver, which has as many
+// as the sender. In LMCache each is sent by its own process.
 func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *faults.Fault) {
 	if l.e.o.LMCacheProxy == "" {
 		return // pd_skip_proxy_notification
@@ -191,8 +192,8 @@ func (l *incarnation) notifyRanks(spec *lmcacheSpec, f *faults.Fault) {
 	}
 }
 
-// notifier is the one PUSH socket by which an engine's life tells the proxy, made at
-// the first notification.
+// notifier is the one PUSH socket of an incarnation for notifications, made for the
+// first one.
 type notifier struct {
 	mu   sync.Mutex
 	ctx  *zmq.Context
@@ -230,7 +231,7 @@ func (n *notifier) connect(endpoint string) (err error) {
 	return nil
 }
 
-// close ends what there is, after what was sent has gone out.
+// close closes the socket after everything was sent.
 func (n *notifier) close() {
 	if n.sock != nil {
 		n.sock.Close()
@@ -241,8 +242,8 @@ func (n *notifier) close() {
 	n.sock, n.ctx = nil, nil
 }
 
-// lmcacheNotification is the message as msgspec encodes it: a map of type and
-// req_id (router/kvtransfer/notify/testdata holds the releases' own bytes).
+// lmcacheNotification returns the message as msgspec encodes it: a map of type and
+// req_id (router/kvtransfer/notify/testdata has the bytes of the releases).
 func lmcacheNotification(tag, id string) []byte {
 	str := func(b []byte, s string) []byte {
 		switch n := len(s); {
@@ -260,8 +261,8 @@ func lmcacheNotification(tag, id string) []byte {
 	return str(str(b, "req_id"), id)
 }
 
-// SidePort is the port that stands for LMCache's init and alloc ports in the
-// engine's present life.
+// SidePort returns the port that stands for LMCache's init and alloc ports in the
+// current incarnation.
 func (e *Engine) SidePort() int {
 	if l := e.incarnation(); l != nil {
 		return l.side.Addr().(*net.TCPAddr).Port

@@ -8,16 +8,16 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// loadTick is how often a rank's load is looked at and told when it has changed, and
-// loadRepeat how often when it has not. SGLang looks at every fifth step of its
-// scheduler, and repeats what has not changed once a second.
+// loadTick is how often a rank's load is compared and published if it has changed, and
+// loadRepeat how often it is published otherwise. SGLang compares at every fifth step
+// of its scheduler, and repeats an unchanged load once a second.
 const (
 	loadTick   = 50 * time.Millisecond
 	loadRepeat = time.Second
 )
 
-// pack is the message of SGLang's load socket (0.5.23, load_publisher.py): the name
-// LoadStat and, in this order, all that it has to say.
+// pack appends the message of SGLang's load socket (0.5.23, load_publisher.py): the
+// name LoadStat and its fields in this order.
 func (s *loadSnapshot) pack() []byte {
 	b := msgp.AppendString(msgp.AppendArrayHeader(nil, 11), "LoadStat")
 	for _, n := range [...]int{s.Running, s.Waiting, s.Used, s.MaxTotal, s.DPRank, s.Uncached, s.Total, s.MaxRunning, 0, 0} {
@@ -26,9 +26,9 @@ func (s *loadSnapshot) pack() []byte {
 	return b
 }
 
-// publishLoads publishes the rank's load until the life ends: ["load"][seq][stat]. It
-// is a goroutine beside the publisher, which the scheduler may wait for and which
-// therefore must not wait for the scheduler.
+// publishLoads publishes the rank's load until the incarnation ends:
+// ["load"][seq][stat]. It has its own goroutine: the scheduler may wait for the
+// publisher, which therefore must not wait for the scheduler.
 func (r *rank) publishLoads(s *zmq.Socket) {
 	defer s.Close()
 	t := time.NewTicker(loadTick)

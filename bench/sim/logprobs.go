@@ -10,16 +10,17 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// Log-probabilities on vLLM's chat completions, completions and /inference/v1/generate. Like
-// the text they are a pure function of what stands before: of the generator's state behind
-// a token. A continuation's equal the undisturbed run's to the last digit, where those of
-// real engines differ by noise. The token that came is always the likeliest.
+// Log probabilities on vLLM's chat completions, completions and /inference/v1/generate.
+// Like the text they are a pure function of what comes before: of the generator's state
+// after a token. Those of a continuation equal the undisturbed run's to the last digit,
+// whereas those of real engines differ by noise. The chosen token is always the most
+// likely one.
 
-// noLogprobs: the request asks for none.
+// noLogprobs means that the request asks for none.
 const noLogprobs = -1
 
-// requestedLogprobs is how many alternatives a request wants of each token, noLogprobs where it
-// wants no log-probabilities.
+// requestedLogprobs returns how many alternatives the request wants for each token, or
+// noLogprobs.
 func requestedLogprobs(chat bool, logprobs json.RawMessage, top int) int {
 	if chat {
 		if string(logprobs) == "true" {
@@ -33,13 +34,14 @@ func requestedLogprobs(chat bool, logprobs json.RawMessage, top int) int {
 	return noLogprobs
 }
 
-// scoredToken is a token and the state of its sequence behind it.
+// scoredToken is a token and the state of its sequence after it.
 type scoredToken struct {
 	id    uint32
 	state uint64
 }
 
-// newTokens are the newest n tokens; nil where nobody asked for their scores.
+// newTokens returns the newest n tokens; nil if the request asks for no log
+// probabilities.
 func (s *seq) newTokens(n int) []scoredToken {
 	p := s.j.params
 	if p.logprobs == noLogprobs {
@@ -57,7 +59,8 @@ func (s *seq) newTokens(n int) []scoredToken {
 	return all[len(all)-n:]
 }
 
-// candidates are the token and so many others, each with its logarithm: falling.
+// candidates returns the token and n alternatives, each with its log probability, in
+// descending order.
 func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
 	v := textgen.Vocab()
 	value := -float64(textgen.Mix(t.state)%20000) / 10000
@@ -72,12 +75,12 @@ func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
 	return ids, values
 }
 
-// tokenString is a token as log-probabilities tell it.
+// tokenString returns the text of a token in log probabilities.
 func tokenString(id uint32) string { return strings.ToValidUTF8(textgen.Vocab().Piece(id), "\ufffd") }
 
 func appendValue(b []byte, v float64) []byte { return strconv.AppendFloat(b, v, 'f', -1, 64) }
 
-// appendChatLogprobs appends chat's logprobs object.
+// appendChatLogprobs appends the logprobs object of chat completions.
 func (s *seq) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
 	want := s.j.params.logprobs
 	if want == noLogprobs {
@@ -114,8 +117,8 @@ func (s *seq) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
 	return append(b, "]}"...)
 }
 
-// appendTextLogprobs appends completions' logprobs object; text_offset goes on from the tokens
-// told before.
+// appendTextLogprobs appends the logprobs object of completions; text_offset continues
+// from the tokens sent before.
 func (s *seq) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 	want := s.j.params.logprobs
 	if want == noLogprobs {
@@ -156,8 +159,8 @@ func (s *seq) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 	return b
 }
 
-// appendTokenLogprobs appends the logprobs object of /inference/v1/generate, which tells
-// tokens by number.
+// appendTokenLogprobs appends the logprobs object of /inference/v1/generate, which
+// identifies tokens by id.
 func (s *seq) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
 	want := s.j.params.logprobs
 	if want == noLogprobs {

@@ -7,8 +7,8 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// messagesFormat is /v1/messages, Anthropic's: named events, no [DONE], errors of
-// its own shape.
+// messagesFormat is Anthropic's /v1/messages: named events, no [DONE], errors in its
+// own format.
 type messagesFormat struct{ j *job }
 
 func newMessagesFormat(j *job) format { return &messagesFormat{j: j} }
@@ -40,7 +40,7 @@ func (f *messagesFormat) event(w *chunker, kind string) []byte {
 
 func (f *messagesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
 
-// openMessage appends the answer's members up to its content.
+// openMessage appends the members before the content.
 func (f *messagesFormat) openMessage(b []byte) []byte {
 	b = append(b, `{"id":`...)
 	b = appendJSON(b, f.j.id)
@@ -62,7 +62,7 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 	return append(b, '}')
 }
 
-// tool begins a tool_use block up to its input.
+// tool starts a tool_use block, up to its input.
 func (f *messagesFormat) tool(b []byte, s *seq) []byte {
 	b = append(b, `{"type":"tool_use","id":"call_`...)
 	b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
@@ -144,7 +144,7 @@ func (f *messagesFormat) full(b []byte, j *job) []byte {
 	return append(j.handleJSON(b), '}')
 }
 
-// anthropicType names an error status as Anthropic does.
+// anthropicType returns Anthropic's name of an error status.
 func anthropicType(status int) string {
 	switch status {
 	case 400:
@@ -167,8 +167,8 @@ func (f *messagesFormat) streamError(w *chunker, j *job, status int, msg string)
 	w.end(append(b, "\n\n"...))
 }
 
-// checkBudget is vLLM's check of AnthropicMessagesRequest (0.32), which lets the prefill leg
-// of a hand-over by handle pass.
+// checkBudget is vLLM's validation of AnthropicMessagesRequest (0.32), which does not
+// apply to the prefill leg of a hand-over by handle.
 func (b *body) checkBudget() error {
 	t := b.Thinking
 	if t == nil || t.Type != "enabled" || b.MaxTokens == nil || t.Budget < *b.MaxTokens {

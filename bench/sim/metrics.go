@@ -8,7 +8,7 @@ import (
 	"sluice/bench/sim/vllm"
 )
 
-// metric is one family of /metrics: vLLM's name, kind, and its samples of a rank.
+// metric is one family of /metrics: vLLM's name, its kind, and the samples of a rank.
 type metric struct {
 	name, kind, help string
 	samples          func(s *RankStats, n *counters) []sample
@@ -56,8 +56,8 @@ var metricFamilies = []metric{
 	{"vllm:nixl_num_notifications_after_expiry_total", "counter", "Number of notifications for requests whose KV had expired.", func(s *RankStats, n *counters) []sample { return one(float64(n.late)) }},
 }
 
-// serveMetrics is /metrics, Prometheus text with vLLM's names and labels; engine
-// is the rank.
+// serveMetrics serves /metrics, Prometheus text with vLLM's names and labels; the label
+// engine is the rank.
 func serveMetrics(c *conn, r *httpRequest) {
 	l := c.incarnation
 	stats := make([]RankStats, len(l.ranks))
@@ -101,7 +101,7 @@ func serveMetrics(c *conn, r *httpRequest) {
 	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))
 }
 
-// number is a float as Python's client writes it: 3.0, not 3.
+// number formats a float as Python's client does: 3.0, not 3.
 func number(v float64) string {
 	s := strconv.FormatFloat(v, 'g', -1, 64)
 	if !strings.ContainsAny(s, ".eIN") {

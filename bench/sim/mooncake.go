@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// mooncakeLeg is one side of vLLM's MooncakeConnector (0.16 and later): prefill
-// answers no handle; both legs carry a transfer_id, and decode the engine id and
-// the bootstrap address of the prefill.
+// mooncakeLeg is one leg of vLLM's MooncakeConnector (0.16 and later). Prefill returns
+// no handle. Both legs carry a transfer_id, and decode the engine id and the bootstrap
+// address of the prefill.
 type mooncakeLeg struct {
 	defaultLeg
 	prefill   bool
@@ -19,11 +19,11 @@ type mooncakeLeg struct {
 	bootstrap string // decode: remote_bootstrap_addr, without scheme
 	ctx       context.Context
 	stop      context.CancelFunc
-	done      bool // decode: prefill has been told
+	done      bool // decode: prefill has been notified
 }
 
-// readMooncake reads kv_transfer_params. A decode that lacks one of its three
-// keys computes the prompt itself, with a warning: it is counted, and plain.
+// readMooncake reads kv_transfer_params. A decode that lacks one of its three keys
+// computes the prompt itself, with a warning; the engine counts it.
 func readMooncake(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return nil, nil
@@ -62,14 +62,14 @@ func (g *mooncakeLeg) side() string {
 func (g *mooncakeLeg) submit(r *rank, j *job) {
 	if !g.prefill {
 		g.ctx, g.stop = context.WithCancel(r.l.ctx)
-		r.waiting = append(r.waiting, j.seqs[0]) // the others of n find its blocks
+		r.waiting = append(r.waiting, j.seqs[0]) // the other sequences of n find its blocks in the cache
 		return
 	}
 	r.waiting = append(r.waiting, j.seqs...)
 }
 
-// keep: a prefill that ended because max_tokens was reached offers its blocks, any
-// other end drops the transfer.
+// retainBlocks offers the blocks of a prefill that ended because it reached max_tokens;
+// any other end cancels the transfer.
 func (g *mooncakeLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.prefill || s != s.j.seqs[0] {
 		return false
@@ -90,8 +90,8 @@ func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
-		// A decode that is dropped while it asks tells prefill all the same: vLLM holds
-		// an aborted request until what it receives has ended.
+		// A decode that is dropped during its fetch notifies prefill nevertheless: vLLM
+		// keeps an aborted request until its transfer has ended.
 		addr, err := r.l.mooncakeWorker(r.l.ctx, g.bootstrap, g.engine)
 		var reply offerReply
 		ok := err == nil
@@ -107,8 +107,8 @@ func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	return true
 }
 
-// offerFetched ends a fetch on the rank's goroutine; a failed one fails the
-// request, as kv_load_failure_policy "fail" does.
+// offerFetched ends a fetch on the rank's goroutine. A failed fetch fails the request,
+// as kv_load_failure_policy "fail" does.
 func (r *rank) offerFetched(s *seq, reply offerReply, ok bool) {
 	tokens := 0
 	if ok {
@@ -128,7 +128,7 @@ func (r *rank) offerFetched(s *seq, reply offerReply, ok bool) {
 	r.queueSiblings(s)
 }
 
-// drop: vLLM tells the prefill when a decode ends before it was scheduled.
+// cancel notifies the prefill if the decode ends before it was scheduled, as vLLM does.
 func (g *mooncakeLeg) cancel(r *rank, j *job) {
 	if g.prefill {
 		r.offers.retire(g.id)
@@ -147,7 +147,7 @@ func (g *mooncakeLeg) cancel(r *rank, j *job) {
 	}
 }
 
-// refused: as with NIXL, decode's server submits an aborted request in its place.
+// onRefused does as with NIXL: decode's server submits an aborted request instead.
 func (g *mooncakeLeg) onRefused(l *incarnation) {
 	if g.prefill || !l.e.o.release.RefusalReleases() {
 		return
@@ -197,7 +197,7 @@ func (b *bootstrap) registerWorker(w mooncakeWorker) error {
 	return nil
 }
 
-// serveMooncakeBootstrap is vLLM's Mooncake bootstrap server: /query, /register.
+// serveMooncakeBootstrap serves vLLM's Mooncake bootstrap server: /query, /register.
 func serveMooncakeBootstrap(c *conn, r *httpRequest) {
 	b := &c.incarnation.bootstrap
 	switch {
@@ -228,7 +228,7 @@ func serveMooncakeBootstrap(c *conn, r *httpRequest) {
 	}
 }
 
-// mooncakeWorker asks a bootstrap server for the worker of an engine id.
+// mooncakeWorker queries a bootstrap server for the worker of an engine id.
 func (l *incarnation) mooncakeWorker(ctx context.Context, boot, engine string) (string, error) {
 	var ranks map[string]mooncakeEntry
 	if err := l.call(ctx, "GET", strings.TrimSuffix(boot, "/"), "/query", nil, &ranks); err != nil {

@@ -9,21 +9,21 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// Some families name a transfer before there are blocks: both legs start at once
-// and meet under a key that the router gave them. The prefill side offers the
-// blocks under the key for as long as nobody comes (leases, with the family's
-// time-out); the decode side waits on the side channel until they are offered.
+// Some families name a transfer before there are blocks: both legs start at once and
+// meet under a key that the router chose. Prefill offers the blocks under the key until
+// decode fetches them (as leases, with the family's timeout). Decode waits on the side
+// channel until they are offered.
 
-// offers are the keys of one rank that are waited for or past.
+// offers are the keys of one rank that a decode waits for or that have ended.
 type offers struct {
 	awaited map[string]chan struct{} // closed when the blocks are offered
-	retired map[string]bool          // dropped or given back before they were offered
+	retired map[string]bool          // cancelled or released before they were offered
 	order   []string
 }
 
 func (o *offers) init() { o.awaited, o.retired = make(map[string]chan struct{}), make(map[string]bool) }
 
-// retire makes a key one that will not be offered (any more).
+// retire marks a key whose blocks will not be offered, or not again.
 func (o *offers) retire(key string) {
 	if ch := o.awaited[key]; ch != nil {
 		close(ch)
@@ -40,8 +40,8 @@ func (o *offers) retire(key string) {
 	o.order = append(o.order, key)
 }
 
-// offer keeps the blocks of a finished prefill under key; false when decode has
-// given them back already.
+// offer keeps the blocks of a finished prefill under key; it returns false if decode
+// has released them already.
 func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
 	if r.offers.retired[key] {
 		return false
@@ -55,8 +55,8 @@ func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
 	return true
 }
 
-// offerCall asks a prefill rank for the blocks under a key; Sum is of decode's own
-// prompt, as in roomCall.
+// offerCall asks a prefill rank for the blocks under a key. Sum is the hash of decode's
+// own prompt, as in roomCall.
 type offerCall struct {
 	EngineID string `json:"engine_id"`
 	Key      string `json:"key"`
@@ -64,15 +64,15 @@ type offerCall struct {
 }
 
 type offerReply struct {
-	Held       bool `json:"held"`    // the blocks are there
-	Gone       bool `json:"gone"`    // and will not be
-	Mismatched bool `json:"another"` // they are of another prompt
+	Held       bool `json:"held"`    // the blocks are offered
+	Gone       bool `json:"gone"`    // the blocks will not be offered
+	Mismatched bool `json:"another"` // the blocks are those of another prompt
 	Tokens     int  `json:"tokens"`
 	Cached     int  `json:"cached"`
 }
 
-// serveSideOffer answers /offer on the side channel: at once, or when the blocks come,
-// or after a while that they have not.
+// serveSideOffer serves /offer on the side channel: at once, when the blocks are
+// offered, or after a limited time without them.
 func serveSideOffer(c *conn, r *httpRequest) {
 	var q offerCall
 	rk := (*rank)(nil)
@@ -105,7 +105,7 @@ func serveSideOffer(c *conn, r *httpRequest) {
 			rk.do(func() {
 				if rk.offers.awaited[q.Key] == ch {
 					delete(rk.offers.awaited, q.Key)
-					close(ch) // others who wait for it look again
+					close(ch) // other calls that wait for it check again
 				}
 			})
 		case <-c.incarnation.stopc:
@@ -116,8 +116,8 @@ func serveSideOffer(c *conn, r *httpRequest) {
 	c.respond(r, 200, "application/json", body)
 }
 
-// fetchOffer waits for an offer and reads it: the tokens moved, those prefill had
-// cached, and whether it worked.
+// fetchOffer waits for an offer and reads it. It returns the transferred tokens, how
+// many of them prefill had cached, and whether it succeeded.
 func (l *incarnation) fetchOffer(ctx context.Context, f *faults.Fault, addr string, q offerCall, local int) (reply offerReply, ok bool) {
 	if !faultTransfer(ctx, f) {
 		return reply, false
@@ -148,14 +148,15 @@ func (l *incarnation) fetchOffer(ctx context.Context, f *faults.Fault, addr stri
 	}
 }
 
-// releaseOffer tells a prefill that the blocks under key are read, or not wanted.
+// releaseOffer tells a prefill that the blocks under key were read, or are not wanted.
 func (l *incarnation) releaseOffer(addr, engine, key string) {
 	l.wg.Go(func() {
 		l.call(l.ctx, "POST", addr, "/done", sideChannelRequest{engine, []string{key}}, nil)
 	})
 }
 
-// rankByID is the rank of an engine id, nil when it is not of this life.
+// rankByID returns the rank with an engine id, or nil if the id is not of this
+// incarnation.
 func (l *incarnation) rankByID(id string) *rank {
 	for i, x := range l.ranks {
 		if l.rankID(i) == id {

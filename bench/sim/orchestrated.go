@@ -6,10 +6,10 @@ import (
 	"sluice/bench/sim/cost"
 )
 
-// orchestratedLeg is the decode side of production-stack's orchestrated mode: a
-// request that carries prefill's whole answer as disagg_prefill_resp. The
-// connector behind it is nobody's in particular: the KV is there at the price of
-// its bytes. The prefill side is a plain request for one token.
+// orchestratedLeg is the decode leg of production-stack's orchestrated mode: a request
+// that carries the whole response of prefill as disagg_prefill_resp. The connector is
+// unspecified: the KV arrives after the time of its bytes. The prefill leg is a plain
+// request for one token.
 type orchestratedLeg struct{ defaultLeg }
 
 // readOrchestrated reads disagg_prefill_resp: an object with choices.

@@ -18,16 +18,16 @@ import (
 	"sluice/bench/sim/portreserve"
 )
 
-// publisher owns the event sockets of one rank. Only its goroutine touches them;
-// the scheduler hands batches over a bounded queue, which blocks when full, as
+// publisher owns the event sockets of one rank. Only its goroutine uses them. The
+// scheduler sends batches through a bounded queue, which blocks when it is full, as
 // vLLM's does.
 type publisher struct {
 	l     *incarnation
 	enc   eventcodec.Encoder
 	queue chan []eventcodec.Event
 	pub   *zmq.Socket
-	rep   *zmq.Socket // nil when replay is off
-	load  *zmq.Socket // nil when loads are off; publishLoads owns it
+	rep   *zmq.Socket // nil if replay is off
+	load  *zmq.Socket // nil if loads are off; owned by publishLoads
 	topic string
 
 	kept  [][]byte // payloads of seq first..first+len-1
@@ -36,13 +36,13 @@ type publisher struct {
 	bytes atomic.Int64
 }
 
-const replayTick = 20 * time.Millisecond // how soon a replay request is seen; vLLM: 100 ms
+const replayTick = 20 * time.Millisecond // delay until a replay request is noticed; vLLM: 100 ms
 
 func newPublisher(l *incarnation, enc eventcodec.Encoder) *publisher {
 	return &publisher{l: l, enc: enc, queue: make(chan []eventcodec.Event, 1024), topic: l.e.o.Topic}
 }
 
-// loop publishes until the life ends, then closes the sockets.
+// loop publishes until the incarnation ends, then closes the sockets.
 func (p *publisher) loop() {
 	defer p.l.wg.Done()
 	tick := time.NewTicker(replayTick)
@@ -90,7 +90,7 @@ func (p *publisher) publish(events []eventcodec.Event) {
 	p.pub.SendMessageDontwait(p.topic, binary.BigEndian.AppendUint64(nil, seq), payload)
 }
 
-// serveReplay answers the requests that wait: [identity, "", start].
+// serveReplay serves the waiting replay requests: [identity, "", start].
 func (p *publisher) serveReplay() {
 	for range 16 {
 		frames, err := p.rep.RecvMessageBytes(zmq.DONTWAIT)
@@ -118,8 +118,8 @@ func (p *publisher) serveReplay() {
 	}
 }
 
-// bindEvents binds the sockets of all ranks, on the endpoints of the first life
-// when this is a later one.
+// bindEvents binds the sockets of all ranks; a later incarnation uses the endpoints of
+// the first.
 func (l *incarnation) bindEvents() error {
 	e := l.e
 	replay := e.o.Replay != "off"
@@ -165,10 +165,10 @@ func (l *incarnation) bindEvents() error {
 	return nil
 }
 
-// bindAll binds rank r at the base's port + r; without a base it finds a run of
-// free ports on the engine's own host. It looks below the range that systems give
-// out by themselves first: there nobody else's connections lie in between, and
-// nobody takes a port between two lives of the engine.
+// bindAll binds rank r at the base's port + r. Without a base it finds a run of free
+// ports on the engine's own host. It first looks below the range of ephemeral ports: no
+// connections of other processes are there, and no process takes such a port between
+// two incarnations.
 func (l *incarnation) bindAll(base string, kind zmq.Type, at func(*rank) **zmq.Socket) ([]string, error) {
 	if base != "" {
 		u, err := url.Parse(strings.Replace(base, "*", "0.0.0.0", 1))
@@ -226,7 +226,7 @@ func (p *publisher) bind(endpoint string, slot **zmq.Socket, kind zmq.Type) erro
 			s.SetIpv6(true)
 		}
 		err = s.Bind(endpoint)
-		// libzmq closes the sockets of the life before in the background.
+		// libzmq closes the sockets of the previous incarnation in the background.
 		for try := 0; zmq.AsErrno(err) == zmq.Errno(syscall.EADDRINUSE) && p.l.e.pubs != nil && try < 200; try++ {
 			time.Sleep(10 * time.Millisecond)
 			err = s.Bind(endpoint)

@@ -17,7 +17,7 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// handle is the decode side's view of kv_transfer_params.
+// handle is decode's view of kv_transfer_params.
 type handle struct {
 	wire struct {
 		RemotePrefill bool            `json:"do_remote_prefill"`
@@ -34,11 +34,11 @@ type handle struct {
 	prefillCached *int
 	cancel        sync.Once
 	cancelled     chan struct{} // closed when the job is dropped
-	once          sync.Once     // one release
+	once          sync.Once     // one release only
 }
 
-// incomplete says the block ids are missing, null or empty: what ends a real
-// 0.32 decode engine.
+// incomplete reports that the block ids are missing, null or empty, which crashes a
+// real 0.32 decode engine.
 func (h *handle) incomplete() bool {
 	s := strings.Map(func(r rune) rune {
 		if r == ' ' || r == '\n' || r == '\t' || r == '\r' {
@@ -49,7 +49,7 @@ func (h *handle) incomplete() bool {
 	return s == "" || s == "null" || s == "[]" || s == "[[]]"
 }
 
-// usable says vLLM would pull: it needs all four of these.
+// usable reports that vLLM would pull: it needs all four of these.
 func (h *handle) usable() bool {
 	w := &h.wire
 	return w.EngineID != "" && w.RequestID != "" && w.Host != "" && w.Port > 0
@@ -57,20 +57,20 @@ func (h *handle) usable() bool {
 
 func (h *handle) peer() string { return net.JoinHostPort(h.wire.Host, strconv.Itoa(h.wire.Port)) }
 
-// puller is the decode side of transfers: reads, releases and heartbeats.
+// puller is decode's part of transfers: reads, releases and heartbeats.
 type puller struct {
 	l                *incarnation
 	mu               sync.Mutex
 	tracked          map[*handle]struct{} // heartbeats are sent for these
 	heartbeatRunning bool
-	handshakes       map[string]bool // engine ids a handshake was done with
+	handshakes       map[string]bool // engine ids with which a handshake was done
 }
 
 func (p *puller) init(l *incarnation) {
 	p.l, p.tracked, p.handshakes = l, make(map[*handle]struct{}), make(map[string]bool)
 }
 
-// track starts the heartbeats of a handle whose request is queued.
+// track starts the heartbeats for a handle whose request is queued.
 func (p *puller) track(h *handle) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,7 +84,7 @@ func (p *puller) track(h *handle) {
 	}
 }
 
-// heartbeat renews leases every sixth of one while anything is tracked.
+// heartbeat renews leases every sixth of a lease while any handle is tracked.
 func (p *puller) heartbeat() {
 	t := time.NewTicker(max(p.l.e.o.Lease/6, time.Millisecond))
 	defer t.Stop()
@@ -113,8 +113,8 @@ func (p *puller) heartbeat() {
 	}
 }
 
-// release notifies the prefill, once and without waiting, that the blocks are
-// not needed (any more).
+// release notifies the prefill, once and without waiting, that the blocks are no longer
+// needed.
 func (p *puller) release(h *handle) { h.once.Do(func() { p.l.wg.Go(func() { p.notify(h) }) }) }
 
 func (p *puller) notify(h *handle) {
@@ -124,13 +124,13 @@ func (p *puller) notify(h *handle) {
 	p.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID})
 }
 
-// pullOutcome of a pull.
+// pullOutcome is the result of a pull.
 type pullOutcome uint8
 
 const (
 	pullOK        pullOutcome = iota
-	pullLeaseGone             // the prefill no longer held the blocks
-	pullFailed                // no answer in time, or not the engine the handle names
+	pullLeaseGone             // the prefill no longer has the blocks
+	pullFailed                // no response in time, or not the engine that the handle names
 )
 
 // call posts to a peer's side channel.
@@ -158,8 +158,8 @@ func (p *puller) call(peer, path, engine string, ids []string) (sideChannelReply
 	return reply, err
 }
 
-// startPull starts the transfer of s, which has its blocks; false when the local
-// cache makes it needless. On the rank's goroutine.
+// startPull starts the transfer for s, which has its blocks. It returns false if the
+// local cache makes the transfer unnecessary. It runs on the rank's goroutine.
 func (r *rank) startPull(s *seq, h *handle) bool {
 	remote := h.wire.NumTokens
 	if remote <= 0 || remote > len(s.prompt) {
@@ -177,8 +177,8 @@ func (r *rank) startPull(s *seq, h *handle) bool {
 	r.l.wg.Go(func() {
 		out := pullFailed
 		if r.l.pull.injectFault(h, f) {
-			// Of a transfer that failed vLLM tells prefill nothing (0.32,
-			// _handle_failed_transfer); of one whose request was aborted it does.
+			// vLLM does not notify prefill of a failed transfer (0.32,
+			// _handle_failed_transfer), but does of one whose request was aborted.
 			select {
 			case <-h.cancelled:
 				r.l.pull.release(h)
@@ -192,7 +192,7 @@ func (r *rank) startPull(s *seq, h *handle) bool {
 	return true
 }
 
-// injectFault lets a fault of the hand-over happen and says whether the pull fails.
+// injectFault applies a fault of the hand-over and reports whether the pull fails.
 func (p *puller) injectFault(h *handle, f *faults.Fault) bool {
 	if f == nil {
 		return false
@@ -209,8 +209,8 @@ func (p *puller) injectFault(h *handle, f *faults.Fault) bool {
 	return !faultTransfer(ctx, f)
 }
 
-// pull reads the blocks: handshake, look whether they are there, wait as long as
-// the bytes take, notify.
+// pull reads the blocks: handshake, check that they are there, wait for the time of the
+// bytes, notify.
 func (p *puller) pull(h *handle, tokens int) pullOutcome {
 	o := &p.l.e.o
 	deadline := time.Now().Add(o.PullTimeout)
@@ -244,7 +244,7 @@ func (p *puller) pull(h *handle, tokens int) pullOutcome {
 	}
 }
 
-// sleep is false when the job was dropped or the life ends.
+// sleep returns false if the job is dropped or the incarnation ends.
 func (p *puller) sleep(h *handle, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -295,7 +295,7 @@ func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
 	r.queueSiblings(s)
 }
 
-// queueSiblings queues the other sequences of the job, now that the first has its blocks.
+// queueSiblings queues the other sequences of the job once the first has its blocks.
 func (r *rank) queueSiblings(s *seq) {
 	for _, x := range s.j.seqs[1:] {
 		x.pulled = true

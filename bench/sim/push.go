@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// pushLeg is one side of vLLM's NixlPushConnector (0.24 and later): decode
-// allocates and registers itself with prefill, prefill writes. Decode may be
-// started before prefill has answered when the router knows the prefill's engine
-// id, host and port; what names the request is then its id, which both legs carry
-// in X-Request-Id. That last rule is an assumption: no proxy for it was seen.
+// pushLeg is one leg of vLLM's NixlPushConnector (0.24 and later): decode allocates
+// blocks and registers itself with prefill, and prefill writes. If the router knows the
+// prefill's engine id, host and port, decode can start before prefill has responded;
+// the request is then identified by its id, which both legs carry in X-Request-Id. That
+// last rule is an assumption: no proxy for it was available.
 type pushLeg struct {
 	defaultLeg
 	prefill bool
@@ -25,8 +25,8 @@ type pushLeg struct {
 	done    bool
 }
 
-// pushRegistration is how long prefill keeps blocks nobody registered for
-// (push_registration_timeout, which defaults to decoder_kv_blocks_ttl).
+// pushRegistration is how long prefill keeps blocks without a registration
+// (push_registration_timeout, by default decoder_kv_blocks_ttl).
 const pushRegistration = 480 * time.Second
 
 var idSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
@@ -46,7 +46,7 @@ func readPush(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	w := &h.wire
 	switch {
 	case w.RemotePrefill && p.Mode != "" && p.Mode != "push":
-		// The handshake of a push engine with a pull one fails.
+		// A handshake between a push engine and a pull engine fails.
 		return &pushLeg{addr: "", engine: w.EngineID, key: w.RequestID}, nil
 	case w.RemotePrefill && w.EngineID != "" && w.Host != "" && w.Port > 0:
 		return &pushLeg{key: idSuffix.ReplaceAllString(w.RequestID, ""), engine: w.EngineID, addr: net.JoinHostPort(w.Host, strconv.Itoa(w.Port))}, nil
@@ -111,7 +111,7 @@ func (g *pushLeg) onAdmitted(r *rank, s *seq) bool {
 	return true
 }
 
-// params is the handle: the same keys as in pull mode, transfer_mode "push".
+// params appends the handle: the same keys as in pull mode, with transfer_mode "push".
 func (g *pushLeg) params(b []byte, j *job) []byte {
 	if !g.prefill {
 		return append(b, "null"...)
@@ -133,7 +133,7 @@ func (g *pushLeg) cancel(r *rank, j *job) {
 	}
 }
 
-// refused: assumed to be as in pull mode.
+// onRefused is assumed to be as in pull mode.
 func (g *pushLeg) onRefused(l *incarnation) {
 	if !g.prefill && g.addr != "" && g.key != "" && l.e.o.release.RefusalReleases() {
 		l.releaseOffer(g.addr, g.engine, g.key)

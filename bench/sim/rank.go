@@ -12,14 +12,14 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// rank is one data-parallel rank: a scheduler, its batch and its KV memory. All
-// of it belongs to the goroutine of loop; others hand it functions with post.
+// rank is one data-parallel rank: a scheduler, its batch and its KV memory. All of it
+// belongs to the goroutine of loop; other goroutines send it functions with post.
 type rank struct {
 	l     *incarnation
 	e     *Engine
 	o     *Options
 	index int
-	pub   *publisher // nil when events are off
+	pub   *publisher // nil if events are off
 
 	mu      sync.Mutex
 	inbox   []func()
@@ -27,27 +27,27 @@ type rank struct {
 	wake    chan struct{}
 	started atomic.Bool
 	stopped chan struct{}
-	load    atomic.Int64 // jobs taken and not answered
+	load    atomic.Int64 // jobs accepted and not served yet
 
 	pool     *kvcache.Pool
 	hash     kvcache.Hasher
-	waiting  []*seq // admitted to the engine, not to the batch
-	ready    []*seq // their pull is done, before all that wait
+	waiting  []*seq // accepted by the engine, not in the batch
+	ready    []*seq // their pull is done; scheduled before waiting
 	running  []*seq
-	pulls    map[*seq]struct{} // their blocks wait for a transfer
-	received map[uint64]int    // LMCache: prompts whose KV was written here, by sum: tokens, negative where there is only room
-	heldLast map[*seq]struct{} // their last token waits for a leg's settle
-	batch    []*seq            // scratch of emit
+	pulls    map[*seq]struct{} // sequences whose blocks wait for a transfer
+	received map[uint64]int    // LMCache: tokens of the prompts whose KV was written here, by hash of the prompt; negative if only allocated
+	heldLast map[*seq]struct{} // sequences whose last token waits until the leg calls finishHeld
+	batch    []*seq            // scratch space of emit
 	leases   leases
 	rooms    rooms
 	offers   offers
 	events   []eventcodec.Event
-	stepEnd  time.Time // when the step under way ends
+	stepEnd  time.Time // when the current step ends
 	scratch  chunker
-	dirty    []*job // with events held back
+	dirty    []*job // jobs with events held back
 	counters counters
 
-	frozen atomic.Pointer[frozenRank] // nil: it runs
+	frozen atomic.Pointer[frozenRank] // nil unless frozen
 }
 
 func newRank(l *incarnation, index int) *rank {
@@ -66,7 +66,8 @@ func newRank(l *incarnation, index int) *rank {
 	return r
 }
 
-// post hands f to the rank's goroutine; it is false, and f lost, after its end.
+// post sends f to the rank's goroutine. After the rank's end it returns false and f
+// does not run.
 func (r *rank) post(f func()) bool {
 	r.mu.Lock()
 	if r.closed {
@@ -82,8 +83,8 @@ func (r *rank) post(f func()) bool {
 	return true
 }
 
-// do runs f on the rank's goroutine and waits for it; after the rank's end it
-// runs f here, when nobody else touches the rank any more.
+// do runs f on the rank's goroutine and waits for it. After the rank's end it runs f
+// itself, when no other goroutine uses the rank.
 func (r *rank) do(f func()) {
 	done := make(chan struct{})
 	if r.post(func() { f(); close(done) }) {
@@ -96,7 +97,7 @@ func (r *rank) do(f func()) {
 	f()
 }
 
-// runPosted runs what was posted.
+// runPosted runs the functions that were posted.
 func (r *rank) runPosted() {
 	for {
 		r.mu.Lock()
@@ -112,11 +113,11 @@ func (r *rank) runPosted() {
 	}
 }
 
-// maxLag is how far steps may run behind and still catch up, so that a hiccup of
+// maxLag is how far steps may run behind and still catch up, so that a short stall of
 // this machine does not slow the simulated one.
 const maxLag = 50 * time.Millisecond
 
-// loop is the engine core: steps while there is work, else sleep.
+// loop is the engine core: it steps while there is work, else it sleeps.
 func (r *rank) loop() {
 	defer r.l.wg.Done()
 	timer := time.NewTimer(time.Hour)
@@ -163,7 +164,7 @@ func (r *rank) sleep(t *time.Timer, d time.Duration) {
 	}
 }
 
-// finish fails what is left and lets go of everything.
+// finish fails the remaining jobs and releases everything.
 func (r *rank) finish() {
 	r.mu.Lock()
 	r.closed = true
@@ -184,7 +185,7 @@ func (r *rank) finish() {
 
 const deadMessage = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
-// submit takes a job into the queue.
+// submit queues a job.
 func (r *rank) submit(j *job) {
 	r.counters.requests++
 	r.e.blockLog.acquire(j.blockLogID)
@@ -195,7 +196,7 @@ func (r *rank) submit(j *job) {
 	h := j.params.handle
 	if h != nil && h.incomplete() {
 		r.counters.incomplete++
-		j.params.handle = nil // there is nobody to notify
+		j.params.handle = nil // there is no prefill to notify
 		switch r.o.Incomplete {
 		case "crash":
 			r.fail(j, 500, deadMessage)
@@ -208,23 +209,23 @@ func (r *rank) submit(j *job) {
 		h = nil
 	}
 	if h != nil && !h.usable() {
-		j.params.handle, h = nil, nil // vLLM warns and computes the prompt itself
+		j.params.handle, h = nil, nil // vLLM logs a warning and computes the prompt itself
 	}
 	if h == nil {
 		r.waiting = append(r.waiting, j.seqs...)
 		return
 	}
-	// The first sequence pulls; the others of n find its blocks in the cache.
+	// The first sequence pulls; the other sequences of n find its blocks in the cache.
 	r.waiting = append(r.waiting, j.seqs[0])
 	r.l.pull.track(h)
 }
 
-// abort drops a job whose client has gone.
+// abort drops a job whose client has disconnected.
 func (r *rank) abort(j *job) {
 	if j.ended {
 		return
 	}
-	if !j.finished { // else what it keeps is kept
+	if !j.finished { // otherwise its leased blocks stay
 		r.counters.aborted++
 		r.drop(j)
 	}
@@ -234,7 +235,7 @@ func (r *rank) abort(j *job) {
 	r.markAnswered(j)
 }
 
-// drop takes the job's sequences out of the batch and frees their blocks.
+// drop removes the job's sequences from the batch and frees their blocks.
 func (r *rank) drop(j *job) {
 	mine := func(s *seq) bool { return s.j == j }
 	r.running = slices.DeleteFunc(r.running, mine)
@@ -245,7 +246,7 @@ func (r *rank) drop(j *job) {
 	}
 	for _, s := range j.seqs {
 		delete(r.heldLast, s)
-		if !s.pulling { // a transfer under way frees them when it ends
+		if !s.pulling { // a transfer in flight frees them when it ends
 			r.pool.Release(s.blocks)
 			s.blocks = nil
 		}
@@ -258,7 +259,7 @@ func (r *rank) drop(j *job) {
 	}
 }
 
-// markAnswered marks the job answered.
+// markAnswered marks the job as served.
 func (r *rank) markAnswered(j *job) {
 	if j.ended {
 		return
@@ -272,8 +273,8 @@ func (r *rank) markAnswered(j *job) {
 	}
 }
 
-// fail answers the job with an error, as far as its head is not out; mid-stream
-// with an error event.
+// fail ends the job with an error response if its head is not sent, or else with an
+// error event.
 func (r *rank) fail(j *job, status int, msg string) {
 	if j.ended {
 		return
@@ -290,7 +291,7 @@ func (r *rank) fail(j *job, status int, msg string) {
 	r.markAnswered(j)
 }
 
-// flushEvents hands the step's events to the publisher, as one batch.
+// flushEvents sends the step's events to the publisher, as one batch.
 func (r *rank) flushEvents() {
 	if len(r.events) == 0 {
 		return
@@ -302,8 +303,8 @@ func (r *rank) flushEvents() {
 	r.events = nil
 }
 
-// resetCache is /reset_prefix_cache. As in vLLM it fails while blocks are in use,
-// and the event goes out with the next step that has work.
+// resetCache serves /reset_prefix_cache. As in vLLM it fails while blocks are in use,
+// and the event is published with the next step that has work.
 func (r *rank) resetCache() bool {
 	if !r.pool.Clear() {
 		return false
@@ -312,7 +313,7 @@ func (r *rank) resetCache() bool {
 	return true
 }
 
-// jobs are those taken and not answered, each once.
+// jobs returns the jobs accepted and not served yet, each once.
 func (r *rank) jobs() []*job {
 	seen := make(map[*job]bool)
 	var list []*job
@@ -334,8 +335,8 @@ func (r *rank) jobs() []*job {
 	return list
 }
 
-// abortID ends requests by id as the abort endpoints do: they finish with reason
-// "abort" and what they have.
+// abortID aborts requests by id as the abort endpoints do: they finish with reason
+// "abort" and their output so far.
 func (r *rank) abortID(id string) {
 	for _, j := range r.jobs() {
 		if j.id == id {

@@ -11,8 +11,8 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// body is the union of the request bodies of all inference endpoints; fields the
-// simulated engine has no use for are ignored, as unknown ones are.
+// body is the union of the request bodies of all inference endpoints. Fields that the
+// simulated engine does not use are ignored, as unknown ones are.
 type body struct {
 	Model         string          `json:"model"`
 	Stream        bool            `json:"stream"`
@@ -36,7 +36,7 @@ type body struct {
 	MaxCompletion *int            `json:"max_completion_tokens"`
 	MaxOutput     *int            `json:"max_output_tokens"`
 	DPRank        *int            `json:"data_parallel_rank"`
-	RoutedRank    *int            `json:"routed_dp_rank"`         // SGLang, as the next five
+	RoutedRank    *int            `json:"routed_dp_rank"`         // SGLang, as are the next five
 	PrefillRank   *int            `json:"disagg_prefill_dp_rank"` //
 	RID           json.RawMessage `json:"rid"`
 	Host          json.RawMessage `json:"bootstrap_host"`
@@ -51,7 +51,7 @@ type body struct {
 	GuidedChoice  []string        `json:"guided_choice"`
 	sampling
 
-	native       []nativeSampling // of SGLang's /generate: one for all, or one a prompt
+	native       []nativeSampling // of SGLang's /generate: one for all prompts, or one for each
 	samplingList bool
 	logprobs     []*logprobOptions
 }
@@ -80,7 +80,7 @@ type message struct {
 	ToolCallID string          `json:"tool_call_id"`
 }
 
-// tool is an OpenAI tool, or an Anthropic or Responses one, which are flat.
+// tool is an OpenAI tool, or an Anthropic or Responses tool, which are flat.
 type tool struct {
 	Type     string `json:"type"`
 	Name     string `json:"name"`
@@ -110,7 +110,7 @@ func (t *tool) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// refusal is an answer other than 200, decided before the engine sees a request.
+// refusal is a response other than 200, decided before the engine schedules a request.
 type refusal struct {
 	status     int
 	msg, param string
@@ -151,8 +151,8 @@ func readBody(raw []byte) (*body, error) {
 	return &b, refuse(400, "", "%s", err)
 }
 
-// idList reads a JSON array of token ids; ok is false when it is something else.
-// Prompts of a quarter million ids come this way, so it does not reflect.
+// idList parses a JSON array of token ids; ok is false for anything else. It uses no
+// reflection, because prompts of a quarter of a million ids come this way.
 func idList(raw json.RawMessage) (ids []uint32, ok bool) {
 	i := 0
 	space := func() {
@@ -195,7 +195,7 @@ func idList(raw json.RawMessage) (ids []uint32, ok bool) {
 	return nil, false
 }
 
-// prompts reads the prompt of completions: a text, ids, or a list of either.
+// prompts parses the prompt of completions: a text, ids, or a list of either.
 func prompts(raw json.RawMessage) ([][]uint32, error) {
 	bad := refuse(400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	if ids, ok := idList(raw); ok {
@@ -234,7 +234,7 @@ func prompts(raw json.RawMessage) ([][]uint32, error) {
 	return out, nil
 }
 
-// template renders a chat as the simulated models want it, chatml-like.
+// template renders a chat for the simulated models, similar to ChatML.
 func template(msgs []message, tools []tool, generation bool) (string, error) {
 	var b strings.Builder
 	if len(tools) > 0 {
@@ -269,8 +269,8 @@ func template(msgs []message, tools []tool, generation bool) (string, error) {
 	return b.String(), nil
 }
 
-// contentText is the text of a message: a string, or parts. An image becomes a
-// placeholder and its URL's hash, so that different images give different ids.
+// contentText returns the text of a message: a string, or parts. An image becomes a
+// placeholder and the hash of its URL, so that different images give different ids.
 func contentText(raw json.RawMessage) (string, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return "", nil
@@ -310,7 +310,7 @@ func contentText(raw json.RawMessage) (string, error) {
 	return b.String(), nil
 }
 
-// stops reads stop: a string, a list, or null.
+// stops parses stop: a string, a list, or null.
 func stops(raw json.RawMessage) ([]string, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, nil

@@ -64,7 +64,7 @@ func (f *responsesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
-// event begins an event of a type; the caller adds members and calls close.
+// event starts an event of a type; the caller appends members and calls close.
 func (f *responsesFormat) event(w *chunker, kind string) []byte {
 	b := append(w.begin(), "event: "...)
 	b = append(b, kind...)
@@ -85,7 +85,7 @@ func (f *responsesFormat) itemID(s *seq) string {
 	return "msg_" + f.j.id[len("resp_"):]
 }
 
-// at appends the members that say which item an event is about.
+// at appends the members that identify the item of an event.
 func (f *responsesFormat) at(b []byte, s *seq) []byte {
 	b = append(b, `,"item_id":`...)
 	b = appendJSON(b, f.itemID(s))
@@ -164,7 +164,7 @@ func (f *responsesFormat) part(b []byte, text string) []byte {
 	return append(b, `,"type":"output_text","logprobs":[]}`...)
 }
 
-// item appends the one output item, with its text when full.
+// item appends the one output item, with its text if full is true.
 func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byte {
 	text := ""
 	if full {
@@ -238,7 +238,7 @@ func (f *responsesFormat) full(b []byte, j *job) []byte {
 	return append(j.handleJSON(b), '}')
 }
 
-// streamError is an error event; the stream ends without [DONE].
+// streamError appends an error event; the stream ends without [DONE].
 func (f *responsesFormat) streamError(w *chunker, j *job, status int, msg string) {
 	b := append(f.event(w, "error"), `,"code":"`...)
 	b = strconv.AppendInt(b, int64(status), 10)

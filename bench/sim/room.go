@@ -17,27 +17,27 @@ type roomHandover struct {
 	room int64
 	host string
 	port int
-	ctx  context.Context // ends with the job, or when the transfer is over
+	ctx  context.Context // ends with the job, or when the transfer has ended
 	stop context.CancelFunc
-	rank int    // decode: the prefill's, once known
-	side string // decode: the prefill rank's address, once known
+	rank int    // decode: the rank of the prefill, once known
+	side string // decode: the address of the prefill rank, once known
 }
 
-// room is where a prefill's request and a decode's handshake meet, in either
-// order. It belongs to the rank's goroutine, but done, closed at the end, and the
-// result, which is written before.
+// room is where a prefill's request and a decode's handshake meet, in either order. It
+// belongs to the rank's goroutine, except done, which is closed at the end, and the
+// result, which is written before that.
 type room struct {
 	id        int64
-	seq       *seq        // the prefill's request, nil until it came
-	handshake *roomCall   // decode's handshake, nil until it came
-	timer     *time.Timer // ends the wait for the other
+	seq       *seq        // the prefill's request, nil until it arrives
+	handshake *roomCall   // decode's handshake, nil until it arrives
+	timer     *time.Timer // limits the wait for the other side
 	done      chan struct{}
 	result    roomReply
 }
 
-// roomCall is decode's handshake on the prefill rank's side channel, the stand-in
-// for SGLang's ZMQ messages between the ranks. Tokens and Sum are of decode's own
-// prompt: KV of another prompt is an error here, where it is garbage in a real one.
+// roomCall is decode's handshake on the prefill rank's side channel, which stands for
+// SGLang's ZMQ messages between the ranks. Tokens and Sum are of decode's own prompt:
+// KV of another prompt is an error here, whereas a real engine reads wrong KV.
 type roomCall struct {
 	Room   int64  `json:"room"`
 	Rank   int    `json:"dp_rank"`
@@ -52,21 +52,21 @@ type roomReply struct {
 }
 
 const (
-	maxRooms     = 1 << 16 // open ones of a rank
+	maxRooms     = 1 << 16 // open rooms of a rank
 	maxUsedRooms = 1 << 16
 )
 
-// rooms are those of one rank: open ones and the numbers of those used up, which
-// a request can never use again.
+// rooms are the rooms of one rank: the open ones, and the numbers of ended ones, which
+// no request can use again.
 type rooms struct {
 	open  map[int64]*room
-	used  map[int64]roomReply // how it ended; not Done when nobody was told
+	used  map[int64]roomReply // how it ended; not Done if no decode was told
 	order []int64
 }
 
 func (rs *rooms) init() { rs.open, rs.used = make(map[int64]*room), make(map[int64]roomReply) }
 
-// waiting counts the open rooms with a prefill's request in them.
+// waiting counts the open rooms that have a prefill's request.
 func (rs *rooms) waiting() (n int) {
 	for _, x := range rs.open {
 		if x.seq != nil {
@@ -76,14 +76,14 @@ func (rs *rooms) waiting() (n int) {
 	return n
 }
 
-// stop ends the timers of a life's rooms.
+// stop stops the timers of the rooms of an incarnation.
 func (rs *rooms) stop() {
 	for _, x := range rs.open {
 		x.timer.Stop()
 	}
 }
 
-// markUsed makes id's number unusable.
+// markUsed marks the number id as used.
 func (rs *rooms) markUsed(id int64, how roomReply) {
 	if _, ok := rs.used[id]; ok {
 		return
@@ -104,8 +104,8 @@ func promptSum(ids []uint32) uint64 {
 	return xxh3.Hash(b)
 }
 
-// openRoom gives the open room of that number, made when there is none; nil and why
-// when there cannot be one.
+// openRoom returns the open room of that number and creates it if needed. It returns
+// nil and the reason if that is impossible.
 func (r *rank) openRoom(id int64) (*room, string) {
 	if x := r.rooms.open[id]; x != nil {
 		return x, ""
@@ -130,8 +130,8 @@ func (r *rank) openRoom(id int64) (*room, string) {
 	return x, ""
 }
 
-// closeRoom ends a room: reason "" is success. A prefill's request that is in it and
-// has not been answered fails with the reason.
+// closeRoom ends a room; reason "" is success. With a reason, a prefill's request in
+// the room that has not been served fails.
 func (r *rank) closeRoom(x *room, reason string) {
 	if r.rooms.open[x.id] != x {
 		return
@@ -149,7 +149,7 @@ func (r *rank) closeRoom(x *room, reason string) {
 	}
 }
 
-// failRoom answers a sequence's job as SGLang does a failed transfer.
+// failRoom fails a sequence's job as SGLang does after a failed transfer.
 func (r *rank) failRoom(s *seq, reason string) {
 	if s.j.ended {
 		return
@@ -159,7 +159,8 @@ func (r *rank) failRoom(s *seq, reason string) {
 	r.fail(s.j, 500, s.j.aborted)
 }
 
-// submit: a prefill waits for its decode's handshake, a decode finds its prefill.
+// submit makes a prefill wait for its decode's handshake, and a decode find its
+// prefill.
 func (g *sglangLeg) submit(r *rank, j *job) {
 	for _, s := range j.seqs {
 		s.handover.ctx, s.handover.stop = context.WithCancel(r.l.ctx)
@@ -185,12 +186,12 @@ func (g *sglangLeg) submit(r *rank, j *job) {
 			return
 		}
 		x.seq = s
-		r.transfer(s) // it waits, and has no blocks yet
+		r.transfer(s) // it waits and has no blocks yet
 		r.roomReady(x)
 	}
 }
 
-// roomReady lets the prefill compute once both are there.
+// roomReady lets the prefill compute once both sides are there.
 func (r *rank) roomReady(x *room) {
 	if x.seq == nil || x.handshake == nil {
 		return
@@ -206,14 +207,14 @@ func (r *rank) roomReady(x *room) {
 	r.waiting = append(r.waiting, s)
 }
 
-// hold: a prefill's answer waits until decode has the KV.
+// holdLastToken delays the response of a prefill until decode has the KV.
 func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 	x := r.rooms.open[s.handover.room]
 	if !g.prefill || x == nil || x.seq != s {
 		return false
 	}
 	f := r.e.faults.Match(s.j.req, "handover", false)
-	s.pulling = true // the transfer has the blocks
+	s.pulling = true // the blocks belong to the transfer
 	r.e.blockLog.acquire(s.j.blockLogID)
 	r.l.wg.Go(func() {
 		defer s.handover.stop()
@@ -239,15 +240,15 @@ func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 	return true
 }
 
-// drop: what was waited for in the room will not come. Decode is not told of a
-// prefill's end, nor prefill of a decode's: they find out by their time-outs.
+// cancel ends the wait in the room. Neither side is told that the other has ended: they
+// notice by timeout.
 func (g *sglangLeg) cancel(r *rank, j *job) {
 	for _, s := range j.seqs {
 		if s.handover.stop != nil {
 			s.handover.stop()
 		}
 		if !g.prefill {
-			continue // what it waits for ends with its context
+			continue // its wait ends with its context
 		}
 		if s.pulling && !s.lastHeld { // it waited in the room, without blocks
 			r.endTransfer(s)
@@ -260,8 +261,9 @@ func (g *sglangLeg) cancel(r *rank, j *job) {
 	}
 }
 
-// serveSideRooms answers decode on a prefill rank's side channel: /room/open tells that
-// decode has its blocks ready, /room/wait gives the result or, after a while, none.
+// serveSideRooms serves decode on a prefill rank's side channel. /room/open reports
+// that decode has its blocks ready; /room/wait returns the result or, after a limited
+// time, none.
 func serveSideRooms(c *conn, r *httpRequest) {
 	var q roomCall
 	if err := json.Unmarshal(r.body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.incarnation.ranks) {
@@ -279,7 +281,7 @@ func serveSideRooms(c *conn, r *httpRequest) {
 			return
 		}
 		if how, ok := rk.rooms.used[q.Room]; ok && !how.Done {
-			reply.Done = false // its prefill has gone, which nobody tells a decode
+			reply.Done = false // its prefill has ended, which no decode is told
 			return
 		}
 		var why string
@@ -296,7 +298,7 @@ func serveSideRooms(c *conn, r *httpRequest) {
 		rk.roomReady(x)
 	})
 	if x != nil || !reply.Done {
-		var done chan struct{} // nil: nobody will tell
+		var done chan struct{} // nil: no result will come
 		if x != nil {
 			done = x.done
 		}

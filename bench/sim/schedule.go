@@ -8,8 +8,8 @@ import (
 	"sluice/bench/sim/eventcodec"
 )
 
-// planStep makes the next step: which sequences run and how long it takes. It
-// allocates their blocks and puts the sequences that compute into running.
+// planStep plans the next step: which sequences run and how long it takes. It allocates
+// their blocks and adds the sequences that compute to running.
 func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 	budget := r.o.MaxBatch
 	prefill, decodes, context := 0, 0, 0
@@ -21,12 +21,12 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 		}
 		n := min(s.total()-s.computed, budget)
 		if n == 0 {
-			decodes++ // owed a token
+			decodes++ // it gets a token
 			continue
 		}
 		if !r.allocate(s, s.computed+n) {
 			if len(r.running) == 1 {
-				continue // what it needs is leased; leases end
+				continue // the blocks it needs are leased; leases end
 			}
 			victim := r.running[len(r.running)-1]
 			r.preempt(victim)
@@ -64,7 +64,8 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 	}
 	d := r.o.Cost.StepTime(prefill, decodes, context)
 	if prefill+decodes == 0 {
-		// All are held by faults or by blocks: look again soon, in real time.
+		// Faults or missing blocks hold back all sequences: check again soon, in real
+		// time.
 		d = time.Millisecond
 		if !math.IsInf(r.o.Speed, 1) {
 			d = time.Duration(float64(d) * r.o.Speed)
@@ -75,7 +76,7 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 	return d, true
 }
 
-// allocate makes room for n tokens of s; false when there are no blocks.
+// allocate allocates blocks for n tokens of s; it returns false if there are none.
 func (r *rank) allocate(s *seq, n int) bool {
 	need := (n+r.o.BlockSize-1)/r.o.BlockSize - len(s.blocks)
 	if need > r.pool.Free {
@@ -87,8 +88,8 @@ func (r *rank) allocate(s *seq, n int) bool {
 	return true
 }
 
-// preempt puts a running sequence back to the front of the queue; it is computed
-// again, prompt and output, which the prefix cache may shorten.
+// preempt puts a running sequence back to the front of the queue. It is computed again,
+// prompt and output, as far as the prefix cache does not have it.
 func (r *rank) preempt(s *seq) {
 	r.counters.preempted++
 	r.running = slices.DeleteFunc(r.running, func(x *seq) bool { return x == s })
@@ -97,8 +98,8 @@ func (r *rank) preempt(s *seq) {
 	r.waiting = slices.Insert(r.waiting, 0, s)
 }
 
-// admit takes the next sequence that can start, with the blocks of its whole
-// context; nil when there is none, or no room for the first in line.
+// admit takes the next sequence that can start and allocates the blocks of its whole
+// context. It returns nil if there is none, or no space for the first in the queue.
 func (r *rank) admit() *seq {
 	if len(r.ready) > 0 {
 		s := r.ready[0]
@@ -113,7 +114,7 @@ func (r *rank) admit() *seq {
 		// The last token is always computed: its logits are needed.
 		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
 			if s.logprobs != nil && (i+1)*size > s.logprobs.from {
-				break // scored tokens are computed
+				break // tokens whose log probabilities are requested are computed
 			}
 			s.hashTo(&r.hash, i+1, size)
 			id, ok := r.pool.Lookup(&s.hashes[i])
@@ -155,13 +156,13 @@ func (r *rank) admit() *seq {
 	return nil
 }
 
-// compute advances s by its chunk and names the blocks that became full.
+// compute advances s by its chunk and caches the blocks that became full.
 func (r *rank) compute(s *seq) {
 	s.computed += s.chunk
 	r.store(s, s.computed-s.chunk)
 }
 
-// store publishes the blocks of s filled since from tokens were there.
+// store publishes the blocks of s that became full after from tokens.
 func (r *rank) store(s *seq, from int) {
 	size := r.o.BlockSize
 	first, full := from/size, s.computed/size

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// sglangInference are SGLang's endpoints that generate (0.5.23).
+// sglangInference are SGLang's generating endpoints (0.5.23).
 var sglangInference = map[string]func(*job) format{
 	"/generate":            newNativeFormat,
 	"/v1/chat/completions": newSGLangChat,
@@ -21,15 +21,16 @@ func readSGLangBody(path string, raw []byte) (*body, error) {
 	return readBody(raw)
 }
 
-// sglangSince says whether the engine is SGLang 0.5.patch or later; a version that
-// names none is.
+// sglangSince reports whether the engine is SGLang 0.5.patch or later; a version that
+// cannot be parsed is later.
 func (o *Options) sglangSince(patch int) bool {
 	var minor, have int
 	n, _ := fmt.Sscanf(o.Version, "0.%d.%d", &minor, &have)
 	return n < 2 || minor > 5 || minor == 5 && have >= patch
 }
 
-// sglangError is an error of SGLang's OpenAI endpoints and of its HTTP layer: flat.
+// sglangError returns an error of SGLang's OpenAI endpoints and of its HTTP layer:
+// flat.
 func sglangError(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"object":"error","message":`...)
 	b = appendJSON(b, msg)
@@ -46,23 +47,23 @@ func sglangError(status int, msg, param string) []byte {
 	return append(b, '}')
 }
 
-// sglangLeg is one side of SGLang's hand-over: prefill and decode get the same
-// request at the same time and meet in a room, through the bootstrap server of
-// the prefill node.
+// sglangLeg is one leg of SGLang's hand-over: prefill and decode get the same request
+// at the same time and meet in a room, through the bootstrap server of the prefill
+// node.
 type sglangLeg struct {
 	defaultLeg
 	prefill     bool
 	hosts       []string // by prompt of the batch, or one for all
 	ports       []int
 	rooms       []int64
-	roomList    bool // rooms came as a list, which is repeated for n > 1; else they count up
-	routed      int  // data-parallel rank of this server, -1 not said
-	prefillRank int  // to decode: the rank that has the KV, -1 not said
-	follow      bool // the rank follows from the room
+	roomList    bool // rooms is a list, which is repeated for n > 1; otherwise the numbers count up
+	routed      int  // data-parallel rank of this server, -1 if unspecified
+	prefillRank int  // for decode: the rank that has the KV, -1 if unspecified
+	follow      bool // the room determines the rank
 }
 
-// readSGLang reads the bootstrap members, after the headers that override them.
-// On a server that is no part of a P/D pair they mean nothing but the rank.
+// readSGLang reads the bootstrap members, after the headers that override them. On a
+// server that is not part of a P/D pair only the rank has a meaning.
 func readSGLang(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	o := &l.e.o
 	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
@@ -157,7 +158,8 @@ func (g *sglangLeg) override(b *body, r *httpRequest) error {
 	return nil
 }
 
-// oneOrMany reads a scalar or a list of T; list says which. Null and absent are nil.
+// oneOrMany parses a scalar or a list of T; list reports which. Null and absent are
+// nil.
 func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bool, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, false, nil
@@ -172,7 +174,7 @@ func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bo
 	return vals, true, nil
 }
 
-// rankLeg only says on which rank a plain request runs.
+// rankLeg only selects the rank of a plain request.
 type rankLeg struct {
 	defaultLeg
 	routed int
@@ -187,9 +189,9 @@ func (g *sglangLeg) side() string {
 	return "decode"
 }
 
-// rank follows SGLang's rule: what the request says; on prefill, else, the room's
-// remainder when the balance method follows rooms. A batch runs on its first
-// room's rank here, where the real one is spread over the ranks of its rooms.
+// rank follows SGLang's rule: the rank of the request, or else on prefill the room
+// number modulo the ranks if the balance method follows rooms. A batch runs on the rank
+// of its first room here, whereas SGLang spreads it over the ranks of its rooms.
 func (g *sglangLeg) rank(ranks int) int {
 	if g.routed >= 0 || !g.prefill || !g.follow {
 		return g.routed
@@ -197,7 +199,7 @@ func (g *sglangLeg) rank(ranks int) int {
 	return int(g.rooms[0] % int64(ranks))
 }
 
-// begin gives every sequence its room.
+// begin assigns a room to every sequence.
 func (g *sglangLeg) begin(j *job) error {
 	batch := len(j.seqs) / j.params.n
 	for _, c := range []struct {

@@ -13,8 +13,8 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// sglangGet and sglangPost are SGLang's calls that do not generate (0.5.23). There
-// is no /version, and no /kv_event_sources.
+// sglangGet and sglangPost are SGLang's endpoints that do not generate (0.5.23). There
+// is no /version and no /kv_event_sources.
 var sglangGet = map[string]func(*conn, *httpRequest){
 	"/health":          serveHealthGenerate,
 	"/health_generate": serveHealthGenerate,
@@ -40,7 +40,7 @@ var sglangPost = map[string]func(*conn, *httpRequest){
 	"/v1/embeddings": serveEmbeddings,
 }
 
-// serveSGLangTokenize takes several texts at once, too, and tells no spellings.
+// serveSGLangTokenize accepts several texts at once, too, and returns no token strings.
 func serveSGLangTokenize(c *conn, r *httpRequest) {
 	var list struct {
 		Prompt []string `json:"prompt"`
@@ -57,8 +57,8 @@ func serveSGLangTokenize(c *conn, r *httpRequest) {
 	c.json(r, map[string]any{"tokens": tokens, "count": counts, "max_model_len": c.incarnation.e.o.MaxModelLen})
 }
 
-// serveHealthGenerate is a probe of one token through the scheduler, which looks
-// for its result once a second: the answer takes that long.
+// serveHealthGenerate probes the scheduler with one token and polls for the result once
+// a second: the response takes that long.
 func serveHealthGenerate(c *conn, r *httpRequest) {
 	if c.waitOrGone(cost.Scale(time.Second, c.incarnation.e.o.Speed)) {
 		return
@@ -66,8 +66,8 @@ func serveHealthGenerate(c *conn, r *httpRequest) {
 	c.respond(r, 200, "", nil)
 }
 
-// serveReady is 200 once requests can be taken; on a prefill that is when its ranks
-// are registered.
+// serveReady returns 200 once requests are accepted; on a prefill, once its ranks are
+// registered.
 func serveReady(c *conn, r *httpRequest) {
 	if b := &c.incarnation.bootstrap; c.incarnation.bootstrapListener != nil {
 		b.mu.Lock()
@@ -81,7 +81,8 @@ func serveReady(c *conn, r *httpRequest) {
 	c.respond(r, 200, "", nil)
 }
 
-// serveServerInfo holds the server's arguments and, in kv_events, where events are.
+// serveServerInfo returns the server's arguments and, in kv_events, the endpoints of
+// events.
 func serveServerInfo(c *conn, r *httpRequest) {
 	e := c.incarnation.e
 	host, port, _ := net.SplitHostPort(e.addrs[0])
@@ -207,8 +208,8 @@ func serveFlush(c *conn, r *httpRequest) {
 	c.respond(r, 200, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"))
 }
 
-// serveAbortRID ends the requests whose rid begins with the given one; unknown and
-// empty ones are ignored, the answer is always 200.
+// serveAbortRID aborts the requests whose rid starts with the given one. Unknown and
+// empty ones are ignored, and the response is always 200.
 func serveAbortRID(c *conn, r *httpRequest) {
 	var q struct {
 		RID string `json:"rid"`
@@ -239,7 +240,8 @@ func (j *job) hasRID(prefix string) bool {
 	return strings.HasPrefix(j.id, prefix)
 }
 
-// serveSGLangMetrics is /metrics with --enable-metrics: what a router scrapes.
+// serveSGLangMetrics serves /metrics with --enable-metrics: the metrics that a router
+// scrapes.
 func serveSGLangMetrics(c *conn, r *httpRequest) {
 	l := c.incarnation
 	var b strings.Builder

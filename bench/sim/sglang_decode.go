@@ -16,8 +16,8 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// findPrefill asks the bootstrap server which rank has the room and where it is; the
-// sequence queues for blocks only then.
+// findPrefill asks the bootstrap server for the rank of the room and its address. Only
+// then is the sequence queued for blocks.
 func (g *sglangLeg) findPrefill(r *rank, s *seq) {
 	r.transfer(s)
 	m := s.handover
@@ -37,7 +37,7 @@ func (g *sglangLeg) findPrefill(r *rank, s *seq) {
 	})
 }
 
-// admitted: the blocks are there, so prefill may send.
+// onAdmitted starts the transfer: the blocks are allocated, so prefill may send.
 func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill {
 		return false
@@ -60,16 +60,16 @@ func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 	return true
 }
 
-// prefillServer is what a decode remembers of a prefill server.
+// prefillServer is what a decode caches about a prefill server.
 type prefillServer struct {
 	DPSize    int  `json:"dp_size"`
 	Follow    bool `json:"follow_bootstrap_room"`
 	sideAddrs map[int]string
 }
 
-const maxBootstrapTries = 3 // before a bootstrap server that does not answer fails the request
+const maxBootstrapTries = 3 // attempts to reach a bootstrap server before the request fails
 
-// findPrefill fills m's rank and side; it gives the reason when it cannot.
+// findPrefill sets m's rank and side, or returns the reason why it cannot.
 func (l *incarnation) findPrefill(m *roomHandover, rank int) string {
 	addr := net.JoinHostPort(m.host, strconv.Itoa(m.port))
 	for try := 1; ; try++ {
@@ -129,7 +129,7 @@ func (l *incarnation) queryBootstrap(m *roomHandover, rank int, addr string) str
 	return ""
 }
 
-// queryRank asks for the rank a room went to until prefill has registered it.
+// queryRank asks for the rank of a room until prefill has registered it.
 func (l *incarnation) queryRank(m *roomHandover, addr string) (int, string) {
 	for end := time.Now().Add(l.e.o.WaitingTimeout); ; {
 		var ranks map[string]int
@@ -190,7 +190,7 @@ func (l *incarnation) forgetPrefill(addr string) {
 	l.prefillMu.Unlock()
 }
 
-// call is one call to another engine's bootstrap server or side channel.
+// call makes one call to another engine's bootstrap server or side channel.
 func (l *incarnation) call(ctx context.Context, method, addr, path string, body, reply any) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
@@ -225,7 +225,7 @@ func (l *incarnation) call(ctx context.Context, method, addr, path string, body,
 	return json.Unmarshal(b, reply)
 }
 
-// sleepContext sleeps d; false when ctx ended meanwhile.
+// sleepContext sleeps d; it returns false if ctx ends meanwhile.
 func sleepContext(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil
@@ -240,8 +240,8 @@ func sleepContext(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// faultTransfer lets a fault of the hand-over happen: Stall and Slow wait (a stall
-// without a delay until ctx ends), all others make it fail, which is false.
+// faultTransfer applies a fault of the hand-over: Stall and Slow wait (a stall without
+// Delay until ctx ends); all other kinds make the transfer fail, which returns false.
 func faultTransfer(ctx context.Context, f *faults.Fault) bool {
 	switch {
 	case f == nil:
