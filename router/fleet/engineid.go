@@ -10,39 +10,37 @@ import (
 	"sluice/router/worker"
 )
 
-// engineIDs are what the engine behind one server is called in hand-overs: vLLM's
-// engine_id, which a process draws at random when it starts (kv_transfer_config; all
-// its data-parallel ranks share it, each with an end of its own, "_dp0"), or is
-// given by its operator and then keeps. So an id that was never told before is the
-// sign of another process, and one that was is none: an answer that was late, or
-// one of several engines behind one address.
+// engineIDs are the ids that the engine behind one server has used in hand-overs: vLLM's engine_id.
+// A process draws it at random when it starts (kv_transfer_config; all data-parallel ranks share
+// it, each with its own suffix, "_dp0"), or the operator sets it and it is constant. An id that was
+// never seen before is therefore the sign of another process; an id that was seen before is not: it
+// is a late response, or one of several engines behind one address.
 type engineIDs struct {
-	current atomic.Pointer[string] // nil: none was told of this life yet
+	current atomic.Pointer[string] // nil: none was reported in this incarnation yet
 
 	// Guarded by the fleet's mu.
-	past          []string  // of lives before, and of other engines at this address; oldest first
-	since         time.Time // when now was told first, or forgotten
-	quickRestarts int       // lives in a row that were shorter than an engine takes to start
-	ignoreUntil   time.Time // until then changes mean nothing
-	restartReason string    // a new life was told of, and the server was not asked since
+	past          []string  // of earlier incarnations and of other engines at this address; oldest first
+	since         time.Time // when current was first reported, or cleared
+	quickRestarts int       // consecutive incarnations shorter than an engine takes to start
+	ignoreUntil   time.Time // changes are ignored until then
+	restartReason string    // another incarnation was reported, and the server was not inspected since
 }
 
 const (
 	maxEngineID = 512 // bytes
 	maxPastIDs  = 64
-	// An address whose ids change maxQuickRestarts times in a row within minIncarnation each does
-	// not give one id per process, whatever it is: it is left alone for engineIDBackoff.
+	// If the ids at an address change maxQuickRestarts times in a row within minIncarnation each,
+	// it does not have one id per process; its ids are ignored for engineIDBackoff.
 	maxQuickRestarts = 3
 	engineIDBackoff  = 10 * time.Minute
 )
 
-var minIncarnation = 10 * time.Second // tests make it longer
+var minIncarnation = 10 * time.Second // tests raise it
 
-// ReportEngineID tells what the engine behind a rank called itself in answer to a
-// question put at the time asked. An id that is new there is the sign of a restart:
-// the rank's server is taken out of the choice, OnLeave and OnJoin are called, and
-// what the old process held is dropped before the next request goes there. id is
-// borrowed. Cheap where nothing has changed, and safe on the request path.
+// ReportEngineID reports the id that the engine behind a rank used in the response to a request
+// sent at sentAt. A new id is the sign of a restart: the rank's server is removed from the pools,
+// OnLeave and OnJoin are called, and the old process's blocks are dropped before the next request
+// is sent there. id is borrowed. It is cheap if nothing has changed, and safe on the request path.
 func (f *Fleet) ReportEngineID(r *worker.Rank, id []byte, sentAt time.Time) {
 	t := f.breaker(r)
 	if t == nil || len(id) == 0 || len(id) > maxEngineID {
@@ -61,7 +59,7 @@ func (f *Fleet) ReportEngineID(r *worker.Rank, id []byte, sentAt time.Time) {
 
 var rankMark = []byte("_dp")
 
-// withoutRank takes off what vLLM adds to the id for a data-parallel rank.
+// withoutRank removes the suffix that vLLM adds to the id for a data-parallel rank.
 func withoutRank(id []byte) []byte {
 	i := len(id)
 	for i > 0 && id[i-1]-'0' <= 9 {
@@ -73,9 +71,9 @@ func withoutRank(id []byte) []byte {
 	return id
 }
 
-// ReportEventRestart tells that a rank's events have shown a new life of its engine, and that
-// what is believed of it was told since: the id that comes next is that life's, and
-// no reason to drop it.
+// ReportEventRestart reports that a rank's events have shown a new incarnation of its engine, and
+// that the router's state of the rank was learned since. The next id is that incarnation's, and no
+// reason to drop the state.
 func (f *Fleet) ReportEventRestart(r *worker.Rank) {
 	t := f.breaker(r)
 	if t == nil {
@@ -86,13 +84,13 @@ func (f *Fleet) ReportEventRestart(r *worker.Rank) {
 	t.eventRestart = true
 	for _, other := range t.server.breakers {
 		if !other.eventRestart {
-			return // of that one's old life something may still be believed
+			return // state from that rank's previous incarnation may remain
 		}
 	}
 	t.server.forgetID()
 }
 
-// forgetID notes that the life the id was of has ended. Called with mu.
+// forgetID records that the incarnation with the current id has ended. Called with mu.
 func (s *server) forgetID() {
 	e := &s.engineIDs
 	if now := e.current.Swap(nil); now != nil {
@@ -114,7 +112,7 @@ func (e *engineIDs) remember(id string) {
 	e.past = append(e.past, id)
 }
 
-// reportEngineID is Identified for an id that is not the present one. Called with mu.
+// reportEngineID is ReportEngineID for an id that is not the current one. Called with mu.
 func (s *server) reportEngineID(id string, sentAt time.Time) {
 	e := &s.engineIDs
 	now := e.current.Load()
@@ -122,8 +120,8 @@ func (s *server) reportEngineID(id string, sentAt time.Time) {
 	case now != nil && *now == id:
 		return
 	case slices.Contains(e.past, id):
-		// Asked since it was forgotten, the same process lives on: what was taken for a
-		// restart was none.
+		// The request was sent after the id was cleared, so the same process is still running and
+		// the presumed restart was none.
 		if now == nil && sentAt.After(e.since) {
 			e.current.Store(&id)
 		}
@@ -133,7 +131,7 @@ func (s *server) reportEngineID(id string, sentAt time.Time) {
 		e.since = time.Now()
 		return
 	case sentAt.Before(e.since):
-		e.remember(id) // the answer of a life that nobody had told of yet, and that has ended
+		e.remember(id) // the response is from an incarnation that nothing had reported and that has ended
 		return
 	}
 	before := *now
@@ -153,7 +151,7 @@ func (s *server) reportEngineID(id string, sentAt time.Time) {
 		return
 	}
 	e.restartReason = fmt.Sprintf("it calls itself %s in hand-overs, and was %s", id, before)
-	s.downCount.Add(1) // an admission that is under way has not heard of this
+	s.downCount.Add(1) // an admission in progress does not know of this
 	if s.live.Load() {
 		s.member.lastFailure = "engine restarted: " + e.restartReason
 		s.withdraw(s.member.lastFailure)
@@ -161,9 +159,9 @@ func (s *server) reportEngineID(id string, sentAt time.Time) {
 	s.member.wakeUp()
 }
 
-// detectRestart takes in that a server was asked what it is: sign and why are what shows
-// that it is another process than the one asked before, or "". It gives them, or
-// what hand-overs have told.
+// detectRestart handles the result of an inspection: sign and detail show that it is another
+// process than the one inspected before, or are "". It returns them, or the evidence from
+// hand-overs.
 func (s *server) detectRestart(sign, detail string) (string, string) {
 	s.member.fleet.mu.Lock()
 	defer s.member.fleet.mu.Unlock()

@@ -11,26 +11,26 @@ import (
 	"sluice/router/worker"
 )
 
-// EventSource is where one rank's KV events come from.
+// EventSource is the source of one rank's KV events.
 type EventSource struct {
 	Rank     uint16
-	Endpoint string // ZMQ PUB, wildcard hosts replaced by the worker's
+	Endpoint string // ZMQ PUB, with a wildcard host replaced by the worker's
 	Bind     bool   // the engine connects: the subscriber binds Endpoint
-	Replay   string // ZMQ ROUTER; "" when there is none
+	Replay   string // ZMQ ROUTER; "" if there is none
 	Topic    string
-	// Load is the ZMQ PUB endpoint of the rank's load messages, "" when there is
-	// none, and LoadTopic their topic.
+	// Load is the ZMQ PUB endpoint of the rank's load messages, "" if there is none, and LoadTopic
+	// their topic.
 	Load, LoadTopic string
-	Origin          string // "config", "/kv_event_sources", "/server_info"
+	Origin          string // "config", "/kv_event_sources" or "/server_info"
 }
 
-// bindPrefix before an endpoint of a Spec says that the router binds it. Only
-// an operator says so: what an engine tells never makes the router listen.
+// bindPrefix before an endpoint in a Spec means that the router binds it. Only an operator can set
+// it: nothing that an engine reports makes the router listen.
 const bindPrefix = "bind:"
 
-// EventSource is where the events of a rank come from: what the Spec says, or, where
-// that is "auto" or nothing, what the engine told when it was last admitted. ok
-// is false when there are none, or none are known yet.
+// EventSource returns the source of a rank's events: the Spec's or, if that is "auto" or empty, the
+// one that the engine reported when it was last admitted. ok is false if there is none, or none is
+// known yet.
 func (f *Fleet) EventSource(r *worker.Rank) (src EventSource, ok bool) {
 	spec := &r.Worker.Spec
 	if !autoEvents(spec) {
@@ -39,7 +39,7 @@ func (f *Fleet) EventSource(r *worker.Rank) (src EventSource, ok bool) {
 	return f.reportedSource(r)
 }
 
-// reportedSource is the source that the engine named for a rank.
+// reportedSource returns the source that the engine reported for a rank.
 func (f *Fleet) reportedSource(r *worker.Rank) (src EventSource, ok bool) {
 	s := f.server(r)
 	if s == nil {
@@ -54,8 +54,8 @@ func (f *Fleet) reportedSource(r *worker.Rank) (src EventSource, ok bool) {
 	return s.member.sources[i], true
 }
 
-// LoadSource is where a rank's load messages come from: what the Spec says, else what
-// the engine told when it was last admitted; "" when there are none.
+// LoadSource returns the source of a rank's load messages: the Spec's, else the one that the engine
+// reported when it was last admitted; "" if there is none.
 func (f *Fleet) LoadSource(r *worker.Rank) (endpoint, topic string) {
 	if ep := rankEndpoint(r.Worker.Spec.LoadEvents, r); ep != "" {
 		return replaceWildcardHost(ep, r.URL), ""
@@ -83,8 +83,8 @@ func specSource(spec *worker.Spec, r *worker.Rank) (src EventSource, ok bool) {
 	}, true
 }
 
-// rankEndpoint gives a rank's own endpoint of a list, or counts from the one base: the rank that
-// the engine calls r listens at port+r (vLLM and SGLang alike).
+// rankEndpoint returns a rank's own endpoint from a list, or derives it from a single base
+// endpoint: the engine's rank r listens at port+r (vLLM and SGLang).
 func rankEndpoint(list []string, r *worker.Rank) string {
 	switch {
 	case len(list) == 0:
@@ -95,8 +95,8 @@ func rankEndpoint(list []string, r *worker.Rank) string {
 	return offsetPort(list[0], r.EngineRank())
 }
 
-// offsetPort moves the port of a tcp endpoint up by n; port 0 and other transports
-// stay as they are. It is "" when the port runs over.
+// offsetPort adds n to the port of a tcp endpoint; port 0 and other transports stay unchanged. It
+// returns "" if the port exceeds 65535.
 func offsetPort(endpoint string, n int) string {
 	i := strings.LastIndexByte(endpoint, ':')
 	if n == 0 || !strings.Contains(endpoint, "tcp://") || i < 0 {
@@ -134,9 +134,8 @@ func replaceWildcardHost(endpoint, rawURL string) string {
 	return "tcp://" + net.JoinHostPort(u.Hostname(), addr[i+1:])
 }
 
-// sourcesOf matches what one server told to its ranks: by rank, or, for a
-// server of one rank, the only source there is (an engine that runs one rank of
-// several may count from 0).
+// sourcesOf assigns the sources that one server reported to its ranks: by rank or, for a server of
+// one rank, the only source (an engine that runs one rank of several may count from 0).
 func sourcesOf(s *server, a *EngineInfo) []EventSource {
 	var out []EventSource
 	for _, r := range s.ranks {

@@ -17,55 +17,54 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Fleet; zero values mean the default in brackets.
+// Options configures a Fleet. Zero values select the defaults in brackets.
 type Options struct {
 	Log      *slog.Logger
 	Upstream upstream.Options
-	// ProbeInterval between health probes of a server that has requests under way and
-	// answers none, or that is in doubt, or of which there are few [500ms]. Where there
-	// are many, those without requests are probed more seldom: see DetectIdleWithin.
+	// ProbeInterval is the interval between health probes of a server that has running requests and
+	// answers none, that is suspected, or that is one of few [500ms]. In large fleets, servers
+	// without requests are probed less often: see DetectIdleWithin.
 	ProbeInterval time.Duration
 	ProbeTimeout  time.Duration // [1s]
-	// HealthPath that engines are probed at [/health, /ping, /v1/models: the first that
-	// there is]. A worker's Spec may name another.
+	// HealthPath is the path of health probes [the first that exists of /health, /ping,
+	// /v1/models]. A worker's Spec may set another.
 	HealthPath string
-	// FailAfter consecutive failures (probes, or connection-level failures of
-	// traffic) a worker is Unhealthy [2]; one success of a probe brings it back.
-	// A probe that hangs counts once for every ProbeInterval it took, so a dead
-	// engine is out after at most the time DetectWithin gives (1.5s by default).
+	// After FailAfter consecutive failures (probes, or connection-level failures of traffic) a
+	// worker is Unhealthy [2]; one successful probe makes it healthy again. A probe that hangs
+	// counts once for every ProbeInterval it took, so a dead engine is removed from the pools at
+	// most DetectWithin after it died (1.5s by default).
 	FailAfter int
-	// ScrapeInterval of /metrics for running, waiting, KV usage [1s]; <0: never. It grows
-	// with the number of servers as ProbeInterval does.
+	// ScrapeInterval is the interval between readings of /metrics for running, waiting and KV usage
+	// [1s]; below 0: never. It grows with the number of servers as ProbeInterval does.
 	ScrapeInterval time.Duration
-	// BreakerThreshold failures in a row of one rank (connection failures, 500, 502,
-	// 504) its breaker opens, for BreakerTimeout at first and up to 30 s [5, 1s].
+	// After BreakerThreshold consecutive failures of one rank (connection failures, 500, 502, 504)
+	// its breaker opens, for BreakerTimeout at first and up to 30 s [5, 1s].
 	BreakerThreshold int
 	BreakerTimeout   time.Duration
-	// Frozen is how long an engine must have shown no sign of life until it counts as
-	// frozen and its calls are ended [10s process, 30s core, 10s host]; below 0: never.
+	// Frozen is how long an engine must have shown no sign of life before it counts as frozen and
+	// its calls are ended [10s process, 30s core, 10s host]; below 0: never.
 	Frozen liveness.Bounds
-	// MaxRequests and MaxTokens bound what this router has under way on one
-	// rank: requests, and prompt tokens still to be computed. A rank at a bound
-	// is Full until some end; 0: no bound. A worker's Spec may say otherwise.
+	// MaxRequests and MaxTokens bound this router's running requests on one rank and their prompt
+	// tokens still to be computed. A rank at a bound is AtCapacity until some end; 0: unlimited. A
+	// worker's Spec may override them.
 	MaxRequests, MaxTokens int64
-	// RetryShare is how many retries a pool is granted for each of its requests,
-	// RetryPerSecond how many beside those [0.2, 3]; below 0: none.
+	// RetryShare is the number of retries that a pool may make per request, RetryPerSecond the
+	// number per second in addition [0.2, 3]; below 0: none.
 	RetryShare, RetryPerSecond float64
-	// ProbeInference sends one tiny completion to each server of a worker before
-	// it is admitted [false]. Beside it only an engine core that may be frozen is
-	// asked for one token; nothing else ever calls an inference endpoint.
+	// ProbeInference sends one tiny completion to each server of a worker before it is admitted
+	// [false]. Otherwise only an engine core that may be frozen is sent a completion of one token;
+	// nothing else calls an inference endpoint.
 	ProbeInference bool
-	// OnJoin is called when a worker has answered and is about to be Ready for
-	// the first time, or again after its engine changed (restart: OnLeave, then
-	// OnJoin), or once more when another of its ranks' servers has answered for
-	// the first time. Those ranks take no request before OnJoin returned, so a
-	// feed started there misses nothing. OnLeave is called when it was removed or its
-	// engine is a new process. Both run on the fleet's own goroutines, one at a
-	// time per worker id, and must not call Close.
+	// OnJoin is called when a worker has answered and is about to be Ready for the first time,
+	// again after its engine was replaced (restart: OnLeave, then OnJoin), and again when another
+	// of its ranks' servers has answered for the first time. Those ranks get no request before
+	// OnJoin has returned, so a feed started there misses nothing. OnLeave is called when the
+	// worker was removed or its engine is a new process. Both run on the fleet's goroutines, one at
+	// a time per worker id, and must not call Close.
 	OnJoin  func(*worker.Worker)
 	OnLeave func(*worker.Worker)
-	// OnState is called after every change of a worker's state, in order, on
-	// the same goroutine as OnJoin and OnLeave of that worker.
+	// OnState is called after every change of a worker's state, in order, on the same goroutine as
+	// OnJoin and OnLeave of that worker.
 	OnState func(w *worker.Worker, from, to worker.State, reason string)
 }
 
@@ -108,16 +107,16 @@ func (o *Options) defaults() {
 	}
 }
 
-// DetectWithin is the longest that a dead engine that has requests under way stays in the
-// choice when none of them tells of it sooner: it died just after a probe, and the next
-// ones are refused or hang until their time-out.
+// DetectWithin is the longest time that a dead engine with running requests stays in the pools if
+// none of them reports it sooner: it died just after a probe, and the next ones are refused or hang
+// until their time-out.
 func (o Options) DetectWithin() time.Duration {
 	p := o.Settings()
 	return p.detectWithin()
 }
 
-// DetectIdleWithin is the same for an engine without requests, in a fleet of so many
-// servers: the more there are, the more seldom each is probed.
+// DetectIdleWithin is the same for an engine without requests, in a fleet of that many servers: the
+// more there are, the less often each is probed.
 func (o Options) DetectIdleWithin(servers int) time.Duration {
 	p := o.Settings()
 	iv := p.intervals(servers)
@@ -129,8 +128,8 @@ func (o Options) DetectIdleWithin(servers int) time.Duration {
 }
 
 func (p *Settings) detectWithin() time.Duration {
-	// A probe that hangs has used up whole intervals; one left over of them
-	// needs one more probe, which may hang as long.
+	// A probe that hangs uses up whole intervals; a remaining one needs one more probe, which may
+	// hang as long.
 	hung := max(int(p.ProbeTimeout/p.ProbeInterval), 1)
 	probes := (p.FailAfter + hung - 1) / hung
 	each := max(p.ProbeTimeout, p.ProbeInterval)
@@ -138,11 +137,11 @@ func (p *Settings) detectWithin() time.Duration {
 	return max(refused, p.ProbeInterval+each*time.Duration(probes-1)+p.ProbeTimeout)
 }
 
-// Fleet is the membership. Safe for concurrent use.
+// Fleet is the membership. It is safe for concurrent use.
 //
-// Locks: mu serialises membership, state transitions and the making of a View;
-// it is never held over I/O or a callback. Readers take none: View and the slot
-// table are atomic pointers, and the counters of Failed and Succeeded atomics.
+// Locks: mu serialises membership, state transitions and the creation of a View; it is never held
+// during I/O or a callback. Readers take no lock: View and the slot table are atomic pointers, and
+// the counters of ReportFailure and ReportStatus are atomics.
 type Fleet struct {
 	opt           Options
 	settings      atomic.Pointer[activeSettings]
@@ -150,12 +149,12 @@ type Fleet struct {
 	slots         [worker.MaxSlots]atomic.Pointer[rankBreaker]
 	servers       atomic.Pointer[[]*server] // of all members; changed with mu held
 	recheck       chan struct{}             // see recheckSoon
-	halfOpenCount atomic.Int32              // breakers half open
-	hasLimits     atomic.Bool               // a worker has, or had, bounds of its own
+	halfOpenCount atomic.Int32              // half-open breakers
+	hasLimits     atomic.Bool               // a worker has, or had, its own bounds
 	retriesDenied atomic.Uint64             // retries
 	restarts      [len(RestartSigns)]atomic.Uint64
 	freezes       [liveness.NumStates]atomic.Uint64 // verdicts
-	frozenCalls   [liveness.NumStates]atomic.Uint64 // calls ended for them
+	frozenCalls   [liveness.NumStates]atomic.Uint64 // calls ended because of them
 	started       time.Time
 	ctx           context.Context
 	cancel        context.CancelFunc
@@ -165,13 +164,13 @@ type Fleet struct {
 	members    map[string]*member
 	transients map[*worker.Worker]*member
 	removing   map[string]chan struct{} // ids whose OnLeave has not returned
-	freeRanks  []*worker.Rank           // whose slots were given back, oldest first
+	freeRanks  []*worker.Rank           // ranks whose slots were released, oldest first
 	budgets    map[string]*retryBudget  // of retries, by model
-	next       int                      // slots never given out begin here
+	next       int                      // the first slot that was never assigned
 	closed     bool
 }
 
-// New makes an empty Fleet.
+// New returns an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
 	f := &Fleet{opt: opt, started: time.Now(), members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
@@ -184,12 +183,11 @@ func New(opt Options) *Fleet {
 	return f
 }
 
-// errClosed is what Add, Remove and Drain return after Close.
+// errClosed is the error of Add, Remove and Drain after Close.
 var errClosed = errors.New("the fleet is closed")
 
-// Add takes a worker in, in state Joining, and starts to probe it. It fails on
-// an id already there, a URL that is none, or when slots have run out. An empty
-// id becomes role@host:port.
+// Add adds a worker in state Joining and starts to probe it. It fails if the id exists, the URL is
+// invalid or there are not enough slots. An empty id becomes role@host:port.
 func (f *Fleet) Add(spec worker.Spec) error {
 	spec.URL = strings.TrimRight(spec.URL, "/")
 	if spec.ID == "" {
@@ -217,7 +215,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.assignSlots(m)
-	m.setConnLimit(f.settings.Load().Engines) // of now
+	m.setConnLimit(f.settings.Load().Engines) // the current limits
 	m.ctx, m.cancel = context.WithCancel(f.ctx)
 	m.predecessor = f.removing[spec.ID]
 	f.members[spec.ID] = m
@@ -227,7 +225,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	return nil
 }
 
-// watchServers replaces the servers that the schedule looks at. Called with mu.
+// watchServers replaces the servers that the schedule checks. Called with mu.
 func (f *Fleet) watchServers(list []*server) {
 	f.servers.Store(&list)
 	f.recheckSoon()
@@ -251,10 +249,10 @@ func checkSpec(spec worker.Spec) error {
 	return err
 }
 
-// acquireSlot prefers slots given back longest ago: numbers stay dense, and a
-// stale reader is least likely to meet a new holder. A slot whose old rank still
-// has requests under way waits: their reservations are booked by slot, and must
-// not weigh on another. Called with mu.
+// acquireSlot prefers the slots that were released longest ago: numbers stay dense, and a stale
+// reader is unlikely to meet a new rank. A slot whose previous rank still has running requests is
+// not reused: their reservations are counted by slot and must not add to another rank. Called with
+// mu.
 func (f *Fleet) acquireSlot() worker.Slot {
 	if i := slices.IndexFunc(f.freeRanks, idle); i >= 0 {
 		s := f.freeRanks[i].Slot
@@ -267,7 +265,7 @@ func (f *Fleet) acquireSlot() worker.Slot {
 
 func idle(r *worker.Rank) bool { return r.Requests.Load() <= 0 }
 
-// slotsLeft counts what acquireSlot can give. Called with mu.
+// slotsLeft counts the slots that acquireSlot can assign. Called with mu.
 func (f *Fleet) slotsLeft() int {
 	n := worker.MaxSlots - f.next
 	for _, r := range f.freeRanks {
@@ -278,8 +276,8 @@ func (f *Fleet) slotsLeft() int {
 	return n
 }
 
-// Remove takes a worker out: it leaves the choice at once, its probes end. Its
-// slots are given out again only after OnLeave has returned.
+// Remove removes a worker: it leaves the pools at once and its probes end. Its slots are reused
+// only after OnLeave has returned.
 func (f *Fleet) Remove(id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -302,8 +300,8 @@ func (f *Fleet) Remove(id string) error {
 	return nil
 }
 
-// Drain puts a worker in state Draining (on) or back to Joining (off), from
-// where it is Ready again as soon as its engine answers.
+// Drain sets a worker to state Draining (on) or back to Joining (off), from which it becomes Ready
+// as soon as its engine answers.
 func (f *Fleet) Drain(id string, on bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -326,7 +324,7 @@ func (f *Fleet) Drain(id string, on bool) error {
 	return nil
 }
 
-// member finds one by id. Called with mu.
+// member returns the member with an id. Called with mu.
 func (f *Fleet) member(id, verb string) (*member, error) {
 	if f.closed {
 		return nil, fmt.Errorf("fleet: cannot %s %q: %w", verb, id, errClosed)
@@ -338,22 +336,22 @@ func (f *Fleet) member(id, verb string) (*member, error) {
 	return m, nil
 }
 
-// Endpoint gives the connections of a rank; never nil for a rank of a View.
-// For a rank of a worker that was removed since it is one that keeps no
-// connections; a call on it goes to the engine the rank was of.
+// Endpoint returns the connections of a rank; never nil for a rank of a View. For a rank of a
+// worker that has been removed since it returns an endpoint that keeps no connections; a call
+// through it still reaches the rank's engine.
 func (f *Fleet) Endpoint(r *worker.Rank) *upstream.Endpoint {
 	if s := f.server(r); s != nil {
 		return s.traffic
 	}
 	ep, err := upstream.NewEndpoint(r.URL, f.upstream())
 	if err != nil {
-		return nil // not a rank of any View: Add refuses such a URL
+		return nil // not a rank of any View: Add rejects such a URL
 	}
 	ep.Close()
 	return ep
 }
 
-// server is that of a rank, nil when its slot has another holder by now.
+// server returns a rank's server, or nil if its slot belongs to another rank now.
 func (f *Fleet) server(r *worker.Rank) *server {
 	if t := f.breaker(r); t != nil {
 		return t.server
@@ -361,7 +359,7 @@ func (f *Fleet) server(r *worker.Rank) *server {
 	return nil
 }
 
-// breaker is that of a rank, nil when its slot has another holder by now.
+// breaker returns a rank's breaker, or nil if its slot belongs to another rank now.
 func (f *Fleet) breaker(r *worker.Rank) *rankBreaker {
 	if int(r.Slot) >= len(f.slots) {
 		return nil
@@ -372,11 +370,11 @@ func (f *Fleet) breaker(r *worker.Rank) *rankBreaker {
 	return nil
 }
 
-// ReportFailure reports a connection-level failure of traffic to a rank (refused,
-// reset, timed out before the head): it counts against the rank's breaker, and
-// against its server's health. Cheap, and safe on the request path. A leg that
-// the router cut itself, also because the engine was found frozen, or found no connection or descriptor left for, is ignored. For legs
-// that were answered see Answered.
+// ReportFailure reports a connection-level failure of traffic to a rank (refused, reset, timed out
+// before the response head). It counts against the rank's breaker and its server's health. It is
+// cheap and safe on the request path. It ignores legs that the router ended itself, also because
+// the engine was found frozen, and legs that found no free connection or descriptor. For legs with
+// a response see ReportStatus.
 func (f *Fleet) ReportFailure(r *worker.Rank, err error) {
 	if errors.Is(err, upstream.ErrCancelled) || errors.Is(err, upstream.ErrFrozen) || errors.Is(err, upstream.ErrTooManyConns) || errors.Is(err, upstream.ErrLocalResources) {
 		return
@@ -387,12 +385,12 @@ func (f *Fleet) ReportFailure(r *worker.Rank, err error) {
 	}
 }
 
-// Close ends all probes and goroutines and returns when they have ended.
-// OnLeave is not called: nobody was removed. Not to be called from a callback.
+// Close ends all probes and goroutines and returns when they have ended. OnLeave is not called,
+// because no worker was removed. It must not be called from a callback.
 func (f *Fleet) Close() {
 	f.mu.Lock()
 	f.closed = true
-	for _, m := range f.transients { // the others' goroutines close theirs
+	for _, m := range f.transients { // the goroutines of the others close theirs
 		m.closeServers()
 	}
 	f.mu.Unlock()
@@ -400,7 +398,7 @@ func (f *Fleet) Close() {
 	f.wg.Wait()
 }
 
-// releaseSlots gives a member's slots back once its OnLeave has returned.
+// releaseSlots releases a member's slots after its OnLeave has returned.
 func (f *Fleet) releaseSlots(m *member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -413,12 +411,12 @@ func (f *Fleet) releaseSlots(m *member) {
 	}
 }
 
-// Restarts is how many new processes were known by a sign, one of RestartSigns.
+// Restarts returns how many new processes were recognised by a sign, one of RestartSigns.
 func (f *Fleet) Restarts(sign string) uint64 {
 	return f.restarts[slices.Index(RestartSigns[:], sign)].Load()
 }
 
-// setUnknownLoad marks a load that the engine does not report (any more).
+// setUnknownLoad marks a load that the engine does not report, or no longer reports.
 func setUnknownLoad(r *worker.Rank) {
 	r.Running.Store(-1)
 	r.Waiting.Store(-1)

@@ -13,27 +13,27 @@ import (
 	"sluice/router/worker"
 )
 
-// Frozen gives the states in which an engine is frozen, as they stand in metrics.
+// Frozen are the states of a frozen engine, by their names in metrics.
 var Frozen = [...]liveness.State{liveness.ProcessStopped, liveness.CoreStalled, liveness.HostVanished}
 
-// sampleInterval is between two looks for frozen engines.
+// sampleInterval is the interval between two samples of the evidence.
 const sampleInterval = 250 * time.Millisecond
 
-// idleSamples is how many looks there are for one at a server without work.
+// idleSamples is the number of sample intervals between two samples of a server without work.
 const idleSamples = 4
 
-// hasWork says whether a rank of s has requests under way, or is frozen.
+// hasWork reports whether a rank of s has running requests or is frozen.
 func (s *server) hasWork() bool {
 	return slices.ContainsFunc(s.breakers, func(t *rankBreaker) bool { return t.rank.Requests.Load() > 0 || t.frozen() })
 }
 
-// serverEvidence are what a server's probes and readings have shown, for its Detector. They are
-// written by the goroutines that probe and scrape.
+// serverEvidence is what a server's probes and readings have shown, for its Detector. The
+// goroutines that probe and scrape write it.
 type serverEvidence struct {
 	answered, hung, unreachable atomic.Uint64
 }
 
-// add takes in how a probe or a reading of /metrics ended.
+// add records the result of a probe or a reading of /metrics.
 func (s *serverEvidence) add(err error) {
 	var up *upstream.Error
 	switch {
@@ -47,22 +47,22 @@ func (s *serverEvidence) add(err error) {
 	}
 }
 
-// rankEvidence is what a rank's seat has for the search for frozen engines.
+// rankEvidence is a rank's part of the detection of frozen engines.
 type rankEvidence struct {
 	calls  upstream.Group
 	state  atomic.Uint32 // liveness.State; changes under the fleet's mu
 	digest atomic.Uint64 // of the progress counters read last
 	reads  atomic.Uint64
-	bytes  uint64 // Evidence.Bytes at the last look; detectFrozen's own
+	bytes  uint64 // Evidence.Bytes at the last sample; used by detectFrozen only
 
-	// Of the questions to its core: see ask.
-	probePending   atomic.Int64 // when the one under way was put, in ns since the fleet was made; 0: none is
+	// Of the probes of its core: see probeCore.
+	probePending   atomic.Int64 // when the current probe was sent, in ns since the fleet was created; 0: there is none
 	probesAnswered atomic.Uint64
 	probeRefused   atomic.Bool
 }
 
-// Calls is the group that requests to a rank belong to (upstream.Request); nil for a rank
-// that was removed. Calls that are in it end when the rank is found frozen.
+// Calls returns the group of a rank's requests (upstream.Request); nil for a rank that was removed.
+// The calls in it end when the rank is found frozen.
 func (f *Fleet) Calls(r *worker.Rank) *upstream.Group {
 	if t := f.breaker(r); t != nil {
 		return &t.evidence.calls
@@ -70,7 +70,7 @@ func (f *Fleet) Calls(r *worker.Rank) *upstream.Group {
 	return nil
 }
 
-// IsFrozen says whether a rank was found frozen, and has shown no sign of life since.
+// IsFrozen reports whether a rank was found frozen and has shown no sign of life since.
 func (f *Fleet) IsFrozen(r *worker.Rank) bool {
 	t := f.breaker(r)
 	return t != nil && t.frozen()
@@ -80,14 +80,14 @@ func (t *rankBreaker) frozen() bool { return t.frozenState() != liveness.Alive }
 
 func (t *rankBreaker) frozenState() liveness.State { return liveness.State(t.evidence.state.Load()) }
 
-// FrozenVerdicts is how often ranks were found in a state, one of Frozen, FrozenCalls how
-// many calls were ended for it, and FrozenRanks how many ranks are in it now.
+// FrozenVerdicts returns how often ranks were found in a state, one of Frozen; FrozenCalls how many
+// calls were ended because of it; FrozenRanks how many ranks are in it now.
 func (f *Fleet) FrozenVerdicts(s liveness.State) uint64 { return f.freezes[s].Load() }
 
-// FrozenCalls: see FrozenVerdicts.
+// FrozenCalls is described at FrozenVerdicts.
 func (f *Fleet) FrozenCalls(s liveness.State) uint64 { return f.frozenCalls[s].Load() }
 
-// FrozenRanks: see FrozenVerdicts.
+// FrozenRanks is described at FrozenVerdicts.
 func (f *Fleet) FrozenRanks(s liveness.State) (n int) {
 	for _, w := range f.View().Workers {
 		for _, r := range w.Ranks {
@@ -121,7 +121,7 @@ func (f *Fleet) detectFrozen(ctx context.Context) {
 	}
 }
 
-// uptime is the time since the fleet was made; never 0.
+// uptime returns the time since the fleet was created; never 0.
 func (f *Fleet) uptime() time.Duration { return time.Since(f.started) + 1 }
 
 // sampleEvidence samples the evidence of one server and acts on the verdict. Only detectFrozen
@@ -135,7 +135,7 @@ func (s *server) sampleEvidence(e *liveness.Evidence) {
 		rank := t.readEvidence(e.At, bounds.Core)
 		if rank.Bytes != t.evidence.bytes {
 			t.evidence.bytes = rank.Bytes
-			s.recordAnswer() // a stream that flows takes the place of probes
+			s.recordAnswer() // a running stream replaces probes
 		}
 		e.Ranks = append(e.Ranks, rank)
 	}
@@ -157,7 +157,7 @@ func (s *server) sampleEvidence(e *liveness.Evidence) {
 	}
 }
 
-// readEvidence is that of a rank, of which calls are overdue after bound.
+// readEvidence returns a rank's evidence. Calls are overdue after bound.
 func (t *rankBreaker) readEvidence(now, bound time.Duration) liveness.Rank {
 	v, calls := &t.evidence, t.evidence.calls.State(bound)
 	l := t.server.incarnation.Load()
@@ -173,12 +173,12 @@ func (t *rankBreaker) readEvidence(now, bound time.Duration) liveness.Rank {
 	return e
 }
 
-// coreProbeTimeout is how long one question waits for its answer; then the next is put.
+// coreProbeTimeout is how long a probe of the core waits for its answer before the next is sent.
 const coreProbeTimeout = time.Minute
 
-// probeCore puts a question to the rank's core that no API server answers by itself: a completion
-// of one token, of SGLang its own check of the scheduler, which works for the halves of a
-// pair too.
+// probeCore sends the rank's core a request that no API server answers by itself: a completion of
+// one token or, for SGLang, its own check of the scheduler, which also works for prefill and decode
+// engines.
 func (t *rankBreaker) probeCore() {
 	v, m := &t.evidence, t.server.member
 	defer v.probePending.Store(0)
@@ -196,7 +196,7 @@ func (t *rankBreaker) probeCore() {
 	}
 	status, _, err := send(m.ctx, t.server.probes, req, maxInspectBody)
 	switch {
-	case err != nil: // unanswered, as a frozen core leaves it, or cut off
+	case err != nil: // unanswered, as by a frozen core, or ended
 		t.pause(m.ctx)
 	case status == 200:
 		v.probeRefused.Store(false)
@@ -209,7 +209,7 @@ func (t *rankBreaker) probeCore() {
 	}
 }
 
-// pause keeps the next question from following at once.
+// pause delays the next probe.
 func (t *rankBreaker) pause(ctx context.Context) {
 	timer := time.NewTimer(time.Second)
 	defer timer.Stop()
@@ -219,10 +219,10 @@ func (t *rankBreaker) pause(ctx context.Context) {
 	}
 }
 
-// unknownPrefillTime is what a prompt token is expected to take where no prompt has shown it.
+// unknownPrefillTime is the expected time per prompt token if no prompt has shown it.
 const unknownPrefillTime = 5 * time.Millisecond
 
-// prefillTime is how long the longest prompt under way is expected to take.
+// prefillTime returns how long the longest running prompt is expected to take.
 func prefillTime(calls *upstream.GroupState) time.Duration {
 	if calls.TimePerToken == 0 {
 		return time.Duration(max(calls.Longest, 0)) * unknownPrefillTime
@@ -230,8 +230,7 @@ func prefillTime(calls *upstream.GroupState) time.Duration {
 	return time.Duration(max(calls.Longest, 0)) * calls.TimePerToken
 }
 
-// freeze takes a rank out of the pools because it is frozen. Its calls are ended by the
-// caller.
+// freeze removes a frozen rank from the pools. The caller ends its calls.
 func (t *rankBreaker) freeze(to liveness.State, reason string) {
 	s, f := t.server, t.server.member.fleet
 	if to != liveness.CoreStalled && s.up.Load() {
@@ -249,8 +248,8 @@ func (t *rankBreaker) freeze(to liveness.State, reason string) {
 	t.transition(worker.BreakerOpen, 0)
 }
 
-// thaw lets a rank that has shown a sign of life in again: one request at a time where its
-// server was up all along, else when the server is admitted.
+// thaw readmits a rank that has shown a sign of life: one request at a time if its server was up
+// all the time, otherwise when the server is admitted.
 func (t *rankBreaker) thaw() {
 	f := t.server.member.fleet
 	f.mu.Lock()
@@ -269,12 +268,12 @@ func (t *rankBreaker) thaw() {
 	f.publish()
 }
 
-// allFrozen says whether every rank of the server is frozen.
+// allFrozen reports whether every rank of the server is frozen.
 func (s *server) allFrozen() bool {
 	return !slices.ContainsFunc(s.breakers, func(t *rankBreaker) bool { return !t.frozen() })
 }
 
-// frozenReason is the reason of the member's first frozen rank, "" for none. Called with mu.
+// frozenReason returns the reason of the member's first frozen rank, or "". Called with mu.
 func (m *member) frozenReason() string {
 	for _, s := range m.servers {
 		if i := slices.IndexFunc(s.breakers, (*rankBreaker).frozen); i >= 0 {

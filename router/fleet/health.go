@@ -10,26 +10,26 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// healthBody bounds the body of an answer to a health probe that is read, in bytes. The
-// body of a longer answer is not needed: its status decides.
+// healthBody bounds the bytes of a health probe's response body that are read. A longer body is not
+// needed: the status decides.
 const healthBody = 64 << 10
 
-// Paths of health probes by the kind of engine, the best first.
+// The paths of health probes by kind of engine, the best first.
 //
-// SGLang's /health generates a token and looks for the result once a second, so its
-// servers are asked /ready or /ping. Engines without any of these (Ollama,
-// llama-cpp-python and other OpenAI-compatible servers) are asked /v1/models, which all
-// engines have: without it the router could not know what they serve.
+// SGLang's /health generates a token and checks for the result once a second, so its servers are
+// probed at /ready or /ping. Engines without any of these (Ollama, llama-cpp-python and other
+// OpenAI-compatible servers) are probed at /v1/models, which all engines have: without it the
+// router could not know what they serve.
 var (
 	commonHealthPaths = []string{"/health", "/ping", ModelsPath}
 	sglangHealthPaths = []string{"/ready", "/ping", "/health", ModelsPath}
 )
 
-// ModelsPath is the list of models, and the last path that health is asked at.
+// ModelsPath is the list of models, and the last path that is tried for health.
 const ModelsPath = "/v1/models"
 
-// healthPaths are the paths at which a server may be asked for its health. named is the
-// path that the configuration names, "" if it names none; a named path is the only one.
+// healthPaths returns the paths at which a server's health may be probed. named is the configured
+// path, "" if there is none; a configured path is the only one.
 func healthPaths(named string, sglang bool) []string {
 	switch {
 	case named != "":
@@ -40,11 +40,11 @@ func healthPaths(named string, sglang bool) []string {
 	return commonHealthPaths
 }
 
-// checkHealth sends a health probe: GET paths[from], then the paths behind it, around the
-// list once, as long as the server answers that it has no such path (404 or 405). It
-// returns the index in paths of the last path asked, and nil if that was answered with
-// 2xx. answered says whether the last request was answered at all. It is the one rule of what a healthy server is: the prober, init and check use it.
-// All of it takes at most timeout.
+// checkHealth sends a health probe: GET paths[from], then the following paths, once around the
+// list, as long as the server answers that it has no such path (404 or 405). It returns the index
+// in paths of the last path, and nil if the response was 2xx. answered reports whether the last
+// request was answered at all. This is the only definition of a healthy server: the prober, init
+// and check use it. It takes at most timeout in total.
 func (a *httpGetter) checkHealth(ep *upstream.Endpoint, paths []string, from int, timeout time.Duration) (at int, answered bool, err error) {
 	deadline := time.Now().Add(timeout)
 	for i := range paths {
@@ -64,9 +64,9 @@ func (a *httpGetter) checkHealth(ep *upstream.Endpoint, paths []string, from int
 	return at, true, fmt.Errorf("it has none of the paths %s (404 or 405); health.path, or health_path of the worker, names another", strings.Join(paths, ", "))
 }
 
-// InspectHealth asks one engine server what it is, as Ask does, and for its health as the
-// prober of a Fleet does. healthPath is the path that the configuration names, "" if it
-// names none. It takes at most three times timeout.
+// InspectHealth inspects one engine server, as Inspect does, and probes its health as the prober of
+// a Fleet does. healthPath is the configured path, "" if there is none. It takes at most three
+// times timeout.
 func InspectHealth(ctx context.Context, ep *upstream.Endpoint, healthPath string, timeout time.Duration) *EngineInfo {
 	answer := Inspect(ctx, ep, timeout)
 	var a httpGetter
@@ -82,22 +82,22 @@ func InspectHealth(ctx context.Context, ep *upstream.Endpoint, healthPath string
 	return answer
 }
 
-// httpGetter sends GET requests one after another, with nothing allocated for each. Its zero
-// value is ready. It is used by one goroutine at a time.
+// httpGetter sends GET requests one after another without allocating per request. Its zero value is
+// ready for use. One goroutine at a time uses it.
 type httpGetter struct {
 	call upstream.Call
 	req  upstream.Request
 	buf  []byte
 }
 
-// bindContext ends the request under way, and all later ones, when ctx ends. The function it
-// returns releases what that needs.
+// bindContext ends the current request and all later ones when ctx ends. The returned function
+// releases its resources.
 func (a *httpGetter) bindContext(ctx context.Context) (release func() bool) {
 	return context.AfterFunc(ctx, a.call.Cancel)
 }
 
-// get fetches path until the deadline. The body is borrowed until the next request; one
-// over limit bytes is upstream.ErrTooLarge.
+// get fetches path until the deadline. The body is borrowed until the next request; a body over
+// limit bytes is upstream.ErrTooLarge.
 func (a *httpGetter) get(ep *upstream.Endpoint, path string, deadline time.Time, limit int) (status int, body []byte, err error) {
 	a.req = upstream.Request{Method: "GET", Path: path, Deadline: deadline, Redirects: true}
 	resp, err := ep.Do(&a.req, &a.call)
@@ -109,8 +109,8 @@ func (a *httpGetter) get(ep *upstream.Endpoint, path string, deadline time.Time,
 	return resp.Status, a.buf, err
 }
 
-// status is the status of the answer to a GET of path. The connection is kept if the body
-// is not over healthBody.
+// status returns the status of a GET of path. The connection is kept if the body is not over
+// healthBody.
 func (a *httpGetter) status(ep *upstream.Endpoint, path string, deadline time.Time) (int, error) {
 	status, _, err := a.get(ep, path, deadline, healthBody)
 	if errors.Is(err, upstream.ErrTooLarge) {
@@ -122,6 +122,6 @@ func (a *httpGetter) status(ep *upstream.Endpoint, path string, deadline time.Ti
 	return status, err
 }
 
-// maxKeptBuffer bounds the buffer that an asker keeps between health probes, in bytes: there
-// is one for each server.
+// maxKeptBuffer bounds the buffer in bytes that a getter keeps between health probes: there is one
+// per server.
 const maxKeptBuffer = 4 << 10

@@ -2,14 +2,13 @@ package fleet
 
 import "fmt"
 
-// incarnation tells one engine process from the next on the same address. Not every
-// engine shows every sign: vLLM with several API servers leaves the process
-// metrics out, and metrics can be off.
+// incarnation distinguishes successive engine processes at the same address. Not every engine shows
+// every sign: vLLM with several API servers omits the process metrics, and metrics can be disabled.
 type incarnation struct {
 	started float64 // process_start_time_seconds; 0 unknown
 	created float64 // oldest *_created stamp of the engine's own metrics; 0 unknown
-	tokens  float64 // counter of tokens, never falls in one life; -1 unknown
-	sources string  // the event endpoints it told, joined
+	tokens  float64 // counter of tokens, never decreases in one process; -1 unknown
+	sources string  // the event endpoints it reported, joined
 }
 
 const (
@@ -18,20 +17,18 @@ const (
 	restartCounters = "counters_reset"
 	restartRefused  = "connection_refused"
 	restartSources  = "event_sources"
-	restartEngineID = "engine_id" // told in hand-overs: see engineIDs
+	restartEngineID = "engine_id" // from hand-overs: see engineIDs
 )
 
-// RestartSigns are the signs by which a new process behind a worker's address is
-// known, as they stand in metrics.
+// RestartSigns are the signs by which a new process behind a worker's address is recognised, by
+// their names in metrics.
 var RestartSigns = [...]string{restartStart, restartMetrics, restartCounters, restartRefused, restartSources, restartEngineID}
 
-// restartSign gives the sign that now is not the life l any more, and what it shows, ""
-// when there is none.
-// Start times count only when newer: behind one address there may be several
-// processes that answer in turn, and they must not look like a restart a second.
-// refused says that a connection was refused in between; it is evidence only
-// where the process tells no start time, since only a process that is gone
-// stops listening.
+// restartSign returns the sign that now is another process than l, and the detail; both are "" if
+// there is none. Only newer start times count: behind one address there may be several processes
+// that answer in turn, which must not look like a restart per second. refused means that a
+// connection was refused in between. That is evidence only if the process reports no start time,
+// since only a process that is gone stops listening.
 func (l *incarnation) restartSign(now *incarnation, refused bool) (sign, detail string) {
 	switch {
 	case l.started > 0 && now.started > 0:
@@ -53,7 +50,7 @@ func (l *incarnation) restartSign(now *incarnation, refused bool) (sign, detail 
 	return "", ""
 }
 
-// observe collects the signs on one sample of /metrics.
+// observe collects the signs in one sample of /metrics.
 func (l *incarnation) observe(m metric, value float64) {
 	if !usable(value) {
 		return

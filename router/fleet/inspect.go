@@ -18,61 +18,61 @@ import (
 	"sluice/router/worker"
 )
 
-// The engines told apart.
+// The kinds of engines.
 const (
 	VLLM   = "vllm"
 	SGLang = "sglang"
 	TRTLLM = "trtllm" // TensorRT-LLM's server calls itself tensorrt_llm
 )
 
-// maxInspectBody bounds the small JSON answers; SGLang's /server_info is the largest.
+// maxInspectBody bounds the small JSON responses; SGLang's /server_info is the largest.
 const maxInspectBody = 4 << 20
 
 // Model is one entry of an engine's /v1/models.
 type Model struct {
 	ID          string
-	Parent      string // the base model, for a LoRA adapter
+	Parent      string // the base model of a LoRA adapter
 	MaxModelLen int    // tokens; 0 unknown
 }
 
-// EngineInfo is what one engine server told of itself. Everything but URL may be
-// missing: engines differ, and may answer garbage.
+// EngineInfo is what one engine server reports about itself. Everything except URL may be missing:
+// engines differ and may return invalid data.
 type EngineInfo struct {
 	URL         string
-	Engine      string // VLLM, SGLang, "" unknown
+	Engine      string // VLLM, SGLang or TRTLLM; "" unknown
 	Version     string
 	Models      []Model // base models first
 	MaxModelLen int     // tokens, of the first model
 	BlockSize   int     // tokens per KV block; 0 unknown
 	TotalBlocks int     // KV blocks per rank; 0 unknown
-	Ranks       int     // data-parallel ranks of the engine, here or on other nodes: the highest seen, and one; 0 unknown
-	// StartRank is the lowest rank seen. Above 0 the server is one node of several, and
+	Ranks       int     // data-parallel ranks of the engine on all nodes: one more than the highest seen; 0 unknown
+	// StartRank is the lowest rank seen. If it is above 0 the server is one node of several, and
 	// its header counts from there (vLLM).
 	StartRank int
-	// Role, where the engine tells one: SGLang does, vLLM does not.
+	// Role, if the engine reports one: SGLang does, vLLM does not.
 	Role      worker.Role
 	RoleKnown bool
 	// BootstrapPort of an SGLang prefill engine; 0 unknown.
 	BootstrapPort int
-	// Deltas: SGLang's own /generate streams what is new, not all so far; nil unknown.
+	// Deltas: SGLang's /generate streams only new text instead of all text so far; nil unknown.
 	Deltas *bool
-	// UsesNIXL: the engine shows NIXL transfer metrics, so it has a KV connector
-	// and is a prefill or decode worker, or both.
+	// UsesNIXL: the engine shows NIXL transfer metrics, so it has a KV connector and is a prefill
+	// or decode worker, or both.
 	UsesNIXL bool
 	Events   []EventSource
-	// HealthPath is where Examine found the server healthy; "" if it was not asked.
+	// HealthPath is where InspectHealth found the server healthy; "" if it was not probed.
 	HealthPath string
-	// Err says why Models is empty; the engine cannot be used without.
+	// Err is why Models is empty; the engine cannot be used then.
 	Err error
-	// Notes say what else could not be learned, and why.
+	// Notes describe what else could not be learned, and why.
 	Notes []string
-	// Refused are those of Notes about values that the engine may not give.
+	// Refused are those of Notes about values that are not accepted from engines.
 	Refused []string
 
 	incarnation incarnation
 }
 
-// Names gives the models' names.
+// Names returns the models' names.
 func (a *EngineInfo) Names() []string {
 	var names []string
 	for _, m := range a.Models {
@@ -81,7 +81,7 @@ func (a *EngineInfo) Names() []string {
 	return names
 }
 
-// adapters are the names of those models that are adapters of another.
+// adapters returns the names of the models that are adapters of another.
 func (a *EngineInfo) adapters() (names []string) {
 	for _, m := range a.Models {
 		if m.Parent != "" {
@@ -91,9 +91,8 @@ func (a *EngineInfo) adapters() (names []string) {
 	return names
 }
 
-// Inspect asks one engine server what it is: /v1/models, /version, /metrics, and
-// then /kv_event_sources (vLLM) or /server_info (SGLang). It calls no inference
-// endpoint. It takes at most twice timeout.
+// Inspect queries one engine server: /v1/models, /version, /metrics, and then /kv_event_sources
+// (vLLM) or /server_info (SGLang). It calls no inference endpoint. It takes at most twice timeout.
 func Inspect(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) *EngineInfo {
 	a := &EngineInfo{URL: ep.URL(), incarnation: incarnation{tokens: -1}}
 	fetch := func(path string, limit int) ([]byte, error) {
@@ -153,8 +152,8 @@ func (a *EngineInfo) addNote(what string, err error) {
 	a.Notes = append(a.Notes, fmt.Sprintf("%s: %v", what, err))
 }
 
-// accepts says whether text that the engine gives in field of the answer at path can be shown
-// to people; it notes what cannot.
+// accepts reports whether text that the engine returned in a field of the response at path can be
+// displayed; it adds a note if not.
 func (a *EngineInfo) accepts(path, field, text string) bool {
 	if worker.Printable(text) {
 		return true
@@ -166,7 +165,7 @@ func (a *EngineInfo) accepts(path, field, text string) bool {
 	return false
 }
 
-// maxRefused bounds Answer.Refused.
+// maxRefused bounds EngineInfo.Refused.
 const maxRefused = 8
 
 func (a *EngineInfo) readModels(body []byte) {
@@ -233,14 +232,14 @@ func (a *EngineInfo) readMetrics(text []byte) {
 			a.Ranks = max(a.Ranks, rank+1)
 		}
 	}
-	if a.Engine == VLLM { // it shows each of its ranks from the start
+	if a.Engine == VLLM { // it shows all its ranks from the start
 		a.setStartRank(slices.Min(slices.AppendSeq([]int{math.MaxInt}, maps.Keys(p.loads))))
 	}
 	a.UsesNIXL = strings.Contains(string(text), "\nvllm:nixl_")
 }
 
-// readEventSources reads vLLM's GET /kv_event_sources (0.31 and later): an
-// object by data-parallel rank of the resolved event configurations.
+// readEventSources reads vLLM's GET /kv_event_sources (0.31 and later): an object of the resolved
+// event configurations by data-parallel rank.
 func (a *EngineInfo) readEventSources(body []byte) error {
 	var ranks map[string]struct {
 		Enabled   *bool   `json:"enable_kv_cache_events"`
@@ -274,15 +273,15 @@ func (a *EngineInfo) readEventSources(body []byte) error {
 	return nil
 }
 
-// setStartRank notes the lowest rank that the engine has shown.
+// setStartRank records the lowest rank that the engine has shown.
 func (a *EngineInfo) setStartRank(rank int) {
 	if rank >= 0 && rank < worker.MaxSlots {
 		a.StartRank = rank
 	}
 }
 
-// MissingRanks says why the engine does not have the ranks of a Spec, by its own or the
-// server's count; "" where it has, or does not tell.
+// MissingRanks returns why the engine does not have the ranks of a Spec, by the engine's or the
+// server's numbers; "" if it has them or does not report its ranks.
 func (a *EngineInfo) MissingRanks(spec *worker.Spec) string {
 	if a.Ranks == 0 || len(spec.RankURLs) > 0 || len(spec.Ranks) == 0 {
 		return ""
@@ -369,12 +368,12 @@ func (a *EngineInfo) readServerInfo(body []byte) error {
 	return nil
 }
 
-// tinyCompletion is the body of a request for one token.
+// tinyCompletion returns the body of a request for one token.
 func tinyCompletion(model string) ([]byte, error) {
 	return json.Marshal(map[string]any{"model": model, "prompt": "a", "max_tokens": 1})
 }
 
-// tryCompletion sends one token's worth of work.
+// tryCompletion sends a request for one token.
 func tryCompletion(ctx context.Context, ep *upstream.Endpoint, model string) error {
 	body, err := tinyCompletion(model)
 	if err != nil {
@@ -391,13 +390,13 @@ func tryCompletion(ctx context.Context, ep *upstream.Endpoint, model string) err
 	return err
 }
 
-// positive reads a decimal from 1 to 2^30.
+// positive parses a decimal from 1 to 2^30.
 func positive(s string) (int, bool) {
 	n, err := strconv.ParseUint(s, 10, 31)
 	return int(n), err == nil && n > 0 && n <= 1<<30
 }
 
-// clampInt makes an int of a JSON number that an engine sent; 0 for nonsense.
+// clampInt converts a JSON number from an engine to an int; 0 if it is out of range.
 func clampInt(v float64) int {
 	if !usable(v) || v > 1<<30 {
 		return 0

@@ -2,8 +2,8 @@ package fleet
 
 import "sluice/router/worker"
 
-// AtCapacity says whether a rank takes no more requests now: it, or its worker, is at a
-// bound (bounds), or it is half open with a request under way.
+// AtCapacity reports whether a rank accepts no more requests now: it or its worker is at a bound,
+// or it is half open with a running request.
 func (f *Fleet) AtCapacity(r *worker.Rank) bool {
 	n, limit := r.Requests.Load(), f.requestLimit(r)
 	if limit > 0 && n >= limit {
@@ -18,21 +18,21 @@ func (f *Fleet) AtCapacity(r *worker.Rank) bool {
 	return f.HalfOpenBusy(r)
 }
 
-// HalfOpenBusy says whether a rank is half open with a request under way: what becomes of that
-// tells whether it takes others.
+// HalfOpenBusy reports whether a rank is half open with a running request, whose result decides
+// whether it accepts others.
 func (f *Fleet) HalfOpenBusy(r *worker.Rank) bool {
 	return r.Requests.Load() > 0 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
 }
 
-// HasLimits says whether any rank can be Full at all; where none can, nobody need
-// be asked.
+// HasLimits reports whether any rank can be AtCapacity because of a bound; if not, callers can skip
+// the check.
 func (f *Fleet) HasLimits() bool {
 	return f.settings.Load().MaxRequests > 0 || f.settings.Load().MaxTokens > 0 || f.hasLimits.Load() || f.halfOpenCount.Load() > 0
 }
 
-// OverLimit says whether a rank that a request was just booked on, or its worker,
-// holds more requests than it may. The one that finds it so gives its place back:
-// of two that took the last place at once, both do.
+// OverLimit reports whether a rank on which a request was just reserved, or its worker, has more
+// requests than allowed. The caller then releases its reservation: if two have taken the last place
+// concurrently, both do.
 func (f *Fleet) OverLimit(r *worker.Rank) bool {
 	n, limit := r.Requests.Load(), f.requestLimit(r)
 	if limit > 0 && n > limit {
@@ -44,8 +44,8 @@ func (f *Fleet) OverLimit(r *worker.Rank) bool {
 	return n > 1 && worker.BreakerState(r.Breaker.Load()) == worker.BreakerHalfOpen
 }
 
-// requestLimit is the bound on a rank's requests: its worker's own, else the
-// fleet's; 0: none.
+// requestLimit returns the bound on a rank's requests: its worker's own, else the fleet's; 0:
+// unlimited.
 func (f *Fleet) requestLimit(r *worker.Rank) int64 {
 	if own := r.Worker.Spec.RankRequests; own > 0 {
 		return own
@@ -53,7 +53,7 @@ func (f *Fleet) requestLimit(r *worker.Rank) int64 {
 	return f.settings.Load().MaxRequests
 }
 
-// tokenLimit is likewise that on prompt tokens still to be computed.
+// tokenLimit returns the bound on prompt tokens still to be computed, by the same rule.
 func (f *Fleet) tokenLimit(r *worker.Rank) int64 {
 	if own := r.Worker.Spec.RankTokens; own > 0 {
 		return own
@@ -69,7 +69,7 @@ func inFlight(w *worker.Worker) (n int64) {
 	return n
 }
 
-// hasOwnLimits says whether a worker brings bounds of its own.
+// hasOwnLimits reports whether a worker's Spec has bounds.
 func hasOwnLimits(s *worker.Spec) bool {
 	return s.MaxRequests > 0 || s.RankRequests > 0 || s.RankTokens > 0
 }

@@ -12,9 +12,8 @@ import (
 	"sluice/router/worker"
 )
 
-// member is one worker of the fleet with its servers and goroutines: one that
-// probes and one that scrapes each server, and one, run, that asks engines what
-// they are and makes all callbacks.
+// member is one worker of the fleet with its servers and goroutines: one that probes and one that
+// scrapes each server, and one, run, that inspects engines and makes all callbacks.
 type member struct {
 	fleet       *Fleet
 	worker      *worker.Worker
@@ -23,18 +22,18 @@ type member struct {
 	cancel      context.CancelFunc
 	wake        chan struct{}
 	done        chan struct{}   // closed when OnLeave has returned
-	predecessor <-chan struct{} // done of the former holder of the id; nil: none
+	predecessor <-chan struct{} // done of the previous member with this id; nil: none
 
 	// Guarded by the fleet's mu.
 	drain       bool
-	transient   bool // see Fleet.Guest; set once
+	transient   bool // see Fleet.AddTransient; set once
 	removed     bool
 	wasReady    bool
 	lastFailure string // last failure
 	events      []transition
-	sources     []EventSource // found by asking
+	sources     []EventSource // found by inspection
 
-	joined bool // run's own: OnJoin was called, OnLeave was not since
+	joined bool // used by run only: OnJoin was called, OnLeave was not since
 }
 
 type transition struct {
@@ -70,7 +69,7 @@ func (m *member) makeServers() error {
 	return nil
 }
 
-// start runs the member's goroutines. Called with mu.
+// start starts the member's goroutines. Called with mu.
 func (m *member) start() {
 	m.fleet.wg.Go(m.run)
 	for _, s := range m.servers {
@@ -112,7 +111,7 @@ func (m *member) setState(to worker.State, reason string) {
 	m.wakeUp()
 }
 
-// updateState derives the state from the servers. Called with mu.
+// updateState derives the worker's state from the servers. Called with mu.
 func (m *member) updateState() {
 	if m.removed || m.drain || m.transient {
 		return
@@ -140,7 +139,7 @@ func (m *member) updateState() {
 	}
 }
 
-// run admits servers that came up and makes the callbacks, until removal.
+// run admits servers that became healthy and makes the callbacks, until removal.
 func (m *member) run() {
 	defer m.notifyLeave()
 	if m.predecessor != nil {
@@ -175,7 +174,7 @@ func (m *member) notifyLeave() {
 	m.fleet.mu.Unlock()
 	if removed {
 		if m.predecessor != nil {
-			<-m.predecessor // the former holder of the id leaves first
+			<-m.predecessor // the previous member with this id leaves first
 		}
 		if m.joined && m.fleet.opt.OnLeave != nil {
 			m.fleet.opt.OnLeave(m.worker)
@@ -201,7 +200,7 @@ func (m *member) deliverEvents() {
 	}
 }
 
-// inspection is one server's answer to being asked what it is.
+// inspection is the result of inspecting one server.
 type inspection struct {
 	s      *server
 	downs  uint32
@@ -209,9 +208,9 @@ type inspection struct {
 	err    error
 }
 
-// admit asks every server that is up but not live, restarts the worker's
-// listeners if one of them is a new process, and lets the servers in. It says
-// whether one must be asked again.
+// admit inspects every server that is up but not live, restarts the worker's listeners if one of
+// them is a new process, and makes the servers live. It reports whether one must be inspected
+// again.
 func (m *member) admit() (again bool) {
 	asked := m.inspectServers()
 	if len(asked) == 0 || m.ctx.Err() != nil {
@@ -310,7 +309,7 @@ func (m *member) inspectServer(s *server) (*EngineInfo, error) {
 	return answer, nil
 }
 
-// mergeInfo merges what the servers told into the worker's Info.
+// mergeInfo merges the servers' results into the worker's Info.
 func (m *member) mergeInfo(good []inspection) {
 	spec := &m.worker.Spec
 	info := &worker.Info{Models: spec.Models, Engine: spec.Engine, BlockSize: spec.BlockSize}

@@ -9,8 +9,8 @@ import (
 	"sluice/router/networks"
 )
 
-// checkNetwork says why an event source that an engine told may not be connected to,
-// nil where it may. Without networks every one may.
+// checkNetwork returns why an event source that an engine reported may not be connected to, or nil
+// if it may. Without networks every source is allowed.
 func checkNetwork(allowed []netip.Prefix, src EventSource) error {
 	if len(allowed) == 0 {
 		return nil

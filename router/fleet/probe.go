@@ -9,12 +9,12 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// firstProbe is the least time that a health probe has before the engine's kind is known:
+// firstProbe is the shortest time limit of a health probe before the engine's kind is known:
 // SGLang's /health takes over a second.
 const firstProbe = 3 * time.Second
 
-// probe sends a health probe each time that the schedule says so, until ctx ends. Probes
-// of one server never overlap.
+// probe sends a health probe whenever the schedule requests one, until ctx ends. Probes of one
+// server never overlap.
 func (s *server) probe(ctx context.Context) {
 	var a httpGetter
 	defer a.bindContext(ctx)()
@@ -49,16 +49,16 @@ func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 	}
 	s.path = at
 	if err != nil && !errors.Is(err, upstream.ErrTimeout) {
-		s.path = 0 // it may be another engine that comes back
+		s.path = 0 // another engine may return
 	}
 	if ep := s.bootstrap.Load(); ep != nil && s.live.Load() && err == nil {
-		// A prefill engine without its bootstrap server hangs every hand-over.
+		// A prefill engine without its bootstrap server makes every hand-over hang.
 		if _, berr := a.status(ep, "/health", time.Now().Add(pace.ProbeTimeout)); berr != nil {
 			err = &bootstrapError{ep.URL(), berr}
 		}
 	}
 	switch {
-	case ctx.Err() != nil, errors.Is(err, upstream.ErrLocalResources) && s.up.Load(): // our own want
+	case ctx.Err() != nil, errors.Is(err, upstream.ErrLocalResources) && s.up.Load(): // this router's own shortage
 		return
 	case err == nil:
 		s.schedule.fails.Store(0)
@@ -69,7 +69,7 @@ func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 	fails := int32(1)
 	switch {
 	case hung && s.up.Load() && s.schedule.lastAnswer.Load() >= int64(began):
-		// The probe hung while traffic was answered: a busy engine, not a dead one.
+		// The probe hung while traffic was answered: the engine is busy, not dead.
 		return
 	case hung:
 		if !s.pathKnown {
@@ -83,7 +83,7 @@ func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 	}
 }
 
-// bootstrapError is that an SGLang engine is healthy, and its bootstrap server is not.
+// bootstrapError: the SGLang engine is healthy, and its bootstrap server is not.
 type bootstrapError struct {
 	url string
 	err error
@@ -94,8 +94,8 @@ func (e *bootstrapError) Error() string {
 }
 func (e *bootstrapError) Unwrap() error { return e.err }
 
-// pathsToProbe are the paths of the next health probe. When the engine's kind becomes
-// known, and when it has come back, the best path is asked first again.
+// pathsToProbe returns the paths of the next health probe. When the engine's kind becomes known,
+// and after an outage, the best path is tried first again.
 func (s *server) pathsToProbe(pace *Settings) []string {
 	if !s.pathKnown && (s.isSGLang.Load() || s.incarnation.Load() != nil) {
 		s.pathKnown, s.path = true, 0

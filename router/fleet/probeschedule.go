@@ -8,67 +8,67 @@ import (
 
 // This file decides when a server is probed and when its metrics are read.
 //
-// One goroutine, schedule, looks at all servers at short intervals and starts what is due;
-// each server has a goroutine that probes and one that scrapes, which otherwise sleep. The
-// intervals follow what is at stake:
+// One goroutine, schedule, checks all servers at short intervals and starts what is due. Each
+// server has a goroutine that probes and one that scrapes, which otherwise sleep. The intervals
+// depend on what is at stake:
 //
-//   - A server that has requests under way and is silent is probed after ProbeInterval,
-//     however many servers there are. So is one whose last probe failed, one of which a
-//     request has just failed, and one that is down since a short while.
-//   - Answers of requests show that a server lives, and take the place of these probes.
-//     One that answers requests is still probed now and then: its engine may say that it
-//     is unhealthy.
-//   - All others are probed at an interval that grows with the number of servers, so that
-//     the probes of all together have a bounded rate, up to the interval at which a server
-//     that dies without a request is noticed within idleWithin.
+//   - A server that has running requests and is silent is probed after ProbeInterval,
+//     regardless of the number of servers. So is a server whose last probe failed, one
+//     of which a request has just failed, and one that went down recently.
+//   - Responses to requests show that a server is alive, and replace these probes.
+//     A server that answers requests is still probed occasionally: its engine may
+//     report that it is unhealthy.
+//   - All others are probed at an interval that grows with the number of servers, so
+//     that the total rate of probes is bounded, up to the interval at which a server
+//     that dies without a request is detected within idleWithin.
 //   - Metrics are read by the same rule, with intervals of their own.
 
 const (
 	// idleWithin is the longest time that a dead server without requests stays in the pools.
 	idleWithin = 5 * time.Second
-	// Of all servers together, a second: probes, readings of metrics of servers without
-	// requests, and of servers with some.
+	// Totals per second over all servers: probes, readings of metrics of servers without requests,
+	// and of servers with requests.
 	probeRate      = 128
 	answeringRate  = 64 // probes of servers that answer requests
 	idleScrapeRate = 64
 	scrapeRate     = 400
-	// maxIdleScrape bounds the interval between readings of the metrics of a server
-	// without requests: other routers may send it some.
+	// maxIdleScrape bounds the interval between readings of the metrics of a server without
+	// requests: other routers may send it some.
 	maxIdleScrape = 15 * time.Second
-	// downProbeTime is how long a server that fell is probed as often as one with requests.
+	// downProbeTime is how long a server that went down is probed as often as one with requests.
 	downProbeTime = 30 * time.Second
-	// intervalJitter is the share of an interval by which it is shorter at most, at random, so that
-	// servers that joined together are not probed together.
+	// intervalJitter is the largest fraction of an interval by which it is shortened at random, so
+	// that servers that joined together are not probed together.
 	intervalJitter = 1.0 / 16
-	// absentFactor is how many times longer the interval is at which /metrics is asked for
-	// where it was not found.
+	// absentFactor is the factor by which the interval of /metrics is longer if the server has
+	// none.
 	absentFactor = 10
-	// ticks is how many times in the shortest interval servers are looked at. Where there
-	// are so many that intervals grow, what is due is started in fewer, larger groups: a
-	// group wakes the process up once.
+	// ticks is how many times per shortest interval servers are checked. In fleets so large that
+	// intervals grow, what is due is started in fewer, larger groups: each group wakes the process
+	// once.
 	ticks, coarseTicks = 4, 2
 )
 
 var epoch = time.Now()
 
-// sinceEpoch is the time on the monotonic clock that the schedule counts by.
+// sinceEpoch is the monotonic clock of the schedule.
 func sinceEpoch() time.Duration { return time.Since(epoch) }
 
-// probeSchedule is what the schedule keeps of a server.
+// probeSchedule is the schedule's state of a server.
 type probeSchedule struct {
 	probeNow, scrapeNow chan struct{}
 	probing, scraping   atomic.Bool  // one was started and has not ended
-	scrapeNext          atomic.Bool  // start a scrape when the probe under way has ended well
+	scrapeNext          atomic.Bool  // start a scrape when the current probe has succeeded
 	urgent              atomic.Bool  // probe at once: there is a sign that the server died
-	lastAnswer          atomic.Int64 // when traffic was answered last, since epoch
+	lastAnswer          atomic.Int64 // when traffic was last answered, since epoch
 	downSince           atomic.Int64 // since epoch
-	fails               atomic.Int32 // probes in a row
+	fails               atomic.Int32 // consecutive failed probes
 	noMetrics           atomic.Bool  // the server has no /metrics
 
 	// When the last one was started, since epoch.
 	probed, scraped atomic.Int64
 
-	jitter float64 // the schedule's own: the share of an interval by which it is shorter
+	jitter float64 // used by the schedule only: the fraction of an interval by which it is shortened
 }
 
 func (w *probeSchedule) init() {
@@ -79,16 +79,16 @@ func (w *probeSchedule) init() {
 	w.scraped.Store(int64(now))
 }
 
-// intervals between two probes, and between two readings of metrics, of one server.
+// intervals are the times between two probes, and between two readings of metrics, of one server.
 type intervals struct {
 	probe, idleProbe   time.Duration
 	answering          time.Duration // probes of a server that answers requests
 	scrape, idleScrape time.Duration // 0: never
 	models             time.Duration // between two requests for the models; 0: never
-	tick               time.Duration // how often servers are looked at
+	tick               time.Duration // between two checks of the servers
 }
 
-// intervals for a number of servers.
+// intervals returns the intervals for a number of servers.
 func (p *Settings) intervals(servers int) intervals {
 	share := func(rate int) time.Duration { return time.Duration(servers) * time.Second / time.Duration(rate) }
 	iv := intervals{probe: p.ProbeInterval, scrape: max(p.ScrapeInterval, 0)}
@@ -110,14 +110,14 @@ func (p *Settings) intervals(servers int) intervals {
 	return iv
 }
 
-// maxIdleProbe is the longest interval of probes by which a dead server is out within
-// idleWithin, and by which the connection for probes is used often enough to be kept.
+// maxIdleProbe is the longest interval of probes with which a dead server is detected within
+// idleWithin and the connection for probes is used often enough to be kept.
 func (p *Settings) maxIdleProbe(tick time.Duration) time.Duration {
 	limit := idleWithin - (p.detectWithin() - p.ProbeInterval) - tick
 	return min(limit, p.Engines.IdleTimeout*15/16)
 }
 
-// intervals of now.
+// intervals returns the current intervals.
 func (f *Fleet) intervals() intervals {
 	pace := f.settings.Load()
 	return pace.intervals(len(*f.servers.Load()))
@@ -135,7 +135,7 @@ func (f *Fleet) schedule() {
 			return
 		case <-pace.replaced:
 		case <-f.recheck:
-			// Many may ask for a look at once.
+			// Many callers may request a check at once.
 			timer.Reset(max(now+time.Millisecond-sinceEpoch(), 0))
 			continue
 		case <-timer.C:
@@ -158,7 +158,7 @@ func (f *Fleet) schedule() {
 	}
 }
 
-// recheckSoon has the schedule look at all servers now.
+// recheckSoon makes the schedule check all servers now.
 func (f *Fleet) recheckSoon() {
 	select {
 	case f.recheck <- struct{}{}:
@@ -166,13 +166,13 @@ func (f *Fleet) recheckSoon() {
 	}
 }
 
-// startDue starts what is due of s, and returns when the next may be.
+// startDue starts what is due for s, and returns when the next may be.
 func (s *server) startDue(now time.Duration, iv *intervals) (next time.Duration) {
 	w := &s.schedule
 	live, busy := s.live.Load(), s.busy(now, iv)
-	next = now + iv.tick // while a probe is under way
+	next = now + iv.tick // while a probe is running
 	if !w.probing.Load() {
-		// Servers in doubt are probed too early rather than too late.
+		// Suspected servers are probed too early rather than too late.
 		soon := now + iv.tick
 		at, suspected := s.nextProbe(now, iv, busy)
 		if !suspected {
@@ -197,14 +197,14 @@ func (s *server) startDue(now time.Duration, iv *intervals) (next time.Duration)
 	case at > now+iv.tick/2:
 		next = min(next, at)
 	case w.probing.Load():
-		w.scrapeNext.Store(true) // on the same connection, and while its goroutine is awake
+		w.scrapeNext.Store(true) // on the same connection, while its goroutine is awake
 	default:
 		s.startScrape()
 	}
 	return next
 }
 
-// busy says whether s has requests under way, or answered some a moment ago.
+// busy reports whether s has running requests, or has answered some recently.
 func (s *server) busy(now time.Duration, iv *intervals) bool {
 	for _, r := range s.ranks {
 		if r.Requests.Load() > 0 {
@@ -214,8 +214,7 @@ func (s *server) busy(now time.Duration, iv *intervals) bool {
 	return now-time.Duration(s.schedule.lastAnswer.Load()) < 2*iv.probe
 }
 
-// nextProbe is when s is due to be probed, and whether there is a reason to doubt that it
-// lives.
+// nextProbe returns when the next probe of s is due, and whether s is suspected to be dead.
 func (s *server) nextProbe(now time.Duration, iv *intervals, busy bool) (at time.Duration, suspected bool) {
 	w := &s.schedule
 	up, probed := s.up.Load(), time.Duration(w.probed.Load())
@@ -232,7 +231,7 @@ func (s *server) nextProbe(now time.Duration, iv *intervals, busy bool) (at time
 	return min(regular, silent), silent < regular
 }
 
-// nextScrape is when the metrics of s are due to be read.
+// nextScrape returns when the metrics of s are due to be read.
 func (s *server) nextScrape(iv *intervals, busy bool) time.Duration {
 	w := &s.schedule
 	scraped := time.Duration(w.scraped.Load())
@@ -246,8 +245,8 @@ func (s *server) nextScrape(iv *intervals, busy bool) time.Duration {
 	return scraped + shorter(interval, w.jitter)
 }
 
-// loaded says whether the engine had requests when its metrics were read last: of other
-// routers, if not of this one.
+// loaded reports whether the engine had requests when its metrics were last read: of this router or
+// of others.
 func (s *server) loaded() bool {
 	for _, r := range s.ranks {
 		if r.Running.Load() > 0 || r.Waiting.Load() > 0 {
@@ -261,26 +260,26 @@ func shorter(interval time.Duration, slack float64) time.Duration {
 	return interval - time.Duration(slack*float64(interval))
 }
 
-// startProbe has the server's goroutine send a probe. Only the schedule calls it.
+// startProbe makes the server's goroutine send a probe. Only the schedule calls it.
 func (s *server) startProbe(now time.Duration) {
 	w := &s.schedule
 	w.urgent.Store(false)
 	w.jitter = rand.Float64() * intervalJitter
 	w.probed.Store(int64(now))
 	w.probing.Store(true)
-	w.probeNow <- struct{}{} // has room: no other probe is under way
+	w.probeNow <- struct{}{} // does not block: no other probe is running
 }
 
-// startScrape has the server's goroutine read the metrics, unless it does so already.
+// startScrape makes the server's goroutine read the metrics, unless it is doing so.
 func (s *server) startScrape() {
 	w := &s.schedule
 	if w.scraping.CompareAndSwap(false, true) {
 		w.scraped.Store(int64(sinceEpoch()))
-		w.scrapeNow <- struct{}{} // has room: no other scrape is under way
+		w.scrapeNow <- struct{}{} // does not block: no other scrape is running
 	}
 }
 
-// probeSoon has s probed at once: there is a sign that it died.
+// probeSoon makes s be probed at once: there is a sign that it died.
 func (s *server) probeSoon() {
 	if !s.schedule.urgent.Swap(true) {
 		s.member.fleet.recheckSoon()

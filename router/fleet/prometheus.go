@@ -31,7 +31,7 @@ const (
 	sglangThroughput
 )
 
-// metricOf is the metric of a name.
+// metricOf returns the metric with a name.
 func metricOf(name []byte) metric {
 	switch string(name) {
 	case "process_start_time_seconds":
@@ -76,9 +76,9 @@ func metricOf(name []byte) metric {
 	return otherMetric
 }
 
-// progressOf is the engine of a metric that changes only when the engine core has made a
-// step, "" for all others. What an API server counts by itself (requests, aborts, its own
-// latencies) is not among them.
+// progressOf returns the engine of a metric that changes only when the engine core has made a step,
+// "" for all others. What an API server counts by itself (requests, aborts, its own latencies) is
+// not included.
 func (m metric) progressOf() (engine string) {
 	switch m {
 	case vllmRunning, vllmWaiting, vllmUsage, vllmPromptTokens, vllmGenerationTokens, vllmPreemptions, vllmIterationCount, vllmIterationSum, vllmPrefixQueries:
@@ -89,9 +89,8 @@ func (m metric) progressOf() (engine string) {
 	return ""
 }
 
-// mayBeRead says whether a line may begin with a name that metricOf knows. A page has
-// hundreds of lines, most of them of histograms, of which ten are read; the first bytes
-// tell most of the others.
+// mayBeRead reports whether a line may begin with a name that metricOf knows. A page has hundreds
+// of lines, most of them of histograms, of which ten are read; the first bytes exclude most others.
 func mayBeRead(line []byte) bool {
 	if len(line) < len("vllm:xx") {
 		return false
@@ -119,9 +118,9 @@ func mayBeRead(line []byte) bool {
 	return false
 }
 
-// eachSample calls f for every well-formed sample of a Prometheus text page whose metric
-// is one of those that are read. Anything else on the page is passed over: it is an
-// engine's, and may be garbage. labels is what stands in the braces, and is borrowed.
+// eachSample calls f for every well-formed sample of a Prometheus text page whose metric is read.
+// Everything else on the page is skipped: it comes from an engine and may be invalid. labels is the
+// text in the braces, and is borrowed.
 func eachSample(page []byte, f func(m metric, labels []byte, value float64)) {
 	for len(page) > 0 {
 		line := page
@@ -153,7 +152,7 @@ func eachSample(page []byte, f func(m metric, labels []byte, value float64)) {
 	}
 }
 
-// nameEnd is the length of the name that a line begins with.
+// nameEnd returns the length of the name at the start of a line.
 func nameEnd(line []byte) int {
 	for i, c := range line {
 		if c == '{' || c == ' ' || c == '\t' {
@@ -163,7 +162,7 @@ func nameEnd(line []byte) int {
 	return 0
 }
 
-// sampleValue reads a value, and perhaps a timestamp behind it.
+// sampleValue parses a value with an optional timestamp after it.
 func sampleValue(text []byte) (float64, bool) {
 	text = bytes.TrimSpace(text)
 	if i := bytes.IndexAny(text, " \t"); i >= 0 {
@@ -177,7 +176,7 @@ func sampleValue(text []byte) (float64, bool) {
 	return v, err == nil
 }
 
-// labelsEnd is the index of the brace that closes s[0]; -1 when none does.
+// labelsEnd returns the index of the brace that closes s[0], or -1.
 func labelsEnd(s []byte) int {
 	quoted := false
 	for i := 1; i < len(s); i++ {
@@ -193,8 +192,8 @@ func labelsEnd(s []byte) int {
 	return -1
 }
 
-// label finds one label's value, escapes left as they are: the values wanted
-// here are numbers and plain words.
+// label finds one label's value. Escapes are left as they are: the values used here are numbers and
+// plain words.
 func label(labels []byte, want string) (string, bool) {
 	for len(labels) > 0 {
 		eq := bytes.IndexByte(labels, '=')
@@ -221,7 +220,7 @@ func label(labels []byte, want string) (string, bool) {
 	return "", false
 }
 
-// rankOf is the data-parallel rank a sample is of; -1 when it names none.
+// rankOf returns the data-parallel rank of a sample, or -1 if it has none.
 func rankOf(labels []byte) int {
 	for _, name := range [...]string{"engine", "dp_rank"} {
 		if v, ok := label(labels, name); ok {

@@ -9,43 +9,41 @@ import (
 	"sluice/router/worker"
 )
 
-// rankBreaker is one rank at its server, with its breaker: failures of one rank must
-// not take the others of its server out of the choice.
+// rankBreaker is one rank at its server, with its breaker: failures of one rank must not exclude
+// the others of its server from choices.
 //
-// A closed breaker opens after BreakerThreshold failures in a row. Open, the rank is
-// out of the pools for BreakerTimeout, twice as long each time up to maxBreakerTimeout. Then
-// it is half open: back in the pools for one request at a time, until one is
-// answered (closed), one fails (open), or halfOpenTimeout has gone by without either
-// (closed). Each of these ends by a clock, so no lost answer keeps a rank out.
+// A closed breaker opens after BreakerThreshold consecutive failures. While it is open, the rank is
+// out of the pools for BreakerTimeout, twice as long each time up to maxBreakerTimeout. Then it is
+// half open: back in the pools for one request at a time, until one is answered (closed), one fails
+// (open), or halfOpenTimeout passes without either (closed). A timer bounds each state, so no lost
+// response keeps a rank out.
 //
-// fails and the rank's Breaker are atomics and read without a lock on the
-// request path, where a healthy rank writes neither; they change from one state
-// to another under the fleet's mu only.
+// fails and the rank's Breaker are atomics and read without a lock on the request path, where a
+// healthy rank writes neither. The state changes only under the fleet's mu.
 type rankBreaker struct {
 	server *server
 	rank   *worker.Rank
 	fails  atomic.Int32
 
 	// Guarded by the fleet's mu.
-	opens       int         // since a success
+	opens       int         // since the last success
 	timer       *time.Timer // ends the state Open or HalfOpen
 	lastFailure string      // last failure
 
 	evidence rankEvidence
 
-	eventRestart bool // its events have shown a new life since the server's engine id was told
+	eventRestart bool // its events have shown a new incarnation since the server's engine id was reported
 }
 
 const (
-	maxBreakerTimeout = 30 * time.Second // longest an open breaker keeps a rank out
-	halfOpenTimeout   = 10 * time.Second // longest that a breaker stays half open
+	maxBreakerTimeout = 30 * time.Second // longest time that an open breaker keeps a rank out
+	halfOpenTimeout   = 10 * time.Second // longest time that a breaker stays half open
 )
 
-// ReportStatus reports that the engine answered a leg with a status. Any answer is
-// a sign of the server's life. For the rank's breaker 500, 502 and 504 are
-// failures, 429 and 503 (queue full, paused) count neither way, and everything
-// else is a success, a 4xx too: that is the client's. Cheap, and safe on the
-// request path.
+// ReportStatus reports that the engine answered a leg with a status. Any response is a sign of life
+// of the server. For the rank's breaker 500, 502 and 504 are failures, 429 and 503 (queue full,
+// paused) are ignored, and everything else is a success, including other 4xx, which are the
+// client's errors. It is cheap and safe on the request path.
 func (f *Fleet) ReportStatus(r *worker.Rank, status int) {
 	t := f.breaker(r)
 	if t == nil {
@@ -66,17 +64,17 @@ func (f *Fleet) ReportStatus(r *worker.Rank, status int) {
 	}
 }
 
-// ReportStreamStart reports that the engine began to answer with a stream, which may still
-// break: a sign of the server's life, and nothing yet for the breaker. Report the
-// end by Answered or Failed.
+// ReportStreamStart reports that the engine began to answer with a stream, which may still fail: a
+// sign of life of the server, but not a result for the breaker. Report the end by ReportStatus or
+// ReportFailure.
 func (f *Fleet) ReportStreamStart(r *worker.Rank) {
 	if t := f.breaker(r); t != nil {
 		t.server.recordAnswer()
 	}
 }
 
-// recordAnswer notes an answer. It loads first, and notes the time no more often than the
-// schedule needs: most answers write no shared line.
+// recordAnswer records a response. It loads first, and stores the time no more often than the
+// schedule needs: most responses write no shared cache line.
 func (s *server) recordAnswer() {
 	if s.trafficFails.Load() != 0 {
 		s.trafficFails.Store(0)
@@ -87,11 +85,11 @@ func (s *server) recordAnswer() {
 	}
 }
 
-// answerStep is how exactly the time of the last answer is kept.
+// answerStep is the precision of the time of the last response.
 const answerStep = time.Millisecond
 
-// Admissions counts how often the rank's server was taken in: it grows when an engine that
-// had gone down, or has restarted, is back in the choice. It is cheap.
+// Admissions counts how often the rank's server became live: it grows when an engine that was down,
+// or has restarted, is in the pools again. It is cheap.
 func (f *Fleet) Admissions(r *worker.Rank) uint32 {
 	if t := f.breaker(r); t != nil {
 		return t.server.admissions.Load()
@@ -99,8 +97,8 @@ func (f *Fleet) Admissions(r *worker.Rank) uint32 {
 	return 0
 }
 
-// Incarnation counts how often the rank's engine was seen to be another process than before:
-// what the old one held is gone when it grows. It is cheap.
+// Incarnation counts how often the rank's engine was found to be another process than before: when
+// it grows, the old process's blocks are gone. It is cheap.
 func (f *Fleet) Incarnation(r *worker.Rank) uint32 {
 	if t := f.breaker(r); t != nil {
 		return t.server.restarts.Load()
@@ -108,15 +106,14 @@ func (f *Fleet) Incarnation(r *worker.Rank) uint32 {
 	return 0
 }
 
-// RefusesConnections says whether the rank's server has refused a connection since it fell:
+// RefusesConnections reports whether the rank's server has refused a connection since it went down:
 // nothing listens there, so the process is gone.
 func (f *Fleet) RefusesConnections(r *worker.Rank) bool {
 	t := f.breaker(r)
 	return t != nil && t.server.refused.Load() && !t.server.up.Load()
 }
 
-// failed counts a failure of the rank. why is called only when its text is
-// wanted.
+// failed counts a failure of the rank. why is called only when its text is needed.
 func (t *rankBreaker) failed(why func() string) {
 	f := t.server.member.fleet
 	n := int(t.fails.Add(1))
@@ -134,7 +131,7 @@ func (t *rankBreaker) failed(why func() string) {
 	t.transition(worker.BreakerOpen, wait)
 }
 
-// close lets the rank in without limit.
+// close closes the breaker.
 func (t *rankBreaker) close() {
 	f := t.server.member.fleet
 	f.mu.Lock()
@@ -145,8 +142,8 @@ func (t *rankBreaker) close() {
 	}
 }
 
-// transition changes the breaker's state; lasts is how long until the clock moves it
-// on, 0 for ever. Called with mu.
+// transition changes the breaker's state; after timeout the timer changes it again, 0: never.
+// Called with mu.
 func (t *rankBreaker) transition(to worker.BreakerState, timeout time.Duration) {
 	f, m := t.server.member.fleet, t.server.member
 	if t.timer != nil {
@@ -172,7 +169,7 @@ func (t *rankBreaker) transition(to worker.BreakerState, timeout time.Duration) 
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			if t.timer != clock || m.removed || f.closed {
-				return // overtaken
+				return // another transition came first
 			}
 			if to == worker.BreakerOpen {
 				t.transition(worker.BreakerHalfOpen, halfOpenTimeout)
@@ -186,8 +183,8 @@ func (t *rankBreaker) transition(to worker.BreakerState, timeout time.Duration) 
 	f.publish()
 }
 
-// reset closes the breaker of a rank that leaves or whose server is a new one.
-// Called with mu; the caller publishes.
+// reset closes the breaker of a rank that leaves or whose server is a new one. Called with mu; the
+// caller publishes.
 func (t *rankBreaker) reset() {
 	if t.timer != nil {
 		t.timer.Stop()
@@ -204,8 +201,8 @@ func (t *rankBreaker) open() bool {
 	return worker.BreakerState(t.rank.Breaker.Load()) == worker.BreakerOpen
 }
 
-// unavailableReason says why ranks of live servers are not chosen, "" when all are. Called
-// with mu.
+// unavailableReason returns why ranks of live servers are not chosen, "" if all are. Called with
+// mu.
 func (m *member) unavailableReason() string {
 	for _, s := range m.servers {
 		if !s.live.Load() {

@@ -18,17 +18,16 @@ import (
 // defaultBootstrapPort is SGLang's --disaggregation-bootstrap-port.
 const defaultBootstrapPort = 8998
 
-// bootstrapRoutes ask an SGLang bootstrap server for its server info, which it
-// gives (200) once every rank of the prefill engine has registered, and 503
-// before: SGLang 0.5.10 and later, then the form of the releases before, which
-// later ones refuse with 400.
+// bootstrapRoutes request the server info of an SGLang bootstrap server, which it returns (200)
+// once every rank of the prefill engine has registered, and 503 before: SGLang 0.5.10 and later,
+// then the form of earlier releases, which later ones reject with 400.
 var bootstrapRoutes = [...]string{
 	"/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1",
 	"/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1",
 }
 
-// checkRanks holds the ranks asked for against those the engine shows. An engine
-// that shows none is believed: not all tell.
+// checkRanks compares the requested ranks with those that the engine shows. An engine that shows
+// none is accepted: not all report them.
 func checkRanks(spec *worker.Spec, a *EngineInfo) error {
 	if reason := a.MissingRanks(spec); reason != "" {
 		return errors.New("its rank map is not known: " + reason)
@@ -36,9 +35,9 @@ func checkRanks(spec *worker.Spec, a *EngineInfo) error {
 	return nil
 }
 
-// bootstrapOf is HOST:PORT of the bootstrap server of a prefill worker: what the
-// Spec says, else what the engine told, else SGLang's default on the worker's
-// own host. "" for workers that have none. Where nobody names a port, a gets it.
+// bootstrapOf returns HOST:PORT of the bootstrap server of a prefill worker: from the Spec, else
+// from the engine, else SGLang's default port on the worker's own host; "" for workers that have
+// none. If no port is configured, it is set in a.
 func bootstrapOf(spec *worker.Spec, s *server, a *EngineInfo) string {
 	named := spec.Options["bootstrap_port"]
 	engine := a.Engine
@@ -56,7 +55,7 @@ func bootstrapOf(spec *worker.Spec, s *server, a *EngineInfo) string {
 	if h := spec.Options["bootstrap_host"]; len(h) == 1 {
 		host = h[0]
 	}
-	// One port for all, or one for each rank's server, in the order of the ranks.
+	// One port for all, or one per rank's server, in the order of the ranks.
 	i := slices.Index(s.member.worker.Ranks, s.ranks[0])
 	switch {
 	case len(named) == 1:
@@ -71,7 +70,7 @@ func bootstrapOf(spec *worker.Spec, s *server, a *EngineInfo) string {
 	return net.JoinHostPort(host, port)
 }
 
-// checkBootstrap says why a bootstrap server is not ready, nil when it is.
+// checkBootstrap returns why a bootstrap server is not ready, or nil.
 func (s *server) checkBootstrap(ctx context.Context, addr string, timeout time.Duration) error {
 	ep, err := s.bootstrapAt(addr)
 	if err != nil {
@@ -94,8 +93,8 @@ func (s *server) checkBootstrap(ctx context.Context, addr string, timeout time.D
 	return nil
 }
 
-// bootstrapAt gives connections to a bootstrap server, the ones there are while
-// its address stays. Only run's goroutines call it, one for each server.
+// bootstrapAt returns connections to a bootstrap server, the existing ones if its address is
+// unchanged. Only run's goroutines call it, one per server.
 func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	old := s.bootstrap.Load()
 	if old != nil && old.URL() == "http://"+addr {
@@ -103,7 +102,7 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	}
 	opt := s.member.fleet.upstream()
 	opt.MaxConns, opt.MaxIdle = bootstrapConns, 1
-	opt.Key = "" // it asks for none, and speaks no TLS
+	opt.Key = "" // it needs no key and does not speak TLS
 	ep, err := upstream.NewEndpoint("http://"+addr, opt)
 	if err != nil {
 		return nil, err
@@ -111,11 +110,11 @@ func (s *server) bootstrapAt(addr string) (*upstream.Endpoint, error) {
 	if s.bootstrap.Store(ep); old != nil {
 		old.Close()
 	}
-	s.setBootstrapConnLimit(s.member.fleet.settings.Load().Engines) // a Change meanwhile did not see it
+	s.setBootstrapConnLimit(s.member.fleet.settings.Load().Engines) // a concurrent Reload did not see it
 	return ep, nil
 }
 
-// firstLine is the beginning of an engine's answer, fit for a reason.
+// firstLine returns the beginning of an engine's response, suitable for a reason.
 func firstLine(body []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(body[:min(len(body), 200)])), "\n")
 	return strconv.Quote(line)

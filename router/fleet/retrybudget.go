@@ -5,31 +5,31 @@ import (
 	"time"
 )
 
-// retryBudget is a pool's account of retries: each request pays a share of one in,
-// time pays in a little more, each retry takes one out. An overloaded or failing
-// pool so gets at most RetryShare more work, and never twice as much.
+// retryBudget is a pool's budget of retries: each request credits a fraction of one, time credits a
+// little more, each retry withdraws one. An overloaded or failing pool thus gets at most RetryShare
+// more work, and never twice as much.
 //
-// held is the balance in millionths of a retry. Requests add to it, retries
-// compare and swap it down, and one of many at a time pays in for time gone by,
-// by swapping paid. Nobody waits.
+// The balance is in millionths of a retry. Requests add to it, retries compare and swap it down,
+// and one of many concurrent callers credits the elapsed time by swapping creditedUntil. No caller
+// waits.
 type retryBudget struct {
 	balance       atomic.Int64
-	creditedUntil atomic.Int64 // ns since began, up to which time has paid in
+	creditedUntil atomic.Int64 // ns since began up to which time was credited
 
 	began time.Time
 	rate  atomic.Pointer[budgetRate]
 }
 
-// budgetRate is what is paid into a budget.
+// budgetRate is the rate at which a budget is credited.
 type budgetRate struct {
-	share    int64 // millionths a request
-	interval int64 // ns for one retry paid in by time; 0: none
-	max      int64 // the balance is held under this
+	share    int64 // millionths per request
+	interval int64 // ns per retry credited by time; 0: none
+	max      int64 // upper bound of the balance
 }
 
 const (
 	oneRetry = 1_000_000
-	// budgetSeconds of time's pay, and budgetRequests of requests', can be saved up.
+	// The balance is bounded by the credit of budgetSeconds and of budgetRequests.
 	budgetSeconds  = 10
 	budgetRequests = 500
 )
@@ -51,7 +51,7 @@ func newBudget(p *Settings) *retryBudget {
 	return b
 }
 
-// budgetOf gives the budget of a model's pool. Called with mu.
+// budgetOf returns the budget of a model's pool. Called with mu.
 func (f *Fleet) budgetOf(model string) *retryBudget {
 	b := f.budgets[model]
 	if b == nil {
@@ -61,8 +61,8 @@ func (f *Fleet) budgetOf(model string) *retryBudget {
 	return b
 }
 
-// CreditRequest pays a request's share into its pool's budget of retries. Call it
-// once for each request, whatever becomes of it.
+// CreditRequest credits a request's fraction to its pool's budget of retries. Call it once per
+// request, whatever its result.
 func (f *Fleet) CreditRequest(p *Pool) {
 	if p == nil || p.budget == nil {
 		return
@@ -73,9 +73,9 @@ func (f *Fleet) CreditRequest(p *Pool) {
 	}
 }
 
-// WithdrawRetry takes one retry out of the pool's budget; false: it is spent, and the
-// request must end with what it has. A try that no engine has seen (the
-// connection was refused) is no load on the pool and need not be asked for.
+// WithdrawRetry withdraws one retry from the pool's budget; if it returns false the budget is
+// exhausted, and the request must end with its current result. An attempt that no engine has seen
+// (the connection was refused) is no load on the pool and needs no withdrawal.
 func (f *Fleet) WithdrawRetry(p *Pool) bool {
 	if p == nil || p.budget == nil {
 		return true
@@ -94,10 +94,10 @@ func (f *Fleet) WithdrawRetry(p *Pool) bool {
 	}
 }
 
-// RetriesDenied counts the retries that no budget was left for.
+// RetriesDenied counts the retries that the budget did not allow.
 func (f *Fleet) RetriesDenied() uint64 { return f.retriesDenied.Load() }
 
-// credit pays in for the time gone by.
+// credit credits the elapsed time.
 func (b *retryBudget) credit() {
 	to := b.rate.Load()
 	if to.interval == 0 {

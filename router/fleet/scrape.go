@@ -14,27 +14,27 @@ import (
 	"sluice/router/worker"
 )
 
-// metricsBody bounds a page of /metrics; a vLLM with eight ranks has 300 KiB.
+// metricsBody bounds a page of /metrics in bytes; a vLLM with eight ranks has 300 KiB.
 const metricsBody = 8 << 20
 
-// staleAfter this many failed scrapes in a row a rank's load is unknown.
+// After staleAfter consecutive failed scrapes a rank's load is unknown.
 const staleAfter = 3
 
-// The models are asked again after modelsEvery scrapes of a server with requests, or
+// The models are requested again after modelsEvery scrapes of a server with requests, or
 // modelsScrapes of one without, whichever takes longer.
 const modelsScrapes, modelsEvery = 3, 10
 
-// rankLoad is what one page says of one rank; -1: nothing.
+// rankLoad is the content of one page about one rank; -1: nothing.
 type rankLoad struct {
 	running, waiting, usage float64
 	seen                    int    // usage samples, for the mean
 	progress                uint64 // digest of the samples whose metric has a progressOf, in any order
 }
 
-// page is what one GET /metrics tells.
+// page is the content of one GET /metrics.
 type page struct {
 	incarnation incarnation
-	loads       map[int]*rankLoad // by data-parallel rank; -1: samples that name none
+	loads       map[int]*rankLoad // by data-parallel rank; -1: samples without a rank
 	engine      string
 	blockSize   int
 	totalBlocks int
@@ -72,7 +72,7 @@ func readPage(text []byte) *page {
 	return p
 }
 
-// progressDigest is the part of one sample in rankLoad.progress.
+// progressDigest is the contribution of one sample to rankLoad.progress.
 func progressDigest(m metric, v float64) uint64 {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], math.Float64bits(v))
@@ -92,7 +92,7 @@ func (p *page) load(labels []byte, engine string) *rankLoad {
 
 func add(to *float64, v float64) { *to = max(*to, 0) + v }
 
-// use takes the fullest: SGLang repeats the figure for every tensor-parallel rank.
+// use keeps the highest usage: SGLang repeats the value for every tensor-parallel rank.
 func (l *rankLoad) use(v float64) { l.usage = max(l.usage, min(v, 1)) }
 
 func setInt(to *int, labels []byte, name string) {
@@ -103,9 +103,9 @@ func setInt(to *int, labels []byte, name string) {
 	}
 }
 
-// loadOf is the load of one rank of a server that serves several or one. A server
-// with one rank here may run more engines inside; they are one target, so their
-// counts add up. Of samples that name no rank nothing is known for one of many.
+// loadOf returns the load of one rank of a server that serves one or several. A server with one
+// rank here may run more engines inside; they are one target, so their counts are added. Samples
+// without a rank say nothing about one rank of many.
 func (p *page) loadOf(rank int, alone bool) rankLoad {
 	if l := p.loads[rank]; l != nil && (!alone || len(p.loads) == 1) {
 		return *l
@@ -142,8 +142,8 @@ func (l rankLoad) store(r *worker.Rank) {
 // pages are buffers for pages of metrics and lists of models.
 var pages = objpool.Pool[[]byte]{New: func() *[]byte { return new([]byte) }}
 
-// scrape reads /metrics each time that the schedule says so, until ctx ends: the load of
-// the server's ranks, and whether it is still the same process.
+// scrape reads /metrics whenever the schedule requests it, until ctx ends: the load of the server's
+// ranks, and whether it is still the same process.
 func (s *server) scrape(ctx context.Context) {
 	var a httpGetter
 	defer a.bindContext(ctx)()
@@ -191,8 +191,8 @@ func (s *server) scrapeOnce(a *httpGetter) bool {
 	return true
 }
 
-// refreshModels asks /v1/models again: engines load and unload LoRA adapters
-// while they run. What cannot be read changes nothing.
+// refreshModels requests /v1/models again: engines load and unload LoRA adapters at run time. An
+// invalid response changes nothing.
 func (s *server) refreshModels(ask *httpGetter) {
 	m := s.member
 	if s != m.servers[0] {
@@ -209,8 +209,8 @@ func (s *server) refreshModels(ask *httpGetter) {
 	}
 }
 
-// seenModels is the list of models that a server told last: a checksum, and downs when it
-// was asked for. A list that is the same is not read again.
+// seenModels identifies the list of models that a server returned last: a checksum, and downCount
+// when it was requested. An unchanged list is not parsed again.
 type seenModels struct {
 	sum   uint64
 	downs uint32
@@ -218,8 +218,8 @@ type seenModels struct {
 
 var modelsSeed = maphash.MakeSeed()
 
-// applyModels takes over the list of models that a server told, unless it fell since downs
-// was read, or the list is none.
+// applyModels applies a server's list of models, unless the server went down since downs was read
+// or the list is invalid.
 func (s *server) applyModels(body []byte, downs uint32) bool {
 	m := s.member
 	var a EngineInfo
@@ -237,7 +237,7 @@ func (s *server) applyModels(body []byte, downs uint32) bool {
 	if len(m.worker.Spec.Models) > 0 {
 		names = info.Models
 	}
-	// Which of them are adapters decides under what name events are looked for.
+	// The adapters determine the name under which events are hashed.
 	adapters := a.adapters()
 	for _, name := range info.Adapters { // of the worker's other servers
 		if slices.Contains(names, name) && !slices.Contains(a.Names(), name) {
@@ -254,7 +254,7 @@ func (s *server) applyModels(body []byte, downs uint32) bool {
 	return true
 }
 
-// applyPage stores what a page says unless the server fell since downs was read.
+// applyPage stores the content of a page unless the server went down since downs was read.
 func (s *server) applyPage(p *page, downs uint32) {
 	f := s.member.fleet
 	f.mu.Lock()

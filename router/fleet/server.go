@@ -14,27 +14,27 @@ import (
 	"sluice/router/worker"
 )
 
-// server is one HTTP server of an engine: the worker's own, which takes all of
-// its ranks, or one of a rank where ranks have URLs of their own.
+// server is one HTTP server of an engine: the worker's own, which serves all of its ranks, or that
+// of one rank if ranks have URLs of their own.
 //
-// up, live and downs change under the fleet's mu only and are read without it.
-// up says that the engine answers; live that, moreover, it was asked what it is
-// since it came up: only live servers' ranks are in pools. downs counts falls,
-// so that a probe or an admission begun before one cannot undo it.
+// up, live and downCount change under the fleet's mu only and are read without it. up means that
+// the engine answers; live that it was also inspected since it came up: only live servers' ranks
+// are in pools. downCount counts the times the server went down, so that a probe or an admission
+// that began before cannot undo it.
 type server struct {
 	member   *member
 	url      string
 	ranks    []*worker.Rank
-	breakers []*rankBreaker // one for each of ranks, in order
+	breakers []*rankBreaker // one per rank, in the order of ranks
 	traffic  *upstream.Endpoint
-	probes   *upstream.Endpoint // own connections: probes must not starve behind traffic
+	probes   *upstream.Endpoint // own connections: probes must not wait behind traffic
 
 	up, live  atomic.Bool
 	downCount atomic.Uint32
 	// admissions counts how often the server became live; see Fleet.Admissions.
 	admissions atomic.Uint32
-	// restarts counts how often the engine was seen to be another process than before; see
-	// Fleet.Lives.
+	// restarts counts how often the engine was found to be another process than before; see
+	// Fleet.Incarnation.
 	restarts atomic.Uint32
 
 	trafficFails atomic.Int32
@@ -42,22 +42,22 @@ type server struct {
 	isSGLang     atomic.Bool
 	schedule     probeSchedule
 	evidence     serverEvidence
-	detector     liveness.Detector           // detectFrozen's own
+	detector     liveness.Detector           // used by detectFrozen only
 	incarnation  atomic.Pointer[incarnation] // of the process admitted last
 	engineIDs    engineIDs
 
-	// bootstrap is the bootstrap server of an SGLang prefill worker; nil until
-	// asked, and for all others. run stores it.
+	// bootstrap is the bootstrap server of an SGLang prefill worker; nil until queried, and for all
+	// others. run stores it.
 	bootstrap atomic.Pointer[upstream.Endpoint]
 
-	// The prober's own.
-	path      int  // of healthPaths: the one that was answered last
-	pathKnown bool // path follows the engine's kind
+	// Used by the prober only.
+	path      int  // index in healthPaths of the last path that was answered
+	pathKnown bool // path is chosen for the engine's kind
 
-	models seenModels // the scraper's own
+	models seenModels // used by the scraper only
 }
 
-// trafficFailed counts; at FailAfter in a row the server falls at once.
+// trafficFailed counts a failure; after FailAfter in a row the server goes down at once.
 func (s *server) trafficFailed(err error) {
 	s.probeSoon()
 	if n := s.trafficFails.Add(1); int(n) < s.member.fleet.settings.Load().FailAfter || !s.up.Load() {
@@ -67,7 +67,7 @@ func (s *server) trafficFailed(err error) {
 	s.markDown("traffic: " + short(err))
 }
 
-// markUp marks the server up unless it fell since downs was read.
+// markUp marks the server up unless it went down since downs was read.
 func (s *server) markUp(downs uint32) {
 	if s.up.Load() {
 		return
@@ -83,7 +83,7 @@ func (s *server) markUp(downs uint32) {
 	s.member.wakeUp()
 }
 
-// markDown takes the server's ranks out of the pools at once.
+// markDown removes the server's ranks from the pools at once.
 func (s *server) markDown(reason string) {
 	f := s.member.fleet
 	f.mu.Lock()
@@ -93,7 +93,7 @@ func (s *server) markDown(reason string) {
 	}
 	s.member.lastFailure = reason
 	if !s.up.Load() {
-		s.member.updateState() // only to keep the reason of its state true
+		s.member.updateState() // only to update the reason of its state
 		return
 	}
 	s.downCount.Add(1)
@@ -102,7 +102,7 @@ func (s *server) markDown(reason string) {
 	s.withdraw(reason)
 }
 
-// withdraw takes a server out of the pools until it is admitted again. Called with mu.
+// withdraw removes a server from the pools until it is admitted again. Called with mu.
 func (s *server) withdraw(reason string) {
 	s.live.Store(false)
 	for _, r := range s.ranks {
@@ -116,8 +116,8 @@ func (s *server) withdraw(reason string) {
 	s.member.wakeUp()
 }
 
-// admit puts the server's ranks into the pools unless it fell since downs
-// was read. Called with mu.
+// admit puts the server's ranks into the pools unless it went down since downs was read. Called
+// with mu.
 func (s *server) admit(downs uint32) {
 	if s.up.Load() && s.downCount.Load() == downs {
 		s.live.Store(true)
@@ -137,7 +137,7 @@ func (s *server) close() {
 	}
 }
 
-// get is Endpoint.Get that ends when ctx does. For requests that are repeated see asker.
+// get is Endpoint.Get that ends when ctx does. For repeated requests see httpGetter.
 func get(ctx context.Context, ep *upstream.Endpoint, path string, timeout time.Duration, limit int) (int, []byte, error) {
 	return send(ctx, ep, &upstream.Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout), Redirects: true}, limit)
 }
@@ -155,7 +155,7 @@ func send(ctx context.Context, ep *upstream.Endpoint, req *upstream.Request, lim
 	return resp.Status, body, err
 }
 
-// short is an error without the packages' preambles, for a state's reason.
+// short returns an error's text without the packages' prefixes, for a state's reason.
 func short(err error) string {
 	var up *upstream.Error
 	if errors.As(err, &up) {

@@ -7,7 +7,7 @@ import (
 	"sluice/router/liveness"
 )
 
-// Settings is what of the Options may change while the fleet runs.
+// Settings are the Options that may change while the fleet runs.
 type Settings struct {
 	Engines                     upstream.ReloadableOptions // of the connections to engines
 	ProbeInterval, ProbeTimeout time.Duration
@@ -22,7 +22,7 @@ type Settings struct {
 	RetryShare, RetryPerSecond  float64
 }
 
-// Settings is that of o.
+// Settings returns the Settings in o.
 func (o Options) Settings() Settings {
 	o.defaults()
 	return Settings{
@@ -32,20 +32,20 @@ func (o Options) Settings() Settings {
 	}
 }
 
-// activeSettings is the Pace of now; over is closed when another has its place.
+// activeSettings are the current Settings; replaced is closed when others replace them.
 type activeSettings struct {
 	Settings
 	replaced chan struct{}
 }
 
-// Reload takes over a Pace. What has been counted so far, and a breaker that is open, go
-// on as they are; so do connections to engines, within their new bounds.
+// Reload applies Settings. Existing counts and open breakers stay as they are, and so do
+// connections to engines, within their new bounds.
 func (f *Fleet) Reload(p Settings) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	old := f.settings.Swap(&activeSettings{p, make(chan struct{})})
 	if old == nil {
-		return // New
+		return // called by New
 	}
 	close(old.replaced)
 	if p.ScrapeInterval <= 0 {
@@ -62,7 +62,7 @@ func (f *Fleet) Reload(p Settings) {
 	}
 }
 
-// forgetLoads marks all loads as unknown: nobody reads them any more. Called with mu.
+// forgetLoads marks all loads as unknown: nothing reads them any more. Called with mu.
 func (f *Fleet) forgetLoads() {
 	for _, s := range *f.servers.Load() {
 		for _, r := range s.ranks {
@@ -71,12 +71,13 @@ func (f *Fleet) forgetLoads() {
 	}
 }
 
-// upstream are the options of connections to engines.
+// upstream returns the options of connections to engines.
 func (f *Fleet) upstream() upstream.Options {
 	return f.opt.Upstream.WithReloadable(f.settings.Load().Engines)
 }
 
-// The connections of probes, and to a bootstrap server: few, whatever requests may have.
+// The connections for probes and to a bootstrap server: few, independent of the limits for
+// requests.
 const (
 	probeConns     = 16
 	bootstrapConns = 4

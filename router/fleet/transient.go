@@ -7,11 +7,10 @@ import (
 	"sluice/router/worker"
 )
 
-// AddTransient takes in a worker that requests name themselves. It has slots,
-// connections and breakers like any other, but stands in no View and no pool, and
-// is neither probed nor asked what it is: whoever invited it gives its ranks to
-// the requests that named it, and dismisses it when no more do. No callback tells
-// of it. It fails as Add does, except that two guests may share an id.
+// AddTransient adds a worker that requests name themselves. It has slots, connections and breakers
+// like any other, but is in no View and no pool, and is neither probed nor inspected: the caller
+// assigns its ranks to the requests that name it, and removes it when none do any more. No callback
+// reports it. It fails as Add does, except that two transient workers may share an id.
 func (f *Fleet) AddTransient(spec worker.Spec) (*worker.Worker, error) {
 	spec.URL = strings.TrimRight(spec.URL, "/")
 	if err := checkSpec(spec); err != nil {
@@ -32,14 +31,13 @@ func (f *Fleet) AddTransient(spec worker.Spec) (*worker.Worker, error) {
 		return nil, fmt.Errorf("fleet: cannot take in %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.assignSlots(m)
-	m.setConnLimit(f.settings.Load().Engines) // of now
+	m.setConnLimit(f.settings.Load().Engines) // the current limits
 	f.transients[w] = m
 	return w, nil
 }
 
-// RemoveTransient takes a guest out: its connections are closed, its slots given back.
-// Legs that are under way on it end by themselves. It does nothing for a worker
-// that is no guest.
+// RemoveTransient removes a transient worker: its connections are closed and its slots released.
+// Running legs on it end by themselves. It has no effect on other workers.
 func (f *Fleet) RemoveTransient(w *worker.Worker) {
 	f.mu.Lock()
 	m, ok := f.transients[w]
@@ -60,14 +58,14 @@ func (f *Fleet) RemoveTransient(w *worker.Worker) {
 	m.closeServers()
 }
 
-// TransientWorkers counts them.
+// TransientWorkers returns the number of transient workers.
 func (f *Fleet) TransientWorkers() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.transients)
 }
 
-// assignSlots gives every rank of a member a slot. Called with mu.
+// assignSlots assigns a slot to every rank of a member. Called with mu.
 func (f *Fleet) assignSlots(m *member) {
 	if hasOwnLimits(&m.worker.Spec) {
 		f.hasLimits.Store(true)

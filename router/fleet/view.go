@@ -11,44 +11,42 @@ import (
 // View is an immutable snapshot of the fleet.
 type View struct {
 	Workers []*worker.Worker // every member, by id
-	Models  []string         // served by at least one member that is Ready or was
-	// Unasked counts members that have not told their models yet: a name no
-	// pool knows may still turn out to be theirs.
+	Models  []string         // served by at least one member that is or was Ready
+	// WithoutModels counts members whose models are not known yet: a name that no pool has may turn
+	// out to be theirs.
 	WithoutModels int
 
 	pools     map[string]*Pool
-	soleModel *Pool         // answers the empty model name; nil when there are several
-	changed   chan struct{} // closed when a newer View is out
+	soleModel *Pool         // serves the empty model name; nil if there are several
+	changed   chan struct{} // closed when a newer View is published
 }
 
-// Pool is the Ready ranks that serve one model, by role. Slices are read only.
-// Of a worker whose ranks have servers of their own, only the ranks whose
-// server is healthy are in; a rank whose breaker is open is not, unless its role
-// has no other, and one that is frozen never is.
+// Pool is the Ready ranks that serve one model, by role. Slices are read-only. If a worker's ranks
+// have their own servers, only the ranks with a healthy server are included. A rank with an open
+// breaker is excluded unless its role has no other; a frozen rank always is.
 type Pool struct {
 	Model      string
 	Prefill    []*worker.Rank
 	Decode     []*worker.Rank
 	Aggregated []*worker.Rank
-	// Members counts workers of each role in any state but Gone, so that a 503
-	// can tell an empty pool from an unhealthy one.
+	// Members counts workers of each role in any state but Gone, so that a 503 can distinguish an
+	// empty pool from an unhealthy one.
 	Members [3]int
 
 	budget  *retryBudget      // of retries
-	tripped [3][]*worker.Rank // by role: those whose breaker is open; used while the View is made
+	tripped [3][]*worker.Rank // by role: the ranks with an open breaker; used while the View is created
 }
 
-// AllModelsKnown says whether a name that no pool knows is the name of no model here:
-// there are workers, and each has told its models.
+// AllModelsKnown reports whether a name that no pool has is no model of this fleet: there are
+// workers, and the models of each are known.
 func (v *View) AllModelsKnown() bool { return v.WithoutModels == 0 && len(v.Workers) > 0 }
 
-// Ranks gives the slice of one role.
+// Ranks returns the ranks of one role.
 func (p *Pool) Ranks(role worker.Role) []*worker.Rank { return *p.ranksOf(role) }
 
-// Pool gives the pool of a model; ok is false for an unknown model. The empty
-// model name gives the only pool there is, when there is just one; pools that
-// are the same workers under other names (aliases, LoRA adapters) count as one,
-// and the name that the first worker tells first is taken.
+// Pool returns the pool of a model; ok is false for an unknown model. The empty model name selects
+// the only pool if there is just one. Pools that consist of the same workers under other names
+// (aliases, LoRA adapters) count as one, with the first name of the first worker.
 func (v *View) Pool(model string) (p *Pool, ok bool) {
 	if model == "" {
 		return v.soleModel, v.soleModel != nil
@@ -57,11 +55,10 @@ func (v *View) Pool(model string) (p *Pool, ok bool) {
 	return p, ok
 }
 
-// View is the present snapshot; never nil. No lock, no allocation.
+// View returns the current snapshot; never nil. It takes no lock and does not allocate.
 func (f *Fleet) View() *View { return f.view.Load() }
 
-// Wait returns the first View for which ok holds, or the present one and false
-// when ctx ends first.
+// Wait returns the first View for which ok holds, or the current one and false if ctx ends first.
 func (f *Fleet) Wait(ctx context.Context, ok func(*View) bool) (*View, bool) {
 	for {
 		v := f.View()
@@ -78,7 +75,7 @@ func (f *Fleet) Wait(ctx context.Context, ok func(*View) bool) (*View, bool) {
 	}
 }
 
-// publish makes a new View of the members and wakes who waits. Called with mu.
+// publish publishes a new View of the members and wakes waiters. Called with mu.
 func (f *Fleet) publish() {
 	v := &View{pools: map[string]*Pool{}, changed: make(chan struct{})}
 	members := make([]*member, 0, len(f.members))
@@ -129,7 +126,7 @@ func (p *Pool) add(m *member) {
 		}
 		for _, t := range s.breakers {
 			if t.frozen() {
-				continue // not even where the role has no other: it answers nobody
+				continue // excluded even if the role has no other: it answers no request
 			}
 			to := p.ranksOf(m.worker.Spec.Role)
 			if t.open() {
@@ -140,7 +137,7 @@ func (p *Pool) add(m *member) {
 	}
 }
 
-// ranksOf is the list of one role.
+// ranksOf returns the list of one role.
 func (p *Pool) ranksOf(role worker.Role) *[]*worker.Rank {
 	switch role {
 	case worker.Prefill:
@@ -151,9 +148,9 @@ func (p *Pool) ranksOf(role worker.Role) *[]*worker.Rank {
 	return &p.Aggregated
 }
 
-// failStatic lets ranks with open breakers back in where a role has no others:
-// when all of a pool fails, the engines' own errors say more than an empty pool,
-// and a request that breaks every rank must not close the pool to all.
+// failStatic readmits ranks with open breakers where a role has no others: when all of a pool
+// fails, the engines' own errors say more than an empty pool, and a request that breaks every rank
+// must not close the pool to all.
 func (p *Pool) failStatic() {
 	for role := range p.tripped {
 		if list := p.ranksOf(worker.Role(role)); len(*list) == 0 {
@@ -163,8 +160,8 @@ func (p *Pool) failStatic() {
 	}
 }
 
-// solePool is the pool that an unnamed model means: the first worker's first
-// name, if every worker that tells names tells that one too.
+// solePool returns the pool of an empty model name: that of the first worker's first name, if every
+// worker with known names has that name too.
 func solePool(v *View) *Pool {
 	var name string
 	for _, w := range v.Workers {
