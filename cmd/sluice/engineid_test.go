@@ -204,7 +204,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 	if got := r.metric(restarts); got != 1 {
 		t.Errorf("%v restarts counted, want 1", got)
 	}
-	if !strings.Contains(r.logs.String(), "it calls itself") {
+	if !strings.Contains(r.logs.String(), "engine id in hand-overs changed") {
 		t.Error("the log does not say by what the restart was known")
 	}
 	wantIdle(t, r, 20*time.Second, d)

@@ -146,11 +146,11 @@ func (s *server) reportEngineID(id string, sentAt time.Time) {
 		return
 	case e.quickRestarts >= maxQuickRestarts:
 		e.ignoreUntil, e.quickRestarts = e.since.Add(engineIDBackoff), 0
-		s.member.fleet.opt.Log.Warn("engine ids change more often than an engine can start; they are not taken for restarts for a while",
-			"worker", s.member.worker.Spec.ID, "url", s.url, "for", engineIDBackoff)
+		s.member.fleet.opt.Log.Warn("engine ids change faster than an engine can restart; ignoring them",
+			"worker", s.member.worker.Spec.ID, "url", s.url, "duration", engineIDBackoff)
 		return
 	}
-	e.restartReason = fmt.Sprintf("it calls itself %s in hand-overs, and was %s", id, before)
+	e.restartReason = fmt.Sprintf("engine id in hand-overs changed from %[2]s to %[1]s", id, before)
 	s.downCount.Add(1) // an admission in progress does not know of this
 	if s.live.Load() {
 		s.member.lastFailure = "engine restarted: " + e.restartReason

@@ -209,10 +209,10 @@ func (f *Fleet) Add(spec worker.Spec) error {
 		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, errClosed)
 	}
 	if _, there := f.members[spec.ID]; there {
-		return fmt.Errorf("fleet: cannot add %q: a worker of this id is there already; want another id, or remove it first", spec.ID)
+		return fmt.Errorf("fleet: cannot add %q: a worker with this id exists; want another id, or remove the worker first", spec.ID)
 	}
 	if left := f.slotsLeft(); len(w.Ranks) > left {
-		return fmt.Errorf("fleet: cannot add %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
+		return fmt.Errorf("fleet: cannot add %q: its %d ranks exceed the %d free slots of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.assignSlots(m)
 	m.setConnLimit(f.settings.Load().Engines) // the current limits
@@ -238,13 +238,13 @@ func checkSpec(spec worker.Spec) error {
 	seen := map[uint16]bool{}
 	for _, r := range spec.Ranks {
 		if seen[r] {
-			return fmt.Errorf("rank %d is named twice", r)
+			return fmt.Errorf("rank %d is listed twice", r)
 		}
 		seen[r] = true
 	}
 	_, err := worker.ParseID(spec.ID)
 	if err == nil && strings.Contains(spec.ID, "/") {
-		err = fmt.Errorf("worker id %q holds a slash, which parts it from the rank", spec.ID)
+		err = fmt.Errorf("worker id %q contains a slash, which separates a worker from a rank", spec.ID)
 	}
 	return err
 }

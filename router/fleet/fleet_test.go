@@ -408,7 +408,7 @@ func TestSlotsAreRecycledAfterOnLeave(t *testing.T) {
 	if err := f.Add(worker.Spec{ID: "d", URL: e.url(), Ranks: many}); err == nil || !strings.Contains(err.Error(), "slots") {
 		t.Errorf("more ranks than slots: %v", err)
 	}
-	if err := f.Add(worker.Spec{ID: "b", URL: e.url()}); err == nil || !strings.Contains(err.Error(), "there already") {
+	if err := f.Add(worker.Spec{ID: "b", URL: e.url()}); err == nil || !strings.Contains(err.Error(), "with this id exists") {
 		t.Errorf("an id twice: %v", err)
 	}
 }

@@ -56,12 +56,12 @@ func (a *httpGetter) checkHealth(ep *upstream.Endpoint, paths []string, from int
 		case status/100 == 2:
 			return at, true, nil
 		case status != 404 && status != 405:
-			return at, true, fmt.Errorf("GET %s answered %d; want 200", paths[at], status)
+			return at, true, fmt.Errorf("GET %s returned %d; want 200", paths[at], status)
 		case len(paths) == 1:
-			return at, true, fmt.Errorf("GET %s answered %d; want 200: health.path, or health_path of the worker, names another path", paths[at], status)
+			return at, true, fmt.Errorf("GET %s returned %d; want 200: set health.path, or health_path of the worker, to another path", paths[at], status)
 		}
 	}
-	return at, true, fmt.Errorf("it has none of the paths %s (404 or 405); health.path, or health_path of the worker, names another", strings.Join(paths, ", "))
+	return at, true, fmt.Errorf("none of the paths %s exists (404 or 405); set health.path, or health_path of the worker, to another path", strings.Join(paths, ", "))
 }
 
 // InspectHealth inspects one engine server, as Inspect does, and probes its health as the prober of
@@ -77,7 +77,7 @@ func InspectHealth(ctx context.Context, ep *upstream.Endpoint, healthPath string
 	case err == nil:
 		answer.HealthPath = paths[at]
 	case answer.Err == nil:
-		answer.Err = fmt.Errorf("it is not healthy: %s", short(err))
+		answer.Err = fmt.Errorf("not healthy: %s", short(err))
 	}
 	return answer
 }

@@ -84,12 +84,12 @@ func TestHealthPaths(t *testing.T) {
 		{"neither", nil, "", models, ""},
 		{"method not allowed", map[string]int{"/health": 405, "/ping": 405}, "", models, ""},
 		{"204", map[string]int{"/health": 204}, "", "/health", ""},
-		{"unhealthy, and a /ping", map[string]int{"/health": 503, "/ping": 200}, "", "", "GET /health answered 503; want 200"},
-		{"a key is wanted", map[string]int{"/health": 401}, "", "", "GET /health answered 401; want 200"},
+		{"unhealthy, and a /ping", map[string]int{"/health": 503, "/ping": 200}, "", "", "GET /health returned 503; want 200"},
+		{"a key is wanted", map[string]int{"/health": 401}, "", "", "GET /health returned 401; want 200"},
 		{"named", map[string]int{"/health": 503, "/healthz": 200}, "/healthz", "/healthz", ""},
 		{"named with a query", map[string]int{"/healthz": 200}, "/healthz?deep=1", "/healthz?deep=1", ""},
-		{"named and not there", map[string]int{"/health": 200}, "/healthz", "", "GET /healthz answered 404; want 200: health.path, or health_path of the worker, names another path"},
-		{"none", map[string]int{models: 404}, "", "", "it has none of the paths /health, /ping, /v1/models"},
+		{"named and not there", map[string]int{"/health": 200}, "/healthz", "", "GET /healthz returned 404; want 200: set health.path, or health_path of the worker, to another path"},
+		{"none", map[string]int{models: 404}, "", "", "none of the paths /health, /ping, /v1/models"},
 	} {
 		for _, how := range []string{"of all", "of the worker"} {
 			t.Run(c.name+" "+how, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestHealthByModels(t *testing.T) {
 	}
 	e.set("/v1/models", 500)
 	waitRanks(t, f, "tiny", 0)
-	if _, why := stateOf(f, "w"); !strings.Contains(why, "GET /v1/models answered 500") {
+	if _, why := stateOf(f, "w"); !strings.Contains(why, "GET /v1/models returned 500") {
 		t.Error(why)
 	}
 	e.set("/v1/models", 200)

@@ -33,19 +33,19 @@ func (l *incarnation) restartSign(now *incarnation, refused bool) (sign, detail 
 	switch {
 	case l.started > 0 && now.started > 0:
 		if now.started > l.started+0.001 {
-			return restartStart, fmt.Sprintf("process_start_time_seconds %.2f after %.2f", now.started, l.started)
+			return restartStart, fmt.Sprintf("process_start_time_seconds is %.2f, was %.2f", now.started, l.started)
 		}
 	case l.created > 0 && now.created > 0:
 		if now.created > l.created+0.001 {
-			return restartMetrics, fmt.Sprintf("its metrics were created at %.2f, not %.2f", now.created, l.created)
+			return restartMetrics, fmt.Sprintf("metrics were created at %.2f, before at %.2f", now.created, l.created)
 		}
 	case l.tokens >= 0 && now.tokens >= 0 && now.tokens < l.tokens:
-		return restartCounters, fmt.Sprintf("its token counters fell from %.0f to %.0f", l.tokens, now.tokens)
+		return restartCounters, fmt.Sprintf("token counters fell from %.0f to %.0f", l.tokens, now.tokens)
 	case refused:
-		return restartRefused, "it refused connections, and shows no start time"
+		return restartRefused, "it refused connections and reports no start time"
 	}
 	if l.sources != "" && now.sources != "" && l.sources != now.sources {
-		return restartSources, fmt.Sprintf("its event sources changed from %s to %s", l.sources, now.sources)
+		return restartSources, fmt.Sprintf("event sources changed from %s to %s", l.sources, now.sources)
 	}
 	return "", ""
 }

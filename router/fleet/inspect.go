@@ -101,7 +101,7 @@ func Inspect(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) 
 		case err != nil:
 			return nil, fmt.Errorf("GET %s: %s", path, short(err))
 		case status != 200:
-			return nil, fmt.Errorf("GET %s answered %d; want 200", path, status)
+			return nil, fmt.Errorf("GET %s returned %d; want 200", path, status)
 		}
 		return body, nil
 	}
@@ -123,7 +123,7 @@ func Inspect(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) 
 	if metricsErr == nil {
 		a.readMetrics(metrics)
 	} else {
-		a.addNote("load, block size and restarts are not seen", metricsErr)
+		a.addNote("load, block size and restarts are unknown", metricsErr)
 	}
 
 	if a.Engine != SGLang {
@@ -132,7 +132,7 @@ func Inspect(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) 
 			err = a.readEventSources(body)
 		}
 		if err != nil && a.Engine == VLLM {
-			a.addNote("KV events must be named by kv_events", err)
+			a.addNote("KV events are known only from kv_events in the configuration", err)
 		}
 	}
 	if a.Engine != VLLM {
@@ -141,7 +141,7 @@ func Inspect(ctx context.Context, ep *upstream.Endpoint, timeout time.Duration) 
 			err = a.readServerInfo(body)
 		}
 		if err != nil && a.Engine == SGLang {
-			a.addNote("role, ranks and KV events are not known", err)
+			a.addNote("role, ranks and KV events are unknown", err)
 		}
 	}
 	a.incarnation.sources = joinSources(a.Events)
@@ -159,7 +159,7 @@ func (a *EngineInfo) accepts(path, field, text string) bool {
 		return true
 	}
 	if len(a.Refused) < maxRefused {
-		why := fmt.Sprintf("GET %s: %s: %s is passed over; want printable text without control, direction and zero-width characters", path, field, strconv.QuoteToASCII(text[:min(len(text), 200)]))
+		why := fmt.Sprintf("GET %s: %s: %s is ignored; want printable text without control, direction and zero-width characters", path, field, strconv.QuoteToASCII(text[:min(len(text), 200)]))
 		a.Refused, a.Notes = append(a.Refused, why), append(a.Notes, why)
 	}
 	return false
@@ -178,7 +178,7 @@ func (a *EngineInfo) readModels(body []byte) {
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(body, &list); err != nil {
-		a.Err = fmt.Errorf(`GET /v1/models is not what was expected: %w; want {"data":[{"id":…}]}`, err)
+		a.Err = fmt.Errorf(`cannot parse GET /v1/models: %w; want {"data":[{"id":…}]}`, err)
 		return
 	}
 	for i, d := range list.Data {
@@ -202,9 +202,9 @@ func (a *EngineInfo) readModels(body []byte) {
 	}
 	slices.SortStableFunc(a.Models, func(x, y Model) int { return min(len(x.Parent), 1) - min(len(y.Parent), 1) })
 	if len(a.Models) == 0 {
-		a.Err = errors.New("GET /v1/models names no model")
+		a.Err = errors.New("GET /v1/models lists no model")
 		if len(a.Refused) > 0 {
-			a.Err = fmt.Errorf("GET /v1/models names no model that can be used: %s", a.Refused[0])
+			a.Err = fmt.Errorf("GET /v1/models lists no usable model: %s", a.Refused[0])
 		}
 		return
 	}
@@ -249,7 +249,7 @@ func (a *EngineInfo) readEventSources(body []byte) error {
 		Topic     string  `json:"topic"`
 	}
 	if err := json.Unmarshal(body, &ranks); err != nil {
-		return fmt.Errorf(`GET /kv_event_sources is not what was expected: %w; want {"0":{"endpoint":…}}`, err)
+		return fmt.Errorf(`cannot parse GET /kv_event_sources: %w; want {"0":{"endpoint":…}}`, err)
 	}
 	for key, src := range ranks {
 		rank, err := strconv.ParseUint(key, 10, 16)
@@ -296,10 +296,10 @@ func (a *EngineInfo) MissingRanks(spec *worker.Spec) string {
 	case engines < a.Ranks && start >= a.StartRank:
 		return ""
 	case a.StartRank > 0:
-		return fmt.Sprintf("it has ranks %d to %d, here 0 to %d, but rank %d is asked for (start_rank %d)",
+		return fmt.Sprintf("the engine has ranks %d to %d, here 0 to %d, but rank %d is configured (start_rank %d)",
 			a.StartRank, a.Ranks-1, a.Ranks-1-a.StartRank, last, start)
 	}
-	return fmt.Sprintf("it has ranks 0 to %d, but rank %d is asked for", a.Ranks-1, engines)
+	return fmt.Sprintf("the engine has ranks 0 to %d, but rank %d is configured", a.Ranks-1, engines)
 }
 
 // readServerInfo reads SGLang's GET /server_info.
@@ -325,10 +325,10 @@ func (a *EngineInfo) readServerInfo(body []byte) error {
 		} `json:"kv_events"`
 	}
 	if err := json.Unmarshal(body, &info); err != nil {
-		return fmt.Errorf(`GET /server_info is not what was expected: %w; want an object with "disaggregation_mode" and "dp_size"`, err)
+		return fmt.Errorf(`cannot parse GET /server_info: %w; want an object with "disaggregation_mode" and "dp_size"`, err)
 	}
 	if info.Mode == nil && info.PageSize == nil {
-		return errors.New(`GET /server_info holds neither "disaggregation_mode" nor "page_size"`)
+		return errors.New(`GET /server_info contains neither "disaggregation_mode" nor "page_size"`)
 	}
 	a.Engine = SGLang
 	if a.Version == "" && len(info.Version) <= 128 && a.accepts("/server_info", "version", info.Version) {
@@ -385,7 +385,7 @@ func tryCompletion(ctx context.Context, ep *upstream.Endpoint, model string) err
 		Fields: []upstream.Field{{Name: "Content-Type", Value: "application/json"}},
 	}, maxInspectBody)
 	if err == nil && status != 200 {
-		err = fmt.Errorf("POST /v1/completions answered %d; want 200", status)
+		err = fmt.Errorf("POST /v1/completions returned %d; want 200", status)
 	}
 	return err
 }

@@ -95,7 +95,7 @@ func (m *member) setState(to worker.State, reason string) {
 	m.worker.SetState(to, reason)
 	if from == to {
 		if old == "" && to == worker.Joining {
-			m.fleet.opt.Log.Warn("worker not there yet", "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "reason", reason)
+			m.fleet.opt.Log.Warn("worker not ready", "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "reason", reason)
 		}
 		return
 	}
@@ -131,7 +131,7 @@ func (m *member) updateState() {
 	case live == len(m.servers):
 		m.setState(worker.Ready, m.unavailableReason())
 	case live > 0:
-		m.setState(worker.Ready, fmt.Sprintf("%d of %d rank servers are out: %s", len(m.servers)-live, len(m.servers), reason))
+		m.setState(worker.Ready, fmt.Sprintf("%d of %d rank servers are down: %s", len(m.servers)-live, len(m.servers), reason))
 	case state == worker.Joining && !m.wasReady:
 		m.setState(worker.Joining, m.lastFailure)
 	default:
@@ -287,10 +287,10 @@ func (m *member) inspectServer(s *server) (*EngineInfo, error) {
 	spec := &m.worker.Spec
 	answer := Inspect(m.ctx, s.probes, m.fleet.settings.Load().ProbeTimeout)
 	if len(answer.Refused) > 0 {
-		m.fleet.opt.Log.Warn("the engine gives values that cannot be used", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
+		m.fleet.opt.Log.Warn("ignoring invalid values from the engine", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
 	}
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
-		return nil, fmt.Errorf("it answers probes, but names no model: %w", answer.Err)
+		return nil, fmt.Errorf("it answers probes, but lists no model: %w", answer.Err)
 	}
 	if err := checkRanks(spec, answer); err != nil {
 		return nil, err
@@ -303,7 +303,7 @@ func (m *member) inspectServer(s *server) (*EngineInfo, error) {
 	if m.fleet.settings.Load().ProbeInference {
 		model := append(slices.Clone(spec.Models), answer.Names()...)[0]
 		if err := tryCompletion(m.ctx, s.probes, model); err != nil {
-			return nil, fmt.Errorf("it answers probes, but not a completion: %w", err)
+			return nil, fmt.Errorf("it answers probes, but a completion fails: %w", err)
 		}
 	}
 	return answer, nil
@@ -343,7 +343,7 @@ func (m *member) mergeInfo(good []inspection) {
 		info.BootstrapPort, info.DPSize, info.StartRank, info.Deltas = a.BootstrapPort, a.Ranks, a.StartRank, a.Deltas
 		for _, src := range sourcesOf(h.s, a) {
 			if err := checkNetwork(spec.Networks, src); err != nil {
-				m.fleet.opt.Log.Warn("KV events not followed", "worker", spec.ID, "rank", src.Rank, "reason", err)
+				m.fleet.opt.Log.Warn("cannot subscribe to KV events", "worker", spec.ID, "rank", src.Rank, "reason", err)
 				continue
 			}
 			sources = append(sources, src)

@@ -23,10 +23,10 @@ func checkNetwork(allowed []netip.Prefix, src EventSource) error {
 		host, _, err := net.SplitHostPort(addr)
 		ip, notIP := netip.ParseAddr(host)
 		if !tcp || err != nil || notIP != nil {
-			return fmt.Errorf("the engine names %q; want tcp:// and an IP address, since the worker registered itself", ep)
+			return fmt.Errorf("the engine reports %q; want tcp:// and an IP address, because the worker registered itself", ep)
 		}
 		if !networks.Contains(allowed, ip.WithZone("")) {
-			return fmt.Errorf("the engine names %q, which lies in none of registration.networks (a wide one does not mean loopback and link-local addresses)", ep)
+			return fmt.Errorf("the engine reports %q, which is in none of registration.networks (a wide network does not include loopback and link-local addresses)", ep)
 		}
 	}
 	return nil

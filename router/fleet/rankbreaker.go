@@ -52,7 +52,7 @@ func (f *Fleet) ReportStatus(r *worker.Rank, status int) {
 	t.server.recordAnswer()
 	switch status {
 	case 500, 502, 504:
-		t.failed(func() string { return fmt.Sprintf("it answered %d", status) })
+		t.failed(func() string { return fmt.Sprintf("status %d", status) })
 	case 429, 503:
 	default:
 		if t.fails.Load() != 0 {
@@ -127,7 +127,7 @@ func (t *rankBreaker) failed(why func() string) {
 	}
 	t.opens++
 	wait := min(f.settings.Load().BreakerTimeout<<min(t.opens-1, 16), maxBreakerTimeout)
-	t.lastFailure = fmt.Sprintf("rank %d: %d failures in a row, the last: %s; out for %s", t.rank.ID.Rank, n, why(), wait)
+	t.lastFailure = fmt.Sprintf("rank %d: %d consecutive failures, the last: %s; excluded for %s", t.rank.ID.Rank, n, why(), wait)
 	t.transition(worker.BreakerOpen, wait)
 }
 

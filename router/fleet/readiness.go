@@ -30,7 +30,7 @@ var bootstrapRoutes = [...]string{
 // none is accepted: not all report them.
 func checkRanks(spec *worker.Spec, a *EngineInfo) error {
 	if reason := a.MissingRanks(spec); reason != "" {
-		return errors.New("its rank map is not known: " + reason)
+		return errors.New("its rank map is unknown: " + reason)
 	}
 	return nil
 }
@@ -85,9 +85,9 @@ func (s *server) checkBootstrap(ctx context.Context, addr string, timeout time.D
 			return nil
 		case status == 400 && i+1 < len(bootstrapRoutes):
 		case status == 503:
-			return fmt.Errorf("its bootstrap server at %s is not ready: not every rank has registered (503)", addr)
+			return fmt.Errorf("its bootstrap server at %s is not ready: some ranks have not registered (503)", addr)
 		default:
-			return fmt.Errorf("its bootstrap server at %s is not ready: GET /route answered %d: %s; want 200", addr, status, firstLine(body))
+			return fmt.Errorf("its bootstrap server at %s is not ready: GET /route returned %d: %s; want 200", addr, status, firstLine(body))
 		}
 	}
 	return nil

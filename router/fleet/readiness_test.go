@@ -84,9 +84,9 @@ func TestPrefillWaitsForItsBootstrapServer(t *testing.T) {
 					return s != worker.Ready && strings.Contains(why, "bootstrap") && strings.Contains(why, word)
 				}
 			}
-			until(t, "it says what it waits for", waits("not every rank"))
+			until(t, "it says what it waits for", waits("some ranks have not registered"))
 			b.broken.Store(500)
-			until(t, "it says what is wrong", waits("answered 500"))
+			until(t, "it says what is wrong", waits("returned 500"))
 			b.broken.Store(0)
 			b.registered.Store(true)
 			p := waitRanks(t, f, "tiny", 1)

@@ -109,7 +109,7 @@ func (s *server) withdraw(reason string) {
 		setUnknownLoad(r)
 	}
 	if len(s.member.servers) > 1 {
-		s.member.fleet.opt.Log.Warn("rank out", "worker", s.member.worker.Spec.ID, "url", s.url, "reason", reason)
+		s.member.fleet.opt.Log.Warn("server unavailable", "worker", s.member.worker.Spec.ID, "url", s.url, "reason", reason)
 	}
 	s.member.updateState()
 	s.member.fleet.publish()

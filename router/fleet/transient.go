@@ -14,21 +14,21 @@ import (
 func (f *Fleet) AddTransient(spec worker.Spec) (*worker.Worker, error) {
 	spec.URL = strings.TrimRight(spec.URL, "/")
 	if err := checkSpec(spec); err != nil {
-		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, err)
+		return nil, fmt.Errorf("fleet: cannot add transient worker %q: %w", spec.ID, err)
 	}
 	w := worker.New(spec)
 	m := &member{fleet: f, worker: w, transient: true, ctx: f.ctx, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	if err := m.makeServers(); err != nil {
-		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, err)
+		return nil, fmt.Errorf("fleet: cannot add transient worker %q: %w", spec.ID, err)
 	}
 	w.SetState(worker.Ready, "named by a request")
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.closed {
-		return nil, fmt.Errorf("fleet: cannot take in %q: %w", spec.ID, errClosed)
+		return nil, fmt.Errorf("fleet: cannot add transient worker %q: %w", spec.ID, errClosed)
 	}
 	if left := f.slotsLeft(); len(w.Ranks) > left {
-		return nil, fmt.Errorf("fleet: cannot take in %q: its %d ranks do not fit in the %d slots left of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
+		return nil, fmt.Errorf("fleet: cannot add transient worker %q: its %d ranks exceed the %d free slots of %d", spec.ID, len(w.Ranks), left, worker.MaxSlots)
 	}
 	f.assignSlots(m)
 	m.setConnLimit(f.settings.Load().Engines) // the current limits
