@@ -35,9 +35,9 @@ type AgentTierConfig struct {
 	// Isolate, if not empty, is a command that runs ServeHost: the agent lives in that
 	// process, and a crash costs the tier about a second instead of the router.
 	Isolate []string
-	// Watch is the interval of health checks; default 1 s. Retry is the longest pause
-	// before a failed agent is opened again, the first being a hundredth of it; default
-	// 10 s.
+	// CheckInterval is the interval of health checks; default 1 s. MaxRetryPause is the
+	// longest pause before a failed agent is opened again, the first being a hundredth of
+	// it; default 10 s.
 	CheckInterval, MaxRetryPause time.Duration
 
 	open func(context.Context, Config) (*Agent, error)
@@ -45,7 +45,7 @@ type AgentTierConfig struct {
 	// after is a tier whose start must end first, because it may load the library.
 	after TierService
 	path  string // of libucp
-	// refused keeps the tier off; it is the reason.
+	// disabledReason, if not nil, keeps the tier off.
 	disabledReason error
 }
 

@@ -16,12 +16,12 @@ const UCXVariable = "SLUICE_UCX_LIBRARY"
 
 // UCXConfig describes an agent over UCX's active messages, without NIXL.
 type UCXConfig struct {
-	// Agent is as for NIXL. Of Search, the Python environments and the NIXL that is
-	// configured are looked through for the UCX they bring. Parameters are settings
-	// of UCX without its prefix ("TLS", "NET_DEVICES"). Backend, ProgressDelay, Pace
-	// and Telemetry have no meaning.
+	// Agent is as for NIXL. The Python environments and the configured NIXL of its Search
+	// are searched for the UCX that they contain. Parameters are settings of UCX without
+	// its prefix ("TLS", "NET_DEVICES"). Backend, ProgressDelay, Poll and Telemetry are
+	// ignored.
 	Agent Config
-	// Path of libucp: a file or a directory; when set, nothing else is tried.
+	// Path is that of libucp, a file or a directory; if set, nothing else is tried.
 	Path string
 }
 
@@ -145,9 +145,9 @@ type UCXTierConfig struct {
 	// After is the NIXL tier, if there is one. Its library may load the UCX that must
 	// be used, so this tier waits for its start.
 	After TierService
-	// Refused, when not nil, keeps the tier off: what was configured cannot be.
+	// DisabledReason, if not nil, keeps the tier off: the configured library cannot be used.
 	DisabledReason error
-	// Isolate, Ready, OnState, Watch and Retry are as in AgentTierConfig.
+	// The other fields are as in AgentTierConfig.
 	Ready                        func(context.Context, *Agent) error
 	OnState                      func(TierState, string)
 	Isolate                      []string

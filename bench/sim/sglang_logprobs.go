@@ -7,20 +7,21 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// Log-probabilities of SGLang's /generate (0.4.6 … 0.5.23). Their values are made up of a
-// token and the one before it, so every engine says the same of the same tokens. As there,
-// the first that is scored of a prompt has none; what is scored is not taken from the prefix
-// cache; and the decode server of a P/D pair tells the lists of the prompt empty.
+// Log probabilities of SGLang's /generate (0.4.6 to 0.5.23). Their values depend on a
+// token and the one before it, so every engine returns the same for the same tokens. As
+// in SGLang, the first scored token of a prompt has no value; scored tokens are not
+// taken from the prefix cache; and the decode server of a P/D pair returns empty lists
+// for the prompt.
 
-// logprobOptions is what a request asks for of one prompt.
+// logprobOptions is what a request asks for about one prompt.
 type logprobOptions struct {
 	from int // first token of the prompt that is scored
-	top  int // so many of the likeliest beside each
+	top  int // number of most likely tokens to return for each token
 	text bool
 }
 
-// readLogprobOptions reads return_logprob, logprob_start_len and top_logprobs_num, each one value
-// or one for each prompt; an element is nil where none are asked for.
+// readLogprobOptions parses return_logprob, logprob_start_len and top_logprobs_num,
+// each one value or one for each prompt. An element is nil if none are requested.
 func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 	var n struct {
 		Asked json.RawMessage `json:"return_logprob"`
@@ -58,19 +59,20 @@ func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 	return list, nil
 }
 
-// promptLogprobs is what s tells of its prompt, item being its place in the batch.
+// promptLogprobs returns the scored tokens of the prompt of s, the item-th of the
+// batch.
 func (s *seq) promptLogprobs(list []*logprobOptions, item int) {
 	if len(list) == 0 || list[item%len(list)] == nil {
 		return
 	}
 	own := *list[item%len(list)]
-	if own.from < 0 || own.from >= len(s.prompt) { // -1: only what is made
+	if own.from < 0 || own.from >= len(s.prompt) { // -1: output tokens only
 		own.from = len(s.prompt) - 1
 	}
 	s.logprobs = &own
 }
 
-// appendLogprobs appends the members of meta_info, of the tokens made told of ids.
+// appendLogprobs appends the members of meta_info, for the output tokens ids.
 func (s *seq) appendLogprobs(b []byte, ids int) []byte {
 	w := s.logprobs
 	if w == nil {
@@ -118,7 +120,7 @@ func (s *seq) appendLogprobs(b []byte, ids int) []byte {
 	return b
 }
 
-// appendLogprob appends [value, id, text or null] of id in the place i.
+// appendLogprob appends [value, id, text or null] of id at position i.
 func (s *seq) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 	if b = append(b, '['); none {
 		b = append(b, "null"...)

@@ -8,8 +8,8 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// readNative reads the body of SGLang's /generate into the common one. Text and
-// input_ids become the prompt; sampling_params may be a list, one a prompt.
+// readNative parses the body of SGLang's /generate into the common one. Text and
+// input_ids become the prompt; sampling_params may be a list, one for each prompt.
 func readNative(raw []byte) (*body, error) {
 	var n struct {
 		Text        json.RawMessage `json:"text"`
@@ -26,7 +26,7 @@ func readNative(raw []byte) (*body, error) {
 		CacheSalt   string          `json:"cache_salt"`
 	}
 	if err := json.Unmarshal(raw, &n); err != nil {
-		_, err = readBody(raw) // says it in the usual words when the whole is broken
+		_, err = readBody(raw) // returns the usual error if the whole body is invalid
 		if err == nil {
 			err = refuse(400, "", "1 validation error for GenerateReqInput")
 		}
@@ -64,7 +64,7 @@ func readNative(raw []byte) (*body, error) {
 	return b, nil
 }
 
-// nativeSampling is what the simulated engine minds of SGLang's sampling_params.
+// nativeSampling are the members of SGLang's sampling_params that the engine obeys.
 type nativeSampling struct {
 	MaxNew    *int            `json:"max_new_tokens"`
 	MinNew    int             `json:"min_new_tokens"`
@@ -76,8 +76,8 @@ type nativeSampling struct {
 
 const nativeMaxNew = 128 // SGLang's default of max_new_tokens
 
-// nativeParams is what sampling_params of /generate mean for the common ones; with
-// a list every prompt has its own limit and the longest is the job's.
+// nativeParams converts sampling_params of /generate. In a list every prompt has its
+// own limit, and the longest one is the job's.
 func (b *body) nativeParams(p *params) (maxTokens, n *int, stop json.RawMessage, err error) {
 	limit := nativeMaxNew
 	if len(b.native) > 0 {
@@ -106,11 +106,11 @@ func nativeLimit(s *nativeSampling) int {
 	return *s.MaxNew
 }
 
-// nativeFormat is SGLang's /generate: each event repeats all text and ids so far,
-// or with Options.Incremental holds only what is new.
+// nativeFormat is SGLang's /generate: each event repeats all text and ids so far, or
+// with Options.Incremental contains only what is new.
 type nativeFormat struct {
 	j     *job
-	batch bool // the answer is a list, events carry an index
+	batch bool // the response is a list, and events have an index
 	begun time.Time
 }
 
@@ -230,8 +230,8 @@ func (f *nativeFormat) full(b []byte, j *job) []byte {
 	return append(b, ']')
 }
 
-// broken: a failed transfer is an ordinary chunk whose finish_reason says so; any
-// other failure an error event.
+// streamError reports a failed transfer as an ordinary chunk with that finish_reason,
+// and any other failure as an error event.
 func (f *nativeFormat) streamError(w *chunker, j *job, status int, msg string) {
 	if j.aborted != "" {
 		for _, s := range j.seqs {
@@ -251,7 +251,8 @@ func (f *nativeFormat) errorBody(_ int, msg string) []byte {
 	return append(appendJSON([]byte(`{"error":{"message":`), msg), "}}"...)
 }
 
-// rid is the request id of one sequence: the client's, one a prompt, or our own.
+// rid returns the request id of one sequence: the client's, one for each prompt, or a
+// generated one.
 func (j *job) rid(s *seq) string {
 	if item := s.index / j.params.n; item < len(j.rids) {
 		return j.rids[item]

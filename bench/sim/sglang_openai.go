@@ -6,7 +6,7 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// sglangOpenAI is what SGLang's OpenAI endpoints share.
+// sglangOpenAI is shared by SGLang's OpenAI endpoints.
 type sglangOpenAI struct{ j *job }
 
 func (sglangOpenAI) prefix() string                          { return "" }
@@ -20,7 +20,7 @@ func (sglangOpenAI) streamError(w *chunker, _ *job, status int, msg string) {
 	done(w)
 }
 
-// usage is SGLang's: the cached tokens are told as with --enable-cache-report.
+// usage appends SGLang's usage, with cached tokens as with --enable-cache-report.
 func (f sglangOpenAI) usage(b []byte) []byte {
 	prompt, completion, cached := f.j.usage()
 	b = appendCounts(b, prompt, completion)
@@ -56,7 +56,7 @@ func (f sglangOpenAI) open(w *chunker, object string) []byte {
 	return append(b, `,"choices":[`...)
 }
 
-// usageEvent ends a stream that asked for its usage.
+// usageEvent ends a stream whose request asked for usage.
 func (f sglangOpenAI) usageEvent(w *chunker, object string) {
 	if f.j.params.includeUsage {
 		b := append(f.open(w, object), `],"usage":`...)
@@ -65,7 +65,7 @@ func (f sglangOpenAI) usageEvent(w *chunker, object string) {
 	done(w)
 }
 
-// sglangChat is /v1/chat/completions; against a capture of 0.5.23.
+// sglangChat is /v1/chat/completions, verified against a capture of 0.5.23.
 type sglangChat struct{ sglangOpenAI }
 
 func newSGLangChat(j *job) format { return &sglangChat{sglangOpenAI{j}} }
@@ -103,7 +103,7 @@ func (f *sglangChat) callID(s *seq) string {
 
 func (f *sglangChat) delta(w *chunker, s *seq, id uint32, text string) {
 	if text == "" {
-		return // the reason goes out in an event of its own
+		return // the reason is sent in an event of its own
 	}
 	var b []byte
 	if s.script != nil {
@@ -181,7 +181,7 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 	w.end(append(b, "}]}\n\n"...))
 }
 
-// returnsIDs: return_token_ids of completions, streamed too (0.5.19).
+// returnsIDs reports return_token_ids of completions, also for streams (0.5.19).
 func (f *sglangCompletion) returnsIDs() bool {
 	return f.j.params.returnIDs && f.j.c.incarnation.e.o.sglangSince(19)
 }

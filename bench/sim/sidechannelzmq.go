@@ -7,11 +7,13 @@ import (
 	"time"
 )
 
-// zmtpGreeting is the first byte of every ZMTP 3 connection, and of no HTTP request.
+// zmtpGreeting is the first byte of every ZMTP 3 connection; no HTTP request starts
+// with it.
 const zmtpGreeting = 0xff
 
-// forwardZMQ passes a connection that speaks ZMTP on to Options.SideZMQ, until either side
-// ends it or the life does; false: it is for the engine itself.
+// forwardZMQ forwards a connection that speaks ZMTP to Options.SideZMQ, until either
+// side or the incarnation ends. It returns false if the connection is for the engine
+// itself.
 func (c *conn) forwardZMQ() bool {
 	first, err := c.br.Peek(1)
 	if err != nil || first[0] != zmtpGreeting {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// counters are one rank's, owned by its goroutine.
+// counters are those of one rank, owned by its goroutine.
 type counters struct {
 	requests, failed, aborted, incomplete       int64
 	preempted, evicted, steps                   int64
@@ -19,7 +19,7 @@ type counters struct {
 	pullsFailed, garbage                        int64
 	roomsReused, roomsFailed                    int64
 	roomsTimedOut, roomsMismatched              int64
-	delayedAnswers                              int64 // of now
+	delayedAnswers                              int64 // current number
 	transferTime                                time.Duration
 }
 
@@ -34,19 +34,20 @@ func (c *counters) finish(reason string) {
 	}
 }
 
-// Stats is what an engine did in its present life, the last one when it is dead.
+// Stats is what an engine did in its current incarnation, or in the last one after a
+// crash.
 type Stats struct {
 	EngineID     string
 	Alive        bool
-	Incarnations int // this one counted
+	Incarnations int // including this one
 	Crashes      int
-	Faults       int // requests and batches hit by a fault, all lives
-	// AbortedEarly counts clients that left before the engine knew their request
-	// (within Cost.Admit): nothing was told to a prefill about them.
+	Faults       int // requests and batches hit by a fault, in all incarnations
+	// AbortedEarly counts clients that disconnected before the engine scheduled their
+	// request (within Cost.Admit); no prefill is notified of them.
 	AbortedEarly int
-	IgnoredPD    int // requests whose P/D members were incomplete: ignored, as vLLM does with a warning
-	Rejected     int // requests refused with a 4xx or a full queue
-	SlowReaders  int // connections cut because their buffer was full
+	IgnoredPD    int // requests whose P/D members were incomplete: ignored with a warning, as vLLM does
+	Rejected     int // requests rejected with a 4xx or because of a full queue
+	SlowReaders  int // connections closed because their buffer was full
 	Ranks        []RankStats
 }
 
@@ -54,36 +55,36 @@ type Stats struct {
 type RankStats struct {
 	Requests, Failed, Aborted     int
 	Running, Waiting              int // sequences; Waiting includes those whose KV is being pulled
-	DelayedAnswers                int // requests whose answer a fault holds back (Phase "answer")
-	WaitingTokens                 int // prompt tokens that those in the queue have still to compute
+	DelayedAnswers                int // requests whose response a fault holds back (Phase "answer")
+	WaitingTokens                 int // prompt tokens that the waiting sequences still have to compute
 	BlocksTotal                   int // without the null block
 	BlocksFree                    int // cached or not
-	BlocksCached                  int // with a hash, copies counted each, in use or free
-	BlocksPinned                  int // under lease
+	BlocksCached                  int // with a hash, each copy counted, in use or free
+	BlocksPinned                  int // leased
 	Leases                        int
 	Evictions, Preemptions        int
 	Steps                         int
 	PrefixQueries, PrefixHits     int // tokens
 	PromptTokens                  int
 	LocalCompute, LocalHit        int // of PromptTokens
-	External                      int // of PromptTokens: pulled from a prefill
+	External                      int // of PromptTokens: read from a prefill
 	GeneratedTokens               int
-	LeasesCreated, LeasesReleased int // prefill side: handles given, fetched or given back
+	LeasesCreated, LeasesReleased int // prefill side: handles returned; blocks fetched or released
 	LeasesExpired                 int
-	LateNotifications             int // done came for blocks that were not kept: after expiry, or a second time
+	LateNotifications             int // "done" received for blocks that were not leased: after expiry, or a second time
 	Heartbeats                    int // received
 	Transfers                     int // decode side
 	TransferBytes                 int
 	TransfersFailed               int
-	GarbageReads                  int // pulls that found the lease gone, or blocks that were not written
+	GarbageReads                  int // pulls whose lease had expired, or whose blocks were not written
 	IncompleteHandles             int
-	Rooms                         int // open on a prefill that hold a request of its own
-	Handshakes                    int // open ones in which a decode waits for a request that has not come; they hold no blocks
+	Rooms                         int // open rooms of a prefill with a request of its own
+	Handshakes                    int // open rooms in which a decode waits for a request that has not arrived; they have no blocks
 	RoomsReused                   int // a room or transfer id used a second time
-	RoomsFailed                   int // on a prefill, for whatever reason
-	RoomsTimedOut                 int // of these, the other side never came
-	RoomsMismatched               int // the legs' prompts were not the same
-	EventBatches                  int // numbered so far
+	RoomsFailed                   int // on a prefill, for any reason
+	RoomsTimedOut                 int // of these, because the other side never arrived
+	RoomsMismatched               int // the prompts of the legs differed
+	EventBatches                  int // batches numbered so far
 	EventBytes                    int // sent live
 }
 
@@ -121,7 +122,7 @@ func (r *rank) stats() (s RankStats) {
 	return s
 }
 
-// Stats gives the counters of now.
+// Stats returns the current counters.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	l, alive := e.current, e.current != nil
@@ -138,7 +139,7 @@ func (e *Engine) Stats() Stats {
 	return s
 }
 
-// Sum adds up the ranks.
+// Sum returns the sum over all ranks.
 func (s Stats) Sum() (t RankStats) {
 	for _, r := range s.Ranks {
 		t.Requests += r.Requests
@@ -185,22 +186,22 @@ func (s Stats) Sum() (t RankStats) {
 	return t
 }
 
-// Record is one request as it came in on a client port.
+// Record is one request as received on a client port.
 type Record struct {
 	Method, Path, Query string
-	Headers             []Header // in order, names in their case
-	Body                []byte   // exactly as received, chunking taken off; do not change it
-	Rank                int      // that will serve it; -1 for calls no rank serves
+	Headers             []Header // in order, with the case of their names
+	Body                []byte   // exactly as received, without chunking; do not change it
+	Rank                int      // rank that serves it; -1 for calls that no rank serves
 	Arrived             time.Time
 }
 
-// Header is the value of the first header of that name, "" if there is none.
+// Header returns the first value of the header name, or "".
 func (r Record) Header(name string) string {
 	v, _ := (&httpRequest{headers: r.Headers}).get(name)
 	return v
 }
 
-// recorder keeps the last requests, bounded in number and in body bytes.
+// recorder stores the last requests, limited in number and in bytes of bodies.
 type recorder struct {
 	mu    sync.Mutex
 	max   int
@@ -227,14 +228,14 @@ func (rc *recorder) add(r *httpRequest, rank int) {
 	}
 }
 
-// Requests gives the last requests received, oldest first, all lives.
+// Requests returns the last requests received, oldest first, of all incarnations.
 func (e *Engine) Requests() []Record {
 	e.log.mu.Lock()
 	defer e.log.mu.Unlock()
 	return slices.Clone(e.log.list)
 }
 
-// ForgetRequests empties what Requests gives.
+// ForgetRequests deletes the requests that Requests returns.
 func (e *Engine) ForgetRequests() {
 	e.log.mu.Lock()
 	defer e.log.mu.Unlock()

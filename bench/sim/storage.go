@@ -8,11 +8,10 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// Shared storage: engines of one process with the same Options.Store write the
-// blocks of finished prompts to a store and find them there by their hashes. An
-// engine that is given cache_hit_threshold declines a request of whose prompt it
-// holds a smaller share, with the finish reason "cache_threshold" and no token,
-// as llm-d's vLLM does.
+// Shared storage: engines of one process with the same Options.Store write the blocks
+// of finished prompts to a store and find them there by their hashes. An engine
+// declines a request whose cached share of the prompt is below its cache_hit_threshold,
+// with finish reason "cache_threshold" and no token, as llm-d's vLLM does.
 
 var stores sync.Map // Options.Store -> *sync.Map of blockHash
 
@@ -35,7 +34,7 @@ func readStorage(l *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 
 func (g *storageLeg) side() string { return "plain" }
 
-// onAdmitted loads what the store has beyond the local cache, or declines.
+// onAdmitted loads the blocks that the store has beyond the local cache, or declines.
 func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 	size := r.o.BlockSize
 	full := (len(s.prompt) - 1) / size
@@ -62,7 +61,7 @@ func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 	return true
 }
 
-// retainBlocks writes the prompt's blocks to the store; they are free to go.
+// retainBlocks writes the prompt's blocks to the store; they may be freed.
 func (g *storageLeg) retainBlocks(r *rank, s *seq) bool {
 	full := len(s.prompt) / r.o.BlockSize
 	s.hashTo(&r.hash, full, r.o.BlockSize)

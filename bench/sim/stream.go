@@ -7,19 +7,19 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// chunker writes SSE events of one job at a time, each as one HTTP chunk in one
-// write; with coalesce the events of a step become one chunk.
+// chunker writes the SSE events of one job at a time, each as one HTTP chunk in one
+// write. With Options.Coalesce the events of a step become one chunk.
 type chunker struct {
 	buf      []byte
 	j        *job
 	coalesce bool
 }
 
-const chunkHeadSpace = 10 // room for eight hex digits and CRLF
+const chunkHeadSpace = 10 // space for eight hex digits and CRLF
 
 func (w *chunker) open(j *job) { w.j = j }
 
-// begin gives the buffer to append one event to; end takes it back.
+// begin returns the buffer to which the caller appends one event; end takes it back.
 func (w *chunker) begin() []byte {
 	return append(w.buf[:0], "          "...)
 }
@@ -34,7 +34,7 @@ func (w *chunker) end(b []byte) {
 	w.chunk(b)
 }
 
-// chunk frames b, whose first chunkHeadSpace bytes are room, and sends it.
+// chunk frames b, whose first chunkHeadSpace bytes are reserved for that, and sends it.
 func (w *chunker) chunk(b []byte) {
 	n := len(b) - chunkHeadSpace
 	at := chunkHeadSpace - 2
@@ -46,10 +46,10 @@ func (w *chunker) chunk(b []byte) {
 	}
 	b = append(b, "\r\n"...)
 	w.buf = b
-	w.j.c.send(b[at:]) // a dead client is noticed by its own goroutine
+	w.j.c.send(b[at:]) // the connection's own goroutine notices a disconnected client
 }
 
-// flush sends what a step held back.
+// flush sends the events that a step held back.
 func (w *chunker) flush() {
 	if len(w.j.coalesced) == 0 {
 		return
@@ -137,7 +137,7 @@ func (r *rank) sendToken(s *seq, id uint32, text string) {
 	j.format.delta(&r.scratch, s, id, text)
 }
 
-// finishSeq ends a sequence, and with the last one of its job the answer.
+// finishSeq ends a sequence and, with the last one of its job, the response.
 func (r *rank) finishSeq(s *seq) {
 	j := s.j
 	r.counters.finish(s.reason)
@@ -164,8 +164,9 @@ func (r *rank) finishSeq(s *seq) {
 	r.markAnswered(j)
 }
 
-// delayAnswer sends a whole answer when the fault's time is over, unless the client has left
-// by then: an API server answers a moment after its core has finished.
+// delayAnswer sends a whole response when the fault's time has passed, unless the
+// client has disconnected by then: an API server responds a moment after its core has
+// finished.
 func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 	j.finished = true
 	r.counters.delayedAnswers++
@@ -192,8 +193,8 @@ func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 	})
 }
 
-// triggerFault makes the job's fault happen when its time has come; true when s gets no
-// token now.
+// triggerFault applies the job's fault when its time has come. It returns true if s
+// gets no token now.
 func (r *rank) triggerFault(s *seq) bool {
 	j, f := s.j, s.j.fault
 	if s.stalledUntil.After(time.Now()) {
@@ -258,7 +259,7 @@ func (r *rank) triggerFault(s *seq) bool {
 	return true
 }
 
-// truncatedAnswerBytes is a whole answer of which only the beginning comes.
+// truncatedAnswerBytes is the length of a whole response that a fault truncates.
 const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
 
 // appendIDs appends token ids as a JSON array.

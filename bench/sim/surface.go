@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// surface is one engine's HTTP surface: what it generates, what else it answers,
-// and the shape of its errors.
+// surface is the HTTP surface of one engine: the endpoints that generate, the other
+// endpoints, and the format of its errors.
 type surface struct {
 	inference map[string]func(*job) format // endpoints that generate, all POST
 	get, post map[string]func(*conn, *httpRequest)
 	failure   func(status int, msg, param string) []byte
 	read      func(path string, raw []byte) (*body, error)
-	// headFirst: the head of a stream goes out before the engine is given the request,
-	// which its first token is asked for only then (vLLM's AsyncLLM.generate, 0.32).
+	// headFirst means that the head of a stream is sent before the engine schedules the
+	// request, and so before its first token (vLLM's AsyncLLM.generate, 0.32).
 	headFirst bool
 }
 
@@ -24,12 +24,12 @@ var surfaces = map[string]*surface{
 	"trtllm": {inference: trtllmInference, get: trtllmGet, post: trtllmPost, failure: sglangError, read: readTRTLLMBody},
 }
 
-// legReader makes of a request's P/D members the leg it asks for; nil is a plain
-// request. An error is a refusal. It runs on the connection's goroutine.
+// legReader parses a request's P/D members into the leg that they ask for; nil is a
+// plain request. An error is a refusal. It runs on the connection's goroutine.
 type legReader func(l *incarnation, b *body, r *httpRequest) (pdLeg, error)
 
-// pdFamilies are the hand-overs an engine can speak, by Options.PD; nil reads
-// nothing. "nixl" is vLLM's default and lives in lease.go and pull.go.
+// pdFamilies are the hand-overs that an engine can speak, by Options.PD; nil parses
+// nothing. "nixl" is vLLM's default and is in lease.go and pull.go.
 var pdFamilies = map[string]legReader{
 	"nixl":      nil,
 	"none":      nil,
@@ -43,39 +43,43 @@ var pdFamilies = map[string]legReader{
 	"trtllm":       readTRTLLM,
 }
 
-// PDFamilies are the names Options.PD takes.
+// PDFamilies returns the values of Options.PD.
 func PDFamilies() []string { return slices.Sorted(maps.Keys(pdFamilies)) }
 
-// pdLeg is what a family does for one request beside generating. All its methods
-// but side and begin run on the rank's goroutine. Embed defaultLeg and override.
+// pdLeg is what a family does for one request besides generating. All methods except
+// side and begin run on the rank's goroutine. Implementations embed defaultLeg and
+// override its methods.
 type pdLeg interface {
-	// side is what faults select by: "prefill" or "decode".
+	// side is "prefill" or "decode", by which faults select requests.
 	side() string
-	// rank is the data-parallel rank the request must run on; -1 leaves it to
-	// headers and load.
+	// rank returns the data-parallel rank on which the request must run; -1 leaves the
+	// choice to headers and load.
 	rank(ranks int) int
 	// begin checks and completes the job once its sequences are made.
 	begin(j *job) error
-	// submit queues the job's sequences: at once, or when the other side is there.
+	// submit queues the job's sequences, at once or when the other side is there.
 	submit(r *rank, j *job)
-	// admitted: s has blocks for its whole prompt, nothing computed. True when a
-	// transfer fills them, at whose end (or failure) the leg calls r.arrived.
+	// onAdmitted is called when s has blocks for its whole prompt and nothing is
+	// computed. It returns true if a transfer fills them; at its end the leg calls
+	// transferDone.
 	onAdmitted(r *rank, s *seq) bool
-	// hold: s has made its last token, which is not told yet. True keeps answer
-	// and blocks until the leg calls r.settle.
+	// holdLastToken is called when s has generated its last token, which is not sent
+	// yet. It returns true to hold back response and blocks until the leg calls
+	// finishHeld.
 	holdLastToken(r *rank, s *seq) bool
-	// keep: the answer of s goes out and its blocks are free to go; true keeps
-	// them, the leg releases them.
+	// retainBlocks is called when the response of s is sent and its blocks can be
+	// freed. It returns true to keep them; the leg then releases them.
 	retainBlocks(r *rank, s *seq) bool
-	// params appends the answer's kv_transfer_params.
+	// params appends the kv_transfer_params of the response.
 	params(b []byte, j *job) []byte
-	// drop: the job ends before its time, its blocks go unless a transfer has them.
+	// cancel is called when the job ends early. Its blocks are freed unless a transfer
+	// has them.
 	cancel(r *rank, j *job)
-	// refused: the request was answered 4xx before the engine knew it.
+	// onRefused is called when the request got a 4xx before the engine scheduled it.
 	onRefused(l *incarnation)
 }
 
-// defaultLeg does what a request without P/D does.
+// defaultLeg does nothing: it is the leg of a plain request.
 type defaultLeg struct{}
 
 func (defaultLeg) side() string                   { return "plain" }
@@ -89,25 +93,25 @@ func (defaultLeg) params(b []byte, _ *job) []byte { return append(b, "null"...) 
 func (defaultLeg) cancel(*rank, *job)             {}
 func (defaultLeg) onRefused(*incarnation)         {}
 
-// transfer marks s as waiting for KV from elsewhere; its blocks stay with it until
-// arrived. The caller starts what ends in arrived.
+// transfer marks s as waiting for KV from another engine; its blocks stay with it until
+// transferDone. The caller starts the transfer, which ends with transferDone.
 func (r *rank) transfer(s *seq) {
 	s.pulling = true
 	r.pulls[s] = struct{}{}
 	r.e.blockLog.acquire(s.j.blockLogID)
 }
 
-// endTransfer undoes it.
+// endTransfer undoes transfer.
 func (r *rank) endTransfer(s *seq) {
 	s.pulling = false
 	delete(r.pulls, s)
 	r.e.blockLog.release(s.j.blockLogID)
 }
 
-// transferDone ends a transfer of s on the rank's goroutine: tokens of its prompt are in
-// its blocks, cached of them said to be from a cache. A job that is over gets its
-// blocks freed; a failed transfer is the caller's to answer (r.fail) after this,
-// with tokens 0. False when the job is over.
+// transferDone ends a transfer of s on the rank's goroutine: its blocks have the KV of
+// tokens tokens of its prompt, of which cached are reported as cached. If the job has
+// ended, its blocks are freed and the result is false. After a failed transfer, with
+// tokens 0, the caller ends the job (r.fail).
 func (r *rank) transferDone(s *seq, tokens, cached int) bool {
 	r.endTransfer(s)
 	if s.j.ended {
@@ -134,7 +138,7 @@ func (r *rank) transferDone(s *seq, tokens, cached int) bool {
 	return true
 }
 
-// finishHeld ends what hold began: the token held is told, the answer goes out.
+// finishHeld ends what holdLastToken began: it sends the last token and the response.
 func (r *rank) finishHeld(s *seq) {
 	if s.j.ended {
 		return
@@ -146,7 +150,7 @@ func (r *rank) finishHeld(s *seq) {
 	r.flushCoalesced(s.j)
 }
 
-// flushCoalesced sends what Coalesce kept of j outside a step.
+// flushCoalesced sends the events of j that Options.Coalesce held back outside a step.
 func (r *rank) flushCoalesced(j *job) {
 	if r.o.Coalesce && !j.ended {
 		r.scratch.open(j)

@@ -9,9 +9,9 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// chooseTool decides whether the answer is a tool call and of which function:
-// when tool_choice requires or names one, or when the last user message speaks
-// of a function by its name.
+// chooseTool decides whether the response is a tool call, and of which function: if
+// tool_choice requires or names one, or if the last user message contains the
+// function's name.
 func chooseTool(b *body) (string, *tool) {
 	if len(b.Tools) == 0 {
 		return "", nil
@@ -63,8 +63,8 @@ func chooseTool(b *body) (string, *tool) {
 	return "", nil
 }
 
-// toolScript is the output of a call: the tokens of its arguments, made to fit
-// the function's JSON schema.
+// toolScript returns the output of a call: the tokens of arguments that match the
+// function's JSON schema.
 func toolScript(b *body, name string, state uint64) []uint32 {
 	_, t := chooseTool(b)
 	args := []byte("{}")
@@ -74,8 +74,8 @@ func toolScript(b *body, name string, state uint64) []uint32 {
 	return textgen.Vocab().Append(nil, string(args))
 }
 
-// fitSchema appends a value that fits a JSON schema, as far as types, enums,
-// properties and items say.
+// fitSchema appends a value that matches a JSON schema; it considers types, enums,
+// properties and items.
 func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 	var s struct {
 		Type       json.RawMessage            `json:"type"`

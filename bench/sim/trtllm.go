@@ -11,11 +11,11 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// TensorRT-LLM's face: two endpoints, no /tokenize, flat errors, and its
-// hand-over: disaggregated_params in the request and in each choice of an answer.
-// Written from its public source; chunk shapes are vLLM's but for that member.
-// The transfer is the one of NIXL's pull mode under another name: the opaque
-// state says where the context server's side channel is.
+// TensorRT-LLM's surface: two endpoints, no /tokenize, flat errors, and its hand-over
+// with disaggregated_params in the request and in each choice of a response. Written
+// from its public source; chunk formats are vLLM's except for that member. The transfer
+// is that of NIXL's pull mode under another name: the opaque state contains the address
+// of the context server's side channel.
 
 var trtllmInference = map[string]func(*job) format{
 	"/v1/chat/completions": newChatFormat,
@@ -30,8 +30,8 @@ var trtllmGet = map[string]func(*conn, *httpRequest){
 	"/server_info": func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("{}")) },
 }
 
-// trtllmMembers are what /v1/completions takes (CompletionRequest of serve/openai_protocol.py);
-// whatever else a request has is refused.
+// trtllmMembers are the members that /v1/completions accepts (CompletionRequest of
+// serve/openai_protocol.py); a request with any other member is rejected.
 var trtllmMembers = map[string]bool{}
 
 func init() {
@@ -46,7 +46,7 @@ func init() {
 	}
 }
 
-// readTRTLLMBody reads a request; of completions token ids are told in the place of text.
+// readTRTLLMBody parses a request; for completions the token ids replace the text.
 func readTRTLLMBody(path string, raw []byte) (*body, error) {
 	b, err := readBody(raw)
 	if err != nil || path != "/v1/completions" {
@@ -76,7 +76,7 @@ type trtllmParams struct {
 	Draft  []uint32 `json:"draft_tokens"`
 }
 
-// trtllmState is what the opaque state hides.
+// trtllmState is the content of the opaque state.
 type trtllmState struct {
 	Host    string `json:"host"`
 	Port    int    `json:"port"`
@@ -85,7 +85,7 @@ type trtllmState struct {
 	Tokens  int    `json:"tokens"`
 }
 
-// trtllmLeg is one side of the hand-over.
+// trtllmLeg is one leg of the hand-over.
 type trtllmLeg struct {
 	defaultLeg
 	context bool
@@ -147,12 +147,12 @@ func (g *trtllmLeg) side() string {
 	return "decode"
 }
 
-// begin makes one token of a context_only request, whatever it asks for, and
-// gives a generation the tokens it was handed.
+// begin limits a context_only request to one token, whatever it asks for, and sets the
+// prompt of a generation request to the tokens it received.
 func (g *trtllmLeg) begin(j *job) error {
 	p := j.params
 	if g.context {
-		p.maxTokens, p.returnIDs = 1, true // chat tells the ids on top by itself
+		p.maxTokens, p.returnIDs = 1, true // chat returns the ids in the response anyway
 		return nil
 	}
 	p.handle = g.h
@@ -183,7 +183,7 @@ func (g *trtllmLeg) submit(r *rank, j *job) {
 	r.l.pull.track(g.h)
 }
 
-// keep: a context server holds the KV of what is not finished.
+// retainBlocks keeps the KV on a context server if the sequence is not finished.
 func (g *trtllmLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.context || s.reason != "length" {
 		return false
@@ -199,9 +199,9 @@ func (g *trtllmLeg) onRefused(l *incarnation) {
 	}
 }
 
-// choiceMembers appends disaggregated_params to a choice: null while a
-// generation streams, the hand-over in a context server's answer. A generation
-// repeats what it was given at its end, as the server does.
+// choiceMembers appends disaggregated_params to a choice: null while a generation
+// streams, the hand-over in a context server's response. A generation repeats its own
+// at its end, as the server does.
 func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 	b = append(b, `,"disaggregated_params":`...)
 	if s.reason == "" || g.context && !s.leased {
@@ -216,7 +216,7 @@ func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 		host, port, _ := net.SplitHostPort(l.side.Addr().String())
 		n, _ := strconv.Atoi(port)
 		state, _ := json.Marshal(trtllmState{host, n, l.rankID(s.j.rank.index), s.j.internal, len(s.prompt)})
-		id := int64(1)<<53 + 1 + int64(l.next.Add(1)) // over what a double holds
+		id := int64(1)<<53 + 1 + int64(l.next.Add(1)) // larger than a double can represent exactly
 		p = trtllmParams{Type: "context_only", First: slices.Clone(s.out), CtxID: &id, Opaque: base64.StdEncoding.EncodeToString(state)}
 		if f := s.j.fault; f != nil && f.Kind == faults.BadHandle {
 			p.First = nil
@@ -226,7 +226,7 @@ func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 	return append(b, out...)
 }
 
-// answerMembers appends a context server's prompt_token_ids on top.
+// answerMembers appends a context server's prompt_token_ids to the response.
 func (g *trtllmLeg) answerMembers(b []byte, j *job) []byte {
 	if !g.context {
 		return b
@@ -234,10 +234,10 @@ func (g *trtllmLeg) answerMembers(b []byte, j *job) []byte {
 	return appendIDs(append(b, `,"prompt_token_ids":`...), j.seqs[0].prompt)
 }
 
-// memberAppender is a pdLeg that puts members into answers.
+// memberAppender is implemented by a pdLeg that adds members to responses.
 type memberAppender interface {
-	choiceMembers(b []byte, s *seq) []byte // into every choice
-	answerMembers(b []byte, j *job) []byte // on top of a whole answer
+	choiceMembers(b []byte, s *seq) []byte // to every choice
+	answerMembers(b []byte, j *job) []byte // to a whole response
 }
 
 func (j *job) choiceMembers(b []byte, s *seq) []byte {
