@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is for what must happen; tests never wait that long when it does.
-const patience = 20 * time.Second
+// testTimeout is for what must happen; tests never wait that long when it does.
+const testTimeout = 20 * time.Second
 
 func begin(t testing.TB, threads int) *Loops {
 	t.Helper()
@@ -126,7 +126,7 @@ func (st *stream) send(text string) {
 func (st *stream) expectReceived(text string) {
 	st.t.Helper()
 	got := make([]byte, len(text))
-	_ = st.client.SetReadDeadline(time.Now().Add(patience))
+	_ = st.client.SetReadDeadline(time.Now().Add(testTimeout))
 	if n, err := io.ReadFull(st.client, got); err != nil || string(got) != text {
 		st.t.Fatalf("the client got %q (%v), want %q", got[:n], err, text)
 	}
@@ -140,7 +140,7 @@ func (st *stream) expectEnd(why Reason) End {
 			st.t.Fatalf("left by %d (%v), want %d", e.Reason, e.Err, why)
 		}
 		return e
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		st.t.Fatal("not left")
 	}
 	return End{}
@@ -157,9 +157,9 @@ func (st *stream) expectOpen() {
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, patience)
+			t.Fatalf("%s: not within %v", what, testTimeout)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func TestCancelAtAnyTime(t *testing.T) {
 		}
 		select {
 		case <-st.h.ends:
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("not left")
 		}
 	}
@@ -144,7 +144,7 @@ func TestIdleTimeout(t *testing.T) {
 		if pause = max(pause, time.Since(said)); stays && pause < idle/2 {
 			return
 		}
-		if pause < idle/2 || idle > patience/8 {
+		if pause < idle/2 || idle > testTimeout/8 {
 			t.Fatalf("left after %v at most without a byte, of %v: %v", pause, idle, !stays)
 		}
 	}

@@ -70,7 +70,7 @@ func TestSink(t *testing.T) {
 			if end.Reason != Done && end.Reason != SinkFull || end.Unsent != nil {
 				t.Fatalf("left by %v (%v)", end.Reason, end.Err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("the Task does not leave")
 		}
 		break
@@ -109,7 +109,7 @@ func TestSinkFails(t *testing.T) {
 			if end.Reason != c.why || c.why == SendFailed && end.Err != errSink {
 				t.Errorf("%s: left by %v (%v)", c.send, end.Reason, end.Err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("the Task does not leave")
 		}
 	}
@@ -121,7 +121,7 @@ func TestSinkFails(t *testing.T) {
 		if end.Reason != Done || end.Sent != 2 {
 			t.Errorf("the other stream left by %v, %d bytes", end.Reason, end.Sent)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("the other stream is stuck")
 	}
 }

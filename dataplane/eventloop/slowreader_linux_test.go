@@ -44,7 +44,7 @@ func TestSlowReader(t *testing.T) {
 		fast.expectReceived("x")
 	}
 	// It reads on: everything comes, in order and whole.
-	_ = slow.client.SetReadDeadline(time.Now().Add(patience))
+	_ = slow.client.SetReadDeadline(time.Now().Add(testTimeout))
 	if n, err := io.CopyN(io.Discard, slow.client, all); err != nil || n != all {
 		t.Fatal(n, err)
 	}
@@ -108,7 +108,7 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 	t.Logf("%d KiB taken, %d bytes held", taken>>10, budget.Used())
 	most := 0
 	for read := 0; read < all; read += piece {
-		_ = slow.client.SetReadDeadline(time.Now().Add(patience))
+		_ = slow.client.SetReadDeadline(time.Now().Add(testTimeout))
 		if _, err := io.CopyN(io.Discard, slow.client, piece); err != nil {
 			t.Fatal(err)
 		}
@@ -158,7 +158,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 	late.expectOpen()
 	budget.Release(rest)
 	slow.expectOpen()
-	_ = slow.client.SetReadDeadline(time.Now().Add(patience))
+	_ = slow.client.SetReadDeadline(time.Now().Add(testTimeout))
 	if n, err := io.CopyN(io.Discard, slow.client, 8*some); err != nil {
 		t.Fatal(n, err)
 	}

@@ -34,10 +34,10 @@ func TestStarvedLoop(t *testing.T) {
 	busy.expectReceived("x")
 	select {
 	case d := <-told:
-		if d < held-time.Second || d > patience {
+		if d < held-time.Second || d > testTimeout {
 			t.Errorf("told of %v, want about %v", d, held)
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("nobody was told")
 	}
 	silent.send("y")

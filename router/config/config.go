@@ -301,7 +301,7 @@ type Timeouts struct {
 	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
 	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
 	EngineIdle time.Duration `yaml:"engine_idle" min:"1ms"`         // a connection to an engine that is not used is kept; less than the engine's own time, which is 5s for uvicorn [4s]
-	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // a connection to an engine is not used again when it is so old, give or take an eighth, so that a name or a balancer in front is asked anew; 0: never too old [1h]
+	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // maximum age of a pooled engine connection, ±12.5 % jitter, so that a name or a load balancer in front is resolved again; 0: unlimited [1h]
 	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // a prefill leg in all [300s]
 	Decode     time.Duration `yaml:"decode" min:"1ms"`              // a decode or aggregated leg in all [600s]
 	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
@@ -341,7 +341,7 @@ type Migration struct {
 	// cannot, without the grammar: what the client gets may not be what it asked for) [error].
 	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
-	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that moves in a pool with prefill workers is handed over anew when the decode worker would have to compute so many tokens; 0: always [4096]
+	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again when the decode worker would have to compute so many tokens; 0: always [4096]
 	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
 	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // for an engine's tokenizer, where the text told must be made ids again [2s]
 }
