@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"net/http"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -52,11 +53,14 @@ func TestFewTokensPrefillOnDecode(t *testing.T) {
 	if len(rec.Joint) != 1 || rec.Joint[0].Plan != "local" || rec.Joint[0].Local.Uncached >= 64 || len(rec.Decisions) != 1 || rec.Decisions[0].Leg != "whole" {
 		t.Errorf("pairs %+v, decisions %+v", rec.Joint, rec.Decisions)
 	}
-	var out strings.Builder
-	writeRecord(&out, rec)
+	explain := exec.Command(builtBinary(t), "explain", "--runtime-file", r.Config.Admin.RuntimeFile, "near")
+	out, err := explain.CombinedOutput()
+	if err != nil {
+		t.Errorf("explain: %v", err)
+	}
 	for _, want := range []string{"local, too few tokens are left for a hand-over to pay", "remote: prefill on p0/0, decode on d0/0", "→ local: all on d0/0"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
+		if !strings.Contains(string(out), want) {
+			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
 	eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.reservedLoad() == "" })

@@ -1,15 +1,16 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,22 +29,22 @@ func withRegister(c *config.Config) {
 // keepRegistered runs `sluice register` until the function it gives is called.
 func keepRegistered(t *testing.T, r *testRouter, id, kind, workerSpec string) (stop func()) {
 	t.Helper()
-	t.Setenv("SLUICE_REGISTRATION_TOKEN", registerToken)
-	ctx, cancel := context.WithCancel(context.Background())
-	code := make(chan int, 1)
+	cmd := exec.Command(builtBinary(t), "register", "--router", "http://"+r.Registration.Addr(), "--id", id, kind, workerSpec)
+	cmd.Env = append(os.Environ(), "SLUICE_REGISTRATION_TOKEN="+registerToken)
 	errs := new(syncBuffer)
-	go func() {
-		code <- run(ctx, []string{"register", "--router", "http://" + r.Registration.Addr(), "--id", id, kind, workerSpec}, errs, errs)
-	}()
+	cmd.Stdout, cmd.Stderr = errs, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
 	ended := false
 	stop = func() {
 		if ended {
 			return
 		}
 		ended = true
-		cancel()
-		if c := <-code; c != 0 {
-			t.Errorf("sluice register ended with %d: %s", c, errs)
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("sluice register ended with %v: %s", err, errs)
 		}
 	}
 	t.Cleanup(stop)

@@ -20,41 +20,58 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/router/admin"
+
+	"github.com/zeebo/xxh3"
 )
 
 var binary struct {
 	once sync.Once
-	dir  string
 	path string
 	err  error
 }
 
-// TestMain removes the binary that builtBinary may have made.
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if binary.dir != "" {
-		os.RemoveAll(binary.dir)
-	}
-	os.Exit(code)
-}
-
-// builtBinary is the command itself as make build makes bin/sluice, built once.
+// builtBinary returns the path of the command as make build makes bin/sluice. All test
+// packages of this checkout share one file, which go build leaves alone while it is up to
+// date; the lock keeps two of them from linking it at once.
 func builtBinary(t *testing.T) string {
 	t.Helper()
-	binary.once.Do(func() {
-		if binary.dir, binary.err = os.MkdirTemp("", "sluice-test-"); binary.err != nil {
-			return
-		}
-		binary.path = filepath.Join(binary.dir, "sluice")
-		out, err := exec.Command("go", "build", "-tags", "nokube", "-o", binary.path, ".").CombinedOutput()
-		if err != nil {
-			binary.err = fmt.Errorf("%w: %s", err, out)
-		}
-	})
+	binary.once.Do(func() { binary.path, binary.err = buildBinary() })
 	if binary.err != nil {
 		t.Fatal(binary.err)
 	}
 	return binary.path
+}
+
+func buildBinary() (path string, err error) {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("go list: %w", err)
+	}
+	cache := os.Getenv("SLUICE_CACHE")
+	if cache == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", err
+		}
+		cache = filepath.Join(home, ".cache", "sluice")
+	}
+	dir := filepath.Join(cache, "e2e", fmt.Sprintf("%016x", xxh3.Hash(root)))
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	path = filepath.Join(dir, "sluice")
+	if out, err := exec.Command("go", "build", "-tags", "nokube", "-o", path, "sluice/cmd/sluice").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
 }
 
 // process is a sluice under way.
