@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sluice/bench/sim"
+	"sluice/router/e2e/harness"
 )
 
 func TestCheck(t *testing.T) {
@@ -23,10 +24,10 @@ func TestCheck(t *testing.T) {
 		}
 		return path
 	}
-	e := startSim(t, func(o *sim.Options) { o.Ranks = 2 })
-	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "decode" })
-	p, d := startSim(t, simRole("prefill")), startSim(t, simRole("decode"))
-	none := startScripted(t, replyHandler(200, `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"kv_transfer_params":null}`))
+	e := harness.StartSim(t, func(o *sim.Options) { o.Ranks = 2 })
+	sgl := harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "decode" })
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	none := harness.StartScripted(t, harness.ReplyHandler(200, `{"id":"x","object":"text_completion","choices":[{"index":0,"text":"a","finish_reason":"length"}],"kv_transfer_params":null}`))
 	good := write("good.yaml", "workers: [{url: '"+e.URL()+"', models: [sim], ranks: 2, engine: vllm, block_size: 16}]\n")
 	bad := write("bad.yaml", "listen: 1\nworkers:\n  - url: nonsense\n")
 	noCert := write("nocert.yaml", "tls: {cert: "+dir+"/none.crt, key: "+dir+"/none.key}\n")
@@ -53,7 +54,7 @@ func TestCheck(t *testing.T) {
 		{"health path of the worker", []string{"--probe", "--engine", e.URL() + ",health_path=/version", "--set", "health.path=/none"}, 0, "  ok    aggregated-0", ""},
 		{"bad health path", []string{"--engine", e.URL() + ",health_path=ping"}, 1, "", `workers[0].health_path: "ping"; want a path of at most 256 visible`},
 		{"bad health path for all", []string{"--engine", e.URL(), "--set", "health.path=/a b"}, 1, "", `health.path: "/a b"; want a path`},
-		{"dead engine", []string{"--engine", refusedURL(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
+		{"dead engine", []string{"--engine", harness.RefusedURL(t), "--probe"}, 1, "connection refused", "1 of the engines' servers"},
 		{"not as it says", []string{"--probe", "--engine", e.URL() + ",model=other,ranks=3,block_size=64,engine=sglang"}, 1,
 			`it does not serve model "other"` + "\n        it is vllm, not sglang\n        its blocks are of 16 tokens, not 64\n        the engine has ranks 0 to 1, but rank 2 is configured", ""},
 		{"role", []string{"--probe", "--prefill", sgl.URL()}, 1, "it says its role is decode, not prefill", ""},
@@ -70,7 +71,7 @@ func TestCheck(t *testing.T) {
 		{"a variable that sets nothing", []string{"--config", good}, 0, `the variable SLUICE_LISTN sets nothing (did you mean "SLUICE_LISTEN"?)`, ""},
 		{"a byte order mark", []string{"--config", marked}, 0, "aggregated aggregated-0 at " + e.URL(), ""},
 	} {
-		var out, errs syncBuffer
+		var out, errs harness.SyncBuffer
 		code := runCheck(c.args, &out, &errs)
 		if code != c.code || !strings.Contains(out.String(), c.out) || !strings.Contains(errs.String(), c.err) {
 			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", c.name, code, c.code, out.String(), errs.String())
@@ -81,8 +82,8 @@ func TestCheck(t *testing.T) {
 // TestEnginesAreAskedAsServeDoes: check --probe and init show engine_key and use engine_tls, so
 // that they judge an engine with --api-key or TLS as serve does.
 func TestEnginesAreAskedAsServeDoes(t *testing.T) {
-	e := startSim(t, nil)
-	p := startSim(t, simRole("prefill"))
+	e := harness.StartSim(t, nil)
+	p := harness.StartSim(t, harness.SimRole("prefill"))
 	const key = "the-engines-own-key"
 	guarded := func(to *sim.Engine) (string, string) {
 		target, err := url.Parse(to.URL())
@@ -108,10 +109,10 @@ func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 	at, ca := guarded(e)
 	before, _ := guarded(p) // httptest's servers have one certificate
 	file := filepath.Join(t.TempDir(), "made.yaml")
-	var out, errs syncBuffer
+	var out, errs harness.SyncBuffer
 	run := func(what string, want int, f func() int) {
 		t.Helper()
-		out, errs = syncBuffer{}, syncBuffer{}
+		out, errs = harness.SyncBuffer{}, harness.SyncBuffer{}
 		if code := f(); code != want {
 			t.Errorf("%s: exit %d, want %d\nout: %s\nerr: %s", what, code, want, out.String(), errs.String())
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/router/e2e/harness"
 )
 
 // compiled makes a library of C source, as name, in a folder of its own.
@@ -53,7 +55,7 @@ func (d *diagnosis) of(name string) finding {
 // diagnose runs `sluice doctor --json` and reads what it says.
 func diagnose(t *testing.T, args ...string) *diagnosis {
 	t.Helper()
-	cmd := exec.Command(builtBinary(t), append([]string{"doctor", "--json"}, args...)...)
+	cmd := exec.Command(harness.BuiltBinary(t), append([]string{"doctor", "--json"}, args...)...)
 	cmd.Env = append(os.Environ(), "SLUICE_NIXL_LIBRARY=", "SLUICE_UCX_LIBRARY=", "VIRTUAL_ENV=", "CONDA_PREFIX=")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr

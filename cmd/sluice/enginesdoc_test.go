@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/router/e2e/harness"
 	"sluice/router/pd"
 )
 
@@ -41,7 +42,7 @@ func TestEnginesDoc(t *testing.T) {
 		}
 		files, lines := 0, 0
 		check := func(what string, args ...string) {
-			var out, errs syncBuffer
+			var out, errs harness.SyncBuffer
 			code := runCheck(args, &out, &errs)
 			if printed := out.String(); code != 0 || strings.Contains(printed, "to think about") || family != "" && !strings.Contains(printed, "("+family+")") {
 				t.Errorf("%s: exit %d\n%s\n%s%s", family, code, what, printed, errs.String())

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -9,38 +8,18 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"sluice/bench/sim"
 	"sluice/router/config"
+	"sluice/router/e2e/harness"
 	"sluice/router/worker"
 )
 
-// refusedURL is an address where connections are refused for as long as the test runs:
-// its port is taken, so that nobody else is given it, and nobody listens there.
-func refusedURL(t *testing.T) string {
-	t.Helper()
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Close(fd) })
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		t.Fatal(err)
-	}
-	at, err := unix.Getsockname(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return fmt.Sprintf("http://127.0.0.1:%d", at.(*unix.SockaddrInet4).Port)
-}
-
 func TestInitWritesValidConfig(t *testing.T) {
-	p := startSim(t, simRole("prefill"))
-	d := startSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.BlockSize = "decode", 2, 32 })
-	dead := refusedURL(t)
+	p := harness.StartSim(t, harness.SimRole("prefill"))
+	d := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.BlockSize = "decode", 2, 32 })
+	dead := harness.RefusedURL(t)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
-	var out, errs syncBuffer
+	var out, errs harness.SyncBuffer
 	args := []string{"--prefill", p.URL(), dead + ",label=x", "-o", path, "--decode", d.URL() + ",id=dec"}
 	if code := runInit(args, &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
@@ -81,7 +60,7 @@ func TestInitWritesValidConfig(t *testing.T) {
 	}
 
 	// What it wrote, check finds sound, and the engines as it says.
-	var checked syncBuffer
+	var checked harness.SyncBuffer
 	if code := runCheck([]string{"--config", path, "--probe"}, &checked, &errs); code != 0 {
 		t.Errorf("check: exit %d: %s%s", code, checked.String(), errs.String())
 	}
@@ -89,8 +68,8 @@ func TestInitWritesValidConfig(t *testing.T) {
 
 // The hand-over is that of the prefill workers' engine.
 func TestInitFamily(t *testing.T) {
-	sgl := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
-	trt := startSim(t, func(o *sim.Options) { o.Engine, o.Role = "trtllm", "prefill" })
+	sgl := harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
+	trt := harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "trtllm", "prefill" })
 	for _, c := range []struct {
 		args     []string
 		wants    []string
@@ -100,7 +79,7 @@ func TestInitFamily(t *testing.T) {
 		{[]string{"--prefill", trt.URL()}, []string{"role: prefill", "engine: trtllm", "family: trtllm"}, ""},
 		{[]string{"--prefill", trt.URL(), sgl.URL()}, []string{"family: sglang"}, "different engines"},
 	} {
-		var out, errs syncBuffer
+		var out, errs harness.SyncBuffer
 		if code := runInit(c.args, &out, &errs); code != 0 {
 			t.Fatalf("%v: exit %d: %s", c.args, code, errs.String())
 		}
@@ -131,14 +110,14 @@ func TestInitRefuses(t *testing.T) {
 		{[]string{"--prefill", "http://h:1", "http://h:1"}, 2, "is the URL of workers[0] already"},
 		{[]string{"http://h:1,rank=1"}, 2, `no such key "rank"`},
 		{[]string{"--nonsense"}, 2, "nonsense"},
-		{[]string{refusedURL(t), garbage.URL}, 1, "no engine answered"},
+		{[]string{harness.RefusedURL(t), garbage.URL}, 1, "no engine answered"},
 	} {
-		var out, errs syncBuffer
+		var out, errs harness.SyncBuffer
 		if code := runInit(c.args, &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || out.String() != "" {
 			t.Errorf("%q: exit %d: %s%s", c.args, code, out.String(), errs.String())
 		}
 	}
-	var out, errs syncBuffer
+	var out, errs harness.SyncBuffer
 	if code := runInit([]string{"--help"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "Usage: sluice init") {
 		t.Errorf("help: exit %d: %s", code, out.String())
 	}
@@ -159,7 +138,7 @@ func TestInitQuotesEngineAnswers(t *testing.T) {
 		}
 	}))
 	defer evil.Close()
-	var out, errs syncBuffer
+	var out, errs harness.SyncBuffer
 	if code := runInit([]string{evil.URL}, &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
 	}

@@ -9,18 +9,20 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/router/e2e/harness"
 )
 
 // serve finds pods by becoming the build that can, in the same process; without it, it
 // says what is missing, and one of another build does not run.
 func TestServeExecsKubeBuild(t *testing.T) {
-	e := startSim(t, simRole("decode"))
-	cluster := startFakeKubeAPI(t, map[string]string{"d-0": podText("d-0", "decode", e.URL())})
+	e := harness.StartSim(t, harness.SimRole("decode"))
+	cluster := harness.StartFakeKubeAPI(t, map[string]string{"d-0": harness.PodText("d-0", "decode", e.URL())})
 	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", "kube.selector=app in (prefill,decode)", "--set", "kube.port=http",
-		"--set", "kube.kubeconfig=" + cluster.kubeconfig(t)}
+		"--set", "kube.kubeconfig=" + cluster.Kubeconfig(t)}
 	dir := t.TempDir()
 	alone := filepath.Join(dir, "sluice")
-	text, err := os.ReadFile(builtBinary(t))
+	text, err := os.ReadFile(harness.BuiltBinary(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,12 +51,12 @@ func TestServeExecsKubeBuild(t *testing.T) {
 	if out, err := checks(); err != nil {
 		t.Errorf("check, with it: %v, %s", err, out)
 	}
-	pr := launchAs(t, alone, nil, args...)
-	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pr.cmd.Process.Pid)); err == nil && filepath.Base(exe) != kubeBinary {
+	pr := harness.LaunchAs(t, alone, nil, args...)
+	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pr.Cmd.Process.Pid)); err == nil && filepath.Base(exe) != kubeBinary {
 		t.Errorf("it runs %s; want %s", exe, kubeBinary)
 	}
-	eventually(t, 60*time.Second, "the pod serves", func() bool {
-		a, err := tryPost(context.Background(), "http://"+pr.first+"/v1/chat/completions", chat(""))
+	harness.Eventually(t, 60*time.Second, "the pod serves", func() bool {
+		a, err := harness.TryPost(context.Background(), "http://"+pr.Addr+"/v1/chat/completions", harness.Chat(""))
 		return err == nil && a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
 	})
 
@@ -72,7 +74,7 @@ func TestServeExecsKubeBuild(t *testing.T) {
 
 // TestBuildVersionsMatch: a build does not take the place of another version.
 func TestBuildVersionsMatch(t *testing.T) {
-	cmd := exec.Command(builtBinary(t), "version")
+	cmd := exec.Command(harness.BuiltBinary(t), "version")
 	cmd.Env = append(os.Environ(), envBuild+"=another")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "install both of one build") {
 		t.Errorf("of another build: %v, %s", err, out)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/router/config"
+	"sluice/router/e2e/harness"
 )
 
 // serverWithoutHealth starts testdata/plainserver.py and returns its URL.
@@ -46,7 +47,7 @@ func TestServerWithoutHealth(t *testing.T) {
 		t.Run(strings.Join(append([]string{"with"}, args...), " "), func(t *testing.T) {
 			url := serverWithoutHealth(t, args...)
 			path := filepath.Join(t.TempDir(), "sluice.yaml")
-			var out, errs syncBuffer
+			var out, errs harness.SyncBuffer
 			if code := runInit([]string{"-o", path, "--engine", url}, &out, &errs); code != 0 {
 				t.Fatalf("init: exit %d: %s", code, errs.String())
 			}
@@ -61,13 +62,13 @@ func TestServerWithoutHealth(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := startRouter(t, nil, cfg.Workers...)
-			a := post(t, r.URL+"/v1/completions", `{"model":"tiny","prompt":"asked"}`)
-			if a.Status != 200 || a.text(t) != "it was asked" {
+			r := harness.StartRouter(t, nil, cfg.Workers...)
+			a := harness.Post(t, r.URL+"/v1/completions", `{"model":"tiny","prompt":"asked"}`)
+			if a.Status != 200 || a.Text(t) != "it was asked" {
 				t.Errorf("%d %s", a.Status, a.Body)
 			}
 			time.Sleep(4 * r.Config.Health.Interval)
-			if !allReady(r) {
+			if !harness.AllReady(r) {
 				t.Error("it is not ready after more probes")
 			}
 		})

@@ -15,6 +15,7 @@ import (
 
 	"sluice/bench/sim"
 	"sluice/router/config"
+	"sluice/router/e2e/harness"
 	"sluice/router/recording/replay"
 	"sluice/router/worker"
 )
@@ -25,10 +26,10 @@ func TestRecordAndReplay(t *testing.T) {
 	mod := func(o *sim.Options) { o.Blocks = 1024; o.Speed = 20 }
 	var workers []config.Worker
 	for i := range 3 {
-		workers = append(workers, simWorker(startSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
+		workers = append(workers, harness.SimWorker(harness.StartSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
 	}
-	r := startRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
-	eventually(t, 10*time.Second, "the feeds are live", func() bool {
+	r := harness.StartRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
+	harness.Eventually(t, 10*time.Second, "the feeds are live", func() bool {
 		for _, k := range r.AllRanks() {
 			if worker.FeedState(k.Feed.Load()) != worker.FeedLive {
 				return false
@@ -41,22 +42,22 @@ func TestRecordAndReplay(t *testing.T) {
 	var wg sync.WaitGroup
 	for who := range clients {
 		wg.Go(func() {
-			words := fmt.Sprintf("%s: talk %d. %s", secret, who, strings.Repeat(prompt, 4))
+			words := fmt.Sprintf("%s: talk %d. %s", secret, who, strings.Repeat(harness.Prompt, 4))
 			for turn := range turns {
-				words += fmt.Sprintf(" turn %d of talk %d: %s", turn, who, prompt)
+				words += fmt.Sprintf(" turn %d of talk %d: %s", turn, who, harness.Prompt)
 				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":4,"stream":true,"stream_options":{"include_usage":true}}`, words)
-				if a, err := tryPost(context.Background(), r.URL+"/v1/chat/completions", body); err != nil || a.Status != 200 {
+				if a, err := harness.TryPost(context.Background(), r.URL+"/v1/chat/completions", body); err != nil || a.Status != 200 {
 					t.Errorf("%v %v", a, err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	r.stop()
-	if err := <-r.done; err != nil {
+	r.Stop()
+	if err := <-r.Done; err != nil {
 		t.Fatal(err)
 	}
-	r.done <- nil
+	r.Done <- nil
 	files, _ := filepath.Glob(filepath.Join(dir, "*.rec"))
 	if len(files) != 1 {
 		t.Fatalf("files %v", files)
@@ -132,24 +133,24 @@ func TestRecordAndReplay(t *testing.T) {
 }
 
 func TestRecordFromARunningRouter(t *testing.T) {
-	e := startSim(t, nil)
-	r := startRouter(t, nil, simWorker(e, worker.Aggregated, "w"))
-	eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w"))
+	harness.Eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
 	// What the engine has cached before anybody records: the recording tells of it.
-	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
-	eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
+	harness.Eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
 	held := r.Index.CachedBlocks(r.AllRanks()[0].Slot)
 	out := t.TempDir()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	var stdout, stderr syncBuffer
+	var stdout, stderr harness.SyncBuffer
 	code := make(chan int, 1)
 	go func() {
 		code <- runRecord(ctx, []string{"--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
-	eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.metric("sluice_recording_active") == 1 })
-	wantStatus(t, post(t, r.URL+"/v1/chat/completions", chatOf(strings.Repeat(prompt, 3))), 200)
-	eventually(t, 10*time.Second, "it is written", func() bool {
+	harness.Eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.Metric("sluice_recording_active") == 1 })
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
+	harness.Eventually(t, 10*time.Second, "it is written", func() bool {
 		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 		if len(files) == 0 {
 			return false
@@ -161,7 +162,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
 	}
-	eventually(t, 10*time.Second, "the router records no more", func() bool { return r.metric("sluice_recording_active") == 0 })
+	harness.Eventually(t, 10*time.Second, "the router records no more", func() bool { return r.Metric("sluice_recording_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 	trace, err := replay.Load(files, func(error) {})
 	if err != nil {

@@ -2,465 +2,27 @@ package main
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"math/rand/v2"
-	"net/http"
-	"os"
 	"path/filepath"
-	"reflect"
-	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	"sluice/bench/sim"
-	"sluice/dataplane/upstream"
 	"sluice/router/admin"
-	"sluice/router/blockhash"
-	"sluice/router/config"
-	"sluice/router/kvindex"
-	"sluice/router/worker"
+	"sluice/router/e2e/harness"
 )
-
-// reloadRouter is a router on a file.
-type reloadRouter struct {
-	*testRouter
-	t    *testing.T
-	path string
-	base string
-}
-
-func startReloadRouter(t *testing.T, more string, engines ...string) *reloadRouter {
-	t.Helper()
-	g := &reloadRouter{t: t, path: filepath.Join(t.TempDir(), "sluice.yaml")}
-	g.base = "listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, token: test-token-0123456789, runtime_file: " + filepath.Join(t.TempDir(), "rt.json") + "}\ndiscovery: {file_poll_interval: 1h}\n" +
-		"health: {interval: 50ms}\nworkers:\n"
-	for i, url := range engines {
-		g.base += fmt.Sprintf("  - {id: w%d, url: %q}\n", i, url)
-	}
-	writeFile(t, g.path, g.base+more)
-	g.testRouter = launchConfigured(t, g.path)
-	eventually(t, 20*time.Second, "all workers are ready", func() bool { return len(g.Fleet.View().Workers) == len(engines) && allReady(g.testRouter) })
-	return g
-}
-
-// reload writes the file anew and asks over the admin API.
-func (g *reloadRouter) reload(more string) (status int, changes []config.Change, message string) {
-	g.t.Helper()
-	writeFile(g.t, g.path, g.base+more)
-	req, err := http.NewRequest("POST", "http://"+g.Admin.Addr()+"/admin/v1/reload", nil)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	req.Header.Set("Authorization", "Bearer test-token-0123456789")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var v struct {
-		Changes []config.Change
-		Error   struct{ Message string }
-	}
-	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
-		g.t.Fatal(err)
-	}
-	return resp.StatusCode, v.Changes, v.Error.Message
-}
-
-// What is reloaded is in effect when the answer comes, each where it belongs.
-func TestReload(t *testing.T) {
-	one, two := startSim(t, nil), startSim(t, nil)
-	g := startReloadRouter(t, "", one.URL())
-	request := func(fields ...string) *answer { return post(t, g.URL+"/v1/chat/completions", chat(""), fields...) }
-	wantStatus(t, request(), 200)
-	status, changes, message := g.reload(fmt.Sprintf(`  - {id: new, url: %q}
-cors: {origins: [https://app.example]}
-limits: {max_body: 1KiB, max_head: 32KiB}
-schedule: {policy: round_robin}
-steering: {pinning: "off"}
-timeouts: {head: 3s, pool_wait: 1ms}
-`, two.URL()))
-	if status != 200 {
-		t.Fatalf("%d %s", status, message)
-	}
-	effect := map[string]config.Effect{}
-	for _, c := range changes {
-		effect[c.Path] = c.Effect
-	}
-	if want := map[string]config.Effect{`workers["new"]`: config.Applied, "cors.origins": config.Applied, "limits.max_body": config.Applied, "schedule.policy": config.Applied,
-		"steering.pinning": config.Applied, "limits.max_head": config.Restart, "timeouts.head": config.Applied, "timeouts.pool_wait": config.Applied}; !reflect.DeepEqual(effect, want) {
-		t.Errorf("%v, want %v", effect, want)
-	}
-	a := request("Origin", "https://app.example")
-	if a.Header.Get("Access-Control-Allow-Origin") != "https://app.example" {
-		t.Error("cors.origins is not in effect")
-	}
-	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 413 {
-		t.Errorf("limits.max_body is not in effect: %d", a.Status)
-	}
-	if g.Scheduler.Policy() != "round_robin" {
-		t.Errorf("schedule.policy is %s", g.Scheduler.Policy())
-	}
-	if a := request("X-Sluice-Worker", "w0"); a.Status != 400 {
-		t.Errorf("steering.pinning is not in effect: %d", a.Status)
-	}
-	eventually(t, 20*time.Second, "the new worker", func() bool { return g.state("new") == worker.Ready })
-	req, _ := http.NewRequest("GET", "http://"+g.Admin.Addr()+"/admin/v1/config", nil)
-	req.Header.Set("Authorization", "Bearer test-token-0123456789")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var shown struct {
-		Limits struct {
-			MaxBody int64 `json:"max_body"`
-			MaxHead int64 `json:"max_head"`
-		}
-	}
-	_ = json.NewDecoder(resp.Body).Decode(&shown)
-	if shown.Limits.MaxBody != 1<<10 || shown.Limits.MaxHead != 16<<10 {
-		t.Errorf("/admin/v1/config shows %+v, want what is in effect", shown)
-	}
-
-	// The same again: only what still waits for a restart differs.
-	writeFile(t, g.path, strings.Replace(g.base, "workers:", "workers:", 1))
-	_, changes, _ = g.reload("")
-	for _, c := range changes {
-		if c.Path == "limits.max_head" {
-			t.Errorf("%+v, though the file has it as it is in effect", c)
-		}
-	}
-	if a := post(t, g.URL+"/v1/chat/completions", chat(`,"user":"`+strings.Repeat("x", 2000)+`"`)); a.Status != 200 {
-		t.Errorf("back to the default: %d %s", a.Status, a.Body)
-	}
-}
-
-// TestReloadDuringRequest: a request keeps the configuration that it began with. Its second
-// try took its time-outs from the new configuration before.
-func TestReloadDuringRequest(t *testing.T) {
-	const decodeTime = 1500 * time.Millisecond
-	calls, reloaded := new(atomic.Int32), make(chan struct{})
-	handle := func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		if calls.Add(1) == 1 {
-			<-reloaded
-			replyJSON(w, 500, `{"error":{"message":"no"}}`)
-			return
-		}
-		time.Sleep(decodeTime)
-		replyJSON(w, 200, wholeAnswer)
-	}
-	one, two := startScripted(t, handle), startScripted(t, handle)
-	g := startReloadRouter(t, "timeouts: {decode: 30s}\n", one.URL, two.URL)
-	done := make(chan *answer, 1)
-	go func() {
-		a, err := tryPost(context.Background(), g.URL+"/v1/chat/completions", chat(""))
-		if err != nil {
-			t.Error(err)
-		}
-		done <- a
-	}()
-	eventually(t, 10*time.Second, "the request is at an engine", func() bool { return calls.Load() == 1 })
-	if status, _, message := g.reload("timeouts: {decode: 1s}\n"); status != 200 {
-		t.Fatalf("%d %s", status, message)
-	}
-	close(reloaded)
-	if a := <-done; a == nil || a.Status != 200 || calls.Load() != 2 {
-		t.Fatalf("%d calls, answer %+v; want the second try to have the time-out of 30 s", calls.Load(), a)
-	}
-	if a := post(t, g.URL+"/v1/chat/completions", chat("")); a.Status != 504 {
-		t.Errorf("a new request: %d %s; want 504, by the new time-out", a.Status, a.Body)
-	}
-}
-
-// Rates and the sources of tokens change under requests.
-func TestReloadOfRatesAndTokens(t *testing.T) {
-	e := startSim(t, nil)
-	g := startReloadRouter(t, "", e.URL())
-	ask := func() {
-		t.Helper()
-		wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
-	}
-	request := func(more string, n int) {
-		t.Helper()
-		status, changes, message := g.reload(more)
-		if status != 200 || len(changes) != n {
-			t.Fatalf("%d %v %s", status, changes, message)
-		}
-		for _, c := range changes {
-			if c.Effect != config.Applied || c.Reason != "" {
-				t.Errorf("%+v", c)
-			}
-		}
-	}
-	ask()
-	rank := g.Fleet.View().Workers[0].Ranks[0]
-	before := g.Scheduler.RatesOf(rank)
-	request("schedule: {prefill_ms: 7, transfer_ms: 3, block_ms: 2}\n", 3)
-	if got := g.Scheduler.RatesOf(rank); got.Prefill != 7 || got.Transfer != 3 || got.Block != 2 {
-		t.Errorf("%+v", got)
-	}
-	ask()
-	request("", 3)
-	if got := g.Scheduler.RatesOf(rank); got.Transfer != before.Transfer || got.Prefill == 7 {
-		t.Errorf("learned again: %+v, before %+v", got, before)
-	}
-	text := g.Tokenizer.Stats().FromText
-	request("tokens: {mode: text, timeout: 100ms, cache_bytes: 0, max_engine_bytes: 1KiB}\n", 4)
-	ask()
-	if s := g.Tokenizer.Stats(); s.FromText != text+1 || s.CacheBytes != 0 {
-		t.Errorf("%+v", s)
-	}
-}
-
-// How long the router's own choices are believed changes for those it has made.
-func TestReloadOfPredictionTTL(t *testing.T) {
-	e := startSim(t, nil)
-	const text = "tokens: {mode: text}\n" // of which no engine's events tell
-	g := startReloadRouter(t, text+"index: {approx_ttl: 1h}\n", e.URL())
-	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
-	if g.Approx.Len() == 0 {
-		t.Fatal("nothing is believed of a prompt without tokens")
-	}
-	status, changes, message := g.reload(text + "index: {approx_ttl: 1s}\n")
-	if status != 200 || len(changes) != 1 || changes[0].Path != "index.approx_ttl" || changes[0].Effect != config.Applied {
-		t.Fatalf("%d %+v %s", status, changes, message)
-	}
-	eventually(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
-		var o kvindex.Overlap
-		// Each look sees to what is past its time in the shard where its prompt would lie. Hashes
-		// as they come in life: 1000 in a row miss shards under 4 % of the index's random factors.
-		for range 1000 {
-			g.Approx.Find([]blockhash.Seq{blockhash.Seq(rand.Uint64())}, &o)
-		}
-		return g.Approx.Len() == 0
-	})
-}
-
-// The bounds of connections to engines hold for those that are open when they change.
-func TestReloadOfEngineConnections(t *testing.T) {
-	e := startSim(t, nil)
-	settle := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
-	g := startReloadRouter(t, settle, e.URL())
-	stats := func() upstream.Stats { return g.Fleet.Endpoint(g.Fleet.View().Workers[0].Ranks[0]).Stats() }
-	ask := func() int { return post(t, g.URL+"/v1/chat/completions", chat("")).Status }
-	request := func(more string, paths ...string) {
-		t.Helper()
-		status, changes, message := g.reload(more)
-		if status != 200 || len(changes) != len(paths) {
-			t.Fatalf("%d %v %s", status, changes, message)
-		}
-		for i, c := range changes {
-			if c.Path != paths[i] || c.Effect != config.Applied {
-				t.Errorf("%+v, want %s applied", c, paths[i])
-			}
-		}
-	}
-	idle := func(n int) {
-		t.Helper()
-		eventually(t, 30*time.Second, fmt.Sprintf("%d idle connections", n), func() bool { return stats().Idle == n && stats().Open == n })
-	}
-	if ask() != 200 {
-		t.Fatal("before")
-	}
-	idle(1)
-	request("timeouts: {engine_idle: 1ms, engine_age: 0s}\n", "timeouts.engine_idle")
-	idle(0)
-	request(settle, "timeouts.engine_idle")
-	ask()
-	idle(1)
-	request("timeouts: {engine_idle: 1h, engine_age: 1ms}\n", "timeouts.engine_age")
-	eventually(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
-	request(settle, "timeouts.engine_age")
-
-	// Two are held: by requests that the engine works on until they are let go.
-	e.Fault(sim.Fault{Kind: sim.Stall, N: 2})
-	ctx, release := context.WithCancel(t.Context())
-	var pooled sync.WaitGroup
-	for range 2 {
-		pooled.Go(func() {
-			req, _ := http.NewRequestWithContext(ctx, "POST", g.URL+"/v1/chat/completions", strings.NewReader(chat("")))
-			req.Header.Set("Content-Type", "application/json")
-			if resp, err := http.DefaultClient.Do(req); err == nil {
-				resp.Body.Close()
-			}
-		})
-	}
-	eventually(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
-	request(settle+"limits: {engine_conns: 2}\n", "limits.engine_conns")
-	eventually(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
-	request(settle, "limits.engine_conns")
-	if status := ask(); status != 200 {
-		t.Errorf("within the limit again: %d", status)
-	}
-	release()
-	pooled.Wait()
-	request("timeouts: {engine_idle: 1h, engine_age: 0s, connect: 3s}\n", "timeouts.connect")
-	if b := g.Fleet.Endpoint(g.Fleet.View().Workers[0].Ranks[0]).Reloadable(); b.ConnectTimeout != 3*time.Second {
-		t.Errorf("%+v", b)
-	}
-}
-
-// A bad file changes nothing, and says where it is bad.
-func TestReloadOfABadFile(t *testing.T) {
-	e := startSim(t, nil)
-	g := startReloadRouter(t, "cors: {origins: [https://one.example]}\n", e.URL())
-	before := g.LiveConfig()
-	lines := strings.Count(g.base, "\n")
-	for more, place := range map[string]string{
-		"cors: {origins: [https://two.example]}\nlimits: {max_body: -1}\n": fmt.Sprintf("sluice.yaml:%d:20: limits.max_body", lines+2),
-		"cors: {origins: [https://two.example]}\nnonsense: 1\n":            fmt.Sprintf("sluice.yaml:%d:1: nonsense", lines+2),
-		"cors: {origins: [\n": fmt.Sprintf("sluice.yaml:%d:", lines+1),
-	} {
-		status, _, message := g.reload(more)
-		if status != 422 || !strings.Contains(message, place) {
-			t.Errorf("%q: %d %q, want %s", more, status, message, place)
-		}
-		if g.LiveConfig() != before {
-			t.Errorf("%q changed something", more)
-		}
-	}
-	if a := post(t, g.URL+"/v1/chat/completions", chat(""), "Origin", "https://one.example"); a.Status != 200 || a.Header.Get("Access-Control-Allow-Origin") == "" {
-		t.Errorf("%d %v", a.Status, a.Header)
-	}
-	if err := os.WriteFile(g.path, []byte("\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), "sluice.yaml:1:1: the file is empty") || g.LiveConfig() != before {
-		t.Errorf("emptied: %v", err)
-	}
-	os.Remove(g.path)
-	if _, err := g.Reload(t.Context(), false); err == nil || !strings.Contains(err.Error(), g.path) {
-		t.Errorf("without its file: %v", err)
-	}
-}
-
-// TestThousandReloads is number 12 of RELIABILITY.md: reloads under load, a third of
-// them bad, from several sides at once.
-func TestThousandReloads(t *testing.T) {
-	e := startSim(t, nil)
-	g := startReloadRouter(t, "", e.URL())
-	n := 1000
-	if testing.Short() {
-		n = 100
-	}
-	wantStatus(t, post(t, g.URL+"/v1/chat/completions", chat("")), 200)
-	var failed, served atomic.Int64
-	stop := make(chan struct{})
-	var load sync.WaitGroup
-	for range 2 {
-		load.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				resp, err := http.Post(g.URL+"/v1/chat/completions", "application/json", strings.NewReader(chat("")))
-				if err != nil {
-					failed.Add(1)
-					continue
-				}
-				resp.Body.Close()
-				if resp.StatusCode != 200 {
-					failed.Add(1)
-				}
-				served.Add(1)
-				time.Sleep(2 * time.Millisecond)
-			}
-		})
-	}
-	names, latest := map[string]bool{}, []string(nil) // seen; seen first in the last count
-	count := func() (goroutines, series int) {
-		var page bytes.Buffer
-		g.Metrics.WritePrometheus(&page)
-		latest = nil
-		for line := range strings.Lines(page.String()) {
-			name, _, _ := strings.Cut(line, "{")
-			// Those of what is learned of an engine come when it has been.
-			if strings.HasPrefix(name, "sluice_") && !(strings.HasPrefix(name, "sluice_rank_") && strings.HasSuffix(name, "_seconds")) {
-				series++
-				if id, _, _ := strings.Cut(line, " "); !names[id] {
-					names[id] = true
-					latest = append(latest, id)
-				}
-			}
-		}
-		return runtime.NumGoroutine(), series
-	}
-	round := func(i int) string {
-		switch i % 3 {
-		case 0:
-			return fmt.Sprintf("schedule: {queue_weight: %d}\ntimeouts: {write: %ds}\n", i%7, 20+i%7)
-		case 1:
-			return fmt.Sprintf("log: {level: warn}\ncors: {origins: [https://a%d.example]}\nmigration: {max_attempts: %d}\n", i%5, 2+i%3)
-		}
-		return "limits: {max_body: nonsense}\n"
-	}
-	do := func(from, to int) (bad int64) {
-		var wrong atomic.Int64
-		for i := from; i < to; i++ {
-			writeFile(t, g.path, g.base+round(i))
-			var both sync.WaitGroup
-			for range 1 + rand.IntN(2) { // now and then two at once
-				both.Go(func() {
-					_, err := g.Reload(t.Context(), false)
-					if (err != nil) != (i%3 == 2) {
-						t.Errorf("reload %d: %v", i, err)
-					}
-					if err != nil {
-						wrong.Add(1)
-						if !strings.Contains(err.Error(), fmt.Sprintf("sluice.yaml:%d:20: limits.max_body", strings.Count(g.base, "\n")+1)) {
-							t.Errorf("reload %d: %v", i, err)
-						}
-					}
-				})
-			}
-			both.Wait()
-		}
-		return wrong.Load()
-	}
-	do(0, n/10) // whatever is made once is made now
-	goroutines, series := count()
-	began := time.Now()
-	bad := do(n/10, n)
-	took := time.Since(began)
-	close(stop)
-	load.Wait()
-	dropIdle()
-	var g2, s2 int
-	eventually(t, 30*time.Second, "goroutines as before", func() bool {
-		g2 = runtime.NumGoroutine()
-		return g2 <= goroutines
-	})
-	_, s2 = count()
-	if s2 > series+5 { // a few come late, whatever is reloaded: what engines tell, a first wait
-		t.Errorf("%d series, %d before; new: %q", s2, series, latest)
-	}
-	if failed.Load() > 0 {
-		t.Errorf("%d of %d requests failed", failed.Load(), served.Load())
-	}
-	logFigure(t, 12, "%d reloads, %d of them refused with line and column, under %d requests, none failed; goroutines %d -> %d, series %d -> %d, %.1f ms a reload", n, bad, served.Load(), goroutines, g2, series, s2, took.Seconds()*1000/float64(n-n/10))
-}
 
 // The command, the signal and the log, in processes.
 func TestReloadCommand(t *testing.T) {
-	e := startSim(t, nil)
-	env, dir := serveEnv(t)
+	e := harness.StartSim(t, nil)
+	env, dir := harness.ServeEnv(t)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
 	text := fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0}\nregistration: {token: a-secret-of-the-registration}\nworkers: [{url: %q, id: one}]\n", e.URL())
-	writeFile(t, path, text)
-	p := launch(t, env, "serve", "--config", path)
-	p.ready(t)
+	harness.WriteFile(t, path, text)
+	p := harness.Launch(t, env, "serve", "--config", path)
+	p.Ready(t)
 	reload := func(args ...string) (string, int) {
 		t.Helper()
 		var out bytes.Buffer
@@ -471,7 +33,7 @@ func TestReloadCommand(t *testing.T) {
 	if out, code := reload(); code != 0 || !strings.Contains(out, "nothing differs") {
 		t.Errorf("%d %s", code, out)
 	}
-	writeFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\nlimits: {max_head: 32KiB}\n")
+	harness.WriteFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\nlimits: {max_head: 32KiB}\n")
 	out, code := reload("--dry-run")
 	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "4 would be applied, 1 not in effect before sluice restart", "registration.token", "(hidden) -> (hidden)",
 		"limits.max_head: buffers of connections have this size"} {
@@ -479,38 +41,38 @@ func TestReloadCommand(t *testing.T) {
 			t.Errorf("--dry-run: %d, no %q in\n%s", code, want, out)
 		}
 	}
-	if strings.Contains(p.stderr.String(), "effect=applied") {
+	if strings.Contains(p.Stderr.String(), "effect=applied") {
 		t.Error("--dry-run changed something")
 	}
 	out, code = reload()
 	if code != 0 || !strings.Contains(out, "4 applied, 1 not in effect") || strings.Contains(out, "secret-of") {
 		t.Errorf("%d\n%s", code, out)
 	}
-	wantStatus(t, post(t, "http://"+p.first+"/v1/chat/completions", chat("")), 200)
+	harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
 	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","why":"buffers`) || strings.Contains(out, `"effect":"applied"`) {
 		t.Errorf("%d\n%s", code, out)
 	}
-	writeFile(t, path, text+"timeouts: {decode: soon}\n")
+	harness.WriteFile(t, path, text+"timeouts: {decode: soon}\n")
 	if out, code := reload(); code != 1 || !strings.Contains(out, "sluice.yaml:5:20: timeouts.decode") {
 		t.Errorf("%d\n%s", code, out)
 	}
-	writeFile(t, path, text)
-	p.cmd.Process.Signal(syscall.SIGHUP)
-	eventually(t, 20*time.Second, "the signal is obeyed", func() bool {
-		return strings.Contains(p.stderr.String(), "path=timeouts.decode old=1m30s new=10m effect=applied")
+	harness.WriteFile(t, path, text)
+	p.Cmd.Process.Signal(syscall.SIGHUP)
+	harness.Eventually(t, 20*time.Second, "the signal is obeyed", func() bool {
+		return strings.Contains(p.Stderr.String(), "path=timeouts.decode old=1m30s new=10m effect=applied")
 	})
-	if strings.Contains(p.stderr.String(), "secret-of") {
+	if strings.Contains(p.Stderr.String(), "secret-of") {
 		t.Error("a secret stands in the log")
 	}
 	none := text[:strings.Index(text, "workers:")] + "workers: []\n"
 	for _, args := range [][]string{{"--dry-run"}, nil} {
-		writeFile(t, path, none)
+		harness.WriteFile(t, path, none)
 		if out, code := reload(args...); code != 0 || !strings.Contains(out, "warning: the file names no worker any more") {
 			t.Errorf("the last worker is taken out: %d\n%s", code, out)
 		}
 	}
-	eventually(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
-		log := p.stderr.String()
+	harness.Eventually(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
+		log := p.Stderr.String()
 		return strings.Count(log, `warning="the file names no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
 	})
 	if out, code := reload("--help"); code != 0 || !strings.Contains(out, "sluice reload --dry-run") {
@@ -521,14 +83,14 @@ func TestReloadCommand(t *testing.T) {
 // A router whose runtime file is not in the default place is asked by address and
 // token, or by that file; who names neither is told of all the ways there are.
 func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
-	e := startSim(t, nil)
-	env, dir := serveEnv(t)
+	e := harness.StartSim(t, nil)
+	env, dir := harness.ServeEnv(t)
 	elsewhere := filepath.Join(t.TempDir(), "rt.json")
 	path := filepath.Join(t.TempDir(), "sluice.yaml")
-	writeFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, runtime_file: %q}\n"+
+	harness.WriteFile(t, path, fmt.Sprintf("listen: 127.0.0.1:0\nadmin: {listen: 127.0.0.1:0, runtime_file: %q}\n"+
 		"workers: [{url: %q, id: one}]\n", elsewhere, e.URL()))
-	p := launch(t, env, "serve", "--config", path)
-	p.ready(t)
+	p := harness.Launch(t, env, "serve", "--config", path)
+	p.Ready(t)
 	rt, err := admin.ReadRuntimeFile(elsewhere)
 	if err != nil {
 		t.Fatal(err)

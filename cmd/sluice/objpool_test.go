@@ -1,6 +1,0 @@
-package main
-
-import "sluice/dataplane/objpool"
-
-// Every test of the package finds who writes to a pooled object after its release.
-func init() { objpool.EnableChecks() }

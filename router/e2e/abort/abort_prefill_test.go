@@ -1,0 +1,170 @@
+package abort
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// A client that leaves when the prefill engine has finished and pinned the blocks, but has
+// not answered: only the answer names the blocks, so the router must wait for it. The
+// engine drops the answer of a connection that is closed.
+func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
+	for _, fam := range []string{"nixl", "trtllm"} {
+		for _, shape := range harness.Shapes {
+			t.Run(fam+"/"+shape.Name, func(t *testing.T) {
+				row := &harness.MatrixFamilies[slices.IndexFunc(harness.MatrixFamilies, func(f harness.MatrixFamily) bool { return f.Name == fam })]
+				r, p, d := leasedFleet(t, row)
+				var took []time.Duration
+				for i := range 5 {
+					release := harness.DelayAnswers(sim.Fault{Leg: "prefill"}, p)
+					id := fmt.Sprint("answering-", i)
+					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
+					harness.Eventually(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
+					l.Disconnect()
+					time.Sleep(30 * time.Millisecond) // in which a router that hangs up too early does
+					release()
+					answered := time.Now()
+					harness.Eventually(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })
+					took = append(took, time.Since(answered))
+					harness.WantClientGone(t, r, id)
+				}
+				slices.Sort(took)
+				t.Logf("blocks of 5 abandoned prefills were free %v after the answer (median; at most %v)", took[2].Round(time.Millisecond), took[4].Round(time.Millisecond))
+				if took[2] > time.Second {
+					t.Errorf("the blocks were kept for %v after prefill's answer; want less than 1 s", took[2])
+				}
+				harness.WantIdle(t, r, 5*time.Second, p, d)
+				if s := p.Stats().Sum(); s.LeasesExpired != 0 || s.LateNotifications != 0 {
+					t.Errorf("%d leases ran out, %d notifications for blocks that were not kept", s.LeasesExpired, s.LateNotifications)
+				}
+			})
+		}
+	}
+}
+
+// leasedFleet is one prefill engine, whose leases last for an hour, and one decode engine
+// of a family, and a router over them.
+func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p, d *sim.Engine) {
+	t.Helper()
+	engine := func(role string) *sim.Engine {
+		return harness.StartSim(t, func(o *sim.Options) {
+			o.Role, o.Lease, o.AbortTimeout = role, time.Hour, time.Hour
+			if row.Engine != nil {
+				row.Engine(o)
+			}
+		})
+	}
+	p, d = engine("prefill"), engine("decode")
+	workers := []config.Worker{harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0")}
+	if row.Worker != nil {
+		row.Worker(&workers[0], p)
+		row.Worker(&workers[1], d)
+	}
+	return harness.StartRouter(t, func(c *config.Config) {
+		c.PD.Family = row.Name
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
+	}, workers...), p, d
+}
+
+// Clients that leave at random moments of a hand-over, with the default settings: nothing
+// is left to a lease, and prefill is told of no blocks that it does not keep.
+func TestLateAbortsLeaveNothingPinned(t *testing.T) {
+	r, p, d := leasedFleet(t, &harness.MatrixFamilies[0])
+	p.Fault(sim.Fault{Kind: sim.Slow, Leg: "prefill", Delay: 5 * time.Millisecond, P: 0.5})
+	p.Fault(sim.Fault{Kind: sim.Stall, Phase: "answer", Leg: "prefill", Delay: 20 * time.Millisecond})
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: time.Millisecond})
+	const clients, rounds = 10, 10
+	worst := time.Duration(0)
+	for round := range rounds {
+		var all sync.WaitGroup
+		for i := range clients {
+			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d of %d"}],"max_tokens":40,"ignore_eos":true%s}`, i, round, harness.Shapes[i%2].Extra)
+			l := harness.StartRequest(t, r, fmt.Sprintf("late-%d-%d", round, i), body)
+			all.Go(func() {
+				time.Sleep(rand.N(60 * time.Millisecond))
+				l.Disconnect()
+			})
+		}
+		all.Wait()
+		abortedAt := time.Now()
+		harness.Eventually(t, 10*time.Second, "all blocks are free", func() bool {
+			s := p.Stats().Sum()
+			return s.Leases+s.Running+s.Waiting+s.DelayedAnswers == 0 && r.ReservedLoad() == ""
+		})
+		worst = max(worst, time.Since(abortedAt))
+	}
+	s := p.Stats().Sum()
+	t.Logf("%d clients left, %d hand-overs; all blocks were free after %v at most", clients*rounds, s.LeasesCreated, worst.Round(time.Millisecond))
+	if s.LeasesCreated == 0 || r.Fallbacks("abandoned_handle") == 0 {
+		t.Error("nobody left between the legs: the test shows nothing")
+	}
+	if s.LeasesExpired != 0 || s.LateNotifications != 0 {
+		t.Errorf("%d leases ran out, %d notifications for blocks that were not kept", s.LeasesExpired, s.LateNotifications)
+	}
+	if s := d.Stats().Sum(); s.GarbageReads != 0 {
+		t.Errorf("decode read %d times what was not kept", s.GarbageReads)
+	}
+}
+
+// A decode that is not streamed and short goes on to its end for a client that left: cut,
+// its engine would tell prefill a second time of blocks that it has let go of.
+func TestAbandonedDecodeEndsByItself(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		goesOn  time.Duration
+		version string
+		want    int // notifications for blocks that were not kept
+	}{
+		{"default", config.Default().PD.AbandonedDecode, "0.32", 0},
+		{"cut", 0, "0.32", 1},
+		{"cut, and told once", config.Default().PD.AbandonedDecode, "0.20", 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			engine := func(role string) *sim.Engine {
+				return harness.StartSim(t, func(o *sim.Options) { o.Role, o.Release, o.Lease = role, c.version, time.Hour })
+			}
+			p, d := engine("prefill"), engine("decode")
+			r := harness.StartRouter(t, func(cfg *config.Config) {
+				cfg.PD.AbortDelay, cfg.PD.AbandonedDecode = 50*time.Millisecond, c.goesOn
+			}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 10 * time.Millisecond})
+			l := harness.StartRequest(t, r, "whole", `{"model":"sim","messages":[{"role":"user","content":"a short one"}],"max_tokens":100,"ignore_eos":true}`)
+			harness.Eventually(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
+			l.Disconnect()
+			harness.WantIdle(t, r, 20*time.Second, p, d)
+			made := d.Stats().Sum().GeneratedTokens
+			if whole := made == 100; whole != (c.want == 0 && c.version == "0.32") {
+				t.Errorf("decode made %d of 100 tokens", made)
+			}
+			harness.Eventually(t, 5*time.Second, "prefill is told as it should be", func() bool { return p.Stats().Sum().LateNotifications == c.want })
+		})
+	}
+}
+
+// A decode that goes on for long is cut all the same.
+func TestAbandonedDecodeIsAbortedAtTimeout(t *testing.T) {
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	const goesOn = 300 * time.Millisecond
+	r := harness.StartRouter(t, func(c *config.Config) {
+		c.PD.AbortDelay, c.PD.AbandonedDecode = 50*time.Millisecond, goesOn
+	}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
+	l := harness.StartRequest(t, r, "long", fmt.Sprintf(endlessChat, ""))
+	harness.Eventually(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
+	abortedAt := l.Disconnect()
+	harness.Eventually(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
+	if took := time.Since(abortedAt); took < goesOn || took > goesOn+harness.AbortSlack {
+		t.Errorf("decode was cut %v after its client left, want %v", took, goesOn)
+	}
+	harness.WantClientGone(t, r, "long")
+	harness.WantIdle(t, r, 5*time.Second, p, d)
+}

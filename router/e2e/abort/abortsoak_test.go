@@ -1,0 +1,236 @@
+package abort
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/nixl"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// soakLease is how long the soak's prefill engines keep blocks that nobody asks
+// for, in the families that have such a time; SGLang's time-outs stay at 300 s.
+const soakLease = 6 * time.Second
+
+// TestAbortSoak: clients of every family leave at any moment, and each request's
+// blocks are followed on every engine until the last is let go. None is kept for a
+// second after its client left (two in short runs, whose machine may have other work),
+// and none is let run out.
+func TestAbortSoak(t *testing.T) {
+	for i := range harness.MatrixFamilies {
+		fam := &harness.MatrixFamilies[i]
+		t.Run(fam.Name, func(t *testing.T) { soakAborts(t, fam, 0) })
+	}
+}
+
+// TestAbortSoakReleasing: the same over engines that stand still for a while before
+// they take a decode in, so that some are cut before; the router has those released,
+// by NIXL, on the side channel.
+func TestAbortSoakReleasing(t *testing.T) {
+	fam := harness.MatrixFamilies[0]
+	harness.WithRealNIXL(t, &fam)
+	soakAborts(t, &fam, 2*time.Second)
+}
+
+// processClock is a clock that goes on only while this process does: a second of it is a
+// hundred sleeps of 10 ms, so that blocks do not look long kept on a machine that has
+// other work.
+type processClock struct {
+	mu    sync.Mutex
+	ticks []time.Time // of each beat
+	stop  chan struct{}
+}
+
+const clockTick = 10 * time.Millisecond
+
+func startProcessClock(t *testing.T) *processClock {
+	p := &processClock{stop: make(chan struct{})}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-p.stop:
+				return
+			case <-time.After(clockTick):
+			}
+			p.mu.Lock()
+			p.ticks = append(p.ticks, time.Now())
+			p.mu.Unlock()
+		}
+	}()
+	t.Cleanup(func() { close(p.stop); <-done })
+	return p
+}
+
+// between is the time from one moment to another, never more than the wall clock's.
+func (p *processClock) between(from, to time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	find := func(at time.Time) int {
+		i, _ := slices.BinarySearchFunc(p.ticks, at, time.Time.Compare)
+		return i
+	}
+	return max(min(time.Duration(find(to)-find(from))*clockTick, to.Sub(from)), 0)
+}
+
+// soakAborts runs one family. stall: now and then a decode engine takes a request in
+// only after that time, and its decodes may be cut before.
+func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
+	n := 100
+	if testing.Short() {
+		n = 40
+	}
+	most := 2 * time.Second
+	if os.Getenv("SLUICE_SOAK") != "" {
+		n, most = 10_000, time.Second
+	}
+	clock := startProcessClock(t)
+	fam = fam.Prepared(t)
+	f := &harness.MatrixFleet{Family: fam}
+	var workers []config.Worker
+	for i, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
+		e := harness.StartSim(t, func(o *sim.Options) {
+			o.Role, o.Records, o.LogBlocks, o.Speed = role.String(), -1, true, 1
+			o.Lease, o.AbortTimeout = soakLease, soakLease
+			o.Cost = sim.Cost{Step: 2 * time.Millisecond, Handshake: 5 * time.Millisecond, Transfer: time.Millisecond}
+			if fam.Engine != nil {
+				fam.Engine(o)
+			}
+		})
+		w := harness.SimWorker(e, role, fmt.Sprint(role, "-", i%2))
+		if fam.Worker != nil {
+			fam.Worker(&w, e)
+		}
+		if stall > 0 && role == worker.Decode {
+			e.Fault(sim.Fault{Kind: sim.Stall, Leg: "decode", P: 0.2, Delay: stall})
+		}
+		workers = append(workers, w)
+		f.Decodes = append(f.Decodes, e)
+	}
+	f.Router = harness.StartRouter(t, func(c *config.Config) {
+		c.PD.Family = fam.Name
+		c.PD.Lease, c.PD.LeaseMargin = soakLease, time.Second
+		c.PD.AbortDelay = time.Second // decodes end sooner; a busy machine admits them by then
+		if fam.Config != nil {
+			fam.Config(c)
+		}
+	}, workers...)
+
+	if stall > 0 {
+		harness.Eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return f.Router.Transfers.Up(nixl.TierNIXL) })
+	}
+
+	const idLen = len("soak-000000")
+	var mu sync.Mutex
+	abortedAt := make(map[string]time.Time)
+	var wg sync.WaitGroup
+	work := make(chan int)
+	span := 2 * unloadedLatency(t, f.Router)
+	for range 16 {
+		wg.Go(func() {
+			for i := range work {
+				id := fmt.Sprintf("soak-%06d", i)
+				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rand.Int64N(int64(span))))
+				body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":%d,"ignore_eos":true,"stream":%v}`, i%40, harness.Prompt, 5+rand.IntN(30), rand.IntN(2) == 0)
+				a, err := harness.TryPost(ctx, f.Router.URL+"/v1/chat/completions", body, "X-Request-Id", id)
+				cancel()
+				mu.Lock()
+				switch {
+				case err != nil:
+					abortedAt[id] = time.Now()
+				case a.Status != 200:
+					t.Errorf("%s: status %d: %s", id, a.Status, a.Body)
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	aborts := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(abortedAt)
+	}
+	sent := 0
+	for ; aborts() < n && sent < 20*n; sent++ {
+		work <- sent
+	}
+	close(work)
+	wg.Wait()
+	if !f.BecomesIdle(soakLease + 30*time.Second) {
+		t.Error("something is left behind")
+	}
+
+	// How long after its client left each request's last block was let go.
+	var pinnedTime []time.Duration
+	var late []string
+	expired, early, unexpected := 0, 0, 0
+	for i, e := range f.Decodes {
+		if i >= 2 {
+			early += e.Stats().AbortedEarly
+		}
+		for id, at := range e.BlockReleaseTimes() {
+			gone, ok := abortedAt[id[:min(idLen, len(id))]]
+			switch {
+			case !ok || !strings.HasPrefix(id, "soak-"):
+			case at.IsZero():
+				t.Errorf("%s still holds blocks", id)
+			default:
+				d := clock.between(gone, at)
+				pinnedTime = append(pinnedTime, d)
+				if d >= most {
+					late = append(late, fmt.Sprintf("%s: %v by the process's clock, %v by the wall's", id, d, at.Sub(gone).Round(time.Millisecond)))
+				}
+			}
+		}
+		sum := e.Stats().Sum()
+		expired += sum.LeasesExpired
+		unexpected += sum.LateNotifications
+		if sum.GarbageReads+sum.IncompleteHandles+sum.RoomsReused+sum.RoomsMismatched != 0 {
+			t.Errorf("an engine was misled: %+v", sum)
+		}
+	}
+	slices.Sort(pinnedTime)
+	if len(abortedAt) < n || len(pinnedTime) == 0 {
+		t.Fatalf("%d of %d clients left, %d held blocks: the test shows little", len(abortedAt), sent, len(pinnedTime))
+	}
+	_, released, failed := f.Router.SideChannel.Counts()
+	t.Logf("%d of %d clients left; of %d holds the last block went, after the client: p50 %v, p99 %v, max %v; %d leases ran out; %d decodes were cut before their engine knew them, %d handles released, %d messages failed, %d were of requests prefill did not know",
+		len(abortedAt), sent, len(pinnedTime), pinnedTime[len(pinnedTime)/2], pinnedTime[len(pinnedTime)*99/100], pinnedTime[len(pinnedTime)-1], expired, early, released, failed, unexpected)
+	if len(late) > 0 {
+		t.Errorf("%d of %d were kept for %v after their client left: %v", len(late), len(pinnedTime), most, late[:min(len(late), 10)])
+	}
+	if expired != 0 {
+		t.Errorf("%d times prefill's blocks were let run out", expired)
+	}
+	if int64(unexpected) > released {
+		t.Errorf("%d notifications of requests that prefill did not know; the router has released %d", unexpected, released)
+	}
+	if stall > 0 && released == 0 {
+		t.Error("nothing was released: the test shows little")
+	}
+}
+
+// unloadedLatency is what one request takes when there is no other, on this machine now: clients
+// that are to leave at any moment of it must know.
+func unloadedLatency(t *testing.T, r *harness.Router) time.Duration {
+	t.Helper()
+	var took []time.Duration
+	for i := range 5 {
+		began := time.Now()
+		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"calm %d"}],"max_tokens":15,"ignore_eos":true}`, i)), 200)
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	return min(max(took[2], 20*time.Millisecond), time.Second)
+}

@@ -1,0 +1,219 @@
+package discovery
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/discovery"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+func withRegister(c *config.Config) {
+	c.Register.Listen, c.Register.Token, c.Register.Lease = "127.0.0.1:0", harness.RegisterToken, 2*time.Second
+}
+
+// keepRegistered runs `sluice register` until the function it gives is called.
+func keepRegistered(t *testing.T, r *harness.Router, id, kind, workerSpec string) (stop func()) {
+	t.Helper()
+	cmd := exec.Command(harness.BuiltBinary(t), "register", "--router", "http://"+r.Registration.Addr(), "--id", id, kind, workerSpec)
+	cmd.Env = append(os.Environ(), "SLUICE_REGISTRATION_TOKEN="+harness.RegisterToken)
+	errs := new(harness.SyncBuffer)
+	cmd.Stdout, cmd.Stderr = errs, errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := false
+	stop = func() {
+		if ended {
+			return
+		}
+		ended = true
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("sluice register ended with %v: %s", err, errs)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// TestRegisteredPairServes: a router that knows of nobody gets a prefill and a
+// decode worker by registration, runs requests through both, and forgets
+// everything of the one that goes: its index entries, its reservations, its
+// metric series.
+func TestRegisteredPairServes(t *testing.T) {
+	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	r := harness.LaunchRouter(t, withRegister)
+	a := harness.Get(t, r.URL+"/readyz")
+	if _, page := r.Pages.Ready(true); a.Status != 503 || !strings.Contains(string(page), "register 127.0.0.1") {
+		t.Errorf("%d %s; want what is waited for, and from where", a.Status, page)
+	}
+	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
+	keepRegistered(t, r, "d-0", "--decode", d.URL())
+	harness.Eventually(t, 10*time.Second, "both are ready", func() bool { return r.State("p-0") == worker.Ready && r.State("d-0") == worker.Ready })
+	harness.Eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == "p-0" && a.Header.Get("X-Sluice-Worker") == "d-0" && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
+	})
+	series := func() bool { return strings.Contains(string(harness.Get(t, r.URL+"/metrics").Body), `worker="p-0"`) }
+	var old *worker.Rank
+	for _, w := range r.Fleet.View().Workers {
+		if w.Spec.ID == "p-0" {
+			old = w.Ranks[0]
+		}
+	}
+	// What was just sent there is foretold before events tell of it.
+	harness.Eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.CachedBlocks.Load() > 0 })
+	stopPrefill()
+	harness.Eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
+		return old.CachedBlocks.Load() == 0 && !series() && r.State("p-0") == worker.Gone
+	})
+	if n := old.Requests.Load() + old.PrefillTokens.Load(); n != 0 {
+		t.Errorf("%d still reserved on a rank that has gone", n)
+	}
+	probes := p.Stats().Ranks[0].Requests
+	harness.Eventually(t, 10*time.Second, "decode does it alone", func() bool {
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		return a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
+	})
+	if now := p.Stats().Ranks[0].Requests; now != probes {
+		t.Errorf("p-0 got %d requests after it had gone", now-probes)
+	}
+
+	// Back under its name it begins with nothing.
+	keepRegistered(t, r, "p-0", "--prefill", p.URL())
+	harness.Eventually(t, 10*time.Second, "p-0 is ready again", func() bool { return r.State("p-0") == worker.Ready })
+	if !series() {
+		t.Error("no series of the worker that came back")
+	}
+	if strings.Contains(r.Logs.String(), harness.RegisterToken) {
+		t.Error("the token is in the log")
+	}
+}
+
+// TestLostWorkerIsRemoved: a worker whose machine went away does not renew.
+func TestLostWorkerIsRemoved(t *testing.T) {
+	e := harness.StartSim(t, nil)
+	r := harness.LaunchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
+	req, err := http.NewRequest("PUT", "http://"+r.Registration.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+harness.RegisterToken)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != 201 {
+		t.Fatal(resp.Status)
+	}
+	harness.Eventually(t, 5*time.Second, "it is there", func() bool { return r.State("w") != worker.Gone })
+	harness.Eventually(t, 10*time.Second, "its lease ends", func() bool { return r.State("w") == worker.Gone })
+}
+
+func sourceStates(t *testing.T, r *harness.Router) []discovery.State {
+	t.Helper()
+	req, _ := http.NewRequest("GET", "http://"+r.Admin.Addr()+"/admin/v1/discovery", nil)
+	req.Header.Set("Authorization", "Bearer "+r.Config.Admin.Token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var v struct{ Sources []discovery.State }
+	if err := json.NewDecoder(resp.Body).Decode(&v); err != nil {
+		t.Fatal(err)
+	}
+	return v.Sources
+}
+
+// TestWorkersFile: workers of a file come and go with its text; a broken edit
+// changes nothing and is shown with its place; what was removed is not probed.
+func TestWorkersFile(t *testing.T) {
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	var asked atomic.Int64
+	counting := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))
+	defer counting.Close()
+	path := filepath.Join(t.TempDir(), "workers.yaml")
+	list := func(ids ...string) string {
+		text := "workers:\n"
+		for _, id := range ids {
+			text += fmt.Sprintf("  - {id: %s, url: %q}\n", id, map[string]*sim.Engine{"a": a, "b": b}[id].URL())
+		}
+		return text
+	}
+	harness.WriteFile(t, path, list("a", "b")+fmt.Sprintf("  - {id: x, url: %q}\n", counting.URL))
+	r := harness.LaunchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond })
+	both := func() bool { return r.State("a") == worker.Ready && r.State("b") == worker.Ready }
+	harness.Eventually(t, 10*time.Second, "both are ready", both)
+	before := r.Fleet.View().Workers
+	harness.Eventually(t, 5*time.Second, "x is probed", func() bool { return asked.Load() > 3 })
+
+	harness.WriteFile(t, path, list("a", "b"))
+	harness.Eventually(t, 5*time.Second, "x is gone", func() bool { return r.State("x") == worker.Gone })
+	last := int64(-1)
+	harness.Eventually(t, 5*time.Second, "what was under way has ended", func() bool {
+		was := last
+		last = asked.Load()
+		return was == last
+	})
+	time.Sleep(6 * r.Config.Health.Interval)
+	if now := asked.Load(); now != last {
+		t.Errorf("%d probes of x after it was removed", now-last)
+	}
+
+	harness.WriteFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")
+	harness.Eventually(t, 5*time.Second, "the fault is shown with its place", func() bool {
+		for _, s := range sourceStates(t, r) {
+			if strings.Contains(s.Error, "workers.yaml:4:18") && strings.Contains(s.Error, "nonsense") && s.Workers == 2 {
+				return true
+			}
+		}
+		return false
+	})
+	if !strings.Contains(r.Logs.String(), "workers.yaml:4:18") {
+		t.Error("the fault's place is not in the log")
+	}
+	harness.WriteFile(t, path, list("a"))
+	harness.Eventually(t, 5*time.Second, "b is gone", func() bool { return r.State("b") == worker.Gone })
+	if now := r.Fleet.View().Workers; len(now) != 1 || now[0] != before[0] {
+		t.Error("a was taken out and in though nothing of it changed")
+	}
+	harness.WriteFile(t, path, list("a", "b"))
+	harness.Eventually(t, 10*time.Second, "b is back", both)
+}
+
+// TestConfigFileIsReloaded: the workers of --config follow it, and of what else
+// was edited the log says that it waits for the next start.
+func TestConfigFileIsReloaded(t *testing.T) {
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	path := filepath.Join(t.TempDir(), "sluice.yaml")
+	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll_interval: 20ms}\nhealth: {interval: 50ms}\n"
+	harness.WriteFile(t, path, text+fmt.Sprintf("workers: [{url: %q}, {url: %q}]\n", a.URL(), b.URL()))
+	r := harness.LaunchConfigured(t, path)
+	harness.Eventually(t, 10*time.Second, "both are ready", func() bool {
+		return r.State("aggregated-0") == worker.Ready && r.State("aggregated-1") == worker.Ready
+	})
+	harness.WriteFile(t, path, text+fmt.Sprintf("timeouts: {prefill: 7s}\nworkers: [{url: %q}]\n", b.URL()))
+	harness.Eventually(t, 5*time.Second, "the first is gone", func() bool { return r.State("aggregated-0") == worker.Gone })
+	if s := r.State("aggregated-1"); s != worker.Ready {
+		t.Errorf("the other is %v: it has no id of its own, and must keep the one it had", s)
+	}
+	if log := r.Logs.String(); !strings.Contains(log, "timeouts.prefill") || !strings.Contains(log, "sluice reload") {
+		t.Error("the log says nothing of the field that was edited too")
+	}
+}

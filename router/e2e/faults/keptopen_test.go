@@ -1,0 +1,67 @@
+package faults
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// TestEngineKeepsStreamOpen: behind [DONE] an engine holds neither its rank nor its client, and
+// what it sends there reaches nobody.
+func TestEngineKeepsStreamOpen(t *testing.T) {
+	for name, behind := range map[string]string{"silence": "", "an event": harness.StreamChunk, "events without end": "endless"} {
+		t.Run(name, func(t *testing.T) {
+			e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				flush := w.(http.Flusher).Flush
+				for _, part := range []string{harness.StreamChunk, harness.StreamEnding, behind} {
+					time.Sleep(20 * time.Millisecond) // a read each
+					if part != "" && part != "endless" {
+						_, _ = io.WriteString(w, part)
+					}
+					flush()
+				}
+				for behind == "endless" && r.Context().Err() == nil {
+					time.Sleep(50 * time.Millisecond)
+					_, _ = io.WriteString(w, harness.StreamChunk)
+					flush()
+				}
+				<-r.Context().Done()
+			})
+			for _, allow := range []int{0, 1} { // moves: with none, bytes pass as they come
+				c := harness.StartRouter(t, func(c *config.Config) { harness.ShortPrefillTimeout(c); c.Migration.Max = allow }, e.Worker(worker.Aggregated, "w0"), harness.StartScripted(t, harness.AnswerOK).Worker(worker.Decode, "w1"))
+				resp, err := http.Post(c.URL+"/v1/chat/completions", "application/json", strings.NewReader(harness.Chat(`,"stream":true`)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer resp.Body.Close()
+				body, got := bufio.NewReader(resp.Body), ""
+				for !strings.Contains(got, "[DONE]") {
+					line, err := body.ReadString('\n')
+					if got += line; err != nil {
+						t.Fatalf("%v behind %q", err, got)
+					}
+				}
+				done := time.Now()
+				harness.WantNoLoad(t, c)
+				if took := time.Since(done); took > 700*time.Millisecond {
+					t.Errorf("the rank was booked for %v behind [DONE]", took)
+				}
+				rest, err := io.ReadAll(body)
+				if took := time.Since(done); err != nil || strings.Trim(string(rest), "\r\n: ") != "" || took > 4*time.Second {
+					t.Errorf("%q came behind [DONE], and the end (%v) after %v", rest, err, took)
+				}
+				if n := strings.Count(got, `"ok"`); n != 1 {
+					t.Errorf("got %q", got)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,194 @@
+package faults
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// failures are the ways a leg's engine fails before an answer.
+var failures = []struct {
+	name  string
+	infer http.HandlerFunc
+}{
+	{"reset", func(w http.ResponseWriter, _ *http.Request) { harness.ReplyRaw(w, "", true) }},
+	{"closed", func(w http.ResponseWriter, _ *http.Request) { harness.ReplyRaw(w, "", false) }},
+	{"cut in the body", func(w http.ResponseWriter, _ *http.Request) {
+		harness.ReplyRaw(w, "HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{", false)
+	}},
+	{"garbage", func(w http.ResponseWriter, _ *http.Request) {
+		harness.ReplyRaw(w, "SSH-2.0-OpenSSH_9.2\r\n\r\n", false)
+	}},
+	{"two lengths", func(w http.ResponseWriter, _ *http.Request) {
+		harness.ReplyRaw(w, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}", false)
+	}},
+	{"500", harness.ReplyHandler(500, `{"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`)},
+	{"503", harness.ReplyHandler(503, `{"error":{"message":"full","type":"x","param":null,"code":503}}`)},
+	{"502", harness.ReplyHandler(502, `<html>bad gateway</html>`)},
+	{"429", harness.ReplyHandler(429, `{"error":{"message":"slow down","type":"x","param":null,"code":429}}`)},
+	{"stall", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
+}
+
+// TestPrefillFailsOver: a failed prefill is run on the next prefill worker, and
+// where there is none, decode does the whole request.
+func TestPrefillFailsOver(t *testing.T) {
+	for _, f := range failures {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			bad, good, d := harness.StartScripted(t, f.infer), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+			r := harness.StartRouter(t, harness.ShortPrefillTimeout, bad.Worker(worker.Prefill, "bad"), harness.SimWorker(good, worker.Prefill, "good"), harness.SimWorker(d, worker.Decode, "d0"))
+			for i := range 4 {
+				body := harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0))
+				a := harness.Post(t, r.URL+"/v1/chat/completions", body)
+				if a.Status != 200 || a.Text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "good" {
+					t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+				}
+			}
+			if bad.Requests() == 0 {
+				t.Error("the failing worker was never chosen: the test shows nothing")
+			}
+			if n := r.Metric(`sluice_leg_retries_total{leg="prefill"}`); n != float64(bad.Requests()) {
+				t.Errorf("%v retries counted for %d failures", n, bad.Requests())
+			}
+			harness.WantIdle(t, r, 10*time.Second, good, d)
+		})
+		t.Run(f.name+", no other", func(t *testing.T) {
+			t.Parallel()
+			bad, d := harness.StartScripted(t, f.infer), harness.StartSim(t, harness.SimRole("decode"))
+			r := harness.StartRouter(t, harness.ShortPrefillTimeout, bad.Worker(worker.Prefill, "bad"), harness.SimWorker(d, worker.Decode, "d0"))
+			body := harness.Chat("")
+			a := harness.Post(t, r.URL+"/v1/chat/completions", body)
+			if a.Status != 200 || a.Text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "" {
+				t.Errorf("status %d, headers %v: %s", a.Status, a.Header, a.Body)
+			}
+			if recs := harness.GenerateRequests(d); len(recs) != 1 || string(recs[0].Body) != body {
+				t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
+			}
+			if r.Fallbacks("prefill_failed") != 1 || r.Fallbacks("plain_decode") != 1 {
+				t.Errorf("prefill_failed %v, plain_decode %v; want 1, 1", r.Fallbacks("prefill_failed"), r.Fallbacks("plain_decode"))
+			}
+			harness.WantIdle(t, r, 10*time.Second, d)
+		})
+	}
+}
+
+// A refused connection: the engine has just died and no probe has told yet.
+func TestRefusedPrefillFailsOver(t *testing.T) {
+	dead, p, d := harness.StartScripted(t, harness.ReplyHandler(200, "{}")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+	r := harness.StartRouter(t, func(c *config.Config) {
+		harness.ShortPrefillTimeout(c)
+		c.Health.Interval = time.Minute
+	}, dead.Worker(worker.Prefill, "dead"), harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	dead.CloseClientConnections()
+	dead.Listener.Close()
+	for range 4 {
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		if a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+			t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+		}
+	}
+	if n := r.Metric(`sluice_legs_total{leg="prefill",outcome="upstream_failed"}`); n == 0 {
+		t.Error("the dead worker was never tried: the test shows nothing")
+	}
+}
+
+// A 4xx of prefill is the client's: it passes as it is and trips nothing.
+func TestPrefill4xxGoesToClient(t *testing.T) {
+	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
+	p, d := harness.StartSim(t, small), harness.StartSim(t, harness.SimRole("decode"))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
+	for _, stream := range []string{"", `,"stream":true`} {
+		body := harness.Chat(stream) // longer than the model takes
+		direct := harness.Post(t, p.URL()+"/v1/chat/completions", body)
+		for range 5 {
+			a := harness.Post(t, r.URL+"/v1/chat/completions", body)
+			if a.Status != 400 || string(a.Body) != string(direct.Body) {
+				t.Errorf("status %d, body %s; the engine says %d, %s", a.Status, a.Body, direct.Status, direct.Body)
+			}
+			if a.Header.Get("X-Sluice-Reason") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
+				t.Errorf("headers %v: it is the engine's own error", a.Header)
+			}
+		}
+	}
+	for _, status := range []int{401, 403, 404, 422} {
+		p.Fault(sim.Fault{Kind: sim.Status, Leg: "prefill", Status: status, N: 1})
+		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Status != status {
+			t.Errorf("status %d, want the engine's %d", a.Status, status)
+		}
+	}
+	if n := len(harness.GenerateRequests(d)); n != 0 {
+		t.Errorf("decode was sent %d requests", n)
+	}
+	if s := r.State("p0"); s != worker.Ready {
+		t.Errorf("p0 is %v", s)
+	}
+	if n := r.Metric(`sluice_leg_retries_total{leg="prefill"}`); n != 0 {
+		t.Errorf("%v retries", n)
+	}
+	harness.WantIdle(t, r, 10*time.Second, p, d)
+}
+
+// What such an answer tells of KV is no client's business.
+func TestPrefill4xxHidesPrivateFields(t *testing.T) {
+	answer := harness.ReplyHandler(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
+	for _, family := range []string{"nixl", "sglang"} { // one leg after the other, and both at once
+		p := harness.StartScripted(t, answer)
+		d := harness.StartScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+		r := harness.StartRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = family, "text" }, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		if a.Status != 400 || !strings.Contains(string(a.Body), `"no"`) || strings.Contains(string(a.Body), "10.0.0.9") {
+			t.Errorf("%s: status %d: %s", family, a.Status, a.Body)
+		}
+	}
+}
+
+// A request that kills its engine is not walked through the fleet.
+func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
+	for _, k := range []struct {
+		name  string
+		fault sim.Fault
+	}{
+		{"prefill dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "prefill"}},
+		{"prefill resets", sim.Fault{Kind: sim.Reset, Leg: "prefill"}},
+		{"decode dies with a last word", sim.Fault{Kind: sim.Dead, Leg: "decode"}},
+		{"decode resets", sim.Fault{Kind: sim.Reset, Leg: "decode"}},
+		{"any leg dies", sim.Fault{Kind: sim.Dead}},
+	} {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			var engines []*sim.Engine
+			var workers []config.Worker
+			for i := range 4 {
+				p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
+				p.Fault(k.fault)
+				d.Fault(k.fault)
+				engines = append(engines, p, d)
+				workers = append(workers, harness.SimWorker(p, worker.Prefill, fmt.Sprint("p", i)), harness.SimWorker(d, worker.Decode, fmt.Sprint("d", i)))
+			}
+			r := harness.StartRouter(t, func(c *config.Config) { c.PD.MaxAttempts = 8 }, workers...)
+			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+			if a.Status != 500 && a.Status != 502 {
+				t.Errorf("status %d: %s", a.Status, a.Body)
+			}
+			if msg, _, _ := a.ErrorOf(t); a.Status == 502 && !strings.Contains(msg, "d") {
+				t.Errorf("message %q", msg)
+			}
+			hit := 0
+			for _, e := range engines {
+				if e.Stats().Faults > 0 { // a kept-alive connection may make it two on one engine
+					hit++
+				}
+			}
+			if hit != 2 {
+				t.Errorf("%d engines were hit, want 2", hit)
+			}
+		})
+	}
+}

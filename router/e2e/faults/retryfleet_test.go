@@ -1,0 +1,299 @@
+package faults
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// stallEngine stops requests on e before the response head, until the test ends.
+func stallEngine(t *testing.T, e *sim.Engine, f sim.Fault) {
+	t.Helper()
+	until := make(chan struct{})
+	t.Cleanup(func() { close(until) })
+	f.Kind, f.Until = sim.Stall, until
+	e.Fault(f)
+}
+
+// TestRetryUsesCurrentFleet: a request whose only worker dies goes on with one that
+// became ready after the request had arrived.
+func TestRetryUsesCurrentFleet(t *testing.T) {
+	for _, more := range []string{"", `,"stream":true`} {
+		for _, phase := range []string{"", "body"} { // before and behind the response head
+			t.Run(more+" "+phase, func(t *testing.T) {
+				t.Parallel()
+				plain, a, b := harness.StartSim(t, nil), harness.StartSim(t, nil), harness.StartSim(t, nil)
+				r := harness.StartRouter(t, func(c *config.Config) { c.Migration.Max = 0 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
+				b.Crash()
+				r.AwaitState(t, "b", worker.Unhealthy)
+				stallEngine(t, a, sim.Fault{Phase: phase})
+				want := harness.Post(t, plain.URL()+"/v1/chat/completions", harness.Chat(more))
+				got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(more))
+				harness.Eventually(t, 10*time.Second, "the request is on a", func() bool { return len(harness.GenerateRequests(a)) == 1 })
+				if err := b.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				r.AwaitState(t, "b", worker.Ready)
+				a.Crash()
+				if got := <-got; got.Status != 200 || got.Header.Get("X-Sluice-Worker") != "b" || got.Text(t) != want.Text(t) {
+					t.Errorf("status %d on %q: %s", got.Status, got.Header.Get("X-Sluice-Worker"), got.Body)
+				}
+				harness.WantIdle(t, r, 10*time.Second, b)
+			})
+		}
+	}
+}
+
+// TestRetryWaitsForARestart: the engine that dies under a request is the only one, and is
+// back within timeouts.pool_wait.
+func TestRetryWaitsForARestart(t *testing.T) {
+	for _, more := range []string{"", `,"stream":true`} {
+		for _, leg := range []string{"whole", "decode", "prefill"} {
+			t.Run(leg+more, func(t *testing.T) {
+				t.Parallel()
+				plain, e := harness.StartSim(t, nil), harness.StartSim(t, func(o *sim.Options) {
+					if o.Role = leg; leg == "whole" {
+						o.Role = ""
+					}
+				})
+				workers := []config.Worker{harness.SimWorker(e, worker.Aggregated, "e")}
+				if leg != "whole" {
+					other := map[string]string{"decode": "prefill", "prefill": "decode"}[leg]
+					roles := map[string]worker.Role{"decode": worker.Decode, "prefill": worker.Prefill}
+					workers = []config.Worker{harness.SimWorker(e, roles[leg], "e"), harness.SimWorker(harness.StartSim(t, harness.SimRole(other)), roles[other], "o")}
+				}
+				r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.Timeouts.PoolWait = false, 20*time.Second }, workers...)
+				stallEngine(t, e, sim.Fault{})
+				want := harness.Post(t, plain.URL()+"/v1/chat/completions", harness.Chat(more))
+				got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(more))
+				harness.Eventually(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
+				e.Crash()
+				e.ClearFaults()
+				r.AwaitState(t, "e", worker.Unhealthy)
+				if err := e.Restart(); err != nil {
+					t.Fatal(err)
+				}
+				a := <-got
+				if a.Status != 200 || a.Text(t) != want.Text(t) {
+					t.Errorf("status %d: %s", a.Status, a.Body)
+				}
+				if a.Header.Get("X-Sluice-Waited") == "" {
+					t.Error("no X-Sluice-Waited")
+				}
+				harness.WantIdle(t, r, 10*time.Second, e)
+			})
+		}
+	}
+}
+
+// TestRestartsLoseNoRequest: with one prefill worker, or one decode worker, that restarts
+// under load, and no plain decode, every request is answered.
+func TestRestartsLoseNoRequest(t *testing.T) {
+	for _, family := range []string{"nixl", "sglang"} {
+		for _, restarts := range []string{"prefill", "decode"} {
+			t.Run(family+" "+restarts, func(t *testing.T) {
+				fam := harness.MatrixFamilyNamed(t, family)
+				p, pw := harness.SidecarEngine(t, fam, worker.Prefill)
+				d, dw := harness.SidecarEngine(t, fam, worker.Decode)
+				r := harness.StartRouter(t, func(c *config.Config) {
+					c.PD.Family, c.PD.PlainDecode, c.Timeouts.PoolWait = family, false, 20*time.Second
+					c.Fleet.RetryShare, c.Fleet.RetryPerSecond = 1, 1000
+				}, pw, dw)
+				e := p
+				if restarts == "decode" {
+					e = d
+				}
+				ctx, stop := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				var mu sync.Mutex
+				answered, bad, byClient := 0, []string{}, [8]int{}
+				for i := range byClient {
+					wg.Go(func() {
+						for n := 0; ctx.Err() == nil; n++ {
+							a, err := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, n, i%2 == 0 && restarts == "prefill")))
+							mu.Lock()
+							byClient[i]++
+							switch answered++; {
+							case err != nil:
+								bad = append(bad, err.Error())
+							case a.Status != 200 || strings.Contains(string(a.Body), `"error"`):
+								bad = append(bad, fmt.Sprintf("%d %v %s", a.Status, a.Header, a.Body))
+							}
+							mu.Unlock()
+						}
+					})
+				}
+				down := []time.Duration{0, 500 * time.Millisecond, time.Second}
+				if os.Getenv("SLUICE_SOAK") != "" {
+					down = append(down, 500*time.Millisecond, 1200*time.Millisecond, 1800*time.Millisecond, 2400*time.Millisecond)
+				}
+				for _, d := range down {
+					// A request that two engines fail under is not given a third, so none
+					// may meet two restarts: each client begins anew in between.
+					mu.Lock()
+					before := byClient
+					mu.Unlock()
+					harness.Eventually(t, 20*time.Second, "requests are answered", func() bool {
+						mu.Lock()
+						defer mu.Unlock()
+						for i := range byClient {
+							if byClient[i] < before[i]+2 {
+								return false
+							}
+						}
+						return true
+					})
+					e.Crash()
+					time.Sleep(d) // how long the engine takes to start
+					if err := e.Restart(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				stop()
+				wg.Wait()
+				t.Logf("%d of %d requests failed over %d restarts", len(bad), answered, len(down))
+				if len(bad) > 0 {
+					t.Errorf("the first: %.600s", bad[0])
+				}
+				harness.WantIdle(t, r, 20*time.Second) // what a dead decode has left on prefill stays to the lease
+			})
+		}
+	}
+}
+
+// TestRefusalCountsAttempts: an error names as many tries as were made.
+func TestRefusalCountsAttempts(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		var workers []config.Worker
+		for i := range n {
+			workers = append(workers, harness.StartScripted(t, harness.ReplyHandler(500, `{"error":{"message":"boom"}}`)).Worker(worker.Prefill, fmt.Sprint("p", i)))
+		}
+		d := harness.StartSim(t, harness.SimRole("decode"))
+		r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode, c.PD.MaxAttempts = false, 8 }, append(workers, harness.SimWorker(d, worker.Decode, "d0"))...)
+		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+		harness.WantReason(t, a, 502, "upstream_failed")
+		if msg, _, _ := a.ErrorOf(t); !strings.Contains(msg, map[int]string{1: "1 try", 2: "2 tries"}[n]) {
+			t.Errorf("%d prefill workers: %s", n, msg)
+		}
+	}
+}
+
+// TestEngineRestartBetweenProbes: the fleet does not notice that the engine was gone, for
+// it needs more failures than one request makes.
+func TestEngineRestartBetweenProbes(t *testing.T) {
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
+	e.Crash()
+	got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(""))
+	harness.Eventually(t, 10*time.Second, "a try has failed", func() bool {
+		return r.Metric(`sluice_legs_total{leg="whole",outcome="upstream_failed"}`) > 0
+	})
+	if err := e.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	harness.WantStatus(t, <-got, 200)
+	// Nor does it come back: the wait ends with timeouts.pool_wait.
+	r2 := harness.StartRouter(t, func(c *config.Config) {
+		c.Health.FailAfter, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
+	}, harness.SimWorker(e, worker.Aggregated, "e"))
+	e.Crash()
+	began := time.Now()
+	harness.WantReason(t, harness.Post(t, r2.URL+"/v1/chat/completions", harness.Chat("")), 502, "upstream_failed")
+	if took := time.Since(began); took < 250*time.Millisecond || took > 5*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+}
+
+// A worker that only answers badly is not waited for: its answer is the client's.
+func TestErrorAnswersAreNotRetriedLater(t *testing.T) {
+	bad := harness.StartScripted(t, harness.ReplyHandler(503, `{"error":{"message":"full"}}`))
+	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, bad.Worker(worker.Aggregated, "bad"))
+	began := time.Now()
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 503)
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// TestMigrationWaitsForAWorker: a stream whose engine dies goes on with a worker that is
+// ready a moment later.
+func TestMigrationWaitsForAWorker(t *testing.T) {
+	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
+	m.Engines[1].Crash()
+	m.AwaitState(t, "d1", worker.Unhealthy)
+	stallEngine(t, m.Engines[0], sim.Fault{After: 5})
+	body := harness.Chat(`,"stream":true`)
+	want := harness.Post(t, m.Reference.URL()+"/v1/chat/completions", body)
+	began, once := make(chan struct{}), sync.Once{}
+	got := make(chan *harness.Answer, 1)
+	go func() {
+		a, err := readAfter(m.URL+"/v1/chat/completions", body, func(read []byte) {
+			if bytes.Count(read, []byte("content")) == 5 {
+				once.Do(func() { close(began) })
+			}
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	<-began
+	m.Engines[0].Crash()
+	m.AwaitState(t, "d0", worker.Unhealthy)
+	if err := m.Engines[1].Restart(); err != nil {
+		t.Fatal(err)
+	}
+	harness.WantSameContent(t, <-got, want)
+}
+
+// readAfter posts a body and reads the answer by events; seen is called behind each with
+// all that has come.
+func readAfter(url, body string, seen func([]byte)) (*harness.Answer, error) {
+	resp, err := http.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return &harness.Answer{}, err
+	}
+	defer resp.Body.Close()
+	a := &harness.Answer{Status: resp.StatusCode, Header: resp.Header}
+	for br := bufio.NewReader(resp.Body); ; {
+		line, err := br.ReadBytes('\n')
+		a.Body = append(a.Body, line...)
+		if err == io.EOF {
+			return a, nil
+		} else if err != nil {
+			return a, err
+		} else if len(line) == 1 {
+			seen(a.Body)
+		}
+	}
+}
+
+// A client that leaves while its request waits for a worker ends the wait.
+func TestClientAbortsDuringRetryWait(t *testing.T) {
+	e := harness.StartSim(t, nil)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
+	stallEngine(t, e, sim.Fault{})
+	ctx, leave := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); harness.TryPost(ctx, r.URL+"/v1/chat/completions", harness.Chat("")) }()
+	harness.Eventually(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
+	e.Crash()
+	harness.Eventually(t, 10*time.Second, "it waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	leave()
+	<-done
+	harness.Eventually(t, 10*time.Second, "it waits no more", func() bool { return r.Metric("sluice_pool_waiters") == 0 })
+	harness.WantIdle(t, r, 10*time.Second)
+}

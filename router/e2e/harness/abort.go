@@ -1,0 +1,136 @@
+package harness
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// AbortSlack is how late a cut may be seen on a loaded machine; the rule says
+// 100 ms, the tests log what it took, and the front's hold it to that within a few tries.
+const AbortSlack = 2 * time.Second
+
+// AbortingClient is one request of a client that is going to leave.
+type AbortingClient struct {
+	Nc net.Conn
+	Br *bufio.Reader
+}
+
+// StartRequest writes a request on a connection of its own and does not wait.
+func StartRequest(t *testing.T, r *Router, id, body string) *AbortingClient {
+	t.Helper()
+	l := DialClient(t, r)
+	l.Send(id, body)
+	return l
+}
+
+func DialClient(t *testing.T, r *Router) *AbortingClient {
+	t.Helper()
+	nc, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nc.Close() })
+	return &AbortingClient{Nc: nc, Br: bufio.NewReader(nc)}
+}
+
+func (l *AbortingClient) Send(id, body string) { l.SendTo("/v1/chat/completions", id, body) }
+
+func (l *AbortingClient) SendTo(path, id, body string) {
+	fmt.Fprintf(l.Nc, "POST "+path+" HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
+}
+
+// WantClosed waits until somebody has called leave.
+func (l *AbortingClient) WantClosed(t *testing.T) {
+	t.Helper()
+	l.Nc.SetReadDeadline(time.Now().Add(30 * time.Second))
+	answer, err := io.ReadAll(l.Br)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		l.Nc.Close()
+		t.Errorf("the client did not leave within 30 s; it was answered %.300q", answer)
+	}
+}
+
+// Event waits for the response head and the first event of its stream.
+func (l *AbortingClient) Event(t *testing.T) {
+	t.Helper()
+	l.Nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	for {
+		line, err := l.Br.ReadString('\n')
+		if err != nil {
+			t.Fatalf("no event came: %v", err)
+		}
+		if strings.HasPrefix(line, "data: ") {
+			return
+		}
+	}
+}
+
+// Disconnect closes the connection, every other time by a reset.
+func (l *AbortingClient) Disconnect() time.Time {
+	if rand.IntN(2) == 0 {
+		l.Nc.(*net.TCPConn).SetLinger(0)
+	}
+	l.Nc.Close()
+	return time.Now()
+}
+
+// HangingHandler is an engine handler that waits until it is cut; it tells when a request
+// has come, and when it was cut.
+func HangingHandler() (http.HandlerFunc, chan time.Time, chan time.Time) {
+	arrived, cancelled := make(chan time.Time, 100), make(chan time.Time, 100)
+	return func(_ http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body) // only then net/http watches the connection
+		arrived <- time.Now()
+		<-r.Context().Done()
+		cancelled <- time.Now()
+	}, arrived, cancelled
+}
+
+func ReceiveTime(t *testing.T, c chan time.Time, what string) time.Time {
+	t.Helper()
+	select {
+	case at := <-c:
+		return at
+	case <-time.After(10 * time.Second):
+		t.Fatalf("not within 10s: %s", what)
+	}
+	return time.Time{}
+}
+
+func WantPrompt(t *testing.T, what string, elapsed time.Duration) {
+	t.Helper()
+	t.Logf("%s %v after the client left", what, elapsed.Round(100*time.Microsecond))
+	if elapsed > AbortSlack {
+		t.Errorf("%s only %v after the client left; want 100ms", what, elapsed)
+	}
+}
+
+// WantClientGone waits for a request's record to say that its client left.
+func WantClientGone(t *testing.T, r *Router, id string) {
+	t.Helper()
+	if o := r.Outcome(t, id).Outcome; o.Reason != "client_gone" {
+		t.Errorf("%s: outcome %+v, want client_gone", id, o)
+	}
+}
+
+// ModuleGoroutines counts those that run code of the router; idle workers of
+// fasthttp and the simulated engines' connections come and go by themselves.
+func ModuleGoroutines() (n int) {
+	buf := make([]byte, 16<<20)
+	for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(g, "sluice/router/") || strings.Contains(g, "sluice/dataplane/") {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,217 @@
+package harness
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/engineapi/client"
+	"sluice/router/worker"
+)
+
+// SocketIn is the path of a framed socket, short enough for the system.
+func SocketIn(t testing.TB) string {
+	dir, err := os.MkdirTemp("", "sl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return filepath.Join(dir, "r.sock")
+}
+
+// WithEngineAPI turns the router's engine on, by all of its ways.
+func WithEngineAPI(path string) func(*config.Config) {
+	return func(c *config.Config) {
+		c.EngineAPI.HTTP, c.EngineAPI.Unix, c.EngineAPI.Listen = true, path, "127.0.0.1:0"
+		c.EngineAPI.StartWait = 10 * time.Second
+	}
+}
+
+// WireAddr is where a router's framed socket is served, "" while it is not.
+func WireAddr(r *Router, network string) string {
+	for _, a := range r.EngineAPIAddrs() {
+		if a.Network() == network {
+			return network + "://" + a.String()
+		}
+	}
+	return ""
+}
+
+// DialEngine connects to a router's framed socket, when it is open.
+func DialEngine(t testing.TB, r *Router, network string) *client.Client {
+	t.Helper()
+	addr := ""
+	Eventually(t, TestTimeout, "the engine socket is open", func() bool { addr = WireAddr(r, network); return addr != "" })
+	c, err := client.Dial(context.Background(), addr, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// TokenIDs is a prompt of n token ids, another one for each salt.
+func TokenIDs(n, salt int) []uint32 {
+	list := make([]uint32, n)
+	for i := range list {
+		list[i] = uint32(300 + (i*7+salt*131)%900)
+	}
+	return list
+}
+
+// EngineAPIRequest asks for n tokens, no fewer.
+func EngineAPIRequest(prompt []uint32, n int) *client.Request {
+	return &client.Request{Model: "sim", TokenIDs: prompt, StopConditions: map[string]any{"max_tokens": n, "ignore_eos": true}, SamplingOptions: map[string]any{"temperature": 0}}
+}
+
+// EngineAPIAnswer is an answer read whole.
+type EngineAPIAnswer struct {
+	Tokens   map[int][]uint32
+	Finish   map[int]string
+	Usage    *client.Usage
+	Comments []string
+	Failure  *client.Failure
+	Extra    any
+	Items    int
+	Err      error
+}
+
+func ReadEngineAPI(ctx context.Context, s *client.Stream) *EngineAPIAnswer {
+	a := &EngineAPIAnswer{Tokens: map[int][]uint32{}, Finish: map[int]string{}}
+	for {
+		it, err := s.Next(ctx)
+		if it == nil {
+			a.Err = err
+			return a
+		}
+		a.Items++
+		a.Comments = append(a.Comments, it.Comment...)
+		if it.Failure != nil {
+			a.Failure = it.Failure
+		}
+		if d := it.Data; d != nil {
+			a.Tokens[d.Index] = append(a.Tokens[d.Index], d.TokenIDs...)
+			if d.FinishReason != "" {
+				a.Finish[d.Index] = d.FinishReason
+			}
+			if d.Usage != nil {
+				a.Usage = d.Usage
+			}
+			if d.ExtraArgs != nil {
+				a.Extra = d.ExtraArgs
+			}
+		}
+	}
+}
+
+func GenerateEngineAPI(t testing.TB, c *client.Client, r *client.Request) *EngineAPIAnswer {
+	t.Helper()
+	s, err := c.Generate(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return ReadEngineAPI(ctx, s)
+}
+
+// GenerateEngineAPIHTTP asks the same of the HTTP twin.
+func GenerateEngineAPIHTTP(t testing.TB, r *Router, body string) (*Answer, *EngineAPIAnswer) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	raw, err := TryPost(ctx, r.URL+"/v1/routed/generate", body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &EngineAPIAnswer{Tokens: map[int][]uint32{}, Finish: map[int]string{}}
+	done := 0
+	for event := range strings.SplitSeq(string(raw.Body), "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok {
+			continue
+		}
+		if data == "[DONE]" {
+			done++
+			continue
+		}
+		var v struct {
+			Data *struct {
+				TokenIDs []uint32 `json:"token_ids"`
+				Finish   *string  `json:"finish_reason"`
+				Index    int      `json:"index"`
+				Usage    *struct {
+					P       int `json:"prompt_tokens"`
+					C       int `json:"completion_tokens"`
+					T       int `json:"total_tokens"`
+					Details *struct {
+						Cached int `json:"cached_tokens"`
+					} `json:"prompt_tokens_details"`
+				} `json:"completion_usage"`
+			} `json:"data"`
+			Event   string
+			Comment []string
+			Error   *client.Failure
+		}
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			t.Fatalf("%v in %s", err, data)
+		}
+		a.Items++
+		a.Comments = append(a.Comments, v.Comment...)
+		if v.Error != nil {
+			a.Failure = v.Error
+		}
+		if d := v.Data; d != nil {
+			a.Tokens[d.Index] = append(a.Tokens[d.Index], d.TokenIDs...)
+			if d.Finish != nil {
+				a.Finish[d.Index] = *d.Finish
+			}
+			if d.Usage != nil {
+				a.Usage = &client.Usage{Prompt: d.Usage.P, Completion: d.Usage.C, Total: d.Usage.T, Cached: -1}
+			}
+		}
+	}
+	if raw.Status == 200 && done != 1 {
+		t.Errorf("%d times [DONE] in %s", done, raw.Body)
+	}
+	return raw, a
+}
+
+// EngineAPIRequestJSON is a request as the HTTP twin takes it.
+func EngineAPIRequestJSON(r *client.Request) string {
+	of := map[string]any{"id": r.Context.ID, "traceparent": r.Context.Traceparent}
+	maps.DeleteFunc(of, func(_ string, v any) bool { return v == "" })
+	b, err := json.Marshal(map[string]any{"model": r.Model, "token_ids": r.TokenIDs, "stop_conditions": r.StopConditions, "sampling_options": r.SamplingOptions, "annotations": r.Annotations, "context": of})
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// StartEngineRouter is a router over some aggregated simulated engines, as an engine.
+func StartEngineRouter(t *testing.T, n int, mod func(*sim.Options), conf func(*config.Config)) (*Router, []*sim.Engine) {
+	t.Helper()
+	var engines []*sim.Engine
+	var workers []config.Worker
+	for i := range n {
+		e := StartSim(t, mod)
+		engines = append(engines, e)
+		workers = append(workers, SimWorker(e, worker.Aggregated, fmt.Sprint("e", i)))
+	}
+	path := SocketIn(t)
+	r := StartRouter(t, func(c *config.Config) {
+		WithEngineAPI(path)(c)
+		if conf != nil {
+			conf(c)
+		}
+	}, workers...)
+	return r, engines
+}

@@ -1,0 +1,131 @@
+package harness
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"sluice/router/engineapi/client"
+)
+
+// BreakableProxy is a TCP connection to a unix socket that can be torn, so that a caller is gone
+// without a word.
+type BreakableProxy struct {
+	Addr string
+	mu   sync.Mutex
+	ends []net.Conn
+}
+
+func StartBreakableProxy(t *testing.T, path string) *BreakableProxy {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	c := &BreakableProxy{Addr: "tcp://" + ln.Addr().String()}
+	go func() {
+		for {
+			downstream, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			upstream, err := net.Dial("unix", path)
+			if err != nil {
+				downstream.Close()
+				continue
+			}
+			c.mu.Lock()
+			c.ends = append(c.ends, downstream, upstream)
+			c.mu.Unlock()
+			for _, copyHalf := range [][2]net.Conn{{downstream, upstream}, {upstream, downstream}} {
+				go func() {
+					_, _ = io.Copy(copyHalf[0], copyHalf[1])
+					downstream.Close()
+					upstream.Close()
+				}()
+			}
+		}
+	}()
+	return c
+}
+
+func (c *BreakableProxy) Sever() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.ends {
+		e.Close()
+	}
+}
+
+// RequestEnd is a way for a caller to end a request before its end.
+type RequestEnd struct {
+	Name string
+	Run  func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream))
+}
+
+// TestTimeout bounds what is waited for; machines may be busy.
+const TestTimeout = 60 * time.Second
+
+var RequestEnds = []RequestEnd{
+	{"stop", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
+		s := StartEngineAPI(t, DialEngine(t, f.Router, "unix"), r)
+		ready(s)
+		s.Stop()
+		ctx, cancel := context.WithTimeout(context.Background(), TestTimeout)
+		defer cancel()
+		a := ReadEngineAPI(ctx, s)
+		if a.Err != nil || a.Failure != nil || a.Finish[0] != "cancelled" {
+			t.Fatalf("a stopped stream ends with %v, %v, %q; want a clean end that says cancelled", a.Err, a.Failure, a.Finish[0])
+		}
+		n := a.Usage
+		if n == nil || n.Prompt != len(r.TokenIDs) || n.Completion < len(a.Tokens[0]) || n.Total != n.Prompt+n.Completion {
+			t.Errorf("usage %+v behind %d tokens", n, len(a.Tokens[0]))
+		}
+	}},
+	{"kill", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
+		s := StartEngineAPI(t, DialEngine(t, f.Router, "tcp"), r)
+		ready(s)
+		s.Kill()
+		ctx, cancel := context.WithTimeout(context.Background(), TestTimeout)
+		defer cancel()
+		if a := ReadEngineAPI(ctx, s); !client.Killed(a.Err) || len(a.Finish) > 0 {
+			t.Errorf("a killed stream ends with %v, %v", a.Err, a.Finish)
+		}
+	}},
+	{"vanish", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
+		line := StartBreakableProxy(t, f.Router.Config.EngineAPI.Unix)
+		c, err := client.Dial(context.Background(), line.Addr, client.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		s := StartEngineAPI(t, c, r)
+		ready(s)
+		line.Sever()
+		<-c.Done()
+	}},
+	{"close, over HTTP", func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream)) {
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = TryPost(ctx, f.Router.URL+"/v1/routed/generate", EngineAPIRequestJSON(r), "X-Request-Id", r.Context.ID)
+		}()
+		ready(nil)
+		cancel()
+		<-done
+	}},
+}
+
+func StartEngineAPI(t *testing.T, c *client.Client, r *client.Request) *client.Stream {
+	t.Helper()
+	s, err := c.Generate(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}

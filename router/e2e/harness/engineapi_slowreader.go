@@ -1,0 +1,3 @@
+package harness
+
+var Drivers = []string{"loop", "goroutine"}

@@ -1,0 +1,123 @@
+package harness
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"sluice/bench/sim"
+)
+
+// EndpointCase is one endpoint of one engine, whose streams are to go on elsewhere.
+type EndpointCase struct {
+	Name, Engine, Path, Body string
+	Mod                      func(*sim.Options)
+	Read                     func(*Answer) StreamRecord
+}
+
+// StreamRecord is what a client makes of a stream, whoever wrote its events: what may differ
+// between two runs (ids, times) must be the same all along in each of them.
+type StreamRecord struct {
+	Text   string
+	Ids    []float64
+	kinds  []string // of events, repeated ones once
+	Usage  any
+	End    any // how it ended
+	Whole  any // what the end repeats of the answer
+	id     any
+	Broken []string
+}
+
+func (h *StreamRecord) AddError(format string, args ...any) {
+	h.Broken = append(h.Broken, fmt.Sprintf(format, args...))
+}
+
+func (h *StreamRecord) AddKind(k string) {
+	if n := len(h.kinds); n == 0 || h.kinds[n-1] != k {
+		h.kinds = append(h.kinds, k)
+	}
+}
+
+// WantConstant notes an id that all events must have.
+func (h *StreamRecord) WantConstant(id any) {
+	if h.id == nil {
+		h.id = id
+	}
+	if id == nil || id == "" || id != h.id {
+		h.AddError("id %v behind %v", id, h.id)
+	}
+}
+
+// EachEvent gives the events of a stream: their name and JSON; "[DONE]" as a name.
+func EachEvent(a *Answer, h *StreamRecord, f func(name string, v map[string]any)) {
+	events := strings.SplitAfter(string(a.Body), "\n\n")
+	if last := events[len(events)-1]; last != "" {
+		h.AddError("it ends in %q", last)
+	}
+	for _, e := range events[:len(events)-1] {
+		name, data := "", ""
+		for line := range strings.Lines(e) {
+			line = strings.TrimSuffix(line, "\n")
+			switch key, value, _ := strings.Cut(line, ": "); {
+			case key == "event" && name == "":
+				name = value
+			case key == "data" && data == "":
+				data = value
+			case line != "":
+				h.AddError("line %q", line)
+			}
+		}
+		if data == "[DONE]" {
+			f(data, nil)
+			continue
+		}
+		var v map[string]any
+		if err := json.Unmarshal([]byte(data), &v); err != nil {
+			h.AddError("%v in %q", err, data)
+			continue
+		}
+		if v["error"] != nil || name == "error" {
+			h.AddError("an error: %s", data)
+		}
+		f(name, v)
+	}
+}
+
+func ValueAt(v any, path ...any) any {
+	for _, p := range path {
+		switch p := p.(type) {
+		case string:
+			m, _ := v.(map[string]any)
+			v = m[p]
+		case int:
+			l, _ := v.([]any)
+			if p >= len(l) {
+				return nil
+			}
+			v = l[p]
+		}
+	}
+	return v
+}
+
+func (f *EndpointCase) Request(most int, stream bool) string {
+	body := f.Body
+	if !stream {
+		body, _, _ = strings.Cut(body, `,"stream_options"`)
+	}
+	return fmt.Sprintf(`{"model":"sim","stream":%v,`, stream) + fmt.Sprintf(body, most) + `}`
+}
+
+func (m *MigrationFleet) WantSameRecord(t *testing.T, what string, f *EndpointCase, a *Answer, want StreamRecord) {
+	t.Helper()
+	got := f.Read(a)
+	if want.End == nil || want.Usage == nil || len(want.Broken) > 0 || want.Text == "" && len(want.Ids) == 0 {
+		t.Fatalf("the undisturbed stream cannot be read: %+v", want)
+	}
+	got.id, want.id = nil, nil
+	if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || h != "ready" || !reflect.DeepEqual(got, want) {
+		t.Errorf("%s: status %d, migration %q\ngot  %+v\nwant %+v\n%s", what, a.Status, h, got, want, a.Body[:min(len(a.Body), 4000)])
+	}
+}

@@ -1,0 +1,13 @@
+package harness
+
+import (
+	"time"
+
+	"sluice/router/config"
+)
+
+func ShortPrefillTimeout(c *config.Config) {
+	c.Timeouts.Prefill = 300 * time.Millisecond
+	c.Health.FailAfter = 1000 // failed workers stay in the choice
+	c.Schedule.Policy = "round_robin"
+}

@@ -1,0 +1,25 @@
+package harness
+
+import (
+	"encoding/json"
+	"testing"
+)
+
+// prefillOnlyAnswer is what a prefill-only request is answered with.
+type prefillOnlyAnswer struct {
+	Object       string `json:"object"`
+	Worker       string `json:"worker"`
+	Role         string `json:"role"`
+	PromptTokens int    `json:"prompt_tokens"`
+	CachedBefore *int   `json:"cached_tokens_before"`
+	Blocks       int    `json:"blocks"`
+	BlockSize    int    `json:"block_size"`
+}
+
+func (a *Answer) PrefillOnly(t *testing.T) (w prefillOnlyAnswer) {
+	t.Helper()
+	if err := json.Unmarshal(a.Body, &w); err != nil || a.Status != 200 || w.Object != "sluice.prefill" {
+		t.Fatalf("%d %s (%v)", a.Status, a.Body, err)
+	}
+	return w
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package harness
+
+// RaceEnabled: the race detector is on.
+const RaceEnabled = true

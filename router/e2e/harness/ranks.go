@@ -1,0 +1,32 @@
+package harness
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/worker"
+)
+
+// AwaitIndexed waits until the feeds are past their start and the index holds what the
+// engines hold. A block of which an
+// engine has several copies is told, and counted as repeated, for each.
+func AwaitIndexed(t *testing.T, r *Router, engines ...*sim.Engine) {
+	t.Helper()
+	Eventually(t, 5*time.Second, "the events have come", func() bool {
+		cached, indexed := 0, float64(r.Index.Len())
+		for _, e := range engines {
+			cached += e.Stats().Sum().BlocksCached
+		}
+		for _, w := range r.Fleet.View().Workers {
+			for _, k := range w.Ranks {
+				if worker.FeedState(k.Feed.Load()) == worker.FeedSyncing {
+					return false
+				}
+				indexed += r.Metric(fmt.Sprintf(`sluice_kv_feed_total{worker="%s",rank="%d",kind="duplicate"}`, k.ID.Worker, k.ID.Rank))
+			}
+		}
+		return indexed >= float64(cached)
+	})
+}

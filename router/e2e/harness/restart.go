@@ -1,0 +1,35 @@
+package harness
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sluice/router/admin"
+)
+
+func RuntimeOf(t *testing.T, dir string) admin.Runtime {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))
+	if len(files) != 1 {
+		t.Fatalf("runtime files: %v", files)
+	}
+	rt, err := admin.ReadRuntimeFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
+}
+
+// IsRunning says whether a process is there; one that has ended and waits for its
+// parent to look is not.
+func IsRunning(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	at := bytes.LastIndexByte(stat, ')')
+	return at < 0 || at+2 >= len(stat) || stat[at+2] != 'Z'
+}

@@ -1,0 +1,38 @@
+package harness
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"sluice/router/worker"
+)
+
+// PostAsync sends a request from a goroutine of its own.
+func PostAsync(t *testing.T, url, body string) <-chan *Answer {
+	t.Helper()
+	got := make(chan *Answer, 1)
+	go func() {
+		a, err := TryPost(t.Context(), url, body)
+		if err != nil {
+			t.Error(err)
+			a = &Answer{}
+		}
+		got <- a
+	}()
+	return got
+}
+
+func (r *Router) AwaitState(t *testing.T, id string, want worker.State) {
+	t.Helper()
+	Eventually(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.State(id) == want })
+}
+
+func MatrixFamilyNamed(t *testing.T, name string) *MatrixFamily {
+	t.Helper()
+	i := slices.IndexFunc(MatrixFamilies, func(f MatrixFamily) bool { return f.Name == name })
+	if i < 0 {
+		t.Fatalf("no family %q", name)
+	}
+	return &MatrixFamilies[i]
+}

@@ -1,0 +1,101 @@
+package harness
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"sluice/router/config"
+	"sluice/router/worker"
+)
+
+// ScriptedEngine is an engine that answers inference with what a test says, and
+// probes as a healthy engine does. It tells no KV events and has no tokenizer.
+type ScriptedEngine struct {
+	*httptest.Server
+	Mu       sync.Mutex
+	Bodies   []string
+	Ids      []string
+	Tokenize http.HandlerFunc // nil: 404
+}
+
+func StartScripted(t *testing.T, infer http.HandlerFunc) *ScriptedEngine {
+	t.Helper()
+	s := new(ScriptedEngine)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"object":"list","data":[{"id":"sim","object":"model","root":"sim","parent":null,"max_model_len":4096}]}`)
+	})
+	mux.HandleFunc("POST /tokenize", func(w http.ResponseWriter, r *http.Request) {
+		if s.Tokenize == nil {
+			http.NotFound(w, r)
+			return
+		}
+		s.Tokenize(w, r)
+	})
+	mux.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		s.Mu.Lock()
+		s.Bodies = append(s.Bodies, string(body))
+		s.Ids = append(s.Ids, r.Header.Get("X-Request-Id"))
+		s.Mu.Unlock()
+		infer(w, r)
+	})
+	s.Server = httptest.NewServer(mux)
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+// Requests is how many inference requests came.
+func (s *ScriptedEngine) Requests() int {
+	s.Mu.Lock()
+	defer s.Mu.Unlock()
+	return len(s.Bodies)
+}
+
+func (s *ScriptedEngine) Worker(r worker.Role, id string) config.Worker {
+	return config.Worker{ID: id, URL: s.URL, Role: r, KVEvents: []string{"off"}}
+}
+
+// ReplyRaw takes the connection over, writes bytes that need not be HTTP, and closes
+// it; with reset, by RST.
+func ReplyRaw(w http.ResponseWriter, bytes string, reset bool) {
+	nc, _, err := w.(http.Hijacker).Hijack()
+	if err != nil {
+		panic(err)
+	}
+	io.WriteString(nc, bytes)
+	if tc, ok := nc.(*net.TCPConn); ok && reset {
+		tc.SetLinger(0)
+	}
+	nc.Close()
+}
+
+func ReplyJSON(w http.ResponseWriter, status int, body string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	io.WriteString(w, body)
+}
+
+// PrefillReply is a prefill's answer with a handle member of any form; "" leaves
+// it out.
+func PrefillReply(handle string) string {
+	if handle != "" {
+		handle = `,"kv_transfer_params":` + handle
+	}
+	return fmt.Sprintf(`{"id":"cmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"finish_reason":"length"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}%s}`, handle)
+}
+
+func ReplyHandler(status int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) { ReplyJSON(w, status, body) }
+}

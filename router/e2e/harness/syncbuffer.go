@@ -1,0 +1,32 @@
+package harness
+
+import (
+	"bytes"
+	"sync"
+)
+
+// SyncBuffer is a log that many goroutines write to.
+type SyncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *SyncBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *SyncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+func (s *SyncBuffer) Tail(n int) string {
+	all := s.String()
+	if len(all) > n {
+		all = all[len(all)-n:]
+	}
+	return all
+}

@@ -1,0 +1,49 @@
+package limits
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"sluice/dataplane/wire"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+)
+
+// TestEngineAPIMemory: what a request becomes counts in limits.memory_budget: one that fits as
+// it comes and not as the JSON that engines are asked with is refused by the code of
+// those that do not fit at all, over HTTP with 503, and nothing of it is kept.
+func TestEngineAPIMemory(t *testing.T) {
+	r, _ := harness.StartEngineRouter(t, 1, nil, func(c *config.Config) {
+		c.Limits.BodyBudget, c.Limits.MaxBody, c.EngineAPI.MaxFrame = 1<<20, 256<<10, 256<<10
+	})
+	for _, network := range []string{"unix", "tcp"} {
+		c := harness.DialEngine(t, r, network)
+		ask := func(text string) *harness.EngineAPIAnswer {
+			req := harness.EngineAPIRequest(harness.TokenIDs(20, 1), 3)
+			req.Extra = map[string]any{"extra_args": map[string]any{"note": text}}
+			return harness.GenerateEngineAPI(t, c, req)
+		}
+		// 100,000 bytes of msgpack and 600,000 of JSON, of which there are two: what came, and
+		// what goes to the engine.
+		var refused *wire.Error
+		if a := ask(strings.Repeat("\x01", 100_000)); !errors.As(a.Err, &refused) || refused.Code != wire.CodeMemory || a.Failure != nil {
+			t.Errorf("%s: six times as much JSON ended with %v, %v; want the code %s", network, a.Err, a.Failure, wire.CodeMemory)
+		}
+		for _, text := range []string{"short", strings.Repeat("x", 100_000)} {
+			if a := ask(text); a.Err != nil || a.Failure != nil || len(a.Tokens[0]) != 3 {
+				t.Errorf("%s: %d plain bytes: %v, %v", network, len(text), a.Err, a.Failure)
+			}
+		}
+		harness.Eventually(t, harness.TestTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
+	}
+
+	// A schema becomes a text for the engine, in which each of its quotes has a backslash:
+	// with the body as it came it is over the budget.
+	const before, after = `{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":3},"sampling_options":{"guided_decoding":{"json":{"enum":["`, `"]}}}}`
+	raw, _ := harness.GenerateEngineAPIHTTP(t, r, before+strings.Repeat(`\"`, (256<<10-len(before)-len(after))/2)+after)
+	if raw.Status != http.StatusServiceUnavailable || raw.Header.Get("X-Sluice-Reason") != "memory_budget" {
+		t.Errorf("over HTTP: %d %.200s", raw.Status, raw.Body)
+	}
+}

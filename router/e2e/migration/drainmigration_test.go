@@ -1,0 +1,192 @@
+package migration
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// drainingStream is a stream under way and where it runs.
+type drainingStream struct {
+	m          *harness.MigrationFleet
+	endpoint   *harness.EndpointCase
+	want       harness.StreamRecord
+	got        chan *harness.Answer
+	engineName string
+}
+
+// startDrainingStream begins a stream of a face on engines that are slow enough to be drained under
+// it, and waits until some of it is out.
+func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.EndpointCase, id string) *drainingStream {
+	t.Helper()
+	body := f.Request(60, true)
+	d := &drainingStream{m: m, endpoint: f, want: f.Read(harness.Post(t, m.Reference.URL()+f.Path, body)), got: make(chan *harness.Answer, 1)}
+	for _, e := range m.Engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
+	}
+	go func() {
+		a, err := harness.TryPost(context.Background(), m.URL+f.Path, body, "X-Request-Id", id)
+		if err != nil {
+			t.Error(err)
+		}
+		d.got <- a
+	}()
+	harness.Eventually(t, 10*time.Second, "the stream is under way", func() bool {
+		for i, e := range m.Engines {
+			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
+				d.engineName = fmt.Sprint("d", i)
+			}
+		}
+		return d.engineName != ""
+	})
+	harness.Eventually(t, 5*time.Second, "a loop drives the stream", func() bool {
+		threads, streams := m.Front.Loops()
+		return streams > 0 || threads == 0
+	})
+	return d
+}
+
+// ended waits for the stream and compares it.
+func (d *drainingStream) ended(t *testing.T) *harness.Answer {
+	t.Helper()
+	select {
+	case a := <-d.got:
+		if a != nil {
+			d.m.WantSameRecord(t, d.endpoint.Name+" on "+d.engineName, d.endpoint, a, d.want)
+		}
+		return a
+	case <-time.After(20 * time.Second):
+		t.Fatal("the stream did not end")
+	}
+	return nil
+}
+
+func (d *drainingStream) engine() *sim.Engine {
+	if d.engineName == "d0" {
+		return d.m.Engines[0]
+	}
+	return d.m.Engines[1]
+}
+
+// TestStreamsMigrateFromDrainingWorker: drained by the admin's call, or taken away: its
+// streams go on from another, the client sees one.
+func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
+	chat := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
+	for _, f := range append([]harness.EndpointCase{chat}, endpointCases...) {
+		if strings.Contains(f.Name, "to the end") {
+			continue // it may be over too soon
+		}
+		for _, how := range []string{"drain", "remove"} {
+			if how == "remove" && f.Name != "chat" {
+				continue
+			}
+			t.Run(f.Name+" "+how, func(t *testing.T) {
+				t.Parallel()
+				m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+				d := startDrainingStream(t, m, &f, "leaves")
+				if how == "drain" {
+					if err := m.Fleet.Drain(d.engineName, true); err != nil {
+						t.Fatal(err)
+					}
+				} else if err := m.Fleet.Remove(d.engineName); err != nil {
+					t.Fatal(err)
+				}
+				harness.Eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				if m.Migrated("drained") != 1 {
+					t.Errorf("%v drained, %v done", m.Migrated("drained"), m.Migrated("done"))
+				}
+				d.ended(t)
+				rec := m.Outcome(t, "leaves")
+				if rec.Outcome.Reason != "" || !strings.Contains(fmt.Sprint(rec.Notes), "drain") {
+					t.Errorf("outcome %+v, notes %+v", rec.Outcome, rec.Notes)
+				}
+				harness.WantIdle(t, m.Router, 5*time.Second, m.Engines...)
+			})
+		}
+	}
+}
+
+// TestDrainWaits: streams have migration.drain_delay to end by themselves, and a
+// worker taken back before keeps them.
+func TestDrainWaits(t *testing.T) {
+	f := endpointCases[4]
+	for name, k := range map[string]struct {
+		after time.Duration
+		back  bool
+		moves float64
+	}{
+		"in time":    {150 * time.Millisecond, false, 1},
+		"taken back": {150 * time.Millisecond, true, 0},
+		"never":      {-1, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := startEndpointFleet(t, &f, 2, func(c *config.Config) {
+				c.Migration.DrainAfter = k.after
+				c.Timeouts.StreamIdle = 10 * time.Second
+			})
+			d := startDrainingStream(t, m, &f, "waits")
+			began := time.Now()
+			m.Fleet.Drain(d.engineName, true)
+			if k.back {
+				m.Fleet.Drain(d.engineName, false)
+			}
+			if k.moves > 0 {
+				harness.Eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				if took := time.Since(began); took < k.after {
+					t.Errorf("left after %s", took)
+				}
+			}
+			d.ended(t)
+			if n := m.Migrated("drained"); n != k.moves {
+				t.Errorf("%v moved, want %v", n, k.moves)
+			}
+		})
+	}
+}
+
+// TestDrainOfOnlyWorker: a stream that nobody else takes stays where it is, to its
+// end.
+func TestDrainOfOnlyWorker(t *testing.T) {
+	f := endpointCases[4]
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	d := startDrainingStream(t, m, &f, "stays")
+	other := m.Engines[0]
+	if d.engineName == "d0" {
+		other = m.Engines[1]
+	}
+	other.Fault(sim.Fault{Kind: sim.Refuse})
+	m.Fleet.Drain(d.engineName, true)
+	d.ended(t)
+	if m.Migrated("drained") != 0 || m.Migrated("failed") == 0 {
+		t.Errorf("%v drained, %v failed", m.Migrated("drained"), m.Migrated("failed"))
+	}
+	harness.WantIdle(t, m.Router, 5*time.Second, d.engine())
+}
+
+// TestManyStreamsMigrate: all at once, and none is lost or doubled.
+func TestManyStreamsMigrate(t *testing.T) {
+	f := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
+	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
+	const n = 60
+	all := make([]*drainingStream, n)
+	for i := range all {
+		all[i] = startDrainingStream(t, m, &f, fmt.Sprint("many-", i))
+	}
+	m.Fleet.Drain("d0", true)
+	for _, d := range all {
+		d.ended(t)
+	}
+	state := func() worker.State { s, _ := m.Fleet.View().Workers[0].State(); return s }
+	if m.Migrated("drained") == 0 || state() != worker.Draining {
+		t.Errorf("%v drained, the worker is %v", m.Migrated("drained"), state())
+	}
+	harness.WantIdle(t, m.Router, 5*time.Second, m.Engines...)
+}

@@ -1,0 +1,114 @@
+package scheduling
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"testing"
+	"time"
+
+	"sluice/bench/sim"
+	"sluice/router/config"
+	"sluice/router/e2e/harness"
+	"sluice/router/worker"
+)
+
+// predictedAndCached posts a prompt and gives how many tokens of it were foretold to be held
+// where it went, and how many the engine found.
+func predictedAndCached(t *testing.T, r *harness.Router, id, body string, headers ...string) (predictedTokens, found int) {
+	t.Helper()
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/completions", body, append(headers, "X-Request-Id", id)...), 200)
+	rec := r.Outcome(t, id)
+	for _, d := range rec.Decisions {
+		for _, c := range d.Shown {
+			if c.Chosen {
+				predictedTokens = c.Cached
+			}
+		}
+	}
+	return predictedTokens, rec.Outcome.CachedTokens
+}
+
+// TestEngineWithoutPrefixCache: where no events tell, a hit is guessed of what was sent
+// before; an engine that finds none, time and again, is not guessed at any more.
+func TestEngineWithoutPrefixCache(t *testing.T) {
+	e := harness.StartSim(t, func(o *sim.Options) { o.NoPrefixCache, o.KVEvents = true, "off" })
+	r := harness.StartRouter(t, nil, config.Worker{ID: "a0", URL: e.URL(), Role: worker.Aggregated, KVEvents: []string{"off"}})
+	n := 0
+	round := func() (wrong int) {
+		for salt := range 3 {
+			n++
+			predictedTokens, found := predictedAndCached(t, r, fmt.Sprint("n-", n), fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2}`, harness.PromptWords(60, salt)))
+			if found != 0 {
+				t.Fatalf("the engine found %d tokens, and caches nothing", found)
+			}
+			if predictedTokens > 0 {
+				wrong++
+			}
+		}
+		return wrong
+	}
+	wrong, rank := 0, r.Fleet.View().Workers[0].Ranks[0]
+	for rank.MayCache() && n < 60 {
+		wrong += round()
+	}
+	if rank.MayCache() || wrong == 0 {
+		t.Fatalf("after %d requests, %d hits foretold in vain, it is not known that the engine caches nothing", n, wrong)
+	}
+	harness.Eventually(t, 20*time.Second, "what was foretold before is forgotten", func() bool { return round() == 0 })
+	for range 5 {
+		if n := round(); n != 0 {
+			t.Fatalf("%d hits foretold", n)
+		}
+	}
+	harness.Eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
+}
+
+// modelListProxy is an engine that lists its model's names in an order of its own.
+func modelListProxy(t *testing.T, e *sim.Engine, names string) string {
+	t.Helper()
+	to, err := url.Parse(e.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			io.WriteString(w, names)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestModelNamesReordered: engines of one model that list its names in another order
+// are all found by their events.
+func TestModelNamesReordered(t *testing.T) {
+	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
+	entry := func(id string) string {
+		return fmt.Sprintf(`{"id":%q,"object":"model","owned_by":"vllm","root":"sim","parent":null,"max_model_len":4096}`, id)
+	}
+	first := modelListProxy(t, a, `{"object":"list","data":[`+entry("sim")+","+entry("other")+`]}`)
+	second := modelListProxy(t, b, `{"object":"list","data":[`+entry("other")+","+entry("sim")+`]}`)
+	at := func(id, url string, e *sim.Engine) config.Worker {
+		return config.Worker{ID: id, URL: url, Role: worker.Aggregated, KVEvents: e.KVEndpoints()[:1], KVReplay: e.ReplayEndpoints()[:1]}
+	}
+	r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, at("a0", first, a), at("b0", second, b))
+	for _, w := range r.Fleet.View().Workers {
+		harness.Eventually(t, 30*time.Second, w.Spec.ID+" tells its events", func() bool { return worker.FeedState(w.Ranks[0].Feed.Load()) == worker.FeedLive })
+	}
+	for i, id := range []string{"a0", "b0"} {
+		body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2}`, harness.PromptWords(60, i))
+		tries := 0
+		harness.Eventually(t, 30*time.Second, "what "+id+" holds is foretold", func() bool {
+			tries++
+			predictedTokens, _ := predictedAndCached(t, r, fmt.Sprint("o-", i, "-", tries), body, "X-Sluice-Worker", id)
+			return predictedTokens > 0
+		})
+	}
+}
