@@ -68,8 +68,8 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	}
 	defer resp.Release()
 	defer l.release()
-	if !q.keepsAbortRule(l) {
-		q.x.OnClientGone(q.answerAbortRule(l.call)) // a head has come: the engine knows the request
+	if !q.keepsAbortRule() {
+		q.armAbort(l, phaseAnswer)
 	}
 	err := q.leaseReply(resp)
 	if err == nil {

@@ -187,7 +187,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
-	q.x.OnClientGone(q.decodeAbortRule(l))
+	q.armAbort(l, phaseDecode)
 	q.guardDecode(call)
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
@@ -201,7 +201,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 		Tokens:      q.tokensToCompute(),
 	}, call)
 	l.abort.markEnded()
-	if err != nil || !q.keepsAbortRule(l) || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
+	if err != nil || !q.keepsAbortRule() || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
 		q.x.OnClientGone(nil)
 	}
 	return resp, err
@@ -215,10 +215,6 @@ func (q *request) tokensToCompute() int {
 	return q.prompt.Count
 }
 
-// keepsAbortRule says that a client's leaving cuts the decode leg in the same way before its head
-// and behind it, while the answer is read whole.
-func (q *request) keepsAbortRule(l *leg) bool { return l.abort == nil && q.concurrent == nil }
-
 // decodeDeadline is the end of a decode leg's time, which the caller's deadline does not cut
 // short: an engine that meets the end of the connection first leaves blocks to the lease.
 func (q *request) decodeDeadline(began time.Time) time.Time {
@@ -228,14 +224,10 @@ func (q *request) decodeDeadline(began time.Time) time.Time {
 	return began.Add(q.settings.Timeouts.Decode)
 }
 
-// decodeAbortRule is what to do, before the response head, when the client leaves: see
-// leaving. A pair's lease is counted from where its legs began, for nobody knows yet
-// when prefill answers.
-func (q *request) decodeAbortRule(l *leg) func() {
+// armDecodeAbort arms cancelAfterAdmission. The lease of legs that run at once is counted
+// from their start, because the router does not know yet when prefill answers.
+func (q *request) armDecodeAbort(l *leg) {
 	rank, call, began := l.rank, l.call, l.began.time()
-	if q.plan.Traits.NoLease || q.concurrent == nil && q.handover.Handle == nil {
-		return q.answerAbortRule(call) // nothing is pinned that this does not free
-	}
 	by := began.Add(q.pd.Lease)
 	if q.concurrent == nil {
 		by = q.leaseDeadline()
@@ -248,20 +240,7 @@ func (q *request) decodeAbortRule(l *leg) func() {
 	if q.notifiesTwice(rank) {
 		l.abort.notifiesTwice, l.abort.drainTime = true, q.pd.AbandonedDecode
 	}
-	return l.abort.onGone
-}
-
-// answerAbortRule cuts a leg whose head has come, and the one beside it; its engine hears of it
-// when it has taken the leg in (see grace).
-func (q *request) answerAbortRule(call *upstream.Call) func() {
-	switch b := q.concurrent; {
-	case b == nil:
-		return call.CancelFunc()
-	case q.plan.Traits.NoLease:
-		return b.cutBoth
-	default:
-		return b.abortBoth
-	}
+	q.x.OnClientGone(l.abort.onGone)
 }
 
 func legName(leg schedule.LegKind) string {

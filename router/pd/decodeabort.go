@@ -76,10 +76,10 @@ func (q *request) cutGrace(l *leg) time.Duration {
 	return q.pd.AbortDelay
 }
 
-// reclaimAfterGrace has blocks released whose decode was given up with its head and before
+// reclaimLeaseAfter has blocks released whose decode was given up with its head and before
 // its first event, when its engine has heard of that: what it had taken in by then it
 // tells prefill itself.
-func reclaimAfterGrace(h *sidechannel.Lease, grace time.Duration) {
+func reclaimLeaseAfter(h *sidechannel.Lease, grace time.Duration) {
 	if !h.CanRelease() {
 		h.HandOff()
 		return

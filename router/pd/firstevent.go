@@ -222,7 +222,7 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 // to the client: until then a pair that breaks can be run again, and a trial
 // can be declined. on says that the stream is to be relayed.
 func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
-	q.x.OnClientGone(q.answerAbortRule(l.call))
+	q.armAbort(l, phaseAnswer)
 	defer q.x.OnClientGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
@@ -249,7 +249,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(l, prefix) {
 		defer resp.Release()
-		reclaimAfterGrace(q.sentKVLease, q.cutGrace(l))
+		reclaimLeaseAfter(q.sentKVLease, q.cutGrace(l))
 		q.sentKVLease = nil
 		l.end(string(front.UpstreamFailed))
 		return legRetry, false
@@ -259,7 +259,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	defer resp.Release()
 	if err != nil {
-		reclaimAfterGrace(q.sentKVLease, q.cutGrace(l))
+		reclaimLeaseAfter(q.sentKVLease, q.cutGrace(l))
 		q.sentKVLease = nil
 	}
 	switch {

@@ -17,9 +17,6 @@ import (
 // It runs on the request's own goroutine, and ends by the lease or the decode
 // time-out.
 func (q *request) releaseKV() {
-	if q.plan.Traits.NoLease {
-		return
-	}
 	if q.kvLease.CanRelease() {
 		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
 		return // recycle tells

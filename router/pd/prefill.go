@@ -45,11 +45,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	l := q.startLeg(schedule.PrefillLeg, &choice, call)
 	defer l.release()
 	began := l.began.time()
-	if q.plan.Traits.NoLease {
-		q.x.OnClientGone(call.CancelFunc()) // nothing is pinned
-	} else {
-		q.armPrefillAbort(call, l.reservation)
-	}
+	q.armAbort(&l, phasePrefill)
 	status, resp, err := q.callPrefill(&l)
 	clientGone := q.disarmPrefillAbort()
 	elapsed := l.elapsed()
@@ -124,7 +120,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 	}
 	if q.x.ClientGone() {
-		q.releaseKV()
+		if q.abortRule(phaseBetween).reclaim == reclaimByRelease {
+			q.releaseKV()
+		}
 		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)
 		return prefillAnswered
 	}

@@ -152,7 +152,7 @@ func (s *streamState) Ended(res relay.Result) {
 	case res.SawErrorEvent || res.Cause.EngineFailed():
 		s.sentKVLease.Reclaim() // nothing, if a token came
 	case res.Cause != relay.Completed && res.FirstByte.IsZero():
-		reclaimAfterGrace(s.sentKVLease, s.grace)
+		reclaimLeaseAfter(s.sentKVLease, s.grace)
 	default:
 		s.sentKVLease.HandOff()
 	}
