@@ -45,7 +45,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		}
 	}
 	if relayed && q.whole {
-		q.handOffKV() // the answer is there: decode is done
+		q.kv.on(kvDecoded)
 		relayed = false
 	}
 	if relayed {

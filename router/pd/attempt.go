@@ -120,7 +120,8 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 func (q *request) resetHandover() {
 	q.prefilled = false
 	q.unwatchTransfer()
-	q.abandonKV()
+	q.kv.on(kvAbandoned)
+	q.kv = kvHandover{}
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
 	q.handover = Handover{

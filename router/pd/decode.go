@@ -59,7 +59,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		}
 		l := q.startLeg(kind, &choice, q.newCall())
 		resp, err := q.callDecode(&l)
-		q.updateKVLease(&l, resp, err)
+		q.updateKV(&l, resp, err)
 		if err == nil {
 			return q.handleAnswer(&l, resp)
 		}
@@ -101,27 +101,24 @@ func (q *request) refuseNoRank(leg schedule.LegKind) {
 	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request, after %s%s", legName(leg), pluralize(n, "try", "tries"), q.waitedSuffix()), time.Second)
 }
 
-// updateKVLease says what becomes of the handle's blocks after the call. It stays
-// q.kept when no engine has seen it, and is q.given while a stream has shown nothing.
-func (q *request) updateKVLease(l *leg, resp *upstream.Response, err error) {
-	if q.kvLease == nil {
-		return
-	}
+// updateKV tells the hand-over what a decode leg's response head, or its failure, means for
+// the blocks of the handle.
+func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	f := classify(err)
-	if err != nil && f.unsent {
-		return
-	}
-	q.sentKVLease, q.kvLease = q.kvLease, nil
 	switch {
-	case err == nil && resp.Status == 200 && q.shouldRelay(resp): // usablePrefillToken and what ends the stream
+	case err != nil && f.unsent:
+		q.kv.on(kvUnsent)
+	case err == nil && resp.Status == 200 && q.shouldRelay(resp):
+		q.kv.on(kvHeadCame)
 	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
-		// It is done, or refused, which engines tell prefill; or it may be at work still,
-		// and is told by the connection's end.
-		q.handOffKV()
+		// The engine is done with the handle, or refused the request, of which engines tell
+		// prefill. After a time-out it may be at work still; the end of its connection shows it
+		// that nobody waits.
+		q.kv.on(kvDecoded)
 	case l.call.Cancelled() && !l.abort.isUncertain() && q.transfer.LostReason() != "failed":
-		q.handOffKV()
+		q.kv.on(kvDecoded)
 	default:
-		q.reclaimKV()
+		q.kv.on(kvDropped)
 	}
 }
 
@@ -140,7 +137,7 @@ func (q *request) leaseExpired() bool {
 // leaseDeadline is when the prefill engine lets go of the handle's blocks, by what is known
 // of its releases: later than a lease from its answer where the router renews it.
 func (q *request) leaseDeadline() time.Time {
-	return q.kvLease.Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
+	return q.kv.held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
 // reserveDecode chooses the decode rank before the prefill leg, which names it.
@@ -234,7 +231,7 @@ func (q *request) armDecodeAbort(l *leg) {
 	}
 	l.abort = q.newDecodeAbort()
 	*l.abort = decodeAbort{
-		r: q.r, rank: rank, call: call, concurrent: q.concurrent, streamed: q.stream, releasable: q.kvLease.CanRelease(),
+		r: q.r, rank: rank, call: call, concurrent: q.concurrent, streamed: q.stream, releasable: q.kv.held().CanRelease(),
 		deadline: by, knownAt: began.Add(q.pd.AbortDelay), onGone: l.abort.onGone,
 	}
 	if q.notifiesTwice(rank) {

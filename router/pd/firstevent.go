@@ -249,8 +249,8 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(l, prefix) {
 		defer resp.Release()
-		reclaimLeaseAfter(q.sentKVLease, q.cutGrace(l))
-		q.sentKVLease = nil
+		q.kv.setGrace(q.cutGrace(l))
+		q.kv.on(kvGivenUp)
 		l.end(string(front.UpstreamFailed))
 		return legRetry, false
 	}
@@ -259,8 +259,8 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	defer resp.Release()
 	if err != nil {
-		reclaimLeaseAfter(q.sentKVLease, q.cutGrace(l))
-		q.sentKVLease = nil
+		q.kv.setGrace(q.cutGrace(l))
+		q.kv.on(kvGivenUp)
 	}
 	switch {
 	case declined:

@@ -90,7 +90,7 @@ func (q *request) handleLostHandover(reason string) legEnd {
 	q.unwatchTransfer()
 	q.downMonitor.reset()
 	if reason == "expired" {
-		q.handOffKV() // there is nothing left to release
+		q.kv.on(kvExpired)
 	} else {
 		q.exclude(prefill, excludedDown)
 		if decode != nil && !q.isExcluded(decode) && q.hasOtherCandidate(q.plan.Decode, decode) {
@@ -101,28 +101,6 @@ func (q *request) handleLostHandover(reason string) legEnd {
 		return legRetry
 	}
 	return legPlainDecode
-}
-
-// handOffKV says that the handle's blocks are decode's now, or may be.
-func (q *request) handOffKV() {
-	q.kvLease.HandOff()
-	q.sentKVLease.HandOff()
-	q.kvLease, q.sentKVLease = nil, nil
-}
-
-// reclaimKV says that a decode engine had the handle and has dropped its request, and
-// may not have told prefill.
-func (q *request) reclaimKV() {
-	q.sentKVLease.Reclaim()
-	q.sentKVLease = nil
-}
-
-// abandonKV lets go of a handle that no decode engine has seen, nor will, and of one
-// whose decode came to nothing.
-func (q *request) abandonKV() {
-	q.kvLease.Abandon()
-	q.kvLease = nil
-	q.reclaimKV()
 }
 
 // hasOtherCandidate says whether a candidate but one is left that has not failed this request.

@@ -17,7 +17,7 @@ import (
 // It runs on the request's own goroutine, and ends by the lease or the decode
 // time-out.
 func (q *request) releaseKV() {
-	if q.kvLease.CanRelease() {
+	if q.kv.held().CanRelease() {
 		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
 		return // recycle tells
 	}
@@ -58,7 +58,7 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
-		q.handOffKV()
+		q.kv.on(kvDecoded)
 		q.setPinned(false)
 	}
 	status := 0

@@ -393,7 +393,7 @@ func (s *streamState) endHealthyLeg(outcome string) {
 
 func (s *streamState) endLeg(outcome string) {
 	s.release()
-	s.sentKVLease.Reclaim()
+	s.kv.on(kvDropped)
 	if s.concurrent != nil {
 		s.concurrent.call.Cancel()
 		s.concurrent = nil
@@ -426,4 +426,6 @@ func (s *streamState) adoptLeg(to *streamState) {
 	s.keys = nil // the prompt is another, and so is what was found of it
 	s.r.migratable.relocate(s)
 	s.reservation.PrefillDone()
+	s.kv = to.kv
+	s.kv.on(kvDecoded) // its first event has come
 }

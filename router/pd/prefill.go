@@ -112,7 +112,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.setPinned(!q.plan.Traits.NoLease)
 	q.watchTransfer(q.handleAt)
 	if _, pulls := q.plan.Family.(nixlPull); pulls {
-		q.kvLease = q.settings.SideChannel.Acquire(rank, q.handover.Handle)
+		q.kv.acquire(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
+	} else if !q.plan.Traits.NoLease {
+		q.kv.acquire(nil)
 	}
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {

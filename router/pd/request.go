@@ -11,7 +11,6 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
-	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -125,8 +124,7 @@ type runState struct {
 	answerLease *membudget.Lease   // pair.Answer, where the stream outlives the request with it; nil: it does not
 
 	transfer     *kvtransfer.Transfer // for what is told of the hand-over; nil: nobody would tell
-	kvLease      *sidechannel.Lease   // the handle, while no decode engine has seen it; nil: not kept
-	sentKVLease  *sidechannel.Lease   // the handle, from the head of decode's stream to its first token; nil: not kept
+	kv           kvHandover           // of the handle's blocks
 	hasConnector bool                 // the decode engine chosen runs the connector
 
 	reservedDecode               schedule.Choice // of decode, made before prefill was sent
@@ -148,7 +146,7 @@ func (q *request) recycle() {
 	}
 	q.setPinned(false)
 	q.unwatchTransfer()
-	q.abandonKV()
+	q.kv.on(kvAbandoned)
 	q.downMonitor.reset()
 	q.reservedDecode.Reservation.Release()
 	if q.answerLease != nil {

@@ -15,7 +15,6 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/kvtransfer"
-	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -41,10 +40,9 @@ type streamState struct {
 	concurrent    *concurrentPrefill // may still run
 	keys          []blockhash.Seq    // of the approximate index; nil where events tell
 
-	sentKVLease *sidechannel.Lease   // prefill's blocks, until the first token
-	grace       time.Duration        // of the leg, see request.grace
-	transfer    *kvtransfer.Transfer // of the hand-over
-	prefill     *worker.Rank
+	kv       kvHandover           // of prefill's blocks, until the first token
+	transfer *kvtransfer.Transfer // of the hand-over
+	prefill  *worker.Rank
 
 	endedTransfer *schedule.Transfer // what became of the hand-over of a leg that was closed
 	unmigratable  string             // why the stream cannot go on from another engine
@@ -69,13 +67,13 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
 		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
-		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, sentKVLease: q.sentKVLease, grace: q.cutGrace(l),
+		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.kv.handOver(q.cutGrace(l)),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()
 	}
 	s.background, s.unstored = q.backgroundTokens > 0, q.declinesStore()
-	q.sentKVLease, q.call, q.quotaCommitted = nil, nil, true
+	q.call, q.quotaCommitted = nil, true
 	q.reservations.detach()
 	if q.transfer != nil {
 		s.transfer, s.prefill, q.transfer = q.transfer, q.handover.Prefill, nil
@@ -127,7 +125,7 @@ func (l leasedStreamState) Ended(res relay.Result) {
 // FirstToken takes the prefill work off the rank.
 func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
-	s.sentKVLease.HandOff()
+	s.kv.on(kvDecoded)
 	s.reservation.PrefillDone()
 	s.r.options().Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
@@ -150,11 +148,11 @@ func (s *streamState) Ended(res relay.Result) {
 	s.release()
 	switch {
 	case res.SawErrorEvent || res.Cause.EngineFailed():
-		s.sentKVLease.Reclaim() // nothing, if a token came
+		s.kv.on(kvDropped) // no effect when a token came
 	case res.Cause != relay.Completed && res.FirstByte.IsZero():
-		reclaimLeaseAfter(s.sentKVLease, s.grace)
+		s.kv.on(kvGivenUp)
 	default:
-		s.sentKVLease.HandOff()
+		s.kv.on(kvDecoded)
 	}
 	s.commitQuota(&res)
 	s.reportResult(&res)
