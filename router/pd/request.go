@@ -16,124 +16,151 @@ import (
 	"sluice/router/worker"
 )
 
-// request is one client's request under way, pooled. It is not used after the handler has
-// returned; what a relayed stream needs then stands in streamState.
+// request is one client's request under way, pooled. Nothing uses it after the handler has
+// returned; what a relayed stream needs then is in streamState.
 type request struct {
 	scratch
 	runState
 }
 
-// scratch is the memory of a request that the next one uses again.
+// scratch is memory that the next request uses again.
 type scratch struct {
 	prompt     tokenize.Prompt
 	overlaps   []schedule.SizedOverlap // overlap per block size of the pool
 	approx     kvindex.Overlap
 	keys       []blockhash.Seq // of the approximate index
-	keyBuf     []blockhash.Seq // scratch for the event index
+	keyBuf     []blockhash.Seq // for the event index
 	summary    poolSummary     // of a small pool
-	prefetched uint64          // what was looked at before it was needed
+	prefetched uint64          // keeps the loads of a prefetch alive
 
-	call        *upstream.Call // of the last leg, for the next; nil: somebody else may cut it yet
-	decodeAbort *decodeAbort   // the memory of leaves
-	// answers is the memory of armPrefillAbort; nil until a prefill leg was sent.
-	prefillAbort *prefillAbort
-	// between is the memory of await; nil until a completion was waited for.
-	completionTimer *completionTimer
+	call            *upstream.Call   // of the last leg, for the next; nil when another goroutine may still cancel it
+	decodeAbort     *decodeAbort     // see newDecodeAbort
+	prefillAbort    *prefillAbort    // see armPrefillAbort; nil until a prefill leg was sent
+	completionTimer *completionTimer // see awaitCompletions; nil until a completion was waited for
 	reservations    reservationPool
 
-	excluded    []*worker.Rank // they have failed the request, see exclude
+	excluded    []*worker.Rank // ranks that have failed the request, see exclude
 	exclusions  []exclusion    // why, one for each of excluded
-	skipped     []*worker.Rank // passed over by the last choice: excluded, or full
+	skipped     []*worker.Rank // ranks that the last choice passed over: excluded, or at capacity
 	fields      []upstream.Field
 	legRequest  LegRequest // what the Family writes
 	segments    [][]byte
-	answer      []byte             // prefill's whole response; pair.Handle borrows from it
-	reply       []byte             // decode's, where it is held whole
-	rewritten   []byte             // it, as the client gets it, where the family changes it
-	slotBuf     []byte             // scratch of pair.Ticket
-	peerInfoBuf []byte             // what a Learner found
-	downMonitor *engineDownMonitor // over prefill's engine while decode waits for its KV; nil until one was needed
+	answer      []byte             // prefill's whole response; handover.Handle borrows from it
+	reply       []byte             // decode's response, where the runner reads it whole
+	rewritten   []byte             // the same as the client gets it, where the family changes it
+	slotBuf     []byte             // for handover.Slot
+	peerInfoBuf []byte             // for LearnPeerInfo
+	downMonitor *engineDownMonitor // watches prefill's engine while decode waits for its KV; nil until one was needed
 }
 
-// runState is all else of it: the next one's begins empty.
+// runState is the rest of a request, by subject. It is zero when the next request begins.
 type runState struct {
 	r        *Runner
 	settings *settings // the configuration that the request began with
 	x        *front.Exchange
-	id       string // X-Request-Id
-	model    string
-	pool     *fleet.Pool
-	pd       *config.PD
-	plan     Plan
 
-	view        *fleet.View   // that the plan's candidates are of
-	waited      time.Duration // for workers, by retries
-	pause       time.Duration // the last, see waitForRank
-	prefillOnly bool          // the request is prefill-only
-	chosenFor   [3]chosenRank // by schedule.Leg
+	clientPart
+	planPart
+	legsPart
+	kvPart
+	answerPart
+	migrationPart
+	accountPart
+}
 
-	steering steering
-	selected Selection  // what headers name, where there is a Namer
-	ownPool  fleet.Pool // the pool with what was named in it
-
-	stream         bool
-	maxTokens      int
-	attempt        int    // counts prefill/decode pairs from 1
-	freeTries      int    // attempts that do not count, see triesLeft
-	plainDecode    bool   // no more pairs: decode does the whole request
-	tries          [3]int // legs sent, by schedule.Leg
-	reservedTokens int    // tokens of the client's key, see reserve
-	quotaCommitted bool   // what was reserved is settled, or the stream's to settle
-
-	backgroundTokens int  // output tokens reserved for a background response; 0: it is not one
-	legSent          bool // a leg was given to an engine
-	suspects         int  // engines that broke after this request was sent to them
-	unsent           bool // the last leg failed before its engine saw anything of it
-
-	media        []Medium  // of the prompt, where the caller told them
-	waitingSince time.Time // it waited for a worker before it came here; zero: it did not
-
-	returnsTokenIDs bool      // the body asks for token ids in its engine's own words
-	expectedOutput  int       // tokens the caller expects; 0: it did not say
+// clientPart is what the client asks for, in the body, in headers and in Hints.
+type clientPart struct {
+	id              string // X-Request-Id
+	model           string
+	stream          bool
+	maxTokens       int       // the client's limit on the output; 0: none
+	hasHandle       bool      // the body holds a handle, which one engine alone may see
+	returnsTokenIDs bool      // the body asks for token ids by a member of its engine's own
+	expectedOutput  int       // tokens; 0: the caller did not say
+	media           []Medium  // of the prompt, where the caller listed them
 	tuning          *Hints    // of the choice, where the caller tunes it; else nil
 	deadline        time.Time // the caller's; zero: none
-	disconnectsAt   time.Time // when the caller leaves for that; zero: it does not by itself
-	hasHandle       bool      // the body holds a handle: one engine may see it
+	disconnectsAt   time.Time // when the caller disconnects because its time is over; zero: it does not by itself
+	waitingSince    time.Time // when it began to wait for a worker, before it came to the runner; zero: it did not
+	steering        steering
+	selected        Selection // the workers that headers name, where there is a WorkerSelector
+}
 
-	replyLease       membudget.Lease // of a long reply; see leaseReply
-	derived          membudget.Count // what was made of the body, and the engines' answers
-	textOnlyCache    tristate        // see Pair.textOnly
-	migrationChecked bool            // movability was
-	template         resumeTemplate
-	unmigratable     string
-	legUnmigratable  string // of this leg
-
-	resumption        *resumption // the stream that this request is the rest of; nil: none
-	attemptsBefore    int         // attempts of it
-	otherChoiceTokens int         // tokens that its other choices have told, which are prompts beside its own
-	legDeadline       time.Time   // its end, wherever it runs; zero: none
+// planPart is what the runner decided about the request, and the pool that it decided for.
+type planPart struct {
+	pool        *fleet.Pool
+	ownPool     fleet.Pool  // the pool restricted to selected
+	view        *fleet.View // the view that the plan's candidates come from
+	pd          *config.PD
+	plan        Plan
+	prefillOnly bool
+	planHeader  string // X-Sluice-Plan, "" for none
+	// fallbackKind and fallbackDetail are the last that noteFallback was called with.
+	fallbackKind, fallbackDetail string
 
 	salt      blockhash.Salt
-	indexKeys []blockhash.Seq // keys or keyBuf: what the event index was asked last
+	indexKeys []blockhash.Seq // keys or keyBuf: what the event index was last asked for
+	query     schedule.Query
+}
 
-	query       schedule.Query
-	handover    Handover // what the Family sees of this attempt
-	handleAt    time.Time
-	pinned      bool               // the handle is counted in Runner.pinned
-	concurrent  *concurrentPrefill // the prefill leg that runs beside decode; nil: none
-	answerLease *membudget.Lease   // pair.Answer, where the stream outlives the request with it; nil: it does not
+// legsPart is what the request's tries share, beyond the leg under way.
+type legsPart struct {
+	attempt     int    // counts pairs of prefill and decode from 1
+	freeTries   int    // attempts that do not count, see triesLeft
+	plainDecode bool   // no more pairs: decode does the whole request
+	tries       [3]int // legs sent, by schedule.LegKind
+	legSent     bool   // an engine was sent a leg
+	suspects    int    // engines that broke after this request was sent to them
+	unsent      bool   // the last leg failed before its engine saw anything of it
+	waited      time.Duration
+	pause       time.Duration // the last of waitForRank
+	chosenFor   [3]chosenRank // by schedule.LegKind
 
-	transfer     *kvtransfer.Transfer // for what is told of the hand-over; nil: nobody would tell
-	kv           kvHandover           // of the handle's blocks
-	hasConnector bool                 // the decode engine chosen runs the connector
+	reservedDecode schedule.Choice    // chosen before the prefill leg was sent
+	concurrent     *concurrentPrefill // the prefill leg that runs beside decode; nil: none
+	decodeByFamily bool               // the Family wrote the decode leg
+}
 
-	reservedDecode               schedule.Choice // of decode, made before prefill was sent
-	fallbackKind, fallbackDetail string          // the last kind and detail of noteFallback
-	planHeader                   string          // X-Sluice-Plan, "" for none
-	prefillCached                int             // predicted, tokens
-	prefilled                    bool            // pair.Prefill's work is in the answer
-	decodeByFamily               bool            // the Family wrote the decode leg
-	whole                        bool            // all of the answer that would be relayed has come, see holdWhole
+// kvPart is the hand-over of one attempt.
+type kvPart struct {
+	handover      Handover // what the Family sees of it
+	handleAt      time.Time
+	kv            kvHandover           // of the handle's blocks
+	pinned        bool                 // Runner.pinned counts the handle
+	transfer      *kvtransfer.Transfer // reports of the transfer; nil: no engine reports any
+	hasConnector  bool                 // the decode engine runs Sluice's connector
+	prefilled     bool                 // the answer contains the work of handover.Prefill
+	prefillCached int                  // predicted, in tokens
+}
+
+// answerPart is the memory of answers that limits.body_budget counts.
+type answerPart struct {
+	replyLease  membudget.Lease  // of a long reply, see leaseReply
+	answerLease *membudget.Lease // of handover.Answer, where a stream needs it longer than the request; nil: none does
+	derived     membudget.Count  // copies of the body, and the engines' answers
+	whole       bool             // all of an answer that would be relayed has come, see holdWhole
+}
+
+// migrationPart says whether the request's stream can migrate, and from which stream the
+// request goes on.
+type migrationPart struct {
+	textOnlyCache    tristate // see Handover.textOnly
+	migrationChecked bool     // unmigratable and template are set
+	template         resumeTemplate
+	unmigratable     string // why the stream cannot migrate, "" when it can
+	legUnmigratable  string // the same of this leg
+
+	resumption        *resumption // the stream that this request continues; nil: none
+	attemptsBefore    int         // attempts of that stream
+	otherChoiceTokens int         // output so far of its other choices, which are further prompts here
+	legDeadline       time.Time   // the end of its leg, on whichever engine; zero: none
+}
+
+// accountPart is what the client's key pays for.
+type accountPart struct {
+	reservedTokens   int  // see reserveQuota
+	backgroundTokens int  // output tokens of them, for a background response; 0: it is not one
+	quotaCommitted   bool // commitQuota was called, or a stream has it to do
 }
 
 // recycle forgets what borrows from the exchange, keeps bounded scratch.
