@@ -11,39 +11,38 @@ import (
 	"sluice/router/config"
 )
 
-// Family is the hand-over of one engine family: what is particular to it, in
-// small pure functions, one file each. The runner chooses the ranks, sends the
-// legs in the Order the family says, and decides what each failure means from
-// its Traits.
+// Family is the hand-over of one engine family: what is particular to it, as small
+// functions in a file of its own. The runner chooses the ranks, sends the legs in the
+// family's Order, and decides what each failure means from the family's Traits.
 //
-// The functions run on the request path: they neither block nor keep what they
-// are given, and what they write goes into the Leg's own room. A Family is a
-// value without state, shared by all requests.
+// The functions run on the request path. They do not block, they keep no argument, and
+// they write into the buffers of the LegRequest. A Family is a value without state that
+// all requests share.
 //
-// A family that needs more says so by further methods: Asker and Learner (facts
-// of a prefill worker, from beside its API or from its handles), Awaiter (a completion told from outside
-// between the legs), Trier (decode may decline for lack of cached blocks),
-// Answerer, Finisher and Joiner (answers that are not what the client is to see), Picky
-// (requests that it cannot hand over).
+// A Family may implement further interfaces: PeerInfoFetcher and PeerInfoLearner (facts of
+// a prefill rank), CompletionWaiter (decode waits for a completion from outside),
+// TrialFamily (decode may decline for lack of cached blocks), AnswerRewriter, FinalAnswerer
+// and AnswerMerger (answers that the client does not get as they are), and RequestFilter
+// (requests that the family cannot hand over).
 type Family interface {
-	// Name as it stands in config and in explain records.
+	// Name is the family's name in the configuration and in explain records.
 	Name() string
 	Traits() Traits
-	// Order of the legs between p.Prefill and (where chosen) p.Decode.
-	Order(p *Handover) Order
-	// Prefill writes the prefill leg. p.Decode is set when the Order is
-	// Concurrent or the Traits say NamesDecode.
-	Prefill(leg *LegRequest, p *Handover)
-	// Handle finds in a prefill's 200 answer what decode must be given; not
-	// called for Concurrent pairs. It fails with ErrIncompleteHandle (wrapped)
-	// when there is none that a decode engine could use: the request is then
-	// decoded plainly. It fails with ErrFinal when the answer is the whole
-	// answer and no decode is needed: the client gets it (see Answerer). The
-	// result borrows from body.
-	Handle(p *Handover, body []byte) (handle []byte, err error)
-	// Decode writes the decode leg: with p.Handle after prefill, without one
-	// for Concurrent pairs.
-	Decode(leg *LegRequest, p *Handover)
+	// Order is the order of the legs between h.Prefill and h.Decode, if that is chosen.
+	Order(h *Handover) Order
+	// Prefill writes the prefill leg. h.Decode is set when the Order is Concurrent or the
+	// Traits have NamesDecode.
+	Prefill(leg *LegRequest, h *Handover)
+	// Handle finds the handle for decode in a prefill's 200 answer. The runner does not call
+	// it for Concurrent pairs, except to check facts (PeerInfoLearner). It returns a wrapped
+	// ErrIncompleteHandle when the answer has no handle that a decode engine could use; the
+	// request is then decoded without a hand-over. It returns ErrFinal when the answer is
+	// the whole answer, which the client gets (see AnswerRewriter). The result borrows from
+	// body.
+	Handle(h *Handover, body []byte) (handle []byte, err error)
+	// Decode writes the decode leg: with h.Handle after prefill, without one for Concurrent
+	// pairs.
+	Decode(leg *LegRequest, h *Handover)
 }
 
 // Order says when the legs of a pair run.
@@ -51,50 +50,50 @@ type Order uint8
 
 // The orders.
 const (
-	// PrefillFirst: prefill, its handle into decode.
+	// PrefillFirst runs prefill, and decode with its handle.
 	PrefillFirst Order = iota
-	// Concurrent: both at once, joined by values known beforehand (Pair.Token,
-	// a bootstrap room or transfer id). When one fails the other is cut at
-	// once; a retry takes new ranks and a new Token.
+	// Concurrent runs both at once. They find each other by values known beforehand
+	// (Handover.Token, as a bootstrap room or transfer id). When one leg fails the runner
+	// cancels the other; a retry has new ranks and a new Token.
 	Concurrent
-	// DecodeFirst: decode is tried; when it declines (Trier), prefill and then
-	// decode again.
+	// DecodeFirst tries decode, and runs prefill and decode again when decode declines
+	// (TrialFamily).
 	DecodeFirst
 )
 
 // Traits are what the runner must know of a family.
 type Traits struct {
-	// Kinds of request that can be handed over; others run on one rank, or are
-	// refused where NoPlainDecode.
+	// Kinds are the requests that can be handed over. Others run on one rank, or are refused
+	// where NoPlainDecode is set.
 	Kinds Kinds
-	// Several: one hand-over serves several prompts and choices. Without it
-	// such requests are decoded plainly.
+	// Batches: one hand-over serves several prompts and choices. Without it the runner
+	// decodes such requests without a hand-over.
 	Batches bool
-	// NoPlainDecode: a decode engine of this family cannot prefill, so there is no
-	// plain decode, and no conditional one.
+	// NoPlainDecode: a decode engine of this family cannot prefill, so neither a fall-back to
+	// decode alone nor conditional disaggregation is possible.
 	NoPlainDecode bool
-	// NamesDecode: the prefill leg names the decode rank, which is then chosen
-	// before prefill is sent.
+	// NamesDecode: the prefill leg names the decode rank, so the runner chooses that rank
+	// before it sends prefill.
 	NamesDecode bool
-	// PrefillNeedsDecode: a prefill worker takes no prompt without being told of the
-	// decode worker that will fetch it, so there are no prefill-only requests.
+	// PrefillNeedsDecode: a prefill engine accepts no prompt without the decode engine that
+	// will fetch it, so there are no prefill-only requests.
 	PrefillNeedsDecode bool
-	// Unleased: a handle pins nothing on the prefill worker. Otherwise decode
-	// is sent within PD.Lease of prefill's answer or prefill runs again, a
-	// handle is given to one engine only, and a decode of a client that left is
-	// cut only when it was admitted.
+	// NoLease: a handle pins nothing on the prefill engine. Without it the runner sends decode
+	// within PD.Lease of prefill's answer or runs prefill again, gives a handle to one engine
+	// only, and follows the leased rows of abortRules when the client disconnects.
 	NoLease bool
-	// Keyed: in a Concurrent pair decode asks prefill for blocks by an id, and for one
-	// that is gone it gets none, so a second decode may ask to have them freed.
+	// Refetchable: in a Concurrent pair decode asks prefill for blocks by an id, and gets none
+	// for an id that is gone, so a second decode may ask in order to have them freed.
 	Refetchable bool
-	// JoinsByRequestID: both engines find the hand-over by the legs' X-Request-Id alone, so an id
-	// that another request has, or had a moment ago, must not come twice.
+	// JoinsByRequestID: both engines find the hand-over by the legs' X-Request-Id alone, so no
+	// two requests may have the same id, at once or one soon after the other.
 	JoinsByRequestID bool
-	// OldJoinsByRequestID: the same of engines before vLLM 0.14, and of later ones that are told so,
-	// which add nothing of their own to the id: prefill frees or gives the blocks of whichever request had it last.
+	// OldJoinsByRequestID: the same for engines before vLLM 0.14, and for later ones that are
+	// started without random suffixes of ids. Prefill frees, or gives away, the blocks of the
+	// request that had the id last.
 	OldJoinsByRequestID bool
-	// Told: engines of this family may run Sluice's connector, so that each
-	// hand-over can be watched (Options.Transfers).
+	// Reports: engines of this family may run Sluice's connector, which reports each transfer
+	// (Options.Transfers).
 	Reports bool
 }
 
@@ -109,80 +108,78 @@ func kindsOf(kinds ...front.Kind) (set Kinds) {
 	return set
 }
 
-// Has says whether k is in the set.
+// Has reports whether k is in the set.
 func (s Kinds) Has(k front.Kind) bool { return s>>k&1 != 0 }
 
-// PeerInfoFetcher is a Family that needs to know a fact of a prefill rank that its API
-// does not tell, such as an engine's id at its bootstrap server. The runner
-// asks once, keeps the answer per rank until a pair with it fails or the worker
-// leaves, and puts it in Pair.Fact.
+// PeerInfoFetcher is a Family that needs a fact of a prefill rank that the rank's API does
+// not have, such as an engine's id at its bootstrap server. The runner fetches it once per
+// rank, keeps it until a pair with it fails or the worker leaves, and sets
+// Handover.PeerInfo.
 type PeerInfoFetcher interface {
-	// Ask gives where to ask for the rank's fact by GET, base "" when there is
-	// nothing to ask. It is called when the fact is not known, not per request.
-	PeerInfoURL(p *Handover) (base, path string)
-	// Fact reads a 200 answer.
-	ParsePeerInfo(p *Handover, body []byte) (string, error)
+	// PeerInfoURL is where to GET the fact; base is "" when there is nothing to fetch. The
+	// runner calls it when it does not have the fact, not for each request.
+	PeerInfoURL(h *Handover) (base, path string)
+	// ParsePeerInfo reads a 200 answer.
+	ParsePeerInfo(h *Handover, body []byte) (string, error)
 }
 
 // PeerInfoLearner is a Family that learns a fact of a prefill rank from its handles. The
-// runner keeps it as it keeps an Asker's.
+// runner keeps it as it keeps that of a PeerInfoFetcher.
 type PeerInfoLearner interface {
-	// Learn appends the fact that p.Handle tells of p.Prefill; nothing: it tells none.
-	LearnPeerInfo(dst []byte, p *Handover) []byte
+	// LearnPeerInfo appends the fact that h.Handle contains about h.Prefill, if any.
+	LearnPeerInfo(dst []byte, h *Handover) []byte
 }
 
-// CompletionWaiter is a Family whose decode must wait for a completion told from outside
-// (Options.Completions) beside prefill's answer.
+// CompletionWaiter is a Family whose decode must wait for completions from outside
+// (Options.Completions) in addition to prefill's answer.
 type CompletionWaiter interface {
-	// Expects gives the id that the completions carry and how many will come;
-	// 0: none. It is called before the prefill leg is sent.
-	ExpectedCompletions(p *Handover) (id string, count int)
+	// ExpectedCompletions is the id that the completions carry and their number, 0 for none.
+	// The runner calls it before it sends the prefill leg.
+	ExpectedCompletions(h *Handover) (id string, count int)
 }
 
 // TrialFamily is a Family with the order DecodeFirst.
 type TrialFamily interface {
-	// Declined says whether decode's answer, or as much of a stream as has
-	// come (more: undecided, wait for more), is a refusal for lack of cached
-	// blocks.
+	// Declined reports whether decode refuses for lack of cached blocks. answer is its whole
+	// answer or the beginning of a stream; more asks for more of an undecided stream.
 	Declined(answer []byte) (declined, more bool)
 }
 
-// AnswerRewriter is a Family whose decode answers the client may not see as they are:
-// they have another shape, lack something, or hold members that are no client's business.
+// AnswerRewriter is a Family whose decode answers do not go to the client as they are: they
+// have another shape, lack something, or have members that clients must not see.
 type AnswerRewriter interface {
-	// Body appends what the client gets in place of a whole 200 answer.
-	Body(dst []byte, p *Handover, body []byte) []byte
-	// Events rewrites a stream; nil passes it as it comes. The Rewriter must
-	// not keep p or anything borrowed from it, but a Joiner's p.Answer.
-	Events(p *Handover) relay.Rewriter
+	// Body appends what the client gets instead of a whole 200 answer.
+	Body(dst []byte, h *Handover, body []byte) []byte
+	// Events rewrites a stream; nil leaves it unchanged. The Rewriter must not keep h or
+	// what it borrows from h, except h.Answer for an AnswerMerger.
+	Events(h *Handover) relay.Rewriter
 }
 
-// FinalAnswerer is an Answerer whose prefill answer may be the whole answer (ErrFinal).
+// FinalAnswerer is an AnswerRewriter whose prefill answer may be the whole answer (ErrFinal).
 type FinalAnswerer interface {
 	AnswerRewriter
-	// Final appends what a streaming client gets in place of it: events, the last one
-	// included.
-	Final(dst []byte, p *Handover, body []byte) []byte
+	// Final appends what a streaming client gets instead: all events with the last one.
+	Final(dst []byte, h *Handover, body []byte) []byte
 }
 
-// AnswerMerger is an Answerer of some requests only: those of whose answer decode has one part
-// and prefill another.
+// AnswerMerger is an AnswerRewriter for those requests of whose answer decode has one part
+// and prefill the other.
 type AnswerMerger interface {
 	AnswerRewriter
-	// Joins says whether this is one of them. The runner then waits for prefill's answer,
-	// in whatever order the legs run, before anything goes to the client, and has it in
-	// Pair.Answer, for as long as a stream lasts.
-	MergesAnswers(p *Handover) bool
+	// MergesAnswers reports whether this is such a request. The runner then waits for
+	// prefill's answer, in whatever order the legs run, before anything goes to the client.
+	// Handover.Answer has it for as long as a stream lasts.
+	MergesAnswers(h *Handover) bool
 }
 
 var (
 	// ErrIncompleteHandle: prefill answered without a handle that decode can use.
-	ErrIncompleteHandle = errors.New("disagg: incomplete handle")
+	ErrIncompleteHandle = errors.New("pd: incomplete handle")
 	// ErrFinal: prefill's answer is the whole answer.
-	ErrFinal = errors.New("disagg: the prefill answer is final")
+	ErrFinal = errors.New("pd: the prefill answer is final")
 )
 
-// families is the one place a family is added.
+// families lists all families. A new one is added here.
 var families = []Family{
 	lmcache{},
 	nixlPull{},
@@ -196,18 +193,18 @@ var families = []Family{
 
 // configurableFamily is a Family that depends on the configuration of its models.
 type configurableFamily interface {
-	// configure gives the Family to use in its place.
+	// configure returns the Family to use for a model with these settings.
 	configure(pd *config.PD) Family
 }
 
-// FamilyByName gives a family by its name in config.
+// FamilyByName returns a family by its name in the configuration.
 func FamilyByName(name string) (Family, error) {
 	for _, f := range families {
 		if f.Name() == name {
 			return f, nil
 		}
 	}
-	return nil, fmt.Errorf("disagg: unknown family %q; want %s", name, strings.Join(FamilyNames(), ", "))
+	return nil, fmt.Errorf("pd: unknown family %q; want %s", name, strings.Join(FamilyNames(), ", "))
 }
 
 // FamilyNames lists the families, sorted.

@@ -21,40 +21,40 @@ import (
 	"sluice/router/worker"
 )
 
-// Observer counts what the runner does. Methods run on the request path: they
-// must not block or allocate.
+// Observer counts what the runner does. Its methods run on the request path: they must
+// neither block nor allocate.
 type Observer interface {
-	// LegStarted and LegEnded enclose one engine call. outcome is "ok", a
-	// front.Reason, or the engine's status class ("4xx", "5xx").
+	// LegStarted and LegEnded enclose one engine call. outcome is "ok", a front.Reason, or
+	// the class of the engine's status ("4xx", "5xx").
 	LegStarted(leg schedule.LegKind, id worker.ID)
 	LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration)
-	// FallbackUsed: the plan was not run as made ("incomplete_handle",
+	// FallbackUsed counts a departure from the plan ("incomplete_handle",
 	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
 	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
 	// "many_choices", "no_output", "abandoned_handle", …).
 	FallbackUsed(kind string)
-	// Migrated: an engine failed in the middle of a stream, and what became of that:
-	// "done" (another goes on with it), "failed" (none took it), "limit", or why it
-	// could not.
+	// Migrated counts an engine that failed in the middle of a stream, by what followed:
+	// "done" (another engine continues the stream), "failed" (no engine did), "limit", or
+	// the reason why the stream could not migrate.
 	Migrated(outcome string)
-	// Planned: prefill on another rank ("remote") was weighed against prefill on
-	// the decode rank ("local"), reason being one of schedule's Why constants; or
-	// the request is "prefill_only", by its "header" or its "max_tokens".
+	// Planned counts a decision between prefill on another rank ("remote") and on the decode
+	// rank ("local"), where reason is one of schedule's constants, and a "prefill_only"
+	// request, where reason is "header" or "max_tokens".
 	Planned(plan, reason string)
-	// Retried: a leg was run again elsewhere.
+	// Retried counts a leg that runs again.
 	Retried(leg schedule.LegKind)
-	// FirstToken: time from the request's head to its first token.
+	// FirstToken has the time from the request's head to its first token.
 	FirstToken(endpoint string, took time.Duration)
-	// Streamed is told once a stream has ended.
+	// Streamed counts a stream that has ended.
 	Streamed(endpoint string, res *relay.Result)
-	// Cached compares what was predicted with what the engine reported; actual
-	// is -1 when it reported nothing.
+	// Cached compares the cached tokens that the runner predicted with those that the engine
+	// reported; actual is -1 when the engine reported none.
 	Cached(id worker.ID, promptTokens, predicted, actual int)
 }
 
-// Recorder is told every choice; record.Recorder is one. seqs, of blockSize tokens
-// each, are borrowed; exact says that they are the index's and not the
-// approximate one's. It runs on the request path and must return at once.
+// Recorder records every choice; recording.Recorder is one. seqs, of blockSize tokens each,
+// are borrowed. exact says that they are keys of the event index and not of the approximate
+// one. RecordChoice runs on the request path and must return at once.
 type Recorder interface {
 	RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
 }
@@ -73,27 +73,27 @@ type Options struct {
 	Timeouts  config.Timeouts
 	Steering  config.Steering
 	Migration config.Migration
-	// Completions tells of KV transfers that have ended, for families that wait
-	// for it (Awaiter); nil: decode follows prefill's answer alone.
+	// Completions reports KV transfers that have ended, to families that wait for them
+	// (CompletionWaiter). Without it decode follows prefill's answer alone.
 	Completions Completions
-	// Transfers tells what became of KV transfers, where engines report it; nil:
-	// their HTTP answers alone tell. TransferStall is after how long without a
-	// word or an answer a watched transfer is given up; 0: never.
+	// Transfers reports the results of KV transfers, where engines report them. Without it
+	// the runner has the engines' HTTP answers alone. TransferStall is how long a watched
+	// transfer may go without a report or an answer before the runner gives it up; 0: for
+	// ever.
 	Transfers     *kvtransfer.Watcher
 	TransferStall time.Duration
-	// Namer reads the headers by which requests name workers; nil: none do.
+	// Selector reads the headers by which requests name workers; nil: none do.
 	Selector WorkerSelector
-	// SideChannel renews leases of handles between the legs and releases abandoned
-	// ones; nil: engines' own time-outs do.
+	// SideChannel renews leases of handles between the legs and releases abandoned ones.
+	// Without it the engines' own time-outs free the blocks.
 	SideChannel *sidechannel.Manager
-	// PoolWaiters bounds how many requests wait for a healthy worker at once;
-	// 0: no bound.
+	// PoolWaiters bounds how many requests wait for a healthy worker at once; 0: no bound.
 	PoolWaiters int
 	Log         *slog.Logger
 }
 
-// Completions tells of transfers by the ids that engines were given. Its
-// methods are called on the request path.
+// Completions reports transfers by the ids that the legs gave the engines. Its methods run
+// on the request path.
 type Completions interface {
 	// Expect registers interest in count completions of id, before the leg that
 	// causes them is sent.
@@ -102,9 +102,9 @@ type Completions interface {
 
 // Expectation is one wait for completions.
 type Expectation interface {
-	// Done is closed when all have come.
+	// Done is closed when all completions have come.
 	Done() <-chan struct{}
-	// Forget ends the wait; called exactly once, whatever came.
+	// Cancel ends the wait. The runner calls it exactly once, also after Done.
 	Cancel()
 }
 
@@ -117,7 +117,7 @@ type Runner struct {
 	notificationBreakers notificationBreakers
 	fallbacks            fallbackTracker
 	poolSummaries        poolSummaries
-	nextTokenizer        atomic.Uint32 // rotates whom we ask to tokenize
+	nextTokenizer        atomic.Uint32 // rotates the workers that tokenize
 	pinned               atomic.Int64  // see Pinned
 	waiting              atomic.Int64  // see Waiting
 	downMonitors         *sweeper.Sweeper[engineDownMonitor]
@@ -126,11 +126,11 @@ type Runner struct {
 	probes               engineProbes
 }
 
-// Waiting is how many requests wait for a pool to have a healthy worker.
+// Waiting is the number of requests that wait for a healthy worker.
 func (r *Runner) Waiting() int64 { return r.waiting.Load() }
 
-// Pinned is how many handles are held whose decode has not been seen to begin:
-// hand-overs for which a prefill worker keeps blocks.
+// Pinned is the number of handles for which a prefill engine keeps blocks: those whose
+// decode has not answered yet.
 func (r *Runner) Pinned() int64 { return r.pinned.Load() }
 
 type modelPD struct {
@@ -230,7 +230,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	}
 }
 
-// setPinned counts the request's handle among the pinned ones, or takes it out.
+// setPinned counts the request's handle in Pinned, or no longer.
 func (q *request) setPinned(on bool) {
 	if q.pinned == on {
 		return
@@ -243,7 +243,7 @@ func (q *request) setPinned(on bool) {
 	}
 }
 
-// requestedTokens is the client's limit on output, 0 when it gave none.
+// requestedTokens is the client's limit on the output, 0 when it set none.
 func requestedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 	keys := [...]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
 	switch kind {
@@ -267,8 +267,8 @@ func (q *request) refuse(reason front.Reason, message string, retryAfter time.Du
 	q.refuseParam(reason, "", message, retryAfter)
 }
 
-// refuseParam is refuse for a reason that has to do with one member of the request. What
-// did not come to be before the caller's time was over failed for want of that.
+// refuseParam is refuse for a reason that concerns one member of the request. When the
+// caller's deadline has passed the reason is the deadline.
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
 	if (reason.Status() >= 500 || reason == front.ClientGone) && q.pastDeadline() {
 		reason, retryAfter = front.Deadline, 0
@@ -281,14 +281,15 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 	})
 }
 
-// endExplain ends the explain record, unless the stream that goes on does.
+// endExplain ends the explain record. A request that continues a stream leaves that to the
+// stream.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
 		q.settings.Scheduler.EndRecord(q.x.RequestID, out)
 	}
 }
 
-// noteFallback counts a departure from the plan, logs it and notes it for explain.
+// noteFallback counts and logs a departure from the plan, and adds it to the explain record.
 func (q *request) noteFallback(kind, detail string) {
 	q.fallbackKind, q.fallbackDetail = kind, detail
 	q.settings.Observer.FallbackUsed(kind)

@@ -65,7 +65,7 @@ func newPinPolicy(list []string) (p pinPolicy, err error) {
 		default:
 			n, err := netip.ParsePrefix(w)
 			if err != nil {
-				return p, fmt.Errorf("disagg: cannot read steering.pinning %q: want a network (10.0.0.0/8), unix, any, or off", w)
+				return p, fmt.Errorf("pd: cannot read steering.pinning %q: want a network (10.0.0.0/8), unix, any, or off", w)
 			}
 			p.networks = append(p.networks, n.Masked())
 		}
