@@ -12,29 +12,28 @@ import (
 
 const (
 	epollBatch = 256
-	// A loop's one buffer is read into piece by piece, each of readSize at most, and is
-	// free again when all was written.
+	// A loop reads into one buffer, at most readSize at a time. The buffer is free again when
+	// everything has been written.
 	bufferSize = 8 * readSize
-	// readsInARow bounds how long a stream that has much may keep the others waiting.
+	// readsInARow bounds how long a stream with much data may delay the others.
 	readsInARow = 4
-	// epollHangup is what a read that is shorter than asked for may leave unseen.
+	// epollHangup are the events that a read shorter than requested may leave unnoticed.
 	epollHangup = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR
 )
 
-// epoll is an edge-triggered poller. A descriptor is told of once for what comes, so
-// each is read until it has no more: that a read brought less than asked for says so,
-// and saves the read that would say it.
+// epoll is an edge-triggered poller. It reports a descriptor once for new data, so each is read
+// until it is empty. A short read shows that, and saves the read that would return EAGAIN.
 type epoll struct {
 	loop   *Loop
 	fd     int
-	wakeFD int // an eventfd: wake
+	wakeFD int // an eventfd for wake
 	events [epollBatch]unix.EpollEvent
 	at, n  int
 	buf    []byte
 	used   int
 }
 
-// tagWake is the eventfd's; a task's is its slot, generation and side.
+// tagWake is the tag of the eventfd. The tag of a task is its slot, generation and side.
 const tagWake = -1
 
 func openEpoll(l *Loop) (*epoll, error) {
@@ -55,7 +54,8 @@ func openEpoll(l *Loop) (*epoll, error) {
 	return p, nil
 }
 
-// watch begins to read t's In. It reads on after a pause: the edge may have come while nobody read.
+// watch begins to read t's In. After a pause it reads at once, because the edge may have been
+// reported while nobody read.
 func (p *epoll) watch(t *Task) error {
 	if t.reading {
 		p.read(t, true)
@@ -69,21 +69,21 @@ func (p *epoll) tag(t *Task, events uint32, side uint32) *unix.EpollEvent {
 	return &unix.EpollEvent{Events: events, Fd: int32(t.slot), Pad: int32(t.gen<<1 | side)}
 }
 
-// watchOut asks to be told when Out takes bytes again. unasked: no write has failed since
-// it was told last, which would have had the kernel see to that.
+// watchOut requests a report when Out is writable again. rearm: no write has failed since the last
+// report, so the kernel would not report again by itself.
 func (p *epoll) watchOut(t *Task, rearm bool) error {
 	op := unix.EPOLL_CTL_ADD
 	if t.polling {
 		if !rearm {
-			return nil // edge-triggered, once for all
+			return nil // edge-triggered, registered once
 		}
-		op = unix.EPOLL_CTL_MOD // looks anew
+		op = unix.EPOLL_CTL_MOD // makes the kernel check again
 	}
 	t.polling = true
 	return unix.EpollCtl(p.fd, op, t.Out, p.tag(t, unix.EPOLLOUT|unix.EPOLLET, 1))
 }
 
-// remove makes the kernel let go of t.
+// remove removes t from the poller.
 func (p *epoll) remove(t *Task) {
 	if t.reading {
 		t.reading = false
@@ -95,7 +95,7 @@ func (p *epoll) remove(t *Task) {
 	}
 }
 
-// wait waits for something to do and queues it for next.
+// wait waits for events and queues them for next.
 func (p *epoll) wait(h pollMode) error {
 	var n uintptr
 	var errno syscall.Errno
@@ -119,7 +119,7 @@ func (p *epoll) wait(h pollMode) error {
 	return nil
 }
 
-// next does one thing that wait queued; false when nothing is left.
+// next handles one queued event; false: none is left.
 func (p *epoll) next() bool {
 	if p.at >= p.n {
 		return false
@@ -142,7 +142,7 @@ func (p *epoll) next() bool {
 	return true
 }
 
-// read reads what t's In has; all says that a short read is not the last.
+// read reads what t's In has. all: a short read does not mean that In is empty.
 func (p *epoll) read(t *Task, all bool) {
 	full := false
 	for range readsInARow {
@@ -151,7 +151,7 @@ func (p *epoll) read(t *Task, all bool) {
 		}
 		if t.queued || len(p.buf)-p.used < readSize {
 			if p.loop.flush(); t.state != taskAttached || t.paused {
-				return // what In still has is for whoever goes on, or for later
+				return // the rest of In is read later, or by the next owner
 			}
 		}
 		size := t.readLimit(full)
@@ -180,7 +180,7 @@ func (p *epoll) read(t *Task, all bool) {
 	}
 }
 
-// releaseBuffer tells that nobody has use for the bytes that were read any more.
+// releaseBuffer marks the bytes read as no longer used.
 func (p *epoll) releaseBuffer() { p.used = 0 }
 
 func (p *epoll) wake() {

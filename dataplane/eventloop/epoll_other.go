@@ -4,7 +4,7 @@ package eventloop
 
 import "errors"
 
-// epoll is Linux's.
+// epoll exists on Linux only.
 type epoll struct{}
 
 func openEpoll(*Loop) (*epoll, error) {

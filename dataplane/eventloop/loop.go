@@ -13,47 +13,47 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// pollMode says how a loop waits.
+// pollMode is how a loop waits.
 type pollMode int
 
 const (
-	// pollImmediate: not at all, there is other work.
+	// pollImmediate: the loop does not wait, because there is other work.
 	pollImmediate pollMode = iota
-	// awake: for pollBriefWait at most, without a word to Go's scheduler. That would take
-	// the thread's P away meanwhile, and have to find one when bytes come; and it is
-	// what wakes and keeps awake the runtime's monitor, which runs every 20 µs then:
-	// half of the cost of an event. In exchange a P is idle: one is added for each
-	// thread that waits so, and taken away again once it has been quiet for releaseProcAfter. A
-	// stop of the world ends the wait by its signal.
+	// pollBrief: the loop waits for at most pollBriefWait without informing Go's scheduler.
+	// Informing it would cost the thread its P, which it must find again when bytes come, and would
+	// wake and keep awake the runtime's monitor, which then runs every 20 µs: half of the cost of
+	// an event. The price is an idle P: one is added for each thread that waits so, and removed
+	// when the thread has been quiet for releaseProcAfter. A stop of the world interrupts the wait
+	// by a signal.
 	pollBrief
-	// asleep: as every Go program waits. For a loop that has been quiet for a while.
+	// pollBlocking: the loop waits as any Go program does. For a loop that has been quiet for a
+	// while.
 	pollBlocking
 )
 
-// maxOutbox bounds how many streams are read before the first is written to: how much
-// later it gets its bytes.
+// maxOutbox bounds how many streams are read before the first is written, and so how much later the
+// first gets its bytes.
 const maxOutbox = 32
 
 const (
-	// smallRead is what is read at a time without a look at whether Out has room for it: what
-	// it does not take is held in memory of ours until it has gone. Events are smaller. Of
-	// what is larger the rest is read as Out has room, and for roomCheckReads reads behind one
-	// for which it had none everything is.
+	// smallRead is how much is read at a time without checking that Out has space for it. What Out
+	// does not accept is copied to memory until it has been sent. Events are smaller. Larger data
+	// is read as Out has space for it, which is checked until roomCheckReads reads in a row have
+	// found space.
 	smallRead      = 4 << 10
 	roomCheckReads = 255
 
 	pollBriefWait = 10 // ms
-	// deadlineSlack is how far apart at least the looks for tasks' Until are: each is at all
-	// tasks, however many end within it.
+	// deadlineSlack is the least time between two checks of deadlines, because each check visits
+	// all tasks.
 	deadlineSlack = 20 * time.Millisecond
-	// starvedAfter is how much later than it should have been a loop's look at its tasks is to
-	// be before they are granted that time.
+	// starvedAfter is how late a check must be before the delay is added to the tasks' time-outs.
 	starvedAfter = time.Second
-	// pollBriefFor is how long after the last bytes a loop waits awake.
+	// pollBriefFor is how long after the last bytes a loop waits by pollBrief.
 	pollBriefFor = 100 * time.Millisecond
-	// releaseProcAfter is how long after the last bytes its thread's P is taken away. To add or
-	// take one stops the world; to have one that no thread holds costs each request a
-	// switch between two threads of Go's that share a core.
+	// releaseProcAfter is how long after the last bytes the thread's P is removed. Adding or
+	// removing a P stops the world. A P that no thread holds costs each request a switch between
+	// two threads that share a core.
 	releaseProcAfter = 10 * time.Second
 )
 
@@ -63,13 +63,13 @@ type Loop struct {
 	tick time.Duration
 
 	mu      sync.Mutex
-	inbox   []*Task // attached or cut
-	stopped bool    // no more tasks
-	ended   bool    // the thread is over
-	load    int     // tasks given to it, for Attach's choice
+	inbox   []*Task // attached or cancelled tasks
+	stopped bool    // accepts no more tasks
+	ended   bool    // the thread has ended
+	load    int     // number of tasks, for the choice in Attach
 
-	// The thread's own.
-	drained   []*Task // the inbox, being worked off
+	// Used by the thread only.
+	drained   []*Task // the inbox that is being drained
 	tasks     []*Task // by slot
 	free      []uint32
 	gens      []uint32
@@ -79,9 +79,9 @@ type Loop struct {
 	flushers  []Flusher // of Sinks
 	now       time.Time
 	lastIn    time.Time
-	nextCheck time.Time // of check
+	nextCheck time.Time // the time of the next check
 	timer     *time.Timer
-	procAdded bool // a P, for the thread
+	procAdded bool // a P has been added for the thread
 	current   *Task
 	done      chan struct{}
 	onFail    func(error)
@@ -104,9 +104,9 @@ func (l *Loop) wakeUp() {
 	l.mu.Unlock()
 }
 
-// admit gives t to the thread; false when that has ended. The loop becomes t's under
-// the lock, so that a Cut meanwhile stands behind it in the inbox: a task that end
-// found by its Cut alone would be told of its end twice.
+// admit passes t to the thread; false: the thread has ended. The loop becomes t's under the lock,
+// so that a concurrent Cancel is queued after it. Otherwise the task would be ended twice: by
+// shutdown and by Cancel.
 func (l *Loop) admit(t *Task) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +119,7 @@ func (l *Loop) admit(t *Task) bool {
 	return true
 }
 
-// notifyCancelled tells the thread that t was cut, unless it has ended.
+// notifyCancelled tells the thread that t was cancelled, unless the thread has ended.
 func (l *Loop) notifyCancelled(t *Task) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,7 +128,7 @@ func (l *Loop) notifyCancelled(t *Task) {
 	}
 }
 
-// enqueue puts t into the inbox. Called with mu, under which the poller is closed too.
+// enqueue puts t into the inbox. l.mu is held, under which the poller is closed too.
 func (l *Loop) enqueue(t *Task) {
 	l.inbox = append(l.inbox, t)
 	if len(l.inbox) == 1 {
@@ -144,7 +144,7 @@ func (l *Loop) stop() {
 	l.wakeUp()
 }
 
-// run is the thread. It never gives its thread back: it ends with it.
+// run is the thread. The thread stays locked and ends with run.
 func (l *Loop) run(opened chan<- error) {
 	runtime.LockOSThread()
 	var err error
@@ -159,8 +159,8 @@ func (l *Loop) run(opened chan<- error) {
 	}
 }
 
-// shutdown is the thread's last act. Every task still here is given back, whatever the
-// kernel says: its poller is closed.
+// shutdown detaches every remaining task when the thread ends, whatever the kernel reports, because
+// the poller is closed.
 func (l *Loop) shutdown() {
 	l.timer.Stop()
 	if l.procAdded {
@@ -187,15 +187,14 @@ func (l *Loop) shutdown() {
 	}
 }
 
-// turn does what there is to do and waits for more; true when the loop has ended. A
-// Handler that panics costs its own stream only: what was queued is still done by the
-// next turn.
+// turn handles the queued work and waits for more; true: the loop has ended. A Handler that panics
+// ends its own stream only. The rest of the queue is handled by the next turn.
 func (l *Loop) turn() (ended bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			t := l.current
 			if t == nil || t.state != taskAttached {
-				panic(v) // not a Handler's
+				panic(v) // not from a Handler
 			}
 			l.endTask(t, Panicked, fmt.Errorf("%v\n%s", v, debug.Stack()))
 		}
@@ -226,9 +225,9 @@ func (l *Loop) turn() (ended bool) {
 	return false
 }
 
-// pollMode is how to wait now. It does not matter whether there are tasks: where streams
-// are short there are none between two, and a loop that slept then would have the monitor
-// woken for each of them.
+// pollMode returns how to wait now. Whether there are tasks does not matter: with short streams
+// there are often none between two, and a loop that blocked then would have the monitor woken for
+// each stream.
 func (l *Loop) pollMode() pollMode {
 	switch {
 	case len(l.readAgain) > 0:
@@ -239,7 +238,7 @@ func (l *Loop) pollMode() pollMode {
 	return pollBrief
 }
 
-// adjustProcs sees to the P that the thread holds while it waits awake.
+// adjustProcs adds or removes the P that the thread holds during pollBrief.
 func (l *Loop) adjustProcs(h pollMode) {
 	quiet := l.now.Sub(l.lastIn)
 	switch {
@@ -255,7 +254,7 @@ func (l *Loop) adjustProcs(h pollMode) {
 	}
 }
 
-// resumeReads reads once more from those that had more than their turn's share.
+// resumeReads reads again from the streams that have had more data than their share of a turn.
 func (l *Loop) resumeReads() {
 	for left := len(l.readAgain); left > 0; left-- {
 		t := l.readAgain[0]
@@ -269,7 +268,7 @@ func (l *Loop) resumeReads() {
 	}
 }
 
-// drainInbox works the inbox off; true when the loop is to end.
+// drainInbox handles the inbox; true: the loop shall end.
 func (l *Loop) drainInbox() (stopped bool) {
 	l.mu.Lock()
 	l.drained, l.inbox = l.inbox, l.drained[:0]
@@ -295,7 +294,7 @@ func (l *Loop) drainInbox() (stopped bool) {
 	return stopped
 }
 
-// startTask begins with t.
+// startTask starts t.
 func (l *Loop) startTask(t *Task) {
 	if l.count == 0 {
 		l.checkAt(l.now.Add(l.tick))
@@ -326,10 +325,10 @@ func (l *Loop) startTask(t *Task) {
 	}
 }
 
-// genMask keeps a generation small enough for the pollers' tags.
+// genMask limits generations to the bits that the pollers' tags have.
 const genMask = 1<<24 - 1
 
-// find gives the task of a slot that is still the same one.
+// find returns the task of a slot if its generation is still gen.
 func (l *Loop) find(slot, gen uint32) *Task {
 	if int(slot) >= len(l.tasks) {
 		return nil
@@ -340,10 +339,10 @@ func (l *Loop) find(slot, gen uint32) *Task {
 	return nil
 }
 
-// dispatch hands on what was read. What goes to Out is not written yet, but by flush: to
-// read from many streams, then to write to many, is cheaper than to take turns, since
-// either way through the kernel is longer than the processor's nearest cache. p stays
-// as it is until flushed; where t is queued, the poller has flushed before it read.
+// dispatch passes bytes to the Handler. Its output is written later, by flush: to read from many
+// streams and then write to many is cheaper than to alternate, because either path through the
+// kernel exceeds the processor's first-level cache. p stays unchanged until flush; if t is queued,
+// the poller has flushed before it read.
 func (l *Loop) dispatch(t *Task, p []byte) {
 	t.lastIn, l.lastIn = monoTimeOf(l.now), l.now
 	l.current = t
@@ -355,11 +354,11 @@ func (l *Loop) dispatch(t *Task, p []byte) {
 	}
 }
 
-// flush writes what took has put aside.
+// flush writes the output that dispatch has queued.
 func (l *Loop) flush() {
 	for i := range l.outbox {
 		o, t := l.outbox[i], l.outbox[i].t
-		if t == nil { // done before a Sink panicked
+		if t == nil { // ended before a Sink panicked
 			continue
 		}
 		l.outbox[i] = pendingWrite{}
@@ -384,14 +383,14 @@ func (l *Loop) flush() {
 	l.poll.releaseBuffer()
 }
 
-// pendingWrite is what one Take has given.
+// pendingWrite is the output of one Process.
 type pendingWrite struct {
 	t    *Task
 	p    []byte
 	done bool
 }
 
-// sendToSink has t's Sink take p.
+// sendToSink passes p to t's Sink.
 func (l *Loop) sendToSink(t *Task, p []byte) {
 	l.current = t
 	flusher, full, err := t.Sink.Send(p)
@@ -408,10 +407,10 @@ func (l *Loop) sendToSink(t *Task, p []byte) {
 	}
 }
 
-// send writes p. What Out does not take is held, and nothing more is read for it until
-// that has gone: the socket's own buffer is what a client may be behind, and how much
-// that is its owner says (SO_SNDBUF). So a slow stream costs little more than a swift one,
-// whose reading stops before that (await).
+// send writes p. What Out does not accept is held in memory, and nothing more is read until it has
+// been sent. How much a slow client may have outstanding is bounded by the socket's own buffer,
+// whose size is the owner's decision (SO_SNDBUF). So a slow stream costs little more memory than a
+// fast one, whose reading pauses earlier (waitWritable).
 func (l *Loop) send(t *Task, p []byte) {
 	if t.Sink != nil {
 		l.sendToSink(t, p)
@@ -439,8 +438,8 @@ func (l *Loop) send(t *Task, p []byte) {
 	t.paused, t.roomChecks = true, roomCheckReads
 }
 
-// waitWritable leaves what In has where it is until Out takes more. Where In has nothing there is
-// nothing to wait for.
+// waitWritable pauses reading until Out accepts more. If In has no data there is nothing to wait
+// for.
 func (l *Loop) waitWritable(t *Task) {
 	var one [1]byte
 	switch n, errno := rawsocket.Peek(t.In, one[:]); {
@@ -457,7 +456,7 @@ func (l *Loop) waitWritable(t *Task) {
 	}
 }
 
-// onWritable goes on with what is held, and then with reading.
+// onWritable continues with held bytes, then with reading.
 func (l *Loop) onWritable(t *Task) {
 	s := t.unsent
 	if t.state != taskAttached || s == nil {
@@ -475,7 +474,7 @@ func (l *Loop) onWritable(t *Task) {
 			s.socketUnsent = -1
 		}
 		if t.unsentBytes() > 0 {
-			return // it is told when Out takes more
+			return // reported when Out accepts more
 		}
 	}
 	t.releaseUnsent(l.budget)
@@ -485,7 +484,7 @@ func (l *Loop) onWritable(t *Task) {
 	}
 }
 
-// onReadEnd takes in that In gives nothing more.
+// onReadEnd handles the end of In.
 func (l *Loop) onReadEnd(t *Task, errno syscall.Errno) {
 	if t.state != taskAttached {
 		return
@@ -499,7 +498,7 @@ func (l *Loop) onReadEnd(t *Task, errno syscall.Errno) {
 
 // endTask ends t.
 func (l *Loop) endTask(t *Task, why Reason, err error) {
-	if t.queued { // by its engine's end, behind the bytes
+	if t.queued { // the engine has ended the stream after these bytes
 		l.flush()
 		if t.state != taskAttached {
 			return
@@ -509,7 +508,7 @@ func (l *Loop) endTask(t *Task, why Reason, err error) {
 	l.releaseTask(t, why, err)
 }
 
-// releaseTask lets go of t, of which the poller has.
+// releaseTask detaches t, which the poller no longer has.
 func (l *Loop) releaseTask(t *Task, why Reason, err error) {
 	l.tasks[t.slot] = nil
 	l.free = append(l.free, t.slot)
@@ -535,7 +534,7 @@ func (l *Loop) decLoad() {
 	l.mu.Unlock()
 }
 
-// Release gives what is held back, once.
+// Release releases the unsent bytes, once.
 func (e *End) Release() {
 	membudget.Default.Put(e.Unsent)
 	if e.budget != nil {

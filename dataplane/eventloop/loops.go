@@ -8,32 +8,32 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// Options of Start; zero values mean the default in brackets.
+// Options of Start. A zero value means the default in brackets.
 type Options struct {
-	Loops int // threads [one for each CPU that Go uses]
-	// Tick is how often time-outs are looked at: how late they may be, but for tasks'
-	// Until [1s].
+	Loops int // number of threads [one for each CPU that Go uses]
+	// Tick is the interval of time-out checks, and so how late a time-out may be. Task deadlines
+	// are more exact [1s].
 	Tick time.Duration
-	// Budget counts what is held for slow clients; one for whom there is no room left,
-	// and who needs more than any client now and then, is cut. nil: nothing is counted.
+	// Budget bounds the memory held for slow clients. When it is exhausted, a client that needs
+	// more than the minimum is cut off. nil: no bound.
 	Budget *membudget.Budget
-	// OnFail is told, once a loop, that its poller has failed; its streams were ended.
+	// OnFail is called once for a loop whose poller has failed. The loop's streams have been ended.
 	OnFail func(error)
-	// OnStarved is told, on the loop's thread, that this was held up for so long (a second
-	// and more), because the process was stopped or others had its cores. Tasks' Idle and
-	// WriteTimeout do not count that time, their Until does.
+	// OnStarved is called on the loop's thread when it was delayed by a second or more, because the
+	// process was stopped or had no CPU. The delay does not count in the tasks' Idle and
+	// WriteTimeout, but in their deadlines.
 	OnStarved func(time.Duration)
 }
 
-// Loops are the threads of one process. Safe for concurrent use.
+// Loops are the threads of one process. All methods are safe for concurrent use.
 type Loops struct {
 	all    []*Loop
 	next   atomic.Uint32
 	closed atomic.Bool
 }
 
-// Start starts the threads. It fails where the kernel refuses them an epoll instance,
-// and on systems other than Linux.
+// Start starts the threads. It fails if the kernel refuses an epoll instance, and on systems other
+// than Linux.
 func Start(opt Options) (*Loops, error) {
 	if opt.Loops <= 0 {
 		opt.Loops = procs.base()
@@ -59,8 +59,8 @@ func Start(opt Options) (*Loops, error) {
 	return s, nil
 }
 
-// Attach gives t to the loop that has fewest; Left is called in any case, on another
-// goroutine, or on this one after Close. A loop whose poller has failed gets no more.
+// Attach passes t to the loop with the fewest tasks. Ended is called in any case, on another
+// goroutine, or on this one after Close. A loop whose poller has failed gets no more tasks.
 func (s *Loops) Attach(t *Task) {
 	first := s.next.Add(1)
 	var best *Loop
@@ -85,10 +85,10 @@ func (s *Loops) Attach(t *Task) {
 	}
 }
 
-// Threads is how many there are.
+// Threads returns the number of threads.
 func (s *Loops) Threads() int { return len(s.all) }
 
-// Streams is how many tasks the loops hold.
+// Streams returns the number of attached tasks.
 func (s *Loops) Streams() int {
 	n := 0
 	for _, l := range s.all {
@@ -99,7 +99,7 @@ func (s *Loops) Streams() int {
 	return n
 }
 
-// Close ends all tasks as if cut and waits for the threads.
+// Close cancels all tasks and waits for the threads.
 func (s *Loops) Close() {
 	if s.closed.Swap(true) {
 		return

@@ -8,26 +8,25 @@ import (
 	"time"
 )
 
-// procs keeps count of the Ps (GOMAXPROCS) added for the threads of all Loops: a
-// thread that waits awake holds one, which the rest of the program must not lack.
+// procs counts the Ps (GOMAXPROCS) that are added for the threads of all Loops. A thread that waits
+// by pollBrief holds a P, which the rest of the program must not lack.
 //
-// To set the number takes it out of the hands of the runtime, which since Go 1.25
-// follows a container's limit and the CPUs allowed when those change. So they are looked
-// at here too, and when one has changed the runtime is told to find its own number
-// again, to which the threads' Ps are added anew. Not so where GOMAXPROCS stands in the
-// environment: then that is the number.
+// To set GOMAXPROCS disables the runtime's own adjustment, which since Go 1.25 follows changes of
+// the container's CPU limit and affinity. So procs checks these too. When they change it has the
+// runtime determine its number again and adds the threads' Ps to that. If GOMAXPROCS is set in the
+// environment, that number is the base.
 var procs = processorCount{limits: cpuLimits, fixed: os.Getenv("GOMAXPROCS") != ""}
 
-// refreshInterval is how often limits are looked at.
+// refreshInterval is how often the limits are checked.
 const refreshInterval = 10 * time.Second
 
 type processorCount struct {
 	mu     sync.Mutex
 	added  int
-	fixed  bool          // the number is not the runtime's own
-	limits func() string // whatever they are, so that a change shows
+	fixed  bool          // the base is set in the environment
+	limits func() string // an opaque description of the limits, compared for changes
 	seen   string
-	timer  *time.Timer // while something is added
+	timer  *time.Timer // runs while Ps are added
 }
 
 func (p *processorCount) add(n int) {
@@ -40,19 +39,19 @@ func (p *processorCount) add(n int) {
 	case p.added == 0:
 		p.timer.Stop()
 		p.timer = nil
-		runtime.SetDefaultGOMAXPROCS() // the runtime follows by itself
+		runtime.SetDefaultGOMAXPROCS() // the runtime adjusts by itself again
 	case p.timer == nil:
 		p.seen = p.limits()
 		p.timer = time.AfterFunc(refreshInterval, p.refresh)
 	}
 }
 
-// refresh adds the threads' Ps to the runtime's own number where a limit has changed.
+// refresh adds the threads' Ps to the runtime's number where a limit has changed.
 func (p *processorCount) refresh() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.timer == nil {
-		return // nothing is added any more
+		return // no Ps are added any more
 	}
 	p.timer.Reset(refreshInterval)
 	limits := p.limits()
@@ -64,15 +63,15 @@ func (p *processorCount) refresh() {
 	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + p.added)
 }
 
-// base is how many there are without the added ones.
+// base returns GOMAXPROCS without the added Ps.
 func (p *processorCount) base() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(runtime.GOMAXPROCS(0)-p.added, 1)
 }
 
-// cpuLimits are what the runtime makes its number of: the cgroup's quota, in either
-// version, and the CPUs that this process may use. "" where there is none to be read.
+// cpuLimits returns what the runtime derives GOMAXPROCS from: the CPU quota of the cgroup, version
+// 1 or 2, and the affinity of this process; "": unreadable.
 func cpuLimits() string {
 	var all strings.Builder
 	groups, _ := os.ReadFile("/proc/self/cgroup")

@@ -10,82 +10,80 @@ import (
 )
 
 const (
-	readSize = 32 << 10 // what one read brings at most
-	// minUnsent is what may be held for any stream, whatever the budget says: what one
-	// read brings.
+	readSize = 32 << 10 // the most that one read returns
+	// minUnsent is what may be held for any stream, whatever the budget: the data of one read.
 	minUnsent = 64 << 10
-	// MinProgress is what a client must take in WriteTimeout to count as slow, not
+	// MinProgress is how many bytes a client must read within WriteTimeout to count as slow and not
 	// as stalled.
 	MinProgress = 1 << 10
 )
 
-// Handler is what a stream does with its bytes. Its methods are called on the loop's
-// thread, one at a time, and must not block.
+// Handler processes the bytes of one stream. Its methods are called on the loop's thread, one at a
+// time, and must not block.
 type Handler interface {
-	// Take looks at what came from In, in pieces cut anywhere, and gives what goes
-	// to Out: a part of p, or memory that stays as it is until the next Take. done
-	// says that nothing more is to be read.
+	// Process takes bytes from In, cut anywhere, and returns the bytes for Out: a part of p, or
+	// memory that stays unchanged until the next Process. done: nothing more is read.
 	Process(p []byte, now time.Time) (out []byte, done bool)
-	// Left tells that the loop has let go of the Task; it is the last call.
+	// Ended is the last call: the loop has detached the Task.
 	Ended(End)
 }
 
-// SentObserver is what the Handler of a Task that Tells is besides: Passed is called once what
-// Take gave is not needed any more, unless the Task has left by then. It gives how long the
-// Task may last from then on at the most, 0 where that is as it was before.
+// SentObserver is implemented by the Handler of a Task with NotifySent. Sent is called when the
+// output of Process is no longer needed, unless the Task has ended by then. It returns a bound on
+// the rest of the Task's life; 0: unchanged.
 type SentObserver interface{ Sent() (most time.Duration) }
 
-// Sink takes a stream's bytes in place of a descriptor: what becomes of them is its own
-// business. Put is called on the loop's thread and must not wait.
+// Sink receives a stream's bytes in place of a descriptor. Send is called on the loop's thread and
+// must not block.
 type Sink interface {
-	// Put takes all of p. full says that it wants no more for now: the Task leaves with
-	// Full. due, where not nil, is what sends: the loop flushes it once, when what else
-	// it has read is passed on too.
+	// Send accepts all of p. full: it wants no more for now, and the Task ends with SinkFull. due,
+	// unless nil, does the actual sending: the loop flushes it once after it has handled everything
+	// that it has read.
 	Send(p []byte) (due Flusher, full bool, err error)
 }
 
-// Flusher is something to be done once for many Puts. It must not wait.
+// Flusher sends what several calls of Send have accepted. It must not block.
 type Flusher interface{ Flush() }
 
-// Reason a Task left its loop.
+// Reason is why a Task has ended.
 type Reason uint8
 
 // The reasons.
 const (
-	Done             Reason = iota // Take said so
-	ReadFailed                     // End.Err; io.EOF when In was closed
-	ReadIdle                       // nothing came for Idle
-	DeadlineExceeded               // Until has come
+	Done             Reason = iota // Process returned done
+	ReadFailed                     // End.Err; io.EOF if In was closed
+	ReadIdle                       // no byte came for Idle
+	DeadlineExceeded               // SetDeadline
 	SendFailed                     // End.Err
-	SendStalled                    // Out took next to nothing for WriteTimeout
-	SinkFull                       // Sink said so; nothing is lost, and another Task may go on
-	BudgetExhausted                // Out is slow, and Options.Budget spent
-	Cancelled                      // Cut was called, or the loops were closed
-	Panicked                       // the Handler did; End.Err
+	SendStalled                    // Out accepted less than MinProgress for WriteTimeout
+	SinkFull                       // the Sink was full; nothing is lost and another Task may continue
+	BudgetExhausted                // Out is slow and Options.Budget is exhausted
+	Cancelled                      // Cancel was called, or the Loops were closed
+	Panicked                       // the Handler or Sink panicked; End.Err
 )
 
-// End is how a Task left.
+// End describes how a Task has ended.
 type End struct {
 	Reason Reason
 	Err    error
 	Sent   int64 // bytes written to Out
-	// Held is what Out has not taken yet, nil for nothing. The receiver gives it
-	// back by Release.
+	// Unsent are the bytes that Out has not accepted; nil: none. The receiver releases them by
+	// Release.
 	Unsent *membudget.Buffer
 
 	budgeted int64
 	budget   *membudget.Budget
 }
 
-// Task is one stream. The caller fills the exported fields; both descriptors are
-// non-blocking, belong to nobody else's poller for reading, and stay open until Left.
+// Task is one stream. The caller sets the exported fields. Both descriptors are non-blocking, are
+// read by no other poller, and stay open until Ended is called. A Task is attached once.
 //
-// A Task is attached once. There are thousands: with what package relay lays beside it, it
-// just fills a size class of 144 bytes.
+// There are thousands of Tasks. With what package relay stores beside it, a Task fills a size class
+// of 144 bytes exactly.
 //
-// Memory order: Attach hands the Task to the loop's thread through the inbox's lock,
-// Left hands it back. Between them everything but loop and cut is the loop's. Cut
-// stores cut before it loads loop, admit stores loop before enter loads cut: one of
+// Memory order: Attach passes the Task to the loop's thread through the inbox's lock, and Ended
+// passes it back. Between them the loop owns every field but loop and cancelled. Cancel stores
+// cancelled before it loads loop, and admit stores loop before enqueue loads cancelled, so one of
 // the two sees the other.
 type Task struct {
 	In, Out      int
@@ -97,43 +95,42 @@ type Task struct {
 	deadline monoTime // SetDeadline
 	lastIn   monoTime
 	sent     int64
-	unsent   *unsentState // while Out has not taken all
+	unsent   *unsentState // while Out has not accepted everything
 	loop     atomic.Pointer[Loop]
 	slot     uint32
 	gen      uint32
 
-	NotifySent bool // the Handler is a Passer
+	NotifySent bool // the Handler is a SentObserver
 	cancelled  atomic.Bool
-	attached   bool // the loop has begun with it, once
+	attached   bool // the loop has started the Task
 	state      taskState
-	paused     bool  // In is not read: Out takes no more
+	paused     bool  // In is not read until Out accepts more
 	polling    bool  // Out is in the poller
-	queued     bool  // stands in the loop's outbox
-	readAgain  bool  // stands in the loop's list of those to be read once more
+	queued     bool  // in the loop's outbox
+	readAgain  bool  // in the loop's list of tasks to read again
 	reading    bool  // In is in the poller
-	roomChecks uint8 // before so many reads more it is asked whether Out has room; roomCheckReads until the first
+	roomChecks uint8 // reads until Out's space is checked again; roomCheckReads until the first
 }
 
-// unsentState is what a Task has besides while its Out has not taken all that it was given, or
-// has no room for more that has come.
+// unsentState is the state of a Task while its Out has not accepted everything, or has no space for
+// data that has come.
 type unsentState struct {
-	buf          *membudget.Buffer // held.B[from:] is to be sent; nil: nothing
+	buf          *membudget.Buffer // bytes to be sent; nil: none
 	off          int
 	budgeted     int64    // of Options.Budget
-	stalledSince monoTime // since then Out has taken less than MinProgress
-	socketUnsent int      // of the socket at that time; -1: not looked at
+	stalledSince monoTime // Out has accepted less than MinProgress since then
+	socketUnsent int      // bytes in the socket at that time; -1: not checked
 }
 
-// monoTime is a time counted from the package's start, in ns; 0 for none.
+// monoTime is a time in nanoseconds since the package was initialised; 0: none.
 type monoTime int64
 
 var epoch = time.Now()
 
-// monoTimeOf is 0 at no time a Task can see: epoch is past by then.
+// monoTimeOf returns 0 for no time that a Task can see, because epoch is before all of them.
 func monoTimeOf(t time.Time) monoTime { return monoTime(t.Sub(epoch)) }
 
-// SetDeadline says until when the Task may last at the most; zero for ever. It is called
-// before the Task is attached.
+// SetDeadline bounds the Task's life; zero: no bound. It is called before the Task is attached.
 func (t *Task) SetDeadline(by time.Time) {
 	if !by.IsZero() {
 		t.deadline = max(monoTimeOf(by), 1)
@@ -143,22 +140,22 @@ func (t *Task) SetDeadline(by time.Time) {
 type taskState uint8
 
 const (
-	taskDetached taskState = iota // not attached yet, or left
+	taskDetached taskState = iota // not attached yet, or ended
 	taskAttached
 )
 
-// Cancel ends the Task, from any goroutine and at any time: before Attach it ends it as
-// soon as that is called, after Left it does nothing.
+// Cancel ends the Task. It may be called from any goroutine at any time. Before Attach it takes
+// effect as soon as the Task is attached; after Ended it has no effect.
 func (t *Task) Cancel() {
 	if t.cancelled.Swap(true) {
 		return
 	}
-	if l := t.loop.Load(); l != nil { // else enter sees cut
+	if l := t.loop.Load(); l != nil { // else enqueue sees cancelled
 		l.notifyCancelled(t)
 	}
 }
 
-// unsentBytes is how much Out has not taken yet.
+// unsentBytes returns how many bytes Out has not accepted yet.
 func (t *Task) unsentBytes() int {
 	if t.unsent == nil || t.unsent.buf == nil {
 		return 0
@@ -166,8 +163,8 @@ func (t *Task) unsentBytes() int {
 	return len(t.unsent.buf.B) - t.unsent.off
 }
 
-// readLimit is how many bytes are to be read at a time now; 0: none before Out is told to
-// take more. full: the read before has brought as many as it was to.
+// readLimit returns how many bytes to read at a time now; 0: none until Out has been reported
+// writable. full: the last read was as long as its limit.
 func (t *Task) readLimit(full bool) int {
 	if t.Sink != nil {
 		return readSize
@@ -176,19 +173,18 @@ func (t *Task) readLimit(full bool) int {
 		return smallRead
 	}
 	space, writable := rawsocket.SendSpace(t.Out)
-	if !writable && t.roomChecks < roomCheckReads { // else it has just been told
+	if !writable && t.roomChecks < roomCheckReads { // else it has just been reported
 		return 0
 	}
 	if t.roomChecks > 0 {
 		t.roomChecks--
 	}
-	// The kernel counts its own books of what lies there as well: at worst, with packets of a
-	// network's size, as many bytes again.
+	// The kernel counts its overhead too: at worst, with network packets, as much again.
 	return min(max(space/2, smallRead), readSize)
 }
 
-// queueUnsent keeps a copy of p for Out; false when the budget is spent. It takes as much room
-// as it needs, since what follows is not read before this has gone.
+// queueUnsent copies p for Out; false: the budget is exhausted. It allocates no more than needed,
+// because nothing is read before these bytes have been sent.
 func (t *Task) queueUnsent(p []byte, now monoTime, budget *membudget.Budget) bool {
 	have := t.unsentBytes()
 	size := int64(membudget.SizeOf(have + len(p)))
@@ -196,7 +192,7 @@ func (t *Task) queueUnsent(p []byte, now monoTime, budget *membudget.Budget) boo
 		if size > minUnsent {
 			return false
 		}
-		size = 0 // any client may be a moment late
+		size = 0 // any client may be briefly late
 	}
 	buf := membudget.Default.Get(have + len(p))
 	next := &unsentState{buf: buf, budgeted: size, stalledSince: now, socketUnsent: -1}
@@ -212,7 +208,7 @@ func (t *Task) queueUnsent(p []byte, now monoTime, budget *membudget.Budget) boo
 	return true
 }
 
-// releaseUnsent gives the held bytes' memory back.
+// releaseUnsent releases the held bytes.
 func (t *Task) releaseUnsent(budget *membudget.Budget) {
 	s := t.unsent
 	if s == nil {
@@ -225,8 +221,7 @@ func (t *Task) releaseUnsent(budget *membudget.Budget) {
 	t.unsent = nil
 }
 
-// sendSome writes what Out takes of p at once; errno is 0 when that was not all
-// because Out is full.
+// sendSome writes what Out accepts of p at once. errno is 0 if Out is full.
 func (t *Task) sendSome(p []byte) (n int, errno syscall.Errno) {
 	if n, errno = rawsocket.Send(t.Out, p); errno == syscall.EAGAIN {
 		errno = 0

@@ -6,14 +6,14 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// checkAt has check run at the given time, or deadlineSlack from now where that is later.
+// checkAt schedules check at t, or deadlineSlack from now if that is later.
 func (l *Loop) checkAt(t time.Time) {
 	wait := max(t.Sub(l.now), min(deadlineSlack, l.tick))
 	l.nextCheck = l.now.Add(wait)
 	l.timer.Reset(wait)
 }
 
-// endWithin has t last no longer than most from now.
+// endWithin bounds the rest of t's life by most.
 func (l *Loop) endWithin(t *Task, most time.Duration) {
 	until := monoTimeOf(l.now) + monoTime(most)
 	if t.deadline != 0 && t.deadline <= until {
@@ -25,7 +25,7 @@ func (l *Loop) endWithin(t *Task, most time.Duration) {
 	}
 }
 
-// check looks, once a tick and when a task's time is over, for those that wait too long.
+// check finds tasks that have waited for too long. It runs once per tick and at deadlines.
 func (l *Loop) check() {
 	if late := l.now.Sub(l.nextCheck); late > starvedAfter {
 		l.extendDeadlines(late)
@@ -52,9 +52,9 @@ func (l *Loop) check() {
 	}
 }
 
-// extendDeadlines gives all tasks the time for which the loop was held up: the process was stopped,
-// the machine paused, or its cores were others'. What came meanwhile has not been looked
-// at yet, and what was due on a network that stood still as well comes only now.
+// extendDeadlines extends the time-outs of all tasks by the time for which the loop was delayed:
+// the process was stopped, the machine paused, or others used its cores. Bytes that came meanwhile
+// have not been read, and peers may have been delayed too.
 func (l *Loop) extendDeadlines(late time.Duration) {
 	now := monoTimeOf(l.now)
 	for _, t := range l.tasks {
@@ -68,9 +68,9 @@ func (l *Loop) extendDeadlines(late time.Duration) {
 	}
 }
 
-// stalled says whether Out has taken next to nothing for WriteTimeout. A socket is not
-// writable again before a third of what may be megabytes has been taken, so that alone
-// would call a client stalled that reads slowly: what is in the socket is looked at too.
+// stalled reports whether Out has accepted next to nothing for WriteTimeout. A socket becomes
+// writable only when a third of its buffer, which may be megabytes, is free. To distinguish a slow
+// client from a stalled one, the bytes in the socket are checked too.
 func (l *Loop) stalled(t *Task, now monoTime) bool {
 	s, unsent := t.unsent, rawsocket.Unsent(t.Out)
 	if s.socketUnsent < 0 || unsent <= s.socketUnsent-MinProgress {

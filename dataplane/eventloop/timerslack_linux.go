@@ -7,21 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxTimerSlackThreads bounds the threads that setTimerSlack makes sure of.
+// maxTimerSlackThreads bounds the threads whose timer slack setTimerSlack changes.
 const maxTimerSlackThreads = 64
 
-// setTimerSlack has Go's threads sleep no longer than they mean to.
+// setTimerSlack makes short sleeps of Go's threads exact.
 //
-// A goroutine that a loop's thread makes ready, such as the one that reads a client's next
-// request when a stream has ended, lies in the queue of the P that the thread keeps while it
-// waits in the kernel. The thread that takes it from there sleeps for 3 µs first
-// (runtime.runqgrab), in case its owner is about to run it. By the kernel's default a sleep
-// may take 50 µs more, so that wake-ups come together: PR_SET_TIMERSLACK, of a thread and of
-// those that it starts.
+// A goroutine that a loop's thread makes ready, such as the reader of a client's next request, is
+// queued at the P that the thread keeps while it waits in the kernel. The thread that steals it
+// sleeps for 3 µs first (runtime.runqgrab), in case the owner is about to run it. By default the
+// kernel may extend a sleep by 50 µs to batch wake-ups (PR_SET_TIMERSLACK, per thread and
+// inherited).
 //
-// The scheduler uses threads that it has before it starts others: as many goroutines as there
-// are threads, each on one of its own, meet all that have nothing else to do. The runtime's
-// monitor is not among them, whose 20 µs are better 70.
+// The scheduler uses idle threads before it starts others. So as many goroutines as there are
+// threads, each locked to one, reach all idle threads. The runtime's monitor is not among them; it
+// profits from 70 µs in place of 20.
 func setTimerSlack() {
 	n, _ := runtime.ThreadCreateProfile(nil)
 	n = min(n, maxTimerSlackThreads)
@@ -33,7 +32,7 @@ func setTimerSlack() {
 			defer over.Done()
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
-			_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // ns; where it is refused, sleeps stay long
+			_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0) // in ns; where it is refused, sleeps stay long
 			arrived.Done()
 			arrived.Wait()
 		}()

@@ -1,8 +1,8 @@
 package rawsocket
 
-// Adopt makes a Conn of the descriptor of a TCP connection that another process has accepted
-// and passed to this one. It makes no system call that can fail; until the Conn is closed the
-// descriptor is its own.
+// Adopt makes a Conn of the descriptor of a TCP connection that another process has accepted and
+// passed to this one. It makes no system call that can fail. The Conn owns the descriptor and
+// closes it.
 func Adopt(fd int) (c *Conn, ok bool) {
 	setAcceptedOptions(fd)
 	SetReceiveLowWater(fd, 1)

@@ -4,5 +4,5 @@ package rawsocket
 
 import "net"
 
-// Adopt is not to be had here.
+// Adopt is not supported on this system.
 func Adopt(int) (net.Conn, bool) { return nil, false }

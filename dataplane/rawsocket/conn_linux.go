@@ -13,25 +13,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection that was accepted by hand. It is a net.Conn and a syscall.Conn, for
-// the goroutines that may use those. Its descriptor is in no poller until something had to
-// be waited for; from then on it is an os.File's. Go's poller takes 512 bytes for each
-// descriptor that it has had at once, and never gives them back: a client whose request
-// was there when it was accepted, and whose stream a loop drives then, costs none. Before
-// it waits a deadline that is over ends nothing.
+// Conn is a TCP connection that package net does not know. It implements net.Conn and syscall.Conn;
+// its methods may be called from any goroutine. Its descriptor is in no poller until a method must
+// wait; from then on an os.File owns it. Go's poller takes 512 bytes for each descriptor that it
+// has had at once, and never frees them. A client whose request had arrived at the accept, and
+// whose stream an event loop drives, never enters that poller. Until the first wait, a deadline
+// that has passed ends nothing.
 //
-// Nobody but Conn closes the descriptor, and that once, when nobody uses it: closed
-// earlier its number could be another client's. Each use is counted, and none begins after
-// Close. What waits in the poller is no use: it ends when the file is closed.
+// Only Conn closes the descriptor, once, when nobody uses it. Closed earlier, its number could
+// already be another client's. Each use is counted, and none begins after Close. A wait in the
+// poller is not a use; it ends when the file is closed.
 //
-// Memory order: uses orders all. waits is stored within a use, under mu, and stays; so who
-// closes the descriptor sees whose it is. mu guards the deadlines until then.
+// Memory order: refs orders everything. poller is stored within a use, under mu, and stays, so the
+// goroutine that closes the descriptor sees who owns it. mu guards the deadlines until then.
 type Conn struct {
 	fd            int32
-	refs          atomic.Uint32 // oneRef for each, and closedBit
+	refs          atomic.Uint32 // oneRef for each use, and closedBit
 	mu            sync.Mutex
 	poller        atomic.Pointer[pollerFile]
-	readDeadline  time.Duration // since epoch, 0 for never
+	readDeadline  time.Duration // since epoch; 0: never
 	writeDeadline time.Duration
 }
 
@@ -48,7 +48,7 @@ type pollerFile struct {
 
 var epoch = time.Now()
 
-// acquire begins a use of the descriptor; false when it is closed.
+// acquire begins a use of the descriptor; false: it is closed.
 func (c *Conn) acquire() bool {
 	for {
 		n := c.refs.Load()
@@ -61,14 +61,14 @@ func (c *Conn) acquire() bool {
 	}
 }
 
-// release ends it.
+// release ends a use.
 func (c *Conn) release() {
 	if c.refs.Add(^uint32(oneRef-1)) == closedBit {
 		c.closeFD()
 	}
 }
 
-// Close ends what waits, and closes the descriptor once the uses under way are over.
+// Close ends waits and closes the descriptor after the last use.
 func (c *Conn) Close() error {
 	switch c.refs.Or(closedBit) {
 	case 0:
@@ -79,7 +79,7 @@ func (c *Conn) Close() error {
 	return nil
 }
 
-// closeFD closes the descriptor; of Close and done one calls it, once.
+// closeFD closes the descriptor. Either Close or release calls it, once.
 func (c *Conn) closeFD() {
 	if w := c.poller.Load(); w != nil {
 		_ = w.file.Close()
@@ -88,7 +88,7 @@ func (c *Conn) closeFD() {
 	_ = unix.Close(int(c.fd))
 }
 
-// ensurePoller puts the descriptor into Go's poller, where it is not there.
+// ensurePoller puts the descriptor into Go's poller unless it is there.
 func (c *Conn) ensurePoller() (*pollerFile, error) {
 	if w := c.poller.Load(); w != nil {
 		return w, nil
@@ -104,7 +104,7 @@ func (c *Conn) ensurePoller() (*pollerFile, error) {
 	}
 	w := &pollerFile{file: os.NewFile(uintptr(c.fd), "client")}
 	err := w.setDeadlines(c.readDeadline, c.writeDeadline)
-	c.poller.Store(w) // whatever came of it, the descriptor is the file's
+	c.poller.Store(w) // from here on the file owns the descriptor, even on error
 	return w, err
 }
 
@@ -125,7 +125,7 @@ func timeOf(d time.Duration) time.Time {
 	return epoch.Add(d)
 }
 
-// Read is net.Conn's.
+// Read implements net.Conn.
 func (c *Conn) Read(p []byte) (int, error) {
 	if c.poller.Load() == nil && len(p) > 0 {
 		if !c.acquire() {
@@ -150,7 +150,7 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, c.mapError(err)
 }
 
-// Write is net.Conn's.
+// Write implements net.Conn.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	if c.poller.Load() == nil {
 		if !c.acquire() {
@@ -175,7 +175,7 @@ func (c *Conn) Write(p []byte) (n int, err error) {
 	return n + more, c.mapError(err)
 }
 
-// mapError is what a wait failed with: what a file says of its end is no error of os or net.
+// mapError maps the error of a wait, which os.File reports in its own terms, to those of net.
 func (c *Conn) mapError(err error) error {
 	if err != nil && c.refs.Load()&closedBit != 0 {
 		return net.ErrClosed
@@ -183,7 +183,7 @@ func (c *Conn) mapError(err error) error {
 	return err
 }
 
-// CloseWrite is net.TCPConn's.
+// CloseWrite shuts down the sending direction, as that of net.TCPConn.
 func (c *Conn) CloseWrite() (err error) {
 	if !c.acquire() {
 		return net.ErrClosed
@@ -192,13 +192,13 @@ func (c *Conn) CloseWrite() (err error) {
 	return os.NewSyscallError("shutdown", unix.Shutdown(int(c.fd), unix.SHUT_WR))
 }
 
-// SetDeadline is net.Conn's.
+// SetDeadline implements net.Conn.
 func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, true, true) }
 
-// SetReadDeadline is net.Conn's.
+// SetReadDeadline implements net.Conn.
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, true, false) }
 
-// SetWriteDeadline is net.Conn's.
+// SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, false, true) }
 
 func (c *Conn) setDeadlines(t time.Time, read, write bool) error {
@@ -217,7 +217,8 @@ func (c *Conn) setDeadlines(t time.Time, read, write bool) error {
 	return w.file.SetDeadline(t)
 }
 
-// storeDeadlines keeps deadlines for when something is waited for; unless it is already.
+// storeDeadlines stores deadlines for the first wait. It returns the pollerFile if there has been
+// one.
 func (c *Conn) storeDeadlines(t time.Time, read, write bool) *pollerFile {
 	by := time.Duration(0)
 	if !t.IsZero() {
@@ -237,13 +238,13 @@ func (c *Conn) storeDeadlines(t time.Time, read, write bool) *pollerFile {
 	return nil
 }
 
-// LocalAddr is net.Conn's.
+// LocalAddr implements net.Conn.
 func (c *Conn) LocalAddr() net.Addr { return c.sockaddr(unix.SYS_GETSOCKNAME) }
 
-// RemoteAddr is net.Conn's.
+// RemoteAddr implements net.Conn.
 func (c *Conn) RemoteAddr() net.Addr { return c.sockaddr(unix.SYS_GETPEERNAME) }
 
-// sockaddr is one of its addresses, no valid one where it has none any more.
+// sockaddr returns one of the connection's addresses; an invalid one after it has been lost.
 func (c *Conn) sockaddr(call uintptr) net.Addr {
 	var a Address
 	if c.acquire() {
@@ -254,10 +255,10 @@ func (c *Conn) sockaddr(call uintptr) net.Addr {
 	return net.TCPAddrFromAddrPort(a.AddrPort())
 }
 
-// SyscallConn is syscall.Conn's.
+// SyscallConn implements syscall.Conn.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return (*rawConn)(c), nil }
 
-// rawConn is Conn as a syscall.RawConn.
+// rawConn is a Conn as a syscall.RawConn.
 type rawConn Conn
 
 func (r *rawConn) Control(f func(fd uintptr)) error {
@@ -292,7 +293,8 @@ func (r *rawConn) Write(f func(fd uintptr) bool) error {
 	return (*Conn)(r).mapError(w.raw.Write(f))
 }
 
-// adapt says that f has done what it does without a wait.
+// adapt calls f with the descriptor and returns its result; false if the descriptor is in Go's
+// poller or closed.
 func (r *rawConn) adapt(f func(fd uintptr) bool) bool {
 	c := (*Conn)(r)
 	if c.poller.Load() != nil || !c.acquire() {

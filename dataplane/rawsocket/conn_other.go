@@ -8,16 +8,16 @@ import (
 	"net/netip"
 )
 
-// Listener accepts by hand; nothing does here.
+// Listener is not supported on this system.
 type Listener struct{}
 
-// NewListener gives none.
+// NewListener returns false.
 func NewListener(net.Listener) (*Listener, bool) { return nil, false }
 
-// Accept is not called.
+// Accept is never called.
 func (*Listener) Accept() (net.Conn, netip.Addr, error) {
 	return nil, netip.Addr{}, errors.ErrUnsupported
 }
 
-// Close is not called.
+// Close is never called.
 func (*Listener) Close() error { return nil }

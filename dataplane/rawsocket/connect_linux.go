@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Address is an IP address and a port as connect(2) has them. It is not changed once made.
+// Address is an IP address and port in the form of connect(2). It is immutable.
 type Address struct {
 	raw  [unix.SizeofSockaddrInet6]byte
 	size uintptr
 }
 
-// NewAddress is the Address of at; not ok where it is of a zone, or none.
+// NewAddress converts at; not ok: it is invalid or has a zone.
 func NewAddress(at netip.AddrPort) (a Address, ok bool) {
 	ip := at.Addr().Unmap()
 	switch {
@@ -36,13 +36,12 @@ func NewAddress(at netip.AddrPort) (a Address, ok bool) {
 	return a, true
 }
 
-// Socket makes a non-blocking TCP socket for connections to a.
+// Socket creates a non-blocking TCP socket for connections to a.
 func (a *Address) Socket() (fd int, err error) {
 	return unix.Socket(int(binary.NativeEndian.Uint16(a.raw[:])), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 }
 
-// Connect begins to connect fd, or looks how that goes on: 0 when it is done, EINPROGRESS
-// while it is not.
+// Connect starts to connect fd, or checks the progress: 0 when connected, EINPROGRESS before.
 func (a *Address) Connect(fd int) syscall.Errno {
 	for {
 		_, _, errno := syscall.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&a.raw)), a.size)
@@ -58,13 +57,13 @@ func (a *Address) Connect(fd int) syscall.Errno {
 	}
 }
 
-// IsSelfConnected says whether a is fd's own address: a connection to a port that nobody listens on
-// may be given that port, and meet itself.
+// IsSelfConnected reports whether a is fd's own address. A connection to a port of this machine
+// that nobody listens on may be given that port as its own, and connect to itself.
 func (a *Address) IsSelfConnected(fd int) bool {
 	var own Address
 	size := uint32(len(own.raw))
 	_, _, errno := syscall.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(&own.raw)), uintptr(unsafe.Pointer(&size)))
-	if errno != 0 || [4]byte(own.raw[:]) != [4]byte(a.raw[:]) { // family and port
+	if errno != 0 || [4]byte(own.raw[:]) != [4]byte(a.raw[:]) { // compares family and port
 		return false
 	}
 	if a.size == unix.SizeofSockaddrInet4 {

@@ -1,18 +1,18 @@
-// Package sock makes the system calls on a non-blocking socket that never wait without
-// a word to Go's scheduler. Telling it costs as much as some of them, and a thread that
-// it believes to be in a system call is what keeps the runtime's monitor awake, which
-// then interrupts every 20 µs.
+// Package rawsocket makes system calls on non-blocking sockets without informing Go's scheduler. To
+// inform it costs as much as some of these calls. A thread that it believes to be in a system call
+// also keeps the runtime's monitor awake, which then interrupts every 20 µs.
 //
-// Its functions are called with a descriptor that somebody else keeps open: a loop's
-// threads do, and callbacks of syscall.RawConn. They never wait and never allocate;
-// what they move in one system call is bounded, because nothing can preempt them.
+// The functions take a descriptor that the caller keeps open: the threads of package eventloop and
+// callbacks of syscall.RawConn. They never wait and never allocate. The bytes moved by one call are
+// bounded, because nothing can preempt it.
 //
-// Conn is a connection made of them, of those that Listener accepts; its own methods wait.
+// Conn is a connection accepted by a Listener or adopted from another process. Its methods wait, as
+// those of a net.Conn. Packages front and upstream use it.
 package rawsocket
 
-// MaxPiece is the most that one system call moves, in bytes: some 20 µs of copying.
-// MaxVector is that of SendVector, which sends requests with long prompts: each further
-// piece finds the engine awake and competing for a processor.
+// MaxPiece is the most that one system call moves, in bytes: about 20 µs of copying. MaxVector is
+// the limit of SendVector, which sends requests with long prompts: with smaller pieces the engine
+// would wake up and compete for the processor after the first.
 const (
 	MaxPiece  = 64 << 10
 	MaxVector = 256 << 10

@@ -12,27 +12,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener accepts by hand from the socket of a net.Listener. What net makes for each
-// connection is not made: some 300 bytes of objects, and an entry of Go's poller, whose
-// memory never comes back (see Conn). One goroutine accepts; any may Close.
+// Listener accepts connections from the socket of a net.Listener without package net. It saves
+// about 300 bytes of objects for each connection, and an entry in Go's poller, whose memory is
+// never freed (see Conn). One goroutine accepts; any may call Close.
 type Listener struct {
-	file       *os.File // a second descriptor: at net's own nothing can wait but net's Accept
+	file       *os.File // a second descriptor, because only net's Accept can wait on net's own
 	raw        syscall.RawConn
-	acceptFunc func(fd uintptr) bool // l.accept, made once
+	acceptFunc func(fd uintptr) bool // l.accept, allocated once
 
-	// What accept found.
+	// The result of accept.
 	fd    int
 	from  Address
 	errno syscall.Errno
 }
 
-// deferAccept is for how long, in seconds, the kernel keeps a connection on which nothing has
-// come (tcp(7), TCP_DEFER_ACCEPT). For a client it is made meanwhile; the router has
-// neither a descriptor nor a goroutine for it. Then it is accepted all the same.
+// deferAccept is for how long, in seconds, the kernel keeps a connection without data (tcp(7),
+// TCP_DEFER_ACCEPT). The client sees it established, and the router spends neither a descriptor nor
+// a goroutine on it. It is accepted after that time in any case.
 const deferAccept = 1
 
-// NewListener makes a Listener of ln's socket; not ok where it is none of TCP. Both are to
-// be closed.
+// NewListener makes a Listener of ln's socket; not ok: ln is not TCP. Both must be closed.
 func NewListener(ln net.Listener) (l *Listener, ok bool) {
 	if _, tcp := ln.Addr().(*net.TCPAddr); !tcp {
 		return nil, false
@@ -59,8 +58,8 @@ func NewListener(ln net.Listener) (l *Listener, ok bool) {
 	return l, true
 }
 
-// setAcceptedOptions sets what net sets on each connection that it accepts. Sockets have it from
-// their listener's too, but not those that came before it was set there, nor, in all
+// setAcceptedOptions sets the options that net sets on each accepted connection. Sockets inherit
+// them from the listener too, but not those that arrived before the options were set, nor, on all
 // kernels, those of MPTCP, which net listens for.
 func setAcceptedOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
@@ -70,7 +69,7 @@ func setAcceptedOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 9)
 }
 
-// Accept waits for a connection; from is its other end's address.
+// Accept waits for a connection. from is the client's address.
 func (l *Listener) Accept() (c *Conn, from netip.Addr, err error) {
 	if err := l.raw.Read(l.acceptFunc); err != nil {
 		return nil, from, err
@@ -82,16 +81,16 @@ func (l *Listener) Accept() (c *Conn, from netip.Addr, err error) {
 	return &Conn{fd: int32(l.fd)}, l.from.AddrPort().Addr(), nil
 }
 
-// Close ends an Accept that waits.
+// Close ends a waiting Accept.
 func (l *Listener) Close() error { return l.file.Close() }
 
-// accept is run in the poller.
+// accept runs in the poller.
 func (l *Listener) accept(listening uintptr) bool {
 	for {
 		size := uint32(len(l.from.raw))
 		fd, _, errno := syscall.RawSyscall6(unix.SYS_ACCEPT4, listening, uintptr(unsafe.Pointer(&l.from.raw)), uintptr(unsafe.Pointer(&size)), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
 		switch errno {
-		case unix.EINTR, unix.ECONNABORTED: // who has gone is not missed
+		case unix.EINTR, unix.ECONNABORTED: // the client has gone already
 			continue
 		case unix.EAGAIN:
 			return false
@@ -101,8 +100,8 @@ func (l *Listener) accept(listening uintptr) bool {
 	}
 }
 
-// AddrPort is the address, without the form in which IPv6 writes one of IPv4; a zone is
-// told by its number.
+// AddrPort returns the address. An IPv4-mapped IPv6 address is returned as IPv4; a zone is returned
+// as its number.
 func (a *Address) AddrPort() netip.AddrPort {
 	port := binary.BigEndian.Uint16(a.raw[2:])
 	switch binary.NativeEndian.Uint16(a.raw[:]) {

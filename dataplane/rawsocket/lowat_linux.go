@@ -2,7 +2,6 @@ package rawsocket
 
 import "golang.org/x/sys/unix"
 
-// SetReceiveLowWater has pollers told of the socket's bytes only once n lie in it unread, or its end
-// (socket(7), SO_RCVLOWAT): 1 is what every socket begins with. A read that does not wait
-// gives what is there as ever.
+// SetReceiveLowWater makes pollers report fd readable only when n bytes are unread, or at its end
+// (socket(7), SO_RCVLOWAT). The default of sockets is 1. Non-blocking reads are not affected.
 func SetReceiveLowWater(fd, n int) { _ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, n) }

@@ -2,5 +2,5 @@
 
 package rawsocket
 
-// SetReceiveLowWater does nothing here: pollers are told of every byte.
+// SetReceiveLowWater does nothing on this system.
 func SetReceiveLowWater(_, _ int) {}

@@ -2,8 +2,8 @@ package rawsocket
 
 import "syscall"
 
-// Send writes p until the socket takes no more: n is how much it took, and errno EAGAIN
-// where that was not all.
+// Send writes p until the socket accepts no more. n is the number of bytes accepted. errno is
+// EAGAIN if that is less than len(p).
 func Send(fd int, p []byte) (n int, errno syscall.Errno) {
 	for n < len(p) {
 		to := min(len(p), n+MaxPiece)
@@ -19,10 +19,9 @@ func Send(fd int, p []byte) (n int, errno syscall.Errno) {
 	return n, 0
 }
 
-// SendVector is Send of several pieces, one behind the other, as few calls as MaxVector
-// allows.
+// SendVector is Send for several pieces, in as few calls as MaxVector allows.
 func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
-	from := 0 // of v[0]
+	from := 0 // offset in v[0]
 	for {
 		var batch [16][]byte
 		count, size, more := 0, 0, false
@@ -61,11 +60,11 @@ func SendVector(fd int, v [][]byte) (n int, errno syscall.Errno) {
 	}
 }
 
-// Recv reads what the socket has, MaxPiece at most; EAGAIN where it has nothing, 0 bytes
-// at its end.
+// Recv reads up to MaxPiece bytes. errno is EAGAIN if there are none; n is 0 at the end of the
+// stream.
 func Recv(fd int, p []byte) (n int, errno syscall.Errno) { return receive(fd, p, 0) }
 
-// Peek is Recv that leaves what it reads.
+// Peek is Recv, except that the bytes remain unread.
 func Peek(fd int, p []byte) (n int, errno syscall.Errno) { return receive(fd, p, syscall.MSG_PEEK) }
 
 func receive(fd int, p []byte, flags int) (n int, errno syscall.Errno) {

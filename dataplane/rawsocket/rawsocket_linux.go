@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sendFlags are those of a send behind which more follows at once, or not: what fills no
-// packet waits for that then (tcp(7), MSG_MORE). MaxPiece is some bytes more than a
-// packet of the loopback holds, and those would be a packet of their own each time.
+// sendFlags returns the flags of a send. more: another send follows at once, so the kernel holds
+// back a partial packet (tcp(7), MSG_MORE). MaxPiece exceeds a packet of the loopback by a few
+// bytes, which would otherwise be a packet of their own each time.
 func sendFlags(more bool) uintptr {
 	if more {
 		return unix.MSG_DONTWAIT | unix.MSG_NOSIGNAL | unix.MSG_MORE
@@ -25,7 +25,7 @@ func send(fd int, p []byte, more bool) (int, syscall.Errno) {
 }
 
 func sendVector(fd int, v [][]byte, more bool) (int, syscall.Errno) {
-	var pieces [16]unix.Iovec // as many as SendVector gives at once
+	var pieces [16]unix.Iovec // SendVector passes at most this many
 	for i, p := range v {
 		pieces[i].Base = unsafe.SliceData(p)
 		pieces[i].SetLen(len(p))

@@ -2,8 +2,8 @@
 
 package rawsocket
 
-// The race detector takes what one side wrote before the other read it for ordered, but
-// only of package syscall's calls: under it these are used.
+// The race detector knows only from package syscall's calls that what one side wrote happened
+// before the other side read it. Under the detector these are used.
 
 import (
 	"errors"

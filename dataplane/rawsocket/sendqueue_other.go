@@ -2,8 +2,8 @@
 
 package rawsocket
 
-// Unsent is not known here.
+// Unsent returns -1: unknown on this system.
 func Unsent(int) int { return -1 }
 
-// SendSpace is not known here.
+// SendSpace returns 0 and true on this system.
 func SendSpace(int) (space int, writable bool) { return 0, true }

@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// writeTimeout bounds our few writes, which fit into any socket's buffer: who has so many
-// of them waiting that one does not, does not read.
+// writeTimeout bounds a write. The few small writes fit into the buffer of any socket whose peer
+// reads.
 const writeTimeout = 2 * time.Second
 
-// conn is one peer's connection. All of it belongs to the goroutine that serves it.
+// conn is the connection of one peer. It belongs to the goroutine that serves it.
 type conn struct {
 	session
 	pull               *Pull
 	tcp                *net.TCPConn
 	host               netip.Addr
-	consumedAtDeadline int  // frames that had ended when the deadline for reading was set
-	deadlineSet        bool // it is set
+	consumedAtDeadline int  // frames consumed when the read deadline was set
+	deadlineSet        bool // a read deadline is set
 	err                error
 }
 
-// serve reads until the connection ends, and says why; nil where the peer has closed it.
+// serve reads until the connection ends and returns why; nil: the peer closed it.
 func (c *conn) serve() error {
 	c.deadline(c.pull.opt.Handshake)
 	if err := c.write(ourGreeting[:]); err != nil {
@@ -35,8 +35,8 @@ func (c *conn) serve() error {
 	if err != nil {
 		return err
 	}
-	// Without a call that the scheduler is told of, which would wake the runtime's watch
-	// as well (docs/nixl.md, "What was measured").
+	// This call bypasses the scheduler, which would wake the runtime's monitor as well
+	// (docs/nixl.md, "What was measured").
 	err = raw.Read(func(fd uintptr) bool { return c.drain(int(fd)) })
 	switch {
 	case c.err != nil && c.err != io.EOF:
@@ -50,12 +50,12 @@ func (c *conn) serve() error {
 }
 
 var (
-	errSlow  = errors.New("its handshake takes too long")
-	errStuck = errors.New("it began a frame and does not end it")
+	errSlow  = errors.New("the peer's handshake takes too long")
+	errStuck = errors.New("the peer does not complete a frame")
 )
 
-// drain takes all that the socket has; true when the connection is over. A socket that
-// never runs dry would keep Close waiting, which ends no read that is under way.
+// drain reads everything that the socket has; true: the connection has ended. It stops after a
+// while, because Close does not interrupt a read that never finds the socket empty.
 func (c *conn) drain(fd int) bool {
 	for {
 		if c.pull.closing.Load() {
@@ -79,8 +79,8 @@ func (c *conn) drain(fd int) bool {
 	}
 }
 
-// armReadDeadline sees to the deadline before the next wait: a peer that is between frames may be
-// silent for as long as it likes, one in the midst of a frame may not.
+// armReadDeadline sets the deadline for the next wait. Between frames a peer may be silent for any
+// time, inside a frame it may not.
 func (c *conn) armReadDeadline() {
 	switch partial := c.inFrame(); {
 	case c.stage != open:

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// StreamOptions of a Stream.
+// StreamOptions are the options of a Stream.
 type StreamOptions struct {
-	// Type is our socket's: SUB, whose peers are PUB and XPUB, or DEALER, whose peers are
+	// Type is the type of the socket: SUB, whose peers are PUB and XPUB, or DEALER, whose peers are
 	// ROUTER, DEALER and REP.
 	Type  string
-	Topic string // what a SUB asks for: messages that begin with it; "" is all
-	// MaxMessage is how many bytes the parts of a message may have; a peer that sends more
-	// loses its connection.
+	Topic string // the prefix that a SUB subscribes to; "": all messages
+	// MaxMessage bounds the parts of a message, in bytes. A peer that sends more loses its
+	// connection.
 	MaxMessage int
-	Handshake  time.Duration // until the peer is connected and has introduced itself
+	Handshake  time.Duration // bound of the connect and the handshake
 }
 
 var peersOf = map[string][]string{
@@ -27,11 +27,11 @@ var peersOf = map[string][]string{
 	"DEALER": {"ROUTER", "DEALER", "REP"},
 }
 
-// keepAlive finds a peer whose machine is gone within 30 s; ours to the kernel, so that it
-// costs no wake-up here.
+// keepAlive detects a peer whose machine has vanished within 30 s. The kernel does it, so that it
+// costs no wake-up of the process.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
 
-// Connect makes a connection to an endpoint: tcp://HOST:PORT or ipc://PATH.
+// Connect connects to an endpoint: tcp://HOST:PORT or ipc://PATH.
 func Connect(ctx context.Context, endpoint string, opt StreamOptions) (*Stream, error) {
 	network, addr, err := address(endpoint)
 	if err != nil {
@@ -46,9 +46,9 @@ func Connect(ctx context.Context, endpoint string, opt StreamOptions) (*Stream, 
 	return handshake(ctx, c, opt)
 }
 
-// handshake exchanges greetings and READYs over c, which is used up either way.
+// handshake exchanges greetings and READY commands over c. It closes c in any case.
 func handshake(ctx context.Context, c net.Conn, opt StreamOptions) (*Stream, error) {
-	defer c.Close() // the Stream has a descriptor of its own
+	defer c.Close() // the Stream has a duplicate descriptor
 	if deadline, ok := ctx.Deadline(); ok {
 		c.SetDeadline(deadline)
 	}
@@ -78,7 +78,7 @@ func handshake(ctx context.Context, c net.Conn, opt StreamOptions) (*Stream, err
 		return nil, err
 	}
 	if opt.Type == "SUB" {
-		// Of the two forms there are this is the one that every release of ZMTP 3 knows.
+		// Every release of ZMTP 3 knows this one of the two forms.
 		if _, err := c.Write(encode(nil, append([]byte{1}, opt.Topic...))); err != nil {
 			return nil, err
 		}
@@ -96,12 +96,12 @@ func handshakeError(err error) error {
 	case errors.As(err, &t) && t.Timeout():
 		return errSlow
 	case errors.Is(err, io.EOF):
-		return errors.New("it closed the connection during the handshake")
+		return errors.New("the peer closed the connection during the handshake")
 	}
 	return err
 }
 
-// readyBytes bounds a READY, whose properties are few and short.
+// readyBytes bounds a READY command, whose properties are few and short.
 const readyBytes = 4 << 10
 
 // readFrame reads one frame and not a byte more.
@@ -129,8 +129,8 @@ func readFrame(c io.Reader) (flags byte, body []byte, err error) {
 	return flags, body, err
 }
 
-// descriptorOf gives a descriptor of a connection that the runtime does not watch, and
-// so does not wake up for.
+// descriptorOf duplicates the descriptor of a connection. The runtime does not watch the duplicate,
+// and so does not wake up for it.
 func descriptorOf(c net.Conn) (fd int, err error) {
 	sc, ok := c.(syscall.Conn)
 	if !ok {
@@ -167,15 +167,15 @@ func Accept(endpoint string, opt StreamOptions) (*Acceptor, error) {
 	return &Acceptor{l: l, opt: opt}, nil
 }
 
-// Addr is where it listens.
+// Addr returns the address that the Acceptor listens at.
 func (a *Acceptor) Addr() net.Addr { return a.l.Addr() }
 
 // Close ends Run.
 func (a *Acceptor) Close() { a.l.Close() }
 
-// Run accepts connections until Close, and gives each to take when its peer has
-// introduced itself, on a goroutine of its own. Of what fails, said is told. At most
-// pending introduce themselves at a time; further ones are closed.
+// Run accepts connections until Close. It calls handle for each, on a goroutine of its own, when
+// the handshake is complete, and logError for each failure. At most pending handshakes run at a
+// time; further connections are closed.
 func (a *Acceptor) Run(ctx context.Context, pending int, handle func(*Stream), logError func(error)) {
 	room := make(chan struct{}, pending)
 	for pause := 5 * time.Millisecond; ; {
@@ -184,7 +184,7 @@ func (a *Acceptor) Run(ctx context.Context, pending int, handle func(*Stream), l
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
-			logError(fmt.Errorf("no connection can be accepted: %w", err))
+			logError(fmt.Errorf("zmtp: cannot accept a connection: %w", err))
 			time.Sleep(pause)
 			pause = min(2*pause, time.Second)
 			continue

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// address splits an endpoint into what package net dials: tcp://HOST:PORT, HOST a name or
-// an address (IPv6 in brackets), or ipc://PATH. A host of * is every address of this machine.
+// address splits an endpoint for package net: tcp://HOST:PORT, where HOST is a name or an address
+// (IPv6 in brackets), or ipc://PATH. HOST * is every address of this machine.
 func address(endpoint string) (network, addr string, err error) {
 	if path, ok := strings.CutPrefix(endpoint, "ipc://"); ok {
 		if path == "" {
@@ -37,7 +37,7 @@ func address(endpoint string) (network, addr string, err error) {
 	return "tcp", net.JoinHostPort(host, port), nil
 }
 
-// Check says whether an endpoint can be connected to or, with bind, listened at.
+// Check reports whether an endpoint can be connected to or, with bind, listened at.
 func Check(endpoint string, bind bool) error {
 	_, addr, err := address(endpoint)
 	if err == nil && !bind && (strings.HasPrefix(addr, ":") || strings.HasSuffix(addr, ":0")) {

@@ -9,15 +9,16 @@ import (
 	"strings"
 )
 
-// The greeting (RFC 23): signature of 10 bytes, version of 2, mechanism of 20 padded
-// with NUL, as-server of 1, and 31 bytes of NUL.
+// The greeting (RFC 23): a signature of 10 bytes, the version in 2, the mechanism in 20 padded with
+// NUL, as-server in 1, and 31 bytes of NUL.
 const (
 	greetingBytes = 64
 	mechanismAt   = 12
 	mechanismEnd  = 32
 )
 
-// ourGreeting is our greeting: ZMTP 3.1, so that peers may send heartbeats.
+// ourGreeting is the greeting sent to peers. It announces ZMTP 3.1, so that peers may send
+// heartbeats.
 var ourGreeting = func() (g [greetingBytes]byte) {
 	g[0], g[8], g[9], g[10], g[11] = 0xff, 1, 0x7f, 3, 1
 	copy(g[mechanismAt:], mechanism)
@@ -26,16 +27,16 @@ var ourGreeting = func() (g [greetingBytes]byte) {
 
 const mechanism = "NULL"
 
-// Faults of a peer. The connection is closed; the words go to the log.
+// Faults of a peer. The connection is closed and the text is logged.
 var (
-	errNotZMTP   = errors.New("it does not speak ZMTP")
-	errOld       = errors.New("it speaks ZMTP 2 or older; libzmq 4.0 or later is wanted")
+	errNotZMTP   = errors.New("the peer does not speak ZMTP")
+	errOld       = errors.New("the peer speaks ZMTP 2 or older; want libzmq 4.0 or later")
 	errReserved  = errors.New("a frame has reserved bits set")
-	errHandshake = errors.New("its handshake is no READY command")
+	errHandshake = errors.New("the peer's handshake is not a READY command")
 	errCommand   = errors.New("a command has no name")
 )
 
-// checkGreeting looks at as much of a peer's greeting as has come.
+// checkGreeting checks as much of a peer's greeting as has been received.
 func checkGreeting(p []byte) error {
 	if len(p) > 0 && p[0] != 0xff || len(p) > 9 && p[9] != 0x7f {
 		return errNotZMTP
@@ -46,7 +47,7 @@ func checkGreeting(p []byte) error {
 	if len(p) >= mechanismEnd {
 		m := bytes.TrimRight(p[mechanismAt:mechanismEnd], "\x00")
 		if string(m) != mechanism {
-			return fmt.Errorf("its security mechanism is %q; want %s", m, mechanism)
+			return fmt.Errorf("the peer's security mechanism is %q; want %s", m, mechanism)
 		}
 	}
 	return nil
@@ -58,12 +59,12 @@ const (
 	flagLong    = 2
 	flagCommand = 4
 
-	longHead = 9 // bytes of a long frame's head
+	longHead = 9 // length of the header of a long frame
 )
 
-// splitFrame takes the frame apart that p begins with. need is its length with its head, or how
-// many bytes of p are wanted to know it; the body is nil until all of them are there.
-// Frames of more than most bytes are refused when their head is there.
+// splitFrame splits the frame at the beginning of p. need is the length of the frame with its
+// header, or how many bytes are needed to determine it. body is nil until the frame is complete. A
+// frame of more than most bytes is an error as soon as its header is complete.
 func splitFrame(p []byte, most int) (flags byte, body []byte, need int, err error) {
 	if len(p) < 2 {
 		return 0, nil, 2, nil
@@ -80,7 +81,7 @@ func splitFrame(p []byte, most int) (flags byte, body []byte, need int, err erro
 		size = binary.BigEndian.Uint64(p[1:])
 	}
 	if size > uint64(most) {
-		return 0, nil, 0, fmt.Errorf("a frame of %d bytes; at most %d are taken", size, most)
+		return 0, nil, 0, fmt.Errorf("a frame of %d bytes; want at most %d", size, most)
 	}
 	if need = head + int(size); len(p) < need {
 		return flags, nil, need, nil
@@ -88,7 +89,7 @@ func splitFrame(p []byte, most int) (flags byte, body []byte, need int, err erro
 	return flags, p[head:need:need], need, nil
 }
 
-// splitCommand takes a command's body apart: a byte of length and the name, then its data.
+// splitCommand splits the body of a command: one byte of length and the name, then the data.
 func splitCommand(body []byte) (name string, data []byte, err error) {
 	if len(body) == 0 || int(body[0]) > len(body)-1 || body[0] == 0 {
 		return "", nil, errCommand
@@ -97,10 +98,10 @@ func splitCommand(body []byte) (name string, data []byte, err error) {
 	return string(body[1:n]), body[n:], nil
 }
 
-// readyFrame is a PULL socket's READY.
+// readyFrame is the READY command of a PULL socket.
 var readyFrame = readyOf("PULL")
 
-// readyOf is the READY of a socket of a type.
+// readyOf returns the READY command of a socket type.
 func readyOf(kind string) []byte {
 	f := append([]byte{flagCommand, 0}, "\x05READY\x0bSocket-Type\x00\x00\x00"...)
 	f = append(append(f, byte(len(kind))), kind...)
@@ -108,8 +109,8 @@ func readyOf(kind string) []byte {
 	return f
 }
 
-// checkReady looks whether a peer's first frame is the READY of a socket of one of the
-// wanted types.
+// checkReady checks that a peer's first frame is the READY command of a socket of one of the wanted
+// types.
 func checkReady(flags byte, body []byte, wanted ...string) error {
 	if flags&flagCommand == 0 {
 		return errHandshake
@@ -122,7 +123,7 @@ func checkReady(flags byte, body []byte, wanted ...string) error {
 		return errHandshake
 	}
 	kind := ""
-	for len(data) > 0 { // a byte of length and the name, four of length and the value
+	for len(data) > 0 { // one byte of length and the name, four of length and the value
 		n := 1 + int(data[0])
 		if len(data) < n+4 {
 			return errHandshake
@@ -138,16 +139,16 @@ func checkReady(flags byte, body []byte, wanted ...string) error {
 		data = rest[m:]
 	}
 	if !slices.Contains(wanted, kind) {
-		return fmt.Errorf("its socket is of type %.16q; want %s", kind, strings.Join(wanted, " or "))
+		return fmt.Errorf("the peer's socket is of type %.16q; want %s", kind, strings.Join(wanted, " or "))
 	}
 	return nil
 }
 
-// maxContext bounds what a PING may ask to be sent back (RFC 37).
+// maxContext bounds the context of a PING, which is sent back (RFC 37).
 const maxContext = 16
 
-// pong is the answer to a PING, whose data is a time to live of two bytes and the
-// context. A dead peer is found by TCP's keep-alive, so the time is not looked at.
+// pong returns the answer to a PING, whose data is a time to live of two bytes and the context. The
+// time to live is ignored, because TCP keep-alive finds a dead peer.
 func pong(data []byte) ([]byte, error) {
 	if len(data) < 2 || len(data) > 2+maxContext {
 		return nil, fmt.Errorf("a PING of %d bytes; want 2 to %d", len(data), 2+maxContext)

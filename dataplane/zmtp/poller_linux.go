@@ -12,28 +12,28 @@ import (
 
 func duplicate(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) }
 
-// Poller watches many Streams and tells of those that may have something to read. It is one
-// epoll instance, which waits in the runtime's own poller: no thread is blocked in it.
-// Between two looks it lets some time pass, so that the wake-up is paid by all that has
-// come meanwhile: least where little comes, and as much as brings gathered of them where
-// more does, up to most. So what a message costs hardly depends on how many there are,
-// once there are enough for it to matter.
+// Poller watches many Streams and reports those that may have something to read. It is one epoll
+// instance, which waits in the runtime's poller, so that no thread is blocked in it.
 //
-// The runtime's poller watches gate, an epoll instance that contains fd only while run
-// waits. A descriptor that the runtime watches wakes one of its threads for every message,
-// whether or not a goroutine waits for it.
+// Between two checks it pauses, so that one wake-up serves all messages that came meanwhile. The
+// pause is short where few messages come, and longer, up to a bound, where more do. So the cost of
+// a message hardly depends on their rate once the rate matters.
+//
+// The runtime's poller watches gate, an epoll instance that contains fd only while run waits. A
+// descriptor that the runtime watches wakes one of its threads for every message, whether or not a
+// goroutine waits for it.
 type Poller struct {
 	fd    int
 	gate  *os.File
 	raw   syscall.RawConn
-	armed bool // gate contains fd; run's own
+	armed bool // gate contains fd; used by run only
 	pause time.Duration
 	done  chan struct{}
 
 	mu      sync.Mutex
-	last    int32 // numbers Watches, as descriptors are used again
+	last    int32 // numbers registrations, because descriptors are reused
 	watched map[int32]watched
-	due     []func() // used again
+	due     []func() // reused
 }
 
 type watched struct {
@@ -47,7 +47,7 @@ const (
 	targetBatch        = 256
 )
 
-// NewPoller makes a Poller.
+// NewPoller creates a Poller. The caller closes it.
 func NewPoller() (*Poller, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -62,7 +62,7 @@ func NewPoller() (*Poller, error) {
 	return p, nil
 }
 
-// newGate makes an empty epoll instance that the runtime's poller watches.
+// newGate creates an empty epoll instance that the runtime's poller watches.
 func newGate() (*os.File, syscall.RawConn, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
@@ -80,9 +80,9 @@ func newGate() (*os.File, syscall.RawConn, error) {
 	return gate, raw, err
 }
 
-// Watch calls ready whenever s may have something to read, until it is closed; what was left
-// unread is told of again. ready is called on the Poller's goroutine, one at a time, and
-// may come once more after Close: it must return soon.
+// Watch calls ready whenever s may have something to read, until s is closed. What ready leaves
+// unread is reported again. ready is called on the Poller's goroutine, one at a time, may be called
+// once more after Close, and must return soon.
 func (p *Poller) Watch(s *Stream, ready func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -115,7 +115,8 @@ func (p *Poller) run() {
 			return
 		}
 		notified := n
-		// Who was told of and has not read yet is told of again, behind the others.
+		// Streams that were reported and have not been read yet are reported again, after the
+		// others.
 		for all := p.notify(events[:n]); n == len(events) && all > 0; all -= n {
 			if n, _ = p.look(events[:]); n > 0 {
 				p.notify(events[:n])
@@ -127,15 +128,16 @@ func (p *Poller) run() {
 	}
 }
 
-// nextPause is how long it takes for enough to come, where told came in the pause before.
+// nextPause returns the pause in which enough messages should come, given the number in the last
+// one.
 func nextPause(pause time.Duration, notified int) time.Duration {
 	if notified < targetBatch/16 {
-		return minPause // little enough that its wake-ups do not matter
+		return minPause // short enough that its wake-ups do not matter
 	}
 	return min(max(pause*targetBatch/time.Duration(notified), minPause), maxPause)
 }
 
-// wait blocks until something may be read, or the Poller is closed.
+// wait blocks until a Stream is readable or the Poller is closed.
 func (p *Poller) wait(events []unix.EpollEvent) (n int, err error) {
 	var wrong error
 	err = p.raw.Read(func(gate uintptr) bool {
@@ -155,7 +157,7 @@ func (p *Poller) wait(events []unix.EpollEvent) (n int, err error) {
 	return n, err
 }
 
-// look returns what may be read now.
+// look returns the Streams that are readable now.
 func (p *Poller) look(events []unix.EpollEvent) (n int, err error) {
 	for {
 		if n, err = unix.EpollWait(p.fd, events, 0); err != unix.EINTR {
@@ -164,7 +166,7 @@ func (p *Poller) look(events []unix.EpollEvent) (n int, err error) {
 	}
 }
 
-// notify tells of events; all is how many Streams there are.
+// notify calls ready for events. all is the number of Streams.
 func (p *Poller) notify(events []unix.EpollEvent) (all int) {
 	p.mu.Lock()
 	all = len(p.watched)
@@ -187,7 +189,7 @@ func (p *Poller) notify(events []unix.EpollEvent) (all int) {
 	return all
 }
 
-// Close ends it. Its Streams are the caller's to close, before.
+// Close stops the Poller. The caller closes its Streams before.
 func (p *Poller) Close() {
 	p.gate.Close()
 	<-p.done

@@ -20,7 +20,7 @@ func duplicate(fd int) (int, error) {
 	return fd, err
 }
 
-// Poller tells of all Streams each tick; where there is epoll it knows which.
+// Poller reports all Streams at each tick. With epoll it knows which are readable.
 type Poller struct {
 	stop chan struct{}
 	done chan struct{}
@@ -31,16 +31,15 @@ type Poller struct {
 
 const tick = 10 * time.Millisecond
 
-// NewPoller makes a Poller that looks once each tick.
+// NewPoller creates a Poller that reports once each tick.
 func NewPoller() (*Poller, error) {
 	p := &Poller{stop: make(chan struct{}), done: make(chan struct{}), watched: make(map[int]func())}
 	go p.run()
 	return p, nil
 }
 
-// Watch calls ready whenever s may have something to read, until it is closed. ready is
-// called on the Poller's goroutine, one at a time, and may come once more after Close:
-// it must return soon.
+// Watch calls ready whenever s may have something to read, until it is closed. ready is called on
+// the Poller's goroutine, one at a time, may be called once more after Close, and must return soon.
 func (p *Poller) Watch(s *Stream, ready func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,7 +71,7 @@ func (p *Poller) run() {
 	}
 }
 
-// Close ends it. Its Streams are the caller's to close, before.
+// Close stops the Poller. The caller closes its Streams before.
 func (p *Poller) Close() {
 	close(p.stop)
 	<-p.done

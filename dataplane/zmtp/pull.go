@@ -15,24 +15,24 @@ import (
 	"time"
 )
 
-// Options of a Pull. Zero values take the defaults.
+// Options of a Pull. A zero value means the default in brackets.
 type Options struct {
-	// Endpoint to bind, tcp://HOST:PORT: HOST an address of this machine, or * for all;
-	// PORT *, or 0, takes a free one. Required.
+	// Endpoint to bind, tcp://HOST:PORT. HOST is an address of this machine, or * for all. PORT *
+	// or 0 picks a free port. Required.
 	Endpoint string
-	// Listener is one that is open already; nil: Endpoint is bound.
+	// Listener is an open listener to use instead; nil: Endpoint is bound.
 	Listener *net.TCPListener
-	Networks []netip.Prefix // whose connections are taken [any]
-	// Message is given each message of one frame, and borrows it. It is called by the
-	// goroutine of the connection: in order for one, at the same time for several. It
-	// must not block. Required.
+	Networks []netip.Prefix // accepted client networks [any]
+	// Message is called with each message of one frame, which is borrowed. It is called by the
+	// goroutine of the connection: in order for one connection, concurrently for several. It must
+	// not block. Required.
 	Message func(frame []byte)
 
-	MaxFrame  int           // bytes; a peer that sends a longer one loses its connection [4096]
-	Conns     int           // connections at once; further ones are closed [4096]
-	PerHost   int           // of these, from one address, or one /64 of IPv6 [512]
-	Handshake time.Duration // until a peer has introduced itself [10s]
-	Frame     time.Duration // until a frame that has begun has ended [30s]
+	MaxFrame  int           // bytes; a longer frame closes the connection [4096]
+	Conns     int           // connections at a time; further ones are closed [4096]
+	PerHost   int           // of these, from one IPv4 address or IPv6 /64 [512]
+	Handshake time.Duration // bound of the handshake [10s]
+	Frame     time.Duration // bound of a frame that has begun [30s]
 	Log       *slog.Logger  // [none]
 }
 
@@ -59,13 +59,13 @@ func (o *Options) defaults() {
 // Stats are a Pull's counters since it was opened.
 type Stats struct {
 	Conns      int64 // open now
-	NotAllowed int64 // connections closed at accept: from outside Networks
-	AtCapacity int64 // likewise: too many, all in all or from one host
-	PeerErrors int64 // connections closed for what their peers sent, or did not send in time
-	Multipart  int64 // messages of several frames, passed over as they came
+	NotAllowed int64 // connections closed at accept: not from Networks
+	AtCapacity int64 // connections closed at accept: over Conns or PerHost
+	PeerErrors int64 // connections closed for malformed or overdue data
+	Multipart  int64 // messages of several frames, which are ignored
 }
 
-// Add adds the counters of a socket that was there before, and is closed.
+// Add adds the counters of a closed predecessor.
 func (s Stats) Add(before Stats) Stats {
 	s.NotAllowed += before.NotAllowed
 	s.AtCapacity += before.AtCapacity
@@ -74,14 +74,14 @@ func (s Stats) Add(before Stats) Stats {
 	return s
 }
 
-// Pull is a PULL socket that listens. All methods may be called from any goroutine.
+// Pull is a listening PULL socket. All methods are safe for concurrent use.
 type Pull struct {
 	opt         Options
 	endpoint    string
 	listener    *net.TCPListener
-	acceptDone  chan struct{} // nothing is accepted any more
+	acceptDone  chan struct{} // closed when nothing is accepted any more
 	serving     sync.WaitGroup
-	lastPeerLog atomic.Int64 // unix seconds of the last line in the log about a peer
+	lastPeerLog atomic.Int64 // unix seconds of the last log line about a peer
 
 	open, notAllowed, atCapacity, peerErrors, multipart atomic.Int64
 	closing                                             atomic.Bool // Close was called: nothing is read any more
@@ -92,7 +92,7 @@ type Pull struct {
 	hosts  map[netip.Addr]int
 }
 
-// Listen binds the endpoint and begins to accept.
+// Listen binds the endpoint and accepts connections. The caller closes the Pull.
 func Listen(opt Options) (*Pull, error) {
 	opt.defaults()
 	p := &Pull{opt: opt, acceptDone: make(chan struct{}), conns: map[*conn]struct{}{}, hosts: map[netip.Addr]int{}}
@@ -103,7 +103,7 @@ func Listen(opt Options) (*Pull, error) {
 	return p, nil
 }
 
-// bindTimeout bounds the look-up of a name.
+// bindTimeout bounds the look-up of a host name.
 const bindTimeout = 5 * time.Second
 
 func (p *Pull) bind() error {
@@ -122,7 +122,7 @@ func (p *Pull) bind() error {
 	if host == "*" {
 		host = ""
 	} else if a, err := netip.ParseAddr(host); err == nil && a.Is4() {
-		network = "tcp4" // else Go takes 0.0.0.0 for IPv6 too
+		network = "tcp4" // else Go binds IPv6 too for 0.0.0.0
 	}
 	if port == "*" {
 		port = "0"
@@ -142,13 +142,13 @@ func (p *Pull) bind() error {
 	at := l.Addr().(*net.TCPAddr).AddrPort()
 	if !p.reachable(at.Addr().Unmap()) {
 		l.Close()
-		return fmt.Errorf("none of the networks %v can reach it", p.opt.Networks)
+		return fmt.Errorf("no network of %v can reach it", p.opt.Networks)
 	}
 	p.endpoint = "tcp://" + at.String()
 	return nil
 }
 
-// reachable says whether somebody of Networks can connect to an address at all.
+// reachable reports whether an address in Networks can connect to a at all.
 func (p *Pull) reachable(a netip.Addr) bool {
 	if len(p.opt.Networks) == 0 || a.Is6() && a.IsUnspecified() {
 		return true
@@ -156,26 +156,25 @@ func (p *Pull) reachable(a netip.Addr) bool {
 	return slices.ContainsFunc(p.opt.Networks, func(n netip.Prefix) bool { return n.Addr().Unmap().Is4() == a.Is4() })
 }
 
-// Endpoint is where it is bound, with the port it was given.
+// Endpoint returns the bound endpoint with its port.
 func (p *Pull) Endpoint() string { return p.endpoint }
 
-// Done is closed when nothing is accepted any more: after Close, or when the listener
-// failed.
+// Done is closed when nothing is accepted any more: after Close, or when the listener has failed.
 func (p *Pull) Done() <-chan struct{} { return p.acceptDone }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (p *Pull) Stats() Stats {
 	return Stats{Conns: p.open.Load(), NotAllowed: p.notAllowed.Load(), AtCapacity: p.atCapacity.Load(), PeerErrors: p.peerErrors.Load(), Multipart: p.multipart.Load()}
 }
 
-// Listener is the socket that accepts, to be passed to another process.
+// Listener returns the listening socket, to be passed to another process.
 func (p *Pull) Listener() *net.TCPListener { return p.listener }
 
-// Leave ends accepting; connections go on until Close.
+// Leave stops accepting. Connections continue until Close.
 func (p *Pull) Leave() { p.listener.Close() }
 
-// Close ends all connections. Message is not called after it. It may be called more
-// than once, but not by Message.
+// Close ends all connections. Message is not called after it. Close may be called more than once,
+// but not from Message.
 func (p *Pull) Close() {
 	p.closing.Store(true)
 	p.mu.Lock()
@@ -188,12 +187,12 @@ func (p *Pull) Close() {
 	p.serving.Wait()
 }
 
-// isTransientAcceptError says whether accepting failed for something that may come back.
+// isTransientAcceptError reports whether accepting may succeed later.
 func isTransientAcceptError(err error) bool {
 	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.EPERM}, func(e error) bool { return errors.Is(err, e) })
 }
 
-// accept takes connections until Close.
+// accept accepts connections until Close.
 func (p *Pull) accept() {
 	defer close(p.acceptDone)
 	for pause := 5 * time.Millisecond; ; {
@@ -218,7 +217,7 @@ func (p *Pull) accept() {
 	}
 }
 
-// admit serves a connection, or closes it at once.
+// admit serves a connection or closes it at once.
 func (p *Pull) admit(tcp *net.TCPConn) {
 	from := tcp.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
 	c := &conn{pull: p, tcp: tcp, host: hostOf(from)}
@@ -226,7 +225,7 @@ func (p *Pull) admit(tcp *net.TCPConn) {
 	if why := p.track(c, from); why != "" {
 		tcp.Close()
 		if why != closingReason {
-			p.logPeer("a connection was refused", from.String(), errors.New(why))
+			p.logPeer("connection refused", from.String(), errors.New(why))
 		}
 		return
 	}
@@ -243,7 +242,7 @@ func (p *Pull) admit(tcp *net.TCPConn) {
 
 const closingReason = "the socket is being closed"
 
-// track counts a connection; else it says why not.
+// track counts a connection, or returns why it is refused.
 func (p *Pull) track(c *conn, from netip.Addr) (why string) {
 	if len(p.opt.Networks) > 0 && !slices.ContainsFunc(p.opt.Networks, func(n netip.Prefix) bool { return n.Contains(from.WithZone("")) }) {
 		p.notAllowed.Add(1)
@@ -256,7 +255,7 @@ func (p *Pull) track(c *conn, from netip.Addr) (why string) {
 		return closingReason
 	case len(p.conns) >= p.opt.Conns, p.hosts[c.host] >= p.opt.PerHost:
 		p.atCapacity.Add(1)
-		return fmt.Sprintf("there are %d connections, %d of this host; at most %d and %d are taken", len(p.conns), p.hosts[c.host], p.opt.Conns, p.opt.PerHost)
+		return fmt.Sprintf("%d connections, %d of them from this host; want at most %d and %d", len(p.conns), p.hosts[c.host], p.opt.Conns, p.opt.PerHost)
 	}
 	p.conns[c] = struct{}{}
 	p.hosts[c.host]++
@@ -274,7 +273,7 @@ func (p *Pull) untrack(c *conn) {
 	p.open.Add(-1)
 }
 
-// hostOf is what counts as one host.
+// hostOf returns the prefix that counts as one host.
 func hostOf(a netip.Addr) netip.Addr {
 	if a.Is6() {
 		if n, err := a.WithZone("").Prefix(64); err == nil {
@@ -284,7 +283,8 @@ func hostOf(a netip.Addr) netip.Addr {
 	return a
 }
 
-// peerLogInterval keeps strangers from filling the log; the counters have them all.
+// peerLogInterval bounds log lines about peers, so that strangers cannot fill the log. The counters
+// count all.
 const peerLogInterval = 60
 
 func (p *Pull) logPeer(what, peer string, err error) {

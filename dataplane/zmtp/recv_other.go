@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// recv by package syscall, of which alone the race detector knows that what was written
-// before came before. The socket is in Go's poller, so it does not block.
+// recv uses package syscall, from which alone the race detector learns that a write happened before
+// the read of its bytes. The socket is in Go's poller, so it does not block.
 func recv(fd int, p []byte) (int, syscall.Errno) {
 	for {
 		n, err := syscall.Read(fd, p)

@@ -1,32 +1,31 @@
 package zmtp
 
-// firstBuffer is what a connection holds from the start; it grows to one frame.
+// firstBuffer is the initial buffer of a connection. It grows to one frame.
 const firstBuffer = 512
 
 type stage uint8
 
 const (
-	greeting stage = iota // the peer's greeting is awaited
-	ready                 // its READY
-	open                  // messages
+	greeting stage = iota // waits for the peer's greeting
+	ready                 // waits for its READY command
+	open                  // receives messages
 )
 
-// session is what a peer has said, without the socket that it comes by. It is for one
-// goroutine.
+// session is the protocol state of a peer, without its socket. It is used by one goroutine.
 type session struct {
-	maxFrame    int                // bytes of a frame
-	onMessage   func([]byte)       // given messages of one frame; borrows them
-	onMultipart func()             // told once of each message of several frames
-	send        func([]byte) error // sends
+	maxFrame    int                // bound of a frame, in bytes
+	onMessage   func([]byte)       // called with messages of one frame, borrowed
+	onMultipart func()             // called once for each message of several frames
+	send        func([]byte) error // writes to the peer
 
-	buf         []byte // buf[from:to] has come and was not taken yet
+	buf         []byte // buf[from:to] has been received and not consumed
 	from, to    int
 	stage       stage
-	inMultipart bool // a message of several frames, which is passed over
-	consumed    int  // greetings and frames taken
+	inMultipart bool // in a message of several frames, which is ignored
+	consumed    int  // greetings and frames consumed
 }
 
-// free is where the next bytes go; it is never empty.
+// free returns the space for the next bytes. It is never empty.
 func (s *session) free() []byte {
 	if s.buf == nil {
 		s.buf = make([]byte, firstBuffer)
@@ -34,10 +33,10 @@ func (s *session) free() []byte {
 	return s.buf[s.to:]
 }
 
-// inFrame says whether a frame has begun and not ended.
+// inFrame reports whether a frame is incomplete.
 func (s *session) inFrame() bool { return s.to > s.from }
 
-// advance takes n bytes that were put into space.
+// advance processes n bytes that were read into free().
 func (s *session) advance(n int) error {
 	s.to += n
 	full := s.to == len(s.buf)
@@ -54,8 +53,8 @@ func (s *session) advance(n int) error {
 	}
 }
 
-// next takes the greeting or one frame. It says how many bytes, from s.from on, the
-// next one needs; 0 when one was taken.
+// next consumes the greeting or one frame. need is how many bytes from s.from on the next one
+// takes; 0: one was consumed.
 func (s *session) next() (need int, err error) {
 	p := s.buf[s.from:s.to]
 	if s.stage == greeting {
@@ -88,8 +87,8 @@ func (s *session) next() (need int, err error) {
 	return 0, nil
 }
 
-// ensureSpace sees to it that need bytes fit behind from. Who fills the small buffer of the
-// start has much to say, and gets the largest.
+// ensureSpace makes space for need bytes after from. A peer that fills the small first buffer sends
+// much, and gets the largest.
 func (s *session) ensureSpace(need int, full bool) {
 	if s.from == s.to {
 		s.from, s.to = 0, 0
@@ -105,7 +104,7 @@ func (s *session) ensureSpace(need int, full bool) {
 	s.from, s.buf = 0, into
 }
 
-// command answers heartbeats; other commands mean nothing to a PULL socket.
+// command answers heartbeats. Other commands have no meaning for a PULL socket.
 func (s *session) command(body []byte) error {
 	name, data, err := splitCommand(body)
 	if err != nil || name != "PING" {

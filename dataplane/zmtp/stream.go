@@ -9,57 +9,56 @@ import (
 	"syscall"
 )
 
-// Bounds of what a peer may send, beside the bytes of a message (StreamOptions).
+// Bounds of what a peer may send, beside StreamOptions.MaxMessage.
 const (
 	maxParts  = 16
-	maxFrames = 4 * maxParts // of a message, with the commands between its parts
-	// maxIdleBuffer is what a stream holds on to when it has nothing half read.
+	maxFrames = 4 * maxParts // of a message, including commands between its parts
+	// maxIdleBuffer bounds the memory of a stream without a partial message.
 	maxIdleBuffer = 4 << 10
 )
 
 // Faults of a peer that end a Stream.
 var (
 	errParts          = fmt.Errorf("a message of more than %d parts", maxParts)
-	errPeerNotReading = errors.New("it does not read what it is sent")
+	errPeerNotReading = errors.New("the peer does not read")
 	errTooLong        = errors.New("a message is too large")
 )
 
-// Message are the parts of one message.
+// Message is the parts of one message.
 type Message [][]byte
 
-// Stream is one connection with a peer that has introduced itself. Its messages are
-// read without waiting, when a Poller has said that there may be some. It holds one
-// descriptor and, between messages, next to no memory.
+// Stream is one connection whose handshake is complete. Its messages are read without waiting,
+// after a Poller has reported it. It has one descriptor and, between messages, next to no memory.
 //
-// A Stream belongs to one goroutine at a time, but for Gone.
+// A Stream is used by one goroutine at a time, except for Gone.
 type Stream struct {
 	fd         int
-	maxMessage int // bytes of one message
+	maxMessage int // bound of a message, in bytes
 	minor      byte
 	poller     *Poller
 	gone       atomic.Bool
 
-	partial     []byte // the beginning of a message that is not whole yet
-	data        []byte // what the last Fill has brought, with rest before it; nil: all was taken
-	offset      int    // how much of data Next has given out
-	owned       bool   // data lies in memory of the Stream's own, not in Fill's buffer
+	partial     []byte // the beginning of an incomplete message
+	data        []byte // what the last Fill returned, after partial; nil: consumed
+	offset      int    // how much of data Next has returned
+	owned       bool   // data is the Stream's own memory, not Fill's buffer
 	parts       Message
 	pendingPing []byte // a PING between the parts of a message
 }
 
-// Gone says whether the peer has closed its end, or the connection has failed. There may
-// still be messages that came before.
+// Gone reports whether the peer has closed its end or the connection has failed. There may still be
+// unread messages.
 func (s *Stream) Gone() bool { return s.gone.Load() }
 
-// Closed says whether Close was called.
+// Closed reports whether Close was called.
 func (s *Stream) Closed() bool { return s.fd < 0 }
 
-// Heartbeats says whether the peer answers Ping: ZMTP 3.1 has it, 3.0 has not.
+// Heartbeats reports whether the peer answers Ping: ZMTP 3.1 does, 3.0 does not.
 func (s *Stream) Heartbeats() bool { return s.minor >= 1 }
 
-// Fill reads what has come into buf; call it when Next has no more. It never waits: n is 0
-// when nothing was there, and dry says that there was no more than that. After an error, io.EOF where the peer has closed its end, the
-// Stream is of no more use but to be closed.
+// Fill reads into buf without waiting. It is called when Next has no more messages. n is 0 if
+// nothing was there. dry: the socket is empty now. After an error (io.EOF: the peer closed its end)
+// the Stream can only be closed.
 func (s *Stream) Fill(buf []byte) (n int, dry bool, err error) {
 	if s.fd < 0 {
 		return 0, true, net.ErrClosed
@@ -86,8 +85,7 @@ func (s *Stream) Fill(buf []byte) (n int, dry bool, err error) {
 	return n, from+n < len(into), nil
 }
 
-// grow gives rest more room. That grows with what has come, not with what a peer says
-// will come.
+// grow enlarges partial in proportion to what has been received, not to what the peer announces.
 func (s *Stream) grow() []byte {
 	if len(s.partial) == cap(s.partial) {
 		s.partial = append(make([]byte, 0, 2*cap(s.partial)), s.partial...)
@@ -95,9 +93,9 @@ func (s *Stream) grow() []byte {
 	return s.partial[:cap(s.partial)]
 }
 
-// Next gives the next message of what Fill has read; ok is false when there is no whole
-// one left. The parts lie in Fill's buffer, or in memory that is not used again: they stay
-// as they are until that buffer is. The list of them is used again by Next.
+// Next returns the next message of what Fill has read; ok: there is a complete one. The parts lie
+// in Fill's buffer, or in memory that is not reused, and stay valid until that buffer is reused.
+// The list of parts is reused by Next.
 func (s *Stream) Next() (m Message, ok bool, err error) {
 	for s.data != nil {
 		n, err := s.next(s.data[s.offset:])
@@ -116,20 +114,20 @@ func (s *Stream) Next() (m Message, ok bool, err error) {
 	return nil, false, nil
 }
 
-// Detach keeps what Next has not given yet, so that Fill's buffer is free.
+// Detach copies what Next has not returned, so that Fill's buffer can be reused.
 func (s *Stream) Detach() {
 	if s.data != nil && !s.owned {
 		s.data, s.offset, s.owned = append([]byte(nil), s.data[s.offset:]...), 0, true
 	}
 }
 
-// detachPartial keeps what is half read, so that Fill's buffer is free.
+// detachPartial copies the incomplete message, so that Fill's buffer can be reused.
 func (s *Stream) detachPartial() {
 	left := s.data[s.offset:]
 	switch {
 	case s.owned && s.offset == 0:
 		s.partial = s.data
-	case s.owned || len(left) == 0 && cap(s.partial) > maxIdleBuffer: // messages lie there that may still be read
+	case s.owned || len(left) == 0 && cap(s.partial) > maxIdleBuffer: // messages in this memory may still be in use
 		s.partial = append([]byte(nil), left...)
 	default:
 		s.partial = append(s.partial[:0], left...)
@@ -137,8 +135,8 @@ func (s *Stream) detachPartial() {
 	s.data, s.offset = nil, 0
 }
 
-// next finds one message, or a command alone, at the start of p and leaves its parts in
-// s.parts. n is how long it is; 0: it is not whole yet.
+// next finds one message, or a command alone, at the beginning of p and sets s.parts. n is its
+// length; 0: it is incomplete.
 func (s *Stream) next(p []byte) (n int, err error) {
 	s.parts = s.parts[:0]
 	for frames := 0; ; frames++ {
@@ -158,8 +156,8 @@ func (s *Stream) next(p []byte) (n int, err error) {
 		n += need
 		switch {
 		case flags&flagCommand != 0:
-			// libzmq may send one between the parts of a message. It is answered when the
-			// message is whole, as the parts are looked at anew until then.
+			// libzmq may send a PING between the parts of a message. It is answered when the
+			// message is complete, because its parts are parsed again until then.
 			if len(s.parts) == 0 {
 				return n, s.command(body)
 			}
@@ -179,7 +177,7 @@ func (s *Stream) next(p []byte) (n int, err error) {
 	}
 }
 
-// command answers heartbeats; other commands mean nothing here.
+// command answers heartbeats. Other commands have no meaning here.
 func (s *Stream) command(body []byte) error {
 	name, data, err := splitCommand(body)
 	if err != nil || name != "PING" {
@@ -194,13 +192,13 @@ func (s *Stream) command(body []byte) error {
 
 var ping = []byte{flagCommand, 7, 4, 'P', 'I', 'N', 'G', 0, 0}
 
-// Ping asks the peer for a sign of life, which Read takes without a word.
+// Ping asks the peer for a PONG, which Next consumes silently.
 func (s *Stream) Ping() error { return s.write(ping) }
 
 // Send writes one small message.
 func (s *Stream) Send(parts ...[]byte) error { return s.write(encode(nil, parts...)) }
 
-// encode appends the frames of a message whose parts are of 255 bytes at most.
+// encode appends the frames of a message whose parts have at most 255 bytes.
 func encode(dst []byte, parts ...[]byte) []byte {
 	for i, part := range parts {
 		flags := byte(flagMore)
@@ -212,8 +210,7 @@ func encode(dst []byte, parts ...[]byte) []byte {
 	return dst
 }
 
-// write sends what is small: a socket that has no room for it is one whose peer does not
-// read.
+// write sends a few bytes. A socket without space for them has a peer that does not read.
 func (s *Stream) write(p []byte) error {
 	for {
 		n, err := syscall.Write(s.fd, p)
@@ -227,7 +224,7 @@ func (s *Stream) write(p []byte) error {
 	}
 }
 
-// Close ends the connection. It may be called more than once.
+// Close closes the connection. It may be called more than once.
 func (s *Stream) Close() {
 	if s.fd < 0 {
 		return
