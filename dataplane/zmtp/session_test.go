@@ -107,7 +107,7 @@ func TestRefused(t *testing.T) {
 		"an empty command":     {joined(handshakeBytes(), short(flagCommand, "")), "no name"},
 		"a PING too short":     {joined(handshakeBytes(), short(flagCommand, "\x04PING\x00")), "PING of 1 bytes"},
 		"a PING too long":      {joined(handshakeBytes(), short(flagCommand, "\x04PING"+strings.Repeat("x", 19))), "PING of 19 bytes"},
-		"too long":             {joined(handshakeBytes(), long(0, strings.Repeat("x", testMaxFrame+1))[:longHead]), "a frame of 1001 bytes; at most 1000"},
+		"too long":             {joined(handshakeBytes(), long(0, strings.Repeat("x", testMaxFrame+1))[:longHead]), "a frame of 1001 bytes; want at most 1000"},
 		"far too long":         {joined(handshakeBytes(), []byte{flagLong, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}), "a frame of 18446744073709551615 bytes"},
 		"too long with more":   {joined(handshakeBytes(), long(flagMore, strings.Repeat("x", testMaxFrame+1))[:longHead]), "a frame of 1001 bytes"},
 	} {
