@@ -17,7 +17,7 @@ import (
 	"sluice/router/config"
 )
 
-const doctorUsage = `Usage: sluice doctor [--config FILE] [--want NAME,…] [--json]
+const doctorUsage = `Usage: sluice doctor [--config FILE] [--require NAME,…] [--json]
 
 Says which of the libraries that tell of KV transfers were found, where and in what
 version; which limits and devices of this machine they meet; why something is off,
@@ -26,13 +26,13 @@ one that hangs or crashes costs a line. Nothing is changed.
 
 Names: ` + "nixl, ucx, zmq, cuda (memory of GPUs), memlock, rdma, files, io_uring" + `.
 What is asked for comes from the configuration (with it, transfers.nixl: on and
-transfers.side_channel ask for nixl) and from --want. Exit code: 0 all that is
+transfers.side_channel ask for nixl) and from --require. Exit code: 0 all that is
 asked for works, 1 some of it does not, 2 called wrongly.
 
 Examples:
   sluice doctor                                  what this machine has
   sluice doctor --config sluice.yaml             whether it has what that asks for
-  sluice doctor --python /opt/vllm --want nixl   whether an engine's NIXL works here
+  sluice doctor --python /opt/vllm --require nixl   whether an engine's NIXL works here
   sluice doctor --json | jq '.findings[] | select(.state != "ok")'
 
 Flags:
@@ -42,7 +42,7 @@ Flags:
 type finding struct {
 	Name     string   `json:"name"`
 	State    string   `json:"state"` // ok, limited, off, hung, crashed
-	Required bool     `json:"asked"` // by the configuration or --want
+	Required bool     `json:"asked"` // by the configuration or --require
 	Detail   string   `json:"detail"`
 	Advice   string   `json:"advice,omitempty"` // what to do about it; empty when there is nothing to do
 	Attempts []string `json:"tried,omitempty"`  // places, each with what was there
@@ -78,7 +78,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 	d := doctor{}
 	file := fs.String("config", "", "look whether this machine has what the configuration in `FILE` asks for")
 	asJSON := fs.Bool("json", false, "print JSON")
-	required := fs.String("want", "", "`NAMES` that must be there, by commas")
+	required := fs.String("require", "", "`NAMES` that must be there, by commas")
 	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.nixl_library]")
 	fs.StringVar(&d.probe.UCX, "ucx", "", "libucp's `FILE` or folder, likewise")
 	fs.Func("python", "`PREFIX` of an engine's Python environment; may be given again [transfers.python]", func(v string) error {
@@ -102,7 +102,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 			continue
 		}
 		if !slices.Contains(doctorNames, name) {
-			fmt.Fprintf(stderr, "sluice doctor: --want names %q; want some of %s\n", name, strings.Join(doctorNames, ", "))
+			fmt.Fprintf(stderr, "sluice doctor: --require names %q; want some of %s\n", name, strings.Join(doctorNames, ", "))
 			return 2
 		}
 		d.required = append(d.required, name)

@@ -104,7 +104,7 @@ func TestDoctorOnBadLibraries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			d := diagnose(t, "--nixl", c.library, "--want", "nixl", "--timeout", "3s")
+			d := diagnose(t, "--nixl", c.library, "--require", "nixl", "--timeout", "3s")
 			f := d.of("nixl")
 			if d.code != 1 || f.State != c.state || !f.Required || f.Advice == "" || !strings.Contains(f.Detail, c.detail) {
 				t.Errorf("exit %d, %+v; want 1, %s and %q", d.code, f, c.state, c.detail)
@@ -122,7 +122,7 @@ func TestDoctorOnBadLibraries(t *testing.T) {
 func TestDoctorOnGoodLibraries(t *testing.T) {
 	capi := compiled(t, "libnixl_capi.so", "../../native/testdata/fake_nixl_capi.c")
 	ucx := compiled(t, "libucp.so.0", "../../native/testdata/fake_ucp.c")
-	d := diagnose(t, "--nixl", filepath.Dir(capi), "--ucx", ucx, "--want", "nixl, ucx,zmq")
+	d := diagnose(t, "--nixl", filepath.Dir(capi), "--ucx", ucx, "--require", "nixl, ucx,zmq")
 	for _, name := range []string{"nixl", "ucx", "zmq"} {
 		if f := d.of(name); f.State != findingOK || !f.Required || f.Advice != "" {
 			t.Errorf("%+v; want ok", f)
@@ -163,7 +163,7 @@ func TestDoctorRequiresConfiguredLibraries(t *testing.T) {
 }
 
 func TestDoctorUsageErrors(t *testing.T) {
-	for _, args := range [][]string{{"--want", "gold"}, {"--timeout", "1ms"}, {"extra"}, {"--nonsense"}} {
+	for _, args := range [][]string{{"--require", "gold"}, {"--timeout", "1ms"}, {"extra"}, {"--nonsense"}} {
 		var stdout, stderr bytes.Buffer
 		if code := runDoctor(args, &stdout, &stderr); code != 2 || stderr.Len() == 0 || stdout.Len() != 0 {
 			t.Errorf("%q: exit %d, %q; want 2 and a word", args, code, &stderr)

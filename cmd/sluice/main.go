@@ -80,7 +80,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	for _, c := range commands {
 		if c.name == name {
-			return c.run(ctx, args[1:], stdout, stderr)
+			present, err := presentFlags(name, args[1:], stderr)
+			if err != nil {
+				fmt.Fprintf(stderr, "sluice %s: %v\n", name, err)
+				return 2
+			}
+			return c.run(ctx, present, stdout, stderr)
 		}
 	}
 	fmt.Fprintf(stderr, "sluice: unknown command %q; want one of %s. `sluice --help` lists them.\n", name, strings.Join(names(), ", "))

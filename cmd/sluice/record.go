@@ -31,7 +31,7 @@ Flags:
 
 const recordExamples = `
 Examples:
-  sluice record --for 10m                     ten minutes into the current folder
+  sluice record --duration 10m                ten minutes into the current folder
   sluice record --out /var/tmp/rec --max-total 10GiB
   sluice replay /var/tmp/rec/*.rec            what other weights would have done
 `
@@ -44,7 +44,7 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	addr := fs.String("admin", "", "admin `address` of the router [the only one that runs]")
 	runtime := fs.String("runtime-file", "", "the router's runtime `file` [found by --admin]")
 	out := fs.String("out", ".", "`folder` for the files, made where need be")
-	how := fs.Duration("for", 0, "end after this `time` [until Ctrl-C]")
+	how := fs.Duration("duration", 0, "end after this `time` [until Ctrl-C]")
 	maxFile, maxTotal := bytesFlag(64<<20), bytesFlag(1<<30)
 	fs.Var(&maxFile, "max-file", "begin the next file after about so many `bytes`")
 	fs.Var(&maxTotal, "max-total", "delete the oldest recordings in the folder over so many `bytes`")

@@ -32,7 +32,7 @@ Examples:
       four data-parallel ranks behind one URL, each known to the router by an address
   sluice sidecar --engine http://127.0.0.1:8200 --prefill http://10.0.0.1:8000 --prefill http://10.0.0.2:8000
       the sidecar chooses the prefill worker itself
-  sluice sidecar --pd sglang --engine http://127.0.0.1:30000 --prefill-networks 10.0.0.0/8 --prefill-keys bootstrap_port=8998
+  sluice sidecar --pd sglang --engine http://127.0.0.1:30000 --prefill-networks 10.0.0.0/8 --prefill-options bootstrap_port=8998
       SGLang; every prefill worker has its bootstrap server on this port
 
 The first line on standard output is the address it listens on; logs go to standard

@@ -162,7 +162,7 @@ func TestWorkers(t *testing.T) {
 	if len(ws) != 5 || len(ws[0].Ranks) != 2 || ws[0].Ranks[1].ID != "p1/1" {
 		t.Fatalf("got %+v", ws)
 	}
-	if r := ws[2].Ranks[0]; r.KVUsage != 0.5 || r.HeldBlocks != 77 || r.Waiting != 2 || r.Running != -1 || r.Feed != "live" || r.TotalBlocks != 2000 {
+	if r := ws[2].Ranks[0]; r.KVUsage != 0.5 || r.CachedBlocks != 77 || r.HeldBlocks != 77 || r.Waiting != 2 || r.Running != -1 || r.Feed != "live" || r.TotalBlocks != 2000 {
 		t.Errorf("rank %+v", r)
 	}
 	if ws[4].State != "unhealthy" || !strings.Contains(ws[4].Reason, "connection refused") {
@@ -256,7 +256,7 @@ func TestStats(t *testing.T) {
 	var other Stats
 	wait(t, "the twin's sample", func() bool {
 		other = Stats{}
-		if err := f.client.get(t.Context(), "/admin/v1/twin", &other); err != nil {
+		if err := f.client.get(t.Context(), "/admin/v1/compare", &other); err != nil {
 			t.Fatal(err)
 		}
 		return other.TTFT.P50 != nil
@@ -271,7 +271,7 @@ func TestStats(t *testing.T) {
 
 func TestNoComparedRouter(t *testing.T) {
 	f := start(t, nil)
-	if code, _, _ := f.call(t, "GET", "/admin/v1/twin", bearer(testToken)); code != 404 {
+	if code, _, _ := f.call(t, "GET", "/admin/v1/compare", bearer(testToken)); code != 404 {
 		t.Errorf("%d", code)
 	}
 }
@@ -626,6 +626,32 @@ func TestRoutesAreDocumented(t *testing.T) {
 	for _, r := range Routes {
 		if !r.public && !strings.Contains(string(doc), "`"+r.Method+" "+r.Path+"`") {
 			t.Errorf("docs/admin.md says nothing of %s %s", r.Method, r.Path)
+		}
+	}
+}
+
+// Former paths redirect with their query, and need the token as the present ones do.
+func TestRenamedPaths(t *testing.T) {
+	f := start(t, nil)
+	for old, present := range renamedPaths {
+		for _, token := range []string{"", testToken} {
+			req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+f.Server.Addr()+old+"?since=5", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, location := http.StatusUnauthorized, ""
+			if token != "" {
+				req.Header.Set("Authorization", "Bearer "+token)
+				want, location = http.StatusPermanentRedirect, present+"?since=5"
+			}
+			resp, err := http.DefaultTransport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = resp.Body.Close()
+			if resp.StatusCode != want || resp.Header.Get("Location") != location {
+				t.Errorf("%s: %d to %q; want %d to %q", old, resp.StatusCode, resp.Header.Get("Location"), want, location)
+			}
 		}
 	}
 }

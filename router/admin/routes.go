@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -44,7 +45,7 @@ func init() {
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
 		{"GET", "/admin/v1/requests", "the newest requests; ?limit=", false, (*Server).requests},
 		{"GET", "/admin/v1/stats", "rates, hit rates and quantiles, now and over time; ?since= milliseconds", false, (*Server).stats},
-		{"GET", "/admin/v1/twin", "the same of the router compared with", false, (*Server).comparedStats},
+		{"GET", "/admin/v1/compare", "the same of the router compared with", false, (*Server).comparedStats},
 		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
 		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
 		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
@@ -53,6 +54,9 @@ func init() {
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
 	}
 }
+
+// renamedPaths are former paths, which redirect to the present ones for one release.
+var renamedPaths = map[string]string{"/admin/v1/twin": "/admin/v1/compare"}
 
 func (s *Server) mux() *http.ServeMux {
 	mux := http.NewServeMux()
@@ -67,6 +71,12 @@ func (s *Server) mux() *http.ServeMux {
 			wrong = s.guard.requireToken(wrong)
 		}
 		mux.HandleFunc(r.Path, wrong)
+	}
+	for old, present := range renamedPaths {
+		mux.HandleFunc("GET "+old, s.guard.requireToken(func(w http.ResponseWriter, req *http.Request) {
+			target := url.URL{Path: present, RawQuery: req.URL.RawQuery}
+			http.Redirect(w, req, target.String(), http.StatusPermanentRedirect)
+		}))
 	}
 	// Unknown paths and methods tell nothing without the token either.
 	mux.HandleFunc("/", s.guard.requireToken(func(w http.ResponseWriter, req *http.Request) {

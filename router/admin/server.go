@@ -69,7 +69,7 @@ type Options struct {
 	Compared *Compared
 }
 
-// Compared is what /admin/v1/twin shows: another router's figures, sampled like
+// Compared is what /admin/v1/compare shows: another router's figures, sampled like
 // the server's own.
 type Compared struct {
 	Name    string // such as "round robin"

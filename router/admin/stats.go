@@ -150,7 +150,7 @@ func (s *sampler) since(t int64) (history []Sample, now Sample, totals obs.Total
 	return history, now, s.last
 }
 
-// Stats is what /admin/v1/stats and /admin/v1/twin answer.
+// Stats is what /admin/v1/stats and /admin/v1/compare answer.
 type Stats struct {
 	Name    string   `json:"name"` // the policy's
 	Version string   `json:"version,omitempty"`

@@ -30,8 +30,9 @@ type Rank struct {
 	Breaker       string  `json:"breaker"`    // closed, half open, open
 	BlockSize     int     `json:"block_size"` // tokens; 0 unknown
 	TotalBlocks   int     `json:"total_blocks"`
-	HeldBlocks    int64   `json:"held_blocks"` // in the index
-	KVUsage       float64 `json:"kv_usage"`    // 0…1, as the engine says
+	CachedBlocks  int64   `json:"cached_blocks"` // in the index
+	HeldBlocks    int64   `json:"held_blocks"`   // the former name of cached_blocks, for one release
+	KVUsage       float64 `json:"kv_usage"`      // 0…1, as the engine says
 	Requests      int64   `json:"requests"`
 	PrefillTokens int64   `json:"prefill_tokens"`
 	DecodeBlocks  int64   `json:"decode_blocks"`
@@ -51,7 +52,7 @@ func (s *Server) workerView(w *worker.Worker) Worker {
 		Models: info.Models, Engine: info.Engine, Version: info.Version, Labels: w.Spec.Labels, Source: w.Spec.Source}
 	for _, r := range w.Ranks {
 		v.Ranks = append(v.Ranks, Rank{ID: r.ID.String(), Rank: int(r.ID.Rank), Feed: worker.FeedState(r.Feed.Load()).String(), Breaker: worker.BreakerState(r.Breaker.Load()).String(),
-			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, HeldBlocks: r.CachedBlocks.Load(), KVUsage: r.KVUsage(),
+			BlockSize: r.BlockSize(), TotalBlocks: info.TotalBlocks, CachedBlocks: r.CachedBlocks.Load(), HeldBlocks: r.CachedBlocks.Load(), KVUsage: r.KVUsage(),
 			Requests: r.Requests.Load(), PrefillTokens: r.PrefillTokens.Load(), DecodeBlocks: r.DecodeBlocks.Load(),
 			Running: r.Running.Load(), Waiting: r.Waiting.Load(), Rates: s.opt.Scheduler.RatesOf(r), LearnedFrom: learnedFrom(r)})
 	}

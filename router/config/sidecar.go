@@ -48,9 +48,9 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	f.worker(fs, "prefill", worker.Prefill, "a prefill worker to choose from where a request names none, `URL[,key=value…]`; may be given several times")
 	fs.StringVar(&f.Networks, "prefill-networks", "", "`CIDRS`, parted by commas, where a prefill worker that a request names must lie [none may be named]")
 	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` it may have, as 8000,8100-8200")
-	fs.StringVar(&f.Keys, "prefill-keys", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
-	fs.IntVar(&f.MaxPrefillWorkers, "prefill-most", 256, "`COUNT` of such workers kept at once")
-	fs.DurationVar(&f.PrefillIdle, "prefill-idle", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
+	fs.StringVar(&f.Keys, "prefill-options", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
+	fs.IntVar(&f.MaxPrefillWorkers, "max-prefill-workers", 256, "`COUNT` of such workers kept at once")
+	fs.DurationVar(&f.PrefillIdle, "prefill-idle-timeout", 2*time.Minute, "`DURATION` after which one that is not named is forgotten")
 	fs.StringVar(&f.Addresses, "rank-addresses", "", "`HOST:PORT,…` by which X-Data-Parallel-Host-Port names the engine's ranks, in their order\n[port and port+rank of engine and listener, at their hosts and $POD_IP]")
 	fs.StringVar(&f.model, "model", "", "`NAME` of the model [asked from the engine]")
 	fs.BoolVar(&f.EngineMetrics, "engine-metrics", true, "/metrics shows the engine's own too, for a picker that reads them here")
@@ -101,9 +101,9 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	case engines != 1:
 		return nil, fmt.Errorf("sluice sidecar: %d engines are given; want one, as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
 	case f.MaxPrefillWorkers < 1 || f.MaxPrefillWorkers > worker.MaxSlots/2:
-		return nil, fmt.Errorf("sluice sidecar: --prefill-most %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
+		return nil, fmt.Errorf("sluice sidecar: --max-prefill-workers %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
 	case f.PrefillIdle < time.Second:
-		return nil, fmt.Errorf("sluice sidecar: --prefill-idle %s; want 1s or more", f.PrefillIdle)
+		return nil, fmt.Errorf("sluice sidecar: --prefill-idle-timeout %s; want 1s or more", f.PrefillIdle)
 	}
 	if _, given := c.origins["tokens.mode"]; !given && c.PD.Family != "lmcache" {
 		c.Tokens.Mode = "text" // two prefill workers are told apart without asking them
@@ -137,7 +137,7 @@ func (f *SidecarFlags) engine(c *Config) *Worker {
 	return &c.Workers[i]
 }
 
-// PrefillSpec is what --prefill-keys says of every worker that requests name.
+// PrefillSpec is what --prefill-options says of every worker that requests name.
 func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	text := "http://0.0.0.0"
 	if f.Keys != "" {
@@ -146,9 +146,9 @@ func (f *SidecarFlags) PrefillSpec(c *Config) (worker.Spec, error) {
 	w, err := ParseWorker(worker.Prefill, text)
 	switch {
 	case err != nil:
-		return worker.Spec{}, fmt.Errorf("--prefill-keys: %w", err)
+		return worker.Spec{}, fmt.Errorf("--prefill-options: %w", err)
 	case w.ID != "" || len(w.Ranks) > 0 || len(w.RankURLs) > 0 || len(w.KVEvents) > 0:
-		return worker.Spec{}, fmt.Errorf("--prefill-keys %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, as bootstrap_port=8998", quoted(f.Keys))
+		return worker.Spec{}, fmt.Errorf("--prefill-options %s: id, ranks, rank_urls and kv_events are of one worker; want what is true of all, as bootstrap_port=8998", quoted(f.Keys))
 	}
 	w.Models = f.engine(c).Models
 	return w.Spec("header"), nil

@@ -117,7 +117,7 @@ function uptime(s) {
 async function poll() {
   const [st, ws, tw] = await Promise.all([
     api(`/admin/v1/stats?since=${last.own}`), api("/admin/v1/workers"),
-    twin ? api(`/admin/v1/twin?since=${last.twin}`).catch(e => { if (e.status === 404) twin = false; return null; }) : null,
+    twin ? api(`/admin/v1/compare?since=${last.twin}`).catch(e => { if (e.status === 404) twin = false; return null; }) : null,
   ]);
   take("own", st);
   newest = st;

@@ -313,7 +313,7 @@ func TestSidecarSGLang(t *testing.T) {
 		harness.ReplyJSON(w, 200, harness.WholeAnswer)
 	})
 	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) { <-meet; harness.AnswerOK(w, r) })
-	r := harness.StartSidecar(t, "--pd", "sglang", "--engine", d.URL, "--prefill-networks", "127.0.0.0/8", "--prefill-keys", "bootstrap_port=8998", "--model", "sim")
+	r := harness.StartSidecar(t, "--pd", "sglang", "--engine", d.URL, "--prefill-networks", "127.0.0.0/8", "--prefill-options", "bootstrap_port=8998", "--model", "sim")
 	at := strings.TrimPrefix(p.URL, "http://")
 	for i, f := range harness.SGLangEndpoints {
 		for j, h := range []struct{ name, value, port string }{{"x-prefiller-host-port", at, "8998"}, {"x-sluice-prefill", at + ";bootstrap_port=9001", "9001"}} {
@@ -385,10 +385,10 @@ func TestSidecarWrongFlags(t *testing.T) {
 		{"--engine http://127.0.0.1:1 --engine http://127.0.0.1:2", "one"},
 		{"--engine http://127.0.0.1:1 --prefill-networks 10.0.0.0", "--prefill-networks"},
 		{"--engine http://127.0.0.1:1 --prefill-ports 0", "--prefill-ports"},
-		{"--engine http://127.0.0.1:1 --prefill-keys id=a", "--prefill-keys"},
-		{"--engine http://127.0.0.1:1 --prefill-keys x=a", "--prefill-keys"},
-		{"--engine http://127.0.0.1:1 --prefill-most 0", "--prefill-most"},
-		{"--engine http://127.0.0.1:1 --prefill-idle 1ms", "--prefill-idle"},
+		{"--engine http://127.0.0.1:1 --prefill-options id=a", "--prefill-options"},
+		{"--engine http://127.0.0.1:1 --prefill-options x=a", "--prefill-options"},
+		{"--engine http://127.0.0.1:1 --max-prefill-workers 0", "--max-prefill-workers"},
+		{"--engine http://127.0.0.1:1 --prefill-idle-timeout 1ms", "--prefill-idle-timeout"},
 		{"--engine http://127.0.0.1:1,ranks=2 --rank-addresses a:1", "--rank-addresses"},
 		{"--engine http://127.0.0.1:1 --rank-addresses a", "--rank-addresses"},
 	} {
@@ -409,7 +409,7 @@ func TestSidecarLeavesNoState(t *testing.T) {
 		return func(o *sim.Options) { o.Role, o.Speed, o.Lease = r, 4, time.Second }
 	}
 	p0, p1, d := harness.StartSim(t, quick("prefill")), harness.StartSim(t, quick("prefill")), harness.StartSim(t, quick("decode"))
-	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--lease", "1s", "--set", "pd.lease_margin=500ms", "--set", "pd.abort_delay=50ms", "--prefill-idle", "1s")
+	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8", "--lease", "1s", "--set", "pd.lease_margin=500ms", "--set", "pd.abort_delay=50ms", "--prefill-idle-timeout", "1s")
 	for i := range 8 {
 		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"stream":%v`, i%2 == 0)), "x-prefiller-host-port", harness.HostPort(p0)), 200)
 	}
