@@ -156,7 +156,7 @@ type stream struct {
 	lastByte   monoTime // before the first byte: when the stream was attached to a loop
 	cause      Cause
 	reusable   bool
-	told       uint8 // toldStored, toldDone: notifications that dst has had
+	notified   uint8 // notifiedStored, notifiedDone: notifications that dst has had
 
 	smallReads        uint8
 	engineFD          int32 // the descriptor that a loop uses
@@ -171,8 +171,8 @@ type stream struct {
 }
 
 const (
-	toldStored = 1 << iota // ResponseID was called
-	toldDone               // Done was called
+	notifiedStored = 1 << iota // ResponseID was called
+	notifiedDone               // Done was called
 )
 
 // streamSettings are the options that nearly all streams have in common.
@@ -467,12 +467,12 @@ func (s *stream) process(p []byte, t time.Time) (out []byte) {
 		s.firstToken = s.lastByte
 		s.dst.FirstToken()
 	}
-	if s.told&toldStored == 0 && s.scan.storedID() != "" {
-		s.told |= toldStored
+	if s.notified&notifiedStored == 0 && s.scan.storedID() != "" {
+		s.notified |= notifiedStored
 		s.dst.ResponseID(s.scan.storedID())
 	}
-	if s.scan.ended && s.told&toldDone == 0 {
-		s.told |= toldDone
+	if s.scan.ended && s.notified&notifiedDone == 0 {
+		s.notified |= notifiedDone
 		s.dst.Done(s.usage(), s.scan.failed)
 	}
 	return s.convert(p)
