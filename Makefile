@@ -38,6 +38,11 @@ demo: build ## run the demo: simulated engines, the router, traffic, a page (DEM
 test: ## set up everything and run every test
 	@scripts/test.sh
 
+.PHONY: check
+check: build ## before a commit: build, lint, and the unit tests, which start no other processes
+	@scripts/lint.sh
+	go test -short -shuffle=on $$(go list ./... | grep -v -e '/cmd/sluice$$' -e /router/e2e/)
+
 .PHONY: unit
 unit: build ## unit tests only
 	go test -shuffle=on ./...
@@ -47,7 +52,7 @@ race: build ## tests of what is concurrent, under the race detector
 	go test -race -shuffle=on $(RACE)
 
 .PHONY: lint
-lint: build ## vet, staticcheck, gofmt
+lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE
 	@scripts/lint.sh
 
 .PHONY: fuzz
