@@ -2,41 +2,41 @@ package upstream
 
 import "slices"
 
-// Bounds on what chunk framing may cost beside the payload.
+// Bounds of chunk framing.
 const (
-	maxChunkLine    = 256     // extension bytes in one chunk-size line
-	maxTrailerBytes = 8 << 10 // all trailer lines together
+	maxChunkLine    = 256     // bytes of extensions in one chunk-size line
+	maxTrailerBytes = 8 << 10 // bytes of all trailer lines
 	maxChunkDigits  = 16
 	maxChunkSize    = 1 << 62
 )
 
-// Chunks finds the payload and the end in a body of transfer coding chunked,
-// fed in pieces cut anywhere. It is strict, since the bytes go to clients as they are
-// and not all of those read a lenient spelling alike: CRLF only, at most 16 hex digits
-// of size, no white space around them, extensions and trailers bounded and skipped; a
-// trailer that RFC 9110, 6.5.1, keeps out of there is refused, for a client may take it
-// for a header. The zero value is at the beginning of a body.
+// Chunks finds the payload and the end of a body in transfer coding chunked. Its input may be cut
+// anywhere. It is strict, because the bytes go to clients unchanged and lenient spellings are
+// parsed differently by different clients: CRLF only, at most 16 hex digits of size, no white space
+// around them, extensions and trailers bounded and skipped. A trailer that RFC 9110, 6.5.1, forbids
+// is an error, because a client could take it for a header. The zero value is at the beginning of a
+// body.
 type Chunks struct {
-	remaining int64 // payload bytes to come in this chunk; in a trailer's name its hash
-	lineLen   int32 // bytes in the present line, or of the trailers
+	remaining int64 // payload bytes left in this chunk; in a trailer's name its hash
+	lineLen   int32 // bytes of the present line, or of all trailers
 	state     chunkState
 }
 
 type chunkState uint8
 
 const (
-	chunkSize      chunkState = iota // at or in the hex digits
-	chunkExt                         // behind the semicolon
-	chunkSizeLF                      // CR of the size line seen
-	chunkData                        // left bytes of payload
-	chunkDataCR                      // payload over
-	chunkDataLF                      // its CR seen
+	chunkSize      chunkState = iota // before or in the hex digits
+	chunkExt                         // after the semicolon
+	chunkSizeLF                      // after the CR of the size line
+	chunkData                        // remaining bytes of payload
+	chunkDataCR                      // after the payload
+	chunkDataLF                      // after its CR
 	trailerStart                     // at the beginning of a trailer line
-	trailerName                      // in one, before the colon
-	trailerLine                      // behind it
-	trailerLF                        // its CR seen
-	chunkEndLF                       // CR of the last, empty line seen
-	chunkDone                        // nothing more belongs to the body
+	trailerName                      // in a trailer's name
+	trailerLine                      // after the colon
+	trailerLF                        // after its CR
+	chunkEndLF                       // after the CR of the last, empty line
+	chunkDone                        // after the body
 	chunkNoDigits  = "chunk size %q: want hex digits"
 	chunkNotCRLF   = "byte %q where a chunk line must end with CRLF"
 	chunkTooLong   = "a chunk line or trailer over its bound"
@@ -47,11 +47,10 @@ const (
 	chunkForbidden = "a trailer that only a head may have"
 )
 
-// Next consumes from p up to and including the next piece of payload. It
-// returns how many bytes were consumed, and the payload piece in them (a part
-// of p, nil when p held only framing). Call it until p is used up or Done. On
-// an error, n is the count of good bytes before the bad one, and the state
-// stands before it.
+// Next consumes p up to and including the next piece of payload. It returns how many bytes were
+// consumed, and the payload among them (a part of p; nil: p held only framing). It is called until
+// p is consumed or Done. On an error n is the number of well-framed bytes, and the state is the one
+// after them.
 func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 	for n < len(p) {
 		b := p[n]
@@ -168,8 +167,8 @@ func (c *Chunks) Next(p []byte) (n int, payload []byte, err error) {
 	return n, nil, nil
 }
 
-// forbiddenTrailers are hashes of the names of fields that say how a message is framed,
-// sent on, authenticated or read, or that change what a client keeps.
+// forbiddenTrailers are hashes of the names of fields about framing, forwarding, authentication or
+// encoding, or that change what a client stores.
 var forbiddenTrailers = func() (all []uint64) {
 	for _, name := range []string{
 		"content-length", "transfer-encoding", "content-encoding", "content-type", "content-range", "trailer",
@@ -187,7 +186,7 @@ var forbiddenTrailers = func() (all []uint64) {
 	return all
 }()
 
-// nameHash is where hashName begins: FNV-1a, of a name without regard to case.
+// nameHash is the initial value of the hash of a name: FNV-1a, case-insensitive.
 const nameHash = 14695981039346656037
 
 func hashName(hash uint64, b byte) uint64 {
@@ -197,17 +196,17 @@ func hashName(hash uint64, b byte) uint64 {
 	return (hash ^ uint64(b)) * 1099511628211
 }
 
-// Done says whether the body's last byte has been consumed.
+// Done reports whether the body's last byte has been consumed.
 func (c *Chunks) Done() bool { return c.state == chunkDone }
 
-// Last says whether the size line of the last, empty chunk is complete, or more.
+// Last reports whether at least the size line of the last, empty chunk has been consumed.
 func (c *Chunks) Last() bool { return c.state >= trailerStart }
 
-// InChunk says whether a chunk has begun, if only its size line, and its payload not ended.
+// InChunk reports whether a chunk has begun, if only its size line, and its payload has not ended.
 func (c *Chunks) InChunk() bool { return c.state == chunkData || c.state < chunkData && c.lineLen > 0 }
 
-// SizeDigits is how many digits of a size were consumed of which the end was not: more may
-// follow, and make it no size.
+// SizeDigits returns the number of digits of an unfinished chunk size. The bytes that follow may
+// make it invalid.
 func (c *Chunks) SizeDigits() int {
 	if c.state != chunkSize {
 		return 0
@@ -215,8 +214,8 @@ func (c *Chunks) SizeDigits() int {
 	return int(c.lineLen)
 }
 
-// Boundary says whether a new chunk may be begun here, and what must be
-// written before it: the rest of the CRLF behind the last payload.
+// Boundary reports whether a new chunk may begin here, and what must be written before it: the rest
+// of the CRLF after the last payload.
 func (c *Chunks) Boundary() (missing string, ok bool) {
 	switch c.state {
 	case chunkSize:
@@ -229,8 +228,8 @@ func (c *Chunks) Boundary() (missing string, ok bool) {
 	return "", false
 }
 
-// InTrailers says whether the last, empty chunk's size line is complete and only
-// trailers and the final CRLF are missing; and what would end the body.
+// InTrailers reports whether only trailers and the final CRLF are missing, and returns what ends
+// the body.
 func (c *Chunks) InTrailers() (missing string, ok bool) {
 	switch c.state {
 	case trailerStart:
@@ -241,8 +240,7 @@ func (c *Chunks) InTrailers() (missing string, ok bool) {
 	return "", false
 }
 
-// Remaining is how much payload comes next for sure, before any framing: of a chunk whose size
-// line is complete.
+// Remaining returns how much payload of the present chunk comes before any framing.
 func (c *Chunks) Remaining() int64 {
 	if c.state == chunkData {
 		return c.remaining
@@ -250,7 +248,7 @@ func (c *Chunks) Remaining() int64 {
 	return 0
 }
 
-// consumed tells that n bytes of what is ahead were read around Next.
+// consumed advances the state by n bytes of payload that were read without Next.
 func (c *Chunks) consumed(n int) {
 	if c.remaining -= int64(n); c.remaining == 0 {
 		c.state = chunkDataCR

@@ -21,9 +21,9 @@ func TestClientMessage(t *testing.T) {
 	}{
 		{PhaseDial, refused, "cannot connect to the engine: connection refused"},
 		{PhaseHead, io.EOF, "cannot get an answer from the engine: it closed the connection"},
-		{PhaseHead, protocolError("a status line %q", "10.0.0.1 secret"), "cannot get an answer from the engine: the engine broke HTTP"},
+		{PhaseHead, protocolError("a status line %q", "10.0.0.1 secret"), "cannot get an answer from the engine: the engine sent malformed HTTP"},
 		{PhaseHead, fmt.Errorf("%w: %q", ErrContentEncoding, "br"), "cannot get an answer from the engine: the answer has a content coding that was not asked for"},
-		{PhaseBody, fmt.Errorf("%w: more than 10 bytes", ErrTooLarge), "cannot read the body of the engine: the body is over the limit"},
+		{PhaseBody, fmt.Errorf("%w: more than 10 bytes", ErrTooLarge), "cannot read the body of the engine: the body exceeds the limit"},
 		{PhaseWrite, errors.New("http://10.0.0.1:8000: no"), "cannot send to the engine: the connection failed"},
 	} {
 		err := fmt.Errorf("prefill: %w", &Error{Endpoint: "http://10.0.0.1:8000", Phase: c.phase, Err: c.err})

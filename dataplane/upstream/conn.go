@@ -13,80 +13,79 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// blockSize holds a request head with a small body, then the response head
-// with a small body: nearly every JSON leg is one write and one read.
+// blockSize holds a request head with a small body, then the response head with a small body.
+// Nearly every JSON leg is one write and one read.
 const blockSize = 16 << 10
 
 type block [blockSize]byte
 
-// blocks are lent to a connection while bytes of a request or of an answer are in them:
-// of a crowd one that waits for an answer, an idle one, and a stream once its head was
-// passed on hold none. An exchange that nobody has keeps the one it had.
+// blocks are used by a connection while bytes of a request or response are in them. With many
+// connections, one that waits for a response, an idle one and a stream whose head has been passed
+// on have none. An unused exchange keeps its block.
 var blocks = objpool.Pool[block]{New: func() *block { return new(block) }}
 
-// headBlock is what a connection keeps of its response head while it waits for the body.
+// headBlock holds the response head while the body is awaited.
 type headBlock [1 << 10]byte
 
 var headBlocks = objpool.Pool[headBlock]{New: func() *headBlock { return new(headBlock) }}
 
-// engineConn is what a conn needs of its connection: a net.Conn, or the *os.File that a
-// descriptor is that was made by hand (see directly), or comes back from a loop (see
-// Response.Lend).
+// engineConn is the connection below a conn: a net.Conn, or an *os.File for a descriptor that was
+// dialled directly (see dialRaw) or comes back from a loop (see Response.Detach).
 type engineConn interface {
 	io.ReadWriteCloser
 	SetReadDeadline(time.Time) error
 	SetWriteDeadline(time.Time) error
 }
 
-// conn is one connection to an engine. It belongs to one goroutine at a time:
-// the idle list hands it over under its lock. Only leg is seen by others. There are
-// thousands, most of them lent (Response.Lend): it just fills a size class of 192 bytes,
-// and what it needs until then only stands in its exchange.
+// conn is one connection to an engine. It belongs to one goroutine at a time; the idle list passes
+// it on under its lock. Only leg is seen by others. There are thousands, most of them detached
+// (Response.Detach), so it fills a size class of 192 bytes exactly, and state needed before the
+// detach is in its exchange.
 type conn struct {
-	*exchange            // from a request's first byte until its answer is over, or lent; else nil
-	leg         callLeg  // its legs' but the lent one
-	detachedLeg *callLeg // in the place of leg while fd is lent, a new one each time
+	*exchange            // from a request's first byte until its response has ended or is detached; else nil
+	leg         callLeg  // of its legs, except the detached one
+	detachedLeg *callLeg // in place of leg while fd is detached, a new one each time
 	ep          *Endpoint
-	nc          engineConn      // nil while lent, as raw is
+	nc          engineConn      // nil while detached, like raw
 	raw         syscall.RawConn // nil for TLS
-	graceUntil  atomic.Int64    // until when (on the package's clock) the engine must not learn of the connection's end; 0: it may
+	graceUntil  atomic.Int64    // until when, by the package's clock, the engine must not see the connection closed; 0: no bound
 	idleSince   time.Duration
 	dialedAt    time.Duration
-	// armed is the read deadline set on the socket; it may be earlier than
-	// the wanted one (see read).
+	// deadlineSet is the read deadline set on the socket. It may be earlier than the wanted one
+	// (see read).
 	deadlineSet time.Duration
-	ageJitter   float32 // see born
-	fd          int32   // lent, else -1
+	ageJitter   float32 // see setAgeLimit
+	fd          int32   // detached, else -1
 
 	resp Response
 }
 
-// exchange is what a connection has only while a request is written and its answer read.
-// It is lent to one after the other, so that its functions are made once.
+// exchange is the state of a connection while a request is written and its response read. It is
+// reused by other connections, so that its functions are allocated once.
 type exchange struct {
 	c           *conn
 	stepFunc    func(fd uintptr) bool
 	peekStep    func(fd uintptr)
 	tryReadStep func(fd uintptr)
 
-	// buf is the exchange's buffer: request out, then response in. In it,
-	// [0:w) has been received, [r:w) not yet consumed. It is nil while nothing was
-	// received and the answer is waited for, of a crowd.
+	// buf holds the request, then the response. Of the response buf[0:w) has been received and
+	// buf[r:w) not yet consumed. With many connections it is nil while a response is awaited and
+	// nothing has been received.
 	buf     []byte
 	blk     *block
 	headBlk *headBlock
 	r, w    int
 
-	// step's state: what to send, how it went.
-	out            net.Buffers // what is left of vecSpare
+	// The state of step: what to send, and the result.
+	out            net.Buffers // the unsent part of vecSpare
 	vecSpare       [][]byte
 	call           *Call
 	sent           bool
-	waitedInPoller bool // for the answer, in the poller
+	waitedInPoller bool // for the response, in the poller
 	writeErr       error
 	readErr        error
 
-	dead bool // peek's answer
+	dead bool // the result of peek
 	one  [1]byte
 
 	head headParser
@@ -104,7 +103,7 @@ func newConn(e *Endpoint, nc engineConn) *conn {
 	c := &conn{ep: e, fd: -1, nc: nc}
 	c.setAgeLimit()
 	c.leg.canceller, c.resp.c = c, c
-	if t, ok := nc.(syscall.Conn); ok { // not so TLS
+	if t, ok := nc.(syscall.Conn); ok { // not TLS
 		if raw, err := t.SyscallConn(); err == nil {
 			c.raw = raw
 		}
@@ -112,14 +111,14 @@ func newConn(e *Endpoint, nc engineConn) *conn {
 	return c
 }
 
-// Cancel ends the connection for a Call, whose leg it was.
+// Cancel closes the connection for a Call that had it as its leg.
 func (c *conn) Cancel() {
 	lingering := c.linger()
 	abort(c.nc)
 	lingering.start()
 }
 
-// close ends the connection for good; only the owner calls it, once.
+// close closes the connection. Only the owner calls it, once.
 func (c *conn) close() {
 	c.releaseExchange()
 	lingering := c.linger()
@@ -133,7 +132,7 @@ func (c *conn) close() {
 	c.ep.open.Add(-1)
 }
 
-// acquireExchange lends c what a request needs.
+// acquireExchange gives c an exchange for a request.
 func (c *conn) acquireExchange() {
 	if c.exchange == nil {
 		c.exchange = exchanges.Get()
@@ -141,7 +140,7 @@ func (c *conn) acquireExchange() {
 	}
 }
 
-// releaseExchange gives it back, with what it holds.
+// releaseExchange returns the exchange with its memory.
 func (c *conn) releaseExchange() {
 	x := c.exchange
 	if x == nil {
@@ -158,7 +157,7 @@ func (c *conn) releaseExchange() {
 	exchanges.Put(x)
 }
 
-// hasUnread says whether bytes of the answer were received that nobody has taken.
+// hasUnread reports whether received bytes of the response have not been consumed.
 func (c *conn) hasUnread() bool { return c.exchange != nil && c.r < c.w }
 
 func (x *exchange) releaseBlock() {
@@ -168,8 +167,8 @@ func (x *exchange) releaseBlock() {
 	}
 }
 
-// shrink leaves only the head, in a small buffer, where it fits; called when
-// everything behind the head was consumed.
+// shrink keeps only the head, in a small buffer if it fits. It is called when everything after the
+// head has been consumed.
 func (x *exchange) shrink() {
 	if n := x.head.pos; x.blk != nil && n <= len(headBlock{}) {
 		x.r, x.w = n, n
@@ -177,11 +176,11 @@ func (x *exchange) shrink() {
 	}
 }
 
-// manyConnections is how many connections to an engine make it worth while that those that wait
-// have no block: for fewer it is 4 MiB at the most, and a short request's time is more.
+// manyConnections is the number of connections to an engine from which on waiting ones have no
+// block. Fewer take 4 MiB at most, and the time of a short request matters more.
 const manyConnections = 256
 
-// beforeWait is called before the poller waits for the answer.
+// beforeWait is called before the poller waits for the response.
 func (c *conn) beforeWait() {
 	c.waitedInPoller = true
 	if c.ep.open.Load() >= manyConnections {
@@ -189,7 +188,7 @@ func (c *conn) beforeWait() {
 	}
 }
 
-// shrinkBlock gives the block back where what was received fits in less.
+// shrinkBlock releases the block if what was received fits into less.
 func (x *exchange) shrinkBlock() {
 	if x.blk == nil || x.w > len(headBlock{}) {
 		return
@@ -204,9 +203,9 @@ func (x *exchange) shrinkBlock() {
 	x.buf = rest
 }
 
-// acquireBlock takes a block, with what was put aside of one.
+// acquireBlock acquires a block and restores what shrinkBlock has saved.
 func (x *exchange) acquireBlock() {
-	if x.buf != nil && x.headBlk == nil { // it has one, or has grown
+	if x.buf != nil && x.headBlk == nil { // there is one, or it has grown
 		return
 	}
 	if x.blk == nil {
@@ -220,7 +219,7 @@ func (x *exchange) acquireBlock() {
 	x.buf = x.blk[:]
 }
 
-// grow makes room behind w, for a head beyond the block.
+// grow makes space after w for a head that exceeds the block.
 func (x *exchange) grow() {
 	bigger := make([]byte, 2*len(x.buf))
 	copy(bigger, x.buf[:x.w])
@@ -228,17 +227,17 @@ func (x *exchange) grow() {
 	x.buf = bigger
 }
 
-// setDeadlineBy arms the socket's read deadline so that it fires no later than t
-// (0: never). A socket already armed for an earlier time is left alone: when
-// that fires, rearm tells a real time-out from a leftover one. Thus requests
-// with the same long bound cost one timer update per bound, not per request.
+// setDeadlineBy sets the socket's read deadline to t or earlier (0: never). A deadline that is
+// already earlier stays. When it fires, extendDeadline distinguishes a real time-out from a
+// leftover one. So requests with the same long bound cost one timer update per bound, not per
+// request.
 func (c *conn) setDeadlineBy(t time.Duration) {
 	if t != 0 && (c.deadlineSet == 0 || c.deadlineSet > t) {
 		c.setReadDeadline(t)
 	}
 }
 
-// extendDeadline is called after the socket's deadline fired; false when t has come.
+// extendDeadline is called after the socket's deadline has fired; false: t has passed.
 func (c *conn) extendDeadline(t time.Duration) bool {
 	if t != 0 && now() >= t {
 		return false
@@ -253,16 +252,16 @@ func (c *conn) setReadDeadline(t time.Duration) {
 		at = epoch.Add(t)
 	}
 	c.deadlineSet = t
-	_ = c.nc.SetReadDeadline(at) // fails on a closed connection only: the read will say so
+	_ = c.nc.SetReadDeadline(at) // fails only on a closed connection, which the read reports
 }
 
-// read reads some bytes into p, until t.
+// read reads bytes into p, until t.
 func (c *conn) read(p []byte, t time.Duration) (int, error) {
 	c.setDeadlineBy(t)
 	for {
 		n, err := c.nc.Read(p)
 		if n > 0 {
-			return n, nil // TLS may add the error that follows; it will come again
+			return n, nil // TLS may return the error that follows; it comes again
 		}
 		if err == nil || !isTimeout(err) {
 			return 0, err
@@ -273,28 +272,27 @@ func (c *conn) read(p []byte, t time.Duration) (int, error) {
 	}
 }
 
-// send writes out and waits for the first bytes of the answer in one stay
-// in the network poller: write(2), wait, read(2). The net package would try
-// read(2) before it waits, a system call that always comes too early here.
+// send writes the request and waits for the first bytes of the response in one visit to the network
+// poller: write(2), wait, read(2). Package net would try read(2) before it waits, which always
+// comes too early here.
 //
-// RawConn.Read forgets readiness signalled before it begins, then runs step
-// until it says true, waiting for readiness in between. step's first run
-// writes, so an answer can only be signalled after the forgetting; after a
-// time-out and a second RawConn.Read, step tries to read first. An engine that
-// closed the connection a moment before shows by the reset our write provokes.
+// RawConn.Read forgets readiness signalled before it begins, then runs step until it returns true,
+// waiting for readiness in between. The first run of step writes, so a response can only be
+// signalled after that. After a time-out and a second RawConn.Read, step tries to read first. An
+// engine that closed the connection just before answers the write by a reset.
 //
-// Of a crowd the buffer goes back meanwhile: thousands may wait for a head until a prompt
-// is computed.
+// With many connections the buffer is released meanwhile, because thousands may wait for a head
+// until a prompt is computed.
 func (c *conn) send(t time.Duration) {
 	c.sent, c.writeErr = false, nil
 	c.poll(t)
 }
 
-// fill receives some more of the answer into buf, until t. Where all that is in it is a
-// head, or nothing, its block goes back while that is waited for, of a crowd.
+// fill receives more of the response into buf, until t. With many connections the block is released
+// during the wait if it contains at most a head.
 func (c *conn) fill(t time.Duration) error {
 	had := c.w
-	if c.raw == nil { // TLS: what it reads may be no byte of ours
+	if c.raw == nil { // TLS: the bytes read may contain no payload
 		c.acquireBlock()
 	}
 	if c.w > 0 && c.w == len(c.buf) && c.headBlk == nil {
@@ -332,9 +330,9 @@ func (c *conn) poll(t time.Duration) {
 	}
 }
 
-// finalRead receives what came in time though nobody looked before the time was over: the
-// process was stopped, or its cores were others'. Only where it was waited for: else the
-// time was over before.
+// finalRead receives what arrived before the deadline though nobody read it in time, because the
+// process was stopped or had no CPU. It applies only if the read was waiting; otherwise the
+// deadline had passed before.
 func (c *conn) finalRead() {
 	received := false
 	if c.waitedInPoller {
@@ -376,7 +374,7 @@ func (c *conn) step(fd uintptr) bool {
 	return true
 }
 
-// tryRead receives what has come, and waits for nothing.
+// tryRead receives what has arrived, without waiting.
 func (x *exchange) tryRead(fd uintptr) {
 	if n, errno := rawsocket.Recv(int(fd), x.buf[x.w:]); errno == 0 {
 		x.w += n
@@ -390,14 +388,13 @@ func (c *conn) sendOut(fd int) (int, syscall.Errno) {
 	return rawsocket.SendVector(fd, c.out)
 }
 
-// releaseOut lets go of the request's body, which is borrowed until Do returns, and no
-// longer.
+// releaseOut drops the references to the request's body, which is borrowed until Do returns.
 func (c *conn) releaseOut() {
 	clear(c.vecSpare)
 	c.out, c.call = nil, nil
 }
 
-// consume takes n bytes off v.
+// consume removes n bytes from v.
 func consume(v *net.Buffers, n int) {
 	for len(*v) > 0 && n >= len((*v)[0]) {
 		n -= len((*v)[0])
@@ -408,16 +405,16 @@ func consume(v *net.Buffers, n int) {
 	}
 }
 
-// earlyRefusalCheck is how often it is looked, while the socket takes no more of a request,
-// whether the engine has refused it meanwhile: one that reads no more would never take the
-// rest. RFC 9112, section 9.5.
+// earlyRefusalCheck is the interval at which a write that does not progress checks whether the
+// engine has refused the request: an engine that stops reading would never accept the rest (RFC
+// 9112, section 9.5).
 const earlyRefusalCheck = 250 * time.Millisecond
 
-// errEarlyRefusal is a write given up because its answer is here.
+// errEarlyRefusal: a write was abandoned because the response has come.
 var errEarlyRefusal = errors.New("the engine refused the request before it had read it")
 
-// hasEarlyRefusal says whether the head of a refusal has come. Any other early answer may be
-// of an engine that reads on.
+// hasEarlyRefusal reports whether the head of a refusal has come. An engine that sends another
+// early response may continue to read.
 func (c *conn) hasEarlyRefusal() (yes bool) {
 	_ = c.raw.Control(func(fd uintptr) {
 		var b [len("HTTP/1.1 400")]byte
@@ -427,7 +424,7 @@ func (c *conn) hasEarlyRefusal() (yes bool) {
 	return yes
 }
 
-// write sends what is left in out, of a request of size bytes, and waits where it must.
+// write sends the rest of a request of size bytes, waiting where it must.
 func (c *conn) write(size int, t time.Duration) error {
 	limit := now() + c.ep.opt.WriteTimeout + time.Duration(size/(256<<10))*time.Second
 	if t != 0 {
@@ -435,7 +432,7 @@ func (c *conn) write(size int, t time.Duration) error {
 	}
 	var err error
 	for {
-		// A TLS connection does not outlive a write that timed out.
+		// A TLS connection is unusable after a write that timed out.
 		by := limit
 		if c.raw != nil {
 			by = min(by, now()+earlyRefusalCheck)
@@ -463,7 +460,7 @@ func (c *conn) write(size int, t time.Duration) error {
 
 func isTimeout(err error) bool { return errors.Is(err, os.ErrDeadlineExceeded) }
 
-// isClosed says whether err is what a connection closed by its peer gives.
+// isClosed reports whether err means that the peer closed the connection.
 func isClosed(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }

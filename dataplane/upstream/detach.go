@@ -5,24 +5,23 @@ import (
 	"time"
 )
 
-// Detachment is one Lend's place in its Call. It is used once: a late Cut knows by it that
-// the connection is not what it was any more.
+// Detachment is the place of one Detach in its Call. It is used once, so that a late Cancel notices
+// that the connection has changed owners.
 type Detachment struct{ leg callLeg }
 
-// Detach gives the connection's descriptor to a poller of the caller's own, while the
-// body of a chunked response comes. It is non-blocking and in no poller; it stays the
-// connection's, and open, until Release, before which nobody must use it any more.
-// A Cut cuts by from here on, on any goroutine: that must end the reading, and
-// not close. l is this lending's own, until Release or the next. until is when the call's time is over, zero for never. What was read of
-// the head is void afterwards, and the response has no other methods than Finish,
-// Return and Release.
+// Detach passes the connection's descriptor to the caller's poller while the body of a chunked
+// response arrives. The descriptor is non-blocking and in no poller. The connection still owns it
+// and keeps it open until Release, before which the caller must stop using it.
 //
-// A connection that is lent may be lent again, with another l; it is not ok after a
-// Cut then.
+// From then on a Cancel calls by, on any goroutine. That must end the reading, and not close the
+// descriptor. l belongs to this detachment until Release or the next Detach. deadline is the end of
+// the call's time; zero: none. The head is no longer valid, and of the response's methods only
+// MarkBodyDone, DetachedError and Release may be called.
 //
-// It is not ok, and nothing has changed, where the descriptor is not to be had (TLS),
-// where bytes that came with the head are not read yet, and after a Cut or a read that
-// failed.
+// A detached connection may be detached again, with another l. That fails after a Cancel.
+//
+// If ok is false nothing has changed: there is no descriptor (TLS), bytes that came with the head
+// are unread, or the call was cancelled or failed.
 func (r *Response) Detach(l *Detachment, by Canceller) (fd int, deadline time.Time, ok bool) {
 	c, newLeg := r.c, &l.leg
 	newLeg.canceller = by
@@ -51,13 +50,12 @@ func (r *Response) Detach(l *Detachment, by Canceller) (fd int, deadline time.Ti
 	return int(c.fd), deadline, true
 }
 
-// CanDetach says whether there is a descriptor to be lent: there is none of a connection
-// over TLS.
+// CanDetach reports whether there is a descriptor to detach. A TLS connection has none.
 func (r *Response) CanDetach() bool { return r.c.fd >= 0 || r.c.raw != nil }
 
-// DetachedError tells what the reading of a lent connection failed with (an error of the read,
-// io.EOF, ErrTimeout, ErrCancelled), before Release, and gives the error that ReadRaw would
-// have given. Where the body came to its end, Finish is called instead.
+// DetachedError records the error with which reading a detached connection ended (an error of the
+// read, io.EOF, ErrTimeout, ErrCancelled) and returns the error that ReadRaw would have returned.
+// It is called before Release. If the body came to its end MarkBodyDone is called instead.
 func (r *Response) DetachedError(err error) error {
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF

@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dupDescriptor gives a second descriptor of the connection: only by closing the first does
-// Go's poller let go of it, and be woken no more by what comes.
+// dupDescriptor duplicates the connection's descriptor. Go's poller only drops a descriptor that is
+// closed, and is otherwise woken by what arrives.
 func (c *conn) dupDescriptor() (fd int, err error) {
 	outer := c.raw.Control(func(own uintptr) {
 		fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0)
-		// An acknowledgement for every second event, not for each: the engine does
-		// not wait for them, and each costs us a packet. One that does gets that of the
-		// head now.
+		// Acknowledge every second event instead of each. The engine does not wait for
+		// acknowledgements, and each costs a packet. An engine that does wait gets that of the head
+		// now.
 		quick := 0
 		if c.ep.delayedACK.detected() {
 			quick = 1
@@ -29,8 +29,8 @@ func (c *conn) dupDescriptor() (fd int, err error) {
 	return fd, err
 }
 
-// reattach puts a lent descriptor into Go's poller again. An *os.File costs two system
-// calls, a net.Conn made of a descriptor nine.
+// reattach puts a detached descriptor back into Go's poller. An *os.File costs two system calls, a
+// net.Conn made of a descriptor nine.
 func (c *conn) reattach() bool {
 	if c.fd < 0 {
 		return true
@@ -43,7 +43,7 @@ func (c *conn) reattach() bool {
 
 func closeDescriptor(fd int) { _ = unix.Close(fd) }
 
-// duplicate gives a second descriptor of the connection, whichever way it is held.
+// duplicate duplicates the connection's descriptor, in whichever form it is held.
 func (c *conn) duplicate() (fd int, err error) {
 	if c.fd >= 0 {
 		return unix.FcntlInt(uintptr(c.fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -63,7 +63,7 @@ func (c *conn) duplicate() (fd int, err error) {
 	return fd, err
 }
 
-// writeVector is net.Buffers.WriteTo for a file, which knows no writev.
+// writeVector is net.Buffers.WriteTo for a file, which does not support writev.
 func writeVector(raw syscall.RawConn, v *net.Buffers) error {
 	var failed error
 	err := raw.Write(func(fd uintptr) bool {

@@ -14,10 +14,9 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// directAddress is an engine's address where that needs no look-up and no TLS: a connection to
-// it is made by hand. What net.Dialer makes for one, some thirty objects of which nothing
-// is left when a loop takes the stream, would lie between what thousands of streams keep,
-// and hold its memory.
+// directAddress is an engine's address that needs no look-up and no TLS. A connection to it is made
+// without net.Dialer, whose thirty or so objects become garbage when a loop takes the stream, lie
+// between what thousands of streams keep, and so fragment the heap.
 type directAddress struct {
 	to rawsocket.Address
 	ok bool
@@ -67,12 +66,12 @@ func (e *Endpoint) dialRaw(by time.Time, call *Call) (*conn, error) {
 	return c, nil
 }
 
-// rawDial is a connection by hand that is not made yet.
+// rawDial is a direct connection that is not established yet.
 type rawDial os.File
 
 func (c *rawDial) Cancel() { _ = (*os.File)(c).Close() }
 
-// startConnect begins to connect fd, or looks how that goes on.
+// startConnect starts to connect fd, or checks the progress.
 func (e *Endpoint) startConnect(fd int) syscall.Errno {
 	errno := e.direct.to.Connect(fd)
 	if errno == 0 && e.direct.to.IsSelfConnected(fd) {
@@ -81,12 +80,12 @@ func (e *Endpoint) startConnect(fd int) syscall.Errno {
 	return errno
 }
 
-// waitConnected waits until the connection is made, or by.
+// waitConnected waits until the connection is established, or until by.
 func (e *Endpoint) waitConnected(c *conn, by time.Time) (errno syscall.Errno, err error) {
 	if err = c.nc.SetWriteDeadline(by); err != nil {
 		return 0, err
 	}
-	// Readiness from before the wait is forgotten, so it is looked first.
+	// Readiness from before the wait is forgotten, so the state is checked first.
 	err = c.raw.Write(func(fd uintptr) bool {
 		errno = e.startConnect(int(fd))
 		return errno != unix.EINPROGRESS
@@ -97,9 +96,9 @@ func (e *Endpoint) waitConnected(c *conn, by time.Time) (errno syscall.Errno, er
 	return errno, c.nc.SetWriteDeadline(time.Time{})
 }
 
-// setOptions are those that net.Dialer sets, of e.dialer.
+// setOptions sets the options that net.Dialer would set for e.dialer.
 func (e *Endpoint) setOptions(fd int) {
-	// Without it Nagle holds the tail of a request back for an ACK, 40 ms.
+	// Otherwise Nagle's algorithm delays the end of a request by 40 ms.
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	keep := &e.dialer.KeepAliveConfig
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1)
@@ -108,7 +107,7 @@ func (e *Endpoint) setOptions(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keep.Count)
 }
 
-// dialError says it as net does.
+// dialError formats an error as package net does.
 func (e *Endpoint) dialError(err error) error {
 	at, _ := netip.ParseAddrPort(e.addr)
 	if errors.Is(err, os.ErrDeadlineExceeded) {

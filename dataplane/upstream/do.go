@@ -11,18 +11,17 @@ import (
 	"sluice/dataplane/fdlimit"
 )
 
-// maxInformational bounds the 1xx responses before the real one.
+// maxInformational bounds the 1xx responses before the final one.
 const maxInformational = 8
 
-// staleWindow is how soon a failure must come for "the engine had closed this
-// idle connection" to be the likely reason: about a round trip. Later the
-// engine may have worked on the request, and only the caller knows whether to
-// run it twice.
+// staleWindow is how soon a failure must come to mean "the engine had closed this idle connection":
+// about a round trip. Later the engine may have worked on the request, and only the caller knows
+// whether to run it twice.
 const staleWindow = time.Second
 
-// Do sends req and reads the response head. A request that fails on a reused
-// connection before any response byte came, because the engine had closed that
-// idle connection, is sent once more on a fresh one. call may be nil.
+// Do sends req and reads the response head. A request that fails on a reused connection before any
+// byte of the response, because the engine had closed that idle connection, is sent once more on a
+// new one. call may be nil. The errors are *Error; the caller must Release the Response.
 func (e *Endpoint) Do(req *Request, call *Call) (*Response, error) {
 	call.join(req)
 	resp, err := e.do(req, call)
@@ -62,7 +61,7 @@ func (e *Endpoint) do(req *Request, call *Call) (*Response, error) {
 		}
 		e.retried.Add(1)
 		if c, _ = e.dial(req, call); c == nil {
-			// What is known of the request is what its first sending told.
+			// The phase of the request is that of its first sending.
 			return nil, e.fail(phase, err, call)
 		}
 	} else {
@@ -80,7 +79,7 @@ func (e *Endpoint) do(req *Request, call *Call) (*Response, error) {
 	return &c.resp, nil
 }
 
-// fail wraps err; whatever a call that was ended failed with, its end is the reason.
+// fail wraps err. If the call was ended, that is the error.
 func (e *Endpoint) fail(phase Phase, err error, call *Call) error {
 	switch {
 	case call.Cancelled():
@@ -134,7 +133,7 @@ func (e *Endpoint) connect(req *Request, call *Call) (*conn, error) {
 	return nil, err
 }
 
-// dialNet makes a connection by net's dialer, attached to call.
+// dialNet makes a connection by net.Dialer, attached to call.
 func (e *Endpoint) dialNet(by time.Time, call *Call) (*conn, error) {
 	ctx, cancel := context.WithDeadline(context.Background(), by)
 	defer cancel()
@@ -161,7 +160,7 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 		return nil, err
 	}
 	if t, ok := nc.(*net.TCPConn); ok {
-		// Without it Nagle holds the tail of a request back for an ACK, 40 ms.
+		// Otherwise Nagle's algorithm delays the end of a request by 40 ms.
 		_ = t.SetNoDelay(true)
 		if isReservedFD(t) {
 			_ = nc.Close()
@@ -185,7 +184,7 @@ func (e *Endpoint) dialContext(ctx context.Context) (net.Conn, error) {
 	return t, nil
 }
 
-// isReservedFD says whether a connection has a descriptor of the reserve.
+// isReservedFD reports whether a connection uses a reserved descriptor.
 func isReservedFD(t *net.TCPConn) (is bool) {
 	if raw, err := t.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { is = fdlimit.IsReserved(int(fd)) })
@@ -193,7 +192,7 @@ func isReservedFD(t *net.TCPConn) (is bool) {
 	return is
 }
 
-// roundTrip sends req, at t, and reads the response head.
+// roundTrip sends req and reads the response head. t is the present time.
 func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, error) {
 	size := req.size()
 	deadline := req.deadline()
@@ -234,7 +233,7 @@ func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, erro
 	if c.writeErr == nil {
 		call.markSent()
 	} else {
-		// An engine may refuse early and close: its answer is then already here.
+		// An engine may refuse early and close. Its response is then already here.
 		if !isClosed(c.writeErr) && c.writeErr != errEarlyRefusal || c.readHead(now()+100*time.Millisecond, deadline, req, call) != nil {
 			return PhaseWrite, c.writeErr
 		}
@@ -250,7 +249,7 @@ func (c *conn) roundTrip(req *Request, call *Call, t time.Duration) (Phase, erro
 	return 0, nil
 }
 
-// headDeadline is until when the response head must have come.
+// headDeadline returns when the response head must have come.
 func headDeadline(req *Request, deadline, t time.Duration) time.Duration {
 	if req.HeadTimeout <= 0 {
 		return deadline
@@ -262,7 +261,7 @@ func headDeadline(req *Request, deadline, t time.Duration) time.Duration {
 	return by
 }
 
-// readHead reads on until a final response head is complete.
+// readHead reads until a final response head is complete.
 func (c *conn) readHead(by, deadline time.Duration, req *Request, call *Call) error {
 	informational := 0
 	for {

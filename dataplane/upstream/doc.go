@@ -1,13 +1,14 @@
-// Package upstream keeps the connections to engines: dialling, TLS, pooling,
-// writing a request, reading the response head and, where asked, the body.
+// Package upstream manages the connections to engines: dialling, TLS, pooling, writing a request,
+// reading the response head and, if wanted, the body.
 //
-// Endpoint is one engine server; Call is one leg under way and can be cut from
-// any goroutine. The package knows no policy: whom to call and whether to try
-// again are the router's, which learns from an Error's Phase how far a call
-// had come. Responses are parsed strictly: duplicate Content-Length,
-// Content-Length with Transfer-Encoding, an endless head or chunk extension,
-// and 1xx floods are errors, never a guess.
+// Endpoint is one engine server. Call is one running leg and can be cancelled from any goroutine.
+// Group is the calls to one engine rank. Packages front, relay and the router call this package. It
+// has no policy: the router decides which engine to call and whether to retry, and learns from an
+// Error's Phase how far a call had come.
 //
-// A small leg on a kept-alive connection is two system calls, one write and one
-// read, and no allocation (conn.exchange says how).
+// Responses are parsed strictly: a duplicate Content-Length, Content-Length with Transfer-Encoding,
+// an endless head or chunk extension, and floods of 1xx responses are errors, never guesses.
+//
+// A small leg on a kept-alive connection is two system calls, one write and one read, and no
+// allocation (see exchange).
 package upstream

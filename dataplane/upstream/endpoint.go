@@ -13,41 +13,40 @@ import (
 	"sluice/dataplane/certs"
 )
 
-// Options of an Endpoint; zero values mean the default in brackets.
+// Options of an Endpoint. A zero value means the default in brackets.
 type Options struct {
-	// TLS makes the configuration of connections to an https engine from the host of its
-	// URL, a DNS name or an IP address [the system's roots]. An empty ServerName in it is
-	// set to that host, and its NextProtos are replaced.
+	// TLS returns the configuration of connections to an https engine, given the host of its URL, a
+	// DNS name or an IP address [the system's roots]. An empty ServerName in it is set to that
+	// host, and NextProtos is replaced.
 	TLS func(serverName string) *tls.Config
 
-	MaxConns       int           // open at once [4096]; beyond it Do fails with ErrTooManyConns
-	MaxIdle        int           // kept alive [256]
-	IdleTimeout    time.Duration // a connection that was idle for so long is not reused [4s, below uvicorn's 5s]
-	MaxAge         time.Duration // nor one that was made so long ago, give or take an eighth; one in use ends its request first [0: no bound]
-	ConnectTimeout time.Duration // TLS handshake included [2s]
-	WriteTimeout   time.Duration // sending a request, plus its size / 256 KiB/s [30s]
-	MaxHeadBytes   int           // response head, 1xx before it included [64 KiB]
-	// Regular is for an Endpoint that is asked again and again, as by probes. Idle
-	// connections past their time are closed by the next request, or Close, and no timer
-	// runs while nothing is asked.
+	MaxConns       int           // open connections [4096]; beyond it Do fails with ErrTooManyConns
+	MaxIdle        int           // kept-alive connections [256]
+	IdleTimeout    time.Duration // maximum idle time of a reused connection [4s, below uvicorn's 5s]
+	MaxAge         time.Duration // maximum age of a reused connection, ±12.5 % jitter; a running request is finished first [0: no bound]
+	ConnectTimeout time.Duration // including the TLS handshake [2s]
+	WriteTimeout   time.Duration // for sending a request, plus its size / 256 KiB/s [30s]
+	MaxHeadBytes   int           // bound of the response head, including 1xx responses before it [64 KiB]
+	// Periodic is for an Endpoint that is called regularly, as by probes. Expired idle connections
+	// are closed by the next request or Close, so that no timer runs between requests.
 	Periodic bool
-	Key      string // shown with every request as a bearer token; Fields that show another are dropped [none]
+	Key      string // sent with every request as a bearer token; Fields with another are dropped [none]
 }
 
-// ReloadableOptions are those of the Options that may change while an Endpoint is used.
+// ReloadableOptions are the Options that may change while an Endpoint is in use.
 type ReloadableOptions struct {
 	MaxConns                            int
 	IdleTimeout, MaxAge, ConnectTimeout time.Duration
 }
 
-// Reloadable are those of o.
+// Reloadable returns the reloadable options of o.
 func (o Options) Reloadable() ReloadableOptions {
 	b := ReloadableOptions{o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout}
 	b.defaults()
 	return b
 }
 
-// WithReloadable is o with other Bounds.
+// WithReloadable returns o with the reloadable options b.
 func (o Options) WithReloadable(b ReloadableOptions) Options {
 	o.MaxConns, o.IdleTimeout, o.MaxAge, o.ConnectTimeout = b.MaxConns, b.IdleTimeout, b.MaxAge, b.ConnectTimeout
 	return o
@@ -77,24 +76,24 @@ func (o *Options) defaults() {
 	}
 }
 
-// Endpoint is one engine server ("http://host:port" with an optional path
-// prefix) and its pool of connections. Safe for concurrent use.
+// Endpoint is one engine server ("http://host:port" with an optional path prefix) and its
+// connection pool. It is safe for concurrent use.
 type Endpoint struct {
 	url        string
 	host       string // Host header
 	addr       string // host:port to dial
-	prefix     string // path before every Request.Path, "" or "/x"
+	prefix     string // path before every Request.Path: "" or "/x"
 	tls        *tls.Config
-	opt        Options                           // but for the Bounds
+	opt        Options                           // except the ReloadableOptions
 	reloadable atomic.Pointer[ReloadableOptions] // changed with mu held
 	dialer     net.Dialer
 	direct     directAddress // ok: the dialer is not needed
 
-	staleWindow time.Duration // the constant, but in tests
+	staleWindow time.Duration // the constant, except in tests
 	delayedACK  delayedACKDetector
 
-	// idle connections, the newest last; mu guards the list and the fields below,
-	// and is held for a few pointer writes only.
+	// Idle connections, the newest last. mu guards the list and the fields below. It is held for a
+	// few pointer writes only.
 	mu        sync.Mutex
 	idle      []*conn
 	closed    bool
@@ -105,7 +104,7 @@ type Endpoint struct {
 	dialed, reused, retried, stale, aged, cancelled, timedOut atomic.Uint64
 }
 
-// NewEndpoint makes an Endpoint for rawURL; nothing is dialled yet.
+// NewEndpoint creates an Endpoint for rawURL without dialling.
 func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 	refuse := func(why string) (*Endpoint, error) {
 		return nil, fmt.Errorf("upstream: cannot use engine url %q: %s; want http://host:port or https://host:port, with an optional path", rawURL, why)
@@ -129,7 +128,7 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 		opt:    opt,
 
 		staleWindow: staleWindow,
-		// A host that vanished is noticed within half a minute, silent stream or not.
+		// A vanished host is noticed within half a minute, also during a silent stream.
 		dialer: net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}},
 	}
 	if !validTarget(e.prefix) || !validValue(e.host) {
@@ -151,7 +150,7 @@ func NewEndpoint(rawURL string, opt Options) (*Endpoint, error) {
 	return e, nil
 }
 
-// clientTLS is the configuration of connections to host, made by make where that is not nil.
+// clientTLS returns the configuration of connections to host, created by make unless that is nil.
 func clientTLS(make func(string) *tls.Config, host string) *tls.Config {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: certs.Suites}
 	if make != nil {
@@ -164,9 +163,9 @@ func clientTLS(make func(string) *tls.Config, host string) *tls.Config {
 	return cfg
 }
 
-// Reload takes over other Bounds; zero values mean the default. It holds for connections
-// that are open too: those that were idle for too long by it are closed now, those that
-// are too old, or too many, each when its request ends.
+// Reload applies other reloadable options; zero values mean the defaults. They apply to open
+// connections too: those that have been idle for too long are closed now, those that are too old or
+// too many when their requests end.
 func (e *Endpoint) Reload(b ReloadableOptions) {
 	b.defaults()
 	e.mu.Lock()
@@ -178,26 +177,26 @@ func (e *Endpoint) Reload(b ReloadableOptions) {
 	}
 }
 
-// Reloadable are those of now.
+// Reloadable returns the present reloadable options.
 func (e *Endpoint) Reloadable() ReloadableOptions { return *e.reloadable.Load() }
 
-// URL is the endpoint's base URL.
+// URL returns the endpoint's base URL.
 func (e *Endpoint) URL() string { return e.url }
 
-// Stats are an endpoint's counters since it was made, and its connections now.
+// Stats are an endpoint's counters since its creation, and its present connections.
 type Stats struct {
 	Dialed    uint64 // connections made
 	Reused    uint64 // requests sent on a kept-alive connection
-	Retried   uint64 // requests sent once more because the idle connection was stale
+	Retried   uint64 // requests sent again because the idle connection was stale
 	Stale     uint64 // idle connections found closed before anything was sent
 	Aged      uint64 // connections closed for their age
-	Cancelled uint64 // calls ended by Call.Cut
+	Cancelled uint64 // calls ended by Call.Cancel
 	TimedOut  uint64 // calls ended by a deadline
-	Open      int    // connections open, idle ones included
-	Idle      int    // of which kept alive and free
+	Open      int    // open connections, including idle ones
+	Idle      int    // kept alive and free
 }
 
-// Stats reads the counters; cheap, from any goroutine.
+// Stats returns the counters. It is cheap and may be called from any goroutine.
 func (e *Endpoint) Stats() Stats {
 	e.mu.Lock()
 	idle := len(e.idle)
@@ -208,8 +207,8 @@ func (e *Endpoint) Stats() Stats {
 	}
 }
 
-// Get fetches path with GET: for probes. The whole call is bounded by timeout,
-// the body by limit bytes. The body is the caller's.
+// Get fetches path by GET, for probes. timeout bounds the whole call, limit the body in bytes. The
+// caller owns the body.
 func (e *Endpoint) Get(path string, timeout time.Duration, limit int) (status int, body []byte, err error) {
 	req := Request{Method: "GET", Path: path, Deadline: time.Now().Add(timeout), Redirects: true}
 	resp, err := e.Do(&req, nil)

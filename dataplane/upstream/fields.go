@@ -1,7 +1,7 @@
 package upstream
 
-// hopByHop says whether a header belongs to one connection only. Content-Length
-// counts: it is written anew by whoever writes the body.
+// hopByHop reports whether a header belongs to one connection only. That includes Content-Length,
+// which is written by whoever writes the body.
 func hopByHop[T string | []byte](name T) bool {
 	switch len(name) {
 	case 2:
@@ -18,7 +18,7 @@ func hopByHop[T string | []byte](name T) bool {
 	return len(name) > 6 && foldEqual(name[:6], "proxy-")
 }
 
-// foldEqual compares ASCII without case; lower is in lower case.
+// foldEqual compares ASCII without case. lower is in lower case.
 func foldEqual[T string | []byte](s T, lower string) bool {
 	if len(s) != len(lower) {
 		return false
@@ -72,7 +72,7 @@ func validToken[T string | []byte](s T) bool { return len(s) > 0 && classMatches
 func validValue[T string | []byte](s T) bool { return classMatches(s, valueByte) }
 func validTarget(s string) bool              { return classMatches(s, targetByte) }
 
-// trimSpace drops optional white space around a field value.
+// trimSpace removes optional white space around a field value.
 func trimSpace(b []byte) []byte {
 	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
 		b = b[1:]

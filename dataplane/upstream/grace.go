@@ -5,24 +5,24 @@ import (
 	"time"
 )
 
-// lingeringConn keeps a connection open that was closed, by a descriptor of its own; the zero
-// value keeps none.
+// lingeringConn keeps a closed connection open by a descriptor of its own. The zero value keeps
+// none.
 type lingeringConn struct {
 	ep       *Endpoint
 	fd       int
 	deadline time.Duration
 }
 
-// linger is called where the connection is about to be closed. Where its engine is not
-// to learn of that yet (Request.Grace) it gives what keeps it open. A Cut and the owner
-// may both be here at once: each has a descriptor of its own before it asks whose the
-// grace is, so whichever of them closes, one is open.
+// linger is called before the connection is closed. It returns what keeps the connection open if
+// the engine must not notice yet (Request.Grace). A Cancel and the owner may both be here at once.
+// Each has a descriptor of its own before it determines who applies the grace, so whichever closes
+// first, one stays open.
 func (c *conn) linger() (l lingeringConn) {
 	if c.graceUntil.Load() == 0 {
 		return l
 	}
 	fd, err := c.duplicate()
-	if err != nil { // closed by the other, or no descriptor is to be had
+	if err != nil { // closed by the other, or there is no descriptor
 		return l
 	}
 	deadline := time.Duration(c.graceUntil.Swap(0))
@@ -34,19 +34,19 @@ func (c *conn) linger() (l lingeringConn) {
 	return lingeringConn{c.ep, fd, deadline}
 }
 
-// active says whether the connection is kept.
+// active reports whether the connection is kept open.
 func (l lingeringConn) active() bool { return l.ep != nil }
 
-// start lets it end by itself. It is called when the connection's own descriptor is
-// closed: nobody else must read, or would find a byte missing.
+// start ends the connection in the background. It is called when the connection's own descriptor
+// has been closed, because a second reader would take bytes away.
 func (l lingeringConn) start() {
 	if l.active() {
 		go l.run()
 	}
 }
 
-// run closes the connection behind the first byte that comes, which nobody wants, or
-// when the time is over.
+// run closes the connection after the first byte that comes, which is not needed, or at the end of
+// the grace time.
 func (l lingeringConn) run() {
 	defer l.ep.open.Add(-1)
 	file := os.NewFile(uintptr(l.fd), "engine")
@@ -60,18 +60,18 @@ func (l lingeringConn) run() {
 	_, _ = file.Read(b[:])
 }
 
-// beginGrace begins it when the head has come with nothing of the body behind it.
+// beginGrace starts the grace time when the head has come without any byte of the body.
 func (r *Response) beginGrace(req *Request) {
 	if req.Grace > 0 && !r.finished && !r.c.hasUnread() {
 		r.c.graceUntil.Store(int64(now() + req.Grace))
 	}
 }
 
-// NoteBodyStarted tells that a byte of the body was read from a connection that is lent: the
-// engine is at work on the request, and hears at once of its end (Request.Grace).
+// NoteBodyStarted records that a byte of the body was read from a detached connection. The engine
+// works on the request, and notices its end at once (Request.Grace).
 func (r *Response) NoteBodyStarted() { r.c.graceUntil.Store(0) }
 
-// readBody is read of the body.
+// readBody is read for the body.
 func (c *conn) readBody(p []byte, t time.Duration) (int, error) {
 	n, err := c.read(p, t)
 	if n > 0 && c.graceUntil.Load() != 0 {

@@ -6,43 +6,43 @@ import (
 	"time"
 )
 
-// Group is the calls under way to one engine rank, and what has come on their
-// connections: both are needed to find out whether the engine is frozen, and to end its
-// calls then. The zero value is ready. It is safe for concurrent use, and must not be
-// copied.
+// Group is the running calls to one engine rank and the progress on their connections. Both are
+// needed to find out whether the engine is frozen, and to end its calls then. The zero value is
+// ready to use. A Group is safe for concurrent use and must not be copied.
 //
-// A Call is in the group of its Request from the beginning of Do until Do has failed or
-// the Response is released.
+// A Call is in the Group of its Request from the beginning of Do until Do has failed or the
+// Response is released.
 type Group struct {
 	mu            sync.Mutex
 	first         *Call
 	calls         int
-	largestPrompt int           // tokens of the largest prompt that was answered
-	timePerToken  time.Duration // per token, until the first byte, of prompts about as large; slow ones count more
+	largestPrompt int           // tokens of the largest answered prompt
+	timePerToken  time.Duration // per token, until the first byte, of prompts about as large; slow ones weigh more
 
 	answered atomic.Uint64
 	bytes    atomic.Uint64
 }
 
-// membership is a Call's place in a Group's list. group, next and prev are guarded by the
-// group's mu; the owner of the Call alone changes group.
+// membership is a Call's place in a Group's list. group, next and prev are guarded by the group's
+// mu. Only the owner of the Call changes group.
 type membership struct {
 	group      *Group
 	next, prev *Call
-	since      time.Duration // on the package's clock
+	since      time.Duration // by the package's clock
 }
 
-// GroupState is a snapshot of a Group. The counts are cumulative.
+// GroupState is a snapshot of a Group. The counters are cumulative.
 type GroupState struct {
-	Calls        int           // under way
-	Overdue      int           // of which no body byte has come for the time that State was given
-	Longest      int           // prompt tokens of the largest of those of which no body byte has come
-	TimePerToken time.Duration // that a prompt token has taken until the answer's first byte, queues included; 0: unknown
+	Calls        int           // running
+	Overdue      int           // running, without a body byte for the time passed to State
+	Longest      int           // prompt tokens of the largest running call without a body byte
+	TimePerToken time.Duration // time per prompt token until the first byte, queues included; 0: unknown
 	Answered     uint64        // response heads
-	Bytes        uint64        // parts of response bodies behind their first; see Response.Heard
+	Bytes        uint64        // parts of response bodies after the first; see Response.NoteProgress
 }
 
-// State gives a snapshot; a call without a body byte is overdue after so long. It takes time in proportion to the calls under way.
+// State returns a snapshot. A call without a body byte is overdue after the given time. State takes
+// time proportional to the number of running calls.
 func (g *Group) State(overdue time.Duration) GroupState {
 	before := now() - overdue
 	s := GroupState{Answered: g.answered.Load(), Bytes: g.bytes.Load()}
@@ -59,11 +59,11 @@ func (g *Group) State(overdue time.Duration) GroupState {
 	return s
 }
 
-// Abandon ends all calls under way, because their engine is frozen: a Do or read under
-// way returns ErrFrozen, and whatever the engine sends later reaches nobody. It returns
-// how many calls it has ended.
+// Abandon ends all running calls because their engine is frozen. A Do or read that is running
+// returns ErrFrozen, and nothing that the engine sends later reaches anyone. It returns the number
+// of calls that it has ended.
 func (g *Group) Abandon() (n int) {
-	// The lock is held all along: a call that has left the group may be another's by then.
+	// The lock is held throughout, because a call that has left the group may belong to another.
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for c := g.first; c != nil; c = c.member.next {
@@ -74,7 +74,7 @@ func (g *Group) Abandon() (n int) {
 	return n
 }
 
-// join puts the call into the request's group, where it has one. c may be nil.
+// join adds the call to the request's group, if any. c may be nil.
 func (c *Call) join(req *Request) {
 	g := req.Group
 	if g == nil || c == nil {
@@ -91,7 +91,7 @@ func (c *Call) join(req *Request) {
 	g.calls++
 }
 
-// leave takes the call out of its group. c may be nil, and in none.
+// leave removes the call from its group. c may be nil or in no group.
 func (c *Call) leave() {
 	if c == nil || c.member.group == nil {
 		return
@@ -111,11 +111,11 @@ func (c *Call) leave() {
 	g.calls--
 }
 
-// minPacedTokens is the smallest prompt, in tokens, that tells how long others may take.
+// minPacedTokens is the smallest prompt, in tokens, from which the time of others is estimated.
 const minPacedTokens = 16
 
-// observePrompt learns from a prompt of so many tokens that took so long. Only prompts of at least
-// half of the largest size seen count: of small ones most is not the prompt's.
+// observePrompt learns from a prompt of this many tokens that took this long. Only prompts of at
+// least half the largest size seen count, because the time of small ones is mostly overhead.
 func (g *Group) observePrompt(tokens int, elapsed time.Duration) {
 	if tokens < minPacedTokens {
 		return
@@ -128,7 +128,7 @@ func (g *Group) observePrompt(tokens int, elapsed time.Duration) {
 	}
 }
 
-// markAnswered notes the response head of a request.
+// markAnswered records the response head of a request.
 func (c *Call) markAnswered(req *Request, status int) {
 	if c == nil || c.member.group == nil {
 		return
@@ -139,9 +139,9 @@ func (c *Call) markAnswered(req *Request, status int) {
 	}
 }
 
-// NoteProgress tells that a part of the body has come. It is for those who relay a stream, who
-// call it now and then, not for each part. What comes first may be the API server's own
-// word and not the engine core's (an event that tells the role): first says that.
+// NoteProgress records that a part of the body has come. A relay calls it now and then, not for
+// each part. first: it is the first part, which may come from the API server and not from the
+// engine core (an event with the role).
 func (r *Response) NoteProgress(first bool) {
 	c := r.call
 	if c == nil || c.member.group == nil {

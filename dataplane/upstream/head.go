@@ -8,7 +8,7 @@ import (
 // maxHeadLines bounds the header lines of one response.
 const maxHeadLines = 256
 
-// span is a part of the head, by offset: the buffer may move while it grows.
+// span is a part of the head, by offsets, because the buffer may move when it grows.
 type span struct{ from, to int }
 
 type headField struct {
@@ -16,18 +16,18 @@ type headField struct {
 	hop         bool
 }
 
-// headParser reads a response head line by line as it arrives, strictly: CRLF
-// only, no folding, no control characters, one Content-Length or one
-// Transfer-Encoding which is exactly "chunked".
+// headParser parses a response head line by line as it arrives. It is strict: CRLF only, no
+// folding, no control characters, one Content-Length or one Transfer-Encoding that is exactly
+// "chunked".
 type headParser struct {
-	pos     int // end of what has been parsed, the start of the next line
-	scanned int // up to here no line end was found
+	pos     int // end of what has been parsed: the start of the next line
+	scanned int // buf[pos:scanned] has no line end
 	fields  []headField
 	status  int
 	minor   byte // HTTP/1.minor
 	started bool // the status line has been read
 
-	length       int64 // -1: none said
+	length       int64 // -1: not given
 	chunked      bool
 	keepAlive    bool // Connection: keep-alive
 	closing      bool // Connection: close
@@ -39,8 +39,8 @@ func (h *headParser) reset(pos int) {
 	*h = headParser{pos: pos, scanned: pos, fields: h.fields[:0], length: -1}
 }
 
-// parse goes on in buf, which holds everything since the head's beginning.
-// done is true when the empty line has been read; pos is then the body's start.
+// parse continues in buf, which holds everything since the beginning of the head. done: the empty
+// line has been parsed, and pos is the start of the body.
 func (h *headParser) parse(buf []byte) (done bool, err error) {
 	for {
 		i := bytes.IndexByte(buf[h.scanned:], '\n')
@@ -123,7 +123,7 @@ func (h *headParser) fieldLine(buf []byte, line span) error {
 	return nil
 }
 
-// hopField takes in the headers that decide framing and keep-alive.
+// hopField handles the headers that determine framing and keep-alive.
 func (h *headParser) hopField(name, value []byte) error {
 	switch {
 	case foldEqual(name, "content-length"):
@@ -164,7 +164,7 @@ func (h *headParser) hopField(name, value []byte) error {
 	return nil
 }
 
-// finish checks the head as a whole.
+// finish validates the head as a whole.
 func (h *headParser) finish(buf []byte) error {
 	if h.chunked && h.length >= 0 {
 		return protocolError("Content-Length and Transfer-Encoding together")
@@ -191,7 +191,7 @@ func (h *headParser) finish(buf []byte) error {
 	return nil
 }
 
-// persistent says whether the engine keeps the connection after this response.
+// persistent reports whether the engine keeps the connection open after this response.
 func (h *headParser) persistent() bool {
 	return !h.closing && (h.minor == 1 || h.keepAlive)
 }

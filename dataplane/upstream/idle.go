@@ -9,26 +9,26 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// epoch is the zero of the package's clock: a duration since it is one read of
-// the monotonic clock, where time.Now is two.
+// epoch is the zero of the package's clock. A duration since it costs one read of the monotonic
+// clock, time.Now two.
 var epoch = time.Now()
 
-// now is the monotonic time since epoch.
+// now returns the monotonic time since epoch.
 func now() time.Duration { return time.Since(epoch) }
 
-// setAgeLimit notes when c was made, and by how much of the bound on its age it is let off:
-// those that were made together do not all come back at once.
+// setAgeLimit records when c was made, and a jitter of its maximum age, so that connections made
+// together are not all replaced at once.
 func (c *conn) setAgeLimit() { c.dialedAt, c.ageJitter = now(), (rand.Float32()-0.5)/4 }
 
-// tooOld says whether c is too old for another request, at t.
+// tooOld reports whether c is too old for another request at t.
 func (c *conn) tooOld(t, age time.Duration) bool {
 	return age > 0 && t-c.dialedAt >= age+time.Duration(float64(c.ageJitter)*float64(age))
 }
 
-// acquireIdle gives the newest idle connection at t, or nil. Connections past their time, closed
-// by the engine, or on which it has sent what nobody asked for, are closed on the way.
-// That is asked of the kernel each time, however short a connection was idle: the next
-// client would take such bytes for its answer (RFC 9112, 6.3).
+// acquireIdle returns the newest idle connection at t, or nil. On the way it closes connections
+// that have expired, were closed by the engine, or have unexpected bytes. The kernel is asked each
+// time, however short the connection was idle, because the next client would take such bytes for
+// its response (RFC 9112, 6.3).
 func (e *Endpoint) acquireIdle(t time.Duration) *conn {
 	bounds := e.reloadable.Load()
 	for {
@@ -44,7 +44,7 @@ func (e *Endpoint) acquireIdle(t time.Duration) *conn {
 		}
 		age := t - c.idleSince
 		if age >= bounds.IdleTimeout {
-			// Older ones lie below it; the reaper has them within a moment.
+			// Older ones are below it. The reaper closes them soon.
 			c.close()
 			continue
 		}
@@ -62,7 +62,7 @@ func (e *Endpoint) acquireIdle(t time.Duration) *conn {
 	}
 }
 
-// releaseIdle keeps c for the next request, or closes it when there is no room, or c is old.
+// releaseIdle keeps c for the next request, or closes it if the pool is full or c is too old.
 func (e *Endpoint) releaseIdle(c *conn) {
 	c.idleSince = now()
 	bounds := e.reloadable.Load()
@@ -78,7 +78,7 @@ func (e *Endpoint) releaseIdle(c *conn) {
 		return
 	}
 	if e.opt.Periodic && c.deadlineSet != 0 {
-		c.setReadDeadline(0) // else its timer wakes the process up
+		c.setReadDeadline(0) // otherwise its timer wakes the process up
 	}
 	e.idle = append(e.idle, c)
 	if !e.reaperSet && !e.opt.Periodic {
@@ -92,15 +92,15 @@ func (e *Endpoint) releaseIdle(c *conn) {
 	e.mu.Unlock()
 }
 
-// removeOldest takes the n oldest out of the list; mu is held.
+// removeOldest removes the n oldest from the list. mu is held.
 func (e *Endpoint) removeOldest(n int) []*conn {
 	dead := slices.Clone(e.idle[:n])
 	e.idle = slices.Delete(e.idle, 0, n)
 	return dead
 }
 
-// reap closes connections idle for too long. It runs on a timer that is set
-// only while there are idle connections.
+// reap closes connections that have been idle for too long. It runs on a timer that is set only
+// while there are idle connections.
 func (e *Endpoint) reap() {
 	t := now()
 	e.mu.Lock()
@@ -118,9 +118,9 @@ func (e *Endpoint) reap() {
 	closeAll(dead)
 }
 
-// Close closes idle connections and keeps none from then on. Calls under way go on, and
-// so does a Do that comes later, for a request may have been placed here a moment before:
-// each of their connections is closed when its call ends.
+// Close closes idle connections and keeps none from then on. Running calls continue, and so does a
+// later Do, because a request may have been placed here a moment before. Each of their connections
+// is closed when its call ends.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	e.closed = true
@@ -138,9 +138,8 @@ func closeAll(list []*conn) {
 	}
 }
 
-// peerClosed asks, without waiting, whether an idle connection has an end of stream, an
-// error, or bytes nobody asked for. Over TLS a record that says nothing, such as a
-// session ticket, is none.
+// peerClosed checks without waiting whether an idle connection has an end of stream, an error, or
+// unexpected bytes. Over TLS, a record without data, such as a session ticket, does not count.
 func (c *conn) peerClosed() bool {
 	c.acquireExchange()
 	if c.raw == nil {

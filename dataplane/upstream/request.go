@@ -8,37 +8,36 @@ import (
 // Field is one header line.
 type Field struct{ Name, Value string }
 
-// Request is one HTTP/1.1 request. Host, Content-Length and the hop-by-hop
-// headers are the endpoint's own to write; Fields that hold them are dropped.
-// A Path, name or value that could end its line is an error, in PhaseDial.
+// Request is one HTTP/1.1 request. The Endpoint writes Host, Content-Length and the hop-by-hop
+// headers; Fields with these names are dropped. A Path, name or value that could end its line is an
+// error in PhaseDial.
 type Request struct {
 	Method string
-	Path   string // with query, beginning with "/"
+	Path   string // with the query, begins with "/"
 	Fields []Field
-	Body   [][]byte // written by one writev with the head; borrowed until Do returns
-	// HeadTimeout bounds the wait from the request's last byte to the
-	// response head; 0 means no bound but Deadline.
+	Body   [][]byte // written together with the head; borrowed until Do returns
+	// HeadTimeout bounds the time from the request's last byte to the response head; 0: only
+	// Deadline does.
 	HeadTimeout time.Duration
-	// Deadline bounds the whole call, body included; zero means none.
+	// Deadline bounds the whole call, including the body; zero: no bound.
 	Deadline time.Time
-	// Grace is how long behind the response head, at most, a connection that is given
-	// up stays open while no byte of the body has come: by a Cut, a HalfClose, a Deadline,
-	// a Release. It is for engines that send the head of a stream before they have taken
-	// the request in. Nobody reads what comes then; the first byte ends it. 0 means none.
+	// Grace is how long after the response head a connection that is given up (by Cancel,
+	// HalfClose, Deadline or Release) stays open while no byte of the body has come. It is for
+	// engines that send the head of a stream before they have accepted the request. Nobody reads
+	// what comes then; the first byte ends the grace time. 0: none.
 	Grace time.Duration
-	// Group, where set, has the Call while it is under way. Tokens is how many prompt
-	// tokens the engine may have to compute before it answers; 0: none, or unknown.
-	// Prefill says that its answer comes as soon as it has computed them.
+	// Group, if set, contains the Call while it runs. Tokens is how many prompt tokens the engine
+	// may have to compute before it answers; 0: none or unknown. Prefill: the response comes as
+	// soon as they are computed.
 	Group   *Group
 	Tokens  int
 	Prefill bool
-	// Redirects accepts an answer with a status of 3xx, for probes, which look at the status
-	// alone. Without it such an answer is ErrRedirect. It must be false where a client
-	// gets the answer.
+	// Redirects accepts a response with a 3xx status, for probes, which only use the status.
+	// Otherwise such a response is ErrRedirect. It must be false if a client gets the response.
 	Redirects bool
 }
 
-// check refuses what would not be one well-formed request.
+// check rejects what would not be one well-formed request.
 func (r *Request) check() error {
 	if !validToken(r.Method) {
 		return badRequest("method %q: want letters only", r.Method)
@@ -58,7 +57,7 @@ func (r *Request) check() error {
 	return nil
 }
 
-// size is the body's length.
+// size returns the length of the body.
 func (r *Request) size() int {
 	n := 0
 	for _, b := range r.Body {
@@ -67,7 +66,7 @@ func (r *Request) size() int {
 	return n
 }
 
-// deadline is Deadline on the package's clock, 0 for none.
+// deadline returns Deadline by the package's clock; 0: none.
 func (r *Request) deadline() time.Duration {
 	if r.Deadline.IsZero() {
 		return 0
@@ -75,7 +74,7 @@ func (r *Request) deadline() time.Duration {
 	return max(r.Deadline.Sub(epoch), 1)
 }
 
-// appendHead renders the request head.
+// appendHead appends the request head.
 func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	dst = append(dst, r.Method...)
 	dst = append(dst, ' ')
@@ -107,8 +106,8 @@ func (r *Request) appendHead(dst []byte, e *Endpoint, size int) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// isConnectionField says whether a header is the connection's business, not the
-// request's: the endpoint writes it or leaves it out.
+// isConnectionField reports whether a header belongs to the connection and not to the request. The
+// Endpoint writes it or leaves it out.
 func isConnectionField(name string) bool {
 	switch len(name) {
 	case 4:

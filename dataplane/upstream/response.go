@@ -8,38 +8,38 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// Lengths a Response has when the engine did not say one.
+// The ContentLength of a response without one.
 const (
 	LengthChunked = -1 // chunk framing
 	LengthToClose = -2 // the body ends with the connection
 )
 
-// Response is a response whose head has been read. Exactly one of ReadAll,
-// relay's use of ReadRaw, or Discard consumes the body; then Release. It is
-// used by one goroutine at a time; only Call.Cut may come from another.
+// Response is a response whose head has been read. Exactly one of ReadAll, ReadRaw (by relay), or
+// Discard consumes the body; then Release is called. A Response is used by one goroutine at a time.
+// Only Call.Cancel may come from another.
 type Response struct {
 	Status        int
 	ContentLength int64 // -1: chunked; -2: ends with the connection
 
 	c            *conn
 	call         *Call
-	deadline     time.Duration // of the whole call, 0: none
-	readDeadline time.Duration // SetReadDeadline's, 0: none
+	deadline     time.Duration // of the whole call; 0: none
+	readDeadline time.Duration // of SetReadDeadline; 0: none
 	remaining    int64         // of ContentLength
-	unbuffered   bool          // ReadRaw reads around the connection's buffer
+	unbuffered   bool          // ReadRaw bypasses the connection's buffer
 	finished     bool          // the body was consumed to its end
-	broken       bool          // the connection must not be used again
-	bodyErr      error         // what the body failed with
+	broken       bool          // the connection must not be reused
+	bodyErr      error         // the error of the body
 }
 
-// begin takes over from the parsed head.
+// begin initialises the Response from the parsed head.
 func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
 	h := &r.c.head
 	*r = Response{Status: h.status, c: r.c, call: call, deadline: deadline, broken: !h.persistent()}
 	switch {
 	case req.Method == "HEAD", h.status == 204, h.status == 304:
 		r.ContentLength = 0
-		// A body announced where none may be would be the next answer.
+		// A body announced where none is allowed would be taken for the next response.
 		r.broken = r.broken || (req.Method != "HEAD" && (h.chunked || h.status == 204 && h.length > 0))
 	case h.chunked:
 		r.ContentLength = LengthChunked
@@ -54,12 +54,12 @@ func (r *Response) begin(req *Request, call *Call, deadline time.Duration) {
 	r.beginGrace(req)
 }
 
-// PastDeadline says whether the call's own time is over, as Request.Deadline and SetDeadline bound it:
-// what tells a leg that took too long in all from an engine that went silent.
+// PastDeadline reports whether the call's own deadline has passed (Request.Deadline, SetDeadline).
+// It distinguishes a leg that took too long in all from an engine that went silent.
 func (r *Response) PastDeadline() bool { return r.deadline != 0 && now() >= r.deadline }
 
-// SetDeadline bounds what is left of the call, beside Request.Deadline; zero bounds nothing.
-// Only the goroutine that reads may call it.
+// SetDeadline bounds the rest of the call, in addition to Request.Deadline; zero: no bound. Only
+// the reading goroutine may call it.
 func (r *Response) SetDeadline(t time.Time) {
 	if t.IsZero() {
 		return
@@ -69,8 +69,8 @@ func (r *Response) SetDeadline(t time.Time) {
 	}
 }
 
-// Header gives the first value of a header, matched without case; nil when
-// absent. Borrowed until Release, Peek or the first ReadRaw.
+// Header returns the first value of a header, matched without case; nil: absent. It is borrowed
+// until Release, Peek or the first ReadRaw.
 func (r *Response) Header(name string) []byte {
 	buf := r.c.buf
 	for i := range r.c.head.fields {
@@ -82,10 +82,9 @@ func (r *Response) Header(name string) []byte {
 	return nil
 }
 
-// VisitHeaders calls f for every header line in order, hop-by-hop ones
-// (Connection and those it names, Keep-Alive, Transfer-Encoding, Content-Length,
-// Upgrade, Trailer, TE, Proxy-*) left out. Slices are borrowed until Release, Peek
-// or the first ReadRaw.
+// VisitHeaders calls f for every header line in order, except hop-by-hop ones (Connection and those
+// it names, Keep-Alive, Transfer-Encoding, Content-Length, Upgrade, Trailer, TE, Proxy-*). The
+// slices are borrowed until Release, Peek or the first ReadRaw.
 func (r *Response) VisitHeaders(f func(name, value []byte)) {
 	buf := r.c.buf
 	for i := range r.c.head.fields {
@@ -95,9 +94,9 @@ func (r *Response) VisitHeaders(f func(name, value []byte)) {
 	}
 }
 
-// SetReadDeadline bounds the next reads, beside Request.Deadline; zero takes
-// the bound away. It is cheap: the socket's own timer is moved only when it
-// would fire too late. Only the goroutine that reads may call it.
+// SetReadDeadline bounds the next reads, in addition to Request.Deadline; zero: no bound. It is
+// cheap: the socket's timer is changed only if it would fire too late. Only the reading goroutine
+// may call it.
 func (r *Response) SetReadDeadline(t time.Time) error {
 	r.readDeadline = 0
 	if !t.IsZero() {
@@ -115,7 +114,7 @@ func (r *Response) effectiveDeadline() time.Duration {
 
 func (r *Response) fail(err error) error {
 	if r.bodyErr != nil {
-		return r.bodyErr // and counted once
+		return r.bodyErr // counted once
 	}
 	r.broken = true
 	if err == io.EOF {
@@ -125,16 +124,15 @@ func (r *Response) fail(err error) error {
 	return r.bodyErr
 }
 
-// endsBody says whether what a read failed with is the end of a body that ends with the
-// connection. One over TLS has to end by a close_notify (RFC 9112, 9.8).
+// endsBody reports whether a read error is the end of a body that ends with the connection. Over
+// TLS it must end by a close_notify (RFC 9112, 9.8).
 func (r *Response) endsBody(err error) bool {
 	return err == io.EOF && r.ContentLength == LengthToClose && !r.call.ended() && !r.c.tlsTruncated()
 }
 
-// ReadRaw reads the next bytes of the response as they came after the head,
-// chunk framing included (relay parses it). It gives io.EOF at the end of a
-// body with Content-Length, or of one that ends with the connection; for a
-// chunked body the caller finds the end, and calls Finish.
+// ReadRaw reads the next bytes after the head, including chunk framing, which relay parses. It
+// returns io.EOF at the end of a body with Content-Length, or of one that ends with the connection.
+// The end of a chunked body is found by the caller, who calls MarkBodyDone.
 func (r *Response) ReadRaw(p []byte) (int, error) {
 	if r.finished {
 		return 0, io.EOF
@@ -174,10 +172,9 @@ func (r *Response) ReadRaw(p []byte) (int, error) {
 	return n, nil
 }
 
-// Peek waits for the first bytes of the body and gives what has come of it,
-// chunk framing included, without taking it: ReadRaw gives it again. It borrows
-// until the next read, and gives nothing when the body is empty or no longer at
-// its beginning.
+// Peek waits for the first bytes of the body and returns what has come, including chunk framing,
+// without consuming it. The bytes are borrowed until the next read. It returns nothing if the body
+// is empty or has been read from.
 func (r *Response) Peek() ([]byte, error) {
 	c := r.c
 	if r.finished || r.unbuffered {
@@ -196,8 +193,8 @@ func (r *Response) Peek() ([]byte, error) {
 	return c.buf[c.r:c.w], nil
 }
 
-// PeekMore is Peek that waits for bytes beyond those it gave; a body that is
-// longer than limit before it satisfies the caller is given as it is.
+// PeekMore is Peek, except that it waits for more bytes than returned before. A body that exceeds
+// limit is returned as it is.
 func (r *Response) PeekMore(limit int) ([]byte, error) {
 	c := r.c
 	have := c.w - c.r
@@ -218,9 +215,8 @@ func (r *Response) PeekMore(limit int) ([]byte, error) {
 	return c.buf[c.r:c.w], nil
 }
 
-// TryRead receives what has come of a chunked body since its head, and waits for nothing.
-// An engine that begins to answer when it has the first token sends that right behind its
-// head, and so in a packet of its own.
+// TryRead receives what has come of a chunked body since its head, without waiting. An engine that
+// starts its response with the first token sends that right after the head, in a packet of its own.
 func (r *Response) TryRead() {
 	c := r.c
 	if c.raw == nil || r.finished || r.unbuffered || r.ContentLength != LengthChunked || c.blk == nil || c.hasUnread() || c.w == len(c.buf) {
@@ -231,25 +227,24 @@ func (r *Response) TryRead() {
 	}
 }
 
-// Buffered is how many bytes of the body came together with the head, and can
-// be had without waiting for the engine.
+// Buffered returns how many bytes of the body came with the head and can be read without waiting.
 func (r *Response) Buffered() int {
-	if r.c.exchange == nil { // lent
+	if r.c.exchange == nil { // detached
 		return 0
 	}
 	return r.c.w - r.c.r
 }
 
-// BodyDone says whether the body was consumed to its end.
+// BodyDone reports whether the body was consumed to its end.
 func (r *Response) BodyDone() bool { return r.finished }
 
-// MarkBodyDone tells that the raw body was consumed to its very end and not beyond,
-// so that Release may keep the connection.
+// MarkBodyDone records that the raw body was consumed exactly to its end, so that Release may keep
+// the connection.
 func (r *Response) MarkBodyDone() { r.finished = true }
 
-// Release gives the connection back to the pool when the body was consumed to
-// its end and the engine keeps it alive, else closes it (see Request.Grace). Call exactly
-// once; the Response and all that was borrowed from it are void afterwards.
+// Release returns the connection to the pool if the body was consumed to its end and the engine
+// keeps it open; otherwise it closes it (see Request.Grace). It must be called exactly once. The
+// Response and everything borrowed from it are invalid afterwards.
 func (r *Response) Release() {
 	c, call := r.c, r.call
 	r.call = nil
@@ -267,17 +262,16 @@ func (r *Response) Release() {
 	c.ep.releaseIdle(c)
 }
 
-// ReadAll appends the decoded body to dst; a body over limit bytes is an
-// ErrTooLarge.
+// ReadAll appends the decoded body to dst. A body over limit bytes is ErrTooLarge.
 func (r *Response) ReadAll(dst []byte, limit int) ([]byte, error) {
 	return r.ReadAllBudgeted(dst, limit, nil)
 }
 
-// unbudgetedRead is how large a buffer for a body may become without being counted.
+// unbudgetedRead is the size up to which a body's buffer is not counted.
 const unbudgetedRead = 64 << 10
 
-// ReadAllBudgeted is ReadAll that counts what dst grows by, beyond uncounted bytes; where the
-// budget is spent it fails with ErrMemory.
+// ReadAllBudgeted is ReadAll, except that it acquires the growth of dst beyond unbudgetedRead from
+// count. It fails with ErrMemory if the budget is exhausted.
 func (r *Response) ReadAllBudgeted(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	if r.finished {
 		return dst, nil
@@ -334,7 +328,7 @@ func (r *Response) readToClose(dst []byte, limit int, count *membudget.Count) (_
 
 func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([]byte, error) {
 	c, start, counted := r.c, len(dst), 0
-	r.unbuffered = true // the buffer stays: framing is read through it
+	r.unbuffered = true // the buffer stays, because framing is read through it
 	var chunks Chunks
 	for {
 		for c.r < c.w {
@@ -357,7 +351,7 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 				return dst, nil
 			}
 		}
-		// A long chunk goes straight to dst, around the buffer.
+		// A long chunk is read directly into dst, bypassing the buffer.
 		if ahead := chunks.Remaining(); ahead > int64(len(c.buf)-c.head.pos) {
 			if int64(len(dst)-start)+ahead > int64(limit) {
 				return dst, r.tooLarge(limit)
@@ -386,16 +380,15 @@ func (r *Response) readChunked(dst []byte, limit int, count *membudget.Count) ([
 	}
 }
 
-// Discard reads the rest of the body, up to limit bytes, so that the
-// connection can be kept; a longer or broken one is an error and Release will
-// close it.
+// Discard reads the rest of the body, up to limit bytes, so that the connection can be reused. A
+// longer or malformed body is an error, and Release closes the connection.
 func (r *Response) Discard(limit int) error {
 	_, err := r.ReadAll(nil, limit)
 	return err
 }
 
-// grow makes room for want more bytes, but never trusts a declared length
-// with more than twice what has come, from 1 MiB on. counted is what count has of dst.
+// grow makes space for want more bytes. From 1 MiB on it trusts a declared length only up to twice
+// what has come. counted is what count has acquired for dst.
 func (r *Response) grow(dst []byte, want int64, count *membudget.Count, counted *int) ([]byte, error) {
 	free := int64(cap(dst) - len(dst))
 	if free >= want || free >= 64<<10 {
@@ -407,7 +400,7 @@ func (r *Response) grow(dst []byte, want int64, count *membudget.Count, counted 
 	}
 	grown := make([]byte, len(dst), size)
 	copy(grown, dst)
-	count.Return(*counted) // the buffer before is the collector's
+	count.Return(*counted) // the old buffer is garbage
 	if *counted = 0; size > unbudgetedRead {
 		*counted = size
 	}

@@ -9,7 +9,7 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// peerClosedTLS is peerClosed over TLS: a read that gives up where it would have to wait.
+// peerClosedTLS is peerClosed over TLS: a read that fails where it would have to wait.
 func (c *conn) peerClosedTLS() bool {
 	under, ok := transportOf(c.nc).(*tlsTransport)
 	if !ok {
@@ -21,9 +21,9 @@ func (c *conn) peerClosedTLS() bool {
 	return n > 0 || !errors.Is(err, errWouldBlock) || under.inRecord()
 }
 
-// tlsTruncated says of a connection over TLS that has ended whether that was TCP's end alone,
-// without the engine's close_notify, which anybody on the way can bring about: crypto/tls
-// says io.EOF to both where the last record was whole.
+// tlsTruncated reports whether a TLS connection was ended by TCP alone, without the engine's
+// close_notify. Anyone on the path can do that, and crypto/tls returns io.EOF in both cases if the
+// last record was complete.
 func (c *conn) tlsTruncated() bool {
 	if c.raw != nil {
 		return false
@@ -32,30 +32,30 @@ func (c *conn) tlsTruncated() bool {
 	return ok && under.eof
 }
 
-// tlsTransport is the connection below a TLS one, which can be asked for what has come.
+// tlsTransport is the connection below TLS, which can be asked for what has arrived.
 type tlsTransport struct {
 	*net.TCPConn
 	raw         syscall.RawConn
 	nonBlocking bool // Read must not wait
-	eof         bool // TCP has ended; behind a close_notify nobody reads that far
+	eof         bool // TCP has ended; after a close_notify nobody reads that far
 
-	tryReadFunc func(fd uintptr) // made once
+	tryReadFunc func(fd uintptr) // allocated once
 	p           []byte
 	n           int
 	errno       syscall.Errno
 
-	// Where in its records what was received ends: of a header of recordHeaderSize bytes have
-	// come, and then left of its record have not.
+	// The position in the present TLS record: headerLen bytes of its header have come, and then
+	// remaining bytes of its content have not.
 	recordHeader    [recordHeaderSize]byte
 	headerLen       int
 	recordRemaining int
 }
 
-// recordHeaderSize is how long a TLS record's header is; its last two bytes are how much
-// follows (RFC 8446, 5.1).
+// recordHeaderSize is the length of a TLS record's header, whose last two bytes are the length of
+// the content (RFC 8446, 5.1).
 const recordHeaderSize = 5
 
-// trackRecord takes in what was received.
+// trackRecord records the position after p has been received.
 func (u *tlsTransport) trackRecord(p []byte) {
 	for len(p) > 0 {
 		if u.headerLen < recordHeaderSize {
@@ -75,8 +75,8 @@ func (u *tlsTransport) trackRecord(p []byte) {
 	}
 }
 
-// inRecord says whether a record has come in part: crypto/tls keeps that part, and says
-// that nothing has come.
+// inRecord reports whether a record has come in part. crypto/tls keeps that part and reports that
+// nothing has come.
 func (u *tlsTransport) inRecord() bool { return u.headerLen > 0 }
 
 func newTLSTransport(t *net.TCPConn) (*tlsTransport, error) {
@@ -114,8 +114,8 @@ func (u *tlsTransport) Read(p []byte) (int, error) {
 	return u.n, nil
 }
 
-// wouldBlockError is what a read gives that must not wait: crypto/tls goes on after an error that
-// is temporary.
+// wouldBlockError is returned by a read that must not wait. crypto/tls continues after an error
+// that is temporary.
 type wouldBlockError struct{}
 
 func (wouldBlockError) Error() string   { return "upstream: nothing has come" }
