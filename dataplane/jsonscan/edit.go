@@ -1,28 +1,27 @@
 package jsonscan
 
-// Op is what an Edit does with its member.
+// Op is what an Edit does to its member.
 type Op uint8
 
-// The operations of an Edit. A member that is null is present.
+// The operations of an Edit. A member that is null counts as present.
 const (
-	Set     Op = iota // replace the value where present, else append as last member
-	Replace           // replace the value where present, else nothing
-	Remove            // cut the member, with its comma
+	Set     Op = iota // replace the value if present, else append the member
+	Replace           // replace the value if present
+	Remove            // remove the member and its comma
 )
 
-// Edit changes one member. Value is raw JSON. An Edit of a nested member whose
-// parent is absent, is no object, or is itself edited in the same call does
-// nothing. Keys may not repeat in one call; of those that do, the first counts.
+// Edit changes one member. Value is raw JSON. An Edit of a nested member has no effect if its
+// parent is absent, is not an object, or is edited in the same call. If a Key occurs several times
+// in one call, the first counts.
 type Edit struct {
 	Key   Key
 	Op    Op
 	Value []byte
 }
 
-// Edited appends the body with the edits applied to dst: all other bytes are
-// the body's own, in order; what Set adds comes after the last member, in the
-// order of the edits. dst must not overlap the body. Up to 16 edits nothing is
-// allocated but what dst lacks.
+// Edited appends the body with the edits applied to dst. All other bytes are those of the body, in
+// order. Members added by Set follow the last member, in the order of the edits. dst must not
+// overlap the body. With up to 16 edits nothing but dst is allocated.
 func (d *Doc) Edited(dst []byte, edits ...Edit) []byte {
 	var buf [maxInlineEdits]splice
 	pos := 0
@@ -35,9 +34,9 @@ func (d *Doc) Edited(dst []byte, edits ...Edit) []byte {
 	return append(dst, d.Body[pos:]...)
 }
 
-// Segments appends to dst what Edited would write as a list of slices, for a
-// vectored write. Nothing is copied: the pieces are the body's, the edits'
-// values and constants, all borrowed, and must not be changed.
+// Segments appends to dst what Edited would write, as a list of slices for a vectored write.
+// Nothing is copied: the slices belong to the body, the edits' values and constants, and must not
+// be modified.
 func (d *Doc) Segments(dst [][]byte, edits ...Edit) [][]byte {
 	var buf [maxInlineEdits]splice
 	pos := 0
@@ -69,8 +68,8 @@ type splice struct {
 	remove     bool
 }
 
-// spliceKeys are the `,"name":` of every key; the slice without its first byte
-// is the form for an object with no member before it.
+// spliceKeys are the `,"name":` of every key. Without its first byte it is the form for the first
+// member of an object.
 var spliceKeys = func() (keys [NumKeys][]byte) {
 	for k := range keys {
 		keys[k] = []byte(members[k].splice)
@@ -78,7 +77,7 @@ var spliceKeys = func() (keys [NumKeys][]byte) {
 	return keys
 }()
 
-// plan turns edits into splices of ascending offsets that do not overlap.
+// plan converts edits to splices with ascending offsets that do not overlap.
 func (d *Doc) plan(out []splice, edits []Edit) []splice {
 	var seen uint64
 	for i := range edits {
@@ -116,7 +115,7 @@ func (d *Doc) plan(out []splice, edits []Edit) []splice {
 	return d.fixCommas(out, kept, keptSampling)
 }
 
-// insert keeps out in order of start; equal starts stay as they came.
+// insert keeps out sorted by start. Equal starts keep their order.
 func insert(out []splice, sp splice) []splice {
 	out = append(out, sp)
 	for i := len(out) - 1; i > 0 && out[i-1].start > out[i].start; i-- {
@@ -125,7 +124,7 @@ func insert(out []splice, sp splice) []splice {
 	return out
 }
 
-// tail is the offset after the last member of the object k belongs to.
+// tail returns the offset after the last member of the object that k belongs to.
 func (d *Doc) tail(k Key) int {
 	end := d.Close
 	if k.nested() {
@@ -141,10 +140,9 @@ func beforeSpace(b []byte, i int) int {
 	return i
 }
 
-// fixCommas drops the comma before the first member added to an object that
-// keeps none, and widens each run of removed neighbours by one comma: the one
-// behind it, or, at the end of the object, the one before it. Widening members
-// one by one would take the same comma twice.
+// fixCommas removes the comma before the first member added to an object that keeps none, and
+// extends each run of removed neighbours by one comma: the one after it, or at the end of the
+// object the one before it. Extending members one by one would count the same comma twice.
 func (d *Doc) fixCommas(out []splice, kept, keptSampling int) []splice {
 	b := d.Body
 	for i := 0; i < len(out); i++ {
@@ -169,7 +167,7 @@ func (d *Doc) fixCommas(out []splice, kept, keptSampling int) []splice {
 			i++
 			next, comma = afterComma(b, out[i].end)
 		}
-		// The first splice of the run cuts all of it, the others nothing.
+		// The first splice of the run removes all of it, the others nothing.
 		start, end := out[first].start, out[i].end
 		if comma {
 			end = next
@@ -184,7 +182,7 @@ func (d *Doc) fixCommas(out []splice, kept, keptSampling int) []splice {
 	return out
 }
 
-// afterComma is the offset of the member after the value that ends at i.
+// afterComma returns the offset of the member after the value that ends at i.
 func afterComma(b []byte, i int) (int, bool) {
 	if i = skipSpace(b, i); i < len(b) && b[i] == ',' {
 		return skipSpace(b, i+1), true

@@ -5,14 +5,14 @@ import (
 	"unicode/utf8"
 )
 
-// SyntaxError says what is wrong with a body, and where. Duplicate known keys,
-// a wrong type of a known member, too great a depth, invalid UTF-8 and trailing
-// bytes are errors of this type too. Its text is meant for the client.
+// SyntaxError describes an error in a body and its position. Duplicate known keys, a wrong type of
+// a known member, too deep nesting, invalid UTF-8 and trailing bytes are errors of this type too.
+// Its text is for the client.
 type SyntaxError struct {
 	Offset int    // byte offset in the body
-	Field  string // dotted name of the member, "" for the document
-	Got    string // what was found, cut to 40 bytes of the body
-	Want   string // what would be accepted
+	Field  string // dotted name of the member; "": the document
+	Got    string // what was found, at most 40 bytes of the body
+	Want   string // what is accepted
 }
 
 // Error implements error.
@@ -24,11 +24,11 @@ func (e *SyntaxError) Error() string {
 	return where + ": got " + e.Got + "; want " + e.Want
 }
 
-// maxShown bounds how much of a body an error repeats.
+// maxShown bounds how much of a body an error repeats, in bytes.
 const maxShown = 40
 
-// excerpt is the text of raw for an error, quoted where it is no JSON string and
-// made printable: raw may be anything a client sent.
+// excerpt returns raw as text for an error: printable, and quoted unless it is a JSON string. raw
+// is client input.
 func excerpt(raw []byte) string {
 	cut := len(raw) > maxShown
 	if cut {
@@ -61,7 +61,7 @@ func excerpt(raw []byte) string {
 	return string(out)
 }
 
-// unexpected describes what stands at offset i of b where something else should.
+// unexpected describes the unexpected input at offset i of b.
 func unexpected(b []byte, i int) string {
 	if i >= len(b) {
 		return "the end of the body"

@@ -2,36 +2,33 @@ package jsonscan
 
 import "encoding/binary"
 
-// EventShape is what the events of one stream have in common: the bytes around the
-// values that change from one event to the next. An event that is the Shape around
-// other values has the members of the one that was learned, at the same depth and
-// with values of the same kinds, so that it need not be walked to be read.
+// EventShape is what the events of one stream have in common: the bytes around the values that
+// change from event to event. An event with the same shape has the same members as the learned one,
+// at the same depth and with values of the same kinds, so it can be read without being parsed.
 //
-// What may change are numbers, one text and one array of token ids. All of them are
-// held to the grammar a scan holds them to, so that an event which the walk would
-// leave in the middle never matches. The zero Shape matches nothing. One stream has
-// one; its memory is kept from event to event.
+// Numbers, one text and one array of token ids may change. They are validated by the scan's
+// grammar, so that an event on which a parser would stop never matches. The zero EventShape matches
+// nothing. Each stream has one, whose memory is reused from event to event.
 type EventShape struct {
-	// Repeats: the ids of an event begin with all those of the event before (SGLang's
-	// streams that are cumulative). Match then passes over those it has read.
+	// Cumulative: the ids of an event begin with those of the event before (SGLang's cumulative
+	// streams). Match then skips the ids that it has read.
 	Cumulative bool
 
-	fixed []byte // the bytes between the gaps, one after the other
+	fixed []byte // the bytes between the gaps, concatenated
 	gaps  [maxGaps]gap
 	n     int
 
-	lastIDs     []byte // with Repeats: the last array of ids, without its closing bracket
-	lastIDCount int    // the ids in it
+	lastIDs     []byte // if Cumulative: the last array of ids, without its closing bracket
+	lastIDCount int    // the number of ids in it
 }
 
-// maxGaps bounds the values of an event that may change; the events of engines have
-// up to nine.
+// maxGaps bounds the values of an event that may change. Engines' events have up to nine.
 const maxGaps = 20
 
 type gap struct {
 	kind     gapKind
-	before   int32 // where in fixed the bytes before it end
-	from, to int32 // in the event that was learned or matched last
+	before   int32 // end in fixed of the bytes before it
+	from, to int32 // in the last event that was learned or matched
 }
 
 type gapKind uint8
@@ -45,10 +42,9 @@ const (
 // maxShapeBytes bounds an event that is learned.
 const maxShapeBytes = 1 << 20
 
-// Learn takes the shape of an event: text is where its one string lies that changes,
-// ids its array of token ids, each a zero Value where there is none. It says whether
-// there is a shape: an event with too many numbers, or one that is not well formed,
-// has none, and Match says no until another is learned.
+// Learn learns the shape of an event. text is the position of its one string that changes, ids that
+// of its array of token ids; a zero Value: none. It returns whether there is a shape. An event with
+// too many numbers, or a malformed one, has none, and nothing matches until another is learned.
 func (s *EventShape) Learn(event []byte, text, ids Value) bool {
 	s.fixed, s.n = s.fixed[:0], 0
 	if len(event) > maxShapeBytes || !s.learn(event, text, ids) {
@@ -57,8 +53,7 @@ func (s *EventShape) Learn(event []byte, text, ids Value) bool {
 	return s.n > 0
 }
 
-// Reset makes s match nothing, as the zero Shape; it keeps memory for the next
-// stream, as long as that is little.
+// Reset makes s match nothing. It keeps its memory for the next stream unless that is much.
 func (s *EventShape) Reset() {
 	s.Cumulative, s.n, s.lastIDCount = false, 0, 0
 	s.fixed, s.lastIDs = s.fixed[:0], s.lastIDs[:0]
@@ -67,7 +62,7 @@ func (s *EventShape) Reset() {
 	}
 }
 
-// maxRetainedShape bounds what Forget keeps.
+// maxRetainedShape bounds the memory that Reset keeps.
 const maxRetainedShape = 16 << 10
 
 func (s *EventShape) learn(event []byte, text, ids Value) bool {
@@ -105,8 +100,8 @@ func (s *EventShape) learn(event []byte, text, ids Value) bool {
 	return true
 }
 
-// Gap gives the number by which Raw knows the value that began at offset start of the
-// event just learned; -1 where none did, as for a negative start.
+// Gap returns the index of the value that began at offset start of the event just learned; -1: none
+// did, or start is negative.
 func (s *EventShape) Gap(start int) int {
 	for i := range s.gaps[:s.n] {
 		if int(s.gaps[i].from) == start {
@@ -116,7 +111,7 @@ func (s *EventShape) Gap(start int) int {
 	return -1
 }
 
-// Raw is the value in a gap of event, which was the last to match; nil for gap -1.
+// Raw returns the value in a gap of event, which was the last to match; nil for gap -1.
 func (s *EventShape) Raw(event []byte, gap int) []byte {
 	if gap < 0 {
 		return nil
@@ -124,12 +119,11 @@ func (s *EventShape) Raw(event []byte, gap int) []byte {
 	return event[s.gaps[gap].from:s.gaps[gap].to]
 }
 
-// Start is where the value in a gap begins in the event that was the last to match.
+// Start returns where the value in a gap begins in the last event that matched.
 func (s *EventShape) Start(gap int) int { return int(s.gaps[gap].from) }
 
-// Match says whether event has the shape, and then appends its token ids to dst, but
-// for those that it passed over (Repeats), whose count it gives. Otherwise dst comes
-// back as it was.
+// Match reports whether event has the shape. If so it appends the token ids to dst, except those
+// that it skipped (Cumulative), whose number it returns. Otherwise it returns dst unchanged.
 func (s *EventShape) Match(dst []uint32, event []byte) (ids []uint32, skipped int, ok bool) {
 	if s.n == 0 || len(event) > maxShapeBytes {
 		return dst, 0, false
@@ -175,7 +169,7 @@ func (s *EventShape) Match(dst []uint32, event []byte) (ids []uint32, skipped in
 	return ids, skipped, true
 }
 
-// numberEnd is scanner.number, quick for what most numbers are: a few digits.
+// numberEnd is scanner.number with a fast path for numbers of a few digits.
 func numberEnd(s *scanner, i int) int {
 	if i+8 <= len(s.b) {
 		end := i + digits(binary.LittleEndian.Uint64(s.b[i:]))
@@ -192,7 +186,7 @@ func numberEnd(s *scanner, i int) int {
 	return s.number(i)
 }
 
-// readIDs reads the array at event[i] and gives its end, -1 for one that is none.
+// readIDs reads the array at event[i] and returns its end; -1: it is not an array of ids.
 func (s *EventShape) readIDs(dst []uint32, event []byte, i int) (ids []uint32, skipped, end int) {
 	if !s.Cumulative {
 		ids, end, err := idsFrom(dst, event, i)
@@ -213,7 +207,7 @@ func (s *EventShape) readIDs(dst []uint32, event []byte, i int) (ids []uint32, s
 		ids, end, err = moreIDs(dst, event, next+1)
 	case event[next] == ']':
 		return dst, s.lastIDCount, next + 1
-	default: // the last id goes on, or a space: read anew
+	default: // the last id continues, or a space follows: read it again
 		s.lastIDs, s.lastIDCount = s.lastIDs[:0], 0
 		ids, end, err = idsFrom(dst, event, i)
 		next = i

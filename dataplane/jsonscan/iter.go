@@ -8,17 +8,17 @@ package jsonscan
 //		use(it.Raw())
 //	}
 type Iter struct {
-	// Value is where the current element lies in the walked bytes; KeyStart
-	// counts only in an object.
+	// Value is the position of the current element in the walked bytes. KeyStart is only valid in
+	// an object.
 	Value Value
 
 	s      scanner
-	pos    int // where the next element begins
+	pos    int // start of the next element
 	keyEnd int
 	object bool
 }
 
-// Walk begins before the first element of raw, which it borrows.
+// Walk returns an Iter before the first element of raw, which it borrows.
 func Walk(raw []byte) Iter {
 	it := Iter{pos: -1}
 	i := skipSpace(raw, 0)
@@ -30,7 +30,7 @@ func Walk(raw []byte) Iter {
 	return it
 }
 
-// Next steps to the next element and says whether there is one.
+// Next moves to the next element and returns whether there is one.
 func (it *Iter) Next() bool {
 	if it.pos < 0 {
 		return false
@@ -66,11 +66,10 @@ func (it *Iter) Next() bool {
 	return true
 }
 
-// Raw is the current element's bytes, borrowed from what is walked.
+// Raw returns the bytes of the current element, borrowed from the walked value.
 func (it *Iter) Raw() []byte { return it.s.b[it.Value.Start:it.Value.End] }
 
-// IsKey says whether the current member of an object is called name, however
-// its key is written.
+// IsKey reports whether the current member of an object is called name, however its key is escaped.
 func (it *Iter) IsKey(name string) bool {
 	if !it.object || it.Value.Kind == Absent {
 		return false
@@ -79,9 +78,9 @@ func (it *Iter) IsKey(name string) bool {
 	return string(unescapedName(it.s.b[it.Value.KeyStart+1:it.keyEnd-1], buf[:0], len(name))) == name
 }
 
-// Members finds several members of an object in one walk: vals[i] is where the one called
-// names[i] lies in it, Absent where there is none; of a name that stands twice the last.
-// What is no object has none.
+// Members finds several members of an object in one walk. vals[i] becomes the position of the
+// member names[i], Absent if there is none, the last one if there are several. A value that is not
+// an object has no members.
 func Members(object []byte, vals []Value, names ...string) {
 	clear(vals)
 	it := Walk(object)
@@ -103,8 +102,7 @@ func Members(object []byte, vals []Value, names ...string) {
 	}
 }
 
-// Key appends the name of the current member of an object, escapes resolved;
-// nothing in an array.
+// Key appends the unescaped name of the current member of an object; nothing in an array.
 func (it *Iter) Key(dst []byte) []byte {
 	if !it.object || it.Value.Kind == Absent {
 		return dst

@@ -41,12 +41,12 @@ const (
 	KeyBestOf
 	KeyUseBeamSearch
 	KeyVLLMXArgs
-	KeyText                // SGLang's /generate; of /v1/responses the answer's format
-	KeyInputIDs            // likewise
-	KeyBootstrapPairKey    // likewise
+	KeyText                // SGLang's /generate; in /v1/responses the format of the answer
+	KeyInputIDs            // SGLang's /generate
+	KeyBootstrapPairKey    // SGLang's /generate
 	KeyRoutedDPRank        // SGLang 0.5.10 and later
-	KeyDisaggPrefillDPRank // likewise
-	KeyDataParallelRank    // SGLang before
+	KeyDisaggPrefillDPRank // SGLang 0.5.10 and later
+	KeyDataParallelRank    // SGLang before 0.5.10
 	KeyCacheHitThreshold
 	KeyPromptTokenIDs // TensorRT-LLM, chat
 	KeyEcho
@@ -57,12 +57,12 @@ const (
 	KeyThinking             // of /v1/messages
 	KeyLoRARequest          // TensorRT-LLM
 	KeyEncoderURLs          // SGLang's /generate
-	KeyHTTPWorkerIPC        // likewise
-	KeyKVHints              // likewise
+	KeyHTTPWorkerIPC        // SGLang's /generate
+	KeyKVHints              // SGLang's /generate
 	KeyLoRAPath             // SGLang: the adapter, beside the model
-	KeyLoRAID               // SGLang: likewise, by its internal id
+	KeyLoRAID               // SGLang: the adapter by its internal id
 	KeyPreviousResponseID   // of /v1/responses
-	KeyBackground           // likewise
+	KeyBackground           // of /v1/responses
 	KeyReturnLogprob        // SGLang's /generate
 	KeySamplingMaxTokens    // sampling_params.max_tokens
 	KeySamplingMinTokens    // sampling_params.min_tokens
@@ -73,10 +73,10 @@ const (
 	NumKeys
 )
 
-// noKey stands for a member the router does not know.
+// noKey stands for an unknown member.
 const noKey = NumKeys
 
-// Name is the member's name, dotted for a nested one.
+// Name returns the member's name, dotted for a nested one.
 func (k Key) Name() string {
 	if k >= NumKeys {
 		return ""
@@ -84,13 +84,13 @@ func (k Key) Name() string {
 	return members[k].name
 }
 
-// nested says whether k lies in sampling_params.
+// nested reports whether k is a member of sampling_params.
 func (k Key) nested() bool { return k >= KeySamplingMaxTokens }
 
 // Kind is the JSON type of a value.
 type Kind uint8
 
-// The kinds; Absent means the member is not there.
+// The kinds. Absent: there is no such member.
 const (
 	Absent Kind = iota
 	Null
@@ -103,7 +103,7 @@ const (
 
 var kindNames = [...]string{"absent", "null", "boolean", "number", "string", "array", "object"}
 
-// String gives the kind's JSON name.
+// String returns the kind's name in JSON.
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
 		return kindNames[k]
@@ -111,7 +111,7 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// kinds is a set of Kind, bit by bit.
+// kinds is a set of Kind, one bit each.
 type kinds uint8
 
 const (
@@ -124,16 +124,16 @@ const (
 	anyKind       = null | boolean | number | str | array | object
 )
 
-// member is what the scan demands of one known member.
+// member is what a scan requires of a known member.
 type member struct {
 	name    string
 	allowed kinds
 	count   bool   // a number must be an integer
-	want    string // the words of the error
-	splice  string // how Set writes the key: `,"name":`
+	want    string // for the error message
+	splice  string // the key as Set writes it: `,"name":`
 }
 
-// countRange is what a member that counts may be.
+// countRange is what a counting member accepts.
 const countRange = "an integer from -9223372036854775808 to 9223372036854775807, or null"
 
 var members = makeMembers()
@@ -224,8 +224,8 @@ func makeMembers() (m [NumKeys]member) {
 // maxNameLen bounds the unescaped length of a known name.
 const maxNameLen = 24
 
-// topKey is the known top-level member called name, or noKey. A switch on a
-// converted slice is compiled to comparisons, without a copy.
+// topKey returns the known top-level member called name, or noKey. A switch on a converted slice
+// compiles to comparisons without a copy.
 func topKey(name []byte) Key {
 	switch string(name) {
 	case "model":
@@ -350,7 +350,7 @@ func topKey(name []byte) Key {
 	return noKey
 }
 
-// samplingKey is the known member of sampling_params called name, or noKey.
+// samplingKey returns the known member of sampling_params called name, or noKey.
 func samplingKey(name []byte) Key {
 	switch string(name) {
 	case "max_tokens":

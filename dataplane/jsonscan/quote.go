@@ -1,7 +1,7 @@
 package jsonscan
 
-// AppendQuoted appends s as a JSON string. Bytes that are no UTF-8 stay as they
-// are; a scan of the whole refuses them.
+// AppendQuoted appends s as a JSON string. Invalid UTF-8 is copied; a scan of the result rejects
+// it.
 func AppendQuoted[T string | []byte](dst []byte, s T) []byte {
 	const hexDigits = "0123456789abcdef"
 	dst = append(dst, '"')
@@ -24,7 +24,7 @@ func AppendQuoted[T string | []byte](dst []byte, s T) []byte {
 	return append(append(dst, s[from:]...), '"')
 }
 
-// QuotedLen is how many bytes AppendQuoted appends for s.
+// QuotedLen returns how many bytes AppendQuoted appends for s.
 func QuotedLen[T string | []byte](s T) int {
 	n := len(s) + 2
 	for i := 0; i < len(s); i++ {

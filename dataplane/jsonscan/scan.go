@@ -8,9 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// Value is where a member lies in the body: Body[KeyStart] is the opening quote
-// of its key, Body[Start:End] the value without surrounding space. All three
-// are byte offsets.
+// Value is the position of a member in the body: Body[KeyStart] is the opening quote of its key,
+// and Body[Start:End] the value without surrounding space. All three are byte offsets.
 type Value struct {
 	KeyStart, Start, End int
 	Kind                 Kind
@@ -18,36 +17,36 @@ type Value struct {
 
 // Limits bound what a scan accepts.
 type Limits struct {
-	MaxDepth int // nesting of objects and arrays; 0 means 64, at most 1024
+	MaxDepth int // nesting of objects and arrays; 0: 64; at most 1024
 }
 
-// Doc is one scanned body. It borrows the body; both are the caller's. A Doc is
-// not safe for concurrent use while Scan runs, and read-only afterwards but for ScannedIDs.
+// Doc is one scanned body, which it borrows. A Doc must not be used concurrently while Scan runs.
+// Afterwards it is read-only, except for ScannedIDs.
 type Doc struct {
 	Body []byte
-	// Open and Close are the offsets of the outer object's braces; Members is
-	// how many members it has.
+	// Open and Close are the offsets of the outer object's braces. Members is the number of its
+	// members.
 	Open, Close, Members int
 
-	samplingMembers int       // members of sampling_params, where that is an object
-	present         [2]uint64 // by Key: which of Values are not Absent; the others are not looked at
+	samplingMembers int       // members of sampling_params, if that is an object
+	present         [2]uint64 // by Key: which Values are not Absent; the others are undefined
 
-	// Watched: a member somewhere in the body, at whatever depth, may have one of the
-	// names that IsSensitive knows.
+	// MayBeSensitive: a member at any depth of the body may have one of the names for which
+	// IsSensitive is true.
 	MayBeSensitive bool
 
-	ids       []uint32 // of the member idsKey, see ScannedIDs; its memory is the next scan's
+	ids       []uint32 // of the member idsKey, see ScannedIDs; reused by the next scan
 	idsKey    Key
-	pooledIDs *[]uint32 // of ids, if borrowed
+	pooledIDs *[]uint32 // the pooled slice of ids, if it is from a pool
 
 	Values [NumKeys]Value
 }
 
-var _ [128 - NumKeys]struct{} // each key has its bit in Doc.present
+var _ [128 - NumKeys]struct{} // each key has a bit in Doc.present
 
 const (
 	defaultDepth = 64
-	hardDepth    = 1024 // the scan recurses: bounded whatever a config says
+	hardDepth    = 1024 // the scan recurses, so this bounds any configuration
 )
 
 func (l Limits) depth() int {
@@ -57,13 +56,12 @@ func (l Limits) depth() int {
 	return min(l.MaxDepth, hardDepth)
 }
 
-// Scan reads body into d, forgetting what d held. It fails with *SyntaxError,
-// and then d is empty. The body must be one object, well-formed by RFC 8259 and
-// valid UTF-8; escaped lone surrogates pass, as they do in the engines. A known
-// member may stand only once, however its key is written ("mod\u0065l" is
-// model), and must have its type: model string or null, stream bool or null, counts
-// integers or null (1.0 and 1e3 too, as engines take them), messages and token_ids
-// arrays, and so on. Members the router does not know are only checked for form.
+// Scan scans body into d and discards the previous content. On a *SyntaxError d is empty. The body
+// must be one object, well-formed by RFC 8259 and valid UTF-8. Escaped lone surrogates are
+// accepted, as engines do. A known member may occur only once, however its key is escaped
+// ("mod\u0065l" is model), and must have its type: model string or null, stream bool or null,
+// counts integers or null (also 1.0 and 1e3, as engines accept them), messages and token_ids
+// arrays, and so on. Unknown members are only checked for form.
 func (d *Doc) Scan(body []byte, lim Limits) error {
 	d.reset()
 	s := scanner{b: body, maxDepth: lim.depth(), doc: d}
@@ -77,7 +75,7 @@ func (d *Doc) Scan(body []byte, lim Limits) error {
 	return nil
 }
 
-// reset empties d and keeps its memory for ids. What was not there is not written to.
+// reset empties d and keeps its memory for ids. Values that were absent are not written.
 func (d *Doc) reset() {
 	for i, set := range d.present {
 		for ; set != 0; set &= set - 1 {
@@ -88,13 +86,13 @@ func (d *Doc) reset() {
 	d.releaseIDs(d.ids)
 }
 
-// has says whether k is present.
+// has reports whether k is present.
 func (d *Doc) has(k Key) bool { return d.present[k>>6]>>(k&63)&1 != 0 }
 
-// Has says whether k is present and not null.
+// Has reports whether k is present and not null.
 func (d *Doc) Has(k Key) bool { return d.has(k) && d.Values[k].Kind > Null }
 
-// Raw is the value's bytes as they stand in the body, nil when absent.
+// Raw returns the bytes of the value in the body; nil: absent.
 func (d *Doc) Raw(k Key) []byte {
 	if !d.has(k) {
 		return nil
@@ -103,7 +101,7 @@ func (d *Doc) Raw(k Key) []byte {
 	return d.Body[v.Start:v.End]
 }
 
-// Int reads an integer member; ok is false when absent, null or no int64.
+// Int returns an integer member; ok is false if it is absent, null or not an int64.
 func (d *Doc) Int(k Key) (n int64, ok bool) {
 	if !d.has(k) || d.Values[k].Kind != Number {
 		return 0, false
@@ -111,24 +109,22 @@ func (d *Doc) Int(k Key) (n int64, ok bool) {
 	return Integer(d.Raw(k))
 }
 
-// Bool reads a boolean member; absent and null are false.
+// Bool returns a boolean member. Absent and null are false.
 func (d *Doc) Bool(k Key) bool {
 	return d.has(k) && d.Values[k].Kind == Bool && d.Body[d.Values[k].Start] == 't'
 }
 
-// Find locates a top-level member of any object, for engine responses
-// (kv_transfer_params, usage, tokens). ok is false when it is absent; of a name
-// that stands twice the last counts, as with the parsers of the engines. It
-// fails with *SyntaxError when body is no well-formed object. Whole-document
-// checks are the same as Scan's with default limits, known-member rules do not
-// apply.
+// Find locates a top-level member of any object, for engine responses (kv_transfer_params, usage,
+// tokens). ok is false if it is absent. Of several members with the name the last counts, as in the
+// engines' parsers. It returns a *SyntaxError if body is not a well-formed object. The document is
+// checked as by Scan with default limits; the rules of known members do not apply.
 func Find(body []byte, name string) (v Value, ok bool, err error) {
 	v, _, err = FindTwo(body, name, "")
 	return v, v.Kind != Absent, err
 }
 
-// FindTwo is Find of two members in one pass; one that is absent is the zero Value, as
-// both are on an error.
+// FindTwo is Find for two members in one pass. An absent one is the zero Value; on an error both
+// are.
 func FindTwo(body []byte, first, second string) (one, two Value, err error) {
 	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{first, second}}
 	s.document(scopeFind)
@@ -138,18 +134,18 @@ func FindTwo(body []byte, first, second string) (one, two Value, err error) {
 	return s.found[0], s.found[1], nil
 }
 
-// scope says what the members of an object under the scan mean to us.
+// scope is how the members of an object are treated.
 type scope uint8
 
 const (
-	scopeNone     scope = iota // only their form
+	scopeNone     scope = iota // only checked for form
 	scopeTop                   // known members of a request
 	scopeSampling              // known members of sampling_params
 	scopeFind                  // members by name
 )
 
-// scanner is one pass over b. Its methods take the offset they begin at and
-// give the one they end before, or -1 with err set.
+// scanner is one pass over b. Its methods take the offset at which they begin and return the offset
+// after their value, or -1 with err set.
 type scanner struct {
 	b        []byte
 	maxDepth int
@@ -160,7 +156,7 @@ type scanner struct {
 	found    [2]Value
 
 	// For FindTokenIDs.
-	ids           []uint32 // behind ids[:idsFrom] those of names[0], while foundIDsValue
+	ids           []uint32 // after ids[:idsFrom] those of names[0], for foundIDsValue
 	idsFrom       int
 	wantIDs       bool
 	foundIDsValue bool
@@ -175,7 +171,7 @@ func (s *scanner) unexpected(i int, want string) int {
 	return s.fail(min(i, len(s.b)), "", unexpected(s.b, i), want)
 }
 
-// document reads the outer object and gives the offset of its opening brace.
+// document reads the outer object and returns the offset of its opening brace.
 func (s *scanner) document(in scope) int {
 	open := skipSpace(s.b, 0)
 	if open >= len(s.b) {
@@ -202,7 +198,7 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// value reads the value at i, whose own nesting, if it nests, is depth.
+// value reads the value at i. depth is its own nesting depth, if it nests.
 func (s *scanner) value(i, depth int) (end int, kind Kind) {
 	b := s.b
 	if i >= len(b) {
@@ -300,8 +296,8 @@ func (s *scanner) object(i, depth int, in scope) int {
 	}
 }
 
-// knownMember reads the value at i of the member whose key is b[key:keyEnd] and
-// keeps it where in knows the name.
+// knownMember reads the value at i of the member with the key b[key:keyEnd], and stores it if in
+// knows the name.
 func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	var buf [maxNameLen]byte
 	name := unescapedName(s.b[key+1:keyEnd-1], buf[:0], max(len(s.names[0]), len(s.names[1])))
@@ -354,7 +350,7 @@ func (s *scanner) knownMember(key, keyEnd, i, depth int, in scope) int {
 	return s.checkType(k, v)
 }
 
-// checkType holds the type rule of k and gives the value's end.
+// checkType checks the type of k and returns the value's end.
 func (s *scanner) checkType(k Key, v *Value) int {
 	m := &members[k]
 	raw := s.b[v.Start:v.End]
@@ -369,8 +365,8 @@ func (s *scanner) checkType(k Key, v *Value) int {
 	return v.End
 }
 
-// unescapedName is the key's text without escapes, which it writes to buf; a name
-// longer than all that are looked for (at least maxNameLen) comes back as it stands.
+// unescapedName returns a key without escapes, written to buf. A name longer than longest (at least
+// maxNameLen), which cannot be a known one, is returned unchanged.
 func unescapedName(raw, buf []byte, longest int) []byte {
 	if len(raw) > 6*max(maxNameLen, longest) || bytes.IndexByte(raw, '\\') < 0 {
 		return raw
@@ -414,9 +410,8 @@ func (s *scanner) array(i, depth int) int {
 	}
 }
 
-// skipIDs passes elements that are plain integers of up to eight digits followed
-// by a comma and at most one space, which is what long arrays of token ids
-// consist of. It stops at the first element that is anything else.
+// skipIDs skips elements that are plain integers of up to eight digits followed by a comma and at
+// most one space, as in long arrays of token ids. It stops at the first other element.
 func skipIDs(b []byte, i int) int {
 	if wide && len(b)-i >= simdBlock && b[i]-'0' <= 9 {
 		i = skipWide(b, i)
@@ -433,7 +428,7 @@ func skipIDs(b []byte, i int) int {
 	return i
 }
 
-// number reads the number at i, by the grammar of RFC 8259, section 6.
+// number reads the number at i by the grammar of RFC 8259, section 6.
 func (s *scanner) number(i int) int {
 	b := s.b
 	if b[i] == '-' {

@@ -2,10 +2,10 @@ package jsonscan
 
 import "bytes"
 
-// IsSensitive says whether name is, in any case, that of a member in which engines read where
-// media is fetched from, or the id of a request: dataplane/front (enginefields.go) checks
-// these before it forwards a body. Doc.MayBeSensitive says whether a body has any. Case does
-// not count because Go's JSON decoder ignores it.
+// IsSensitive reports whether name is that of a member in which engines read a media location or a
+// request id. Package front (enginefields.go) checks these before it forwards a body.
+// Doc.MayBeSensitive reports whether a body has any. Case is ignored because Go's JSON decoder
+// ignores it.
 func IsSensitive(name []byte) bool {
 	const longest = len("input_image")
 	if len(name) < len("url") || len(name) > longest {
@@ -28,8 +28,8 @@ func IsSensitive(name []byte) bool {
 	return false
 }
 
-// mayBeSensitive is IsSensitive of a name as it stands in the body: of one with escapes it is not
-// known without resolving them.
+// mayBeSensitive is IsSensitive for a name as it stands in the body. A name with escapes may be any
+// name.
 func mayBeSensitive(raw []byte) bool {
 	return IsSensitive(raw) || len(raw) <= 6*maxNameLen && bytes.IndexByte(raw, '\\') >= 0
 }

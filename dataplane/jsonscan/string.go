@@ -9,9 +9,9 @@ import (
 	"unsafe"
 )
 
-// String appends the unescaped string member to dst. With no escape in the
-// value and a nil dst it returns the body's own bytes without copying. A member
-// that is no string appends nothing. An escaped lone surrogate becomes U+FFFD.
+// String appends the unescaped string member to dst. Without escapes in the value and with a nil
+// dst it returns the body's own bytes. A member that is not a string appends nothing. An escaped
+// lone surrogate becomes U+FFFD.
 func (d *Doc) String(k Key, dst []byte) []byte {
 	if !d.has(k) || d.Values[k].Kind != String {
 		return dst
@@ -19,7 +19,7 @@ func (d *Doc) String(k Key, dst []byte) []byte {
 	return Unquote(dst, d.Raw(k))
 }
 
-// Unquote is String for any string that a scan has accepted, with its quotes.
+// Unquote is String for any string, with its quotes, that a scan has accepted.
 func Unquote(dst, quoted []byte) []byte {
 	if len(quoted) < 2 {
 		return dst
@@ -31,11 +31,10 @@ func Unquote(dst, quoted []byte) []byte {
 	return appendUnescaped(dst, raw)
 }
 
-// Eight bytes are looked at together. For a byte c < 0x80 the top bit of
-// (c^2)-0x21 is set only where c is '"' (0x22^2 = 0x20) or below 0x20, and that
-// of (c^'\\')-1 only where c is '\\'. A borrow can mark the byte above such a
-// one as well, so a mark is looked at before it is believed; none is missed.
-// Marks on bytes from 0x80 on mean nothing.
+// Eight bytes are compared at a time. For a byte c < 0x80 the top bit of (c^2)-0x21 is set only if
+// c is '"' (0x22^2 = 0x20) or below 0x20, and that of (c^'\\')-1 only if c is '\\'. A borrow can
+// mark the byte above such a byte as well, so each mark is verified; none is missed. Marks on bytes
+// from 0x80 on have no meaning.
 const (
 	lowBits  = 0x0101010101010101
 	highBits = 0x8080808080808080
@@ -45,16 +44,15 @@ func markSpecial(w uint64) uint64 {
 	return ((w ^ 0x02*lowBits) - 0x21*lowBits) | ((w ^ '\\'*lowBits) - lowBits)
 }
 
-// packHighBits gathers the top bits of m's eight bytes into the low eight bits.
+// packHighBits gathers the top bits of m's eight bytes in the low eight bits.
 func packHighBits(m uint64) uint32 {
 	return uint32((m & highBits) * 0x0002040810204081 >> 56)
 }
 
-// stringEnd gives the offset after the closing quote of the string whose first
-// character is at i, and whether it may hold bytes from 0x80 on: some behind
-// the quote count too, which costs a check of the string, never an answer. A
-// malformed string gives ^offset of what is wrong: len(b), a control character,
-// or the backslash of a bad escape.
+// stringEnd returns the offset after the closing quote of the string whose first character is at i,
+// and whether it may contain bytes from 0x80 on. high may also be set by bytes after the quote,
+// which costs a superfluous check. For a malformed string it returns ^offset of the error: len(b),
+// a control character, or the backslash of an invalid escape.
 func stringEnd(b []byte, i int) (end int, high bool) {
 	if !wide {
 		return stringEndBy8(b, i)
@@ -94,7 +92,7 @@ func stringEnd(b []byte, i int) (end int, high bool) {
 	return stringTail(b, i, acc)
 }
 
-// stringEndBy8 is stringEnd with what every machine has.
+// stringEndBy8 is stringEnd without special instructions.
 func stringEndBy8(b []byte, i int) (end int, high bool) {
 	var acc uint64
 blocks:
@@ -115,8 +113,8 @@ blocks:
 			i += 32
 			continue
 		}
-		// Escapes stand close together in code and prose: all marks of the
-		// block are used before the next one is loaded.
+		// Escapes are dense in code and prose, so all marks of the block are used before the next
+		// block is loaded.
 		marks := packHighBits(m0) | packHighBits(m1)<<8 | packHighBits(m2)<<16 | packHighBits(m3)<<24
 		for marks != 0 {
 			at := bits.TrailingZeros32(marks) & 31
@@ -168,7 +166,7 @@ func stringTail(b []byte, i int, acc uint64) (end int, high bool) {
 	return ^len(b), false
 }
 
-// escapeLen is the length of the escape that b begins with, 0 when it is none.
+// escapeLen returns the length of the escape at the beginning of b; 0: it is invalid.
 func escapeLen(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -182,10 +180,10 @@ func escapeLen(b []byte) int {
 	return 0
 }
 
-// escapeLens has the length of an escape by the byte after its backslash.
+// escapeLens is the length of an escape by the byte after its backslash.
 var escapeLens = [256]uint8{'"': 2, '\\': 2, '/': 2, 'b': 2, 'f': 2, 'n': 2, 'r': 2, 't': 2, 'u': 6}
 
-// hex is the value of a hex digit, 255 when c is none.
+// hex returns the value of a hex digit; 255: c is none.
 func hex(c byte) byte {
 	switch {
 	case c-'0' <= 9:
@@ -196,8 +194,7 @@ func hex(c byte) byte {
 	return 255
 }
 
-// appendUnescaped appends the text of raw, a well-formed string without its
-// quotes.
+// appendUnescaped appends the text of raw, a well-formed string without quotes.
 func appendUnescaped(dst, raw []byte) []byte {
 	for {
 		i := bytes.IndexByte(raw, '\\')
@@ -223,7 +220,7 @@ func appendUnescaped(dst, raw []byte) []byte {
 		case n == 2:
 			dst = append(dst, simpleEscape(raw[1]))
 		default:
-			return dst // not well-formed; the scan would have said so
+			return dst // malformed; the scan would have rejected it
 		}
 		raw = raw[n:]
 	}
@@ -249,8 +246,8 @@ func simpleEscape(c byte) byte {
 	return c
 }
 
-// StringEnd returns the offset behind the JSON string whose opening quote is at b[i], len(b)
-// if the string does not end.
+// StringEnd returns the offset after the JSON string whose opening quote is at b[i]; len(b) if it
+// does not end.
 func StringEnd(b []byte, i int) int {
 	end, _ := stringEnd(b, i+1)
 	if end < 0 {

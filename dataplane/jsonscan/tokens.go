@@ -12,9 +12,9 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// Integer reads an integer as engines take it (pydantic's lax mode): plain digits, with a
-// fraction of zeros ("16.0"), or a float without a fraction ("1e3"). ok is false for what
-// 64 bits do not hold.
+// Integer parses an integer as engines do (pydantic's lax mode): digits, also with a fraction of
+// zeros ("16.0"), or a float without a fraction ("1e3"). ok is false if it does not fit into 64
+// bits.
 func Integer(raw []byte) (n int64, ok bool) {
 	if n, ok = parseInt(raw); ok || !bytes.ContainsAny(raw, "eE.") || len(raw) > maxFloat {
 		return n, ok
@@ -26,10 +26,10 @@ func Integer(raw []byte) (n int64, ok bool) {
 	return int64(f), true
 }
 
-// maxFloat bounds what is written of an integer with a fraction or an exponent.
+// maxFloat bounds the length of an integer with a fraction or exponent.
 const maxFloat = 64
 
-// parseInt is Integer of plain digits, or with a fraction of zeros only.
+// parseInt is Integer for digits, or digits with a fraction of zeros.
 func parseInt(raw []byte) (int64, bool) {
 	i, neg := 0, false
 	if len(raw) > 0 && raw[0] == '-' {
@@ -62,30 +62,29 @@ func parseInt(raw []byte) (int64, bool) {
 	return int64(n), true
 }
 
-// digits is how many of w's bytes, the lowest first, are decimal digits before
-// the first that is none. A digit xor '0' is at most 9; a carry of the addition
-// runs upwards from a byte that is no digit.
+// digits returns how many of w's bytes, from the lowest, are decimal digits before the first that
+// is not. A digit xor '0' is at most 9. A carry of the addition moves upwards from a byte that is
+// not a digit.
 func digits(w uint64) int {
 	t := w ^ '0'*lowBits
 	return bits.TrailingZeros64((t+0x76*lowBits|t)&highBits) / 8
 }
 
-// decimal is the number that the lowest n bytes of w spell, 0 < n < 8: shifted
-// to the top they have zeros before them, then neighbours are joined pairwise.
+// decimal returns the number that the lowest n bytes of w spell, 0 < n < 8. Shifted to the top they
+// have zeros before them; then neighbours are joined pairwise.
 func decimal(w uint64, n int) uint64 {
 	return joined((w ^ '0'*lowBits) << (64 - 8*n))
 }
 
-// joined is the number of eight digits, the lowest byte's first.
+// joined returns the number of eight digits, the first in the lowest byte.
 func joined(w uint64) uint64 {
 	w = w*10 + w>>8
 	return ((w&0x000000ff000000ff)*0x000f424000000064 + (w>>16&0x000000ff000000ff)*0x0000271000000001) >> 32
 }
 
-// TokenIDs appends the token ids of a raw JSON array of non-negative integers.
-// It fails with *SyntaxError when raw is something else (also for an array of
-// arrays, or an id over 2^32-1); offsets count from the start of raw. On an
-// error dst comes back as it was.
+// TokenIDs appends the token ids of a raw JSON array of non-negative integers to dst. If raw is
+// anything else (also an array of arrays, or an id over 2^32-1) it returns dst unchanged and a
+// *SyntaxError, whose offset counts from the beginning of raw.
 func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	out, end, err := idsFrom(growForIDs(dst, raw), raw, skipSpace(raw, 0))
 	if err == nil {
@@ -97,10 +96,10 @@ func TokenIDs(dst []uint32, raw []byte) ([]uint32, error) {
 	return out, nil
 }
 
-// FindTokenIDs appends the token ids of the top-level member of that name, an engine's
-// answer being the whole of body, and reads them once. Of a name that stands twice the last
-// counts. It fails with *SyntaxError when body is no well-formed object; ok is false, and dst
-// as it was, where the member is absent or something else than an array that TokenIDs reads.
+// FindTokenIDs appends the token ids of the top-level member called name of an engine's whole
+// response, and reads them once. Of several members with the name the last counts. It returns a
+// *SyntaxError if body is not a well-formed object. ok is false, and dst unchanged, if the member
+// is absent or not an array of ids.
 func FindTokenIDs(dst []uint32, body []byte, name string) (ids []uint32, ok bool, err error) {
 	s := scanner{b: body, maxDepth: defaultDepth, names: [2]string{name}, ids: dst, idsFrom: len(dst), wantIDs: true}
 	s.document(scopeFind)
@@ -110,7 +109,7 @@ func FindTokenIDs(dst []uint32, body []byte, name string) (ids []uint32, ok bool
 	return s.ids, true, nil
 }
 
-// foundIDs reads the array of token ids at i; -1 for anything else, which is yet to be read.
+// foundIDs reads the array of token ids at i; -1: it is something else, and has not been read.
 func (s *scanner) foundIDs(i, depth int) (end int) {
 	s.ids, s.foundIDsValue = s.ids[:s.idsFrom], false
 	if i >= len(s.b) || s.b[i] != '[' || depth > s.maxDepth {
@@ -124,12 +123,12 @@ func (s *scanner) foundIDs(i, depth int) (end int) {
 	return end
 }
 
-// countIDsFrom is from how many bytes on the ids of an array are counted before they are
-// read, a fiftieth of the time of reading them: room that grows is copied each time, and
-// ends up to a quarter too large.
+// countIDsFrom is the length in bytes from which the ids of an array are counted before they are
+// read, which takes a fiftieth of the time of reading them. A slice that grows instead is copied
+// several times and ends up to a quarter too large.
 const countIDsFrom = 1 << 10
 
-// growForIDs gives dst room for the ids that raw may hold.
+// growForIDs gives dst capacity for the ids that raw may contain.
 func growForIDs(dst []uint32, raw []byte) []uint32 {
 	if len(raw) < countIDsFrom || cap(dst)-len(dst) > len(raw)/2+maxIDsPerBlock {
 		return dst
@@ -138,26 +137,26 @@ func growForIDs(dst []uint32, raw []byte) []uint32 {
 	if cap(dst)-len(dst) >= maxIDs {
 		return dst
 	}
-	grown := make([]uint32, len(dst), len(dst)+maxIDs+maxIDsPerBlock) // all are read the quick way then
+	grown := make([]uint32, len(dst), len(dst)+maxIDs+maxIDsPerBlock) // so that all can be read by blocks
 	copy(grown, dst)
 	return grown
 }
 
 var comma = []byte{','}
 
-// maxScannedIDs bounds the bytes from a prompt's ids to the body's end within which a scan
-// reads them as it passes: memory for half as many may be needed. In a longer body they are
+// maxScannedIDs bounds the bytes from a prompt's ids to the end of the body within which a scan
+// reads the ids as it passes. It may need memory for half as many ids. In a longer body ids are
 // only checked for form.
 const maxScannedIDs = 512 << 10
 
-// maxRetainedIDs is for how many ids a Doc keeps memory by itself. It has more only from a scan
-// until they are taken, for Docs live as long as requests do.
+// maxRetainedIDs is the number of ids for which a Doc keeps memory, because Docs live as long as
+// requests. It has more only from a scan until ScannedIDs.
 const maxRetainedIDs = 32 << 10
 
-// idPools are *[]uint32 of more than maxRetainedIDs, which no Doc and no caller has.
+// idPools holds the unused slices of more than maxRetainedIDs.
 var idPools objpool.Pool[[]uint32]
 
-// acquireIDs makes room for about n ids, more than a Doc keeps.
+// acquireIDs acquires capacity for about n ids, more than a Doc keeps.
 func (d *Doc) acquireIDs(n int) {
 	if d.pooledIDs = idPools.Get(); d.pooledIDs == nil {
 		d.pooledIDs = new([]uint32)
@@ -168,7 +167,7 @@ func (d *Doc) acquireIDs(n int) {
 	*d.pooledIDs = nil
 }
 
-// releaseIDs takes memory for ids that nobody needs any more.
+// releaseIDs releases the memory of ids.
 func (d *Doc) releaseIDs(ids []uint32) {
 	if d.ids = ids[:0]; cap(ids) <= maxRetainedIDs {
 		return
@@ -181,8 +180,8 @@ func (d *Doc) releaseIDs(ids []uint32) {
 	d.pooledIDs, d.ids = nil, nil
 }
 
-// promptIDs reads the value at i of member k where that is an array of token ids, and
-// keeps them; -1 for anything else, which is yet to be read, or refused.
+// promptIDs reads the value at i of member k, if it is an array of token ids, and keeps them. It
+// returns -1 for anything else, which has not been read.
 func (s *scanner) promptIDs(k Key, i, depth int) int {
 	if i >= len(s.b) || s.b[i] != '[' || len(s.b)-i > maxScannedIDs || depth > s.maxDepth {
 		return -1
@@ -199,15 +198,15 @@ func (s *scanner) promptIDs(k Key, i, depth int) int {
 		return -1
 	}
 	if cap(ids)-len(ids) < maxIDsPerBlock && cap(ids) < maxRetainedIDs {
-		d.ids = slices.Grow(ids, maxIDsPerBlock) // the next one's can all be read the quick way
+		d.ids = slices.Grow(ids, maxIDsPerBlock) // so that the next ids can be read by blocks
 	}
 	d.idsKey = k
 	return end
 }
 
-// ScannedIDs is TokenIDs of member k, a prompt, where the scan has read them already; false
-// where it has not: there are none, or so many that it left them for later, or somebody took
-// them. What it gives is the caller's, and room a next scan's.
+// ScannedIDs is TokenIDs for member k, a prompt, if the scan has read them; ok is false if it has
+// not: there are none, there were too many, or they have been returned before. The caller owns the
+// result; dst's memory is used for a later scan.
 func (d *Doc) ScannedIDs(k Key, dst []uint32) (ids []uint32, ok bool) {
 	if len(d.ids) == 0 || d.idsKey != k {
 		return dst, false
@@ -217,7 +216,7 @@ func (d *Doc) ScannedIDs(k Key, dst []uint32) (ids []uint32, ok bool) {
 	return ids, true
 }
 
-// idsFrom is TokenIDs for the array that begins at raw[i]; end is behind it.
+// idsFrom is TokenIDs for the array at raw[i]. end is the offset after it.
 func idsFrom(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
 	if i >= len(raw) || raw[i] != '[' {
 		return dst, i, badIDs(raw, i, "an array of token ids")
@@ -229,7 +228,7 @@ func idsFrom(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 	return moreIDs(dst, raw, i)
 }
 
-// moreIDs reads the elements of an array from the one at raw[i] on.
+// moreIDs reads the elements of an array from raw[i] on.
 func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error) {
 	out = dst
 	quick := wide
@@ -242,7 +241,7 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 			if out, i = wideIDs(out, raw, i); i < len(raw) && raw[i] <= ' ' {
 				i = skipSpace(raw, i)
 			}
-			quick = len(out)-before >= 4 // else they are written in a way that it is not for
+			quick = len(out)-before >= 4 // otherwise their form does not suit it
 		}
 		start, id := i, uint64(0)
 		if i+8 <= len(raw) {
@@ -281,26 +280,27 @@ func moreIDs(dst []uint32, raw []byte, i int) (out []uint32, end int, err error)
 }
 
 const (
-	simdBlock      = 64            // bytes that wideIDs looks at together
+	simdBlock      = 64            // bytes that wideIDs processes at a time
 	maxIDsPerBlock = simdBlock / 2 // ids that may end in them
-	// maxSIMDBlocks bounds the blocks that are read at once: nobody can stop the goroutine meanwhile.
+	// maxSIMDBlocks bounds the blocks processed by one call, during which the goroutine cannot be
+	// preempted.
 	maxSIMDBlocks = 1 << 10
 )
 
-// simdCarry is what the bytes before a block are, the last one in the highest bit: digits,
-// such that are the second, fourth of a row, commas, and a 0 that a number begins with.
-// None of all: the block begins with an element. wideForm knows where its fields lie.
+// simdCarry describes the bytes before a block, the last one in the highest bit: digits, digits
+// that are the second or fourth of a row, commas, and a 0 that begins a number. All zero: the block
+// begins with an element. wideForm depends on the layout.
 type simdCarry struct {
-	_ [3]uint64 // digits, second ones, fourth ones
+	_ [3]uint64 // digits, second digits, fourth digits
 	_ [2]uint64 // commas, zeros
 }
 
-// wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they
-// are what most ids are: up to seven digits and a comma, with at most one space behind it.
-// Where elements end is found for a block at once, and blocks follow each other wherever
-// elements end, so that nothing waits for what was before. Rooms that are just large enough
-// are filled to the end by the plain way. It gives where the first element begins that it
-// did not read, or the space before it.
+// wideIDs reads elements from raw[i] on, which has eight bytes before it, as long as they have the
+// usual form: up to seven digits and a comma, with at most one space after it. The ends of the
+// elements are found for a whole block, and blocks follow each other wherever elements end, so that
+// no step depends on the one before. The last ids of a slice that is exactly large enough are read
+// by the ordinary path. It returns the offset of the first element that it did not read, or of the
+// space before it.
 func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 	free := out[len(out):cap(out)]
 	n := min((len(raw)-i-1)/simdBlock, maxSIMDBlocks)
@@ -314,7 +314,7 @@ func wideIDs(out []uint32, raw []byte, i int) ([]uint32, int) {
 	return out[:len(out)+read], i
 }
 
-// skipWide is skipIDs where 64 bytes are looked at together.
+// skipWide is skipIDs in blocks of 64 bytes.
 func skipWide(b []byte, i int) int {
 	start := i
 	for p := (simdCarry{}); i+simdBlock <= len(b); i += simdBlock {

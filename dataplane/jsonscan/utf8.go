@@ -6,7 +6,7 @@ import (
 	"unsafe"
 )
 
-// validUTF8 is utf8.Valid, quick for text of any script.
+// validUTF8 is utf8.Valid, fast for text in any script.
 func validUTF8(b []byte) bool {
 	if !wide || len(b) < 32 {
 		return validBy8(b)
@@ -15,7 +15,7 @@ func validUTF8(b []byte) bool {
 	if !ok {
 		return false
 	}
-	// The last rune before at goes on behind it, perhaps.
+	// The last rune before at may continue after it.
 	from := at - 1
 	for from > at-utf8.UTFMax && !utf8.RuneStart(b[from]) {
 		from--
@@ -23,10 +23,9 @@ func validUTF8(b []byte) bool {
 	return validBy8(b[from:])
 }
 
-// validBy8 is utf8.Valid at an even pace: text that mixes scripts costs a
-// branch per rune there, and here one shift per byte. The state is a bit offset
-// into the byte's row, which holds the next state for each state; what lies above
-// its low six bits is the rest of the row.
+// validBy8 is utf8.Valid at a steady pace: in text of mixed scripts utf8.Valid costs a branch per
+// rune, this a shift per byte. The state is a bit offset into the byte's row, which contains the
+// next state for each state. The bits above its low six are the rest of the row.
 func validBy8(b []byte) bool {
 	var state uint64
 	for len(b) >= 8 {
@@ -47,15 +46,15 @@ func validBy8(b []byte) bool {
 	return state&63 == 0
 }
 
-// The states of the automaton of RFC 3629, section 4; the first is also the
-// accepting one. Each takes six bits of a row.
+// The states of the automaton of RFC 3629, section 4, each of six bits. The first is also the
+// accepting state.
 const (
 	runeStart = iota * 6
-	oneMore   // any continuation byte, then done
+	oneMore   // any continuation byte, then the accepting state
 	twoMore
 	threeMore
-	afterE0 // 0xa0 to 0xbf: nothing overlong
-	afterED // 0x80 to 0x9f: no surrogates
+	afterE0 // 0xa0 to 0xbf: not overlong
+	afterED // 0x80 to 0x9f: not a surrogate
 	afterF0 // 0x90 to 0xbf
 	afterF4 // 0x80 to 0x8f: not above U+10FFFF
 	invalid
