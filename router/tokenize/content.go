@@ -54,23 +54,27 @@ func (c *contents) readParts(parts []byte) {
 	}
 }
 
-// isText knows the kinds of text parts by name: of any other kind, also one
-// invented tomorrow, the ids may not tell all. A part without a type is text
-// when it has one (vLLM takes such parts).
+// isText says whether a content part is text. It knows the types of text parts by name: the
+// token ids may not contain all of a part of any other type, including types invented
+// later. A part without a type is text when it has a text member (vLLM takes such parts). Of
+// two types the last one counts, as in engines' JSON readers.
 func isText(part []byte) bool {
-	text := false
+	text, typed, textType := false, false, false
 	for f := jsonscan.Walk(part); f.Next(); {
 		if f.Value.Kind != jsonscan.String {
 			continue
 		}
 		if f.IsKey("type") {
+			typed, textType = true, false
 			switch string(f.Raw()) {
 			case `"text"`, `"input_text"`, `"output_text"`, `"refusal"`, `"thinking"`:
-				return true
+				textType = true
 			}
-			return false
 		}
 		text = text || f.IsKey("text")
+	}
+	if typed {
+		return textType
 	}
 	return text
 }
