@@ -12,43 +12,44 @@ import (
 	"time"
 )
 
-// Files name PEM files.
+// Files are the paths of PEM files.
 type Files struct {
-	Cert, Key string // what we show; both or none
-	CA        string // who must have signed what the other side shows; "": see Server and Client
+	Cert, Key string // the certificate to present; both or none
+	CA        string // must have signed the peer's certificate; "": see ServerConfig and ClientConfig
 }
 
-// checkInterval is how often, at most, the files are looked at. They are looked at when
-// a connection is made: a process without connections needs no new certificate.
+// checkInterval is the shortest time between two checks of the files. The files are checked
+// when a connection is made: a process without connections needs no new certificate.
 const checkInterval = time.Second
 
-// Reloader holds what the files said when they last could be read. Safe for
+// Reloader has the contents of the files as of the last successful read. It is safe for
 // concurrent use.
 type Reloader struct {
 	files Files
 	log   *slog.Logger
 
 	now         atomic.Pointer[loaded]
-	checkedAt   atomic.Int64 // when, Unix nanoseconds
-	mu          sync.Mutex   // of a look
-	lastFailure string       // the last failure told, so that it is told once
+	checkedAt   atomic.Int64 // of the last check, in Unix nanoseconds
+	mu          sync.Mutex   // held during a check
+	lastFailure string       // the last logged failure, so that it is logged once
 }
 
-// loaded is one reading of the files. It is never changed.
+// loaded is the result of one read of the files. It is immutable.
 type loaded struct {
 	versions [3]fileVersion
 	cert     *tls.Certificate // nil: none
 	roots    *x509.CertPool   // nil: none
-	server   *tls.Config      // made once, so that session tickets outlive a connection
+	server   *tls.Config      // shared by connections, so that session tickets stay valid
 }
 
-// fileVersion tells one version of a file from another.
+// fileVersion identifies one version of a file.
 type fileVersion struct {
 	size int64
 	at   time.Time
 }
 
-// New reads the files; log is told when later they change, or cannot be read.
+// New reads the files. It fails if one of them cannot be read or used. Later reloads and
+// failures are logged to log, which may be nil.
 func New(files Files, log *slog.Logger) (*Reloader, error) {
 	if (files.Cert == "") != (files.Key == "") {
 		return nil, fmt.Errorf("certs: cannot use a certificate (%q) without its key (%q)", files.Cert, files.Key)
@@ -68,7 +69,7 @@ func New(files Files, log *slog.Logger) (*Reloader, error) {
 
 func (k *Reloader) fileNames() [3]string { return [3]string{k.files.Cert, k.files.Key, k.files.CA} }
 
-// fileVersions looks at the files without reading them.
+// fileVersions returns the versions of the files without reading them.
 func (k *Reloader) fileVersions() (all [3]fileVersion, err error) {
 	for i, name := range k.fileNames() {
 		if name == "" {
@@ -76,7 +77,7 @@ func (k *Reloader) fileVersions() (all [3]fileVersion, err error) {
 		}
 		info, err := os.Stat(name)
 		if err != nil {
-			return all, fmt.Errorf("certs: cannot look at %q: %w", name, errors.Unwrap(err))
+			return all, fmt.Errorf("certs: cannot stat %q: %w", name, errors.Unwrap(err))
 		}
 		all[i] = fileVersion{info.Size(), info.ModTime()}
 	}
@@ -84,7 +85,7 @@ func (k *Reloader) fileVersions() (all [3]fileVersion, err error) {
 }
 
 func (k *Reloader) read() (*loaded, error) {
-	// Before the reading: what is changed in between is read again next time.
+	// The versions are taken before the read: a change in between is read at the next check.
 	stamps, err := k.fileVersions()
 	if err != nil {
 		return nil, err
@@ -104,14 +105,14 @@ func (k *Reloader) read() (*loaded, error) {
 		}
 		s.roots = x509.NewCertPool()
 		if !s.roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("certs: cannot use %q: there is no PEM certificate in it", k.files.CA)
+			return nil, fmt.Errorf("certs: cannot use %q as CA: it contains no PEM certificate", k.files.CA)
 		}
 	}
 	return s, nil
 }
 
-// current is the state, read again where the files have changed. What cannot be
-// read leaves the old one in place: half a renewal must not end the service.
+// current returns the state and reloads it first if the files have changed. If they cannot be
+// read the old state stays in use: half a renewal must not end the service.
 func (k *Reloader) current() *loaded {
 	s, now := k.now.Load(), time.Now().UnixNano()
 	if now-k.checkedAt.Load() < int64(checkInterval) || !k.mu.TryLock() {
@@ -131,7 +132,7 @@ func (k *Reloader) current() *loaded {
 	if err != nil {
 		if text := err.Error(); text != k.lastFailure {
 			k.lastFailure = text
-			k.log.Error("the certificates cannot be read again, those from before stay in use", "error", err)
+			k.log.Error("cannot reload certificates; the old ones stay in use", "error", err)
 		}
 		return s
 	}
@@ -140,7 +141,7 @@ func (k *Reloader) current() *loaded {
 		next.server = k.serverConfig(next, s.server.MinVersion)
 	}
 	k.now.Store(next)
-	k.log.Info("certificates read again", "cert", k.files.Cert, "ca", k.files.CA, "expires", next.notAfter())
+	k.log.Info("certificates reloaded", "cert", k.files.Cert, "ca", k.files.CA, "expires", next.notAfter())
 	return next
 }
 
@@ -151,12 +152,13 @@ func (s *loaded) notAfter() time.Time {
 	return s.cert.Leaf.NotAfter
 }
 
-// NotAfter is when the certificate that is shown ends; zero without one.
+// NotAfter returns when the presented certificate expires, the zero time without one.
 func (k *Reloader) NotAfter() time.Time { return k.now.Load().notAfter() }
 
-// ServerConfig is for a listener: it shows the certificate, which there must be, and with
-// a CA takes only clients that show one signed by it. minVersion is at least
-// tls.VersionTLS12. Called once, before use.
+// ServerConfig returns the config of a listener. The listener presents the certificate. With
+// a CA it accepts only clients whose certificate the CA has signed. The minimum TLS version
+// is minVersion, but at least tls.VersionTLS12. ServerConfig fails without a certificate. It
+// must be called once, before the Reloader is used.
 func (k *Reloader) ServerConfig(minVersion uint16) (*tls.Config, error) {
 	s := *k.now.Load()
 	if s.cert == nil {
@@ -177,7 +179,7 @@ func (k *Reloader) serverConfig(s *loaded, minVersion uint16) *tls.Config {
 	return c
 }
 
-// ClientConfig is for connections to the server whose host is serverName, a DNS name or an IP
+// ClientConfig returns the config of connections to the server whose host is serverName, a DNS name or an IP
 // address, never empty. The config presents the certificate where the server asks for one,
 // and accepts servers whose certificate is valid for serverName and signed by the CA, or
 // without a CA by an authority of the system.
@@ -187,10 +189,10 @@ func (k *Reloader) ClientConfig(serverName string) *tls.Config {
 		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return k.current().cert, nil }
 	}
 	if k.files.CA != "" {
-		// A pool in the Config would stay the one of today. So the standard check is
-		// made here, against the current pool; on resumed sessions too. The name is not
-		// taken from ConnectionState: crypto/tls leaves it empty for IP addresses, and
-		// x509 checks no name then.
+		// RootCAs in the Config could not be reloaded. Therefore the standard check is made
+		// here, against the current pool, also on resumed sessions. The name does not come
+		// from ConnectionState: crypto/tls leaves it empty for IP addresses, and x509 then
+		// checks no name.
 		c.InsecureSkipVerify = true
 		c.VerifyConnection = func(cs tls.ConnectionState) error { return k.verifyServer(cs.PeerCertificates, serverName) }
 	}
@@ -205,10 +207,10 @@ func (k *Reloader) verifyServer(chain []*x509.Certificate, serverName string) er
 	case len(chain) == 0:
 		return errors.New("certs: the server presents no certificate")
 	}
-	between := x509.NewCertPool()
+	intermediates := x509.NewCertPool()
 	for _, cert := range chain[1:] {
-		between.AddCert(cert)
+		intermediates.AddCert(cert)
 	}
-	_, err := chain[0].Verify(x509.VerifyOptions{DNSName: serverName, Roots: k.current().roots, Intermediates: between})
+	_, err := chain[0].Verify(x509.VerifyOptions{DNSName: serverName, Roots: k.current().roots, Intermediates: intermediates})
 	return err
 }

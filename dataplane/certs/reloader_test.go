@@ -258,11 +258,11 @@ func TestInvalidFiles(t *testing.T) {
 	empty := filepath.Join(dir, "empty.pem")
 	write(t, empty, nil)
 	for want, files := range map[string]Files{
-		"without its key":               {Cert: good.Cert},
-		"no such file":                  {Cert: good.Cert, Key: filepath.Join(dir, "nothing.pem")},
-		"cannot use certificate":        {Cert: empty, Key: good.Key},
-		"there is no PEM certificate":   {CA: empty},
-		"cannot look at \"/nonexistent": {CA: "/nonexistent/ca.pem"},
+		"without its key":             {Cert: good.Cert},
+		"no such file":                {Cert: good.Cert, Key: filepath.Join(dir, "nothing.pem")},
+		"cannot use certificate":      {Cert: empty, Key: good.Key},
+		"contains no PEM certificate": {CA: empty},
+		"cannot stat \"/nonexistent":  {CA: "/nonexistent/ca.pem"},
 	} {
 		if _, err := New(files, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: error %v, want one that says %q", files, err, want)

@@ -2,9 +2,9 @@ package certs
 
 import "crypto/tls"
 
-// Suites are the cipher suites used with TLS 1.2, towards clients and engines: forward
-// secrecy (ECDHE) and authenticated encryption (AEAD) only. crypto/tls would offer CBC
-// with SHA-1 too. TLS 1.3 has a list of its own. It must not be changed.
+// Suites are the cipher suites of TLS 1.2 towards clients and engines: only those with
+// forward secrecy (ECDHE) and authenticated encryption (AEAD). crypto/tls would offer CBC
+// with SHA-1 too. TLS 1.3 has its own list. Callers must not modify Suites.
 var Suites = []uint16{
 	tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
 	tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256,

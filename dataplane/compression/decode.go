@@ -15,21 +15,22 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// What Decode fails with, beside a body that is not what it says.
+// Errors of Decode, other than those for a malformed body.
 var (
-	ErrTooLarge = errors.New("coding: the decoded body is over its bound")
-	ErrBudget   = errors.New("coding: the memory for bodies is spent")
+	ErrTooLarge = errors.New("compression: the decoded body exceeds its limit")
+	ErrBudget   = errors.New("compression: the memory budget for bodies is exhausted")
 )
 
-// expectedRatio is by how much a decoded body is taken to be longer than the encoded
-// one; where it is longer still the room grows, four times each time.
+// expectedRatio is the assumed ratio of decoded to encoded length. If a body is longer, its
+// buffer grows four times at each step.
 const expectedRatio = 4
 
-// Decode takes coding c (Gzip or Zstd) off src. What it gives lies in room, which
-// it leases from budget and the caller must Release whatever the outcome; it is at
-// most limit bytes long. While it decodes, budget counts the decoder's memory as well:
-// 64 KiB of gzip's, zstd's window of at most 8 MiB and what lies beside it. It waits for
-// its turn as turns says, and fails with ErrBusy where that does not come.
+// Decode decodes src, whose coding is c (Gzip or Zstd), to at most limit bytes. The result is
+// in buf, which Decode leases from budget and the caller must Release, also after an error.
+// During decoding budget counts the decoder's memory too: 64 KiB for gzip, and for zstd its
+// window of at most 8 MiB with about 448 KiB beside it. Decode fails with ErrTooLarge,
+// ErrBudget, ErrBusy if its turn does not come in time (see scheduler), or an error about a
+// malformed body that is meant for the client.
 func (c Algorithm) Decode(src []byte, buf *membudget.Lease, budget *membudget.Budget, limit int64) ([]byte, error) {
 	first := min(max(expectedRatio*int64(len(src)), membudget.Page), max(limit, 1))
 	lease, ok := membudget.Default.Lease(budget, int(min(first, largeOutput)))
@@ -49,13 +50,13 @@ func (c Algorithm) Decode(src []byte, buf *membudget.Lease, budget *membudget.Bu
 	case Zstd:
 		return o.unzstd(src, budget)
 	}
-	return nil, fmt.Errorf("coding: cannot decode %v", c)
+	return nil, fmt.Errorf("compression: cannot decode %v; want gzip or zstd", c)
 }
 
 // decodeOutput is where a body is decoded to.
 type decodeOutput struct {
 	lease       *membudget.Lease
-	initialSize int64 // what the body is taken to need
+	initialSize int64 // the expected decoded length
 	limit       int64
 	slot        *slot
 	budget      *membudget.Budget
@@ -66,18 +67,18 @@ type gzipReader struct {
 	src bytes.Reader
 }
 
-// errTrailingData is that of bytes behind the end of a body's coding.
-var errTrailingData = errors.New("there are bytes behind the end of its coding")
+// errTrailingData is the error for bytes after the end of the encoded data.
+var errTrailingData = errors.New("data after the end")
 
-// next begins a member of src.
+// next starts the next gzip member of src.
 func (r *gzipReader) next() error {
 	err := r.Reset(&r.src)
 	r.Multistream(false)
 	return err
 }
 
-// Read goes from one member to the next itself: gzip.Reader takes what stands behind the
-// last for half a header.
+// Read goes from one member to the next itself, because gzip.Reader would report bytes after
+// the last member as an incomplete header.
 func (r *gzipReader) Read(p []byte) (int, error) {
 	for {
 		n, err := r.Reader.Read(p)
@@ -96,7 +97,7 @@ func (r *gzipReader) Read(p []byte) (int, error) {
 
 var gzipReaders = objpool.Pool[gzipReader]{New: func() *gzipReader { return new(gzipReader) }}
 
-// gzipMemory is about what a gzip decoder takes: its window, its tables.
+// gzipMemory is the approximate memory of a gzip decoder: its window and tables.
 const gzipMemory = 64 << 10
 
 func (o *decodeOutput) gunzip(src []byte, budget *membudget.Budget) ([]byte, error) {
@@ -116,17 +117,17 @@ func (o *decodeOutput) gunzip(src []byte, budget *membudget.Budget) ([]byte, err
 	return o.readAll(Gzip, r)
 }
 
-// The windows of zstd's decoders: powers of two from minWindow to maxWindow, which is the
-// largest that zstd may have as a content coding (RFC 9659). windowOverhead is about what a
-// decoder takes beside its window.
+// The windows of zstd decoders are powers of two from minWindow to maxWindow, the largest
+// that RFC 9659 allows in the content coding zstd. windowOverhead is the approximate memory
+// of a decoder in addition to its window.
 const (
 	minWindow      = 128 << 10
 	maxWindow      = 8 << 20
 	windowOverhead = 448 << 10
 )
 
-// decoderPools are zstd decoders that nobody uses, by the logarithm of their window over minWindow.
-// Those of larger windows are made for the occasion.
+// decoderPools have the idle zstd decoders, by the binary logarithm of window/minWindow.
+// Decoders with larger windows are not pooled.
 var decoderPools [5]chan *zstd.Decoder
 
 func init() {
@@ -135,7 +136,8 @@ func init() {
 	}
 }
 
-// decoderPool are those of a window; nil where none are kept, which lends none and takes none.
+// decoderPool returns the pool for a window. It is nil for windows that are not pooled; a nil
+// channel neither provides nor accepts decoders.
 func decoderPool(window uint64) chan *zstd.Decoder {
 	if at := bits.Len64(window / minWindow); at <= len(decoderPools) {
 		return decoderPools[at-1]
@@ -168,11 +170,11 @@ func releaseDecoder(d *zstd.Decoder, window uint64) {
 	d.Close()
 }
 
-// windowOf is the least window of ours that the first frame of src fits in.
+// windowOf returns the smallest decoder window that fits the first frame of src.
 func windowOf(src []byte) uint64 {
 	var head zstd.Header
 	if head.Decode(src) != nil {
-		return minWindow // the decoder will say what is wrong
+		return minWindow // the decoder reports the error
 	}
 	window := head.WindowSize
 	if head.SingleSegment {
@@ -194,13 +196,13 @@ func (o *decodeOutput) unzstd(src []byte, budget *membudget.Budget) ([]byte, err
 		b, err = o.unzstdWithin(maxWindow, src, budget)
 	}
 	if windowExceeded(err) {
-		return nil, fmt.Errorf("the body is no zstd that may be sent: it needs a window of more than %d MiB (RFC 9659); compress it as a stream", maxWindow>>20)
+		return nil, fmt.Errorf("the zstd body needs a window of more than %d MiB, which RFC 9659 does not allow; compress it as a stream", maxWindow>>20)
 	}
 	return b, err
 }
 
-// windowExceeded says whether a frame needs a larger window: of a frame in one segment, whose
-// window is its content, the decoder says that the content is too large.
+// windowExceeded reports whether a frame needs a larger window. For a single-segment frame,
+// whose window is its content, the decoder reports that the content is too large.
 func windowExceeded(err error) bool {
 	return errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded)
 }
@@ -221,7 +223,7 @@ func (o *decodeOutput) unzstdWithin(window uint64, src []byte, budget *membudget
 	return o.readAll(Zstd, d)
 }
 
-// acquireMemory has memory take n bytes; where that is much, it waits for its turn.
+// acquireMemory calls memory to acquire n bytes. If n is large it waits for a large turn.
 func (o *decodeOutput) acquireMemory(n int, memory func() bool) error {
 	if n > largeOutput && int64(n) <= o.budget.Limit() {
 		return o.slot.acquireLarge(memory)
@@ -232,14 +234,14 @@ func (o *decodeOutput) acquireMemory(n int, memory func() bool) error {
 	return nil
 }
 
-// readAll reads r to its end into the room.
+// readAll reads r to its end into the leased buffer, which grows with the data.
 func (o *decodeOutput) readAll(c Algorithm, r io.Reader) ([]byte, error) {
 	buf, n := o.lease.Fill(), 0
 	var beyond [1]byte
 	for {
 		into := buf[n:min(len(buf), n+timeSlice)]
 		if int64(n) >= o.limit {
-			into = beyond[:] // one byte over the bound tells an end from an excess
+			into = beyond[:] // one byte over the limit distinguishes the end from excess
 		} else if len(into) == 0 {
 			want := int(min(max(4*int64(n), o.initialSize), o.limit))
 			if err := o.acquireMemory(want, func() bool { return o.lease.Grow(want) }); err != nil {
@@ -269,9 +271,9 @@ func (o *decodeOutput) readAll(c Algorithm, r io.Reader) ([]byte, error) {
 func malformed(c Algorithm, err error) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("the body ends inside its %v coding", c)
+		return fmt.Errorf("the %v body is truncated", c)
 	case err == errTrailingData:
-		return fmt.Errorf("there are bytes behind the end of the body's %v coding", c)
+		return fmt.Errorf("the %v body has data after its end", c)
 	}
-	return fmt.Errorf("the body is no %v: %w", c, err)
+	return fmt.Errorf("the body is not valid %v: %w", c, err)
 }

@@ -11,8 +11,8 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// Level and window are those of the fastest encoders: an answer is small, and its
-// way is short compared with the time its making took.
+// The level and window are those of the fastest encoders: a response is small, and its
+// transfer is short compared with its generation.
 const (
 	gzipLevel  = gzip.BestSpeed
 	zstdWindow = 128 << 10
@@ -47,7 +47,8 @@ var zstdEncoder = sync.OnceValue(func() *zstd.Encoder {
 	return e
 })
 
-// Append appends src in coding c to dst; for Identity, src as it is.
+// Append appends src, encoded with c, to dst and returns the result. Identity appends src
+// unchanged.
 func (c Algorithm) Append(dst, src []byte) []byte {
 	switch c {
 	case Gzip:
@@ -65,9 +66,8 @@ func (c Algorithm) Append(dst, src []byte) []byte {
 	return append(dst, src...)
 }
 
-// Stream puts a coding on a body that comes in pieces, each of which can be
-// decoded at once by who has all before it. It is for one goroutine; Close gives
-// its encoder back.
+// Stream encodes a body piece by piece. A client can decode each piece on arrival. A Stream
+// belongs to one goroutine, and Close must be called to return its encoder to the pool.
 type Stream struct {
 	gzip *gzipWriter
 	zstd *zstd.Encoder
@@ -83,7 +83,7 @@ var zstdStreams = sync.Pool{New: func() any {
 	return e
 }}
 
-// NewStream makes a Stream of c, which is Gzip or Zstd.
+// NewStream returns a Stream for c. It fails unless c is Gzip or Zstd.
 func (c Algorithm) NewStream() (*Stream, error) {
 	s := new(Stream)
 	switch c {
@@ -94,12 +94,12 @@ func (c Algorithm) NewStream() (*Stream, error) {
 		s.zstd, _ = zstdStreams.Get().(*zstd.Encoder)
 		s.zstd.Reset(&s.to)
 	default:
-		return nil, fmt.Errorf("coding: cannot encode a stream in %v", c)
+		return nil, fmt.Errorf("compression: cannot encode a stream as %v; want gzip or zstd", c)
 	}
 	return s, nil
 }
 
-// Append appends the coding of src and all that was held back to dst.
+// Append encodes src, flushes the encoder and appends all of its output to dst.
 func (s *Stream) Append(dst, src []byte) ([]byte, error) {
 	s.to.b = dst
 	var err error
@@ -114,8 +114,8 @@ func (s *Stream) Append(dst, src []byte) ([]byte, error) {
 	return dst, err
 }
 
-// Close appends the end of the coded body to dst. Called once, also for a stream
-// that broke, whose end nobody is sent.
+// Close appends the end of the encoded body to dst. It must be called exactly once, also for
+// a broken stream whose end no client receives.
 func (s *Stream) Close(dst []byte) ([]byte, error) {
 	s.to.b = dst
 	var err error

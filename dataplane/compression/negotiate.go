@@ -2,26 +2,26 @@ package compression
 
 import "bytes"
 
-// Algorithm is one content coding.
+// Algorithm is a content coding.
 type Algorithm uint8
 
-// The codings, in the order of preference among those a client likes equally.
+// The codings, in increasing order of preference at equal weight.
 const (
 	Identity Algorithm = iota
 	Gzip
 	Zstd
 )
 
-// Known lists what Of accepts, as it stands in Accept-Encoding and in errors.
+// Known lists the codings that Parse accepts, in the form of an Accept-Encoding value.
 const Known = "gzip, zstd"
 
 var names = [...]string{Identity: "identity", Gzip: "gzip", Zstd: "zstd"}
 
 func (c Algorithm) String() string { return names[c] }
 
-// Parse reads a Content-Encoding; false for a coding that is not known and for more
-// than one, which no client of this API sends and every layer of which may be a
-// bomb. nil and "" are Identity.
+// Parse parses the value of Content-Encoding; an empty value is Identity. It returns false for
+// an unknown coding and for several codings, which no client of this API sends and each of
+// which may be a decompression bomb.
 func Parse(contentEncoding []byte) (Algorithm, bool) {
 	v := bytes.Trim(contentEncoding, " \t")
 	if len(v) == 0 {
@@ -42,16 +42,16 @@ func byName(v []byte) (Algorithm, bool) {
 	return Identity, false
 }
 
-// Negotiate is the coding that an Accept-Encoding likes best: Identity when there
-// is none, when it is liked better, or when the value cannot be read. Codings of
-// equal weight are taken in the order zstd, gzip, identity.
+// Negotiate returns the coding with the highest weight in an Accept-Encoding value, Identity
+// if the value is empty or malformed. At equal weight zstd comes before gzip and gzip before
+// identity.
 func Negotiate(acceptEncoding []byte) Algorithm {
 	if len(acceptEncoding) == 0 {
 		return Identity
 	}
 	const unnamed = -1
 	weights := [len(names)]int{unnamed, unnamed, unnamed}
-	rest := unnamed // of "*"
+	rest := unnamed // the weight of "*"
 	for len(acceptEncoding) > 0 {
 		var item []byte
 		item, acceptEncoding, _ = bytes.Cut(acceptEncoding, []byte{','})
@@ -81,7 +81,8 @@ func Negotiate(acceptEncoding []byte) Algorithm {
 	return best
 }
 
-// qualityOf reads ";q=0.5" in thousandths (RFC 9110, 12.4.2); 1000 without one.
+// qualityOf parses the weight in params ("q=0.5", RFC 9110, 12.4.2) in thousandths; 1000
+// without one.
 func qualityOf(params []byte) (int, bool) {
 	v := bytes.Trim(params, " \t")
 	if len(v) == 0 {

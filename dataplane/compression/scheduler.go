@@ -7,54 +7,54 @@ import (
 	"time"
 )
 
-// Decoding takes turns: half of the cores decode at once, so that however many bodies are
-// decoded, other requests find a core. A body has its turn for slice bytes of what it
-// decodes to, then those that wait have theirs: a short one does not wait for long ones to
-// end. Those that have begun hold memory, which the budget counts; how many there are is
-// bounded, as is the time that each waits.
+// Bodies take turns at decoding. At most half of the cores decode at the same time, so that
+// other requests find a core. A turn lasts for timeSlice bytes of output; then waiting bodies
+// go first, so that a short body does not wait for long ones to end. Bodies that have started
+// hold memory, which the budget counts; their number and the time that each waits are
+// bounded.
 //
-// Memory has turns as well: a body that needs more than largeOutput waits, with little memory
-// and no decoding turn, until few others do. Else all of many take the budget step by step
-// and none of them finds enough to end. Who has such a turn waits for memory that bodies
-// before it still hold.
+// Bodies that need more than largeOutput bytes also take large turns. A body that waits for
+// one has little memory and no decoding turn. Without large turns many bodies would take the
+// budget step by step and none could finish. A body with a large turn waits for the memory
+// of earlier bodies.
 const (
-	timeSlice           = 1 << 20
-	largeOutput         = 1 << 20 // what decodes to more, or has such a window, needs a large turn
-	maxLarge            = 4
-	memoryRetryInterval = 10 * time.Millisecond // between two tries of who waits for memory
-	maxConcurrent       = 64                    // bodies that have begun, or wait to begin
+	timeSlice           = 1 << 20 // bytes of output
+	largeOutput         = 1 << 20 // bytes of output or of window
+	maxLarge            = 4       // large turns
+	memoryRetryInterval = 10 * time.Millisecond
+	maxConcurrent       = 64 // bodies that have started or wait to start
 	maxWaiting          = 5 * time.Second
 )
 
-// ErrBusy is what Decode fails with when too many bodies are being decoded, or one has
-// waited too long for its turns.
-var ErrBusy = errors.New("coding: too many bodies are being decoded")
+// ErrBusy is the error of Decode if too many bodies are being decoded, or a body has waited
+// too long for its turns.
+var ErrBusy = errors.New("compression: too many bodies are being decoded")
 
-// scheduler bounds decoding in one process.
+// scheduler bounds concurrent decoding in the process.
 type scheduler struct {
-	slots      chan struct{} // one element for each body that has its turn
-	large      chan struct{} // likewise, of large ones
+	slots      chan struct{} // one element for each body that has a turn
+	large      chan struct{} // one element for each body that has a large turn
 	maxPending int32
 	maxWait    time.Duration
-	pending    atomic.Int32 // way: bodies that have begun or wait to begin
-	waiting    atomic.Int32 // bodies
+	pending    atomic.Int32 // bodies that have started or wait to start
+	waiting    atomic.Int32 // bodies that wait for a turn
 }
 
 var decoding = newScheduler(max(1, runtime.GOMAXPROCS(0)/2), maxConcurrent, maxWaiting)
 
-func newScheduler(slots, maxPending int, patient time.Duration) *scheduler {
-	return &scheduler{slots: make(chan struct{}, slots), large: make(chan struct{}, min(slots, maxLarge)), maxPending: int32(maxPending), maxWait: patient}
+func newScheduler(slots, maxPending int, maxWait time.Duration) *scheduler {
+	return &scheduler{slots: make(chan struct{}, slots), large: make(chan struct{}, min(slots, maxLarge)), maxPending: int32(maxPending), maxWait: maxWait}
 }
 
-// slot is one body's.
+// slot is the state of one body in a scheduler.
 type slot struct {
-	sched     *scheduler
-	waited    time.Duration
-	sliceLeft int // of slice
-	large     bool
+	sched     *scheduler    // nil: the body has no turn
+	waited    time.Duration // so far
+	sliceLeft int           // bytes of output until the turn ends
+	large     bool          // the body has a large turn
 }
 
-// acquire waits for the first turn; the caller must end it when err is nil.
+// acquire waits for the first turn. If it succeeds the caller must call release.
 func (t *scheduler) acquire() (slot, error) {
 	if t.pending.Add(1) > t.maxPending {
 		t.pending.Add(-1)
@@ -80,13 +80,13 @@ func (t *slot) tryAcquire() error {
 	return t.waitSlot(t.sched.slots)
 }
 
-// waitSlot takes a place in c within the time that the body may still wait.
+// waitSlot waits for a place in c, at most for the rest of the body's waiting time.
 func (t *slot) waitSlot(c chan struct{}) error {
 	began := time.Now()
 	timer := time.NewTimer(max(0, t.sched.maxWait-t.waited))
 	defer timer.Stop()
 	select {
-	case c <- struct{}{}: // those that wait longest come first
+	case c <- struct{}{}: // channels serve waiting senders in order
 		t.waited += time.Since(began)
 		return nil
 	case <-timer.C:
@@ -94,8 +94,8 @@ func (t *slot) waitSlot(c chan struct{}) error {
 	}
 }
 
-// addDecoded notes n bytes more, and lets those that wait go first when it is their turn. On
-// an error the turn has ended.
+// addDecoded counts n bytes of output. At the end of its time slice the body lets waiting
+// bodies go first. After an error the body has no turn and must not be released.
 func (t *slot) addDecoded(n int) error {
 	if t.sliceLeft -= n; t.sliceLeft > 0 || t.sched.waiting.Load() == 0 {
 		return nil
@@ -104,7 +104,7 @@ func (t *slot) addDecoded(n int) error {
 	return t.reacquireFailed(t.tryAcquire())
 }
 
-// reacquireFailed is the end of the body's turn where err, that of taking its place again, is not nil.
+// reacquireFailed ends the body's part in the scheduler if err is not nil, and returns err.
 func (t *slot) reacquireFailed(err error) error {
 	if err != nil {
 		t.releaseLarge()
@@ -112,8 +112,9 @@ func (t *slot) reacquireFailed(err error) error {
 	return err
 }
 
-// acquireLarge waits for the body's large turn, which it keeps to its end, and then until memory
-// takes what it needs; others decode meanwhile. On an error the turn has ended.
+// acquireLarge waits for a large turn, which the body keeps until release, and then until
+// memory returns true. Other bodies decode in the meantime. After an error the body has no
+// turn.
 func (t *slot) acquireLarge(memory func() bool) error {
 	if t.large && memory() {
 		return nil
@@ -135,7 +136,7 @@ func (t *slot) acquireLarge(memory func() bool) error {
 	return t.reacquireFailed(t.tryAcquire())
 }
 
-// release ends the body's turn, where it has not ended.
+// release ends the body's turn if it has one.
 func (t *slot) release() {
 	if t.sched != nil {
 		<-t.sched.slots
@@ -143,7 +144,7 @@ func (t *slot) release() {
 	}
 }
 
-// releaseLarge gives up what the body has beside its decoding turn.
+// releaseLarge ends the body's large turn and its part in the scheduler.
 func (t *slot) releaseLarge() {
 	if t.large {
 		<-t.sched.large

@@ -1,10 +1,11 @@
-// Package descriptors keeps a few of the process's file descriptors free for those who
-// look after it: the admin listener, probes of its health, a restart. The kernel gives
-// out the lowest number that is free, so a connection whose number is near the limit
-// says that nearly all below are taken: Short tells those who make connections to give
-// it up again. dataplane/front and dataplane/upstream ask; nobody else needs to.
+// Package fdlimit reserves a few of the process's file descriptors for its operation: the
+// admin listener, health probes, a hot restart.
 //
-// GrowTable, which a program calls at its start, makes the kernel's table of them large.
+// The kernel assigns the lowest free number, so a descriptor with a number near the limit
+// means that nearly all lower ones are in use. IsReserved reports this; packages that open
+// connections (front, upstream) close such a connection again.
 //
-// It closes nothing itself and knows of no connection.
+// GrowTable enlarges the kernel's descriptor table once at start.
+//
+// The package never closes a descriptor and knows nothing of connections.
 package fdlimit

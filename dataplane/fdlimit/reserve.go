@@ -8,21 +8,20 @@ import (
 )
 
 const (
-	// Reserve is how many descriptors, at the most, are kept free; an eighth of a
-	// small limit.
+	// Reserve is the number of reserved descriptors. With a limit under 512 an eighth of the
+	// limit is reserved instead.
 	Reserve = 64
-	// refreshInterval is how often the limit is looked at: another process may change it.
+	// refreshInterval is how often the limit is read: another process may change it.
 	refreshInterval = time.Second
 )
 
 var (
-	reservedFrom atomic.Int64 // numbers from here on are of the reserve
-	refreshedAt  atomic.Int64 // when, Unix nanoseconds
+	reservedFrom atomic.Int64 // the first reserved number
+	refreshedAt  atomic.Int64 // when reservedFrom was computed, in Unix nanoseconds
 )
 
-// IsReserved says whether a descriptor of this number is of the reserve: whoever has it for
-// ordinary work gives it back. It costs a look at the clock and, once a second, a
-// system call.
+// IsReserved reports whether fd is a reserved descriptor, which ordinary work must close. It
+// reads the clock and makes one system call a second. It is safe for concurrent use.
 func IsReserved(fd int) bool {
 	if now := time.Now().UnixNano(); now-refreshedAt.Load() > int64(refreshInterval) {
 		reservedFrom.Store(refresh())
@@ -40,11 +39,12 @@ func refresh() int64 {
 	return reserve - min(Reserve, reserve/8)
 }
 
-// exhaustionErrors are errors that speak of this machine's means and not of who was called: no
-// descriptor left to the process or the system, no memory for a socket, no local port.
+// exhaustionErrors mean that this machine lacks a resource, whatever the peer: a descriptor
+// of the process or the system, memory for a socket, a local port.
 var exhaustionErrors = [...]syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL}
 
-// IsExhausted says whether a connection could not be made for want of means of our own.
+// IsExhausted reports whether err means that this machine lacks the resources for another
+// connection. Such an error says nothing about the peer.
 func IsExhausted(err error) bool {
 	for _, e := range exhaustionErrors {
 		if errors.Is(err, e) {
@@ -54,5 +54,6 @@ func IsExhausted(err error) bool {
 	return errors.Is(err, ErrReserved)
 }
 
-// ErrReserved is what a connection fails with whose descriptor is of the reserve.
-var ErrReserved = errors.New("no file descriptor left beside those kept for the admin listener; raise the limit (ulimit -n, LimitNOFILE=)")
+// ErrReserved is the error of a connection that was closed because its descriptor is
+// reserved.
+var ErrReserved = errors.New("fdlimit: no file descriptor left except those reserved for the admin listener; raise the limit (ulimit -n, LimitNOFILE=)")

@@ -2,13 +2,13 @@ package fdlimit
 
 import "syscall"
 
-// tableSize is for how many descriptors GrowTable makes room: of eight bytes each in the kernel.
+// tableSize is the number of entries that GrowTable allocates, of eight bytes each.
 const tableSize = 64 << 10
 
-// GrowTable has the kernel's table of this process's descriptors made large at once. It
-// doubles when it is full otherwise, and in a process with threads that takes until every
-// processor has passed through the scheduler: accept and connect take 5 to 40 ms then, and
-// whatever waits for the thread that is in them. A program calls it once, at its start.
+// GrowTable makes the kernel enlarge this process's descriptor table now. Otherwise the
+// kernel doubles the table whenever it is full. In a process with threads each doubling
+// waits until every processor has passed through the scheduler, so that accept and connect
+// take 5 to 40 ms. A program calls GrowTable once, at start.
 func GrowTable() {
 	var lim syscall.Rlimit
 	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &lim) != nil {

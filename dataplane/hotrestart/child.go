@@ -17,47 +17,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener is one to be passed on.
+// Listener is a listener that Start passes to the child.
 type Listener struct {
 	Name    string
-	Address string // as it is configured: the new process takes it only for the same
-	Unlink  bool   // a unix socket whose file goes when the last process that has it closes it
+	Address string // as configured; the child uses the listener only for the same address
+	Unlink  bool   // of a Unix socket: the last process that closes it removes its file
 	net.Listener
 }
 
 // Options of Start.
 type Options struct {
-	Path         string   // of the program [the file that this process was started from, as it is now]
+	Path         string   // of the program [the file that this process was started from]
 	Args         []string // without the program's name
 	Env          []string // [this process's]
 	Stdout       *os.File
 	Stderr       *os.File
 	Listeners    []Listener
-	State        any           // handed over as JSON; nil: nothing
-	ReadyTimeout time.Duration // the new process has so long to become ready
+	State        any           // passed as JSON; nil: nothing
+	ReadyTimeout time.Duration // until the child must be ready
 }
 
-// Child is a new process that accepts by now.
+// Child is a started process that accepts connections.
 type Child struct {
 	PID         int
 	link        net.Conn
 	connections connSender
 }
 
-// Close lets the new process know that this one has ended; its own end does so too.
+// Close tells the child that this process has ended. The end of this process does so too.
 func (s *Child) Close() {
 	s.connections.close()
 	s.link.Close()
 }
 
-// Start starts a new process with the listeners, waits until it says that it is
-// ready, and lets it accept. This process's listeners stay open: it is the caller
-// who closes them. With an error the new process is gone and had accepted nothing.
+// Start starts a child with the listeners, waits until it reports that it is ready, and lets
+// it accept. This process's listeners stay open; the caller closes them. If Start fails, the
+// child has been ended and has accepted nothing.
 func Start(ctx context.Context, opt Options) (*Child, error) {
 	if opt.Path == "" {
 		path, err := os.Executable()
 		if err != nil {
-			return nil, fmt.Errorf("takeover: cannot find this program's file: %w", err)
+			return nil, fmt.Errorf("hotrestart: cannot find the file of this program: %w", err)
 		}
 		opt.Path = path
 	}
@@ -97,23 +97,23 @@ func Start(ctx context.Context, opt Options) (*Child, error) {
 	for _, l := range opt.Listeners {
 		f, err := fileOf(l.Listener)
 		if err != nil {
-			return nil, fmt.Errorf("takeover: cannot pass on the listener %q: %w", l.Name, err)
+			return nil, fmt.Errorf("hotrestart: cannot pass listener %q: %w", l.Name, err)
 		}
 		h.Sockets = append(h.Sockets, socket{Name: l.Name, Address: l.Address, FD: firstFD + len(files), Unlink: l.Unlink})
 		files = append(files, f)
 	}
 	if opt.State != nil {
 		if h.State, err = json.Marshal(opt.State); err != nil {
-			return nil, fmt.Errorf("takeover: cannot hand over the state: %w", err)
+			return nil, fmt.Errorf("hotrestart: cannot encode the state: %w", err)
 		}
 	}
 	cmd := exec.Command(opt.Path, opt.Args...)
 	cmd.Env = append(opt.Env, linkVar+"="+strconv.Itoa(firstFD))
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = opt.Stdout, opt.Stderr, files
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("takeover: cannot start %q: %w", opt.Path, err)
+		return nil, fmt.Errorf("hotrestart: cannot start %q: %w", opt.Path, err)
 	}
-	theirs.Close() // so that its end is seen as the end of the link
+	theirs.Close() // so that the child's end ends the link
 	childConns.Close()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -122,7 +122,7 @@ func Start(ctx context.Context, opt Options) (*Child, error) {
 	if err == nil {
 		keep = true
 		for _, l := range opt.Listeners {
-			setUnlink(l.Listener, false) // the file is the new process's
+			setUnlink(l.Listener, false) // the child owns the file now
 		}
 		child := &Child{PID: cmd.Process.Pid, link: link}
 		if over, ok := connections.(*net.UnixConn); ok && childReport.Connections {
@@ -132,8 +132,8 @@ func Start(ctx context.Context, opt Options) (*Child, error) {
 		}
 		return child, nil
 	}
-	// A process that has ended says how in its exit status; one that goes on is
-	// ended: it has neither clients nor anything to put away.
+	// The exit status of a child that has ended is part of the error. A running child is
+	// killed: it has no clients and nothing to save.
 	select {
 	case exit := <-ended:
 		if errors.Is(err, io.EOF) {
@@ -142,13 +142,14 @@ func Start(ctx context.Context, opt Options) (*Child, error) {
 	case <-time.After(200 * time.Millisecond):
 		_ = cmd.Process.Kill()
 	}
-	return nil, fmt.Errorf("takeover: %w", err)
+	return nil, fmt.Errorf("hotrestart: %w", err)
 }
 
-// waitReady says hello and waits for a process that is ready; it gives what that process says.
+// waitReady sends hello, waits until the child is ready, sends "go" and returns the child's
+// report.
 func waitReady(ctx context.Context, link net.Conn, h hello) (r report, err error) {
 	if err := send(link, h); err != nil {
-		return r, fmt.Errorf("cannot speak to the new process: %w", err)
+		return r, fmt.Errorf("cannot write to the new process: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = link.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -162,18 +163,18 @@ func waitReady(ctx context.Context, link net.Conn, h hello) (r report, err error
 		return r, err
 	}
 	if err := json.Unmarshal(line, &r); err != nil {
-		return r, fmt.Errorf("the new process speaks another language: %w", err)
+		return r, fmt.Errorf("cannot parse the report of the new process: %w", err)
 	}
 	if !r.Ready {
 		return r, fmt.Errorf("the new process failed: %s", r.Failed)
 	}
 	if err := send(link, report{Go: true}); err != nil {
-		return r, fmt.Errorf("the new process is gone: %w", err)
+		return r, fmt.Errorf("the new process has ended: %w", err)
 	}
 	return r, nil
 }
 
-// pair makes the socket pair; the second end is for the new process.
+// pair makes a socket pair. The second end is for the child.
 func pair() (net.Conn, *os.File, error) {
 	syscall.ForkLock.RLock()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
@@ -183,7 +184,7 @@ func pair() (net.Conn, *os.File, error) {
 	}
 	syscall.ForkLock.RUnlock()
 	if err != nil {
-		return nil, nil, fmt.Errorf("takeover: cannot make a socket pair: %w", err)
+		return nil, nil, fmt.Errorf("hotrestart: cannot make a socket pair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(fds[1]), "link")
 	mine := os.NewFile(uintptr(fds[0]), "link")
@@ -191,15 +192,15 @@ func pair() (net.Conn, *os.File, error) {
 	mine.Close()
 	if err != nil {
 		theirs.Close()
-		return nil, nil, fmt.Errorf("takeover: cannot use a socket pair: %w", err)
+		return nil, nil, fmt.Errorf("hotrestart: cannot use a socket pair: %w", err)
 	}
 	return link, theirs, nil
 }
 
-// fileOf gives a copy of a listener's descriptor. The copy shares its mode with the
-// listener, and that must stay a non-blocking one: an accept that blocks would keep
-// the listener from closing. The File method of package net is of no use for that:
-// what it gives turns blocking when a process is started with it.
+// fileOf duplicates a listener's descriptor. The duplicate shares its mode with the listener,
+// which must stay non-blocking: a blocking accept would keep the listener from closing. The
+// File method of package net is unsuitable, because its descriptor becomes blocking when a
+// process is started with it.
 func fileOf(ln net.Listener) (*os.File, error) {
 	if h, ok := ln.(*pausedListener); ok {
 		ln = h.Listener

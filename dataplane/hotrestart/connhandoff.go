@@ -12,34 +12,33 @@ import (
 	"time"
 )
 
-// Connections are passed over a socket pair of their own, one at a time: the old process
-// sends a descriptor with what is to be known of it, the new one answers with one byte.
-// Until that byte has come the connection is open in both processes, so a new process that
-// cannot take it, for want of descriptors or by its limits, costs no client anything.
+// Connections are passed over their own socket pair, one at a time: the parent sends a
+// descriptor with its state, and the child answers with one byte. Until the answer the
+// connection is open in both processes, so that no client loses its connection if the child
+// refuses it for want of descriptors or by its limits.
 
 const (
-	// maxState bounds what is told of one connection.
+	// maxState bounds the state of one connection, in bytes.
 	maxState = 4 << 10
 
 	replyAccepted = 't'
 	replyRefused  = 'r'
 )
 
-// ConnAcceptor takes over a connection that the process before has passed. fd is its descriptor,
-// which is the Taker's where it says that it has taken it, and is closed otherwise. state is
-// borrowed.
+// ConnAcceptor accepts a connection that the parent has passed. If it returns true it owns
+// the descriptor fd; otherwise the caller closes it. state is borrowed until it returns.
 type ConnAcceptor func(fd int, state []byte) (taken bool)
 
-// AcceptConnections has take called for each connection that the process before passes once this
-// one is ready, one after the other. It is to be called before Ready. The process before
-// passes none where the socket of this name was not given to this process.
+// AcceptConnections registers take, which is called for each connection that the parent
+// passes after Ready, one after the other. It must be called before Ready. It has no effect
+// if this process did not inherit the listener called name.
 func (i *InheritedListeners) AcceptConnections(name string, take ConnAcceptor) {
 	if i != nil && i.connections != nil && slices.Contains(i.used, name) {
 		i.acceptConn = take
 	}
 }
 
-// receiveConnections runs until the process before has ended.
+// receiveConnections runs until the parent has ended.
 func (i *InheritedListeners) receiveConnections() {
 	defer i.connections.Close()
 	state, rights := make([]byte, maxState), make([]byte, syscall.CmsgSpace(4*maxFDs))
@@ -66,8 +65,8 @@ func (i *InheritedListeners) receiveConnections() {
 	}
 }
 
-// descriptorsIn gives the descriptors that came with a message; none where the kernel had
-// no room for them in this process.
+// descriptorsIn returns the descriptors of a message. There are none if this process had no
+// free descriptor for them.
 func descriptorsIn(rights []byte) (fds []int) {
 	messages, err := syscall.ParseSocketControlMessage(rights)
 	if err != nil {
@@ -81,33 +80,33 @@ func descriptorsIn(rights []byte) (fds []int) {
 	return fds
 }
 
-// connSender is the old process's end.
+// connSender is the parent's end.
 type connSender struct {
 	mu   sync.Mutex
-	link *net.UnixConn // nil: the new process takes no connections, or takes them no more
+	link *net.UnixConn // nil: the child accepts no connections, or no more
 }
 
-// AcceptsConnections says whether Pass is of any use.
+// AcceptsConnections reports whether the child accepts connections.
 func (s *Child) AcceptsConnections() bool {
 	s.connections.mu.Lock()
 	defer s.connections.mu.Unlock()
 	return s.connections.link != nil
 }
 
-// SendConnection gives the new process the connection of descriptor fd, of which state, 1 byte to
-// 4 KiB, is told. taken: it has it, and this process is to close its own descriptor without
-// another read, write or shutdown. A new process that has ended or refuses has not taken it.
-// One that does not answer within 5 s counts as having taken it, since it may yet; it is
-// passed nothing any more.
+// SendConnection passes the connection with descriptor fd and its state of 1 byte to 4 KiB to
+// the child. If accepted is true the child owns the connection, and this process must close
+// its descriptor without another read, write or shutdown. A child that has ended or refuses
+// has not accepted it. A child that does not answer within 5 s counts as having accepted it,
+// since it still may; it is passed no further connections.
 func (s *Child) SendConnection(fd int, state []byte) (accepted bool, err error) {
 	p := &s.connections
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.link == nil {
-		return false, errors.New("takeover: the new process takes no connections")
+		return false, errors.New("hotrestart: the new process accepts no connections")
 	}
 	if len(state) == 0 || len(state) > maxState {
-		return false, fmt.Errorf("takeover: %d bytes are told of a connection; want 1 to %d", len(state), maxState)
+		return false, fmt.Errorf("hotrestart: the state of a connection has %d bytes; want 1 to %d", len(state), maxState)
 	}
 	accepted, err = p.send(fd, state)
 	if err != nil {
@@ -122,11 +121,11 @@ func (p *connSender) send(fd int, state []byte) (accepted bool, err error) {
 		return false, err
 	}
 	if _, _, err := p.link.WriteMsgUnix(state, syscall.UnixRights(fd), nil); err != nil {
-		return false, fmt.Errorf("takeover: cannot pass a connection: %w", err)
+		return false, fmt.Errorf("hotrestart: cannot pass a connection: %w", err)
 	}
 	var answer [1]byte
 	if _, err := io.ReadFull(p.link, answer[:]); err != nil {
-		return errors.Is(err, os.ErrDeadlineExceeded), fmt.Errorf("takeover: no answer to a connection that was passed: %w", err)
+		return errors.Is(err, os.ErrDeadlineExceeded), fmt.Errorf("hotrestart: no answer to a passed connection: %w", err)
 	}
 	return answer[0] == replyAccepted, nil
 }
@@ -140,22 +139,22 @@ func (p *connSender) close() {
 	}
 }
 
-// connectionsLink is the new process's end of the pair.
+// connectionsLink returns the child's end of the pair.
 func connectionsLink(fd int) (*net.UnixConn, error) {
 	if fd < firstFD {
-		return nil, fmt.Errorf("takeover: connections are to be passed over descriptor %d; want %d or more", fd, firstFD)
+		return nil, fmt.Errorf("hotrestart: the descriptor for passed connections is %d; want at least %d", fd, firstFD)
 	}
 	syscall.CloseOnExec(fd)
 	f := os.NewFile(uintptr(fd), "connections")
 	defer f.Close()
 	nc, err := net.FileConn(f)
 	if err != nil {
-		return nil, fmt.Errorf("takeover: descriptor %d, over which connections are to be passed, is no socket: %w", fd, err)
+		return nil, fmt.Errorf("hotrestart: descriptor %d for passed connections is not a socket: %w", fd, err)
 	}
 	link, ok := nc.(*net.UnixConn)
 	if !ok {
 		nc.Close()
-		return nil, fmt.Errorf("takeover: descriptor %d, over which connections are to be passed, is a %T; want a Unix socket", fd, nc)
+		return nil, fmt.Errorf("hotrestart: descriptor %d for passed connections is a %T; want a Unix socket", fd, nc)
 	}
 	return link, nil
 }

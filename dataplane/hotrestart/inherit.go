@@ -16,67 +16,68 @@ import (
 )
 
 const (
-	// linkVar names the descriptor of the socket pair to a new process.
+	// linkVar is the environment variable with the child's descriptor of the socket pair.
 	linkVar = "SLUICE_TAKEOVER_FD"
-	// firstFD is the first descriptor that systemd passes, and the first after the
-	// standard three that we do.
+	// firstFD is the first passed descriptor, after the standard three, both from systemd and
+	// from Start.
 	firstFD = 3
-	// messageTimeout bounds the words of a process that is there and has nothing to wait for.
+	// messageTimeout bounds a message of a running process that has nothing to wait for.
 	messageTimeout = 5 * time.Second
-	// maxFDs bounds what is believed of the environment.
+	// maxFDs bounds the number of descriptors that the environment announces.
 	maxFDs = 64
 )
 
-// hello is what the old process says.
+// hello is the parent's first message.
 type hello struct {
 	Sockets []socket        `json:"sockets"`
 	State   json.RawMessage `json:"state,omitempty"`
-	// Connections is the descriptor over which connections are passed; 0: none are.
+	// Connections is the descriptor for passed connections; 0: the parent passes none.
 	Connections int `json:"connections,omitempty"`
 }
 
 type socket struct {
 	Name    string `json:"name"`
-	Address string `json:"address"` // as it was configured
+	Address string `json:"address"` // as configured
 	FD      int    `json:"fd"`
-	Unlink  bool   `json:"unlink,omitempty"` // of a unix socket: the file goes with the last process
+	Unlink  bool   `json:"unlink,omitempty"` // as Listener.Unlink
 }
 
-// report is what the new process says, and the old one's "go".
+// report is the child's message, and the parent's "go".
 type report struct {
 	Ready bool `json:"ready,omitempty"`
-	// Connections says that the new process takes connections.
+	// Connections says that the child accepts connections.
 	Connections bool   `json:"connections,omitempty"`
 	Failed      string `json:"failed,omitempty"`
 	Go          bool   `json:"go,omitempty"`
 }
 
-// InheritedListeners is what a process was given at its start. A nil one is nothing.
+// InheritedListeners are the listeners that a process inherited at its start. A nil
+// *InheritedListeners has none.
 type InheritedListeners struct {
 	sockets    map[string]*inherited
 	state      []byte
-	parentLink net.Conn // to the process that started this one; nil: systemd did
+	parentLink net.Conn // to the old router; nil: systemd started this process
 	in         *bufio.Reader
 
-	acceptReady chan struct{} // closed when listeners may accept
+	acceptReady chan struct{} // closed when the listeners may accept
 	once        sync.Once
-	parentGone  chan struct{} // closed when the process that started this one has ended
+	parentGone  chan struct{} // closed when the old router has ended
 
-	used        []string      // names of the sockets that were asked for and given
-	connections *net.UnixConn // over which connections are passed; nil: none are
-	acceptConn  ConnAcceptor  // nil: this process takes none
+	used        []string      // names of the sockets that Listener has returned
+	connections *net.UnixConn // for passed connections; nil: the parent passes none
+	acceptConn  ConnAcceptor  // nil: this process accepts none
 }
 
 type inherited struct {
 	file    *os.File
-	address string // "" where systemd chose it
+	address string // as configured; "": from systemd
 	unlink  bool
 }
 
-// Inherit takes what the environment says was passed to this process, and takes
-// the saying out of the environment, so that no child of ours believes it. It gives
-// nil when nothing was passed. names are the sockets there may be; a single one
-// that systemd calls otherwise is the first of them.
+// Inherit returns the listeners that the environment announces, nil if there are none. It
+// removes the variables from the environment, so that no child inherits them. names are the
+// accepted names of sockets. A single socket from systemd with another name gets the first
+// of them.
 func Inherit(names ...string) (*InheritedListeners, error) {
 	defer func() {
 		for _, v := range []string{linkVar, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
@@ -95,7 +96,7 @@ func Inherit(names ...string) (*InheritedListeners, error) {
 func fromSystemd(count, called string, names []string) (*InheritedListeners, error) {
 	n, err := strconv.Atoi(count)
 	if err != nil || n < 0 || n > maxFDs {
-		return nil, fmt.Errorf("takeover: LISTEN_FDS is %q; want the number of sockets passed, at most %d", count, maxFDs)
+		return nil, fmt.Errorf("hotrestart: LISTEN_FDS is %q; want the number of passed sockets, at most %d", count, maxFDs)
 	}
 	given := strings.Split(called, ":")
 	i := &InheritedListeners{sockets: map[string]*inherited{}, acceptReady: make(chan struct{}), parentGone: make(chan struct{})}
@@ -109,29 +110,29 @@ func fromSystemd(count, called string, names []string) (*InheritedListeners, err
 		if !slices.Contains(names, name) {
 			if n > 1 {
 				i.Close()
-				return nil, fmt.Errorf("takeover: socket %d of %d that systemd passed is named %q; want FileDescriptorName= to be one of %s", k+1, n, name, strings.Join(names, ", "))
+				return nil, fmt.Errorf("hotrestart: socket %d of %d that systemd passed is named %q; want FileDescriptorName= to be one of %s", k+1, n, name, strings.Join(names, ", "))
 			}
 			name = names[0]
 		}
 		if i.sockets[name] != nil {
 			i.Close()
-			return nil, fmt.Errorf("takeover: systemd passed two sockets named %q; want one: a name for each, and one address a name", name)
+			return nil, fmt.Errorf("hotrestart: systemd passed two sockets named %q; want a different name for each and one address for each name", name)
 		}
 		f, err := listening(firstFD + k)
 		if err != nil {
 			i.Close()
-			return nil, fmt.Errorf("takeover: socket %q that systemd passed: %w", name, err)
+			return nil, fmt.Errorf("hotrestart: socket %q that systemd passed: %w", name, err)
 		}
 		i.sockets[name] = &inherited{file: f}
 	}
 	return i, nil
 }
 
-// listening takes a descriptor that must be a listening stream socket.
+// listening returns the file of descriptor fd, which must be a listening stream socket.
 func listening(fd int) (*os.File, error) {
 	accepts, err := syscall.GetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_ACCEPTCONN)
 	if err != nil {
-		return nil, fmt.Errorf("descriptor %d is no socket: %w", fd, err)
+		return nil, fmt.Errorf("descriptor %d is not a socket: %w", fd, err)
 	}
 	if accepts == 0 {
 		return nil, fmt.Errorf("descriptor %d is a socket that does not listen; want ListenStream= and Accept=no", fd)
@@ -143,27 +144,27 @@ func listening(fd int) (*os.File, error) {
 func fromParent(v string) (*InheritedListeners, error) {
 	fd, err := strconv.Atoi(v)
 	if err != nil || fd < firstFD {
-		return nil, fmt.Errorf("takeover: $%s is %q; want a descriptor: it is set by a router that is replaced, never by hand", linkVar, v)
+		return nil, fmt.Errorf("hotrestart: $%s is %q; want a descriptor number; only a router in a hot restart sets this variable", linkVar, v)
 	}
 	syscall.CloseOnExec(fd)
 	f := os.NewFile(uintptr(fd), "link")
 	link, err := net.FileConn(f)
 	f.Close()
 	if err != nil {
-		return nil, fmt.Errorf("takeover: $%s names descriptor %d, which is no socket: %w", linkVar, fd, err)
+		return nil, fmt.Errorf("hotrestart: $%s names descriptor %d, which is not a socket: %w", linkVar, fd, err)
 	}
 	i := &InheritedListeners{sockets: map[string]*inherited{}, parentLink: link, in: bufio.NewReader(link), acceptReady: make(chan struct{}), parentGone: make(chan struct{})}
 	var h hello
 	if err := receive(link, i.in, messageTimeout, &h); err != nil {
 		link.Close()
-		return nil, fmt.Errorf("takeover: cannot hear the router that is replaced: %w", err)
+		return nil, fmt.Errorf("hotrestart: cannot read from the old router: %w", err)
 	}
 	for _, s := range h.Sockets {
 		file, err := listening(s.FD)
 		if err != nil {
 			i.ReportFailed(err)
 			i.Close()
-			return nil, fmt.Errorf("takeover: socket %q of the router that is replaced: %w", s.Name, err)
+			return nil, fmt.Errorf("hotrestart: socket %q of the old router: %w", s.Name, err)
 		}
 		i.sockets[s.Name] = &inherited{file: file, address: s.Address, unlink: s.Unlink}
 	}
@@ -178,8 +179,8 @@ func fromParent(v string) (*InheritedListeners, error) {
 	return i, nil
 }
 
-// Listen gives the listener of that name where one was passed, else a new one at
-// addr, a TCP address. It accepts nothing before Ready.
+// Listen returns the inherited listener called name, or else a new one at the TCP address
+// addr. Neither accepts before Ready.
 func (i *InheritedListeners) Listen(name, addr string) (net.Listener, error) {
 	ln, _, err := i.Listener(name, addr)
 	if ln != nil || err != nil {
@@ -191,9 +192,9 @@ func (i *InheritedListeners) Listen(name, addr string) (net.Listener, error) {
 	return i.pauseListener(ln), nil
 }
 
-// Listener gives the listener of that name where one was passed, else nil; it accepts
-// nothing before Ready. One that a router passed is given only where it was
-// configured as addr too. unlink is what Listener.Unlink was.
+// Listener returns the inherited listener called name, nil if there is none. It accepts
+// nothing before Ready. A listener of a parent is returned only if it was configured with the
+// same addr. unlink is its Listener.Unlink.
 func (i *InheritedListeners) Listener(name, addr string) (ln net.Listener, unlink bool, err error) {
 	if i == nil {
 		return nil, false, nil
@@ -203,7 +204,7 @@ func (i *InheritedListeners) Listener(name, addr string) (ln net.Listener, unlin
 		return nil, false, nil
 	}
 	if ln, err = net.FileListener(s.file); err != nil {
-		return nil, false, fmt.Errorf("takeover: cannot use the socket %q that was passed: %w", name, err)
+		return nil, false, fmt.Errorf("hotrestart: cannot use the passed socket %q: %w", name, err)
 	}
 	s.file.Close()
 	delete(i.sockets, name)
@@ -211,7 +212,7 @@ func (i *InheritedListeners) Listener(name, addr string) (ln net.Listener, unlin
 	return i.pauseListener(ln), s.unlink, nil
 }
 
-// pauseListener keeps ln from accepting before Ready.
+// pauseListener wraps ln so that it does not accept before Ready.
 func (i *InheritedListeners) pauseListener(ln net.Listener) net.Listener {
 	if i == nil || i.parentLink == nil {
 		return ln
@@ -219,7 +220,7 @@ func (i *InheritedListeners) pauseListener(ln net.Listener) net.Listener {
 	return &pausedListener{Listener: ln, ready: i.acceptReady, closed: make(chan struct{})}
 }
 
-// pausedListener is a listener that does not accept yet.
+// pausedListener is a listener that accepts nothing until ready is closed.
 type pausedListener struct {
 	net.Listener
 	ready  <-chan struct{}
@@ -235,8 +236,8 @@ func (h *pausedListener) Accept() (net.Conn, error) {
 	return ln.Accept()
 }
 
-// Opened waits until connections may be accepted, for those who do it themselves, and
-// gives the listener that they come from.
+// Opened waits until connections may be accepted and returns the underlying listener, for
+// callers that accept on the descriptor themselves.
 func (h *pausedListener) Opened() (net.Listener, error) {
 	select {
 	case <-h.ready:
@@ -246,10 +247,11 @@ func (h *pausedListener) Opened() (net.Listener, error) {
 	}
 }
 
-// SetUnlinkOnClose is net.UnixListener's.
+// SetUnlinkOnClose calls the method of the underlying net.UnixListener.
 func (h *pausedListener) SetUnlinkOnClose(unlink bool) { setUnlink(h.Listener, unlink) }
 
-// setUnlink says of a unix socket whether its file goes with it; nothing of others.
+// setUnlink sets whether closing a Unix listener removes its file. Other listeners are
+// ignored.
 func setUnlink(ln net.Listener, unlink bool) {
 	if u, ok := ln.(interface{ SetUnlinkOnClose(bool) }); ok {
 		u.SetUnlinkOnClose(unlink)
@@ -261,10 +263,10 @@ func (h *pausedListener) Close() error {
 	return h.Listener.Close()
 }
 
-// Replaces says whether a router that runs is to be replaced by this process.
+// Replaces reports whether this process replaces a running router.
 func (i *InheritedListeners) Replaces() bool { return i != nil && i.parentLink != nil }
 
-// State is what the router that is replaced has handed over, nil for nothing.
+// State returns the state that the old router passed, as JSON; nil if there is none.
 func (i *InheritedListeners) State() []byte {
 	if i == nil {
 		return nil
@@ -272,9 +274,9 @@ func (i *InheritedListeners) State() []byte {
 	return i.state
 }
 
-// Ready tells the router that is replaced that this one is ready, waits for its
-// "go" and lets the listeners accept. Where that router has ended meanwhile they
-// accept all the same: there is nobody else to. It fails when that router goes on.
+// Ready tells the old router that this process is ready, waits for its "go" and lets the
+// listeners accept. If the old router has ended they accept too, because no other process
+// does. Ready fails if the old router continues.
 func (i *InheritedListeners) Ready() error {
 	if !i.Replaces() {
 		return nil
@@ -282,9 +284,9 @@ func (i *InheritedListeners) Ready() error {
 	var r report
 	if err := send(i.parentLink, report{Ready: true, Connections: i.acceptConn != nil}); err == nil {
 		if err := receive(i.parentLink, i.in, messageTimeout, &r); err == nil && !r.Go {
-			return errors.New("takeover: the router that was to be replaced goes on")
+			return errors.New("hotrestart: the old router continues to serve")
 		} else if errors.Is(err, os.ErrDeadlineExceeded) {
-			return fmt.Errorf("takeover: no word from the router that was to be replaced: %w", err)
+			return fmt.Errorf("hotrestart: no answer from the old router: %w", err)
 		}
 	}
 	i.once.Do(func() { close(i.acceptReady) })
@@ -295,7 +297,7 @@ func (i *InheritedListeners) Ready() error {
 	return nil
 }
 
-// watch waits for the end of the link, which is that of the process behind it.
+// watch waits for the end of the link, which means that the parent has ended.
 func (i *InheritedListeners) watch() {
 	defer close(i.parentGone)
 	_ = i.parentLink.SetReadDeadline(time.Time{})
@@ -307,8 +309,8 @@ func (i *InheritedListeners) watch() {
 	}
 }
 
-// ParentGone is closed when the router that was replaced has ended; at once where there
-// was none. Of use after Ready.
+// ParentGone returns a channel that is closed when the old router has ended, at once if there
+// was none. It must be called after Ready.
 func (i *InheritedListeners) ParentGone() <-chan struct{} {
 	if i == nil {
 		c := make(chan struct{})
@@ -318,14 +320,14 @@ func (i *InheritedListeners) ParentGone() <-chan struct{} {
 	return i.parentGone
 }
 
-// ReportFailed tells the router that is replaced why this one does not become ready.
+// ReportFailed tells the old router why this process does not become ready.
 func (i *InheritedListeners) ReportFailed(err error) {
 	if i.Replaces() {
 		_ = send(i.parentLink, report{Failed: err.Error()})
 	}
 }
 
-// Close lets go of sockets that nobody has asked for.
+// Close closes the inherited sockets that no call has used, and returns their names.
 func (i *InheritedListeners) Close() (names []string) {
 	if i == nil {
 		return nil

@@ -6,22 +6,21 @@ import (
 	"strings"
 )
 
-// What Notify may say, of sd_notify(3); several are parted by new lines.
+// States for Notify, of sd_notify(3).
 const (
 	NotifyReady    = "READY=1"
 	NotifyStopping = "STOPPING=1"
 )
 
-// Notify tells systemd how the service is doing. Without $NOTIFY_SOCKET it does
-// nothing. A word that does not get through is lost: whoever runs the service must
-// not be the reason that it fails.
+// Notify reports states of the service to systemd. Without $NOTIFY_SOCKET it does nothing. It
+// ignores errors: a problem of the service manager must not make the service fail.
 func Notify(states ...string) {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" || len(states) == 0 {
 		return
 	}
 	if path[0] != '/' && path[0] != '@' {
-		return // of a kind that is not a Unix socket's
+		return // not a Unix socket
 	}
 	c, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {

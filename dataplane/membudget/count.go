@@ -1,17 +1,17 @@
 package membudget
 
-// Count is what one holder has taken of a budget for memory that is no Lease's: slices
-// that grow on Go's heap. The zero Count, and a nil one, is of no budget and bounds
-// nothing. It belongs to one goroutine at a time.
+// Count is one holder's share of a budget for memory that is not leased, such as slices that
+// grow on Go's heap. A zero or nil Count has no budget and bounds nothing. It belongs to one
+// goroutine at a time.
 type Count struct {
 	budget *Budget
 	used   int64
 }
 
-// Count begins a count against b, which may be nil: then nothing is counted.
+// Count returns an empty count against b. If b is nil it counts nothing.
 func (b *Budget) Count() Count { return Count{budget: b} }
 
-// Acquire counts n bytes more; false, and nothing counted, when the budget is spent.
+// Acquire counts n more bytes. If the budget refuses them it counts nothing and returns false.
 func (c *Count) Acquire(n int) bool {
 	if c == nil || c.budget == nil {
 		return true
@@ -23,7 +23,7 @@ func (c *Count) Acquire(n int) bool {
 	return true
 }
 
-// Return gives n of the bytes that are counted back; of a nil Count, nothing.
+// Return releases n of the counted bytes, at most all of them. It does nothing on a nil Count.
 func (c *Count) Return(n int) {
 	if c == nil || c.budget == nil {
 		return
@@ -33,10 +33,10 @@ func (c *Count) Return(n int) {
 	c.used -= give
 }
 
-// Used is what is counted, in bytes.
+// Used returns the counted bytes.
 func (c *Count) Used() int64 { return c.used }
 
-// Release gives back all that was counted; the Count may be used again.
+// Release releases all counted bytes. The Count may be used again.
 func (c *Count) Release() {
 	c.budget.Release(c.used)
 	c.used = 0

@@ -1,12 +1,13 @@
-// Package membudget bounds what request and response bodies may take of the
-// process's memory, and lends leveled buffers against that bound.
+// Package membudget bounds the memory of request and response bodies and provides pooled
+// buffers that count against that bound.
 //
-// Budget counts bytes and refuses, without waiting, what would pass its limit.
-// Pool lends buffers in powers of two from 256 bytes to 16 KiB, in four steps to each doubling
-// from there to 32 MiB, and larger ones by the
-// page, and keeps a bounded amount of them in memory. Buffers of more than 16 KiB lie
-// outside of Go's heap on Linux, so the collector neither waits for them nor lets other
-// garbage grow in proportion to them. Lease is both at once: a buffer that is counted
-// while it is lent. front and relay use them; of ours the package imports only reuse,
-// which checks in tests that nobody uses a released buffer. It allocates nothing once warm.
+// Budget counts bytes. It refuses what would exceed its limit and never waits. Pool provides
+// buffers in size classes: powers of two from 256 bytes to 16 KiB, four classes for each
+// doubling up to 32 MiB, and multiples of a page above. A Pool retains a bounded amount of
+// free buffers. On Linux, buffers over 16 KiB are mapped outside Go's heap, so that they
+// neither delay a garbage collection nor let the heap grow in proportion to them. A Lease is
+// a buffer together with its share of a Budget.
+//
+// Packages front, relay and compression use it. It allocates nothing once warm. Of this
+// module it imports objpool alone, which detects use after release in tests.
 package membudget

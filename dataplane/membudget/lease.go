@@ -1,8 +1,8 @@
 package membudget
 
-// Lease is a buffer together with the bytes it takes of a budget; Release
-// gives both back. The zero Lease holds nothing. It belongs to one goroutine
-// at a time and must not be copied while it holds something.
+// Lease is a pooled buffer together with the bytes that it takes of a budget. The zero Lease
+// has no buffer. A Lease belongs to one goroutine at a time and must not be copied while it
+// has a buffer.
 type Lease struct {
 	budget   *Budget
 	pool     *Pool
@@ -10,8 +10,8 @@ type Lease struct {
 	acquired int64
 }
 
-// Lease lends a buffer of n bytes counted against b, by the size of its level;
-// false, and nothing lent, when b is spent.
+// Lease returns a buffer of n bytes and counts the size of its class against b. If b refuses
+// them it returns false and no buffer.
 func (p *Pool) Lease(b *Budget, n int) (Lease, bool) {
 	size := int64(SizeOf(n))
 	if !b.Acquire(size) {
@@ -20,9 +20,10 @@ func (p *Pool) Lease(b *Budget, n int) (Lease, bool) {
 	return Lease{budget: b, pool: p, buf: p.Get(n), acquired: size}, true
 }
 
-// Bytes is the lent memory; nil when nothing is held. Grow, Fill and Release make
-// earlier results void. Its capacity is its length: Grow keeps the length, so a holder
-// that wrote behind it would lose those bytes to whatever the next buffer held before.
+// Bytes returns the buffer, nil if there is none. The slice is borrowed until the next Grow,
+// Fill or Release. Its capacity is its length, because Grow copies only the length: bytes
+// that a holder wrote behind it would be replaced by what the new buffer contained before,
+// another request's data.
 func (l *Lease) Bytes() []byte {
 	if l.buf == nil {
 		return nil
@@ -30,8 +31,8 @@ func (l *Lease) Bytes() []byte {
 	return l.buf.B[:len(l.buf.B):len(l.buf.B)]
 }
 
-// Fill makes the buffer as long as its level, which the budget has counted already, and
-// returns all of it.
+// Fill extends the buffer to the size of its class, which the budget counts already, and
+// returns it.
 func (l *Lease) Fill() []byte {
 	if l.buf == nil {
 		return nil
@@ -40,8 +41,8 @@ func (l *Lease) Fill() []byte {
 	return l.buf.B
 }
 
-// Grow makes the buffer n bytes long and keeps the bytes of its length so far; false, and
-// nothing changed, when the budget is spent. The bytes that are new have any content.
+// Grow extends the buffer to n bytes and keeps its contents. The new bytes have arbitrary
+// content. If the budget refuses the growth, Grow changes nothing and returns false.
 func (l *Lease) Grow(n int) bool {
 	if l.buf == nil {
 		return false
@@ -62,10 +63,11 @@ func (l *Lease) Grow(n int) bool {
 	return true
 }
 
-// Size is what the lease takes of its budget, in bytes.
+// Size returns the bytes that the lease takes of its budget.
 func (l *Lease) Size() int64 { return l.acquired }
 
-// Release gives the buffer and its bytes back; again, it does nothing.
+// Release returns the buffer to its pool and its bytes to the budget. Further calls do
+// nothing.
 func (l *Lease) Release() {
 	if l.buf == nil {
 		return

@@ -2,7 +2,7 @@
 
 package membudget
 
-// mapped says that large buffers lie outside of Go's heap.
+// mapped says that large buffers are mapped outside Go's heap.
 const mapped = false
 
 func newMemory(size int) []byte { return make([]byte, size) }

@@ -8,63 +8,61 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// The levels: powers of two from MinBuffer to 1<<smallShift bytes, and four steps to each
-// doubling from there to MaxBuffer, so that a long body takes at most a quarter more than it has.
+// The size classes: powers of two from MinBuffer to 1<<smallShift bytes, and four classes for
+// each doubling from there to MaxBuffer, so that a long body takes at most a quarter more
+// memory than its length.
 const (
 	minShift = 8
 	maxShift = 25
 
-	MinBuffer = 1 << minShift // 256 bytes: what a stream keeps of an event that has not come whole
-	Page      = 4 << 10       // what most heads and short bodies fit in
+	MinBuffer = 1 << minShift // 256 bytes: what a stream keeps of an incomplete event
+	Page      = 4 << 10       // fits most heads and short bodies
 	MaxBuffer = 1 << maxShift // 32 MiB
 
-	// Buffers of up to 1<<smallShift bytes lie in sync.Pools, which the garbage collector
-	// empties. Larger ones lie outside of Go's heap, in the lists of their levels: what
-	// they take is exactly what is lent and kept, and does not wait for a collection.
+	// Free buffers of up to 1<<smallShift bytes are in sync.Pools, which the garbage
+	// collector empties. Larger ones are outside Go's heap, in the lists of their classes:
+	// their memory is exactly what is in use and retained, and depends on no collection.
 	smallShift = 14
 	numSmall   = smallShift - minShift + 1
 	steps      = 4
 	numLarge   = steps * (maxShift - smallShift)
 
-	// defaultRetain is how many bytes of large buffers a Pool keeps in memory while nobody
-	// has them, see Retain.
+	// defaultRetain is how many bytes of free large buffers a Pool retains, see SetRetain.
 	defaultRetain = 32 << 20
 )
 
-// Buffer is a lent piece of memory. B has the length that was asked for and
-// the capacity of its level; the holder may reslice it, but not keep it after
-// Put.
+// Buffer is a buffer of a Pool. B has the requested length and the capacity of its size
+// class. The holder may reslice B but must not use it after Put.
 type Buffer struct {
 	B     []byte
 	full  []byte
-	level int8 // numSmall+numLarge: beyond MaxBuffer
-	// poisoned says that full is filled with reuse's pattern: it was released while
-	// checking is on.
+	level int8 // the size class; numSmall+numLarge: beyond MaxBuffer
+	// poisoned says that full is filled with objpool.Pattern.
 	poisoned bool
 }
 
-// Pool lends buffers by level. The zero value is ready and safe for concurrent
-// use. Default is the process's own.
+// Pool provides buffers by size class. The zero value is ready to use. It is safe for
+// concurrent use.
 type Pool struct {
 	small       [numSmall]sync.Pool
-	large       [numLarge + 1]sizeClass // the last one's are beyond MaxBuffer, of different sizes
-	maxRetained atomic.Int64            // what Retain said; 0: nothing
-	retained    atomic.Int64            // bytes in the kept lists
+	large       [numLarge + 1]sizeClass // the last has buffers beyond MaxBuffer, of different sizes
+	maxRetained atomic.Int64            // set by SetRetain; 0: defaultRetain
+	retained    atomic.Int64            // bytes in the resident lists
 }
 
-// sizeClass has the large buffers of one size that nobody holds.
+// sizeClass has the free large buffers of one size.
 type sizeClass struct {
 	mu            sync.Mutex
-	resident      []*Buffer // in memory
-	discarded     []*Buffer // addresses without memory: a page that is touched is made anew, of zeros
-	used          bool      // since another level last wanted its memory
-	usedSinceTrim bool      // used since the last TrimIdle
+	resident      []*Buffer // with memory
+	discarded     []*Buffer // address ranges without memory; accessed pages become zero pages
+	used          bool      // since evict last visited it
+	usedSinceTrim bool      // since the last TrimIdle
 }
 
-// Default is the pool the data plane shares.
+// Default is the pool that the whole process shares.
 var Default = new(Pool)
 
-// sizeClassOf is the smallest level that holds n bytes.
+// sizeClassOf returns the smallest class that fits n bytes.
 func sizeClassOf(n int) int {
 	switch {
 	case n <= MinBuffer:
@@ -72,14 +70,14 @@ func sizeClassOf(n int) int {
 	case n > MaxBuffer:
 		return numSmall + numLarge
 	}
-	shift := bits.Len(uint(n-1)) - 1 // n is above 1<<shift, and at most twice that
+	shift := bits.Len(uint(n-1)) - 1 // 1<<shift < n <= 2<<shift
 	if shift < smallShift {
 		return shift + 1 - minShift
 	}
 	return numSmall + steps*(shift-smallShift) + (n-1-1<<shift)/(1<<shift/steps)
 }
 
-// levelSize is the bytes of a level's buffers.
+// levelSize returns the size of a class's buffers in bytes.
 func levelSize(at int) int {
 	if at < numSmall {
 		return MinBuffer << at
@@ -89,7 +87,7 @@ func levelSize(at int) int {
 	return base + (at%steps+1)*(base/steps)
 }
 
-// SizeOf is the memory that Get(n) takes, in bytes: what a Budget should count.
+// SizeOf returns the bytes of memory that Get(n) takes, which a Budget should count.
 func SizeOf(n int) int {
 	if n <= MaxBuffer {
 		return levelSize(sizeClassOf(n))
@@ -97,8 +95,7 @@ func SizeOf(n int) int {
 	return (n + Page - 1) &^ (Page - 1)
 }
 
-// Get lends a buffer with len(B) == n; its content is arbitrary. One beyond MaxBuffer has
-// the capacity that SizeOf says.
+// Get returns a buffer with len(B) == n and arbitrary content. The caller must Put it.
 func (p *Pool) Get(n int) *Buffer {
 	at := sizeClassOf(n)
 	var buf *Buffer
@@ -117,7 +114,7 @@ func (p *Pool) Get(n int) *Buffer {
 	return buf
 }
 
-// acquireFree lends a large buffer that was released; nil: there is none of n bytes.
+// acquireFree returns a free large buffer of at least n bytes, nil if there is none.
 func (p *Pool) acquireFree(at, n int) *Buffer {
 	l := &p.large[at]
 	l.mu.Lock()
@@ -141,14 +138,14 @@ func (p *Pool) acquireFree(at, n int) *Buffer {
 	return nil
 }
 
-// slab is how many bytes of small buffers are mapped at once.
+// slab is the size of a mapping that is divided into several buffers.
 const slab = 1 << 20
 
-// allocate makes a large buffer for n bytes, and more where several fit in a slab.
+// allocate makes a large buffer for n bytes, and further free ones if several fit in a slab.
 func (p *Pool) allocate(at, n int) *Buffer {
 	size := SizeOf(n)
 	if n > MaxBuffer {
-		size = (n + MaxBuffer - 1) &^ (MaxBuffer - 1) // so that it will do for others
+		size = (n + MaxBuffer - 1) &^ (MaxBuffer - 1) // so that other lengths can reuse it
 	}
 	if !mapped || size >= slab {
 		return &Buffer{full: newMemory(size), level: int8(at)}
@@ -165,7 +162,7 @@ func (p *Pool) allocate(at, n int) *Buffer {
 	return &Buffer{full: memory[:size:size], level: int8(at)}
 }
 
-// Put takes a buffer back; nil is allowed. The buffer must not be used again.
+// Put releases a buffer, which must not be used afterwards. A nil buffer is ignored.
 func (p *Pool) Put(buf *Buffer) {
 	if buf == nil {
 		return
@@ -192,11 +189,11 @@ func (p *Pool) Put(buf *Buffer) {
 	p.discardPages(l, buf)
 }
 
-// discardPages gives a buffer's memory back to the system; its addresses stay, so whoever
-// reads a released buffer reads zeros.
+// discardPages returns a buffer's memory to the system. The address range stays mapped, so
+// that a read after release finds zeros and does not crash.
 func (p *Pool) discardPages(l *sizeClass, buf *Buffer) {
 	if !releasePages(buf.full) {
-		return // to the garbage collector
+		return // the garbage collector frees it
 	}
 	l.mu.Lock()
 	l.discarded = append(l.discarded, buf)
@@ -210,8 +207,8 @@ func (p *Pool) retainLimit() int64 {
 	return defaultRetain
 }
 
-// SetRetain bounds the large buffers that are kept in memory while nobody has them, in bytes;
-// what is kept beyond a lower bound goes back at once.
+// SetRetain bounds the memory of free large buffers, in bytes. If the pool retains more than
+// n, it returns all of it to the system at once.
 func (p *Pool) SetRetain(n int64) {
 	p.maxRetained.Store(max(n, 1))
 	if p.retained.Load() > n {
@@ -219,8 +216,9 @@ func (p *Pool) SetRetain(n int64) {
 	}
 }
 
-// evict gives kept buffers of levels back that have not been used since it last came by,
-// until size bytes more may be kept of level at; false where that is not enough.
+// evict discards free buffers of classes that have not been used since its last visit, until
+// size more bytes fit in the retain limit for class at. It returns false if that does not
+// suffice.
 func (p *Pool) evict(at int, size int64) bool {
 	limit := p.retainLimit()
 	if size > limit {
@@ -250,11 +248,11 @@ func (p *Pool) evict(at int, size int64) bool {
 	return false
 }
 
-// Trim gives the memory of all large buffers that nobody has back to the system.
+// Trim returns the memory of all free large buffers to the system.
 func (p *Pool) Trim() { p.trim(true) }
 
-// TrimIdle is Trim of the sizes that nobody has asked for since the last TrimIdle. It is
-// called every few seconds, see package lean.
+// TrimIdle trims the size classes that nothing has used since the last TrimIdle. Package
+// memtuner calls it every few seconds.
 func (p *Pool) TrimIdle() { p.trim(false) }
 
 func (p *Pool) trim(all bool) {
@@ -274,5 +272,5 @@ func (p *Pool) trim(all bool) {
 	}
 }
 
-// Retained is how many bytes of large buffers the pool keeps in memory.
+// Retained returns the bytes of free large buffers that the pool has in memory.
 func (p *Pool) Retained() int { return int(p.retained.Load()) }

@@ -10,69 +10,66 @@ import (
 )
 
 const (
-	// A heap in use of largeHeapMin and more is kept tight: it may grow by half before it is
-	// collected again, not to twice its size, which is what Go does by itself. That room
-	// is memory for nothing where thousands of streams or a large index are held, which
-	// make little garbage. A small heap is collected often enough as it is, and twice as
-	// often would be seen in the price of a request.
+	// A live heap of largeHeapMin bytes and more may grow by half before the next
+	// collection, not to twice its size, which is Go's default: thousands of streams or a
+	// large index make little garbage, so that the space would be wasted. A small heap
+	// keeps the default, because twice as many collections would cost requests CPU.
 	largeHeapMin = 24 << 20
-	// largeHeapExit is where that ends again.
+	// largeHeapExit is the live heap, in bytes, under which the default applies again.
 	largeHeapExit = 16 << 20
-	// defaultPercent and tight are how much it may grow, in percent (GOGC).
+	// defaultPercent and largeHeapPercent are how much the heap may grow (GOGC).
 	defaultPercent, largeHeapPercent = 100, 50
 
-	// minSystemMemory of memory taken from the system, stacks included, is what makes a
-	// collection in a quiet moment worth its price, and made of new objects since
-	// the one before, or ended goroutines: without either there is nothing to find.
+	// A collection in a quiet moment needs at least minSystemMemory bytes of memory from
+	// the system, stacks included, and since the last one minAllocated bytes of new objects
+	// or minEndedGoroutines goroutines that ended. Otherwise it would free nothing.
 	minSystemMemory, minAllocated, minEndedGoroutines = 24 << 20, 8 << 20, 256
-	// quietSamples looks in a row without a collection of Go's own are a quiet moment.
+	// quietSamples consecutive samples without a collection by Go make a quiet moment.
 	quietSamples = 3
-	// secondCollectAfter looks behind a collection that was asked for comes another: connections that
-	// were kept for use again have ended meanwhile, which neither makes objects nor ends
-	// goroutines.
+	// secondCollectAfter samples after a collection of ours follows a second one: idle pooled
+	// connections have closed in between, which neither allocates nor ends goroutines.
 	secondCollectAfter = 15
-	// maxCollectShare is how many times as long as one took none is asked for behind it: of a large
-	// heap it takes long, and 8 MiB are made in a moment where there is traffic.
+	// maxCollectShare times as long as a collection took, no other follows: a large heap
+	// takes long to collect, and traffic allocates minAllocated in a moment.
 	maxCollectShare = 100
-	// sampleInterval is how often it is looked at.
+	// sampleInterval is the time between two samples.
 	sampleInterval = time.Second
-	// samplesPerIdle is how many looks lie between two calls of Options.Idle.
+	// samplesPerIdle is the number of samples between two calls of Options.Idle.
 	samplesPerIdle = 3
 )
 
-// Options of Keep.
+// Options of Run.
 type Options struct {
-	// Percent is how much a small heap may grow before it is collected (GOGC); 0: 100.
+	// Percent is how much a small heap may grow before a collection (GOGC); 0: 100.
 	Percent int
-	// Idle is called every few seconds, to let go of memory outside of Go's heap that
-	// nobody has used meanwhile; nil: there is none. It is called whatever the
-	// environment says of Go's collector.
+	// Idle is called every few seconds, on Run's goroutine, to release unused memory outside
+	// Go's heap; may be nil. It is called whatever GOGC and GOMEMLIMIT are.
 	Idle func()
 }
 
-// sample is what one look finds.
+// sample is one reading of the runtime's metrics.
 type sample struct {
 	cycles       uint64 // collections so far
-	live         uint64 // bytes that the last of them found in use
-	systemMemory uint64 // bytes of the system's memory
-	allocated    uint64 // bytes of objects made so far
+	live         uint64 // bytes in use at the last collection
+	systemMemory uint64 // bytes taken from the system
+	allocated    uint64 // bytes of all objects allocated so far
 	goroutines   uint64
 }
 
-// tuner decides what Keep does.
+// tuner decides what Run does.
 type tuner struct {
 	percent          int
 	smallHeapPercent int    // percent of a small heap
-	previous         sample // the last look's
-	quiet            int    // looks since Go has collected
-	atCollection     sample // when a collection was asked for last
-	secondCollect    int    // looks until it is asked for once more; 0: it is not
-	backOff          int    // looks until one may be asked for at all
+	previous         sample // the last one
+	quiet            int    // samples since the last collection
+	atCollection     sample // at our last collection
+	secondCollect    int    // samples until the second collection; 0: none is due
+	backOff          int    // samples until a collection is allowed
 }
 
-// observe takes a sample in. quiet says that a collection is to be asked for: thousands
-// of streams that came at once have left what served their heads, and while they run
-// hardly anything is allocated that would make Go look before its two minutes are over.
+// observe processes a sample and says whether Run should collect now. Example: a burst of
+// streams leaves the objects that served their heads, and while the streams run hardly
+// anything is allocated, so that Go would not collect before its two minutes are over.
 func (c *tuner) observe(s sample) (collect bool) {
 	switch {
 	case s.live >= largeHeapMin:
@@ -83,7 +80,7 @@ func (c *tuner) observe(s sample) (collect bool) {
 	if c.quiet++; s.cycles != c.previous.cycles {
 		c.quiet = 0
 	}
-	// What has ended since is counted from the most there were.
+	// Ended goroutines count from the highest number since the last collection.
 	c.atCollection.goroutines = max(c.atCollection.goroutines, s.goroutines)
 	c.previous = s
 	if c.secondCollect > 1 {
@@ -106,10 +103,10 @@ func (c *tuner) observe(s sample) (collect bool) {
 	return false
 }
 
-// collected notes that a collection was asked for and is over.
+// collected resets the tuner after a collection of ours.
 func (c *tuner) collected(s sample) { c.previous, c.atCollection, c.quiet = s, s, 0 }
 
-// metricsReader reads samples.
+// metricsReader reads samples from runtime/metrics.
 type metricsReader []metrics.Sample
 
 func newMetricsReader() metricsReader {
@@ -119,7 +116,7 @@ func newMetricsReader() metricsReader {
 	}
 }
 
-// read is not ok with a Go that does not tell.
+// read returns false if this release of Go lacks one of the metrics.
 func (m metricsReader) read() (s sample, ok bool) {
 	metrics.Read(m)
 	for i := range m {
@@ -133,8 +130,8 @@ func (m metricsReader) read() (s sample, ok bool) {
 	}, true
 }
 
-// Run sets the collector by what is in use until ctx ends, and calls opt.Idle. The
-// collector is left as it is where GOGC or GOMEMLIMIT say something in the environment.
+// Run tunes the garbage collector and calls opt.Idle until ctx ends. It does not change the
+// collector if GOGC or GOMEMLIMIT is set in the environment.
 func Run(ctx context.Context, opt Options) {
 	small := opt.Percent
 	if small <= 0 {
@@ -165,13 +162,13 @@ func Run(ctx context.Context, opt Options) {
 			continue
 		}
 		quiet := c.observe(s)
-		if c.percent != now { // to set it stops the world for a moment
+		if c.percent != now { // setting it stops the world briefly
 			debug.SetGCPercent(c.percent)
 			now = c.percent
 		}
 		if quiet {
-			// Pools let go of what lies in them at the second collection, which is the
-			// one that gives what is free back.
+			// sync.Pools free their objects at the second collection, which FreeOSMemory
+			// makes.
 			began := time.Now()
 			runtime.GC()
 			debug.FreeOSMemory()

@@ -10,24 +10,25 @@ import (
 	"unsafe"
 )
 
-// Pattern is what released memory is filled with: no UTF-8, so no JSON.
+// Pattern is the byte that fills released memory. It is not valid in UTF-8, so a body that
+// contains it is not valid JSON either.
 const Pattern = 0xDB
 
-// checksEnabled is whether released memory is filled and looked at again.
+// checksEnabled says whether released memory is poisoned and verified.
 var checksEnabled = raceEnabled
 
-// EnableChecks turns the checking on, for good. Tests call it before anything is pooled, from a
-// package's init. While benchmarks run it does nothing.
+// EnableChecks turns checking on permanently. Tests call it from a package's init, before any
+// object is pooled. It has no effect if the test binary runs benchmarks.
 func EnableChecks() {
 	if !slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.bench=") }) {
 		checksEnabled = true
 	}
 }
 
-// ChecksEnabled says whether the checking is on.
+// ChecksEnabled reports whether checking is on.
 func ChecksEnabled() bool { return checksEnabled }
 
-// Poison fills b, memory that has been released.
+// Poison fills b, which has been released, with Pattern.
 func Poison(b []byte) {
 	if len(b) == 0 {
 		return
@@ -38,13 +39,14 @@ func Poison(b []byte) {
 	}
 }
 
-// pattern is what Verify compares with, a piece at a time.
+// pattern is the block that VerifyPoison compares memory with, piece by piece.
 var pattern = func() (b [64 << 10]byte) {
 	Poison(b[:])
 	return b
 }()
 
-// VerifyPoison panics when b, memory that is lent again, is not as Poison left it.
+// VerifyPoison panics if b has changed since Poison filled it. what names the object in the
+// panic's text.
 func VerifyPoison(b []byte, what string) {
 	for from := 0; from < len(b); from += len(pattern) {
 		piece := b[from:min(from+len(pattern), len(b))]
@@ -60,11 +62,10 @@ func VerifyPoison(b []byte, what string) {
 	}
 }
 
-// checkObject poisons or verifies the memory of a pooled object that its next holder writes
-// before it reads: all of an array of bytes, of a struct the part behind the length of its
-// slices of numbers. Pointers, strings, maps and interfaces are not followed: what they lead
-// to may be shared. A struct's arrays and other fields are as its owner left them, mostly
-// zero.
+// checkObject poisons or verifies the memory of v that the next holder writes before it reads
+// it: all of an array of bytes, and in a struct the capacity of number slices beyond their
+// length. It does not follow pointers, strings, maps and interfaces, because other objects
+// may share what they refer to. It leaves arrays and other fields of a struct alone.
 func checkObject(v reflect.Value, verify bool, what string) {
 	if v.Kind() == reflect.Array && v.Type().Elem().Kind() == reflect.Uint8 && v.Len() > 0 {
 		checkField(unsafe.Slice((*byte)(v.Addr().UnsafePointer()), v.Len()), verify, what)

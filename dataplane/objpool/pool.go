@@ -5,15 +5,15 @@ import (
 	"sync"
 )
 
-// Pool is a sync.Pool of *T. The zero value is ready; New, where it is set, makes an
-// object when the pool has none. It is safe for concurrent use and must not be copied.
+// Pool is a sync.Pool of *T. The zero value is ready to use. It is safe for concurrent use
+// and must not be copied.
 type Pool[T any] struct {
-	New  func() *T
+	New  func() *T // makes an object if the pool has none; may be nil
 	pool sync.Pool
 }
 
-// Get lends an object: one that was released, else a new one; nil when there is neither a
-// released one nor New.
+// Get returns a released object, or else a new one. It returns nil if the pool is empty and
+// New is nil. The caller owns the object until it calls Put.
 func (p *Pool[T]) Get() *T {
 	if x, _ := p.pool.Get().(*T); x != nil {
 		if checksEnabled {
@@ -27,7 +27,7 @@ func (p *Pool[T]) Get() *T {
 	return p.New()
 }
 
-// Put releases an object; nobody may use it, or memory that is its own, from then on.
+// Put releases x. The caller must not use x, or memory that belongs to x, afterwards.
 func (p *Pool[T]) Put(x *T) {
 	if checksEnabled {
 		checkObject(reflect.ValueOf(x).Elem(), false, "")

@@ -1,9 +1,9 @@
-// Package proxied says who the client is behind proxies and load balancers: by the
-// PROXY protocol's header, which comes before the first byte of a connection
-// (haproxy's proxy-protocol.txt, versions 1 and 2), and by X-Forwarded-For or
-// Forwarded (RFC 7239), which come with each request. Parse and Chain are its main
-// types' whole use; dataplane/front calls both.
+// Package proxyproto determines the client's address behind proxies and load balancers.
 //
-// It never believes what anybody says but those in Networks, opens nothing, and
-// allocates nothing for what is well formed.
+// Parse reads the PROXY protocol header, which precedes the first byte of a connection
+// (haproxy's proxy-protocol.txt, versions 1 and 2). ForwardedChain evaluates X-Forwarded-For
+// and Forwarded (RFC 7239), which come with each request. Package front calls both.
+//
+// The package believes only addresses in Networks. It opens no connection and allocates
+// nothing for well-formed input.
 package proxyproto

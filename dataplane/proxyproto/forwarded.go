@@ -6,28 +6,28 @@ import (
 	"unsafe"
 )
 
-// ForwardedChain finds the client in the lines that proxies have written, each adding to the
-// right of the one before: it is the rightmost address that is not a trusted proxy's.
-// What stands left of it was written by somebody who is not trusted, and may be
-// anything. Where an entry tells no address ("unknown", a made-up name, garbage) the
-// search ends at the trusted proxy that wrote it. The zero Chain trusts nobody.
+// ForwardedChain finds the client in the header lines of proxies. Each proxy appends on the
+// right, so the client is the rightmost address that is not a trusted proxy's. Entries to
+// its left come from untrusted peers and may be anything. If an entry has no address
+// ("unknown", an obfuscated name, garbage), the search ends at the trusted proxy that wrote
+// it. Lines are added in their order. The zero ForwardedChain trusts no proxy.
 type ForwardedChain struct {
 	Trusted Networks
 	client  netip.Addr
 }
 
-// Client is the client so found; invalid where no line told of one, and then it is
-// the other end of the connection.
+// Client returns the client's address. It is invalid if no line had one; then the client is
+// the peer of the connection.
 func (c *ForwardedChain) Client() netip.Addr { return c.client }
 
-// addHop takes the next address from the left; an invalid one where an entry tells none.
+// addHop adds the next address from the left, an invalid one for an entry without address.
 func (c *ForwardedChain) addHop(ip netip.Addr) {
 	if !ip.IsValid() || !c.client.IsValid() || !c.Trusted.Contain(ip) {
 		c.client = ip
 	}
 }
 
-// AddXForwardedFor takes a line's value; of several lines the first comes first.
+// AddXForwardedFor adds the value of an X-Forwarded-For line.
 func (c *ForwardedChain) AddXForwardedFor(line []byte) {
 	for more := true; more; {
 		var entry []byte
@@ -40,8 +40,8 @@ func (c *ForwardedChain) AddXForwardedFor(line []byte) {
 
 var comma = []byte{','}
 
-// AddForwarded takes a line's value, as AddXForwardedFor does. Of an entry's parameters only
-// "for" is looked at. A line that breaks the grammar tells nothing.
+// AddForwarded adds the value of a Forwarded line. It uses the parameter "for" alone. A
+// malformed line leaves no address.
 func (c *ForwardedChain) AddForwarded(line []byte) {
 	for len(line) > 0 {
 		ip, rest, hasFor, ok := parseForwardedElement(line)
@@ -56,9 +56,9 @@ func (c *ForwardedChain) AddForwarded(line []byte) {
 	}
 }
 
-// parseForwardedElement reads one entry of Forwarded, up to its comma: parameters NAME=VALUE parted
-// by semicolons, a value being a token or a quoted string. said is false of an entry
-// that is empty.
+// parseForwardedElement parses one element of Forwarded, up to its comma: parameters
+// NAME=VALUE separated by semicolons, where a value is a token or a quoted string. hasFor is
+// false for an empty element.
 func parseForwardedElement(b []byte) (ip netip.Addr, rest []byte, hasFor, ok bool) {
 	for {
 		b = bytes.TrimLeft(b, " \t")
@@ -91,8 +91,8 @@ func parseForwardedElement(b []byte) (ip netip.Addr, rest []byte, hasFor, ok boo
 	}
 }
 
-// parseValue reads a token or a quoted string. One that escapes a character is good, but
-// no address has one: it is given as it stands.
+// parseValue parses a token or a quoted string. Escapes in a string are accepted but not
+// resolved, because no address has one.
 func parseValue(b []byte) (value, rest []byte, ok bool) {
 	if len(b) == 0 || b[0] != '"' {
 		end := bytes.IndexAny(b, ",; \t")
@@ -112,8 +112,8 @@ func parseValue(b []byte) (value, rest []byte, ok bool) {
 	return nil, nil, false
 }
 
-// parseNode reads an address with or without a port, one of IPv6 with brackets or, where
-// there is no port, without; invalid for anything else.
+// parseNode parses an address with an optional port. An IPv6 address has brackets, which are
+// optional without a port. The result is invalid for anything else.
 func parseNode(b []byte) netip.Addr {
 	switch {
 	case len(b) == 0 || len(b) > 64:
@@ -135,7 +135,7 @@ func parseNode(b []byte) netip.Addr {
 		b = b[:at]
 	}
 	if first := b[:min(len(b), 1)]; len(first) == 0 || !isHex(first[0]) && first[0] != ':' || bytes.IndexByte(b, '%') >= 0 {
-		return netip.Addr{} // spares the error's making for "unknown" and "_names"; no zones
+		return netip.Addr{} // avoids allocating an error for "unknown" and "_names"; no zones
 	}
 	ip, err := netip.ParseAddr(unsafe.String(unsafe.SliceData(b), len(b)))
 	if err != nil {
@@ -146,7 +146,7 @@ func parseNode(b []byte) netip.Addr {
 
 var colon = []byte{':'}
 
-// isPort takes RFC 7239's made-up ports (_name) too.
+// isPort accepts RFC 7239's obfuscated ports (_name) too.
 func isPort(b []byte) bool {
 	if len(b) > 1 && b[0] == '_' {
 		return true

@@ -10,8 +10,9 @@ import (
 )
 
 const (
-	// MaxHeader bounds a whole header. Version 1 has at most 107 bytes; of version 2's
-	// 64 KiB a proxy uses a few hundred, a kilobyte or two with a certificate's name.
+	// MaxHeader is the largest accepted header in bytes. Version 1 has at most 107 bytes.
+	// Version 2 allows 64 KiB, of which proxies use a few hundred bytes, or one to two KiB
+	// with the name of a certificate.
 	MaxHeader = 4 << 10
 
 	maxV1Line    = 107 // of version 1, its CRLF included
@@ -24,23 +25,23 @@ var (
 )
 
 var (
-	// ErrIncomplete is given of bytes that may become a header when more have come.
-	ErrIncomplete = errors.New("proxied: the header is not whole")
-	// ErrNoHeader is given of bytes that are no header's beginning.
-	ErrNoHeader = errors.New("proxied: there is no PROXY header")
+	// ErrIncomplete is the error of Parse for the beginning of a header.
+	ErrIncomplete = errors.New("proxyproto: the PROXY header is incomplete")
+	// ErrNoHeader is the error of Parse for bytes that do not begin a header.
+	ErrNoHeader = errors.New("proxyproto: there is no PROXY header")
 )
 
-// Header is what a PROXY header says.
+// Header is the content of a PROXY header.
 type Header struct {
-	// Client is where the connection came from, as the proxy saw it. It is invalid
-	// where the proxy speaks for itself (LOCAL: a health check), does not know
-	// (UNKNOWN, UNSPEC), or was called over a Unix socket.
+	// Client is the source of the connection as the proxy saw it. It is invalid if the
+	// proxy made the connection itself (LOCAL: a health check), does not know the source
+	// (UNKNOWN, UNSPEC), or was reached over a Unix socket.
 	Client netip.AddrPort
 	Size   int // of the header, in bytes
 }
 
-// Parse reads the header that b begins with. Besides ErrIncomplete and ErrNoHeader it fails
-// with what is wrong in a header; the connection cannot be used then.
+// Parse parses the header at the beginning of b. It fails with ErrIncomplete, ErrNoHeader, or
+// an error that describes a malformed header; then the connection cannot be used.
 func Parse(b []byte) (Header, error) {
 	switch {
 	case hasPrefixSoFar(b, v2Signature):
@@ -54,39 +55,39 @@ func Parse(b []byte) (Header, error) {
 	return Header{}, ErrNoHeader
 }
 
-// hasPrefixSoFar says whether b begins with mark, as far as it has come.
+// hasPrefixSoFar reports whether b begins with mark or with a part of it.
 func hasPrefixSoFar(b, mark []byte) bool {
 	n := min(len(b), len(mark))
 	return bytes.Equal(b[:n], mark[:n])
 }
 
-// parseV1 reads version 1: PROXY TCP4 SOURCE DESTINATION PORT PORT CRLF.
+// parseV1 parses version 1: PROXY TCP4 SOURCE DESTINATION PORT PORT CRLF.
 func parseV1(b []byte) (Header, error) {
 	end := bytes.Index(b[:min(len(b), maxV1Line)], []byte("\r\n"))
 	switch {
 	case end < 0 && len(b) < maxV1Line:
 		return Header{}, ErrIncomplete
 	case end < 0:
-		return Header{}, fmt.Errorf("proxied: a PROXY line of version 1 has no end within %d bytes", maxV1Line)
+		return Header{}, fmt.Errorf("proxyproto: a PROXY line of version 1 has no end within %d bytes", maxV1Line)
 	}
 	h := Header{Size: end + 2}
 	if end < len(v1Prefix) {
-		return h, errors.New("proxied: an empty PROXY line")
+		return h, errors.New("proxyproto: an empty PROXY line")
 	}
 	rest := b[len(v1Prefix):end]
 	family, rest, _ := bytes.Cut(rest, space)
 	if string(family) == "UNKNOWN" {
-		return h, nil // whatever stands behind it
+		return h, nil // the rest of the line has no meaning
 	}
 	if string(family) != "TCP4" && string(family) != "TCP6" {
-		return h, fmt.Errorf("proxied: a PROXY line of family %q; want TCP4, TCP6 or UNKNOWN", truncateForLog(family))
+		return h, fmt.Errorf("proxyproto: a PROXY line of family %q; want TCP4, TCP6 or UNKNOWN", truncateForLog(family))
 	}
 	var words [4][]byte
 	for i := range words {
 		var more bool
 		words[i], rest, more = bytes.Cut(rest, space)
 		if more != (i < len(words)-1) {
-			return h, fmt.Errorf("proxied: a PROXY line %q; want PROXY %s SOURCE DESTINATION PORT PORT", truncateForLog(b[:end]), family)
+			return h, fmt.Errorf("proxyproto: a PROXY line %q; want PROXY %s SOURCE DESTINATION PORT PORT", truncateForLog(b[:end]), family)
 		}
 	}
 	client, err := address(words[0], family[3] == '4')
@@ -94,11 +95,11 @@ func parseV1(b []byte) (Header, error) {
 		_, err = address(words[1], family[3] == '4')
 	}
 	if err != nil {
-		return h, fmt.Errorf("proxied: a PROXY line %q: %w", truncateForLog(b[:end]), err)
+		return h, fmt.Errorf("proxyproto: a PROXY line %q: %w", truncateForLog(b[:end]), err)
 	}
 	port, ok := portOf(words[2])
 	if _, also := portOf(words[3]); !ok || !also {
-		return h, fmt.Errorf("proxied: a PROXY line %q: want ports from 0 to 65535", truncateForLog(b[:end]))
+		return h, fmt.Errorf("proxyproto: a PROXY line %q: want ports from 0 to 65535", truncateForLog(b[:end]))
 	}
 	h.Client = netip.AddrPortFrom(client, port)
 	return h, nil
@@ -132,26 +133,26 @@ func portOf(b []byte) (uint16, bool) {
 	return uint16(n), n <= 65535
 }
 
-// The families of version 2 with a stream's addresses, and what these take.
+// The stream families of version 2, and the sizes of their addresses in bytes.
 const (
 	v2TCP4, v2TCP4Size = 0x11, 12
 	v2TCP6, v2TCP6Size = 0x21, 36
 	v2Unix, v2UnixSize = 0x31, 216
 )
 
-// parseV2 reads version 2. What stands behind the addresses (TLVs: the name asked
-// for, the cloud's endpoint, a checksum) is passed over.
+// parseV2 parses version 2. It skips the TLVs behind the addresses (server name, cloud
+// endpoint, checksum).
 func parseV2(b []byte) (Header, error) {
 	command, family := b[12], b[13]
 	size := v2HeaderSize + int(binary.BigEndian.Uint16(b[14:]))
 	h := Header{Size: size}
 	switch {
 	case command>>4 != 2:
-		return h, fmt.Errorf("proxied: a PROXY header of version %d; want 1 or 2", command>>4)
+		return h, fmt.Errorf("proxyproto: a PROXY header of version %d; want 1 or 2", command>>4)
 	case command&15 > 1:
-		return h, fmt.Errorf("proxied: a PROXY header with command %d; want 0 (LOCAL) or 1 (PROXY)", command&15)
+		return h, fmt.Errorf("proxyproto: a PROXY header with command %d; want 0 (LOCAL) or 1 (PROXY)", command&15)
 	case size > MaxHeader:
-		return h, fmt.Errorf("proxied: a PROXY header of %d bytes; want at most %d", size, MaxHeader)
+		return h, fmt.Errorf("proxyproto: a PROXY header of %d bytes; want at most %d", size, MaxHeader)
 	}
 	minSize := 0
 	if command&15 == 1 {
@@ -164,11 +165,11 @@ func parseV2(b []byte) (Header, error) {
 		case v2Unix:
 			minSize = v2UnixSize
 		default:
-			return h, fmt.Errorf("proxied: a PROXY header of family 0x%02x; want TCP over IPv4 (0x11), over IPv6 (0x21), a Unix stream (0x31) or none (0x00)", family)
+			return h, fmt.Errorf("proxyproto: a PROXY header of family 0x%02x; want TCP over IPv4 (0x11), over IPv6 (0x21), a Unix stream (0x31) or none (0x00)", family)
 		}
 	}
 	if size < v2HeaderSize+minSize {
-		return h, fmt.Errorf("proxied: a PROXY header of family 0x%02x with %d bytes behind its length; want %d or more", family, size-v2HeaderSize, minSize)
+		return h, fmt.Errorf("proxyproto: a PROXY header of family 0x%02x with %d bytes of addresses; want at least %d", family, size-v2HeaderSize, minSize)
 	}
 	if len(b) < size {
 		return Header{}, ErrIncomplete
@@ -182,5 +183,5 @@ func parseV2(b []byte) (Header, error) {
 	return h, nil
 }
 
-// truncateForLog keeps what a stranger sent short in a message.
+// truncateForLog bounds untrusted bytes in an error message.
 func truncateForLog(b []byte) []byte { return b[:min(len(b), maxV1Line)] }

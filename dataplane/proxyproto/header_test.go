@@ -86,9 +86,9 @@ func TestBadHeaders(t *testing.T) {
 		{strings.Replace(string(v2(1, 0x11, four)), "\x21\x11", "\x31\x11", 1), "version 3"},
 		{string(v2(1, 0x12, four)), "family 0x12"},
 		{string(v2(1, 0x41, four)), "family 0x41"},
-		{string(v2(1, 0x11, four[:11])), "want 12 or more"},
-		{string(v2(1, 0x21, four)), "want 36 or more"},
-		{string(v2(1, 0x31, six)), "want 216 or more"},
+		{string(v2(1, 0x11, four[:11])), "want at least 12"},
+		{string(v2(1, 0x21, four)), "want at least 36"},
+		{string(v2(1, 0x31, six)), "want at least 216"},
 		{string(v2(1, 0x11, make([]byte, MaxHeader))), "want at most 4096"},
 		{string(v2(0, 0x00, make([]byte, 60_000))), "want at most 4096"},
 	} {

@@ -173,7 +173,7 @@ func TestUnusableTLSFiles(t *testing.T) {
 	cfg.Listen, cfg.Admin.Listen = "127.0.0.1:0", "off"
 	cfg.Workers = []config.Worker{{ID: "e", URL: "http://127.0.0.1:1"}}
 	cfg.TLS.Cert, cfg.TLS.Key = "/nonexistent/cert.pem", "/nonexistent/key.pem"
-	if _, err := app.New(app.Options{Config: cfg}); err == nil || !strings.Contains(err.Error(), "tls: certs: cannot look at") {
+	if _, err := app.New(app.Options{Config: cfg}); err == nil || !strings.Contains(err.Error(), "tls: certs: cannot stat") {
 		t.Errorf("%v", err)
 	}
 }
