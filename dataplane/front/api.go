@@ -10,160 +10,164 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// Handler runs an admitted request to its end. It is called on the
-// connection's goroutine and must answer exactly once: Error, Reply or Relay.
-// After Relay it must return at once; the rest happens in RelayHooks.
+// Handler runs an admitted request. It is called on the connection's goroutine and must
+// respond exactly once, by Error, Reply or Relay. After Relay it must return at once; the
+// RelayHooks are called for the rest.
 type Handler interface {
 	ServeInference(x *Exchange)
 }
 
-// Pages answers the routes that are not inference. Each returns status,
-// content type and body; bodies are the callee's until the next call returns.
+// Pages renders the routes that are not inference. A returned body belongs to the callee and
+// is valid until the next call of the method returns.
 type Pages interface {
 	Models() (status int, body []byte) // GET /v1/models
-	// Ready and Health answer GET /readyz and GET /health. Details name workers, models,
-	// addresses and files; without details neither may.
+	// Ready and Health render GET /readyz and GET /health. With details they name workers,
+	// models, addresses and files; without details they must not.
 	Ready(details bool) (status int, body []byte)
 	Health(details bool) (status int, body []byte)
 	Version() (status int, body []byte) // GET /version
 	Metrics(w interface{ Write([]byte) (int, error) })
 }
 
-// Observer is told of what the front saw. Methods are called on the request's
-// goroutine and must not block or allocate.
+// Observer receives the server's events. Its methods are called on the request's goroutine and
+// must not block or allocate.
 type Observer interface {
 	Accepted()                                                     // an inference request was admitted
 	Refused(endpoint string, reason Reason)                        // refused before or by the Handler
-	ResponseCut(endpoint string, cause relay.Cause)                // a whole answer's client did not take it; Ended follows
+	ResponseCut(endpoint string, cause relay.Cause)                // a client did not read a non-streaming response; ResponseEnded follows
 	ResponseEnded(endpoint string, status int, took time.Duration) // a response's last byte was written
 	Panicked(requestID string, value any, stack []byte)            // recovered
-	Connections(open int)                                          // changed
+	Connections(open int)                                          // the number of open connections changed
 }
 
-// Authenticator says who may send requests, by the keys they show. It is asked on the
-// request path, before the body is read, and must not block.
+// Authenticator decides by API keys who may send requests. It is called on the request's
+// goroutine before the body is read, and must not block.
 type Authenticator interface {
-	// Enter gives the holder of key, or why the request may not enter; the holder
-	// too, where it is known who it is. key is borrowed, nil when none was shown.
-	// counts: the request counts against the holder's limits; not so that for a page.
+	// Authenticate returns the principal of key, or the reason to reject the request; both
+	// if the principal is known. key is borrowed until it returns and nil if the client
+	// sent none. With counts the request counts against the principal's limits; requests
+	// for pages do not.
 	Authenticate(key []byte, counts bool) (Principal, *Rejection)
 }
 
-// Principal is the right of one key's holder. It outlives the request.
+// Principal is the holder of an API key. It outlives the request.
 type Principal interface {
 	Name() string
 	Allows(model string) bool // "": every model
-	// Reached says why a request that came now would be refused for a limit, nil when
-	// it would not; it takes nothing.
+	// CheckLimits returns why a request would be rejected now, nil if it would not be. It
+	// reserves nothing.
 	CheckLimits() *Rejection
-	// Reserve takes tokens of what the holder may use, for a request about to use them,
-	// or says why they are not to be had. Each Reserve is followed by one Settle.
+	// Reserve reserves tokens for a request, or returns why it cannot. One Commit must
+	// follow each successful Reserve.
 	Reserve(tokens int) *Rejection
-	// Settle puts the tokens that a request has spent in the place of those reserved for it.
+	// Commit replaces the tokens reserved for a request by those that it has spent.
 	Commit(reserved, spent int)
-	// Limits tells show the header lines that say what is left.
+	// VisitLimitHeaders calls show with the response headers about the remaining quota.
 	VisitLimitHeaders(show func(name, value string))
 }
 
-// Rejection is why a request may not enter.
+// Rejection is the reason why a request is not admitted.
 type Rejection struct {
 	Reason     Reason
 	Message    string
 	RetryAfter time.Duration
 }
 
-// Options of a Server; zero values mean the default in brackets.
+// Options of a Server. A zero value means the default in brackets.
 type Options struct {
 	Handler       Handler
 	Pages         Pages
 	Observer      Observer // may be nil
 	Log           *slog.Logger
-	Authenticator Authenticator // nil: anybody may send requests
+	Authenticator Authenticator // nil: requests need no key
 	TLS           *tls.Config   // nil: plain HTTP
 
 	MaxBodyBytes    int64 // [32 MiB]
 	BodyBudgetBytes int64 // all bodies together [1 GiB]
-	// Budget counts the bodies, where others count in it too; its limit becomes
-	// BodyBudgetBytes at each Change. [the server's own, of BodyBudgetBytes]
+	// Budget counts the bodies; other components may count in it too. Change sets its limit
+	// to BodyBudgetBytes. [a budget of the server's own with BodyBudgetBytes]
 	Budget            *membudget.Budget
 	MaxHeadBytes      int           // [16 KiB]
 	MaxDepth          int           // JSON nesting [64]
 	HeadTimeout       time.Duration // [10s]
 	BodyTimeout       time.Duration // plus size / 256 KiB/s [30s]
-	BodyIdleTimeout   time.Duration // of these, without a byte of the body [15s]
+	BodyIdleTimeout   time.Duration // without a byte of the body [15s]
 	IdleTimeout       time.Duration // keep-alive [75s]
 	WriteTimeout      time.Duration // one flush [30s]
 	StreamIdleTimeout time.Duration // between two reads from the engine of a stream [0: the Call's own deadlines]
 	MaxConns          int           // [100_000]
 	MaxConnsPerIP     int           // [0: no limit]
 
-	// CompressMin: answers of so many bytes and more that are no streams go out in
-	// the coding that the client accepts; 0: none does. Of those that are relayed JSON
-	// does, see compressRelayed. Encoded requests are always read, MaxBodyBytes being the
-	// bound of what they hold.
+	// CompressMin is the smallest non-streaming response in bytes that is compressed for
+	// clients that accept it; 0: none is. Of relayed responses JSON alone is compressed,
+	// see compressRelayed. Compressed requests are always accepted; MaxBodyBytes bounds
+	// their decoded length.
 	CompressMin int
-	// CompressStreams: streams too, event by event.
+	// CompressStreams compresses streams too, event by event.
 	CompressStreams bool
 
-	CORS    *CORS   // nil: browsers' pages of other origins are told nothing
-	Proxies Proxies // whom to believe where a request comes from
+	CORS    *CORS   // nil: no CORS headers
+	Proxies Proxies // which proxies are trusted about the client's address
 
-	// WithholdClientKeys: the keys that clients show are meant for this router, or the engines
-	// are shown one of its own: clients' do not reach engines. True with a Gate.
+	// WithholdClientKeys keeps the clients' API keys from engines, because the keys are
+	// meant for this router or the router sends engines its own. It is always true with an
+	// Authenticator.
 	WithholdClientKeys bool
 
-	// EarlyHeaders: a stream's head goes out EarlyHeadersAfter after its request was given to
-	// an engine (Exchange.Dispatched) where that has not answered by then; else with
-	// the engine's. What fails from then on is told by an event: the status was 200.
+	// EarlyHeaders sends the head of a stream EarlyHeadersAfter after the request was sent
+	// to an engine (Exchange.MarkDispatched) if the engine has not responded by then. The
+	// status is then 200 already, so that later failures become error events.
 	EarlyHeaders      bool
 	EarlyHeadersAfter time.Duration // [0: at once]
-	// KeepAlive is how often a comment goes to a client whose stream has begun and who
-	// waits for the engine's first byte; 0: never.
+	// KeepAlive is the interval of comments to a client whose stream has begun while the
+	// engine's first byte is awaited; 0: none.
 	KeepAlive time.Duration
 
 	RelayMode    RelayMode // what drives streams [RelayLoop]
 	RelayThreads int       // event loops [one for each CPU]
 
-	// StripForbidden: kv_transfer_params, disagg_prefill_resp, bootstrap_* and
-	// disaggregated_params sent by a client are cut out instead of refused.
+	// StripForbidden removes members that only the router may write (kv_transfer_params,
+	// bootstrap_* and others, see engineFields) from a client's body instead of refusing it.
 	StripForbidden bool
 	// MediaHosts are the hosts from which engines may fetch images, video and audio that
 	// clients name by URL [none: data: URLs only].
 	MediaHosts MediaHosts
 }
 
-// ClientGoneNotifier tells of a client's leaving; see Exchange.OnClientGone and Exchange.Gone.
+// ClientGoneNotifier reports that a client has disconnected; see Exchange.OnClientGone and
+// Exchange.ClientGone.
 type ClientGoneNotifier interface {
 	OnClientGone(f func())
 	ClientGone() bool
 }
 
-// RelayMode says what drives streams once their head is out.
+// RelayMode says what drives streams after their head has been sent.
 type RelayMode string
 
-// What may drive streams.
+// The relay modes.
 const (
-	RelayLoop      RelayMode = "loop"      // event loops; goroutines where the kernel refuses them
+	RelayLoop      RelayMode = "loop"      // event loops; goroutines if the kernel refuses them
 	RelayGoroutine RelayMode = "goroutine" // a goroutine for each stream
 )
 
-// StreamHandler is whose stream is relayed: one for each, which is why it is no functions.
+// StreamHandler receives the events of one relayed stream. It is an interface and not a set
+// of functions because there is one for each stream.
 type StreamHandler interface {
-	// FirstToken is called on the thread that relays, and must not block.
+	// FirstToken is called on the relaying thread and must not block.
 	FirstToken()
-	// End is called once, after the last byte, on a goroutine; the response has been
-	// Released.
+	// Ended is called once after the last byte, on a goroutine. The response has been
+	// released by then.
 	Ended(relay.Result)
-	// Next asks other workers for a stream with a Transcript, when its own engine fails, and
-	// gives the answer of one, which the front owns from then on, with the call; nil
-	// when there is none. It has a goroutine, may block, and hears of a client that leaves by
-	// client as a Handler does by its Exchange.
+	// NextEngine is called when the engine of a stream with a Transcript fails. It returns
+	// the response of another worker and its call, which the server owns from then on; nil
+	// if there is none. It is called on a goroutine and may block. client reports a
+	// disconnect of the client, as an Exchange does for a Handler.
 	NextEngine(b relay.Interruption, client ClientGoneNotifier) (*upstream.Response, *upstream.Call)
 }
 
-// ResponseIDObserver is a Relayed that wants to know the id of the response that its stream is about.
+// ResponseIDObserver is a StreamHandler that receives the id of the streamed response.
 type ResponseIDObserver interface {
-	// Stored is called at most once, on the thread that relays, and must not block.
+	// ResponseID is called at most once, on the relaying thread, and must not block.
 	ResponseID(id string)
 }
 
@@ -174,18 +178,19 @@ type Doner interface {
 	Done(usage relay.Usage, failed bool)
 }
 
-// RelayHooks is what else is to be done with a stream.
+// RelayHooks are the options of Exchange.Relay for one stream.
 type RelayHooks struct {
-	// Of is whose it is; nil: nobody is told, or asked.
+	// Handler receives the stream's events; may be nil.
 	Handler StreamHandler
-	// Rewrite, when set, changes the events of the stream on their way.
+	// Rewrite changes the events of the stream; may be nil.
 	Rewrite relay.Rewriter
-	// Transcript, when set, lets the stream go on from another engine when its own fails;
-	// Rewrite is not used then. See relay.Carry, also for Usage.
+	// Transcript lets another engine continue the stream if its engine fails; may be nil.
+	// With a Transcript, Rewrite is not used. Package relay describes both it and Usage.
 	Transcript *relay.Transcript
 	Usage      bool
-	// Choices is how many the client asked for (n); 0: it said nothing. See relay.Options.
+	// Choices is the number of choices that the client asked for (n); 0: it did not say. See
+	// relay.Options.
 	Choices int
-	// By, when set, is the end of the client's time: see relay.Options.
+	// ClientDeadline is the client's deadline, the zero time for none. See relay.Options.
 	ClientDeadline time.Time
 }

@@ -8,10 +8,11 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// Principal is what the request's key allows; nil where no keys are asked for.
+// Principal returns the holder of the request's key, nil if requests need no key.
 func (x *Exchange) Principal() Principal { return x.principal }
 
-// authenticate asks the gate; when it refuses, it has answered and gives false.
+// authenticate calls the Authenticator. If that rejects the request, authenticate responds and
+// returns false.
 func (x *Exchange) authenticate(counts bool) bool {
 	auth := x.srv.initial.Authenticator
 	if auth == nil {
@@ -19,7 +20,7 @@ func (x *Exchange) authenticate(counts bool) bool {
 	}
 	var rejection *Rejection
 	x.principal, rejection = auth.Authenticate(x.clientKey(), counts)
-	if rejection == nil && x.awaitsContinue { // it is counted when its body comes
+	if rejection == nil && x.awaitsContinue { // the request counts when its body arrives
 		rejection = x.principal.CheckLimits()
 	}
 	if rejection == nil {
@@ -37,8 +38,8 @@ func (x *Exchange) authenticate(counts bool) bool {
 	return false
 }
 
-// seesDetails says whether keys are asked for and the request shows one that is good for
-// every model: the details of a state page name them all.
+// seesDetails reports whether requests need a key and this one's key allows every model. The
+// details of a state page name all models.
 func (x *Exchange) seesDetails() bool {
 	auth, key := x.srv.initial.Authenticator, x.clientKey()
 	if auth == nil || key == nil {
@@ -48,10 +49,11 @@ func (x *Exchange) seesDetails() bool {
 	return rejection == nil && principal.Allows(anyModel)
 }
 
-// anyModel is a name that no model has: only a key without a list of models allows it.
+// anyModel is a name that no model has. Only a key without a list of models allows it.
 const anyModel = ""
 
-// AllowedModels are the models that the holder of pass may use; nil: nobody asks for keys.
+// AllowedModels returns those of models that principal may use, all of them if principal is
+// nil. It does not modify models.
 func AllowedModels(principal Principal, models []string) []string {
 	if principal == nil || principal.Allows(anyModel) {
 		return models
@@ -59,8 +61,8 @@ func AllowedModels(principal Principal, models []string) []string {
 	return slices.DeleteFunc(slices.Clone(models), func(m string) bool { return !principal.Allows(m) })
 }
 
-// clientKey is the key that a request shows: OpenAI's clients send it as a bearer
-// token, Anthropic's in a header line of its own.
+// clientKey returns the key of the request: OpenAI's clients send it as a bearer token,
+// Anthropic's in X-Api-Key.
 func (x *Exchange) clientKey() []byte {
 	const scheme = "Bearer "
 	if v := x.head.find("Authorization"); len(v) > len(scheme) && equalFold(v[:len(scheme)], scheme) {
@@ -69,8 +71,8 @@ func (x *Exchange) clientKey() []byte {
 	return x.head.find("X-Api-Key")
 }
 
-// authorizeModel says whether the key is good for the model named in the body, and for each
-// adapter that SGLang takes from other members; when not, it has answered.
+// authorizeModel checks that the key allows the model named in the body and each adapter that
+// SGLang reads from other members. If not, it responds and returns false.
 func (x *Exchange) authorizeModel() bool {
 	if x.principal == nil {
 		return true
@@ -87,9 +89,9 @@ func (x *Exchange) authorizeModel() bool {
 	return true
 }
 
-// authorizeAdapters checks a member that names an adapter, or holds a list with one for each
-// prompt, in which null stands for none. It keeps none of the names: a list of a body's size
-// takes no memory beside it.
+// authorizeAdapters checks a member with the name of an adapter or a list with one for each
+// prompt, where null means none. It retains no names, so that a list of the size of a body
+// takes no memory that the budget does not count.
 func (x *Exchange) authorizeAdapters(k jsonscan.Key) bool {
 	raw, scratch := x.Doc.Raw(k), make([]byte, 0, 64)
 	if raw[0] != '[' {

@@ -1,10 +1,13 @@
-// Package front is the HTTP face of the router: the guard, the
-// limits, the routes, the error shape and the drain. It admits a request, reads its
-// body under the byte budget, scans it once and hands an Exchange to the Handler that
-// cmd wired in; it knows no policy and no worker.
+// Package front is the router's HTTP server for clients: connections, limits, routes, error
+// responses and the drain.
 //
-// A connection's requests take one of two lanes (lane.go): those that are plain, nearly
-// all, are read and answered here; the rest by fasthttp. A stream leaves its lane, from
-// fasthttp's by a hijack that returns at once, is relayed by package relay, and its
-// connection goes back to the plain lane afterwards, keep-alive intact.
+// Server is its main type. It admits a request, reads the body under the memory budget, scans
+// it once, checks the members that engines act on (enginefields.go) and passes an Exchange
+// to the Handler that the router's assembly provides. The package knows no scheduling policy
+// and no worker.
+//
+// Requests take one of two paths. The fast path (fastpath.go) reads and answers nearly all of
+// them; fasthttp serves the rest. Package relay moves a stream, from fasthttp after a hijack
+// that returns at once, and the connection then returns to the fast path with keep-alive
+// intact. A third kind of Exchange has no HTTP client at all (inprocess.go).
 package front

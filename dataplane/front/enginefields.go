@@ -9,32 +9,32 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// fieldRule is what a client may write into a member that an engine acts on.
+// fieldRule says what a client may write into a member that an engine acts on.
 type fieldRule uint8
 
 const (
-	// routerOnly members are written by the router alone. A client's is refused, or cut
-	// out of the body where StripForbidden says so; null is harmless and passes.
+	// routerOnly members may be written by the router alone. A client's is refused, or
+	// removed from the body with StripForbidden. null passes.
 	routerOnly fieldRule = iota
-	// mediaSource members say where an image, a clip or a tool is: at any depth, as a
-	// string, an object with a url, or an array of these. A data: URL passes, an http
-	// URL if its host is one of MediaHosts, anything else (file:, a path) is refused.
+	// mediaSource members name the place of an image, a clip or a tool, at any depth: a
+	// string, an object with a url, or an array of these. A data: URL passes, an http URL
+	// passes if its host is one of MediaHosts, and anything else (file:, a path) is refused.
 	mediaSource
-	// mediaURL members are mediaSource where their object has a type that names media.
+	// mediaURL members are mediaSource members if the type of their object names media.
 	mediaURL
-	// requestName members are ids that an engine knows the request by.
+	// requestName members are ids by which an engine knows the request.
 	requestName
 )
 
-// engineField is one row of the table of members that an engine takes for an address, for a
-// file, or for the name of a request. What is not in the table is data to every engine
-// release that testdata/engine_fields.tsv lists.
+// engineField is one row of the table of members that an engine reads as an address, a file or
+// the name of a request. Every other member is data to every engine release that
+// testdata/engine_fields.tsv lists.
 type engineField struct {
 	name    string
-	key     jsonscan.Key // of routerOnly and requestName members; NumKeys: none
+	key     jsonscan.Key // of routerOnly and requestName members; noKey: none
 	rule    fieldRule
-	engines string // who reads it
-	effect  string // what it would do with a client's value
+	engines string // that read it
+	effect  string // of a client's value on such an engine
 }
 
 const noKey = jsonscan.NumKeys
@@ -77,30 +77,30 @@ var engineFields = []engineField{
 	{"url", noKey, mediaURL, "Anthropic's sources, chat templates", "fetches it"},
 }
 
-// vllmNestedObjects are the objects in which vLLM looks for routerOnly members of its own. No honest
-// client writes them there, so they are refused even where those at the top are cut.
+// vllmNestedObjects are the objects in which vLLM looks for its routerOnly members. They are
+// refused there even with StripForbidden, because no honest client writes them there.
 var vllmNestedObjects = [...]jsonscan.Key{jsonscan.KeyVLLMXArgs, jsonscan.KeySamplingExtraArgs}
 
-// isOpaqueMember are members whose content engines pass on without acting on it: the arguments and
-// schemas of tools, a client's own notes.
+// isOpaqueMember reports whether engines do not act on the content of a member: the arguments
+// and schemas of tools, a client's metadata.
 func isOpaqueMember(name []byte, depth int) bool {
 	switch string(name) {
 	case "arguments", "parameters", "input_schema", "json_schema", "schema", "metadata", "chat_template_kwargs", "structured_outputs", "logit_bias":
 		return true
 	case "input":
-		return depth > 1 // of a tool's use; at the top it is the Responses API's prompt
+		return depth > 1 // the arguments of a tool; at the top it is the Responses API's prompt
 	}
 	return false
 }
 
-// maxMediaURL is the longest URL that is looked at, in bytes as it stands in the body.
+// maxMediaURL is the longest accepted URL that is not a data: URL, in bytes of the body.
 const maxMediaURL = 8 << 10
 
-// MediaHosts are the hosts from which engines may fetch what clients name: DNS names,
-// "*.example.com" for all below one, IP addresses, and "*" for any.
+// MediaHosts are the hosts from which engines may fetch media that clients name: DNS names,
+// "*.example.com" for all names below one, IP addresses, and "*" for any host.
 type MediaHosts []string
 
-// allows says whether host, without its port, is one of those.
+// allows reports whether m contains host, which has no port.
 func (m MediaHosts) allows(host string) bool {
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	for _, h := range m {
@@ -114,14 +114,14 @@ func (m MediaHosts) allows(host string) bool {
 	return false
 }
 
-// badField is a member that a client may not have written so.
+// badField is a refused member of a body.
 type badField struct {
-	path    []string // innermost first
+	path    []string // innermost name first
 	reason  Reason
 	message string
 }
 
-// within puts the member's place before what was found in it.
+// within adds the name of an enclosing member to the path. It does nothing if b is nil.
 func (b *badField) within(name string) *badField {
 	if b != nil {
 		b.path = append(b.path, name)
@@ -191,7 +191,7 @@ func checkNested(d *jsonscan.Doc) *badField {
 	return nil
 }
 
-// checkRouterOnly finds a member that only the router may write in an object.
+// checkRouterOnly returns the first routerOnly member of an object, nil if there is none.
 func checkRouterOnly(object []byte) *badField {
 	for it := jsonscan.Walk(object); it.Next(); {
 		for i := range engineFields {
@@ -336,7 +336,8 @@ func cutPrefixFold(s, prefix string) (string, bool) {
 	return s[len(prefix):], true
 }
 
-// hostName takes the port off a URL's authority, which may have no user.
+// hostName returns the host of a URL's authority without its port. It returns false if the
+// authority has a user part or is malformed.
 func hostName(authority string) (string, bool) {
 	name, port := authority, ""
 	if at := strings.LastIndexByte(authority, ':'); at >= 0 && !strings.HasSuffix(authority, "]") {

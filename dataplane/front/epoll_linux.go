@@ -108,16 +108,16 @@ func (p *poller) wait(ready func(fd int32)) error {
 
 func (p *poller) close() { _ = p.file.Close() }
 
-// pollYielder is how a goroutine that always finds more to do has Go's poller looked at: it waits
-// for something of its own, which the poller finds behind what had come before.
+// pollYielder makes Go's poller run: it writes to an eventfd and waits until the poller
+// reports it, behind the input that had arrived before.
 type pollYielder struct {
-	file      *os.File // an eventfd; nil where there is none
+	file      *os.File // an eventfd; nil: yield does nothing
 	raw       syscall.RawConn
 	signalled bool
 	step      func(fd uintptr) bool
 }
 
-// open makes it ready; without an eventfd it is never heard.
+// open makes the eventfd. If the kernel refuses it, yield does nothing.
 func (b *pollYielder) open() {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
@@ -141,7 +141,7 @@ func (b *pollYielder) open() {
 	}
 }
 
-// yield returns when the poller has been looked at, and who was found there has gone first.
+// yield returns after the poller has run and the goroutines that it found have been scheduled.
 func (b *pollYielder) yield() {
 	if b.file != nil {
 		b.signalled = false
@@ -149,21 +149,22 @@ func (b *pollYielder) yield() {
 	}
 }
 
-// close ends a wait, and all that would come.
+// close ends a yield that waits, and all later ones.
 func (b *pollYielder) close() {
 	if b.file != nil {
 		_ = b.file.Close()
 	}
 }
 
-// isClientGone asks the kernel whether the peer has closed or reset.
+// isClientGone reports whether the peer has closed or reset the connection, by a system call.
 func isClientGone(conn syscall.RawConn) bool {
 	left := false
 	err := conn.Control(func(fd uintptr) { left = peerClosed(int(fd)) })
 	return left || err != nil
 }
 
-// peerClosed says whether the peer has sent its last byte, read or not, or has reset.
+// peerClosed reports whether the peer has sent its last byte, read or not, or has reset the
+// connection.
 func peerClosed(fd int) bool {
 	fds := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 	n, err := unix.Poll(fds[:], 0)

@@ -15,48 +15,50 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// Exchange is one admitted request. It is valid until the Handler has answered
-// and returned; after Relay, only RequestID and what RelayHooks captured.
+// Exchange is one admitted request and the way to respond to it. It is valid until the
+// Handler has responded and returned. After Relay only RequestID and what the RelayHooks
+// captured are valid. Its methods must be called on the Handler's goroutine.
 type Exchange struct {
 	Endpoint  *Endpoint
-	RequestID string       // the client's X-Request-Id (checked, at most 128 visible ASCII), or made
-	Doc       jsonscan.Doc // scanned; Doc.Body is the body, decoded and whole
+	RequestID string       // the client's X-Request-Id if valid (1 to 128 visible ASCII), or a new one
+	Doc       jsonscan.Doc // scanned; Doc.Body is the complete decoded body
 	Received  time.Time    // when the head had been read
-	// Converter, when the Handler has set it, is called when an event stream is the
-	// answer, and gives what is done to it last; chunked: it is in chunk framing.
+	// Converter may be set by the Handler. It is called if the response is an event stream,
+	// and returns the last conversion of that stream. chunked says that the stream has
+	// chunk framing.
 	Converter func(chunked bool) relay.Converter
-	// Stored is what a request of kind StoredResponse asks for.
+	// Stored is the request of kind StoredResponse.
 	Stored StoredRequest
-	// Attached is what one Handler tells the next one of the request.
+	// Attached carries a value from one Handler to the next.
 	Attached any
 
-	keepAlive        *keepAliveWriter // of a head that may go out before an engine's; see Dispatched
-	drainWriter      *keepAliveWriter // of a drain that answered; guarded by Server.telling
+	keepAlive        *keepAliveWriter // of a head that may be sent before the engine's; see MarkDispatched
+	drainWriter      *keepAliveWriter // of a drain that responded; guarded by Server.drainMu
 	srv              *Server
-	ctx              *fasthttp.RequestCtx // nil: a plain request
+	ctx              *fasthttp.RequestCtx // nil: on the fast path
 	c                *conn
 	head             requestHead
 	body             body
-	fixedBody        fixedBody      // of a plain request's body
-	response         responseWriter // of a plain request's whole answer
+	fixedBody        fixedBody      // of a body on the fast path
+	response         responseWriter // of a non-streaming response on the fast path
 	responseState    responseState
-	principal        Principal // nil: no keys are asked for
-	closeConn        bool      // where the next request begins cannot be known
-	panickedHandler  bool      // the handler panicked
-	drainable        bool      // a drain may find it; see parting.go
-	awaitsContinue   bool      // the body has not been sent: the client waits for leave to do so
+	principal        Principal // nil: requests need no key
+	closeConn        bool      // the start of the next request is unknown
+	panickedHandler  bool      // the Handler panicked
+	drainable        bool      // a drain may find it; see drainresponder.go
+	awaitsContinue   bool      // the client waits for 100 Continue before it sends the body
 	responseHeaders  []setHeader
-	requestOverrides []setHeader // by Say
+	requestOverrides []setHeader // from OverrideRequestHeader
 	scratch          []byte
 	log              *slog.Logger
 	visitHeader      func(name, value []byte) // x.forwardHeader, made once
-	engineStatus     int                      // the status of the answer that forwardHeader passes
-	streamHead       *[]byte                  // where forwardHeader writes a stream's head; nil: to a whole answer
+	engineStatus     int                      // the status of the response whose headers forwardHeader passes
+	streamHead       *[]byte                  // where forwardHeader writes a stream's head; nil: to a non-streaming response
 	ip               netip.Addr               // the client's
-	forwardedFor     []byte                   // as engines are told it
-	countedIP        netip.Addr               // for connSet.leave
+	forwardedFor     []byte                   // the X-Forwarded-For for engines
+	countedIP        netip.Addr               // for connSet.releaseIP
 
-	// Of a detached exchange, which has no srv, ctx, c and head.
+	// Of an in-process exchange, which has no srv, ctx, c and head.
 	responder   Responder
 	leaseMemory func(n int) (membudget.Lease, bool)
 	budget      *membudget.Budget
@@ -66,13 +68,13 @@ type Exchange struct {
 
 type setHeader struct{ name, value string }
 
-// responseState says how an Exchange was answered.
+// responseState says how an Exchange was responded to.
 type responseState uint8
 
 const (
 	responsePending responseState = iota
-	responseWhole                 // whole, in room or fasthttp's response
-	responseRelayed               // the stream owns the connection now
+	responseWhole                 // non-streaming, in response or fasthttp's response
+	responseRelayed               // the stream owns the connection
 )
 
 func newExchange(s *Server) *Exchange {
@@ -81,8 +83,8 @@ func newExchange(s *Server) *Exchange {
 	return x
 }
 
-// Log is a logger whose lines carry request_id. It is made at the first call:
-// most requests log nothing.
+// Log returns a logger whose lines carry request_id, client and key. It is made at the first
+// call, because most requests log nothing.
 func (x *Exchange) Log() *slog.Logger {
 	if x.log == nil {
 		x.log = x.srv.initial.Log.With("request_id", x.RequestID)
@@ -96,7 +98,8 @@ func (x *Exchange) Log() *slog.Logger {
 	return x.log
 }
 
-// Header gives a request header; nil when absent. Borrowed until return.
+// Header returns the first value of a request header, nil if there is none. The slice is
+// borrowed until the Handler returns.
 func (x *Exchange) Header(name string) []byte {
 	if v := x.overriddenHeader(name); v != nil {
 		return v
@@ -107,8 +110,8 @@ func (x *Exchange) Header(name string) []byte {
 	return x.head.find(name)
 }
 
-// OverrideRequestHeader puts a request header in the place of the client's of that name,
-// for engines too, where they may see such a one.
+// OverrideRequestHeader replaces the client's header lines called name. Engines see the new
+// value too, unless requestHeaderTable withholds it.
 func (x *Exchange) OverrideRequestHeader(name, value string) {
 	x.requestOverrides = append(x.requestOverrides, setHeader{name, value})
 }
@@ -122,9 +125,8 @@ func (x *Exchange) overriddenHeader(name string) []byte {
 	return nil
 }
 
-// HeaderList is Header for a header that holds a list: the values of all lines of
-// that name, in their order, joined by commas (RFC 9110, 5.3). It allocates only
-// where there are several.
+// HeaderList returns the values of all lines called name, in order, joined by commas (RFC
+// 9110, 5.3); nil if there is none. It allocates only if there are several lines.
 func (x *Exchange) HeaderList(name string) []byte {
 	if v := x.overriddenHeader(name); v != nil {
 		return v
@@ -135,11 +137,10 @@ func (x *Exchange) HeaderList(name string) []byte {
 	return x.head.findAll(name)
 }
 
-// OnClientGone arranges that f runs once, on another goroutine, within a few
-// milliseconds of the client's closing or resetting its connection; at most
-// one f at a time, a later call replaces it, nil removes it. f never runs after
-// the exchange has ended, nor concurrently with the return of OnClientGone(nil), which
-// waits for it: f must neither block nor call OnClientGone.
+// OnClientGone registers f, which runs once on another goroutine within a few milliseconds
+// after the client closes or resets its connection. A later call replaces f, and nil removes
+// it. f does not run after the exchange has ended or after OnClientGone(nil) has returned,
+// which waits for a running f. Therefore f must neither block nor call OnClientGone.
 func (x *Exchange) OnClientGone(f func()) {
 	if x.responseState == responseRelayed {
 		return
@@ -154,8 +155,9 @@ func (x *Exchange) OnClientGone(f func()) {
 	x.c.clientWatch.setFunc(f)
 }
 
-// ClientGone says whether the client has left. Where the connection is watched (see OnClientGone),
-// that is a look at memory, and some milliseconds late; else the kernel is asked.
+// ClientGone reports whether the client has disconnected. On a watched connection (see
+// OnClientGone) it reads a flag that is a few milliseconds old; otherwise it makes a system
+// call.
 func (x *Exchange) ClientGone() bool {
 	if x.responder != nil {
 		return x.responder.ClientGone()
@@ -164,14 +166,14 @@ func (x *Exchange) ClientGone() bool {
 	return c.clientWatch.gone.Load() || c.clientWatch.id == 0 && c.raw != nil && isClientGone(c.raw)
 }
 
-// SendsComments says that a stream's head is to go out with the engine's, for comments begin
-// behind it (Options.KeepAlive).
+// SendsComments reports whether comments follow the engine's head of a stream
+// (Options.KeepAlive), so that the head must be sent as soon as the engine sends it.
 func (x *Exchange) SendsComments() bool {
 	return x.srv != nil && x.srv.options().KeepAlive > 0 && !x.srv.options().EarlyHeaders
 }
 
-// SetHeader adds a response header (X-Sluice-Worker, …) to whatever answer
-// follows; a later call with the same name replaces the value.
+// SetHeader sets a response header, such as X-Sluice-Worker, for the response that follows. A
+// later call with the same name replaces the value. Control characters become spaces.
 func (x *Exchange) SetHeader(name, value string) {
 	if strings.ContainsFunc(value, isControl) {
 		value = strings.Map(func(r rune) rune {
@@ -192,7 +194,7 @@ func (x *Exchange) SetHeader(name, value string) {
 
 func isControl(r rune) bool { return r < ' ' || r == 0x7f }
 
-// setRequestID takes the client's request id or makes one.
+// setRequestID uses the client's request id if it is valid, or makes one.
 func (x *Exchange) setRequestID() {
 	if id := x.head.find("X-Request-Id"); validRequestID(id) {
 		x.RequestID = string(id)
@@ -201,16 +203,18 @@ func (x *Exchange) setRequestID() {
 	x.RequestID = x.srv.ids.next()
 }
 
-// closeAfterResponse gives up the connection: nothing after this request is read.
+// closeAfterResponse closes the connection after the response: nothing behind this request is
+// read.
 func (x *Exchange) closeAfterResponse() {
 	x.closeConn = true
 	x.RequestID = x.srv.ids.next()
 }
 
-// beginResponse opens a short answer; false, and nothing done, when there is one.
+// beginResponse begins a non-streaming response. If there is a response already it does
+// nothing and returns false.
 func (x *Exchange) beginResponse(status int) bool {
 	if x.responseState != responsePending {
-		x.Log().Error("the handler answered twice", "status", status)
+		x.Log().Error("the handler responded twice", "status", status)
 		return false
 	}
 	x.responseState = responseWhole
@@ -224,7 +228,7 @@ func (x *Exchange) beginResponse(status int) bool {
 	} else {
 		x.response.writeStatus(status)
 	}
-	// None of these is there yet, so nothing need be looked for.
+	// The response has none of these yet, so they are added without a search.
 	addHeaderLine(x, "X-Request-Id", x.RequestID)
 	for i := range x.responseHeaders {
 		addHeaderLine(x, x.responseHeaders[i].name, x.responseHeaders[i].value)
@@ -232,9 +236,8 @@ func (x *Exchange) beginResponse(status int) bool {
 	return true
 }
 
-// Reply answers with an engine's status, its end-to-end headers and body, byte
-// for byte; only Date is our own. resp may be Released after it returns; body is
-// copied.
+// Reply responds with an engine's status, its end-to-end headers and its body, byte for byte.
+// Only Date is the router's. Reply copies body, and the caller may release resp afterwards.
 func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	if x.responder != nil {
 		x.respondInProcess(resp.Status, body)
@@ -242,7 +245,7 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	}
 	if x.headSent() {
 		if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
-			x.finishEventStream(body) // they came with their length
+			x.finishEventStream(body) // events that came with a Content-Length
 			return
 		}
 		retry := x.responseHeader("Retry-After")
@@ -258,13 +261,13 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 	x.engineStatus = resp.Status
 	resp.VisitHeaders(x.visitHeader)
 	if len(resp.Header("Content-Encoding")) > 0 {
-		x.setIdentityBody(body) // an engine's own, although it was not asked for one
+		x.setIdentityBody(body) // the engine encoded it although the router did not ask for it
 		return
 	}
 	x.setCompressedBody(body)
 }
 
-// responseHeader is what a Handler has set a header to, "" for none.
+// responseHeader returns the value of a header that SetHeader set, "" if it is not set.
 func (x *Exchange) responseHeader(name string) string {
 	for i := range x.responseHeaders {
 		if x.responseHeaders[i].name == name {
@@ -274,7 +277,7 @@ func (x *Exchange) responseHeader(name string) string {
 	return ""
 }
 
-// ReplyJSON answers with a body of the router's own.
+// ReplyJSON responds with a JSON body of the router. It copies body.
 func (x *Exchange) ReplyJSON(status int, body []byte) {
 	if x.responder != nil {
 		x.respondInProcess(status, body)
@@ -291,7 +294,7 @@ func (x *Exchange) ReplyJSON(status int, body []byte) {
 	x.setCompressedBody(body)
 }
 
-// ReplyEvents answers 200 with an event stream that is whole already.
+// ReplyEvents responds with status 200 and a complete event stream. It copies body.
 func (x *Exchange) ReplyEvents(body []byte) {
 	if x.responder != nil {
 		x.respondInProcess(200, body)
@@ -311,8 +314,8 @@ func (x *Exchange) ReplyEvents(body []byte) {
 	x.setIdentityBody(body)
 }
 
-// forwardHeader passes one of the engine's header lines on, unless responseHeaderTable withholds it or
-// ours takes its place.
+// forwardHeader forwards a header line of the engine, unless responseHeaderTable withholds it
+// or SetHeader has set one of that name.
 func (x *Exchange) forwardHeader(name, value []byte) {
 	if !reachesClient(name, x.engineStatus) {
 		return
@@ -329,8 +332,8 @@ func (x *Exchange) forwardHeader(name, value []byte) {
 	addHeaderLine(x, name, value)
 }
 
-// finish ends what serve began: it recovers, sees to it that nothing of the
-// request is left on a connection that will be kept, and recycles x.
+// finish ends a request: it recovers from a panic, reads the rest of the request from a
+// connection that is kept open, and recycles x.
 func (x *Exchange) finish() {
 	if v := recover(); v != nil {
 		x.panicked(v, debug.Stack())
@@ -354,7 +357,7 @@ func (x *Exchange) finish() {
 	x.recycle()
 }
 
-// connReusable says whether the connection may serve another request.
+// connReusable reports whether the connection may serve another request.
 func (x *Exchange) connReusable() bool {
 	return !x.closeConn && !x.panickedHandler && !x.head.close && x.body.atEOF && !x.srv.closeAfterResponse.Load() && !x.c.usesReservedFD
 }
@@ -381,7 +384,7 @@ func (x *Exchange) panicked(v any, stack []byte) {
 func (x *Exchange) recycle() {
 	s := x.srv
 	x.body.release()
-	x.response.count.Release() // of an answer that fasthttp has
+	x.response.count.Release() // of a response that fasthttp has copied
 	x.Endpoint, x.RequestID, x.ctx, x.c = nil, "", nil, nil
 	x.Doc.Body, x.log, x.streamHead, x.principal = nil, nil, nil, nil
 	if x.responseState != responseRelayed {

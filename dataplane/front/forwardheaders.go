@@ -6,11 +6,11 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// ForwardFields appends the client's header lines that an engine may see, names as the
-// client wrote them: all but those of requestHeaderTable and those that Connection names. What a
-// Handler has said (Say) stands in the place of the client's lines of that name. A missing
-// Content-Type becomes application/json, and behind trusted proxies X-Forwarded-For is
-// ClientIP. Strings are valid until return.
+// ForwardFields appends the client's header lines that an engine may see to dst, with names as
+// the client wrote them: all except those that requestHeaderTable withholds or Connection
+// names. OverrideRequestHeader replaces the client's lines of that name. A missing
+// Content-Type becomes application/json. Behind trusted proxies X-Forwarded-For is ClientIP.
+// The strings are borrowed until the Handler returns. Requests to engines also need HopField.
 func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	if x.responder != nil {
 		return x.inProcessFields(dst)
@@ -40,11 +40,11 @@ func (x *Exchange) ForwardFields(dst []upstream.Field) []upstream.Field {
 	return dst
 }
 
-// unsafeString makes a string of b without a copy; it lives as long as b's bytes.
+// unsafeString returns a string that shares b's bytes, which must not change while it is used.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// neverForwarded says whether engines never see lines of this class, not even the router's own
-// or those of a detached exchange's maker.
+// neverForwarded reports whether header lines of this class never reach engines, not even
+// those of OverrideRequestHeader or of an in-process exchange.
 func neverForwarded(c headerClass) bool {
 	return c == headerConnection || c == headerRouter || c == headerRouting
 }

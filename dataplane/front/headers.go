@@ -1,23 +1,22 @@
 package front
 
-// headerClass says why a client's header line does not reach engines.
+// headerClass says why a header line is withheld.
 type headerClass uint8
 
 const (
 	headerForwarded  headerClass = iota
-	headerConnection             // of the client's connection, not of the request (RFC 9110, 7.6.1)
-	headerRouter                 // the router reads it, or writes one of its own
-	headerRouting                // it tells an engine what the router decides: a rank, a peer, another body
-	headerForwarding             // it tells where the request comes from
-	headerIdentity               // credentials or an identity meant for somebody else than the engine
+	headerConnection             // about the client's connection, not the request (RFC 9110, 7.6.1)
+	headerRouter                 // the router reads it or writes its own
+	headerRouting                // decides what only the router may decide: a rank, a peer, another body
+	headerForwarding             // names the origin of the request
+	headerIdentity               // credentials or an identity that are not meant for the engine
 	headerKey                    // an API key; engines see it unless Options.WithholdClientKeys
 )
 
-// requestHeaderTable lists the header lines of clients that engines do not see; all others are
-// forwarded. Names are in lower case; one that ends with * stands for all that begin so.
-// A name matches with _ in the place of -, because servers behind a gateway interface (CGI,
-// WSGI) read both as one name.
-// docs/access.md shows the table.
+// requestHeaderTable lists the header lines of clients that are withheld from engines; all
+// others are forwarded. Names are in lower case. A name that ends with * is a prefix. A name
+// also matches with _ in place of -, because servers behind a gateway interface (CGI, WSGI)
+// read both as the same name. docs/access.md shows the table.
 var requestHeaderTable = map[string]headerClass{
 	"connection":          headerConnection,
 	"keep-alive":          headerConnection,
@@ -131,9 +130,9 @@ var requestHeaderTable = map[string]headerClass{
 	"x-anthropic-api-key":       headerKey,
 }
 
-// responseHeaderTable lists the header lines of engines that clients do not see; all others, such as
-// Content-*, Retry-After and x-ratelimit-*, are forwarded. Names are matched as those of
-// requestHeaderTable are. docs/access.md shows the table.
+// responseHeaderTable lists the header lines of engines that are withheld from clients; all
+// others, such as Content-*, Retry-After and x-ratelimit-*, are forwarded. Names match as in
+// requestHeaderTable. docs/access.md shows the table.
 var responseHeaderTable = map[string]headerClass{
 	"access-control-*": headerRouter,
 	"date":             headerRouter,
@@ -174,13 +173,13 @@ var responseHeaderTable = map[string]headerClass{
 
 var requestHeaders, responseHeaders = newHeaderNames(requestHeaderTable), newHeaderNames(responseHeaderTable)
 
-// headerNames finds the class of a header line by its name.
+// headerNames maps the names of header lines to classes.
 type headerNames struct {
 	classes map[string]headerClass
 	// prefixes are the names that end with *, without it, by their first byte.
 	prefixes [256][]headerPrefix
-	// starts has, for each length of a name, a bit for the first byte (modulo 32) of
-	// each name: most header lines need no look into the map.
+	// starts has, for each length, a bit for the first byte (modulo 32) of each name of
+	// that length, so that most header lines need no map look-up.
 	starts [maxHeaderName + 1]uint32
 }
 
@@ -200,10 +199,10 @@ type headerPrefix struct {
 	class headerClass
 }
 
-// maxHeaderName is at least the length of each name of the tables.
+// maxHeaderName is an upper bound of the length of the names in the tables.
 const maxHeaderName = 32
 
-// classOf finds the class of a client's header line by its name.
+// classOf returns the class of a client's header line.
 func classOf(name []byte) headerClass { return requestHeaders.classOf(name) }
 
 func (h *headerNames) classOf(name []byte) headerClass {
@@ -238,13 +237,13 @@ func (h *headerNames) classOf(name []byte) headerClass {
 	return headerForwarded
 }
 
-// reachesEngine says whether engines see header lines of this class.
+// reachesEngine reports whether header lines of this class are forwarded to engines.
 func (c headerClass) reachesEngine(ownKeys bool) bool {
 	return c == headerForwarded || c == headerKey && !ownKeys
 }
 
-// reachesClient says whether clients see an engine's header line of this name in an answer
-// with this status.
+// reachesClient reports whether an engine's header line of this name is forwarded to the
+// client in a response with this status.
 func reachesClient(name []byte, status int) bool {
 	class := responseHeaders.classOf(name)
 	return class == headerForwarded || class == headerKey && status == 401

@@ -12,53 +12,54 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// InProcessRequest describes a request that no HTTP client of a Server waits for: the rest
-// of a stream whose engine failed, or one that came over another wire.
+// InProcessRequest is a request without an HTTP client: the rest of a stream whose engine
+// failed, or a request from another protocol such as the framed socket.
 type InProcessRequest struct {
 	Endpoint  *Endpoint
 	RequestID string
-	// Body is one JSON object. It is the Exchange's until the Handler has answered
-	// and returned.
+	// Body is one JSON object. The Exchange borrows it until the Handler has responded and
+	// returned.
 	Body     []byte
 	MaxDepth int // as Options.MaxDepth
 	// CheckFields applies the rules of a client's body (checkDoc) with MediaHosts: for a
 	// body with members of a caller's, which the router has not checked.
 	CheckFields bool
 	MediaHosts  MediaHosts
-	// Fields are its header lines: what engines may see of them is sent on.
+	// Fields are its header lines. Engines see those that requestHeaderTable does not
+	// withhold.
 	Fields    []upstream.Field
 	Received  time.Time
-	ClientIP  netip.Addr // invalid: none, which no steering.pinning but "any" and "unix" trusts
-	Unix      bool       // it came over a unix socket, where file permissions say who may connect
-	Principal Principal  // of the caller's key; nil: no keys are asked for
+	ClientIP  netip.Addr // invalid: unknown; steering.pinning then trusts it only with "any" or "unix"
+	Unix      bool       // it came over a Unix socket, whose file permissions control access
+	Principal Principal  // of the caller's key; nil: requests need no key
 	Responder Responder
-	// Lend is Exchange.Lend's; nil: what it lends is counted nowhere.
+	// LeaseMemory implements Exchange.LeaseMemory; nil: its memory is not counted.
 	LeaseMemory func(n int) (membudget.Lease, bool)
-	// Budget is Exchange.Budget's; nil: nothing is counted.
+	// Budget is the result of Exchange.Budget; nil: memory is not counted.
 	Budget *membudget.Budget
 	Log    *slog.Logger // [slog.Default]
 }
 
-// Responder is who gets the answer of a detached Exchange: exactly one call of Refuse,
-// Answer or Relay, on the Handler's goroutine, unless the Handler panics.
+// Responder receives the response of an in-process Exchange: exactly one call of
+// RespondError, Respond or Relay on the Handler's goroutine, unless the Handler panics.
 type Responder interface {
 	ClientGoneNotifier
-	// Refuse is Exchange.Error.
+	// RespondError receives Exchange.Error.
 	RespondError(reason Reason, param, message string, retryAfter time.Duration)
-	// Answer is a whole answer: an engine's, byte for byte, or the router's. body
-	// is borrowed.
+	// Respond receives a non-streaming response: an engine's, byte for byte, or the
+	// router's. body is borrowed until it returns.
 	Respond(status int, body []byte)
-	// Relay is Exchange.Relay: the Party owns resp and call, and calls the hooks.
+	// Relay receives Exchange.Relay. The Responder owns resp and call, and calls the hooks.
 	Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks)
 }
 
 // NewExchange makes the Exchange of an in-process request. It fails with a
-// *jsonscan.SyntaxError on a body that Scan refuses, and with a *FieldRefusal. It is for one Handler call, and
-// not pooled.
+// *jsonscan.SyntaxError on a body that Scan refuses, and with a *FieldRefusal. The
+// Exchange is valid for one call of a Handler and is not pooled.
 func NewExchange(d *InProcessRequest) (*Exchange, error) {
 	x := &Exchange{Endpoint: d.Endpoint, RequestID: d.RequestID, Received: d.Received, log: d.Log, responder: d.Responder, fields: d.Fields, ip: d.ClientIP, unix: d.Unix, principal: d.Principal, leaseMemory: d.LeaseMemory, budget: d.Budget}
 	if err := x.Doc.Scan(d.Body, jsonscan.Limits{MaxDepth: d.MaxDepth}); err != nil {
-		return nil, fmt.Errorf("front: cannot read the body of a detached request: %w", err)
+		return nil, fmt.Errorf("front: cannot parse the body of an in-process request: %w", err)
 	}
 	if d.CheckFields {
 		if bad := checkDoc(&x.Doc, d.MediaHosts); bad != nil {
@@ -85,7 +86,7 @@ type FieldRefusal struct {
 
 func (r *FieldRefusal) Error() string { return "field " + strconv.Quote(r.Field) + " " + r.message }
 
-// EndpointOf is the inference endpoint of a path, nil when there is none.
+// EndpointOf returns the inference endpoint with the given path, nil if there is none.
 func EndpointOf(path string) *Endpoint {
 	for i := range Endpoints {
 		if Endpoints[i].Path == path {
@@ -95,7 +96,7 @@ func EndpointOf(path string) *Endpoint {
 	return nil
 }
 
-// ResponseHeader is what SetHeader set, "" for nothing.
+// ResponseHeader returns the value that SetHeader set, "" if it set none.
 func (x *Exchange) ResponseHeader(name string) string {
 	for i := range x.responseHeaders {
 		if equalFold([]byte(x.responseHeaders[i].name), name) {
@@ -105,25 +106,24 @@ func (x *Exchange) ResponseHeader(name string) string {
 	return ""
 }
 
-// respondInProcess gives a detached exchange's Party a whole answer.
+// respondInProcess passes a non-streaming response to the Responder.
 func (x *Exchange) respondInProcess(status int, body []byte) {
 	if x.claimResponse(status) {
 		x.responder.Respond(status, body)
 	}
 }
 
-// claimResponse says whether a detached exchange's Party is to be told now: once.
+// claimResponse returns true for the first response of an in-process exchange.
 func (x *Exchange) claimResponse(status int) bool {
 	if x.responseState != responsePending {
-		x.Log().Error("the handler answered twice", "status", status)
+		x.Log().Error("the handler responded twice", "status", status)
 		return false
 	}
 	x.responseState = responseWhole
 	return true
 }
 
-// inProcessHeader is Header of a detached exchange; all lines of a name joined where
-// they are asked for as a list.
+// inProcessHeader is Header of an in-process exchange, or HeaderList if list is true.
 func (x *Exchange) inProcessHeader(name string, list bool) (value []byte) {
 	for i := range x.fields {
 		if !equalFold([]byte(x.fields[i].Name), name) {
@@ -140,7 +140,7 @@ func (x *Exchange) inProcessHeader(name string, list bool) (value []byte) {
 	return value
 }
 
-// inProcessFields is ForwardFields of a detached exchange.
+// inProcessFields is ForwardFields of an in-process exchange.
 func (x *Exchange) inProcessFields(dst []upstream.Field) []upstream.Field {
 	typed := false
 	for _, f := range x.fields {

@@ -135,7 +135,7 @@ func (h *RelayHooks) notifyEnd(res relay.Result) {
 // the client leaves, resp is Released at the end.
 func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.responseState != responsePending {
-		x.Log().Error("the handler answered twice", "status", resp.Status)
+		x.Log().Error("the handler responded twice", "status", resp.Status)
 		call.Cancel()
 		resp.Release()
 		hooks.notifyEnd(relay.Result{Cause: relay.Cancelled, Err: upstream.ErrCancelled})
