@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// DialOptions of a Client; zero values mean the default in brackets.
+// DialOptions are the options of a Client. A zero value means the default in brackets.
 type DialOptions struct {
-	Token  string      // the socket's, where it has one
-	Key    string      // an API key, where the router asks for them
+	Token  string      // of the socket, if it has one
+	Key    string      // an API key, if the router requires one
 	Agent  string      // ["go"]
 	TLS    *tls.Config // for tcp:// addresses; nil: none
-	Window int         // bytes of items that a stream may hold before it is read [256 KiB]
-	// WriteTimeout is how long the server may take nothing [30s].
+	Window int         // bytes of unread items that a stream may hold [256 KiB]
+	// WriteTimeout bounds how long the server may accept no bytes [30s].
 	WriteTimeout time.Duration
 }
 
-// Client is one connection to a Server, safe for concurrent use. Its streams
-// share nothing but the connection: one that is not read stops itself only.
+// Client is one connection to a Server. It is safe for concurrent use. Its streams are independent:
+// one that is not read stops only itself.
 type Client struct {
 	nc        net.Conn
 	opt       DialOptions
@@ -33,23 +33,23 @@ type Client struct {
 	server    greeting
 	heartbeat time.Duration
 
-	in frameReader // greet's, then the reader's
+	in frameReader // used by handshake, then by readLoop
 
-	wmu  sync.Mutex // writes
+	wmu  sync.Mutex // guards writes
 	wbuf []byte
 
 	mu      sync.Mutex
 	streams map[uint32]*ClientStream
 	last    uint32
-	err     error // why it is closed
+	err     error // why the connection is closed
 	goaway  *Error
 
 	clock        processClock
-	lastReceived atomic.Int64  // when bytes last came, by awake
-	done         chan struct{} // closed at the end of the reader
+	lastReceived atomic.Int64  // when bytes last came, by the process clock
+	done         chan struct{} // closed when readLoop ends
 }
 
-// Dial connects and shakes hands. addr is unix:///PATH or tcp://HOST:PORT.
+// Dial connects to addr, unix:///PATH or tcp://HOST:PORT, and performs the handshake.
 func Dial(ctx context.Context, addr string, opt DialOptions) (*Client, error) {
 	network, host, ok := strings.Cut(addr, "://")
 	if !ok || network != "unix" && network != "tcp" {
@@ -102,7 +102,7 @@ func (c *Client) handshake(ctx context.Context) error {
 	defer stop()
 	hello := greeting{protocol: protocolName, version: Version, oldest: Version, token: c.opt.Token, key: c.opt.Key, agent: c.opt.Agent, window: uint64(c.window)}
 	_, unsent := c.nc.Write(appendFrame(nil, Hello, 0, hello.append(nil)))
-	h, payload, err := c.in.next(maxHello) // why it was not taken, perhaps
+	h, payload, err := c.in.next(maxHello) // possibly the server's reason
 	switch {
 	case err != nil && unsent != nil:
 		return unsent
@@ -129,23 +129,23 @@ func (c *Client) handshake(ctx context.Context) error {
 	return c.nc.SetDeadline(time.Time{})
 }
 
-// Err says why the connection is closed, nil while it is open.
+// Err returns why the connection is closed; nil: it is open.
 func (c *Client) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Done is closed when the connection is.
+// Done is closed with the connection.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// MaxFrame is the largest request that the server takes, in bytes.
+// MaxFrame returns the largest request that the server accepts, in bytes.
 func (c *Client) MaxFrame() int { return int(c.server.maxFrame) }
 
-// Server is what the other end calls itself.
+// Server returns the name of the other end.
 func (c *Client) Server() string { return c.server.agent }
 
-// Close ends the connection and all of its streams; the server kills them.
+// Close closes the connection. The server kills its streams.
 func (c *Client) Close() error {
 	_ = c.send(Fail, 0, nil)
 	c.fail(errClosed)
@@ -173,7 +173,7 @@ func (c *Client) sendLocked(k Kind, stream uint32, payload []byte) error {
 	c.wbuf = appendFrame(c.wbuf[:0], k, stream, payload)
 	_ = c.nc.SetWriteDeadline(time.Now().Add(c.opt.WriteTimeout))
 	if _, err := c.nc.Write(c.wbuf); err != nil {
-		c.fail(err) // half a frame may be out: nothing can follow
+		c.fail(err) // the frame may be partially written, so nothing can follow
 		return err
 	}
 	if cap(c.wbuf) > 1<<20 {
@@ -182,12 +182,12 @@ func (c *Client) sendLocked(k Kind, stream uint32, payload []byte) error {
 	return nil
 }
 
-// Open sends a request and gives its stream.
+// Open sends a request and returns its stream.
 func (c *Client) Open(payload []byte) (*ClientStream, error) {
 	if maxFrame := c.MaxFrame(); maxFrame > 0 && len(payload) > maxFrame {
 		return nil, &Error{CodeTooLarge, fmt.Sprintf("a request of %d bytes; the server takes %d", len(payload), maxFrame)}
 	}
-	// Ids must rise in the order of the frames, so both locks are held.
+	// Stream ids must increase in the order of the frames, so both locks are held.
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	c.mu.Lock()
@@ -221,7 +221,7 @@ func (c *Client) removeStream(id uint32) {
 	c.mu.Unlock()
 }
 
-// readLoop takes in frames until the connection ends.
+// readLoop handles frames until the connection ends.
 func (c *Client) readLoop() {
 	err := c.readFrames()
 	c.fail(err)
@@ -239,7 +239,7 @@ func (c *Client) readLoop() {
 	close(c.done)
 }
 
-// maxItem bounds an item that a client takes.
+// maxItem bounds an item, in bytes.
 const maxItem = 64 << 20
 
 func (c *Client) readFrames() error {
@@ -264,7 +264,7 @@ func (c *Client) handleFrame(h header, payload []byte) error {
 		}
 		c.mu.Unlock()
 		switch {
-		case s == nil: // we killed it
+		case s == nil: // killed by this end
 		case h.kind == Item:
 			s.addItem(payload)
 		default:
@@ -291,7 +291,7 @@ func (c *Client) handleFrame(h header, payload []byte) error {
 	return nil
 }
 
-// asError keeps a nil *Error a nil error.
+// asError converts a nil *Error to a nil error.
 func asError(e *Error) error {
 	if e == nil {
 		return nil
@@ -299,7 +299,7 @@ func asError(e *Error) error {
 	return e
 }
 
-// heartbeatLoop keeps the connection alive.
+// heartbeatLoop sends PINGs and detects a silent server.
 func (c *Client) heartbeatLoop() {
 	t := time.NewTicker(c.clock.step)
 	defer t.Stop()
@@ -320,24 +320,24 @@ func (c *Client) heartbeatLoop() {
 	}
 }
 
-// ClientStream is one request under way, at the client. Recv belongs to one
-// goroutine at a time, the rest may be called from anywhere.
+// ClientStream is one running request at the client. Recv is called by one goroutine at a time, the
+// other methods by any.
 type ClientStream struct {
 	c  *Client
 	id uint32
 
 	mu    sync.Mutex
-	items []byte // items that came: 4 bytes of length, then the payload
+	items []byte // unread items: 4 bytes of length, then the payload
 	ended bool
 	err   error
 	wake  chan struct{}
 
-	out        []byte // Recv's, before it was in
+	out        []byte // of Recv: the previous buffer of items
 	read       int
-	uncredited int // bytes taken and not given back as credit
+	uncredited int // bytes consumed but not returned as credit
 }
 
-// addItem keeps an item until Recv takes it.
+// addItem stores an item until Recv returns it.
 func (s *ClientStream) addItem(payload []byte) {
 	s.mu.Lock()
 	s.items = binary.BigEndian.AppendUint32(s.items, uint32(len(payload)))
@@ -362,12 +362,11 @@ func (s *ClientStream) signal() {
 	}
 }
 
-// ID of the stream on its connection.
+// ID returns the stream's id on its connection.
 func (s *ClientStream) ID() uint32 { return s.id }
 
-// Recv gives the next item's payload, valid until the next Recv; ok is false at
-// the stream's end, with the reason where it did not end well. When ctx ends the
-// stream is killed.
+// Recv returns the payload of the next item, valid until the next Recv. ok is false at the end of
+// the stream, with the reason if it ended early. When ctx ends the stream is killed.
 func (s *ClientStream) Recv(ctx context.Context) (payload []byte, ok bool, err error) {
 	for s.read == len(s.out) {
 		s.mu.Lock()
@@ -403,11 +402,10 @@ func (s *ClientStream) Recv(ctx context.Context) (payload []byte, ok bool, err e
 	return s.out[from:s.read], true, nil
 }
 
-// Stop asks the server to finish cleanly: items that are on their way come, and
-// the end.
+// Stop asks the server to finish cleanly: the items already generated are sent, then the end.
 func (s *ClientStream) Stop() { _ = s.c.send(Stop, s.id, nil) }
 
-// Kill ends the stream now; Recv gives what has come and then ErrKilled.
+// Kill ends the stream now. Recv returns the items that have come and then ErrKilled.
 func (s *ClientStream) Kill() {
 	s.c.mu.Lock()
 	live := s.c.streams[s.id] == s

@@ -15,39 +15,38 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// maxInlineFrame bounds every frame but REQUEST that a client sends.
+// maxInlineFrame bounds a client's frames other than REQUEST, in bytes.
 const maxInlineFrame = 4 << 10
 
-// maxWindow bounds the credit that a client may have given a stream.
+// maxWindow bounds the credit of a stream, in bytes.
 const maxWindow = 1 << 30
 
-// Conn is one connection at the server. Its frames are read by one goroutine,
-// an event loop's or the connection's own; the fields without a comment are
-// that reader's.
+// Conn is one connection at the server. One goroutine reads its frames: that of an event loop, or
+// the connection's own. Fields without a comment belong to it.
 type Conn struct {
 	srv          *Server
 	out          outbox
 	peer         netip.Addr
-	unix         bool        // over a unix socket
+	unix         bool        // accepted on a unix socket
 	agent        string      // set by HELLO, before the first stream
-	key          []byte      // likewise
-	open         atomic.Bool // HELLO has come
+	key          []byte      // set by HELLO, before the first stream
+	open         atomic.Bool // HELLO has been received
 	window       int64
-	lastStreamID uint32 // highest stream id opened
+	lastStreamID uint32 // highest stream id so far
 
-	pendingHeader header // a REQUEST whose payload is coming
+	pendingHeader header // a REQUEST whose payload is incomplete
 	pendingLen    int
 	pendingLease  membudget.Lease
-	skip          int // bytes of a payload that nobody wants
+	skip          int // bytes left of a payload that is skipped
 
 	streams map[uint32]*Stream // guarded by out.mu
-	serving atomic.Int64       // handlers that have not returned; more than streams after kills
+	serving atomic.Int64       // running handlers; more than streams after kills
 
-	// By the server's awake clock.
+	// By the server's process clock.
 	opened          time.Duration
 	lastReceived    atomic.Int64  // when bytes last came
-	payloadDeadline atomic.Int64  // when the payload that is coming must be whole; 0: none is
-	pingSent        time.Duration // when a PING was last sent; tick's
+	payloadDeadline atomic.Int64  // deadline of the incomplete payload; 0: there is none
+	pingSent        time.Duration // when a PING was last sent; used by tick
 }
 
 func newConn(srv *Server, l transport, remote net.Addr) *Conn {
@@ -57,9 +56,9 @@ func newConn(srv *Server, l transport, remote net.Addr) *Conn {
 	return c
 }
 
-// feed reads the frames in p and says how many of its bytes were taken; what is
-// left is the beginning of a small frame, to come again with more. An error is
-// what the peer must be told before the connection is closed.
+// feed handles the frames in p and returns how many bytes it consumed. The rest is the beginning of
+// a small frame, and is passed again with more bytes. An error is sent to the peer before the
+// connection is closed.
 func (c *Conn) feed(p []byte) (consumed int, bad *Error) {
 	c.lastReceived.Store(int64(c.srv.clock.now()))
 	for {
@@ -107,7 +106,7 @@ func (c *Conn) feed(p []byte) (consumed int, bad *Error) {
 	}
 }
 
-// handleHeader looks at a frame's header.
+// handleHeader checks the header of a frame.
 func (c *Conn) handleHeader(h header) *Error {
 	if !c.open.Load() {
 		if h.kind != Hello {
@@ -139,7 +138,7 @@ func (c *Conn) handleHeader(h header) *Error {
 	return nil
 }
 
-// handleFrame takes in a frame that is no REQUEST.
+// handleFrame handles a frame that is not a REQUEST.
 func (c *Conn) handleFrame(h header, payload []byte) *Error {
 	switch h.kind {
 	case Hello:
@@ -161,7 +160,7 @@ func (c *Conn) handleFrame(h header, payload []byte) *Error {
 	case Stop, Kill:
 		s := c.stream(h.stream)
 		switch {
-		case s == nil: // it has ended: the two met on the way
+		case s == nil: // the stream has just ended
 		case h.kind == Stop:
 			s.stop()
 		default:
@@ -178,13 +177,13 @@ func (c *Conn) stream(id uint32) *Stream {
 	return c.streams[id]
 }
 
-// addCredit gives a stream more. Credit for one that has ended is no mistake, for
-// one that never was it is.
+// addCredit adds credit to a stream. Credit for a stream that has ended is valid; for one that was
+// never opened it is an error.
 func (c *Conn) addCredit(id uint32, n int64) *Error {
 	if id > c.lastStreamID {
 		return &Error{CodeProtocol, fmt.Sprintf("CREDIT for stream %d, which was never opened", id)}
 	}
-	if n > maxWindow { // whether or not the stream has just ended
+	if n > maxWindow { // also if the stream has just ended
 		return &Error{CodeProtocol, fmt.Sprintf("a credit of %d bytes on stream %d; at most %d", n, id, maxWindow)}
 	}
 	c.out.mu.Lock()
@@ -238,14 +237,14 @@ func (c *Conn) handleHello(payload []byte) *Error {
 
 var drainingError = appendError(nil, &Error{CodeDraining, "the router is shutting down"})
 
-// sameToken compares in constant time; lengths too, by comparing digests.
+// sameToken compares tokens, including their lengths, in constant time by comparing digests.
 func sameToken(got, want string) bool {
 	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1 || want == ""
 }
 
-// beginRequest makes room for a request's payload. A request that cannot be taken is
-// refused by an END, and its payload skipped.
+// beginRequest allocates memory for a request's payload. A request that cannot be accepted is
+// rejected by an END, and its payload skipped.
 func (c *Conn) beginRequest(h header) *Error {
 	if h.stream <= c.lastStreamID {
 		return &Error{CodeProtocol, fmt.Sprintf("REQUEST on stream %d after %d; want ids that rise", h.stream, c.lastStreamID)}
@@ -261,7 +260,7 @@ func (c *Conn) beginRequest(h header) *Error {
 	case c.srv.draining.Load():
 		refused = &Error{CodeDraining, "the router is shutting down"}
 	case live >= c.srv.opt.MaxStreams || c.serving.Load() >= int64(2*c.srv.opt.MaxStreams):
-		// The second bound is for a client that opens and kills in turn.
+		// The second limit is for a client that opens and kills streams in turn.
 		refused = &Error{CodeStreams, fmt.Sprintf("%d streams are open on this connection", live)}
 	default:
 		var ok bool
@@ -287,13 +286,14 @@ func (c *Conn) beginRequest(h header) *Error {
 	return nil
 }
 
-// minPayloadRate is how many bytes a second of a request must come behind the first ReadTimeout.
+// minPayloadRate is the rate in bytes per second at which a payload must come after the first
+// ReadTimeout.
 const minPayloadRate = 256 << 10
 
-// errFlood ends a connection whose client asks and asks, and reads nothing.
+// errFlood closes a connection whose client sends requests but reads nothing.
 var errFlood = &Error{CodeStalled, "too many answers wait to be read by a client that asks on"}
 
-// startStream opens the stream whose payload is whole.
+// startStream starts the stream whose payload is complete.
 func (c *Conn) startStream() {
 	s := &Stream{ID: c.pendingHeader.stream, conn: c, lease: c.pendingLease, credit: c.window}
 	s.Payload = s.lease.Bytes()[:c.pendingHeader.size]
@@ -329,12 +329,12 @@ func (c *Conn) runHandler(s *Stream) {
 	c.srv.opt.Handler.ServeStream(s)
 }
 
-// tick is called at every tick of the server's clock: it keeps the connection alive,
-// or says why it must be closed.
+// tick is called at every tick of the server's clock. It keeps the connection alive, or returns why
+// it must be closed.
 func (c *Conn) tick(now time.Duration) *Error {
 	beat, step := c.srv.opt.Heartbeat, c.srv.clock.step
 	quiet, by := now-time.Duration(c.lastReceived.Load()), time.Duration(c.payloadDeadline.Load())
-	switch { // what is known of a moment is the tick before it: a step is the benefit of the doubt
+	switch { // times are rounded up by a tick, in the peer's favour
 	case !c.open.Load() && now-c.opened > c.srv.opt.HelloTimeout+step:
 		return &Error{CodeProtocol, "no HELLO within " + c.srv.opt.HelloTimeout.String()}
 	case by != 0 && now > by+step:
@@ -348,8 +348,7 @@ func (c *Conn) tick(now time.Duration) *Error {
 	return nil
 }
 
-// endStreams ends every stream of a connection that is no more. It is called once, by
-// the reader.
+// endStreams ends every stream of a closed connection. The reader calls it once.
 func (c *Conn) endStreams(err error) {
 	if err == nil {
 		err = errClosed
@@ -370,7 +369,7 @@ func (c *Conn) endStreams(err error) {
 	c.lastStreamID = math.MaxUint32
 }
 
-// errorFrame is the ERROR frame for bad; nil where there is nothing to say.
+// errorFrame returns the ERROR frame for bad; nil if there is nothing to send.
 func errorFrame(bad *Error) []byte {
 	if bad.Code == "" {
 		return nil

@@ -1,12 +1,10 @@
-// Package wire is the framed socket of the router's engine interface: many
-// requests on one connection, each with a stream of items back, over unix
-// sockets and TCP. The format is written down in docs/wire.md.
+// Package wire is the framed socket of the router's engine API: many requests on one connection,
+// each with a stream of items back, over unix sockets and TCP. docs/wire.md specifies the format.
 //
-// Server is its main type: it takes connections on gnet event loops (TLS ones
-// on goroutines, because gnet has none), reads frames, and gives each request
-// to its Handler as a Stream. Client is the other end, for tests and for the
-// typed client in router/engineapi/client.
+// Server is its main type. It accepts connections on gnet event loops (TLS connections on
+// goroutines, because gnet has no TLS), reads frames, and passes each request to its Handler as a
+// Stream. Client is the other end, for tests and for the typed client in router/engineapi/client.
 //
-// It knows frames, credits and connections. It never looks into a request or
-// an item: those are package routed's, which is its caller.
+// The package knows frames, credit and connections. It never interprets a request or an item; its
+// caller, router/engineapi, does.
 package wire

@@ -18,12 +18,12 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// Listen serves an address on gnet event loops: "unix:///path/of.sock" or
-// "tcp://host:port", the port 0 for a free one. It gives the address bound. A
-// socket file that nobody listens on is replaced; any other file is not.
+// Listen serves an address on gnet event loops: "unix:///path/of.sock" or "tcp://host:port", where
+// port 0 picks a free one. It returns the bound address. A socket file that nobody listens on is
+// replaced; another file is an error.
 //
-// The connections are accepted here and then enrolled in the loops, because
-// gnet's own listeners write a path's letters small and do not tell a port.
+// The connections are accepted here and then enrolled in the loops, because gnet's own listeners
+// convert paths to lower case and do not report the port.
 func (s *Server) Listen(addr string) (net.Addr, error) {
 	network, host, ok := strings.Cut(addr, "://")
 	if !ok || network != "unix" && network != "tcp" || host == "" {
@@ -42,8 +42,8 @@ func (s *Server) Listen(addr string) (net.Addr, error) {
 	return ln.Addr(), s.Serve(ln)
 }
 
-// ListenUnix binds a unix socket's path, in the place of one that a process has left
-// which ended. Closing the listener removes the file.
+// ListenUnix binds the path of a unix socket. It replaces the socket file of a process that has
+// ended. Closing the listener removes the file.
 func ListenUnix(path string) (net.Listener, error) {
 	if err := removeStaleSocket(path); err != nil {
 		return nil, err
@@ -51,8 +51,8 @@ func ListenUnix(path string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// Serve serves what ln accepts, over TCP or a unix socket, on gnet event loops. It
-// returns at once; ln is the Server's to close, by Leave or Close.
+// Serve serves the connections of ln, TCP or unix, on gnet event loops. It returns at once. The
+// Server closes ln, in CloseListeners or Close.
 func (s *Server) Serve(ln net.Listener) error {
 	if err := s.startLoops(); err != nil {
 		ln.Close()
@@ -84,7 +84,7 @@ func (s *Server) startLoops() error {
 	return nil
 }
 
-// addToLoops gives a connection to the loops.
+// addToLoops passes a connection to the loops.
 func (s *Server) addToLoops(nc net.Conn) {
 	k := &gnetTransport{limit: s.opt.WriteTimeout}
 	k.conn = newConn(s, k, nc.RemoteAddr())
@@ -92,13 +92,13 @@ func (s *Server) addToLoops(nc net.Conn) {
 		rejectConn(nc)
 		return
 	}
-	if _, err := s.loops.EnrollContext(nc, k); err != nil { // it closes nc, whatever becomes of it
+	if _, err := s.loops.EnrollContext(nc, k); err != nil { // it closes nc in any case
 		s.opt.Log.Error("cannot take a wire connection", "err", err)
 		s.remove(k.conn)
 	}
 }
 
-// removeStaleSocket removes a socket file that is left of a process that ended.
+// removeStaleSocket removes the socket file of a process that has ended.
 func removeStaleSocket(path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -107,7 +107,7 @@ func removeStaleSocket(path string) error {
 	case err != nil:
 		return err
 	case info.Mode()&fs.ModeSocket == 0:
-		return errors.New("the file exists and is no socket")
+		return errors.New("the file exists and is not a socket")
 	}
 	nc, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
@@ -120,7 +120,7 @@ func removeStaleSocket(path string) error {
 	return os.Remove(path)
 }
 
-// gnetHandler is gnet's event handler for all connections of a Server.
+// gnetHandler is the gnet event handler of a Server's connections.
 type gnetHandler struct {
 	gnet.BuiltinEventEngine
 	srv *Server
@@ -136,8 +136,7 @@ func (*gnetHandler) OnOpen(g gnet.Conn) (out []byte, action gnet.Action) {
 	return nil, gnet.None
 }
 
-// OnTraffic implements gnet.EventHandler: bytes have come, or somebody woke the
-// connection.
+// OnTraffic implements gnet.EventHandler: bytes have come, or wakeUp was called.
 func (*gnetHandler) OnTraffic(g gnet.Conn) gnet.Action {
 	k, ok := g.Context().(*gnetTransport)
 	if !ok {
@@ -170,7 +169,7 @@ func (e *gnetHandler) OnClose(g gnet.Conn, err error) gnet.Action {
 	if !ok {
 		return gnet.None
 	}
-	k.mu.Lock() // a write under way ends first, a later one finds gone
+	k.mu.Lock() // a running write ends first, a later one finds closed set
 	k.closed = true
 	k.mu.Unlock()
 	k.conn.endStreams(err)
@@ -178,25 +177,24 @@ func (e *gnetHandler) OnClose(g gnet.Conn, err error) gnet.Action {
 	return gnet.None
 }
 
-// gnetTransport is a connection of an event loop. Items are written by whoever sends
-// them, straight into the socket: a detour over the loop would cost a wake-up
-// each. Only when the socket is full does the loop take over; gnet then sends
-// the rest as the socket takes it.
+// gnetTransport is a connection of an event loop. The sender of an item writes it directly to the
+// socket, because passing it to the loop would cost a wake-up each. Only when the socket is full
+// does the loop take over; gnet then sends the rest.
 type gnetTransport struct {
 	conn  *Conn
 	limit time.Duration
 
-	mu     sync.Mutex // held over a write, so that the descriptor is not closed under it
-	g      gnet.Conn  // nil before the loop has it, set once
+	mu     sync.Mutex // held during a write, so that the descriptor stays open
+	g      gnet.Conn  // set once by the loop; nil before
 	fd     int
 	closed bool
 
 	closing         atomic.Bool
-	handedOver      atomic.Bool // rest is the loop's
-	unsent          []byte      // not yet given to gnet
-	gnetPending     int         // given to it and not known to have left
+	handedOver      atomic.Bool // the loop sends unsent
+	unsent          []byte      // not yet passed to gnet
+	gnetPending     int         // passed to gnet and not known to be sent
 	fullSince       time.Time   // when the socket became full
-	gnetLastPending int         // bytes that gnet held when looked at last
+	gnetLastPending int         // bytes that gnet held at the last check
 }
 
 func (k *gnetTransport) open(g gnet.Conn) {
@@ -205,7 +203,7 @@ func (k *gnetTransport) open(g gnet.Conn) {
 	k.mu.Unlock()
 }
 
-// wakeUp has the loop call OnTraffic.
+// wakeUp makes the loop call OnTraffic.
 func (k *gnetTransport) wakeUp() {
 	k.mu.Lock()
 	g := k.g
@@ -228,10 +226,10 @@ func (k *gnetTransport) write(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// scheduleDelivery delivers on the spot: the socket's buffer usually takes it.
+// scheduleDelivery delivers at once, because the socket usually has space.
 func (k *gnetTransport) scheduleDelivery(o *outbox, gathered bool) { o.deliver(gathered) }
 
-// waitWritable has the loop take what is left.
+// waitWritable makes the loop send the rest.
 func (k *gnetTransport) waitWritable(rest []byte) {
 	k.unsent = rest
 	k.fullSince = time.Now()
@@ -239,7 +237,7 @@ func (k *gnetTransport) waitWritable(rest []byte) {
 	k.wakeUp()
 }
 
-// resumeBelow is how soon the loop looks again whether gnet has sent what it was given.
+// resumeBelow is how soon the loop checks again whether gnet has sent its bytes.
 const resumeBelow = 5 * time.Millisecond
 
 // handOver runs on the loop while the socket is full.
@@ -250,7 +248,7 @@ func (k *gnetTransport) handOver() {
 		rest := k.unsent
 		k.unsent = nil
 		if _, err := k.g.Write(rest); err != nil {
-			return // closed by now
+			return // closed meanwhile
 		}
 	}
 	left := k.g.OutboundBuffered()
@@ -276,7 +274,7 @@ func (k *gnetTransport) close() {
 	k.wakeUp()
 }
 
-// discardLogger takes gnet's log lines, which concern single connections.
+// discardLogger drops gnet's log lines, which concern single connections.
 type discardLogger struct{}
 
 func (discardLogger) Debugf(string, ...any) {}

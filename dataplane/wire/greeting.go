@@ -7,37 +7,35 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// protocolName stands in every HELLO, so that what is no client of ours is told
-// so and not guessed at.
+// protocolName stands in every HELLO, so that a program that is not a client gets a clear error.
 const protocolName = "sluice-routed"
 
-// maxHello bounds the first frame: before it nobody has shown a token.
+// maxHello bounds the first frame, which comes before authentication.
 const maxHello = 4 << 10
 
-// greeting is the payload of HELLO and WELCOME; each side leaves out what is
-// not its to say.
+// greeting is the payload of HELLO and WELCOME. Each side omits the members of the other.
 type greeting struct {
 	protocol string
-	version  uint64 // HELLO: newest that the client speaks; WELCOME: the one that is spoken
-	oldest   uint64 // HELLO: oldest that it speaks
+	version  uint64 // HELLO: newest version of the client; WELCOME: the version in use
+	oldest   uint64 // HELLO: oldest version of the client
 	token    string
 	key      string // HELLO: the caller's API key
 	agent    string
-	window   uint64 // HELLO: bytes of items that each stream may be sent before its first CREDIT
+	window   uint64 // HELLO: bytes of items that each stream may get before its first CREDIT
 
-	maxFrame    uint64 // WELCOME: largest payload that the server takes
+	maxFrame    uint64 // WELCOME: largest payload that the server accepts
 	maxStreams  uint64
-	heartbeatMS uint64 // after so long without a frame either side sends PING, and after three times that it closes
+	heartbeatMS uint64 // after this long without a frame either side sends PING, and after three times as long it closes
 }
 
-// member is one of a greeting's: a text or a number.
+// member is a member of a greeting: a text or a number.
 type member struct {
 	name   string
 	text   *string
 	number *uint64
 }
 
-// members are all that a greeting may have. What is zero is not written.
+// members returns all members of a greeting. Zero members are not written.
 func (g *greeting) members() [10]member {
 	return [...]member{
 		{"protocol", &g.protocol, nil}, {"version", nil, &g.version}, {"oldest", nil, &g.oldest}, {"token", &g.token, nil}, {"key", &g.key, nil},
@@ -63,7 +61,7 @@ func (g *greeting) append(dst []byte) []byte {
 	return dst
 }
 
-// read reads a greeting; members that it does not know are passed over.
+// read parses a greeting. Unknown members are skipped.
 func (g *greeting) read(b []byte) error {
 	known := g.members()
 	n, b, err := msgp.ReadMapHeaderBytes(b)
@@ -97,7 +95,7 @@ func appendError(dst []byte, e *Error) []byte {
 	return msgp.AppendString(msgp.AppendString(dst, "message"), e.Message)
 }
 
-// readError reads that payload; nil for an empty one.
+// readError parses that payload; nil for an empty one.
 func readError(b []byte) *Error {
 	if len(b) == 0 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// netTransport is a connection with goroutines of its own: TLS.
+// netTransport is a connection with goroutines of its own, for TLS.
 type netTransport struct {
 	nc            net.Conn
 	limit         time.Duration
@@ -32,12 +32,12 @@ func (l *netTransport) scheduleDelivery(*outbox, bool) {
 	}
 }
 
-// waitWritable is never called: write takes all or fails.
+// waitWritable is never called, because write writes everything or fails.
 func (l *netTransport) waitWritable([]byte) {}
 
 func (l *netTransport) close() { l.once.Do(func() { close(l.done) }) }
 
-// deliver is the writer's goroutine. What was posted before the close goes out.
+// deliver is the writer's goroutine. It sends what was posted before the close.
 func (l *netTransport) deliver(o *outbox) {
 	defer l.nc.Close()
 	for {
@@ -57,7 +57,8 @@ func (l *netTransport) deliver(o *outbox) {
 	}
 }
 
-// handshake is TLS's, which no deadline of a write bounds: it reads too.
+// handshake performs the TLS handshake, which the write deadline alone does not bound, because it
+// reads too.
 func (l *netTransport) handshake(within time.Duration) error {
 	t, ok := l.nc.(*tls.Conn)
 	if !ok {
@@ -97,7 +98,7 @@ func (s *Server) serveNet(nc net.Conn) {
 	buf := make([]byte, 32<<10)
 	have := 0
 	var lost error
-	for { // no deadline: the server's clock closes what is silent
+	for { // no deadline: the server's clock closes silent connections
 		n, err := nc.Read(buf[have:])
 		if n > 0 {
 			have += n
@@ -118,11 +119,11 @@ func (s *Server) serveNet(nc net.Conn) {
 		l.close()
 	}
 	var closeErr *Error
-	if errors.As(lost, &closeErr) { // the reason goes out first: what is lost drops what is not sent
+	if errors.As(lost, &closeErr) { // sent first, because endStreams drops unsent bytes
 		select {
 		case <-delivered:
 		case <-time.After(time.Second):
-			nc.Close() // a peer that reads nothing is not waited for any longer
+			nc.Close() // do not wait for a peer that reads nothing
 		}
 	}
 	c.endStreams(lost)

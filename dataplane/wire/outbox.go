@@ -9,26 +9,26 @@ import (
 
 // transport is the socket below a Conn.
 type transport interface {
-	// write writes what the socket takes at once, or all where it may block;
-	// n < len(p) with a nil error: it is full. It is called by one goroutine at
-	// a time, not under the outbox's lock.
+	// write writes what the socket accepts at once, or everything if it may block. n < len(p) with
+	// a nil error means that the socket is full. It is called by one goroutine at a time, without
+	// the outbox's lock.
 	write(p []byte) (n int, err error)
-	// kick has deliver called for the outbox, here or elsewhere, soon. gathered: what
-	// others had to append is there, and this one must not wait for more.
+	// scheduleDelivery calls deliver for the outbox soon, here or elsewhere. gathered: other
+	// senders have appended already, so deliver must not wait for more.
 	scheduleDelivery(o *outbox, gathered bool)
-	// full hands rest, what write did not take, to whoever waits for room; it
-	// calls resume when all of it has left. rest is the link's until then.
+	// waitWritable passes rest, which write did not accept, to the owner of the socket, who calls
+	// resume when all of it has been sent. rest belongs to the transport until then.
 	waitWritable(rest []byte)
-	// close ends the connection; what write took has been sent first.
+	// close closes the connection after sending what write has accepted.
 	close()
 }
 
-// outbox is what a connection still has to send. Frames are appended whole
-// under mu, by any goroutine; one of them at a time, the deliverer, writes what
-// has gathered, so that senders who meet share a system call.
+// outbox is what a connection still has to send. Any goroutine appends whole frames under mu. One
+// at a time, the deliverer, writes what has gathered, so that concurrent senders share a system
+// call.
 //
-// There are two buffers: one is filled while the other is written. Neither is
-// allocated again once it has its size.
+// There are two buffers: one is filled while the other is written. They are reused once they have
+// their size.
 type outbox struct {
 	transport  transport
 	maxPending int // bytes that may be pending before senders wait
@@ -36,20 +36,20 @@ type outbox struct {
 	mu         sync.Mutex
 	queue      []byte
 	spareBuf   []byte
-	pending    int // appended and not yet taken by the socket
-	ownBytes   int // of queue: what no credit bounds, all but items
+	pending    int // appended and not yet accepted by the socket
+	ownBytes   int // bytes of queue not bounded by credit: everything but items
 	delivering bool
 	closed     bool
-	waiters    []*Stream // wait for room
-	failure    error     // why it was closed
+	waiters    []*Stream // waiting for space
+	failure    error     // why the outbox was closed
 
-	streams atomic.Int64 // live ones, a hint of who else may append soon
+	streams atomic.Int64 // live streams, a hint of who else may append soon
 }
 
 var errClosed = errors.New("wire: the connection is closed")
 
-// flushAppended must be called with mu held, after frames of n bytes were appended
-// to queue; it unlocks, and sees to it that they go out.
+// flushAppended must be called with mu held, after frames of n bytes were appended to queue. It
+// unlocks mu and schedules the delivery.
 func (o *outbox) flushAppended(n int) {
 	o.pending += n
 	if o.delivering {
@@ -61,8 +61,8 @@ func (o *outbox) flushAppended(n int) {
 	o.transport.scheduleDelivery(o, false)
 }
 
-// postFrame appends a frame of the connection's own, whatever is pending. It is refused where
-// too much of that kind waits already: a peer that reads nothing and asks on.
+// postFrame appends a frame of the connection's own, regardless of what is pending. It returns
+// false if too many such frames wait already, for a peer that reads nothing but sends requests.
 func (o *outbox) postFrame(k Kind, stream uint32, payload []byte) (ok bool) {
 	o.mu.Lock()
 	if o.closed || o.overOwnLimit() && k != Fail {
@@ -73,28 +73,28 @@ func (o *outbox) postFrame(k Kind, stream uint32, payload []byte) (ok bool) {
 	return true
 }
 
-// appendOwnFrame appends a frame that no credit bounds. Called with mu held, which it unlocks.
+// appendOwnFrame appends a frame that is not bounded by credit. mu must be held; it is unlocked.
 func (o *outbox) appendOwnFrame(k Kind, stream uint32, payload []byte) {
 	o.queue = appendFrame(o.queue, k, stream, payload)
 	o.ownBytes += headerSize + len(payload)
 	o.flushAppended(headerSize + len(payload))
 }
 
-// overOwnLimit says whether more of the connection's own frames wait than its streams, with an
-// END each, could be the reason of. Called with mu held.
+// overOwnLimit reports whether more of the connection's own frames wait than its streams, with an
+// END each, can explain. mu must be held.
 func (o *outbox) overOwnLimit() bool { return o.ownBytes > max(o.maxPending, minOwnBytes) }
 
-// minOwnBytes is what may wait of a connection's own frames, however little items may.
+// minOwnBytes is what a connection's own frames may always take.
 const minOwnBytes = 1 << 20
 
-// maxRetainedQueue is the largest buffer that is kept for the next round.
+// maxRetainedQueue is the largest buffer that is reused.
 const maxRetainedQueue = 256 << 10
 
-// deliver writes until nothing is left or the socket is full. Only the one who
-// set delivering calls it.
+// deliver writes until nothing is left or the socket is full. Only the goroutine that set
+// delivering calls it.
 func (o *outbox) deliver(gathered bool) {
 	if !gathered && o.streams.Load() > 1 {
-		runtime.Gosched() // let those who are about to append do so first
+		runtime.Gosched() // lets other senders append first
 	}
 	for {
 		o.mu.Lock()
@@ -115,20 +115,19 @@ func (o *outbox) deliver(gathered bool) {
 		if n < len(buf) {
 			o.onSent(n, nil)
 			o.transport.waitWritable(buf[n:])
-			return // resume goes on
+			return // resume continues
 		}
 		o.onSent(n, buf)
 	}
 }
 
-// resume goes on delivering; n bytes have left meanwhile.
+// resume continues the delivery after n bytes have been sent.
 func (o *outbox) resume(n int) {
 	o.onSent(n, nil)
 	o.deliver(false)
 }
 
-// onSent takes n bytes off what is pending and wakes those who wait for room. buf
-// comes back to be filled again.
+// onSent subtracts n sent bytes and wakes goroutines that wait for space. buf is reused.
 func (o *outbox) onSent(n int, buf []byte) {
 	o.mu.Lock()
 	o.pending -= n
@@ -145,7 +144,7 @@ func (o *outbox) onSent(n int, buf []byte) {
 	o.mu.Unlock()
 }
 
-// close notes that nothing goes out any more; true the first time.
+// close records that nothing is sent any more; true the first time.
 func (o *outbox) close(why error) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

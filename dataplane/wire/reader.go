@@ -5,8 +5,8 @@ import (
 	"net"
 )
 
-// frameReader cuts what a connection gives into frames, at the client. Its buffer
-// grows for a large one.
+// frameReader splits the bytes of a connection into frames, at the client. Its buffer grows for a
+// large one.
 type frameReader struct {
 	nc        net.Conn
 	onReceive func() // called when bytes have come
@@ -14,8 +14,8 @@ type frameReader struct {
 	from, to  int
 }
 
-// next waits for the next frame; one with a payload over most bytes is refused before
-// it is read. payload is valid until the call after it.
+// next waits for the next frame. A payload over maxPayload bytes is an error before it is read.
+// payload is valid until the next call.
 func (r *frameReader) next(maxPayload int) (h header, payload []byte, err error) {
 	for {
 		h, ok := readHeader(r.buf[r.from:r.to])

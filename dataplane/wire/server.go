@@ -19,33 +19,33 @@ import (
 
 // Handler serves the streams of all connections.
 type Handler interface {
-	// ServeStream runs one request to its end, on a goroutine of its own. A
-	// stream that it has not ended when it returns ends well.
+	// ServeStream serves one request, on a goroutine of its own. A stream that it has not ended
+	// when it returns ends without an error.
 	ServeStream(s *Stream)
 }
 
-// Options of a Server; zero values mean the default in brackets.
+// Options of a Server. A zero value means the default in brackets.
 type Options struct {
 	Handler Handler
 	Log     *slog.Logger // [none]
-	Token   string       // that clients must show; "" for none
-	Agent   string       // what WELCOME calls this end ["sluice"]
-	// Admit, where set, says whether a caller may come in by the key of its HELLO,
-	// which may be empty, and is borrowed. It must not block.
+	Token   string       // that clients must send; "": none
+	Agent   string       // the server's name in WELCOME ["sluice"]
+	// Admit, if set, decides by the key of the HELLO (borrowed, may be empty) whether a caller is
+	// admitted. It must not block.
 	Admit func(key []byte, unix bool) *Error
 
 	MaxConns   int // [256]
-	MaxStreams int // open on one connection [16384]
-	MaxFrame   int // a REQUEST's payload, bytes [8 MiB]
-	// Budget bounds what RequestBudget counts, where others count in it too. [RequestBudget alone]
+	MaxStreams int // open streams on one connection [16384]
+	MaxFrame   int // bytes of a REQUEST's payload [8 MiB]
+	// Budget, if set, is a shared budget that bounds requests in addition to RequestBudget.
 	Budget        *membudget.Budget
-	RequestBudget int64         // the payloads of all requests under way, and what they are made into (Stream.Lend), bytes [1 GiB]
-	QueueBytes    int           // pending on one connection before its streams wait [4 MiB]
-	HelloTimeout  time.Duration // from the connection to its HELLO [5s]
-	ReadTimeout   time.Duration // from a REQUEST's head to its payload's end, and a second more for each 256 KiB [30s]
-	Heartbeat     time.Duration // of silence before a PING; three times that close [15s]
-	StallTimeout  time.Duration // a stream's caller takes nothing, or not all behind a STOP: it is ended [30s]
-	WriteTimeout  time.Duration // a connection takes nothing of what is pending: it is closed [30s]
+	RequestBudget int64         // bytes of the payloads of all running requests, and of what they become (Stream.LeaseMemory) [1 GiB]
+	QueueBytes    int           // bytes pending on one connection before its streams wait [4 MiB]
+	HelloTimeout  time.Duration // from the accept to the HELLO [5s]
+	ReadTimeout   time.Duration // from a REQUEST's header to the end of its payload, plus a second for each 256 KiB [30s]
+	Heartbeat     time.Duration // silence before a PING; three times as long closes the connection [15s]
+	StallTimeout  time.Duration // a stream whose caller reads nothing for so long, or has not read all after a STOP, is ended [30s]
+	WriteTimeout  time.Duration // a connection that accepts none of its pending bytes for so long is closed [30s]
 }
 
 func (o *Options) defaults() {
@@ -86,23 +86,23 @@ type Server struct {
 	clock  processClock
 
 	draining atomic.Bool
-	live     atomic.Int64 // handlers that have not returned
+	live     atomic.Int64 // running handlers
 	stalled  atomic.Uint64
 	refused  atomic.Uint64
 
-	handshakeErrorLoggedAt atomic.Int64 // when one was logged last, Unix nanoseconds
-	suppressed             atomic.Int64 // strangers who were not logged since
+	handshakeErrorLoggedAt atomic.Int64 // when one was last logged, in Unix nanoseconds
+	suppressed             atomic.Int64 // handshake errors not logged since then
 
 	mu      sync.Mutex
 	conns   map[*Conn]struct{}
-	closers []func()     // each closes a listener and waits for its accepting to end
+	closers []func()     // each closes a listener and waits for its accept loop
 	loops   *gnet.Client // nil before the first Listen
 	closed  bool
 	done    chan struct{}
 	ticker  sync.Once
 }
 
-// New makes a Server; it serves nothing before Listen or ListenTLS.
+// New creates a Server. It serves nothing before Listen or ListenTLS.
 func New(opt Options) (*Server, error) {
 	if opt.Handler == nil {
 		return nil, errors.New("wire: cannot make a server without a Handler")
@@ -118,16 +118,16 @@ func New(opt Options) (*Server, error) {
 	}, nil
 }
 
-// Stats of a Server.
+// Stats are the counters of a Server.
 type Stats struct {
 	Conns    int
-	Streams  int64 // whose handlers have not returned
+	Streams  int64 // running handlers
 	Stalled  uint64
-	Refused  uint64 // by an END before the handler saw them
-	Requests int64  // bytes held of RequestBudget
+	Refused  uint64 // rejected by an END before the handler saw them
+	Requests int64  // bytes acquired of RequestBudget
 }
 
-// Stats says what goes on.
+// Stats returns the counters.
 func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	n := len(s.conns)
@@ -135,8 +135,7 @@ func (s *Server) Stats() Stats {
 	return Stats{Conns: n, Streams: s.live.Load(), Stalled: s.stalled.Load(), Refused: s.refused.Load(), Requests: s.budget.Used()}
 }
 
-// add takes a connection in; false when there are too many, or the server is
-// closed.
+// add adds a connection; false: there are too many, or the server is closed.
 func (s *Server) add(c *Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +185,7 @@ func (s *Server) tick() {
 	}
 }
 
-// closeWith tells the peer why the connection is closed, and closes it.
+// closeWith sends the reason to the peer and closes the connection.
 func (c *Conn) closeWith(bad *Error) {
 	if bad.Code != "" {
 		c.srv.logClosed(c, bad)
@@ -195,11 +194,11 @@ func (c *Conn) closeWith(bad *Error) {
 	c.out.transport.close()
 }
 
-// handshakeErrorInterval is how often a caller who was not let in is logged at most: anybody may
-// connect, and be turned away.
+// handshakeErrorInterval is the least time between two log lines about rejected callers, because
+// anybody may connect and be rejected.
 const handshakeErrorInterval = 10 * time.Second
 
-// logClosed says why a connection was closed.
+// logClosed logs why a connection was closed.
 func (s *Server) logClosed(c *Conn, bad *Error) {
 	args := []any{"peer", c.peer.String(), "agent", c.agentName(), "code", bad.Code, "why", bad.Message}
 	if !c.open.Load() {
@@ -222,8 +221,8 @@ func (c *Conn) agentName() string {
 	return ""
 }
 
-// Drain tells all clients that no more requests are taken, and waits until those
-// under way have ended or ctx has.
+// Drain tells all clients that no more requests are accepted, and waits until the running ones or
+// ctx have ended.
 func (s *Server) Drain(ctx context.Context) error {
 	if s.draining.CompareAndSwap(false, true) {
 		for _, c := range s.all() {
@@ -244,8 +243,8 @@ func (s *Server) Drain(ctx context.Context) error {
 	return nil
 }
 
-// CloseListeners closes the listeners; connections go on. Of use to a process whose listeners
-// another has taken over.
+// CloseListeners closes the listeners; connections continue. For a process whose listeners another
+// process has taken over.
 func (s *Server) CloseListeners() {
 	s.mu.Lock()
 	ends := s.closers
@@ -256,8 +255,8 @@ func (s *Server) CloseListeners() {
 	}
 }
 
-// Close ends listeners and connections; streams under way are killed. It returns
-// when their handlers have, or after grace.
+// Close closes listeners and connections and kills running streams. It returns when their handlers
+// have returned, or after a grace time.
 func (s *Server) Close() {
 	s.draining.Store(true)
 	s.mu.Lock()
@@ -273,7 +272,7 @@ func (s *Server) Close() {
 		c.out.transport.close()
 	}
 	if s.loops != nil {
-		_ = s.loops.Stop() // it closes what is open, and gives ErrEngineShutdown
+		_ = s.loops.Stop() // closes open connections and returns ErrEngineShutdown
 	}
 	const grace = 5 * time.Second
 	for by := time.Now().Add(grace); s.live.Load() > 0 && time.Now().Before(by); {
@@ -281,7 +280,7 @@ func (s *Server) Close() {
 	}
 }
 
-// ends adds what Close must end; false when it has been called.
+// addCloser adds what Close must close; false: Close has been called.
 func (s *Server) addCloser(end func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,7 +291,7 @@ func (s *Server) addCloser(end func()) bool {
 	return true
 }
 
-// peerOf is the address of a connection's other end.
+// peerOf returns the address of a connection's other end.
 func peerOf(a net.Addr) netip.Addr {
 	if t, ok := a.(*net.TCPAddr); ok {
 		ip, _ := netip.AddrFromSlice(t.IP)
@@ -301,9 +300,8 @@ func peerOf(a net.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// ListenTLS serves TLS on a TCP address and returns the address it is bound to.
-// gnet has no TLS, so these connections have two goroutines each, a reader's and
-// a writer's, over the same frames.
+// ListenTLS serves TLS on a TCP address and returns the bound address. gnet has no TLS, so each of
+// these connections has two goroutines, a reader and a writer.
 func (s *Server) ListenTLS(addr string, conf *tls.Config) (net.Addr, error) {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -317,7 +315,7 @@ func (s *Server) ServeTLS(ln net.Listener, conf *tls.Config) error {
 	return s.acceptLoop(tls.NewListener(ln, conf), func(nc net.Conn) { go s.serveNet(nc) })
 }
 
-// acceptLoop accepts until Leave or Close.
+// acceptLoop accepts until CloseListeners or Close.
 func (s *Server) acceptLoop(ln net.Listener, handle func(net.Conn)) error {
 	ended := make(chan struct{})
 	if !s.addCloser(func() { ln.Close(); <-ended }) {
@@ -331,7 +329,7 @@ func (s *Server) acceptLoop(ln net.Listener, handle func(net.Conn)) error {
 	return nil
 }
 
-// rejectConn closes a connection that is one too many.
+// rejectConn closes a connection over the limit.
 func rejectConn(nc net.Conn) {
 	_ = nc.SetDeadline(time.Now().Add(time.Second)) // over TLS the first write reads too
 	_, _ = nc.Write(errorFrame(&Error{CodeConnections, "too many connections are open"}))
@@ -347,7 +345,7 @@ func (s *Server) accept(ln net.Listener, handle func(net.Conn)) {
 			handle(nc)
 		case errors.Is(err, net.ErrClosed):
 			return
-		default: // no descriptors left, likely: they come back
+		default: // probably out of descriptors, which is temporary
 			s.opt.Log.Error("cannot accept a wire connection", "addr", ln.Addr().String(), "err", err)
 			time.Sleep(pause)
 			pause = min(2*pause, time.Second)

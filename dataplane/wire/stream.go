@@ -12,16 +12,16 @@ import (
 var (
 	ErrKilled     = errors.New("wire: the caller killed the stream")
 	ErrConnClosed = errors.New("wire: the caller's connection is closed")
-	ErrStalled    = errors.New("wire: the caller takes nothing")
-	ErrDeadline   = errors.New("wire: the stream's time is over, and the caller has taken too little to be told so")
+	ErrStalled    = errors.New("wire: the caller reads nothing")
+	ErrDeadline   = errors.New("wire: the stream's deadline has passed and the caller has no credit left")
 	ErrEnded      = errors.New("wire: the stream has ended")
 )
 
-// Stream is one request and its answer, at the server. Send and End belong to
-// one goroutine at a time; the rest may be called from anywhere.
+// Stream is one request and its items, at the server. Send and End are called by one goroutine at a
+// time, the other methods by any.
 type Stream struct {
 	ID uint32
-	// Payload of the REQUEST frame, borrowed until ServeStream returns, or Taken.
+	// Payload of the REQUEST frame, borrowed until ServeStream returns or ReleasePayload is called.
 	Payload []byte
 
 	conn  *Conn
@@ -29,48 +29,48 @@ type Stream struct {
 
 	// Guarded by conn.out.mu.
 	credit       int64
-	sendErr      error // why nothing may be sent any more; nil: it may
+	sendErr      error // why nothing can be sent any more; nil: it can
 	stopped      bool
-	deadline     time.Time // SetDeadline's
-	stopDeadline time.Time // the end of what a STOP has left to be sent
+	deadline     time.Time // of SetDeadline
+	stopDeadline time.Time // the deadline of what is left to be sent after a STOP
 	ended        bool      // END has been sent, or cannot be
 	wake         chan struct{}
 	onStop       func()
 	onKill       func()
 }
 
-// ReleasePayload gives Payload's memory back before ServeStream returns.
+// ReleasePayload releases Payload's memory before ServeStream returns.
 func (s *Stream) ReleasePayload() {
 	s.Payload = nil
 	s.lease.Release()
 }
 
-// Budget is what Lend counts in.
+// Budget returns the budget from which LeaseMemory leases.
 func (s *Stream) Budget() *membudget.Budget { return s.conn.srv.budget }
 
-// LeaseMemory gives n bytes counted like requests' payloads, for what a request becomes; false
-// when the memory for requests is spent. The caller releases them.
+// LeaseMemory leases n bytes, counted like requests' payloads, for what a request becomes; false:
+// the budget is exhausted. The caller releases the lease.
 func (s *Stream) LeaseMemory(n int) (membudget.Lease, bool) {
 	return membudget.Default.Lease(s.conn.srv.budget, n)
 }
 
-// Peer is the caller's address; loopback for a unix socket, whose file's
-// permissions say who may call.
+// Peer returns the caller's address. It is loopback for a unix socket, where file permissions
+// decide who may call.
 func (s *Stream) Peer() netip.Addr { return s.conn.peer }
 
-// Agent is what the caller called itself in its HELLO.
+// Agent returns the caller's name in its HELLO.
 func (s *Stream) Agent() string { return s.conn.agent }
 
-// Unix says whether the caller came over a unix socket.
+// Unix reports whether the caller uses a unix socket.
 func (s *Stream) Unix() bool { return s.conn.unix }
 
-// Key is what the caller showed in its HELLO, which Options.Admit has seen. It must
-// not be changed, nor logged.
+// Key returns the key in the caller's HELLO, which Options.Admit has accepted. It must not be
+// modified or logged.
 func (s *Stream) Key() []byte { return s.conn.key }
 
-// Watch arranges that onStop is called once when the caller asks to stop, and
-// onKill once when it kills the stream or is lost; each on a goroutine of its own
-// choosing, at once where that has happened already. They must not block.
+// Watch registers callbacks. onStop is called once when the caller asks to stop, onKill once when
+// it kills the stream or is lost, each on any goroutine, and at once if that has happened already.
+// They must not block.
 func (s *Stream) Watch(onStop, onKill func()) {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -85,7 +85,7 @@ func (s *Stream) Watch(onStop, onKill func()) {
 	}
 }
 
-// Stopped says whether the caller has asked to stop.
+// Stopped reports whether the caller has asked to stop.
 func (s *Stream) Stopped() bool {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -93,7 +93,7 @@ func (s *Stream) Stopped() bool {
 	return s.stopped
 }
 
-// Err says why nothing can be sent any more, nil while it can.
+// Err returns why nothing can be sent any more; nil: it can.
 func (s *Stream) Err() error {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -101,9 +101,8 @@ func (s *Stream) Err() error {
 	return s.sendErr
 }
 
-// SetDeadline bounds what Send waits for, beside StallTimeout; zero takes the bound
-// away. Behind it what the caller has credit for is still sent, and nothing is waited
-// for.
+// SetDeadline bounds the waits of Send in addition to StallTimeout; zero: no bound. After it items
+// for which the caller has given credit are still sent without waiting.
 func (s *Stream) SetDeadline(t time.Time) {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -112,11 +111,11 @@ func (s *Stream) SetDeadline(t time.Time) {
 	s.signal()
 }
 
-// Send sends one item; it copies payload. It waits while the caller has given no
-// credit or the connection's queue is full, for the server's StallTimeout at
-// most, from a STOP on for all that is left to be sent, and then fails with ErrStalled;
-// at the deadline with ErrDeadline: the stream is over. An item over the client's credit
-// goes out as long as some credit is left, so that none is too large for a window.
+// Send sends one item and copies payload. It waits while the caller has given no credit or the
+// connection's queue is full: at most StallTimeout, and after a STOP at most that for all remaining
+// items together. Then it fails with ErrStalled, or at the deadline with ErrDeadline, and the
+// stream is over. An item that exceeds the credit is sent as long as some credit is left, so that
+// no item is too large for a window.
 func (s *Stream) Send(payload []byte) error {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -138,10 +137,9 @@ func (s *Stream) Send(payload []byte) error {
 	return nil
 }
 
-// TrySend is Send for who must not wait: taken is false where Send would wait, and
-// nothing was done then. What was taken goes out with other streams' items; where due
-// is true the caller must see to that, by a Flush soon, of which one is enough for all
-// that was offered before it.
+// TrySend is Send without waiting. sent is false if Send would wait; nothing is done then. Sent
+// items leave together with those of other streams. If flush is true the caller must call Flush
+// soon; one Flush is enough for all items before it.
 func (s *Stream) TrySend(payload []byte) (sent, flush bool, err error) {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -159,7 +157,7 @@ func (s *Stream) TrySend(payload []byte) (sent, flush bool, err error) {
 	return true, flush, nil
 }
 
-// Flush sends what was offered; only after an Offer that said it was due. It does not
+// Flush sends the items of TrySend. It is called only after TrySend returned flush. It does not
 // wait.
 func (s *Stream) Flush() { s.conn.out.transport.scheduleDelivery(&s.conn.out, true) }
 
@@ -201,8 +199,8 @@ func (s *Stream) waitSendable() error {
 	}
 }
 
-// waitDeadline is the end of a wait that may last to the given time; late: it is the stream's
-// deadline. Called under conn.out.mu.
+// waitDeadline returns the end of a wait that may last until by. late: that is the stream's
+// deadline. conn.out.mu must be held.
 func (s *Stream) waitDeadline(by time.Time) (_ time.Time, late bool) {
 	if !s.stopDeadline.IsZero() && s.stopDeadline.Before(by) {
 		by = s.stopDeadline
@@ -213,10 +211,10 @@ func (s *Stream) waitDeadline(by time.Time) (_ time.Time, late bool) {
 	return by, false
 }
 
-// endStalled ends a stream whose caller has not taken enough in time.
+// endStalled ends a stream whose caller has not read enough in time.
 func (s *Stream) endStalled(late bool) error {
 	if late {
-		s.finish(&Error{CodeDeadline, "the request's time is over, and the caller has no credit left to be told so by an item"}, ErrDeadline)
+		s.finish(&Error{CodeDeadline, "the request's deadline has passed and the caller has no credit left"}, ErrDeadline)
 		return ErrDeadline
 	}
 	s.conn.srv.stalled.Add(1)
@@ -228,7 +226,7 @@ func (s *Stream) endStalled(late bool) error {
 	return ErrStalled
 }
 
-// signal wakes await; called under conn.out.mu.
+// signal wakes waitSendable. conn.out.mu must be held.
 func (s *Stream) signal() {
 	if s.wake == nil {
 		return
@@ -239,8 +237,7 @@ func (s *Stream) signal() {
 	}
 }
 
-// End ends the stream, well with nil; a second end does nothing. END takes no
-// credit.
+// End ends the stream; why is nil for success. A second End has no effect. END takes no credit.
 func (s *Stream) End(why *Error) { s.finish(why, ErrEnded) }
 
 func (s *Stream) finish(why *Error, over error) {
@@ -269,7 +266,7 @@ func (s *Stream) finish(why *Error, over error) {
 	o.appendOwnFrame(End, s.ID, payload)
 }
 
-// kill ends the stream from the caller's side.
+// kill ends the stream on the caller's side.
 func (s *Stream) kill(why error) {
 	o := &s.conn.out
 	o.mu.Lock()
@@ -286,7 +283,7 @@ func (s *Stream) kill(why error) {
 	}
 }
 
-// stop notes that the caller wants the stream's clean end.
+// stop records that the caller asks for a clean end.
 func (s *Stream) stop() {
 	o := &s.conn.out
 	o.mu.Lock()
