@@ -37,7 +37,7 @@ type Options struct {
 	MaxConns   int // [256]
 	MaxStreams int // open streams on one connection [16384]
 	MaxFrame   int // bytes of a REQUEST's payload [8 MiB]
-	// Budget, if set, is a shared budget that bounds requests in addition to RequestBudget.
+	// Budget, if set, is a budget shared with others that replaces RequestBudget.
 	Budget        *membudget.Budget
 	RequestBudget int64         // bytes of the payloads of all running requests, and of what they become (Stream.LeaseMemory) [1 GiB]
 	QueueBytes    int           // bytes pending on one connection before its streams wait [4 MiB]

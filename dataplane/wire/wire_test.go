@@ -727,7 +727,7 @@ func TestSocketFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer srv.Close()
-	if _, err := srv.Listen("unix://" + file); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := srv.Listen("unix://" + file); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("over a file: %v", err)
 	}
 	if b, _ := os.ReadFile(file); string(b) != "mine" {
