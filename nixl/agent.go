@@ -44,7 +44,7 @@ type Config struct {
 
 func (c *Config) defaults() error {
 	if c.Name == "" || strings.ContainsRune(c.Name, 0) || len(c.Name) > 256 {
-		return fmt.Errorf("nixl: agent name %q: want 1 to 256 bytes without NUL", c.Name)
+		return fmt.Errorf("nixl: cannot use agent name %q: want 1 to 256 bytes without NUL", c.Name)
 	}
 	set := func(d *time.Duration, v time.Duration) {
 		if *d <= 0 {
@@ -68,12 +68,12 @@ func (c *Config) defaults() error {
 	}
 	for _, n := range []int{c.Commands, c.Events} {
 		if n < 16 || n > 1<<20 || n&(n-1) != 0 {
-			return fmt.Errorf("nixl: a ring of %d slots: want a power of two from 16 to %d", n, 1<<20)
+			return fmt.Errorf("nixl: cannot use a ring of %d slots: want a power of two from 16 to %d", n, 1<<20)
 		}
 	}
 	for k, v := range c.Parameters {
 		if k == "" || strings.ContainsRune(k+v, 0) {
-			return fmt.Errorf("nixl: backend parameter %q=%q: want a key, and no NUL", k, v)
+			return fmt.Errorf("nixl: cannot use backend parameter %q=%q: want a key, and no NUL", k, v)
 		}
 	}
 	return nil
@@ -220,10 +220,10 @@ func (a *Agent) Register(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d, ok := a.driver.(*isolated); ok && m.shared != d.memory {
-		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidParam, Hint: "the agent lives in a process of its own, which has only its boards' memory"}
+		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidParam, Hint: "the agent runs in a process of its own, which shares only the memory of boards"}
 	}
 	if m.agent != nil || m.address == 0 {
-		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are registered already, or freed"}
+		return &Error{Operation: fmt.Sprintf("register %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "the memory is registered already, or freed"}
 	}
 	c := command{op: opRegister, arg: [3]uint64{m.address, uint64(m.size), uint64(m.device) | uint64(m.kind)<<32}, memory: m}
 	ans, err := a.call(ctx, &c, fmt.Sprintf("register %d bytes of %s", m.size, m.kind))
@@ -240,7 +240,7 @@ func (a *Agent) Deregister(ctx context.Context, m *Memory) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.agent != a {
-		return &Error{Operation: fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "they are not registered with this agent"}
+		return &Error{Operation: fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind), Status: InvalidState, Hint: "the memory is not registered with this agent"}
 	}
 	_, err := a.call(ctx, &command{op: opDeregister, handle: m.handle, memory: m}, fmt.Sprintf("deregister %d bytes of %s", m.size, m.kind))
 	if err != nil {
@@ -292,7 +292,7 @@ func (a *Agent) Close() error {
 	if _, own := a.driver.(*isolated); own && stopped {
 		err = nil // the thread ended with its process
 	} else if !stopped && err == nil {
-		err = &Error{Operation: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread is left behind", "; ")}
+		err = &Error{Operation: "close", Status: Hung, Hint: strings.TrimPrefix(a.stuckHint()+"; its thread was abandoned", "; ")}
 	}
 	close(a.closed)
 	a.mu.Lock()

@@ -157,7 +157,7 @@ func (t *AgentTier) run(ctx context.Context) {
 		}
 		end()
 		if abandoned >= maxAbandoned {
-			t.set(TierOff, nil, "%d agents hang and were left behind; restart the router to try again", abandoned)
+			t.set(TierOff, nil, "%d agents hang and were abandoned; restart the router to try again", abandoned)
 			<-ctx.Done()
 		}
 		select {
@@ -276,7 +276,7 @@ func (t *AgentTier) selfTest(ctx context.Context, a *Agent, open func(context.Co
 	case <-a.processEnded:
 		return a.Health()
 	case <-time.After(a.cfg.CallTimeout):
-		return &Error{Operation: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may leave no way (tcp over lo)"}
+		return &Error{Operation: "reach the agent over the loopback", Status: Hung, Hint: "a notification was sent and did not arrive; UCX_TLS or UCX_NET_DEVICES may exclude TCP over lo"}
 	}
 }
 

@@ -116,7 +116,7 @@ func TestTierGivesUpOnHangs(t *testing.T) {
 		})
 		time.Sleep(10 * time.Minute)
 		state, reason := tier.Status()
-		if state != TierOff || !strings.Contains(reason, "left behind") {
+		if state != TierOff || !strings.Contains(reason, "abandoned") {
 			t.Errorf("after ten minutes of hangs: %s, %s", state, reason)
 		}
 		tier.Close()

@@ -35,7 +35,7 @@ var nextArena atomic.Uint64
 // newArena maps size bytes of shared memory. Only touched pages use memory.
 func newArena(name string, size int) (*arena, error) {
 	if size <= 0 || size > arenaStride {
-		return nil, fmt.Errorf("nixl: an arena of %d bytes: want 1 to %d", size, arenaStride)
+		return nil, fmt.Errorf("nixl: cannot map an arena of %d bytes: want 1 to %d", size, arenaStride)
 	}
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -90,7 +90,7 @@ func (a *arena) alloc(size int) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if size > len(a.bytes)-a.next {
-		return nil, fmt.Errorf("nixl: %d bytes of memory shared with the agent's process: %d are left", size, len(a.bytes)-a.next)
+		return nil, fmt.Errorf("nixl: cannot allocate %d bytes of memory shared with the agent's process: %d are free", size, len(a.bytes)-a.next)
 	}
 	b := a.bytes[a.next : a.next+size : a.next+size]
 	a.next += size

@@ -106,7 +106,7 @@ const MaxSlots = 1 << 20
 // it; it may be nil. The board lasts as long as its agent.
 func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(CompletionSlot, Completion)) (*CompletionBoard, error) {
 	if slots <= 0 || slots%64 != 0 || slots > MaxSlots {
-		return nil, fmt.Errorf("nixl: a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
+		return nil, fmt.Errorf("nixl: cannot make a board of %d slots: want a multiple of 64, at most %d", slots, MaxSlots)
 	}
 	m, err := boardMemory(a, slots*recordBytes)
 	if err != nil {
@@ -150,7 +150,7 @@ func NewCompletionBoard(ctx context.Context, a *Agent, slots int, on func(Comple
 	a.mu.Unlock()
 	ans, err := a.call(ctx, &c, fmt.Sprintf("watch a board of %d slots", slots))
 	if err == nil && ans.handle != uint64(n-1) {
-		err = fmt.Errorf("nixl: board %d was booked as %d: boards are made one after another", ans.handle, n-1)
+		err = fmt.Errorf("nixl: board %d was recorded as %d: boards must be made one after another", ans.handle, n-1)
 	}
 	if err != nil {
 		return nil, err

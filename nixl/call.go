@@ -189,13 +189,13 @@ func (a *Agent) stuckHint() string {
 	if since < time.Millisecond || int(op) >= len(opNames) {
 		return ""
 	}
-	return fmt.Sprintf("its thread is in the library to %s for %s", opNames[op], since.Round(time.Millisecond))
+	return fmt.Sprintf("its thread has been in a library call (%s) for %s", opNames[op], since.Round(time.Millisecond))
 }
 
 // statusHint adds what NIXL's few status codes leave open.
 func statusHint(op uint32, s Status, l *Library) string {
 	if op == opLoad && (s == BackendError || s == InvalidParam || s == NotFound || s == VersionMismatch || s < ucxBase) {
-		return "the metadata is damaged, the agent's own, or of a NIXL or UCX that does not fit: " + versionsOf(l) + "; run with the engine's own wheel"
+		return "the metadata is damaged, the agent's own, or of an incompatible NIXL or UCX: " + versionsOf(l) + "; use the engine's own wheel"
 	}
 	return ""
 }
@@ -209,16 +209,16 @@ func (p *Peer) explain(err error, l *Library) error {
 	if l == nil || p.versions == "NIXL "+l.NIXL {
 		return err
 	}
-	e.Hint = fmt.Sprintf("the peer is gone, or its version does not fit: it has %s, %s; run with the engine's own wheel", p.versions, versionsOf(l))
+	e.Hint = fmt.Sprintf("the peer has ended, or its version is incompatible: it has %s, %s; use the engine's own wheel", p.versions, versionsOf(l))
 	return e
 }
 
 func versionsOf(l *Library) string {
 	if l == nil {
-		return "ours is the fake"
+		return "this router has the fake"
 	}
 	if l.NIXL == "" {
-		return "ours is UCX " + l.UCX
+		return "this router has UCX " + l.UCX
 	}
-	return fmt.Sprintf("ours is NIXL %s with UCX %s", l.NIXL, l.UCX)
+	return fmt.Sprintf("this router has NIXL %s with UCX %s", l.NIXL, l.UCX)
 }

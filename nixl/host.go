@@ -54,12 +54,12 @@ func ServeHost() error {
 	f := os.NewFile(hostSocket, "router")
 	c, err := net.FileConn(f)
 	if err != nil {
-		return fmt.Errorf("nixl: this command is started by a router, with a socket: %w", err)
+		return fmt.Errorf("nixl: this command must be started by a router, which passes a socket: %w", err)
 	}
 	f.Close()
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
-		return errors.New("nixl: this command is started by a router, with a Unix socket")
+		return errors.New("nixl: this command must be started by a router, which passes a Unix socket")
 	}
 	defer conn.Close()
 	buf, oob := make([]byte, hostPacket), make([]byte, unix.CmsgSpace(4*hostHandles))
@@ -113,10 +113,10 @@ func handleHostRequest(packet, oob []byte) (answer hostResponse) {
 func startHostAgent(o *hostRequest, fds []int) error {
 	block, err := mapAt(fds[0], o.Ring, o.RingSize)
 	if err != nil {
-		return fmt.Errorf("the ring cannot be mapped at %#x: %w", o.Ring, err)
+		return fmt.Errorf("cannot map the ring at %#x: %w", o.Ring, err)
 	}
 	if _, err := mapAt(fds[1], o.Memory, o.Size); err != nil {
-		return fmt.Errorf("the memory for boards cannot be mapped at %#x: %w", o.Memory, err)
+		return fmt.Errorf("cannot map the memory for boards at %#x: %w", o.Memory, err)
 	}
 	r, err := placeRing(block, o.Commands, o.Events, o.Spill)
 	if err != nil {

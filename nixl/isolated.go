@@ -43,7 +43,7 @@ const (
 func startHost(command []string) (*hostProcess, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("nixl: cannot make a socket to the agent's process: %w", err)
+		return nil, fmt.Errorf("nixl: cannot create a socket to the agent's process: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "agent"), os.NewFile(uintptr(pair[1]), "router")
 	defer theirs.Close()
@@ -206,7 +206,7 @@ func (h *hostProcess) request(ctx context.Context, o *hostRequest, limit time.Du
 			err = errors.New(h.exitReason)
 		default:
 		}
-		return answer, fmt.Errorf("nixl: the agent's process does not answer: %w", err)
+		return answer, fmt.Errorf("nixl: the agent's process does not respond: %w", err)
 	case answer.Missing != nil:
 		return answer, answer.Missing
 	case answer.Error != "":

@@ -64,7 +64,7 @@ type LoadError struct {
 func (e *LoadError) Error() string {
 	s := "nixl: no " + cmp.Or(e.Library, "NIXL")
 	if len(e.Attempts) == 0 {
-		return s + ": there was no place to look"
+		return s + ": no place to look in"
 	}
 	var absent []string
 	var rest []string
@@ -184,7 +184,7 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 			return "", nil, abandonedLoadError(ctx, what)
 		}
 		if time.Now().After(deadline) {
-			return "", nil, &LoadError{Library: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: dl.LoadBroken, Reason: "has not come back"}}}
+			return "", nil, &LoadError{Library: what, Hung: true, Attempts: []Attempt{{Path: "(another load)", Code: dl.LoadBroken, Reason: "has not returned"}}}
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -217,7 +217,7 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return "", nil, abandonedLoadError(ctx, what)
 		}
-		attempts = append(attempts, Attempt{path, dl.LoadBroken, fmt.Sprintf("did not come back within %s", limit)})
+		attempts = append(attempts, Attempt{path, dl.LoadBroken, fmt.Sprintf("did not return within %s", limit)})
 		return "", nil, &LoadError{Library: what, Attempts: attempts, Hung: true}
 	}
 	loading.Unlock()
@@ -225,7 +225,7 @@ func loadFirst(ctx context.Context, what string, candidates []string, limit time
 }
 
 func abandonedLoadError(ctx context.Context, what string) error {
-	return fmt.Errorf("nixl: the load of %s is not waited for any more: %w", what, ctx.Err())
+	return fmt.Errorf("nixl: stopped waiting until %s is loaded: %w", what, ctx.Err())
 }
 
 // wheelVersion reads the version from the wheel's metadata, because the C API does not

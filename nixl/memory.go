@@ -124,7 +124,7 @@ func (m *Memory) Remote(offset, n int) Remote {
 // Write copies b to offset; for VRAM through the CUDA driver.
 func (m *Memory) Write(offset int, b []byte) error {
 	if offset < 0 || offset > m.size-len(b) {
-		return fmt.Errorf("nixl: cannot write %d bytes at %d of a memory of %d", len(b), offset, m.size)
+		return fmt.Errorf("nixl: cannot write %d bytes at offset %d of %d bytes", len(b), offset, m.size)
 	}
 	if m.kind == VRAM {
 		return cuda.Write(m.device, m.address+uint64(offset), b)
@@ -136,7 +136,7 @@ func (m *Memory) Write(offset int, b []byte) error {
 // Read fills b from offset; for VRAM through the CUDA driver.
 func (m *Memory) Read(offset int, b []byte) error {
 	if offset < 0 || offset > m.size-len(b) {
-		return fmt.Errorf("nixl: cannot read %d bytes at %d of a memory of %d", len(b), offset, m.size)
+		return fmt.Errorf("nixl: cannot read %d bytes at offset %d of %d bytes", len(b), offset, m.size)
 	}
 	if m.kind == VRAM {
 		return cuda.Read(m.device, b, m.address+uint64(offset))
@@ -151,7 +151,7 @@ func (m *Memory) Free() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.agent != nil {
-		return fmt.Errorf("nixl: cannot free %d bytes of %s: they are registered with agent %q", m.size, m.kind, m.agent.Name())
+		return fmt.Errorf("nixl: cannot free %d bytes of %s: the memory is registered with agent %q", m.size, m.kind, m.agent.Name())
 	}
 	if m.unreusable || m.address == 0 || m.shared != nil { // shared memory is freed with its last user
 		return nil

@@ -75,9 +75,9 @@ func (w *rawRecord) completion() Completion {
 
 // Reasons why a record is rejected.
 var (
-	ErrRecord = errors.New("nixl: not a whole record")            // version, check or length
-	ErrLate   = errors.New("nixl: the record's ticket has ended") // an older sequence
-	ErrForged = errors.New("nixl: the record does not fit its ticket")
+	ErrRecord = errors.New("nixl: the record is incomplete or damaged") // version, check or length
+	ErrLate   = errors.New("nixl: the record's ticket has ended")       // an older sequence
+	ErrForged = errors.New("nixl: the record does not match its ticket")
 )
 
 // verify compares a record with the ticket of its slot.

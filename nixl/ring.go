@@ -206,7 +206,7 @@ func (r *ring) push(c *command) error {
 const maxPushTries = 1 << 16
 
 // errTooLong means that a payload does not fit in a ring shared with another process.
-var errTooLong = fmt.Errorf("nixl: a payload that is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
+var errTooLong = fmt.Errorf("nixl: the payload is too long for an agent in a process of its own; at most %d bytes", isolatedSpill)
 
 var one = [8]byte{1} // little endian, as on every machine with NIXL
 

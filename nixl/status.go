@@ -47,7 +47,7 @@ var statusTexts = map[Status]string{
 	Exception:    "exception (NIXL -4)",
 	NoTelemetry:  "no telemetry (NIXL -5)",
 	NotFound:     "not found (NIXL -6)",
-	Garbage:      "the library's answer makes no sense",
+	Garbage:      "the library's result is inconsistent",
 	NoAgent:      "there is no agent with a backend yet",
 	BadHandle:    "unknown or released handle",
 	BadPayload:   "malformed command",
@@ -58,7 +58,7 @@ var statusTexts = map[Status]string{
 	Hung:         "no answer from the library in time",
 	Closed:       "the agent is closed",
 
-	VersionMismatch: "its version does not fit",
+	VersionMismatch: "its version is incompatible",
 	Died:            "the agent's process has ended",
 }
 
@@ -90,7 +90,7 @@ var (
 	ErrClosed   = errors.New("nixl: the agent is closed")
 	ErrCanceled = errors.New("nixl: canceled")
 	ErrDied     = errors.New("nixl: the agent's process has ended")
-	ErrVersion  = errors.New("nixl: the peer's version does not fit")
+	ErrVersion  = errors.New("nixl: the peer's version is incompatible")
 )
 
 // Error is a rejected or failed call.

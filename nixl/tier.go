@@ -50,7 +50,7 @@ func (l Tiers) Active() (Tier, string) {
 		}
 		reasons = append(reasons, fmt.Sprintf("%s is %s: %s", m.Tier(), state, reason))
 	}
-	reasons = append(reasons, "transfers are observed through the engines' HTTP answers")
+	reasons = append(reasons, "transfers are observed through the engines' HTTP responses")
 	return TierHTTP, strings.Join(reasons, "; ")
 }
 
@@ -59,5 +59,5 @@ func Active() (Tier, string) {
 	if dl.ABI() == 0 {
 		return TierHTTP, "this binary was built without cgo, so it has no native tier"
 	}
-	return TierHTTP, "what a router uses is said by its /health: it depends on transfers, register and the models' families"
+	return TierHTTP, "the /health endpoint of a router reports the tier in use, which depends on transfers, register and the models' families"
 }

@@ -54,7 +54,7 @@ const ucxAddressHead = 9
 func UCXAddress(metadata []byte) (address []byte, version string, err error) {
 	m := metadata
 	if len(m) < ucxAddressHead || string(m[:6]) != "SLUCX\x01" || len(m) <= ucxAddressHead+int(m[8]) {
-		return nil, "", fmt.Errorf("nixl: %d bytes are no address of an agent over UCX", len(m))
+		return nil, "", fmt.Errorf("nixl: invalid UCX agent address (%d bytes)", len(m))
 	}
 	return m[ucxAddressHead+int(m[8]):], fmt.Sprintf("%d.%d", m[6], m[7]), nil
 }

@@ -18,7 +18,7 @@ func mismatch(ours, theirs string) string {
 	if !okA || !okB || (a < versionGap) == (b < versionGap) {
 		return ""
 	}
-	return fmt.Sprintf("ours is NIXL %s, the peer's %s: between 1.3 and 1.4 their UCX changed, and a message would crash the older process; run with the engine's own wheel",
+	return fmt.Sprintf("this router has NIXL %s, the peer %s: UCX changed between 1.3 and 1.4, and a message would crash the older process; use the engine's own wheel",
 		strings.TrimPrefix(ours, "NIXL "), strings.TrimPrefix(theirs, "NIXL "))
 }
 

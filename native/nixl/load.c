@@ -25,14 +25,14 @@ static int load(const char *path, char *why, size_t why_len) {
   if (sluice_nixl_api() != NULL) {
     void *again = dlopen(path, RTLD_LAZY | RTLD_NOLOAD | RTLD_LOCAL);
     if (again == NULL) {
-      snprintf(why, why_len, "%s is loaded already, and a process holds one NIXL only", loaded_from);
+      snprintf(why, why_len, "%s is loaded already; a process can load one NIXL only", loaded_from);
       return SLUICE_LOAD_OTHER;
     }
     char file[sizeof loaded_from], soname[256];
     sluice_dl_identify(again, file, sizeof file, soname, sizeof soname);
     dlclose(again);
     if (strcmp(file, loaded_from) != 0) {
-      snprintf(why, why_len, "%s is loaded already, and a process holds one NIXL only", loaded_from);
+      snprintf(why, why_len, "%s is loaded already; a process can load one NIXL only", loaded_from);
       return SLUICE_LOAD_OTHER;
     }
     snprintf(why, why_len, "%s", loaded_from);
@@ -54,14 +54,14 @@ static int load(const char *path, char *why, size_t why_len) {
   /* The soname of 0.10 to 1.5 has no version; .so.0 is announced as the first. */
   const char *version = strstr(soname, ".so.");
   if (version != NULL && strcmp(version, ".so.0") != 0) {
-    snprintf(why, why_len, "%s is %s: this program knows libnixl_capi.so and libnixl_capi.so.0", file, soname);
+    snprintf(why, why_len, "%s has the soname %s; supported are libnixl_capi.so and libnixl_capi.so.0", file, soname);
     return SLUICE_LOAD_TOO_NEW; /* not closed: threads that it started may run in it */
   }
   struct nixl_api t;
   memset(&t, 0, sizeof t);
 #define X(result, name, args)                                                          \
   if (!sluice_dl_symbol(h, "nixl_capi_" #name, &t.name)) {                                       \
-    snprintf(why, why_len, "%s lacks nixl_capi_" #name ": not NIXL 0.10 or newer", file); \
+    snprintf(why, why_len, "%s lacks nixl_capi_" #name ": want NIXL 0.10 or newer", file); \
     return SLUICE_LOAD_SYMBOL;                                                         \
   }
   NIXL_REQUIRED(X)
@@ -70,7 +70,7 @@ static int load(const char *path, char *why, size_t why_len) {
   NIXL_OPTIONAL(X)
 #undef X
   if (t.is_stub != NULL && t.is_stub()) {
-    snprintf(why, why_len, "%s is NIXL's stub, built without NIXL behind it", file);
+    snprintf(why, why_len, "%s is NIXL's stub, which was built without NIXL", file);
     return SLUICE_LOAD_STUB;
   }
   table = t;
@@ -86,7 +86,7 @@ int sluice_nixl_load(const char *path, char *why, size_t why_len) {
   }
   why[0] = '\0';
   if (path == NULL || path[0] == '\0') {
-    snprintf(why, why_len, "an empty path");
+    snprintf(why, why_len, "the path is empty");
     return SLUICE_LOAD_ABSENT;
   }
   return sluice_dl_load_in_thread(load, path, why, why_len);

@@ -54,7 +54,7 @@ static int fill(void *h, struct ucx_api *t, const char *file, char *why, size_t 
 #define X(result, name, args)                                                                        \
   {                                                                                                  \
     if (!sluice_dl_symbol(h, "ucp_" #name, &t->name)) {                                              \
-      snprintf(why, why_len, "%s lacks ucp_" #name ": not UCX 1.13 or newer", file);                 \
+      snprintf(why, why_len, "%s lacks ucp_" #name ": want UCX 1.13 or newer", file);                 \
       return SLUICE_LOAD_SYMBOL;                                                                     \
     }                                                                                                \
   }
@@ -62,7 +62,7 @@ static int fill(void *h, struct ucx_api *t, const char *file, char *why, size_t 
 #undef X
   t->get_version(&t->major, &t->minor, &t->patch);
   if (t->major > UCX_API_MAJOR) {
-    snprintf(why, why_len, "%s is UCX %u.%u.%u: this program knows 1.13 and later of 1", file, t->major, t->minor, t->patch);
+    snprintf(why, why_len, "%s is UCX %u.%u.%u: want 1.13 or newer of UCX 1", file, t->major, t->minor, t->patch);
     return SLUICE_LOAD_TOO_NEW;
   }
   if (t->major < UCX_API_MAJOR || t->minor < UCX_API_MINOR) {
@@ -77,18 +77,18 @@ static int load(const char *path, char *why, size_t why_len) {
   dl_iterate_phdr(look, resident);
   if (sluice_ucx_api() != NULL) {
     if (path[0] != '\0' && !same_file(path, loaded_from)) {
-      snprintf(why, why_len, "%s is loaded already, and a process holds one UCX only", loaded_from);
+      snprintf(why, why_len, "%s is loaded already; a process can load one UCX only", loaded_from);
       return SLUICE_LOAD_OTHER;
     }
     snprintf(why, why_len, "%s", loaded_from);
     return SLUICE_LOAD_OK;
   }
   if (resident[0] == '\0' && path[0] == '\0') {
-    snprintf(why, why_len, "no libucp is loaded yet");
+    snprintf(why, why_len, "no libucp is loaded");
     return SLUICE_LOAD_ABSENT;
   }
   if (resident[0] != '\0' && path[0] != '\0' && !same_file(path, resident)) {
-    snprintf(why, why_len, "%s is loaded already, and a process holds one UCX only", resident);
+    snprintf(why, why_len, "%s is loaded already; a process can load one UCX only", resident);
     return SLUICE_LOAD_OTHER;
   }
   if (resident[0] == '\0' && strchr(path, '/') != NULL && access(path, F_OK) != 0) {
