@@ -9,9 +9,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// backoffs remembers the engines whose tokenizer failed, by URL, so that a
-// stalled one delays a request now and then and not every one. While nobody is
-// in trouble it is empty, and asking it costs one atomic load.
+// backoffs remembers the engines whose tokenizer failed, by URL, so that a stalled one delays a
+// request occasionally and not every one. While no engine fails it is empty, and a check costs one
+// atomic load.
 type backoffs struct {
 	now func() time.Time
 	opt *atomic.Pointer[Options]
@@ -21,28 +21,27 @@ type backoffs struct {
 	byURL map[string]*backoff
 }
 
-// backoff is one engine's trouble.
+// backoff is the state of one engine.
 type backoff struct {
-	at    time.Time // of the last failure
-	until time.Time // not asked before
+	at    time.Time // time of the last failure
+	until time.Time // no request is sent before
 	delay time.Duration
-	// below: requests shorter than this are asked all the same. Not 0 after a
-	// time-out on a long prompt, which says nothing of short ones.
+	// minSize: shorter requests are sent nevertheless. It is not 0 after a time-out on a long
+	// prompt, which says nothing about short ones.
 	minSize int
 	reason  string
 }
 
 const (
 	minDelay = 500 * time.Millisecond
-	// shortPrompt: an engine that takes too long over so few bytes is in trouble.
+	// shortPrompt: an engine that times out on so few bytes is failing.
 	shortPrompt = 64 << 10
-	// forgetAfter: an engine that was in trouble and then not asked for so long
-	// starts anew.
+	// forgetAfter: a failed engine without requests for this long starts afresh.
 	forgetAfter = 5 * time.Minute
 )
 
-// allow says whether to send an engine a request of size bytes, else why not.
-// When a rest is over one request goes ahead and the others wait for its end.
+// allow reports whether to send an engine a request of size bytes, and otherwise the reason. When
+// the back-off ends, one request goes ahead and the others wait for its result.
 func (f *backoffs) allow(url string, size int) (reason string, ok bool) {
 	if f.count.Load() == 0 {
 		return "", true
@@ -61,7 +60,7 @@ func (f *backoffs) allow(url string, size int) (reason string, ok bool) {
 	return "", true
 }
 
-// isActive is allow for a short request without taking its turn.
+// isActive is allow for a short request, without counting as the one that goes ahead.
 func (f *backoffs) isActive(url string) bool {
 	if f.count.Load() == 0 {
 		return false
@@ -72,7 +71,7 @@ func (f *backoffs) isActive(url string) bool {
 	return x != nil && x.minSize == 0 && f.now().Before(x.until)
 }
 
-// recordSuccess notes that an engine answered a request of size bytes.
+// recordSuccess records that an engine answered a request of size bytes.
 func (f *backoffs) recordSuccess(url string, size int) {
 	if f.count.Load() == 0 {
 		return
@@ -85,13 +84,13 @@ func (f *backoffs) recordSuccess(url string, size int) {
 	}
 }
 
-// recordFailure notes that a request of size bytes, sent at began, failed with err.
+// recordFailure records that a request of size bytes, sent at began, failed with err.
 func (f *backoffs) recordFailure(url string, size int, began time.Time, err error) {
 	switch {
-	case errors.Is(err, errRefused): // says something of the prompt; the engine is well
+	case errors.Is(err, errRefused): // says something about the prompt; the engine works
 		f.recordSuccess(url, size)
 		return
-	case errors.Is(err, upstream.ErrTooManyConns), errors.Is(err, upstream.ErrLocalResources): // our own bounds
+	case errors.Is(err, upstream.ErrTooManyConns), errors.Is(err, upstream.ErrLocalResources): // this router's own limits
 		return
 	}
 	f.mu.Lock()

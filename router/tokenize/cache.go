@@ -10,9 +10,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// hash names an engine's request. Whole requests are compared by it alone: a
-// wrong hit would cost a wrong guess of affinity, at odds of 2^-128, and the
-// seed, another in every process, keeps a client from making one.
+// hash identifies an engine request. Requests are compared by it alone: a collision, at a
+// probability of 2^-128, would only cost a wrong affinity, and the seed, different in every
+// process, keeps a client from constructing one.
 type hash = xxh3.Uint128
 
 var seed = rand.Uint64()
@@ -31,9 +31,9 @@ func (w *promptWork) key() hash {
 	return k
 }
 
-// cache is an LRU of prompts' ids bounded in bytes, in shards so that requests
-// seldom meet at a lock, and holds the lookups under way. A lock is held for a
-// map access and a few pointer writes; ids are immutable once in.
+// cache is an LRU of prompts' ids bounded in bytes, in shards so that requests seldom contend for a
+// lock, and contains the running lookups. A lock is held for a map access and a few pointer writes;
+// stored ids are immutable.
 type cache struct {
 	shards [16]shard
 }
@@ -46,7 +46,7 @@ type shard struct {
 	oldest  *entry
 	bytes   int64
 	limit   int64
-	_       [64]byte // keeps neighbours' locks off this cache line
+	_       [64]byte // puts the next shard's lock on another cache line
 }
 
 type entry struct {
@@ -55,8 +55,8 @@ type entry struct {
 	newer, older *entry
 }
 
-// entryOverhead is about what an entry takes beside its ids: the structs, its
-// share of the map, the slice's rounding.
+// entryOverhead is approximately the memory of an entry besides its ids: the structs, its share of
+// the map, the rounding of the slice.
 const entryOverhead = 160
 
 func (e *entry) cost() int64 { return int64(cap(e.ids.packed)) + entryOverhead }
@@ -71,7 +71,7 @@ func newCache() *cache {
 	return c
 }
 
-// setLimit makes the cache hold so many bytes at the most.
+// setLimit sets the bound of the cache in bytes.
 func (c *cache) setLimit(bytes int64) {
 	for i := range c.shards {
 		s := &c.shards[i]
@@ -84,8 +84,8 @@ func (c *cache) setLimit(bytes int64) {
 
 func (c *cache) shard(k hash) *shard { return &c.shards[k.Hi%uint64(len(c.shards))] }
 
-// get gives the ids of k, which must not be changed; or the lookup under way
-// for it; or, with begin, a new one that the caller leads and must land.
+// get returns the ids of k, which must not be changed; or the running lookup for it; or, with
+// start, a new lookup that the caller leads and must finish.
 func (c *cache) get(k hash, start bool) (ids *idList, f *lookup, leads bool) {
 	s := c.shard(k)
 	s.mu.Lock()
@@ -103,8 +103,7 @@ func (c *cache) get(k hash, start bool) (ids *idList, f *lookup, leads bool) {
 	return nil, f, true
 }
 
-// finish ends a lookup: its ids, when it has any, go into the cache and to all
-// that wait.
+// finish ends a lookup: its ids, if it has any, are stored in the cache and passed to all waiters.
 func (c *cache) finish(k hash, f *lookup) {
 	s := c.shard(k)
 	s.mu.Lock()
@@ -126,7 +125,7 @@ func (s *shard) put(e *entry) {
 	s.trim()
 }
 
-// trim drops the oldest until the rest is within the limit.
+// trim drops the oldest entries until the rest is within the limit.
 func (s *shard) trim() {
 	for s.bytes > s.limit {
 		old := s.oldest
@@ -170,20 +169,20 @@ func (c *cache) size() (entries int, bytes int64) {
 	return entries, bytes
 }
 
-// lookup is one lookup under way. The leader sets the fields before done is
-// closed; the others read them after.
+// lookup is one running lookup. The leader sets the fields before done is closed; the others read
+// them afterwards.
 type lookup struct {
 	done chan struct{}
 	ids  *idList // nil: it failed
 	err  string
-	cut  bool // the leader's own call was cut: says nothing of the engine
+	cut  bool // the leader's own call was cancelled, which says nothing about the engine
 }
 
-// cutPoll is how often one who waits looks whether its own call was cut: a
-// Call can be asked but does not tell.
+// cutPoll is the interval at which a waiter checks whether its own call was cancelled: a Call has
+// no channel for that.
 const cutPoll = 20 * time.Millisecond
 
-// wait waits for f to end; false when the deadline came or call was cut first.
+// wait waits for f to end; it returns false if the deadline passed or call was cancelled first.
 func (f *lookup) wait(call *upstream.Call, deadline time.Time) bool {
 	tick := time.NewTimer(cutPoll)
 	defer tick.Stop()

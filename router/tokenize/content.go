@@ -6,25 +6,25 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// mediaTokens is what an image or a clip is taken for in an estimate; its
-// bytes, often base64 in the body, say nothing.
+// mediaTokens is the assumed number of tokens of an image or a clip; its bytes, often base64 in the
+// body, say nothing about it.
 const mediaTokens = 1024
 
-// contents is what messages are made of.
+// contents summarises the content of messages.
 type contents struct {
-	text     int  // bytes that become tokens, JSON punctuation included
-	media    int  // parts that are no text
+	text     int  // bytes that become tokens, including JSON punctuation
+	media    int  // parts that are not text
 	hasParts bool // some content is not a plain string
 }
 
-// TextOnly says whether the messages of a chat, a raw JSON array, hold nothing
-// but text: then their token ids say all of them.
+// TextOnly reports whether the messages of a chat, a raw JSON array, contain only text: then their
+// token ids identify them completely.
 func TextOnly(messages []byte) bool {
 	return len(messages) > 1 && readContents(messages).media == 0
 }
 
-// readContents looks through the messages of a chat. Where they hold no array
-// within there are no parts, and one search for the bracket says so.
+// readContents summarises the messages of a chat. Without a nested array there are no parts, which
+// a single search for the bracket shows.
 func readContents(messages []byte) contents {
 	c := contents{text: len(messages)}
 	if bytes.IndexByte(messages[1:], '[') < 0 {
@@ -54,10 +54,9 @@ func (c *contents) readParts(parts []byte) {
 	}
 }
 
-// isText says whether a content part is text. It knows the types of text parts by name: the
-// token ids may not contain all of a part of any other type, including types invented
-// later. A part without a type is text when it has a text member (vLLM takes such parts). Of
-// two types the last one counts, as in engines' JSON readers.
+// isText recognises the kinds of text parts by name: for any other kind, including future ones, the
+// ids may not be complete. A part without a type is text if it has a text member (vLLM accepts such
+// parts). Of two types the last one counts, as in engines' JSON readers.
 func isText(part []byte) bool {
 	text, typed, textType := false, false, false
 	for f := jsonscan.Walk(part); f.Next(); {

@@ -10,12 +10,12 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// forwardedMembers are the members that change what /tokenize answers (vLLM 0.33,
+// forwardedMembers are the members that affect the result of /tokenize (vLLM 0.33,
 // TokenizeChatRequest and TokenizeCompletionRequest).
 var forwardedMembers = [...]struct {
 	key    jsonscan.Key
 	splice []byte
-	prompt bool // for a completion's prompt too
+	prompt bool // also for a completion's prompt
 }{
 	{jsonscan.KeyTools, []byte(`,"tools":`), false},
 	{jsonscan.KeyChatTemplate, []byte(`,"chat_template":`), false},
@@ -38,7 +38,7 @@ var (
 	closeArray   = []byte(`]`)
 )
 
-// compose lays the /tokenize request out of the body's own bytes.
+// compose builds the /tokenize request from the body's own bytes.
 func (w *promptWork) compose(doc *jsonscan.Doc) {
 	if doc.Has(jsonscan.KeyModel) {
 		w.add(openModel, doc.Raw(jsonscan.KeyModel), comma)
@@ -81,18 +81,18 @@ func (w *promptWork) add(pieces ...[]byte) {
 
 var tokenizeFields = []upstream.Field{{Name: "Content-Type", Value: "application/json"}}
 
-// Errors of ask, by what they say of the engine.
+// Errors of post, by what they say about the engine.
 var (
-	errUnsupported = errors.New("it does not offer /tokenize")
-	errRefused     = errors.New("it refuses this prompt")
-	errBusy        = errors.New("it fails")
-	errGarbage     = errors.New("its answer holds no token ids")
+	errUnsupported = errors.New("it has no /tokenize")
+	errRefused     = errors.New("it rejects this prompt")
+	errBusy        = errors.New("it returned an error")
+	errGarbage     = errors.New("its response contains no token ids")
 )
 
 // engineError is a failed lookup.
 type engineError struct {
 	url    string
-	status int // 0: no whole answer came
+	status int // 0: no complete response
 	cause  error
 }
 
@@ -106,8 +106,8 @@ func (e *engineError) Error() string {
 
 func (e *engineError) Unwrap() error { return e.cause }
 
-// post posts the composed request and appends the ids to dst. On an error dst's
-// length is unchanged.
+// post posts the composed request and appends the ids to dst. On an error dst's length is
+// unchanged.
 func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Call, deadline time.Time) ([]uint32, error) {
 	fail := func(status int, cause error) ([]uint32, error) {
 		return dst, &engineError{url: ep.URL(), status: status, cause: cause}
@@ -118,8 +118,7 @@ func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Ca
 		return fail(0, err)
 	}
 	defer resp.Release()
-	// An id is at most 10 digits and a comma for a byte or more of text; what a
-	// template adds is short.
+	// An id is at most 10 digits and a comma for at least one byte of text; a template adds little.
 	most := 16*w.size + 64<<10
 	capacity := membudget.Default.Get(answerCapacity(resp.ContentLength, w.size, most))
 	defer membudget.Default.Put(capacity)
@@ -142,9 +141,9 @@ func (w *promptWork) post(dst []uint32, ep *upstream.Endpoint, call *upstream.Ca
 	return ids, nil
 }
 
-// answerCapacity is how many bytes an answer is given room for: as many as it says, up to most.
-// One that does not say so is taken to have two for each byte of the request, which is more
-// than ids of ordinary text take.
+// answerCapacity returns the initial buffer size for a response: its Content-Length, up to limit.
+// Without one it is two bytes per byte of the request, which is more than ids of ordinary text
+// need.
 func answerCapacity(announced int64, request, limit int) int {
 	if announced >= 0 {
 		return int(min(announced, int64(limit)))
@@ -154,7 +153,7 @@ func answerCapacity(announced int64, request, limit int) int {
 
 func timedOut(err error) bool { return errors.Is(err, upstream.ErrTimeout) }
 
-// count sorts a failed lookup into the counters.
+// count adds a failed lookup to its counter.
 func (t *Tokenizer) count(err error) {
 	switch {
 	case errors.Is(err, errRefused), errors.Is(err, errUnsupported):

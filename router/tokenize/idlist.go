@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// idList is an immutable list of token ids that takes little memory: three bytes an id, or
-// four where one of them is 1<<24 or more, which no known vocabulary has.
+// idList is an immutable, compact list of token ids: three bytes per id, or four if one of them is
+// at least 1<<24, which no known vocabulary has.
 type idList struct {
 	count  int
-	packed []byte // little-endian, count ids of one size
+	packed []byte // little-endian, count ids of equal size
 }
 
 func packIDs(ids []uint32) *idList {

@@ -7,21 +7,21 @@ import (
 	"sluice/dataplane/objpool"
 )
 
-// promptWork is what one Prompt call needs: where the prompt lies in the body, and
-// room for the engine's call. It borrows the body and goes back to a pool.
+// promptWork is the working state of one Prompt call: where the prompt is in the body, and buffers
+// for the engine request. It borrows the body and is pooled.
 type promptWork struct {
-	ids         []byte   // JSON array of the ids, where the request holds them
-	text        []byte   // the prompt's bytes; nil where there is no prompt
+	ids         []byte   // JSON array of the ids, if the request contains them
+	text        []byte   // the prompt's bytes; nil if there is no prompt
 	prefix      [][]byte // what precedes text in the rendered prompt
 	extraTokens int      // estimated tokens of the prompts after the first
-	estimate    int      // of all prompts
+	estimate    int      // estimated tokens of all prompts
 	skipReason  string   // why no engine is asked
 
 	shape  shape
-	prompt []byte // of shapePrompt: the JSON string
-	system []byte // JSON string put before the messages, or nil
+	prompt []byte // for shapePrompt: the JSON string
+	system []byte // JSON string inserted before the messages, or nil
 
-	segs [][]byte // the engine's request
+	segs [][]byte // the engine request
 	size int      // bytes in segs
 }
 
@@ -63,7 +63,7 @@ func (w *promptWork) read(kind Kind, doc *jsonscan.Doc) {
 	case Generate:
 		w.ids = doc.Raw(jsonscan.KeyTokenIDs)
 		w.text = trimBrackets(w.ids)
-		w.skipReason = "the request's token ids cannot be read"
+		w.skipReason = "cannot parse the request's token ids"
 		w.estimate = countElements(w.ids)
 	}
 }
@@ -78,7 +78,7 @@ func (w *promptWork) readChat(doc *jsonscan.Doc) {
 	c := readContents(messages)
 	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.prefixTokens()
 	if c.media > 0 {
-		w.skipReason = "the messages hold images or other media, which token ids do not tell apart"
+		w.skipReason = "the messages contain images or other media, which token ids do not distinguish"
 	}
 }
 
@@ -98,11 +98,11 @@ func (w *promptWork) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 		switch it.Value.Kind {
 		case jsonscan.Number:
 			w.ids, w.text, w.estimate = prompt, trimBrackets(prompt), countElements(prompt)
-			w.skipReason = "the prompt's token ids cannot be read"
+			w.skipReason = "cannot parse the prompt's token ids"
 			return
 		case jsonscan.Array:
 			w.ids, w.text, w.estimate = first, trimBrackets(first), countElements(first)
-			w.skipReason = "the prompt's token ids cannot be read"
+			w.skipReason = "cannot parse the prompt's token ids"
 		case jsonscan.String:
 			w.setPrompt(first)
 		default:
@@ -119,7 +119,7 @@ func (w *promptWork) readCompletion(doc *jsonscan.Doc, key jsonscan.Key) {
 	}
 }
 
-// mayHoldIDs says whether read may find ids, without looking far.
+// mayHoldIDs reports, from a quick check, whether read may find ids.
 func mayHoldIDs(kind Kind, doc *jsonscan.Doc) bool {
 	switch kind {
 	case Completion, Native:
@@ -130,7 +130,7 @@ func mayHoldIDs(kind Kind, doc *jsonscan.Doc) bool {
 	return false
 }
 
-// idsMember is the member that holds the prompt's ids, of a kind that may hold them.
+// idsMember returns the member that contains the prompt's ids, for a kind that may contain them.
 func idsMember(kind Kind) jsonscan.Key {
 	switch kind {
 	case Native:
@@ -146,9 +146,9 @@ func (w *promptWork) setPrompt(quoted []byte) {
 	w.estimate = tokensOf(len(w.text))
 }
 
-// readResponses asks an engine only for what it turns into one user message
-// (and a system message): what it makes of other items, of tools and of earlier
-// responses is its own affair.
+// readResponses prepares an engine request only for what the engine converts to one user message
+// (and a system message): how it converts other items, tools and earlier responses is not
+// specified.
 func (w *promptWork) readResponses(doc *jsonscan.Doc) {
 	input := doc.Raw(jsonscan.KeyInput)
 	kind := doc.Values[jsonscan.KeyInput].Kind
@@ -160,14 +160,14 @@ func (w *promptWork) readResponses(doc *jsonscan.Doc) {
 	simple := kind == jsonscan.String && !doc.Has(jsonscan.KeyTools) && w.setSystem(doc, jsonscan.KeyInstructions) &&
 		!doc.Has(jsonscan.KeyPreviousResponseID)
 	if !simple {
-		w.skipReason = "only a responses request with a string input, without tools and earlier responses, is tokenized"
+		w.skipReason = "only responses requests with a string input, without tools and earlier responses, are tokenized"
 	}
 	w.shape, w.prompt = shapeInput, input
 	w.estimate = tokensOf(len(w.text)) + w.prefixTokens()
 }
 
-// readMessages asks an engine only where all contents are strings, which every
-// converter of this API passes on as they are.
+// readMessages prepares an engine request only if all contents are strings, which every converter
+// of this API passes on unchanged.
 func (w *promptWork) readMessages(doc *jsonscan.Doc) {
 	messages := doc.Raw(jsonscan.KeyMessages)
 	if messages == nil {
@@ -177,12 +177,12 @@ func (w *promptWork) readMessages(doc *jsonscan.Doc) {
 	w.addPrefix(doc, jsonscan.KeyTools, jsonscan.KeySystem)
 	c := readContents(messages)
 	if c.hasParts || doc.Has(jsonscan.KeyTools) || !w.setSystem(doc, jsonscan.KeySystem) {
-		w.skipReason = "only a messages request with string contents, without tools, is tokenized"
+		w.skipReason = "only messages requests with string contents and without tools are tokenized"
 	}
 	w.estimate = tokensOf(c.text) + c.media*mediaTokens + w.prefixTokens()
 }
 
-// setSystem takes a string member as the system message; absent will do too.
+// setSystem uses a string member as the system message; it may be absent.
 func (w *promptWork) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
 	if !doc.Has(k) {
 		return true
@@ -191,7 +191,7 @@ func (w *promptWork) setSystem(doc *jsonscan.Doc, k jsonscan.Key) bool {
 	return doc.Values[k].Kind == jsonscan.String
 }
 
-// addPrefix notes members that the template puts before the text.
+// addPrefix records members that the template places before the text.
 func (w *promptWork) addPrefix(doc *jsonscan.Doc, keys ...jsonscan.Key) {
 	for _, k := range keys {
 		if doc.Has(k) {
@@ -208,11 +208,11 @@ func (w *promptWork) prefixTokens() int {
 	return n
 }
 
-// maxJoined bounds the text that has to be copied, for tools stand before it.
+// maxJoined bounds the text that is copied because tools precede it.
 const maxJoined = 1 << 20
 
-// joinText gives what to hash in text mode: the body's own bytes where nothing
-// precedes them, else a copy in room, cut at maxJoined.
+// joinText returns what to hash in text mode: the body's own bytes if nothing precedes them,
+// otherwise a copy in buf, cut at maxJoined.
 func (w *promptWork) joinText(buf []byte) (text, kept []byte) {
 	if len(w.prefix) == 0 {
 		return w.text, buf
@@ -221,16 +221,15 @@ func (w *promptWork) joinText(buf []byte) (text, kept []byte) {
 	w.prefix = append(w.prefix, w.text)
 	for i, b := range w.prefix {
 		if i > 0 && len(buf) < maxJoined {
-			buf = append(buf, 0) // no JSON holds it: parts cannot run together
+			buf = append(buf, 0) // JSON does not contain this byte, so the parts stay distinct
 		}
 		buf = append(buf, b[:min(len(b), maxJoined-len(buf))]...)
 	}
 	return buf, buf
 }
 
-// trimBrackets is a JSON array, string or object without its outer two bytes and the
-// space next to them: with the closing bracket gone the next turn's bytes go on
-// from this turn's.
+// trimBrackets returns a JSON array, string or object without its outer two bytes and the adjacent
+// space: without the closing bracket the next turn's bytes continue this turn's.
 func trimBrackets(raw []byte) []byte {
 	if len(raw) < 2 {
 		return raw
@@ -241,10 +240,10 @@ func trimBrackets(raw []byte) []byte {
 	return bytes.Trim(raw[1:len(raw)-1], " \t\r\n")
 }
 
-// tokensOf estimates the tokens in n bytes of text, four bytes each.
+// tokensOf estimates the tokens in n bytes of text, at four bytes each.
 func tokensOf(n int) int { return (n + 3) / 4 }
 
-// countElements is how many elements a flat array has.
+// countElements returns the number of elements of a flat array.
 func countElements(array []byte) int {
 	if len(trimBrackets(array)) == 0 {
 		return 0

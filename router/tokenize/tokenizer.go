@@ -8,23 +8,23 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// Source says where a prompt's tokens came from.
+// Source is the source of a prompt's tokens.
 type Source uint8
 
-// The sources, best first. None means there is nothing to hash.
+// The sources, best first. None means that there is nothing to hash.
 const (
 	None        Source = iota
 	FromRequest        // ids in the request
-	FromCache          // an engine said so earlier
-	FromEngine         // an engine's /tokenize
+	FromCache          // from an earlier lookup
+	FromEngine         // the engine's /tokenize
 	FromText           // no ids: hash Text
 	numSources
 )
 
 var sourceNames = [numSources]string{"none", "ids", "cache", "engine", "text"}
 
-// String gives the name used in metrics and explain records: "ids", "cache",
-// "engine", "text" or "none".
+// String returns the name used in metrics and explain records: "ids", "cache", "engine", "text" or
+// "none".
 func (s Source) String() string {
 	if s < numSources {
 		return sourceNames[s]
@@ -32,10 +32,10 @@ func (s Source) String() string {
 	return "unknown"
 }
 
-// Kind is the shape of a request.
+// Kind is the form of a request.
 type Kind uint8
 
-// The kinds, by the endpoint a request came to.
+// The kinds, by the endpoint of the request.
 const (
 	Chat       Kind = iota // /v1/chat/completions
 	Completion             // /v1/completions
@@ -43,32 +43,30 @@ const (
 	Messages               // /v1/messages
 	Generate               // /inference/v1/generate
 	Native                 // SGLang's /generate
-	Other                  // no KV affinity: nothing is looked for
+	Other                  // no KV affinity: no prompt is read
 )
 
-// Prompt is what was found of a request's prompt. It is reused: Tokens keeps
-// its room, and belongs to the caller; Text is borrowed from the request's
-// body where it can be, and is good as long as that.
+// Prompt is the result for a request's prompt. It is reused: Tokens keeps its capacity and belongs
+// to the caller; Text is borrowed from the request's body where possible, and is valid as long as
+// the body.
 type Prompt struct {
 	Source Source
-	// Tokens are the ids of the prompt, of the first one where a request holds
-	// several; empty in text mode.
+	// Tokens are the ids of the prompt, of the first one if a request has several; empty in text
+	// mode.
 	Tokens []uint32
-	// Text is what to hash in text mode. The text of a chat's next turn has
-	// that of this turn as its prefix. It is no more than a key: JSON escapes
-	// and punctuation are left as the client sent them.
+	// Text is what to hash in text mode. The text of a chat's next turn has that of this turn as
+	// its prefix. It is only a key: JSON escapes and punctuation are left as the client sent them.
 	Text []byte
-	// Count is the prompt's length in tokens over all prompts of the request:
-	// exact where one prompt's ids are known, else estimated.
+	// Count is the length in tokens of all prompts of the request: exact if one prompt's ids are
+	// known, otherwise estimated.
 	Count int
-	// Err says why an engine's tokenizer was not used although it could have
-	// been, "" otherwise.
+	// Err is why an engine's tokenizer was not used although it could have been, "" otherwise.
 	Err string
 
-	buf []byte // where Text is joined when it is not one piece of the body
+	buf []byte // where Text is joined if it is not one piece of the body
 }
 
-// Modes of Options.Mode. Ids in the request are used in all of them.
+// The values of Options.Mode. Ids in the request are used in all of them.
 const (
 	ModeAuto   = "auto"   // engine, else text
 	ModeEngine = "engine" // engine, else nothing
@@ -76,14 +74,14 @@ const (
 	ModeIDs    = "ids"    // ids in the request, else nothing
 )
 
-// Options of a Tokenizer; zero values mean the default in brackets.
+// Options configures a Tokenizer. Zero values select the defaults in brackets.
 type Options struct {
 	Mode           string        // [ModeAuto]; an unknown one counts as auto
 	CacheBytes     int64         // bound of the cache [64 MiB]; negative: no cache
-	Timeout        time.Duration // of one lookup, connecting included [250ms]
-	MaxEngineBytes int           // a longer request is not sent to an engine [1 MiB]
-	UnsupportedFor time.Duration // how long an engine without /tokenize is left alone [30s]
-	MaxBackoff     time.Duration // longest rest of an engine that fails [30s]
+	Timeout        time.Duration // of one lookup, including the connection [250ms]
+	MaxEngineBytes int           // longer requests are not sent to an engine [1 MiB]
+	UnsupportedFor time.Duration // how long an engine without /tokenize is not asked again [30s]
+	MaxBackoff     time.Duration // longest back-off of a failing engine [30s]
 }
 
 func (o *Options) defaults() {
@@ -107,8 +105,8 @@ func (o *Options) defaults() {
 	}
 }
 
-// Tokenizer finds tokens. Safe for concurrent use. It has no goroutine of its
-// own and nothing to close.
+// Tokenizer finds token ids. It is safe for concurrent use. It has no goroutine of its own and
+// needs no closing.
 type Tokenizer struct {
 	opt      atomic.Pointer[Options]
 	cache    *cache
@@ -118,7 +116,7 @@ type Tokenizer struct {
 	coalesced, backedOff, refused, failed, timeouts atomic.Uint64
 }
 
-// New makes a Tokenizer.
+// New returns a Tokenizer.
 func New(opt Options) *Tokenizer {
 	t := &Tokenizer{cache: newCache()}
 	t.backoffs = backoffs{now: time.Now, opt: &t.opt}
@@ -126,29 +124,29 @@ func New(opt Options) *Tokenizer {
 	return t
 }
 
-// Reload takes over all of opt. Lookups under way keep what they began with; a cache
-// that has become too large loses what was asked for longest ago.
+// Reload applies all of opt. Running lookups keep their options. If the cache is over its new
+// bound, the least recently used entries are dropped.
 func (t *Tokenizer) Reload(opt Options) {
 	opt.defaults()
 	t.opt.Store(&opt)
 	t.cache.setLimit(opt.CacheBytes)
 }
 
-// Stats are the counters since New, and what the cache holds now.
+// Stats are the counters since New and the current content of the cache.
 type Stats struct {
 	FromRequest, FromCache, FromEngine, FromText, None uint64 // prompts by source
 
 	Coalesced uint64 // prompts that waited for the same lookup of another request
 	BackedOff uint64 // prompts for which the engine was not asked because it had failed
-	Refused   uint64 // lookups an engine answered with a 4xx
-	Failed    uint64 // lookups that failed otherwise, time-outs included
-	Timeouts  uint64 // lookups that ran into Timeout
+	Refused   uint64 // lookups that an engine answered with a 4xx
+	Failed    uint64 // lookups that failed otherwise, including time-outs
+	Timeouts  uint64 // lookups that exceeded Timeout
 
 	CacheEntries int
 	CacheBytes   int64
 }
 
-// Stats reads the counters; from any goroutine.
+// Stats returns the counters. It may be called from any goroutine.
 func (t *Tokenizer) Stats() Stats {
 	s := Stats{
 		FromRequest: t.sources[FromRequest].Load(), FromCache: t.sources[FromCache].Load(), FromEngine: t.sources[FromEngine].Load(),
@@ -159,27 +157,25 @@ func (t *Tokenizer) Stats() Stats {
 	return s
 }
 
-// Available says whether ep's tokenizer would be asked now; false while it rests
-// after a failure. A caller with several engines to choose from prefers one
-// that is asked.
+// Available reports whether ep's tokenizer would be asked now; false during its back-off after a
+// failure. A caller that can choose among several engines prefers one that is available.
 func (t *Tokenizer) Available(ep *upstream.Endpoint) bool {
 	return ep != nil && !t.backoffs.isActive(ep.URL())
 }
 
-// Prompt finds the tokens of the request in doc and leaves them in dst. ep is
-// the engine to ask where one must be asked, chosen by the caller among those
-// that serve the model; nil means do not ask. call ends the lookup when it is
-// cut; it may be nil, and must be fresh, for it serves the engine's call.
+// Prompt finds the tokens of the request in doc and sets dst. ep is the engine to ask if necessary,
+// chosen by the caller among those that serve the model; nil means none. Cancelling call ends the
+// lookup; call may be nil, and must be unused, because the engine request uses it.
 func (t *Tokenizer) Prompt(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) {
 	dst.Source, dst.Tokens, dst.Text, dst.Count, dst.Err = None, dst.Tokens[:0], nil, 0, ""
 	t.find(dst, kind, doc, ep, call)
 	t.sources[dst.Source].Add(1)
 }
 
-// EstimateMemory is about how many bytes finding and hashing the tokens of the request in doc takes,
-// beside its body: four bytes an id and as much again for an array that grows, an eighth of
-// the text or of the ids' bytes for hashes. An engine's answer writes an id for four bytes of
-// text, in six, and the ids are kept twice.
+// EstimateMemory returns approximately how many bytes finding and hashing the tokens of the request
+// in doc takes, besides its body: four bytes per id and as much again for an array that grows, an
+// eighth of the text or of the ids' bytes for hashes. An engine's response has one id per four
+// bytes of text, in six bytes, and the ids are stored twice.
 func (t *Tokenizer) EstimateMemory(kind Kind, doc *jsonscan.Doc) int {
 	if mayHoldIDs(kind, doc) {
 		return 9 * countElements(doc.Raw(idsMember(kind)))
@@ -191,8 +187,8 @@ func (t *Tokenizer) EstimateMemory(kind Kind, doc *jsonscan.Doc) int {
 	return n / 8
 }
 
-// FromRequestIDs is Prompt for a request that holds its prompt's ids and for which nobody need be
-// asked; false, and nothing done, for another.
+// FromRequestIDs is Prompt for a request that contains its prompt's ids, so that no engine is
+// asked; for other requests it does nothing and returns false.
 func (t *Tokenizer) FromRequestIDs(dst *Prompt, kind Kind, doc *jsonscan.Doc) bool {
 	if !mayHoldIDs(kind, doc) {
 		return false
@@ -241,7 +237,7 @@ func (t *Tokenizer) find(dst *Prompt, kind Kind, doc *jsonscan.Doc, ep *upstream
 	}
 }
 
-// lookUp asks the cache, then the engine, and says whether either knew.
+// lookUp tries the cache, then the engine, and reports whether either had the ids.
 func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *promptWork, doc *jsonscan.Doc, ep *upstream.Endpoint, call *upstream.Call) bool {
 	if w.skipReason != "" {
 		dst.Err = w.skipReason
@@ -267,7 +263,7 @@ func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *promptWork, doc *jsonsc
 		}
 		t.coalesced.Add(1)
 		if !f.wait(call, deadline) {
-			dst.Err = "the same lookup of another request took too long"
+			dst.Err = "the same lookup of another request timed out"
 			return false
 		}
 		if f.ids != nil {
@@ -278,13 +274,13 @@ func (t *Tokenizer) lookUp(dst *Prompt, opt *Options, w *promptWork, doc *jsonsc
 			dst.Err = f.err
 			return false
 		}
-		// The leader's client left: the next one asks.
+		// The leader's client left: the next waiter takes over.
 	}
 }
 
-// lead does the lookup for itself and for all that wait on f.
+// lead performs the lookup for itself and for all waiters of f.
 func (t *Tokenizer) lead(dst *Prompt, w *promptWork, ep *upstream.Endpoint, call *upstream.Call, key hash, f *lookup, deadline time.Time) bool {
-	defer t.cache.finish(key, f) // also when it panics: nobody waits for ever
+	defer t.cache.finish(key, f) // also on a panic, so that no waiter waits forever
 	url := ep.URL()
 	if reason, ok := t.backoffs.allow(url, w.size); !ok {
 		t.backedOff.Add(1)
@@ -304,7 +300,7 @@ func (t *Tokenizer) lead(dst *Prompt, w *promptWork, ep *upstream.Endpoint, call
 	dst.Err = f.err
 	if !f.cut {
 		t.count(err)
-		// One who waited first had little time left: its time-out says nothing.
+		// A request that first waited had little time left: its time-out says nothing.
 		if !timedOut(err) || t.backoffs.now().Sub(began) >= t.opt.Load().Timeout/2 {
 			t.backoffs.recordFailure(url, w.size, began, err)
 		}
