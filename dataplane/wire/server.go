@@ -14,6 +14,7 @@ import (
 
 	"github.com/panjf2000/gnet/v2"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/membudget"
 )
 
@@ -337,18 +338,18 @@ func rejectConn(nc net.Conn) {
 }
 
 func (s *Server) accept(ln net.Listener, handle func(net.Conn)) {
-	for pause := time.Millisecond; ; {
+	var retry backoff.Backoff
+	for {
 		nc, err := ln.Accept()
 		switch {
 		case err == nil:
-			pause = time.Millisecond
+			retry.Reset()
 			handle(nc)
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // probably out of descriptors, which is temporary
 			s.opt.Log.Error("cannot accept a wire connection", "addr", ln.Addr().String(), "err", err)
-			time.Sleep(pause)
-			pause = min(2*pause, time.Second)
+			time.Sleep(retry.Next(time.Millisecond, time.Second))
 		}
 	}
 }

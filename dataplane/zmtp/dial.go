@@ -8,6 +8,8 @@ import (
 	"net"
 	"syscall"
 	"time"
+
+	"sluice/dataplane/backoff"
 )
 
 // StreamOptions are the options of a Stream.
@@ -178,18 +180,18 @@ func (a *Acceptor) Close() { a.l.Close() }
 // time; further connections are closed.
 func (a *Acceptor) Run(ctx context.Context, pending int, handle func(*Stream), logError func(error)) {
 	room := make(chan struct{}, pending)
-	for pause := 5 * time.Millisecond; ; {
+	var retry backoff.Backoff
+	for {
 		c, err := a.l.Accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
 		case err != nil:
 			logError(fmt.Errorf("zmtp: cannot accept a connection: %w", err))
-			time.Sleep(pause)
-			pause = min(2*pause, time.Second)
+			time.Sleep(retry.Next(5*time.Millisecond, time.Second))
 			continue
 		}
-		pause = 5 * time.Millisecond
+		retry.Reset()
 		select {
 		case room <- struct{}{}:
 		default:

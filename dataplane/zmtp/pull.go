@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"sluice/dataplane/backoff"
 )
 
 // Options of a Pull. A zero value means the default in brackets.
@@ -195,11 +197,12 @@ func isTransientAcceptError(err error) bool {
 // accept accepts connections until Close.
 func (p *Pull) accept() {
 	defer close(p.acceptDone)
-	for pause := 5 * time.Millisecond; ; {
+	var retry backoff.Backoff
+	for {
 		tcp, err := p.listener.AcceptTCP()
 		switch {
 		case err == nil:
-			pause = 5 * time.Millisecond
+			retry.Reset()
 			if p.opt.Listener != nil {
 				_ = tcp.SetKeepAliveConfig(keepAlive) // without it the peer has TCP's defaults
 			}
@@ -208,8 +211,7 @@ func (p *Pull) accept() {
 			return
 		case isTransientAcceptError(err):
 			p.logPeer("no connection can be accepted", "", err)
-			time.Sleep(pause)
-			pause = min(2*pause, time.Second)
+			time.Sleep(retry.Next(5*time.Millisecond, time.Second))
 		default:
 			p.opt.Log.Error("zmq: the socket has failed", "endpoint", p.endpoint, "err", err)
 			return

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/router/worker"
 )
 
@@ -126,7 +127,7 @@ func (t *rankBreaker) failed(why func() string) {
 		return
 	}
 	t.opens++
-	wait := min(f.settings.Load().BreakerTimeout<<min(t.opens-1, 16), maxBreakerTimeout)
+	wait := backoff.Delay(f.settings.Load().BreakerTimeout, maxBreakerTimeout, t.opens-1)
 	t.lastFailure = fmt.Sprintf("rank %d: %d consecutive failures, the last: %s; excluded for %s", t.rank.ID.Rank, n, why(), wait)
 	t.transition(worker.BreakerOpen, wait)
 }

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"sluice/dataplane/backoff"
 )
 
 // apply applies one message to the index and advances the position.
@@ -40,7 +42,7 @@ const maxResyncs = 8
 
 func (f *feed) resyncSoon() {
 	if f.source.ReplayEndpoint != "" && f.resyncAt.IsZero() && f.failedResyncs < maxResyncs {
-		f.resyncAt = time.Now().Add(min(f.options.RetryMin<<min(f.resyncs, 16), f.options.RetryMax))
+		f.resyncAt = time.Now().Add(backoff.Delay(f.options.RetryMin, f.options.RetryMax, f.resyncs))
 		f.resyncs++
 	}
 }

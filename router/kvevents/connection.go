@@ -2,10 +2,10 @@ package kvevents
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
@@ -67,7 +67,8 @@ func (f *feed) open() error {
 // tried again with back-off: during a hot restart the previous process has the port until it
 // releases its feeds.
 func (f *feed) listen() {
-	for wait := time.Duration(0); sleep(f.ctx, wait); wait = jittered(min(max(2*wait, dialMin), dialMax)) {
+	var retry backoff.Backoff
+	for wait := time.Duration(0); backoff.Sleep(f.ctx, wait); wait = backoff.Jitter(retry.Next(dialMin, dialMax)) {
 		acceptor, err := zmtp.Accept(f.source.Endpoint, f.streamOptions("SUB"))
 		if err != nil {
 			if wait == 0 {
@@ -76,6 +77,7 @@ func (f *feed) listen() {
 			f.setConnError(err)
 			continue
 		}
+		retry.Reset()
 		stop := context.AfterFunc(f.ctx, acceptor.Close)
 		acceptor.Run(f.ctx, maxPeers, f.addConn, f.setConnError)
 		stop()
@@ -86,34 +88,17 @@ func (f *feed) listen() {
 // dial connects on a goroutine of its own and retries until it succeeds or the feed ends.
 func (f *feed) dial(wait time.Duration) {
 	f.helpers.Go(func() {
-		for sleep(f.ctx, wait) {
+		var retry backoff.Backoff
+		for backoff.Sleep(f.ctx, wait) {
 			s, err := zmtp.Connect(f.ctx, f.source.Endpoint, f.streamOptions("SUB"))
 			if err == nil {
 				f.addConn(s)
 				return
 			}
 			f.setConnError(err)
-			wait = jittered(min(max(2*wait, dialMin), dialMax))
+			wait = backoff.Jitter(retry.Next(dialMin, dialMax))
 		}
 	})
-}
-
-// jittered returns a random duration from d/2 to 3d/2.
-func jittered(d time.Duration) time.Duration { return d/2 + rand.N(d) }
-
-// sleep returns false if the context ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	if d <= 0 {
-		return ctx.Err() == nil
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // addConn passes a new connection to the feed's goroutine.
@@ -202,7 +187,7 @@ func (f *feed) markLost(l *publisherConn) {
 		// leaves is seen here.
 		f.checkAt = time.Now().Add(f.options.RetryMin)
 	} else {
-		f.dial(jittered(dialMin))
+		f.dial(backoff.Jitter(dialMin))
 	}
 	// The next peer may be another incarnation, with an empty cache. The index keeps the rank's
 	// blocks but does not use them until the engine has proven that it is the same incarnation.

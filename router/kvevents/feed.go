@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
@@ -53,15 +54,15 @@ type feed struct {
 	position
 	inbox          inbox // live messages that arrived during a replay
 	connected      bool
-	suspect        bool      // the connection was lost: the engine may be another incarnation
-	retryAt        time.Time // when a failed replay is retried; zero: none is due
-	backoff        time.Duration
-	noConnectionAt time.Time // when a missing first connection is logged; zero: there was a connection
-	checkAt        time.Time // when the engine is asked whether it has published more
-	checking       bool      // a tail check is running
-	resyncAt       time.Time // when a resync after an unreadable message is due
-	resyncs        int       // in this incarnation
-	failedResyncs  int       // of these, how many met an unreadable message again
+	suspect        bool            // the connection was lost: the engine may be another incarnation
+	retryAt        time.Time       // when a failed replay is retried; zero: none is due
+	retry          backoff.Backoff // of replays
+	noConnectionAt time.Time       // when a missing first connection is logged; zero: there was a connection
+	checkAt        time.Time       // when the engine is asked whether it has published more
+	checking       bool            // a tail check is running
+	resyncAt       time.Time       // when a resync after an unreadable message is due
+	resyncs        int             // in this incarnation
+	failedResyncs  int             // of these, how many met an unreadable message again
 	resume         resumeState
 	shared         sharedPosition
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
@@ -147,13 +148,14 @@ func (l *Loads) run(sub *loadSub) {
 	defer sub.expire(time.Time{})
 	tick := time.NewTicker(loadTTLCheck)
 	defer tick.Stop()
-	for wait := time.Duration(0); sub.wait(tick.C, wait); wait = jittered(min(max(2*wait, dialMin), dialMax)) {
+	var retry backoff.Backoff
+	for wait := time.Duration(0); sub.wait(tick.C, wait); wait = backoff.Jitter(retry.Next(dialMin, dialMax)) {
 		s, err := zmtp.Connect(sub.ctx, sub.endpoint, zmtp.StreamOptions{Type: "SUB", Topic: sub.topic, MaxMessage: maxLoad, Handshake: handshake})
 		if err != nil {
 			continue
 		}
 		if err = l.poller.Watch(s, sub.wake); err == nil {
-			wait = 0
+			retry.Reset()
 			l.read(s, sub, tick.C)
 		}
 		s.Close()

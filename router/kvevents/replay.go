@@ -11,6 +11,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
 )
@@ -60,7 +61,8 @@ func (f *feed) catchUp(resume, suspect bool) {
 	f.wake() // the replay has consumed wake-ups for the feed
 	switch {
 	case err == nil:
-		f.known, f.retryAt, f.backoff = true, time.Time{}, 0
+		f.known, f.retryAt = true, time.Time{}
+		f.retry.Reset()
 		f.markLive()
 		if !f.checking {
 			// The engine may have processed the replay request before the subscription: the feed
@@ -80,11 +82,11 @@ func (f *feed) catchUp(resume, suspect bool) {
 			f.position = position{}
 		}
 		f.known = true
-		f.backoff = min(max(2*f.backoff, f.options.RetryMin), f.options.RetryMax)
-		f.retryAt = time.Now().Add(f.backoff)
+		delay := f.retry.Next(f.options.RetryMin, f.options.RetryMax)
+		f.retryAt = time.Now().Add(delay)
 		f.setState(worker.FeedBroken)
 		f.log.Warn("kv events: replay failed; the rank's overlap is unknown until a replay succeeds",
-			"endpoint", f.source.ReplayEndpoint, "retry_in", f.backoff, "error", err)
+			"endpoint", f.source.ReplayEndpoint, "retry_in", delay, "error", err)
 	}
 }
 
@@ -182,7 +184,7 @@ func (r *replay) connect() (*zmtp.Stream, error) {
 			}
 			s.Close()
 		}
-		if !sleep(ctx, jittered(dialMin)) {
+		if !backoff.Sleep(ctx, backoff.Jitter(dialMin)) {
 			if r.stopping.Load() {
 				return nil, errStopped
 			}

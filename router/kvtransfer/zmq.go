@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"sluice/dataplane/backoff"
 	"sluice/dataplane/zmtp"
 	"sluice/nixl"
 )
@@ -56,13 +57,13 @@ func (w *Watcher) startZMQ(opt *Options) *zmqTier {
 // that grows.
 func (z *zmqTier) run(ctx context.Context) {
 	defer close(z.done)
-	pause := z.retry
+	var retry backoff.Backoff
 	listener := z.opened(ctx)
 	for {
 		pull, err := zmtp.Listen(zmtp.Options{Endpoint: z.endpoint, Listener: listener, Networks: z.networks, Message: func(m []byte) { z.watcher.handleMessage(m) }, Log: z.watcher.log})
 		listener = nil
 		if err == nil {
-			pause = z.retry
+			retry.Reset()
 			z.setSocket(pull)
 			z.setState(nixl.TierUp, pull.Endpoint(), "reports are taken at "+pull.Endpoint())
 			select {
@@ -80,12 +81,9 @@ func (z *zmqTier) run(ctx context.Context) {
 			z.setState(nixl.TierOff, "", "closed")
 			return
 		}
+		pause := retry.Next(z.retry, zmqMaxRetry)
 		z.setState(nixl.TierDown, "", fmt.Sprintf("%v; tried again in %s", err, pause))
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, zmqMaxRetry)
+		backoff.Sleep(ctx, pause)
 	}
 }
 

@@ -223,7 +223,7 @@ func TestCancelIsNoFailure(t *testing.T) {
 
 func TestEngineError(t *testing.T) {
 	err := error(&engineError{url: "http://e", status: 503, cause: errBusy})
-	if err.Error() != `tokenize: cannot ask "http://e": it fails (status 503)` || !errors.Is(err, errBusy) {
+	if err.Error() != `tokenize: cannot ask "http://e": it returned an error (status 503)` || !errors.Is(err, errBusy) {
 		t.Error(err)
 	}
 }

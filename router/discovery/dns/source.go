@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"sluice/dataplane/backoff"
 	"sluice/router/discovery"
 	"sluice/router/worker"
 )
@@ -63,7 +64,7 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 		switch {
 		case err != nil:
 			set.Failed(err)
-			wait = min(s.MinInterval<<min(failed, 6), s.MaxInterval)
+			wait = backoff.Delay(s.MinInterval, s.MaxInterval, failed)
 			failed++
 		case len(targets) == 0 && empty+1 < emptyLookups:
 			empty++

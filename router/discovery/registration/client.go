@@ -10,6 +10,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"sluice/dataplane/backoff"
 )
 
 // Client registers one worker with one router and keeps it registered.
@@ -39,7 +41,7 @@ func (c *Client) Run(ctx context.Context, a *Announcement) error {
 		if c.OnResult != nil {
 			c.OnResult(lease, err)
 		}
-		wait := min(minRetryPause<<min(failed, 8), maxRetryPause)
+		wait := backoff.Delay(minRetryPause, maxRetryPause, failed)
 		switch {
 		case err == nil:
 			failed, wait = 0, time.Duration(lease.RenewSeconds*float64(time.Second))
