@@ -15,13 +15,12 @@ import (
 	"sluice/router/worker"
 )
 
-// maxSuspects bounds how many engines may break (close or reset the connection
-// after the request was sent, hang until the time-out, or say that they die)
-// under one request: a request that kills its engine must not be walked through
-// the fleet.
+// maxSuspects bounds how many engines may break during one request: close or reset the
+// connection after the request was sent, hang until the time-out, or report that they exit.
+// A request that kills engines must not be tried on the whole fleet.
 const maxSuspects = 2
 
-// runWhole runs a request on one rank, elsewhere again while that is safe.
+// runWhole runs a request on one rank, and again on another while that is safe.
 func (q *request) runWhole() {
 	for q.attempt = 1; ; q.attempt++ {
 		if !q.shouldRetry(q.decode(schedule.WholeLeg)) {
@@ -30,9 +29,9 @@ func (q *request) runWhole() {
 	}
 }
 
-// runDisaggregated runs the pair of legs in the family's order. A pair that
-// fails before the client has seen a byte is run again with other ranks; when
-// prefill cannot be had, decode does the whole request.
+// runDisaggregated runs the pair of legs in the family's order. A pair that fails before the
+// client got a byte runs again on other ranks. Without a prefill worker decode does the
+// whole request.
 func (q *request) runDisaggregated() {
 	tried := false
 	for q.attempt = 1; ; q.attempt++ {
@@ -78,9 +77,8 @@ func (q *request) runDisaggregated() {
 	}
 }
 
-// beginAttempt makes a new pair of legs: chooses the prefill rank, by cost, before
-// anything is sent (and decode's with it, see joint), and learns what the family
-// must know of it.
+// beginAttempt begins a new pair of legs. It chooses the prefill rank by cost, with the decode
+// rank where choosesJointly says so, and fetches the facts that the family needs of it.
 func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	q.setPinned(false)
 	q.resetHandover()
@@ -116,7 +114,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	return prefill, end
 }
 
-// resetHandover forgets the last attempt's pair.
+// resetHandover drops the pair of the last attempt.
 func (q *request) resetHandover() {
 	q.prefilled = false
 	q.unwatchTransfer()
@@ -130,11 +128,11 @@ func (q *request) resetHandover() {
 	}
 }
 
-// fallBackToPlainDecode gives the whole request to decode, or answers and returns false
-// where the configuration or the family forbids it.
+// fallBackToPlainDecode has decode do the whole request. It answers and returns false where
+// the configuration or the family forbids that.
 func (q *request) fallBackToPlainDecode() bool {
 	q.handover.Handle = nil
-	if q.x.ClientGone() { // an engine that is hung up may still answer, with nothing
+	if q.x.ClientGone() { // an engine whose call was half-closed may still answer, with nothing
 		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
 		return false
 	}
@@ -158,7 +156,7 @@ func (q *request) fallBackToPlainDecode() bool {
 	return true
 }
 
-// pluralize is a number of things.
+// pluralize formats a number with its noun.
 func pluralize(n int, one, many string) string {
 	if n == 1 {
 		many = one
@@ -166,7 +164,7 @@ func pluralize(n int, one, many string) string {
 	return strconv.Itoa(n) + " " + many
 }
 
-// waitedSuffix says for an error how long the request's retries have waited for workers.
+// waitedSuffix is the part of an error that says how long retries waited for workers.
 func (q *request) waitedSuffix() string {
 	if q.waited == 0 {
 		return ""
@@ -174,8 +172,8 @@ func (q *request) waitedSuffix() string {
 	return " and " + q.waited.Round(time.Millisecond).String() + " of waiting for a worker"
 }
 
-// shouldRetry says whether a leg's end calls for another attempt; when not, the
-// request has been answered.
+// shouldRetry reports whether a leg's end calls for another attempt. Otherwise the request
+// has been answered.
 func (q *request) shouldRetry(end legEnd) bool {
 	if end == legAnswered {
 		return false
@@ -184,8 +182,8 @@ func (q *request) shouldRetry(end legEnd) bool {
 	return true
 }
 
-// mayRetry says whether a failed leg may be run again. Where its engine went down and
-// there is no other it waits for one, or for that engine (awaitCandidate).
+// mayRetry reports whether a failed leg may run again. Where its engine went down and there is
+// no other it waits for that engine or another (awaitCandidate).
 func (q *request) mayRetry(leg schedule.LegKind, down bool) bool {
 	if !q.triesLeft() || q.pastDeadline() || q.suspects >= maxSuspects || q.hasHandle && !q.unsent {
 		return false
@@ -196,7 +194,7 @@ func (q *request) mayRetry(leg schedule.LegKind, down bool) bool {
 	return q.withdrawRetry()
 }
 
-// hasCandidate says whether a candidate is left that has not failed this request.
+// hasCandidate reports whether a candidate is left that has not failed this request.
 func (q *request) hasCandidate(candidates []*worker.Rank) bool {
 	for _, c := range candidates {
 		if !q.isExcluded(c) {
@@ -215,11 +213,11 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 	return false
 }
 
-// legRequestID is the request id the engines see: the client's own for the first
-// attempt, with "-2", "-3" for later ones, because engines before vLLM 0.14 go
-// wrong on an id they have seen. Clients send one id twice, at once too; where that
-// would join two requests (joinsByRequestID) a pair's legs have an end of their own, which no
-// engine takes for its own random one (eight hexadecimal digits).
+// legRequestID is the request id that the engines get: the client's own for the first
+// attempt, with the suffix "-2", "-3" for later ones, because engines before vLLM 0.14 fail
+// on an id that they have seen. Clients may send one id twice, even at once. Where that would
+// join two requests (joinsByRequestID), the legs of a pair have a suffix of their own, which
+// no engine confuses with its random suffix (eight hexadecimal digits).
 func (q *request) legRequestID() string {
 	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.joinsByRequestID()
 	if n <= 1 && !unique {
@@ -236,22 +234,22 @@ func (q *request) legRequestID() string {
 	return string(id)
 }
 
-// joinsByRequestID says whether the engines of the pair know its hand-over by X-Request-Id
-// alone. Both are of one release, or refuse each other; where neither has told which, it
-// may be an old one. A newer one may be started so that it does (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION);
-// that is known from its first handle on.
+// joinsByRequestID reports whether the engines of the pair know its hand-over by X-Request-Id
+// alone. Engines of different releases refuse each other; where the release is unknown it may
+// be an old one. A newer engine may be started without random suffixes
+// (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION), which the runner learns from its first handle.
 func (q *request) joinsByRequestID() bool {
 	if q.plan.Traits.JoinsByRequestID || !q.plan.Traits.OldJoinsByRequestID || q.handover.Prefill == nil {
 		return q.plan.Traits.JoinsByRequestID
 	}
 	rank := q.handover.Prefill
 	if rank.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
-		rank = q.plan.Decode[0] // a sidecar's own engine is asked, those that requests name are not
+		rank = q.plan.Decode[0] // a sidecar probes its own engine, not those that requests name
 	}
 	return !versionAtLeast(rank, 0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
 }
 
-// legHeaders makes the header lines of one leg.
+// legHeaders returns the header lines of one leg.
 func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
 	q.fields = q.x.ForwardFields(q.fields[:0])
 	id := q.handover.RequestID
@@ -265,7 +263,7 @@ func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
 	return q.fields
 }
 
-// legPath is where the leg goes.
+// legPath is the path of the leg's endpoint.
 func (q *request) legPath() string {
 	if q.legRequest.Path != "" {
 		return q.legRequest.Path
@@ -273,7 +271,7 @@ func (q *request) legPath() string {
 	return q.x.Endpoint.Path
 }
 
-// legBody makes the segments of the leg's body.
+// legBody returns the segments of the leg's body.
 func (q *request) legBody() [][]byte {
 	if q.legRequest.Body != nil {
 		q.segments = append(q.segments[:0], q.legRequest.Body)
@@ -283,18 +281,18 @@ func (q *request) legBody() [][]byte {
 	return q.segments
 }
 
-// failure sorts a failed engine call.
+// failure is the class of a failed engine call.
 type failure struct {
 	reason front.Reason
 	// unsent: the engine has seen nothing of the request.
 	unsent bool
-	// suspect: the engine broke with the request in hand.
+	// suspect: the engine broke while it had the request.
 	suspect bool
 	// engineFault: the failure counts against the worker's health.
 	engineFault bool
 	// down: the engine is gone, or its connection broke. It may come back soon.
 	down bool
-	// refused: the connection was refused at once, which costs a request no try.
+	// refused: the connection was refused, which does not count as a try.
 	refused bool
 }
 
@@ -312,14 +310,14 @@ func classify(err error) failure {
 	case errors.Is(err, upstream.ErrMemory):
 		return failure{reason: front.BudgetExhausted}
 	case errors.Is(err, upstream.ErrFrozen):
-		f.engineFault = false // the fleet found it out
+		f.engineFault = false // the fleet knows
 		f.suspect = !f.unsent
 		f.down = true
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout
-		// A slow answer to a long prompt is no sign of ill health; a connection
-		// that cannot be made is. But a request that hangs engines must not be
-		// walked through the fleet either.
+		// A slow answer to a long prompt does not mean that the engine is unhealthy; a
+		// connection that cannot be made does. A request that hangs engines must not be tried
+		// on the whole fleet either.
 		f.engineFault, f.down = f.unsent, f.unsent
 		f.suspect = !f.unsent
 	case errors.Is(err, upstream.ErrContentEncoding), errors.Is(err, upstream.ErrRedirect):
@@ -334,7 +332,7 @@ func classify(err error) failure {
 	return f
 }
 
-// exclusionReason is why a rank with such a failure is excluded from the request's further tries.
+// exclusionReason is the reason to exclude a rank with such a failure from further tries.
 func (f failure) exclusionReason() exclusionReason {
 	if f.down {
 		return excludedDown
@@ -342,8 +340,8 @@ func (f failure) exclusionReason() exclusionReason {
 	return excludedError
 }
 
-// recordFailure books a failed leg: against the worker, against the request, in the
-// log and for explain. It says how the failure sorts.
+// recordFailure counts a failed leg against the worker and the request, logs it, and adds it
+// to the explain record. It returns the class of the failure.
 func (q *request) recordFailure(r *worker.Rank, leg string, err error) failure {
 	f := classify(err)
 	if f.engineFault && !q.pastDeadline() {
@@ -353,7 +351,7 @@ func (q *request) recordFailure(r *worker.Rank, leg string, err error) failure {
 	return f
 }
 
-// applyFailure is failed for a worker that has been told of already.
+// applyFailure is recordFailure for a failure that the fleet knows already.
 func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error) {
 	q.unsent = f.unsent
 	if f.suspect {
@@ -367,8 +365,8 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
 }
 
-// endFailedLeg takes in that a leg failed, or that its hand-over is lost or its client gone:
-// then, over, end is what follows.
+// endFailedLeg ends a leg that failed. When its hand-over is lost or its client is gone, done
+// is true and end is what follows.
 func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done bool) {
 	if !q.acceptAnswer() {
 		return f, q.endLostHandover(l), true
@@ -383,8 +381,8 @@ func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done b
 	return f, legRetry, false
 }
 
-// retryOrRefuse runs the attempt again behind a failed leg where it may be, if again; else it
-// tells the client.
+// retryOrRefuse runs the attempt of a failed leg again if retry is set and mayRetry allows it.
+// Otherwise it refuses the request.
 func (q *request) retryOrRefuse(f failure, l *leg, err error, retry bool) legEnd {
 	if retry && q.mayRetry(l.kind, f.down) {
 		return legRetry
@@ -396,7 +394,7 @@ func (q *request) retryOrRefuse(f failure, l *leg, err error, retry bool) legEnd
 	return legAnswered
 }
 
-// triesSuffix says for an error how often a leg was tried, "" where once.
+// triesSuffix is the part of an error that says how often a leg was tried, "" for once.
 func (q *request) triesSuffix(leg schedule.LegKind) string {
 	n := q.tries[leg]
 	if n < 2 && q.waited == 0 {
@@ -405,8 +403,8 @@ func (q *request) triesSuffix(leg schedule.LegKind) string {
 	return ", after " + pluralize(n, "try", "tries") + q.waitedSuffix()
 }
 
-// handleBrokenAnswer takes in that an answer broke off behind its head, of which the client has seen
-// nothing. One that took too long is not waited for again.
+// handleBrokenAnswer ends a leg whose answer broke off after its head, when the client has
+// got nothing of it. After a time-out the request does not run again.
 func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
 	f, end, done := q.endFailedLeg(l, err)
 	if done {
@@ -415,16 +413,17 @@ func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
 	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout)
 }
 
-// isRetryableStatus: statuses that speak of the worker's state, not of the request.
+// isRetryableStatus reports whether a status is about the worker's state and not about the
+// request.
 func isRetryableStatus(status int) bool {
 	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
 }
 
-// engineDeadMarkers are what an engine says in the 500 that is its last answer: the core
-// process is dead and the HTTP server about to end (vLLM, EngineDeadError).
+// engineDeadMarkers are in the 500 that is an engine's last answer: its core process is dead
+// and its HTTP server is about to exit (vLLM, EngineDeadError).
 var engineDeadMarkers = [...][]byte{[]byte("EngineCore encountered an issue"), []byte("EngineDeadError")}
 
-// engineDied says whether an answer tells that the engine ends with this request.
+// engineDied reports whether an answer says that the engine exits.
 func engineDied(status int, body []byte) bool {
 	if status != 500 {
 		return false

@@ -17,46 +17,45 @@ import (
 	"sluice/router/worker"
 )
 
-// concurrentPrefill is the prefill leg of a Concurrent pair. It runs on a goroutine of its
-// own and may outlive the request's scratch, so it holds copies: of its body,
-// its header lines, and what is needed to close its books. Its end is bounded
-// by the prefill time-out.
+// concurrentPrefill is the prefill leg of a Concurrent pair. It runs on its own goroutine
+// and may outlive the request, so it has copies of its body and header lines, and its own
+// account. timeouts.prefill bounds it.
 //
-// When it fails before decode has made a token it cuts the decode leg; whoever reads
-// that leg's end finds the reason here behind wait.
+// When it fails before decode has made a token it cancels the decode leg. The goroutine that
+// then sees decode's end calls wait and finds the reason in failed, status and err.
 //
-// Two have it, the request and the goroutine, and whoever is done with it last (drop)
-// gives its memory to the next pair, unless somebody else may look at it yet: a stream, or
-// what takes both legs down for a client that left (keep).
+// The request and the leg's goroutine each call drop when they are done with it. The last
+// drop returns it to the pool, unless retain was called: a stream, or the goroutine that
+// ends both legs for a client that disconnected, may use it later.
 type concurrentPrefill struct {
 	legRecord
 	family    Family
-	peerInfo  string // that decode was given
+	peerInfo  string // what the decode leg contains
 	requestID string
 	call      upstream.Call
 	decode    upstream.Call // the other leg's
 	detachedLeg
 	tokens int             // of the prompt
-	keys   []blockhash.Seq // of the approximate index; nil where events tell
+	keys   []blockhash.Seq // of the approximate index; nil for ranks with KV events
 
-	cached        atomic.Int64 // as the engine reported, -1 not (yet)
-	handoverState atomic.Int32 // whose word came first, see handoverPending
+	cached        atomic.Int64 // as the engine reported; -1: not yet, or not at all
+	handoverState atomic.Int32 // see handoverPending
 
-	done  sync.WaitGroup // over at the end; what follows is set before
-	ended atomic.Bool    // it is
-	// failed says that the leg ended badly by itself, not by a cut.
+	done  sync.WaitGroup // done when the leg has ended; the fields below are set before
+	ended atomic.Bool
+	// failed: the leg failed by itself and was not cancelled.
 	failed bool
 	err    error // nil with a status
 	answer []byte
 
-	refs     atomic.Int32 // who have not dropped it
+	refs     atomic.Int32 // users that have not called drop
 	retained atomic.Bool
 
-	runAlone, abortBoth, cutBoth func() // run, leave, and both Cuts; made once
+	runAlone, abortBoth, cutBoth func() // run, abort, and cancel of both calls; made once
 	buffers                      *concurrentBuffers
 }
 
-// concurrentBuffers is what the leg needs while it runs: none of it stays with a stream.
+// concurrentBuffers is memory that the leg needs while it runs. A stream keeps none of it.
 type concurrentBuffers struct {
 	keys             []blockhash.Seq
 	answer           []byte
@@ -72,7 +71,7 @@ func newConcurrentPrefill() *concurrentPrefill {
 	return b
 }
 
-// retain leaves b to somebody beyond its two users, for good.
+// retain keeps b out of the pool, because a third user may have it for good.
 func (b *concurrentPrefill) retain() { b.retained.Store(true) }
 
 // drop is called by each of the two when it is done with b.
@@ -98,24 +97,24 @@ func (b *concurrentPrefill) drop() {
 // wait returns when the leg has ended.
 func (b *concurrentPrefill) wait() { b.done.Wait() }
 
-// Who had the first word on the hand-over: decode, by making a token, for which it
-// needs all the KV, or prefill, by failing. What comes second changes nothing: a
-// prefill that fails afterwards does not cut the stream, and the first bytes of a
-// decode whose prefill has failed do not go to the client.
+// The values of handoverState. The first of two events decides: decode makes a token, for
+// which it needs all the KV, or prefill fails. The second changes nothing: a prefill that
+// fails later does not cancel the stream, and the first bytes of a decode whose prefill has
+// failed do not go to the client.
 const (
 	handoverPending int32 = iota
 	handoverDone
 	handoverFailed
 )
 
-// completeHandover says that decode has made a token; false: prefill failed before, and the
-// decode leg is cut.
+// completeHandover records that decode has made a token. It returns false when prefill had
+// failed before; the decode leg is then cancelled.
 func (b *concurrentPrefill) completeHandover() bool {
 	return b == nil || b.handoverState.CompareAndSwap(handoverPending, handoverDone) || b.handoverState.Load() == handoverDone
 }
 
-// startConcurrentPrefill sends the leg that the Family wrote; nil when there is no memory for a
-// copy of its body, which the leg may need longer than the client's request lives.
+// startConcurrentPrefill sends the leg that the Family wrote. It returns nil when the memory
+// budget has no room for a copy of the leg's body, which must last longer than the request.
 func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPrefill {
 	rank := choice.Rank
 	b := q.r.concurrentPrefills.Get()
@@ -153,7 +152,8 @@ type detachedLeg struct {
 	fields      []upstream.Field
 }
 
-// detachLeg copies the leg that the Family wrote; false when there is no memory for it.
+// detachLeg copies the leg that the Family wrote into p. It returns false when the memory
+// budget has no room for it.
 func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
 	size := 0
 	for _, s := range q.legBody() {
@@ -174,13 +174,13 @@ func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
 	return true
 }
 
-// releaseBody gives the memory back.
+// releaseBody returns the body to the budget.
 func (p *detachedLeg) releaseBody() {
 	p.body.Release()
 	p.segment[0], p.req = nil, upstream.Request{}
 }
 
-// copyFields makes lines such a copy, which lasts until the next.
+// copyFields copies src into p.fields, which the next call overwrites.
 func (p *detachedLeg) copyFields(src []upstream.Field) {
 	size := 0
 	for i := range src {
@@ -217,8 +217,8 @@ func (b *concurrentPrefill) run() {
 		if b.failed = b.status != 200; !b.failed {
 			cached := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(cached))
-			// So its rate is learned, of the hand-over's time too where prefill answers
-			// after it: time that such a worker takes for each of its prompts.
+			// The rank's rate is learned from this. Where prefill answers after the transfer,
+			// the rate includes the transfer, which such a worker needs for each prompt.
 			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, cached, 0)
 			b.r.learnCached(b.rank, b.keys, b.tokens, int(b.predicted), cached, b.elapsed())
@@ -238,15 +238,15 @@ func (b *concurrentPrefill) run() {
 	b.ended.Store(true)
 	b.done.Done()
 	if b.failed && b.handoverState.CompareAndSwap(handoverPending, handoverFailed) {
-		b.decode.Cancel() // it would wait for blocks that never come
+		b.decode.Cancel() // it would wait for blocks that never arrive
 	}
 }
 
-// errStalePeerInfo: the fact that decode was given of prefill is not true any more.
-var errStalePeerInfo = errors.New("prefill is another engine than decode was told")
+// errStalePeerInfo: the decode leg named a prefill engine that has restarted since.
+var errStalePeerInfo = errors.New("the prefill engine has restarted and is not the one that the decode request names")
 
-// checkPeerInfo reads from prefill's answer whether decode was told the truth: an
-// engine that has started anew is met by nobody, and decode would wait long.
+// checkPeerInfo checks with prefill's answer that the decode leg named the right engine. No
+// engine answers for one that has restarted, and decode would wait long.
 func (b *concurrentPrefill) checkPeerInfo() {
 	learner, ok := b.family.(PeerInfoLearner)
 	if !ok {
@@ -267,7 +267,8 @@ func (b *concurrentPrefill) checkPeerInfo() {
 	}
 }
 
-// cachedOr is how many tokens prefill found cached, other when that is not known.
+// cachedOr is the number of tokens that prefill found cached, or fallback when the engine has
+// not reported it.
 func (b *concurrentPrefill) cachedOr(fallback int) int {
 	if n := b.cached.Load(); n >= 0 {
 		return int(n)
@@ -275,8 +276,9 @@ func (b *concurrentPrefill) cachedOr(fallback int) int {
 	return fallback
 }
 
-// awaitPrefillAnswer waits for prefill's answer where the client is due a part of it (Joiner); an error:
-// there is none, for handleConcurrentFailure to sort. Who leaves meanwhile ends the leg, and so the wait.
+// awaitPrefillAnswer waits for prefill's answer where the client gets a part of it
+// (AnswerMerger). Its error is for handleConcurrentFailure. A client that disconnects ends
+// the leg, and so the wait.
 func (q *request) awaitPrefillAnswer() error {
 	b := q.concurrent
 	if b == nil {
@@ -290,14 +292,14 @@ func (q *request) awaitPrefillAnswer() error {
 		return upstream.ErrCancelled
 	}
 	if b.answer != nil {
-		q.handover.Answer, b.answer = b.answer, nil // the stream keeps b, and need not keep this too
+		q.handover.Answer, b.answer = b.answer, nil // the stream keeps b, but needs no second copy of this
 	}
 	return nil
 }
 
-// leasePrefillAnswer has prefill's answer, where every event of a stream repeats a part of it
-// (Joiner), last as long as the stream, and counted in limits.memory_budget; false when there
-// is no memory for it.
+// leasePrefillAnswer copies prefill's answer into memory that lasts as long as the stream and
+// counts in limits.memory_budget, where every event repeats a part of it (AnswerMerger). It
+// returns false when the budget has no room for it.
 func (q *request) leasePrefillAnswer(resp *upstream.Response) (ok bool) {
 	if _, merges := q.answerRewriter().(AnswerMerger); !merges || resp.Status != 200 || !isEventStream(resp) {
 		return true
@@ -314,7 +316,7 @@ func (q *request) refuseForMemory() {
 	q.refuse(front.BudgetExhausted, "the memory for request bodies (limits.memory_budget) is spent; try again", time.Second)
 }
 
-// hasFailed says whether the leg has ended badly by now.
+// hasFailed reports whether the leg has failed so far.
 func (b *concurrentPrefill) hasFailed() bool {
 	if b == nil {
 		return false
@@ -322,12 +324,11 @@ func (b *concurrentPrefill) hasFailed() bool {
 	return b.ended.Load() && b.failed
 }
 
-// abort takes both legs down for a client that has left, when decode's head has come:
-// prefill at once, decode when prefill has ended. Prefill may have its
-// blocks ready by then, answered or not, and keeps them for minutes if no decode asks
-// for them; an engine that has admitted decode tells it, on a cut, to let them go. It
-// waits for nothing itself; what it starts ends with prefill's leg, within a second
-// for an engine that does not mind the hang-up.
+// abort carries cancelPrefillFirst out. Prefill may have its blocks ready when its call is
+// half-closed, and keeps them for minutes if no decode asks for them; an engine that has
+// admitted decode tells prefill to free them when decode is cancelled. abort does not wait;
+// the goroutine that it starts ends with the prefill leg, within a second for an engine that
+// ignores the half-close.
 func (b *concurrentPrefill) abort() {
 	b.retain()
 	b.call.HalfClose()
@@ -352,13 +353,13 @@ func (b *concurrentPrefill) cancelSoon() {
 	time.AfterFunc(prefillAnswerGrace, b.call.Cancel)
 }
 
-// prefillFailureGrace is how long a prefill leg may take to end by itself when its decode has
-// failed: the death of a prefill engine fails both, and either may be seen first.
+// prefillFailureGrace is how long a prefill leg may take to end by itself when its decode leg
+// has failed: the death of a prefill engine fails both, in either order.
 const prefillFailureGrace = 50 * time.Millisecond
 
-// endConcurrentPrefill cuts the leg beside and waits for its end. An answer that is on its way
-// is read where the blocks it speaks of can be freed (releaseKVDetached). settles says that decode's
-// failure may be the consequence of prefill's.
+// endConcurrentPrefill cancels the prefill leg and waits for its end. Where its blocks can be
+// freed (releaseKVDetached) it half-closes the call, so that an answer under way is read.
+// awaitFailure says that decode may have failed because prefill did.
 func (q *request) endConcurrentPrefill(awaitFailure bool) {
 	if b := q.concurrent; awaitFailure && !b.call.Cancelled() {
 		for end := time.Now().Add(prefillFailureGrace); !b.ended.Load() && time.Now().Before(end); {
@@ -373,7 +374,7 @@ func (q *request) endConcurrentPrefill(awaitFailure bool) {
 	q.concurrent.wait()
 }
 
-// runConcurrent runs a Concurrent pair: prefill beside, decode here.
+// runConcurrent runs a Concurrent pair: prefill on its own goroutine, decode on this one.
 func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 	choice, ok := q.acquireDecode(schedule.DecodeLeg)
 	if !ok && q.awaitCandidate(schedule.DecodeLeg) {
@@ -397,16 +398,16 @@ func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 		return legAnswered
 	}
 	if q.transfer != nil {
-		b.retain() // it may cut decode's call until it is closed
+		b.retain() // the watcher may cancel decode's call until it is closed
 	}
 	q.concurrent = b
 	end := q.runConcurrentDecode(&choice, &b.decode)
 	q.concurrent = nil
-	b.drop() // not behind a panic, where its cut may be armed yet
+	b.drop() // not deferred: after a panic the front may still have its cancel functions
 	return end
 }
 
-// runConcurrentDecode is decode's part of it.
+// runConcurrentDecode is the decode leg of runConcurrent.
 func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
 	l := q.startLeg(schedule.DecodeLeg, choice, call)
 	resp, err := q.callDecode(&l)
@@ -416,17 +417,16 @@ func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Ca
 	return q.handleAnswer(&l, resp)
 }
 
-// handleConcurrentFailure takes in that the decode leg of a Concurrent pair failed, or was
-// cut: by the client's leaving, because prefill failed, or because the hand-over is
-// lost.
+// handleConcurrentFailure ends a decode leg of a Concurrent pair that failed or was cancelled:
+// by the client's disconnect, because prefill failed, or because the hand-over is lost.
 func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
 	b, elapsed := q.concurrent, l.elapsed()
-	clientGone := b.call.Cancelled() // by its client's leaving: nobody else has cut it so far
+	clientGone := b.call.Cancelled() // nothing but a disconnect has cancelled it so far
 	q.endConcurrentPrefill(!classify(err).unsent)
 	l.release()
 	rank := l.rank
 	switch {
-	case clientGone: // whatever else went wrong is of our making, and nobody waits for more
+	case clientGone: // anything else that failed is a consequence
 		l.completeAfter(q.abortReason(), elapsed)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered
@@ -447,15 +447,15 @@ func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
 	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began.time()))
 }
 
-// errTransfer: a decode engine says that the KV did not come. It is well itself.
+// errTransfer: a decode engine, which is healthy, reports that the KV did not arrive.
 var errTransfer = errors.New("the transfer of the KV failed")
 
-// transferError is in the answer of an SGLang decode engine (500) whose KV did not come,
-// because prefill's engine is gone or the network between them.
+// transferError is in the answer of an SGLang decode engine (500) whose KV did not arrive,
+// because prefill's engine or the network between them is gone.
 var transferError = []byte("KVTransferError(")
 
-// handleTransferFailure takes in that the KV of a Concurrent pair did not come to a decode engine,
-// which says so. The pair is run again; that engine may decode it.
+// handleTransferFailure runs a Concurrent pair again whose decode engine reports that the KV
+// did not arrive. That decode engine may be chosen again.
 func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Rank) legEnd {
 	q.r.peerInfos.remove(b.rank)
 	q.unsent = false
@@ -464,15 +464,15 @@ func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Ran
 	return q.retryHandover(b.rank, front.UpstreamFailed, errTransfer)
 }
 
-// handlePrefillFailure takes in that the prefill leg of a Concurrent pair failed.
+// handlePrefillFailure decides what follows a failed prefill leg of a Concurrent pair.
 func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
-	if errors.Is(b.err, errStalePeerInfo) { // the true one is known by now
+	if errors.Is(b.err, errStalePeerInfo) { // checkPeerInfo has stored the right one
 		q.noteFallback("stale_fact", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
 		q.awaitReturn(b.rank)
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
-	if errors.Is(b.err, upstream.ErrMemory) { // another engine's answer would find none either
+	if errors.Is(b.err, upstream.ErrMemory) { // another engine's answer would not fit either
 		q.refuseForMemory()
 		return legAnswered
 	}
@@ -484,7 +484,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
 	if b.err == nil && !isRetryableStatus(int(b.status)) {
-		// What prefill refuses decode would refuse too: the client's to see.
+		// Decode would refuse the request too, so the client gets prefill's refusal.
 		q.endExplain(schedule.Outcome{
 			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
@@ -507,11 +507,11 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		q.refuse(reason, fmt.Sprintf("%d engines failed while they held this request; it is not tried on a third: %s", q.suspects, upstream.ClientMessage(err)), 0)
 		return legAnswered
 	}
-	return q.retryHandover(b.rank, reason, err) // another prefill worker, or what there is without one
+	return q.retryHandover(b.rank, reason, err)
 }
 
-// retryHandover lets a Concurrent pair whose prefill went wrong run again, if the
-// pool's budget has it; else decode does it all, or the request is refused.
+// retryHandover runs a Concurrent pair again whose prefill failed, if the pool's retry budget
+// allows it. Otherwise decode does the whole request, or the request is refused.
 func (q *request) retryHandover(rank *worker.Rank, reason front.Reason, err error) legEnd {
 	switch {
 	case q.withdrawRetry():

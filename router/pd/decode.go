@@ -10,18 +10,19 @@ import (
 	"sluice/router/schedule"
 )
 
+// legEnd is what follows a leg.
 type legEnd int
 
 const (
 	legAnswered    legEnd = iota // the client has its answer
-	legRetry                     // failed before a byte went out: run the attempt again
-	legDeclined                  // a trial decode holds too little of the prompt
-	legPlainDecode               // decode is to do the whole request
+	legRetry                     // failed before the client got a byte: run the attempt again
+	legDeclined                  // a trial decode has too little of the prompt cached
+	legPlainDecode               // decode does the whole request
 )
 
-// decode runs the last leg: decode with the handle, plain decode without one, or
-// the whole request. With a handle it may try more than one rank, as long as no
-// engine has seen the handle and the lease lasts.
+// decode runs the last leg: decode with the handle, decode alone without one, or the whole
+// request. With a handle it may try several ranks, while no engine has seen the handle and
+// the lease lasts.
 func (q *request) decode(kind schedule.LegKind) legEnd {
 	opt := q.settings
 	for try := 1; ; try++ {
@@ -48,7 +49,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 				return legAnswered
 			}
 			if try <= maxFreeTries && q.awaitCandidate(kind) {
-				continue // and look at the lease again
+				continue // the lease may be over by now
 			}
 			q.refuseNoRank(kind)
 			return legAnswered
@@ -76,8 +77,8 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 	}
 }
 
-// mayResend says whether a leg that no engine has seen is to be sent once more as it is,
-// in the same attempt; it may have waited for a rank.
+// mayResend reports whether a leg that no engine has seen is sent again unchanged, in the
+// same attempt. It may wait for a rank.
 func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
 	if !f.unsent || q.plan.Traits.NamesDecode || q.pastDeadline() {
 		return false
@@ -88,7 +89,7 @@ func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
 	return f.refused && try < maxFreeTries && q.awaitCandidate(leg)
 }
 
-// refuseNoRank refuses a request whose leg no rank is left for.
+// refuseNoRank refuses a request for whose leg no rank is left.
 func (q *request) refuseNoRank(leg schedule.LegKind) {
 	if q.refuseIfGone() {
 		return
@@ -122,25 +123,26 @@ func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	}
 }
 
-// decodeTimedOut says whether a decode leg's whole time is over; a head that does not come
-// in timeouts.first_byte may be waited for elsewhere.
+// decodeTimedOut reports whether a decode leg has used timeouts.decode. When only
+// timeouts.first_byte has passed without a head, another rank may be tried.
 func (q *request) decodeTimedOut(began time.Time) bool {
 	return !q.stream || q.pastDeadline() || time.Since(began) >= q.settings.Timeouts.Decode
 }
 
-// leaseExpired: decode sent after the prefill engine's lease reads freed memory
-// and still answers 200, so the router keeps the lease itself.
+// leaseExpired reports whether decode must not be sent any more. A decode engine that gets
+// the handle after prefill's lease reads freed memory and still answers 200, so the router
+// watches the lease itself.
 func (q *request) leaseExpired() bool {
 	return !q.plan.Traits.NoLease && time.Until(q.leaseDeadline()) < q.pd.LeaseMargin
 }
 
-// leaseDeadline is when the prefill engine lets go of the handle's blocks, by what is known
-// of its releases: later than a lease from its answer where the router renews it.
+// leaseDeadline is when the prefill engine frees the handle's blocks: one lease after its
+// answer, or later where the router renews the lease.
 func (q *request) leaseDeadline() time.Time {
 	return q.kv.held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
-// reserveDecode chooses the decode rank before the prefill leg, which names it.
+// reserveDecode chooses the decode rank before the prefill leg, where that leg names it.
 func (q *request) reserveDecode() bool {
 	if q.reservedDecode.Rank != nil {
 		return true
@@ -151,8 +153,8 @@ func (q *request) reserveDecode() bool {
 	return ok
 }
 
-// acquireDecode is the choice booked before, once, or a new one: where there was
-// none, and where its rank has left or failed meanwhile and no handle names it.
+// acquireDecode returns the reserved choice, once. It makes a new choice when there is none,
+// or when the reserved rank has left or failed and no handle names it.
 func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	candidates := q.candidates(leg)
 	if c := q.reservedDecode; c.Rank != nil {
@@ -166,8 +168,8 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	return q.choose(leg, candidates)
 }
 
-// callDecode sends the leg and waits for the response head, under the rule of
-// "client gone" that fits it.
+// callDecode sends the leg and waits for the response head. The abort rule of phaseDecode is
+// armed meanwhile.
 func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
 	q.legRequest.reset()
@@ -180,7 +182,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	if q.handover.WantTokenIDs && q.legRequest.Body == nil {
 		q.legRequest.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
 	}
-	head := time.Duration(0) // a whole answer's head comes with its end
+	head := time.Duration(0) // the head of an answer that is no stream comes with its end
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
@@ -204,7 +206,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	return resp, err
 }
 
-// tokensToCompute is how many prompt tokens the decode leg may have to compute.
+// tokensToCompute is the number of prompt tokens that the decode leg may have to compute.
 func (q *request) tokensToCompute() int {
 	if q.decodeByFamily {
 		return 0
@@ -212,11 +214,11 @@ func (q *request) tokensToCompute() int {
 	return q.prompt.Count
 }
 
-// decodeDeadline is the end of a decode leg's time, which the caller's deadline does not cut
-// short: an engine that meets the end of the connection first leaves blocks to the lease.
+// decodeDeadline is the end of a decode leg's time. The caller's deadline does not shorten
+// it: the abort rule ends the leg then, so that no blocks stay until the lease ends.
 func (q *request) decodeDeadline(began time.Time) time.Time {
 	if !q.legDeadline.IsZero() {
-		return q.legDeadline // it counts on where the stream goes on elsewhere
+		return q.legDeadline // a stream that migrates keeps the deadline of its first leg
 	}
 	return began.Add(q.settings.Timeouts.Decode)
 }

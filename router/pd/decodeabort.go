@@ -10,62 +10,62 @@ import (
 	"sluice/router/worker"
 )
 
-// decodeAbort takes a decode leg down for a client that left before the leg's head came.
-// A decode that holds a handle must be in its engine's hands before it is cut: an
-// engine that meets the end of the connection first drops the request and tells
-// prefill nothing, and the blocks stay until the lease ends (seen on vLLM 0.32).
+// decodeAbort carries cancelAfterAdmission out: it ends a decode leg whose client
+// disconnected before the leg's response head came. The engine must have admitted a decode
+// with a handle before the router cancels it. An engine that sees the end of the connection
+// first drops the request and does not tell prefill, and the blocks stay until the lease
+// ends (seen on vLLM 0.32).
 //
-// A stream is cut from its head on, by whoever has it then, and its connection closed a
-// while later (see grace). Of any other leg it is
-// taken to be so when PD.AbortDelay has passed since it was sent and its engine has
-// answered something that was asked after (see inquiries): the first alone is a guess
-// that an engine which stands still for a moment makes wrong, the second alone speaks
-// of one of an engine's API servers. Neither is waited for beyond by, when nothing is
-// pinned any more. Where the router can have the blocks released it waits no longer
-// than maxReleaseWait and has every handle reclaimed of a leg whose head has not come:
-// one request may be held up in an engine that answers all others.
+// A stream is cancelled from its head on by its current owner, and its connection is closed
+// a while later (see cutGrace). The router takes any other leg as admitted when
+// PD.AbortDelay has passed since it was sent and its engine has answered a probe sent after
+// it (see engineProbes). The delay alone is wrong for an engine that pauses for a moment;
+// the probe alone concerns one of an engine's API servers. The wait ends at deadline, when
+// nothing is pinned any more. Where the router can have the blocks released, the wait ends
+// after maxReleaseWait, and the router reclaims every handle of a leg whose head has not
+// come, because an engine may delay one request and answer all others.
 //
-// An engine that tells prefill of every leg that is cut, and so a second time of one whose
-// blocks it has read, is not cut before PD.AbandonedDecode: see notifiesTwice.
+// An engine that notifies prefill of every cancelled leg, and so a second time of one whose
+// blocks it has read, is not cancelled before PD.AbandonedDecode: see notifiesTwice.
 type decodeAbort struct {
 	r                 *Runner
 	rank              *worker.Rank
 	call              *upstream.Call
-	concurrent        *concurrentPrefill // of a Concurrent pair: prefill, which is cut first
+	concurrent        *concurrentPrefill // the prefill leg of a Concurrent pair, which is cancelled first
 	streamed          bool
 	releasable        bool
-	notifiesTwice     bool          // notifiesTwice
-	drainTime         time.Duration // PD.AbandonedDecode, where twice
-	deadline, knownAt time.Time     // known: by PD.AbortDelay
-	drainUntil        time.Time     // the leg may go on, where twice; set by gone
+	notifiesTwice     bool          // see request.notifiesTwice
+	drainTime         time.Duration // PD.AbandonedDecode, if notifiesTwice
+	deadline, knownAt time.Time     // knownAt: when PD.AbortDelay has passed
+	drainUntil        time.Time     // how long the leg may go on, if notifiesTwice; set by start
 
-	onGone    func()      // gone, made once
-	started   atomic.Bool // that the client has left: what gone has started holds it yet
+	onGone    func()      // start; made once
+	started   atomic.Bool // start was called, and its goroutine may still use this value
 	callEnded atomic.Bool // the call has its head, or has failed
-	uncertain atomic.Bool // the engine may not have known the leg; set before the cut
+	uncertain atomic.Bool // the engine may not have had the leg; set before the cancel
 }
 
 const (
-	// maxReleaseWait is how long blocks that the router can have released wait for a
-	// decode engine to show that it will do it.
+	// maxReleaseWait is how long the router waits for a decode engine to show that it will
+	// free the blocks, where the router can have them released itself.
 	maxReleaseWait = 500 * time.Millisecond
-	// minProbes must be answered one after the other: a long body is read in several
-	// turns of an engine's event loop.
+	// minProbes probes must be answered one after the other: an engine reads a long body in
+	// several turns of its event loop.
 	minProbes = 2
-	// abortPoll is how often a wait looks whether the call has ended.
+	// abortPoll is how often a wait checks whether the call has ended.
 	abortPoll = 100 * time.Millisecond
-	// probeRetry is between two questions of which the first was not answered.
+	// probeRetry is the pause after a probe that was not answered.
 	probeRetry = 100 * time.Millisecond
-	// minGrace and maxGrace bound how long after the last answer a leg is left alone:
-	// twice what that took, for the leg may be a step behind it.
+	// minGrace and maxGrace bound the pause between the last probe's answer and the cancel.
+	// It is twice the probe's latency, because the leg may be a step behind the probe.
 	minGrace, maxGrace = 20 * time.Millisecond, time.Second
 )
 
-// cutGrace is how long behind its head the connection of a decode that holds a handle
-// outlives its cut, if nothing else comes: vLLM sends the head of a stream before its
-// engine has the request, and one that is cut there leaves prefill's blocks to the lease.
-// The first event shows that it has it. It counts for every way in which a stream ends
-// before its end: its client's leaving or deadline, on whatever goroutine or loop.
+// cutGrace is how long the connection of a decode with a handle stays open after the cancel
+// when no event has come. vLLM sends the head of a stream before its engine core has the
+// request; when the connection closes in between, prefill's blocks stay until the lease
+// ends. The first event shows that the core has the request. The grace holds for every way
+// in which a stream ends early, on a goroutine or a loop.
 func (q *request) cutGrace(l *leg) time.Duration {
 	switch {
 	case l.abort == nil:
@@ -76,9 +76,9 @@ func (q *request) cutGrace(l *leg) time.Duration {
 	return q.pd.AbortDelay
 }
 
-// reclaimLeaseAfter has blocks released whose decode was given up with its head and before
-// its first event, when its engine has heard of that: what it had taken in by then it
-// tells prefill itself.
+// reclaimLeaseAfter releases the blocks of a decode that the router gave up between its head
+// and its first event. It waits until the engine has seen that: the engine tells prefill
+// itself of a request that it had admitted by then.
 func reclaimLeaseAfter(h *sidechannel.Lease, grace time.Duration) {
 	if !h.CanRelease() {
 		h.HandOff()
@@ -87,7 +87,7 @@ func reclaimLeaseAfter(h *sidechannel.Lease, grace time.Duration) {
 	time.AfterFunc(grace, h.Reclaim)
 }
 
-// start is run when the client has left; it returns at once.
+// start is called when the client has disconnected. It does not block.
 func (l *decodeAbort) start() {
 	l.started.Store(true)
 	if l.concurrent != nil {
@@ -98,7 +98,7 @@ func (l *decodeAbort) start() {
 	l.drainUntil = now.Add(l.drainTime)
 	if at := now.Add(maxReleaseWait); l.releasable && at.Before(l.deadline) {
 		l.deadline = at
-		if l.notifiesTwice { // an engine that shows in time that it has the leg needs no other's word
+		if l.notifiesTwice { // an engine that shows in time that it has the leg frees the blocks itself
 			l.deadline = later(at, l.knownAt.Add(maxGrace))
 		}
 	}
@@ -112,22 +112,22 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// wasStarted says that gone was called. A nil one takes it.
+// wasStarted reports whether start was called. It works on nil.
 func (l *decodeAbort) wasStarted() bool { return l != nil && l.started.Load() }
 
-// isUncertain says that the leg was cut and that its engine may not have known it.
+// isUncertain reports whether the leg was cancelled and its engine may not have had it.
 func (l *decodeAbort) isUncertain() bool { return l != nil && l.uncertain.Load() }
 
-// markEnded says that the call has its head, or has failed: what comes after is not
-// leaving's. A nil one takes it.
+// markEnded records that the call has its head or has failed; decodeAbort does nothing
+// afterwards. It works on nil.
 func (l *decodeAbort) markEnded() {
 	if l != nil {
 		l.callEnded.Store(true)
 	}
 }
 
-// run ends by l.by, and of a Concurrent pair when prefill has ended, if that is later:
-// its blocks may be ready by then, answered or not, and are kept for minutes if no
+// run cancels the call by l.deadline. In a Concurrent pair it waits for the end of prefill,
+// if that is later: prefill's blocks may be ready by then, and are kept for minutes if no
 // decode asks for them.
 func (l *decodeAbort) run() {
 	if l.concurrent != nil {
@@ -143,7 +143,8 @@ func (l *decodeAbort) run() {
 	}
 }
 
-// awaitAdmission waits until the engine has taken the leg in; false: l.by came first.
+// awaitAdmission waits until the engine has admitted the leg. It returns false when
+// l.deadline or the end of the call comes first.
 func (l *decodeAbort) awaitAdmission() bool {
 	if l.streamed {
 		return l.sleep(time.Until(l.deadline) + 1) // never
@@ -166,7 +167,7 @@ func (l *decodeAbort) awaitAdmission() bool {
 	}
 }
 
-// sleep is false when the call has ended, or l.by came before the time was over.
+// sleep returns false when the call ends, or l.deadline comes, before d is over.
 func (l *decodeAbort) sleep(d time.Duration) bool {
 	at := time.Now().Add(d)
 	truncated := at.After(l.deadline)
@@ -176,7 +177,7 @@ func (l *decodeAbort) sleep(d time.Duration) bool {
 	return l.sleepUntil(at) && !truncated
 }
 
-// sleepUntil is false when the call has ended.
+// sleepUntil returns false when the call has ended.
 func (l *decodeAbort) sleepUntil(at time.Time) bool {
 	for remaining := time.Until(at); remaining > 0 && !l.callEnded.Load(); remaining = time.Until(at) {
 		time.Sleep(min(remaining, abortPoll))
@@ -184,30 +185,30 @@ func (l *decodeAbort) sleepUntil(at time.Time) bool {
 	return !l.callEnded.Load()
 }
 
-// notifiesTwice says whether a decode engine, cut while it answers a request that is not
-// streamed, tells prefill that the blocks can go although it has told so before.
+// notifiesTwice reports whether a decode engine that is cancelled during a request without a
+// stream tells prefill to free the blocks although it has done so before.
 //
-// vLLM does from 0.21 on: the API server takes the cancelled call for one that its engine
-// never knew. Prefill logs "Potentially invalid KV blocks for unrecognized request" and
+// vLLM does from 0.21 on: the API server treats the cancelled call as one that the engine
+// core never had. Prefill logs "Potentially invalid KV blocks for unrecognized request" and
 // counts a notification after expiry, which are the signs of a real fault. Sluice's
-// connector keeps that second notification back.
+// connector suppresses the second notification.
 func (q *request) notifiesTwice(rank *worker.Rank) bool {
 	_, isPull := q.plan.Family.(nixlPull)
 	return isPull && !q.stream && q.handover.Handle != nil && versionAtLeast(rank, 0, 21, 0) && workerOption(rank, "connector") != "true"
 }
 
-// engineProbes ask engines a small thing, to learn that what they were sent before has
-// been read: API servers take requests as they come. Each engine is asked one thing
-// at a time, however many want to know.
+// engineProbes send engines a small request, to learn that they have read what was sent
+// before: API servers read requests in order. Each engine has one probe at a time, however
+// many callers wait.
 type engineProbes struct {
 	mu      sync.Mutex
 	running map[*worker.Rank]*probeLoop
 }
 
-// probeLoop is the question under way to one rank, and the one after it.
+// probeLoop is the probe under way to one rank, and the one after it.
 type probeLoop struct{ next *probe }
 
-// probe is closed over done; what follows is set before.
+// probe is one probe. Its result is set before done is closed.
 type probe struct {
 	done    chan struct{}
 	latency time.Duration
@@ -215,12 +216,12 @@ type probe struct {
 }
 
 const (
-	probePath    = "/health" // any answer will do, and any status
+	probePath    = "/health" // any answer with any status counts
 	probeTimeout = 2 * time.Second
 )
 
-// wait waits until the rank's engine has answered a question put after this call, and
-// for what time that took; false when by came first or it was not answered.
+// wait waits until the rank's engine has answered a probe sent after this call, and returns
+// the probe's latency. It returns false when by comes first or the probe fails.
 func (i *engineProbes) wait(r *Runner, rank *worker.Rank, by time.Time) (time.Duration, bool) {
 	next := i.join(r, rank)
 	t := time.NewTimer(time.Until(by))
@@ -233,7 +234,7 @@ func (i *engineProbes) wait(r *Runner, rank *worker.Rank, by time.Time) (time.Du
 	}
 }
 
-// join gives the next question to be put to rank.
+// join returns the next probe of rank, and starts its loop where none runs.
 func (i *engineProbes) join(r *Runner, rank *worker.Rank) *probe {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -253,7 +254,7 @@ func (i *engineProbes) join(r *Runner, rank *worker.Rank) *probe {
 	return at.next
 }
 
-// run puts questions until nobody waits for another.
+// run sends probes to rank until no caller waits for another.
 func (i *engineProbes) run(r *Runner, rank *worker.Rank, at *probeLoop) {
 	for {
 		i.mu.Lock()

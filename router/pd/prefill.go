@@ -11,22 +11,21 @@ import (
 	"sluice/router/schedule"
 )
 
-// maxPrefillAnswer bounds a prefill response: one token and a handle, but with
-// the ids of every block of a long prompt, and prompt log-probabilities if the
-// client asked for them.
+// maxPrefillAnswer bounds a prefill response: one token and a handle, which has the ids of
+// every block of a long prompt, and prompt log-probabilities if the client asks for them.
 const maxPrefillAnswer = 64 << 20
 
 type prefillEnd int
 
 const (
-	prefillDone        prefillEnd = iota // q.handle is good
+	prefillDone        prefillEnd = iota // q.handover.Handle is usable
 	prefillRetry                         // failed; another rank may be tried
-	prefillUnavailable                   // no handle to be had: decode plainly
+	prefillUnavailable                   // there is no handle: decode does the whole request
 	prefillAnswered                      // the request has been answered
-	prefillLocal                         // the decode rank booked does it all
+	prefillLocal                         // the reserved decode rank does the whole request
 )
 
-// prefill runs the prefill leg of one attempt on the rank chosen.
+// prefill runs the prefill leg of one attempt on the chosen rank.
 func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	opt := q.settings
 	rank := choice.Rank
@@ -63,7 +62,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		l.complete(statusClass(status))
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
-	case isRetryableStatus(status), status < 300: // of the 2xx only a 200 has an answer to go on with
+	case isRetryableStatus(status), status < 300: // of the 2xx only a 200 has a handle
 		l.complete(statusClass(status))
 		died := engineDied(status, q.answer)
 		q.exclude(rank, failure{down: died}.exclusionReason())
@@ -78,7 +77,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 		return q.nextPrefill(died)
 	default:
-		// What prefill refuses decode would refuse too: the client's to see.
+		// Decode would refuse the request too, so the client gets prefill's refusal.
 		l.complete(statusClass(status))
 		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
 		q.replyPrefillError(resp, status)
@@ -131,7 +130,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	return prefillDone
 }
 
-// replyFinal gives the client prefill's answer, which is the whole answer.
+// replyFinal sends the client prefill's answer, which is the whole answer (ErrFinal).
 func (q *request) replyFinal(resp *upstream.Response) {
 	q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
 	use := relay.UsageOf(q.answer)
@@ -175,8 +174,8 @@ func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
 	return resp.Status, resp, nil
 }
 
-// endAbortedPrefill ends a request whose client left while its prefill ran, and whose prefill
-// failed then or was hung up. It is not run again.
+// endAbortedPrefill ends a request whose client disconnected during prefill, and whose
+// prefill then failed or was cancelled. It does not run again.
 func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 	outcome := q.abortReason()
 	if !l.call.Cancelled() {
@@ -187,6 +186,7 @@ func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 	return prefillAnswered
 }
 
+// endFailedPrefill ends a prefill leg that failed, and decides what follows.
 func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	if l.call.Cancelled() {
 		l.end(q.abortReason())
@@ -195,7 +195,7 @@ func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	}
 	f := q.recordFailure(l.rank, "prefill", err)
 	l.end(string(f.reason))
-	if f.reason == front.BudgetExhausted { // another engine's answer would find none either
+	if f.reason == front.BudgetExhausted { // another engine's answer would not fit either
 		q.refuseForMemory()
 		return prefillAnswered
 	}
@@ -209,8 +209,8 @@ func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	return q.nextPrefill(f.down)
 }
 
-// nextPrefill says what follows a prefill leg that failed: another one, for whose worker
-// it waits where the engine went down and decode cannot do without, or none.
+// nextPrefill decides what follows a failed prefill leg: another one or none. It waits for a
+// worker where the engine went down and decode cannot do the whole request.
 func (q *request) nextPrefill(down bool) prefillEnd {
 	leg := schedule.PrefillLeg
 	q.refreshCandidates()
@@ -221,6 +221,7 @@ func (q *request) nextPrefill(down bool) prefillEnd {
 	return prefillUnavailable
 }
 
+// statusClass is the outcome of a leg that its engine answered with status.
 func statusClass(status int) string {
 	switch status / 100 {
 	case 2:

@@ -8,35 +8,36 @@ import (
 	"sluice/router/schedule"
 )
 
-// prefillAbort keeps a prefill leg going for a while after its client has left.
+// prefillAbort carries cancelAfterAnswer out: it lets a prefill leg go on for a while after
+// its client has disconnected.
 //
 // A prefill engine pins the blocks of a prompt when its core has finished it. Its API
-// server answers a moment later, and that answer is the only thing that names the blocks.
-// A server that sees the end of the connection in between drops the answer: the blocks
-// stay pinned until the lease ends, and nobody can release them. So the router waits for
-// the answer and releases the blocks with it (see releaseKV).
+// server answers a moment later, and only that answer names the blocks. A server that sees
+// the end of the connection in between drops the answer: the blocks stay pinned until the
+// lease ends, and the router cannot release them. So the router waits for the answer and
+// releases the blocks with it (see releaseKV).
 //
-// The wait is bounded, because a prefill that has not begun should not run for nobody.
-// Beyond the bound the leg is hung up: what is pinned in that very moment is lost to the
-// lease, which is rare, because the bound is not related to the engine's end.
+// The wait is bounded, because a prefill that has not begun should not run without a
+// client. At the bound the router half-closes the call. Blocks that are pinned in that very
+// moment stay until the lease ends, which is rare.
 type prefillAbort struct {
 	call        *upstream.Call
 	reservation *schedule.Reservation
 
-	onGone  func()      // start, made once
-	timer   *time.Timer // hangs the call up; nil until the client has left
+	onGone  func()      // start; made once
+	timer   *time.Timer // half-closes the call; nil until the client has disconnected
 	started atomic.Bool // start was called
 }
 
 const (
-	// abortWait is how long a prefill leg goes on at least for a client that has left.
+	// abortWait is the least time that a prefill leg goes on after a disconnect.
 	abortWait = time.Second
-	// maxAbortExtension is the most time that a prefill is expected to need from then on, for
-	// which the wait is extended.
+	// maxAbortExtension bounds the predicted rest of a prefill by which the wait is extended.
+	// A prefill that is predicted to need more gets no extension.
 	maxAbortExtension = 2 * time.Second
 )
 
-// start is called when the client has left, and returns at once.
+// start is called when the client has disconnected. It does not block.
 func (l *prefillAbort) start() {
 	l.started.Store(true)
 	if !l.call.Sent() {
@@ -50,11 +51,10 @@ func (l *prefillAbort) start() {
 	l.timer = time.AfterFunc(wait, l.call.HalfClose)
 }
 
-// wasStarted says that the client has left during the leg. A nil prefillAbort takes it.
+// wasStarted reports whether the client has disconnected during the leg. It works on nil.
 func (l *prefillAbort) wasStarted() bool { return l != nil && l.started.Load() }
 
-// armPrefillAbort has the prefill leg answer for a client that leaves; see prefillAbort. It is
-// ended by disarmPrefillAbort.
+// armPrefillAbort arms cancelAfterAnswer for a prefill leg, until disarmPrefillAbort.
 func (q *request) armPrefillAbort(call *upstream.Call, res *schedule.Reservation) {
 	if q.prefillAbort == nil {
 		q.prefillAbort = new(prefillAbort)
@@ -64,7 +64,8 @@ func (q *request) armPrefillAbort(call *upstream.Call, res *schedule.Reservation
 	q.x.OnClientGone(q.prefillAbort.onGone)
 }
 
-// disarmPrefillAbort ends armPrefillAbort and says whether the client has left meanwhile.
+// disarmPrefillAbort ends the rule of a prefill leg. It reports whether armPrefillAbort was in
+// effect and the client has disconnected.
 func (q *request) disarmPrefillAbort() (aborted bool) {
 	q.x.OnClientGone(nil)
 	l := q.prefillAbort

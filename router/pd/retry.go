@@ -10,41 +10,41 @@ import (
 	"sluice/router/worker"
 )
 
-// A retry chooses among the workers of its own moment, not of the moment in which the
-// request arrived: renew takes the fleet's present view, and a rank that has failed the
-// request is a candidate again when its engine has come back (readmit). Where no
+// A retry chooses among the workers that are ready at its time, not among those of the
+// request's arrival: refreshCandidates reads the fleet's current view, and a rank that has
+// failed the request is a candidate again when its engine is back (readmit). Where no
 // candidate is left but an engine may come back, the retry waits for it (awaitCandidate).
 
-// exclusionReason says why a rank is excluded from the further tries of a request.
+// exclusionReason says why a rank is excluded from further tries of a request.
 type exclusionReason uint8
 
 const (
 	// excludedError: the engine is alive and answered with an error, or was too slow.
 	excludedError exclusionReason = iota
-	// excludedDown: the connection was refused or broke, or the engine said that it dies. The
-	// engine may be back soon.
+	// excludedDown: the connection was refused or broke, or the engine reported that it is
+	// about to exit. It may be back soon.
 	excludedDown
-	// spoiled: the rank may hold blocks of this prompt that were never written. Whether it
-	// came back as a new process is not known for sure, so it stays excluded.
+	// excludedTainted: the rank may have blocks of this prompt that were never written. The
+	// router cannot be sure that a later process replaced it, so it stays excluded.
 	excludedTainted
 )
 
 // exclusion is a rank that has failed the request, see scratch.excluded.
 type exclusion struct {
 	reason exclusionReason
-	// admissions is Fleet.Admissions of the rank from when it was chosen: a later one
+	// admissions is Fleet.Admissions of the rank when it was chosen. A higher value later
 	// means that the engine was away and is back.
 	admissions uint32
 }
 
-// chosenRank is the rank last chosen for a leg, and its Fleet.Admissions and
-// Fleet.Lives at that time.
+// chosenRank is the rank last chosen for a leg, with its Fleet.Admissions and
+// Fleet.Incarnation at that time.
 type chosenRank struct {
 	rank                    *worker.Rank
 	admissions, incarnation uint32
 }
 
-// recordChosenRank remembers at which of its engine's lives a rank was chosen.
+// recordChosenRank records with which incarnation of its engine a rank was chosen.
 func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 	if r == nil {
 		return
@@ -53,7 +53,7 @@ func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Incarnation(r)}
 }
 
-// exclude keeps a rank out of the further tries of the request.
+// exclude keeps a rank out of further tries of the request.
 func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
 	n, known := uint32(0), false
 	for i := range q.chosenFor {
@@ -68,7 +68,7 @@ func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
 	q.exclusions = append(q.exclusions, exclusion{reason, n})
 }
 
-// readmit drops the exclusions that again says true for.
+// readmit drops the exclusions for which readmits returns true.
 func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 	kept := 0
 	for i, r := range q.excluded {
@@ -82,8 +82,9 @@ func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 	q.excluded, q.exclusions = q.excluded[:kept], q.exclusions[:kept]
 }
 
-// refreshCandidates replaces the plan's candidates by the ranks that are ready now. What was decided
-// of the request stays: its model's settings, its family, and whether one rank does it all.
+// refreshCandidates replaces the plan's candidates by the ranks that are ready now. The
+// decisions about the request stay: its model's settings, its family, and whether one rank
+// does the whole request.
 func (q *request) refreshCandidates() {
 	f := q.settings.Fleet
 	if len(q.excluded) > 0 {
@@ -112,7 +113,7 @@ func (q *request) refreshCandidates() {
 	}
 }
 
-// wholeCandidates are the candidates of the plan for one rank, by the pool as it is now.
+// wholeCandidates are the ranks of pool that may do the whole request.
 func (q *request) wholeCandidates(pool *fleet.Pool) []*worker.Rank {
 	switch q.plan.wholeSet {
 	case wholeAny:
@@ -136,11 +137,11 @@ func (q *request) candidates(leg schedule.LegKind) []*worker.Rank {
 	return q.plan.Decode
 }
 
-// prefillOnlyOnPrefill says whether a prefill-only request goes to prefill workers.
+// prefillOnlyOnPrefill reports whether a prefill-only request goes to prefill workers.
 func (q *request) prefillOnlyOnPrefill() bool { return q.plan.Family != nil || len(q.plan.Prefill) > 0 }
 
-// prefillEngineLost says whether the engine that computed the pair's handle is gone, or has
-// been gone: its KV is lost.
+// prefillEngineLost reports whether the engine that computed the pair's handle is gone or was
+// gone in between, so that its KV is lost.
 func (q *request) prefillEngineLost() bool {
 	r, f := q.handover.Prefill, q.settings.Fleet
 	if r == nil || q.plan.Traits.NoLease {
@@ -153,20 +154,20 @@ func (q *request) prefillEngineLost() bool {
 	return state == worker.Unhealthy || state == worker.Gone || f.RefusesConnections(r)
 }
 
-// mayPlainDecode says whether decode may do the whole request where prefill cannot be had.
+// mayPlainDecode reports whether decode may do the whole request without a prefill worker.
 func (q *request) mayPlainDecode() bool { return q.pd.PlainDecode && !q.plan.Traits.NoPlainDecode }
 
-// maxFreeTries bounds the tries of one request that do not count because the connection was
-// refused at once.
+// maxFreeTries bounds the tries of one request that do not count, because the engine's
+// host refused the connection.
 const maxFreeTries = 64
 
-// triesLeft says whether pd.max_attempts allows another try. A refused connection is none:
-// no engine has seen the request.
+// triesLeft reports whether pd.max_attempts allows another try. A refused connection does not
+// count, because no engine has seen the request.
 func (q *request) triesLeft() bool { return q.attempt-q.freeTries < q.pd.MaxAttempts }
 
-// awaitCandidate says whether a leg has a candidate that has not failed the request, and
-// waits for one where an engine that went down may come back: for timeouts.pool_wait over
-// all retries of the request, and while its client is there and its deadline has not passed.
+// awaitCandidate reports whether a leg has a candidate that has not failed the request. Where
+// an engine that went down may come back it waits for one: for timeouts.pool_wait over all
+// retries of the request, until its client disconnects or its deadline passes.
 func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	if q.refreshCandidates(); q.hasCandidate(q.candidates(leg)) {
 		return true
@@ -191,11 +192,11 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	return found
 }
 
-// mayRecover says whether it is worth while to wait for a candidate: the pool has workers,
-// and not all of them are there and have answered the request badly.
+// mayRecover reports whether a candidate may appear: the pool has workers, and not all of
+// them are ready and have failed the request.
 func (q *request) mayRecover(leg schedule.LegKind) bool {
 	if q.waited >= q.settings.Timeouts.PoolWait || q.selected.Prefill != nil && leg == schedule.PrefillLeg || q.x.ClientGone() || q.pastDeadline() {
-		return false // nobody probes workers that a request names
+		return false // the fleet does not probe workers that a request names
 	}
 	for i, r := range q.excluded {
 		if q.exclusions[i].reason == excludedDown && q.roleServes(leg, r.Worker.Spec.Role) {
@@ -213,7 +214,7 @@ func (q *request) mayRecover(leg schedule.LegKind) bool {
 	return false
 }
 
-// roleServes says whether workers of a role take a leg of the plan.
+// roleServes reports whether workers of a role can run a leg of the plan.
 func (q *request) roleServes(leg schedule.LegKind, role worker.Role) bool {
 	switch {
 	case q.plan.Family == nil && q.plan.wholeSet == wholeAny:
@@ -225,8 +226,8 @@ func (q *request) roleServes(leg schedule.LegKind, role worker.Role) bool {
 }
 
 const (
-	// minRetryPause is after how long an engine that went down is tried again though the fleet
-	// still says that it is ready: it may have restarted before a probe saw it gone. Each
+	// minRetryPause is how long a retry waits before it tries an engine again that went down
+	// and that the fleet still has as ready: it may have restarted between two probes. Each
 	// further pause of the request is twice as long.
 	minRetryPause = 100 * time.Millisecond
 	maxRetryPause = 2 * time.Second
@@ -252,7 +253,7 @@ func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
 		case on == ctx:
 			return false // the fleet is closed
 		}
-		// The pause is over. The fleet tells when those that it knows to be down are back.
+		// The pause is over. The fleet reports the return of those that it knows to be down.
 		on = ctx
 		ready := q.candidates(leg)
 		q.readmit(func(r *worker.Rank, e exclusion) bool { return e.reason == excludedDown && containsRank(ready, r) })
@@ -271,11 +272,11 @@ func containsRank(ranks []*worker.Rank, r *worker.Rank) bool {
 	return false
 }
 
-// maxReturnWait is how long the fleet may take to ask an engine that has restarted what it is.
+// maxReturnWait is how long the fleet may take to probe an engine that has restarted.
 const maxReturnWait = time.Second
 
-// awaitReturn waits for a prefill rank that has just answered, and whose answer has shown
-// the fleet that its engine has restarted: it is back in a moment.
+// awaitReturn waits for a prefill rank whose answer has just shown the fleet that its engine
+// has restarted. The fleet admits it again in a moment.
 func (q *request) awaitReturn(r *worker.Rank) {
 	ctx, cancel := context.WithDeadline(context.Background(), q.earlierDeadline(time.Now().Add(maxReturnWait)))
 	defer cancel()
@@ -287,7 +288,8 @@ func (q *request) awaitReturn(r *worker.Rank) {
 	})
 }
 
-// refuseIfGone answers for a client that left while its request waited for a worker.
+// refuseIfGone ends a request whose client disconnected while it waited for a worker, and
+// reports whether it did.
 func (q *request) refuseIfGone() bool {
 	if q.waited == 0 || !q.x.ClientGone() {
 		return false
