@@ -8,8 +8,13 @@ GO_SOURCES := $(shell find cmd router dataplane nixl native bench -name '*.go' -
 FUZZTIME ?= 5s
 DEMO_SECONDS ?=
 
-# What is concurrent runs under the race detector too.
-RACE := ./dataplane/... ./router/... ./bench/... ./nixl/...
+# go test's packages by kind: unit tests, system tests, and system tests that measure
+# latency, CPU or memory and therefore run alone.
+UNIT = $(shell go list ./... | grep -v '/router/e2e/')
+SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
+LIMITS := ./router/e2e/limits
+# Unit tests that also run under the race detector.
+RACE = $(filter sluice/dataplane/% sluice/router/% sluice/bench/% sluice/nixl sluice/nixl/%,$(UNIT))
 
 .PHONY: help
 help: ## show this list
@@ -34,21 +39,31 @@ $(KUBE): go.mod go.sum $(GO_SOURCES)
 demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)
 	$(BIN) demo $(if $(DEMO_SECONDS),--duration $(DEMO_SECONDS)s)
 
+.PHONY: check
+check: build ## before a commit: build, lint, and unit tests without installed extras
+	@scripts/lint.sh
+	go test -short -shuffle=on $(filter-out %/cmd/sluice,$(UNIT))
+	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary)$$' ./cmd/sluice
+
 .PHONY: test
-test: ## set up everything and run every test
+test: ## set up everything; native, lint, unit, system, race and fuzz tests, and the demo
 	@scripts/test.sh
 
-.PHONY: check
-check: build ## before a commit: build, lint, and the unit tests, which start no other processes
-	@scripts/lint.sh
-	go test -short -shuffle=on $$(go list ./... | grep -v -e '/cmd/sluice$$' -e /router/e2e/)
+.PHONY: test-tools
+test-tools: build ## tests with heavy real tools: connectors, clients, a browser
+	@scripts/test.sh --tools
 
 .PHONY: unit
 unit: build ## unit tests only
-	go test -shuffle=on ./...
+	go test -shuffle=on $(UNIT)
+
+.PHONY: system
+system: build ## system tests: a whole router over simulated engines, by topic
+	go test -shuffle=on -timeout 15m $(SYSTEM)
+	go test -shuffle=on -timeout 15m $(LIMITS)
 
 .PHONY: race
-race: build ## tests of what is concurrent, under the race detector
+race: build ## unit tests of what is concurrent, under the race detector
 	go test -race -shuffle=on $(RACE)
 
 .PHONY: lint
@@ -62,8 +77,8 @@ fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks
 	@scripts/reliability.py --soak
-	SLUICE_SOAK=1 go test -timeout 4h -count=1 ./router/... ./dataplane/... ./bench/...
-	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'AbortSoak' ./cmd/sluice
+	SLUICE_SOAK=1 go test -timeout 4h -count=1 $(filter sluice/router/% sluice/dataplane/% sluice/bench/%,$(UNIT))
+	SLUICE_SOAK=1 go test -v -timeout 4h -count=1 -run 'AbortSoak' ./router/e2e/abort
 	SLUICE_SOAK=1 go test -race -v -timeout 4h -count=1 -run 'TestMetamorphicSoak$$' ./router/kvindex
 	@scripts/fuzz.sh 5m
 
