@@ -171,10 +171,10 @@ type ResponseIDObserver interface {
 	ResponseID(id string)
 }
 
-// Doner is a Relayed that wants to know when its stream's own last event has been read; the
-// engine's response may end later. See relay.ClientConn.
+// Doner is a StreamHandler that is called when the last event of the stream has been read. The
+// engine's HTTP response may end later. See relay.ClientConn.
 type Doner interface {
-	// Done is called at most once, on the thread that relays, and must not block.
+	// Done is called at most once, on the relaying thread, and must not block.
 	Done(usage relay.Usage, failed bool)
 }
 

@@ -12,42 +12,41 @@ import (
 )
 
 const (
-	// A body begins in a buffer of at most initialBodyBuf bytes and grows with what
-	// has come: a declared length costs the client bytes, not us memory. So much comes
-	// with the head in the first read of a connection; then a body of up to shortBodyLimit
-	// takes its whole length, of which 1 in shortBodyRatio has come, a longer one that of
-	// which 1 in longBodyRatio has.
+	// A body starts in a buffer of at most initialBodyBuf bytes, which usually arrive with
+	// the head, and grows with the received bytes, so that a declared length alone takes no
+	// memory. A body of up to shortBodyLimit gets a buffer of its whole length when 1 byte
+	// in shortBodyRatio has arrived, a longer one when 1 in longBodyRatio has.
 	initialBodyBuf = 12 << 10
 	shortBodyLimit = 1 << 20
 	shortBodyRatio = 32
 	longBodyRatio  = 8
-	// What is left of a body that nobody wants is read away within these
-	// bounds to keep the connection; else the connection is closed. The answer says
-	// which, so it waits for that: only for what is there or about to come, for a client
-	// may send no more before it has the answer.
+	// The rest of an unwanted body is read and discarded within these bounds to keep the
+	// connection open; beyond them the connection is closed. The response says which, so it
+	// waits for the discarded bytes. The time is short, because a client may send no more
+	// before it has the response.
 	drainBytes = 256 << 10
 	drainTime  = 20 * time.Millisecond
-	// budgetRetry is what a client is told to wait when the memory is spent.
+	// budgetRetry is the Retry-After of a refusal for want of memory.
 	budgetRetry = time.Second
 )
 
-// body is a request's body on its way from the connection.
+// body reads a request's body from the connection.
 type body struct {
-	stream      io.Reader     // nil: none was announced
-	length      int64         // announced; framingChunked: not known
-	read        int64         // payload taken from stream
-	chunked     chunkedReader // stream, where that is the transfer coding
-	atEOF       bool          // stream came to its end
-	broken      bool          // stream failed: nothing behind it can be found
-	deadline    monoTime      // when all of it must have come
-	inReadAhead []byte        // it came with the head, and lies in the connection's read-ahead
+	stream      io.Reader     // nil: the request has no body
+	length      int64         // declared; framingChunked: unknown
+	read        int64         // payload bytes read from stream
+	chunked     chunkedReader // stream, if the body is chunked
+	atEOF       bool          // stream has ended
+	broken      bool          // stream failed: the next request cannot be found
+	deadline    monoTime      // by which all of it must have arrived
+	inReadAhead []byte        // the body in the connection's read-ahead, if it arrived with the head
 	lease       membudget.Lease
-	editedLease membudget.Lease // of the edited body, where fields were stripped
+	editedLease membudget.Lease // of the edited body, if members were removed
 }
 
-// open compares fasthttp's reading of the framing with the guard's; false when
-// they differ, and then nothing on the connection may be trusted. Of a chunked body
-// fasthttp was told another, see onHeadRead.
+// open compares the framing that fasthttp has parsed with requestHead's. It returns false if
+// they differ; then nothing more on the connection can be trusted. For a chunked body
+// onHeadRead has given fasthttp another framing.
 func (b *body) open(x *Exchange) bool {
 	b.stream = x.ctx.RequestBodyStream()
 	b.length, b.read, b.broken = x.head.length, 0, false
@@ -71,8 +70,8 @@ func (b *body) openChunked(x *Exchange, src io.Reader) {
 	b.stream = &b.chunked
 }
 
-// openFastPath begins a plain request's body, which may have come whole; false when the
-// connection fails.
+// openFastPath prepares the body of a request on the fast path, which may have arrived
+// completely. It returns false if the connection fails.
 func (b *body) openFastPath(x *Exchange) bool {
 	a := &x.c.readAhead
 	b.length, b.read, b.atEOF, b.broken = x.head.length, 0, true, false
@@ -96,16 +95,16 @@ func (b *body) openFastPath(x *Exchange) bool {
 	return true
 }
 
-// setDeadline gives a body of size its time.
+// setDeadline sets the deadline for a body of size bytes.
 func (b *body) setDeadline(x *Exchange, size int64) {
 	b.deadline = monoTimeOf(x.Received.Add(x.srv.bodyTime(min(size, x.srv.options().MaxBodyBytes))))
 }
 
-// next reads on; it notes the end and failures.
+// next reads the next bytes into p and records the end and failures.
 func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 	if b.length == framingChunked {
-		// Its reads of the connection have their time one by one. It is asked for little at
-		// once, for what has come gives it more time, see readBody.
+		// Each read of the connection has its own deadline. The reads are small, because
+		// received bytes extend the deadline, see readBody.
 		c.chunkedDeadline = b.deadline
 		n, err = b.stream.Read(p[:min(len(p), bodyRate/4)])
 		c.chunkedDeadline = 0
@@ -118,7 +117,7 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 	}
 	b.read += int64(n)
 	if err == io.EOF && b.read < b.length {
-		// fasthttp's stream takes the connection's end for the body's.
+		// fasthttp's stream reports the end of the connection as the end of the body.
 		err = io.ErrUnexpectedEOF
 	}
 	if err == io.EOF {
@@ -129,7 +128,7 @@ func (b *body) next(c *conn, p []byte) (n int, done bool, err error) {
 	return n, false, err
 }
 
-// drain reads away what is left; false when the connection must be closed.
+// drain discards the rest of the body. It returns false if the connection must be closed.
 func (b *body) drain(c *conn) bool {
 	if b.atEOF || b.broken || b.stream == nil {
 		return b.atEOF && !b.broken
@@ -153,7 +152,8 @@ func (b *body) drain(c *conn) bool {
 	return false
 }
 
-// mayAllocate says whether a body of which so much has come may have room for all of it.
+// mayAllocate reports whether a body of which received bytes have arrived may get a buffer for
+// all of it.
 func (b *body) mayAllocate(received int64) bool {
 	return b.length <= longBodyRatio*received || b.length <= min(shortBodyRatio*received, shortBodyLimit)
 }
@@ -164,8 +164,8 @@ func (b *body) release() {
 	b.stream, b.chunked.src, b.inReadAhead = nil, nil, nil
 }
 
-// readBody reads the whole body into leased memory and makes it Doc.Body's
-// bytes; when it cannot, it answers and gives false.
+// readBody reads the whole body into leased memory and sets Doc.Body. If it fails, it responds
+// and returns false.
 func (x *Exchange) readBody() bool {
 	b, limit := &x.body, x.srv.options().MaxBodyBytes
 	if b.length > limit {
@@ -192,9 +192,8 @@ func (x *Exchange) readBody() bool {
 	for {
 		if int(b.read) == len(buf) {
 			want := min(4*b.read, limit)
-			// The last step is a long one, so that little of the body lies in the buffer
-			// that is replaced, and is copied: two of nearly its size would be three times
-			// the body.
+			// The last step is long, so that the replaced buffer is small: two buffers of
+			// nearly the body's size would take twice its memory and a long copy.
 			if b.length >= 0 && b.mayAllocate(b.read) {
 				want = b.length
 			}
@@ -226,14 +225,14 @@ func (x *Exchange) rejectTooLarge() bool {
 }
 
 func (x *Exchange) rejectBudgetExhausted() bool {
-	x.Error(BudgetExhausted, "", "the memory for request bodies is spent; try again", budgetRetry)
+	x.Error(BudgetExhausted, "", "the memory for request bodies is exhausted; try again", budgetRetry)
 	return false
 }
 
 func (x *Exchange) rejectBodyError(err error) bool {
 	switch failure := x.c.readFailure(); {
 	case failure == RequestTimeout:
-		x.Error(RequestTimeout, "", "the request body did not come in time", 0)
+		x.Error(RequestTimeout, "", "the request body did not arrive in time", 0)
 	case x.c.endedByDrain():
 		x.Error(Drained, "", drainedMessage, drainRetry)
 	case failure == ClientGone:
@@ -244,8 +243,8 @@ func (x *Exchange) rejectBodyError(err error) bool {
 	return false
 }
 
-// scan fills Doc, and deals with the members that a client may not send or not send so (see
-// engineFields). When it refuses, it has answered and gives false.
+// scan parses Doc.Body and applies the rules of engineFields. If it refuses the body, it
+// responds and returns false.
 func (x *Exchange) scan() bool {
 	limits := jsonscan.Limits{MaxDepth: x.srv.options().MaxDepth}
 	if err := x.Doc.Scan(x.Doc.Body, limits); err != nil {
@@ -267,8 +266,8 @@ func (x *Exchange) scan() bool {
 		case f.rule == requestName && x.Endpoint.Kind != ResponsesAPI:
 			continue
 		}
-		// A request_id of the Responses API is cut whatever it is: vLLM stores the
-		// answer under it, in the place of another client's of that id.
+		// A request_id is always removed for the Responses API: vLLM stores the response
+		// under it and would replace another client's response with the same id.
 		edits[cut] = jsonscan.Edit{Key: f.key, Op: jsonscan.Remove}
 		cut++
 	}
@@ -297,9 +296,10 @@ func (x *Exchange) rejectBadJSON(err error) bool {
 	return false
 }
 
-// LeaseMemory gives n bytes counted like a body's, for a copy that may outlive the exchange;
-// false when the budget is spent. The caller releases them. For a detached exchange its
-// maker counts them, or nobody does.
+// LeaseMemory returns n bytes that count against the budget for bodies, for a copy that may
+// outlive the exchange. It returns false if the budget refuses them. The caller must release
+// the lease. An in-process exchange uses InProcessRequest.LeaseMemory, or an unlimited
+// budget if that is nil.
 func (x *Exchange) LeaseMemory(n int) (membudget.Lease, bool) {
 	switch {
 	case x.leaseMemory != nil:
@@ -310,7 +310,8 @@ func (x *Exchange) LeaseMemory(n int) (membudget.Lease, bool) {
 	return membudget.Default.Lease(x.srv.budget, n)
 }
 
-// Budget counts the exchange's bodies; nil for a detached one whose maker counts nothing.
+// Budget returns the budget for the exchange's bodies. It is nil for an in-process exchange
+// without a budget.
 func (x *Exchange) Budget() *membudget.Budget {
 	if x.srv == nil {
 		return x.budget

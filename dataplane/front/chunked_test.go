@@ -638,7 +638,7 @@ func TestChunkedBodyTimeouts(t *testing.T) {
 				if resp.StatusCode != 408 || !resp.Close || took < opt.BodyIdleTimeout || took > opt.BodyTimeout {
 					errorf("%d %s after %v", resp.StatusCode, body, took)
 				}
-				contains(t, body, "the request body did not come in time")
+				contains(t, body, "the request body did not arrive in time")
 				c.expectClosed()
 			})
 		}

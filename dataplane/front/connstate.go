@@ -6,8 +6,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// connState is what a connection has while requests are read from it and answered. It is
-// lent to one after the other, so that its functions are made once.
+// connState is the state of a connection while requests are read and responded to. It is
+// pooled, so that its function values are made once.
 type connState struct {
 	c               *conn
 	readAhead       readAhead
@@ -15,18 +15,18 @@ type connState struct {
 	pending         pendingResponse
 	readErr         error // of the last failed read
 	scan            bareLFScanner
-	chunkedDeadline monoTime // by when all of the chunked body must have come that is being read; 0: none is
+	chunkedDeadline monoTime // of the chunked body that is being read; 0: none is
 	continued       continuedRequest
 	stall           relay.StallDetector // with the client of a stream that no loop drives
-	unsentBytes     int                 // what ask found the socket to hold
+	unsentBytes     int                 // result of queryUnsent
 	queryUnsent     func(fd uintptr)
-	wakeBytes       int // bytes the poller is told of, see setWakeThreshold; 0: one, as at first
+	wakeBytes       int // see setWakeThreshold; 0: one byte, the default
 	applyWake       func(fd uintptr)
-	pendingConn     pendingConn // in the lobby
-	tryReadReady    bool        // try found something
-	hadResponse     bool        // the connection has had a whole answer
+	pendingConn     pendingConn // in the pending-header queue
+	tryReadReady    bool        // result of tryReadFunc: there is input
+	hadResponse     bool        // the connection has had a non-streaming response
 	tryReadFunc     func(fd uintptr)
-	peekFunc        func(fd uintptr) // early.peekSocket
+	peekFunc        func(fd uintptr) // pipelined.peekSocket
 }
 
 var connStates = objpool.Pool[connState]{New: func() *connState {
@@ -39,7 +39,7 @@ var connStates = objpool.Pool[connState]{New: func() *connState {
 	return s
 }}
 
-// acquireState lends c what it is served with, where it has none.
+// acquireState gives c a connState if it has none.
 func (c *conn) acquireState() {
 	if c.connState == nil {
 		c.connState = connStates.Get()
@@ -47,8 +47,8 @@ func (c *conn) acquireState() {
 	}
 }
 
-// releaseState gives it back before a loop drives c's stream. What it says of c's own
-// bytes, or of their end, c keeps.
+// releaseState returns the connState to the pool before an event loop drives c's stream. c
+// keeps it if it has unread or unwritten bytes or a read error.
 func (c *conn) releaseState() {
 	s := c.connState
 	if s == nil || s.readAhead.buf != nil || s.readAhead.readErr != nil || s.pending.buf != nil || s.readErr != nil {

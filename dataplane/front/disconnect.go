@@ -7,39 +7,40 @@ import (
 	"sync/atomic"
 )
 
-// clientWatch is one connection's part in the watch for clients that leave.
+// clientWatch is the state of one connection in the clientWatcher, which detects clients that
+// disconnect.
 //
-// fasthttp does not read while a handler runs, so a close by the client goes
-// unseen. The watcher's epoll instance tells of it. A descriptor is added at the
-// first OnClientGone of its connection and stays until the connection is closed, so a
-// watched request costs no system call in the steady state. Half a close by the
-// client counts as leaving: nothing tells it apart from a close.
+// No goroutine reads from the connection while a Handler runs, so the server would not see
+// the client close it. The watcher's epoll instance does. A descriptor is added at the first
+// OnClientGone of its connection and stays until the connection is closed, so that a watched
+// request needs no system call in the steady state. A half-close by the client counts as a
+// disconnect, because it cannot be distinguished from a close.
 //
-// Memory order: f is guarded by mu, and is called with mu held; so a set that
-// returns leaves no call of an older f running. armed says that there is an f, and is
-// taken back when its call has ended: a set of nothing where nothing is armed, which
-// each request makes at its end, need not ask for mu. armed is stored before left is
-// loaded by set, and left before armed is loaded by the watcher: one of the two sees the
-// other and fires.
+// Memory order: mu guards handler and is held while the handler runs, so that no older handler
+// runs after setHandler has returned. armed says that there is a handler, and is cleared when
+// its call has ended: setHandler(nil) without a handler, which every request calls at its
+// end, does not need mu. setHandler stores armed before it loads gone, and the watcher stores
+// gone before it loads armed. Therefore at least one of them sees the other and calls the
+// handler.
 type clientWatch struct {
 	mu       sync.Mutex
 	handler  goneHandler
-	isStream bool // f is a stream, which it ends, and nothing else
+	isStream bool // handler is a stream
 	armed    atomic.Bool
 	gone     atomic.Bool // the client has gone
-	id       uint64      // in the watcher; 0: not added
+	id       uint64      // in the watcher; 0: not watched
 }
 
-// goneHandler is called when a client leaves.
+// goneHandler is called when the client has disconnected.
 type goneHandler interface{ onClientGone() }
 
-// goneFunc is a goner of a function.
+// goneFunc is a function as goneHandler.
 type goneFunc func()
 
 func (f goneFunc) onClientGone() { f() }
 
-// setFunc makes f the call to make when the client leaves, nil for none. f must not
-// call set.
+// setFunc sets the function to call when the client disconnects, nil for none. f must not call
+// setFunc.
 func (w *clientWatch) setFunc(f func()) {
 	if f == nil {
 		w.setHandler(nil)
@@ -61,7 +62,7 @@ func (w *clientWatch) setHandler(f goneHandler) {
 	}
 }
 
-// setStream is set of what ends a stream.
+// setStream sets st as handler, whose call ends the stream.
 func (w *clientWatch) setStream(st *stream) {
 	w.setHandler(st)
 	w.mu.Lock()
@@ -69,7 +70,7 @@ func (w *clientWatch) setStream(st *stream) {
 	w.mu.Unlock()
 }
 
-// cancelStream ends a stream whose client is there; false where there is none.
+// cancelStream ends the connection's stream. It returns false if there is none.
 func (w *clientWatch) cancelStream() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -80,7 +81,7 @@ func (w *clientWatch) cancelStream() bool {
 	return true
 }
 
-// notify makes the call, if there is one to make.
+// notify calls the handler if there is one.
 func (w *clientWatch) notify() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -89,7 +90,7 @@ func (w *clientWatch) notify() {
 	}
 }
 
-// notifyLocked makes it, with mu.
+// notifyLocked calls the handler. The caller holds mu.
 func (w *clientWatch) notifyLocked() {
 	f := w.handler
 	w.handler = nil
@@ -97,7 +98,7 @@ func (w *clientWatch) notifyLocked() {
 	f.onClientGone()
 }
 
-// markGone notes that the client has gone.
+// markGone records that the client has disconnected.
 func (w *clientWatch) markGone() {
 	w.gone.Store(true)
 	if w.armed.Load() {
@@ -107,11 +108,11 @@ func (w *clientWatch) markGone() {
 
 // clientWatcher waits on all watched connections with one goroutine.
 //
-// An id is a place of slots and a serial number, and not used again before four billion
-// others were: an event that was on its way when its connection closed finds nothing,
-// whatever descriptor number it came from.
+// An id is an index of slots and a serial number, and is reused only after four billion
+// others. Therefore a late event of a closed connection finds no connection, even if its
+// descriptor number is in use again.
 type clientWatcher struct {
-	poll *poller // nil where the system has none: clients are never seen to leave
+	poll *poller // nil: the system has none, and disconnects are not detected
 	done chan struct{}
 
 	mu     sync.Mutex
@@ -149,14 +150,14 @@ func (w *clientWatcher) event(id uint64) {
 	}
 }
 
-// add begins to watch c; it is called by the goroutine that serves c. It does
-// nothing when c is watched already or has no descriptor.
+// add starts to watch c. The goroutine that serves c calls it. It does nothing if c is watched
+// already or has no descriptor.
 func (w *clientWatcher) add(c *conn) {
 	if c.clientWatch.id != 0 || c.raw == nil || w.poll == nil {
 		return
 	}
 	w.mu.Lock()
-	if w.serial++; w.serial == 0 { // 0 is no id's
+	if w.serial++; w.serial == 0 { // id 0 means not watched
 		w.serial = 1
 	}
 	slot := uint32(len(w.slots))
@@ -189,8 +190,8 @@ func (w *clientWatcher) freeSlot(c *conn) {
 	w.mu.Unlock()
 }
 
-// remove ends the watch over c, which may be watched anew. It is called by the goroutine that
-// serves c. The kernel would go on with it for as long as any process has c's socket.
+// remove stops watching c, which may be added again. The goroutine that serves c calls it.
+// Without it the kernel would report events for as long as any process has c's socket.
 func (w *clientWatcher) remove(c *conn) {
 	if c.clientWatch.id == 0 {
 		return

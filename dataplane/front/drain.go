@@ -9,28 +9,28 @@ import (
 )
 
 const (
-	// drainRetry is what a refused client is told to wait.
+	// drainRetry is the Retry-After of a request refused during a drain.
 	drainRetry = time.Second
-	// drainPoll is how often a drain looks whether it is done.
+	// drainPoll is the interval at which a drain checks for open connections.
 	drainPoll = 10 * time.Millisecond
-	// idleGrace is how long beyond IdleTimeout a server that retires waits for idle
-	// connections to end by themselves.
+	// idleGrace is how long beyond IdleTimeout a retiring server waits for idle connections
+	// to close.
 	idleGrace = time.Second
-	// finalResponseTime is how long what is ended at the end of the drain has to tell its clients
-	// so: streams by an event, requests without an answer by a 503.
+	// finalResponseTime is the time for the last responses at the end of a drain: an error
+	// event for streams, a 503 for requests without a response.
 	finalResponseTime = 500 * time.Millisecond
-	// drainGrace is how long requests that were cut may take to end.
+	// drainGrace is how long requests that the drain has cut may take to end.
 	drainGrace = time.Second
-	// acceptDrainTime is how long what was accepted as the listener closed may take until it
-	// is counted.
+	// acceptDrainTime is how long connections that were accepted while the listener closed
+	// may take until they are counted.
 	acceptDrainTime = time.Second
 )
 
-// Shutdown closes the listener, answers new requests on kept-alive connections
-// with 503 Draining and Connection: close, and waits for requests and streams
-// under way until ctx ends; then it cuts them, streams with an error event,
-// requests whose answer has not begun with a 503. It is nil when nothing had to be
-// cut. A second Shutdown waits as well, and may bring an earlier end.
+// Shutdown closes the listener, refuses new requests on kept-alive connections with status 503
+// and Connection: close, and waits for running requests and streams until ctx ends. Then it
+// cuts them: streams with an error event, requests without a response with a 503. It returns
+// nil if it had to cut nothing. A second Shutdown also waits, and may end the first one
+// earlier.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.closeAfterResponse.Store(true)
 	s.draining.Store(true)
@@ -38,19 +38,17 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	return s.waitEmpty(ctx, s.closeIdle)
 }
 
-// CloseAfterResponse makes every answer from now on the last one of its connection, so that
-// clients go elsewhere, or to the same address anew, without a request that is lost:
-// one sent over a kept-alive connection while it is being closed would be. Requests
-// are served as ever.
+// CloseAfterResponse makes every further response the last one of its connection, so that
+// clients connect again, to another server or to this one. No request is lost, unlike one that
+// a client sends while an idle connection is being closed. Requests are served as before.
 func (s *Server) CloseAfterResponse() { s.closeAfterResponse.Store(true) }
 
-// Retire ends a server whose address another process accepts on by now. The listener is
-// closed, and every answer from now on is the last one of its connection. Idle connections
-// go to heir, where there is one that takes them; others, as all over TLS, are kept for
-// IdleTimeout, as if nothing had happened, since to close one may lose the request that is
-// on its way. A request that has begun is served as ever: nothing has told its client to go
-// elsewhere. When only such are left they have the time of drain, and are cut as by Shutdown.
-// Once ctx ends idle connections are closed that cannot be passed.
+// Retire ends a server whose address another process serves now. It closes the listener and
+// makes every further response the last one of its connection. Idle connections go to
+// successor if it accepts them. Others, and all with TLS, stay open for IdleTimeout, because
+// closing one may lose a request that is on its way. New requests on them are served. When
+// only running requests are left, they have the time drain, and are then cut as by Shutdown.
+// When ctx ends, idle connections that cannot be passed are closed.
 func (s *Server) Retire(ctx context.Context, successor Successor, drain time.Duration) error {
 	return s.retire(ctx, successor, s.options().IdleTimeout+idleGrace, drain)
 }
@@ -71,8 +69,8 @@ func (s *Server) retire(ctx context.Context, successor Successor, idleTimeout, d
 	})
 }
 
-// stopAccepting closes the listener, once, and returns when every connection that was
-// accepted is counted: one that is not would be lost with the process.
+// stopAccepting closes the listener once and returns when every accepted connection is counted:
+// an uncounted one would be lost with the process.
 func (s *Server) stopAccepting() {
 	s.mu.Lock()
 	accepted := s.acceptDone
@@ -96,8 +94,9 @@ func (s *Server) stopAccepting() {
 	}
 }
 
-// waitEmpty waits until no connection is left, or until ctx ends, and closes what served them.
-// idle is called again and again, to see to those that are idle.
+// waitEmpty waits until no connection is open or ctx ends, and then closes the watcher, the
+// event loops and the pending-header queue. It calls idle repeatedly, which handles idle
+// connections.
 func (s *Server) waitEmpty(ctx context.Context, idle func()) error {
 	err := s.waitIdle(ctx, idle)
 	s.mu.Lock()
@@ -115,19 +114,19 @@ func (s *Server) waitEmpty(ctx context.Context, idle func()) error {
 	return err
 }
 
-// markIdle notes that the connection waits for a request.
+// markIdle records that the connection waits for a request.
 func (c *conn) markIdle() {
 	c.active.Store(false)
 	c.readState.endRead()
 }
 
-// busy says whether a request is, as far as it was read.
+// busy reports whether bytes of a request have been read and its response has not been written.
 func (c *conn) busy() bool { return c.active.Load() || c.readState.started() }
 
-// idle says that the connection has nothing of a request that closing it would lose. Its
-// goroutine may not have got round to what lies in the socket, and leaves half a PROXY
-// header there, so that is looked at too. First: bytes that were read before that have made
-// the connection underway, and those that come after it cross the close on their way.
+// idle reports whether closing the connection would lose no part of a request. It also checks
+// the socket for unread bytes, because the connection's goroutine may not have read them yet
+// and leaves an incomplete PROXY header there. The second check of busy covers bytes that
+// the goroutine read before the check of the socket. Bytes that arrive later cross the close.
 func (c *conn) idle() bool {
 	if c.busy() {
 		return false
@@ -135,7 +134,7 @@ func (c *conn) idle() bool {
 	return !c.hasUnread() && !c.busy()
 }
 
-// hasUnread says whether something has come that nobody has read.
+// hasUnread reports whether the socket has unread bytes.
 func (c *conn) hasUnread() (is bool) {
 	if c.raw != nil {
 		_ = c.raw.Control(func(fd uintptr) {
@@ -150,7 +149,7 @@ func (c *conn) hasUnread() (is bool) {
 // closeIdle closes the connections that are idle.
 func (s *Server) closeIdle() { s.conns.shutdownIf((*conn).idle) }
 
-// waitIdle waits until no connection is left, and has idle see to those that are idle.
+// waitIdle waits until no connection is open, or cuts those that are left when ctx ends.
 func (s *Server) waitIdle(ctx context.Context, idle func()) error {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()

@@ -11,35 +11,35 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// Requests whose answer has not begun when a drain's time is over are answered by the
-// drain in their handlers' place: a handler may have to wait for what must still be done
-// for its legs, longer than the process has left.
+// At the end of a drain's time the drain responds to requests without a response in place of
+// their Handlers, because a Handler may wait for its legs longer than the process still runs.
 //
-// Which of the two answers is settled by one swap on the connection. The drain takes the
-// exchange out of conn.open, has a pulse write what it has to say, and leaves that in
-// Exchange.parting; a handler that comes to answer and finds its exchange taken out goes
-// on with that pulse, as with one of Overdue: if it has written, nothing else is.
+// One swap on conn.drainTarget decides which of the two responds. The drain takes the exchange
+// out, makes a keepAliveWriter write the response, and stores that in Exchange.drainWriter. A
+// Handler that responds later finds its exchange taken out and continues with that writer, as
+// after FailAt: if the writer has written, nothing else is written.
+//
+// A request without an exchange (its head is incomplete, or fasthttp waits for the first byte
+// of its body) gets its response from its reader: the drain shuts down the receiving side of
+// the connection, and onParseError responds.
 
-// A request that has no exchange yet, for half of its head has come or fasthttp waits for
-// the first byte of its body, is answered by who reads it: the drain lets nothing more be
-// read from the connection, which can still be written to, and onParseError says why.
-
-// drainTarget is where a drain finds the exchange of a connection; nil while there is none
-// whose answer is still to begin, and half where a request is being read that has none yet.
+// drainTarget is the exchange of a connection that a drain may respond to. It is nil if there is
+// none, and incompleteRequest while a request is read that has no exchange yet.
 type drainTarget = atomic.Pointer[Exchange]
 
-// incompleteRequest stands for the exchange of a request that has none yet.
+// incompleteRequest stands for a request without an exchange.
 var incompleteRequest = new(Exchange)
 
 const drainedMessage = "the router is shutting down, and the answer to this request had not begun; send it again, another will answer"
 
-// setDrainTarget lets a drain answer this exchange from now on.
+// setDrainTarget allows a drain to respond to this exchange from now on.
 func (x *Exchange) setDrainTarget() {
 	x.drainable = true
 	x.c.drainTarget.Store(x)
 }
 
-// clearDrainTarget ends that: what x.early is from here on is no one else's to change.
+// clearDrainTarget ends what setDrainTarget allows. Afterwards only the Handler's goroutine
+// changes x.keepAlive.
 func (x *Exchange) clearDrainTarget() {
 	if !x.drainable {
 		return
@@ -53,7 +53,7 @@ func (x *Exchange) clearDrainTarget() {
 	x.srv.drainMu.Unlock()
 }
 
-// respondDrained has every request told whose answer has not begun, and gives their number.
+// respondDrained responds to every request without a response and returns their number.
 func (s *Server) respondDrained() (n int) {
 	for _, c := range s.conns.snapshot() {
 		s.drainMu.Lock()
@@ -71,33 +71,35 @@ func (s *Server) respondDrained() (n int) {
 	return n
 }
 
-// markIncompleteRequest notes that a request is being read which has no exchange yet.
+// markIncompleteRequest records that a request is read which has no exchange yet.
 func (c *conn) markIncompleteRequest() {
 	c.drainTarget.Store(incompleteRequest)
-	if c.srv.drainExpired.Load() { // behind the store: a drain that has not found it is seen here
+	if c.srv.drainExpired.Load() { // after the store, so that a drain that missed it is seen here
 		c.shutdownRead()
 	}
 }
 
-// clearIncompleteRequest notes that it has one, or is about to. Most never were without.
+// clearIncompleteRequest records that the request has an exchange or gets one now.
 func (c *conn) clearIncompleteRequest() {
 	if c.drainTarget.Load() == incompleteRequest {
 		c.drainTarget.CompareAndSwap(incompleteRequest, nil)
 	}
 }
 
-// shutdownRead has whoever reads from the connection find its end behind what has come.
+// shutdownRead ends the receiving side of the connection: its reader finds the end behind the
+// bytes that have arrived.
 func (c *conn) shutdownRead() {
 	if c.raw != nil {
 		_ = c.raw.Control(func(fd uintptr) { _ = syscall.Shutdown(int(fd), syscall.SHUT_RD) })
 	}
 }
 
-// endedByDrain says whether reading a request failed by the drain's end.
+// endedByDrain reports whether reading a request failed because the drain's time was over.
 func (c *conn) endedByDrain() bool { return c.readFailure() == ClientGone && c.srv.drainExpired.Load() }
 
-// startDrainResponse makes the pulse that tells the client of x, or has the one there is do so. The
-// handler runs meanwhile: of x only what was there before it began is looked at.
+// startDrainResponse makes a keepAliveWriter respond to x, or lets the existing one do so. The
+// Handler runs concurrently, so it reads only those fields of x that were set before the
+// Handler began.
 func (x *Exchange) startDrainResponse() *keepAliveWriter {
 	p := x.keepAlive
 	if p == nil {
@@ -105,11 +107,11 @@ func (x *Exchange) startDrainResponse() *keepAliveWriter {
 	}
 	path, id, ip, log, o := x.Endpoint.Path, x.RequestID, x.ip, x.srv.initial.Log, x.srv.initial.Observer
 	if !p.mu.TryLock() {
-		return p // it writes to a client that may take nothing: not to be waited for
+		return p // it is writing to a client that may not read; do not wait for it
 	}
 	defer p.mu.Unlock()
 	if p.stopped || p.headSent && p.finalStatus != 0 {
-		return p // the client has its answer, or has left
+		return p // the client has its response or has disconnected
 	}
 	if p.headSent {
 		events := appendErrorEvent(nil, x.Endpoint.Protocol, Drained, Drained.Status(), "", drainedMessage, id)
@@ -127,8 +129,8 @@ func (x *Exchange) startDrainResponse() *keepAliveWriter {
 	return p
 }
 
-// rawErrorResponse is a refusal as the last answer of its connection, written by whom no
-// fasthttp helps, with the header lines set. retryAfter > 0 adds Retry-After.
+// rawErrorResponse returns the bytes of an error response that is the last one of its
+// connection, with the header lines set. retryAfter > 0 adds Retry-After.
 func (x *Exchange) rawErrorResponse(reason Reason, message string, retryAfter time.Duration, set []setHeader) []byte {
 	body := appendError(nil, x.Endpoint.Protocol, reason, "", message, x.RequestID)
 	status := reason.Status()
@@ -146,7 +148,7 @@ func (x *Exchange) rawErrorResponse(reason Reason, message string, retryAfter ti
 	return append(append(text, "Connection: close\r\n\r\n"...), body...)
 }
 
-// retryAfterSeconds is a Retry-After: whole seconds, rounded up.
+// retryAfterSeconds returns the value of a Retry-After header: whole seconds, rounded up.
 func retryAfterSeconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }

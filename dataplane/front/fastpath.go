@@ -110,16 +110,16 @@ func (c *conn) serve() nextStep {
 	}
 }
 
-// waitHead waits until the read-ahead holds a whole head, or as much as tells that it is
-// not the plain lane's to judge; when it is not ok, the connection has ended instead, or
-// waits in the lobby. What is held of the last answer goes out first. begun: the connection
-// has had a request, and is not closed to make room while half of another one is there.
+// waitHead waits until the read-ahead has a whole head, or enough of it to know that the fast
+// path cannot serve it. If ok is false the connection has ended or is in the pending-header
+// queue. A pending response is written first. begun says that the connection has had a
+// request, so that it is not evicted while a part of another one has arrived.
 func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 	a := &c.readAhead
 	a.headLen = 0
 	pendingHeads := c.srv.pendingHeads
 	if c.usesReservedFD {
-		pendingHeads = nil // it has less time
+		pendingHeads = nil // its time-out is shorter
 	}
 	for {
 		before := a.w
@@ -150,11 +150,11 @@ func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 		if err != nil {
 			c.readErr = err
 			a.readErr = err
-			return nextEnd, a.w > 0 // half a head has its answer
+			return nextEnd, a.w > 0 // an incomplete head gets a response
 		}
 		if a.w == before {
-			pendingHeads = nil // it takes none
-			continue           // what was held has been written by a wait of its own
+			pendingHeads = nil // the queue is full or closed
+			continue           // the wait has written the pending response
 		}
 		if whole, ok := c.parseReadAhead(before); whole || !ok {
 			return nextEnd, ok
@@ -164,7 +164,7 @@ func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 			if pendingHeads != nil {
 				if c.compactReadAhead(); !a.acquireBudget(c.srv.budget) {
 					c.rejectPartialHead(BudgetExhausted, headMemoryMessage)
-					c.needsLinger = true // a reset could take the answer with it
+					c.needsLinger = true // a reset could discard the response
 					return nextEnd, false
 				}
 				if c.enqueuePending(pendingHeads, begun) {
@@ -180,8 +180,9 @@ func (c *conn) waitHead(begun bool) (to nextStep, ok bool) {
 	}
 }
 
-// parseReadAhead looks at what has come since before, which is something: whether it is a whole
-// head, or enough to tell that it is not the plain lane's. Not ok: it is none of HTTP.
+// parseReadAhead examines the bytes behind offset before, of which there is at least one.
+// whole says that the head is complete or that the fast path cannot serve it. ok is false if
+// the bytes are not HTTP.
 func (c *conn) parseReadAhead(before int32) (whole, ok bool) {
 	a := &c.readAhead
 	head := a.buf.B[:a.w]
@@ -200,8 +201,9 @@ func (c *conn) parseReadAhead(before int32) (whole, ok bool) {
 	return false, true
 }
 
-// enqueuePending has the lobby wait for a head, of which half has come or nothing. It is the last
-// that c's goroutine does with it; unless it is false, then it must wait by itself.
+// enqueuePending adds the connection to the pending-header queue, which waits for the rest of
+// its head. If it returns true, c's goroutine must not touch c any more; otherwise the
+// goroutine must wait itself.
 func (c *conn) enqueuePending(l *pendingQueue, begun bool) bool {
 	if !begun {
 		c.deadlineKind = deadlineHead
@@ -209,7 +211,7 @@ func (c *conn) enqueuePending(l *pendingQueue, begun bool) bool {
 	return l.add(c, time.Now().Add(c.srv.options().HeadTimeout))
 }
 
-// missingForHeadEnd is how many bytes must come at the least before head has its end.
+// missingForHeadEnd returns the least number of bytes that are missing from head.
 func missingForHeadEnd(head []byte) int {
 	for n := len(headEnd) - 1; n > 0; n-- {
 		if bytes.HasSuffix(head, headEnd[:n]) {
@@ -219,8 +221,9 @@ func missingForHeadEnd(head []byte) int {
 	return len(headEnd)
 }
 
-// setWakeThreshold has the poller told once so many bytes have come: a goroutine woken for each byte
-// of a head that trickles, of thousands, takes time from requests that are whole.
+// setWakeThreshold makes the kernel report input only when n bytes have arrived. Otherwise
+// thousands of heads that trickle in would wake a goroutine for each byte and take time from
+// complete requests.
 func (c *conn) setWakeThreshold(n int) {
 	if s := c.connState; s.wakeBytes != n && (n > 1 || s.wakeBytes > 1) {
 		s.wakeBytes = n
@@ -235,8 +238,8 @@ var (
 	http11Suffix = []byte("HTTP/1.1")
 )
 
-// fastPathRequest is the request whose head has come, and where it leads; nil when it is not
-// plain.
+// fastPathRequest parses the head that has arrived and returns the request and its route, nil
+// if the fast path cannot serve it.
 func (c *conn) fastPathRequest() (*Exchange, route) {
 	a, s := &c.readAhead, c.srv
 	if a.headLen == 0 || int(a.headLen) > s.initial.MaxHeadBytes || c.pipelined.found {
@@ -270,7 +273,8 @@ func (c *conn) fastPathRequest() (*Exchange, route) {
 	return x, rt
 }
 
-// serveFastPath runs a plain request to its answer, which lies in c.held then, or in c.stream.
+// serveFastPath serves a request on the fast path. The response is in c.pending or c.stream
+// afterwards.
 func (c *conn) serveFastPath(x *Exchange, rt route) {
 	x.c, x.Received = c, time.Now()
 	c.active.Store(true)
@@ -288,8 +292,8 @@ func (c *conn) serveFastPath(x *Exchange, rt route) {
 	}
 }
 
-// afterResponse goes on behind a request: where the connection serves another one, what is held
-// may leave with the wait for it.
+// afterResponse decides what follows a request. If the connection serves another request, the
+// pending response may be written by the wait for it.
 func (c *conn) afterResponse() (to nextStep, again bool) {
 	a := &c.readAhead
 	isPipelined := len(bytes.Trim(a.buf.B[a.r:a.w], lineEnds)) > 0
@@ -303,14 +307,14 @@ func (c *conn) afterResponse() (to nextStep, again bool) {
 		a.release()
 		return nextStream, false
 	}
-	keep := c.pending.keepConn && c.pending.buf != nil // else nothing can be said to this client
+	keep := c.pending.keepConn && c.pending.buf != nil // else this client cannot get a response
 	if keep && !isPipelined && c.pending.n <= membudget.Page {
 		return 0, true
 	}
 	c.checkPipelined()
 	if err := c.flushPending(); err != nil || !keep {
 		c.needsLinger = c.needsLinger || c.pipelined.found
-		return nextEnd, false // active yet: what the client still sends is read away first
+		return nextEnd, false // still active: what the client sends is discarded first
 	}
 	c.active.Store(false)
 	if isPipelined {
@@ -320,7 +324,8 @@ func (c *conn) afterResponse() (to nextStep, again bool) {
 	return 0, true
 }
 
-// fixedBody is the body of a plain request: what came with the head, and then the connection's.
+// fixedBody reads a body with Content-Length on the fast path: first from the read-ahead, then
+// from the connection.
 type fixedBody struct {
 	c         *conn
 	remaining int64
@@ -332,7 +337,7 @@ func (r *fixedBody) Read(p []byte) (n int, err error) {
 	}
 	p = p[:min(int64(len(p)), r.remaining)]
 	if a := &r.c.readAhead; a.r < a.w {
-		// The head lies in the read-ahead, which stays.
+		// The read-ahead keeps its buffer, because the head is in it.
 		n = copy(p, a.buf.B[a.r:a.w])
 		a.r += int32(n)
 	} else {
@@ -344,8 +349,8 @@ func (r *fixedBody) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// bufferedConnReader is what comes behind the head of a plain request without a bound: by way of the
-// read-ahead, where what is not taken stays for the next request.
+// bufferedConnReader reads from the connection through the read-ahead, for a body of unknown
+// length: bytes that the body's reader does not take stay there for the next request.
 type bufferedConnReader struct{ c *conn }
 
 func (o bufferedConnReader) Read(p []byte) (n int, err error) {

@@ -39,7 +39,7 @@ func TestContinuedBodyErrorNamesRequest(t *testing.T) {
 		if resp.StatusCode == 100 {
 			resp, body = c.readResponse()
 		}
-		if resp.StatusCode != 408 || !strings.Contains(body, "the request body did not come in time") || resp.Header.Get("X-Request-Id") != "mine" {
+		if resp.StatusCode != 408 || !strings.Contains(body, "the request body did not arrive in time") || resp.Header.Get("X-Request-Id") != "mine" {
 			t.Errorf("%s: %d %v %s", length, resp.StatusCode, resp.Header, body)
 		}
 		c.expectClosed()

@@ -9,25 +9,25 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// pendingResponse is a plain request's whole answer. A short one leaves with the wait for the next
-// request: one stay in the runtime's poller that reads, writes and then waits. The read
-// comes first. What it finds came before the answer left, which is what early asks; and
-// after it a wait begins without another: a connection waited for by itself must be read
-// first, in vain.
+// pendingResponse is a non-streaming response on the fast path that has not been written. A
+// short one is written during the wait for the next request: one call into the runtime's
+// poller reads, writes and then waits. The read comes first. Bytes that it finds arrived
+// before the response was written, which pipelineDetector needs to know, and the wait then
+// needs no second read without effect.
 //
-// Nothing of an answer is held while anybody waits but its own goroutine, which goes
-// from the handler's return to that wait without a stop.
+// The response is not delayed: the connection's goroutine goes from the Handler's return to
+// that wait without blocking.
 type pendingResponse struct {
 	buf      *membudget.Buffer
-	n        int  // of buf
-	sent     int  // of n: written
+	n        int  // bytes in buf
+	sent     int  // of n, that have been written
 	keepConn bool // the connection may serve another request
-	// count is of buf, where that is long.
+	// count counts buf if it is long.
 	count membudget.Count
 }
 
-// pollOnce is run in the poller: it reads into the read-ahead, sends what is held, and says
-// whether there is anything to look at.
+// pollOnce runs in the poller. It reads into the read-ahead, sends the pending response, and
+// returns whether there is input or an error.
 func (c *conn) pollOnce(fd int) bool {
 	a, h, t := &c.readAhead, &c.pending, &c.io
 	if !c.readState.startRead() {
@@ -49,7 +49,7 @@ func (c *conn) pollOnce(fd int) bool {
 		case 0:
 			c.releasePending()
 			c.active.Store(false)
-		case syscall.EAGAIN: // it is written by a wait of its own
+		case syscall.EAGAIN: // another wait writes the rest
 			return true
 		default:
 			t.err = os.NewSyscallError("sendto", failed)
@@ -74,7 +74,7 @@ func (c *conn) pollOnce(fd int) bool {
 	return true
 }
 
-// flushPending writes what is held, and waits where it must.
+// flushPending writes the pending response. It may block.
 func (c *conn) flushPending() error {
 	h := &c.pending
 	if h.buf == nil {
@@ -85,7 +85,7 @@ func (c *conn) flushPending() error {
 	return err
 }
 
-// releasePending notes that the answer has left, or never will.
+// releasePending frees the pending response, which has been written or never will be.
 func (c *conn) releasePending() {
 	if h := &c.pending; h.buf != nil {
 		membudget.Default.Put(h.buf)

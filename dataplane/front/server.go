@@ -19,11 +19,11 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// bodyRate is the slowest rate, in bytes a second, at which a body may come
-// after BodyTimeout has passed.
+// bodyRate is the slowest rate, in bytes a second, at which a body may arrive after BodyTimeout.
 const bodyRate = 256 << 10
 
-// Server is the front. One Server serves one listener.
+// Server is the router's HTTP server for clients. One Server serves one listener. Its exported
+// methods are safe for concurrent use.
 type Server struct {
 	initial        Options                 // as New was given them
 	current        atomic.Pointer[Options] // likewise, but for what Change has changed
@@ -63,7 +63,7 @@ type Server struct {
 // take: engines that stop within events leave the rest to request bodies.
 const partialEventsShare = 2
 
-// New makes a Server; it fails on impossible Options.
+// New returns a Server. It fails if the Options are invalid.
 func New(opt Options) (*Server, error) {
 	opt, err := opt.withDefaults()
 	if err != nil {
@@ -121,7 +121,7 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// options are the Options of now.
+// options returns the current Options.
 func (s *Server) options() *Options { return s.current.Load() }
 
 // Change takes over what of opt may change while the Server runs, see
@@ -141,10 +141,11 @@ func (s *Server) Change(opt Options) error {
 	return nil
 }
 
-// BodyBytes is how much memory request bodies hold now, of BodyBudgetBytes.
+// BodyBytes returns the memory that counts against BodyBudgetBytes now.
 func (s *Server) BodyBytes() int64 { return s.budget.Used() }
 
-// Serve accepts on ln until Shutdown or Retire, and returns nil after one.
+// Serve accepts connections on ln until Shutdown or Retire; then it returns nil. It fails if it
+// is called twice or ln fails.
 func (s *Server) Serve(ln net.Listener) error {
 	s.mu.Lock()
 	if s.stopped() {
@@ -199,8 +200,8 @@ func (s *Server) Serve(ln net.Listener) error {
 	return fmt.Errorf("front: cannot serve %q: %w", ln.Addr(), err)
 }
 
-// Loops is how many event loops drive streams, 0 where they are on goroutines, and how
-// many streams those hold now.
+// Loops returns the number of event loops and of the streams that they drive now. It returns
+// zeros if goroutines drive the streams.
 func (s *Server) Loops() (threads, streams int) {
 	s.mu.Lock()
 	loops := s.loops
@@ -211,7 +212,7 @@ func (s *Server) Loops() (threads, streams int) {
 	return loops.Threads(), loops.Streams()
 }
 
-// startLoops starts what drives streams; nil where they stay on goroutines.
+// startLoops starts the event loops. It returns nil if goroutines drive the streams.
 func (s *Server) startLoops() *eventloop.Loops {
 	if s.initial.RelayMode == RelayGoroutine {
 		return nil
@@ -228,13 +229,13 @@ func (s *Server) startLoops() *eventloop.Loops {
 		},
 	})
 	if err != nil {
-		s.initial.Log.Warn("event loops are not to be had here", "error", err)
+		s.initial.Log.Warn("cannot start event loops; streams use goroutines", "error", err)
 		return nil
 	}
 	return loops
 }
 
-// stopped says whether the listener was closed by us.
+// stopped reports whether Shutdown or Retire has closed the listener.
 func (s *Server) stopped() bool {
 	select {
 	case <-s.stop:
@@ -244,7 +245,7 @@ func (s *Server) stopped() bool {
 	}
 }
 
-// handle is fasthttp's handler, for requests that are not plain.
+// handle is fasthttp's handler, for requests that the fast path does not serve.
 func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x := s.exchanges.Get()
 	x.ctx, x.Received = ctx, ctx.Time()
@@ -256,13 +257,13 @@ func (s *Server) handle(ctx *fasthttp.RequestCtx) {
 	x.serve()
 }
 
-// unknownLength is the length that fasthttp is told of a chunked body.
+// unknownLength is the Content-Length that onHeadRead sets for a chunked body.
 const unknownLength = math.MaxInt
 
-// onHeadRead gives the first byte of the body its time: fasthttp waits for it before the
-// handler is called, which sees to the rest. Its own reading of chunks is too lenient for
-// a connection that goes on behind them, so of what the guard takes for a chunked body it
-// hands out the bytes as they are.
+// onHeadRead sets the time-out for the first byte of the body, for which fasthttp waits before
+// it calls the handler. fasthttp's parser of chunks is too lenient for a connection that is
+// reused afterwards. Therefore a chunked body gets unknownLength, so that fasthttp passes
+// its bytes through unparsed.
 func (s *Server) onHeadRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	var conf fasthttp.RequestConfig
 	normalizeExpect(h)
@@ -277,7 +278,7 @@ func (s *Server) onHeadRead(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	return conf
 }
 
-// isChunked says whether the guard takes a head with a chunked body.
+// isChunked reports whether requestHead accepts the head and its body is chunked.
 func (s *Server) isChunked(h *fasthttp.RequestHeader) bool {
 	x := s.exchanges.Get()
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
@@ -291,7 +292,8 @@ func (s *Server) bodyTime(size int64) time.Duration {
 	return s.options().BodyTimeout + time.Duration(size)*time.Second/bodyRate
 }
 
-// onParseError answers what fasthttp could not read; it closes afterwards.
+// onParseError responds to a request that fasthttp could not read. fasthttp then closes the
+// connection.
 func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	if c, _ := ctx.Conn().(*conn); c != nil && c.continued.endpoint != nil {
 		s.rejectContinuedBody(ctx, c, err)
@@ -335,7 +337,7 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 
 const headTimeoutMessage = "the request did not come in time"
 
-// quietLogger takes fasthttp's complaints about single connections.
+// quietLogger logs fasthttp's errors of single connections at level debug.
 type quietLogger struct{ log *slog.Logger }
 
 func (l quietLogger) Printf(format string, args ...any) {
