@@ -14,18 +14,18 @@ import (
 	"sluice/router/worker"
 )
 
-// maxAnswer bounds a response that is held whole before it goes to the client, so that it can
-// be run again where it breaks off; longer ones and event streams are relayed where they are
-// no refusals.
+// maxAnswer bounds a response that the runner reads whole before the client gets it, so that
+// the request can run again when it breaks off. Longer responses and event streams are
+// relayed, unless they are refusals.
 const maxAnswer = 1 << 20
 
-// handleAnswer takes a response head: passes it on, or runs the attempt again.
+// handleAnswer decides what follows a response head: reply, relay, or run the attempt again.
 func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	opt, rank := q.settings, l.rank
 	q.setPinned(false)
 	q.whole = false
 	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
-		// The client has left and prefill was hung up: decode says that nothing came.
+		// The client has disconnected and prefill was half-closed: decode reports that.
 		resp.Release()
 		return q.handleConcurrentFailure(l, upstream.ErrCancelled)
 	}
@@ -62,7 +62,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 			return legAnswered
 		}
 		q.setWorkerHeaders(l)
-		resp.SetDeadline(q.deadline) // until here a caller whose time is over was as one who leaves
+		resp.SetDeadline(q.deadline) // so far the deadline has acted like a disconnect
 		q.relay(l, resp)
 		return legAnswered
 	}
@@ -97,7 +97,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		opt.Fleet.ReportStatus(rank, status)
 	}
 	if retry && q.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
-		// It is not the engine that failed but what it was to be given.
+		// The transfer failed, not the engine.
 		return q.endLostHandover(l)
 	}
 	if !q.acceptAnswer() && q.concurrent == nil {
@@ -115,7 +115,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	if b := q.concurrent; b != nil && status != 200 {
 		q.r.peerInfos.remove(b.rank)
 		if q.endConcurrentPrefill(retry); retry && b.failed {
-			return q.handlePrefillFailure(b) // decode failed for want of it
+			return q.handlePrefillFailure(b) // decode failed because prefill did
 		}
 		if status == 500 && bytes.Contains(q.reply, transferError) {
 			return q.handleTransferFailure(b, rank)
@@ -145,11 +145,11 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	return legAnswered
 }
 
-// maxPooledReply is how long a whole answer may be to lie in scratch that later requests use.
+// maxPooledReply bounds an answer that is read into memory which later requests use again.
 const maxPooledReply = 64 << 10
 
-// leaseReply makes room for a long answer whose length the engine told, counted as bodies
-// are; upstream.ErrMemory where there is none. It lasts as long as the request.
+// leaseReply leases memory for a long answer with a Content-Length, for as long as the request
+// lasts. It fails with upstream.ErrMemory when the budget has no room.
 func (q *request) leaseReply(resp *upstream.Response) error {
 	n := resp.ContentLength
 	if n <= maxPooledReply || n > int64(q.maxReplySize()) {
@@ -165,9 +165,9 @@ func (q *request) leaseReply(resp *upstream.Response) error {
 	return nil
 }
 
-// shouldRelay says whether an answer is passed on as it comes; others are held
-// whole. One that the family must change whole is held whatever its length, and so is
-// a refusal, whose words may have to be withheld (relay.Veil).
+// shouldRelay reports whether an answer is relayed as it comes. Others are read whole: those
+// that the family must change as a whole, whatever their length, and refusals, of which parts
+// may have to be redacted.
 func (q *request) shouldRelay(resp *upstream.Response) bool {
 	if resp.Status >= 400 {
 		return false
@@ -178,11 +178,11 @@ func (q *request) shouldRelay(resp *upstream.Response) bool {
 	return resp.ContentLength < 0 || resp.ContentLength > maxAnswer
 }
 
-// errEmpty is that of an engine that answers 200 with nothing.
+// errEmpty: the engine answered 200 with an empty body.
 var errEmpty = errors.New("the engine answered 200 with an empty body")
 
-// checkAnswer says what is wrong with the body of a 200: it is empty, or ends with the
-// connection in the midst of its JSON.
+// checkAnswer returns an error when the body of a 200 is empty, or when the connection ended
+// in the middle of its JSON.
 func checkAnswer(resp *upstream.Response, body []byte) error {
 	body = bytes.TrimSpace(body)
 	switch {
@@ -196,15 +196,15 @@ func checkAnswer(resp *upstream.Response, body []byte) error {
 	return nil
 }
 
-// mayHold says whether an answer whose length the engine does not tell is held whole where it
-// is no longer than maxAnswer.
+// mayHold reports whether an answer without a length is read whole if it is no longer than
+// maxAnswer.
 func (q *request) mayHold(resp *upstream.Response) bool {
 	return resp.ContentLength < 0 && resp.Status < 400 && !isEventStream(resp) && q.resumption == nil
 }
 
-// holdWhole waits until all of an answer that mayHold has come, and gives what has of it. The
-// answer is not whole where it is longer than maxAnswer, or the memory for bodies is spent: it
-// is relayed then.
+// holdWhole waits until all of an answer for which mayHold is true has come, and returns what
+// has. complete is false when the answer is longer than maxAnswer or the memory budget has no
+// room; it is relayed then.
 func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool, err error) {
 	var chunks upstream.Chunks
 	at, counted, idle := 0, 0, q.settings.Timeouts.StreamIdle
@@ -248,7 +248,7 @@ func isEventStream(resp *upstream.Response) bool {
 	return resp.ContentLength < 0 && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
-// answerRewriter is who changes the answer of this leg; nil: nobody.
+// answerRewriter is the rewriter of this leg's answer, nil when it needs none.
 func (q *request) answerRewriter() AnswerRewriter {
 	if !q.decodeByFamily {
 		return nil
@@ -260,14 +260,14 @@ func (q *request) answerRewriter() AnswerRewriter {
 	return a
 }
 
-// trialDeclined ends a trial.
+// trialDeclined ends a trial decode that declined.
 func (q *request) trialDeclined(rank *worker.Rank) legEnd {
 	q.settings.Scheduler.AddNote(q.x.RequestID, "declined: decode on "+rank.ID.String()+" holds too little of the prompt")
 	q.settings.Observer.FallbackUsed("declined")
 	return legDeclined
 }
 
-// tryDecode runs decode before prefill; declined says that prefill is needed.
+// tryDecode runs decode before prefill. declined means that prefill is needed.
 func (q *request) tryDecode() (end legEnd, declined bool) {
 	q.handover.Trial = true
 	end = q.decode(schedule.DecodeLeg)

@@ -8,7 +8,8 @@ import (
 	"sluice/router/worker"
 )
 
-// expectCompletions registers for the completions that the family waits for; nil: none.
+// expectCompletions registers for the completions that the family waits for. It returns nil
+// when there are none.
 func (q *request) expectCompletions() Expectation {
 	waiter, ok := q.plan.Family.(CompletionWaiter)
 	if !ok || q.settings.Completions == nil || q.pd.NotifyWait == 0 {
@@ -21,14 +22,14 @@ func (q *request) expectCompletions() Expectation {
 	return q.settings.Completions.Expect(id, count)
 }
 
-// peerCheckInterval is how often a wait between the legs looks whether both engines of
-// the transfer are still there.
+// peerCheckInterval is how often a wait between the legs checks that both engines of the
+// transfer are ready.
 const peerCheckInterval = 200 * time.Millisecond
 
-// awaitCompletions waits between the legs until the transfer is told complete. When that takes longer
-// than PD.NotifyWait the pair is run again with others, or another decode worker does it all;
-// so it is too when one of the two engines is lost meanwhile. Where there is no other decode
-// worker the request is refused. It answers when the client leaves.
+// awaitCompletions waits between the legs until the transfer is reported complete. When that
+// takes longer than PD.NotifyWait, or one of the two engines is lost, the pair runs again on
+// other ranks, or another decode worker does the whole request. Without another decode
+// worker the request is refused. It answers when the client disconnects.
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
 	select {
 	case <-expectation.Done():
@@ -69,11 +70,11 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 	}
 }
 
-// completionTimer is what a wait between the legs needs, for one after the other.
+// completionTimer is the timer and channel of waits between the legs, one after another.
 type completionTimer struct {
-	timer      *time.Timer   // for both times that are looked at
-	clientGone chan struct{} // told of a client that left
-	signalGone func()        // tells it, and waits for nobody
+	timer      *time.Timer   // for the next check and for the end of the wait
+	clientGone chan struct{} // receives once the client has disconnected
+	signalGone func()        // sends to clientGone without blocking
 }
 
 func newCompletionTimer() *completionTimer {
@@ -88,8 +89,8 @@ func newCompletionTimer() *completionTimer {
 	return b
 }
 
-// completionTimedOut takes in that nobody told that the KV has been written: the pair is run again
-// with other workers, or another decode worker does it all.
+// completionTimedOut decides what follows when no engine has reported that the KV is written:
+// the pair runs again on other workers, or another decode worker does the whole request.
 func (q *request) completionTimedOut() prefillEnd {
 	q.handover.Handle, q.prefilled, q.unsent = nil, false, false
 	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
@@ -104,11 +105,10 @@ func (q *request) completionTimedOut() prefillEnd {
 	return prefillUnavailable
 }
 
-// excludeTaintedDecode passes over the decode worker that a prefill leg named which broke: LMCache's
-// receiver shows blocks from when it has made room for them, written or not, and would
-// read, and not ask for again, what was in that memory before. It would whatever it is sent
-// of this prompt, a plain request too; so where there is no other the request is refused, why
-// being what befell the leg, and false returned.
+// excludeTaintedDecode excludes the decode worker that a failed prefill leg named. LMCache's
+// receiver lists blocks from their allocation on, written or not, so its engine would read
+// what was in that memory before, for any request with this prompt. Where there is no other
+// decode worker it refuses the request with reason and returns false.
 func (q *request) excludeTaintedDecode(reason string) bool {
 	d := q.handover.Decode
 	switch {
@@ -122,7 +122,7 @@ func (q *request) excludeTaintedDecode(reason string) bool {
 	return true
 }
 
-// unreadyPeer is an engine of the transfer that is no longer ready; nil: none.
+// unreadyPeer returns an engine of the transfer that is no longer ready, or nil.
 func (q *request) unreadyPeer() *worker.Rank {
 	for _, r := range [...]*worker.Rank{q.handover.Prefill, q.handover.Decode} {
 		if r == nil {
@@ -135,7 +135,7 @@ func (q *request) unreadyPeer() *worker.Rank {
 	return nil
 }
 
-// peerLost takes in that a transfer will not end.
+// peerLost decides what follows when an engine of the transfer is lost.
 func (q *request) peerLost(peer *worker.Rank) prefillEnd {
 	q.handover.Handle, q.prefilled = nil, false
 	q.exclude(peer, excludedDown)

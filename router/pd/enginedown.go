@@ -11,31 +11,31 @@ import (
 	"sluice/router/worker"
 )
 
-// engineDownMonitor looks after a decode that has a handle and has shown nothing yet: when the
-// engine that holds the KV goes down, decode would wait in vain, for minutes, and
-// is cut. It is a request's for good, so that beginning one allocates nothing, and
-// looked at every peerCheckInterval (newDownMonitors).
+// engineDownMonitor watches the engine that has the KV of a decode leg from which nothing has
+// come yet. When that engine goes down decode would wait for minutes without effect, so the
+// monitor cancels it. A request keeps its monitor, so that a start allocates nothing. The
+// sweeper checks it every peerCheckInterval (newDownMonitors).
 type engineDownMonitor struct {
-	mu             sync.Mutex // between its request's goroutine and look, for a few stores
+	mu             sync.Mutex // the request's goroutine and check take it, for a few stores
 	active         bool
-	lost           bool // look found the engine down and cut the call
+	lost           bool // check found the engine down and cancelled the call
 	fleet          *fleet.Fleet
 	rank           *worker.Rank
 	call           *upstream.Call
-	unhealthySince time.Time // it has been seen out of health
-	incarnation    uint32    // Fleet.Lives of rank when its prefill leg began
+	unhealthySince time.Time // since when checks have found it unhealthy
+	incarnation    uint32    // Fleet.Incarnation of rank when its prefill leg began
 }
 
-// unhealthyLimit is how long an engine that still listens must be seen out of health to
-// count as down: one that computes a long prompt may leave probes unanswered.
+// unhealthyLimit is how long an engine that still listens must be unhealthy to count as down.
+// An engine that computes a long prompt may leave probes unanswered.
 const unhealthyLimit = 5 * time.Second
 
-// newDownMonitors is the patrol that looks at all vigils of a Runner.
+// newDownMonitors makes the sweeper that checks all monitors of a Runner.
 func newDownMonitors() *sweeper.Sweeper[engineDownMonitor] {
 	return sweeper.New(peerCheckInterval, (*engineDownMonitor).check)
 }
 
-// monitorPrefill begins the vigil over prefill's engine for call.
+// monitorPrefill starts the monitor of prefill's engine for call.
 func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
 	if q.downMonitor == nil {
 		q.downMonitor = new(engineDownMonitor)
@@ -50,8 +50,8 @@ func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
 	q.r.downMonitors.Wake()
 }
 
-// start watches rank for call, until settle. lives is Fleet.Lives of rank when the engine
-// got the prefill leg.
+// start watches rank for call until finish or reset. incarnation is Fleet.Incarnation of rank
+// when its engine got the prefill leg.
 func (v *engineDownMonitor) start(f *fleet.Fleet, rank *worker.Rank, incarnation uint32, call *upstream.Call) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -59,7 +59,7 @@ func (v *engineDownMonitor) start(f *fleet.Fleet, rank *worker.Rank, incarnation
 	v.fleet, v.rank, v.incarnation, v.call = f, rank, incarnation, call
 }
 
-// check says whether the vigil goes on.
+// check cancels the call when the engine is down. It reports whether the monitor goes on.
 func (v *engineDownMonitor) check(now time.Time) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -76,7 +76,7 @@ func (v *engineDownMonitor) isDown(now time.Time) bool {
 	switch {
 	case v.fleet.RefusesConnections(v.rank), v.fleet.IsFrozen(v.rank):
 		return true
-	case v.fleet.Incarnation(v.rank) != v.incarnation: // it came back, without the KV
+	case v.fleet.Incarnation(v.rank) != v.incarnation: // it has restarted without the KV
 		return true
 	case state != worker.Unhealthy:
 		v.unhealthySince = time.Time{}
@@ -88,8 +88,8 @@ func (v *engineDownMonitor) isDown(now time.Time) bool {
 	return false
 }
 
-// finish ends the vigil; false: the engine went down, and the call was cut. A nil
-// vigil, as all of a request that had none, answers true.
+// finish stops the monitor. It returns false when the engine went down and the call was
+// cancelled. It returns true on nil.
 func (v *engineDownMonitor) finish() bool {
 	if v == nil {
 		return true
@@ -100,7 +100,7 @@ func (v *engineDownMonitor) finish() bool {
 	return !v.lost
 }
 
-// reset ends the vigil of an attempt that is over, and what it found.
+// reset stops the monitor and clears its result, for the next attempt. It works on nil.
 func (v *engineDownMonitor) reset() {
 	if v == nil {
 		return
@@ -116,7 +116,7 @@ func (v *engineDownMonitor) stop() {
 	v.fleet, v.rank, v.call = nil, nil, nil
 }
 
-// inUse says whether the vigil is over this attempt's decode, or was until it cut it.
+// inUse reports whether the monitor watches this attempt's decode or has cancelled it.
 func (v *engineDownMonitor) inUse() bool {
 	if v == nil {
 		return false
@@ -126,8 +126,8 @@ func (v *engineDownMonitor) inUse() bool {
 	return v.active || v.lost
 }
 
-// acceptAnswer lets decode's answer count: false, when the hand-over is lost and the
-// call was cut for it.
+// acceptAnswer ends the watches over the hand-over. It returns false when the hand-over is
+// lost and the call was cancelled for that.
 func (q *request) acceptAnswer() bool {
 	engineUp := q.downMonitor.finish()
 	return q.transfer.Unguard() && engineUp

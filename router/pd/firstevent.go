@@ -14,18 +14,18 @@ import (
 	"sluice/router/worker"
 )
 
-// maxFirstEvent bounds what is held of a stream to learn how it begins.
+// maxFirstEvent bounds how much of a stream is read to learn how it begins.
 const maxFirstEvent = 32 << 10
 
 var (
 	dataLine = []byte("data: ")
-	// errorData opens the event of a request that failed, errorFlat TensorRT-LLM's and that of
-	// vLLM up to 0.10.0; Messages and Responses name theirs.
+	// errorData begins the event of a failed request, errorFlat that of TensorRT-LLM and of
+	// vLLM up to 0.10.0. Messages and Responses name the event.
 	errorData  = []byte(`{"error"`)
 	errorFlat  = []byte(`{"object":"error"`)
 	errorNamed = []byte("event: error")
-	// These events say that an answer begins and nothing of it. vLLM (0.13 and later)
-	// sends a chat's before it looks how the engine ended, so an error may follow.
+	// These events announce an answer and have nothing of it. vLLM (0.13 and later) sends that
+	// of a chat before it has a result of the engine core, so an error may follow.
 	roleOnly     = []byte(`"role":"assistant","content":""`)
 	messageStart = []byte("event: message_start")
 	crlfEnd      = []byte("\r\n\r\n")
@@ -33,13 +33,14 @@ var (
 	lastData     = []byte("[DONE]")
 )
 
-// firstEvent is the first event of a stream, in whatever framing, that says more than that
-// an answer begins, with what stands before it; whole: it is all there.
+// firstEvent returns the first event of a stream, with or without chunk framing, that does
+// more than announce an answer, and what stands before it. complete means that all of the
+// event has come.
 func firstEvent(prefix []byte) (event []byte, complete bool) {
 	for {
 		end, size := bytes.Index(prefix, eventEnd), len(eventEnd)
 		if i := bytes.Index(prefix, crlfEnd); i >= 0 && (end < 0 || i < end) {
-			end, size = i, len(crlfEnd) // the last chunk's end too: nothing comes behind it
+			end, size = i, len(crlfEnd) // this also ends the last chunk, and nothing follows it
 		}
 		if end < 0 {
 			return prefix, false
@@ -51,14 +52,14 @@ func firstEvent(prefix []byte) (event []byte, complete bool) {
 	}
 }
 
-// toolCalls: some engines tell the first call with the role.
+// toolCalls: some engines send the first tool call with the role.
 var toolCalls = []byte(`"tool_calls":[`)
 
-// errNoOutput is that of a stream which its engine ended well framed, and without a word.
+// errNoOutput: the engine ended a well-framed stream without any output.
 var errNoOutput = errors.New("the engine ended the stream before it said anything")
 
-// endsWithoutOutput says whether a chunked stream is over whose beginning says no more than that an
-// answer begins, or the half of an event. seen has the framing.
+// endsWithoutOutput reports whether a chunked stream has ended with no more than the
+// announcement of an answer, or a part of an event. prefix includes the framing.
 func endsWithoutOutput(prefix []byte) bool {
 	event, complete := firstEvent(prefix)
 	last, over := bytes.CutSuffix(event, []byte("0"))
@@ -66,8 +67,8 @@ func endsWithoutOutput(prefix []byte) bool {
 		!bytes.Contains(last, lastData)
 }
 
-// initialErrorStatus is the status of an error with which a stream begins, 500 where it names
-// none, else 0. seen is the stream's beginning in whatever framing.
+// initialErrorStatus is the status of the error with which a stream begins, 500 for an error
+// without one, 0 for no error. prefix is the beginning of the stream, with or without framing.
 func initialErrorStatus(prefix []byte) int {
 	event, _ := firstEvent(prefix)
 	i := bytes.Index(event, dataLine)
@@ -93,8 +94,8 @@ func initialErrorStatus(prefix []byte) int {
 	return 500
 }
 
-// isError says whether an event is an engine's error, however its members are written and
-// whatever stands before them.
+// isError reports whether an event is an engine's error, however its members are escaped and
+// ordered.
 func isError(data []byte) bool {
 	if v, _, err := jsonscan.Find(data, "error"); err != nil || v.Kind > jsonscan.Null {
 		return err == nil
@@ -107,9 +108,9 @@ func isError(data []byte) bool {
 	return false
 }
 
-// abortStatus is the status that meta_info.finish_reason tells, 0 for none and for an abort
-// that was asked for. With it ends a sequence of SGLang's /generate whose KV did not come: an
-// event like any other, with the status that a whole answer would have had.
+// abortStatus is the status in meta_info.finish_reason, 0 for none and for an abort that a
+// client asked for. SGLang's /generate ends a sequence with it whose KV did not arrive, in an
+// event like any other, with the status that a whole answer would have.
 func abortStatus(data []byte) int {
 	for _, name := range [...]string{"meta_info", "finish_reason"} {
 		v, _, err := jsonscan.Find(data, name)
@@ -151,10 +152,10 @@ func statusMember(object []byte, name string) int {
 	return 0
 }
 
-// inspectsFirstEvent says whether a stream is looked at before anything of it goes to the
-// client: where a hand-over may be lost, where what follows repeats its first event, and
-// where it could be run again and could not go on elsewhere later, unless comments are to
-// go out from the engine's head on.
+// inspectsFirstEvent reports whether the runner waits for the first event of a stream before
+// the client gets anything: where a hand-over may be lost, where later events repeat the
+// first, and where the request could run again now but the stream could not migrate later.
+// The last does not hold where keep-alive comments begin with the engine's head.
 func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	switch {
 	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.inUse(), q.repeatsFirstEvent(), q.mayHold(resp):
@@ -163,8 +164,8 @@ func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
 }
 
-// hasAlternative says whether a leg could be run on another rank than one: on one that is ready,
-// or that may be by the time it is needed.
+// hasAlternative reports whether a leg could run on a rank other than except that is ready, or
+// may be by the time it is needed.
 func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool {
 	if q.hasOtherCandidate(q.candidates(leg), except) {
 		return true
@@ -178,16 +179,16 @@ func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool
 	return workers > 1
 }
 
-// isResumable says whether the stream will be carried (see carry), who then takes care of what
-// befalls it from its first byte on. Where the prompt's ids are to come with the first
-// event it cannot before that.
+// isResumable reports whether the stream can migrate from its first byte on (see
+// newMigrationState), so that a failure needs no retry here. Where the first event has to
+// bring the prompt's ids it cannot migrate before that.
 func (q *request) isResumable(resp *upstream.Response) bool {
 	return q.unmigratable == "" && q.hasExactPrompt() && (q.legUnmigratable == "" || q.legUnmigratable == "engine" && q.clientWantsIDs()) && resp.ContentLength == upstream.LengthChunked
 }
 
-// readFirstEvent waits for as much of a stream as tells how it begins; declined says that a
-// trial is. What is no stream of events is held whole, see holdWhole; where it cannot be, it
-// begins with its first bytes.
+// readFirstEvent waits until it is clear how a stream begins. declined means that a trial
+// decode declined. An answer that is no event stream is read whole (holdWhole), or else only
+// its first bytes.
 func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declined bool, err error) {
 	events := isEventStream(resp)
 	if q.mayHold(resp) {
@@ -218,9 +219,9 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 	return prefix, declined, err
 }
 
-// awaitFirstEvent waits for the beginning of a stream, before anything of it goes
-// to the client: until then a pair that breaks can be run again, and a trial
-// can be declined. on says that the stream is to be relayed.
+// awaitFirstEvent waits for the beginning of a stream before the client gets anything of it.
+// Until then a pair that fails can run again, and a trial can decline. on means that the
+// stream is relayed.
 func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
 	q.armAbort(l, phaseAnswer)
 	defer q.x.OnClientGone(nil)
@@ -272,8 +273,8 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	return q.handleBrokenAnswer(l, err), false
 }
 
-// retriesInitialError says whether a stream whose first event is an error may be run again; where
-// it may not, what the engine says is the client's to see.
+// retriesInitialError reports whether a stream whose first event is an error runs again.
+// Otherwise the client gets the engine's error.
 func (q *request) retriesInitialError(l *leg, prefix []byte) bool {
 	status := initialErrorStatus(prefix)
 	if !isRetryableStatus(status) || !q.acceptAnswer() {

@@ -12,15 +12,15 @@ import (
 	"sluice/router/worker"
 )
 
-// watchTransfer begins to listen for what engines tell of the hand-over: from prefill's
-// answer on, or, of a Concurrent pair, before the legs are sent; now is that time.
+// watchTransfer begins to watch the engines' reports about the hand-over: from prefill's
+// answer on, or, for a Concurrent pair, before the legs are sent. now is that time.
 func (q *request) watchTransfer(now time.Time) {
 	if q.plan.Traits.Reports {
 		q.transfer = q.settings.Transfers.Open(q.handover.RequestID, now)
 	}
 }
 
-// unwatchTransfer ends the listening without an outcome for it.
+// unwatchTransfer ends the watch without a result.
 func (q *request) unwatchTransfer() {
 	if q.transfer != nil {
 		q.transfer.Close()
@@ -29,8 +29,8 @@ func (q *request) unwatchTransfer() {
 	q.hasConnector = false
 }
 
-// acquireSlot gives decode a slot of the completion board, where its engine is known to
-// run the connector. A stock engine gets its handle byte for byte.
+// acquireSlot acquires a slot of the completion board for decode, where its engine is known
+// to run the connector. Other engines get the handle unchanged.
 func (q *request) acquireSlot(rank *worker.Rank) {
 	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && workerOption(rank, "connector") == "true"
 	q.handover.Slot = nil
@@ -43,8 +43,8 @@ func (q *request) acquireSlot(rank *worker.Rank) {
 	}
 }
 
-// guardDecode has the decode call cut when its hand-over is told lost, or the engine that
-// holds the KV goes down.
+// guardDecode has the decode call cancelled when its hand-over is reported lost, or when the
+// engine that has the KV goes down.
 func (q *request) guardDecode(call *upstream.Call) {
 	q.downMonitor.reset()
 	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
@@ -57,12 +57,12 @@ func (q *request) guardDecode(call *upstream.Call) {
 	if q.hasConnector {
 		stall = q.settings.TransferStall
 	}
-	q.call = nil // the wait may cut it until it is closed
+	q.call = nil // the watch may cancel it until it is closed
 	q.transfer.Guard(call, stall)
 }
 
-// endLostHandover ends a decode leg whose hand-over is lost, before the client has seen
-// anything of it; the next attempt has another pair, or is plain.
+// endLostHandover ends a decode leg whose hand-over is lost before the client got a byte. The
+// next attempt has another pair, or decode does the whole request.
 func (q *request) endLostHandover(l *leg) legEnd {
 	l.end(relay.Cancelled.String())
 	reason := q.transfer.LostReason()
@@ -75,10 +75,10 @@ func (q *request) endLostHandover(l *leg) legEnd {
 	return legRetry
 }
 
-// handleLostHandover takes in that decode cannot get this prefill's KV, and why (a kind
-// for metrics, without its "transfer_"): legRetry has the pair run again with
-// another prefill rank, and another decode rank where there is one; legPlainDecode says
-// that no tries are left and decode is to do the whole request.
+// handleLostHandover decides what follows when decode cannot get this prefill's KV. reason is
+// a kind of fall-back without its "transfer_". legRetry runs the pair again on another
+// prefill rank, and on another decode rank where there is one. legPlainDecode means that no
+// tries are left and decode does the whole request.
 func (q *request) handleLostHandover(reason string) legEnd {
 	prefill, decode := q.handover.Prefill, q.handover.Decode
 	since := q.handleAt
@@ -103,7 +103,7 @@ func (q *request) handleLostHandover(reason string) legEnd {
 	return legPlainDecode
 }
 
-// hasOtherCandidate says whether a candidate but one is left that has not failed this request.
+// hasOtherCandidate reports whether a candidate other than except has not failed the request.
 func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Rank) bool {
 	for _, c := range candidates {
 		if c != except && !q.isExcluded(c) {
@@ -113,18 +113,18 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 	return false
 }
 
-// finishTransfer closes the wait of a request that was answered whole.
+// finishTransfer closes the watch of a request whose answer was read whole.
 func (q *request) finishTransfer(l *leg) schedule.Transfer {
 	w := q.transfer
 	q.transfer = nil
 	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 
-// minRateTokens is how many tokens a transfer must have moved to tell of a rate.
+// minRateTokens is the least number of tokens of a transfer from which a rate is learned.
 const minRateTokens = 64
 
-// finishTransfer closes a wait, books what the transfer took for the pair of ranks,
-// and gives what explain shows of it. What is told a moment later is booked then.
+// finishTransfer closes a watch, records the transfer's duration for the pair of ranks, and
+// returns what explain shows of it. A report that comes a moment later is recorded then.
 func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
 	if w == nil {
 		return schedule.Transfer{}

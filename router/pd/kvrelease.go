@@ -8,18 +8,17 @@ import (
 	"sluice/router/worker"
 )
 
-// releaseKV has the blocks of a handle freed whose client left between the legs.
-// There is no call for it: an engine lets go of them when decode has read them, or
-// with the lease, which is minutes in some releases and never ends in vLLM 0.9. So
-// decode is run all the same, for one token. Where the router may tell prefill
-// itself (transfers.side_channel: release) it does that instead.
+// releaseKV carries reclaimByRelease out: it has the blocks of a handle freed whose client
+// disconnected between the legs. Engines have no call for that. They free the blocks when
+// decode has read them, or at the end of the lease, which takes minutes in some releases and
+// never ends in vLLM 0.9. So the runner sends decode all the same, for one token. Where the
+// side channel may release blocks (transfers.side_channel: release), that is used instead.
 //
-// It runs on the request's own goroutine, and ends by the lease or the decode
-// time-out.
+// It runs on the request's goroutine, and ends by the lease or the decode time-out.
 func (q *request) releaseKV() {
 	if q.kv.held().CanRelease() {
 		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
-		return // recycle tells
+		return // recycle releases it
 	}
 	q.noteFallback("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")
 	opt := q.settings
@@ -29,7 +28,7 @@ func (q *request) releaseKV() {
 		}
 		choice, ok := q.acquireDecode(schedule.DecodeLeg)
 		if !ok {
-			return // nobody to read them: the lease ends
+			return // no engine can read the blocks: the lease ends
 		}
 		rank := choice.Rank
 		q.handover.Decode = rank
@@ -52,8 +51,8 @@ func (q *request) releaseKV() {
 	}
 }
 
-// callKVRelease sends the leg and reads its answer, which is for nobody; unsent says
-// that no engine has seen the handle.
+// callKVRelease sends the leg, and reads and discards its answer. unsent means that no engine
+// has seen the handle.
 func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream bool) (outcome string, unsent bool) {
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
@@ -75,8 +74,8 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	return statusClass(status), false
 }
 
-// discardAnswer reads an answer that is for nobody: of a stream as much as shows that its engine
-// has the KV.
+// discardAnswer reads an answer that no client gets. Of a stream it reads as much as shows
+// that the engine has the KV.
 func discardAnswer(resp *upstream.Response, dst []byte, stream bool) ([]byte, error) {
 	if stream && resp.Status == 200 {
 		_, err := resp.Peek()
@@ -88,10 +87,10 @@ func discardAnswer(resp *upstream.Response, dst []byte, stream bool) ([]byte, er
 // kvReleaseTimeout bounds how long a decode engine may wait for blocks that may be gone.
 const kvReleaseTimeout = 10 * time.Second
 
-// releaseKVDetached has the blocks of a Concurrent pair freed whose decode has failed by itself
-// on that rank when prefill had ended: another decode asks for them, for one token,
-// while the request goes on. Where all others are out, the same engine is asked: one
-// that only refused will do it.
+// releaseKVDetached has the blocks of a Concurrent pair freed whose decode has failed on a
+// rank after prefill had ended. Another decode engine fetches them, for one token, while the
+// request goes on. Without another candidate the same engine does, which works if it only
+// refused the request.
 func (q *request) releaseKVDetached(failed *worker.Rank) {
 	b := q.concurrent
 	if !q.plan.Traits.Refetchable || b.failed || b.status != 200 {
@@ -119,10 +118,10 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 	go h.run()
 }
 
-// kvRelease is that leg. Its answer is for nobody, and its failure is nobody's.
+// kvRelease is the leg of releaseKVDetached. Its answer and its failure have no effect.
 type kvRelease struct {
 	legRecord
-	stream bool // see Leg.briefly
+	stream bool // see LegRequest.limitForKVRelease
 	detachedLeg
 }
 

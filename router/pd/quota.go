@@ -8,7 +8,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// bytesPerToken is the guess where nobody counted tokens.
+// bytesPerToken estimates tokens where none were counted.
 const bytesPerToken = 4
 
 // backgroundOutput is the number of output tokens that a key is charged for a background
@@ -40,7 +40,8 @@ func (q *request) reserveQuota() bool {
 	return true
 }
 
-// promptTokens is the prompt's length as this router counted it, of all prompts together.
+// promptTokens is the length of all prompts of the request, as the router counted or
+// estimated it.
 func (q *request) promptTokens() int {
 	switch {
 	case q.prompt.Count > 0:
@@ -51,8 +52,8 @@ func (q *request) promptTokens() int {
 	return len(q.x.Doc.Body) / bytesPerToken
 }
 
-// recordUsage books a whole answer to the client's key: what its engine reported, else what
-// was counted here.
+// recordUsage charges the client's key for a whole answer: what the engine reported, else what
+// the router counted.
 func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	if q.x.Principal() == nil {
 		return
@@ -70,8 +71,8 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	q.commitQuota(prompt + max(output, 0))
 }
 
-// recordPrefillOnlyUsage books a prompt that was computed to be kept, and the one token that engines
-// make of it.
+// recordPrefillOnlyUsage charges a prompt that was computed to be cached, and the one token that
+// engines generate with it.
 func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
 	prompt := *use
 	if prompt.Completion < 0 {
@@ -83,16 +84,16 @@ func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
 	q.recordUsage(&prompt, nil)
 }
 
-// recordAbortedUsage books the prompt of a client who left before its answer, or whose own time
-// was over: engines were computing it for him.
+// recordAbortedUsage charges the prompt of a client that disconnected before its answer, or
+// whose deadline passed, once an engine had a leg.
 func (q *request) recordAbortedUsage(reason front.Reason) {
 	if q.legSent && (reason == front.ClientGone || reason == front.Deadline) {
 		q.commitQuota(q.promptTokens() + q.backgroundTokens) // the engine goes on with a background response
 	}
 }
 
-// commitQuota puts what was spent in the place of what was reserved, once; later calls find
-// nothing to do. A request that ends without it has spent nothing.
+// commitQuota charges tokens instead of those reserved. Only the first call has an effect. A
+// request that ends without one is charged nothing.
 func (q *request) commitQuota(tokens int) {
 	if q.quotaCommitted || q.x == nil {
 		return
@@ -103,14 +104,14 @@ func (q *request) commitQuota(tokens int) {
 	}
 }
 
-// textMembers hold what an engine has generated, in one protocol or another.
+// textMembers are the members that contain generated text, in all protocols.
 var textMembers = [...]string{"text", "content", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json"}
 
-// nestedMembers hold such members.
+// nestedMembers are the members that contain textMembers.
 var nestedMembers = [...]string{"choices", "message", "output", "tool_calls", "function", "summary", "input"}
 
-// estimateOutputTokens estimates the tokens generated in a whole answer that tells no usage: the ids
-// in it are counted, of text four bytes are a token.
+// estimateOutputTokens estimates the generated tokens of a whole answer without usage: it
+// counts token ids, and one token per four bytes of text.
 func estimateOutputTokens(answer []byte, depth int) (tokens int) {
 	const deepest = 8 // choices, message, content, parts
 	if depth > deepest {

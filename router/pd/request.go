@@ -133,7 +133,7 @@ type kvPart struct {
 	prefillCached int                  // predicted, in tokens
 }
 
-// answerPart is the memory of answers that limits.body_budget counts.
+// answerPart is the memory of answers that limits.memory_budget counts.
 type answerPart struct {
 	replyLease  membudget.Lease  // of a long reply, see leaseReply
 	answerLease *membudget.Lease // of handover.Answer, where a stream needs it longer than the request; nil: none does

@@ -8,11 +8,11 @@ import (
 	"sluice/router/schedule"
 )
 
-// What a request's legs need beyond the request's scratch (a Call, a leaving, a
-// Reservation) may be held by somebody else when the request is over: a stream, a leg
-// beside, a client's leaving. Where it is not, it serves the next request.
+// When a request is over, a stream, a concurrent prefill leg or an abort may still use what
+// its legs had: a Call, a decodeAbort, a Reservation. Otherwise the next request uses it.
 
-// newCall is a Call for the next leg: the last one's, where nobody else can cut that yet.
+// newCall returns a Call for the next leg: the last leg's, unless another goroutine may still
+// cancel that.
 func (q *request) newCall() *upstream.Call {
 	q.legSent = true
 	if q.call == nil || q.call.Cancelled() || q.decodeAbort.wasStarted() || q.downMonitor.inUse() {
@@ -23,7 +23,7 @@ func (q *request) newCall() *upstream.Call {
 	return q.call
 }
 
-// newDecodeAbort is a leaving that nobody has been told of.
+// newDecodeAbort returns a decodeAbort that has not been started.
 func (q *request) newDecodeAbort() *decodeAbort {
 	if q.decodeAbort == nil || q.decodeAbort.wasStarted() {
 		q.decodeAbort = new(decodeAbort)
@@ -32,13 +32,14 @@ func (q *request) newDecodeAbort() *decodeAbort {
 	return q.decodeAbort
 }
 
-// reservationPool are the Reservations that a request's choices are made in.
+// reservationPool has the Reservations for a request's choices.
 type reservationPool struct {
-	slots [2]*schedule.Reservation // of prefill and decode, or of the whole
+	slots [2]*schedule.Reservation // for prefill and decode, or for the only leg
 	used  int
 }
 
-// acquire is memory for one more choice; nil when there is none, and the choice makes its own.
+// acquire returns a Reservation for one more choice, or nil when the pool has none; the choice
+// then allocates its own.
 func (r *reservationPool) acquire() *schedule.Reservation {
 	if r.used == len(r.slots) {
 		return nil
@@ -50,8 +51,8 @@ func (r *reservationPool) acquire() *schedule.Reservation {
 	return r.slots[r.used-1]
 }
 
-// replace leaves one to somebody else, who may release it after the request, and takes
-// another in its place, which holds nothing; nil: there is none. It gives the one left.
+// replace removes res from the pool, because its new owner may release it after the request,
+// and puts with in its place, which is released or nil. It returns res.
 func (r *reservationPool) replace(res, with *schedule.Reservation) *schedule.Reservation {
 	for i := range r.slots {
 		if r.slots[i] == res {
@@ -61,10 +62,10 @@ func (r *reservationPool) replace(res, with *schedule.Reservation) *schedule.Res
 	return res
 }
 
-// detach leaves those in use to somebody else, who may release them after the request.
+// detach removes all from the pool, because their new owner may release them later.
 func (r *reservationPool) detach() { *r = reservationPool{used: len(r.slots)} }
 
-// idle are those that hold nothing any more.
+// idle returns a pool of those that are released.
 func (r *reservationPool) idle() (free reservationPool) {
 	for i, res := range r.slots {
 		if res.IsReleased() {
@@ -74,8 +75,8 @@ func (r *reservationPool) idle() (free reservationPool) {
 	return free
 }
 
-// internModel makes q.model, which borrows from the body, a string that outlives it: the
-// pool's own where it is the same.
+// internModel replaces q.model, which borrows from the body, by a string that outlives it: the
+// pool's where they are equal.
 func (q *request) internModel() {
 	if q.pool != nil && q.pool.Model == q.model {
 		q.model = q.pool.Model
@@ -84,5 +85,5 @@ func (q *request) internModel() {
 	}
 }
 
-// unsafeString makes a string of b without a copy; it lives as long as b's bytes.
+// unsafeString returns b as a string without a copy. It is valid while b does not change.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

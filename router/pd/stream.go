@@ -19,14 +19,14 @@ import (
 	"sluice/router/worker"
 )
 
-// streamState is what a relayed stream still needs when its request's scratch has
-// gone back to the pool. There are thousands: it just fills a size class of 224 bytes.
+// streamState is what a relayed stream needs after its request has returned to the pool.
+// There are thousands of them; it exactly fills a size class of 224 bytes.
 type streamState struct {
 	legRecord
 	requestID      string
 	endpoint       *front.Endpoint
 	client         [16]byte        // its address, zero for none known; a netip.Addr has 24
-	pass           front.Principal // nil: no keys are asked for
+	pass           front.Principal // nil: the router requires no keys
 	received       compactTime
 	tokens         int32 // of the prompt
 	reservedTokens int32 // of them by the key
@@ -34,23 +34,23 @@ type streamState struct {
 	// a prefill leg the runner learns from the decode engine's own report.
 	prefillCached int32
 	prefilled     bool
-	migrated      bool               // it goes on from another engine
+	migrated      bool               // another engine continues it
 	background    bool               // a background response: reservedTokens includes its output
 	unstored      bool               // the client declined to have the response stored
 	concurrent    *concurrentPrefill // may still run
-	keys          []blockhash.Seq    // of the approximate index; nil where events tell
+	keys          []blockhash.Seq    // of the approximate index; nil for ranks with KV events
 
 	kv       kvHandover           // of prefill's blocks, until the first token
 	transfer *kvtransfer.Transfer // of the hand-over
 	prefill  *worker.Rank
 
-	endedTransfer *schedule.Transfer // what became of the hand-over of a leg that was closed
-	unmigratable  string             // why the stream cannot go on from another engine
-	migration     *migrationState    // nil: it cannot
-	indexedWorker *worker.Worker     // where Runner.movers has it
+	endedTransfer *schedule.Transfer // the result of the hand-over of a leg that has ended
+	unmigratable  string             // why the stream cannot migrate
+	migration     *migrationState    // nil: it cannot migrate
+	indexedWorker *worker.Worker     // the worker under which Runner.migratable has it
 }
 
-// compactTime is a time counted from the package's start, which takes a third of a Time's room.
+// compactTime is a time since the start of the package. It has a third of a Time's size.
 type compactTime time.Duration
 
 var epoch = time.Now()
@@ -61,7 +61,7 @@ func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
 
 func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
 
-// relay hands the stream to the front; it goes on after the handler returned.
+// relay hands the stream to the front, which relays it after the handler has returned.
 func (q *request) relay(l *leg, resp *upstream.Response) {
 	s := &streamState{
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
@@ -79,7 +79,7 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 		s.transfer, s.prefill, q.transfer = q.transfer, q.handover.Prefill, nil
 	}
 	if !s.prefilled {
-		s.keys = slices.Clone(q.approxKeys(s.rank)) // q.keys is scratch of the next request by then
+		s.keys = slices.Clone(q.approxKeys(s.rank)) // the next request overwrites q.keys
 	}
 	if t := q.resumption; t != nil {
 		t.stream, t.resp, t.call = s, resp, l.call
@@ -110,7 +110,7 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 	q.x.Relay(resp, l.call, hooks)
 }
 
-// leasedStreamState is a streamState that outlives its request with what it lent.
+// leasedStreamState is a streamState that also owns the memory of prefill's answer.
 type leasedStreamState struct {
 	*streamState
 	answerLease *membudget.Lease
@@ -122,7 +122,7 @@ func (l leasedStreamState) Ended(res relay.Result) {
 	l.streamState.Ended(res)
 }
 
-// FirstToken takes the prefill work off the rank.
+// FirstToken implements front.Relayed: the prefill work is done.
 func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
 	s.kv.on(kvDecoded)
@@ -163,7 +163,7 @@ func (s *streamState) Ended(res relay.Result) {
 	outcome := "ok"
 	if b := s.concurrent; b != nil {
 		if res.Cause != relay.Completed {
-			b.call.Cancel() // prefill would wait for a decode that is no more
+			b.call.Cancel() // prefill would wait for a decode that has ended
 		} else {
 			b.cancelSoon()
 		}
@@ -206,11 +206,11 @@ func (s *streamState) Ended(res relay.Result) {
 	}
 }
 
-// logEnd says that the stream ended early, with what log lines about a request say of it.
+// logEnd logs that the stream ended early, with the keys of log lines about a request.
 func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	level := slog.LevelWarn
 	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
-		level = slog.LevelInfo // clients leave all day, their time is over, and routers end; engines should not
+		level = slog.LevelInfo // clients that leave, deadlines and restarts are normal; engines that fail are not
 	}
 	args := append(make([]any, 0, 12), "request_id", s.requestID)
 	if s.client != [16]byte{} {
@@ -227,14 +227,13 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	s.r.options().Log.Log(context.Background(), level, "stream ended early", args...)
 }
 
-// finishTransfer closes the wait for the stream's hand-over and says what became of it.
+// finishTransfer closes the watch over the stream's hand-over and returns its result.
 func (s *streamState) finishTransfer() schedule.Transfer {
 	return s.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
 }
 
-// commitQuota books the stream's tokens to the client's key, in the place of those reserved:
-// what the engine reported, else the prompt's as counted here and an event for each of
-// the output's.
+// commitQuota charges the client's key for the stream instead of for the reserved tokens: what
+// the engine reported, else the prompt as the router counted it and one token per event.
 func (s *streamState) commitQuota(res *relay.Result) {
 	if s.pass == nil {
 		return
@@ -257,12 +256,12 @@ func (s *streamState) commitQuota(res *relay.Result) {
 	s.pass.Commit(int(s.reservedTokens), prompt+output)
 }
 
-// reportResult tells the fleet how the engine did. An error event before any token may
-// speak of the request.
+// reportResult reports the engine's success or failure to the fleet. An error event before any
+// token may be the request's fault, so it counts as neither.
 func (s *streamState) reportResult(res *relay.Result) {
 	fleet := s.r.options().Fleet
 	switch {
-	case s.completed || s.status != 200: // told already
+	case s.completed || s.status != 200: // reported already
 	case res.Cause.EngineFailed():
 		fleet.ReportFailure(s.rank, res.Err)
 	case res.SawErrorEvent && !res.FirstToken.IsZero():
