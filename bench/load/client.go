@@ -13,26 +13,26 @@ import (
 	"time"
 )
 
-// Result is what happened to one request. Times are counted from when it was
-// due (open loop) or sent (closed loop).
+// Result is the outcome of one request. Times are counted from when it was due (open
+// loop) or sent (closed loop).
 type Result struct {
 	Sent            time.Time
-	SendDelay       time.Duration // how long after its due time it was sent
-	Status          int           // 0 when no response came
-	Err             error         // nil for a whole answer of status 200
-	TTFT            time.Duration // 0: no token came
+	SendDelay       time.Duration // delay from its due time until it was sent
+	Status          int           // 0 if there was no response
+	Err             error         // nil for a complete response with status 200
+	TTFT            time.Duration // 0 if no token arrived
 	Total           time.Duration
 	Chunks          int
 	Bytes           int
-	Prompt          int // tokens as the engine counted, -1 unknown
+	Prompt          int // tokens as the engine counted them, -1 unknown
 	Output          int
-	Cached          int    // tokens as the engine reported, -1 unknown
+	Cached          int    // tokens as the engine reported them, -1 unknown
 	Worker          string // X-Sluice-Worker
 	Prefill         string // X-Sluice-Prefill-Worker
 	PredictedCached int    // X-Sluice-Cached-Tokens, -1 absent
 }
 
-// client is one connection of a user; it is kept alive from request to request.
+// client is one connection of a user, kept alive between requests.
 type client struct {
 	addr, head string
 	timeout    time.Duration
@@ -40,7 +40,7 @@ type client struct {
 	in         *bufio.Reader
 	out        []byte
 	last       time.Time
-	gap        func(time.Duration) // time between two chunks of a stream
+	gap        func(time.Duration) // receives the time between two chunks of a stream
 }
 
 func newClient(o *Options, gap func(time.Duration)) (*client, error) {
@@ -65,7 +65,7 @@ func (c *client) close() {
 	}
 }
 
-// do sends the job and reads the whole answer. from is when the clock starts.
+// do sends the job and reads the whole response. Latencies are counted from from.
 func (c *client) do(job *Job, from time.Time) Result {
 	r := Result{Sent: time.Now(), Prompt: -1, Cached: -1, PredictedCached: -1}
 	r.SendDelay = r.Sent.Sub(from)
@@ -75,7 +75,8 @@ func (c *client) do(job *Job, from time.Time) Result {
 	if r.Err != nil {
 		c.close()
 		if !fresh && r.Status == 0 && errors.Is(r.Err, errIdleClosed) {
-			// The server closed the idle connection: not an answer to this request.
+			// The server closed the idle connection; this is not a response to the
+			// request.
 			r.Err = c.try(job, from, deadline, &r)
 			if r.Err != nil {
 				c.close()
@@ -195,7 +196,7 @@ func (c *client) readHead(r *Result) (length int, chunked, closes bool, err erro
 	}
 }
 
-// maxBody bounds an answer that is held whole.
+// maxBody limits a response that is read as a whole.
 const maxBody = 64 << 20
 
 func (c *client) readBody(length int, from time.Time, r *Result, scan *eventScan) error {

@@ -5,9 +5,8 @@ import (
 	"strconv"
 )
 
-// eventScan follows a server-sent event stream: how many events carried a
-// token, the usage, an error, the end. It keeps the line under way and nothing
-// more.
+// eventScan parses a server-sent event stream: it counts the events with a token and
+// finds the usage, an error and the end. It buffers only the current line.
 type eventScan struct {
 	line   []byte
 	tail   []byte // the last payload, for error messages
@@ -76,8 +75,8 @@ func (s *eventScan) scanBody(body []byte) {
 	s.usage(body)
 }
 
-// hasContent says whether an event carries output: text, a delta, tool calls or
-// token ids. A role chunk and a finish chunk have "content":"" or none.
+// hasContent reports whether an event has output: text, a delta, tool calls or token
+// ids. In a role chunk and a finish chunk "content" is "" or absent.
 func hasContent(data []byte) bool {
 	for _, key := range [...]string{`"content":"`, `"text":"`, `"reasoning":"`, `"reasoning_content":"`, `"arguments":"`} {
 		if i := bytes.Index(data, []byte(key)); i >= 0 && i+len(key) < len(data) && data[i+len(key)] != '"' {

@@ -14,8 +14,8 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// recorder gathers results; latencies go into HDR histograms in microseconds,
-// 1 µs to 1 h at three digits.
+// recorder collects results. Latencies are recorded in HDR histograms in microseconds,
+// from 1 µs to 1 h with three digits.
 type recorder struct {
 	mu           sync.Mutex
 	ttft         *hdrhistogram.Histogram
@@ -27,11 +27,11 @@ type recorder struct {
 	statusCounts map[int]int64 // by status
 	chunks       int64
 	bytes        int64
-	requestBytes int64 // bytes of requests that were answered
+	requestBytes int64 // bytes of requests with a response
 	prompt       int64
 	output       int64
 	cached       int64
-	// what the router foretold, for requests whose engine reported a count
+	// predictions of the router, for requests whose engine reported a count
 	predicted int64
 	byWorker  map[string]int64 // by decode worker
 }
@@ -42,7 +42,7 @@ func newRecorder() *recorder {
 }
 
 func record(h *hdrhistogram.Histogram, d time.Duration) {
-	// Out of range only above an hour: counted as an hour.
+	// Only values above an hour are out of range; they count as an hour.
 	_ = h.RecordValue(min(max(1, d.Microseconds()), int64(time.Hour/time.Microsecond)))
 }
 
@@ -92,7 +92,7 @@ func (r *recorder) result(res *Result, job Job) {
 	}
 }
 
-// Snapshot is the state of a run under way.
+// Snapshot is the state of a run in progress.
 type Snapshot struct {
 	Elapsed  time.Duration
 	OK       int64
@@ -134,7 +134,7 @@ func quantiles(h *hdrhistogram.Histogram) Quantiles {
 	return Quantiles{Count: h.TotalCount(), Mean: h.Mean() / 1000, P50: at(50), P90: at(90), P99: at(99), P999: at(99.9), Max: float64(h.Max()) / 1000}
 }
 
-// Report is the outcome of a run.
+// Report is the result of a run.
 type Report struct {
 	Loop                  string           `json:"loop"` // closed or open
 	Seconds               float64          `json:"seconds"`
@@ -149,9 +149,9 @@ type Report struct {
 	PromptTokens          int64            `json:"prompt_tokens"`
 	OutputTokens          int64            `json:"output_tokens"`
 	CachedTokens          int64            `json:"cached_tokens"`           // as engines reported
-	PredictedCachedTokens int64            `json:"predicted_cached_tokens"` // as the router foretold
+	PredictedCachedTokens int64            `json:"predicted_cached_tokens"` // as the router predicted
 	Bytes                 int64            `json:"bytes"`
-	RequestBytes          int64            `json:"request_bytes"` // bodies of those that were answered
+	RequestBytes          int64            `json:"request_bytes"` // bodies of requests with a response
 	TTFT                  Quantiles        `json:"ttft"`
 	InterChunk            Quantiles        `json:"inter_chunk"`
 	Total                 Quantiles        `json:"end_to_end"`
@@ -188,7 +188,7 @@ func (rep *Report) WriteJSON(w io.Writer) error {
 	return enc.Encode(rep)
 }
 
-// WriteTable writes the report for people.
+// WriteTable writes the report as a table for people.
 func (rep *Report) WriteTable(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(t, "\tcount\tmean\tp50\tp90\tp99\tp99.9\tmax\t\n")

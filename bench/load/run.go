@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Run sends the load until the duration is over, the workload has ended, or ctx
-// ends, waits for what is under way, and reports. progress, when set, is called
-// about twice a second from one goroutine.
+// Run sends requests until the duration is over, the workload ends, or ctx ends. It
+// waits for the requests in flight and returns the report. progress, if not nil, is
+// called about twice a second from one goroutine.
 func Run(ctx context.Context, o Options, progress func(Snapshot)) (*Report, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -49,8 +49,8 @@ type run struct {
 	dropped  atomic.Int64
 }
 
-// closedLoop runs users, each with one request at a time. A request under way
-// when ctx ends is let finish, so that the slow ones are counted too.
+// closedLoop runs users, each with one request at a time. A request in flight when ctx
+// ends is finished, so that slow requests are counted too.
 func (r *run) closedLoop(ctx context.Context) {
 	var wg sync.WaitGroup
 	for range r.o.Concurrency {
@@ -69,7 +69,7 @@ func (r *run) closedLoop(ctx context.Context) {
 				res := r.runRequest(c, job, time.Now())
 				r.inFlight.Add(-1)
 				if res.Err != nil && res.Status == 0 {
-					// Not to spin on a server that is down.
+					// Avoids a busy loop when the server is down.
 					select {
 					case <-ctx.Done():
 					case <-time.After(50 * time.Millisecond):
@@ -81,8 +81,8 @@ func (r *run) closedLoop(ctx context.Context) {
 	wg.Wait()
 }
 
-// openLoop sends each request when it is due, on an idle connection or a new
-// one; the server's slowness does not slow the arrivals.
+// openLoop sends each request when it is due, on an idle connection or a new one. A
+// slow server does not slow the arrivals.
 func (r *run) openLoop(ctx context.Context) {
 	var wg sync.WaitGroup
 	idle := make(chan *client, r.o.MaxInFlight)
@@ -138,7 +138,7 @@ func (r *run) runRequest(c *client, job Job, from time.Time) Result {
 	return res
 }
 
-// watch calls progress until the returned function is called.
+// watch calls progress until the caller calls the returned function.
 func (r *run) watch(progress func(Snapshot)) (stop func()) {
 	if progress == nil {
 		return func() {}

@@ -10,24 +10,24 @@ import (
 	"time"
 )
 
-// traceBlock is how many tokens one hash id of a Mooncake trace stands for.
+// traceBlock is the number of tokens of one hash id in a Mooncake trace.
 const traceBlock = 512
 
-// traceLine is one request of the trace: arrival in milliseconds, lengths in
-// tokens, and an id per block of the prompt; equal ids are equal blocks.
+// traceLine is one request of the trace: arrival in milliseconds, lengths in tokens,
+// and an id for each block of the prompt; equal ids are equal blocks.
 type traceLine struct {
 	Timestamp    float64  `json:"timestamp"`
 	InputLength  int      `json:"input_length"`
 	OutputLength int      `json:"output_length"`
 	HashIDs      []uint64 `json:"hash_ids"`
-	Session      string   `json:"session"` // not Mooncake's: sent as X-Sluice-Session
+	Session      string   `json:"session"` // an extension of Mooncake's format: sent as X-Sluice-Session
 }
 
-// maxTraceInput bounds one line, so that a foreign file cannot ask for a
-// terabyte of prompt.
+// maxTraceInput limits the prompt of one line, so that an unsuitable file cannot ask
+// for a terabyte.
 const maxTraceInput = 4_000_000
 
-// trace replays a file line by line; it never holds more than one line.
+// trace replays a file line by line; it holds only one line at a time.
 type trace struct {
 	o     Options
 	file  *os.File
@@ -86,8 +86,8 @@ func (t *trace) next() (Job, bool) {
 	return Job{}, false
 }
 
-// blockTokens makes the prompt of a line: the tokens of a block are a function
-// of its id, and the last block is cut to the line's length.
+// blockTokens makes the prompt of a line: the tokens of a block are a function of its
+// id, and the last block is truncated to the line's length.
 func blockTokens(l traceLine) []uint32 {
 	tokens := make([]uint32, 0, l.InputLength)
 	for i := 0; len(tokens) < l.InputLength; i++ {

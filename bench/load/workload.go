@@ -13,20 +13,20 @@ import (
 type Job struct {
 	Due    time.Duration // from the start of the run; open loop only
 	Body   []byte        // owned by the job
-	Tokens int           // of the prompt, as far as the workload knows
+	Tokens int           // tokens of the prompt, if the workload knows them
 	Output int           // max_tokens
-	// Session, when not empty, is sent as X-Sluice-Session.
+	// Session, if not empty, is sent as X-Sluice-Session.
 	Session string
 }
 
-// workload gives jobs one by one; next is called from one goroutine at a time.
+// workload returns jobs one by one; next is called from one goroutine at a time.
 type workload interface {
-	// next renders job i; ok is false when there are no more.
+	// next renders job i; ok is false after the last one.
 	next() (job Job, ok bool)
 }
 
-// vocabulary make prompts; each is one token of the simulated engine's vocabulary or
-// close to it, and about one of a real one's.
+// vocabulary is the words of prompts. Each is about one token, of the simulated engine
+// and of a real one.
 var vocabulary = [...]string{
 	"time", "year", "people", "way", "day", "man", "thing", "life", "hand", "part", "child", "eye", "place", "work",
 	"week", "case", "point", "home", "water", "room", "fact", "word", "idea", "book", "side", "line", "end", "city",
@@ -35,13 +35,13 @@ var vocabulary = [...]string{
 	"night", "ocean", "cloud", "metal", "north", "south", "plain", "bread",
 }
 
-// synthetic makes prompts with a shared prefix per group, and conversations of
-// several turns.
+// synthetic makes prompts with a shared prefix per group, and conversations of several
+// turns.
 type synthetic struct {
 	o             Options
 	rng           *rand.Rand
 	n             int
-	prefix        []([]uint32)    // per group, token-like numbers
+	prefix        []([]uint32)    // by group: token ids
 	conversations []*conversation // conversations with turns left
 	gaps          func() time.Duration
 	due           time.Duration
@@ -69,7 +69,7 @@ func newSynthetic(o Options) *synthetic {
 	return s
 }
 
-// maxOpenConversations is how many conversations a synthetic load has under way.
+// maxOpenConversations is how many conversations a synthetic load has open at once.
 const maxOpenConversations = 32
 
 func (s *synthetic) newConversation(n int) []uint32 {
@@ -86,8 +86,8 @@ func (s *synthetic) next() (Job, bool) {
 	}
 	s.n++
 	var t *conversation
-	// Up to so many conversations are open at once, and one of them goes on at
-	// random, so that its turns lie apart as people's do.
+	// A random open conversation continues, so that its turns are spread out in time as
+	// those of people are.
 	if full := len(s.conversations) >= maxOpenConversations; len(s.conversations) > 0 && (full || s.rng.IntN(2) == 0) {
 		i := s.rng.IntN(len(s.conversations))
 		t = s.conversations[i]
@@ -108,8 +108,8 @@ func (s *synthetic) next() (Job, bool) {
 	return Job{Due: s.due, Body: render(&s.o, t.tokens, s.o.OutputTokens), Tokens: len(t.tokens), Output: s.o.OutputTokens}, true
 }
 
-// render writes the request body. Text prompts are one word a token, numbered
-// so that any two tokens differ.
+// render writes the request body. Text prompts have one word per token, numbered so
+// that any two tokens differ.
 func render(o *Options, tokens []uint32, output int) []byte {
 	b := make([]byte, 0, 64+len(tokens)*8)
 	b = append(b, `{"model":`...)

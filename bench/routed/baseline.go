@@ -22,36 +22,36 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// socketBaseline is what the sockets alone cost: one thread, one epoll instance, reads and
-// writes, and nothing that looks into what comes. It chooses nothing, bounds nothing
-// and believes everything; it is for measuring only.
+// socketBaseline measures the cost of the sockets alone: one thread and one epoll
+// instance that read and write and do not parse. It schedules nothing, limits nothing
+// and trusts its input; it is for measurements only.
 //
-// With frames it takes the framed socket's requests and answers each event of the
-// engine's with the same bytes of an item; what a round of epoll brought leaves by one
-// write. Without, it passes bytes between HTTP clients and the engine.
+// With frames it accepts the requests of the framed socket and sends the same bytes of
+// an item for each event of the engine; everything of one epoll round is sent in one
+// write. Without frames it copies bytes between HTTP clients and the engine.
 type socketBaseline struct {
 	engine  unix.Sockaddr
 	frames  bool
-	request []byte // for the engine, in the place of what a frame asks for
-	event   []byte // what an item is made for
+	request []byte // sent to the engine instead of what a frame asks for
+	event   []byte // the event for which an item is sent
 
 	poll  int
 	conns map[int]*endpointConn
-	idle  []*endpointConn // to the engine
-	dirty []*endpointConn // have something to be written
+	idle  []*endpointConn // connections to the engine
+	dirty []*endpointConn // connections with data to write
 	buf   [64 << 10]byte
 }
 
 // endpointConn is one connection.
 type endpointConn struct {
 	fd     int
-	peer   *endpointConn // to where its bytes go; nil: nowhere
-	stream uint32        // the request's, at an engine's end under frames
-	in     []byte        // of a frame that is not whole
+	peer   *endpointConn // destination of its bytes; nil: none
+	stream uint32        // stream of the request, on an engine's connection with frames
+	in     []byte        // bytes of an incomplete frame
 	out    []byte
 }
 
-// runSocketBaseline runs until it is killed, or cannot begin.
+// runSocketBaseline runs until it is killed, or returns an error if it cannot start.
 func runSocketBaseline(args []string) error {
 	fs := flag.NewFlagSet("floor", flag.ExitOnError)
 	listen := fs.String("listen", "127.0.0.1:0", "address, or unix:PATH")
@@ -81,7 +81,7 @@ func runSocketBaseline(args []string) error {
 	}
 	fmt.Println(ln.Addr())
 	runtime.LockOSThread()
-	debug.SetGCPercent(-1) // it makes nothing
+	debug.SetGCPercent(-1) // it allocates nothing
 	accept := int(file.Fd())
 	if f.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return err
@@ -127,7 +127,7 @@ func (f *socketBaseline) watch(fd int) {
 func (f *socketBaseline) add(fd int) *endpointConn {
 	e := &endpointConn{fd: fd}
 	f.conns[fd] = e
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // not of a unix socket
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // fails on a unix socket
 	f.watch(fd)
 	return e
 }
@@ -173,7 +173,7 @@ func (f *socketBaseline) read(e *endpointConn) {
 	}
 }
 
-// write writes all of p; a socket that is full is waited for.
+// write writes all of p; it waits while the socket is full.
 func (f *socketBaseline) write(e *endpointConn, p []byte) {
 	for len(p) > 0 {
 		n, _, errno := syscall.RawSyscall6(unix.SYS_SENDTO, uintptr(e.fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_NOSIGNAL, 0, 0)
@@ -183,7 +183,7 @@ func (f *socketBaseline) write(e *endpointConn, p []byte) {
 		case syscall.EAGAIN, syscall.EINTR:
 			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(e.fd), Events: unix.POLLOUT}}, 1000)
 		default:
-			return // its reading will end it
+			return // its read ends the connection
 		}
 	}
 }
@@ -200,7 +200,7 @@ func (f *socketBaseline) close(e *endpointConn) {
 	}
 }
 
-// handleFrames takes frames of a caller's.
+// handleFrames handles the frames of a caller.
 func (f *socketBaseline) handleFrames(e *endpointConn, p []byte) {
 	e.in = append(e.in, p...)
 	for len(e.in) >= 9 {
@@ -234,8 +234,8 @@ var (
 	endFrame      = []byte("0\r\n\r\n")
 )
 
-// forwardItems answers what an engine has sent with an item for each event. One that is cut by
-// the end of a read is not found: engines write an event at once.
+// forwardItems sends an item for each event that an engine has sent. It misses an event
+// that the end of a read splits, but engines write an event in one piece.
 func (f *socketBaseline) forwardItems(leg *endpointConn, p []byte) {
 	to := leg.peer
 	for range bytes.Count(p, f.event) {
@@ -249,7 +249,7 @@ func (f *socketBaseline) forwardItems(leg *endpointConn, p []byte) {
 	}
 }
 
-// queueFrame puts a frame into what is written at the round's end.
+// queueFrame appends a frame to what is written at the end of the round.
 func (f *socketBaseline) queueFrame(e *endpointConn, k wire.Kind, stream uint32, payload []byte) {
 	if len(e.out) == 0 {
 		f.dirty = append(f.dirty, e)

@@ -16,8 +16,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// httpUser has a connection of its own, which it keeps from request to request. Of an
-// answer it reads as much as a client must: the framing, each event, its token ids.
+// httpUser has a connection of its own, kept alive between requests. It parses as much
+// of a response as a client must: the framing, each event, its token ids.
 type httpUser struct {
 	nc     net.Conn
 	in     *bufio.Reader
@@ -113,11 +113,11 @@ func (u *httpUser) request(ctx context.Context, prompt []uint32) (a answer, err 
 	return a, nil
 }
 
-// tokens counts an event's ids, which it reads as a client would.
+// tokens counts an event's ids by parsing them as a client would.
 func (u *httpUser) tokens(data []byte) int {
 	_, ids, ok := bytes.Cut(data, []byte(`"token_ids":`))
 	if bytes.HasSuffix(data[:len(data)-len(ids)], []byte(`prompt_token_ids":`)) {
-		_, ids, ok = bytes.Cut(ids, []byte(`"token_ids":`)) // the prompt's, in the first event
+		_, ids, ok = bytes.Cut(ids, []byte(`"token_ids":`)) // the first event has those of the prompt
 	}
 	end := bytes.IndexByte(ids, ']')
 	if !ok || end < 0 {

@@ -1,8 +1,10 @@
-// Command routed puts load on a router as an engine and counts what comes: over the
-// framed socket (unix, TCP) by the Go client, or over HTTP, whose events it reads no
-// further than it must. It prints one line of JSON. scripts/bench_routed.py starts it.
-// As "routed floor" it stands in the router's place and does what the sockets need, and
-// nothing else: see floor.
+// Command routed loads the engine API of a router and counts the responses: over the
+// framed socket (unix, TCP) through the Go client, or over HTTP, whose events it parses
+// only as far as it must. It prints one line of JSON. scripts/bench_routed.py starts
+// it.
+//
+// "routed floor" runs in place of the router and does only what the sockets need; see
+// socketBaseline.
 //
 //	routed --target unix:///run/engine.sock --streams 200 --tokens 200 --duration 4s
 //	routed --target http://127.0.0.1:8080/v1/completions …
@@ -22,7 +24,7 @@ import (
 	"time"
 )
 
-// options of a run: a closed loop of so many users, each with one request at a time.
+// options of a run: a closed loop of users, each with one request at a time.
 type options struct {
 	target   string
 	streams  int
@@ -33,7 +35,7 @@ type options struct {
 	timeout  time.Duration
 }
 
-// answer is what one request brought.
+// answer is the result of one request.
 type answer struct{ items, tokens int }
 
 // user sends requests one after the other, each with another prompt.
@@ -42,11 +44,11 @@ type user interface {
 	close()
 }
 
-// report is what is printed.
+// report is printed as JSON.
 type report struct {
 	Requests, Items, Tokens, Failed int64
-	Error                           string  `json:",omitempty"` // of the first that failed
-	Seconds                         float64 // until the last answer was whole
+	Error                           string  `json:",omitempty"` // error of the first failed request
+	Seconds                         float64 // until the last response was complete
 	AllocsPerItem                   float64 // of this process
 }
 
@@ -99,7 +101,7 @@ func run(o *options) (*report, error) {
 			defer u.close()
 			prompt := prompts(o.prompt, i)
 			for n := 0; time.Since(began) < o.duration && (o.requests == 0 || begun.Add(1) <= int64(o.requests)); n++ {
-				prompt[0] = uint32(300 + n%900) // no two alike
+				prompt[0] = uint32(300 + n%900) // every prompt differs
 				ctx, cancel := context.WithTimeout(context.Background(), o.timeout)
 				a, err := u.request(ctx, prompt)
 				cancel()
@@ -114,7 +116,7 @@ func run(o *options) (*report, error) {
 				}
 				mu.Unlock()
 				if err != nil {
-					time.Sleep(50 * time.Millisecond) // not to spin on a server that is down
+					time.Sleep(50 * time.Millisecond) // avoids a busy loop when the server is down
 				}
 			}
 		})
@@ -128,7 +130,7 @@ func run(o *options) (*report, error) {
 	return &rep, nil
 }
 
-// prompts is a prompt of n ids of the simulated engine's vocabulary.
+// prompts returns a prompt of n ids of the simulated engine's vocabulary.
 func prompts(n, user int) []uint32 {
 	list := make([]uint32, max(n, 1))
 	for i := range list {
@@ -137,7 +139,7 @@ func prompts(n, user int) []uint32 {
 	return list
 }
 
-// users gives what makes one user after the other.
+// users returns a function that makes one user after the other.
 func users(o *options) (func() (user, error), error) {
 	if strings.HasPrefix(o.target, "http://") {
 		return httpUsers(o)

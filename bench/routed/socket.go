@@ -7,7 +7,7 @@ import (
 	"sluice/router/engineapi/client"
 )
 
-// socketUser is one of many on a connection that they share.
+// socketUser is one of many users that share a connection.
 type socketUser struct {
 	c   *client.Client
 	req client.Request

@@ -1,4 +1,4 @@
-// Package schedule measures what the router thinks about one request: hashing of
-// its tokens, lookup, choice and booking, over fleets of several sizes. It holds
+// Package schedule measures the router's decision about one request: hashing of its
+// tokens, lookup, choice and reservation, for fleets of several sizes. It has
 // benchmarks only.
 package schedule

@@ -1,5 +1,5 @@
-// Command nethttp is the least proxy that the standard library makes: what
-// `make bench-relay` compares the router with, for readers who know that one.
+// Command nethttp is a minimal proxy made with the standard library, with which `make
+// bench-relay` compares the router.
 //
 //	nethttp 127.0.0.1:PORT http://ENGINE
 package main
