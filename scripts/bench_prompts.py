@@ -85,11 +85,11 @@ def texts(prompts, proxies, a):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=8)
-    ap.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
+    ap.add_argument("--seconds", type=float, default=1.0, help="duration of each measurement, in seconds")
     ap.add_argument("--ids", type=int, default=LONG)
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more router, another build of it; may be repeated")
-    ap.add_argument("--text", metavar="KB,…", help="prompts of text, of these sizes")
-    ap.add_argument("--connections", type=int, default=CONNECTIONS, help="with --text")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
+    ap.add_argument("--text", metavar="KB,…", help="measure text prompts of these sizes")
+    ap.add_argument("--connections", type=int, default=CONNECTIONS, help="number of connections; only with --text")
     a = ap.parse_args()
     for tool in ("haproxy", "taskset", "cc"):
         if not shutil.which(tool):

@@ -208,7 +208,7 @@ def med(values, digits=1):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    ap.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in seconds")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")

@@ -88,10 +88,10 @@ def times(p):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    ap.add_argument("--only", default="", help="comma-separated beginnings of names; the others are left out")
-    ap.add_argument("--note", default="", help="a word on the machine, for the report")
-    ap.add_argument("--report", help="write the table into this page, between its marks, as well")
+    ap.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in seconds")
+    ap.add_argument("--only", default="", help="comma-separated prefixes of names; all others are skipped")
+    ap.add_argument("--note", default="", help="description of the machine, for the report")
+    ap.add_argument("--report", help="also write the table into this page, between its marks")
     a = ap.parse_args()
     if not os.path.exists(b.SLUICE):
         sys.exit("bin/sluice is not built; run: make build")

@@ -191,11 +191,11 @@ def by_length(a, start, tmp):
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--rounds", type=int, default=1500, help="pairs of each row of small prompts")
-    ap.add_argument("--turns", type=int, default=20, help="of the CPU by length")
-    ap.add_argument("--only", choices=["cpu"], help="nothing but the CPU by length")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build, whose CPU is measured too; may be repeated")
-    ap.add_argument("--nixl", help="libnixl_capi.so, to weigh a sidecar with an agent of NIXL's as well")
+    ap.add_argument("--rounds", type=int, default=1500, help="request pairs for each row of small prompts")
+    ap.add_argument("--turns", type=int, default=20, help="rounds of the measurement of CPU by prompt length")
+    ap.add_argument("--only", choices=["cpu"], help="measure only the CPU by prompt length")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build whose CPU is also measured; may be repeated")
+    ap.add_argument("--nixl", help="path of libnixl_capi.so, to measure the memory of a sidecar with a NIXL agent as well")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")

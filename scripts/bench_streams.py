@@ -111,11 +111,11 @@ def measure(binary, case, streams, over, at):
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--streams", type=int, default=3000)
-    ap.add_argument("--over", type=float, default=0, metavar="SECONDS", help="in which the streams come; 0: at once")
-    ap.add_argument("--at", default="8,16,24,32", help="seconds after the first request, or after SECONDS")
+    ap.add_argument("--over", type=float, default=0, metavar="SECONDS", help="period over which the streams start, in seconds; 0: at once")
+    ap.add_argument("--at", default="8,16,24,32", help="comma-separated times of measurement: seconds after the first request, or after the end of --over")
     ap.add_argument("--rounds", type=int, default=1)
-    ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="one more build of the router; may be repeated")
+    ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases to run")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")

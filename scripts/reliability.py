@@ -156,8 +156,8 @@ def figures(number, lines, pattern):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument("--soak", action="store_true", help="the long ones at their length")
-    p.add_argument("--only", type=int, action="append", help="a point's number; prints, and writes nothing")
+    p.add_argument("--soak", action="store_true", help="run the soak tests at full length")
+    p.add_argument("--only", type=int, action="append", help="run only the point of this number and print the result without writing the page")
     p.add_argument("--report", default=os.path.join(ROOT, "RELIABILITY.md"))
     args = p.parse_args()
     wanted = [(i, pt) for i, pt in enumerate(POINTS, 1) if not args.only or i in args.only]

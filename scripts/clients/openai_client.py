@@ -404,9 +404,9 @@ def a_stream_left_early_harms_nothing(run):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("base_url", help="such as http://127.0.0.1:8080/v1")
-    parser.add_argument("--model", default="", help="default: the first one listed")
-    parser.add_argument("--skip", default="", help="groups not to run, joined by commas")
+    parser.add_argument("base_url", help="base URL, such as http://127.0.0.1:8080/v1")
+    parser.add_argument("--model", default="", help="model name; default: the first model listed")
+    parser.add_argument("--skip", default="", help="comma-separated groups to skip")
     args = parser.parse_args()
     skip = {g for g in args.skip.split(",") if g}
     unknown = skip - {g for g, _ in CHECKS}
