@@ -20,7 +20,7 @@ const repositoryRoot = "../.."
 var packageLayers = []string{"cmd", "router", "dataplane", "nixl", "native"}
 
 // leafPackages import nothing of ours.
-var leafPackages = []string{"router/worker", "router/liveness", "dataplane/objpool"}
+var leafPackages = []string{"router/worker", "router/liveness", "dataplane/objpool", "dataplane/monotime"}
 
 // harnessPackage is shared by the system tests and imported by nothing else; as tests
 // may, it imports the bench packages.

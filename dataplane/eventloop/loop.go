@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 )
 
@@ -299,7 +300,7 @@ func (l *Loop) startTask(t *Task) {
 	if l.count == 0 {
 		l.checkAt(l.now.Add(l.tick))
 	}
-	if deadline := epoch.Add(time.Duration(t.deadline)); t.deadline != 0 && deadline.Before(l.nextCheck) {
+	if deadline := t.deadline.Time(); t.deadline != 0 && deadline.Before(l.nextCheck) {
 		l.checkAt(deadline)
 	}
 	if n := len(l.free); n > 0 {
@@ -314,7 +315,7 @@ func (l *Loop) startTask(t *Task) {
 	t.gen = l.gens[t.slot] & genMask
 	l.tasks[t.slot] = t
 	l.count++
-	t.state, t.lastIn, t.attached = taskAttached, monoTimeOf(l.now), true
+	t.state, t.lastIn, t.attached = taskAttached, monotime.Of(l.now), true
 	l.lastIn = l.now
 	if t.cancelled.Load() {
 		l.endTask(t, Cancelled, nil)
@@ -344,7 +345,7 @@ func (l *Loop) find(slot, gen uint32) *Task {
 // kernel exceeds the processor's first-level cache. p stays unchanged until flush; if t is queued,
 // the poller has flushed before it read.
 func (l *Loop) dispatch(t *Task, p []byte) {
-	t.lastIn, l.lastIn = monoTimeOf(l.now), l.now
+	t.lastIn, l.lastIn = monotime.Of(l.now), l.now
 	l.current = t
 	out, done := t.Handler.Process(p, l.now)
 	l.current = nil
@@ -431,7 +432,7 @@ func (l *Loop) send(t *Task, p []byte) {
 			return
 		}
 	}
-	if !t.queueUnsent(p, monoTimeOf(l.now), l.budget) {
+	if !t.queueUnsent(p, monotime.Of(l.now), l.budget) {
 		l.endTask(t, BudgetExhausted, nil)
 		return
 	}
@@ -449,7 +450,7 @@ func (l *Loop) waitWritable(t *Task) {
 		l.onReadEnd(t, errno)
 		return
 	}
-	t.unsent = &unsentState{stalledSince: monoTimeOf(l.now), socketUnsent: -1}
+	t.unsent = &unsentState{stalledSince: monotime.Of(l.now), socketUnsent: -1}
 	t.paused, t.roomChecks = true, roomCheckReads
 	if err := l.poll.watchOut(t, true); err != nil {
 		l.endTask(t, SendFailed, err)
@@ -478,7 +479,7 @@ func (l *Loop) onWritable(t *Task) {
 		}
 	}
 	t.releaseUnsent(l.budget)
-	t.paused, t.lastIn = false, monoTimeOf(l.now)
+	t.paused, t.lastIn = false, monotime.Of(l.now)
 	if err := l.poll.watch(t); err != nil {
 		l.endTask(t, ReadFailed, err)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 )
 
@@ -92,8 +93,8 @@ type Task struct {
 	WriteTimeout time.Duration
 	Idle         time.Duration // 0: none
 
-	deadline monoTime // SetDeadline
-	lastIn   monoTime
+	deadline monotime.Time // SetDeadline
+	lastIn   monotime.Time
 	sent     int64
 	unsent   *unsentState // while Out has not accepted everything
 	loop     atomic.Pointer[Loop]
@@ -117,23 +118,15 @@ type Task struct {
 type unsentState struct {
 	buf          *membudget.Buffer // bytes to be sent; nil: none
 	off          int
-	budgeted     int64    // of Options.Budget
-	stalledSince monoTime // Out has accepted less than MinProgress since then
-	socketUnsent int      // bytes in the socket at that time; -1: not checked
+	budgeted     int64         // of Options.Budget
+	stalledSince monotime.Time // Out has accepted less than MinProgress since then
+	socketUnsent int           // bytes in the socket at that time; -1: not checked
 }
-
-// monoTime is a time in nanoseconds since the package was initialised; 0: none.
-type monoTime int64
-
-var epoch = time.Now()
-
-// monoTimeOf returns 0 for no time that a Task can see, because epoch is before all of them.
-func monoTimeOf(t time.Time) monoTime { return monoTime(t.Sub(epoch)) }
 
 // SetDeadline bounds the Task's life; zero: no bound. It is called before the Task is attached.
 func (t *Task) SetDeadline(by time.Time) {
 	if !by.IsZero() {
-		t.deadline = max(monoTimeOf(by), 1)
+		t.deadline = max(monotime.Of(by), 1)
 	}
 }
 
@@ -185,7 +178,7 @@ func (t *Task) readLimit(full bool) int {
 
 // queueUnsent copies p for Out; false: the budget is exhausted. It allocates no more than needed,
 // because nothing is read before these bytes have been sent.
-func (t *Task) queueUnsent(p []byte, now monoTime, budget *membudget.Budget) bool {
+func (t *Task) queueUnsent(p []byte, now monotime.Time, budget *membudget.Budget) bool {
 	have := t.unsentBytes()
 	size := int64(membudget.SizeOf(have + len(p)))
 	if budget != nil && !budget.Acquire(size) {

@@ -3,6 +3,7 @@ package eventloop
 import (
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 )
 
@@ -15,12 +16,12 @@ func (l *Loop) checkAt(t time.Time) {
 
 // endWithin bounds the rest of t's life by most.
 func (l *Loop) endWithin(t *Task, most time.Duration) {
-	until := monoTimeOf(l.now) + monoTime(most)
+	until := monotime.Of(l.now) + monotime.Time(most)
 	if t.deadline != 0 && t.deadline <= until {
 		return
 	}
 	t.deadline = until
-	if by := epoch.Add(time.Duration(until)); by.Before(l.nextCheck) {
+	if by := until.Time(); by.Before(l.nextCheck) {
 		l.checkAt(by)
 	}
 }
@@ -33,7 +34,7 @@ func (l *Loop) check() {
 			l.onStarved(late)
 		}
 	}
-	now, next := monoTimeOf(l.now), l.now.Add(l.tick)
+	now, next := monotime.Of(l.now), l.now.Add(l.tick)
 	for _, t := range l.tasks {
 		switch {
 		case t == nil || t.state != taskAttached:
@@ -43,8 +44,8 @@ func (l *Loop) check() {
 			l.endTask(t, DeadlineExceeded, nil)
 		case t.Idle > 0 && !t.paused && time.Duration(now-t.lastIn) >= t.Idle:
 			l.endTask(t, ReadIdle, nil)
-		case t.deadline != 0 && t.deadline < monoTimeOf(next):
-			next = epoch.Add(time.Duration(t.deadline))
+		case t.deadline != 0 && t.deadline < monotime.Of(next):
+			next = t.deadline.Time()
 		}
 	}
 	if l.count > 0 { // else the timer is stopped
@@ -56,14 +57,14 @@ func (l *Loop) check() {
 // the process was stopped, the machine paused, or others used its cores. Bytes that came meanwhile
 // have not been read, and peers may have been delayed too.
 func (l *Loop) extendDeadlines(late time.Duration) {
-	now := monoTimeOf(l.now)
+	now := monotime.Of(l.now)
 	for _, t := range l.tasks {
 		if t == nil || t.state != taskAttached {
 			continue
 		}
-		t.lastIn = min(now, t.lastIn+monoTime(late))
+		t.lastIn = min(now, t.lastIn+monotime.Time(late))
 		if t.unsent != nil {
-			t.unsent.stalledSince = min(now, t.unsent.stalledSince+monoTime(late))
+			t.unsent.stalledSince = min(now, t.unsent.stalledSince+monotime.Time(late))
 		}
 	}
 }
@@ -71,7 +72,7 @@ func (l *Loop) extendDeadlines(late time.Duration) {
 // stalled reports whether Out has accepted next to nothing for WriteTimeout. A socket becomes
 // writable only when a third of its buffer, which may be megabytes, is free. To distinguish a slow
 // client from a stalled one, the bytes in the socket are checked too.
-func (l *Loop) stalled(t *Task, now monoTime) bool {
+func (l *Loop) stalled(t *Task, now monotime.Time) bool {
 	s, unsent := t.unsent, rawsocket.Unsent(t.Out)
 	if s.socketUnsent < 0 || unsent <= s.socketUnsent-MinProgress {
 		s.socketUnsent, s.stalledSince = unsent, now

@@ -8,6 +8,7 @@ import (
 
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/upstream"
 )
@@ -71,13 +72,13 @@ func (s *stream) detachConns() bool {
 		deadline = by
 	}
 	t.SetDeadline(deadline)
-	if !s.deadlineSetAt.isZero() {
+	if !s.deadlineSetAt.IsZero() {
 		s.deadlineSetAt = 0
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
 	s.detached, s.engineFD = true, int32(t.In)
-	if s.firstByte.isZero() {
-		s.lastByte = monoTimeOf(time.Now())
+	if s.firstByte.IsZero() {
+		s.lastByte = monotime.Of(time.Now())
 	}
 	s.loops.Attach(t)
 	return true
@@ -152,7 +153,7 @@ func (s *stream) resumeAfterLoop(e eventloop.End) (res Result, ended bool) {
 		}
 		e.Reason = eventloop.Done
 	}
-	if (e.Reason == eventloop.ReadIdle || e.Reason == eventloop.DeadlineExceeded || e.Reason == eventloop.Cancelled) && !s.firstByte.isZero() {
+	if (e.Reason == eventloop.ReadIdle || e.Reason == eventloop.DeadlineExceeded || e.Reason == eventloop.Cancelled) && !s.firstByte.IsZero() {
 		s.shutdownEngine() // a slow client that takes the rest must not keep the engine busy
 	}
 	if e.Unsent != nil {

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 )
 
@@ -145,15 +146,15 @@ type stream struct {
 	*streamSettings
 	extras *streamExtras
 
-	deadlineSetAt monoTime // when the write deadline was last set
-	deadline      monoTime // the write deadline that was set
+	deadlineSetAt monotime.Time // when the write deadline was last set
+	deadline      monotime.Time // the write deadline that was set
 
 	// The fields of Result that scan does not have.
 	err        error
 	bytes      int64
-	firstByte  monoTime
-	firstToken monoTime
-	lastByte   monoTime // before the first byte: when the stream was attached to a loop
+	firstByte  monotime.Time
+	firstToken monotime.Time
+	lastByte   monotime.Time // before the first byte: when the stream was attached to a loop
 	cause      Cause
 	reusable   bool
 	notified   uint8 // notifiedStored, notifiedDone: notifications that dst has had
@@ -201,30 +202,12 @@ func (t streamSettings) share() *streamSettings {
 type streamExtras struct {
 	migration      Migration
 	convert        Converter
-	clientDeadline monoTime
+	clientDeadline monotime.Time
 	drainOnCancel  func() bool
 }
 
 // noExtras is shared by the streams without extras.
 var noExtras streamExtras
-
-// monoTime is a time in nanoseconds since the package was initialised; 0: never.
-type monoTime int64
-
-var epoch = time.Now()
-
-// monoTimeOf returns 0 for no time that a stream can see, because epoch is before all of them.
-func monoTimeOf(t time.Time) monoTime { return monoTime(t.Sub(epoch)) }
-
-func (i monoTime) isZero() bool { return i == 0 }
-
-// time returns the zero Time for 0.
-func (i monoTime) time() time.Time {
-	if i == 0 {
-		return time.Time{}
-	}
-	return epoch.Add(time.Duration(i))
-}
 
 // Stream passes the body of resp to dst until it ends. The caller has written the response head,
 // with the framing of resp (chunked, Content-Length or until close).
@@ -263,7 +246,7 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	if opt.Migration.Transcript != nil || opt.Convert != nil || opt.DrainOnCancel != nil || !opt.ClientDeadline.IsZero() {
 		s.extras = &streamExtras{migration: opt.Migration, convert: opt.Convert, drainOnCancel: opt.DrainOnCancel}
 		if !opt.ClientDeadline.IsZero() {
-			s.extras.clientDeadline = monoTimeOf(opt.ClientDeadline)
+			s.extras.clientDeadline = monotime.Of(opt.ClientDeadline)
 		}
 	}
 	switch {
@@ -314,7 +297,7 @@ func (s *stream) finish() Result {
 			s.reusable = len(end) == 0 || s.writeAt(end, time.Now()) == nil
 		}
 	}
-	if !s.deadlineSetAt.isZero() {
+	if !s.deadlineSetAt.IsZero() {
 		_ = s.dst.SetWriteDeadline(time.Time{})
 	}
 	if s.scan.failed && s.cause == Completed {
@@ -322,11 +305,11 @@ func (s *stream) finish() Result {
 	}
 	res := Result{
 		Cause: s.cause, Err: s.err, Bytes: s.bytes, Events: s.scan.events, Unscanned: int64(s.scan.tooBig),
-		FirstByte: s.firstByte.time(), FirstToken: s.firstToken.time(),
+		FirstByte: s.firstByte.Time(), FirstToken: s.firstToken.Time(),
 		Finish: s.scan.finish, Usage: s.usage(), SawErrorEvent: s.scan.failed, Reusable: s.reusable,
 	}
-	if !s.firstByte.isZero() {
-		res.LastByte = s.lastByte.time()
+	if !s.firstByte.IsZero() {
+		res.LastByte = s.lastByte.Time()
 	}
 	s.scan.release()
 	s.editor.release()
@@ -436,9 +419,9 @@ func (s *stream) forward(p []byte, t time.Time) (ended bool) {
 // process scans the bytes of one read and returns what the client gets.
 func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	before := s.lastByte
-	s.lastByte = monoTimeOf(t)
+	s.lastByte = monotime.Of(t)
 	switch {
-	case s.firstByte.isZero():
+	case s.firstByte.IsZero():
 		s.firstByte = s.lastByte
 		if s.detached {
 			s.resp.NoteBodyStarted()
@@ -463,7 +446,7 @@ func (s *stream) process(p []byte, t time.Time) (out []byte) {
 	if !s.acquirePartialBudget() && s.broken == nil {
 		s.broken = errPartialBudget
 	}
-	if s.scan.token && s.firstToken.isZero() {
+	if s.scan.token && s.firstToken.IsZero() {
 		s.firstToken = s.lastByte
 		s.dst.FirstToken()
 	}

@@ -5,6 +5,8 @@ import (
 	"io"
 	"os"
 	"time"
+
+	"sluice/dataplane/monotime"
 )
 
 // write writes bytes of the relay's own.
@@ -12,7 +14,7 @@ func (s *stream) write(p []byte) error { return s.writeAt(s.convert(p), time.Now
 
 // writeAt writes p under a deadline.
 func (s *stream) writeAt(p []byte, t time.Time) error {
-	if now := monoTimeOf(t); s.deadlineSetAt.isZero() || time.Duration(now-s.deadlineSetAt) > s.deadlineSlack() || now >= s.deadline {
+	if now := monotime.Of(t); s.deadlineSetAt.IsZero() || time.Duration(now-s.deadlineSetAt) > s.deadlineSlack() || now >= s.deadline {
 		s.setWriteDeadline(t)
 	}
 	n, err := s.dst.Write(p)
@@ -32,7 +34,7 @@ func (s *stream) writeAt(p []byte, t time.Time) error {
 
 // pastClientDeadline reports whether Options.ClientDeadline has passed.
 func (s *stream) pastClientDeadline(now time.Time) bool {
-	return !s.extras.clientDeadline.isZero() && monoTimeOf(now) >= s.extras.clientDeadline
+	return !s.extras.clientDeadline.IsZero() && monotime.Of(now) >= s.extras.clientDeadline
 }
 
 // writeDeadline returns the bound of one write.
@@ -47,12 +49,12 @@ func (s *stream) deadlineSlack() time.Duration { return min(maxDeadlineSlack, s.
 
 func (s *stream) setWriteDeadline(t time.Time) {
 	by := t.Add(s.writeDeadline())
-	if last := s.extras.clientDeadline.time(); !last.IsZero() && by.After(last) {
+	if last := s.extras.clientDeadline.Time(); !last.IsZero() && by.After(last) {
 		if by = last; !t.Before(last) {
 			by = t.Add(finalWriteTime)
 		}
 	}
-	s.deadlineSetAt, s.deadline = monoTimeOf(t), monoTimeOf(by)
+	s.deadlineSetAt, s.deadline = monotime.Of(t), monotime.Of(by)
 	_ = s.dst.SetWriteDeadline(by) // fails only on a closed connection, which the write reports
 }
 

@@ -1,0 +1,21 @@
+package monotime
+
+import (
+	"testing"
+	"time"
+)
+
+func TestTime(t *testing.T) {
+	var never Time
+	if !never.IsZero() || !never.Time().IsZero() {
+		t.Errorf("the zero Time is %v", never.Time())
+	}
+	now := time.Now()
+	at := Of(now)
+	if at.IsZero() || !at.Time().Equal(now) {
+		t.Errorf("%v became %v", now, at.Time())
+	}
+	if later := Of(now.Add(time.Second)); time.Duration(later-at) != time.Second {
+		t.Errorf("a second later is %v later", time.Duration(later-at))
+	}
+}
