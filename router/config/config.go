@@ -6,17 +6,18 @@ import (
 	"sluice/router/worker"
 )
 
-// Config is the whole configuration after defaults. Values come from, each over
-// the one before: the defaults, the file (Load), the environment, the flags
-// (Flags.Resolve does all three, and checks the whole once). Workers add up instead: one named by environment or flag
-// replaces the one of the same id and otherwise joins the file's.
+// Config is the whole configuration after defaults. The file (Load) overrides the defaults, the
+// environment the file, and flags the environment; Flags.Resolve reads all and checks the
+// result once. Workers are added instead: a worker of the environment or a flag replaces the
+// one with the same id.
 //
-// Field tags are the names in the file; environment names are SLUICE_ + the
-// upper-cased path joined by "_" (SLUICE_TIMEOUTS_PREFILL=300s). The tags min,
-// max, oneof, unit and off are the check of one field; what concerns several
-// fields stands in check.go. Printing a Config hides its secrets.
+// The tag yaml is the name in the file, and was the name before it (RenamedFields). The name of
+// an environment variable is SLUICE_ and the path in capitals, joined by "_"
+// (SLUICE_TIMEOUTS_PREFILL=300s). The tags min, max, oneof, unit and off are the check of one
+// field; check.go has the checks that concern several fields. Printing a Config hides its
+// secrets.
 type Config struct {
-	Listen string `yaml:"listen"` // where clients connect; port 0 takes a free one [127.0.0.1:8080]
+	Listen string `yaml:"listen"` // address of the clients' listener; port 0 selects a free port [127.0.0.1:8080]
 	TLS    TLS    `yaml:"tls"`
 	Admin  Admin  `yaml:"admin"`
 	Log    Log    `yaml:"log"`
@@ -26,11 +27,11 @@ type Config struct {
 	Proxies Proxies `yaml:"proxies"`
 	CORS    CORS    `yaml:"cors"`
 
-	// APIKeys: with any, only requests that show one of these keys are served, and
-	// clients' keys do not reach engines; see docs/access.md [none].
+	// APIKeys are the keys of clients. If there is one, a request without a valid key is
+	// refused, and clients' keys are not sent to engines; see docs/access.md [none].
 	APIKeys []APIKey `yaml:"api_keys"`
-	// EngineKey is shown to every engine as a bearer token, in the place of what
-	// clients show; never logged [clients' own are passed on].
+	// EngineKey is the bearer token that the router sends to every engine in place of the
+	// client's; never logged [the client's Authorization is passed on].
 	EngineKey string    `yaml:"engine_key" secret:"true"`
 	EngineTLS EngineTLS `yaml:"engine_tls"`
 
@@ -62,18 +63,18 @@ type Config struct {
 	Steering Steering `yaml:"steering"`
 	Record   Record   `yaml:"recording" was:"record"`
 
-	// StripForbidden cuts client-sent kv_transfer_params & co. out of a body
-	// instead of refusing the request [false].
+	// StripForbidden removes kv_transfer_params and similar members from a client's body;
+	// otherwise the router refuses the request [false].
 	StripForbidden bool `yaml:"strip_forbidden"`
 	// MediaHosts are the hosts from which engines may fetch images, video and audio that
 	// clients name by URL: names, "*.example.com", IP addresses, "*" for any; see
 	// docs/access.md [none: clients send data: URLs].
 	MediaHosts []string `yaml:"media_hosts"`
 
-	// origins says where each value that is no default was given, by its path,
-	// for the errors of checks made later.
+	// origins has the place of each value that is not a default, by its path, for the errors
+	// of later checks.
 	origins map[string]origin
-	// path and again are of the file it was read from, for Reread.
+	// path and reparse are of the file that it was read from, for Reread.
 	path    string
 	reparse func(text []byte) (*Config, error)
 	// inputWarnings are of what the file, the environment and the flags say: old names, and
@@ -92,37 +93,37 @@ type Admin struct {
 
 // TLS of the clients' listener. The files are read again when they change.
 type TLS struct {
-	Cert       string `yaml:"cert"`                        // PEM file with the certificate and those between it and its root [plain HTTP]
+	Cert       string `yaml:"cert"`                        // PEM file with the certificate and its intermediates [plain HTTP]
 	Key        string `yaml:"key"`                         // PEM file with its key [none]
-	ClientCA   string `yaml:"client_ca"`                   // PEM file: clients must show a certificate signed by one of these [none]
-	MinVersion string `yaml:"min_version" oneof:"1.2 1.3"` // lowest version of TLS taken [1.2]
+	ClientCA   string `yaml:"client_ca"`                   // PEM file with the CAs of client certificates; if set, clients must have one [none]
+	MinVersion string `yaml:"min_version" oneof:"1.2 1.3"` // lowest TLS version that is accepted [1.2]
 }
 
 // Proxies are load balancers and proxies before the router; see docs/access.md.
 type Proxies struct {
-	Trusted []string `yaml:"trusted"` // networks (10.0.0.0/8) and addresses of those that are believed where a connection or a request comes from [none]
-	// Protocol: connections of trusted proxies begin with a header of the PROXY
-	// protocol, version 1 or 2 (required; nobody else is served then), or may
-	// (optional), or nobody looks for one (off) [off].
+	Trusted []string `yaml:"trusted"` // networks (10.0.0.0/8) and addresses of proxies whose statement of the client's address is used [none]
+	// Protocol is the PROXY protocol, version 1 or 2. required: every connection comes from a
+	// trusted proxy and begins with its header, others are closed; optional: connections of
+	// trusted proxies may begin with it; off: it is not parsed [off].
 	Protocol string `yaml:"protocol" oneof:"off optional required"`
-	// Forwarded is the header line in which trusted proxies name the client:
-	// x-forwarded-for, forwarded (RFC 7239), or off. The other one is not looked at [off].
+	// Forwarded is the header field in which trusted proxies name the client:
+	// x-forwarded-for, forwarded (RFC 7239), or off. The other field is ignored [off].
 	Forwarded string `yaml:"forwarded" oneof:"off x-forwarded-for forwarded"`
 }
 
 // CORS lets pages of other origins use the API from a browser; see docs/access.md.
 type CORS struct {
-	Origins []string      `yaml:"origins"`                    // origins of pages that may, as browsers send them (https://app.example), or * for all; none: none [none]
-	Methods []string      `yaml:"methods"`                    // that they may use [GET, POST]
-	Headers []string      `yaml:"headers"`                    // header lines that they may send; * for all but Authorization [those of OpenAI's and Anthropic's clients]
-	MaxAge  time.Duration `yaml:"max_age" min:"0s" max:"24h"` // how long a browser remembers this [10m]
+	Origins []string      `yaml:"origins"`                    // allowed origins, as browsers send them (https://app.example), or * for all [none]
+	Methods []string      `yaml:"methods"`                    // allowed methods [GET, POST]
+	Headers []string      `yaml:"headers"`                    // allowed request header fields; * for all but Authorization [those of OpenAI's and Anthropic's clients]
+	MaxAge  time.Duration `yaml:"max_age" min:"0s" max:"24h"` // how long a browser may cache the preflight response [10m]
 }
 
 // EngineTLS is of connections to engines whose URL is https. The files are read again
 // when they change.
 type EngineTLS struct {
-	CA   string `yaml:"ca"`   // PEM file: engines' certificates must be signed by one of these, or be one [the system's]
-	Cert string `yaml:"cert"` // PEM file with the certificate that engines are shown [none]
+	CA   string `yaml:"ca"`   // PEM file with the certificates that engines' certificates must be signed by, or be equal to [the system's]
+	Cert string `yaml:"cert"` // PEM file with the client certificate for engines [none]
 	Key  string `yaml:"key"`  // PEM file with its key [none]
 }
 
@@ -171,42 +172,41 @@ type Worker struct {
 // PD is prefill/decode disaggregation.
 type PD struct {
 	Family string `yaml:"family"` // how prefill hands over to decode: nixl, sglang, …, or off; sluice check lists all [nixl when there are prefill workers]
-	// Lease is how long a prefill worker keeps blocks for decode; decode is not
-	// sent later than Lease minus LeaseMargin after prefill's answer.
+	// Lease is how long a prefill worker keeps the blocks of a request for decode.
 	Lease       time.Duration `yaml:"lease" min:"1s" max:"24h"`        // [30s]
-	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // decode is sent no later than lease minus this after prefill answered [3s]
-	// AbortDelay is how long a decode that was sent after prefill, or together with it, runs
-	// before it is cut for a client that left, so that its engine has taken the request in: a
-	// stream so long behind its head, if no event comes first; another for so long at least,
-	// and its engine must also have answered a later question [500ms].
+	LeaseMargin time.Duration `yaml:"lease_margin" min:"0s" max:"24h"` // the decode request is sent at most lease minus lease_margin after prefill's response [3s]
+	// AbortDelay is the earliest abort of a decode request whose client disconnected, so that
+	// the engine has admitted the request before. A stream is aborted this long after its
+	// response headers, or at its first event. A request that is not streamed runs at least
+	// this long, and until its engine has answered a later probe [500ms].
 	AbortDelay time.Duration `yaml:"abort_delay" was:"cut_after" min:"0s"`
-	// AbandonedDecode is how long a decode that is not streamed goes on for a client that
-	// left, where its engine is vLLM 0.21 or later without Sluice's connector. Cut, such a
-	// decode makes its prefill engine log "Potentially invalid KV blocks" and count a
-	// notification after expiry. 0 cuts it as soon as abort_delay allows [10s].
+	// AbandonedDecode is how long a decode request that is not streamed may finish after its
+	// client disconnected, on vLLM 0.21 or later without Sluice's connector. If it is aborted,
+	// its prefill engine logs "Potentially invalid KV blocks" and counts a notification after
+	// expiry. 0 aborts it as soon as abort_delay allows [10s].
 	AbandonedDecode time.Duration `yaml:"abandoned_decode_timeout" was:"abandoned_decode" min:"0s"`
-	// NotifyWait is how long after prefill's answer the completions of a transfer are awaited
-	// that come from elsewhere (family lmcache), never beyond lease minus lease_margin; then
-	// others run the request, or it is refused (kv_not_written) where no other decode worker
-	// is left, and a worker that is silent again and again gets no more. 0: they are not
-	// awaited, for prefill workers with pd_skip_proxy_notification [5s].
+	// NotifyWait is how long the router waits after prefill's response for the notification
+	// that KV has been written (family lmcache), at most lease minus lease_margin. Then other
+	// workers run the request, or it is refused (kv_not_written) if there is no other decode
+	// worker. A worker that repeatedly sends no notification gets no more requests. 0 does not
+	// wait, for prefill workers with pd_skip_proxy_notification [5s].
 	NotifyWait  time.Duration `yaml:"completion_timeout" was:"notify_wait" min:"0s"`
-	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request, but for those whose connection was refused [3]
-	DecodeTries int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers that one handle is offered to, while no engine has seen it [2]
-	PlainDecode bool          `yaml:"decode_only_fallback" was:"plain_decode"`             // when prefill cannot be had, decode does the whole request at once; false: it waits for a prefill worker [true]
-	// LocalPrefillTokens: no remote prefill where a decode worker would have fewer
-	// tokens of the prompt left to compute [0: always remote].
+	MaxAttempts int           `yaml:"max_attempts" min:"1" max:"16"`                       // prefill/decode pairs tried for one request; refused connections do not count [3]
+	DecodeTries int           `yaml:"decode_attempts" was:"decode_tries" min:"1" max:"16"` // decode workers tried with the same transfer handle, while no engine has received it [2]
+	PlainDecode bool          `yaml:"decode_only_fallback" was:"plain_decode"`             // if no prefill worker is available, a decode worker runs the whole request; false: the request waits for a prefill worker [true]
+	// LocalPrefillTokens skips remote prefill if a decode worker has fewer prompt tokens than
+	// this to compute [0: always remote].
 	LocalPrefillTokens int `yaml:"local_prefill_tokens" min:"0"`
-	// LocalWhenFaster: no remote prefill where a decode worker is estimated to come
-	// to the first token sooner alone: queues and rates of both sides, the transfer [false].
+	// LocalWhenFaster skips remote prefill if a decode worker alone is expected to produce the
+	// first token earlier, by both sides' queues and rates and the transfer time [false].
 	LocalWhenFaster bool     `yaml:"local_when_faster"`
 	PrefillLabel    []string `yaml:"prefill_labels"` // only prefill workers with one of these labels are chosen [all]
 	DecodeLabel     []string `yaml:"decode_labels"`  // only decode workers with one of these labels are chosen [all]
-	// CacheHitThreshold is the share of a prompt, 0 to 1, that a decode worker
-	// must hold to do a request alone (family storage); 0: prefill always [0].
+	// CacheHitThreshold is the fraction of a prompt, 0 to 1, that a decode worker must have in
+	// its cache to run a request alone (family storage); 0: always prefill [0].
 	CacheHitThreshold float64 `yaml:"cache_hit_threshold" min:"0" max:"1"`
-	// ReasoningParser says that decode workers parse reasoning, which an answer
-	// to token ids would not show: chat then runs on one worker (family lmcache) [false].
+	// ReasoningParser says that decode workers parse reasoning. A response to token ids has no
+	// reasoning, so chat requests then run on one worker (family lmcache) [false].
 	ReasoningParser bool `yaml:"reasoning_parser"`
 }
 
@@ -215,14 +215,14 @@ type LMCache struct {
 	// ProxyHost and ProxyPort are where prefill workers push that KV has been
 	// written (their pd_proxy_host and pd_proxy_port) [127.0.0.1].
 	ProxyHost string   `yaml:"proxy_host"`
-	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // likewise; 0 takes a free one [8500]
-	Networks  []string `yaml:"networks"`                       // CIDRs that prefill workers push from; others' connections are closed [any]
+	ProxyPort int      `yaml:"proxy_port" min:"0" max:"65535"` // port of proxy_host; 0 selects a free port [8500]
+	Networks  []string `yaml:"networks"`                       // CIDRs of prefill workers; connections from other addresses are closed [any]
 	PeerHost  string   `yaml:"peer_host"`                      // host of the decode workers' ports, for workers without peer_host [that of their URL]
 	InitPort  []string `yaml:"peer_init_port"`                 // for decode workers without init_port, one a tensor-parallel rank
 	AllocPort []string `yaml:"peer_alloc_port"`                // for decode workers without alloc_port, likewise
-	// FinishedReqTTL is how long a notification is kept that no request waits for [300s].
+	// FinishedReqTTL is how long a notification that no request waits for is kept [300s].
 	FinishedReqTTL  time.Duration `yaml:"finished_req_ttl" min:"1s" bare:"s"`
-	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // between two looks for such [60s]
+	CleanupInterval time.Duration `yaml:"cleanup_interval" min:"1s" bare:"s"` // interval of the removal of expired notifications [60s]
 }
 
 // Transfers is how the router is told what became of KV transfers, best means
@@ -253,10 +253,10 @@ type Transfers struct {
 	ZMQ         string   `yaml:"zmq" oneof:"auto on off"`
 	ZMQListen   string   `yaml:"zmq_listen"`                                                // tcp://HOST:PORT of that socket [a free port of registration.listen's host]
 	ZMQNetworks []string `yaml:"zmq_networks"`                                              // CIDRs whose reports it takes; others' connections are closed [registration.networks; without registration.listen any]
-	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // hand-overs that may be waited for at once by a record of 64 bytes; a multiple of 64 [16384]
-	// StallTimeout is how long a decode whose engine runs the connector may be
-	// without a word of its transfer and without an answer; then the pair is run
-	// again. 0 waits as long as timeouts.decode [0].
+	BoardSlots  int      `yaml:"completion_slots" was:"board_slots" min:"64" max:"1048576"` // concurrent transfers whose completion the connector writes into a slot of 64 bytes; a multiple of 64 [16384]
+	// StallTimeout is how long a decode request whose engine runs the connector may have
+	// neither a report of its transfer nor a response; then prefill and decode run again.
+	// 0 waits as long as timeouts.decode [0].
 	StallTimeout time.Duration `yaml:"stall_timeout" min:"0s"`
 	// SideChannel is what the router does, by NIXL, to prefill engines of plain
 	// vLLM (0.22 to 0.33): renew the leases of requests it holds between the legs,
@@ -269,60 +269,60 @@ type Model struct {
 	PD *PD `yaml:"pd"`
 }
 
-// Limits bound what clients may ask of the router.
+// Limits bound requests and connections.
 type Limits struct {
 	MaxBody       int64 `yaml:"max_body" unit:"bytes" min:"1KiB"`                        // largest request body; 413 beyond; at most a quarter of memory_budget [32MiB]
 	BodyBudget    int64 `yaml:"memory_budget" was:"body_budget" unit:"bytes" min:"1KiB"` // memory of all bodies together; 503 beyond; at least four times max_body [1GiB]
 	MaxHead       int   `yaml:"max_head" unit:"bytes" min:"1KiB" max:"1MiB"`             // largest request head; 431 beyond [16KiB]
-	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                            // nesting of objects and arrays in a body, 1024 at most [64]
+	MaxDepth      int   `yaml:"max_depth" min:"4" max:"1024"`                            // nesting of objects and arrays in a body, at most 1024 [64]
 	MaxConns      int   `yaml:"max_conns" min:"1"`                                       // client connections [100000]
-	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                                // client connections from one address; of a client behind proxies.forwarded, requests under way; 0: no limit [0]
+	MaxConnsPerIP int   `yaml:"max_conns_per_ip" min:"0"`                                // client connections from one address; for clients behind proxies.forwarded, requests in flight; 0: no limit [0]
 	EngineConns   int   `yaml:"engine_conns" min:"1"`                                    // connections open to one engine [4096]
-	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                                    // requests that wait for a healthy worker at once; 503 beyond, 0: no limit [1000]
-	RankRequests  int64 `yaml:"rank_requests" min:"0"`                                   // requests under way on one rank; 429 when all that could take one are full, 0: no limit [0]
-	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens waiting to be computed on one rank, by this router's count; likewise [0]
+	PoolWaiters   int   `yaml:"pool_waiters" min:"0"`                                    // requests that wait for a healthy worker; 503 beyond; 0: no limit [1000]
+	RankRequests  int64 `yaml:"rank_requests" min:"0"`                                   // requests in flight on one rank; 429 if all eligible ranks are full; 0: no limit [0]
+	RankTokens    int64 `yaml:"rank_tokens" min:"0"`                                     // prompt tokens to be computed on one rank, as this router counts them; 429 if all eligible ranks are full; 0: no limit [0]
 }
 
 // Compression of answers, by what the client's Accept-Encoding likes best of zstd
 // and gzip. Requests in either are always read: limits.max_body bounds what they hold.
 type Compression struct {
-	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // answers of so many bytes and more that are no streams (over 1 MiB or of no told length: JSON, 32 at once); 0: none [2KiB]
-	// Streams: streams too, each event flushed. A quarter of the bytes or less, for
-	// the price of relaying on a goroutine and some 10 µs of CPU an event [false].
+	MinBytes int `yaml:"min_bytes" unit:"bytes" min:"0" max:"1GiB"` // smallest response that is compressed, streams excluded (above 1 MiB or without a length: JSON, at most 32 at once); 0: none is [2KiB]
+	// Streams compresses streams, too, and flushes each event. The stream has a quarter of
+	// the bytes or less; it runs on a goroutine and costs about 10 µs of CPU an event [false].
 	Streams bool `yaml:"streams"`
 }
 
 // Timeouts of legs and waits.
 type Timeouts struct {
-	Head       time.Duration `yaml:"head" min:"1ms"`                // reading a request's head [10s]
+	Head       time.Duration `yaml:"head" min:"1ms"`                // reading a request's headers [10s]
 	Body       time.Duration `yaml:"body" min:"1ms"`                // reading a body, plus size/256KiB/s [30s]
-	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // of that time, without a byte of the body (over TLS up to a quarter more); then 408 [15s]
-	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // an idle client connection is kept [75s]
+	BodyIdle   time.Duration `yaml:"body_idle" min:"1ms"`           // longest pause without a byte of the body (over TLS up to a quarter more); then 408 [15s]
+	KeepAlive  time.Duration `yaml:"keep_alive" min:"1ms"`          // how long an idle client connection stays open [75s]
 	Write      time.Duration `yaml:"write" min:"1ms"`               // one flush to a client [30s]
 	Connect    time.Duration `yaml:"connect" min:"1ms"`             // connecting to an engine [2s]
-	EngineIdle time.Duration `yaml:"engine_idle" min:"1ms"`         // a connection to an engine that is not used is kept; less than the engine's own time, which is 5s for uvicorn [4s]
+	EngineIdle time.Duration `yaml:"engine_idle" min:"1ms"`         // how long an idle connection to an engine stays open; less than the engine's own timeout, which is 5s for uvicorn [4s]
 	EngineAge  time.Duration `yaml:"engine_age" min:"0s"`           // maximum age of a pooled engine connection, ±12.5 % jitter, so that a name or a load balancer in front is resolved again; 0: unlimited [1h]
-	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // a prefill leg in all [300s]
-	Decode     time.Duration `yaml:"decode" min:"1ms"`              // a decode or aggregated leg in all [600s]
-	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from a streamed decode or aggregated request's last byte to its answer's head; then another worker is tried [300s]
+	Prefill    time.Duration `yaml:"prefill" min:"1ms"`             // total time of a prefill leg [300s]
+	Decode     time.Duration `yaml:"decode" min:"1ms"`              // total time of a decode or aggregated leg [600s]
+	FirstByte  time.Duration `yaml:"first_byte" min:"1ms"`          // from the last byte of a streamed decode or aggregated request to its response headers; then another worker is tried [300s]
 	StreamIdle time.Duration `yaml:"stream_idle" min:"1ms"`         // between two reads of a stream [120s]
-	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // a request waits for a pool without a healthy worker, at its arrival and before its retries; then 503 [5s]
-	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // from /readyz 503 to the end of accepting at SIGTERM, for load balancers that learn of it by asking; 0: 1s at most, while there are requests [0s]
-	Restart    time.Duration `yaml:"restart" min:"100ms" max:"10m"` // a new process has to be ready at a hot restart; else this one goes on [60s]
-	Drain      time.Duration `yaml:"drain" min:"0s"`                // streams under way are let go on at SIGTERM [30s]
+	PoolWait   time.Duration `yaml:"pool_wait" min:"0s"`            // how long a request waits for a healthy worker, at its arrival and before retries; then 503 [5s]
+	DrainDelay time.Duration `yaml:"drain_delay" min:"0s"`          // at SIGTERM, time between /readyz 503 and the end of accepting, for load balancers that poll it; 0: at most 1s, while there are requests [0s]
+	Restart    time.Duration `yaml:"restart" min:"100ms" max:"10m"` // how long a hot restart waits for the new process to be ready; then the old one continues [60s]
+	Drain      time.Duration `yaml:"drain" min:"0s"`                // how long streams may continue after SIGTERM [30s]
 }
 
 // Relay is when a stream's head goes out, and what drives streams from then on; see
 // docs/relay.md.
 type Relay struct {
-	// HeadAfter: a stream's head goes to its client so long after the request was given
-	// to an engine, at the latest, 0 at once. What fails from then on is told by an
-	// event, with status 200, and headers that name the workers are missing; -1 or
-	// "off": the head goes out with the engine's own [off].
+	// HeadAfter is when a stream's response headers are sent at the latest, counted from the
+	// request to an engine; 0: at once. A later failure is an error event in a response of
+	// status 200, and headers that name workers are missing. -1 or "off": the headers are sent
+	// when the engine's arrive [off].
 	HeadAfter time.Duration `yaml:"early_headers_after" was:"head_after" min:"0s" off:"true"`
-	// KeepAlive is how often a comment goes to a client whose stream has begun and who
-	// waits for the engine's first byte, so that load balancers in front do not cut
-	// it, 10ms or more; 0: never [0s].
+	// KeepAlive is the interval of comments to a client whose stream has begun and that waits
+	// for the engine's first byte, so that load balancers do not close the connection; 10ms or
+	// more; 0: none [0s].
 	KeepAlive time.Duration `yaml:"comment_interval" was:"keep_alive" min:"0s"`
 
 	Driver  string `yaml:"driver" oneof:"loop goroutine"` // loop (event loops over epoll; goroutines where the kernel refuses them) or goroutine (one for each stream) [loop]
@@ -331,9 +331,9 @@ type Relay struct {
 
 // Migration of streams whose engine fails under way; see docs/migration.md.
 type Migration struct {
-	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may go on from another engine when its own has failed; 0: never [1]
-	Tokens string   `yaml:"tokens" oneof:"auto client"`             // where a stream's token ids come from: auto (engines that can are asked for them, and they are taken out), client (only streams whose client asked for them) [auto]
-	Allow  []string `yaml:"allow"`                                  // go on although the text may differ from an undisturbed one's: stop, penalties, bad_words, seed, retokenized; or its log-probabilities, by noise: logprobs; or though n choices go on as prompts of one request: many_choices [none]
+	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may continue on another engine after its own failed; 0: never [1]
+	Tokens string   `yaml:"tokens" oneof:"auto client"`             // source of a stream's token ids: auto (the router requests them from engines that support it, and removes them), client (only streams whose client requested them) [auto]
+	Allow  []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (many_choices) [none]
 
 	// Structured is what becomes of a stream whose text is held to a grammar (response_format,
 	// guided_*, structured_outputs): error (it ends with an error event), exact (it goes on where
@@ -342,8 +342,8 @@ type Migration struct {
 	Structured string `yaml:"structured" oneof:"error exact unconstrained"`
 
 	HandoverTokens int           `yaml:"handover_tokens" min:"0"`                                 // a stream that migrates in a pool with prefill workers runs prefill and decode again when the decode worker would have to compute so many tokens; 0: always [4096]
-	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or has left move to another after so long; -1 or "off": never [10s]
-	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // for an engine's tokenizer, where the text told must be made ids again [2s]
+	DrainAfter     time.Duration `yaml:"drain_delay" was:"drain_after" min:"0s" off:"true"`       // streams of a worker that drains or was removed migrate after this time; -1 or "off": never [10s]
+	TokenizeWait   time.Duration `yaml:"tokenize_timeout" was:"tokenize_wait" min:"1ms" max:"1m"` // timeout of an engine's tokenizer, if the text of a stream must be tokenized again [2s]
 }
 
 // MigrationAllow lists the words of migration.allow.
@@ -353,61 +353,61 @@ var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retoken
 // docs/engine-api.md. It is off until one of http, unix_socket and listen is given.
 type EngineAPI struct {
 	HTTP   bool   `yaml:"http"`                   // POST /v1/routed/generate is served [false]
-	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; who may write to the file may call [none]
+	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions say who may connect [none]
 	Listen string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
-	Token  string `yaml:"token" secret:"true"`    // that callers of the socket must show, 16 characters or more; never logged [none]
+	Token  string `yaml:"token" secret:"true"`    // token that callers of the socket must send, 16 characters or more; never logged [none]
 
-	// Keys says who must show an API key, where there are api_keys: all, or tcp: not the
-	// callers of the unix socket, whose file's permissions say who may call [all].
+	// Keys says who must send an API key if there are api_keys: all, or tcp (callers of the
+	// unix socket need none) [all].
 	Keys string `yaml:"require_api_keys" was:"keys" oneof:"all tcp"`
 
 	TLSCert string `yaml:"tls_cert"` // PEM file with the TCP socket's certificate; read again when it changes [plain TCP]
 	TLSKey  string `yaml:"tls_key"`  // PEM file with its key [none]
-	// VLLM is the API by which vLLM's workers are asked: completions
+	// VLLM is the API that the router uses for vLLM workers: completions
 	// (/v1/completions with return_token_ids), generate (/inference/v1/generate,
-	// which does not detokenize), or auto: generate where all workers of a model have
-	// it (0.20) and the family hands it over, else completions [auto].
+	// which does not detokenize), or auto: generate if all workers of a model have
+	// it (0.20) and the P/D family supports it, else completions [auto].
 	VLLM  string   `yaml:"vllm_dialect" was:"vllm" oneof:"auto completions generate"`
-	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network means no loopback or link-local address [none]
+	Hosts []string `yaml:"allowed_hosts" was:"hosts"` // networks, addresses and names that a caller's prefill_result and bootstrap_info may name; a wide network does not include loopback and link-local addresses [none]
 
-	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when so many workers are ready, whatever their role [1]
-	StartWait  time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // then it opens with what there is [60s]
+	MinWorkers int           `yaml:"min_workers" min:"0" max:"4096"`          // the socket opens when this many workers are ready, of any role [1]
+	StartWait  time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"` // the socket opens after this time with fewer workers [60s]
 
 	MaxConns   int           `yaml:"max_conns" min:"1"`                            // connections of the socket [256]
-	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests under way on one of them [16384]
+	MaxStreams int           `yaml:"max_streams" min:"1" max:"1000000"`            // requests in flight on one connection [16384]
 	MaxFrame   int64         `yaml:"max_frame" unit:"bytes" min:"4KiB" max:"1GiB"` // largest request; at most a quarter of limits.memory_budget [8MiB]
-	Heartbeat  time.Duration `yaml:"heartbeat" min:"100ms"`                        // of silence before a ping; three times that close the connection [15s]
+	Heartbeat  time.Duration `yaml:"heartbeat" min:"100ms"`                        // idle time before a ping; after three times this the connection is closed [15s]
 }
 
 // Health of workers.
 type Health struct {
-	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // between two probes of a worker in use; in a fleet of more than 64, idle workers are probed more seldom, so that a dead one is out within 5s [500ms]
-	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                                       // of one probe; 3s at least until the engine is known, for SGLang's /health takes over 1s [1s]
-	Path          string        `yaml:"path"`                                                    // that probes ask, as /healthz; a worker's health_path goes over it [the first that an engine has of /health, /ping and /v1/models; of SGLang /ready, /ping]
-	FailAfter     int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // failures in a row that take a worker out [2]
-	Scrape        time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // between two readings of an engine's /metrics; longer in a fleet of more than 64 workers, 15s at most; -1 or "off": never [1s]
-	BreakAfter    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // failures in a row (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
-	BreakFor      time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // an open breaker keeps the rank out; twice as long each time, 30s at most [1s]
-	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections and has shown no sign of life (probe, byte, KV event, counter) for so long is frozen: its calls are ended and run elsewhere; -1 or "off": never [10s]
-	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same of one whose API server answers, while nothing advances of the requests it runs; to it comes three times what its longest prompt is expected to take [30s]
-	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same of one to which no connection can be made, refused ones aside [10s]
+	Interval      time.Duration `yaml:"interval" min:"10ms"`                                     // interval of probes of a worker with requests; with more than 64 workers, idle ones are probed less often, and a dead one is found within 5s [500ms]
+	Timeout       time.Duration `yaml:"timeout" min:"1ms"`                                       // timeout of one probe; at least 3s until the engine is known, because SGLang's /health takes over 1s [1s]
+	Path          string        `yaml:"path"`                                                    // path of probes, as /healthz; a worker's health_path overrides it [the first of /health, /ping and /v1/models that the engine has; for SGLang of /ready, /ping]
+	FailAfter     int           `yaml:"unhealthy_threshold" was:"fail_after" min:"1" max:"1000"` // consecutive failures after which a worker is unhealthy [2]
+	Scrape        time.Duration `yaml:"metrics_interval" was:"scrape" min:"10ms" off:"true"`     // interval of reading an engine's /metrics; longer with more than 64 workers, at most 15s; -1 or "off": never [1s]
+	BreakAfter    int           `yaml:"breaker_failures" was:"break_after" min:"1" max:"1000"`   // consecutive failures (connection failures, 500, 502, 504; never a 4xx) that open the breaker of one rank [5]
+	BreakFor      time.Duration `yaml:"breaker_open_time" was:"break_for" min:"10ms" max:"30s"`  // how long an open breaker excludes the rank; doubles each time, at most 30s [1s]
+	FrozenProcess time.Duration `yaml:"frozen_process" min:"100ms" off:"true"`                   // an engine that accepts connections is frozen after this time without a sign of life (probe, byte, KV event, counter); its requests are ended and run elsewhere; -1 or "off": never [10s]
+	FrozenCore    time.Duration `yaml:"frozen_core" min:"100ms" off:"true"`                      // the same for an engine whose API server answers while none of its requests advances; three times the expected time of its longest prompt is added [30s]
+	FrozenHost    time.Duration `yaml:"frozen_host" min:"100ms" off:"true"`                      // the same for an engine to which no connection can be opened; refused connections do not count [10s]
 	// ProbeInference sends one tiny request to a worker at admission [false].
 	ProbeInference bool `yaml:"probe_inference"`
 }
 
-// Fleet is what the workers are together.
+// Fleet has settings of all workers together.
 type Fleet struct {
-	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"`                             // at start /readyz waits for so many ready workers, whatever their role [0]
-	StartWait      time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // it waits no longer for min_workers, and goes on with what there is [60s]
-	RetryShare     float64       `yaml:"retry_budget_ratio" was:"retry_share" min:"0" max:"1"`       // retries a pool is granted for each of its requests, so that retries never double an overload [0.2]
-	RetryPerSecond float64       `yaml:"retry_budget_min_per_second" was:"retry_per_second" min:"0"` // retries a pool is granted beside those [3]
+	MinWorkers     int           `yaml:"min_workers" min:"0" max:"4096"`                             // at the start, /readyz waits for this many ready workers, of any role [0]
+	StartWait      time.Duration `yaml:"start_timeout" was:"start_wait" min:"0s"`                    // longest wait for min_workers [60s]
+	RetryShare     float64       `yaml:"retry_budget_ratio" was:"retry_share" min:"0" max:"1"`       // retries per request of a pool, so that retries do not amplify an overload [0.2]
+	RetryPerSecond float64       `yaml:"retry_budget_min_per_second" was:"retry_per_second" min:"0"` // retries per second of a pool in addition [3]
 }
 
-// Discovery is where workers come from beside this configuration.
+// Discovery has sources of workers in addition to this configuration.
 type Discovery struct {
-	File     string        `yaml:"file"`                                          // a YAML file with nothing but workers, read again when it changes [none]
-	FilePoll time.Duration `yaml:"file_poll_interval" was:"file_poll" min:"10ms"` // between two looks at that file, and at the configuration's own for its workers [1s]
-	DNS      []DNS         `yaml:"dns"`                                           // names that are looked up again and again; see docs/discovery.md [none]
+	File     string        `yaml:"file"`                                          // a YAML file that contains only workers; read again when it changes [none]
+	FilePoll time.Duration `yaml:"file_poll_interval" was:"file_poll" min:"10ms"` // interval of checks of that file, and of the configuration's own for its workers [1s]
+	DNS      []DNS         `yaml:"dns"`                                           // DNS names that are looked up periodically; see docs/discovery.md [none]
 }
 
 // DNS is one name whose addresses are workers.
@@ -440,64 +440,64 @@ type Kube struct {
 // Register is the listener where workers register themselves.
 type Register struct {
 	Listen     string        `yaml:"listen"`                         // its address, or "off" [off]
-	Token      string        `yaml:"token" secret:"true"`            // that workers must show, 16 characters or more; never logged [none]
+	Token      string        `yaml:"token" secret:"true"`            // token that workers must send, 16 characters or more; never logged [none]
 	TLSCert    string        `yaml:"tls_cert"`                       // PEM file with the listener's certificate [plain HTTP]
 	TLSKey     string        `yaml:"tls_key"`                        // PEM file with its key [none]
-	ClientCA   string        `yaml:"client_ca"`                      // PEM file: workers must show a certificate signed by one of these; instead of a token, or with one [none]
+	ClientCA   string        `yaml:"client_ca"`                      // PEM file with the CAs of worker certificates; instead of a token, or with one [none]
 	Networks   []string      `yaml:"networks"`                       // CIDRs (by flag: --set registration.networks=10.0.0.0/16,fd00::/8): who may call, and where every address that a worker names must lie; loopback and link-local addresses only where a network lies within those ranges [loopback, when it listens there]
-	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker that is not heard of for so long is taken out, unless it asks for another [15s]
-	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may ask for [5m]
-	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // registered at once [1024]
+	Lease      time.Duration `yaml:"lease" min:"1s" max:"10m"`       // a worker without a renewal for this time is removed, unless it requests another lease [15s]
+	MaxLease   time.Duration `yaml:"max_lease" min:"1s" max:"24h"`   // longest lease that a worker may request [5m]
+	MaxWorkers int           `yaml:"max_workers" min:"1" max:"4096"` // most registered workers [1024]
 }
 
-// Tokens is where token ids come from.
+// Tokens is the source of token ids.
 type Tokens struct {
-	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // where token ids come from beside the request's own: auto (the engine, else text), engine, text, ids [auto]
+	Mode       string        `yaml:"mode" oneof:"auto engine text ids"`     // source of token ids if the request has none: auto (the engine, else text), engine, text, ids [auto]
 	CacheBytes int64         `yaml:"cache_bytes" unit:"bytes" min:"0"`      // memory of the cache of tokenized prompts [64MiB]
-	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // of one call to an engine's /tokenize; then text mode [250ms]
-	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // larger bodies are not sent to /tokenize: text mode [1MiB]
+	Timeout    time.Duration `yaml:"timeout" min:"1ms"`                     // timeout of one call to an engine's /tokenize; then text mode [250ms]
+	MaxEngine  int64         `yaml:"max_engine_bytes" unit:"bytes" min:"0"` // largest body that is sent to /tokenize; text mode beyond [1MiB]
 }
 
 // Index bounds the KV index.
 type Index struct {
 	MaxBytes int64 `yaml:"max_bytes" unit:"bytes" min:"1MiB"` // memory of the KV index [1GiB]
-	// Snapshot is a file that the index is written to now and then and at a clean
-	// end, and read from at the start, so that a restarted router knows at once what
-	// engines hold; empty: none [empty].
+	// Snapshot is a file to which the router writes the index periodically and at a clean
+	// exit, and which it reads at the start, so that it knows engines' cached blocks at once;
+	// empty: none [empty].
 	Snapshot         string        `yaml:"snapshot"`
 	SnapshotInterval time.Duration `yaml:"snapshot_interval" min:"1s"` // between two snapshots [5m]
-	ApproxTTL        time.Duration `yaml:"approx_ttl" min:"1s"`        // how long a choice is believed to have left its blocks in a cache, for engines without events [2m]
+	ApproxTTL        time.Duration `yaml:"approx_ttl" min:"1s"`        // how long the blocks of a request are predicted to stay in a cache, for engines without KV events [2m]
 }
 
 // Record writes every event, choice and outcome to files, for sluice replay.
 type Record struct {
-	Dir      string `yaml:"dir"`                               // where recordings go, made with mode 0700; block hashes are written, never text or tokens; empty: nothing is recorded [empty]
-	MaxFile  int64  `yaml:"max_file" unit:"bytes" min:"1MiB"`  // a file of about so much is followed by the next [64MiB]
-	MaxTotal int64  `yaml:"max_total" unit:"bytes" min:"2MiB"` // of all recordings in dir; the oldest are deleted first [1GiB]
+	Dir      string `yaml:"dir"`                               // folder of recordings, created with mode 0700; they contain block hashes, never text or tokens; empty: none [empty]
+	MaxFile  int64  `yaml:"max_file" unit:"bytes" min:"1MiB"`  // approximate size of one file [64MiB]
+	MaxTotal int64  `yaml:"max_total" unit:"bytes" min:"2MiB"` // size of all recordings in dir; the oldest are deleted first [1GiB]
 }
 
 // Schedule is the cost's weights; see package schedule for the formula.
 type Schedule struct {
-	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                                    // how much a cached token counts against the prompt, 1 in full [1]
-	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                                    // of the prefill work left [1]
-	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                                     // of the decode blocks in use and reserved [1]
-	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // of the load queued before [1]
-	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // what a token held in the engine's host memory is worth of one on the device [0.8]
-	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same of one on its disk [0.5]
-	PendingWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same of one just sent to the worker, of which no event has told yet; 0 does not count them [0.9]
+	OverlapWeight float64 `yaml:"overlap_weight" min:"0"`                                    // weight of cached tokens: 1 subtracts them fully from the prompt [1]
+	PrefillWeight float64 `yaml:"prefill_weight" min:"0"`                                    // weight of the remaining prefill work [1]
+	DecodeWeight  float64 `yaml:"decode_weight" min:"0"`                                     // weight of the decode blocks in use and reserved [1]
+	QueueWeight   float64 `yaml:"queue_weight" min:"0"`                                      // weight of the queued load [1]
+	HostWeight    float64 `yaml:"host_weight" min:"0" max:"1"`                               // value of a token cached in the engine's host memory, relative to one on the device [0.8]
+	DiskWeight    float64 `yaml:"disk_weight" min:"0" max:"1"`                               // the same for a token cached on disk [0.5]
+	PendingWeight float64 `yaml:"in_flight_weight" was:"awaited_weight" min:"0" max:"1"`     // the same for a token that was sent to the worker and has no KV event yet; 0 ignores them [0.9]
 	PrefillMS     float64 `yaml:"prefill_ms" min:"0" max:"1000"`                             // ms to compute one prompt token; 0: learned from each worker [0]
 	TransferMS    float64 `yaml:"transfer_ms" min:"0" max:"1000"`                            // ms to pull one prompt token's KV from a prefill worker; 0: learned [0]
-	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a KV block resident in the batch costs a request over its decode; 0: learned [0]
-	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 takes the least cost; more spreads choices around it [0]
-	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // decisions kept for sluice explain [10000]
+	BlockMS       float64 `yaml:"block_ms" min:"0" max:"1000"`                               // ms that a resident KV block of the batch adds to the decode of a request; 0: learned [0]
+	Temperature   float64 `yaml:"temperature" min:"0"`                                       // 0 selects the lowest cost; a higher value spreads choices around it [0]
+	Explain       int     `yaml:"explain" min:"0" max:"10000000"`                            // number of decisions kept for sluice explain [10000]
 	Policy        string  `yaml:"policy" oneof:"kv round_robin random least_loaded session"` // kv, or to compare with: round_robin, random, least_loaded, session [kv]
 }
 
-// Steering is what clients may ask of the choice by headers.
+// Steering says which headers of clients may influence scheduling.
 type Steering struct {
-	Pins []string `yaml:"pinning" was:"pins"` // who may name workers, by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of the routed unix socket), any, or off [unix]
-	// PrefillOnly is what asks for a prompt to be computed and kept, with nothing
-	// generated: any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
+	Pins []string `yaml:"pinning" was:"pins"` // clients that may select workers by X-Sluice-Worker and X-Sluice-Allowed-Workers: networks (10.0.0.0/8), unix (callers of engine_api.unix_socket), any, or off [unix]
+	// PrefillOnly is what requests that a prompt is computed and cached without generation:
+	// any (X-Sluice-Prefill-Only: true, or max_tokens: 0), header (only
 	// that; a max_tokens of 0 goes to the engine), or off [header].
 	PrefillOnly string `yaml:"prefill_only" oneof:"any header off"`
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// TestDocs holds docs/config.md to what the code says; -rewrite writes it anew.
+// TestDocs compares docs/config.md with the code; -rewrite writes it.
 func TestDocs(t *testing.T) {
 	const path = "../../docs/config.md"
 	var b strings.Builder
