@@ -297,9 +297,8 @@ type failure struct {
 }
 
 func classify(err error) failure {
-	var up *upstream.Error
 	f := failure{reason: front.UpstreamFailed, engineFault: true}
-	if errors.As(err, &up) {
+	if up, ok := errors.AsType[*upstream.Error](err); ok {
 		f.unsent = up.Phase == upstream.PhaseDial
 	}
 	switch {

@@ -48,6 +48,8 @@ type concurrentPrefill struct {
 	err    error // nil with a status
 	answer []byte
 
+	deadline *answerDeadline // of call, once decode has ended
+
 	refs     atomic.Int32 // users that have not called drop
 	retained atomic.Bool
 
@@ -64,8 +66,9 @@ type concurrentBuffers struct {
 	spareReservation *schedule.Reservation
 }
 
-func newConcurrentPrefill() *concurrentPrefill {
-	b := &concurrentPrefill{buffers: new(concurrentBuffers)}
+func (r *Runner) newConcurrentPrefill() *concurrentPrefill {
+	b := &concurrentPrefill{buffers: new(concurrentBuffers), deadline: new(answerDeadline)}
+	r.answerDeadlines.Add(b.deadline)
 	b.runAlone, b.abortBoth = b.run, b.abort
 	b.cutBoth = func() { b.call.Cancel(); b.decode.Cancel() }
 	return b
@@ -79,6 +82,7 @@ func (b *concurrentPrefill) drop() {
 	if b.refs.Add(-1) > 0 {
 		return
 	}
+	b.deadline.stop()
 	b.answerBytes.Release()
 	if b.retained.Load() {
 		b.buffers, b.fieldBytes, b.fields, b.keys, b.answer = nil, nil, nil, nil, nil
@@ -338,19 +342,13 @@ func (b *concurrentPrefill) abort() {
 	}()
 }
 
-// prefillAnswerGrace is how long a concurrent prefill leg may go on when its decode leg has
-// ended well. Prefill has done its work by then and answers in a moment. An engine that
-// never does would otherwise keep the leg's reservation, its slot of max_requests and its
-// body until timeouts.prefill.
-const prefillAnswerGrace = 3 * time.Second
-
 // cancelSoon bounds the rest of the leg by prefillAnswerGrace. Its caller holds b.
 func (b *concurrentPrefill) cancelSoon() {
 	if b.ended.Load() {
 		return
 	}
-	b.retain()
-	time.AfterFunc(prefillAnswerGrace, b.call.Cancel)
+	b.deadline.start(&b.call, time.Now().Add(prefillAnswerGrace))
+	b.r.answerDeadlines.Wake()
 }
 
 // prefillFailureGrace is how long a prefill leg may take to end by itself when its decode leg

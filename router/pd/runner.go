@@ -121,6 +121,7 @@ type Runner struct {
 	pinned               atomic.Int64  // see Pinned
 	waiting              atomic.Int64  // see Waiting
 	downMonitors         *sweeper.Sweeper[engineDownMonitor]
+	answerDeadlines      *sweeper.Sweeper[answerDeadline]
 	migratable           migratableStreams
 	stored               storedResponses
 	probes               engineProbes
@@ -144,13 +145,13 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{downMonitors: newDownMonitors()}
+	r := &Runner{downMonitors: newDownMonitors(), answerDeadlines: newAnswerDeadlines()}
 	s, err := newSettings(opt)
 	if err != nil {
 		return nil, err
 	}
 	r.current.Store(s)
-	r.requests.New, r.concurrentPrefills.New = func() *request { return new(request) }, newConcurrentPrefill
+	r.requests.New, r.concurrentPrefills.New = func() *request { return new(request) }, r.newConcurrentPrefill
 	if w := opt.Transfers; w != nil {
 		opt.Scheduler.SetTransferRate(func(from, to *worker.Rank) float64 { return w.RatesFrom(from).NSPerToken(int(to.Slot)) / 1e6 })
 	}

@@ -222,8 +222,8 @@ func TestLMCacheUnsupportedRequests(t *testing.T) {
 			continue
 		}
 		a := harness.Post(t, strict.URL+"/v1/chat/completions", body)
-		if msg, _, _ := a.ErrorOf(t); a.Status != 400 || !strings.Contains(msg, why) || !strings.Contains(msg, "plain_decode") {
-			t.Errorf("%s with plain_decode off: %d %s", why, a.Status, msg)
+		if msg, _, _ := a.ErrorOf(t); a.Status != 400 || !strings.Contains(msg, why) || !strings.Contains(msg, "decode_only_fallback") {
+			t.Errorf("%s with pd.decode_only_fallback off: %d %s", why, a.Status, msg)
 		}
 	}
 }

@@ -97,7 +97,7 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 // members too.
 func TestHandleIsForwardedVerbatim(t *testing.T) {
 	for _, handle := range []string{
-		`{ "remote_block_ids" : [ [7, 8], [3] ],"x_new":{"deep":[1.50e+3, null]} , "remote_engine_id":"e\u0031","remote_host":"127.0.0.1","remote_port":18446744073709551615,"do_remote_prefill":true}`,
+		`{ "remote_block_ids" : [ [7, 8], [3] ],"x_new":{"deep":[1.50e+3, null]} , "remote_engine_id":"e\u0031","remote_host":"127.0.0.1","remote_port":5557,"x_big":18446744073709551615,"do_remote_prefill":true}`,
 		`{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":5557}`,
 	} {
 		p := harness.StartScripted(t, harness.ReplyHandler(200, harness.PrefillReply(handle)))

@@ -2,6 +2,8 @@ package limits
 
 import (
 	"errors"
+	"fmt"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -39,8 +41,16 @@ func TestEngineAPIMemory(t *testing.T) {
 		harness.Eventually(t, harness.TestTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	}
 
-	// A schema becomes a text for the engine, in which each of its quotes has a backslash:
-	// with the body as it came it is over the budget.
+	// Another client's body, which does not come whole, takes a quarter of the budget. A schema
+	// becomes a text for the engine, in which each of its quotes has two backslashes more: text
+	// and body together take three quarters, and the buffers' size classes a little above that.
+	other, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	fmt.Fprintf(other, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", 256<<10, strings.Repeat(" ", 255<<10))
+	harness.Eventually(t, harness.TestTimeout, "the other body is counted", func() bool { return r.Metric("sluice_memory_budget_used_bytes") >= 255<<10 })
 	const before, after = `{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":3},"sampling_options":{"guided_decoding":{"json":{"enum":["`, `"]}}}}`
 	raw, _ := harness.GenerateEngineAPIHTTP(t, r, before+strings.Repeat(`\"`, (256<<10-len(before)-len(after))/2)+after)
 	if raw.Status != http.StatusServiceUnavailable || raw.Header.Get("X-Sluice-Reason") != "memory_budget" {
