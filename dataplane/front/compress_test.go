@@ -50,7 +50,7 @@ func TestCompressedRequest(t *testing.T) {
 		{"bomb", "gzip", whole(compression.Gzip, strings.Repeat(" ", 4<<20)), 413, "larger than 65536 bytes when its gzip is decoded"},
 		{"zstd bomb", "zstd", whole(compression.Zstd, strings.Repeat(" ", 4<<20)), 413, "larger than 65536 bytes when its zstd is decoded"},
 		{"cut", "zstd", whole(compression.Zstd, text)[:40], 400, "the zstd body is truncated"},
-		{"not what it says", "gzip", text, 400, "no gzip"},
+		{"not what it says", "gzip", text, 400, "is not valid gzip"},
 		{"two codings", "gzip, zstd", "x", 415, "Content-Encoding must be one of gzip, zstd, identity"},
 		{"brotli", "br", "x", 415, `got \"br\"`},
 		{"no JSON inside", "gzip", whole(compression.Gzip, "hello"), 400, ""},

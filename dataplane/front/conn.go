@@ -18,57 +18,56 @@ import (
 )
 
 const (
-	// maxWriteChunk is the most one write deadline covers, so that a large answer
-	// to a slow but living client is not cut by the deadline of one flush.
+	// maxWriteChunk is the most bytes under one write deadline, so that a large response to a
+	// slow client is not cut by the deadline of one flush.
 	maxWriteChunk = 256 << 10
-	// A connection closed with unread bytes is reset by the kernel, and the
-	// client may lose the answer that told it why. So the rest is read away for
-	// a moment before the close, within these bounds: bytes, time in all, time without
-	// any.
+	// The kernel resets a connection that is closed with unread bytes, and the client may
+	// lose the response. Therefore the server discards input before the close, within these
+	// bounds: bytes, total time, time without input.
 	lingerBytes = 4 << 20
 	lingerTime  = 2 * time.Second
 	lingerIdle  = 500 * time.Millisecond
 )
 
-// conn is a client's connection, for the plain lane (see lane.go) and as fasthttp sees
-// it. It puts a deadline on every write, counts itself in and out, and takes part in
-// fasthttp's hand-over of a stream: fasthttp lets go of a hijacked connection on two
-// goroutines (that of ServeConn, told by ConnState, and that of the hijack handler, told
-// by Close), and only when both have the connection is ours. That makes it safe to give
-// the same conn to ServeConn again, and lets fasthttp recycle the 16 KiB reader which it
-// would drop if it were told to keep hijacked connections.
+// conn is a client's connection, on the fast path (fastpath.go) and for fasthttp. It sets a
+// deadline for every write, is counted in connSet, and takes part in fasthttp's hijack of a
+// stream. fasthttp releases a hijacked connection on two goroutines: that of ServeConn,
+// reported by ConnState, and that of the hijack handler, reported by Close. Only after both
+// does the server own the connection. This makes it safe to pass the same conn to ServeConn
+// again, and lets fasthttp reuse its 16 KiB reader, which it would discard if it kept
+// hijacked connections.
 //
-// Memory order: hand orders everything between Relay and the stream's start. input is marked
-// before the socket is read, and loaded by a drain behind its look at the socket: bytes that
-// it no longer finds there have been heard, see idle. The fields without atomics belong to
-// whoever serves the connection: one goroutine at a time, or the loop that drives its
-// stream. There are thousands, most of them with a stream: it just fills a size class of
-// 240 bytes, and what it needs only while no loop drives one stands in its serving.
+// Memory order: hijackState orders everything between Relay and the stream's start. readState is
+// set before the socket is read, and a drain loads it after it has examined the socket: bytes
+// that the drain no longer finds there have been recorded, see idle. Fields without atomics
+// belong to the goroutine that serves the connection, or to the event loop that drives its
+// stream. There are thousands of conns, most with a stream: a conn fits a size class of 240
+// bytes exactly, and connState has what it needs only while no event loop drives it.
 type conn struct {
 	net.Conn
-	*connState  // while it is served, and until a loop has its stream; else nil
+	*connState  // while it is served, and until a loop drives its stream; else nil
 	srv         *Server
-	tlsConn     *tls.Conn       // Conn, where it is one; its bytes are not those of raw
-	raw         syscall.RawConn // nil where there is no descriptor (tests in memory)
-	ip          netip.Addr      // the client's, as far as the connection tells
+	tlsConn     *tls.Conn       // Conn with TLS, else nil; raw has its encrypted bytes
+	raw         syscall.RawConn // nil: there is no descriptor (tests in memory)
+	ip          netip.Addr      // the client's, as far as the connection shows
 	clientWatch clientWatch
 
 	pipelined pipelineDetector
 	probing   bool // Read must not touch the socket
 	probe     [1]byte
 
-	fromProxy         bool // the other end is a trusted proxy
-	expectProxyHeader bool // a PROXY header may come first, and has not been looked for
-	usesReservedFD    bool // of the reserve of descriptors: one page, and it is closed
-	ipCounted         bool // ip, for connSet.leave
+	fromProxy         bool // the peer is a trusted proxy
+	expectProxyHeader bool // a PROXY header may come first and has not been read
+	usesReservedFD    bool // its descriptor is reserved: it gets one page and is closed
+	ipCounted         bool // ip is counted in connSet
 
-	deadlineKind  deadlineKind // what the next deadline that fasthttp sets is for
-	needsLinger   bool         // unread bytes may be left: close with care
+	deadlineKind  deadlineKind // purpose of the next deadline that fasthttp sets
+	needsLinger   bool         // there may be unread bytes: linger before the close
 	handshakeDone bool         // the TLS handshake is done
-	relaying      bool         // writes are a stream's, and persist
+	relaying      bool         // writes are a stream's and wait for a slow client
 
-	active      atomic.Bool // bytes of a request have come, its answer has not left, or is the last one
-	readState   readState   // whether a head is being read, and whether one may be read here at all
+	active      atomic.Bool // a request has begun and its response is not written, or the response is the last one
+	readState   readState   // whether a head is being read, and whether this process may read one
 	closed      atomic.Bool
 	hijackState atomic.Int32
 	index       int32   // in connSet.all, whose lock guards it
@@ -77,29 +76,30 @@ type conn struct {
 
 	drainTarget        drainTarget
 	response           responseInfo
-	writeDeadline      monoTime // the deadline now set for writes; of a stream, until when they may last, 0 for ever
-	readDeadline       monoTime // until when reads may wait, 0 for ever
-	socketReadDeadline monoTime // what the socket was told of it: no later than readDeadline, 0 for never
+	writeDeadline      monoTime // of writes; for a stream their last time; 0: none
+	readDeadline       monoTime // of reads; 0: none
+	socketReadDeadline monoTime // set on the socket, no later than readDeadline; 0: none
 }
 
-// deadlineKind is what a wait is for whose deadline fasthttp sets.
+// deadlineKind is the purpose of a deadline that fasthttp sets.
 type deadlineKind uint8
 
 const (
-	deadlineAsSet       deadlineKind = iota // as it says
-	deadlineHead                            // a head
-	deadlineIdle                            // the next request
-	deadlineAfterStream                     // likewise, but fasthttp takes the connection for a new one
+	deadlineAsSet       deadlineKind = iota // use it unchanged
+	deadlineHead                            // waiting for a head
+	deadlineIdle                            // waiting for the next request
+	deadlineAfterStream                     // likewise after a stream, when fasthttp sees a new connection
 )
 
-// responseInfo is what the Observer is told once the answer has been written.
+// responseInfo is what the Observer gets when the response has been written.
 type responseInfo struct {
 	endpoint *Endpoint
 	status   int
 	since    monoTime
 }
 
-// monoTime is a time since epoch; 0 for none. A connection has many.
+// monoTime is a time since epoch, 0 for none. It takes a third of a time.Time, and a connection
+// has many.
 type monoTime time.Duration
 
 func monoTimeOf(t time.Time) monoTime {
@@ -116,12 +116,12 @@ func (m monoTime) time() time.Time {
 	return epoch.Add(time.Duration(m))
 }
 
-// The states of a hand-over, as bits of conn.hand.
+// The states of a hijack, as bits of conn.hijackState.
 const (
 	hijackPending  = 1 << iota // Relay was called
-	hijackReleased             // the hijack handler's goroutine is done
-	hijackDone                 // the worker is done, the connection is hijacked
-	hijackFailed               // the worker is done, the hijack did not happen
+	hijackReleased             // the hijack handler's goroutine has ended
+	hijackDone                 // ServeConn has ended with a hijacked connection
+	hijackFailed               // ServeConn has ended without a hijack
 
 	hijackStart = hijackPending | hijackReleased | hijackDone
 	hijackAbort = hijackPending | hijackReleased | hijackFailed
@@ -134,7 +134,7 @@ func (c *conn) Read(p []byte) (int, error) {
 	n, err := c.read(p)
 	if n > 0 {
 		c.pipelined.onRead(p[:n])
-		if !c.pipelined.found { // what came too early is refused for that
+		if !c.pipelined.found { // pipelined bytes are refused anyway
 			c.scan.scan(p[:n])
 		}
 		switch {
@@ -145,7 +145,7 @@ func (c *conn) Read(p []byte) (int, error) {
 		}
 	}
 	if c.scan.bare && err == nil {
-		err = errBareLF // what else comes is not waited for
+		err = errBareLF // do not wait for more
 	}
 	return n, err
 }
@@ -180,7 +180,7 @@ func (c *conn) read(p []byte) (int, error) {
 	return c.receiveUntilDeadline(p)
 }
 
-// receiveUntilDeadline is receive until the real deadline; it notes what fails.
+// receiveUntilDeadline is receive until readDeadline. It records an error in readErr.
 func (c *conn) receiveUntilDeadline(p []byte) (int, error) {
 	if c.chunkedDeadline != 0 {
 		if err := c.setBodyReadDeadline(c.chunkedDeadline); err != nil {
@@ -192,7 +192,7 @@ func (c *conn) receiveUntilDeadline(p []byte) (int, error) {
 		n, err = c.receive(p)
 	}
 	if err != nil && c.readState.claimed() {
-		return n, io.EOF // which ends a wait for the next request without an answer
+		return n, io.EOF // which ends a wait for the next request without a response
 	}
 	if err != nil {
 		c.readErr = err
@@ -200,9 +200,9 @@ func (c *conn) receiveUntilDeadline(p []byte) (int, error) {
 	return n, err
 }
 
-// readFailure says what made reading fail: RequestTimeout, ClientGone, or ""
-// when the connection is well and what came was wrong. fasthttp hides the
-// cause behind errors that do not unwrap.
+// readFailure returns why reading failed: RequestTimeout, ClientGone, or "" if the connection
+// works and the input was malformed. fasthttp hides the cause behind errors that do not
+// unwrap.
 func (c *conn) readFailure() Reason {
 	switch {
 	case c.readErr == nil:
@@ -213,7 +213,7 @@ func (c *conn) readFailure() Reason {
 	return ClientGone
 }
 
-// Write writes what fasthttp has of an answer.
+// Write writes bytes of a response for fasthttp.
 func (c *conn) Write(p []byte) (int, error) {
 	if c.pipelined.responding {
 		c.checkPipelined()
@@ -222,8 +222,8 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.writeAll(p)
 }
 
-// writeAll puts a deadline on every piece; moving the timer is put off while enough of
-// the last deadline is left.
+// writeAll writes p in pieces with a deadline for each. It does not move the timer while three
+// quarters of the last deadline remain.
 func (c *conn) writeAll(p []byte) (int, error) {
 	limit := c.srv.options().WriteTimeout
 	done := 0
@@ -249,7 +249,7 @@ func (c *conn) writeAll(p []byte) (int, error) {
 	}
 }
 
-// reportResponseCut tells of an answer that could not be written whole, as streams tell of theirs.
+// reportResponseCut reports a response that could not be written completely.
 func (c *conn) reportResponseCut(err error, limit time.Duration) {
 	path, cause := "", relay.ClientGone
 	if e := c.response.endpoint; e != nil {
@@ -274,14 +274,14 @@ func (c *conn) SetDeadline(t time.Time) error {
 	return c.Conn.SetDeadline(t)
 }
 
-// SetReadDeadline puts the times of now in the place of those that fasthttp was given at
-// the start, and gives a connection that comes back from a stream the idle time: for
-// fasthttp it is a new one, whose first byte is due within the time of a head.
+// SetReadDeadline replaces the time-outs that fasthttp got at the start by the current ones. A
+// connection after a stream gets the idle time-out: for fasthttp it is a new connection,
+// whose first byte is due within the head time-out.
 //
-// fasthttp moves the deadline three times a request, mostly to later ones. A socket
-// that was told an earlier time is left alone: when that comes, retryRead tells it the
-// real one, once in a head's time instead of at each request. Not so under TLS, where
-// a handshake that ran into a deadline can not go on.
+// fasthttp moves the deadline three times a request, mostly to a later time. If the socket has
+// an earlier deadline it is not changed: when it expires, retryRead sets the real one, once
+// per head time-out instead of at each request. With TLS the deadline is always set, because
+// a handshake that hits a deadline cannot continue.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	if c.deadlineKind != deadlineAsSet {
 		first, live := &c.srv.initial, c.srv.options()
@@ -308,10 +308,10 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// setBodyReadDeadline gives the next read of a body its time: until by, and no more than
-// BodyIdleTimeout from now. For a plain connection that is nearly always a note for
-// retryRead, see SetReadDeadline. Under TLS it moves a timer, so it is done seldom there,
-// and for a quarter of that time more.
+// setBodyReadDeadline sets the deadline of the next read of a body: deadline, but at most
+// BodyIdleTimeout from now. Without TLS this nearly always only changes readDeadline, see
+// SetReadDeadline. With TLS it moves a timer, so it is done rarely and with a quarter of
+// BodyIdleTimeout more.
 func (c *conn) setBodyReadDeadline(deadline monoTime) error {
 	now, idle := monoTimeOf(time.Now()), monoTime(c.srv.options().BodyIdleTimeout)
 	if c.tlsConn != nil {
@@ -323,8 +323,8 @@ func (c *conn) setBodyReadDeadline(deadline monoTime) error {
 	return c.SetReadDeadline(min(deadline, now+idle).time())
 }
 
-// retryRead says whether a read failed only because the socket was told an earlier
-// deadline than the real one. It has been told that then, and is to be read again.
+// retryRead reports whether a read failed only because the socket's deadline was earlier than
+// readDeadline. It has then set readDeadline on the socket, and the caller must read again.
 func (c *conn) retryRead(err error) bool {
 	if !errors.Is(err, os.ErrDeadlineExceeded) || c.socketReadDeadline == c.readDeadline || c.readDeadline != 0 && monoTimeOf(time.Now()) >= c.readDeadline {
 		return false
@@ -333,15 +333,15 @@ func (c *conn) retryRead(err error) bool {
 	return c.Conn.SetReadDeadline(c.readDeadline.time()) == nil
 }
 
-// Close ends the connection, or, during a hand-over, tells that fasthttp's
-// hijack goroutine has let go of it.
+// Close closes the connection. During a hijack it only records that fasthttp's hijack goroutine
+// has released it.
 func (c *conn) Close() error {
 	if c.hijackState.Load()&hijackPending != 0 {
 		c.hijackStep(hijackReleased)
 		return nil
 	}
 	if c.handingOff() {
-		return nil // onConnState sees to it
+		return nil // onConnState passes it to the successor
 	}
 	c.closeOnce()
 	return nil
@@ -362,7 +362,7 @@ func (c *conn) hijackStep(bit int32) {
 	}
 }
 
-// closeOnce closes the connection for good, once.
+// closeOnce closes the connection. Further calls do nothing.
 func (c *conn) closeOnce() {
 	if !c.closed.CompareAndSwap(false, true) {
 		return
@@ -387,10 +387,11 @@ func (c *conn) closeOnce() {
 	c.srv.conns.remove(c)
 }
 
-// shutdown ends the connection at once, from any goroutine: to its handler the client
-// has left. Whoever serves it fails and calls shut. The descriptor stays open until
-// then: a loop may be writing to it, and its number must not become another's. One that
-// another process may have by now is left alone: to shut it down would end it there.
+// shutdown ends the connection at once, from any goroutine. Its Handler sees a disconnected
+// client. The goroutine that serves it gets an error and calls closeOnce. The descriptor stays
+// open until then, because an event loop may be writing to it and its number must not be
+// reused. A connection that another process may own is not touched, because a shutdown would
+// end it there.
 func (c *conn) shutdown() {
 	if c.readState.claimed() {
 		return
@@ -400,19 +401,20 @@ func (c *conn) shutdown() {
 		return
 	}
 	if c.tlsConn != nil {
-		_ = c.tlsConn.NetConn().Close() // a TLS close waits to say good-bye
+		_ = c.tlsConn.NetConn().Close() // a TLS close would wait to send its alert
 		return
 	}
 	_ = c.Conn.Close()
 }
 
-// streamSendBuffer is what the kernel may keep of a stream for its client, beside what the
-// relay holds: left to itself it takes megabytes for one that does not read. The kernel
-// counts twice as much, and lets the last piece of 64 KiB go beyond: 256 KiB at the most.
+// streamSendBuffer is the size of the kernel's send buffer for a stream. By default the kernel
+// takes megabytes for a client that does not read. The kernel counts twice this size and lets
+// the last piece of 64 KiB exceed it: at most 256 KiB.
 const streamSendBuffer = 96 << 10
 
-// boundSendBuffer sets that, and notes the descriptor, at the connection's first stream, long answer
-// or second answer: short answers to many requests fill a socket as well.
+// boundSendBuffer bounds the send buffer and records the descriptor. It is called at the
+// connection's first stream, long response or second response: short responses to many
+// requests fill a socket as well.
 func (c *conn) boundSendBuffer() {
 	if c.fd != 0 || c.raw == nil {
 		return
@@ -423,8 +425,8 @@ func (c *conn) boundSendBuffer() {
 	})
 }
 
-// boundFor bounds the send buffer for a whole answer of n bytes, where it is long or not the
-// connection's first.
+// boundFor bounds the send buffer for a non-streaming response of n bytes, if it is long or not
+// the connection's first.
 func (c *conn) boundFor(n int) {
 	if n > unboundedResponse || c.hadResponse {
 		c.boundSendBuffer()
@@ -432,8 +434,8 @@ func (c *conn) boundFor(n int) {
 	c.hadResponse = true
 }
 
-// resetOnClose has the connection end by a reset, over TLS without a good-bye: its regular end
-// would tell that half a body is a whole one (RFC 9112, 8).
+// resetOnClose makes the connection end by a reset, with TLS without an alert: a regular end
+// would mark a truncated body as complete (RFC 9112, 8).
 func (c *conn) resetOnClose() {
 	c.needsLinger = false
 	if c.raw != nil {
@@ -471,7 +473,7 @@ func (c *conn) linger() {
 	}
 }
 
-// onConnState is fasthttp's hook for the state of a connection.
+// onConnState is fasthttp's ConnState hook.
 func onConnState(nc net.Conn, state fasthttp.ConnState) {
 	c, ok := nc.(*conn)
 	if !ok {
