@@ -1,5 +1,5 @@
-/* The CUDA driver, by its own prototypes: enough to own memory on a GPU and to
- * look into it. The primary context is used, as CUDA's runtime and engines do. */
+/* The CUDA driver, through prototypes declared here: enough to allocate, write and read
+ * memory on a GPU. It uses the primary context, as CUDA's runtime and engines do. */
 #define _GNU_SOURCE
 #include "cuda/cuda.h"
 #include "dl/dl.h"
@@ -115,8 +115,7 @@ int sluice_cuda_open(int device, char *why, size_t why_len) {
   return r;
 }
 
-/* Makes the device's context current in this thread: Go moves between threads, so
- * each call does. */
+/* Every call makes the context current, because goroutines move between threads. */
 int sluice_cuda_bind(int device) {
   if (device < 0 || device >= MAX_DEVICES) {
     return 101; /* CUDA_ERROR_INVALID_DEVICE */
@@ -144,8 +143,8 @@ int sluice_cuda_free(int device, uint64_t address) {
   return -(r != 0 ? r : cu.release(address));
 }
 
-/* From pageable memory the copy returns when the bytes are in the driver's staging
- * buffer: without waiting, a network card could still read what was there before. */
+/* A copy from pageable memory returns when the bytes are in the driver's staging buffer.
+ * Without synchronize a network card could still read the previous content. */
 int sluice_cuda_write(int device, uint64_t to, const void *from, size_t bytes) {
   int r = sluice_cuda_bind(device);
   if (r == 0) {

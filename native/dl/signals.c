@@ -1,6 +1,6 @@
-/* Go's runtime needs its own handlers: a foreign one without SA_ONSTACK runs on a
- * goroutine's stack and brings the process down. UCX is told to take none; what is
- * taken all the same is put back here. */
+/* Go's runtime needs its own signal handlers: a foreign one without SA_ONSTACK runs on a
+ * goroutine's stack and crashes the process. UCX is configured to install none; handlers
+ * that a library installs nevertheless are replaced here by the previous ones. */
 #define _GNU_SOURCE
 #include "dl/dl.h"
 
@@ -13,7 +13,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct sigaction before[64];
 static int remembered;
 
-/* Where a handler lies: the base of its object, NULL for default and ignored. */
+/* The base address of the object that contains a handler; NULL for default and ignored. */
 static const void *home(const struct sigaction *a) {
   Dl_info info;
   void *p;
@@ -24,7 +24,7 @@ static const void *home(const struct sigaction *a) {
   return dladdr(p, &info) != 0 ? info.dli_fbase : p;
 }
 
-/* The object this code lies in: with cgo the same as the Go runtime's. */
+/* The object that contains this code; with cgo it also contains the Go runtime. */
 static const void *ours(void) {
   Dl_info info;
   void *p = (void *)&remembered;
@@ -54,7 +54,7 @@ uint64_t sluice_signals_restore(void) {
       continue;
     }
     const void *h = home(&now);
-    /* What the program itself changed since (signal.Notify does) stays. */
+    /* Handlers that the program itself changed (as signal.Notify does) stay. */
     if (h == NULL || h == us || h == home(&before[s])) {
       before[s] = now;
       continue;

@@ -1,6 +1,6 @@
-/* The thread that owns a NIXL agent: commands in, completions out, and in between
- * it looks at transfers, notifications and boards: when a descriptor of UCX's tells it to
- * (arrivals.c), and now and then, because NIXL has none that tells of everything. */
+/* The thread that owns a NIXL agent. It executes commands, and polls transfers,
+ * notifications and boards: when a descriptor of UCX becomes readable (arrivals.c), and
+ * periodically, because NIXL has no descriptor that signals everything. */
 #define _GNU_SOURCE
 #include "nixl/agent.h"
 
@@ -22,14 +22,14 @@ static void relax(void) {
 }
 
 /* The longest wait on the library's descriptors while something is outstanding, and the
- * longest sleep where there are none and nobody else makes the library's progress. */
+ * longest sleep if there are none and only this thread makes the library's progress. */
 #define MOST_PATIENCE_NS 1000000u
-/* A descriptor that is ready, and no look finds anything, so often in a row: looks go at
- * their pace again, and in the end it is not what it was taken for. */
+/* After BARREN_SPIN wake-ups in a row by a descriptor without any finding, the thread polls
+ * at its interval again; after BARREN_MOST it no longer waits on the descriptors. */
 #define BARREN_SPIN 64u
 #define BARREN_MOST 20000u
 
-/* Waits for ns, for one of the library's descriptors, or for fd where there is one. */
+/* Waits for ns, for one of the library's descriptors, or for fd if it is not negative. */
 static void wait_for(struct agent *a, int fd, uint64_t ns) {
   struct pollfd p[MAX_ARRIVALS + 1];
   nfds_t n = 0;
@@ -62,8 +62,9 @@ static void wait_for(struct agent *a, int fd, uint64_t ns) {
   }
 }
 
-/* Something of the library's was found. What its descriptors tell of need not be looked
- * for; what they do not, as on a transport that has none, is looked for at the pace. */
+/* Adapts the wait after something was found. If the descriptors signal arrivals, polling
+ * is unnecessary and the wait grows; if time ended the wait, as on a transport without
+ * descriptors, the thread polls at its interval. */
 static void learn(struct agent *a) {
   a->barren = 0;
   if (a->woken == WOKEN_BY_TIME) {
@@ -73,8 +74,8 @@ static void learn(struct agent *a) {
   }
 }
 
-/* Sleeps until a command, an arrival, or for ns; where nothing is outstanding, also until
- * something is. */
+/* Sleeps until a command or an arrival, at most for ns; if nothing is outstanding, also
+ * until something is. */
 static void doze(struct agent *a, uint64_t ns, int outstanding) {
   __atomic_store_n(&a->rings.shared->asleep, 1, __ATOMIC_SEQ_CST);
   int work = rings_command_waits(&a->rings) ||
@@ -85,8 +86,8 @@ static void doze(struct agent *a, uint64_t ns, int outstanding) {
   __atomic_store_n(&a->rings.shared->asleep, 0, __ATOMIC_SEQ_CST);
 }
 
-/* Sleeps while something is outstanding. Where that is short it does not listen: a
- * command is then found at most ns later, and its producer pays no system call. */
+/* Sleeps while something is outstanding. A short sleep does not wait for commands: a
+ * command is found at most busy_ns later, and its producer makes no system call. */
 static void nap(struct agent *a) {
   if (a->arrival_count > 0 && a->patience > a->poll.busy_ns) {
     doze(a, a->patience, 1);
@@ -97,8 +98,8 @@ static void nap(struct agent *a) {
 
 static int commands_run(struct agent *a) {
   int n = 0;
-  /* Two events at most per command (its answer, a peer that went down): what
-   * cannot be answered is not begun. */
+  /* A command causes at most two events (its answer, a peer that went down). A command
+   * whose events do not fit is not started. */
   for (; n < 64 && !a->rings.stopping; n++) {
     if (rings_free_events(&a->rings) < 2) {
       break;
@@ -119,7 +120,7 @@ static int commands_run(struct agent *a) {
 static void *agent_main(void *p) {
   struct agent *a = p;
   prctl(PR_SET_NAME, "sluice-nixl", 0, 0, 0);
-  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* else 50 us are added to each nap */
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0); /* otherwise each sleep is 50 us longer */
   uint64_t last = rings_clock(), idle = a->poll.busy_ns;
   while (!a->rings.stopping) {
     a->rings.now = rings_clock();
@@ -141,7 +142,7 @@ static void *agent_main(void *p) {
     }
     if (a->live > 0 || __atomic_load_n(&a->rings.shared->outstanding, __ATOMIC_RELAXED) > 0) {
       idle = a->poll.busy_ns;
-      if (a->live > 0 && a->rings.now - last < a->poll.spin_ns) { /* a transfer of ours is often this short */
+      if (a->live > 0 && a->rings.now - last < a->poll.spin_ns) { /* a transfer is often this short */
         relax();
       } else {
         nap(a);
@@ -159,13 +160,13 @@ static void *agent_main(void *p) {
   uint64_t one = 1;
   ssize_t ignored = write(event_fd, &one, sizeof one);
   (void)ignored;
-  /* The last touch of what the caller owns. */
+  /* The last access to memory that the caller owns. */
   __atomic_store_n(&shared->gone, 1, __ATOMIC_SEQ_CST);
   return NULL;
 }
 
-/* All signals blocked from before its first instruction: the threads that the
- * library starts out of this one inherit the mask. */
+/* Starts a detached thread with all signals blocked, because the threads that the library
+ * starts from it inherit the mask. Returns 0 or an errno. */
 static int start_thread(void *(*run)(void *), void *argument) {
   sigset_t all, old;
   pthread_attr_t attr;

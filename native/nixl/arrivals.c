@@ -1,9 +1,9 @@
-/* Descriptors of the library's own that tell of arrivals. NIXL has none to give, but the
- * UCX in it has: its workers and its TCP wait by epoll descriptors. So those are waited on
- * here that are there after a backend was made and were not before. Others of the process
- * may have made some meanwhile: theirs are closed on exec, as Go's, libzmq's and our own
- * are, and UCX's (seen with 1.23) are not. Nothing is ever taken from them: that one is
- * ready is a hint that a look is due, and looks go on without it, only less often
+/* Descriptors inside the library that become readable on arrivals. NIXL exposes none, but
+ * the workers and the TCP transport of its UCX wait on epoll descriptors. The thread waits
+ * on those epoll descriptors that appear while a backend is created. Other code of the
+ * process may create some at the same time, but those are close-on-exec, as Go's, libzmq's
+ * and Sluice's are, and UCX's (seen with 1.23) are not. Nothing is ever read from them: a
+ * readable descriptor is only a hint to poll, and polling continues without it, less often
  * (agent.c). */
 #define _GNU_SOURCE
 #include "nixl/agent.h"
@@ -17,7 +17,7 @@
 
 #define MOST_FDS 65536
 
-/* The process's epoll descriptors that are not closed on exec, as bits. */
+/* The epoll descriptors of the process that are not close-on-exec, as a bit set. */
 static void epolls(unsigned char *bits) {
   memset(bits, 0, MOST_FDS / 8);
   DIR *d = opendir("/proc/self/fd");
@@ -54,7 +54,7 @@ void arrivals_find(struct agent *a, void *before) {
     epolls(is);
     for (int fd = 0; fd < MOST_FDS && a->arrival_count < MAX_ARRIVALS; fd++) {
       if ((is[fd / 8] & ~was[fd / 8]) >> fd % 8 & 1) {
-        /* A copy: the library may close its own, and the number be another's then. */
+        /* A copy, because the number is reused if the library closes its own. */
         int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
         if (own >= 0) {
           a->arrivals[a->arrival_count++] = own;

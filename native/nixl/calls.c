@@ -1,5 +1,5 @@
-/* One function per command, but for transfers. A library that answers success
- * without a result has answered garbage, and is told apart from one that refuses. */
+/* One function for each command except transfers. If the library returns success without
+ * a result, the status is SLUICE_GARBAGE, which differs from an error of the library. */
 #define _GNU_SOURCE
 #include "cuda/cuda.h"
 #include "dl/dl.h"
@@ -10,7 +10,7 @@
 
 int agent_status(int s) { return s >= SLUICE_NIXL_NOT_FOUND && s <= SLUICE_NIXL_IN_PROG ? s : SLUICE_GARBAGE; }
 
-/* A call that has no "in progress": anything above success is garbage. */
+/* The status of a call that has no "in progress": anything above success is garbage. */
 static int plain(int s) { return s > 0 ? SLUICE_GARBAGE : agent_status(s); }
 
 void agent_peer_down(struct agent *a, uint32_t i) {
@@ -96,7 +96,7 @@ static void text_add(struct text *t, const char *k, const char *separator, const
   t->len += n + m + o + 1;
 }
 
-/* The backend's parameters as it took them; empty where the library cannot say. */
+/* The backend's effective parameters; empty if the library cannot report them. */
 static void backend_parameters(struct agent *a, struct text *out) {
   const struct nixl_api *f = a->api;
   void *mems = NULL, *params = NULL, *it = NULL;
@@ -108,7 +108,7 @@ static void backend_parameters(struct agent *a, struct text *out) {
   }
   if (params != NULL && f->params_is_empty(params, &empty) == 0 && !empty && f->params_create_iterator(params, &it) == 0 &&
       it != NULL) {
-    bool more = true; /* "another follows": the last pair comes with false */
+    bool more = true; /* whether another pair follows; false with the last one */
     for (int i = 0; more && i < 1000; i++) {
       const char *k = NULL, *v = NULL;
       if (f->params_iterator_next(it, &k, &v, &more) != 0 || k == NULL) {
@@ -154,7 +154,7 @@ static int backend(struct agent *a, const struct sluice_slot *c, struct text *ou
     p = v + strlen(v) + 1;
   }
   if (s == 0) {
-    /* A progress thread takes what came before a wait on the same descriptors ends. */
+    /* With a progress thread, that thread handles arrivals before a wait here would end. */
     void *before = a->own_progress ? arrivals_before() : NULL;
     s = plain(f->create_backend(a->nixl, plugin, params, &a->backend));
     arrivals_find(a, before);
@@ -170,7 +170,7 @@ static int backend(struct agent *a, const struct sluice_slot *c, struct text *ou
   if (mems != NULL) {
     f->destroy_mem_list(mems);
   }
-  /* What the backend's libraries took of the process's signals goes back. */
+  /* Restores the signal handlers that the backend's libraries replaced. */
   __atomic_fetch_or(&a->rings.shared->signals, sluice_signals_restore(), __ATOMIC_RELAXED);
   if (s == 0) {
     s = plain(f->create_opt_args(&a->options));
@@ -204,7 +204,7 @@ static int plugins(struct agent *a, struct text *out) {
   return s;
 }
 
-/* Registration and its undoing take the same list. */
+/* Registration and deregistration take the same list. */
 static int region_call(struct agent *a, const struct region *r, int (*call)(void *, void *, void *)) {
   void *list = NULL;
   int s = plain(a->api->create_reg_dlist(r->type, &list));
@@ -272,7 +272,7 @@ static int load_peer(struct agent *a, const struct sluice_slot *c, uint64_t *han
     if (p->name == NULL) {
       empty = empty == MAX_PEERS ? i : empty;
     } else if (strcmp(p->name, *name) == 0) {
-      if (p->dead) { /* its endpoints are dead too: begin anew */
+      if (p->dead) { /* its endpoints have failed too: load it again */
         library_free(a, *name);
         *name = NULL;
         a->api->invalidate_remote_md(a->nixl, p->name);
@@ -315,7 +315,7 @@ static int notify(struct agent *a, const struct sluice_slot *c) {
     return SLUICE_BAD_HANDLE;
   }
   if (p->dead) {
-    return SLUICE_PEER_DEAD; /* the library would print a line for each */
+    return SLUICE_PEER_DEAD; /* the library would print a line for each send */
   }
   int s = plain(a->api->gen_notif(a->nixl, p->name, rings_command_payload(&a->rings, c), c->len, a->options));
   if (s == SLUICE_NIXL_BACKEND) {

@@ -1,12 +1,12 @@
-/* Transfers: made, posted, watched and released by the thread. Each ends with one
+/* Transfers are created, posted, polled and released by the thread. Each ends with one
  * answer to its token. */
 #define _GNU_SOURCE
 #include "nixl/agent.h"
 
 #include <string.h>
 
-/* A request that will not be released is tried this often, then left: the library
- * still uses it, and freeing it then would be worse. */
+/* A request that the library does not release is retried this often, then leaked: the
+ * library still uses it, so freeing it would be worse. */
 #define RELEASE_TRIES 100000u
 
 static int release(struct agent *a, struct transfer *t) {
@@ -27,7 +27,7 @@ static int release(struct agent *a, struct transfer *t) {
 static void answer(struct agent *a, struct transfer *t, int status) {
   struct sluice_slot *e = rings_next_event(&a->rings);
   if (e == NULL) {
-    return; /* callers made sure of room */
+    return; /* callers have checked for space */
   }
   e->op = SLUICE_EV_DONE;
   e->token = t->token;
@@ -60,7 +60,7 @@ static void *descriptors(struct agent *a, int type, const unsigned char **p, uin
   return list;
 }
 
-/* Builds the request; the message is set before has_notif, as NIXL wants it. */
+/* Builds the request. NIXL requires that the message is set before has_notif. */
 static int prepare(struct agent *a, const struct sluice_slot *c, const struct peer *peer, void **request) {
   const struct nixl_api *f = a->api;
   struct sluice_transfer h;

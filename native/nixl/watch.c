@@ -1,4 +1,4 @@
-/* What arrives without being asked for: notifications, and records on boards. */
+/* Arrivals without a command: notifications, and records on boards. */
 #define _GNU_SOURCE
 #include "nixl/agent.h"
 
@@ -11,9 +11,9 @@ static void notifs_clear(struct agent *a) {
   a->notifs_pending = 0;
 }
 
-/* Hands out what the map still holds. The map is cleared, and the library asked
- * again, only when all of it is in the ring: a slow reader leaves the rest inside
- * the library, and nothing is lost. */
+/* Moves the notifications in the map to the ring. The map is cleared, and the library
+ * polled again, only after all of them are in the ring: while the reader is slow, further
+ * notifications stay in the library, and none is lost. */
 static int notifs_drain(struct agent *a) {
   int did = 0;
   while (a->notif_agent < a->notif_agents) {
@@ -21,7 +21,7 @@ static int notifs_drain(struct agent *a) {
     size_t count = 0;
     if (a->api->notif_map_get_agent_at(a->notifs, a->notif_agent, &from) != 0 || from == NULL ||
         a->api->notif_map_get_notifs_size(a->notifs, from, &count) != 0) {
-      unread(a); /* a name with a NUL in it cannot be asked for through C strings */
+      unread(a); /* a C string cannot pass a name that contains a NUL */
       a->notif_agent++;
       a->notif_next = 0;
       continue;
@@ -85,9 +85,10 @@ int notifs_poll(struct agent *a) {
   return notifs_drain(a);
 }
 
-/* A record is whole and for this ticket, or it is not reported: a torn write is
- * looked at again in the next pass, a foreign one is counted once per sequence. What
- * was compared is what is told: whoever may write to the slot may do so again. */
+/* Reports whether a record is complete and matches the ticket, and copies it to words. A
+ * torn write is checked again in the next iteration; a foreign one is counted once for
+ * each sequence. The copy that was compared is what is reported, because any writer may
+ * overwrite the slot at any time. */
 static int record_matches(const struct sluice_record *r, const struct sluice_ticket *t, uint64_t words[8]) {
   const uint64_t *w = (const uint64_t *)(const void *)r;
   uint64_t want = __atomic_load_n(&t->sequence, __ATOMIC_ACQUIRE), check = 0;
@@ -141,7 +142,7 @@ int boards_sweep(struct agent *a) {
         e->arg[0] = b;
         memcpy(e->data, record, sizeof record);
         e->len = sizeof record;
-        /* Cleared before it is told: the reader may hand the slot out again. */
+        /* Cleared before the event is published: the reader may lend the slot again. */
         __atomic_fetch_and(&bits[i], ~bit, __ATOMIC_SEQ_CST);
         rings_publish(&a->rings);
         did++;

@@ -1,4 +1,4 @@
-/* Active messages: those that come, and wait where the ring is full; those that go. */
+/* Active messages: received ones, which are queued while the ring is full, and sent ones. */
 #define _GNU_SOURCE
 #include "ucx/worker.h"
 
@@ -9,7 +9,7 @@ static void unread(struct ucx *u) { __atomic_store_n(&u->rings.shared->unread, u
 
 static int deliver(struct ucx *u, const void *from, size_t from_len, const void *data, size_t len) {
   if (rings_free_events(&u->rings) <= u->answers + 2) {
-    return 0; /* an arrival can wait; the end of a send comes when it comes */
+    return 0; /* an arrival can be queued; the end of a send cannot */
   }
   struct sluice_slot *e = rings_next_event(&u->rings);
   if (e == NULL) {
@@ -39,12 +39,12 @@ void messages_release(struct ucx *u) {
   u->held_end = &u->held;
 }
 
-/* The worker makes no progress while anything is held, so what piles up here is
- * what one call of it delivers; the rest waits in the sockets, and the senders. */
+/* The worker makes no progress while messages are queued, so the queue holds at most what
+ * one call of progress delivers; further messages wait in the sockets and at the senders. */
 ucx_status message_arrived(void *arg, const void *header, size_t header_len, void *data, size_t len, const struct ucx_am_recv *param) {
   struct ucx *u = arg;
   if ((param->recv_attr & UCX_AM_RECV_RNDV) != 0 || header_len == 0 || header_len > NAME_MAX_BYTES || len > MAX_MESSAGE) {
-    unread(u); /* nothing that our senders send */
+    unread(u); /* Sluice's senders send no such message */
     return UCX_OK;
   }
   if (u->held == NULL && deliver(u, header, header_len, data, len)) {
@@ -78,7 +78,7 @@ void messages_forget(struct ucx *u) {
   u->held_end = &u->held;
 }
 
-struct send { /* one under way; it owns what UCX reads from */
+struct send { /* one in flight; it owns the bytes that UCX reads */
   struct ucx *u;
   struct ucx_peer *peer;
   uint32_t generation;
@@ -107,9 +107,9 @@ static void sent(void *request, ucx_status status, void *arg) {
   }
 }
 
-/* Whoever posts is told that the agent is full when its ring is. So a message to a peer
- * that has much under way stays there, and with it what comes behind; but not for a
- * peer that stands still, whose messages are then refused one by one. */
+/* Reports whether a message must stay in the command ring, because its peer has many sends
+ * in flight. Later commands then wait behind it, and producers see a full ring. It does
+ * not wait for a peer that makes no progress, whose messages are rejected one by one. */
 int message_waits(struct ucx *u, const struct sluice_slot *c) {
   const struct ucx_peer *p = c->op == SLUICE_OP_NOTIFY ? peer_at(u, c->handle) : NULL;
   return p != NULL && !p->dead && p->ep != NULL && p->sends >= MAX_PEER_SENDS && u->rings.now - p->moved < STILL_NS;
@@ -140,7 +140,7 @@ void message_send(struct ucx *u, const struct sluice_slot *c) {
     u->answers += c->token != 0;
     void *r = u->api->am_send_nbx(p->ep, AM_ID, u->name, strlen(u->name), s->bytes, c->len, &how);
     if (r != NULL && !ucx_is_error(r)) {
-      return; /* sent answers */
+      return; /* sent publishes the answer */
     }
     p->sends--;
     p->moved = u->rings.now;

@@ -1,5 +1,5 @@
-/* A UCP context and worker: opened under the settings that were asked for, told of
- * as an address, released. */
+/* A UCP context and worker: opened with the requested settings, published as an address,
+ * released. */
 #define _GNU_SOURCE
 #include "dl/dl.h"
 #include "ucx/worker.h"
@@ -99,7 +99,7 @@ static int open_masked(struct ucx *u, const struct sluice_slot *c) {
   return s;
 }
 
-/* UCX's own thread inherits the mask: no signal of Go's lands in it. */
+/* UCX's own thread inherits the mask, so it receives no signal meant for Go. */
 int worker_open(struct ucx *u, const struct sluice_slot *c) {
   sigset_t all, old;
   sigfillset(&all);
@@ -138,7 +138,7 @@ void worker_metadata(struct ucx *u, uint64_t token) {
 void worker_release(struct ucx *u) {
   peers_close(u);
   if (u->worker != NULL) {
-    /* The closes, and the ends of what was under way. */
+    /* Completes the closes, and the sends in flight. */
     for (uint64_t end = rings_clock() + 200000000u; u->sends > 0 && rings_clock() < end;) {
       if (u->api->worker_progress(u->worker) == 0) {
         usleep(100);
@@ -146,7 +146,7 @@ void worker_release(struct ucx *u) {
     }
     for (int i = 0; i < 100 && u->api->worker_progress(u->worker) > 0; i++) {
     }
-    u->api->worker_destroy(u->worker); /* ends every send that is left */
+    u->api->worker_destroy(u->worker); /* ends every remaining send */
   }
   if (u->context != NULL) {
     u->api->cleanup(u->context);

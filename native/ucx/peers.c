@@ -1,4 +1,5 @@
-/* Peers of a UCP worker: an endpoint each, told dead once and loaded anew. */
+/* Peers of a UCP worker. Each has an endpoint; its failure is reported once, after which
+ * the peer must be loaded again. */
 #define _GNU_SOURCE
 #include "ucx/worker.h"
 
@@ -16,14 +17,14 @@ void peer_down(struct ucx *u, struct ucx_peer *p) {
   }
   p->dead = u->any_dead = 1;
   struct sluice_slot *e = rings_next_event(&u->rings);
-  if (e != NULL) { /* else the next send says it */
+  if (e != NULL) { /* otherwise the next send reports it */
     e->op = SLUICE_EV_PEER_DOWN;
     e->handle = (uint64_t)p->generation << 32 | (uint64_t)(p - u->peers);
     rings_publish(&u->rings);
   }
 }
 
-/* UCX calls it within progress, where an endpoint must not be closed. */
+/* UCX calls this within progress, where an endpoint must not be closed. */
 static void failed(void *arg, void *ep, ucx_status status) {
   struct ucx_peer *p = arg;
   (void)status;
@@ -77,8 +78,8 @@ static int connect_peer(struct ucx *u, struct ucx_peer *p, const void *address) 
   return s;
 }
 
-/* UCX changed its addresses between 1.21 and 1.22; a message across brought the
- * older process down when it came through NIXL. */
+/* UCX changed its address format between 1.21 and 1.22; a message from the newer to the
+ * older one crashed the older process when it travelled through NIXL. */
 static int fits(const struct ucx *u, unsigned major, unsigned minor) {
   return major == u->api->major && (minor >= 22) == (u->api->minor >= 22);
 }
@@ -120,8 +121,8 @@ int peer_load(struct ucx *u, const struct sluice_slot *c, uint64_t *handle, cons
     empty->u = u;
     found = empty;
   }
-  close_endpoint(u, found); /* it may be another process of that name by now */
-  /* Beside a copy: UCX reads the address as aligned words. */
+  close_endpoint(u, found); /* the name may belong to another process now */
+  /* A copy, because UCX reads the address as aligned words. */
   size_t n = c->len - sizeof h - h.name_len;
   void *address = malloc(n);
   int s = SLUICE_FULL;

@@ -1,6 +1,6 @@
-/* A UCP worker behind the agent's commands and events, over the same rings, so that
- * nothing above it knows whether a message came through NIXL or as a bare active
- * message. UCX has a descriptor to wait on: idle, it costs nothing. */
+/* A UCP worker behind the rings, with the commands and events of a NIXL agent, so that
+ * code above the rings does not depend on whether a message travelled through NIXL or as a
+ * bare active message. UCX has a descriptor to wait on, so an idle worker costs nothing. */
 #define _GNU_SOURCE
 #include "ucx/worker.h"
 
@@ -42,7 +42,7 @@ static void execute(struct ucx *u, struct sluice_slot *c) {
   rings_answer(r, c->token, status, handle, name, name != NULL ? strlen(name) : 0);
 }
 
-/* Room for an answer and a peer that went down, beside the ends of sends. */
+/* Space for an answer and a peer that went down, besides the ends of sends. */
 static int room(const struct ucx *u) { return rings_free_events(&u->rings) >= u->answers + 2; }
 
 static int commands_run(struct ucx *u) {
@@ -60,9 +60,9 @@ static int commands_run(struct ucx *u) {
   return n;
 }
 
-/* A bounded number of looks, up to the first that brings something for the reader: a
- * look that finds nothing costs system calls, and the message need not wait for it.
- * 0 when there is nothing left to do. */
+/* Polls a bounded number of times, until one poll yields an event for the reader: a poll
+ * without a result costs system calls, for which the message need not wait. Returns 0 if
+ * nothing is left to do. */
 static int progress(struct ucx *u) {
   int did = 0;
   messages_release(u);
@@ -78,7 +78,7 @@ static int progress(struct ucx *u) {
   return did;
 }
 
-/* Tells of a worker that cannot be armed, once, and of the end of that. */
+/* Reports once that the worker cannot be armed, and once that it can be again. */
 static void trouble(struct ucx *u, ucx_status armed) {
   int bad = armed != UCX_OK && armed != UCX_BUSY;
   if (bad != (u->arm_failing != 0)) {
@@ -90,7 +90,7 @@ static void trouble(struct ucx *u, ucx_status armed) {
 /* Whether the caller may wait for a command or a message, and how. */
 static int rest(struct ucx *u) {
   struct rings *r = &u->rings;
-  if (u->held != NULL || !room(u) || u->full) { /* the reader is behind, or a peer: nothing wakes us when it has read, or has stood still */
+  if (u->held != NULL || !room(u) || u->full) { /* the reader or a peer is behind, and nothing wakes the caller when that ends */
     return SLUICE_UCX_NAP;
   }
   __atomic_store_n(&r->shared->asleep, 1, __ATOMIC_SEQ_CST);
@@ -98,11 +98,11 @@ static int rest(struct ucx *u) {
   ucx_status armed = UCX_OK;
   if (!work && u->worker != NULL) {
     armed = u->api->worker_arm(u->worker);
-    work = armed == UCX_BUSY; /* something came meanwhile */
+    work = armed == UCX_BUSY; /* something has arrived */
     trouble(u, armed);
   }
   if (!work && r->pushed == 0) {
-    return armed == UCX_OK ? SLUICE_UCX_WAIT : SLUICE_UCX_NAP; /* one that cannot be armed is polled for */
+    return armed == UCX_OK ? SLUICE_UCX_WAIT : SLUICE_UCX_NAP; /* a worker that cannot be armed is polled */
   }
   return SLUICE_UCX_MORE;
 }
@@ -123,7 +123,7 @@ int sluice_ucx_step(void *worker) {
   if (next == SLUICE_UCX_STOPPED) {
     struct sluice_shared *shared = r->shared;
     free(u);
-    __atomic_store_n(&shared->gone, 1, __ATOMIC_SEQ_CST); /* the last touch of what the caller owns */
+    __atomic_store_n(&shared->gone, 1, __ATOMIC_SEQ_CST); /* the last access to memory that the caller owns */
     return next;
   }
   rings_wake_reader(r);
