@@ -249,7 +249,7 @@ func TestAnswersOfEngines(t *testing.T) {
 		{"html", `<html>`, 200, "contains no token ids", true},
 		{"no tokens", `{"count":1}`, 200, "contains no token ids", true},
 		{"tokens of another kind", `{"tokens":["a"]}`, 200, "contains no token ids", true},
-		{"endless", strings.Repeat(" ", 1<<20), 200, "over the limit", true},
+		{"endless", strings.Repeat(" ", 1<<20), 200, "exceeds the limit", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			e := newEngine(t)
