@@ -8,25 +8,25 @@ import (
 	"sluice/router/worker"
 )
 
-// headerPlan says whether prefill ran elsewhere (remote) or on the decode rank
-// (local), with the reason, where the two were weighed against each other.
+// headerPlan says whether a prefill worker (remote) or the decode rank (local) ran prefill, and
+// why. It is set only if the scheduler compared the two.
 const headerPlan = "X-Sluice-Plan"
 
-// conditional says whether a model's requests may be prefilled where they are
-// decoded although there are prefill workers.
+// conditional reports whether the decode rank may run prefill for a model's requests even if
+// prefill workers are ready.
 func conditional(pd *config.PD, t Traits) bool {
 	return !t.NoPlainDecode && (pd.LocalPrefillTokens > 0 || pd.LocalWhenFaster)
 }
 
-// choosesJointly says whether the ranks of both legs are chosen together: where one
-// decode rank may do it all. Else decode's is chosen when it is sent, by the load
-// of that moment and by what transfers from the prefill rank took.
+// choosesJointly reports whether the scheduler chooses the ranks of both legs together. It does so
+// if one decode rank may run the whole request. Otherwise the decode rank is chosen when the decode
+// leg is sent, by the load at that time and by the measured transfer rates from the prefill rank.
 func (q *request) choosesJointly() bool { return conditional(q.pd, q.plan.Traits) }
 
-// chooseHandover chooses both ranks of an attempt, prefill's from the candidates given,
-// or the one that does it all. Decode stays booked until it is sent. chosen is
-// false when a leg has no rank left that is not at a bound: the legs are then
-// chosen one by one, which knows what to answer.
+// chooseHandover chooses the ranks of both legs of an attempt, or the one rank that runs the whole
+// request. candidates are those of the prefill leg. The reservation of the decode rank stays in
+// place until the decode leg is sent. chosen is false if every rank of a leg is at a load limit;
+// the caller then chooses the legs one by one, and that path composes the error response.
 func (q *request) chooseHandover(candidates []*worker.Rank) (prefill schedule.Choice, end prefillEnd, chosen bool) {
 	c, ok := q.chooseJointly(candidates)
 	if !ok {
@@ -46,8 +46,8 @@ func (q *request) chooseHandover(candidates []*worker.Rank) (prefill schedule.Ch
 	return c.Prefill, prefillDone, true
 }
 
-// chooseJointly asks the scheduler for two ranks that are not at a bound of their
-// load; see chooseBelowLimits.
+// chooseJointly asks the scheduler for two ranks that are below their load limits; see
+// chooseBelowLimits.
 func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice, bool) {
 	opt := q.settings
 	query := schedule.JointQuery{Query: q.newQuery(schedule.PrefillLeg, nil), Prefill: candidates, Decode: q.plan.Decode}
@@ -84,12 +84,12 @@ func (q *request) chooseJointly(candidates []*worker.Rank) (schedule.JointChoice
 	}
 }
 
-// replaceReserved takes a rank that was booked earlier out of the choice when it is not
-// ready any more, or has failed this request, and others are left.
+// replaceReserved reports whether another rank must replace the reserved rank r: r is no longer
+// ready or has failed this request, and another candidate remains. It excludes r if r is not ready.
 func (q *request) replaceReserved(r *worker.Rank, candidates []*worker.Rank) bool {
 	if state, _ := r.Worker.State(); state != worker.Ready && !q.isExcluded(r) {
 		if len(candidates) < 2 {
-			return false // as good as nobody
+			return false // there is no alternative
 		}
 		q.exclude(r, excludedDown)
 	}

@@ -14,7 +14,8 @@ import (
 
 var kvTransferParams = []byte(`"kv_transfer_params"`)
 
-// replyAnswer passes a whole answer on, which had come at a time, and closes the books.
+// replyAnswer sends a complete engine response to the client and records the outcome. at is when
+// the response arrived.
 func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 	out := schedule.Outcome{Status: resp.Status, CachedTokens: -1, Total: at.Sub(q.x.Received)}
 	body := q.reply
@@ -29,8 +30,8 @@ func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 			out.CachedTokens = q.concurrent.cachedOr(use.Cached)
 			q.concurrent.cancelSoon()
 		case q.prefilled:
-			// With a handle the decode engine computed nothing of the prompt:
-			// what was cached is what prefill found.
+			// With a handle the decode engine computed no part of the prompt, so the cached tokens
+			// are those that the prefill engine found.
 			out.CachedTokens = q.handover.PrefillCached
 		case q.x.Endpoint.Disaggregable:
 			q.r.learnCached(l.rank, q.approxKeys(l.rank), q.prompt.Count, int(l.predicted), use.Cached, out.Total)
@@ -45,11 +46,12 @@ func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 	out.Transfer = q.finishTransfer(l)
 	q.endExplain(out)
 	body = redactHandle(body)
-	relay.RedactInPlace(body, resp.Status) // of what an engine tells of its choices
+	relay.RedactInPlace(body, resp.Status) // removes the members that describe the engine's choices
 	q.x.Reply(resp, body)
 }
 
-// replyPrefillError passes on an answer of the prefill engine, an error of the client's.
+// replyPrefillError forwards a prefill engine's response to the client if it reports an error that
+// the client caused.
 func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 	q.endExplain(schedule.Outcome{
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
@@ -58,7 +60,8 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 	q.x.Reply(resp, q.answer)
 }
 
-// setWorkerHeaders puts the choice in the response headers.
+// setWorkerHeaders writes the chosen workers, the plan and the predicted cached tokens into the
+// response headers.
 func (q *request) setWorkerHeaders(l *leg) {
 	cached := int(l.predicted)
 	if q.prefilled = q.concurrent != nil || q.handover.Handle != nil; q.prefilled {
@@ -74,8 +77,8 @@ func (q *request) setWorkerHeaders(l *leg) {
 	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
 }
 
-// redactHandle blanks a handle in a decode engine's answer (a bidirectional
-// engine sends one): it names hosts that are no client's business. body is changed.
+// redactHandle replaces a KV handle in a decode engine's response with null. Bidirectional engines
+// send such a handle, and it names internal hosts. redactHandle modifies body.
 func redactHandle(body []byte) []byte {
 	if !containsHandle(body) {
 		return body
@@ -87,8 +90,8 @@ func redactHandle(body []byte) []byte {
 	return slices.Replace(body, v.Start, v.End, 'n', 'u', 'l', 'l')
 }
 
-// containsHandle says whether a handle that is not null may stand in body: vLLM writes a null
-// one into every answer, which need not be walked for that.
+// containsHandle reports whether body may contain a non-null handle. vLLM writes a null handle into
+// every response; this check avoids a JSON scan of those responses.
 func containsHandle(body []byte) bool {
 	for {
 		at := bytes.Index(body, kvTransferParams)

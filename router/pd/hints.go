@@ -10,55 +10,56 @@ import (
 	"sluice/router/blockhash"
 )
 
-// Hints is what a caller may say of a request beside its body and headers, as
-// front.Exchange.Attached. The runner reads it and keeps nothing of it.
+// Hints carries what an in-process caller knows about a request beyond its body and headers. The
+// caller sets it as front.Exchange.Attached. The runner reads it and retains nothing.
 type Hints struct {
-	// Tokens stand for the prompt where ranks' caches are looked up, in place of
-	// the body's: of a prompt with media, the ids that its blocks are known by.
+	// Tokens replace the body's token ids in lookups of the ranks' caches. For a prompt with media
+	// they are the ids from which the engine computes its block hashes.
 	Tokens []uint32
-	// Media are the images and the like of the prompt, in order of their place.
+	// Media are the images and other media of the prompt, in order of position.
 	Media []Medium
-	// Output is how many tokens the caller expects; 0: it did not say. It counts
-	// for the choice only, never as a limit.
+	// ExpectedOutput is the number of output tokens that the caller expects, 0 if unknown. It
+	// affects only the choice of a rank and is not a limit.
 	ExpectedOutput int
-	// Handed: the caller has run prefill itself, and the body holds what decode
-	// needs of it. The request is decoded on one rank, and never shown to a second
-	// engine once a first has seen it.
+	// HasHandle says that the caller has run prefill and the body holds the KV handle. The router
+	// decodes the request on one rank and sends it to no second engine after one engine has
+	// received it.
 	HasHandle bool
-	// ReturnsTokenIDs: the body has its engine tell token ids by another member than
+	// ReturnsTokenIDs says that the body makes its engine return token ids by a member other than
 	// return_token_ids.
 	ReturnsTokenIDs bool
-	// Deadline ends the request wherever it is: the caller is told that its time is over,
-	// and the legs end as those of one who leaves. Zero: the time-outs configured alone count.
+	// Deadline ends the request in any phase: the caller gets a deadline error, and the legs end as
+	// they do when a client disconnects. If it is zero, only the configured timeouts apply.
 	Deadline time.Time
-	// Leaves is when the caller leaves by itself because its time is over: what ends for
-	// that is called by its name. Zero where there is a Deadline, or none.
+	// DisconnectsAt is when the caller disconnects because its own deadline has passed. A request
+	// that ends for this reason is reported as past its deadline. It is zero if Deadline is set or
+	// the caller has no deadline.
 	DisconnectsAt time.Time
-	// WaitingSince says since when the request has waited for a worker, where it has before it
-	// came here: it waits no longer for that. Zero: it has not.
+	// WaitingSince is when the caller began to wait for a worker before it made this request. That
+	// time counts toward the pool wait. It is zero if the caller did not wait.
 	WaitingSince time.Time
-	// OverlapWeight and Temperature take the place of the configured ones for this
-	// request; nil leaves them.
+	// OverlapWeight and Temperature override the configured values for this request if they are not
+	// nil.
 	OverlapWeight, Temperature *float64
-	// Fields says by which field the caller has said what a header of steering says,
-	// for errors; nil or without the header: by the header.
+	// FieldNames maps a steering header to the caller's own field with the same meaning, so that
+	// errors name that field. Errors name a header that has no entry by the header itself.
 	FieldNames map[string]string
 }
 
-// Medium is one image (or the like) in a prompt: the blocks that hold a part of
-// it hold its identity in their hash.
+// Medium is one image or other medium in a prompt. The hash of every block that it overlaps
+// includes its identity.
 type Medium struct {
-	// Key is the identity as it stands in an engine's events; Numbered says that
-	// it is a hash of the caller's making, which no event carries: such blocks are
-	// known by the router's own choices alone.
+	// Key is the identity as it appears in an engine's events. With HashOnly the identity is Hash
+	// instead, which the caller computed and no event carries; the router then knows such blocks
+	// only from its own choices.
 	Key      string
 	Hash     uint64
 	HashOnly bool
-	// From and To are the tokens [From, To) that it takes in the prompt.
+	// The medium covers the prompt tokens [From, To).
 	From, To int
 }
 
-// applyHints reads the hints.
+// applyHints copies the hints into the request.
 func (q *request) applyHints() {
 	h, ok := q.x.Attached.(*Hints)
 	if !ok {
@@ -72,7 +73,7 @@ func (q *request) applyHints() {
 	}
 }
 
-// earlierDeadline is end, or the caller's deadline where that is sooner.
+// earlierDeadline returns the earlier of end and the caller's deadline.
 func (q *request) earlierDeadline(end time.Time) time.Time {
 	if !q.deadline.IsZero() && q.deadline.Before(end) {
 		return q.deadline
@@ -80,8 +81,8 @@ func (q *request) earlierDeadline(end time.Time) time.Time {
 	return end
 }
 
-// pastDeadline says whether the caller's deadline is over: what fails then fails for want
-// of time, and says nothing of an engine.
+// pastDeadline reports whether the caller's deadline has passed. A failure after it is due to the
+// deadline and says nothing about the engine.
 func (q *request) pastDeadline() bool {
 	by := q.deadline
 	if by.IsZero() {
@@ -90,7 +91,7 @@ func (q *request) pastDeadline() bool {
 	return !by.IsZero() && !time.Now().Before(by)
 }
 
-// abortReason is what the leg of a caller who has left ends with.
+// abortReason returns the reason with which a leg ends after its caller has disconnected.
 func (q *request) abortReason() string {
 	if q.pastDeadline() {
 		return string(front.Deadline)
@@ -98,8 +99,8 @@ func (q *request) abortReason() string {
 	return string(front.ClientGone)
 }
 
-// applyHintedTokens puts the ids that the caller gave for the look-up in the place of
-// the prompt's.
+// applyHintedTokens replaces the prompt's token ids with those that the caller set for cache
+// lookups.
 func (q *request) applyHintedTokens() {
 	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
 		q.prompt.Tokens = append(q.prompt.Tokens[:0], h.Tokens...)
@@ -107,15 +108,14 @@ func (q *request) applyHintedTokens() {
 	}
 }
 
-// planPrefilled makes the plan of a request whose prefill the caller has run: decode on
-// one rank.
+// planPrefilled plans a request whose prefill the caller has already run: one rank decodes it.
 func (q *request) planPrefilled() {
 	if q.hasHandle && q.plan.Family != nil {
 		q.plan.Whole, q.plan.Family = q.plan.Decode, nil
 	}
 }
 
-// blockSeqs appends the hashes of the prompt's blocks.
+// blockSeqs appends the sequence hashes of the prompt's blocks to dst.
 func (q *request) blockSeqs(dst []blockhash.Seq, salt blockhash.Salt, size int) []blockhash.Seq {
 	if len(q.media) == 0 {
 		return blockhash.Seqs(dst, salt, q.prompt.Tokens, size)
@@ -123,10 +123,9 @@ func (q *request) blockSeqs(dst []blockhash.Seq, salt blockhash.Salt, size int) 
 	return seqsWithMedia(dst, salt, q.prompt.Tokens, size, q.media)
 }
 
-// seqsWithMedia is blockhash.Seqs for a prompt with media: each block that a
-// medium overlaps is tagged with it and with where it begins, counted from the
-// block, as vLLM does from 0.19 on (kv_events.py, extra_keys: [identifier,
-// offset]). media are in the order of their From.
+// seqsWithMedia is blockhash.Seqs for a prompt with media. It tags each block that a medium
+// overlaps with the medium's identity and its offset from the start of the block, as vLLM does from
+// 0.19 on (kv_events.py, extra_keys: [identifier, offset]). media are sorted by From.
 func seqsWithMedia(dst []blockhash.Seq, salt blockhash.Salt, tokens []uint32, size int, media []Medium) []blockhash.Seq {
 	if size <= 0 {
 		return dst
@@ -153,8 +152,8 @@ func seqsWithMedia(dst []blockhash.Seq, salt blockhash.Salt, tokens []uint32, si
 	return dst
 }
 
-// appendTag appends the medium's identity as it stands in events: msgpack of
-// [identifier, offset].
+// appendTag appends the medium's identity in the encoding of KV events: msgpack of [identifier,
+// offset].
 func (m *Medium) appendTag(dst []byte, offset int) []byte {
 	dst = msgp.AppendArrayHeader(dst, 2)
 	if m.HashOnly {
@@ -165,11 +164,11 @@ func (m *Medium) appendTag(dst []byte, offset int) []byte {
 	if offset < 0 {
 		return msgp.AppendInt(dst, offset)
 	}
-	return msgp.AppendUint64(dst, uint64(offset)) // the short forms that engines write
+	return msgp.AppendUint64(dst, uint64(offset)) // engines write the shortest form
 }
 
-// AddWaiter counts in a caller who waits for a worker before there is a request, among those
-// that wait here; leave ends that. ok is false where PoolWaiters wait already.
+// AddWaiter counts an in-process caller that waits for a worker before it makes a request. The
+// caller calls remove when its wait ends. ok is false if PoolWaiters callers already wait.
 func (r *Runner) AddWaiter() (remove func(), ok bool) {
 	remove = func() { r.waiting.Add(-1) }
 	if n, maxWaiters := r.waiting.Add(1), r.options().PoolWaiters; maxWaiters > 0 && n > int64(maxWaiters) {
@@ -179,15 +178,15 @@ func (r *Runner) AddWaiter() (remove func(), ok bool) {
 	return remove, true
 }
 
-// HandsOver says whether requests of a kind can be handed over between the workers of
-// a model; true where there is no hand-over.
+// HandsOver reports whether the workers of a model can hand over requests of a kind. It returns
+// true if the model is not disaggregated.
 func (r *Runner) HandsOver(model string, kind front.Kind) bool {
 	m := r.current.Load().pdOf(model)
 	return m.family == nil || m.traits.Kinds.Has(kind)
 }
 
-// VersionAtLeast says whether an engine's version is major.minor.patch or later; not for
-// one that is not known.
+// VersionAtLeast reports whether an engine's version is at least major.minor.patch. It returns
+// false for an unknown version.
 func VersionAtLeast(version string, major, minor, patch int) bool {
 	parsed := parseVersion(version)
 	return slices.Compare(parsed[:], []int{major, minor, patch}) >= 0

@@ -16,39 +16,40 @@ import (
 	"sluice/router/worker"
 )
 
-// migrationState is a request whose stream is to go on from another engine when its own
-// fails, or is to be left: what that engine must be asked, kept because the request's
-// scratch and the client's bytes are gone by then. The Transcript has the tokens.
+// migrationState holds what the router needs to continue a request's stream on another engine when
+// the current engine fails or is drained. It keeps the resume request, because the request's
+// scratch memory and the client's body are no longer available by then. The Transcript holds the
+// generated tokens.
 //
-// There are thousands: it just fills a size class of 256 bytes. What is asked lies packed
-// until a stream moves, which few do, and what few have stands elsewhere.
+// Thousands of streams have one, so it fits a size class of 256 bytes. The resume request stays
+// packed until the stream migrates, and data that few streams need is in migrationExtra.
 type migrationState struct {
 	relay.Transcript
 	stream        *streamState
-	packed        string // body and sampling of what is asked, then its fields
+	packed        string // body and sampling of the resumeTemplate, then the header fields
 	model         string
 	salt          blockhash.Salt
-	deadline      compactTime     // of the leg, wherever it runs
-	extra         *migrationExtra // nil: none of it
-	maxTokens     int32           // tokens the client wants at most; 0: it said nothing
-	bodyLen       int32           // bytes of kept
-	samplingLen   int32           // likewise
+	deadline      compactTime     // of the decode leg, on every engine
+	extra         *migrationExtra // nil if the stream needs none of it
+	maxTokens     int32           // the client's max_tokens; 0 if the client set no limit
+	bodyLen       int32           // length of the body in packed, in bytes
+	samplingLen   int32           // length of the sampling members in packed, in bytes
 	minTokens     int32
 	suspects      int32
 	attempt       int32
-	moves         int32 // away from engines that failed
+	moves         int32 // number of migrations away from failed engines
 	kind          front.Kind
 	unconstrained bool
 }
 
-// migrationExtra is what few streams have that are carried.
+// migrationExtra holds the migration data that only few streams have.
 type migrationExtra struct {
 	steering steering
 	failed   []*worker.Rank
 	choice   *choiceGrammar
 }
 
-// pack packs what is asked.
+// pack stores the resume template and the header fields in c.
 func (c *migrationState) pack(a *resumeTemplate, fields []upstream.Field) {
 	size := len(a.body) + len(a.sampling)
 	for i := range fields {
@@ -66,7 +67,7 @@ func (c *migrationState) pack(a *resumeTemplate, fields []upstream.Field) {
 	c.KeepText = a.choice != nil
 }
 
-// template is what keep packed.
+// template returns the resume template that pack stored.
 func (c *migrationState) template() resumeTemplate {
 	samplingEnd := c.bodyLen + c.samplingLen
 	return resumeTemplate{
@@ -75,7 +76,7 @@ func (c *migrationState) template() resumeTemplate {
 	}
 }
 
-// fields are those that keep packed.
+// fields returns the header fields that pack stored.
 func (c *migrationState) fields() (all []upstream.Field) {
 	text := c.packed[c.bodyLen+c.samplingLen:]
 	raw := []byte(text)
@@ -90,7 +91,7 @@ func (c *migrationState) fields() (all []upstream.Field) {
 	return all
 }
 
-// getExtra is what few streams have, of one that has it or not.
+// getExtra returns the extra data, or the zero value if there is none.
 func (c *migrationState) getExtra() migrationExtra {
 	if c.extra == nil {
 		return migrationExtra{}
@@ -98,7 +99,7 @@ func (c *migrationState) getExtra() migrationExtra {
 	return *c.extra
 }
 
-// setFailed adds to the engines that are not to go on with the stream.
+// setFailed sets the ranks that must not continue the stream.
 func (c *migrationState) setFailed(failed []*worker.Rank) {
 	if c.extra == nil {
 		c.extra = new(migrationExtra)
@@ -106,7 +107,8 @@ func (c *migrationState) setFailed(failed []*worker.Rank) {
 	c.extra.failed = failed
 }
 
-// checkMigratable looks once whether the request's stream could go on elsewhere.
+// checkMigratable determines once per request whether another engine could continue its stream. It
+// sets q.unmigratable to the reason if none could.
 func (q *request) checkMigratable() {
 	if q.migrationChecked {
 		return
@@ -124,7 +126,7 @@ func (q *request) checkMigratable() {
 	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
 		q.unmigratable = "alone"
 	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
-		q.unmigratable = "no_max_tokens" // what an engine takes then differs by release
+		q.unmigratable = "no_max_tokens" // without it, the limit that an engine applies depends on the release
 	default:
 		q.template, q.unmigratable = newResumeTemplate(&q.x.Doc, kind, m, q.returnsTokenIDs)
 		if q.unmigratable == "" && kind != front.Chat && kind != front.Completions && !q.hasExactPrompt() {
@@ -133,12 +135,13 @@ func (q *request) checkMigratable() {
 	}
 }
 
-// clientWantsIDs says whether the client has asked for token ids by itself.
+// clientWantsIDs reports whether the client itself asked for token ids.
 func (q *request) clientWantsIDs() bool {
 	return q.returnsTokenIDs || q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)
 }
 
-// hasExactPrompt says whether the prompt's ids are known as an engine knows them.
+// hasExactPrompt reports whether the router knows the prompt's token ids exactly as the engine
+// does.
 func (q *request) hasExactPrompt() bool {
 	switch q.prompt.Source {
 	case tokenize.FromRequest, tokenize.FromEngine, tokenize.FromCache:
@@ -147,11 +150,11 @@ func (q *request) hasExactPrompt() bool {
 	return false
 }
 
-// needsTokenIDs says whether the leg for rank is to ask the engine for token ids, so that
-// its stream can be carried; why says what keeps it from being carried at all.
+// needsTokenIDs reports whether the leg for rank must ask the engine for token ids so that its
+// stream can migrate. It sets q.legUnmigratable to the reason if the stream cannot migrate.
 func (q *request) needsTokenIDs(rank *worker.Rank) bool {
 	if q.resumption != nil {
-		return false // its body asks
+		return false // the resume request asks for them
 	}
 	q.checkMigratable()
 	q.legUnmigratable = q.unmigratable
@@ -161,27 +164,27 @@ func (q *request) needsTokenIDs(rank *worker.Rank) bool {
 	case q.handover.Trial:
 		q.legUnmigratable = "trial"
 	case mode == idsNever && q.template.choices > 1:
-		q.legUnmigratable = "many_choices" // whose token is whose is told by ids alone
+		q.legUnmigratable = "many_choices" // only token ids carry the choice they belong to
 	case mode == idsNever && q.template.logprobs:
-		q.legUnmigratable = "logprobs" // ids made of the text may not be the tokens that were scored
+		q.legUnmigratable = "logprobs" // retokenized text may not give the tokens that the engine scored
 	case mode == idsNever && (!q.hasExactPrompt() || !canRetokenize(rank)):
 		q.legUnmigratable = "engine"
 	}
 	return q.legUnmigratable == "" && mode == idsOnRequest
 }
 
-// tokenIDMode is how a stream tells the ids of its tokens.
+// tokenIDMode says how an engine reports the token ids of a stream.
 type tokenIDMode uint8
 
 const (
-	idsNever     tokenIDMode = iota // text alone
-	idsOnRequest                    // by return_token_ids
+	idsNever     tokenIDMode = iota // the stream has text only
+	idsOnRequest                    // with return_token_ids
 	idsAlways
 )
 
-// tokenIDModeOf says how a rank's engine is known to tell ids on a kind of stream. Read in
-// vLLM 0.8.5 … 0.32 and SGLang 0.5.10 … 0.5.23, whose chat does so only in whole
-// answers; TensorRT-LLM tells ids in the place of text.
+// tokenIDModeOf returns how a rank's engine reports token ids on streams of a kind. This was read
+// in vLLM 0.8.5 … 0.32 and SGLang 0.5.10 … 0.5.23. SGLang's chat reports ids only in non-streaming
+// responses. TensorRT-LLM reports ids instead of text.
 func tokenIDModeOf(r *worker.Rank, kind front.Kind) tokenIDMode {
 	engine := r.Worker.Info().Engine
 	switch kind {
@@ -199,20 +202,20 @@ func tokenIDModeOf(r *worker.Rank, kind front.Kind) tokenIDMode {
 	return idsNever
 }
 
-// repeatsFirstEvent says whether the stream is one whose first event must be there before
-// the client gets anything: what follows repeats it.
+// repeatsFirstEvent reports whether the router must have the stream's first event before it sends
+// anything to the client, because later events repeat its content.
 func (q *request) repeatsFirstEvent() bool {
 	return q.legUnmigratable == "" && q.unmigratable == "" && q.migrationChecked && (q.x.Endpoint.Kind == front.Messages || q.x.Endpoint.Kind == front.ResponsesAPI)
 }
 
-// migrationFormats are the streams that can be carried.
+// migrationFormats maps the endpoints whose streams can migrate to their formats.
 var migrationFormats = map[front.Kind]relay.APIFormat{
 	front.Chat: relay.ChatFormat, front.Completions: relay.CompletionsFormat, front.Generate: relay.GenerateFormat,
 	front.NativeGenerate: relay.NativeFormat, front.Messages: relay.MessagesFormat, front.ResponsesAPI: relay.ResponsesFormat,
 }
 
-// newMigrationState makes the stream's carried, nil where it cannot be, and says so in a
-// header.
+// newMigrationState returns the migration state of a stream, or nil if the stream cannot migrate.
+// It sets the X-Sluice-Migration response header accordingly.
 func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *migrationState {
 	kind := q.x.Endpoint.Kind
 	clientIDs := q.clientWantsIDs()
@@ -220,7 +223,7 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 	case q.unmigratable == "off":
 		return nil
 	case q.legUnmigratable == "engine" && clientIDs:
-		q.legUnmigratable = "" // the client asked for itself; what comes will show
+		q.legUnmigratable = "" // the client asked for ids itself; the stream shows whether they arrive
 	}
 	if q.legUnmigratable == "" && (resp.Status != 200 || resp.ContentLength != upstream.LengthChunked) {
 		q.legUnmigratable = "endpoint"
@@ -260,18 +263,19 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 	return c
 }
 
-// wantsEndUsage says whether the client asked for usage at the stream's end.
+// wantsEndUsage reports whether the client asked for usage at the end of the stream.
 func wantsEndUsage(doc *jsonscan.Doc) bool {
 	raw := doc.Raw(jsonscan.KeyStreamOptions)
 	v, ok, _ := jsonscan.Find(raw, "include_usage")
 	return ok && v.Kind == jsonscan.Bool && raw[v.Start] == 't'
 }
 
-// NextEngine implements front.Relayed; only a stream that is carried has a Transcript.
+// NextEngine implements front.StreamHandler. The relay calls it only for streams that have a
+// Transcript.
 func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
 	c := s.migration
 	opt := s.r.options()
-	draining := b.Cause == relay.Cancelled // its engine is well
+	draining := b.Cause == relay.Cancelled // the engine is healthy
 	continued := b.Cause == relay.Completed && b.Event == nil
 	switch {
 	case continued:
@@ -288,7 +292,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 		reason = "deadline"
 	case c.TextOnly:
 		if reason = c.retokenize(client); reason == "retokenized" {
-			c.Block(reason) // and stays so: what was told does not change
+			c.Block(reason) // final: the text already sent does not change
 		}
 	}
 	open := c.Unfinished()
@@ -351,9 +355,9 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	return t.resp, t.call
 }
 
-// remainingGrammar is the member of the next engine's request that holds it to what is left of the
-// grammar, nil where there is none; why says that the client's text is no beginning of
-// what it allows.
+// remainingGrammar returns the request member that makes the next engine follow the rest of the
+// grammar, or nil if the request has no grammar. reason is "structured" if the text sent so far is
+// not a prefix of any text that the grammar allows.
 func (c *migrationState) remainingGrammar() (member []byte, reason string) {
 	tmpl := c.template()
 	if tmpl.choice == nil {
@@ -365,7 +369,7 @@ func (c *migrationState) remainingGrammar() (member []byte, reason string) {
 	case ok:
 		return member, ""
 	case c.stream.r.options().Migration.Structured == structuredUnconstrained:
-		return nil, "" // the engine that failed did not keep to it
+		return nil, "" // the failed engine did not follow the grammar
 	}
 	return nil, "structured"
 }
@@ -373,8 +377,8 @@ func (c *migrationState) remainingGrammar() (member []byte, reason string) {
 // addNote adds a note to the request's explain record.
 func (s *streamState) addNote(text string) { s.r.options().Scheduler.AddNote(s.requestID, text) }
 
-// endFailedLeg closes the books of a leg whose engine failed, of a stream that may go
-// on.
+// endFailedLeg reports the failure of the leg's engine and ends the leg. The stream may continue on
+// another engine.
 func (s *streamState) endFailedLeg(b relay.Interruption) {
 	s.reportFailure(b)
 	outcome := b.Cause.String()
@@ -384,8 +388,8 @@ func (s *streamState) endFailedLeg(b relay.Interruption) {
 	s.endLeg(outcome)
 }
 
-// endHealthyLeg closes the books of a leg that goes on elsewhere though its engine is
-// well.
+// endHealthyLeg ends a leg whose stream continues on another engine although its own engine is
+// healthy.
 func (s *streamState) endHealthyLeg(outcome string) {
 	s.r.options().Fleet.ReportStatus(s.rank, 200)
 	s.endLeg(outcome)
@@ -405,8 +409,8 @@ func (s *streamState) endLeg(outcome string) {
 	s.complete(outcome)
 }
 
-// reportFailure tells the fleet of an engine that failed in the middle of a stream. That
-// it was silent for long is no sign of ill health.
+// reportFailure reports to the fleet an engine that failed in the middle of a stream. A long
+// silence is no failure.
 func (s *streamState) reportFailure(b relay.Interruption) {
 	switch {
 	case b.Event != nil:
@@ -416,16 +420,16 @@ func (s *streamState) reportFailure(b relay.Interruption) {
 	}
 }
 
-// adoptLeg opens the books of the leg that goes on.
+// adoptLeg makes the new leg to the leg of the stream.
 func (s *streamState) adoptLeg(to *streamState) {
 	predicted := s.predicted
 	s.legRecord = to.legRecord
-	s.predicted = predicted // of the client's own prompt
+	s.predicted = predicted // for the client's own prompt
 	s.concurrent, s.transfer, s.prefill = to.concurrent, to.transfer, to.prefill
 	s.migrated = true
-	s.keys = nil // the prompt is another, and so is what was found of it
+	s.keys = nil // they describe the client's prompt; the resume prompt is longer
 	s.r.migratable.relocate(s)
 	s.reservation.PrefillDone()
 	s.kv = to.kv
-	s.kv.on(kvDecoded) // its first event has come
+	s.kv.on(kvDecoded) // the first event of the new leg has arrived
 }

@@ -10,11 +10,10 @@ import (
 	"sluice/router/worker"
 )
 
-// chooseBelowLimits asks the scheduler for a rank that is not at a bound of its load
-// (limits.rank_requests, limits.rank_tokens, its worker's own, a breaker that is half open). A
-// decode that holds a handle is let over the bound rather than refused: it was
-// admitted before its prefill, and the blocks of a handle that nobody reads are
-// lost until the lease ends.
+// chooseBelowLimits asks the scheduler for a rank that is below its load limits
+// (limits.rank_requests, limits.rank_tokens, the worker's own limits, a half-open breaker). A
+// decode leg whose request has a KV handle may exceed the limits: the router admitted the request
+// before its prefill, and the engine pins the blocks of an unread handle until the lease ends.
 func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, bool) {
 	opt := q.settings
 	if !opt.Fleet.HasLimits() {
@@ -41,9 +40,10 @@ func (q *request) chooseBelowLimits(query *schedule.Query) (schedule.Choice, boo
 	}
 }
 
-// refuseAtCapacity answers 429 when ranks that have not failed the request are all
-// full, 503 where that is so because all have failed others and one request tries them;
-// false when there is none such, and nothing was answered.
+// refuseAtCapacity answers with 429 if every candidate that has not failed the request is at a load
+// limit. It answers with 503 if all of them are at the limit because their breakers are half open
+// and already try one request. It returns false without an answer if no candidate remains or one of
+// them is below its limits.
 func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Rank) bool {
 	full, halfOpen := 0, 0
 	for _, c := range candidates {
@@ -71,8 +71,7 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 	return true
 }
 
-// admitDecode refuses a request with two legs whose decode pool is full, before its
-// prefill is paid for.
+// admitDecode refuses a two-leg request before its prefill runs if the decode pool is at capacity.
 func (q *request) admitDecode() bool {
 	if q.plan.Family == nil || !q.settings.Fleet.HasLimits() {
 		return true
@@ -81,8 +80,8 @@ func (q *request) admitDecode() bool {
 	return !q.refuseAtCapacity(schedule.DecodeLeg, q.plan.Decode)
 }
 
-// withdrawRetry asks the pool's budget for one more try. One that no engine has
-// seen is no load on them, and free.
+// withdrawRetry takes one retry from the pool's retry budget and reports whether the request may
+// try again. A request that no engine has received adds no load, so its retry is free.
 func (q *request) withdrawRetry() bool {
 	if q.unsent || q.settings.Fleet.WithdrawRetry(q.pool) {
 		return true

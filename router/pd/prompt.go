@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// approxBlockTokens is the grain of the approximate index where tokens are
-	// known; approxBlockBytes the grain over text, about as many tokens.
+	// approxBlockTokens is the block size of the approximate index in tokens. approxBlockBytes is
+	// the block size, in bytes, if only the prompt's text is known; it holds about as many tokens.
 	approxBlockTokens = 16
 	approxBlockBytes  = 64
 )
 
-// resolvePrompt finds the prompt's tokens and what every rank holds of them. It
-// cannot fail: with nothing found, the choice goes by load alone.
+// resolvePrompt finds the prompt's tokens and the part of the prompt that each rank has cached. It
+// cannot fail: without tokens and text the scheduler chooses by load alone.
 func (q *request) resolvePrompt() {
 	if !q.x.Endpoint.Disaggregable {
-		q.approx.Reset() // what another request found
+		q.approx.Reset() // it holds another request's matches
 		return
 	}
 	if q.isPredetermined() {
@@ -42,14 +42,14 @@ func (q *request) resolvePrompt() {
 	q.lookUpOverlap(q.x.Received)
 }
 
-// lookUpOverlap finds what every rank holds of the prompt.
+// lookUpOverlap finds the part of the prompt that each rank has cached.
 func (q *request) lookUpOverlap(now time.Time) {
 	salt, opt := q.salt, q.settings
 	if len(q.prompt.Tokens) > 0 {
 		c := q.poolSummary(now)
 		q.keys = q.blockSeqs(q.keys[:0], salt, approxBlockTokens)
 		q.overlaps = q.overlaps[:0]
-		if len(c.baseModels) > 1 && q.resumption == nil { // else the salt is another request's
+		if len(c.baseModels) > 1 && q.resumption == nil { // the salt of a resumption is that of the original request
 			for _, base := range c.baseModels {
 				if altSalt := q.saltForBase(base); altSalt != salt {
 					for _, size := range c.blockSizes {
@@ -69,14 +69,14 @@ func (q *request) lookUpOverlap(now time.Time) {
 		q.keys = blockhash.TextSeqs(q.keys[:0], salt, q.prompt.Text, approxBlockBytes)
 	}
 	q.approx.Reset()
-	// Loads that wait for each other would take one miss of the caches after the other.
+	// Dependent loads would take one cache miss after the other; prefetching overlaps them.
 	q.prefetched = opt.Scheduler.Prefetch(q.id, q.keys) + opt.Approx.Prefetch(q.keys)
 	opt.Approx.Find(q.keys, &q.approx)
 }
 
-// promptSalt separates prompts that share tokens but not KV. The model asked for may
-// be an adapter or an alias: engines' events speak of the base model and name
-// the adapter apart.
+// promptSalt returns the salt that separates prompts that share tokens but not KV. The requested
+// model may be an adapter or an alias, whereas engine events name the base model and the adapter
+// separately.
 func (q *request) promptSalt() blockhash.Salt {
 	if r := q.firstRank(); r != nil {
 		return q.saltForBase(r.Worker.Info().Base)
@@ -84,7 +84,7 @@ func (q *request) promptSalt() blockhash.Salt {
 	return q.saltForBase("")
 }
 
-// saltForBase is the salt of prompts on engines that list base as their model's first name.
+// saltForBase returns the salt of prompts on engines that list base as their first model name.
 func (q *request) saltForBase(base string) blockhash.Salt {
 	adapter := ""
 	if base == "" {
@@ -96,8 +96,8 @@ func (q *request) saltForBase(base string) blockhash.Salt {
 	return blockhash.NewSalt(base, adapter, string(q.x.Doc.String(jsonscan.KeyCacheSalt, nil)))
 }
 
-// firstRank is the same for all requests of a pool, whomever each may go to: guesses
-// are salted by its model's name.
+// firstRank returns a rank that is the same for all requests of a pool, whichever ranks they may
+// use.
 func (q *request) firstRank() *worker.Rank {
 	for _, ranks := range [...][]*worker.Rank{q.pool.Aggregated, q.pool.Prefill, q.pool.Decode} {
 		if len(ranks) > 0 {
@@ -107,12 +107,13 @@ func (q *request) firstRank() *worker.Rank {
 	return nil
 }
 
-// maxUnaccountedBody is how long a body may be for what is made of its prompt to go uncounted.
+// maxUnaccountedBody is the body size in bytes up to which the data derived from a prompt does not
+// count against the memory budget.
 const maxUnaccountedBody = 64 << 10
 
-// accountPrompt counts what will be made of a long prompt: its ids, their hashes, and an
-// engine's answer that tells them. Where the budget is spent, it says so, and the prompt
-// goes by load alone.
+// accountPrompt charges the memory budget for the data derived from a long prompt: its token ids,
+// their hashes and the engine's tokenize response. It returns false if the budget is exhausted; the
+// scheduler then chooses by load alone.
 func (q *request) accountPrompt() bool {
 	if len(q.x.Doc.Body) <= maxUnaccountedBody {
 		return true
@@ -121,8 +122,8 @@ func (q *request) accountPrompt() bool {
 	return q.derived.Acquire(q.settings.Tokenizer.EstimateMemory(kind, &q.x.Doc))
 }
 
-// tokenizePrompt asks the tokenizer, lending it a ready rank to ask in turn where the request
-// does not hold the ids itself.
+// tokenizePrompt gets the prompt's token ids from the request or from the tokenizer. It passes the
+// tokenizer a ready rank that it may ask.
 func (q *request) tokenizePrompt() {
 	kind := tokenizeKind(q.x.Endpoint.Kind)
 	if q.settings.Tokenizer.FromRequestIDs(&q.prompt, kind, &q.x.Doc) {
@@ -138,8 +139,8 @@ func (q *request) tokenizePrompt() {
 	q.settings.Tokenizer.Prompt(&q.prompt, kind, &q.x.Doc, ep, &call)
 }
 
-// tokenizerRank rotates over the candidates, prefill's first, so that tokenizing is
-// not one worker's burden; engines that rest after a failure are passed over.
+// tokenizerRank rotates over the candidates, prefill first, so that no single worker tokenizes all
+// prompts. It skips engines that are in back-off after a failed tokenize call.
 func (q *request) tokenizerRank() *worker.Rank {
 	ranks := q.plan.Prefill
 	if q.plan.Family == nil {
@@ -176,11 +177,11 @@ func tokenizeKind(k front.Kind) tokenize.Kind {
 	return tokenize.Other
 }
 
-// findOverlap looks the prompt up in blocks of one size; fleets of one engine
-// have one.
+// findOverlap looks up the prompt in blocks of one size. A fleet with one kind of engine has one
+// size.
 func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	if len(q.overlaps) < cap(q.overlaps) {
-		q.overlaps = q.overlaps[:len(q.overlaps)+1] // the memory of its Overlap is kept
+		q.overlaps = q.overlaps[:len(q.overlaps)+1] // reuses the memory of its Overlap
 	} else {
 		q.overlaps = append(q.overlaps, schedule.SizedOverlap{})
 	}
@@ -195,7 +196,7 @@ func (q *request) findOverlap(salt blockhash.Salt, size int) {
 	q.settings.Index.Find(q.indexKeys, &s.Overlap)
 }
 
-// choose picks the rank of one leg.
+// choose asks the scheduler for the rank of one leg and records the choice.
 func (q *request) choose(leg schedule.LegKind, candidates []*worker.Rank) (schedule.Choice, bool) {
 	q.query = q.newQuery(leg, candidates)
 	q.query.Reservation = q.reservations.acquire()
@@ -208,14 +209,14 @@ func (q *request) choose(leg schedule.LegKind, candidates []*worker.Rank) (sched
 	return c, ok
 }
 
-// adoptChoice takes in a choice that was made beside choose.
+// adoptChoice records a choice that the scheduler made without choose.
 func (q *request) adoptChoice(leg schedule.LegKind, candidates []*worker.Rank, c schedule.Choice) {
 	q.query = q.newQuery(leg, candidates)
 	q.recordChosenRank(leg, c.Rank)
 	q.publishChoice(c, true)
 }
 
-// publishChoice tells the approximate index and the recorder of a choice.
+// publishChoice passes a choice to the approximate index and the recorder.
 func (q *request) publishChoice(c schedule.Choice, ok bool) {
 	if keys := q.approxKeys(c.Rank); ok && len(keys) > 0 {
 		q.settings.Approx.Observe(c.Rank.Slot, keys)
@@ -224,7 +225,7 @@ func (q *request) publishChoice(c schedule.Choice, ok bool) {
 	q.record(c)
 }
 
-// newQuery is what a leg's rank is chosen from.
+// newQuery returns the scheduler query for a leg.
 func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) schedule.Query {
 	query := schedule.Query{
 		Leg:               leg,
@@ -250,8 +251,8 @@ func (q *request) newQuery(leg schedule.LegKind, candidates []*worker.Rank) sche
 	return query
 }
 
-// record tells the recorder of a choice, with the prompt's blocks of the last
-// size it was looked up by.
+// record passes a choice to the recorder, with the prompt's blocks of the size that was looked up
+// last.
 func (q *request) record(c schedule.Choice) {
 	switch n := len(q.overlaps); {
 	case q.settings.Recorder == nil:
@@ -262,10 +263,10 @@ func (q *request) record(c schedule.Choice) {
 	}
 }
 
-// approxKeys are the blocks that the approximate index is told a rank will hold:
-// those of a rank whose events do not tell now, and all where no tokens were found,
-// for events speak of tokens only. Else nil: the engine's events tell, or it keeps
-// nothing.
+// approxKeys returns the blocks that the approximate index should expect rank r to cache. It
+// returns all of the prompt's blocks if the rank has no live event feed, or if the prompt's tokens
+// are unknown, since events name blocks of tokens only. It returns nil if the engine's events
+// report its cache or the engine caches nothing.
 func (q *request) approxKeys(r *worker.Rank) []blockhash.Seq {
 	if r == nil || !usesApprox(r) && len(q.prompt.Tokens) > 0 || !r.MayCache() {
 		return nil
@@ -273,28 +274,27 @@ func (q *request) approxKeys(r *worker.Rank) []blockhash.Seq {
 	return q.keys
 }
 
-// usesApprox says whether what a rank holds is known from the router's own choices, alone
-// or beside what a feed has brought so far: its engine tells no events, or they cannot
-// be had, as where only HTTP gets through.
+// usesApprox reports whether the router predicts a rank's cache from its own choices, because the
+// rank's event feed is not live. The engine may send no events, or only HTTP may reach it.
 func usesApprox(r *worker.Rank) bool {
 	return worker.FeedState(r.Feed.Load()) != worker.FeedLive
 }
 
-// reconfirmAfter is how long behind its choice a request's prompt counts as seen again.
+// reconfirmAfter is the time after a choice from which learnCached confirms correctly predicted
+// blocks again.
 const reconfirmAfter = 5 * time.Second
 
-// learnCached compares what an engine found in its cache with what was foretold, and
-// corrects the approximate index by it, where keys (approxKeys) says it counts.
-// cached is -1 when the engine said nothing; took is how long ago the choice was.
+// learnCached compares the cached tokens that an engine reported with the predicted ones and
+// corrects the approximate index. keys are those that approxKeys returned. cached is -1 if the
+// engine reported nothing. elapsed is the time since the choice.
 //
-// Where as much was found as was foretold there is nothing to correct: what was counted on
-// is there, and what the request brought stays, also where another has counted on it
-// since. But if that was long ago, it is told again that it was.
+// If both numbers are equal, the index needs no correction. After reconfirmAfter learnCached
+// confirms the blocks anyway, which renews their age.
 func (r *Runner) learnCached(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int, elapsed time.Duration) {
 	r.options().Observer.Cached(rank.ID, tokens, predicted, cached)
 	if rank.RecordCacheHit(predicted, cached) {
 		r.options().Log.Info("the engine reports no cached tokens where hits were foretold; none are any more, until it reports some", "rank", rank.ID.String())
-		go func() { // a stream's loop must not wait for it
+		go func() { // must not block a stream's event loop
 			r.options().Scheduler.Forget(rank.Slot)
 			r.options().Approx.Clear(rank.Slot)
 		}()
@@ -306,14 +306,14 @@ func (r *Runner) learnCached(rank *worker.Rank, keys []blockhash.Seq, tokens, pr
 	r.forgetIfRemoved(rank)
 }
 
-// forgetIfRemoved is called when something has been noted of a rank by its number. Where its worker
-// has left, whoever forgot the rank for that may have done so before, and the number is
-// another's next: so it is forgotten again.
+// forgetIfRemoved clears a rank's data again if its worker has been removed. Call it after
+// recording anything under the rank's slot number: the cleanup of the removed worker may have run
+// before, and the slot's next rank would inherit the data.
 func (r *Runner) forgetIfRemoved(rank *worker.Rank) {
 	if rank == nil || !rank.Removed() {
 		return
 	}
-	go func() { // a stream's loop must not wait for it
+	go func() { // must not block a stream's event loop
 		r.options().Scheduler.Forget(rank.Slot)
 		r.options().Approx.Clear(rank.Slot)
 	}()

@@ -13,9 +13,9 @@ import (
 	"sluice/router/worker"
 )
 
-// resumption is the Party of a request that is the rest of a stream: it runs as any
-// request does, by the same plans and with the same retries, and what it gets is the
-// stream's.
+// resumption is the front.Responder of an internal request that continues an interrupted stream.
+// That request runs like any other, with the same plans and retries, and its response becomes the
+// rest of the stream.
 type resumption struct {
 	front.ClientGoneNotifier
 	stream   *streamState
@@ -25,27 +25,30 @@ type resumption struct {
 	refusal  string
 }
 
-// RespondError implements front.Party.
+// RespondError implements front.Responder.
 func (t *resumption) RespondError(_ front.Reason, _, message string, _ time.Duration) {
 	t.refusal = message
 }
 
-// Respond implements front.Party: an answer that is whole is no stream.
+// Respond implements front.Responder. A complete response cannot continue a stream.
 func (t *resumption) Respond(status int, _ []byte) {
 	t.refusal = "an engine answered " + statusClass(status) + " in the place of a stream"
 }
 
-// Relay implements front.Party; the runner hands taking its stream itself.
+// Relay implements front.Responder. It discards the response: the runner stores the stream in the
+// resumption before it gets here.
 func (t *resumption) Relay(resp *upstream.Response, call *upstream.Call, hooks front.RelayHooks) {
 	call.Cancel()
 	resp.Release()
 }
 
-// maxResumeTokens bounds the ids that another engine is given: of several choices each is a prompt.
+// maxResumeTokens bounds the token ids of a resume request. Each of several choices is a prompt of
+// its own.
 const maxResumeTokens = 1 << 20
 
-// resume has another engine, none of those that failed, go on with the open choices of the
-// stream, held to a grammar by a member of the request or not; nil when none did.
+// resume runs a request that continues the open choices of the stream on an engine that is not in
+// failed. grammar is a request member that constrains the output, or nil. resume returns nil if no
+// engine continues the stream.
 func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
 	s := c.stream
 	opt := s.r.current.Load()
@@ -56,7 +59,7 @@ func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.C
 	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.time()
 	q.steering = c.getExtra().steering
 
-	mayWait := cause != relay.Cancelled // else its engine is well, and the stream stays there
+	mayWait := cause != relay.Cancelled // on a drain the current engine still works, so the stream can stay there
 	length := minModelLen(c.resumeCandidates(opt, client, mayWait))
 	conts := make([]Continuation, len(open))
 	maxTokens, minTokens, total := 0, 0, 0
@@ -73,9 +76,9 @@ func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.C
 			s.addNote("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
 			return nil
 		}
-		c.Limit = int32(min(o.Delivered+remaining, math.MaxInt32)) // the same for all
+		c.Limit = int32(min(o.Delivered+remaining, math.MaxInt32)) // equal for all choices
 		if i > 0 {
-			q.otherChoiceTokens += o.Delivered // the client's prompt, which all begin with, is computed once
+			q.otherChoiceTokens += o.Delivered // all choices begin with the client's prompt, which is computed once
 		}
 		if maxTokens == 0 || remaining < maxTokens {
 			maxTokens = remaining
@@ -136,9 +139,9 @@ func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.C
 	return t
 }
 
-// resumeCandidates are the ready ranks that may go on with the stream, the failed one among them.
-// Where there are none and waits says so, they are waited for: for timeouts.pool_wait, and
-// while the client is there.
+// resumeCandidates returns the ready ranks that may continue the stream, including the failed one.
+// If there are none and mayWait is true, it waits for one up to timeouts.pool_wait or until the
+// client disconnects.
 func (c *migrationState) resumeCandidates(opt *settings, client front.ClientGoneNotifier, mayWait bool) (ranks []*worker.Rank) {
 	r := c.stream.r
 	collect := func(v *fleet.View) bool {
@@ -168,7 +171,7 @@ func (c *migrationState) resumeCandidates(opt *settings, client front.ClientGone
 	return ranks
 }
 
-// filterRanks are the ranks that the request's headers leave.
+// filterRanks returns the ranks that the request's headers allow.
 func filterRanks(s *steering, ranks []*worker.Rank) []*worker.Rank {
 	if len(ranks) == 0 {
 		return ranks
@@ -176,10 +179,10 @@ func filterRanks(s *steering, ranks []*worker.Rank) []*worker.Rank {
 	return s.filter(ranks, make([]bool, len(s.workers)))
 }
 
-// prefersHandover says whether a stream that moves is prefilled on a prefill worker again:
-// where decode workers cannot prefill, where the two are weighed for every request,
-// and where the decode worker that is the best choice would have to compute so much
-// that it held up those it decodes. Else it is booked for all of it.
+// prefersHandover reports whether a migrating stream runs prefill on a prefill worker again. It
+// does so if decode workers cannot prefill, if the scheduler chooses both legs jointly, or if the
+// best decode rank would have to compute so many tokens that it delayed the requests it decodes.
+// Otherwise the best decode rank stays reserved for the whole request.
 func (q *request) prefersHandover() bool {
 	if q.plan.Traits.NoPlainDecode || !q.pd.PlainDecode || q.choosesJointly() {
 		return true

@@ -11,32 +11,32 @@ import (
 	"sluice/router/config"
 )
 
-// Bounds of what is kept of a request for the case that its stream must go on
-// elsewhere.
+// Bounds of the request data that the router keeps for a migration.
 const (
-	maxMigratableBody = 1 << 20  // bytes of the client's body: its prompt's ids come back in one event
-	maxTemplateBody   = 16 << 10 // without prompt, messages and tools
+	maxMigratableBody = 1 << 20  // bytes of the client's body: its prompt's ids arrive in one event
+	maxTemplateBody   = 16 << 10 // bytes without prompt, messages and tools
 )
 
-// resumeTemplate is what another engine is asked with, but for prompt and limits, which are
-// added then (continuation.go): a body without its closing brace, and the members
-// of its sampling_params, where it has them, each behind a comma.
+// resumeTemplate is the request to the next engine without the prompt and the token limits, which
+// continuation.go adds: a body without its closing brace, and the members of sampling_params, if
+// any, each with a leading comma.
 type resumeTemplate struct {
 	body, sampling []byte
 	minTokens      int            // min_tokens
 	choices        int            // n
-	logprobs       bool           // the answer has log-probabilities,
-	topLogprobs    int            // with so many others of each token, in a chat
-	choice         *choiceGrammar // the texts of which the answer is one
-	unconstrained  bool           // the rest is asked for without the grammar
+	logprobs       bool           // the response has log-probabilities
+	topLogprobs    int            // number of alternatives per token in a chat
+	choice         *choiceGrammar // the response is one of its texts; nil without such a grammar
+	unconstrained  bool           // the resume request carries no grammar although the client set one
 }
 
-// maxChoices bounds n of a stream that may move: each is a prompt of its own then.
+// maxChoices bounds n of a request whose stream may migrate: each choice becomes a prompt of its
+// own.
 const maxChoices = 32
 
-// newResumeTemplate makes of a request what another engine is asked with. why is one word for
-// what keeps a stream from going on, "" when nothing does; the words stand in
-// docs/migration.md. tells: the body itself has its engine tell token ids.
+// newResumeTemplate builds the resume template of a request. reason is one word that says why the
+// stream cannot migrate, "" if it can; docs/migration.md lists the words. returnsTokenIDs says that
+// the body itself makes the engine return token ids.
 func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migration, returnsTokenIDs bool) (a resumeTemplate, reason string) {
 	if len(doc.Body) > maxMigratableBody {
 		return a, "too_long"
@@ -81,7 +81,7 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 		jsonscan.Edit{Key: jsonscan.KeyAddSpecialTokens, Op: jsonscan.Remove},
 	)
 	if kind == front.ResponsesAPI && doc.Has(jsonscan.KeyText) && formatOf(doc.Raw(jsonscan.KeyText)) != "" {
-		// Not a prompt here, but the answer's format.
+		// Here text is not a prompt but the format of the response.
 		if reason = m.addGrammar("text", doc.Raw(jsonscan.KeyText)); reason != "" {
 			return a, reason
 		}
@@ -96,11 +96,11 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 		return a, reason
 	}
 	if m.seeded && !m.greedy && !slices.Contains(m.allow, "seed") {
-		return a, "seed" // an engine draws from the seed's beginning, not from where another stood
+		return a, "seed" // a second engine starts the seed's random sequence at its beginning
 	}
 	if kind == front.Chat && m.logprobs {
 		if m.tokensAsIDs {
-			return a, "logprobs" // a chat tells a token's bytes beside its number, completions do not
+			return a, "logprobs" // chat reports a token's bytes beside its id, completions does not
 		}
 		m.body = strconv.AppendInt(append(m.body, `,"logprobs":`...), int64(m.topLogprobs), 10)
 		if m.namedLogprobTokens || m.topLogprobs < 0 {
@@ -110,8 +110,8 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 	return m.resumeTemplate, ""
 }
 
-// mayMigrateChoices says whether a request for several choices may move: where it is allowed, and
-// another engine can be given a prompt for each.
+// mayMigrateChoices reports whether a request for several choices may migrate: the configuration
+// allows it, and a second engine can continue each choice as a prompt of its own.
 func (m *templateBuilder) mayMigrateChoices(doc *jsonscan.Doc) bool {
 	n, ok := doc.Int(jsonscan.KeyN)
 	if !ok || n < 2 || n > maxChoices || m.kind != front.Chat && m.kind != front.Completions ||
@@ -122,27 +122,27 @@ func (m *templateBuilder) mayMigrateChoices(doc *jsonscan.Doc) bool {
 	return true
 }
 
-// templateBuilder collects what is asked again.
+// templateBuilder collects the members of a resume template.
 type templateBuilder struct {
 	resumeTemplate
 	kind               front.Kind
 	allow              []string
 	structured         string // migration.structured
 	seeded, greedy     bool
-	tokensAsIDs        bool // tokens are told by number in the place of text
-	namedLogprobTokens bool // the client named the tokens it wants the scores of
-	inSampling         bool // of sampling_params
+	tokensAsIDs        bool // the engine reports tokens by id instead of text
+	namedLogprobTokens bool // the client named the tokens whose scores it wants
+	inSampling         bool // copyMembers is inside sampling_params
 }
 
-// copyMembers copies the members of an object that count for the rest of an answer; why
-// names one that another engine could not honour.
+// copyMembers copies the members of object that affect the rest of the response. reason names a
+// member that a second engine could not honour.
 func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string) {
 	var buf [64]byte
 	for it := jsonscan.Walk(object); it.Next(); {
 		raw := it.Raw()
 		key := memberName(buf[:0], object, it.Value.KeyStart)
 		if bytes.ContainsAny(key, "\"\\\n") {
-			continue // no member that an engine knows
+			continue // engines know no such member
 		}
 		name := string(key)
 		if m.skipMember(name, raw) {
@@ -151,7 +151,7 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 		if name == "sampling_params" && m.kind != front.Chat && m.kind != front.Completions {
 			if it.Value.Kind != jsonscan.Object {
 				if isSet(raw) {
-					return "batch_prompt" // a list: one for each prompt
+					return "batch_prompt" // a list has one entry per prompt
 				}
 				continue
 			}
@@ -176,7 +176,7 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 				return what
 			}
 			if m.logprobs = true; m.kind == front.Chat {
-				continue // completions ask for a number
+				continue // completions takes a number instead
 			}
 		default:
 			if !slices.Contains(m.allow, what) {
@@ -190,7 +190,7 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 		if m.kind == front.Messages && name == "stop_sequences" {
 			name = "stop"
 		}
-		if len(*dst) != 1 { // more than an opening brace
+		if len(*dst) != 1 { // dst holds more than the opening brace
 			*dst = append(*dst, ',')
 		}
 		*dst = append(append(append(*dst, '"'), name...), `":`...)
@@ -199,18 +199,19 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 	return ""
 }
 
-// mayMigrateLogprobs says whether a stream with log-probabilities may move. SGLang's /generate repeats
-// all of them in every event, and Responses at its end.
+// mayMigrateLogprobs reports whether a stream with log-probabilities may migrate. SGLang's
+// /generate repeats all of them in every event, and Responses repeats them at the end; those
+// cannot.
 func (m *templateBuilder) mayMigrateLogprobs() bool {
 	return (m.kind == front.Chat || m.kind == front.Completions || m.kind == front.Generate) && slices.Contains(m.allow, "logprobs")
 }
 
-// skipMember says whether a member says nothing about the rest of the answer, or is asked
-// for by the router in its own way.
+// skipMember reports whether a member has no effect on the rest of the response or is set by the
+// router itself.
 func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 	switch {
 	case key == "n" && m.choices > 1:
-		return true // a prompt for each
+		return true // each choice becomes a prompt
 	case key == "logprob_token_ids":
 		m.namedLogprobTokens = isSet(raw)
 	case key == "return_tokens_as_token_ids":
@@ -225,7 +226,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 		case "top_logprobs":
 			m.topLogprobs, _ = strconv.Atoi(string(raw))
 			return true
-		case "logprobs": // false is no value of completions
+		case "logprobs": // completions does not accept false
 			return !isSet(raw) && string(raw) != "0"
 		}
 	case front.Completions:
@@ -240,7 +241,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 		case "metadata", "service_tier", "store", "user", "parallel_tool_calls", "prompt_cache_key", "safety_identifier",
 			"max_tool_calls", "return_token_ids", "stream_options", "include_reasoning", "enable_response_messages", "request_id", "session_id":
 			return true
-		case "truncation": // completions know no word for it
+		case "truncation": // completions has no such member
 			return string(raw) == `"disabled"` || string(raw) == `"auto"`
 		case "include", "top_logprobs":
 			return !bytes.Contains(raw, []byte("logprobs")) && (key == "include" || !isSet(raw))
@@ -254,7 +255,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 				m.minTokens = parseCount(raw)
 			}
 			return true
-		case "return_token_ids": // they are known, and told already
+		case "return_token_ids": // the engine always returns them
 			return true
 		}
 	case front.NativeGenerate:
@@ -269,7 +270,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 	return false
 }
 
-// parseCount reads a member that counts something, 0 for anything else.
+// parseCount returns the number in a member, or 0 if the member is not a positive integer.
 func parseCount(raw []byte) int {
 	n, _ := jsonscan.Integer(raw)
 	return int(max(n, 0))

@@ -13,44 +13,44 @@ import (
 	"sluice/router/worker"
 )
 
-// The headers by which a client narrows the choice of workers. Workers are named
-// by the ids that the configuration gave them, never by hosts: what a client sends
-// cannot make the router connect anywhere else.
+// The request headers by which a client narrows the choice of workers. A header names workers by
+// their configured ids and never by host, so a client cannot make the router connect to any other
+// address.
 const (
 	headerSession = "X-Sluice-Session"
 	headerWorker  = "X-Sluice-Worker"
 	headerAllowed = "X-Sluice-Allowed-Workers"
 	headerLabels  = "X-Sluice-Require-Labels"
-	// headerSessionID is what other routers and clients call the session.
+	// headerSessionID is the name that other routers and clients use for the session header.
 	headerSessionID = "X-Session-ID"
 
-	maxHeaderWords = 64       // words of one such header
-	maxHeaderBytes = 32 << 10 // bytes of one such header; a caller in the process can set longer ones than HTTP allows
-	maxSession     = 256      // bytes
-	maxListed      = 32       // ids or labels told in an error
+	maxHeaderWords = 64       // maximum number of words in one header
+	maxHeaderBytes = 32 << 10 // maximum size of one header in bytes; an in-process caller can set longer headers than HTTP allows
+	maxSession     = 256      // maximum length of a session id in bytes
+	maxListed      = 32       // maximum number of ids or labels that an error message lists
 )
 
-// steering is what the headers of one request ask for; the zero value nothing.
+// steering holds the constraints that a request's headers set. The zero value sets none.
 type steering struct {
 	session uint64
-	workers []worker.ID // pinned: a leg that one of them can take, takes one of them
-	ranks   []bool      // beside workers: the rank was named too
-	allowed []string    // ids; empty: all
-	labels  []string    // all must be there
-	// stored is the rank that keeps what the request goes on from; nil: any may run it.
-	// Prefill workers are not concerned.
+	workers []worker.ID // pinned workers: a leg runs on one of them if any of them is a candidate for the leg
+	ranks   []bool      // ranks[i] reports whether workers[i] names a rank and not only a worker
+	allowed []string    // ids of the allowed workers; empty allows all
+	labels  []string    // a worker must have all of these labels
+	// stored is the rank that stored the response which the request continues; nil if any rank may
+	// run the request. It does not restrict the prefill leg.
 	stored *worker.Rank
 }
 
-// isSet is whether there is any of it.
+// isSet reports whether the headers set any constraint.
 func (s *steering) isSet() bool {
 	return s.stored != nil || s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
 }
 
-// pinPolicy says who may name workers.
+// pinPolicy says which clients may name workers.
 type pinPolicy struct {
 	any      bool
-	unix     bool // callers of the routed unix socket
+	unix     bool // callers that use the Unix socket of the engine API
 	networks []netip.Prefix
 }
 
@@ -77,8 +77,8 @@ func (p *pinPolicy) allow(ip netip.Addr, unix bool) bool {
 	return p.any || p.unix && unix || slices.ContainsFunc(p.networks, func(n netip.Prefix) bool { return n.Contains(ip) })
 }
 
-// applySteering reads the headers and narrows the plan's candidates. It answers and
-// returns false when they ask for what cannot be.
+// applySteering reads the headers and removes the excluded candidates from the plan. It answers
+// with an error and returns false if a header is invalid or no candidate remains.
 func (q *request) applySteering() bool {
 	s := &q.steering
 	*s = steering{allowed: s.allowed[:0], labels: s.labels[:0], workers: s.workers[:0], ranks: s.ranks[:0]}
@@ -173,7 +173,7 @@ func (q *request) readLabels(value []byte) bool {
 	return true
 }
 
-// filterPlan takes the candidates that do not fit out of every leg of the plan.
+// filterPlan removes the candidates that the headers exclude from every leg of the plan.
 func (q *request) filterPlan() bool {
 	s, p := &q.steering, &q.plan
 	used := make([]bool, len(s.workers))
@@ -203,8 +203,8 @@ func (q *request) filterPlan() bool {
 	return true
 }
 
-// filter are the ranks that may take a leg: those allowed and labelled, and of
-// them the pinned where there is one.
+// filter returns the ranks that may run a leg: the allowed ranks with all labels. If some of them
+// are pinned, it returns only those. It sets used[i] for each pinned worker that it finds.
 func (s *steering) filter(ranks []*worker.Rank, used []bool) []*worker.Rank {
 	filtered := make([]*worker.Rank, 0, len(ranks))
 	pinned := 0
@@ -224,7 +224,7 @@ func (s *steering) filter(ranks []*worker.Rank, used []bool) []*worker.Rank {
 				hit, used[i] = true, true
 			}
 		}
-		if hit { // those pinned stand first
+		if hit { // the pinned ranks come first
 			filtered = slices.Insert(filtered, pinned, r)
 			pinned++
 			continue
@@ -237,9 +237,9 @@ func (s *steering) filter(ranks []*worker.Rank, used []bool) []*worker.Rank {
 	return filtered
 }
 
-// splitWords yields the words of a header's list, which commas, spaces and tabs separate.
-// It reads no further than the caller does, so a limit on the number of words also bounds
-// the memory.
+// splitWords yields the words of a header's list. Commas, spaces and tabs separate words. It reads
+// only as far as the caller iterates, so the caller's limit on the number of words also bounds
+// memory.
 func splitWords(value []byte) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for {

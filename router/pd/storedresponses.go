@@ -15,33 +15,35 @@ import (
 )
 
 const (
-	// maxStored bounds how many responses the router remembers. When the table is full, the
-	// oldest entry of a client with more than its share goes first (see evict).
+	// maxStored bounds the number of responses that the router remembers. If the table is full,
+	// evict first removes the oldest entry of a client that exceeds its share.
 	maxStored = 1 << 16
-	// storedFor is how long a response is remembered. Engines keep responses until they end.
+	// storedFor is how long the router remembers a response. Engines keep responses until the
+	// engine process ends.
 	storedFor = 24 * time.Hour
 )
 
-// storedResponses remembers which rank answered /v1/responses with which id, and whose
-// request it was. Engines store responses in their own memory and give them to anybody who
-// knows the id; so the router finds the engine here, and refuses other clients. Nothing of
-// it is written to disk or outlives the router. Safe for concurrent use.
+// storedResponses remembers, for each response id of /v1/responses, the rank that stored the
+// response and the client that owns it. Engines store responses in their own memory and serve them
+// to any client that knows the id. The router therefore looks the engine up here and refuses other
+// clients. The table exists in memory only and does not survive a restart of the router. It is safe
+// for concurrent use.
 type storedResponses struct {
 	mu     sync.Mutex
-	byID   map[string]*linked.Element // of *storedResponse, by id
-	ages   linked.List                // all, the oldest in front
-	owners map[string]*linked.List    // of *storedResponse by owner, the oldest in front; none is empty
-	max    int                        // [maxStored]
+	byID   map[string]*linked.Element // of *storedResponse, by response id
+	ages   linked.List                // all entries of *storedResponse, oldest first
+	owners map[string]*linked.List    // each owner's *storedResponse entries, oldest first; no list is empty
+	max    int                        // maximum number of entries; add sets it to maxStored if it is 0
 }
 
 type storedResponse struct {
-	id, owner string // owner: the name of the client's key, "" where the router requires none
+	id, owner string // owner is the name of the client's API key, "" if the router requires no key
 	rank      *worker.Rank
 	until     time.Time
-	own       *linked.Element // the entry's place in its owner's list
+	own       *linked.Element // the entry's element in its owner's list
 }
 
-// add remembers a response. An id that another client's response has stays that client's.
+// add remembers a response. If another client already owns the id, add changes nothing.
 func (s *storedResponses) add(owner, id string, rank *worker.Rank, now time.Time) {
 	if id == "" || len(id) > 128 || rank == nil {
 		return
@@ -74,10 +76,10 @@ func (s *storedResponses) add(owner, id string, rank *worker.Rank, now time.Time
 	s.byID[id] = s.ages.PushBack(r)
 }
 
-// evict makes room for a response of owner's in a full table. A client that has its share
-// of the table or more loses its own oldest response; otherwise the client with the most
-// responses does. So no client pushes another's responses out by making many. Called with
-// mu.
+// evict removes one entry from a full table to admit a response of owner. If owner has reached its
+// equal share of the table, its own oldest response goes; otherwise the oldest response of the
+// client with the most responses goes. A client therefore cannot displace other clients' responses
+// by creating many. The caller holds mu.
 func (s *storedResponses) evict(owner string) {
 	victim, clients := s.owners[owner], len(s.owners)
 	if victim == nil {
@@ -93,8 +95,8 @@ func (s *storedResponses) evict(owner string) {
 	s.remove(s.byID[victim.Front().Value.(*storedResponse).id])
 }
 
-// find gives the rank that stored a response of owner's; nil: there is none, or it is
-// another's.
+// find returns the rank that stored the response. It returns nil if owner has no such response or
+// the rank has been removed.
 func (s *storedResponses) find(owner, id string, now time.Time) *worker.Rank {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,7 +116,7 @@ func (s *storedResponses) find(owner, id string, now time.Time) *worker.Rank {
 	return r.rank
 }
 
-// forget drops a response of owner's.
+// forget removes a response that owner owns.
 func (s *storedResponses) forget(owner, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,14 +125,14 @@ func (s *storedResponses) forget(owner, id string) {
 	}
 }
 
-// expire drops what is too old. Called with mu.
+// expire removes the entries that have reached their time limit. The caller holds mu.
 func (s *storedResponses) expire(now time.Time) {
 	for e := s.ages.Front(); e != nil && !now.Before(e.Value.(*storedResponse).until); e = s.ages.Front() {
 		s.remove(e)
 	}
 }
 
-// remove drops an entry. Called with mu.
+// remove removes one entry. The caller holds mu.
 func (s *storedResponses) remove(e *linked.Element) {
 	r := e.Value.(*storedResponse)
 	delete(s.byID, r.id)
@@ -141,7 +143,7 @@ func (s *storedResponses) remove(e *linked.Element) {
 	}
 }
 
-// ownerOf is whose responses a request may name.
+// ownerOf returns the owner name under which a request may store and find responses.
 func ownerOf(pass front.Principal) string {
 	if pass == nil {
 		return ""
@@ -149,8 +151,8 @@ func ownerOf(pass front.Principal) string {
 	return pass.Name()
 }
 
-// declinesStore reports whether the client asked the engine not to store the response
-// ("store": false): the engine has nothing that a later request could name.
+// declinesStore reports whether the client asked the engine not to store the response ("store":
+// false). A later request cannot name such a response.
 func (q *request) declinesStore() bool {
 	if q.x.Endpoint.Kind != front.ResponsesAPI {
 		return false
@@ -159,8 +161,8 @@ func (q *request) declinesStore() bool {
 	return err == nil && ok && v.Kind == jsonscan.Bool && q.x.Doc.Body[v.Start] == 'f'
 }
 
-// rememberResponse records that rank answered a request of /v1/responses with this body, of
-// which the beginning is enough.
+// rememberResponse records that rank answered a /v1/responses request with body. body may be only
+// the beginning of the response.
 func (q *request) rememberResponse(body []byte, rank *worker.Rank) {
 	if q.x.Endpoint.Kind != front.ResponsesAPI || q.declinesStore() {
 		return
@@ -168,9 +170,9 @@ func (q *request) rememberResponse(body []byte, rank *worker.Rank) {
 	q.r.stored.add(ownerOf(q.x.Principal()), responseID(body), rank, time.Now())
 }
 
-// responseID is the id of a response object of which body is the beginning, "" where it is
-// not there. Engines write it first; elsewhere it is found in a whole body only. The size
-// of a chunk may stand before the object.
+// responseID returns the id of the response object that starts in body, or "" if body does not
+// contain it. Engines write the id as the first member; an id at another position is found only if
+// body is complete. A chunk size may precede the object.
 func responseID(body []byte) string {
 	if at := bytes.IndexByte(body, '{'); at > 0 && at < 20 {
 		body = body[at:]
@@ -187,15 +189,15 @@ func responseID(body []byte) string {
 	return string(jsonscan.Unquote(nil, body[v.Start:v.End]))
 }
 
-// ResponseID implements front.Storer.
+// ResponseID stores the id of a streamed response. It implements front.ResponseIDObserver.
 func (s *streamState) ResponseID(id string) {
 	if s.endpoint.Kind == front.ResponsesAPI && !s.unstored {
 		s.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
 	}
 }
 
-// routeToStored has a request that goes on from a stored response run on the rank that
-// stored it. It answers and returns false where that cannot be.
+// routeToStored restricts a request that continues a stored response to the rank that stored it. It
+// answers with an error and returns false if that rank cannot run the request.
 func (q *request) routeToStored() bool {
 	if q.x.Endpoint.Kind != front.ResponsesAPI || !q.x.Doc.Has(jsonscan.KeyPreviousResponseID) {
 		return true
@@ -207,7 +209,7 @@ func (q *request) routeToStored() bool {
 		q.steering.stored = rank
 		return q.narrowToStored(id)
 	case q.x.Principal() == nil:
-		return true // it may be from before a restart of the router: the engine knows
+		return true // The response may predate a restart of the router; only the engine knows.
 	}
 	q.refuseParam(front.UnknownResponse, "previous_response_id", unknownResponse(id), 0)
 	return false
@@ -220,7 +222,8 @@ func unknownResponse(id string) string {
 	return fmt.Sprintf("response %q is not known here: it was not stored, is no longer remembered, or its worker has left", id)
 }
 
-// narrowToStored leaves the plan's legs but prefill to the rank that stored the response.
+// narrowToStored restricts every leg of the plan except prefill to the rank that stored the
+// response.
 func (q *request) narrowToStored(id string) bool {
 	p := &q.plan
 	for _, ranks := range [...]*[]*worker.Rank{&p.Decode, &p.Whole} {
@@ -236,7 +239,7 @@ func (q *request) narrowToStored(id string) bool {
 	return true
 }
 
-// serveStored passes a request about a stored response on to the engine that stored it.
+// serveStored forwards a request about a stored response to the engine that stored it.
 func (r *Runner) serveStored(x *front.Exchange) {
 	owner, id := ownerOf(x.Principal()), x.Stored.ID
 	rank := r.stored.find(owner, id, time.Now())
@@ -290,7 +293,8 @@ func storedErrorReason(x *front.Exchange, rank *worker.Rank, call *upstream.Call
 	x.Error(classify(err).reason, "", fmt.Sprintf("%s, which stored the response, failed: %s", rank.ID, upstream.ClientMessage(err)), 0)
 }
 
-// soleRank is the one rank that can have stored a response, nil where there are several.
+// soleRank returns the only rank that can have stored a response. It returns nil if there are
+// several.
 func (r *Runner) soleRank() (only *worker.Rank) {
 	for _, w := range r.options().Fleet.View().Workers {
 		if w.Spec.Role == worker.Prefill {
