@@ -17,12 +17,12 @@ import (
 // connSet holds every open connection, for the limits and for the drain.
 type connSet struct {
 	mu    sync.Mutex
-	conns []*conn            // each at its place
-	byIP  map[netip.Addr]int // connections and forwarded requests, while there is a limit
+	conns []*conn            // conns[c.index] is c
+	byIP  map[netip.Addr]int // connections and forwarded requests by client; filled only while MaxConnsPerIP is set
 }
 
-// add counts c in; it gives the number of open connections, and false when there are
-// as many as may be.
+// add adds c to the set and returns the number of open connections. ok is false if limit
+// connections are open already; c is then not in the set.
 func (s *connSet) add(c *conn, limit int) (open int, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,8 +34,9 @@ func (s *connSet) add(c *conn, limit int) (open int, ok bool) {
 	return len(s.conns), true
 }
 
-// acquireIP counts one more of ip's; false when the limit is reached. counted is the
-// address for leave, invalid where nothing was counted.
+// acquireIP counts one more connection or request of ip. ok is false if ip has reached limit.
+// counted is the address to pass to releaseIP, invalid if nothing was counted: without a
+// limit, or for an unknown address.
 func (s *connSet) acquireIP(ip netip.Addr, limit int) (counted netip.Addr, ok bool) {
 	if limit <= 0 || !ip.IsValid() {
 		return netip.Addr{}, true
@@ -49,7 +50,7 @@ func (s *connSet) acquireIP(ip netip.Addr, limit int) (counted netip.Addr, ok bo
 	return ip, true
 }
 
-// releaseIP takes back what enter counted.
+// releaseIP undoes an acquireIP that returned counted.
 func (s *connSet) releaseIP(counted netip.Addr) {
 	if !counted.IsValid() {
 		return
@@ -63,7 +64,8 @@ func (s *connSet) releaseIP(counted netip.Addr) {
 	}
 }
 
-// acquireConnIP is enter for a connection, whose address stays what it is.
+// acquireConnIP is acquireIP for the client of c. c.ip must not change afterwards, because
+// releaseConnIP uses it.
 func (s *connSet) acquireConnIP(c *conn, limit int) (ok bool) {
 	counted, ok := s.acquireIP(c.ip, limit)
 	c.ipCounted = counted.IsValid()
@@ -86,7 +88,8 @@ func (s *connSet) remove(c *conn) {
 	}
 }
 
-// removeLocked takes c out, if it is there, and gives how many are left. Called with mu.
+// removeLocked removes c if it is in the set and returns the number of open connections. The
+// caller holds mu.
 func (s *connSet) removeLocked(c *conn) (open int) {
 	last := len(s.conns) - 1
 	if at := int(c.index); at <= last && s.conns[at] == c {
@@ -104,7 +107,8 @@ func (s *connSet) len() int {
 	return len(s.conns)
 }
 
-// shutdownIf cuts the connections that which picks.
+// shutdownIf shuts down the connections for which match returns true. match runs with the set
+// locked.
 func (s *connSet) shutdownIf(match func(*conn) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,14 +119,14 @@ func (s *connSet) shutdownIf(match func(*conn) bool) {
 	}
 }
 
-// snapshot is the connections of now.
+// snapshot returns a copy of the list of open connections.
 func (s *connSet) snapshot() []*conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.conns)
 }
 
-// cancelStreams ends streams, and gives their number.
+// cancelStreams ends all streams and returns their number.
 func (s *connSet) cancelStreams() (n int) {
 	for _, c := range s.snapshot() {
 		if c.clientWatch.cancelStream() {
@@ -132,23 +136,23 @@ func (s *connSet) cancelStreams() (n int) {
 	return n
 }
 
-// listener wraps, counts and limits what it accepts, and waits where nothing can be
-// accepted now.
+// listener accepts connections, wraps them as conns, and enforces the connection limits. It
+// retries when the process has no descriptors or memory for another connection.
 type listener struct {
 	net.Listener
-	rawListener *rawsocket.Listener // of the same socket, where there is one
+	rawListener *rawsocket.Listener // for the same socket; nil: accept through Listener
 	srv         *Server
 	yielder     yielder
 }
 
-// gatedListener is a listener that accepts nothing before something has happened; Opened waits
-// for that, and gives the listener behind the gate.
+// gatedListener is a listener that accepts nothing until an event of its own has happened.
+// Opened waits for that event and returns the underlying listener.
 type gatedListener interface {
 	Opened() (net.Listener, error)
 }
 
-// newListener makes a listener of ln. What TLS needs is in Go's poller for as long as the
-// connection lasts, and is net's.
+// newListener makes a listener from ln. With TLS it accepts through package net, because
+// crypto/tls needs a net.Conn that is in Go's poller for as long as the connection lasts.
 func (s *Server) newListener(ln net.Listener) (*listener, error) {
 	l := &listener{Listener: ln, srv: s}
 	if s.initial.TLS != nil {
@@ -174,7 +178,7 @@ func (s *Server) newListener(ln net.Listener) (*listener, error) {
 	return l, nil
 }
 
-// acceptRaw waits for a connection; from is its other end, as far as it tells.
+// acceptRaw waits for a connection. from is the peer's address, invalid if it has none.
 func (l *listener) acceptRaw() (nc net.Conn, from netip.Addr, err error) {
 	if l.rawListener != nil {
 		c, from, err := l.rawListener.Accept()
@@ -196,9 +200,9 @@ func remoteIP(nc net.Conn) (ip netip.Addr) {
 	return ip
 }
 
-// accept gives the next connection within the limits. Want of descriptors or
-// memory is waited out: it ends by itself, while a server that stopped accepting
-// does not start again.
+// accept returns the next connection within the limits. If the process has no descriptors or
+// memory, accept waits and tries again: such a shortage ends, but a server that has stopped
+// accepting does not start again.
 func (l *listener) accept() (*conn, error) {
 	var delay time.Duration
 	for {
@@ -217,9 +221,10 @@ func (l *listener) accept() (*conn, error) {
 			}
 		}
 		delay = 0
-		// Those that were accepted go first: of thousands that come at once more than can
-		// be served would else stand before each other's locks, each with a goroutine's
-		// stack and a request's buffers, where the kernel's queue holds them for nothing.
+		// Connections that are already accepted go first. When thousands of clients connect at
+		// once, the rest wait in the kernel's queue, where they cost nothing. Accepted, each
+		// would have a stack and the buffers of a request, and all would contend for the same
+		// locks.
 		l.yielder.yield()
 		if c := l.srv.admit(nc, from); c != nil {
 			return c, nil
@@ -227,12 +232,12 @@ func (l *listener) accept() (*conn, error) {
 	}
 }
 
-// isTemporaryAcceptError says whether an accept may succeed later.
+// isTemporaryAcceptError reports whether a later accept may succeed.
 func isTemporaryAcceptError(err error) bool {
 	return fdlimit.IsExhausted(err) || errors.Is(err, syscall.ECONNABORTED)
 }
 
-// newConn wraps a connection on which nothing has been asked for.
+// newConn wraps a connection that has had no request.
 func (s *Server) newConn(nc net.Conn, from netip.Addr) *conn {
 	c := &conn{Conn: nc, srv: s, deadlineKind: deadlineHead, ip: from}
 	if sc, ok := nc.(syscall.Conn); ok {
@@ -243,7 +248,7 @@ func (s *Server) newConn(nc net.Conn, from netip.Addr) *conn {
 	return c
 }
 
-// admit wraps an accepted connection, or refuses it and gives nil.
+// admit wraps an accepted connection. It returns nil if it has refused and closed it.
 func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 	c := s.newConn(nc, from)
 	if s.initial.TLS != nil {
@@ -251,7 +256,8 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 		c.Conn = c.tlsConn
 	}
 	live := s.options()
-	// A proxy stands for all of its clients: whom to count is known later.
+	// A trusted proxy connects for many clients. The client to count is known only from the
+	// PROXY header or the request.
 	c.fromProxy = live.Proxies.Trusted.Contain(c.ip)
 	if !c.fromProxy && live.Proxies.ProxyProtocol == ProxyProtocolRequired {
 		s.rejectProxyHeader(c, errors.New("the connection does not come from one of proxies.trusted, and proxies.protocol is required"))
@@ -284,8 +290,7 @@ func (s *Server) admit(nc net.Conn, from netip.Addr) *conn {
 	return c
 }
 
-// rejectConn tells a connection that was not counted in that there are too many, and
-// closes it.
+// rejectConn answers that too many connections are open and closes c, which is not in connSet.
 func (s *Server) rejectConn(c *conn) {
 	if c.usesReservedFD {
 		s.fdStats.reservedConns.Add(-1)
@@ -299,9 +304,9 @@ func (s *Server) rejectConn(c *conn) {
 	_ = c.Conn.Close()
 }
 
-// discardUnread takes what lies in the socket, within a bound: a connection closed with unread
-// bytes is reset, and the client may lose what it was told. Most have sent their request
-// when they are accepted.
+// discardUnread reads and discards up to 64 KiB that have arrived on the socket. The kernel
+// resets a connection that is closed with unread bytes, and the client may then lose the
+// refusal. Most clients have sent their request before their connection is accepted.
 func (c *conn) discardUnread() {
 	if c.raw == nil {
 		return
@@ -316,15 +321,14 @@ func (c *conn) discardUnread() {
 	})
 }
 
-// respondTooManyConns counts and answers a connection beyond a limit.
+// respondTooManyConns reports a connection beyond a limit and answers 503, except with TLS.
 func (s *Server) respondTooManyConns(c *conn) {
 	id := s.ids.next()
 	s.reportRefused("", TooManyConnections, refusal{id: id, client: c.ip})
 	if c.tlsConn != nil {
-		return // a handshake is more than a refusal is worth
+		return // a refusal is not worth a TLS handshake
 	}
-	// An empty socket takes this without blocking; the deadline is for the case
-	// that it does not.
+	// The send buffer is empty, so this write does not block; the deadline bounds it if it does.
 	_ = c.Conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
 	_, _ = c.Conn.Write(rawRefusal(TooManyConnections, "too many connections are open; try again later", id, "Retry-After: 1\r\n"))
 }

@@ -7,62 +7,66 @@ import (
 )
 
 const (
-	// A chunk's size has at most so many digits, leading zeros among them: no sum of it
-	// with anything overflows, here or at a proxy that counts in 64 bits.
+	// maxSizeDigits bounds the digits of a chunk's size, including leading zeros, so that no
+	// sum with the size overflows, here or in a proxy that counts in 64 bits.
 	maxSizeDigits = 15
-	// An extension says nothing to us and is passed over, as RFC 9112, 7.1.1, asks; those that
-	// are in use (signatures of chunks) have 81 bytes.
+	// maxExtensionBytes bounds a chunk extension. The reader ignores extensions, as RFC 9112,
+	// 7.1.1, requires. Those in use (signatures of chunks) have 81 bytes.
 	maxExtensionBytes = 256
-	// The framing of a body, its sizes, extensions and line ends, may have so much: framingBase,
-	// as many bytes as the body, and framingStep for each chunk: its size and two line ends.
+	// The framing of a body (sizes, extensions and line ends) may have at most framingBase
+	// bytes, plus as many as the payload, plus framingStep for the size and the two line ends
+	// of each chunk.
 	framingBase = 16 << 10
 	framingStep = 8
-	// maxTrailerName is how much of a trailer's name is kept: longer ones are no field we know.
+	// maxTrailerName is how many bytes of a trailer's name are kept. forbiddenTrailer knows no
+	// longer name.
 	maxTrailerName = 80
 )
 
-// chunkedReader reads the payload of a body of transfer coding chunked (RFC 9112, 7.1). It takes
-// CRLF for a line end and nothing else, and of src not a byte that is not the body's for
-// sure. So what comes behind the body lies where the framing says, to us as to any proxy in
-// front, and the connection may serve another request.
+// chunkedReader reads the payload of a request body with transfer coding chunked (RFC 9112,
+// 7.1). It accepts only CRLF as a line end, and never reads a byte of src behind the body.
+// Thus the server and a proxy in front agree on where the body ends, and the connection can
+// serve another request.
 //
-// It is stricter than upstream.Chunks, which passes on what engines send: no white space
-// behind a size. Its errors are for the client, and repeat a few bytes of what it sent.
+// chunkedReader is stricter than upstream.Chunks, which passes on what engines send: it accepts
+// no white space behind a size. Its errors are meant for the client and quote a few bytes of
+// its input.
 type chunkedReader struct {
 	src          io.Reader
 	limit        int64 // of the payload
 	maxTrailers  int64 // of all trailers
-	read         int64 // payload that was given
+	read         int64 // payload bytes that Read has returned
 	chunks       int64 // chunks that have begun
-	framingBytes int64 // bytes of framing, but for trailers
-	size         int64 // of this chunk
-	remaining    int64 // of it
-	lineBytes    int64 // digits of this size, bytes of this extension or of all trailers
+	framingBytes int64 // bytes of framing, without trailers
+	size         int64 // of the current chunk
+	remaining    int64 // unread bytes of the current chunk
+	lineBytes    int64 // digits of the current size, bytes of the current extension, or bytes of all trailers
 	nameLen      int   // of name
 	state        chunkState
 	buffered     [5]byte              // read from src
-	name         [maxTrailerName]byte // of this trailer; the digits of this size
+	name         [maxTrailerName]byte // name of the current trailer, or digits of the current size
 }
 
+// chunkState is the position of a chunkedReader in the framing.
 type chunkState uint8
 
 const (
 	chunkSize    chunkState = iota // at or in a size's digits
 	chunkExt                       // behind the semicolon
 	chunkSizeLF                    // behind the CR of a size line
-	chunkData                      // left bytes of payload
-	chunkDataCR                    // behind them
-	chunkDataLF                    // behind their CR
+	chunkData                      // in the payload of a chunk
+	chunkDataCR                    // behind the payload
+	chunkDataLF                    // behind the CR that follows the payload
 	trailerStart                   // at the beginning of a trailer or of the last line
 	trailerKey                     // in a trailer's name
-	trailerValue                   // behind its colon
-	trailerLF                      // behind its CR
+	trailerValue                   // behind the colon of a trailer
+	trailerLF                      // behind the CR of a trailer
 	chunkLastLF                    // behind the CR of the last line
 	chunkDone
 )
 
-// minFraming is how many bytes of framing come in a state before any of the payload, at least: so
-// many can be read without one that is not the framing's.
+// minFraming is, by state, the least number of framing bytes that precede the next payload byte
+// or the end of the body. The reader can read that many without reading anything else.
 var minFraming = [...]int{
 	chunkSize:    len("\r\n"),
 	chunkExt:     len("\r\n"),
@@ -84,16 +88,16 @@ var (
 		"each must be a name, a colon and a value without control characters, and end with CRLF")
 )
 
-// reset makes c ready for a body that comes from src, with trailers of at most most bytes.
+// reset prepares c for a body from src whose trailers have at most maxTrailers bytes in all.
 func (c *chunkedReader) reset(src io.Reader, maxTrailers int64) {
 	c.src, c.maxTrailers = src, maxTrailers
 	c.read, c.chunks, c.framingBytes, c.remaining, c.lineBytes, c.state = 0, 0, 0, 0, 0, chunkSize
 }
 
-// Read fills p, or gives the rest of the body with io.EOF; what comes behind p's last byte
-// before the next of the payload it takes as well, so that a body which just fits ends in
-// it. With errBodyTooLarge nothing of the chunk at fault has been taken, and a higher limit
-// lets it come. No other error can be gone on from.
+// Read fills p, or returns the rest of the body with io.EOF. It also reads the framing behind
+// the last byte of p, so that a body that just fits into p ends with io.EOF. After
+// errBodyTooLarge it has read nothing of the chunk that is too large, and the caller may raise
+// the limit and go on. All other errors are final.
 func (c *chunkedReader) Read(p []byte) (n int, err error) {
 	for {
 		var got int
@@ -120,7 +124,7 @@ func (c *chunkedReader) Read(p []byte) (n int, err error) {
 			}
 		}
 		switch {
-		case err == nil || c.state == chunkDone: // what failed behind the body is the next request's
+		case err == nil || c.state == chunkDone: // the next request's read reports an error behind the body
 		case err == io.EOF:
 			return n, io.ErrUnexpectedEOF
 		default:
@@ -129,7 +133,7 @@ func (c *chunkedReader) Read(p []byte) (n int, err error) {
 	}
 }
 
-// parseFraming takes bytes of framing.
+// parseFraming parses framing bytes, and changes the state with each of them.
 func (c *chunkedReader) parseFraming(p []byte) error {
 	for _, b := range p {
 		if c.state < trailerStart {
@@ -191,8 +195,8 @@ func (c *chunkedReader) parseFraming(p []byte) error {
 	return nil
 }
 
-// parseTrailer takes a byte behind the last chunk. Trailers go nowhere; those are refused that
-// are not for a reader of the lines, and might be taken for a part of the head.
+// parseTrailer parses a byte behind the last chunk. The router forwards no trailers. It refuses
+// malformed ones, and fields that another reader might treat as a part of the head.
 func (c *chunkedReader) parseTrailer(b byte) error {
 	if c.lineBytes++; c.lineBytes > c.maxTrailers {
 		return fmt.Errorf("its trailers are larger than %d bytes", c.maxTrailers)
@@ -235,8 +239,9 @@ func (c *chunkedReader) parseTrailer(b byte) error {
 	return nil
 }
 
-// forbiddenTrailer says whether a field is none for trailers (RFC 9110, 6.5.1): it frames or
-// routes the message, says who sends it, or tells how to read it.
+// forbiddenTrailer reports whether a field must not be a trailer (RFC 9110, 6.5.1), because it
+// frames or routes the message, authenticates or identifies the sender, or describes the
+// content.
 func forbiddenTrailer(name []byte) bool {
 	for _, prefix := range [...]string{"X-Forwarded", "X-Real-IP"} {
 		if len(name) >= len(prefix) && equalFold(name[:len(prefix)], prefix) {

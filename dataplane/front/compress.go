@@ -12,7 +12,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// decode takes a coding off the body; when it cannot, it answers and gives false.
+// decode decompresses the request body. If it cannot, it answers with an error and returns
+// false.
 func (x *Exchange) decode(c compression.Algorithm) bool {
 	if c == compression.Identity {
 		return true
@@ -37,15 +38,15 @@ func (x *Exchange) decode(c compression.Algorithm) bool {
 	return false
 }
 
-// setCompressedBody makes a copy of body the answer's, in a coding that the client accepts
-// where that makes it shorter.
+// setCompressedBody sets a copy of body as the response body, compressed if the client accepts
+// a coding and the result is shorter.
 func (x *Exchange) setCompressedBody(body []byte) {
 	minSize := x.srv.options().CompressMin
 	if minSize == 0 || len(body) < minSize {
 		x.setIdentityBody(body)
 		return
 	}
-	addHeaderLine(x, "Vary", "Accept-Encoding") // one more line: an engine's own stays
+	addHeaderLine(x, "Vary", "Accept-Encoding") // in addition to an engine's Vary line
 	c := compression.Negotiate(x.head.findAll("Accept-Encoding"))
 	if c == compression.Identity {
 		x.setIdentityBody(body)
@@ -62,24 +63,24 @@ func (x *Exchange) setCompressedBody(body []byte) {
 	x.setIdentityBody(encoded)
 }
 
-// maxCompressing is how many answers that are no streams are encoded as they come at once, by
-// Server.encoded: an encoder has up to 1 MB, which a slow client holds. Those beyond go out
-// as they are.
+// maxCompressing bounds how many non-streaming responses are compressed while they are relayed,
+// counted in Server.compressing. An encoder has up to 1 MB for as long as its client reads.
+// Further responses are relayed uncompressed.
 const maxCompressing = 32
 
-// streamCompressor puts a coding on a stream; its buffers are kept from one stream to the next.
+// streamCompressor compresses the body of a stream. Its buffers are reused for the next stream.
 type streamCompressor struct {
 	active     bool
-	inUse      *atomic.Int32       // of maxCompressing; nil: not counted
-	stream     *compression.Stream // nil once the end is written
+	inUse      *atomic.Int32       // Server.compressing if the stream is counted there, else nil
+	stream     *compression.Stream // nil once its end is written
 	payload    []byte
 	compressed []byte
 	out        []byte
 }
 
-// compressRelayed has an answer that is relayed encoded where that was configured and the
-// client accepts it, and says so in the head. Its body goes out in chunks then, whatever
-// its framing was.
+// compressRelayed compresses a relayed response if the configuration and the client allow it,
+// and adds the header lines for it. The body is then sent in chunks, whatever its framing was.
+// on reports whether the body is compressed.
 func (x *Exchange) compressRelayed(st *stream, kind []byte) (on bool) {
 	resp, opt := st.resp, x.srv.options()
 	asStream := opt.CompressStreams && resp.ContentLength == upstream.LengthChunked
@@ -100,7 +101,7 @@ func (x *Exchange) compressRelayed(st *stream, kind []byte) (on bool) {
 		}
 	}
 	stream, err := c.NewStream()
-	if err != nil { // of a coding that cannot come in pieces
+	if err != nil { // the coding cannot be written in pieces
 		if counted != nil {
 			counted.Add(-1)
 		}
@@ -115,20 +116,20 @@ func (x *Exchange) compressRelayed(st *stream, kind []byte) (on bool) {
 	return true
 }
 
-// compressesUnbuffered says whether an answer that is relayed is encoded as one that is held
-// whole would be: JSON that is as long as CompressMin, or does not tell how long. Nobody
-// can say whether a coding makes another kind shorter before it has gone out.
+// compressesUnbuffered reports whether a relayed non-streaming response is compressed: JSON of
+// CompressMin bytes or more, or of unknown length. For other content types nobody knows, before
+// the body has been sent, whether compression makes it shorter.
 func (x *Exchange) compressesUnbuffered(resp *upstream.Response, kind []byte) bool {
 	minSize := int64(x.srv.options().CompressMin)
 	return minSize > 0 && (resp.ContentLength < 0 || resp.ContentLength >= minSize) && x.Converter == nil && namesJSON(kind)
 }
 
-// writeCompressed takes p out of the engine's chunks, where it has any, and sends what it held
-// as one chunk of the coding, flushed: an event never waits for the next.
+// writeCompressed removes the engine's chunk framing from p, if there is any, and sends the
+// payload compressed as one chunk. It flushes the encoder, so that no event waits for the next.
 func (st *stream) writeCompressed(p []byte) (int, error) {
 	c := st.compressor
 	if c.stream == nil {
-		return len(p), nil // behind the end
+		return len(p), nil // the body has ended
 	}
 	c.payload, c.out = c.payload[:0], c.out[:0]
 	payload := p
@@ -166,14 +167,14 @@ func (st *stream) writeCompressed(p []byte) (int, error) {
 		return len(p), nil
 	}
 	if _, err := st.send(c.out); err != nil {
-		// The coding's state has gone on: nothing can be sent again.
+		// The encoder's state has advanced, so the caller cannot send p again.
 		return 0, fmt.Errorf("front: cannot write an encoded stream: %w", err)
 	}
 	return len(p), nil
 }
 
-// appendBodyEnd puts what ends a body that was framed here behind the head, if that is not
-// out: the end of its coding and the last chunk.
+// appendBodyEnd appends the end of a body that this server frames to st.head: the end of the
+// compressed data, if it is not written, and the last chunk.
 func (st *stream) appendBodyEnd() error {
 	if c := st.compressor; c.enabled() && c.stream != nil {
 		var err error
@@ -187,10 +188,11 @@ func (st *stream) appendBodyEnd() error {
 	return nil
 }
 
-// enabled says whether there is a coding on the stream.
+// enabled reports whether the stream is compressed. c may be nil.
 func (c *streamCompressor) enabled() bool { return c != nil && c.active }
 
-// release gives the encoder of a stream back that broke before its end.
+// release ends the use of c by a stream: it closes an encoder whose stream broke before its
+// end, and drops buffers of more than 64 KiB. c may be nil.
 func (c *streamCompressor) release() {
 	if c == nil {
 		return

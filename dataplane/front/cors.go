@@ -6,30 +6,32 @@ import (
 	"time"
 )
 
-// CORS lets pages of other origins use the API from a browser (the Fetch standard's
-// CORS protocol). Requests without an Origin are not concerned, and no request is
-// refused for its origin: a browser keeps the answer from a page that may not see it.
-// Credentials (cookies) are never allowed: keys come in Authorization.
+// CORS lets pages of other origins use the API from a browser (the Fetch standard's CORS
+// protocol). It does not affect requests without an Origin header. Only preflights of unknown
+// origins are refused: the browser itself hides other responses from pages that may not read
+// them. Credentials (cookies) are never allowed; clients send their keys in Authorization.
 type CORS struct {
-	Origins []string      // https://app.example, exactly as browsers send them, or * for all
-	Methods []string      // [GET, POST]
-	Headers []string      // header lines that pages may send; * for all but Authorization [those that clients of the API send]
-	MaxAge  time.Duration // browsers ask again after this; 0: each time
+	Origins []string      // origins as browsers send them, such as https://app.example; * for all
+	Methods []string      // methods that pages may use [GET, POST]
+	Headers []string      // header lines that pages may send; * for all but Authorization [corsHeaders]
+	MaxAge  time.Duration // how long browsers may cache a preflight's answer; 0: not at all
 
 	any                      bool
 	methods, headers, maxAge string
 }
 
-// corsHeaders are what OpenAI's and Anthropic's clients send, and what this router reads.
+// corsHeaders are the header lines that OpenAI's and Anthropic's clients send and that this
+// router reads.
 const corsHeaders = "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version, Anthropic-Beta, Anthropic-Dangerous-Direct-Browser-Access, OpenAI-Organization, OpenAI-Project, OpenAI-Beta, " +
 	"X-Stainless-Arch, X-Stainless-Lang, X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Retry-Count, X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout, X-Stainless-Helper-Method, " +
 	"X-Sluice-Session"
 
-// corsExposed are the answer's header lines that pages may read beside the few that
-// they always may.
+// corsExposed are the response's header lines that pages may read, in addition to the few that
+// the Fetch standard always allows.
 const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, X-Sluice-Plan, X-Sluice-Migration, X-Sluice-Waited, Retry-After, " +
 	"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 
+// withJoined returns c with its lists joined to header values, and defaults for empty lists.
 func (c CORS) withJoined() CORS {
 	for _, o := range c.Origins {
 		c.any = c.any || o == "*"
@@ -46,7 +48,8 @@ func (c CORS) withJoined() CORS {
 	return c
 }
 
-// allowOrigin gives what the origin is told, "" for nothing.
+// allowOrigin returns the value of Access-Control-Allow-Origin for origin, "" if the origin is
+// not allowed.
 func (c *CORS) allowOrigin(origin []byte) string {
 	if c.any {
 		return "*"
@@ -59,9 +62,9 @@ func (c *CORS) allowOrigin(origin []byte) string {
 	return ""
 }
 
-// cors tells a page of another origin what it may see, and answers the question that
-// browsers ask before such a request (the preflight): then it gives true. Keys are
-// asked for on the real request.
+// cors adds the CORS header lines for a page of another origin. If the request is a preflight,
+// cors answers it and returns true; a preflight needs no API key, the request behind it does.
+// known says that the path has a route.
 func (x *Exchange) cors(method []byte, known bool) (done bool) {
 	c := x.srv.options().CORS
 	if c == nil {
