@@ -6,34 +6,33 @@ import (
 	"sluice/router/worker"
 )
 
-// Sink takes workers in and out; *fleet.Fleet is one. Its methods may be called
-// from several sources at once.
+// Sink adds and removes workers; *fleet.Fleet implements it. Several sources may call it
+// concurrently.
 type Sink interface {
-	// Add takes a worker in; it fails on an id that is there.
+	// Add adds a worker. It fails if a worker with this id exists.
 	Add(spec worker.Spec) error
-	// Remove takes one out by its id; it fails on one that is not there.
+	// Remove removes the worker with this id. It fails if there is none.
 	Remove(id string) error
 }
 
 // Source is one way to find workers.
 type Source interface {
-	// Name is what the source is called in logs, metrics and the admin API, as
-	// "file /etc/sluice/workers.yaml"; unique among a router's sources.
+	// Name is the source's name in logs, metrics and the admin API, such as "file
+	// /etc/sluice/workers.yaml". It is unique among a router's sources.
 	Name() string
-	// Run tells set of workers as they come and go, until ctx ends; then it
-	// returns nil and leaves in what it had put in. An error returned before
-	// that means that the source can never work as it was configured; what may
-	// pass it reports to set and tries again.
+	// Run reports workers to set as they come and go. It returns nil after ctx ends and leaves its
+	// workers in the fleet. It returns an error before that only if the source can never work as
+	// configured; it reports transient failures to set and tries again.
 	Run(ctx context.Context, set *Set) error
 }
 
-// Static is a fixed list, from a configuration.
+// Static is a fixed list of workers, from the configuration.
 type Static []worker.Spec
 
 // Name implements Source.
 func (Static) Name() string { return "config" }
 
-// Run puts the list in.
+// Run adds the workers of the list to set.
 func (s Static) Run(ctx context.Context, set *Set) error {
 	set.Replace(s)
 	<-ctx.Done()

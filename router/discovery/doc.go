@@ -1,10 +1,10 @@
-// Package discovery finds workers and keeps a membership in step with what it
-// finds: what an operator listed, a file, workers that register themselves, DNS;
-// Kubernetes is in a package below.
+// Package discovery finds workers and keeps the fleet's members in step with them. This package
+// has the sources for the workers of the configuration and of a file. The subpackages
+// registration, dns and kube have the others; subpackage header serves the sidecar, whose workers
+// come from request headers.
 //
-// Source is its main interface. A Runner, which cmd makes, runs sources over one
-// fleet, each with a Set: a source says what there is, the Set finds what that
-// changes. A source that cannot tell takes nobody out, and says in its State
-// what is wrong. It tells of workers and of nothing else: whether one is healthy
-// is the fleet's to find out.
+// Source is the main interface. A Runner, which router/app creates, runs the sources on one fleet,
+// each with its own Set. A source reports all the workers that it finds, and its Set applies the
+// difference to the fleet. A source that fails removes no worker; it reports the failure in its
+// State. A source never reports health: the fleet probes its workers itself.
 package discovery

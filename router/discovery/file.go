@@ -12,35 +12,36 @@ import (
 	"sluice/router/worker"
 )
 
-// File is a file of workers, read again when it changes. It is polled rather
-// than watched: that holds for editors that rename, for a ConfigMap's links and
-// for network file systems alike, and costs one small read a second.
+// File is a source that reads workers from a file and reads it again when it changes. It polls the
+// file instead of watching it: polling also works with editors that rename, with a ConfigMap's
+// symbolic links and with network file systems, and costs one small read a second.
 type File struct {
 	Path string
-	// Parse makes workers of the file's text. Its error names line and column;
-	// workers of a file with an error are not looked at.
+	// Parse returns the workers in the file's text. Its errors name line and column. If Parse
+	// fails, the workers stay as they are.
 	Parse func(text []byte) ([]worker.Spec, error)
-	// Every is the time between two looks [1s].
+	// Interval is the time between two reads [1s].
 	Interval time.Duration
-	// Now brings a text that somebody has just read of the file; nil: nobody does.
+	// Reloads receives text that a reload of the configuration has just read from the file; nil:
+	// none.
 	Reloads <-chan Text
 }
 
-// Text is what stands in a file now, to be looked at even where it has not changed.
+// Text is the content of a file. File applies it even if it has not changed.
 type Text struct {
 	Bytes []byte
-	// Done, of room for one, is told how it went.
+	// Done receives the result of applying the text. It must have a buffer of one.
 	Done chan<- error
 }
 
-// maxFile bounds what is read of a file.
+// maxFile bounds the size of a file.
 const maxFile = 1 << 20
 
 // Name implements Source.
 func (f *File) Name() string { return "file " + f.Path }
 
-// Run reads the file whenever its text changes. Text that does not parse, a file
-// that is gone or cannot be read leave the workers as they are.
+// Run applies the file whenever its text changes. If the file is missing, cannot be read or does
+// not parse, the workers stay as they are.
 func (f *File) Run(ctx context.Context, set *Set) error {
 	every := f.Interval
 	if every <= 0 {
@@ -49,7 +50,7 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	var last []byte
-	broken := true // read whatever stands there, the first time
+	broken := true // apply the first text in any case
 	take := func(text []byte) error {
 		last, broken = text, false
 		specs, err := f.Parse(text)
@@ -67,7 +68,7 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 			set.Failed(fmt.Errorf("discovery: cannot read %q: %w", f.Path, err))
 			broken = true
 		case broken || !bytes.Equal(text, last):
-			_ = take(text) // Failed was told
+			_ = take(text) // take has already reported the error to set
 		}
 		for waiting := true; waiting; {
 			select {
@@ -82,8 +83,8 @@ func (f *File) Run(ctx context.Context, set *Set) error {
 	}
 }
 
-// readStable reads the file until its text stays the same for a moment: an editor
-// that writes in place must not be read half way.
+// readStable reads the file until two reads, stableTime apart, agree: an editor may be writing it
+// in place.
 func (f *File) readStable(ctx context.Context, last []byte) ([]byte, error) {
 	text, err := ReadFile(f.Path)
 	for range 20 {
@@ -103,12 +104,12 @@ func (f *File) readStable(ctx context.Context, last []byte) ([]byte, error) {
 	return text, err
 }
 
-// stableTime is long for an editor's last writes, and short for a person.
+// stableTime is long compared with an editor's writes, and too short for a user to notice.
 const stableTime = 50 * time.Millisecond
 
-// ReadFile reads a file as File does: a regular one, of a megabyte at most.
+// ReadFile reads a file as File does. It fails unless the file is a regular file of at most 1 MiB.
 func ReadFile(path string) ([]byte, error) {
-	// Looked at before it is opened: to open a pipe would wait for a writer.
+	// Stat comes before Open, because opening a pipe would wait for a writer.
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {

@@ -6,8 +6,8 @@ import (
 	"sluice/router/worker"
 )
 
-// IDOf is the id a spec has in the fleet: its own, or role@HOST:PORT, which is
-// the same each time the same worker is found.
+// IDOf returns the id of a spec's worker in the fleet: spec.ID, or role@HOST:PORT if that is
+// empty. The id is the same each time a source finds the same worker.
 func IDOf(spec worker.Spec) string {
 	if spec.ID != "" {
 		return spec.ID

@@ -10,11 +10,11 @@ import (
 	"sluice/router/worker"
 )
 
-// retryInterval is how often workers that the fleet refused are offered again.
+// retryInterval is the time between two attempts to add workers that the fleet refused.
 const retryInterval = 5 * time.Second
 
-// Runner runs sources over one fleet. The zero value is not usable; a nil one
-// has no sources.
+// Runner runs sources on one fleet. NewRunner creates one; the zero value is not usable. States of
+// a nil Runner is empty.
 type Runner struct {
 	sink   Sink
 	log    *slog.Logger
@@ -24,17 +24,17 @@ type Runner struct {
 	work   sync.WaitGroup
 }
 
-// NewRunner makes a Runner over a fleet.
+// NewRunner returns a Runner that adds workers to sink.
 func NewRunner(sink Sink, log *slog.Logger) *Runner {
 	r := &Runner{sink: sink, log: log}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	return r
 }
 
-// Start runs a source until Close. first are workers that it is known to tell:
-// they are put in before Start returns, and the error is of those that the fleet
-// refused; the source runs all the same. A source that gives up says why in its
-// State. Not to be called from several goroutines at once.
+// Start runs a source until Close. Start adds the workers in first, which the source is known to
+// report, before it returns. The error covers those of first that the fleet refused; the source
+// runs in any case. If Run of the source fails, its State has the reason. Start must not be called
+// concurrently.
 func (r *Runner) Start(src Source, first ...worker.Spec) error {
 	set := NewSet(src.Name(), r.sink, r.log)
 	r.sets = append(r.sets, set)
@@ -61,7 +61,7 @@ func (r *Runner) Start(src Source, first ...worker.Spec) error {
 	return err
 }
 
-// States is how each source is doing, in the order of Start.
+// States returns the State of each source, in the order of Start.
 func (r *Runner) States() []State {
 	if r == nil {
 		return []State{}
@@ -73,7 +73,7 @@ func (r *Runner) States() []State {
 	return states
 }
 
-// Close ends the sources and waits for them; workers stay in the fleet.
+// Close ends the sources and waits for them. Their workers stay in the fleet.
 func (r *Runner) Close() {
 	r.cancel()
 	r.work.Wait()

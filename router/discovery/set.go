@@ -13,43 +13,43 @@ import (
 	"sluice/router/worker"
 )
 
-// Set is what one source has put into the fleet. Sources say what there is now;
-// Set finds what that changes and does it, so that no source can leave a worker
-// behind. Safe for concurrent use.
+// Set holds the workers that one source has added to the fleet. The source reports what exists
+// now; Set applies the difference, so no source can leave a stale worker behind. Set is safe for
+// concurrent use.
 type Set struct {
 	name string
 	sink Sink
 	log  *slog.Logger
 
 	mu      sync.Mutex
-	workers map[string]worker.Spec // by id: in the fleet
-	refused map[string]worker.Spec // wanted, but the fleet did not take them
-	partial error                  // why the source told of no more, where it told of some
+	workers map[string]worker.Spec // by id; those in the fleet
+	refused map[string]worker.Spec // by id; those that the fleet refused
+	partial error                  // why the source's last report was incomplete; nil: it was complete
 	state   State
 }
 
-// State is how a source is doing, for the admin API.
+// State is the state of a source, for the admin API.
 type State struct {
 	Source  string    `json:"source"`
-	Workers int       `json:"workers"`              // in the fleet by this source
-	Changed time.Time `json:"changed,omitzero"`     // when it last put in or took out
-	Seen    time.Time `json:"seen,omitzero"`        // when it last told what there is
-	Error   string    `json:"error,omitempty"`      // why it cannot tell, or why workers were refused; "" when all is well
-	Since   time.Time `json:"error_since,omitzero"` // of Error
+	Workers int       `json:"workers"`              // number of this source's workers in the fleet
+	Changed time.Time `json:"changed,omitzero"`     // last time that a worker was added or removed
+	Seen    time.Time `json:"seen,omitzero"`        // last successful report
+	Error   string    `json:"error,omitempty"`      // why the source fails, or why the fleet refused workers; "" if neither
+	Since   time.Time `json:"error_since,omitzero"` // when Error began
 }
 
-// Diff is what a Replace changed: ids, sorted. Changed workers were taken out
-// and put in anew; Refused ones are in Err.
+// Diff is the effect of a Replace, as sorted ids. Changed workers were removed and added again.
+// Err has the workers that the fleet refused.
 type Diff struct {
 	Added, Changed, Removed []string
 	Unchanged               int
-	Err                     error // joined; nil when the fleet took all
+	Err                     error // joined; nil if the fleet refused none
 }
 
-// Empty says that nothing was changed.
+// Empty reports whether nothing changed.
 func (d *Diff) Empty() bool { return len(d.Added)+len(d.Changed)+len(d.Removed) == 0 }
 
-// NewSet makes the Set of one source.
+// NewSet returns the Set of one source. If log is nil, the Set does not log.
 func NewSet(name string, sink Sink, log *slog.Logger) *Set {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -57,15 +57,14 @@ func NewSet(name string, sink Sink, log *slog.Logger) *Set {
 	return &Set{name: name, sink: sink, log: log.With("source", name), workers: map[string]worker.Spec{}, refused: map[string]worker.Spec{}, state: State{Source: name}}
 }
 
-// Replace makes specs the whole of what the source has in the fleet. A worker
-// that is there unchanged is not touched: its connections, its KV events and
-// what the index knows of it stay. Of two specs with one id the second is
-// refused.
+// Replace makes specs the complete list of the source's workers in the fleet. It does not touch a
+// worker that is unchanged: the worker keeps its connections, its KV events and its entries in the
+// index. If two specs have the same id, Replace refuses the second.
 func (s *Set) Replace(specs []worker.Spec) Diff { return s.ReplaceExcept(specs, nil) }
 
-// ReplaceExcept is Replace by a source that cannot make a worker of everything it
-// has found: partial says of what and why, and stands in State until a Replace without
-// one. It is not part of the Diff's Err, which is of what the fleet refused.
+// ReplaceExcept is Replace for a source that found workers which it cannot describe. partial is
+// the reason and stays in State until the next Replace without one. It is not part of the Diff's
+// Err, which covers only what the fleet refused.
 func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -121,8 +120,9 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 	return d
 }
 
-// Put adds one worker, or replaces the one of its id if anything changed; it
-// says whether anything did.
+// Put adds one worker, or replaces the worker with its id if the spec differs. It reports whether
+// the fleet has changed, also with an error: the fleet may refuse the new spec after Put has
+// removed the old worker.
 func (s *Set) Put(spec worker.Spec) (changed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +142,7 @@ func (s *Set) Put(spec worker.Spec) (changed bool, err error) {
 	return true, nil
 }
 
-// Remove removes one worker; false when the source has none of this id in.
+// Remove removes one worker. It returns false if the source has no worker with this id.
 func (s *Set) Remove(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -154,9 +154,9 @@ func (s *Set) Remove(id string) bool {
 	return true
 }
 
-// Failed notes why the source cannot tell what there is. What it told before
-// stays in the fleet: whether a worker is well is the fleet's to find out, and a
-// source that is down must not take a fleet down.
+// Failed records why the source cannot find workers. The workers of its last report stay in the
+// fleet, because an outage of a source must not take the fleet down; the fleet itself checks
+// whether workers are healthy.
 func (s *Set) Failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,8 +166,8 @@ func (s *Set) Failed(err error) {
 	s.errorText(err)
 }
 
-// Retry puts in what the fleet refused and may take now (its id was another
-// source's, or slots had run out).
+// Retry tries again to add the workers that the fleet refused. The cause may have passed: another
+// source had the id, or there were no free slots.
 func (s *Set) Retry() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,15 +188,15 @@ func (s *Set) Retry() {
 	s.recordSuccess(changed, errors.Join(errs...))
 }
 
-// State is how the source is doing.
+// State returns the state of the source.
 func (s *Set) State() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state
 }
 
-// remove removes one that is in. The fleet may have lost it to nobody: a set's
-// workers are its own. Called with mu.
+// remove removes one of the set's workers. An error of the fleet is unexpected, because only the
+// set removes its own workers; remove logs it. The caller holds mu.
 func (s *Set) remove(id string) {
 	if err := s.sink.Remove(id); err != nil {
 		s.log.Warn("cannot remove a worker", "worker", id, "err", err)
@@ -204,8 +204,8 @@ func (s *Set) remove(id string) {
 	delete(s.workers, id)
 }
 
-// recordSuccess books a success of the source; err is of workers that were refused.
-// Called with mu.
+// recordSuccess updates State after a successful report. err covers the workers that the fleet
+// refused. The caller holds mu.
 func (s *Set) recordSuccess(changed bool, err error) {
 	if s.partial != nil {
 		err = errors.Join(err, s.partial)

@@ -10,10 +10,11 @@ import (
 	"sluice/router/networks"
 )
 
-// Ports is a range of ports, both ends in it.
+// Ports is an inclusive range of ports.
 type Ports struct{ From, To uint16 }
 
-// ParseNetworks reads CIDRs parted by commas.
+// ParseNetworks parses comma-separated CIDRs, such as 10.0.0.0/8,fd00::/8. It ignores empty
+// entries and rejects IPv4 networks written as IPv6.
 func ParseNetworks(text string) (nets []netip.Prefix, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		if word = strings.TrimSpace(word); word == "" {
@@ -31,7 +32,7 @@ func ParseNetworks(text string) (nets []netip.Prefix, err error) {
 	return nets, nil
 }
 
-// ParsePorts reads 8000,8100-8200.
+// ParsePorts parses comma-separated ports and port ranges, such as 8000,8100-8200.
 func ParsePorts(text string) (ports []Ports, err error) {
 	for word := range strings.SplitSeq(text, ",") {
 		if word = strings.TrimSpace(word); word == "" {
@@ -51,7 +52,7 @@ func ParsePorts(text string) (ports []Ports, err error) {
 	return ports, nil
 }
 
-// allowed says why an address may not be connected to, "" when it may.
+// allowed returns the reason why the sidecar may not connect to an address, or "" if it may.
 func (o *Options) allowed(a netip.Addr, port uint16) string {
 	switch {
 	case len(o.Networks) == 0:

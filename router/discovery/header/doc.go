@@ -1,21 +1,22 @@
-// Package named finds prefill workers in the headers of requests, for a sidecar
-// whose requests arrive through somebody else's router: that one has chosen, and
-// says so.
+// Package header reads the prefill workers of a request from its headers. A sidecar uses it when
+// another router sits in front: that router chooses the prefill workers and names them in a
+// header.
 //
-// Namer is its one type; disagg.Runner calls it for each request. It checks every
-// address against the networks and ports that the operator allows, takes a worker
-// met for the first time into the fleet as a guest, and dismisses it when it has
-// not been named for a while. What was checked is what is connected to: a host
-// name is resolved here, once, and the guest's URL holds the address.
+// Selector is the main type, a pd.WorkerSelector; the pd.Runner calls Select for each request.
+// Selector checks every address against the networks and ports that the operator allows. It adds a
+// worker that is named for the first time to the fleet as a transient worker, and removes it after
+// IdleTimeout without a request that names it. The checked address is the address of the
+// connection: Selector resolves a host name once, and the worker's URL contains the resolved
+// address.
 //
-// Headers, the first that is there counts:
+// Selector reads the first of these headers that the request has:
 //
 //	X-Sluice-Prefill        HOST:PORT[;rank=N][;bootstrap_port=PORT],… or none
 //	X-Prefiller-Host-Port   HOST:PORT,…  (llm-d's picker)
 //
-// and beside them X-Data-Parallel-Host-Port HOST:PORT, the address by which the
-// other router knows one data-parallel rank of the own engine.
+// It also reads X-Data-Parallel-Host-Port: HOST:PORT, the address under which the other router
+// knows one data-parallel rank of the sidecar's own engine.
 //
-// It never connects anywhere itself but to the name server, and never chooses:
-// workers are tried in the order they were named in.
+// The package connects only to the name server. It never chooses among workers: the Runner tries
+// them in the order of the header.
 package header

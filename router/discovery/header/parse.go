@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The headers that name workers.
+// Names of the headers, and bounds of their values.
 const (
 	HeaderPrefill   = "X-Sluice-Prefill"
 	HeaderPrefiller = "X-Prefiller-Host-Port"
@@ -17,17 +17,17 @@ const (
 	maxValue   = 512 // bytes of a header's value
 )
 
-// headerEntry is one entry of a header as it was written.
+// headerEntry is one parsed entry of a header.
 type headerEntry struct {
-	host      string     // a name, "" where addr is valid
-	addr      netip.Addr // an address, unmapped
+	host      string     // host name; "" if addr is valid
+	addr      netip.Addr // IPv4 or IPv6 address, unmapped
 	port      uint16
 	ranked    bool
 	rank      uint16
-	bootstrap uint16 // 0: not given
+	bootstrap uint16 // 0: absent
 }
 
-// parseEntry reads HOST:PORT, and with keys HOST:PORT;rank=N;bootstrap_port=P.
+// parseEntry parses HOST:PORT. With keys, it also accepts HOST:PORT;rank=N;bootstrap_port=P.
 func parseEntry(text string, keys bool) (t headerEntry, err error) {
 	at, rest, more := strings.Cut(text, ";")
 	if more && !keys {
@@ -53,9 +53,9 @@ func parseEntry(text string, keys bool) (t headerEntry, err error) {
 	return t, nil
 }
 
-// parseHostPort reads 10.0.0.1:8000, [fd00::1]:8000 or host.name:8000. Every
-// other way in which some resolver would write an address is refused: decimal,
-// octal, hexadecimal, shortened, with a zone, with a user before it.
+// parseHostPort parses 10.0.0.1:8000, [fd00::1]:8000 or host.name:8000. It rejects every other
+// notation that some resolver accepts as an address: decimal, octal, hexadecimal, shortened, with
+// a zone, with user information.
 func parseHostPort(text string) (t headerEntry, err error) {
 	colon := strings.LastIndexByte(text, ':')
 	if colon < 0 {
@@ -90,9 +90,9 @@ func parseHostPort(text string) (t headerEntry, err error) {
 	return t, nil
 }
 
-// hostnameError says what is wrong with a host name, "" when nothing is. A name
-// whose last label begins with a digit is some form of an address (2130706433,
-// 0x7f.1, 127.1), which resolvers read in different ways.
+// hostnameError returns what is wrong with a host name, or "" if it is valid. A name whose last
+// label begins with a digit is a notation of an address (2130706433, 0x7f.1, 127.1). Resolvers
+// disagree on these, so they are errors.
 func hostnameError(h string) string {
 	if h == "" || len(h) > 253 {
 		return "has no host of 1 to 253 characters"

@@ -19,55 +19,56 @@ import (
 	"sluice/router/worker"
 )
 
-// Fleet takes guests in; fleet.Fleet is one.
+// Fleet adds and removes transient workers; fleet.Fleet implements it.
 type Fleet interface {
 	AddTransient(worker.Spec) (*worker.Worker, error)
 	RemoveTransient(*worker.Worker)
 }
 
-// Resolver gives a host's addresses; net.Resolver is one.
+// Resolver returns the addresses of a host; net.Resolver implements it.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Options of a Namer; zero values mean the default in brackets.
+// Options configures a Selector. A zero value means the default in brackets.
 type Options struct {
 	Fleet Fleet
-	// Networks and Ports are where prefill workers may lie; without Networks
-	// none may be named. Ports [1024-65535].
+	// Networks and Ports contain the addresses that prefill workers may have. If Networks is
+	// empty, requests may not name any. Ports [1024-65535].
 	Networks []netip.Prefix
 	Ports    []Ports
-	// Spec is what is true of every worker named: models, options of the family.
+	// Spec holds what all named workers share: models, options of the P/D family.
 	Spec worker.Spec
-	// Ranks leads from the addresses by which other routers know the ranks of
-	// the own engine to their numbers.
+	// Ranks maps the addresses under which other routers know the ranks of the sidecar's own
+	// engine to rank numbers.
 	Ranks map[string]uint16
-	// Most is how many workers are kept at once [256]; one that has not been
-	// named for Idle is dismissed [2m].
+	// MaxWorkers bounds the number of transient workers [256]. Selector removes a worker that no
+	// request has named for IdleTimeout [2m].
 	MaxWorkers  int
 	IdleTimeout time.Duration
-	// Resolver of host names [the system's]. An answer counts for Pin [30s].
+	// Resolver resolves host names [net.DefaultResolver]. Selector reuses a result for ResolveTTL
+	// [30s].
 	Resolver   Resolver
 	ResolveTTL time.Duration
-	// Joined and Left are told of guests.
+	// OnAdded is called after a worker is added to the fleet, OnRemoved before one is removed;
+	// nil: no call. OnAdded runs with the Selector's lock held and must not call the Selector.
 	OnAdded, OnRemoved func(*worker.Worker)
 	Log                *slog.Logger
 }
 
 const (
 	resolveTimeout = 2 * time.Second
-	maxResolving   = 16              // lookups under way at once
-	minLifetime    = 5 * time.Second // a guest named so lately is not dismissed to make room
+	maxResolving   = 16              // concurrent lookups
+	minLifetime    = 5 * time.Second // at capacity, a worker named this recently is not replaced
 )
 
-// Selector is the disagg.Namer of a sidecar. Safe for concurrent use.
+// Selector is the pd.WorkerSelector of a sidecar. It is safe for concurrent use.
 //
-// What a header's value led to is kept in a map that readers take no lock for:
-// it is replaced as a whole, under mu, when a worker is met for the first time,
-// dismissed, or to be looked up again.
+// A map caches the result of each header entry. Readers take no lock: Selector replaces the whole
+// map, under mu, when it adds a worker, removes one, or resolves a host name again.
 type Selector struct {
 	opt    Options
-	byText atomic.Pointer[map[string]*entry] // by an entry of a header, as written
+	byText atomic.Pointer[map[string]*entry] // by the text of a header's entry
 
 	mu        sync.Mutex
 	workers   map[key]*headerWorker
@@ -77,7 +78,7 @@ type Selector struct {
 	done      chan struct{}
 }
 
-// key tells guests apart: one address may have several ranks.
+// key identifies a worker: one address may serve several ranks.
 type key struct {
 	at        netip.AddrPort
 	ranked    bool
@@ -88,16 +89,16 @@ type key struct {
 type headerWorker struct {
 	key      key
 	w        *worker.Worker
-	lastUsed atomic.Int64 // when last, ns since the epoch
+	lastUsed atomic.Int64 // last time a request named it, Unix time in nanoseconds
 }
 
-// entry is what a text leads to; until bounds it for a host name.
+// entry is the cached result of a header's entry.
 type entry struct {
 	worker *headerWorker
-	until  time.Time // zero: for ever
+	until  time.Time // when the host name must be resolved again; zero for an address: never
 }
 
-// New makes a Namer. Close ends it.
+// New returns a Selector and starts its sweep goroutine, which Close ends.
 func New(opt Options) *Selector {
 	if len(opt.Ports) == 0 {
 		opt.Ports = []Ports{{1024, 65535}}
@@ -123,7 +124,7 @@ func New(opt Options) *Selector {
 	return n
 }
 
-// Select implements disagg.Namer.
+// Select implements pd.WorkerSelector.
 func (n *Selector) Select(h pd.Headers) (out pd.Selection, refusal *pd.Refusal) {
 	if v := h.Header(HeaderRank); v != nil {
 		rank, ok := n.opt.Ranks[string(bytes.TrimSpace(v))]
@@ -150,7 +151,8 @@ func (n *Selector) Select(h pd.Headers) (out pd.Selection, refusal *pd.Refusal) 
 	case len(n.opt.Networks) == 0:
 		return out, n.badHeader(name, value, "requests may not name prefill workers here; start the sidecar with --prefill-networks, or leave the header out")
 	}
-	// What only X-Sluice-Prefill may say must not come in by the other header.
+	// The cache is shared by both headers, but only X-Sluice-Prefill may have keys. A value with a
+	// key in the other header therefore skips the cache, and parseList rejects it.
 	if name == HeaderPrefill || bytes.IndexByte(value, ';') < 0 {
 		if g := n.lookup(value); g != nil {
 			out.Prefill = g.w.Ranks
@@ -160,7 +162,7 @@ func (n *Selector) Select(h pd.Headers) (out pd.Selection, refusal *pd.Refusal) 
 	return n.parseList(name, value, out)
 }
 
-// parseList reads a value that is a list, or holds what was not met before.
+// parseList parses a header's value that is a list or is not in the cache.
 func (n *Selector) parseList(name string, value []byte, out pd.Selection) (pd.Selection, *pd.Refusal) {
 	var last error
 	count := 0
@@ -174,7 +176,7 @@ func (n *Selector) parseList(name string, value []byte, out pd.Selection) (pd.Se
 		g, err := n.findEntry(word, name == HeaderPrefill)
 		switch {
 		case errors.Is(err, errNotAllowed):
-			last = err // a dead name in a list must not spoil the others
+			last = err // one unresolvable name must not fail the whole list
 			continue
 		case errors.Is(err, errFull):
 			return out, &pd.Refusal{Reason: front.PoolOverloaded, RetryAfter: time.Second,
@@ -196,18 +198,21 @@ func (n *Selector) parseList(name string, value []byte, out pd.Selection) (pd.Se
 	return out, nil
 }
 
-// lookup is the way of a request whose header was met before: no lock, no
-// allocation.
+// lookup returns the worker of a cached value, or nil. It takes no lock and does not allocate: it
+// runs for almost every request.
 func (n *Selector) lookup(text []byte) *headerWorker {
 	return markUsed((*n.byText.Load())[string(text)])
 }
 
+// markUsed records the use of an entry's worker and returns the worker. It returns nil if e is nil
+// or has expired.
 func markUsed(e *entry) *headerWorker {
 	now := time.Now()
 	if e == nil || !e.until.IsZero() && now.After(e.until) {
 		return nil
 	}
-	// A line that every request writes is not shared well.
+	// At most one write per second: a cache line that every request writes would bounce between
+	// cores.
 	if at := now.UnixNano(); at-e.worker.lastUsed.Load() > int64(time.Second) {
 		e.worker.lastUsed.Store(at)
 	}
@@ -219,7 +224,7 @@ var (
 	errFull       = errors.New("too many prefill workers have been named lately")
 )
 
-// findEntry gives the guest of one entry, new if it must be.
+// findEntry returns the worker of one entry, and adds it if it is new.
 func (n *Selector) findEntry(text string, keys bool) (*headerWorker, error) {
 	t, err := parseEntry(text, keys)
 	if err != nil {
@@ -236,7 +241,7 @@ func (n *Selector) findEntry(text string, keys bool) (*headerWorker, error) {
 	if t.host != "" {
 		t.addr, err = n.resolve(t.host, t.port)
 		if errors.Is(err, errNotAllowed) && old != nil {
-			t.addr, err = old.worker.key.at.Addr(), nil // checked before; the name server may be back soon
+			t.addr, err = old.worker.key.at.Addr(), nil // this address passed the checks before; a name-server outage must not take it away
 		}
 		if err != nil {
 			return nil, err
@@ -248,9 +253,9 @@ func (n *Selector) findEntry(text string, keys bool) (*headerWorker, error) {
 	return n.add(text, key{netip.AddrPortFrom(t.addr, t.port), t.ranked, t.rank, t.bootstrap}, until)
 }
 
-// resolve gives an address of a host all of whose addresses are allowed. It
-// prefers one that has a guest already, so that a name with several stays where
-// it is.
+// resolve returns one address of a host. It fails unless all addresses of the host are allowed. It
+// prefers an address that already has a worker, so that a name with several addresses keeps its
+// worker.
 func (n *Selector) resolve(host string, port uint16) (none netip.Addr, err error) {
 	select {
 	case n.resolving <- struct{}{}:

@@ -9,11 +9,12 @@ import (
 	"sluice/router/worker"
 )
 
-// maxTexts bounds how many ways of writing are remembered for each guest.
+// maxTexts bounds how many spellings of its header entry the selector caches per worker.
 const maxTexts = 4
 
-// add gives the guest of a key, taking it into the fleet if it must, and
-// remembers what led to it.
+// add returns the worker of a key and caches text as an entry that leads to it. It adds the worker
+// to the fleet if it is new. At MaxWorkers it first removes the worker that has been idle longest;
+// it fails with errFull if none is idle.
 func (n *Selector) add(text string, k key, until time.Time) (*headerWorker, error) {
 	n.mu.Lock()
 	g, there := n.workers[k]
@@ -63,7 +64,7 @@ func (n *Selector) add(text string, k key, until time.Time) (*headerWorker, erro
 	return g, nil
 }
 
-// spec is what the fleet is told of a guest.
+// spec returns the Spec of the fleet's transient worker for a key.
 func (n *Selector) spec(k key) worker.Spec {
 	s := n.opt.Spec
 	s.ID, s.URL = k.at.String(), "http://"+k.at.String()
@@ -81,7 +82,8 @@ func (n *Selector) spec(k key) worker.Spec {
 	return s
 }
 
-// oldestIdle is the idle guest named longest ago; nil when none may go. Called with mu.
+// oldestIdle returns the idle worker whose last use is the longest ago, or nil if every worker is
+// in use or was named within minLifetime. The caller holds mu.
 func (n *Selector) oldestIdle() *headerWorker {
 	before := time.Now().Add(-min(minLifetime, n.opt.IdleTimeout)).UnixNano()
 	var found *headerWorker
@@ -102,8 +104,8 @@ func isIdle(w *worker.Worker) bool {
 	return true
 }
 
-// remove forgets a guest and every text that led to it. Called with mu; the caller
-// calls left without.
+// remove deletes a worker and every cached text that leads to it. The caller holds mu, and calls
+// notifyRemoved after it has released mu.
 func (n *Selector) remove(g *headerWorker) {
 	delete(n.workers, g.key)
 	known := maps.Clone(*n.byText.Load())
@@ -111,6 +113,8 @@ func (n *Selector) remove(g *headerWorker) {
 	n.byText.Store(&known)
 }
 
+// notifyRemoved calls OnRemoved and removes the worker from the fleet. It does nothing for nil.
+// The caller does not hold mu.
 func (n *Selector) notifyRemoved(g *headerWorker) {
 	if g == nil {
 		return
@@ -121,7 +125,7 @@ func (n *Selector) notifyRemoved(g *headerWorker) {
 	n.opt.Fleet.RemoveTransient(g.w)
 }
 
-// sweep dismisses guests that have not been named for Idle.
+// sweep removes idle workers that no request has named for IdleTimeout, until Close.
 func (n *Selector) sweep() {
 	defer close(n.done)
 	tick := time.NewTicker(max(min(n.opt.IdleTimeout/4, 10*time.Second), time.Millisecond))
@@ -149,14 +153,15 @@ func (n *Selector) sweep() {
 	}
 }
 
-// Workers counts the prefill workers that are known by headers now.
+// Workers returns the number of workers that headers have added and that are still in the fleet.
 func (n *Selector) Workers() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.workers)
 }
 
-// Close dismisses every guest. Nothing may be under way on them any more.
+// Close stops the sweep and removes every worker. The caller must ensure that no request is in
+// flight on them.
 func (n *Selector) Close() {
 	n.mu.Lock()
 	if n.closed {
