@@ -9,9 +9,9 @@ import (
 	"sluice/router/config"
 )
 
-// CheckStart returns why New would fail although the configuration is valid, as far as
-// that can be seen without binding a listener: certificates and keys that cannot be used,
-// and options that the front refuses.
+// CheckStart returns the reasons why New would fail with a valid configuration, as far as
+// they can be found without binding a listener: unusable certificates and keys, and
+// options that the front refuses.
 func CheckStart(cfg *config.Config) (problems []error) {
 	add := func(err error) {
 		if err != nil {
@@ -43,7 +43,7 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	return problems
 }
 
-// noopHandler is a handler of no request.
+// noopHandler lets CheckStart construct a front that never receives a request.
 type noopHandler struct{}
 
 func (noopHandler) ServeInference(*front.Exchange) {}

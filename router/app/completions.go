@@ -16,29 +16,32 @@ import (
 	"sluice/router/pd"
 )
 
-// completionBoard gives the runner the board on which LMCache's prefill workers
-// tell that KV has been written; nil where no model is of that family.
+// completionBoard owns the socket on which LMCache prefill workers report that KV has been
+// written, and lets the runner wait for these notifications. It is nil if no model uses the
+// lmcache family.
 //
-// Connections belong to the process that has introduced itself on them, so a router that
-// takes another's place is not given the socket: it waits until that one has let go
-// (release), and requests that need the board wait with it, for bindTimeout at most.
+// A hot restart does not pass the socket to the new process, because each connection is bound
+// to the process that did the ZMQ handshake. The new process retries to bind the address until
+// the old one closes its socket (handOver). Requests that need the board wait for the bind, for
+// at most bindTimeout.
 type completionBoard struct {
-	board     atomic.Pointer[notify.Listener] // nil: not bound yet
-	bindDone  chan struct{}                   // closed when it is, or never will be
+	board     atomic.Pointer[notify.Listener] // nil until the socket is bound
+	bindDone  chan struct{}                   // closed once the socket is bound or the router has given up
 	stop      chan struct{}
 	closeOnce sync.Once
 	expected  atomic.Int64
 }
 
 const (
-	// bindTimeout is how long a new router tries to bind what the old one holds.
+	// bindTimeout is how long a new process tries to bind an address that the old one still uses.
 	bindTimeout = 10 * time.Second
-	// releaseTimeout is how long an old router goes on with what it waits for.
+	// releaseTimeout is how long a replaced process keeps its sockets open for the
+	// notifications that its requests still expect.
 	releaseTimeout = 5 * time.Second
 )
 
-// newCompletionBoard binds the socket; where replaces says that another router may
-// hold it yet, that is tried again in the background.
+// newCompletionBoard binds the socket. If replaces is true, the process being replaced may
+// still use the address; newCompletionBoard then retries in the background.
 func newCompletionBoard(cfg *config.Config, w *kvtransfer.Watcher, replaces bool, log *slog.Logger) (*completionBoard, error) {
 	if !cfg.UsesFamily("lmcache") {
 		return nil, nil
@@ -67,7 +70,7 @@ func newCompletionBoard(cfg *config.Config, w *kvtransfer.Watcher, replaces bool
 	return n, nil
 }
 
-// bindLater binds once the router that is replaced has let go.
+// bindLater retries bind until it succeeds, the limit passes or the board is closed.
 func (n *completionBoard) bindLater(bind func() error, limit time.Duration, log *slog.Logger) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -90,8 +93,8 @@ func (n *completionBoard) bindLater(bind func() error, limit time.Duration, log 
 	}
 }
 
-// handOver lets go of the socket for the router that takes this one's place, as soon
-// as nothing is waited for, or after releaseTimeout.
+// handOver closes the socket so that the new process can bind the address. It first waits
+// until no request has expected a notification for 50 ms, for at most releaseTimeout.
 func (n *completionBoard) handOver() {
 	if n == nil {
 		return
@@ -105,7 +108,7 @@ func (n *completionBoard) handOver() {
 	n.close()
 }
 
-// stats are the board's; none while there is no board.
+// stats returns the counters of the listener, or zeros while the socket is not bound.
 func (n *completionBoard) stats() notify.Stats {
 	if b := n.board.Load(); b != nil {
 		return b.Stats()
@@ -132,8 +135,8 @@ func (n *completionBoard) exposeMetrics(m *obs.Metrics) {
 	exposeSocketMetrics(m, "lmcache", func() zmtp.Stats { return n.stats().Socket })
 }
 
-// runnerCompletions is what the runner takes; a nil pointer in an interface would not
-// be nil there.
+// runnerCompletions returns n as the runner's interface. It returns a nil interface for a nil
+// n, because an interface that contains a nil pointer is not nil.
 func (n *completionBoard) runnerCompletions() pd.Completions {
 	if n == nil {
 		return nil
@@ -141,7 +144,8 @@ func (n *completionBoard) runnerCompletions() pd.Completions {
 	return n
 }
 
-// Expect implements disagg.Completions.
+// Expect implements pd.Completions. It blocks for at most bindTimeout while the socket is
+// not bound.
 func (n *completionBoard) Expect(id string, count int) pd.Expectation {
 	board := n.board.Load()
 	if board == nil {
@@ -156,7 +160,7 @@ func (n *completionBoard) Expect(id string, count int) pd.Expectation {
 	}
 	t, err := board.Expect(id, count)
 	if err != nil {
-		return closedExpectation{} // the board is closing: nothing will tell
+		return closedExpectation{} // the listener is closing: no notification will arrive
 	}
 	n.expected.Add(1)
 	return &countedExpectation{Expectation: t, board: n}
@@ -172,7 +176,7 @@ func (n *completionBoard) close() {
 		if b := n.board.Load(); b != nil {
 			b.Close()
 		}
-	default: // bindLater may just have bound it; the process ends
+	default: // bindLater may bind the socket after this; the end of the process closes it
 	}
 }
 
@@ -182,14 +186,14 @@ type countedExpectation struct {
 	once  sync.Once
 }
 
-// Cancel implements disagg.Expectation.
+// Cancel implements pd.Expectation.
 func (e *countedExpectation) Cancel() {
 	e.once.Do(func() { e.board.expected.Add(-1) })
 	e.Close()
 }
 
-// closedExpectation is an expectation on a board that is no more; the runner's own limit
-// ends the wait.
+// closedExpectation is the expectation that Expect returns if there is no listener. It is
+// never done; the runner's own timeout ends the wait.
 type closedExpectation struct{}
 
 func (closedExpectation) Done() <-chan struct{} { return nil }

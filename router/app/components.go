@@ -19,10 +19,10 @@ import (
 	"sluice/router/tokenize"
 )
 
-// Components are the parts of an assembled router, for tests and tools that look into it.
-// They belong to the router: they end with Close, and none may be closed by the caller.
+// Components are the parts of an assembled router, for tests and tools that inspect it.
+// The router owns them: Router.Close closes them, and the caller must not.
 type Components struct {
-	Config       *config.Config // with which the router was started
+	Config       *config.Config // as at the start; see LiveConfig
 	Fleet        *fleet.Fleet
 	Index        kvindex.Index
 	Approx       *kvindex.Approx
@@ -31,11 +31,11 @@ type Components struct {
 	Metrics      *obs.Metrics
 	Front        *front.Server
 	Pages        front.Pages
-	Wire         *wire.Server         // nil: no framed socket
+	Wire         *wire.Server         // nil: no engine API socket
 	Admin        *admin.Server        // nil: off
 	Registration *registration.Server // nil: off
-	Keyring      *apikey.Keyring      // nil: clients need no key
-	Transfers    *kvtransfer.Watcher  // nil: no tier is wanted
+	Keyring      *apikey.Keyring      // nil: clients need no API key
+	Transfers    *kvtransfer.Watcher  // nil: no tier is configured
 	SideChannel  *sidechannel.Manager // nil: off
 	Selector     *header.Selector     // nil: not a sidecar
 }
@@ -53,13 +53,13 @@ func (r *Router) Components() Components {
 	return c
 }
 
-// LiveConfig returns the configuration in effect: Config with what was reloaded since.
+// LiveConfig returns the configuration in effect: Config with the changes of all reloads since.
 func (r *Router) LiveConfig() *config.Config { return r.live.Load() }
 
-// NotReady returns what /readyz waits for; nil when the router is ready.
+// NotReady returns the conditions that /readyz waits for; nil if the router is ready.
 func (r *Router) NotReady() []string { return r.pages.notReadyReasons(true) }
 
-// EngineAPIAddrs returns the addresses of the framed socket's open listeners.
+// EngineAPIAddrs returns the addresses of the engine API socket's open listeners.
 func (r *Router) EngineAPIAddrs() []net.Addr {
 	r.wireSockets.mu.Lock()
 	defer r.wireSockets.mu.Unlock()

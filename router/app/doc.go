@@ -3,8 +3,8 @@
 //
 // Router is its main type. New binds the listeners and starts to probe the workers,
 // Run serves until its context ends and then drains, Reload applies an edited
-// configuration file, Restart starts a new process in the place of this one, and Close
-// ends everything that New started. cmd/sluice calls it for serve, sidecar and demo;
+// configuration file, Restart replaces this process with a new one (hot restart), and Close
+// stops everything that New started. cmd/sluice calls it for serve, sidecar and demo;
 // the system tests in router/e2e call it through router/e2e/harness.
 //
 // The package decides nothing about a request (router/pd and router/schedule do) and

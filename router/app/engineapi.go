@@ -19,17 +19,18 @@ import (
 	"sluice/router/engineapi"
 )
 
-// wireSockets are the listeners of the framed socket, once there are any.
+// wireSockets are the open listeners of the engine API's framed socket.
 type wireSockets struct {
 	mu          sync.Mutex
-	addrs       []net.Addr // that are served
+	addrs       []net.Addr // of listeners
 	listeners   []hotrestart.Listener
-	handingOver bool // they are being passed on: none may be added
+	handingOver bool // a hot restart is passing listeners to the new process: add none
 }
 
 var errHandingOver = errors.New("another process is taking this one's place")
 
-// open binds a way and has it served, unless the listeners are being passed on.
+// open binds an endpoint and passes its listener to serve. It returns errHandingOver while a
+// hot restart passes the listeners to the new process.
 func (w *wireSockets) open(endpoint *wireEndpoint, serve func(net.Listener) error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -48,7 +49,8 @@ func (w *wireSockets) open(endpoint *wireEndpoint, serve func(net.Listener) erro
 	return nil
 }
 
-// beginHandOver gives the listeners to be passed on; none is opened until keep.
+// beginHandOver returns the listeners that a hot restart passes to the new process. Until
+// cancelHandOver, open returns errHandingOver.
 func (w *wireSockets) beginHandOver() []hotrestart.Listener {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,8 +58,9 @@ func (w *wireSockets) beginHandOver() []hotrestart.Listener {
 	return w.listeners
 }
 
-// adoptUnixFiles has the files of unix sockets go with their listeners: what was passed to this
-// process is its own by now.
+// adoptUnixFiles makes the inherited unix listeners unlink their socket files on close if
+// the old process would have. It is called once this process has replaced the old one and
+// so owns the files.
 func (w *wireSockets) adoptUnixFiles() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -68,16 +71,17 @@ func (w *wireSockets) adoptUnixFiles() {
 	}
 }
 
-// cancelHandOver takes back what pass has said: the other process did not come to be.
+// cancelHandOver undoes beginHandOver after the new process failed to start.
 func (w *wireSockets) cancelHandOver() {
 	w.mu.Lock()
 	w.handingOver = false
 	w.mu.Unlock()
 }
 
-// startWireLoops starts the threads that drive the socket's streams; nil where they
-// stay on goroutines. They are not the front's, which end with its last HTTP stream. As
-// their streams share connections, a few carry what the front needs many for.
+// startWireLoops starts the event loops that drive the socket's streams. It returns nil if
+// streams are driven by goroutines. The socket has event loops of its own because the front's
+// end with the last HTTP stream. A quarter of the usable cores suffices, since many streams
+// share one connection.
 func (r *Router) startWireLoops() *eventloop.Loops {
 	if front.RelayMode(r.cfg.Relay.Driver) == front.RelayGoroutine {
 		return nil
@@ -99,8 +103,8 @@ func (r *Router) startWireLoops() *eventloop.Loops {
 	return loops
 }
 
-// newEngineAPI makes the router's engine, and its socket where one is wanted. The
-// engine stands before the runner in any case.
+// newEngineAPI creates the engine API, and its framed socket if one is configured. The engine
+// API always exists, because the front sends its requests to the runner through it.
 func (r *Router) newEngineAPI() (err error) {
 	c := &r.cfg.EngineAPI
 	if c.Socket() {
@@ -146,10 +150,10 @@ func (r *Router) newEngineAPI() (err error) {
 	return r.adoptWireListeners()
 }
 
-// wireEndpoint is one way to the framed socket.
+// wireEndpoint is one endpoint of the framed socket: the TCP or the unix one.
 type wireEndpoint struct {
-	name, key, addr string // of the listener, in the configuration, where it is wanted
-	unlink          bool   // see takeover.Listener
+	name, key, addr string // listener name for a hot restart, configuration key, configured address
+	unlink          bool   // see hotrestart.Listener
 	inherited       net.Listener
 	listen          func() (net.Listener, error)
 }
@@ -161,9 +165,10 @@ func (w *wireEndpoint) bind() (net.Listener, error) {
 	return w.listen()
 }
 
-// adoptWireListeners takes the listeners that were passed to this process, in whose queues callers
-// wait. Those of a router that is replaced are served as soon as this process may
-// accept, whatever engine_api.start_timeout says: that one had opened them.
+// adoptWireListeners lists the configured endpoints and takes over their inherited listeners,
+// whose accept queues may hold callers. Listeners from a process that this one replaces are
+// served at once, without the wait for engine_api.start_timeout, because the old process had
+// opened them already. Listeners from systemd wait as new ones do.
 func (r *Router) adoptWireListeners() error {
 	c := &r.cfg.EngineAPI
 	if c.Unix != "" {
@@ -201,8 +206,8 @@ func (r *Router) serveWireOn(w *wireEndpoint, ln net.Listener) error {
 	return r.wire.Serve(ln)
 }
 
-// serveWire opens what of the framed socket is not open yet, when there are workers
-// enough or the wait for them is over.
+// serveWire opens the endpoints of the framed socket that are not open yet. It first waits
+// until engine_api.min_workers workers are ready or engine_api.start_timeout has passed.
 func (r *Router) serveWire(ctx context.Context) error {
 	c := &r.cfg.EngineAPI
 	if len(r.wireEndpoints) == 0 {
@@ -233,15 +238,16 @@ func (r *Router) serveWire(ctx context.Context) error {
 	return nil
 }
 
-// openWireEndpoint opens one way to the framed socket. A process that takes another's place
-// may find the address taken, if it was not passed on: that one lets go of it at once.
+// openWireEndpoint opens one endpoint of the framed socket. If this process replaces another
+// and did not inherit the listener, the old process may still use the address; it closes its
+// listeners as soon as it is replaced, so openWireEndpoint retries for at most bindTimeout.
 func (r *Router) openWireEndpoint(ctx context.Context, w *wireEndpoint) error {
 	for end := time.Now().Add(bindTimeout); ; {
 		err := r.wireSockets.open(w, func(ln net.Listener) error { return r.serveWireOn(w, ln) })
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, errHandingOver): // until it is known which process goes on
+		case errors.Is(err, errHandingOver): // retry until the hot restart succeeds or fails
 		case !r.inherited.Replaces() || time.Now().After(end):
 			return err
 		}
@@ -255,7 +261,7 @@ func (r *Router) openWireEndpoint(ctx context.Context, w *wireEndpoint) error {
 	}
 }
 
-// drainWire lets the socket's streams end.
+// drainWire waits until the socket's streams have ended or ctx ends.
 func (r *Router) drainWire(ctx context.Context) {
 	if r.wire == nil {
 		return

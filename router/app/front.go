@@ -6,20 +6,21 @@ import (
 	"sluice/router/config"
 )
 
-// bufferShare is the part of limits.memory_budget, one in so many bytes, that stays in memory
-// between requests for the next ones' bodies.
+// bufferShare is the divisor of limits.memory_budget that gives the bytes of body buffers
+// that stay in memory between requests for reuse.
 const bufferShare = 8
 
-// newBodies makes the budget that all bodies count in, whatever listener they come by.
+// newBodies returns the memory budget shared by the request bodies of all listeners.
 func newBodies(cfg *config.Config) *membudget.Budget {
 	limitBuffers(cfg.Limits.BodyBudget)
 	return membudget.NewBudget(cfg.Limits.BodyBudget)
 }
 
-// limitBuffers bounds the buffers that are kept between requests, by limits.memory_budget.
+// limitBuffers sets how many bytes of buffers stay in memory between requests; budget is
+// limits.memory_budget.
 func limitBuffers(budget int64) { membudget.Default.SetRetain(budget / bufferShare) }
 
-// frontOptions are those of the front that the configuration says.
+// frontOptions returns the front's options that come from the configuration.
 func frontOptions(cfg *config.Config) front.Options {
 	opt := front.Options{
 		MaxBodyBytes: cfg.Limits.MaxBody, BodyBudgetBytes: cfg.Limits.BodyBudget, MaxHeadBytes: cfg.Limits.MaxHead, MaxDepth: cfg.Limits.MaxDepth,

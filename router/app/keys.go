@@ -8,7 +8,7 @@ import (
 	"sluice/router/config"
 )
 
-// newKeyring makes the ring of keys, where any are configured.
+// newKeyring creates the keyring if the configuration has API keys.
 func (r *Router) newKeyring() error {
 	if len(r.cfg.APIKeys) == 0 {
 		return nil
@@ -24,7 +24,8 @@ func (r *Router) newKeyring() error {
 	return nil
 }
 
-// reloadKeys takes over the keys of a configuration that was read again.
+// reloadKeys replaces the keys of the keyring with those of next. It does nothing if the
+// router started without keys or next has none.
 func (r *Router) reloadKeys(next *config.Config) error {
 	if r.keyring == nil || len(next.APIKeys) == 0 {
 		return nil
@@ -48,7 +49,7 @@ func keySpecs(cfg *config.Config) ([]apikey.Spec, error) {
 	return specs, nil
 }
 
-// authenticator is the front's; nil where there are no keys.
+// authenticator returns the keyring as the front's authenticator; nil if there are no keys.
 func (r *Router) authenticator() front.Authenticator {
 	if r.keyring == nil {
 		return nil

@@ -8,5 +8,5 @@ import (
 	"sluice/router/discovery/kube"
 )
 
-// newKubeSource makes the source of pods.
+// newKubeSource returns the discovery source that finds workers by a pod selector.
 func newKubeSource(conf config.Kube, _ error) (discovery.Source, error) { return kube.New(conf) }

@@ -10,8 +10,8 @@ import (
 	"sluice/router/discovery"
 )
 
-// newKubeSource fails: this build has no Kubernetes client. The error says why the build
-// that has one does not run instead.
+// newKubeSource fails, because this build has no Kubernetes client. Its error wraps why: the
+// reason why the build that has the client does not run instead.
 func newKubeSource(_ config.Kube, why error) (discovery.Source, error) {
 	if why == nil {
 		why = errors.New("only sluice serve finds workers by it")

@@ -5,7 +5,7 @@ import (
 	"sluice/router/kvevents"
 )
 
-// exposeMetrics exposes the gauges that read the router's parts.
+// exposeMetrics registers the gauges whose values are read from the router's parts.
 func (r *Router) exposeMetrics() {
 	r.metrics.GaugeFunc(func() float64 { return 1 }, "sluice_build_info", "version", r.version)
 	r.metrics.GaugeFunc(func() float64 { return float64(r.runner.Pinned()) }, "sluice_kv_handles_pinned")

@@ -10,8 +10,8 @@ import (
 	"sluice/router/tokenize"
 )
 
-// What the configuration says to each part of a router, for its start and for reloads;
-// see front.go for the front's.
+// The functions of this file convert a configuration to the options of each part of a router,
+// for the start and for reloads. See front.go for the options of the front.
 
 func scheduleOptions(cfg *config.Config) schedule.Options {
 	s := &cfg.Schedule
@@ -46,12 +46,13 @@ func tokenOptions(cfg *config.Config) tokenize.Options {
 	c := &cfg.Tokens
 	opt := tokenize.Options{Mode: c.Mode, CacheBytes: c.CacheBytes, Timeout: c.Timeout, MaxEngineBytes: int(c.MaxEngine)}
 	if opt.CacheBytes == 0 {
-		opt.CacheBytes = -1 // none; 0 would mean the default
+		opt.CacheBytes = -1 // no cache; 0 would select the default size
 	}
 	return opt
 }
 
-// zeroMeansNone says 0 in the fleet's options, where it would mean the default.
+// zeroMeansNone converts a configured 0 to the -1 that means none in the fleet's options,
+// where 0 selects the default.
 func zeroMeansNone(v float64) float64 {
 	if v == 0 {
 		return -1

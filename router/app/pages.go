@@ -12,12 +12,12 @@ import (
 	"sluice/router/worker"
 )
 
-// pages answers the front's routes that are not inference.
+// pages implements front.Pages: the routes that are not inference.
 type pages struct {
 	r             *Router
 	started       time.Time
-	requiredRoles []worker.Role // roles that /readyz waits for: those of the configuration
-	startupDone   atomic.Bool   // fleet.min_workers was reached, or its time is over
+	requiredRoles []worker.Role // roles of the configured workers; /readyz waits for one of each
+	startupDone   atomic.Bool   // fleet.min_workers was reached, or fleet.start_timeout has passed
 	draining      atomic.Bool
 }
 
@@ -27,7 +27,7 @@ func newPages(r *Router) *pages {
 	for _, s := range r.cfg.Specs() {
 		has[s.Role] = true
 	}
-	if r.sidecar != nil { // prefill workers come and go; the engine is what it is for
+	if r.sidecar != nil { // requests name their prefill workers; only the sidecar's own engine is required
 		has[worker.Prefill] = false
 	}
 	for role, yes := range has {
@@ -40,7 +40,7 @@ func newPages(r *Router) *pages {
 
 func mustJSON(v any) []byte {
 	b, err := json.Marshal(v)
-	if err != nil { // only for types that JSON has no form for: a bug
+	if err != nil { // a type that JSON cannot represent: a bug
 		panic(err)
 	}
 	return append(b, '\n')
@@ -64,7 +64,7 @@ func (p *pages) Models() (int, []byte) {
 		m := model{ID: name, Object: "model", Created: p.started.Unix(), OwnedBy: "sluice"}
 		for _, w := range view.Workers {
 			if info := w.Info(); contains(info.Models, name) && info.MaxModelLen > 0 {
-				// What every worker of the model can take.
+				// The smallest limit, which every worker of the model accepts.
 				if m.MaxModelLen == 0 || info.MaxModelLen < m.MaxModelLen {
 					m.MaxModelLen = info.MaxModelLen
 				}
@@ -75,7 +75,7 @@ func (p *pages) Models() (int, []byte) {
 	return 200, mustJSON(map[string]any{"object": "list", "data": data})
 }
 
-// Ready implements front.Pages: 503 names what is waited for.
+// Ready implements front.Pages. The 503 page lists the conditions that the router waits for.
 func (p *pages) Ready(details bool) (int, []byte) {
 	waiting := p.notReadyReasons(details)
 	if len(waiting) > 0 {
@@ -88,8 +88,10 @@ func (p *pages) Ready(details bool) (int, []byte) {
 	return 200, mustJSON(page)
 }
 
-// prefillFallback says whether requests are served although no prefill worker is healthy:
-// there was one, and decode may do whole requests. At the start prefill workers are waited for.
+// prefillFallback reports whether the router serves requests although no prefill worker is
+// healthy: a prefill worker has become unhealthy, and decode workers may run whole requests.
+// A prefill worker that has never been healthy does not count, so that /readyz waits for
+// prefill workers at the start.
 func (p *pages) prefillFallback(workers []*worker.Worker) bool {
 	had := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
 		state, _ := w.State()
@@ -98,8 +100,9 @@ func (p *pages) prefillFallback(workers []*worker.Worker) bool {
 	return had && p.r.runner.PlainDecodeAllowed()
 }
 
-// degraded says what does not work as configured although every request is answered. Models
-// and workers are for the log and the explain records: these pages ask for no key.
+// degraded lists what does not work as configured although every request is answered. It
+// names no model and no worker, because these pages need no key; the log and the explain
+// records name them.
 func (p *pages) degraded() (all []string) {
 	workers := p.r.fleet.View().Workers
 	ready := slices.ContainsFunc(workers, func(w *worker.Worker) bool {
@@ -116,8 +119,8 @@ func (p *pages) degraded() (all []string) {
 	return all
 }
 
-// notReadyReasons is what the router needs before it is ready. Without details it names no
-// worker, source or address.
+// notReadyReasons lists the conditions that the router waits for before it is ready. Without
+// details the text names no worker, source or address.
 func (p *pages) notReadyReasons(details bool) []string {
 	if p.draining.Load() {
 		return []string{"the end: this router is draining"}
@@ -125,7 +128,7 @@ func (p *pages) notReadyReasons(details bool) []string {
 	workers := p.r.fleet.View().Workers
 	missingRoles := p.requiredRoles
 	for _, w := range workers {
-		// A prefill worker that was found makes a pool of two roles.
+		// A discovered worker makes its role required, except in a sidecar.
 		if !slices.Contains(missingRoles, w.Spec.Role) && p.r.sidecar == nil {
 			missingRoles = append(slices.Clip(missingRoles), w.Spec.Role)
 		}
@@ -168,8 +171,8 @@ func (p *pages) notReadyReasons(details bool) []string {
 	return waiting
 }
 
-// minWorkersReason says what the start still waits for, by fleet.min_workers. It is
-// asked at the start only: workers that go later are the other checks' matter.
+// minWorkersReason returns the condition of fleet.min_workers if the start still waits for
+// it, else "". It applies once: after the start the other checks cover workers that leave.
 func (p *pages) minWorkersReason(workers []*worker.Worker) string {
 	required, limit := p.r.cfg.Fleet.MinWorkers, p.r.cfg.Fleet.StartWait
 	if required == 0 || p.startupDone.Load() {
@@ -195,10 +198,10 @@ func (p *pages) minWorkersReason(workers []*worker.Worker) string {
 	return ""
 }
 
-// detailsElsewhere tells a client without such a key where the rest of a page is.
+// detailsElsewhere tells a client that may not see the details where to find them.
 const detailsElsewhere = "the admin listener (/admin/v1/health) and, with an API key for every model, this page say why"
 
-// Health implements front.Pages: without details only the status.
+// Health implements front.Pages. Without details the page contains only the status.
 func (p *pages) Health(details bool) (int, []byte) {
 	waiting := p.notReadyReasons(details)
 	status, state := 200, "ok"

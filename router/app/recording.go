@@ -11,8 +11,7 @@ import (
 	"sluice/router/worker"
 )
 
-// newRecorder makes the recorder, which costs next to nothing while nobody
-// records.
+// newRecorder creates the recorder. An inactive recorder costs almost nothing.
 func (r *Router) newRecorder() *recording.Recorder {
 	s := r.cfg.Schedule
 	rec := recording.New(recording.Options{
@@ -31,7 +30,8 @@ func (r *Router) newRecorder() *recording.Recorder {
 	return rec
 }
 
-// exportRank tells what the indexes hold of a rank.
+// exportRank calls yield for every chain of cached blocks of a rank: first those of the exact
+// index (exact is true), then those of the approximate one. It stops if yield returns false.
 func (r *Router) exportRank(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool) {
 	more := true
 	emit := func(exact bool) func(x *kvindex.Exported) bool {
@@ -60,7 +60,7 @@ func ScheduleWeights(s *config.Schedule) map[string]float64 {
 	return all
 }
 
-// startRecording records to recording.dir, where that is set.
+// startRecording starts to record into recording.dir if that is set.
 func (r *Router) startRecording() error {
 	c := r.cfg.Record
 	if c.Dir == "" {
@@ -75,6 +75,6 @@ func (r *Router) startRecording() error {
 	return nil
 }
 
-// recordAgain is how long a recording that has ended by itself, as on a full disk, is
-// waited with before the next is tried.
+// recordAgain is the delay before the recorder starts another recording after one has ended
+// by an error, such as a full disk.
 const recordAgain = time.Minute

@@ -18,16 +18,16 @@ import (
 	"sluice/router/tokenize"
 )
 
-// reloadable are what a reload changes in a running router, each made of a configuration
-// by what also makes it at the start. What is not in here, nor workers and keys, needs a
-// new process; config.Live names the fields that are.
+// reloadable is the set of options that a reload changes in a running router. The functions
+// that build them also build the options for the start. A reload changes workers and keys as
+// well; every other field needs a new process. config.Live lists the reloadable fields.
 type reloadable struct {
 	Front         front.Options
 	Runner        pd.Options
 	Scheduler     schedule.Options
 	Fleet         fleet.Settings
 	Tokenizer     tokenize.Options
-	PredictionTTL time.Duration // how long the router's own choices are believed
+	PredictionTTL time.Duration // lifetime of predictions in the approximate index
 	Registration  registration.Settings
 	LogLevel      slog.Level
 }
@@ -40,9 +40,9 @@ func reloadableOf(cfg *config.Config) (s reloadable, err error) {
 	return s, err
 }
 
-// applyReloadable gives the parts of the router their settings. What could be wrong with them the
-// configuration's own checks have found before; where one refuses all the same, those
-// before it keep what they have.
+// applyReloadable passes the options to the parts of the router. The validation of the
+// configuration has found invalid values before. If a part refuses its options all the same,
+// applyReloadable returns the error; the parts that it has already changed stay changed.
 func (r *Router) applyReloadable(s reloadable) error {
 	if err := r.front.Change(s.Front); err != nil {
 		return err
@@ -64,13 +64,14 @@ func (r *Router) applyReloadable(s reloadable) error {
 	return nil
 }
 
-// applyTimeout bounds the wait for the source of workers, which is never busy for long.
+// applyTimeout bounds the wait for the discovery source of the configuration file, which is
+// never busy for long.
 const applyTimeout = 10 * time.Second
 
-// Reload reads the configuration's file and takes over what a running router can; the
-// answer says of each field that differs whether it did. The file is checked whole
-// first: one with an error, named with line and column, changes nothing. With dry it
-// only says what it would do. Reloads that meet come one after the other.
+// Reload reads the configuration file again and applies the changes that a running router can
+// apply. It returns one change for each field that differs, with its effect. Reload validates
+// the whole file first: after an error, which names line and column, nothing has changed. With
+// dry, Reload only returns what it would do. Concurrent calls run one after the other.
 func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change, err error) {
 	r.reloads.Lock()
 	defer r.reloads.Unlock()
@@ -108,7 +109,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 		return nil, err
 	}
 	r.live.Store(merged)
-	// Workers and keys are taken over by who follows the file, of the very text.
+	// The discovery source that watches the file applies workers and keys, from the same text.
 	if err := r.updateConfigSource(ctx, text); err != nil {
 		return nil, fmt.Errorf("workers and keys: %w", err)
 	}
@@ -129,7 +130,8 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	return changes, nil
 }
 
-// updateConfigSource hands what was read of the file to the source of workers.
+// updateConfigSource passes the text of the file to the discovery source that watches it, and
+// waits until the source has applied the text, for at most applyTimeout.
 func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 	done := make(chan error, 1)
 	limit := time.NewTimer(applyTimeout)
@@ -149,8 +151,8 @@ func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 	}
 }
 
-// reloadLists takes over the keys of a file that was read again, and says of what else
-// differs how that would be.
+// reloadLists applies the keys of next, and logs the other fields that differ from the
+// configuration in effect: they need a reload or a restart.
 func (r *Router) reloadLists(next *config.Config) {
 	if err := r.reloadKeys(next); err != nil {
 		r.log.Error("the keys of the configuration cannot be used", "err", err) // checked before: not reached

@@ -17,26 +17,26 @@ import (
 	"sluice/router/worker"
 )
 
-// The names of the sockets that one process passes to the next, and that a systemd
-// socket unit gives them by FileDescriptorName=.
+// The names of the sockets that one process passes to the next. A systemd socket unit sets
+// the same names with FileDescriptorName=.
 const (
 	socketClient   = "client"
 	socketAdmin    = "admin"
 	socketRegister = "register"
-	socketReports  = "reports" // of transfers, over ZMQ
-	// The framed socket's two ways.
+	socketReports  = "reports" // transfer reports over ZMQ
+	// The endpoints of the engine API's framed socket: TCP and unix.
 	socketRouted     = "routed"
 	socketRoutedUnix = "routed-unix"
 )
 
-// restartState is what a router leaves to the one that takes its place, beside its
-// listeners.
+// restartState is the state that a process passes, with its listeners, to the process that
+// replaces it. Its JSON names are part of the protocol between two releases.
 type restartState struct {
-	Token             string                     `json:"token,omitempty"` // of the admin listener
-	WasReady          bool                       `json:"ready"`           // it was ready itself
-	ReadyWorkers      []string                   `json:"ranks,omitempty"` // workers that were ready
+	Token             string                     `json:"token,omitempty"` // token of the admin listener
+	WasReady          bool                       `json:"ready"`           // the old process was ready
+	ReadyWorkers      []string                   `json:"ranks,omitempty"` // ids of the workers that were ready
 	RegisteredWorkers []registration.KnownWorker `json:"workers,omitempty"`
-	// Networks are those that the addresses of Workers were checked against.
+	// Networks are the networks against which the addresses of RegisteredWorkers were checked.
 	Networks []string `json:"networks,omitempty"`
 }
 
@@ -49,8 +49,9 @@ func (r *Router) readRestartState() error {
 	return nil
 }
 
-// knownWorkers are the registered workers of the router before. Where the networks
-// differ they have to register again, which checks their addresses.
+// knownWorkers returns the registered workers of the process that this one replaces. It
+// returns none if registration.networks differs: the workers then have to register again,
+// which checks their addresses.
 func (r *Router) knownWorkers() []registration.KnownWorker {
 	if len(r.previous.RegisteredWorkers) == 0 {
 		return nil
@@ -62,10 +63,10 @@ func (r *Router) knownWorkers() []registration.KnownWorker {
 	return r.previous.RegisteredWorkers
 }
 
-// Restart starts this program's file, as it is now, in the place of this process:
-// with the same flags and environment, the listeners, and what belongs to handover.
-// It gives the new process's id once that one accepts; from then on this one ends,
-// by retire. With an error this one goes on as before.
+// Restart replaces this process: it starts the program's file, as it is on disk now, with the
+// same flags and environment, and passes its listeners and restartState to the new process.
+// Restart returns the new process's id once that process accepts connections. Run then drains
+// this process (drainReplaced) and returns. After an error this process goes on as before.
 func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 	if !r.restartMu.TryLock() {
 		return 0, errors.New("a restart is under way already")
@@ -103,7 +104,7 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 	opt.State = state
 	r.log.Info("starting a new process in the place of this one", "deadline", opt.ReadyTimeout)
 	if r.snapshots != nil {
-		_ = r.snapshots.Write() // it logs its failure; without it the new process learns from the engines
+		_ = r.snapshots.Write() // logs its own failure; without a snapshot the new process learns from the engines
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -128,25 +129,26 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 	}
 	r.child = child
 	if r.wire != nil {
-		r.wire.CloseListeners() // who connects from now on is the new process's: to this one it would be for nothing
+		r.wire.CloseListeners() // from now on only the new process accepts; this one is draining
 	}
 	hotrestart.Notify("MAINPID="+strconv.Itoa(child.PID), hotrestart.NotifyReady)
 	close(r.replaced)
 	return child.PID, nil
 }
 
-// errStopping is why a restart is given up whose process is told to end.
+// errStopping cancels a restart because its process has been asked to stop.
 var errStopping = errors.New("this process is shutting down")
 
-// readyPoll is how often a process that takes another's place looks whether it is ready.
+// readyPoll is how often a process that replaces another checks whether it is ready.
 const readyPoll = 10 * time.Millisecond
 
-// workersTimeout is how long it waits, being ready, for workers that the router before
-// it had: they may be gone for good.
+// workersTimeout is how long a process that is ready waits for the workers that were ready in
+// the process it replaces. The wait is bounded because workers may have left for good.
 const workersTimeout = 5 * time.Second
 
-// replaceParent tells systemd that this process serves; one that takes another's place
-// first waits until it can do what that one could.
+// replaceParent notifies systemd that this process serves. If this process replaces another,
+// replaceParent first waits until it is as ready as the old process was, and then tells the
+// old process to drain.
 func (r *Router) replaceParent(ctx context.Context) error {
 	defer func() {
 		for _, name := range r.inherited.Close() {
@@ -175,11 +177,12 @@ func (r *Router) replaceParent(ctx context.Context) error {
 	return nil
 }
 
-// awaitParentReadiness waits for what /readyz waits for, if the router before was ready, and
-// for a while for the workers that it had. It is that router which sets the limit.
+// awaitParentReadiness waits for the conditions of /readyz if the old process was ready, and
+// then for at most workersTimeout for the workers that were ready there. The old process
+// bounds the whole wait with timeouts.restart.
 func (r *Router) awaitParentReadiness(ctx context.Context) error {
 	if !r.previous.WasReady {
-		return nil // it may be replaced because it is not ready
+		return nil // the operator may replace it because it is not ready
 	}
 	tick := time.NewTicker(readyPoll)
 	defer tick.Stop()
@@ -201,8 +204,8 @@ func (r *Router) awaitParentReadiness(ctx context.Context) error {
 	}
 }
 
-// allReady says whether the workers of these ids are ready, those left out that no
-// source of this router's names.
+// allReady reports whether the workers with these ids are ready. It ignores ids that the
+// fleet does not know if no discovery source can still find them.
 func (r *Router) allReady(ids []string) bool {
 	states := map[string]worker.State{}
 	for _, w := range r.fleet.View().Workers {
@@ -217,14 +220,14 @@ func (r *Router) allReady(ids []string) bool {
 	return true
 }
 
-// childClients is the new process as the front's Heir.
+// childClients passes the front's idle client connections to the new process.
 type childClients struct {
 	child  *hotrestart.Child
 	sent   atomic.Int64
 	failed atomic.Pointer[error]
 }
 
-// HandOff implements front.Heir.
+// HandOff implements front.Successor.
 func (h *childClients) HandOff(fd int, about front.HandoffState) bool {
 	state, err := json.Marshal(about)
 	if err != nil {
@@ -240,8 +243,8 @@ func (h *childClients) HandOff(fd int, about front.HandoffState) bool {
 	return accepted
 }
 
-// receiveClients serves the client connections that the router before this one passes. Where
-// it listens elsewhere that router keeps them.
+// receiveClients serves the client connections that the replaced process passes to this one.
+// The replaced process keeps its connections if the two listen on different addresses.
 func (r *Router) receiveClients() {
 	r.inherited.AcceptConnections(socketClient, func(fd int, state []byte) bool {
 		var about front.HandoffState
@@ -253,8 +256,8 @@ func (r *Router) receiveClients() {
 	})
 }
 
-// drainFront passes idle client connections to the new process, and waits until all
-// others have ended.
+// drainFront passes idle client connections to the new process, and waits until all other
+// connections have ended.
 func (r *Router) drainFront(ctx context.Context, drain time.Duration) error {
 	if !r.child.AcceptsConnections() {
 		return r.front.Retire(ctx, nil, drain)
@@ -268,10 +271,10 @@ func (r *Router) drainFront(ctx context.Context, drain time.Duration) error {
 	return err
 }
 
-// drainReplaced ends a router whose place another process has taken: what is under way
-// ends, idle client connections go to the new process or are kept for as long as idle ones
-// are, and timeouts.drain ends the rest. /readyz stays as it was, for the address is served.
-// Once ctx ends idle connections are closed that cannot be passed.
+// drainReplaced drains a router that another process has replaced. Requests in progress run
+// to their end, for at most timeouts.drain. Idle client connections go to the new process; one
+// that cannot go stays open until its keep-alive timeout, or until ctx ends. /readyz does not
+// change, because the new process serves the address.
 func (r *Router) drainReplaced(ctx context.Context) error {
 	r.log.Info("another process has taken this one's place; ending", "pid", r.child.PID, "deadline", r.live.Load().Timeouts.Drain)
 	drain, cancel := context.WithTimeout(context.Background(), r.live.Load().Timeouts.Drain)
@@ -281,10 +284,10 @@ func (r *Router) drainReplaced(ctx context.Context) error {
 	}
 	if r.admin != nil {
 		soon, cancel := context.WithTimeout(drain, drainGrace)
-		_ = r.admin.CloseForSuccessor(soon) // who watches there comes again
+		_ = r.admin.CloseForSuccessor(soon) // consoles and tools reconnect to the new process
 		cancel()
 	}
-	r.discovery.Close() // the fleet stays as it is: its workers renew their leases elsewhere
+	r.discovery.Close() // the fleet keeps its workers, which now renew their registrations at the new process
 	go r.completions.handOver()
 	go r.transfers.PassOn()
 	go r.feeds.ReleaseBound()

@@ -38,8 +38,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Router is one assembled router: the one place where policy (router/) and the
-// moving of bytes (dataplane/) are wired together.
+// Router is one assembled router. It connects the policy of router/ with the data plane of
+// dataplane/. Its methods may be called from any goroutine; Run may be called once.
 type Router struct {
 	cfg            *config.Config
 	version        string
@@ -55,43 +55,43 @@ type Router struct {
 	runner         *pd.Runner
 	bodies         *membudget.Budget
 	engineAPI      *engineapi.Engine
-	wire           *wire.Server     // nil: no framed socket
-	wireLoops      *eventloop.Loops // that drive its streams; nil: goroutines do
-	wireTLS        *tls.Config      // of its TCP listener; nil: none
+	wire           *wire.Server     // nil: no engine API socket
+	wireLoops      *eventloop.Loops // drive the streams of wire; nil: goroutines do
+	wireTLS        *tls.Config      // of the TCP listener of wire; nil: plain TCP
 	wireSockets    wireSockets
-	wireEndpoints  []wireEndpoint // that are to be opened
+	wireEndpoints  []wireEndpoint // not opened yet
 	feeds          *kvevents.Feeds
 	loads          *kvevents.Loads
 	recorder       *recording.Recorder
 	discovery      *discovery.Runner
-	snapshots      *snapshot.Keeper     // nil without index.snapshot
-	register       *registration.Server // nil when off
+	snapshots      *snapshot.Keeper     // nil: index.snapshot is not set
+	register       *registration.Server // nil: off
 	front          *front.Server
-	admin          *admin.Server // nil when off
+	admin          *admin.Server // nil: off
 	listener       net.Listener
-	inherited      *hotrestart.InheritedListeners // listeners and state that this process began with; nil: none
-	previous       restartState                   // what the router before this one left
-	restartMu      sync.Mutex                     // one restart at a time
-	replaced       chan struct{}                  // closed when another process has taken this one's place
-	stopping       chan struct{}                  // closed when this one is told to end
-	live           atomic.Pointer[config.Config]  // cfg, with what has been reloaded since
-	level          *slog.LevelVar                 // of log; nil: it stays as it is
-	reloads        sync.Mutex                     // one at a time
-	fileSource     chan discovery.Text            // what was read of the configuration's file
-	replacedParent chan struct{}                  // closed when this one has taken another's place
-	child          *hotrestart.Child              // set before that
-	keyring        *apikey.Keyring                // nil: anybody may send requests
+	inherited      *hotrestart.InheritedListeners // listeners and state that systemd or the old process passed; nil: none
+	previous       restartState                   // state of the process that this one replaces
+	restartMu      sync.Mutex                     // held during Restart
+	replaced       chan struct{}                  // closed when another process has replaced this one
+	stopping       chan struct{}                  // closed when Run's context ends
+	live           atomic.Pointer[config.Config]  // the configuration in effect: cfg with all reloads since
+	level          *slog.LevelVar                 // level of log; nil: a reload leaves it alone
+	reloads        sync.Mutex                     // held during Reload
+	fileSource     chan discovery.Text            // text of a reloaded configuration file, for its discovery source
+	replacedParent chan struct{}                  // closed when this process has replaced another
+	child          *hotrestart.Child              // the process that replaces this one; guarded by restartMu, set before replaced is closed
+	keyring        *apikey.Keyring                // nil: clients need no API key
 
-	completions *completionBoard     // nil: no family needs them
-	transfers   *kvtransfer.Watcher  // nil: no tier is wanted
+	completions *completionBoard     // nil: no model uses the lmcache family
+	transfers   *kvtransfer.Watcher  // nil: no tier is configured
 	sidechannel *sidechannel.Manager // nil: off
 	pages       *pages
-	sidecar     *sidecar // beside one engine; nil: a router
-	compared    *Router  // shown beside this one on the console; the demo's
+	sidecar     *sidecar // nil: a router, not a sidecar
+	compared    *Router  // the demo's second router, which the console compares with this one
 	closeOnce   sync.Once
 }
 
-// Options say what New assembles. Config is required; the rest may be zero.
+// Options are the parameters of New. Config is required; the other fields may be zero.
 type Options struct {
 	// Config is a validated configuration. The router keeps it and never changes it.
 	Config *config.Config
@@ -101,23 +101,24 @@ type Options struct {
 	LogLevel *slog.LevelVar
 	// Version is shown at /version, in metrics and to clients of the engine API.
 	Version string
-	// Inherited are the listeners and the state that systemd or the router before this
-	// one passed to the process, from InheritListeners; nil: none.
+	// Inherited are the listeners and the state that systemd or the replaced process passed
+	// to this process, as returned by InheritListeners; nil: none.
 	Inherited *hotrestart.InheritedListeners
 	// Sidecar makes the router a sidecar of one engine; nil: a router.
 	Sidecar *config.SidecarFlags
 	// Compared is a router whose figures the console shows beside this one's.
 	Compared *Router
-	// KubeError is why a binary without the Kubernetes client did not run the build that
-	// has it. New returns it where the configuration sets kube.selector.
+	// KubeError is the reason why a binary without the Kubernetes client did not run the
+	// build that has it. New returns it if the configuration sets kube.selector.
 	KubeError error
-	// SnapshotProof is how long the engine of a joining rank has to show that it still has
-	// the blocks of the index snapshot. The rank takes no request meanwhile. 0: one second.
+	// SnapshotProof is how long the router waits for the engine of a joining rank to prove
+	// that it still has the blocks of the index snapshot. The rank receives no requests
+	// during that time. 0: one second.
 	SnapshotProof time.Duration
 }
 
-// New assembles a router: it binds the listeners and starts to probe the workers.
-// Nothing is served before Run. After an error everything is closed again.
+// New assembles a router: it binds the listeners and starts to probe the workers. It serves
+// nothing; Run does. After an error New has closed everything that it opened.
 func New(opt Options) (_ *Router, err error) {
 	r := &Router{cfg: opt.Config, log: opt.Log, level: opt.LogLevel, version: opt.Version, inherited: opt.Inherited, compared: opt.Compared, kubeError: opt.KubeError, snapshotProof: cmp.Or(opt.SnapshotProof, defaultSnapshotProof)}
 	if r.log == nil {
@@ -135,7 +136,7 @@ func New(opt Options) (_ *Router, err error) {
 	return r, nil
 }
 
-// assemble makes and starts the parts, in the order in which they need each other.
+// assemble creates and starts the parts, each after the parts that it depends on.
 func (r *Router) assemble() (err error) {
 	cfg, log := r.cfg, r.log
 	r.live.Store(cfg)
@@ -220,7 +221,7 @@ func (r *Router) assemble() (err error) {
 	if err := r.startRecording(); err != nil {
 		return err
 	}
-	// Last: from here on workers join, and changed and joined are called.
+	// Last, because from here on workers join and workerReady and breakerChanged are called.
 	if err := r.discover(); err != nil {
 		return err
 	}
@@ -237,7 +238,7 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 		Restart: r.Restart, Reload: r.Reload, DeferRuntimeFile: r.inherited.Replaces(),
 	}
 	if opt.Token == "" && os.Getenv("SLUICE_ADMIN_TOKEN") == "" {
-		opt.Token = r.previous.Token // consoles and tools go on
+		opt.Token = r.previous.Token // so that consoles and tools stay logged in
 	}
 	var err error
 	if opt.Listener, err = r.inherited.Listen(socketAdmin, r.cfg.Admin.Listen); err != nil {
@@ -249,12 +250,13 @@ func (r *Router) newAdmin() (*admin.Server, error) {
 	return admin.New(opt)
 }
 
-// Addr is the address the front listens on.
+// Addr returns the address that the front listens on.
 func (r *Router) Addr() string { return r.listener.Addr().String() }
 
-// Run serves until ctx ends, then drains: not ready first, and answers that end their
-// connections; then no new requests; then streams end or the drain time is over. It
-// ends likewise once a Restart has put another process in its place.
+// Run serves until ctx ends, then drains and calls Close. To drain, /readyz first reports 503
+// and each response closes its connection; then the listener closes; then Run waits until all
+// streams have ended, for at most timeouts.drain. Run also drains and returns after Restart
+// has replaced this process.
 func (r *Router) Run(ctx context.Context) error {
 	defer r.Close()
 	failed := make(chan error, 3)
@@ -271,7 +273,7 @@ func (r *Router) Run(ctx context.Context) error {
 			err := r.serveWire(ctx)
 			switch {
 			case err == nil:
-			case r.inherited.Replaces(): // what it has taken over goes on
+			case r.inherited.Replaces(): // keep serving what was inherited from the replaced process
 				r.log.Error("no engine socket", "err", err)
 			default:
 				failed <- err
@@ -290,7 +292,7 @@ func (r *Router) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	close(r.stopping)
-	r.restartMu.Lock() // a restart that is under way ends now, one way or the other
+	r.restartMu.Lock() // waits for a running Restart, which the closed stopping channel cancels
 	if r.child != nil {
 		return r.drainReplaced(ctx)
 	}
@@ -312,12 +314,12 @@ func (r *Router) Run(ctx context.Context) error {
 	return nil
 }
 
-// announceTimeout is how long /readyz says 503 before the listener closes, so that
-// whoever sends requests here learns of it by asking, not by a refusal.
+// announceTimeout bounds how long /readyz reports 503 before the listener closes, so that a
+// load balancer sees it before connections are refused.
 const announceTimeout = time.Second
 
-// awaitNoRequests waits for limit, or until no request is under way: there is then
-// nothing that anybody could miss, and an idle router ends at once.
+// awaitNoRequests waits until no request is in progress, for at most limit. An idle router
+// thus ends at once.
 func (r *Router) awaitNoRequests(limit time.Duration) {
 	for end := time.Now().Add(limit); r.busy() && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
@@ -338,7 +340,7 @@ func (r *Router) busy() bool {
 // drainGrace bounds how long the admin listener's requests may take to end.
 const drainGrace = time.Second
 
-// Close ends everything that New started. Further calls do nothing.
+// Close stops everything that New started. Further calls do nothing.
 func (r *Router) Close() {
 	r.closeOnce.Do(func() {
 		if r.listener != nil {
@@ -352,7 +354,7 @@ func (r *Router) Close() {
 		}
 		for _, w := range r.wireEndpoints {
 			if w.inherited != nil {
-				w.inherited.Close() // the end may have come before it was opened
+				w.inherited.Close() // serveWire may not have opened it
 			}
 		}
 		r.inherited.Close()
@@ -365,7 +367,7 @@ func (r *Router) Close() {
 			r.admin.Close(ctx)
 		}
 		if r.snapshots != nil {
-			r.snapshots.Close() // while there is something to write
+			r.snapshots.Close() // before the fleet and the index lose their content
 		}
 		if r.discovery != nil {
 			r.discovery.Close()
@@ -394,7 +396,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 	var sources []kvevents.Source
 	for _, rank := range w.Ranks {
 		if worker.FeedState(rank.Feed.Load()) != worker.FeedNone {
-			continue // joined before; another of the worker's servers came up
+			continue // the rank joined before; another server of the worker has become ready
 		}
 		r.metrics.RankAdded(rank)
 		r.recorder.RankAdded(rank)
@@ -413,7 +415,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 			continue
 		}
 		if index, ok := r.index.(kvindex.Reserver); ok {
-			index.Reserve(rank.Slot, w.Info().TotalBlocks) // so that storing them moves no table
+			index.Reserve(rank.Slot, w.Info().TotalBlocks) // so that storing the blocks does not move a table
 		}
 		sources = append(sources, kvevents.Source{
 			Rank: rank, Model: w.Info().Base, Engine: w.Info().Engine,
@@ -423,7 +425,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 	r.restore(sources)
 	for _, src := range sources {
 		if src.Resume != nil {
-			r.recorder.RankAdded(src.Rank) // again, with what it has got back
+			r.recorder.RankAdded(src.Rank) // again, now with the blocks from the snapshot
 		}
 		if err := r.feeds.Start(src); err != nil {
 			r.index.Clear(src.Rank.Slot)
@@ -432,9 +434,10 @@ func (r *Router) workerReady(w *worker.Worker) {
 	}
 }
 
-// dropPredictions drops what was foretold of a rank whose events say that it lost its blocks: its
-// choices of late, and the guesses made while no events told of it. A feed that only
-// begins has nothing to lose, and the guesses stand.
+// dropPredictions drops the predictions about a rank whose events report that it lost its
+// blocks: the blocks in flight, and the approximate index's entries, which the router added
+// while the rank had no live feed. A feed that only begins has no blocks in the index; the
+// approximate entries then stay.
 func (r *Router) dropPredictions(slot worker.Slot) {
 	r.scheduler.Forget(slot)
 	if r.index.CachedBlocks(slot) > 0 {
@@ -442,9 +445,10 @@ func (r *Router) dropPredictions(slot worker.Slot) {
 	}
 }
 
-// engineRestarted drops what is believed of a rank whose events show that its engine has, or may
-// have, a new life; its feed drops what the index holds. Guesses made while the feed was
-// not live are of the old one even where the index has nothing.
+// engineRestarted drops the predictions about a rank whose events show that its engine has, or
+// may have, restarted. The feed itself drops the rank's blocks from the index. The approximate
+// entries are dropped even if the index has none of the rank's blocks, because they describe
+// the engine before the restart.
 func (r *Router) engineRestarted(rank *worker.Rank) {
 	r.fleet.ReportEventRestart(rank)
 	rank.ResetCaching()
@@ -452,7 +456,8 @@ func (r *Router) engineRestarted(rank *worker.Rank) {
 	r.approx.Clear(rank.Slot)
 }
 
-// workerRemoved drops what the router knows of a worker's KV.
+// workerRemoved drops all state that the router has about a worker: its feeds, index entries,
+// predictions, transfer measurements and metrics.
 func (r *Router) workerRemoved(w *worker.Worker) {
 	r.runner.WorkerRemoved(w)
 	r.loads.Stop(w)
@@ -470,7 +475,7 @@ func (r *Router) workerRemoved(w *worker.Worker) {
 
 func (r *Router) breakerChanged(w *worker.Worker, from, to worker.State, reason string) {
 	if from == worker.Ready {
-		for _, rank := range w.Ranks { // it may come back without what it was sent
+		for _, rank := range w.Ranks { // the worker may return without the blocks in flight
 			r.scheduler.Forget(rank.Slot)
 		}
 	}
@@ -480,7 +485,7 @@ func (r *Router) breakerChanged(w *worker.Worker, from, to worker.State, reason 
 	}
 }
 
-// orphanRanks counts the ranks whose events place no block.
+// orphanRanks counts the ranks whose events contain only blocks with an unknown parent.
 func (r *Router) orphanRanks() float64 {
 	n := 0
 	for _, w := range r.fleet.View().Workers {

@@ -12,14 +12,15 @@ import (
 	"sluice/router/worker"
 )
 
-// sidecar is what a router beside one engine has of its own; nil in any other.
+// sidecar is the part of a router that only a sidecar of one engine has. It is nil in any
+// other router; its methods accept a nil receiver.
 type sidecar struct {
 	opt      header.Options
-	metrics  bool // the engine's are shown
+	metrics  bool // include the engine's metrics in /metrics
 	selector *header.Selector
 }
 
-// newSidecar makes the sidecar's part of flags that are validated already.
+// newSidecar creates the sidecar part from flags that have been validated.
 func newSidecar(cfg *config.Config, flags *config.SidecarFlags, log *slog.Logger) (*sidecar, error) {
 	s := &sidecar{metrics: flags.EngineMetrics, opt: header.Options{MaxWorkers: flags.MaxPrefillWorkers, IdleTimeout: flags.PrefillIdle, Log: log}}
 	var err error
@@ -38,7 +39,8 @@ func newSidecar(cfg *config.Config, flags *config.SidecarFlags, log *slog.Logger
 	return s, nil
 }
 
-// start makes the finder of named workers, over the router's fleet.
+// start creates the selector that finds the prefill workers that requests name, over the
+// router's fleet.
 func (s *sidecar) start(r *Router) {
 	if s == nil {
 		return
@@ -52,8 +54,8 @@ func (s *sidecar) start(r *Router) {
 	s.selector = header.New(s.opt)
 }
 
-// workerSelector is what the runner takes; a nil pointer in an interface would not be nil
-// there.
+// workerSelector returns the selector as the runner's interface. It returns a nil interface
+// for a nil s, because an interface that contains a nil pointer is not nil.
 func (s *sidecar) workerSelector() pd.WorkerSelector {
 	if s == nil {
 		return nil
@@ -67,7 +69,8 @@ func (s *sidecar) close() {
 	}
 }
 
-// fetch fetches a page of the engine; status 0 where it cannot be had.
+// fetch fetches a page from the sidecar's engine. The status is 0 if no decode worker is ready
+// or the call fails.
 func (s *sidecar) fetch(r *Router, path string) (status int, body []byte) {
 	const timeout, most = time.Second, 8 << 20
 	if s == nil {
@@ -89,7 +92,8 @@ func (s *sidecar) fetch(r *Router, path string) (status int, body []byte) {
 	return 0, nil
 }
 
-// engineMetrics writes what the engine shows at /metrics.
+// engineMetrics writes the engine's /metrics page to w, ending with a line break. It writes
+// nothing if the page cannot be fetched.
 func (s *sidecar) engineMetrics(r *Router, w io.Writer) {
 	if s == nil || !s.metrics {
 		return

@@ -9,7 +9,8 @@ import (
 	"sluice/dataplane/hotrestart"
 )
 
-// InheritListeners takes what systemd or another router has passed to this process.
+// InheritListeners takes over the listeners and the state that systemd or the replaced process
+// has passed to this process.
 func InheritListeners() (*hotrestart.InheritedListeners, error) {
 	return hotrestart.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
 }
@@ -29,10 +30,10 @@ func (r *Router) RunWithSignals(ctx context.Context) error {
 				return
 			case s := <-signals:
 				if s == syscall.SIGUSR2 {
-					_, _ = r.Restart(ctx) // it logs why not
+					_, _ = r.Restart(ctx) // logs its own error
 					continue
 				}
-				_, _ = r.Reload(ctx, false) // likewise
+				_, _ = r.Reload(ctx, false) // logs its own error
 			}
 		}
 	}()

@@ -10,7 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// newSnapshotKeeper makes the keeper of snapshots, where index.snapshot names a file.
+// newSnapshotKeeper creates the writer and reader of index snapshots; nil if index.snapshot is
+// not set.
 func (r *Router) newSnapshotKeeper() (*snapshot.Keeper, error) {
 	if r.cfg.Index.Snapshot == "" {
 		return nil, nil
@@ -35,11 +36,11 @@ func (r *Router) newSnapshotKeeper() (*snapshot.Keeper, error) {
 	return k, nil
 }
 
-// defaultSnapshotProof is Options.SnapshotProof where that is zero.
+// defaultSnapshotProof is the value of Options.SnapshotProof if that is zero.
 const defaultSnapshotProof = time.Second
 
-// restore puts back what the last snapshot has of a joining worker's ranks. They are
-// asked side by side: an engine takes up to a tenth of a second to answer for each.
+// restore restores the blocks of a joining worker's ranks from the last snapshot. It handles
+// the ranks concurrently, because an engine takes up to 100 ms to answer for each.
 func (r *Router) restore(sources []kvevents.Source) {
 	if r.snapshots == nil {
 		return
@@ -51,8 +52,9 @@ func (r *Router) restore(sources []kvevents.Source) {
 	all.Wait()
 }
 
-// restoreRank puts back what the last snapshot has of a joining rank, and says where
-// its feed is to go on; nil when there is nothing, or the engine is not the same.
+// restoreRank restores a joining rank's blocks from the last snapshot and returns the position
+// at which its feed resumes. It returns nil if the snapshot has nothing of the rank or the
+// engine does not prove that it is still the same process.
 func (r *Router) restoreRank(src kvevents.Source) *kvevents.Position {
 	pos, ok := r.snapshots.Position(src.Rank.ID, src.Model)
 	if !ok {
@@ -69,7 +71,7 @@ func (r *Router) restoreRank(src kvevents.Source) *kvevents.Position {
 	return &pos
 }
 
-// allRanks are the ranks of all workers there are.
+// allRanks returns the ranks of all workers in the fleet.
 func (r *Router) allRanks() (all []*worker.Rank) {
 	if r.fleet == nil {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// discover starts the sources of workers. It fails when the fleet refuses a
-// worker of the configuration itself; other sources go on trying.
+// discover starts the discovery sources. It fails if the fleet refuses a worker of the
+// configuration itself, or a source cannot be created; started sources retry on their own.
 func (r *Router) discover() error {
 	r.discovery = discovery.NewRunner(r.fleet, r.log)
 	specs := r.cfg.Specs()
@@ -58,7 +58,8 @@ func (r *Router) discover() error {
 	return nil
 }
 
-// workerState is for the registration listener's answers.
+// workerState returns the state of a worker and its reason, for the responses of the
+// registration listener. The last result is false if the fleet does not know the worker.
 func (r *Router) workerState(id string) (worker.State, string, bool) {
 	for _, w := range r.fleet.View().Workers {
 		if w.Spec.ID == id {
@@ -69,8 +70,8 @@ func (r *Router) workerState(id string) (worker.State, string, bool) {
 	return worker.Gone, "", false
 }
 
-// configReader parses the configuration's own file when it was edited: its workers and keys
-// are taken over, and of other fields that changed it says how they would be.
+// configReader returns the parser for the watched configuration file. The parser returns the
+// workers, applies the keys, and logs the other fields that differ (reloadLists).
 func configReader(r *Router, specs []worker.Spec) func([]byte) ([]worker.Spec, error) {
 	return func(text []byte) ([]worker.Spec, error) {
 		next, err := r.cfg.Reread(text)
@@ -83,7 +84,7 @@ func configReader(r *Router, specs []worker.Spec) func([]byte) ([]worker.Spec, e
 	}
 }
 
-// sourceNames are the sources that may find workers yet.
+// sourceNames returns the names of the discovery sources other than the configuration itself.
 func (r *Router) sourceNames() []string {
 	var names []string
 	for _, s := range r.discovery.States() {

@@ -23,7 +23,7 @@ func routedFiles(cfg *config.Config) certs.Files {
 	return certs.Files{Cert: cfg.EngineAPI.TLSCert, Key: cfg.EngineAPI.TLSKey}
 }
 
-// clientTLS is the listener's; nil for plain HTTP.
+// clientTLS returns the TLS configuration of the client listener; nil for plain HTTP.
 func (r *Router) clientTLS() (*tls.Config, error) {
 	c := r.cfg.TLS
 	if c.Cert == "" {
@@ -44,8 +44,8 @@ func (r *Router) clientTLS() (*tls.Config, error) {
 	return k.ServerConfig(least)
 }
 
-// engineTLS makes the configuration of connections to an engine from its host; nil for the
-// system's own rules.
+// engineTLS returns a function from an engine's host name to the TLS configuration of
+// connections to it; nil if the configuration sets no certificate, so that Go's defaults apply.
 func engineTLS(cfg *config.Config, log *slog.Logger) (func(serverName string) *tls.Config, error) {
 	c := cfg.EngineTLS
 	if c.CA == "" && c.Cert == "" {
@@ -58,8 +58,8 @@ func engineTLS(cfg *config.Config, log *slog.Logger) (func(serverName string) *t
 	return k.ClientConfig, nil
 }
 
-// EngineOptions are the connection options with which a router of this configuration asks
-// its engines: engine_key and engine_tls, and connect as the connect timeout.
+// EngineOptions returns the options for connections to the engines of cfg: its engine_key and
+// engine_tls, and the given connect timeout.
 func EngineOptions(cfg *config.Config, connect time.Duration) (upstream.Options, error) {
 	to, err := engineTLS(cfg, nil)
 	return upstream.Options{ConnectTimeout: connect, Key: cfg.EngineKey, TLS: to}, err

@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// newTransfers opens the tiers by which the router is told of KV transfers; nil
-// when none is wanted.
+// newTransfers starts the tiers over which engines report KV transfers to the router. It
+// returns nil if no tier is configured.
 func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log *slog.Logger) (*kvtransfer.Watcher, error) {
 	opt := kvtransfer.Options{
 		NIXL: cfg.WantsNIXL(), Search: nixl.Search{Path: cfg.Transfers.NIXLLibrary, Python: cfg.Transfers.Python},
@@ -36,7 +36,7 @@ func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log 
 		}
 	}
 	if cfg.Transfers.Isolate {
-		opt.Isolate = []string{"/proc/self/exe", AgentHost} // also when the file was replaced meanwhile
+		opt.Isolate = []string{"/proc/self/exe", AgentHost} // works even after the binary's file was replaced
 	}
 	if cfg.Register.On() {
 		opt.Networks = cfg.Register.Prefixes()
@@ -51,7 +51,8 @@ func newTransfers(cfg *config.Config, given *hotrestart.InheritedListeners, log 
 	return kvtransfer.Start(opt)
 }
 
-// newSideChannel speaks to prefill engines of plain vLLM; nil when it is off.
+// newSideChannel creates the client for the NIXL side channel of vLLM prefill engines that
+// run without a Sluice connector; nil if it is off.
 func newSideChannel(cfg *config.Config, w *kvtransfer.Watcher, f *fleet.Fleet, log *slog.Logger) (*sidechannel.Manager, error) {
 	mode := cfg.Transfers.SideChannel
 	if !cfg.UsesSideChannel() {
@@ -69,7 +70,7 @@ func newSideChannel(cfg *config.Config, w *kvtransfer.Watcher, f *fleet.Fleet, l
 		}})
 }
 
-// exposeSocketMetrics exposes who is connected to a ZMQ socket of ours, and who was not let.
+// exposeSocketMetrics registers the connection and refusal counters of a ZMQ listener.
 func exposeSocketMetrics(m *obs.Metrics, socket string, stats func() zmtp.Stats) {
 	m.GaugeFunc(func() float64 { return float64(stats().Conns) }, "sluice_zmq_connections", "socket", socket)
 	for why, of := range map[string]func(zmtp.Stats) int64{
@@ -81,7 +82,8 @@ func exposeSocketMetrics(m *obs.Metrics, socket string, stats func() zmtp.Stats)
 	}
 }
 
-// connectorDocument answers GET /v1/connector.
+// connectorDocument returns the body of GET /v1/connector. reached is the address at which the
+// caller reached the router.
 func (r *Router) connectorDocument(reached netip.Addr) (any, error) {
 	d, err := r.transfers.Document(reached)
 	if err != nil {
@@ -90,7 +92,7 @@ func (r *Router) connectorDocument(reached netip.Addr) (any, error) {
 	return d, nil
 }
 
-// exposeTransferMetrics exposes tiers, reports, outcomes and pairs.
+// exposeTransferMetrics registers the metrics of tiers, reports, outcomes and rank pairs.
 func (r *Router) exposeTransferMetrics() {
 	m, w := r.metrics, r.transfers
 	for _, tier := range [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ, nixl.TierHTTP} {
@@ -130,7 +132,7 @@ func (r *Router) exposeTransferMetrics() {
 	})
 }
 
-// transferPair is what was measured between two ranks, as the admin API shows it.
+// transferPair is the measured transfer rate between two ranks, as the admin API returns it.
 type transferPair struct {
 	From           string  `json:"from"` // worker/rank
 	To             string  `json:"to"`
@@ -150,7 +152,7 @@ func (r *Router) transferPairs() []transferPair {
 	for _, s := range r.transfers.TransferRates() {
 		from, to := names[s.From], names[s.To]
 		if from == "" || to == "" {
-			continue // one of them is leaving
+			continue // one of the ranks has been removed
 		}
 		out = append(out, transferPair{from, to, s.Transfers, s.BytesPerSecond, s.NSPerToken / 1e6})
 	}
@@ -160,7 +162,7 @@ func (r *Router) transferPairs() []transferPair {
 	return out
 }
 
-// transfersView is what GET /admin/v1/transfers answers.
+// transfersView returns the body of GET /admin/v1/transfers.
 func (r *Router) transfersView() any {
 	view := struct {
 		kvtransfer.Status
