@@ -8,20 +8,20 @@ import (
 	"sluice/nixl"
 )
 
-// agentTier is the NIXL tier with what connectors are told of it.
+// agentTier is the NIXL tier and the endpoint that connectors use to reach it.
 type agentTier struct {
 	*nixl.AgentTier
 	watcher *Watcher
 	slots   int
 
-	mu        sync.Mutex // guards was: states come one after another, but from two places
+	mu        sync.Mutex // guards lastState and pending: states arrive one after another, but from two goroutines
 	lastState nixl.TierState
-	pending   *agentEndpoint // of the agent that is being made ready
+	pending   *agentEndpoint // of the agent that is being prepared
 	endpoint  atomic.Pointer[agentEndpoint]
 }
 
-// agentEndpoint is what a connector needs to reach the agent. Whoever has it may write to
-// the board: it is never logged.
+// agentEndpoint is what a connector needs to reach the agent. Its bearer may write to the
+// board, so it is never logged.
 type agentEndpoint struct {
 	agent    string
 	metadata []byte
@@ -33,8 +33,8 @@ type agentEndpoint struct {
 
 func (w *Watcher) startAgent(opt *Options) *agentTier {
 	a := &agentTier{watcher: w, slots: opt.Slots, lastState: nixl.TierStarting}
-	// The state may change before StartAgentTier has answered: a is complete but
-	// for the embedded tier, which the callbacks do not touch.
+	// The callbacks may run before StartAgentTier returns. They use every field of a but the
+	// embedded tier, which is not set yet.
 	a.AgentTier = nixl.StartAgentTier(nixl.AgentTierConfig{
 		Agent: nixl.Config{
 			Name: "sluice-" + w.epoch, Search: opt.Search, Parameters: opt.Parameters,
@@ -47,7 +47,7 @@ func (w *Watcher) startAgent(opt *Options) *agentTier {
 	return a
 }
 
-// ready gives a new agent its board.
+// ready creates the completion board of a new agent and records the agent's endpoint.
 func (a *agentTier) ready(ctx context.Context, agent *nixl.Agent) error {
 	b, err := nixl.NewCompletionBoard(ctx, agent, a.slots, a.watcher.recordCompletion)
 	if err != nil {

@@ -8,29 +8,30 @@ import (
 	"strings"
 )
 
-// Document is what a connector is told of how to reach the router: the answer to
-// GET /v1/connector, as nixl/connector/sluice_connector/endpoint.py parses it.
-// NIXL's metadata lets its holder write into the completion board, UCX's secret lets
-// it report: a Document goes
-// to bearers of the token in allowed networks, and into no log.
+// Document tells a connector how to reach the router. It is the answer to GET /v1/connector,
+// which nixl/connector/sluice_connector/endpoint.py parses.
+//
+// A Document is confidential: NIXL's metadata allows its bearer to write to the completion
+// board, and UCX's secret allows it to report. The router sends it only to clients in the
+// allowed networks that present the token, and never logs it.
 type Document struct {
 	Version int           `json:"version"`
-	Epoch   string        `json:"epoch"` // another after every start and every change of a tier
-	ZMQ     *DocumentZMQ  `json:"zmq"`   // null: not offered
+	Epoch   string        `json:"epoch"` // changes at every start of the router and at every change of a tier's state
+	ZMQ     *DocumentZMQ  `json:"zmq"`   // null: the tier is not up; likewise the next two
 	UCX     *DocumentUCX  `json:"ucx"`
 	NIXL    *DocumentNIXL `json:"nixl"`
 }
 
-// DocumentZMQ is the PULL socket for reports.
+// DocumentZMQ is the PULL socket that receives reports.
 type DocumentZMQ struct {
 	Endpoint string `json:"endpoint"` // tcp://HOST:PORT
 }
 
-// DocumentUCX is the worker that takes active messages. A message's header is Secret,
-// its payload a report.
+// DocumentUCX is the UCX worker that receives active messages. A message's header is Secret and
+// its payload is a report.
 type DocumentUCX struct {
-	Address []byte `json:"address"` // of the worker, as UCP packs it; base64 in JSON
-	Version string `json:"version"` // of UCX here, as 1.23
+	Address []byte `json:"address"` // the worker's address as UCP packs it; base64 in JSON
+	Version string `json:"version"` // UCX's release in the router, such as 1.23
 	Secret  string `json:"secret"`
 }
 
@@ -38,27 +39,28 @@ type DocumentUCX struct {
 type DocumentNIXL struct {
 	Agent    string        `json:"agent"`
 	Metadata []byte        `json:"metadata"` // base64 in JSON
-	Version  string        `json:"version"`  // of NIXL here
+	Version  string        `json:"version"`  // NIXL's release in the router
 	Board    DocumentBoard `json:"board"`
 }
 
-// DocumentBoard is where the completion board lies in the agent's memory.
+// DocumentBoard locates the completion board in the agent's memory.
 type DocumentBoard struct {
-	ID        uint32 `json:"id"` // a ticket of another board is told by a message
+	ID        uint32 `json:"id"` // a connector reports a slot of any other board by a message
 	Address   uint64 `json:"address"`
 	Slots     int    `json:"slots"`
 	SlotBytes int    `json:"slot_bytes"`
 	Device    int    `json:"device"`
 }
 
-// String hides keys and secrets from whoever prints a Document.
+// String omits keys and secrets, so that printing a Document does not disclose them.
 func (d *Document) String() string { return fmt.Sprintf("connector document, epoch %s", d.Epoch) }
 
-// ErrNoTier: there is nothing that a connector could report to.
+// ErrNoTier means that no tier is configured, so there is nothing a connector could report to.
 var ErrNoTier = errors.New("this router takes no reports of transfers: transfers.nixl, transfers.ucx and transfers.zmq are off, or no model hands over by NIXL")
 
-// Document tells where the tiers are. reached is the address that the asker has
-// reached this machine at, which stands for a socket bound to all addresses.
+// Document returns the endpoints of the tiers that are up. reached is the local address of the
+// connector's request; it replaces the wildcard address of a socket that is bound to all
+// addresses.
 func (w *Watcher) Document(reached netip.Addr) (*Document, error) {
 	if w == nil {
 		return nil, ErrNoTier
@@ -77,7 +79,7 @@ func (w *Watcher) Document(reached netip.Addr) (*Document, error) {
 	return d, nil
 }
 
-// replaceWildcard puts the address that was reached in the place of a wildcard.
+// replaceWildcard replaces a wildcard host in endpoint by the address reached.
 func replaceWildcard(endpoint string, reached netip.Addr) string {
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
 	if err != nil || !reached.IsValid() {

@@ -7,11 +7,11 @@ import (
 	"sluice/router/worker"
 )
 
-// outcome is what became of a watched hand-over.
+// outcome is how a watched hand-over ended.
 type outcome int
 
 const (
-	unknown outcome = iota // nothing came: the engine runs no connector, or its report was lost
+	unknown outcome = iota // no report arrived: the engine runs no connector, or the report was lost
 	done
 	failed
 	expired
@@ -36,20 +36,20 @@ func (w *Watcher) count(t *Transfer, r *completion.Result) {
 	w.outcomeCounts[o].Add(1)
 }
 
-// RecordTransfer books a transfer that succeeded between two ranks.
+// RecordTransfer records the measured time of a successful transfer between two ranks.
 func (w *Watcher) RecordTransfer(from, to *worker.Rank, tokens int, r *completion.Result) {
 	if w == nil || from == nil || to == nil || r.State != completion.Done {
 		return
 	}
 	w.rates.Observe(int(from.Slot), int(to.Slot), r.Bytes, tokens, r.Duration)
 	for _, rank := range [...]*worker.Rank{from, to} {
-		if rank.Removed() { // and was forgotten before; its number is another's next
+		if rank.Removed() { // ForgetRank may have run before; another rank gets the slot next
 			w.rates.Remove(int(rank.Slot))
 		}
 	}
 }
 
-// Outcomes are how many hand-overs ended how, by name.
+// Outcomes returns the number of hand-overs by the name of their outcome.
 func (w *Watcher) Outcomes() map[string]int64 {
 	m := map[string]int64{}
 	for i := range w.outcomeCounts {
@@ -58,10 +58,14 @@ func (w *Watcher) Outcomes() map[string]int64 {
 	return m
 }
 
-// Reports counts what came: by event and status ("recv ok"), and beside them
-// "unknown" (nobody waited), "malformed", "refused" (a record or a nonce that fitted no
-// ticket), "unread" (a message that NIXL or UCX had and that is none: too long, of a nameless sender), "forged" (a message over UCX without the document's secret)
-// and "crowded" (a hand-over that heard nothing for lack of a place).
+// Reports counts the reports received, by event and status ("recv_ok"), and also:
+//
+//	"unknown"    no transfer waits for it
+//	"malformed"  it cannot be parsed
+//	"refused"    a record or a nonce that matches no slot
+//	"unread"     a message that NIXL or UCX received and that cannot be a report: too long, or without a sender
+//	"forged"     a UCX message without the document's secret
+//	"crowded"    a transfer that receives no reports because the table of waits is full
 func (w *Watcher) Reports() map[string]int64 {
 	var seen nixl.Counters
 	if w.agent != nil {
@@ -83,7 +87,7 @@ func (w *Watcher) Reports() map[string]int64 {
 	return m
 }
 
-// Socket counts the connections of the ZMQ tier; ok is false where there is none.
+// Socket returns the connection counters of the ZMQ tier; ok is false when there is none.
 func (w *Watcher) Socket() (s zmtp.Stats, ok bool) {
 	if w == nil || w.zmq == nil {
 		return s, false
@@ -91,5 +95,5 @@ func (w *Watcher) Socket() (s zmtp.Stats, ok bool) {
 	return w.zmq.stats(), true
 }
 
-// Watched is how many hand-overs are watched now.
+// Watched returns the number of hand-overs that are watched now.
 func (w *Watcher) Watched() int { return w.registry.Len() }

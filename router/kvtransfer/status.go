@@ -5,24 +5,25 @@ import (
 	"sluice/router/kvtransfer/completion"
 )
 
-// Tier is one means as /health and the admin API show it.
+// Tier is one tier as /health and the admin API show it.
 type Tier struct {
 	Tier   nixl.Tier      `json:"tier"`
 	State  nixl.TierState `json:"state"`
 	Reason string         `json:"reason"`
 }
 
-// Status is the tiers as /health and the admin API show them.
+// Status describes the tiers as /health and the admin API show them.
 type Status struct {
 	Active nixl.Tier `json:"active"`
-	Reason string    `json:"reason"` // why it is not a better one
+	Reason string    `json:"reason"` // why no better tier is active
 	Tiers  []Tier    `json:"tiers"`  // best first; http is always up
 }
 
-// allTiers in their order; those not in a ladder were not asked for.
+// allTiers lists the tiers from best to worst. A tier that is not in the ladder is not
+// configured.
 var allTiers = [...]nixl.Tier{nixl.TierNIXL, nixl.TierUCX, nixl.TierZMQ}
 
-// Status tells of the tiers; of a nil Watch that none was asked for.
+// Status returns the state of every tier. For a nil Watcher every tier but http is off.
 func (w *Watcher) Status() Status {
 	var ladder nixl.Tiers
 	if w != nil {
@@ -43,7 +44,7 @@ func (w *Watcher) Status() Status {
 	return s
 }
 
-// Up says whether a tier is up, for metrics.
+// Up reports whether a tier is up and advertised to connectors; the metrics show it.
 func (w *Watcher) Up(tier nixl.Tier) bool {
 	if w != nil {
 		for _, m := range w.ladder {
@@ -56,7 +57,8 @@ func (w *Watcher) Up(tier nixl.Tier) bool {
 	return tier == nixl.TierHTTP
 }
 
-// isAdvertised says whether engines are told of a tier, which they are a moment after it is up.
+// isAdvertised reports whether the document for connectors contains the tier. It does from a
+// moment after the tier is up, when its endpoint is stored.
 func (w *Watcher) isAdvertised(tier nixl.Tier) bool {
 	switch {
 	case tier == nixl.TierNIXL && w.agent != nil:
@@ -67,7 +69,7 @@ func (w *Watcher) isAdvertised(tier nixl.Tier) bool {
 	return true
 }
 
-// TransferRates lists what was measured between ranks, by their slots.
+// TransferRates lists the measured transfer times between ranks, identified by their slots.
 func (w *Watcher) TransferRates() []completion.PairTimes {
 	if w == nil {
 		return nil

@@ -10,38 +10,40 @@ import (
 	"sluice/router/kvtransfer/completion"
 )
 
-// Transfer is one hand-over that is watched, from Open to Close. Its methods but those
-// that a tier calls are for one goroutine at a time; on a nil Wait they do nothing.
+// Transfer is one watched hand-over, from Open to Close. A tier calls failed from its own
+// goroutine; all other methods are for one goroutine at a time. The methods of a nil Transfer
+// do nothing.
 type Transfer struct {
 	watcher  *Watcher
 	expected completion.Wait
-	board    *nixl.CompletionBoard // that ticket was lent from; nil: none was
+	board    *nixl.CompletionBoard // the board that slot belongs to; nil: no slot was acquired
 	slot     nixl.CompletionSlot
-	onFailed func() // the method value failed, made once
+	onFailed func() // the method value of failed, created once to avoid an allocation
 
-	// call is the decode leg that is cut when the hand-over is lost; cancelledCall once it
-	// was. Whoever swaps it out has the say: a tier that lost it, or Settle that let
-	// it go on.
+	// call is the decode leg that is cancelled when the hand-over is lost, and cancelledCall
+	// after that. The goroutine that swaps the call out decides: a tier, which cancels it, or
+	// Unguard, which lets it continue.
 	call    atomic.Pointer[upstream.Call]
-	lost    atomic.Bool // told so, or stalled and settled
+	lost    atomic.Bool // a tier reported the loss, or the request's goroutine has seen the call cancelled
 	stalled atomic.Bool
-	stallAt atomic.Int64 // since clock; 0: no stall is looked for
+	stallAt atomic.Int64 // relative to clock; 0: stalls are not detected
 
-	lingerUntil atomic.Int64 // since clock: when Linger gives up; 0: it does not linger
+	lingerUntil atomic.Int64 // relative to clock, when CloseOnReport gives up; 0: it is not waiting
 	onReport    func(completion.Result)
 }
 
-// cancelledCall stands in Wait.call for the call that was cut.
+// cancelledCall is the value of Transfer.call after the call was cancelled.
 var cancelledCall = new(upstream.Call)
 
-// clock is where stallAt counts from, so that no change of the wall clock matters.
+// clock is the reference for stallAt and lingerUntil. Its monotonic reading makes them
+// independent of changes of the wall clock.
 var clock = time.Now()
 
-// slotSlack is how long a ticket outlives the time that its request may take.
+// slotSlack is how long a slot outlives the maximum duration of its request.
 const slotSlack = time.Minute
 
-// Open begins to watch the hand-over of the request that engines know as id, at the
-// time now. It is nil while no tier is up. Close it.
+// Open starts to watch the hand-over of the request whose X-Request-Id is id. now is the
+// current time. Open returns nil while no tier is up. The caller must Close the Transfer.
 func (w *Watcher) Open(id string, now time.Time) *Transfer {
 	if w == nil || w.up.Load() == 0 {
 		return nil
@@ -54,8 +56,8 @@ func (w *Watcher) Open(id string, now time.Time) *Transfer {
 	return t
 }
 
-// AcquireSlot lends the hand-over a slot of the completion board for at most the given
-// time from Open, for AppendSlot. One is enough for all tries.
+// AcquireSlot acquires a slot of the completion board for AppendSlot. The slot is valid for at
+// most timeout from Open, plus slotSlack. One slot serves all attempts of the request.
 func (t *Transfer) AcquireSlot(timeout time.Duration) {
 	if t == nil || t.board != nil {
 		return
@@ -67,8 +69,8 @@ func (t *Transfer) AcquireSlot(timeout time.Duration) {
 	}
 }
 
-// AppendSlot appends what the decode engine's connector is told of its slot, as
-// report.py's hand_out reads it; nothing where none was lent.
+// AppendSlot appends the JSON object that describes the slot to the decode engine's connector,
+// as hand_out of report.py reads it. It appends nothing when no slot was acquired.
 func (t *Transfer) AppendSlot(dst []byte) []byte {
 	if t == nil || t.board == nil {
 		return dst
@@ -81,8 +83,8 @@ func (t *Transfer) AppendSlot(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// appendHex appends all 16 digits. strconv's form for any base took a sixth of what
-// a watched hand-over costs.
+// appendHex appends n as 16 hexadecimal digits. strconv.AppendUint took a sixth of the cost of
+// a watched hand-over.
 func appendHex(dst []byte, n uint64) []byte {
 	var digits [16]byte
 	for i := range digits {
@@ -92,9 +94,9 @@ func appendHex(dst []byte, n uint64) []byte {
 	return append(dst, digits[:]...)
 }
 
-// Guard has call cut as soon as the hand-over is told lost, at once where it was
-// told so already; and, with a stall above 0, when nothing was told for so long.
-// Settle ends it.
+// Guard cancels call as soon as the hand-over is reported lost, at once if it was already. With
+// a stall above 0, Guard also cancels call when no report arrives for that long. Unguard ends
+// this.
 func (t *Transfer) Guard(call *upstream.Call, stall time.Duration) {
 	if t == nil {
 		return
@@ -111,10 +113,11 @@ func (t *Transfer) Guard(call *upstream.Call, stall time.Duration) {
 	t.watcher.sweeper.Wake()
 }
 
-// stallCheckInterval is how late a stall is seen at most.
+// stallCheckInterval is the maximum delay before a stall is detected.
 const stallCheckInterval = 50 * time.Millisecond
 
-// check is the patrol's, over stalls and waits that linger.
+// check is the sweeper's callback. It looks for stalls and finishes transfers for which
+// CloseOnReport waits.
 func (t *Transfer) check(now time.Time) (active bool) {
 	at := t.lingerUntil.Load()
 	if at == 0 {
@@ -131,8 +134,8 @@ func (t *Transfer) check(now time.Time) (active bool) {
 	return false
 }
 
-// checkStall cuts a call that nothing has been told of in time. The wait may be closed
-// and opened for another request meanwhile: then another time stands there.
+// checkStall cancels a call for which no report arrived in time. The Transfer may be closed and
+// opened for another request meanwhile; stallAt then has another value and the swap fails.
 func (t *Transfer) checkStall(now time.Time) (active bool) {
 	at, call := t.stallAt.Load(), t.call.Load()
 	if at == 0 || int64(now.Sub(clock)) < at {
@@ -148,7 +151,8 @@ func (t *Transfer) checkStall(now time.Time) (active bool) {
 	return false
 }
 
-// Unguard lets the guarded call go on alone. False: it was cut, the hand-over is lost.
+// Unguard lets the guarded call continue without supervision. It returns false when the call
+// was cancelled, which means that the hand-over is lost.
 func (t *Transfer) Unguard() bool {
 	if t == nil {
 		return true
@@ -171,14 +175,14 @@ func (t *Transfer) Unguard() bool {
 	}
 }
 
-// failed is called by a tier, once.
+// failed marks the hand-over lost and cancels the guarded call. A tier calls it at most once.
 func (t *Transfer) failed() {
 	t.lost.Store(true)
 	t.cancelCall(t.call.Load())
 }
 
-// cancelCall says whether call was still guarded; it is cut then. Behind the swap the Wait may
-// be closed and another request's: it is not touched any more.
+// cancelCall cancels call and returns true if it was still guarded. After the swap the Transfer
+// may be closed and used for another request, so cancelCall does not touch it again.
 func (t *Transfer) cancelCall(call *upstream.Call) bool {
 	if call == nil || call == cancelledCall || !t.call.CompareAndSwap(call, cancelledCall) {
 		return false
@@ -187,11 +191,11 @@ func (t *Transfer) cancelCall(call *upstream.Call) bool {
 	return true
 }
 
-// isLost is of the request's goroutine.
+// isLost is for the request's goroutine only.
 func (t *Transfer) isLost() bool { return t.lost.Load() || t.call.Load() == cancelledCall }
 
-// LostReason says why the hand-over cannot succeed, "" while it can. The reasons are
-// constants: "expired" (prefill has let go of the blocks), "failed", "stalled".
+// LostReason returns why the hand-over cannot succeed, "" while it can. The reasons are
+// constants: "expired" (the prefill engine has freed the blocks), "failed", "stalled".
 func (t *Transfer) LostReason() string {
 	if t == nil || !t.isLost() {
 		return ""
@@ -206,11 +210,12 @@ func (t *Transfer) LostReason() string {
 	}
 }
 
-// reportGrace is how long Await waits: a report that is on its way is a millisecond late.
+// reportGrace bounds AwaitLoss. A report in flight arrives about a millisecond after the
+// engine's answer.
 const reportGrace = 30 * time.Millisecond
 
-// AwaitLoss gives a report that is on its way a moment to come, after the engine has
-// already said that the request failed. It says whether the hand-over is lost.
+// AwaitLoss waits up to reportGrace for a report in flight, after the engine has answered that
+// the request failed. It returns whether the hand-over is lost.
 func (t *Transfer) AwaitLoss() bool {
 	if t == nil {
 		return false
@@ -225,19 +230,20 @@ func (t *Transfer) AwaitLoss() bool {
 
 const (
 	lingerFor    = 2 * time.Second
-	maxLingering = 1024 // each keeps a slot of the board
+	maxLingering = 1024 // each one occupies a slot of the board
 )
 
-// Pending says whether something will be told that has not been: the engine is known
-// to tell.
+// Pending returns whether a report is expected that has not arrived. It is false without a
+// slot, because the engine may not run the connector then.
 func (t *Transfer) Pending() bool {
 	return t != nil && t.board != nil && t.expected.Result().State == completion.Pending
 }
 
-// CloseOnReport is for a request that has ended before anything was told of its hand-over,
-// though its engine tells: a starved one may be a second late. It says whether the
-// wait goes on, without the request: late is then called once, by a goroutine of
-// ours, with what was told until then, and must not block. The Wait is not used after.
+// CloseOnReport is for a request that ended before the report of its hand-over arrived,
+// although its engine runs the connector; the report of a starved engine may be a second late.
+// If CloseOnReport returns true, the watch continues without the request, and the sweeper's
+// goroutine calls onReport once with the result. onReport must not block. The caller must not
+// use the Transfer afterwards. If it returns false, the caller still owns the Transfer.
 func (t *Transfer) CloseOnReport(onReport func(completion.Result)) bool {
 	if !t.Pending() || t.isLost() {
 		return false
@@ -253,7 +259,8 @@ func (t *Transfer) CloseOnReport(onReport func(completion.Result)) bool {
 	return true
 }
 
-// Close ends the wait and answers what was told. The Wait is not used after.
+// Close ends the watch and returns what was reported. The caller must not use the Transfer
+// afterwards.
 func (t *Transfer) Close() completion.Result {
 	if t == nil {
 		return completion.Result{}

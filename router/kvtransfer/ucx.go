@@ -18,14 +18,14 @@ import (
 	"sluice/nixl"
 )
 
-// ucxTier is the tier of active messages with what connectors are told of it. UCX
-// cannot be told whose connections to take, so it listens only on the network devices
-// that have an address in the allowed networks, and a message counts only under the
-// secret that goes out with the document.
+// ucxTier is the tier of active messages and the endpoint that connectors use to reach it. UCX
+// cannot restrict which peers connect. Therefore the worker listens only on the network devices
+// that have an address in the allowed networks, and the tier accepts only messages that carry
+// the secret of the document.
 type ucxTier struct {
 	*nixl.AgentTier
 	watcher *Watcher
-	secret  string // the sender's name in every message of a connector
+	secret  string // the From of every connector's message
 
 	mu        sync.Mutex
 	lastState nixl.TierState
@@ -39,7 +39,7 @@ type ucxEndpoint struct {
 	version string
 }
 
-// startUCX begins to open the tier. after is the NIXL tier that brings the library,
+// startUCX starts to open the tier. after is the NIXL tier that loads the UCX library first,
 // nil for none.
 func (w *Watcher) startUCX(opt *Options, after nixl.TierService) *ucxTier {
 	var secret [16]byte
@@ -49,7 +49,7 @@ func (w *Watcher) startUCX(opt *Options, after nixl.TierService) *ucxTier {
 	if settings == nil {
 		settings = map[string]string{}
 	}
-	if os.Getenv("UCX_TLS") == "" { // reports are small: no shared memory, GPU or RDMA need be opened for them
+	if os.Getenv("UCX_TLS") == "" { // reports are small: they need no shared memory, GPU or RDMA
 		settings["TLS"] = "tcp"
 	}
 	if devices := opt.UCX.Devices; len(devices) > 0 {
@@ -73,7 +73,7 @@ func (w *Watcher) startUCX(opt *Options, after nixl.TierService) *ucxTier {
 	return u
 }
 
-// devicesIn are the network devices of this machine with an address in networks.
+// devicesIn returns the machine's network devices that have an address in networks.
 func devicesIn(networks []netip.Prefix) ([]string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -102,7 +102,8 @@ func devicesIn(networks []netip.Prefix) ([]string, error) {
 	return found, nil
 }
 
-// handleMessage takes what came; who does not know the secret is not heard.
+// handleMessage processes a message if its sender knows the secret, and counts it as forged
+// otherwise.
 func (u *ucxTier) handleMessage(n nixl.Notification) {
 	if subtle.ConstantTimeCompare([]byte(n.From), []byte(u.secret)) != 1 {
 		u.watcher.forged.Add(1)
@@ -111,7 +112,7 @@ func (u *ucxTier) handleMessage(n nixl.Notification) {
 	u.watcher.handleMessage(n.Message)
 }
 
-// ready notes where a new worker is reached.
+// ready records the address of a new worker.
 func (u *ucxTier) ready(ctx context.Context, agent *nixl.Agent) error {
 	metadata, err := agent.Metadata(ctx)
 	if err != nil {
@@ -141,7 +142,7 @@ func (u *ucxTier) setState(s nixl.TierState, reason string) {
 	u.watcher.tierChanged(nixl.TierUCX, previous, s, reason)
 }
 
-// document is what a connector is told of the tier; nil while it is not up.
+// document returns the tier's part of the document; nil while the tier is not up.
 func (u *ucxTier) document() *DocumentUCX {
 	if u == nil {
 		return nil

@@ -19,38 +19,39 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Watch.
+// Options configures a Watcher.
 type Options struct {
-	NIXL        bool              // open an agent
-	Search      nixl.Search       // where NIXL may be
-	Parameters  map[string]string // of NIXL's backend; nil for its own
-	UCX         *UCX              // UCX's active messages; nil: none
-	Isolate     []string          // the command of a process that each agent lives in (nixl.ServeHost); nil: this one
-	Endpoint    string            // of the ZMQ PULL socket; "" none
-	Networks    []netip.Prefix    // whose reports are taken over ZMQ, and on whose devices UCX listens; nil: any
-	ZMQNetworks []netip.Prefix    // whose reports are taken over ZMQ; nil: those of Networks
-	// Bound is the socket's listener where a process before has passed it; nil: Endpoint is
-	// bound. Where it has a method Opened, that is waited for.
+	NIXL        bool              // open a NIXL agent
+	Search      nixl.Search       // where to look for the NIXL library
+	Parameters  map[string]string // for NIXL's backend; nil: the backend's defaults
+	UCX         *UCX              // receive reports as UCX active messages; nil: do not
+	Isolate     []string          // command of the process that hosts each agent (nixl.ServeHost); nil: agents run in this process
+	Endpoint    string            // of the ZMQ PULL socket; "": no socket
+	Networks    []netip.Prefix    // networks whose ZMQ reports are accepted and on whose devices UCX listens; nil: any
+	ZMQNetworks []netip.Prefix    // networks whose ZMQ reports are accepted; nil: Networks
+	// Bound is the ZMQ socket's listener when the previous process passed it in a hot restart;
+	// nil: the Watcher binds Endpoint. If Bound has a method Opened, the Watcher calls it and
+	// waits for its result before it accepts.
 	Bound       net.Listener
 	Slots       int          // of the completion board, a multiple of 64 [16384]
-	NIXLSetting string       // the setting that has no effect without NIXL, which a warning names; "" none
+	NIXLSetting string       // the setting without effect while NIXL is unusable, named in a warning; "": no warning
 	Log         *slog.Logger // [none]
 
-	retry time.Duration // the first pause before ZMQ is bound again [1s]; for tests
+	retry time.Duration // first pause before binding ZMQ again [1s]; for tests
 }
 
-// UCX is how active messages are taken.
+// UCX configures the reception of active messages.
 type UCX struct {
-	Library  string            // libucp's file or folder, and then nothing else is tried
+	Library  string            // file or folder of libucp; when set, no other place is searched
 	Devices  []string          // network devices to listen on; nil: those with an address in Networks
-	Settings map[string]string // of UCX, without its prefix: "TCP_PORT_RANGE"
+	Settings map[string]string // of UCX, without the prefix UCX_, such as "TCP_PORT_RANGE"
 }
 
-// Watcher takes in what is told of transfers. All methods may be called from any
-// goroutine; those of a nil Watch answer that there is nothing.
+// Watcher receives the reports of transfers. All methods may be called from any goroutine. The
+// methods of a nil Watcher behave as if no tier were configured.
 type Watcher struct {
 	log         *slog.Logger
-	nixlSetting string // Options.NIXLFor
+	nixlSetting string // Options.NIXLSetting
 	registry    *completion.Registry
 	rates       completion.TransferTimes
 
@@ -58,30 +59,30 @@ type Watcher struct {
 	ucx    *ucxTier   // nil: off
 	zmq    *zmqTier   // nil: off
 	ladder nixl.Tiers
-	up     atomic.Int32 // tiers that are up: waits are worth opening
+	up     atomic.Int32 // number of tiers that are up; Open returns nil at 0
 
-	messageBoard  *nixl.CompletionBoard // filled by messages alone; while no agent has one
+	messageBoard  *nixl.CompletionBoard // has no registered memory, messages alone complete its slots; used while no agent has a board
 	board         atomic.Pointer[nixl.CompletionBoard]
-	previousBoard atomic.Pointer[nixl.CompletionBoard] // the one before: its tickets are still out
+	previousBoard atomic.Pointer[nixl.CompletionBoard] // the board before; its slots may still be in use
 
-	epoch         string // random, of this Watch
+	epoch         string // random, one per Watcher
 	generation    atomic.Uint64
-	refused       atomic.Int64 // records that fitted no ticket
-	forged        atomic.Int64 // messages over UCX without the document's secret
+	refused       atomic.Int64 // records that matched no slot
+	forged        atomic.Int64 // UCX messages without the document's secret
 	outcomeCounts [numOutcomes]atomic.Int64
 
 	transfers objpool.Pool[Transfer]
 	sweeper   *sweeper.Sweeper[Transfer]
 
-	lingering atomic.Int64 // waits whose requests have ended
+	lingering atomic.Int64 // transfers that wait for a late report after their request has ended
 	closing   atomic.Bool
 	stop      context.CancelFunc
 	sweepDone chan struct{}
 	closed    sync.Once
 }
 
-// Start opens the tiers and returns at once; which of them work shows in Status.
-// It is nil when none is wanted.
+// Start starts the tiers and returns at once; Status shows which of them are up. It returns a
+// nil Watcher when no tier is configured.
 func Start(opt Options) (*Watcher, error) {
 	if !opt.NIXL && opt.UCX == nil && opt.Endpoint == "" {
 		return nil, nil
@@ -113,7 +114,7 @@ func Start(opt Options) (*Watcher, error) {
 	}
 	if opt.UCX != nil {
 		var provider nixl.TierService
-		if w.agent != nil && len(opt.Isolate) == 0 { // processes of their own need not agree
+		if w.agent != nil && len(opt.Isolate) == 0 { // in processes of their own NIXL and UCX need not share a library
 			provider = w.agent
 		}
 		w.ucx = w.startUCX(&opt, provider)
@@ -129,7 +130,7 @@ func Start(opt Options) (*Watcher, error) {
 	return w, nil
 }
 
-// Close ends the tiers. Waits that are open hear nothing more; close them all the same.
+// Close closes the tiers. Open transfers receive no further reports and must still be closed.
 func (w *Watcher) Close() {
 	if w == nil {
 		return
@@ -144,8 +145,8 @@ func (w *Watcher) Close() {
 	})
 }
 
-// Listener is that of the ZMQ socket, to be passed to the process that takes this one's place;
-// nil: there is none now.
+// Listener returns the ZMQ socket's listener, for the child process of a hot restart; nil while
+// no socket is bound.
 func (w *Watcher) Listener() net.Listener {
 	if w == nil || w.zmq == nil {
 		return nil
@@ -153,9 +154,9 @@ func (w *Watcher) Listener() net.Listener {
 	return w.zmq.listener()
 }
 
-// PassOn leaves the ZMQ socket to the process that has its listener. This one accepts nothing
-// more; it closes the connections, whose peers then connect to the other process, once no
-// hand-over is watched, or after passTime. It waits for that.
+// PassOn leaves the ZMQ socket to the child process that has its listener. This process accepts
+// no further connections. It closes the existing ones, whose peers then connect to the child,
+// once no transfer has been watched for 50 ms, or after passTime. PassOn blocks until then.
 func (w *Watcher) PassOn() {
 	if w == nil || w.zmq == nil {
 		return
@@ -170,19 +171,19 @@ func (w *Watcher) PassOn() {
 	w.zmq.Close()
 }
 
-// passTime is how long PassOn waits for reports of hand-overs under way.
+// passTime bounds how long PassOn waits for reports of transfers in progress.
 const passTime = 5 * time.Second
 
 const (
 	sweepInterval = time.Second
-	// rateTTL is how long what was measured between two ranks is believed, as long
-	// as a worker is judged by its own rates; it is looked through every rateExpiryInterval.
+	// rateTTL is how long a time measured between two ranks is used, the same as for a worker's
+	// own rates. Expired times are removed every rateExpiryInterval.
 	rateTTL, rateExpiryInterval = 2 * time.Minute, 10 * time.Second
 	sweepSlots                  = 4096
 )
 
-// sweep takes back slots whose time is over: of requests that ended without Close,
-// which is a bug, but must not eat the board.
+// sweep reclaims slots whose time is over. They belong to requests that ended without Close,
+// which is a bug but must not exhaust the board.
 func (w *Watcher) sweep(ctx context.Context) {
 	defer close(w.sweepDone)
 	tick, expiry := time.NewTicker(sweepInterval), time.NewTicker(rateExpiryInterval)
@@ -204,7 +205,7 @@ func (w *Watcher) sweep(ctx context.Context) {
 	}
 }
 
-// tierChanged is told of every change of a tier's state.
+// tierChanged records and logs a change of a tier's state.
 func (w *Watcher) tierChanged(tier nixl.Tier, before, after nixl.TierState, reason string) {
 	if before == nixl.TierUp {
 		w.up.Add(-1)
@@ -224,15 +225,15 @@ func (w *Watcher) tierChanged(tier nixl.Tier, before, after nixl.TierState, reas
 	}
 }
 
-// setBoard makes b the board that tickets are lent from.
+// setBoard makes b the board from which slots are acquired.
 func (w *Watcher) setBoard(b *nixl.CompletionBoard) {
 	if previous := w.board.Swap(b); previous != b {
 		w.previousBoard.Store(previous)
 	}
 }
 
-// boards are those that tickets may be out of, nil where it would be one again: the
-// one that they are lent from, the one before, and the one of messages alone.
+// boards returns the boards that may have slots in use: the current one, the one before and the
+// message board. A board that appears twice is nil the second time.
 func (w *Watcher) boards() [3]*nixl.CompletionBoard {
 	all := [3]*nixl.CompletionBoard{w.board.Load(), w.previousBoard.Load(), w.messageBoard}
 	if all[1] == all[0] {
@@ -244,7 +245,8 @@ func (w *Watcher) boards() [3]*nixl.CompletionBoard {
 	return all
 }
 
-// handleMessage takes a message of the connector, from whichever tier; false when it is none.
+// handleMessage processes a connector's message from any tier. It returns false when m is not a
+// message of the connector.
 func (w *Watcher) handleMessage(m []byte) bool {
 	if !bytes.HasPrefix(m, []byte(nixl.MessagePrefix)) {
 		return w.registry.HandleReport(m)
@@ -258,17 +260,17 @@ func (w *Watcher) handleMessage(m []byte) bool {
 	return true
 }
 
-// HandleMessage is frame for a socket that others keep: LMCache's notifications and the
-// connector's reports may come to one.
+// HandleMessage is handleMessage for a socket that another package owns: LMCache's
+// notifications and the connector's reports can arrive at the same socket.
 func (w *Watcher) HandleMessage(m []byte) bool { return w != nil && w.handleMessage(m) }
 
-// recordCompletion is told of a record on a board.
+// recordCompletion is the callback for a record on a completion board.
 func (w *Watcher) recordCompletion(t nixl.CompletionSlot, c nixl.Completion) {
 	w.registry.Complete(t.Request, c.Status != 0, int64(min(c.Bytes, 1<<62)), c.Duration)
 }
 
-// RatesFrom is what is known of transfers from a prefill rank, for the scheduler; nil:
-// nothing.
+// RatesFrom returns the measured times of transfers from a prefill rank, for the scheduler; nil
+// when nothing is known.
 func (w *Watcher) RatesFrom(r *worker.Rank) *completion.Row {
 	if w == nil || r == nil {
 		return nil
@@ -276,14 +278,14 @@ func (w *Watcher) RatesFrom(r *worker.Rank) *completion.Row {
 	return w.rates.From(int(r.Slot))
 }
 
-// ForgetRank forgets what was measured of a rank that has left.
+// ForgetRank removes the measurements of a rank that was removed.
 func (w *Watcher) ForgetRank(r *worker.Rank) {
 	if w != nil {
 		w.rates.Remove(int(r.Slot))
 	}
 }
 
-// Agent is the router's NIXL agent while its tier is up, else nil.
+// Agent returns the router's NIXL agent while its tier is up, else nil.
 func (w *Watcher) Agent() *nixl.Agent {
 	if w == nil || w.agent == nil || w.agent.endpoint.Load() == nil {
 		return nil

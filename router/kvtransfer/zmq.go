@@ -13,12 +13,12 @@ import (
 	"sluice/nixl"
 )
 
-// zmqTier keeps a PULL socket bound for the connector's reports.
+// zmqTier keeps a PULL socket bound that receives the connector's reports.
 type zmqTier struct {
 	watcher  *Watcher
 	endpoint string
 	networks []netip.Prefix
-	passed   net.Listener // see Options.Bound
+	passed   net.Listener // Options.Bound
 	retry    time.Duration
 	stop     context.CancelFunc
 	done     chan struct{}
@@ -28,9 +28,9 @@ type zmqTier struct {
 	mu          sync.Mutex
 	state       nixl.TierState
 	reason      string
-	bound       string     // with the port it was given; "" while it is not up
-	pull        *zmtp.Pull // nil likewise
-	closedStats zmtp.Stats // of the sockets that were closed
+	bound       string     // endpoint with the actual port; "" while the tier is not up
+	pull        *zmtp.Pull // nil while the tier is not up
+	closedStats zmtp.Stats // sum over the sockets that were closed
 }
 
 const (
@@ -53,7 +53,7 @@ func (w *Watcher) startZMQ(opt *Options) *zmqTier {
 	return z
 }
 
-// run binds, and binds again when that failed or the socket died, after a pause
+// run binds the socket. When binding fails or the socket dies, it binds again after a pause
 // that grows.
 func (z *zmqTier) run(ctx context.Context) {
 	defer close(z.done)
@@ -87,7 +87,8 @@ func (z *zmqTier) run(ctx context.Context) {
 	}
 }
 
-// opened waits until the listener that was passed may accept; nil where there is none.
+// opened waits until the inherited listener may accept connections and returns it; nil when
+// there is none.
 func (z *zmqTier) opened(ctx context.Context) *net.TCPListener {
 	if z.passed == nil {
 		return nil
@@ -105,7 +106,7 @@ func (z *zmqTier) opened(ctx context.Context) *net.TCPListener {
 	return tcp
 }
 
-// listener is what is passed to the next process; nil while nothing is bound.
+// listener returns the listener to pass to the child process; nil while nothing is bound.
 func (z *zmqTier) listener() net.Listener {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -115,10 +116,11 @@ func (z *zmqTier) listener() net.Listener {
 	return z.pull.Listener()
 }
 
-// leave ends accepting for good.
+// leave stops accepting connections permanently.
 func (z *zmqTier) leave() { z.leaving.Do(func() { close(z.left) }) }
 
-// setSocket makes pull the socket whose counters are shown beside those of the ones before.
+// setSocket makes pull the current socket and adds the counters of the previous one to
+// closedStats.
 func (z *zmqTier) setSocket(pull *zmtp.Pull) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -128,7 +130,7 @@ func (z *zmqTier) setSocket(pull *zmtp.Pull) {
 	z.pull = pull
 }
 
-// stats counts over all sockets of the tier.
+// stats sums the counters of all sockets that the tier has had.
 func (z *zmqTier) stats() zmtp.Stats {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -148,17 +150,17 @@ func (z *zmqTier) setState(s nixl.TierState, bound, reason string) {
 	}
 }
 
-// Tier implements nixl.Means.
+// Tier implements nixl.TierService.
 func (z *zmqTier) Tier() nixl.Tier { return nixl.TierZMQ }
 
-// Status implements nixl.Means.
+// Status implements nixl.TierService.
 func (z *zmqTier) Status() (nixl.TierState, string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	return z.state, z.reason
 }
 
-// Close implements nixl.Means.
+// Close implements nixl.TierService.
 func (z *zmqTier) Close() error {
 	z.stop()
 	<-z.done

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Registry holds the waits that are open. All methods may be called from any
-// goroutine. None takes a lock: a request's own goroutine and the tiers' meet at its
-// Wait alone, which one of them holds for a few stores (Wait.hold).
+// Registry holds the open waits. All methods may be called from any goroutine and none blocks
+// on a mutex: a request's goroutine and the tiers' goroutines share nothing but the request's
+// Wait, which one of them locks for a few stores (Wait.lock).
 type Registry struct {
 	seed   maphash.Seed
 	waits  table
@@ -19,57 +19,58 @@ type Registry struct {
 	unknown, malformed, atCapacity, refused atomic.Int64
 }
 
-// NewRegistry makes an empty Book.
+// NewRegistry returns an empty Registry.
 func NewRegistry() *Registry { return &Registry{seed: maphash.MakeSeed()} }
 
-// State of a transfer, as far as it has been told.
+// State is the state of a transfer according to the reports received.
 type State uint8
 
-// The states.
+// The states of a transfer.
 const (
 	Pending State = iota
-	Done          // the decode engine has all of it
-	Failed        // a part did not come
+	Done          // the decode engine has received every part
+	Failed        // a part could not be read
 )
 
 var stateNames = [...]string{"pending", "done", "failed"}
 
-// String gives the state's name.
+// String returns the state's name.
 func (s State) String() string { return stateNames[min(int(s), len(stateNames)-1)] }
 
-// Result is what has been told of a transfer.
+// Result summarises the reports received for a transfer.
 type Result struct {
 	State           State
-	Bytes           int64         // of all parts
-	Duration        time.Duration // the longest part's, as the engine measured it
-	Elapsed         time.Duration // from Open to the report that settled it
-	PrefillReleased bool          // prefill has let go of the blocks
-	LeaseExpired    bool          // prefill's lease ended before they were read
+	Bytes           int64         // sum over all parts
+	Duration        time.Duration // of the slowest part, as the engine measured it
+	Elapsed         time.Duration // from Open to the report that decided State
+	PrefillReleased bool          // the prefill engine has freed the blocks
+	LeaseExpired    bool          // the prefill engine's lease ended before the blocks were read
 }
 
-// Wait is one request's hand-over. The zero Wait is ready for Open, and may be
-// opened again once it is closed: nothing holds on to it after that. Open, Number,
-// Opened and Close are for one goroutine.
+// Wait is the wait for one request's hand-over. The zero Wait is ready for Open, and it may be
+// opened again after Close, which leaves no reference to it. Open, Number, Opened, SetNonce and
+// Close are for one goroutine.
 type Wait struct {
-	// state is 0 while closed, else the number, and held while somebody reads or
-	// writes what follows. Open's store of it and hold's swap order the rest.
+	// state is 0 while the wait is closed, else its number, with the bit locked set while a
+	// goroutine reads or writes the fields below. The store in Open and the swap in lock order
+	// the other accesses.
 	state         atomic.Uint64
-	registry      *Registry // nil: closed, or there was no place
+	registry      *Registry // nil: closed, or the table had no free place
 	index         uint32
 	id            string
 	number        uint64
 	opened        time.Time
 	failed        func()
-	nonce         uint64 // of its ticket, 0 without one
-	failedCalled  bool   // failed has been called, or is
-	inCallback    bool   // failed is under way
-	receivedParts uint64 // that have come, by TPRank
+	nonce         uint64 // of the request's completion slot; 0: it has none
+	failedCalled  bool   // failed has been called or is being called
+	inCallback    bool   // failed is running
+	receivedParts uint64 // bit set of the parts reported, by TPRank
 	res           Result
 }
 
-// A number names one opening of a wait: another one has the same by a chance of
-// 2^-45 at most. From the lowest bit: held, place, a part of the id's hash, random
-// bits, and one that is always set.
+// A number identifies one opening of a wait. Two openings have the same number with a
+// probability of at most 2^-45. From the lowest bit: locked, the place in the table, a part of
+// the id's hash, random bits, and one bit that is always set.
 const (
 	locked    = 1
 	tagShift  = 1 + indexBits
@@ -78,17 +79,21 @@ const (
 	indexMask = (1<<indexBits - 1) << 1
 )
 
-// tagMatches says whether a number may be of an id with this hash.
+// tagMatches returns whether number may belong to an id with this hash.
 func tagMatches(number, hash uint64) bool {
 	return number != 0 && (number^hash>>bucketBits<<tagShift)&tagMask == 0
 }
 
-// Open begins a wait for what is told of request id, which must be the one that
-// the engines are sent as X-Request-Id. now is the time. failed is called once, from
-// a tier's goroutine, when the transfer fails or prefill's lease ends before it was
-// told done; it must not block, nor call the wait, and may be nil. A later Open of
-// the same id takes the place of an earlier one. Close the wait. With MaxWaits
-// open, or near it, a wait hears nothing (Crowded).
+// Open starts to wait for the reports of request id, which must be the X-Request-Id that the
+// engines receive. now is the current time.
+//
+// failed may be nil. A tier's goroutine calls it once, when the transfer fails or the prefill
+// engine's lease ends before the transfer is reported complete. It must not block and must not
+// call the Wait.
+//
+// A later Open of the same id takes precedence over an earlier one. When the table is full or
+// nearly full (MaxWaits), the Wait receives no reports and AtCapacity counts it. The caller
+// must Close the Wait.
 func (b *Registry) Open(w *Wait, id string, now time.Time, failed func()) {
 	hash := maphash.String(b.seed, id)
 	index, ok := b.waits.insert(hash, w)
@@ -103,9 +108,8 @@ func (b *Registry) Open(w *Wait, id string, now time.Time, failed func()) {
 	w.state.Store(w.number)
 }
 
-// Close ends the wait and answers what was told until now. After it, failed is
-// not called any more: one that is under way is waited for. A Wait that is not open
-// answers Pending.
+// Close ends the wait and returns the result so far. It waits for a call of failed that is
+// running; failed is not called afterwards. For a Wait that is not open the result is Pending.
 func (w *Wait) Close() Result {
 	if w.registry == nil {
 		return Result{}
@@ -120,8 +124,8 @@ func (w *Wait) Close() Result {
 	return w.res
 }
 
-// lock keeps others out of the wait while it is open under number; false when it is
-// not any more. Whoever holds it does so for a few stores.
+// lock locks the wait while it is open under number; it returns false when it no longer is. A
+// goroutine holds the lock for a few stores only.
 func (w *Wait) lock(number uint64) bool {
 	for !w.state.CompareAndSwap(number, number|locked) {
 		if w.state.Load()&^locked != number {
@@ -134,18 +138,19 @@ func (w *Wait) lock(number uint64) bool {
 
 func (w *Wait) unlock(number uint64) { w.state.Store(number) }
 
-// Opened is when the wait was opened.
+// Opened returns when the wait was opened.
 func (w *Wait) Opened() time.Time { return w.opened }
 
-// Number names an open wait for a ticket of a completion board, whose records
-// carry it (Landed); 0 where none can. It ends with Close.
+// Number identifies an open wait. A slot of a completion board carries it, and Complete finds
+// the wait by it. It is 0 when the table had no free place, and invalid after Close.
 func (w *Wait) Number() uint64 { return w.number }
 
-// SetNonce says which ticket the decode leg goes out with. From then on a Received that
-// does not name its nonce is of an earlier request with this id, or forged, and changes
-// nothing (Refused); so is any report that names another. Sent and Expired come from
-// prefill engines, which are given no ticket. What was said to be received before is
-// forgotten: nothing was read yet.
+// SetNonce sets the nonce of the completion slot that is sent with the decode request. From
+// then on a Received report with another nonce, or none, is ignored and counted as Refused,
+// because it belongs to an earlier request with this id or is forged. The same holds for any
+// report that names another nonce; Sent and Expired reports come from prefill engines, which
+// receive no slot. SetNonce discards earlier Received reports, because no decode engine has
+// read anything yet.
 func (w *Wait) SetNonce(nonce uint64) {
 	if w.registry != nil && w.lock(w.number) {
 		w.nonce = nonce
@@ -154,8 +159,8 @@ func (w *Wait) SetNonce(nonce uint64) {
 	}
 }
 
-// Complete books what a board's record tells of the wait with this number. It says
-// whether there is one.
+// Complete applies a record of a completion board to the wait with this number. It returns
+// whether that wait is open.
 func (b *Registry) Complete(number uint64, failed bool, bytes int64, took time.Duration) bool {
 	r := Report{Event: Received, Failed: failed, Bytes: bytes, Duration: took, TPSize: 1}
 	b.count(&r)
@@ -168,8 +173,7 @@ func (b *Registry) Complete(number uint64, failed bool, bytes int64, took time.D
 	return true
 }
 
-// Result is what has been told until now. It may be called from any goroutine
-// until Close has begun.
+// Result returns the result so far. Any goroutine may call it until Close begins.
 func (w *Wait) Result() Result {
 	number := w.state.Load() &^ locked
 	if number == 0 || !w.lock(number) {
@@ -179,11 +183,11 @@ func (w *Wait) Result() Result {
 	return w.res
 }
 
-// Len is how many waits are open.
+// Len returns the number of open waits.
 func (b *Registry) Len() int { return b.waits.len() }
 
-// HandleReport takes a report as it came over a tier, and says whether it was one. What
-// does not parse is counted.
+// HandleReport parses and records a report as a tier received it. It returns false and counts
+// line as malformed when line is not a report.
 func (b *Registry) HandleReport(line []byte) bool {
 	r, err := Parse(line)
 	if err != nil {
@@ -194,7 +198,7 @@ func (b *Registry) HandleReport(line []byte) bool {
 	return true
 }
 
-// Record books a report for the request that waits for it.
+// Record applies a report to the wait of its request.
 func (b *Registry) Record(r *Report) {
 	b.count(r)
 	first, second := engineRequestIDs(r.Request)
@@ -212,7 +216,7 @@ func (b *Registry) count(r *Report) {
 	b.counts[r.Event][failed].Add(1)
 }
 
-// deliver gives the report to the wait of id, if there is one.
+// deliver applies the report to the wait of id. It returns whether there is one.
 func (b *Registry) deliver(id []byte, r *Report) bool {
 	w := b.waits.find(maphash.Bytes(b.seed, id), id)
 	switch {
@@ -227,7 +231,8 @@ func (b *Registry) deliver(id []byte, r *Report) bool {
 	return true
 }
 
-// finish books a report in a wait that is held, lets go of it, and tells.
+// finish applies a report to a locked wait, unlocks the wait and calls failed if the report
+// makes it necessary.
 func (w *Wait) finish(r *Report) {
 	number := w.number
 	failed := w.apply(r)
@@ -238,12 +243,12 @@ func (w *Wait) finish(r *Report) {
 	w.failedCalled, w.inCallback = true, true
 	w.unlock(number)
 	failed()
-	w.lock(number) // Close waits for busy, so it is still open
+	w.lock(number) // still open: Close waits for inCallback
 	w.inCallback = false
 	w.unlock(number)
 }
 
-// apply books a report and answers whom to tell.
+// apply updates the result from a report and returns the callback to call, if any.
 func (w *Wait) apply(r *Report) (failed func()) {
 	switch r.Event {
 	case Sent:
@@ -273,7 +278,7 @@ func (w *Wait) apply(r *Report) (failed func()) {
 	return failed
 }
 
-// Count is how many reports of an event have come.
+// Count returns the number of reports of an event.
 func (b *Registry) Count(e Event, failed bool) int64 {
 	if e >= events {
 		return 0
@@ -284,15 +289,14 @@ func (b *Registry) Count(e Event, failed bool) int64 {
 	return b.counts[e][0].Load()
 }
 
-// Unknown counts reports of requests that nobody waits for; Malformed lines that
-// are no reports; Crowded waits that found no place and heard nothing.
+// Unknown counts reports of requests for which no wait is open.
 func (b *Registry) Unknown() int64 { return b.unknown.Load() }
 
-// Refused counts reports that did not name the ticket that went out.
+// Refused counts reports that do not name the nonce of the wait's completion slot.
 func (b *Registry) Refused() int64 { return b.refused.Load() }
 
-// Malformed is described at Unknown.
+// Malformed counts lines that are not reports.
 func (b *Registry) Malformed() int64 { return b.malformed.Load() }
 
-// AtCapacity is described at Unknown.
+// AtCapacity counts waits that receive no reports because the table had no free place.
 func (b *Registry) AtCapacity() int64 { return b.atCapacity.Load() }

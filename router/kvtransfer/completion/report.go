@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// Event is what a report tells of.
+// Event is the subject of a report.
 type Event uint8
 
-// The events.
+// The events that connectors report.
 const (
-	Received Event = iota // a decode engine's pull has ended, well or not
-	Sent                  // every reader of a prefill engine's blocks is done: they are free
-	Expired               // a prefill engine's lease ended unread: the blocks are free
+	Received Event = iota // a decode engine's read has ended, successfully or not
+	Sent                  // every reader of a prefill engine's blocks has finished; the blocks are free
+	Expired               // a prefill engine's lease ended before the blocks were read; the blocks are free
 	events
 )
 
 var eventNames = [events]string{"recv", "sent", "expired"}
 
-// String gives the event's name as it stands in a report.
+// String returns the event's name as reports spell it.
 func (e Event) String() string {
 	if e < events {
 		return eventNames[e]
@@ -28,7 +28,7 @@ func (e Event) String() string {
 	return "unknown"
 }
 
-// Report is one line of the connector (nixl/connector/sluice_connector/report.py):
+// Report is one line from the connector (nixl/connector/sluice_connector/report.py):
 //
 //	SLUICE1 EVENT STATUS SLOT NONCE BYTES MICROS DPRANK/TPRANK/TPSIZE WORKER REQUEST
 //
@@ -38,25 +38,26 @@ type Report struct {
 	Failed   bool
 	Bytes    int64
 	Duration time.Duration
-	// DPRank of the engine; TPRank of TPSize processes that report apart.
+	// DPRank is the engine's data-parallel rank. TPRank is one of TPSize tensor-parallel
+	// processes, each of which sends its own report.
 	DPRank, TPRank, TPSize int
-	Nonce                  uint64 // of the ticket that the request came with; 0: it came with none
+	Nonce                  uint64 // of the completion slot in the request; 0: it had none
 	Worker, Request        []byte
 }
 
 const (
-	// Prefix opens every report.
+	// Prefix begins every report.
 	Prefix = "SLUICE1 "
-	// MaxReport bounds a report's bytes.
+	// MaxReport is the maximum length of a report in bytes.
 	MaxReport = 512
-	// maxParts bounds TPSize: the bits of Wait's set.
+	// maxParts is the maximum TPSize: the bits of Wait.receivedParts.
 	maxParts = 64
 )
 
-// ErrReport is wrapped by what Parse returns.
+// ErrReport is wrapped by the errors of Parse.
 var ErrReport = errors.New("completion: not a report")
 
-// Parse reads a report. It allocates nothing unless it fails.
+// Parse parses a report. It does not allocate unless it fails.
 func Parse(line []byte) (r Report, err error) {
 	if len(line) > MaxReport {
 		return r, fmt.Errorf("%w: %d bytes; want at most %d", ErrReport, len(line), MaxReport)
@@ -87,7 +88,7 @@ func Parse(line []byte) (r Report, err error) {
 	case string(f[1]) != "ok":
 		return r, fmt.Errorf("%w: status %q; want ok or failed", ErrReport, f[1])
 	}
-	// f[2], the slot, is for those who hold the board.
+	// f[2], the slot, is used only by the owner of the board.
 	var ok1 bool
 	if r.Nonce, ok1 = nonce(f[3]); !ok1 {
 		return r, fmt.Errorf("%w: nonce %q; want at most 16 hexadecimal digits, or -", ErrReport, f[3])
@@ -111,7 +112,7 @@ func Parse(line []byte) (r Report, err error) {
 	return r, nil
 }
 
-// number reads a decimal below limit.
+// number parses a decimal number below limit.
 func number(b []byte, limit int64) (n int64, ok bool) {
 	if len(b) == 0 || len(b) > 19 {
 		return 0, false
@@ -128,17 +129,18 @@ func number(b []byte, limit int64) (n int64, ok bool) {
 	return n, n < limit
 }
 
-// What vLLM puts around a request's own id: the kind before it, and after it
-// the prompt's number (completions alone, always) and, since 0.14, eight random hex
-// digits. No more than that is cut off: "r-2" is another request than "r".
+// vLLM prefixes a request's own id with the kind of the request and appends the prompt's number
+// (always, but only for completions) and, since 0.14, eight random hexadecimal digits.
+// engineRequestIDs removes no more than that: "r-2" and "r" are different requests.
 var kinds = [...][]byte{[]byte("chatcmpl-"), completions, []byte("generate-tokens-"), []byte("resp_"), []byte("msg_")}
 
 var completions = []byte("cmpl-")
 
 const randomDigits = 8
 
-// engineRequestIDs gives the id that a request came with, of its engine's id; and a second one that
-// it may be, where the last eight digits may be the client's or the engine's, else nil.
+// engineRequestIDs returns the request's own id for the id that an engine reports. second is
+// the other candidate, when the last eight digits may be the client's or the engine's, else
+// nil.
 func engineRequestIDs(id []byte) (first, second []byte) {
 	for _, k := range kinds {
 		if rest, ok := bytes.CutPrefix(id, k); ok {
@@ -155,8 +157,8 @@ func engineRequestIDs(id []byte) (first, second []byte) {
 	return id, withoutSuffix(id, isHex, randomDigits)
 }
 
-// withoutSuffix cuts "-" and the digits after it off, n of them unless n is 0; nil
-// where id does not end so.
+// withoutSuffix removes a trailing "-" and the digits after it; n is the required number of
+// digits, 0 for any. It returns nil when id has no such suffix.
 func withoutSuffix(id []byte, digit func(byte) bool, n int) []byte {
 	i := bytes.LastIndexByte(id, '-')
 	if i <= 0 || i == len(id)-1 || n != 0 && len(id)-1-i != n {
@@ -174,7 +176,7 @@ func isDecimal(c byte) bool { return c >= '0' && c <= '9' }
 
 func isHex(c byte) bool { return isDecimal(c) || c >= 'a' && c <= 'f' }
 
-// nonce reads one to 16 hexadecimal digits, or "-" for none.
+// nonce parses one to 16 hexadecimal digits, or "-" for no nonce.
 func nonce(b []byte) (n uint64, ok bool) {
 	if len(b) == 1 && b[0] == '-' {
 		return 0, true

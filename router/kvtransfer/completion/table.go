@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// table is where open waits are found: a hash table of fixed size whose buckets are
-// a cache line of places each. A wait takes the first free place of its id's buckets
-// by compare-and-swap and clears it when it is closed; who looks for an id looks at
-// all places of its buckets, so there is no order to keep and nothing to lock.
+// table is a hash table of fixed size that holds the open waits. Each bucket is one cache line
+// of places. A wait takes the first free place in its id's buckets by compare-and-swap and
+// clears it on Close. A look-up examines every place of the id's buckets. Hence there is no
+// order to maintain and no lock.
 //
-// Memory order: a wait's place is taken while its state says closed, then its
-// fields are written, then its state says open. A reader of a place may hold a
-// pointer to a wait that has been closed, or opened again for another id, meanwhile:
-// it must hold the wait (Wait.hold) by the state it saw, and then look at the id.
+// Memory order: a wait takes its place while its state is closed, then its fields are written,
+// then its state becomes open. A reader of a place may get a pointer to a wait that has
+// meanwhile been closed, or opened again for another id. It must lock the wait (Wait.lock)
+// under the state it read and then compare the id.
 type table [1 << bucketBits]bucket
 
 type bucket [bucketSize]atomic.Pointer[Wait]
@@ -21,16 +21,16 @@ type bucket [bucketSize]atomic.Pointer[Wait]
 const (
 	bucketBits = 13
 	bucketSize = 8 // pointers: one cache line
-	// probes is how many buckets an id may lie in. With all of them full, which takes
-	// near MaxWaits open waits, there is no place.
+	// probes is the number of buckets in which an id may lie. There is no free place when all
+	// of them are full, which happens only with nearly MaxWaits open waits.
 	probes = 4
-	// MaxWaits is how many waits fit at most: 512 KiB of places.
+	// MaxWaits is the number of places, 512 KiB of memory.
 	MaxWaits = bucketSize << bucketBits
 
 	indexBits = bucketBits + 3
 )
 
-// insert gives w a place; false when there is none.
+// insert stores w in a free place; it returns false when there is none.
 func (t *table) insert(hash uint64, w *Wait) (index uint32, ok bool) {
 	for i := range uint64(probes) {
 		n := (hash + i) % uint64(len(t))
@@ -48,8 +48,8 @@ func (t *table) at(index uint32) *atomic.Pointer[Wait] {
 	return &t[index/bucketSize][index%bucketSize]
 }
 
-// find gives the wait of an id, held under its number, or nil. Of several it is the
-// one opened last.
+// find returns the wait of an id, locked under its number, or nil. When several waits have the
+// id, find returns the one opened last.
 func (t *table) find(hash uint64, id []byte) *Wait {
 	var found *Wait
 	var number uint64
@@ -61,7 +61,7 @@ func (t *table) find(hash uint64, id []byte) *Wait {
 			if w == nil {
 				continue
 			}
-			// One is held at a time, so that nobody waits for another in a circle.
+			// Only one wait is locked at a time, which prevents deadlock.
 			n := w.state.Load() &^ locked
 			if !tagMatches(n, hash) || !w.lock(n) {
 				continue
@@ -78,7 +78,7 @@ func (t *table) find(hash uint64, id []byte) *Wait {
 	return found
 }
 
-// len counts the waits that have a place.
+// len counts the waits in the table.
 func (t *table) len() int {
 	n := 0
 	for i := range t {

@@ -6,34 +6,32 @@ import (
 	"time"
 )
 
-// TransferTimes keeps what transfers from one rank to another took, by the ranks' numbers
-// (0 … MaxRanks-1). From and Row.NSPerToken are read on the request path; Note is
-// called once a transfer. The zero Pairs is empty and ready.
+// TransferTimes keeps measured times of transfers between ranks, identified by slots 0 to
+// MaxRanks-1. From and Row.NSPerToken are called on the request path, Observe once per
+// transfer. The zero TransferTimes is empty and ready.
 //
-// What a pair costs is judged so that a transfer which stood for seconds (a
-// hand-shake, a busy engine) does not take the pair out of use, for then nothing
-// would ever be moved there again to show otherwise: of the first few the least
-// counts, later ones count for a few times the average at most, a pair of few
-// transfers is taken as the others of its prefill rank, a rank of few as all, and
-// Fade lets go of what is old.
+// One slow transfer (a handshake, a busy engine) must not exclude a pair of ranks: no further
+// transfer would then show that the pair is fast. Therefore the minimum of the first few
+// samples counts, and a later sample counts at most outlierFactor times the average. A pair
+// with few samples uses the average of its prefill rank, and a rank with few samples the
+// average of all. Expire removes old values.
 //
-// Its figures are moving averages in atomics of their own: a sample lost to a race
-// is no loss, and a reader that sees one figure's new and another's old value is
-// not misled by more than that sample.
+// All values are moving averages in separate atomics. A sample lost in a race does no harm, and
+// a reader that sees one new and one old value is off by at most that sample.
 type TransferTimes struct {
 	rows     [MaxRanks]atomic.Pointer[Row]
 	all      mean
-	emptyRow atomic.Pointer[Row] // stands for the rows that are not there
+	emptyRow atomic.Pointer[Row] // used for ranks that have no row
 }
 
-// MaxRanks bounds the numbers of ranks.
+// MaxRanks is the number of slots.
 const MaxRanks = 4096
 
-// Row is what transfers from one rank to all others took, 160 KiB; it is made at
-// the first.
+// Row holds the times of transfers from one rank to all others, 160 KiB. It is allocated at the
+// first transfer.
 type Row struct {
 	all    *mean // over all rows
-	common mean  // over this one
+	common mean  // over this row
 	most   atomic.Int64
 	cells  [MaxRanks]cell
 }
@@ -42,28 +40,28 @@ type cell struct {
 	nsPerToken     mean
 	bytesPerSecond atomic.Uint64 // float64 bits
 	transfers      atomic.Int64
-	last           atomic.Int64 // when, in ns since 1970
+	last           atomic.Int64 // time of the last transfer, Unix nanoseconds
 }
 
-// mean is a moving average of what is never below 0, 0 when nothing is known.
+// mean is a moving average of non-negative values; 0 means unknown.
 type mean struct {
 	value atomic.Uint64 // float64 bits
 	n     atomic.Int64
 }
 
 const (
-	// sampleWeight of a new sample in the moving average.
+	// sampleWeight is the weight of a new sample in the moving average.
 	sampleWeight = 0.2
-	// minSamples samples say what the least is, not yet what is usual.
+	// minSamples is the number of samples of which the minimum is used instead of the average.
 	minSamples = 4
-	// outlier: so many times the average a sample counts at most.
+	// outlierFactor limits a sample to this multiple of the average.
 	outlierFactor = 4
-	// minBytes: what is smaller tells of latency, not of bandwidth.
+	// minBytes is the size below which a transfer measures latency, not bandwidth.
 	minBytes = 64 << 10
 )
 
-// Observe books a transfer of so many bytes and prompt tokens; numbers out of range
-// and transfers without a time are passed over.
+// Observe records a transfer of this many bytes and prompt tokens. It ignores slots out of
+// range and transfers without a duration.
 func (p *TransferTimes) Observe(from, to int, bytes int64, tokens int, took time.Duration) {
 	if took <= 0 || uint(from) >= MaxRanks || uint(to) >= MaxRanks {
 		return
@@ -92,7 +90,7 @@ func (p *TransferTimes) row(at *atomic.Pointer[Row]) *Row {
 		row = &Row{all: &p.all}
 		if !at.CompareAndSwap(nil, row) {
 			if first := at.Load(); first != nil {
-				row = first // else forgotten this moment, and what is noted with it
+				row = first // else Remove has just deleted the row, and this sample is lost with it
 			}
 		}
 	}
@@ -120,7 +118,7 @@ func (m *mean) clear() {
 	m.value.Store(0)
 }
 
-// blend moves an average towards x.
+// blend moves an average toward x.
 func blend(to *atomic.Uint64, x float64) {
 	old := to.Load()
 	if old != 0 {
@@ -130,8 +128,8 @@ func blend(to *atomic.Uint64, x float64) {
 	to.CompareAndSwap(old, math.Float64bits(x))
 }
 
-// From is what is known of transfers from a rank: of one that nothing was moved
-// from yet what is known of all; nil: nothing.
+// From returns the times of transfers from a rank. For a rank without transfers it returns a
+// row that has only the average of all ranks; nil when nothing is known.
 func (p *TransferTimes) From(from int) *Row {
 	if p == nil || uint(from) >= MaxRanks {
 		return nil
@@ -142,10 +140,9 @@ func (p *TransferTimes) From(from int) *Row {
 	return p.emptyRow.Load()
 }
 
-// NSPerToken is the measured time to move one prompt token's KV to a rank. For one
-// that little was moved to lately it is the average over the others, so that a
-// choice between measured and unmeasured ranks compares like with like. 0: nothing
-// is known.
+// NSPerToken returns the measured nanoseconds per prompt token of transfers to a rank. For a
+// pair with few recent transfers it returns the average over the others, so that measured and
+// unmeasured ranks are comparable. 0 means unknown.
 func (r *Row) NSPerToken(to int) float64 {
 	if r == nil || uint(to) >= MaxRanks {
 		return 0
@@ -159,8 +156,8 @@ func (r *Row) NSPerToken(to int) float64 {
 	return r.all.load()
 }
 
-// Expire lets go of the times per token of pairs between which nothing was moved
-// since then: what was slow may be fast again, and only a transfer can tell.
+// Expire removes the time per token of pairs without a transfer since then. A slow pair may be
+// fast again, and only a transfer can show it.
 func (p *TransferTimes) Expire(since time.Time) {
 	for from := range p.rows {
 		row := p.rows[from].Load()
@@ -185,15 +182,15 @@ func (p *TransferTimes) Expire(since time.Time) {
 	}
 }
 
-// PairTimes is what is known of one pair.
+// PairTimes is the measured performance of one pair of ranks.
 type PairTimes struct {
 	From, To       int
 	Transfers      int64
-	BytesPerSecond float64 // 0 unknown
-	NSPerToken     float64 // 0 unknown, or too long ago
+	BytesPerSecond float64 // 0: unknown
+	NSPerToken     float64 // 0: unknown or expired
 }
 
-// List lists what is known, by from and to.
+// List returns every pair with transfers, ordered by From and To.
 func (p *TransferTimes) List() []PairTimes {
 	var out []PairTimes
 	for from := range p.rows {
@@ -211,8 +208,8 @@ func (p *TransferTimes) List() []PairTimes {
 	return out
 }
 
-// Remove drops what is known of a rank that has left: its number may be given to
-// another.
+// Remove deletes the measurements of a rank that was removed, because another rank may get its
+// slot.
 func (p *TransferTimes) Remove(rank int) {
 	if uint(rank) >= MaxRanks {
 		return

@@ -1,10 +1,10 @@
-// Package notify is the board on which LMCache's prefill workers say that a
+// Package notify receives the notifications by which LMCache's prefill workers report that a
 // request's KV has reached its decode worker.
 //
-// Its main type is Board: a ZMQ PULL socket (dataplane/zmtp) that binds and to which every
-// tensor-parallel rank of a prefill worker pushes one message a request. The
-// router's lmcache family says whom it waits for (Expect) before prefill is
-// sent; cmd opens and closes the board. What nobody waits for (yet) is kept for
-// a while and bounded. Reports of our own connector that come to the same socket are
-// handed on (Options.Report). The board never connects anywhere and never answers.
+// Its main type is Listener, a bound ZMQ PULL socket (dataplane/zmtp) to which every
+// tensor-parallel rank of a prefill worker pushes one message per request. The router's lmcache
+// family registers an Expectation before it sends the prefill request. router/app opens and
+// closes the Listener. A notification without an Expectation is kept for a limited time and in
+// limited number. Reports of the sluice connector that arrive at the same socket are passed to
+// Options.Report. The Listener never connects to a peer and never replies.
 package notify

@@ -6,21 +6,22 @@ import (
 	"time"
 )
 
-// Expectation is one request's wait. Its methods are for one goroutine.
+// Expectation waits for the notifications of one request. Its methods are for one goroutine.
 type Expectation struct {
 	listener *Listener
 	id       string
 	need     int
 	done     chan struct{}
 	open     bool
-	own      entry // on the board, unless a notification came first
+	own      entry // in the listener's table, unless a notification arrived first
 }
 
-// Done is closed when every rank's notification has come.
+// Done is closed when every rank's notification has arrived.
 func (t *Expectation) Done() <-chan struct{} { return t.done }
 
-// Wait blocks until every rank has notified, ctx ends or the board is closed.
-// The error says how many were missing and wraps ctx's, or ErrClosed.
+// Wait blocks until every rank has sent its notification, ctx ends or the listener is closed.
+// The error gives the number of notifications received and wraps the cause of ctx, or
+// ErrClosed.
 func (t *Expectation) Wait(ctx context.Context) error {
 	select {
 	case <-t.done:
@@ -38,7 +39,7 @@ func (t *Expectation) Wait(ctx context.Context) error {
 	return fmt.Errorf("notify: %d of %d notifications came for request %q: %w", t.Received(), t.need, t.id, cause)
 }
 
-// Received is how many notifications have come, at most as many as are needed.
+// Received returns the number of notifications received, at most the number needed.
 func (t *Expectation) Received() int {
 	s := t.listener.shard(t.id)
 	s.mu.Lock()
@@ -49,8 +50,8 @@ func (t *Expectation) Received() int {
 	return 0
 }
 
-// Close ends the wait; it may be called more than once. What comes for the id
-// afterwards is kept like anything unclaimed, until its time is over.
+// Close ends the wait; it may be called more than once. Later notifications of the id are kept
+// as unclaimed until their TTL ends.
 func (t *Expectation) Close() {
 	if !t.open {
 		return
@@ -62,9 +63,9 @@ func (t *Expectation) Close() {
 	s.mu.Unlock()
 }
 
-// entry is what the board knows of one id.
+// entry is the state of one id.
 type entry struct {
 	received    int
-	expectation *Expectation // nil: nobody has asked for it yet
-	since       time.Time    // of the first arrival, when unclaimed
+	expectation *Expectation // nil: no Expectation is registered yet
+	since       time.Time    // arrival of the first notification while unclaimed
 }

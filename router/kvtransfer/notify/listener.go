@@ -13,43 +13,43 @@ import (
 	"sluice/dataplane/zmtp"
 )
 
-// Options of a Board. Zero values take the defaults.
+// Options configures a Listener. Zero values select the defaults.
 type Options struct {
-	// Endpoint to bind, tcp://HOST:PORT; port * takes a free one. Required.
+	// Endpoint is the address to bind, tcp://HOST:PORT; port * selects a free one. Required.
 	Endpoint string
-	Networks []netip.Prefix // whose connections are taken [any]
-	TTL      time.Duration  // an arrival nobody asks for is kept this long [300s]
-	Sweep    time.Duration  // between two looks for such [60s]
-	Capacity int            // ids kept that nobody has asked for; further ones are dropped [65536]
-	// Report is given every frame that is not msgpack: the reports of the
-	// router's own connector, which come over the same socket. It borrows the
-	// frame, says whether it was one, must not block, and is called by several
-	// goroutines at a time. [none are taken]
+	Networks []netip.Prefix // networks whose connections are accepted [any]
+	TTL      time.Duration  // how long an unclaimed notification is kept [300s]
+	Sweep    time.Duration  // interval between removals of expired notifications [60s]
+	Capacity int            // maximum number of unclaimed ids; further ones are dropped [65536]
+	// Report receives every frame that is not msgpack: the reports of the sluice connector
+	// arrive at the same socket. Report returns whether the frame is a report. It borrows the
+	// frame, must not block, and is called by several goroutines at a time. [such frames are
+	// malformed]
 	Report func(frame []byte) bool
 	Log    *slog.Logger // [none]
 }
 
-// Stats are a board's counters since it was opened.
+// Stats are a listener's counters since it was opened.
 type Stats struct {
-	Received  int64 // notifications taken in
-	Early     int64 // of these, for an id nobody waited for at that time
-	Unclaimed int64 // ids held now that nobody waits for
+	Received  int64 // notifications received
+	Early     int64 // of these, received while no Expectation of their id was open
+	Unclaimed int64 // ids kept now for which no Expectation is open
 	Expired   int64 // ids dropped after TTL
-	Dropped   int64 // notifications dropped for lack of room
-	Foreign   int64 // messages that are no notification
-	Malformed int64 // messages that could not be read, or of more than one frame
+	Dropped   int64 // notifications dropped because Capacity was reached
+	Foreign   int64 // LMCache messages that are not notifications
+	Malformed int64 // messages that cannot be parsed or have more than one frame
 	Socket    zmtp.Stats
 }
 
-// Errors that callers tell apart.
+// Errors that callers distinguish with errors.Is.
 var (
 	ErrClosed    = errors.New("the notification board is closed")
 	ErrDuplicate = errors.New("the request id is already waited for")
 )
 
 const (
-	// maxFrame is ample for a notification, 27 bytes and the id. A peer that sends
-	// more loses its connection.
+	// maxFrame is ample for a notification, which is 27 bytes and the id. The listener closes
+	// the connection of a peer that sends more.
 	maxFrame = 4 << 10
 	shards   = 16
 )
@@ -67,15 +67,15 @@ type Listener struct {
 	received, early, unclaimed, expired, dropped, foreign, malformed atomic.Int64
 }
 
-// shard is a part of the table with a lock of its own: requests come from many
-// goroutines, and each holds it for one map operation.
+// shard is a part of the table with its own lock. Notifications and requests come from many
+// goroutines, and each holds the lock for one map operation.
 type shard struct {
 	mu      sync.Mutex
 	entries map[string]*entry
 	_       [48]byte // one cache line each
 }
 
-// Listen binds the socket and begins to receive.
+// Listen binds the socket and starts to receive.
 func Listen(opt Options) (*Listener, error) {
 	if opt.TTL <= 0 {
 		opt.TTL = 300 * time.Second
@@ -101,12 +101,12 @@ func Listen(opt Options) (*Listener, error) {
 	return b, nil
 }
 
-// Endpoint is where the board is bound, with the port it was given.
+// Endpoint returns the bound address with the actual port.
 func (b *Listener) Endpoint() string { return b.pull.Endpoint() }
 
-// Expect registers the wait for n notifications of one request; those that have
-// come already count. It fails with ErrDuplicate while another ticket of the id
-// is open, and with ErrClosed. Close the ticket.
+// Expect registers an Expectation of n notifications for one request. Notifications that have
+// already arrived count. Expect fails with ErrDuplicate while another Expectation of the id is
+// open, and with ErrClosed after Close. The caller must Close the Expectation.
 func (b *Listener) Expect(id string, n int) (*Expectation, error) {
 	select {
 	case <-b.closed:
@@ -137,11 +137,11 @@ func (b *Listener) Expect(id string, n int) (*Expectation, error) {
 	return t, nil
 }
 
-// Done is closed when nobody can connect to the board any more: after Close, or when
-// its socket failed under it.
+// Done is closed when the listener no longer accepts connections: after Close, or when its
+// socket failed.
 func (b *Listener) Done() <-chan struct{} { return b.pull.Done() }
 
-// Stats gives the counters.
+// Stats returns the counters.
 func (b *Listener) Stats() Stats {
 	socket := b.pull.Stats()
 	return Stats{
@@ -150,7 +150,7 @@ func (b *Listener) Stats() Stats {
 	}
 }
 
-// Close ends the board and every wait. It may be called more than once.
+// Close closes the socket and ends every wait. It may be called more than once.
 func (b *Listener) Close() {
 	b.closing.Do(func() {
 		close(b.closed)

@@ -2,21 +2,21 @@ package notify
 
 import "github.com/tinylib/msgp/msgp"
 
-// maxID bounds a request id; LMCache takes any string.
+// maxID is the maximum length of a request id; LMCache itself accepts any string.
 const maxID = 512
 
-// kind says what a frame is.
+// kind classifies a frame.
 type kind uint8
 
 const (
 	malformed kind = iota
-	foreign        // a message of LMCache's that is no notification
-	ready          // KV-ready of one rank
+	foreign        // an LMCache message that is not a notification
+	ready          // one rank's KV is ready
 )
 
-// parse reads one frame: a msgpack map {"type": "ProxyNotif", "req_id": str}
-// since LMCache 0.3.7, type "NixlProxyNotif" from 0.3.3 to 0.3.6. Further
-// members are passed over. The id borrows from frame.
+// parse parses one frame, a msgpack map {"type": "ProxyNotif", "req_id": str} since LMCache
+// 0.3.7, with type "NixlProxyNotif" in 0.3.3 to 0.3.6. It skips other members. The id borrows
+// from frame.
 func parse(frame []byte) (id []byte, what kind) {
 	n, b, err := msgp.ReadMapHeaderBytes(frame)
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// run sweeps until Close.
+// run removes expired notifications until Close.
 func (b *Listener) run() {
 	defer close(b.sweepDone)
 	tick := time.NewTicker(b.opt.Sweep)
@@ -20,9 +20,9 @@ func (b *Listener) run() {
 	}
 }
 
-// handleFrame takes one message, by the goroutine of its connection.
+// handleFrame processes one message on the goroutine of its connection.
 func (b *Listener) handleFrame(frame []byte) {
-	// A msgpack map begins with 0x80 or above, a report with a letter.
+	// A msgpack map begins with a byte of 0x80 or above, a report with a letter.
 	if b.opt.Report != nil && len(frame) > 0 && frame[0] < 0x80 {
 		if !b.opt.Report(frame) {
 			b.malformed.Add(1)
@@ -39,7 +39,7 @@ func (b *Listener) handleFrame(frame []byte) {
 	}
 }
 
-// addNotification books one notification.
+// addNotification counts one notification toward its id.
 func (b *Listener) addNotification(id []byte) {
 	b.received.Add(1)
 	s := &b.table[maphash.Bytes(b.seed, id)%shards]
@@ -64,7 +64,7 @@ func (b *Listener) addNotification(id []byte) {
 	}
 }
 
-// sweep drops what nobody has asked for in time.
+// sweep removes unclaimed notifications older than the TTL.
 func (b *Listener) sweep(now time.Time) {
 	for i := range b.table {
 		s := &b.table[i]

@@ -1,11 +1,11 @@
-// Package sidechannel does for prefill engines of plain vLLM what their decode
-// engines do by NIXL notification: it renews the leases of requests that the router
-// holds between the legs, and releases the blocks of those that were abandoned.
+// Package sidechannel sends prefill engines of plain vLLM the NIXL notifications that their
+// decode engines would send. It renews the leases of requests that are between their two legs,
+// and releases the blocks of requests that were abandoned.
 //
-// Its main type is Keeper; router/pd gives it each handle (Hold) and says what
-// became of it, cmd makes it where transfers.side_channel asks for it. An engine's
-// agent metadata comes from its side channel, the ZMQ socket that decode engines ask
-// too, and is loaded into the router's own agent. It never releases a handle whose
-// decode may still be at work, it speaks to no release of vLLM whose messages are
-// not known (0.22 to 0.33), and it never logs metadata.
+// Its main type is Manager. router/pd passes each handle to Acquire and ends the Lease when the
+// handle's fate is known. router/app creates the Manager when transfers.side_channel is set.
+// The Manager fetches an engine's agent metadata from its side channel, the ZMQ socket that
+// decode engines use too, and loads it into the router's own agent. It never releases a handle
+// that a decode engine may still read, never contacts a vLLM release whose messages are unknown
+// (outside 0.22 to 0.33), and never logs metadata.
 package sidechannel

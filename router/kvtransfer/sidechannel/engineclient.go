@@ -9,7 +9,7 @@ import (
 	"sluice/nixl"
 )
 
-// job is one thing to say to an engine. meet is only to get to know it, which takes a
+// job is one operation for an engine. connect only loads the engine's metadata, which takes a
 // moment that the first release should not have to wait for.
 type job struct {
 	connect bool
@@ -17,22 +17,22 @@ type job struct {
 	renew   []*Lease // whose leases to renew
 }
 
-// engineClient speaks to one engine, on a goroutine of its own that ends when there was
-// nothing to say for restful.
+// engineClient sends messages to one engine. Its goroutine ends after idleTimeout without a
+// job.
 type engineClient struct {
 	manager *Manager
-	handle  handleInfo // of a handle of the engine's: where it is asked
+	handle  handleInfo // of one of the engine's handles; gives the endpoint
 	jobs    chan job
 
-	agent   *nixl.Agent  // the one that peers are loaded into
-	peers   []*nixl.Peer // one a rank; nil: not loaded
-	retryAt time.Time    // the engine is not asked before, after a failure
+	agent   *nixl.Agent  // the agent into which peers are loaded
+	peers   []*nixl.Peer // one per rank; nil: not loaded
+	retryAt time.Time    // no message is sent before this time, after a failure
 }
 
 const idleTimeout = 10 * time.Minute
 
-// enqueueLocked hands j to the engine's speaker, and never waits; false: it has too much
-// to say already, or there are too many. The caller holds k.mu.
+// enqueueLocked queues j for the engine without blocking. It returns false when the engine's
+// queue is full or there are maxEngines engines. The caller holds k.mu.
 func (k *Manager) enqueueLocked(l handleInfo, j job) bool {
 	s := k.clients[l.engine]
 	if s == nil {
@@ -84,14 +84,14 @@ func (s *engineClient) runJob(ctx context.Context, j *job) {
 	case j.renew != nil:
 		s.renew(ctx, j.renew)
 	default:
-		// One consumer that is done: what vLLM counts up to is in the message.
+		// ":1" reports one finished consumer: vLLM reads the expected number from the message.
 		if s.send(ctx, j.request+":1") {
 			s.manager.released.Add(1)
 		}
 	}
 }
 
-// renew sends heartbeats.
+// renew sends heartbeats for leases in messages of at most maxLine bytes.
 func (s *engineClient) renew(ctx context.Context, leases []*Lease) {
 	for len(leases) > 0 {
 		n, line := 0, []byte("HB:")
@@ -102,7 +102,7 @@ func (s *engineClient) renew(ctx context.Context, leases []*Lease) {
 			line = append(line, leases[n].handle.request...)
 			n++
 		}
-		sent := time.Now() // not later than the engine counts from
+		sent := time.Now() // at most the time from which the engine counts
 		if !s.send(ctx, string(line)) {
 			return
 		}
@@ -114,8 +114,8 @@ func (s *engineClient) renew(ctx context.Context, leases []*Lease) {
 	}
 }
 
-// connect loads an engine's metadata; a failure is not told: it is met again when there
-// is something to say.
+// connect loads an engine's metadata in advance. It logs a failure at level debug only, because
+// the failure occurs again with the next message.
 func (s *engineClient) connect(ctx context.Context) {
 	if time.Now().Before(s.retryAt) {
 		return
@@ -127,8 +127,8 @@ func (s *engineClient) connect(ctx context.Context) {
 	}
 }
 
-// send sends a message to every rank of a prefill engine, and loads its metadata
-// first where that was not done, or anew where the engine's agents are gone.
+// send sends a message to every rank of a prefill engine. It loads the engine's metadata first
+// if necessary, and reloads it once when sending to known agents fails.
 func (s *engineClient) send(ctx context.Context, message string) bool {
 	if time.Now().Before(s.retryAt) {
 		s.manager.failed.Add(1)
@@ -149,7 +149,7 @@ func (s *engineClient) send(ctx context.Context, message string) bool {
 	return false
 }
 
-// errOtherEngine: the engine was restarted; the blocks are gone with it.
+// errOtherEngine means that the engine has restarted and the blocks are lost.
 var errOtherEngine = errors.New("sidechannel: another engine answers there now")
 
 func (s *engineClient) sendOnce(ctx context.Context, message string) error {
@@ -167,7 +167,7 @@ func (s *engineClient) sendOnce(ctx context.Context, message string) error {
 	return nil
 }
 
-// loadPeers gives the agents of the engine's ranks.
+// loadPeers returns the agents of the engine's ranks.
 func (s *engineClient) loadPeers(ctx context.Context) ([]*nixl.Peer, error) {
 	l, agent := &s.handle, s.manager.opt.Agent()
 	if agent == nil {

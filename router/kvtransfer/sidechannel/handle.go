@@ -12,24 +12,24 @@ import (
 	"sluice/router/worker"
 )
 
-// handleInfo is what a handle says of the blocks it stands for.
+// handleInfo is the part of a handle that identifies its blocks and their engine.
 type handleInfo struct {
-	engine   string // the prefill engine's id; another after its restart
-	request  string // prefill's own id of the request
+	engine   string // the prefill engine's id; a restart changes it
+	request  string // the prefill engine's own id of the request
 	endpoint string // tcp://HOST:PORT of the side channel
 	tp, pp   int
-	withPP   bool // the form of the question, by release
+	withPP   bool // the metadata query contains a pipeline rank
 	rank     *worker.Rank
-	ownHost  bool // the endpoint is at the rank's own host; "localhost", vLLM's default, says nothing
+	ownHost  bool // the endpoint is on the rank's own host; not so for "localhost", vLLM's default, which identifies no host
 }
 
 const (
 	maxRanks   = 64
-	maxRequest = 512 // bytes of an id, the engine's too
+	maxRequest = 512 // bytes of a request id or an engine id
 )
 
-// supportedVersion says whether the engine's release is one whose messages are known, and
-// whether its side channel is asked with a pipeline rank (0.26 and later).
+// supportedVersion returns whether the messages of the engine's release are known (0.22 to
+// 0.33), and whether its side channel expects a pipeline rank in the query (0.26 and later).
 func supportedVersion(version string) (withPP, ok bool) {
 	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
 	minor, _, _ := strings.Cut(rest, ".")
@@ -49,9 +49,9 @@ func hostOf(base string) string {
 	return u.Hostname()
 }
 
-// readHandle reads what is needed of a handle; false when the engine or the handle
-// is not one to be spoken to. The host is what the engine said: of a worker that
-// registered itself it must lie in the networks that workers may lie in.
+// readHandle parses a handle. It returns false when the engine's release is unsupported or the
+// handle is invalid. The host comes from the engine; for a worker that registered itself, the
+// host must lie in the networks allowed for workers.
 func readHandle(rank *worker.Rank, handle []byte) (handleInfo, bool) {
 	var l handleInfo
 	var ok bool

@@ -14,36 +14,35 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Keeper.
+// Options configures a Manager.
 type Options struct {
-	Agent   func() *nixl.Agent // the router's agent; nil while there is none
-	Release bool               // release abandoned blocks beside renewing leases
+	Agent   func() *nixl.Agent // returns the router's agent; nil while there is none
+	Release bool               // release abandoned blocks in addition to renewing leases
 	Log     *slog.Logger       // [none]
-	// Met, where set, is told what the engine calls itself that answered at a rank's own
-	// host, and when it was asked. It is called by the engine's goroutine.
+	// OnEngineID, if set, receives the engine id that a side channel on the rank's own host
+	// reported, and the time of the query. The engine's goroutine calls it.
 	OnEngineID func(rank *worker.Rank, engine string, asked time.Time)
 
-	renewInterval time.Duration // between two renewals [5s]; for tests
+	renewInterval time.Duration // interval between renewals [5s]; for tests
 }
 
 const (
 	defaultRenewInterval = 5 * time.Second // as decode engines do; a lease lasts 30 s
-	maxQueue             = 256             // messages that wait for one engine
-	maxEngines           = 1024            // that are spoken to at a time
-	maxLeases            = 65536           // handles between the legs
-	maxLine              = 4 << 10         // bytes of one renewal
+	maxQueue             = 256             // messages queued for one engine
+	maxEngines           = 1024            // engines with a goroutine
+	maxLeases            = 65536           // open leases
+	maxLine              = 4 << 10         // bytes of one renewal message
 	callTimeout          = 5 * time.Second
 )
 
-// Manager renews and releases. All methods may be called from any goroutine and
-// return at once: what may take long is done by goroutines of its own, one for each
-// engine that there is something to say to, so that an engine that does not answer
-// keeps nothing from the others. A nil Keeper does nothing.
+// Manager renews leases and releases blocks. All methods but Close may be called from any
+// goroutine and return at once. Each engine has a goroutine for operations that may block, so
+// an engine that does not answer does not delay the others. A nil Manager does nothing.
 type Manager struct {
 	opt     Options
 	zctx    *zmq.Context
 	stop    context.CancelFunc
-	running sync.WaitGroup // run, and every speaker
+	running sync.WaitGroup // run and the engines' goroutines
 
 	mu      sync.Mutex
 	ctx     context.Context
@@ -53,23 +52,23 @@ type Manager struct {
 	renewed, released, failed, dropped atomic.Int64
 }
 
-// Lease is one handle between the legs.
+// Lease is one handle between the prefill and the decode leg.
 type Lease struct {
 	manager *Manager
 	handle  handleInfo
 	since   time.Time
 
-	renewedAt atomic.Int64 // when the last renewal was sent, Unix nanoseconds; 0: none was
+	renewedAt atomic.Int64 // time of the last renewal, Unix nanoseconds; 0: none yet
 }
 
-// Until is when the lease ends that holds now: that of prefill's answer, which ends
-// at end, or a later one by the last renewal. A nil Hold was never renewed.
+// Until returns when the blocks' lease ends: at end, which the prefill answer implies, or later
+// after a renewal of the given lease duration. A nil Lease was never renewed.
 func (h *Lease) Until(end time.Time, lease time.Duration) time.Time {
 	if h == nil {
 		return end
 	}
-	// A heartbeat moves the end to two thirds of a lease from when it is read
-	// (vLLM 0.22 to 0.33), and never back.
+	// On a heartbeat the engine sets the end to two thirds of a lease from now (vLLM 0.22 to
+	// 0.33) unless it is already later.
 	if at := h.renewedAt.Load(); at != 0 {
 		if later := time.Unix(0, at).Add(lease * 2 / 3); later.After(end) {
 			return later
@@ -78,7 +77,7 @@ func (h *Lease) Until(end time.Time, lease time.Duration) time.Time {
 	return end
 }
 
-// New starts a Keeper.
+// New starts a Manager.
 func New(opt Options) (*Manager, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -96,21 +95,22 @@ func New(opt Options) (*Manager, error) {
 	return k, nil
 }
 
-// Close ends the goroutines; what they have not released is left to the leases.
+// Close stops the goroutines and waits for them. Blocks not yet released are freed when their
+// leases end.
 func (k *Manager) Close() {
 	if k == nil {
 		return
 	}
 	k.mu.Lock()
-	k.stop() // under the lock: no speaker begins afterwards
+	k.stop() // under the lock, so that no engine goroutine starts afterwards
 	k.mu.Unlock()
 	k.running.Wait()
 	k.zctx.Term()
 }
 
-// Acquire begins to keep the blocks of a handle that a prefill rank answered. It is
-// nil for engines and handles that are not spoken to. End it by Passed, Reclaimed or
-// Abandoned.
+// Acquire starts to renew the lease of a handle that a prefill rank returned. It returns nil
+// when the engine or the handle is unsupported, or at maxLeases. The caller ends the Lease by
+// HandOff, Reclaim or Abandon.
 func (k *Manager) Acquire(rank *worker.Rank, handle []byte) *Lease {
 	if k == nil {
 		return nil
@@ -132,14 +132,16 @@ func (k *Manager) Acquire(rank *worker.Rank, handle []byte) *Lease {
 	return h
 }
 
-// Passed: a decode engine has, or may have, seen the handle; the blocks are its.
+// HandOff ends the renewals because a decode engine has received, or may have received, the
+// handle and now owns the blocks.
 func (h *Lease) HandOff() { h.close() }
 
-// CanRelease says whether Abandoned has the blocks released; otherwise it only ends the
+// CanRelease returns whether Abandon releases the blocks. Otherwise Abandon only ends the
 // renewals.
 func (h *Lease) CanRelease() bool { return h != nil && h.manager.opt.Release }
 
-// Abandoned: no decode engine has seen the handle or will; the blocks can go.
+// Abandon ends the renewals and releases the blocks. Call it only when no decode engine has
+// received the handle or will.
 func (h *Lease) Abandon() {
 	if !h.close() || !h.manager.opt.Release {
 		return
@@ -152,17 +154,18 @@ func (h *Lease) release() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.enqueueLocked(h.handle, job{request: h.handle.request}) {
-		k.dropped.Add(1) // the lease ends by itself
+		k.dropped.Add(1) // the blocks are freed when the lease ends
 	}
 }
 
-// reclaimAfter is the head start of an engine that does tell prefill.
+// reclaimAfter lets a decode engine that is alive notify the prefill engine first.
 const reclaimAfter = 100 * time.Millisecond
 
-// Reclaimed: a decode engine was sent the handle and has dropped its request: it died,
-// failed it, or never knew it. Most engines that live tell prefill so themselves; what
-// is released then was released before, and prefill counts a notification it does not
-// know. Without Options.Release the renewals end.
+// Reclaim ends the renewals and releases the blocks after reclaimAfter. Call it when a decode
+// engine was sent the handle and has dropped the request: it died, failed the request, or never
+// received it. Most live engines notify the prefill engine themselves; the release is then
+// redundant, and the prefill engine only counts a notification that it does not know. Without
+// Options.Release, Reclaim only ends the renewals.
 func (h *Lease) Reclaim() {
 	if !h.close() || !h.manager.opt.Release {
 		return
@@ -170,7 +173,7 @@ func (h *Lease) Reclaim() {
 	time.AfterFunc(reclaimAfter, h.release)
 }
 
-// close says whether this was the first call.
+// close ends the renewals; it returns true for the first call.
 func (h *Lease) close() bool {
 	if h == nil {
 		return false
@@ -183,8 +186,8 @@ func (h *Lease) close() bool {
 	return open
 }
 
-// Counts are requests renewed, released, and messages that could not be sent or
-// were dropped.
+// Counts returns the number of leases renewed, of requests released, and of messages that
+// failed or were dropped.
 func (k *Manager) Counts() (renewed, released, failed int64) {
 	if k == nil {
 		return 0, 0, 0
@@ -205,7 +208,7 @@ func (k *Manager) run() {
 	}
 }
 
-// renewAll has heartbeats sent for what has been held for a while, engine by engine.
+// renewAll queues heartbeats, one job per engine, for leases older than renewInterval.
 func (k *Manager) renewAll(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,19 +11,20 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// The formats are those of vLLM 0.22 to 0.33, distributed/kv_transfer/kv_connector/
-// v1/nixl: the request is a msgpack array of a word and the ranks, the answer's first
-// frame NixlHandshakePayload, a map whose agent_metadata_bytes is again a map.
+// The formats are those of vLLM 0.22 to 0.33, distributed/kv_transfer/kv_connector/v1/nixl. The
+// request is a msgpack array of a keyword and the ranks. The first frame of the answer is a
+// NixlHandshakePayload, a map whose agent_metadata_bytes is an encoded map.
 
 const (
 	queryTimeout = 5 * time.Second
-	askPoll      = 50 * time.Millisecond // after which a question under way looks whether it is still wanted
+	askPoll      = 50 * time.Millisecond // interval at which a pending query checks its context
 	maxAnswer    = 64 << 20
 	metaMessage  = "get_meta_msg"
 )
 
-// appendQuery is the request for one rank's metadata. Nothing else is ever sent: vLLM's
-// listener thread dies of what it does not know, a rank that is not there included.
+// appendQuery builds the request for one rank's metadata. The router never sends anything else:
+// vLLM's listener thread dies on any message that it does not know, including one that names a
+// missing rank.
 func appendQuery(ppRank, tpRank int, withPP bool) []byte {
 	n := uint32(2)
 	if withPP {
@@ -39,7 +40,7 @@ func appendQuery(ppRank, tpRank int, withPP bool) []byte {
 
 var errAnswer = errors.New("sidechannel: not the answer of a vLLM side channel")
 
-// readAnswer finds engine id and agent metadata in an answer's first frame.
+// readAnswer extracts the engine id and the agent metadata from the first frame of an answer.
 func readAnswer(frame []byte) (engine string, metadata []byte, err error) {
 	inner, err := member(frame, "agent_metadata_bytes")
 	if err != nil {
@@ -66,7 +67,7 @@ func readAnswer(frame []byte) (engine string, metadata []byte, err error) {
 	return engine, metadata, nil
 }
 
-// member is what stands at and behind a map's member.
+// member returns the part of b that begins with the value of a map's member.
 func member(b []byte, name string) ([]byte, error) {
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	if err != nil {
@@ -87,7 +88,8 @@ func member(b []byte, name string) ([]byte, error) {
 	return nil, fmt.Errorf("%w: no member %s", errAnswer, name)
 }
 
-// fetch asks one rank's metadata at tcp://HOST:PORT; it ends within a moment of ctx.
+// fetch queries one rank's metadata at tcp://HOST:PORT. It returns at most askPoll after ctx
+// ends.
 func fetch(ctx context.Context, zctx *zmq.Context, endpoint string, request []byte) (engine string, metadata []byte, err error) {
 	s, err := zctx.NewSocket(zmq.REQ)
 	if err != nil {
