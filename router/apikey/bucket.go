@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// rate is a limit of so many units a minute, of which a whole minute's may come at
-// once: the nanoseconds that pay for one unit; 0: no limit.
+// rate is a limit of n units a minute, with a burst of up to n units. Its value is the time that
+// one unit takes to replenish, in nanoseconds; 0: no limit.
 type rate float64
 
 func perMinute(n int64) rate {
@@ -16,24 +16,23 @@ func perMinute(n int64) rate {
 	return rate(time.Minute) / rate(n)
 }
 
-// usage is what was taken of a rate, as one number: the moment, in nanoseconds of
-// the Unix clock, at which all of it will be paid for, each unit at its share of
-// the minute (the generic cell rate algorithm of ITU-T I.371, whose one state word
-// needs no lock).
+// usage is the state of one limit: the time, in nanoseconds of the Unix clock, at which all
+// consumed units will be replenished. This is the generic cell rate algorithm of ITU-T I.371,
+// whose state is one word and needs no lock.
 type usage struct{ replenishedAt atomic.Int64 }
 
-// untilReplenished is how long it takes to pay for what was taken.
+// untilReplenished returns the time until all consumed units are replenished.
 func (d *usage) untilReplenished(now time.Time) time.Duration {
 	return max(time.Duration(d.replenishedAt.Load()-now.UnixNano()), 0)
 }
 
-// maxBacklog bounds what one who overdrew has to wait.
+// maxBacklog bounds how long a holder who exceeded a limit has to wait.
 const maxBacklog = time.Hour
 
-// cost is how long n units take to be paid for, as far as it is waited for.
+// cost returns the time in nanoseconds that n units take to replenish, at most maxBacklog.
 func (r rate) cost(n int64) int64 { return int64(min(float64(r)*float64(n), float64(maxBacklog))) }
 
-// consume takes n units, whether or not there are so many.
+// consume consumes n units, even if fewer are available.
 func (d *usage) consume(r rate, now time.Time, n int64) {
 	at, cost := now.UnixNano(), r.cost(n)
 	for {
@@ -44,8 +43,9 @@ func (d *usage) consume(r rate, now time.Time, n int64) {
 	}
 }
 
-// tryConsume takes n units if there are so many, or if nothing is owed: more than a minute's
-// could never be had else. If not it says how long to wait.
+// tryConsume consumes n units if they are available, and returns 0. Otherwise it returns how long
+// to wait. If all units are replenished it consumes any number, because a request for more than
+// one minute's units could otherwise never succeed.
 func (d *usage) tryConsume(r rate, now time.Time, n int64) (after time.Duration) {
 	at, cost := now.UnixNano(), r.cost(n)
 	for {
@@ -60,11 +60,12 @@ func (d *usage) tryConsume(r rate, now time.Time, n int64) (after time.Duration)
 	}
 }
 
-// refund returns n units that were taken. What it leaves before now is no credit: a
-// whole minute's is the most that can be had at once.
+// refund returns n consumed units. A result before now gives no extra credit: one minute's units
+// are the most that are available at once.
 func (d *usage) refund(r rate, n int64) { d.replenishedAt.Add(-r.cost(n)) }
 
-// tryConsumeOne takes one unit if there is one, else it says how long to wait for it.
+// tryConsumeOne consumes one unit if it is available, and returns 0. Otherwise it returns how long
+// to wait for it.
 func (d *usage) tryConsumeOne(r rate, now time.Time) (after time.Duration) {
 	at := now.UnixNano()
 	for {
@@ -79,7 +80,7 @@ func (d *usage) tryConsumeOne(r rate, now time.Time) (after time.Duration) {
 	}
 }
 
-// delay says how long to wait until anything may be taken; it takes nothing.
+// delay returns how long to wait until one unit is available. It consumes nothing.
 func (d *usage) delay(r rate, now time.Time) time.Duration {
 	if r == 0 {
 		return 0
@@ -87,7 +88,7 @@ func (d *usage) delay(r rate, now time.Time) time.Duration {
 	return max(d.untilReplenished(now)-time.Minute+time.Duration(r), 0)
 }
 
-// available is how many units may be taken at once now.
+// available returns the number of units that are available now.
 func (d *usage) available(r rate, now time.Time) int64 {
 	return max(int64(float64(time.Minute-d.untilReplenished(now))/float64(r)), 0)
 }

@@ -1,5 +1,7 @@
-// Package apikey says whose request it is by the key that it shows, and how much
-// its holder may send. A Ring is the front's Gate; cmd makes it from the
-// configuration and replaces its keys when that is read again. It never sees a
-// key but for the time of hashing it, and neither logs nor tells one.
+// Package apikey identifies the holder of a request by the API key in the request, and limits how
+// many requests and tokens each holder may use per minute.
+//
+// Keyring is the main type, the front's Authenticator. router/app creates it from the
+// configuration and replaces its keys when the configuration is reloaded. The package holds a key
+// only while it hashes it: it stores, logs and returns hashes and names, never keys.
 package apikey

@@ -13,18 +13,19 @@ import (
 	"sluice/dataplane/front"
 )
 
-// prefix begins every key that New makes, so that scanners for leaked secrets and
-// people know what they see.
+// prefix begins every key that New makes, so that users and scanners for leaked secrets recognise
+// it.
 const prefix = "sk-sluice-"
 
-// Hash is SHA-256 of a key's bytes. A key is 256 random bits, so a plain hash is
-// as hard to go back from as the key is to guess: it needs neither salt nor time.
+// Hash is the SHA-256 of a key's bytes. A plain hash, without salt or a slow hash function, is
+// sufficient, because a key has 256 random bits: reversing the hash is as hard as guessing the
+// key.
 type Hash [sha256.Size]byte
 
-// HashOf hashes a key.
+// HashOf returns the hash of a key.
 func HashOf[B []byte | string](key B) Hash { return sha256.Sum256([]byte(key)) }
 
-// ParseHash reads the 64 hexadecimal digits that String writes.
+// ParseHash parses the 64 hexadecimal digits that String returns.
 func ParseHash(s string) (h Hash, err error) {
 	b, err := hex.DecodeString(s)
 	if err != nil || len(b) != len(h) {
@@ -34,7 +35,8 @@ func ParseHash(s string) (h Hash, err error) {
 	return h, nil
 }
 
-// clip keeps what may be a key, written where its hash belongs, out of messages.
+// clip shortens a value for an error message: an operator may have written a key where its hash
+// belongs.
 func clip(s string) string {
 	if len(s) > 4 {
 		return s[:4] + "…"
@@ -42,48 +44,51 @@ func clip(s string) string {
 	return s
 }
 
+// String returns 64 hexadecimal digits.
 func (h Hash) String() string { return hex.EncodeToString(h[:]) }
 
-// New makes a key: prefix and 256 random bits in URL-safe base64.
+// New returns a new random key: the prefix and 256 random bits in URL-safe base64.
 func New() string {
 	var b [32]byte
-	_, _ = rand.Read(b[:]) // never fails, by its documentation
+	_, _ = rand.Read(b[:]) // crypto/rand.Read never returns an error
 	return prefix + base64.RawURLEncoding.EncodeToString(b[:])
 }
 
-// Spec is what an operator says of a key.
+// Spec is the configuration of a key.
 type Spec struct {
-	Name              string // in logs and metrics; unique
+	Name              string // name in logs and metrics; unique
 	Hash              Hash   // unique
 	RequestsPerMinute int64  // 0: no limit
-	TokensPerMinute   int64  // of prompts and outputs together; 0: no limit
+	TokensPerMinute   int64  // prompt and output tokens together; 0: no limit
 	Models            []string
 }
 
-// Key is one key's limits and what was taken of them. Safe for concurrent use.
+// Key is one API key with its limits and its usage, a front.Principal. It is safe for concurrent
+// use.
 type Key struct {
 	spec             Spec
 	requests, tokens rate
 	*account
 }
 
-// account is what a key has used. It outlives a change of the key's limits, so that
-// requests under way at the change are counted too.
+// account is the usage of a key. It outlives a change of the key's limits, so that requests in
+// flight during the change are counted too.
 type account struct {
 	requestUsage, tokenUsage usage
 	admitted, used, limited  atomic.Uint64
 }
 
-// Name is the key's name.
+// Name returns the key's name.
 func (k *Key) Name() string { return k.spec.Name }
 
-// Allows says whether the key is good for a model; for "", whether for every one.
+// Allows reports whether the key may use a model; with "", whether it may use every model.
 func (k *Key) Allows(model string) bool {
 	return len(k.spec.Models) == 0 || slices.Contains(k.spec.Models, model)
 }
 
-// Reserve implements front.Pass: it takes tokens of the key's minute that a request is
-// about to use, or says why they are not to be had. Where nothing is owed any number is.
+// Reserve implements front.Principal. It consumes the prompt tokens that a request is about to
+// use, or returns why they are not available. If all tokens are replenished, it accepts any
+// number.
 func (k *Key) Reserve(tokens int) *front.Rejection {
 	if k.tokens == 0 || tokens <= 0 {
 		return nil
@@ -100,9 +105,9 @@ func (k *Key) Reserve(tokens int) *front.Rejection {
 	}
 }
 
-// Commit implements front.Pass: it is called when a request's tokens are known, which is
-// after they were used, and puts them in the place of those that Reserve took. What is
-// spent beyond the limit is waited for by the requests that come next.
+// Commit implements front.Principal. It replaces a request's reserved tokens by the tokens that
+// the request used, once their number is known. If a request used more than the limit, later
+// requests wait for it.
 func (k *Key) Commit(reserved, spent int) {
 	reserved, spent = max(reserved, 0), max(spent, 0)
 	k.used.Add(uint64(spent))
@@ -115,14 +120,15 @@ func (k *Key) Commit(reserved, spent int) {
 	}
 }
 
-// Counts are a key's totals since the process began.
+// Counts are a key's totals since the process started.
 type Counts struct {
-	Admitted uint64 // requests
-	Limited  uint64 // requests refused for a limit
-	Tokens   uint64 // spent
+	Admitted uint64 // requests admitted
+	Limited  uint64 // requests rejected because of a limit
+	Tokens   uint64 // prompt and output tokens used
 }
 
-// Counts reads them; not one moment's, but each true.
+// Counts returns the totals. They are read one after the other, so they are not a snapshot of one
+// moment.
 func (k *Key) Counts() Counts {
 	return Counts{Admitted: k.admitted.Load(), Limited: k.limited.Load(), Tokens: k.used.Load()}
 }

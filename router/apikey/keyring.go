@@ -11,26 +11,26 @@ import (
 	"sluice/dataplane/front"
 )
 
-// Keyring is the set of keys, a front.Gate. Safe for concurrent use; Enter takes no lock.
+// Keyring is the set of API keys, a front.Authenticator. It is safe for concurrent use.
+// Authenticate takes no lock.
 type Keyring struct{ keys atomic.Pointer[table] }
 
-// table finds keys by the first eight bytes of their hashes. An index may be
-// looked up in a time that depends on what is sought, since nobody can make keys
-// whose hashes come near a given one; the whole hash is then compared in constant
-// time, so that not even that argument is needed for the last step.
+// table finds keys by the first eight bytes of their hashes. The time of the map look-up may
+// depend on these bytes, but nobody can make a key whose hash is close to a given one. The whole
+// hash is then compared in constant time.
 type table struct {
 	all      []*Key
 	byPrefix map[uint64][]*Key
 }
 
-// NewKeyring makes a Ring; it fails on two keys of one name or hash.
+// NewKeyring returns a Keyring. It fails if two keys have the same name or hash.
 func NewKeyring(specs []Spec) (*Keyring, error) {
 	r := new(Keyring)
 	return r, r.Replace(specs)
 }
 
-// Replace puts new keys in the place of the old; a key that stays keeps what it has
-// spent. It must not run beside itself.
+// Replace replaces all keys. A key whose hash stays keeps its usage, even if its limits change.
+// Replace must not be called concurrently with itself.
 func (r *Keyring) Replace(specs []Spec) error {
 	old := r.keys.Load()
 	next := &table{byPrefix: make(map[uint64][]*Key, len(specs))}
@@ -69,10 +69,11 @@ func (t *table) lookup(h Hash) *Key {
 	return nil
 }
 
-// Keys are the keys now, in the order of the configuration.
+// Keys returns the current keys, in the order of the configuration.
 func (r *Keyring) Keys() []*Key { return r.keys.Load().all }
 
-// Authenticate implements front.Gate.
+// Authenticate implements front.Authenticator. With counts, it also checks the key's limits and
+// consumes one request.
 func (r *Keyring) Authenticate(key []byte, counts bool) (front.Principal, *front.Rejection) {
 	if len(key) == 0 {
 		return nil, &front.Rejection{Reason: front.MissingKey, Message: "the request shows no API key; want the header Authorization: Bearer KEY"}
@@ -95,7 +96,7 @@ func (r *Keyring) Authenticate(key []byte, counts bool) (front.Principal, *front
 	return k, nil
 }
 
-// CheckLimits implements front.Pass.
+// CheckLimits implements front.Principal. It consumes nothing.
 func (k *Key) CheckLimits() *front.Rejection {
 	now := time.Now()
 	if after := k.tokenUsage.delay(k.tokens, now); after > 0 {
@@ -115,8 +116,8 @@ func (k *Key) limitReached(what string, limit int64, after time.Duration) *front
 	}
 }
 
-// VisitLimitHeaders tells show what is left of each limit, by the names of OpenAI's header
-// lines (x-ratelimit-limit-requests, …-remaining-…, …-reset-…).
+// VisitLimitHeaders calls show with the names and values of OpenAI's rate-limit headers
+// (x-ratelimit-limit-requests, …-remaining-…, …-reset-…) for each limit of the key.
 func (k *Key) VisitLimitHeaders(show func(name, value string)) {
 	now := time.Now()
 	for _, l := range [...]struct {

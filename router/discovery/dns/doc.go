@@ -1,7 +1,7 @@
-// Package dns finds workers by name: the addresses of a name (A and AAAA), or
-// the targets of a service (SRV), looked up again when their TTL has passed.
+// Package dns finds workers by a DNS name: the addresses of the name (A and AAAA), or the targets
+// of a service (SRV). It repeats a lookup when the TTL of the last answer has expired.
 //
-// Source is its main type; cmd runs it under package discovery. It asks the
-// servers itself because Go's resolver does not tell a TTL. A lookup that fails
-// leaves the workers of the last answer in.
+// Source is the main type; router/app runs it as a discovery.Source. It queries the servers itself
+// because Go's resolver does not return TTLs. If a lookup fails, the workers of the last answer
+// stay. The package never connects to a worker.
 package dns

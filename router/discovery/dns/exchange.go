@@ -16,12 +16,12 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// udpSize is what a server may send in one datagram: what passes everywhere
+// udpSize is the maximum size of a UDP answer: a datagram of this size passes almost every network
 // unfragmented (RFC 9715).
 const udpSize = 1232
 
-// send sends one question over UDP, and over TCP when the answer was cut. It
-// gives the answer's records and the additional ones; errNoName for NXDOMAIN.
+// send sends one question over UDP, and again over TCP if the answer was truncated. It returns the
+// answer records and the additional records, or errNoName for NXDOMAIN.
 func (q *query) send(ctx context.Context, name string, typ dnsmessage.Type) (answers, extra []dnsmessage.Resource, err error) {
 	ctx, cancel := context.WithTimeout(ctx, q.timeout)
 	defer cancel()
@@ -71,8 +71,8 @@ func pack(id uint16, question dnsmessage.Question) ([]byte, error) {
 	return b.Finish()
 }
 
-// exchange sends a packet and waits for its answer. Over UDP, what is no answer
-// to it is passed over: anyone can send a datagram.
+// exchange sends a packet and waits for its answer. Over UDP it ignores datagrams that do not
+// answer the question, because anyone can send one.
 func exchange(ctx context.Context, network, server string, packet []byte, question dnsmessage.Question) (*dnsmessage.Message, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, network, server)
@@ -118,7 +118,7 @@ func exchange(ctx context.Context, network, server string, packet []byte, questi
 
 var errOtherAnswer = errors.New("it is no answer to the question")
 
-// unpack reads an answer and holds it against the question.
+// unpack parses an answer. It returns errOtherAnswer if the answer does not match the question.
 func unpack(answer, packet []byte, question dnsmessage.Question) (*dnsmessage.Message, error) {
 	if len(answer) < 12 || !bytes.Equal(answer[:2], packet[:2]) {
 		return nil, errOtherAnswer
@@ -137,8 +137,8 @@ func same(a, b dnsmessage.Question) bool {
 	return a.Type == b.Type && a.Class == b.Class && lower(a.Name.String()) == lower(b.Name.String())
 }
 
-// systemServers reads /etc/resolv.conf anew each time: a laptop moves, and a
-// node's file is written after the router has started.
+// systemServers reads /etc/resolv.conf again for each lookup: a laptop changes networks, and a
+// node may write the file after the router has started.
 func systemServers() ([]string, error) {
 	text, err := os.ReadFile("/etc/resolv.conf")
 	if err != nil {

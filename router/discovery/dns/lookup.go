@@ -10,25 +10,26 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// Lookup is one question, and whom to ask.
+// Lookup is one name, its record type and the server to query.
 type Lookup struct {
 	Host string
-	SRV  bool   // SRV records; else A and AAAA
-	Port uint16 // of the targets, where not SRV
-	// Server is HOST:PORT; "" asks those of /etc/resolv.conf in turn.
+	SRV  bool   // query SRV records; otherwise A and AAAA
+	Port uint16 // port of the targets if SRV is false
+	// Server is HOST:PORT; "": the servers of /etc/resolv.conf, in order.
 	Server string
-	// Timeout of one question to one server [2s].
+	// Timeout of one query to one server [2s].
 	Timeout time.Duration
 }
 
-// maxTargets bounds an answer.
+// maxTargets bounds the number of targets in an answer.
 const maxTargets = 1024
 
-// errNoName is NXDOMAIN: an answer, and an empty one.
+// errNoName means NXDOMAIN, which is a valid, empty answer.
 var errNoName = errors.New("no such name")
 
-// Do asks. The targets are sorted, each there once; ttl is the least of all
-// records used. No targets and no error: the name has none, or is none.
+// Do performs the lookup. The targets are sorted and unique; ttl is the smallest TTL of all
+// records used, at most maxTTL. Do returns no targets and no error if the name does not exist or
+// has no records.
 func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, err error) {
 	servers := []string{l.Server}
 	if l.Server == "" {
@@ -58,21 +59,21 @@ func (l *Lookup) Do(ctx context.Context) (targets []Target, ttl time.Duration, e
 
 const maxTTL = 24 * time.Hour
 
-// query makes the questions of one lookup to one server.
+// query sends the queries of one lookup to one server.
 type query struct {
 	server  string
 	timeout time.Duration
-	minTTL  time.Duration // TTL so far
+	minTTL  time.Duration // smallest TTL so far
 }
 
-// host asks for both kinds of addresses. A name with one kind only has no
-// records, and no error, for the other.
+// host queries A and AAAA records. A server answers a record type that the name does not have with
+// an empty answer, not with an error.
 func (q *query) host(ctx context.Context, name string, port uint16) ([]Target, error) {
 	var targets []Target
 	for _, typ := range []dnsmessage.Type{dnsmessage.TypeA, dnsmessage.TypeAAAA} {
 		records, _, err := q.send(ctx, name, typ)
 		if errors.Is(err, errNoName) {
-			continue // some servers say so of one kind alone
+			continue // some servers answer NXDOMAIN for one of the two types
 		}
 		if err != nil {
 			return nil, err
@@ -85,8 +86,8 @@ func (q *query) host(ctx context.Context, name string, port uint16) ([]Target, e
 	return targets, nil
 }
 
-// service asks for SRV records, and for the addresses of targets that the answer
-// does not bring along.
+// service queries SRV records, and the addresses of those targets that the answer's additional
+// records do not include.
 func (q *query) service(ctx context.Context, name string) ([]Target, error) {
 	records, extra, err := q.send(ctx, name, dnsmessage.TypeSRV)
 	if errors.Is(err, errNoName) {
@@ -103,7 +104,7 @@ func (q *query) service(ctx context.Context, name string) ([]Target, error) {
 	hosts := 0
 	for _, r := range records {
 		srv, ok := r.Body.(*dnsmessage.SRVResource)
-		if !ok || srv.Target.String() == "." || srv.Port == 0 { // "." says that there is no such service
+		if !ok || srv.Target.String() == "." || srv.Port == 0 { // "." means that the service does not exist (RFC 2782)
 			continue
 		}
 		q.recordTTL(r.Header.TTL)
@@ -137,8 +138,8 @@ type address struct {
 	ttl  uint32
 }
 
-// addresses are the A and AAAA records among some, whatever aliases led there:
-// the server has followed them.
+// addresses returns the A and AAAA records. It ignores the names of aliases (CNAME), because the
+// server has followed them.
 func addresses(records []dnsmessage.Resource) (out []address) {
 	for _, r := range records {
 		a := address{name: r.Header.Name.String(), ttl: r.Header.TTL}

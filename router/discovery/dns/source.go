@@ -16,24 +16,24 @@ import (
 	"sluice/router/worker"
 )
 
-// Target is one worker that was found.
+// Target is the address of one worker in an answer.
 type Target struct {
 	Addr netip.Addr
 	Port uint16
 }
 
-// Source looks one name up.
+// Source finds the workers of one name.
 type Source struct {
-	// Lookup is the name, its kind and whom to ask.
+	// Lookup has the name, the record type and the server to query.
 	Lookup Lookup
-	// Spec makes the worker at a target.
+	// Spec returns the Spec of the worker at a target.
 	Spec func(t Target) worker.Spec
-	// Least and Most bound the time between two lookups, whatever the TTL.
+	// MinInterval and MaxInterval bound the time between two lookups, whatever the TTL.
 	MinInterval, MaxInterval time.Duration
 }
 
-// emptyLookups in a row that a name has no addresses it is believed: a server that
-// restarts answers so before it has loaded its zone.
+// emptyLookups is the number of consecutive empty answers after which Source removes the workers.
+// A server that restarts gives empty answers until it has loaded its zone.
 const emptyLookups = 3
 
 // Name implements discovery.Source.
@@ -45,7 +45,7 @@ func (s *Source) Name() string {
 	return "dns " + kind + " " + s.Lookup.Host
 }
 
-// Run looks up until ctx ends.
+// Run repeats the lookup until ctx ends.
 func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 	empty, failed := 0, 0
 	timer := time.NewTimer(0)
@@ -85,12 +85,13 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 	}
 }
 
-// fqdn ends a name with a dot.
+// fqdn returns a name with a trailing dot.
 func fqdn(name string) (dnsmessage.Name, error) {
 	return dnsmessage.NewName(strings.TrimSuffix(name, ".") + ".")
 }
 
-// sorted makes the order and number of answers of no account.
+// sorted sorts targets and removes duplicates, so that the order and number of an answer's records
+// have no effect.
 func sorted(targets []Target) []Target {
 	slices.SortFunc(targets, func(a, b Target) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port))

@@ -11,15 +11,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// describeError says which pods cannot be followed and where, and of credentials that are
-// not enough which ones and what would be. It holds no secret: neither client-go's errors
-// nor the API server's do. The same cause gives the same text, which is logged once.
+// describeError returns an error that says which pods the source cannot watch and where. If the
+// credentials are not sufficient, it names them and the missing permission. The result holds no
+// secret, because neither client-go's errors nor the API server's do. The same cause gives the
+// same text, so the Set logs it once.
 func (s *Source) describeError(err error) error {
 	in := "all namespaces"
 	if s.namespace != "" {
 		in = "namespace " + s.namespace
 	}
-	var call *url.Error // its URL differs from one call to the next
+	var call *url.Error // its URL differs between calls
 	if errors.As(err, &call) {
 		err = call.Err
 	}
@@ -33,7 +34,7 @@ func (s *Source) describeError(err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// credentialsName is whose credentials are in use.
+// credentialsName names the credentials in use, for errors.
 func (s *Source) credentialsName() string {
 	if s.conf.Kubeconfig != "" {
 		return fmt.Sprintf("kube.kubeconfig %q", s.conf.Kubeconfig)
@@ -41,9 +42,9 @@ func (s *Source) credentialsName() string {
 	return "this pod"
 }
 
-// reflectorRecovers says whether the reflector knows how to go on from an answer: what it stood at is
-// forgotten (410), or, where a list was asked for as a stream, the server is an older one
-// that cannot (422, 400), and is asked for it plainly then.
+// reflectorRecovers reports whether the reflector handles an error response by itself. After 410
+// (Gone) it lists the pods again. If it requested a list as a stream and an older API server does
+// not support this (422, 400), it sends an ordinary list request.
 func reflectorRecovers(err error, streamed bool) bool {
 	var status interface{ Status() metav1.Status }
 	if !errors.As(err, &status) {
@@ -58,8 +59,8 @@ func reflectorRecovers(err error, streamed bool) bool {
 	return false
 }
 
-// shown is an API server's address as it may stand in a log, without a user and a
-// password; ok is false where it is none.
+// shown returns the address of an API server without user and password, for logs and errors; ok is
+// false if host is not an address.
 func shown(host string) (addr string, ok bool) {
 	if !strings.Contains(host, "://") {
 		host = "https://" + host

@@ -25,27 +25,27 @@ import (
 	"sluice/router/discovery"
 )
 
-// Source watches the pods of one selector.
+// Source watches the pods that match one selector.
 type Source struct {
 	conf            config.Kube
-	namespace       string // "" for all
+	namespace       string // "": all namespaces
 	server          string // URL of the API server, for errors
 	pods            typedcorev1.PodInterface
-	responseTimeout time.Duration // with a server that does not answer: then a list ends, and of a watch it is told
+	responseTimeout time.Duration // after this time without a response a list fails; a watch continues, and a failure is reported
 }
 
 const (
 	defaultResponseTimeout = 30 * time.Second
-	// watchGrace is how much longer than it was asked for a watch may take: the server ends
-	// it, and where it does not, there may be none at the other end any more.
+	// watchGrace is added to the requested duration of a watch. The server ends the watch; if it
+	// does not, the connection may be dead, and the client ends it.
 	watchGrace = 30 * time.Second
 )
 
-// namespaceFile is where a pod finds its own namespace.
+// namespaceFile is the file from which a pod reads its own namespace.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// New reads the credentials, of a kubeconfig or of the pod that the router runs
-// in. It calls nobody: a cluster that is away is Run's to report.
+// New reads the credentials from a kubeconfig, or those of the pod that the router runs in. It
+// makes no calls: Run reports a cluster that it cannot reach.
 func New(conf config.Kube) (*Source, error) {
 	s := &Source{conf: conf, namespace: conf.Namespace, responseTimeout: defaultResponseTimeout}
 	if _, err := labels.Parse(conf.Selector); err != nil {
@@ -64,7 +64,7 @@ func New(conf config.Kube) (*Source, error) {
 	rc.UserAgent = "sluice"
 	silentLogger()
 	var ok bool
-	if s.server, ok = shown(rc.Host); !ok { // it may hold a password
+	if s.server, ok = shown(rc.Host); !ok { // no %q of the host: it may hold a password
 		return nil, fmt.Errorf("kube: cannot use the API server's address of %s: it is no URL; want https://HOST:PORT", s.credentialsName())
 	}
 	client, err := typedcorev1.NewForConfig(rc)
@@ -75,8 +75,8 @@ func New(conf config.Kube) (*Source, error) {
 	return s, nil
 }
 
-// silentLogger ends the client's log, which says nothing that Run does not report to the Set.
-// The log is the process's, and sources that run read it: so it is set once.
+// silentLogger turns off client-go's log, which adds nothing to what Run reports to the Set. The
+// log is global to the process and running sources read it, so it is set only once.
 var silentLogger = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
 
 func credentials(kubeconfig string) (rc *rest.Config, namespace string, err error) {
@@ -103,8 +103,8 @@ func credentials(kubeconfig string) (rc *rest.Config, namespace string, err erro
 // Name implements discovery.Source.
 func (s *Source) Name() string { return "kube " + s.conf.Selector }
 
-// Run lists and watches until ctx ends. The reflector relists when the server
-// has forgotten where a watch stood (410 Gone), and backs off while it fails.
+// Run lists and watches pods until ctx ends. The reflector lists them again when the server has
+// discarded the watch's position (410 Gone), and backs off after failures.
 func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 	st := newStore(&s.conf, s.namespace == metav1.NamespaceAll, set)
 	r := cache.NewReflectorWithOptions(s.listWatch(st), &corev1.Pod{}, st, cache.ReflectorOptions{Name: "sluice", TypeDescription: "pods"})
@@ -112,8 +112,8 @@ func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
 	return nil
 }
 
-// listWatch asks for the pods, and tells st of what fails and of what goes well
-// again: the reflector itself only tries on.
+// listWatch returns the list and watch calls of the reflector. They report failures and recoveries
+// to st, because the reflector only retries.
 func (s *Source) listWatch(st *store) *cache.ListWatch {
 	failed := func(err error) {
 		if !errors.Is(err, context.Canceled) {
@@ -134,13 +134,14 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			ctx, cancel := context.WithTimeout(ctx, watchTimeout(&o)+watchGrace)
 			o.LabelSelector = s.conf.Selector
-			// It may be answered late, by a proxy with the first event; so it goes on.
+			// A slow response is reported but does not end the watch: a proxy may hold the
+			// response back until the first event.
 			var mu sync.Mutex
 			over := false
 			late := time.AfterFunc(s.responseTimeout, func() {
 				mu.Lock()
 				defer mu.Unlock()
-				if !over { // or what comes of it has been told
+				if !over { // otherwise the result of the call has been reported
 					failed(fmt.Errorf("no answer for %s", s.responseTimeout))
 				}
 			})
@@ -158,7 +159,7 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 			}
 			if _, answered := w.(*watch.StreamWatcher); answered {
 				st.clearError()
-			} else { // client-go's form of a connection that was lost or could not be made in time
+			} else { // client-go returns another type if the connection failed
 				failed(errors.New("the connection ended before an answer"))
 			}
 			return &boundedWatch{w, cancel}, nil
@@ -166,7 +167,7 @@ func (s *Source) listWatch(st *store) *cache.ListWatch {
 	}
 }
 
-// watchTimeout is how long the server is asked to let a watch last.
+// watchTimeout returns the duration of the watch that the reflector requests from the server.
 func watchTimeout(o *metav1.ListOptions) time.Duration {
 	if o.TimeoutSeconds == nil {
 		return time.Hour
@@ -174,7 +175,8 @@ func watchTimeout(o *metav1.ListOptions) time.Duration {
 	return time.Duration(*o.TimeoutSeconds) * time.Second
 }
 
-// boundedWatch is a watch with its deadline, which the reflector stops in any case.
+// boundedWatch is a watch with a deadline. The reflector always calls Stop, which releases the
+// deadline's timer.
 type boundedWatch struct {
 	watch.Interface
 	cancel context.CancelFunc

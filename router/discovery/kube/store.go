@@ -16,19 +16,20 @@ import (
 	"sluice/router/worker"
 )
 
-// store is what the reflector fills: of every pod only the worker that it is,
-// for pods are large. Each change goes to the Set at once.
+// store receives the pods from the reflector. It keeps only each pod's worker, because pods are
+// large objects. Each change goes to the Set at once.
 type store struct {
 	conf *config.Kube
-	all  bool // pods of all namespaces: names alone are not unique
+	all  bool // all namespaces are watched, so pod names are not unique
 	set  *discovery.Set
 
 	mu     sync.Mutex
 	pods   map[string]podWorker
-	synced bool // told of all pods once
+	synced bool // Replace has been called: the list of pods is complete
 }
 
-// podWorker is one pod: a worker, or why it is none yet.
+// podWorker is the result of one pod: a ready worker, or the reason why the pod cannot be one.
+// Without either, the pod is not ready.
 type podWorker struct {
 	spec  worker.Spec
 	ready bool
@@ -86,7 +87,7 @@ func (s *store) Replace(list []any, _ string) error {
 // Resync implements cache.ReflectorStore.
 func (s *store) Resync() error { return nil }
 
-// clearError takes back what was reported of a failure.
+// clearError clears a reported failure of the source, after the API server has answered again.
 func (s *store) clearError() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +96,7 @@ func (s *store) clearError() {
 	}
 }
 
-// push tells the Set what there is. Called with mu.
+// push applies the ready workers to the Set. The caller holds mu.
 func (s *store) push() {
 	var specs []worker.Spec
 	var fault error
@@ -116,8 +117,8 @@ func (s *store) push() {
 	s.set.ReplaceExcept(specs, fault)
 }
 
-// read makes the worker of a pod. Only a pod that is ready and not being deleted
-// is one: Kubernetes has probes of its own, and one that ends must get nothing new.
+// read returns the worker of a pod. Only a pod that is ready and not being deleted becomes a
+// worker: Kubernetes probes its pods itself, and a terminating pod must get no new requests.
 func (s *store) read(pod *corev1.Pod) podWorker {
 	if pod.DeletionTimestamp != nil || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning || !ready(pod) {
 		return podWorker{}
@@ -147,7 +148,7 @@ func (s *store) read(pod *corev1.Pod) podWorker {
 	default:
 		w.Role = worker.Aggregated
 	}
-	// A label cannot hold every model's name (no slash but one); an annotation can.
+	// A label's value cannot contain every model's name (it allows no slash); an annotation can.
 	if key := s.conf.ModelLabel; key != "" {
 		for _, from := range []map[string]string{pod.Labels, pod.Annotations} {
 			if model := from[key]; model != "" {
@@ -165,7 +166,8 @@ func ready(pod *corev1.Pod) bool {
 	})
 }
 
-// port is a number as it is configured, or that of a named container port.
+// port returns the configured port number, or the number of the container port with the configured
+// name.
 func (s *store) port(pod *corev1.Pod) (string, error) {
 	if _, err := strconv.ParseUint(s.conf.Port, 10, 16); err == nil {
 		return s.conf.Port, nil

@@ -7,8 +7,8 @@ import (
 	"sluice/router/config"
 )
 
-// Announce makes the Announcement of a worker as it is named on a command line;
-// its id is not part of one.
+// Announce returns the Announcement of a worker that is described on a command line. The id is not
+// part of an Announcement.
 func Announce(w *config.Worker) (*Announcement, error) {
 	a := &Announcement{
 		Version: Version, URL: w.URL, Role: w.Role.String(), Models: w.Models, Ranks: w.Ranks, StartRank: w.StartRank, RankURLs: w.RankURLs, Labels: w.Labels,

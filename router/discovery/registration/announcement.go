@@ -13,52 +13,52 @@ import (
 	"sluice/router/worker"
 )
 
-// Version is the one version of an Announcement there is.
+// Version is the version of an Announcement; there is only one.
 const Version = 1
 
-// Announcement is what a worker says of itself. Addresses are IP addresses, no
-// names: what a name stands for may change after it was checked. A host that is
-// a wildcard (*, 0.0.0.0, ::) or missing means the address the call came from.
+// Announcement is what a worker reports about itself. Hosts are IP addresses: the target of a name
+// may change after the router has checked it. A host that is a wildcard (*, 0.0.0.0, ::) or
+// missing means the address of the caller.
 type Announcement struct {
 	// Version must be 1.
 	Version int `json:"version"`
-	// URL of the engine's HTTP server, as http://10.0.0.5:8000 or http://*:8000.
+	// URL is that of the engine's HTTP server, such as http://10.0.0.5:8000 or http://*:8000.
 	URL string `json:"url"`
-	// Role is prefill, decode or aggregated ("" is aggregated).
+	// Role is prefill, decode or aggregated; "": aggregated.
 	Role string `json:"role,omitempty"`
-	// Models it serves; none: the router asks the engine.
+	// Models are the models that the worker serves; empty: the router asks the engine.
 	Models []string `json:"models,omitempty"`
-	// Ranks are the data-parallel ranks behind URL; none: rank 0 alone.
+	// Ranks are the data-parallel ranks behind URL; empty: only rank 0.
 	Ranks []uint16 `json:"ranks,omitempty"`
-	// StartRank is the engine's own number of the first of them; 0: what it tells.
+	// StartRank is the engine's own number of the first rank; 0: as the engine reports.
 	StartRank int `json:"start_rank,omitempty"`
-	// RankURLs give each of Ranks a server of its own.
+	// RankURLs has one URL per rank, if each rank has its own server.
 	RankURLs []string `json:"rank_urls,omitempty"`
 	Labels   []string `json:"labels,omitempty"`
-	// Engine is vllm, sglang or trtllm; "": the router finds out.
+	// Engine is vllm, sglang or trtllm; "": the router detects it.
 	Engine string `json:"engine,omitempty"`
-	// HealthPath is the path of health probes; "": the router's own rule.
+	// HealthPath is the path of health probes; "": the router's default for the engine.
 	HealthPath string `json:"health_path,omitempty"`
-	// BlockSize is tokens per KV block; 0: the router finds out.
+	// BlockSize is the number of tokens in a KV block; 0: the router detects it.
 	BlockSize int `json:"block_size,omitempty"`
-	// KVEvents are ZMQ endpoints, one base or one for each rank; ["off"]: none;
-	// none given: the engine is asked. KVReplay likewise.
+	// KVEvents are ZMQ endpoints: one base endpoint, or one per rank. ["off"]: the worker sends no
+	// KV events; empty: the router asks the engine. KVReplay follows the same rule.
 	KVEvents []string `json:"kv_events,omitempty"`
 	KVReplay []string `json:"kv_replay,omitempty"`
-	// LoadEvents are ZMQ endpoints of load messages, by the same rule; none given: an
-	// SGLang engine is asked.
+	// LoadEvents are ZMQ endpoints of load messages, by the same rule; empty: the router asks an
+	// SGLang engine.
 	LoadEvents []string `json:"load_events,omitempty"`
-	// MaxRequests bounds what the router has under way on all ranks together,
-	// RankRequests and RankTokens (of prompts, still to be computed) on each; 0: no bound
-	// of its own, the router's limits stand.
+	// MaxRequests bounds the router's requests in flight on all ranks together. RankRequests
+	// bounds them on each rank; RankTokens bounds the prompt tokens that each rank has still to
+	// compute. 0: only the router's own limits apply.
 	MaxRequests  int64 `json:"max_requests,omitempty"`
 	RankRequests int64 `json:"rank_requests,omitempty"`
 	RankTokens   int64 `json:"rank_tokens,omitempty"`
 	// Bootstrap is the bootstrap server of an SGLang or Mooncake prefill worker.
 	Bootstrap *Bootstrap `json:"bootstrap,omitempty"`
-	// NIXL says where the worker's NIXL agent is reached.
+	// NIXL has the addresses of the worker's NIXL agent.
 	NIXL *NIXL `json:"nixl,omitempty"`
-	// LeaseSeconds asks for a lease; 0: the router's own (registration.lease).
+	// LeaseSeconds is the requested lease; 0: the router's default (registration.lease).
 	LeaseSeconds int `json:"lease_seconds,omitempty"`
 }
 
@@ -68,31 +68,32 @@ type Bootstrap struct {
 	Port int    `json:"port"`
 }
 
-// NIXL are the addresses of a worker's NIXL agent.
+// NIXL has the addresses of a worker's NIXL agent.
 type NIXL struct {
 	Host string `json:"host,omitempty"` // "": that of the worker
-	// Port of vLLM's side channel (VLLM_NIXL_SIDE_CHANNEL_PORT); 0: none.
+	// Port is the port of vLLM's side channel (VLLM_NIXL_SIDE_CHANNEL_PORT); 0: none.
 	Port int `json:"port,omitempty"`
-	// Connector: the engine runs Sluice's connector and reports transfers.
+	// Connector is true if the engine runs Sluice's connector, which reports transfers to the
+	// router.
 	Connector bool `json:"connector,omitempty"`
-	// InitPorts and AllocPorts are those of an LMCache decode worker, one for
-	// each tensor-parallel rank.
+	// InitPorts and AllocPorts are the ports of an LMCache decode worker, one per tensor-parallel
+	// rank.
 	InitPorts  []int `json:"init_ports,omitempty"`
 	AllocPorts []int `json:"alloc_ports,omitempty"`
 }
 
-// Lease is the router's answer to an Announcement or a renewal.
+// Lease is the router's response to an Announcement or a renewal.
 type Lease struct {
 	Version      int     `json:"version"`
 	ID           string  `json:"id"`
 	LeaseSeconds float64 `json:"lease_seconds"`
-	// RenewSeconds is when to say so again: a third of the lease, so that two
-	// lost calls do not end it.
+	// RenewSeconds is the time until the next renewal: a third of the lease, so that two lost
+	// calls do not end it.
 	RenewSeconds float64 `json:"renew_seconds"`
-	// Changed: the router took the worker in, or took it out and in again
-	// because something of it was different.
+	// Changed is true if the router added the worker, or replaced it because its announcement was
+	// different.
 	Changed bool `json:"changed"`
-	// State and Reason are those of the worker in the fleet.
+	// State and Reason are the state of the worker in the fleet and its reason.
 	State  string `json:"state"`
 	Reason string `json:"reason,omitempty"`
 }
@@ -104,7 +105,8 @@ const (
 	maxList  = 256 // models, labels
 )
 
-// Decode reads one strictly: a field that is misspelt must not be passed over.
+// Decode parses an Announcement. It rejects unknown fields, because a misspelt field must not be
+// ignored.
 func Decode(body []byte) (*Announcement, error) {
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
@@ -125,8 +127,8 @@ func Decode(body []byte) (*Announcement, error) {
 	return a, nil
 }
 
-// spec makes the worker's Spec: everything checked, all hosts resolved to
-// addresses inside the networks.
+// spec returns the worker's Spec. It checks every field and replaces wildcard hosts by the
+// caller's address; all addresses lie inside the allowed networks.
 func (a *Announcement) spec(id string, at callerScope) (worker.Spec, error) {
 	none := worker.Spec{}
 	for _, l := range []struct {
@@ -213,7 +215,8 @@ func (n *NIXL) options(to map[string][]string, at callerScope) error {
 	return nil
 }
 
-// lease is how long the worker is believed without a word.
+// lease returns how long the worker stays registered without a renewal: the requested time, or the
+// router's default if none is requested. It fails if the worker requests more than the maximum.
 func (a *Announcement) lease(own, most time.Duration) (time.Duration, error) {
 	if a.LeaseSeconds == 0 {
 		return own, nil

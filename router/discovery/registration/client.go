@@ -14,19 +14,20 @@ import (
 	"sluice/dataplane/backoff"
 )
 
-// Client registers one worker with one router and keeps it registered.
+// Client registers one worker with one router and keeps the registration alive.
 type Client struct {
 	Router string // base URL of the registration listener
 	Token  string
 	ID     string
-	HTTP   *http.Client // with the certificates it needs; nil: http.DefaultClient
-	// Told is called after every call that went to the router; nil: nobody.
+	HTTP   *http.Client // with the TLS certificates that the router requires; nil: http.DefaultClient
+	// OnResult is called after each registration or renewal; nil: no call.
 	OnResult func(l *Lease, err error)
 }
 
-// Run registers a and renews the lease until ctx ends, then takes the worker
-// out and returns nil. What goes wrong is told and tried again, after at most
-// maxRetryPause; only an announcement that the router will never take is an error.
+// Run registers a and renews the lease until ctx ends. It then deregisters the worker and returns
+// the error of that call. Run reports other errors to OnResult and tries again after at most
+// maxRetryPause. It returns early only if the router rejects the announcement or the credentials
+// for good (400, 401, 413).
 func (c *Client) Run(ctx context.Context, a *Announcement) error {
 	body, err := json.Marshal(a)
 	if err != nil {
@@ -57,7 +58,7 @@ func (c *Client) Run(ctx context.Context, a *Announcement) error {
 		}
 		break
 	}
-	// ctx has ended; the last word has a little time of its own.
+	// ctx has ended; the call that deregisters the worker has its own deadline.
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	_, _, err = c.call(last, http.MethodDelete, nil)

@@ -6,9 +6,9 @@ import (
 	"net/netip"
 )
 
-// connector tells an engine's connector where it may report transfers. The answer
-// holds the keys to the router's completion board: it goes to callers that the gate
-// and the guard let by, is not to be stored on the way, and is not logged.
+// connector tells an engine's connector where to report transfers. The response contains the keys
+// to the router's completion board. It goes only to callers that the limiter and the guard admit;
+// proxies must not cache it, and it is never logged.
 func (s *Server) connector(w http.ResponseWriter, r *http.Request) {
 	if s.opt.Connector == nil {
 		fail(w, &refusal{404, "no_connector", "this router takes no reports of transfers", 0})

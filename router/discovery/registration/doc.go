@@ -1,10 +1,10 @@
-// Package registration is the listener where workers register themselves, each
-// with a lease that it renews; and the client that does so for an engine that
-// knows nothing of it.
+// Package registration is the listener on which workers register themselves, each with a lease
+// that it renews. It also has the client that registers an engine which does not know this
+// protocol.
 //
-// Server is its main type, a discovery.Source that cmd runs. What a worker sends
-// is an Announcement, version 1, documented in docs/discovery.md. The listener is
-// for the network, unlike the admin's: it answers only callers of the networks it
-// was given, with a token, a certificate or both, and takes no address of a
-// worker that does not lie in these networks. It never makes a connection itself.
+// Server is the main type, a discovery.Source that router/app runs. A worker sends an
+// Announcement, version 1, documented in docs/discovery.md. Unlike the admin listener, this
+// listener serves the network: it accepts calls only from the configured networks, with a token, a
+// client certificate or both, and rejects workers whose addresses lie outside those networks. The
+// Server never opens a connection itself.
 package registration

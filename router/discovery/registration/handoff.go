@@ -14,7 +14,7 @@ import (
 	"sluice/router/worker"
 )
 
-// KnownWorker is a registered worker as one router hands it to the next.
+// KnownWorker is a registered worker, as a router process hands it to its successor.
 type KnownWorker struct {
 	ID    string        `json:"id"`
 	Owner netip.Addr    `json:"owner"`
@@ -22,11 +22,11 @@ type KnownWorker struct {
 	Lease time.Duration `json:"lease"`
 }
 
-// knownGrace is added to the leases that a router begins with: their workers renew
-// them with the router before, until it lets go.
+// knownGrace extends the leases that a router process inherits: their workers renew them with the
+// predecessor until it closes its connections.
 const knownGrace = time.Minute
 
-// Workers are the workers now, for the router that takes this one's place.
+// Workers returns the registered workers, sorted by id, for this router's successor.
 func (s *Server) Workers() []KnownWorker {
 	l := s.leases
 	l.mu.Lock()
@@ -39,11 +39,11 @@ func (s *Server) Workers() []KnownWorker {
 	return known
 }
 
-// Listener is where it listens, without TLS; for the router that takes its place.
+// Listener returns the listener without TLS, for this router's successor.
 func (s *Server) Listener() net.Listener { return s.rawListener }
 
-// restoreKnown are the known workers that this router's configuration lets in: it may name
-// other networks than the one before.
+// restoreKnown returns the inherited workers that this router's configuration allows; its networks
+// may differ from the predecessor's.
 func (s *Server) restoreKnown() (known []KnownWorker) {
 	for _, k := range s.opt.KnownWorkers {
 		at := scopeOf(k.Owner, s.networks)
@@ -60,13 +60,13 @@ func (s *Server) restoreKnown() (known []KnownWorker) {
 			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "from", k.Owner, "reason", why)
 			continue
 		}
-		k.Spec.Networks = at.networks // as it would be by registering again
+		k.Spec.Networks = at.networks // as a new registration would set it
 		known = append(known, k)
 	}
 	return known
 }
 
-// start gives l its set, with the workers that are known.
+// start sets the Set of l and adds the inherited workers to it.
 func (l *leases) start(set *discovery.Set, known []KnownWorker, log *slog.Logger) {
 	l.mu.Lock()
 	l.set = set

@@ -12,16 +12,16 @@ import (
 	"sluice/router/worker"
 )
 
-// leases are the registered workers. Its lock is held while the fleet takes one
-// in or out, so that a lease and its worker cannot come apart; the fleet calls
-// nobody back under it.
+// leases holds the registered workers. Its methods hold the lock during calls of the fleet, so
+// that a lease and its worker stay consistent. This cannot deadlock, because the fleet does not
+// call back into leases.
 type leases struct {
 	set *discovery.Set
 
 	mu              sync.Mutex
 	max             int
 	byID            map[string]*workerLease
-	lastExpiryCheck time.Time // of the last look at what has ended
+	lastExpiryCheck time.Time // last call of expire
 }
 
 type workerLease struct {
@@ -35,14 +35,14 @@ func newLeases() *leases {
 	return &leases{byID: map[string]*workerLease{}, lastExpiryCheck: time.Now()}
 }
 
-// setMax is how many there may be; those beyond it stay.
+// setMax sets the maximum number of leases. Leases beyond it stay.
 func (l *leases) setMax(most int) {
 	l.mu.Lock()
 	l.max = most
 	l.mu.Unlock()
 }
 
-// refusal is an error with the HTTP status it makes.
+// refusal is an error with its HTTP status and error code.
 type refusal struct {
 	status int
 	code   string
@@ -52,7 +52,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.msg }
 
-// put registers or renews.
+// put registers a worker or renews its lease. It reports whether the fleet has changed.
 func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.Duration) (changed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +66,7 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 	changed, err = l.set.Put(spec)
 	if err != nil {
 		if h != nil && changed {
-			delete(l.byID, id) // taken out, and not taken in again
+			delete(l.byID, id) // the set removed the old worker, and the fleet refused the new spec
 		}
 		return false, &refusal{409, "not_taken", err.Error(), time.Second}
 	}
@@ -74,7 +74,7 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 	return changed, nil
 }
 
-// renew lengthens a lease as it is.
+// renew extends a lease by its duration and returns that duration.
 func (l *leases) renew(id string, owner netip.Addr) (time.Duration, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -86,7 +86,7 @@ func (l *leases) renew(id string, owner netip.Addr) (time.Duration, error) {
 	return h.lease, nil
 }
 
-// remove ends a lease at once.
+// remove ends a lease at once and removes its worker.
 func (l *leases) remove(id string, owner netip.Addr) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -98,7 +98,8 @@ func (l *leases) remove(id string, owner netip.Addr) error {
 	return nil
 }
 
-// owned finds a lease of the caller. Called with mu.
+// owned returns the lease of an id. It fails if another address registered the worker. The caller
+// holds mu.
 func (l *leases) owned(id string, owner netip.Addr) (*workerLease, error) {
 	h := l.byID[id]
 	switch {
@@ -110,9 +111,9 @@ func (l *leases) owned(id string, owner netip.Addr) (*workerLease, error) {
 	return h, nil
 }
 
-// expire takes out the workers whose lease has ended, and gives their ids. After
-// a pause of the process itself (a suspended machine, a debugger) nobody is taken
-// out for not having been heard in it.
+// expire removes the workers whose leases have ended and returns their ids. If the process itself
+// was paused (a suspended machine, a debugger), it first extends all leases by the pause, because
+// the workers could not renew them.
 func (l *leases) expire() (ended []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,15 +135,15 @@ func (l *leases) expire() (ended []string) {
 	return ended
 }
 
-// expiryInterval is the time between two looks for leases that ended.
+// expiryInterval is the time between two calls of expire.
 const expiryInterval = 250 * time.Millisecond
 
-// Registered is one line of GET /v1/workers.
+// Registered is one entry of the response to GET /v1/workers.
 type Registered struct {
 	ID        string  `json:"id"`
 	URL       string  `json:"url"`
 	Role      string  `json:"role"`
-	From      string  `json:"from"` // address it was registered from
+	From      string  `json:"from"` // address of the caller that registered it
 	ExpiresIn float64 `json:"expires_in_seconds"`
 	State     string  `json:"state"`
 	Reason    string  `json:"reason,omitempty"`

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// limitListener is a listener that closes connections from outside its networks before a
-// byte is read, and holds at most so many at once.
+// limitListener is a listener that bounds the number of open connections and closes connections
+// from outside its networks before it reads a byte.
 type limitListener struct {
 	net.Listener
 	networks         []netip.Prefix
-	maxConns         atomic.Int64 // connections at once
+	maxConns         atomic.Int64 // limit of open connections
 	open             atomic.Int64
 	log              *slog.Logger
-	lastLog          time.Time // last log line, so that a scanner does not fill the log
-	rejectedSinceLog int       // turned away since
+	lastLog          time.Time // last log line; at most one in 10 seconds, so that a scanner does not fill the log
+	rejectedSinceLog int       // connections closed since lastLog
 }
 
 func newLimitListener(ln net.Listener, networks []netip.Prefix, log *slog.Logger) *limitListener {
 	return &limitListener{Listener: ln, networks: networks, log: log}
 }
 
-// Accept is called by one goroutine, the HTTP server's.
+// Accept is called by one goroutine, that of the HTTP server.
 func (g *limitListener) Accept() (net.Conn, error) {
 	for {
 		c, err := g.Listener.Accept()

@@ -13,17 +13,19 @@ import (
 	"sluice/router/worker"
 )
 
-// callerScope is where a call came from, and where the addresses it names must lie.
+// callerScope is the address of a caller and the networks in which the addresses that it announces
+// must lie.
 type callerScope struct {
 	caller   netip.Addr
 	networks []netip.Prefix
 }
 
-// loopback is what a caller of this machine may name although the network that lets it
-// call is a wide one.
+// loopback has the networks that a caller on this machine may announce even if only a wider
+// network allows its calls.
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 
-// scopeOf is the place of a caller from inside the networks.
+// scopeOf returns the scope of a caller whose address the allowed networks contain. For a loopback
+// caller it adds the loopback networks if the allowed networks do not name them.
 func scopeOf(caller netip.Addr, within []netip.Prefix) callerScope {
 	if caller.IsLoopback() && !networks.Contains(within, caller) {
 		within = slices.Concat(within, loopback)
@@ -31,7 +33,8 @@ func scopeOf(caller netip.Addr, within []netip.Prefix) callerScope {
 	return callerScope{caller: caller, networks: within}
 }
 
-// host reads an address, the caller's where it is a wildcard.
+// host parses an address and checks it against the networks. For a wildcard or an empty host it
+// returns the caller's address.
 func (p callerScope) host(field, host string) (string, error) {
 	a := p.caller
 	switch host {
@@ -55,7 +58,7 @@ func (p callerScope) host(field, host string) (string, error) {
 	return a.String(), nil
 }
 
-// url reads the URL of an engine.
+// url parses the URL of an engine. It returns the URL with its host checked and its port explicit.
 func (p callerScope) url(field, raw string) (string, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
@@ -73,8 +76,8 @@ func (p callerScope) url(field, raw string) (string, error) {
 	return u.String(), nil
 }
 
-// endpoints reads ZMQ endpoints. A worker names none of this machine's paths,
-// and none that the router should bind.
+// endpoints parses ZMQ endpoints. It accepts only tcp:// with an address to connect to: no paths
+// of this machine, and nothing for the router to bind.
 func (p callerScope) endpoints(field string, list []string) ([]string, error) {
 	var out []string
 	for i, ep := range list {
@@ -96,8 +99,8 @@ func (p callerScope) endpoints(field string, list []string) ([]string, error) {
 	return out, nil
 }
 
-// checkSpec says why an address of a worker that was taken in once would not be now, nil where
-// all would.
+// checkSpec checks the addresses of a worker that another router process has accepted. It returns
+// nil if this router would accept them too.
 func (p callerScope) checkSpec(spec *worker.Spec) error {
 	if _, err := p.url("url", spec.URL); err != nil {
 		return err
@@ -125,7 +128,7 @@ func (p callerScope) checkSpec(spec *worker.Spec) error {
 	return nil
 }
 
-// option puts a host and a port among a Spec's options.
+// option adds a host and a port to the options of a Spec.
 func (p callerScope) option(to map[string][]string, field, host, hostKey string, port int, portKey string) error {
 	if port < 1 || port > 65535 {
 		return fmt.Errorf("%s.port: %d; want 1 to 65535", field, port)
@@ -141,7 +144,7 @@ func (p callerScope) option(to map[string][]string, field, host, hostKey string,
 	return err
 }
 
-// truncate shortens what a caller sent, for an error.
+// truncate shortens a caller's input for an error message.
 func truncate(s string) string {
 	if len(s) > 100 {
 		return s[:100] + "…"

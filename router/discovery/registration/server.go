@@ -24,20 +24,20 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Server.
+// Options configures a Server.
 type Options struct {
-	Config config.Register // checked
+	Config config.Register // already validated
 	Log    *slog.Logger
-	// State gives a worker's state and its reason; ok is false for an id that
-	// the fleet does not have.
+	// State returns a worker's state and its reason; ok is false if the fleet has no worker with
+	// this id.
 	State func(id string) (state worker.State, reason string, ok bool)
-	// Connector gives what GET /v1/connector answers, as JSON; reached is the
-	// address that the caller has reached this machine at. An error says why there
-	// is nothing to report to; nil: there never is.
+	// Connector returns the response to GET /v1/connector, to be encoded as JSON. reached is the
+	// local address of the caller's connection. An error says why this router accepts no reports
+	// of transfers. If Connector is nil, it never does.
 	Connector func(reached netip.Addr) (any, error)
-	// Bound is the listener where it is open already.
+	// Listener is the listener to use if it is open already; nil: New opens Config.Listen.
 	Listener net.Listener
-	// Known are the workers that the router before this one had.
+	// KnownWorkers are the workers registered with the router that this one replaces.
 	KnownWorkers []KnownWorker
 }
 
@@ -48,7 +48,8 @@ const (
 	maxHeadBytes = 16 << 10
 )
 
-// Server is the listener. New binds it; Run, which discovery calls, serves.
+// Server is the registration listener. New binds it; Run, which a discovery.Runner calls, serves
+// it.
 type Server struct {
 	opt         Options
 	log         *slog.Logger
@@ -56,32 +57,32 @@ type Server struct {
 	networks    []netip.Prefix
 	settings    atomic.Pointer[Settings]
 	limiter     *limitListener
-	rawListener net.Listener // ln without gate and TLS
+	rawListener net.Listener // ln without limiter and TLS
 	leases      *leases
 }
 
-// Settings are what of a Register may change while its Server runs.
+// Settings are the fields of a config.Register that can change while the Server runs.
 type Settings struct {
 	Token           string
 	Lease, MaxLease time.Duration
 	MaxWorkers      int
 }
 
-// SettingsOf is that of c.
+// SettingsOf returns the Settings in c.
 func SettingsOf(c *config.Register) Settings {
 	return Settings{Token: c.Token, Lease: c.Lease, MaxLease: c.MaxLease, MaxWorkers: c.MaxWorkers}
 }
 
-// Reload takes over t: leases as they are given and calls as they come from now on.
-// Workers that are registered stay, also where they are more than there may be now.
+// Reload applies t to leases and calls from now on. Workers that are registered stay, even if
+// there are more than the new maximum.
 func (s *Server) Reload(t Settings) {
 	s.settings.Store(&t)
 	s.leases.setMax(t.MaxWorkers)
 	s.limiter.maxConns.Store(connsFor(t.MaxWorkers))
 }
 
-// connsFor is how many connections so many workers may have: one each that waits and
-// one that calls, and some for others.
+// connsFor returns the limit of connections for a number of workers: an idle and an active one for
+// each worker, and some for other callers.
 func connsFor(workers int) int64 { return 2*int64(workers) + 64 }
 
 // New binds the listener and reads its certificates.
@@ -112,9 +113,8 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
-// tlsConfig is nil for plain HTTP. The files are read again when they change, so that a
-// new certificate, or a CA that is no longer trusted, needs no restart; connections that
-// are open stay.
+// tlsConfig returns nil for plain HTTP. It watches the files: a new certificate, or a CA that is
+// no longer trusted, takes effect without a restart. Open connections stay.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	c := &s.opt.Config
 	if c.TLSCert == "" {
@@ -127,17 +127,17 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	return keeper.ServerConfig(tls.VersionTLS12)
 }
 
-// Addr is the address it listens on, HOST:PORT.
+// Addr returns the address of the listener, HOST:PORT.
 func (s *Server) Addr() string { return s.ln.Addr().String() }
 
 // Name implements discovery.Source.
 func (s *Server) Name() string { return "register " + s.Addr() }
 
-// Close ends a listener that Run was not called for.
+// Close closes the listener of a Server whose Run was not called.
 func (s *Server) Close() { s.ln.Close() }
 
-// Run serves until ctx ends. Workers stay in then: a router that ends needs not
-// take its fleet apart.
+// Run serves until ctx ends. The workers stay in the fleet after that: a router that shuts down
+// need not remove them.
 func (s *Server) Run(ctx context.Context, set *discovery.Set) error {
 	s.leases.start(set, s.restoreKnown(), s.log)
 	srv := &http.Server{
@@ -187,9 +187,9 @@ func (s *Server) mux() *http.ServeMux {
 	return mux
 }
 
-// guard lets only bearers of the token by, and bounds bodies. Hashes are
-// compared, in constant time, so that neither the token nor its length can be
-// felt out. Without a token the certificate was checked in the handshake.
+// guard requires the token, if one is configured, and bounds request bodies. It compares hashes in
+// constant time, so that response times reveal neither the token nor its length. Without a token,
+// the TLS handshake has checked the client certificate.
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if token := s.settings.Load().Token; token != "" {
@@ -290,7 +290,7 @@ func (s *Server) state(id string) (state, reason string) {
 	return worker.Gone.String(), ""
 }
 
-// callerOf is the address a call came from. No header is believed about it.
+// callerOf returns the address of the caller's connection. It trusts no header about it.
 func callerOf(r *http.Request) netip.Addr {
 	ap, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -314,7 +314,7 @@ func fail(w http.ResponseWriter, err error) {
 
 func answer(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
-	if err != nil { // only for types that JSON has no form for: a bug
+	if err != nil { // only for a type that JSON cannot encode, which is a bug
 		http.Error(w, `{"error":{"code":"internal","message":"the answer has no JSON form"}}`, http.StatusInternalServerError)
 		return
 	}
