@@ -13,14 +13,14 @@ import (
 	"sluice/router/worker"
 )
 
-// lmcache is LMCache's hand-over over NIXL. The prefill leg names the decode
-// worker that its KV is to be written to; each of its tensor-parallel ranks then
-// tells the router that it has been (package router/kvtransfer/notify), and only then decode
-// is sent, with the first token, which prefill made, behind the prompt.
+// lmcache is LMCache's hand-over over NIXL. The prefill leg names the decode worker that receives
+// its KV. Each tensor-parallel rank of the prefill worker then notifies the router after it has
+// written the KV (package router/kvtransfer/notify). Only then does the router send the decode leg,
+// with prefill's first token appended to the prompt.
 //
-// Both legs are completions of token ids, because both must see the very same
-// tokens; a chat's answer is turned back into chat's shape. What ids cannot
-// carry (tools, media, reasoning that an engine would parse) runs on one worker.
+// Both legs are completions of token ids, because both engines must process exactly the same
+// tokens. The router converts a chat's response back to the chat format. Requests that token ids
+// cannot express (tools, media, reasoning that the engine parses) run on one worker.
 type lmcache struct {
 	reasoning bool // the decode workers parse reasoning
 }
@@ -30,10 +30,10 @@ const completionsPath = "/v1/completions"
 // Name implements Family.
 func (lmcache) Name() string { return "lmcache" }
 
-// configure implements configured.
+// configure implements configurableFamily.
 func (lmcache) configure(pd *config.PD) Family { return lmcache{reasoning: pd.ReasoningParser} }
 
-// Traits implements Family. KV is pushed: nothing stays pinned on prefill.
+// Traits implements Family. Prefill pushes the KV, so nothing stays pinned on the prefill engine.
 func (lmcache) Traits() Traits {
 	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NamesDecode: true, PrefillNeedsDecode: true, NoLease: true}
 }
@@ -64,9 +64,9 @@ func (f lmcache) Prefill(leg *LegRequest, p *Handover) {
 	})
 }
 
-// ExpectedCompletions implements Awaiter: one notification of each prefill rank, which are
-// as many as the decode worker has ports for. The id is random, and new for each
-// attempt: nobody else can say that it has come.
+// ExpectedCompletions implements CompletionWaiter. It expects one notification per prefill rank;
+// there are as many ranks as the decode worker has ports. The id is random and new for each
+// attempt, so no other party can forge a notification.
 func (lmcache) ExpectedCompletions(p *Handover) (id string, count int) {
 	init, _ := peerPorts(p.Decode)
 	if len(init) == 0 {
@@ -79,13 +79,13 @@ func appendSpecID(dst []byte, p *Handover) []byte {
 	return strconv.AppendUint(append(dst, "sluice-"...), p.Token, 16)
 }
 
-// peerPorts are a decode worker's ports, one of each for a tensor-parallel rank.
+// peerPorts returns a decode worker's ports, one init and one alloc port per tensor-parallel rank.
 func peerPorts(r *worker.Rank) (init, alloc []string) {
 	o := r.Worker.Spec.Options
 	return o["init_port"], o["alloc_port"]
 }
 
-// peerHost is where those ports are; an IPv6 address without brackets.
+// peerHost returns the host of those ports, for IPv6 without brackets.
 func peerHost(r *worker.Rank) string {
 	host := workerOption(r, "peer_host")
 	if host == "" || strings.ContainsAny(host, "\"\\") || strings.ContainsFunc(host, unicode.IsControl) {
@@ -97,8 +97,8 @@ func peerHost(r *worker.Rank) string {
 	return host
 }
 
-// appendPorts appends a list of numbers. What is none becomes 0, which an engine
-// refuses: workers may register themselves, so the text is not trusted.
+// appendPorts appends a JSON list of port numbers. It writes 0 for an invalid port, which engines
+// refuse. The text is untrusted because workers may register themselves.
 func appendPorts(dst []byte, ports []string) []byte {
 	dst = append(dst, '[')
 	for i, p := range ports {
@@ -111,9 +111,8 @@ func appendPorts(dst []byte, ports []string) []byte {
 	return append(dst, ']')
 }
 
-// Handle implements Family: the first token, where prefill tells it. An answer
-// that ended by anything but the length, or that is all the client asked for, is
-// final.
+// Handle implements Family. The handle is the whole response, which contains the first token. It
+// returns ErrFinal if the finish reason is not "length" or the client asked for one token only.
 func (lmcache) Handle(p *Handover, body []byte) ([]byte, error) {
 	if err := p.prefillToken.parse(body); err != nil {
 		return nil, err
@@ -149,11 +148,11 @@ func (f lmcache) Decode(leg *LegRequest, p *Handover) {
 	})
 }
 
-// completionsDefault is what completions take when max_tokens is not given.
+// completionsDefault is the default of max_tokens in completions.
 const completionsDefault = 16
 
-// remaining is how many tokens decode may make: chat without a limit goes on to
-// the model's end, which completions have to be told.
+// remaining returns the number of tokens that decode may generate, 0 if unknown. A chat without a
+// limit may use the rest of the model's length, whereas completions need an explicit number.
 func remaining(p *Handover, first *relay.FirstToken) int {
 	n := requestedTokens(p.Doc, p.Kind)
 	if n == 0 {
@@ -168,7 +167,7 @@ func remaining(p *Handover, first *relay.FirstToken) int {
 	return max(n, 0)
 }
 
-// conversion is how an answer of this pair becomes the client's.
+// conversion returns the conversion from a response of this hand-over to the client's format.
 func conversion(p *Handover) *relay.Conversion {
 	c := &relay.Conversion{Chat: p.Kind == front.Chat, Choices: 1, Cached: p.PrefillCached}
 	if c.Chat {
@@ -177,20 +176,20 @@ func conversion(p *Handover) *relay.Conversion {
 	if p.Handle != nil {
 		c.First = usablePrefillToken(p)
 	} else {
-		c.Cached = -1 // the answer is prefill's own
+		c.Cached = -1 // prefill's own response is the final one
 	}
 	return c
 }
 
-// Body implements Answerer.
+// Body implements AnswerRewriter.
 func (lmcache) Body(dst []byte, p *Handover, body []byte) []byte {
 	return relay.RedactFrom(conversion(p).Body(dst, body), len(dst))
 }
 
-// Events implements Answerer.
+// Events implements AnswerRewriter.
 func (lmcache) Events(p *Handover) relay.Rewriter {
 	c := conversion(p)
-	if f := c.First; f != nil { // it borrows from prefill's answer, and is p's
+	if f := c.First; f != nil { // f belongs to p and borrows from prefill's response
 		own := *f
 		own.Text, own.Logprobs = bytes.Clone(f.Text), bytes.Clone(f.Logprobs)
 		c.First = &own
@@ -200,7 +199,7 @@ func (lmcache) Events(p *Handover) relay.Rewriter {
 	return c
 }
 
-// Final implements Finisher.
+// Final implements FinalAnswerer.
 func (f lmcache) Final(dst []byte, p *Handover, body []byte) []byte {
 	return relay.AppendEvents(dst, f.Body(nil, p, body), wantsUsage(p))
 }

@@ -9,14 +9,14 @@ import (
 	"sluice/router/tokenize"
 )
 
-// completionsBody is a completions body for token ids, made from the client's: members
-// that only chat has are left out, the rest is copied byte for byte.
+// completionsBody builds a completions body for token ids from the client's body. It omits the
+// members that only chat has and copies the others unchanged.
 type completionsBody struct {
 	out        []byte
-	start      int // where the body begins in out
+	start      int // offset of the body in out
 	p          *Handover
 	decode     bool
-	tokenSpent bool // the first token was made by prefill
+	tokenSpent bool // prefill generated the first token
 }
 
 func newCompletionsBody(dst []byte, p *Handover, decode bool) *completionsBody {
@@ -35,7 +35,7 @@ func (b *completionsBody) member(name string, value []byte) {
 	b.out = append(b.out, value...)
 }
 
-// prompt appends the prompt, as the client has spelled it where that was in ids.
+// prompt appends the prompt. If the client sent token ids, it copies the client's bytes.
 func (b *completionsBody) prompt(tokens []uint32) {
 	b.key("prompt")
 	if b.p.rawTokens != nil {
@@ -45,8 +45,8 @@ func (b *completionsBody) prompt(tokens []uint32) {
 	b.out = jsonscan.AppendTokenIDs(b.out, tokens)
 }
 
-// rawTokens is the prompt's ids as they stand in the body of completions, an array of
-// numbers; nil where they came from elsewhere.
+// rawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
+// numbers. It returns nil if the ids have another source.
 func (q *request) rawTokens() []byte {
 	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
 		return nil
@@ -57,7 +57,7 @@ func (q *request) rawTokens() []byte {
 	return rawNumberArray(q.x.Doc.Raw(jsonscan.KeyPrompt))
 }
 
-// rawNumberArray is raw where it is an array that begins with a number, else nil.
+// rawNumberArray returns raw if it is an array that starts with a number, else nil.
 func rawNumberArray(raw []byte) []byte {
 	for i, c := range raw {
 		switch {
@@ -71,13 +71,13 @@ func rawNumberArray(raw []byte) []byte {
 	return nil
 }
 
-// appendToken puts a token behind the prompt just appended.
+// appendToken appends a token to the prompt that was just written.
 func (b *completionsBody) appendToken(id uint32) {
 	b.out = strconv.AppendUint(append(b.out[:len(b.out)-1], ','), uint64(id), 10)
 	b.out = append(b.out, ']')
 }
 
-// finish copies what the client's body has besides.
+// finish copies the other members of the client's body and closes the body.
 func (b *completionsBody) finish() []byte {
 	var buf [64]byte
 	for it := jsonscan.Walk(b.p.Doc.Body); it.Next(); {
@@ -88,7 +88,7 @@ func (b *completionsBody) finish() []byte {
 			"add_generation_prompt", "continue_final_message", "documents", "top_logprobs", "add_special_tokens":
 			continue
 		case "return_token_ids":
-			if b.decode && b.p.WantTokenIDs && !b.p.Doc.Bool(jsonscan.KeyReturnTokenIDs) { // Decode has written it
+			if b.decode && b.p.WantTokenIDs && !b.p.Doc.Bool(jsonscan.KeyReturnTokenIDs) { // Decode has already written it
 				continue
 			}
 		case "stream", "stream_options", "min_completion_tokens":
@@ -99,7 +99,7 @@ func (b *completionsBody) finish() []byte {
 			n, ok := b.p.Doc.Int(jsonscan.KeyMinTokens)
 			switch {
 			case !b.decode && ok && n > 0:
-				b.member("min_tokens", jsonOne) // else the first token could be the end
+				b.member("min_tokens", jsonOne) // without a minimum the first token could end the response
 				continue
 			case !b.decode:
 				continue
@@ -123,7 +123,7 @@ func (b *completionsBody) finish() []byte {
 	return append(b.out, '}')
 }
 
-// memberName reads the key whose opening quote is at start, unescaped.
+// memberName appends the unescaped key whose opening quote is at start to dst.
 func memberName(dst, body []byte, start int) []byte {
 	for i := start + 1; i < len(body); i++ {
 		switch body[i] {
@@ -136,9 +136,9 @@ func memberName(dst, body []byte, start int) []byte {
 	return dst
 }
 
-// findMember is the raw value of any top-level member of a request, nil when absent or null.
-// Of a member that stands twice it is the last, as engines read it. What a decision about
-// access depends on is a jsonscan.Key instead: those may stand only once.
+// findMember returns the raw value of any top-level member of a request, nil if it is absent or
+// null. If a member occurs twice, it returns the last one, as engines do. Members that affect
+// access control use a jsonscan.Key instead, which may occur only once.
 func findMember(doc *jsonscan.Doc, name string) (raw []byte) {
 	for it := jsonscan.Walk(doc.Body); it.Next(); {
 		switch {
@@ -160,8 +160,7 @@ func topLogprobs(doc *jsonscan.Doc) int {
 	return min(n, 1<<10)
 }
 
-// isSet says whether a raw value asks for something: not null, false, 0, "", []
-// or {}.
+// isSet reports whether a raw value has an effect: it is not null, false, 0, "", [] or {}.
 func isSet(raw []byte) bool {
 	switch string(bytes.Trim(raw, " \t\r\n")) {
 	case "", "null", "false", `""`, "[]", "{}", "0", "0.0", "-0":

@@ -10,16 +10,16 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// prefillToken is what prefill's answer tells of the token that it made: members' values as
-// they are written there, nil where there are none.
+// prefillToken holds what a prefill response says about the token that prefill generated: the raw
+// values of the members, nil if absent.
 type prefillToken struct {
-	parsed                       bool // the answer was read
+	parsed                       bool // parse has run
 	finishReason, text, logprobs []byte
 	id                           []byte
-	token                        relay.FirstToken // what usablePrefillToken makes of it
+	token                        relay.FirstToken // filled by usablePrefillToken
 }
 
-// parse finds them in an answer, which they borrow.
+// parse reads a prefill response. The fields borrow from answer.
 func (f *prefillToken) parse(answer []byte) error {
 	*f = prefillToken{parsed: true}
 	choice, params, err := firstChoice(answer, "kv_transfer_params")
@@ -38,7 +38,7 @@ func (f *prefillToken) parse(answer []byte) error {
 	return nil
 }
 
-// valueAt is a value that lies in b; nil: there is none.
+// valueAt returns the bytes of v in b, or nil if v is absent.
 func valueAt(b []byte, v jsonscan.Value) []byte {
 	if v.Kind == jsonscan.Absent {
 		return nil
@@ -46,9 +46,9 @@ func valueAt(b []byte, v jsonscan.Value) []byte {
 	return b[v.Start:v.End]
 }
 
-// usablePrefillToken is the token that prefill made, when decode can go on behind it;
-// nil: decode makes it again, its KV of the prompt being there. It is p's and borrows
-// from prefill's answer.
+// usablePrefillToken returns the token that prefill generated if decode can continue after it. If
+// it returns nil, decode generates the token again from the prompt's KV. The result belongs to p
+// and borrows from prefill's response.
 func usablePrefillToken(p *Handover) *relay.FirstToken {
 	if p.decodeContinues == triUnknown {
 		p.decodeContinues = triFalse
@@ -67,7 +67,7 @@ func usablePrefillToken(p *Handover) *relay.FirstToken {
 	f := &first.token
 	*f = relay.FirstToken{ID: uint32(n), Text: first.text[1 : len(first.text)-1], IDs: p.WantTokenIDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
 	if bytes.HasSuffix(f.Text, []byte("\ufffd")) || endsWithReplacement(f.Text) {
-		return nil // half a character: only the engine that makes both halves knows it
+		return nil // half a character: only the engine that generates both halves can decode it
 	}
 	if lp := first.logprobs; len(lp) > 0 && lp[0] == '{' {
 		f.Logprobs = lp
@@ -75,17 +75,17 @@ func usablePrefillToken(p *Handover) *relay.FirstToken {
 	return f
 }
 
-// endsWithReplacement says whether the inside of a JSON string ends with U+FFFD, escaped.
+// endsWithReplacement reports whether the content of a JSON string ends with an escaped U+FFFD.
 func endsWithReplacement(text []byte) bool {
 	const escape = `\ufffd`
 	return len(text) >= len(escape) && bytes.EqualFold(text[len(text)-len(escape):], []byte(escape))
 }
 
-// decodeContinues says whether an engine that is given the first token as a part of
-// the prompt makes the same of a request as one that made it: not where it would
-// have to look at its own output as a whole, as for stop strings that may begin
-// in the first token, grammars, and penalties on what was said before. Nor with a seed,
-// whose draws begin anew behind the prompt.
+// decodeContinues reports whether decode produces the same output whether the first token is part
+// of its prompt or of its own output. This does not hold if the engine must consider its output as
+// a whole: stop strings that may start in the first token, grammars, and penalties on earlier
+// output. Nor does it hold with a seed, because the engine restarts the random sequence after the
+// prompt.
 func decodeContinues(doc *jsonscan.Doc) bool {
 	var buf [64]byte
 	seeded, greedy := false, false
@@ -94,7 +94,7 @@ func decodeContinues(doc *jsonscan.Doc) bool {
 		switch key := string(memberName(buf[:0], doc.Body, it.Value.KeyStart)); key {
 		case "stop", "presence_penalty", "frequency_penalty", "prompt_logprobs", "bad_words",
 			"logits_processors", "structured_outputs", "truncate_prompt_tokens", "vllm_xargs":
-			// prompt_logprobs 0 asks for something.
+			// prompt_logprobs 0 also requests log-probabilities.
 			if isSet(raw) || key == "prompt_logprobs" && string(raw) == "0" {
 				return false
 			}
@@ -118,7 +118,7 @@ func decodeContinues(doc *jsonscan.Doc) bool {
 	return greedy || !seeded
 }
 
-// Unsupported implements Picky.
+// Unsupported implements RequestFilter.
 func (f lmcache) Unsupported(r *Request) string {
 	switch {
 	case r.Kind == front.Chat && f.reasoning:
@@ -128,7 +128,7 @@ func (f lmcache) Unsupported(r *Request) string {
 			return reason
 		}
 	case wantsEcho(r.Doc):
-		return "echo" // prefill's one token could not be told from the prompt
+		return "echo" // prefill's token could not be separated from the prompt
 	}
 	if len(r.Tokens) == 0 {
 		return "no_tokens"
@@ -143,15 +143,16 @@ func (f lmcache) Unsupported(r *Request) string {
 	return ""
 }
 
-// wantsEcho says whether completions are to say the prompt again, or what comes behind them.
+// wantsEcho reports whether a completions request asks to repeat the prompt or to insert before a
+// suffix.
 func wantsEcho(doc *jsonscan.Doc) bool {
 	var of [2]jsonscan.Value
 	jsonscan.Members(doc.Body, of[:], "echo", "suffix")
 	return isSet(valueAt(doc.Body, of[0])) || isSet(valueAt(doc.Body, of[1]))
 }
 
-// unsupportedChat names what a chat request holds that completions of token ids cannot
-// answer.
+// unsupportedChat returns one word for the content of a chat that completions of token ids cannot
+// serve, or "" if there is none.
 func unsupportedChat(doc *jsonscan.Doc) string {
 	if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
 		return "tools"
@@ -172,7 +173,7 @@ func unsupportedChat(doc *jsonscan.Doc) string {
 	return ""
 }
 
-// hasMedia says whether a chat's messages hold anything but text.
+// hasMedia reports whether a chat's messages contain anything but text.
 func hasMedia(doc *jsonscan.Doc) bool {
 	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyMessages)); it.Next(); {
 		content, ok, _ := jsonscan.Find(it.Raw(), "content")
@@ -184,7 +185,7 @@ func hasMedia(doc *jsonscan.Doc) bool {
 				continue
 			}
 			kind, ok, _ := jsonscan.Find(part.Raw(), "type")
-			if !ok { // vLLM takes {"image_url":"…"} too
+			if !ok { // vLLM also accepts {"image_url":"…"}
 				if _, text, _ := jsonscan.Find(part.Raw(), "text"); text {
 					continue
 				}

@@ -8,13 +8,13 @@ import (
 	"sluice/router/worker"
 )
 
-// mooncake is vLLM's MooncakeConnector. From vLLM 0.16 on prefill gives no
-// handle: both legs go out at once with the same transfer_id, and decode is told
-// prefill's engine id and bootstrap server; the engine id is asked from there.
-// vLLM 0.13 to 0.15 hand over as NIXL does, with remote_host and remote_port.
+// mooncake is vLLM's MooncakeConnector. From vLLM 0.16 on there is no handle: the router sends both
+// legs at once with the same transfer_id, and the decode leg names prefill's engine id and
+// bootstrap server. The router fetches the engine id from the bootstrap server. vLLM 0.13 to 0.15
+// hand over as NIXL does, with remote_host and remote_port.
 type mooncake struct{}
 
-// mooncakePort is VLLM_MOONCAKE_BOOTSTRAP_PORT's default.
+// mooncakePort is the default of VLLM_MOONCAKE_BOOTSTRAP_PORT.
 const mooncakePort = "8998"
 
 var (
@@ -26,8 +26,8 @@ var (
 // Name implements Family.
 func (mooncake) Name() string { return "mooncake" }
 
-// Traits implements Family. Other endpoints have no ignore_eos, without which
-// prefill may end with "stop" and drop the transfer.
+// Traits implements Family. Only these endpoints have ignore_eos. Without it prefill may end with
+// "stop" and drop the transfer.
 func (mooncake) Traits() Traits {
 	return Traits{Kinds: kindsOf(front.Chat, front.Completions), Refetchable: true}
 }
@@ -40,7 +40,7 @@ func (mooncake) Order(p *Handover) Order {
 	return Concurrent
 }
 
-// PeerInfoURL implements Asker.
+// PeerInfoURL implements PeerInfoFetcher.
 func (m mooncake) PeerInfoURL(p *Handover) (base, path string) {
 	if m.Order(p) == PrefillFirst {
 		return "", ""
@@ -49,7 +49,7 @@ func (m mooncake) PeerInfoURL(p *Handover) (base, path string) {
 	return "http://" + host + ":" + port, "/query"
 }
 
-// ParsePeerInfo implements Asker: the engine id of the rank, a JSON string.
+// ParsePeerInfo implements PeerInfoFetcher. It returns the rank's engine id as a JSON string.
 func (mooncake) ParsePeerInfo(p *Handover, body []byte) (string, error) {
 	name := string(appendUint(nil, uint64(p.Prefill.EngineRank())))
 	v, ok, err := jsonscan.Find(body, name)
@@ -68,8 +68,8 @@ func (mooncake) ParsePeerInfo(p *Handover, body []byte) (string, error) {
 	return string(p.EngineID), nil
 }
 
-// Prefill implements Family: one token, whatever it is, for prefill must end
-// with the reason "length".
+// Prefill implements Family. It asks for one token and ignores all stop conditions, because the
+// connector transfers the KV only if prefill ends with the reason "length".
 func (m mooncake) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	if m.Order(p) == PrefillFirst {
@@ -85,7 +85,7 @@ func (m mooncake) Prefill(leg *LegRequest, p *Handover) {
 	leg.Remove(jsonscan.KeyStopTokenIDs)
 }
 
-// Handle implements Family, for vLLM 0.13 to 0.15.
+// Handle implements Family. Only vLLM 0.13 to 0.15 have handles.
 func (mooncake) Handle(p *Handover, body []byte) ([]byte, error) {
 	var vals [2]jsonscan.Value
 	return transferParams(p, body, vals[:], 2, "remote_host", "remote_port")
@@ -106,7 +106,7 @@ func (mooncake) Decode(leg *LegRequest, p *Handover) {
 	}))
 }
 
-// appendTransferID writes the id and its closing quote.
+// appendTransferID appends the transfer id and its closing quote.
 func appendTransferID(dst []byte, p *Handover) []byte {
 	const hex = "0123456789abcdef"
 	for shift := 60; shift >= 0; shift -= 4 {
@@ -115,7 +115,7 @@ func appendTransferID(dst []byte, p *Handover) []byte {
 	return append(dst, '"')
 }
 
-// bootstrapAddr is where a prefill rank's bootstrap server listens.
+// bootstrapAddr returns the address of a prefill rank's bootstrap server.
 func bootstrapAddr(r *worker.Rank) (host, port string) {
 	if host = workerOption(r, "bootstrap_host"); host == "" {
 		host = hostOf(r)

@@ -10,15 +10,15 @@ import (
 	"sluice/router/worker"
 )
 
-// nixlPull is vLLM's NixlConnector in pull mode: prefill answers with a handle
-// in kv_transfer_params, decode is given it verbatim, pulls the blocks and
-// tells prefill to free them. The handle's members differ from release to
-// release (0.9 … 0.33) and are opaque but for the checks of Handle.
+// nixlPull is vLLM's NixlConnector in pull mode. The prefill response carries a handle in
+// kv_transfer_params. The decode request passes the handle verbatim, and the decode engine pulls
+// the blocks and notifies the prefill engine, which frees them. The handle's members differ between
+// releases (0.9 … 0.33); apart from the checks in Handle they are opaque.
 type nixlPull struct{}
 
 var nixlPrefillParams = []byte(`{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`)
 
-// vllmKinds are the endpoints of vLLM that take kv_transfer_params.
+// vllmKinds are the endpoints of vLLM that accept kv_transfer_params.
 var vllmKinds = kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front.Messages, front.Generate)
 
 // Name implements Family.
@@ -32,8 +32,8 @@ func (nixlPull) Traits() Traits {
 // Order implements Family.
 func (nixlPull) Order(*Handover) Order { return PrefillFirst }
 
-// Prefill implements Family: one token, no stream (a streamed prefill never
-// carries the handle before vLLM 0.33).
+// Prefill implements Family: one token without streaming. Before vLLM 0.33 a streamed prefill
+// response never carries the handle.
 func (nixlPull) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	leg.Set(jsonscan.KeyKVTransferParams, nixlPrefillParams)
@@ -43,9 +43,9 @@ func (nixlPull) Prefill(leg *LegRequest, p *Handover) {
 	}
 }
 
-// Handle implements Family. The checks are those whose failure kills a decode
-// engine (vLLM 0.32 asserts on missing or empty remote_block_ids, and in its worker on a
-// group without any) or leaves its request without the KV; everything else of the handle stays unread.
+// Handle implements Family. It checks only what would crash a decode engine or leave its request
+// without KV: vLLM 0.32 asserts on missing or empty remote_block_ids, and its worker on a KV group
+// without blocks. The rest of the handle stays unread.
 func (nixlPull) Handle(p *Handover, body []byte) ([]byte, error) {
 	var vals [7]jsonscan.Value
 	handle, err := transferParams(p, body, vals[:], 4,
@@ -59,33 +59,34 @@ func (nixlPull) Handle(p *Handover, body []byte) ([]byte, error) {
 	if ids.Kind != jsonscan.Array {
 		return nil, fmt.Errorf("%w: remote_block_ids is no array", ErrIncompleteHandle)
 	}
-	// A flat list up to vLLM 0.17, a list per KV group since: either way some block is named
-	// exactly when a number, or a string, stands in it. vLLM's own ids are numbers; others
-	// that speak its protocol name blocks by strings (llm-d-inference-sim: ["DUMMY_ID"]).
+	// remote_block_ids is a flat list up to vLLM 0.17 and a list per KV group since. Either form
+	// names a block exactly if it contains a number or a string. vLLM's ids are numbers; other
+	// engines with its protocol use strings (llm-d-inference-sim: ["DUMMY_ID"]).
 	if !bytes.ContainsAny(handle[ids.Start:ids.End], `0123456789"`) {
 		return nil, fmt.Errorf("%w: remote_block_ids is empty", ErrIncompleteHandle)
 	}
 	return handle, nil
 }
 
-// handleMembers are those of a handle that are read again after Handle. It names a block for
-// every 16 tokens of a prompt, so each further walk over it would be one for each prompt.
+// handleMembers are the positions of handle members that other methods read after Handle. A handle
+// names a block for every 16 tokens of a prompt, so a second scan would be slow.
 type handleMembers struct {
-	parsed                        bool // else nothing is known
+	parsed                        bool // false: the other fields are not set
 	requestID                     jsonscan.Value
 	kind                          jsonscan.Value // TensorRT-LLM's request_type
 	push                          [len(pushMembers)]jsonscan.Value
-	hasCachedTokens, hasPromptIDs bool // remote_prefill_cached_tokens and prompt_token_ids stand in it
+	hasCachedTokens, hasPromptIDs bool // the handle has remote_prefill_cached_tokens and prompt_token_ids
 }
 
-// What is known of the ids that a prefill engine knows requests by (Pair.Fact).
+// Handover.PeerInfo values: how a prefill engine names its requests.
 const (
-	randomizedRequestIDs = "own"   // it adds to X-Request-Id
-	plainRequestIDs      = "given" // it does not, and joins two requests of one id
+	randomizedRequestIDs = "own"   // it appends a random suffix to X-Request-Id
+	plainRequestIDs      = "given" // it uses X-Request-Id itself, and two requests with one id collide
 )
 
-// LearnPeerInfo implements Learner: from 0.14 on vLLM makes an id of its own of X-Request-Id,
-// unless VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set, which its handles tell.
+// LearnPeerInfo implements PeerInfoLearner. From 0.14 on vLLM derives a random request id from
+// X-Request-Id unless VLLM_DISABLE_REQUEST_ID_RANDOMIZATION is set. The handle's remote_request_id
+// shows which of the two an engine does.
 func (nixlPull) LearnPeerInfo(fact []byte, p *Handover) []byte {
 	if p.PeerInfo != "" {
 		return append(fact, p.PeerInfo...)
@@ -97,16 +98,16 @@ func (nixlPull) LearnPeerInfo(fact []byte, p *Handover) []byte {
 	if named[0].Kind != jsonscan.String {
 		return fact
 	}
-	id := bytes.TrimSuffix(p.Handle[named[0].Start+1:named[0].End-1], []byte("-0")) // of completions
+	id := bytes.TrimSuffix(p.Handle[named[0].Start+1:named[0].End-1], []byte("-0")) // vLLM's suffix for completions
 	if bytes.HasSuffix(id, []byte(p.RequestID)) {
 		return append(fact, plainRequestIDs...)
 	}
 	return append(fact, randomizedRequestIDs...)
 }
 
-// transferParams finds kv_transfer_params in a vLLM answer, an object in which
-// the first so many of the members called names are not null; vals is where those lie
-// in it. The prompt's ids beside it are noted in p.
+// transferParams finds kv_transfer_params in a vLLM response. It sets vals to the positions of the
+// named members within it and fails if one of the first required members is missing or null. It
+// stores the prompt token ids that the response carries in p.
 func transferParams(p *Handover, body []byte, vals []jsonscan.Value, required int, names ...string) ([]byte, error) {
 	v, ids, err := jsonscan.FindTwo(body, "kv_transfer_params", "prompt_token_ids")
 	if err != nil {
@@ -132,9 +133,9 @@ func transferParams(p *Handover, body []byte, vals []jsonscan.Value, required in
 	return handle, nil
 }
 
-// wrongMember says what a member of a handle must be when its value raw is something else,
-// and "" when it is not. vLLM takes kv_transfer_params as they are and fails on these, or
-// answers 400, when it opens the connection to the prefill engine.
+// wrongMember returns what the member of a handle must be if raw is invalid, and "" if raw is
+// valid. vLLM does not validate kv_transfer_params: with such values it fails or answers 400 when
+// it connects to the prefill engine.
 func wrongMember(name string, kind jsonscan.Kind, raw []byte) (want string) {
 	switch name {
 	case "remote_engine_id", "remote_host", "remote_request_id":
@@ -153,7 +154,7 @@ func wrongMember(name string, kind jsonscan.Kind, raw []byte) (want string) {
 	return ""
 }
 
-// integer reads a JSON number that is a non-negative integer of 64 bits.
+// integer parses a JSON number that is an unsigned 64-bit integer.
 func integer(kind jsonscan.Kind, raw []byte) (n uint64, ok bool) {
 	if kind != jsonscan.Number {
 		return 0, false
@@ -162,17 +163,16 @@ func integer(kind jsonscan.Kind, raw []byte) (n uint64, ok bool) {
 	return n, err == nil
 }
 
-// Decode implements Family: the client's body with the handle as its
-// kv_transfer_params, the handle's own bytes untouched; behind them what newer
-// releases take from a router.
+// Decode implements Family: the client's body with the unchanged handle as kv_transfer_params,
+// followed by the members that newer releases accept from a router.
 func (nixlPull) Decode(leg *LegRequest, p *Handover) {
 	leg.Set(jsonscan.KeyKVTransferParams, withExtras(leg, p))
 }
 
-// withExtras is the handle, and from vLLM 0.31 on how many tokens prefill found
-// cached, which decode could not know and then reports; from 0.32 on, for chats
-// of text alone, the prompt's ids as prefill had them, so that decode does not
-// render and tokenize once more.
+// withExtras returns the handle with additional members. From vLLM 0.31 on it adds the number of
+// tokens that the prefill engine found cached, which the decode engine reports. From 0.32 on it
+// adds the prompt's token ids to chats that contain only text, so that the decode engine does not
+// render and tokenize them again.
 func withExtras(leg *LegRequest, p *Handover) []byte {
 	cached := -1
 	if p.PrefillCached >= 0 && versionAtLeast(p.Decode, 0, 31, 0) && !p.handleMembers.hasCachedTokens {
@@ -197,8 +197,8 @@ func withExtras(leg *LegRequest, p *Handover) []byte {
 	})
 }
 
-// appendSlot names the slot in which decode's connector tells the end of its
-// transfer; an engine without it gets none.
+// appendSlot appends the completion slot to which the decode engine's connector reports the end of
+// its transfer. Without a slot it appends nothing.
 func appendSlot(dst []byte, p *Handover) []byte {
 	if p.Slot == nil {
 		return dst
@@ -206,8 +206,8 @@ func appendSlot(dst []byte, p *Handover) []byte {
 	return append(append(dst, `,"sluice":`...), p.Slot...)
 }
 
-// acceptsPromptIDs says whether an engine takes a chat's prompt as ids beside its
-// messages: not for other content than text, and not with echo.
+// acceptsPromptIDs reports whether an engine accepts a chat's prompt as token ids beside its
+// messages. It does so for chats that contain only text and have no echo.
 func acceptsPromptIDs(p *Handover, engine *worker.Rank) bool {
 	return p.Kind == front.Chat && versionAtLeast(engine, 0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) && p.textOnly()
 }

@@ -5,12 +5,12 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// nixlPush is vLLM's NixlPushConnector (0.24 and later): decode registers its
-// blocks with the prefill engine, which writes into them. Both engines know the
-// request by its X-Request-Id (vLLM 0.32, push_worker.py, compares ids without
-// their random ends), so decode may be sent at once, when it can be told where
-// prefill listens. That is the same for every request of an engine and is learnt
-// from its first handle; the first request goes one leg after the other.
+// nixlPush is vLLM's NixlPushConnector (0.24 and later). The decode engine registers its blocks
+// with the prefill engine, which writes into them. Both engines identify the request by its
+// X-Request-Id (vLLM 0.32, push_worker.py, compares ids without their random suffixes). The legs
+// can therefore run concurrently once the router knows the prefill engine's address. That address
+// is the same for all requests of an engine, and the router learns it from the engine's first
+// handle; the first request runs its legs one after the other.
 type nixlPush struct{ nixlPull }
 
 // Name implements Family.
@@ -23,7 +23,7 @@ func (f nixlPush) Traits() Traits {
 	return t
 }
 
-// Order implements Family. The ids of other endpoints are not known beforehand.
+// Order implements Family. The router cannot predict the request ids of other endpoints.
 func (nixlPush) Order(p *Handover) Order {
 	if p.PeerInfo == "" || p.Kind != front.Chat && p.Kind != front.Completions && p.Kind != front.Generate {
 		return PrefillFirst
@@ -31,8 +31,8 @@ func (nixlPush) Order(p *Handover) Order {
 	return Concurrent
 }
 
-// Prefill implements Family. Beside a decode that is under way the prompt's ids
-// come too late.
+// Prefill implements Family. With concurrent legs it does not ask for the prompt's token ids, which
+// would arrive after the decode request was sent.
 func (f nixlPush) Prefill(leg *LegRequest, p *Handover) {
 	if f.Order(p) == PrefillFirst {
 		f.nixlPull.Prefill(leg, p)
@@ -43,15 +43,15 @@ func (f nixlPush) Prefill(leg *LegRequest, p *Handover) {
 	leg.limitToOneToken(p)
 }
 
-// pushMembers are the parts of a handle that do not change from request to
-// request; the first four are required.
+// pushMembers are the members of a handle that are the same for all requests of an engine. The
+// first four are required.
 var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size", "dcp_size"}
 
-// inPush is what Handle reads, pushMembers first.
+// inPush are the members that Handle reads, pushMembers first.
 var inPush = [...]string{pushMembers[0], pushMembers[1], pushMembers[2], pushMembers[3], pushMembers[4], pushMembers[5], "remote_prefill_cached_tokens", "prompt_token_ids"}
 
-// Handle implements Family: prefill names its blocks in push mode too, but decode
-// does not read them.
+// Handle implements Family. In push mode the handle also names blocks, but the decode engine
+// ignores them, so Handle does not check them.
 func (nixlPush) Handle(p *Handover, body []byte) ([]byte, error) {
 	const n = len(pushMembers)
 	var vals [n + 2]jsonscan.Value
@@ -63,7 +63,7 @@ func (nixlPush) Handle(p *Handover, body []byte) ([]byte, error) {
 	return handle, err
 }
 
-// LearnPeerInfo implements Learner.
+// LearnPeerInfo implements PeerInfoLearner.
 func (nixlPush) LearnPeerInfo(fact []byte, p *Handover) []byte {
 	if !p.handleMembers.parsed {
 		jsonscan.Members(p.Handle, p.handleMembers.push[:], pushMembers[:]...)
@@ -88,8 +88,8 @@ func (f nixlPush) Decode(leg *LegRequest, p *Handover) {
 	leg.Set(jsonscan.KeyKVTransferParams, leg.Render(func(dst []byte) []byte {
 		dst = append(dst, `{"do_remote_prefill":true,"do_remote_decode":false,`...)
 		dst = append(dst, p.PeerInfo...)
-		// Names prefill's request in lease renewals; the engine wants one, and
-		// finds the request by its own id.
+		// The engine requires this id and names prefill's request by it in lease renewals, but
+		// matches requests by its own id.
 		dst = append(dst, `"remote_request_id":"`...)
 		switch p.Kind {
 		case front.Chat:

@@ -9,28 +9,30 @@ import (
 	"sluice/router/worker"
 )
 
-// notificationBreakers are the prefill ranks whose completions were waited for in vain (Awaiter): a
-// breaker for that alone, since their engines answer well. One that is silent so often in a
-// row gets no more hand-overs but one now and then, to see whether it tells again. Where
-// all tell, a request reads one counter.
+// notificationBreakers holds the prefill ranks whose completion notification did not arrive in time
+// (CompletionWaiter). It is a breaker of its own because these engines answer HTTP requests well. A
+// rank that misses notificationBreakerThreshold notifications in a row gets no more hand-overs,
+// except a trial every notificationBreakerRetry. While no rank has missed a notification, a request
+// reads only one counter.
 type notificationBreakers struct {
-	byRank sync.Map     // *worker.Rank -> *silence
-	count  atomic.Int32 // of them
+	byRank sync.Map     // *worker.Rank -> *notificationBreaker
+	count  atomic.Int32 // number of entries in byRank
 }
 
-// notificationBreaker is of one rank. Requests that meet a change may see it a moment late.
+// notificationBreaker is the state of one rank. A concurrent request may see a change late.
 type notificationBreaker struct {
-	misses  atomic.Int32 // in a row
-	retryAt atomic.Int64 // when it may be tried again, in ns since 1970
+	misses  atomic.Int32 // consecutive
+	retryAt atomic.Int64 // time of the next trial, in ns since 1970
 }
 
 const (
-	// notificationBreakerThreshold forgives what is lost while a router takes another's place.
+	// notificationBreakerThreshold tolerates the notifications that are lost while a new router
+	// process takes over.
 	notificationBreakerThreshold = 2
 	notificationBreakerRetry     = 10 * time.Second
 )
 
-// recordMiss notes that a rank's completion did not come in time.
+// recordMiss records that a rank's completion notification did not arrive in time.
 func (s *notificationBreakers) recordMiss(r *worker.Rank, log *slog.Logger) {
 	v, had := s.byRank.LoadOrStore(r, new(notificationBreaker))
 	if !had {
@@ -42,12 +44,13 @@ func (s *notificationBreakers) recordMiss(r *worker.Rank, log *slog.Logger) {
 		log.Warn("a prefill worker does not tell that its KV has been written; it gets no hand-overs until it does, but one every "+notificationBreakerRetry.String(),
 			"rank", r.ID.String(), "look", "pd_proxy_host and pd_proxy_port of the worker, lmcache.networks here; with pd_skip_proxy_notification pd.completion_timeout must be 0")
 	}
-	if r.Removed() { // and was forgotten before
+	if r.Removed() { // WorkerRemoved may have run before
 		s.remove(r)
 	}
 }
 
-// recordNotified notes that it came.
+// recordNotified records that a rank's completion notification arrived. It resets the rank's
+// breaker.
 func (s *notificationBreakers) recordNotified(r *worker.Rank, log *slog.Logger) {
 	if s.count.Load() == 0 {
 		return
@@ -66,7 +69,8 @@ func (s *notificationBreakers) remove(r *worker.Rank) *notificationBreaker {
 	return v.(*notificationBreaker)
 }
 
-// recordTrial notes that a silent rank gets a hand-over, so that no other does for a while.
+// recordTrial records that a rank with an open breaker gets a trial hand-over, so that no other
+// request tries it until the next retry time.
 func (s *notificationBreakers) recordTrial(r *worker.Rank) {
 	if s.count.Load() == 0 {
 		return
@@ -76,13 +80,14 @@ func (s *notificationBreakers) recordTrial(r *worker.Rank) {
 	}
 }
 
-// isOpen says whether a rank is silent, and not to be tried now.
+// isOpen reports whether the breaker of a rank is open and no trial is due.
 func (s *notificationBreakers) isOpen(r *worker.Rank, now time.Time) bool {
 	v, ok := s.byRank.Load(r)
 	return ok && v.(*notificationBreaker).misses.Load() >= notificationBreakerThreshold && now.UnixNano() < v.(*notificationBreaker).retryAt.Load()
 }
 
-// OpenNotificationBreakers is how many prefill ranks get no hand-overs because they do not tell of them.
+// OpenNotificationBreakers returns the number of prefill ranks that get no hand-overs because they
+// send no completion notifications.
 func (r *Runner) OpenNotificationBreakers() (n int) {
 	r.notificationBreakers.byRank.Range(func(_, v any) bool {
 		if v.(*notificationBreaker).misses.Load() >= notificationBreakerThreshold {
@@ -93,8 +98,9 @@ func (r *Runner) OpenNotificationBreakers() (n int) {
 	return n
 }
 
-// notifyingCandidates are the candidates of a prefill leg without the silent ones, where the family
-// waits for what they tell; all, where nothing else may be done.
+// notifyingCandidates returns the candidates of a prefill leg without the ranks whose breaker is
+// open. It returns all of them if the family does not wait for notifications or the configuration
+// forbids plain decode.
 func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank {
 	if q.r.notificationBreakers.count.Load() == 0 || !q.pd.PlainDecode || q.pd.NotifyWait == 0 {
 		return candidates

@@ -8,17 +8,17 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// orchestrated is the hand-over of production-stack's orchestrated mode, for
-// any kv_connector: prefill makes one token, and its whole answer goes into
-// decode's request as disagg_prefill_resp. What the connector needs stands in
-// that answer; nothing of it is looked at but that it is one.
+// orchestrated is the hand-over of production-stack's orchestrated mode, for any kv_connector.
+// Prefill generates one token, and its whole response goes into the decode request as
+// disagg_prefill_resp. The response carries whatever the connector needs; the router only checks
+// that it has choices.
 type orchestrated struct{}
 
 // Name implements Family.
 func (orchestrated) Name() string { return "orchestrated" }
 
-// Traits implements Family. How long a connector keeps blocks is not told, so
-// there is no lease to keep.
+// Traits implements Family. The protocol does not say how long a connector keeps blocks, so the
+// router observes no lease.
 func (orchestrated) Traits() Traits {
 	return Traits{Kinds: kindsOf(front.Chat, front.Completions), NoLease: true}
 }
@@ -32,7 +32,7 @@ func (orchestrated) Prefill(leg *LegRequest, p *Handover) {
 	leg.limitToOneToken(p)
 }
 
-// Handle implements Family: the whole answer, an object with choices.
+// Handle implements Family. The handle is the whole response.
 func (orchestrated) Handle(_ *Handover, body []byte) ([]byte, error) {
 	v, ok, err := jsonscan.Find(body, "choices")
 	if err != nil {

@@ -12,30 +12,30 @@ import (
 )
 
 const (
-	peerInfoTimeout   = 2 * time.Second // of one asking
-	maxPeerInfoAnswer = 1 << 20         // bytes
-	peerInfoRetry     = time.Second     // a rank that could not be asked is not asked again for so long
+	peerInfoTimeout   = 2 * time.Second // for one query
+	maxPeerInfoAnswer = 1 << 20         // in bytes
+	peerInfoRetry     = time.Second     // back-off after a failed query of a rank
 )
 
-// peerInfoCache are what Askers have learned of prefill ranks. Reading one takes no
-// lock; asking is done by one request per rank at a time, others wait for it.
+// peerInfoCache stores what the router has learned about prefill ranks for families that need it.
+// Reading takes no lock. One request at a time queries a rank, and others wait for its result.
 type peerInfoCache struct {
-	byRank sync.Map // *worker.Rank -> *fact
+	byRank sync.Map // *worker.Rank -> *peerInfo
 }
 
 type peerInfo struct {
-	text atomic.Pointer[string] // nil: not known
+	text atomic.Pointer[string] // nil: unknown
 
-	mu      sync.Mutex // held while asking
+	mu      sync.Mutex // locked during a query
 	err     error
-	retryAt time.Time // nobody asks before, after err
+	retryAt time.Time // no query before this time after err
 }
 
-// remove drops what is known of a rank: a pair with it has failed, and its
-// engine may be another process by now.
+// remove deletes the entry of a rank. It is called after a failed hand-over with the rank, because
+// its engine may be a new process.
 func (f *peerInfoCache) remove(r *worker.Rank) { f.byRank.Delete(r) }
 
-// WorkerRemoved forgets a worker that has left or started anew.
+// WorkerRemoved forgets a worker that has been removed or restarted.
 func (r *Runner) WorkerRemoved(w *worker.Worker) {
 	for _, rank := range w.Ranks {
 		r.peerInfos.remove(rank)
@@ -43,7 +43,7 @@ func (r *Runner) WorkerRemoved(w *worker.Worker) {
 	}
 }
 
-// store keeps what a handle told.
+// store records what a handle said about a rank.
 func (f *peerInfoCache) store(r *worker.Rank, text []byte) {
 	if v, ok := f.byRank.Load(r); ok {
 		if have := v.(*peerInfo).text.Load(); have != nil && *have == string(text) {
@@ -53,21 +53,21 @@ func (f *peerInfoCache) store(r *worker.Rank, text []byte) {
 	entry, learned := new(peerInfo), string(text)
 	entry.text.Store(&learned)
 	f.byRank.Store(r, entry)
-	if r.Removed() { // and was forgotten before
+	if r.Removed() { // WorkerRemoved may have run before the store
 		f.remove(r)
 	}
 }
 
-// reportEngineID tells the fleet what a hand-over calls prefill's engine: an id that was
-// not known there is the sign of a restart. The question was put at the time asked.
+// reportEngineID reports the prefill engine's id in a hand-over to the fleet. A new id is a sign of
+// a restart. sentAt is when the request that returned the id was sent.
 func (r *Runner) reportEngineID(p *Handover, sentAt time.Time) {
 	if id := p.EngineID; len(id) > 2 && id[0] == '"' {
 		r.options().Fleet.ReportEngineID(p.Prefill, id[1:len(id)-1], sentAt)
 	}
 }
 
-// resolvePeerInfo puts what the family must know of the prefill rank into the pair,
-// and asks for it where the family asks.
+// resolvePeerInfo sets the hand-over's PeerInfo to what the router knows about the prefill rank. If
+// it is unknown and the family can fetch it, resolvePeerInfo queries the rank.
 func (q *request) resolvePeerInfo() prefillEnd {
 	fetcher, fetches := q.plan.Family.(PeerInfoFetcher)
 	if !fetches {
@@ -92,7 +92,7 @@ func (q *request) resolvePeerInfo() prefillEnd {
 	}
 	if !ok {
 		v, _ = q.r.peerInfos.byRank.LoadOrStore(rank, new(peerInfo))
-		if rank.Removed() { // and was forgotten before
+		if rank.Removed() { // WorkerRemoved may have run before the store
 			q.r.peerInfos.remove(rank)
 		}
 	}
@@ -112,7 +112,7 @@ func (q *request) resolvePeerInfo() prefillEnd {
 	return prefillUnavailable
 }
 
-// fetchPeerInfo fills f unless another request has done so meanwhile.
+// fetchPeerInfo queries the rank and stores the result in f, unless another request has done so.
 func (q *request) fetchPeerInfo(fetcher PeerInfoFetcher, f *peerInfo, base, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -9,24 +9,24 @@ import (
 	"sluice/router/worker"
 )
 
-// Plan says which legs a request has and who may run them. Ranks are chosen
-// when the plan is run, so that a retry sees the load of its own moment; the
-// legs' order is the Family's to say, for it may depend on the ranks.
+// Plan says which legs a request has and which ranks may run them. The scheduler chooses the ranks
+// when the plan runs, so a retry sees the load at its own time. The Family decides the order of the
+// legs, because the order may depend on the ranks.
 type Plan struct {
-	// Family of the hand-over; nil when one rank does the whole request.
+	// Family is the hand-over family. It is nil if one rank runs the whole request.
 	Family Family
-	Traits Traits // the Family's
+	Traits Traits // Traits of Family
 	// Prefill and Decode are the candidates of the two legs.
 	Prefill, Decode []*worker.Rank
-	// Whole are the candidates of a request run on one rank.
+	// Whole are the candidates if one rank runs the whole request.
 	Whole []*worker.Rank
-	// Why one rank does it all although the pool could disaggregate; "" when
-	// it could not, or does.
+	// Reason says why one rank runs the whole request although the pool is disaggregated. It is ""
+	// if the request has two legs or the pool is not disaggregated.
 	Reason   string
-	wholeSet wholeSet // whom Whole lists
-	// lacks: one rank does it all for want of a healthy prefill worker.
+	wholeSet wholeSet // the set of ranks in Whole
+	// noPrefillWorker says that one rank runs the whole request because no prefill worker is ready.
 	noPrefillWorker bool
-	// Unfit: the pool has legs only, and none of them can take this request.
+	// Unservable says that the pool can only run two legs and this request cannot be split.
 	Unservable bool
 }
 
@@ -34,13 +34,13 @@ type Plan struct {
 type wholeSet uint8
 
 const (
-	wholeDefault    wholeSet = iota // wholeRanks
-	wholeAny                        // anyRank
-	wholeDecode                     // those of the decode leg
-	wholeAggregated                 // the aggregated ones alone
+	wholeDefault    wholeSet = iota // see wholeRanks
+	wholeAny                        // see anyRank
+	wholeDecode                     // the ranks of the decode leg
+	wholeAggregated                 // the aggregated ranks only
 )
 
-// planFor makes the plan of a request over a pool.
+// planFor makes the plan of a request for a pool.
 func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD) Plan {
 	if !ep.Disaggregable {
 		return Plan{Whole: anyRank(pool), wholeSet: wholeAny}
@@ -74,11 +74,11 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	return p
 }
 
-// reasonNoPrefill is the Why of a plan that lacks a healthy prefill worker.
+// reasonNoPrefill is the Reason of a plan without a ready prefill worker.
 const reasonNoPrefill = "no_prefill_worker"
 
-// fallBackWithoutPrefill has one rank do the whole request at once where no prefill worker is
-// healthy, if the configuration lets it and the family's engines can.
+// fallBackWithoutPrefill changes the plan to one rank for the whole request if no prefill worker is
+// ready, the configuration allows it (plainDecode) and the family's engines can do it.
 func (p *Plan) fallBackWithoutPrefill(pool *fleet.Pool, plainDecode bool) {
 	if p.Family == nil || len(p.Prefill) > 0 || !plainDecode {
 		return
@@ -93,57 +93,59 @@ func (p *Plan) fallBackWithoutPrefill(pool *fleet.Pool, plainDecode bool) {
 	p.noPrefillWorker = p.Family == nil
 }
 
-// usePlainDecode has one decode rank do the whole request; why is one word for the reason.
+// usePlainDecode changes the plan to one decode rank for the whole request. reason is one word.
 func (p *Plan) usePlainDecode(reason string) {
 	p.Whole, p.Family, p.Reason, p.wholeSet = p.Decode, nil, reason, wholeDecode
 }
 
-// multiHandoverReason says why a request is more than one hand-over can serve, "" when not.
+// multiHandoverReason returns why one hand-over cannot serve the request, or "" if it can.
 func multiHandoverReason(kind front.Kind, doc *jsonscan.Doc) string {
 	switch {
 	case kind == front.Completions && isMultiPrompt(doc.Raw(jsonscan.KeyPrompt)):
 		// One handle names the blocks of one prompt.
 		return "batch_prompt"
 	case wantsSeveral(doc.Raw(jsonscan.KeyN)) || wantsSeveral(doc.Raw(jsonscan.KeySamplingN)) || wantsSeveral(doc.Raw(jsonscan.KeyBestOf)):
-		// One handle is good for one read: vLLM 0.32 reads it once for each
-		// choice, and prefill takes its blocks back after the first.
+		// A handle allows one read. vLLM 0.32 reads it once per choice, and the prefill engine
+		// frees the blocks after the first read.
 		return "many_choices"
 	case doc.Bool(jsonscan.KeyUseBeamSearch):
-		// vLLM 0.32 decodes beams without looking at the handle, whose blocks
-		// then stay pinned for the whole lease.
+		// vLLM 0.32 ignores the handle in beam search, and the prefill engine pins the blocks until
+		// the lease expires.
 		return "beam_search"
 	}
 	return ""
 }
 
-// singleEngineReason says why a request is one engine's, whatever the family, "" when not.
+// singleEngineReason returns why one engine must run the whole request in every family, or "" if
+// two can run it.
 func singleEngineReason(kind front.Kind, doc *jsonscan.Doc) string {
 	switch {
 	case doc.Has(jsonscan.KeyPromptLogprobs), doc.Has(jsonscan.KeySamplingPromptLogprobs),
 		kind == front.Completions && isSet(doc.Raw(jsonscan.KeyEcho)) && findMember(doc, "logprobs") != nil:
-		// Scores of a prompt are made where it is computed. A decode engine that was given
-		// its KV answers with memory that nothing was written to (read in vLLM 0.22 to
-		// 0.29), or computes it once more (0.32).
+		// The engine that computes the prompt also scores it. A decode engine that receives the
+		// prompt's KV returns uninitialised memory instead of scores (read in vLLM 0.22 to 0.29) or
+		// computes the prompt again (0.32).
 		return "prompt_logprobs"
 	case wantsNoOutput(kind, doc):
-		return "no_output" // engines refuse it: no prefill worker is to hold blocks for that
+		return "no_output" // engines refuse the request, so no prefill worker should pin blocks for it
 	case kind == front.ResponsesAPI && (doc.Has(jsonscan.KeyPreviousResponseID) || doc.Bool(jsonscan.KeyBackground)):
-		// The engine that answered the last turn keeps it; one in the background answers
-		// at once, without a handle.
+		// The engine that answered the previous turn has stored the response. A background request
+		// returns at once, without a handle.
 		return "stored_response"
 	}
 	return ""
 }
 
-// wantsSeveral says whether a value of n asks for anything but one choice; what is
-// no number is for the engine to refuse.
+// wantsSeveral reports whether a value of n asks for anything but one choice. The engine refuses a
+// value that is not a number.
 func wantsSeveral(n []byte) bool {
 	return len(n) > 0 && !bytes.Equal(n, jsonOne) && string(n) != "null"
 }
 
-// disaggregated says whether the members of a pool ask for two legs. Members, not
-// Ready ranks: without a healthy prefill worker the request falls back to one leg
-// (Plan.fallBackWithoutPrefill), which is counted and shown, or waits for one. Where decode workers cannot prefill they alone ask for it.
+// disaggregated reports whether requests of a pool have two legs. It counts members and not ready
+// ranks: without a ready prefill worker the request falls back to one leg
+// (Plan.fallBackWithoutPrefill), which metrics and explain records show, or waits for a worker. If
+// decode workers cannot prefill, their presence alone makes a pool disaggregated.
 func disaggregated(pool *fleet.Pool, m *modelPD) bool {
 	if m.family == nil {
 		return false
@@ -152,9 +154,8 @@ func disaggregated(pool *fleet.Pool, m *modelPD) bool {
 		m.traits.NoPlainDecode && pool.Members[worker.Decode] > 0 && pool.Members[worker.Aggregated] == 0
 }
 
-// wholeRanks are the candidates of a request that one rank runs from end to
-// end: aggregated workers, or, where a pool has none, its decode ones, which can
-// prefill for themselves.
+// wholeRanks returns the candidates for a request that one rank runs as a whole: the aggregated
+// workers, or the decode workers if the pool has none, since those can also prefill.
 func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 	if pool.Members[worker.Aggregated] > 0 {
 		return pool.Aggregated
@@ -162,9 +163,8 @@ func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 	return pool.Decode
 }
 
-// decodeRanks are the candidates of the decode leg: decode workers, or, where a
-// pool has none, its aggregated ones (kv_both, in vLLM's words), where such
-// engines can take a hand-over.
+// decodeRanks returns the candidates of the decode leg: the decode workers, or the aggregated
+// workers (kv_both in vLLM) if the pool has no decode workers and such engines accept a hand-over.
 func decodeRanks(pool *fleet.Pool, t Traits) []*worker.Rank {
 	if pool.Members[worker.Decode] > 0 || t.NoPlainDecode {
 		return pool.Decode
@@ -172,7 +172,7 @@ func decodeRanks(pool *fleet.Pool, t Traits) []*worker.Rank {
 	return pool.Aggregated
 }
 
-// anyRank lists every ready rank, for endpoints without a KV cache behind them.
+// anyRank returns every ready rank. It serves endpoints that do not use the KV cache.
 func anyRank(pool *fleet.Pool) []*worker.Rank {
 	switch {
 	case len(pool.Prefill) == 0 && len(pool.Decode) == 0:
@@ -186,8 +186,8 @@ func anyRank(pool *fleet.Pool) []*worker.Rank {
 	return append(all, pool.Prefill...)
 }
 
-// withLabel keeps the ranks whose worker carries one of the labels; no labels
-// asked for keeps all, without copying.
+// withLabel returns the ranks whose worker has one of the labels. Without labels it returns ranks
+// itself.
 func withLabel(ranks []*worker.Rank, labels []string) []*worker.Rank {
 	if len(labels) == 0 {
 		return ranks
@@ -212,11 +212,11 @@ func hasAny(have, want []string) bool {
 	return false
 }
 
-// isMultiPrompt says whether a completions prompt holds more than one prompt: a list
-// of strings or of lists with a second element. A list of ids is one prompt.
+// isMultiPrompt reports whether a completions prompt holds more than one prompt: a list of two or
+// more strings or lists. A list of ids is one prompt.
 func isMultiPrompt(prompt []byte) bool { return isPromptList(prompt) && countElements(prompt) > 1 }
 
-// isPromptList says whether a prompt is a list of prompts, be it of one.
+// isPromptList reports whether a prompt is a list of prompts, possibly of only one.
 func isPromptList(prompt []byte) bool {
 	if len(prompt) == 0 || prompt[0] != '[' {
 		return false

@@ -13,9 +13,9 @@ import (
 	"sluice/router/worker"
 )
 
-// resolvePool finds the pool of the request's model and makes the plan. Where the
-// pool has no healthy worker it waits, at most Timeouts.PoolWait. It answers
-// and returns false when there is nothing to run on.
+// resolvePool finds the pool of the request's model and makes the plan. If a leg has no ready
+// worker, it waits for one up to Timeouts.PoolWait. It answers with an error and returns false if
+// the request cannot run.
 func (q *request) resolvePool() bool {
 	opt := q.settings
 	q.model = unsafeString(q.x.Doc.String(jsonscan.KeyModel, nil))
@@ -65,8 +65,8 @@ func (q *request) resolvePool() bool {
 	return false
 }
 
-// awaitPlan waits until there are workers for each leg of the plan, or it is known that the
-// model does not exist; ok is false where by came first, or the client left.
+// awaitPlan waits until every leg of the plan has a ready worker or the model is known not to
+// exist. ok is false if the deadline by passes or the client disconnects first.
 func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
 	ctx, cancel := context.WithDeadline(context.Background(), by)
 	defer cancel()
@@ -80,7 +80,7 @@ func (q *request) awaitPlan(by time.Time) (view *fleet.View, ok bool) {
 	return view, ok
 }
 
-// unreadyPrefill names the prefill workers that are not ready.
+// unreadyPrefill names the first prefill worker that is not ready, with its state and the reason.
 func (q *request) unreadyPrefill() string {
 	for _, w := range q.settings.Fleet.View().Workers {
 		if w.Spec.Role != worker.Prefill || !slices.Contains(w.Info().Models, q.pool.Model) {
@@ -110,7 +110,7 @@ func (q *request) applyView(v *fleet.View) {
 	q.skipTrippedPrefill()
 }
 
-// missingRole names the first leg without a candidate, "" when the plan can run.
+// missingRole returns the reason for the first leg without a candidate, or "" if the plan can run.
 func (q *request) missingRole() front.Reason {
 	switch {
 	case q.pool == nil:
@@ -130,7 +130,7 @@ func (q *request) missingRole() front.Reason {
 	return ""
 }
 
-// describeMissing words a reason of missing for a message.
+// describeMissing describes a reason of missingRole for an error message.
 func describeMissing(reason front.Reason) string {
 	switch reason {
 	case front.UnknownModel:
@@ -155,8 +155,8 @@ func (q *request) refuseUnknownModel() {
 	q.x.Error(front.UnknownModel, "model", msg, 0)
 }
 
-// refuseUndiscovered refuses a model that no worker has told of, while there may be one
-// that will: the request may succeed later.
+// refuseUndiscovered refuses a model that no worker has reported yet. Some workers have not
+// reported their models, so a later request may succeed.
 func (q *request) refuseUndiscovered(v *fleet.View) {
 	msg := fmt.Sprintf("no worker serves the model %q yet; ", q.model)
 	if len(v.Workers) == 0 {
@@ -167,7 +167,8 @@ func (q *request) refuseUndiscovered(v *fleet.View) {
 	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.settings.Timeouts.PoolWait), time.Second)
 }
 
-// refuseEmptyPool says which pool has no healthy worker, with the labels asked for.
+// refuseEmptyPool answers with an error that names the pool without a ready worker and the labels
+// that it requires.
 func (q *request) refuseEmptyPool() {
 	reason := q.missingRole()
 	role, labels := "", []string(nil)

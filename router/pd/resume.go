@@ -35,8 +35,8 @@ func (t *resumption) Respond(status int, _ []byte) {
 	t.refusal = "an engine answered " + statusClass(status) + " in the place of a stream"
 }
 
-// Relay implements front.Responder. It discards the response: the runner stores the stream in the
-// resumption before it gets here.
+// Relay implements front.Responder and discards the response. The runner stores a stream in the
+// resumption directly and does not call Relay for it.
 func (t *resumption) Relay(resp *upstream.Response, call *upstream.Call, hooks front.RelayHooks) {
 	call.Cancel()
 	resp.Release()

@@ -12,9 +12,9 @@ import (
 	"sluice/router/worker"
 )
 
-// canRetokenize says whether a rank's engine makes ids of text in a way that shows
-// whether they are those it generated: vLLM tells each token's spelling beside the
-// ids (return_token_strs), SGLang takes texts one by one.
+// canRetokenize reports whether a rank's engine can tokenize text in a way that shows whether the
+// ids are those it generated. vLLM returns each token's text beside the ids (return_token_strs),
+// and SGLang tokenizes a list of texts one by one.
 func canRetokenize(r *worker.Rank) bool {
 	switch r.Worker.Info().Engine {
 	case "vllm", "sglang":
@@ -23,14 +23,13 @@ func canRetokenize(r *worker.Rank) bool {
 	return false
 }
 
-// maxRetokenizeAnswer bounds an engine's answer about a text.
+// maxRetokenizeAnswer bounds the response of a tokenize request, in bytes.
 const maxRetokenizeAnswer = 32 << 20
 
-// retokenize makes ids of the text told, by an engine's tokenizer, and puts them in
-// Out: "" when they are exactly those that the client was told the text of. That is
-// so when each event's text is one token: an engine sends a token as an event of its
-// own, unless it falls behind. Where it put several in one, how they were cut is not
-// known.
+// retokenize asks an engine's tokenizer for the token ids of the text sent to the client and stores
+// them in c.Out. It returns "" if the ids are exact, that is, if the text of each event is one
+// token. An engine sends each token as an event of its own unless it falls behind; the boundaries
+// between several tokens in one event are unknown.
 func (c *migrationState) retokenize(client front.ClientGoneNotifier) (reason string) {
 	if len(c.EventEnds()) == 0 {
 		c.Out = c.Out[:0]
@@ -69,7 +68,7 @@ func (c *migrationState) retokenize(client front.ClientGoneNotifier) (reason str
 	return ""
 }
 
-// tokenizer is a ready rank of the model whose engine makes ids of text.
+// tokenizer returns a ready rank of the model whose engine can retokenize text, or nil.
 func (c *migrationState) tokenizer() *worker.Rank {
 	pool, ok := c.stream.r.options().Fleet.View().Pool(c.model)
 	if !ok {
@@ -86,8 +85,8 @@ func (c *migrationState) tokenizer() *worker.Rank {
 	return nil
 }
 
-// tokenizeText asks vLLM for the ids of the whole text and how each is spelt; exact:
-// each piece is one of them.
+// tokenizeText asks vLLM for the token ids and token strings of the whole text. exact reports
+// whether each piece is one token.
 func (c *migrationState) tokenizeText(client front.ClientGoneNotifier, rank *worker.Rank, pieces [][]byte) (ids []uint32, exact, ok bool) {
 	body := append(c.newTokenizeBody(), `,"return_token_strs":true,"prompt":"`...)
 	body = append(append(body, c.Text()...), `"}`...)
@@ -106,7 +105,8 @@ func (c *migrationState) tokenizeText(client front.ClientGoneNotifier, rank *wor
 	return ids, matchesTokens(answer[strs.Start:strs.End], pieces), true
 }
 
-// tokenizePieces asks SGLang for the ids of each piece; exact: each has one.
+// tokenizePieces asks SGLang for the token ids of each piece. exact reports whether each piece is
+// one token.
 func (c *migrationState) tokenizePieces(client front.ClientGoneNotifier, rank *worker.Rank) (ids []uint32, exact, ok bool) {
 	body := append(c.newTokenizeBody(), `,"prompt":[`...)
 	at := uint32(0)
@@ -143,7 +143,8 @@ func (c *migrationState) newTokenizeBody() []byte {
 	return body
 }
 
-// postTokenize posts body to a rank's /tokenize; nil when there was no answer in time.
+// postTokenize posts body to a rank's /tokenize. It returns nil if the rank does not answer in time
+// or answers with an error.
 func (c *migrationState) postTokenize(client front.ClientGoneNotifier, rank *worker.Rank, body []byte) []byte {
 	opt := c.stream.r.options()
 	by := time.Now().Add(opt.Migration.TokenizeWait)
@@ -168,14 +169,14 @@ func (c *migrationState) postTokenize(client front.ClientGoneNotifier, rank *wor
 	return answer
 }
 
-// matchesTokens says whether each piece is one token of a JSON array of spellings. A
-// vocabulary spells its tokens as text, byte by byte with an alphabet of its own
-// (GPT-2's), or with ▁ for a space and <0xNN> for a byte (SentencePiece's); which
-// one it is shows by the whole.
+// matchesTokens reports whether the pieces are exactly the tokens in a JSON array of token strings.
+// A vocabulary writes its tokens as plain text, in the byte alphabet of byte-level BPE (GPT-2), or
+// with ▁ for a space and <0xNN> for a byte (SentencePiece). matchesTokens tries all three on the
+// whole array.
 func matchesTokens(strs []byte, pieces [][]byte) bool {
 	for _, spell := range [...]func(dst, token []byte) []byte{plainSpelling, byteSpelling, pieceSpelling} {
 		i, same := 0, true
-		buf, token := make([]byte, 0, 64), make([]byte, 0, 64) // Unquote into nil lends the text itself
+		buf, token := make([]byte, 0, 64), make([]byte, 0, 64) // Unquote into nil would alias its input
 		for it := jsonscan.Walk(strs); same && it.Next(); i++ {
 			token = jsonscan.Unquote(token[:0], it.Raw())
 			buf = spell(buf[:0], token)
@@ -190,8 +191,8 @@ func matchesTokens(strs []byte, pieces [][]byte) bool {
 
 func plainSpelling(dst, token []byte) []byte { return append(dst, token...) }
 
-// byteSpelling undoes the alphabet of byte-level BPE: printable Latin-1 stands for
-// itself, the other bytes, in their order, for U+0100 and up.
+// byteSpelling decodes the alphabet of byte-level BPE: printable Latin-1 characters stand for
+// themselves, and U+0100 and up stand for the other bytes in ascending order.
 func byteSpelling(dst, token []byte) []byte {
 	for len(token) > 0 {
 		r, n := utf8.DecodeRune(token)
@@ -202,13 +203,13 @@ func byteSpelling(dst, token []byte) []byte {
 		case int(r-0x100) < len(unprintable):
 			dst = append(dst, unprintable[r-0x100])
 		default:
-			return append(dst, 0xff) // no byte of this alphabet: equal to no text
+			return append(dst, 0xff) // not in the alphabet; 0xff makes the comparison fail
 		}
 	}
 	return dst
 }
 
-// unprintable are the bytes that have no sign of their own in that alphabet.
+// unprintable are the bytes that the byte-level BPE alphabet maps to U+0100 and up.
 var unprintable = func() (all []byte) {
 	for b := range 256 {
 		if b < '!' || b > '~' && b < 0xa1 || b == 0xad {

@@ -9,42 +9,42 @@ import (
 	"sluice/router/worker"
 )
 
-// WorkerSelector finds the workers that a request's headers name: beside one engine,
-// where another router has made the choice already (sluice sidecar). It decides
-// what may be named at all. It is called on the request path.
+// WorkerSelector finds the workers that a request's headers name. It is used beside a single engine
+// (sluice sidecar), where another router has already made the choice. It decides which workers a
+// request may name. It is called on the request path.
 type WorkerSelector interface {
-	// Name reads the headers. What the Named holds stays valid for the request
-	// however long that takes. A non-nil Refusal is the request's answer.
+	// Select reads the headers. The Selection stays valid for as long as the request runs. A
+	// non-nil Refusal is the response to the request.
 	Select(h Headers) (Selection, *Refusal)
 }
 
-// Headers are a request's; front.Exchange has them.
+// Headers gives access to a request's headers. front.Exchange implements it.
 type Headers interface {
-	// Header gives a value by its name, whatever its case; nil when absent. It
-	// is borrowed.
+	// Header returns the value of a header, or nil if it is absent. Names are case-insensitive. The
+	// value is borrowed.
 	Header(name string) []byte
 }
 
-// Selection is what the headers of one request say; the zero value: nothing.
+// Selection is what the headers of one request select. The zero value selects nothing.
 type Selection struct {
-	// Prefill are ranks of prefill workers, to be tried in this order.
+	// Prefill are ranks of prefill workers, in the order in which to try them.
 	Prefill []*worker.Rank
-	// Plain: no prefill worker is to be used.
+	// NoPrefill says that the request must not use a prefill worker.
 	NoPrefill bool
-	// Ranked: the own engine's rank is Rank.
+	// HasRank says that the local engine must run the request on its rank number Rank.
 	HasRank bool
 	Rank    uint16
 }
 
-// Refusal is an answer of the router's own.
+// Refusal is an error response of the router.
 type Refusal struct {
 	Reason     front.Reason
 	Message    string
 	RetryAfter time.Duration
 }
 
-// selectWorkers has the headers read; it answers and returns false where they name what
-// may not be named.
+// selectWorkers calls the WorkerSelector, if any. It answers with an error and returns false if the
+// headers name workers that the request may not use.
 func (q *request) selectWorkers() bool {
 	selector := q.settings.Selector
 	if selector == nil {
@@ -60,8 +60,8 @@ func (q *request) selectWorkers() bool {
 	return true
 }
 
-// poolOf is the pool of a model. Beside one engine that is this engine's,
-// whatever the model: it says itself which it does not know.
+// poolOf returns the pool of the request's model. With a WorkerSelector it falls back to the local
+// engine's pool for an unknown model, and that engine refuses the model itself.
 func (q *request) poolOf(v *fleet.View) (*fleet.Pool, bool) {
 	p, ok := v.Pool(q.model)
 	if q.settings.Selector == nil {
@@ -90,7 +90,7 @@ func (q *request) poolOf(v *fleet.View) (*fleet.Pool, bool) {
 	return own, true
 }
 
-// ranksNumbered keeps the ranks of one number, without copying where it can.
+// ranksNumbered returns the rank with number n as a slice of ranks, or nil if there is none.
 func ranksNumbered(ranks []*worker.Rank, n uint16) []*worker.Rank {
 	for i, r := range ranks {
 		if r.ID.Rank == n {
@@ -100,8 +100,8 @@ func ranksNumbered(ranks []*worker.Rank, n uint16) []*worker.Rank {
 	return nil
 }
 
-// skipTrippedPrefill makes the plan one for a single worker where every prefill worker
-// named is resting after failures: the request does not pay for another try.
+// skipTrippedPrefill plans one rank for the whole request if every selected prefill worker has an
+// open breaker or is at capacity, so that the request does not pay for another failed attempt.
 func (q *request) skipTrippedPrefill() {
 	if q.selected.Prefill == nil || q.plan.Family == nil || q.plan.Traits.NoPlainDecode || !q.pd.PlainDecode {
 		return
@@ -115,9 +115,10 @@ func (q *request) skipTrippedPrefill() {
 	q.plan.noPrefillWorker = true
 }
 
-// nextSelected are the candidates of a prefill leg: of workers that the request
-// named the first that has not failed it and is not resting, for their order is
-// the choice; else all.
+// nextSelected returns the candidates of a prefill leg. If the request selected prefill workers,
+// that is the first one that has not failed the request, has a closed breaker and is below
+// capacity; the order of the selection decides. If all of them are unavailable, it is the first
+// that has not failed the request. Otherwise nextSelected returns ranks.
 func (q *request) nextSelected(ranks []*worker.Rank) []*worker.Rank {
 	if q.selected.Prefill == nil {
 		return ranks
@@ -140,15 +141,15 @@ func (q *request) nextSelected(ranks []*worker.Rank) []*worker.Rank {
 	return ranks
 }
 
-// lacksPrefillSource says that the request needs a prefill worker and neither it nor the
-// configuration names one: there is nothing to wait for.
+// lacksPrefillSource reports whether the request needs a prefill worker although neither its
+// headers nor the configuration name one. Waiting cannot help such a request.
 func (q *request) lacksPrefillSource() bool {
 	return q.settings.Selector != nil && q.plan.Family != nil && len(q.plan.Prefill) == 0 && q.pool.Members[worker.Prefill] == 0
 }
 
-// isPredetermined says that there is nothing to choose, so that the prompt need not be
-// looked into: each leg has one candidate, or an order. A Picky family looks at
-// the prompt's tokens itself.
+// isPredetermined reports whether the request leaves nothing to choose: each leg has one candidate
+// or a selected order. The prompt then need not be tokenized, unless the family is a RequestFilter,
+// which reads the prompt's tokens.
 func (q *request) isPredetermined() bool {
 	if q.settings.Selector == nil {
 		return false
@@ -162,8 +163,8 @@ func (q *request) isPredetermined() bool {
 	return len(q.plan.Decode) <= 1 && (len(q.plan.Prefill) <= 1 || q.selected.Prefill != nil)
 }
 
-// estimatePrompt is resolvePrompt where nothing is to be chosen: a guess of the
-// prompt's length, for the load on the ranks.
+// estimatePrompt replaces resolvePrompt if there is nothing to choose. It estimates the prompt's
+// length for the load accounting of the ranks.
 func (q *request) estimatePrompt() {
 	q.prompt = tokenize.Prompt{Tokens: q.prompt.Tokens[:0], Count: len(q.x.Doc.Body) / bytesPerToken}
 	q.overlaps, q.keys = q.overlaps[:0], q.keys[:0]

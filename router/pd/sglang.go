@@ -8,20 +8,19 @@ import (
 	"sluice/router/worker"
 )
 
-// sglang is SGLang's hand-over through the prefill node's bootstrap server: both
-// legs go out at once with the same bootstrap_host, bootstrap_port and
-// bootstrap_room; the decode engine meets the prefill engine in the room. Read
-// in SGLang 0.4.6 … 0.5.23.
+// sglang is SGLang's hand-over through the prefill node's bootstrap server. The router sends both
+// legs at once with the same bootstrap_host, bootstrap_port and bootstrap_room, and the decode
+// engine meets the prefill engine in that room. Read in SGLang 0.4.6 … 0.5.23.
 //
-// A prefill worker whose bootstrap port nobody has told is asked first, and the
-// disaggregated_params of its answer go into decode.
+// If the bootstrap port of a prefill worker is unknown, the router sends the prefill leg first and
+// copies the disaggregated_params of its response into the decode leg.
 type sglang struct{}
 
 // Name implements Family.
 func (sglang) Name() string { return "sglang" }
 
-// Traits implements Family: a room serves a batch (a room for each prompt), and
-// an engine in decode mode cannot prefill.
+// Traits implements Family. A batch has one room per prompt. An engine in decode mode cannot
+// prefill.
 func (sglang) Traits() Traits {
 	return Traits{
 		Kinds:   kindsOf(front.Chat, front.Completions, front.ResponsesAPI, front.NativeGenerate),
@@ -37,9 +36,9 @@ func (sglang) Order(p *Handover) Order {
 	return Concurrent
 }
 
-// Prefill implements Family: not streamed, so that a transfer that fails is a
-// status and not an event; the output's length is the engine's affair, which
-// stops after the first token.
+// Prefill implements Family. It disables streaming so that a failed transfer is an HTTP status and
+// not an event. It sets no token limit, because the prefill engine stops after the first token
+// itself.
 func (s sglang) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	leg.Remove(jsonscan.KeyDisaggPrefillDPRank)
@@ -48,7 +47,7 @@ func (s sglang) Prefill(leg *LegRequest, p *Handover) {
 		s.writeBootstrap(leg, p, port)
 		return
 	}
-	// No engine accepts a request without a room.
+	// no engine accepts a request without a room
 	leg.Set(jsonscan.KeyBootstrapRoom, leg.Render(func(dst []byte) []byte { return appendBootstrapRooms(dst, p) }))
 }
 
@@ -79,7 +78,7 @@ var bootstrapMembers = [...]struct {
 	{"bootstrap_room", jsonscan.KeyBootstrapRoom},
 }
 
-// Handle implements Family: disaggregated_params with all three members.
+// Handle implements Family. The handle is disaggregated_params with all three bootstrap members.
 func (sglang) Handle(_ *Handover, body []byte) ([]byte, error) {
 	v, ok, err := jsonscan.Find(body, "disaggregated_params")
 	if err != nil {
@@ -101,8 +100,8 @@ func (sglang) Handle(_ *Handover, body []byte) ([]byte, error) {
 	return handle, nil
 }
 
-// bootstrapValue says whether an engine takes a value for a bootstrap member: a string for the
-// host and an integer for the others, or a list of such for a batch.
+// bootstrapValue reports whether a value is valid for a bootstrap member: a string for the host, an
+// integer for the others, or a list of such values for a batch.
 func bootstrapValue(key jsonscan.Key, kind jsonscan.Kind, raw []byte) bool {
 	if kind == jsonscan.Array {
 		it, n := jsonscan.Walk(raw), 0
@@ -120,8 +119,8 @@ func bootstrapValue(key jsonscan.Key, kind jsonscan.Kind, raw []byte) bool {
 	return ok
 }
 
-// addressRank names the rank in the body, in the words of the engine's release. A
-// client's own choice is taken out: it would send the legs apart.
+// addressRank sets the data-parallel rank in the body, with the member that the engine's release
+// uses. It removes a rank that the client chose, which could differ from the rank of the other leg.
 func (sglang) addressRank(leg *LegRequest, r *worker.Rank) {
 	key, other := jsonscan.KeyRoutedDPRank, jsonscan.KeyDataParallelRank
 	if versionBefore(r, 0, 5, 10) {
@@ -136,7 +135,7 @@ func (sglang) addressRank(leg *LegRequest, r *worker.Rank) {
 	leg.RankInBody = versionBefore(r, 0, 5, 10)
 }
 
-// writeBootstrap writes where the legs meet: for a batch as lists, one room a prompt.
+// writeBootstrap sets the three bootstrap members, for a batch as lists with one room per prompt.
 func (sglang) writeBootstrap(leg *LegRequest, p *Handover, port int) {
 	host := workerOption(p.Prefill, "bootstrap_host")
 	if host == "" {
@@ -164,16 +163,16 @@ func appendRepeated(dst, value []byte, n int) []byte {
 	return append(dst, ']')
 }
 
-// appendBootstrapRooms writes the rooms of a pair, the same for both of its legs: a
-// number, or for a batch a list. Every one is congruent to the prefill rank,
-// which is where a release without disagg_prefill_dp_rank, and a server that
-// balances by room, look for the KV.
+// appendBootstrapRooms appends the rooms of a hand-over, equal for both legs: a number, or a list
+// for a batch. Every room is congruent to the prefill rank. Releases without
+// disagg_prefill_dp_rank, and servers that balance by room, derive the rank that has the KV from
+// the room.
 func appendBootstrapRooms(dst []byte, p *Handover) []byte {
 	n, ranks := countPrompts(p), uint64(dpSize(p.Prefill))
 	bootstrapRoom := p.Token
 	choices := wantsSeveral(p.Doc.Raw(choicesKey(p.Kind)))
-	// The server counts a number up by one for each choice of each prompt, away from
-	// the rank; a list it repeats.
+	// For several choices the server increments a single number per choice and prompt, which leads
+	// to other ranks, but repeats a list.
 	counts := ranks == 1 || !versionBefore(p.Prefill, 0, 5, 10)
 	switch {
 	case choices && counts, n == 1 && !choices:
@@ -199,10 +198,10 @@ func choicesKey(k front.Kind) jsonscan.Key {
 	return jsonscan.KeyN
 }
 
-// maxBootstrapRoom keeps room for what a server adds to a room: one for each choice.
+// maxBootstrapRoom leaves space for the server's increments, one per choice.
 const maxBootstrapRoom = 1<<63 - 1<<20
 
-// congruentRoom is the room near r with room % ranks equal to the rank.
+// congruentRoom returns a room near the given one with room % ranks equal to the rank.
 func congruentRoom(room, ranks uint64, rank *worker.Rank) uint64 {
 	room %= maxBootstrapRoom
 	if ranks > 1 {
@@ -211,7 +210,7 @@ func congruentRoom(room, ranks uint64, rank *worker.Rank) uint64 {
 	return room
 }
 
-// nextRandom gives the next of a sequence of random numbers in 63 bits.
+// nextRandom returns the next of a sequence of 63-bit random numbers.
 func nextRandom(z uint64) uint64 {
 	z += 0x9E3779B97F4A7C15
 	z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -219,7 +218,7 @@ func nextRandom(z uint64) uint64 {
 	return (z ^ (z >> 31)) >> 1
 }
 
-// countPrompts is how many prompts the request holds, 1 for what is no batch.
+// countPrompts returns the number of prompts in the request, 1 if it is no batch.
 func countPrompts(p *Handover) int {
 	var list []byte
 	switch p.Kind {
@@ -236,8 +235,8 @@ func countPrompts(p *Handover) int {
 	return max(countElements(list), 1)
 }
 
-// bootstrapPort is the port of the rank's bootstrap server: as configured, else
-// as the engine told; 0 when nobody has.
+// bootstrapPort returns the port of the rank's bootstrap server: the configured one, else the one
+// that the engine reported, else 0.
 func bootstrapPort(r *worker.Rank) int {
 	if port := atoi(workerOption(r, "bootstrap_port")); port != 0 {
 		return port
@@ -245,7 +244,7 @@ func bootstrapPort(r *worker.Rank) int {
 	return r.Worker.Info().BootstrapPort
 }
 
-// dpSize is how many data-parallel ranks the rank's engine has.
+// dpSize returns the number of data-parallel ranks of the rank's engine.
 func dpSize(r *worker.Rank) int {
 	n := r.Worker.Info().DPSize
 	for _, other := range r.Worker.Ranks {

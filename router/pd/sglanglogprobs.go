@@ -8,27 +8,28 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// A decode server of SGLang sends no log-probabilities of the prompt, which prefill
-// computed: its lists of them are empty. So prefill's are put in front of them, in a whole
-// answer and in every event of a stream, as SGLang's own router does with the first of them
-// (0.4.6 … 0.5.23; it leaves out the two others). Completions with echo, whose lists hold both
-// parts in one, go to an aggregated worker where there is one; a pair's lack the prompt's.
+// An SGLang decode server returns empty lists for the log-probabilities of the prompt, because the
+// prefill server computed them. The router therefore inserts prefill's lists at the front of
+// decode's, in non-streaming responses and in every event of a stream. SGLang's own router does
+// this for the first list only (0.4.6 … 0.5.23). Completions with echo have both parts in one list.
+// They run on an aggregated worker if there is one; otherwise the prompt's part is missing.
 
-// logprobLists are the members of meta_info that score the prompt.
+// logprobLists are the members of meta_info with log-probabilities of the prompt.
 var logprobLists = [...]string{"input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"}
 
-// sequenceLogprobs are what is inside the lists of one sequence; nil: no such list, or an empty one.
+// sequenceLogprobs holds the elements of each list of one sequence. An entry is nil if the list is
+// missing or empty.
 type sequenceLogprobs [len(logprobLists)][]byte
 
-// MergesAnswers implements Joiner: /generate that was asked for log-probabilities.
+// MergesAnswers implements AnswerMerger: /generate requests for log-probabilities.
 func (sglang) MergesAnswers(p *Handover) bool {
 	return p.Kind == front.NativeGenerate && wantsLogprobs(p.Doc.Raw(jsonscan.KeyReturnLogprob))
 }
 
-// wantsLogprobs reads true, or a list for a batch with true in it.
+// wantsLogprobs reports whether raw is true or, for a batch, a list that contains true.
 func wantsLogprobs(raw []byte) bool { return bytes.Contains(raw, jsonTrue) }
 
-// Body implements Answerer.
+// Body implements AnswerRewriter.
 func (sglang) Body(dst []byte, p *Handover, body []byte) []byte {
 	merger := logprobMerger{bySequence: parseLogprobs(p.Answer)}
 	if at := bytes.TrimLeft(body, " \t\r\n"); len(at) == 0 || at[0] != '[' {
@@ -44,12 +45,13 @@ func (sglang) Body(dst []byte, p *Handover, body []byte) []byte {
 	return append(dst, body[from:]...)
 }
 
-// Events implements Answerer.
+// Events implements AnswerRewriter.
 func (sglang) Events(p *Handover) relay.Rewriter {
 	return &logprobMerger{bySequence: parseLogprobs(p.Answer)}
 }
 
-// parseLogprobs reads prefill's answer, an object or, of a batch, a list of them; it borrows.
+// parseLogprobs reads a prefill response: an object, or a list of objects for a batch. The result
+// borrows from answer.
 func parseLogprobs(answer []byte) (list []sequenceLogprobs) {
 	answer = bytes.TrimLeft(answer, " \t\r\n")
 	if len(answer) == 0 || answer[0] != '[' {
@@ -80,18 +82,19 @@ func parseSequence(sequence []byte) (s sequenceLogprobs) {
 	return s
 }
 
-// logprobMerger puts prefill's scores into decode's answers.
+// logprobMerger inserts prefill's log-probabilities into decode's responses.
 type logprobMerger struct {
-	bySequence []sequenceLogprobs // by sequence
+	bySequence []sequenceLogprobs // indexed by sequence
 }
 
-// maxLogprobEvent is ample for an event that repeats the scores of all tokens so far.
+// maxLogprobEvent allows for events that repeat the log-probabilities of all tokens so far, in
+// bytes.
 const maxLogprobEvent = 16 << 20
 
-// MaxEvent implements relay.Roomy.
+// MaxEvent implements relay.LargeEventRewriter.
 func (*logprobMerger) MaxEvent() int { return maxLogprobEvent }
 
-// Event implements relay.Rewriter. An event of a batch names its sequence.
+// Event implements relay.Rewriter. In a batch each event contains the index of its sequence.
 func (j *logprobMerger) Event(dst, event []byte) []byte {
 	data := relay.EventData(event)
 	if len(data) == 0 || data[0] != '{' {
@@ -107,8 +110,8 @@ func (j *logprobMerger) Event(dst, event []byte) []byte {
 	return append(dst, event[at+len(data):]...)
 }
 
-// sequence appends decode's object of one sequence with prefill's scores in it. What has
-// no lists, as an error, stays as it is.
+// sequence appends decode's object of one sequence with prefill's log-probabilities. It appends an
+// object without such lists, such as an error, unchanged.
 func (j *logprobMerger) sequence(dst, object []byte, index int) []byte {
 	meta, ok, _ := jsonscan.Find(object, "meta_info")
 	if !ok || meta.Kind != jsonscan.Object || index >= len(j.bySequence) {
@@ -117,10 +120,10 @@ func (j *logprobMerger) sequence(dst, object []byte, index int) []byte {
 	var vals [len(logprobLists)]jsonscan.Value
 	info := object[meta.Start:meta.End]
 	jsonscan.Members(info, vals[:], logprobLists[:]...)
-	from := 0 // of info
+	from := 0 // offset in info up to which the output is written
 	dst = append(dst, object[:meta.Start]...)
 	for {
-		next := -1 // in the order of the text
+		next := -1 // the next list in the order of the text
 		for i, v := range vals {
 			if v.Kind == jsonscan.Array && v.Start >= from && j.bySequence[index][i] != nil && (next < 0 || v.Start < vals[next].Start) {
 				next = i

@@ -6,11 +6,12 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// statefulMember says in one word what a member asks an engine to keep that another
-// engine, given prompt and output as a prompt, does not know; "" when nothing.
+// statefulMember returns one word for the engine state that a member requires and that a second
+// engine, which gets prompt and output as its prompt, does not have. It returns "" if there is no
+// such state.
 func (m *templateBuilder) statefulMember(key string, raw []byte) string {
 	switch key {
-	case "prompt_logprobs", "logprobs": // 0 asks for something
+	case "prompt_logprobs", "logprobs": // 0 also requests log-probabilities
 		if isSet(raw) || string(raw) == "0" {
 			return key
 		}
@@ -74,7 +75,7 @@ func (m *templateBuilder) statefulMember(key string, raw []byte) string {
 	return ""
 }
 
-// formatOf says whether the text member of a responses request asks for a grammar.
+// formatOf returns "structured" if the text member of a Responses request sets a grammar, else "".
 func formatOf(text []byte) string {
 	format, ok, err := jsonscan.Find(text, "format")
 	if err != nil || !ok || format.Kind != jsonscan.Object {
@@ -87,8 +88,8 @@ func formatOf(text []byte) string {
 	return ""
 }
 
-// statefulChat names what a chat request holds that a parser in the engine keeps
-// state of.
+// statefulChat returns one word for what makes a parser in the engine keep state about a chat, or
+// "".
 func statefulChat(doc *jsonscan.Doc) string {
 	if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
 		return "tools"

@@ -10,23 +10,21 @@ import (
 	"sluice/router/config"
 )
 
-// storage is the hand-over through a KV store that all engines share (LMCache,
-// or any connector that needs no handle): prefill fills the store, decode finds
-// the blocks there by their hashes. There is nothing to hand over and nothing to
-// wait for but prefill's answer.
+// storage is the hand-over through a KV store that all engines share (LMCache, or any connector
+// that needs no handle). Prefill fills the store, and decode finds the blocks there by their
+// hashes. The router passes nothing between the legs and waits only for prefill's response.
 //
-// With a threshold decode goes first: it is sent cache_hit_threshold, and an
-// engine that knows the member (llm-d's vLLM) declines with the finish reason
-// "cache_threshold" when it holds a smaller share of the prompt. One that does
-// not know it does the whole request.
+// With a threshold the decode leg goes first and carries cache_hit_threshold. An engine that
+// supports the member (llm-d's vLLM) declines with the finish reason "cache_threshold" if it has
+// cached a smaller share of the prompt. Other engines run the whole request.
 type storage struct {
-	threshold []byte // JSON number; nil: prefill first
+	threshold []byte // JSON number; nil if prefill goes first
 }
 
 // Name implements Family.
 func (storage) Name() string { return "storage" }
 
-// configure implements configured.
+// configure implements configurableFamily.
 func (storage) configure(pd *config.PD) Family {
 	if pd.CacheHitThreshold <= 0 {
 		return storage{}
@@ -34,18 +32,18 @@ func (storage) configure(pd *config.PD) Family {
 	return storage{threshold: strconv.AppendFloat(nil, pd.CacheHitThreshold, 'g', -1, 64)}
 }
 
-// Traits implements Family. The store serves any number of reads.
+// Traits implements Family. The store serves any number of reads, so there is no lease.
 func (s storage) Traits() Traits {
 	kinds := vllmKinds
 	if s.threshold != nil {
-		// Elsewhere the reason for the end would stand in another place.
+		// Declined knows the place of the finish reason on these endpoints only.
 		kinds = kindsOf(front.Chat, front.Completions)
 	}
 	return Traits{Kinds: kinds, Batches: true, NoLease: true}
 }
 
-// Order implements Family. Several prompts or choices decline each by itself, which a
-// stream shows too late: behind what others have told.
+// Order implements Family. Each of several prompts or choices declines on its own. A stream would
+// show this only after the client has received output of the others, so such streams prefill first.
 func (s storage) Order(p *Handover) Order {
 	if s.threshold != nil && !(p.Stream && multiHandoverReason(p.Kind, p.Doc) != "") {
 		return DecodeFirst
@@ -64,7 +62,7 @@ func (s storage) Prefill(leg *LegRequest, p *Handover) {
 	s.neverDecline(leg)
 }
 
-// Handle implements Family: there is none; an answer is all it takes.
+// Handle implements Family. The handle is empty; any response without an error suffices.
 func (storage) Handle(_ *Handover, body []byte) ([]byte, error) {
 	if v, _, err := jsonscan.Find(body, "error"); err != nil || v.Kind > jsonscan.Null {
 		return nil, fmt.Errorf("%w: the prefill response is no answer", ErrIncompleteHandle)
@@ -72,7 +70,7 @@ func (storage) Handle(_ *Handover, body []byte) ([]byte, error) {
 	return body[:0:0], nil
 }
 
-// Decode implements Family: the client's body, on trial with the threshold.
+// Decode implements Family. A trial carries the threshold.
 func (s storage) Decode(leg *LegRequest, p *Handover) {
 	if p.Trial {
 		leg.Set(jsonscan.KeyCacheHitThreshold, s.threshold)
@@ -81,7 +79,7 @@ func (s storage) Decode(leg *LegRequest, p *Handover) {
 	s.neverDecline(leg)
 }
 
-// neverDecline keeps an engine from declining.
+// neverDecline prevents the engine from declining the request.
 func (s storage) neverDecline(leg *LegRequest) {
 	if s.threshold != nil {
 		leg.Set(jsonscan.KeyCacheHitThreshold, jsonZero)
@@ -98,10 +96,9 @@ var (
 	eventEnd     = []byte("\n\n")
 )
 
-// Declined implements Trier. It looks at raw bytes, an answer or the beginning
-// of a stream in whatever framing: a quote inside of a string is escaped there,
-// so no text can look like the member. A stream is undecided until it has an
-// event beyond the one that tells the role.
+// Declined implements TrialFamily. It searches the raw bytes of a response or of the beginning of a
+// stream, independent of the framing. Quotes inside JSON strings are escaped, so generated text
+// cannot match the member. A stream is undecided until it has an event after the one with the role.
 func (storage) Declined(answer []byte) (declined, more bool) {
 	for rest := answer; ; {
 		i := bytes.Index(rest, finishReason)

@@ -6,24 +6,24 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// What becomes of a stream whose text an engine holds to a grammar (migration.structured),
-// when it must move: another engine begins the grammar anew, behind what has been told.
+// Values of migration.structured: what happens when a stream whose output a grammar constrains must
+// migrate. The next engine starts the grammar from its beginning, after the text already sent.
 const (
-	structuredExact         = "exact" // it moves where what is left of the grammar can be said
+	structuredExact         = "exact" // migrate only if the rest of the grammar can be expressed
 	structuredUnconstrained = "unconstrained"
 )
 
-// choiceGrammar is a request whose answer is one of several texts (vLLM's guided_choice, and
-// structured_outputs with choice). Behind a part of the answer what may follow are the
-// ends of those that begin with it: the engine's own grammar, as far as it has come.
+// choiceGrammar is the grammar of a request whose response is one of several texts (vLLM's
+// guided_choice, and structured_outputs with choice). After a part of the response, the allowed
+// continuations are the remainders of the texts that start with it.
 type choiceGrammar struct {
-	texts  [][]byte // as they are, escapes undone
-	prefix []byte   // of the body, up to the list
-	suffix []byte   // what stands behind it
+	texts  [][]byte // without JSON escapes
+	prefix []byte   // of the member, up to the list
+	suffix []byte   // of the member, after the list
 }
 
-// member appends the member of a request for what is left behind told; not ok: told is
-// the beginning of none.
+// appendRemaining appends the request member that allows the continuations after generated. ok is
+// false if no text starts with generated.
 func (o *choiceGrammar) appendRemaining(dst, generated []byte) (_ []byte, ok bool) {
 	dst = append(append(dst, o.prefix...), '[')
 	for _, text := range o.texts {
@@ -39,8 +39,8 @@ func (o *choiceGrammar) appendRemaining(dst, generated []byte) (_ []byte, ok boo
 	return append(append(dst, ']'), o.suffix...), ok
 }
 
-// appendRemainingGrammar appends the member of a's grammar that is left, behind a comma; ok where nothing
-// is to be said.
+// appendRemainingGrammar appends a comma and the member for the rest of a's grammar. ok is true if
+// a has no grammar.
 func (a *resumeTemplate) appendRemainingGrammar(dst, generated []byte) ([]byte, bool) {
 	if a.choice == nil {
 		return dst, true
@@ -48,8 +48,8 @@ func (a *resumeTemplate) appendRemainingGrammar(dst, generated []byte) ([]byte, 
 	return a.choice.appendRemaining(append(dst, ','), generated)
 }
 
-// addGrammar takes in a member that holds the answer to a grammar. It is not copied; why is
-// "structured" where the stream cannot move because of it.
+// addGrammar handles a member that constrains the response with a grammar, instead of copying it.
+// It returns "structured" if the stream cannot migrate because of it.
 func (m *templateBuilder) addGrammar(name string, raw []byte) (reason string) {
 	if m.structured != structuredExact && m.structured != structuredUnconstrained {
 		return "structured"
@@ -65,8 +65,8 @@ func (m *templateBuilder) addGrammar(name string, raw []byte) (reason string) {
 	return ""
 }
 
-// parseChoice reads a choice out of a member that asks for a grammar, nil where it asks for
-// something else.
+// parseChoice parses a choice from a grammar member. It returns nil if the member holds another
+// kind of grammar.
 func parseChoice(name string, raw []byte) *choiceGrammar {
 	o := &choiceGrammar{prefix: append(append([]byte{'"'}, name...), `":`...)}
 	switch name {

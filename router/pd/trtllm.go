@@ -9,11 +9,10 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// trtllm is TensorRT-LLM's hand-over, context first: a context server computes
-// the prompt and one token and answers with disaggregated_params in its first
-// choice; a generation server is given them, with the prompt as the ids that the
-// context server told, and streams everything from the first token on. The
-// transceiver's state in them is opaque and passed on byte for byte.
+// trtllm is TensorRT-LLM's context-first hand-over. A context server computes the prompt and one
+// token and returns disaggregated_params in its first choice. A generation server receives these
+// params and the prompt's token ids from the context server, and streams the response from the
+// first token on. The transceiver state in the params is opaque and passes unchanged.
 type trtllm struct{}
 
 var (
@@ -24,26 +23,26 @@ var (
 // Name implements Family.
 func (trtllm) Name() string { return "trtllm" }
 
-// Traits implements Family. The context server keeps the KV for a time that is
-// its own setting, so it is treated as a lease.
+// Traits implements Family. The context server's configuration limits how long it keeps the KV, so
+// the router treats that time as a lease.
 func (trtllm) Traits() Traits { return Traits{Kinds: kindsOf(front.Chat, front.Completions)} }
 
 // Order implements Family.
 func (trtllm) Order(*Handover) Order { return PrefillFirst }
 
-// Prefill implements Family. A server makes one token of a context_only request
-// by itself; older ones have to be told.
+// Prefill implements Family. Current servers generate one token for a context_only request on their
+// own; older ones need the limit.
 func (trtllm) Prefill(leg *LegRequest, p *Handover) {
 	leg.disableStream()
 	if n, ok := p.Doc.Int(jsonscan.KeyMinTokens); ok && n > 0 {
-		leg.Set(jsonscan.KeyMinTokens, jsonOne) // else the first token could be the end
+		leg.Set(jsonscan.KeyMinTokens, jsonOne) // without a minimum the first token could end the response
 	}
 	leg.limitToOneToken(p)
 	leg.Set(jsonscan.KeyDisaggregatedParams, contextOnly)
 }
 
-// Handle implements Family: the first choice's disaggregated_params. An end by
-// anything but the length means that the first token was the last.
+// Handle implements Family. The handle is the first choice's disaggregated_params. A finish reason
+// other than the length limit means that the first token was the last.
 func (trtllm) Handle(p *Handover, body []byte) ([]byte, error) {
 	choice, ids, err := firstChoice(body, "prompt_token_ids")
 	if err != nil {
@@ -82,13 +81,13 @@ func (trtllm) Handle(p *Handover, body []byte) ([]byte, error) {
 	return params, nil
 }
 
-// isInteger says whether a JSON value is an integer; the context server's ids may be negative.
+// isInteger reports whether a JSON value is an integer. Context servers also use negative ids.
 func isInteger(kind jsonscan.Kind, raw []byte) bool {
 	_, ok := integer(kind, bytes.TrimPrefix(raw, []byte{'-'}))
 	return ok
 }
 
-// areNumbers says whether an array has elements, and all of them are numbers.
+// areNumbers reports whether an array is not empty and all its elements are numbers.
 func areNumbers(array []byte) bool {
 	it, n := jsonscan.Walk(array), 0
 	for ; it.Next(); n++ {
@@ -99,8 +98,8 @@ func areNumbers(array []byte) bool {
 	return n > 0
 }
 
-// firstChoice finds choices[0] of an answer, and one more member beside it; the result
-// borrows from body.
+// firstChoice returns choices[0] of a response and the position of the top-level member beside.
+// choice borrows from body.
 func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Value, err error) {
 	v, other, err := jsonscan.FindTwo(body, "choices", beside)
 	if err != nil {
@@ -116,7 +115,7 @@ func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Valu
 func (trtllm) Decode(leg *LegRequest, p *Handover) {
 	leg.Set(jsonscan.KeyDisaggregatedParams, leg.Render(func(dst []byte) []byte { return asGenerationOnly(dst, p) }))
 	if p.promptIDs == nil {
-		return // an older server: the prompt is tokenized once more
+		return // An older context server returns no ids, so the generation server tokenizes the prompt again.
 	}
 	key := jsonscan.KeyPromptTokenIDs
 	if p.Kind == front.Completions {
@@ -125,7 +124,7 @@ func (trtllm) Decode(leg *LegRequest, p *Handover) {
 	leg.Set(key, p.promptIDs)
 }
 
-// asGenerationOnly appends the context server's params with the request type changed.
+// asGenerationOnly appends the context server's params with request_type set to generation_only.
 func asGenerationOnly(dst []byte, p *Handover) []byte {
 	params := p.Handle
 	if v := p.handleMembers.kind; v.Kind != jsonscan.Absent {
@@ -133,23 +132,23 @@ func asGenerationOnly(dst []byte, p *Handover) []byte {
 		return append(dst, params[v.End:]...)
 	}
 	dst = append(append(dst, `{"request_type":`...), generationOnly...)
-	return append(append(dst, ','), params[1:]...) // it has other members: Handle has seen two
+	return append(append(dst, ','), params[1:]...) // params is not empty: Handle requires two members
 }
 
-// Body implements Answerer.
+// Body implements AnswerRewriter.
 func (trtllm) Body(dst []byte, _ *Handover, body []byte) []byte {
 	return relay.AppendRedacted(dst, body)
 }
 
-// Events implements Answerer.
+// Events implements AnswerRewriter.
 func (trtllm) Events(*Handover) relay.Rewriter { return relay.RedactRewriter{} }
 
-// Final implements Finisher.
+// Final implements FinalAnswerer.
 func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {
 	return relay.AppendEvents(dst, relay.AppendRedacted(nil, body), wantsUsage(p))
 }
 
-// wantsUsage says whether a streaming client asked for the usage event.
+// wantsUsage reports whether a streaming client asked for the usage event.
 func wantsUsage(p *Handover) bool {
 	options := p.Doc.Raw(jsonscan.KeyStreamOptions)
 	if len(options) == 0 || options[0] != '{' {
