@@ -18,34 +18,37 @@ import (
 )
 
 const (
-	// keepAliveComment is a comment of an event stream, which clients' parsers skip;
-	// keepAliveChunk is it in a chunk of its own.
+	// keepAliveComment is a comment of an event stream, which clients' parsers skip.
+	// keepAliveChunk is that comment as a chunk.
 	keepAliveComment = ": keep-alive\n\n"
 	keepAliveChunk   = "e\r\n" + keepAliveComment + "\r\n"
 	lastChunk        = "0\r\n\r\n"
 )
 
-// keepAliveWriter writes to a client that waits for the first byte of an engine's body: the head
-// of a stream, where it is to go out before the engine's, and comments, so that no
-// load balancer in front takes the connection for dead. It is the connection's only
-// writer until stopped: fasthttp writes nothing while a handler runs, the relay
-// nothing before the first byte.
+// keepAliveWriter writes to a client that waits for the first byte of an engine's body. It
+// writes the response head, if the head is due before the engine's, and then comments, so that
+// no load balancer in front closes the connection as idle. FailAt uses it to write an error
+// response at a deadline.
+//
+// Until it is stopped it is the connection's only writer: fasthttp writes nothing while a
+// handler runs, and the relay writes nothing before the first byte.
 type keepAliveWriter struct {
 	c        *conn
-	st       *stream       // through which comments go, framed and encoded as its events; nil behind a head that is not the engine's
-	interval time.Duration // between two comments; 0: none
+	st       *stream       // frames and compresses comments like its events; nil if the head was sent before the engine's
+	interval time.Duration // between two comments; 0: no comments
 
 	mu          sync.Mutex
 	timer       *time.Timer
-	keepConn    bool   // the head says that the connection serves another request
-	head        []byte // not out yet
-	headSent    bool   // a head that is not the engine's is
+	keepConn    bool   // head allows another request on the connection
+	head        []byte // head to write; empty once it is written
+	headSent    bool   // head has been written
 	stopped     bool
-	finalStatus int    // head is a whole answer, with this status (see Overdue); else 0
-	onFinal     func() // called when that is out; nil: nothing is
+	finalStatus int    // status, if head is a whole response (see FailAt); else 0
+	onFinal     func() // called when that response has been written; may be nil
 }
 
-// tick writes what is due. It runs on the timer's goroutine.
+// tick writes the head if it is not written yet, otherwise a comment. It runs on the timer's
+// goroutine.
 func (p *keepAliveWriter) tick() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,8 +83,8 @@ func (p *keepAliveWriter) tick() {
 	}
 }
 
-// stop ends it; nothing is being written any more when it returns. It says whether a
-// head went out. Nil and stopped ones may be stopped.
+// stop ends the writer. When it returns no write is in progress. out reports whether the head
+// has been written. p may be nil or stopped already.
 func (p *keepAliveWriter) stop() (out bool) {
 	if p == nil {
 		return false
@@ -93,8 +96,8 @@ func (p *keepAliveWriter) stop() (out bool) {
 	return p.headSent
 }
 
-// stopUnlessHeadSent says whether the head went out; when not, it is stopped, and the head goes out
-// with the engine's.
+// stopUnlessHeadSent reports whether the head has been written. If not, it stops the writer, and
+// the client gets the engine's head instead. p may be nil.
 func (p *keepAliveWriter) stopUnlessHeadSent() bool {
 	if p == nil {
 		return false
@@ -108,14 +111,14 @@ func (p *keepAliveWriter) stopUnlessHeadSent() bool {
 	return p.headSent
 }
 
-// start makes the first beat come after so long.
+// start schedules the first tick.
 func (p *keepAliveWriter) start(after time.Duration) {
 	p.mu.Lock()
 	p.scheduleLocked(after)
 	p.mu.Unlock()
 }
 
-// scheduleLocked makes the next beat come after so long. Called with mu.
+// scheduleLocked schedules the next tick. The caller holds mu.
 func (p *keepAliveWriter) scheduleLocked(after time.Duration) {
 	if p.timer == nil {
 		p.timer = time.AfterFunc(after, p.tick)
@@ -124,11 +127,11 @@ func (p *keepAliveWriter) scheduleLocked(after time.Duration) {
 	p.timer.Reset(after)
 }
 
-// MarkDispatched tells that a streamed request is given to an engine now. Where
-// Options.EarlyHeaders says so, its head goes out when EarlyHeadersAfter has passed, whether
-// an engine has answered or not. The handler need not know: what it answers from then
-// on becomes the rest of an event stream, a refusal an error event in the client's own
-// protocol. It does nothing for other requests, and when called again.
+// MarkDispatched tells the server that the Handler sends a streaming request to an engine now.
+// With Options.EarlyHeaders the server sends the response head when EarlyHeadersAfter has
+// passed, even if no engine has responded. The Handler need not know: a later response becomes
+// the rest of an event stream, and a refusal becomes an error event in the client's protocol.
+// MarkDispatched has no effect on other requests, or when it is called again.
 func (x *Exchange) MarkDispatched() {
 	if x.responder != nil || !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.http11 ||
 		x.Converter != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
@@ -152,18 +155,18 @@ func (x *Exchange) MarkDispatched() {
 	x.keepAlive.start(x.srv.options().EarlyHeadersAfter)
 }
 
-// headSent says whether the head of an event stream is out, so that an answer can only be
-// the rest of one; then nothing else writes any more.
+// headSent reports whether the head of an event stream has been sent, so that the response can
+// only be the rest of that stream. It stops the keep-alive writer.
 func (x *Exchange) headSent() bool {
 	x.clearDrainTarget()
 	return x.responseState == responsePending && x.keepAlive.stop()
 }
 
-// finishEventStream answers with the last events of a stream whose head is out.
+// finishEventStream sends the last events of a stream whose head has been sent.
 func (x *Exchange) finishEventStream(events []byte) {
 	st := x.newStream()
 	st.keep = x.keepAlive.keepConn && !x.panickedHandler
-	if status := x.keepAlive.finalStatus; status != 0 { // the client has its answer
+	if status := x.keepAlive.finalStatus; status != 0 { // the client has its whole response
 		st.status, st.keep = int16(status), false
 		x.startStream(st)
 		return
@@ -177,12 +180,12 @@ func (x *Exchange) finishEventStream(events []byte) {
 	x.startStream(st)
 }
 
-// relayAfterHead is Relay behind a head that is out.
+// relayAfterHead is Relay for a client that has the head of an event stream already.
 func (x *Exchange) relayAfterHead(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.keepAlive.finalStatus == 0 && resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
 		st.setResponse(resp, call, &hooks)
-		st.keepAlive, st.keep = x.keepAlive, x.keepAlive.keepConn // a server that leaves since then keeps the head's word
+		st.keepAlive, st.keep = x.keepAlive, x.keepAlive.keepConn // as the head promised, even if a drain has begun since
 		st.chunked = resp.ContentLength != upstream.LengthChunked
 		x.startStream(st)
 		return
@@ -199,27 +202,29 @@ func (x *Exchange) relayAfterHead(resp *upstream.Response, call *upstream.Call, 
 	hooks.notifyEnd(relay.Result{Cause: relay.EngineMalformed, Err: errors.New("front: " + message)})
 }
 
-// notEventStreamMessage says what is wrong with an engine's answer to a request for a stream.
+// notEventStreamMessage is the error message for an engine that did not answer a streaming
+// request with an event stream.
 func notEventStreamMessage(status int) string {
 	return fmt.Sprintf("the engine answered with status %d and no event stream", status)
 }
 
-// errorAfterHead is Error behind a head that is out.
+// errorAfterHead is Error for a client that has the head of an event stream already.
 func (x *Exchange) errorAfterHead(reason Reason, param, message string) {
-	drained := x.keepAlive.onFinal != nil // by the drain, and counted
+	drained := x.keepAlive.onFinal != nil // the drain has answered and reported the refusal
 	x.finishEventStream(appendErrorEvent(nil, x.Endpoint.Protocol, reason, reason.Status(), param, message, x.RequestID))
 	if !drained {
 		x.reportRefused(reason, param)
 	}
 }
 
-// responseAsEvents makes of a whole answer what follows the head of an event stream: of an
-// engine's refusal an error event, with its own words where they are of the protocol and
-// no header that is lost says when to try again (retry, else "").
+// responseAsEvents converts a non-streaming response to the events that follow the head of an
+// event stream. An engine's refusal becomes an error event. The event has the engine's own
+// error body if that fits the protocol and retry is empty. retry is the response's
+// Retry-After, which can no longer be sent as a header line, or "".
 func (x *Exchange) responseAsEvents(status int, retry string, body []byte) []byte {
 	protocol := x.Endpoint.Protocol
 	line := bytes.TrimSpace(body)
-	if bytes.ContainsAny(line, "\r\n") { // in JSON they stand between tokens only
+	if bytes.ContainsAny(line, "\r\n") { // JSON has line ends only between tokens
 		line = bytes.Map(func(r rune) rune {
 			if r == '\r' || r == '\n' {
 				return ' '
@@ -241,7 +246,7 @@ func (x *Exchange) responseAsEvents(status int, retry string, body []byte) []byt
 		reason = PoolOverloaded
 	case status == 504:
 		reason = UpstreamTimeout
-	case status < 400: // no fault of the client's: an engine that does not know its part
+	case status < 400: // not the client's fault: the engine did not stream
 		reason, status, message = UpstreamInvalid, UpstreamInvalid.Status(), notEventStreamMessage(status)
 	case status < 500:
 		reason = BadField
@@ -252,17 +257,19 @@ func (x *Exchange) responseAsEvents(status int, retry string, body []byte) []byt
 	return appendErrorEvent(nil, protocol, reason, status, "", message, x.RequestID)
 }
 
-// retryAfterText says in an error's message what Retry-After would have, where the head is out.
+// retryAfterText is added to an error message instead of a Retry-After line, once the head has
+// been sent.
 func retryAfterText(seconds string) string { return "; try again after " + seconds + " s" }
 
-// isAnthropicError says whether an error's body is of Anthropic's form; engines refuse what fails
-// their validation in OpenAI's on every path.
+// isAnthropicError reports whether an error body has Anthropic's form. Engines report requests
+// that fail their validation in OpenAI's form on every path.
 func isAnthropicError(body []byte) bool {
 	kind, ok, _ := jsonscan.Find(body, "type")
 	return ok && string(body[kind.Start:kind.End]) == `"error"`
 }
 
-// errorMessageOf is what an engine said in an error's body, or what its status says.
+// errorMessageOf returns the message in an engine's error body. If there is none it returns a
+// text with the status.
 func errorMessageOf(body []byte, status int) string {
 	var parsed struct {
 		Error   json.RawMessage `json:"error"`
@@ -288,14 +295,14 @@ func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, status
 		dst = append(dst, `,"message":`...)
 		dst = appendJSONString(dst, message)
 		dst = append(dst, `,"param":`...)
-		dst = append(appendJSONOrNull(dst, param), `,"sequence_number":0}`...) // no event came before it
+		dst = append(appendJSONOrNull(dst, param), `,"sequence_number":0}`...) // it is the first event
 	} else {
 		dst = appendErrorOf(dst, protocol, reason, status, param, message, requestID)
 	}
 	return append(append(dst, "\n\n"...), lastEvent(protocol)...)
 }
 
-// errorEventLine is the line that names an error's event, lastEvent the last event of all.
+// errorEventLine is the line that names an error event, "" if the protocol names none.
 func errorEventLine(p relay.Protocol) string {
 	if p == relay.OpenAI {
 		return ""
@@ -303,6 +310,7 @@ func errorEventLine(p relay.Protocol) string {
 	return "event: error\n"
 }
 
+// lastEvent is the event that ends every stream of the protocol, "" if there is none.
 func lastEvent(p relay.Protocol) string {
 	if p == relay.OpenAI {
 		return "data: [DONE]\n\n"
@@ -310,8 +318,9 @@ func lastEvent(p relay.Protocol) string {
 	return ""
 }
 
-// waitFirstByte waits on the stream's goroutine for the first bytes of the engine's body
-// while comments go out. What it fails with, the relay's first read gives again.
+// waitFirstByte waits on the stream's goroutine for the first bytes of the engine's body, while
+// the keep-alive writer sends comments. It ignores errors, because the relay's first read
+// returns them again.
 func (st *stream) waitFirstByte() {
 	opt := st.c.srv.options()
 	p := st.keepAlive
@@ -329,7 +338,7 @@ func (st *stream) waitFirstByte() {
 	_, _ = st.resp.Peek()
 }
 
-// writeComment writes one as the engine would have.
+// writeComment writes a comment in the engine's framing.
 func (st *stream) writeComment() (int, error) {
 	if st.resp.ContentLength == upstream.LengthChunked {
 		return st.Write([]byte(keepAliveChunk))
@@ -340,14 +349,14 @@ func (st *stream) writeComment() (int, error) {
 // writeChunk sends p, of a body without chunk framing, as one chunk.
 func (st *stream) writeChunk(p []byte) (int, error) {
 	if len(p) == 0 {
-		return 0, nil // which would be the last one
+		return 0, nil // an empty chunk would end the body
 	}
 	buf := membudget.Default.Get(relay.ChunkHeaderSize + len(p) + len("\r\n"))
 	defer membudget.Default.Put(buf)
 	copy(buf.B[relay.ChunkHeaderSize:], p)
 	framed, from := relay.FrameChunk(buf.B[:relay.ChunkHeaderSize+len(p)])
 	if _, err := st.send(framed[from:]); err != nil {
-		// A part of the chunk may be out: nothing can be sent again.
+		// A part of the chunk may have been sent, so the caller cannot send p again.
 		return 0, fmt.Errorf("front: cannot write a chunk: %w", err)
 	}
 	return len(p), nil

@@ -2,20 +2,20 @@ package front
 
 import "sluice/dataplane/relay"
 
-// Endpoint is one inference route and how its requests are treated.
+// Endpoint is an inference route and the properties of its requests.
 type Endpoint struct {
 	Path     string
 	Protocol relay.Protocol
 	Kind     Kind
-	// Disaggregable: prefill and decode may run on different workers.
+	// Disaggregable says that prefill and decode may run on different workers.
 	Disaggregable bool
 }
 
 // Kind is the request shape of an endpoint.
 type Kind uint8
 
-// The kinds. Embeddings covers every endpoint without KV affinity
-// (embeddings, rerank, score, classify, pooling): routed by load alone.
+// The kinds. Embeddings stands for every endpoint without KV affinity (embeddings, rerank,
+// score, classify, pooling). The router routes its requests by load alone.
 const (
 	Chat Kind = iota
 	Completions
@@ -25,14 +25,14 @@ const (
 	Embeddings
 	Tokenize
 	Detokenize
-	NativeGenerate // SGLang's own /generate
-	Preprocessed   // a preprocessed request, of which the Handler makes one of the others
-	CountTokens    // /v1/messages/count_tokens: no prompt is computed
-	StoredResponse // a response that an engine keeps, named by Exchange.Stored; no body
+	NativeGenerate // /generate of SGLang
+	Preprocessed   // a request from an external preprocessor; the Handler converts it to another kind
+	CountTokens    // /v1/messages/count_tokens: the engine computes no prompt
+	StoredResponse // a response that an engine has stored, see Exchange.Stored; no body
 )
 
-// Endpoints is the route table of inference endpoints, all POST with a JSON
-// body. A route with an exact path is added here, another one in routes.find.
+// Endpoints is the route table of inference endpoints. All are POST with a JSON body. Add a
+// route with an exact path here, and any other in routes.find.
 var Endpoints = []Endpoint{
 	{Path: "/v1/chat/completions", Kind: Chat, Protocol: relay.OpenAI, Disaggregable: true},
 	{Path: "/v1/completions", Kind: Completions, Protocol: relay.OpenAI, Disaggregable: true},

@@ -9,9 +9,10 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// Error answers with the OpenAI error shape ({"error":{message,type,param,code}},
-// Anthropic's under /v1/messages), X-Sluice-Reason, and X-Request-Id. param is the
-// field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
+// Error answers with an error body, X-Sluice-Reason and X-Request-Id. The body has OpenAI's
+// form ({"error":{message,type,param,code}}) or, for clients of the Messages API, Anthropic's.
+// param is the field at fault, "" for none. retryAfter > 0 adds Retry-After in whole seconds.
+// If the head of an event stream has been sent, the error becomes the stream's last event.
 func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.Duration) {
 	if x.responder != nil {
 		if x.claimResponse(reason.Status()) {
@@ -39,8 +40,9 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 	x.reportRefused(reason, param)
 }
 
-// protocol is whose error shape the client reads: the endpoint's. Where no route was found
-// it is Anthropic's for its paths, and for its clients, which send a version.
+// protocol returns the protocol whose error form the client reads: the endpoint's. If the
+// request has no route, it is Anthropic's for paths under /v1/messages and for clients that
+// send Anthropic-Version.
 func (x *Exchange) protocol() relay.Protocol {
 	const messages = "/v1/messages"
 	path := string(x.head.path)
@@ -53,13 +55,13 @@ func (x *Exchange) protocol() relay.Protocol {
 	return relay.OpenAI
 }
 
-// appendError writes the body of an error answer.
+// appendError appends the body of an error response.
 func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
 	return appendErrorOf(dst, protocol, reason, 0, param, message, requestID)
 }
 
-// appendErrorOf is appendError that tells a status as the code where there is none: behind
-// a head that is out nothing else does.
+// appendErrorOf is appendError with status as the error's code, if the reason has none and
+// status is not 0. In an event stream nothing else shows the status.
 func appendErrorOf(dst []byte, protocol relay.Protocol, reason Reason, status int, param, message, requestID string) []byte {
 	row, ok := reasonTable[reason]
 	if !ok {
@@ -89,7 +91,7 @@ func appendErrorOf(dst []byte, protocol relay.Protocol, reason Reason, status in
 	return append(dst, `}}`...)
 }
 
-// anthropicType is the error type that Anthropic's API gives with a status.
+// anthropicType is the error type of Anthropic's API for an HTTP status.
 func anthropicType(status int) string {
 	switch status {
 	case 401:
@@ -120,7 +122,7 @@ func appendJSONOrNull(dst []byte, s string) []byte {
 	return appendJSONString(dst, s)
 }
 
-// appendJSONString quotes s; bytes that are no UTF-8 become U+FFFD.
+// appendJSONString appends s as a JSON string. Bytes that are not UTF-8 become U+FFFD.
 func appendJSONString(dst []byte, s string) []byte {
 	const hexDigits = "0123456789abcdef"
 	dst = append(dst, '"')

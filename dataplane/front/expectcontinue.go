@@ -9,8 +9,9 @@ import (
 
 const expectContinue = "100-continue"
 
-// normalizeExpect has fasthttp see the expectation as RFC 9110 10.1.1 says: in any case, and
-// not in an HTTP/1.0 request, whose client would take the 100 for its answer.
+// normalizeExpect rewrites the Expect header for fasthttp as RFC 9110, 10.1.1, requires: its
+// value is case-insensitive, and it is ignored in an HTTP/1.0 request, whose client would read
+// the status 100 as the final response.
 func normalizeExpect(h *fasthttp.RequestHeader) {
 	switch v := h.Peek("Expect"); {
 	case len(v) == 0:
@@ -21,9 +22,9 @@ func normalizeExpect(h *fasthttp.RequestHeader) {
 	}
 }
 
-// onExpectContinue is asked about a client that waits for leave to send its body: what would be
-// refused whatever the body holds is refused now. The connection ends with that, for the
-// body may be on its way.
+// onExpectContinue is called by fasthttp when a client waits for "100 Continue" before it sends
+// its body. It refuses a request that would be refused whatever its body is. A refusal ends
+// the connection, because the client may already be sending the body.
 func (s *Server) onExpectContinue(ctx *fasthttp.RequestCtx) (status int) {
 	x := s.exchanges.Get()
 	x.ctx, x.Received, x.awaitsContinue = ctx, time.Now(), true
@@ -35,17 +36,17 @@ func (s *Server) onExpectContinue(ctx *fasthttp.RequestCtx) (status int) {
 	return ctx.Response.StatusCode()
 }
 
-// continuedRequest is whose body a client has leave to send; fasthttp forgets the head where it
-// then cannot read the body.
+// continuedRequest identifies the request whose client has got "100 Continue". fasthttp discards
+// the head if it then cannot read the body, and rejectContinuedBody needs these values.
 type continuedRequest struct {
-	endpoint *Endpoint // nil: nobody's
+	endpoint *Endpoint // nil: no client has got "100 Continue"
 	id       string
 	holder   Principal
 	ip       netip.Addr
 }
 
-// rejectContinuedBody answers a client that had leave to send its body, of which nothing came
-// that fasthttp could read.
+// rejectContinuedBody answers a client that has got "100 Continue" and whose body fasthttp could
+// not read.
 func (s *Server) rejectContinuedBody(ctx *fasthttp.RequestCtx, c *conn, err error) {
 	x := s.exchanges.Get()
 	x.ctx, x.c, x.Received = ctx, c, time.Now()
@@ -56,7 +57,7 @@ func (s *Server) rejectContinuedBody(ctx *fasthttp.RequestCtx, c *conn, err erro
 	x.rejectBodyError(err)
 }
 
-// admitContinue says whether the body may come; when not, it has answered.
+// admitContinue reports whether the client may send the body. If not, it has answered.
 func (x *Exchange) admitContinue() (ok bool) {
 	defer x.finish()
 	x.serve()
@@ -66,5 +67,6 @@ func (x *Exchange) admitContinue() (ok bool) {
 	return ok
 }
 
-// mayContinue says whether a client that waits for leave has it.
+// mayContinue reports whether the client waits for "100 Continue" and the request has not been
+// refused.
 func (x *Exchange) mayContinue() bool { return x.awaitsContinue && x.responseState == responsePending }

@@ -8,11 +8,11 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// FailAt has the client told at the given time, unless an answer has begun by then,
-// that it gets none: an error, and the connection's end. To the Handler the client has
-// left (OnClientGone, Gone); what it answers afterwards is nobody's. So the client need not
-// wait for what must still be done for the legs. A zero time is none; a detached
-// exchange's Party sees to it itself.
+// FailAt sends the client an error and ends the connection at the given time, unless a response
+// has begun by then. For the Handler this looks like a client that has disconnected
+// (OnClientGone, ClientGone), and its later response is discarded. Thus the client does not
+// wait for work that the legs still need. FailAt has no effect for a zero time or an
+// in-process exchange, whose Responder handles deadlines itself.
 func (x *Exchange) FailAt(at time.Time, reason Reason, message string) {
 	if at.IsZero() || x.responder != nil || x.responseState != responsePending {
 		return
@@ -28,7 +28,7 @@ func (x *Exchange) FailAt(at time.Time, reason Reason, message string) {
 
 var errRespondedAtDeadline = errors.New("front: the client was told that it gets no answer before this one began")
 
-// discardRelay is Relay of what comes too late.
+// discardRelay is Relay of a response that comes after the error of FailAt.
 func (x *Exchange) discardRelay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	call.Cancel()
 	resp.Release()
@@ -40,7 +40,8 @@ func (x *Exchange) discardRelay(resp *upstream.Response, call *upstream.Call, ho
 	hooks.notifyEnd(relay.Result{Cause: cause, Err: errRespondedAtDeadline})
 }
 
-// closeWrite tells the client that nothing more comes, while the handler still runs.
+// closeWrite shuts down the sending side of the connection, so that the client sees the end of
+// the response while the Handler still runs.
 func (c *conn) closeWrite() {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()
