@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangupEvents is what a client's going looks like; edge-triggered, since once told
-// there is nothing more to learn.
+// hangupEvents are the events of a client that disconnects. They are edge-triggered, because one
+// report is enough.
 const hangupEvents = unix.EPOLLRDHUP | unix.EPOLLHUP | unix.EPOLLERR | unix.EPOLLET
 
-// poller is an epoll instance whose own descriptor waits in Go's netpoller, so
-// that no thread is blocked in it.
+// poller is an epoll instance whose own descriptor waits in Go's poller, so that it blocks no
+// thread. It is used in one of two ways: add and run watch for clients that disconnect; addInput
+// and wait watch for input.
 type poller struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -39,7 +40,7 @@ func newPoller() (*poller, error) {
 	return &poller{file: file, raw: raw, fd: fd}, nil
 }
 
-// run calls event for every descriptor whose client left, until close.
+// run calls event with the id of every connection whose client has disconnected, until close.
 func (p *poller) run(event func(id uint64)) {
 	var events [128]unix.EpollEvent
 	for {
@@ -61,8 +62,8 @@ func (p *poller) run(event func(id uint64)) {
 	}
 }
 
-// add watches the connection's descriptor. Control holds it open meanwhile, so
-// its number cannot have become another connection's.
+// add watches the connection's descriptor for hangupEvents and reports them with id. Control
+// keeps the descriptor open during the call, so its number cannot be another connection's.
 func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
 	outer := conn.Control(func(fd uintptr) {
 		ev := unix.EpollEvent{Events: hangupEvents, Fd: int32(uint32(id)), Pad: int32(uint32(id >> 32))}
@@ -74,21 +75,22 @@ func (p *poller) add(conn syscall.RawConn, id uint64) (err error) {
 	return err
 }
 
-// addInput has turn tell of bytes that lie in a descriptor, as often as it is called while
-// they do, and of its end.
+// addInput makes wait report fd while it has unread bytes or has ended. The events are
+// level-triggered.
 func (p *poller) addInput(fd int) error {
 	return unix.EpollCtl(p.fd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLRDHUP, Fd: int32(fd)})
 }
 
-// remove ends that.
+// remove undoes addInput.
 func (p *poller) remove(fd int) {
 	_ = unix.EpollCtl(p.fd, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
-// setDeadline sets when turn gives up; the zero time for never.
+// setDeadline sets when wait fails with os.ErrDeadlineExceeded; the zero time means never.
 func (p *poller) setDeadline(t time.Time) { _ = p.file.SetReadDeadline(t) }
 
-// wait waits for descriptors that await has brought in, and calls came for some.
+// wait waits until a descriptor of addInput has input, and calls ready for up to 32 of them. It
+// also returns at the deadline and after close.
 func (p *poller) wait(ready func(fd int32)) error {
 	var events [32]unix.EpollEvent
 	n := 0

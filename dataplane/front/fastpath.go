@@ -9,38 +9,39 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// A connection is served in one of two lanes. The plain one, here, is for what nearly every
-// request is: HTTP/1.1, a POST to an endpoint or the GET of a page, with a length that is
-// told or in chunks. It reads the head once, by the guard's own reading, takes a short body
-// where it lies, and writes the answer itself. All else is fasthttp's from its first byte
-// on: TLS, other methods and paths, expectations, HTTP/1.0, what the guard refuses, what
-// came too early. Chunks are read by the same reader in both. A connection that fasthttp
-// has serves the rest of its requests there, until a stream.
+// A connection is served on one of two paths. The fast path, in this file, serves nearly every
+// request: HTTP/1.1 over TCP, POST to an endpoint or GET of a page, with Content-Length or
+// chunked. It parses the head once (requestHead), uses a short body in place, and writes the
+// response itself. fasthttp serves everything else, from its first byte: TLS, other methods
+// and paths, Expect, HTTP/1.0, pipelined requests, and heads that requestHead refuses. Both
+// read chunked bodies with chunkedReader. Once fasthttp serves a connection it serves all its
+// later requests too, until one of them is answered with a stream.
 
-// readAheadSize is the read-ahead of a connection while a request is served: its head, and a
-// short body behind it, or minReadAhead at least for the chunks that come, which else would
-// take a read each.
 const (
+	// readAheadSize is the size of a connection's read-ahead while a request is served. It
+	// has the head, and a short body behind it.
 	readAheadSize = 16 << 10
-	minReadAhead  = 2 << 10
+	// minReadAhead is the room that a head must leave in the read-ahead for a chunked body,
+	// so that not every chunk takes a read.
+	minReadAhead = 2 << 10
 )
 
-// nextStep is what becomes of a connection.
+// nextStep says who handles a connection next.
 type nextStep uint8
 
 const (
-	nextEnd      nextStep = iota
-	nextStream            // conn.stream has it
-	nextFasthttp          // what came lies in conn.ahead
-	nextPending           // the lobby has it: nobody else touches it any more
-	nextHandOff           // it was claimed for another process
+	nextEnd      nextStep = iota // nobody: the connection is closed
+	nextStream                   // conn.stream answers on it
+	nextFasthttp                 // fasthttp, which reads conn.readAhead first
+	nextPending                  // the pending-header queue; nobody else touches it
+	nextHandOff                  // another process, which has claimed it
 )
 
 // serveConn serves a connection until it ends or an event loop drives its stream.
 func (s *Server) serveConn(c *conn) {
 	c.acquireState()
 	defer func() {
-		if v := recover(); v != nil { // of no request: those have their own
+		if v := recover(); v != nil { // outside a request: requests recover their own panics
 			stack := debug.Stack()
 			s.initial.Log.Error("panic while serving a connection", "value", v, "stack", string(stack))
 			if o := s.initial.Observer; o != nil {
@@ -57,7 +58,7 @@ func (s *Server) serveConn(c *conn) {
 			}
 		case nextFasthttp:
 			c.scan = bareLFScanner{}
-			_ = s.fh.ServeConn(c) // closes it, or gives it to a stream; its errors concern one client and were answered
+			_ = s.fh.ServeConn(c) // closes c or hijacks it for a stream; it has answered its errors
 		case nextPending:
 		case nextHandOff:
 			if !s.handOff(c) {
@@ -71,14 +72,15 @@ func (s *Server) serveConn(c *conn) {
 	}
 }
 
-// serve serves plain requests, one after the other.
+// serve serves requests on the fast path, one after the other, and returns who handles the
+// connection next.
 func (c *conn) serve() nextStep {
 	if !c.isTCP() {
 		return nextFasthttp
 	}
 	live, begun := c.srv.options(), c.deadlineKind != deadlineHead
 	if c.expectProxyHeader {
-		c.deadlineKind = deadlineAsSet // the header's time is that of now
+		c.deadlineKind = deadlineAsSet // readProxyHeader uses the current time-outs
 		if err := c.readProxyHeader(); err != nil {
 			return nextEnd
 		}

@@ -11,33 +11,34 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// A server that retires passes idle connections to the process that takes its place. A
-// kept-alive connection that is closed instead may lose a request: the client sends it while
-// the close is on its way, and cannot tell whether it was read. A connection that is passed
-// is never closed, so bytes that come meanwhile wait in its socket for the new process.
+// A server that retires hands idle connections off to its successor process. If it closed a
+// kept-alive connection instead, a request could be lost: the client may send it while the
+// close is on its way, and cannot know whether the server has read it. A connection that is
+// handed off is never closed, so bytes that arrive meanwhile wait in its socket for the new
+// process.
 //
-// A connection is claimed first, by one swap that succeeds only while nothing of a request
-// has been read; from then on nobody in this process reads it. Its goroutine, or the lobby's,
-// finds the claim as it wakes up and passes the connection on.
+// The server first claims a connection, with an atomic operation that succeeds only while no
+// byte of a request has been read. From then on nothing in this process reads it. The
+// connection's goroutine, or that of the pending-header queue, sees the claim when it wakes
+// up and hands the connection off.
 //
-// TLS connections cannot be passed: their keys are in crypto/tls. They stay for as long as
-// any idle connection is kept, and their next answer says that it is the last one.
+// TLS connections cannot be handed off, because crypto/tls does not export their keys. They
+// stay here until the idle time-out, and their next response carries Connection: close.
 
-// handOffBatch is how many connections are claimed at once: what comes on one of them waits
-// until the others are passed.
+// handOffBatch is how many connections are claimed at once. A request that arrives on a claimed
+// connection waits until the others of its batch are handed off.
 const handOffBatch = 64
 
-// Successor is a process that takes the place of this one. Its method is called from many
-// goroutines.
+// Successor is a process that replaces this one. Its method is called from many goroutines.
 type Successor interface {
-	// Take passes the connection of descriptor fd to the process; taken says that it has
-	// it. The descriptor itself stays the caller's to close.
+	// HandOff passes the connection of descriptor fd to the process. taken reports whether
+	// the process has accepted it. The caller must still close fd.
 	HandOff(fd int, about HandoffState) (taken bool)
 }
 
-// HandoffState is what is told of a connection that is passed to another process.
+// HandoffState describes a connection that is handed off to another process.
 type HandoffState struct {
-	Client netip.Addr `json:"client"`         // as far as the connection tells, behind its PROXY header
+	Client netip.Addr `json:"client"`         // the peer's address, or the one in its PROXY header
 	Used   bool       `json:"used,omitempty"` // it has had a request
 }
 
@@ -45,15 +46,16 @@ type HandoffState struct {
 type readState struct{ bits atomic.Uint32 }
 
 const (
-	readStarted = 1 << iota // bytes of a head have come, or are being read: what a drain waits for
-	readClaimed             // the connection is another process's, or will be: it is not read here
-	readPinned              // it is not passed: a PROXY header comes first, or the heir has refused it
+	readStarted = 1 << iota // bytes of a head have been read or are being read; a drain waits for the request
+	readClaimed             // the connection is to be handed off; this process must not read it
+	readPinned              // the connection stays here: its PROXY header is unread, or the successor has refused it
 )
 
-// startRead marks that bytes are being read; false where they must not be.
+// startRead records that bytes are being read. It returns false if the connection is claimed
+// and must not be read.
 func (i *readState) startRead() bool { return i.bits.Or(readStarted)&readClaimed == 0 }
 
-// endRead marks that none have come.
+// endRead records that a read has returned no bytes.
 func (i *readState) endRead() { i.bits.And(^uint32(readStarted)) }
 
 func (i *readState) started() bool { return i.bits.Load()&(readStarted|readClaimed) != 0 }
@@ -62,21 +64,22 @@ func (i *readState) claim() bool   { return i.bits.CompareAndSwap(0, readClaimed
 func (i *readState) pinned() bool  { return i.bits.Load()&readPinned != 0 }
 func (i *readState) unpin()        { i.bits.And(^uint32(readPinned)) }
 
-// pin takes a claim back for good.
+// pin keeps the connection in this process until unpin, and removes a claim.
 func (i *readState) pin() { i.bits.Store(readPinned) }
 
-// errHandedOff is what a read of a claimed connection fails with.
+// errHandedOff is the error of a read on a claimed connection.
 var errHandedOff = errors.New("front: the connection is passed to another process")
 
-// handingOff says that the connection ends here because it is passed. A request that fasthttp's
-// reader held already is answered instead, and its connection closed.
+// handingOff reports whether the connection leaves fasthttp to be handed off. It does not if
+// fasthttp's reader already had a request, which is answered before the connection is closed.
 func (c *conn) handingOff() bool { return c.readState.claimed() && !c.active.Load() && !c.needsLinger }
 
-// canHandOff says whether the connection may be passed once it is idle.
+// canHandOff reports whether the connection may be handed off once it is idle.
 func (c *conn) canHandOff() bool { return c.isTCP() && !c.usesReservedFD && !c.readState.pinned() }
 
-// handOff gives a claimed connection to the heir; false where it stays, and is to be served.
-// It is called by who serves the connection.
+// handOff hands a claimed connection off to the successor. If the successor refuses it, handOff
+// returns false and the caller must serve the connection. The goroutine that serves the
+// connection calls it.
 func (s *Server) handOff(c *conn) (accepted bool) {
 	s.clientWatcher.remove(c)
 	_ = c.raw.Control(func(fd uintptr) {
@@ -87,7 +90,7 @@ func (s *Server) handOff(c *conn) (accepted bool) {
 		c.reportResponseEnded()
 		return true
 	}
-	c.socketReadDeadline = 0 // the socket was told a time that is over
+	c.socketReadDeadline = 0 // claimIdle has set the socket's deadline to a past time
 	c.readState.pin()
 	return false
 }
@@ -98,8 +101,8 @@ func (s *Server) handOffOrServe(c *conn) {
 	}
 }
 
-// claimIdle claims some connections that are idle, and wakes up who waits for their next
-// request.
+// claimIdle claims up to handOffBatch idle connections, and wakes the goroutines that wait for
+// their next requests.
 func (s *Server) claimIdle() {
 	s.conns.mu.Lock()
 	claimed := 0
@@ -119,15 +122,16 @@ func (s *Server) claimIdle() {
 	}
 }
 
-// retirement is the end of a server whose address another process accepts on.
+// retirement ends a server after another process has begun to accept on its address.
 type retirement struct {
 	srv         *Server
-	idleTimeout time.Duration       // an idle connection that is not passed is kept so long
-	idleSince   map[*conn]time.Time // since when such a one was seen to be idle
+	idleTimeout time.Duration       // how long an idle connection is kept that cannot be handed off
+	idleSince   map[*conn]time.Time // when each of these was first seen idle
 }
 
-// closeIdle has idle connections passed, and closes those that are not and whose time is over.
-// It says whether any are left.
+// closeIdle hands off idle connections, and closes those that cannot be handed off and have
+// been idle for idleTimeout. left reports whether there are idle connections that are not
+// closed or handed off yet.
 func (r *retirement) closeIdle() (left bool) {
 	s := r.srv
 	if s.successor != nil {
@@ -153,7 +157,8 @@ func (r *retirement) closeIdle() (left bool) {
 	return left
 }
 
-// wait returns when nothing is left but requests under way, or ctx ends.
+// wait returns when only connections with a request in progress are left, when idleTimeout has
+// passed, or when ctx ends.
 func (r *retirement) wait(ctx context.Context) {
 	tick := time.NewTicker(drainPoll)
 	defer tick.Stop()
@@ -166,10 +171,10 @@ func (r *retirement) wait(ctx context.Context) {
 	}
 }
 
-// Adopt serves a connection that another process has passed to this one, by its descriptor,
-// which is the Server's where it says so and else the caller's. It waits until Serve has
-// begun. It refuses what would be turned away if it were accepted now, and any connection
-// where clients are to speak TLS.
+// Adopt serves a connection that another process has handed off to this one, given its
+// descriptor fd. If adopted is true the Server owns fd, otherwise the caller still does. Adopt
+// waits until Serve has begun. It refuses connections beyond the limits, and all connections
+// if the server uses TLS.
 func (s *Server) Adopt(fd int, about HandoffState) (adopted bool) {
 	select {
 	case <-s.serveReady:
@@ -194,12 +199,12 @@ func (s *Server) Adopt(fd int, about HandoffState) (adopted bool) {
 	return true
 }
 
-// registerAdopted counts in a connection that was passed to this process; false where there are
-// too many, or the server stops.
+// registerAdopted adds a connection that another process has handed off to connSet. It returns
+// false if that exceeds a limit or the server has stopped.
 func (s *Server) registerAdopted(c *conn) bool {
 	live := s.options()
 	c.fromProxy = live.Proxies.Trusted.Contain(c.ip)
-	s.mu.Lock() // whoever stops the server counts its connections afterwards
+	s.mu.Lock() // a stop of the server counts its connections afterwards
 	defer s.mu.Unlock()
 	if s.stopped() || !c.fromProxy && !s.conns.acquireConnIP(c, live.MaxConnsPerIP) {
 		return false

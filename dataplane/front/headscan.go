@@ -6,39 +6,41 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// bareLFMessage is the refusal of a head with a line that ends without CR. RFC 9112, 2.2, lets a
-// server accept it; two servers that read such a head differently can be made to see
-// different requests.
+// bareLFMessage refuses a head with a line that ends in LF without CR. RFC 9112, 2.2, allows a
+// server to accept such a line. But two servers that parse such a head differently can be made
+// to see different requests.
 const bareLFMessage = "header lines must end with CRLF"
 
-// bareLFScanner looks for a bare LF in the head that fasthttp reads. fasthttp waits for CRLF
-// CRLF, which a head of bare LFs never has. The zero value is at the beginning of a head.
+// bareLFScanner looks for a bare LF in the head that fasthttp reads. fasthttp itself would wait
+// for CRLF CRLF, which never comes in a head with bare LFs. The zero value is at the beginning
+// of a head.
 type bareLFScanner struct {
-	begun bool // something besides empty lines has come
-	ended bool // the empty line has come: what follows is the body
-	bare  bool // a line ended with a bare LF
-	empty bool // the line being read is empty so far
+	begun bool // a byte other than an empty line's has been read
+	ended bool // the empty line has been read; the body follows
+	bare  bool // a line has ended with a bare LF
+	empty bool // the current line is empty so far
 	last  byte
-	reads uint8 // that brought some of the head, but not its end
+	reads uint8 // reads that returned a part of the head, but not its end
 	room  headRoom
 }
 
-// headRoom says whether a head that fasthttp reads takes of the budget.
+// headRoom says whether the memory budget includes fasthttp's buffer for a head.
 type headRoom uint8
 
 const (
 	headUncounted headRoom = iota
 	headCounted
-	headRefused // the budget was spent
+	headRefused // the budget had no room for it
 )
 
-// shortReads is how many reads of a head go without being counted: fasthttp reads the first
-// byte by itself, and most heads come whole with the next. Behind these the head waits for its
-// client.
+// shortReads is how many reads of a head are not counted against the budget. fasthttp reads the
+// first byte alone, and most heads are complete with the next read. After these, fasthttp's
+// buffer waits for a slow client.
 const shortReads = 2
 
-// countHead counts the buffer in which fasthttp reads a head over TLS, once the head has not
-// come whole; false where the budget is spent. A plain connection's head waits in the lobby.
+// countHead counts fasthttp's buffer against the budget while a head over TLS is incomplete after
+// shortReads reads. It returns false if the budget is exhausted. An incomplete head without
+// TLS waits in the pending-header queue instead.
 func (c *conn) countHead() bool {
 	if c.tlsConn == nil || c.scan.ended || c.scan.reads < shortReads || c.scan.room == headCounted {
 		return true
@@ -51,7 +53,7 @@ func (c *conn) countHead() bool {
 	return true
 }
 
-// uncountHead gives back what countHead has taken.
+// uncountHead releases the budget that countHead has acquired.
 func (c *conn) uncountHead() {
 	if c.scan.room == headCounted {
 		c.srv.budget.Release(headBuffer(c.srv))
@@ -59,10 +61,10 @@ func (c *conn) uncountHead() {
 	}
 }
 
-// headBuffer is the memory of fasthttp's buffer.
+// headBuffer is the size of fasthttp's buffer for a head, as the budget counts it.
 func headBuffer(s *Server) int64 { return int64(membudget.SizeOf(s.initial.MaxHeadBytes)) }
 
-// scan takes the next bytes of the connection.
+// scan examines the next bytes of the connection.
 func (s *bareLFScanner) scan(p []byte) {
 	if !s.begun {
 		if p = bytes.TrimLeft(p, lineEnds); len(p) == 0 {
@@ -85,8 +87,8 @@ func (s *bareLFScanner) scan(p []byte) {
 	}
 }
 
-// hasBareLF says whether a line of head, which has not come whole, ends with a bare LF.
-// Bytes before from were looked at already. Empty lines before the head are none of it.
+// hasBareLF reports whether a line of an incomplete head ends with a bare LF. It skips the bytes
+// before from, which an earlier call has examined, and empty lines before the head.
 func hasBareLF(head []byte, from int) bool {
 	begin := len(head) - len(bytes.TrimLeft(head, lineEnds))
 	for at := max(from, begin); ; at++ {

@@ -7,14 +7,15 @@ import (
 	"time"
 )
 
-// Changeable is o with nothing but what Server.Change takes over.
+// Changeable returns a copy of o with only the options that Server.Change can change; all
+// others are zero.
 func (o Options) Changeable() Options {
 	var only Options
 	o.copyChangeable(&only)
 	return only
 }
 
-// copyChangeable writes what may change while a Server runs over the same of at.
+// copyChangeable copies the options that may change while a Server runs to at.
 func (o Options) copyChangeable(at *Options) {
 	at.MaxBodyBytes, at.MaxDepth, at.StripForbidden, at.MediaHosts = o.MaxBodyBytes, o.MaxDepth, o.StripForbidden, o.MediaHosts
 	at.BodyBudgetBytes, at.HeadTimeout, at.IdleTimeout = o.BodyBudgetBytes, o.HeadTimeout, o.IdleTimeout
@@ -26,7 +27,7 @@ func (o Options) copyChangeable(at *Options) {
 	at.CORS, at.Proxies = o.CORS, o.Proxies
 }
 
-// withDefaults fills zero values and refuses what cannot work.
+// withDefaults returns o with defaults in place of zero values. It fails on invalid options.
 func (o Options) withDefaults() (Options, error) {
 	if o.Handler == nil {
 		return o, errors.New("front: cannot make a server without a Handler")
@@ -65,8 +66,8 @@ func (o Options) withDefaults() (Options, error) {
 			return o, fmt.Errorf("front: cannot use %s %d: want %d or more", f.name, *f.at, f.min)
 		}
 	}
-	// A buffer that grows is counted together with the one it replaces, and by
-	// its level, which is up to twice the body.
+	// A buffer that grows is counted together with the one it replaces. Each counts with its
+	// size class, which is up to twice the body.
 	if o.BodyBudgetBytes/4 < o.MaxBodyBytes {
 		return o, fmt.Errorf("front: cannot use BodyBudgetBytes %d: want at least four times MaxBodyBytes, %d", o.BodyBudgetBytes, o.MaxBodyBytes)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// parseErrorText says why fasthttp could not read a request, in our own words: its own repeat
-// what the client sent, keys among it.
+// parseErrorText returns an error message for a request that fasthttp could not read. It does
+// not use fasthttp's message, which quotes the client's input, including API keys.
 func parseErrorText(h *fasthttp.RequestHeader, err error) string {
 	text := err.Error()
 	switch {
@@ -26,10 +26,10 @@ func parseErrorText(h *fasthttp.RequestHeader, err error) string {
 		return "the protocol must be HTTP/1.1 or HTTP/1.0"
 	case hasErrorPrefix(text, "invalid request uri"):
 		return "the request target must be a path, beginning with /, or an absolute URL, without spaces and control characters"
-	case hasErrorPrefix(text, "missing required host header"): // it may have no lines at all
+	case hasErrorPrefix(text, "missing required host header"): // the request may have no header lines at all
 		return "there must be exactly one Host header"
 	}
-	// The first line is as it should be: what our own reading refuses names the header.
+	// The request line is valid. requestHead names the header line at fault.
 	if _, _, ofHead := strings.Cut(text, headErrorPrefix); ofHead {
 		var own requestHead
 		if refused := own.read([]byte("POST"), []byte("/"), http11Suffix, rejectedHead(h)); refused != "" {
@@ -44,21 +44,22 @@ func parseErrorText(h *fasthttp.RequestHeader, err error) string {
 	return "the request head is no well-formed HTTP/1.1"
 }
 
-// badURL is what fasthttp alone refuses: it makes an URL of each request.
+// badURL is the message for a request that only fasthttp refuses, because it parses a URL from
+// each request.
 const badURL = "the request target and the Host header must make a valid URL"
 
-// hasErrorPrefix says whether an error of fasthttp's that is not wrapped, or wrapped once, begins
-// with these words: what the client sent stands behind them.
+// hasErrorPrefix reports whether text, a fasthttp error that is wrapped at most once, begins with
+// words. It compares only the beginning, because the client's input follows it.
 func hasErrorPrefix(text, words string) bool {
 	_, inner, wrapped := strings.Cut(text, headErrorPrefix)
 	return strings.HasPrefix(text, words) || wrapped && strings.HasPrefix(inner, words)
 }
 
-// headErrorPrefix is what fasthttp's errors about a head begin with.
+// headErrorPrefix is the prefix of fasthttp's errors about a head.
 const headErrorPrefix = "error when reading request headers: "
 
-// rejectedHead gives the header lines of the request that was refused last: fasthttp has emptied
-// them, and they lie where they lay.
+// rejectedHead returns the header lines of the request that fasthttp has refused last. fasthttp
+// has set their length to zero, but their bytes are still in the slice's capacity.
 func rejectedHead(h *fasthttp.RequestHeader) []byte {
 	raw := h.RawHeaders()
 	raw = raw[:cap(raw)]

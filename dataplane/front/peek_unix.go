@@ -11,7 +11,8 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// peekRaw reads what is there and leaves it there; again says that nothing is.
+// peekRaw copies bytes that have arrived on fd to p and leaves them in the socket. again reports
+// that none have arrived.
 func peekRaw(fd int, p []byte) (n int, again bool, err error) {
 	n, errno := rawsocket.Peek(fd, p)
 	switch {
@@ -25,7 +26,7 @@ func peekRaw(fd int, p []byte) (n int, again bool, err error) {
 	return n, false, nil
 }
 
-// skip takes len(p) bytes that were peeked at.
+// skip removes the next len(p) bytes, which peekRaw has seen, from the socket. It overwrites p.
 func skip(fd int, p []byte) error {
 	for len(p) > 0 {
 		switch n, err := unix.Read(fd, p); {
