@@ -1,13 +1,13 @@
-// Package record writes down what a router sees and does, for sluice replay to
-// ask afterwards what other weights would have done: every change that KV events
-// make to the index, every choice with its prompt's block hashes, every outcome;
-// and before these, what each rank held when the recording began.
+// Package recording records what a router observes and decides, so that sluice replay can
+// compute what other scheduler weights would have done. A recording contains every change that
+// KV events make to the index, every choice with the block hashes of its prompt, and every
+// outcome. Before these it contains the blocks that each rank held when the recording began.
 //
-// Recorder is its main type. It is the kvevents.Tap, disagg's recorder and the
-// scheduler's; while nobody records, each of these costs one atomic load. cmd
-// starts it into files (recording.dir) or into the admin API's stream (sluice
-// record); Files writes those, Reader reads them. A prompt's text and its tokens
-// are never recorded, only hashes of blocks; request ids are hashed too. Nothing
-// here makes a request wait: what does not fit the bounded queue is dropped,
-// counted, and the count stands in the recording.
+// Recorder is the main type. It implements kvevents.IndexObserver and pd.Recorder. While no
+// recording is active, each of its calls costs one atomic load. router/app starts it into files
+// (recording.dir) or into a stream of the admin API, which sluice record reads. Files writes
+// files and Reader reads them. A recording never contains the text or the tokens of a prompt,
+// only hashes of its blocks; request ids are hashed too. The package never delays a request:
+// entries that do not fit into the bounded queue are dropped, and the recording contains their
+// number.
 package recording

@@ -14,70 +14,71 @@ import (
 	"sluice/router/worker"
 )
 
-// Kind tells entries apart.
+// Kind is the type of an entry.
 type Kind byte
 
-// The kinds of entries.
+// The types of entries.
 const (
-	Settings       Kind = iota + 1 // of the scheduler
-	RankAdded                      // a rank, known from here on by its slot
-	RankRemoved                    // a rank is gone, its blocks with it
+	Settings       Kind = iota + 1 // the scheduler's policy and weights
+	RankAdded                      // defines a rank, which later entries identify by its slot
+	RankRemoved                    // a rank was removed together with its blocks
 	Stored                         // the index stored blocks
 	Removed                        // the index removed blocks
 	Cleared                        // a rank lost all its blocks
-	Pool                           // the candidates of choices, known from here on by a number
-	Chosen                         // a choice, or that none could be made
+	Pool                           // defines a number for the candidates of choices
+	Chosen                         // a choice, or that no rank could be chosen
 	Ended                          // a request's outcome
-	DroppedEntries                 // entries that did not fit the queue
-	InitialBlocks                  // a rank held blocks before the entries that follow
-	InitialSkipped                 // blocks held that were too many to be written
-	RecordingInfo                  // which recording this is part of, and when that began
+	DroppedEntries                 // number of entries that did not fit into the queue
+	InitialBlocks                  // blocks that a rank held before the entries that follow
+	InitialSkipped                 // number of initial blocks not written because of MaxInitialBlocks
+	RecordingInfo                  // the recording to which the file belongs, and its beginning
 )
 
-// Entry is one line of a recording; which fields are set goes by Kind. Slices
-// are borrowed until the next one is read.
+// Entry is one entry of a recording. Kind decides which fields are set. The slices are valid
+// until the next entry is read.
 type Entry struct {
 	Kind Kind
 	At   time.Time
-	Slot worker.Slot // of Joined, Left, Stored, Removed, Cleared, Chosen, Held
+	Slot worker.Slot // of RankAdded, RankRemoved, Stored, Removed, Cleared, Chosen, InitialBlocks
 
 	// Settings
 	Policy  string
 	Weights map[string]float64 // by their names in the configuration
 
-	// Joined
+	// RankAdded
 	Rank                                worker.ID
 	Role                                worker.Role
 	Model                               string
-	BlockSize, TotalBlocks, WorkerRanks int // Ranked: ranks of the worker
+	BlockSize, TotalBlocks, WorkerRanks int // WorkerRanks: number of ranks of the worker
 
-	// Stored, Removed, Held
+	// Stored, Removed, InitialBlocks
 	Tier      kvindex.Tier
 	Salt      blockhash.Salt
 	HasParent bool
 	Parent    kvindex.EngineHash
 	Engine    []kvindex.EngineHash
 	Local     []blockhash.Local // of Stored
-	ParentSeq blockhash.Seq     // of Held
+	ParentSeq blockhash.Seq     // of InitialBlocks
 
 	// Pool, Chosen
 	Pool  uint64
 	Slots []worker.Slot // of Pool
 
-	// Chosen; BlockSize is of Seqs, in tokens. Held has Exact and Seqs too, as long
-	// as Engine, and its chain follows ParentSeq where HasParent is set.
-	Request                                    uint64 // hash of the request's id, also of Ended
+	// Chosen; BlockSize is the size of the blocks of Seqs, in tokens. InitialBlocks also has
+	// Exact and Seqs, the latter as long as Engine, and its chain follows ParentSeq if
+	// HasParent is set.
+	Request                                    uint64 // hash of the request's id; also of Ended
 	Leg                                        schedule.LegKind
 	Attempt, Prompt, Output                    int
-	Found                                      bool // Slot was chosen
-	Predicted, Overlap                         int  // tokens, blocks
-	Exact                                      bool // Seqs are of the index's grain and salt, not of the approximate one's
+	Found                                      bool // a rank was chosen, and Slot is its slot
+	Predicted, Overlap                         int  // in tokens and in blocks
+	Exact                                      bool // Seqs have the event-driven index's block size and salt, not the approximate index's
 	Seqs                                       []blockhash.Seq
 	Cost                                       float64
-	Status, Cached, PromptTokens, OutputTokens int // Ended; Cached -1: the engine did not say
+	Status, Cached, PromptTokens, OutputTokens int // Ended; Cached is -1 if the engine did not report it
 	TTFT, Total                                time.Duration
-	Count                                      uint64 // Dropped, InitialSkipped
-	Recording                                  uint64 // Began: a number drawn when it began, the same in all of its files
+	Count                                      uint64 // DroppedEntries, InitialSkipped
+	Recording                                  uint64 // RecordingInfo: a random number, the same in all files of the recording
 }
 
 func appendUint64s[T ~uint64](dst []byte, v []T) []byte {
@@ -101,12 +102,12 @@ func appendBool(dst []byte, b bool) []byte {
 	return append(dst, 0)
 }
 
-// begin appends what every entry starts with.
+// begin appends the beginning of every entry.
 func begin(dst []byte, k Kind, at time.Time) []byte {
 	return binary.AppendVarint(append(dst, byte(k)), at.UnixMicro())
 }
 
-// Append appends e as it stands in a frame.
+// Append appends e in the encoding of a frame.
 func (e *Entry) Append(b []byte) []byte {
 	b = begin(b, e.Kind, e.At)
 	switch e.Kind {
@@ -165,7 +166,7 @@ func appendStored(b []byte, slot worker.Slot, tier kvindex.Tier, salt blockhash.
 	return appendUint64s(appendUint64s(b, engine), local)
 }
 
-// appendChosen appends what follows the pool's number.
+// appendChosen appends the part of a choice that follows the pool's number.
 func appendChosen(b []byte, e *Entry) []byte {
 	b = binary.LittleEndian.AppendUint64(b, e.Request)
 	b = append(b, byte(e.Leg))
@@ -177,7 +178,8 @@ func appendChosen(b []byte, e *Entry) []byte {
 	return appendUint64s(b, e.Seqs)
 }
 
-// entryReader reads what Append wrote. After a mistake it gives zeros and keeps err.
+// entryReader reads the encoding that Append writes. After an error it returns zeros and keeps
+// err.
 type entryReader struct {
 	b   []byte
 	err error
@@ -230,7 +232,7 @@ func (c *entryReader) number() int {
 	return int(v)
 }
 
-// length reads a count of things that take least bytes each.
+// length reads the number of elements that take at least least bytes each.
 func (c *entryReader) length(least int) int {
 	n := c.uvarint()
 	if n > uint64(len(c.b)/least) {

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// FilesOptions of a Files; zero values mean the default.
+// FilesOptions configures Files; zero values select the defaults.
 type FilesOptions struct {
-	Dir      string // made when it is not there, mode 0700
-	MaxFile  int64  // bytes after which the next file is begun [64 MiB]
-	MaxTotal int64  // bytes of all recordings in Dir; the oldest files go first [1 GiB]
+	Dir      string // created with mode 0700 if it does not exist
+	MaxFile  int64  // size in bytes after which a new file is started [64 MiB]
+	MaxTotal int64  // total bytes of all recordings in Dir; the oldest files are deleted first [1 GiB]
 }
 
 const (
@@ -24,19 +24,18 @@ const (
 	timeLayout = "20060102T150405.000000"
 )
 
-// Files is a Sink of files of bounded size, each of which can be read by itself.
-// Names are the time of their beginning: sluice-20260102T150405.000000.rec. They
-// hold hashes of prompts and are readable by their owner alone.
+// Files is a Sink that writes files of bounded size, each readable without the others. A file
+// is named after its creation time: sluice-20260102T150405.000000.rec. Files contain hashes of
+// prompts and are readable only by their owner.
 type Files struct {
 	opt      FilesOptions
 	file     *os.File
 	size     int64
-	complete []string // whole files, oldest first
+	complete []string // finished files, oldest first
 	created  []string
 }
 
-// NewFiles makes the directory where need be; the first file is made by the
-// first frame.
+// NewFiles creates the directory if necessary. The first frame creates the first file.
 func NewFiles(opt FilesOptions) (*Files, error) {
 	if opt.MaxFile <= 0 {
 		opt.MaxFile = 64 << 20
@@ -76,7 +75,7 @@ func (f *Files) Frame(start bool, frame []byte) error {
 	}
 	n, err := f.file.Write(frame)
 	if err != nil {
-		// Half a frame is of no use to anybody, and the disk may be full.
+		// A partial frame is useless, and the disk may be full.
 		return errors.Join(err, f.file.Truncate(f.size), f.seek())
 	}
 	f.size += int64(n)
@@ -103,12 +102,12 @@ func (f *Files) begin() (err error) {
 	return nil
 }
 
-// finish ends the file under way.
+// finish completes the current file.
 func (f *Files) finish() error {
 	if f.file == nil {
 		return nil
 	}
-	if f.size <= headerSize { // there was no room for a first frame
+	if f.size <= headerSize { // the disk had no space for a first frame
 		name := f.file.Name()
 		f.created = slices.DeleteFunc(f.created, func(m string) bool { return m == name })
 		err := errors.Join(f.file.Close(), os.Remove(name))
@@ -123,8 +122,8 @@ func (f *Files) finish() error {
 	return err
 }
 
-// prune deletes the oldest recordings over the bound, with room for the file
-// under way; only files of its own name are touched.
+// prune deletes the oldest recordings until the total, including space for the current file, is
+// within MaxTotal. It deletes only files that match the naming scheme.
 func (f *Files) prune() {
 	total := int64(0)
 	if f.file != nil {
@@ -147,9 +146,9 @@ func (f *Files) prune() {
 	}
 }
 
-// Names is the names of the files made so far, oldest first; some may have gone
+// Names returns the names of the files created so far, oldest first. Some may have been deleted
 // since.
 func (f *Files) Names() []string { return f.created }
 
-// Close ends the last file.
+// Close completes the current file.
 func (f *Files) Close() error { return f.finish() }

@@ -10,8 +10,8 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A recording is a header and frames. The header is magic, the version as 16
-// bits little-endian, six zeros. A frame is
+// A recording is a header followed by frames. The header is magic, the version as 16 bits
+// little-endian, and six zero bytes. A frame is
 //
 //	kind     1 byte: frameData, frameStart or frameEnd
 //	zeros    3 bytes
@@ -19,12 +19,12 @@ import (
 //	checksum 8 bytes, little-endian: XXH3-64 of the body
 //	body     one zstd frame of entries
 //
-// A start frame begins with all that the entries after it refer to, so that a
-// file may begin with any of them; the first frame of a file is one. The end
-// frame has an empty body: a file without it was cut short.
+// A start frame begins with all definitions to which the entries after it refer, so that a file
+// may begin with any start frame. The first frame of a file is a start frame. The end frame has
+// an empty body; a file without it was cut short.
 const (
 	magic           = "SLUICREC"
-	version         = 3 // since 2: Held, InitialSkipped; since 3: Began
+	version         = 3 // since 2: InitialBlocks, InitialSkipped; since 3: RecordingInfo
 	headerSize      = 16
 	frameHeadSize   = 16
 	maxFrame        = 64 << 20 // compressed
@@ -39,14 +39,14 @@ const (
 	frameEnd
 )
 
-// Errors of a Reader; wrapped with the file's name and what is wrong.
+// Errors of a Reader, wrapped with the file's name and the cause.
 var (
 	ErrForeign   = errors.New("this is no recording of sluice")
 	ErrVersion   = errors.New("its version is newer than this sluice")
 	ErrTruncated = errors.New("it is cut short")
 	ErrCorrupted = errors.New("it is damaged")
-	// ErrUnfinished: every frame is whole but the end is missing: it is still
-	// being written, or its router was killed.
+	// ErrUnfinished means that every frame is valid but the end frame is missing: the file is
+	// still being written, or its router was killed.
 	ErrUnfinished = errors.New("it has no end: it is still being written, or its router was killed")
 )
 
@@ -69,7 +69,7 @@ func checkHeader(h []byte) error {
 	return nil
 }
 
-// appendFrame appends a whole frame with the compressed entries.
+// appendFrame appends a complete frame that contains the compressed entries.
 func appendFrame(dst []byte, kind frameKind, enc *zstd.Encoder, entries []byte) []byte {
 	at := len(dst)
 	dst = append(dst, make([]byte, frameHeadSize)...)
@@ -83,8 +83,8 @@ func appendFrame(dst []byte, kind frameKind, enc *zstd.Encoder, entries []byte) 
 	return dst
 }
 
-// Copy passes the frames that come from r, a recording without its header, on to
-// sink until r ends. What comes is checked frame by frame.
+// Copy copies the frames of r, a recording without its header, to sink until r ends. It checks
+// each frame.
 func Copy(sink Sink, r io.Reader) error {
 	var frame []byte
 	for {
@@ -101,8 +101,8 @@ func Copy(sink Sink, r io.Reader) error {
 	}
 }
 
-// readFrame reads one frame, head included; buf is reused. At the end of r it
-// gives io.EOF.
+// readFrame reads one frame including its head and reuses buf. At the end of r it returns
+// io.EOF.
 func readFrame(r io.Reader, buf []byte) (kind frameKind, frame []byte, err error) {
 	frame = append(buf[:0], make([]byte, frameHeadSize)...)
 	switch n, err := io.ReadFull(r, frame); {
@@ -119,7 +119,7 @@ func readFrame(r io.Reader, buf []byte) (kind frameKind, frame []byte, err error
 		return 0, nil, fmt.Errorf("%w: no frame begins where one should", ErrCorrupted)
 	}
 	sum := binary.LittleEndian.Uint64(frame[8:])
-	// Grows as bytes come: a head may claim more than there is.
+	// The buffer grows as bytes arrive, because a corrupt head may claim any length.
 	for left := int(size); left > 0; {
 		n := min(left, 1<<20)
 		at := len(frame)

@@ -7,17 +7,16 @@ import (
 	"time"
 )
 
-// Group is one recording's files.
+// Group lists the files of one recording.
 type Group struct {
-	Began time.Time // zero where the files do not say
-	Files []string  // in the order of their names, which is that of their beginning
+	Began time.Time // zero for files before version 3
+	Files []string  // sorted by name, which is the order of their creation
 }
 
-// GroupByRecording sorts files by the recording they are part of, for a folder may
-// have those of several: what one of them says ranks held at its beginning means
-// nothing for another. Files of before version 3 do not say which is theirs and are
-// taken for one recording. A file too short to say it stands alone. An error is that
-// of a file that is no recording.
+// GroupByRecording groups files by their recording, because a directory may contain files of
+// several, and the initial blocks of one recording are meaningless for another. Files before
+// version 3 do not identify their recording and form one group. A file that is too short to
+// identify its recording forms its own group. An error names a file that is not a recording.
 func GroupByRecording(paths []string) ([]Group, error) {
 	paths = slices.Clone(paths)
 	slices.Sort(paths)
@@ -41,7 +40,7 @@ func GroupByRecording(paths []string) ([]Group, error) {
 	return all, nil
 }
 
-// recordingOf is the number of a file's recording, 0 where it does not say.
+// recordingOf returns the number of a file's recording, 0 if the file does not contain it.
 func recordingOf(path string) (id uint64, began time.Time, err error) {
 	r, err := Open(path)
 	if err != nil {

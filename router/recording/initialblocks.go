@@ -7,15 +7,15 @@ import (
 	"sluice/router/worker"
 )
 
-// maxDeferred bounds the items that wait while contents are written; their bytes count
-// against the queue's bound like those in it.
+// maxDeferred is the maximum number of items deferred while initial blocks are written. Their
+// bytes count against the queue's limit.
 const maxDeferred = 1 << 18
 
-// writeContents writes what ranks hold. What happens meanwhile is queued, taken out of
-// the queue so that it does not overflow by their number, and written afterwards:
-// contents may show a change before its entry comes, never lack one whose entry
-// came before. So the index that is made from the recording is right once these
-// entries have been read. It ends early when the recording is stopped.
+// writeContents writes the blocks that ranks hold. Entries that arrive meanwhile are taken from
+// the queue, so that it does not overflow, and written afterwards. The initial blocks may
+// therefore already include a change whose entry follows, but never lack a change whose entry
+// came before. An index that is built from the recording is correct once these entries have
+// been read. writeContents returns early when the recording is stopped.
 func (s *session) writeContents(ranks []*worker.Rank) (err error) {
 	if s.r.opt.Contents == nil {
 		return nil
@@ -33,7 +33,7 @@ func (s *session) writeContents(ranks []*worker.Rank) (err error) {
 			default:
 			}
 			if len(x.Seqs) > share {
-				share = 0 // or a chain that follows this one would be an orphan
+				share = 0 // a chain that follows this one would have no parent
 				over += uint64(len(x.Seqs))
 				return true
 			}
@@ -59,7 +59,7 @@ func (s *session) writeContents(ranks []*worker.Rank) (err error) {
 	return nil
 }
 
-// deferQueued takes what is in the queue.
+// deferQueued moves the queued items to deferred.
 func (s *session) deferQueued() {
 	for len(s.deferred) < maxDeferred {
 		select {

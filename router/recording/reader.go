@@ -10,8 +10,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Reader reads one file of a recording from its start. It belongs to one
-// goroutine.
+// Reader reads one file of a recording from its start. It is for one goroutine.
 type Reader struct {
 	path  string
 	file  *os.File
@@ -48,8 +47,8 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// Next reads the next entry into e. It gives io.EOF after the last one of a
-// whole file, and else an error that names the file and wraps one of the Err….
+// Next reads the next entry into e. It returns io.EOF after the last entry of a complete file,
+// else an error that names the file and wraps one of this package's errors.
 func (r *Reader) Next(e *Entry) error {
 	for len(r.cur.b) == 0 {
 		if r.ended {

@@ -16,49 +16,50 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Recorder; zero values mean the default.
+// Options configures a Recorder; zero values select the defaults.
 type Options struct {
-	Ranks   func() []*worker.Rank // those there are when a recording begins
+	Ranks   func() []*worker.Rank // returns the ranks that exist when a recording begins
 	Policy  string
-	Weights map[string]float64 // of the scheduler, by their names in the configuration
+	Weights map[string]float64 // the scheduler's, by their names in the configuration
 	Log     *slog.Logger
-	// Contents calls yield for what the indexes hold of a rank, as kvindex.Exporter
-	// does; exact is false for what the approximate one holds. It is called on the
-	// recording's goroutine, when the recording begins and when a rank joins. Nil:
-	// a recording begins as if ranks held nothing.
+	// Contents calls yield for the blocks that the indexes hold for a rank, as kvindex.Exporter
+	// does; exact is false for blocks of the approximate index. The recording's goroutine calls
+	// it when the recording begins and when a rank joins. Nil: the recording begins as if the
+	// ranks held no blocks.
 	Contents         func(rank *worker.Rank, yield func(exact bool, x *kvindex.Exported) bool)
-	MaxInitialBlocks int   // blocks written of all ranks at the beginning, each having its share [4 Mi]
-	QueueBytes       int64 // of entries not yet written; what does not fit is dropped [64 MiB]
+	MaxInitialBlocks int   // maximum blocks written at the beginning over all ranks, in equal shares [4 Mi]
+	QueueBytes       int64 // maximum bytes of entries not yet written; further entries are dropped [64 MiB]
 }
 
-// Sink takes the frames of a recording, in order, on the recording's goroutine.
+// Sink receives the frames of a recording in order. Its methods are called by the recording's
+// goroutine.
 type Sink interface {
-	// Frame writes one frame; start says that a file may begin with it.
+	// Frame writes one frame. start means that a file may begin with it.
 	Frame(start bool, frame []byte) error
 	// Close is called once, after the last frame.
 	Close() error
 }
 
-// ErrReaderClosed is what a Sink says when whoever read the recording has gone, which
-// is how most recordings of a running router end.
+// ErrReaderClosed is a Sink's error when the client that read the recording has disconnected.
+// Most recordings of a running router end this way.
 var ErrReaderClosed = errors.New("its reader has left")
 
-// ErrBusy: somebody records already; there is one recording at a time.
+// ErrBusy means that a recording is already active; there is at most one.
 var ErrBusy = errors.New("record: this router is being recorded already")
 
-// Recorder is told what happens and writes it to the sink of the recording under
-// way. Its methods may be called from any goroutine, cost an atomic load while
-// nobody records, and else a copy into a queue; they never wait.
+// Recorder writes events, choices and outcomes to the sink of the active recording. Its methods
+// may be called from any goroutine. Those that record an entry never block: they cost an atomic
+// load while no recording is active, and a copy into a queue otherwise.
 type Recorder struct {
 	opt     Options
 	session atomic.Pointer[session]
-	mu      sync.Mutex // of Start and Close
+	mu      sync.Mutex // serialises Start and Close
 	closed  chan struct{}
 
 	entries, dropped, bytes atomic.Uint64
 }
 
-// New makes a Recorder.
+// New returns a Recorder.
 func New(opt Options) *Recorder {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -75,10 +76,10 @@ func New(opt Options) *Recorder {
 	return &Recorder{opt: opt, closed: make(chan struct{})}
 }
 
-// Recording is one recording under way.
+// Recording is one active recording.
 type Recording struct{ s *session }
 
-// Start begins a recording into sink; it goes on until it is stopped, or until
+// Start begins a recording into sink. The recording continues until Stop or Close is called or
 // the sink fails.
 func (r *Recorder) Start(sink Sink) (*Recording, error) {
 	r.mu.Lock()
@@ -99,14 +100,14 @@ func (r *Recorder) Start(sink Sink) (*Recording, error) {
 // Done is closed when the recording has ended and its sink is closed.
 func (g *Recording) Done() <-chan struct{} { return g.s.done }
 
-// Stop ends the recording, waits until all of it is written, and says how that
-// went.
+// Stop ends the recording, waits until it is written completely, and returns the recording's
+// error.
 func (g *Recording) Stop() error {
 	g.s.r.session.CompareAndSwap(g.s, nil)
 	return g.s.close()
 }
 
-// Close stops the recording under way, if there is one, and no other begins after it.
+// Close stops the active recording, if any, and prevents further ones.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	select {
@@ -121,26 +122,26 @@ func (r *Recorder) Close() error {
 	return nil
 }
 
-// Active says whether a recording is under way.
+// Active returns whether a recording is active.
 func (r *Recorder) Active() bool { return r.session.Load() != nil }
 
-// Counts are the entries written, those dropped for want of room, and the bytes
-// given to sinks, since the start.
+// Counts returns the entries written, the entries dropped because the queue was full, and the
+// bytes passed to sinks, since the router started.
 func (r *Recorder) Counts() (entries, dropped, bytes uint64) {
 	return r.entries.Load(), r.dropped.Load(), r.bytes.Load()
 }
 
-// RankAdded notes a rank, by whose slot all else will name it.
+// RankAdded records a new rank. Later entries identify it by its slot.
 func (r *Recorder) RankAdded(rank *worker.Rank) {
 	if s := r.session.Load(); s != nil {
 		s.enqueue(item{b: rankAddedEntry(s.hasSpace(), rank), joined: rank})
 	}
 }
 
-// RankRemoved notes that a rank is gone.
+// RankRemoved records the removal of a rank.
 func (r *Recorder) RankRemoved(rank *worker.Rank) { r.slot(RankRemoved, rank) }
 
-// Cleared implements kvevents.Tap.
+// Cleared implements kvevents.IndexObserver.
 func (r *Recorder) Cleared(rank *worker.Rank) { r.slot(Cleared, rank) }
 
 func (r *Recorder) slot(k Kind, rank *worker.Rank) {
@@ -151,7 +152,7 @@ func (r *Recorder) slot(k Kind, rank *worker.Rank) {
 	}
 }
 
-// Stored implements kvevents.Tap.
+// Stored implements kvevents.IndexObserver.
 func (r *Recorder) Stored(rank *worker.Rank, ev *kvindex.Stored) {
 	if s := r.session.Load(); s != nil {
 		b := s.hasSpace()
@@ -160,7 +161,7 @@ func (r *Recorder) Stored(rank *worker.Rank, ev *kvindex.Stored) {
 	}
 }
 
-// Removed implements kvevents.Tap.
+// Removed implements kvevents.IndexObserver.
 func (r *Recorder) Removed(rank *worker.Rank, tier kvindex.Tier, engine []kvindex.EngineHash) {
 	if s := r.session.Load(); s != nil {
 		b := s.hasSpace()
@@ -169,9 +170,9 @@ func (r *Recorder) Removed(rank *worker.Rank, tier kvindex.Tier, engine []kvinde
 	}
 }
 
-// RecordChoice notes one choice; c is the zero Choice when there was none. seqs are the
-// prompt's blocks of blockSize tokens, as the index knows them where exact is
-// set, else as the approximate one does; they are copied.
+// RecordChoice records one choice; c is the zero Choice when no rank could be chosen. seqs are
+// the hashes of the prompt's blocks of blockSize tokens: those of the event-driven index if
+// exact is set, else those of the approximate index. RecordChoice copies them.
 func (r *Recorder) RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool) {
 	s := r.session.Load()
 	if s == nil {
@@ -183,14 +184,14 @@ func (r *Recorder) RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blo
 		e.Found, e.Slot = true, c.Rank.Slot
 	}
 	b := s.hasSpace()
-	// The pool's number is put between by the writer, who gives them out.
+	// The recording's goroutine numbers the pools and inserts the number at head.
 	b.b = begin(b.b, Chosen, time.Now())
 	b.head = len(b.b)
 	b.b = appendChosen(b.b, &e)
 	s.enqueue(item{b: b, pool: q.Candidates})
 }
 
-// RequestEnded notes how a request ended.
+// RequestEnded records a request's outcome.
 func (r *Recorder) RequestEnded(requestID string, o schedule.Outcome) {
 	if s := r.session.Load(); s != nil {
 		e := Entry{Kind: Ended, At: time.Now(), Request: requestHash(requestID), Status: o.Status, Cached: o.CachedTokens,
@@ -214,7 +215,7 @@ func rankAddedEntry(b *buffer, rank *worker.Rank) *buffer {
 	return b
 }
 
-// poolEntry defines a pool's number.
+// poolEntry appends an entry that defines a pool's number.
 func poolEntry(b []byte, at time.Time, n uint64, ranks []*worker.Rank) []byte {
 	b = begin(b, Pool, at)
 	b = binary.AppendUvarint(b, n)

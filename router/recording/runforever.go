@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// ErrClosed: the Recorder was closed.
+// ErrClosed means that the Recorder was closed.
 var ErrClosed = errors.New("record: the recorder is closed")
 
-// RunForever records into the sink that open makes, and when that recording ends by itself,
-// as on a full disk, tries to begin another with a new sink every so often, until
-// Close. While somebody else records it waits for the end of that. An error is that of
-// the first beginning.
+// RunForever records into the sink that open creates. When the recording ends by itself, for
+// example because the disk is full, RunForever tries to begin another one with a new sink at
+// the interval every, until Close. While another recording is active it waits for the end of
+// that one. The error is that of the first attempt.
 func (r *Recorder) RunForever(open func() (Sink, error), every time.Duration) error {
 	first, err := r.begin(open)
 	if err != nil {
@@ -38,7 +38,7 @@ func (r *Recorder) runForever(g *Recording, open func() (Sink, error), every tim
 	defer tick.Stop()
 	for {
 		if g != nil {
-			<-g.Done() // Close ends it too
+			<-g.Done() // Close ends the recording, too
 			g = nil
 		}
 		select {

@@ -18,7 +18,7 @@ import (
 const (
 	queueLength = 1 << 14
 	frameBytes  = 1 << 20 // of entries, before compression
-	// startInterval is how many frames lie between two that a file may begin with.
+	// startInterval is the number of frames from one start frame to the next.
 	startInterval   = 16
 	flushInterval   = time.Second
 	maxPools        = 1024
@@ -38,20 +38,20 @@ type session struct {
 	stop        chan struct{}
 	once        sync.Once
 	done        chan struct{}
-	err         error // once done
+	err         error // valid once done is closed
 
-	// The goroutine's own.
+	// Used only by the session's goroutine.
 	enc      *zstd.Encoder
 	entries  []byte
 	frame    []byte
 	frames   int
-	deferred []item // taken from the queue while contents are written, in order
+	deferred []item // taken from the queue while initial blocks are written, in order
 	pools    map[poolKey]uint64
-	poolRef  [][]*worker.Rank // by number: keeps the slices' addresses theirs
+	poolRef  [][]*worker.Rank // by number; keeps the slices alive, so that no other slice gets the address in poolKey
 }
 
-// item is one entry; pool are the candidates of a choice, joined is the rank of an
-// entry of that kind.
+// item is one entry. pool contains the candidates of a choice, joined the rank of a RankAdded
+// entry.
 type item struct {
 	b      *buffer
 	pool   []*worker.Rank
@@ -60,10 +60,10 @@ type item struct {
 
 type buffer struct {
 	b    []byte
-	head int // of a choice: where the pool's number goes
+	head int // where the pool's number is inserted into a choice
 }
 
-// poolKey is a slice of candidates, which never change once given to a choice.
+// poolKey identifies a slice of candidates, which nobody modifies after a choice has used it.
 type poolKey struct {
 	first *(*worker.Rank)
 	n     int
@@ -82,7 +82,7 @@ func (s *session) hasSpace() *buffer {
 	return b
 }
 
-// enqueue queues an entry or drops it.
+// enqueue queues an entry, or drops it when the queue is full.
 func (s *session) enqueue(it item) {
 	n := int64(len(it.b.b))
 	if s.queuedBytes.Add(n) <= s.r.opt.QueueBytes {
@@ -120,7 +120,7 @@ func (s *session) run() {
 }
 
 func (s *session) write() (err error) {
-	// One goroutine, the fastest level: the router has better things to do.
+	// One goroutine and the fastest level keep the cost for the router low.
 	if s.enc, err = zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20)); err != nil {
 		return err
 	}
@@ -129,7 +129,7 @@ func (s *session) write() (err error) {
 	if err := s.writeContents(s.r.opt.Ranks()); err != nil {
 		return err
 	}
-	if err := s.flush(); err != nil { // whoever asked for the recording sees that it has begun
+	if err := s.flush(); err != nil { // shows the client that asked for the recording that it has begun
 		return err
 	}
 	tick := time.NewTicker(flushInterval)
@@ -164,7 +164,7 @@ func (s *session) write() (err error) {
 	}
 }
 
-// writeItem writes one item, and with a rank that joins what it holds already.
+// writeItem writes one item and, for a rank that joins, the blocks that it already holds.
 func (s *session) writeItem(it item) error {
 	s.appendEntry(it)
 	if it.joined != nil {
@@ -178,7 +178,8 @@ func (s *session) writeItem(it item) error {
 	return nil
 }
 
-// writeDefinitions writes what entries refer to, so that a file may begin here.
+// writeDefinitions writes all definitions to which entries refer, so that a file may begin
+// here.
 func (s *session) writeDefinitions() {
 	now := time.Now()
 	s.entries = s.info.Append(s.entries)
@@ -209,7 +210,7 @@ func (s *session) appendEntry(it item) {
 	s.recycle(b)
 }
 
-// pool gives the number of a pool, and defines it at its first sight.
+// pool returns the number of a pool and defines the number on first use.
 func (s *session) pool(ranks []*worker.Rank) uint64 {
 	var key poolKey
 	if key.n = len(ranks); key.n > 0 {
@@ -253,7 +254,7 @@ func (s *session) flush() error {
 	return nil
 }
 
-// close ends the recording and waits for it, but not for ever: a sink may hang.
+// close ends the recording and waits for it for at most stopTimeout, because a sink may hang.
 func (s *session) close() error {
 	s.once.Do(func() { close(s.stop) })
 	select {

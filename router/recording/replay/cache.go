@@ -5,12 +5,12 @@ import (
 	"sluice/router/kvindex"
 )
 
-// cache is one rank's blocks in the model, the least recently used going first. Of
-// a prompt the end goes before the beginning, as engines free blocks.
+// cache holds the blocks of one rank in the model and evicts the least recently used. It evicts
+// the end of a prompt before its beginning, as engines do.
 type cache struct {
 	capacity int
 	index    map[blockhash.Seq]int32
-	cells    []cell // 0 is the list's head: next the newest, prev the oldest
+	cells    []cell // 0 is the head of the list: next is the newest, prev the oldest
 	free     []int32
 	evicted  []kvindex.EngineHash
 }
@@ -24,7 +24,7 @@ func newCache(capacity int) *cache {
 	return &cache{capacity: capacity, index: make(map[blockhash.Seq]int32), cells: make([]cell, 1)}
 }
 
-// matchLength is how many leading blocks it holds.
+// matchLength returns the number of leading blocks in the cache.
 func (c *cache) matchLength(seqs []blockhash.Seq) int {
 	for i, s := range seqs {
 		if _, ok := c.index[s]; !ok {
@@ -34,7 +34,7 @@ func (c *cache) matchLength(seqs []blockhash.Seq) int {
 	return len(seqs)
 }
 
-// insert makes a prompt the newest and gives the blocks that had to go for it.
+// insert makes a prompt the newest and returns the blocks evicted for it.
 func (c *cache) insert(seqs []blockhash.Seq) (gone []kvindex.EngineHash) {
 	seqs = seqs[:min(len(seqs), c.capacity)]
 	for i := len(seqs) - 1; i >= 0; i-- {

@@ -14,7 +14,7 @@ import (
 	"sluice/router/worker"
 )
 
-// MaxBlocks bounds the prompts' blocks that are kept in memory, at 8 bytes each.
+// MaxBlocks bounds the prompt blocks kept in memory, at 8 bytes each.
 const MaxBlocks = 1 << 27
 
 // Trace is a recording in memory.
@@ -23,18 +23,18 @@ type Trace struct {
 	Weights  map[string]float64
 	Requests []Request
 	Ranks    []Rank
-	pools    [][]int // by number, of Ranks
+	pools    [][]int // by number; indexes into Ranks
 
-	Events         int           // changes of the index recorded
-	IndexTime      time.Duration // to put them through an index
+	Events         int           // recorded changes of the index
+	IndexTime      time.Duration // time to apply the events to an index
 	Compared       int           // choices whose overlap could be compared with that index
-	Agreed         int           // of those, the same to the block
-	Dropped        uint64        // entries the recorder had no room for
-	Skipped        int           // requests over MaxBlocks
-	InitialBlocks  int           // blocks that ranks held when the recording began, or when they joined
-	InitialSkipped uint64        // of those, too many to be recorded
+	Agreed         int           // of these, choices whose overlap was equal
+	Dropped        uint64        // entries dropped because the recorder's queue was full
+	Skipped        int           // requests beyond MaxBlocks
+	InitialBlocks  int           // blocks that ranks held when the recording began or when they joined
+	InitialSkipped uint64        // initial blocks that the recorder did not write, or beyond MaxBlocks
 	initialChains  []initialChain
-	Retries        int // choices after the first attempt, left out
+	Retries        int // choices after the first attempt, which the replay omits
 	Span           time.Duration
 }
 
@@ -44,10 +44,10 @@ type Rank struct {
 	Role              worker.Role
 	Capacity          int // blocks
 	CapacityEstimated bool
-	removed           bool // once
+	removed           bool // the rank was removed at least once
 }
 
-// initialChain is what a rank's cache has from the beginning.
+// initialChain is a chain of blocks that a rank's cache contains at the beginning.
 type initialChain struct {
 	rank      int
 	hasParent bool
@@ -55,12 +55,12 @@ type initialChain struct {
 	seqs      []blockhash.Seq
 }
 
-// Request is one request: its first choice of each leg and its outcome.
+// Request is one request with its first choice for each leg and its outcome.
 type Request struct {
-	At           time.Duration    // since the first
+	At           time.Duration    // since the first request
 	Leg          schedule.LegKind // Whole or PrefillLeg
 	Pool         int
-	Chosen       int // of Trace.Ranks; -1 none
+	Chosen       int // index into Trace.Ranks; -1: none
 	DecodePool   int // -1: no decode leg
 	DecodeChosen int
 	Prompt       int // tokens
@@ -68,18 +68,18 @@ type Request struct {
 	BlockSize    int
 	Seqs         []blockhash.Seq
 	Ended        bool
-	Cached       int // tokens, as the engine reported; -1
+	Cached       int // tokens, as the engine reported; -1: unknown
 	TTFT, Decode time.Duration
 	Status       int
 }
 
-// loader is a Load under way.
+// loader is the state of Load.
 type loader struct {
 	t         *Trace
-	current   [worker.MaxSlots]int // rank by slot, -1
+	current   [worker.MaxSlots]int // rank by slot; -1: none
 	ids       map[worker.ID]int
 	pools     map[uint64]int
-	open      map[uint64]int // request by hash, until it ends
+	open      map[uint64]int // request by the hash of its id, until it ends
 	index     kvindex.Index
 	overlap   kvindex.Overlap
 	lastDepth []int
@@ -89,9 +89,9 @@ type loader struct {
 	blocks    int
 }
 
-// Load reads one recording's files (record.GroupByRecording), in the order of their names. A file that ends too
-// early (its router was killed, its disk was full) is used as far as it goes, and
-// unfinished is told, with what the reader says of it; any other damage is an error.
+// Load reads the files of one recording (recording.GroupByRecording) in the order of their
+// names. It uses a file that ends too early (the router was killed, the disk was full) as far
+// as possible and passes the reader's error to unfinished. Any other damage is an error.
 func Load(paths []string, unfinished func(err error)) (*Trace, error) {
 	l := &loader{t: &Trace{}, ids: map[worker.ID]int{}, pools: map[uint64]int{}, open: map[uint64]int{},
 		index: kvindex.New(kvindex.Options{MaxBytes: 16 << 30})}
@@ -108,7 +108,7 @@ func Load(paths []string, unfinished func(err error)) (*Trace, error) {
 	l.t.Span = l.last.Sub(l.first)
 	for i := range l.t.Ranks {
 		if r := &l.t.Ranks[i]; r.Capacity <= 0 {
-			// The engine did not say: the most it was seen to hold.
+			// The engine did not report its capacity: use the maximum it was observed to hold.
 			r.Capacity, r.CapacityEstimated = max(l.maxDepth[i], 1024), true
 		}
 	}
@@ -140,7 +140,7 @@ func (l *loader) file(path string, unfinished func(error)) error {
 func (l *loader) entry(e *recording.Entry) {
 	t := l.t
 	if e.Kind == recording.RecordingInfo {
-		return // in each file, and of the first one's time
+		return // every file has one, with the time of the recording's beginning
 	}
 	if l.last = e.At; l.first.IsZero() {
 		l.first = e.At
@@ -214,9 +214,8 @@ func (l *loader) event(e *recording.Entry) {
 	l.t.IndexTime += time.Since(began)
 }
 
-// addInitialChain puts a chain into the index, and keeps it for the model's caches. Those
-// begin with it: what a rank brings that comes back is passed over there, as its
-// going was.
+// addInitialChain adds a chain to the index and to the initial contents of the model's caches.
+// The model ignores the removal of a rank, and therefore also the blocks with which it returns.
 func (l *loader) addInitialChain(e *recording.Entry) {
 	t, i := l.t, l.current[e.Slot]
 	added := len(e.Seqs)
@@ -301,10 +300,10 @@ func (l *loader) ended(e *recording.Entry) {
 	}
 }
 
-// assumedStepTime is a decode step's time where the recording does not say.
+// assumedStepTime is the duration of a decode step if the recording does not contain it.
 const assumedStepTime = 20 * time.Millisecond
 
-// String says what was read.
+// String summarises the Trace.
 func (t *Trace) String() string {
 	s := fmt.Sprintf("%d requests on %d ranks in %v, %d changes of the index", len(t.Requests), len(t.Ranks), t.Span.Round(time.Second), t.Events)
 	if t.InitialBlocks > 0 {

@@ -12,43 +12,43 @@ import (
 	"sluice/router/worker"
 )
 
-// Variant is one way to choose.
+// Variant is one way to choose ranks.
 type Variant struct {
 	Name     string
-	Recorded bool               // the recorded choices again
-	Policy   string             // of schedule.Options
+	Recorded bool               // use the recorded choices
+	Policy   string             // policy of schedule.Options
 	Weights  map[string]float64 // by their names in the configuration
 }
 
-// Rates are the model's times.
+// Rates are the durations that the model uses.
 type Rates struct {
 	PerToken time.Duration // to compute one prompt token
-	Base     time.Duration // of every first token beside that
+	Base     time.Duration // of every first token, in addition to PerToken
 }
 
-// Result is what one way of choosing led to.
+// Result is the outcome of one Variant.
 type Result struct {
 	Variant   Variant
 	Requests  int
-	HitRate   float64 // cached prompt tokens over all
-	Imbalance float64 // tokens computed on the busiest rank over the mean of its role's
+	HitRate   float64 // cached prompt tokens divided by all prompt tokens
+	Imbalance float64 // tokens computed on the busiest rank divided by the mean of its role
 	P50, P99  time.Duration
 	Fidelity  Fidelity
 }
 
-// Fidelity compares the model's cached tokens with what engines reported; it means
-// something for the recorded choices only.
+// Fidelity compares the model's cached tokens with the engines' reports. It is meaningful only
+// for the recorded choices.
 type Fidelity struct {
-	Requests           int     // with a report
+	Requests           int     // requests with a report
 	Modelled, Reported int     // cached tokens
-	WithinOneBlock     int     // requests
-	MeanError          float64 // tokens a request
+	WithinOneBlock     int     // requests that differ by at most one block
+	MeanError          float64 // tokens per request
 }
 
-// DefaultRates are used where the recording has no times to first token.
+// DefaultRates apply when the recording contains no times to first token.
 var DefaultRates = Rates{PerToken: 100 * time.Microsecond}
 
-// replayRun is one Run under way.
+// replayRun is the state of one Run.
 type replayRun struct {
 	t         *Trace
 	v         Variant
@@ -59,7 +59,7 @@ type replayRun struct {
 	ranks     []*worker.Rank
 	pools     [][]*worker.Rank
 	caches    []*cache
-	busy      []time.Duration // until when a rank computes
+	busy      []time.Duration // by rank, when it finishes its computation
 	computed  []int           // tokens
 	overlap   kvindex.Overlap
 	events    eventQueue
@@ -69,7 +69,7 @@ type replayRun struct {
 	out       Result
 }
 
-// event is something that happens at a moment of the model's time.
+// event is an action at a moment of simulated time.
 type event struct {
 	at time.Duration
 	fn func()
@@ -88,15 +88,16 @@ func (h *eventQueue) Pop() any {
 	return last
 }
 
-// Run plays the trace under v.
+// Run plays the trace with v.
 func (t *Trace) Run(v Variant, rates Rates) Result {
 	w := func(name string) float64 { return v.Weights[name] }
 	r := &replayRun{t: t, v: v, rates: rates, index: kvindex.New(kvindex.Options{MaxBytes: 16 << 30}),
 		scheduler: schedule.New(schedule.Options{
 			OverlapWeight: w("overlap_weight"), PrefillWeight: w("prefill_weight"), DecodeWeight: w("decode_weight"), QueueWeight: w("queue_weight"),
 			HostWeight: w("host_weight"), DiskWeight: w("disk_weight"), Temperature: w("temperature"), Policy: v.Policy, Explain: -1, Seed: 1,
-			// What was just sent is in the index at once here: it need not be awaited.
-			// Rates are learned by the clock, and the model's is another: they stand.
+			// The model's index contains a chosen prompt at once, so there are no blocks in
+			// flight. Rates are learned by the wall clock, but the model has its own clock:
+			// they stay constant.
 			Rates: schedule.Rates{Prefill: float64(rates.PerToken) / float64(time.Millisecond), Transfer: orDefault(w("transfer_ms"), 0.005), Block: orDefault(w("block_ms"), 0.15)},
 		})}
 	for i := range t.Ranks {
@@ -127,9 +128,9 @@ func (t *Trace) Run(v Variant, rates Rates) Result {
 	return r.result()
 }
 
-// fillCaches fills the caches with what ranks held. The recording does not say what they
-// had used last: beginnings are taken to be newer than what follows them, so that a
-// cache that holds less than was held lacks ends of prompts.
+// fillCaches fills the caches with the initial blocks. The recording does not contain the time
+// of their last use. fillCaches assumes that the beginning of a chain was used later than its
+// end, so that a cache smaller than the initial blocks lacks the ends of prompts.
 func (r *replayRun) fillCaches() {
 	for i := len(r.t.initialChains) - 1; i >= 0; i-- {
 		h := &r.t.initialChains[i]
@@ -146,7 +147,7 @@ func (r *replayRun) fillCaches() {
 	}
 }
 
-// storeBlocks has the index hold blocks of a rank.
+// storeBlocks adds blocks of a rank to the index.
 func (r *replayRun) storeBlocks(slot worker.Slot, hasParent bool, parent blockhash.Seq, seqs []blockhash.Seq) {
 	x := kvindex.Exported{Seqs: seqs, HasParent: hasParent, Parent: kvindex.EngineHash(parent), ParentSeq: parent}
 	for _, s := range seqs {
@@ -162,7 +163,7 @@ func orDefault(v, otherwise float64) float64 {
 	return otherwise
 }
 
-// runUntil does what is due to a moment.
+// runUntil runs the events that are due at the given time.
 func (r *replayRun) runUntil(at time.Duration) {
 	for len(r.events) > 0 && r.events[0].at <= at {
 		heap.Pop(&r.events).(event).fn()
@@ -171,7 +172,7 @@ func (r *replayRun) runUntil(at time.Duration) {
 
 func (r *replayRun) schedule(at time.Duration, what func()) { heap.Push(&r.events, event{at, what}) }
 
-// choose gives the rank of a leg: the recorded one, or the scheduler's.
+// choose returns the rank for a leg: the recorded one, or the scheduler's choice.
 func (r *replayRun) choose(q *Request, leg schedule.LegKind, pool, recorded int) (int, *schedule.Reservation) {
 	if r.v.Recorded {
 		return recorded, nil
@@ -188,16 +189,15 @@ func (r *replayRun) choose(q *Request, leg schedule.LegKind, pool, recorded int)
 	return int(c.Rank.Slot), c.Reservation
 }
 
-// arrive chooses for a request and has its rank compute it after what that has to
-// do already. Its blocks count as held from here on: whoever comes after it to the
-// same rank is computed after it.
+// arrive chooses a rank for a request, which computes it after its earlier requests. The blocks
+// count as held from now on, because a later request to the same rank is computed later.
 func (r *replayRun) arrive(q *Request) {
 	at := q.At
 	i, booked := r.choose(q, q.Leg, q.Pool, q.Chosen)
 	if i < 0 {
 		return
 	}
-	cached := min(r.holdPrompt(i, q.Seqs)*q.BlockSize, max(q.Prompt-1, 0)) // an engine computes the last token always
+	cached := min(r.holdPrompt(i, q.Seqs)*q.BlockSize, max(q.Prompt-1, 0)) // an engine always computes the last token
 	compute := max(q.Prompt-cached, 1)
 	r.busy[i] = max(r.busy[i], at) + time.Duration(compute)*r.rates.PerToken
 	r.computed[i] += compute
@@ -223,13 +223,14 @@ func (r *replayRun) arrive(q *Request) {
 	})
 }
 
-// holdPrompt has a rank hold a prompt from now on and gives how deep it held it before.
+// holdPrompt adds a prompt to a rank's cache and returns the number of leading blocks that the
+// cache held before.
 func (r *replayRun) holdPrompt(i int, seqs []blockhash.Seq) int {
 	c, slot := r.caches[i], r.ranks[i].Slot
 	depth := c.matchLength(seqs)
 	gone := c.insert(seqs)
 	if r.v.Recorded {
-		return depth // nobody asks the index
+		return depth // the recorded choices do not use the index
 	}
 	seqs = seqs[:min(len(seqs), c.capacity)]
 	if len(gone) > 0 {
@@ -274,7 +275,7 @@ func (r *replayRun) result() Result {
 	return o
 }
 
-// imbalance is over the ranks that could have been chosen to compute prompts.
+// imbalance considers the ranks that could have been chosen to compute prompts.
 func imbalance(t *Trace, computed []int) float64 {
 	could := make([]bool, len(computed))
 	for i := range t.Requests {
@@ -294,7 +295,7 @@ func imbalance(t *Trace, computed []int) float64 {
 	return float64(most) * float64(n) / float64(sum)
 }
 
-// Quantile is the q-th of durations, which it sorts; 0 of none.
+// Quantile sorts d and returns its q-th quantile; 0 for an empty d.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0
@@ -303,8 +304,8 @@ func Quantile(d []time.Duration, q float64) time.Duration {
 	return d[min(int(q*float64(len(d))), len(d)-1)]
 }
 
-// Measured is what the recording itself says: hit rate by the engines' reports,
-// times to first token of streams, imbalance of the prompts' uncached tokens.
+// Measured returns the values in the recording itself: the hit rate from the engines' reports,
+// the times to first token of streams, and the imbalance of the prompts' uncached tokens.
 func (t *Trace) Measured() (r Result, ok bool) {
 	var ttfts []time.Duration
 	prompt, cached := 0, 0
@@ -329,9 +330,9 @@ func (t *Trace) Measured() (r Result, ok bool) {
 	return r, r.Requests > 0 && len(ttfts) > 0
 }
 
-// Calibrate sets the model's rates by the recording: the base is what nearly every
-// first token took at least, the time a token such that the recorded choices lead
-// to the recorded median. ok is false where there are no times to go by.
+// Calibrate derives the model's rates from the recording. Base is the first percentile of the
+// recorded times to first token. PerToken is chosen such that the recorded choices yield the
+// recorded median. ok is false when the recording contains no times to first token.
 func (t *Trace) Calibrate() (rates Rates, ok bool) {
 	var ttfts []time.Duration
 	for i := range t.Requests {

@@ -1,13 +1,12 @@
-// Package snapshot keeps the KV index over a restart of the router: what each
-// rank holds goes to a file with the position of its event feed, at an interval
-// and at a clean end, and comes back when the same rank joins again.
+// Package snapshot preserves the KV index across a restart of the router. It writes the blocks
+// of each rank, with the position of the rank's event feed, to a file at an interval and at a
+// clean shutdown. It restores them when the same rank joins again.
 //
-// Keeper is its main type. cmd starts it. When a rank joins, the engine has first
-// to prove by replay that it is the one of the snapshot (Feeds.Prove); then the
-// rank is restored, and its feed goes on from the position: what it holds counts as
-// that of a feed that is syncing until the events since are there, and is dropped
-// if they are not to be had. The package stands beside kvindex and kvevents
-// because it joins the two; the index knows nothing of feeds. It never stops a
-// reader or a writer of the index, and a file that is not whole is refused by
-// name, never half believed.
+// Keeper is the main type; router/app starts it. When a rank joins, its engine must first prove
+// by a replay of events that it is the engine of the snapshot (Feeds.VerifyPosition). Then the
+// rank's blocks are restored and its feed continues from the position. The blocks count as
+// those of a feed that is syncing until the events since the snapshot have arrived, and are
+// dropped if the engine no longer has those events. The package combines kvindex and kvevents,
+// because the index has no knowledge of feeds. It never blocks a reader or a writer of the
+// index, and it rejects an incomplete file by name and restores nothing from it.
 package snapshot

@@ -15,8 +15,8 @@ import (
 	"sluice/router/kvindex"
 )
 
-// A snapshot is a header, sections and an end. The header is magic, the version
-// as 16 bits little-endian, six zeros. A section is
+// A snapshot is a header, sections and an end section. The header is magic, the version as 16
+// bits little-endian, and six zero bytes. A section is
 //
 //	kind     1 byte: rankSection, chainsSection or endSection
 //	zeros    3 bytes
@@ -24,8 +24,9 @@ import (
 //	checksum 8 bytes, little-endian: XXH3-64 of the body
 //	body
 //
-// A rank section's body is a Meta as JSON, a chains section's one zstd frame of
-// chains of the rank before it, the end's the XXH3-64 of everything before it.
+// The body of a rank section is a Meta as JSON. The body of a chains section is one zstd frame
+// with chains of the preceding rank. The body of the end section is the XXH3-64 of everything
+// before it.
 const (
 	magic           = "SLUICEKV"
 	version         = 1
@@ -33,7 +34,7 @@ const (
 	sectionHead     = 16
 	maxSection      = 64 << 20
 	maxUncompressed = 64 << 20
-	// sectionBytes is about how much goes into one section before compression.
+	// sectionBytes is the approximate size of a section before compression.
 	sectionBytes = 1 << 20
 )
 
@@ -43,7 +44,7 @@ const (
 	endSection
 )
 
-// Errors of Open; wrapped with the file's name and what is wrong.
+// Errors of Open, wrapped with the file's name and the cause.
 var (
 	ErrForeign   = errors.New("this is no snapshot of sluice's index")
 	ErrVersion   = errors.New("its version is not this sluice's")
@@ -51,13 +52,13 @@ var (
 	ErrCorrupted = errors.New("it is damaged")
 )
 
-// Meta is whose blocks they are and how far its feed had come.
+// Meta identifies the rank that holds the blocks and the position of its feed.
 type Meta struct {
 	Worker   string            `json:"worker"`
 	Rank     uint16            `json:"rank"`
-	Model    string            `json:"model"` // that salts the hashes
+	Model    string            `json:"model"` // the hashes are salted with it
 	Engine   string            `json:"engine"`
-	Blocks   int               `json:"blocks"` // held when it was written; a hint
+	Blocks   int               `json:"blocks"` // blocks held when the snapshot was written; a hint
 	Position kvevents.Position `json:"position"`
 }
 
@@ -103,7 +104,7 @@ func finishSection(dst []byte, at int, kind byte) []byte {
 	return dst
 }
 
-// readSectionHead reads a section's head.
+// readSectionHead parses the head of a section.
 func readSectionHead(h []byte) (kind byte, size int, sum uint64, err error) {
 	n := binary.LittleEndian.Uint32(h[4:])
 	if kind = h[0]; kind < rankSection || kind > endSection || h[1]|h[2]|h[3] != 0 || n > maxSection {
@@ -114,7 +115,7 @@ func readSectionHead(h []byte) (kind byte, size int, sum uint64, err error) {
 
 func appendMeta(dst []byte, m *Meta) []byte {
 	b, err := json.Marshal(m)
-	if err != nil { // only for types that JSON has no form for: a bug
+	if err != nil { // impossible for this type
 		panic(err)
 	}
 	return section(dst, rankSection, b)
@@ -145,7 +146,7 @@ func appendChain(b []byte, x *kvindex.Exported) []byte {
 	return b
 }
 
-// readChain cuts one chain off b; x's slices are reused.
+// readChain parses one chain of b and reuses the slices of x.
 func readChain(b []byte, x *kvindex.Exported) (rest []byte, err error) {
 	bad := fmt.Errorf("%w: a chain of blocks ends too early", ErrCorrupted)
 	if len(b) < 18 || b[0] >= byte(kvindex.NumTiers) || b[1] > 1 {

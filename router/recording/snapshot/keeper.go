@@ -16,26 +16,26 @@ import (
 
 // Options of a Keeper. Path, Index and Ranks are required.
 type Options struct {
-	Path     string        // its folder is made when it is not there, mode 0700
+	Path     string        // its directory is created with mode 0700 if it does not exist
 	Interval time.Duration // between two snapshots [5m]
-	// Pending is how long a rank of the last snapshot that has not joined again is
-	// kept, and goes into the next ones [30m].
+	// PendingTTL is how long a rank of the previous snapshot that has not joined again is
+	// preserved and copied to new snapshots [30m].
 	PendingTTL   time.Duration
-	MaxWriteRate int64         // bytes a second that are written, before compression [64 MiB]
-	Index        kvindex.Index // must be an Exporter and an Importer
-	// Ranks are those there are.
+	MaxWriteRate int64         // bytes per second before compression [64 MiB]
+	Index        kvindex.Index // must implement Exporter and Importer
+	// Ranks returns the current ranks.
 	Ranks func() []*worker.Rank
-	// Position is how far a rank's feed has come: Feeds.Position.
+	// Position returns the position of a rank's feed: Feeds.Position.
 	Position func(worker.ID) (kvevents.Position, bool)
 	Log      *slog.Logger
 }
 
-// Keeper writes snapshots in the background and restores ranks from the last one.
+// Keeper writes snapshots in the background and restores ranks from the previous one.
 type Keeper struct {
 	opt      Options
 	exporter kvindex.Exporter
 	importer kvindex.Importer
-	previous *File // nil: there was none, or it was refused
+	previous *File // nil: there was none, or it was rejected
 	opened   time.Time
 	stop     chan struct{}
 	done     chan struct{}
@@ -43,13 +43,12 @@ type Keeper struct {
 	write    sync.Mutex
 
 	written, failed, blocks, restored atomic.Uint64
-	lastWritten                       atomic.Int64 // of the last snapshot, ns since 1970
+	lastWritten                       atomic.Int64 // time of the last snapshot, Unix nanoseconds
 }
 
-// New reads the snapshot at opt.Path, where there is one, and starts to write
-// new ones. A file that cannot be used is logged with its name and what is wrong,
-// and the router starts without it; an error means that no snapshot could ever be
-// written.
+// New reads the snapshot at opt.Path, if there is one, and starts to write new ones. It logs an
+// unusable file with its name and the cause, and the router starts without it. An error means
+// that the Keeper could not write any snapshot.
 func New(opt Options) (*Keeper, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -102,8 +101,8 @@ func (k *Keeper) run() {
 	}
 }
 
-// Position is what the snapshot says of a rank that joins; false where it says
-// nothing, or the rank has another model now.
+// Position returns the position in the snapshot of a rank that joins. It returns false when the
+// snapshot does not contain the rank or the rank's model has changed.
 func (k *Keeper) Position(id worker.ID, model string) (kvevents.Position, bool) {
 	if k.previous == nil {
 		return kvevents.Position{}, false
@@ -114,7 +113,7 @@ func (k *Keeper) Position(id worker.ID, model string) (kvevents.Position, bool) 
 	return p.meta.Position, ok && p.meta.Model == model
 }
 
-// Discard forgets what the snapshot has of a rank: its engine is not the same.
+// Discard removes a rank from the snapshot because its engine is a different one.
 func (k *Keeper) Discard(id worker.ID) {
 	if k.previous != nil {
 		k.previous.mu.Lock()
@@ -123,11 +122,11 @@ func (k *Keeper) Discard(id worker.ID) {
 	}
 }
 
-// Restore puts a joining rank's blocks back into the index and gives the position
-// that its feed is to go on from; ok is false where there is nothing to go on
-// from, and the index then holds nothing of the rank. Call it before the feed
-// starts and once the engine has proven itself (Feeds.Prove); the blocks are true
-// only if that feed is given the position.
+// Restore puts a joining rank's blocks back into the index and returns the position from which
+// its feed must continue. If ok is false there is no such position, and the index holds no
+// blocks of the rank. Call Restore after the engine has proved its identity
+// (Feeds.VerifyPosition) and before the feed starts. The blocks are correct only if the feed
+// continues from pos.
 func (k *Keeper) Restore(r *worker.Rank, model string) (pos kvevents.Position, ok bool) {
 	if k.previous == nil {
 		return pos, false
@@ -146,10 +145,10 @@ func (k *Keeper) Restore(r *worker.Rank, model string) (pos kvevents.Position, o
 	return m.Position, ok
 }
 
-// settleTimeout is how long a feed that is just catching up is waited for.
+// settleTimeout bounds the wait for a feed that is catching up.
 const settleTimeout = 500 * time.Millisecond
 
-// readyRanks are those whose feed is contiguous, with their positions of now.
+// readyRanks returns the ranks whose feed is contiguous, with their current positions.
 func (k *Keeper) readyRanks() (all []Rank) {
 	until := time.Now().Add(settleTimeout)
 	for _, r := range k.opt.Ranks() {
@@ -168,8 +167,8 @@ func (k *Keeper) readyRanks() (all []Rank) {
 	return all
 }
 
-// Write writes a snapshot now. With no rank to write, nor any pending of the last
-// one, the file is left as it is.
+// Write writes a snapshot now. It leaves the file unchanged when there is no rank to write and
+// none pending from the previous snapshot.
 func (k *Keeper) Write() error {
 	k.write.Lock()
 	defer k.write.Unlock()
@@ -193,8 +192,8 @@ func (k *Keeper) Write() error {
 	return nil
 }
 
-// Counts are the snapshots written and failed since the start, the ranks restored
-// and when the last snapshot was written (zero: never).
+// Counts returns the snapshots written and failed and the ranks restored since the start, and
+// the time of the last snapshot (zero: none).
 func (k *Keeper) Counts() (written, failed, restored uint64, at time.Time) {
 	if ns := k.lastWritten.Load(); ns > 0 {
 		at = time.Unix(0, ns)
@@ -202,7 +201,8 @@ func (k *Keeper) Counts() (written, failed, restored uint64, at time.Time) {
 	return k.written.Load(), k.failed.Load(), k.restored.Load(), at
 }
 
-// CloseWithoutWrite ends without a last snapshot: another process writes the file from now on.
+// CloseWithoutWrite stops the Keeper without a last snapshot, because another process now
+// writes the file.
 func (k *Keeper) CloseWithoutWrite() {
 	k.once.Do(func() {
 		close(k.stop)
@@ -213,13 +213,13 @@ func (k *Keeper) CloseWithoutWrite() {
 	})
 }
 
-// Close writes a last snapshot and ends. Call it while the feeds still run: with
-// them goes what the index holds.
+// Close writes a last snapshot and stops the Keeper. Call it before the feeds stop, because the
+// index loses its blocks with them.
 func (k *Keeper) Close() (err error) {
 	k.once.Do(func() {
 		close(k.stop)
 		<-k.done
-		k.opt.MaxWriteRate = 1 << 40 // nobody is served any more
+		k.opt.MaxWriteRate = 1 << 40 // no request is served any more
 		err = k.Write()
 		if k.previous != nil {
 			k.previous.Close()

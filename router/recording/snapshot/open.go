@@ -16,9 +16,9 @@ import (
 	"sluice/router/worker"
 )
 
-// File is a snapshot that was found whole. It keeps the file open, so that ranks
-// can be taken from it after its name has gone to a newer one, and in memory only
-// where each rank's part lies. Its methods may be called from any goroutine.
+// File is a snapshot that was read and found valid. It keeps the file open, so that ranks can
+// be restored after a newer snapshot has taken the file's name. In memory it keeps only the
+// location of each rank's sections. Its methods may be called from any goroutine.
 type File struct {
 	path     string
 	mu       sync.Mutex
@@ -27,17 +27,17 @@ type File struct {
 	sections map[worker.ID]rankSections
 }
 
-// rankSections is where a rank's sections lie.
+// rankSections locates the sections of a rank.
 type rankSections struct {
 	meta     Meta
 	from, to int64
 }
 
-// Open reads a snapshot through and checks all of it. Its error names the file
-// and what is wrong; a file that is not there is fs.ErrNotExist.
+// Open reads and checks a complete snapshot. Its error names the file and the cause; for a
+// missing file it wraps fs.ErrNotExist.
 func Open(path string) (*File, error) {
 	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() { // a pipe would be waited for, without end
+	if err == nil && !info.Mode().IsRegular() { // opening a pipe would block forever
 		err = fmt.Errorf("%w: it is no regular file", ErrForeign)
 	}
 	if err != nil {
@@ -122,7 +122,7 @@ func (s *File) check() error {
 	}
 }
 
-// readBody grows its buffer as bytes come: a head may claim more than there is.
+// readBody grows its buffer as bytes arrive, because a corrupt head may claim any length.
 func readBody(in io.Reader, buf []byte, size int) ([]byte, error) {
 	buf = buf[:0]
 	for size > 0 {
@@ -139,14 +139,14 @@ func readBody(in io.Reader, buf []byte, size int) ([]byte, error) {
 	return buf, nil
 }
 
-// Ranks are those not yet taken.
+// Ranks returns the ranks not yet restored or discarded.
 func (s *File) Ranks() []worker.ID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return append([]worker.ID(nil), s.ids...)
 }
 
-// extract cuts a rank out; a rank is taken once.
+// extract removes a rank from the File and returns its sections. It succeeds once per rank.
 func (s *File) extract(id worker.ID) (p rankSections, ok bool) {
 	p, ok = s.sections[id]
 	delete(s.sections, id)
@@ -159,9 +159,9 @@ func (s *File) extract(id worker.ID) (p rankSections, ok bool) {
 	return p, ok
 }
 
-// Restore puts what the snapshot has of a rank into the index, which must hold
-// nothing of it, and gives its Meta. It is done once a rank: the second time ok is
-// false, as for a rank that is not there or has another model now.
+// Restore puts the blocks of a rank into the index, which must not hold any of it, and returns
+// the rank's Meta. It succeeds once per rank: ok is false the second time, for an unknown rank
+// and for a rank whose model has changed.
 func (s *File) Restore(id worker.ID, slot worker.Slot, model string, index kvindex.Importer) (m Meta, blocks int, ok bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +208,7 @@ func (s *File) Restore(id worker.ID, slot worker.Slot, model string, index kvind
 	}
 }
 
-// copyRemaining passes the ranks not yet taken on to the next snapshot, as they are.
+// copyRemaining copies the ranks not yet restored to the next snapshot unchanged.
 func (s *File) copyRemaining(w *writer, written map[worker.ID]bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,7 +229,7 @@ func (s *File) copyRemaining(w *writer, written map[worker.ID]bool) error {
 	return nil
 }
 
-// Close lets go of the file; ranks not taken are gone.
+// Close closes the file; ranks not yet restored are lost.
 func (s *File) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,38 +17,38 @@ import (
 	"sluice/router/worker"
 )
 
-// Rank is one rank to be written.
+// Rank is one rank to write.
 type Rank struct {
 	Meta
 	Slot worker.Slot
-	// there says whether the rank still has its slot; nil: it has. A snapshot takes its
-	// time, and by the end of it the slot may be another rank's.
+	// stillValid returns whether the rank still has its slot; nil: it has. Writing a snapshot
+	// takes time, and another rank may have the slot by the end.
 	stillValid func() bool
 }
 
-// Stats is what a snapshot holds.
+// Stats describes the contents of a snapshot.
 type Stats struct {
 	Ranks, Blocks int
 	Bytes         int64
 	Duration      time.Duration
 }
 
-// writer writes one snapshot beside its place.
+// writer writes one snapshot to a temporary file.
 type writer struct {
 	file         *os.File
 	out          *bufio.Writer
-	sum          *xxh3.Hasher // of all that was written
+	sum          *xxh3.Hasher // of all bytes written
 	enc          *zstd.Encoder
-	rate         int64 // bytes a second before compression; 0: as fast as it goes
+	rate         int64 // bytes per second before compression; 0: unlimited
 	began        time.Time
 	uncompressed int64
 	sectionBuf   []byte
 	stats        Stats
 }
 
-// write writes the ranks and what is pending of an older snapshot to path: to a
-// temporary file first, which replaces the old one when all of it is on disk. So
-// a router that dies meanwhile leaves the old snapshot.
+// write writes the ranks, and the pending ones of an older snapshot, to path. It writes a
+// temporary file first and renames it when everything is on disk. A router that dies meanwhile
+// leaves the old snapshot intact.
 func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *File) (s Stats, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), temporaryPattern(path)) // mode 0600
 	if err != nil {
@@ -91,7 +91,7 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 	if err = w.write(section(nil, endSection, binary.LittleEndian.AppendUint64(nil, w.sum.Sum64()))); err != nil {
 		return s, err
 	}
-	// Only what is whole takes the old one's place.
+	// Only a complete file replaces the old one.
 	if err = errors.Join(w.out.Flush(), f.Sync(), f.Close()); err != nil {
 		return s, err
 	}
@@ -99,15 +99,15 @@ func write(path string, rate int64, index kvindex.Exporter, ranks []Rank, old *F
 		return s, err
 	}
 	if dir, err := os.Open(filepath.Dir(path)); err == nil {
-		dir.Sync() // so that the new name outlives a power cut; not every file system can
+		dir.Sync() // makes the new name survive a power failure; not every file system supports it
 		dir.Close()
 	}
 	w.stats.Duration = time.Since(w.began)
 	return w.stats, nil
 }
 
-// checkWritable makes the folder of a snapshot where need be and says whether a file can be
-// made in it, so that it is told at the start and not an interval later.
+// checkWritable creates the directory of a snapshot if necessary and checks that a file can be
+// created in it. The error is then reported at the start, not an interval later.
 func checkWritable(path string) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -120,15 +120,15 @@ func checkWritable(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// temporaryPattern is the pattern of the names of what is being written.
+// temporaryPattern returns the name pattern of temporary files.
 func temporaryPattern(path string) string { return "." + filepath.Base(path) + "-*" }
 
-// abandonedAge is how long nothing is written to a temporary file before it is taken for
-// that of a router that was killed. One that is written changes many times a second.
+// abandonedAge is the age since its last write at which a temporary file is assumed to belong
+// to a router that was killed. A file that is being written changes many times a second.
 const abandonedAge = 10 * time.Minute
 
-// removeAbandoned removes what routers that were killed left beside a snapshot, so that those
-// that are killed again and again do not fill the disk.
+// removeAbandoned removes the temporary files of killed routers, so that a router that is
+// killed repeatedly does not fill the disk.
 func removeAbandoned(path string) {
 	dir := filepath.Dir(path)
 	entries, err := os.ReadDir(dir)
@@ -152,7 +152,7 @@ func (w *writer) write(b []byte) error {
 	return err
 }
 
-// checkpoint is a place to come back to.
+// checkpoint is a position in the file to which rollBack can return.
 type checkpoint struct {
 	sum   xxh3.Hasher
 	stats Stats
@@ -160,7 +160,7 @@ type checkpoint struct {
 
 func (w *writer) checkpoint() checkpoint { return checkpoint{*w.sum, w.stats} }
 
-// rollBack takes back what was written since a mark.
+// rollBack discards everything written since a checkpoint.
 func (w *writer) rollBack(to checkpoint) error {
 	if err := w.out.Flush(); err != nil {
 		return err
@@ -199,15 +199,15 @@ func (w *writer) rank(index kvindex.Exporter, r *Rank) (err error) {
 	return err
 }
 
-// throttle holds the rate, so that a snapshot takes no more than its share of a core
-// and of the disk.
+// throttle keeps to the configured rate, which limits the snapshot's share of a core and of the
+// disk.
 func (w *writer) throttle(n int) {
 	if w.uncompressed += int64(n); w.rate > 0 {
 		time.Sleep(time.Until(w.began.Add(time.Duration(float64(w.uncompressed) / float64(w.rate) * float64(time.Second)))))
 	}
 }
 
-// copyFrom writes bytes of another snapshot as they are.
+// copyFrom copies bytes of another snapshot unchanged.
 func (w *writer) copyFrom(r io.Reader, n int64) error {
 	_, err := io.CopyN(io.MultiWriter(w.out, w.sum), r, n)
 	w.stats.Bytes += n
