@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// Family is one metric name with what it means.
+// Family is one metric name with its type, labels and help text.
 type Family struct {
 	Name   string
 	Type   string // counter, gauge, histogram
-	Labels string // comma separated
+	Labels string // comma-separated
 	Help   string
 }
 
-// Catalog is every name that /metrics may show but for the go_ and process_
-// ones, in the order of docs/metrics.md, which Document writes.
+// Catalog has every metric name that /metrics may show, except the go_ and process_ ones, in the
+// order of docs/metrics.md. Document writes that page from it.
 var Catalog = []Family{
 	{"sluice_requests_accepted_total", "counter", "", "Inference requests admitted: read whole, well formed, of a known route."},
 	{"sluice_requests_refused_total", "counter", "endpoint, reason", "Requests the router itself answered with an error; reason as in X-Sluice-Reason: too_many_connections where limits.max_conns, max_conns_per_ip or the descriptors are used up, engine_connections where limits.engine_conns is, decoders_busy where too many compressed bodies are decoded at once."},
@@ -137,8 +137,8 @@ var families = func() map[string]*Family {
 	return m
 }()
 
-// describe copies lines, which come family by family, and puts the metadata of
-// each family before its first.
+// describe copies lines, which are grouped by family, and writes the HELP and TYPE lines of a
+// family before its first line.
 func describe(w io.Writer, lines []byte, legacyNames bool) {
 	var last *Family
 	var legacy legacyWriter
@@ -165,8 +165,7 @@ func describe(w io.Writer, lines []byte, legacyNames bool) {
 	}
 }
 
-// familyOf finds the family of a line of the exposition; nil when the catalog
-// does not know it.
+// familyOf returns the family of a line of the exposition, or nil if it is not in the Catalog.
 func familyOf(line []byte) *Family {
 	if i := bytes.IndexAny(line, "{ "); i >= 0 {
 		line = line[:i]
@@ -184,7 +183,7 @@ func familyOf(line []byte) *Family {
 	return nil
 }
 
-// Document writes the catalog as docs/metrics.md.
+// Document writes docs/metrics.md from the Catalog.
 func Document(w io.Writer) {
 	fmt.Fprint(w, `# Metrics
 

@@ -1,10 +1,9 @@
-// Package obs is what the router tells of itself in figures and lines: the
-// metrics that /metrics shows and the setting-up of the log.
+// Package obs collects the router's metrics, writes them for /metrics, and sets up its log.
 //
-// Metrics is its one main type; it implements the observers that front,
-// kvevents and disagg declare, so that those count without knowing it. What
-// happens on a request's way is an atomic add to a counter found by rank or
-// endpoint, never by a formatted name. Series of a rank live from RankAdded to
-// RankRemoved and are gone from the next scrape. Every name stands in the catalog
-// and in docs/metrics.md. It decides nothing and keeps no request.
+// Metrics is the main type. It implements the observer interfaces that front, kvevents and pd
+// declare, so these packages do not import obs. router/app creates it. On the request path a
+// metric is one atomic addition to a counter that is found by rank or endpoint, never by a
+// formatted name. The series of a rank exist from RankAdded to RankRemoved; the next scrape no
+// longer has them. Every metric name is in the Catalog and in docs/metrics.md. The package makes
+// no decisions and stores no requests.
 package obs

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// bounds of the duration histograms in seconds: from a relayed answer of a
-// small model to a long generation. Prometheus' own le buckets, so that any
-// dashboard reads them.
+// bounds are the bucket bounds of the duration histograms, in seconds: from a relayed response of
+// a small model to a long generation. They are ordinary Prometheus le buckets, so that any
+// dashboard can read them.
 var bounds = [...]float64{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
 
 var boundsNS, boundNames = func() (ns [len(bounds)]int64, names [len(bounds)]string) {
@@ -22,9 +22,9 @@ var boundsNS, boundNames = func() (ns [len(bounds)]int64, names [len(bounds)]str
 	return ns, names
 }()
 
-// histogram counts durations; observing is two atomic adds. A scrape reads the
-// buckets one by one: it may miss what comes meanwhile, but count is the sum of
-// the buckets it read, so one exposition agrees with itself.
+// histogram counts durations. An observation is two atomic additions. A scrape reads the buckets
+// one by one and may miss concurrent observations. It writes the sum of the buckets that it read
+// as the count, so the buckets and the count of one exposition agree.
 type histogram struct {
 	buckets [len(bounds) + 1]atomic.Uint64
 	sum     atomic.Int64 // nanoseconds
@@ -47,8 +47,8 @@ func (h *histogram) observe(d time.Duration) {
 	h.sum.Add(int64(d))
 }
 
-// write gives the series of one label set; labels is `a="b"` or empty. Nothing
-// is written before the first observation.
+// write writes the series of one label set; labels is `a="b"` or empty. It writes nothing before
+// the first observation.
 func (h *histogram) write(w io.Writer, name, labels string) {
 	sep := ""
 	if labels != "" {
@@ -73,11 +73,11 @@ func (h *histogram) write(w io.Writer, name, labels string) {
 	fmt.Fprintf(w, "%s_sum%s %g\n%s_count%s %d\n", name, labels, float64(h.sum.Load())/1e9, name, labels, total)
 }
 
-// fineBuckets is eight linear steps per power of two of nanoseconds, so a
-// quantile read from them is within 12.5 % of the true one.
+// fineBuckets is eight linear steps for each power of two of nanoseconds, so the error of a
+// quantile is at most 12.5 %.
 const fineBuckets = 64 * 8
 
-// fineHistogram is a histogram for quantiles over a window: see Quantile.
+// fineHistogram is a histogram with enough resolution for quantiles: see Distribution.Quantile.
 type fineHistogram struct{ buckets [fineBuckets]atomic.Uint64 }
 
 func (f *fineHistogram) observe(d time.Duration) { f.buckets[fineIndex(d)].Add(1) }
@@ -89,13 +89,13 @@ func fineIndex(d time.Duration) int {
 	return top*8 + int(step)
 }
 
-// fineValue is the middle of a bucket.
+// fineValue returns the midpoint of a bucket.
 func fineValue(i int) time.Duration {
 	lo := float64(uint64(1) << (i / 8))
 	return time.Duration(lo * (1 + (float64(i%8)+0.5)/8))
 }
 
-// Distribution is a copy of a fine histogram: counts since the start.
+// Distribution is a copy of a fineHistogram: observation counts since the process started.
 type Distribution [fineBuckets]uint64
 
 func (f *fineHistogram) copyTo(d *Distribution) {
@@ -104,7 +104,7 @@ func (f *fineHistogram) copyTo(d *Distribution) {
 	}
 }
 
-// Since gives the observations between an earlier copy and d.
+// Since returns the observations between an earlier copy and d, and their number.
 func (d *Distribution) Since(earlier *Distribution) (out Distribution, n uint64) {
 	for i := range d {
 		out[i] = d[i] - earlier[i]
@@ -113,8 +113,8 @@ func (d *Distribution) Since(earlier *Distribution) (out Distribution, n uint64)
 	return out, n
 }
 
-// Quantile is the duration below which a share q (0…1) of the observations
-// lies, within 12.5 %; 0 when there are none.
+// Quantile returns the duration below which a share q (0…1) of the observations lies, within 12.5
+// %. It returns 0 if there are no observations.
 func (d *Distribution) Quantile(q float64) time.Duration {
 	total := uint64(0)
 	for _, n := range d {

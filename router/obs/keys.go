@@ -7,7 +7,7 @@ import (
 	"sluice/router/apikey"
 )
 
-// ExposeKeys shows what the holders of API keys have used.
+// ExposeKeys makes each scrape report the usage of every API key.
 func (m *Metrics) ExposeKeys(ring *apikey.Keyring) {
 	m.set.RegisterMetricsWriter(func(w io.Writer) {
 		for _, k := range ring.Keys() {

@@ -6,10 +6,10 @@ import (
 	"sync/atomic"
 )
 
-// labelMap finds a series by its labels without a lock or an allocation; a series
-// seen for the first time costs a copy of the map. Labels come from the code's
-// own vocabulary, but some pass through engines (status codes), so the number
-// of series is bounded; what comes beyond shares the last one made.
+// labelMap finds a series by its labels without a lock or an allocation. The first use of a label
+// set copies the map. The code defines almost all labels, but some values come from engines
+// (status codes), so the number of series is bounded. Label sets beyond the bound share the series
+// that was added last.
 type labelMap[K comparable, V any] struct {
 	m        atomic.Pointer[map[K]*V]
 	mu       sync.Mutex
@@ -52,7 +52,7 @@ func (v *labelMap[K, V]) add(k K) *V {
 	return s
 }
 
-// all is the present map; read only, nil at first.
+// all returns the current map, nil if it is empty. The caller must not modify it.
 func (v *labelMap[K, V]) all() map[K]*V {
 	if m := v.m.Load(); m != nil {
 		return *m

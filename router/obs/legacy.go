@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// LegacySeries is the former form of a metric: its name, the names of its labels, and values of
-// its labels. Fields that did not change are empty. /metrics shows the former series beside the
-// present ones only with metrics.legacy_names.
+// LegacySeries describes the former form of a metric: its name, its label names and its label
+// values. Fields that did not change are empty. /metrics writes the former series, in addition to
+// the present ones, only with metrics.legacy_names.
 type LegacySeries struct {
-	Name    string            // present name, in the Catalog
-	Old     string            // former name; "" where it is the present one
-	Label   string            // present name of a label that had another one, or has renamed values; "" for none
-	OldName string            // former name of Label; "" where it is the present one
-	Values  map[string]string // present value of Label to its former one
+	Name    string            // present name of the metric, in the Catalog
+	Old     string            // former name of the metric; "" if unchanged
+	Label   string            // present name of a label whose name or values changed; "" for none
+	OldName string            // former name of Label; "" if unchanged
+	Values  map[string]string // former values of Label, by present value
 }
 
-// LegacyNames are all former series that metrics.legacy_names shows.
+// LegacyNames are the former series that metrics.legacy_names shows.
 var LegacyNames = []LegacySeries{
 	{Name: "sluice_responses_incomplete_total", Old: "sluice_answers_cut_total"},
 	{Name: "sluice_fd_limit_events_total", Old: "sluice_descriptor_shortage_total", Label: "event", OldName: "what", Values: map[string]string{"rejected": "turned_away"}},
@@ -60,7 +60,7 @@ var legacyByName = func() map[string]*LegacySeries {
 	return m
 }()
 
-// line is the former form of a line of the exposition; nil where it is the same.
+// line returns the former form of a line of the exposition, or nil if the line is unchanged.
 func (l *LegacySeries) line(line []byte) []byte {
 	text := string(line)
 	rest := strings.TrimPrefix(text, l.Name)
@@ -77,7 +77,8 @@ func (l *LegacySeries) line(line []byte) []byte {
 	return []byte(name + rest)
 }
 
-// labels puts the former name and value of Label into {name="value",...} and what follows it.
+// labels replaces the name and value of Label by the former ones in {name="value",...} and returns
+// the result, with the rest of the line.
 func (l *LegacySeries) labels(text string) string {
 	at := 0
 	for at < len(text) && (text[at] == '{' || text[at] == ',') {
@@ -107,10 +108,10 @@ func (l *LegacySeries) labels(text string) string {
 	return text
 }
 
-// legacyWriter collects former series while the present ones are written.
+// legacyWriter collects the former series while describe writes the present ones.
 type legacyWriter struct {
-	same    bytes.Buffer             // of the family that is being written
-	renamed map[string]*bytes.Buffer // by former name
+	same    bytes.Buffer             // former series whose metric name did not change, of the current family
+	renamed map[string]*bytes.Buffer // former series of renamed metrics, by former name
 }
 
 func (g *legacyWriter) add(f *Family, line []byte) {
@@ -134,13 +135,13 @@ func (g *legacyWriter) add(f *Family, line []byte) {
 	}
 }
 
-// flush writes the former series that have the name of the family which ends here: the lines
-// of a family stand together.
+// flush writes the former series that keep the name of the current family, at the end of that
+// family: the exposition format requires that the lines of a family are contiguous.
 func (g *legacyWriter) flush(w io.Writer) {
 	_, _ = g.same.WriteTo(w)
 }
 
-// finish writes the series with former names, in the table's order.
+// finish writes the former series of renamed metrics, in the order of LegacyNames.
 func (g *legacyWriter) finish(w io.Writer) {
 	g.flush(w)
 	for i := range LegacyNames {
@@ -152,7 +153,7 @@ func (g *legacyWriter) finish(w io.Writer) {
 	}
 }
 
-// documentLegacy writes the table of former series.
+// documentLegacy writes the table of former series as Markdown.
 func documentLegacy(w io.Writer) {
 	fmt.Fprint(w, "| old | new |\n| --- | --- |\n")
 	for i := range LegacyNames {

@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// MaskedValue is what the log shows in place of a secret.
+// MaskedValue replaces a secret in the log and in the admin API.
 const MaskedValue = "[masked]"
 
-// secretWords in an attribute's key make its value unfit for a log.
+// secretWords mark secrets: a value whose key contains one of them is masked.
 var secretWords = []string{"token", "authorization", "password", "secret", "api_key", "apikey", "api-key", "cookie", "credential", "engine_key"}
 
-// publicKeys hold one of secretWords and are no secrets: counts of tokens.
+// publicKeys contain one of secretWords but are not secret, such as token counts.
 var publicKeys = []string{"tokens", "tokenize", "tokenizer", "token_ids"}
 
-// NewLogger makes the process's logger. level is debug, info, warn or error,
-// format text or json; empty means info and text. Attributes whose key names a
-// secret (token, authorization, password, …) are shown masked, however deep in
-// groups they are. Durations are text such as 1.5s in both formats. The level may be changed by what is returned beside the logger.
+// NewLogger returns the process's logger and its level, which may change at run time. level is
+// debug, info, warn or error (empty: info); format is text or json (empty: text). The logger masks
+// attributes whose key names a secret (token, authorization, password, …), also inside groups. It
+// writes durations as text, such as 1.5s, in both formats.
 func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar, error) {
 	least := new(slog.LevelVar)
 	at, err := Level(level)
@@ -37,7 +37,7 @@ func NewLogger(w io.Writer, level, format string) (*slog.Logger, *slog.LevelVar,
 	return nil, nil, fmt.Errorf("obs: cannot log in format %q: want text or json", format)
 }
 
-// Level reads a level's name; "" is info.
+// Level parses the name of a level; "" is info.
 func Level(name string) (slog.Level, error) {
 	switch strings.ToLower(name) {
 	case "debug":
@@ -54,7 +54,7 @@ func Level(name string) (slog.Level, error) {
 
 func mask(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration && !IsSecret(a.Key) {
-		a.Value = slog.StringValue(a.Value.Duration().String()) // as JSON it would be a bare number of nanoseconds
+		a.Value = slog.StringValue(a.Value.Duration().String()) // JSON would otherwise have a number of nanoseconds without a unit
 		return a
 	}
 	if a.Value.Kind() == slog.KindInt64 || a.Value.Kind() == slog.KindUint64 || a.Value.Kind() == slog.KindGroup {
@@ -66,7 +66,7 @@ func mask(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// IsSecret says whether a key's value must not be shown.
+// IsSecret reports whether the value of a key is secret and must not be shown.
 func IsSecret(key string) bool {
 	k := strings.ToLower(key)
 	for _, p := range publicKeys {

@@ -21,8 +21,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Metrics counts. All methods are safe for concurrent use; those of the
-// observers neither block nor allocate, but for a series' first appearance.
+// Metrics holds the router's metrics. All methods are safe for concurrent use. The observer
+// methods do not block; they allocate only when a series is used for the first time.
 type Metrics struct {
 	set         *metrics.Set
 	legacyNames atomic.Bool
@@ -34,7 +34,7 @@ type Metrics struct {
 	comparedPrompt, comparedPredicted, reported *metrics.Counter
 	predictionError                             *metrics.Counter
 	connections                                 atomic.Int64
-	inFlight                                    [3]atomic.Int64 // by leg
+	inFlight                                    [3]atomic.Int64 // by schedule.LegKind
 	legTimes                                    [3]histogram
 	ttft                                        fineHistogram
 
@@ -44,14 +44,14 @@ type Metrics struct {
 	retries            labelMap[schedule.LegKind, metrics.Counter]
 	fallbacks          labelMap[string, metrics.Counter]
 	migrations         labelMap[string, metrics.Counter]
-	plans              labelMap[[2]string, metrics.Counter] // by plan, reason
+	plans              labelMap[[2]string, metrics.Counter] // by plan and reason
 	streams            labelMap[relay.Cause, metrics.Counter]
-	truncatedResponses labelMap[relay.Cause, metrics.Counter] // whole ones that were cut
-	endpoints          map[string]*endpoint                   // fixed after NewMetrics
+	truncatedResponses labelMap[relay.Cause, metrics.Counter] // non-streaming responses that the client did not read completely
+	endpoints          map[string]*endpoint                   // by path; not modified after NewMetrics
 
-	mu    sync.Mutex // of changes to ranks and workers
+	mu    sync.Mutex // guards workers and changes to ranks
 	ranks atomic.Pointer[map[worker.ID]*rankSeries]
-	// workers gives the fleet's members, for their states; nil until ExposeWorkers.
+	// workers returns the members of the fleet, for their states; nil before ExposeWorkers.
 	workers func() []*worker.Worker
 }
 
@@ -70,12 +70,12 @@ type endpoint struct {
 	duration, ttft histogram
 }
 
-// otherEndpoint stands for paths that are no inference route: labels come from
-// a closed list, or any client could make series.
+// otherEndpoint is the label for paths that are not inference routes. Labels come from a closed
+// list, because otherwise any client could create series.
 const otherEndpoint = "other"
 
-// NewMetrics makes an empty Metrics; nothing of it is process-wide, so several
-// routers may live in one process.
+// NewMetrics returns an empty Metrics. It has no global state, so one process may have several
+// routers.
 func NewMetrics() *Metrics {
 	s := metrics.NewSet()
 	m := &Metrics{
@@ -127,10 +127,11 @@ func NewMetrics() *Metrics {
 	return m
 }
 
-// series formats a name with labels, given as name, value, name, value, ….
+// series returns a metric name with labels; labels are name, value, name, value, …. It panics if
+// the name is not in the Catalog.
 func series(name string, labels ...string) string {
 	if families[name] == nil {
-		panic("obs: metric " + name + " is not in the catalog") // a bug, seen by the first test that counts
+		panic("obs: metric " + name + " is not in the catalog") // a bug; the first test that uses the metric finds it
 	}
 	return name + "{" + labelList(labels...) + "}"
 }
@@ -150,8 +151,8 @@ var escapes = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
 func quote(v string) string { return `"` + escapes.Replace(v) + `"` }
 
-// GaugeFunc shows a figure that somebody else keeps, read at each scrape. name must
-// be in the Catalog; labels are name, value, name, value, ….
+// GaugeFunc adds a gauge whose value f returns at each scrape. name must be in the Catalog; labels
+// are name, value, name, value, ….
 func (m *Metrics) GaugeFunc(f func() float64, name string, labels ...string) {
 	if len(labels) > 0 {
 		name = series(name, labels...)
@@ -161,11 +162,11 @@ func (m *Metrics) GaugeFunc(f func() float64, name string, labels ...string) {
 	m.set.GetOrCreateGauge(name, f)
 }
 
-// ShowLegacyNames makes WritePrometheus write the former series, too: LegacyNames.
+// ShowLegacyNames makes WritePrometheus also write the former series in LegacyNames.
 func (m *Metrics) ShowLegacyNames() { m.legacyNames.Store(true) }
 
-// WritePrometheus writes everything in Prometheus' text format, with the
-// process's own figures.
+// WritePrometheus writes all metrics, including those of the process, in the Prometheus text
+// format.
 func (m *Metrics) WritePrometheus(w io.Writer) {
 	var b bytes.Buffer
 	m.set.WritePrometheus(&b)
@@ -174,10 +175,10 @@ func (m *Metrics) WritePrometheus(w io.Writer) {
 	writeDescriptors(w)
 }
 
-// writeDescriptors shows how many file descriptors are open and may be. The metrics
-// package's own count opens a directory and lists it: nothing is shown just when there
-// is none left, and ten thousands are milliseconds. Linux tells their number as that
-// directory's size since 6.2; before, it is listed.
+// writeDescriptors writes the number of open file descriptors and their limit. The metrics package
+// would open and list /proc/self/fd. That fails just when no descriptor is left, and takes
+// milliseconds for ten thousand descriptors. Since Linux 6.2 the directory's size is the number of
+// descriptors; on older kernels writeDescriptors falls back to the list.
 func writeDescriptors(w io.Writer) {
 	var limit syscall.Rlimit
 	dir, err := os.Stat("/proc/self/fd")
@@ -237,14 +238,14 @@ func (m *Metrics) Panicked(string, any, []byte) { m.panics.Inc() }
 // Connections implements front.Observer.
 func (m *Metrics) Connections(open int) { m.connections.Store(int64(open)) }
 
-// LegStarted implements disagg.Observer.
+// LegStarted implements pd.Observer.
 func (m *Metrics) LegStarted(leg schedule.LegKind, _ worker.ID) {
 	if int(leg) < len(m.inFlight) {
 		m.inFlight[leg].Add(1)
 	}
 }
 
-// LegEnded implements disagg.Observer.
+// LegEnded implements pd.Observer.
 func (m *Metrics) LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration) {
 	if int(leg) < len(m.inFlight) {
 		m.inFlight[leg].Add(-1)
@@ -257,25 +258,25 @@ func (m *Metrics) LegEnded(leg schedule.LegKind, id worker.ID, outcome string, t
 	}
 }
 
-// FallbackUsed implements disagg.Observer.
+// FallbackUsed implements pd.Observer.
 func (m *Metrics) FallbackUsed(kind string) { m.fallbacks.get(kind).Inc() }
 
-// Migrated implements disagg.Observer.
+// Migrated implements pd.Observer.
 func (m *Metrics) Migrated(outcome string) { m.migrations.get(outcome).Inc() }
 
-// Planned implements disagg.Observer.
+// Planned implements pd.Observer.
 func (m *Metrics) Planned(plan, reason string) { m.plans.get([2]string{plan, reason}).Inc() }
 
-// Retried implements disagg.Observer.
+// Retried implements pd.Observer.
 func (m *Metrics) Retried(leg schedule.LegKind) { m.retries.get(leg).Inc() }
 
-// FirstToken implements disagg.Observer.
+// FirstToken implements pd.Observer.
 func (m *Metrics) FirstToken(endpoint string, took time.Duration) {
 	m.endpoint(endpoint).ttft.observe(took)
 	m.ttft.observe(took)
 }
 
-// Streamed implements disagg.Observer.
+// Streamed implements pd.Observer.
 func (m *Metrics) Streamed(_ string, res *relay.Result) {
 	m.streams.get(res.Cause).Inc()
 	m.events.AddInt64(res.Events)
@@ -287,7 +288,7 @@ func (m *Metrics) Streamed(_ string, res *relay.Result) {
 	m.output.AddInt64(int64(max(0, res.Usage.Completion)))
 }
 
-// Cached implements disagg.Observer.
+// Cached implements pd.Observer. actual is negative if the engine did not report cached tokens.
 func (m *Metrics) Cached(_ worker.ID, promptTokens, predicted, actual int) {
 	if promptTokens <= 0 {
 		return

@@ -12,12 +12,13 @@ import (
 	"sluice/router/worker"
 )
 
-// feedCounterNames are the counters of kvevents.Observer, in the catalog's order.
+// feedCounterNames are the counters of kvevents.Observer, in the order of the catalog. The last
+// one counts all unknown names.
 var feedCounterNames = [...]string{"batches", "stored", "removed", "cleared", "duplicate", "unknown_removed", "orphans", "gaps",
 	"tail_checks", "resyncs", "replays", "replayed_batches", "replay_failures", "ignored", "restarts", "resets", "malformed", "oversize", "remote", "unknown_locality", "wrong_rank", "other"}
 
-// rankSeries is what is counted of one rank. Its gauges are read from the
-// worker.Rank itself at each scrape.
+// rankSeries holds the counters of one rank. Its gauges are read from the worker.Rank at each
+// scrape.
 type rankSeries struct {
 	rank *worker.Rank
 	feed [len(feedCounterNames)]atomic.Uint64
@@ -31,13 +32,14 @@ func (m *Metrics) rank(id worker.ID) *rankSeries {
 	return nil
 }
 
-// RankAdded begins the series of a rank, anew when it was there before.
+// RankAdded starts the series of a rank. If the rank had series before, its counters start at
+// zero.
 func (m *Metrics) RankAdded(r *worker.Rank) {
 	m.updateRanks(func(all map[worker.ID]*rankSeries) { all[r.ID] = &rankSeries{rank: r} })
 }
 
-// RankRemoved ends the series of a rank: the next scrape does not show them. Another rank
-// that has come under the same id keeps its own.
+// RankRemoved ends the series of a rank; the next scrape does not have them. The series of a newer
+// rank with the same id stay.
 func (m *Metrics) RankRemoved(r *worker.Rank) {
 	m.updateRanks(func(all map[worker.ID]*rankSeries) {
 		if s := all[r.ID]; s != nil && s.rank == r {
@@ -57,7 +59,7 @@ func (m *Metrics) updateRanks(change func(map[worker.ID]*rankSeries)) {
 	m.ranks.Store(&next)
 }
 
-// ExposeWorkers shows the state of each worker that list gives at a scrape.
+// ExposeWorkers makes each scrape report the state of every worker that list returns.
 func (m *Metrics) ExposeWorkers(list func() []*worker.Worker) {
 	m.mu.Lock()
 	m.workers = list
@@ -80,8 +82,8 @@ func (m *Metrics) AddFeedCount(id worker.ID, counter string, n int) {
 	s.feed[at].Add(uint64(n))
 }
 
-// rankGauges are the figures read from a worker.Rank; ok is false where the
-// engine has not said.
+// rankGauges are the gauges that are read from a worker.Rank; ok is false if the engine has not
+// reported the value.
 var rankGauges = []struct {
 	name string
 	read func(r *worker.Rank) (v float64, ok bool)
@@ -111,7 +113,7 @@ func learnedRate(r *worker.Rank, w worker.Work) (float64, bool) {
 	return float64(ns) / 1e9, ns > 0
 }
 
-// writeWorkers writes what is shown per worker and rank.
+// writeWorkers writes the series of workers and ranks.
 func (m *Metrics) writeWorkers(w io.Writer) {
 	m.mu.Lock()
 	list := m.workers

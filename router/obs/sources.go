@@ -5,7 +5,8 @@ import (
 	"sluice/router/tokenize"
 )
 
-// ExposeIndex shows the size of the KV index and of the approximate one.
+// ExposeIndex makes each scrape report the size of the KV index and of the approximate index;
+// approx may be nil.
 func (m *Metrics) ExposeIndex(ix kvindex.Index, approx *kvindex.Approx) {
 	m.GaugeFunc(func() float64 { return float64(ix.Len()) }, "sluice_kv_index_blocks")
 	m.GaugeFunc(func() float64 { return float64(ix.Bytes()) }, "sluice_kv_index_bytes")
@@ -19,7 +20,8 @@ func (m *Metrics) ExposeIndex(ix kvindex.Index, approx *kvindex.Approx) {
 	}
 }
 
-// ExposeTokenizer shows where prompts' tokens come from.
+// ExposeTokenizer makes each scrape report the sources of prompts' tokens and the state of the
+// token cache.
 func (m *Metrics) ExposeTokenizer(t *tokenize.Tokenizer) {
 	for source, read := range map[string]func(*tokenize.Stats) uint64{
 		"request": func(s *tokenize.Stats) uint64 { return s.FromRequest },

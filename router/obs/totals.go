@@ -5,24 +5,24 @@ import (
 	"sluice/router/schedule"
 )
 
-// Totals are counters since the start, for the console and the load's rates;
-// differences between two of them are what happened between.
+// Totals are the counters since the process started, for the console. The difference of two Totals
+// is the activity between them. LegsInFlight and Connections are current values.
 type Totals struct {
 	Accepted, Refused, Ended uint64
-	LegsInFlight             [3]int64 // by schedule.Leg
+	LegsInFlight             [3]int64 // by schedule.LegKind
 	Fallbacks, Retries       uint64
 	Events, Bytes            uint64
 	OutputTokens             uint64
-	PromptTokens             uint64 // of requests with a predicted overlap
+	PromptTokens             uint64 // prompt tokens of requests with a predicted overlap
 	PredictedTokens          uint64
-	ComparedPrompt           uint64 // of requests whose cached tokens were reported
+	ComparedPrompt           uint64 // prompt tokens of requests whose cached tokens the engine reported
 	ComparedPredicted        uint64
 	ReportedTokens           uint64
 	Connections              int64
 	TTFT                     Distribution
 }
 
-// Totals reads the counters, one by one.
+// Totals reads the counters into t, one after the other.
 func (m *Metrics) Totals(t *Totals) {
 	*t = Totals{
 		Accepted: m.accepted.Get(), Events: m.events.Get(), Bytes: m.bytes.Get(), OutputTokens: m.output.Get(),
@@ -50,7 +50,7 @@ func (m *Metrics) Totals(t *Totals) {
 
 var _ front.Observer = (*Metrics)(nil)
 
-// Fallbacks gives how often each kind of fall-back happened.
+// Fallbacks returns the number of fallbacks by kind.
 func (m *Metrics) Fallbacks() map[string]uint64 {
 	out := map[string]uint64{}
 	for k, c := range m.fallbacks.all() {
@@ -59,7 +59,7 @@ func (m *Metrics) Fallbacks() map[string]uint64 {
 	return out
 }
 
-// RetriesOf gives how often a leg was run again.
+// RetriesOf returns how often legs of a kind were retried.
 func (m *Metrics) RetriesOf(leg schedule.LegKind) uint64 {
 	if c, ok := m.retries.all()[leg]; ok {
 		return c.Get()

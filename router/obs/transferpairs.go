@@ -5,19 +5,19 @@ import (
 	"io"
 )
 
-// TransferPair is what was measured of KV transfers from one rank to another.
+// TransferPair has the measurements of KV transfers from one rank to another.
 type TransferPair struct {
-	From, To        string // worker/rank
+	From, To        string // rank ids, as worker/rank
 	Transfers       int64
 	BytesPerSecond  float64 // 0 unknown
 	SecondsPerToken float64 // 0 unknown
 }
 
-// maxPairs bounds the series: prefill by decode ranks of a big fleet are more than
-// a scrape should carry. The admin API lists all.
+// maxPairs bounds the number of pairs: in a large fleet, prefill ranks times decode ranks are too
+// many series for a scrape. The admin API lists all pairs.
 const maxPairs = 1024
 
-// ExposePairs shows what pairs gives at each scrape, the first 1,024 of them.
+// ExposePairs makes each scrape report the first maxPairs of the pairs that the function returns.
 func (m *Metrics) ExposePairs(pairs func() []TransferPair) {
 	m.set.RegisterMetricsWriter(func(w io.Writer) {
 		all := pairs()
