@@ -14,7 +14,7 @@ import (
 	"sluice/router/schedule"
 )
 
-// Client asks a running router's admin listener. Safe for concurrent use.
+// Client calls the admin API of a running router. It is safe for concurrent use.
 type Client struct {
 	base  string
 	token string
@@ -26,18 +26,18 @@ const (
 	maxResponse   = 64 << 20
 )
 
-// NewClient makes a client of the router that rt describes.
+// NewClient returns a client of the router that rt describes.
 func NewClient(rt Runtime) *Client {
 	return &Client{base: "http://" + rt.Address, token: rt.Token, http: &http.Client{
 		Timeout: clientTimeout,
-		// No proxy from the environment: the token is for this machine only.
+		// No proxy from the environment: the token must not leave this machine.
 		Transport: &http.Transport{DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext, MaxIdleConns: 2, IdleConnTimeout: 10 * time.Second},
-		// Redirects would carry the token elsewhere; the server sends none.
+		// A redirect could send the token elsewhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 }
 
-// Error is an answer other than 200.
+// Error is a response with a status other than 200.
 type Error struct {
 	Status  int
 	Code    string
@@ -46,11 +46,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
 
-// Do makes one call and gives the answer's body; an answer other than 200 is
-// an *Error.
+// Do makes one call and returns the response's body. The error is an *Error if the status is not
+// 200.
 func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.base+path, nil)
 	if err != nil {
@@ -76,7 +76,7 @@ func (c *Client) Do(ctx context.Context, method, path string) ([]byte, error) {
 	return nil, responseError(resp, body, path)
 }
 
-// responseError makes an *Error of an answer other than 200.
+// responseError returns the *Error of a response with a status other than 200.
 func responseError(resp *http.Response, body []byte, path string) error {
 	var wrong struct {
 		Error struct {
@@ -90,8 +90,8 @@ func responseError(resp *http.Response, body []byte, path string) error {
 	return &Error{Status: resp.StatusCode, Code: wrong.Error.Code, Message: wrong.Error.Message}
 }
 
-// Record gives the frames of a recording that begins now, as record.Copy takes
-// them, until ctx ends or the caller closes it.
+// Record starts a recording and returns its frames, in the form that recording.Copy reads, until
+// ctx ends or the caller closes the reader.
 func (c *Client) Record(ctx context.Context) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.base+"/admin/v1/record", nil)
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *Client) get(ctx context.Context, path string, v any) error {
 	return nil
 }
 
-// Explain gives a request's record and its JSON as sent.
+// Explain returns the record of a request, decoded and as JSON.
 func (c *Client) Explain(ctx context.Context, id string) (*schedule.Record, []byte, error) {
 	body, err := c.Do(ctx, http.MethodGet, "/admin/v1/explain?id="+url.QueryEscape(id))
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *Client) Explain(ctx context.Context, id string) (*schedule.Record, []by
 	return &rec, body, nil
 }
 
-// Workers gives the state of every worker.
+// Workers returns the state of every worker.
 func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 	var v struct {
 		Workers []Worker `json:"workers"`
@@ -149,7 +149,7 @@ func (c *Client) Workers(ctx context.Context) ([]Worker, error) {
 	return v.Workers, err
 }
 
-// Requests gives the newest requests, newest first.
+// Requests returns the most recent requests, newest first.
 func (c *Client) Requests(ctx context.Context, limit int) ([]Request, error) {
 	var v struct {
 		Requests []Request `json:"requests"`
@@ -158,7 +158,7 @@ func (c *Client) Requests(ctx context.Context, limit int) ([]Request, error) {
 	return v.Requests, err
 }
 
-// Stats gives the figures, with the samples later than since.
+// Stats returns the figures, with the samples later than since.
 func (c *Client) Stats(ctx context.Context, since time.Time) (*Stats, error) {
 	var v Stats
 	if err := c.get(ctx, fmt.Sprintf("/admin/v1/stats?since=%d", since.UnixMilli()), &v); err != nil {
@@ -167,7 +167,7 @@ func (c *Client) Stats(ctx context.Context, since time.Time) (*Stats, error) {
 	return &v, nil
 }
 
-// Drain stops giving a worker requests, or takes it back.
+// Drain stops new requests to a worker, or allows them again if on is false.
 func (c *Client) Drain(ctx context.Context, workerID string, on bool) (*Worker, error) {
 	body, err := c.Do(ctx, http.MethodPost, fmt.Sprintf("/admin/v1/workers/%s/drain?on=%t", url.PathEscape(workerID), on))
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"sluice/router/schedule"
 )
 
-// Event is one line of the event stream.
+// Event is one event of the event stream.
 type Event struct {
 	Type string `json:"type"` // chosen, refused, hit, ended, state, skipped
 	At   int64  `json:"t"`    // milliseconds since 1970
 
-	// of chosen, refused and hit
-	ID      string  `json:"id,omitempty"` // the request's
+	// Fields of chosen, refused and hit; ended has ID too.
+	ID      string  `json:"id,omitempty"` // request id
 	Leg     string  `json:"leg,omitempty"`
 	Attempt int     `json:"attempt,omitempty"`
 	Rank    string  `json:"rank,omitempty"` // worker/rank
@@ -26,42 +26,42 @@ type Event struct {
 	Cached  int     `json:"cached_tokens,omitempty"`
 	Cost    float64 `json:"cost_ms,omitempty"`
 
-	// of chosen and hit, in full blocks of the rank: the prompt's and those
-	// predicted to be held; of hit, those that the engine reported
+	// Fields of chosen and hit, in full blocks of the rank: the prompt's blocks, and the blocks
+	// predicted to be cached. Reported has the cached blocks that the engine reported, for hit.
 	Blocks   *int `json:"isl_blocks,omitempty"`
 	Overlap  *int `json:"overlap_blocks,omitempty"`
 	Reported *int `json:"reported_blocks,omitempty"`
-	DPRank   *int `json:"dp_rank,omitempty"` // of hit, beside worker
+	DPRank   *int `json:"dp_rank,omitempty"` // for hit, with Worker
 
-	// of ended
+	// Fields of ended.
 	Status int     `json:"status,omitempty"`
 	TTFTMS float64 `json:"ttft_ms,omitempty"`
 	Total  float64 `json:"total_ms,omitempty"`
 
-	// of state; worker of hit too
+	// Fields of state; hit has Worker too.
 	Worker string `json:"worker,omitempty"`
 	Role   string `json:"role,omitempty"`
 	From   string `json:"from,omitempty"`
 	To     string `json:"to,omitempty"`
 
-	Reason  string `json:"reason,omitempty"`  // of ended and state
-	Skipped int64  `json:"skipped,omitempty"` // of skipped: events not shown
+	Reason  string `json:"reason,omitempty"`  // for ended and state
+	Skipped int64  `json:"skipped,omitempty"` // for skipped: number of events that were dropped
 }
 
 const (
 	hubQueue       = 1024
 	subscriberSize = 512
 	maxSubscribers = 16
-	// maxPerSecond bounds the requests' events: a picture of a thousand choices
-	// a second shows no more than one of ten thousand.
+	// maxPerSecond bounds the requests' events. The console cannot show more: a display of a
+	// thousand choices a second looks the same as one of ten thousand.
 	maxPerSecond  = 2000
 	heartbeat     = 10 * time.Second
 	flushInterval = 20 * time.Millisecond
 )
 
-// hub passes events on to subscribers. The request path only offers: a full
-// queue loses the event, and the stream says how many were lost. While nobody
-// listens, requests are not watched at all.
+// hub distributes events to subscribers. The request path only offers events and never blocks: if
+// the queue is full, the event is dropped, and the stream reports how many were. The hub observes
+// requests only while it has subscribers.
 type hub struct {
 	scheduler *schedule.Scheduler
 	queue     chan Event
@@ -72,8 +72,8 @@ type hub struct {
 	done bool
 }
 
-// subscriber has a bounded queue of rendered lines; one that does not keep up
-// is dropped by closing it.
+// subscriber has a bounded queue of encoded events. If the queue is full, the hub removes the
+// subscriber and closes the queue.
 type subscriber struct{ lines chan []byte }
 
 func newHub(s *schedule.Scheduler) *hub {
@@ -88,7 +88,7 @@ func (h *hub) offer(e Event) {
 	}
 }
 
-// decision is the scheduler's Watch function. It runs on the request's way.
+// decision is the scheduler's observer. It runs on the request path.
 func (h *hub) decision(e *schedule.Event) {
 	if len(h.queue) == cap(h.queue) {
 		h.dropped.Add(1)
@@ -155,7 +155,7 @@ func (h *hub) send(e Event) {
 	}
 }
 
-// remove takes a subscriber out; the mutex is held.
+// remove removes a subscriber. The caller holds mu.
 func (h *hub) remove(s *subscriber) {
 	if _, ok := h.subs[s]; !ok {
 		return
@@ -231,11 +231,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 			}
 		case line, ok := <-sub.lines:
 			if !ok {
-				// Dropped for slowness, or the router ends; the client may come again.
+				// The subscriber was too slow, or the router is shutting down. The client may
+				// connect again.
 				flush([]byte("event: dropped\ndata: {}\n\n"))
 				return
 			}
-			// Gathers what a busy router brings within a frame into one write.
+			// One write sends all events of flushInterval, because a busy router has many.
 			batch = append(batch[:0], line...)
 			pause := time.NewTimer(flushInterval)
 		gather:

@@ -11,11 +11,11 @@ import (
 	"sluice/router/recording"
 )
 
-// recordSink passes a recording's frames on to the client, which has writeTimeout
-// for each: one that does not keep up is cut, never waited for. The recorder's own
-// queue is bounded, so the router does not feel it.
+// recordSink writes the frames of a recording to the client. Each write has a deadline of
+// writeTimeout: the recording of a client that is too slow ends. The recorder's own queue is
+// bounded, so a slow client does not delay the router.
 type recordSink struct {
-	ctx context.Context // of the request
+	ctx context.Context // context of the request
 	w   http.ResponseWriter
 	ctl *http.ResponseController
 }
@@ -55,5 +55,5 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 	case <-active.Done():
 	}
 	active.Stop()
-	<-active.Done() // the sink is this call's own
+	<-active.Done() // the recorder may use w until then
 }

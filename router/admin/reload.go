@@ -10,7 +10,8 @@ import (
 	"sluice/router/config"
 )
 
-// reload answers with what has changed, or with what is wrong in the file.
+// reload responds with the changes, or with the error in the configuration file. A client that
+// disconnects does not stop the reload.
 func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	if s.opt.Reload == nil {
 		fail(w, http.StatusNotFound, "no_reload", "this router takes over no configuration while it runs")
@@ -35,7 +36,8 @@ func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]any{"changes": changes})
 }
 
-// Reload has the router take over its configuration's file, and gives what differed.
+// Reload makes the router apply its configuration file and returns the changes. With dry it
+// changes nothing.
 func (c *Client) Reload(ctx context.Context, dry bool) ([]config.Change, error) {
 	body, err := c.Do(ctx, http.MethodPost, "/admin/v1/reload?dry_run="+strconv.FormatBool(dry))
 	if err != nil {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// restartTimeout is more than a new process may take (timeouts.restart).
+// restartTimeout is longer than the longest start of a new process (timeouts.restart).
 const restartTimeout = 11 * time.Minute
 
-// restart answers once the new process serves, or with the reason that it does not.
-// The caller's leaving does not stop it half way.
+// restart responds when the new process serves, or with the reason that it does not. A client that
+// disconnects does not stop the restart.
 func (s *Server) restart(w http.ResponseWriter, r *http.Request) {
 	if s.opt.Restart == nil {
 		fail(w, http.StatusNotFound, "no_restart", "this router cannot be replaced while it runs")
@@ -30,7 +30,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]int{"pid": pid})
 }
 
-// Restart replaces the router's process and gives the id of the new one.
+// Restart replaces the router's process and returns the id of the new process.
 func (c *Client) Restart(ctx context.Context) (pid int, err error) {
 	patient := *c
 	h := *c.http

@@ -15,17 +15,17 @@ import (
 	"sluice/router/obs"
 )
 
-// Route is one line of the route table.
+// Route is one entry of the route table.
 type Route struct {
 	Method  string
-	Path    string // as in http.ServeMux
+	Path    string // pattern of http.ServeMux
 	Summary string
-	public  bool // served without the token: carries no data
+	public  bool // served without the token, because it contains no data
 	serve   func(*Server, http.ResponseWriter, *http.Request)
 }
 
-// Routes is everything the admin listener serves. It is the one place a route
-// is added; each is closed by the token unless open is set here.
+// Routes are all routes of the admin listener; a new route is added only here. A route requires
+// the token unless public is set.
 var Routes []Route
 
 func init() {
@@ -55,7 +55,7 @@ func init() {
 	}
 }
 
-// renamedPaths are former paths, which redirect to the present ones for one release.
+// renamedPaths are former paths. They redirect to the present ones for one release.
 var renamedPaths = map[string]string{"/admin/v1/twin": "/admin/v1/compare"}
 
 func (s *Server) mux() *http.ServeMux {
@@ -78,7 +78,7 @@ func (s *Server) mux() *http.ServeMux {
 			http.Redirect(w, req, target.String(), http.StatusPermanentRedirect)
 		}))
 	}
-	// Unknown paths and methods tell nothing without the token either.
+	// Unknown paths and methods also require the token, so that they reveal nothing.
 	mux.HandleFunc("/", s.guard.requireToken(func(w http.ResponseWriter, req *http.Request) {
 		var paths []string
 		for _, r := range Routes {
@@ -185,7 +185,7 @@ func (s *Server) discovery(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) transfers(w http.ResponseWriter, r *http.Request) {
-	var view any = map[string]any{"active": "http", "tiers": []string{}, "pairs": []string{}} // of a router that hands nothing over
+	var view any = map[string]any{"active": "http", "tiers": []string{}, "pairs": []string{}} // for a router without KV transfers
 	if s.opt.Transfers != nil {
 		view = s.opt.Transfers()
 	}
@@ -216,8 +216,8 @@ func (s *Server) config(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, v)
 }
 
-// masked gives v as plain JSON values under the names of the config file, with
-// every secret's value replaced.
+// masked returns v as plain JSON values with the keys of the configuration file, with every secret
+// masked.
 func masked(v any) (any, error) {
 	b, err := yaml.Marshal(v)
 	if err != nil {
@@ -254,7 +254,7 @@ func maskValue(v any) any {
 	return v
 }
 
-// maskAll masks every text in a value; numbers and what is not set may be seen.
+// maskAll masks every non-empty string in a value. Numbers and empty strings stay visible.
 func maskAll(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -273,7 +273,7 @@ func maskAll(v any) any {
 	return v
 }
 
-// maskURL masks the password of a URL.
+// maskURL masks the password in a URL.
 func maskURL(s string) string {
 	scheme, rest, ok := strings.Cut(s, "://")
 	if !ok {

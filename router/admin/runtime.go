@@ -16,15 +16,15 @@ import (
 
 // Runtime is what a running router tells the tools of the same user.
 type Runtime struct {
-	Address string    `json:"address"` // of the admin listener, HOST:PORT
+	Address string    `json:"address"` // admin listener, HOST:PORT
 	Token   string    `json:"token"`
 	PID     int       `json:"pid"`
 	Started time.Time `json:"started"`
 	Version string    `json:"version,omitempty"`
 }
 
-// RuntimeDir is the folder of runtime files: sluice-UID in $XDG_RUNTIME_DIR, or
-// in the temporary folder.
+// RuntimeDir returns the directory of runtime files: sluice-UID in $XDG_RUNTIME_DIR, or else in
+// the temporary directory.
 func RuntimeDir() string {
 	base := os.Getenv("XDG_RUNTIME_DIR")
 	if base == "" {
@@ -33,15 +33,14 @@ func RuntimeDir() string {
 	return filepath.Join(base, "sluice-"+strconv.Itoa(os.Getuid()))
 }
 
-// DefaultRuntimeFile is the runtime file of a router whose admin listener has
-// this address.
+// DefaultRuntimeFile returns the path of the runtime file for a router with this admin address.
 func DefaultRuntimeFile(address string) string {
 	return filepath.Join(RuntimeDir(), strings.ReplaceAll(address, "/", "_")+".json")
 }
 
-// WriteRuntimeFile writes rt with mode 0600, whole or not at all. A folder that
-// it has to make gets mode 0700; one in the default place must be the user's
-// own and closed to others, for the temporary folder is open to all.
+// WriteRuntimeFile writes rt atomically, with mode 0600. It creates a missing directory with mode
+// 0700. The default directory must belong to the user and be closed to others, because every user
+// can write to the temporary directory.
 func WriteRuntimeFile(path string, rt Runtime) error {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -56,7 +55,7 @@ func WriteRuntimeFile(path string, rt Runtime) error {
 	if err != nil {
 		return fmt.Errorf("admin: cannot write runtime file %q: %w", path, err)
 	}
-	// CreateTemp gives mode 0600 and a name nobody could have prepared.
+	// CreateTemp creates the file with mode 0600 and a name that nobody could prepare.
 	f, err := os.CreateTemp(dir, ".sluice-*")
 	if err != nil {
 		return fmt.Errorf("admin: cannot write runtime file %q: %w; name another with admin.runtime_file", path, err)
@@ -75,8 +74,8 @@ func WriteRuntimeFile(path string, rt Runtime) error {
 	return nil
 }
 
-// checkOwner refuses what another user owns or may reach; forbidden are the
-// permission bits that must not be set.
+// checkOwner returns an error if path belongs to another user, is a symbolic link, or has one of
+// the forbidden permission bits.
 func checkOwner(path string, forbidden fs.FileMode) error {
 	st, err := os.Lstat(path)
 	if err != nil {
@@ -92,8 +91,8 @@ func checkOwner(path string, forbidden fs.FileMode) error {
 	return nil
 }
 
-// ReadRuntimeFile reads what WriteRuntimeFile wrote. It refuses a file that is
-// another user's or open to others: its address could be a trap for the token.
+// ReadRuntimeFile reads a file of WriteRuntimeFile. It rejects a file that belongs to another user
+// or is open to others, because its address could lead the token to an attacker.
 func ReadRuntimeFile(path string) (Runtime, error) {
 	var rt Runtime
 	body, err := os.ReadFile(path)
@@ -112,13 +111,12 @@ func ReadRuntimeFile(path string) (Runtime, error) {
 	return rt, nil
 }
 
-// ErrNoRouter is returned by Find when no router of this user runs.
+// ErrNoRouter is the error of Find if no router of this user runs.
 var ErrNoRouter = errors.New("no router of this user runs with an admin listener")
 
-// Find gives the runtime of the router whose admin address is addr, or with ""
-// of the only one that runs. An address without a host, or with another name of
-// this machine, finds the router by its port. Files of processes that have
-// ended are removed.
+// Find returns the Runtime of the router with the admin address addr, or of the only running
+// router if addr is "". An address without a host, or with another loopback host, matches by port.
+// Find removes the files of processes that have ended.
 func Find(addr string) (Runtime, error) {
 	paths, err := filepath.Glob(filepath.Join(RuntimeDir(), "*.json"))
 	if err != nil {
@@ -174,7 +172,7 @@ func alive(pid int) bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// removeRuntimeFile removes the file if it is still this process's.
+// removeRuntimeFile removes the file if this process still owns it.
 func removeRuntimeFile(path string) {
 	if rt, err := ReadRuntimeFile(path); err == nil && rt.PID == os.Getpid() {
 		os.Remove(path)

@@ -22,57 +22,59 @@ import (
 	"sluice/router/worker"
 )
 
-// Workers is what the server needs of a fleet.Fleet.
+// Workers is the part of fleet.Fleet that the server uses.
 type Workers interface {
 	View() *fleet.View
 	Drain(id string, on bool) error
 }
 
-// Options of a Server. Workers, Scheduler and Metrics are required; the zero
-// value of the others means what stands in brackets.
+// Options configures a Server. Workers, Scheduler and Metrics are required. A zero value of the
+// others means the default in brackets.
 type Options struct {
-	Listen string // a loopback address; port 0 takes a free one [127.0.0.1:9901]
-	// Token of at least 16 characters [$SLUICE_ADMIN_TOKEN, else random].
+	Listen string // loopback address; port 0 selects a free port [127.0.0.1:9901]
+	// Token is the bearer token, of at least 16 characters [$SLUICE_ADMIN_TOKEN, or else a random
+	// one].
 	Token string
-	// RuntimeFile is where New writes address and token for Client; "off" for
+	// RuntimeFile is the path to which New writes the address and the token for Client; "off":
 	// none [DefaultRuntimeFile of the address].
 	RuntimeFile string
 	Version     string
-	// Bound is the listener where it is open already; Listen then only says what it
-	// was configured as.
+	// Listener is the listener to use if it is open already; Listen is then only its configured
+	// address.
 	Listener net.Listener
-	// Unannounced leaves the runtime file to Announce: it is another process's yet.
+	// DeferRuntimeFile makes New leave the runtime file alone, because another process still owns
+	// it. The caller calls WriteRuntimeFile later.
 	DeferRuntimeFile bool
-	// Restart replaces this process by a new one and gives its id, for
+	// Restart replaces this process with a new one and returns the new process id, for
 	// /admin/v1/restart; nil: 404.
 	Restart func(context.Context) (pid int, err error)
-	// Reload takes over what it can of the configuration's file, or says what it would,
-	// for /admin/v1/reload; nil: 404.
+	// Reload applies the configuration file, as far as the running router can, and returns the
+	// changes; with dry it only returns them. For /admin/v1/reload; nil: 404.
 	Reload func(ctx context.Context, dry bool) ([]config.Change, error)
-	Log    *slog.Logger // [discard]
+	Log    *slog.Logger // [discards]
 
 	Workers   Workers
 	Scheduler *schedule.Scheduler
 	Metrics   *obs.Metrics
-	// Config gives the configuration for /admin/v1/config, where every value
-	// whose key names a secret is masked; nil: 404.
+	// Config returns the configuration for /admin/v1/config; nil: 404. The server masks every
+	// value whose key names a secret.
 	Config func() any
-	// Recorder for /admin/v1/record; nil: 404.
+	// Recorder serves /admin/v1/record; nil: 404.
 	Recorder *recording.Recorder
-	// Discovery is how the sources of workers are doing; nil: none.
+	// Discovery returns the states of the discovery sources; nil: none.
 	Discovery func() []discovery.State
-	// Transfers is what /admin/v1/transfers answers, as JSON; nil: that there are none.
+	// Transfers returns the response to /admin/v1/transfers, to be encoded as JSON; nil: a
+	// response without tiers and pairs.
 	Transfers func() any
-	// Health is the full /health page, for /admin/v1/health; nil: 404.
+	// Health returns the full /health page, for /admin/v1/health; nil: 404.
 	Health func() (status int, body []byte)
-	// Twin is a second router on the same load to compare with; nil: none.
+	// Compared is a second router with the same load, for comparison; nil: none.
 	Compared *Compared
 }
 
-// Compared is what /admin/v1/compare shows: another router's figures, sampled like
-// the server's own.
+// Compared is the other router in /admin/v1/compare. The server samples its metrics like its own.
 type Compared struct {
-	Name    string // such as "round robin"
+	Name    string // name of its policy, such as "round robin"
 	Metrics *obs.Metrics
 }
 
@@ -80,15 +82,15 @@ const (
 	defaultListen  = "127.0.0.1:9901"
 	minTokenLength = 16
 	maxHeadBytes   = 16 << 10
-	maxBodyBytes   = 4 << 10 // no route reads one
+	maxBodyBytes   = 4 << 10 // bound of a request body, though no route reads one
 	idleTimeout    = 60 * time.Second
-	writeTimeout   = 10 * time.Second // of one answer, or one flush of the event stream
+	writeTimeout   = 10 * time.Second // for one response, or one flush of the event stream
 )
 
-// headTimeout bounds the reading of a request; tests shorten it.
+// headTimeout bounds the time to read a request. Tests shorten it.
 var headTimeout = 5 * time.Second
 
-// Server is the admin listener. New binds it, Serve serves until Close.
+// Server is the admin listener. New binds it, and Serve serves it until Close.
 type Server struct {
 	opt             Options
 	log             *slog.Logger
@@ -97,8 +99,8 @@ type Server struct {
 	guard           tokenGuard
 	hub             *hub
 	ownSampler      *sampler
-	comparedSampler *sampler // nil without one
-	runtime         string   // path of the runtime file, "" for none
+	comparedSampler *sampler // nil without Options.Compared
+	runtime         string   // path of the runtime file that was written; "": none
 	started         time.Time
 
 	stop  context.CancelFunc
@@ -106,9 +108,8 @@ type Server struct {
 	close sync.Once
 }
 
-// New binds the listener and writes the runtime file. It fails on an address
-// that is not loopback: the admin API is for this machine, others come through
-// a tunnel.
+// New binds the listener and writes the runtime file. It fails if the address is not a loopback
+// address: the admin API is only for this machine, and remote operators reach it through a tunnel.
 func New(opt Options) (*Server, error) {
 	if opt.Workers == nil || opt.Scheduler == nil || opt.Metrics == nil {
 		return nil, errors.New("admin: cannot start without Workers, Scheduler and Metrics")
@@ -123,7 +124,7 @@ func New(opt Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	opt.Token = "" // from here on only the door and the runtime file know it
+	opt.Token = "" // from here on, only the guard and the runtime file have the token
 	if err := checkLoopback(opt.Listen); err != nil {
 		return nil, err
 	}
@@ -195,7 +196,7 @@ func checkLoopback(addr string) error {
 	return nil
 }
 
-// WriteRuntimeFile writes the runtime file. New does it, unless told not to.
+// WriteRuntimeFile writes the runtime file. New calls it unless DeferRuntimeFile is set.
 func (s *Server) WriteRuntimeFile() error {
 	if s.opt.RuntimeFile == "off" {
 		return nil
@@ -211,20 +212,20 @@ func (s *Server) WriteRuntimeFile() error {
 	return err
 }
 
-// Token is what opens it; for the process that takes this one's place.
+// Token returns the bearer token, for this process's successor.
 func (s *Server) Token() string { return s.guard.token }
 
-// Listener is where it listens; for the same.
+// Listener returns the listener, for this process's successor.
 func (s *Server) Listener() net.Listener { return s.ln }
 
-// Addr is the address it listens on, HOST:PORT.
+// Addr returns the address of the listener, HOST:PORT.
 func (s *Server) Addr() string { return s.ln.Addr().String() }
 
-// URL is the console's address, with the token in its fragment, which browsers
-// send to nobody. Never log it.
+// URL returns the address of the console, with the token in the fragment, which browsers do not
+// send to servers. The caller must not log it.
 func (s *Server) URL() string { return "http://" + s.Addr() + "/#token=" + s.guard.token }
 
-// RuntimeFile is where address and token were written; "" when nowhere.
+// RuntimeFile returns the path of the runtime file, or "" if none was written.
 func (s *Server) RuntimeFile() string { return s.runtime }
 
 // Serve serves until Close and then returns nil.
@@ -235,9 +236,9 @@ func (s *Server) Serve() error {
 	return nil
 }
 
-// Close ends event streams, waits for answers under way until ctx ends, then
-// cuts them, and removes the runtime file. It may be called on a server that
-// never served, and more than once.
+// Close ends event streams, waits for the other responses in flight until ctx ends, closes their
+// connections after that, and removes the runtime file. Further calls do nothing. Close also works
+// if Serve was not called.
 func (s *Server) Close(ctx context.Context) (err error) {
 	s.close.Do(func() {
 		s.stop()
@@ -253,15 +254,15 @@ func (s *Server) Close(ctx context.Context) (err error) {
 	return err
 }
 
-// CloseForSuccessor is Close for a server whose listener another process has: the runtime file
-// stays, for that process to write over.
+// CloseForSuccessor is Close for a server whose listener another process has inherited. The
+// runtime file stays, because that process overwrites it.
 func (s *Server) CloseForSuccessor(ctx context.Context) error {
 	s.runtime = ""
 	return s.Close(ctx)
 }
 
-// WorkerChanged puts a change of state into the event stream; for the fleet's
-// OnState. It returns at once.
+// WorkerChanged adds a state change to the event stream. It has the signature of the fleet's
+// OnState and does not block.
 func (s *Server) WorkerChanged(w *worker.Worker, from, to worker.State, reason string) {
 	s.hub.offer(Event{Type: "state", At: time.Now().UnixMilli(), Worker: w.Spec.ID, Role: w.Spec.Role.String(),
 		From: from.String(), To: to.String(), Reason: reason})

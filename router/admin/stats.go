@@ -14,21 +14,21 @@ import (
 
 const (
 	sampleInterval = 500 * time.Millisecond
-	maxSamples     = 600                            // five minutes
-	window         = 10 * time.Second               // of quantiles and hit rates
-	windowLen      = int(window/sampleInterval) + 1 // totals kept to make differences
+	maxSamples     = 600                            // five minutes of samples
+	window         = 10 * time.Second               // window of rates, quantiles and hit rates
+	windowLen      = int(window/sampleInterval) + 1 // number of totals kept to compute differences
 )
 
-// Sample is the router at one moment; rates and quantiles are over Window
-// seconds before it. A figure without any observation in the window is null.
+// Sample has the router's figures at one moment. Rates and quantiles cover the last Stats.WindowS
+// seconds. A figure without an observation in the window is null.
 type Sample struct {
 	At          int64    `json:"t"` // milliseconds since 1970
 	RequestRate float64  `json:"requests_per_s"`
 	TokenRate   float64  `json:"output_tokens_per_s"`
 	EventRate   float64  `json:"stream_events_per_s"`
 	RefusedRate float64  `json:"refused_per_s"`
-	Predicted   *float64 `json:"hit_predicted"` // share of prompt tokens
-	Actual      *float64 `json:"hit_actual"`    // as engines report
+	Predicted   *float64 `json:"hit_predicted"` // share of prompt tokens predicted to be cached
+	Actual      *float64 `json:"hit_actual"`    // the same share, as engines report it
 	TTFTP50     *float64 `json:"ttft_p50_ms"`
 	TTFTP99     *float64 `json:"ttft_p99_ms"`
 	InPrefill   int64    `json:"in_prefill"` // legs in flight
@@ -37,14 +37,14 @@ type Sample struct {
 	Connections int64    `json:"connections"`
 }
 
-// sampler reads a Metrics twice a second and keeps what the console draws.
+// sampler reads a Metrics twice a second and keeps the samples that the console displays.
 type sampler struct {
 	metrics *obs.Metrics
 
 	mu      sync.Mutex
 	samples []Sample // ring
 	next    int
-	totals  []timedTotals // ring of the last window
+	totals  []timedTotals // ring buffer of the last window
 	at      int
 	last    obs.Totals
 }
@@ -80,7 +80,7 @@ func (s *sampler) sample(now time.Time) {
 	s.metrics.Totals(&cur)
 	old := timedTotals{at: now, t: cur}
 	if len(s.totals) > 0 {
-		old = s.totals[s.at%len(s.totals)] // the oldest
+		old = s.totals[s.at%len(s.totals)] // the oldest total
 	}
 	if len(s.totals) < windowLen {
 		if len(s.totals) > 0 {
@@ -102,7 +102,7 @@ func (s *sampler) sample(now time.Time) {
 	}
 }
 
-// between makes a sample of what happened from a to b.
+// between returns the Sample of the activity between totals a and b.
 func between(a, b *obs.Totals, took time.Duration) Sample {
 	sec := max(took.Seconds(), sampleInterval.Seconds())
 	x := Sample{
@@ -133,8 +133,8 @@ func millis(d time.Duration) float64 { return round(float64(d) / float64(time.Mi
 
 func round(v float64) float64 { return math.Round(v*1000) / 1000 }
 
-// since gives the kept samples later than t (milliseconds), oldest first, and
-// the newest, which there always is.
+// since returns the stored samples later than t (Unix milliseconds), oldest first, and the newest
+// sample, which always exists.
 func (s *sampler) since(t int64) (history []Sample, now Sample, totals obs.Totals) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,23 +150,23 @@ func (s *sampler) since(t int64) (history []Sample, now Sample, totals obs.Total
 	return history, now, s.last
 }
 
-// Stats is what /admin/v1/stats and /admin/v1/compare answer.
+// Stats is the response of /admin/v1/stats and /admin/v1/compare.
 type Stats struct {
-	Name    string   `json:"name"` // the policy's
+	Name    string   `json:"name"` // name of the policy
 	Version string   `json:"version,omitempty"`
 	UptimeS float64  `json:"uptime_s"`
 	WindowS float64  `json:"window_s"`
 	Now     Sample   `json:"now"`
 	History []Sample `json:"history"`
-	// Since the start.
+	// Total and TTFT cover the time since the router started.
 	Total SinceStart `json:"total"`
 	TTFT  Quantiles  `json:"ttft_ms"`
-	// HitRate is the actual one since the start, the predicted where engines
-	// report nothing; null before the first request.
+	// HitRate is the actual hit rate since the start, or the predicted one if no engine reports
+	// cached tokens; null before the first request.
 	HitRate *float64 `json:"hit_rate"`
 }
 
-// SinceStart are counts since the router's start.
+// SinceStart has counts since the router started.
 type SinceStart struct {
 	Responses    uint64            `json:"responses"`
 	Refused      uint64            `json:"refused"`
@@ -177,7 +177,7 @@ type SinceStart struct {
 	HitActual    *float64          `json:"hit_actual"`
 }
 
-// Quantiles in milliseconds; null before the first observation.
+// Quantiles are in milliseconds; null before the first observation.
 type Quantiles struct {
 	P50 *float64 `json:"p50"`
 	P90 *float64 `json:"p90"`

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// tokenGuard decides who may come in. It compares hashes in constant time, so that
-// neither the token nor its length can be felt out.
+// tokenGuard checks the bearer token of requests. It compares hashes in constant time, so that
+// response times reveal neither the token nor its length.
 type tokenGuard struct {
 	token string
 	hash  [32]byte
@@ -30,9 +30,9 @@ func (d *tokenGuard) matches(r *http.Request) bool {
 	return subtle.ConstantTimeCompare(h[:], d.hash[:]) == 1
 }
 
-// checkRequest refuses what a browser could be tricked into: a Host that is not this
-// machine (DNS rebinding) and a request from another origin. It also bounds
-// bodies and sets the headers that keep the page to itself.
+// checkRequest rejects requests that an attacker's page could make a browser send: a Host that is
+// not this machine (DNS rebinding), or another origin. It also bounds request bodies and sets the
+// response headers that isolate the console from other pages.
 func (d *tokenGuard) checkRequest(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -85,7 +85,7 @@ func sameOrigin(r *http.Request) bool {
 	return err == nil && u.Scheme == "http" && strings.EqualFold(u.Host, r.Host)
 }
 
-// requireToken lets only bearers of the token to next.
+// requireToken calls next only if the request has the token.
 func (d *tokenGuard) requireToken(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !d.matches(r) {

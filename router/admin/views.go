@@ -7,13 +7,13 @@ import (
 	"sluice/router/worker"
 )
 
-// Worker is a worker as /admin/v1/workers shows it.
+// Worker is a worker in the response of /admin/v1/workers.
 type Worker struct {
 	ID      string   `json:"id"`
 	URL     string   `json:"url"`
 	Role    string   `json:"role"`
 	State   string   `json:"state"`
-	Reason  string   `json:"reason,omitempty"` // why it is in this state
+	Reason  string   `json:"reason,omitempty"` // why the worker is in this state
 	Models  []string `json:"models"`
 	Engine  string   `json:"engine,omitempty"`
 	Version string   `json:"version,omitempty"`
@@ -26,21 +26,21 @@ type Worker struct {
 type Rank struct {
 	ID            string  `json:"id"` // worker/rank
 	Rank          int     `json:"rank"`
-	Feed          string  `json:"feed"`       // of KV events: none, syncing, live, broken, silent
+	Feed          string  `json:"feed"`       // state of the KV event feed: none, syncing, live, broken, silent
 	Breaker       string  `json:"breaker"`    // closed, half open, open
-	BlockSize     int     `json:"block_size"` // tokens; 0 unknown
+	BlockSize     int     `json:"block_size"` // in tokens; 0: unknown
 	TotalBlocks   int     `json:"total_blocks"`
-	CachedBlocks  int64   `json:"cached_blocks"` // in the index
-	HeldBlocks    int64   `json:"held_blocks"`   // the former name of cached_blocks, for one release
-	KVUsage       float64 `json:"kv_usage"`      // 0…1, as the engine says
+	CachedBlocks  int64   `json:"cached_blocks"` // blocks in the KV index
+	HeldBlocks    int64   `json:"held_blocks"`   // former name of cached_blocks, kept for one release
+	KVUsage       float64 `json:"kv_usage"`      // 0…1, as the engine reports
 	Requests      int64   `json:"requests"`
 	PrefillTokens int64   `json:"prefill_tokens"`
 	DecodeBlocks  int64   `json:"decode_blocks"`
 	Running       int64   `json:"engine_running"` // -1 never said
 	Waiting       int64   `json:"engine_waiting"` // -1 never said
-	// Rates are what the scheduler takes the rank's work to cost, in ms per unit;
-	// LearnedFrom how many legs of its worker they rest on, by kind: 0 where the
-	// fleet's rate or the configured one is used.
+	// Rates are the scheduler's current cost estimates for work on the rank, in ms per unit.
+	// LearnedFrom is the number of the worker's legs from which each rate was learned; 0: the rate
+	// is the fleet's or the configured one.
 	Rates       schedule.Rates   `json:"rates_ms"`
 	LearnedFrom map[string]int64 `json:"rates_learned_from"`
 }
@@ -80,7 +80,7 @@ func (s *Server) workers(w http.ResponseWriter, r *http.Request) {
 	answer(w, http.StatusOK, map[string]any{"workers": out})
 }
 
-// Request is one line of /admin/v1/requests: the last choice of each leg.
+// Request is one entry of /admin/v1/requests. It has the last choice of each leg.
 type Request struct {
 	ID           string  `json:"id"`
 	At           int64   `json:"t"` // milliseconds since 1970
@@ -94,7 +94,7 @@ type Request struct {
 	Done         bool    `json:"done"`
 	Status       int     `json:"status,omitempty"`
 	Reason       string  `json:"reason,omitempty"`
-	Reported     int     `json:"cached_reported"` // -1 unknown
+	Reported     int     `json:"cached_reported"` // -1: unknown
 	OutputTokens int     `json:"output_tokens,omitempty"`
 	TTFTMS       float64 `json:"ttft_ms,omitempty"`
 	TotalMS      float64 `json:"total_ms,omitempty"`
@@ -115,7 +115,7 @@ func requestOf(rec *schedule.Record) Request {
 			q.Whole = d.Chosen
 		}
 		if d.Leg == schedule.DecodeLeg.String() && q.Prefill != "" {
-			continue // the prefill's overlap is what saved work
+			continue // a prefill leg ran: its overlap is the one that saved work
 		}
 		for j := range d.Shown {
 			if d.Shown[j].Chosen {

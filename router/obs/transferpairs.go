@@ -9,8 +9,8 @@ import (
 type TransferPair struct {
 	From, To        string // rank ids, as worker/rank
 	Transfers       int64
-	BytesPerSecond  float64 // 0 unknown
-	SecondsPerToken float64 // 0 unknown
+	BytesPerSecond  float64 // 0: unknown
+	SecondsPerToken float64 // 0: unknown
 }
 
 // maxPairs bounds the number of pairs: in a large fleet, prefill ranks times decode ranks are too
