@@ -8,22 +8,21 @@ import (
 	"sluice/router/worker"
 )
 
-// nativeDefault is what SGLang's /generate takes when max_new_tokens is not given.
+// nativeDefault is the default of max_new_tokens in SGLang's /generate.
 const nativeDefault = 128
 
-// Continuation is what is left of a generation: the prompt and what has been made of
-// it, as token ids, and how much more may come. Ids alone say where another engine
-// begins; how a client was told them is not its affair.
+// Continuation is the state of a partial generation: prompt and output so far as token ids, and the
+// limits on the rest. It is independent of the format in which the client received the output.
 type Continuation struct {
 	Tokens    []uint32 // prompt and output so far
-	PromptLen int      // how many of them are the client's prompt
-	MaxOutput int      // the client's limit on the output; 0: it gave none
-	MinOutput int      // and its minimum
+	PromptLen int      // number of Tokens that are the client's prompt
+	MaxOutput int      // the client's limit on the output; 0 if it set none
+	MinOutput int      // the client's minimum of the output
 }
 
-// Remaining is how many tokens may and must still come: of a rank whose model takes
-// maxModelLen tokens (0 unknown), where kind's limit counts without one given. ok is
-// false when none may, or it cannot be known how many.
+// Remaining returns how many tokens may still follow and how many must. maxModelLen is the model's
+// length in tokens, 0 if unknown; it or the default of kind applies if the client set no limit. ok
+// is false if no token may follow or the limit is unknown.
 func (c *Continuation) Remaining(kind front.Kind, maxModelLen int) (maxLeft, minLeft int, ok bool) {
 	generated := len(c.Tokens) - c.PromptLen
 	if maxLeft = c.MaxOutput - generated; c.MaxOutput == 0 {
@@ -32,15 +31,14 @@ func (c *Continuation) Remaining(kind front.Kind, maxModelLen int) (maxLeft, min
 			maxLeft = completionsDefault - generated
 		case front.NativeGenerate:
 			maxLeft = nativeDefault - generated
-		default: // on to the end of the model's length
+		default: // up to the model's length
 			maxLeft = maxModelLen - len(c.Tokens)
 		}
 	}
 	return maxLeft, max(c.MinOutput-generated, 0), maxLeft > 0
 }
 
-// endpoint is the endpoint at which another engine is asked to go on with a request of
-// a kind: with token ids as the prompt.
+// endpoint returns the path of the endpoint that continues a request of a kind from token ids.
 func (a *resumeTemplate) endpoint(kind front.Kind) string {
 	switch kind {
 	case front.Generate:
@@ -51,8 +49,8 @@ func (a *resumeTemplate) endpoint(kind front.Kind) string {
 	return completionsPath
 }
 
-// complete makes the body that another engine is asked with, for at least and at most so
-// many tokens of each of conts, with a member more: nil, or behind a comma.
+// complete returns the body of a resume request for the given continuations, with a minimum and a
+// maximum of tokens for each. member is an additional member with a leading comma, or nil.
 func (a *resumeTemplate) complete(kind front.Kind, conts []Continuation, minTokens, maxTokens int, member []byte) []byte {
 	size := len(a.body) + len(a.sampling) + len(member) + 128
 	for i := range conts {
@@ -98,7 +96,7 @@ func (a *resumeTemplate) complete(kind front.Kind, conts []Continuation, minToke
 	return append(append(body, member...), '}')
 }
 
-// minModelLen is the least known model length of ranks, 0 when none is known.
+// minModelLen returns the smallest known model length of ranks, 0 if none is known.
 func minModelLen(ranks []*worker.Rank) (n int) {
 	for _, r := range ranks {
 		if have := r.Worker.Info().MaxModelLen; have > 0 && (n == 0 || have < n) {

@@ -7,9 +7,9 @@ import (
 	"sluice/router/worker"
 )
 
-// migratableStreams are the streams under way that can go on elsewhere, by the worker that they
-// are on, so that a worker that is to go can be left. A lock is held for one map
-// operation when a stream begins and ends.
+// migratableStreams indexes the streams that another engine could continue by their current worker,
+// so that they can leave a worker that drains. It takes its lock for one map operation at the
+// beginning and the end of a stream.
 type migratableStreams struct {
 	mu       sync.Mutex
 	byWorker map[*worker.Worker]map[*migrationState]struct{}
@@ -21,7 +21,7 @@ func (m *migratableStreams) add(c *migrationState) {
 	m.insert(c)
 }
 
-// insert adds a stream to those of its worker. Called with mu.
+// insert adds a stream to the index of its worker. The caller holds mu.
 func (m *migratableStreams) insert(c *migrationState) {
 	w := c.stream.rank.Worker
 	c.stream.indexedWorker = w
@@ -34,7 +34,7 @@ func (m *migratableStreams) insert(c *migrationState) {
 	m.byWorker[w][c] = struct{}{}
 }
 
-// relocate notes that a stream is on another worker.
+// relocate updates the index after a stream has moved to another worker.
 func (m *migratableStreams) relocate(s *streamState) {
 	if s.migration == nil {
 		return
@@ -54,7 +54,7 @@ func (m *migratableStreams) remove(s *streamState) {
 	m.delete(s)
 }
 
-// delete takes a stream out. Called with mu.
+// delete removes a stream from the index. The caller holds mu.
 func (m *migratableStreams) delete(s *streamState) {
 	if list := m.byWorker[s.indexedWorker]; list != nil {
 		if delete(list, s.migration); len(list) == 0 {
@@ -63,7 +63,7 @@ func (m *migratableStreams) delete(s *streamState) {
 	}
 }
 
-// streamsOf is a copy of a worker's streams.
+// streamsOf returns the streams of a worker as a new slice.
 func (m *migratableStreams) streamsOf(w *worker.Worker) []*migrationState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,18 +75,17 @@ func (m *migratableStreams) streamsOf(w *worker.Worker) []*migrationState {
 }
 
 const (
-	// Streams that leave a worker do so in steps, so that those that take them are
-	// not given all prompts at once.
+	// drainStreams asks drainBatch streams at a time to migrate and then pauses, so that the other
+	// workers do not receive all resume prompts at once.
 	drainBatch      = 32
 	drainBatchPause = 20 * time.Millisecond
-	// drainRetry is after how long a stream that found no other worker is asked
-	// again.
+	// drainRetry is the time after which a stream that found no other worker is asked again.
 	drainRetry = time.Second
 )
 
-// WorkerChanged takes in a worker's new state: streams of one that drains or has left move
-// to others after Migration.DrainAfter, each as soon as it stands where it can; those
-// that cannot stay. It returns at once.
+// WorkerChanged handles a state change of a worker. If the worker drains or has been removed, its
+// migratable streams move to other workers after Migration.DrainAfter, each at its next splice
+// point. Streams that cannot move stay until they end. WorkerChanged does not block.
 func (r *Runner) WorkerChanged(w *worker.Worker, to worker.State) {
 	m := &r.options().Migration
 	if m.Max == 0 || m.DrainAfter < 0 || to != worker.Draining && to != worker.Gone {
@@ -95,10 +94,11 @@ func (r *Runner) WorkerChanged(w *worker.Worker, to worker.State) {
 	time.AfterFunc(m.DrainAfter, func() { r.drainStreams(w) })
 }
 
-// drainStreams asks a worker's streams to move, again and again while there are any.
+// drainStreams asks the streams of a worker to migrate. It repeats this every drainRetry until the
+// worker has no streams.
 func (r *Runner) drainStreams(w *worker.Worker) {
 	if state, _ := w.State(); state != worker.Draining && state != worker.Gone {
-		return // it was taken back
+		return // the drain was cancelled
 	}
 	streams := r.migratable.streamsOf(w)
 	if len(streams) == 0 {

@@ -8,48 +8,50 @@ import (
 	"time"
 )
 
-// fallbackTracker counts, for each model, requests in a row that decode did alone although a
-// hand-over was planned for them: because no prefill worker is healthy, because prefill
-// fails, or because what it answers cannot be handed over. One such request is an event in
-// the log. When there is nothing but such requests the disaggregation does not work at all,
-// and every client gets its answer nevertheless: so the log warns, and /readyz, /health
-// and a metric show it. Where all hand-overs succeed a request reads one counter.
+// fallbackTracker counts, per model, the consecutive requests that decode ran alone although the
+// plan had two legs, because no prefill worker is healthy, prefill fails, or its response cannot be
+// handed over. A single such request is a log event. If all requests end this way, disaggregation
+// does not work although every client gets its response; the router then logs warnings and reports
+// the state on /readyz, /health and in a metric. While all hand-overs succeed, a request reads only
+// one counter.
 type fallbackTracker struct {
-	count   atomic.Int32 // of streaks
+	count   atomic.Int32 // number of streaks in byModel
 	mu      sync.Mutex
-	byModel map[string]*fallbackStreak // by model
+	byModel map[string]*fallbackStreak
 }
 
-// fallbackStreak is one model's requests without a hand-over, since the last that had one.
+// fallbackStreak describes a model's requests since its last successful hand-over.
 type fallbackStreak struct {
 	requests int
 	since    time.Time
-	kind     string // of the last one, as FallbackUsed's
+	kind     string // of the last request; see Observer.FallbackUsed
 	detail   string
 	warned   time.Time
 }
 
 const (
-	// minFallbackStreak is how many requests in a row without a hand-over are taken to be no accident.
+	// minFallbackStreak is the number of consecutive requests without a hand-over from which the
+	// router reports the model as failing.
 	minFallbackStreak = 10
-	// warnInterval is the time between two warnings of one streak.
+	// warnInterval is the minimum time between two warnings about one streak.
 	warnInterval = time.Minute
-	// maxStreaks bounds the models that are remembered; a fleet serves few.
+	// maxStreaks bounds the number of models in byModel.
 	maxStreaks = 1024
 )
 
-// FailingHandover is a model whose requests are all decoded without the hand-over that is
-// configured for it.
+// FailingHandover describes a model whose requests all run without the hand-over that is configured
+// for it.
 type FailingHandover struct {
 	Model    string
-	Requests int       // in a row
-	Since    time.Time // the first of them
-	Kind     string    // why the last one was, as Observer.FallbackUsed's
+	Requests int       // consecutive requests without a hand-over
+	Since    time.Time // when the first of them ended
+	Kind     string    // reason of the last one; see Observer.FallbackUsed
 	Detail   string
 }
 
-// PlainDecodeAllowed says whether decode may do whole requests of every model where no prefill
-// worker is healthy (pd.decode_only_fallback, and what the families' engines can).
+// PlainDecodeAllowed reports whether, for every model, decode may run whole requests when no
+// prefill worker is healthy. That requires pd.decode_only_fallback and a family whose decode
+// engines can prefill.
 func (r *Runner) PlainDecodeAllowed() bool {
 	s := r.current.Load()
 	allowed := func(m *modelPD) bool { return m.pd.PlainDecode && !m.traits.NoPlainDecode }
@@ -61,7 +63,7 @@ func (r *Runner) PlainDecodeAllowed() bool {
 	return allowed(&s.defaults)
 }
 
-// FailingHandovers lists the models whose hand-overs have stopped to work, by name.
+// FailingHandovers returns the models whose hand-overs have stopped working, sorted by name.
 func (r *Runner) FailingHandovers() (all []FailingHandover) {
 	a := &r.fallbacks
 	if a.count.Load() == 0 {
@@ -78,8 +80,8 @@ func (r *Runner) FailingHandovers() (all []FailingHandover) {
 	return all
 }
 
-// recordFallback notes that decode does a whole request because of kind. The response says so
-// in a header.
+// recordFallback records that decode runs a whole request because of kind, and sets the plan header
+// of the response.
 func (q *request) recordFallback(kind, detail string) {
 	q.planHeader = "local; reason=" + kind
 	a, opt, model := &q.r.fallbacks, q.settings, q.pool.Model
@@ -112,7 +114,7 @@ func (q *request) recordFallback(kind, detail string) {
 	}
 }
 
-// recordHandover notes that a hand-over of the request's model has worked.
+// recordHandover records a successful hand-over of the request's model, which ends its streak.
 func (q *request) recordHandover() {
 	a := &q.r.fallbacks
 	if a.count.Load() == 0 {

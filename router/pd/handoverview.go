@@ -10,52 +10,52 @@ import (
 	"sluice/router/worker"
 )
 
-// Handover is one attempt of one request as a Family sees it. It is read only, and
-// valid until the function it was given to returns.
+// Handover is one attempt of one request as a Family sees it. It is read-only and valid until the
+// function that receives it returns.
 type Handover struct {
 	Kind   front.Kind
 	Path   string // the client's endpoint
 	Doc    *jsonscan.Doc
 	Stream bool     // the client asked for a stream
-	Tokens []uint32 // the prompt's ids, exact; empty when not known
+	Tokens []uint32 // the exact token ids of the prompt; empty if unknown
 	// RequestID is the X-Request-Id of both legs.
 	RequestID string
-	// Token is random, 0 … 2^63-1, and new for each attempt.
+	// Token is a random number in 0 … 2^63-1, new for each attempt.
 	Token   uint64
 	Prefill *worker.Rank
 	Decode  *worker.Rank // nil until chosen
-	// Fact is what an Asker learned of Prefill.
+	// PeerInfo is what a PeerInfoFetcher or PeerInfoLearner knows about Prefill.
 	PeerInfo string
-	// Answer is prefill's whole 200 answer and Handle what the family found in
-	// it; nil before, and when decode runs plainly.
+	// Answer is prefill's complete 200 response, and Handle is the handle that the family found in
+	// it. Both are nil before prefill has answered and if decode runs without a hand-over.
 	Answer, Handle []byte
-	// EngineID is what the hand-over calls Prefill's engine, as it stands in JSON, where
-	// that is an id of one process: Handle and Fact put it here. Nil: it was not told.
+	// EngineID is the raw JSON id of Prefill's engine, if the protocol has an id per process.
+	// Handle or ParsePeerInfo sets it. It is nil if unknown.
 	EngineID []byte
-	// Ticket is the JSON object that the decode engine's connector is lent a slot
-	// of the completion board by; nil: it runs none, or nobody would hear it.
+	// Slot is the JSON object that lends a slot of the completion board to the decode engine's
+	// connector. It is nil if the engine runs no connector or no report could arrive.
 	Slot []byte
-	// PrefillCached is how many tokens the prefill engine reported as found in
-	// its cache, -1 when it said nothing.
+	// PrefillCached is the number of tokens that the prefill engine reported as cached, -1 if it
+	// reported none.
 	PrefillCached int
-	// IDs: the decode engine is to be asked for token ids, for the runner to keep;
-	// a Family that writes a body of its own must do that.
+	// WantTokenIDs says that the decode leg must ask the engine for token ids, which the runner
+	// keeps. A Family that writes its own body must ask for them.
 	WantTokenIDs bool
-	// Trial: this decode goes before prefill (DecodeFirst).
+	// Trial says that this decode leg runs before prefill (DecodeFirst).
 	Trial bool
 
-	handleMembers handleMembers // of Handle, where the family's Handle has read them
-	promptIDs     []byte        // of Answer: prompt_token_ids, where Handle has found an array
+	handleMembers handleMembers // of Handle, if the family's Handle method has set them
+	promptIDs     []byte        // prompt_token_ids in Answer; nil if it is no array
 
-	rawTokens []byte // Tokens as the client's body spells them; nil: it does not
+	rawTokens []byte // Tokens as written in the client's body; nil if it has no ids
 
-	prefillToken    prefillToken // LMCache's, of Answer
-	decodeContinues tristate     // whether decode goes on behind it, see continues
+	prefillToken    prefillToken // of Answer; used by lmcache
+	decodeContinues tristate     // result of the function decodeContinues
 
-	textOnlyCache *tristate // what textOnly found, of the request; nil: it is not kept
+	textOnlyCache *tristate // cached result of textOnly; nil: not cached
 }
 
-// tristate is the answer to a question about the request that takes a walk over its prompt.
+// tristate caches a boolean whose computation scans the prompt.
 type tristate uint8
 
 const (
@@ -64,7 +64,7 @@ const (
 	triTrue
 )
 
-// textOnly says whether a chat's messages hold nothing but text.
+// textOnly reports whether a chat's messages contain only text.
 func (p *Handover) textOnly() bool {
 	if p.textOnlyCache != nil && *p.textOnlyCache != triUnknown {
 		return *p.textOnlyCache == triTrue
@@ -79,16 +79,16 @@ func (p *Handover) textOnly() bool {
 	return is
 }
 
-// LegRequest is one engine call as a Family writes it. The zero Leg is the client's
-// body at the client's endpoint, the rank addressed by header.
+// LegRequest is one engine call, written by a Family. The zero value sends the client's body to the
+// client's endpoint and addresses the rank by a header.
 type LegRequest struct {
-	Path string // [the client's endpoint]
-	// Edits of the client's body. Values are constants, borrow from the Pair, or
-	// come from the Leg's own room (Int, Quote, Room).
+	Path string // the client's endpoint if empty
+	// Edits are edits of the client's body. A value is a constant, borrows from the Handover, or
+	// comes from the leg's buffer (Int, Quote, Render).
 	Edits []jsonscan.Edit
-	// Body takes the place of the client's body with Edits when not nil.
+	// Body replaces the client's body and Edits if it is not nil.
 	Body []byte
-	// RankInBody: the Family addressed the rank; no rank header is sent.
+	// RankInBody says that the body addresses the rank, so no rank header is sent.
 	RankInBody bool
 
 	buf []byte
@@ -98,36 +98,36 @@ func (l *LegRequest) reset() {
 	*l = LegRequest{Edits: l.Edits[:0], buf: l.buf[:0]}
 }
 
-// Set, Replace and Remove add an edit; see jsonscan.Op.
+// Set adds an edit; see jsonscan.Op.
 func (l *LegRequest) Set(k jsonscan.Key, raw []byte) {
 	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Set, Value: raw})
 }
 
-// Replace: see Set.
+// Replace adds an edit; see jsonscan.Op.
 func (l *LegRequest) Replace(k jsonscan.Key, raw []byte) {
 	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Replace, Value: raw})
 }
 
-// Remove: see Set.
+// Remove adds an edit; see jsonscan.Op.
 func (l *LegRequest) Remove(k jsonscan.Key) {
 	l.Edits = append(l.Edits, jsonscan.Edit{Key: k, Op: jsonscan.Remove})
 }
 
-// Int renders a number in the leg's room.
+// Int renders a number in the leg's buffer.
 func (l *LegRequest) Int(n uint64) []byte {
 	from := len(l.buf)
 	l.buf = strconv.AppendUint(l.buf, n, 10)
 	return l.buf[from:len(l.buf):len(l.buf)]
 }
 
-// Quote renders text of visible ASCII (hosts, ids) as a JSON string.
+// Quote renders visible ASCII text (hosts, ids) as a JSON string in the leg's buffer.
 func (l *LegRequest) Quote(s string) []byte {
 	from := len(l.buf)
 	l.buf = append(appendEscaped(append(l.buf, '"'), s), '"')
 	return l.buf[from:len(l.buf):len(l.buf)]
 }
 
-// appendEscaped writes text of visible ASCII as it stands in a JSON string.
+// appendEscaped appends visible ASCII text with JSON escapes.
 func appendEscaped(dst []byte, s string) []byte {
 	for i := range len(s) {
 		if s[i] == '"' || s[i] == '\\' {
@@ -138,16 +138,16 @@ func appendEscaped(dst []byte, s string) []byte {
 	return dst
 }
 
-// Render lets build append a value of any size to the leg's room and gives it.
+// Render calls build to append a value of any size to the leg's buffer and returns that value.
 func (l *LegRequest) Render(build func(dst []byte) []byte) []byte {
 	from := len(l.buf)
 	l.buf = build(l.buf)
 	return l.buf[from:len(l.buf):len(l.buf)]
 }
 
-// limitToOneToken limits the output to one token, without a minimum that would keep
-// the engine from ending with the reason "length", the one end after which
-// every release of vLLM keeps the blocks.
+// limitToOneToken limits the output to one token and removes the minimum, which would keep the
+// engine from ending with the reason "length". Only after that reason do all releases of vLLM keep
+// the blocks.
 func (l *LegRequest) limitToOneToken(p *Handover) {
 	switch p.Kind {
 	case front.Chat, front.Completions:
@@ -169,9 +169,9 @@ func (l *LegRequest) limitToOneToken(p *Handover) {
 	}
 }
 
-// hasThinkingBudget says whether a request has a budget of thinking, which vLLM (0.32,
-// AnthropicMessagesRequest) holds against max_tokens but in the prefill leg of a hand-over
-// by handle.
+// hasThinkingBudget reports whether a request has a thinking budget. vLLM (0.32,
+// AnthropicMessagesRequest) rejects a budget above max_tokens, except in the prefill leg of a
+// hand-over by handle.
 func hasThinkingBudget(p *Handover) bool {
 	if p.Kind != front.Messages || !p.Doc.Has(jsonscan.KeyThinking) {
 		return false
@@ -181,17 +181,17 @@ func hasThinkingBudget(p *Handover) bool {
 	return ok && string(raw[kind.Start:kind.End]) == `"enabled"`
 }
 
-// removeThinkingBudget takes such a budget out of a leg of one token. What the prompt ends with
-// may differ by it, what it begins with does not.
+// removeThinkingBudget removes the thinking budget from a leg of one token. The budget may change
+// the end of the rendered prompt but not its beginning.
 func (l *LegRequest) removeThinkingBudget(p *Handover) {
 	if hasThinkingBudget(p) {
 		l.Remove(jsonscan.KeyThinking)
 	}
 }
 
-// limitForKVRelease asks for as little as has a decode engine read the KV and let go of it: one
-// token; or, where a budget stands against that, and its prompt must be prefill's to the
-// last token, a stream, to be left behind its first event.
+// limitForKVRelease limits a decode leg to the least that makes its engine read and free the KV:
+// one token. With a thinking budget, which must stay because the prompt must equal prefill's, it
+// asks for a stream instead, which the caller closes after the first event.
 func (l *LegRequest) limitForKVRelease(p *Handover) (stream bool) {
 	if hasThinkingBudget(p) {
 		l.Set(jsonscan.KeyStream, jsonTrue)
@@ -202,7 +202,7 @@ func (l *LegRequest) limitForKVRelease(p *Handover) (stream bool) {
 	return false
 }
 
-// disableStream asks for one whole answer.
+// disableStream asks for a non-streaming response.
 func (l *LegRequest) disableStream() {
 	l.Set(jsonscan.KeyStream, jsonFalse)
 	l.Remove(jsonscan.KeyStreamOptions)
@@ -216,7 +216,7 @@ var (
 	oneTokenSampling = []byte(`{"max_tokens":1}`)
 )
 
-// hostOf is the host of a rank's URL, an IPv6 address in its brackets.
+// hostOf returns the host of a rank's URL, for IPv6 with brackets.
 func hostOf(r *worker.Rank) string {
 	_, rest, _ := strings.Cut(r.URL, "://")
 	if i := strings.IndexByte(rest, '/'); i >= 0 {
@@ -228,9 +228,8 @@ func hostOf(r *worker.Rank) string {
 	return rest
 }
 
-// workerOption is the value of a worker's family key for one of its ranks: with one
-// value given it counts for all, else each rank has its own, in the ranks'
-// order. "" when there is none.
+// workerOption returns the value of a worker option for one rank. A single value applies to all
+// ranks; otherwise the values are in the order of the ranks. It returns "" if there is none.
 func workerOption(r *worker.Rank, key string) string {
 	values := r.Worker.Spec.Options[key]
 	switch {
@@ -247,8 +246,8 @@ func workerOption(r *worker.Rank, key string) string {
 	return ""
 }
 
-// versionAtLeast says whether a rank's engine is known to be of release major.minor.patch
-// or later; an unknown one is not.
+// versionAtLeast reports whether a rank's engine is known to have release major.minor.patch or
+// later.
 func versionAtLeast(r *worker.Rank, major, minor, patch int) bool {
 	if r == nil {
 		return false
@@ -256,14 +255,14 @@ func versionAtLeast(r *worker.Rank, major, minor, patch int) bool {
 	return VersionAtLeast(r.Worker.Info().Version, major, minor, patch)
 }
 
-// versionBefore says whether a rank's engine is known to be of a release before
+// versionBefore reports whether a rank's engine is known to have a release before
 // major.minor.patch.
 func versionBefore(r *worker.Rank, major, minor, patch int) bool {
 	return r.Worker.Info().Version != "" && !versionAtLeast(r, major, minor, patch)
 }
 
-// parseVersion reads "0.32.0+cpu", "v0.5.10.post1", "0.26.0rc1": the leading numbers.
-// A text that begins with no number is {-1}.
+// parseVersion returns the leading numbers of versions such as "0.32.0+cpu", "v0.5.10.post1" and
+// "0.26.0rc1", and {-1} if version does not start with a number.
 func parseVersion(version string) (v [3]int) {
 	s := strings.TrimPrefix(version, "v")
 	for i := range v {
@@ -287,7 +286,7 @@ func parseVersion(version string) (v [3]int) {
 	return v
 }
 
-// atoi reads a port or another small number, 0 for anything else.
+// atoi parses a port or another number of up to nine digits. It returns 0 for anything else.
 func atoi(s string) int {
 	n := 0
 	for i := range len(s) {

@@ -420,7 +420,7 @@ func (s *streamState) reportFailure(b relay.Interruption) {
 	}
 }
 
-// adoptLeg makes the new leg to the leg of the stream.
+// adoptLeg makes the leg of to the stream's current leg.
 func (s *streamState) adoptLeg(to *streamState) {
 	predicted := s.predicted
 	s.legRecord = to.legRecord

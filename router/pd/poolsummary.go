@@ -10,35 +10,33 @@ import (
 	"sluice/router/worker"
 )
 
-// poolSummary is what must be looked up for a pool's requests: the block sizes of the
-// ranks whose engines tell events, their models' names, and whether there is one whose blocks are
-// guessed, wholly or meanwhile. It spares a request the walk over a thousand
-// ranks, and where all feeds are live the hashing and the lookup for a guess that
-// nobody would ask for.
+// poolSummary holds what a lookup needs to know about a pool: the block sizes and base model names
+// of the ranks with event feeds, and whether any rank's cache must be predicted by the approximate
+// index. It saves requests an iteration over up to a thousand ranks. If all feeds are live, it also
+// saves them the hashing and lookup for the approximate index.
 type poolSummary struct {
 	pool       *fleet.Pool
 	takenAt    time.Time
 	blockSizes []int
-	// bases are the names by which engines' events are salted. There is one, but for
-	// engines of one model that list its names in another order.
+	// baseModels are the model names that salt the block hashes of the engines' events. There is
+	// more than one only if engines of the same model list its names in different orders.
 	baseModels  []string
 	needsApprox bool
 }
 
 const (
-	// Pools up to summaryMinRanks ranks are counted for each request; of larger ones a
-	// count is good for summaryTTL: a feed's state reaches them that much later.
+	// Pools of up to summaryMinRanks ranks are summarised for each request. The summary of a larger
+	// pool is valid for summaryTTL, which delays the effect of a feed's state change.
 	summaryMinRanks = 16
 	summaryTTL      = 20 * time.Millisecond
 )
 
-// poolSummaries are the last counts of some pools of the fleet's, by their addresses. A pool is
-// replaced whenever the fleet's view is; the census keeps the one it is of, so no
-// other can come to lie at its address.
+// poolSummaries caches the summaries of some of the fleet's pools by address. A new view of the
+// fleet has new pools. A summary keeps its pool alive, so no other pool can get the same address.
 type poolSummaries [16]atomic.Pointer[poolSummary]
 
-// get gives the census of a pool; room is memory for the sizes of one that is not
-// kept.
+// get returns the summary of a pool. It computes the summary of a small pool in scratch and does
+// not cache it.
 func (c *poolSummaries) get(pool *fleet.Pool, now time.Time, scratch *poolSummary) *poolSummary {
 	if len(pool.Aggregated)+len(pool.Prefill)+len(pool.Decode) <= summaryMinRanks {
 		return scratch.compute(pool)
@@ -52,8 +50,8 @@ func (c *poolSummaries) get(pool *fleet.Pool, now time.Time, scratch *poolSummar
 	return made
 }
 
-// poolSummary is that of the request's pool. A pool of the request's own, with workers that it
-// named, is counted for it alone: the next request's will lie at the same address.
+// poolSummary returns the summary of the request's pool. It never caches the summary of ownPool,
+// which depends on the request's headers: the next request's pool has the same address.
 func (q *request) poolSummary(now time.Time) *poolSummary {
 	if q.pool == &q.ownPool {
 		return q.summary.compute(q.pool)

@@ -13,33 +13,33 @@ import (
 	"sluice/router/worker"
 )
 
-// headerPrefillOnly asks that a prompt be computed and kept, and nothing generated.
+// headerPrefillOnly asks the router to compute and cache a prompt without generating output.
 const headerPrefillOnly = "X-Sluice-Prefill-Only"
 
-// prefillOnlyReply is the answer to a prefill-only request.
+// prefillOnlyReply is the response to a prefill-only request.
 type prefillOnlyReply struct {
 	Object string `json:"object"` // "sluice.prefill"
 	ID     string `json:"id"`     // X-Request-Id
 	Model  string `json:"model"`
 	Worker string `json:"worker"`
 	Rank   uint16 `json:"rank"`
-	Role   string `json:"role"` // of the worker: prefill, or aggregated or decode in pools without
-	// PromptTokens as the engine counted them; else as the router did, 0 where
-	// neither knows.
+	Role   string `json:"role"` // role of the worker: prefill, or aggregated or decode in a pool without prefill workers
+	// PromptTokens is the prompt length that the engine reported, else the router's count, else 0.
 	PromptTokens int `json:"prompt_tokens"`
-	// CachedBefore is what the engine found in its cache, null when it did not
-	// say; Predicted what the router believed.
+	// CachedBefore is the number of tokens that the engine found cached, null if it reported none.
+	// Predicted is the router's prediction.
 	CachedBefore *int `json:"cached_tokens_before"`
 	Predicted    int  `json:"predicted_cached_tokens"`
-	// Blocks are the full blocks of the prompt, which is what engines keep; 0 when
-	// the block size is not known.
+	// Blocks is the number of full blocks of the prompt; engines cache only full blocks. It is 0 if
+	// the block size is unknown.
 	Blocks    int     `json:"blocks"`
 	BlockSize int     `json:"block_size"`
 	TookMS    float64 `json:"took_ms"`
 }
 
-// checkPrefillOnly says whether the request is to be prefilled only, and by what it asks for
-// that; answered: it asks for what cannot be.
+// checkPrefillOnly reports by which means the request asks for prefill only: "header",
+// "max_tokens", or "" if it does not. answered is true if the request is invalid and has been
+// refused.
 func (q *request) checkPrefillOnly() (by string, answered bool) {
 	mode := q.settings.Steering.PrefillOnly
 	switch value := string(q.x.Header(headerPrefillOnly)); value {
@@ -70,8 +70,8 @@ func (q *request) checkPrefillOnly() (by string, answered bool) {
 	return by, false
 }
 
-// wantsPrefillOnly says whether the request is to be prefilled only, as far as that can be
-// told before its workers are known; see warms.
+// wantsPrefillOnly reports whether the request asks for prefill only. It runs before the workers
+// are known; checkPrefillOnly makes the final decision.
 func (q *request) wantsPrefillOnly() bool {
 	switch string(q.x.Header(headerPrefillOnly)) {
 	case "true", "1":
@@ -80,9 +80,9 @@ func (q *request) wantsPrefillOnly() bool {
 	return q.settings.Steering.PrefillOnly == "any" && wantsNoOutput(q.x.Endpoint.Kind, &q.x.Doc)
 }
 
-// wantsNoOutput says whether the body asks for no output at all: engines refuse
-// that, but for clients that want the prompt's own scores (echo, logprobs), who
-// are left to them. SGLang's own endpoint takes 0 and answers with scores.
+// wantsNoOutput reports whether the body asks for no output tokens. Engines refuse such a request
+// unless it asks for log-probabilities of the prompt (echo, logprobs); wantsNoOutput returns false
+// for those and for SGLang's own endpoint, which accepts 0 and returns log-probabilities.
 func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
 	var keys [2]jsonscan.Key
 	switch kind {
@@ -112,9 +112,10 @@ func wantsNoOutput(kind front.Kind, doc *jsonscan.Doc) bool {
 	return true
 }
 
-// runPrefillOnly runs the prompt for one token, which nobody sees, on a prefill worker, or
-// in pools without on one that does whole requests. The prefill leg of a hand-over
-// would not do: its handle pins the blocks until a decode comes or the lease ends.
+// runPrefillOnly runs the prompt with one output token, which it discards, on a prefill worker. In
+// a pool without prefill workers it uses a worker that runs whole requests. It cannot use the
+// prefill leg of a hand-over, because its handle would pin the blocks until a decode fetches them
+// or the lease ends.
 func (q *request) runPrefillOnly(by string) {
 	q.prefillOnly = true
 	q.planHeader = "prefill_only; reason=" + by
@@ -140,7 +141,8 @@ func (q *request) runPrefillOnly(by string) {
 	}
 }
 
-// runPrefillOnlyOn runs one attempt; true: it failed and may run again elsewhere.
+// runPrefillOnlyOn runs one attempt. retry is true if the attempt failed and may run again on
+// another rank.
 func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	opt, rank := q.settings, choice.Rank
 	q.handover.Prefill = rank
@@ -217,14 +219,14 @@ func (q *request) replyPrefillOnly(rank *worker.Rank, predicted int, use *relay.
 		Status: 200, CachedTokens: use.Cached, PromptTokens: out.PromptTokens, Total: time.Since(q.x.Received),
 	})
 	body, err := json.Marshal(&out)
-	if err != nil { // plain strings and numbers always marshal
+	if err != nil { // cannot happen: strings and numbers always marshal
 		q.x.Error(front.Internal, "", err.Error(), 0)
 		return
 	}
 	q.x.ReplyJSON(200, body)
 }
 
-// limitToPrefillOnly asks for one token of one choice in one answer, with no handle.
+// limitToPrefillOnly asks for one token of one choice without streaming and without a KV handle.
 func (l *LegRequest) limitToPrefillOnly(p *Handover) {
 	l.limitToOneToken(p)
 	l.removeThinkingBudget(p)

@@ -8,22 +8,21 @@ import (
 
 // RequestFilter is a Family that cannot hand over every request of its Kinds.
 type RequestFilter interface {
-	// Unfit says in one word why a request is to run on one worker, "" when it
-	// can be handed over.
+	// Unsupported returns one word for why one worker must run the request, "" if the family can
+	// hand the request over.
 	Unsupported(r *Request) string
 }
 
-// Request is a client's request before ranks are chosen, as a Picky sees it.
+// Request is a client's request before the choice of ranks, as a RequestFilter sees it.
 type Request struct {
 	Kind   front.Kind
 	Doc    *jsonscan.Doc
-	Tokens []uint32       // the prompt's ids; empty when not known
-	Decode []*worker.Rank // the candidates
+	Tokens []uint32       // the prompt's token ids; empty if unknown
+	Decode []*worker.Rank // the candidates of the decode leg
 }
 
-// filterRequest makes the plan one for a single worker where the family cannot hand the
-// request over. Where the configuration wants no such thing it answers and
-// returns false.
+// filterRequest plans one rank for the whole request if the family cannot hand the request over. It
+// answers with an error and returns false if the configuration forbids that.
 func (q *request) filterRequest() bool {
 	filter, ok := q.plan.Family.(RequestFilter)
 	if !ok {
@@ -36,7 +35,7 @@ func (q *request) filterRequest() bool {
 	if !q.pd.PlainDecode {
 		code := front.BadField
 		if unsupported == "no_tokens" {
-			code = front.UpstreamFailed // the client cannot help it
+			code = front.UpstreamFailed // the client cannot avoid it
 		}
 		q.refuse(code, "family "+q.plan.Family.Name()+" cannot hand this request over ("+unsupported+"), and pd.decode_only_fallback is off", 0)
 		return false

@@ -33,9 +33,8 @@ func newSettings(opt Options) (*settings, error) {
 	return s, nil
 }
 
-// Reload takes over what of opt may change while requests run (Options.Changeable); the
-// rest of opt is not looked at. It fails, and changes nothing, on what NewRunner would
-// refuse.
+// Reload applies the options of opt that may change while requests run (see Options.Reloadable) and
+// ignores the others. It returns an error and changes nothing if NewRunner would reject the result.
 func (r *Runner) Reload(opt Options) error {
 	now := r.current.Load().Options
 	opt.applyTo(&now)
@@ -47,7 +46,7 @@ func (r *Runner) Reload(opt Options) error {
 	return nil
 }
 
-// Reloadable is o with nothing but what Change takes over.
+// Reloadable returns a copy of o that has only the options that Reload applies.
 func (o Options) Reloadable() Options {
 	var only Options
 	o.applyTo(&only)
@@ -58,10 +57,10 @@ func (o Options) applyTo(at *Options) {
 	at.PD, at.Models, at.Timeouts, at.Steering, at.Migration, at.PoolWaiters, at.TransferStall = o.PD, o.Models, o.Timeouts, o.Steering, o.Migration, o.PoolWaiters, o.TransferStall
 }
 
-// options are the Options of now.
+// options returns the current Options. A request reads q.settings instead.
 func (r *Runner) options() *Options { return &r.current.Load().Options }
 
-// pdOf is the hand-over of a model.
+// pdOf returns the hand-over configuration of a model.
 func (s *settings) pdOf(model string) *modelPD {
 	if m, ok := s.models[model]; ok {
 		return m
