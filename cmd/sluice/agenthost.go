@@ -7,8 +7,9 @@ import (
 	"sluice/nixl"
 )
 
-// runAgentHost runs app.AgentHost, the process that transfers.isolate starts. Help does not
-// list it: it needs a router's socket and is of no use to a person.
+// runAgentHost implements the app.AgentHost subcommand, which the router starts if
+// transfers.isolate is set. The help does not list it, because it needs a socket that only the
+// router passes.
 func runAgentHost(stderr io.Writer) int {
 	if err := nixl.ServeHost(); err != nil {
 		fmt.Fprintln(stderr, "sluice:", err)

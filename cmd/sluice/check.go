@@ -27,7 +27,8 @@ Exit code: 0 sound, 1 not, 2 called wrongly.
 Flags:
 `
 
-// runCheck validates a configuration.
+// runCheck validates a configuration and prints its effect. With --probe it also compares the
+// engines with the configuration.
 func runCheck(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice check", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -78,7 +79,8 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// countServers counts the servers of workers: a rank with a URL of its own has one.
+// countServers returns the number of HTTP servers of the workers. Each rank with a URL of its
+// own has a server; otherwise the worker has one.
 func countServers(specs []worker.Spec) (n int) {
 	for i := range specs {
 		n += max(len(specs[i].RankURLs), 1)
@@ -86,8 +88,9 @@ func countServers(specs []worker.Spec) (n int) {
 	return n
 }
 
-// probeServers asks every server of the configuration as serve would, and prints a line or
-// more for each; it returns the number of those with a fault.
+// probeServers probes every server of the configuration concurrently, as serve would, and
+// prints one or more lines for each. It returns the number of servers that do not answer or
+// differ from the configuration.
 func probeServers(cfg *config.Config, timeout time.Duration, stdout io.Writer) (failed int, err error) {
 	opt, err := app.EngineOptions(cfg, timeout)
 	if err != nil {
@@ -141,7 +144,7 @@ func probeServers(cfg *config.Config, timeout time.Duration, stdout io.Writer) (
 	return failed, nil
 }
 
-// mismatches are the ways an engine is not what the configuration says.
+// mismatches returns the differences between an engine and its entry in the configuration.
 func mismatches(spec *worker.Spec, a *fleet.EngineInfo) (problems []string) {
 	if a.Err != nil {
 		return []string{a.Err.Error()}

@@ -14,13 +14,14 @@ import (
 	"sluice/router/worker"
 )
 
-// handOverLimit is how long a prefill engine may take for one token: a cold one compiles.
+// handOverLimit bounds how long a prefill engine may take for one token. It is long because an
+// engine may compile kernels for its first request.
 const handOverLimit = 30 * time.Second
 
-// checkHandOvers asks each prefill worker for a hand-over, where the family's legs can be run
-// one by one, and prints a line for each that gives none; it gives their number. An engine
-// without a KV connector answers all other questions like one that has it, and requests
-// well, too: decode then does every request alone.
+// checkHandOvers sends a prefill request to each prefill worker and checks that the response
+// contains a hand-over handle. It prints a line for each worker without one and returns their
+// number. It skips families whose two legs must run concurrently. No other probe finds an engine
+// that runs without a KV connector, and requests succeed too, since decode then runs each alone.
 func checkHandOvers(cfg *config.Config, stdout io.Writer) (failed int) {
 	specs := cfg.Specs()
 	faults := make([]error, len(specs))
@@ -61,7 +62,7 @@ func tryHandOver(cfg *config.Config, s *worker.Spec) error {
 	}
 	try, ok := pd.NewHandoverProbe(pdConfig.Family, model)
 	if model == "" || !ok {
-		return nil // what the other questions have found is enough, or there is nothing to try
+		return nil // probeServers reports a server that does not answer; other families cannot be probed
 	}
 	resp, err := ep.Do(&upstream.Request{
 		Method: "POST", Path: try.Path, Body: [][]byte{try.Body}, Deadline: time.Now().Add(handOverLimit),
@@ -78,7 +79,9 @@ func tryHandOver(cfg *config.Config, s *worker.Spec) error {
 	return try.Check(resp.Status, answer)
 }
 
-// servedModel is a model that the worker serves, "" where it does not say.
+// servedModel returns the name of a model that the worker serves: the first one of the
+// configuration or, if there is none, of the engine's model list. It returns "" if neither
+// names a model.
 func servedModel(ep *upstream.Endpoint, s *worker.Spec) string {
 	if len(s.Models) > 0 {
 		return s.Models[0]

@@ -42,7 +42,7 @@ Examples:
   sluice demo --rate 6 --listen 127.0.0.1:8080
 `
 
-// demoOptions are the demo's flags.
+// demoOptions are the values of the demo's flags.
 type demoOptions struct {
 	duration time.Duration
 	listen   string
@@ -51,7 +51,7 @@ type demoOptions struct {
 	pd       string
 }
 
-// demoEngines makes the simulated engines of each hand-over the demo can show.
+// demoEngines configures the simulated engines for each hand-over family that --pd accepts.
 var demoEngines = map[string]func(*sim.Options){
 	"nixl":      func(*sim.Options) {},
 	"nixl-push": func(o *sim.Options) { o.PD = "nixl-push" },
@@ -93,7 +93,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// demoSide is one of the two routers with its engines and its load.
+// demoSide is one of the two compared routers, with its engines and its load report.
 type demoSide struct {
 	name    string
 	engines []*sim.Engine
@@ -108,7 +108,7 @@ func demo(ctx context.Context, o demoOptions, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	var sides [2]*demoSide // the twin first: the other's page shows it
+	var sides [2]*demoSide // the round robin router first: the console of the other shows its figures
 	defer func() {
 		for _, s := range sides {
 			s.close()
@@ -175,7 +175,7 @@ func newSide(name, policy, pd, listen, adminAddr string, compared *app.Router, l
 	for _, role := range []worker.Role{worker.Prefill, worker.Prefill, worker.Decode, worker.Decode} {
 		engine := sim.Options{
 			Role: role.String(), Blocks: 7000, Records: -1,
-			// About a 30B model: a prompt of 3,000 tokens takes 0.25 s.
+			// Roughly a 30B model: the prefill of 3,000 tokens takes 0.25 s.
 			Cost: sim.Cost{PerPrefill: 80 * time.Microsecond, Step: 10 * time.Millisecond, Handshake: 20 * time.Millisecond},
 		}
 		demoEngines[pd](&engine)
@@ -234,8 +234,8 @@ func awaitDemoReady(ctx context.Context, sides []*demoSide) error {
 	return nil
 }
 
-// demoLoad is conversations of six turns with common system prompts, a shape in
-// which it pays to know who holds what.
+// demoLoad returns the load: conversations of six turns with shared system prompts. KV-aware
+// routing pays for such a load, because later turns reuse the blocks of earlier ones.
 func demoLoad(o demoOptions, r *app.Router) load.Options {
 	l := load.Default()
 	l.URL = "http://" + r.Addr()
@@ -259,7 +259,7 @@ func printIntro(w io.Writer, r *app.Router) {
 	fmt.Fprintf(w, "  Ctrl-C ends everything.\n\n")
 }
 
-// summary is the table at the end: the two routers side by side.
+// summary prints the final table, which compares the two routers.
 func summary(w io.Writer, sides []*demoSide) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tforetold\t")
@@ -289,8 +289,8 @@ func summary(w io.Writer, sides []*demoSide) error {
 	return nil
 }
 
-// prefillHits is the share of prompt tokens that the prefill engines found in
-// their caches, by their own count.
+// prefillHits returns the share of prompt tokens that the prefill engines found in their
+// caches, as counted by the engines.
 func prefillHits(s *demoSide) float64 {
 	queries, hits := 0, 0
 	for i, e := range s.engines {

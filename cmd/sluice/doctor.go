@@ -38,19 +38,19 @@ Examples:
 Flags:
 `
 
-// finding is one thing that was looked at.
+// finding is the result of one check.
 type finding struct {
 	Name     string   `json:"name"`
 	State    string   `json:"state"` // ok, limited, off, hung, crashed
-	Required bool     `json:"asked"` // by the configuration or --require
+	Required bool     `json:"asked"` // the configuration or --require needs it
 	Detail   string   `json:"detail"`
-	Advice   string   `json:"advice,omitempty"` // what to do about it; empty when there is nothing to do
-	Attempts []string `json:"tried,omitempty"`  // places, each with what was there
+	Advice   string   `json:"advice,omitempty"` // what the operator should do; "" if nothing
+	Attempts []string `json:"tried,omitempty"`  // places searched, each with the outcome
 }
 
 const (
 	findingOK      = "ok"
-	findingLimited = "limited" // works, with a limit that may hurt
+	findingLimited = "limited" // works, but a limit may be too low
 	findingOff     = "off"
 	findingHung    = "hung"
 	findingCrashed = "crashed"
@@ -58,15 +58,15 @@ const (
 
 var doctorNames = []string{"nixl", "ucx", "zmq", "cuda", "memlock", "rdma", "files", "io_uring"}
 
-// doctor is one run of the command.
+// doctor is the state of one run of the command.
 type doctor struct {
-	root         string // of /sys and /dev; "" but in tests
+	root         string // prefix of /sys and /dev; "" except in tests
 	timeout      time.Duration
 	probe        probeRequest
-	maxConns     int // connections that limits.max_conns lets in; 0 without a configuration
+	maxConns     int // limits.max_conns; 0 without a configuration
 	required     []string
-	wantsNIXL    bool     // serve would use NIXL, and goes without where it is not
-	probeCommand []string // the command that probes, before its own argument
+	wantsNIXL    bool     // serve would use NIXL if present, and runs without it otherwise
+	probeCommand []string // command line of a probe process, without probeArgument
 }
 
 func runDoctor(args []string, stdout, stderr io.Writer) int {
@@ -122,7 +122,7 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 	return d.report(d.examine(), *asJSON, stdout, stderr)
 }
 
-// configured reads what a configuration asks for.
+// configured sets the requirements of d from a configuration file.
 func (d *doctor) configured(file string) error {
 	c, err := config.LoadWithEnv(file, os.Environ())
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *doctor) configured(file string) error {
 	return nil
 }
 
-// examine looks at everything, the libraries side by side.
+// examine runs all checks, those of the libraries concurrently.
 func (d *doctor) examine() []finding {
 	all := make([]finding, len(doctorNames))
 	var wg sync.WaitGroup
@@ -175,7 +175,7 @@ func (d *doctor) examine() []finding {
 	return all
 }
 
-// report prints the findings and answers the exit code.
+// report prints the findings and returns the exit code.
 func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) int {
 	var missing []string
 	for _, f := range all {
@@ -190,7 +190,7 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 		_ = e.Encode(struct {
 			Version  string    `json:"version"`
 			System   string    `json:"system"`
-			OK       bool      `json:"ok"` // all that is asked for works
+			OK       bool      `json:"ok"` // every required finding works
 			Findings []finding `json:"findings"`
 		}{version, runtime.GOOS + "/" + runtime.GOARCH, len(missing) == 0, all})
 	} else {
@@ -217,7 +217,8 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 	return 0
 }
 
-// oneLine keeps what a library said from breaking the table, or the terminal.
+// oneLine replaces the control characters of a library's message, which would break the table
+// or the terminal.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hasRDMA says whether there is a device of InfiniBand's kind.
+// hasRDMA reports whether the machine has an RDMA device.
 func (d *doctor) hasRDMA() bool {
 	m, _ := filepath.Glob(filepath.Join(d.root, "/sys/class/infiniband/*"))
 	return len(m) > 0
 }
 
-// rdmaFinding lists the devices, their ports, and whether user space may open them.
+// rdmaFinding lists the RDMA devices and their ports, and reports whether this user may open
+// them.
 func (d *doctor) rdmaFinding() finding {
 	devices, _ := filepath.Glob(filepath.Join(d.root, "/sys/class/infiniband/*"))
 	if len(devices) == 0 {
@@ -64,10 +65,11 @@ func firstLine(file string) string {
 	return strings.TrimSpace(s)
 }
 
-// memlockWanted holds the board and what UCX registers for itself.
+// memlockWanted is enough locked memory for the completion board and for UCX's own buffers.
 const memlockWanted = 256 << 20
 
-// memlockFinding is about memory that a network card writes to, which is locked.
+// memlockFinding checks the limit of locked memory. Memory that an RDMA card writes to is
+// locked.
 func memlockFinding(rdma bool) finding {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
@@ -86,8 +88,9 @@ func memlockFinding(rdma bool) finding {
 	return f
 }
 
-// filesFinding compares the limit of open files with the connections let in, each
-// of which needs one to an engine as well. Go raises the soft limit to the hard one.
+// filesFinding compares the limit of open files with the accepted client connections. Each
+// needs a second descriptor for a connection to an engine. Go has raised the soft limit to the
+// hard limit.
 func filesFinding(clients int) finding {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
@@ -106,7 +109,7 @@ func filesFinding(clients int) finding {
 	return f
 }
 
-// uringFinding makes a ring and gives it back.
+// uringFinding checks io_uring by creating a ring and closing it.
 func uringFinding() finding {
 	var params [120]byte // struct io_uring_params
 	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)

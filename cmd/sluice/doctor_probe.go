@@ -21,9 +21,9 @@ import (
 	"sluice/nixl"
 )
 
-// probeArgument makes this binary the process in which a library is tried:
-// `sluice doctor @probe`, the request on its input, the answer on descriptor 3,
-// for libraries print to the other two.
+// probeArgument selects the probe process, `sluice doctor @probe`, which loads and tries one
+// library. The process reads the request from standard input and writes the finding to
+// descriptor 3, because libraries print to standard output and standard error.
 const probeArgument = "@probe"
 
 type probeRequest struct {
@@ -34,7 +34,7 @@ type probeRequest struct {
 	Timeout time.Duration `json:"within"`
 }
 
-// probeMain is the process that tries one library.
+// probeMain is the main function of the probe process.
 func probeMain(in io.Reader, out *os.File) int {
 	var r probeRequest
 	if out == nil || json.NewDecoder(in).Decode(&r) != nil {
@@ -55,12 +55,13 @@ func probeMain(in io.Reader, out *os.File) int {
 	if json.NewEncoder(out).Encode(f) != nil {
 		return 1
 	}
-	// Out at once: what the libraries have running does not delay the end.
+	// Exit at once, so that threads of the libraries cannot delay the end of the process.
 	os.Exit(0)
 	return 0
 }
 
-// runProbe starts such a process and answers what became of it.
+// runProbe starts a probe process for one library and returns its finding. A process that
+// crashes or exceeds the timeout yields a finding that says so.
 func (d *doctor) runProbe(what string) finding {
 	r := d.probe
 	r.Library, r.Timeout = what, d.timeout*9/10
@@ -78,7 +79,7 @@ func (d *doctor) runProbe(what string) finding {
 	var lastOutput tailBuffer
 	cmd := exec.CommandContext(ctx, d.probeCommand[0], append(d.probeCommand[1:], probeArgument)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(in), &lastOutput, &lastOutput, []*os.File{stderr}
-	cmd.WaitDelay = time.Second // a grandchild may hold the pipes
+	cmd.WaitDelay = time.Second // a grandchild may keep the pipes open
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	err = cmd.Start()
@@ -86,7 +87,7 @@ func (d *doctor) runProbe(what string) finding {
 	if err != nil {
 		return finding{State: findingOff, Detail: "cannot start the probe: " + err.Error()}
 	}
-	// Read before Wait: an answer may be longer than a pipe holds.
+	// Read before Wait: the process blocks if the finding exceeds the pipe's buffer.
 	_ = answer.SetReadDeadline(time.Now().Add(d.timeout + time.Second))
 	var f finding
 	decoded := json.NewDecoder(io.LimitReader(answer, 1<<20)).Decode(&f)
@@ -106,7 +107,7 @@ func (d *doctor) runProbe(what string) finding {
 	}
 }
 
-// tailBuffer keeps the end of what is written to it.
+// tailBuffer is a writer that keeps only the last bytes written to it.
 type tailBuffer struct{ b []byte }
 
 func (t *tailBuffer) Write(p []byte) (int, error) {
@@ -117,7 +118,7 @@ func (t *tailBuffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// last is the line that was said last.
+// last returns the last line written.
 func (t *tailBuffer) last() string {
 	lines := strings.Split(strings.TrimSpace(string(t.b)), "\n")
 	if l := lines[len(lines)-1]; l != "" {
@@ -129,7 +130,7 @@ func (t *tailBuffer) last() string {
 func attemptLines(attempts []nixl.Attempt) (all []string) {
 	for _, a := range attempts {
 		switch {
-		case a.Path == "" && a.Code == dl.LoadAbsent: // none is in the process: of no interest
+		case a.Path == "" && a.Code == dl.LoadAbsent: // the process itself does not contain the library: not worth a line
 		case a.Code == dl.LoadOK || a.Code == dl.LoadAbsent:
 			all = append(all, fmt.Sprintf("%s: %s", a.Path, a.Code))
 		default:
@@ -139,7 +140,8 @@ func attemptLines(attempts []nixl.Attempt) (all []string) {
 	return all
 }
 
-// loadFinding turns the outcome of a load into the beginning of a finding.
+// loadFinding converts the outcome of loading a library to a finding. ok reports whether the
+// library was loaded; the caller then continues with its own checks.
 func loadFinding(l *nixl.Library, err error, missing, broken string) (f finding, ok bool) {
 	if err == nil {
 		return finding{Attempts: attemptLines(l.Attempts)}, true
@@ -190,7 +192,8 @@ func probeUCX(r *probeRequest) finding {
 		UCX: nixl.UCXConfig{Agent: nixl.Config{Name: "sluice-doctor", Search: search, StartTimeout: r.Timeout}, Path: r.UCX}}))
 }
 
-// awaitSelfTest waits for a tier's self-test.
+// awaitSelfTest waits for the end of a tier's self-test, for at most the request's timeout, and
+// adds the result to f.
 func awaitSelfTest(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 	state, reason := t.Status()
 	for end := time.Now().Add(r.Timeout); state == nixl.TierStarting && time.Now().Before(end); state, reason = t.Status() {
@@ -213,7 +216,8 @@ func awaitSelfTest(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 	return f
 }
 
-// probeZMQ has libzmq send a message to our socket, over the loopback.
+// probeZMQ lets libzmq send a message to a socket of Sluice's own ZMQ implementation over the
+// loopback.
 func probeZMQ() finding {
 	major, minor, patch := zmq4.Version()
 	f := finding{State: findingOff, Advice: "the loopback does not carry ZMQ: see the firewall and the sandbox of this process"}

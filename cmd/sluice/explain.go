@@ -40,8 +40,8 @@ Examples:
   sluice explain --admin 127.0.0.1:9902 7f3c9a4e0b1d   where several routers run
 `
 
-// runExplain prints the account of one request. Exit codes: 0 printed, 1 no
-// router or not known, 2 called wrongly.
+// runExplain prints the explain record of one request. Exit codes: 0 printed, 1 no router was
+// found or it does not know the request, 2 usage error.
 func runExplain(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice explain", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -83,7 +83,8 @@ func runExplain(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// parseWithArg parses flags that may stand before and after one argument.
+// parseWithArg parses flags before and after exactly one argument, which it returns. If done is
+// true, the command ends with code.
 func parseWithArg(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string, code int, done bool) {
 	for _, a := range args {
 		if a == "-h" || a == "--help" || a == "-help" {
@@ -112,8 +113,9 @@ func parseWithArg(fs *flag.FlagSet, args []string, stdout io.Writer) (arg string
 	return rest[0], 0, false
 }
 
-// findRouter gives the running router by its runtime file, or by address with
-// the token from the environment.
+// findRouter returns the address and the token of a running router's admin listener. It reads
+// them from file if that is not ""; otherwise it searches the default runtime files, for addr
+// if that is not "". If none matches, it uses addr with the token in SLUICE_ADMIN_TOKEN.
 func findRouter(addr, file string) (admin.Runtime, error) {
 	if file != "" {
 		return admin.ReadRuntimeFile(file)
@@ -125,9 +127,9 @@ func findRouter(addr, file string) (admin.Runtime, error) {
 	return rt, err
 }
 
-// printNotFound prints findRouter's error and what to do next: a router with
-// admin.runtime_file, or of another user, runs and is not found. signal does the
-// same as the command without any of this; "" where none does.
+// printNotFound prints findRouter's error and what to do next. findRouter does not find a
+// running router of another user or with admin.runtime_file set. signal is the name of the
+// signal that has the same effect as the command; "" if there is none.
 func printNotFound(stderr io.Writer, command, addr, signal string, err error) {
 	fmt.Fprintf(stderr, "sluice %s: %v\n", command, err)
 	if !errors.Is(err, admin.ErrNoRouter) {
@@ -170,8 +172,8 @@ func writeRecord(w io.Writer, rec *schedule.Record) {
 	}
 }
 
-// costTerms are the columns of the table; those that are 0 for every candidate
-// are left out.
+// costTerms are the columns of the candidates' table. Columns that are 0 for every candidate
+// are omitted.
 var costTerms = []struct {
 	name string
 	of   func(*schedule.Terms) float64
@@ -184,7 +186,7 @@ var costTerms = []struct {
 	{"pressure", func(t *schedule.Terms) float64 { return t.Pressure }},
 }
 
-// planReasons say why a plan won over the other.
+// planReasons maps a reason of the scheduler's choice between plans to its explanation.
 var planReasons = map[string]string{
 	schedule.ReasonFewUncached:   "too few tokens are left for a hand-over to pay (pd.local_prefill_tokens)",
 	schedule.ReasonFaster:        "estimated to be sooner at the first token",
@@ -193,7 +195,7 @@ var planReasons = map[string]string{
 	schedule.ReasonNotConsidered: "the ranks were chosen together; prefill on the decode worker was not asked for",
 }
 
-// writePair says how the two ranks were chosen together, and what the
+// writePair prints how the scheduler chose the prefill and decode ranks together, and what the
 // alternative would have cost.
 func writePair(w io.Writer, p *schedule.JointDecision) {
 	why := planReasons[p.Reason]
@@ -213,7 +215,7 @@ func writePair(w io.Writer, p *schedule.JointDecision) {
 	}
 }
 
-// termList is " = prefill 1.00 + queue 2.00", of the terms that are not 0.
+// termList returns the terms that are not 0 as a sum, such as " = prefill 1.00 + queue 2.00".
 func termList(t *schedule.Terms, handover float64) string {
 	var parts []string
 	for _, c := range costTerms {
@@ -272,7 +274,7 @@ func writeDecision(w io.Writer, d *schedule.Decision) {
 		writeCandidate(t, &rows[i], terms)
 	}
 	t.Flush()
-	// The tabwriter ends each row with its last cell's padding.
+	// The tabwriter pads the last cell of each row with spaces.
 	for line := range strings.Lines(b.String()) {
 		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
@@ -333,8 +335,8 @@ func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 	writeTransfer(w, o.Transfer)
 }
 
-// writeTransfer says what was told of the KV's way from prefill to decode; nothing
-// where no tier was up that could have.
+// writeTransfer prints the reported transfer of KV from prefill to decode. It prints nothing
+// if no tier was up to report it.
 func writeTransfer(w io.Writer, t *schedule.TransferRecord) {
 	switch {
 	case t == nil:

@@ -34,14 +34,14 @@ SLUICE_ENGINE_TLS_CA) or --set. The file has engine_tls, but never the key.
 Flags:
 `
 
-// probedEngine is one engine named on the command line and what it answered.
+// probedEngine is one engine named on the command line and the result of its probe.
 type probedEngine struct {
 	worker    config.Worker
-	roleGiven bool // the role was given by a flag
+	roleGiven bool // the command line sets the role
 	answer    *fleet.EngineInfo
 }
 
-// runInit writes a configuration for the engines named.
+// runInit probes the engines named on the command line and writes a configuration for them.
 func runInit(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice init", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -74,7 +74,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 			fmt.Fprintln(stderr, "sluice init:", err)
 			return 2
 		}
-		rest = fs.Args()[1:] // flags may stand after URLs
+		rest = fs.Args()[1:] // flags may follow URLs
 	}
 	if len(engines) == 0 {
 		fmt.Fprintln(stderr, "sluice init: no engine was named; want at least one URL, as `sluice init http://127.0.0.1:8000`")
@@ -110,7 +110,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// parseWithArgs is parse for a command that takes arguments beside flags.
+// parseWithArgs is parse for a command that accepts arguments as well as flags.
 func parseWithArgs(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
 	for _, a := range args {
 		if a == "-h" || a == "--help" || a == "-help" {
@@ -126,7 +126,7 @@ func parseWithArgs(fs *flag.FlagSet, args []string, stdout io.Writer) (code int,
 	return 0, false
 }
 
-// validateEngines checks what was named before anybody is asked.
+// validateEngines validates the engines of the command line before any of them is probed.
 func validateEngines(engines []probedEngine) error {
 	c := config.Default()
 	for _, e := range engines {
@@ -146,7 +146,8 @@ func probeAll(engines []probedEngine, timeout time.Duration, opt upstream.Option
 	wg.Wait()
 }
 
-// probeURL asks one server what it is, and for its health at healthPath, "" for the usual paths.
+// probeURL probes one server: its kind, models and health. healthPath is the path of the health
+// check; "" selects the engines' usual paths.
 func probeURL(url, healthPath string, timeout time.Duration, opt upstream.Options) *fleet.EngineInfo {
 	ep, err := upstream.NewEndpoint(url, opt)
 	if err != nil {
@@ -156,8 +157,9 @@ func probeURL(url, healthPath string, timeout time.Duration, opt upstream.Option
 	return fleet.InspectHealth(context.Background(), ep, healthPath, timeout)
 }
 
-// renderConfig writes the file; notes for the operator go to stderr as well. access has
-// engine_key and engine_tls by which the engines were asked.
+// renderConfig returns the text of the configuration and the number of engines that answered.
+// It writes notes for the operator into the text and to stderr. access contains the engine_key
+// and engine_tls with which the engines were probed.
 func renderConfig(engines []probedEngine, access *config.Config, stderr io.Writer) (text string, reached int) {
 	var b strings.Builder
 	b.WriteString("# Made by `sluice init`. `sluice check --config FILE` says what it would do,\n# `sluice serve --config FILE` does it. Lines that begin with # are defaults or notes.\n\n")
@@ -229,8 +231,8 @@ func renderConfig(engines []probedEngine, access *config.Config, stderr io.Write
 	return b.String(), reached
 }
 
-// renderWorker is one entry of the list, and what its reader should know. What
-// the router finds out again by itself is a comment: it may change.
+// renderWorker returns one entry of the list of workers, and notes for the operator. Values that
+// the router discovers by itself are written as comments, because they may change.
 func renderWorker(w config.Worker, a *fleet.EngineInfo) (entry string, notes []string) {
 	var b strings.Builder
 	field := func(name, value, note string) {
@@ -335,7 +337,8 @@ func modelNote(a *fleet.EngineInfo) string {
 	return note
 }
 
-// list is a YAML flow list of quoted words; JSON strings are YAML strings.
+// list returns a YAML flow list of quoted words. A word in Go's quoted form is also a valid
+// double-quoted YAML string.
 func list(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {
@@ -344,7 +347,7 @@ func list(words []string) string {
 	return "[" + strings.Join(quoted, ", ") + "]"
 }
 
-// comment makes one line of what an engine may have sent.
+// comment replaces unprintable characters in text from an engine, so that it stays on one line.
 func comment(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !worker.Printable(string(r)) {
@@ -354,8 +357,8 @@ func comment(s string) string {
 	}, s)
 }
 
-// writeOutput writes text to standard output or to a file; one that is there is
-// replaced whole, and only by force.
+// writeOutput writes text to the file path, or to standard output if path is "". It replaces an
+// existing file only if force is set, and then atomically.
 func writeOutput(text, path string, force bool, stdout io.Writer) error {
 	if path == "" {
 		_, err := io.WriteString(stdout, text)

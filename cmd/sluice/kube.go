@@ -8,8 +8,8 @@ import (
 	"sluice/router/config"
 )
 
-// execKubeBuild does nothing: this is the build that has the Kubernetes client.
+// execKubeBuild does nothing, because this build has the Kubernetes client.
 func execKubeBuild(*config.Config) error { return nil }
 
-// kubeBuildError: nothing is missing in this build.
+// kubeBuildError returns nil, because this build has the Kubernetes client.
 func kubeBuildError(*config.Config, time.Duration) error { return nil }

@@ -16,10 +16,11 @@ import (
 	"sluice/router/config"
 )
 
-// execKubeBuild puts the build that has the Kubernetes client in this one's place where the
-// configuration asks for it: the same process with the same arguments, environment and
-// descriptors, so the parent process and clients see no difference. It returns nil where
-// that is not needed, and otherwise why it is not possible.
+// execKubeBuild replaces this program by the build that has the Kubernetes client if
+// kube.selector is set. It uses exec, so the process keeps its id, arguments, environment and
+// descriptors, and the parent process and clients see no difference. It returns nil if
+// kube.selector is not set, and an error if the other build cannot be run; after a successful
+// exec it does not return.
 func execKubeBuild(cfg *config.Config) error {
 	if cfg.Kube.Selector == "" {
 		return nil
@@ -40,8 +41,8 @@ func cannotBecome(path string, err error) error {
 	return fmt.Errorf("cannot run %q instead, which has: %w; make build makes both files, install %s beside this one (or build it there: go build -o %s ./cmd/sluice)", path, err, kubeBinary, path)
 }
 
-// kubeBuildError says why serve could not become the build that has the Kubernetes client; nil:
-// it could, or need not.
+// kubeBuildError returns the reason why execKubeBuild would fail, or nil. It starts the other
+// build to compare the versions, and waits for it for at most timeout.
 func kubeBuildError(cfg *config.Config, timeout time.Duration) error {
 	if cfg.Kube.Selector == "" {
 		return nil
@@ -54,7 +55,7 @@ func kubeBuildError(cfg *config.Config, timeout time.Duration) error {
 		cmd.Env = append(os.Environ(), envBuild+"="+version)
 		var said []byte
 		if said, err = cmd.CombinedOutput(); err != nil && len(said) > 0 {
-			err = errors.New(strings.TrimSpace(string(said))) // it is of another build
+			err = errors.New(strings.TrimSpace(string(said))) // checkBuild's message: the versions differ
 		}
 	}
 	if err != nil {

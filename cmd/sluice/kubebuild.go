@@ -5,19 +5,20 @@ import (
 	"os"
 )
 
-// There are two builds. Go links one binary for whatever it runs, and runs all of its
-// packages' initialization; with the Kubernetes client, whose scheme has every type of every
-// API group, a sidecar is resident with 48 MiB instead of 27 (docs/sidecar.md). So sluice is
-// built without it (-tags nokube), and serve becomes sluice-kube, the whole, where
-// kube.selector is set.
+// There are two builds, because a Go binary initializes every package that is linked into it.
+// The scheme of the Kubernetes client registers every type of every API group: with it a
+// sidecar's resident memory is 48 MiB instead of 27 MiB (docs/sidecar.md). The binary sluice is
+// therefore built without the client (-tags nokube). If kube.selector is set, serve executes
+// sluice-kube, the build with the client.
 
-// kubeBinary is the whole build's name; it stands beside the other.
+// kubeBinary is the file name of the build with the Kubernetes client. It is installed in the
+// same folder as sluice.
 const kubeBinary = "sluice-kube"
 
-// envBuild tells a build that another has become of which version that was.
+// envBuild is the environment variable in which sluice passes its version to sluice-kube.
 const envBuild = "SLUICE_BECAME_FROM"
 
-// checkBuild sees to it that a process which became this build was of the same version.
+// checkBuild returns an error if sluice of another version executed this build.
 func checkBuild() error {
 	parentVersion, became := os.LookupEnv(envBuild)
 	if !became {

@@ -22,7 +22,7 @@ Examples:
       replay {timestamp, input_length, output_length, hash_ids} lines ten times as fast
 `
 
-// runLoad sends load and prints what a user would have seen.
+// runLoad sends load and prints the latencies and failures that a client sees.
 func runLoad(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	o := load.Default()
 	fs := flag.NewFlagSet("sluice load", flag.ContinueOnError)

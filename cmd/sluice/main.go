@@ -1,6 +1,10 @@
-// Command sluice is the data plane in front of disaggregated LLM engines: the
-// router (serve), its simulated engines (sim), load (load) and demo, and the
-// tools around them. Each subcommand stands in a file of its own.
+// Command sluice is the data plane in front of disaggregated LLM engines. Its subcommands
+// include the router (serve, sidecar), simulated engines (sim), a load generator (load), a demo
+// of all three (demo), and tools to configure, inspect and restart a router.
+//
+// Each subcommand has a file of its own, named after it, with a run function that parses the
+// flags and calls a package of router/, dataplane/ or bench/. The command contains no policy
+// and moves no bytes; router/app assembles the router.
 package main
 
 import (
@@ -14,11 +18,11 @@ import (
 	"syscall"
 )
 
-// version is set by the Makefile to what git describes.
+// version is the output of git describe, set by the Makefile at link time.
 var version = "dev"
 
-// command is one subcommand. run returns the process's exit code: 0 well, 1 it
-// failed, 2 it was called wrongly.
+// command is one subcommand. run returns the exit code of the process: 0 success, 1 failure,
+// 2 usage error.
 type command struct {
 	name    string
 	summary string

@@ -36,8 +36,8 @@ Examples:
   sluice replay /var/tmp/rec/*.rec            what other weights would have done
 `
 
-// runRecord records until ctx ends. Exit codes: 0 recorded, 1 not, or not to the
-// end, 2 called wrongly.
+// runRecord records until ctx ends or --duration has passed. Exit codes: 0 recorded, 1 the
+// recording failed or ended early, 2 usage error.
 func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice record", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -102,14 +102,14 @@ func recordTo(ctx context.Context, rt admin.Runtime, files *recording.Files) err
 	err = recording.Copy(files, stream)
 	switch {
 	case ctx.Err() != nil:
-		return nil // as asked; what was cut off with the connection is no loss
+		return nil // the user ended it; the partial entry at the end does not matter
 	case err != nil:
 		return fmt.Errorf("the recording broke off: %w", err)
 	}
 	return errors.New("the router ended the recording: it has ended itself, or this command did not keep up; its log says which")
 }
 
-// bytesFlag is a number of bytes, such as 64MiB.
+// bytesFlag is a flag value: a number of bytes, such as 64MiB.
 type bytesFlag int64
 
 func (b *bytesFlag) String() string { return humanize.IBytes(uint64(*b)) }

@@ -39,7 +39,7 @@ The token may also be given by $SLUICE_REGISTRATION_TOKEN. Exit code: 0 taken ou
 again, 1 the router will never take it, 2 called wrongly.
 `
 
-// runRegister keeps one worker registered.
+// runRegister keeps one worker registered with a router until ctx ends.
 func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice register", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -149,14 +149,15 @@ func readAnnouncement(path string) (*registration.Announcement, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := registration.Decode(text) // strictly, as the router would
+	a, err := registration.Decode(text) // as strict as the router
 	if err != nil {
 		return nil, fmt.Errorf("cannot use %q: %w", path, err)
 	}
 	return a, nil
 }
 
-// registerHTTP is a client with the certificates given.
+// registerHTTP returns an HTTP client that trusts the CA file and presents the certificate of
+// the cert and key files. An empty name selects the system's CAs or no client certificate.
 func registerHTTP(ca, cert, key string) (*http.Client, error) {
 	conf := &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: certs.Suites}
 	if ca != "" {
@@ -179,8 +180,8 @@ func registerHTTP(ca, cert, key string) (*http.Client, error) {
 	return &http.Client{Transport: &http.Transport{TLSClientConfig: conf, IdleConnTimeout: time.Minute}}, nil
 }
 
-// registrationToken is the token of the environment. SLUICE_REGISTER_TOKEN is the variable's old
-// name, which is accepted for one release.
+// registrationToken returns the token from the environment. SLUICE_REGISTER_TOKEN is the old
+// name of the variable, which is accepted for one release with a warning on stderr.
 func registrationToken(getenv func(string) string, stderr io.Writer) string {
 	const name, old = "SLUICE_REGISTRATION_TOKEN", "SLUICE_REGISTER_TOKEN"
 	token := getenv(name)

@@ -32,7 +32,7 @@ Examples:
   sluice reload && sluice restart          all of it, without a lost request
 `
 
-// runReload asks a running router to reload.
+// runReload makes a running router reload its configuration and prints the changes.
 func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice reload", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -52,7 +52,7 @@ func runReload(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	if err != nil {
 		signal := "HUP"
 		if *dry {
-			signal = "" // no signal only tells
+			signal = "" // no signal requests a dry run
 		}
 		printNotFound(stderr, "reload", *addr, signal, err)
 		return 1

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// renamedFlag is a flag of a command whose name changed. The old name is accepted for one
-// release.
+// renamedFlag is a command's flag whose name changed from old to present. The old name is
+// accepted for one release.
 type renamedFlag struct{ command, old, present string }
 
 var renamedFlags = []renamedFlag{
@@ -18,11 +18,12 @@ var renamedFlags = []renamedFlag{
 	{"record", "for", "duration"},
 }
 
-// presentFlags puts the present names of a command's flags for old ones, with one warning for
-// each to stderr. Both names on one command line are an error.
+// presentFlags returns args with the old names of a command's flags replaced by the present
+// ones. It writes one warning for each renamed flag to stderr. Both names on one command line
+// are an error.
 func presentFlags(command string, args []string, stderr io.Writer) ([]string, error) {
 	out := make([]string, 0, len(args))
-	by := map[string]string{} // present name: the one that was used
+	by := map[string]string{} // present name: name used on the command line
 	for i, arg := range args {
 		if arg == "--" {
 			return append(out, args[i:]...), nil

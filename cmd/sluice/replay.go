@@ -44,7 +44,8 @@ Without --set and --policy it compares with round_robin, least_loaded and
 overlap_weight=0.
 `
 
-// variants collects --set and --policy in the order given.
+// variants is the flag value of --set and --policy. Both append to one list, which keeps the
+// order of the command line.
 type variants struct {
 	list   *[]replay.Variant
 	policy bool
@@ -66,7 +67,7 @@ func (v *variants) Set(s string) error {
 	for _, pair := range strings.Split(s, ",") {
 		name, text, found := strings.Cut(pair, "=")
 		x, err := strconv.ParseFloat(text, 64)
-		if _, is := known[name]; !is || !found || err != nil || !(x >= 0 && x <= 1e9) { // NaN is neither
+		if _, is := known[name]; !is || !found || err != nil || !(x >= 0 && x <= 1e9) { // the comparison is false for NaN
 			return fmt.Errorf("want NAME=VALUE[,…] with a value of 0 or more and a name among %s", strings.Join(slices.Sorted(maps.Keys(known)), ", "))
 		}
 		set[name] = x
@@ -75,8 +76,8 @@ func (v *variants) Set(s string) error {
 	return nil
 }
 
-// runReplay prints what variants would have done, for each recording that the files
-// are of. Exit codes: 0 printed, 1 a file cannot be used, 2 called wrongly.
+// runReplay groups the files by recording and prints, for each recording, what the variants
+// would have done. Exit codes: 0 printed, 1 a file cannot be used, 2 usage error.
 func runReplay(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -135,7 +136,7 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 	return code
 }
 
-// recordingHeading says which of several recordings a table is of.
+// recordingHeading prints the heading that identifies the recording of the table below it.
 func recordingHeading(w io.Writer, i int, g *recording.Group) {
 	if i > 0 {
 		fmt.Fprintln(w)
@@ -151,7 +152,7 @@ func recordingHeading(w io.Writer, i int, g *recording.Group) {
 	fmt.Fprintf(w, "Recording begun %s, %s:\n", g.Began.Format(time.DateTime), files)
 }
 
-// replayRecording runs the variants side by side and prints the table.
+// replayRecording runs the variants concurrently and prints the table.
 func replayRecording(w io.Writer, trace *replay.Trace, list []replay.Variant) {
 	all := []replay.Variant{{Name: "recorded choices", Recorded: true}, {Name: "same weights", Policy: trace.Policy, Weights: trace.Weights}}
 	for _, v := range list {
@@ -200,7 +201,7 @@ func millis(d time.Duration) string {
 	return fmt.Sprintf("%.1f ms", float64(d)/float64(time.Millisecond))
 }
 
-// explainModel says how far to trust it.
+// explainModel prints how well the replay's model matches the recording, and what it assumes.
 func explainModel(w io.Writer, t *replay.Trace, recorded *replay.Result, rates replay.Rates, timed bool) {
 	fmt.Fprintln(w)
 	if f := recorded.Fidelity; f.Requests > 0 {

@@ -22,7 +22,7 @@ and its token in SLUICE_ADMIN_TOKEN.
 Flags:
 `
 
-// runRestart asks a running router to be replaced.
+// runRestart makes a running router replace itself with a new process.
 func runRestart(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice restart", flag.ContinueOnError)
 	fs.SetOutput(stderr)
@@ -48,7 +48,7 @@ func runRestart(ctx context.Context, args []string, stdout, stderr io.Writer) in
 		return 1
 	}
 	replaced := "the router at " + rt.Address
-	if rt.PID != 0 { // by a runtime file alone
+	if rt.PID != 0 { // known only from a runtime file
 		replaced = fmt.Sprintf("process %d", rt.PID)
 	}
 	fmt.Fprintf(stdout, "process %d has taken the place of %s\n", pid, replaced)

@@ -51,7 +51,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	cfg, wrong := flags.Resolve(os.Environ())
 	var kubeError error
 	if wrong == nil {
-		kubeError = execKubeBuild(cfg) // before the inherited listeners are used
+		kubeError = execKubeBuild(cfg) // before InheritListeners, because exec must pass the inherited descriptors on
 	}
 	given, err := app.InheritListeners()
 	if err != nil {
@@ -78,7 +78,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		fmt.Fprintln(stderr, "sluice serve:", err)
 		return 1
 	}
-	if !given.Replaces() { // it was printed once, for whoever started the first
+	if !given.Replaces() { // the first process printed the address already
 		fmt.Fprintln(stdout, r.Addr())
 	}
 	go memtuner.Run(ctx, memtuner.Options{Idle: membudget.Default.TrimIdle})
@@ -89,13 +89,13 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 	return 0
 }
 
-// parse parses flags; done is true when the process should end with code. Help
-// that was asked for goes to standard output.
+// parse parses the flags of a command. If done is true, the command ends with code. Requested
+// help goes to standard output.
 func parse(fs *flag.FlagSet, args []string, stdout io.Writer) (code int, done bool) {
 	if slices.ContainsFunc(args, func(a string) bool { return a == "-h" || a == "--help" || a == "-help" }) {
 		fs.SetOutput(stdout)
 	} else {
-		// A mistake in one flag must not be buried under the help of all.
+		// Do not print the whole help after an error, which would hide the message.
 		fs.Usage = func() { fmt.Fprintf(fs.Output(), "`%s --help` lists the flags\n", fs.Name()) }
 	}
 	err := fs.Parse(args)

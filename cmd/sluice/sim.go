@@ -60,7 +60,7 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	dead := false
 	select {
 	case <-ctx.Done():
-	case <-e.Dead(): // it crashed and will not come back: so does its process
+	case <-e.Dead(): // an injected crash without a restart: end the process as well
 		dead = true
 	}
 	if err := e.Close(); err != nil {
@@ -74,8 +74,8 @@ func runSim(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// freezeOnSignal stops the engine's core on SIGUSR1 and lets it go on on SIGUSR2, until
-// stop is called.
+// freezeOnSignal freezes the engine's core on SIGUSR1 and resumes it on SIGUSR2, until stop is
+// called.
 func freezeOnSignal(e *sim.Engine) (stop func()) {
 	signals, done := make(chan os.Signal, 4), make(chan struct{})
 	signal.Notify(signals, syscall.SIGUSR1, syscall.SIGUSR2)

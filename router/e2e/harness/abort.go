@@ -15,17 +15,18 @@ import (
 	"time"
 )
 
-// AbortSlack is how late a cut may be seen on a loaded machine; the rule says
-// 100 ms, the tests log what it took, and the front's hold it to that within a few tries.
+// AbortSlack is how long after a client's disconnect a test waits for the engine's request to
+// be cancelled. The requirement is 100 ms; a loaded machine may take longer, so these tests only
+// log the time. The tests of dataplane/front enforce 100 ms, with a few tries.
 const AbortSlack = 2 * time.Second
 
-// AbortingClient is one request of a client that is going to leave.
+// AbortingClient is a client connection with one request, which the test will abort.
 type AbortingClient struct {
 	Nc net.Conn
 	Br *bufio.Reader
 }
 
-// StartRequest writes a request on a connection of its own and does not wait.
+// StartRequest sends a request on a new connection and does not wait for the response.
 func StartRequest(t *testing.T, r *Router, id, body string) *AbortingClient {
 	t.Helper()
 	l := DialClient(t, r)
@@ -49,7 +50,7 @@ func (l *AbortingClient) SendTo(path, id, body string) {
 	fmt.Fprintf(l.Nc, "POST "+path+" HTTP/1.1\r\nHost: x\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", id, len(body), body)
 }
 
-// WantClosed waits until somebody has called leave.
+// WantClosed reads until the router closes the connection.
 func (l *AbortingClient) WantClosed(t *testing.T) {
 	t.Helper()
 	l.Nc.SetReadDeadline(time.Now().Add(30 * time.Second))
@@ -60,7 +61,7 @@ func (l *AbortingClient) WantClosed(t *testing.T) {
 	}
 }
 
-// Event waits for the response head and the first event of its stream.
+// Event waits for the response head and the first event of the stream.
 func (l *AbortingClient) Event(t *testing.T) {
 	t.Helper()
 	l.Nc.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -75,7 +76,7 @@ func (l *AbortingClient) Event(t *testing.T) {
 	}
 }
 
-// Disconnect closes the connection, every other time by a reset.
+// Disconnect closes the connection, at random with FIN or RST, and returns the time.
 func (l *AbortingClient) Disconnect() time.Time {
 	if rand.IntN(2) == 0 {
 		l.Nc.(*net.TCPConn).SetLinger(0)
@@ -84,12 +85,13 @@ func (l *AbortingClient) Disconnect() time.Time {
 	return time.Now()
 }
 
-// HangingHandler is an engine handler that waits until it is cut; it tells when a request
-// has come, and when it was cut.
+// HangingHandler returns an engine handler that does not answer until its request is cancelled.
+// The first channel receives the time at which a request arrived, the second the time at which
+// it was cancelled.
 func HangingHandler() (http.HandlerFunc, chan time.Time, chan time.Time) {
 	arrived, cancelled := make(chan time.Time, 100), make(chan time.Time, 100)
 	return func(_ http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body) // only then net/http watches the connection
+		io.Copy(io.Discard, r.Body) // net/http watches the connection only after the body was read
 		arrived <- time.Now()
 		<-r.Context().Done()
 		cancelled <- time.Now()
@@ -115,7 +117,8 @@ func WantPrompt(t *testing.T, what string, elapsed time.Duration) {
 	}
 }
 
-// WantClientGone waits for a request's record to say that its client left.
+// WantClientGone waits for the end of a request's record and checks that its reason is
+// client_gone.
 func WantClientGone(t *testing.T, r *Router, id string) {
 	t.Helper()
 	if o := r.Outcome(t, id).Outcome; o.Reason != "client_gone" {
@@ -123,8 +126,8 @@ func WantClientGone(t *testing.T, r *Router, id string) {
 	}
 }
 
-// ModuleGoroutines counts those that run code of the router; idle workers of
-// fasthttp and the simulated engines' connections come and go by themselves.
+// ModuleGoroutines counts the goroutines that run code of router/ or dataplane/. Others are not
+// counted, because idle workers of fasthttp and connections of simulated engines come and go.
 func ModuleGoroutines() (n int) {
 	buf := make([]byte, 16<<20)
 	for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {

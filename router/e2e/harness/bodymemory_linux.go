@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// MemoryOf reads a line of a process's status, in bytes.
+// MemoryOf returns the value of a line of /proc/PID/status, such as VmRSS, in bytes.
 func (p *Process) MemoryOf(t *testing.T, name string) int {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Cmd.Process.Pid))

@@ -12,8 +12,9 @@ import (
 	"sluice/router/worker"
 )
 
-// These tests run the families whose two legs go out at once over scripted
-// engines: what is sent where, and what the end of one leg does to the other.
+// The helpers of this file serve the tests of families whose two legs run concurrently. The
+// tests use scripted engines and check which engine receives what, and the effect that the end
+// of one leg has on the other.
 
 const (
 	WholeAnswer  = `{"id":"x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
@@ -21,19 +22,20 @@ const (
 	StreamEnding = "data: [DONE]\n\n"
 )
 
-// SGLangPD leaves the engines' tokenizers alone: a leg on a connection that was
-// used before and is reset is sent once more, which these tests do not mean.
+// SGLangPD selects the sglang family without calls of the engines' tokenizers. A tokenizer call
+// would leave an idle connection in the pool, and the router sends a leg again if a reused
+// connection is reset; the tests do not expect the second leg.
 func SGLangPD(c *config.Config) { c.PD.Family, c.Tokens.Mode = "sglang", "text" }
 
-// WithBootstrap is a prefill worker whose bootstrap port is known. Nothing
-// listens there: engines meet at it, not the router.
+// WithBootstrap returns the engine as a prefill worker with a bootstrap port. Nothing listens
+// on the port, because only engines connect to it, never the router.
 func (s *ScriptedEngine) WithBootstrap(id string) config.Worker {
 	w := s.Worker(worker.Prefill, id)
 	w.Options = map[string][]string{"bootstrap_port": {"8998"}}
 	return w
 }
 
-// Room is what a request of the scripted engine named as its bootstrap room.
+// Room returns the bootstrap room of the i-th request that the engine received.
 func (s *ScriptedEngine) Room(t *testing.T, i int) string {
 	t.Helper()
 	s.Mu.Lock()
@@ -50,7 +52,7 @@ func (s *ScriptedEngine) Room(t *testing.T, i int) string {
 	return v.Room.String()
 }
 
-// AnswerOK is a decode's good answer in the form asked for.
+// AnswerOK writes a successful decode response, streamed if the request asks for a stream.
 func AnswerOK(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	if !strings.Contains(string(body), `"stream":true`) {
@@ -63,7 +65,7 @@ func AnswerOK(w http.ResponseWriter, r *http.Request) {
 
 var SGLangEndpoints = []struct{ Name, More string }{{"whole", ""}, {"stream", `,"stream":true`}}
 
-// WantNoLoad waits until no leg is booked anywhere.
+// WantNoLoad waits until no rank has reserved load.
 func WantNoLoad(t *testing.T, r *Router) {
 	t.Helper()
 	Eventually(t, 10*time.Second, "no load is booked any more", func() bool {

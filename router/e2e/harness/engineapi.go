@@ -17,7 +17,8 @@ import (
 	"sluice/router/worker"
 )
 
-// SocketIn is the path of a framed socket, short enough for the system.
+// SocketIn returns a path for a unix socket in a new folder. It is shorter than t.TempDir's
+// paths, which may exceed the system's limit for socket paths.
 func SocketIn(t testing.TB) string {
 	dir, err := os.MkdirTemp("", "sl")
 	if err != nil {
@@ -27,7 +28,8 @@ func SocketIn(t testing.TB) string {
 	return filepath.Join(dir, "r.sock")
 }
 
-// WithEngineAPI turns the router's engine on, by all of its ways.
+// WithEngineAPI enables the engine API on all of its endpoints: HTTP, the unix socket path and
+// TCP.
 func WithEngineAPI(path string) func(*config.Config) {
 	return func(c *config.Config) {
 		c.EngineAPI.HTTP, c.EngineAPI.Unix, c.EngineAPI.Listen = true, path, "127.0.0.1:0"
@@ -35,7 +37,8 @@ func WithEngineAPI(path string) func(*config.Config) {
 	}
 }
 
-// WireAddr is where a router's framed socket is served, "" while it is not.
+// WireAddr returns the address of a router's framed socket on a network (tcp or unix), or ""
+// while it is not open.
 func WireAddr(r *Router, network string) string {
 	for _, a := range r.EngineAPIAddrs() {
 		if a.Network() == network {
@@ -45,7 +48,7 @@ func WireAddr(r *Router, network string) string {
 	return ""
 }
 
-// DialEngine connects to a router's framed socket, when it is open.
+// DialEngine waits until a router's framed socket is open and connects to it.
 func DialEngine(t testing.TB, r *Router, network string) *client.Client {
 	t.Helper()
 	addr := ""
@@ -58,7 +61,7 @@ func DialEngine(t testing.TB, r *Router, network string) *client.Client {
 	return c
 }
 
-// TokenIDs is a prompt of n token ids, another one for each salt.
+// TokenIDs returns a prompt of n token ids that depends on salt.
 func TokenIDs(n, salt int) []uint32 {
 	list := make([]uint32, n)
 	for i := range list {
@@ -67,12 +70,12 @@ func TokenIDs(n, salt int) []uint32 {
 	return list
 }
 
-// EngineAPIRequest asks for n tokens, no fewer.
+// EngineAPIRequest returns a request for exactly n tokens (ignore_eos).
 func EngineAPIRequest(prompt []uint32, n int) *client.Request {
 	return &client.Request{Model: "sim", TokenIDs: prompt, StopConditions: map[string]any{"max_tokens": n, "ignore_eos": true}, SamplingOptions: map[string]any{"temperature": 0}}
 }
 
-// EngineAPIAnswer is an answer read whole.
+// EngineAPIAnswer is a complete response of the engine API.
 type EngineAPIAnswer struct {
 	Tokens   map[int][]uint32
 	Finish   map[int]string
@@ -123,7 +126,7 @@ func GenerateEngineAPI(t testing.TB, c *client.Client, r *client.Request) *Engin
 	return ReadEngineAPI(ctx, s)
 }
 
-// GenerateEngineAPIHTTP asks the same of the HTTP twin.
+// GenerateEngineAPIHTTP sends the request to the engine API's HTTP endpoint.
 func GenerateEngineAPIHTTP(t testing.TB, r *Router, body string) (*Answer, *EngineAPIAnswer) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -185,7 +188,7 @@ func GenerateEngineAPIHTTP(t testing.TB, r *Router, body string) (*Answer, *Engi
 	return raw, a
 }
 
-// EngineAPIRequestJSON is a request as the HTTP twin takes it.
+// EngineAPIRequestJSON returns the body of a request to the engine API's HTTP endpoint.
 func EngineAPIRequestJSON(r *client.Request) string {
 	of := map[string]any{"id": r.Context.ID, "traceparent": r.Context.Traceparent}
 	maps.DeleteFunc(of, func(_ string, v any) bool { return v == "" })
@@ -196,7 +199,7 @@ func EngineAPIRequestJSON(r *client.Request) string {
 	return string(b)
 }
 
-// StartEngineRouter is a router over some aggregated simulated engines, as an engine.
+// StartEngineRouter starts a router with the engine API over n aggregated simulated engines.
 func StartEngineRouter(t *testing.T, n int, mod func(*sim.Options), conf func(*config.Config)) (*Router, []*sim.Engine) {
 	t.Helper()
 	var engines []*sim.Engine

@@ -11,8 +11,8 @@ import (
 	"sluice/router/engineapi/client"
 )
 
-// BreakableProxy is a TCP connection to a unix socket that can be torn, so that a caller is gone
-// without a word.
+// BreakableProxy forwards TCP connections to a unix socket. A test can break its connections,
+// so that a caller disappears without ending its request.
 type BreakableProxy struct {
 	Addr string
 	mu   sync.Mutex
@@ -61,13 +61,13 @@ func (c *BreakableProxy) Sever() {
 	}
 }
 
-// RequestEnd is a way for a caller to end a request before its end.
+// RequestEnd is one of the ways in which a caller can end a request early.
 type RequestEnd struct {
 	Name string
 	Run  func(t *testing.T, f *MatrixFleet, r *client.Request, ready func(*client.Stream))
 }
 
-// TestTimeout bounds what is waited for; machines may be busy.
+// TestTimeout bounds each wait of a test. It is long because the machine may be busy.
 const TestTimeout = 60 * time.Second
 
 var RequestEnds = []RequestEnd{

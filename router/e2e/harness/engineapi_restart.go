@@ -7,7 +7,7 @@ import (
 	"sluice/router/engineapi/client"
 )
 
-// DialRetry connects to a framed socket that is there, or will be.
+// DialRetry connects to a framed socket and retries until it is open.
 func DialRetry(t *testing.T, addr string) *client.Client {
 	t.Helper()
 	var c *client.Client

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// FakeDNS is a DNS server of SRV records, over UDP. It stands in for an operator's own;
-// package dns has the tests of what such a server may do.
+// FakeDNS is a DNS server that answers SRV queries over UDP. The tests of package dns cover the
+// responses that a real server may send.
 type FakeDNS struct {
 	Addr    string
 	mu      sync.Mutex
@@ -46,7 +46,7 @@ func StartFakeDNS(t *testing.T) *FakeDNS {
 	return n
 }
 
-// SetTarget lets a name lead to an engine, or to none.
+// SetTarget sets the engine URL that a name resolves to; "" removes the target.
 func (n *FakeDNS) SetTarget(name, url string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -78,13 +78,13 @@ func (n *FakeDNS) answer(packet []byte) []byte {
 	return b
 }
 
-// FakeKubeAPI is an API server that lists the pods it has and tells of those that go. It
-// stands in for Kubernetes; package kube has the tests of what such a server may do.
+// FakeKubeAPI is a Kubernetes API server that lists pods and reports deletions to one watch.
+// The tests of package kube cover the responses that a real server may send.
 type FakeKubeAPI struct {
 	url     string
 	mu      sync.Mutex
 	pods    map[string]string // JSON by name
-	deleted chan string       // what was removed, to be told by the one watch
+	deleted chan string       // deleted pods, for the only watch
 }
 
 func StartFakeKubeAPI(t *testing.T, pods map[string]string) *FakeKubeAPI {
@@ -96,7 +96,7 @@ func StartFakeKubeAPI(t *testing.T, pods map[string]string) *FakeKubeAPI {
 	return c
 }
 
-// PodText is a pod that is ready, with the engine's port as its port "http".
+// PodText returns the JSON of a ready pod whose container port "http" is the engine's port.
 func PodText(name, app, url string) string {
 	host, port, _ := strings.Cut(strings.TrimPrefix(url, "http://"), ":")
 	return fmt.Sprintf(`{"kind":"Pod","apiVersion":"v1","metadata":{"name":%q,"namespace":"engines","labels":{"app":%q},"resourceVersion":"7"},`+
@@ -126,7 +126,7 @@ func (c *FakeKubeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Path != "/api/v1/namespaces/engines/pods" || q.Get("labelSelector") != "app in (prefill,decode)":
 		w.WriteHeader(404)
-	case q.Get("sendInitialEvents") != "": // as servers before streamed lists
+	case q.Get("sendInitialEvents") != "": // like a server that does not support streaming lists
 		w.WriteHeader(422)
 		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
 	case q.Get("watch") == "":

@@ -10,7 +10,7 @@ import (
 	"sluice/router/config"
 )
 
-// PromptWords is a prompt of n words, another one for each salt.
+// PromptWords returns a prompt of n words that depends on salt.
 func PromptWords(n, salt int) string {
 	var b strings.Builder
 	for i := range n {
@@ -19,7 +19,7 @@ func PromptWords(n, salt int) string {
 	return b.String()
 }
 
-// RequestForm is one request in the forms a client may send it.
+// RequestForm is one of the forms in which a client can send the same request.
 type RequestForm struct{ Name, Path, Body string }
 
 func RequestForms(salt int, extra string) []RequestForm {
@@ -34,8 +34,7 @@ func RequestForms(salt int, extra string) []RequestForm {
 	}
 }
 
-// usage finds prompt and completion tokens in an answer or in a stream's usage
-// event.
+// usage returns the prompt and completion tokens of a response, or of a stream's usage event.
 func (a *Answer) usage(t *testing.T) [2]int {
 	t.Helper()
 	found := [2]int{-1, -1}
@@ -53,7 +52,8 @@ func (a *Answer) usage(t *testing.T) [2]int {
 	return found
 }
 
-// WantSameAnswer compares an answer with that of one engine that did it all.
+// WantSameAnswer checks that a response has the text and usage of want, the response of one
+// engine that ran the whole request.
 func WantSameAnswer(t *testing.T, what string, got, want *Answer) {
 	t.Helper()
 	if got.Status != 200 || got.Text(t) != want.Text(t) || want.Text(t) == "" || got.usage(t) != want.usage(t) {

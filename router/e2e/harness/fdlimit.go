@@ -19,7 +19,7 @@ func Dialed(t *testing.T, addr string) net.Conn {
 	return nc
 }
 
-// SeriesValue sums the series whose line begins with prefix.
+// SeriesValue returns the sum of the series of a metrics page whose lines begin with prefix.
 func SeriesValue(page, prefix string) (sum float64) {
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, prefix) {

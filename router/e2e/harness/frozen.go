@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// PendingRequest is one request under way.
+// PendingRequest is a request in progress.
 type PendingRequest struct {
 	Id     string
-	First  chan struct{} // closed at the first event, of a stream
+	First  chan struct{} // closed once a stream has delivered its first tokens
 	done   chan struct{}
 	answer *Answer
 	err    error
 }
 
-// StartPending sends a chat of n tokens.
+// StartPending sends a chat request for n tokens and does not wait for the response.
 func StartPending(url, id string, stream bool, n int) *PendingRequest {
 	c := &PendingRequest{Id: id, First: make(chan struct{}), done: make(chan struct{})}
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"go on and on, %s"}],"ignore_eos":true,"max_tokens":%d,"stream":%v}`, id, n, stream)
@@ -43,7 +43,7 @@ func StartPending(url, id string, stream bool, n int) *PendingRequest {
 		for n := 0; ; n++ {
 			line, err := r.ReadBytes('\n')
 			c.answer.Body = append(c.answer.Body, line...)
-			if n == 8 { // behind the role and some tokens
+			if n == 8 { // after the role event and some tokens
 				close(c.First)
 			}
 			if err != nil {
@@ -57,7 +57,7 @@ func StartPending(url, id string, stream bool, n int) *PendingRequest {
 	return c
 }
 
-// Wait gives the answer.
+// Wait returns the response. It fails the test if the request does not end within the limit.
 func (c *PendingRequest) Wait(t *testing.T, within time.Duration) *Answer {
 	t.Helper()
 	select {

@@ -21,7 +21,7 @@ import (
 	"sluice/router/worker"
 )
 
-// StartSim starts a simulated engine that waits for nothing but what mod says.
+// StartSim starts a simulated engine without simulated delays. mod may change its options.
 func StartSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
 	t.Helper()
 	o := sim.Options{Speed: -1, Blocks: 4096}
@@ -36,9 +36,9 @@ func StartSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
 	return e
 }
 
-// SuspendEngines has engines take nothing in until release: neither the requests that f is for
-// nor the questions by which the router tells an engine that stands still from one that
-// holds up one request.
+// SuspendEngines makes engines accept no work until release: neither the requests that f
+// matches nor the router's inference probes. Without the latter the router would see that the
+// engine works, and treat only the one request as stalled.
 func SuspendEngines(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	until := make(chan struct{})
 	f.Kind, f.Until = sim.Stall, until
@@ -54,8 +54,8 @@ func SuspendEngines(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	})
 }
 
-// DelayAnswers has engines finish what f matches and not answer it until release, unlike
-// standstill with all else as it was.
+// DelayAnswers makes engines finish the requests that f matches but withhold the responses until
+// release. Unlike with SuspendEngines, the engines serve everything else.
 func DelayAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	until := make(chan struct{})
 	f.Kind, f.Phase, f.Until = sim.Stall, "answer", until
@@ -72,7 +72,7 @@ func DelayAnswers(f sim.Fault, engines ...*sim.Engine) (release func()) {
 
 func SimRole(r string) func(*sim.Options) { return func(o *sim.Options) { o.Role = r } }
 
-// Router is a whole router in this process, on free ports.
+// Router is a whole router in the test process, on free ports.
 type Router struct {
 	*app.Router
 	app.Components
@@ -117,8 +117,8 @@ func (r *Router) AllRanks() (all []*worker.Rank) {
 	return all
 }
 
-// AllInPools says whether requests may go to all ranks: a worker is ready with the first
-// of its ranks' servers, and a moment before it is in the pools.
+// AllInPools reports whether every rank is in a pool and can receive requests. A worker becomes
+// ready with the first of its ranks' servers, and a moment before it is in the pools.
 func AllInPools(r *Router) bool {
 	v := r.Fleet.View()
 	received := make(map[*worker.Rank]bool)
@@ -138,13 +138,13 @@ func AllInPools(r *Router) bool {
 	return true
 }
 
-// LaunchRouter is startRouter without the wait.
+// LaunchRouter is StartRouter without the wait.
 func LaunchRouter(t testing.TB, mod func(*config.Config), workers ...config.Worker) *Router {
 	t.Helper()
 	return LaunchOptions(t, app.Options{}, mod, workers...)
 }
 
-// LaunchOptions is launchRouter with options beside the configuration and the log.
+// LaunchOptions is LaunchRouter with further options; it sets the configuration and the log.
 func LaunchOptions(t testing.TB, opt app.Options, mod func(*config.Config), workers ...config.Worker) *Router {
 	t.Helper()
 	cfg := config.Default()
@@ -165,7 +165,7 @@ func LaunchOptions(t testing.TB, opt app.Options, mod func(*config.Config), work
 	return runRouter(t, opt)
 }
 
-// LaunchConfigured runs a router on a file, as --config does.
+// LaunchConfigured runs a router with a configuration file, as serve --config does.
 func LaunchConfigured(t testing.TB, path string) *Router {
 	t.Helper()
 	fs := flag.NewFlagSet("serve", flag.ContinueOnError)
@@ -180,7 +180,7 @@ func LaunchConfigured(t testing.TB, path string) *Router {
 	return runRouter(t, app.Options{Config: cfg})
 }
 
-// runRouter runs a router whose log the test shows if it fails.
+// runRouter runs a router until the test ends. If the test fails, it prints the router's log.
 func runRouter(t testing.TB, opt app.Options) *Router {
 	t.Helper()
 	logs := new(SyncBuffer)
@@ -192,7 +192,8 @@ func runRouter(t testing.TB, opt app.Options) *Router {
 	return runTest(t, "router", r, logs)
 }
 
-// runTest runs an assembled router until the test ends, and shows its log if that failed.
+// runTest runs an assembled router until the test ends. If the test fails, it prints the
+// router's log.
 func runTest(t testing.TB, what string, r *app.Router, logs *SyncBuffer) *Router {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -219,7 +220,8 @@ func SimWorker(e *sim.Engine, r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: e.URL(), Role: r, KVEvents: []string{"auto"}}
 }
 
-// Eventually polls until ok, or fails the test after within.
+// Eventually polls ok until it returns true, and fails the test if that takes longer than
+// within.
 func Eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(within); ; {
@@ -233,14 +235,14 @@ func Eventually(t testing.TB, within time.Duration, what string, ok func() bool)
 	}
 }
 
-// Answer is a response read whole.
+// Answer is a complete HTTP response.
 type Answer struct {
 	Status int
 	Header http.Header
 	Body   []byte
 }
 
-// Text is the completion's text, streamed or not.
+// Text returns the text of a completion, streamed or not.
 func (a *Answer) Text(t *testing.T) string {
 	t.Helper()
 	if strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") {
@@ -282,7 +284,7 @@ func choiceText(t *testing.T, js []byte) string {
 	return s
 }
 
-// ErrorOf reads an error body of OpenAI's shape.
+// ErrorOf returns the members of an error body in OpenAI's format.
 func (a *Answer) ErrorOf(t *testing.T) (message, typ, param string) {
 	t.Helper()
 	var v struct {
@@ -301,7 +303,7 @@ func (a *Answer) ErrorOf(t *testing.T) (message, typ, param string) {
 	return v.Error.Message, v.Error.Type, param
 }
 
-// Post sends a JSON body and reads the whole answer.
+// Post sends a JSON body and reads the whole response.
 func Post(t *testing.T, url, body string, headers ...string) *Answer {
 	t.Helper()
 	a, err := TryPost(context.Background(), url, body, headers...)
@@ -336,7 +338,7 @@ func Get(t *testing.T, url string, headers ...string) *Answer {
 	return DoWithoutBody(t, "GET", url, headers...)
 }
 
-// DoWithoutBody makes a request without a body and reads the whole answer.
+// DoWithoutBody sends a request without a body and reads the whole response.
 func DoWithoutBody(t *testing.T, method, url string, headers ...string) *Answer {
 	t.Helper()
 	req, err := http.NewRequest(method, url, nil)

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RefusedURL is an address where connections are refused for as long as the test runs:
-// its port is taken, so that nobody else is given it, and nobody listens there.
+// RefusedURL returns a URL that refuses connections for as long as the test runs. It binds the
+// port, so that no other process gets it, but does not listen.
 func RefusedURL(t *testing.T) string {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// NixlWheel is where scripts/nixl-wheel.sh unpacks the pinned NIXL.
+// NixlWheel returns the folder into which scripts/nixl-wheel.sh unpacks the pinned NIXL.
 func NixlWheel(t *testing.T) string {
 	t.Helper()
 	cache := os.Getenv("SLUICE_CACHE")

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// FreePort is a port that nobody listens at. It lies below the range that the
-// system gives out by itself, so that no connection or listener of another test
-// takes it before it is used.
+// FreePort returns a port on which nothing listens. It is below the system's ephemeral range, so
+// that no connection or listener of another test gets it before the caller binds it.
 func FreePort(t *testing.T) int {
 	t.Helper()
 	for range 200 {
