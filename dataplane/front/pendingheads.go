@@ -13,25 +13,28 @@ import (
 )
 
 const (
-	// expireBatch connections whose time is over are dealt with in one go, and then
-	// everybody else, for expireInterval: ten thousand that were opened together are cut
-	// within a second or two, and a request that comes meanwhile does not wait for all.
+	// The queue expires at most expireBatch connections at once, and then only serves input
+	// for expireInterval. Thus ten thousand connections that were opened together are closed
+	// within one or two seconds, and a request that arrives meanwhile does not wait for all
+	// of them.
 	expireBatch    = 16
 	expireInterval = 2 * time.Millisecond
-	// maxExpireBatches is for how many of these are made up at most.
+	// maxExpireBatches bounds how many batches a late goroutine expires at once.
 	maxExpireBatches = 32
 )
 
-// pendingQueue has the connections of which half a head has come, or nothing since they were
-// made: each with its descriptor, a small buffer and a place here, and no goroutine. Slow
-// clients come by thousands. With a goroutine each was woken for every byte, had a stack
-// that the collector went through, and woke up with all others when their time was over:
-// time that was taken from requests. A head that has come whole leaves with a goroutine,
-// the rest is cut here.
+// pendingQueue is the pending-header queue. It has the connections that have sent an incomplete
+// head, or nothing since they were accepted. Each costs a descriptor, a small buffer and an
+// entry here, but no goroutine, because slow clients come by the thousand. With a goroutine
+// each, every byte woke one, the garbage collector scanned all their stacks, and all woke up
+// together at their deadline, which delayed complete requests. When a head is complete the
+// connection leaves the queue with a goroutine of its own; the queue closes the others at
+// their deadline.
 //
-// One goroutine does it all. From take on a connection is its own: who else wants it gone
-// shuts its descriptor down (conn.cut), which is seen here as its end. mu guards by, due
-// and next, since goroutines bring connections in.
+// One goroutine, run, serves all connections of the queue. From add on only that goroutine
+// touches a connection. Others that want to close it shut its socket down (conn.shutdown),
+// and run sees the end of the connection. mu guards the fields below it, because other
+// goroutines add connections.
 type pendingQueue struct {
 	srv     *Server
 	poll    *poller
@@ -42,20 +45,21 @@ type pendingQueue struct {
 	byFD        map[int32]*conn
 	deadlines   deadlineHeap
 	wakeTime    monoTime // when the poller's wait ends; 0: never
-	checkClaims bool     // for connections that were claimed for another process
+	checkClaims bool     // some connections may be claimed for another process
 	closed      bool
 }
 
-// pendingConn is a connection's part in the lobby, which is its goroutine's but for place.
+// pendingConn is the state of a connection in the queue.
 type pendingConn struct {
-	deadline  monoTime // then its time is over
-	index     int      // in lobby.due
+	deadline  monoTime // when the queue refuses or closes the connection
+	index     int      // in pendingQueue.deadlines; guarded by mu
 	fd        int32
-	responded bool // it was too late and has its answer: its end is waited for
-	resumed   bool // it comes from here, with what the plain lane waits for
+	responded bool // it has been refused; the queue waits for the client to close it
+	resumed   bool // it has left the queue, and the fast path need not wait for its head
 }
 
-// newPendingQueue makes one; nil where the system has no poller of ours.
+// newPendingQueue makes a pendingQueue and starts its goroutine. It returns nil on systems
+// without a poller.
 func newPendingQueue(s *Server) (*pendingQueue, error) {
 	p, err := newPoller()
 	if err != nil || p == nil {
@@ -67,8 +71,8 @@ func newPendingQueue(s *Server) (*pendingQueue, error) {
 	return l, nil
 }
 
-// add brings c in, and is the last thing that its goroutine does with it; false where it
-// must go on with it.
+// add adds c to the queue. If it returns true, the caller must not touch c any more. If it
+// returns false the caller keeps c.
 func (l *pendingQueue) add(c *conn, deadline time.Time) (added bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -88,7 +92,7 @@ func (l *pendingQueue) add(c *conn, deadline time.Time) (added bool) {
 	return true
 }
 
-// wakeBy has the goroutine's wait end at m at the latest. Called with mu.
+// wakeBy makes the wait of run end at m at the latest. The caller holds mu.
 func (l *pendingQueue) wakeBy(m monoTime) {
 	if l.wakeTime == 0 || m < l.wakeTime {
 		l.wakeTime = m
@@ -96,7 +100,7 @@ func (l *pendingQueue) wakeBy(m monoTime) {
 	}
 }
 
-// remove takes c out.
+// remove removes c from the queue and the poller.
 func (l *pendingQueue) remove(c *conn) {
 	_ = c.raw.Control(func(fd uintptr) { l.poll.remove(int(fd)) })
 	l.mu.Lock()
@@ -105,16 +109,16 @@ func (l *pendingQueue) remove(c *conn) {
 	l.mu.Unlock()
 }
 
-// setDeadline gives c, which is in, another time.
+// setDeadline changes the deadline of c, which is in the queue.
 func (l *pendingQueue) setDeadline(c *conn, deadline time.Time) {
 	l.mu.Lock()
 	c.pendingConn.deadline = monoTimeOf(deadline)
 	heap.Fix(&l.deadlines, c.pendingConn.index)
-	l.wakeBy(l.deadlines[0].pendingConn.deadline) // a reload may have made times shorter
+	l.wakeBy(l.deadlines[0].pendingConn.deadline) // a reload may have shortened the time-outs
 	l.mu.Unlock()
 }
 
-// run deals with what comes until close.
+// run serves the connections of the queue until close.
 func (l *pendingQueue) run() {
 	defer close(l.done)
 	defer l.yielder.pollYielder.close()
@@ -128,8 +132,8 @@ func (l *pendingQueue) run() {
 	}
 }
 
-// notifyClaims has the goroutine let go of the connections that were claimed for another
-// process; none of them is told of by the poller. Nil may be asked.
+// notifyClaims makes run hand off the connections that are claimed for another process. The
+// poller does not report them. l may be nil.
 func (l *pendingQueue) notifyClaims() {
 	if l == nil {
 		return
@@ -142,7 +146,7 @@ func (l *pendingQueue) notifyClaims() {
 	}
 }
 
-// handOffClaimed lets go of them.
+// handOffClaimed hands off the claimed connections if notifyClaims was called.
 func (l *pendingQueue) handOffClaimed() {
 	l.mu.Lock()
 	var claimed []*conn
@@ -160,15 +164,15 @@ func (l *pendingQueue) handOffClaimed() {
 	}
 }
 
-// handOff has a goroutine pass c on.
+// handOff removes c from the queue and hands it off on a goroutine.
 func (l *pendingQueue) handOff(c *conn) {
 	c.io.err = nil
 	l.remove(c)
 	go l.srv.handOffOrServe(c)
 }
 
-// onReadable reads what has come on a connection. What cannot be read any more may have been
-// half a head, which has an answer.
+// onReadable reads the input of a connection that the poller has reported. A connection that
+// ends within a head still gets a response.
 func (l *pendingQueue) onReadable(fd int32) {
 	l.mu.Lock()
 	c := l.byFD[fd]
@@ -209,7 +213,8 @@ func (l *pendingQueue) onReadable(fd int32) {
 	}
 }
 
-// tryRead reads once, if there is anything to read.
+// tryRead reads once into the read-ahead without waiting. ready is false if there is no input.
+// It stores an error in c.io.err.
 func (c *conn) tryRead() (ready bool) {
 	c.io.err, c.tryReadReady = nil, true
 	if err := c.raw.Control(c.tryReadFunc); err != nil {
@@ -218,7 +223,8 @@ func (c *conn) tryRead() (ready bool) {
 	return c.tryReadReady
 }
 
-// compactReadAhead makes c a good guest: with little memory, and not woken before it can matter.
+// compactReadAhead shrinks the read-ahead of c, and makes the kernel report input only when the
+// head can be complete.
 func (c *conn) compactReadAhead() {
 	a := &c.readAhead
 	c.setWakeThreshold(missingForHeadEnd(a.buf.B[:a.w]))
@@ -227,14 +233,15 @@ func (c *conn) compactReadAhead() {
 	}
 }
 
-// resume has a goroutine go on with c.
+// resume removes c from the queue and serves it on a goroutine.
 func (l *pendingQueue) resume(c *conn) {
 	l.remove(c)
 	c.pendingConn.resumed = true
 	go l.srv.serveConn(c)
 }
 
-// fail is for a connection that ended, or whose time is over with line ends at the most.
+// fail ends a connection whose read has failed with err, or that has sent at most line ends by
+// its deadline. If it has sent anything, the fast path handles the error.
 func (l *pendingQueue) fail(c *conn, err error) {
 	c.io.err, c.readErr = nil, err
 	if c.readAhead.w == 0 {
@@ -245,8 +252,8 @@ func (l *pendingQueue) fail(c *conn, err error) {
 	l.resume(c)
 }
 
-// evict cuts up to n connections on which nothing has come that was not read, those with the
-// least time first, or nearly, and says how many.
+// evict shuts down up to n connections without unread input and returns their number. It goes
+// through the heap in slice order, so the earliest deadlines come roughly first.
 func (l *pendingQueue) evict(n int) (evicted int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -264,12 +271,13 @@ func (l *pendingQueue) evict(n int) (evicted int) {
 
 func (l *pendingQueue) closeConn(c *conn) {
 	l.remove(c)
-	c.needsLinger = false // nobody may wait here
+	c.needsLinger = false // a linger would block the queue's goroutine
 	c.closeOnce()
 	c.reportResponseEnded()
 }
 
-// expire deals with some connections whose time is over, and notes when the next one's is.
+// expire refuses or closes connections whose deadline has passed, in batches, and sets the next
+// wake-up.
 func (l *pendingQueue) expire() {
 	now := monoTimeOf(time.Now())
 	l.mu.Lock()
@@ -278,7 +286,8 @@ func (l *pendingQueue) expire() {
 	if next == 0 || next > now {
 		return
 	}
-	// Where the processors are busy this comes late, and has more to make up for.
+	// On busy processors this goroutine runs late, and expires one batch for each interval that
+	// it has missed.
 	turns := 1 + (now-next)/monoTime(expireInterval)
 	for range expireBatch * min(turns, maxExpireBatches) {
 		l.mu.Lock()
@@ -311,7 +320,7 @@ func (l *pendingQueue) expire() {
 	l.wakeBy(max(l.deadlines[0].pendingConn.deadline, monoTimeOf(time.Now().Add(expireInterval))))
 }
 
-// hasPartialHead says whether something of a head has come.
+// hasPartialHead reports whether a byte of a head has arrived, other than line ends.
 func (c *conn) hasPartialHead() bool {
 	a := &c.readAhead
 	if a.buf == nil {
@@ -327,8 +336,9 @@ func (c *conn) hasPartialHead() bool {
 
 const headMemoryMessage = "the memory for request bodies and long heads (limits.memory_budget) is spent; try again"
 
-// rejectPartialHead answers half a head whose time is over, or that may not be held, as far as the
-// socket takes that at once, and ends what is written.
+// rejectPartialHead answers a client whose head is incomplete at its deadline or exceeds the
+// memory budget. It sends as much as the socket accepts without waiting, and shuts down the
+// sending side.
 func (c *conn) rejectPartialHead(reason Reason, message string) {
 	s := c.srv
 	c.pendingConn.responded = true
@@ -347,7 +357,8 @@ func (c *conn) rejectPartialHead(reason Reason, message string) {
 	c.readAhead.release()
 }
 
-// discardUntilEOF reads away what a client sends that was told off; true when it has ended.
+// discardUntilEOF discards input of a client that has been refused. ended reports whether the
+// connection has ended.
 func (c *conn) discardUntilEOF() (ended bool) {
 	sink := membudget.Default.Get(membudget.Page)
 	defer membudget.Default.Put(sink)
@@ -358,7 +369,8 @@ func (c *conn) discardUntilEOF() (ended bool) {
 	return ended
 }
 
-// close ends it; what is in it then is nobody's. Nil may be closed.
+// close stops the goroutine. The queue's connections stay open, and nothing reads them any more.
+// l may be nil.
 func (l *pendingQueue) close() {
 	if l == nil {
 		return
@@ -370,7 +382,7 @@ func (l *pendingQueue) close() {
 	<-l.done
 }
 
-// deadlineHeap is a heap (container/heap) of connections, the one that is due first on top.
+// deadlineHeap is a heap (container/heap) of connections, with the earliest deadline on top.
 type deadlineHeap []*conn
 
 func (q deadlineHeap) Len() int { return len(q) }

@@ -11,44 +11,49 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// pipelineDetector finds requests that came before the answer to the one before had left
-// (pipelining, RFC 9112 9.3.2). They are refused: the first is answered as ever, the one
-// behind it is told so, and the connection ends. Served in turn they would wait behind
-// an answer that takes minutes, unseen by limits and drain, and a client that leaves
-// could not be told from one that has more to say.
+// pipelineDetector finds pipelined requests (RFC 9112, 9.3.2): those that the client has sent
+// before the response to the previous request was written. The server refuses them. It answers
+// the first request as usual, then the pipelined one with an error, and closes the connection.
+// If it served them in order, a request could wait for minutes behind a stream, unseen by
+// limits and drain, and a client that disconnects could not be told from one that sends more.
 //
-// What came is looked for as the last bytes of an answer leave, so a client that sends
-// its next request as soon as it has the answer is never taken for one that did not
-// wait. The bytes are in one of two places. They may have been read with the request before:
-// the plain lane sees them in its read-ahead; fasthttp's reader then has no need to read
-// while it waits for the next request. Or they are in the socket still (or in TLS),
-// which is asked. What the plain lane finds it leaves to fasthttp's, which refuses it.
+// The detector looks for input before each write of a response. A client that sends its next
+// request after it has the whole response is therefore never refused. The pipelined bytes are
+// in one of two places:
+//   - They have been read together with the previous request. The fast path finds them in its
+//     read-ahead. fasthttp finds the next request in its own reader without reading from the
+//     connection, which the detector notices.
+//   - They are still in the socket or in the TLS layer, where checkPipelined looks.
 //
-// It belongs to whoever serves the connection, as the plain fields of conn do.
+// The fast path passes a connection with pipelined bytes to fasthttp, which refuses the request.
+//
+// The detector belongs to the goroutine that serves the connection, like the fields of conn that
+// are not atomic.
 type pipelineDetector struct {
-	responding        bool // an answer leaves: the socket is asked before each of its writes
-	found             bool // it had something
-	idleSinceResponse bool // an answer has left, and no request has begun since
-	read              bool // since then the socket was read: nothing had come before
-	startedBuffered   bool // the request that has begun did so in fasthttp's reader
+	responding        bool // a response is being written: each write is preceded by a check
+	found             bool // there were pipelined bytes
+	idleSinceResponse bool // a response has been written and no request has begun since
+	read              bool // fasthttp has read from the connection since: its reader was empty
+	startedBuffered   bool // the current request began with bytes that fasthttp's reader had
 	prefix            [8]byte
-	prefixLen         uint8 // how many of begin are known: what was read since, but for line ends
+	prefixLen         uint8 // valid bytes of prefix: the first bytes read since the request began, without line ends
 }
 
-// Empty lines between requests are no request: some clients end a body with one.
+// lineEnds are the bytes of empty lines, which may precede a request and are not pipelined
+// requests: some clients end a body with an empty line.
 const lineEnds = "\r\n"
 
-// onIdle notes that an answer has left and the next request is waited for.
+// onIdle records that a response has been written and the server waits for the next request.
 func (e *pipelineDetector) onIdle() {
 	e.responding, e.idleSinceResponse, e.read, e.startedBuffered, e.prefixLen = false, true, false, false, 0
 }
 
-// onRequest notes that a request begins.
+// onRequest records that a request begins.
 func (e *pipelineDetector) onRequest() {
 	e.idleSinceResponse, e.startedBuffered = false, e.idleSinceResponse && !e.read
 }
 
-// onRead notes what fasthttp reads.
+// onRead records bytes that fasthttp has read from the connection.
 func (e *pipelineDetector) onRead(p []byte) {
 	e.read = true
 	if e.startedBuffered && int(e.prefixLen) < len(e.prefix) {
@@ -59,30 +64,31 @@ func (e *pipelineDetector) onRead(p []byte) {
 	}
 }
 
-// isPipelined says whether the request whose method was read came too early. What fasthttp's
-// reader held may have been line ends alone, and then the whole request was read since.
+// isPipelined reports whether the request with the given method is pipelined. If fasthttp's
+// reader had only line ends, the bytes read since begin with the method, and the request is
+// not pipelined.
 func (e *pipelineDetector) isPipelined(method []byte) bool {
 	n := min(int(e.prefixLen), len(method))
 	return e.found || e.startedBuffered && (n == 0 || !bytes.Equal(e.prefix[:n], method[:n]))
 }
 
-// peekSocket asks a plain connection's descriptor.
+// peekSocket looks for input on the socket of a connection without TLS.
 func (e *pipelineDetector) peekSocket(fd uintptr) {
-	n, _ := rawsocket.Peek(int(fd), e.prefix[:]) // of no other use while an answer leaves
+	n, _ := rawsocket.Peek(int(fd), e.prefix[:]) // prefix is unused while a response is written
 	e.onBytes(e.prefix[:n])
 }
 
-// onBytes notes what came before an answer has left.
+// onBytes records input that arrived before the response was written.
 func (e *pipelineDetector) onBytes(p []byte) { e.found = e.found || len(bytes.Trim(p, lineEnds)) > 0 }
 
-// checkPipelined asks the connection whether more has come, without waiting.
+// checkPipelined looks for pipelined bytes on the connection, without waiting.
 func (c *conn) checkPipelined() {
 	e := &c.pipelined
 	switch {
 	case c.raw == nil || e.found:
 	case c.tlsConn == nil:
 		s := c.connState
-		if s == nil { // a loop drives its stream
+		if s == nil { // an event loop drives the stream
 			s = connStates.Get()
 			s.c = c
 			defer func() { s.c = nil; connStates.Put(s) }()
@@ -91,7 +97,7 @@ func (c *conn) checkPipelined() {
 	case c.readAhead.buf == nil:
 		c.probing = true
 		defer func() { c.probing = false }()
-		n, _ := c.tlsConn.Read(c.probe[:]) // an end or an error comes again
+		n, _ := c.tlsConn.Read(c.probe[:]) // a later read returns the end or the error again
 		if n == 0 {
 			return
 		}
@@ -104,8 +110,8 @@ func (c *conn) checkPipelined() {
 	}
 }
 
-// hasBuffered says whether fasthttp's reader of a hijacked connection holds the beginning
-// of a next request, without touching the socket. What it holds is lost.
+// hasBuffered reports whether fasthttp's reader of a hijacked connection has bytes of another
+// request. It does not read from the socket. The reader's bytes are lost.
 func (c *conn) hasBuffered(hijacked io.Reader) bool {
 	c.probing = true
 	defer func() { c.probing = false }()
@@ -129,8 +135,8 @@ func (st *stream) BeforeEnd() {
 
 const pipelinedMessage = "this request came before the answer to the one before it on the same connection (pipelining), which is not served; send it again behind that answer, or on a connection of its own"
 
-// rejectPipelined tells a client, behind the answer to its request, that the next one came
-// too early. The connection ends with it.
+// rejectPipelined answers a pipelined request with an error, behind the response to the previous
+// request. The connection must then be closed.
 func (s *Server) rejectPipelined(c *conn) {
 	c.needsLinger = true
 	id := s.ids.next()
@@ -138,8 +144,8 @@ func (s *Server) rejectPipelined(c *conn) {
 	s.reportRefused("", Pipelined, refusal{id: id, client: c.ip})
 }
 
-// rawRefusal is a whole answer behind which a connection ends, for those that no Exchange
-// was made for; lines are more header lines, each with its end.
+// rawRefusal returns a whole error response with Connection: close, for a request without an
+// Exchange. lines are additional header lines, each with its CRLF.
 func rawRefusal(reason Reason, message, id string, lines ...string) []byte {
 	body := appendError(nil, 0, reason, "", message, id)
 	head := fmt.Appendf(nil, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\nX-Sluice-Reason: %s\r\nX-Request-Id: %s\r\n",
@@ -151,7 +157,8 @@ func rawRefusal(reason Reason, message, id string, lines ...string) []byte {
 	return append(append(head, lineEnds...), body...)
 }
 
-// tlsTransport is the connection below a TLS one, which can be asked for what has come.
+// tlsTransport is the transport below a TLS connection. While conn.probing is set its Read does
+// not wait.
 type tlsTransport struct {
 	net.Conn
 	c *conn
@@ -160,7 +167,7 @@ type tlsTransport struct {
 func (u *tlsTransport) Read(p []byte) (n int, err error) {
 	if !u.c.probing {
 		if n, err = u.Conn.Read(p); n > 0 && u.c.handshakeDone {
-			u.c.readState.startRead() // half of a record stays with crypto/tls
+			u.c.readState.startRead() // crypto/tls may keep an incomplete record
 		}
 		return n, err
 	}
@@ -175,11 +182,11 @@ func (u *tlsTransport) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// Write waits for a stream's client that reads slowly.
+// Write waits for the client of a stream if it reads slowly, see writeWithStallCheck.
 func (u *tlsTransport) Write(p []byte) (int, error) { return u.c.writeWithStallCheck(u.Conn, p) }
 
-// probeError is what a read gives that must not wait: crypto/tls goes on after one that
-// is temporary.
+// probeError is the error of a read without waiting that finds no input. It is temporary,
+// because crypto/tls works again after a temporary error.
 type probeError struct{}
 
 func (probeError) Error() string   { return "front: nothing has come" }

@@ -12,15 +12,15 @@ import (
 	"sluice/dataplane/proxyproto"
 )
 
-// Proxies says which proxies stand before the server and what they are believed.
+// Proxies lists the proxies in front of the server, and says how they name the client.
 type Proxies struct {
 	Trusted proxyproto.Networks
-	// Protocol: connections of Trusted begin with a PROXY header, or may. Where it is
-	// required nobody else is served [ProxyProtocolOff].
+	// ProxyProtocol says whether connections from Trusted begin with a PROXY header. If it is
+	// ProxyProtocolRequired, connections from other addresses are refused [ProxyProtocolOff].
 	ProxyProtocol ProxyProtocol
-	// Forwarded is the header line in which Trusted name the client; the other one is
-	// not looked at, since a proxy that does not write it passes on what clients sent
-	// [ForwardedOff].
+	// Forwarded is the header line in which Trusted name the client. The server ignores the
+	// other line, because a proxy that does not write it forwards whatever the client has
+	// sent in it [ForwardedOff].
 	Forwarded Forwarded
 }
 
@@ -34,10 +34,10 @@ const (
 	ProxyProtocolRequired ProxyProtocol = "required"
 )
 
-// Forwarded names a header line.
+// Forwarded is the name of a header line.
 type Forwarded string
 
-// Where trusted proxies name the client.
+// The header lines in which trusted proxies can name the client.
 const (
 	ForwardedOff Forwarded = ""
 	ForwardedX   Forwarded = "X-Forwarded-For"
@@ -58,11 +58,11 @@ func (p *Proxies) check() error {
 	return nil
 }
 
-// readProxyHeader takes the PROXY header off the connection. It looks at what has come
-// without taking it from the socket until the header is whole, so that nothing behind
-// it needs to be kept: TLS, the read-ahead and the event loops go on with the socket as
-// if there had been none. Like the TLS handshake it is done at the first read, on the
-// connection's own goroutine, and has the time of a head.
+// readProxyHeader reads the PROXY header of the connection. It peeks at the input until the
+// header is complete, and then reads exactly the header, so that no later bytes need a buffer:
+// TLS, the read-ahead and the event loops use the socket as if there had been no header. Like
+// the TLS handshake it runs at the first read, on the connection's own goroutine, within the
+// head time-out.
 func (c *conn) readProxyHeader() error {
 	c.expectProxyHeader = false
 	defer c.readState.unpin()
@@ -72,11 +72,11 @@ func (c *conn) readProxyHeader() error {
 	case err == nil:
 	case errors.Is(err, proxyproto.ErrNoHeader) && live.Proxies.ProxyProtocol == ProxyProtocolOptional:
 		if live.Proxies.Forwarded == ForwardedOff {
-			return c.acquireClientIP(live) // somebody who is there besides the proxy
+			return c.acquireClientIP(live) // a client on the proxy's host that connects directly
 		}
 		return c.resetHeadDeadline()
 	case errors.Is(err, io.EOF):
-		return err // gone without a word, as probes of a port do
+		return err // closed without a byte, as port probes do
 	default:
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errors.New("no whole PROXY header came in time; is the one that connects a proxy that sends one?")
@@ -88,31 +88,32 @@ func (c *conn) readProxyHeader() error {
 		return err
 	}
 	if !h.Client.IsValid() {
-		return c.resetHeadDeadline() // the proxy speaks for itself
+		return c.resetHeadDeadline() // a connection of the proxy itself, such as a health check
 	}
 	c.ip = h.Client.Addr()
 	c.fromProxy = live.Proxies.Trusted.Contain(c.ip)
 	return c.acquireClientIP(live)
 }
 
-// acquireClientIP counts the connection among its client's.
+// acquireClientIP counts the connection for its client, unless requests will name their clients.
+// It fails if the client has too many connections.
 func (c *conn) acquireClientIP(live *Options) error {
 	if !c.fromProxy || live.Proxies.Forwarded == ForwardedOff {
 		if !c.srv.conns.acquireConnIP(c, live.MaxConnsPerIP) {
 			c.srv.respondTooManyConns(c)
-			c.needsLinger = true // its request may be there already
+			c.needsLinger = true // the request may have arrived already
 			return errors.New("too many connections of this client")
 		}
 	}
 	return c.resetHeadDeadline()
 }
 
-// resetHeadDeadline gives what comes behind the header its own time.
+// resetHeadDeadline starts the head time-out again.
 func (c *conn) resetHeadDeadline() error {
 	return c.SetReadDeadline(time.Now().Add(c.srv.options().HeadTimeout))
 }
 
-// rejectProxyHeader counts and logs a connection that is closed for its PROXY header.
+// rejectProxyHeader reports and logs a connection that is closed because of its PROXY header.
 func (s *Server) rejectProxyHeader(c *conn, err error) {
 	if o := s.initial.Observer; o != nil {
 		o.Refused("", BadProxyHeader)
@@ -120,7 +121,7 @@ func (s *Server) rejectProxyHeader(c *conn, err error) {
 	s.proxyHeaderLog.warn(s.initial.Log, "connection closed: its PROXY header cannot be used", "from", c.ip, "error", err)
 }
 
-// peekProxyHeader waits for a whole header and takes it off the socket.
+// peekProxyHeader waits for a complete header and removes it from the socket.
 func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 	if c.raw == nil {
 		return h, errors.New("the connection has no descriptor to look at")
@@ -142,7 +143,7 @@ func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 		}
 		if h, failed = proxyproto.Parse(buf.B[:n]); errors.Is(failed, proxyproto.ErrIncomplete) {
 			if !peerClosed(int(fd)) {
-				return false // the poller wakes us when more has come
+				return false // Go's poller calls again when more input arrives
 			}
 			failed = errors.New("the connection ended within its PROXY header")
 		}
@@ -157,16 +158,16 @@ func (c *conn) peekProxyHeader() (h proxyproto.Header, err error) {
 	return h, failed
 }
 
-// ClientIP is the address of the client: the connection's other end, or what trusted
-// proxies say of it (Options.Proxies); invalid where neither tells one. A proxy that is
-// not trusted stands for all of its clients.
+// ClientIP returns the address of the client: the peer of the connection, or the address that
+// trusted proxies name (Options.Proxies). It is invalid if neither is known. All clients behind
+// an untrusted proxy have the proxy's address.
 func (x *Exchange) ClientIP() netip.Addr { return x.ip }
 
-// Unix says whether the request came over a unix socket, so that no proxy stands for its
-// client. HTTP clients never do.
+// Unix reports whether the request came over a Unix socket, and thus not through a proxy. It is
+// false for all HTTP clients.
 func (x *Exchange) Unix() bool { return x.unix }
 
-// resolveClientIP finds the client's address.
+// resolveClientIP sets x.ip to the client's address.
 func (x *Exchange) resolveClientIP() {
 	x.ip = x.c.ip
 	p := &x.srv.options().Proxies
@@ -188,8 +189,9 @@ func (x *Exchange) resolveClientIP() {
 	}
 }
 
-// acquireForwardedIP counts a request that a proxy forwards among its client's, of whom the
-// connection told nothing; when there are too many it has answered and gives false.
+// acquireForwardedIP counts a request from a trusted proxy for the client that its header lines
+// name, because the connection is not counted for a client. If the client has too many
+// requests it answers with an error and returns false.
 func (x *Exchange) acquireForwardedIP() bool {
 	live := x.srv.options()
 	if !x.c.fromProxy || live.Proxies.Forwarded == ForwardedOff {
