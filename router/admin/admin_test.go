@@ -18,8 +18,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Every route but the page's own files is closed without the token and open
-// with it; generated from the table, so that a new route cannot be forgotten.
+// TestRoutesNeedToken checks that every route except the console's files requires the token. The
+// cases come from the route table, so a new route cannot be forgotten.
 func TestRoutesNeedToken(t *testing.T) {
 	f := start(t, func(o *Options) {
 		o.Config = func() any { return map[string]any{} }
@@ -92,7 +92,7 @@ func TestForeignHostsAndOriginsAreRefused(t *testing.T) {
 		{"localhost" + port, "", "", 200},
 		{"[::1]" + port, "", "", 200},
 		{"127.0.0.1", "", "", 200},
-		{"127.9.9.9:1", "", "none", 200}, // through a tunnel the port is another
+		{"127.9.9.9:1", "", "none", 200}, // a tunnel changes the port
 		{"evil.example" + port, "", "", 403},
 		{"127.0.0.1.evil.example", "", "", 403},
 		{"localhost.evil.example", "", "", 403},
@@ -119,7 +119,8 @@ func TestForeignHostsAndOriginsAreRefused(t *testing.T) {
 			t.Errorf("%+v: %d %s", c, code, body)
 		}
 	}
-	// The page too: a rebound name must not even get the script.
+	// The console's page checks the Host header too: a page on a rebound name must not load the
+	// script.
 	if code, _, _ := f.call(t, "GET", "/", func(r *http.Request) { r.Host = "evil.example" }); code != 403 {
 		t.Errorf("the page for a foreign host: %d", code)
 	}
@@ -332,7 +333,7 @@ func TestMetricsRoute(t *testing.T) {
 	}
 }
 
-// listen opens the event stream and gives its events until ctx ends.
+// listen opens the event stream and returns its events until ctx ends.
 func (f *fixture) listen(t *testing.T, ctx context.Context) <-chan Event {
 	t.Helper()
 	req, _ := http.NewRequestWithContext(ctx, "GET", "http://"+f.Addr()+"/admin/v1/events", nil)
@@ -395,7 +396,7 @@ func TestEvents(t *testing.T) {
 	})
 }
 
-// A hit tells what was predicted beside what the engine reported.
+// TestHitEvents checks that a hit event has both the predicted and the reported blocks.
 func TestHitEvents(t *testing.T) {
 	f := start(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -417,7 +418,8 @@ func TestHitEvents(t *testing.T) {
 	}
 }
 
-// The time for reading a request is not the time that a stream may last.
+// TestEventStreamOutlivesTheReadDeadline checks that the deadline for reading a request does not
+// end its event stream.
 func TestEventStreamOutlivesTheReadDeadline(t *testing.T) {
 	was := headTimeout
 	headTimeout = 200 * time.Millisecond
@@ -455,8 +457,8 @@ func TestEventSubscribersAreBounded(t *testing.T) {
 	}
 }
 
-// A subscriber that takes nothing is dropped; neither the hub nor the requests
-// wait for it.
+// TestSlowSubscriberIsDropped checks that neither the hub nor the requests wait for a subscriber
+// that does not read.
 func TestSlowSubscriberIsDropped(t *testing.T) {
 	f := start(t, nil)
 	sub, ok := f.hub.subscribe()
@@ -566,7 +568,7 @@ func TestRuntimeFile(t *testing.T) {
 	if _, err := Find("127.0.0.1:1"); !errors.Is(err, ErrNoRouter) {
 		t.Errorf("another address: %v", err)
 	}
-	// A router that died without removing its file is passed over, and cleaned up.
+	// Find ignores and removes the file of a router that died.
 	dead := DefaultRuntimeFile("127.0.0.1:2")
 	if err := WriteRuntimeFile(dead, Runtime{Address: "127.0.0.1:2", Token: "x", PID: 1 << 30}); err != nil {
 		t.Fatal(err)
@@ -630,7 +632,7 @@ func TestRoutesAreDocumented(t *testing.T) {
 	}
 }
 
-// Former paths redirect with their query, and need the token as the present ones do.
+// TestRenamedPaths checks that former paths redirect with their query and require the token.
 func TestRenamedPaths(t *testing.T) {
 	f := start(t, nil)
 	for old, present := range renamedPaths {

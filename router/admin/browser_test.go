@@ -19,8 +19,11 @@ import (
 	"sluice/router/worker"
 )
 
-// go test ./router/admin -run TestConsoleInBrowser -browser chromium -shot /tmp/x.png
-// opens the console over made-up traffic; -preview 5m serves it to look at.
+// Flags of TestConsoleInBrowser, which opens the console with simulated traffic in a browser:
+//
+//	go test ./router/admin -run TestConsoleInBrowser -browser chromium -shot /tmp/x.png
+//
+// -preview 5m instead serves the console for that time.
 var (
 	browser    = flag.String("browser", "", "chromium to open the console with")
 	screenshot = flag.String("shot", "", "PNG file of the console")
@@ -31,7 +34,7 @@ var (
 	dark       = flag.Bool("dark", false, "dark picture")
 )
 
-// traffic plays requests on the fixture and a twin until ctx ends.
+// traffic simulates requests on the fixture and on a compared router until ctx ends.
 func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	type live struct {
@@ -45,7 +48,7 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 		hit  bool
 	}
 	var run []*live
-	// Some prompts have a prefix that one rank holds.
+	// Some prompts have a prefix that one rank has cached.
 	tokens := make([]uint32, 1200)
 	locals := blockhash.Locals(nil, tokens, 16)
 	salt := blockhash.NewSalt("m", "", "")
@@ -139,7 +142,8 @@ func (f *fixture) traffic(ctx context.Context, twin *obs.Metrics) {
 	}
 }
 
-// shownTransfers is as cmd/sluice's transfersView makes it (TestTransferIsShown has a real one).
+// shownTransfers has the form that the router's transfersView produces (TestTransferIsShown uses a
+// real one).
 const shownTransfers = `{"active":"zmq","reason":"nixl is off: no NIXL","tiers":[{"tier":"nixl","state":"off","reason":"no NIXL: not at /opt"},
 	{"tier":"zmq","state":"up","reason":"reports are taken at tcp://10.0.0.9:8091"},{"tier":"http","state":"up","reason":"the engines' HTTP answers"}],
 	"watched":41,"reports":{"recv_ok":1234,"recv_failed":3,"unknown":0},"outcomes":{"done":1234,"failed":3,"untold":0},
@@ -186,8 +190,8 @@ func TestConsoleInBrowser(t *testing.T) {
 	} else {
 		args = append(args, "--dump-dom")
 	}
-	// The picture is taken when the page's own clock has run so far; a busy machine may
-	// not have answered all its calls by then.
+	// The browser takes the picture when the page's virtual time has passed. On a busy machine
+	// some calls may not have their responses by then.
 	var missing []string
 	for _, seconds := range []int{4, 12, 30} {
 		out := browse(t, append(args, fmt.Sprintf("--timeout=%d", 1500*seconds), fmt.Sprintf("--virtual-time-budget=%d", 1000*seconds), f.URL()+*more))
@@ -208,7 +212,7 @@ func TestConsoleInBrowser(t *testing.T) {
 	t.Errorf("the page does not show %q", missing)
 }
 
-// browse runs the browser to its end and gives what it prints.
+// browse runs the browser until it exits and returns its output.
 func browse(t *testing.T, args []string) string {
 	t.Helper()
 	limit, stop := context.WithTimeout(t.Context(), 120*time.Second)

@@ -22,7 +22,7 @@ import (
 
 const testToken = "correct-horse-battery-staple"
 
-// fakeFleet is a fleet of workers that nobody probes.
+// fakeFleet is a fleet whose workers are not probed.
 type fakeFleet struct {
 	mu      sync.Mutex
 	workers []*worker.Worker
@@ -50,8 +50,8 @@ func (c *fakeFleet) Drain(id string, on bool) error {
 	return nil
 }
 
-// newFakeFleet makes two prefill workers, the first with two ranks, two decode
-// workers and one that is ill.
+// newFakeFleet returns two prefill workers, the first with two ranks, two decode workers and one
+// unhealthy worker.
 func newFakeFleet() *fakeFleet {
 	c := &fakeFleet{drained: map[string]bool{}}
 	for i, spec := range []worker.Spec{
@@ -91,14 +91,13 @@ type fixture struct {
 	scheduler    *schedule.Scheduler
 	restartFails error
 	reloadFails  error
-	dry          bool // of the last reload
+	dry          bool // dry_run of the last reload
 	metrics      *obs.Metrics
 	client       *Client
 	http         *http.Client
 }
 
-// start runs a server on a free port and sees to it that nothing of it is left
-// at the test's end.
+// start runs a server on a free port and stops it at the end of the test.
 func start(t *testing.T, change func(*Options)) *fixture {
 	t.Helper()
 	before := runtime.NumGoroutine()
@@ -150,7 +149,7 @@ func wait(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// call makes one raw call.
+// call sends one request and returns the raw response.
 func (f *fixture) call(t *testing.T, method, path string, change func(*http.Request)) (int, http.Header, string) {
 	t.Helper()
 	req, err := http.NewRequest(method, "http://"+f.Addr()+path, nil)
@@ -179,7 +178,7 @@ func bearer(token string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+token) }
 }
 
-// serveOne plays one prefill/decode request.
+// serveOne simulates one prefill/decode request.
 func (f *fixture) serveOne(id string) {
 	p, _ := f.scheduler.Choose(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: f.fleet.ranks(worker.Prefill), PromptTokens: 500, RequestID: id, Attempt: 1})
 	f.scheduler.AddNote(id, "a note")
@@ -192,7 +191,7 @@ func (f *fixture) serveOne(id string) {
 	d.Reservation.Release()
 }
 
-// examplePath fills a route's wildcards.
+// examplePath replaces a route's wildcards by example values.
 func examplePath(path string) string {
 	return strings.NewReplacer("{$}", "", "{id}", "p1").Replace(path)
 }

@@ -42,7 +42,7 @@ func TestRecordOverTheAPI(t *testing.T) {
 	}
 	await("the entry is not sent", func() bool { n, _, b := rec.Counts(); return n == 1 && b > 0 })
 	await("no file is made", func() bool { made, _ := filepath.Glob(filepath.Join(dir, "*.rec")); return len(made) == 1 })
-	time.Sleep(50 * time.Millisecond) // what was sent arrives; less would only make the file shorter
+	time.Sleep(50 * time.Millisecond) // lets sent frames arrive; a shorter pause only shortens the recording
 	cancel()
 	<-copied
 	stream.Close()

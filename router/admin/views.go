@@ -36,8 +36,8 @@ type Rank struct {
 	Requests      int64   `json:"requests"`
 	PrefillTokens int64   `json:"prefill_tokens"`
 	DecodeBlocks  int64   `json:"decode_blocks"`
-	Running       int64   `json:"engine_running"` // -1 never said
-	Waiting       int64   `json:"engine_waiting"` // -1 never said
+	Running       int64   `json:"engine_running"` // -1: not reported
+	Waiting       int64   `json:"engine_waiting"` // -1: not reported
 	// Rates are the scheduler's current cost estimates for work on the rank, in ms per unit.
 	// LearnedFrom is the number of the worker's legs from which each rate was learned; 0: the rate
 	// is the fleet's or the configured one.

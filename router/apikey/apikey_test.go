@@ -35,7 +35,7 @@ func TestLookupKey(t *testing.T) {
 		{"", front.MissingKey, ""},
 		{mine[:len(mine)-1], front.UnknownKey, ""},
 		{mine + "x", front.UnknownKey, ""},
-		{HashOf(mine).String(), front.UnknownKey, ""}, // a stolen configuration opens nothing
+		{HashOf(mine).String(), front.UnknownKey, ""}, // the hash in a stolen configuration is not a key
 	} {
 		pass, denied := r.Authenticate([]byte(c.key), true)
 		switch {
@@ -99,7 +99,7 @@ func TestRequestsAMinute(t *testing.T) {
 			t.Errorf("nothing was taken of b: %+v", d)
 		}
 		pass, _ = r.Authenticate([]byte("a"), false)
-		for range 3 { // to ask takes nothing
+		for range 3 { // CheckLimits consumes nothing
 			if d := pass.CheckLimits(); d == nil || d.Reason != front.KeyLimitReached || d.RetryAfter != time.Second {
 				t.Errorf("asked before the 61st: %+v", d)
 			}
@@ -138,7 +138,7 @@ func TestTokensAMinute(t *testing.T) {
 		if _, denied = r.Authenticate([]byte("a"), true); denied != nil {
 			t.Fatalf("with 1,000 of 6,000 left: %+v", denied)
 		}
-		pass.Commit(0, 2500) // 1,500 over: they are waited for
+		pass.Commit(0, 2500) // 1,500 over the limit: later requests wait for them
 		_, denied = r.Authenticate([]byte("a"), true)
 		if denied == nil || denied.Reason != front.KeyLimitReached || denied.RetryAfter < 15*time.Second || denied.RetryAfter > 16*time.Second {
 			t.Fatalf("1,500 over at 100 a second: %+v", denied)
@@ -171,7 +171,7 @@ func TestReplaceKeepsUsage(t *testing.T) {
 	if err := r.Replace([]Spec{spec, {Name: "b", Hash: HashOf("b")}}); err != nil {
 		t.Fatal(err)
 	}
-	pass.Commit(0, 10) // of a request that was under way
+	pass.Commit(0, 10) // from a request in flight during the change
 	if c := r.Keys()[0].Counts(); c.Admitted != 1 || c.Tokens != 10 {
 		t.Errorf("%+v", c)
 	}
@@ -189,7 +189,7 @@ func TestReplaceKeepsUsage(t *testing.T) {
 	}
 }
 
-// TestConcurrentUse holds the limit exactly, whoever asks at the same moment.
+// TestConcurrentUse checks that concurrent requests cannot exceed the limit.
 func TestConcurrentUse(t *testing.T) {
 	r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), RequestsPerMinute: 100})
 	var wg sync.WaitGroup
@@ -202,7 +202,7 @@ func TestConcurrentUse(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	more := uint64(time.Since(began)/(600*time.Millisecond)) + 1 // one more each 600 ms
+	more := uint64(time.Since(began)/(600*time.Millisecond)) + 1 // one more is replenished every 600 ms
 	if n := r.Keys()[0].Counts().Admitted; n < 100 || n > 100+more {
 		t.Errorf("%d of 100 were let in", n)
 	}

@@ -31,11 +31,11 @@ func TestTokensAreReserved(t *testing.T) {
 		if d == nil || d.Reason != front.KeyLimitReached || d.RetryAfter != time.Second {
 			t.Fatalf("with nothing left: %+v", d)
 		}
-		pass.Commit(3000, 2900) // 100 fewer than were thought
+		pass.Commit(3000, 2900) // 100 fewer than reserved
 		if d := pass.Reserve(100); d != nil {
 			t.Errorf("what was given back: %+v", d)
 		}
-		pass.Commit(100, 0) // refused, or failed
+		pass.Commit(100, 0) // the request was rejected or failed
 		pass.Commit(3000, 3100)
 		if d := pass.Reserve(1); d == nil || d.RetryAfter != 10*time.Millisecond {
 			t.Errorf("spent as many as reserved: %+v", d)
@@ -54,7 +54,8 @@ func TestTokensAreReserved(t *testing.T) {
 	})
 }
 
-// TestLargePrompt: more tokens than a minute's come in when nothing is owed, or never would.
+// TestLargePrompt checks that a prompt of more tokens than one minute's is admitted once all
+// tokens are replenished; otherwise it could never be.
 func TestLargePrompt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})
@@ -75,8 +76,8 @@ func TestLargePrompt(t *testing.T) {
 	})
 }
 
-// TestLateRefund: what is given back after it was paid for by time is no more than a
-// minute's.
+// TestLateRefund checks that a refund after the tokens have been replenished gives no credit
+// beyond one minute's tokens.
 func TestLateRefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newTestKeyring(t, Spec{Name: "a", Hash: HashOf("a"), TokensPerMinute: 60})

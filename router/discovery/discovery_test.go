@@ -22,7 +22,7 @@ var (
 	_ Source = Static(nil)
 )
 
-// recorder is a Sink that notes what it is told, and refuses ids on request.
+// recorder is a Sink that records its calls and refuses the ids that a test sets.
 type recorder struct {
 	mu     sync.Mutex
 	in     map[string]worker.Spec
@@ -105,7 +105,8 @@ func TestReplaceIsADiff(t *testing.T) {
 	}
 }
 
-// What the fleet refused is offered again, and the fault goes when it is taken.
+// TestRefusedWorkersAreRetried checks that a refused worker is offered again, and that the error
+// ends when the fleet accepts it.
 func TestRefusedWorkersAreRetried(t *testing.T) {
 	r := newRecorder()
 	r.refuse["b"] = true
@@ -127,8 +128,8 @@ func TestRefusedWorkersAreRetried(t *testing.T) {
 	}
 }
 
-// What a source could make no worker of is shown beside what it could, until it says
-// otherwise, whatever becomes of the others.
+// TestPartialErrorStays checks that State has the error about workers that a source could not
+// describe until the source reports again, whatever happens to its other workers.
 func TestPartialErrorStays(t *testing.T) {
 	r := newRecorder()
 	r.refuse["b"] = true
@@ -186,8 +187,8 @@ func TestStartReportsEveryError(t *testing.T) {
 	}
 }
 
-// workerLines makes a worker of each line "id url"; the errors of a real parser stand
-// in the tests of package config.
+// workerLines returns a worker for each line "id url". The tests of package config cover the
+// errors of the real parser.
 func workerLines(text []byte) (out []worker.Spec, err error) {
 	for i, l := range strings.Split(strings.TrimSpace(string(text)), "\n") {
 		id, url, ok := strings.Cut(l, " ")
@@ -239,7 +240,7 @@ func TestFileChangesAreApplied(t *testing.T) {
 		t.Errorf("the old text again changed workers: %s", got)
 	}
 
-	// As editors and ConfigMaps do it: another file under the name.
+	// Editors and ConfigMaps replace the file by a rename.
 	other := path + ".new"
 	write(t, other, "b http://h:7\nc http://h:3\n")
 	if err := os.Rename(other, path); err != nil {
@@ -264,7 +265,7 @@ func TestFileChangesAreApplied(t *testing.T) {
 	}
 }
 
-// A file that is written bit by bit is not read half way.
+// TestFileIsReadWhenStable checks that a file is not applied while it is being written.
 func TestFileIsReadWhenStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "workers")
 	write(t, path, "a http://h:1\nb http://h:2\n")
@@ -274,7 +275,7 @@ func TestFileIsReadWhenStable(t *testing.T) {
 	whole := "a http://h:1\nb http://h:2\nc http://h:3\n"
 	for end := time.Now().Add(20 * time.Second); ; {
 		pause, last := time.Duration(0), time.Now()
-		for i := range whole { // each a text of its own, for less than it takes to settle
+		for i := range whole { // each prefix is a different text and stays for less than stableTime
 			write(t, path, whole[:i+1])
 			time.Sleep(time.Millisecond)
 			pause, last = max(pause, time.Since(last)), time.Now()

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Every former series is shown with the value of the present one with legacy names, and none
-// without.
+// TestLegacyNames checks that the former series have the values of the present ones with
+// metrics.legacy_names, and are absent without it.
 func TestLegacyNames(t *testing.T) {
 	m := NewMetrics()
 	type pair struct{ old, present string }
@@ -29,7 +29,7 @@ func TestLegacyNames(t *testing.T) {
 		var labels, old []string
 		if f.Labels != "" {
 			for _, name := range strings.Split(f.Labels, ", ") {
-				v, was, wasName := `a,b="\`, `a,b="\`, name // what an engine may be named
+				v, was, wasName := `a,b="\`, `a,b="\`, name // a label value with a comma, a quote and a backslash
 				if name == l.Label {
 					v, was = labelValue, labelValue
 					if o, renamed := l.Values[labelValue]; renamed {
@@ -94,7 +94,7 @@ func TestLegacyNames(t *testing.T) {
 			t.Errorf("with legacy names: want one%sbeside%s", p.old, p.present)
 		}
 	}
-	// The lines of one name stand together.
+	// The lines of one metric name are contiguous.
 	ended, last := map[string]bool{}, ""
 	for line := range strings.Lines(page) {
 		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "process_") || strings.HasPrefix(line, "go_") {
@@ -108,7 +108,8 @@ func TestLegacyNames(t *testing.T) {
 	}
 }
 
-// docs/upgrading.md has the table of former series; -rewrite writes it.
+// TestUpgradingTable compares the table of former series in docs/upgrading.md with LegacyNames;
+// -rewrite writes it.
 func TestUpgradingTable(t *testing.T) {
 	const path, head = "../../docs/upgrading.md", "## Metrics\n"
 	text, err := os.ReadFile(path)

@@ -41,7 +41,7 @@ func scrape(m *Metrics) string {
 	return b.String()
 }
 
-// exercise makes every series there is.
+// exercise creates every series.
 func exercise(m *Metrics, r *worker.Rank) {
 	m.RankAdded(r)
 	m.ExposeWorkers(func() []*worker.Worker { return []*worker.Worker{r.Worker} })
@@ -117,7 +117,8 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// What is exposed is in the catalog, with its labels, and so in the docs.
+// TestEveryNameIsDocumented checks that every exposed series, with its labels, is in the Catalog
+// and so in the docs.
 func TestEveryNameIsDocumented(t *testing.T) {
 	m := NewMetrics()
 	exercise(m, rank("d1", 0))
@@ -151,7 +152,7 @@ func TestEveryNameIsDocumented(t *testing.T) {
 			t.Errorf("%s has labels %q, the catalog says %q", f.Name, got, f.Labels)
 		}
 	}
-	// Kept by others, through Func and ExposePairs.
+	// Series of other packages, added through GaugeFunc and ExposePairs.
 	elsewhere := map[string]bool{"sluice_engine_api_connections": true, "sluice_engine_api_streams": true, "sluice_engine_api_stalled_total": true, "sluice_engine_api_request_bytes": true, "sluice_engine_api_requests_total": true, "sluice_engine_api_refused_total": true, "sluice_engine_api_certificate_expiry_timestamp_seconds": true,
 		"sluice_fd_limit_events_total": true, "sluice_pool_waiters": true, "sluice_relay_threads": true, "sluice_relay_loop_streams": true, "sluice_certificate_expiry_timestamp_seconds": true, "sluice_retries_denied_total": true, "sluice_engine_restarts_total": true, "sluice_engine_frozen_total": true, "sluice_engine_frozen_calls_total": true, "sluice_engine_frozen_ranks": true, "sluice_kv_handles_pinned": true, "sluice_kv_notification_breakers_open": true, "sluice_kv_uncredited_blocks_total": true, "sluice_models_without_handover": true, "sluice_kv_notifications_total": true, "sluice_kv_notifications_unmatched": true, "sluice_zmq_connections": true, "sluice_zmq_refused_total": true, "sluice_load_messages_total": true, "sluice_memory_budget_used_bytes": true,
 		"sluice_kv_orphan_ranks":         true,
@@ -193,15 +194,15 @@ func TestSeriesAreRemovedWithRank(t *testing.T) {
 	}
 	m.RankRemoved(a)
 	m.ExposeWorkers(nil)
-	m.LegEnded(schedule.DecodeLeg, a.ID, "ok", 0) // a late one
+	m.LegEnded(schedule.DecodeLeg, a.ID, "ok", 0) // a leg that ends after the removal
 	m.AddFeedCount(a.ID, "gaps", 1)
 	if got := scrape(m); strings.Contains(got, `worker="a"`) || !strings.Contains(got, `worker="b"`) {
 		t.Errorf("stale series, or the other's are gone:\n%s", got)
 	}
 }
 
-// Two ranks may have one id for a while: workers that requests name, with other keys. The
-// series are of the one that came last, and stay with it.
+// TestSeriesOfReaddedRank covers two ranks with the same id at the same time: header workers with
+// different keys. The series belong to the newer rank and stay when the older one is removed.
 func TestSeriesOfReaddedRank(t *testing.T) {
 	m := NewMetrics()
 	first, second := rank("a", 0), rank("a", 0)
@@ -285,7 +286,7 @@ func TestConcurrentUse(t *testing.T) {
 func TestQuantiles(t *testing.T) {
 	var f fineHistogram
 	var before, d Distribution
-	f.observe(time.Hour) // before the window
+	f.observe(time.Hour) // before the window starts
 	f.copyTo(&before)
 	for i := 1; i <= 1000; i++ {
 		f.observe(time.Duration(i) * time.Millisecond)
@@ -308,7 +309,7 @@ func TestQuantiles(t *testing.T) {
 		t.Error("a quantile of nothing")
 	}
 	for _, d := range []time.Duration{-1, 0, 1, 1 << 62} {
-		f.observe(d) // no index out of range
+		f.observe(d) // must not panic
 	}
 }
 
@@ -328,7 +329,7 @@ func TestLogger(t *testing.T) {
 	if log.Info("heard now"); !strings.Contains(b.String(), "heard now") {
 		t.Error("the level does not change")
 	}
-	// Durations read the same in both formats.
+	// Durations have the same text in both formats.
 	for format, want := range map[string]string{"json": `"took":"1.5s","in":{"left":"20ms"}`, "text": "took=1.5s in.left=20ms"} {
 		b.Reset()
 		log, _, err := NewLogger(&b, "info", format)
@@ -347,7 +348,7 @@ func TestLogger(t *testing.T) {
 	}
 }
 
-// TestFeedCountersAreNamed: a counter the feeds add must not end in "other".
+// TestFeedCountersAreNamed checks that no counter of the feeds is counted as "other".
 func TestFeedCountersAreNamed(t *testing.T) {
 	for _, name := range kvevents.Counters {
 		if !slices.Contains(feedCounterNames[:], name) {

@@ -23,12 +23,12 @@ type server struct {
 	addr string
 	mu   sync.Mutex
 	zone map[string][]dnsmessage.Resource // "A name." -> records
-	// Faults.
+	// Faults to inject.
 	rcode    dnsmessage.RCode
 	silent   bool
-	truncate bool // over UDP
-	spoof    bool // a wrong id first
-	extra    bool // SRV answers bring addresses along
+	truncate bool // UDP answers are truncated
+	spoof    bool // sends an answer with a wrong id first
+	extra    bool // SRV answers include the targets' addresses
 	queries  int
 	tcp      int
 }
@@ -249,7 +249,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// members is a Sink.
+// members is a discovery.Sink.
 type members struct {
 	mu sync.Mutex
 	in map[string]worker.Spec
@@ -313,7 +313,7 @@ func TestSourceFollowsTheName(t *testing.T) {
 	until(t, "and then believed", func() bool { return m.has() && run.States()[0].Error == "" })
 }
 
-// A TTL longer than Least is waited for.
+// TestTTLIsKept checks that Source waits for a TTL that is longer than MinInterval.
 func TestTTLIsKept(t *testing.T) {
 	s := newServer(t)
 	s.put("A d.engines.", a("d.engines.", "10.0.0.1", 3600))
@@ -328,7 +328,7 @@ func TestTTLIsKept(t *testing.T) {
 	until(t, "it is in", func() bool { return m.has("w") })
 	time.Sleep(100 * time.Millisecond)
 	s.set(func() {
-		if s.queries != 2 { // A and AAAA
+		if s.queries != 2 { // one for A and one for AAAA
 			t.Errorf("%d questions within a TTL of an hour; want 2", s.queries)
 		}
 	})

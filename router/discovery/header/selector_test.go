@@ -36,7 +36,7 @@ func nets(t *testing.T, text string) []netip.Prefix {
 	return n
 }
 
-// fakeResolver is a name server of the tests' own.
+// fakeResolver is a Resolver with a table of hosts.
 type fakeResolver struct {
 	mu    sync.Mutex
 	hosts map[string][]string
@@ -101,7 +101,7 @@ func TestHeaderForms(t *testing.T) {
 		{HeaderPrefill, "10.0.0.1:8000;rank=3;bootstrap_port=8998", "10.0.0.1:8000"},
 		{HeaderPrefill, "none", ""},
 	} {
-		for range 2 { // met first, and met again
+		for range 2 { // first uncached, then from the cache
 			out, refusal := n.Select(headers{c.header: c.value})
 			if refusal != nil {
 				t.Errorf("%s: %q: refused: %s", c.header, c.value, refusal.Message)
@@ -150,7 +150,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q was let through", value)
 		}
 	}
-	// A key that only our header may have is not known to the other by being met.
+	// A cached entry with keys of X-Sluice-Prefill is not valid in the other header.
 	if _, refusal := n.Select(headers{HeaderPrefill: "10.0.0.1:8000;rank=1"}); refusal != nil {
 		t.Fatal(refusal.Message)
 	}
@@ -184,8 +184,8 @@ func TestRankAddress(t *testing.T) {
 	}
 }
 
-// A name that changes its addresses is checked again, and a guest stays with the
-// address that was checked.
+// TestRebinding checks that a name whose addresses change is checked again, and that its worker
+// keeps the checked address.
 func TestRebinding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dns := &fakeResolver{hosts: map[string][]string{}}
@@ -274,8 +274,8 @@ func TestIdleWorkersAreRemoved(t *testing.T) {
 	})
 }
 
-// TestEntriesAreBounded: one worker written in many ways is one worker, and not all of
-// the ways are kept.
+// TestEntriesAreBounded checks that many spellings of one worker lead to one worker, and that only
+// maxTexts of them are cached.
 func TestEntriesAreBounded(t *testing.T) {
 	n, f := start(t, Options{Networks: nets(t, "fd00::/8")})
 	for i := range 50 {

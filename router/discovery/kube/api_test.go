@@ -23,37 +23,37 @@ import (
 	restwatch "k8s.io/client-go/rest/watch"
 )
 
-// apiServer speaks the part of the Kubernetes API that a watch of pods needs,
-// over real HTTP/2 with TLS: list, watch with bookmarks, streamed lists, resource
-// versions with 410 Gone for those forgotten, bearer tokens, label selectors, in
-// protobuf or JSON. It stands in for a cluster, which cannot be had in a test.
+// apiServer implements the part of the Kubernetes API that a watch of pods needs, over real HTTP/2
+// with TLS: list, watch with bookmarks, streamed lists, 410 Gone for discarded resource versions,
+// bearer tokens, label selectors, protobuf and JSON. It replaces a cluster, which is not available
+// in a test.
 type apiServer struct {
 	*httptest.Server
 	mu       sync.Mutex
 	version  int
 	pods     map[string]*corev1.Pod
 	log      []change // since oldest
-	oldest   int      // versions up to this are forgotten
+	oldest   int      // versions up to this one are discarded
 	changed  chan struct{}
-	token    string        // of those who are let by
-	denied   int           // status for every call
-	unknown  int           // calls that showed no good token
-	json     bool          // never protobuf, as behind a proxy that translates
-	noStream bool          // as servers before streamed lists: 422
-	goneHead bool          // 410 as a status, not as an event of the watch
-	hold     chan struct{} // calls wait for its end; nil: none does
-	cut      chan struct{} // closed: watches end
+	token    string        // the accepted token
+	denied   int           // status of every response; 0: none is denied
+	unknown  int           // number of calls without the accepted token
+	json     bool          // always responds with JSON, as behind a translating proxy
+	noStream bool          // 422 for streamed lists, as from older servers
+	goneHead bool          // sends 410 as a status instead of as an event of the watch
+	hold     chan struct{} // calls wait until it is closed; nil: no wait
+	cut      chan struct{} // watches end when it is closed
 	calls    []call
-	open     int // watches
+	open     int // number of open watches
 }
 
-// call is one that was let by.
+// call is one authorized call.
 type call struct {
 	kind     string // list, stream (a list as a watch), watch, gone (a watch answered 410)
-	version  string // resourceVersion asked for
+	version  string // requested resourceVersion
 	selector string
 	proto    string
-	media    string // of the answer
+	media    string // media type of the response
 }
 
 type change struct {
@@ -76,7 +76,8 @@ func newAPI(t *testing.T) *apiServer {
 	return a
 }
 
-// kubeconfig writes one for the server. user is what it shows, as "token: …".
+// kubeconfig writes a kubeconfig for the server and returns its path. user has the credentials, as
+// "token: …".
 func (a *apiServer) kubeconfig(t *testing.T, user string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,7 +113,7 @@ func (a *apiServer) change(kind watch.EventType, pod *corev1.Pod) {
 	a.changed = make(chan struct{})
 }
 
-// forget drops the history, as a server that compacts.
+// forget discards the history, like a server that compacts it.
 func (a *apiServer) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -120,8 +121,8 @@ func (a *apiServer) forget() {
 	a.oldest, a.log = a.version, nil
 }
 
-// stop lets nobody in until the function it gives is called, and ends what there is: the
-// watches in good order, or all connections by force.
+// stop blocks new calls until back is called. It ends what is open: with byForce by closing all
+// connections, otherwise by ending the watches properly.
 func (a *apiServer) stop(byForce bool) (back func()) {
 	held := make(chan struct{})
 	a.set(func() { a.hold = held })
@@ -133,7 +134,7 @@ func (a *apiServer) stop(byForce bool) (back func()) {
 	return func() { a.set(func() { a.hold = nil }); close(held) }
 }
 
-// cutWatches ends the watches there are. Called with mu.
+// cutWatches ends the open watches. The caller holds mu.
 func (a *apiServer) cutWatches() {
 	close(a.cut)
 	a.cut = make(chan struct{})
@@ -145,7 +146,7 @@ func (a *apiServer) set(f func()) {
 	f()
 }
 
-// count is how many calls of a kind were let by.
+// count returns the number of authorized calls of a kind.
 func (a *apiServer) count(kind string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -208,7 +209,8 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	a.watch(w, r, match)
 }
 
-// media is the form of the answer: protobuf where it is taken, as the API's servers choose.
+// media returns the media type of the response: protobuf if the client accepts it, as real API
+// servers choose.
 func (a *apiServer) media(r *http.Request) runtime.SerializerInfo {
 	kind := runtime.ContentTypeJSON
 	if !a.json && strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
@@ -218,7 +220,7 @@ func (a *apiServer) media(r *http.Request) runtime.SerializerInfo {
 	return info
 }
 
-// admit notes a call. Called with mu.
+// admit records a call. The caller holds mu.
 func (a *apiServer) admit(kind string, r *http.Request, media string) {
 	q := r.URL.Query()
 	a.calls = append(a.calls, call{kind, q.Get("resourceVersion"), q.Get("labelSelector"), r.Proto, media})
@@ -309,7 +311,7 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*co
 	defer a.set(func() { a.open-- })
 	for {
 		select {
-		case <-cut: // before what has changed since
+		case <-cut: // before pending changes are sent
 			return
 		default:
 		}

@@ -56,7 +56,7 @@ func (m *members) Remove(id string) error {
 	return nil
 }
 
-// String lists them: id role url.
+// String lists the members as "id role url".
 func (m *members) String() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +77,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("did not happen within 60s: %s", what)
 }
 
-// logs is what a source has logged.
+// logs collects the log of a source.
 type logs struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -95,15 +95,15 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// runningSource is a source that runs, with what it has put in.
+// runningSource is a running source with the workers that it has added.
 type runningSource struct {
 	*members
 	logs  *logs
 	state func() discovery.State
 }
 
-// start runs a source against a, with goodToken, unless mod says otherwise. No token may
-// come into its log.
+// start runs a source against a. It uses goodToken unless mod changes the configuration, and
+// checks that the log contains no token.
 func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source)) *runningSource {
 	t.Helper()
 	conf := config.Default().Kube
@@ -144,7 +144,7 @@ func start(t *testing.T, a *apiServer, mod func(*config.Kube), tune func(*Source
 	return s
 }
 
-// servers are the ways in which API servers differ.
+// servers are the variants of API servers.
 var servers = []struct {
 	name string
 	mod  func(*apiServer)
@@ -202,8 +202,8 @@ func TestPodsComeAndGo(t *testing.T) {
 	})
 }
 
-// awaitWatch waits until a watch has brought something: one that ends without is taken by the
-// reflector for a server that cannot watch, and listed again.
+// awaitWatch waits until a watch has delivered an event. The reflector treats a watch that ends
+// without one as that of a server which cannot watch, and lists again.
 func (s *runningSource) awaitWatch(t *testing.T, a *apiServer) {
 	t.Helper()
 	until(t, "there is a watch", func() (open bool) { a.set(func() { open = a.open > 0 }); return open })
@@ -214,8 +214,8 @@ func (s *runningSource) awaitWatch(t *testing.T, a *apiServer) {
 	until(t, "and takes it", func() bool { return s.String() == before })
 }
 
-// A watch whose connection is lost goes on where it stood: what happened meanwhile is told
-// as it happened, and nothing is listed again.
+// TestDroppedWatchResumes checks that a new watch resumes at the old one's position after a lost
+// connection: it delivers the changes in between, without a new list.
 func TestDroppedWatchResumes(t *testing.T) {
 	t.Parallel()
 	forEachServer(t, func(t *testing.T, a *apiServer) {
@@ -249,8 +249,8 @@ func TestDroppedWatchResumes(t *testing.T) {
 	})
 }
 
-// A server that has forgotten where the watch stood is listed anew: nothing of
-// what happened in between is missed.
+// TestGoneRelists checks that the source lists again if the server has discarded the watch's
+// position, and misses no change in between.
 func TestGoneRelists(t *testing.T) {
 	t.Parallel()
 	forEachServer(t, func(t *testing.T, a *apiServer) {
@@ -279,7 +279,8 @@ func TestGoneRelists(t *testing.T) {
 	})
 }
 
-// Credentials that are refused are named, with who refused them, and tried again.
+// TestRefusedCredentials checks that the error names rejected credentials and the server that
+// rejected them, and that the source tries again.
 func TestRefusedCredentials(t *testing.T) {
 	t.Parallel()
 	a := newAPI(t)
@@ -303,8 +304,8 @@ func TestRefusedCredentials(t *testing.T) {
 	until(t, "it is in once they are good", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" && s.state().Error == "" })
 }
 
-// A cluster that goes away takes nobody out, and what is wrong is shown until it
-// is well again.
+// TestForbiddenForAWhile checks that an unavailable cluster removes no worker, and that State has
+// the error until the cluster is available again.
 func TestForbiddenForAWhile(t *testing.T) {
 	t.Parallel()
 	a := newAPI(t)
@@ -323,7 +324,8 @@ func TestForbiddenForAWhile(t *testing.T) {
 	until(t, "it is well again", func() bool { return s.state().Error == "" })
 }
 
-// A server that takes calls and does not answer is told of, and waited for.
+// TestServerThatDoesNotAnswer checks that State reports a server which accepts calls without
+// responding, and that the source waits for it.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	for _, s := range servers[1:3] {
@@ -341,7 +343,7 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// A cluster of which nothing answers at all is no well one.
+// TestServerIsDown checks that State has an error while nothing listens at the server's address.
 func TestServerIsDown(t *testing.T) {
 	t.Parallel()
 	a := newAPI(t)
@@ -388,7 +390,7 @@ func TestNamesPortsAndModels(t *testing.T) {
 	a.change(watch.Added, portless("worse"))
 	until(t, "the other is counted", func() bool { return strings.Contains(s.state().Error, "1 other") })
 
-	// It stays wrong while others come and go, and is logged no more.
+	// The error stays while other pods change, and it is not logged again.
 	told := strings.Count(s.logs.String(), "engines/bad")
 	a.change(watch.Deleted, with(pod("x", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Namespace = "other" }))
 	until(t, "one is out", func() bool { return s.String() == "engines.p-0 prefill http://10.0.0.1:9000" })
@@ -415,7 +417,8 @@ func TestNewReportsErrors(t *testing.T) {
 	}
 }
 
-// A kubeconfig that cannot be used is named, and nothing of what stands in it.
+// TestBrokenKubeconfigKeepsItsSecrets checks that the error of an unusable kubeconfig names the
+// file but contains nothing of its content.
 func TestBrokenKubeconfigKeepsItsSecrets(t *testing.T) {
 	for name, text := range map[string]string{
 		"no YAML":      "{apiVersion: v1, users: [{name: u, user: {token: " + goodToken,
@@ -444,7 +447,8 @@ func TestBrokenKubeconfigKeepsItsSecrets(t *testing.T) {
 	}
 }
 
-// client-go logs calls and their heads when it is asked to; here it says nothing.
+// TestClientIsSilent checks that client-go does not log, although it can log calls with their
+// headers.
 func TestClientIsSilent(t *testing.T) {
 	start(t, newAPI(t), nil, nil)
 	if klog.Background().Enabled() || klog.Background().V(9).Enabled() {

@@ -33,7 +33,7 @@ import (
 
 const token = "registration-token-1"
 
-// sink is a fleet that takes everything.
+// sink is a discovery.Sink that accepts every worker.
 type sink struct {
 	mu sync.Mutex
 	in map[string]worker.Spec
@@ -218,7 +218,8 @@ func TestCallerAuthentication(t *testing.T) {
 	}
 }
 
-// A caller from outside the networks gets no answer at all.
+// TestOtherNetworksAreRejected checks that a caller from outside the networks gets no response at
+// all.
 func TestOtherNetworksAreRejected(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.Networks = []string{"10.1.0.0/16"} })
 	req, _ := http.NewRequest("GET", "http://"+s.Addr()+"/v1/workers", nil)
@@ -228,7 +229,8 @@ func TestOtherNetworksAreRejected(t *testing.T) {
 	}
 }
 
-// No address outside the networks gets in, in no field and no spelling.
+// TestAddressesMustLieInTheNetworks checks that an address outside the networks is rejected in
+// every field and every notation.
 func TestAddressesMustLieInTheNetworks(t *testing.T) {
 	s := serve(t, nil)
 	tried := 0
@@ -262,8 +264,9 @@ func TestAddressesMustLieInTheNetworks(t *testing.T) {
 	}
 }
 
-// A wide network means no link-local address, nor what is no address of one host; loopback
-// only to a caller who is there, as here.
+// TestWideNetworksMeanHosts checks that a wide network such as 0.0.0.0/0 includes neither
+// link-local addresses nor addresses that are not unicast. It includes loopback addresses only for
+// a caller on loopback.
 func TestWideNetworksMeanHosts(t *testing.T) {
 	wide := func(o *Options) { o.Config.Networks = []string{"0.0.0.0/0", "::/0"} }
 	s := serve(t, wide)
@@ -358,7 +361,7 @@ func TestIDsAreOwned(t *testing.T) {
 	if status, _, body := s.call(t, "PUT", "/v1/workers/a", token, plainAnnouncement); status != 201 {
 		t.Fatalf("%d %s", status, body)
 	}
-	// From another address on loopback.
+	// The caller has another loopback address.
 	from := &http.Client{Transport: &http.Transport{DialContext: (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext}}
 	defer from.CloseIdleConnections()
 	for method, want := range map[string]int{"PUT": 409, "DELETE": 403} {
@@ -387,7 +390,7 @@ func TestExpiryAfterProcessPause(t *testing.T) {
 	if _, err := l.put("a", netip.Addr{}, worker.Spec{ID: "a"}, 15*time.Second); err != nil {
 		t.Fatal(err)
 	}
-	// As if the process had slept for a minute since the last look.
+	// Simulates a process that was suspended for a minute since the last call of expire.
 	l.mu.Lock()
 	l.lastExpiryCheck = l.lastExpiryCheck.Add(-time.Minute)
 	l.byID["a"].ends = l.byID["a"].ends.Add(-time.Minute)
@@ -403,7 +406,7 @@ func TestExpiryAfterProcessPause(t *testing.T) {
 	}
 }
 
-// keyPair writes a certificate and its key, signed by ca (or by itself).
+// keyPair writes a certificate and its key, signed by ca or, if ca is nil, self-signed.
 func keyPair(t *testing.T, dir, name string, ca *tls.Certificate) tls.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -438,8 +441,8 @@ func keyPair(t *testing.T, dir, name string, ca *tls.Certificate) tls.Certificat
 	return pair
 }
 
-// With certificates a caller needs one that the router's authority signed; no
-// token then.
+// TestCertificates checks that a caller needs a client certificate of the router's CA, and no
+// token, if a CA is configured.
 func TestCertificates(t *testing.T) {
 	dir := t.TempDir()
 	ca := keyPair(t, dir, "ca", nil)
@@ -469,7 +472,7 @@ func TestCertificates(t *testing.T) {
 		t.Error("no certificate is needed")
 	}
 
-	// An authority that is taken out of the file is trusted no longer, without a restart.
+	// A CA that is removed from the file is no longer trusted, without a restart.
 	other, err := os.ReadFile(filepath.Join(dir, "stranger.crt"))
 	if err != nil {
 		t.Fatal(err)
@@ -483,8 +486,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// The client keeps a worker in, through a restart of the router, and takes it
-// out at its end.
+// TestClientKeepsAWorkerRegistered checks that the client keeps its worker registered through a
+// restart of the router, and deregisters it at the end.
 func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.Lease = time.Second })
 	ctx, cancel := context.WithCancel(context.Background())
@@ -497,7 +500,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	if !in() {
 		t.Error("it did not renew its lease")
 	}
-	// As a router that was restarted: it knows of nobody.
+	// Simulates a restarted router, which knows no worker.
 	s.leases.mu.Lock()
 	s.leases.set.Remove("a")
 	delete(s.leases.byID, "a")
@@ -513,7 +516,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	}
 }
 
-// What may change does so under those who are registered.
+// TestReload checks that changed settings apply and that registered workers stay.
 func TestReload(t *testing.T) {
 	s := serve(t, func(o *Options) { o.Config.MaxWorkers = 1 })
 	put := func(id, tok string, lease int) int {
@@ -535,7 +538,8 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// What is said on a command line is announced, all of it.
+// TestAnnounceCoversAllFields checks that an Announcement has every field of a worker on the
+// command line.
 func TestAnnounceCoversAllFields(t *testing.T) {
 	w, err := config.ParseWorker(worker.Prefill, "http://*:8000,model=m,ranks=2,label=blue,engine=sglang,health_path=/healthz,block_size=64,kv_events=tcp://*:5557,kv_replay=tcp://*:5657,"+
 		"load_events=tcp://*:5757,max_requests=48,rank_requests=32,rank_tokens=65536,bootstrap_port=8998,bootstrap_host=10.1.2.3,init_port=7300,alloc_port=7400,peer_host=10.1.2.4,connector=true")
@@ -566,8 +570,8 @@ func TestAnnounceCoversAllFields(t *testing.T) {
 	}
 }
 
-// A router that takes another's place takes over only who may be named by its own
-// configuration, which may be another.
+// TestKnownWorkersMustLieInTheNetworks checks that a router inherits only the workers that its own
+// configuration allows; the predecessor's may differ.
 func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
 	from := netip.MustParseAddr("127.0.0.1")
 	old := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("192.168.0.0/16")}
@@ -589,7 +593,7 @@ func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
 		}
 	})
 	until(t, "one is in", func() bool { _, in := s.get("stays"); return in })
-	// The listener answers once all have been looked at.
+	// The listener responds only after all inherited workers have been checked.
 	if status, _, _ := s.call(t, "GET", "/v1/workers", token, ""); status != 200 {
 		t.Fatal(status)
 	}
