@@ -36,7 +36,7 @@ type apiServer struct {
 	oldest   int      // versions up to this one are discarded
 	changed  chan struct{}
 	token    string        // the accepted token
-	denied   int           // status of every response; 0: none is denied
+	denied   int           // status of every response; 0: calls are served
 	unknown  int           // number of calls without the accepted token
 	json     bool          // always responds with JSON, as behind a translating proxy
 	noStream bool          // 422 for streamed lists, as from older servers
