@@ -8,29 +8,30 @@ import (
 	"sluice/dataplane/rawsocket"
 )
 
-// rawIO moves a plain connection's bytes by package sock's calls: with net.Conn's
-// a short request cost more than twice as many wake-ups of other threads (futex, by
-// perf stat). Where and until when they wait is the runtime's poller's and the
-// deadlines', as for net.Conn. A connection reads or writes, never both at once.
+// rawIO reads and writes a TCP connection with the calls of package rawsocket. With those of
+// net.Conn a short request caused more than twice as many wake-ups of other threads (futex,
+// by perf stat). As with net.Conn, a call waits in Go's poller until the deadline. A
+// connection reads or writes, never both at once.
 type rawIO struct {
 	step func(fd uintptr) bool // conn.ioStep, made once
 	op   ioOp
-	// Of what is under way: how many bytes of p were moved, and what failed.
+	// State of the current operation: bytes of p that are transferred, and the error.
 	n   int32
 	p   []byte
 	err error
 }
 
-// ioOp is what a connection does in its stay in the poller.
+// ioOp is an operation that waits in Go's poller.
 type ioOp uint8
 
 const (
-	opRead  ioOp = iota // p, once
-	opWrite             // all of p
-	opPoll              // what is held goes out, and the read-ahead is read
+	opRead  ioOp = iota // read into p once
+	opWrite             // write all of p
+	opPoll              // write the pending response and read into the read-ahead
 )
 
-// ioStep is run in the poller, again whenever more can be done, until it says true.
+// ioStep does a step of the current operation. syscall.RawConn calls it whenever the descriptor
+// is ready, until it returns true.
 func (c *conn) ioStep(fd uintptr) bool {
 	t := &c.io
 	switch t.op {
@@ -49,13 +50,14 @@ func (c *conn) ioStep(fd uintptr) bool {
 			return true
 		}
 		ended := t.read(int(fd))
-		if !ended && !c.active.Load() { // while a body is read the head was heard
+		if !ended && !c.active.Load() { // active: this read is for a body, and readStarted must stay
 			c.readState.endRead()
 		}
 		return ended
 	}
 }
 
+// read reads into p once. It returns false if there is no input.
 func (t *rawIO) read(fd int) bool {
 	n, errno := rawsocket.Recv(fd, t.p)
 	switch {
@@ -70,7 +72,7 @@ func (t *rawIO) read(fd int) bool {
 	return true
 }
 
-// doIO does op with p in the poller; n is how much of p was moved.
+// doIO runs op with p and waits for its end. n is the number of bytes of p that were transferred.
 func (c *conn) doIO(op ioOp, p []byte) (n int, err error) {
 	t := &c.io
 	t.op, t.p, t.n, t.err = op, p, 0, nil
@@ -86,10 +88,10 @@ func (c *conn) doIO(op ioOp, p []byte) (n int, err error) {
 	return int(t.n), err
 }
 
-// isTCP says whether the connection's bytes are those of its descriptor.
+// isTCP reports whether the connection has a descriptor and no TLS, so that rawIO can be used.
 func (c *conn) isTCP() bool { return c.raw != nil && c.tlsConn == nil }
 
-// receive is Conn.Read.
+// receive reads from the connection, with rawIO where possible.
 func (c *conn) receive(p []byte) (n int, err error) {
 	if !c.isTCP() || len(p) == 0 {
 		return c.Conn.Read(p)
@@ -97,7 +99,7 @@ func (c *conn) receive(p []byte) (n int, err error) {
 	return c.doIO(opRead, p)
 }
 
-// send is Conn.Write.
+// send writes to the connection, with rawIO where possible.
 func (c *conn) send(p []byte) (n int, err error) {
 	if !c.isTCP() {
 		return c.Conn.Write(p)

@@ -4,23 +4,24 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// readAhead is the read-ahead of a connection: the head of its next request, with what came
-// behind it. A connection that sends nothing has none, and one that trickles its head a
-// small one (lobby.go). What the plain lane leaves to fasthttp is read from here first.
+// readAhead is the input of a connection that has been read but not used: the head of its next
+// request and the bytes behind it. It has no buffer if the client has sent nothing, and a
+// small one in the pending-header queue (pendingheads.go). When the fast path passes a
+// connection to fasthttp, fasthttp reads these bytes first.
 type readAhead struct {
-	buf     *membudget.Buffer
-	r, w    int32
-	headLen int32 // where the head ends; 0: it has not come whole
-	readErr error // after the bytes that came
-	// count is of buf, where half a head that waits is longer than a page.
+	buf     *membudget.Buffer // nil: no bytes
+	r, w    int32             // buf.B[r:w] is unused
+	headLen int32             // where the head ends; 0: it is incomplete
+	readErr error             // follows the bytes
+	// count is the budget that buf uses while an incomplete head has more than a page.
 	count membudget.Count
 }
 
-// isRequestStart says whether a request may begin with b; for something else no head is
-// waited for.
+// isRequestStart reports whether a request may begin with b. If not, the server does not wait
+// for the rest of the head.
 func isRequestStart(b byte) bool { return tokenByte[b] || b == '\r' || b == '\n' }
 
-// read gives bytes that were read ahead.
+// read copies unused bytes to p, and releases the buffer when none are left.
 func (a *readAhead) read(p []byte) int {
 	n := copy(p, a.buf.B[a.r:a.w])
 	if a.r += int32(n); a.r == a.w {
@@ -29,7 +30,7 @@ func (a *readAhead) read(p []byte) int {
 	return n
 }
 
-// resize puts what came into a buffer of another size.
+// resize moves the bytes to a buffer of another size, which must have room for them.
 func (a *readAhead) resize(size int) {
 	next := membudget.Default.Get(size)
 	if a.buf != nil {
@@ -47,8 +48,8 @@ func (a *readAhead) release() {
 	a.count.Release()
 }
 
-// acquireBudget counts the buffer against b where it is longer than a page, until drop; false when
-// b is spent.
+// acquireBudget counts the buffer against b, if it is larger than a page, until release. It
+// returns false if b is exhausted.
 func (a *readAhead) acquireBudget(b *membudget.Budget) bool {
 	more := cap(a.buf.B) - int(a.count.Used())
 	if cap(a.buf.B) <= membudget.Page || more <= 0 {

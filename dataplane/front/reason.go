@@ -2,14 +2,14 @@ package front
 
 import "github.com/valyala/fasthttp"
 
-// Reason is why a request was refused or a leg failed: one vocabulary for the
-// X-Sluice-Reason header, error bodies, logs, metric labels and the docs.
+// Reason says why a request was refused or a leg failed. The X-Sluice-Reason header, error
+// bodies, logs, metric labels and the docs use the same words.
 type Reason string
 
-// The reasons. Status and OpenAI error type of each stand in reasonTable.
+// The reasons. reasonTable has the status and the OpenAI error type of each.
 const (
 	BadHTTP            Reason = "bad_http"
-	BadTLS             Reason = "bad_tls"          // in metrics only: there is nobody to be told
+	BadTLS             Reason = "bad_tls"          // only in metrics: the client gets no response
 	BadProxyHeader     Reason = "bad_proxy_header" // likewise
 	Pipelined          Reason = "pipelined"
 	BadJSON            Reason = "bad_json"
@@ -30,7 +30,7 @@ const (
 	ModelNotAllowed    Reason = "key_model"
 	KeyLimitReached    Reason = "key_limit"
 	UnknownModel       Reason = "unknown_model"
-	UnknownResponse    Reason = "unknown_response" // none is stored by that id, or for this client
+	UnknownResponse    Reason = "unknown_response" // no response with this id is stored, or it belongs to another client
 	NoPrefillWorker    Reason = "no_prefill_worker"
 	NoDecodeWorker     Reason = "no_decode_worker"
 	NoWorker           Reason = "no_worker"
@@ -41,15 +41,16 @@ const (
 	UpstreamInvalid    Reason = "upstream_garbage"
 	TooManyConnections Reason = "too_many_connections"
 	EngineConnLimit    Reason = "engine_connections" // limits.engine_conns is reached
-	KVNotWritten       Reason = "kv_not_written"     // and the one decode worker might take it for written
+	KVNotWritten       Reason = "kv_not_written"     // and the only decode worker might use it as if it were written
 	Draining           Reason = "draining"
-	Drained            Reason = "drained" // the answer had not begun when the drain's time was over
+	Drained            Reason = "drained" // the drain's deadline came before the response began
 	ClientGone         Reason = "client_gone"
-	Deadline           Reason = "deadline"      // the request's own time is over
-	LoopDetected       Reason = "loop_detected" // this router, or too many, sent the request
+	Deadline           Reason = "deadline"      // the request's own deadline has passed
+	LoopDetected       Reason = "loop_detected" // the request has passed through this router already, or through too many routers
 	Internal           Reason = "internal"
 )
 
+// reasonInfo is what a refusal for a reason says to the client.
 type reasonInfo struct {
 	status int
 	typ    string // OpenAI error type
@@ -99,7 +100,7 @@ var reasonTable = map[Reason]reasonInfo{
 	Internal:           {500, "internal_error", ""},
 }
 
-// Status is the HTTP status of a refusal for this reason.
+// Status returns the HTTP status of a refusal for this reason.
 func (r Reason) Status() int {
 	if row, ok := reasonTable[r]; ok {
 		return row.status
@@ -107,15 +108,15 @@ func (r Reason) Status() int {
 	return 500
 }
 
-// reasonPhrase is the reason phrase of an answer's status line.
+// reasonPhrase returns the reason phrase of a status line.
 func reasonPhrase(status int) string {
-	if status == 499 { // nginx's: no RFC has it
+	if status == 499 { // defined by nginx, not by an RFC
 		return "Client Closed Request"
 	}
 	return fasthttp.StatusMessage(status)
 }
 
-// Type is the OpenAI error type of a refusal for this reason.
+// Type returns the OpenAI error type of a refusal for this reason.
 func (r Reason) Type() string {
 	if row, ok := reasonTable[r]; ok {
 		return row.typ

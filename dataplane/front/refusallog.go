@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// maxRefusalLines is how many refusals a second get a line in the log; what is left out is
-// told by the next line.
+// maxRefusalLines is how many refusals are logged in a second. The next line has the number of
+// those that were not logged.
 const maxRefusalLines = 10
 
-// reportRefused counts and logs that this request is refused.
+// reportRefused reports the refusal of this request to the Observer and logs it.
 func (x *Exchange) reportRefused(reason Reason, param string) {
 	endpoint, key := "", ""
 	if x.Endpoint != nil {
@@ -24,17 +24,17 @@ func (x *Exchange) reportRefused(reason Reason, param string) {
 	x.srv.reportRefused(endpoint, reason, refusal{id: x.RequestID, client: x.ip, key: key, param: param})
 }
 
-// refusal is what is known of one for the log: nothing that a client wrote but its
-// request's id, which is checked, and the path of a route there is.
+// refusal is what the log says about a refused request. The only input of the client in it is
+// the request id, which is validated.
 type refusal struct {
 	id     string
 	client netip.Addr
-	key    string // its holder's name
+	key    string // the name of the API key's holder
 	param  string // the field at fault
 }
 
-// reportRefused counts and logs a refusal; likewise a client that left before its answer began, and
-// was told nothing: its stream would have had a line.
+// reportRefused reports a refusal to the Observer and logs it. It is also used for a client that
+// has disconnected before its response began, because no stream logs that request.
 func (s *Server) reportRefused(endpoint string, reason Reason, r refusal) {
 	if o := s.initial.Observer; o != nil {
 		o.Refused(endpoint, reason)
@@ -42,13 +42,14 @@ func (s *Server) reportRefused(endpoint string, reason Reason, r refusal) {
 	s.refusalLog.log(s.initial.Log, endpoint, reason, r)
 }
 
-// rateLimitedLog is a bound of so many lines a second. Safe for concurrent use.
+// rateLimitedLog logs at most maxRefusalLines lines a second. It is safe for concurrent use.
 type rateLimitedLog struct {
-	second     atomic.Int64 // the Unix second, and how many lines it had: second<<16 | lines
-	suppressed atomic.Int64
+	second     atomic.Int64 // Unix second << 16 | lines logged in it
+	suppressed atomic.Int64 // lines not logged since the last logged one
 }
 
-// allow says whether a line may be written now, and how many were not since the last.
+// allow reports whether a line may be logged now, and how many were suppressed since the last
+// one.
 func (b *rateLimitedLog) allow(now time.Time) (suppressed int64, ok bool) {
 	for {
 		last := b.second.Load()

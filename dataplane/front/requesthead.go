@@ -5,37 +5,37 @@ import (
 	"math"
 )
 
-// Framings of a request body; a value from 0 up is a Content-Length.
+// Values of requestHead.length that are not a Content-Length.
 const (
 	framingNone    = -2
 	framingChunked = -1
 )
 
-// headerLine is one header line, as offsets of the raw head.
+// headerLine is a header line, as offsets in requestHead.raw.
 type headerLine struct {
 	name, nameEnd, value, valueEnd uint32
 }
 
-// requestHead is a request head as the guard read it. It borrows raw. It is our own
-// reading of the bytes, not fasthttp's, which is too lenient to be trusted with
-// the question where a request ends (CL with TE, obs-fold, HTTP/9.9), and it
-// keeps the names as the client wrote them.
+// requestHead is a parsed request head. Both paths use this parser: fasthttp's own is too lenient
+// to decide where a request ends (Content-Length with Transfer-Encoding, obs-fold, HTTP/9.9).
+// requestHead keeps header names as the client wrote them. It borrows raw.
 type requestHead struct {
 	raw          []byte
-	path         []byte // of the request target, without the query
+	path         []byte // the path of the request target, without the query
 	lines        []headerLine
 	length       int64 // framingNone, framingChunked or a Content-Length
 	http11       bool
-	close        bool // the client wants the connection closed
-	hasNominated bool // Connection names header lines that are hop-by-hop
-	hasExpect    bool // there is an Expect line
-	options      [][2]uint32
+	close        bool        // Connection has the option close
+	hasNominated bool        // Connection names header lines that are hop-by-hop
+	hasExpect    bool        // there is an Expect line
+	options      [][2]uint32 // the names in Connection, as offsets in raw
 }
 
 func (h *requestHead) nameOf(l *headerLine) []byte  { return h.raw[l.name:l.nameEnd] }
 func (h *requestHead) valueOf(l *headerLine) []byte { return h.raw[l.value:l.valueEnd] }
 
-// find gives the first value of a header, nil when absent.
+// find returns the value of the first header line with a name, nil if there is none. It borrows
+// raw.
 func (h *requestHead) find(name string) []byte {
 	for i := range h.lines {
 		if l := &h.lines[i]; equalFold(h.nameOf(l), name) {
@@ -45,7 +45,8 @@ func (h *requestHead) find(name string) []byte {
 	return nil
 }
 
-// findAll gives the values of all lines of a name, joined by commas; nil when absent.
+// findAll returns the values of all header lines with a name, joined by commas, nil if there are
+// none. A single value borrows raw.
 func (h *requestHead) findAll(name string) (all []byte) {
 	for i := range h.lines {
 		l := &h.lines[i]
@@ -53,17 +54,17 @@ func (h *requestHead) findAll(name string) (all []byte) {
 		case !equalFold(h.nameOf(l), name):
 		case all == nil:
 			all = h.raw[l.value:l.valueEnd:l.valueEnd]
-		default: // at its capacity, so that raw stays as it is
+		default: // append allocates, because all has no spare capacity; raw stays unchanged
 			all = append(append(all, ','), h.valueOf(l)...)
 		}
 	}
 	return all
 }
 
-// read parses a head: method, target and protocol as they stood in the request
-// line, raw from the first header line to the empty line inclusive. The text it
-// gives says what is refused and is meant for the client; "" means accepted.
-// After a refusal nothing that follows on the connection can be trusted.
+// read parses a head: method, target and protocol as in the request line, and raw from the first
+// header line to the empty line, inclusive. It returns "" if it accepts the head, otherwise an
+// error message for the client. After an error the connection cannot serve another request,
+// because the end of this one is unknown.
 func (h *requestHead) read(method, target, protocol, raw []byte) (refused string) {
 	h.raw, h.lines, h.options = raw, h.lines[:0], h.options[:0]
 	h.length, h.close, h.hasNominated, h.hasExpect = framingNone, false, false, false
@@ -87,11 +88,12 @@ func (h *requestHead) read(method, target, protocol, raw []byte) (refused string
 	return h.checkFraming()
 }
 
-// maxLines bounds the header lines of a request, which costs more to look at than its bytes
-// tell; clients send a dozen.
+// maxLines bounds the header lines of a request. Many short lines cost more than their bytes
+// suggest; clients send about a dozen.
 const maxLines = 256
 
-// splitLines finds the lines: CRLF only, name, colon, value, no folding.
+// splitLines splits raw into header lines. Each must be a name, a colon and a value, and end with
+// CRLF; folded lines are refused.
 func (h *requestHead) splitLines() string {
 	raw := h.raw
 	if len(raw) > math.MaxInt32 {
@@ -144,7 +146,8 @@ func (h *requestHead) splitLines() string {
 	return ""
 }
 
-// checkFraming decides on framing, host and connection options.
+// checkFraming checks the lines about framing, host and content type, and sets the length and the
+// connection options.
 func (h *requestHead) checkFraming() string {
 	var hosts, lengths, encodings, types int
 	for i := range h.lines {
@@ -191,7 +194,7 @@ func (h *requestHead) checkFraming() string {
 		return "there must be exactly one Host header"
 	case lengths > 1:
 		return "there must be at most one Content-Length header"
-	case types > 1: // the router checks one of them, an engine may read the other
+	case types > 1: // the router checks the first; an engine may use another
 		return "there must be at most one Content-Type header"
 	case encodings > 1:
 		return "there must be at most one Transfer-Encoding header"
@@ -205,11 +208,12 @@ func (h *requestHead) checkFraming() string {
 	return ""
 }
 
-// maxConnectionOptions bounds the headers that Connection names: each header line is compared
-// with each of them. Clients name one or two.
+// maxConnectionOptions bounds the header names in Connection, because each header line is
+// compared with each of them. Clients name one or two.
 const maxConnectionOptions = 32
 
-// addConnectionOptions adds the options of a Connection line; false if there are too many.
+// addConnectionOptions adds the options of a Connection line. It returns false if there are too
+// many.
 func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 	for at := l.value; at < l.valueEnd; {
 		end := at
@@ -238,7 +242,7 @@ func (h *requestHead) addConnectionOptions(l *headerLine) bool {
 	return true
 }
 
-// isOption says whether Connection names this header, which makes it hop-by-hop.
+// isOption reports whether Connection names this header, so that it is hop-by-hop.
 func (h *requestHead) isOption(name []byte) bool {
 	if !h.hasNominated {
 		return false
@@ -251,8 +255,8 @@ func (h *requestHead) isOption(name []byte) bool {
 	return false
 }
 
-// parseLength reads a Content-Length: digits only, at most 18 of them, so that
-// neither a sign nor an overflow can make two readers disagree.
+// parseLength parses a Content-Length. It accepts only digits, at most 18 of them, because two
+// servers may disagree on a sign or an overflow.
 func parseLength(b []byte) (int64, bool) {
 	if len(b) == 0 || len(b) > 18 {
 		return 0, false
@@ -267,8 +271,8 @@ func parseLength(b []byte) (int64, bool) {
 	return n, true
 }
 
-// tokenByte and hostByte: RFC 9110 5.6.2 (token) and RFC 3986 3.2.2 (host and
-// port), the latter as lenient as net/http.
+// tokenByte has the bytes of a token (RFC 9110, 5.6.2), hostByte those of a host and port (RFC
+// 3986, 3.2.2), as lenient as net/http.
 var tokenByte, hostByte = byteSet("!#$%&'*+-.^_`|~"), byteSet("!$%&'()*+,-.:;=[]_~")
 
 func byteSet(more string) (set [256]bool) {
@@ -293,7 +297,7 @@ func isToken(b []byte) bool {
 	return len(b) > 0
 }
 
-// equalFold compares ASCII without case.
+// equalFold reports whether b and s are equal if the case of ASCII letters is ignored.
 func equalFold(b []byte, s string) bool {
 	if len(b) != len(s) {
 		return false
