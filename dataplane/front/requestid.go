@@ -8,24 +8,26 @@ import (
 	"sync/atomic"
 )
 
-// maxRequestID is the longest X-Request-Id taken from a client, in bytes.
+// maxRequestID is the greatest length of a client's X-Request-Id that the server uses, in bytes.
 const maxRequestID = 128
 
-// requestIDs makes request ids of 32 hexadecimal digits: a random prefix of the process and
-// a counter, so that an id costs one small string and two processes do not share any.
-// Python's uuid.UUID accepts them: servers on starlette-context, such as llama-cpp-python's,
-// answer 400 to an X-Request-Id that it does not accept.
+// requestIDs makes request ids of 32 hexadecimal digits: a random prefix of the process and a
+// counter. Thus an id costs one small string, and two processes make different ids. Python's
+// uuid.UUID accepts the ids. Servers that use starlette-context, such as llama-cpp-python's,
+// need that: they answer 400 to an X-Request-Id that uuid.UUID does not accept.
 type requestIDs struct {
 	prefix  [20]byte
 	counter atomic.Uint64
 }
 
+// init chooses the random prefix.
 func (r *requestIDs) init() {
 	var seed [len(r.prefix) / 2]byte
 	_, _ = rand.Read(seed[:])
 	hex.Encode(r.prefix[:], seed[:])
 }
 
+// next returns a new id. It is safe for concurrent use.
 func (r *requestIDs) next() string {
 	const digits = "000000000000"
 	var buf [len(r.prefix) + 16]byte
@@ -38,9 +40,9 @@ func (r *requestIDs) next() string {
 	return string(append(id, n...))
 }
 
-// validRequestID says whether a client's id may be used as it is: visible
-// ASCII without quotes and backslashes, because it goes into JSON, log lines
-// and header lines unescaped, and nothing in which an engine reads an address.
+// validRequestID reports whether the server uses a client's id unchanged. The id must be visible
+// ASCII without quotes and backslashes, because it is written to JSON, log lines and header
+// lines unescaped. It must not contain what an engine parses as an address (NamesPeer).
 func validRequestID(id []byte) bool {
 	if len(id) == 0 || len(id) > maxRequestID || NamesPeer(id) {
 		return false
@@ -53,10 +55,11 @@ func validRequestID(id []byte) bool {
 	return true
 }
 
-// NamesPeer says whether a request id tells vLLM's engines where their peer is, which they
-// then connect to: P2pNcclConnector (vLLM 0.9.2 to 0.23) and MoRIIOConnector
-// (moriio_common.py of 0.32) look for ___prefill_addr_…___decode_addr_… in it, before
-// anything that a router tells them. No client may say that.
+// NamesPeer reports whether a request id contains a peer's address for vLLM's engines.
+// P2pNcclConnector (vLLM 0.9.2 to 0.23) and MoRIIOConnector (moriio_common.py of 0.32) look
+// for ___prefill_addr_…___decode_addr_… in the id and connect to these addresses. They prefer
+// them to the parameters from a router. The router must not forward such an id of a client,
+// who could make engines connect anywhere.
 func NamesPeer(id []byte) bool {
 	return bytes.Contains(id, addrMark) && (bytes.Contains(id, prefillAddr) || bytes.Contains(id, decodeAddr))
 }

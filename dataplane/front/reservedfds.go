@@ -10,34 +10,35 @@ import (
 )
 
 const (
-	// maxReservedConns is how many connections may be served, a page each, whose descriptor is
-	// of the reserve: whoever watches over this router must be able to ask it how it is.
+	// maxReservedConns is how many connections with a reserved descriptor are served at a
+	// time. Each gets one page and is closed, so that probes and monitoring can reach a router
+	// that has no other descriptors.
 	maxReservedConns = 16
-	// reservedConnTimeout is what such a connection has for each step.
+	// reservedConnTimeout bounds each read of such a connection.
 	reservedConnTimeout = 2 * time.Second
-	// Idle connections are closed to make room, so many at once and so often.
+	// evictBatch idle connections are closed at most every evictInterval to free descriptors.
 	evictBatch    = 64
 	evictInterval = 100 * time.Millisecond
 )
 
-// fdStats is how a server without descriptors is doing.
+// fdStats is the state of a server that runs out of descriptors.
 type fdStats struct {
-	reservedConns atomic.Int32
-	evictedAt     atomic.Int64  // when room was made last, Unix nanoseconds
+	reservedConns atomic.Int32  // open connections with a reserved descriptor
+	evictedAt     atomic.Int64  // time of the last eviction, in Unix nanoseconds
 	acceptRetries atomic.Uint64 // accepts that failed
-	rejected      atomic.Uint64 // connections turned away
+	rejected      atomic.Uint64 // connections refused
 	evicted       atomic.Uint64 // idle connections closed
 	logLine       sampledLog
 }
 
-// FDStats is what want of file descriptors has led to since the start: accepts that
-// failed and were waited out, connections that were told to come again, and idle ones
-// that were closed to make room.
+// FDStats returns what a lack of file descriptors has caused since the start: accepts that
+// failed and were retried, connections that were refused with a 503, and idle connections that
+// were closed.
 func (s *Server) FDStats() (acceptRetries, rejected, evicted uint64) {
 	return s.fdStats.acceptRetries.Load(), s.fdStats.rejected.Load(), s.fdStats.evicted.Load()
 }
 
-// hasReservedFD says whether the connection's descriptor is of the reserve.
+// hasReservedFD reports whether the connection's descriptor is reserved (package fdlimit).
 func (c *conn) hasReservedFD() (is bool) {
 	if c.raw != nil {
 		_ = c.raw.Control(func(fd uintptr) { is = fdlimit.IsReserved(int(fd)) })
@@ -45,8 +46,8 @@ func (c *conn) hasReservedFD() (is bool) {
 	return is
 }
 
-// acquireReservedConn makes room, and c one of the few that are served all the same; false when
-// there are enough of those.
+// acquireReservedConn evicts idle connections, and marks c as a connection with a reserved
+// descriptor. It returns false if maxReservedConns such connections are open already.
 func (s *Server) acquireReservedConn(c *conn) bool {
 	s.evictIdle()
 	s.fdStats.logLine.warn(s.initial.Log, "file descriptors run out: idle connections are closed, and new ones get a page or a 503", "connections", s.conns.len(), "help", "raise the limit (ulimit -n, LimitNOFILE=), or lower limits.max_conns")
@@ -59,15 +60,16 @@ func (s *Server) acquireReservedConn(c *conn) bool {
 	return true
 }
 
-// onAcceptError notes an accept that failed for want of means.
+// onAcceptError handles an accept that has failed for lack of descriptors or memory: it evicts
+// idle connections and logs the error.
 func (s *Server) onAcceptError(err error) {
 	s.fdStats.acceptRetries.Add(1)
 	s.evictIdle()
 	s.fdStats.logLine.warn(s.initial.Log, "cannot accept, trying again", "error", err, "connections", s.conns.len())
 }
 
-// evictIdle closes some connections on which nothing is under way, and where there are none
-// some of which half a head has come, and no more.
+// evictIdle closes up to evictBatch idle connections. If there are none it closes connections
+// with an incomplete head and no unread input.
 func (s *Server) evictIdle() {
 	now, last := time.Now().UnixNano(), s.fdStats.evictedAt.Load()
 	if now-last < int64(evictInterval) || !s.fdStats.evictedAt.CompareAndSwap(last, now) {
@@ -87,18 +89,20 @@ func (s *Server) evictIdle() {
 	if left == evictBatch && s.pendingHeads != nil {
 		left -= s.pendingHeads.evict(left)
 	}
-	if left == evictBatch { // half heads under TLS are in no lobby
+	if left == evictBatch { // incomplete heads over TLS are not in the pending-header queue
 		close(func(c *conn) bool { return c.tlsConn != nil && !c.active.Load() && !c.hasUnread() })
 	}
 	s.fdStats.evicted.Add(uint64(evictBatch - left))
 }
 
-// sampledLog says a thing once in a while, with how often it would have been said.
+// sampledLog logs at most one line in sampledLogInterval, with the number of lines that it has
+// suppressed. It is safe for concurrent use.
 type sampledLog struct {
-	at         atomic.Int64 // Unix nanoseconds
-	suppressed atomic.Int64
+	at         atomic.Int64 // time of the last line, in Unix nanoseconds
+	suppressed atomic.Int64 // lines not logged since
 }
 
+// sampledLogInterval is the least time between two lines of a sampledLog.
 const sampledLogInterval = 10 * time.Second
 
 func (l *sampledLog) warn(log *slog.Logger, msg string, args ...any) {

@@ -10,24 +10,25 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// responseWriter is where the whole answer to a plain request is written. Its memory goes to
-// conn.held with it.
+// responseWriter composes a non-streaming response on the fast path. finishResponse moves its
+// buffer and its budget to conn.pending.
 type responseWriter struct {
 	buf      *membudget.Buffer // nil: nothing is written
-	n        int               // of buf
-	linesEnd int               // where the header lines end; the Date's place is before
-	count    membudget.Count   // of a long answer
+	n        int               // bytes written to buf
+	linesEnd int               // where the header lines end; the Date line ends there
+	count    membudget.Count   // budget of a long response
 }
 
-// unbudgetedResponse is how long an answer may be without being counted as bodies are.
+// unbudgetedResponse is the longest response that is not counted against the memory budget.
 const unbudgetedResponse = 64 << 10
 
-// unboundedResponse is how long the first answer of a connection may be without a bound on the
-// kernel's send buffer. Connections with one short answer save the system call.
+// unboundedResponse is the longest first response of a connection for which the kernel's send
+// buffer is not bounded. Connections with one short response save the system call.
 const unboundedResponse = 16 << 10
 
-// acquireResponseBudget counts an answer of n bytes until it has left; where the budget is spent it
-// answers so, and gives false. One that goes by fasthttp is counted until it is handed over.
+// acquireResponseBudget counts a response of n bytes against the memory budget until it is
+// written. If the budget is exhausted it answers with an error and returns false. A response
+// through fasthttp is counted until fasthttp has it.
 func (x *Exchange) acquireResponseBudget(n int) bool {
 	if n <= unbudgetedResponse || x.responseState != responsePending {
 		return true
@@ -40,6 +41,7 @@ func (x *Exchange) acquireResponseBudget(n int) bool {
 	return false
 }
 
+// grow makes room for n more bytes.
 func (r *responseWriter) grow(n int) {
 	switch {
 	case r.buf == nil:
@@ -70,7 +72,7 @@ func (r *responseWriter) release() {
 	*r = responseWriter{}
 }
 
-// addHeaderLine adds a header line to a whole answer that was begun.
+// addHeaderLine adds a header line to the response that beginResponse has begun.
 func addHeaderLine[N, V []byte | string](x *Exchange, name N, value V) {
 	if x.ctx != nil {
 		x.ctx.Response.Header.AddBytesKV([]byte(name), []byte(value))
@@ -83,7 +85,7 @@ func addHeaderLine[N, V []byte | string](x *Exchange, name N, value V) {
 	appendTo(r, "\r\n")
 }
 
-// writeStatus begins the answer to a plain request.
+// writeStatus begins a response on the fast path with its status line.
 func (r *responseWriter) writeStatus(status int) {
 	r.n = 0
 	appendTo(r, "HTTP/1.1 ")
@@ -95,11 +97,11 @@ func (r *responseWriter) writeStatus(status int) {
 
 const (
 	dateName  = "Date: "
-	dateSize  = len(dateName) + len(time.RFC1123) + len("\r\n") // as much as http's own form has
+	dateSize  = len(dateName) + len(time.RFC1123) + len("\r\n") // HTTP's date format is as long as RFC1123
 	closeLine = "Connection: close\r\n"
 )
 
-// setIdentityBody makes a copy of body the answer's.
+// setIdentityBody sets a copy of body as the response body, uncompressed.
 func (x *Exchange) setIdentityBody(body []byte) {
 	if x.ctx != nil {
 		x.c.boundFor(len(body))
@@ -121,7 +123,8 @@ func (x *Exchange) setIdentityBody(body []byte) {
 	appendTo(r, body)
 }
 
-// finishResponse ends the answer to a plain request and gives it to the connection.
+// finishResponse completes the response on the fast path and moves it to conn.pending. keep says
+// that the connection may serve another request.
 func (x *Exchange) finishResponse(keep bool) {
 	h, r := &x.c.pending, &x.response
 	h.buf, h.keepConn = nil, keep
@@ -139,13 +142,13 @@ func (x *Exchange) finishResponse(keep bool) {
 	}
 	x.c.boundFor(r.n)
 	if more := int(r.count.Used()) - cap(r.buf.B); more > 0 {
-		r.count.Return(more) // the head was shorter than was allowed for
+		r.count.Return(more) // the head is shorter than acquireResponseBudget assumed
 	}
 	h.buf, h.n, h.sent, h.count = r.buf, r.n, 0, r.count
 	*r = responseWriter{}
 }
 
-// dateLine is a second's Date line.
+// dateLine is the Date line of one second.
 type dateLine struct {
 	second int64
 	line   [dateSize]byte
@@ -153,6 +156,7 @@ type dateLine struct {
 
 var cachedDate atomic.Pointer[dateLine]
 
+// appendDate appends the Date line for now. It formats one line a second.
 func appendDate(dst []byte, now time.Time) []byte {
 	d := cachedDate.Load()
 	if d == nil || d.second != now.Unix() {

@@ -8,14 +8,14 @@ import (
 	"sluice/dataplane/compression"
 )
 
-// page is a route that is no inference.
+// page is a route that does not lead to an engine.
 type page struct {
 	path     string
 	render   func(*Exchange)
-	needsKey bool // for a key, where keys are asked for
+	needsKey bool // the page requires an API key if the server requires keys
 }
 
-// pages are answered to GET and HEAD.
+// pages are served for GET and HEAD.
 var pages = []page{
 	{"/v1/models", (*Exchange).showModels, true},
 	{"/livez", func(x *Exchange) { x.show(200, "text/plain; charset=utf-8", []byte("ok\n")) }, false},
@@ -25,23 +25,23 @@ var pages = []page{
 	{"/metrics", (*Exchange).showMetrics, false},
 }
 
-// route is what a path leads to: an endpoint or a page.
+// route is the target of a path: an endpoint or a page.
 type route struct {
 	endpoint *Endpoint
 	page     func(*Exchange)
 	needsKey bool
-	methods  string // as in Allow
+	methods  string // in the form of the Allow header
 	stored   StoredRequest
 }
 
-// Methods of routes.
+// The values of route.methods.
 const (
 	methodsPage   = "GET, HEAD"
 	methodsPost   = "POST"
 	methodsStored = "GET, DELETE"
 )
 
-// allows says whether the route is for a method.
+// allows reports whether the route accepts a method.
 func (r *route) allows(method []byte) bool {
 	for m := range strings.SplitSeq(r.methods, ", ") {
 		if string(method) == m {
@@ -51,7 +51,7 @@ func (r *route) allows(method []byte) bool {
 	return false
 }
 
-// routes finds a route by its path; known lists all of them for the 404.
+// routes finds a route by its path. known lists all routes for the 404 message.
 type routes struct {
 	byPath map[string]route
 	known  string
@@ -87,7 +87,8 @@ const (
 	cancelSuffix    = "/cancel"
 )
 
-// find finds the route of a path: an exact one, or one that names a model or a response.
+// find returns the route of a path: one with exactly this path, or one that names a model or a
+// stored response.
 func (r *routes) find(path []byte) (found route, ok bool) {
 	if found, ok = r.byPath[string(path)]; ok {
 		return found, true
@@ -110,7 +111,8 @@ func (r *routes) find(path []byte) (found route, ok bool) {
 	return found, true
 }
 
-// serve runs one request that fasthttp has read from its head to its answer.
+// serve handles a request that fasthttp has read: it checks the head, finds the route and makes
+// the response.
 func (x *Exchange) serve() {
 	h := &x.ctx.Request.Header
 	refused := x.head.read(h.Method(), h.RequestURI(), h.Protocol(), h.RawHeaders())
@@ -151,7 +153,7 @@ func (x *Exchange) serve() {
 	}
 }
 
-// dispatch has the route answer a request of its method.
+// dispatch makes the route's endpoint or page answer the request.
 func (x *Exchange) dispatch(found route) {
 	switch {
 	case found.endpoint == &StoredEndpoint:
@@ -168,8 +170,7 @@ func (x *Exchange) dispatch(found route) {
 	}
 }
 
-// admit says whether a request to an engine may go on, by what is known before its body;
-// when not, it has answered.
+// admit reports whether a request to an engine is accepted by its head. If not, it has answered.
 func (x *Exchange) admit() bool {
 	if x.srv.draining.Load() {
 		x.rejectDraining()
@@ -204,7 +205,8 @@ func (x *Exchange) infer() {
 		return
 	}
 	x.setDrainTarget()
-	if x.srv.drainExpired.Load() { // behind opens: a drain that has not found this exchange is seen here
+	// This check follows setDrainTarget: a drain that did not find this exchange is seen here.
+	if x.srv.drainExpired.Load() {
 		x.rejectDraining()
 		return
 	}
@@ -217,7 +219,7 @@ func (x *Exchange) infer() {
 	x.handle()
 }
 
-// handle runs the Handler, which must answer.
+// handle runs the Handler. If it does not answer, the client gets a 500.
 func (x *Exchange) handle() {
 	x.srv.initial.Handler.ServeInference(x)
 	if x.responseState == responsePending {
@@ -226,22 +228,22 @@ func (x *Exchange) handle() {
 	}
 }
 
-// rejectDraining refuses a request that a drain does not wait for.
+// rejectDraining refuses a request during a drain.
 func (x *Exchange) rejectDraining() {
 	x.Error(Draining, "", "this router is shutting down; try again, another one will answer", drainRetry)
 }
 
-// isJSON accepts application/json with any parameters, and a missing type.
+// isJSON reports whether a Content-Type is application/json, with any parameters, or missing.
 func isJSON(value []byte) bool { return len(value) == 0 || namesJSON(value) }
 
-// namesJSON accepts application/json with any parameters.
+// namesJSON reports whether a Content-Type is application/json, with any parameters.
 func namesJSON(value []byte) bool {
 	media, _, _ := bytes.Cut(value, []byte{';'})
 	return equalFold(bytes.TrimRight(media, " \t"), "application/json")
 }
 
-// quotedForError quotes a client's bytes for an error message, cut to a sane length; the
-// JSON writer makes them harmless.
+// quotedForError quotes up to 80 bytes of a client's input for an error message. appendJSONString
+// escapes them later.
 func quotedForError(b []byte) string {
 	if len(b) > 80 {
 		return `"` + string(b[:80]) + `…"`
