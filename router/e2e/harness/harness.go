@@ -36,9 +36,9 @@ func StartSim(t *testing.T, mod func(*sim.Options)) *sim.Engine {
 	return e
 }
 
-// SuspendEngines makes engines accept no work until release: neither the requests that f
-// matches nor the router's inference probes. Without the latter the router would see that the
-// engine works, and treat only the one request as stalled.
+// SuspendEngines makes engines answer neither the requests that f matches nor /health until
+// release. If they answered /health, the router could see that the engine runs and that only
+// the one request is stalled.
 func SuspendEngines(f sim.Fault, engines ...*sim.Engine) (release func()) {
 	until := make(chan struct{})
 	f.Kind, f.Until = sim.Stall, until

@@ -12,7 +12,7 @@ import (
 	"sluice/router/worker"
 )
 
-// StreamContent is what a client reads out of a stream, all of it.
+// StreamContent is all that a client can read from a stream.
 type StreamContent struct {
 	identity string // id, object, created, model: the same in every event
 	Text     string
@@ -22,7 +22,7 @@ type StreamContent struct {
 	usage    string
 	Done     int
 	Err      string
-	Broken   []string // what no stream may hold
+	Broken   []string // violations: content that no stream may have
 }
 
 func ReadStreamContent(a *Answer) (s StreamContent) {
@@ -90,7 +90,8 @@ func ReadStreamContent(a *Answer) (s StreamContent) {
 	return s
 }
 
-// WantSameContent compares a stream with that of an engine which nothing disturbed.
+// WantSameContent checks that a stream has the same content as undisturbed, the stream of an
+// engine without faults.
 func WantSameContent(t *testing.T, a, undisturbed *Answer) StreamContent {
 	t.Helper()
 	got, want := ReadStreamContent(a), ReadStreamContent(undisturbed)
@@ -101,11 +102,11 @@ func WantSameContent(t *testing.T, a, undisturbed *Answer) StreamContent {
 	return got
 }
 
-// MigrationFleet are an engine that nothing disturbs and a router over others.
+// MigrationFleet is a router over some engines, and a reference engine without faults.
 type MigrationFleet struct {
 	Reference *sim.Engine
 	Prefill   *sim.Engine   // nil: none
-	Engines   []*sim.Engine // that decode
+	Engines   []*sim.Engine // decode or aggregated engines
 	*Router
 }
 
@@ -131,7 +132,7 @@ func StartMigrationFleet(t *testing.T, pd bool, n int, mod func(*config.Config))
 	}
 	m.Router = StartRouter(t, func(c *config.Config) {
 		c.Schedule.Policy = "round_robin"
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // the same few engines fail again and again
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep the few engines, which fail repeatedly, in the pools
 		if mod != nil {
 			mod(c)
 		}
@@ -143,12 +144,12 @@ func (m *MigrationFleet) Migrated(outcome string) float64 {
 	return m.Metric(`sluice_migrations_total{outcome="` + outcome + `"}`)
 }
 
-// Fail arms a fault for the first leg of a request, wherever it goes, but for none
-// of those that go on with it.
+// Fail arms a fault on every engine for the first leg of a request, but not for the legs that
+// resume it.
 func (m *MigrationFleet) Fail(id string, f sim.Fault) {
 	f.ID = id
 	for _, e := range m.Engines {
-		e.Fault(sim.Fault{Kind: sim.Slow, ID: id + "-"}) // of no effect, but taken in the place of the next
+		e.Fault(sim.Fault{Kind: sim.Slow, ID: id + "-"}) // without effect: it matches the resumed legs, so that the next fault does not
 		e.Fault(f)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"sluice/bench/sim"
 )
 
-// SpliceRounds are the prompts of the requests by which a stream of several choices went on, in
-// their order.
+// SpliceRounds returns the prompts of the requests that resumed a stream of several choices, in
+// the order of the requests.
 func (m *MigrationFleet) SpliceRounds(t *testing.T) (rounds [][][]uint32) {
 	t.Helper()
 	var recs []sim.Record
@@ -44,7 +44,7 @@ func (m *MigrationFleet) SpliceRounds(t *testing.T) (rounds [][][]uint32) {
 	return rounds
 }
 
-// Continuation is what an engine says behind ids that nothing disturbs.
+// Continuation returns the text that the reference engine generates after a prompt of ids.
 func (m *MigrationFleet) Continuation(t *testing.T, ids []uint32, most int, like string) string {
 	t.Helper()
 	list, _ := json.Marshal(ids)

@@ -10,19 +10,20 @@ import (
 	"sluice/bench/sim"
 )
 
-// EndpointCase is one endpoint of one engine, whose streams are to go on elsewhere.
+// EndpointCase is one endpoint of one kind of engine, whose streams the router can migrate.
 type EndpointCase struct {
 	Name, Engine, Path, Body string
 	Mod                      func(*sim.Options)
 	Read                     func(*Answer) StreamRecord
 }
 
-// StreamRecord is what a client makes of a stream, whoever wrote its events: what may differ
-// between two runs (ids, times) must be the same all along in each of them.
+// StreamRecord is the content of a stream in any API format, for comparison with another run.
+// Members that differ between two runs, such as ids and times, are not part of it, but must be
+// constant within a stream.
 type StreamRecord struct {
 	Text   string
 	Ids    []float64
-	kinds  []string // of events, repeated ones once
+	kinds  []string // names of events, without repetitions
 	Usage  any
 	End    any // how it ended
 	Whole  any // what the end repeats of the answer
@@ -40,7 +41,7 @@ func (h *StreamRecord) AddKind(k string) {
 	}
 }
 
-// WantConstant notes an id that all events must have.
+// WantConstant records an error if id is empty or differs from that of an earlier event.
 func (h *StreamRecord) WantConstant(id any) {
 	if h.id == nil {
 		h.id = id
@@ -50,7 +51,8 @@ func (h *StreamRecord) WantConstant(id any) {
 	}
 }
 
-// EachEvent gives the events of a stream: their name and JSON; "[DONE]" as a name.
+// EachEvent calls f with the name and the JSON of each event of a stream. The final "[DONE]" is
+// passed as a name.
 func EachEvent(a *Answer, h *StreamRecord, f func(name string, v map[string]any)) {
 	events := strings.SplitAfter(string(a.Body), "\n\n")
 	if last := events[len(events)-1]; last != "" {

@@ -10,8 +10,8 @@ import (
 	"sluice/bench/sim"
 )
 
-// KilledStream kills the engine of a stream, and tells what the client got of it and
-// where its ids came from.
+// KilledStream kills the engine of a stream. It returns the text of a table cell for the stream
+// that the client received, and one for the source of the token ids in the resumed request.
 func (m *MigrationFleet) KilledStream(t *testing.T, f *EndpointCase) (got, ids string) {
 	t.Helper()
 	body := f.Request(33, true)
@@ -48,7 +48,7 @@ func (m *MigrationFleet) KilledStream(t *testing.T, f *EndpointCase) (got, ids s
 	return "wrong", ids
 }
 
-// KilledWhole is killedStream for a request that is not streamed.
+// KilledWhole is KilledStream for a request that is not streamed.
 func (m *MigrationFleet) KilledWhole(t *testing.T, f *EndpointCase) string {
 	t.Helper()
 	body := f.Request(33, false)
@@ -76,7 +76,7 @@ func (m *MigrationFleet) KilledWhole(t *testing.T, f *EndpointCase) string {
 	return "run again elsewhere"
 }
 
-// normalizedAnswer is a whole answer without what differs between two runs.
+// normalizedAnswer returns a response without the members that differ between two runs.
 func normalizedAnswer(t *testing.T, body []byte) any {
 	t.Helper()
 	var v any

@@ -20,9 +20,9 @@ import (
 	"sluice/router/worker"
 )
 
-// NixlEngine is what a simulated prefill engine lacks to be spoken to as plain vLLM is: a
-// real NIXL agent, and the ZeroMQ side channel where its metadata is asked. What the
-// agent is told goes to the simulated engine's own side channel.
+// NixlEngine completes a simulated prefill engine so that the router can use it like vLLM
+// without a connector: it adds a real NIXL agent, and the ZeroMQ side channel that serves the
+// agent's metadata. It forwards the agent's notifications to the simulated side channel.
 type NixlEngine struct {
 	t        *testing.T
 	agent    *nixl.Agent
@@ -35,8 +35,8 @@ type NixlEngine struct {
 	id       string // engine id
 }
 
-// WithRealNIXL completes a row: prefill engines with real agents, and a router that
-// releases abandoned blocks by its own.
+// WithRealNIXL completes a row of the matrix: it gives the prefill engines real NIXL agents, and
+// the router an agent with which it releases abandoned blocks.
 func WithRealNIXL(t *testing.T, fam *MatrixFamily) {
 	wheel := NixlWheel(t)
 	var last *NixlEngine
@@ -61,7 +61,8 @@ func WithRealNIXL(t *testing.T, fam *MatrixFamily) {
 	}
 }
 
-// startNIXLEngine begins the agent and the socket, before the engine is known.
+// startNIXLEngine starts the agent and the socket. The simulated engine is added later, by
+// address.
 func startNIXLEngine(t *testing.T, wheel string) (*NixlEngine, string) {
 	t.Helper()
 	n := &NixlEngine{t: t, stop: make(chan struct{}), received: make(chan string, 1<<16)}
@@ -96,7 +97,7 @@ func startNIXLEngine(t *testing.T, wheel string) (*NixlEngine, string) {
 	return n, at[strings.LastIndexByte(at, ':')+1:]
 }
 
-// answer answers who asks for the agent's metadata.
+// answer serves requests for the agent's metadata.
 func (n *NixlEngine) answer() {
 	for {
 		select {
@@ -116,7 +117,7 @@ func (n *NixlEngine) answer() {
 	}
 }
 
-// payload is NixlHandshakePayload, as vLLM 0.32 packs it.
+// payload returns the NixlHandshakePayload in the encoding of vLLM 0.32.
 func (n *NixlEngine) payload() []byte {
 	inner := msgp.AppendMapHeader(nil, 2)
 	inner = msgp.AppendString(msgp.AppendString(inner, "engine_id"), n.id)
@@ -126,7 +127,7 @@ func (n *NixlEngine) payload() []byte {
 	return msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), inner)
 }
 
-// address begins to answer for e, and to pass on to it what the agent is told.
+// address starts to serve metadata for e and to forward the agent's notifications to it.
 func (n *NixlEngine) address(e *sim.Engine) {
 	n.engine, n.id = fmt.Sprint("127.0.0.1:", e.SidePort()), e.EngineID()
 	n.wg.Go(n.answer)

@@ -2,5 +2,5 @@ package harness
 
 import "sluice/dataplane/objpool"
 
-// Every test of the package finds who writes to a pooled object after its release.
+// Enable the checks that detect writes to a pooled object after its release in every test.
 func init() { objpool.EnableChecks() }

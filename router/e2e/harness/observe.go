@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Metric is the value of one series of the router's /metrics, 0 when absent.
-// Labels stand as they do there: name{a="b"}.
+// Metric returns the value of one series of the router's /metrics, or 0 if it is absent. series
+// is written as on the page, with labels: name{a="b"}.
 func (r *Router) Metric(series string) float64 {
 	var b bytes.Buffer
 	r.Metrics.WritePrometheus(&b)
@@ -40,7 +40,7 @@ func (r *Router) Fallbacks(kind string) float64 {
 	return r.Metric(`sluice_fallbacks_total{kind="` + kind + `"}`)
 }
 
-// Explain asks the admin listener for a request's record.
+// Explain fetches a request's record from the admin listener.
 func (r *Router) Explain(t *testing.T, id string) *schedule.Record {
 	t.Helper()
 	rt, err := admin.ReadRuntimeFile(r.Config.Admin.RuntimeFile)
@@ -58,7 +58,7 @@ func (r *Router) Explain(t *testing.T, id string) *schedule.Record {
 	return rec
 }
 
-// Outcome waits until a request's record has its end.
+// Outcome waits until a request's record has an outcome, and returns the record.
 func (r *Router) Outcome(t *testing.T, id string) *schedule.Record {
 	t.Helper()
 	var rec schedule.Record
@@ -69,7 +69,7 @@ func (r *Router) Outcome(t *testing.T, id string) *schedule.Record {
 	return &rec
 }
 
-// ReservedLoad describes what is still reserved anywhere, "" when nothing is.
+// ReservedLoad describes the load that is still reserved on any rank; "" if there is none.
 func (r *Router) ReservedLoad() string {
 	var remaining []string
 	for _, w := range r.Fleet.View().Workers {
@@ -87,8 +87,8 @@ func (r *Router) ReservedLoad() string {
 	return strings.Join(remaining, "; ")
 }
 
-// WantIdle waits until nothing is under way in the router and the engines, and no
-// lease is left.
+// WantIdle waits until no request is in progress in the router and the engines, and no engine
+// holds blocks for a lease.
 func WantIdle(t *testing.T, r *Router, within time.Duration, engines ...*sim.Engine) {
 	t.Helper()
 	busy := ""
@@ -109,8 +109,8 @@ func WantIdle(t *testing.T, r *Router, within time.Duration, engines ...*sim.Eng
 	busy = ""
 }
 
-// GenerateRequests are the requests to inference endpoints, oldest first; the
-// router's calls of /tokenize and its probes are not among them.
+// GenerateRequests returns the requests to inference endpoints that the engine received, oldest
+// first. The router's calls of /tokenize and its probes are not included.
 func GenerateRequests(e *sim.Engine) []sim.Record {
 	return slices.DeleteFunc(e.Requests(), func(r sim.Record) bool {
 		return r.Method != "POST" || !strings.HasPrefix(r.Path, "/v1/") && !strings.HasPrefix(r.Path, "/inference/") && r.Path != "/generate"
@@ -125,7 +125,7 @@ func Ids(recs []sim.Record) []string {
 	return out
 }
 
-// Member gives the bytes of one member of a JSON object.
+// Member returns the text of one member of a JSON object.
 func Member(t *testing.T, object []byte, name string) string {
 	t.Helper()
 	var m map[string]json.RawMessage
@@ -135,8 +135,9 @@ func Member(t *testing.T, object []byte, name string) string {
 	return string(m[name])
 }
 
-// A worker's own state changes a moment before the View that requests see: one
-// that has left Ready is Ready here until that View is out.
+// State returns the state of a worker as requests see it. The state of a worker changes a moment
+// before the View that requests use; a worker that is no longer ready is Ready here until it has
+// left that View.
 func (r *Router) State(id string) worker.State {
 	v := r.Fleet.View()
 	for _, w := range v.Workers {
@@ -165,10 +166,10 @@ func WantReason(t *testing.T, a *Answer, status int, reason string) {
 	}
 }
 
-// DropIdle closes the test client's own kept-alive connections.
+// DropIdle closes the idle connections of the test's HTTP client.
 func DropIdle() { http.DefaultTransport.(*http.Transport).CloseIdleConnections() }
 
-// inPools says whether requests may be sent to a worker, by what they see.
+// inPools reports whether a rank of the worker is in any pool of the View.
 func inPools(v *fleet.View, w *worker.Worker) bool {
 	for _, model := range v.Models {
 		p, _ := v.Pool(model)

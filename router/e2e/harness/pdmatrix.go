@@ -20,21 +20,21 @@ import (
 
 var Rewrite = flag.Bool("rewrite", false, "write what stands in docs instead of comparing it")
 
-// MatrixFamily is one row of the matrix: a family of the router and the simulated
-// engines that speak it. A row is added when both are there.
+// MatrixFamily is one row of the matrix: a P/D family of the router and the simulated engines
+// that implement it.
 type MatrixFamily struct {
 	Name               string
-	Variant            string // of the family, where it has several
+	Variant            string // of the family, if it has several
 	Engine             func(*sim.Options)
-	HandoverFault      sim.Fault // what keeps the hand-over from ending while the client leaves; see hold
-	nothingBetweenLegs bool      // between the legs no engine keeps anything for a request
-	Concurrent         bool      // the legs start together
+	HandoverFault      sim.Fault // delays the end of the hand-over until the client has left; see HandoverPoint
+	nothingBetweenLegs bool      // no engine holds state for a request between the legs
+	Concurrent         bool      // the legs run concurrently
 	Config             func(*config.Config)
 	Worker             func(*config.Worker, *sim.Engine)
 	Prepare            func(*testing.T, *MatrixFamily) // completes a copy of the row for one fleet
 }
 
-// Prepared is the row with what one fleet needs of its own.
+// Prepared returns the row as completed by Prepare for one fleet.
 func (fam *MatrixFamily) Prepared(t *testing.T) *MatrixFamily {
 	t.Helper()
 	if fam.Prepare == nil {
@@ -62,25 +62,25 @@ var MatrixFamilies = []MatrixFamily{
 	{Name: "storage", Variant: ", decode first", Prepare: prepareStore, Config: declineTrials, HandoverFault: sim.Fault{Kind: sim.Stall, Body: noTrial}, nothingBetweenLegs: true},
 }
 
-// noTrial is in a decode that may not decline.
+// noTrial is part of the body of a decode that may not decline.
 const noTrial = `"cache_hit_threshold":0`
 
 func usingSimPD(name string) func(*sim.Options) { return func(o *sim.Options) { o.PD = name } }
 
 func WithoutEvents(w *config.Worker, _ *sim.Engine) { w.Engine, w.KVEvents = "trtllm", []string{"off"} }
 
-// prepareStore gives a fleet a store of its own, in which nothing is yet.
+// prepareStore gives a fleet an empty store of its own.
 func prepareStore(_ *testing.T, fam *MatrixFamily) {
 	store := fmt.Sprint("matrix ", rand.Uint64())
 	fam.Engine = func(o *sim.Options) { o.PD, o.Store = "storage", store }
 }
 
-// declineTrials has every decode that goes first decline. In turns, the one that declines would
-// always be the same engine.
+// declineTrials makes every decode that is tried before prefill decline. The policy is random,
+// because with round robin the same engine would decline every time.
 func declineTrials(c *config.Config) { c.PD.CacheHitThreshold, c.Schedule.Policy = 1, "random" }
 
-// prepareLMCache finds the port of the notifications before the engines start, who
-// must know it.
+// prepareLMCache chooses the port of the notifications before the engines start, because their
+// options contain it.
 func prepareLMCache(t *testing.T, fam *MatrixFamily) {
 	port := FreePort(t)
 	fam.Engine = func(o *sim.Options) { o.PD, o.LMCacheProxy = "lmcache", fmt.Sprintf("tcp://127.0.0.1:%d", port) }
@@ -93,27 +93,27 @@ func prepareLMCache(t *testing.T, fam *MatrixFamily) {
 	}
 }
 
-// WithBootstrap names a prefill worker's bootstrap server, as an operator does.
+// WithBootstrap sets a prefill worker's bootstrap options, as an operator does.
 func WithBootstrap(w *config.Worker, e *sim.Engine) {
 	if host, port := e.Bootstrap(); port > 0 {
 		w.Options = map[string][]string{"bootstrap_host": {host}, "bootstrap_port": {fmt.Sprint(port)}}
 	}
 }
 
-// Shapes are the ways of asking for one text.
+// Shapes are the variants of one request: streamed and not streamed.
 var Shapes = []struct{ Name, Extra string }{
 	{"stream", `,"stream":true`},
 	{"not streamed", ""},
 }
 
-// endsIdle is how long a fleet has to let go of everything: it takes a second at most, and
-// longer where the machine has other work; leases are 30 s and longer.
+// endsIdle bounds the wait until a fleet has released everything. That takes at most a second,
+// or longer on a busy machine. The bound is below the shortest lease, 30 s.
 const endsIdle = 20 * time.Second
 
-// MatrixFleet is two prefill and two decode engines of a family, a router over
-// them, and an engine of no family that says what the text must be.
+// MatrixFleet is a router over two prefill and two decode engines of a family, and an aggregated
+// reference engine that generates the expected text.
 type MatrixFleet struct {
-	t                 *testing.T // the family's, which outlives the column's
+	t                 *testing.T // of the row, which outlives the tests of its columns
 	row, Family       *MatrixFamily
 	Router            *Router
 	Prefills, Decodes []*sim.Engine
@@ -147,9 +147,9 @@ func StartMatrixFleet(t *testing.T, fam *MatrixFamily) *MatrixFleet {
 	}
 	f.Router = StartRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.Name
-		c.Schedule.Policy = "round_robin"   // every engine gets its turn
-		c.Health.BreakAfter = 1000          // one decode engine fails again and again
-		c.Health.Timeout = 20 * time.Second // one that stands still is not out
+		c.Schedule.Policy = "round_robin"   // so that every engine is chosen
+		c.Health.BreakAfter = 1000          // keep a decode engine that fails repeatedly in the pool
+		c.Health.Timeout = 20 * time.Second // keep a suspended engine in the pool
 		c.PD.AbortDelay, c.PD.AbandonedDecode = time.Second, 0
 		if fam.Config != nil {
 			fam.Config(c)
@@ -162,7 +162,7 @@ func (f *MatrixFleet) Engines() []*sim.Engine {
 	return append(append([]*sim.Engine(nil), f.Prefills...), f.Decodes...)
 }
 
-// body is a request nobody has sent before, and its path.
+// body returns a request with a prompt that was not used before, and its path.
 func (f *MatrixFleet) body(kind, extra string) (path, body string) {
 	f.sent++
 	if kind == "batch" {
@@ -171,7 +171,7 @@ func (f *MatrixFleet) body(kind, extra string) (path, body string) {
 	return "/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":8,"ignore_eos":true%s}`, f.sent, Prompt, extra)
 }
 
-// LegCount counts the inference requests engines have seen.
+// LegCount returns the number of inference requests that the engines received.
 func LegCount(engines []*sim.Engine) (n int) {
 	for _, e := range engines {
 		n += len(GenerateRequests(e))
@@ -185,7 +185,7 @@ func (f *MatrixFleet) ForgetRequests() {
 	}
 }
 
-// Computed is how many prompt tokens the decode engines have computed themselves.
+// Computed returns the number of prompt tokens that the decode engines computed themselves.
 func (f *MatrixFleet) Computed() (n int) {
 	for _, e := range f.Decodes {
 		n += e.Stats().Sum().LocalCompute
@@ -193,8 +193,8 @@ func (f *MatrixFleet) Computed() (n int) {
 	return n
 }
 
-// checkRequest sends one request and says whether every choice of the answer is what
-// an undisturbed engine says.
+// checkRequest sends one request and reports whether every choice of the response equals that
+// of the reference engine.
 func (f *MatrixFleet) checkRequest(t *testing.T, kind, extra string) (a *Answer, right bool) {
 	t.Helper()
 	path, body := f.body(kind, extra)
@@ -213,7 +213,7 @@ func (f *MatrixFleet) checkRequest(t *testing.T, kind, extra string) (a *Answer,
 	return a, right
 }
 
-// choicesOf are the texts of an answer by choice, of a stream too.
+// choicesOf returns the text of each choice of a response, streamed or not.
 func choicesOf(a *Answer) map[int]string {
 	texts := make(map[int]string)
 	add := func(js []byte) {
@@ -246,7 +246,8 @@ func choicesOf(a *Answer) map[int]string {
 	return texts
 }
 
-// answers: an undisturbed request has the right text; the cell says who made it.
+// CheckAnswers checks that a request without faults has the right text. It returns the text of
+// a table cell that says which legs ran.
 func (f *MatrixFleet) CheckAnswers(t *testing.T, kind, extra string) string {
 	f.ForgetRequests()
 	before := f.Computed()
@@ -273,24 +274,25 @@ func (f *MatrixFleet) CheckAnswers(t *testing.T, kind, extra string) string {
 	return "both legs"
 }
 
-// AbortPoint is where a client leaves: a fault holds the request, on all of at; seen
-// are the engines that must have it by then, as the fault wants it. held: engines must
-// hold something of it; decoding: decode must have begun to make tokens.
+// AbortPoint is the point in a request's life at which its client disconnects. Fault stalls the
+// request on all Faulted engines. Before the client disconnects, one of Receivers must have
+// received a request that the fault matches; with FaultHolds an engine must hold state for it;
+// with Decoding, decode must have generated tokens.
 type AbortPoint struct {
 	Faulted, Receivers   []*sim.Engine
 	Fault                sim.Fault
 	FaultHolds, Decoding bool
-	slowDecode           bool // decode takes the request in when its client has left
-	Answering            bool // prefill has finished, and answers when its client has left
+	slowDecode           bool // decode admits the request only after the client has left
+	Answering            bool // prefill has finished, but answers only after the client has left
 }
 
-// HandoverPoint is leaving between the legs.
+// HandoverPoint is the AbortPoint between the two legs.
 func (f *MatrixFleet) HandoverPoint() AbortPoint {
 	return AbortPoint{Faulted: f.Decodes, Receivers: f.Decodes, Fault: f.Family.HandoverFault, FaultHolds: !f.Family.nothingBetweenLegs, slowDecode: f.Family.HandoverFault.Leg == ""}
 }
 
-// Inject arms the fault. How long its client needs to leave is nothing to bet on, so a
-// decode that is late is so until release.
+// Inject arms the fault. A delayed engine stays delayed until release rather than for a fixed
+// time, because the time that the client needs to disconnect is not bounded.
 func (d *AbortPoint) Inject() (release func()) {
 	switch {
 	case d.slowDecode:
@@ -304,7 +306,7 @@ func (d *AbortPoint) Inject() (release func()) {
 	return func() {}
 }
 
-// Reached says whether the engines have the request.
+// Reached reports whether one of Receivers has received the request.
 func (d *AbortPoint) Reached() bool {
 	for _, e := range d.Receivers {
 		for _, rec := range GenerateRequests(e) {
@@ -316,8 +318,8 @@ func (d *AbortPoint) Reached() bool {
 	return false
 }
 
-// leaves: a client that goes leaves nothing behind, or what it leaves is freed
-// with the lease.
+// Abort disconnects the client of a request at d. It returns the text of a table cell: whether
+// the engines freed everything at once or with the lease.
 func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 	f.ForgetRequests()
 	release := d.Inject()
@@ -336,13 +338,13 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 	if d.Decoding {
 		Eventually(t, TestTimeout, "tokens are made", func() bool { return Generated(f.Decodes) > made })
 	} else {
-		time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
+		time.Sleep(30 * time.Millisecond) // until the engine has admitted the request
 	}
 	if strings.Contains(extra, "stream") && d.Decoding {
 		l.Event(t)
 	}
 	abortedAt := l.Disconnect()
-	time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+	time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 	release()
 	released := f.BecomesIdle(endsIdle)
 	for _, e := range d.Faulted {
@@ -356,7 +358,7 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 	return "freed with the lease"
 }
 
-// answering is how many answers engines hold back.
+// answering returns the number of responses that the engines withhold.
 func answering(engines []*sim.Engine) (n int) {
 	for _, e := range engines {
 		n += e.Stats().Sum().DelayedAnswers
@@ -364,7 +366,7 @@ func answering(engines []*sim.Engine) (n int) {
 	return n
 }
 
-// Generated is how many tokens engines have made.
+// Generated returns the number of tokens that the engines generated.
 func Generated(engines []*sim.Engine) (n int) {
 	for _, e := range engines {
 		n += e.Stats().Sum().GeneratedTokens
@@ -372,19 +374,20 @@ func Generated(engines []*sim.Engine) (n int) {
 	return n
 }
 
-// restart gives the family a new fleet, when the old one keeps what would spoil
-// what comes next.
+// restart replaces the fleet by a new one, because the old one still holds blocks that would
+// disturb the next test.
 func (f *MatrixFleet) restart() {
 	sent := f.sent
 	*f = *StartMatrixFleet(f.t, f.row)
 	f.sent = sent
 }
 
-// fails: the leg on e fails once. Requests are sent until e was chosen.
+// FailsOver makes one leg on e fail: it sends requests until the router chooses e. It returns
+// the text of a table cell for the result.
 func (f *MatrixFleet) FailsOver(t *testing.T, e *sim.Engine, fault sim.Fault, extra string) string {
 	fault.N = 1
 	if f.row.Variant != "" && slices.Contains(f.Decodes, e) {
-		fault.Body = noTrial // not the decode that declines anyhow
+		fault.Body = noTrial // not the decode that declines in any case
 	}
 	e.Fault(fault)
 	cell := f.untilHit(t, e, fault, extra)
@@ -414,7 +417,7 @@ func (f *MatrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 		case a.Status == 200 && right && LegCount(f.Engines()) <= 1+min(1, LegCount(f.Prefills)):
 			return "hidden"
 		case a.Status == 200 && right:
-			return "run again" // how many legs it took is not told: of two that start together one may be cut before it is sent
+			return "run again" // without the number of legs: of two concurrent legs one may be cancelled before it is sent
 		case a.Status == 200 && streamed && (bytes.Contains(a.Body, []byte(`data: {"error"`)) || bytes.Contains(a.Body, []byte(`data: {"object":"error"`))):
 			return "error event"
 		case a.Status == 200:
@@ -427,10 +430,10 @@ func (f *MatrixFleet) untilHit(t *testing.T, e *sim.Engine, fault sim.Fault, ext
 	return "?"
 }
 
-// HasKV says whether an engine runs or keeps anything.
+// HasKV reports whether an engine runs a request or holds blocks.
 func (f *MatrixFleet) HasKV() bool { return f.EngineLoad() != "" }
 
-// EngineLoad is what engines run or keep.
+// EngineLoad describes the requests and blocks of the engines; "" if there are none.
 func (f *MatrixFleet) EngineLoad() (s string) {
 	for i, e := range f.Engines() {
 		if n := e.Stats().Sum(); e.Alive() && (n.Running+n.Waiting+n.Leases+n.Rooms != 0 || n.BlocksFree != n.BlocksTotal) {
@@ -440,7 +443,7 @@ func (f *MatrixFleet) EngineLoad() (s string) {
 	return s
 }
 
-// BecomesIdle says whether within that time nothing is under way or kept anywhere.
+// BecomesIdle reports whether the router and the engines release everything within a time.
 func (f *MatrixFleet) BecomesIdle(within time.Duration) bool {
 	for end := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
 		if f.Router.ReservedLoad() == "" && !f.HasKV() {

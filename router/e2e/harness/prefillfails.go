@@ -8,6 +8,6 @@ import (
 
 func ShortPrefillTimeout(c *config.Config) {
 	c.Timeouts.Prefill = 300 * time.Millisecond
-	c.Health.FailAfter = 1000 // failed workers stay in the choice
+	c.Health.FailAfter = 1000 // keep failed workers in the pool
 	c.Schedule.Policy = "round_robin"
 }

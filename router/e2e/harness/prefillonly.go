@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// prefillOnlyAnswer is what a prefill-only request is answered with.
+// prefillOnlyAnswer is the response to a prefill-only request.
 type prefillOnlyAnswer struct {
 	Object       string `json:"object"`
 	Worker       string `json:"worker"`

@@ -26,9 +26,9 @@ var Binary struct {
 	err  error
 }
 
-// BuiltBinary returns the path of the command as make build makes bin/sluice. All test
-// packages of this checkout share one file, which go build leaves alone while it is up to
-// date; the lock keeps two of them from linking it at once.
+// BuiltBinary returns the path of the sluice binary, built as make build builds bin/sluice. All
+// test packages of a checkout share one file, which go build does not rewrite while it is up to
+// date. A lock prevents two packages from linking it at the same time.
 func BuiltBinary(t *testing.T) string {
 	t.Helper()
 	Binary.Once.Do(func() { Binary.Path, Binary.err = buildBinary() })
@@ -70,22 +70,22 @@ func buildBinary() (path string, err error) {
 	return path, nil
 }
 
-// Process is a sluice under way.
+// Process is a running sluice process.
 type Process struct {
 	Cmd    *exec.Cmd
-	Addr   string // line of standard output
+	Addr   string // first line of standard output
 	Stdout *SyncBuffer
 	Stderr *SyncBuffer
 	ended  chan error
 }
 
-// Launch starts the binary and reads its first line.
+// Launch starts the binary and waits for its first line of output, the address.
 func Launch(t *testing.T, env []string, args ...string) *Process {
 	t.Helper()
 	return LaunchAs(t, BuiltBinary(t), env, args...)
 }
 
-// LaunchAs is launch by another file, which runs the binary in its own place.
+// LaunchAs is Launch with another file, such as a script that executes the binary.
 func LaunchAs(t *testing.T, path string, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{Cmd: exec.Command(path, args...), Stdout: new(SyncBuffer), Stderr: new(SyncBuffer), ended: make(chan error, 1)}
@@ -120,7 +120,7 @@ func LaunchAs(t *testing.T, path string, env []string, args ...string) *Process 
 	return p
 }
 
-// Wait gives the exit code.
+// Wait waits until the process ends and returns its exit code.
 func (p *Process) Wait(t *testing.T, within time.Duration) int {
 	t.Helper()
 	select {
@@ -148,7 +148,8 @@ func (p *Process) Ready(t *testing.T) {
 	})
 }
 
-// A token in the environment is used and shown to nobody.
+// PlantedSecret is the admin token that the tests set in the environment. It must not appear in
+// logs or pages.
 const PlantedSecret = "planted-secret-0123456789abcdef"
 
 func ServeEnv(t *testing.T) ([]string, string) {
@@ -156,7 +157,8 @@ func ServeEnv(t *testing.T) ([]string, string) {
 	return []string{"SLUICE_ADMIN_TOKEN=" + PlantedSecret, "XDG_RUNTIME_DIR=" + dir}, dir
 }
 
-// AdminHealth is what /admin/v1/health says of the process launched with env.
+// AdminHealth returns the /admin/v1/health page of the process started with env; nil if the
+// process has not written its runtime file yet.
 func AdminHealth(t *testing.T, env []string) []byte {
 	t.Helper()
 	for _, v := range env {
@@ -166,7 +168,7 @@ func AdminHealth(t *testing.T, env []string) []byte {
 		}
 		files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json"))
 		if len(files) != 1 {
-			return nil // not announced yet
+			return nil // no runtime file yet
 		}
 		rt, err := admin.ReadRuntimeFile(files[0])
 		if err != nil {

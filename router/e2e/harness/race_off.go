@@ -2,5 +2,5 @@
 
 package harness
 
-// RaceEnabled: the race detector is off.
+// RaceEnabled reports whether the race detector is on.
 const RaceEnabled = false

@@ -9,9 +9,9 @@ import (
 	"sluice/router/worker"
 )
 
-// AwaitIndexed waits until the feeds are past their start and the index holds what the
-// engines hold. A block of which an
-// engine has several copies is told, and counted as repeated, for each.
+// AwaitIndexed waits until the feeds have left the syncing state and the index has all blocks
+// that the engines cache. An engine reports a block once for each copy, and the index counts the
+// further reports as duplicates.
 func AwaitIndexed(t *testing.T, r *Router, engines ...*sim.Engine) {
 	t.Helper()
 	Eventually(t, 5*time.Second, "the events have come", func() bool {

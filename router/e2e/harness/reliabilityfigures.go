@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// SoakTime says whether the long tests run their length, and for how long one does that
-// is as long as is wished: full, or what SLUICE_SOAK says (SLUICE_SOAK=15m).
+// SoakTime reports whether long tests run at full length, and how long a test of adjustable
+// length runs: full, or the duration in SLUICE_SOAK (SLUICE_SOAK=15m).
 func SoakTime(full time.Duration) (span time.Duration, long bool) {
 	text := os.Getenv("SLUICE_SOAK")
 	if span, err := time.ParseDuration(text); err == nil && span > 0 {
@@ -17,8 +17,8 @@ func SoakTime(full time.Duration) (span time.Duration, long bool) {
 	return full, text != ""
 }
 
-// LogFigure prints what a test has measured of one of RELIABILITY.md's points, for
-// scripts/reliability.py to gather.
+// LogFigure logs a figure measured for one of RELIABILITY.md's points. scripts/reliability.py
+// reads these lines from the output of the test.
 func LogFigure(t testing.TB, point int, format string, args ...any) {
 	t.Helper()
 	t.Logf("reliability %d: %s", point, fmt.Sprintf(format, args...))

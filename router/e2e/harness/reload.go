@@ -11,7 +11,7 @@ import (
 	"sluice/router/config"
 )
 
-// ReloadRouter is a router on a file.
+// ReloadRouter is a router with a configuration file that a test edits.
 type ReloadRouter struct {
 	*Router
 	t    *testing.T
@@ -33,7 +33,7 @@ func StartReloadRouter(t *testing.T, more string, engines ...string) *ReloadRout
 	return g
 }
 
-// ReloadWith rewrites the file and reloads over the admin API.
+// ReloadWith writes Base and more to the file and reloads it over the admin API.
 func (g *ReloadRouter) ReloadWith(more string) (status int, changes []config.Change, message string) {
 	g.t.Helper()
 	WriteFile(g.t, g.Path, g.Base+more)

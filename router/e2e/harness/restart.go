@@ -23,8 +23,7 @@ func RuntimeOf(t *testing.T, dir string) admin.Runtime {
 	return rt
 }
 
-// IsRunning says whether a process is there; one that has ended and waits for its
-// parent to look is not.
+// IsRunning reports whether a process exists and is not a zombie.
 func IsRunning(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Trials is n, or 20 times as many with SLUICE_SOAK=1.
+// Trials returns n, or 20*n if SLUICE_SOAK is set.
 func Trials(n int) int {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		return 20 * n
@@ -15,7 +15,7 @@ func Trials(n int) int {
 	return n
 }
 
-// RandomPrompt is the inside of a JSON string of n bytes or a few more.
+// RandomPrompt returns the content of a JSON string of n bytes or a few more, with escapes.
 func RandomPrompt(rng *rand.Rand, n int) string {
 	var text strings.Builder
 	for text.Len() < n {

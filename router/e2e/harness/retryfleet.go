@@ -8,7 +8,7 @@ import (
 	"sluice/router/worker"
 )
 
-// PostAsync sends a request from a goroutine of its own.
+// PostAsync sends a request in a new goroutine and returns a channel for the response.
 func PostAsync(t *testing.T, url, body string) <-chan *Answer {
 	t.Helper()
 	got := make(chan *Answer, 1)

@@ -14,8 +14,9 @@ import (
 	"sluice/router/worker"
 )
 
-// ScriptedEngine is an engine that answers inference with what a test says, and
-// probes as a healthy engine does. It tells no KV events and has no tokenizer.
+// ScriptedEngine is an HTTP server whose inference handler is written by a test. It answers
+// probes like a healthy engine, publishes no KV events, and has a tokenizer only if Tokenize is
+// set.
 type ScriptedEngine struct {
 	*httptest.Server
 	Mu       sync.Mutex
@@ -56,7 +57,7 @@ func StartScripted(t *testing.T, infer http.HandlerFunc) *ScriptedEngine {
 	return s
 }
 
-// Requests is how many inference requests came.
+// Requests returns the number of inference requests received.
 func (s *ScriptedEngine) Requests() int {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
@@ -67,8 +68,8 @@ func (s *ScriptedEngine) Worker(r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: s.URL, Role: r, KVEvents: []string{"off"}}
 }
 
-// ReplyRaw takes the connection over, writes bytes that need not be HTTP, and closes
-// it; with reset, by RST.
+// ReplyRaw hijacks the connection, writes bytes that need not be valid HTTP, and closes it, with
+// a RST if reset is set.
 func ReplyRaw(w http.ResponseWriter, bytes string, reset bool) {
 	nc, _, err := w.(http.Hijacker).Hijack()
 	if err != nil {
@@ -87,8 +88,8 @@ func ReplyJSON(w http.ResponseWriter, status int, body string) {
 	io.WriteString(w, body)
 }
 
-// PrefillReply is a prefill's answer with a handle member of any form; "" leaves
-// it out.
+// PrefillReply returns the response of a prefill leg. handle is the JSON of its
+// kv_transfer_params; "" omits the member.
 func PrefillReply(handle string) string {
 	if handle != "" {
 		handle = `,"kv_transfer_params":` + handle

@@ -14,7 +14,7 @@ import (
 	"sluice/router/worker"
 )
 
-// StartSidecar runs a sidecar as its command line says and waits until it is ready.
+// StartSidecar starts a sidecar with the given command line and waits until it is ready.
 func StartSidecar(t *testing.T, args ...string) *Router {
 	t.Helper()
 	r, err := LaunchSidecar(t, args...)
@@ -50,7 +50,8 @@ func LaunchSidecar(t *testing.T, args ...string) (*Router, error) {
 
 func HostPort(e interface{ URL() string }) string { return strings.TrimPrefix(e.URL(), "http://") }
 
-// SidecarEngine is one engine of a family, and its worker as an operator writes it.
+// SidecarEngine starts one engine of a family, and returns it with its worker as an operator
+// configures it.
 func SidecarEngine(t *testing.T, fam *MatrixFamily, leg worker.Role) (*sim.Engine, config.Worker) {
 	t.Helper()
 	e := StartSim(t, func(o *sim.Options) {

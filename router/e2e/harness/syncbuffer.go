@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// SyncBuffer is a log that many goroutines write to.
+// SyncBuffer is a buffer that many goroutines may write to, for logs.
 type SyncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// WriteCert writes a self-signed certificate of 127.0.0.1 and its key.
+// WriteCert writes a self-signed certificate for 127.0.0.1 and its key to files in dir.
 func WriteCert(t *testing.T, dir string) (cert, key string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
