@@ -1,30 +1,33 @@
 package pd
 
-// What a client's disconnect does, by the phase in which it comes and by what the legs
-// pin: abortRules is the whole rule. armAbort turns a row into the callback that the front
-// runs; prefillAbort, decodeAbort and concurrentPrefill.abort carry the longer ones out.
+// abortRules says what happens when a client disconnects, by the phase of the request and by what
+// its legs pin on the prefill engine. armAbort turns a rule into the callback that the front calls
+// on a disconnect. prefillAbort, decodeAbort and concurrentPrefill.abort implement the rules that
+// take time.
 
-// abortPhase is how far a request is when its client disconnects. Before the first leg and
-// while a request waits for a worker nothing is sent, so there is nothing to cancel.
+// abortPhase is the phase of a request in which its client disconnects. Before the first leg, and
+// while a request waits for a worker, no leg has been sent and there is nothing to cancel.
 type abortPhase uint8
 
 const (
-	// phasePrefill: the prefill leg runs alone; its answer has not come.
+	// phasePrefill: the prefill leg runs alone and has not been answered.
 	phasePrefill abortPhase = iota
 	// phaseBetween: prefill has answered; no decode engine has seen the handle.
 	phaseBetween
-	// phaseDecode: the decode leg (or the only leg) is sent; its response head has not come.
+	// phaseDecode: the decode leg, or the only leg, has been sent, and its response head has not
+	// arrived.
 	phaseDecode
-	// phaseAnswer: the head has come; the runner reads the answer, or a stream's first event.
+	// phaseAnswer: the head has arrived, and the runner reads the response or a stream's first
+	// event.
 	phaseAnswer
-	// phaseStream: the front relays the answer. The relay cancels the call itself.
+	// phaseStream: the front relays the response. The relay cancels the call itself.
 	phaseStream
 
 	abortPhases
 )
 
-// kvPin is what the legs of a request pin on the prefill engine, and so what a disconnect
-// must not leave behind.
+// kvPin is what the legs of a request pin on the prefill engine. A disconnect must not leave it
+// pinned.
 type kvPin uint8
 
 const (
@@ -44,40 +47,42 @@ const (
 	kvPins
 )
 
-// cancelRule is what is cancelled, and when.
+// cancelRule says which legs are cancelled, and when.
 type cancelRule uint8
 
 const (
-	cancelNothing cancelRule = iota + 1 // no leg is under way in this phase
+	cancelNothing cancelRule = iota + 1 // no leg is active in this phase
 	// cancelNow closes the leg's connection.
 	cancelNow
 	// cancelBoth closes the connections of both legs.
 	cancelBoth
-	// cancelAfterAnswer lets prefill answer, because the answer alone names the blocks, and
-	// half-closes the call after abortWait, or a little later where it is about to end.
+	// cancelAfterAnswer lets prefill answer, because only that response names the blocks. It
+	// half-closes the call after abortWait, or a little later if prefill is predicted to end soon.
 	cancelAfterAnswer
-	// cancelAfterAdmission half-closes a concurrent prefill leg, and cancels decode once its
-	// engine has taken the request in and can tell prefill; see decodeAbort for the bounds.
+	// cancelAfterAdmission half-closes a concurrent prefill leg. It cancels decode after the decode
+	// engine has admitted the request and can therefore notify prefill; see decodeAbort for the
+	// bounds.
 	cancelAfterAdmission
-	// cancelPrefillFirst half-closes prefill, and cancels decode when prefill has ended.
+	// cancelPrefillFirst half-closes prefill and cancels decode after prefill has ended.
 	cancelPrefillFirst
-	// cancelByRelay: the relay closes decode's connection, after cutGrace where a handle may
-	// not have reached the engine. A concurrent prefill leg is cancelled with it.
+	// cancelByRelay: the relay closes decode's connection, after cutGrace if the handle may not
+	// have reached the engine yet. It cancels a concurrent prefill leg at the same time.
 	cancelByRelay
 )
 
-// reclaimRule is how the blocks that prefill pinned are freed.
+// reclaimRule says how the blocks that prefill pinned are freed.
 type reclaimRule uint8
 
 const (
-	reclaimNothing reclaimRule = iota + 1 // nothing is pinned, or the engine frees it with the connection
-	// reclaimByRelease sends the release that the side channel allows, or a decode leg of one
+	reclaimNothing reclaimRule = iota + 1 // nothing is pinned, or the engine frees the blocks when the connection closes
+	// reclaimByRelease releases the blocks over the side channel, or sends a decode leg of one
 	// token (releaseKV).
 	reclaimByRelease
-	// reclaimByDecode leaves it to the decode engine, which tells prefill. Where it is not
-	// certain that the engine had the request, the side channel releases the blocks.
+	// reclaimByDecode relies on the decode engine, which notifies prefill. If the engine may not
+	// have received the request, the router releases the blocks over the side channel.
 	reclaimByDecode
-	// reclaimAfterGrace releases over the side channel what decode had not begun to answer.
+	// reclaimAfterGrace releases the blocks over the side channel if decode has not begun to answer
+	// within the grace.
 	reclaimAfterGrace
 )
 
@@ -86,8 +91,8 @@ type abortRule struct {
 	reclaim reclaimRule
 }
 
-// abortRules has the rule of every phase and pin. A zero rule is a phase that the pin does
-// not have: legs that run at once have no prefill alone and nothing between.
+// abortRules has the rule for every pin and phase. A zero rule means that the phase does not exist
+// for the pin: concurrent legs have neither a phase with prefill alone nor one between the legs.
 var abortRules = [kvPins][abortPhases]abortRule{
 	pinNothing: {
 		phasePrefill: {cancelNow, reclaimNothing},
@@ -115,8 +120,9 @@ var abortRules = [kvPins][abortPhases]abortRule{
 	},
 }
 
-// pinOf is what legs pin in a phase: of a family with such traits, with both legs at once,
-// and with a handle (which prefill is about to make in phasePrefill).
+// pinOf returns what the legs pin in a phase, by the family's traits, whether both legs run at
+// once, and whether there is a handle. In phasePrefill the prefill engine is about to create the
+// handle.
 func pinOf(phase abortPhase, t *Traits, concurrent, handle bool) kvPin {
 	switch {
 	case concurrent && t.NoLease:
@@ -129,13 +135,13 @@ func pinOf(phase abortPhase, t *Traits, concurrent, handle bool) kvPin {
 	return pinLeased
 }
 
-// abortRule is the rule that holds for the request in a phase.
+// abortRule returns the rule for the request in a phase.
 func (q *request) abortRule(phase abortPhase) abortRule {
 	return abortRules[pinOf(phase, &q.plan.Traits, q.concurrent != nil, q.handover.Handle != nil)][phase]
 }
 
-// armAbort has the front carry the rule of a phase out when the client disconnects during
-// the leg. OnClientGone(nil), or disarmPrefillAbort for a prefill leg, ends it.
+// armAbort makes the front apply the rule of a phase if the client disconnects during the leg.
+// OnClientGone(nil), or disarmPrefillAbort for a prefill leg, disarms it.
 func (q *request) armAbort(l *leg, phase abortPhase) {
 	switch q.abortRule(phase).cancel {
 	case cancelNow:
@@ -151,9 +157,9 @@ func (q *request) armAbort(l *leg, phase abortPhase) {
 	}
 }
 
-// keepsAbortRule reports whether the rule of phaseDecode holds on in phaseAnswer, so that it
-// stays armed across the response head. A concurrent prefill leg's callbacks are armed again,
-// because a failure in between gives the leg back to its pool.
+// keepsAbortRule reports whether the rule of phaseDecode stays in force in phaseAnswer, so that it
+// remains armed across the response head. The callbacks of a concurrent prefill leg are armed
+// again, because a failure in between returns the leg to its pool.
 func (q *request) keepsAbortRule() bool {
 	return q.concurrent == nil && q.abortRule(phaseDecode).cancel == q.abortRule(phaseAnswer).cancel
 }

@@ -25,15 +25,16 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	q.setPinned(false)
 	q.whole = false
 	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
-		// The client has disconnected and prefill was half-closed: decode reports that.
+		// The client has disconnected and the prefill call was half-closed; the decode leg's end
+		// reports that.
 		resp.Release()
 		return q.handleConcurrentFailure(l, upstream.ErrCancelled)
 	}
-	status := resp.Status // or the one that a 200's body reports, see abortedStatus
+	status := resp.Status // or the status that a 200's body reports, see abortedStatus
 	retry := isRetryableStatus(status)
 	relayed := !retry && q.shouldRelay(resp)
 	if resp.Status == 200 {
-		opt.Fleet.ReportStreamStart(rank) // the answer may still break off
+		opt.Fleet.ReportStreamStart(rank) // the response may still break off
 	} else {
 		opt.Fleet.ReportStatus(rank, resp.Status)
 	}
@@ -62,7 +63,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 			return legAnswered
 		}
 		q.setWorkerHeaders(l)
-		resp.SetDeadline(q.deadline) // so far the deadline has acted like a disconnect
+		resp.SetDeadline(q.deadline) // until now the deadline acted like a disconnect
 		q.relay(l, resp)
 		return legAnswered
 	}
@@ -101,7 +102,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		return q.endLostHandover(l)
 	}
 	if !q.acceptAnswer() && q.concurrent == nil {
-		return q.endLostHandover(l) // a 200 too: it may have been made from freed memory
+		return q.endLostHandover(l) // even a 200 is invalid: the engine may have computed it from freed memory
 	}
 	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(status, q.reply) {
 		return q.endLostHandover(l)
@@ -145,11 +146,11 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	return legAnswered
 }
 
-// maxPooledReply bounds an answer that is read into memory which later requests use again.
+// maxPooledReply bounds a response that is read into pooled memory, in bytes.
 const maxPooledReply = 64 << 10
 
-// leaseReply leases memory for a long answer with a Content-Length, for as long as the request
-// lasts. It fails with upstream.ErrMemory when the budget has no room.
+// leaseReply acquires memory for a long response with a Content-Length, for the lifetime of the
+// request. It returns upstream.ErrMemory if the budget has no room.
 func (q *request) leaseReply(resp *upstream.Response) error {
 	n := resp.ContentLength
 	if n <= maxPooledReply || n > int64(q.maxReplySize()) {
@@ -165,9 +166,9 @@ func (q *request) leaseReply(resp *upstream.Response) error {
 	return nil
 }
 
-// shouldRelay reports whether an answer is relayed as it comes. Others are read whole: those
-// that the family must change as a whole, whatever their length, and refusals, of which parts
-// may have to be redacted.
+// shouldRelay reports whether a response is relayed as it arrives. The runner reads other responses
+// whole: those that the family must change as a whole, and error responses, parts of which may have
+// to be redacted.
 func (q *request) shouldRelay(resp *upstream.Response) bool {
 	if resp.Status >= 400 {
 		return false
@@ -181,8 +182,8 @@ func (q *request) shouldRelay(resp *upstream.Response) bool {
 // errEmpty: the engine answered 200 with an empty body.
 var errEmpty = errors.New("the engine answered 200 with an empty body")
 
-// checkAnswer returns an error when the body of a 200 is empty, or when the connection ended
-// in the middle of its JSON.
+// checkAnswer returns an error if the body of a 200 is empty or the connection ended in the middle
+// of its JSON.
 func checkAnswer(resp *upstream.Response, body []byte) error {
 	body = bytes.TrimSpace(body)
 	switch {
@@ -196,15 +197,15 @@ func checkAnswer(resp *upstream.Response, body []byte) error {
 	return nil
 }
 
-// mayHold reports whether an answer without a length is read whole if it is no longer than
-// maxAnswer.
+// mayHold reports whether a response without a Content-Length is read whole if it is at most
+// maxAnswer long.
 func (q *request) mayHold(resp *upstream.Response) bool {
 	return resp.ContentLength < 0 && resp.Status < 400 && !isEventStream(resp) && q.resumption == nil
 }
 
-// holdWhole waits until all of an answer for which mayHold is true has come, and returns what
-// has. complete is false when the answer is longer than maxAnswer or the memory budget has no
-// room; it is relayed then.
+// holdWhole waits until a response for which mayHold is true is complete, and returns the body.
+// complete is false if the response is longer than maxAnswer or the memory budget has no room; it
+// is then relayed.
 func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool, err error) {
 	var chunks upstream.Chunks
 	at, counted, idle := 0, 0, q.settings.Timeouts.StreamIdle
@@ -223,7 +224,7 @@ func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool
 		case have >= maxAnswer:
 			return seen, false, nil
 		case 2*have > counted && have >= maxPooledReply:
-			// The connection's buffer grows to twice its size.
+			// the connection's buffer doubles when it grows
 			if !q.derived.Acquire(2*have - counted) {
 				return seen, false, nil
 			}
@@ -231,7 +232,7 @@ func (q *request) holdWhole(resp *upstream.Response) (seen []byte, complete bool
 		}
 		_ = resp.SetReadDeadline(time.Now().Add(idle))
 		if seen, err = resp.PeekMore(maxAnswer); err == nil && len(seen) == have {
-			return seen, true, nil // the connection has ended, and the body with it
+			return seen, true, nil // the connection has ended, so the body is complete
 		}
 	}
 	return seen, false, err
@@ -248,7 +249,7 @@ func isEventStream(resp *upstream.Response) bool {
 	return resp.ContentLength < 0 && relay.IsEventStream(resp.Header("Content-Type"))
 }
 
-// answerRewriter is the rewriter of this leg's answer, nil when it needs none.
+// answerRewriter returns the rewriter of this leg's response, or nil if it needs none.
 func (q *request) answerRewriter() AnswerRewriter {
 	if !q.decodeByFamily {
 		return nil

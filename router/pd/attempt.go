@@ -15,12 +15,12 @@ import (
 	"sluice/router/worker"
 )
 
-// maxSuspects bounds how many engines may break during one request: close or reset the
-// connection after the request was sent, hang until the time-out, or report that they exit.
-// A request that kills engines must not be tried on the whole fleet.
+// maxSuspects bounds how many engines may break during one request: they close or reset the
+// connection after the request was sent, hang until the timeout, or report that they exit. A
+// request that kills engines must not run on the whole fleet.
 const maxSuspects = 2
 
-// runWhole runs a request on one rank, and again on another while that is safe.
+// runWhole runs a request on one rank, and again on another rank if that is safe.
 func (q *request) runWhole() {
 	for q.attempt = 1; ; q.attempt++ {
 		if !q.shouldRetry(q.decode(schedule.WholeLeg)) {
@@ -29,9 +29,9 @@ func (q *request) runWhole() {
 	}
 }
 
-// runDisaggregated runs the pair of legs in the family's order. A pair that fails before the
-// client got a byte runs again on other ranks. Without a prefill worker decode does the
-// whole request.
+// runDisaggregated runs both legs in the family's order. If they fail before the client has
+// received a byte, they run again on other ranks. Without a prefill worker, decode runs the whole
+// request.
 func (q *request) runDisaggregated() {
 	tried := false
 	for q.attempt = 1; ; q.attempt++ {
@@ -77,8 +77,9 @@ func (q *request) runDisaggregated() {
 	}
 }
 
-// beginAttempt begins a new pair of legs. It chooses the prefill rank by cost, with the decode
-// rank where choosesJointly says so, and fetches the facts that the family needs of it.
+// beginAttempt starts a new pair of legs. It chooses the prefill rank by cost, together with the
+// decode rank if choosesJointly is true, and fetches the peer information that the family needs
+// about it.
 func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	q.setPinned(false)
 	q.resetHandover()
@@ -87,7 +88,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	}
 	if q.attempt > 1 || q.resumption != nil {
 		if q.refreshCandidates(); !q.hasCandidate(q.plan.Prefill) && !q.mayPlainDecode() {
-			q.awaitCandidate(schedule.PrefillLeg) // else the choice says that there is none
+			q.awaitCandidate(schedule.PrefillLeg) // if none appears, the choice below reports it
 		}
 	}
 	chosen := false
@@ -114,7 +115,7 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 	return prefill, end
 }
 
-// resetHandover drops the pair of the last attempt.
+// resetHandover clears the hand-over of the previous attempt.
 func (q *request) resetHandover() {
 	q.prefilled = false
 	q.unwatchTransfer()
@@ -128,11 +129,11 @@ func (q *request) resetHandover() {
 	}
 }
 
-// fallBackToPlainDecode has decode do the whole request. It answers and returns false where
-// the configuration or the family forbids that.
+// fallBackToPlainDecode makes decode run the whole request. It answers with an error and returns
+// false if the configuration or the family forbids that.
 func (q *request) fallBackToPlainDecode() bool {
 	q.handover.Handle = nil
-	if q.x.ClientGone() { // an engine whose call was half-closed may still answer, with nothing
+	if q.x.ClientGone() { // an engine whose call was half-closed may still answer, with an empty response
 		q.refuse(front.ClientGone, "the client closed the connection before decode was sent", 0)
 		return false
 	}
@@ -164,7 +165,7 @@ func pluralize(n int, one, many string) string {
 	return strconv.Itoa(n) + " " + many
 }
 
-// waitedSuffix is the part of an error that says how long retries waited for workers.
+// waitedSuffix returns the part of an error message that says how long retries waited for workers.
 func (q *request) waitedSuffix() string {
 	if q.waited == 0 {
 		return ""
@@ -172,8 +173,8 @@ func (q *request) waitedSuffix() string {
 	return " and " + q.waited.Round(time.Millisecond).String() + " of waiting for a worker"
 }
 
-// shouldRetry reports whether a leg's end calls for another attempt. Otherwise the request
-// has been answered.
+// shouldRetry reports whether the end of a leg requires another attempt. If not, the request has
+// been answered.
 func (q *request) shouldRetry(end legEnd) bool {
 	if end == legAnswered {
 		return false
@@ -182,8 +183,8 @@ func (q *request) shouldRetry(end legEnd) bool {
 	return true
 }
 
-// mayRetry reports whether a failed leg may run again. Where its engine went down and there is
-// no other it waits for that engine or another (awaitCandidate).
+// mayRetry reports whether a failed leg may run again. If its engine went down and no other is
+// available, it waits for that engine or another (awaitCandidate).
 func (q *request) mayRetry(leg schedule.LegKind, down bool) bool {
 	if !q.triesLeft() || q.pastDeadline() || q.suspects >= maxSuspects || q.hasHandle && !q.unsent {
 		return false
@@ -194,7 +195,7 @@ func (q *request) mayRetry(leg schedule.LegKind, down bool) bool {
 	return q.withdrawRetry()
 }
 
-// hasCandidate reports whether a candidate is left that has not failed this request.
+// hasCandidate reports whether any candidate has not failed this request.
 func (q *request) hasCandidate(candidates []*worker.Rank) bool {
 	for _, c := range candidates {
 		if !q.isExcluded(c) {
@@ -213,17 +214,17 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 	return false
 }
 
-// legRequestID is the request id that the engines get: the client's own for the first
-// attempt, with the suffix "-2", "-3" for later ones, because engines before vLLM 0.14 fail
-// on an id that they have seen. Clients may send one id twice, even at once. Where that would
-// join two requests (joinsByRequestID), the legs of a pair have a suffix of their own, which
-// no engine confuses with its random suffix (eight hexadecimal digits).
+// legRequestID returns the request id for the engines: the client's id in the first attempt, and
+// with the suffix "-2", "-3" in later ones, because engines before vLLM 0.14 fail on an id that
+// they have seen. Clients may send the same id twice, even at once. If the engines could then
+// confuse two requests (joinsByRequestID), the legs of a pair get a suffix of their own. Engines
+// cannot mistake it for their random suffix of eight hexadecimal digits.
 func (q *request) legRequestID() string {
 	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.joinsByRequestID()
 	if n <= 1 && !unique {
 		return q.x.RequestID
 	}
-	var buf [160]byte // front bounds an id to 128 bytes
+	var buf [160]byte // the front limits an id to 128 bytes
 	id := append(buf[:0], q.x.RequestID...)
 	if n > 1 {
 		id = strconv.AppendInt(append(id, '-'), int64(n), 10)
@@ -234,17 +235,17 @@ func (q *request) legRequestID() string {
 	return string(id)
 }
 
-// joinsByRequestID reports whether the engines of the pair know its hand-over by X-Request-Id
-// alone. Engines of different releases refuse each other; where the release is unknown it may
-// be an old one. A newer engine may be started without random suffixes
-// (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION), which the runner learns from its first handle.
+// joinsByRequestID reports whether the engines identify a hand-over by X-Request-Id alone. Engines
+// of different releases refuse each other; an engine of unknown release may be an old one. A newer
+// engine may run without random suffixes (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION), which the runner
+// learns from the engine's first handle.
 func (q *request) joinsByRequestID() bool {
 	if q.plan.Traits.JoinsByRequestID || !q.plan.Traits.OldJoinsByRequestID || q.handover.Prefill == nil {
 		return q.plan.Traits.JoinsByRequestID
 	}
 	rank := q.handover.Prefill
 	if rank.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
-		rank = q.plan.Decode[0] // a sidecar probes its own engine, not those that requests name
+		rank = q.plan.Decode[0] // a sidecar probes its own engine but not the engines that requests name
 	}
 	return !versionAtLeast(rank, 0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
 }
@@ -263,7 +264,7 @@ func (q *request) legHeaders(r *worker.Rank) []upstream.Field {
 	return q.fields
 }
 
-// legPath is the path of the leg's endpoint.
+// legPath returns the path of the leg's endpoint.
 func (q *request) legPath() string {
 	if q.legRequest.Path != "" {
 		return q.legRequest.Path
@@ -284,15 +285,15 @@ func (q *request) legBody() [][]byte {
 // failure is the class of a failed engine call.
 type failure struct {
 	reason front.Reason
-	// unsent: the engine has seen nothing of the request.
+	// unsent: the engine has received no part of the request.
 	unsent bool
 	// suspect: the engine broke while it had the request.
 	suspect bool
 	// engineFault: the failure counts against the worker's health.
 	engineFault bool
-	// down: the engine is gone, or its connection broke. It may come back soon.
+	// down: the engine is gone or its connection broke. It may be back soon.
 	down bool
-	// refused: the connection was refused, which does not count as a try.
+	// refused: the connection was refused; this does not count as a try.
 	refused bool
 }
 
@@ -309,14 +310,14 @@ func classify(err error) failure {
 	case errors.Is(err, upstream.ErrMemory):
 		return failure{reason: front.BudgetExhausted}
 	case errors.Is(err, upstream.ErrFrozen):
-		f.engineFault = false // the fleet knows
+		f.engineFault = false // the fleet already knows
 		f.suspect = !f.unsent
 		f.down = true
 	case errors.Is(err, upstream.ErrTimeout):
 		f.reason = front.UpstreamTimeout
-		// A slow answer to a long prompt does not mean that the engine is unhealthy; a
-		// connection that cannot be made does. A request that hangs engines must not be tried
-		// on the whole fleet either.
+		// A slow response to a long prompt does not show that the engine is unhealthy; a connection
+		// that cannot be opened does. A request that hangs engines must not run on the whole fleet
+		// either.
 		f.engineFault, f.down = f.unsent, f.unsent
 		f.suspect = !f.unsent
 	case errors.Is(err, upstream.ErrContentEncoding), errors.Is(err, upstream.ErrRedirect):
@@ -331,7 +332,7 @@ func classify(err error) failure {
 	return f
 }
 
-// exclusionReason is the reason to exclude a rank with such a failure from further tries.
+// exclusionReason returns the reason for which such a failure excludes a rank from further tries.
 func (f failure) exclusionReason() exclusionReason {
 	if f.down {
 		return excludedDown
@@ -350,7 +351,7 @@ func (q *request) recordFailure(r *worker.Rank, leg string, err error) failure {
 	return f
 }
 
-// applyFailure is recordFailure for a failure that the fleet knows already.
+// applyFailure is recordFailure for a failure that the fleet already knows.
 func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error) {
 	q.unsent = f.unsent
 	if f.suspect {
@@ -364,8 +365,8 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
 }
 
-// endFailedLeg ends a leg that failed. When its hand-over is lost or its client is gone, done
-// is true and end is what follows.
+// endFailedLeg ends a leg that failed. If its hand-over is lost or its client has disconnected,
+// done is true and end says what follows.
 func (q *request) endFailedLeg(l *leg, err error) (f failure, end legEnd, done bool) {
 	if !q.acceptAnswer() {
 		return f, q.endLostHandover(l), true
@@ -393,7 +394,8 @@ func (q *request) retryOrRefuse(f failure, l *leg, err error, retry bool) legEnd
 	return legAnswered
 }
 
-// triesSuffix is the part of an error that says how often a leg was tried, "" for once.
+// triesSuffix returns the part of an error message with the number of tries of a leg, "" after one
+// try.
 func (q *request) triesSuffix(leg schedule.LegKind) string {
 	n := q.tries[leg]
 	if n < 2 && q.waited == 0 {
@@ -402,8 +404,8 @@ func (q *request) triesSuffix(leg schedule.LegKind) string {
 	return ", after " + pluralize(n, "try", "tries") + q.waitedSuffix()
 }
 
-// handleBrokenAnswer ends a leg whose answer broke off after its head, when the client has
-// got nothing of it. After a time-out the request does not run again.
+// handleBrokenAnswer ends a leg whose response broke off after its head, before the client has
+// received any of it. The request does not run again after a timeout.
 func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
 	f, end, done := q.endFailedLeg(l, err)
 	if done {
@@ -418,11 +420,11 @@ func isRetryableStatus(status int) bool {
 	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
 }
 
-// engineDeadMarkers are in the 500 that is an engine's last answer: its core process is dead
-// and its HTTP server is about to exit (vLLM, EngineDeadError).
+// engineDeadMarkers appear in the last response of an engine, a 500: its core process is dead and
+// its HTTP server is about to exit (vLLM, EngineDeadError).
 var engineDeadMarkers = [...][]byte{[]byte("EngineCore encountered an issue"), []byte("EngineDeadError")}
 
-// engineDied reports whether an answer says that the engine exits.
+// engineDied reports whether a response says that the engine is about to exit.
 func engineDied(status int, body []byte) bool {
 	if status != 500 {
 		return false

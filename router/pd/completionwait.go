@@ -8,8 +8,8 @@ import (
 	"sluice/router/worker"
 )
 
-// expectCompletions registers for the completions that the family waits for. It returns nil
-// when there are none.
+// expectCompletions registers for the completions that the family waits for. It returns nil if
+// there are none.
 func (q *request) expectCompletions() Expectation {
 	waiter, ok := q.plan.Family.(CompletionWaiter)
 	if !ok || q.settings.Completions == nil || q.pd.NotifyWait == 0 {
@@ -26,10 +26,10 @@ func (q *request) expectCompletions() Expectation {
 // transfer are ready.
 const peerCheckInterval = 200 * time.Millisecond
 
-// awaitCompletions waits between the legs until the transfer is reported complete. When that
-// takes longer than PD.NotifyWait, or one of the two engines is lost, the pair runs again on
-// other ranks, or another decode worker does the whole request. Without another decode
-// worker the request is refused. It answers when the client disconnects.
+// awaitCompletions waits between the legs until the engines report that the transfer is complete.
+// If that takes longer than PD.NotifyWait, or one of the two engines is lost, the legs run again on
+// other ranks, or another decode worker runs the whole request. Without another decode worker it
+// refuses the request. It answers with an error if the client disconnects.
 func (q *request) awaitCompletions(expectation Expectation, began time.Time) prefillEnd {
 	select {
 	case <-expectation.Done():
@@ -70,7 +70,7 @@ func (q *request) awaitCompletions(expectation Expectation, began time.Time) pre
 	}
 }
 
-// completionTimer is the timer and channel of waits between the legs, one after another.
+// completionTimer holds the timer and the channel for the waits between the legs; waits reuse them.
 type completionTimer struct {
 	timer      *time.Timer   // for the next check and for the end of the wait
 	clientGone chan struct{} // receives once the client has disconnected
@@ -89,8 +89,8 @@ func newCompletionTimer() *completionTimer {
 	return b
 }
 
-// completionTimedOut decides what follows when no engine has reported that the KV is written:
-// the pair runs again on other workers, or another decode worker does the whole request.
+// completionTimedOut decides what follows when no engine has reported that the KV is written: the
+// legs run again on other workers, or another decode worker runs the whole request.
 func (q *request) completionTimedOut() prefillEnd {
 	q.handover.Handle, q.prefilled, q.unsent = nil, false, false
 	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
@@ -106,9 +106,9 @@ func (q *request) completionTimedOut() prefillEnd {
 }
 
 // excludeTaintedDecode excludes the decode worker that a failed prefill leg named. LMCache's
-// receiver lists blocks from their allocation on, written or not, so its engine would read
-// what was in that memory before, for any request with this prompt. Where there is no other
-// decode worker it refuses the request with reason and returns false.
+// receiver lists blocks as cached from their allocation on, written or not. Its engine would
+// therefore read stale memory for any request with this prompt. If there is no other decode worker,
+// it refuses the request with reason and returns false.
 func (q *request) excludeTaintedDecode(reason string) bool {
 	d := q.handover.Decode
 	switch {
