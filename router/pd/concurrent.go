@@ -17,52 +17,52 @@ import (
 	"sluice/router/worker"
 )
 
-// concurrentPrefill is the prefill leg of a Concurrent pair. It runs on its own goroutine
-// and may outlive the request, so it has copies of its body and header lines, and its own
-// account. timeouts.prefill bounds it.
+// concurrentPrefill is the prefill leg of a Concurrent pair. It runs on its own goroutine and may
+// outlive the request. It therefore has copies of its body and header lines, and its own account.
+// timeouts.prefill bounds it.
 //
-// When it fails before decode has made a token it cancels the decode leg. The goroutine that
-// then sees decode's end calls wait and finds the reason in failed, status and err.
+// If it fails before decode has generated a token, it cancels the decode leg. The goroutine that
+// runs decode then calls wait and finds the reason in failed, status and err.
 //
-// The request and the leg's goroutine each call drop when they are done with it. The last
-// drop returns it to the pool, unless retain was called: a stream, or the goroutine that
-// ends both legs for a client that disconnected, may use it later.
+// The request and the leg's goroutine each call drop when they no longer use it. The last drop
+// returns it to the pool, unless retain was called: a stream, or the goroutine that ends both legs
+// after a disconnect, may use it later.
 type concurrentPrefill struct {
 	legRecord
 	family    Family
-	peerInfo  string // what the decode leg contains
+	peerInfo  string // that the decode leg was written with
 	requestID string
 	call      upstream.Call
-	decode    upstream.Call // the other leg's
+	decode    upstream.Call // the call of the decode leg
 	detachedLeg
-	tokens int             // of the prompt
-	keys   []blockhash.Seq // of the approximate index; nil for ranks with KV events
+	tokens int             // number of prompt tokens
+	keys   []blockhash.Seq // blocks for the approximate index; nil for ranks with KV events
 
-	cached        atomic.Int64 // as the engine reported; -1: not yet, or not at all
+	cached        atomic.Int64 // as reported by the engine; -1 if not yet or never reported
 	handoverState atomic.Int32 // see handoverPending
 
-	done  sync.WaitGroup // done when the leg has ended; the fields below are set before
+	done  sync.WaitGroup // released when the leg has ended; the fields below are set before
 	ended atomic.Bool
-	// failed: the leg failed by itself and was not cancelled.
+	// failed says that the leg failed by itself and was not cancelled.
 	failed bool
-	err    error // nil with a status
+	err    error // nil if the engine answered with a status
 	answer []byte
 
-	deadline *answerDeadline // of call, once decode has ended
+	deadline *answerDeadline // deadline of call after decode has ended
 
-	refs     atomic.Int32 // users that have not called drop
+	refs     atomic.Int32 // number of users that have not called drop
 	retained atomic.Bool
 
-	runAlone, abortBoth, cutBoth func() // run, abort, and cancel of both calls; made once
+	runAlone, abortBoth, cutBoth func() // methods run and abort, and cancellation of both calls; allocated once
 	buffers                      *concurrentBuffers
 }
 
-// concurrentBuffers is memory that the leg needs while it runs. A stream keeps none of it.
+// concurrentBuffers is memory that the leg uses while it runs. A stream does not retain it.
 type concurrentBuffers struct {
 	keys             []blockhash.Seq
 	answer           []byte
-	handover         Handover // checkPeerInfo's
-	peerInfo         []byte   // likewise
+	handover         Handover // used by checkPeerInfo
+	peerInfo         []byte   // used by checkPeerInfo
 	spareReservation *schedule.Reservation
 }
 
@@ -74,10 +74,10 @@ func (r *Runner) newConcurrentPrefill() *concurrentPrefill {
 	return b
 }
 
-// retain keeps b out of the pool, because a third user may have it for good.
+// retain keeps b out of the pool, because a third user may keep it.
 func (b *concurrentPrefill) retain() { b.retained.Store(true) }
 
-// drop is called by each of the two when it is done with b.
+// drop says that one of b's two users no longer uses it.
 func (b *concurrentPrefill) drop() {
 	if b.refs.Add(-1) > 0 {
 		return
@@ -93,32 +93,32 @@ func (b *concurrentPrefill) drop() {
 	b.failed, b.err, b.answer = false, nil, nil
 	b.buffers.handover = Handover{}
 	if cap(b.buffers.answer) > maxAnswer || cap(b.buffers.keys) > maxAnswer/8 {
-		b.buffers = new(concurrentBuffers) // let the collector have what one huge prompt needed
+		b.buffers = new(concurrentBuffers) // do not pool the memory of a huge prompt
 	}
 	r.concurrentPrefills.Put(b)
 }
 
-// wait returns when the leg has ended.
+// wait returns after the leg has ended.
 func (b *concurrentPrefill) wait() { b.done.Wait() }
 
-// The values of handoverState. The first of two events decides: decode makes a token, for
-// which it needs all the KV, or prefill fails. The second changes nothing: a prefill that
-// fails later does not cancel the stream, and the first bytes of a decode whose prefill has
-// failed do not go to the client.
+// Values of handoverState. The first of two events decides: decode generates a token, for which it
+// needs all of the KV, or prefill fails. The later event has no effect: a prefill that fails
+// afterwards does not cancel the stream, and the client does not receive the first bytes of a
+// decode whose prefill has failed.
 const (
 	handoverPending int32 = iota
 	handoverDone
 	handoverFailed
 )
 
-// completeHandover records that decode has made a token. It returns false when prefill had
-// failed before; the decode leg is then cancelled.
+// completeHandover records that decode has generated a token. It returns false if prefill failed
+// before; the decode leg is then cancelled.
 func (b *concurrentPrefill) completeHandover() bool {
 	return b == nil || b.handoverState.CompareAndSwap(handoverPending, handoverDone) || b.handoverState.Load() == handoverDone
 }
 
-// startConcurrentPrefill sends the leg that the Family wrote. It returns nil when the memory
-// budget has no room for a copy of the leg's body, which must last longer than the request.
+// startConcurrentPrefill sends the leg that the Family wrote. It returns nil if the memory budget
+// has no room for the copy of the leg's body, which must outlive the request.
 func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPrefill {
 	rank := choice.Rank
 	b := q.r.concurrentPrefills.Get()
@@ -149,15 +149,15 @@ func (q *request) startConcurrentPrefill(choice *schedule.Choice) *concurrentPre
 // detachedLeg is a leg that may outlive its client's request.
 type detachedLeg struct {
 	req         upstream.Request
-	body        membudget.Lease // counted in limits.memory_budget
-	answerBytes membudget.Count // its answer
+	body        membudget.Lease // counts in limits.memory_budget
+	answerBytes membudget.Count // memory of the response
 	segment     [1][]byte
-	fieldBytes  []byte // of lines
+	fieldBytes  []byte // memory of the header lines
 	fields      []upstream.Field
 }
 
-// detachLeg copies the leg that the Family wrote into p. It returns false when the memory
-// budget has no room for it.
+// detachLeg copies the leg that the Family wrote into p. It returns false if the memory budget has
+// no room for it.
 func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
 	size := 0
 	for _, s := range q.legBody() {
@@ -178,13 +178,13 @@ func (q *request) detachLeg(p *detachedLeg, rank *worker.Rank) bool {
 	return true
 }
 
-// releaseBody returns the body to the budget.
+// releaseBody returns the body's memory to the budget.
 func (p *detachedLeg) releaseBody() {
 	p.body.Release()
 	p.segment[0], p.req = nil, upstream.Request{}
 }
 
-// copyFields copies src into p.fields, which the next call overwrites.
+// copyFields copies src into p.fields. The next call overwrites them.
 func (p *detachedLeg) copyFields(src []upstream.Field) {
 	size := 0
 	for i := range src {
@@ -221,8 +221,9 @@ func (b *concurrentPrefill) run() {
 		if b.failed = b.status != 200; !b.failed {
 			cached := relay.UsageOf(b.answer).Cached
 			b.cached.Store(int64(cached))
-			// The rank's rate is learned from this. Where prefill answers after the transfer,
-			// the rate includes the transfer, which such a worker needs for each prompt.
+			// The scheduler learns the rank's prefill rate from this time. If prefill answers after
+			// the transfer, the rate includes the transfer, which such a worker needs for every
+			// prompt.
 			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, cached, 0)
 			b.r.learnCached(b.rank, b.keys, b.tokens, int(b.predicted), cached, b.elapsed())
@@ -246,11 +247,11 @@ func (b *concurrentPrefill) run() {
 	}
 }
 
-// errStalePeerInfo: the decode leg named a prefill engine that has restarted since.
+// errStalePeerInfo reports that the decode leg named a prefill engine that has since restarted.
 var errStalePeerInfo = errors.New("the prefill engine has restarted and is not the one that the decode request names")
 
-// checkPeerInfo checks with prefill's answer that the decode leg named the right engine. No
-// engine answers for one that has restarted, and decode would wait long.
+// checkPeerInfo checks with prefill's response that the decode leg named the right engine. If that
+// engine has restarted, no engine answers under the old id, and decode would wait for a long time.
 func (b *concurrentPrefill) checkPeerInfo() {
 	learner, ok := b.family.(PeerInfoLearner)
 	if !ok {
@@ -271,7 +272,7 @@ func (b *concurrentPrefill) checkPeerInfo() {
 	}
 }
 
-// cachedOr is the number of tokens that prefill found cached, or fallback when the engine has
+// cachedOr returns the number of tokens that prefill found cached, or fallback if the engine has
 // not reported it.
 func (b *concurrentPrefill) cachedOr(fallback int) int {
 	if n := b.cached.Load(); n >= 0 {
@@ -280,9 +281,9 @@ func (b *concurrentPrefill) cachedOr(fallback int) int {
 	return fallback
 }
 
-// awaitPrefillAnswer waits for prefill's answer where the client gets a part of it
-// (AnswerMerger). Its error is for handleConcurrentFailure. A client that disconnects ends
-// the leg, and so the wait.
+// awaitPrefillAnswer waits for prefill's response if it becomes a part of the client's response
+// (AnswerMerger). The caller passes its error to handleConcurrentFailure. A disconnect of the
+// client ends the leg and so the wait.
 func (q *request) awaitPrefillAnswer() error {
 	b := q.concurrent
 	if b == nil {
@@ -296,14 +297,14 @@ func (q *request) awaitPrefillAnswer() error {
 		return upstream.ErrCancelled
 	}
 	if b.answer != nil {
-		q.handover.Answer, b.answer = b.answer, nil // the stream keeps b, but needs no second copy of this
+		q.handover.Answer, b.answer = b.answer, nil // the stream keeps b but needs no second copy of the response
 	}
 	return nil
 }
 
-// leasePrefillAnswer copies prefill's answer into memory that lasts as long as the stream and
-// counts in limits.memory_budget, where every event repeats a part of it (AnswerMerger). It
-// returns false when the budget has no room for it.
+// leasePrefillAnswer copies prefill's response into memory that lives as long as the stream and
+// counts in limits.memory_budget. It does so if every event repeats a part of the response
+// (AnswerMerger). It returns false if the budget has no room.
 func (q *request) leasePrefillAnswer(resp *upstream.Response) (ok bool) {
 	if _, merges := q.answerRewriter().(AnswerMerger); !merges || resp.Status != 200 || !isEventStream(resp) {
 		return true
@@ -328,11 +329,11 @@ func (b *concurrentPrefill) hasFailed() bool {
 	return b.ended.Load() && b.failed
 }
 
-// abort carries cancelPrefillFirst out. Prefill may have its blocks ready when its call is
-// half-closed, and keeps them for minutes if no decode asks for them; an engine that has
-// admitted decode tells prefill to free them when decode is cancelled. abort does not wait;
-// the goroutine that it starts ends with the prefill leg, within a second for an engine that
-// ignores the half-close.
+// abort implements cancelPrefillFirst. When the router half-closes prefill's call, the blocks may
+// be ready, and the engine keeps them for minutes if no decode asks for them. A decode engine that
+// has admitted its leg tells prefill to free them when the leg is cancelled. abort does not block.
+// It starts a goroutine that ends with the prefill leg, or within a second if the engine ignores
+// the half-close.
 func (b *concurrentPrefill) abort() {
 	b.retain()
 	b.call.HalfClose()
@@ -342,7 +343,7 @@ func (b *concurrentPrefill) abort() {
 	}()
 }
 
-// cancelSoon bounds the rest of the leg by prefillAnswerGrace. Its caller holds b.
+// cancelSoon bounds the rest of the leg by prefillAnswerGrace. The caller must not have dropped b.
 func (b *concurrentPrefill) cancelSoon() {
 	if b.ended.Load() {
 		return
@@ -351,12 +352,12 @@ func (b *concurrentPrefill) cancelSoon() {
 	b.r.answerDeadlines.Wake()
 }
 
-// prefillFailureGrace is how long a prefill leg may take to end by itself when its decode leg
-// has failed: the death of a prefill engine fails both, in either order.
+// prefillFailureGrace is how long the router waits for a prefill leg to end by itself after its
+// decode leg has failed. The death of a prefill engine fails both legs, in either order.
 const prefillFailureGrace = 50 * time.Millisecond
 
-// endConcurrentPrefill cancels the prefill leg and waits for its end. Where its blocks can be
-// freed (releaseKVDetached) it half-closes the call, so that an answer under way is read.
+// endConcurrentPrefill cancels the prefill leg and waits for its end. If its blocks can be freed
+// (releaseKVDetached), it half-closes the call so that the router still reads a pending response.
 // awaitFailure says that decode may have failed because prefill did.
 func (q *request) endConcurrentPrefill(awaitFailure bool) {
 	if b := q.concurrent; awaitFailure && !b.call.Cancelled() {
@@ -372,7 +373,7 @@ func (q *request) endConcurrentPrefill(awaitFailure bool) {
 	q.concurrent.wait()
 }
 
-// runConcurrent runs a Concurrent pair: prefill on its own goroutine, decode on this one.
+// runConcurrent runs a Concurrent pair: prefill on its own goroutine, decode on the caller's.
 func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 	choice, ok := q.acquireDecode(schedule.DecodeLeg)
 	if !ok && q.awaitCandidate(schedule.DecodeLeg) {
@@ -396,16 +397,16 @@ func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 		return legAnswered
 	}
 	if q.transfer != nil {
-		b.retain() // the watcher may cancel decode's call until it is closed
+		b.retain() // the watcher may cancel decode's call until the watch is closed
 	}
 	q.concurrent = b
 	end := q.runConcurrentDecode(&choice, &b.decode)
 	q.concurrent = nil
-	b.drop() // not deferred: after a panic the front may still have its cancel functions
+	b.drop() // not deferred: after a panic the front may still use its cancel functions
 	return end
 }
 
-// runConcurrentDecode is the decode leg of runConcurrent.
+// runConcurrentDecode runs the decode leg of runConcurrent.
 func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Call) legEnd {
 	l := q.startLeg(schedule.DecodeLeg, choice, call)
 	resp, err := q.callDecode(&l)
@@ -416,15 +417,15 @@ func (q *request) runConcurrentDecode(choice *schedule.Choice, call *upstream.Ca
 }
 
 // handleConcurrentFailure ends a decode leg of a Concurrent pair that failed or was cancelled:
-// by the client's disconnect, because prefill failed, or because the hand-over is lost.
+// because the client disconnected, prefill failed, or the hand-over is lost.
 func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
 	b, elapsed := q.concurrent, l.elapsed()
-	clientGone := b.call.Cancelled() // nothing but a disconnect has cancelled it so far
+	clientGone := b.call.Cancelled() // up to here only a disconnect cancels it
 	q.endConcurrentPrefill(!classify(err).unsent)
 	l.release()
 	rank := l.rank
 	switch {
-	case clientGone: // anything else that failed is a consequence
+	case clientGone: // any other failure is a consequence of the disconnect
 		l.completeAfter(q.abortReason(), elapsed)
 		q.refuse(front.ClientGone, "the client closed the connection before the answer", 0)
 		return legAnswered
@@ -445,15 +446,15 @@ func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
 	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(b.began.time()))
 }
 
-// errTransfer: a decode engine, which is healthy, reports that the KV did not arrive.
+// errTransfer reports that the KV did not arrive at a healthy decode engine.
 var errTransfer = errors.New("the transfer of the KV failed")
 
-// transferError is in the answer of an SGLang decode engine (500) whose KV did not arrive,
-// because prefill's engine or the network between them is gone.
+// transferError occurs in the 500 response of an SGLang decode engine whose KV did not arrive,
+// because the prefill engine or the network between them is gone.
 var transferError = []byte("KVTransferError(")
 
-// handleTransferFailure runs a Concurrent pair again whose decode engine reports that the KV
-// did not arrive. That decode engine may be chosen again.
+// handleTransferFailure runs a Concurrent pair again after its decode engine has reported that the
+// KV did not arrive. The same decode engine may be chosen again.
 func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Rank) legEnd {
 	q.r.peerInfos.remove(b.rank)
 	q.unsent = false
@@ -464,13 +465,13 @@ func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Ran
 
 // handlePrefillFailure decides what follows a failed prefill leg of a Concurrent pair.
 func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
-	if errors.Is(b.err, errStalePeerInfo) { // checkPeerInfo has stored the right one
+	if errors.Is(b.err, errStalePeerInfo) { // checkPeerInfo has already stored the right one
 		q.noteFallback("stale_fact", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
 		q.awaitReturn(b.rank)
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
-	if errors.Is(b.err, upstream.ErrMemory) { // another engine's answer would not fit either
+	if errors.Is(b.err, upstream.ErrMemory) { // another engine's response would not fit either
 		q.refuseForMemory()
 		return legAnswered
 	}
@@ -482,7 +483,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
 	if b.err == nil && !isRetryableStatus(int(b.status)) {
-		// Decode would refuse the request too, so the client gets prefill's refusal.
+		// Decode would refuse the request too, so the client gets prefill's error response.
 		q.endExplain(schedule.Outcome{
 			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
@@ -508,8 +509,8 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 	return q.retryHandover(b.rank, reason, err)
 }
 
-// retryHandover runs a Concurrent pair again whose prefill failed, if the pool's retry budget
-// allows it. Otherwise decode does the whole request, or the request is refused.
+// retryHandover runs a Concurrent pair again after its prefill has failed, if the pool's retry
+// budget allows it. Otherwise decode runs the whole request, or the request is refused.
 func (q *request) retryHandover(rank *worker.Rank, reason front.Reason, err error) legEnd {
 	switch {
 	case q.withdrawRetry():

@@ -10,19 +10,18 @@ import (
 	"sluice/router/schedule"
 )
 
-// legEnd is what follows a leg.
+// legEnd says what follows a leg.
 type legEnd int
 
 const (
-	legAnswered    legEnd = iota // the client has its answer
-	legRetry                     // failed before the client got a byte: run the attempt again
-	legDeclined                  // a trial decode has too little of the prompt cached
-	legPlainDecode               // decode does the whole request
+	legAnswered    legEnd = iota // the client has its response
+	legRetry                     // failed before the client received a byte: run the attempt again
+	legDeclined                  // a trial decode has too few blocks of the prompt cached
+	legPlainDecode               // decode runs the whole request
 )
 
-// decode runs the last leg: decode with the handle, decode alone without one, or the whole
-// request. With a handle it may try several ranks, while no engine has seen the handle and
-// the lease lasts.
+// decode runs the last leg: decode with the handle, decode alone, or the whole request. With a
+// handle it may try several ranks as long as no engine has seen the handle and the lease lasts.
 func (q *request) decode(kind schedule.LegKind) legEnd {
 	opt := q.settings
 	for try := 1; ; try++ {
@@ -49,7 +48,7 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 				return legAnswered
 			}
 			if try <= maxFreeTries && q.awaitCandidate(kind) {
-				continue // the lease may be over by now
+				continue // the lease may have expired
 			}
 			q.refuseNoRank(kind)
 			return legAnswered
@@ -70,15 +69,15 @@ func (q *request) decode(kind schedule.LegKind) legEnd {
 		case done:
 			return end
 		case q.mayResend(kind, f, try):
-			opt.Observer.Retried(kind) // same handle, same id: no engine has seen either
+			opt.Observer.Retried(kind) // same handle and id, because no engine has seen them
 		default:
 			return q.retryOrRefuse(f, &l, err, f.reason != front.UpstreamTimeout || f.unsent || !q.decodeTimedOut(l.began.time()))
 		}
 	}
 }
 
-// mayResend reports whether a leg that no engine has seen is sent again unchanged, in the
-// same attempt. It may wait for a rank.
+// mayResend reports whether a leg that no engine has seen may be sent again unchanged in the same
+// attempt. It may wait for a rank.
 func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
 	if !f.unsent || q.plan.Traits.NamesDecode || q.pastDeadline() {
 		return false
@@ -89,7 +88,7 @@ func (q *request) mayResend(leg schedule.LegKind, f failure, try int) bool {
 	return f.refused && try < maxFreeTries && q.awaitCandidate(leg)
 }
 
-// refuseNoRank refuses a request for whose leg no rank is left.
+// refuseNoRank refuses a request that has no candidate left for a leg.
 func (q *request) refuseNoRank(leg schedule.LegKind) {
 	if q.refuseIfGone() {
 		return
@@ -102,8 +101,7 @@ func (q *request) refuseNoRank(leg schedule.LegKind) {
 	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request, after %s%s", legName(leg), pluralize(n, "try", "tries"), q.waitedSuffix()), time.Second)
 }
 
-// updateKV tells the hand-over what a decode leg's response head, or its failure, means for
-// the blocks of the handle.
+// updateKV updates the state of the handle's blocks after a decode leg's response head or failure.
 func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	f := classify(err)
 	switch {
@@ -112,9 +110,9 @@ func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	case err == nil && resp.Status == 200 && q.shouldRelay(resp):
 		q.kv.on(kvHeadCame)
 	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
-		// The engine is done with the handle, or refused the request, of which engines tell
-		// prefill. After a time-out it may be at work still; the end of its connection shows it
-		// that nobody waits.
+		// The engine no longer needs the handle, or it refused the request and notifies prefill of
+		// that. After a timeout it may still be working; the end of its connection tells it that
+		// nobody waits.
 		q.kv.on(kvDecoded)
 	case l.call.Cancelled() && !l.abort.isUncertain() && q.transfer.LostReason() != "failed":
 		q.kv.on(kvDecoded)
@@ -123,26 +121,27 @@ func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	}
 }
 
-// decodeTimedOut reports whether a decode leg has used timeouts.decode. When only
+// decodeTimedOut reports whether a decode leg has used up timeouts.decode. If only
 // timeouts.first_byte has passed without a head, another rank may be tried.
 func (q *request) decodeTimedOut(began time.Time) bool {
 	return !q.stream || q.pastDeadline() || time.Since(began) >= q.settings.Timeouts.Decode
 }
 
-// leaseExpired reports whether decode must not be sent any more. A decode engine that gets
-// the handle after prefill's lease reads freed memory and still answers 200, so the router
-// watches the lease itself.
+// leaseExpired reports whether it is too late to send decode. A decode engine that gets the handle
+// after prefill's lease has expired reads freed memory and still answers 200, so the router watches
+// the lease itself.
 func (q *request) leaseExpired() bool {
 	return !q.plan.Traits.NoLease && time.Until(q.leaseDeadline()) < q.pd.LeaseMargin
 }
 
-// leaseDeadline is when the prefill engine frees the handle's blocks: one lease after its
-// answer, or later where the router renews the lease.
+// leaseDeadline returns when the prefill engine frees the handle's blocks: one lease after its
+// response, or later if the router renews the lease.
 func (q *request) leaseDeadline() time.Time {
 	return q.kv.held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
-// reserveDecode chooses the decode rank before the prefill leg, where that leg names it.
+// reserveDecode chooses the decode rank before the prefill leg, for families whose prefill leg
+// names it.
 func (q *request) reserveDecode() bool {
 	if q.reservedDecode.Rank != nil {
 		return true
@@ -153,8 +152,8 @@ func (q *request) reserveDecode() bool {
 	return ok
 }
 
-// acquireDecode returns the reserved choice, once. It makes a new choice when there is none,
-// or when the reserved rank has left or failed and no handle names it.
+// acquireDecode returns the reserved choice once. It makes a new choice if there is none, or if the
+// reserved rank was removed or has failed and no handle names it.
 func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	candidates := q.candidates(leg)
 	if c := q.reservedDecode; c.Rank != nil {
@@ -168,8 +167,8 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	return q.choose(leg, candidates)
 }
 
-// callDecode sends the leg and waits for the response head. The abort rule of phaseDecode is
-// armed meanwhile.
+// callDecode sends the leg and waits for the response head. The abort rule of phaseDecode is armed
+// during that time.
 func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
 	q.legRequest.reset()
@@ -182,7 +181,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	if q.handover.WantTokenIDs && q.legRequest.Body == nil {
 		q.legRequest.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
 	}
-	head := time.Duration(0) // the head of an answer that is no stream comes with its end
+	head := time.Duration(0) // the head of a non-streaming response arrives at its end
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
@@ -206,7 +205,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	return resp, err
 }
 
-// tokensToCompute is the number of prompt tokens that the decode leg may have to compute.
+// tokensToCompute returns the number of prompt tokens that the decode leg may have to compute.
 func (q *request) tokensToCompute() int {
 	if q.decodeByFamily {
 		return 0
@@ -214,8 +213,8 @@ func (q *request) tokensToCompute() int {
 	return q.prompt.Count
 }
 
-// decodeDeadline is the end of a decode leg's time. The caller's deadline does not shorten
-// it: the abort rule ends the leg then, so that no blocks stay until the lease ends.
+// decodeDeadline returns the deadline of a decode leg. The caller's deadline does not shorten it:
+// at that time the abort rule ends the leg, so that no blocks stay pinned until the lease ends.
 func (q *request) decodeDeadline(began time.Time) time.Time {
 	if !q.legDeadline.IsZero() {
 		return q.legDeadline // a stream that migrates keeps the deadline of its first leg
@@ -223,8 +222,8 @@ func (q *request) decodeDeadline(began time.Time) time.Time {
 	return began.Add(q.settings.Timeouts.Decode)
 }
 
-// armDecodeAbort arms cancelAfterAdmission. The lease of legs that run at once is counted
-// from their start, because the router does not know yet when prefill answers.
+// armDecodeAbort arms cancelAfterAdmission. The lease of concurrent legs counts from their start,
+// because the router does not know yet when prefill answers.
 func (q *request) armDecodeAbort(l *leg) {
 	rank, call, began := l.rank, l.call, l.began.time()
 	by := began.Add(q.pd.Lease)

@@ -10,62 +10,64 @@ import (
 	"sluice/router/worker"
 )
 
-// decodeAbort carries cancelAfterAdmission out: it ends a decode leg whose client
-// disconnected before the leg's response head came. The engine must have admitted a decode
-// with a handle before the router cancels it. An engine that sees the end of the connection
-// first drops the request and does not tell prefill, and the blocks stay until the lease
-// ends (seen on vLLM 0.32).
+// decodeAbort implements cancelAfterAdmission. It ends a decode leg whose client disconnected
+// before the leg's response head arrived. The engine must have admitted a decode with a handle
+// before the router cancels it. An engine that first sees the end of the connection drops the
+// request without notifying prefill, and the blocks stay pinned until the lease ends (seen on vLLM
+// 0.32).
 //
-// A stream is cancelled from its head on by its current owner, and its connection is closed
-// a while later (see cutGrace). The router takes any other leg as admitted when
-// PD.AbortDelay has passed since it was sent and its engine has answered a probe sent after
-// it (see engineProbes). The delay alone is wrong for an engine that pauses for a moment;
-// the probe alone concerns one of an engine's API servers. The wait ends at deadline, when
-// nothing is pinned any more. Where the router can have the blocks released, the wait ends
-// after maxReleaseWait, and the router reclaims every handle of a leg whose head has not
-// come, because an engine may delay one request and answer all others.
+// From its head on, a stream is cancelled by its current owner, and its connection closes a while
+// later (see cutGrace). The router considers any other leg admitted when PD.AbortDelay has passed
+// since it was sent and its engine has answered a probe sent after it (see engineProbes). The delay
+// alone fails for an engine that pauses for a moment; the probe alone reaches only one of an
+// engine's API servers. The wait ends at deadline, when nothing is pinned any more. If the router
+// can release the blocks itself, the wait ends after maxReleaseWait, and the router reclaims every
+// handle of a leg whose head has not arrived, because an engine may delay one request and answer
+// all others.
 //
-// An engine that notifies prefill of every cancelled leg, and so a second time of one whose
-// blocks it has read, is not cancelled before PD.AbandonedDecode: see notifiesTwice.
+// Some engines notify prefill of every cancelled leg, and so a second time if they have already
+// read the blocks. Such a leg is not cancelled before PD.AbandonedDecode has passed; see
+// notifiesTwice.
 type decodeAbort struct {
 	r                 *Runner
 	rank              *worker.Rank
 	call              *upstream.Call
-	concurrent        *concurrentPrefill // the prefill leg of a Concurrent pair, which is cancelled first
+	concurrent        *concurrentPrefill // the prefill leg of a Concurrent pair; it is cancelled first
 	streamed          bool
 	releasable        bool
 	notifiesTwice     bool          // see request.notifiesTwice
 	drainTime         time.Duration // PD.AbandonedDecode, if notifiesTwice
-	deadline, knownAt time.Time     // knownAt: when PD.AbortDelay has passed
-	drainUntil        time.Time     // how long the leg may go on, if notifiesTwice; set by start
+	deadline, knownAt time.Time     // knownAt is when PD.AbortDelay has passed
+	drainUntil        time.Time     // when the leg is cancelled at the latest, if notifiesTwice; set by start
 
-	onGone    func()      // start; made once
+	onGone    func()      // the method start; allocated once
 	started   atomic.Bool // start was called, and its goroutine may still use this value
-	callEnded atomic.Bool // the call has its head, or has failed
-	uncertain atomic.Bool // the engine may not have had the leg; set before the cancel
+	callEnded atomic.Bool // the call has its response head or has failed
+	uncertain atomic.Bool // the engine may not have received the leg; set before the cancel
 }
 
 const (
-	// maxReleaseWait is how long the router waits for a decode engine to show that it will
-	// free the blocks, where the router can have them released itself.
+	// maxReleaseWait is how long the router waits for a sign that the decode engine will free the
+	// blocks, if the router could release them itself.
 	maxReleaseWait = 500 * time.Millisecond
-	// minProbes probes must be answered one after the other: an engine reads a long body in
-	// several turns of its event loop.
+	// minProbes is the number of consecutive probes that must be answered: an engine reads a long
+	// body in several turns of its event loop.
 	minProbes = 2
-	// abortPoll is how often a wait checks whether the call has ended.
+	// abortPoll is the interval at which waits check whether the call has ended.
 	abortPoll = 100 * time.Millisecond
-	// probeRetry is the pause after a probe that was not answered.
+	// probeRetry is the pause after an unanswered probe.
 	probeRetry = 100 * time.Millisecond
-	// minGrace and maxGrace bound the pause between the last probe's answer and the cancel.
-	// It is twice the probe's latency, because the leg may be a step behind the probe.
+	// minGrace and maxGrace bound the pause between the last probe's response and the cancel. The
+	// pause is twice the probe's latency, because the engine may process the leg a step later than
+	// the probe.
 	minGrace, maxGrace = 20 * time.Millisecond, time.Second
 )
 
-// cutGrace is how long the connection of a decode with a handle stays open after the cancel
-// when no event has come. vLLM sends the head of a stream before its engine core has the
-// request; when the connection closes in between, prefill's blocks stay until the lease
-// ends. The first event shows that the core has the request. The grace holds for every way
-// in which a stream ends early, on a goroutine or a loop.
+// cutGrace returns how long the connection of a decode with a handle stays open after the cancel if
+// no event has arrived. vLLM sends the head of a stream before its engine core has the request. If
+// the connection closes in between, prefill's blocks stay pinned until the lease ends. The first
+// event shows that the core has the request. The grace applies whenever a stream ends early, on a
+// goroutine or an event loop.
 func (q *request) cutGrace(l *leg) time.Duration {
 	switch {
 	case l.abort == nil:
@@ -76,9 +78,9 @@ func (q *request) cutGrace(l *leg) time.Duration {
 	return q.pd.AbortDelay
 }
 
-// reclaimLeaseAfter releases the blocks of a decode that the router gave up between its head
-// and its first event. It waits until the engine has seen that: the engine tells prefill
-// itself of a request that it had admitted by then.
+// reclaimLeaseAfter releases the blocks of a decode that the router gave up between its head and
+// its first event. It first waits until the engine has noticed the cancel: the engine notifies
+// prefill itself if it had admitted the request by then.
 func reclaimLeaseAfter(h *sidechannel.Lease, grace time.Duration) {
 	if !h.CanRelease() {
 		h.HandOff()
@@ -115,19 +117,19 @@ func later(a, b time.Time) time.Time {
 // wasStarted reports whether start was called. It works on nil.
 func (l *decodeAbort) wasStarted() bool { return l != nil && l.started.Load() }
 
-// isUncertain reports whether the leg was cancelled and its engine may not have had it.
+// isUncertain reports whether the leg was cancelled although its engine may not have received it.
 func (l *decodeAbort) isUncertain() bool { return l != nil && l.uncertain.Load() }
 
-// markEnded records that the call has its head or has failed; decodeAbort does nothing
-// afterwards. It works on nil.
+// markEnded records that the call has its head or has failed. decodeAbort does nothing afterwards.
+// It works on nil.
 func (l *decodeAbort) markEnded() {
 	if l != nil {
 		l.callEnded.Store(true)
 	}
 }
 
-// run cancels the call by l.deadline. In a Concurrent pair it waits for the end of prefill,
-// if that is later: prefill's blocks may be ready by then, and are kept for minutes if no
+// run cancels the call by l.deadline. In a Concurrent pair it waits for the end of prefill if that
+// is later: prefill's blocks may be ready by then, and the engine keeps them for minutes if no
 // decode asks for them.
 func (l *decodeAbort) run() {
 	if l.concurrent != nil {
@@ -143,11 +145,11 @@ func (l *decodeAbort) run() {
 	}
 }
 
-// awaitAdmission waits until the engine has admitted the leg. It returns false when
-// l.deadline or the end of the call comes first.
+// awaitAdmission waits until the engine has admitted the leg. It returns false if l.deadline or the
+// end of the call comes first.
 func (l *decodeAbort) awaitAdmission() bool {
 	if l.streamed {
-		return l.sleep(time.Until(l.deadline) + 1) // never
+		return l.sleep(time.Until(l.deadline) + 1) // never reached; waits for the end of the call
 	}
 	for !l.call.Sent() {
 		if !l.sleep(5 * time.Millisecond) {
@@ -167,7 +169,7 @@ func (l *decodeAbort) awaitAdmission() bool {
 	}
 }
 
-// sleep returns false when the call ends, or l.deadline comes, before d is over.
+// sleep returns false if the call ends or l.deadline passes before d is over.
 func (l *decodeAbort) sleep(d time.Duration) bool {
 	at := time.Now().Add(d)
 	truncated := at.After(l.deadline)
@@ -177,7 +179,7 @@ func (l *decodeAbort) sleep(d time.Duration) bool {
 	return l.sleepUntil(at) && !truncated
 }
 
-// sleepUntil returns false when the call has ended.
+// sleepUntil returns false if the call has ended.
 func (l *decodeAbort) sleepUntil(at time.Time) bool {
 	for remaining := time.Until(at); remaining > 0 && !l.callEnded.Load(); remaining = time.Until(at) {
 		time.Sleep(min(remaining, abortPoll))
@@ -185,27 +187,27 @@ func (l *decodeAbort) sleepUntil(at time.Time) bool {
 	return !l.callEnded.Load()
 }
 
-// notifiesTwice reports whether a decode engine that is cancelled during a request without a
-// stream tells prefill to free the blocks although it has done so before.
+// notifiesTwice reports whether a decode engine may tell prefill twice to free the blocks when its
+// non-streaming request is cancelled.
 //
-// vLLM does from 0.21 on: the API server treats the cancelled call as one that the engine
-// core never had. Prefill logs "Potentially invalid KV blocks for unrecognized request" and
-// counts a notification after expiry, which are the signs of a real fault. Sluice's
-// connector suppresses the second notification.
+// vLLM does so from 0.21 on: the API server treats the cancelled call like one that the engine core
+// never received. Prefill logs "Potentially invalid KV blocks for unrecognized request" and counts
+// a notification after expiry, which are also the signs of a real fault. Sluice's connector
+// suppresses the second notification.
 func (q *request) notifiesTwice(rank *worker.Rank) bool {
 	_, isPull := q.plan.Family.(nixlPull)
 	return isPull && !q.stream && q.handover.Handle != nil && versionAtLeast(rank, 0, 21, 0) && workerOption(rank, "connector") != "true"
 }
 
-// engineProbes send engines a small request, to learn that they have read what was sent
-// before: API servers read requests in order. Each engine has one probe at a time, however
-// many callers wait.
+// engineProbes sends engines a small request to learn that they have read what was sent before. API
+// servers read requests in order. Each engine has at most one probe in flight, however many callers
+// wait.
 type engineProbes struct {
 	mu      sync.Mutex
 	running map[*worker.Rank]*probeLoop
 }
 
-// probeLoop is the probe under way to one rank, and the one after it.
+// probeLoop is the goroutine that probes one rank. next is the probe after the current one.
 type probeLoop struct{ next *probe }
 
 // probe is one probe. Its result is set before done is closed.
@@ -216,12 +218,12 @@ type probe struct {
 }
 
 const (
-	probePath    = "/health" // any answer with any status counts
+	probePath    = "/health" // any response counts, whatever its status
 	probeTimeout = 2 * time.Second
 )
 
-// wait waits until the rank's engine has answered a probe sent after this call, and returns
-// the probe's latency. It returns false when by comes first or the probe fails.
+// wait waits until the rank's engine has answered a probe sent after this call, and returns the
+// probe's latency. It returns false if by passes first or the probe fails.
 func (i *engineProbes) wait(r *Runner, rank *worker.Rank, by time.Time) (time.Duration, bool) {
 	next := i.join(r, rank)
 	t := time.NewTimer(time.Until(by))
@@ -234,7 +236,7 @@ func (i *engineProbes) wait(r *Runner, rank *worker.Rank, by time.Time) (time.Du
 	}
 }
 
-// join returns the next probe of rank, and starts its loop where none runs.
+// join returns the next probe of rank and starts the rank's loop if none runs.
 func (i *engineProbes) join(r *Runner, rank *worker.Rank) *probe {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -254,7 +256,7 @@ func (i *engineProbes) join(r *Runner, rank *worker.Rank) *probe {
 	return at.next
 }
 
-// run sends probes to rank until no caller waits for another.
+// run sends probes to rank until no caller waits for another one.
 func (i *engineProbes) run(r *Runner, rank *worker.Rank, at *probeLoop) {
 	for {
 		i.mu.Lock()

@@ -14,18 +14,18 @@ import (
 	"sluice/router/worker"
 )
 
-// maxFirstEvent bounds how much of a stream is read to learn how it begins.
+// maxFirstEvent bounds how much of a stream the runner reads to learn how it begins, in bytes.
 const maxFirstEvent = 32 << 10
 
 var (
 	dataLine = []byte("data: ")
-	// errorData begins the event of a failed request, errorFlat that of TensorRT-LLM and of
+	// errorData begins the event of a failed request; errorFlat begins that of TensorRT-LLM and of
 	// vLLM up to 0.10.0. Messages and Responses name the event.
 	errorData  = []byte(`{"error"`)
 	errorFlat  = []byte(`{"object":"error"`)
 	errorNamed = []byte("event: error")
-	// These events announce an answer and have nothing of it. vLLM (0.13 and later) sends that
-	// of a chat before it has a result of the engine core, so an error may follow.
+	// These events announce a response and contain none of it. vLLM (0.13 and later) sends that of
+	// a chat before the engine core has a result, so an error may follow.
 	roleOnly     = []byte(`"role":"assistant","content":""`)
 	messageStart = []byte("event: message_start")
 	crlfEnd      = []byte("\r\n\r\n")
@@ -33,9 +33,9 @@ var (
 	lastData     = []byte("[DONE]")
 )
 
-// firstEvent returns the first event of a stream, with or without chunk framing, that does
-// more than announce an answer, and what stands before it. complete means that all of the
-// event has come.
+// firstEvent returns the first event of a stream that does more than announce a response, together
+// with what precedes it. The stream may have chunk framing. complete reports whether the whole
+// event has arrived.
 func firstEvent(prefix []byte) (event []byte, complete bool) {
 	for {
 		end, size := bytes.Index(prefix, eventEnd), len(eventEnd)
@@ -55,11 +55,11 @@ func firstEvent(prefix []byte) (event []byte, complete bool) {
 // toolCalls: some engines send the first tool call with the role.
 var toolCalls = []byte(`"tool_calls":[`)
 
-// errNoOutput: the engine ended a well-framed stream without any output.
+// errNoOutput reports that the engine ended a well-framed stream without any output.
 var errNoOutput = errors.New("the engine ended the stream before it said anything")
 
-// endsWithoutOutput reports whether a chunked stream has ended with no more than the
-// announcement of an answer, or a part of an event. prefix includes the framing.
+// endsWithoutOutput reports whether a chunked stream has ended with no more than the announcement
+// of a response or a part of an event. prefix includes the framing.
 func endsWithoutOutput(prefix []byte) bool {
 	event, complete := firstEvent(prefix)
 	last, over := bytes.CutSuffix(event, []byte("0"))
@@ -67,8 +67,9 @@ func endsWithoutOutput(prefix []byte) bool {
 		!bytes.Contains(last, lastData)
 }
 
-// initialErrorStatus is the status of the error with which a stream begins, 500 for an error
-// without one, 0 for no error. prefix is the beginning of the stream, with or without framing.
+// initialErrorStatus returns the status of the error with which a stream begins, 500 for an error
+// without a status, and 0 for no error. prefix is the beginning of the stream, with or without
+// chunk framing.
 func initialErrorStatus(prefix []byte) int {
 	event, _ := firstEvent(prefix)
 	i := bytes.Index(event, dataLine)
@@ -94,8 +95,8 @@ func initialErrorStatus(prefix []byte) int {
 	return 500
 }
 
-// isError reports whether an event is an engine's error, however its members are escaped and
-// ordered.
+// isError reports whether an event is an engine's error, regardless of the escaping and order of
+// its members.
 func isError(data []byte) bool {
 	if v, _, err := jsonscan.Find(data, "error"); err != nil || v.Kind > jsonscan.Null {
 		return err == nil
@@ -108,9 +109,9 @@ func isError(data []byte) bool {
 	return false
 }
 
-// abortStatus is the status in meta_info.finish_reason, 0 for none and for an abort that a
-// client asked for. SGLang's /generate ends a sequence with it whose KV did not arrive, in an
-// event like any other, with the status that a whole answer would have.
+// abortStatus returns the status in meta_info.finish_reason. It returns 0 if there is none or the
+// client requested the abort. SGLang's /generate ends a sequence whose KV did not arrive in this
+// way: in an ordinary event, with the status that a non-streaming response would have.
 func abortStatus(data []byte) int {
 	for _, name := range [...]string{"meta_info", "finish_reason"} {
 		v, _, err := jsonscan.Find(data, name)
@@ -122,10 +123,10 @@ func abortStatus(data []byte) int {
 	return statusMember(data, "status_code")
 }
 
-// abortedStatus is the first status of 500 or more that a whole answer of SGLang's /generate
-// reports, 0 when it reports none. The engine sends such an answer with status 200: an object,
-// or an array with one object for each prompt and choice of a batch, or the events of a
-// stream whose length it knew.
+// abortedStatus returns the first status of 500 or more that a non-streaming response of SGLang's
+// /generate reports, 0 if it reports none. The engine sends such a response with status 200. It is
+// an object, an array with one object per prompt and choice of a batch, or the events of a stream
+// of known length.
 func abortedStatus(body []byte) int {
 	body = bytes.TrimSpace(body)
 	switch {
@@ -142,7 +143,7 @@ func abortedStatus(body []byte) int {
 	return 0
 }
 
-// statusMember is an HTTP status of an error in a member of object, 0 for none.
+// statusMember returns the HTTP error status in a member of object, 0 if there is none.
 func statusMember(object []byte, name string) int {
 	if code, ok, _ := jsonscan.Find(object, name); ok {
 		if n := atoi(string(bytes.Trim(object[code.Start:code.End], `"`))); n >= 400 && n < 600 {
@@ -152,10 +153,10 @@ func statusMember(object []byte, name string) int {
 	return 0
 }
 
-// inspectsFirstEvent reports whether the runner waits for the first event of a stream before
-// the client gets anything: where a hand-over may be lost, where later events repeat the
-// first, and where the request could run again now but the stream could not migrate later.
-// The last does not hold where keep-alive comments begin with the engine's head.
+// inspectsFirstEvent reports whether the runner waits for the first event of a stream before the
+// client gets anything: if a hand-over may be lost, if later events repeat the first, or if the
+// request could run again now but the stream could not migrate later. The last does not apply if
+// keep-alive comments start with the engine's head.
 func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	switch {
 	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.inUse(), q.repeatsFirstEvent(), q.mayHold(resp):
@@ -164,8 +165,8 @@ func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
 }
 
-// hasAlternative reports whether a leg could run on a rank other than except that is ready, or
-// may be by the time it is needed.
+// hasAlternative reports whether a leg could run on a rank other than except that is ready or may
+// become ready in time.
 func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool {
 	if q.hasOtherCandidate(q.candidates(leg), except) {
 		return true
@@ -180,15 +181,15 @@ func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool
 }
 
 // isResumable reports whether the stream can migrate from its first byte on (see
-// newMigrationState), so that a failure needs no retry here. Where the first event has to
-// bring the prompt's ids it cannot migrate before that.
+// newMigrationState), so that a failure needs no retry here. A stream whose first event must bring
+// the prompt's ids cannot migrate before that event.
 func (q *request) isResumable(resp *upstream.Response) bool {
 	return q.unmigratable == "" && q.hasExactPrompt() && (q.legUnmigratable == "" || q.legUnmigratable == "engine" && q.clientWantsIDs()) && resp.ContentLength == upstream.LengthChunked
 }
 
-// readFirstEvent waits until it is clear how a stream begins. declined means that a trial
-// decode declined. An answer that is no event stream is read whole (holdWhole), or else only
-// its first bytes.
+// readFirstEvent waits until it is clear how a stream begins. declined reports that a trial decode
+// declined. It reads a response that is no event stream whole (holdWhole), or else only its first
+// bytes.
 func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declined bool, err error) {
 	events := isEventStream(resp)
 	if q.mayHold(resp) {
@@ -219,16 +220,16 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 	return prefix, declined, err
 }
 
-// awaitFirstEvent waits for the beginning of a stream before the client gets anything of it.
-// Until then a pair that fails can run again, and a trial can decline. on means that the
-// stream is relayed.
+// awaitFirstEvent waits for the beginning of a stream before the client gets any of it. Until then
+// a pair that fails can run again, and a trial can decline. on reports that the caller must relay
+// the stream.
 func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
 	q.armAbort(l, phaseAnswer)
 	defer q.x.OnClientGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
 	if !isEventStream(resp) {
-		prefix = nil // it has no events to look for
+		prefix = nil // there are no events to look for
 	}
 	if err == nil && !declined && resp.Status == 200 && isEventStream(resp) && resp.ContentLength == upstream.LengthChunked && endsWithoutOutput(prefix) {
 		err = errNoOutput
@@ -273,8 +274,8 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	return q.handleBrokenAnswer(l, err), false
 }
 
-// retriesInitialError reports whether a stream whose first event is an error runs again.
-// Otherwise the client gets the engine's error.
+// retriesInitialError reports whether a request runs again whose stream begins with an error. If
+// not, the client gets the engine's error.
 func (q *request) retriesInitialError(l *leg, prefix []byte) bool {
 	status := initialErrorStatus(prefix)
 	if !isRetryableStatus(status) || !q.acceptAnswer() {

@@ -12,8 +12,8 @@ import (
 	"sluice/router/worker"
 )
 
-// watchTransfer begins to watch the engines' reports about the hand-over: from prefill's
-// answer on, or, for a Concurrent pair, before the legs are sent. now is that time.
+// watchTransfer starts to watch the engines' reports about the hand-over, beginning at now. That is
+// the time of prefill's response or, for a Concurrent pair, a time before the legs are sent.
 func (q *request) watchTransfer(now time.Time) {
 	if q.plan.Traits.Reports {
 		q.transfer = q.settings.Transfers.Open(q.handover.RequestID, now)
@@ -29,8 +29,8 @@ func (q *request) unwatchTransfer() {
 	q.hasConnector = false
 }
 
-// acquireSlot acquires a slot of the completion board for decode, where its engine is known
-// to run the connector. Other engines get the handle unchanged.
+// acquireSlot acquires a slot of the completion board for decode if its engine is known to run the
+// connector. Other engines get the handle unchanged.
 func (q *request) acquireSlot(rank *worker.Rank) {
 	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && workerOption(rank, "connector") == "true"
 	q.handover.Slot = nil
@@ -43,8 +43,8 @@ func (q *request) acquireSlot(rank *worker.Rank) {
 	}
 }
 
-// guardDecode has the decode call cancelled when its hand-over is reported lost, or when the
-// engine that has the KV goes down.
+// guardDecode makes the transfer watch and the engine-down monitor cancel the decode call if the
+// hand-over is reported lost or the engine that has the KV goes down.
 func (q *request) guardDecode(call *upstream.Call) {
 	q.downMonitor.reset()
 	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
@@ -57,12 +57,12 @@ func (q *request) guardDecode(call *upstream.Call) {
 	if q.hasConnector {
 		stall = q.settings.TransferStall
 	}
-	q.call = nil // the watch may cancel it until it is closed
+	q.call = nil // the watch may cancel the call until the watch is closed
 	q.transfer.Guard(call, stall)
 }
 
-// endLostHandover ends a decode leg whose hand-over is lost before the client got a byte. The
-// next attempt has another pair, or decode does the whole request.
+// endLostHandover ends a decode leg whose hand-over is lost before the client has received a byte.
+// The next attempt has another pair, or decode runs the whole request.
 func (q *request) endLostHandover(l *leg) legEnd {
 	l.end(relay.Cancelled.String())
 	reason := q.transfer.LostReason()
@@ -75,10 +75,10 @@ func (q *request) endLostHandover(l *leg) legEnd {
 	return legRetry
 }
 
-// handleLostHandover decides what follows when decode cannot get this prefill's KV. reason is
-// a kind of fall-back without its "transfer_". legRetry runs the pair again on another
-// prefill rank, and on another decode rank where there is one. legPlainDecode means that no
-// tries are left and decode does the whole request.
+// handleLostHandover decides what follows if decode cannot get this prefill's KV. reason is a
+// fallback kind without its "transfer_" prefix. legRetry means that the pair runs again on another
+// prefill rank, and on another decode rank if there is one. legPlainDecode means that no tries are
+// left and decode runs the whole request.
 func (q *request) handleLostHandover(reason string) legEnd {
 	prefill, decode := q.handover.Prefill, q.handover.Decode
 	since := q.handleAt
@@ -113,18 +113,19 @@ func (q *request) hasOtherCandidate(candidates []*worker.Rank, except *worker.Ra
 	return false
 }
 
-// finishTransfer closes the watch of a request whose answer was read whole.
+// finishTransfer closes the watch of a request whose response was read whole.
 func (q *request) finishTransfer(l *leg) schedule.Transfer {
 	w := q.transfer
 	q.transfer = nil
 	return q.r.finishTransfer(w, q.x.RequestID, q.handover.Prefill, l.rank, q.prompt.Count-int(l.predicted))
 }
 
-// minRateTokens is the least number of tokens of a transfer from which a rate is learned.
+// minRateTokens is the minimum number of tokens of a transfer from which the router learns a rate.
 const minRateTokens = 64
 
-// finishTransfer closes a watch, records the transfer's duration for the pair of ranks, and
-// returns what explain shows of it. A report that comes a moment later is recorded then.
+// finishTransfer closes a watch, records the transfer's duration for the pair of ranks, and returns
+// the transfer's entry for the explain record. If the report arrives a moment later, it is recorded
+// then.
 func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, to *worker.Rank, tokens int) schedule.Transfer {
 	if w == nil {
 		return schedule.Transfer{}

@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// HandoverProbe is a prefill leg of a family by which an operator's check learns whether an
-// engine gives a handle at all: one token of a short prompt, whose blocks the engine keeps
-// until its lease ends, for no decode asks for them.
+// HandoverProbe is a prefill leg with which sluice check --probe tests whether an engine returns a
+// KV handle. It computes one token for a short prompt. The engine keeps the prompt's blocks until
+// its lease ends, because no decode fetches them.
 type HandoverProbe struct {
 	family Family
 	Path   string
 	Body   []byte
 }
 
-// probePrompt are so many that the prompt fills a block of every usual size.
+// probePrompt is the number of words in the prompt, enough to fill a block of any usual size.
 const probePrompt = 160
 
-// NewHandoverProbe makes that of a family for a model; ok is false for families whose prefill
-// legs cannot be run by themselves.
+// NewHandoverProbe returns the probe of a family for a model. ok is false for families whose
+// prefill legs cannot run alone.
 func NewHandoverProbe(family, model string) (probe HandoverProbe, ok bool) {
 	if family == "" {
 		family = "nixl"
@@ -43,7 +43,8 @@ func NewHandoverProbe(family, model string) (probe HandoverProbe, ok bool) {
 	return HandoverProbe{family: f, Path: "/v1/completions", Body: body}, true
 }
 
-// Check says why the engine's answer cannot be handed over, nil when it can.
+// Check returns an error that says why the engine's response cannot be handed over, or nil if it
+// can.
 func (t *HandoverProbe) Check(status int, answer []byte) error {
 	if status != 200 {
 		return fmt.Errorf("POST %s with kv_transfer_params answered %d; want 200", t.Path, status)

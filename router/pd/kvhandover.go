@@ -7,21 +7,21 @@ import (
 	"sluice/router/kvtransfer/sidechannel"
 )
 
-// kvState says who answers for the KV blocks of a handle that a prefill engine gave.
+// kvState says which party is responsible for the KV blocks behind a handle.
 type kvState uint8
 
 const (
-	// kvNone: prefill has given no handle in this attempt.
+	// kvNone: prefill has returned no handle in this attempt.
 	kvNone kvState = iota
-	// kvHeld: prefill's engine keeps the blocks, and no decode engine has seen the handle.
+	// kvHeld: the prefill engine keeps the blocks, and no decode engine has seen the handle.
 	kvHeld
-	// kvSent: a decode engine has the handle, and has not shown yet that it has the blocks.
+	// kvSent: a decode engine has the handle but has not shown yet that it has the blocks.
 	kvSent
-	// kvFetched: the decode engine has the blocks or answers for them. The router has nothing
-	// left to do.
+	// kvFetched: the decode engine has the blocks or is responsible for them. The router has
+	// nothing left to do.
 	kvFetched
-	// kvReclaimed: the router has asked for the release of the blocks, or leaves them to the
-	// lease where it cannot.
+	// kvReclaimed: the router has requested the release of the blocks, or leaves them to the lease
+	// because it cannot request it.
 	kvReclaimed
 
 	kvStates
@@ -32,19 +32,19 @@ type kvEvent uint8
 
 const (
 	kvAcquired kvEvent = iota // prefill answered with a handle
-	// kvUnsent: a decode leg failed before its engine had seen anything of it.
+	// kvUnsent: a decode leg failed before its engine had received any of it.
 	kvUnsent
-	// kvHeadCame: the decode engine began a stream, of which no event has come.
+	// kvHeadCame: the decode engine began a stream, but no event has arrived.
 	kvHeadCame
-	// kvDecoded: the decode engine answered, made a token, or tells prefill itself that it is
-	// done: it refused the request, or the end of its connection shows it.
+	// kvDecoded: the decode engine answered or generated a token, or it notifies prefill itself
+	// because it refused the request or sees the end of its connection.
 	kvDecoded
-	// kvDropped: the decode engine has dropped the request and may not have told prefill.
+	// kvDropped: the decode engine has dropped the request and may not have notified prefill.
 	kvDropped
-	// kvGivenUp: the router gave a decode stream up between its head and its first event. The
-	// engine may be about to take the request in.
+	// kvGivenUp: the router gave up a decode stream between its head and its first event. The
+	// engine may be about to admit the request.
 	kvGivenUp
-	// kvExpired: prefill's lease is over; there is nothing left to release.
+	// kvExpired: prefill's lease has expired, so there is nothing left to release.
 	kvExpired
 	// kvAbandoned: the attempt or the request is over.
 	kvAbandoned
@@ -57,10 +57,10 @@ type kvAction uint8
 
 const (
 	kvNothing      kvAction = iota
-	kvHandOff               // stop the renewal; the blocks are decode's
-	kvAbandon               // stop the renewal, and have prefill release the blocks
-	kvReclaim               // have prefill release blocks that a decode engine knew of
-	kvReclaimAfter          // the same when the decode engine has had time to tell prefill
+	kvHandOff               // stop the renewal; decode is responsible for the blocks
+	kvAbandon               // stop the renewal and make prefill release the blocks
+	kvReclaim               // make prefill release blocks that a decode engine knew of
+	kvReclaimAfter          // like kvReclaim, after decode has had time to notify prefill
 )
 
 type kvTransition struct {
@@ -68,8 +68,8 @@ type kvTransition struct {
 	action kvAction
 }
 
-// kvTransitions has the transition of every event in every state. A handle that comes while
-// another is held or sent (which no attempt does) ends the older one as an abandoned one.
+// kvTransitions has the transition of every event in every state. No attempt gets a second handle
+// while one is held or sent; if it did, the older one would end as abandoned.
 var kvTransitions = [kvStates][kvEvents]kvTransition{
 	kvNone: {
 		kvAcquired: {kvHeld, kvNothing}, kvUnsent: {kvNone, kvNothing}, kvHeadCame: {kvNone, kvNothing}, kvDecoded: {kvNone, kvNothing},
@@ -93,22 +93,22 @@ var kvTransitions = [kvStates][kvEvents]kvTransition{
 	},
 }
 
-// kvHandover is the state of a handle's blocks and the lease by which the router renews or
-// releases them. The request has it until the front relays decode's stream, which has it
-// then. The zero value has no handle.
+// kvHandover is the state of a handle's blocks and the lease by which the router renews or releases
+// them. The request owns it until the front relays decode's stream; the stream owns it from then
+// on. The zero value has no handle.
 type kvHandover struct {
-	lease *sidechannel.Lease // nil: no side channel; the states count all the same
-	grace int32              // microseconds that kvReclaimAfter waits
+	lease *sidechannel.Lease // nil without a side channel; the state machine runs nevertheless
+	grace int32              // delay of kvReclaimAfter, in microseconds
 	state kvState
 }
 
-// acquire is kvAcquired for a handle with that lease.
+// acquire applies kvAcquired to a handle with the given lease.
 func (h *kvHandover) acquire(lease *sidechannel.Lease) {
 	h.on(kvAcquired)
 	h.lease = lease
 }
 
-// on carries a transition out.
+// on applies an event and performs the action of its transition.
 func (h *kvHandover) on(event kvEvent) {
 	t := kvTransitions[h.state][event]
 	h.state = t.next
@@ -127,12 +127,12 @@ func (h *kvHandover) on(event kvEvent) {
 	}
 }
 
-// setGrace sets how long kvReclaimAfter waits.
+// setGrace sets the delay of kvReclaimAfter.
 func (h *kvHandover) setGrace(d time.Duration) {
 	h.grace = int32(min(d.Microseconds(), math.MaxInt32))
 }
 
-// held is the lease while no decode engine has seen the handle, else nil.
+// held returns the lease while no decode engine has seen the handle, else nil.
 func (h *kvHandover) held() *sidechannel.Lease {
 	if h.state != kvHeld {
 		return nil
@@ -140,7 +140,7 @@ func (h *kvHandover) held() *sidechannel.Lease {
 	return h.lease
 }
 
-// handOver gives the state to a stream, which may wait for grace when it ends early.
+// handOver transfers the state to a stream and sets the grace for its early end.
 func (h *kvHandover) handOver(grace time.Duration) kvHandover {
 	given := *h
 	given.setGrace(grace)

@@ -8,13 +8,13 @@ import (
 	"sluice/router/worker"
 )
 
-// releaseKV carries reclaimByRelease out: it has the blocks of a handle freed whose client
-// disconnected between the legs. Engines have no call for that. They free the blocks when
-// decode has read them, or at the end of the lease, which takes minutes in some releases and
-// never ends in vLLM 0.9. So the runner sends decode all the same, for one token. Where the
-// side channel may release blocks (transfers.side_channel: release), that is used instead.
+// releaseKV implements reclaimByRelease: it frees the blocks of a handle whose client disconnected
+// between the legs. Engines have no call for that. They free the blocks when decode has read them
+// or the lease ends, which takes minutes in some releases and never happens in vLLM 0.9. The runner
+// therefore sends decode nevertheless, for one token. If the side channel may release blocks
+// (transfers.side_channel: release), it uses that instead.
 //
-// It runs on the request's goroutine, and ends by the lease or the decode time-out.
+// It runs on the request's goroutine and ends by the lease or the decode timeout.
 func (q *request) releaseKV() {
 	if q.kv.held().CanRelease() {
 		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
@@ -28,7 +28,7 @@ func (q *request) releaseKV() {
 		}
 		choice, ok := q.acquireDecode(schedule.DecodeLeg)
 		if !ok {
-			return // no engine can read the blocks: the lease ends
+			return // no engine can read the blocks; they stay until the lease ends
 		}
 		rank := choice.Rank
 		q.handover.Decode = rank
@@ -51,8 +51,8 @@ func (q *request) releaseKV() {
 	}
 }
 
-// callKVRelease sends the leg, and reads and discards its answer. unsent means that no engine
-// has seen the handle.
+// callKVRelease sends the leg and discards its response. unsent reports that no engine has seen the
+// handle.
 func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream bool) (outcome string, unsent bool) {
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
@@ -74,7 +74,7 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	return statusClass(status), false
 }
 
-// discardAnswer reads an answer that no client gets. Of a stream it reads as much as shows
+// discardAnswer reads a response that no client gets. It reads only the part of a stream that shows
 // that the engine has the KV.
 func discardAnswer(resp *upstream.Response, dst []byte, stream bool) ([]byte, error) {
 	if stream && resp.Status == 200 {
@@ -84,13 +84,13 @@ func discardAnswer(resp *upstream.Response, dst []byte, stream bool) ([]byte, er
 	return resp.ReadAll(dst, maxPrefillAnswer)
 }
 
-// kvReleaseTimeout bounds how long a decode engine may wait for blocks that may be gone.
+// kvReleaseTimeout bounds how long a decode engine may wait for blocks that may no longer exist.
 const kvReleaseTimeout = 10 * time.Second
 
-// releaseKVDetached has the blocks of a Concurrent pair freed whose decode has failed on a
-// rank after prefill had ended. Another decode engine fetches them, for one token, while the
-// request goes on. Without another candidate the same engine does, which works if it only
-// refused the request.
+// releaseKVDetached frees the blocks of a Concurrent pair whose decode failed on a rank after
+// prefill had ended. Another decode engine fetches them, for one token, while the request goes on.
+// Without another candidate the same engine fetches them, which works if it only refused the
+// request.
 func (q *request) releaseKVDetached(failed *worker.Rank) {
 	b := q.concurrent
 	if !q.plan.Traits.Refetchable || b.failed || b.status != 200 {
@@ -118,7 +118,7 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 	go h.run()
 }
 
-// kvRelease is the leg of releaseKVDetached. Its answer and its failure have no effect.
+// kvRelease is the leg of releaseKVDetached. Its response and its failure have no effect.
 type kvRelease struct {
 	legRecord
 	stream bool // see LegRequest.limitForKVRelease

@@ -11,8 +11,8 @@ import (
 	"sluice/router/schedule"
 )
 
-// maxPrefillAnswer bounds a prefill response: one token and a handle, which has the ids of
-// every block of a long prompt, and prompt log-probabilities if the client asks for them.
+// maxPrefillAnswer bounds a prefill response, in bytes. It contains one token, a handle with the
+// ids of every block of a long prompt, and prompt log-probabilities if the client asks for them.
 const maxPrefillAnswer = 64 << 20
 
 type prefillEnd int
@@ -20,9 +20,9 @@ type prefillEnd int
 const (
 	prefillDone        prefillEnd = iota // q.handover.Handle is usable
 	prefillRetry                         // failed; another rank may be tried
-	prefillUnavailable                   // there is no handle: decode does the whole request
+	prefillUnavailable                   // there is no handle; decode runs the whole request
 	prefillAnswered                      // the request has been answered
-	prefillLocal                         // the reserved decode rank does the whole request
+	prefillLocal                         // the reserved decode rank runs the whole request
 )
 
 // prefill runs the prefill leg of one attempt on the chosen rank.
@@ -62,7 +62,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		l.complete(statusClass(status))
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
-	case isRetryableStatus(status), status < 300: // of the 2xx only a 200 has a handle
+	case isRetryableStatus(status), status < 300: // of the 2xx statuses only 200 has a handle
 		l.complete(statusClass(status))
 		died := engineDied(status, q.answer)
 		q.exclude(rank, failure{down: died}.exclusionReason())
@@ -77,7 +77,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 		return q.nextPrefill(died)
 	default:
-		// Decode would refuse the request too, so the client gets prefill's refusal.
+		// Decode would refuse the request too, so the client gets prefill's error response.
 		l.complete(statusClass(status))
 		q.x.SetHeader("X-Sluice-Prefill-Worker", rank.ID.Worker)
 		q.replyPrefillError(resp, status)
@@ -130,7 +130,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	return prefillDone
 }
 
-// replyFinal sends the client prefill's answer, which is the whole answer (ErrFinal).
+// replyFinal sends the client a prefill response that is the whole response (ErrFinal).
 func (q *request) replyFinal(resp *upstream.Response) {
 	q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
 	use := relay.UsageOf(q.answer)
@@ -151,7 +151,7 @@ func (q *request) replyFinal(resp *upstream.Response) {
 	}
 }
 
-// callPrefill sends the leg and reads the whole answer into q.answer.
+// callPrefill sends the leg and reads the whole response into q.answer.
 func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
 	resp, err := q.settings.Fleet.Endpoint(l.rank).Do(&upstream.Request{
 		Method:   "POST",
@@ -174,8 +174,8 @@ func (q *request) callPrefill(l *leg) (int, *upstream.Response, error) {
 	return resp.Status, resp, nil
 }
 
-// endAbortedPrefill ends a request whose client disconnected during prefill, and whose
-// prefill then failed or was cancelled. It does not run again.
+// endAbortedPrefill ends a request whose client disconnected during prefill and whose prefill then
+// failed or was cancelled. The request does not run again.
 func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 	outcome := q.abortReason()
 	if !l.call.Cancelled() {
@@ -186,7 +186,7 @@ func (q *request) endAbortedPrefill(l *leg, err error) prefillEnd {
 	return prefillAnswered
 }
 
-// endFailedPrefill ends a prefill leg that failed, and decides what follows.
+// endFailedPrefill ends a failed prefill leg and decides what follows.
 func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	if l.call.Cancelled() {
 		l.end(q.abortReason())
@@ -195,7 +195,7 @@ func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	}
 	f := q.recordFailure(l.rank, "prefill", err)
 	l.end(string(f.reason))
-	if f.reason == front.BudgetExhausted { // another engine's answer would not fit either
+	if f.reason == front.BudgetExhausted { // another engine's response would not fit either
 		q.refuseForMemory()
 		return prefillAnswered
 	}
@@ -209,8 +209,8 @@ func (q *request) endFailedPrefill(l *leg, err error) prefillEnd {
 	return q.nextPrefill(f.down)
 }
 
-// nextPrefill decides what follows a failed prefill leg: another one or none. It waits for a
-// worker where the engine went down and decode cannot do the whole request.
+// nextPrefill decides whether another prefill leg follows a failed one. It waits for a worker if
+// the engine went down and decode cannot run the whole request.
 func (q *request) nextPrefill(down bool) prefillEnd {
 	leg := schedule.PrefillLeg
 	q.refreshCandidates()
@@ -221,7 +221,7 @@ func (q *request) nextPrefill(down bool) prefillEnd {
 	return prefillUnavailable
 }
 
-// statusClass is the outcome of a leg that its engine answered with status.
+// statusClass returns the outcome of a leg whose engine answered with status.
 func statusClass(status int) string {
 	switch status / 100 {
 	case 2:
