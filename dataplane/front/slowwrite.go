@@ -9,11 +9,12 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// writeWithStallCheck writes p to nc, below all that changes bytes. A write there that has failed can
-// not be gone on with above it: a coding and a chunk have been made, and crypto/tls breaks
-// the connection for good. So it is here that a client who reads slowly is waited for,
-// from one look to the next, until writeDeadline. Only a stream is: who tells a client that
-// nothing more comes, or that the connection ends, does not wait for it.
+// writeWithStallCheck writes p to nc, below compression, chunk framing and TLS. The layers above
+// cannot repeat a write that fails here: compressed data and chunks are already made, and
+// crypto/tls breaks the connection for good. Therefore the wait for a client that reads slowly
+// is here. It looks at the client's progress at each write deadline, until the client stalls
+// or writeDeadline passes. Only a stream waits in this way. Other writes, such as the end of a
+// connection, fail at their first deadline.
 func (c *conn) writeWithStallCheck(nc net.Conn, p []byte) (done int, err error) {
 	for {
 		n, err := nc.Write(p[done:])
@@ -21,7 +22,7 @@ func (c *conn) writeWithStallCheck(nc net.Conn, p []byte) (done int, err error) 
 		if !c.relaying {
 			return done, err
 		}
-		if c.connState != nil { // else nothing was looked at yet
+		if c.connState != nil { // else there was no stall check yet
 			c.stall.Wrote(n)
 		}
 		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
@@ -37,8 +38,9 @@ func (c *conn) writeWithStallCheck(nc net.Conn, p []byte) (done int, err error) 
 	}
 }
 
-// checkStall says whether the stream's client, which takes no more for now, is to be waited for,
-// and until when before the next look.
+// checkStall decides whether to wait for a stream's client whose socket accepts no more bytes. by
+// is the time of the next check. ok is false if the client has stalled or writeDeadline has
+// passed.
 func (c *conn) checkStall(now time.Time) (by time.Time, ok bool) {
 	last := c.writeDeadline.time()
 	if !last.IsZero() && !now.Before(last) {
@@ -51,8 +53,8 @@ func (c *conn) checkStall(now time.Time) (by time.Time, ok bool) {
 	return by, ok
 }
 
-// unsent is how many bytes that were written the client has not taken yet, -1 where that
-// is not known. c has its serving behind it.
+// unsent returns how many written bytes the client has not acknowledged yet, -1 if that is not
+// known. It gives c a connState.
 func (c *conn) unsent() int {
 	c.acquireState()
 	if c.raw == nil || c.raw.Control(c.queryUnsent) != nil {
@@ -61,7 +63,7 @@ func (c *conn) unsent() int {
 	return c.unsentBytes
 }
 
-// writeErrorCause says why a write to a client has failed.
+// writeErrorCause returns the cause of a failed write to a client.
 func writeErrorCause(err error) relay.Cause {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return relay.ClientStalled

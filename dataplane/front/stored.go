@@ -18,7 +18,7 @@ type StoredRequest struct {
 	Query  string // as the client wrote it, without the question mark
 }
 
-// Path is the request's target at an engine.
+// Path returns the request target to use at an engine.
 func (s *StoredRequest) Path() string {
 	path := responsesPrefix + s.ID
 	if s.Cancel {
@@ -30,11 +30,12 @@ func (s *StoredRequest) Path() string {
 	return path
 }
 
-// maxStoredID bounds the id of a response; engines' have 37 bytes.
+// maxStoredID bounds the id of a response. Ids of engines have 37 bytes.
 const maxStoredID = 128
 
-// isStoredID says whether an id may be sent to engines as a segment of a path: unreserved
-// characters of RFC 3986 only, and not a segment that path handling removes.
+// isStoredID reports whether an id may be sent to engines as a path segment. It must have only
+// unreserved characters of RFC 3986, and must not begin with a dot: servers remove the
+// segments "." and "..".
 func isStoredID(id []byte) bool {
 	if len(id) == 0 || len(id) > maxStoredID || bytes.HasPrefix(id, []byte{'.'}) {
 		return false
@@ -47,8 +48,8 @@ func isStoredID(id []byte) bool {
 	return true
 }
 
-// retrieve admits a request about a stored response and runs the Handler. A body is read
-// away: none of these requests has one that means anything.
+// retrieve admits a request about a stored response and runs the Handler. It discards a body,
+// because no such request has a meaningful one.
 func (x *Exchange) retrieve() {
 	if !x.admit() || x.awaitsContinue {
 		return
@@ -73,14 +74,14 @@ func (x *Exchange) retrieve() {
 	x.handle()
 }
 
-// modelEntry is a model in the answer to GET /v1/models.
+// modelEntry is a model in the response to GET /v1/models.
 type modelEntry struct {
 	id  string
 	raw json.RawMessage
 }
 
-// modelsFor are the entries of Pages.Models that the request's key may use. It answers and
-// returns false where there is no list.
+// modelsFor returns the entries of Pages.Models that the request's API key may use. If there is
+// no list it answers and returns false.
 func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 	status, body := x.srv.initial.Pages.Models()
 	if status != 200 {
@@ -105,7 +106,7 @@ func (x *Exchange) modelsFor() (entries []modelEntry, ok bool) {
 	return entries, true
 }
 
-// showModels answers GET /v1/models with the models that the request's key may use.
+// showModels answers GET /v1/models with the models that the request's API key may use.
 func (x *Exchange) showModels() {
 	if x.principal == nil || x.principal.Allows(anyModel) {
 		x.showJSON(x.srv.initial.Pages.Models())
@@ -125,12 +126,12 @@ func (x *Exchange) showModels() {
 	x.showJSON(200, append(body, "]}\n"...))
 }
 
-// showModel answers GET /v1/models/{id} with the model's entry in the list of GET
-// /v1/models: not every engine has such a page, and none knows of the others' models.
+// showModel answers GET /v1/models/{id} with the model's entry in the list of GET /v1/models. It
+// asks no engine, because not every engine has this page and none knows the models of others.
 func (x *Exchange) showModel() {
 	name := string(x.head.path[len(modelsPrefix):])
 	if decoded, err := url.PathUnescape(name); err == nil {
-		name = decoded // a slash may be written either way
+		name = decoded // clients may or may not escape a slash
 	}
 	entries, ok := x.modelsFor()
 	if !ok {

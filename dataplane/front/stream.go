@@ -16,50 +16,49 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// joinBytes is the most of a first write that is copied behind the head, to
-// leave in one packet with it.
+// joinBytes bounds the bytes of a first write that are copied behind the head, so that both
+// leave in one packet.
 const joinBytes = 16 << 10
 
-// stream is an answer that was handed to Relay. There are thousands: it just fills a
-// size class of 160 bytes.
+// stream is a response that package relay sends. There are thousands: a stream fills a size class
+// of 160 bytes exactly.
 type stream struct {
 	id           string
-	resp         *upstream.Response
+	resp         *upstream.Response // nil: the whole response is in head, or has been sent
 	call         *upstream.Call
-	handler      StreamHandler // nil: nobody's
+	handler      StreamHandler // from RelayHooks; may be nil
 	endpoint     *Endpoint
 	receivedAt   time.Duration // since epoch
-	setup        *streamSetup  // nil once a loop drives the stream
+	setup        *streamSetup  // nil once an event loop drives the stream
 	status       int16
-	keep         bool // the connection may serve another request
-	hadPipelined bool // a request that came too early lay in the lane's reader, and was lost with it
-	unchunk      bool // take the chunk framing out, for HTTP/1.0
-	untilClose   bool // the body ends with the connection
-	chunked      bool // put chunk framing around what the engine sends without
-	// commented: comments may go out before the engine's first byte.
-	mayComment bool
-	keepAlive  *keepAliveWriter // the head went out before the engine's
-	countedIP  *netip.Addr      // for connSet.leave; nil: nothing was
+	keep         bool             // the connection may serve another request
+	hadPipelined bool             // a pipelined request was in a reader's buffer, and is lost
+	unchunk      bool             // remove the engine's chunk framing, for an HTTP/1.0 client
+	untilClose   bool             // the body ends with the connection
+	chunked      bool             // add chunk framing, which the engine's body does not have
+	mayComment   bool             // comments may be sent before the engine's first byte
+	keepAlive    *keepAliveWriter // the writer that sent the head before the engine's; else nil
+	countedIP    *netip.Addr      // address for connSet.releaseIP; nil: none was counted
 
 	c          *conn
 	head       []byte // not yet written
 	chunks     upstream.Chunks
-	compressor *streamCompressor // nil until a coding is put on
+	compressor *streamCompressor // nil until the stream is first compressed
 }
 
-// streamSetup is what a stream has until it runs.
+// streamSetup is the part of a stream that it needs only until an event loop drives it.
 type streamSetup struct {
-	headBuf []byte // where its head is written
+	headBuf []byte // buffer of stream.head
 	hooks   RelayHooks
 	convert relay.Converter
 }
 
 var streamSetups = objpool.Pool[streamSetup]{New: func() *streamSetup { return &streamSetup{headBuf: make([]byte, 0, 512)} }}
 
-// epoch is what streams count time from.
+// epoch is the time from which streams and connections measure time.
 var epoch = time.Now()
 
-// acquireSetup gives the stream's beginning.
+// acquireSetup returns the stream's setup, and takes one from the pool if there is none.
 func (st *stream) acquireSetup() *streamSetup {
 	if st.setup == nil {
 		st.setup = streamSetups.Get()
@@ -67,18 +66,19 @@ func (st *stream) acquireSetup() *streamSetup {
 	return st.setup
 }
 
-// releaseSetup lets go of it: the head is out, and who relays has what it needs.
+// releaseSetup returns the setup to the pool. The head must have been sent, and package relay must
+// have copied what it needs.
 func (st *stream) releaseSetup() {
 	if b := st.setup; b != nil {
 		*b = streamSetup{headBuf: b.headBuf[:0]}
-		if cap(b.headBuf) <= joinBytes { // a whole answer's events may be in it
+		if cap(b.headBuf) <= joinBytes { // finishEventStream may have made it large
 			streamSetups.Put(b)
 		}
 		st.setup, st.head = nil, nil
 	}
 }
 
-// setResponse is what the stream passes on, and whom it tells.
+// setResponse sets the engine's response and the hooks to call.
 func (st *stream) setResponse(resp *upstream.Response, call *upstream.Call, hooks *RelayHooks) {
 	st.resp, st.call, st.handler = resp, call, hooks.Handler
 	st.acquireSetup().hooks = *hooks
@@ -105,7 +105,7 @@ func (st *stream) Done(usage relay.Usage, failed bool) {
 	}
 }
 
-// onClientGone implements goner.
+// onClientGone implements goneHandler: it cancels the engine call.
 func (st *stream) onClientGone() {
 	if st.call != nil {
 		st.call.Cancel()
@@ -123,16 +123,16 @@ func (st *stream) Resume(f func() (relay.Result, bool)) {
 	}()
 }
 
-// notifyEnd tells the end of a stream that was not relayed.
+// notifyEnd calls Ended for a stream that was not relayed.
 func (h *RelayHooks) notifyEnd(res relay.Result) {
 	if h.Handler != nil {
 		h.Handler.Ended(res)
 	}
 }
 
-// Relay answers by streaming resp: head now, body by package relay after the
-// Handler has returned. It owns resp and call from here on: call is cut when
-// the client leaves, resp is Released at the end.
+// Relay answers with the engine's response resp. It composes the head now; package relay sends
+// the body after the Handler has returned. Relay owns resp and call: it cancels call when the
+// client disconnects, and releases resp at the end.
 func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
 	if x.responseState != responsePending {
 		x.Log().Error("the handler responded twice", "status", resp.Status)
@@ -160,11 +160,11 @@ func (x *Exchange) Relay(resp *upstream.Response, call *upstream.Call, hooks Rel
 	x.startStream(st)
 }
 
-// newStream makes the stream of the exchange's answer.
+// newStream returns a stream for the exchange's response.
 func (x *Exchange) newStream() *stream {
 	st := x.srv.streams.Get()
 	st.id, st.c, st.endpoint, st.receivedAt, st.status = x.RequestID, x.c, x.Endpoint, x.Received.Sub(epoch), fasthttp.StatusOK
-	if x.countedIP.IsValid() { // of a proxy's connection
+	if x.countedIP.IsValid() { // the request came through a trusted proxy
 		counted := x.countedIP
 		st.countedIP, x.countedIP = &counted, netip.Addr{}
 	}
@@ -172,7 +172,7 @@ func (x *Exchange) newStream() *stream {
 	return st
 }
 
-// startStream has st answer once the lane, or fasthttp, has let go of the connection.
+// startStream makes st answer as soon as the fast path or fasthttp has released the connection.
 func (x *Exchange) startStream(st *stream) {
 	x.responseState = responseRelayed
 	c := x.c
@@ -180,15 +180,15 @@ func (x *Exchange) startStream(st *stream) {
 	x.srv.clientWatcher.add(c)
 	c.clientWatch.setStream(st)
 	if x.ctx == nil {
-		return // the lane sees it
+		return // the fast path checks c.stream
 	}
 	c.hijackState.Store(hijackPending)
 	x.ctx.HijackSetNoResponse(true)
 	x.ctx.Hijack(onHijack)
 }
 
-// composeHead writes the response head into st: the engine's end-to-end lines,
-// ours, and the framing in which the body will come.
+// composeHead composes the response head in st: the engine's end-to-end header lines, those of
+// the router, and the framing of the body.
 func (x *Exchange) composeHead(st *stream) {
 	resp := st.resp
 	st.head = append(st.acquireSetup().headBuf, "HTTP/1.1 "...)
@@ -199,7 +199,7 @@ func (x *Exchange) composeHead(st *stream) {
 	x.streamHead, x.engineStatus = &st.head, resp.Status
 	resp.VisitHeaders(x.visitHeader)
 	x.streamHead = nil
-	st.head = appendDate(st.head, time.Now()) // in the place of the engine's
+	st.head = appendDate(st.head, time.Now()) // instead of the engine's
 	st.head = appendLine(st.head, "X-Request-Id", x.RequestID)
 	for i := range x.responseHeaders {
 		st.head = appendLine(st.head, x.responseHeaders[i].name, x.responseHeaders[i].value)
@@ -216,13 +216,13 @@ func (x *Exchange) composeHead(st *stream) {
 	case resp.ContentLength == upstream.LengthChunked && x.head.http11:
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 	case x.head.http11:
-		// What ends with the engine's connection gets framing, so that a client can tell
-		// a whole body from half of one, and keep its own.
+		// A body that ends with the engine's connection gets chunk framing. Thus the client
+		// can recognise a truncated body, and can keep its own connection.
 		st.head = append(st.head, "Transfer-Encoding: chunked\r\n"...)
 		st.chunked = true
 	default:
-		// HTTP/1.0 knows no chunks: the framing is taken out and the
-		// connection's end is the body's.
+		// HTTP/1.0 has no chunks: the stream removes the framing, and the end of the
+		// connection is the end of the body.
 		st.unchunk = resp.ContentLength == upstream.LengthChunked
 		st.keep, st.untilClose = false, true
 	}
@@ -239,9 +239,10 @@ func (x *Exchange) composeHead(st *stream) {
 		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(kind)
 }
 
-// http10KeepAlive says whether an HTTP/1.0 client asked to keep the connection.
+// http10KeepAlive reports whether an HTTP/1.0 client has asked to keep the connection open.
 func (x *Exchange) http10KeepAlive() bool { return !x.ctx.Request.Header.ConnectionClose() }
 
+// appendLine appends a header line.
 func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)
@@ -249,8 +250,8 @@ func appendLine[N, V []byte | string](dst []byte, name N, value V) []byte {
 	return append(dst, "\r\n"...)
 }
 
-// onHijack is fasthttp's hijack handler; it returns at once, and the stream
-// starts when fasthttp has let go of the connection (see conn).
+// onHijack is fasthttp's hijack handler. It returns at once; the stream starts when fasthttp has
+// released the connection (see conn).
 func onHijack(nc net.Conn) {
 	under, ok := nc.(interface{ UnsafeConn() net.Conn })
 	if !ok {
@@ -261,12 +262,12 @@ func onHijack(nc net.Conn) {
 	}
 }
 
-// runStream writes the head and passes the body on; true when the connection is to be
-// served on, as of relayUntilEnd.
+// runStream sends the head and starts the relay of the body. Its result is that of
+// relayUntilEnd.
 func (s *Server) runStream(c *conn, st *stream) bool {
 	return s.relayUntilEnd(c, st, func() (relay.Result, bool) {
 		if st.resp == nil {
-			return relay.Result{Reusable: true}, true // it has its end in its head
+			return relay.Result{Reusable: true}, true // the whole response is in st.head or has been sent
 		}
 		c.boundSendBuffer()
 		if st.resp.Buffered() == 0 {
@@ -277,7 +278,7 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 				st.call.Cancel()
 				return relay.Result{Cause: writeErrorCause(err), Err: err}, true
 			}
-			st.resp.TryRead() // what a loop would find is passed on at once
+			st.resp.TryRead() // bytes that have arrived are relayed at once, without an event loop
 			st.waitFirstByte()
 		}
 		st.keepAlive.stop()
@@ -303,13 +304,13 @@ func (s *Server) runStream(c *conn, st *stream) bool {
 	})
 }
 
-// relayUntilEnd relays with f until the stream ends, or until a loop has taken it, which
-// goes on by another relayUntilEnd. True when the stream has ended and its connection is to be
-// served on.
+// relayUntilEnd calls f, which relays until the stream ends or an event loop drives it. In the
+// latter case Resume calls relayUntilEnd again for the rest. It returns true if the stream has
+// ended and the caller must serve the connection's next request.
 func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool)) bool {
 	res, ended := s.recoverPanic(st, f)
 	if !ended {
-		return false // not ours any more
+		return false // an event loop drives the stream
 	}
 	c.acquireState()
 	if res.Reusable && st.chunked {
@@ -318,7 +319,7 @@ func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool
 		}
 	}
 	if res.Reusable && len(st.head) > 0 {
-		// No body came to carry the head, or what ends it is left.
+		// No body was written together with the head, or the end of the body is unsent.
 		st.BeforeEnd()
 		if err := st.flushHead(s.options().WriteTimeout); err != nil {
 			if res.Reusable = false; res.Err == nil {
@@ -328,7 +329,7 @@ func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool
 	}
 	if res.Err != nil && res.Cause != relay.EngineReportedError && c.clientWatch.gone.Load() {
 		res.Cause = relay.ClientGone
-		if s.drainExpired.Load() { // who was cut by us has not gone
+		if s.drainExpired.Load() { // the drain has cut the connection, not the client
 			res.Cause = relay.Drained
 		}
 	}
@@ -352,7 +353,7 @@ func (s *Server) relayUntilEnd(c *conn, st *stream, f func() (relay.Result, bool
 	return true
 }
 
-// recoverPanic runs f; a panic ends the stream and nothing else.
+// recoverPanic calls f. If f panics only this stream ends.
 func (s *Server) recoverPanic(st *stream, f func() (relay.Result, bool)) (res relay.Result, ended bool) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -375,15 +376,16 @@ func (s *Server) abortStream(c *conn, st *stream) {
 	c.closeOnce()
 }
 
-// streamMigrator is a stream as its relay.Mover.
+// streamMigrator is a stream as a relay.Migrator.
 type streamMigrator stream
 
-// NextEngine takes the answer of another engine in the place of the one that failed.
-// While it is waited for, a client that leaves cuts the new call.
+// NextEngine implements relay.Migrator: it gets the response of another engine from the
+// StreamHandler, in place of that of the engine that failed. If the client disconnects
+// meanwhile, the new call is cancelled.
 func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 	st := (*stream)(a)
 	clientWatch := &st.c.clientWatch
-	clientWatch.setFunc(nil) // a cut of the old call under way has ended behind this
+	clientWatch.setFunc(nil) // waits for a cancellation of the old call that is in progress
 	defer clientWatch.setStream(st)
 	if clientWatch.gone.Load() || st.c.srv.drainExpired.Load() {
 		return nil
@@ -398,13 +400,13 @@ func (a *streamMigrator) NextEngine(b relay.Interruption) *upstream.Response {
 	return resp
 }
 
-// streamClientWatch is the Leaver of a stream's client.
+// streamClientWatch is the ClientGoneNotifier of a stream.
 type streamClientWatch clientWatch
 
 func (l *streamClientWatch) OnClientGone(f func()) { (*clientWatch)(l).setFunc(f) }
 func (l *streamClientWatch) ClientGone() bool      { return (*clientWatch)(l).gone.Load() }
 
-// cancelStream tells the end once and recycles st.
+// endStream reports the end of a stream, releases what it has, and returns st to the pool.
 func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -436,9 +438,10 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	s.streams.Put(st)
 }
 
+// flushHead writes what is unsent of the head, with a write deadline limit from now.
 func (st *stream) flushHead(limit time.Duration) error {
 	if len(st.head) == 0 {
-		return nil // it is out
+		return nil
 	}
 	if st.c.relaying {
 		limit = relay.StallCheckInterval(limit)
@@ -451,8 +454,8 @@ func (st *stream) flushHead(limit time.Duration) error {
 	return err
 }
 
-// Write passes p to the client, behind what is left of the head. It implements
-// relay.ClientConn and counts p's bytes only.
+// Write implements relay.ClientConn: it sends the unsent part of the head and then p, with the
+// framing and the compression of the response. Its result counts only bytes of p.
 func (st *stream) Write(p []byte) (int, error) {
 	switch {
 	case st.unchunk:
@@ -465,6 +468,7 @@ func (st *stream) Write(p []byte) (int, error) {
 	return st.send(p)
 }
 
+// send writes the unsent part of the head and then p.
 func (st *stream) send(p []byte) (int, error) {
 	head := len(st.head)
 	if head == 0 {
@@ -485,7 +489,7 @@ func (st *stream) send(p []byte) (int, error) {
 	return n + more, err
 }
 
-// writeRaw writes p, and waits for a client that reads slowly; below TLS, tlsTransport does.
+// writeRaw writes p and waits for a client that reads slowly. With TLS tlsTransport waits.
 func (st *stream) writeRaw(p []byte) (int, error) {
 	if st.c.tlsConn == nil {
 		return st.c.writeWithStallCheck(st.c.Conn, p)
@@ -493,10 +497,10 @@ func (st *stream) writeRaw(p []byte) (int, error) {
 	return st.c.Conn.Write(p)
 }
 
-// transformed says whether the client gets other bytes than the relay writes.
+// transformed reports whether the client gets other bytes than package relay writes.
 func (st *stream) transformed() bool { return st.unchunk || st.chunked || st.compressor.enabled() }
 
-// writePayload takes the chunk framing out of p.
+// writePayload sends the payload in p, without its chunk framing.
 func (st *stream) writePayload(p []byte) (int, error) {
 	for at := 0; at < len(p); {
 		n, payload, err := st.chunks.Next(p[at:])
@@ -506,7 +510,7 @@ func (st *stream) writePayload(p []byte) (int, error) {
 		at += n
 		if len(payload) > 0 {
 			if _, err := st.send(payload); err != nil {
-				// The framing's state has gone on: nothing can be sent again.
+				// st.chunks has advanced, so the caller cannot send p again.
 				return at, fmt.Errorf("front: cannot write to an HTTP/1.0 client: %w", err)
 			}
 		}

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// The refusals of a request target. They are meant for the client.
+// Error messages about a request target. They are meant for the client.
 const (
 	targetBytes     = "the request target holds a space, a control character or a byte above 127; percent-encode it"
 	targetFragment  = "the request target holds a fragment (#), which clients must not send"
@@ -14,11 +14,11 @@ const (
 	targetAuthority = "the absolute request target must name a host and no user: http://host[:port]/path"
 )
 
-// targetPath takes the path out of a request target (RFC 9112, 3.2): origin form, absolute
-// form with scheme http or https, * for OPTIONS, host:port for CONNECT. It decodes and
-// normalises nothing, since a route is matched byte by byte. An absolute target without a
-// path has the path /. refused tells the client what is wrong; "" means accepted. path
-// borrows target.
+// targetPath returns the path of a request target (RFC 9112, 3.2). It accepts the origin form,
+// the absolute form with scheme http or https, * for OPTIONS, and host:port for CONNECT. It
+// does not decode or normalise the path, because routes are compared byte by byte. An absolute
+// target without a path has the path /. refused is "" if the target is accepted, otherwise an
+// error message for the client. path borrows target.
 func targetPath(method, target []byte) (path []byte, refused string) {
 	if len(target) == 0 {
 		return nil, "the request target is empty"
@@ -59,12 +59,14 @@ func targetPath(method, target []byte) (path []byte, refused string) {
 	return path, ""
 }
 
+// beforeQuery returns b up to the first question mark.
 func beforeQuery(b []byte) []byte {
 	path, _, _ := bytes.Cut(b, []byte{'?'})
 	return path
 }
 
-// afterScheme cuts "http://" or "https://" off, in any case of letters (RFC 3986, 3.1).
+// afterScheme removes "http://" or "https://" from target, in upper or lower case (RFC 3986,
+// 3.1). ok is false if target begins with neither.
 func afterScheme(target []byte) (rest []byte, ok bool) {
 	for _, scheme := range [...]string{"http://", "https://"} {
 		if len(target) >= len(scheme) && equalFold(target[:len(scheme)], scheme) {
@@ -74,8 +76,8 @@ func afterScheme(target []byte) (rest []byte, ok bool) {
 	return nil, false
 }
 
-// isAuthority says whether b is host [ ":" port ] of RFC 3986, 3.2, with a host that is
-// not empty. User information is refused (RFC 9110, 4.2.4).
+// isAuthority reports whether b is host [ ":" port ] of RFC 3986, 3.2, with a host that is not
+// empty. It refuses user information (RFC 9110, 4.2.4).
 func isAuthority(b []byte) bool {
 	host, port := string(b), ""
 	if strings.HasPrefix(host, "[") {
@@ -97,8 +99,8 @@ func isAuthority(b []byte) bool {
 	return isRegName(host)
 }
 
-// isRegName says whether s is a reg-name of RFC 3986, 3.2.2, that is not empty. Percent
-// encoding is refused: no DNS name or address needs it, and readers differ on what it means.
+// isRegName reports whether s is a reg-name of RFC 3986, 3.2.2, that is not empty. It refuses
+// percent-encoding: no DNS name or address needs it, and servers differ on its meaning.
 func isRegName(s string) bool {
 	for i := 0; i < len(s); i++ {
 		if c := s[i]; strings.IndexByte("%:[]", c) >= 0 || !hostByte[c] {

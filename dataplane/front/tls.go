@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// plaintextHint is what a client gets that speaks HTTP where TLS is spoken.
+// plaintextHint is the response to a client that sends plain HTTP to a TLS port.
 const plaintextHint = "HTTP/1.0 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\nthis port speaks HTTPS; use https://\n"
 
-// tlsHandshakeByte is the first byte of a TLS hello's record (RFC 8446, 5.1), with which no
-// request begins.
+// tlsHandshakeByte is the first byte of the record that has a TLS ClientHello (RFC 8446, 5.1). No
+// HTTP request begins with it.
 const tlsHandshakeByte = 0x16
 
-// rejectTLS counts and tells of a connection that is closed because its client speaks TLS,
-// which is not spoken here. An answer in HTTP would be nothing to that client.
+// rejectTLS reports and logs a connection that is closed because its client speaks TLS to a plain
+// HTTP port. The client gets no response, because it could not read HTTP.
 func (c *conn) rejectTLS() {
 	if o := c.srv.initial.Observer; o != nil {
 		o.Refused("", BadTLS)
@@ -24,9 +24,9 @@ func (c *conn) rejectTLS() {
 	c.srv.tlsErrorLog.log(c.srv.initial.Log, slog.LevelInfo, "connection closed: its client speaks TLS, and this port plain HTTP; use http://, or set tls.cert and tls.key", "client", c.ip)
 }
 
-// handshake opens the TLS of a connection within the time of a head. It is done when
-// fasthttp first reads, on the connection's own goroutine, so that a client that does
-// not go on holds up nobody.
+// handshake does the TLS handshake within the head time-out. It runs at fasthttp's first read, on
+// the connection's own goroutine, so that a client that stops in the handshake delays nobody
+// else.
 func (c *conn) handshake() error {
 	if err := c.tlsConn.SetDeadline(time.Now().Add(c.srv.options().HeadTimeout)); err != nil {
 		return err
@@ -45,7 +45,7 @@ func (c *conn) handshake() error {
 	if o := c.srv.initial.Observer; o != nil {
 		o.Refused("", BadTLS)
 	}
-	if errors.Is(err, io.EOF) { // it said nothing: a balancer that looks whether the port is open
+	if errors.Is(err, io.EOF) { // closed without a byte: a load balancer's port probe
 		c.srv.initial.Log.Debug("TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
 	} else {
 		c.srv.tlsErrorLog.log(c.srv.initial.Log, slog.LevelInfo, "TLS handshake failed", "client", c.RemoteAddr().String(), "error", err)
