@@ -7,9 +7,9 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// spelling is how a field is called in a dialect's sampling members; "" where the
-// dialect has no such thing. Fields that are not listed are written by hand or
-// not at all.
+// spelling is the name of a field among the sampling members of each dialect; "" where the
+// dialect has no such member. Fields that are not listed are written by other code or not at
+// all.
 type spelling struct {
 	f                    field
 	vllm, sglang, trtllm string
@@ -45,12 +45,12 @@ var samplingNames = [...]spelling{
 	{fIncludeStop, "include_stop_str_in_output", "", "include_stop_str_in_output"},
 	{fGuided, "structured_outputs", "", "response_format"},
 	{fSkipSpecial, "skip_special_tokens", "skip_special_tokens", "skip_special_tokens"},
-	{fPromptLogprobs, "", "", ""}, // no engine tells them on a stream
+	{fPromptLogprobs, "", "", ""}, // no engine streams them
 	{fNoStopTrim, "", "no_stop_trim", ""},
 }
 
-// ignorableFields are fields whose absence from an engine changes nothing: the value
-// that asks for nothing.
+// ignorableFields maps fields to the value that requests nothing. An engine without such a
+// member may ignore that value.
 var ignorableFields = map[field]string{fBestOf: "1", fBeam: "false", fIncludeStop: "false", fNoStopTrim: "false", fMaxThinking: "0"}
 
 // object writes the members of a JSON object.
@@ -82,16 +82,15 @@ func (o *object) number(name string, value int) {
 	o.dst = strconv.AppendInt(o.dst, int64(value), 10)
 }
 
-// maxBodySize is how much memory the request, of size bytes as it came, takes in any dialect. Of
-// its members only a JSON schema may become longer: a text that has a backslash before
-// each quote.
+// maxBodySize returns an upper bound for the body in any dialect. size is the request's size as
+// received. Only a JSON schema may grow: written as text it has a backslash before each quote.
 func (r *request) maxBodySize(size int) int {
 	const names = 512 // members that the router adds, and longer names
 	return size + len(r.vals[fGuided]) + names
 }
 
-// appendBody writes the request in a dialect. It fails with *FieldError on what the
-// dialect cannot say.
+// appendBody writes the request in a dialect. It fails with *FieldError if the dialect has no
+// member for a field.
 func (r *request) appendBody(dst []byte, p modelPool) ([]byte, error) {
 	o := object{dst: append(dst, '{')}
 	prompt := "prompt"
@@ -104,7 +103,7 @@ func (r *request) appendBody(dst []byte, p modelPool) ([]byte, error) {
 	model := r.model
 	lora := r.text(fLoRA)
 	if lora != "" && p.dialect != native {
-		model = lora // engines name an adapter where they name a model
+		model = lora // these engines select an adapter by the model's name
 	}
 	if model != "" {
 		o.text("model", model)
@@ -137,7 +136,7 @@ func (r *request) appendBody(dst []byte, p modelPool) ([]byte, error) {
 		o.dst = append(inner.dst, '}')
 	case completions, trtllm:
 		o.raw("stream_options", includeUsage)
-		if p.dialect == trtllm { // it tells ids where it makes no text, and refuses members that it does not know
+		if p.dialect == trtllm { // without detokenization it returns ids; it rejects unknown members
 			o.raw("detokenize", jsonFalse)
 			r.hints.ReturnsTokenIDs = true
 		} else {
@@ -187,8 +186,8 @@ func (r *request) writeSampling(o *object, p modelPool) error {
 			if err := r.writeGuided(o, p.dialect); err != nil {
 				return err
 			}
-		case n.f == fTopK && p.dialect == trtllm && string(raw) == "-1": // 0 is what is meant there, and the default
-		case n.f == fTopK && p.dialect == native && string(raw) == "0": // and the other way round
+		case n.f == fTopK && p.dialect == trtllm && string(raw) == "-1": // TensorRT-LLM's value for "no limit" is 0, the default
+		case n.f == fTopK && p.dialect == native && string(raw) == "0": // SGLang's value for "no limit" is -1
 			o.raw(name, []byte("-1"))
 		case n.f == fBeam && p.dialect == generate && string(raw) != "false", name == "" && ignorableFields[n.f] != string(raw):
 			return unsupported(n.f, p)
@@ -204,7 +203,7 @@ func (r *request) writeSampling(o *object, p modelPool) error {
 	case r.has(fMaxTokens):
 		o.raw(most, r.vals[fMaxTokens])
 	case p.maxLen > len(r.tokens):
-		o.number(most, p.maxLen-len(r.tokens)) // an engine's own default is 16, or 128
+		o.number(most, p.maxLen-len(r.tokens)) // an engine's own default is 16 or 128
 	case p.maxLen > 0:
 		return &FieldError{Field: "token_ids", Got: strconv.Itoa(len(r.tokens)) + " ids", Want: "fewer than " + strconv.Itoa(p.maxLen) + ", which the model takes in all"}
 	default:
@@ -220,12 +219,12 @@ func (r *request) writeSampling(o *object, p modelPool) error {
 	return nil
 }
 
-// unsupported refuses a field that an engine's API has no word for.
+// unsupported returns the error for a field that the engine's API cannot express.
 func unsupported(f field, p modelPool) error {
 	return &FieldError{Field: rules[f].in + rules[f].name, Got: "the engine that serves this model has no such thing at " + endpoints[p.dialect].Path}
 }
 
-// writeStopIDs writes all the token ids that end the answer.
+// writeStopIDs writes all token ids that end the answer.
 func (r *request) writeStopIDs(o *object) {
 	from := [...]field{fStopIDs, fStopIDsVisible, fStopIDsHidden, fEOS}
 	n := len(from)
@@ -252,7 +251,7 @@ func (r *request) writeStopIDs(o *object) {
 	}
 }
 
-// writeGuided writes guided_decoding in the words of SGLang and TensorRT-LLM.
+// writeGuided writes guided_decoding with the member names of SGLang and TensorRT-LLM.
 func (r *request) writeGuided(o *object, d engineDialect) error {
 	var room [32]byte
 	first := ""
@@ -293,13 +292,14 @@ func (r *request) writeGuided(o *object, d engineDialect) error {
 	return nil
 }
 
-// grammars are the members of guided_decoding, in the words of SGLang's sampling_params
-// and of TensorRT-LLM's response_format.
+// grammars maps the members of guided_decoding to those of SGLang's sampling_params and of
+// TensorRT-LLM's response_format.
 var grammars = map[string]struct{ sglang, kind, trtllm string }{
 	"json": {"json_schema", "json", "schema"}, "regex": {"regex", "regex", "regex"}, "grammar": {"ebnf", "ebnf", "ebnf"},
 }
 
-// writePrefillResult writes what decode needs of a prefill that the caller has run.
+// writePrefillResult writes the members that a decode request needs when the caller has run the
+// prefill.
 func (r *request) writePrefillResult(o *object, p modelPool) error {
 	if r.has(fBootstrap) {
 		if p.dialect != native {

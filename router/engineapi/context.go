@@ -10,15 +10,15 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// callContext is the member "context" of a request: what belongs to the call and
-// not to what is asked.
+// callContext is the member "context" of a request: properties of the call, not of the
+// generation.
 type callContext struct {
 	id      string // X-Request-Id of all legs
 	trace   []upstream.Field
 	timeout time.Duration // of the whole request; 0: none
 }
 
-// maxTimeout bounds timeout_ms, in milliseconds.
+// maxTimeout is the maximum timeout_ms, in milliseconds.
 const maxTimeout = 24 * 3600 * 1000
 
 func (c *callContext) read(raw []byte) error {
@@ -53,20 +53,20 @@ func (c *callContext) read(raw []byte) error {
 				return bad("an integer from 1 to " + strconv.Itoa(maxTimeout))
 			}
 			c.timeout = time.Duration(atoi(value)) * time.Millisecond
-		default: // no engine's either: what it asks for would not be done
+		default: // engines do not read context either, so the member would have no effect
 			return &FieldError{Field: "context." + name, Got: "a member that is not known", Want: "id, traceparent, tracestate or timeout_ms"}
 		}
 	}
 	return nil
 }
 
-// traceparent is one by W3C's Trace Context: 2, 32, 16 and 2 digits. A later version than
-// 00 may have more behind another dash.
+// traceparent checks a traceparent of W3C's Trace Context: fields of 2, 32, 16 and 2
+// hexadecimal digits. A version later than 00 may have more after another dash.
 func traceparent(v []byte) bool {
 	if len(v) < 55 || len(v) > 55 && (v[55] != '-' || v[0] == '0' && v[1] == '0') || v[0] == 'f' && v[1] == 'f' {
 		return false
 	}
-	zero := true // of the id that is being read
+	zero := true // of the field being read
 	for i, b := range v[:55] {
 		switch i {
 		case 2, 35, 52:
@@ -84,7 +84,7 @@ func traceparent(v []byte) bool {
 	return true
 }
 
-// requestID is one that may stand in headers and logs unescaped.
+// requestID checks that a request id may appear unescaped in headers and logs.
 func requestID(raw []byte, kind jsonscan.Kind) bool {
 	if kind != jsonscan.String || len(raw) <= 2 || len(raw) > 130 || front.NamesPeer(raw) {
 		return false

@@ -11,18 +11,18 @@ import (
 	"sluice/router/pd"
 )
 
-// engineDialect is the API of an engine that a request is written in.
+// engineDialect is the engine API in which the router writes a request.
 type engineDialect uint8
 
 const (
 	completions engineDialect = iota // vLLM's /v1/completions, with return_token_ids (0.10.2 and later)
 	generate                         // vLLM's /inference/v1/generate, streaming since 0.20
 	native                           // SGLang's /generate
-	trtllm                           // TensorRT-LLM's /v1/completions, not detokenized
+	trtllm                           // TensorRT-LLM's /v1/completions, without detokenization
 )
 
-// endpoints are where each dialect goes. They are the front's own, so that the
-// runner treats a request as if it had come by them.
+// endpoints are the endpoints of the dialects. They equal the front's, so that the Runner
+// treats a request as if it had arrived there.
 var endpoints = [...]front.Endpoint{
 	completions: {Path: "/v1/completions", Kind: front.Completions, Protocol: relay.OpenAI, Disaggregable: true},
 	generate:    {Path: "/inference/v1/generate", Kind: front.Generate, Protocol: relay.OpenAI, Disaggregable: true},
@@ -30,23 +30,23 @@ var endpoints = [...]front.Endpoint{
 	trtllm:      {Path: "/v1/completions", Kind: front.Completions, Protocol: relay.OpenAI, Disaggregable: true},
 }
 
-// modelPool is what the bodies depend on of the workers that serve a model.
+// modelPool is the information about a model's workers that the bodies depend on.
 type modelPool struct {
 	dialect      engineDialect
-	maxLen       int // the shortest of the model's lengths, in tokens; 0 unknown
-	longestKnown int // the longest of them; 0: some worker has not told
+	maxLen       int // the shortest of the workers' context lengths, in tokens; 0: unknown
+	longestKnown int // the longest of them; 0: some worker has not reported its length
 	blockSize    int
 }
 
-// poolOf looks what the workers of a model offer. ok is false where there are
-// none yet; an error says why what there is cannot take tokens.
+// poolOf determines the dialect and limits of a model's workers. ok is false while the model
+// has no worker. An error explains why the workers cannot accept tokens.
 func (e *Engine) poolOf(model string) (p modelPool, ok bool, err error) {
 	view := e.opt.Fleet.View()
 	fp, found := view.Pool(model)
 	if !found {
 		return p, false, nil
 	}
-	seen := map[string]string{} // engine → a worker of it
+	seen := map[string]string{} // engine name to one of its workers
 	takesGenerate, modelsKnown := true, true
 	for _, w := range view.Workers {
 		if !slices.Contains(w.Info().Models, fp.Model) {
@@ -89,7 +89,7 @@ func (e *Engine) poolOf(model string) (p modelPool, ok bool, err error) {
 			p.dialect = native
 		case "trtllm":
 			p.dialect = trtllm
-		default: // vLLM, and what speaks its API without saying what it is
+		default: // vLLM, and engines with its API that do not report their name
 			p.dialect = completions
 			if e.opt.VLLM == "generate" || e.opt.VLLM == "auto" && takesGenerate && e.opt.Runner.HandsOver(fp.Model, front.Generate) {
 				p.dialect = generate
@@ -99,8 +99,8 @@ func (e *Engine) poolOf(model string) (p modelPool, ok bool, err error) {
 	return p, true, nil
 }
 
-// deltasOf says whether a native stream of a worker holds deltas; nil where its
-// engine has not told.
+// deltasOf returns whether a worker's native streams contain deltas; nil if its engine has not
+// reported it.
 func (e *Engine) deltasOf(id string) *bool {
 	for _, w := range e.opt.Fleet.View().Workers {
 		if w.Spec.ID == id {

@@ -20,38 +20,36 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of an Engine. Runner and Fleet are required.
+// Options configures an Engine. Runner and Fleet are required.
 type Options struct {
 	Runner *pd.Runner
 	Fleet  *fleet.Fleet
-	// Gate is asked for the keys of the socket's callers, as the front is for those of
-	// HTTP; nil: nobody needs one. UnixWithoutKey: nor does a caller over a unix socket.
+	// Authenticator checks the keys of the socket's callers, as it does for the front; nil: no
+	// key is required. UnixWithoutKey: callers over a Unix socket need no key.
 	Authenticator  front.Authenticator
 	UnixWithoutKey bool
-	// HTTP: POST /v1/routed/generate is served.
+	// HTTP enables POST /v1/routed/generate.
 	HTTP bool
-	// VLLM is the API that vLLM's workers are asked by: completions, generate, or
-	// auto.
+	// VLLM selects the API used for vLLM workers: completions, generate or auto.
 	VLLM string
-	// Hosts that a caller's prefill_result and bootstrap_info may name.
+	// Hosts are the hosts that a caller's prefill_result and bootstrap_info may name.
 	Hosts []string
-	// MediaHosts gives the hosts from which engines may fetch media that callers name by
-	// URL, as of now; nil: none.
+	// MediaHosts returns the hosts from which engines may currently fetch media that callers
+	// name by URL; nil: none.
 	MediaHosts func() front.MediaHosts
-	// PoolWait is how long a request waits for its model to have a worker at all.
+	// PoolWait is how long a request waits for the first worker of its model.
 	PoolWait time.Duration
-	// StreamIdle is the longest silence of an engine within a stream.
+	// StreamIdle is the maximum time without data from an engine within a stream.
 	StreamIdle time.Duration
-	// MaxDepth is the deepest nesting of a request's arrays and objects.
+	// MaxDepth is the maximum nesting of a request's arrays and objects.
 	MaxDepth int
 	Log      *slog.Logger
-	// Loops, when set, drive the socket's streams; the caller closes them, after the
-	// socket.
+	// Loops, if set, drive the socket's streams. The caller closes them after the socket.
 	Loops *eventloop.Loops
 }
 
-// Engine is the router as an engine. It stands before the runner as the front's
-// Handler, and is the framed socket's.
+// Engine presents the router as an engine. It is the front's Handler, in front of the Runner,
+// and the handler of the framed socket.
 type Engine struct {
 	opt   Options
 	hosts allowedHosts
@@ -60,7 +58,7 @@ type Engine struct {
 	requests, refused atomic.Uint64
 }
 
-// New makes an Engine.
+// New returns an Engine.
 func New(opt Options) (*Engine, error) {
 	if opt.Runner == nil || opt.Fleet == nil {
 		return nil, errors.New("routed: cannot make an engine without Runner and Fleet")
@@ -84,11 +82,11 @@ func New(opt Options) (*Engine, error) {
 	return e, nil
 }
 
-// Counts are the requests taken in and those refused for what they held.
+// Counts returns the number of requests received and of those rejected for their content.
 func (e *Engine) Counts() (requests, refused uint64) { return e.requests.Load(), e.refused.Load() }
 
-// AwaitWorkers waits until so many workers are ready, whatever their role, or ctx
-// ends; it gives how many are.
+// AwaitWorkers waits until at least least workers of any role are ready, or ctx ends. It
+// returns the number of ready workers.
 func (e *Engine) AwaitWorkers(ctx context.Context, least int) (ready int) {
 	count := func(v *fleet.View) int {
 		n := 0
@@ -103,33 +101,34 @@ func (e *Engine) AwaitWorkers(ctx context.Context, least int) (ready int) {
 	return count(v)
 }
 
-// preparedRequest is a request made ready to be run: the body of an engine's API, and what
-// else the runner is told. It borrows nothing of what the request was read from.
+// preparedRequest is a request that is ready for the Runner: the body for an engine's API and
+// the other inputs of the Runner. It borrows nothing from the memory from which the request was
+// parsed.
 type preparedRequest struct {
-	r               *request // until the plan is made
+	r               *request // nil after the body was written
 	hints           *pd.Hints
 	pool            modelPool
 	body            []byte
-	mem             membudget.Lease // where body lies; to be released when the runner has answered
+	mem             membudget.Lease // contains body; released when the Runner has answered
 	context         callContext
 	responseHeaders []upstream.Field
 	began           time.Time
-	poolWait        time.Duration // for a first worker of the model
+	poolWait        time.Duration // time spent waiting for the model's first worker
 	deadline        time.Time
 
-	prompt          int    // its tokens
+	prompt          int    // number of prompt tokens
 	eos, stops      []byte // eos_token_ids and stop_token_ids, raw
-	reportsDecision bool   // the first item is to tell the choice
+	reportsDecision bool   // the first item describes the choice
 }
 
-// deadlinePassed says whether the caller's time is over.
+// deadlinePassed returns whether the request's deadline has passed.
 func (p *preparedRequest) deadlinePassed() bool {
 	return !p.deadline.IsZero() && !time.Now().Before(p.deadline)
 }
 
-// prepare checks a request and writes the engine's body; a *FieldError says what
-// is wrong with it, a *modelDenied that pass is not good for it, errBudgetExhausted that lend has
-// no memory for it. ctx ends the wait for a first worker.
+// prepare checks a request and writes the engine's body. Its error is a *FieldError for an
+// invalid field, a *modelDenied if pass does not permit the model, and errBudgetExhausted if
+// allocate has no memory for the request. The end of ctx ends the wait for a first worker.
 func (e *Engine) prepare(ctx context.Context, body []byte, pass front.Principal, allocate allocator) (*preparedRequest, error) {
 	e.requests.Add(1)
 	p := &preparedRequest{r: new(request), began: time.Now()}
@@ -190,9 +189,10 @@ func (e *Engine) fill(ctx context.Context, p *preparedRequest, body []byte, pass
 	return err
 }
 
-// awaitPool looks what the model's workers offer, and waits for there to be one. Where
-// all workers have told their models, and none has this one, the field is wrong; where
-// some have not, the runner says so in its own words, whatever the body.
+// awaitPool determines the properties of the model's workers and waits for a first worker if
+// there is none. If every worker has reported its models and none serves this one, awaitPool
+// returns a FieldError. If some worker has not reported them, the Runner rejects the request,
+// whatever its body.
 func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.Principal) (modelPool, error) {
 	model := p.r.model
 	if lora := p.r.text(fLoRA); lora != "" {
@@ -224,7 +224,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.P
 	if !ok && view.AllModelsKnown() {
 		return found, unknownModel(p.r.model, front.AllowedModels(pass, view.Models))
 	}
-	if lora := p.r.text(fLoRA); lora != "" && lora != model && found.dialect != native && view.AllModelsKnown() { // engines are asked for it by its name
+	if lora := p.r.text(fLoRA); lora != "" && lora != model && found.dialect != native && view.AllModelsKnown() { // these engines select the adapter by the model's name
 		return found, &FieldError{Field: "routing.lora_name", Got: strconv.Quote(truncate(lora, 100)), Want: "an adapter that is served here: " + strings.Join(front.AllowedModels(pass, view.Models), ", ")}
 	}
 	if !ok && !p.r.has(fMaxTokens) {
@@ -233,8 +233,8 @@ func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.P
 	return found, nil
 }
 
-// mayWait says whether a request whose model has no worker is to wait for one; leave
-// ends the wait. Too many of them: the runner says so.
+// mayWait returns whether a request whose model has no worker may wait for one; leave ends the
+// wait. With too many waiting requests the Runner rejects the request.
 func (e *Engine) mayWait(without bool) (leave func(), allowed bool) {
 	if !without || e.opt.Fleet.View().AllModelsKnown() {
 		return nil, false
@@ -242,7 +242,7 @@ func (e *Engine) mayWait(without bool) (leave func(), allowed bool) {
 	return e.opt.Runner.AddWaiter()
 }
 
-// unknownModel says what models there are.
+// unknownModel returns the error for an unknown model; it lists the known ones.
 func unknownModel(model string, known []string) *FieldError {
 	err := &FieldError{Field: "model", Got: strconv.Quote(truncate(model, 100)), Want: "a model that is served here; there is none"}
 	if model == "" {
@@ -254,7 +254,7 @@ func unknownModel(model string, known []string) *FieldError {
 	return err
 }
 
-// steeringHeaders says in headers what routing says, as any client would.
+// steeringHeaders translates the routing section into the headers that any client could send.
 func (p *preparedRequest) steeringHeaders() error {
 	r := p.r
 	say := func(name, value, field string) {
@@ -314,8 +314,8 @@ func (p *preparedRequest) steeringHeaders() error {
 	return nil
 }
 
-// checkLegRoles refuses a worker that is named for a leg which its role is not: the name would be
-// taken for the other leg.
+// checkLegRoles rejects a request that names a worker for a leg that the worker's role does not
+// serve. The Runner would otherwise apply the name to the other leg.
 func (e *Engine) checkLegRoles(r *request) error {
 	for _, k := range [...]struct {
 		f    field
@@ -337,8 +337,8 @@ func (e *Engine) checkLegRoles(r *request) error {
 	return nil
 }
 
-// converter makes the stream's, when its answer has begun; told gives what the
-// runner has said of it.
+// converter creates the converter of a stream when its answer begins; told returns the Runner's
+// response headers.
 func (e *Engine) converter(p *preparedRequest, told func(string) string) converter {
 	c := converter{
 		dialect: p.pool.dialect, usage: noUsage, prompt: p.prompt, eos: p.eos, stops: p.stops,

@@ -8,51 +8,53 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// converter makes items of an engine's events. It belongs to one stream and is
-// called by one goroutine; its scratch is kept, so that an item allocates nothing.
+// converter converts an engine's events into items. It belongs to one stream and is used by one
+// goroutine. It reuses its memory, so that an item does not allocate.
 type converter struct {
 	dialect engineDialect
-	// deltas: an event of a native stream holds what is new. Where the engine has
-	// not told (known is false) the stream's own counts say it.
+	// deltas means that an event of a native stream contains only the new tokens. While
+	// formKnown is false, because the engine has not reported it, the token counts in the
+	// stream decide.
 	deltas, formKnown bool
 	eos               []byte // eos_token_ids, raw
-	stops             []byte // stop_token_ids, raw: others that end an answer are the model's own
-	prompt            int    // tokens of the prompt, for an engine that counts nothing
+	stops             []byte // stop_token_ids, raw; any other id that ends an answer is the model's own
+	prompt            int    // number of prompt tokens, for an engine that does not count them
 
-	send func(*item) error // one item, borrowed until it returns
-	// sendIDs, where set, is send for an item of the first choice that has token ids and
+	send func(*item) error // sends one item, borrowed until it returns
+	// sendIDs, if set, replaces send for an item of the first choice that has token ids and
 	// nothing else.
 	sendIDs func(ids []uint32) error
-	// stopped, where set, says whether the caller has asked to stop: what breaks then
-	// breaks because the legs were cut.
+	// stopRequested, if set, returns whether the caller has asked to stop. An engine error is
+	// then a consequence of cancelling the legs.
 	stopRequested func() bool
-	// late, where set, says whether the caller's time is over, likewise.
+	// deadlinePassed, if set, returns whether the request's deadline has passed, with the same
+	// consequence.
 	deadlinePassed func() bool
 
 	eventTemplate eventTemplate
 	current       item
-	pendingFinish item // the finish of the last choice, held back for the usage behind it
+	pendingFinish item // the last item of the last choice, delayed until its usage arrives
 	hasPending    bool
-	ended         bool // the last item is out, or an error
+	ended         bool // the last item or an error was sent
 	usage         usage
 	outputTokens  int   // tokens sent
-	sentByChoice  []int // by choice: tokens sent, for native streams that repeat all
+	sentByChoice  []int // by choice: tokens sent, for native streams whose events repeat all tokens
 	scratch       []uint32
 	firstComments []string // comments of the first item
 }
 
-// reset gives c the memory of a converter that has ended.
+// reset takes over the memory of a converter that is no longer used.
 func (c *converter) reset(old *converter) {
 	c.scratch, c.current.tokens, c.pendingFinish.tokens, c.sentByChoice = old.scratch[:0], old.current.tokens[:0], old.pendingFinish.tokens[:0], old.sentByChoice[:0]
 	c.eventTemplate = old.eventTemplate
 	c.eventTemplate.shape.Reset()
 }
 
-// handleEvent takes in one event of the engine's. The error is send's.
+// handleEvent converts one event of the engine. The error is that of send.
 func (c *converter) handleEvent(event []byte) error {
 	data := relay.EventData(event)
 	switch {
-	case len(data) == 0: // a comment, to keep the connection alive
+	case len(data) == 0: // a keep-alive comment
 		return nil
 	case string(data) == "[DONE]":
 		return c.flush()
@@ -71,7 +73,7 @@ func (c *converter) handleEvent(event []byte) error {
 	return c.readOpenAI(data)
 }
 
-// readOpenAI reads an event of completions or of generate.
+// readOpenAI converts an event of completions or of generate.
 func (c *converter) readOpenAI(data []byte) error {
 	var choices, use []byte
 	for it := jsonscan.Walk(data); it.Next(); {
@@ -100,7 +102,7 @@ func (c *converter) readOpenAI(data []byte) error {
 	return nil
 }
 
-// readUsage reads an engine's usage.
+// readUsage parses an engine's usage.
 func (c *converter) readUsage(raw []byte) {
 	for it := jsonscan.Walk(raw); it.Next(); {
 		switch {
@@ -129,7 +131,8 @@ func atoi(raw []byte) int {
 	return n
 }
 
-// readChoice reads one choice of an event; plain: the event has no other, and no usage.
+// readChoice converts one choice of an event. plain means that the event has no other choice
+// and no usage.
 func (c *converter) readChoice(data, raw []byte, plain bool) error {
 	c.begin()
 	var index, finish, stop, logs, text, ids []byte
@@ -167,12 +170,12 @@ func (c *converter) readChoice(data, raw []byte, plain bool) error {
 	return c.finish(finish, stop)
 }
 
-// begin empties the item.
+// begin clears the current item.
 func (c *converter) begin() {
 	c.current = item{data: true, tokens: c.current.tokens[:0], logprobs: c.current.logprobs[:0], usage: noUsage}
 }
 
-// sendItem sends the item; before it, a finish of another choice that was held back.
+// sendItem sends the current item, after the pending last item of another choice.
 func (c *converter) sendItem() error {
 	if err := c.sendPending(); err != nil {
 		return err
@@ -181,13 +184,13 @@ func (c *converter) sendItem() error {
 	return c.emit(&c.current)
 }
 
-// emit sends an item, with the comments of the first on it.
+// emit sends an item and adds firstComments to the first one.
 func (c *converter) emit(it *item) error {
 	it.comment, c.firstComments = c.firstComments, nil
 	return c.send(it)
 }
 
-// sendPending sends the finish that was held back.
+// sendPending sends the pending last item.
 func (c *converter) sendPending() error {
 	if !c.hasPending {
 		return nil
@@ -196,7 +199,8 @@ func (c *converter) sendPending() error {
 	return c.emit(&c.pendingFinish)
 }
 
-// finish holds the last item of a choice back: its usage comes behind it.
+// finish makes the current item the last of its choice and delays it, because its usage
+// follows.
 func (c *converter) finish(reason, stop []byte) error {
 	if err := c.sendPending(); err != nil {
 		return err
@@ -210,7 +214,7 @@ func (c *converter) finish(reason, stop []byte) error {
 	return nil
 }
 
-// holdItem makes the item the last one.
+// holdItem makes the current item the pending one.
 func (c *converter) holdItem() {
 	c.pendingFinish, c.current = c.current, item{tokens: c.pendingFinish.tokens[:0]}
 	for i := range c.pendingFinish.logprobs { // they borrow from the event
@@ -223,8 +227,8 @@ func (c *converter) holdItem() {
 	c.hasPending = true
 }
 
-// reason gives the finish reason in the words of the answer: an end token is
-// "eos", a stop string or another token "stop".
+// reason returns the finish reason in the API's terms: "eos" for an end token, "stop" for a
+// stop string or another token.
 func (c *converter) reason(raw, stop []byte) string {
 	switch string(raw) {
 	case `"stop"`:
@@ -242,7 +246,7 @@ func (c *converter) reason(raw, stop []byte) string {
 	return string(appendText(nil, raw))
 }
 
-// containsID says whether a list of ids has one.
+// containsID returns whether a list of ids contains id.
 func containsID(list, id []byte) bool {
 	for it := jsonscan.Walk(list); it.Next(); {
 		if bytes.Equal(it.Raw(), id) {
@@ -252,7 +256,7 @@ func containsID(list, id []byte) bool {
 	return false
 }
 
-// flush sends what is held back, with the usage: the stream's last item.
+// flush sends the pending item with the usage, as the last item of the stream.
 func (c *converter) flush() error {
 	if c.ended {
 		return nil
@@ -265,7 +269,7 @@ func (c *converter) flush() error {
 	return c.sendPending()
 }
 
-// total is the usage as the engine told it, else as it was counted here.
+// total returns the usage as reported by the engine, else as counted by the converter.
 func (c *converter) total() usage {
 	u := c.usage
 	if u.prompt < 0 {
@@ -277,7 +281,7 @@ func (c *converter) total() usage {
 	return u
 }
 
-// sendEngineError sends an engine's error as an item, the last one.
+// sendEngineError sends an engine's error as the last item.
 func (c *converter) sendEngineError(raw []byte) error {
 	f := &failure{kind: "upstream_error", code: 502}
 	if raw[0] == '"' {
@@ -301,7 +305,7 @@ func (c *converter) sendEngineError(raw []byte) error {
 	return c.fail(f)
 }
 
-// fail ends the stream with an error; it does nothing after its end.
+// fail ends the stream with an error. It does nothing after the end of the stream.
 func (c *converter) fail(f *failure) error {
 	if c.ended {
 		return nil
@@ -319,8 +323,7 @@ func (c *converter) fail(f *failure) error {
 	return c.emit(&item{failure: f, usage: noUsage})
 }
 
-// cancel ends the stream as the caller asked: with a finish reason, and the usage
-// so far.
+// cancel ends the stream at the caller's request, with a finish reason and the usage so far.
 func (c *converter) cancel() error {
 	if c.ended {
 		return nil
@@ -333,7 +336,7 @@ func (c *converter) cancel() error {
 	return c.flush()
 }
 
-// readNative reads an event of SGLang's /generate.
+// readNative converts an event of SGLang's /generate.
 func (c *converter) readNative(data []byte) error {
 	if done, err := c.readNativeTemplate(data); done {
 		return err
@@ -420,13 +423,15 @@ func (c *converter) readNative(data []byte) error {
 	return c.finish(kind, matched)
 }
 
-// newTokens counts in the new ones among the ids of a native event of choice i, which are in
-// scratch but for the first passed; total is what the event counts, -1 nothing. It gives
-// how many are new, the last of scratch, and how many of the event's were sent before.
+// newTokens determines which ids of a native event of choice i are new. passed is the number of
+// leading ids that the template skipped; scratch contains the rest. total is the event's own
+// token count, -1 if it has none. fresh is the number of new ids, which are the last of
+// scratch, and skipped the number of the event's ids that were sent before.
 func (c *converter) newTokens(i, total, passed int) (fresh, skipped int) {
 	n, had := passed+len(c.scratch), c.sentByChoice[i]
 	if !c.formKnown && had > 0 && total > 0 && n > 0 {
-		// The second event with tokens tells: all so far, or what is new.
+		// The second event with tokens shows whether events contain all tokens or only the new
+		// ones.
 		c.deltas, c.formKnown = n < total, true
 	}
 	if !c.deltas && had > 0 {
@@ -441,5 +446,5 @@ func (c *converter) newTokens(i, total, passed int) (fresh, skipped int) {
 	return fresh, skipped
 }
 
-// maxChoices bounds the number an engine may give a choice.
+// maxChoices bounds the index of a choice in an engine's answer.
 const maxChoices = 1 << 10

@@ -12,12 +12,13 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// FieldError is what is wrong with one field of a request: found before anything
-// was sent to an engine.
+// FieldError describes an invalid field of a request. It is found before anything is sent to an
+// engine.
 type FieldError struct {
-	Field     string // dotted; "" for the request as a whole
+	Field     string // dotted path; "" for the whole request
 	Got, Want string
-	// Forbidden: the field is the router's own, or names a host that is not allowed.
+	// Forbidden means that callers may not set the field, or that it names a host that is not
+	// allowed.
 	Forbidden bool
 }
 
@@ -32,14 +33,14 @@ func (e *FieldError) Error() string {
 	return "field " + strconv.Quote(e.shownName()) + ": got " + e.Got + "; want " + e.Want
 }
 
-// shownName is the field's, as much of it as is told: names of members are the caller's.
+// shownName returns the field's name, truncated because callers choose the names of members.
 func (e *FieldError) shownName() string { return truncate(e.Field, 200) }
 
-// field is a member of a request that the router knows, within its sections.
+// field is a known member of a request, within its sections.
 type field uint8
 
-// The known fields. Those of stop_conditions, sampling_options and
-// output_options are written into the engine's body by name (body.go).
+// The known fields. Those of stop_conditions, sampling_options and output_options are written
+// into the engine's body by name (body.go).
 const (
 	none field = iota
 
@@ -125,7 +126,7 @@ const (
 	numFields
 )
 
-// rule is what a field must be.
+// rule is the constraint on a field's value.
 type rule struct {
 	name  string
 	check func(raw []byte, kind jsonscan.Kind) bool
@@ -135,10 +136,10 @@ type rule struct {
 
 var rules [numFields]rule
 
-// section is the known members of one object of a request.
+// section contains the known members of one object of a request.
 type section map[string]field
 
-// list names them, in the order of the alphabet.
+// list returns the names in alphabetical order.
 func (s section) list() string {
 	return strings.Join(slices.Sorted(maps.Keys(s)), ", ")
 }
@@ -159,13 +160,13 @@ func integer(least, most int64) func([]byte, jsonscan.Kind) bool {
 	}
 }
 
-// unsigned is an integer of up to 64 bits.
+// unsigned accepts an unsigned integer of up to 64 bits.
 func unsigned(raw []byte, kind jsonscan.Kind) bool {
 	_, err := strconv.ParseUint(string(raw), 10, 64)
 	return kind == jsonscan.Number && err == nil
 }
 
-// number is one from least (open: without it) to most.
+// number returns a check for a number from least (exclusive if open) to most.
 func number(least, most float64, open bool) func([]byte, jsonscan.Kind) bool {
 	return func(raw []byte, kind jsonscan.Kind) bool {
 		v, err := strconv.ParseFloat(string(raw), 64)
@@ -197,7 +198,7 @@ func texts(raw []byte, kind jsonscan.Kind) bool {
 	return true
 }
 
-// anyEmpty says whether a string, or one in an array of them, is empty.
+// anyEmpty returns whether a string, or any string of an array, is empty.
 func anyEmpty(raw []byte, kind jsonscan.Kind) bool {
 	if kind == jsonscan.String {
 		return len(raw) <= 2
@@ -210,8 +211,7 @@ func anyEmpty(raw []byte, kind jsonscan.Kind) bool {
 	return false
 }
 
-// workerID is one worker's: the name it has in the configuration. A number is
-// taken for its digits.
+// workerID accepts a worker id, the name in the configuration. A number stands for its digits.
 func workerID(raw []byte, kind jsonscan.Kind) bool {
 	if kind == jsonscan.Number {
 		return unsigned(raw, kind)
@@ -240,7 +240,7 @@ func workerIDs(raw []byte, kind jsonscan.Kind) bool {
 	return n > 0
 }
 
-// isHeaderValue is a string without control characters, that may stand in a header line.
+// isHeaderValue accepts a string without control characters, which may appear in a header line.
 func isHeaderValue(raw []byte, kind jsonscan.Kind) bool {
 	if kind != jsonscan.String || len(raw) > 258 {
 		return false
@@ -351,13 +351,13 @@ func init() {
 	def(mmSection, "mm_routing_info.", fMMBlockSize, "block_size", "an integer from 1 to 4096", integer(1, 4096))
 }
 
-// quoteValue is a value for an error: its beginning, and its type.
+// quoteValue renders a value for an error: its beginning and its type.
 func quoteValue(raw []byte, kind jsonscan.Kind) string {
 	return fmt.Sprintf("%s (%s)", truncate(string(raw[:min(len(raw), 100)]), 60), kind)
 }
 
-// truncate is the beginning of a text that came from outside, most bytes of it, as UTF-8: a
-// string of msgpack's may hold other bytes, and items that do cannot be read everywhere.
+// truncate returns at most most bytes of external text as valid UTF-8. A msgpack string may
+// contain other bytes, and not every reader accepts items that do.
 func truncate(text string, most int) string {
 	if len(text) <= most {
 		return strings.ToValidUTF8(text, "\ufffd")
@@ -368,7 +368,7 @@ func truncate(text string, most int) string {
 	return strings.ToValidUTF8(text[:most], "\ufffd") + "…"
 }
 
-// appendText appends the text of a JSON string; nothing when raw is something else.
+// appendText appends the text of a JSON string. It appends nothing if raw is not a string.
 func appendText(dst, raw []byte) []byte {
 	if len(raw) < 2 || raw[0] != '"' {
 		return dst

@@ -15,16 +15,16 @@ import (
 	"sluice/router/networks"
 )
 
-// allowedHosts are those that a caller's prefill_result and bootstrap_info may name: an
-// engine will connect to them.
+// allowedHosts are the hosts that a caller's prefill_result and bootstrap_info may name. They
+// are restricted because an engine will connect to them.
 type allowedHosts struct {
 	nets  []netip.Prefix
 	names map[string]bool
 	any   bool // one of nets is 0.0.0.0/0 or ::/0
 }
 
-// newHosts reads engine_api.allowed_hosts: networks (10.0.0.0/8), addresses, and names, which
-// are compared and never looked up.
+// newHosts parses engine_api.allowed_hosts: networks (10.0.0.0/8), addresses, and names, which
+// are compared as text and never resolved.
 func newHosts(list []string) (h allowedHosts, err error) {
 	h.names = make(map[string]bool)
 	for _, w := range list {
@@ -44,8 +44,8 @@ func newHosts(list []string) (h allowedHosts, err error) {
 	return h, nil
 }
 
-// allow says whether a host is on the list. An address with a zone is not: what is read
-// here as a zone, "fd00::1%@other", others may read as something else.
+// allow returns whether a host is on the list. An address with a zone never is, because another
+// parser may not read "fd00::1%@other" as an address with a zone.
 func (h *allowedHosts) allow(host string) bool {
 	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
 		host = host[1 : n-1]
@@ -56,8 +56,7 @@ func (h *allowedHosts) allow(host string) bool {
 	return h.names[strings.ToLower(host)]
 }
 
-// check looks through what a caller hands to an engine for everything that names a
-// host.
+// check checks every host that a caller's request passes to an engine.
 func (h *allowedHosts) check(r *request) error {
 	if r.has(fBootstrap) {
 		if err := h.checkHost(placeOf("bootstrap_host", true), r.vals[fBootstrapHost]); err != nil {
@@ -67,8 +66,8 @@ func (h *allowedHosts) check(r *request) error {
 	return prefixField("prefill_result.disaggregated_params", h.checkTree(place{}, r.vals[fResultParams]))
 }
 
-// checkMedia looks at what is handed on to engines as it stands, as the front looks at the
-// bodies of HTTP: an engine fetches the URLs, and opens the files, that media members name.
+// checkMedia checks the members that are passed to engines unchanged, as the front checks HTTP
+// bodies: an engine fetches the URLs and opens the files that media members name.
 func (e *Engine) checkMedia(r *request) error {
 	hosts := e.mediaHosts()
 	for _, s := range [...]struct {
@@ -90,7 +89,7 @@ func (e *Engine) checkMedia(r *request) error {
 	return nil
 }
 
-// mediaHosts are the hosts from which engines may fetch media now.
+// mediaHosts returns the hosts from which engines may currently fetch media.
 func (e *Engine) mediaHosts() front.MediaHosts {
 	if e.opt.MediaHosts == nil {
 		return nil
@@ -98,16 +97,16 @@ func (e *Engine) mediaHosts() front.MediaHosts {
 	return e.opt.MediaHosts()
 }
 
-// place is what the name of a member says about its value. A list passes its place on to
-// its elements, so that a name, which may be as long as a body, is read once.
+// place is what a member's name implies about its value. The elements of a list inherit the
+// list's place, so that a name, which may be as long as the body, is analysed only once.
 type place struct {
-	host    bool // the value is a host or contains one; the members below it inherit this
-	bare    bool // the value is a host alone, never a URL
+	host    bool // the value is or contains a host; its members inherit this
+	bare    bool // the value is a host, never a URL
 	numeric bool // a number is an address, too: engines write 2130706433 into a URL
-	opaque  bool // the state of TensorRT-LLM's transceiver, whose addresses cannot be read
+	opaque  bool // the state of TensorRT-LLM's transceiver, whose addresses the router cannot read
 }
 
-// placeOf reads the name of a member inside a member that is a host or is not.
+// placeOf analyses the name of a member. inHost means that the enclosing member is a host.
 func placeOf(name string, inHost bool) place {
 	return place{
 		host:    inHost || namesHost(name),
@@ -117,11 +116,11 @@ func placeOf(name string, inHost bool) place {
 	}
 }
 
-// maxFieldPath bounds the path of a FieldError: its parts are names that the caller chose.
+// maxFieldPath bounds the path of a FieldError, because the caller chooses the names in it.
 const maxFieldPath = 400
 
-// prefixField puts the part of a path before the field of a FieldError. The path is made
-// here, once there is an error: made for each element it would cost the square of a body.
+// prefixField prepends part to the path of a FieldError. The path is built only after an error:
+// building it for each element would take time quadratic in the body's length.
 func prefixField(part string, err error) error {
 	var f *FieldError
 	if errors.As(err, &f) {
@@ -130,9 +129,9 @@ func prefixField(part string, err error) error {
 	return err
 }
 
-// checkTree checks each string below a member whose name says that it is a host, and each URL
-// below any member. at is of the member's name, or of the list that raw is an element of. The
-// Field of an error is the path below raw.
+// checkTree checks every string below a member whose name implies a host, and every URL below
+// any member. at belongs to raw's member, or to the list of which raw is an element. The Field
+// of an error is the path below raw.
 func (h *allowedHosts) checkTree(at place, raw []byte) error {
 	if len(raw) == 0 {
 		return nil
@@ -168,7 +167,7 @@ func (h *allowedHosts) checkTree(at place, raw []byte) error {
 	return nil
 }
 
-// endsIn says whether a member's name ends in one of the words, or in its plural.
+// endsIn returns whether a member's name ends in one of the words or its plural.
 func endsIn(name string, words ...string) bool {
 	name = strings.TrimSuffix(strings.ToLower(name), "s")
 	for _, w := range words {
@@ -179,8 +178,8 @@ func endsIn(name string, words ...string) bool {
 	return false
 }
 
-// namesHost says whether a member's name tells that its value is a host or holds
-// one: remote_host, bootstrap_addr, ctx_info_endpoint, side_channel_url, …
+// namesHost returns whether a member's name implies that its value is or contains a host:
+// remote_host, bootstrap_addr, ctx_info_endpoint, side_channel_url, …
 func namesHost(name string) bool {
 	name = strings.ToLower(name)
 	for _, w := range [...]string{"host", "addr", "endpoint", "url", "uri", "ip"} {
@@ -192,9 +191,9 @@ func namesHost(name string) bool {
 }
 
 // checkHost checks one value: HOST, HOST:PORT or a URL. The value of a member named host or ip
-// may not be a URL, because engines write it into a URL of their own. The text after the host is
-// checked, too: "10.0.0.1:x@other" and "10.0.0.1:80;other" begin with an allowed host and lead
-// to another.
+// may not be a URL, because engines write it into a URL of their own. checkHost also checks the
+// text after the host: "10.0.0.1:x@other" and "10.0.0.1:80;other" begin with an allowed host
+// and lead to another.
 func (h *allowedHosts) checkHost(at place, raw []byte) error {
 	text := string(appendText(nil, raw))
 	host, read := text, true

@@ -10,8 +10,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// ServeInference implements front.Handler: it answers POST /v1/routed/generate and
-// passes everything else on to the runner.
+// ServeInference implements front.Handler. It answers POST /v1/routed/generate and passes all
+// other requests to the Runner.
 func (e *Engine) ServeInference(x *front.Exchange) {
 	if x.Endpoint.Kind != front.Preprocessed {
 		e.opt.Runner.ServeInference(x)
@@ -46,7 +46,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	for _, h := range p.responseHeaders {
 		x.OverrideRequestHeader(h.Name, h.Value)
 	}
-	if len(x.Header("traceparent")) == 0 { // the header's word goes before the body's
+	if len(x.Header("traceparent")) == 0 { // the header takes precedence over the body
 		for _, h := range p.context.trace {
 			x.OverrideRequestHeader(h.Name, h.Value)
 		}
@@ -60,7 +60,7 @@ func (e *Engine) ServeInference(x *front.Exchange) {
 	e.opt.Runner.ServeInference(x)
 }
 
-// refusal is how an error of prepare is answered.
+// refusal maps an error of prepare to the reason of the response and the field at fault.
 func refusal(err error) (reason front.Reason, field string) {
 	var f *FieldError
 	var d *modelDenied

@@ -8,41 +8,41 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// item is one element of an answer: an Annotated<LLMEngineOutput>. What is raw is
-// JSON of the engine's, borrowed while the item is written.
+// item is one element of an answer: an Annotated<LLMEngineOutput>. Raw fields are JSON from the
+// engine and are borrowed while the item is written.
 type item struct {
-	data     bool // it has data
+	data     bool // the item has data
 	index    int
 	tokens   []uint32
-	finish   string // "" while it goes on
+	finish   string // "" while the choice continues
 	stop     []byte // stop_reason, raw
 	logprobs []tokenLogprob
 	usage    usage
-	extra    []byte // extra_args, raw: what is no part of the shape
+	extra    []byte // extra_args, raw: members that have no field here
 	comment  []string
 	failure  *failure
 }
 
-// usage is what the engine counted; prompt -1: nothing (yet).
+// usage is the engine's token counts; prompt is -1 while they are unknown.
 type usage struct{ prompt, completion, cached int }
 
 var noUsage = usage{-1, -1, -1}
 
-// tokenLogprob is the log-probability of one token, and those of others in its place.
-// Numbers are raw JSON: they are the engine's to the last digit.
+// tokenLogprob is the log-probability of one token, with those of its alternatives. Numbers are
+// raw JSON, so that they keep the engine's exact digits.
 type tokenLogprob struct {
 	prob []byte
 	top  []topLogprob
 }
 
-// topLogprob is a token that might have been; id -1: only its text is known.
+// topLogprob is an alternative token; id is -1 if only its text is known.
 type topLogprob struct {
 	id    int64
-	token []byte // raw JSON string, nil: not told
+	token []byte // raw JSON string; nil: unknown
 	prob  []byte
 }
 
-// failure is what went wrong after the start.
+// failure is an error item.
 type failure struct {
 	message, kind, param string
 	code                 int
@@ -166,7 +166,7 @@ func orNull(raw []byte) []byte {
 
 var jsonNull = []byte("null")
 
-// msgpackItems writes items as payloads of frames.
+// msgpackItems writes items as frame payloads.
 type msgpackItems struct{}
 
 func (msgpackItems) append(dst []byte, it *item) []byte {
@@ -209,7 +209,7 @@ func (msgpackItems) append(dst []byte, it *item) []byte {
 	return dst
 }
 
-// appendIDs is append for an item of the first choice that has these ids and nothing else.
+// appendIDs appends an item of the first choice that has these ids and nothing else.
 func (msgpackItems) appendIDs(dst []byte, ids []uint32) []byte {
 	dst = append(dst, "\x81\xa4data\x83\xa9token_ids"...)
 	dst = msgp.AppendArrayHeader(dst, uint32(len(ids)))
@@ -296,7 +296,7 @@ func (it *item) appendData(dst []byte) []byte {
 	return dst
 }
 
-// appendRaw appends a JSON value of the engine's as msgpack.
+// appendRaw appends a JSON value from the engine as msgpack.
 func appendRaw(dst, raw []byte) []byte {
 	if len(raw) == 0 {
 		return msgp.AppendNil(dst)

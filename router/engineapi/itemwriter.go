@@ -8,14 +8,14 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// itemWriter is the caller's end of a relayed stream: it takes the relay's bytes,
-// finds the events in them, and has each made an item. The relay does the rest,
-// as for every stream: idle times, migration, the families' rewriting, an error
-// event where the engine leaves.
+// itemWriter is the client side of a relayed stream: it receives the relay's bytes, splits them
+// into events and converts each to an item. Everything else is done by the relay, as for every
+// stream: idle timeouts, migration, the rewriting of the P/D families, an error event when the
+// engine disconnects.
 type itemWriter struct {
 	converter
 	chunked   bool
-	idRecords bool // the relay tells what events of ids alone tell by records
+	idRecords bool // the relay replaces events that contain only ids by records
 	chunks    upstream.Chunks
 	events    relay.EventSplitter
 }
@@ -38,7 +38,8 @@ func (o *itemWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// maxEvent bounds an event: one of a cumulative stream has all of its text and ids.
+// maxEvent is the maximum size of an event. An event of a cumulative stream contains all text
+// and ids so far.
 const maxEvent = 8 << 20
 
 func (o *itemWriter) payload(p []byte) error {
@@ -68,6 +69,6 @@ func (o *itemWriter) payload(p []byte) error {
 	return nil
 }
 
-// SetWriteDeadline implements relay.ClientConn: whoever takes the items has a
-// bound of its own.
+// SetWriteDeadline implements relay.ClientConn. It does nothing, because the receiver of the
+// items has its own timeout.
 func (o *itemWriter) SetWriteDeadline(time.Time) error { return nil }

@@ -7,13 +7,12 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// needsNoKey says whether a caller of the socket needs no API key.
+// needsNoKey returns whether a caller of the socket is admitted without an API key.
 func (e *Engine) needsNoKey(key []byte, unix bool) bool {
 	return e.opt.Authenticator == nil || unix && e.opt.UnixWithoutKey && len(key) == 0
 }
 
-// Admit implements wire.Options.Admit: a caller without a good key is turned away
-// with its HELLO.
+// Admit implements wire.Options.Admit: a caller without a valid key is rejected at its HELLO.
 func (e *Engine) Admit(key []byte, unix bool) *wire.Error {
 	if e.needsNoKey(key, unix) {
 		return nil
@@ -24,8 +23,8 @@ func (e *Engine) Admit(key []byte, unix bool) *wire.Error {
 	return nil
 }
 
-// authenticate asks the gate for one request: keys may have been taken out since the HELLO,
-// and limits are of requests.
+// authenticate checks the key of one request, because keys may have been removed since the
+// HELLO and limits apply to requests.
 func (e *Engine) authenticate(s *wire.Stream) (front.Principal, *front.Rejection) {
 	if e.needsNoKey(s.Key(), s.Unix()) {
 		return nil, nil
@@ -33,7 +32,7 @@ func (e *Engine) authenticate(s *wire.Stream) (front.Principal, *front.Rejection
 	return e.opt.Authenticator.Authenticate(s.Key(), true)
 }
 
-// rejectionMessage is a denial's message, in the words of the socket.
+// rejectionMessage returns the message of a rejection, in terms of the socket's protocol.
 func rejectionMessage(d *front.Rejection) string {
 	if d.Reason == front.MissingKey {
 		return "the caller shows no API key; want one as key of its HELLO"
@@ -41,16 +40,15 @@ func rejectionMessage(d *front.Rejection) string {
 	return d.Message
 }
 
-// modelDenied is a request for a model that its key is not good for.
+// modelDenied is the error for a request for a model that its key may not use.
 type modelDenied struct{ key, model string }
 
 func (d *modelDenied) Error() string {
 	return fmt.Sprintf("key %q may not use model %q", d.key, truncate(d.model, 100))
 }
 
-// allowsModels says whether a key is good for all that a request names: an adapter is asked
-// for by a field of its own, and engines take it for a
-// model.
+// allowsModels checks that the key may use every model that the request names. It also checks
+// the adapter, which has a field of its own but which engines treat as a model.
 func allowsModels(pass front.Principal, r *request) error {
 	if pass == nil {
 		return nil

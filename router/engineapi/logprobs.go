@@ -10,10 +10,10 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// logprobs reads a choice's log-probabilities: of completions {"tokens",
-// "token_logprobs", "top_logprobs"}, of generate {"content":[{"token", "logprob",
-// "top_logprobs"}]}. Asked for so, engines write a token as "token_id:5"; vLLM 0.32's
-// generate has the number as token_id instead (GenerateLogProb).
+// logprobs parses a choice's log-probabilities. The format of completions is {"tokens",
+// "token_logprobs", "top_logprobs"}, that of generate {"content":[{"token", "logprob",
+// "top_logprobs"}]}. As the router requests it, engines write a token as "token_id:5"; generate
+// of vLLM 0.32 has the number as token_id instead (GenerateLogProb).
 func (c *converter) logprobs(raw []byte) {
 	for it := jsonscan.Walk(raw); it.Next(); {
 		switch {
@@ -65,8 +65,8 @@ func (c *converter) logprobs(raw []byte) {
 	}
 }
 
-// sortLikeliestFirst puts the likeliest first: vLLM tells the token that was sampled before the
-// others, wherever it stands among them.
+// sortLikeliestFirst sorts by descending probability: vLLM puts the sampled token first,
+// whatever its probability.
 func sortLikeliestFirst(top []topLogprob) {
 	slices.SortStableFunc(top, func(a, b topLogprob) int { return cmp.Compare(likelihood(b), likelihood(a)) })
 }
@@ -79,7 +79,7 @@ func likelihood(t topLogprob) float64 {
 	return v
 }
 
-// tokenOf reads a token's id where it is written as "token_id:5"; else its text.
+// tokenOf returns the id of a token written as "token_id:5", otherwise its text.
 func tokenOf(raw []byte) (id int64, token []byte) {
 	digits, ok := bytes.CutPrefix(raw, []byte(`"token_id:`))
 	if ok && len(digits) > 1 {
@@ -88,8 +88,8 @@ func tokenOf(raw []byte) (id int64, token []byte) {
 	return -1, raw
 }
 
-// nativeLogprobs reads SGLang's: [[logprob, id, text or null], …], of which the first
-// skip were sent before, and the same in lists for the others.
+// nativeLogprobs parses SGLang's log-probabilities, [[logprob, id, text or null], …], and the
+// lists of alternatives in tops. The first skip entries were sent before; it uses the next n.
 func (c *converter) nativeLogprobs(logs, tops []byte, skip, n int) {
 	i := 0
 	for v := jsonscan.Walk(logs); v.Next(); i++ {

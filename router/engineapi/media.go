@@ -9,16 +9,16 @@ import (
 	"sluice/router/pd"
 )
 
-// media reads mm_routing_info: what stands in the prompt where placeholders make
-// two images look alike. block_mm_infos has, for each block of block_size
-// routing tokens (where that is not said, of the pool's own), null or {"mm_objects":[{"mm_hash":u64 or text, "offsets":
-// [[from, to], …]}]}, offsets counted from the block's beginning; a medium that
-// goes on in the next block stands there again with offsets of its own, or once
-// with offsets that go beyond the block.
+// media parses mm_routing_info, which identifies the media behind placeholder tokens, so that
+// prompts with different images do not look alike. block_mm_infos contains, for each block of
+// block_size routing tokens (default: the pool's block size), null or
+// {"mm_objects":[{"mm_hash":u64 or text, "offsets": [[from, to], …]}]}. Offsets count from the
+// beginning of the block. A medium that continues in the next block appears there again with
+// its own offsets, or once with offsets beyond the block.
 //
-// An mm_hash that is text is taken for the engine's own identifier, which its
-// events carry, so the look-up finds what engines hold. A number is a hash that
-// no event carries: such blocks are only told apart.
+// A textual mm_hash is assumed to be the engine's own identifier. Events contain it, so the
+// look-up finds the blocks that engines hold. No event contains a numeric mm_hash: it only
+// distinguishes blocks from each other.
 func (r *request) media(blockSize int) error {
 	if !r.has(fMMRouting) {
 		return nil
@@ -117,17 +117,17 @@ func (r *request) media(blockSize int) error {
 		m := &h.Media[i]
 		marked += (min(m.To, tokens)-min(m.From, tokens))/size + 2
 	}
-	if marked > 2*tokens+2*maxMedia { // a medium has a token of its own at least
+	if marked > 2*tokens+2*maxMedia { // a medium has at least one token of its own
 		return &FieldError{Field: "mm_routing_info.block_mm_infos", Got: fmt.Sprintf("media in %d places", marked), Want: fmt.Sprintf("no more than a prompt of %d tokens has room for", tokens)}
 	}
 	return nil
 }
 
-// maxMedia bounds the images and the like of one prompt.
+// maxMedia is the maximum number of media in one prompt.
 const maxMedia = 4096
 
-// mergeMedium adds m, to the one it goes on from where there is one. ends has for each
-// medium, without its From, its place in all.
+// mergeMedium adds m to all, merged with the medium that it continues, if any. ends maps each
+// medium, without its From, to its index in all.
 func mergeMedium(all []pd.Medium, ends map[pd.Medium]int, m pd.Medium) []pd.Medium {
 	end := m
 	end.From, end.To = 0, m.From

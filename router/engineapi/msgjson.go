@@ -16,33 +16,34 @@ import (
 
 var errNoUTF8 = errors.New("a string that is no UTF-8; want UTF-8, or binary, which becomes base64")
 
-// maxNesting bounds a request's arrays and maps.
+// maxNesting is the maximum nesting of a request's arrays and maps.
 const maxNesting = 60
 
-// errBudgetExhausted: a request may become more than the memory for requests has left.
+// errBudgetExhausted means that the request, converted to JSON, may need more than the
+// remaining memory budget for requests.
 var errBudgetExhausted = errors.New("the memory for requests is spent; try again")
 
-// allocator lends memory that is counted against the budget for requests; false when that
-// is spent.
+// allocator leases memory that counts against the budget for requests. It returns false when
+// the budget is exhausted.
 type allocator func(n int) (membudget.Lease, bool)
 
-// jsonWriter writes a msgpack value as JSON into counted memory: what is one byte there may
-// be six here (a control character, a false), so that a request which fitted the budget
-// may not in JSON. Nothing is written that was not counted before.
+// jsonWriter converts a msgpack value to JSON in leased memory. One byte of msgpack may become
+// six bytes of JSON (a control character, false), so a request within the budget may exceed it
+// as JSON. The writer leases memory before it writes.
 type jsonWriter struct {
-	dst []byte // lies in mem
+	dst []byte // part of mem
 	mem membudget.Lease
 }
 
-// scalarSpace is enough for whatever is no text: the longest is a float. A comma and a
-// bracket fit behind it.
+// scalarSpace suffices for any value that is not a string; the longest is a float. It includes
+// a comma and a bracket after the value.
 const scalarSpace = 40
 
-// read takes one msgpack value, and gives what follows it. Binary becomes base64;
-// extensions, maps with other keys than strings, numbers that JSON cannot write and strings
-// that are no UTF-8 are refused: jsonscan would not see what stands behind these. With
-// errBudgetExhausted it refuses what there is no memory for. A float that is a whole number is
-// written as one, as an integer must be.
+// read converts one msgpack value and returns the bytes after it. Binary becomes base64, and a
+// float with an integral value becomes an integer, because integer fields require one. read
+// rejects extensions, maps with keys other than strings, numbers that JSON cannot represent and
+// strings that are not UTF-8, because jsonscan would misread the text after them. It returns
+// errBudgetExhausted when there is no memory.
 func (j *jsonWriter) read(b []byte, lend allocator) (rest []byte, err error) {
 	var ok bool
 	if j.mem, ok = lend(membudget.SizeOf(len(b) + len(b)/2 + scalarSpace)); !ok {
@@ -52,7 +53,7 @@ func (j *jsonWriter) read(b []byte, lend allocator) (rest []byte, err error) {
 	return j.writeValue(b, 0)
 }
 
-// ensureSpace makes room for n more bytes; b is what is still to be read.
+// ensureSpace makes space for n more bytes; b is the unread input.
 func (j *jsonWriter) ensureSpace(n int, b []byte) error {
 	if cap(j.dst)-len(j.dst) >= n {
 		return nil
@@ -70,7 +71,7 @@ func (j *jsonWriter) grow(n int, b []byte) error {
 	return nil
 }
 
-// writeString writes a string, and leaves room for two bytes behind it.
+// writeString writes a string and leaves space for two bytes after it.
 func (j *jsonWriter) writeString(v, rest []byte) error {
 	if !utf8.Valid(v) {
 		return errNoUTF8
@@ -94,7 +95,7 @@ func (j *jsonWriter) writeValue(b []byte, depth int) (rest []byte, err error) {
 	if err = j.ensureSpace(scalarSpace, b); err != nil {
 		return b, err
 	}
-	if b[0] <= 0x7f { // most of what comes: small ids
+	if b[0] <= 0x7f { // the most frequent case: small ids
 		j.dst = strconv.AppendUint(j.dst, uint64(b[0]), 10)
 		return b[1:], nil
 	}
@@ -205,7 +206,7 @@ func (j *jsonWriter) writeObject(b []byte, depth int) (rest []byte, err error) {
 	return rest, j.writeEnd('}', rest)
 }
 
-// writeEnd writes a closing bracket, and leaves room for a comma behind it.
+// writeEnd writes a closing bracket and leaves space for a comma after it.
 func (j *jsonWriter) writeEnd(bracket byte, rest []byte) error {
 	if err := j.ensureSpace(2, rest); err != nil {
 		return err

@@ -10,52 +10,52 @@ import (
 	"sluice/router/pd"
 )
 
-// member is a member that is carried on as it stands: its name, and its value in
-// JSON; in is its section's name and a dot, "" at the top.
+// member is a member that is passed on unchanged: its name and its JSON value. in is the name
+// of its section and a dot, "" at the top level.
 type member struct {
 	name, raw []byte
 	in        string
 }
 
-// request is a preprocessed request, checked. What is raw borrows from the JSON
-// it was read from.
+// request is a checked preprocessed request. Raw fields borrow from the JSON from which it was
+// parsed.
 type request struct {
-	vals   [numFields][]byte // in JSON; nil when absent or null
+	vals   [numFields][]byte // JSON; nil if absent or null
 	tokens []uint32
 	model  string
 
-	engineFields []member // top-level members that the router does not know
-	sampling     []member // the same of sampling_options, which go where the known ones do
+	engineFields []member // top-level members unknown to the router
+	sampling     []member // unknown members of sampling_options, written beside the known ones
 
 	hints           pd.Hints
 	overlapWeight   float64
 	temperature     float64
-	reportsDecision bool // an annotation asks for the choice
+	reportsDecision bool // an annotation requests the choice
 }
 
-// has says whether a field is there.
+// has returns whether a field is present.
 func (r *request) has(f field) bool { return r.vals[f] != nil }
 
-// isTrue says whether a flag is there and set.
+// isTrue returns whether a flag is present and true.
 func (r *request) isTrue(f field) bool { return string(r.vals[f]) == "true" }
 
-// text is a string field's.
+// text returns the value of a string field.
 func (r *request) text(f field) string { return string(appendText(nil, r.vals[f])) }
 
-// reserved are top-level members of engines' bodies that the router writes or
-// that must not come from a caller. They may not be carried.
+// reserved are top-level members of engine bodies that the router writes, or that callers may
+// not set. Requests may not contain them as unknown members.
 var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream", "stream_options", "sampling_params", "n", "max_tokens", "max_completion_tokens",
 	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
 	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
 	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "lora_id", "structured_outputs",
 	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc", "encoder_urls", "lora_request", "kv_hints", "image_data", "video_data", "audio_data")
 
-// reservedSampling are the same of sampling_options.
+// reservedSampling are the reserved members of sampling_options.
 var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
 	"sampling_seed", "structured_outputs", "json_schema", "regex", "ebnf", "no_stop_trim", "output_kind", "detokenize", "thinking_token_budget", "model", "prompt", "stream", "return_token_ids")
 
-// transferParams are names under which engines look for what names hosts, wherever an
-// object of their own is merged.
+// transferParams are the names of members that contain hosts. Engines read them in any object
+// that is merged into the request.
 var transferParams = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls", "http_worker_ipc", "kv_hints")
 
 func names(list ...string) map[string]bool {
@@ -66,7 +66,7 @@ func names(list ...string) map[string]bool {
 	return m
 }
 
-// parse reads a request in JSON, which has been found well-formed.
+// parse parses a request in JSON that is known to be well-formed.
 func (r *request) parse(body []byte) error {
 	if err := r.section(body, topSection, r.addEngineField); err != nil {
 		return err
@@ -89,7 +89,7 @@ func (r *request) parse(body []byte) error {
 	return r.checkCombined()
 }
 
-// section reads one object.
+// section parses one object.
 func (r *request) section(raw []byte, known section, unknown func(name, raw []byte, kind jsonscan.Kind) error) error {
 	var room [64]byte
 	for it := jsonscan.Walk(raw); it.Next(); {
@@ -113,9 +113,8 @@ func (r *request) section(raw []byte, known section, unknown func(name, raw []by
 	return nil
 }
 
-// checkUnknown refuses what a section of the router's own has besides the members it knows:
-// no engine is shown them, so that a hint which is misspelled would change nothing and
-// nobody would hear of it.
+// checkUnknown rejects unknown members in a section that only the router reads. A misspelled
+// hint would otherwise have no effect and nobody would notice.
 func checkUnknown(of field, known section) func(name, raw []byte, kind jsonscan.Kind) error {
 	return func(name, raw []byte, kind jsonscan.Kind) error {
 		if kind <= jsonscan.Null {
@@ -125,8 +124,8 @@ func checkUnknown(of field, known section) func(name, raw []byte, kind jsonscan.
 	}
 }
 
-// addEngineField takes in a top-level member for the engine. One of the router's own that is null
-// is absent, as any other is.
+// addEngineField adds an unknown top-level member for the engine. A null member with a name
+// that the router reserves counts as absent, like any other null.
 func (r *request) addEngineField(name, raw []byte, kind jsonscan.Kind) error {
 	switch {
 	case reserved[string(name)] && kind == jsonscan.Null:
@@ -142,10 +141,10 @@ func (r *request) addEngineField(name, raw []byte, kind jsonscan.Kind) error {
 	return add(&r.engineFields, member{name: name, raw: raw})
 }
 
-// maxEngineFields bounds the members of a section that the router does not know.
+// maxEngineFields is the maximum number of unknown members of a section.
 const maxEngineFields = 256
 
-// add adds a member to those of a section.
+// add appends a member to those of a section.
 func add(to *[]member, m member) error {
 	for _, o := range *to {
 		if bytes.Equal(o.name, m.name) {
@@ -180,8 +179,8 @@ func (r *request) addEngineSampling(in string) func(name, raw []byte, kind jsons
 	}
 }
 
-// hasNoTransferParams says whether an object holds nothing at its top that engines would take for
-// their own transfer parameters.
+// hasNoTransferParams checks that an object has no top-level member that engines would read as
+// transfer parameters.
 func hasNoTransferParams(in string, raw []byte) error {
 	var room [64]byte
 	for it := jsonscan.Walk(raw); it.Next(); {
@@ -192,7 +191,7 @@ func hasNoTransferParams(in string, raw []byte) error {
 	return nil
 }
 
-// checkCombined checks what no single field tells, and makes the hints.
+// checkCombined checks constraints across fields and fills in the hints.
 func (r *request) checkCombined() error {
 	if !r.has(fTokenIDs) {
 		return &FieldError{Field: "token_ids", Got: "nothing", Want: rules[fTokenIDs].want}
@@ -239,13 +238,13 @@ func (r *request) checkCombined() error {
 	return nil
 }
 
-// count is a field's integer, 0 when absent.
+// count returns a field's integer, 0 if absent.
 func (r *request) count(f field) int {
 	n, _ := strconv.ParseInt(string(r.vals[f]), 10, 64)
 	return int(n)
 }
 
-// labels are those of routing_constraints.
+// labels returns the labels of routing_constraints.
 func (r *request) labels() (list string, err error) {
 	if !r.has(fConstraints) {
 		return "", nil
@@ -256,7 +255,7 @@ func (r *request) labels() (list string, err error) {
 		in := "routing.routing_constraints." + string(name)
 		switch {
 		case it.Value.Kind <= jsonscan.Null:
-		case string(name) != "labels": // a constraint that nobody would keep
+		case string(name) != "labels": // an unknown constraint would not be observed
 			return "", &FieldError{Field: in, Got: "a member that is not known", Want: "labels"}
 		case !workerIDs(value, it.Value.Kind):
 			return "", &FieldError{Field: in, Got: quoteValue(value, it.Value.Kind), Want: "an array of workers' labels, at least one"}
@@ -270,11 +269,11 @@ func (r *request) labels() (list string, err error) {
 	return list, nil
 }
 
-// maxJoinedIDs is one more than the runner accepts in a steering header, so that it refuses
-// a longer list and the list costs no more memory than that.
+// maxJoinedIDs is one more than the Runner accepts in a steering header. The Runner therefore
+// rejects a longer list, and the list needs no more memory than that.
 const maxJoinedIDs = 65
 
-// joinIDs writes the first maxJoinedIDs ids of a list as a header's value.
+// joinIDs returns the first maxJoinedIDs ids of a list as a header value.
 func joinIDs(raw []byte) string {
 	var out []byte
 	for it, n := jsonscan.Walk(raw), 0; n < maxJoinedIDs && it.Next(); n++ {

@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// requestIDs makes request ids for callers that give none: a random prefix of the
-// process and a counter.
+// requestIDs generates request ids for callers that send none: a random prefix per process and
+// a counter.
 type requestIDs struct {
 	prefix string
 	next   atomic.Uint64

@@ -15,7 +15,7 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// serve has the runner serve the call, and relays what it gives.
+// serve passes the call to the Runner and relays the resulting stream, if there is one.
 func (c *call) serve() {
 	var err error
 	fields := append(c.p.responseHeaders, c.p.context.trace...)
@@ -40,21 +40,26 @@ func (c *call) serve() {
 	}
 }
 
-// abortSignal is a caller's leaving, as the legs hear of it. f is called with mu held,
-// so that a set that returns leaves no call of an older f running.
+// abortSignal tells the legs of a request that its caller has disconnected, asked to stop or
+// exceeded its deadline. onAbort is called with mu locked; when setCallback returns, no call of
+// the previous callback is running.
+//
+// It also decides who sends the beginning of the answer: the call (beginAnswer), or the
+// goroutine that reports a stop or an exceeded deadline (answerEnd).
 type abortSignal struct {
 	mu             sync.Mutex
 	onAbort        func()
 	aborted        atomic.Bool
-	deadlinePassed atomic.Bool // it leaves because its time is over
+	deadlinePassed atomic.Bool // the reason is the request's deadline
 
-	answerMu    sync.Mutex // whose the answer is, held while the other way of ending tells it
-	answerBegun bool       // the call's own
-	endSent     bool       // it was told, by tell
+	answerMu    sync.Mutex // locked by answerEnd while it sends
+	answerBegun bool       // the call has begun the answer
+	endSent     bool       // answerEnd has sent the complete answer
 }
 
-// beginAnswer makes the answer the call's; false when tell was there before. It does not wait
-// for one that is telling: nothing else keeps the lock before the answer has begun.
+// beginAnswer reserves the answer for the call. It returns false if answerEnd was first. It
+// does not wait for an answerEnd that is sending, the only other user of the lock before the
+// answer has begun.
 func (l *abortSignal) beginAnswer() bool {
 	if !l.answerMu.TryLock() {
 		return false
@@ -64,7 +69,7 @@ func (l *abortSignal) beginAnswer() bool {
 	return !l.endSent
 }
 
-// answerEnd has end tell the whole answer, if none has begun.
+// answerEnd calls end to send the complete answer, if none has begun.
 func (l *abortSignal) answerEnd(end func()) {
 	l.answerMu.Lock()
 	defer l.answerMu.Unlock()
@@ -75,7 +80,7 @@ func (l *abortSignal) answerEnd(end func()) {
 	end()
 }
 
-// awaitEnd waits for a tell that is telling: the stream must not end before.
+// awaitEnd waits for a running answerEnd: the stream must not end before it.
 func (l *abortSignal) awaitEnd() {
 	l.answerMu.Lock()
 	defer l.answerMu.Unlock()
@@ -104,13 +109,13 @@ func (l *abortSignal) runCallback() {
 	}
 }
 
-// OnClientGone implements front.Party.
+// OnClientGone implements front.Responder.
 func (c *call) OnClientGone(f func()) { c.abort.setCallback(f) }
 
-// ClientGone implements front.Party.
+// ClientGone implements front.Responder.
 func (c *call) ClientGone() bool { return c.abort.aborted.Load() }
 
-// startConverter makes the converter, when an answer begins.
+// startConverter creates the converter when an answer begins.
 func (c *call) startConverter(told func(string) string) {
 	if c.send != nil {
 		return
@@ -124,9 +129,9 @@ func (c *call) startConverter(told func(string) string) {
 	c.send, c.stopRequested, c.deadlinePassed = c.sendFirst, c.s.Stopped, c.abort.deadlinePassed.Load
 }
 
-// sendFirst is put of the first item, by which the answer is begun: until then a caller who
-// stops, or whose time is over, is told at once, although the engine may not hear of it
-// yet (upstream.Request.Grace).
+// sendFirst sends the first item, which begins the answer. Until then a caller that stops, or
+// whose deadline passes, gets its answer at once, although the engine may not be notified yet
+// (upstream.Request.Grace).
 func (c *call) sendFirst(it *item) error {
 	c.send, c.sendIDs = c.sendItem, c.trySendIDs
 	if !c.abort.beginAnswer() {
@@ -135,18 +140,18 @@ func (c *call) sendFirst(it *item) error {
 	return c.send(it)
 }
 
-// RespondError implements front.Party.
+// RespondError implements front.Responder.
 func (c *call) RespondError(reason front.Reason, param, message string, _ time.Duration) {
 	c.startConverter(nil)
 	c.sendErr = c.fail(&failure{message: message, kind: reason.Type(), param: param, code: reason.Status()})
 }
 
-// Respond implements front.Party.
+// Respond implements front.Responder.
 func (c *call) Respond(status int, body []byte) {
 	c.startConverter(c.x.ResponseHeader)
 	switch {
 	case status == http.StatusOK && bytes.HasPrefix(body, []byte("data: ")):
-		_, c.sendErr = c.itemWriter.Write(body) // a stream that was whole
+		_, c.sendErr = c.itemWriter.Write(body) // a complete stream
 	case status == http.StatusOK:
 		c.sendErr = c.handlePrefillOnly(body)
 	default:
@@ -154,12 +159,12 @@ func (c *call) Respond(status int, body []byte) {
 	}
 }
 
-// Relay implements front.Party.
+// Relay implements front.Responder.
 func (c *call) Relay(resp *upstream.Response, engine *upstream.Call, hooks front.RelayHooks) {
 	c.resp, c.engine, c.hooks = resp, engine, hooks
 }
 
-// relay passes the stream on to its end.
+// relay relays the stream to its end.
 func (c *call) relay() {
 	ended := false
 	c.result = relay.Result{Cause: relay.Cancelled, Err: errPanic}
@@ -188,7 +193,7 @@ func (c *call) relay() {
 		res, over = (<-c.rest)()
 	}
 	switch why := c.s.Err(); {
-	case res.Err == nil, res.Cause == relay.EngineReportedError: // it had its end
+	case res.Err == nil, res.Cause == relay.EngineReportedError: // the stream ended regularly
 	case why == wire.ErrKilled || why == wire.ErrConnClosed:
 		res.Cause = relay.ClientGone
 	case why == wire.ErrStalled:
@@ -201,8 +206,8 @@ func (c *call) relay() {
 	c.result, ended = res, true
 }
 
-// abortLeg ends the leg of a caller who leaves. What had come from the engine is
-// still read for one who stops.
+// abortLeg ends the current leg when the caller goes away. For a caller that only stops, data
+// already received from the engine is still read.
 func (c *call) abortLeg() {
 	if c.s.Stopped() {
 		c.engine.HalfClose()
@@ -223,13 +228,13 @@ func (c *call) Done(usage relay.Usage, failed bool) {
 	}
 }
 
-// ResponseID implements relay.ClientConn; items carry none.
+// ResponseID implements relay.ClientConn; items carry no response id.
 func (c *call) ResponseID(string) {}
 
 // BeforeEnd implements relay.ClientConn.
 func (c *call) BeforeEnd() {}
 
-// DetectsStalls implements relay.ClientConn: the wire stream has a bound of its own.
+// DetectsStalls implements relay.ClientConn: the wire stream has its own stall timeout.
 func (c *call) DetectsStalls() bool { return false }
 
 // Reframes implements relay.ClientConn.
@@ -238,7 +243,7 @@ func (c *call) Reframes() bool { return false }
 // LoopOutput implements relay.ClientConn.
 func (c *call) LoopOutput() (fd int, sink eventloop.Sink, ok bool) { return -1, c, true }
 
-// NextEngine takes the answer of another engine in the place of the one that failed.
+// NextEngine implements relay.Migrator: it continues the stream with another engine's response.
 func (c *call) NextEngine(b relay.Interruption) *upstream.Response {
 	c.abort.setCallback(nil)
 	defer func() { c.abort.setCallback(c.abortLeg) }()
@@ -255,7 +260,7 @@ func (c *call) NextEngine(b relay.Interruption) *upstream.Response {
 	return resp
 }
 
-// endAnswer ends an answer that has not ended itself.
+// endAnswer completes an answer whose stream did not end by itself.
 func (c *call) endAnswer() error {
 	switch {
 	case c.sendErr != nil:
@@ -269,7 +274,7 @@ func (c *call) endAnswer() error {
 	return c.fail(endReason(c.result.Cause))
 }
 
-// endReason says what became of a stream that did not end itself.
+// endReason returns the error for a stream that did not end by itself.
 func endReason(cause relay.Cause) *failure {
 	reason, message := front.UpstreamFailed, "the engine ended the stream before its end"
 	switch cause {

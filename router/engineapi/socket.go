@@ -17,37 +17,38 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// call is one request of the socket under way. It is the front.Party of the
-// detached Exchange by which the runner serves it.
+// call is one request on the socket. It is the front.Responder of the in-process Exchange that
+// the Runner serves.
 type call struct {
 	itemWriter
 	s       *wire.Stream
 	e       *Engine
 	p       *preparedRequest
-	pass    front.Principal // of the caller's key; nil: none is asked for
+	pass    front.Principal // of the caller's key; nil: no key is required
 	x       *front.Exchange
 	id      string
 	abort   *abortSignal
 	payload []byte
 
-	// What the runner's answer was: a stream to be relayed, or one of the others.
+	// The Runner's answer: a stream to relay, or the error of sending another answer.
 	resp    *upstream.Response
 	engine  *upstream.Call
 	hooks   front.RelayHooks
 	result  relay.Result
-	sendErr error // of sending an answer that was no stream
+	sendErr error // of sending an answer that is not a stream
 
-	// While a loop has the stream: offering, due and held are of its thread.
+	// While an event loop drives the stream, the fields below rest are used only by the loop's
+	// thread.
 	rest       chan func() (relay.Result, bool)
-	inPut      bool   // within Put
-	needsFlush bool   // what was offered is to be flushed
-	unsent     []byte // items that the caller has not taken: 4 bytes of length, then the payload
+	inPut      bool   // Send is running
+	needsFlush bool   // sent items must be flushed
+	unsent     []byte // items that the wire stream did not accept: 4 bytes of length, then the payload
 }
 
-// calls keeps the scratch of calls that have ended.
+// calls pools calls for their buffers.
 var calls = objpool.Pool[call]{New: func() *call { return &call{rest: make(chan func() (relay.Result, bool), 1)} }}
 
-// maxPooledBuffer bounds the scratch that is kept.
+// maxPooledBuffer bounds the buffers of a pooled call.
 const maxPooledBuffer = 64 << 10
 
 // ServeStream implements wire.Handler.
@@ -65,20 +66,21 @@ func (e *Engine) ServeStream(s *wire.Stream) {
 	calls.Put(c)
 }
 
-// sendItem sends one item. On a loop's thread it does not wait: what the caller does not
-// take is kept, until the loop has let go of the stream and Write sends it.
+// sendItem sends one item. On a loop's thread it does not block: an item that the wire stream
+// does not accept is kept until the loop has detached the stream and Write sends it.
 func (c *call) sendItem(it *item) error {
 	c.payload = msgpackItems{}.append(c.payload[:0], it)
 	return c.trySend(c.payload)
 }
 
-// trySendIDs is put for an item that has token ids and nothing else.
+// trySendIDs sends an item that has token ids and nothing else.
 func (c *call) trySendIDs(ids []uint32) error {
 	var room [96]byte
 	return c.trySend(msgpackItems{}.appendIDs(room[:0], ids))
 }
 
-// trySend sends an item's payload, or keeps a copy.
+// trySend sends an item's payload, or on a loop's thread keeps a copy if the wire stream does
+// not accept it.
 func (c *call) trySend(payload []byte) error {
 	if !c.inPut {
 		return c.s.Send(payload)
@@ -99,7 +101,7 @@ func (c *call) Send(p []byte) (due eventloop.Flusher, full bool, err error) {
 	c.inPut, c.needsFlush = true, false
 	defer func() {
 		c.inPut = false
-		if c.needsFlush && due == nil { // a panic: what other streams offered goes out all the same
+		if c.needsFlush && due == nil { // after a panic, the items of other streams are still sent
 			c.s.Flush()
 		}
 	}()
@@ -110,7 +112,7 @@ func (c *call) Send(p []byte) (due eventloop.Flusher, full bool, err error) {
 	return due, len(c.unsent) > 0, err
 }
 
-// Write implements relay.ClientConn. It waits while the caller takes nothing.
+// Write implements relay.ClientConn. It blocks while the caller does not read.
 func (c *call) Write(p []byte) (int, error) {
 	if err := c.sendUnsent(); err != nil {
 		return 0, err
@@ -118,7 +120,7 @@ func (c *call) Write(p []byte) (int, error) {
 	return c.itemWriter.Write(p)
 }
 
-// sendUnsent sends what was held back on a loop's thread; it waits likewise.
+// sendUnsent sends the items kept on a loop's thread. It blocks while the caller does not read.
 func (c *call) sendUnsent() error {
 	for held := c.unsent; len(held) > 0; {
 		n := 4 + int(binary.BigEndian.Uint32(held))
@@ -135,14 +137,14 @@ func (c *call) sendUnsent() error {
 // loop has detached.
 func (c *call) Resume(f func() (relay.Result, bool)) { c.rest <- f }
 
-// refuse ends the stream with an error before anything was sent to an engine.
+// refuse ends the stream with an error before anything is sent to an engine.
 func (c *call) refuse(reason front.Reason, field, message string) {
 	_ = c.sendItem(&item{failure: &failure{message: message, kind: reason.Type(), param: field, code: reason.Status()}, usage: noUsage})
 	c.s.End(nil)
 }
 
-// refuseBudget refuses a request that there is no memory for, as one that does not even fit in
-// as it comes.
+// refuseBudget rejects a request because the memory budget is exhausted, in the same way as a
+// request whose frame does not fit into the budget.
 func (c *call) refuseBudget() {
 	c.s.End(&wire.Error{Code: wire.CodeMemory, Message: errBudgetExhausted.Error()})
 }
@@ -193,9 +195,9 @@ func (e *Engine) run(c *call) {
 	if c.id = p.context.id; c.id == "" {
 		c.id = e.ids.make()
 	}
-	// Only legs hear of these: the request goes on to its end by itself. A caller who
-	// stops is told at once where nothing was told before: what must still be done for
-	// the legs, to have blocks freed, is nothing to wait for.
+	// Only the legs are notified; the request continues to its end. A caller that stops before
+	// the answer has begun gets its answer at once, because it need not wait for the work that
+	// remains for the legs, such as freeing blocks.
 	left, s, prompt := c.abort, c.s, p.prompt
 	defer left.awaitEnd()
 	c.s.Watch(func() {
@@ -203,8 +205,9 @@ func (e *Engine) run(c *call) {
 		go left.answerEnd(func() { sendStopped(s, prompt) })
 	}, left.abort)
 	if !p.deadline.IsZero() {
-		// The caller leaves when his time is over. Legs with a deadline of their own would
-		// be cut wherever they are, and a decode that is not admitted keeps blocks waiting.
+		// At its deadline the request is treated like a disconnected caller's. If the legs had
+		// a deadline of their own, they would be cut at any point, and a decode request that
+		// was not admitted would keep blocks allocated.
 		p.hints.DisconnectsAt, p.hints.Deadline = p.deadline, time.Time{}
 		s.SetDeadline(p.deadline)
 		defer time.AfterFunc(time.Until(p.deadline), func() {
@@ -215,11 +218,11 @@ func (e *Engine) run(c *call) {
 	}
 	c.serve()
 	c.s.Watch(nil, nil)
-	left.awaitEnd() // who is telling the answer ends the stream
+	left.awaitEnd() // a running answerEnd ends the stream itself
 	if c.s.Err() != nil {
-		return // killed, gone or stalled: nobody listens
+		return // killed, disconnected or stalled: nobody reads the answer
 	}
-	// Legs that were cut under a caller that is slow leave items that came before.
+	// Legs that were cut while the caller was slow leave unsent items.
 	if err = c.sendUnsent(); err != nil {
 		return
 	}
@@ -234,7 +237,7 @@ func (e *Engine) run(c *call) {
 	}
 }
 
-// sendStopped ends a stream of which nothing was sent, as its caller asked.
+// sendStopped answers a stop request on a stream without any item.
 func sendStopped(s *wire.Stream, prompt int) {
 	it := item{data: true, finish: "cancelled", usage: usage{prompt: prompt, completion: 0, cached: -1}}
 	if s.Send(msgpackItems{}.append(nil, &it)) == nil {
@@ -242,19 +245,19 @@ func sendStopped(s *wire.Stream, prompt int) {
 	}
 }
 
-// sendDeadline ends a stream of which nothing was sent, and whose time is over.
+// sendDeadline ends a stream without any item whose deadline has passed.
 func sendDeadline(s *wire.Stream) {
 	if s.Send(msgpackItems{}.append(nil, &item{failure: deadlineFailure(), usage: noUsage})) == nil {
 		s.End(nil)
 	}
 }
 
-// deadlineFailure is what a caller is told whose time is over.
+// deadlineFailure is the error for a request whose deadline has passed.
 func deadlineFailure() *failure {
 	return &failure{message: "the request's time (context.timeout_ms) is over", kind: front.Deadline.Type(), param: "context.timeout_ms", code: front.Deadline.Status()}
 }
 
-// handlePrefillOnly takes the answer of a request that only warmed a cache.
+// handlePrefillOnly processes the answer to a prefill-only request.
 func (c *call) handlePrefillOnly(body []byte) error {
 	object, _, err := jsonscan.Find(body, "object")
 	if err != nil || string(body[object.Start:object.End]) != `"sluice.prefill"` {
@@ -275,8 +278,8 @@ func (c *call) handlePrefillOnly(body []byte) error {
 	return c.flush()
 }
 
-// errorOf finds the error in a refusal, of the router's or an engine's: OpenAI's
-// shape, the flat one, or FastAPI's detail.
+// errorOf extracts the error from an error response of the router or an engine. It knows
+// OpenAI's format, the flat format and FastAPI's detail.
 func errorOf(status int, body []byte) []byte {
 	out := object{dst: []byte{'{'}}
 	raw := body

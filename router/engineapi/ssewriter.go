@@ -2,13 +2,13 @@ package engineapi
 
 import "sluice/dataplane/relay"
 
-// sseWriter is an outlet over HTTP: it makes events of the items, in the framing that
-// the stream began with. It is the relay's Converter.
+// sseWriter writes the answer over HTTP: it encodes items as events in the framing with which
+// the stream began. It is the relay's Converter.
 type sseWriter struct {
 	itemWriter
-	buf         []byte // the last answer's memory; room for a chunk's head before the events
-	finished    bool   // the last bytes are made
-	doneWritten bool   // [DONE] is
+	buf         []byte // the last result's memory, with space for a chunk header before the events
+	finished    bool   // the end of the stream was returned
+	doneWritten bool   // [DONE] was written
 }
 
 func newSSEWriter(c converter, chunked bool) *sseWriter {
@@ -17,7 +17,7 @@ func newSSEWriter(c converter, chunked bool) *sseWriter {
 	return e
 }
 
-// collect gathers the items of one piece of the relay's.
+// collect appends an item to the events of the current Convert.
 func (e *sseWriter) collect(it *item) error {
 	e.buf = jsonItems{}.append(e.buf, it)
 	return nil
@@ -33,7 +33,7 @@ func (e *sseWriter) Convert(p []byte) ([]byte, error) {
 		return nil, err
 	}
 	last := e.chunked && e.chunks.Done()
-	if last && !e.ended { // the engine ended without its last event
+	if last && !e.ended { // the engine ended the stream without a final event
 		if err := e.flush(); err != nil {
 			return nil, err
 		}
@@ -47,7 +47,7 @@ func (e *sseWriter) End(cause relay.Cause) []byte {
 	if e.finished {
 		return nil
 	}
-	if e.hasPending { // what is missing is the usage, which was counted
+	if e.hasPending { // only the usage is missing, and the converter has counted it
 		_ = e.flush()
 	} else {
 		_ = e.fail(endReason(cause))
@@ -55,7 +55,8 @@ func (e *sseWriter) End(cause relay.Cause) []byte {
 	return e.framed(true)
 }
 
-// framed is what was gathered in the stream's framing; last: it is the last of it.
+// framed returns the collected events in the stream's framing. last marks the end of the
+// stream.
 func (e *sseWriter) framed(last bool) []byte {
 	if e.ended && !e.doneWritten {
 		e.doneWritten = true

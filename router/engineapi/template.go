@@ -7,16 +7,16 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// eventTemplate is the shape of a stream's events that tell tokens and nothing else, which
-// are nearly all, and where in it the values are that are read besides. Such an event
-// need not be walked.
+// eventTemplate is the shape of a stream's events that contain new tokens and nothing else,
+// which are nearly all, and the positions of the other numbers that the converter needs. An
+// event of this shape is read without a walk over its members.
 type eventTemplate struct {
 	shape jsonscan.EventShape
 	// Gaps of shape; -1: the events have no such number.
 	index, prompt, total, cached int
 }
 
-// learn keeps the shape of data; text and ids, nil for none, are parts of it.
+// learn stores the shape of data; text and ids are parts of data, or nil.
 func (t *eventTemplate) learn(data, text, ids []byte) bool {
 	if len(ids) == 0 || ids[0] != '[' {
 		return false
@@ -29,8 +29,8 @@ func (t *eventTemplate) learn(data, text, ids []byte) bool {
 	return t.shape.Learn(data, said, locate(data, ids, jsonscan.Array))
 }
 
-// gap finds the number part, nil for none, of the event just learned. A value that is
-// there and no number makes the shape one that nothing matches.
+// gap returns the gap of the number part, nil for none, in the event just learned. If part is
+// present but not a number, gap resets the shape so that it matches nothing.
 func (t *eventTemplate) gap(data, part []byte) int {
 	if part == nil {
 		return -1
@@ -42,16 +42,16 @@ func (t *eventTemplate) gap(data, part []byte) int {
 	return n
 }
 
-// number is the value of a gap in the event that matched, 0 for none.
+// number returns the value of a gap in the matched event, 0 for none.
 func (t *eventTemplate) number(data []byte, gap int) int { return atoi(t.shape.Raw(data, gap)) }
 
-// locate says where part, which was cut out of data, lies in it.
+// locate returns the position in data of part, a subslice of data.
 func locate(data, part []byte, kind jsonscan.Kind) jsonscan.Value {
 	from := cap(data) - cap(part)
 	return jsonscan.Value{Start: from, End: from + len(part), Kind: kind}
 }
 
-// readTemplate takes an event of completions or generate that has the template's shape.
+// readTemplate processes an event of completions or generate if it has the template's shape.
 func (c *converter) readTemplate(data []byte) (done bool, err error) {
 	tokens, _, ok := c.eventTemplate.shape.Match(c.scratch[:0], data)
 	if !ok || len(tokens) == 0 {
@@ -61,8 +61,8 @@ func (c *converter) readTemplate(data []byte) (done bool, err error) {
 	return true, c.sendTokenIDs(tokens, c.eventTemplate.number(data, c.eventTemplate.index))
 }
 
-// readRecord takes the record that p begins with, of the stream's only choice, and gives its
-// length; 0 where there is none.
+// readRecord processes the id record at the beginning of p, which belongs to the stream's only
+// choice, and returns its length; 0 if p does not begin with a record.
 func (c *converter) readRecord(p []byte) (n int, err error) {
 	ids, n := relay.ParseIDRecord(p)
 	if len(ids) == 0 || c.ended {
@@ -83,8 +83,9 @@ func (c *converter) readRecord(p []byte) (n int, err error) {
 	return n, c.sendTokenIDs(list, 0)
 }
 
-// sendTokenIDs is put for an item that has token ids and nothing else. Nearly all are such, and
-// they touch as little memory as may be: of many streams none has its own at hand.
+// sendTokenIDs sends an item that has token ids and nothing else. Nearly all items are like
+// this. The function touches as little memory as possible, because with many streams each
+// stream's memory is cold.
 func (c *converter) sendTokenIDs(ids []uint32, index int) error {
 	if c.sendIDs != nil && index == 0 && !c.hasPending && c.firstComments == nil {
 		c.outputTokens += len(ids)
@@ -95,7 +96,7 @@ func (c *converter) sendTokenIDs(ids []uint32, index int) error {
 	return c.sendItem()
 }
 
-// readNativeTemplate takes an event of SGLang's /generate that has the template's shape.
+// readNativeTemplate processes an event of SGLang's /generate if it has the template's shape.
 func (c *converter) readNativeTemplate(data []byte) (done bool, err error) {
 	t := &c.eventTemplate
 	t.shape.Cumulative = c.formKnown && !c.deltas
@@ -106,7 +107,7 @@ func (c *converter) readNativeTemplate(data []byte) (done bool, err error) {
 	c.scratch = fresh
 	i := t.number(data, t.index)
 	if i >= len(c.sentByChoice) || passed > c.sentByChoice[i] {
-		return false, nil // what was passed over is needed
+		return false, nil // a skipped id is needed
 	}
 	if t.prompt >= 0 {
 		c.usage.prompt = t.number(data, t.prompt)

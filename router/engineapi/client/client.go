@@ -10,12 +10,12 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// Options of a Client; see wire.DialOptions.
+// Options configures a Client; see wire.DialOptions.
 type Options = wire.DialOptions
 
-// Client is one connection to a router. It is safe for concurrent use. When the
-// connection is lost, what is under way fails with Err, and nothing more can be sent: who
-// wants to go on dials another.
+// Client is one connection to a router. It is safe for concurrent use. When the connection is
+// lost, requests in progress fail with the error of Err and no further request can be sent;
+// callers that want to continue dial a new Client.
 type Client struct{ conn *wire.Client }
 
 // Dial connects to unix:///PATH or tcp://HOST:PORT.
@@ -27,16 +27,16 @@ func Dial(ctx context.Context, addr string, opt Options) (*Client, error) {
 	return &Client{conn}, nil
 }
 
-// Close ends the connection; requests under way are killed.
+// Close closes the connection and kills the requests in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Done is closed when the connection is, for whatever reason; Err gives it.
+// Done is closed when the connection is closed; Err gives the reason.
 func (c *Client) Done() <-chan struct{} { return c.conn.Done() }
 
-// Err says why the connection is closed, nil while it is open.
+// Err returns why the connection is closed, nil while it is open.
 func (c *Client) Err() error { return c.conn.Err() }
 
-// Generate sends a request and gives its answer as it comes.
+// Generate sends a request and returns its answer as a stream.
 func (c *Client) Generate(r *Request) (*Stream, error) {
 	payload, err := r.AppendMsgpack(nil)
 	if err != nil {
@@ -45,7 +45,7 @@ func (c *Client) Generate(r *Request) (*Stream, error) {
 	return c.GenerateRaw(payload)
 }
 
-// GenerateRaw is Generate for a request that is in msgpack already.
+// GenerateRaw is Generate for a request that is already encoded as msgpack.
 func (c *Client) GenerateRaw(payload []byte) (*Stream, error) {
 	s, err := c.conn.Open(payload)
 	if err != nil {
@@ -54,15 +54,15 @@ func (c *Client) GenerateRaw(payload []byte) (*Stream, error) {
 	return &Stream{s: s}, nil
 }
 
-// Stream is one answer under way. Next belongs to one goroutine.
+// Stream is the answer to one request. Next is for one goroutine.
 type Stream struct {
 	s    *wire.ClientStream
 	item Item
 	data Output
 }
 
-// Next gives the next item, valid until the next call; nil at the answer's end.
-// An item may be an error: see Item.Err. When ctx ends the request is killed.
+// Next returns the next item, which is valid until the next call, or nil at the end of the
+// answer. An item may be an error: see Item.Err. When ctx ends, Next kills the request.
 func (s *Stream) Next(ctx context.Context) (*Item, error) {
 	payload, ok, err := s.s.Recv(ctx)
 	if !ok {
@@ -76,21 +76,21 @@ func (s *Stream) Next(ctx context.Context) (*Item, error) {
 	return &s.item, nil
 }
 
-// Stop asks the router to finish: what the engine has made comes, and a last item
-// with the finish reason "cancelled".
+// Stop asks the router to finish. The stream then delivers the tokens generated so far and a
+// last item with the finish reason "cancelled".
 func (s *Stream) Stop() { s.s.Stop() }
 
-// Kill ends the request now.
+// Kill ends the request immediately.
 func (s *Stream) Kill() { s.s.Kill() }
 
 // Item is one element of an answer.
 type Item struct {
-	Data    *Output // nil: it has none
+	Data    *Output // nil: the item has no data
 	Comment []string
-	Failure *Failure // nil: it is no error
+	Failure *Failure // nil: the item is not an error
 }
 
-// Err is the item's error, nil for none.
+// Err returns the item's error, nil if it has none.
 func (i *Item) Err() error {
 	if i.Failure == nil {
 		return nil
@@ -98,36 +98,36 @@ func (i *Item) Err() error {
 	return i.Failure
 }
 
-// Failure is what went wrong with a request.
+// Failure is the error of a request.
 type Failure struct {
 	Message, Type, Param string
-	Code                 int // as an HTTP status
+	Code                 int // an HTTP status code
 }
 
 // Error implements error.
 func (f *Failure) Error() string { return fmt.Sprintf("%s (%s, %d)", f.Message, f.Type, f.Code) }
 
-// Output is an LLMEngineOutput. Slices are reused by the next item.
+// Output is an LLMEngineOutput. The next item reuses its slices.
 type Output struct {
-	TokenIDs     []uint32 // new ones
+	TokenIDs     []uint32 // the new tokens
 	LogProbs     []float64
 	TopLogprobs  [][]TopLogprob
-	FinishReason string // "" while it goes on
+	FinishReason string // "" while the choice continues
 	Index        int    // of the choice
 	StopReason   any
 	ExtraArgs    any
 	Usage        *Usage // with the last item
 }
 
-// TopLogprob is a token that might have been.
+// TopLogprob is an alternative token.
 type TopLogprob struct {
 	Rank    int
-	TokenID int64 // -1: only its text is known
+	TokenID int64 // -1: only the text is known
 	Token   string
 	Logprob float64
 }
 
-// Usage is what the request cost; Cached -1 where the engine does not say.
+// Usage contains the request's token counts; Cached is -1 if the engine does not report it.
 type Usage struct{ Prompt, Completion, Total, Cached int }
 
 // members calls f for each member of a map.
@@ -147,8 +147,8 @@ func members(b []byte, f func(key string, b []byte) ([]byte, error)) ([]byte, er
 	return b, err
 }
 
-// read fills an item. The members that every item has are read without a function to
-// call for each, which would cost an allocation.
+// read decodes an item. It decodes the members that every item has without a callback, which
+// would allocate.
 func (i *Item) read(b []byte, data *Output) error {
 	n, b, err := msgp.ReadMapHeaderBytes(b)
 	for ; n > 0 && err == nil; n-- {
@@ -279,7 +279,7 @@ func usage(b []byte) (*Usage, []byte, error) {
 	return u, b, err
 }
 
-// number reads a float or an integer; nil is 0.
+// number decodes a float or an integer; nil is 0.
 func number(b []byte) (v float64, rest []byte, err error) {
 	switch msgp.NextType(b) {
 	case msgp.IntType, msgp.UintType:
@@ -321,13 +321,13 @@ func (o *Output) tops(b []byte) ([]byte, error) {
 	return b, err
 }
 
-// TimedOut says whether err is the end of a request whose time (Context.TimeoutMS) was
-// over when there was no room left to say so by an item, an error of code 504: what had
-// come had not been read.
+// TimedOut returns whether err is the end of a request whose Context.TimeoutMS passed while the
+// router could not send an error item of code 504, because the caller had not read the earlier
+// items.
 func TimedOut(err error) bool {
 	var e *wire.Error
 	return errors.As(err, &e) && e.Code == wire.CodeDeadline
 }
 
-// Killed says whether err is the end of a request that the caller killed.
+// Killed returns whether err is the end of a request that the caller killed.
 func Killed(err error) bool { return errors.Is(err, wire.ErrKilled) }

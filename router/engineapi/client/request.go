@@ -8,9 +8,9 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// Request is a PreprocessedRequest. Zero values are left out; what has no field
-// here, or is to be sent although it is zero, stands in Extra. Maps may hold what
-// msgpack has: nil, booleans, numbers, strings, []byte, []any, map[string]any.
+// Request is a PreprocessedRequest. Zero values are omitted. Extra contains members that have
+// no field here, or that must be sent although they are zero. Maps may contain the types of
+// msgpack: nil, booleans, numbers, strings, []byte, []any, map[string]any.
 type Request struct {
 	Model           string
 	TokenIDs        []uint32
@@ -18,13 +18,13 @@ type Request struct {
 	SamplingOptions map[string]any // n, temperature, top_p, seed, …
 	OutputOptions   map[string]any // logprobs, prompt_logprobs, skip_special_tokens, …
 	EOSTokenIDs     []uint32
-	Annotations     []string // "decision": the first item tells the choice
+	Annotations     []string // "decision": comments of the first item describe the choice
 	Routing         map[string]any
 	Context         Context
 	Extra           map[string]any
 }
 
-// Context is what belongs to the call and not to what is asked.
+// Context contains properties of the call, not of the generation.
 type Context struct {
 	ID          string // X-Request-Id of the legs
 	Traceparent string
@@ -32,10 +32,10 @@ type Context struct {
 	TimeoutMS   int // of the whole request; 0: none
 }
 
-// AppendMsgpack appends the request as a REQUEST frame's payload.
+// AppendMsgpack appends the payload of a REQUEST frame.
 func (r *Request) AppendMsgpack(dst []byte) ([]byte, error) {
 	at, n := len(dst), 0
-	dst = append(dst, 0xde, 0, 0) // a map, its members counted below
+	dst = append(dst, 0xde, 0, 0) // a map, whose members are counted below
 	var err error
 	value := func(key string, v any, there bool) {
 		if !there || err != nil {

@@ -88,8 +88,8 @@ func member(b []byte, name string) ([]byte, error) {
 	return nil, fmt.Errorf("%w: no member %s", errAnswer, name)
 }
 
-// fetch queries one rank's metadata at tcp://HOST:PORT. It returns at most askPoll after ctx
-// ends.
+// fetch queries one rank's metadata at tcp://HOST:PORT. It returns within askPoll of the end of
+// ctx.
 func fetch(ctx context.Context, zctx *zmq.Context, endpoint string, request []byte) (engine string, metadata []byte, err error) {
 	s, err := zctx.NewSocket(zmq.REQ)
 	if err != nil {
