@@ -93,7 +93,7 @@ func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 		proxy := httputil.NewSingleHostReverseProxy(target)
 		srv := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Path != "/health" && r.Header.Get("Authorization") != "Bearer "+key {
-				http.Error(w, `{"error":"Unauthorized"}`, 401)
+				http.Error(w, `{"error":"Unauthorized"}`, http.StatusUnauthorized)
 				return
 			}
 			proxy.ServeHTTP(w, r)
