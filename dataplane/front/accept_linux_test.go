@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A goroutine that never waits leaves the only processor to one for which something has
-// come, each time it gives way. Without, Go looks into its poller after 10 ms.
+// A goroutine that never waits yields the only processor to a goroutine whose input has arrived.
+// Without the yield Go polls for input only after 10 ms.
 func TestYield(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var y yielder
@@ -70,8 +70,9 @@ func TestYieldEnds(t *testing.T) {
 	none.close()
 }
 
-// Who gives way has time of its own where others compute without end: each of them keeps
-// the processor for 10 ms, so that 300 connections were accepted in 12 s.
+// A goroutine that yields still makes progress while others compute without end. Each of them
+// keeps the processor for 10 ms, and without the slow-yield rule 300 connections were accepted
+// in 12 s.
 func TestYieldWithBusyProcessors(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var y yielder

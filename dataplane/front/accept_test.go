@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// failingListener is a listener whose accepts fail as told before they succeed.
+// failingListener is a listener whose accepts fail with the given errors before they succeed.
 type failingListener struct {
 	net.Listener
 	failures []error
@@ -28,7 +28,7 @@ func acceptError(errno syscall.Errno) error {
 	return &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", errno)}
 }
 
-// Want of descriptors is waited out, other failures end the accepting.
+// A lack of descriptors makes accept wait and retry; other errors end the accept loop.
 func TestAcceptWaitsOutExhaustion(t *testing.T) {
 	s, err := New(Options{Handler: handlerFunc(echo)})
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// oneModel is the principal of a key that is good for "m" alone.
+// oneModel is the principal of a key that may use only model "m".
 type oneModel struct{ goodKey }
 
 func (oneModel) Allows(model string) bool { return model == "m" }
 
-// A list of adapters took 60 times its size in memory that nothing counted.
+// The memory of a list of adapters, 60 times the list's size, is counted against the budget.
 func TestAdapterListTakesNoMemory(t *testing.T) {
 	for name, principal := range map[string]Principal{"every model": goodKey{}, "one model": oneModel{}} {
 		for _, member := range []string{"lora_path", "lora_id"} {

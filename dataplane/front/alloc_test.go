@@ -15,7 +15,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// What runs for every request allocates nothing, but for the request id.
+// The code that runs for every request allocates nothing but the request id.
 func TestAllocations(t *testing.T) {
 	if raceOn {
 		t.Skip("the race detector makes pools forget")
@@ -127,8 +127,8 @@ func testEventAllocatesNothing(t *testing.T, by RelayMode) {
 	}
 }
 
-// TestStreamSize: there are thousands of streams, and a few bytes more would take each
-// into the next size class.
+// TestStreamSize checks that a stream fits its size class. There are thousands of streams, and a
+// few more bytes would move each to the next size class.
 func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(stream{}); size > 160 {
 		t.Errorf("a stream has %d bytes; a size class ends at 160", size)

@@ -48,7 +48,7 @@ func TestBodyLimit(t *testing.T) {
 		}
 		contains(t, body, "larger than 307200 bytes")
 	}
-	// A declared excess is refused before the body comes.
+	// A Content-Length above the limit is refused before the body arrives.
 	c := r.dial()
 	c.send(atHost + "Content-Length: 99999999999\r\n\r\n{")
 	if resp, _ := c.readResponse(); resp.StatusCode != 413 {
@@ -100,7 +100,7 @@ func TestBodyBudget(t *testing.T) {
 	eventually(t, "budget given back", func() bool { return r.server.budget.Used() == 0 })
 }
 
-// Declared bodies that do not come take little memory.
+// Bodies that are announced but not sent take little memory.
 func TestStalledBodiesUseLittleMemory(t *testing.T) {
 	r := start(t, Options{}, echo)
 	for range 50 {
@@ -246,7 +246,7 @@ func TestBadJSON(t *testing.T) {
 			t.Errorf("%q: reason %s, want %s: %s", body, got, reason, text)
 		}
 		contains(t, text, "want")
-		// The connection lives on.
+		// The connection serves another request.
 		c.send(chatPost(hello))
 		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Errorf("after %q: %d", body, resp.StatusCode)
@@ -254,7 +254,7 @@ func TestBadJSON(t *testing.T) {
 	}
 }
 
-// A head may come in any pieces, also one that is larger than the read-ahead.
+// A head may arrive in pieces of any size, even if it is larger than the read-ahead.
 func TestHeadInPieces(t *testing.T) {
 	r := start(t, Options{}, echo)
 	for _, pad := range []int{0, 3000, 4050, 4096, 9000} {
@@ -275,7 +275,7 @@ func TestHeadInPieces(t *testing.T) {
 	}
 }
 
-// Clients that send nothing hold no buffer, those that trickle a head a small one.
+// A client that has sent nothing has no buffer; one that sends its head slowly has a small one.
 func TestTricklingHeadsUseLittleMemory(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()

@@ -15,8 +15,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Four clients whose small bodies are long once decoded keep a router on one core busy:
-// others who come meanwhile are accepted all the same, and slow ones cut.
+// Four clients with small compressed bodies that decode to large ones keep a router on one core
+// busy. Meanwhile the router still accepts other clients and closes slow ones.
 func TestBurstDuringDecoding(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a process of its own, some seconds long")
@@ -63,8 +63,8 @@ func TestBurstDuringDecoding(t *testing.T) {
 	}
 	eventually(t, "bodies are decoded", func() bool { return answered.Load() >= 8 })
 
-	// all has so many clients send the same, at once; it gives how long the last waited for
-	// its answer.
+	// all sends the same request from many clients at once, and returns how long the last
+	// one waited for its response.
 	all := func(send string, status int) time.Duration {
 		var longest atomic.Int64
 		var each sync.WaitGroup

@@ -16,7 +16,7 @@ import (
 	"sluice/dataplane/compression"
 )
 
-// randomChat is a chat of about n bytes, with a member that is cut where StripForbidden says.
+// randomChat is a chat request of about n bytes, with a member that StripForbidden removes.
 func randomChat(rng *rand.Rand, n int) []byte {
 	var text strings.Builder
 	for text.Len() < n {
@@ -33,9 +33,9 @@ func randomChat(rng *rand.Rand, n int) []byte {
 }
 
 // TestBodiesByteForByte sends bodies of random sizes in every framing and coding, cut at random
-// places, over pooled buffers that were used before, and compares every byte that the handler
-// gets with what was sent, or, where a member was cut, with what encoding/json makes of that.
-// The answer repeats the body and is compared too, encoded or not.
+// places, with pooled buffers that were used before. It compares every byte that the handler
+// gets with the bytes sent or, if a member was removed, with the result of encoding/json. The
+// response repeats the body and is compared too, compressed or not.
 func TestBodiesByteForByte(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	got := make(chan []byte, 1)

@@ -174,7 +174,7 @@ func TestChunkedReader(t *testing.T) {
 	}
 }
 
-// Wherever a body is torn, it is the same one.
+// A body is read correctly wherever it is split into reads.
 func TestChunkedReaderSplitAnywhere(t *testing.T) {
 	const raw, want = "5;a=b\r\nhello\r\n0006\r\n world\r\n0;c\r\nX-Sum: 1\r\nX:\r\n\r\n", "hello world"
 	for cut := range len(raw) + 1 {
@@ -190,7 +190,7 @@ func TestChunkedReaderSplitAnywhere(t *testing.T) {
 	}
 }
 
-// What refuses a chunk for its size can have it come all the same, to read it away.
+// After errBodyTooLarge the caller can raise the limit and discard the rest of the body.
 func TestChunkedReaderContinuesAfterError(t *testing.T) {
 	var c chunkedReader
 	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\n\r\n"), chunkTrailers)
@@ -208,7 +208,8 @@ func TestChunkedReaderContinuesAfterError(t *testing.T) {
 	}
 }
 
-// A body that just fits has its end read with it: nobody makes room for it in vain.
+// A body that just fits into the buffer ends with io.EOF in the same read, so that the caller
+// does not enlarge the buffer.
 func TestChunkedReaderEndsWithItsBody(t *testing.T) {
 	var c chunkedReader
 	c.reset(strings.NewReader("2\r\nab\r\n3\r\ncde\r\n0\r\nA: b\r\n\r\n"), chunkTrailers)
@@ -223,7 +224,7 @@ type failingReader struct{ err error }
 
 func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
 
-// A failure of the connection is told as it is.
+// An error of the connection is returned unchanged.
 func TestChunkedReaderReportsErrors(t *testing.T) {
 	broke := errors.New("broke")
 	for _, raw := range []string{"", "5", "5\r\nhel", "5\r\nhello", "0\r\n"} {
@@ -238,7 +239,7 @@ var (
 	modelTrailer = regexp.MustCompile(`^([!#$%&'*+.^_|~0-9A-Za-z` + "`" + `-]+):[\t\x20-\x7e\x80-\xff]*\r\n`)
 )
 
-// latin1 has a regular expression see bytes as runes.
+// latin1 converts bytes to runes, so that a regular expression matches bytes.
 func latin1(raw []byte) string {
 	runes := make([]rune, len(raw))
 	for i, b := range raw {
@@ -247,8 +248,8 @@ func latin1(raw []byte) string {
 	return string(runes)
 }
 
-// modelChunked is what chunked reads, of a body that is all there: ok when it is whole and
-// right.
+// modelChunked is a reference implementation of chunkedReader for a body in memory. ok reports
+// whether the body is complete and valid.
 func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	over, count := 0, 0
 	for {
@@ -285,8 +286,8 @@ func modelChunked(raw []byte, limit, most int) (body, rest []byte, ok bool) {
 	return body, raw, len(all)-len(raw) <= most
 }
 
-// FuzzChunked: chunked reads what the model reads, however it comes, leaves what is behind
-// it alone, and net/http takes the same for the body.
+// FuzzChunked compares chunkedReader with the reference implementation, for input in pieces of
+// any size, and with net/http. It also checks that no byte behind the body is read.
 func FuzzChunked(f *testing.F) {
 	for _, raw := range []string{
 		"5\r\nhello\r\n0\r\n\r\nGET / HTTP/1.1\r\n\r\n", "5;a=b\r\nhello\r\n0;c\r\nX-A: b\r\n\r\n",
@@ -343,7 +344,7 @@ func FuzzChunked(f *testing.F) {
 	})
 }
 
-// Extensions and trailers of a chunked body are no way around limits.max_body.
+// Extensions and trailers of a chunked body cannot exceed limits.max_body.
 func TestFramingIsBounded(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		ext := strings.Repeat("a", 4000)
@@ -383,7 +384,7 @@ func TestFramingIsBounded(t *testing.T) {
 	})
 }
 
-// The least of chunks, and extensions as some clients write them, are read.
+// Chunks of the smallest sizes, and extensions that some clients write, are accepted.
 func TestSmallChunksAreRead(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
@@ -420,8 +421,8 @@ func chunkBody(body string, size int, fields ...string) string {
 	return b.String() + "0\r\n\r\n"
 }
 
-// A connection serves one chunked request after the other, and others between them, however
-// their bytes are torn; what is refused for what it says is read away as a sized body is.
+// A connection serves chunked requests and others in turn, however their bytes are split. A
+// chunked body that is refused for its content is discarded like one with Content-Length.
 func TestChunkedKeepsItsConnection(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
@@ -488,7 +489,8 @@ func TestChunkedKeepsItsConnection(t *testing.T) {
 	})
 }
 
-// What is over the limit by little is read away behind its refusal, as of a sized body.
+// A chunked body that exceeds the limit by little is discarded after its refusal, like one with
+// Content-Length.
 func TestChunkedOverTheLimitIsDiscarded(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.MaxBodyBytes = 50_000
@@ -530,7 +532,7 @@ func TestSmallChunksUseFewReads(t *testing.T) {
 	}
 }
 
-// A stream answers a chunked request, and the connection serves on behind it.
+// A chunked request gets a stream, and the connection then serves another request.
 func TestChunkedKeepsItsConnectionAfterStream(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		withBothRelayModes(t, func(t *testing.T, by RelayMode) {
@@ -557,8 +559,8 @@ func TestChunkedKeepsItsConnectionAfterStream(t *testing.T) {
 	})
 }
 
-// A chunk that goes beyond the limit is refused when its size has come, and a size costs no
-// memory.
+// A chunk that exceeds the limit is refused as soon as its size has arrived. A size alone costs
+// no memory.
 func TestChunkedIsRefusedBeforeBody(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.MaxBodyBytes = 4 << 20
@@ -587,14 +589,15 @@ func TestChunkedIsRefusedBeforeBody(t *testing.T) {
 	})
 }
 
-// The time of a chunked body is that of a sized one: each read may take BodyIdleTimeout, a
-// trickle goes on until BodyTimeout, and what comes fast enough may take longer.
+// A chunked body has the time limits of one with Content-Length: each read may take
+// BodyIdleTimeout, a slow body ends at BodyTimeout, and a body that is fast enough may take
+// longer.
 func TestChunkedBodyTimeouts(t *testing.T) {
 	const step = 20 * time.Millisecond
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.BodyIdleTimeout, opt.BodyTimeout = 20*step, 100*step
 		r := start(t, opt, echo)
-		// on runs test beside the others: they wait all the time.
+		// on runs test in parallel with the others, because they mostly wait.
 		var tests sync.WaitGroup
 		on := func(name string, test func(c *client, errorf func(format string, args ...any))) {
 			c := dial(r)
@@ -672,8 +675,7 @@ func TestChunkedBodyTimeouts(t *testing.T) {
 	})
 }
 
-// What is no good framing ends its connection, and of the requests inside and behind it none
-// is taken for one.
+// Invalid framing ends the connection, and no request inside or behind the body is served.
 func TestChunkedSmugglesNothing(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		r := start(t, opt, echo)
@@ -725,7 +727,7 @@ func TestChunkedSmugglesNothing(t *testing.T) {
 		if n := r.calls.Load(); n != 0 {
 			t.Errorf("the handler ran %d times", n)
 		}
-		// Where the framing is good, what is inside of it is data, to the last byte.
+		// With valid framing everything inside is data, to the last byte.
 		for _, size := range []int{1, 10, 1000} {
 			c := dial(r)
 			c.send(chunkBody(inner, size) + "\r\n")

@@ -19,8 +19,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// TestCompressedRequest sends bodies in each coding, several on one connection: a
-// refused one must leave it as usable as an accepted one.
+// TestCompressedRequest sends bodies in each coding, several on one connection, which must stay
+// usable after a refused body as well.
 func TestCompressedRequest(t *testing.T) {
 	const limit = 64 << 10
 	text := `{"model":"m","prompt":"` + strings.Repeat("a long prompt ", 1000) + `"}`
@@ -117,7 +117,7 @@ func TestCompressedResponse(t *testing.T) {
 	}
 }
 
-// fetchCompressed gives an answer decoded, and what it was encoded in.
+// fetchCompressed returns a decoded response and its Content-Encoding.
 func fetchCompressed(t *testing.T, r *testServer, which, accept string) ([]byte, string) {
 	t.Helper()
 	cl := r.dial()
@@ -133,8 +133,8 @@ func fetchCompressed(t *testing.T, r *testServer, which, accept string) ([]byte,
 	return []byte(body), resp.Header.Get("Content-Encoding")
 }
 
-// TestCompressedStream has an engine's chunks split at any byte, and dying, and a second
-// stream over the same connection.
+// TestCompressedStream splits an engine's chunks at any byte, breaks the engine's stream, and
+// sends a second stream over the same connection.
 func TestCompressedStream(t *testing.T) {
 	events := make([]string, 20)
 	framed, whole := "", ""
@@ -242,8 +242,7 @@ func TestCompressedEventsAreFlushed(t *testing.T) {
 	<-ends
 }
 
-// An engine's own Vary stays beside what an answer that may be encoded depends on, on
-// both ways through the front.
+// An engine's Vary line is kept in addition to Vary: Accept-Encoding, on both paths.
 func TestCompressedResponseVaries(t *testing.T) {
 	body := `{"text":"` + strings.Repeat("an answer ", 300) + `"}`
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {

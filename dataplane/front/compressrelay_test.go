@@ -30,8 +30,8 @@ func framings(body string) map[string]string {
 	}
 }
 
-// TestCompressedRelay has answers that are no streams, and too long to be held or of no told
-// length, go out as encoded as those that are held, each twice on a connection.
+// TestCompressedRelay checks that non-streaming responses that are too long to be buffered, or of
+// unknown length, are compressed like buffered ones, each twice on a connection.
 func TestCompressedRelay(t *testing.T) {
 	long := `{"text":"` + strings.Repeat("an answer ", 120_000) + `"}`
 	const json = "application/json; charset=utf-8"
@@ -90,7 +90,7 @@ func TestCompressedRelay(t *testing.T) {
 	}
 }
 
-// decodedOf reads a whole body: how many bytes it came in, and what they mean.
+// decodedOf reads a whole body, and returns its transferred size and its decoded bytes.
 func decodedOf(t *testing.T, resp *http.Response) (sent int, body string) {
 	t.Helper()
 	raw := &countingReader{r: resp.Body}
@@ -126,7 +126,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Half of an encoded answer whose engine has died is never taken for a whole one.
+// A client can recognise a compressed response that was truncated because the engine died.
 func TestCompressedRelayTruncated(t *testing.T) {
 	body := `{"text":"` + strings.Repeat("an answer ", 1000) + `"}`
 	for framing, raw := range framings(body) {
@@ -152,8 +152,8 @@ func TestCompressedRelayTruncated(t *testing.T) {
 	}
 }
 
-// No more than maxCompressing answers have an encoder at once; others go out as they are, and
-// who has left holds none.
+// At most maxCompressing responses have an encoder at once. Others are sent uncompressed, and a
+// client that has disconnected keeps no encoder.
 func TestCompressedRelayIsBounded(t *testing.T) {
 	more := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {

@@ -70,7 +70,7 @@ type conn struct {
 	readState   readState   // whether a head is being read, and whether this process may read one
 	closed      atomic.Bool
 	hijackState atomic.Int32
-	index       int32   // in connSet.all, whose lock guards it
+	index       int32   // in connSet.conns, whose lock guards it
 	fd          int32   // once its send buffer is bounded, else 0
 	stream      *stream // from Relay to its end
 

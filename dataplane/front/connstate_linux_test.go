@@ -9,8 +9,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// A connection whose stream a loop drives has nothing of what it is served with, and
-// has it again for its next request, for one that came too early, and for its end.
+// A connection whose stream an event loop drives has no connState. It gets one again for its next
+// request, for a pipelined request, and for its end.
 func TestLoopStreamHasNoConnState(t *testing.T) {
 	goOn := make(chan bool)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {

@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// upperCaser is a Converter that writes all in capitals, an event when it is whole.
+// upperCaser is a Converter that converts each complete event to upper case.
 type upperCaser struct {
 	chunks  upstream.Chunks
 	partial []byte
@@ -59,8 +59,8 @@ func testWithUpperCaser(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	}
 }
 
-// TestConverter: what a Handler has done to a stream last is done on loops too; the
-// connection serves on.
+// TestConverter checks that a Converter works for streams on event loops too, and that the
+// connection serves another request.
 func TestConverter(t *testing.T) { withBothRelayModes(t, testConverter) }
 
 func testConverter(t *testing.T, by RelayMode) {
@@ -96,8 +96,8 @@ func testConverter(t *testing.T, by RelayMode) {
 	}
 }
 
-// TestConverterEnds: an engine that leaves in the middle of an event leaves nothing
-// half told, and its client's connection goes on.
+// TestConverterEnds checks that nothing of an incomplete event reaches the client if the engine
+// disconnects, and that the client's connection stays open.
 func TestConverterEnds(t *testing.T) { withBothRelayModes(t, testConverterEnds) }
 
 func testConverterEnds(t *testing.T, by RelayMode) {
@@ -126,8 +126,8 @@ func testConverterEnds(t *testing.T, by RelayMode) {
 	}
 }
 
-// TestClientDeadline: the end of the client's time ends a stream that it does not read, and the
-// engine's leg, long before any time-out.
+// TestClientDeadline checks that the client's deadline ends a stream that the client does not
+// read, and the engine's call, long before any time-out.
 func TestClientDeadline(t *testing.T) { withBothRelayModes(t, testClientDeadline) }
 
 func testClientDeadline(t *testing.T, by RelayMode) {
