@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// rawCase is one request as raw bytes, and what must come of it.
+// rawCase is a request as raw bytes, and the expected result.
 type rawCase struct {
 	name        string
 	raw         string
@@ -116,8 +116,8 @@ func oneByteChunks(s string) string {
 	return b.String()
 }
 
-// refusedHeads are answered with 400 and the connection is closed: what follows
-// them cannot be trusted.
+// refusedHeads get a 400, and the connection is closed, because nobody knows where such a request
+// ends.
 func refusedHeads() []rawCase {
 	cases := []rawCase{
 		{name: "length +", raw: length("+13")},
@@ -240,7 +240,7 @@ func refusedHeads() []rawCase {
 	return cases
 }
 
-// refusedBodies have a good head.
+// refusedBodies are requests with a valid head and an invalid body.
 func refusedBodies() []rawCase {
 	chunks := func(s string) string { return chunkedHead + s }
 	size := func(s string) string { return chunks(s + hello + "\r\n0\r\n\r\n") }
@@ -338,10 +338,10 @@ func refusedBodies() []rawCase {
 	return slices.Concat(broken, kept, tooBig)
 }
 
-// The handler runs as often as the framing says, whatever comes, and what is
-// inside of a body never runs. Behind each case there is a request: in the same write,
-// where it comes too early and is refused by its own id if it was found where the
-// framing says, and behind the answer, where it is served.
+// The handler runs once for each request that the framing delimits, and never for a request inside
+// a body. Each case is followed by another request. Sent in the same write it is pipelined, and
+// is refused with its own id if the server found it where the framing says. Sent after the
+// response it is served.
 func TestRawCorpus(t *testing.T) {
 	var mu sync.Mutex
 	var bodies []string
@@ -415,7 +415,7 @@ func TestRawCorpus(t *testing.T) {
 	}
 }
 
-// Through to an engine, what was accepted is one request in our own framing.
+// An accepted request reaches the engine as one request in the router's own framing.
 func TestEngineSeesOurFraming(t *testing.T) {
 	type seen struct {
 		length   int64
@@ -434,7 +434,7 @@ func TestEngineSeesOurFraming(t *testing.T) {
 		return true
 	})
 	ends := make(chan relay.Result, 256)
-	// Some heads have no end: they are answered when their time is over.
+	// Some heads have no end: they are answered at the head time-out.
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, relayTo(e, endHook(ends)))
 	for _, k := range slices.Concat(accepted(), refusedHeads(), refusedBodies()) {
 		mu.Lock()
@@ -462,7 +462,7 @@ func TestEngineSeesOurFraming(t *testing.T) {
 	}
 }
 
-// What ends before its framing does never reaches the handler.
+// A body that ends before its framing does never reaches the handler.
 func TestTruncatedRequests(t *testing.T) {
 	r := start(t, Options{}, echo)
 	whole := []string{
@@ -470,7 +470,7 @@ func TestTruncatedRequests(t *testing.T) {
 		chunkedHead + helloChunks,
 		chunkedHead + "d\r\n" + hello + "\r\n0\r\nX-A: b\r\n\r\n",
 	}
-	// What has come of these is a whole document, but not the whole body.
+	// The bytes sent of these are a complete document, but not the complete body.
 	for _, n := range []int{14, 9 << 10, 100 << 10} {
 		whole = append(whole, fmt.Sprintf("%sContent-Length: %d\r\n\r\n%s ", atHost, n, hello))
 	}

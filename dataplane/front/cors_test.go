@@ -77,7 +77,7 @@ func TestCORS(t *testing.T) {
 	}
 }
 
-// Keys are asked for on the real request, and of it alone.
+// An API key is required for the real request, but not for the preflight.
 func TestCORSWithKeys(t *testing.T) {
 	r := start(t, Options{CORS: &CORS{Origins: []string{"*"}}, Authenticator: closedGate{}}, echo)
 	c := r.dial()
@@ -97,7 +97,7 @@ func (closedGate) Authenticate([]byte, bool) (Principal, *Rejection) {
 	return nil, &Rejection{Reason: MissingKey, Message: "a key is wanted"}
 }
 
-// An engine's own CORS lines are not passed on: its answer is for this router.
+// An engine's own CORS lines are not forwarded, because they allow only origins of the engine.
 func TestCORSOfEngines(t *testing.T) {
 	e := startEngine(t, func(w net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(w, strings.Replace(streamHead, "\r\n\r\n", "\r\nAccess-Control-Allow-Origin: *\r\naccess-control-allow-credentials: true\r\nVary: X-Engine\r\n\r\n", 1)+chunk("data: [DONE]\n\n")+"0\r\n\r\n")
@@ -125,7 +125,7 @@ func TestCORSOfEngines(t *testing.T) {
 	}
 }
 
-// Pages may read every header line that the README says an answer has.
+// Pages may read every response header line that the README lists.
 func TestExposedHeadersAreDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../README.md")
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// disconnectKinds are the ways in which a client leaves.
+// disconnectKinds are the ways in which a client disconnects.
 var disconnectKinds = map[string]func(c *client){
 	"close": func(c *client) { _ = c.Close() },
 	"reset": func(c *client) {
@@ -28,8 +28,8 @@ var disconnectKinds = map[string]func(c *client){
 	},
 }
 
-// promptly is a hundred times what is promised, for a loaded machine; the promise itself is
-// TestClientFailsInEveryProtocol's.
+// promptly is a hundred times the documented delay, for a loaded machine.
+// TestClientFailsInEveryProtocol checks the documented delay itself.
 const promptly = 10 * time.Second
 
 func TestClientGoneDuringHandler(t *testing.T) {
@@ -54,7 +54,7 @@ func TestClientGoneDuringHandler(t *testing.T) {
 				if !x.ClientGone() {
 					t.Error("Gone is false after the client left")
 				}
-				// Gone already: a new call is made at once.
+				// The client has disconnected already: a new function is called at once.
 				again := make(chan struct{})
 				x.OnClientGone(func() { close(again) })
 				select {
@@ -92,7 +92,7 @@ func testClientGoneDuringStream(t *testing.T, by RelayMode) {
 			cut := make(chan time.Time, 1)
 			e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 				_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
-				// Silent from here on: only the watch can tell.
+				// The engine is silent from here on: only the client watch sees the disconnect.
 				var b [1]byte
 				_, _ = nc.Read(b[:])
 				cut <- time.Now()
@@ -163,8 +163,8 @@ func TestClientGoneOnReusedConnection(t *testing.T) {
 	}
 }
 
-// After OnClientGone(nil) returns, f does not run and will not: the race detector
-// sees to it by an unguarded variable.
+// After OnClientGone(nil) returns, f does not run any more. An unguarded variable makes the race
+// detector check this.
 func TestOnClientGoneIsExact(t *testing.T) {
 	var made atomic.Int64
 	r := start(t, Options{}, func(x *Exchange) {
@@ -202,8 +202,8 @@ func TestOnClientGoneIsExact(t *testing.T) {
 	}
 }
 
-// The client leaves at any moment around the hand-over from fasthttp to the
-// relay: the end is told once and nothing is left.
+// If the client disconnects at any moment around the hand-over from fasthttp to the relay, the end
+// is reported once and no connection is left open.
 func TestClientGoneAroundHijack(t *testing.T) { withBothRelayModes(t, testClientGoneAroundHijack) }
 
 func testClientGoneAroundHijack(t *testing.T, by RelayMode) {

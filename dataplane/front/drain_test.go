@@ -55,8 +55,8 @@ func otherListener(t *testing.T) net.Listener {
 	return ln
 }
 
-// A drain lets the stream and the waiting request end, and refuses new work on
-// kept connections.
+// A drain waits for a stream and for a waiting request, and refuses new requests on kept-alive
+// connections.
 func TestDrainWaits(t *testing.T) { withBothRelayModes(t, testDrainWaits) }
 
 func testDrainWaits(t *testing.T, by RelayMode) {
@@ -83,8 +83,8 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 	streaming.send(chatPost(hello))
 	short.send(post("/v1/embeddings", hello))
 	<-waiting
-	// A request whose head is half there is under way on a connection that has
-	// served before.
+	// On a connection that has served a request, an incomplete head counts as a request in
+	// progress.
 	late.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
 	late.readResponse()
 	late.send(atHost)
@@ -130,8 +130,8 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 	}
 }
 
-// At the end of its time a drain cuts what is left: the stream, and a handler
-// that waits, through OnClientGone.
+// At its deadline a drain cuts the remaining streams, and ends waiting handlers through
+// OnClientGone.
 func TestDrainCancelsAtDeadline(t *testing.T) { withBothRelayModes(t, testDrainCancelsAtDeadline) }
 
 func testDrainCancelsAtDeadline(t *testing.T, by RelayMode) {
@@ -177,7 +177,7 @@ func testDrainCancelsAtDeadline(t *testing.T, by RelayMode) {
 	}
 }
 
-// A connection is cut at the very moment when it comes back from a stream.
+// A drain may cut a connection at the moment when its stream ends.
 func TestShutdownDuringStreamEnd(t *testing.T) {
 	withBothRelayModes(t, testShutdownDuringStreamEnd)
 }
@@ -198,7 +198,7 @@ func testShutdownDuringStreamEnd(t *testing.T, by RelayMode) {
 	}
 }
 
-// Nothing is left of a server that served, streamed, refused and shut down.
+// A server that has served, streamed, refused and shut down leaves no goroutines or descriptors.
 func TestShutdownReleasesEverything(t *testing.T) {
 	withBothRelayModes(t, testShutdownReleasesEverything)
 }

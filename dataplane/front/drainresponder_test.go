@@ -35,8 +35,8 @@ func (l *logBuffer) String() string {
 
 func (l *logBuffer) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// A request whose answer has not begun when a drain's time is over gets a 503 in its
-// protocol's form, however its handler ends and whenever.
+// A request whose response has not begun at the drain's deadline gets a 503 in its protocol's form,
+// however and whenever its handler ends.
 func TestDrainRespondsToPendingRequests(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
@@ -132,8 +132,8 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 	}
 }
 
-// A stream whose head went out before an engine's gets an error event, and a body that
-// is still on its way the 503.
+// At the drain's deadline a stream whose head was sent early gets an error event, and a request
+// whose body is incomplete gets the 503.
 func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 	for try := 1; ; try++ {
 		entered := make(chan struct{})
@@ -175,7 +175,7 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 	}
 }
 
-// An answer that begins as the drain's time ends is whole, or is not there at all.
+// A response that begins at the drain's deadline is sent completely or not at all.
 func TestDrainRacesWithResponses(t *testing.T) {
 	for range 30 {
 		entered, goOn := make(chan struct{}, 8), make(chan struct{})
@@ -204,7 +204,7 @@ func TestDrainRacesWithResponses(t *testing.T) {
 	}
 }
 
-// requestsInProgress is how many connections have a request that has begun.
+// requestsInProgress is the number of connections with a request in progress.
 func requestsInProgress(r *testServer) (n int) {
 	for _, c := range r.server.conns.snapshot() {
 		if c.busy() {
@@ -214,8 +214,8 @@ func requestsInProgress(r *testServer) (n int) {
 	return n
 }
 
-// What a request lacks when the drain's time is over, be it all of its body or half of its
-// head, in whatever lane: its client is told, and nothing says that it had left.
+// A request that is incomplete at the drain's deadline, in its head or body and on either path,
+// gets a response, and is not reported as a disconnected client.
 func TestDrainRespondsToPartialBodies(t *testing.T) {
 	const (
 		page  = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -20,7 +20,7 @@ const (
 	streamDoc = `{"model":"m","stream":true}`
 )
 
-// dispatching tells that the request is on its way to an engine before h.
+// dispatching calls MarkDispatched before h.
 func dispatching(h func(x *Exchange)) func(x *Exchange) {
 	return func(x *Exchange) {
 		x.MarkDispatched()
@@ -28,7 +28,7 @@ func dispatching(h func(x *Exchange)) func(x *Exchange) {
 	}
 }
 
-// head reads the head of an answer.
+// head reads the head of a response.
 func (c *client) head() *http.Response {
 	c.t.Helper()
 	resp, err := http.ReadResponse(c.br, nil)
@@ -57,7 +57,7 @@ func (c *client) rest(resp *http.Response) string {
 	return strings.ReplaceAll(string(body), comment, "")
 }
 
-// expectServes says whether the connection serves another request.
+// expectServes reports whether the connection serves another request.
 func (c *client) expectServes() {
 	c.t.Helper()
 	c.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -66,8 +66,8 @@ func (c *client) expectServes() {
 	}
 }
 
-// The head goes out before any engine has answered, comments follow until its first
-// byte, and nothing of that is to be seen behind.
+// The head is sent before an engine has responded, comments follow until the engine's first byte,
+// and the rest of the stream is unchanged.
 func TestHeadBeforeEngineHead(t *testing.T) { withBothRelayModes(t, testHeadBeforeEngineHead) }
 
 func testHeadBeforeEngineHead(t *testing.T, by RelayMode) {
@@ -106,7 +106,7 @@ func testHeadBeforeEngineHead(t *testing.T, by RelayMode) {
 	}
 }
 
-// Without EarlyHeaders comments wait for the engine's head.
+// Without EarlyHeaders comments are sent only after the engine's head.
 func TestCommentsAfterEngineHead(t *testing.T) { withBothRelayModes(t, testCommentsAfterEngineHead) }
 
 func testCommentsAfterEngineHead(t *testing.T, by RelayMode) {
@@ -136,8 +136,8 @@ func testCommentsAfterEngineHead(t *testing.T, by RelayMode) {
 	}
 }
 
-// What is refused behind a head that is out is told by an event of the client's own
-// protocol, the stream ends as the protocol says, and the connection serves on.
+// A refusal after the head has been sent becomes an error event in the client's protocol. The
+// stream ends as the protocol requires, and the connection serves another request.
 func TestErrorAfterHead(t *testing.T) {
 	engineSays := func(status, contentType, body string) func(x *Exchange) {
 		return func(x *Exchange) {
@@ -224,8 +224,9 @@ func TestErrorAfterHead(t *testing.T) {
 	}
 }
 
-// A server that leaves behind such a head serves the request that the head allows, and
-// closes the connection with that one's answer: closed before, the request would be lost.
+// A server that begins to drain after it has sent an early head serves one more request, which
+// the head allows, and closes the connection with its response. An earlier close could lose
+// that request.
 func TestDisconnectAfterHead(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
@@ -258,8 +259,8 @@ func TestDisconnectAfterHead(t *testing.T) {
 	}
 }
 
-// A request may be run again behind a head that is out, and what follows is a stream
-// in whatever framing the engine has.
+// After an early head a request may be retried, and the stream follows in any framing of the
+// engine.
 func TestRetryAfterHead(t *testing.T) { withBothRelayModes(t, testRetryAfterHead) }
 
 func testRetryAfterHead(t *testing.T, by RelayMode) {
@@ -302,8 +303,8 @@ func testRetryAfterHead(t *testing.T, by RelayMode) {
 	}
 }
 
-// An engine that dies, or says nothing for too long, behind its head and before its
-// first byte: an error event, once, and both connections end.
+// If an engine dies or stalls after its head and before its first byte, the client gets one error
+// event and both connections end.
 func TestEngineFailsDuringComments(t *testing.T) {
 	withBothRelayModes(t, testEngineFailsDuringComments)
 }
@@ -352,7 +353,7 @@ func testEngineFailsDuringComments(t *testing.T, by RelayMode) {
 	}
 }
 
-// A client that leaves while comments go to it is seen, whoever has the connection.
+// A client that disconnects while comments are sent is detected, on either path.
 func TestClientGoneDuringComments(t *testing.T) { withBothRelayModes(t, testClientGoneDuringComments) }
 
 func testClientGoneDuringComments(t *testing.T, by RelayMode) {
@@ -382,8 +383,7 @@ func testClientGoneDuringComments(t *testing.T, by RelayMode) {
 	}
 }
 
-// Whole answers, HTTP/1.0 clients and streams that are answered in time have the
-// engine's own head.
+// Non-streaming responses, HTTP/1.0 clients and streams that begin in time get the engine's head.
 func TestNoEarlyHead(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")

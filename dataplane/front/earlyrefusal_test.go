@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// A client may send no more of its body before it has the answer, so a refusal that needs
-// no body does not wait for one; and what is sent behind it takes it from nobody.
+// A refusal that does not depend on the body is sent before the body arrives, because a client may
+// wait for the response before it sends more. The client still gets the refusal if it sends the
+// body afterwards.
 func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	const most = 500 * time.Millisecond
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
@@ -51,7 +52,7 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 	})
 }
 
-// A body that is on its way does not cost the connection.
+// A body that is being sent during a refusal does not end the connection.
 func TestRefusedBodyOnItsWayKeepsTheConnection(t *testing.T) {
 	r := start(t, Options{}, echo)
 	kept := false

@@ -15,10 +15,10 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// An engine closes or resets its connection behind each event, and inside each: behind
-// one the client gets what came, an error event and a kept connection; inside, what came
-// and the connection's end. With a pause the end comes alone, without one together with
-// the last bytes.
+// The engine closes or resets its connection after each event and inside each event. After an
+// event the client gets the events so far and an error event, and its connection stays open.
+// Inside an event the client gets the bytes so far and the connection ends. With a pause the
+// end arrives alone, otherwise together with the last bytes.
 func TestEngineEndsAtEveryEvent(t *testing.T) { withBothRelayModes(t, testEngineEndsAtEveryEvent) }
 
 func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
@@ -97,9 +97,9 @@ func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
 	}
 }
 
-// An engine without TCP_NODELAY sends no small packet while one is not acknowledged. A
-// loop acknowledges late, which the kernel takes back when it sees that somebody waits:
-// events are late once, at the beginning, and not from then on.
+// An engine without TCP_NODELAY sends no small packet while another is not acknowledged. The
+// kernel delays acknowledgements on an event loop's connection until it detects that the peer
+// waits. Events are therefore late only at the beginning.
 func TestEngineWaitsForACKs(t *testing.T) { withBothRelayModes(t, testEngineWaitsForACKs) }
 
 func testEngineWaitsForACKs(t *testing.T, by RelayMode) {
@@ -115,8 +115,8 @@ func testEngineWaitsForACKs(t *testing.T, by RelayMode) {
 	}
 }
 
-// delayedEvents is how late half of a stream's events are, behind its beginning, with an
-// engine and a front that have not met before.
+// delayedEvents returns the median delay of the events of a stream after its beginning, with a new
+// engine and a new server.
 func delayedEvents(t *testing.T, by RelayMode) time.Duration {
 	const n, pause = 60, 5 * time.Millisecond
 	sent := make(chan []time.Time, 1)
@@ -163,8 +163,8 @@ func delayedEvents(t *testing.T, by RelayMode) time.Duration {
 	return lags[n*3/4]
 }
 
-// An engine that was seen to wait a few times is acknowledged at once: from then on its
-// first events come when they were sent, which without that none does.
+// Once the router has detected a few times that an engine waits for acknowledgements, it
+// acknowledges at once. From then on the first events of a stream are not late either.
 func TestDelayedACKEngineIsDetected(t *testing.T) {
 	const n, pause = 10, 5 * time.Millisecond
 	sent := make(chan time.Time, n)

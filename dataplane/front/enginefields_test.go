@@ -16,9 +16,9 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// TestEngineFieldsAreReviewed: every member of every request model of every engine release
-// that testdata/engine_fields.tsv lists is in the table or was found to be data. A release
-// with a new member fails here until somebody has looked at what engines do with it.
+// TestEngineFieldsAreReviewed checks that every member of every request model of the engine
+// releases in testdata/engine_fields.tsv is in the table or was reviewed as data. A release with
+// a new member fails this test until somebody has reviewed what engines do with it.
 func TestEngineFieldsAreReviewed(t *testing.T) {
 	known, in := map[string]string{}, map[string]bool{}
 	for _, f := range engineFields {
@@ -62,7 +62,7 @@ func TestEngineFieldsAreReviewed(t *testing.T) {
 	}
 }
 
-// dataLines are those of a file that are no comments.
+// dataLines returns the lines of a file that are not comments.
 func dataLines(t *testing.T, path string) func(yield func(string) bool) {
 	t.Helper()
 	f, err := os.Open(path)
@@ -81,7 +81,8 @@ func dataLines(t *testing.T, path string) func(yield func(string) bool) {
 
 const peerID = "___prefill_addr_10.0.0.9:1___decode_addr_10.0.0.8:1_0"
 
-// TestClientCannotNamePeer sends what engines would connect to, or open, on every endpoint.
+// TestClientCannotNamePeer sends addresses and files that engines would connect to or open, to
+// every endpoint.
 func TestClientCannotNamePeer(t *testing.T) {
 	hosts := MediaHosts{"img.example", "*.cdn.example", "10.1.2.3", "fd00::1"}
 	r := start(t, Options{MediaHosts: hosts}, echo)
@@ -205,7 +206,7 @@ func TestClientCannotNamePeer(t *testing.T) {
 	}
 }
 
-// TestMediaOfAnyHost: "*" leaves it to the engines' own network, but for files.
+// TestMediaOfAnyHost checks that "*" allows URLs of any host, but no files.
 func TestMediaOfAnyHost(t *testing.T) {
 	r := start(t, Options{MediaHosts: MediaHosts{"*"}}, echo)
 	for url, status := range map[string]int{"http://10.0.0.1/a.png": 200, "https://a.b": 200, "file:///etc/passwd": 400, "/etc/passwd": 400, "http://a@b/": 400} {
@@ -244,8 +245,8 @@ func BenchmarkCheckFields(b *testing.B) {
 	}
 }
 
-// Each of these shapes had its inner part read once more for every level around it, or its
-// names copied.
+// A scan once read the inner part of each of these shapes once for every level around it, or
+// copied its names.
 func TestFieldCheckIsLinear(t *testing.T) {
 	pad := func(n int) string { return `[` + strings.Repeat(`[],`, n/3) + `[]]` }
 	nest := func(open, inner, end string, levels int) string {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// evictedConns has room made, whenever that was done last.
+// evictedConns evicts idle connections, regardless of evictInterval.
 func (r *testServer) evictedConns() (freed uint64) {
 	_, _, before := r.server.FDStats()
 	r.server.fdStats.evictedAt.Store(0)
@@ -17,8 +17,8 @@ func (r *testServer) evictedConns() (freed uint64) {
 	return after - before
 }
 
-// Connections that wait for a request make room before those of which half a head has
-// come, and these before one whose request is there.
+// Connections that wait for a request are evicted before those with an incomplete head, and these
+// before one whose request has arrived.
 func TestIdleConnectionsAreEvicted(t *testing.T) {
 	r := start(t, Options{}, echo)
 	idle := r.dial()
@@ -28,7 +28,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	half.send(chatPost(hello)[:60])
 	eventually(t, "half a head in the lobby", func() bool { return r.waitPendingHeads() == 1 })
 
-	// One that is accepted, and whose goroutine has not run yet.
+	// A connection that is accepted and whose goroutine has not run yet.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -81,8 +81,8 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	}
 }
 
-// What comes behind a PROXY header is a first request: its first byte has the time of a
-// head, and until then it has no goroutine.
+// The request after a PROXY header is a first request: its first byte is due within the head
+// time-out, and until then the connection has no goroutine.
 func TestFirstRequestAfterProxyHeader(t *testing.T) {
 	r := start(t, Options{
 		HeadTimeout: 300 * time.Millisecond, IdleTimeout: testTimeout,
@@ -105,7 +105,7 @@ func TestFirstRequestAfterProxyHeader(t *testing.T) {
 	}
 }
 
-// A proxy that ends in its header is gone at once.
+// A connection that ends within its PROXY header is closed at once.
 func TestPartialProxyHeaderThenEOF(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, echo)
 	c := r.dial()
@@ -121,7 +121,7 @@ func TestPartialProxyHeaderThenEOF(t *testing.T) {
 	}
 }
 
-// A time that a reload makes shorter holds for the next byte of a head.
+// A head time-out that a reload has shortened applies from the next byte of a head.
 func TestReloadShorterHeadTimeout(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout}, echo)
 	c := r.dial() // is accepted after a second without a byte
@@ -141,8 +141,8 @@ func TestReloadShorterHeadTimeout(t *testing.T) {
 	}
 }
 
-// A head beyond its limit is refused before its end, also where the limit is less than
-// what is read ahead.
+// A head that exceeds its limit is refused before its end, even if the limit is less than the
+// size of the read-ahead.
 func TestHeadOverSmallLimit(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout, MaxHeadBytes: 4 << 10}, echo)
 	c := r.dial()

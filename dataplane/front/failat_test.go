@@ -11,8 +11,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// TestFailAt: who has no answer when his time is over is told so at once, and the
-// connection ends, whatever the handler has still to do and answers afterwards.
+// TestFailAt checks that a client without a response at its deadline gets the error at once, and
+// that the connection ends, whatever the handler still does.
 func TestFailAt(t *testing.T) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream)+"0\r\n\r\n")
@@ -72,8 +72,8 @@ func TestFailAt(t *testing.T) {
 	}
 }
 
-// TestFailAtAfterResponse: an answer that has begun ends the watch over the time, and its
-// connection serves on.
+// TestFailAtAfterResponse checks that a response that has begun cancels FailAt, and that the
+// connection serves another request.
 func TestFailAtAfterResponse(t *testing.T) { withBothRelayModes(t, testFailAtAfterResponse) }
 
 func testFailAtAfterResponse(t *testing.T, by RelayMode) {
