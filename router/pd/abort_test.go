@@ -2,8 +2,8 @@ package pd
 
 import "testing"
 
-// TestAbortRulesAreComplete: every phase that legs can be in has a rule, and a rule frees
-// what the legs pin.
+// TestAbortRulesAreComplete checks that every phase that legs can be in has a rule, and that the
+// rule frees what the legs pin.
 func TestAbortRulesAreComplete(t *testing.T) {
 	for pin := kvPin(0); pin < kvPins; pin++ {
 		concurrent := pin == pinRoom || pin == pinTransfer
@@ -28,7 +28,7 @@ func TestAbortRulesAreComplete(t *testing.T) {
 	}
 }
 
-// TestAbortRuleOfEachFamily names the rule of each family's legs, phase by phase.
+// TestAbortRuleOfEachFamily checks the rule of each family's legs in every phase.
 func TestAbortRuleOfEachFamily(t *testing.T) {
 	type rules = [abortPhases]cancelRule
 	unpinned := rules{cancelNow, cancelNothing, cancelNow, cancelNow, cancelByRelay}
@@ -54,7 +54,7 @@ func TestAbortRuleOfEachFamily(t *testing.T) {
 				t.Errorf("%s, concurrent %v, phase %d: %d, want %d", k.family.Name(), k.concurrent, phase, got, k.want[phase])
 			}
 		}
-		// Decode without a handle does the whole request, and pins nothing.
+		// Decode without a handle runs the whole request and pins nothing.
 		if got := pinOf(phaseDecode, &traits, false, false); got != pinNothing {
 			t.Errorf("%s without a handle: pin %d", k.family.Name(), got)
 		}

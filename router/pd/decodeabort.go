@@ -149,7 +149,7 @@ func (l *decodeAbort) run() {
 // end of the call comes first.
 func (l *decodeAbort) awaitAdmission() bool {
 	if l.streamed {
-		return l.sleep(time.Until(l.deadline) + 1) // never reached; waits for the end of the call
+		return l.sleep(time.Until(l.deadline) + 1) // always false: waits for the deadline or the end of the call
 	}
 	for !l.call.Sent() {
 		if !l.sleep(5 * time.Millisecond) {

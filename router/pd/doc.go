@@ -5,27 +5,27 @@
 // request, and the engine API calls it for requests of external preprocessors. It never
 // reads a client's socket: front and relay move the bytes.
 //
-// The way through a request (ServeInference in runner.go):
+// The steps of a request (ServeInference in runner.go):
 //
-//	resolvePool      find the model's pool and make the plan          pool.go, plan.go
-//	resolvePrompt    find the prompt's tokens and who has them cached prompt.go
-//	runWhole         one leg                                          attempt.go
-//	runDisaggregated two legs, in the order of the family             attempt.go
-//	  prefill → decode                                                prefill.go, decode.go
-//	  both at once                                                    concurrent.go
-//	  decode, and prefill only where it declines                      tryDecode
-//	handleAnswer     reply, relay, or run the attempt again           answer.go, stream.go
+//	resolvePool      find the model's pool and make the plan             pool.go, plan.go
+//	resolvePrompt    find the prompt's tokens and the ranks' cached part prompt.go
+//	runWhole         one leg                                             attempt.go
+//	runDisaggregated two legs, in the order of the family                attempt.go
+//	  prefill → decode                                                   prefill.go, decode.go
+//	  both at once                                                       concurrent.go
+//	  decode, and prefill only if it declines                            answer.go (tryDecode)
+//	handleAnswer     reply, relay, or run the attempt again              answer.go, stream.go
 //
-// Who owns what:
+// State and rules:
 //
-//   - A request (request.go) keeps its state by subject and reads one configuration.
+//   - A request (request.go) groups its state by subject and reads one configuration until it ends.
 //   - A leg (leg.go) owns the reservation and the account of one engine call.
-//   - kvHandover (kvhandover.go) has the states of the KV blocks behind a handle.
-//   - abortRules (abort.go) say what a client's disconnect does, phase by phase.
+//   - kvHandover (kvhandover.go) is the state machine of the KV blocks behind a handle.
+//   - abortRules (abort.go) say what happens when a client disconnects, for each phase.
 //   - retry.go says which failures run again, where, and how often.
 //   - migrate.go and resume.go continue a stream on another engine.
 //
-// A Family (family.go) is what is particular to one engine family's hand-over: small pure
-// functions in a file of its own, without state. Its Traits tell the runner what a failure
-// means. To add one, implement Family and add it to families.
+// A Family (family.go) is the hand-over protocol of one engine family: small pure functions in a
+// file of its own, without state. Its Traits tell the runner what a failure means. To add a family,
+// implement Family and append it to families.
 package pd

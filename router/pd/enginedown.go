@@ -12,30 +12,30 @@ import (
 )
 
 // engineDownMonitor watches the engine that has the KV of a decode leg from which nothing has
-// come yet. When that engine goes down decode would wait for minutes without effect, so the
-// monitor cancels it. A request keeps its monitor, so that a start allocates nothing. The
-// sweeper checks it every peerCheckInterval (newDownMonitors).
+// arrived yet. If that engine goes down, decode would wait for minutes without effect, so the monitor
+// cancels its call. A request keeps its monitor for reuse, so a start allocates nothing. The
+// sweeper of newDownMonitors checks all monitors every peerCheckInterval.
 type engineDownMonitor struct {
-	mu             sync.Mutex // the request's goroutine and check take it, for a few stores
+	mu             sync.Mutex // held by the request's goroutine or check, only for a few stores
 	active         bool
 	lost           bool // check found the engine down and cancelled the call
 	fleet          *fleet.Fleet
 	rank           *worker.Rank
 	call           *upstream.Call
-	unhealthySince time.Time // since when checks have found it unhealthy
-	incarnation    uint32    // Fleet.Incarnation of rank when its prefill leg began
+	unhealthySince time.Time // start of the period in which every check found it unhealthy
+	incarnation    uint32    // Fleet.Incarnation of rank at the start of its prefill leg
 }
 
-// unhealthyLimit is how long an engine that still listens must be unhealthy to count as down.
-// An engine that computes a long prompt may leave probes unanswered.
+// unhealthyLimit is how long an engine that still accepts connections must be unhealthy to count as
+// down. An engine that computes a long prompt may not answer probes.
 const unhealthyLimit = 5 * time.Second
 
-// newDownMonitors makes the sweeper that checks all monitors of a Runner.
+// newDownMonitors returns the sweeper that checks all monitors of a Runner.
 func newDownMonitors() *sweeper.Sweeper[engineDownMonitor] {
 	return sweeper.New(peerCheckInterval, (*engineDownMonitor).check)
 }
 
-// monitorPrefill starts the monitor of prefill's engine for call.
+// monitorPrefill starts a monitor of the prefill rank that cancels call.
 func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
 	if q.downMonitor == nil {
 		q.downMonitor = new(engineDownMonitor)
@@ -50,8 +50,8 @@ func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
 	q.r.downMonitors.Wake()
 }
 
-// start watches rank for call until finish or reset. incarnation is Fleet.Incarnation of rank
-// when its engine got the prefill leg.
+// start watches rank on behalf of call until finish or reset. incarnation is Fleet.Incarnation of
+// rank when its engine received the prefill leg.
 func (v *engineDownMonitor) start(f *fleet.Fleet, rank *worker.Rank, incarnation uint32, call *upstream.Call) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -59,7 +59,7 @@ func (v *engineDownMonitor) start(f *fleet.Fleet, rank *worker.Rank, incarnation
 	v.fleet, v.rank, v.incarnation, v.call = f, rank, incarnation, call
 }
 
-// check cancels the call when the engine is down. It reports whether the monitor goes on.
+// check cancels the call if the engine is down. It reports whether the monitor is still active.
 func (v *engineDownMonitor) check(now time.Time) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -76,7 +76,7 @@ func (v *engineDownMonitor) isDown(now time.Time) bool {
 	switch {
 	case v.fleet.RefusesConnections(v.rank), v.fleet.IsFrozen(v.rank):
 		return true
-	case v.fleet.Incarnation(v.rank) != v.incarnation: // it has restarted without the KV
+	case v.fleet.Incarnation(v.rank) != v.incarnation: // the engine has restarted and lost the KV
 		return true
 	case state != worker.Unhealthy:
 		v.unhealthySince = time.Time{}
@@ -88,8 +88,8 @@ func (v *engineDownMonitor) isDown(now time.Time) bool {
 	return false
 }
 
-// finish stops the monitor. It returns false when the engine went down and the call was
-// cancelled. It returns true on nil.
+// finish stops the monitor. It returns false if the engine went down and the monitor has cancelled
+// the call. finish works on nil and then returns true.
 func (v *engineDownMonitor) finish() bool {
 	if v == nil {
 		return true
@@ -100,7 +100,7 @@ func (v *engineDownMonitor) finish() bool {
 	return !v.lost
 }
 
-// reset stops the monitor and clears its result, for the next attempt. It works on nil.
+// reset stops the monitor and clears its result for the next attempt. It works on nil.
 func (v *engineDownMonitor) reset() {
 	if v == nil {
 		return
@@ -116,7 +116,7 @@ func (v *engineDownMonitor) stop() {
 	v.fleet, v.rank, v.call = nil, nil, nil
 }
 
-// inUse reports whether the monitor watches this attempt's decode or has cancelled it.
+// inUse reports whether the monitor is active in this attempt or has cancelled its decode.
 func (v *engineDownMonitor) inUse() bool {
 	if v == nil {
 		return false
@@ -126,8 +126,8 @@ func (v *engineDownMonitor) inUse() bool {
 	return v.active || v.lost
 }
 
-// acceptAnswer ends the watches over the hand-over. It returns false when the hand-over is
-// lost and the call was cancelled for that.
+// acceptAnswer ends the watches over the hand-over. It returns false if the hand-over is lost and a
+// watch has cancelled the call.
 func (q *request) acceptAnswer() bool {
 	engineUp := q.downMonitor.finish()
 	return q.transfer.Unguard() && engineUp

@@ -8,7 +8,8 @@ import (
 	"sluice/router/worker"
 )
 
-// A vigil costs a request a few stores, and no memory after its first.
+// TestEngineDownMonitorAllocatesNothing checks that starting and stopping a request's monitor
+// allocates nothing after the first time.
 func TestEngineDownMonitorAllocatesNothing(t *testing.T) {
 	q, rank, call := &request{runState: runState{r: &Runner{downMonitors: newDownMonitors()}, settings: new(settings)}}, &worker.Rank{Worker: worker.New(worker.Spec{ID: "p0"})}, new(upstream.Call)
 	all := fleet.New(fleet.Options{})

@@ -11,36 +11,36 @@ import (
 	"sluice/router/config"
 )
 
-// Family is the hand-over of one engine family: what is particular to it, as small
-// functions in a file of its own. The runner chooses the ranks, sends the legs in the
-// family's Order, and decides what each failure means from the family's Traits.
+// Family is the hand-over protocol of one engine family, as small functions in a file of its own.
+// The runner chooses the ranks, sends the legs in the family's Order, and decides by the family's
+// Traits what each failure means.
 //
-// The functions run on the request path. They do not block, they keep no argument, and
-// they write into the buffers of the LegRequest. A Family is a value without state that
-// all requests share.
+// The functions run on the request path. They do not block, they retain no argument, and they write
+// into the buffers of the LegRequest. A Family is a value without mutable state that all requests
+// share.
 //
-// A Family may implement further interfaces: PeerInfoFetcher and PeerInfoLearner (facts of
-// a prefill rank), CompletionWaiter (decode waits for a completion from outside),
-// TrialFamily (decode may decline for lack of cached blocks), AnswerRewriter, FinalAnswerer
-// and AnswerMerger (answers that the client does not get as they are), and RequestFilter
-// (requests that the family cannot hand over).
+// A Family may implement further interfaces: PeerInfoFetcher and PeerInfoLearner (information about
+// a prefill rank), CompletionWaiter (decode waits for completion notifications), TrialFamily
+// (decode may decline because too few blocks are cached), AnswerRewriter, FinalAnswerer and
+// AnswerMerger (responses that the router changes), and RequestFilter (requests that the family
+// cannot hand over).
 type Family interface {
-	// Name is the family's name in the configuration and in explain records.
+	// Name returns the family's name in the configuration and in explain records.
 	Name() string
 	Traits() Traits
-	// Order is the order of the legs between h.Prefill and h.Decode, if that is chosen.
+	// Order returns the order of the legs between h.Prefill and h.Decode. h.Decode may not be
+	// chosen yet.
 	Order(h *Handover) Order
-	// Prefill writes the prefill leg. h.Decode is set when the Order is Concurrent or the
-	// Traits have NamesDecode.
+	// Prefill writes the prefill leg. h.Decode is set if the Order is Concurrent or the Traits have
+	// NamesDecode.
 	Prefill(leg *LegRequest, h *Handover)
-	// Handle finds the handle for decode in a prefill's 200 answer. The runner does not call
-	// it for Concurrent pairs, except to check facts (PeerInfoLearner). It returns a wrapped
-	// ErrIncompleteHandle when the answer has no handle that a decode engine could use; the
-	// request is then decoded without a hand-over. It returns ErrFinal when the answer is
-	// the whole answer, which the client gets (see AnswerRewriter). The result borrows from
-	// body.
+	// Handle finds the handle for decode in a 200 response of prefill. For Concurrent pairs the
+	// runner calls it only to check peer information (PeerInfoLearner). Handle returns a wrapped
+	// ErrIncompleteHandle if the response has no handle that a decode engine could use; decode then
+	// runs the whole request. It returns ErrFinal if the response is the whole response to the
+	// client (see AnswerRewriter). The result borrows from body.
 	Handle(h *Handover, body []byte) (handle []byte, err error)
-	// Decode writes the decode leg: with h.Handle after prefill, without one for Concurrent
+	// Decode writes the decode leg, with h.Handle after prefill and without a handle in Concurrent
 	// pairs.
 	Decode(leg *LegRequest, h *Handover)
 }
@@ -48,51 +48,52 @@ type Family interface {
 // Order says when the legs of a pair run.
 type Order uint8
 
-// The orders.
+// Orders of the legs.
 const (
-	// PrefillFirst runs prefill, and decode with its handle.
+	// PrefillFirst runs prefill and then decode with prefill's handle.
 	PrefillFirst Order = iota
-	// Concurrent runs both at once. They find each other by values known beforehand
-	// (Handover.Token, as a bootstrap room or transfer id). When one leg fails the runner
-	// cancels the other; a retry has new ranks and a new Token.
+	// Concurrent runs both legs at once. The engines find each other by values that the router
+	// chooses in advance (Handover.Token, as a bootstrap room or transfer id). If one leg fails,
+	// the runner cancels the other. A retry has new ranks and a new Token.
 	Concurrent
-	// DecodeFirst tries decode, and runs prefill and decode again when decode declines
-	// (TrialFamily).
+	// DecodeFirst tries decode. If decode declines (TrialFamily), it runs prefill and then decode
+	// again.
 	DecodeFirst
 )
 
-// Traits are what the runner must know of a family.
+// Traits are the properties of a family that the runner needs.
 type Traits struct {
-	// Kinds are the requests that can be handed over. Others run on one rank, or are refused
-	// where NoPlainDecode is set.
+	// Kinds are the requests that can be handed over. Other requests run on one rank, or are
+	// refused if NoPlainDecode is set.
 	Kinds Kinds
-	// Batches: one hand-over serves several prompts and choices. Without it the runner
-	// decodes such requests without a hand-over.
+	// Batches: one hand-over serves several prompts and choices. If false, such requests run
+	// without a hand-over.
 	Batches bool
-	// NoPlainDecode: a decode engine of this family cannot prefill, so neither a fall-back to
-	// decode alone nor conditional disaggregation is possible.
+	// NoPlainDecode: a decode engine of this family cannot prefill. Neither a fallback to decode
+	// alone nor conditional disaggregation is possible.
 	NoPlainDecode bool
-	// NamesDecode: the prefill leg names the decode rank, so the runner chooses that rank
-	// before it sends prefill.
+	// NamesDecode: the prefill leg names the decode rank, so the runner chooses that rank before it
+	// sends prefill.
 	NamesDecode bool
-	// PrefillNeedsDecode: a prefill engine accepts no prompt without the decode engine that
-	// will fetch it, so there are no prefill-only requests.
+	// PrefillNeedsDecode: a prefill engine accepts a prompt only together with the decode engine
+	// that will fetch it, so there are no prefill-only requests.
 	PrefillNeedsDecode bool
-	// NoLease: a handle pins nothing on the prefill engine. Without it the runner sends decode
-	// within PD.Lease of prefill's answer or runs prefill again, gives a handle to one engine
+	// NoLease: a handle pins nothing on the prefill engine. If false, the runner sends decode
+	// within PD.Lease of prefill's response or runs prefill again, sends a handle to one engine
 	// only, and follows the leased rows of abortRules when the client disconnects.
 	NoLease bool
-	// Refetchable: in a Concurrent pair decode asks prefill for blocks by an id, and gets none
-	// for an id that is gone, so a second decode may ask in order to have them freed.
+	// Refetchable: in a Concurrent pair decode requests blocks from prefill by an id and gets none
+	// if the id no longer exists. A second decode may therefore request them in order to have them
+	// freed.
 	Refetchable bool
-	// JoinsByRequestID: both engines find the hand-over by the legs' X-Request-Id alone, so no
-	// two requests may have the same id, at once or one soon after the other.
+	// JoinsByRequestID: both engines find the hand-over by the legs' X-Request-Id alone, so no two
+	// requests may have the same id, whether at once or shortly after each other.
 	JoinsByRequestID bool
-	// OldJoinsByRequestID: the same for engines before vLLM 0.14, and for later ones that are
-	// started without random suffixes of ids. Prefill frees, or gives away, the blocks of the
-	// request that had the id last.
+	// OldJoinsByRequestID: JoinsByRequestID applies to engines before vLLM 0.14 and to later ones
+	// that run without random id suffixes. Their prefill frees, or hands over, the blocks of the
+	// last request with the id.
 	OldJoinsByRequestID bool
-	// Reports: engines of this family may run Sluice's connector, which reports each transfer
+	// Reports: engines of this family may run Sluice's connector, which reports every transfer
 	// (Options.Transfers).
 	Reports bool
 }
@@ -100,7 +101,7 @@ type Traits struct {
 // Kinds is a set of front.Kind.
 type Kinds uint16
 
-// kindsOf makes a set.
+// kindsOf returns a set of the given kinds.
 func kindsOf(kinds ...front.Kind) (set Kinds) {
 	for _, k := range kinds {
 		set |= 1 << k
@@ -111,75 +112,76 @@ func kindsOf(kinds ...front.Kind) (set Kinds) {
 // Has reports whether k is in the set.
 func (s Kinds) Has(k front.Kind) bool { return s>>k&1 != 0 }
 
-// PeerInfoFetcher is a Family that needs a fact of a prefill rank that the rank's API does
-// not have, such as an engine's id at its bootstrap server. The runner fetches it once per
-// rank, keeps it until a pair with it fails or the worker leaves, and sets
-// Handover.PeerInfo.
+// PeerInfoFetcher is a Family that needs information about a prefill rank from outside the rank's
+// API, such as the engine's id at its bootstrap server. The runner fetches it once per rank and
+// sets Handover.PeerInfo. It keeps the information until a hand-over with the rank fails or the
+// worker is removed.
 type PeerInfoFetcher interface {
-	// PeerInfoURL is where to GET the fact; base is "" when there is nothing to fetch. The
-	// runner calls it when it does not have the fact, not for each request.
+	// PeerInfoURL returns the URL from which to GET the information; base is "" if there is nothing
+	// to fetch. The runner calls it only if it does not have the information.
 	PeerInfoURL(h *Handover) (base, path string)
-	// ParsePeerInfo reads a 200 answer.
+	// ParsePeerInfo parses a 200 response.
 	ParsePeerInfo(h *Handover, body []byte) (string, error)
 }
 
-// PeerInfoLearner is a Family that learns a fact of a prefill rank from its handles. The
-// runner keeps it as it keeps that of a PeerInfoFetcher.
+// PeerInfoLearner is a Family that learns about a prefill rank from its handles. The runner keeps
+// the information in the same way as that of a PeerInfoFetcher.
 type PeerInfoLearner interface {
-	// LearnPeerInfo appends the fact that h.Handle contains about h.Prefill, if any.
+	// LearnPeerInfo appends the information about h.Prefill that h.Handle contains, if any.
 	LearnPeerInfo(dst []byte, h *Handover) []byte
 }
 
-// CompletionWaiter is a Family whose decode must wait for completions from outside
-// (Options.Completions) in addition to prefill's answer.
+// CompletionWaiter is a Family whose decode must wait for completion notifications
+// (Options.Completions) in addition to prefill's response.
 type CompletionWaiter interface {
-	// ExpectedCompletions is the id that the completions carry and their number, 0 for none.
-	// The runner calls it before it sends the prefill leg.
+	// ExpectedCompletions returns the id and the number of the completions, 0 if decode need not
+	// wait. The runner calls it before it sends the prefill leg.
 	ExpectedCompletions(h *Handover) (id string, count int)
 }
 
 // TrialFamily is a Family with the order DecodeFirst.
 type TrialFamily interface {
-	// Declined reports whether decode refuses for lack of cached blocks. answer is its whole
-	// answer or the beginning of a stream; more asks for more of an undecided stream.
+	// Declined reports whether decode declines because too few blocks are cached. answer is
+	// decode's whole response or the beginning of a stream; more asks for more of an undecided
+	// stream.
 	Declined(answer []byte) (declined, more bool)
 }
 
-// AnswerRewriter is a Family whose decode answers do not go to the client as they are: they
-// have another shape, lack something, or have members that clients must not see.
+// AnswerRewriter is a Family whose decode responses the router changes before the client gets them:
+// they have another format, are incomplete, or have members that clients must not see.
 type AnswerRewriter interface {
-	// Body appends what the client gets instead of a whole 200 answer.
+	// Body appends the client's version of a complete 200 response.
 	Body(dst []byte, h *Handover, body []byte) []byte
-	// Events rewrites a stream; nil leaves it unchanged. The Rewriter must not keep h or
-	// what it borrows from h, except h.Answer for an AnswerMerger.
+	// Events returns the Rewriter of a stream; nil leaves the stream unchanged. The Rewriter must
+	// not retain h or what it borrows from h, except h.Answer for an AnswerMerger.
 	Events(h *Handover) relay.Rewriter
 }
 
-// FinalAnswerer is an AnswerRewriter whose prefill answer may be the whole answer (ErrFinal).
+// FinalAnswerer is an AnswerRewriter whose prefill response may be the whole response (ErrFinal).
 type FinalAnswerer interface {
 	AnswerRewriter
-	// Final appends what a streaming client gets instead: all events with the last one.
+	// Final appends the client's version of the response as a complete event stream.
 	Final(dst []byte, h *Handover, body []byte) []byte
 }
 
-// AnswerMerger is an AnswerRewriter for those requests of whose answer decode has one part
-// and prefill the other.
+// AnswerMerger is an AnswerRewriter that combines prefill's and decode's responses for some
+// requests.
 type AnswerMerger interface {
 	AnswerRewriter
-	// MergesAnswers reports whether this is such a request. The runner then waits for
-	// prefill's answer, in whatever order the legs run, before anything goes to the client.
-	// Handover.Answer has it for as long as a stream lasts.
+	// MergesAnswers reports whether the request needs both responses. The runner then waits for
+	// prefill's response, in any order of the legs, before it sends anything to the client.
+	// Handover.Answer has that response for as long as a stream lasts.
 	MergesAnswers(h *Handover) bool
 }
 
 var (
-	// ErrIncompleteHandle: prefill answered without a handle that decode can use.
+	// ErrIncompleteHandle reports that prefill answered without a handle that decode can use.
 	ErrIncompleteHandle = errors.New("pd: incomplete handle")
-	// ErrFinal: prefill's answer is the whole answer.
+	// ErrFinal reports that prefill's response is the whole response.
 	ErrFinal = errors.New("pd: the prefill answer is final")
 )
 
-// families lists all families. A new one is added here.
+// families lists all families. Add a new family here.
 var families = []Family{
 	lmcache{},
 	nixlPull{},
@@ -191,9 +193,9 @@ var families = []Family{
 	trtllm{},
 }
 
-// configurableFamily is a Family that depends on the configuration of its models.
+// configurableFamily is a Family that depends on the configuration of a model.
 type configurableFamily interface {
-	// configure returns the Family to use for a model with these settings.
+	// configure returns the Family to use for a model with the given settings.
 	configure(pd *config.PD) Family
 }
 
@@ -207,7 +209,7 @@ func FamilyByName(name string) (Family, error) {
 	return nil, fmt.Errorf("pd: unknown family %q; want %s", name, strings.Join(FamilyNames(), ", "))
 }
 
-// FamilyNames lists the families, sorted.
+// FamilyNames returns the names of all families, sorted.
 func FamilyNames() []string {
 	var names []string
 	for _, f := range families {

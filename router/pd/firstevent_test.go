@@ -62,7 +62,7 @@ func TestInitialErrorStatus(t *testing.T) {
 		{`data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}],"error":null}` + "\n\n", 0, true},
 		{`data: {"text":"","meta_info":{"finish_reason":{"message":"m","status_code":500,"type":"\u0061bort"}}}` + "\n\n", 500, true},
 
-		// What only says that an answer begins is passed over.
+		// Events that only announce a response are skipped.
 		{"91\r\n" + role + "\r\n", 0, false},
 		{"91\r\n" + role + "\r\n4f\r\n" + failure, 500, true},
 		{role + role + failure, 500, true},

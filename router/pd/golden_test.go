@@ -13,20 +13,20 @@ import (
 	"sluice/router/worker"
 )
 
-// handoverCase is one hand-over of one release: who takes part, what the client sent,
-// what prefill answered.
+// handoverCase is one hand-over of one engine release: the workers, the client's request, and
+// prefill's response.
 type handoverCase struct {
 	name     string
 	family   Family
 	version  string
 	kind     front.Kind
 	body     string
-	answer   string // of prefill, where decode follows it
-	peerInfo string // answer of what an Asker asks
-	learned  string // an earlier handle, for a Learner
+	answer   string // prefill's response, if decode follows it
+	peerInfo string // response to the query of a PeerInfoFetcher
+	learned  string // an earlier handle, for a PeerInfoLearner
 	prefill  func(*worker.Spec, *worker.Info)
-	ranks    int    // data-parallel ranks of both workers; the last of them is chosen
-	token    uint64 // Pair.Token
+	ranks    int    // number of data-parallel ranks of both workers; the test uses the last one
+	token    uint64 // Handover.Token
 }
 
 const (
@@ -72,8 +72,8 @@ func nixlAnswer(handle string) string {
 	return `{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"length"}],"prompt_token_ids":[9, 10,11],"usage":{"prompt_tokens":3,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}},"kv_transfer_params":` + handle + `}`
 }
 
-// handover plays the runner's part in a scene; it fails the test where the runner
-// would not go on.
+// handover does what the runner does before decode. It fails the test if the runner would stop
+// there.
 func (s *handoverCase) handover(t testing.TB, doc *jsonscan.Doc) *Handover {
 	t.Helper()
 	if err := doc.Scan([]byte(s.body), jsonscan.Limits{}); err != nil {
@@ -113,7 +113,7 @@ func (s *handoverCase) rank(host string, mod func(*worker.Spec, *worker.Info)) *
 
 var orderNames = map[Order]string{PrefillFirst: "prefill first", Concurrent: "both at once", DecodeFirst: "decode first"}
 
-// TestFamilies holds both legs of every family and release as text.
+// TestFamilies compares both legs of every family and release with golden text.
 func TestFamilies(t *testing.T) {
 	var out strings.Builder
 	show := func(name string, leg *LegRequest, doc *jsonscan.Doc, r *worker.Rank) {
@@ -195,8 +195,8 @@ func TestIncompleteAnswers(t *testing.T) {
 	}
 }
 
-// TestBootstrapRooms: every room of every pair lies in 0 … 2^63-1, is congruent to the
-// prefill rank, and is its own.
+// TestBootstrapRooms checks that every room is in 0 … 2^63-1, is congruent to the prefill rank, and
+// is used by one hand-over only.
 func TestBootstrapRooms(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3, 8} {
 		s := handoverCase{family: sglang{}, kind: front.Completions, body: batchBody, prefill: bootstrap, ranks: ranks, version: "0.5.23"}
@@ -255,8 +255,8 @@ func TestRankOption(t *testing.T) {
 	}
 }
 
-// TestConfigFamilies: config checks names that are listed there, for it
-// may not import this package.
+// TestConfigFamilies checks that package config, which may not import this package, lists the same
+// families.
 func TestConfigFamilies(t *testing.T) {
 	want := append(FamilyNames(), "off")
 	got := config.Families()
@@ -267,8 +267,7 @@ func TestConfigFamilies(t *testing.T) {
 	}
 }
 
-// BenchmarkLegs is what a family costs a request: both legs written. No family
-// allocates.
+// BenchmarkLegs measures the cost of writing both legs of a family. No family allocates.
 func BenchmarkLegs(b *testing.B) {
 	for _, name := range []string{"nixl, vLLM 0.18: a list per KV group", "nixl, vLLM 0.32: the prompt's ids go on", "nixl-push, both at once", "sglang 0.5.23", "sglang, a batch, rank 3 of 4", "mooncake, vLLM 0.33"} {
 		s := &handoverCases[slices.IndexFunc(handoverCases, func(s handoverCase) bool { return s.name == name })]
@@ -284,7 +283,7 @@ func BenchmarkLegs(b *testing.B) {
 	}
 }
 
-// writeLegs writes both legs as the runner does, in memory that is used again.
+// writeLegs writes both legs as the runner does, into reused memory.
 func writeLegs(s *handoverCase, p *Handover) func() {
 	leg, answer := new(LegRequest), []byte(s.answer)
 	var segments [][]byte

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestKVTransitions checks the whole table: every event in every state.
+// TestKVTransitions checks every event in every state of the table.
 func TestKVTransitions(t *testing.T) {
 	type row = [kvEvents]kvTransition
 	stay := func(s kvState) (r row) {
@@ -38,8 +38,8 @@ func TestKVTransitions(t *testing.T) {
 	}
 }
 
-// TestKVHandoverEndsOnce: from every state each way to end a request leaves nothing to do for
-// what comes later.
+// TestKVHandoverEndsOnce checks for every state that, after any way to end a request, later events
+// have nothing to do.
 func TestKVHandoverEndsOnce(t *testing.T) {
 	for state := kvState(0); state < kvStates; state++ {
 		for _, end := range []kvEvent{kvDecoded, kvDropped, kvGivenUp, kvExpired, kvAbandoned} {

@@ -10,8 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// BenchmarkFamilyLegs is what a family itself costs for one request: both legs
-// written, and the handle found, for a prompt of 4,096 tokens.
+// BenchmarkFamilyLegs measures the cost of a family for one request with a prompt of 4,096 tokens:
+// writing both legs and finding the handle.
 func BenchmarkFamilyLegs(b *testing.B) {
 	ids := make([]uint32, 4096)
 	for i := range ids {
@@ -26,7 +26,7 @@ func BenchmarkFamilyLegs(b *testing.B) {
 		"trtllm":       `{"id":"x","choices":[{"text":"a","finish_reason":"length","disaggregated_params":{"request_type":"context_only","first_gen_tokens":[1],"ctx_request_id":2,"encoded_opaque_state":"` + strings.Repeat("A", 512) + `"}}],"prompt_token_ids":` + prompt + `}`,
 		"lmcache":      `{"id":"x","choices":[{"text":"a","finish_reason":"length"}],"kv_transfer_params":{"first_tok":7}}`,
 	}
-	// As vLLM 0.32 answers a chat of 65,536 tokens.
+	// the handle of vLLM 0.32 for a chat of 65,536 tokens
 	blocks, long := make([]uint32, 4096), string(jsonscan.AppendTokenIDs(nil, slices.Repeat(ids, 16)))
 	for i := range blocks {
 		blocks[i] = uint32(10_000 + i)

@@ -10,19 +10,19 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// familyCase is one request of a family with the engines' answers.
+// familyCase is one request of a family with the engines' responses.
 type familyCase struct {
 	name     string
 	kind     front.Kind
 	client   string
-	prefill  string   // the prefill engine's answer
-	decode   string   // the decode engine's answer; "": not looked at
+	prefill  string   // prefill's response
+	decode   string   // decode's response; "" if the test does not use it
 	tokens   []uint32 // of the prompt
 	handover func(*Handover)
 }
 
-// legsOf renders what a family makes of hand-overs: each leg's endpoint and
-// body, and what the client gets, or why not.
+// legsOf renders what a family makes of hand-overs: each leg's endpoint and body, and what the
+// client gets or the error.
 func legsOf(t *testing.T, f Family, list []familyCase) string {
 	t.Helper()
 	var out strings.Builder

@@ -57,7 +57,7 @@ func TestLMCacheLegs(t *testing.T) {
 	}))
 }
 
-// Only a flat list of ids is passed on as it is spelled.
+// TestRawTokens checks that only a flat list of ids is copied as the client wrote it.
 func TestRawTokens(t *testing.T) {
 	for raw, is := range map[string]bool{"[1,2]": true, "[ \n1]": true, "[[1,2]]": false, `"1"`: false, `["1"]`: false, "[]": false, "1": false, "": false, "[": false} {
 		if got := rawNumberArray([]byte(raw)); is != (string(got) == raw && got != nil) {

@@ -14,9 +14,8 @@ import (
 
 var rewrite = flag.Bool("rewrite", false, "rewrite the golden files")
 
-// handles are kv_transfer_params members of prefill responses as vLLM releases
-// send them: a flat list of ids, a list per KV group, later members, and the
-// forms that a decode engine must never be given.
+// handles are kv_transfer_params members as vLLM releases return them: a flat list of ids, a list
+// per KV group, members of later releases, and forms that must never reach a decode engine.
 var handles = []struct{ name, member string }{
 	{"v0.9", `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"e1","remote_host":"127.0.0.1","remote_port":5557}`},
 	{"v0.18", `{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[7, 8], [3]], "remote_engine_id": "e1", "remote_request_id": "cmpl-1-0-ab", "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1}`},
@@ -71,7 +70,7 @@ func TestIncompleteHandleIsRefused(t *testing.T) {
 	}
 }
 
-// TestLegBodies holds the two legs' bodies for each endpoint as text.
+// TestLegBodies compares the bodies of both legs, for each endpoint, with golden text.
 func TestLegBodies(t *testing.T) {
 	requests := []struct {
 		kind front.Kind

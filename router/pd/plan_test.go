@@ -7,7 +7,7 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// TestSingleEngineReason: what is one engine's to do, whatever the family.
+// TestSingleEngineReason checks which requests run on one engine in every family.
 func TestSingleEngineReason(t *testing.T) {
 	for _, c := range []struct {
 		kind front.Kind

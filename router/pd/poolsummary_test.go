@@ -40,7 +40,7 @@ func TestPoolSummary(t *testing.T) {
 		if allocs := testing.AllocsPerRun(100, func() { all.get(p, now.Add(summaryTTL), &buf) }); allocs != 0 {
 			t.Errorf("%d ranks: %v allocations", n, allocs)
 		}
-		// Another pool at the same place of the table is not taken for it.
+		// A pool in the same slot of the cache must not get another pool's summary.
 		for range 2 * len(all) {
 			if c := all.get(poolOf(n), now.Add(summaryTTL), &buf); c.needsApprox {
 				t.Fatal("another pool's census")
@@ -49,8 +49,8 @@ func TestPoolSummary(t *testing.T) {
 	}
 }
 
-// The pool of a request that names workers is its own, and the next one's lies in the same
-// place.
+// TestPoolSummaryOfSelectedWorkers checks that the pool of a request that names workers gets its
+// own summary, although the next request's pool has the same address.
 func TestPoolSummaryOfSelectedWorkers(t *testing.T) {
 	q := &request{runState: runState{r: new(Runner), settings: new(settings)}}
 	now := time.Now()

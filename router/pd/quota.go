@@ -8,18 +8,18 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// bytesPerToken estimates tokens where none were counted.
+// bytesPerToken estimates the number of tokens if nothing counted them.
 const bytesPerToken = 4
 
-// backgroundOutput is the number of output tokens that a key is charged for a background
-// response whose client sets no max_output_tokens.
+// backgroundOutput is the number of output tokens that a key is charged for a background response
+// whose client sets no max_output_tokens.
 const backgroundOutput = 4096
 
-// reserveQuota reserves the prompt's tokens from the client's key before an engine computes
-// them, so concurrent requests cannot all use the tokens that are left for one. It answers
-// the request and returns false when the key has too few. commitQuota returns the unused
-// tokens. For a background response it reserves the output too: the engine answers before
-// it computes, and nothing later tells the router what it computed.
+// reserveQuota reserves the prompt's tokens from the quota of the client's key before an engine
+// computes them, so that concurrent requests cannot all use the same remaining tokens. It answers
+// with an error and returns false if the quota is too low. commitQuota returns the unused tokens.
+// For a background response it also reserves the output: the engine answers before it computes, and
+// nothing later tells the router what it computed.
 func (q *request) reserveQuota() bool {
 	pass := q.x.Principal()
 	if pass == nil {
@@ -40,20 +40,20 @@ func (q *request) reserveQuota() bool {
 	return true
 }
 
-// promptTokens is the length of all prompts of the request, as the router counted or
-// estimated it.
+// promptTokens returns the length of all prompts of the request, as counted or estimated by the
+// router.
 func (q *request) promptTokens() int {
 	switch {
 	case q.prompt.Count > 0:
 		return q.prompt.Count
 	case q.x.Endpoint.Kind == front.Tokenize, q.x.Endpoint.Kind == front.Detokenize, q.x.Endpoint.Kind == front.CountTokens:
-		return 0 // nothing is computed
+		return 0 // no engine computes a prompt
 	}
 	return len(q.x.Doc.Body) / bytesPerToken
 }
 
-// recordUsage charges the client's key for a whole answer: what the engine reported, else what
-// the router counted.
+// recordUsage charges the client's key for a complete response: the usage that the engine reported,
+// else what the router counted.
 func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	if q.x.Principal() == nil {
 		return
@@ -63,7 +63,7 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 		prompt = q.promptTokens()
 	}
 	switch {
-	case q.backgroundTokens > 0 && output <= 0: // the answer says that the response is queued
+	case q.backgroundTokens > 0 && output <= 0: // the response only says that it is queued
 		output = q.backgroundTokens
 	case output < 0 && q.x.Endpoint.Disaggregable:
 		output = estimateOutputTokens(answer, 0)
@@ -71,8 +71,8 @@ func (q *request) recordUsage(use *relay.Usage, answer []byte) {
 	q.commitQuota(prompt + max(output, 0))
 }
 
-// recordPrefillOnlyUsage charges a prompt that was computed to be cached, and the one token that
-// engines generate with it.
+// recordPrefillOnlyUsage charges the client's key for a prompt that was computed in order to be
+// cached, and for the one token that engines generate with it.
 func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
 	prompt := *use
 	if prompt.Completion < 0 {
@@ -84,16 +84,16 @@ func (q *request) recordPrefillOnlyUsage(use *relay.Usage) {
 	q.recordUsage(&prompt, nil)
 }
 
-// recordAbortedUsage charges the prompt of a client that disconnected before its answer, or
-// whose deadline passed, once an engine had a leg.
+// recordAbortedUsage charges the prompt of a request whose client disconnected before its response,
+// or whose deadline passed, if an engine has received a leg.
 func (q *request) recordAbortedUsage(reason front.Reason) {
 	if q.legSent && (reason == front.ClientGone || reason == front.Deadline) {
-		q.commitQuota(q.promptTokens() + q.backgroundTokens) // the engine goes on with a background response
+		q.commitQuota(q.promptTokens() + q.backgroundTokens) // the engine continues a background response
 	}
 }
 
-// commitQuota charges tokens instead of those reserved. Only the first call has an effect. A
-// request that ends without one is charged nothing.
+// commitQuota charges the given tokens instead of the reserved ones. Only the first call has an
+// effect. A request that ends without such a call is charged nothing.
 func (q *request) commitQuota(tokens int) {
 	if q.quotaCommitted || q.x == nil {
 		return
@@ -104,14 +104,14 @@ func (q *request) commitQuota(tokens int) {
 	}
 }
 
-// textMembers are the members that contain generated text, in all protocols.
+// textMembers are the members that contain generated text, in all API formats.
 var textMembers = [...]string{"text", "content", "reasoning", "reasoning_content", "refusal", "arguments", "thinking", "partial_json"}
 
 // nestedMembers are the members that contain textMembers.
 var nestedMembers = [...]string{"choices", "message", "output", "tool_calls", "function", "summary", "input"}
 
-// estimateOutputTokens estimates the generated tokens of a whole answer without usage: it
-// counts token ids, and one token per four bytes of text.
+// estimateOutputTokens estimates the number of generated tokens in a response without usage: one
+// per token id, or one per four bytes of text.
 func estimateOutputTokens(answer []byte, depth int) (tokens int) {
 	const deepest = 8 // choices, message, content, parts
 	if depth > deepest {

@@ -9,26 +9,26 @@ import (
 	"sluice/dataplane/jsonscan"
 )
 
-// releaseCase is one hand-over of one release, from the client's request to its answer.
+// releaseCase is one hand-over of one engine release, from the client's request to its response.
 type releaseCase struct {
 	release      string
-	handoverCase handoverCase // client's body, prefill's answer, what was asked or learnt before
-	decode       string       // decode's answer
-	noHandle     bool         // prefill's answer gives no handle: decode does it all
+	handoverCase handoverCase // the client's body, prefill's response, and the peer information
+	decode       string       // decode's response
+	noHandle     bool         // prefill returns no handle: decode runs the whole request
 }
 
-// wholeAnswer is an engine's answer to a completion, with members of its own behind it.
+// wholeAnswer returns a non-streaming completion with additional members at its end.
 func wholeAnswer(text, reason, members string) string {
 	return `{"id":"cmpl-r-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"` + text + `","finish_reason":"` + reason + `"}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}` + members + `}`
 }
 
-// chatAnswer is one to a chat.
+// chatAnswer returns a non-streaming chat response.
 func chatAnswer(text, reason, members string) string {
 	return `{"id":"chatcmpl-r-1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"` + reason + `"}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}` + members + `}`
 }
 
-// releaseCases renders, for each release, the client's request, each leg's request and
-// answer, and what the client gets.
+// releaseCases renders, for each release, the client's request, each leg's request and response,
+// and what the client gets.
 func releaseCases(t *testing.T, family Family, list []releaseCase) string {
 	t.Helper()
 	var out strings.Builder
@@ -73,8 +73,8 @@ func releaseCases(t *testing.T, family Family, list []releaseCase) string {
 	return out.String()
 }
 
-// nixlHandles are prefill's kv_transfer_params as the compared releases write them: a
-// release has the form of the last one here that is not later.
+// nixlHandles are prefill's kv_transfer_params as the tested releases write them. A release has the
+// form of the last entry that is not later.
 var nixlHandles = []struct{ release, members string }{
 	{"0.9.0", `"remote_block_ids":[7,8],"remote_engine_id":"e1","remote_host":"10.0.0.1","remote_port":5557`},
 	{"0.9.1", `"remote_block_ids":[7,8],"remote_engine_id":"e1","remote_host":"10.0.0.1","remote_port":5557,"tp_size":1`},
@@ -93,8 +93,8 @@ func paramsMember(members string) string {
 	return `,"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,` + members + `}`
 }
 
-// TestReleasesExchanges holds what goes out and comes back, family by family and
-// release by release, as text (the other families': *_legs.txt).
+// TestReleasesExchanges compares the requests and responses of each family and release with golden
+// text. The other families are in *_legs.txt.
 func TestReleasesExchanges(t *testing.T) {
 	done := chatAnswer(" cat", "length", `,"kv_transfer_params":null`)
 	ended, chatEnded := wholeAnswer(" cat", "stop", ""), chatAnswer(" cat", "stop", "")

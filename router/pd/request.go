@@ -16,14 +16,14 @@ import (
 	"sluice/router/worker"
 )
 
-// request is one client's request under way, pooled. Nothing uses it after the handler has
-// returned; what a relayed stream needs then is in streamState.
+// request is the state of one client request. It is pooled. Nothing uses it after the handler has
+// returned; streamState holds what a relayed stream needs after that.
 type request struct {
 	scratch
 	runState
 }
 
-// scratch is memory that the next request uses again.
+// scratch is memory that later requests reuse.
 type scratch struct {
 	prompt     tokenize.Prompt
 	overlaps   []schedule.SizedOverlap // overlap per block size of the pool
@@ -33,30 +33,31 @@ type scratch struct {
 	summary    poolSummary     // of a small pool
 	prefetched uint64          // keeps the loads of a prefetch alive
 
-	call            *upstream.Call   // of the last leg, for the next; nil when another goroutine may still cancel it
+	call            *upstream.Call   // the last leg's, for reuse by the next; nil if another goroutine may still cancel it
 	decodeAbort     *decodeAbort     // see newDecodeAbort
-	prefillAbort    *prefillAbort    // see armPrefillAbort; nil until a prefill leg was sent
-	completionTimer *completionTimer // see awaitCompletions; nil until a completion was waited for
+	prefillAbort    *prefillAbort    // see armPrefillAbort; nil until a prefill leg has been sent
+	completionTimer *completionTimer // see awaitCompletions; nil until the first wait for a completion
 	reservations    reservationPool
 
 	excluded    []*worker.Rank // ranks that have failed the request, see exclude
-	exclusions  []exclusion    // why, one for each of excluded
-	skipped     []*worker.Rank // ranks that the last choice passed over: excluded, or at capacity
+	exclusions  []exclusion    // the reason for each rank in excluded
+	skipped     []*worker.Rank // ranks that the last choice skipped because they were excluded or at capacity
 	fields      []upstream.Field
-	legRequest  LegRequest // what the Family writes
+	legRequest  LegRequest // written by the Family
 	segments    [][]byte
 	answer      []byte             // prefill's whole response; handover.Handle borrows from it
-	reply       []byte             // decode's response, where the runner reads it whole
-	rewritten   []byte             // the same as the client gets it, where the family changes it
+	reply       []byte             // decode's response if the runner reads it whole
+	rewritten   []byte             // reply as sent to the client, if the family changes it
 	slotBuf     []byte             // for handover.Slot
 	peerInfoBuf []byte             // for LearnPeerInfo
-	downMonitor *engineDownMonitor // watches prefill's engine while decode waits for its KV; nil until one was needed
+	downMonitor *engineDownMonitor // watches prefill's engine while decode waits for its KV; nil until needed
 }
 
-// runState is the rest of a request, by subject. It is zero when the next request begins.
+// runState is the rest of a request's state, grouped by subject. It is zero at the start of a
+// request.
 type runState struct {
 	r        *Runner
-	settings *settings // the configuration that the request began with
+	settings *settings // the configuration when the request began
 	x        *front.Exchange
 
 	clientPart
@@ -68,107 +69,108 @@ type runState struct {
 	accountPart
 }
 
-// clientPart is what the client asks for, in the body, in headers and in Hints.
+// clientPart holds what the client asks for in the body, in headers and in Hints.
 type clientPart struct {
 	id              string // X-Request-Id
 	model           string
 	stream          bool
 	maxTokens       int       // the client's limit on the output; 0: none
-	hasHandle       bool      // the body holds a handle, which one engine alone may see
-	returnsTokenIDs bool      // the body asks for token ids by a member of its engine's own
-	expectedOutput  int       // tokens; 0: the caller did not say
-	media           []Medium  // of the prompt, where the caller listed them
-	tuning          *Hints    // of the choice, where the caller tunes it; else nil
-	deadline        time.Time // the caller's; zero: none
-	disconnectsAt   time.Time // when the caller disconnects because its time is over; zero: it does not by itself
-	waitingSince    time.Time // when it began to wait for a worker, before it came to the runner; zero: it did not
+	hasHandle       bool      // the body holds a KV handle, so only one engine may receive it
+	returnsTokenIDs bool      // the body asks for token ids by an engine-specific member
+	expectedOutput  int       // in tokens; 0 if unknown
+	media           []Medium  // media of the prompt, if the caller listed them
+	tuning          *Hints    // the caller's scheduling parameters; nil if it set none
+	deadline        time.Time // the caller's deadline; zero if none
+	disconnectsAt   time.Time // when the caller disconnects because its own deadline has passed; zero if never
+	waitingSince    time.Time // when the caller began to wait for a worker; zero if it did not wait
 	steering        steering
-	selected        Selection // the workers that headers name, where there is a WorkerSelector
+	selected        Selection // the workers that headers name, if there is a WorkerSelector
 }
 
-// planPart is what the runner decided about the request, and the pool that it decided for.
+// planPart holds the plan of the request and the pool for which it was made.
 type planPart struct {
 	pool        *fleet.Pool
 	ownPool     fleet.Pool  // the pool restricted to selected
-	view        *fleet.View // the view that the plan's candidates come from
+	view        *fleet.View // the view from which the plan's candidates come
 	pd          *config.PD
 	plan        Plan
 	prefillOnly bool
 	planHeader  string // X-Sluice-Plan, "" for none
-	// fallbackKind and fallbackDetail are the last that noteFallback was called with.
+	// fallbackKind and fallbackDetail are the arguments of the last call of noteFallback.
 	fallbackKind, fallbackDetail string
 
 	salt      blockhash.Salt
-	indexKeys []blockhash.Seq // keys or keyBuf: what the event index was last asked for
+	indexKeys []blockhash.Seq // keys or keyBuf, whichever the event index was last searched with
 	query     schedule.Query
 }
 
-// legsPart is what the request's tries share, beyond the leg under way.
+// legsPart holds the state that all tries of the request share.
 type legsPart struct {
-	attempt     int    // counts pairs of prefill and decode from 1
+	attempt     int    // number of the current pair of legs, from 1
 	freeTries   int    // attempts that do not count, see triesLeft
-	plainDecode bool   // no more pairs: decode does the whole request
-	tries       [3]int // legs sent, by schedule.LegKind
-	legSent     bool   // an engine was sent a leg
-	suspects    int    // engines that broke after this request was sent to them
-	unsent      bool   // the last leg failed before its engine saw anything of it
+	plainDecode bool   // no more pairs: decode runs the whole request
+	tries       [3]int // legs sent, indexed by schedule.LegKind
+	legSent     bool   // an engine has been sent a leg
+	suspects    int    // engines that broke after this request had been sent to them
+	unsent      bool   // the last leg failed before its engine had received any of it
 	waited      time.Duration
-	pause       time.Duration // the last of waitForRank
-	chosenFor   [3]chosenRank // by schedule.LegKind
+	pause       time.Duration // last pause of waitForRank
+	chosenFor   [3]chosenRank // indexed by schedule.LegKind
 
 	reservedDecode schedule.Choice    // chosen before the prefill leg was sent
-	concurrent     *concurrentPrefill // the prefill leg that runs beside decode; nil: none
+	concurrent     *concurrentPrefill // the prefill leg that runs concurrently with decode; nil if none
 	decodeByFamily bool               // the Family wrote the decode leg
 }
 
-// kvPart is the hand-over of one attempt.
+// kvPart holds the hand-over of one attempt.
 type kvPart struct {
-	handover      Handover // what the Family sees of it
+	handover      Handover // the view of the hand-over that the Family gets
 	handleAt      time.Time
-	kv            kvHandover           // of the handle's blocks
+	kv            kvHandover           // state of the handle's blocks
 	pinned        bool                 // Runner.pinned counts the handle
-	transfer      *kvtransfer.Transfer // reports of the transfer; nil: no engine reports any
+	transfer      *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
 	hasConnector  bool                 // the decode engine runs Sluice's connector
-	prefilled     bool                 // the answer contains the work of handover.Prefill
-	prefillCached int                  // predicted, in tokens
+	prefilled     bool                 // the response is based on the work of handover.Prefill
+	prefillCached int                  // predicted cached tokens of the prefill rank
 }
 
-// answerPart is the memory of answers that limits.memory_budget counts.
+// answerPart holds the response memory that counts in limits.memory_budget.
 type answerPart struct {
-	replyLease  membudget.Lease  // of a long reply, see leaseReply
-	answerLease *membudget.Lease // of handover.Answer, where a stream needs it longer than the request; nil: none does
-	derived     membudget.Count  // copies of the body, and the engines' answers
-	whole       bool             // all of an answer that would be relayed has come, see holdWhole
+	replyLease  membudget.Lease  // of a long response, see leaseReply
+	answerLease *membudget.Lease // of handover.Answer, if a stream needs it longer than the request; else nil
+	derived     membudget.Count  // of copies of the body and of the engines' responses
+	whole       bool             // a response that would be relayed has arrived completely, see holdWhole
 }
 
-// migrationPart says whether the request's stream can migrate, and from which stream the
-// request goes on.
+// migrationPart says whether the request's stream can migrate, and which stream the request
+// continues.
 type migrationPart struct {
 	textOnlyCache    tristate // see Handover.textOnly
-	migrationChecked bool     // unmigratable and template are set
+	migrationChecked bool     // unmigratable and template have been set
 	template         resumeTemplate
-	unmigratable     string // why the stream cannot migrate, "" when it can
-	legUnmigratable  string // the same of this leg
+	unmigratable     string // why the stream cannot migrate; "" if it can
+	legUnmigratable  string // why the stream of this leg cannot migrate; "" if it can
 
-	resumption        *resumption // the stream that this request continues; nil: none
-	attemptsBefore    int         // attempts of that stream
-	otherChoiceTokens int         // output so far of its other choices, which are further prompts here
-	legDeadline       time.Time   // the end of its leg, on whichever engine; zero: none
+	resumption        *resumption // the stream that this request continues; nil if none
+	attemptsBefore    int         // attempts of the stream before this request
+	otherChoiceTokens int         // output tokens so far of the stream's other choices, which are further prompts of this request
+	legDeadline       time.Time   // the deadline of the stream's decode leg on any engine; zero if none
 }
 
-// accountPart is what the client's key pays for.
+// accountPart holds what the client's key is charged.
 type accountPart struct {
 	reservedTokens   int  // see reserveQuota
-	backgroundTokens int  // output tokens of them, for a background response; 0: it is not one
-	quotaCommitted   bool // commitQuota was called, or a stream has it to do
+	backgroundTokens int  // number of output tokens in reservedTokens, for a background response; else 0
+	quotaCommitted   bool // commitQuota was called, or a stream will call it
 }
 
-// recycle forgets what borrows from the exchange, keeps bounded scratch.
+// recycle drops everything that borrows from the Exchange and returns the request to the pool with
+// its scratch memory, if that is not too large.
 func (q *request) recycle() {
 	const maxScratch = 1 << 20
 	r := q.r
 	if q.x != nil {
-		q.x.OnClientGone(nil) // behind a panic the last leg's cut may be armed yet
+		q.x.OnClientGone(nil) // after a panic the last leg's callback may still be armed
 		q.commitQuota(0)
 	}
 	q.setPinned(false)
@@ -185,14 +187,14 @@ func (q *request) recycle() {
 		q.replyLease.Release()
 	}
 	if cap(q.answer) > maxScratch || cap(q.reply) > maxScratch || cap(q.rewritten) > maxScratch || cap(q.legRequest.buf) > maxScratch || cap(q.keys) > maxScratch/8 || cap(q.keyBuf) > maxScratch/8 || cap(q.prompt.Tokens) > maxScratch/4 {
-		return // let the collector have what one huge prompt needed
+		return // do not pool the memory of a huge prompt
 	}
 	q.scratch.reset()
 	q.runState = runState{}
 	r.requests.Put(q)
 }
 
-// reset leaves nothing but memory.
+// reset clears everything but the memory.
 func (s *scratch) reset() {
 	s.prompt = tokenize.Prompt{Tokens: s.prompt.Tokens[:0]}
 	s.overlaps, s.keys, s.keyBuf = s.overlaps[:0], s.keys[:0], s.keyBuf[:0]
@@ -202,13 +204,13 @@ func (s *scratch) reset() {
 		s.call, s.decodeAbort = nil, nil
 	}
 	if s.completionTimer != nil && len(s.completionTimer.clientGone) > 0 {
-		s.completionTimer = nil // somebody has left
+		s.completionTimer = nil // the client disconnected; its channel is not empty
 	}
-	if s.prefillAbort.wasStarted() { // behind a panic
+	if s.prefillAbort.wasStarted() { // only after a panic
 		s.call, s.prefillAbort = nil, nil
 	}
 	s.reservations = s.reservations.idle()
-	clear(s.excluded[:cap(s.excluded)]) // lets go of ranks that have left
+	clear(s.excluded[:cap(s.excluded)]) // drops references to removed ranks
 	clear(s.skipped[:cap(s.skipped)])
 	s.excluded, s.exclusions, s.skipped = s.excluded[:0], s.exclusions[:0], s.skipped[:0]
 	clear(s.fields[:cap(s.fields)])

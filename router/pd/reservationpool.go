@@ -8,11 +8,12 @@ import (
 	"sluice/router/schedule"
 )
 
-// When a request is over, a stream, a concurrent prefill leg or an abort may still use what
-// its legs had: a Call, a decodeAbort, a Reservation. Otherwise the next request uses it.
+// After a request has ended, a stream, a concurrent prefill leg or an abort may still use objects
+// of its legs: a Call, a decodeAbort, a Reservation. Only objects that nothing uses any more pass
+// to the next request.
 
-// newCall returns a Call for the next leg: the last leg's, unless another goroutine may still
-// cancel that.
+// newCall returns a Call for the next leg. It reuses the last leg's Call unless another goroutine
+// may still cancel it.
 func (q *request) newCall() *upstream.Call {
 	q.legSent = true
 	if q.call == nil || q.call.Cancelled() || q.decodeAbort.wasStarted() || q.downMonitor.inUse() {
@@ -23,7 +24,7 @@ func (q *request) newCall() *upstream.Call {
 	return q.call
 }
 
-// newDecodeAbort returns a decodeAbort that has not been started.
+// newDecodeAbort returns a decodeAbort that was not started.
 func (q *request) newDecodeAbort() *decodeAbort {
 	if q.decodeAbort == nil || q.decodeAbort.wasStarted() {
 		q.decodeAbort = new(decodeAbort)
@@ -32,14 +33,14 @@ func (q *request) newDecodeAbort() *decodeAbort {
 	return q.decodeAbort
 }
 
-// reservationPool has the Reservations for a request's choices.
+// reservationPool holds the Reservations for a request's choices.
 type reservationPool struct {
-	slots [2]*schedule.Reservation // for prefill and decode, or for the only leg
+	slots [2]*schedule.Reservation // for prefill and decode, or only the first for a single leg
 	used  int
 }
 
-// acquire returns a Reservation for one more choice, or nil when the pool has none; the choice
-// then allocates its own.
+// acquire returns a Reservation for one more choice. It returns nil if the pool is empty; the
+// choice then allocates its own.
 func (r *reservationPool) acquire() *schedule.Reservation {
 	if r.used == len(r.slots) {
 		return nil
@@ -51,8 +52,8 @@ func (r *reservationPool) acquire() *schedule.Reservation {
 	return r.slots[r.used-1]
 }
 
-// replace removes res from the pool, because its new owner may release it after the request,
-// and puts with in its place, which is released or nil. It returns res.
+// replace removes res from the pool, because its new owner may release it after the request, and
+// adds with, which is released or nil. It returns res.
 func (r *reservationPool) replace(res, with *schedule.Reservation) *schedule.Reservation {
 	for i := range r.slots {
 		if r.slots[i] == res {
@@ -62,10 +63,10 @@ func (r *reservationPool) replace(res, with *schedule.Reservation) *schedule.Res
 	return res
 }
 
-// detach removes all from the pool, because their new owner may release them later.
+// detach removes all Reservations from the pool, because their new owners may release them later.
 func (r *reservationPool) detach() { *r = reservationPool{used: len(r.slots)} }
 
-// idle returns a pool of those that are released.
+// idle returns a pool of the released Reservations.
 func (r *reservationPool) idle() (free reservationPool) {
 	for i, res := range r.slots {
 		if res.IsReleased() {
@@ -75,8 +76,8 @@ func (r *reservationPool) idle() (free reservationPool) {
 	return free
 }
 
-// internModel replaces q.model, which borrows from the body, by a string that outlives it: the
-// pool's where they are equal.
+// internModel replaces q.model, which borrows from the body, with a string that outlives the body:
+// the pool's model name if they are equal.
 func (q *request) internModel() {
 	if q.pool != nil && q.pool.Model == q.model {
 		q.model = q.pool.Model
@@ -85,5 +86,6 @@ func (q *request) internModel() {
 	}
 }
 
-// unsafeString returns b as a string without a copy. It is valid while b does not change.
+// unsafeString returns b as a string without a copy. The string is valid as long as b does not
+// change.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

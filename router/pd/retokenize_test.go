@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestMatchesTokens: each event's text is one token, in the alphabet of whatever vocabulary;
-// nothing else is exact.
+// TestMatchesTokens checks that only texts that are one token per event are exact, in the alphabet
+// of any vocabulary.
 func TestMatchesTokens(t *testing.T) {
 	for _, k := range []struct {
 		name   string
@@ -33,7 +33,7 @@ func TestMatchesTokens(t *testing.T) {
 			t.Errorf("%s: %v", k.name, got)
 		}
 	}
-	if len(unprintable) != 68 { // GPT-2's alphabet has 188 signs of Latin-1
+	if len(unprintable) != 68 { // GPT-2's alphabet has 188 printable characters of Latin-1
 		t.Errorf("%d bytes without a sign of their own", len(unprintable))
 	}
 }

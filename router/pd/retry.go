@@ -10,41 +10,41 @@ import (
 	"sluice/router/worker"
 )
 
-// A retry chooses among the workers that are ready at its time, not among those of the
-// request's arrival: refreshCandidates reads the fleet's current view, and a rank that has
-// failed the request is a candidate again when its engine is back (readmit). Where no
-// candidate is left but an engine may come back, the retry waits for it (awaitCandidate).
+// A retry chooses among the workers that are ready at its time, not at the time of the request's
+// arrival. refreshCandidates reads the fleet's current view, and a rank that has failed the request
+// becomes a candidate again when its engine is back (readmit). If no candidate is left but an
+// engine may come back, the retry waits for it (awaitCandidate).
 
 // exclusionReason says why a rank is excluded from further tries of a request.
 type exclusionReason uint8
 
 const (
-	// excludedError: the engine is alive and answered with an error, or was too slow.
+	// excludedError: the engine is alive but answered with an error or too slowly.
 	excludedError exclusionReason = iota
 	// excludedDown: the connection was refused or broke, or the engine reported that it is
 	// about to exit. It may be back soon.
 	excludedDown
-	// excludedTainted: the rank may have blocks of this prompt that were never written. The
-	// router cannot be sure that a later process replaced it, so it stays excluded.
+	// excludedTainted: the rank may list blocks of this prompt that were never written. It stays
+	// excluded, because the router cannot be sure that a new process has replaced it.
 	excludedTainted
 )
 
 // exclusion is a rank that has failed the request, see scratch.excluded.
 type exclusion struct {
 	reason exclusionReason
-	// admissions is Fleet.Admissions of the rank when it was chosen. A higher value later
-	// means that the engine was away and is back.
+	// admissions is the rank's Fleet.Admissions when it was chosen. A higher value later means that
+	// the engine was away and has come back.
 	admissions uint32
 }
 
-// chosenRank is the rank last chosen for a leg, with its Fleet.Admissions and
-// Fleet.Incarnation at that time.
+// chosenRank is the last rank chosen for a leg, with its Fleet.Admissions and Fleet.Incarnation at
+// that time.
 type chosenRank struct {
 	rank                    *worker.Rank
 	admissions, incarnation uint32
 }
 
-// recordChosenRank records with which incarnation of its engine a rank was chosen.
+// recordChosenRank records the chosen rank of a leg and its engine's incarnation.
 func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 	if r == nil {
 		return
@@ -53,7 +53,7 @@ func (q *request) recordChosenRank(leg schedule.LegKind, r *worker.Rank) {
 	q.chosenFor[leg] = chosenRank{r, f.Admissions(r), f.Incarnation(r)}
 }
 
-// exclude keeps a rank out of further tries of the request.
+// exclude excludes a rank from further tries of the request.
 func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
 	n, known := uint32(0), false
 	for i := range q.chosenFor {
@@ -68,7 +68,7 @@ func (q *request) exclude(r *worker.Rank, reason exclusionReason) {
 	q.exclusions = append(q.exclusions, exclusion{reason, n})
 }
 
-// readmit drops the exclusions for which readmits returns true.
+// readmit removes the exclusions for which readmits returns true.
 func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 	kept := 0
 	for i, r := range q.excluded {
@@ -82,9 +82,9 @@ func (q *request) readmit(readmits func(*worker.Rank, exclusion) bool) {
 	q.excluded, q.exclusions = q.excluded[:kept], q.exclusions[:kept]
 }
 
-// refreshCandidates replaces the plan's candidates by the ranks that are ready now. The
-// decisions about the request stay: its model's settings, its family, and whether one rank
-// does the whole request.
+// refreshCandidates replaces the plan's candidates with the ranks that are ready now. Decisions
+// about the request do not change: its model's configuration, its family, and whether one rank runs
+// the whole request.
 func (q *request) refreshCandidates() {
 	f := q.settings.Fleet
 	if len(q.excluded) > 0 {
@@ -99,7 +99,7 @@ func (q *request) refreshCandidates() {
 	q.view = view
 	p := &q.plan
 	pool, ok := q.poolOf(view)
-	if !ok { // every worker of the model has left
+	if !ok { // every worker of the model has been removed
 		p.Prefill, p.Decode, p.Whole = nil, nil, nil
 		return
 	}
@@ -113,7 +113,7 @@ func (q *request) refreshCandidates() {
 	}
 }
 
-// wholeCandidates are the ranks of pool that may do the whole request.
+// wholeCandidates returns the ranks of pool that may run the whole request.
 func (q *request) wholeCandidates(pool *fleet.Pool) []*worker.Rank {
 	switch q.plan.wholeSet {
 	case wholeAny:
@@ -126,7 +126,7 @@ func (q *request) wholeCandidates(pool *fleet.Pool) []*worker.Rank {
 	return wholeRanks(pool)
 }
 
-// candidates are the ranks that may take a leg of the plan.
+// candidates returns the ranks that may run a leg of the plan.
 func (q *request) candidates(leg schedule.LegKind) []*worker.Rank {
 	switch {
 	case leg == schedule.PrefillLeg && (!q.prefillOnly || q.prefillOnlyOnPrefill()):
@@ -137,11 +137,11 @@ func (q *request) candidates(leg schedule.LegKind) []*worker.Rank {
 	return q.plan.Decode
 }
 
-// prefillOnlyOnPrefill reports whether a prefill-only request goes to prefill workers.
+// prefillOnlyOnPrefill reports whether a prefill-only request runs on prefill workers.
 func (q *request) prefillOnlyOnPrefill() bool { return q.plan.Family != nil || len(q.plan.Prefill) > 0 }
 
-// prefillEngineLost reports whether the engine that computed the pair's handle is gone or was
-// gone in between, so that its KV is lost.
+// prefillEngineLost reports whether the engine that computed the pair's handle is down or was down
+// since, so that its KV is lost.
 func (q *request) prefillEngineLost() bool {
 	r, f := q.handover.Prefill, q.settings.Fleet
 	if r == nil || q.plan.Traits.NoLease {
@@ -154,20 +154,20 @@ func (q *request) prefillEngineLost() bool {
 	return state == worker.Unhealthy || state == worker.Gone || f.RefusesConnections(r)
 }
 
-// mayPlainDecode reports whether decode may do the whole request without a prefill worker.
+// mayPlainDecode reports whether decode may run the whole request without a prefill worker.
 func (q *request) mayPlainDecode() bool { return q.pd.PlainDecode && !q.plan.Traits.NoPlainDecode }
 
-// maxFreeTries bounds the tries of one request that do not count, because the engine's
-// host refused the connection.
+// maxFreeTries bounds the tries of one request that do not count because the engine's host refused
+// the connection.
 const maxFreeTries = 64
 
 // triesLeft reports whether pd.max_attempts allows another try. A refused connection does not
 // count, because no engine has seen the request.
 func (q *request) triesLeft() bool { return q.attempt-q.freeTries < q.pd.MaxAttempts }
 
-// awaitCandidate reports whether a leg has a candidate that has not failed the request. Where
-// an engine that went down may come back it waits for one: for timeouts.pool_wait over all
-// retries of the request, until its client disconnects or its deadline passes.
+// awaitCandidate reports whether a leg has a candidate that has not failed the request. If an
+// engine that went down may come back, it waits for one: up to timeouts.pool_wait over all retries
+// of the request, or until the client disconnects or the deadline passes.
 func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	if q.refreshCandidates(); q.hasCandidate(q.candidates(leg)) {
 		return true
@@ -192,8 +192,8 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	return found
 }
 
-// mayRecover reports whether a candidate may appear: the pool has workers, and not all of
-// them are ready and have failed the request.
+// mayRecover reports whether a candidate may appear: the pool has workers, and not all of them are
+// ready and have failed the request.
 func (q *request) mayRecover(leg schedule.LegKind) bool {
 	if q.waited >= q.settings.Timeouts.PoolWait || q.selected.Prefill != nil && leg == schedule.PrefillLeg || q.x.ClientGone() || q.pastDeadline() {
 		return false // the fleet does not probe workers that a request names
@@ -227,13 +227,13 @@ func (q *request) roleServes(leg schedule.LegKind, role worker.Role) bool {
 
 const (
 	// minRetryPause is how long a retry waits before it tries an engine again that went down
-	// and that the fleet still has as ready: it may have restarted between two probes. Each
+	// although the fleet still lists it as ready: it may have restarted between two probes. Each
 	// further pause of the request is twice as long.
 	minRetryPause = 100 * time.Millisecond
 	maxRetryPause = 2 * time.Second
 )
 
-// waitForRank waits until a leg has a candidate, or ctx ends.
+// waitForRank waits until a leg has a candidate or ctx ends.
 func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
 	f := q.settings.Fleet
 	q.pause = min(max(2*q.pause, minRetryPause), maxRetryPause)
@@ -253,7 +253,7 @@ func (q *request) waitForRank(ctx context.Context, leg schedule.LegKind) bool {
 		case on == ctx:
 			return false // the fleet is closed
 		}
-		// The pause is over. The fleet reports the return of those that it knows to be down.
+		// The pause is over. The fleet reports when engines that it knows to be down return.
 		on = ctx
 		ready := q.candidates(leg)
 		q.readmit(func(r *worker.Rank, e exclusion) bool { return e.reason == excludedDown && containsRank(ready, r) })
@@ -272,11 +272,12 @@ func containsRank(ranks []*worker.Rank, r *worker.Rank) bool {
 	return false
 }
 
-// maxReturnWait is how long the fleet may take to probe an engine that has restarted.
+// maxReturnWait bounds how long the router waits for the fleet's probe of an engine that has
+// restarted.
 const maxReturnWait = time.Second
 
-// awaitReturn waits for a prefill rank whose answer has just shown the fleet that its engine
-// has restarted. The fleet admits it again in a moment.
+// awaitReturn waits for a prefill rank whose response has just shown the fleet that its engine
+// restarted. The fleet admits the rank again shortly.
 func (q *request) awaitReturn(r *worker.Rank) {
 	ctx, cancel := context.WithDeadline(context.Background(), q.earlierDeadline(time.Now().Add(maxReturnWait)))
 	defer cancel()

@@ -2,5 +2,5 @@ package pd
 
 import "sluice/dataplane/objpool"
 
-// Every test of the package finds who writes to a pooled object after its release.
+// The checks make every test of the package detect writes to a pooled object after its release.
 func init() { objpool.EnableChecks() }

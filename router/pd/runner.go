@@ -24,8 +24,8 @@ import (
 // Observer counts what the runner does. Its methods run on the request path: they must
 // neither block nor allocate.
 type Observer interface {
-	// LegStarted and LegEnded enclose one engine call. outcome is "ok", a front.Reason, or
-	// the class of the engine's status ("4xx", "5xx").
+	// LegStarted and LegEnded bracket one engine call. outcome is "ok", a front.Reason, or the
+	// class of the engine's status ("4xx", "5xx").
 	LegStarted(leg schedule.LegKind, id worker.ID)
 	LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration)
 	// FallbackUsed counts a departure from the plan ("incomplete_handle",
@@ -33,33 +33,33 @@ type Observer interface {
 	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
 	// "many_choices", "no_output", "abandoned_handle", …).
 	FallbackUsed(kind string)
-	// Migrated counts an engine that failed in the middle of a stream, by what followed:
-	// "done" (another engine continues the stream), "failed" (no engine did), "limit", or
-	// the reason why the stream could not migrate.
+	// Migrated counts the interruptions of streams by outcome: "done" (another engine continues the
+	// stream), "failed" (no engine could), "limit", or the reason why the stream could not migrate.
 	Migrated(outcome string)
-	// Planned counts a decision between prefill on another rank ("remote") and on the decode
-	// rank ("local"), where reason is one of schedule's constants, and a "prefill_only"
-	// request, where reason is "header" or "max_tokens".
+	// Planned counts a decision between prefill on another rank ("remote") and on the decode rank
+	// ("local"); reason is then one of schedule's constants. It also counts a "prefill_only"
+	// request; reason is then "header" or "max_tokens".
 	Planned(plan, reason string)
-	// Retried counts a leg that runs again.
+	// Retried counts a leg that is sent again.
 	Retried(leg schedule.LegKind)
-	// FirstToken has the time from the request's head to its first token.
+	// FirstToken records the time from the request's head to its first token.
 	FirstToken(endpoint string, took time.Duration)
 	// Streamed counts a stream that has ended.
 	Streamed(endpoint string, res *relay.Result)
-	// Cached compares the cached tokens that the runner predicted with those that the engine
-	// reported; actual is -1 when the engine reported none.
+	// Cached records the cached tokens that the runner predicted and those that the engine
+	// reported; actual is -1 if the engine reported none.
 	Cached(id worker.ID, promptTokens, predicted, actual int)
 }
 
-// Recorder records every choice; recording.Recorder is one. seqs, of blockSize tokens each,
-// are borrowed. exact says that they are keys of the event index and not of the approximate
-// one. RecordChoice runs on the request path and must return at once.
+// Recorder records every choice. recording.Recorder implements it. seqs are borrowed and stand for
+// blockSize tokens each. exact says that they are keys of the event index and not of the
+// approximate index. RecordChoice runs on the request path and must not block.
 type Recorder interface {
 	RecordChoice(q *schedule.Query, c schedule.Choice, seqs []blockhash.Seq, blockSize int, exact bool)
 }
 
-// Options of a Runner. All but Recorder, Completions, Transfers, SideChannel and Log are required.
+// Options configure a Runner. All but Recorder, Completions, Transfers, SideChannel and Log are
+// required.
 type Options struct {
 	Fleet     *fleet.Fleet
 	Scheduler *schedule.Scheduler
@@ -73,36 +73,35 @@ type Options struct {
 	Timeouts  config.Timeouts
 	Steering  config.Steering
 	Migration config.Migration
-	// Completions reports KV transfers that have ended, to families that wait for them
-	// (CompletionWaiter). Without it decode follows prefill's answer alone.
+	// Completions reports the end of KV transfers to families that wait for it (CompletionWaiter).
+	// Without it decode follows prefill's response alone.
 	Completions Completions
-	// Transfers reports the results of KV transfers, where engines report them. Without it
-	// the runner has the engines' HTTP answers alone. TransferStall is how long a watched
-	// transfer may go without a report or an answer before the runner gives it up; 0: for
-	// ever.
+	// Transfers reports the results of KV transfers if engines report them. Without it the runner
+	// relies on the engines' HTTP responses. TransferStall is how long a watched transfer may go
+	// without a report or a response before the runner gives it up; 0 means no limit.
 	Transfers     *kvtransfer.Watcher
 	TransferStall time.Duration
-	// Selector reads the headers by which requests name workers; nil: none do.
+	// Selector reads the headers by which requests name workers. It may be nil.
 	Selector WorkerSelector
-	// SideChannel renews leases of handles between the legs and releases abandoned ones.
-	// Without it the engines' own time-outs free the blocks.
+	// SideChannel renews the leases of handles between the legs and releases abandoned handles.
+	// Without it the engines' own timeouts free the blocks.
 	SideChannel *sidechannel.Manager
-	// PoolWaiters bounds how many requests wait for a healthy worker at once; 0: no bound.
+	// PoolWaiters bounds the number of requests that wait for a healthy worker; 0 means no limit.
 	PoolWaiters int
 	Log         *slog.Logger
 }
 
-// Completions reports transfers by the ids that the legs gave the engines. Its methods run
-// on the request path.
+// Completions reports the end of transfers by the ids that the legs carry. Its methods run on the
+// request path.
 type Completions interface {
-	// Expect registers interest in count completions of id, before the leg that
-	// causes them is sent.
+	// Expect registers a wait for count completions of id. The runner calls it before it sends the
+	// leg that causes them.
 	Expect(id string, count int) Expectation
 }
 
 // Expectation is one wait for completions.
 type Expectation interface {
-	// Done is closed when all completions have come.
+	// Done is closed when all completions have arrived.
 	Done() <-chan struct{}
 	// Cancel ends the wait. The runner calls it exactly once, also after Done.
 	Cancel()
@@ -117,7 +116,7 @@ type Runner struct {
 	notificationBreakers notificationBreakers
 	fallbacks            fallbackTracker
 	poolSummaries        poolSummaries
-	nextTokenizer        atomic.Uint32 // rotates the workers that tokenize
+	nextTokenizer        atomic.Uint32 // rotates over the workers that tokenize
 	pinned               atomic.Int64  // see Pinned
 	waiting              atomic.Int64  // see Waiting
 	downMonitors         *sweeper.Sweeper[engineDownMonitor]
@@ -127,11 +126,11 @@ type Runner struct {
 	probes               engineProbes
 }
 
-// Waiting is the number of requests that wait for a healthy worker.
+// Waiting returns the number of requests that wait for a healthy worker.
 func (r *Runner) Waiting() int64 { return r.waiting.Load() }
 
-// Pinned is the number of handles for which a prefill engine keeps blocks: those whose
-// decode has not answered yet.
+// Pinned returns the number of handles whose blocks a prefill engine keeps because decode has not
+// answered yet.
 func (r *Runner) Pinned() int64 { return r.pinned.Load() }
 
 type modelPD struct {
@@ -140,7 +139,7 @@ type modelPD struct {
 	traits Traits
 }
 
-// NewRunner makes a Runner; it fails on a family it does not know.
+// NewRunner returns a Runner. It fails on an unknown family and on invalid pinning rules.
 func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -231,7 +230,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	}
 }
 
-// setPinned counts the request's handle in Pinned, or no longer.
+// setPinned adds the request's handle to Pinned or removes it.
 func (q *request) setPinned(on bool) {
 	if q.pinned == on {
 		return
@@ -244,7 +243,7 @@ func (q *request) setPinned(on bool) {
 	}
 }
 
-// requestedTokens is the client's limit on the output, 0 when it set none.
+// requestedTokens returns the client's limit on the output, 0 if it set none.
 func requestedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 	keys := [...]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
 	switch kind {
@@ -263,13 +262,13 @@ func requestedTokens(doc *jsonscan.Doc, kind front.Kind) int {
 	return 0
 }
 
-// refuse answers with an error of the router's own and ends the explain record.
+// refuse answers with one of the router's errors and ends the explain record.
 func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
 	q.refuseParam(reason, "", message, retryAfter)
 }
 
-// refuseParam is refuse for a reason that concerns one member of the request. When the
-// caller's deadline has passed the reason is the deadline.
+// refuseParam is refuse for an error in one member of the request. If the caller's deadline has
+// passed, it answers with the deadline error instead.
 func (q *request) refuseParam(reason front.Reason, param, message string, retryAfter time.Duration) {
 	if (reason.Status() >= 500 || reason == front.ClientGone) && q.pastDeadline() {
 		reason, retryAfter = front.Deadline, 0
@@ -282,8 +281,8 @@ func (q *request) refuseParam(reason front.Reason, param, message string, retryA
 	})
 }
 
-// endExplain ends the explain record. A request that continues a stream leaves that to the
-// stream.
+// endExplain ends the explain record. For a request that continues a stream it does nothing,
+// because the stream ends the record.
 func (q *request) endExplain(out schedule.Outcome) {
 	if q.resumption == nil {
 		q.settings.Scheduler.EndRecord(q.x.RequestID, out)

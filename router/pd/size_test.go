@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// TestStreamSize: there are thousands of streams, and a few bytes more would take each
-// into the next size class.
+// TestStreamSize checks the size of streamState. Thousands exist at a time, and a few bytes more
+// would move each into the next size class.
 func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(streamState{}); size > 224 {
 		t.Errorf("a stream has %d bytes; a size class ends at 224", size)

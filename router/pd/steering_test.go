@@ -20,8 +20,8 @@ func TestSplitWords(t *testing.T) {
 	}
 }
 
-// TestLongSteeringListCostsNothing reads the first words of a list as long as a body may be.
-// Splitting the whole list first took 1.2 GiB beyond limits.memory_budget.
+// TestLongSteeringListCostsNothing checks that the router reads only the first words of a list as
+// long as a body may be. Splitting the whole list first took 1.2 GiB beyond limits.memory_budget.
 func TestLongSteeringListCostsNothing(t *testing.T) {
 	list := bytes.Repeat([]byte("a,"), 16<<20)
 	got := testing.Benchmark(func(b *testing.B) {

@@ -13,7 +13,7 @@ func TestStoredResponsesTable(t *testing.T) {
 	a, b := &worker.Rank{}, &worker.Rank{}
 	s := storedResponses{max: 3}
 	s.add("x", "1", a, now)
-	s.add("y", "1", b, now) // another client's id is not taken over
+	s.add("y", "1", b, now) // another client's id stays that client's
 	if s.find("x", "1", now) != a || s.find("y", "1", now) != nil || s.find("", "1", now) != nil {
 		t.Error("a response is given to another client")
 	}
@@ -42,8 +42,8 @@ func TestStoredResponsesTable(t *testing.T) {
 	}
 }
 
-// TestStoredResponsesAreSharedFairly fills the table with one client's responses: before,
-// they pushed out those of every other client.
+// TestStoredResponsesAreSharedFairly fills the table with one client's responses. Earlier they
+// displaced those of every other client.
 func TestStoredResponsesAreSharedFairly(t *testing.T) {
 	now, rank := time.Now(), &worker.Rank{}
 	s := storedResponses{max: 8}
@@ -72,7 +72,7 @@ func TestStoredResponsesAreSharedFairly(t *testing.T) {
 	if a, b := count("a"), count("b"); a != 4 || b != 4 {
 		t.Errorf("%d of a and %d of b, want 4 each", a, b)
 	}
-	add("c", 0, 1) // comes to a full table
+	add("c", 0, 1) // c stores its first response in a full table
 	if a, b, c := count("a"), count("b"), count("c"); a+b != 7 || c != 1 {
 		t.Errorf("%d of a, %d of b, %d of c; want 7 and 1", a, b, c)
 	}

@@ -19,38 +19,39 @@ import (
 	"sluice/router/worker"
 )
 
-// streamState is what a relayed stream needs after its request has returned to the pool.
-// There are thousands of them; it exactly fills a size class of 224 bytes.
+// streamState is what a relayed stream needs after its request has returned to the pool. Thousands
+// exist at a time; it exactly fills a size class of 224 bytes.
 type streamState struct {
 	legRecord
 	requestID      string
 	endpoint       *front.Endpoint
-	client         [16]byte        // its address, zero for none known; a netip.Addr has 24
-	pass           front.Principal // nil: the router requires no keys
+	client         [16]byte        // its address, zero if unknown; 16 bytes where a netip.Addr has 24
+	pass           front.Principal // nil if the router requires no keys
 	received       compactTime
-	tokens         int32 // of the prompt
-	reservedTokens int32 // of them by the key
-	// prefillCached is what the engine of a prefill leg found cached, -1 unknown. Without
-	// a prefill leg the runner learns from the decode engine's own report.
+	tokens         int32 // number of prompt tokens
+	reservedTokens int32 // quota tokens reserved from the client's key
+	// prefillCached is the number of tokens that the engine of a prefill leg found cached, -1 if
+	// unknown. Without a prefill leg the runner learns from the decode engine's report.
 	prefillCached int32
 	prefilled     bool
 	migrated      bool               // another engine continues it
 	background    bool               // a background response: reservedTokens includes its output
 	unstored      bool               // the client declined to have the response stored
-	concurrent    *concurrentPrefill // may still run
+	concurrent    *concurrentPrefill // the prefill leg, which may still run
 	keys          []blockhash.Seq    // of the approximate index; nil for ranks with KV events
 
-	kv       kvHandover           // of prefill's blocks, until the first token
-	transfer *kvtransfer.Transfer // of the hand-over
+	kv       kvHandover           // state of prefill's blocks until the first token
+	transfer *kvtransfer.Transfer // watch over the hand-over
 	prefill  *worker.Rank
 
-	endedTransfer *schedule.Transfer // the result of the hand-over of a leg that has ended
+	endedTransfer *schedule.Transfer // the result of the hand-over of an earlier leg
 	unmigratable  string             // why the stream cannot migrate
-	migration     *migrationState    // nil: it cannot migrate
-	indexedWorker *worker.Worker     // the worker under which Runner.migratable has it
+	migration     *migrationState    // nil if it cannot migrate
+	indexedWorker *worker.Worker     // the worker under which Runner.migratable lists the stream
 }
 
-// compactTime is a time since the start of the package. It has a third of a Time's size.
+// compactTime is a time relative to the start of the package. It is a third of the size of a
+// time.Time.
 type compactTime time.Duration
 
 var epoch = time.Now()
@@ -61,7 +62,7 @@ func (m compactTime) time() time.Time { return epoch.Add(time.Duration(m)) }
 
 func (m compactTime) since() time.Duration { return time.Since(epoch) - time.Duration(m) }
 
-// relay hands the stream to the front, which relays it after the handler has returned.
+// relay passes the stream to the front, which relays it after the handler has returned.
 func (q *request) relay(l *leg, resp *upstream.Response) {
 	s := &streamState{
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
@@ -116,13 +117,13 @@ type leasedStreamState struct {
 	answerLease *membudget.Lease
 }
 
-// Ended implements front.Relayed.
+// Ended implements front.StreamHandler.
 func (l leasedStreamState) Ended(res relay.Result) {
 	defer l.answerLease.Release()
 	l.streamState.Ended(res)
 }
 
-// FirstToken implements front.Relayed: the prefill work is done.
+// FirstToken implements front.StreamHandler. The prefill work is done at the first token.
 func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
 	s.kv.on(kvDecoded)
@@ -130,7 +131,8 @@ func (s *streamState) FirstToken() {
 	s.r.options().Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
 
-// Done implements front.Doner: the engine has done the work, whenever it ends its response.
+// Done implements front.Doner. The engine has finished the work, even if it ends its response
+// later.
 func (s *streamState) Done(usage relay.Usage, failed bool) {
 	if !failed {
 		s.reservation.Report(s.requestID, usage.Cached, max(usage.Completion, 0))
@@ -138,7 +140,7 @@ func (s *streamState) Done(usage relay.Usage, failed bool) {
 	s.release()
 }
 
-// Ended implements front.Relayed.
+// Ended implements front.StreamHandler.
 func (s *streamState) Ended(res relay.Result) {
 	opt := s.r.options()
 	s.r.migratable.remove(s)
@@ -148,7 +150,7 @@ func (s *streamState) Ended(res relay.Result) {
 	s.release()
 	switch {
 	case res.SawErrorEvent || res.Cause.EngineFailed():
-		s.kv.on(kvDropped) // no effect when a token came
+		s.kv.on(kvDropped) // no effect after the first token
 	case res.Cause != relay.Completed && res.FirstByte.IsZero():
 		s.kv.on(kvGivenUp)
 	default:
@@ -206,11 +208,11 @@ func (s *streamState) Ended(res relay.Result) {
 	}
 }
 
-// logEnd logs that the stream ended early, with the keys of log lines about a request.
+// logEnd logs that the stream ended early.
 func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	level := slog.LevelWarn
 	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
-		level = slog.LevelInfo // clients that leave, deadlines and restarts are normal; engines that fail are not
+		level = slog.LevelInfo // disconnects, deadlines and restarts are normal; failures of engines are not
 	}
 	args := append(make([]any, 0, 12), "request_id", s.requestID)
 	if s.client != [16]byte{} {
@@ -232,8 +234,8 @@ func (s *streamState) finishTransfer() schedule.Transfer {
 	return s.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
 }
 
-// commitQuota charges the client's key for the stream instead of for the reserved tokens: what
-// the engine reported, else the prompt as the router counted it and one token per event.
+// commitQuota charges the client's key for the stream instead of the reserved tokens: the usage
+// that the engine reported, else the router's count of the prompt and one token per event.
 func (s *streamState) commitQuota(res *relay.Result) {
 	if s.pass == nil {
 		return
@@ -256,12 +258,12 @@ func (s *streamState) commitQuota(res *relay.Result) {
 	s.pass.Commit(int(s.reservedTokens), prompt+output)
 }
 
-// reportResult reports the engine's success or failure to the fleet. An error event before any
-// token may be the request's fault, so it counts as neither.
+// reportResult reports the engine's success or failure to the fleet. An error event before the
+// first token may be the request's fault, so it counts as neither.
 func (s *streamState) reportResult(res *relay.Result) {
 	fleet := s.r.options().Fleet
 	switch {
-	case s.completed || s.status != 200: // reported already
+	case s.completed || s.status != 200: // already reported
 	case res.Cause.EngineFailed():
 		fleet.ReportFailure(s.rank, res.Err)
 	case res.SawErrorEvent && !res.FirstToken.IsZero():

@@ -10,8 +10,8 @@ import (
 	"sluice/router/config"
 )
 
-// TestParseChoice: of what is held to one of several texts another engine is told what may
-// still follow, and nothing else is taken for such.
+// TestParseChoice checks that the next engine is told the remaining continuations of a choice, and
+// that no other grammar is taken for a choice.
 func TestParseChoice(t *testing.T) {
 	const texts = `["yes","yes, but \u00fc","no","\"quoted\""]`
 	for _, k := range []struct{ name, raw, told, want string }{
@@ -53,8 +53,7 @@ func TestParseChoice(t *testing.T) {
 	}
 }
 
-// TestContinuations: what another engine is asked for a stream's rest, request by request,
-// or the word for why it cannot be asked.
+// TestContinuations checks, for each request, the resume request or the reason why there is none.
 func TestContinuations(t *testing.T) {
 	all := config.Migration{Allow: config.MigrationAllow, Structured: "unconstrained"}
 	exact := config.Migration{Structured: "exact"}
