@@ -13,14 +13,14 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// convert gives the items of a stream's events as JSON, one a line.
+// convert returns the items of a stream's events as JSON, one per line.
 func convert(t *testing.T, c converter, events ...string) string {
 	t.Helper()
 	var out []byte
 	c.usage = noUsage
 	c.send = func(it *item) error {
 		js := jsonItems{}.append(nil, it)
-		// Both encodings must say the same.
+		// Both encodings must be equivalent.
 		packed := msgpackItems{}.append(nil, it)
 		back := jsonOf(t, packed)
 		if want := strings.TrimSpace(strings.TrimPrefix(string(js), "data: ")); back != want {
@@ -31,7 +31,7 @@ func convert(t *testing.T, c converter, events ...string) string {
 	}
 	o := itemWriter{converter: c}
 	for _, e := range events {
-		for i := range len(e) { // byte by byte: events may come in any pieces
+		for i := range len(e) { // byte by byte, because events may be split anywhere
 			if _, err := o.Write([]byte(e[i : i+1])); err != nil {
 				t.Fatal(err)
 			}
@@ -103,7 +103,7 @@ data: {"event":"error","error":{"message":"out of \"it\"","type":"InternalServer
 	}
 }
 
-// testEvent is what one token costs an engine of vLLM 0.32 to tell.
+// testEvent is the event that vLLM 0.32 sends for one token.
 func testEvent(d engineDialect) []byte {
 	if d == native {
 		return []byte(data(`{"text":" word","output_ids":[1234],"meta_info":{"id":"r-1","finish_reason":null,"prompt_tokens":400,"weight_version":"default","num_retractions":0,"reasoning_tokens":0,"completion_tokens":1,"cached_tokens":384,"cached_tokens_details":null,"dp_rank":null}}`))
@@ -139,8 +139,8 @@ func TestItemsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestSSEWriter: items leave in the framing that the stream has, whole and once to its
-// end, wherever the engine's pieces are cut, and cost no memory.
+// TestSSEWriter: items are written in the framing of the stream, complete and with one end,
+// wherever the engine's data is split, and without allocation.
 func TestSSEWriter(t *testing.T) {
 	events := []string{string(testEvent(completions)), string(testEvent(completions)),
 		data(`{"id":"c","choices":[{"index":0,"text":"","finish_reason":"length","token_ids":[7]}]}`),
@@ -202,8 +202,8 @@ func TestSSEWriter(t *testing.T) {
 	}
 }
 
-// BenchmarkItem is the router's own work for an item, without sockets: the relay's
-// chunk taken apart, the event read, the item written.
+// BenchmarkItem measures the router's work for one item without sockets: it decodes the relay's
+// chunk, parses the event and writes the item.
 func BenchmarkItem(b *testing.B) {
 	for _, d := range []engineDialect{completions, native} {
 		b.Run(endpoints[d].Path, func(b *testing.B) {
@@ -227,8 +227,8 @@ func BenchmarkItem(b *testing.B) {
 	})
 }
 
-// TestTemplateMatchesFullParse: events that the template takes and those that it does
-// not give the same items as one that is walked each time.
+// TestTemplateMatchesFullParse: a converter with the template produces the same items as one
+// that walks every event, whether an event matches the template or not.
 func TestTemplateMatchesFullParse(t *testing.T) {
 	event := func(text, ids, rest string) string {
 		return data(`{"id":"c","choices":[{"index":0,"text":"` + text + `","finish_reason":null,"token_ids":[` + ids + `]}]` + rest + `}`)

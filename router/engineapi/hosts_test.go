@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// What a caller may have an engine connect to: a wide network means hosts, and neither
-// this machine's own services nor a cloud's secrets.
+// TestHostsAllow: a wide allowed network does not include this machine's own services or a
+// cloud's metadata service.
 func TestHostsAllow(t *testing.T) {
 	h, err := newHosts([]string{"0.0.0.0/0", "10.9.0.0/16", "169.254.7.1", "prefill.local"})
 	if err != nil {
@@ -30,8 +30,8 @@ func TestHostsAllow(t *testing.T) {
 	}
 }
 
-// What begins with an allowed host and leads an engine to another, once it stands in a URL
-// or an address of the engine's making.
+// TestHostsInsideAllowedValues: values that begin with an allowed host, but lead an engine to
+// another host once the engine writes them into a URL or an address.
 func TestHostsInsideAllowedValues(t *testing.T) {
 	h, err := newHosts([]string{"10.0.0.0/8", "fd00::/8", "prefill.local"})
 	if err != nil {
@@ -40,7 +40,7 @@ func TestHostsInsideAllowedValues(t *testing.T) {
 	const in = "prefill_result.disaggregated_params"
 	for _, k := range []struct {
 		params string
-		field  string // "" for one that is good
+		field  string // "": the value is accepted
 	}{
 		{`{"kv_transfer_params":{"remote_host":"10.1.2.3","remote_port":5600,"remote_block_ids":[1,2]}}`, ""},
 		{`{"remote_host":"10.1.2.3:5600"}`, ""},
@@ -88,8 +88,8 @@ func TestHostsInsideAllowedValues(t *testing.T) {
 	}
 }
 
-// A member's name is as long as its caller likes: the check of the elements below it must not
-// copy or read it once for each.
+// TestHostsCheckIsLinear: callers choose the length of a member's name, so the check must not
+// copy or analyse the name once per element.
 func TestHostsCheckIsLinear(t *testing.T) {
 	h, err := newHosts([]string{"10.0.0.0/8"})
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// fromPacked lends out of a budget.
+// fromPacked returns an allocator that leases from a budget.
 func fromPacked(b *membudget.Budget) allocator {
 	return func(n int) (membudget.Lease, bool) { return membudget.Default.Lease(b, n) }
 }
 
-// jsonOf is one msgpack value as JSON.
+// jsonOf returns one msgpack value as JSON.
 func jsonOf(t testing.TB, packed []byte) string {
 	t.Helper()
 	var made jsonWriter
@@ -32,7 +32,7 @@ func jsonOf(t testing.TB, packed []byte) string {
 	return string(made.dst)
 }
 
-// nestedMsgpack is an array within arrays.
+// nestedMsgpack returns nested arrays.
 func nestedMsgpack(n int) any {
 	v := any([]any{})
 	for range n {
@@ -41,8 +41,8 @@ func nestedMsgpack(n int) any {
 	return v
 }
 
-// TestJSONIsCounted: whatever a request becomes lies in memory that was taken of the
-// budget before, is refused where there is too little, and comes back whole.
+// TestJSONIsCounted: the JSON of a request lies in memory leased from the budget beforehand.
+// The request is rejected when the budget is too small, and all memory is returned.
 func TestJSONIsCounted(t *testing.T) {
 	many := func(v any, n int) any {
 		list := make([]any, n)
@@ -109,7 +109,7 @@ func TestJSONIsCounted(t *testing.T) {
 	}
 }
 
-// TestMaxBodySize: an engine's body is no longer than what was counted for it, in any dialect.
+// TestMaxBodySize: in every dialect the engine's body is at most as long as maxBodySize.
 func TestMaxBodySize(t *testing.T) {
 	schema := `{"json":{"type":"object","properties":{` + strings.Repeat(`"a":{"enum":["","",""]},`, 500) + `"b":{}}}}`
 	all := `{"model":"m","token_ids":[1,2,3],"eos_token_ids":[2],"stop_conditions":{"max_tokens":5,"stop":["x"],"stop_token_ids":[7],"stop_token_ids_hidden":[8],"min_tokens":1,"ignore_eos":false},

@@ -8,8 +8,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// TestRecordsMatchFullParse: a stream whose events the relay has read (relay.Record) gives
-// the items that its events would, whatever stands among them.
+// TestRecordsMatchFullParse: a stream whose events the relay has replaced by id records
+// produces the same items as the events, whatever is between them.
 func TestRecordsMatchFullParse(t *testing.T) {
 	yes, no := true, false
 	var plain, tokens, deltas, cumulative []string
@@ -28,7 +28,7 @@ func TestRecordsMatchFullParse(t *testing.T) {
 		tokens = append(tokens, data(`{"request_id":"g","choices":[{"index":0,"token_ids":[`+ids+`],"logprobs":null,"finish_reason":null}]}`))
 		deltas = append(deltas, data(fmt.Sprintf(`{"text":"w","output_ids":[%s],"meta_info":{"id":"n","finish_reason":null,"prompt_tokens":3,"completion_tokens":%d,"cached_tokens":1}}`, ids, n)))
 		cumulative = append(cumulative, data(fmt.Sprintf(`{"text":%q,"output_ids":[%s],"meta_info":{"id":"n","finish_reason":null,"prompt_tokens":3,"completion_tokens":%d,"cached_tokens":1}}`, text, all, n)))
-		if i == 20 { // one that is none of those
+		if i == 20 { // an event that is not replaced
 			plain = append(plain, ": here\n\n", data(`{"id":"c","choices":[{"index":0,"text":"","finish_reason":null,"token_ids":[]}]}`))
 			deltas = append(deltas, ": here\n\n")
 		}

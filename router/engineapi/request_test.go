@@ -15,8 +15,8 @@ import (
 	"sluice/router/pd"
 )
 
-// What a caller names and writes comes back cut and as UTF-8, whatever it was: an error
-// item that holds other bytes cannot be read by every msgpack library.
+// TestErrorMessages: an error quotes the caller's names and values truncated and as valid
+// UTF-8, because not every msgpack library can read an error item with other bytes.
 func TestErrorMessages(t *testing.T) {
 	long := strings.Repeat("n", 1<<20)
 	many := new(strings.Builder)
@@ -44,8 +44,8 @@ func TestErrorMessages(t *testing.T) {
 	}
 }
 
-// A request in msgpack is the same in JSON; what JSON cannot say is refused with the name
-// of the member, and never left out.
+// TestMsgpackAsJSON: a msgpack request becomes equivalent JSON. A value that JSON cannot
+// represent is rejected with the name of its member, never omitted.
 func TestMsgpackAsJSON(t *testing.T) {
 	str := func(s string) []byte { return msgp.AppendString(nil, s) }
 	one := func(key string, value []byte) []byte {
@@ -94,8 +94,8 @@ func TestTraceparent(t *testing.T) {
 	}
 }
 
-// The shapes of Dynamo's preprocessors: objects without offsets, and token ids that are
-// padded to whole blocks.
+// TestMedia covers the formats of Dynamo's preprocessors: objects without offsets, and token
+// ids padded to whole blocks.
 func TestMedia(t *testing.T) {
 	ids := func(n int) string { return "[" + strings.TrimSuffix(strings.Repeat("7,", n), ",") + "]" }
 	object := func(hash, offsets string) string {
@@ -108,7 +108,7 @@ func TestMedia(t *testing.T) {
 	wide := strings.TrimSuffix(strings.Repeat(`{"mm_hash":1,"offsets":[[0,16777216]]},`, maxMedia), ",")
 	for _, k := range []struct {
 		name, info string
-		tokens     int // for the look-up
+		tokens     int // number of tokens used for the look-up
 		media      []pd.Medium
 		field      string
 	}{
@@ -140,8 +140,8 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-// What TensorRT-LLM is sent: its server refuses a request with a member that it does not
-// know, and has other words for some (CompletionRequest of its serve/openai_protocol.py).
+// TestTRTLLMBody checks the body for TensorRT-LLM, whose server rejects unknown members and has
+// different names for some (CompletionRequest in its serve/openai_protocol.py).
 func TestTRTLLMBody(t *testing.T) {
 	body := func(rest string) (string, error) {
 		r := new(request)
@@ -177,8 +177,8 @@ func TestTRTLLMBody(t *testing.T) {
 	}
 }
 
-// TestLongIDListIsTruncated: a list of ids as long as a body is joined as far as the runner
-// needs it to refuse the list, and no further.
+// TestLongIDListIsTruncated: of a very long list of ids, only as many are joined as the Runner
+// needs to reject the list.
 func TestLongIDListIsTruncated(t *testing.T) {
 	list := `["a"` + strings.Repeat(`,"a"`, 1<<20) + `]`
 	if got := joinIDs([]byte(list)); got != "a"+strings.Repeat(",a", maxJoinedIDs-1) {

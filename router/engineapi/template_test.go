@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// converted gives what a converter makes of a stream's events, one line each; walked:
-// with no template, so that each event is walked.
+// converted returns a converter's items for a stream's events, one per line. walked disables
+// the template, so that the converter walks every event.
 func converted(d engineDialect, deltas, known, walked bool, events [][]byte) string {
 	var out []byte
 	c := converter{dialect: d, usage: noUsage, prompt: 3, deltas: deltas, formKnown: known, eos: []byte("[7]")}
@@ -21,7 +21,7 @@ func converted(d engineDialect, deltas, known, walked bool, events [][]byte) str
 		if walked {
 			c.eventTemplate = eventTemplate{}
 		}
-		// A copy with room behind it: events lie in buffers.
+		// A copy with spare capacity, as in the read buffers of streams.
 		if err := c.handleEvent(append(make([]byte, 0, len(e)+16), e...)); err != nil {
 			return err.Error()
 		}
@@ -30,7 +30,7 @@ func converted(d engineDialect, deltas, known, walked bool, events [][]byte) str
 	return string(out)
 }
 
-// sglangStream is what SGLang 0.5.23 streams for a number of tokens.
+// sglangStream returns the events that SGLang 0.5.23 streams for a number of tokens.
 func sglangStream(tokens int, cumulative bool) (events [][]byte) {
 	var text strings.Builder
 	var ids []string
@@ -49,8 +49,8 @@ func sglangStream(tokens int, cumulative bool) (events [][]byte) {
 		[]byte("data: [DONE]\n\n"))
 }
 
-// TestTemplateOfNative: SGLang's streams in both of their ways give the same items
-// with the template and without, and nearly all of their events are taken by it.
+// TestTemplateOfNative: SGLang's streams, cumulative or with deltas, produce the same items
+// with and without the template, and the template matches nearly all of their events.
 func TestTemplateOfNative(t *testing.T) {
 	for _, cumulative := range []bool{false, true} {
 		for _, known := range []bool{false, true} {
@@ -59,7 +59,7 @@ func TestTemplateOfNative(t *testing.T) {
 			if want := converted(native, !cumulative, known, true, events); got != want {
 				t.Errorf("cumulative %v, known %v: got\n%swalked\n%s", cumulative, known, got, want)
 			}
-			if n := strings.Count(got, `"token_ids":[`); n != 41 { // the last is empty where all is repeated
+			if n := strings.Count(got, `"token_ids":[`); n != 41 { // the last one is empty in a cumulative stream
 				t.Errorf("cumulative %v, known %v: %d items", cumulative, known, n)
 			}
 			c := converter{dialect: native, usage: noUsage, deltas: !cumulative, formKnown: true, send: func(*item) error { return nil }}
@@ -78,7 +78,7 @@ func TestTemplateOfNative(t *testing.T) {
 	}
 }
 
-// TestLongEvents: an event of a cumulative stream grows beyond what one read brings.
+// TestLongEvents: an event of a cumulative stream grows beyond the size of one read.
 func TestLongEvents(t *testing.T) {
 	tokens := 0
 	o := &itemWriter{converter: converter{dialect: native, usage: noUsage, formKnown: true}}
@@ -103,8 +103,8 @@ func TestLongEvents(t *testing.T) {
 	}
 }
 
-// FuzzTemplate: whatever the events are, the template changes nothing of what is made
-// of them. Events are lines; mode has the dialect and what is known of a native stream.
+// FuzzTemplate: the template does not change the items, whatever the events are. Events are
+// lines; mode selects the dialect and what is known about a native stream.
 func FuzzTemplate(f *testing.F) {
 	lines := func(events [][]byte) (all []byte) {
 		for _, e := range events {

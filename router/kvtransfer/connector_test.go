@@ -24,8 +24,8 @@ import (
 
 const token = "test-token-0123456789"
 
-// The connector's own package reports to a Watch through a real registration
-// listener: over ZMQ wherever a Python with pyzmq is, over NIXL where it has NIXL.
+// The tests below run the connector's own package, which reports to a Watcher through a real
+// registration listener: over ZMQ with any Python that has pyzmq, over NIXL if it has NIXL.
 
 func cache() string {
 	if d := os.Getenv("SLUICE_CACHE"); d != "" {
@@ -35,8 +35,8 @@ func cache() string {
 	return filepath.Join(home, ".cache", "sluice")
 }
 
-// python finds one that can import what is named; without it the test is skipped, or
-// fails where SLUICE_REQUIRE_NIXL asks for NIXL.
+// python returns a Python that can import the named modules. Otherwise the test is skipped, or
+// fails if SLUICE_REQUIRE_NIXL requires NIXL.
 func python(t *testing.T, modules string) string {
 	t.Helper()
 	for _, p := range []string{os.Getenv("SLUICE_PYTHON"), filepath.Join(cache(), "connector-tests/bin/python"), filepath.Join(cache(), "vllm-0.32/venv/bin/python")} {
@@ -53,7 +53,7 @@ func python(t *testing.T, modules string) string {
 	return ""
 }
 
-// wheel finds the NIXL that a Python has.
+// wheel returns the NIXL library of a Python installation.
 func wheel(t *testing.T, python string) string {
 	t.Helper()
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(python)), "lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
@@ -117,7 +117,7 @@ func startReporter(t *testing.T, python, router, channel string) *reporter {
 	return &reporter{t, write, bufio.NewScanner(out)}
 }
 
-// send reports, and gives the channel by which it went.
+// send sends a report and returns the channel that carried it.
 func (r *reporter) send(line string) string {
 	r.t.Helper()
 	fmt.Fprintln(r.in, line)
@@ -131,7 +131,7 @@ func (r *reporter) send(line string) string {
 	return f[2]
 }
 
-// reportAll has every kind of report come through by a channel.
+// reportAll checks that every kind of report arrives over a channel.
 func reportAll(t *testing.T, w *Watcher, r *reporter, channel string) {
 	t.Helper()
 	wait := w.Open("plain", time.Now())
@@ -185,8 +185,8 @@ func TestConnectorOverZMQ(t *testing.T) {
 	reportAll(t, w, startReporter(t, py, url, "auto"), "zmq")
 }
 
-// Over NIXL: lines by notification, records by a WRITE into the board; when the
-// agent dies, the connector goes on over ZMQ, and the agent comes back.
+// TestRealConnectorOverNIXL sends lines by notification and records by a WRITE into the board.
+// When the agent dies, the connector continues over ZMQ until the agent is back.
 func TestRealConnectorOverNIXL(t *testing.T) {
 	py := python(t, "zmq, nixl._api")
 	var logs strings.Builder
@@ -200,7 +200,7 @@ func TestRealConnectorOverNIXL(t *testing.T) {
 	reportAll(t, w, r, "nixl")
 
 	before, _ := w.Document(netip.Addr{})
-	w.agent.Agent().Close() // as a failure would
+	w.agent.Agent().Close() // simulates a failure
 	eventually(t, "the agent is seen to be dead", func() bool { return !w.Up(nixl.TierNIXL) })
 	if s := w.Status(); s.Active != nixl.TierZMQ {
 		t.Errorf("active is %s: %s", s.Active, s.Reason)

@@ -14,9 +14,9 @@ import (
 	"sluice/router/kvtransfer/completion"
 )
 
-// A connector that has the document, and uses it against the others: lines for
-// requests of theirs, records for their slots, noise, at full speed. Each message is
-// counted, none is believed, and what is true comes through behind it.
+// TestRealFloodOfReports: a hostile connector that has the document sends lines for other
+// requests, records for their slots, and garbage, at full speed. The Watcher counts and ignores
+// every message, and still accepts the genuine reports that follow.
 func TestRealFloodOfReports(t *testing.T) {
 	search := nixl.Search{Path: wheel(t, python(t, "zmq, nixl._api"))}
 	w := start(t, Options{NIXL: true, Search: search, Slots: 64, Log: slog.New(slog.DiscardHandler)})

@@ -2,4 +2,4 @@
 
 package kvtransfer
 
-const raceOn = true // sync.Pool drops at random then
+const raceOn = true // sync.Pool drops objects at random under the race detector

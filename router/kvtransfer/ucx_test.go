@@ -15,10 +15,11 @@ import (
 	"sluice/router/kvtransfer/completion"
 )
 
-// loopback are the networks of a router whose engines are on its own machine.
+// loopback are the networks of a router whose engines run on the same machine.
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 
-// startOverUCX starts UCX from the NIXL wheel of a Python, and ZMQ below it.
+// startOverUCX starts UCX from the NIXL wheel of a Python installation, with ZMQ as the next
+// tier.
 func startOverUCX(t *testing.T, python string, logs *strings.Builder) *Watcher {
 	t.Helper()
 	wheel(t, python)
@@ -33,8 +34,8 @@ func startOverUCX(t *testing.T, python string, logs *strings.Builder) *Watcher {
 	return w
 }
 
-// listening says whether a socket of this machine listens on one of the ports, on a
-// loopback address.
+// listening returns whether a socket of this machine listens on one of the ports on a loopback
+// address.
 func listening(t *testing.T, from, to uint64) bool {
 	b, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
@@ -52,8 +53,9 @@ func listening(t *testing.T, from, to uint64) bool {
 	return false
 }
 
-// Over UCX, from the connector's own package, by ctypes: every kind of report; when
-// the worker dies, over ZMQ, and over UCX again when it is back.
+// TestRealConnectorOverUCX sends every kind of report over UCX from the connector's own
+// package, by ctypes. When the worker dies, reports go over ZMQ, and over UCX again when the
+// worker is back.
 func TestRealConnectorOverUCX(t *testing.T) {
 	py := python(t, "zmq, nixl_cu12")
 	var logs strings.Builder
@@ -66,9 +68,9 @@ func TestRealConnectorOverUCX(t *testing.T) {
 	reportAll(t, w, r, "ucx")
 
 	before, _ := w.Document(netip.Addr{})
-	w.ucx.Agent().Close() // as a failure would
+	w.ucx.Agent().Close() // simulates a failure
 	eventually(t, "the worker is seen to be dead", func() bool { return !w.Up(nixl.TierUCX) })
-	if s := w.Status(); s.Active != nixl.TierZMQ && s.Active != nixl.TierUCX { // it may be back already
+	if s := w.Status(); s.Active != nixl.TierZMQ && s.Active != nixl.TierUCX { // UCX may be up again already
 		t.Errorf("active is %s: %s", s.Active, s.Reason)
 	}
 	wait := w.Open("between", time.Now())
@@ -87,8 +89,9 @@ func TestRealConnectorOverUCX(t *testing.T) {
 	}
 }
 
-// Who has the worker's address but not the secret is not heard, and counted; nor is
-// one who has the secret and guesses tickets.
+// TestRealUCXForgers: messages from a sender that knows the worker's address but not the secret
+// are ignored and counted, and so are reports from a sender that knows the secret and guesses
+// slots.
 func TestRealUCXForgers(t *testing.T) {
 	py := python(t, "zmq, nixl_cu12")
 	var logs strings.Builder
@@ -128,7 +131,7 @@ func TestRealUCXForgers(t *testing.T) {
 	rec := nixl.CompletionSlot{Index: wait.slot.Index, Sequence: wait.slot.Sequence, Nonce: wait.slot.Nonce + 1, Request: wait.slot.Request}.Record(nixl.Completion{Request: wait.slot.Request, Status: 1})
 	insider(fmt.Sprintf("SLB1%c\x00\x00\x00%s", wait.slot.Index, rec[:]))
 	eventually(t, "the guessed ticket is counted", func() bool { return w.Reports()["refused"] == 1 })
-	insider(string(line("recv", "failed", "mine", 1, 1))) // names no ticket, and one was given out
+	insider(string(line("recv", "failed", "mine", 1, 1))) // names no slot although the request has one
 	eventually(t, "the line without a ticket is counted", func() bool { return w.Reports()["refused"] == 2 })
 	if wait.LostReason() != "" {
 		t.Errorf("a forged report was believed: %s", wait.LostReason())

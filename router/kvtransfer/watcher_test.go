@@ -106,8 +106,8 @@ func TestNoTierCostsNothing(t *testing.T) {
 	w.Close()
 }
 
-// Reports over ZMQ settle waits, by line and by the record of a ticket, and teach
-// the pair's rate.
+// TestOverZMQ: reports over ZMQ complete transfers, as a line or as a slot's record, and update
+// the rate of the pair.
 func TestOverZMQ(t *testing.T) {
 	w := startOverZMQ(t)
 	s := push(t, w.zmq.at())
@@ -137,7 +137,7 @@ func TestOverZMQ(t *testing.T) {
 	k := wait.slot.Index
 	message := append([]byte{'S', 'L', 'B', '1', byte(k), byte(k >> 8), byte(k >> 16), byte(k >> 24)}, rec[:]...)
 	forged := append([]byte(nil), message...)
-	forged[8+8]++ // the nonce; the check fails too, as it would for who guesses
+	forged[8+8]++ // changes the nonce; the checksum fails too, as for a guessed record
 	send(t, s, forged)
 	send(t, s, message)
 	eventually(t, "the record is booked", func() bool { return wait.expected.Result().State == completion.Done })
@@ -155,7 +155,7 @@ func TestOverZMQ(t *testing.T) {
 	}
 }
 
-// A lost hand-over cuts the guarded call, whichever comes first.
+// TestGuard: a lost hand-over cancels the guarded call, whichever of the two comes first.
 func TestGuard(t *testing.T) {
 	w := startOverZMQ(t)
 	for _, k := range []struct{ event, status, why string }{{"recv", "failed", "failed"}, {"expired", "ok", "expired"}} {
@@ -174,7 +174,7 @@ func TestGuard(t *testing.T) {
 			wait.Close()
 		}
 	}
-	// Settled calls are left alone, and so are calls of a wait that was closed.
+	// Calls that were unguarded are not cancelled, nor are calls of a closed transfer.
 	wait, call := w.Open("g", time.Now()), new(upstream.Call)
 	wait.Guard(call, time.Minute)
 	if !wait.Unguard() {
@@ -194,7 +194,7 @@ func TestGuard(t *testing.T) {
 		t.Errorf("lost %q", wait.LostReason())
 	}
 	wait.Close()
-	// A word in time is no stall.
+	// A report in time prevents the stall.
 	wait, call = w.Open("g", time.Now()), new(upstream.Call)
 	w.handleMessage(line("recv", "ok", "g", 0, 0))
 	wait.Guard(call, time.Millisecond)
@@ -203,7 +203,7 @@ func TestGuard(t *testing.T) {
 		t.Error("cut although the KV had come")
 	}
 	wait.Close()
-	// A timer of the hand-over before does not cut the next one's call.
+	// The deadline of the previous hand-over does not cancel the call of the next.
 	for range 20 {
 		wait, call = w.Open("g", time.Now()), new(upstream.Call)
 		wait.Guard(call, time.Millisecond)
@@ -226,10 +226,11 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// A report that comes a moment after the engine's own word is waited for, briefly.
+// TestAwaitLoss: AwaitLoss waits briefly for a report that arrives just after the engine's
+// answer.
 func TestAwaitLoss(t *testing.T) {
 	w := startOverZMQ(t)
-	for try := 1; ; try++ { // on a busy machine a moment may be longer
+	for try := 1; ; try++ { // on a busy machine the report may be later
 		wait := w.Open("a", time.Now())
 		if wait.AwaitLoss() {
 			t.Error("lost without a word")
@@ -252,7 +253,8 @@ func TestAwaitLoss(t *testing.T) {
 	}
 }
 
-// What is told after its request's end is booked all the same, for a while.
+// TestCloseOnReport: a report that arrives after the end of its request is still recorded for
+// lingerFor.
 func TestCloseOnReport(t *testing.T) {
 	w := startOverZMQ(t)
 	got := make(chan completion.Result, 1)
@@ -270,7 +272,7 @@ func TestCloseOnReport(t *testing.T) {
 			t.Fatal("it does not linger")
 		}
 		if told {
-			w.handleMessage(line("recv", "failed", "late", 7, 9)) // no ticket is named: not of this request
+			w.handleMessage(line("recv", "failed", "late", 7, 9)) // ignored: the line names no slot
 			w.handleMessage(fmt.Appendf(nil, "SLUICE1 recv ok %d %016x 7 9 0/0/1 d0 cmpl-late-0-0badcafe", wait.slot.Index, wait.slot.Nonce))
 		}
 		r := <-got
@@ -286,7 +288,8 @@ func TestCloseOnReport(t *testing.T) {
 	}
 }
 
-// A port that is taken keeps the tier down until it is free; the router goes on.
+// TestZMQComesBack: a port in use keeps the tier down until the port is free, and the router
+// continues.
 func TestZMQComesBack(t *testing.T) {
 	other := startOverZMQ(t)
 	at := other.zmq.at()
@@ -315,7 +318,7 @@ func TestZMQComesBack(t *testing.T) {
 	wait.Close()
 }
 
-// Who is not in the networks gets no report through.
+// TestNetworks: a sender outside the networks cannot deliver a report.
 func TestNetworks(t *testing.T) {
 	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("10.9.8.0/24")}, Slots: 64})
 	eventually(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
@@ -332,7 +335,7 @@ func TestNetworks(t *testing.T) {
 	eventually(t, "a frame from inside comes through", func() bool { return in.Reports()["malformed"] == 1 })
 }
 
-// A socket that nobody in the networks could reach is not bound open to all.
+// TestNoNetworkFits: a socket that no sender in the networks could reach is not bound at all.
 func TestNoNetworkFits(t *testing.T) {
 	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}, Slots: 64})
 	eventually(t, "the tier says why it is down", func() bool {
@@ -356,8 +359,8 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// What a watched hand-over costs a request while a tier is up. The runner has the
-// time at hand: it keeps when prefill answered.
+// BenchmarkWatched measures the cost of a watched hand-over while a tier is up. The Runner
+// passes the current time, because it already has it.
 func BenchmarkWatched(b *testing.B) {
 	w := startOverZMQ(b)
 	p, d := rank(3, "p0"), rank(5, "d0")
@@ -397,13 +400,14 @@ func TestWatchedAllocatesNothing(t *testing.T) {
 
 var rankA, rankB = rank(3, "p0"), rank(5, "d0")
 
-// TestCancelIsOfItsTransfer: who cuts for a stall may be held up right behind it; the Wait is
-// another request's by then, which is not lost.
+// TestCancelIsOfItsTransfer: the goroutine that cancels a stalled call may be preempted right
+// after the cancellation. By then the Transfer may belong to another request, which must not be
+// reported lost.
 func TestCancelIsOfItsTransfer(t *testing.T) {
 	w := startOverZMQ(t)
 	wait := w.Open("first", time.Now())
 	var begin, done atomic.Pointer[upstream.Call]
-	until := func(ok func() bool) { // close behind it, where there are two processors
+	until := func(ok func() bool) { // spins, to follow closely on two processors
 		for n := 0; !ok(); n++ {
 			if n > 1000 {
 				runtime.Gosched()
@@ -425,7 +429,7 @@ func TestCancelIsOfItsTransfer(t *testing.T) {
 		wait.Guard(call, 0)
 		begin.Store(call)
 		until(func() bool { return wait.call.Load() == cancelledCall })
-		// As Close and Open would.
+		// The same operations as Close and Open.
 		if wait.Unguard() || wait.LostReason() == "" {
 			t.Fatal("the cut is not known")
 		}

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// A folder may have the files of several recordings; each has its own, in their
-// order, and one too short to say whose it is stands alone.
+// TestFilesAreGroupedByRecording: files of several recordings in one directory are grouped by
+// recording, in order. A file too short to identify its recording forms its own group.
 func TestFilesAreGroupedByRecording(t *testing.T) {
 	dir := t.TempDir()
-	place := func(name, from string, keep int) string { // so many bytes, or all but so many
+	place := func(name, from string, keep int) string { // keep > 0: only so many bytes; otherwise drop so many from the end
 		raw, err := os.ReadFile(from)
 		if err != nil {
 			t.Fatal(err)
@@ -28,8 +28,8 @@ func TestFilesAreGroupedByRecording(t *testing.T) {
 	}
 	before := time.Now()
 	one, two := record(t, 2), record(t, 2)
-	a, b, c := place("1", one, 0), place("2", two, 0), place("3", one, -frameHeadSize) // without its end
-	d := place("4", two, headerSize+frameHeadSize+5)                                   // a part of its first frame
+	a, b, c := place("1", one, 0), place("2", two, 0), place("3", one, -frameHeadSize) // c lacks its end
+	d := place("4", two, headerSize+frameHeadSize+5)                                   // contains a part of its first frame
 	got, err := GroupByRecording([]string{d, c, a, b, a})
 	if err != nil {
 		t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"sluice/router/worker"
 )
 
-// stored is a prompt's event and its blocks' own hashes.
+// stored returns the event of a prompt and the hashes of its blocks.
 func stored(slot worker.Slot, sid, n int) (*kvindex.Stored, []blockhash.Seq) {
 	ev := &kvindex.Stored{Slot: slot, Salt: 1}
 	var seqs []blockhash.Seq
@@ -29,8 +29,8 @@ func stored(slot worker.Slot, sid, n int) (*kvindex.Stored, []blockhash.Seq) {
 	return ev, seqs
 }
 
-// An index made from a recording that was begun in the midst of changes is the
-// recorded one: of what was held before, of what came and of what went.
+// TestRecordingStartsWithInitialBlocks: an index rebuilt from a recording that began during
+// changes equals the recorded index, with the blocks held before, added and removed.
 func TestRecordingStartsWithInitialBlocks(t *testing.T) {
 	ranks := fleet(3)
 	ix := kvindex.New(kvindex.Options{})
@@ -76,7 +76,7 @@ func TestRecordingStartsWithInitialBlocks(t *testing.T) {
 	}
 	close(begun)
 	writers.Wait()
-	select { // a recording that is stopped earlier does not have all of them
+	select { // a recording that is stopped earlier lacks some of them
 	case <-written:
 	case <-time.After(20 * time.Second):
 		t.Fatal("what is held is not written within 20 s")
@@ -128,7 +128,8 @@ func TestRecordingStartsWithInitialBlocks(t *testing.T) {
 	}
 }
 
-// Of more than may be written every rank has its share, and the rest is counted.
+// TestInitialBlocksAreBounded: with more initial blocks than the limit, every rank gets its
+// share and the rest is counted.
 func TestInitialBlocksAreBounded(t *testing.T) {
 	ranks := fleet(2)
 	rec := New(Options{Ranks: func() []*worker.Rank { return ranks }, MaxInitialBlocks: 100,
@@ -156,7 +157,7 @@ func TestInitialBlocksAreBounded(t *testing.T) {
 		}
 	}
 	until(10)
-	rec.Cleared(ranks[0]) // comes after all of them
+	rec.Cleared(ranks[0]) // recorded after all of them
 	until(11)
 	if err := rec.Close(); err != nil {
 		t.Fatal(err)
@@ -184,7 +185,7 @@ type closedSink struct{ failingSink }
 
 func (*closedSink) Frame(bool, []byte) error { return ErrReaderClosed }
 
-// That the reader of a recording leaves is no error of the router's.
+// TestClosedReaderIsNoError: a recording whose reader disconnects does not log an error.
 func TestClosedReaderIsNoError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	log, err := os.Create(path)

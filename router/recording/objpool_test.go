@@ -2,5 +2,5 @@ package recording
 
 import "sluice/dataplane/objpool"
 
-// Every test of the package finds who writes to a pooled object after its release.
+// Every test of the package fails if code writes to a pooled object after its release.
 func init() { objpool.EnableChecks() }

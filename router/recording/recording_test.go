@@ -48,7 +48,7 @@ func read(t *testing.T, path string) (all []Entry, err error) {
 	}
 }
 
-// record makes one file of choices, ends and events, and gives its name.
+// record writes one file of choices, outcomes and events, and returns its name.
 func record(t *testing.T, n int) string {
 	t.Helper()
 	ranks := fleet(3)
@@ -69,7 +69,7 @@ func record(t *testing.T, n int) string {
 			Engine: []kvindex.EngineHash{5, 6}, Local: []blockhash.Local{7, blockhash.Local(i)}})
 		rec.RecordChoice(&schedule.Query{Leg: schedule.PrefillLeg, Candidates: ranks, PromptTokens: 50, MaxTokens: 7, RequestID: "secret-id", Attempt: 1},
 			schedule.Choice{Rank: ranks[1], CachedTokens: 32, OverlapBlocks: 2, Cost: 1.5}, seqs, 16, true)
-		seqs[0] = 99 // it was copied
+		seqs[0] = 99 // no effect: the Recorder has copied them
 		rec.RequestEnded("secret-id", schedule.Outcome{Status: 200, CachedTokens: -1, PromptTokens: 50, OutputTokens: 3, TTFT: time.Millisecond, Total: time.Second})
 	}
 	rec.Removed(ranks[0], kvindex.Device, []kvindex.EngineHash{5})
@@ -162,7 +162,7 @@ func TestInvalidFiles(t *testing.T) {
 	try("newer", newer, ErrVersion)
 	try("header", good[:12], ErrTruncated)
 	try("longer", append(bytes.Clone(good), 'x'), ErrCorrupted)
-	whole := map[int]bool{} // where a frame ends, so that only the end is missing
+	whole := map[int]bool{} // offsets at the end of a frame, where only the end frame is missing
 	for n := headerSize; n < len(good); n += frameHeadSize + int(binary.LittleEndian.Uint32(good[n+4:])) {
 		whole[n] = true
 	}
@@ -203,7 +203,7 @@ func FuzzEntries(f *testing.F) {
 	})
 }
 
-// slowSink is a sink that takes its time.
+// slowSink is a Sink that writes slowly.
 type slowSink struct {
 	mu   sync.Mutex
 	wait chan struct{}
@@ -220,7 +220,8 @@ func (s *slowSink) Frame(_ bool, frame []byte) error {
 
 func (s *slowSink) Close() error { return nil }
 
-// A sink that hangs costs entries, never time; their number is in the recording.
+// TestSlowSinkDoesNotBlock: a sink that hangs costs entries but never delays callers; the
+// recording contains the number of dropped entries.
 func TestSlowSinkDoesNotBlock(t *testing.T) {
 	ranks := fleet(2)
 	rec := New(Options{Ranks: func() []*worker.Rank { return ranks }, QueueBytes: 1 << 20})
@@ -294,7 +295,8 @@ func TestFailedSinkEndsRecording(t *testing.T) {
 	}
 }
 
-// Every file of a rotated recording can be read by itself, and their sum is bounded.
+// TestFilesAreRotated: each file of a recording is readable without the others, and their total
+// size is bounded.
 func TestFilesAreRotated(t *testing.T) {
 	ranks := fleet(2)
 	dir := t.TempDir()

@@ -13,8 +13,7 @@ import (
 	"sluice/router/schedule"
 )
 
-// fullDiskSink is a Sink of real files on a disk that is full for a while: a fake, for a full
-// disk cannot be had here.
+// fullDiskSink is a Sink that writes real files and simulates a disk that is full for a while.
 type fullDiskSink struct {
 	*Files
 	full *atomic.Bool
@@ -36,8 +35,8 @@ func waitFor(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestRunForever: a recording that has ended on a full disk begins again when there is room,
-// in files that can be read, and not after Close.
+// TestRunForever: after a recording has ended because the disk was full, a new one begins in
+// readable files once there is space, but not after Close.
 func TestRunForever(t *testing.T) {
 	dir := t.TempDir()
 	r := New(Options{})
@@ -57,7 +56,7 @@ func TestRunForever(t *testing.T) {
 	made := func() int { all, _ := filepath.Glob(filepath.Join(dir, "*"+fileSuffix)); return len(all) }
 	waitFor(t, "the first file", func() bool { return made() == 1 })
 	full.Store(true)
-	waitFor(t, "the recording ends", func() bool { // by its next frame
+	waitFor(t, "the recording ends", func() bool { // with its next frame
 		r.RequestEnded("a", schedule.Outcome{Status: 200})
 		return !r.Active()
 	})
@@ -98,13 +97,13 @@ func TestRunForever(t *testing.T) {
 	}
 	tries = opened.Load()
 	time.Sleep(100 * time.Millisecond)
-	if n := opened.Load(); n > tries+1 || r.Active() { // one may have been under way
+	if n := opened.Load(); n > tries+1 || r.Active() { // one attempt may have been in progress
 		t.Errorf("%d sinks opened after Close", n-tries)
 	}
 }
 
-// TestFilesOnFullDisk: what could not be written leaves no half frame, and a file
-// without a frame does not stay.
+// TestFilesOnFullDisk: a failed write leaves no partial frame, and a file without a frame is
+// removed.
 func TestFilesOnFullDisk(t *testing.T) {
 	dir := t.TempDir()
 	f, err := NewFiles(FilesOptions{Dir: dir})
@@ -125,7 +124,7 @@ func TestFilesOnFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	name := f.file.Name()
-	f.file.Close() // no write succeeds any more
+	f.file.Close() // makes every further write fail
 	if f.file, err = os.Open(name); err != nil {
 		t.Fatal(err)
 	}

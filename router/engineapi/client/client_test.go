@@ -16,12 +16,12 @@ import (
 	"sluice/dataplane/wire"
 )
 
-// testTimeout is for what must happen; tests never wait that long when it does.
+// testTimeout bounds the wait for events that must happen; tests that pass never wait that
+// long.
 const testTimeout = 30 * time.Second
 
-// fakeEngine is a router of these tests' own: real frames on a real socket, and items
-// that are made by hand. A request's model says what becomes of it, its first token
-// id how many items come.
+// fakeEngine is a fake router with real frames on a real socket and hand-written items. A
+// request's model selects its behaviour, and its first token id the number of items.
 type fakeEngine struct{ killed, stopped chan struct{} }
 
 func (a *fakeEngine) ServeStream(s *wire.Stream) {
@@ -52,7 +52,7 @@ func (a *fakeEngine) ServeStream(s *wire.Stream) {
 	}
 }
 
-// testRequest reads a request's model and first token id.
+// testRequest parses a request's model and first token id.
 func testRequest(b []byte) (model string, n int) {
 	members, b, _ := msgp.ReadMapHeaderBytes(b)
 	for ; members > 0; members-- {
@@ -71,7 +71,7 @@ func testRequest(b []byte) (model string, n int) {
 	return model, n
 }
 
-// testItem is an item with one token, i, as the router writes it.
+// testItem returns an item with the single token i, as the router writes it.
 func testItem(i int, last bool) []byte {
 	b := msgp.AppendMapHeader(nil, 1)
 	b = msgp.AppendString(b, "data")
@@ -86,7 +86,7 @@ func testItem(i int, last bool) []byte {
 	return msgp.AppendInt(msgp.AppendString(b, "index"), 0)
 }
 
-// lastItem has all that an item may.
+// lastItem returns an item with every member that an item may have.
 func lastItem(finish string) []byte {
 	b, _ := msgp.AppendIntf(nil, map[string]any{
 		"comment": []any{"worker_id: a", "plan: b"}, "unknown": []any{1, map[string]any{"x": nil}},
@@ -106,7 +106,7 @@ func testFailure() []byte {
 	return b
 }
 
-// serve opens a router of answers on a unix socket.
+// serve starts a fakeEngine on a Unix socket.
 func serve(t *testing.T, path string) (*wire.Server, *fakeEngine) {
 	t.Helper()
 	a := &fakeEngine{killed: make(chan struct{}, 1024), stopped: make(chan struct{}, 1024)}
@@ -122,7 +122,7 @@ func serve(t *testing.T, path string) (*wire.Server, *fakeEngine) {
 }
 
 func socket(t *testing.T) string {
-	dir, err := os.MkdirTemp("", "sl") // short: a socket's path has a limit
+	dir, err := os.MkdirTemp("", "sl") // short: the path of a socket has a length limit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func generate(t *testing.T, c *Client, model string, n int) *Stream {
 	return s
 }
 
-// count reads a "count" answer and says what is wrong with it.
+// count reads a "count" answer and returns an error if it is wrong.
 func count(ctx context.Context, s *Stream, n int) error {
 	finish := ""
 	for i := 0; ; i++ {
@@ -229,7 +229,7 @@ func TestItems(t *testing.T) {
 	}
 }
 
-// TestCancel: a context that ends kills its request and no other.
+// TestCancel: when a context ends, its request is killed and no other.
 func TestCancel(t *testing.T) {
 	path := socket(t)
 	_, a := serve(t, path)
@@ -248,7 +248,7 @@ func TestCancel(t *testing.T) {
 	if _, err := s.Next(within(t)); !Killed(err) {
 		t.Errorf("after the kill: %v", err)
 	}
-	s.Kill() // again: nothing
+	s.Kill() // a second Kill has no effect
 	if err := count(within(t), other, 50); err != nil {
 		t.Error(err)
 	}
@@ -257,8 +257,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestSlowConsumer: a stream that is not read holds no more than its window, stops no
-// other, and is whole when it is read.
+// TestSlowConsumer: a stream that is not read buffers at most its window, does not block other
+// streams, and is complete when it is read.
 func TestSlowConsumer(t *testing.T) {
 	path := socket(t)
 	serve(t, path)
@@ -274,8 +274,8 @@ func TestSlowConsumer(t *testing.T) {
 	}
 }
 
-// TestServerGone: what is under way fails with the connection, new requests at once,
-// and another connection works as soon as there is a router again.
+// TestServerGone: when the connection is lost, requests in progress fail and new ones fail at
+// once. A new connection works as soon as a router is available again.
 func TestServerGone(t *testing.T) {
 	path := socket(t)
 	srv, _ := serve(t, path)
@@ -305,7 +305,7 @@ func TestServerGone(t *testing.T) {
 	}
 }
 
-// TestConcurrent: many goroutines on one client, of which some kill and some stop.
+// TestConcurrent: many goroutines use one client; some kill and some stop their requests.
 func TestConcurrent(t *testing.T) {
 	path := socket(t)
 	serve(t, path)
@@ -321,7 +321,7 @@ func TestConcurrent(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					go s.Kill() // beside a Next
+					go s.Kill() // concurrent with Next
 					it, err := s.Next(within(t))
 					for it != nil {
 						it, err = s.Next(within(t))
@@ -362,8 +362,8 @@ func TestConcurrent(t *testing.T) {
 	wg.Wait()
 }
 
-// TestReadDoesNotAllocate: an item costs nothing beyond what it hands out, which is
-// its own memory, used again.
+// TestReadDoesNotAllocate: decoding an item allocates nothing, because the item's memory is
+// reused.
 func TestReadDoesNotAllocate(t *testing.T) {
 	var it Item
 	var data Output
@@ -381,7 +381,7 @@ func TestReadDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// FuzzItem: whatever a frame holds, reading it ends, with an item or an error.
+// FuzzItem: decoding any frame terminates with an item or an error.
 func FuzzItem(f *testing.F) {
 	for _, p := range [][]byte{testItem(1, true), lastItem("stop"), testFailure(), {0x81, 0xa4, 'd', 'a', 't', 'a', 0xc1}, {0xdf, 0xff, 0xff, 0xff, 0xff}} {
 		f.Add(p)

@@ -49,7 +49,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestRequestIDs are the forms in which vLLM's releases name a request.
+// TestRequestIDs covers the forms in which vLLM's releases write a request id.
 func TestRequestIDs(t *testing.T) {
 	for _, engine := range []string{"r-1-2", "chatcmpl-r-1-2", "chatcmpl-r-1-2-0f3a9c11", "cmpl-r-1-2-0", "cmpl-r-1-2-0-0f3a9c11", "generate-tokens-r-1-2-0f3a9c11"} {
 		b := NewRegistry()
@@ -69,8 +69,8 @@ func TestRequestIDs(t *testing.T) {
 	}
 }
 
-// A request whose id goes on where another's ends is another request: what is told of
-// it, late, is not the other's.
+// TestLongerIDsDoNotMatch: an id that extends another id belongs to a different request, and
+// its late reports do not count for the other.
 func TestLongerIDsDoNotMatch(t *testing.T) {
 	for _, engine := range []string{"r-2", "chatcmpl-r-2", "chatcmpl-r-2-0f3a9c11", "chatcmpl-r-a-b", "cmpl-r-2-0", "cmpl-r-2-0-0f3a9c11", "generate-tokens-r-2-0f3a9c11", "resp_r-2-0f3a9c11", "cmpl-r"} {
 		b := NewRegistry()
@@ -84,7 +84,7 @@ func TestLongerIDsDoNotMatch(t *testing.T) {
 	}
 }
 
-// A line that names a ticket counts for the request that has it.
+// TestNonceOfALine: a line that names a nonce counts only for the request with that nonce.
 func TestNonceOfALine(t *testing.T) {
 	told := func(nonce string) []byte {
 		return []byte("SLUICE1 recv failed 3 " + nonce + " 0 0 0/0/2 d0 chatcmpl-r-0f3a9c11")
@@ -106,7 +106,7 @@ func TestNonceOfALine(t *testing.T) {
 		t.Error("its own nonce was not believed")
 	}
 	b.Open(&w, "r", time.Now(), nil)
-	b.HandleReport(told("0000000000c0ffee")) // of the request before, which had the same id
+	b.HandleReport(told("0000000000c0ffee")) // of an earlier request with the same id
 	if w.Close().State != Pending || b.Refused() != 3 {
 		t.Errorf("an earlier request's report was booked: refused %d", b.Refused())
 	}
@@ -115,8 +115,8 @@ func TestNonceOfALine(t *testing.T) {
 	}
 }
 
-// A line without a nonce is believed of requests that went out without a ticket, and
-// of prefill engines, which get none; not of a decode engine that was given one.
+// TestLineWithoutANonce: a line without a nonce is accepted for requests without a slot and
+// from prefill engines, which receive no slot, but not from a decode engine that received one.
 func TestLineWithoutANonce(t *testing.T) {
 	var b *Registry
 	var w Wait
@@ -129,7 +129,7 @@ func TestLineWithoutANonce(t *testing.T) {
 	if w.Result().State != Done || b.Refused() != 0 {
 		t.Errorf("no ticket is out: %+v, refused %d", w.Result(), b.Refused())
 	}
-	w.SetNonce(0xc0ffee) // what was told of a read that had not begun
+	w.SetNonce(0xc0ffee) // discards reports of a read that had not begun
 	if got := w.Result(); got != (Result{}) {
 		t.Errorf("told before the ticket went out: %+v", got)
 	}
@@ -211,7 +211,7 @@ func TestLaterWaitReusesIndex(t *testing.T) {
 	var first, second Wait
 	b.Open(&first, "r", time.Now(), nil)
 	b.Open(&second, "r", time.Now(), nil)
-	first.Close() // must not take the second's place away
+	first.Close() // must not clear the second wait's place
 	b.HandleReport([]byte(line("recv", "ok", "0/0/1", "r")))
 	if second.Close().State != Done || b.Len() != 0 {
 		t.Error("the second wait was lost")
@@ -240,13 +240,14 @@ func TestBoardRecords(t *testing.T) {
 		t.Error("a number outlived its wait")
 	}
 	other.Close()
-	b.Open(&w, "r", time.Now(), nil) // the same place, most likely
+	b.Open(&w, "r", time.Now(), nil) // most likely in the same place
 	if b.Complete(n, false, 1, 1) || w.Close().State != Pending {
 		t.Error("a number found a later opening")
 	}
 }
 
-// A full table refuses, says so, and is as good as new when waits have ended.
+// TestTableFull: Open on a full table fails and is counted. The table is usable again when
+// waits have ended.
 func TestTableFull(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a full table, and one goroutine: slow under the race detector, which finds nothing in it")
@@ -272,8 +273,8 @@ func TestTableFull(t *testing.T) {
 	}
 }
 
-// Waits of the same id, opened and closed while it is told of: each report is of
-// one wait, and none is booked twice.
+// TestSameIDAtOnce opens and closes waits of one id while reports arrive. Each report counts
+// for at most one wait.
 func TestSameIDAtOnce(t *testing.T) {
 	b := NewRegistry()
 	var booked atomic.Int64
@@ -362,8 +363,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestExpiredIsReported: a lease that ends unread is told like a failure, once, and
-// Close waits for the telling.
+// TestExpiredIsReported: a lease that ends before the read is reported once like a failure, and
+// Close waits for the callback.
 func TestExpiredIsReported(t *testing.T) {
 	b := NewRegistry()
 	var w Wait
@@ -381,12 +382,12 @@ func TestExpiredIsReported(t *testing.T) {
 		t.Error("Close did not wait for what was under way")
 	case <-time.After(20 * time.Millisecond):
 	}
-	b.HandleReport(line("expired")) // a second one tells nobody; it would panic on the closed channel
+	b.HandleReport(line("expired")) // a second report calls nothing; it would panic on the closed channel
 	close(go_on)
 	if r := <-closed; !r.LeaseExpired || !r.PrefillReleased {
 		t.Errorf("%+v", r)
 	}
-	// After the KV has come, the lease's end is no loss.
+	// After a successful read the end of the lease is not a loss.
 	w = Wait{}
 	b.Open(&w, "r1", time.Now(), func() { t.Error("told of a lease that did not matter") })
 	b.HandleReport(line("recv"))
@@ -404,7 +405,7 @@ func TestTransferTimes(t *testing.T) {
 	for range 50 {
 		p.Observe(1, 2, 100<<20, 1000, 10*time.Millisecond)
 	}
-	p.Observe(1, 2, 100, 0, time.Second) // a small one says nothing of bandwidth
+	p.Observe(1, 2, 100, 0, time.Second) // too small to measure bandwidth
 	p.Observe(1, 2, 1, 1, 0)
 	p.Observe(-1, 2, 1, 1, time.Second)
 	p.Observe(1, MaxRanks, 1, 1, time.Second)
@@ -412,7 +413,7 @@ func TestTransferTimes(t *testing.T) {
 	if len(got) != 1 || got[0].From != 1 || got[0].To != 2 || got[0].Transfers != 51 || got[0].BytesPerSecond < 10e9 || got[0].BytesPerSecond > 11e9 {
 		t.Errorf("%+v", got)
 	}
-	for _, to := range []int{2, 3} { // 3: as the others
+	for _, to := range []int{2, 3} { // 3 uses the average of the others
 		if ns := p.From(1).NSPerToken(to); ns < 9900 || ns > 10100 {
 			t.Errorf("to %d: %v ns a token, want 10,000", to, ns)
 		}
@@ -431,10 +432,11 @@ func TestTransferTimes(t *testing.T) {
 	}
 }
 
-// A transfer that stood for seconds does not make a pair look slow for ever.
+// TestTransferTimesSurviveStall: one transfer that stalls for seconds does not make a pair look
+// slow forever.
 func TestTransferTimesSurviveStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const usual, stood = time.Millisecond, 8 * time.Second // of 1,000 tokens
+		const usual, stood = time.Millisecond, 8 * time.Second // per 1,000 tokens
 		var p TransferTimes
 		p.Observe(1, 2, 1<<20, 1000, stood)
 		p.Observe(3, 2, 1<<20, 1000, usual)
@@ -451,7 +453,7 @@ func TestTransferTimesSurviveStall(t *testing.T) {
 		if got := p.From(1).NSPerToken(2); got > 1700 {
 			t.Errorf("one of twelve stood: %v ns a token", got)
 		}
-		// One that is slow indeed is seen to be.
+		// A pair that is consistently slow is recognised.
 		for range 30 {
 			p.Observe(1, 2, 1<<20, 1000, 20*usual)
 		}

@@ -20,7 +20,7 @@ const (
 
 var eventNames = [events]string{"recv", "sent", "expired"}
 
-// String returns the event's name as reports spell it.
+// String returns the event's name as written in a report.
 func (e Event) String() string {
 	if e < events {
 		return eventNames[e]

@@ -25,7 +25,7 @@ func listen(t *testing.T, opt Options) *Listener {
 	return b
 }
 
-// pusher is a prefill worker's end.
+// pusher returns the socket of a prefill worker.
 func pusher(t *testing.T, b *Listener) *zmq.Socket {
 	t.Helper()
 	s, err := zmq.NewSocket(zmq.PUSH)
@@ -125,7 +125,7 @@ func TestExtraNotificationsAreIgnored(t *testing.T) {
 	}
 	k.Close()
 	k.Close()
-	push(t, s, frame("ProxyNotif", "r")) // late: nobody's any more
+	push(t, s, frame("ProxyNotif", "r")) // late: its Expectation is closed
 	eventually(t, "the late one is kept as unclaimed", func() bool { return b.Stats().Unclaimed == 1 })
 	if _, err := b.Expect("r", 1); err != nil {
 		t.Errorf("the id cannot be waited for again: %v", err)
@@ -213,7 +213,7 @@ func TestHostileFrames(t *testing.T) {
 	if k.Received() != 0 {
 		t.Fatal("one of them counted as a notification")
 	}
-	big := pusher(t, b) // over the limit: costs that peer its connection, nobody else's
+	big := pusher(t, b) // over the limit: the listener closes this peer's connection only
 	push(t, big, make([]byte, maxFrame+1))
 	push(t, s, frame("ProxyNotif", "r"))
 	if err := k.Wait(within(10 * time.Second)); err != nil {
@@ -230,7 +230,7 @@ func TestListenNamesTheEndpoint(t *testing.T) {
 	}
 }
 
-// TestIdleListenerSleeps: waiting costs no CPU, neither in ZMQ nor in Wait.
+// TestIdleListenerSleeps: waiting uses no CPU, neither in ZMQ nor in Wait.
 func TestIdleListenerSleeps(t *testing.T) {
 	b := listen(t, Options{})
 	k := expect(t, b, "r", 1)

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestReleasedMessages reads what the releases' own definitions encode
-// (scripts/fixtures/lmcache.sh): every notification counts, and nothing else
-// does although it has a req_id.
+// TestReleasedMessages parses messages encoded by the definitions of LMCache's releases
+// (scripts/fixtures/lmcache.sh). Only notifications count, although other messages have a
+// req_id, too.
 func TestReleasedMessages(t *testing.T) {
 	files, _ := filepath.Glob("testdata/lmcache_*.bin")
 	if len(files) < 10 {

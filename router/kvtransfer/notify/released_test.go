@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// TestReleasedSenders has the notification of each release, encoded by its own class,
-// sent by the library that it sends with (scripts/fixtures/lmcache.py).
+// TestReleasedSenders receives the notification of each LMCache release, encoded by the
+// release's own class and sent by its own library (scripts/fixtures/lmcache.py).
 func TestReleasedSenders(t *testing.T) {
 	python, sources := lmcache(t)
 	versions := []string{"0.3.3", "0.3.5", "0.3.7", "0.4.4", "0.4.7", "0.5.6"}
-	if testing.Short() { // a Python process each
+	if testing.Short() { // starts a Python process per release
 		versions = versions[len(versions)-1:]
 	}
 	for _, version := range versions {
@@ -41,7 +41,7 @@ func TestReleasedSenders(t *testing.T) {
 			if !bufio.NewScanner(out).Scan() {
 				t.Fatal("the sender does not begin")
 			}
-			fmt.Fprintln(in, "before") // nobody waits for it yet
+			fmt.Fprintln(in, "before") // no Expectation is open yet
 			for i := range 100 {
 				id := fmt.Sprintf("req-%d", i)
 				k := expect(t, b, id, 2)
@@ -62,9 +62,9 @@ func TestReleasedSenders(t *testing.T) {
 	}
 }
 
-// lmcache finds the Python and the releases' files that scripts/connector-test.sh
-// --setup installs; without them the test is skipped, or fails where
-// SLUICE_REQUIRE_NIXL asks for what is installed.
+// lmcache returns the Python and the files of the releases that scripts/connector-test.sh
+// --setup installs. Without them the test is skipped, or fails if SLUICE_REQUIRE_NIXL requires
+// the installation.
 func lmcache(t *testing.T) (python, sources string) {
 	t.Helper()
 	cache := os.Getenv("SLUICE_CACHE")

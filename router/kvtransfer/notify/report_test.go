@@ -9,7 +9,8 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// TestReportsOfTheConnector come over the socket that LMCache's notifications use.
+// TestReportsOfTheConnector: the connector's reports may arrive at the socket of LMCache's
+// notifications.
 func TestReportsOfTheConnector(t *testing.T) {
 	lines := make(chan string, 8)
 	b, err := Listen(Options{Endpoint: "tcp://127.0.0.1:*", Report: func(frame []byte) bool {

@@ -16,7 +16,8 @@ import (
 	zmq "github.com/pebbe/zmq4"
 )
 
-// senderVariable makes this test binary a sender of reports, to the endpoint it holds.
+// senderVariable is an environment variable that makes this test binary send reports to the
+// endpoint in its value.
 const senderVariable = "SLUICE_NOTIFY_TEST_SENDER"
 
 func TestMain(m *testing.M) {
@@ -27,13 +28,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reports is how many are sent.
+// reports is the number of messages sent.
 const reports = 3000
 
-// sampledReports opens what is sent here, as "SLUICE1" does the connector's lines.
+// sampledReports is the prefix of messages in this benchmark, as "SLUICE1" is of the
+// connector's reports.
 const sampledReports = "SLUICE1 "
 
-// sendReports sends count messages, one a millisecond, each the time it was sent.
+// sendReports sends one message per millisecond, each containing its send time.
 func sendReports(to string, count int) {
 	s, err := zmq.NewSocket(zmq.PUSH)
 	if err == nil {
@@ -52,12 +54,13 @@ func sendReports(to string, count int) {
 		}
 	}
 	s.Close()
-	zmq.Term() // waits until all are out
+	zmq.Term() // returns when all messages are sent
 }
 
-// BenchmarkReportOverZMQ: from the send in another process, by libzmq, to the handler in
-// Go, one a millisecond; CPU of this process. Beside it a PULL socket of libzmq, whose
-// messages come by a thread of its own and another that waits in C.
+// BenchmarkReportOverZMQ measures the latency from the send by libzmq in another process to the
+// Go handler, and the CPU time of this process, at one message per millisecond. It compares the
+// Listener with a PULL socket of libzmq, which needs a thread of its own and another that waits
+// in C.
 func BenchmarkReportOverZMQ(b *testing.B) {
 	for name, open := range map[string]func(*testing.B, func([]byte)) (string, func()){"own": openListener, "libzmq": openLibzmq} {
 		b.Run(name, func(b *testing.B) {
@@ -134,7 +137,7 @@ func openLibzmq(b *testing.B, take func([]byte)) (endpoint string, end func()) {
 	return endpoint, func() { close(stop); <-done; ctx.Term() }
 }
 
-// A socket at rest takes next to nothing.
+// TestIdle: an idle socket uses almost no CPU.
 func TestIdle(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a second of rest")

@@ -8,8 +8,8 @@ import (
 	"github.com/tinylib/msgp/msgp"
 )
 
-// FuzzReadAnswer: an engine's answer, whatever it is, gives metadata that lies in it and is
-// some, or an error that says so.
+// FuzzReadAnswer: any answer of an engine yields non-empty metadata that is part of the answer,
+// or an error.
 func FuzzReadAnswer(f *testing.F) {
 	body := msgp.AppendMapHeader(nil, 3)
 	body = msgp.AppendString(msgp.AppendString(body, "engine_id"), "e")

@@ -29,7 +29,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// realNIXL is the cached wheel, by scripts/nixl-wheel.sh.
+// realNIXL returns the wheel cached by scripts/nixl-wheel.sh.
 func realNIXL(t *testing.T) nixl.Search {
 	t.Helper()
 	cache := os.Getenv("SLUICE_CACHE")
@@ -47,8 +47,8 @@ func realNIXL(t *testing.T) nixl.Search {
 	return nixl.Search{Path: dir}
 }
 
-// engine plays a vLLM prefill engine: a real NIXL agent that keeps what it is told,
-// and a real side channel that dies of any other question, as vLLM's does.
+// engine simulates a vLLM prefill engine with a real NIXL agent that records its notifications,
+// and a real side channel that dies on an unknown query, as vLLM's does.
 type engine struct {
 	t     *testing.T
 	id    string
@@ -154,8 +154,9 @@ func handleOf(engine, request, port string) []byte {
 	return fmt.Appendf(nil, `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1]],"remote_engine_id":%q,"remote_request_id":%q,"remote_host":"127.0.0.1","remote_port":%s,"tp_size":1,"transfer_mode":"pull"}`, engine, request, port)
 }
 
-// Abandoned handles are released, held ones renewed, passed ones left alone; a
-// restarted engine is loaded anew, and never told of its old life's requests.
+// TestRealSideChannel: abandoned handles are released, open leases are renewed, and handles
+// that were passed on receive neither. The metadata of a restarted engine is loaded again, and
+// the new engine receives no message for requests of its predecessor.
 func TestRealSideChannel(t *testing.T) {
 	ours, err := nixl.Open(t.Context(), nixl.Config{Name: "router", Search: realNIXL(t)})
 	if err != nil {
@@ -163,7 +164,7 @@ func TestRealSideChannel(t *testing.T) {
 	}
 	defer ours.Close()
 	rank := prefillRank("0.32.0+cpu")
-	var met sync.Map // what the engines at the rank's host called themselves
+	var met sync.Map // engine ids reported at the rank's own host
 	k, err := New(Options{Agent: func() *nixl.Agent { return ours }, Release: true, renewInterval: 30 * time.Millisecond,
 		OnEngineID: func(r *worker.Rank, engine string, asked time.Time) {
 			if r != rank || asked.IsZero() || time.Since(asked) < 0 {
@@ -205,7 +206,7 @@ func TestRealSideChannel(t *testing.T) {
 		t.Error("a renewal shortens a lease, or nobody's renewal lengthens one")
 	}
 	held.HandOff()
-	held.Abandon() // too late: decode has it
+	held.Abandon() // no effect: the decode engine has the handle
 	other.HandOff()
 	for _, m := range e.heard() {
 		if strings.Contains(m, "held-0-aa:1") || strings.Contains(m, "passed") {
@@ -218,7 +219,7 @@ func TestRealSideChannel(t *testing.T) {
 	}
 	e.mu.Unlock()
 
-	// The engine starts anew at the same port with another id.
+	// The engine restarts at the same port with another id.
 	port := e.port
 	e.end()
 	e2 := startEngine(t, "e2", port)
@@ -276,7 +277,7 @@ func TestSupportedEngines(t *testing.T) {
 	k.Close()
 }
 
-// The bytes are those of a real engine's serializer (vLLM 0.33.0's msgspec classes).
+// TestWire uses bytes from a real engine's serializer (vLLM 0.33.0's msgspec classes).
 func TestWire(t *testing.T) {
 	if got, want := appendQuery(0, 1, true), "\x93\xc4\x0cget_meta_msg\x00\x01"; string(got) != want {
 		t.Errorf("%q, want %q", got, want)
@@ -300,7 +301,8 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// A side channel that does not answer costs its time-out, not the router.
+// TestSilentSideChannel: a side channel that does not answer costs its timeout and does not
+// block the router.
 func TestSilentSideChannel(t *testing.T) {
 	k, err := New(Options{Agent: func() *nixl.Agent { return nil }, Release: true})
 	if err != nil {
@@ -311,7 +313,8 @@ func TestSilentSideChannel(t *testing.T) {
 	k.Close()
 }
 
-// An engine that takes connections and says nothing keeps nothing from the others.
+// TestRealSilentEngine: an engine that accepts connections and never answers does not delay
+// messages to other engines.
 func TestRealSilentEngine(t *testing.T) {
 	ours, err := nixl.Open(t.Context(), nixl.Config{Name: "router", Search: realNIXL(t)})
 	if err != nil {

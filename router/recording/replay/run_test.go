@@ -16,7 +16,7 @@ import (
 
 const ms = time.Millisecond
 
-// traceOf is a trace by hand: ranks of so many blocks each, all of them one pool.
+// traceOf builds a trace by hand: ranks with the given capacity in blocks, all in one pool.
 func traceOf(capacity, ranks int, requests ...Request) *Trace {
 	t := &Trace{pools: [][]int{nil}}
 	for i := range ranks {
@@ -40,14 +40,14 @@ func seqs(v ...blockhash.Seq) []blockhash.Seq { return v }
 
 func approxEqual(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
 
-// TestArithmetic: five requests on two ranks of four blocks of ten tokens, at 1 ms a
-// token and 5 ms beside it, as they were chosen. By hand:
+// TestArithmetic replays five requests with their recorded choices on two ranks of four blocks
+// of ten tokens, at 1 ms per token plus 5 ms. The expected values by hand:
 //
-//	at 0    rank a, 40 tokens 1 2 3 4: nothing cached, 40 ms; first token after 45
+//	at 0    rank a, 40 tokens 1 2 3 4: nothing cached, 40 ms to compute; first token after 45
 //	at 10   rank a, the same: 39 cached (the last token is always computed); a is busy until 40, then 1: 41 - 10 + 5 = 36
-//	at 20   rank b, 25 tokens 1 2: nothing there, 25; 30
-//	at 100  rank a, 20 tokens 9 8: nothing, 20; 25; the ends 4 and 3 of the old prompt go
-//	at 200  rank a, 1 2 3 4 again: 1 and 2 are left, 20 cached, 20 to compute; 25
+//	at 20   rank b, 25 tokens 1 2: nothing cached, 25; first token after 30
+//	at 100  rank a, 20 tokens 9 8: nothing cached, 20; after 25; evicts 4 and 3, the end of the first prompt
+//	at 200  rank a, 1 2 3 4 again: 1 and 2 remain, 20 cached, 20 to compute; after 25
 func TestArithmetic(t *testing.T) {
 	four := seqs(1, 2, 3, 4)
 	tr := traceOf(4, 2,
@@ -64,7 +64,7 @@ func TestArithmetic(t *testing.T) {
 	if !approxEqual(got.Imbalance, (40.+1+20+20)*2/(40+1+20+20+25)) {
 		t.Errorf("imbalance %v", got.Imbalance)
 	}
-	// Of the two with a report: 39 for 40, one off; 0 for 20, more than a block.
+	// Two requests have a report: 39 for 40 is off by one token; 0 for 20 by more than a block.
 	if got.Fidelity != (Fidelity{Requests: 2, Modelled: 39, Reported: 60, WithinOneBlock: 1, MeanError: 10.5}) {
 		t.Errorf("fidelity %+v", got.Fidelity)
 	}
@@ -73,8 +73,7 @@ func TestArithmetic(t *testing.T) {
 	}
 }
 
-// TestHandOver: a decode rank holds a prompt from the moment of its first token, not
-// before.
+// TestHandOver: a decode rank holds a prompt from its first token on, not before.
 func TestHandOver(t *testing.T) {
 	two := seqs(1, 2)
 	tr := traceOf(10, 2,
@@ -94,8 +93,8 @@ func TestHandOver(t *testing.T) {
 	}
 }
 
-// TestInitialBlocks: what a rank held when the recording began is there, its beginning
-// before its end where not all of it has room.
+// TestInitialBlocks: the caches contain the initial blocks, preferring the beginning of a chain
+// when not all of it fits.
 func TestInitialBlocks(t *testing.T) {
 	q := Request{Chosen: 0, Prompt: 40, Seqs: seqs(1, 2, 3, 4), Cached: -1}
 	for capacity, cached := range map[int]float64{8: 30, 2: 20} {
@@ -107,8 +106,8 @@ func TestInitialBlocks(t *testing.T) {
 	}
 }
 
-// TestPolicies: six requests of one prompt, sent in turn to two ranks that are never
-// busy: each of the two computes it once. A choice by KV computes it once in all.
+// TestPolicies: six requests with the same prompt go alternately to two idle ranks, and each
+// rank computes the prompt once. With KV-aware choices it is computed once in total.
 func TestPolicies(t *testing.T) {
 	var list []Request
 	for i := range 6 {
@@ -129,7 +128,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestCalibrate: one token took 10 ms, a hundred took 110: 1 ms a token.
+// TestCalibrate: one token took 10 ms and a hundred took 110, which makes 1 ms per token.
 func TestCalibrate(t *testing.T) {
 	var list []Request
 	for i := range 9 {
@@ -168,10 +167,10 @@ func TestCache(t *testing.T) {
 	if gone := c.insert(seqs(1, 2)); len(gone) != 0 || c.matchLength(seqs(1, 2, 3)) != 2 || c.matchLength(seqs(2)) != 1 || c.matchLength(seqs(3)) != 0 {
 		t.Errorf("%v, %d", gone, c.matchLength(seqs(1, 2, 3)))
 	}
-	if gone := c.insert(seqs(7, 8)); !slices.Equal(gone, []kvindex.EngineHash{2}) { // the end goes first
+	if gone := c.insert(seqs(7, 8)); !slices.Equal(gone, []kvindex.EngineHash{2}) { // the end is evicted first
 		t.Errorf("%v went", gone)
 	}
-	c.insert(seqs(1)) // the newest again
+	c.insert(seqs(1)) // makes it the newest again
 	if gone := c.insert(seqs(9)); !slices.Equal(gone, []kvindex.EngineHash{8}) {
 		t.Errorf("%v went", gone)
 	}

@@ -14,7 +14,7 @@ import (
 	"sluice/router/worker"
 )
 
-// Options of a Keeper. Path, Index and Ranks are required.
+// Options configures a Keeper. Path, Index and Ranks are required.
 type Options struct {
 	Path     string        // its directory is created with mode 0700 if it does not exist
 	Interval time.Duration // between two snapshots [5m]

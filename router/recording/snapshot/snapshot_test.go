@@ -22,7 +22,7 @@ import (
 	"sluice/router/worker"
 )
 
-// testFleet is a fleet of ranks that hold chains, some of them the same.
+// testFleet is a set of ranks that hold chains, some of them identical.
 type testFleet struct {
 	index   kvindex.Index
 	ranks   []*worker.Rank
@@ -77,7 +77,7 @@ func (h *testFleet) list() (all []Rank) {
 	return all
 }
 
-// same compares every rank's depths of every prompt; slots may differ.
+// same compares the overlap of every prompt on every rank; slots may differ.
 func same(t *testing.T, want, got kvindex.Index, from, to worker.Slot, prompts [][]blockhash.Seq) {
 	t.Helper()
 	var a, b kvindex.Overlap
@@ -113,13 +113,13 @@ func TestRoundTrip(t *testing.T) {
 	defer f.Close()
 	ix := kvindex.New(kvindex.Options{})
 	for i, r := range h.ranks {
-		slot := worker.Slot(200 - i) // slots are given anew
+		slot := worker.Slot(200 - i) // other slots than before
 		m, blocks, ok, err := f.Restore(r.ID, slot, "m", ix.(kvindex.Importer))
 		if err != nil || !ok || m.Position.Next != uint64(100+i) || m.Position.BlockSize != 16 || blocks != h.index.CachedBlocks(r.Slot) {
 			t.Fatalf("%v: %+v, %d blocks, %v, %v", r.ID, m, blocks, ok, err)
 		}
 		same(t, h.index, ix, r.Slot, slot, h.prompts)
-		// Engine hashes came along: a removal finds its block.
+		// Engine hashes are restored, too: a removal finds its block.
 		if _, _, ok, _ := f.Restore(r.ID, slot, "m", ix.(kvindex.Importer)); ok {
 			t.Error("a rank was restored twice")
 		}
@@ -193,10 +193,11 @@ func TestInvalidFiles(t *testing.T) {
 			t.Fatalf("flipped bit %d was not noticed", bit)
 		}
 	}
-	// Sections that are whole, but of another file or in another order.
+	// Valid sections of another file or in another order.
 	one := sectionHead + int(binary.LittleEndian.Uint32(good[headerSize+4:]))
 	try("shortened", append(bytes.Clone(good[:headerSize]), good[headerSize+one:]...), ErrCorrupted)
-	// Blocks left out of a rank: every section is whole, only the sum of all tells.
+	// A missing chains section: every section is valid, and only the final checksum shows the
+	// loss.
 	two := one + sectionHead + int(binary.LittleEndian.Uint32(good[headerSize+one+4:]))
 	try("bereft", append(bytes.Clone(good[:headerSize+one]), good[headerSize+two:]...), ErrCorrupted)
 	pipe := filepath.Join(dir, "pipe")
@@ -235,7 +236,8 @@ func TestKeeperIgnoresBadFile(t *testing.T) {
 	f.Close()
 }
 
-// A folder that is not there is made; one that cannot be is told of at the start.
+// TestTheFolderOfASnapshot: a missing directory is created; a failure to create it is logged at
+// the start.
 func TestTheFolderOfASnapshot(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -259,8 +261,8 @@ func TestTheFolderOfASnapshot(t *testing.T) {
 	}
 }
 
-// Ranks that have not come back yet are not lost by the next snapshot, and nobody
-// to write leaves the old one.
+// TestPendingRanksAreCopied: the next snapshot preserves ranks that have not joined again, and
+// without a rank to write the old snapshot stays.
 func TestPendingRanksAreCopied(t *testing.T) {
 	h := newTestFleet(t, 3, 30, 10)
 	path := filepath.Join(t.TempDir(), "index.snap")
@@ -314,7 +316,7 @@ func TestPendingRanksAreCopied(t *testing.T) {
 	}
 }
 
-// A disk that is full costs the new snapshot, not the old one.
+// TestFullDiskKeepsOldSnapshot: on a full disk the new snapshot fails and the old one stays.
 func TestFullDiskKeepsOldSnapshot(t *testing.T) {
 	h := newTestFleet(t, 2, 30, 40)
 	path := filepath.Join(t.TempDir(), "index.snap")
@@ -325,7 +327,7 @@ func TestFullDiskKeepsOldSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A limit on the size of files fails as a full disk does: in the middle of a write.
+	// A limit on the size of files fails like a full disk, in the middle of a write.
 	signal.Ignore(syscall.SIGXFSZ)
 	defer signal.Reset(syscall.SIGXFSZ)
 	var was syscall.Rlimit
@@ -352,8 +354,8 @@ func TestFullDiskKeepsOldSnapshot(t *testing.T) {
 	}
 }
 
-// What a router that was killed left half written goes at the next start; what
-// another is writing stays.
+// TestAbandonedFilesAreRemoved: the next start removes the temporary files of killed routers,
+// but not those that another process is writing.
 func TestAbandonedFilesAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "index.snap")
@@ -374,8 +376,8 @@ func TestAbandonedFilesAreRemoved(t *testing.T) {
 	}
 }
 
-// A rank that leaves while a snapshot is written gives its slot to another, whose
-// blocks must not come back as its own.
+// TestSlotReusedDuringExport: a rank is removed while the snapshot is written and its slot goes
+// to another rank. The other rank's blocks must not be restored as those of the first.
 func TestSlotReusedDuringExport(t *testing.T) {
 	h := newTestFleet(t, 3, 30, 40)
 	path := filepath.Join(t.TempDir(), "index.snap")
@@ -409,7 +411,7 @@ func TestSlotReusedDuringExport(t *testing.T) {
 	}
 }
 
-// exportHook lets something happen once a slot has been exported.
+// exportHook calls a function after a slot was exported.
 type exportHook struct {
 	kvindex.Index
 	slot worker.Slot
@@ -427,8 +429,8 @@ func (h *exportHook) Import(slot worker.Slot, x *kvindex.Exported) kvindex.Store
 	return h.Index.(kvindex.Importer).Import(slot, x)
 }
 
-// While a snapshot is written, events go on and readers find what they found; what
-// was held all the while is in it.
+// TestWriteDoesNotBlock: events and readers proceed while a snapshot is written, and the
+// snapshot contains the blocks held throughout.
 func TestWriteDoesNotBlock(t *testing.T) {
 	h := newTestFleet(t, 3, 400, 64)
 	path := filepath.Join(t.TempDir(), "index.snap")
