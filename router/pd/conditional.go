@@ -8,8 +8,9 @@ import (
 	"sluice/router/worker"
 )
 
-// headerPlan says whether a prefill worker (remote) or the decode rank (local) ran prefill, and
-// why. It is set only if the scheduler compared the two.
+// headerPlan is the response header that says where prefill ran, and why: "remote" (a prefill
+// worker), "local" (the decode rank), or "prefill_only". It is absent if there was nothing to
+// decide.
 const headerPlan = "X-Sluice-Plan"
 
 // conditional reports whether the decode rank may run prefill for a model's requests even if

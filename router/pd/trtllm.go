@@ -98,8 +98,8 @@ func areNumbers(array []byte) bool {
 	return n > 0
 }
 
-// firstChoice returns choices[0] of a response and the position of the top-level member beside.
-// choice borrows from body.
+// firstChoice returns choices[0] of a response and the position of the top-level member named
+// beside. choice borrows from body.
 func firstChoice(body []byte, beside string) (choice []byte, other jsonscan.Value, err error) {
 	v, other, err := jsonscan.FindTwo(body, "choices", beside)
 	if err != nil {
