@@ -217,7 +217,7 @@ func (o *Output) read(b []byte) ([]byte, error) {
 			b, err = msgp.Skip(b)
 			continue
 		}
-		switch string(key) { // no string is made
+		switch string(key) { // the conversion does not allocate
 		case "token_ids":
 			var k uint32
 			k, b, err = msgp.ReadArrayHeaderBytes(b)
