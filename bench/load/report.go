@@ -209,7 +209,7 @@ func (rep *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(w, "\n%s requests/s, %s chunks/s, %s output tokens/s, %s received\n",
 		humanize.CommafWithDigits(rep.RequestsPerSec, 1), humanize.CommafWithDigits(rep.ChunksPerSec, 0), humanize.CommafWithDigits(rep.OutputPerSec, 0), humanize.IBytes(uint64(rep.Bytes)))
 	if rep.PromptTokens > 0 {
-		fmt.Fprintf(w, "%s prompt tokens; cached by the engines' count %.1f %%, foretold by the router %.1f %%\n", humanize.Comma(rep.PromptTokens),
+		fmt.Fprintf(w, "%s prompt tokens; cached by the engines' count %.1f %%, predicted by the router %.1f %%\n", humanize.Comma(rep.PromptTokens),
 			100*float64(rep.CachedTokens)/float64(rep.PromptTokens), 100*float64(rep.PredictedCachedTokens)/float64(rep.PromptTokens))
 	}
 	if len(rep.ByWorker) > 0 {

@@ -342,7 +342,7 @@ func writeTransfer(w io.Writer, t *schedule.TransferRecord) {
 	case t == nil:
 		return
 	case t.State == "untold":
-		fmt.Fprintln(w, "KV transfer: untold; decode's engine runs no connector, or its report has not come.")
+		fmt.Fprintln(w, "KV transfer: unknown; decode's engine runs no connector, or its report has not come.")
 		return
 	}
 	fmt.Fprintf(w, "KV transfer: %s", t.State)

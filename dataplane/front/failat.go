@@ -26,7 +26,7 @@ func (x *Exchange) FailAt(at time.Time, reason Reason, message string) {
 	x.setDrainTarget()
 }
 
-var errRespondedAtDeadline = errors.New("front: the client was told that it gets no answer before this one began")
+var errRespondedAtDeadline = errors.New("front: the client already has the answer that its deadline passed")
 
 // discardRelay is Relay of a response that comes after the error of FailAt.
 func (x *Exchange) discardRelay(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {

@@ -97,7 +97,7 @@ func (r *Router) startWireLoops() *eventloop.Loops {
 		},
 	})
 	if err != nil {
-		r.log.Warn("event loops are not to be had here", "error", err)
+		r.log.Warn("cannot start event loops; streams of the engine API use goroutines", "error", err)
 		return nil
 	}
 	return loops

@@ -198,7 +198,7 @@ func (r *Router) awaitParentReadiness(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errors.New("it was told to end")
+			return errors.New("it was asked to stop")
 		case <-tick.C:
 		}
 	}

@@ -217,7 +217,7 @@ func TestOverrideErrors(t *testing.T) {
 		{"admin", nil, []string{"--admin", "10.0.0.1:1"}, `--admin: admin.listen: "10.0.0.1:1" is not a loopback address`},
 		{"off with prefill", nil, []string{"--pd", "off", "--prefill", "http://h:1"}, `--pd: pd.family: "off", but workers[0], "http://h:1", is a prefill worker`},
 		{"set path", nil, []string{"--set", "limits.max_bdy=1"}, `--set: limits.max_bdy: no such field (did you mean "limits.max_body"?); known: listen, `},
-		{"list in YAML's form", nil, []string{"--set", `registration.networks=["10.0.0.0/16", fd00::/8]`}, `--set: registration.networks: "[\"10.0.0.0/16\", fd00::/8]"; want the words bare, parted by commas: "10.0.0.0/16, fd00::/8"`},
+		{"list in YAML's form", nil, []string{"--set", `registration.networks=["10.0.0.0/16", fd00::/8]`}, `--set: registration.networks: "[\"10.0.0.0/16\", fd00::/8]"; want comma-separated words without quotes: "10.0.0.0/16, fd00::/8"`},
 		{"duplicate URL", nil, []string{"--prefill", "http://h:1", "--decode", "http://h:1/"}, `--decode: workers[1].url: "http://h:1" is the URL of workers[0] already`},
 		{"duplicate id", nil, []string{"--engine", "http://h:1,id=a", "--engine", "http://h:2,id=a"}, `--engine: workers[1].id: "a" is the id of workers[0] already; want another`},
 		{"key", nil, []string{"--engine", "http://h:1,rank=2"}, "--engine: no such key \"rank\" (did you mean \"ranks\"?); keys:\n  model="},

@@ -36,7 +36,7 @@ func (c *Config) warnSharedEndpoints() (out []string) {
 		}
 		for _, ep := range w.KVEvents {
 			if at, bind := strings.CutPrefix(ep, "bind:"); bind && strings.HasPrefix(at, "tcp://") && !onLoopback(at) {
-				out = append(out, fmt.Sprintf("workers[%d].kv_events, %s, believes whoever connects to it; see that only the engine can", i, quoted(ep)))
+				out = append(out, fmt.Sprintf("workers[%d].kv_events, %s, trusts every peer that connects to it; make sure that only the engine can connect", i, quoted(ep)))
 				break
 			}
 		}

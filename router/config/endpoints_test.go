@@ -14,7 +14,7 @@ func TestSharedEventEndpoints(t *testing.T) {
 		a + "{url: 'http://h:2', kv_events: ['tcp://*:5556'], ranks: [0, 1]}]":                                                                        "tcp://h:5557 is also in",
 		a + "{url: 'http://h:2', kv_events: ['tcp://h:5600'], kv_replay: ['tcp://h:5557']}]":                                                          "workers[1].kv_replay: tcp://h:5557",
 		"workers: [{url: 'http://h:1', ranks: [0, 1, 2, 3], kv_events: ['tcp://*:5557'], kv_replay: ['tcp://*:5560']}]":                               "workers[0].kv_replay: tcp://h:5560 is also in workers[0].kv_events",
-		"workers: [{url: 'http://h:1', kv_events: ['bind:tcp://0.0.0.0:5557']}]":                                                                      "believes whoever connects",
+		"workers: [{url: 'http://h:1', kv_events: ['bind:tcp://0.0.0.0:5557']}]":                                                                      "trusts every peer that connects",
 		a + "{url: 'http://g:2', kv_events: ['tcp://*:5557']}]":                                                                                       "",
 		a + "{url: 'http://h:2', kv_events: ['tcp://h:5558'], kv_replay: ['tcp://h:5657']}]":                                                          "",
 		"workers: [{url: 'http://h:1', ranks: [0, 1], kv_events: ['tcp://h:5557', 'tcp://h:5557']}]":                                                  "", // told apart by the rank in each batch

@@ -20,7 +20,7 @@ var familyTable = []family{
 	{"nixl-push", "vLLM NixlPushConnector: prefill and decode at once where prefill's addresses are known from an earlier handle, else one after the other; prefill writes the blocks", true, true},
 	{"sglang", "SGLang: prefill and decode at once, which meet at prefill's bootstrap server", false, false},
 	{"mooncake", "vLLM MooncakeConnector: prefill and decode at once, joined by a transfer_id, with the engine id from prefill's bootstrap server", true, true},
-	{"lmcache", "LMCache over NIXL: prompt as ids to prefill, which writes to the decode worker it is told of; decode once all tensor-parallel ranks have told that they did", false, true},
+	{"lmcache", "LMCache over NIXL: the prompt as ids to prefill, which writes to the decode worker that the request names; decode starts once every tensor-parallel rank has reported its write", false, true},
 	{"orchestrated", "any connector: prefill for one token, then decode with the whole answer as disagg_prefill_resp", false, true},
 	{"storage", "a shared KV store: prefill for one token, then decode; where it has pd.cache_hit_threshold, decode first", false, true},
 	{"trtllm", "TensorRT-LLM: context_only to prefill, then generation_only with its disaggregated_params", true, true},

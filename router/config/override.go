@@ -46,7 +46,7 @@ func (c *Config) set(path, text string, from string, errs *errorList) {
 				bare = text[1 : len(text)-1]
 			}
 			if bare = needsNoQuotes.Replace(bare); bare != text {
-				errs.add(at, p, "%s; want the words bare, parted by commas: %s", quoted(text), quoted(bare))
+				errs.add(at, p, "%s; want comma-separated words without quotes: %s", quoted(text), quoted(bare))
 				return
 			}
 			words := strings.FieldsFunc(text, func(r rune) bool { return r == '+' || r == ',' })
@@ -224,15 +224,15 @@ var namedFlags = []struct{ name, path, usage string }{
 	{"listen", "listen", "`ADDR` clients connect to; port 0 takes a free one [127.0.0.1:8080]"},
 	{"admin", "admin.listen", "`ADDR` of the admin listener, loopback only, or off [127.0.0.1:9901]"},
 	{"pd", "pd.family", "prefill/decode `FAMILY`: " + joinOr(Families()) + " [nixl when there are prefill workers]"},
-	{"prefill-model-labels", "pd.prefill_labels", "`LABELS`, parted by commas: only prefill workers with one of them are chosen"},
+	{"prefill-model-labels", "pd.prefill_labels", "comma-separated `LABELS`: only prefill workers with one of them are chosen"},
 	{"nixl-proxy-host", "lmcache.proxy_host", "`HOST` to which LMCache's prefill workers push that KV has been written [127.0.0.1]"},
 	{"nixl-proxy-port", "lmcache.proxy_port", "`PORT` of the same [8500]"},
 	{"nixl-peer-host", "lmcache.peer_host", "`HOST` of decode workers' LMCache ports, for those without peer_host [that of their URL]"},
-	{"nixl-peer-init-port", "lmcache.peer_init_port", "`PORTS` for decode workers without init_port, one a tensor-parallel rank, parted by commas"},
+	{"nixl-peer-init-port", "lmcache.peer_init_port", "comma-separated `PORTS` for decode workers without init_port, one for each tensor-parallel rank"},
 	{"nixl-peer-alloc-port", "lmcache.peer_alloc_port", "`PORTS` for decode workers without alloc_port, likewise"},
 	{"nixl-finished-req-ttl", "lmcache.finished_req_ttl", "`DURATION` a notification is kept that no request waits for [300s]"},
 	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "`DURATION` between two looks for such [60s]"},
-	{"decode-model-labels", "pd.decode_labels", "`LABELS`, parted by commas: only decode workers with one of them are chosen"},
+	{"decode-model-labels", "pd.decode_labels", "comma-separated `LABELS`: only decode workers with one of them are chosen"},
 	{"workers-file", "discovery.file", "YAML `FILE` with workers, read again when it changes"},
 	{"register", "registration.listen", "`ADDR` where workers register themselves, or off; needs registration.token ($SLUICE_REGISTRATION_TOKEN) or registration.client_ca, and registration.networks [off]"},
 	{"log-level", "log.level", "`LEVEL`: debug, info, warn, error [info]"},

@@ -46,7 +46,7 @@ func RegisterSidecarFlags(fs *flag.FlagSet) *SidecarFlags {
 	f := &SidecarFlags{Flags: &Flags{}}
 	f.worker(fs, "engine", worker.Aggregated, "the engine beside which it runs, `URL[,key=value…]`; required, once")
 	f.worker(fs, "prefill", worker.Prefill, "a prefill worker to choose from where a request names none, `URL[,key=value…]`; may be given several times")
-	fs.StringVar(&f.Networks, "prefill-networks", "", "`CIDRS`, parted by commas, where a prefill worker that a request names must lie [none may be named]")
+	fs.StringVar(&f.Networks, "prefill-networks", "", "comma-separated `CIDRS` that must contain a prefill worker that a request names [none may be named]")
 	fs.StringVar(&f.Ports, "prefill-ports", "1024-65535", "`PORTS` it may have, as 8000,8100-8200")
 	fs.StringVar(&f.Keys, "prefill-options", "", "`KEY=VALUE,…` of every worker so named, as bootstrap_port=8998")
 	fs.IntVar(&f.MaxPrefillWorkers, "max-prefill-workers", 256, "`COUNT` of such workers kept at once")

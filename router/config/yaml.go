@@ -221,7 +221,7 @@ func (d *decoder) value(n ast.Node, v reflect.Value, path string, tag reflect.St
 	default:
 		text, ok := scalarText(n)
 		if !ok {
-			d.errs.add(at, path, "%s stands where one value should; want %s", kindOf(n), example(v, tag))
+			d.errs.add(at, path, "%s where one value is expected; want %s", kindOf(n), example(v, tag))
 			return
 		}
 		if err := setScalar(v, tag, text); err != nil {
@@ -287,13 +287,13 @@ func (d *decoder) list(n ast.Node, v reflect.Value, path string, tag reflect.Str
 		}
 		return
 	case elem.Kind() == reflect.Struct:
-		d.errs.add(at, path, "%s stands where a list should; want entries that begin with \"- \"", kindOf(n))
+		d.errs.add(at, path, "%s where a list is expected; want entries that begin with \"- \"", kindOf(n))
 		return
 	}
 	// One value stands for a list of one; ranks: 4 is a count, as in a flag.
 	text, ok := scalarText(n)
 	if !ok {
-		d.errs.add(at, path, "%s stands where a list should; want [a, b] or one value", kindOf(n))
+		d.errs.add(at, path, "%s where a list is expected; want [a, b] or one value", kindOf(n))
 		return
 	}
 	if elem.Kind() == reflect.Uint16 {
@@ -327,7 +327,7 @@ func (d *decoder) entries(n ast.Node, path string, at origin) func(yield func(ya
 		case *ast.MappingValueNode:
 			values = []*ast.MappingValueNode{x}
 		default:
-			d.errs.add(at, path, "%s stands where fields should; want name: value", kindOf(n))
+			d.errs.add(at, path, "%s where fields are expected; want name: value", kindOf(n))
 			return
 		}
 		// What is merged in comes first, so that the mapping's own fields win.

@@ -17,7 +17,7 @@ import (
 // It runs on the request's goroutine and ends by the lease or the decode timeout.
 func (q *request) releaseKV() {
 	if q.kv.held().CanRelease() {
-		q.noteFallback("abandoned_handle", "the client left between the legs; prefill is told to free its blocks")
+		q.noteFallback("abandoned_handle", "the client disconnected between the legs; prefill is asked to free its blocks")
 		return // recycle releases it
 	}
 	q.noteFallback("abandoned_handle", "the client left between the legs; decode makes one token, so that the blocks are freed")

@@ -293,7 +293,7 @@ const reconfirmAfter = 5 * time.Second
 func (r *Runner) learnCached(rank *worker.Rank, keys []blockhash.Seq, tokens, predicted, cached int, elapsed time.Duration) {
 	r.options().Observer.Cached(rank.ID, tokens, predicted, cached)
 	if rank.RecordCacheHit(predicted, cached) {
-		r.options().Log.Info("the engine reports no cached tokens where hits were foretold; none are any more, until it reports some", "rank", rank.ID.String())
+		r.options().Log.Info("the engine reports no cached tokens where hits were predicted; no hits are predicted until it reports some", "rank", rank.ID.String())
 		go func() { // must not block a stream's event loop
 			r.options().Scheduler.Forget(rank.Slot)
 			r.options().Approx.Clear(rank.Slot)

@@ -193,7 +193,7 @@ func (n *Selector) parseList(name string, value []byte, out pd.Selection) (pd.Se
 	case last != nil:
 		return out, &pd.Refusal{Reason: front.NoPrefillWorker, RetryAfter: time.Second, Message: fmt.Sprintf("header %s: %q: %v", name, quoteValue(value), last)}
 	default:
-		return out, n.badHeader(name, value, "it names no worker; want HOST:PORT, or several parted by commas")
+		return out, n.badHeader(name, value, "it names no worker; want HOST:PORT, or several separated by commas")
 	}
 	return out, nil
 }

@@ -71,7 +71,7 @@ func Parse(line []byte) (r Report, err error) {
 		var more bool
 		f[i], rest, more = bytes.Cut(rest, []byte{' '})
 		if more != (i < len(f)-1) || len(f[i]) == 0 {
-			return r, fmt.Errorf("%w: want 10 fields parted by single spaces", ErrReport)
+			return r, fmt.Errorf("%w: want 10 fields separated by single spaces", ErrReport)
 		}
 	}
 	r.Event = events
