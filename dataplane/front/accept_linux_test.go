@@ -48,7 +48,7 @@ func TestYield(t *testing.T) {
 	}
 }
 
-// What ends it ends a wait, too, and takes no descriptor along.
+// After close a yield does not wait, and a yielder without an eventfd works.
 func TestYieldEnds(t *testing.T) {
 	var y yielder
 	y.pollYielder.open()

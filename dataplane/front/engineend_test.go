@@ -115,8 +115,8 @@ func testEngineWaitsForACKs(t *testing.T, by RelayMode) {
 	}
 }
 
-// delayedEvents returns the median delay of the events of a stream after its beginning, with a new
-// engine and a new server.
+// delayedEvents returns the median delay of the second half of a stream's events, with a new engine
+// and a new server.
 func delayedEvents(t *testing.T, by RelayMode) time.Duration {
 	const n, pause = 60, 5 * time.Millisecond
 	sent := make(chan []time.Time, 1)

@@ -14,15 +14,15 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// endWithin is how soon both legs of a stream end after one of them did; tries is how
-// often a machine that is busy may miss it.
+// endWithin bounds the time between the ends of the two sides of a stream. tries is how often a
+// busy machine may exceed it.
 const (
 	endWithin = 100 * time.Millisecond
 	tries     = 10
 )
 
-// protocolEndings are an event of each protocol, and the last events by which it tells
-// that an engine failed.
+// protocolEndings has, for each protocol, an event and the last events of a stream whose engine
+// has failed.
 var protocolEndings = []struct {
 	path, event string
 	failed      func(message string, code int) string
@@ -38,7 +38,8 @@ var protocolEndings = []struct {
 	}},
 }
 
-// engineFailures are how an engine fails behind an event, and what clients are told.
+// engineFailures are the ways in which an engine fails after an event, and the error that clients
+// get.
 var engineFailures = []struct {
 	name    string
 	fail    func(nc net.Conn, call *upstream.Call)
@@ -54,7 +55,7 @@ var engineFailures = []struct {
 	{"silent", func(net.Conn, *upstream.Call) {}, relay.EngineStalled, "the engine sent nothing more of the stream for too long", 504},
 }
 
-// relayFrom starts a router that relays one answer of e, and tells of its call and its end.
+// relayFrom starts a router that relays a response of e, and reports its call and its end.
 func relayFrom(t *testing.T, e *engine, opt Options) (r *testServer, ends chan relay.Result, calls chan *upstream.Call) {
 	ends, calls = make(chan relay.Result, 1), make(chan *upstream.Call, 1)
 	return start(t, opt, func(x *Exchange) {
@@ -69,9 +70,9 @@ func relayFrom(t *testing.T, e *engine, opt Options) (r *testServer, ends chan r
 	}), ends, calls
 }
 
-// Whatever ends the engine's side of a stream, the client gets an error event of its
-// own protocol and the proper end, its connection serves on, and the engine's is closed:
-// at once.
+// Whatever ends the engine's side of a stream, the client at once gets an error event and the end
+// of the stream in its protocol. Its connection serves another request, and the engine's is
+// closed.
 func TestEngineFailsInEveryProtocol(t *testing.T) {
 	withBothRelayModes(t, testEngineFailsInEveryProtocol)
 }
@@ -128,8 +129,8 @@ func testEngineFailsInEveryProtocol(t *testing.T, by RelayMode) {
 	}
 }
 
-// An engine that fails behind the last event of an answer has not failed its client: the
-// stream is whole and counts as such, and its engine's connection alone is not used again.
+// If an engine fails after the last event of a response, the stream is complete and is reported
+// as complete. Only the engine's connection is not used again.
 func TestEngineFailsAfterFinalEvent(t *testing.T) {
 	withBothRelayModes(t, testEngineFailsAfterFinalEvent)
 }
@@ -184,7 +185,7 @@ func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 	}
 }
 
-// Whatever ends the client's side of a stream, the engine's leg is cut at once.
+// Whatever ends the client's side of a stream, the engine's call is cancelled at once.
 func TestClientFailsInEveryProtocol(t *testing.T) {
 	withBothRelayModes(t, testClientFailsInEveryProtocol)
 }

@@ -17,18 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fastClientRole makes the test's binary a good client of the address it names.
+// fastClientRole is the environment variable that makes the test binary a well-behaved client of
+// the address in it.
 const fastClientRole = "SLUICE_TEST_GOOD_AT"
 
-// sample is one answer to a good client.
+// sample is a response to the well-behaved client.
 type sample struct {
 	At   int64 // when it was asked for, in ns of the clock
 	Took int64
 }
 
-// runFastClient asks for a page so often, for as long as each line of standard input says. A
-// thread of its own waits in the kernel: what it sees late is not Go's poller's doing.
-// What becomes due while an answer is awaited was to be sent then, and is late by that.
+// runFastClient requests a page at fixed intervals, for the time that each line of standard input
+// gives. It waits on a thread of its own in the kernel, so that Go's poller adds no latency. A
+// request that becomes due while a response is outstanding counts as late from its due time.
 func runFastClient(addr string) error {
 	debug.SetGCPercent(-1)
 	runtime.LockOSThread()
@@ -92,7 +93,7 @@ func requestAll(fd int, span, every time.Duration, took []sample) ([]sample, err
 	return took, nil
 }
 
-// fastClient is that process.
+// fastClient is a process in the fastClientRole.
 type fastClient struct {
 	t  *testing.T
 	in io.Writer
@@ -105,7 +106,7 @@ func startFastClient(t *testing.T, core int, addr string) *fastClient {
 	return &fastClient{t, p.in, br}
 }
 
-// begin has it ask for so long; what it returns waits for the end.
+// begin makes the client send requests for a time. The returned function waits for the end.
 func (g *fastClient) begin(span, every time.Duration) (wait func() []sample) {
 	g.t.Helper()
 	if _, err := fmt.Fprintln(g.in, int64(span), int64(every)); err != nil {

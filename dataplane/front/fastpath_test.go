@@ -14,7 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// socketPair is two connected sockets.
+// socketPair returns two connected sockets.
 func socketPair(t testing.TB) (ours, theirs *net.UnixConn) {
 	t.Helper()
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -34,9 +34,9 @@ func socketPair(t testing.TB) (ours, theirs *net.UnixConn) {
 	return ends[0], ends[1]
 }
 
-// onBothPaths gives all that a server answers to raw, whose sender closes behind it: over a
-// socket, so that what is plain takes the plain lane, and over a tape, all of it by
-// fasthttp.
+// onBothPaths returns all that a server answers to raw, after which the client closes: over a
+// socket, where the fast path serves what it can, and over a recorded connection, where
+// fasthttp serves everything.
 func onBothPaths(t testing.TB, s *Server, raw []byte) (plain, fast string) {
 	ours, theirs := socketPair(t)
 	defer theirs.Close()
@@ -61,8 +61,8 @@ func onBothPaths(t testing.TB, s *Server, raw []byte) (plain, fast string) {
 
 var varyingHeaders = regexp.MustCompile(`(?m)^Date: .*\r\n|[0-9a-f]{32}`)
 
-// comparableResponse is answers without date and made ids, header lines sorted and their names in
-// small letters.
+// comparableResponse returns responses without dates and generated ids, with sorted header lines
+// and lower-case names.
 func comparableResponse(answers string) string {
 	answers = varyingHeaders.ReplaceAllStringFunc(answers, func(s string) string {
 		if strings.HasPrefix(s, "Date") {
@@ -87,7 +87,7 @@ func comparableResponse(answers string) string {
 	return strings.Join(parts, "")
 }
 
-// pathCases are requests that the plain lane takes, nearly takes, or must leave.
+// pathCases are requests that the fast path serves, nearly serves, or must leave to fasthttp.
 func pathCases() (raw []string) {
 	for _, list := range [][]rawCase{accepted(), refusedHeads(), refusedBodies()} {
 		for _, k := range list {
@@ -138,7 +138,7 @@ func pathServer(t testing.TB) *Server {
 	return s
 }
 
-// What a client gets does not tell which lane its request took.
+// The client gets the same response on either path.
 func TestPathsAgree(t *testing.T) {
 	s := pathServer(t)
 	cases := pathCases()
@@ -150,7 +150,7 @@ func TestPathsAgree(t *testing.T) {
 	t.Logf("reliability 1: %d raw connections, answered alike by both lanes", len(cases))
 }
 
-// What is plain never reaches fasthttp, and its answer is whole.
+// A request for the fast path never reaches fasthttp, and its response is complete.
 func TestPlainRequestsUseFastPath(t *testing.T) {
 	s := pathServer(t)
 	inner, reached := s.fh.Handler, 0
@@ -178,7 +178,7 @@ func TestPlainRequestsUseFastPath(t *testing.T) {
 	}
 }
 
-// A plain request allocates its id and nothing else, whatever it asks for.
+// A request on the fast path allocates its id and nothing else, whatever its route.
 func TestFastPathAllocates(t *testing.T) {
 	if raceOn {
 		t.Skip("the race detector makes pools forget")
@@ -206,8 +206,8 @@ func TestFastPathAllocates(t *testing.T) {
 	<-served
 }
 
-// A connection whose last answer has left is under way until it is closed: a drain that
-// cut it while the rest of its body is read away would take the answer from its client.
+// A connection whose last response has been written is active until it is closed. If a drain cut
+// it while the rest of the body is discarded, the client could lose the response.
 func TestLastResponseIsBusy(t *testing.T) {
 	s := pathServer(t)
 	ours, theirs := socketPair(t)
@@ -226,9 +226,9 @@ func TestLastResponseIsBusy(t *testing.T) {
 	<-served
 }
 
-// FuzzPaths is TestPathsAgree of anything. It begins from one in fifteen of the cases that
-// are tried there: the fuzzing engine takes some 10 ms for each before it tries the first
-// new one, and with all of them a short run ends in that.
+// FuzzPaths is TestPathsAgree for arbitrary input. Its seeds are one in fifteen of the test's
+// cases: the fuzzing engine takes about 10 ms for each seed before it tries new input, so a short
+// run with all of them would try none.
 func FuzzPaths(f *testing.F) {
 	for i, raw := range pathCases() {
 		if i%15 == 0 {

@@ -28,7 +28,7 @@ func (l *syncLog) text() string {
 	return l.Buffer.String()
 }
 
-// A body that does not come behind the leave to send it is told of as any other.
+// A body that does not arrive after "100 Continue" is reported like any other incomplete body.
 func TestContinuedBodyErrorNamesRequest(t *testing.T) {
 	var log syncLog
 	r := start(t, Options{Authenticator: goodKey{}, BodyIdleTimeout: 200 * time.Millisecond, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
@@ -51,8 +51,8 @@ func TestContinuedBodyErrorNamesRequest(t *testing.T) {
 	}
 }
 
-// A client that speaks TLS where it is not spoken is let go at once, whether it is the
-// first word of its connection or not, and the log says what is wrong.
+// A client that speaks TLS to a plain HTTP port is disconnected at once, at the beginning of a
+// connection or later, and the log names the cause.
 func TestTLSOnPlaintextPort(t *testing.T) {
 	var log syncLog
 	r := start(t, Options{HeadTimeout: testTimeout, Log: slog.New(slog.NewTextHandler(&log, nil))}, echo)
@@ -77,7 +77,7 @@ func TestTLSOnPlaintextPort(t *testing.T) {
 	}
 }
 
-// Handshakes that fail are told of, seldom, in the words of crypto/tls.
+// Failed handshakes are logged with the error of crypto/tls, at a limited rate.
 func TestFailedHandshakesAreLogged(t *testing.T) {
 	var log syncLog
 	opt := Options{TLS: testTLS(), Log: slog.New(slog.NewTextHandler(&log, nil))}

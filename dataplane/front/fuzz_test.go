@@ -16,7 +16,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// recordedConn is a connection whose input is known beforehand.
+// recordedConn is a connection with recorded input.
 type recordedConn struct {
 	io.Reader
 	out bytes.Buffer
@@ -30,14 +30,14 @@ func (c *recordedConn) SetDeadline(time.Time) error      { return nil }
 func (c *recordedConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *recordedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// acceptedRequest is one request that passed the guard, with its body.
+// acceptedRequest is a request that requestHead has accepted, with its body.
 type acceptedRequest struct {
 	method, target string
 	body           []byte
 }
 
-// serveRecorded runs raw through fasthttp, the guard and the body reader, without
-// routes, and gives the requests that were accepted.
+// serveRecorded runs raw through fasthttp, requestHead and the body reader, without routes, and
+// returns the accepted requests.
 func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) {
 	s.fh.Handler = func(ctx *fasthttp.RequestCtx) {
 		x := s.exchanges.Get()
@@ -75,7 +75,7 @@ func serveRecorded(t testing.TB, s *Server, raw []byte) (got []acceptedRequest) 
 	return got
 }
 
-// FuzzRequestHead: whatever we accept, net/http reads as the same requests.
+// FuzzRequestHead checks that net/http parses all accepted input as the same requests.
 func FuzzRequestHead(f *testing.F) {
 	for _, list := range [][]rawCase{accepted(), refusedHeads(), refusedBodies()} {
 		for _, k := range list {
@@ -114,12 +114,12 @@ func FuzzRequestHead(f *testing.F) {
 	})
 }
 
-// longTrailers says that net/http, which wants them in its buffer of 4 KiB, has not read
-// trailers that we have.
+// longTrailers reports whether err is net/http's error for trailers that exceed its buffer of
+// 4 KiB. This server accepts longer ones.
 func longTrailers(err error) bool { return strings.Contains(err.Error(), "suspiciously long trailer") }
 
-// skipEmptyLines does what RFC 9112 2.2 asks of servers, and ReadRequest leaves
-// to its caller.
+// skipEmptyLines skips empty lines before a request, as RFC 9112, 2.2, requires. ReadRequest
+// leaves that to its caller.
 func skipEmptyLines(br *bufio.Reader) {
 	for {
 		b, _ := br.Peek(2)

@@ -20,8 +20,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// testSuccessor is another server as an Heir: it gets a descriptor of its own, as another process
-// would.
+// testSuccessor is another server as a Successor. It gets a descriptor of its own, like another
+// process.
 type testSuccessor struct {
 	to       *Server
 	refuses  atomic.Bool
@@ -49,12 +49,12 @@ func (h *testSuccessor) HandOff(fd int, about HandoffState) bool {
 	return true
 }
 
-// names answers with the name of the server that was asked.
+// names answers with the name of the server that handles the request.
 func names(name string) func(x *Exchange) {
 	return func(x *Exchange) { x.ReplyJSON(200, fmt.Appendf(nil, "%q", name)) }
 }
 
-// startHandOff begins to retire r's server in favour of heir.
+// startHandOff begins to retire r's server in favour of a successor.
 func (r *testServer) startHandOff(ctx context.Context, heir Successor, unused time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- r.server.retire(ctx, heir, unused, testTimeout) }()
@@ -71,8 +71,8 @@ func wantFrom(t *testing.T, c *client, server string) *http.Response {
 	return resp
 }
 
-// Idle connections of every kind go on at the other server over the same socket; what has
-// begun a request is served by the first.
+// Idle connections of every kind continue on the other server over the same socket. The first
+// server serves the requests that have begun.
 func TestRetireHandsOffIdleConnections(t *testing.T) {
 	const (
 		page   = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -125,7 +125,7 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 	}
 }
 
-// A connection whose stream ends while its server retires is passed then.
+// A connection whose stream ends while its server retires is then handed off.
 func TestRetireHandsOffAfterStream(t *testing.T) {
 	withBothRelayModes(t, testRetireHandsOffAfterStream)
 }
@@ -158,7 +158,8 @@ func testRetireHandsOffAfterStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// What cannot be passed is served on by the server that retires, and closed by its answer.
+// The retiring server goes on to serve a connection that cannot be handed off, and closes it with
+// its next response.
 func TestRetireKeepsOtherConnections(t *testing.T) {
 	for _, k := range []struct {
 		name    string
@@ -235,8 +236,8 @@ func startAt(t *testing.T, ln *net.TCPListener, h func(x *Exchange)) *testServer
 	return r
 }
 
-// Clients that send requests at any moment, and never look whether their connection was
-// closed, get all their answers while servers replace each other.
+// Clients that send requests at any moment, without a check whether their connection is closed,
+// get all their responses while servers replace each other.
 func TestHandOffLosesNothing(t *testing.T) {
 	const clients, rounds = 48, 12
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -317,8 +318,8 @@ func TestHandOffLosesNothing(t *testing.T) {
 	}
 }
 
-// A server that stops, or has as many connections as it may, adopts none, and leaves the
-// descriptor to who has it.
+// A server that has stopped or has reached its connection limit adopts no connection, and the
+// caller still owns the descriptor.
 func TestAdoptRefuses(t *testing.T) {
 	full, stopped, secure := start(t, Options{MaxConns: 1}, echo), start(t, Options{}, echo), start(t, Options{TLS: testTLS()}, echo)
 	full.dial()

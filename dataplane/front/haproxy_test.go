@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestBehindHAProxy has a real haproxy say who the client is, in each way it knows:
-// PROXY headers of both versions, with its health checks (LOCAL), X-Forwarded-For, and
-// Forwarded. The client comes from 127.0.0.5, haproxy from 127.0.0.9.
+// TestBehindHAProxy lets a real haproxy name the client in each way it supports: PROXY headers of
+// both versions, with its health checks (LOCAL), X-Forwarded-For, and Forwarded. The client
+// connects from 127.0.0.5, haproxy from 127.0.0.9.
 func TestBehindHAProxy(t *testing.T) {
 	path, err := exec.LookPath("haproxy")
 	if err != nil {
@@ -66,7 +66,8 @@ func isFile(path string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// startHAProxy runs haproxy on a listener of ours, so that no port is lost to anybody.
+// startHAProxy runs haproxy on a listener that the test has opened, so that no other process can
+// get the port in between.
 func startHAProxy(t *testing.T, path, section string) (addr string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
