@@ -24,7 +24,7 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// testTimeout is for what must happen; tests never wait that long when it does.
+// testTimeout bounds the wait for an expected event. A passing test never waits that long.
 const testTimeout = 20 * time.Second
 
 // handlerFunc is a Handler made of a function.
@@ -89,7 +89,7 @@ func (r *recorder) endings() []string {
 	return append([]string(nil), r.ended...)
 }
 
-// echo answers with the body it got.
+// echo answers with the request body.
 func echo(x *Exchange) { x.ReplyJSON(200, x.Doc.Body) }
 
 func start(t testing.TB, opt Options, h func(x *Exchange)) *testServer {
@@ -144,7 +144,7 @@ func (testPages) Metrics(w interface{ Write([]byte) (int, error) }) {
 	_, _ = io.WriteString(w, "sluice_test 1\n")
 }
 
-// client is a raw connection to the rig.
+// client is a raw connection to the test server.
 type client struct {
 	net.Conn
 	t  testing.TB
@@ -228,14 +228,14 @@ type engine struct {
 	wg sync.WaitGroup
 }
 
-// startEngine runs an engine; serve writes the answer of one request and says
-// whether the connection is kept.
+// startEngine runs an engine. serve writes the response to one request and returns whether the
+// connection is kept.
 func startEngine(t testing.TB, serve func(nc net.Conn, req *http.Request) bool) *engine {
 	t.Helper()
 	return startEngineTLS(t, false, serve)
 }
 
-// startEngineTLS is startEngine of one that may speak TLS: then serve is given a tls.Conn.
+// startEngineTLS is startEngine for an engine that may speak TLS: then serve gets a tls.Conn.
 func startEngineTLS(t testing.TB, useTLS bool, serve func(nc net.Conn, req *http.Request) bool) *engine {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -296,7 +296,7 @@ const streamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=
 
 func chunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
 
-// streamHooks is a Relayed of functions, which may be nil.
+// streamHooks is a StreamHandler made of functions, which may be nil.
 type streamHooks struct {
 	token func()
 	end   func(relay.Result)
@@ -318,7 +318,7 @@ func (streamHooks) NextEngine(relay.Interruption, ClientGoneNotifier) (*upstream
 	return nil, nil
 }
 
-// relayTo is a handler that runs the request on e and relays the answer.
+// relayTo is a handler that sends the request to e and relays the response.
 func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	return func(x *Exchange) {
 		call := new(upstream.Call)
@@ -336,15 +336,15 @@ func relayTo(e *engine, hooks func() RelayHooks) func(x *Exchange) {
 	}
 }
 
-// withBothRelayModes runs test with each of what may drive streams.
+// withBothRelayModes runs test in each RelayMode.
 func withBothRelayModes(t *testing.T, test func(t *testing.T, by RelayMode)) {
 	for _, by := range []RelayMode{RelayLoop, RelayGoroutine} {
 		t.Run(string(by), func(t *testing.T) { test(t, by) })
 	}
 }
 
-// waitStreamsOnLoops waits until so many streams of r are driven by loops; it says nothing of a
-// server that has none.
+// waitStreamsOnLoops waits until event loops drive n streams of r. It returns at once if r has no
+// event loops.
 func (r *testServer) waitStreamsOnLoops(by RelayMode, n int) {
 	r.t.Helper()
 	if by != RelayLoop || runtime.GOOS != "linux" {
@@ -356,7 +356,7 @@ func (r *testServer) waitStreamsOnLoops(by RelayMode, n int) {
 	})
 }
 
-// eventually polls for what must become true.
+// eventually polls until a condition is true.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	eventuallyWithin(t, testTimeout, what, ok)

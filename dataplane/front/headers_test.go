@@ -16,8 +16,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// TestClientHeaders sends each header of the table, in several spellings, with and
-// without keys of the router's own, and looks at what an engine would be sent.
+// TestClientHeaders sends each header of the table, in several spellings, with and without API
+// keys of the router, and checks the header lines that an engine would get.
 func TestClientHeaders(t *testing.T) {
 	kept := []string{"Accept", "Anthropic-Version", "Anthropic-Beta", "OpenAI-Beta", "User-Agent", "traceparent", "tracestate", "X-Session-ID", "X-Other", "X", "Cookies", "X-Api-Keys", "X_Other", "Xx-Forwarded-For"}
 	for _, own := range []bool{false, true} {
@@ -63,8 +63,8 @@ func TestClientHeaders(t *testing.T) {
 	}
 }
 
-// TestEngineHeaders has an engine send each header of the table, in several spellings, in
-// whole answers and in streams, and looks at what the client is sent.
+// TestEngineHeaders makes an engine send each header of the table, in several spellings, in
+// non-streaming responses and in streams, and checks the header lines that the client gets.
 func TestEngineHeaders(t *testing.T) { withBothRelayModes(t, testEngineHeaders) }
 
 func testEngineHeaders(t *testing.T, by RelayMode) {
@@ -134,7 +134,7 @@ func testEngineHeaders(t *testing.T, by RelayMode) {
 	}
 }
 
-// A detached exchange's header lines are its maker's; credentials are none of them.
+// The header lines of an in-process exchange come from its caller, without credentials.
 func TestInProcessHeaders(t *testing.T) {
 	x, err := NewExchange(&InProcessRequest{Endpoint: &Endpoints[0], Body: []byte(`{}`), Responder: struct{ Responder }{}, Fields: []upstream.Field{{Name: "Cookie", Value: "a"}, {Name: "X-Sluice-Worker", Value: "a"}, {Name: "X-Forwarded-For", Value: "::1"}}})
 	if err != nil {
@@ -145,7 +145,7 @@ func TestInProcessHeaders(t *testing.T) {
 	}
 }
 
-// The documented table is the one that is used.
+// The documented table of headers is the one in the code.
 func TestHeaderTableIsDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/access.md")
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // TestBareLFAtOnce sends heads with bare LFs, in one write and piece by piece, and leaves
-// the connection open. The answer is 400 long before the time of a head is over, on the
+// the connection open. The response is 400 long before the head time-out, on the
 // fast path, on fasthttp's (TLS, and behind a request that only fasthttp serves), and on a
 // connection that has served a request before.
 func TestBareLFAtOnce(t *testing.T) {
@@ -90,7 +90,7 @@ func FuzzBareLFScanner(f *testing.F) {
 				want = true
 			}
 		}
-		// Lines of CR alone end a head for the scanner; the guard refuses them.
+		// For the scanner lines of CR alone end a head; requestHead refuses them.
 		if s.bare != want && !strings.Contains(head, "\r\r") {
 			t.Errorf("%q cut at %d: bare %v, want %v", raw, at, s.bare, want)
 		}

@@ -9,8 +9,8 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// A router that is its own worker answers its own request with 508, once; without a mark on
-// requests each would be sent again and again.
+// A router that is its own worker answers its own request with 508, once. Without the hop header
+// it would forward the request to itself again and again.
 func TestLoopIsDetected(t *testing.T) {
 	var addr atomic.Pointer[string]
 	var calls atomic.Int32

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Whoever connects and says nothing lies in the kernel for a second (TCP_DEFER_ACCEPT),
-// and when its queue of those is full it answers by cookies, so who does say something is
-// served: of 2,000 silent ones a second the queue's 1,024 to 4,096 are soon full.
+// A connection without input stays in the kernel for a second (TCP_DEFER_ACCEPT). When the kernel's
+// queue of these is full, it uses SYN cookies, so that clients that send a request are still
+// served. With 2,000 silent connections a second the queue of 1,024 to 4,096 is soon full.
 func TestIdleFlood(t *testing.T) {
 	raiseFDLimit()
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -58,8 +58,8 @@ func TestIdleFlood(t *testing.T) {
 	}
 }
 
-// flood makes so many connections a second to addr until told, from 200 addresses, and
-// gives their descriptors. They say nothing, nor are they waited for.
+// flood opens connections to addr at a fixed rate until it is stopped, from 200 addresses, and
+// returns their descriptors. The connections send nothing, and flood does not wait for them.
 func flood(addr string, rate int, stop <-chan struct{}) (fds []int) {
 	a, _ := net.ResolveTCPAddr("tcp", addr)
 	to := &syscall.SockaddrInet4{Port: a.Port, Addr: [4]byte(a.IP.To4())}

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// TestLargePrompt is of number 3 of RELIABILITY.md: a prompt of a million token ids
-// holds a buffer of the next power of two and, while that is filled, an eighth to a
-// quarter of it more; one that is too large holds nothing.
+// TestLargePrompt measures point 3 of RELIABILITY.md: a prompt of a million token ids uses a buffer
+// of the next power of two and, while that is filled, an eighth to a quarter of it more. A
+// prompt that is too large uses none.
 func TestLargePrompt(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) { x.ReplyJSON(200, []byte(strconv.Itoa(len(x.Doc.Body)))) })
 	var ids strings.Builder
@@ -41,12 +41,12 @@ func TestLargePrompt(t *testing.T) {
 	t.Logf("reliability 3: a prompt of 1,000,000 ids, %d bytes, held %d (%.2f times); 100 MiB announced: 413, nothing held", len(body), peak, float64(peak)/float64(len(body)))
 }
 
-// sizedHead announces a body.
+// sizedHead is a head with Content-Length.
 func sizedHead(path string, n int) string {
 	return "POST " + path + " HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: " + strconv.Itoa(n) + "\r\n\r\n"
 }
 
-// An answer that is no stream, to a client that reads nothing of it, is cut.
+// A non-streaming response is cut if the client does not read it.
 func TestWholeResponseToStalledClient(t *testing.T) {
 	const size, limit = 32 << 20, 200 * time.Millisecond // more than two sockets hold
 	body := `"` + strings.Repeat("a", size-2) + `"`

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestLongResponsesUseBudget: answers that their clients do not read take memory of the
-// bodies' budget. Who finds it spent is refused, and all of it comes back.
+// TestLongResponsesUseBudget checks that responses that clients do not read use the memory budget
+// of bodies. When it is exhausted requests are refused, and in the end all of it is released.
 func TestLongResponsesUseBudget(t *testing.T) {
 	const limit, long, clients = 1 << 20, 900 << 10, 20
 	answer := append(append([]byte(`{"text":"`), bytes.Repeat([]byte("x"), long)...), `"}`...)
@@ -58,8 +58,8 @@ func TestLongResponsesUseBudget(t *testing.T) {
 	}
 }
 
-// TestAnswersAreCountedAsTheyAre: an answer takes of the budget what its buffer has, which is
-// little more than its length, also where head and body are just over a MiB.
+// TestAnswersAreCountedAsTheyAre checks that a response uses as much budget as its buffer has bytes,
+// which is little more than its length, even if head and body are just over a MiB.
 func TestAnswersAreCountedAsTheyAre(t *testing.T) {
 	for _, size := range []int{700 << 10, 1<<20 - 1000, 1 << 20} {
 		answer := bytes.Repeat([]byte("x"), size)

@@ -14,7 +14,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// Many clients at once, of every kind; then everything is given back.
+// Many clients of every kind run at once, and afterwards all resources are released.
 func TestMixedTraffic(t *testing.T) { withBothRelayModes(t, testMixedTraffic) }
 
 func testMixedTraffic(t *testing.T, by RelayMode) {

@@ -2,5 +2,5 @@ package front
 
 import "sluice/dataplane/objpool"
 
-// Every test of the package finds who writes to a pooled object after its release.
+// Every test of the package detects writes to a pooled object after its release.
 func init() { objpool.EnableChecks() }

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What cannot be read is refused in words of ours: they name the header and what is
-// accepted, and repeat nothing of its value.
+// The error message for an unreadable request names the header and what is accepted, and quotes
+// nothing of the header's value.
 func TestParseErrorMessages(t *testing.T) {
 	s := pathServer(t)
 	const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
@@ -36,7 +36,7 @@ func TestParseErrorMessages(t *testing.T) {
 	}
 }
 
-// Both lanes judge a Host header alike.
+// Both paths accept the same Host headers.
 func TestPathsAgreeOnHosts(t *testing.T) {
 	s := pathServer(t)
 	for host, accepted := range map[string]bool{
@@ -53,7 +53,7 @@ func TestPathsAgreeOnHosts(t *testing.T) {
 	}
 }
 
-// A client that left half-way is told so by name, in both lanes.
+// A request whose connection ends in the middle gets the same error message on both paths.
 func TestClosedRequestHasItsPhrase(t *testing.T) {
 	s := pathServer(t)
 	s.initial.Handler = handlerFunc(func(x *Exchange) { x.Error(ClientGone, "", "gone", 0) })

@@ -13,12 +13,12 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// partialEventSize is how much of an event comes.
+// partialEventSize is how much of an event the engine sends.
 const partialEventSize = 30 << 10
 
-// TestPartialEventsUseBudget: what streams hold of events that have not come whole takes
-// memory of the bodies' budget, at most half of it. A stream for which nothing is left ends
-// with an error event, and all memory is given back.
+// TestPartialEventsUseBudget checks that incomplete events use the memory budget of bodies, at most
+// half of it. A stream that finds no budget ends with an error event, and in the end all memory
+// is released.
 func TestPartialEventsUseBudget(t *testing.T) { withBothRelayModes(t, testPartialEventsUseBudget) }
 
 func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
@@ -70,8 +70,9 @@ func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
 	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
-// TestPartialHeadsUseBudget: half heads of more than a page take memory of the bodies' budget;
-// who finds it spent is refused, and the others are served when their heads end.
+// TestPartialHeadsUseBudget checks that incomplete heads of more than a page use the memory budget
+// of bodies. A client that finds it exhausted is refused; the others are served when their
+// heads are complete.
 func TestPartialHeadsUseBudget(t *testing.T) {
 	const budget, fit = 64 << 10, 4
 	r := start(t, Options{MaxBodyBytes: 16 << 10, BodyBudgetBytes: budget}, echo)
@@ -108,8 +109,8 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
-// TestHalfHeadsOverTLSAreCounted: so are the buffers of heads over TLS that do not come whole;
-// those that do are served all the same.
+// TestHalfHeadsOverTLSAreCounted checks that incomplete heads over TLS use the memory budget of
+// bodies too, and that complete heads are served even if it is exhausted.
 func TestHalfHeadsOverTLSAreCounted(t *testing.T) {
 	const budget, fit = 64 << 10, 4
 	r := start(t, Options{MaxBodyBytes: 16 << 10, BodyBudgetBytes: budget, TLS: testTLS()}, echo)
@@ -145,10 +146,10 @@ func TestHalfHeadsOverTLSAreCounted(t *testing.T) {
 	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
-// TestSendBuffersAreBounded: what the kernel may hold of answers that are no streams is
-// bounded, of one long answer as of the second short one.
+// TestSendBuffersAreBounded checks that the kernel's send buffer is bounded for non-streaming
+// responses: for a long response, and from the second short one.
 func TestSendBuffersAreBounded(t *testing.T) {
-	// A target with a query goes by fasthttp.
+	// fasthttp serves a target with a query.
 	byFasthttp := strings.Replace(chatPost(hello), "/v1/chat/completions", "/v1/chat/completions?a=b", 1)
 	for name, k := range map[string]struct {
 		size, requests int

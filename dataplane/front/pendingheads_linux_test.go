@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// waitPendingHeads is how many connections are in the lobby.
+// waitPendingHeads returns the number of connections in the pending-header queue, -1 if its map and
+// its heap differ in size.
 func (r *testServer) waitPendingHeads() int {
 	r.server.mu.Lock()
 	l := r.server.pendingHeads
@@ -24,8 +25,8 @@ func (r *testServer) waitPendingHeads() int {
 	return len(l.byFD)
 }
 
-// Whoever has sent half a head, or nothing, has no goroutine; what is sent to the end then
-// is served, and the rest is told so and cut.
+// A connection that has sent an incomplete head, or nothing, has no goroutine. Heads that become
+// complete are served; the others get a 408 and are closed.
 func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 	const n = 200
 	r := start(t, Options{HeadTimeout: 3 * time.Second}, echo)
@@ -64,7 +65,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 	eventually(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.waitPendingHeads() == 0 })
 }
 
-// A head that comes byte by byte is served, of a connection that has had a request too.
+// A head that arrives byte by byte is served, also on a connection that has had a request.
 func TestHeadByteByByte(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
@@ -80,7 +81,7 @@ func TestHeadByteByByte(t *testing.T) {
 	}
 }
 
-// Whatever the poller was told to wait for within the head, the last byte of a body wakes it.
+// The last byte of a body wakes its reader, whatever wake threshold was set for the head.
 func TestLastByteOfPartialHead(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
@@ -100,7 +101,7 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	}
 }
 
-// The poller is told of half a head only when enough has come to end it.
+// The kernel reports input of an incomplete head only when enough bytes have arrived to end it.
 func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
 	c := r.dial()
@@ -138,8 +139,8 @@ func TestMissingForHeadEnd(t *testing.T) {
 	}
 }
 
-// Half a head and its client's last word: the answer says so, as it does where a goroutine
-// waits.
+// A client that sends an incomplete head and closes its side gets the same response from the queue
+// as from a goroutine.
 func TestPartialHeadThenEOF(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
