@@ -18,12 +18,13 @@ import (
 	"sluice/router/worker"
 )
 
-// slowAdmission is how long decode engines here take to take a request in behind the head
-// of its stream. Who leaves meanwhile must not take the connection along.
+// slowAdmission is the time between the response head of a stream and the moment at which the
+// decode engines of these tests admit the request. If the client leaves in between, the router
+// must not close the connection to the engine.
 const slowAdmission = 400 * time.Millisecond
 
-// slowAdmissionFleet is a family's fleet of such engines, driven in a way. Blocks wait for longer
-// than a test, and a decode that shows nothing is not cut within one.
+// slowAdmissionFleet starts a family's fleet of such engines, with a router that uses the given
+// relay driver. Leases and pd.abort_delay are longer than a test.
 func slowAdmissionFleet(t *testing.T, name, driver string) *harness.MatrixFleet {
 	t.Helper()
 	var own harness.MatrixFamily
@@ -47,7 +48,7 @@ func slowAdmissionFleet(t *testing.T, name, driver string) *harness.MatrixFleet 
 		c.PD.AbortDelay, c.PD.Lease, c.Relay.Driver = 10*time.Minute, time.Hour, driver
 	}
 	f := harness.StartMatrixFleet(t, &own)
-	for range 4 { // what must be known of prefill is, from here on
+	for range 4 { // so that the router knows the bootstrap data of prefill
 		harness.WantStatus(t, harness.Post(t, f.Router.URL+"/v1/chat/completions", harness.Chat("")), 200)
 	}
 	if !f.BecomesIdle(harness.TestTimeout) {
@@ -56,22 +57,22 @@ func slowAdmissionFleet(t *testing.T, name, driver string) *harness.MatrixFleet 
 	return f
 }
 
-// awaitDecodeRequest waits until decode has a request, and for its head to be on its way: it may
-// have to be there, or not, when who asked leaves.
+// awaitDecodeRequest waits until decode has a request, and then for a moment in which the head
+// may reach the router: the client may leave before or after that.
 func awaitDecodeRequest(t *testing.T, f *harness.MatrixFleet) {
 	t.Helper()
 	harness.Eventually(t, harness.TestTimeout, "decode is asked", func() bool { return harness.LegCount(f.Decodes) > 0 })
 	time.Sleep(20 * time.Millisecond)
 }
 
-// disconnection is a way for a request to lose who asked.
+// disconnection is a way for a request to lose its client.
 type disconnection struct {
 	name string
 	run  func(t *testing.T, f *harness.MatrixFleet, prompt []uint32)
 }
 
-// disconnections are all there are: over HTTP with its kinds of answers and connections, by the
-// engine socket, and by deadlines.
+// disconnections returns all of them: over HTTP with each kind of response and connection, over
+// the engine API socket, and by deadlines.
 func disconnections() (ways []disconnection) {
 	for _, c := range []struct{ name, version, path, extra string }{
 		{"a client closes", "HTTP/1.1", "/v1/completions", ""},
@@ -101,7 +102,7 @@ func disconnections() (ways []disconnection) {
 			end.Run(t, f, harness.EngineAPIRequest(prompt, 2000), func(*client.Stream) { awaitDecodeRequest(t, f) })
 		}})
 	}
-	const ms = 250 // behind prefill, and before decode is admitted
+	const ms = 250 // after prefill, and before decode is admitted
 	return append(ways,
 		disconnection{"a deadline", func(t *testing.T, f *harness.MatrixFleet, prompt []uint32) {
 			req := harness.EngineAPIRequest(prompt, 2000)
@@ -124,10 +125,10 @@ func disconnections() (ways []disconnection) {
 
 func idList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list), " ", ",") }
 
-// TestDecodeIsAdmittedBeforeAbort: vLLM sends the head of a stream before its engine has
-// the request, and one that is cut in between leaves prefill's blocks to the lease. Of
-// every way out, and of every family whose engines send heads so, the engine hears when it
-// has taken the request in.
+// TestDecodeIsAdmittedBeforeAbort: vLLM's server sends the head of a stream before its engine
+// core has the request. A request cancelled in between leaves prefill's blocks pinned until the
+// lease ends. For every disconnection, and every family whose engines send early heads, the
+// router cancels the decode only after the engine has admitted it.
 func TestDecodeIsAdmittedBeforeAbort(t *testing.T) {
 	for _, name := range []string{"nixl", "nixl-push", "mooncake"} {
 		for _, driver := range harness.Drivers {
@@ -163,7 +164,7 @@ func abortedBeforeAdmission(f *harness.MatrixFleet) (n int) {
 	return n
 }
 
-// TestSidecarDecodeIsAdmittedBeforeAbort: so it is beside one engine.
+// TestSidecarDecodeIsAdmittedBeforeAbort is TestDecodeIsAdmittedBeforeAbort for a sidecar.
 func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", time.Hour })
 	d := harness.StartSim(t, func(o *sim.Options) {
@@ -186,8 +187,8 @@ func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
 	}
 }
 
-// TestSilentStreamIsAbortedAfterDelay: an engine that sends nothing behind a head keeps the
-// leg for pd.abort_delay, and no longer.
+// TestSilentStreamIsAbortedAfterDelay: if an engine sends a head and then nothing, the router
+// cancels the leg pd.abort_delay after the client has left.
 func TestSilentStreamIsAbortedAfterDelay(t *testing.T) {
 	const after = 300 * time.Millisecond
 	var headAt atomic.Pointer[time.Time]

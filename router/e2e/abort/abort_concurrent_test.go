@@ -16,18 +16,18 @@ import (
 	"sluice/router/worker"
 )
 
-// concurrentAbortCase is one order of events of a pair whose legs start together: what holds
-// each engine, and what is seen of them before the client leaves.
+// concurrentAbortCase is one order of events of a request with concurrent legs: the fault of each
+// engine, and the condition for the client to leave.
 type concurrentAbortCase struct {
 	name            string
-	prefill, decode *sim.Fault // the late one of a decode is standstill's
+	prefill, decode *sim.Fault // a late decode is a suspended engine
 	ready           func(p, d sim.RankStats, asked int) bool
 }
 
 var (
 	stallFault = sim.Fault{Kind: sim.Stall, N: 1}
 	lateFault  = sim.Fault{Kind: sim.Stall, N: 1}
-	busyFault  = sim.Fault{Kind: sim.Stall, N: 1, Phase: "body"} // and holds its blocks
+	busyFault  = sim.Fault{Kind: sim.Stall, N: 1, Phase: "body"} // and the engine holds the blocks
 	noKV       = sim.Fault{Kind: sim.Stall, N: 1, Leg: "handover"}
 )
 
@@ -40,15 +40,15 @@ var concurrentAbortCases = []concurrentAbortCase{
 	{"neither admitted", &stallFault, &lateFault, func(_, _ sim.RankStats, asked int) bool { return asked == 1 }},
 }
 
-// concurrentLegsFleet is one prefill and one decode engine of a family whose legs start
-// together, and a router that has run a pair on them. url: where prefill is reached,
-// when not directly.
+// concurrentLegsFleet starts one prefill and one decode engine of a family with concurrent legs,
+// and a router that has run one request on them. url returns the URL at which the router reaches
+// prefill; nil: the engine's own.
 func concurrentLegsFleet(t *testing.T, fam *harness.MatrixFamily, url func(*sim.Engine) string) (r *harness.Router, p, d *sim.Engine) {
 	engine := func(role string) *sim.Engine {
-		return harness.StartSim(t, func(o *sim.Options) { // blocks wait for 480 s, as they do there
+		return harness.StartSim(t, func(o *sim.Options) { // prefill holds blocks for 480 s, as real engines do
 			o.Role = role
 			fam.Engine(o)
-			if role == "decode" { // its text is not at its end when it is cut
+			if role == "decode" { // slow, so that the text is not complete when the leg is cancelled
 				o.Speed, o.Cost = 1, sim.Cost{Step: time.Millisecond, Handshake: time.Millisecond, Transfer: time.Millisecond}
 			}
 		})
@@ -62,16 +62,16 @@ func concurrentLegsFleet(t *testing.T, fam *harness.MatrixFamily, url func(*sim.
 		w.URL, w.KVEvents = url(p), []string{"off"}
 	}
 	r = harness.StartRouter(t, func(c *config.Config) {
-		c.Health.Timeout = 20 * time.Second // one that stands still is not out
+		c.Health.Timeout = 20 * time.Second // keep a suspended engine in the pool
 		c.PD.Family, c.PD.AbortDelay = fam.Name, 500*time.Millisecond
 	}, w, harness.SimWorker(d, worker.Decode, "d0"))
-	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200) // what must be known of prefill is, from here on
+	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200) // so that the router knows the bootstrap data of prefill
 	harness.WantIdle(t, r, 5*time.Second, p, d)
 	return r, p, d
 }
 
-// wantReleased is the end of a test of a client that has left: nothing is kept for a second,
-// by nobody's time-out.
+// wantReleased checks the state after a client has left: within a second the engines hold no
+// blocks of the request, and none were freed by a timeout.
 func wantReleased(t *testing.T, r *harness.Router, id string, abortedAt time.Time, p, d *sim.Engine) {
 	t.Helper()
 	harness.WantClientGone(t, r, id)
@@ -96,12 +96,12 @@ func wantReleased(t *testing.T, r *harness.Router, id string, abortedAt time.Tim
 	}
 }
 
-// Whatever of a pair whose legs start together is there when the client leaves,
-// prefill's blocks do not wait for the engine's own time.
+// TestClientAbortsConcurrentLegs: whatever the state of two concurrent legs when the client
+// leaves, prefill's blocks are freed before the engine's own timeout.
 func TestClientAbortsConcurrentLegs(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
-		if !fam.Concurrent || fam.Name == "sglang" { // its prefill keeps nothing without a decode
+		if !fam.Concurrent || fam.Name == "sglang" { // SGLang's prefill holds nothing without a decode
 			continue
 		}
 		r, p, d := concurrentLegsFleet(t, fam, nil)
@@ -127,7 +127,7 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 						return o.ready(p.Stats().Sum(), d.Stats().Sum(), len(harness.GenerateRequests(d)))
 					})
 					abortedAt := l.Disconnect()
-					time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+					time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 					release()
 					wantReleased(t, r, id, abortedAt, p, d)
 				})
@@ -136,8 +136,8 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 	}
 }
 
-// The answer that prefill has made and that never comes, because its server closes
-// the connection first: the blocks are ready all the same, and nobody has said so.
+// TestClientAbortsAndPrefillAnswerIsLost: prefill finishes, but its server closes the connection
+// before the response. The blocks are pinned although no response says so, and must be freed.
 func TestClientAbortsAndPrefillAnswerIsLost(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
@@ -182,7 +182,7 @@ func TestClientAbortsAndPrefillAnswerIsLost(t *testing.T) {
 					t.Fatal("prefill made no answer")
 				}
 				abortedAt := l.Disconnect()
-				time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+				time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 				release()
 				wantReleased(t, r, "lost", abortedAt, p, d)
 			})

@@ -14,9 +14,9 @@ import (
 	"sluice/router/worker"
 )
 
-// A client that leaves when the prefill engine has finished and pinned the blocks, but has
-// not answered: only the answer names the blocks, so the router must wait for it. The
-// engine drops the answer of a connection that is closed.
+// TestClientAbortsWhilePrefillAnswers: the client leaves after the prefill engine has pinned the
+// blocks and before it answers. Only the response names the blocks, so the router must wait for
+// it; the engine would drop the response if the router closed the connection.
 func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 	for _, fam := range []string{"nixl", "trtllm"} {
 		for _, shape := range harness.Shapes {
@@ -30,7 +30,7 @@ func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
 					harness.Eventually(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
 					l.Disconnect()
-					time.Sleep(30 * time.Millisecond) // in which a router that hangs up too early does
+					time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 					release()
 					answered := time.Now()
 					harness.Eventually(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })
@@ -51,8 +51,8 @@ func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 	}
 }
 
-// leasedFleet is one prefill engine, whose leases last for an hour, and one decode engine
-// of a family, and a router over them.
+// leasedFleet starts a prefill engine of a family with leases of an hour, a decode engine, and a
+// router over them.
 func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p, d *sim.Engine) {
 	t.Helper()
 	engine := func(role string) *sim.Engine {
@@ -71,12 +71,13 @@ func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p,
 	}
 	return harness.StartRouter(t, func(c *config.Config) {
 		c.PD.Family = row.Name
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
 	}, workers...), p, d
 }
 
-// Clients that leave at random moments of a hand-over, with the default settings: nothing
-// is left to a lease, and prefill is told of no blocks that it does not keep.
+// TestLateAbortsLeaveNothingPinned: clients leave at random moments of a hand-over, with the
+// default settings. No blocks stay until the lease ends, and prefill receives no notification
+// for blocks that it does not hold.
 func TestLateAbortsLeaveNothingPinned(t *testing.T) {
 	r, p, d := leasedFleet(t, &harness.MatrixFamilies[0])
 	p.Fault(sim.Fault{Kind: sim.Slow, Leg: "prefill", Delay: 5 * time.Millisecond, P: 0.5})
@@ -115,14 +116,15 @@ func TestLateAbortsLeaveNothingPinned(t *testing.T) {
 	}
 }
 
-// A decode that is not streamed and short goes on to its end for a client that left: cut,
-// its engine would tell prefill a second time of blocks that it has let go of.
+// TestAbandonedDecodeEndsByItself: a short decode that is not streamed runs to its end after its
+// client has left. If it were cancelled, its engine would notify prefill a second time of blocks
+// that prefill has already freed.
 func TestAbandonedDecodeEndsByItself(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		goesOn  time.Duration
 		version string
-		want    int // notifications for blocks that were not kept
+		want    int // notifications for blocks that prefill did not hold
 	}{
 		{"default", config.Default().PD.AbandonedDecode, "0.32", 0},
 		{"cut", 0, "0.32", 1},
@@ -150,7 +152,7 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 	}
 }
 
-// A decode that goes on for long is cut all the same.
+// TestAbandonedDecodeIsAbortedAtTimeout: a long decode without a client is cancelled.
 func TestAbandonedDecodeIsAbortedAtTimeout(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	const goesOn = 300 * time.Millisecond

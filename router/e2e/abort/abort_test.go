@@ -30,7 +30,7 @@ func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "p0 is out", func() bool { return r.State("p0") == worker.Unhealthy })
 	l := harness.StartRequest(t, r, "waits", harness.Chat(""))
 	harness.Eventually(t, 5*time.Second, "the request waits", func() bool { return r.Metric("sluice_requests_accepted_total") == 1 })
-	time.Sleep(50 * time.Millisecond) // it may be on its way to the wait
+	time.Sleep(50 * time.Millisecond) // until the request waits
 	abortedAt := l.Disconnect()
 	o := r.Outcome(t, "waits").Outcome
 	harness.WantPrompt(t, "the wait ended", time.Since(abortedAt))
@@ -68,7 +68,7 @@ func TestClientAbortsDuringPrefill(t *testing.T) {
 		l := harness.StartRequest(t, r, "pre", harness.Chat(stream))
 		harness.ReceiveTime(t, arrived, "prefill runs")
 		abortedAt := l.Disconnect()
-		// It may be answering: then its answer names blocks that only the router can free.
+		// Prefill may be answering; its response then names blocks that only the router can free.
 		took := harness.ReceiveTime(t, cancelled, "prefill is cut").Sub(abortedAt)
 		t.Logf("prefill was cut %v after the client left", took.Round(time.Millisecond))
 		if took < 900*time.Millisecond || took > time.Second+harness.AbortSlack {
@@ -85,9 +85,9 @@ func TestClientAbortsDuringPrefill(t *testing.T) {
 	}
 }
 
-// Between the legs: the client leaves at the very moment prefill answers, a
-// little before or after. Whatever the router was doing, it has the blocks given
-// back, and no lease is let run out.
+// TestClientAbortsBetweenLegs: the client leaves at the moment at which prefill answers, or
+// shortly before or after. Whatever its state, the router has the blocks freed, and no lease
+// expires.
 func TestClientAbortsBetweenLegs(t *testing.T) {
 	const lease = 5 * time.Second
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", lease })
@@ -100,7 +100,7 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 		out.Header = req.Header.Clone()
 		resp, err := http.DefaultClient.Do(out)
 		if err != nil {
-			return // cut
+			return // cancelled
 		}
 		defer resp.Body.Close()
 		answer, _ := io.ReadAll(resp.Body)
@@ -128,10 +128,10 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.PD.Lease, c.PD.AbortDelay, c.PD.AbandonedDecode = lease, 100*time.Millisecond, 0
-		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
+		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
 	},
 		config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, harness.SimWorker(d, worker.Decode, "d0"))
-	// Whether one leaves between the legs is chance: until some did, and bounded.
+	// Whether a client leaves between the legs is random: repeat until one did, with a bound.
 	for i := 0; i < 40 || i < 400 && r.Fallbacks("abandoned_handle") == 0; i++ {
 		delay.Store(int64(rand.IntN(1500)-700) * int64(time.Microsecond))
 		id := fmt.Sprint("between-", i)
@@ -153,8 +153,9 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 	}
 }
 
-// A client that leaves between the legs of a message with a budget of thinking: decode would
-// refuse one token with such a budget, and the blocks would stay.
+// TestReasoningClientAbortsBetweenLegs: the client leaves between the legs of an Anthropic message
+// with a thinking budget. To free the blocks, the router sends a decode for one token; the engine
+// would refuse such a limit with a thinking budget, and the blocks would stay pinned.
 func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 	for _, name := range []string{"nixl", "nixl-push"} {
 		t.Run(name, func(t *testing.T) {
@@ -186,10 +187,10 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 			r := harness.StartRouter(t, func(c *config.Config) {
 				c.PD.Family, c.PD.AbortDelay, c.PD.AbandonedDecode = name, 100*time.Millisecond, 0
-				c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // a busy machine takes nobody out
+				c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000 // keep workers in the pool on a busy machine
 			},
 				config.Worker{ID: "p0", URL: front.URL, Role: worker.Prefill, KVEvents: []string{"off"}}, harness.SimWorker(d, worker.Decode, "d0"))
-			// As above; of nixl-push no answer tells that it happened.
+			// As above. With nixl-push no response shows that it happened.
 			for i := 0; i < 10 || i < 400 && name == "nixl" && r.Fallbacks("abandoned_handle") == 0; i++ {
 				id := fmt.Sprint("thinks-", i)
 				l := harness.DialClient(t, r)
@@ -217,8 +218,8 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 	}
 }
 
-// A streamed decode is not cut before its response head: until then the engine
-// may not know the request, and prefill's blocks would stay pinned.
+// TestStreamIsNotAbortedBeforeHead: a streamed decode is not cancelled before its response head.
+// Until then the engine may not know the request, and prefill's blocks would stay pinned.
 func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -230,7 +231,7 @@ func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 		l.Disconnect()
 		harness.WantClientGone(t, r, id)
 	}
-	harness.WantIdle(t, r, 5*time.Second, p, d) // the lease is 30 s: only a release frees the blocks so soon
+	harness.WantIdle(t, r, 5*time.Second, p, d) // the lease is 30 s, so only a release frees the blocks this early
 	if s := d.Stats(); s.AbortedEarly != 0 {
 		t.Errorf("%d decodes were cut before the engine knew them", s.AbortedEarly)
 	}
@@ -239,13 +240,13 @@ func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 	}
 }
 
-// An engine that never sends the head of a stream holds the leg no longer than
-// the lease.
+// TestStreamWithoutHeadIsAbortedAtLeaseEnd: if an engine never sends the head of a stream, the
+// router cancels the leg when the lease ends.
 func TestStreamWithoutHeadIsAbortedAtLeaseEnd(t *testing.T) {
 	infer, arrived, cancelled := harness.HangingHandler()
 	p, d := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond }), harness.StartScripted(t, infer)
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.Lease, c.PD.LeaseMargin = time.Second, 300*time.Millisecond }, harness.SimWorker(p, worker.Prefill, "p0"), d.Worker(worker.Decode, "d0"))
-	began := time.Now() // a busy machine may see it run long after it was sent
+	began := time.Now() // a busy machine may run the request long after it was sent
 	l := harness.StartRequest(t, r, "nohead", harness.Chat(`,"stream":true`))
 	harness.ReceiveTime(t, arrived, "decode runs")
 	l.Disconnect()
@@ -279,8 +280,9 @@ func TestClientAbortsStream(t *testing.T) {
 	}
 }
 
-// A decode that is not streamed shows nothing until its end: it is cut only once
-// it has run for pd.abort_delay, and its engine has answered a later question.
+// TestNonStreamingDecodeIsAbortedAfterDelay: a decode that is not streamed sends nothing until its
+// end. The router cancels it once it has run for pd.abort_delay and its engine has answered a
+// later probe.
 func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	const after = 400 * time.Millisecond
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
@@ -288,7 +290,7 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	running := func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting > 0 }
 
-	began := time.Now() // a busy machine may see it run long after it was sent
+	began := time.Now() // a busy machine may run the request long after it was sent
 	l := harness.StartRequest(t, r, "early", fmt.Sprintf(endlessChat, ""))
 	harness.Eventually(t, 5*time.Second, "decode runs", running)
 	l.Disconnect()
@@ -313,8 +315,8 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	}
 }
 
-// An engine that stands still is not taken to have admitted anything: its decodes are
-// cut when it goes on, however late that is.
+// TestSuspendedEngineLegIsNotAborted: the router does not assume that a suspended engine has
+// admitted a request. It cancels the engine's decodes once the engine runs again, however late.
 func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	var suspended atomic.Bool
@@ -353,13 +355,14 @@ func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	suspended.Store(false)
 	close(resume)
 	harness.WantClientGone(t, r, "stands")
-	harness.WantIdle(t, r, 20*time.Second, p, d) // the lease is 30 s: only a release frees the blocks so soon
+	harness.WantIdle(t, r, 20*time.Second, p, d) // the lease is 30 s, so only a release frees the blocks this early
 	if s := p.Stats().Sum(); s.LeasesExpired != 0 || s.LeasesReleased != 1 {
 		t.Errorf("%d leases expired, %d freed; want 0, 1", s.LeasesExpired, s.LeasesReleased)
 	}
 }
 
-// Without a handle nothing is pinned elsewhere: the leg is cut at once.
+// TestAggregatedLegIsAbortedImmediately: without a handle no other engine holds blocks, so the
+// router cancels the leg at once.
 func TestAggregatedLegIsAbortedImmediately(t *testing.T) {
 	for _, stream := range []string{"", `,"stream":true`} {
 		infer, arrived, cancelled := harness.HangingHandler()
@@ -374,7 +377,7 @@ func TestAggregatedLegIsAbortedImmediately(t *testing.T) {
 	}
 }
 
-// TestAbortStorm: clients that leave at any moment leave nothing behind.
+// TestAbortStorm: many clients leave at random moments; no load, blocks or goroutines remain.
 func TestAbortStorm(t *testing.T) {
 	n := 300
 	if os.Getenv("SLUICE_SOAK") != "" {
@@ -391,13 +394,13 @@ func TestAbortStorm(t *testing.T) {
 		c.PD.Lease, c.PD.LeaseMargin, c.PD.AbortDelay = time.Second, 500*time.Millisecond, 50*time.Millisecond
 	},
 		harness.SimWorker(p0, worker.Prefill, "p0"), harness.SimWorker(p1, worker.Prefill, "p1"), harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
-	// One of each first, so that what stays for good is there.
+	// One of each first, so that goroutines that live as long as the router exist.
 	for i := range 16 {
 		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0))), 200)
 	}
 	harness.DropIdle()
 	harness.WantIdle(t, r, 10*time.Second, all...)
-	time.Sleep(50 * time.Millisecond) // answered connections are being put away
+	time.Sleep(50 * time.Millisecond) // until answered connections have returned to the pool
 	before := harness.ModuleGoroutines()
 
 	var wg sync.WaitGroup

@@ -18,14 +18,14 @@ import (
 	"sluice/router/worker"
 )
 
-// soakLease is how long the soak's prefill engines keep blocks that nobody asks
-// for, in the families that have such a time; SGLang's time-outs stay at 300 s.
+// soakLease is the lease of the soak's prefill engines, in the families that have leases.
+// SGLang's timeouts stay at 300 s.
 const soakLease = 6 * time.Second
 
-// TestAbortSoak: clients of every family leave at any moment, and each request's
-// blocks are followed on every engine until the last is let go. None is kept for a
-// second after its client left (two in short runs, whose machine may have other work),
-// and none is let run out.
+// TestAbortSoak: in every family clients leave at random moments, and the test follows each
+// request's blocks on every engine until the last is freed. All are freed within a second after
+// the client left (two in short runs, because the machine may be busy), and none by a lease that
+// expired.
 func TestAbortSoak(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
@@ -33,21 +33,20 @@ func TestAbortSoak(t *testing.T) {
 	}
 }
 
-// TestAbortSoakReleasing: the same over engines that stand still for a while before
-// they take a decode in, so that some are cut before; the router has those released,
-// by NIXL, on the side channel.
+// TestAbortSoakReleasing is TestAbortSoak with engines that stall before they admit a decode, so
+// that some decodes are cancelled before. The router releases the blocks of those with NIXL
+// notifications over the side channel.
 func TestAbortSoakReleasing(t *testing.T) {
 	fam := harness.MatrixFamilies[0]
 	harness.WithRealNIXL(t, &fam)
 	soakAborts(t, &fam, 2*time.Second)
 }
 
-// processClock is a clock that goes on only while this process does: a second of it is a
-// hundred sleeps of 10 ms, so that blocks do not look long kept on a machine that has
-// other work.
+// processClock is a clock that advances only while this process runs: one second is a hundred
+// sleeps of 10 ms. On a busy machine the wall clock would overstate how long blocks were held.
 type processClock struct {
 	mu    sync.Mutex
-	ticks []time.Time // of each beat
+	ticks []time.Time // time of each tick
 	stop  chan struct{}
 }
 
@@ -73,7 +72,7 @@ func startProcessClock(t *testing.T) *processClock {
 	return p
 }
 
-// between is the time from one moment to another, never more than the wall clock's.
+// between returns the time between two moments, at most that of the wall clock.
 func (p *processClock) between(from, to time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -84,8 +83,8 @@ func (p *processClock) between(from, to time.Time) time.Duration {
 	return max(min(time.Duration(find(to)-find(from))*clockTick, to.Sub(from)), 0)
 }
 
-// soakAborts runs one family. stall: now and then a decode engine takes a request in
-// only after that time, and its decodes may be cut before.
+// soakAborts runs one family. If stall is not 0, a decode engine sometimes admits a request only
+// after that time, and the router may cancel decodes before.
 func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
 	n := 100
 	if testing.Short() {
@@ -121,7 +120,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
 	f.Router = harness.StartRouter(t, func(c *config.Config) {
 		c.PD.Family = fam.Name
 		c.PD.Lease, c.PD.LeaseMargin = soakLease, time.Second
-		c.PD.AbortDelay = time.Second // decodes end sooner; a busy machine admits them by then
+		c.PD.AbortDelay = time.Second // longer than a decode; even a busy machine has admitted it by then
 		if fam.Config != nil {
 			fam.Config(c)
 		}
@@ -171,7 +170,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
 		t.Error("something is left behind")
 	}
 
-	// How long after its client left each request's last block was let go.
+	// The time between a client's disconnect and the release of its request's last block.
 	var pinnedTime []time.Duration
 	var late []string
 	expired, early, unexpected := 0, 0, 0
@@ -221,8 +220,8 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
 	}
 }
 
-// unloadedLatency is what one request takes when there is no other, on this machine now: clients
-// that are to leave at any moment of it must know.
+// unloadedLatency measures the duration of one request without other load. The clients choose
+// the random moments of their disconnects from it.
 func unloadedLatency(t *testing.T, r *harness.Router) time.Duration {
 	t.Helper()
 	var took []time.Duration

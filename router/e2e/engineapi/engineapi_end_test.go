@@ -73,7 +73,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 								harness.Eventually(t, harness.TestTimeout, "an engine holds something of it", f.HasKV)
 							}
 							if !phase.Decoding {
-								time.Sleep(30 * time.Millisecond) // so that it is inside, not at the door
+								time.Sleep(30 * time.Millisecond) // until the engine has admitted the request
 								return
 							}
 							harness.Eventually(t, harness.TestTimeout, "tokens are made", func() bool { return harness.Generated(f.Decodes) > made })
@@ -81,7 +81,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 								firstTokens(t, s)
 							}
 						})
-						time.Sleep(30 * time.Millisecond) // in which a router that cuts too early does
+						time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 						release()
 						if !f.BecomesIdle(harness.TestTimeout) {
 							t.Errorf("something is kept: %s%s", f.Router.ReservedLoad(), f.EngineLoad())

@@ -17,8 +17,9 @@ const (
 	toCloseJSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
 )
 
-// TestBrokenAnswersRunAgain: an answer that is no stream and breaks off, in whatever framing, or
-// that is empty, is run again elsewhere. Its client sees one whole answer.
+// TestBrokenAnswersRunAgain: if a response that is not streamed is truncated, in any framing, or
+// empty, the router runs the request on another engine. The client receives one complete
+// response.
 func TestBrokenAnswersRunAgain(t *testing.T) {
 	inChunks := func(body string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(body), body) }
 	half := harness.WholeAnswer[:len(harness.WholeAnswer)/2]
@@ -58,7 +59,7 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 			}
 			bad, good := harness.StartScripted(t, breaks), harness.StartScripted(t, harness.AnswerOK)
 			r := harness.StartRouter(t, harness.ShortPrefillTimeout, bad.Worker(worker.Aggregated, "w0"), good.Worker(worker.Aggregated, "w1"))
-			for range 2 { // in turns: one of them meets it
+			for range 2 { // round robin: one of the requests meets the fault
 				if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(more)); a.Status != 200 || a.Text(t) != "ok" || a.Header.Get("X-Sluice-Worker") != "w1" {
 					t.Errorf("%d from %s: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 				}
@@ -69,7 +70,7 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 			if k.stream {
 				return
 			}
-			// And where decode does so behind a hand-over.
+			// The same for a decode after a hand-over.
 			p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 				harness.ReplyJSON(w, 200, harness.PrefillReply(harness.GoodHandle))
 			})
@@ -80,7 +81,7 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 					t.Errorf("behind a hand-over: %d from %s: %s", a.Status, a.Header.Get("X-Sluice-Worker"), a.Body)
 				}
 			}
-			// Nobody is left: an error, and no empty or half answer.
+			// Without another engine: an error, and no empty or partial response.
 			alone := harness.StartRouter(t, harness.ShortPrefillTimeout, harness.StartScripted(t, breaks).Worker(worker.Aggregated, "w0"))
 			if a := harness.Post(t, alone.URL+"/v1/chat/completions", harness.Chat(more)); a.Status != 502 || !strings.Contains(string(a.Body), `"error"`) {
 				t.Errorf("alone: %d %q", a.Status, a.Body)
@@ -91,8 +92,9 @@ func TestBrokenAnswersRunAgain(t *testing.T) {
 
 const streamHeadOK = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-// TestLongChunkedAnswers: a chunked answer is passed on whole whatever its length. One that
-// breaks off beyond what is held ends its client's connection without a last chunk.
+// TestLongChunkedAnswers: the router forwards a chunked response of any length. If a response is
+// truncated after the part that the router buffers, the router closes the client's connection
+// without a last chunk.
 func TestLongChunkedAnswers(t *testing.T) {
 	for _, size := range []int{100, 100 << 10, 1 << 20, 3 << 20} {
 		for _, breaks := range []bool{false, true} {

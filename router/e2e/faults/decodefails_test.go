@@ -20,12 +20,12 @@ import (
 	"sluice/router/worker"
 )
 
-// TestDecodeFailsOver: a decode that fails before its first byte is run again
-// elsewhere; once it was sent, with a prefill of its own.
+// TestDecodeFailsOver: the router runs a decode that fails before its first byte on another
+// engine. If the request had been sent to the failed engine, prefill runs again too.
 func TestDecodeFailsOver(t *testing.T) {
 	for _, f := range failures {
 		if f.name == "stall" {
-			continue // a decode that hangs has its time-out, and no second try
+			continue // a decode that hangs ends with its timeout and is not retried
 		}
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
@@ -61,15 +61,15 @@ func TestDecodeFailsOver(t *testing.T) {
 	}
 }
 
-// TestStreamInitialError: vLLM tells in a stream's first event that KV could not be loaded.
-// Nothing of it has gone to the client, so the pair is run again, also for a request whose
-// stream could not move; where no other engine is left the engine's word is the client's.
+// TestStreamInitialError: vLLM reports in a stream's first event that it could not load the KV.
+// The client has received nothing, so the router runs both legs again, even for a request whose
+// stream could not migrate. Without another engine the client receives the engine's error.
 func TestStreamInitialError(t *testing.T) {
 	const body = `{"model":"sim","stream":true,"max_tokens":9,"messages":[{"role":"user","content":"call it"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"required"}`
 	p, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, harness.ShortPrefillTimeout, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
 	for _, d := range []*sim.Engine{d0, d1} {
-		d.Fault(sim.Fault{Kind: sim.Slow, ID: "bad-"}) // of no effect, but taken in the place of the next
+		d.Fault(sim.Fault{Kind: sim.Slow, ID: "bad-"}) // without effect: it matches the retries, so that the next fault does not
 		d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", ID: "bad"})
 		d.Fault(sim.Fault{Kind: sim.StreamFail, Leg: "decode", ID: "worse"})
 	}
@@ -87,7 +87,7 @@ func TestStreamInitialError(t *testing.T) {
 	harness.WantIdle(t, r, 20*time.Second, p, d0, d1)
 }
 
-// When all fail, the error says what and where.
+// TestEveryDecodeFails: if every decode fails, the error names the failure and the worker.
 func TestEveryDecodeFails(t *testing.T) {
 	for _, k := range []struct {
 		failure, reason string
@@ -124,7 +124,7 @@ func TestEveryDecodeFails(t *testing.T) {
 	}
 }
 
-// A decode that does not answer is a time-out, not a second attempt.
+// TestDecodeTimesOut: a decode that does not answer ends with a timeout and is not retried.
 func TestDecodeTimesOut(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.Decode = 300 * time.Millisecond }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -139,8 +139,8 @@ func TestDecodeTimesOut(t *testing.T) {
 	}
 }
 
-// TestStreamFailsMidway, where no stream goes on elsewhere: the client is told in the protocol's own form, nothing
-// is run again, and what was reserved is free.
+// TestStreamFailsMidway: a stream fails and migration is off. The client receives an error event
+// in its API format, nothing is run again, and the reserved load is released.
 func TestStreamFailsMidway(t *testing.T) {
 	for _, k := range []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Dead} {
 		for _, path := range []string{"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"} {
@@ -175,15 +175,15 @@ func TestStreamFailsMidway(t *testing.T) {
 	}
 }
 
-// TestLeaseIsKept: a decode that could not be sent in time is never sent with
-// the old handle, for the engine would read freed memory and answer 200.
+// TestLeaseIsKept: a decode that could not be sent before the lease ends is never sent with the
+// old handle, because the engine would read freed memory and answer 200.
 func TestLeaseIsKept(t *testing.T) {
-	// The dead decode worker costs a connect time-out, longer than the lease allows.
+	// The dead decode worker costs a connect timeout, which is longer than the lease allows.
 	dead, free := blackhole(t)
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond })
 	d := harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.PD.Lease, c.PD.LeaseMargin = time.Second, 600*time.Millisecond // decode within 400 ms
+		c.PD.Lease, c.PD.LeaseMargin = time.Second, 600*time.Millisecond // decode must be sent within 400 ms
 		c.Timeouts.Connect = 700 * time.Millisecond
 		c.Health.Interval, c.Health.FailAfter, c.Health.Timeout = time.Minute, 1000, time.Second
 		c.Schedule.Policy = "round_robin"
@@ -223,7 +223,8 @@ func TestLeaseIsKept(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, p, d)
 }
 
-// A lease that always runs out ends in plain decode, never in an old handle.
+// TestLeaseAlwaysTooShort: if every lease ends before decode is sent, decode runs the whole
+// request; it never receives an expired handle.
 func TestLeaseAlwaysTooShort(t *testing.T) {
 	p := harness.StartSim(t, harness.SimRole("prefill"))
 	d := harness.StartSim(t, harness.SimRole("decode"))
@@ -244,8 +245,8 @@ func TestLeaseAlwaysTooShort(t *testing.T) {
 	}
 }
 
-// blackhole is a healthy engine until shut is called; then connections to it go
-// unanswered, as to a host that has gone.
+// blackhole starts a healthy engine. After shut, connections to it remain unanswered, as those to
+// a host that has disappeared.
 func blackhole(t *testing.T) (addr string, shut func()) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -271,8 +272,8 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 		f.Close()
 	})
 	return "http://" + ln.Addr().String(), func() {
-		// The socket goes on listening by f, but nobody accepts; a full backlog
-		// makes the kernel drop SYNs.
+		// f keeps the socket listening, but nothing accepts; with a full backlog the kernel
+		// drops SYNs.
 		srv.Close()
 		unix.Listen(int(f.Fd()), 0)
 		var held []net.Conn
@@ -290,15 +291,15 @@ func blackhole(t *testing.T) (addr string, shut func()) {
 	}
 }
 
-// A decode engine that dies while it waits for blocks that prefill has ready: where
-// blocks are asked for by an id, another decode asks, so that they are freed; the
-// request itself is run again.
+// TestDecodeDiesAfterPrefill: a decode engine dies while it waits for blocks that prefill has
+// pinned. In families that request blocks by an id, the router sends another decode with the id,
+// so that prefill frees them; and it runs the request again.
 func TestDecodeDiesAfterPrefill(t *testing.T) {
 	for _, name := range []string{"nixl-push", "mooncake"} {
 		t.Run(name, func(t *testing.T) {
 			fam := harness.MatrixFamilies[slices.IndexFunc(harness.MatrixFamilies, func(f harness.MatrixFamily) bool { return f.Name == name })]
 			engine := func(role string) *sim.Engine {
-				return harness.StartSim(t, func(o *sim.Options) { o.Role = role; fam.Engine(o) }) // blocks wait for 480 s, as they do there
+				return harness.StartSim(t, func(o *sim.Options) { o.Role = role; fam.Engine(o) }) // prefill holds blocks for 480 s, as real engines do
 			}
 			p, d0, d1 := engine("prefill"), engine("decode"), engine("decode")
 			w := harness.SimWorker(p, worker.Prefill, "p0")
@@ -306,7 +307,7 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 				fam.Worker(&w, p)
 			}
 			r := harness.StartRouter(t, func(c *config.Config) { c.PD.Family = name }, w, harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
-			harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200) // what must be known of prefill is, from here on
+			harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200) // so that the router knows the bootstrap data of prefill
 			harness.WantIdle(t, r, 20*time.Second, p, d0, d1)
 			for i, shape := range harness.Shapes {
 				d0.ForgetRequests()
@@ -345,7 +346,7 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 				}
 				failing.Restart()
 				harness.Eventually(t, 20*time.Second, "all are ready", func() bool { return harness.AllReady(r) })
-				// Or the next round would take one that is not done yet for the one that waits.
+				// Otherwise the next round could mistake an unfinished decode for the waiting one.
 				harness.Eventually(t, 20*time.Second, "decode holds nothing", func() bool {
 					a, b := d0.Stats().Sum(), d1.Stats().Sum()
 					return a.BlocksFree == a.BlocksTotal && b.BlocksFree == b.BlocksTotal
@@ -359,8 +360,8 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 	}
 }
 
-// A decode that fails by itself, before it has read prefill's blocks: plain vLLM's
-// prefill is told to free them, by NIXL, long before the lease ends.
+// TestFailedDecodeIsReleased: a decode fails before it has read prefill's blocks. The router has
+// a vLLM prefill engine free them, with a NIXL notification, long before the lease ends.
 func TestFailedDecodeIsReleased(t *testing.T) {
 	fam := harness.MatrixFamilies[0]
 	harness.WithRealNIXL(t, &fam)

@@ -20,14 +20,14 @@ import (
 	"sluice/router/worker"
 )
 
-// engineProxy stands before a simulated engine and hides every sign of its life but what
-// hand-overs tell: no metrics, no refused connection, and events whose numbers go on
-// over a connection that is never lost.
+// engineProxy is a proxy in front of a simulated engine that hides every sign of a restart except
+// the handles: it serves no metrics, refuses no connection, and keeps the event connection open
+// with continuous sequence numbers.
 type engineProxy struct {
 	*sim.Engine
 	URL        string
 	Events     string
-	restarting sync.RWMutex // while the engine starts anew
+	restarting sync.RWMutex // write-locked while the engine restarts
 }
 
 func startEngineProxy(t *testing.T, e *sim.Engine) *engineProxy {
@@ -67,7 +67,8 @@ func (c *engineProxy) restart(t *testing.T) {
 	}
 }
 
-// renumberEvents passes events on from endpoint under numbers of its own, and gives where.
+// renumberEvents forwards the events of an endpoint with sequence numbers of its own, and returns
+// the endpoint at which it publishes them.
 func renumberEvents(t *testing.T, endpoint string) string {
 	t.Helper()
 	ctx, err := zmq.NewContext()
@@ -119,8 +120,8 @@ func renumberEvents(t *testing.T, endpoint string) string {
 	return at
 }
 
-// predictedTokens posts a prompt and gives how many tokens of it the chosen prefill rank was
-// believed to hold.
+// predictedTokens posts a prompt and returns how many of its tokens the router predicted to be
+// cached on the chosen prefill rank.
 func predictedTokens(t *testing.T, r *harness.Router, salt int, id string) int {
 	t.Helper()
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, harness.PromptWords(60, salt)), "X-Request-Id", id), 200)
@@ -138,9 +139,9 @@ func predictedTokens(t *testing.T, r *harness.Router, salt int, id string) int {
 	return cached
 }
 
-// TestEngineIDDetectsRestart: an engine that starts anew behind a front that hides it,
-// whose events go on counting and tell nothing since, is known by the id in its first
-// hand-over, and nothing of what it held before is believed for the next request.
+// TestEngineIDDetectsRestart: an engine restarts behind a proxy that hides the restart, and
+// publishes no events afterwards. The router detects the restart by the engine id in the next
+// handle, and predicts no cached blocks for the request after that.
 func TestEngineIDDetectsRestart(t *testing.T) {
 	for _, pd := range []string{"nixl", "nixl-push", "mooncake"} {
 		for _, events := range []bool{true, false} {
@@ -172,7 +173,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 	const still = 1000
 	harness.Eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return request(still) > 0 })
 	if events && (r.Index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
-		// A hit may have been foretold of what was just sent there: wait for the events.
+		// The hit may be a prediction from the request just sent: wait for the events.
 		harness.Eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })
 	}
 	restarts := `sluice_engine_restarts_total{evidence="engine_id"}`
@@ -180,15 +181,15 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		t.Fatalf("%v restarts before there was one", got)
 	}
 
-	p.Fault(sim.Fault{Kind: sim.LoseEvents}) // the new life tells nothing
+	p.Fault(sim.Fault{Kind: sim.LoseEvents}) // the restarted engine publishes no events
 	p.restart(t)
 	if pd != "mooncake" {
-		request(1) // another prompt, whose hand-over names the engine
+		request(1) // another prompt, whose handle contains the engine id
 	}
 	harness.Eventually(t, 60*time.Second, "the restart is seen", func() bool {
 		if pd == "mooncake" && r.Metric(restarts) == 0 {
-			// Decode is told the id that was asked for the life before, and fails; only then
-			// is it asked for again.
+			// Decode receives the cached id of the engine before its restart, and fails; only
+			// then does the router query the id again.
 			harness.Post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":4}`, harness.PromptWords(60, 2)))
 		}
 		return r.Metric(restarts) == 1 && harness.AllInPools(r)
@@ -200,7 +201,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		t.Errorf("%d tokens of a prompt are believed to be held that only the life before has seen", got)
 	}
 	for salt := range 5 {
-		request(salt) // in which nothing is new
+		request(salt) // without a change
 	}
 	if got := r.Metric(restarts); got != 1 {
 		t.Errorf("%v restarts counted, want 1", got)

@@ -13,8 +13,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestEarlyEndNamesCause: the line about a stream that ended early names the client, the key
-// and the endpoint, as all lines about a request do.
+// TestEarlyEndNamesCause: the log line about a stream that ended early names the client, the key
+// and the endpoint, like all log lines about a request.
 func TestEarlyEndNamesCause(t *testing.T) {
 	e := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -38,8 +38,8 @@ func TestEarlyEndNamesCause(t *testing.T) {
 	}
 }
 
-// TestEngineClosesAfterStreamEnd: streams that were whole when their engine dropped the
-// connection are counted, recorded and judged as whole.
+// TestEngineClosesAfterStreamEnd: if an engine closes the connection after a complete stream, the
+// metrics, the record and the breaker treat the stream as complete.
 func TestEngineClosesAfterStreamEnd(t *testing.T) {
 	e := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -49,7 +49,7 @@ func TestEngineClosesAfterStreamEnd(t *testing.T) {
 		panic(http.ErrAbortHandler)
 	})
 	r := harness.StartRouter(t, nil, e.Worker(worker.Aggregated, "e"))
-	const streams = 10 // more than open a breaker
+	const streams = 10 // more than the failures that open a breaker
 	for i := range streams {
 		id := "whole-" + strconv.Itoa(i)
 		a := harness.Post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, "X-Request-Id", id)
@@ -68,8 +68,8 @@ func TestEngineClosesAfterStreamEnd(t *testing.T) {
 	}
 }
 
-// TestEngineErrorIsACause: a stream in which its engine told an error is counted as ended by
-// that, and its line says the error's type and code.
+// TestEngineErrorIsACause: a stream in which its engine sent an error is counted with that cause,
+// and the log line contains the type and the code of the error.
 func TestEngineErrorIsACause(t *testing.T) {
 	e := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -91,8 +91,8 @@ func TestEngineErrorIsACause(t *testing.T) {
 	}
 }
 
-// TestEngineConnectionsExhausted: who is refused because limits.engine_conns is reached is told
-// so, by a reason of its own.
+// TestEngineConnectionsExhausted: a request that is refused because limits.engine_conns is reached
+// receives an error with a reason of its own.
 func TestEngineConnectionsExhausted(t *testing.T) {
 	active, block := make(chan struct{}), make(chan struct{})
 	e := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {

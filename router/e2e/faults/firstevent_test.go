@@ -15,8 +15,9 @@ import (
 	"sluice/router/worker"
 )
 
-// Streams that begin with a failure and are whole engines' (families: TestPDMatrix): what
-// could not go on elsewhere is run again, where there is another engine.
+// TestNonStreamingInitialError: a stream of an aggregated engine begins with a failure (for P/D
+// families see TestPDMatrix). The router runs the request again if there is another engine, even
+// if its stream could not migrate.
 func TestNonStreamingInitialError(t *testing.T) {
 	for _, engine := range []string{"vllm", "sglang", "trtllm"} {
 		t.Run(engine, func(t *testing.T) {
@@ -34,7 +35,7 @@ func TestNonStreamingInitialError(t *testing.T) {
 				id := "bad-" + fault.Kind.String() + fault.Phase
 				fault.N, fault.ID = 1, id
 				engines[0].Fault(fault)
-				for range 2 { // in turns: one of them meets the fault
+				for range 2 { // round robin: one of the requests meets the fault
 					a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"seed":3,"stream":true`), "X-Request-Id", id)
 					if a.Status != 200 || a.Text(t) != want || strings.Count(string(a.Body), "[DONE]") != 1 {
 						t.Errorf("%s: %d %s", id, a.Status, a.Body)
@@ -44,7 +45,7 @@ func TestNonStreamingInitialError(t *testing.T) {
 			if n := engines[0].Stats().Faults; n != 3 {
 				t.Errorf("%d faults struck, want 3", n)
 			}
-			// Where nobody is left to try, what the engine says is the client's.
+			// Without another engine the client receives the engine's error.
 			for _, e := range engines {
 				e.Fault(sim.Fault{Kind: sim.StreamFail, ID: "all"})
 			}
@@ -57,8 +58,8 @@ func TestNonStreamingInitialError(t *testing.T) {
 	}
 }
 
-// TestStreamErrorBeforeTokenIDs: a stream could go on elsewhere once its first event has
-// told the prompt's ids; one that fails with that is run again.
+// TestStreamErrorBeforeTokenIDs: a stream can migrate once its first event has contained the ids
+// of the prompt. A stream that fails at its first event is run again from the start.
 func TestStreamErrorBeforeTokenIDs(t *testing.T) {
 	e0, e1 := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, harness.AllOf(harness.ShortPrefillTimeout, func(c *config.Config) { c.Tokens.Mode = "text" }), harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
@@ -78,8 +79,8 @@ func TestStreamErrorBeforeTokenIDs(t *testing.T) {
 	}
 }
 
-// TestKeepAliveCommentsStartWithHead: where comments are asked for a head waits for no event, of
-// a stream that cannot go on elsewhere either.
+// TestKeepAliveCommentsStartWithHead: with relay.comment_interval the router sends the response head
+// without waiting for the first event, even for a stream that cannot migrate.
 func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 	e0, e1 := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) { c.Relay.KeepAlive = 10 * time.Millisecond }, harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
@@ -92,7 +93,8 @@ func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 	}
 }
 
-// SGLang tells in an ordinary event of /generate that KV did not come.
+// TestNativeStreamStartsWithAbort: SGLang reports in an ordinary event of /generate that the KV
+// did not arrive.
 func TestNativeStreamStartsWithAbort(t *testing.T) {
 	engine := func(role string) *sim.Engine {
 		return harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })
@@ -116,7 +118,7 @@ func TestNativeStreamStartsWithAbort(t *testing.T) {
 	harness.WantIdle(t, r, 20*time.Second, p, d0, d1)
 }
 
-// lastNative is the text of a /generate stream.
+// lastNative returns the text of a /generate stream.
 func lastNative(t *testing.T, a *harness.Answer) (text string) {
 	t.Helper()
 	var h harness.StreamRecord
@@ -131,8 +133,8 @@ func lastNative(t *testing.T, a *harness.Answer) (text string) {
 	return text
 }
 
-// A stream that its engine ends well framed before it says anything is tried elsewhere, and
-// where nobody is left the client is told.
+// TestStreamEndsWithoutOutput lets an engine end a stream with valid framing but without output. The
+// router tries another engine; without another the client receives an error.
 func TestStreamEndsWithoutOutput(t *testing.T) {
 	const role = `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
 	for name, text := range map[string]string{"nothing": "", "a role": role, "a role and half a token": role + harness.StreamChunk[:40]} {
@@ -149,7 +151,7 @@ func TestStreamEndsWithoutOutput(t *testing.T) {
 			}
 			bad, good := harness.StartScripted(t, empty), harness.StartScripted(t, harness.AnswerOK)
 			r := harness.StartRouter(t, harness.ShortPrefillTimeout, bad.Worker(worker.Aggregated, "w0"), good.Worker(worker.Aggregated, "w1"))
-			for range 2 { // in turns: one of them meets it
+			for range 2 { // round robin: one of the requests meets the fault
 				if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`)); a.Status != 200 || a.Text(t) != "ok" || strings.Contains(string(a.Body), `"error"`) {
 					t.Errorf("%d %s", a.Status, a.Body)
 				}

@@ -21,8 +21,8 @@ import (
 
 var agentInProcess = regexp.MustCompile(`in process (\d+)`)
 
-// agentProcesses are the processes that the agents of a router live in, by tier,
-// where their tiers are up.
+// agentProcesses returns the ids of the processes of a router's agents by tier, for the tiers
+// that are up.
 func agentProcesses(t *testing.T, env []string) map[string]int {
 	t.Helper()
 	var health struct {
@@ -40,8 +40,9 @@ func agentProcesses(t *testing.T, env []string) map[string]int {
 	return found
 }
 
-// A crash inside of NIXL or UCX costs their tiers for a second, and no request: the
-// agents live in processes of their own, which are killed here under load.
+// TestIsolatedAgentsCrash kills the agents' processes under load. A crash inside NIXL or UCX
+// disables its tier for a second and fails no request, because the agents run in processes of
+// their own.
 func TestIsolatedAgentsCrash(t *testing.T) {
 	wheel := harness.NixlWheel(t)
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
@@ -110,7 +111,7 @@ workers:
 	}
 	last := agentProcesses(t, env)
 	harness.DropIdle()
-	r.Cmd.Process.Kill() // not even asked: its agents' processes go with it
+	r.Cmd.Process.Kill() // without a shutdown: the agents' processes must end with it
 	for tier, pid := range last {
 		harness.Eventually(t, 5*time.Second, "the process of "+tier+" to end with its router", func() bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))

@@ -13,8 +13,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestEngineKeepsStreamOpen: behind [DONE] an engine holds neither its rank nor its client, and
-// what it sends there reaches nobody.
+// TestEngineKeepsStreamOpen: an engine keeps a stream open after [DONE]. The router releases the
+// rank and the client at once, and forwards nothing that follows.
 func TestEngineKeepsStreamOpen(t *testing.T) {
 	for name, behind := range map[string]string{"silence": "", "an event": harness.StreamChunk, "events without end": "endless"} {
 		t.Run(name, func(t *testing.T) {
@@ -22,7 +22,7 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				flush := w.(http.Flusher).Flush
 				for _, part := range []string{harness.StreamChunk, harness.StreamEnding, behind} {
-					time.Sleep(20 * time.Millisecond) // a read each
+					time.Sleep(20 * time.Millisecond) // so that the router reads each part separately
 					if part != "" && part != "endless" {
 						_, _ = io.WriteString(w, part)
 					}
@@ -35,7 +35,7 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 				}
 				<-r.Context().Done()
 			})
-			for _, allow := range []int{0, 1} { // moves: with none, bytes pass as they come
+			for _, allow := range []int{0, 1} { // migrations; with none the router forwards the bytes unparsed
 				c := harness.StartRouter(t, func(c *config.Config) { harness.ShortPrefillTimeout(c); c.Migration.Max = allow }, e.Worker(worker.Aggregated, "w0"), harness.StartScripted(t, harness.AnswerOK).Worker(worker.Decode, "w1"))
 				resp, err := http.Post(c.URL+"/v1/chat/completions", "application/json", strings.NewReader(harness.Chat(`,"stream":true`)))
 				if err != nil {

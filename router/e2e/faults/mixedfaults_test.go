@@ -20,9 +20,9 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// TestMixedFaults is number 18 of RELIABILITY.md: engines that fail in every way and
-// clients that leave, for as long as is wished; then the router's process must be what
-// it was after the first of it.
+// TestMixedFaults is point 18 of RELIABILITY.md: engines fail in every way and clients leave, for
+// the time of harness.SoakTime. The router's process must not gain goroutines or descriptors after
+// the warm-up, nor memory between the first and the last quarter.
 func TestMixedFaults(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes, some seconds long")
@@ -33,8 +33,8 @@ func TestMixedFaults(t *testing.T) {
 		warmUp, span = 4*time.Second, 6*time.Second
 	}
 	var engines []*sim.Engine
-	// The records of choices are kept in a ring, whose places grow with what was ever written
-	// to each: with the usual 10,000 of them that is still under way after 100,000 requests.
+	// Explain records are in a ring whose slots grow to the largest record written to them. With
+	// the default of 10,000 slots memory would still grow after 100,000 requests.
 	args := []string{"serve", "--listen", "127.0.0.1:0", "--admin", "off", "--set", "timeouts.stream_idle=2s", "--set", "timeouts.first_byte=2s", "--set", "pd.lease=5s", "--set", "schedule.explain=100"}
 	for i := range 5 {
 		kind := "decode"
@@ -55,7 +55,7 @@ func TestMixedFaults(t *testing.T) {
 	}
 	var asked, remaining atomic.Int64
 	var outcome [6]atomic.Int64
-	var took [2]latencies // of good answers, in the first and the last quarter
+	var took [2]latencies // of successful requests, in the first and the last quarter
 	traffic := func(span time.Duration) {
 		for _, e := range engines {
 			for _, f := range faults {
@@ -122,7 +122,7 @@ func TestMixedFaults(t *testing.T) {
 		page := string(harness.Get(t, "http://"+p.Addr+"/metrics").Body)
 		return harness.SeriesValue(page, "sluice_rank_requests{") == 0 && harness.SeriesValue(page, "sluice_legs_in_flight{") == 0 && harness.SeriesValue(page, "sluice_kv_handles_pinned") == 0
 	})
-	time.Sleep(6 * time.Second) // idle connections to engines are closed, leases are over
+	time.Sleep(6 * time.Second) // until idle engine connections are closed and leases have ended
 	first = measure()
 	asked.Store(0)
 	remaining.Store(0)
@@ -130,8 +130,8 @@ func TestMixedFaults(t *testing.T) {
 		outcome[i].Store(0)
 	}
 	took[0], took[1] = latencies{}, latencies{}
-	// Memory is compared while the traffic goes on, over a quarter of it each: at rest it
-	// stands wherever the collector was last, a tenth higher or lower.
+	// Memory is compared under traffic, as means over a quarter of the time. At rest it depends on
+	// the last garbage collection and varies by a tenth.
 	memory := sampleQuarters(span, time.Second, resident)
 	traffic(span)
 	before, after := memory()
@@ -158,7 +158,7 @@ func TestMixedFaults(t *testing.T) {
 		span, asked.Load(), remaining.Load(), outcome[2].Load(), outcome[4].Load(), outcome[5].Load(), times, first.goroutines, last.goroutines, first.files, last.files, before/1024, after/1024, 100*grown)
 }
 
-// latencies are gathered from many goroutines.
+// latencies collects latencies from many goroutines.
 type latencies struct {
 	mu  sync.Mutex
 	all []time.Duration
@@ -170,7 +170,7 @@ func (l *latencies) add(d time.Duration) {
 	l.mu.Unlock()
 }
 
-// quantile is a quantile, 0 where there are none.
+// quantile returns a quantile of the latencies, or 0 if there are none.
 func (l *latencies) quantile(q float64) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -181,8 +181,8 @@ func (l *latencies) quantile(q float64) time.Duration {
 	return l.all[int(q*float64(len(l.all)-1))].Round(100 * time.Microsecond)
 }
 
-// sampleQuarters looks at something again and again until the function it gives is called, which
-// gives the means of the first and the last quarter of span.
+// sampleQuarters calls measure periodically until the returned function is called. That function
+// returns the means of the first and the last quarter of span.
 func sampleQuarters(span, every time.Duration, measure func() float64) (quarters func() (first, last float64)) {
 	var sum, n [2]float64
 	stop, done := make(chan struct{}), make(chan struct{})

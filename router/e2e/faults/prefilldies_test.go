@@ -11,8 +11,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestPrefillDiesBeforeItsKVIsPulled: decode, which waits for blocks of an engine
-// that is no more, is cut and the pair run again, long before its time-out.
+// TestPrefillDiesBeforeItsKVIsPulled: decode waits for blocks of a prefill engine that has died.
+// The router cancels it and runs both legs again, long before decode's timeout.
 func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprint("stream=", stream), func(t *testing.T) {
@@ -23,7 +23,7 @@ func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 			r := harness.StartRouter(t, func(c *config.Config) { c.PD.Family = "nixl" }, harness.SimWorker(prefills["p0"], worker.Prefill, "p0"), harness.SimWorker(prefills["p1"], worker.Prefill, "p1"),
 				harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
 			for _, d := range []*sim.Engine{d0, d1} {
-				for _, leg := range []string{"decode", "handover"} { // the pair that is run again is spared
+				for _, leg := range []string{"decode", "handover"} { // not for the legs that are run again
 					d.Fault(sim.Fault{Kind: sim.Slow, ID: "pulls-", Leg: leg})
 				}
 				d.Fault(sim.Fault{Kind: sim.Stall, ID: "pulls", Leg: "handover", Delay: time.Hour})

@@ -13,7 +13,7 @@ import (
 	"sluice/router/worker"
 )
 
-// failures are the ways a leg's engine fails before an answer.
+// failures are the ways in which the engine of a leg fails before it answers.
 var failures = []struct {
 	name  string
 	infer http.HandlerFunc
@@ -36,8 +36,8 @@ var failures = []struct {
 	{"stall", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
 }
 
-// TestPrefillFailsOver: a failed prefill is run on the next prefill worker, and
-// where there is none, decode does the whole request.
+// TestPrefillFailsOver: the router runs a failed prefill on the next prefill worker. If there is
+// none, decode runs the whole request.
 func TestPrefillFailsOver(t *testing.T) {
 	for _, f := range failures {
 		t.Run(f.name, func(t *testing.T) {
@@ -79,7 +79,8 @@ func TestPrefillFailsOver(t *testing.T) {
 	}
 }
 
-// A refused connection: the engine has just died and no probe has told yet.
+// TestRefusedPrefillFailsOver: the engine refuses the connection because it has just died, and no
+// probe has detected that yet.
 func TestRefusedPrefillFailsOver(t *testing.T) {
 	dead, p, d := harness.StartScripted(t, harness.ReplyHandler(200, "{}")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) {
@@ -99,13 +100,14 @@ func TestRefusedPrefillFailsOver(t *testing.T) {
 	}
 }
 
-// A 4xx of prefill is the client's: it passes as it is and trips nothing.
+// TestPrefill4xxGoesToClient: the router forwards a 4xx response of prefill to the client
+// unchanged, and the response does not count for the breaker.
 func TestPrefill4xxGoesToClient(t *testing.T) {
 	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
 	p, d := harness.StartSim(t, small), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for _, stream := range []string{"", `,"stream":true`} {
-		body := harness.Chat(stream) // longer than the model takes
+		body := harness.Chat(stream) // exceeds the model's context length
 		direct := harness.Post(t, p.URL()+"/v1/chat/completions", body)
 		for range 5 {
 			a := harness.Post(t, r.URL+"/v1/chat/completions", body)
@@ -135,10 +137,10 @@ func TestPrefill4xxGoesToClient(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, p, d)
 }
 
-// What such an answer tells of KV is no client's business.
+// TestPrefill4xxHidesPrivateFields: the router removes members about KV from such a response.
 func TestPrefill4xxHidesPrivateFields(t *testing.T) {
 	answer := harness.ReplyHandler(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
-	for _, family := range []string{"nixl", "sglang"} { // one leg after the other, and both at once
+	for _, family := range []string{"nixl", "sglang"} { // sequential and concurrent legs
 		p := harness.StartScripted(t, answer)
 		d := harness.StartScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 		r := harness.StartRouter(t, func(c *config.Config) { c.PD.Family, c.Tokens.Mode = family, "text" }, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
@@ -149,7 +151,8 @@ func TestPrefill4xxHidesPrivateFields(t *testing.T) {
 	}
 }
 
-// A request that kills its engine is not walked through the fleet.
+// TestCrashingRequestKillsAtMostTwo: a request that crashes its engine is not retried on the
+// whole fleet.
 func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
 	for _, k := range []struct {
 		name  string
@@ -182,7 +185,7 @@ func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
 			}
 			hit := 0
 			for _, e := range engines {
-				if e.Stats().Faults > 0 { // a kept-alive connection may make it two on one engine
+				if e.Stats().Faults > 0 { // a retry on a reused connection may cause two faults on one engine
 					hit++
 				}
 			}

@@ -13,9 +13,9 @@ import (
 
 const keepAliveComment = ": keep-alive\n\n"
 
-// TestEarlyResponseHead: with relay.early_headers_after a stream's head goes out while no engine has
-// answered yet, comments follow, and what comes of the request after that is in the
-// stream: the answer, or an event of the client's protocol. Without, it is the status.
+// TestEarlyResponseHead: with relay.early_headers_after the router sends the head of a stream
+// before an engine has answered, then comments, and then the result in the stream: the output or
+// an error event in the client's API format. Without the option an error is an HTTP status.
 func TestEarlyResponseHead(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	begin := func(after, firstByte time.Duration) *harness.Router {
@@ -49,7 +49,7 @@ func TestEarlyResponseHead(t *testing.T) {
 		"/v1/chat/completions": {stream, `data: {"error":{`, "data: [DONE]\n\n"},
 		"/v1/messages":         {`{"model":"sim","max_tokens":4,"stream":true,"messages":[{"role":"user","content":"hello"}]}`, "event: error\ndata: {", "}\n\n"},
 	} {
-		e.Fault(sim.Fault{Kind: sim.Stall}) // for ever
+		e.Fault(sim.Fault{Kind: sim.Stall}) // forever
 		failed := harness.Post(t, shortDelay.URL+path, end.body)
 		harness.WantStatus(t, failed, 200)
 		got := strings.ReplaceAll(string(failed.Body), keepAliveComment, "")

@@ -20,7 +20,7 @@ import (
 	"sluice/router/worker"
 )
 
-// failure is how a try fails.
+// failure is the way in which an attempt fails.
 type failure int
 
 const (
@@ -29,8 +29,8 @@ const (
 	broken                     // the body ends early
 )
 
-// randomFailures are up to two of each leg. Only one breaks a connection: a request whose
-// engines go down under it is not sent to a third.
+// randomFailures returns up to two failures of each leg. At most one breaks a connection, because
+// the router sends a request to no third engine after two connections broke.
 func randomFailures(rng *rand.Rand, pd bool) (failures [2][]failure) {
 	down := false
 	for leg := range failures {
@@ -49,17 +49,18 @@ func randomFailures(rng *rand.Rand, pd bool) (failures [2][]failure) {
 	return failures
 }
 
-// attemptLog are the tries of one request, as its engines saw them.
+// attemptLog is the attempts of one request, as its engines received them.
 type attemptLog struct {
 	mu       sync.Mutex
-	failures [2][]failure // of the prefill leg and of the other, still to come
+	failures [2][]failure // remaining failures of the prefill leg and of the other leg
 	prefills []string     // the bodies
 	others   []string
-	handle   string // of the prefill that succeeded last
+	handle   string // of the last successful prefill
 	handles  []string
 }
 
-// randomReader gives its bytes in reads of random sizes, so that a client sends chunks of them.
+// randomReader returns its bytes in reads of random sizes, so that a client sends chunks of
+// these sizes.
 type randomReader struct {
 	rng  *rand.Rand
 	most int
@@ -75,7 +76,7 @@ func (r *randomReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// postChunked is a request with body, in a random framing and coding.
+// postChunked returns a POST request with body, in a random framing and content coding.
 func postChunked(t *testing.T, rng *rand.Rand, url, body string) *http.Request {
 	t.Helper()
 	var sent bytes.Buffer
@@ -110,8 +111,8 @@ func postChunked(t *testing.T, rng *rand.Rand, url, body string) *http.Request {
 	return req
 }
 
-// TestRetriesByteForByte: whatever a request's engines fail with, and however it was uploaded,
-// each try is sent the client's bytes, but for the edits of its leg.
+// TestRetriesByteForByte: however the engines of a request fail, and however the client uploaded
+// it, each attempt receives the client's bytes, except for the edits of its leg.
 func TestRetriesByteForByte(t *testing.T) {
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
@@ -221,7 +222,7 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 				}
 				for n, got := range q.others {
 					want := body
-					// Behind failures a decode worker may do it all: no handle, no edit.
+					// After failures a decode worker may run the whole request, without a handle or edit.
 					alone := len(failures[0])+len(failures[1]) > 0 && got == body
 					if q.handles[n] != "" && !alone {
 						want = fmt.Sprintf(pattern, "6", streamed, `,"kv_transfer_params":`+q.handles[n])
@@ -245,7 +246,7 @@ func testRetriesByteForByte(t *testing.T, pd bool) {
 	}
 }
 
-// wantEqual compares two texts, which may be long.
+// wantEqual compares two long texts and reports them from their first difference.
 func wantEqual(t *testing.T, what, got, want string) {
 	t.Helper()
 	if got == want {

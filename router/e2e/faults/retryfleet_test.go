@@ -19,7 +19,7 @@ import (
 	"sluice/router/worker"
 )
 
-// stallEngine stops requests on e before the response head, until the test ends.
+// stallEngine stalls the requests on e that f matches until the test ends.
 func stallEngine(t *testing.T, e *sim.Engine, f sim.Fault) {
 	t.Helper()
 	until := make(chan struct{})
@@ -28,11 +28,11 @@ func stallEngine(t *testing.T, e *sim.Engine, f sim.Fault) {
 	e.Fault(f)
 }
 
-// TestRetryUsesCurrentFleet: a request whose only worker dies goes on with one that
-// became ready after the request had arrived.
+// TestRetryUsesCurrentFleet: if the only worker of a request dies, the router retries on a worker
+// that became ready after the request had arrived.
 func TestRetryUsesCurrentFleet(t *testing.T) {
 	for _, more := range []string{"", `,"stream":true`} {
-		for _, phase := range []string{"", "body"} { // before and behind the response head
+		for _, phase := range []string{"", "body"} { // before and after the response head
 			t.Run(more+" "+phase, func(t *testing.T) {
 				t.Parallel()
 				plain, a, b := harness.StartSim(t, nil), harness.StartSim(t, nil), harness.StartSim(t, nil)
@@ -57,8 +57,8 @@ func TestRetryUsesCurrentFleet(t *testing.T) {
 	}
 }
 
-// TestRetryWaitsForARestart: the engine that dies under a request is the only one, and is
-// back within timeouts.pool_wait.
+// TestRetryWaitsForARestart: the only engine dies during a request and returns within
+// timeouts.pool_wait.
 func TestRetryWaitsForARestart(t *testing.T) {
 	for _, more := range []string{"", `,"stream":true`} {
 		for _, leg := range []string{"whole", "decode", "prefill"} {
@@ -99,8 +99,8 @@ func TestRetryWaitsForARestart(t *testing.T) {
 	}
 }
 
-// TestRestartsLoseNoRequest: with one prefill worker, or one decode worker, that restarts
-// under load, and no plain decode, every request is answered.
+// TestRestartsLoseNoRequest: the only prefill worker, or the only decode worker, restarts
+// repeatedly under load, and plain decode is off. Every request succeeds.
 func TestRestartsLoseNoRequest(t *testing.T) {
 	for _, family := range []string{"nixl", "sglang"} {
 		for _, restarts := range []string{"prefill", "decode"} {
@@ -141,8 +141,8 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 					down = append(down, 500*time.Millisecond, 1200*time.Millisecond, 1800*time.Millisecond, 2400*time.Millisecond)
 				}
 				for _, d := range down {
-					// A request that two engines fail under is not given a third, so none
-					// may meet two restarts: each client begins anew in between.
+					// The router retries a request once after a broken connection, so no request may
+					// span two restarts: each client starts a new request in between.
 					mu.Lock()
 					before := byClient
 					mu.Unlock()
@@ -157,7 +157,7 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 						return true
 					})
 					e.Crash()
-					time.Sleep(d) // how long the engine takes to start
+					time.Sleep(d) // the start time of the engine
 					if err := e.Restart(); err != nil {
 						t.Fatal(err)
 					}
@@ -168,13 +168,13 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 				if len(bad) > 0 {
 					t.Errorf("the first: %.600s", bad[0])
 				}
-				harness.WantIdle(t, r, 20*time.Second) // what a dead decode has left on prefill stays to the lease
+				harness.WantIdle(t, r, 20*time.Second) // prefill holds the blocks of a dead decode until the lease ends
 			})
 		}
 	}
 }
 
-// TestRefusalCountsAttempts: an error names as many tries as were made.
+// TestRefusalCountsAttempts: an error contains the number of attempts made.
 func TestRefusalCountsAttempts(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		var workers []config.Worker
@@ -191,8 +191,8 @@ func TestRefusalCountsAttempts(t *testing.T) {
 	}
 }
 
-// TestEngineRestartBetweenProbes: the fleet does not notice that the engine was gone, for
-// it needs more failures than one request makes.
+// TestEngineRestartBetweenProbes: an engine restarts without the fleet noticing, because one
+// request causes fewer failures than the fleet needs.
 func TestEngineRestartBetweenProbes(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
@@ -205,7 +205,7 @@ func TestEngineRestartBetweenProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	harness.WantStatus(t, <-got, 200)
-	// Nor does it come back: the wait ends with timeouts.pool_wait.
+	// If the engine does not return, the wait ends after timeouts.pool_wait.
 	r2 := harness.StartRouter(t, func(c *config.Config) {
 		c.Health.FailAfter, c.Health.Interval, c.Timeouts.PoolWait = 1000, time.Minute, 300*time.Millisecond
 	}, harness.SimWorker(e, worker.Aggregated, "e"))
@@ -217,7 +217,8 @@ func TestEngineRestartBetweenProbes(t *testing.T) {
 	}
 }
 
-// A worker that only answers badly is not waited for: its answer is the client's.
+// TestErrorAnswersAreNotRetriedLater: the router does not wait for a worker that answers with
+// errors; the client receives the error.
 func TestErrorAnswersAreNotRetriedLater(t *testing.T) {
 	bad := harness.StartScripted(t, harness.ReplyHandler(503, `{"error":{"message":"full"}}`))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, bad.Worker(worker.Aggregated, "bad"))
@@ -228,8 +229,8 @@ func TestErrorAnswersAreNotRetriedLater(t *testing.T) {
 	}
 }
 
-// TestMigrationWaitsForAWorker: a stream whose engine dies goes on with a worker that is
-// ready a moment later.
+// TestMigrationWaitsForAWorker: a stream whose engine dies resumes on a worker that becomes ready
+// a moment later.
 func TestMigrationWaitsForAWorker(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { c.Timeouts.PoolWait, c.Health.FailAfter = 20*time.Second, 2 })
 	m.Engines[1].Crash()
@@ -259,8 +260,8 @@ func TestMigrationWaitsForAWorker(t *testing.T) {
 	harness.WantSameContent(t, <-got, want)
 }
 
-// readAfter posts a body and reads the answer by events; seen is called behind each with
-// all that has come.
+// readAfter posts a body and reads the response event by event. It calls seen after each event
+// with all bytes so far.
 func readAfter(url, body string, seen func([]byte)) (*harness.Answer, error) {
 	resp, err := http.Post(url, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -281,7 +282,7 @@ func readAfter(url, body string, seen func([]byte)) (*harness.Answer, error) {
 	}
 }
 
-// A client that leaves while its request waits for a worker ends the wait.
+// TestClientAbortsDuringRetryWait: the wait of a request for a worker ends if its client leaves.
 func TestClientAbortsDuringRetryWait(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))

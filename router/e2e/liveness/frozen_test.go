@@ -13,7 +13,7 @@ import (
 	"sluice/router/worker"
 )
 
-// freezeMethod is a way in which an engine's process freezes and wakes up, by signals.
+// freezeMethod is a pair of signals that freeze and resume an engine's process.
 type freezeMethod struct {
 	state        string
 	freeze, thaw syscall.Signal
@@ -21,10 +21,10 @@ type freezeMethod struct {
 
 var freezeMethods = []freezeMethod{
 	{"process", syscall.SIGSTOP, syscall.SIGCONT},
-	{"core", syscall.SIGUSR1, syscall.SIGUSR2}, // sluice sim stops its core
+	{"core", syscall.SIGUSR1, syscall.SIGUSR2}, // sluice sim stops its engine core only
 }
 
-// launchSim is a simulated engine in a process of its own, as a worker.
+// launchSim starts a simulated engine in a process of its own.
 func launchSim(t *testing.T, role worker.Role, id string, args ...string) (*harness.Process, config.Worker) {
 	t.Helper()
 	p := harness.Launch(t, nil, append([]string{"sim", "--role", role.String(), "--cost-step", "20ms"}, args...)...)
@@ -32,7 +32,7 @@ func launchSim(t *testing.T, role worker.Role, id string, args ...string) (*harn
 	return p, config.Worker{ID: id, URL: "http://" + p.Addr, Role: role, KVEvents: []string{"auto"}}
 }
 
-// shortDetection has a router find frozen engines in a second or two, whatever else it waits for.
+// shortDetection makes a router detect frozen engines within 1.5 s.
 func shortDetection(c *config.Config) {
 	c.Health.FrozenProcess, c.Health.FrozenCore, c.Health.FrozenHost = 1500*time.Millisecond, 1500*time.Millisecond, 1500*time.Millisecond
 	c.Health.Timeout, c.Health.Scrape = 300*time.Millisecond, 100*time.Millisecond
@@ -40,15 +40,15 @@ func shortDetection(c *config.Config) {
 	c.Fleet.RetryPerSecond = 1000
 }
 
-// TestFrozenEngine: requests to an engine that freezes, in whatever way, end well on
-// another: streams go on, whole answers are made again. It is let in again when it has woken
-// up, and what it has to say then reaches nobody.
+// TestFrozenEngine: requests on an engine that freezes, in any way, complete on another engine:
+// streams migrate and other requests run again. Once the engine resumes it returns to the pool,
+// and no client receives its late output.
 func TestFrozenEngine(t *testing.T) {
 	for _, how := range freezeMethods {
 		for _, frozen := range []worker.Role{worker.Aggregated, worker.Prefill, worker.Decode} {
 			for _, driver := range []string{"loop", "goroutine"} {
 				if driver == "goroutine" && frozen != worker.Aggregated {
-					continue // nothing else is different
+					continue // the other cases cover this one
 				}
 				t.Run(fmt.Sprint(how.state, "/", frozen, "/", driver), func(t *testing.T) {
 					t.Parallel()
@@ -63,7 +63,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 	var workers []config.Worker
 	var args []string
 	if frozen == worker.Prefill {
-		args = []string{"--cost-prefill", "20ms"} // prompts take a while there
+		args = []string{"--cost-prefill", "20ms"} // so that prefill takes a while
 	}
 	frozenID, w := launchSim(t, frozen, "sick", args...)
 	workers = append(workers, w)
@@ -82,7 +82,8 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 		c.Relay.Driver = driver
 	}, workers...)
 	plain := harness.StartSim(t, nil)
-	// It has served: what is cold may compile for minutes.
+	// Each engine must have served requests: the router allows minutes for a first one, which
+	// may compile kernels.
 	for i := range 4 {
 		harness.StartPending(r.URL, fmt.Sprint("before-", i), false, 5).Wait(t, 10*time.Second)
 	}
@@ -93,7 +94,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 		clients = append(clients, harness.StartPending(r.URL, fmt.Sprint("held-", i), i%2 == 0, tokens))
 	}
 	if frozen == worker.Prefill {
-		// Its legs are short: it is stopped while some of them are under way.
+		// Prefill legs are short: stop the engine while some of them run.
 		all := r.Fleet.View().Workers
 		rank := all[slices.IndexFunc(all, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0]
 		harness.Eventually(t, 5*time.Second, "it computes prompts", func() bool { return rank.Requests.Load() > 0 })
@@ -124,7 +125,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 	if n := r.Metric(`sluice_engine_frozen_ranks{state="` + how.state + `"}`); n != 1 {
 		t.Errorf("%v ranks are frozen", n)
 	}
-	// Nothing is sent there meanwhile.
+	// The router sends nothing to the frozen engine.
 	for i := range 4 {
 		a := harness.StartPending(r.URL, fmt.Sprint("meanwhile-", i), i%2 == 0, 5).Wait(t, 5*time.Second)
 		if a.Status != 200 || a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick" {
@@ -141,8 +142,8 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 	}
 }
 
-// TestFrozenEngineWakesUp: what an engine says behind the verdict reaches nobody, though
-// its client reads on.
+// TestFrozenEngineWakesUp: a client that still reads receives nothing of the output that an
+// engine sends after the router declared it frozen.
 func TestFrozenEngineWakesUp(t *testing.T) {
 	for _, how := range freezeMethods {
 		t.Run(how.state, func(t *testing.T) {
@@ -172,8 +173,8 @@ func TestFrozenEngineWakesUp(t *testing.T) {
 	}
 }
 
-// TestBusyEngineIsNotFrozen: prompts that take several times the bounds to compute are not
-// lost, be it in one step, in which nothing advances, or in many.
+// TestBusyEngineIsNotFrozen: the router does not fail prompts whose prefill takes several times
+// the detection bounds, in one step without visible progress or in many steps.
 func TestBusyEngineIsNotFrozen(t *testing.T) {
 	for _, k := range []struct {
 		name string
@@ -187,7 +188,7 @@ func TestBusyEngineIsNotFrozen(t *testing.T) {
 			_, w := launchSim(t, worker.Aggregated, "busy", append(k.args, "--cost-prefill", "20ms")...)
 			_, other := launchSim(t, worker.Aggregated, "other")
 			r := harness.StartRouter(t, shortDetection, w, other)
-			for i := range 6 { // its rate is learned
+			for i := range 6 { // so that the router learns the engine's rate
 				harness.Post(t, r.URL+"/v1/completions", fmt.Sprintf(`{"model":"sim","prompt":"%d %s","max_tokens":2}`, i, strings.Repeat("word ", 4*i)), "X-Sluice-Worker", "busy")
 			}
 			began := time.Now()

@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestDeadWorkerIsExcluded: killed or hanging, it is out within 2 s with
-// the default intervals, and comes back by itself.
+// TestDeadWorkerIsExcluded: with the default intervals the router excludes a worker within 2 s
+// after it dies or hangs, and includes it again once it is healthy.
 func TestDeadWorkerIsExcluded(t *testing.T) {
 	const rule, slack = 2 * time.Second, time.Second // the slack is for a loaded machine
 	for _, k := range []struct {
@@ -54,7 +54,7 @@ func TestDeadWorkerIsExcluded(t *testing.T) {
 	}
 }
 
-// Traffic tells of a dead engine before any probe does.
+// TestTrafficDetectsDeadWorker: failing requests reveal a dead engine before a probe does.
 func TestTrafficDetectsDeadWorker(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
@@ -72,8 +72,8 @@ func TestTrafficDetectsDeadWorker(t *testing.T) {
 	}
 }
 
-// TestRestartDropsOldBlocks: an engine killed and restarted on the same address
-// holds nothing, and the first choice after its return knows that.
+// TestRestartDropsOldBlocks: an engine is killed and restarted on the same address. The first
+// choice after its return does not count the blocks that it had before.
 func TestRestartDropsOldBlocks(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w0"))
@@ -83,7 +83,7 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 		awaitCachedPrompt(t, r, e)
 		dropped += r.Index.Len()
 		if incarnation == 1 {
-			// So fast that no probe sees it: the feed or the next scrape tells.
+			// Too fast for a probe to see; the event feed or the next scrape reveals it.
 			e.Restart()
 			harness.Eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.Index.Len() == 0 })
 		} else {
@@ -100,12 +100,12 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 	harness.LogFigure(t, 7, "%d ends of an engine, %d blocks that died with it, none foretold to the next request", incarnations, dropped)
 }
 
-// awaitCachedPrompt sends the same prompt until its blocks are known and foretold.
+// awaitCachedPrompt sends the same prompt until its blocks are predicted and in the index.
 func awaitCachedPrompt(t *testing.T, r *harness.Router, engines ...*sim.Engine) {
 	t.Helper()
 	harness.Eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
-		// Blocks are foretold as soon as they are sent; known they are by events.
+		// The router predicts blocks as soon as it sends the prompt; events put them in the index.
 		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0" && r.Index.Len() > 0
 	})
 }
@@ -148,7 +148,8 @@ func TestReadyzNamesMissingParts(t *testing.T) {
 	}
 }
 
-// Requests that come before the first healthy worker wait for it.
+// TestRequestsWaitForTheFirstWorker: requests that arrive before there is a healthy worker wait
+// for one.
 func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Crash()
@@ -167,8 +168,8 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 	wg.Wait()
 }
 
-// Before anybody knows which models there are, none is called unknown: the request
-// waits, for the first worker at all or for those that have not told.
+// TestModelsBeforeFirstProbe: the router refuses no model as unknown while it does not know the
+// models of every worker. The request waits for the first worker, or for those not probed yet.
 func TestModelsBeforeFirstProbe(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	path := filepath.Join(t.TempDir(), "workers.yaml")
@@ -193,7 +194,7 @@ func TestModelsBeforeFirstProbe(t *testing.T) {
 	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", `{"model":"other","messages":[]}`), 404, "unknown_model")
 }
 
-// A pool that stays empty is named, with the labels asked for.
+// TestEmptyPoolErrorNamesLabels: the error about an empty pool names the requested labels.
 func TestEmptyPoolErrorNamesLabels(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	wp, wd := harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0")
@@ -222,7 +223,7 @@ func TestEmptyPoolErrorNamesLabels(t *testing.T) {
 	}
 }
 
-// Labels pick among workers of a role.
+// TestLabelsSelectThePool: labels restrict the workers of a role.
 func TestLabelsSelectThePool(t *testing.T) {
 	p, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
 	w0, w1 := harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1")
@@ -236,7 +237,8 @@ func TestLabelsSelectThePool(t *testing.T) {
 	}
 }
 
-// Models select the pool; one model may be disaggregated and another not.
+// TestModelSelectsThePool: the model selects the pool; one model may be disaggregated and another
+// not.
 func TestModelSelectsThePool(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	other := harness.StartSim(t, func(o *sim.Options) { o.Model = "other" })
@@ -251,7 +253,8 @@ func TestModelSelectsThePool(t *testing.T) {
 	}
 }
 
-// A decode pool may be off for one model by config although it has prefill workers.
+// TestDisaggregationDisabledForModel: the configuration may disable disaggregation for one model
+// that has prefill workers.
 func TestDisaggregationDisabledForModel(t *testing.T) {
 	p, d, whole := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {

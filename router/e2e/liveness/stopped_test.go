@@ -13,9 +13,9 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// TestStoppedProcess: a router that stands still for longer than it waits for an engine's
-// next event, stopped here, as on a machine that is paused or by others who have its
-// cores, takes that for no engine's silence: its streams go on.
+// TestStoppedProcess: the router itself is stopped for longer than its stream idle timeout, as on
+// a paused or overloaded machine. It does not treat that time as silence of the engines, and its
+// streams continue.
 func TestStoppedProcess(t *testing.T) {
 	for _, driver := range []string{"loop", "goroutine"} {
 		t.Run(driver, func(t *testing.T) {

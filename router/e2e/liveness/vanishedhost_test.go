@@ -14,13 +14,12 @@ import (
 	"sluice/router/worker"
 )
 
-// namespaceVariable is set in the process that TestVanishedHost starts in a network namespace of
-// its own, to the path of the built binary.
+// namespaceVariable is an environment variable of the process that TestVanishedHost starts in a
+// network namespace of its own. Its value is the path of the built binary.
 const namespaceVariable = "SLUICE_TEST_IN_NAMESPACE"
 
-// TestVanishedHost: an engine whose host drops all packets, behind a pair of virtual
-// network devices. It needs user and network namespaces, and the programs unshare, nsenter
-// and ip.
+// TestVanishedHost: an engine's host, behind a pair of virtual network devices, starts to drop all
+// packets. The test needs user and network namespaces, and the programs unshare, nsenter and ip.
 func TestVanishedHost(t *testing.T) {
 	if path := os.Getenv(namespaceVariable); path != "" {
 		harness.Binary.Once.Do(func() { harness.Binary.Path = path })
@@ -63,7 +62,7 @@ func testVanishedHost(t *testing.T) {
 	ip("link", "set", "lo", "up")
 	vanishedID := harness.LaunchAs(t, "unshare", nil, "-n", harness.BuiltBinary(t), "sim", "--listen", "0.0.0.0:8000", "--kv-events", "off", "--cost-step", "20ms")
 	pid := strconv.Itoa(vanishedID.Cmd.Process.Pid)
-	// there is ip on the engine's host.
+	// there returns an ip command line for the engine's namespace.
 	there := func(args ...string) []string { return append([]string{"-t", pid, "-n", "ip"}, args...) }
 	must := func(args ...string) {
 		t.Helper()
@@ -87,7 +86,7 @@ func testVanishedHost(t *testing.T) {
 	for i := 0; i < len(all); i += 2 {
 		<-all[i].First
 	}
-	must("route", "add", "blackhole", near+"/32") // what comes is not even acknowledged
+	must("route", "add", "blackhole", near+"/32") // the host does not even acknowledge packets
 	began := time.Now()
 	for i, c := range all {
 		a, want := c.Wait(t, 30*time.Second), harness.StartPending(plain.URL(), c.Id, i%2 == 0, 80).Wait(t, 10*time.Second)

@@ -13,7 +13,7 @@ import (
 	"sluice/router/worker"
 )
 
-// drainingStream is a stream under way and where it runs.
+// drainingStream is a stream in progress and its worker.
 type drainingStream struct {
 	m          *harness.MigrationFleet
 	endpoint   *harness.EndpointCase
@@ -22,8 +22,8 @@ type drainingStream struct {
 	engineName string
 }
 
-// startDrainingStream begins a stream of a face on engines that are slow enough to be drained under
-// it, and waits until some of it is out.
+// startDrainingStream starts a stream of an endpoint on engines that are slow enough to be drained
+// during it, and waits for the first output.
 func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.EndpointCase, id string) *drainingStream {
 	t.Helper()
 	body := f.Request(60, true)
@@ -53,7 +53,7 @@ func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.End
 	return d
 }
 
-// ended waits for the stream and compares it.
+// ended waits for the end of the stream and compares it with that of the reference engine.
 func (d *drainingStream) ended(t *testing.T) *harness.Answer {
 	t.Helper()
 	select {
@@ -75,13 +75,13 @@ func (d *drainingStream) engine() *sim.Engine {
 	return d.m.Engines[1]
 }
 
-// TestStreamsMigrateFromDrainingWorker: drained by the admin's call, or taken away: its
-// streams go on from another, the client sees one.
+// TestStreamsMigrateFromDrainingWorker: a worker is drained over the admin API, or removed. Its
+// streams resume on another worker, and each client sees one uninterrupted stream.
 func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 	chat := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
 	for _, f := range append([]harness.EndpointCase{chat}, endpointCases...) {
 		if strings.Contains(f.Name, "to the end") {
-			continue // it may be over too soon
+			continue // the stream may end before the drain
 		}
 		for _, how := range []string{"drain", "remove"} {
 			if how == "remove" && f.Name != "chat" {
@@ -113,8 +113,8 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 	}
 }
 
-// TestDrainWaits: streams have migration.drain_delay to end by themselves, and a
-// worker taken back before keeps them.
+// TestDrainWaits: streams migrate only after migration.drain_delay, and stay if the drain is
+// cancelled before.
 func TestDrainWaits(t *testing.T) {
 	f := endpointCases[4]
 	for name, k := range map[string]struct {
@@ -152,8 +152,8 @@ func TestDrainWaits(t *testing.T) {
 	}
 }
 
-// TestDrainOfOnlyWorker: a stream that nobody else takes stays where it is, to its
-// end.
+// TestDrainOfOnlyWorker: a stream for which there is no other worker completes on the draining
+// worker.
 func TestDrainOfOnlyWorker(t *testing.T) {
 	f := endpointCases[4]
 	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
@@ -171,7 +171,7 @@ func TestDrainOfOnlyWorker(t *testing.T) {
 	harness.WantIdle(t, m.Router, 5*time.Second, d.engine())
 }
 
-// TestManyStreamsMigrate: all at once, and none is lost or doubled.
+// TestManyStreamsMigrate: many streams migrate at once; none loses or repeats output.
 func TestManyStreamsMigrate(t *testing.T) {
 	f := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
 	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })

@@ -29,8 +29,7 @@ var migratableRequests = []struct{ name, path, body string }{
 	{"completion of one more", "/v1/completions", `"prompt":"short","ignore_eos":true`},
 }
 
-// TestStreamMigrates: an engine that fails at any point of a stream is not
-// seen by the client.
+// TestStreamMigrates: the client does not notice that an engine fails, at any point of a stream.
 func TestStreamMigrates(t *testing.T) {
 	kinds := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall}
 	for _, pd := range []bool{false, true} {
@@ -59,8 +58,8 @@ func TestStreamMigrates(t *testing.T) {
 	}
 }
 
-// TestMigratedStreamCompletes: a stream that moves just before the model ends it, by a token
-// that is not shown, ends there too.
+// TestMigratedStreamCompletes: a stream migrates just before the model ends it with a stop token
+// that is not part of the text. The resumed stream ends at the same place.
 func TestMigratedStreamCompletes(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, nil)
 	moved := 0
@@ -83,7 +82,8 @@ func TestMigratedStreamCompletes(t *testing.T) {
 	}
 }
 
-// TestStreamMigratesTwice, where the configuration lets it, and not a third time.
+// TestStreamMigratesTwice: a stream migrates twice if the configuration allows it, and not a
+// third time.
 func TestStreamMigratesTwice(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 3, func(c *config.Config) { c.Migration.Max = 2 })
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"min_tokens":50,"stream_options":{"include_usage":true}}`
@@ -129,7 +129,8 @@ func TestStreamMigratesTwice(t *testing.T) {
 	harness.WantIdle(t, m.Router, 10*time.Second, m.Engines...)
 }
 
-// TestUnmigratableStreams end with an error event, as before, and say why.
+// TestUnmigratableStreams: streams that cannot migrate end with an error event, and the explain
+// record gives the reason.
 func TestUnmigratableStreams(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, nil)
 	chat := `"messages":[{"role":"user","content":"go on"}],`
@@ -168,7 +169,7 @@ func TestUnmigratableStreams(t *testing.T) {
 		was := m.Migrated(k.why)
 		a := harness.Post(t, m.URL+k.path, `{"model":"sim","stream":true,"max_tokens":30,"ignore_eos":true,`+k.body+`}`)
 		s := harness.ReadStreamContent(a)
-		if !strings.HasSuffix(k.path, "completions") && k.path != "/inference/v1/generate" { // events with names, no [DONE]
+		if !strings.HasSuffix(k.path, "completions") && k.path != "/inference/v1/generate" { // API formats with named events and without [DONE]
 			s.Done = 1
 			if bytes.Contains(a.Body, []byte("event: error\n")) {
 				s.Err = "an error event"
@@ -192,7 +193,8 @@ func TestUnmigratableStreams(t *testing.T) {
 	}
 }
 
-// TestMigrationWithoutTarget: the client has what came, and the error.
+// TestMigrationWithoutTarget: if there is no worker to resume on, the client receives the output so
+// far and then the error.
 func TestMigrationWithoutTarget(t *testing.T) {
 	for name, other := range map[string]sim.Fault{
 		"busy":   {Kind: sim.Status, Body: `"prompt":[`},
@@ -217,7 +219,7 @@ func TestMigrationWithoutTarget(t *testing.T) {
 			for _, e := range m.Engines {
 				n += len(harness.GenerateRequests(e))
 			}
-			// Two that break are enough for one request; a refusal others would repeat.
+			// Two broken connections end a request; so does a refusal that others would repeat.
 			if most := map[string]int{"busy": 3, "gone": 2, "refuse": 2}[name]; n != most {
 				t.Errorf("%d engines were asked, want %d", n, most)
 			}
@@ -226,8 +228,8 @@ func TestMigrationWithoutTarget(t *testing.T) {
 	}
 }
 
-// TestClientAbortsDuringMigration: the engine that was to take it is cut at
-// once, and nothing is left.
+// TestClientAbortsDuringMigration: the client leaves during a migration. The router cancels the
+// resumed request at once, and no load or blocks remain.
 func TestClientAbortsDuringMigration(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, nil)
 	for _, phase := range []string{"", "body"} {
@@ -246,7 +248,7 @@ func TestClientAbortsDuringMigration(t *testing.T) {
 	}
 }
 
-// TestMigrationsLeaveNoState: neither goroutines nor memory nor bookings.
+// TestMigrationsLeaveNoState: after many migrations no goroutines, memory or reservations remain.
 func TestMigrationsLeaveNoState(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, nil)
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":20}`
@@ -269,8 +271,8 @@ func TestMigrationsLeaveNoState(t *testing.T) {
 	}
 }
 
-// TestFirstByteTimeOut: a stream whose head does not come is asked for elsewhere, a
-// whole answer has all of timeouts.decode.
+// TestFirstByteTimeOut: a stream without a response head after timeouts.first_byte is retried on
+// another engine. A request that is not streamed has the whole of timeouts.decode.
 func TestFirstByteTimeOut(t *testing.T) {
 	m := harness.StartMigrationFleet(t, true, 2, func(c *config.Config) { c.Timeouts.FirstByte = 150 * time.Millisecond })
 	chat := `{"model":"sim","stream":%v,"messages":[{"role":"user","content":"go on"}],"max_tokens":8,"ignore_eos":true}`
@@ -285,8 +287,8 @@ func TestFirstByteTimeOut(t *testing.T) {
 	}
 }
 
-// TestBreakerCountsBrokenStreams: an engine whose streams break is left out, one
-// whose client leaves or that refuses with a 4xx is not.
+// TestBreakerCountsBrokenStreams: broken streams open an engine's breaker; clients that leave and
+// 4xx responses do not.
 func TestBreakerCountsBrokenStreams(t *testing.T) {
 	for name, k := range map[string]struct {
 		fault sim.Fault
@@ -318,8 +320,8 @@ func TestBreakerCountsBrokenStreams(t *testing.T) {
 	}
 }
 
-// TestKilledEngineInProcesses: a router and two engines as processes, and the one
-// that has the stream is killed in the middle of it.
+// TestKilledEngineInProcesses runs a router and two engines as processes, and kills the engine of
+// a stream in the middle of it.
 func TestKilledEngineInProcesses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -347,7 +349,7 @@ func TestKilledEngineInProcesses(t *testing.T) {
 	defer resp.Body.Close()
 	br := bufio.NewReader(resp.Body)
 	var read bytes.Buffer
-	for range 2 * (3 + rand.IntN(20)) { // an event is a line and an empty one
+	for range 2 * (3 + rand.IntN(20)) { // an event is a line and an empty line
 		line, err := br.ReadBytes('\n')
 		if err != nil {
 			t.Fatal(err)

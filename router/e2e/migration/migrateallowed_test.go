@@ -28,11 +28,11 @@ type choiceContent struct {
 	text   string
 	roles  int
 	finish []string
-	scores map[string][]any // the lists of the logprobs objects, each one after the other
-	usage  string           // the last of its own events: continuous_usage_stats
+	scores map[string][]any // the lists of the logprobs objects, concatenated
+	usage  string           // usage of the choice's last event, with continuous_usage_stats
 }
 
-// choiceContents reads a stream choice by choice, and its last usage.
+// choiceContents returns the content of each choice of a stream, and the stream's last usage.
 func choiceContents(t *testing.T, a *harness.Answer) (choices []choiceContent, usage string) {
 	t.Helper()
 	done := 0
@@ -97,8 +97,8 @@ func choiceContents(t *testing.T, a *harness.Answer) (choices []choiceContent, u
 	return choices, usage
 }
 
-// TestLogprobsMigrate: log-probabilities behind the seam are those of an undisturbed stream:
-// tokens, values, alternatives, bytes, and where they stand in the text.
+// TestLogprobsMigrate: the log-probabilities after the splice point are those of an undisturbed
+// stream: tokens, values, alternatives, bytes and text offsets.
 func TestLogprobsMigrate(t *testing.T) {
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
@@ -134,8 +134,8 @@ func TestLogprobsMigrate(t *testing.T) {
 	}
 }
 
-// TestMultipleChoicesMigrate: of several choices each goes on from what it has told, and ends where
-// it would have; those that had ended stay as they are.
+// TestMultipleChoicesMigrate: each of several choices resumes after its own output and ends where
+// it would have ended. Choices that had ended are not resumed.
 func TestMultipleChoicesMigrate(t *testing.T) {
 	for _, k := range []struct {
 		name, engine, path, body string
@@ -170,7 +170,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 				switch {
 				case kind == sim.Reset:
 					after = 2 + rand.IntN(12)
-				case i == 4: // one has ended
+				case i == 4: // one choice has ended
 					after = len(whole)*(shortest+1) + 3
 				}
 				m.Fail("many", sim.Fault{Kind: kind, After: after})
@@ -182,7 +182,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 				if i == 4 && strings.Contains(k.name, "to its end") && (len(splice) == 0 || len(splice[0]) >= len(whole)) {
 					t.Errorf("%s: no choice had ended by then", what)
 				}
-				if len(splice) == 0 && kind == sim.Reset { // no fault has come to pass but where all was over by then
+				if len(splice) == 0 && kind == sim.Reset { // all choices had ended before the fault
 					if !reflect.DeepEqual(got, whole) {
 						t.Errorf("%s: got %+v, want %+v", what, got, whole)
 					}
@@ -196,8 +196,8 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 				}
 				for i := range whole {
 					want := whole[i].text
-					// What the engine was asked to go on with is of the choice whose text it continues;
-					// one that had told nothing is known by its place.
+					// The resumed prompt identifies the choice whose text it continues; a choice
+					// without output is identified by its position.
 					for j, ids := range first {
 						received := sim.Detokenize(ids[prompt:])
 						if strings.HasPrefix(whole[i].text, received) && (received != "" || i == j && len(first) == len(whole)) {
@@ -238,8 +238,8 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 	}
 }
 
-// TestMultipleChoicesAreReserved: the worker that goes on with several choices is booked for all that
-// it is to compute: the prompt, once, and what each choice has told.
+// TestMultipleChoicesAreReserved: the router reserves, on the worker that resumes several choices,
+// all tokens that it computes: the prompt once, and the output of each choice.
 func TestMultipleChoicesAreReserved(t *testing.T) {
 	m := startEndpointFleet(t, &harness.EndpointCase{}, 2, allowMigration("many_choices"))
 	m.Fail("booked", sim.Fault{Kind: sim.StreamFail, After: 20})
@@ -260,7 +260,7 @@ func TestMultipleChoicesAreReserved(t *testing.T) {
 	}
 }
 
-// offsetsOf is where tokens stand that follow each other.
+// offsetsOf returns the text offsets of consecutive tokens.
 func offsetsOf(tokens []any) (offsets []any) {
 	at := 0
 	for _, token := range tokens {
@@ -270,14 +270,15 @@ func offsetsOf(tokens []any) (offsets []any) {
 	return offsets
 }
 
-// TestMultipleChoicesLoseARound end with an error: what another round was to bring is missing.
+// TestMultipleChoicesLoseARound: a stream ends with an error if one of the requests that resume its
+// choices fails, because output is missing.
 func TestMultipleChoicesLoseARound(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, allowMigration("many_choices"))
 	body := `{"model":"sim","stream":true,"n":2,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
 	for _, e := range m.Engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, ID: "lost-2"})
 		e.Fault(sim.Fault{Kind: sim.Status, Status: 400, ID: "lost-3"})
-		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "lost"}) // one has told a token more
+		e.Fault(sim.Fault{Kind: sim.Reset, After: 7, ID: "lost"}) // one choice has one more token
 	}
 	a := harness.Post(t, m.URL+"/v1/completions", body, "X-Request-Id", "lost")
 	s := harness.ReadStreamContent(a)
@@ -288,7 +289,8 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 	harness.WantIdle(t, m.Router, 20*time.Second, m.Engines...)
 }
 
-// TestMultipleChoicesDrain leave a worker as one stream, and are asked for together.
+// TestMultipleChoicesDrain: the choices of a request leave a draining worker together, as one
+// migration, and complete on another worker.
 func TestMultipleChoicesDrain(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("many_choices")(c); c.Migration.DrainAfter = 0 })
 	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
@@ -319,7 +321,7 @@ func TestMultipleChoicesDrain(t *testing.T) {
 	harness.WantIdle(t, m.Router, 20*time.Second, m.Engines...)
 }
 
-// TestGrammarsMigrate, as migration.structured has it.
+// TestGrammarsMigrate: streams with structured output migrate as migration.structured allows.
 func TestGrammarsMigrate(t *testing.T) {
 	const texts = `["no","yes","yes, but late","yes, and there is a long way to go before we can say it","yes, and there is \"more\" ü"]`
 	chat := `"messages":[{"role":"user","content":"go on"}],"max_tokens":40,`
@@ -387,7 +389,7 @@ func TestGrammarsMigrate(t *testing.T) {
 	}
 }
 
-// TestNeverMigratable: with everything allowed.
+// TestNeverMigratable: some requests never migrate, even if the configuration allows everything.
 func TestNeverMigratable(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) {
 		c.Migration.Allow, c.Migration.Structured = config.MigrationAllow, "unconstrained"
@@ -413,7 +415,7 @@ func TestNeverMigratable(t *testing.T) {
 	}
 }
 
-// TestMigrationAllowIsReloaded: a running router takes over what its operator allows.
+// TestMigrationAllowIsReloaded: a reload applies the settings that allow migrations.
 func TestMigrationAllowIsReloaded(t *testing.T) {
 	g := harness.StartReloadRouter(t, "", harness.StartSim(t, nil).URL(), harness.StartSim(t, nil).URL())
 	for _, k := range []struct {

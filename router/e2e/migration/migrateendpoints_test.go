@@ -182,8 +182,8 @@ var endpointCases = []harness.EndpointCase{
 	{Name: "sglang chat", Engine: "sglang", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on and on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream},
 }
 
-// startEndpointFleet starts a router over n engines of a face, and one engine beside them that
-// nothing disturbs.
+// startEndpointFleet starts a router over n engines that serve an endpoint, and a reference engine
+// without faults.
 func startEndpointFleet(t *testing.T, f *harness.EndpointCase, n int, mod func(*config.Config)) *harness.MigrationFleet {
 	t.Helper()
 	options := func(o *sim.Options) {
@@ -212,8 +212,8 @@ func startEndpointFleet(t *testing.T, f *harness.EndpointCase, n int, mod func(*
 	return m
 }
 
-// TestEveryEndpointMigrates: the stream of any endpoint whose engine fails at any point is
-// that of one which nothing disturbed.
+// TestEveryEndpointMigrates: for every endpoint, a stream whose engine fails at any point equals
+// an undisturbed stream.
 func TestEveryEndpointMigrates(t *testing.T) {
 	for _, f := range endpointCases {
 		t.Run(f.Name, func(t *testing.T) {
@@ -239,9 +239,9 @@ func TestEveryEndpointMigrates(t *testing.T) {
 	}
 }
 
-// TestEveryEndpointInitialError: of a stream whose first event nobody else can tell, the client
-// gets that event whenever the engine fails: behind it another goes on, at it another
-// begins anew.
+// TestEveryEndpointInitialError: some streams begin with an event that only the first engine can
+// send. If the engine fails after that event, another resumes the stream; if it fails at that
+// event, another runs the request from the start. The client receives the event in both cases.
 func TestEveryEndpointInitialError(t *testing.T) {
 	for i := range endpointCases {
 		f := &endpointCases[i]
@@ -265,8 +265,8 @@ func TestEveryEndpointInitialError(t *testing.T) {
 	}
 }
 
-// TestErrorsOfResponsesAreNumbered: the error that a Responses stream ends with has the
-// number behind the last event that the client was given, whoever made that.
+// TestErrorsOfResponsesAreNumbered: the error event of a Responses stream has the sequence number
+// after that of the last event sent to the client, whether an engine or the router wrote it.
 func TestErrorsOfResponsesAreNumbered(t *testing.T) {
 	f := harness.EndpointCase{Path: "/v1/responses", Body: `"input":"go on and on","max_output_tokens":%d,"ignore_eos":true`}
 	for name, breaks := range map[string][]sim.Fault{
@@ -276,7 +276,7 @@ func TestErrorsOfResponsesAreNumbered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := startEndpointFleet(t, &f, 3, nil)
 			for _, e := range m.Engines {
-				for _, b := range slices.Backward(breaks) { // what names a body stands first
+				for _, b := range slices.Backward(breaks) { // the entry with the request body is first
 					e.Fault(b)
 				}
 			}

@@ -12,8 +12,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// migrationTable are the rows of the table in docs/migration.md: every endpoint of every
-// engine, and releases that differ.
+// migrationTable is the rows of the table in docs/migration.md: every endpoint of every engine,
+// and the releases that differ.
 var migrationTable = []struct {
 	engine, version string
 	face            harness.EndpointCase
@@ -37,8 +37,8 @@ const (
 	promptBody = `"prompt":"go on and on","max_tokens":%d,"ignore_eos":true`
 )
 
-// TestMigrationTable writes what becomes of each endpoint's requests whose engine
-// dies into docs/migration.md, as it was seen.
+// TestMigrationTable kills the engine of a request for each endpoint, and compares the results with
+// the table in docs/migration.md, or writes them there with -rewrite.
 func TestMigrationTable(t *testing.T) {
 	rows := make([]string, len(migrationTable))
 	t.Run("rows", func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestMigrationTable(t *testing.T) {
 	}
 }
 
-// TestHandoverRunsAgain: a stream that moves in a pool with prefill workers is handed over
-// again when its new worker would have to compute much; else that worker does it.
+// TestHandoverRunsAgain: in a pool with prefill workers, a migrated stream gets a new hand-over if
+// its new worker would have to compute many tokens; otherwise that worker computes them.
 func TestHandoverRunsAgain(t *testing.T) {
 	for _, k := range []struct{ tokens, prefills int }{{0, 2}, {100, 2}, {100_000, 1}} {
 		t.Run(fmt.Sprint(k.tokens), func(t *testing.T) {

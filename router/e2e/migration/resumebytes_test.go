@@ -11,7 +11,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// Each body has a prompt, a limit, and members that go along, some of them unknown.
+// resumables are the endpoints of TestResumedByteForByte. Each body has a prompt, a limit, and
+// further members, some of them unknown to the router.
 var resumables = []harness.Resumable{
 	{EndpointCase: harness.EndpointCase{Path: "/v1/chat/completions", Read: readOpenAIStream,
 		Body: `"messages":[{"role":"user","content":%s}],"max_completion_tokens":%d,"ignore_eos":true,"temperature":0.70,"top_p":9.5e-1,"user":"u\u00e9 ☕","x_more":[1,{"b":2.50}],"stream_options":{"include_usage":true}`},
@@ -25,7 +26,7 @@ var resumables = []harness.Resumable{
 	{EndpointCase: harness.EndpointCase{Engine: "sglang", Path: "/generate", Read: readNativeStream(false),
 		Body: `"input_ids":%s,"sampling_params":{"max_new_tokens":%d,"ignore_eos":true,"temperature":0.5}`},
 		Prompt: "input_ids", Limit: "max_new_tokens", Nested: true, RequestsTokenIDs: false, TextPrompt: false},
-	// The client's stream only: it tells no ids to compare with.
+	// Only the client's stream is compared, because it contains no token ids.
 	{EndpointCase: harness.EndpointCase{Name: "messages", Path: "/v1/messages", Read: readMessagesStream,
 		Body: `"messages":[{"role":"user","content":%s}],"system":"be long","max_tokens":%d,"ignore_eos":true`}, TextPrompt: true},
 	{EndpointCase: harness.EndpointCase{Name: "responses", Path: "/v1/responses", Read: readResponsesStream,
@@ -35,9 +36,9 @@ var resumables = []harness.Resumable{
 		Mod:  func(o *sim.Options) { o.Incremental = true }}, TextPrompt: true},
 }
 
-// TestResumedByteForByte kills engines under random tokens of random requests, several at a
-// time: what the next engine is asked with is the client's request, every id told so far behind
-// the prompt's, and the client's stream has the undisturbed one's text and ids.
+// TestResumedByteForByte kills engines at random tokens of random concurrent requests. The resumed
+// request is the client's request with the output ids so far after the prompt's ids, and the
+// client's stream has the text and ids of an undisturbed one.
 func TestResumedByteForByte(t *testing.T) {
 	for _, k := range resumables {
 		t.Run(k.Path+k.Name, func(t *testing.T) {

@@ -67,14 +67,15 @@ func TestServeProcess(t *testing.T) {
 	}
 }
 
-// SIGTERM with a stream under way: not ready at once, the stream ends well.
+// TestServeDrainsStreams: after SIGTERM during a stream, /readyz reports 503 at once and the
+// stream completes.
 func TestServeDrainsStreams(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 20 * time.Millisecond})
 	env, _ := harness.ServeEnv(t)
 	r := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--prefill", p.URL(), "--decode", d.URL())
 	r.Ready(t)
-	probe, err := net.Dial("tcp", r.Addr) // listening ends with SIGTERM or not; this one is there
+	probe, err := net.Dial("tcp", r.Addr) // connect now, because the listener may close after SIGTERM
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -176,8 +177,8 @@ func TestServeRefusesToStart(t *testing.T) {
 	}
 }
 
-// Without a worker serve runs and says what to do; a worker that is not there is
-// waited for.
+// TestServeWithoutWorkers: serve runs without a worker and reports what to do; it waits for a
+// worker that does not answer yet.
 func TestServeWithoutWorkers(t *testing.T) {
 	env, _ := harness.ServeEnv(t)
 	p := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
@@ -199,7 +200,7 @@ func TestServeWithoutWorkers(t *testing.T) {
 	})
 }
 
-// sim prints its address first too, and ends well.
+// TestSimProcess: sluice sim prints its address first as well, and exits with 0.
 func TestSimProcess(t *testing.T) {
 	p := harness.Launch(t, nil, "sim", "--speed", "inf")
 	harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)

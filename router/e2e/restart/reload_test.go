@@ -26,7 +26,7 @@ import (
 	"sluice/router/worker"
 )
 
-// What is reloaded is in effect when the answer comes, each where it belongs.
+// TestReload: every reloaded field is in effect in its part of the router once the reload returns.
 func TestReload(t *testing.T) {
 	one, two := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	g := harness.StartReloadRouter(t, "", one.URL())
@@ -84,7 +84,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 		t.Errorf("/admin/v1/config shows %+v, want what is in effect", shown)
 	}
 
-	// The same again: only what still waits for a restart differs.
+	// Reload the same file again: only the fields that need a restart differ.
 	harness.WriteFile(t, g.Path, strings.Replace(g.Base, "workers:", "workers:", 1))
 	_, changes, _ = g.ReloadWith("")
 	for _, c := range changes {
@@ -97,8 +97,8 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	}
 }
 
-// TestReloadDuringRequest: a request keeps the configuration that it began with. Its second
-// try took its time-outs from the new configuration before.
+// TestReloadDuringRequest: a request keeps the configuration that it began with. In the past a
+// second attempt used the timeouts of the new configuration.
 func TestReloadDuringRequest(t *testing.T) {
 	const decodeTime = 1500 * time.Millisecond
 	calls, reloaded := new(atomic.Int32), make(chan struct{})
@@ -135,7 +135,7 @@ func TestReloadDuringRequest(t *testing.T) {
 	}
 }
 
-// Rates and the sources of tokens change under requests.
+// TestReloadOfRatesAndTokens reloads the scheduler's rates and the tokenizer mode during requests.
 func TestReloadOfRatesAndTokens(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	g := harness.StartReloadRouter(t, "", e.URL())
@@ -175,10 +175,10 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 	}
 }
 
-// How long the router's own choices are believed changes for those it has made.
+// TestReloadOfPredictionTTL: a new index.approx_ttl also applies to existing predictions.
 func TestReloadOfPredictionTTL(t *testing.T) {
 	e := harness.StartSim(t, nil)
-	const text = "tokens: {mode: text}\n" // of which no engine's events tell
+	const text = "tokens: {mode: text}\n" // with which no engine's events match the hashes
 	g := harness.StartReloadRouter(t, text+"index: {approx_ttl: 1h}\n", e.URL())
 	harness.WantStatus(t, harness.Post(t, g.URL+"/v1/chat/completions", harness.Chat("")), 200)
 	if g.Approx.Len() == 0 {
@@ -190,8 +190,8 @@ func TestReloadOfPredictionTTL(t *testing.T) {
 	}
 	harness.Eventually(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
 		var o kvindex.Overlap
-		// Each look sees to what is past its time in the shard where its prompt would lie. Hashes
-		// as they come in life: 1000 in a row miss shards under 4 % of the index's random factors.
+		// A look-up expires entries only in the shard of its prompt. Random hashes, as in
+		// production: 1000 consecutive ones miss shards under 4 % of the index's random factors.
 		for range 1000 {
 			g.Approx.Find([]blockhash.Seq{blockhash.Seq(rand.Uint64())}, &o)
 		}
@@ -199,7 +199,7 @@ func TestReloadOfPredictionTTL(t *testing.T) {
 	})
 }
 
-// The bounds of connections to engines hold for those that are open when they change.
+// TestReloadOfEngineConnections: new bounds of engine connections apply to open connections too.
 func TestReloadOfEngineConnections(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	settle := "timeouts: {engine_idle: 1h, engine_age: 0s}\n"
@@ -235,7 +235,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	harness.Eventually(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
 	request(settle, "timeouts.engine_age")
 
-	// Two are held: by requests that the engine works on until they are let go.
+	// Two connections are in use, by requests that the engine stalls.
 	e.Fault(sim.Fault{Kind: sim.Stall, N: 2})
 	ctx, release := context.WithCancel(t.Context())
 	var pooled sync.WaitGroup
@@ -263,7 +263,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	}
 }
 
-// A bad file changes nothing, and says where it is bad.
+// TestReloadOfABadFile: an invalid file changes nothing, and the error names the line and column.
 func TestReloadOfABadFile(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	g := harness.StartReloadRouter(t, "cors: {origins: [https://one.example]}\n", e.URL())
@@ -297,8 +297,8 @@ func TestReloadOfABadFile(t *testing.T) {
 	}
 }
 
-// TestThousandReloads is number 12 of RELIABILITY.md: reloads under load, a third of
-// them bad, from several sides at once.
+// TestThousandReloads is point 12 of RELIABILITY.md: reloads under load, a third of them invalid,
+// some of them concurrent.
 func TestThousandReloads(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	g := harness.StartReloadRouter(t, "", e.URL())
@@ -332,14 +332,14 @@ func TestThousandReloads(t *testing.T) {
 			}
 		})
 	}
-	names, latest := map[string]bool{}, []string(nil) // seen; seen first in the last count
+	names, latest := map[string]bool{}, []string(nil) // all series seen; those that the last count saw first
 	count := func() (goroutines, series int) {
 		var page bytes.Buffer
 		g.Metrics.WritePrometheus(&page)
 		latest = nil
 		for line := range strings.Lines(page.String()) {
 			name, _, _ := strings.Cut(line, "{")
-			// Those of what is learned of an engine come when it has been.
+			// Series of learned rates appear once the router has learned them.
 			if strings.HasPrefix(name, "sluice_") && !(strings.HasPrefix(name, "sluice_rank_") && strings.HasSuffix(name, "_seconds")) {
 				series++
 				if id, _, _ := strings.Cut(line, " "); !names[id] {
@@ -364,7 +364,7 @@ func TestThousandReloads(t *testing.T) {
 		for i := from; i < to; i++ {
 			harness.WriteFile(t, g.Path, g.Base+round(i))
 			var both sync.WaitGroup
-			for range 1 + rand.IntN(2) { // now and then two at once
+			for range 1 + rand.IntN(2) { // sometimes two at once
 				both.Go(func() {
 					_, err := g.Reload(t.Context(), false)
 					if (err != nil) != (i%3 == 2) {
@@ -382,7 +382,7 @@ func TestThousandReloads(t *testing.T) {
 		}
 		return wrong.Load()
 	}
-	do(0, n/10) // whatever is made once is made now
+	do(0, n/10) // so that everything that is created once exists
 	goroutines, series := count()
 	began := time.Now()
 	bad := do(n/10, n)
@@ -396,7 +396,7 @@ func TestThousandReloads(t *testing.T) {
 		return g2 <= goroutines
 	})
 	_, s2 = count()
-	if s2 > series+5 { // a few come late, whatever is reloaded: what engines tell, a first wait
+	if s2 > series+5 { // a few appear late, independent of reloads: engine reports, the first wait
 		t.Errorf("%d series, %d before; new: %q", s2, series, latest)
 	}
 	if failed.Load() > 0 {

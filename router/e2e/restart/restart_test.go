@@ -21,8 +21,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// traffic sends requests, streams and whole ones in turn, from several clients that
-// keep their connections, until it is stopped. None may fail.
+// traffic sends requests, alternately streamed and not, from several clients with persistent
+// connections, until it is stopped. None may fail.
 type traffic struct {
 	stop   context.CancelFunc
 	work   sync.WaitGroup
@@ -35,7 +35,7 @@ func startTraffic(url string, clients int) *traffic {
 	ctx, stop := context.WithCancel(context.Background())
 	tr := &traffic{stop: stop}
 	for i := range clients {
-		// A transport of its own: a connection for each client, that it uses again.
+		// A transport of its own gives each client a connection that it reuses.
 		client := &http.Client{Transport: &http.Transport{}, Timeout: 60 * time.Second}
 		tr.work.Go(func() {
 			defer client.CloseIdleConnections()
@@ -55,7 +55,7 @@ func startTraffic(url string, clients int) *traffic {
 
 func oneRequest(client *http.Client, url string, stream bool) error {
 	body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"hello there"}],"max_tokens":8,"ignore_eos":true,"stream":%t}`, stream)
-	// A body of one's own kind, and POST: Go's client does not send it again by itself.
+	// Go's client never retries a POST whose body it cannot rewind.
 	req, err := http.NewRequest("POST", url+"/v1/chat/completions", io.NopCloser(strings.NewReader(body)))
 	if err != nil {
 		return err
@@ -79,8 +79,8 @@ func oneRequest(client *http.Client, url string, stream bool) error {
 	return nil
 }
 
-// A router that is replaced again and again under load, by signal and by command,
-// loses no request; admin token and runtime file go on.
+// TestRestartLosesNothing: a router is replaced repeatedly under load, by signal and by command.
+// No request fails, and the admin token and the runtime file remain valid.
 func TestRestartLosesNothing(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
@@ -88,7 +88,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	env := []string{"XDG_RUNTIME_DIR=" + dir}
 	r := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--drain", "20s", "--prefill", p.URL(), "--decode", d.URL())
 	r.Ready(t)
-	harness.DropIdle() // an unused connection is kept for a while by a process that is replaced
+	harness.DropIdle() // a replaced process keeps an idle connection open for a while
 	began := harness.RuntimeOf(t, dir)
 	pids := map[int]bool{began.PID: true}
 	t.Cleanup(func() {
@@ -122,7 +122,7 @@ func TestRestartLosesNothing(t *testing.T) {
 		}
 		for end := time.Now().Add(30 * time.Second); harness.IsRunning(before.PID); time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(end) {
-				syscall.Kill(before.PID, syscall.SIGQUIT) // its goroutines, for the log
+				syscall.Kill(before.PID, syscall.SIGQUIT) // print its goroutines to the log
 				time.Sleep(time.Second)
 				t.Fatalf("process %d, which was replaced, has not ended:\n%s", before.PID, r.Stderr.Tail(30000))
 			}
@@ -144,7 +144,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 }
 
-// A new process that cannot start is no harm: the old one goes on and says why.
+// TestRestartFails: if the new process cannot start, the old one continues and logs the reason.
 func TestRestartFails(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	dir := t.TempDir()
@@ -170,7 +170,7 @@ func TestRestartFails(t *testing.T) {
 	if out, err := restart(); err == nil || !strings.Contains(out, "nonsense") || !strings.Contains(out, "sluice.yaml:10:1") {
 		t.Errorf("restart with a bad file: %v\n%s", err, out)
 	}
-	// A new process that is never ready: it waits for workers that there are not.
+	// A new process that never becomes ready, because it waits for workers that do not exist.
 	write(good + "fleet:\n  min_workers: 5\n")
 	if out, err := restart(); err == nil || !strings.Contains(out, "not ready in time") {
 		t.Errorf("restart without workers enough: %v\n%s", err, out)
@@ -181,8 +181,8 @@ func TestRestartFails(t *testing.T) {
 	}
 }
 
-// Sockets of systemd's kind are used whatever the configuration says, and systemd
-// is told of start and end.
+// TestSystemdSockets: the router uses sockets passed by systemd instead of the configured
+// addresses, and notifies systemd of its start and end.
 func TestSystemdSockets(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	client, err := net.Listen("tcp", "127.0.0.1:0")
@@ -208,7 +208,7 @@ func TestSystemdSockets(t *testing.T) {
 	}
 	defer notify.Close()
 	env, _ := harness.ServeEnv(t)
-	// LISTEN_PID must be the process's own: a shell becomes it.
+	// LISTEN_PID must be the process's own id, so a shell sets it and executes the binary.
 	sh := `LISTEN_PID=$$ exec "$@"`
 	cmd := exec.Command("/bin/sh", "-c", sh, "sh", harness.BuiltBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1", "--set", "engine_api.unix_socket=/nowhere/r.sock")
 	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=3", "LISTEN_FDNAMES=client:admin:routed-unix", "NOTIFY_SOCKET="+words)
@@ -258,7 +258,7 @@ func TestSystemdSockets(t *testing.T) {
 	}
 }
 
-// With a drain delay, load balancers learn of the end before requests are refused.
+// TestDrainDelay: with timeouts.drain_delay /readyz reports 503 before connections are refused.
 func TestDrainDelay(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	env, _ := harness.ServeEnv(t)
@@ -280,8 +280,8 @@ func TestDrainDelay(t *testing.T) {
 	}
 }
 
-// Workers that registered themselves are known to the new process at once, long
-// before they renew their leases.
+// TestRestartKeepsRegistered: the new process knows the registered workers at once, long before
+// they renew their registrations.
 func TestRestartKeepsRegistered(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	dir := t.TempDir()
@@ -334,7 +334,8 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	}
 }
 
-// HUP reads the file at once: a sound one is taken over, one with a fault is not.
+// TestSIGHUPReloads: on SIGHUP the router reads the file at once; it applies a valid one and
+// rejects an invalid one.
 func TestSIGHUPReloads(t *testing.T) {
 	one, two := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	env, _ := harness.ServeEnv(t)
@@ -359,8 +360,8 @@ func TestSIGHUPReloads(t *testing.T) {
 	})
 }
 
-// TestRestartPassesReports: the new process takes reports of transfers at transfers.zmq_listen
-// as soon as it serves, also while the old one lives on with a stream.
+// TestRestartPassesReports: the new process receives transfer reports at transfers.zmq_listen as
+// soon as it serves, even while the old process still has a stream.
 func TestRestartPassesReports(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 100 * time.Millisecond})
@@ -383,8 +384,8 @@ func TestRestartPassesReports(t *testing.T) {
 	now := harness.RuntimeOf(t, dir)
 	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
 	harness.Dialed(t, reports)
-	// The old process accepts until it has been told that the new one serves, and closes its
-	// peers' connections once it waits for no report.
+	// The old process accepts until the new one reports that it serves, and closes its peers'
+	// connections once it expects no more reports.
 	_ = peer.SetReadDeadline(time.Now().Add(5 * time.Second))
 	if _, err := io.Copy(io.Discard, peer); err != nil {
 		t.Errorf("a peer of the old process: %v; want the connection closed", err)

@@ -19,8 +19,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// idleClient has one connection that it keeps, sends a POST over it now and then, and never
-// looks whether it was closed meanwhile, as clients with a pool may not in time.
+// idleClient keeps one connection and sends a POST over it from time to time. It never checks
+// whether the server has closed the connection, as clients with a pool may do too late.
 type idleClient struct {
 	addr   string
 	nc     net.Conn
@@ -28,8 +28,8 @@ type idleClient struct {
 	dialed int
 }
 
-// post sends one request and reads its answer; a connection is made only where the last
-// answer said that the one before ends.
+// post sends one request and reads the response. It dials only if the previous response announced
+// that the server closes the connection.
 func (c *idleClient) post(body string) error {
 	if c.nc == nil {
 		nc, err := net.Dial("tcp", c.addr)
@@ -64,7 +64,7 @@ func (c *idleClient) close() {
 	}
 }
 
-// restartingRouter is a router that is replaced again and again.
+// restartingRouter is a router that is replaced repeatedly.
 type restartingRouter struct {
 	*harness.Process
 	dir string
@@ -80,7 +80,7 @@ func startRestartingRouter(t *testing.T, args ...string) *restartingRouter {
 	return r
 }
 
-// restart replaces the router; ended waits for the end of the process before.
+// restart replaces the router; ended waits for the end of the old process.
 func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 	t.Helper()
 	before := harness.RuntimeOf(t, r.dir)
@@ -102,8 +102,9 @@ func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 	}
 }
 
-// Connections that were idle when a router was replaced serve the next requests, although
-// the process that accepted them has ended: POSTs, which no client may send again by itself.
+// TestRestartKeepsIdleConnections: connections that were idle when a router was replaced serve the
+// next requests, although the process that accepted them has ended. The requests are POSTs, which
+// clients do not retry on their own.
 func TestRestartKeepsIdleConnections(t *testing.T) {
 	r := startRestartingRouter(t, "--engine", harness.StartSim(t, nil).URL())
 	harness.DropIdle()
@@ -112,7 +113,7 @@ func TestRestartKeepsIdleConnections(t *testing.T) {
 		clients[i] = &idleClient{addr: r.Addr}
 		defer clients[i].close()
 	}
-	// Half of them have never had a request when the first restart comes.
+	// Half of the connections have carried no request before the first restart.
 	for _, c := range clients[:20] {
 		if err := c.post(harness.Chat("")); err != nil {
 			t.Fatal(err)
@@ -140,8 +141,9 @@ func TestRestartKeepsIdleConnections(t *testing.T) {
 	}
 }
 
-// Clients that keep their connections send POSTs at random intervals around many restarts,
-// up to beyond the time that idle connections once had: none is lost.
+// TestRestartLosesNoPost: clients with persistent connections send POSTs at random intervals
+// around many restarts. Some intervals exceed the time for which a replaced process once kept idle
+// connections. No request fails.
 func TestRestartLosesNoPost(t *testing.T) {
 	restarts, pause, every := 3, 300*time.Millisecond, time.Second
 	clients := 64
@@ -185,7 +187,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	}
 	for range restarts {
 		from := posts.Load()
-		time.Sleep(every) // clients send and rest meanwhile
+		time.Sleep(every) // clients send and pause meanwhile
 		harness.Eventually(t, harness.TestTimeout, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
 		r.restart(t)
 	}

@@ -20,10 +20,9 @@ import (
 	"sluice/router/worker"
 )
 
-// A router that is killed knows from its first request on what engines hold; of
-// an engine that was restarted meanwhile it believes nothing. The engines keep
-// few batches for replay, so that without a snapshot the first prompts could not
-// be known any more.
+// TestKilledRouterRestoresIndex: after a router was killed, the new one knows the engines' cached
+// blocks from its first request on, except those of an engine that restarted meanwhile. The
+// engines keep few batches for replay, so that without a snapshot the first prompts are unknown.
 func TestKilledRouterRestoresIndex(t *testing.T) {
 	few := func(o *sim.Options) { o.BufferSteps = 8 }
 	a, b := harness.StartSim(t, few), harness.StartSim(t, few)
@@ -60,13 +59,13 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 		return err == nil && info.ModTime().After(last.Add(1500*time.Millisecond))
 	})
 	for i := range 2 {
-		ask(p, conversations+i) // after the snapshot: the gap that replay fills
+		ask(p, conversations+i) // after the snapshot: replay fills this gap
 	}
 	p.Cmd.Process.Kill()
 	p.Wait(t, 10*time.Second)
 
-	// Without the snapshot, what is no longer replayed is not known: the first talk of the
-	// engine that had most of them, twelve at least.
+	// Without the snapshot, prompts that are no longer replayed are unknown: the first
+	// conversation of the engine that had the most of them, at least twelve.
 	count := map[string]int{}
 	for _, names := range home {
 		count[names]++
@@ -88,7 +87,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	p.Cmd.Process.Kill()
 	p.Wait(t, 10*time.Second)
 
-	// Both engines have new lives: nothing of the old ones may be believed.
+	// Both engines have restarted: the router must predict nothing from before.
 	for _, e := range []*sim.Engine{a, b} {
 		e.Crash()
 		if err := e.Restart(); err != nil {
@@ -97,20 +96,20 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	}
 	p = start(snap)
 	for i := range conversations {
-		if i == 3 { // the first ones at once; what the rest bring must not be lost before the feeds are up
+		if i == 3 { // the first requests at once; the others only once the feeds are live, so that no event is lost
 			harness.Eventually(t, 20*time.Second, "both feeds are live", func() bool {
 				return metricSum(t, "http://"+p.Addr, "sluice_rank_feed_live") == 2
 			})
 		}
-		if names, cached := ask(p, i); cached > 40 { // what talks begin with in common
+		if names, cached := ask(p, i); cached > 40 { // more than the common beginning of the conversations
 			t.Errorf("of engines that were restarted, %d cached tokens foretold for talk %d on %s", cached, i, names)
 		}
 	}
-	// All events must have come: the engines keep few for the next router.
+	// All events must have arrived, because the engines replay only a few to the next router.
 	harness.Eventually(t, 20*time.Second, "the index knows what the engines hold", func() bool {
 		return metricSum(t, "http://"+p.Addr, "sluice_rank_cached_blocks") >= (conversations-3)*10
 	})
-	// A clean end writes one; the next router has it at once.
+	// A regular shutdown writes a snapshot; the next router uses it at once.
 	if err := p.Cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +119,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 		t.Errorf("after a clean end, %d cached tokens foretold", cached)
 	}
 
-	// A damaged file is refused by name, and the router starts without it.
+	// The router rejects a damaged file, names it in the log and starts without it.
 	p.Cmd.Process.Kill()
 	p.Wait(t, 10*time.Second)
 	whole, err := os.ReadFile(snap)
@@ -136,7 +135,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	}
 }
 
-// metricSum adds a metric up over its labels.
+// metricSum returns the sum of a metric over all labels.
 func metricSum(t *testing.T, base, name string) (sum float64) {
 	t.Helper()
 	for line := range strings.Lines(string(harness.Get(t, base+"/metrics").Body)) {
@@ -151,8 +150,8 @@ func metricSum(t *testing.T, base, name string) (sum float64) {
 	return sum
 }
 
-// The ranks of a worker prove themselves side by side: those of one whose replay says
-// nothing cost the worker the time of one of them.
+// TestRanksAreProvenInParallel: the router verifies the ranks of a worker concurrently. If their
+// replay endpoint does not answer, the worker is delayed by one timeout only.
 func TestRanksAreProvenInParallel(t *testing.T) {
 	const ranks = 4
 	e := harness.StartSim(t, func(o *sim.Options) { o.Ranks = ranks })
@@ -177,13 +176,13 @@ func TestRanksAreProvenInParallel(t *testing.T) {
 	}
 	first.Done <- nil
 
-	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer ln.Close()
 	var arrived atomic.Int64
-	gone := make(chan int64, 100) // how many had come when one went
+	gone := make(chan int64, 100) // the number of connections accepted when one of them closed
 	go func() {
 		for {
 			c, err := ln.Accept()
@@ -200,7 +199,7 @@ func TestRanksAreProvenInParallel(t *testing.T) {
 	}()
 	unreachable := "tcp://" + ln.Addr().String()
 	start(4*time.Second, unreachable, unreachable, unreachable, unreachable)
-	// More where a feed of a rank that was given up came before its end was seen here.
+	// More than the ranks if the feed of a rejected rank connected before the close was seen.
 	if n := <-gone; n < ranks {
 		t.Errorf("%d ranks had been asked when the first was given up, want all %d", n, ranks)
 	}

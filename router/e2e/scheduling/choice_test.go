@@ -108,7 +108,7 @@ func TestAffinityWithoutEvents(t *testing.T) {
 // Engines that have events which the router cannot get at, as behind a firewall that
 // lets HTTP through alone, are guessed like those that have none.
 func TestAffinityWithoutEventConnection(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	if err != nil {
 		t.Fatal(err)
 	}
