@@ -19,7 +19,7 @@ import (
 	"sluice/router/worker"
 )
 
-// engineAPIFleet is a family's fleet whose router is an engine too.
+// engineAPIFleet starts a family's fleet whose router serves the engine API.
 func engineAPIFleet(t *testing.T, fam *harness.MatrixFamily) *harness.MatrixFleet {
 	t.Helper()
 	own := *fam
@@ -40,14 +40,14 @@ func engineAPIFleet(t *testing.T, fam *harness.MatrixFamily) *harness.MatrixFlee
 	return harness.StartMatrixFleet(t, &own)
 }
 
-// TestEngineAPIRequestEnds: stop, kill and a caller that is gone reach the legs wherever the
-// request is, in every family; blocks are freed by that, not by a lease that runs out.
+// TestEngineAPIRequestEnds: in every family and every phase of a request, stop, kill and a lost
+// caller end the legs. Blocks are freed by that, not by a lease that expires.
 func TestEngineAPIRequestEnds(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		t.Run(fam.Name, func(t *testing.T) {
 			f := engineAPIFleet(t, fam)
-			harness.DialEngine(t, f.Router, "unix") // it is open from here on
+			harness.DialEngine(t, f.Router, "unix") // waits until the socket is open
 			for i, phase := range []struct {
 				name string
 				harness.AbortPoint
@@ -97,7 +97,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 					})
 				}
 			}
-			// Nothing of it is left that would spoil what comes next.
+			// Afterwards a new request succeeds.
 			prompt := harness.TokenIDs(50, 999)
 			a := harness.GenerateEngineAPI(t, harness.DialEngine(t, f.Router, "unix"), harness.EngineAPIRequest(prompt, 12))
 			if want := referenceTokens(t, f.Reference, prompt, 12); a.Failure != nil || !slices.Equal(a.Tokens[0], want) {
@@ -114,7 +114,7 @@ func expiredLeases(f *harness.MatrixFleet) (n int) {
 	return n
 }
 
-// firstTokens reads up to the first item with tokens.
+// firstTokens reads a stream up to the first item with tokens, and returns them.
 func firstTokens(t *testing.T, s *client.Stream) []uint32 {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
@@ -130,8 +130,8 @@ func firstTokens(t *testing.T, s *client.Stream) []uint32 {
 	}
 }
 
-// TestEngineAPIStopIsImmediate: a decode that holds a handle must be admitted before
-// it may be cut; who stops does not wait for that.
+// TestEngineAPIStopIsImmediate: the router cancels a decode with a handle only after the engine has
+// admitted it, but a caller that stops its request does not wait for that.
 func TestEngineAPIStopIsImmediate(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	arrived, admit := make(chan struct{}, 10), make(chan struct{})
@@ -164,7 +164,7 @@ func TestEngineAPIStopIsImmediate(t *testing.T) {
 	s.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
-	a := harness.ReadEngineAPI(ctx, s) // decode is not admitted before this has ended
+	a := harness.ReadEngineAPI(ctx, s) // decode is admitted only after this has ended
 	if a.Err != nil || a.Failure != nil || a.Finish[0] != "cancelled" || a.Items != 1 || a.Usage == nil || a.Usage.Prompt != 50 || a.Usage.Completion != 0 {
 		t.Errorf("%v %v %q %+v in %d items", a.Err, a.Failure, a.Finish[0], a.Usage, a.Items)
 	}
@@ -179,8 +179,8 @@ func TestEngineAPIStopIsImmediate(t *testing.T) {
 	harness.WantClientGone(t, r, "stopped-early")
 }
 
-// TestEngineAPIStopOfSlowReader: what had come before the stop is not lost on a caller
-// that has not taken it yet, and the usage says how much it is.
+// TestEngineAPIStopOfSlowReader: a slow caller that stops still receives the output from before the
+// stop, and the usage counts exactly this output.
 func TestEngineAPIStopOfSlowReader(t *testing.T) {
 	for name, mod := range map[string]func(*sim.Options){"vLLM": nil, "SGLang": func(o *sim.Options) { o.Engine = "sglang" }} {
 		t.Run(name, func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestEngineAPIDirect: the caller names the worker, by any of its names; prefill runs apart
-// all the same, on one that the router or the caller chooses.
+// TestEngineAPIDirect: the caller names the worker, by any of its names. Prefill still runs as a
+// separate leg, on a worker that the router or the caller chooses.
 func TestEngineAPIDirect(t *testing.T) {
 	for _, name := range []string{"nixl", "nixl-push", "sglang"} {
 		t.Run(name, func(t *testing.T) {
@@ -69,8 +69,9 @@ func TestEngineAPIDirect(t *testing.T) {
 	}
 }
 
-// TestEngineAPIDeadline: the time that a caller gives is over in whatever phase: it is told
-// so, and the legs end as for one who leaves, so that no block waits for a lease's end.
+// TestEngineAPIDeadline: the caller's deadline passes in each phase of a request. The caller
+// receives an error that says so, and the legs end as for a caller that leaves, so that no block
+// stays until a lease ends.
 func TestEngineAPIDeadline(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
@@ -80,12 +81,12 @@ func TestEngineAPIDeadline(t *testing.T) {
 			c := harness.DialEngine(t, f.Router, "unix")
 			handoverFault := fam.HandoverFault
 			if handoverFault.Leg == "" {
-				handoverFault.Delay = time.Second // longer than the request has
+				handoverFault.Delay = time.Second // longer than the request's deadline
 			}
 			for i, held := range []struct {
 				at     []*sim.Engine
 				fault  sim.Fault
-				begins bool // the stream does within its time
+				begins bool // the stream begins before the deadline
 			}{
 				{f.Prefills, sim.Fault{Kind: sim.Stall}, false},
 				{f.Decodes, handoverFault, false},
@@ -96,7 +97,7 @@ func TestEngineAPIDeadline(t *testing.T) {
 				}
 				req := harness.EngineAPIRequest(harness.TokenIDs(50, 30+i), 30_000)
 				var a *harness.EngineAPIAnswer
-				for ms := 400; ; ms *= 2 { // as long as a busy machine needs
+				for ms := 400; ; ms *= 2 { // double the deadline until it suffices on a busy machine
 					req.Context.TimeoutMS, req.Context.ID = ms, fmt.Sprint("late-", i, "-", ms)
 					began := time.Now()
 					a = harness.GenerateEngineAPI(t, c, req)
@@ -123,8 +124,8 @@ func TestEngineAPIDeadline(t *testing.T) {
 	}
 }
 
-// wantDeadlines: a stream and a leg of a router ended with their callers' time, and none
-// because a caller left.
+// wantDeadlines checks that streams and legs of a router ended by a deadline, and none because a
+// caller left.
 func wantDeadlines(t *testing.T, r *harness.Router) {
 	t.Helper()
 	harness.Eventually(t, harness.TestTimeout, "a stream is counted as ended by its deadline", func() bool { return r.Metric(`sluice_streams_total{cause="deadline"}`) > 0 })
@@ -140,8 +141,8 @@ func wantDeadlines(t *testing.T, r *harness.Router) {
 	}
 }
 
-// TestEngineAPIDeadlineOverHTTP: so it is of the HTTP twin's callers: 504 where nothing was
-// answered, an event where the stream has begun, in words that say whose time it was.
+// TestEngineAPIDeadlineOverHTTP: the same for callers of the HTTP endpoint. They receive 504 before
+// the response begins and an event in a stream, with a message that names the caller's deadline.
 func TestEngineAPIDeadlineOverHTTP(t *testing.T) {
 	for _, driver := range harness.Drivers {
 		t.Run(driver, func(t *testing.T) {
@@ -171,8 +172,8 @@ func TestEngineAPIDeadlineOverHTTP(t *testing.T) {
 	}
 }
 
-// TestEngineAPIMinWorkers: the socket opens when there are workers enough, and not later
-// than it was told.
+// TestEngineAPIMinWorkers: the socket opens once engine_api.min_workers are ready, or after
+// engine_api.start_timeout.
 func TestEngineAPIMinWorkers(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	b.Crash()
@@ -198,7 +199,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 		t.Error("nothing in the log")
 	}
 
-	// One that ends while it waits opens nothing.
+	// A router that ends during the wait never opens the socket.
 	never := harness.LaunchRouter(t, func(c *config.Config) {
 		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = harness.SocketIn(t), 2, time.Hour
 	}, harness.SimWorker(a, worker.Aggregated, "a"))
@@ -212,8 +213,8 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 	}
 }
 
-// TestEngineAPIWaitsInQueue: a request whose model no worker has told of yet waits as any
-// other does: counted, bounded, and with how long it was in its decision.
+// TestEngineAPIWaitsInQueue: a request for a model that no worker has reported yet waits like any
+// other request: it is counted and bounded, and its record contains the wait.
 func TestEngineAPIWaitsInQueue(t *testing.T) {
 	e := harness.StartSim(t, func(o *sim.Options) {
 		o.Listen, o.KVEvents, o.Replay = fmt.Sprintf("127.0.0.1:%d", harness.FreePort(t)), "off", "off"

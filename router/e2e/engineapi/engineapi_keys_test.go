@@ -19,7 +19,7 @@ import (
 	"sluice/router/worker"
 )
 
-// dialWith is dialEngine with options, of which the connection may be refused.
+// dialWith is harness.DialEngine with options. It returns the error of a refused connection.
 func dialWith(t *testing.T, r *harness.Router, network string, opt client.Options) (*client.Client, error) {
 	t.Helper()
 	addr := ""
@@ -47,8 +47,8 @@ func unauthorized(err error) bool {
 	return errors.As(err, &e) && e.Code == wire.CodeUnauthorize
 }
 
-// TestEngineAPIKeys: where there are API keys, callers of the socket show one, and what it
-// may do holds for each request.
+// TestEngineAPIKeys: if API keys are configured, callers of the socket must present one, and the
+// key's limits apply to each request.
 func TestEngineAPIKeys(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	whole, narrow, few := apikey.New(), apikey.New(), apikey.New()
@@ -110,7 +110,7 @@ func TestEngineAPIKeys(t *testing.T) {
 				}
 			}
 
-			// A key that is taken out is good no longer, on connections that are open either.
+			// A key that was removed from the configuration is invalid on open connections too.
 			c = mustDialWith(t, r, "tcp", with(narrow))
 			hash, err := apikey.ParseHash(keys[0].SHA256)
 			if err != nil {
@@ -136,8 +136,8 @@ func TestEngineAPIKeys(t *testing.T) {
 	}
 }
 
-// TestEngineAPICertificateReload: the socket's certificate is read again when its files
-// change; a stream under way goes on.
+// TestEngineAPICertificateReload: the router reads the socket's certificate again when its files
+// change; running streams continue.
 func TestEngineAPICertificateReload(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	dir := t.TempDir()

@@ -16,7 +16,7 @@ import (
 	"sluice/router/worker"
 )
 
-// openDescriptors are those that this process has open.
+// openDescriptors returns the number of descriptors that this process has open.
 func openDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
@@ -26,9 +26,9 @@ func openDescriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestEngineAPILeavesNoState: routers that come and go on the same engines, each with
-// answers read whole, stopped, killed and left, slow readers, and peers that speak
-// nonsense, leave neither goroutines nor descriptors nor buffers.
+// TestEngineAPILeavesNoState starts and stops routers on the same engines. Each serves complete,
+// stopped, killed and abandoned requests, slow readers, and peers that send garbage. Afterwards no
+// goroutines, descriptors or buffers remain.
 func TestEngineAPILeavesNoState(t *testing.T) {
 	type fleet struct {
 		family string
@@ -50,7 +50,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 	}
 	round := func(t *testing.T) {
 		for _, f := range fleets {
-			t.Run(f.family, func(t *testing.T) { // its end is the router's
+			t.Run(f.family, func(t *testing.T) { // the router ends with the subtest
 				path := harness.SocketIn(t)
 				w := harness.SimWorker(f.p, worker.Prefill, "p0")
 				harness.WithBootstrap(&w, f.p)
@@ -64,7 +64,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 		}
 		harness.DropIdle()
 	}
-	t.Run("before", round) // what stays for good is there from here on
+	t.Run("before", round) // creates what lives as long as the process
 	time.Sleep(100 * time.Millisecond)
 	goroutines, fds := harness.ModuleGoroutines(), openDescriptors(t)
 	for range 2 {
@@ -81,7 +81,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 	})
 }
 
-// exerciseEngineAPI does with a router all that its callers may do.
+// exerciseEngineAPI uses a router's engine API in every way in which callers may.
 func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
@@ -125,7 +125,7 @@ func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 		}
 		harness.ReadEngineAPI(ctx, s)
 	}
-	// One that reads nothing, in the end killed by its connection's.
+	// A caller that reads nothing; the end of its connection kills its request.
 	slow, err := client.Dial(ctx, "unix://"+path, client.Options{Window: 64})
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +133,7 @@ func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 	harness.StartEngineAPI(t, slow, harness.EngineAPIRequest(harness.TokenIDs(50, 200), 3000))
 	harness.Eventually(t, harness.TestTimeout, "the slow one's request runs", func() bool { return d.Stats().Sum().Running > 0 })
 	slow.Close()
-	// Nonsense: at once, behind a good HELLO, and half of something.
+	// Garbage: at once, after a valid HELLO, and a partial frame.
 	hello := "\x00\x00\x00\x35\x01\x00\x00\x00\x00\x84\xa8protocol\xadsluice-routed\xa7version\x01\xa6oldest\x01\xa6window\xce\x00\x01\x00\x00"
 	for _, text := range []string{
 		"GET / HTTP/1.1\r\n\r\n", "\x00", hello[:20], hello + strings.Repeat("\xff", 100), hello + "\x00\x10\x00\x00\x03\x00\x00\x00\x01half of a request",
@@ -143,7 +143,7 @@ func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _ = nc.Write([]byte(text)) // it may be closed before all is out
+		_, _ = nc.Write([]byte(text)) // the router may close the connection before all is sent
 		if rand.IntN(2) == 0 {
 			_ = nc.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 			_, _ = nc.Read(make([]byte, 100))

@@ -12,8 +12,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// workerExit is how a worker leaves its streams, and under which outcome the router
-// counts those that go on.
+// workerExit is a way in which a worker leaves its streams, and the outcome under which the router
+// counts their migrations.
 type workerExit struct {
 	name, outcome string
 	run           func(t *testing.T, r *harness.Router, id string, e *sim.Engine)
@@ -38,8 +38,8 @@ func allowAnyMigration(c *config.Config) {
 	c.Timeouts.StreamIdle = 20 * time.Second
 }
 
-// migratedTokens is the length of the streams: seconds of the engine that they begin on,
-// which is slow, so that it can be left in their middle on any machine.
+// migratedTokens is the length of the streams. Their first engine is slow and needs seconds for
+// them, so that the worker leaves in the middle on any machine.
 const migratedTokens = 1500
 
 // startMigratingRequest begins a stream, has the worker that it is on leave when tokens have come,
@@ -47,7 +47,7 @@ const migratedTokens = 1500
 func startMigratingRequest(t *testing.T, r *harness.Router, engines map[string]*sim.Engine, prompt []uint32, n int, move workerExit) (a *harness.EngineAPIAnswer, on string) {
 	t.Helper()
 	for _, e := range engines {
-		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 2}) // a trial that is declined, and the stream
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond, N: 2}) // a decode that declines, and the stream
 	}
 	req := harness.EngineAPIRequest(prompt, n)
 	req.Annotations = []string{"decision"}
@@ -91,8 +91,8 @@ func wantUndisturbed(t *testing.T, a *harness.EngineAPIAnswer, want []uint32, pr
 	}
 }
 
-// TestEngineAPIStreamsMigrate: whatever engine it is on, and in whatever API of
-// it, a stream whose worker drains, is taken away or dies goes on as if nothing were.
+// TestEngineAPIStreamsMigrate: on every engine and in every API of it, a stream whose worker drains,
+// is removed or dies continues without a difference for the caller.
 func TestEngineAPIStreamsMigrate(t *testing.T) {
 	for _, k := range []struct {
 		name string
@@ -125,14 +125,14 @@ func TestEngineAPIStreamsMigrate(t *testing.T) {
 	}
 }
 
-// TestEngineAPIStreamsMigrateFromDecode: the same of a decode worker, in every family, that of
-// TensorRT-LLM too: as an engine's caller the router asks it for ids, not text.
+// TestEngineAPIStreamsMigrateFromDecode: the same for a decode worker, in every family. That
+// includes TensorRT-LLM, because for the engine API the router requests token ids instead of text.
 func TestEngineAPIStreamsMigrateFromDecode(t *testing.T) {
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		for k, move := range workerExits {
 			if move.name == "taken away" {
-				continue // as drained, for a family
+				continue // a removed worker behaves like a drained one
 			}
 			t.Run(fam.Name+"/"+move.name, func(t *testing.T) {
 				t.Parallel()

@@ -21,9 +21,9 @@ import (
 	"sluice/router/engineapi/client"
 )
 
-// TestEngineAPIHotRestart: the framed socket is passed on like the others. Whoever connects
-// is served by the new process at once, while streams of the old one go on; and again
-// from that one to a third.
+// TestEngineAPIHotRestart: a hot restart passes the framed socket to the new process like the other
+// sockets. The new process serves new connections at once while streams of the old one continue.
+// The test restarts twice.
 func TestEngineAPIHotRestart(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	dir, path := t.TempDir(), harness.SocketIn(t)
@@ -44,7 +44,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 		c *client.Client
 		s *client.Stream
 	}
-	var old []active // of all processes that were replaced
+	var old []active // streams of all replaced processes
 	for range 2 {
 		before := harness.RuntimeOf(t, dir)
 		for _, addr := range addrs {
@@ -61,11 +61,11 @@ func TestEngineAPIHotRestart(t *testing.T) {
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("restart: %v\n%s", err, out)
 		}
-		var now admin.Runtime // which the new process writes a moment after it serves
+		var now admin.Runtime // the new process writes it a moment after it serves
 		harness.Eventually(t, harness.TestTimeout, "the runtime file is the new process's", func() bool { now = harness.RuntimeOf(t, dir); return now.PID != before.PID })
 		pids = append(pids, now.PID)
 		for _, addr := range addrs {
-			// One attempt: there is no moment in which nobody listens.
+			// One attempt suffices, because a process listens at any time.
 			ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 			c, err := client.Dial(ctx, addr, client.Options{})
 			cancel()
@@ -77,7 +77,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 			}
 			c.Close()
 		}
-		for i, h := range old { // those of before go on
+		for i, h := range old { // earlier streams continue
 			firstTokens(t, h.s)
 			harness.Eventually(t, harness.TestTimeout, "the old process takes no new requests", func() bool {
 				s, err := h.c.Generate(harness.EngineAPIRequest(harness.TokenIDs(40, 3), 2))
@@ -99,7 +99,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 	for _, pid := range []int{r.Cmd.Process.Pid, pids[0]} {
 		harness.Eventually(t, harness.TestTimeout, "a process that was replaced ends with its streams", func() bool { return !harness.IsRunning(pid) })
 	}
-	// Neither took the file with it.
+	// No replaced process removed the socket file.
 	for _, addr := range addrs {
 		if a := harness.GenerateEngineAPI(t, harness.DialRetry(t, addr), harness.EngineAPIRequest(harness.TokenIDs(40, 4), 5)); a.Failure != nil || a.Err != nil {
 			t.Errorf("%s when the old ones are gone: %v %v", addr, a.Failure, a.Err)
@@ -112,8 +112,8 @@ func TestEngineAPIHotRestart(t *testing.T) {
 	}
 }
 
-// TestEngineAPIStoppedProcess: a router that stands still for several heartbeats, stopped
-// by the system, closes no caller over it, who could not be heard.
+// TestEngineAPIStoppedProcess: the router process is stopped for several heartbeats. Afterwards it
+// does not close callers whose heartbeats it could not read meanwhile.
 func TestEngineAPIStoppedProcess(t *testing.T) {
 	const heartbeat = 200 * time.Millisecond
 	e := harness.StartSim(t, nil)
@@ -123,8 +123,8 @@ func TestEngineAPIStoppedProcess(t *testing.T) {
 		"--set", "engine_api.unix_socket="+path, "--set", "engine_api.heartbeat="+heartbeat.String(), "--set", "health.timeout=20s")
 	r.Ready(t)
 	harness.DialRetry(t, "unix://"+path).Close()
-	// A caller by hand, which answers pings and asks for nothing: the client of ours
-	// would find the router silent itself.
+	// A handwritten caller that answers pings and sends no requests: the client package would
+	// itself close the connection to a silent router.
 	nc, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)

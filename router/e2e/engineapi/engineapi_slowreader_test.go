@@ -20,12 +20,13 @@ import (
 	"sluice/router/worker"
 )
 
-// streamingEngine is an engine that streams as fast as it is read, and keeps the connection then.
+// streamingEngine is an engine that streams as fast as the router reads, and then keeps the
+// connection open.
 type streamingEngine struct {
 	*harness.ScriptedEngine
-	sentEvents atomic.Int64 // events that the other end's kernel has
+	sentEvents atomic.Int64 // events accepted by the socket
 	gone       chan struct{}
-	limit      int // of events; 0: none
+	limit      int // number of events; 0: no limit
 }
 
 func startStreamingEngine(t *testing.T, limit int) *streamingEngine {
@@ -38,7 +39,7 @@ func startStreamingEngine(t *testing.T, limit int) *streamingEngine {
 		}
 		defer nc.Close()
 		e.serveStream(nc)
-		_, _ = io.Copy(io.Discard, nc) // until the router hangs up
+		_, _ = io.Copy(io.Discard, nc) // until the router closes the connection
 		e.gone <- struct{}{}
 	})
 	return e
@@ -66,8 +67,8 @@ func (e *streamingEngine) serveStream(nc net.Conn) {
 	e.sentEvents.Store(int64(e.limit))
 }
 
-// testWithStreamingEngine is a router before one talker, driven in a way, whose time-outs are none that a
-// test would see.
+// testWithStreamingEngine starts a router with the given relay driver over one streamingEngine. Its
+// timeouts are longer than a test.
 func testWithStreamingEngine(t *testing.T, driver string, limit int) (*harness.Router, *streamingEngine) {
 	t.Helper()
 	e := startStreamingEngine(t, limit)
@@ -80,10 +81,10 @@ func testWithStreamingEngine(t *testing.T, driver string, limit int) (*harness.R
 	return r, e
 }
 
-// TestEngineAPIDeadlineOfSlowReader: the time that a caller gives is over for one who does
-// not read as well, whatever waits for him, and the engine is let go of.
+// TestEngineAPIDeadlineOfSlowReader: the deadline also ends the request of a caller that does not
+// read, whatever output waits for it, and the router releases the engine.
 func TestEngineAPIDeadlineOfSlowReader(t *testing.T) {
-	const ms = 3000 // enough to be asked and to stream in, on any machine
+	const ms = 3000 // enough for the request to start streaming on any machine
 	for _, driver := range harness.Drivers {
 		for endpoint, run := range map[string]func(t *testing.T, r *harness.Router, e *streamingEngine){
 			"unix": func(t *testing.T, r *harness.Router, e *streamingEngine) { deadlineOverSocket(t, r, e, "unix", ms) },
@@ -137,10 +138,10 @@ func deadlineOverHTTP(t *testing.T, r *harness.Router, e *streamingEngine, ms in
 	}
 }
 
-// TestEngineAPIStopBehindReader: a slow reader who stops gets what had come from the
-// engine, though the router had no room to read it.
+// TestEngineAPIStopBehindReader: a slow reader that stops receives all output that the engine had
+// sent, even the part that the router had no buffer space to read before.
 func TestEngineAPIStopBehindReader(t *testing.T) {
-	const n = 300 // 50 KB: more than the router reads at once, less than a socket holds
+	const n = 300 // 50 KB: more than the router reads at once, less than a socket buffers
 	for _, driver := range harness.Drivers {
 		t.Run(driver, func(t *testing.T) {
 			r, e := testWithStreamingEngine(t, driver, n)

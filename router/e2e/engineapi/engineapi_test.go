@@ -20,7 +20,7 @@ import (
 	"sluice/router/worker"
 )
 
-// referenceTokens are the tokens that one engine makes of a prompt.
+// referenceTokens returns the tokens that one engine generates for a prompt.
 func referenceTokens(t testing.TB, e *sim.Engine, prompt []uint32, n int) []uint32 {
 	t.Helper()
 	body, _ := json.Marshal(map[string]any{"model": "sim", "prompt": prompt, "max_tokens": n, "ignore_eos": true, "return_token_ids": true, "temperature": 0})
@@ -41,8 +41,8 @@ func referenceTokens(t testing.TB, e *sim.Engine, prompt []uint32, n int) []uint
 	return v.Choices[0].IDs
 }
 
-// TestEngineAPIFamilies: every family, over the socket's two networks and over HTTP,
-// gives the tokens of one undisturbed engine, with both legs run.
+// TestEngineAPIFamilies: every family, over both networks of the socket and over HTTP, runs both
+// legs and returns the tokens of one undisturbed engine.
 func TestEngineAPIFamilies(t *testing.T) {
 	for _, fam := range harness.MatrixFamilies {
 		t.Run(fam.Name, func(t *testing.T) {
@@ -109,14 +109,14 @@ func TestEngineAPIFamilies(t *testing.T) {
 	}
 }
 
-// withTRTLLM says of all workers what TensorRT-LLM's do not tell.
+// withTRTLLM configures for all workers what TensorRT-LLM engines do not report.
 func withTRTLLM(c *config.Config) {
 	for i := range c.Workers {
 		harness.WithoutEvents(&c.Workers[i], nil)
 	}
 }
 
-// TestEngineAPIDialects: each API of an engine gives the same tokens.
+// TestEngineAPIDialects: each API of an engine returns the same tokens.
 func TestEngineAPIDialects(t *testing.T) {
 	for _, c := range []struct {
 		name, path string
@@ -153,7 +153,8 @@ func TestEngineAPIDialects(t *testing.T) {
 	}
 }
 
-// TestRoutedStop: what was made comes, then a clean end that says so; both legs are cut.
+// TestEngineAPIStopAndKill: after a stop the caller receives the output so far and then an end that
+// names the stop; the router cancels both legs.
 func TestEngineAPIStopAndKill(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 1, nil, nil)
 	engines[0].Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
@@ -205,14 +206,14 @@ func TestEngineAPIStopAndKill(t *testing.T) {
 		t.Errorf("after its time: %v after %v", a.Failure, time.Since(began))
 	}
 	harness.Eventually(t, 5*time.Second, "the overdue leg is gone", idle)
-	harness.Eventually(t, 5*time.Second, "nothing is left behind", func() bool { // a caller has its last item a moment before
+	harness.Eventually(t, 5*time.Second, "nothing is left behind", func() bool { // the caller receives its last item a moment earlier
 		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})
 }
 
-// TestEngineAPIErrors: what is wrong is named before anything is sent, the same over
-// both ways.
+// TestEngineAPIErrors: the error names the invalid field before anything is sent to an engine, and
+// is the same over the socket and over HTTP.
 func TestEngineAPIErrors(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 1, func(o *sim.Options) { o.MaxModelLen = 256 }, func(c *config.Config) {
 		c.EngineAPI.Hosts, c.MediaHosts = []string{"10.1.0.0/16", "prefill.local"}, []string{"images.example"}
@@ -303,7 +304,7 @@ func TestEngineAPIErrors(t *testing.T) {
 		}
 		a := harness.GenerateEngineAPI(t, c, &client.Request{Extra: body})
 		if a.Failure == nil || a.Failure.Code != 400 || a.Failure.Param != k.field || !strings.Contains(a.Failure.Message, k.say) || a.Err != nil {
-			// Where JSON's own scan finds it first, the words differ.
+			// The message differs if the JSON scanner finds the error first.
 			t.Errorf("socket %s: %+v, %v; want field %q and %q", raw, a.Failure, a.Err, k.field, k.say)
 		}
 	}
@@ -326,8 +327,8 @@ func TestEngineAPIErrors(t *testing.T) {
 	}
 }
 
-// TestEngineAPIForwardsFields: what the router does not know reaches the engine as it stands, and
-// the rest in the engine's own words, whatever its API.
+// TestEngineAPIForwardsFields: fields that the router does not know reach the engine unchanged; the
+// others are translated to the engine's API.
 func TestEngineAPIForwardsFields(t *testing.T) {
 	everywhere := map[string]string{"extra_args": `{"reasoning":{"big":9007199254740993}}`, "mm_processor_kwargs": `{"x":1}`, "future": `["ü\n",null,true]`, "cache_salt": `"pepper"`, "stream": "true"}
 	sampled := map[string]string{"stop_token_ids": "[9,11,2,7]", "logit_bias": `{"5":-1.5}`, "new_stop": `[1]`, "new_output": `"x"`}
@@ -342,8 +343,8 @@ func TestEngineAPIForwardsFields(t *testing.T) {
 		name, vllm  string
 		mod         func(*sim.Options)
 		worker      func(*config.Worker, *sim.Engine)
-		top, within map[string]string // within: of sampling_params; nil: they stand at the top
-		closed      bool              // the engine refuses what it does not know
+		top, within map[string]string // within: members of sampling_params; nil: all are at the top level
+		closed      bool              // the engine refuses unknown members
 	}{
 		{"completions", "completions", nil, nil,
 			with(everywhere, "structured_outputs", `{"regex":"a\"b"}`, "logprobs", "2", "return_tokens_as_token_ids", "true", "return_token_ids", "true", "priority", "-3", "max_tokens", "5"), nil, false},
@@ -434,7 +435,8 @@ func TestEngineAPIForwardsFields(t *testing.T) {
 	}
 }
 
-// TestEngineAPIHints: workers named, prefill only, and an unknown worker refused.
+// TestEngineAPIHints: requests that name workers, prefill-only requests, and the refusal of an
+// unknown worker.
 func TestEngineAPIHints(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 3, nil, nil)
 	c := harness.DialEngine(t, r, "unix")
@@ -464,11 +466,11 @@ func TestEngineAPIHints(t *testing.T) {
 	}
 }
 
-// TestEngineAPIMedia: the same token ids with another image are another prompt.
+// TestEngineAPIMedia: the same token ids with another image are a different prompt.
 func TestEngineAPIMedia(t *testing.T) {
 	r, _ := harness.StartEngineRouter(t, 2, nil, func(c *config.Config) {
 		for i := range c.Workers {
-			c.Workers[i].KVEvents = []string{"off"} // the router's own choices tell
+			c.Workers[i].KVEvents = []string{"off"} // the router predicts from its own choices
 		}
 	})
 	c := harness.DialEngine(t, r, "unix")
@@ -499,13 +501,13 @@ func TestEngineAPIMedia(t *testing.T) {
 		overlap string
 	}{
 		{showing("cat", at), "0"}, {showing("cat", at), "160"}, {showing("dog", at), "16"}, {showing("dog", at), "160"},
-		{showing(uint64(1)), "16"}, {showing(uint64(1)), "160"}, {showing(uint64(2)), "16"}, // as Dynamo's vLLM preprocessor says it
+		{showing(uint64(1)), "16"}, {showing(uint64(1)), "160"}, {showing(uint64(2)), "16"}, // in the format of Dynamo's vLLM preprocessor
 	} {
 		if got := ask(prompt, step.info); got != step.overlap {
 			t.Errorf("%v: %s tokens foretold, want %s", step.info, got, step.overlap)
 		}
 	}
-	// As Dynamo's frontend says it: ids that stand for the image, padded to whole blocks.
+	// In the format of Dynamo's frontend: placeholder ids for the image, padded to whole blocks.
 	short := harness.TokenIDs(100, 6)
 	for i, want := range []string{"0", "144", "16"} {
 		ids := harness.TokenIDs(160, 7)
@@ -519,7 +521,8 @@ func TestEngineAPIMedia(t *testing.T) {
 	}
 }
 
-// TestEngineAPIPrefillResult: a caller that ran prefill itself has decode go on from it.
+// TestEngineAPIPrefillResult: a caller that ran prefill itself passes the result, and decode
+// continues from it.
 func TestEngineAPIPrefillResult(t *testing.T) {
 	f := harness.StartMatrixFleet(t, &harness.MatrixFamily{Name: "nixl", HandoverFault: harness.SlowDecodeFault, Config: func(c *config.Config) {
 		harness.WithEngineAPI(harness.SocketIn(t))(c)
@@ -549,7 +552,7 @@ func TestEngineAPIPrefillResult(t *testing.T) {
 	}
 }
 
-// integers makes integers of the floats that JSON decoding gives.
+// integers converts the floats of decoded JSON to integers.
 func integers(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -568,7 +571,7 @@ func integers(v any) any {
 	return v
 }
 
-// TestEngineAPIMigrates: an engine dies under its streams; the callers do not notice.
+// TestEngineAPIMigrates: an engine dies during its streams; the callers do not notice.
 func TestEngineAPIMigrates(t *testing.T) {
 	r, engines := harness.StartEngineRouter(t, 3, nil, func(c *config.Config) { c.Schedule.Policy = "round_robin" })
 	plain := harness.StartSim(t, nil)
@@ -591,8 +594,8 @@ func TestEngineAPIMigrates(t *testing.T) {
 	}
 }
 
-// TestEngineAPIRestart: a router that is started again serves the same socket; the old
-// streams end, and new ones run.
+// TestEngineAPIRestart: a router that is stopped and started again serves the same socket. The old
+// streams end and new ones work.
 func TestEngineAPIRestart(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 5 * time.Millisecond})
@@ -624,7 +627,7 @@ func TestEngineAPIRestart(t *testing.T) {
 	}
 }
 
-// TestEngineAPISlowConsumer: one stream that is not read stops itself, not the others.
+// TestEngineAPISlowConsumer: a stream that its caller does not read stops without stopping others.
 func TestEngineAPISlowConsumer(t *testing.T) {
 	r, _ := harness.StartEngineRouter(t, 1, nil, nil)
 	addr := "unix://" + r.Config.EngineAPI.Unix
@@ -655,9 +658,9 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 	if testing.Short() {
 		n, wait = 500, 500*time.Millisecond
 	}
-	// Engines of their own process: each request is a connection at both ends, more
-	// than the descriptors that one process may have. All wait, so that they are
-	// under way together.
+	// The engines run in processes of their own, because both ends of a request's connection
+	// would exceed the descriptors of one process. All engines wait, so that all requests run at
+	// the same time.
 	var workers []config.Worker
 	for i := range 2 {
 		p := harness.Launch(t, nil, "sim", "--speed", "inf", "--blocks", "200000", "--max-num-seqs", fmt.Sprint(n), "--fault", fmt.Sprintf("kind=stall,path=/inference/v1/generate,delay=%s", wait))
@@ -706,12 +709,12 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 	}
 	took := time.Since(began)
 	t.Logf("%d at once at most, %d failed, in %v", most, bad, took)
-	// On a machine that takes longer than the engines wait the first have ended before the
-	// last begin.
+	// On a machine that starts the requests more slowly than the engines wait, the first end
+	// before the last begin.
 	if most < int64(n)*9/10 && took < 2*wait {
 		t.Errorf("only %d of %d were under way together", most, n)
 	}
-	// The last frame is out before its stream's books are closed.
+	// The router sends the last frame before it updates the counters of the stream.
 	harness.Eventually(t, harness.TestTimeout, "nothing is left behind", func() bool {
 		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0

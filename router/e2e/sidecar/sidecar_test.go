@@ -23,7 +23,7 @@ import (
 	"sluice/router/worker"
 )
 
-// deadPort is an address where nothing listens.
+// deadPort returns an address on which nothing listens.
 func deadPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -45,7 +45,7 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 		{"x-sluice-prefill", harness.HostPort(p1), harness.HostPort(p1)},
 		{"x-sluice-prefill", "none", ""},
 		{"x-unrelated", harness.HostPort(p1), ""},
-		{"x-prefiller-host-port", dead, ""}, // nobody else: the engine does it
+		{"x-prefiller-host-port", dead, ""}, // no other prefill worker: the engine runs the whole request
 	} {
 		for j, f := range harness.RequestForms(100+i, "") {
 			a := harness.Post(t, r.URL+f.Path, f.Body, c.header, c.value, "X-Request-Id", fmt.Sprintf("n-%d-%d", i, j))
@@ -66,7 +66,7 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 			t.Error("an engine was asked to tokenize although nothing is chosen")
 		}
 	}
-	// dead is tried until its breaker opens, then it rests.
+	// The router tries the dead worker until its breaker opens.
 	for range 8 {
 		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "x-prefiller-host-port", dead), 200)
 	}
@@ -79,7 +79,8 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, p0, p1, d)
 }
 
-// The order of a list is the choice for a prompt that is only to be warmed, too.
+// TestSidecarPrefillOnlyInOrder: the order of the listed workers also decides for prefill-only
+// requests.
 func TestSidecarPrefillOnlyInOrder(t *testing.T) {
 	p0, p1, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
@@ -93,7 +94,7 @@ func TestSidecarPrefillOnlyInOrder(t *testing.T) {
 	}
 }
 
-// What is not allowed is refused before anything is connected to.
+// TestSidecarRefusesHosts: a sidecar refuses a host that is not allowed before it connects to it.
 func TestSidecarRefusesHosts(t *testing.T) {
 	var hits atomic.Int32
 	victim := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { hits.Add(1) }))
@@ -125,7 +126,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 	if hits.Load() != 0 {
 		t.Errorf("%d connections were made to a host that may not be named", hits.Load())
 	}
-	// A worker that may be named cannot send us on to one that may not.
+	// An allowed worker cannot redirect the router to a host that is not allowed.
 	sends := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, victim.URL+"/v1/chat/completions", http.StatusTemporaryRedirect)
 	}))
@@ -180,8 +181,8 @@ func TestSidecarRanks(t *testing.T) {
 	}
 }
 
-// Numbers beyond 2^53, the order of members and unknown ones reach both engines
-// as they are.
+// TestSidecarForwardsBytes: numbers beyond 2^53, the order of members and unknown members reach
+// both engines unchanged.
 func TestSidecarForwardsBytes(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill-networks", "127.0.0.0/8")
@@ -216,7 +217,7 @@ func TestSidecarLocalPrefill(t *testing.T) {
 	if by == "" {
 		t.Fatal("no prefill worker was chosen")
 	}
-	for range 3 { // the same prefix stays where it is
+	for range 3 { // requests with the same prefix go to the same rank
 		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Header.Get("X-Sluice-Prefill-Worker") != by {
 			t.Errorf("the same prompt went to %s, then to %s", by, a.Header.Get("X-Sluice-Prefill-Worker"))
 		}
@@ -233,9 +234,9 @@ func TestSidecarLocalPrefill(t *testing.T) {
 	}
 }
 
-// TestSidecarFamilies: every family, its prefill worker named by the request: the
-// right answer, nothing of the prompt computed beside decode, and nothing left of a
-// client that goes or of a prefill that fails.
+// TestSidecarFamilies: in every family, with the prefill worker named by the request, the response
+// is right and decode computes no prompt tokens. After a client has left or a prefill has failed,
+// no load or blocks remain.
 func TestSidecarFamilies(t *testing.T) {
 	whole := harness.StartSim(t, nil)
 	for i := range harness.MatrixFamilies {
@@ -252,7 +253,7 @@ func TestSidecarFamilies(t *testing.T) {
 				engine += "," + key + "=" + strings.Join(values, "+")
 			}
 			if port := prefill.Options["bootstrap_port"]; port != nil {
-				named += ";bootstrap_port=" + port[0] // a host is nothing that a request may name beside
+				named += ";bootstrap_port=" + port[0] // a request may name the port but not a second host
 			}
 			cfg := config.Default()
 			if fam.Config != nil {
@@ -299,13 +300,13 @@ func TestSidecarFamilies(t *testing.T) {
 			harness.Eventually(t, 10*time.Second, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > before })
 			cancel()
 			<-gone
-			harness.WantIdle(t, r, 3*time.Second, p, d) // the lease is 30 s and longer
+			harness.WantIdle(t, r, 3*time.Second, p, d) // leases are 30 s and longer, so only a release frees the blocks this early
 		})
 	}
 }
 
-// SGLang's two legs meet at the bootstrap server of the worker named; a request
-// that names none cannot be decoded there.
+// TestSidecarSGLang: SGLang's two legs meet at the bootstrap server of the worker that the request
+// names. A request that names none cannot be decoded by SGLang's decode engine.
 func TestSidecarSGLang(t *testing.T) {
 	meet := make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -340,7 +341,7 @@ func TestSidecarSGLang(t *testing.T) {
 	}
 }
 
-// The engine is what readiness is about; its pages are shown as they are.
+// TestSidecarPages: a sidecar is ready if its engine is, and serves the engine's pages unchanged.
 func TestSidecarPages(t *testing.T) {
 	d := harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill", "http://"+deadPort(t), "--prefill-networks", "127.0.0.0/8")
@@ -358,7 +359,7 @@ func TestSidecarPages(t *testing.T) {
 	if text := string(harness.Get(t, own.URL+"/metrics").Body); strings.Contains(text, "vllm:") || !strings.Contains(text, "sluice_") {
 		t.Error("--engine-metrics=false")
 	}
-	// A model that it was not told of is the engine's to know.
+	// The sidecar forwards a model that it does not know; the engine decides.
 	a := harness.Post(t, r.URL+"/v1/chat/completions", strings.Replace(harness.Chat(""), `"sim"`, `"other"`, 1), "x-sluice-prefill", "none")
 	if a.Status != 404 || a.Header.Get("X-Sluice-Reason") != "" {
 		t.Errorf("an unknown model: %d %s %s", a.Status, a.Header.Get("X-Sluice-Reason"), a.Body)
@@ -373,7 +374,7 @@ func TestSidecarPages(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "ready again", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
 }
 
-// dataMember is the list itself of a list of models.
+// dataMember returns the data member of a list of models.
 func dataMember(t *testing.T, body []byte) []byte { return []byte(harness.Member(t, body, "data")) }
 
 func TestSidecarWrongFlags(t *testing.T) {
@@ -399,7 +400,8 @@ func TestSidecarWrongFlags(t *testing.T) {
 	}
 }
 
-// Clients that leave in every phase, and many workers named once, leave nothing.
+// TestSidecarLeavesNoState: clients that leave in every phase, and many workers named once each,
+// leave no load, workers or goroutines.
 func TestSidecarLeavesNoState(t *testing.T) {
 	n := 600
 	if testing.Short() {
@@ -453,8 +455,8 @@ func TestSidecarLeavesNoState(t *testing.T) {
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "x-prefiller-host-port", harness.HostPort(p0)), 200)
 }
 
-// The process itself: its memory after a thousand requests, and its end with a
-// stream under way.
+// TestSidecarProcess checks a sidecar process: its memory after a thousand requests, and its
+// shutdown during a stream.
 func TestSidecarProcess(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, func(o *sim.Options) { o.Role, o.Cost.Step, o.Speed = "decode", 2*time.Millisecond, 1 })
 	quickD := harness.StartSim(t, harness.SimRole("decode"))
