@@ -39,17 +39,17 @@ const tagWake = -1
 func openEpoll(l *Loop) (*epoll, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("loop: cannot make an epoll instance: %w", err)
+		return nil, fmt.Errorf("eventloop: cannot make an epoll instance: %w", err)
 	}
 	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		_ = unix.Close(fd)
-		return nil, fmt.Errorf("loop: cannot make an eventfd: %w", err)
+		return nil, fmt.Errorf("eventloop: cannot make an eventfd: %w", err)
 	}
 	p := &epoll{loop: l, fd: fd, wakeFD: event, buf: make([]byte, bufferSize)}
 	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, event, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: tagWake}); err != nil {
 		p.close()
-		return nil, fmt.Errorf("loop: cannot watch an eventfd: %w", err)
+		return nil, fmt.Errorf("eventloop: cannot watch an eventfd: %w", err)
 	}
 	return p, nil
 }
@@ -114,7 +114,7 @@ func (p *epoll) wait(h pollMode) error {
 		p.n = int(n)
 	case syscall.EINTR:
 	default:
-		return fmt.Errorf("loop: cannot wait in epoll: %w", errno)
+		return fmt.Errorf("eventloop: cannot wait in epoll: %w", errno)
 	}
 	return nil
 }

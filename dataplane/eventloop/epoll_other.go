@@ -8,7 +8,7 @@ import "errors"
 type epoll struct{}
 
 func openEpoll(*Loop) (*epoll, error) {
-	return nil, errors.New("loop: cannot start: event loops are made for Linux only")
+	return nil, errors.New("eventloop: cannot start: event loops are available on Linux only")
 }
 
 func (*epoll) watch(*Task) error          { return errors.ErrUnsupported }

@@ -52,7 +52,7 @@ func Start(opt Options) (*Loops, error) {
 		go l.run(opened)
 		if err := <-opened; err != nil {
 			s.Close()
-			return nil, fmt.Errorf("loop: cannot start thread %d of %d: %w", len(s.all)+1, opt.Loops, err)
+			return nil, fmt.Errorf("eventloop: cannot start thread %d of %d: %w", len(s.all)+1, opt.Loops, err)
 		}
 		s.all = append(s.all, l)
 	}

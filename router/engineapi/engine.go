@@ -61,14 +61,14 @@ type Engine struct {
 // New returns an Engine.
 func New(opt Options) (*Engine, error) {
 	if opt.Runner == nil || opt.Fleet == nil {
-		return nil, errors.New("routed: cannot make an engine without Runner and Fleet")
+		return nil, errors.New("engineapi: cannot make an engine without Runner and Fleet")
 	}
 	switch opt.VLLM {
 	case "":
 		opt.VLLM = "auto"
 	case "auto", "completions", "generate":
 	default:
-		return nil, fmt.Errorf("routed: unknown API %q of vLLM; want auto, completions or generate", opt.VLLM)
+		return nil, fmt.Errorf("engineapi: unknown API %q of vLLM; want auto, completions or generate", opt.VLLM)
 	}
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)

@@ -37,7 +37,7 @@ func newHosts(list []string) (h allowedHosts, err error) {
 			continue
 		}
 		if w == "" || strings.ContainsAny(w, "/:* ") {
-			return h, fmt.Errorf("routed: cannot read the host %q: want a network (10.0.0.0/8), an address or a name", w)
+			return h, fmt.Errorf("engineapi: cannot read the host %q: want a network (10.0.0.0/8), an address or a name", w)
 		}
 		h.names[strings.ToLower(w)] = true
 	}

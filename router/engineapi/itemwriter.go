@@ -29,7 +29,7 @@ func (o *itemWriter) Write(p []byte) (int, error) {
 		n, payload, err := o.chunks.Next(p[at:])
 		at += n
 		if err != nil {
-			return at, fmt.Errorf("routed: the relay's framing: %w", err)
+			return at, fmt.Errorf("engineapi: the relay's framing: %w", err)
 		}
 		if err := o.payload(payload); err != nil {
 			return at, err

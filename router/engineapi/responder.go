@@ -216,7 +216,7 @@ func (c *call) abortLeg() {
 	c.engine.Cancel()
 }
 
-var errPanic = errors.New("routed: a panic while relaying")
+var errPanic = errors.New("engineapi: a panic while relaying")
 
 // FirstToken implements relay.ClientConn.
 func (c *call) FirstToken() { c.hooks.Handler.FirstToken() }

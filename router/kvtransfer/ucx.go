@@ -77,7 +77,7 @@ func (w *Watcher) startUCX(opt *Options, after nixl.TierService) *ucxTier {
 func devicesIn(networks []netip.Prefix) ([]string, error) {
 	all, err := net.Interfaces()
 	if err != nil {
-		return nil, fmt.Errorf("transfers: cannot list network devices: %w", err)
+		return nil, fmt.Errorf("kvtransfer: cannot list network devices: %w", err)
 	}
 	var found []string
 	for _, i := range all {
@@ -97,7 +97,7 @@ func devicesIn(networks []netip.Prefix) ([]string, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("transfers: no network device here has an address in registration.networks (%s); name some in transfers.ucx_devices", networks)
+		return nil, fmt.Errorf("kvtransfer: no network device here has an address in registration.networks (%s); name some in transfers.ucx_devices", networks)
 	}
 	return found, nil
 }

@@ -93,7 +93,7 @@ func Copy(sink Sink, r io.Reader) error {
 		if kind, frame, err = readFrame(r, frame); err == io.EOF {
 			return nil
 		} else if err != nil {
-			return fmt.Errorf("record: cannot read the stream: %w", err)
+			return fmt.Errorf("recording: cannot read the stream: %w", err)
 		}
 		if err := sink.Frame(kind == frameStart, frame); err != nil {
 			return err

@@ -27,18 +27,18 @@ type Reader struct {
 func Open(path string) (*Reader, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("record: cannot open the recording: %w", err)
+		return nil, fmt.Errorf("recording: cannot open the recording: %w", err)
 	}
 	r := &Reader{path: path, file: f, in: bufio.NewReaderSize(f, 1<<20), first: true}
 	head := make([]byte, headerSize)
 	n, err := io.ReadFull(r.in, head)
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		f.Close()
-		return nil, fmt.Errorf("record: cannot read %q: %w", path, err)
+		return nil, fmt.Errorf("recording: cannot read %q: %w", path, err)
 	}
 	if err := checkHeader(head[:n]); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("record: cannot read %q: %w", path, err)
+		return nil, fmt.Errorf("recording: cannot read %q: %w", path, err)
 	}
 	if r.dec, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxUncompressed)); err != nil {
 		f.Close()
@@ -55,11 +55,11 @@ func (r *Reader) Next(e *Entry) error {
 			return io.EOF
 		}
 		if err := r.nextFrame(); err != nil {
-			return fmt.Errorf("record: cannot read %q: %w", r.path, err)
+			return fmt.Errorf("recording: cannot read %q: %w", r.path, err)
 		}
 	}
 	if err := r.cur.read(e); err != nil {
-		return fmt.Errorf("record: cannot read %q: %w", r.path, err)
+		return fmt.Errorf("recording: cannot read %q: %w", r.path, err)
 	}
 	return nil
 }

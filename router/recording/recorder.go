@@ -45,7 +45,7 @@ type Sink interface {
 var ErrReaderClosed = errors.New("its reader has left")
 
 // ErrBusy means that a recording is already active; there is at most one.
-var ErrBusy = errors.New("record: this router is being recorded already")
+var ErrBusy = errors.New("recording: this router is being recorded already")
 
 // Recorder writes events, choices and outcomes to the sink of the active recording. Its methods
 // may be called from any goroutine. Those that record an entry never block: they cost an atomic

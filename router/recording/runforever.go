@@ -6,7 +6,7 @@ import (
 )
 
 // ErrClosed means that the Recorder was closed.
-var ErrClosed = errors.New("record: the recorder is closed")
+var ErrClosed = errors.New("recording: the recorder is closed")
 
 // RunForever records into the sink that open creates. When the recording ends by itself, for
 // example because the disk is full, RunForever tries to begin another one with a new sink at

@@ -245,7 +245,7 @@ func (s *session) flush() error {
 	s.frames++
 	s.entries = s.entries[:0]
 	if err := s.sink.Frame(kind == frameStart, s.frame); err != nil {
-		return fmt.Errorf("record: cannot write: %w", err)
+		return fmt.Errorf("recording: cannot write: %w", err)
 	}
 	s.r.bytes.Add(uint64(len(s.frame)))
 	if s.frames%startInterval == 0 {
@@ -261,6 +261,6 @@ func (s *session) close() error {
 	case <-s.done:
 		return s.err
 	case <-time.After(stopTimeout):
-		return fmt.Errorf("record: the last of the recording is not written after %v", stopTimeout)
+		return fmt.Errorf("recording: the last of the recording is not written after %v", stopTimeout)
 	}
 }
