@@ -20,7 +20,7 @@ const (
 	readPage                  // whatever comes, and no stream
 )
 
-// manyClients are many clients of streams on one goroutine, that of the test.
+// manyClients are many clients of streams, which all run on the test's goroutine.
 type manyClients struct {
 	t            *testing.T
 	to           unix.SockaddrInet4
@@ -71,7 +71,7 @@ func (c *manyClients) close() {
 	_ = unix.Close(c.poll)
 }
 
-// dial connects, and leaves the descriptor non-blocking.
+// dial connects and returns a non-blocking descriptor.
 func (c *manyClients) dial(set func(fd int)) int {
 	c.t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -93,14 +93,14 @@ func (c *manyClients) dial(set func(fd int)) int {
 	return fd
 }
 
-// connectAll begins a stream.
+// connectAll connects one client that reads at the given pace, and requests a stream.
 func (c *manyClients) connectAll(as readPace) {
 	c.t.Helper()
 	fd := c.dial(func(fd int) {
 		if as == readSlow {
-			// A network's segments, not the loopback's of 64 KiB, and little room: a client
-			// whose window is shut tells of room only when much of it is free, and looks
-			// stopped until then.
+			// Segments of a network instead of the loopback's 64 KiB, and a small buffer: a
+			// client with a closed window announces room only when much of its buffer is
+			// free, and looks stopped until then.
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, 1400)
 			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10)
 		}
@@ -125,7 +125,7 @@ func (c *manyClients) connectAll(as readPace) {
 	}
 }
 
-// drive reads for all until ok, or, where ok is nil, for so long.
+// drive reads for all clients until ok returns true or, if ok is nil, for the given time.
 func (c *manyClients) drive(limit time.Duration, what string, ok func() bool) {
 	c.t.Helper()
 	for end := time.Now().Add(limit); ok == nil || !ok(); {
@@ -149,7 +149,7 @@ func (c *manyClients) drive(limit time.Duration, what string, ok func() bool) {
 	}
 }
 
-// readSlowly has the slow ones whose time has come read a little.
+// readSlowly reads a little for each slow client that is due.
 func (c *manyClients) readSlowly() {
 	if len(c.slowOnes) == 0 || c.pause == 0 {
 		return
@@ -162,7 +162,7 @@ func (c *manyClients) readSlowly() {
 	}
 }
 
-// read takes at most so much of what has come for one.
+// read reads at most a given number of bytes for one client.
 func (c *manyClients) read(one *manyClient, most int) {
 	n, err := unix.Read(one.fd, c.buf[:most])
 	switch {

@@ -12,14 +12,14 @@ import (
 
 const (
 	manyEngineTick = 10 * time.Millisecond
-	// smallEvent is a chat's token; a burst is what fills the sockets of a client that
-	// is slow: so many events in one chunk.
+	// smallEvent has one token of a chat. A burst is a chunk of many events, which fills the
+	// sockets of a slow client.
 	smallEvent, burst = 200, 640
 )
 
-// manyEngine answers each request by an event every so often, without end. One
-// goroutine serves all streams, whose turns are spread evenly: ten thousand cost it
-// little, so that what a test sees late is the router's doing.
+// manyEngine answers each request with an endless stream of events at fixed intervals. One
+// goroutine serves all streams and spreads their events evenly over the interval. Ten thousand
+// streams cost it little, so that the delays that a test measures come from the router.
 type manyEngine struct {
 	poll, ln int
 	turns    [][]*manyStream
@@ -110,7 +110,7 @@ func (e *manyEngine) accept() {
 	}
 }
 
-// read takes a request, or the end. The router sends a request by one write.
+// read reads a request or the end of a connection. The router sends a request in one write.
 func (e *manyEngine) read(s *manyStream) {
 	n, err := unix.Read(s.fd, e.buf)
 	switch {
@@ -128,7 +128,7 @@ func (e *manyEngine) read(s *manyStream) {
 	}
 }
 
-// write gives those of a turn their event.
+// write sends an event on each stream of a turn.
 func (e *manyEngine) write(turn int) {
 	live := e.turns[turn][:0]
 	for _, s := range e.turns[turn] {
@@ -148,7 +148,7 @@ func (e *manyEngine) write(turn int) {
 	e.turns[turn] = live
 }
 
-// timestamped is a small event that says when it was made.
+// timestamped returns a small event with the current time.
 func (e *manyEngine) timestamped() []byte {
 	e.event = strconv.AppendInt(append(fmt.Appendf(e.event[:0], "%x\r\n", smallEvent), "data: "...), time.Now().UnixNano(), 10)
 	for have := len(e.event) - len("c8\r\n"); have < smallEvent-2; have++ {
@@ -172,7 +172,7 @@ func (e *manyEngine) send(s *manyStream) {
 	}
 }
 
-// raiseFDLimit gives the process as many descriptors as it may have.
+// raiseFDLimit raises the soft limit of descriptors to the hard limit.
 func raiseFDLimit() int {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) != nil {

@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// reportFigure prints what a test has measured of one of RELIABILITY.md's points.
+// reportFigure prints a test's measurement for a point of RELIABILITY.md.
 func reportFigure(t testing.TB, point int, format string, args ...any) {
 	t.Helper()
 	t.Logf("reliability %d: %s", point, fmt.Sprintf(format, args...))
 }
 
-// manyStreamsLoad is how many streams there are, how their slow clients read, and what was
-// measured of the router meanwhile.
+// manyStreamsLoad is the number of streams, how their slow clients read, and the measurements of
+// the router meanwhile.
 type manyStreamsLoad struct {
 	n            int
 	slow         bool // one in ten, and of those every tenth reads nothing at all
@@ -31,14 +31,14 @@ type manyStreamsLoad struct {
 	p90           time.Duration
 }
 
-// TestManyStreams prints what many streams with a tenth of slow readers take, beside as
-// many without any, and holds the promises: the stopped are cut, nobody else is, and
-// the swift ones do not notice.
+// TestManyStreams prints the cost of many streams with a tenth of slow readers, compared with as
+// many without slow readers. It checks that clients that stop reading are cut, that no others
+// are, and that fast readers are not delayed.
 func TestManyStreams(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes of their own, some seconds long")
 	}
-	// A slow client reads a third of what it is sent.
+	// A slow client reads a third of the bytes that the engine sends.
 	c := manyStreamsLoad{n: 400, every: time.Second, slowReadSize: 10 << 10, pause: 250 * time.Millisecond, duration: 3 * time.Second}
 	if os.Getenv("SLUICE_SOAK") != "" {
 		c = manyStreamsLoad{n: 10_000, every: 4 * time.Second, slowReadSize: 1 << 10, pause: time.Second, duration: 40 * time.Second}
@@ -59,7 +59,7 @@ func TestManyStreams(t *testing.T) {
 	if raceOn {
 		return
 	}
-	// Little for each, and what one read brings for a slow one.
+	// A little for each stream, and one read of the engine for each slow one.
 	for _, c := range []*manyStreamsLoad{&alone, &mixed} {
 		if most := c.idle + 32<<10 + 24*c.n; c.loaded > most {
 			t.Errorf("%d KiB resident with %d streams (slow ones: %v), want at most %d", c.loaded, c.n, c.slow, most)

@@ -14,8 +14,8 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// expectPipelinedRefusal reads the refusal of a request that came too early, and the connection's
-// end behind it; id is the request's, "" where the server made one.
+// expectPipelinedRefusal reads the refusal of a pipelined request and the end of the connection.
+// id is the expected request id, "" if the server has made it.
 func (c *client) expectPipelinedRefusal(id string) {
 	c.t.Helper()
 	resp, body := c.readResponse()
@@ -29,12 +29,12 @@ func (c *client) expectPipelinedRefusal(id string) {
 	c.expectClosed()
 }
 
-// dialTLS makes a connection a TLS one.
+// dialTLS returns a client that speaks TLS on the connection of c.
 func dialTLS(c *client) *client {
 	return newClient(c.t, tls.Client(c.Conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12}))
 }
 
-// onTransports runs test over plain connections and over TLS.
+// onTransports runs test over TCP and over TLS.
 func onTransports(t *testing.T, test func(t *testing.T, opt Options, dial func(*testServer) *client)) {
 	if !t.Run("plain", func(t *testing.T) { test(t, Options{}, (*testServer).dial) }) {
 		return
@@ -47,7 +47,7 @@ func onTransports(t *testing.T, test func(t *testing.T, opt Options, dial func(*
 	})
 }
 
-// receivedByKernel waits until bytes lie in the socket of an exchange.
+// receivedByKernel waits until the socket of an exchange has unread bytes.
 func receivedByKernel(t *testing.T, x *Exchange) {
 	eventually(t, "bytes of the next request", func() bool {
 		var p [1]byte
@@ -57,8 +57,8 @@ func receivedByKernel(t *testing.T, x *Exchange) {
 	})
 }
 
-// A request that comes before the answer to the one before is refused, and that answer
-// waits for nobody: in one write with it, or while it is worked on, whole or in part.
+// A pipelined request is refused and does not delay the response to the previous request: whether it
+// arrives in the same write or while that request is handled, complete or in part.
 func TestPipelinedIsRefused(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		entered, more := make(chan struct{}, 1), make(chan bool, 1)
@@ -119,8 +119,8 @@ func TestPipelinedIsRefused(t *testing.T) {
 	})
 }
 
-// Who sends the next request as soon as the answer is there has waited, and so has who
-// ends a body with an empty line.
+// A request that is sent right after the response is not pipelined, and neither is an empty line
+// at the end of a body.
 func TestQuickReuseIsNotPipelining(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -158,7 +158,8 @@ func TestQuickReuseIsNotPipelining(t *testing.T) {
 	})
 }
 
-// Behind a stream it is the same, however it runs and whenever the next request came.
+// A request that is pipelined behind a stream is refused too, in each relay mode and whenever it
+// arrives.
 func TestPipelinedAfterStream(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		withBothRelayModes(t, func(t *testing.T, by RelayMode) {
@@ -226,8 +227,8 @@ func TestPipelinedAfterStream(t *testing.T) {
 	})
 }
 
-// Bytes of a body are not a next request, whatever they look like, nor is what follows
-// an answer that ends the connection answered.
+// Bytes of a body are not a pipelined request, whatever they look like. Bytes after a response that
+// ends the connection get no answer.
 func TestNotPipelined(t *testing.T) {
 	entered, more := make(chan struct{}, 1), make(chan bool, 1)
 	r := start(t, Options{}, func(x *Exchange) {

@@ -25,9 +25,9 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// routerRole, in the environment, makes the test's binary a router before the engine it
-// names, so that its memory and CPU are its own; engineRole an engine whose streams get
-// an event so often.
+// The environment variable routerRole makes the test binary a router for the engine that it names,
+// so that the router's memory and CPU can be measured alone. engineRole makes it an engine that
+// sends events at the given interval.
 const (
 	routerRole     = "SLUICE_TEST_ROUTER_FOR"
 	routerPriority = "SLUICE_TEST_ROUTER_FIRST" // it goes before what else its core is to do
@@ -97,7 +97,7 @@ func runRouter(engine string) error {
 	return s.Serve(ln)
 }
 
-// exitWithParent ends this process when the test that started it does.
+// exitWithParent ends this process when the test process that has started it ends.
 func exitWithParent() {
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -105,7 +105,7 @@ func exitWithParent() {
 	}()
 }
 
-// stalledAfter is after how long the router cuts a client that takes nothing.
+// stalledAfter is the time after which the router cuts a client that reads nothing.
 func stalledAfter() time.Duration {
 	if os.Getenv("SLUICE_SOAK") != "" {
 		return 30 * time.Second // the default
@@ -113,7 +113,7 @@ func stalledAfter() time.Duration {
 	return 3 * time.Second
 }
 
-// process is this binary in another role.
+// process is a process of this binary in another role.
 type process struct {
 	addr  string // where it listens
 	pid   int
@@ -130,7 +130,7 @@ type lines struct {
 
 func (l *lines) count(word string) int { l.mu.Lock(); defer l.mu.Unlock(); return l.n[word] }
 
-// startRole starts this binary in the role that env says; it ends with the test.
+// startRole starts this binary in the role that env selects. The process ends with the test.
 func startRole(t *testing.T, env string) *process {
 	t.Helper()
 	p, br := startProcess(t, anyCore, env)
@@ -150,11 +150,11 @@ func startRole(t *testing.T, env string) *process {
 	return p
 }
 
-// anyCore is no core's number: a process that may run on each of them.
+// anyCore stands for all cores.
 const anyCore = -1
 
-// startProcess starts this binary in the role that env says, on one core, and reads the first
-// line of what it says; it ends with the test, if not before.
+// startProcess starts this binary in the role that env selects, on one core, and reads the first
+// line of its output. The process ends with the test at the latest.
 func startProcess(t *testing.T, core int, env ...string) (*process, *bufio.Reader) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -184,7 +184,7 @@ func startProcess(t *testing.T, core int, env ...string) (*process, *bufio.Reade
 	return &process{addr: strings.TrimSpace(first), pid: cmd.Process.Pid, in: stdin, stop: end}, br
 }
 
-// availableCores are those this process may run on.
+// availableCores returns the cores that this process may use.
 func availableCores(t *testing.T) (cores []int) {
 	t.Helper()
 	var set unix.CPUSet
@@ -199,7 +199,7 @@ func availableCores(t *testing.T) (cores []int) {
 	return cores
 }
 
-// startOnCores starts cmd on a core: a process has the cores of the thread that started it.
+// startOnCores starts cmd on a core. A process inherits the cores of the thread that starts it.
 func startOnCores(core int, cmd *exec.Cmd) error {
 	if core == anyCore {
 		return cmd.Start()
@@ -218,7 +218,7 @@ func startOnCores(core int, cmd *exec.Cmd) error {
 	return cmd.Start()
 }
 
-// rss is its resident memory, in KiB.
+// rss returns the resident memory of the process, in KiB.
 func (p *process) rss() int {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/status")
 	_, after, _ := strings.Cut(string(b), "VmRSS:")
@@ -230,7 +230,7 @@ func (p *process) rss() int {
 	return kib
 }
 
-// cpu is what it has used of the processors.
+// cpu returns the CPU time that the process has used.
 func (p *process) cpu() time.Duration {
 	b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.pid) + "/stat")
 	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+2:]))

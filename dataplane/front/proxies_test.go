@@ -56,14 +56,14 @@ func networks(t testing.TB, words ...string) proxyproto.Networks {
 // clientIPHandler answers with the client's address.
 func clientIPHandler(x *Exchange) { x.ReplyJSON(200, []byte(`"`+x.ClientIP().String()+`"`)) }
 
-// refusals is how many connections or requests were refused for a reason.
+// refusals returns how many connections or requests were refused for a reason.
 func (r *recorder) refusals(reason Reason) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.refused[reason]
 }
 
-// dialFrom connects from an address of this machine's own.
+// dialFrom connects from a given address of this machine.
 func (r *testServer) dialFrom(ip string) *client {
 	r.t.Helper()
 	c, err := r.tryFrom(ip)
@@ -165,7 +165,7 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 	}
 }
 
-// Beside its proxy a router may be asked by others: by health checks, or from inside.
+// A router behind a proxy may also get direct connections: health checks, or internal clients.
 func TestProxyHeaderIsOptional(t *testing.T) {
 	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolOptional}}, clientIPHandler)
 	for _, k := range []struct{ from, first, client string }{
@@ -179,7 +179,7 @@ func TestProxyHeaderIsOptional(t *testing.T) {
 			t.Errorf("%+v: %s", k, body)
 		}
 	}
-	// What a stranger calls a header is a bad request.
+	// A PROXY header from an untrusted address is an invalid request.
 	c := r.dialFrom("127.0.0.2")
 	c.send(lineOf("198.51.100.7:1") + chatPost(hello))
 	if resp, body := c.readResponse(); resp.StatusCode != 400 {
@@ -187,7 +187,7 @@ func TestProxyHeaderIsOptional(t *testing.T) {
 	}
 }
 
-// Behind the header everything is as without: TLS, streams on event loops, keep-alive.
+// After a PROXY header everything works as without: TLS, streams on event loops, keep-alive.
 func TestProxyHeaderBeforeTLS(t *testing.T) {
 	with := httptest.NewTLSServer(nil)
 	cert := with.TLS.Certificates[0]
@@ -225,7 +225,7 @@ func TestStreamBehindAProxyHeader(t *testing.T) {
 	})
 }
 
-// The limit for an address is of clients' addresses, not of the proxy's.
+// The limit for each address applies to the clients' addresses, not to the proxy's.
 func TestLimitPerClientBehindAProxy(t *testing.T) {
 	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolOptional}, MaxConnsPerIP: 2}, clientIPHandler)
 	ask := func(c *client) int {
@@ -314,7 +314,7 @@ func TestForwardedClient(t *testing.T) {
 	}
 }
 
-// Without proxies engines are told nothing of where a request comes from.
+// Without proxies an engine gets no header lines about the origin of a request.
 func TestForwardingHeadersAreNotForwarded(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) {
 		for _, f := range x.ForwardFields(nil) {
@@ -331,7 +331,7 @@ func TestForwardingHeadersAreNotForwarded(t *testing.T) {
 	}
 }
 
-// A proxy's connections carry many clients' requests: these are counted.
+// A proxy's connections carry requests of many clients, so the limit counts requests.
 func TestForwardedRequestsAreLimited(t *testing.T) {
 	free := make(chan struct{})
 	r := start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), Forwarded: ForwardedX}, MaxConnsPerIP: 2}, func(x *Exchange) {
