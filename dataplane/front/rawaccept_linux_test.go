@@ -14,9 +14,9 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// A client whose request was there when it was accepted, and whose stream a loop drives,
-// is in no poller but the watcher's: Go's would have taken memory for it that never comes
-// back.
+// A connection whose request had arrived at the accept, and whose stream an event loop drives, is
+// in no poller but the client watcher's. Go's poller would allocate memory for it that is never
+// freed.
 func TestStreamIsNotInNetpoller(t *testing.T) {
 	goOn := make(chan bool)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -31,7 +31,7 @@ func TestStreamIsNotInNetpoller(t *testing.T) {
 	ends := make(chan relay.Result, 1)
 	r := start(t, Options{}, relayTo(e, endHook(ends)))
 	pollers := 0
-	// Where a second passes between the connection and its request, it is accepted before.
+	// A connection that is silent for a second is accepted before its request arrives.
 	for range 20 {
 		c := r.dial()
 		c.send(chatPost(streamDoc))
@@ -60,7 +60,7 @@ func TestStreamIsNotInNetpoller(t *testing.T) {
 	t.Errorf("the client's descriptor is in %d pollers, want the watcher's alone", pollers)
 }
 
-// pollersOf is how many epoll instances of this process have fd.
+// pollersOf returns how many epoll instances of this process watch fd.
 func pollersOf(t *testing.T, fd int) (n int) {
 	t.Helper()
 	all, err := os.ReadDir("/proc/self/fdinfo")
@@ -79,7 +79,7 @@ func pollersOf(t *testing.T, fd int) (n int) {
 	return n
 }
 
-// gatedTestListener is a listener that may not be accepted on yet, as package takeover's.
+// gatedTestListener is a listener that must not accept yet, like those of package hotrestart.
 type gatedTestListener struct {
 	net.Listener
 	opened chan struct{}
@@ -100,8 +100,8 @@ func (g *gatedTestListener) Close() error {
 	return g.Listener.Close()
 }
 
-// Nothing is accepted behind a gate before it opens, and a server that stops waits for it
-// no more.
+// A server accepts nothing from a gated listener before it opens, and a server that stops does not
+// wait for it.
 func TestServeGatedListener(t *testing.T) {
 	for _, opens := range []bool{true, false} {
 		s, err := New(Options{Handler: handlerFunc(echo)})

@@ -13,7 +13,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// Refusals have a line each, with nothing that a client wrote.
+// Each refusal is logged, without any input of the client.
 func TestRefusalsAreLogged(t *testing.T) {
 	const secret = "sk-secret-0123456789"
 	var log logBuffer
@@ -46,7 +46,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 	}
 }
 
-// Of many only some have a line, and the next one counts the others.
+// Of many refusals only some are logged, and the next line has the number of the others.
 func TestRefusalLinesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logBuffer
@@ -77,7 +77,7 @@ func TestRefusalLinesAreBounded(t *testing.T) {
 	})
 }
 
-// A whole answer that its client does not take is counted as a stream's end is.
+// A non-streaming response that the client does not read is reported like the end of a stream.
 func TestStalledResponseIsCounted(t *testing.T) {
 	for _, k := range []struct {
 		limit time.Duration
@@ -104,7 +104,7 @@ func TestStalledResponseIsCounted(t *testing.T) {
 	}
 }
 
-// exhaustedKey is a gate whose one key is over its limit.
+// exhaustedKey is an Authenticator whose only key has exceeded its limit.
 type exhaustedKey struct{ goodKey }
 
 func (exhaustedKey) Authenticate(_ []byte, counts bool) (Principal, *Rejection) {
@@ -118,7 +118,7 @@ func (exhaustedKey) CheckLimits() *Rejection {
 	return &Rejection{Reason: KeyLimitReached, Message: "the limit is reached", RetryAfter: time.Second}
 }
 
-// Who waits for leave to send a body is told of its limit in the place of the leave.
+// A client that expects "100 Continue" gets the refusal for an exceeded limit instead.
 func TestExpectOverTheLimit(t *testing.T) {
 	r := start(t, Options{Authenticator: exhaustedKey{}}, echo)
 	c := r.dial()

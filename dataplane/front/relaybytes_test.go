@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// span is a part of an engine's answer. The value of a private member is a span of its own.
+// span is a part of an engine's response. The value of a private member is a span of its own.
 type span struct {
 	text    string
 	private bool
@@ -31,11 +31,11 @@ func joined(spans []span) string {
 	return all.String()
 }
 
-// redactedForms matches what the relay writes in the place of a private value.
+// redactedForms matches the text that the relay writes instead of a private value.
 var redactedForms = regexp.MustCompile(`^(null|\{ *\}|\[ *\]|" *"|0) *$`)
 
-// firstDifference says where got is not spans with each private value blanked in its place; "" means
-// nowhere.
+// firstDifference describes the first difference between got and spans with redacted private values.
+// It returns "" if there is none.
 func firstDifference(spans []span, got string) string {
 	at := 0
 	for i, s := range spans {
@@ -60,8 +60,8 @@ func firstDifference(spans []span, got string) string {
 	return ""
 }
 
-// randomText is the inside of a JSON string of about n bytes. It begins with tag, and looks in
-// places like a private member.
+// randomText returns the inside of a JSON string of about n bytes. It begins with tag, and contains
+// text that looks like a private member.
 func randomText(rng *rand.Rand, tag string, n int) string {
 	var text strings.Builder
 	for text.WriteString(tag); text.Len() < n; {
@@ -79,7 +79,7 @@ func randomText(rng *rand.Rand, tag string, n int) string {
 	return text.String()
 }
 
-// privateValue is a value that nobody may see, of each kind that JSON has.
+// privateValue returns a value of a random JSON kind that no client may see.
 func privateValue(rng *rand.Rand, tag string) string {
 	s := strconv.Quote("secret " + tag + strings.Repeat(" }]\\\",", rng.IntN(40)))
 	switch rng.IntN(5) {
@@ -96,7 +96,7 @@ func privateValue(rng *rand.Rand, tag string) string {
 	}
 }
 
-// randomObject is an object with private members at random places, many or none.
+// randomObject returns an object with any number of private members at random places.
 func randomObject(rng *rand.Rand, tag string, size int, private bool) []span {
 	spans := []span{{text: `{"id":"` + tag + `"`}}
 	add := func(text string) { spans = append(spans, span{text: text}) }
@@ -118,7 +118,7 @@ func randomObject(rng *rand.Rand, tag string, size int, private bool) []span {
 	return spans
 }
 
-// randomAnswer is a stream of events, or one object.
+// randomAnswer returns a stream of events, or one object.
 func randomAnswer(rng *rand.Rand, tag string, stream bool) []span {
 	private := rng.IntN(2) == 0
 	if !stream {
@@ -142,7 +142,7 @@ func randomAnswer(rng *rand.Rand, tag string, stream bool) []span {
 	return append(spans, span{text: "data: [DONE]" + end})
 }
 
-// written is an answer as an engine sends it: framed at random, in pieces cut at random.
+// written returns a response as an engine sends it, with random framing, in pieces of random size.
 func written(rng *rand.Rand, body string, stream bool) (pieces []string, keep bool) {
 	var all strings.Builder
 	kind := "application/json"
@@ -187,9 +187,9 @@ func trials(n int) int {
 	return n
 }
 
-// TestRelayByteForByte relays random streams and whole answers, several at a time over the
-// same pooled buffers, and compares every byte that a client decodes with what its engine sent,
-// private values blanked in their places.
+// TestRelayByteForByte relays random streams and non-streaming responses, several at a time over the
+// same pooled buffers. It compares every byte that a client decodes with those that its engine
+// sent, with redacted private values.
 func TestRelayByteForByte(t *testing.T) { withBothRelayModes(t, testRelayByteForByte) }
 
 func testRelayByteForByte(t *testing.T, by RelayMode) {
@@ -254,8 +254,8 @@ func testRelayByteForByte(t *testing.T, by RelayMode) {
 	wg.Wait()
 }
 
-// fetch posts body on a connection of its own and gives the answer's decoded body and its
-// coding.
+// fetch posts body on a new connection, and returns the response's decoded body and its
+// Content-Encoding.
 func (r *testServer) fetch(t *testing.T, body, accept string) (got, how string, err error) {
 	nc, err := net.Dial("tcp", r.addr)
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Times that fasthttp was given at the start are those of now: of connections that are
-// open as of new ones.
+// A reload also changes the time-outs that fasthttp got at the start, for open connections and for
+// new ones.
 func TestReloadTimeouts(t *testing.T) {
 	open := Options{HeadTimeout: time.Hour, IdleTimeout: time.Hour}
 	r := start(t, open, echo)
@@ -39,7 +39,7 @@ func TestReloadTimeouts(t *testing.T) {
 	idle.expectClosed()
 }
 
-// A smaller budget holds from now on.
+// A reload can reduce the memory budget.
 func TestReloadBudget(t *testing.T) {
 	opt := Options{Handler: handlerFunc(echo)}
 	r := start(t, Options{}, echo)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The router's own ids are what Python's uuid.UUID accepts: some engines insist on that.
+// Python's uuid.UUID accepts the router's own ids, which some engines require.
 func TestRequestIDsAreUUIDs(t *testing.T) {
 	var ids requestIDs
 	ids.init()

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// shortIdleTimeout is how long a server that retires waits here for unused connections.
+// shortIdleTimeout is how long a retiring server keeps unused connections in these tests.
 const shortIdleTimeout = 50 * time.Millisecond
 
 func (r *testServer) retire(limit time.Duration) <-chan error {
@@ -19,7 +19,7 @@ func (r *testServer) retire(limit time.Duration) <-chan error {
 	return done
 }
 
-// splitWriter holds back the second half of each write while it is told to.
+// splitWriter delays the second half of each write while it is switched on.
 type splitWriter struct {
 	net.Conn
 	holdBack bool
@@ -36,8 +36,8 @@ func (f *splitWriter) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// A request that has begun is served, in whatever lane and however little of it is there,
-// though it is whole only when those that wait for one have been closed.
+// A retiring server serves a request that has begun, on either path and however little of it has
+// arrived, even if it is complete only after the idle connections have been closed.
 func TestRetireServesStartedRequests(t *testing.T) {
 	const (
 		page   = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -111,7 +111,7 @@ func TestRetireServesStartedRequests(t *testing.T) {
 	}
 }
 
-// slowCloseListener gives a connection that it had accepted when it was closed.
+// slowCloseListener returns a connection that it had already accepted when it was closed.
 type slowCloseListener struct {
 	net.Listener
 	closing chan struct{}
@@ -133,7 +133,7 @@ func (l *slowCloseListener) Accept() (net.Conn, error) {
 	return nc, nil
 }
 
-// A connection that was accepted as the listener closed is served.
+// A connection that is accepted while the listener closes is served.
 func TestRetireServesTheLastAccepted(t *testing.T) {
 	s, err := New(Options{Handler: handlerFunc(echo)})
 	if err != nil {
@@ -177,8 +177,8 @@ func TestRetireServesTheLastAccepted(t *testing.T) {
 	}
 }
 
-// Half a head holds up a server that retires no longer than the time of a head, or the
-// drain's.
+// An incomplete head delays a retiring server no longer than the head time-out or the drain's
+// deadline.
 func TestRetireEnds(t *testing.T) {
 	for name, k := range map[string]struct {
 		head, limit time.Duration
@@ -205,8 +205,8 @@ func TestRetireEnds(t *testing.T) {
 	}
 }
 
-// What lies in a connection's socket and what its goroutine has of a request count alike,
-// and nothing else does.
+// A connection is not idle if its socket has unread bytes or its goroutine has read a part of a
+// request.
 func TestIdleChecksSocket(t *testing.T) {
 	s := pathServer(t)
 	ours, theirs := socketPair(t)
@@ -232,7 +232,7 @@ func TestIdleChecksSocket(t *testing.T) {
 	<-served
 }
 
-// At SIGTERM a request that has begun on a new connection is told to go elsewhere.
+// After SIGTERM a request that has begun on a new connection gets a 503.
 func TestDrainRespondsToPartialHead(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
@@ -255,7 +255,7 @@ func TestDrainRespondsToPartialHead(t *testing.T) {
 	}
 }
 
-// What is whole only when the drain's time is over would be cut without a word.
+// A request that arrives after the drain's deadline gets a 503 instead of a cut connection.
 func TestRequestAfterDrain(t *testing.T) {
 	r := start(t, Options{}, echo)
 	r.server.CloseAfterResponse()
@@ -270,7 +270,7 @@ func TestRequestAfterDrain(t *testing.T) {
 	}
 }
 
-// Nor is what begins then waited for.
+// A part of a request that arrives after the drain's deadline gets a 503 at once.
 func TestPartialRequestAfterDrain(t *testing.T) {
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.HeadTimeout = 5 * time.Second
