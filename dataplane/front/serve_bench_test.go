@@ -14,7 +14,7 @@ import (
 	"github.com/valyala/fasthttp/fasthttputil"
 )
 
-// exchangeLoop sends raw and reads the answer of n bytes, b.N times.
+// exchangeLoop sends raw and reads the response of n bytes, b.N times.
 func exchangeLoop(b *testing.B, nc net.Conn, raw string, answer int) {
 	br := bufio.NewReaderSize(nc, 64<<10)
 	request := []byte(raw)
@@ -31,7 +31,7 @@ func exchangeLoop(b *testing.B, nc net.Conn, raw string, answer int) {
 	}
 }
 
-// answerSize is how long the answer to raw is: it is the same every time.
+// answerSize returns the length of the response to raw, which is always the same.
 func answerSize(b *testing.B, nc net.Conn, raw string) int {
 	b.Helper()
 	if _, err := io.WriteString(nc, raw); err != nil {
@@ -50,8 +50,8 @@ func benchBody(size int) string {
 	return chatPost(body, "Authorization: Bearer 123", "Accept: application/json", "User-Agent: bench", "X-Request-Id: bench-1")
 }
 
-// BenchmarkServeShort is a whole request through the front with a trivial
-// handler, on a listener in memory; the client's side is in the figure.
+// BenchmarkServeShort measures a whole request through the server with a trivial handler, on a
+// listener in memory. The figure includes the client.
 func BenchmarkServeShort(b *testing.B) {
 	for _, size := range []int{256, 32 << 10} {
 		b.Run(fmt.Sprintf("body=%d", size), func(b *testing.B) {
@@ -75,8 +75,8 @@ func BenchmarkServeShort(b *testing.B) {
 	}
 }
 
-// BenchmarkPlainFasthttp is what fasthttp itself takes, with no guard, no scan
-// and the body in its own default way.
+// BenchmarkPlainFasthttp measures fasthttp alone, without requestHead and the body scan, and with
+// its own reading of bodies.
 func BenchmarkPlainFasthttp(b *testing.B) {
 	for _, size := range []int{256, 32 << 10} {
 		b.Run(fmt.Sprintf("body=%d", size), func(b *testing.B) {
@@ -101,8 +101,8 @@ func BenchmarkPlainFasthttp(b *testing.B) {
 	}
 }
 
-// BenchmarkOnClientGone is the watch of one request on a connection that is watched
-// already: set, take away.
+// BenchmarkOnClientGone measures setting and clearing the function of one request, on a connection
+// that is watched already.
 func BenchmarkOnClientGone(b *testing.B) {
 	c := &conn{srv: &Server{}}
 	c.srv.clientWatcher = &clientWatcher{}
@@ -115,7 +115,7 @@ func BenchmarkOnClientGone(b *testing.B) {
 	}
 }
 
-// BenchmarkRequestHead reads a head of a usual client.
+// BenchmarkRequestHead measures the parsing of a typical client's head.
 func BenchmarkRequestHead(b *testing.B) {
 	raw := []byte("Host: localhost:8000\r\nAccept: application/json\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\n" +
 		"User-Agent: OpenAI/Python 1.99.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Async: false\r\nX-Stainless-Runtime: CPython\r\n" +
@@ -130,8 +130,8 @@ func BenchmarkRequestHead(b *testing.B) {
 	}
 }
 
-// BenchmarkStream is a request whose answer is relayed from an engine on
-// loopback, connection kept: four goroutines and the kernel are in the figure.
+// BenchmarkStream measures a request whose response is relayed from an engine on loopback, over a
+// kept-alive connection. The figure includes four goroutines and the kernel.
 func BenchmarkStream(b *testing.B) {
 	answer := streamHead + chunk(helloStream) + chunk("data: [DONE]\n\n") + "0\r\n\r\n"
 	e := startEngine(b, func(nc net.Conn, _ *http.Request) bool {

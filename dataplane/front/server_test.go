@@ -201,8 +201,8 @@ func TestExpectContinue(t *testing.T) {
 	}
 }
 
-// What is refused whatever the body holds is refused before a client sends it; nothing
-// is counted twice.
+// A client that expects "100 Continue" gets refusals that do not depend on the body before it sends
+// the body. Nothing is counted twice.
 func TestExpectIsRefused(t *testing.T) {
 	r := start(t, Options{MaxBodyBytes: 1 << 20, Authenticator: goodKey{}, WithholdClientKeys: true}, echo)
 	refused := []struct{ head, reason string }{
@@ -245,7 +245,7 @@ func (goodKey) Commit(int, int)                        {}
 func (goodKey) CheckLimits() *Rejection                { return nil }
 func (goodKey) VisitLimitHeaders(func(string, string)) {}
 
-// A client of HTTP/1.0 would take a 100 for the answer.
+// An HTTP/1.0 client gets no "100 Continue", which it would read as the final response.
 func TestExpectOfHTTP10IsIgnored(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowClientsRole makes the test's binary the attackers of the address it names, as slowClientsPlan says;
-// sinkRole a server that accepts and reads nothing, which they may attack instead, and cuts
-// each connection after so long.
+// The environment variable slowClientsRole makes the test binary the attackers of the address that
+// it names, according to slowClientsPlan. sinkRole makes it a server that they can attack
+// instead: it accepts, reads nothing, and closes each connection after the given time.
 const (
 	slowClientsRole = "SLUICE_TEST_SLOW_AT"
 	slowClientsPlan = "SLUICE_TEST_SLOW"
@@ -21,7 +21,7 @@ const (
 	awakeRole       = "SLUICE_TEST_AWAKE"
 )
 
-// slowClientPlan is what slow clients do.
+// slowClientPlan describes the behaviour of the slow clients.
 type slowClientPlan struct {
 	heads     int           // that come byte by byte,
 	interval  time.Duration // a byte so often
@@ -55,11 +55,11 @@ type slowClients struct {
 	longest [2]time.Duration
 }
 
-// runSlowClients attacks until the test ends. It says "open" when all have connected, "cut"
-// when the first head was, and "heads" and "bodies" when the last was, with the time and
-// how long the most patient wait for one was.
+// runSlowClients attacks until the test ends. It prints "open" when all clients have connected,
+// "cut" when the first connection with a head has been closed, and "heads" and "bodies" when the
+// last of these has, with the time and the longest wait for one.
 //
-// Once all have connected they leave their core to whoever else wants it.
+// Once all clients have connected the process yields its core to any other process.
 func runSlowClients(addr string) error {
 	a := slowClients{byFD: make(map[int32]*slowClient), events: make([]unix.EpollEvent, 256)}
 	if _, err := fmt.Sscan(os.Getenv(slowClientsPlan), &a.heads, &a.interval, &a.bodies, &a.spread, &a.reconnect); err != nil {
@@ -114,7 +114,7 @@ func (a *slowClients) open(one *slowClient) error {
 	if err != nil {
 		return err
 	}
-	// Of several addresses: one alone has not enough ports for all that come again.
+	// From several addresses: a single one has too few ports for all reconnects.
 	a.dialled++
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	if err = unix.Bind(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, byte(2 + a.dialled%16)}}); err != nil {
@@ -139,7 +139,7 @@ func (a *slowClients) open(one *slowClient) error {
 	return nil
 }
 
-// send sends the next byte of a head, or all that will come of a body.
+// send sends the next byte of a head, or the only part of a body.
 func (a *slowClients) send(one *slowClient) {
 	const head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Long: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	switch {
@@ -152,7 +152,7 @@ func (a *slowClients) send(one *slowClient) {
 	}
 }
 
-// readResult waits a moment for those who are cut.
+// readResult waits a moment for connections that the server closes.
 func (a *slowClients) readResult() error {
 	n, err := unix.EpollWait(a.poll, a.events, 1)
 	if err != nil && err != unix.EINTR {
@@ -195,14 +195,14 @@ func (a *slowClients) count(one *slowClient) {
 	}
 }
 
-// The kernel's policies for who gets a core (sched(7)).
+// The kernel's scheduling policies (sched(7)).
 const (
 	schedRoundRobin = 2 // before all that have none of their own
 	schedIdle       = 5 // behind everybody
 )
 
-// setScheduler has this process, with all threads that it will have, get its core by policy,
-// where it may.
+// setScheduler sets the scheduling policy of this process and all its later threads, if the process
+// has the permission.
 func setScheduler(policy, priority uint32) {
 	tasks, _ := os.ReadDir("/proc/self/task")
 	for _, task := range tasks {
@@ -211,7 +211,7 @@ func setScheduler(policy, priority uint32) {
 	}
 }
 
-// runNonReadingServer accepts, reads nothing, and cuts after so long.
+// runNonReadingServer accepts connections, reads nothing, and closes each after the given time.
 func runNonReadingServer(after string) error {
 	patience, err := time.ParseDuration(after)
 	if err != nil {
@@ -227,7 +227,7 @@ func runNonReadingServer(after string) error {
 	if err = unix.Listen(fd, 4096); err != nil {
 		return err
 	}
-	// An accept waits 2 ms at the most.
+	// An accept waits at most 2 ms.
 	if err = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 2000}); err != nil {
 		return err
 	}
@@ -258,9 +258,9 @@ func runNonReadingServer(after string) error {
 	}
 }
 
-// runSpinner keeps a core from sleeping, behind all that has something to do there. What a
-// virtual machine takes to wake a core is 20 µs or more in some seconds, and nothing in
-// others, which hides what is to be measured.
+// runSpinner keeps a core from sleeping, at a lower priority than all other processes there. A
+// virtual machine needs 20 µs or more to wake a core in some seconds and no time in others, which
+// would hide the effect that the test measures.
 func runSpinner() {
 	setScheduler(schedIdle, 0)
 	fmt.Println("ready")
@@ -272,21 +272,21 @@ func runSpinner() {
 
 var spinResult int // what runSpinner does
 
-// processReport is what a process says with a time.
+// processReport is a line of a process's output with a time.
 type processReport struct {
 	name    string
 	at      int64
 	elapsed time.Duration
 }
 
-// slowClientProcess is a process of attackers.
+// slowClientProcess is a process in the slowClientsRole.
 type slowClientProcess struct {
 	t       *testing.T
 	stop    func()
 	reports chan processReport
 }
 
-// startSlowClients has the address attacked until end.
+// startSlowClients starts attackers of an address, which run until end is called.
 func startSlowClients(t *testing.T, core int, addr string, plan slowClientPlan) *slowClientProcess {
 	t.Helper()
 	p, br := startProcess(t, core, slowClientsRole+"="+addr, slowClientsPlan+"="+plan.String())
@@ -307,7 +307,7 @@ func startSlowClients(t *testing.T, core int, addr string, plan slowClientPlan) 
 	return a
 }
 
-// await waits until the attackers say word.
+// await waits until the attackers print word.
 func (a *slowClientProcess) await(word string, limit time.Duration) processReport {
 	a.t.Helper()
 	timeout := time.After(limit)

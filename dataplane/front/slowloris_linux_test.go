@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// TestSlowloris is number 2 of RELIABILITY.md: clients that send a head byte by byte, and
-// clients that announce 60 MB and stop, in their thousands, beside one that asks for a page.
+// TestSlowloris measures point 2 of RELIABILITY.md: thousands of clients that send a head byte by
+// byte, or announce 60 MB and stop, while a well-behaved client requests a page.
 //
-// The router has a core of its own, the good client shares the other with the attackers;
-// both go before whatever else the machine does, the attackers behind it. What they cost it
-// there is no matter of the router's, so they attack a server that reads nothing as well,
-// which is the control; and the rounds, nobody, the control, the router, alternate, for what
-// a machine gives is not the same in each minute.
+// The router has a core of its own. The well-behaved client shares the other core with the
+// attackers. Both have priority over all other processes of the machine, the attackers have the
+// lowest. The attackers delay the client on their common core, which is not the router's fault;
+// therefore they also attack a server that reads nothing, as the control. The rounds (no attack,
+// control, router) alternate, because the machine's speed changes from minute to minute.
 func TestSlowloris(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes of their own, some seconds long")
@@ -35,7 +35,7 @@ func TestSlowloris(t *testing.T) {
 	var alone, control, attacked, joining, leaving, whole, wholeControl latencies
 	var opened, cutting, longest time.Duration
 	full := 0
-	// round has a server attacked until it has cut all heads.
+	// round attacks a server until it has closed all connections with heads.
 	round := func(addr string) (took []sample, began, open int64, cut, last processReport) {
 		began = time.Now().UnixNano()
 		samples := b.measure(head + head/2)
@@ -73,7 +73,7 @@ func TestSlowloris(t *testing.T) {
 		if attacked.over(&control) > 1.1 {
 			t.Errorf("a page's p99 is %v under attack, %v while another server is attacked", &attacked, &control)
 		}
-		// That of a goroutine that accepts all that come in a row is 30 ms.
+		// Without the yield of the accepting goroutine it is 30 ms.
 		if most := 5 * time.Millisecond; joining.median() > most {
 			t.Errorf("a page's p99 is %v while they connect, want at most %v", &joining, most)
 		}
@@ -89,8 +89,8 @@ func TestSlowloris(t *testing.T) {
 		&whole, &wholeControl, whole.comparedTo(&wholeControl))
 }
 
-// TestSlowlorisSteady is the same with attackers who come back when they are cut: a
-// thousand connections a second are opened and cut.
+// TestSlowlorisSteady is TestSlowloris with attackers that reconnect when they are cut: a thousand
+// connections a second are opened and closed.
 func TestSlowlorisSteady(t *testing.T) {
 	if os.Getenv("SLUICE_SOAK") == "" {
 		t.Skip("minutes; SLUICE_SOAK=1")
@@ -122,8 +122,8 @@ func TestSlowlorisSteady(t *testing.T) {
 		plan.heads+plan.bodies, head, b.report(rounds, &attacked, &control, &alone), 100*cpu.Seconds()/(head.Seconds()*float64(rounds)))
 }
 
-// slowlorisSetup is a router on a core of its own where there are two, and on the others a good
-// client and a server that accepts and reads nothing.
+// slowlorisSetup has a router on a core of its own, if there are two cores, and on the others a
+// well-behaved client and a server that accepts and reads nothing.
 type slowlorisSetup struct {
 	router, sinkProcess *process
 	others              int // the core of all but the router
@@ -132,18 +132,19 @@ type slowlorisSetup struct {
 	pause               time.Duration // between two of its requests
 }
 
-// report compares a page's p99 under attack with what it is without.
+// report compares a page's p99 under attack with the p99 without.
 func (b *slowlorisSetup) report(rounds int, attacked, control, alone *latencies) string {
 	return fmt.Sprintf("a page's p99 meanwhile, the router on %s, of %d answers in %d rounds: %v; "+
 		"while as many attack a server that reads nothing %v (%s), with no attack %v (%s)",
 		b.where, attacked.n, rounds, attacked, control, attacked.comparedTo(control), alone, attacked.comparedTo(alone))
 }
 
-// soakPause is that of a long run: 2,000 requests a second, a sixth of what the router's
-// core could answer.
+// soakPause is the pause between two requests in a long run: 2,000 requests a second, a sixth of
+// the capacity of the router's core.
 const soakPause = 500 * time.Microsecond
 
-// newSlowlorisSetup starts them; the other server cuts after so long.
+// newSlowlorisSetup starts the processes. The control server closes connections after the given
+// time.
 func newSlowlorisSetup(t *testing.T, pause, cutAfter time.Duration) *slowlorisSetup {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that nobody will need
@@ -165,18 +166,18 @@ func newSlowlorisSetup(t *testing.T, pause, cutAfter time.Duration) *slowlorisSe
 	return b
 }
 
-// measure has the good client ask for so long.
+// measure makes the well-behaved client send requests for a time.
 func (b *slowlorisSetup) measure(span time.Duration) (wait func() []sample) {
 	return b.client.begin(span, b.pause)
 }
 
-// latencies are the 99th percentiles of rounds, and of how many samples they are.
+// latencies has the 99th percentiles of rounds and the number of their samples.
 type latencies struct {
 	p99 []time.Duration
 	n   int
 }
 
-// add takes a round in: what was asked for from one time to the other.
+// add adds a round: the requests between two times.
 func (a *latencies) add(s []sample, from, to int64) {
 	var took []int64
 	for i := range s {
@@ -204,8 +205,8 @@ func medianOf[T cmp.Ordered](all []T) T {
 	return sorted[len(sorted)/2]
 }
 
-// ratios are what its rounds are to those of other, which were taken by turns with them:
-// what the machine gives changes from minute to minute.
+// ratios returns the ratios of its rounds to those of other, which alternated with them, because
+// the machine's speed changes from minute to minute.
 func (a *latencies) ratios(other *latencies) (all []float64) {
 	for i := range min(len(a.p99), len(other.p99)) {
 		all = append(all, float64(a.p99[i])/float64(other.p99[i]))
@@ -213,7 +214,7 @@ func (a *latencies) ratios(other *latencies) (all []float64) {
 	return all
 }
 
-// over is the median of its ratios to other.
+// over returns the median of its ratios to other.
 func (a *latencies) over(other *latencies) float64 {
 	if all := a.ratios(other); len(all) > 0 {
 		return medianOf(all)
@@ -221,7 +222,7 @@ func (a *latencies) over(other *latencies) float64 {
 	return math.NaN()
 }
 
-// comparedTo is the median of its ratios to other, and between which they lie.
+// comparedTo returns the median and the range of its ratios to other.
 func (a *latencies) comparedTo(other *latencies) string {
 	more := func(ratio float64) string { return fmt.Sprintf("%+.0f %%", 100*(ratio-1)) }
 	all := a.ratios(other)
@@ -231,7 +232,7 @@ func (a *latencies) comparedTo(other *latencies) string {
 	return fmt.Sprintf("%s, in a round %s to %s", more(medianOf(all)), more(slices.Min(all)), more(slices.Max(all)))
 }
 
-// String is the median of the rounds, and between which it lies.
+// String returns the median of the rounds and their range.
 func (a *latencies) String() string {
 	m := a.median().Round(time.Microsecond)
 	if len(a.p99) < 2 {

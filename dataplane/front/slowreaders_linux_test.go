@@ -26,7 +26,7 @@ import (
 
 const unframedStreamHead = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
-// delivery is one in which a stream's bytes come to its client.
+// delivery is a way in which a stream's bytes reach the client.
 type delivery struct {
 	name    string
 	opt     Options
@@ -35,7 +35,7 @@ type delivery struct {
 	frame   func(string) string // and its framing
 }
 
-// deliveries are all of them.
+// deliveries are all deliveries.
 func deliveries(t *testing.T) []delivery {
 	lent := httptest.NewUnstartedServer(nil)
 	lent.StartTLS() // has a certificate
@@ -56,8 +56,8 @@ func deliveries(t *testing.T) []delivery {
 	}
 }
 
-// connect opens a connection whose kernel takes little ahead of its reader: that must be
-// known before it tells its window.
+// connect opens a connection with a small receive buffer. The size must be set before the kernel
+// announces its window.
 func (w *delivery) connect(r *testServer) *client {
 	r.t.Helper()
 	small := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
@@ -76,7 +76,7 @@ func (w *delivery) connect(r *testServer) *client {
 	return c
 }
 
-// setShortTimeouts lets the client's kernel take more.
+// setShortTimeouts sets a larger receive buffer for the client.
 func (w *delivery) setShortTimeouts(c *client) {
 	nc := c.Conn
 	if secure, ok := nc.(*tls.Conn); ok {
@@ -85,7 +85,7 @@ func (w *delivery) setShortTimeouts(c *client) {
 	_ = nc.(*net.TCPConn).SetReadBuffer(1 << 20)
 }
 
-// noise is an event of 32 KiB that no coding makes much smaller.
+// noise is an event of 32 KiB that hardly compresses.
 func noise() string {
 	data := make([]byte, 24<<10)
 	for i := range data {
@@ -94,7 +94,7 @@ func noise() string {
 	return `data: {"x":"` + base64.StdEncoding.EncodeToString(data) + "\"}\n\n"
 }
 
-// flood is an engine that sends without an end; sent counts its bytes.
+// flood is an engine that sends endlessly. sent counts its bytes.
 func (w *delivery) flood(t *testing.T, sent *atomic.Int64) *engine {
 	event := w.frame(noise())
 	return startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -108,7 +108,7 @@ func (w *delivery) flood(t *testing.T, sent *atomic.Int64) *engine {
 	})
 }
 
-// trickle is an engine that sends small events without an end, a thousand a second.
+// trickle is an engine that sends small events endlessly, a thousand a second.
 func (w *delivery) trickle(t *testing.T) *engine {
 	var events []string // more than a coding remembers
 	for range 4 {
@@ -126,8 +126,8 @@ func (w *delivery) trickle(t *testing.T) *engine {
 	})
 }
 
-// The kernel holds no more for a client that does not read than is written in
-// docs/relay.md, and its engine is not read any more, whatever is done to the bytes.
+// For a client that does not read, the kernel buffers at most what docs/relay.md states, and the
+// router stops reading from the engine, in every delivery.
 func TestStalledClientsUseBoundedMemory(t *testing.T) {
 	for _, w := range deliveries(t) {
 		t.Run(w.name, func(t *testing.T) {
@@ -157,8 +157,7 @@ func TestStalledClientsUseBoundedMemory(t *testing.T) {
 	}
 }
 
-// A client that stops reading is cut after WriteTimeout for that, whatever is done to
-// the bytes and however they come.
+// A client that stops reading is cut after WriteTimeout as stalled, in every delivery.
 func TestStalledClientsAreDisconnected(t *testing.T) {
 	limit, most := 2*time.Second, testTimeout/2 // how much later is the machine's
 	if os.Getenv("SLUICE_SOAK") != "" {
@@ -190,9 +189,8 @@ func TestStalledClientsAreDisconnected(t *testing.T) {
 	}
 }
 
-// A client that reads some 20 KB a second is not, although its socket takes nothing new
-// for longer than WriteTimeout, and what it gets is the stream, nothing left out, nothing
-// twice.
+// A client that reads about 20 KB a second is not cut, although its socket accepts no new bytes for
+// longer than WriteTimeout. It gets the stream without lost or repeated bytes.
 func TestSlowClientsGetAll(t *testing.T) {
 	if testing.Short() {
 		t.Skip("several times the time-out long")
@@ -253,7 +251,7 @@ func TestSlowClientsGetAll(t *testing.T) {
 	all.Wait()
 }
 
-// Whatever is done to a stream's bytes is done to its comments.
+// Comments get the same framing and compression as a stream's events.
 func TestCommentsInEveryDelivery(t *testing.T) {
 	for _, w := range deliveries(t) {
 		t.Run(w.name, func(t *testing.T) {

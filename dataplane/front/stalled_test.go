@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// testTLS is a server's, with httptest's certificate.
+// testTLS is a server's TLS configuration with httptest's certificate.
 func testTLS() *tls.Config {
 	lent := httptest.NewUnstartedServer(nil)
 	lent.StartTLS()
@@ -17,7 +17,7 @@ func testTLS() *tls.Config {
 
 const announcedLength = atHost + "Content-Length: 30000000\r\n\r\n"
 
-// A body of which nothing comes is cut long before the time that its size has.
+// A body that stalls is refused long before the time that its size allows.
 func TestStalledBodyTimesOut(t *testing.T) {
 	opt := Options{BodyTimeout: time.Hour, BodyIdleTimeout: 300 * time.Millisecond}
 	bodies := map[string]string{
@@ -47,8 +47,8 @@ func TestStalledBodyTimesOut(t *testing.T) {
 	}
 }
 
-// One that comes slowly is read on, past the time without a byte and past that of the head,
-// which is the first that the socket was told.
+// A slow body is read beyond BodyIdleTimeout and beyond the head time-out, which is the first
+// deadline that the socket gets.
 func TestTricklingBodyIsRead(t *testing.T) {
 	opt := Options{HeadTimeout: 1500 * time.Millisecond, BodyTimeout: time.Hour, BodyIdleTimeout: 2 * time.Second}
 	secure := opt

@@ -78,8 +78,7 @@ func testConnectionIsReusedAfterStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// The engine's framing reaches an HTTP/1.1 client as it is, and one that has none is
-// given it.
+// An HTTP/1.1 client gets the engine's framing unchanged. A body without framing gets chunks.
 func TestStreamFramings(t *testing.T) { withBothRelayModes(t, testStreamFramings) }
 
 func testStreamFramings(t *testing.T, by RelayMode) {
@@ -122,7 +121,7 @@ func testStreamFramings(t *testing.T, by RelayMode) {
 	}
 }
 
-// Trailers reach the client, and the connection stands behind them.
+// Trailers reach the client, and the connection stays open.
 func TestTrailersOfAStream(t *testing.T) { withBothRelayModes(t, testTrailersOfAStream) }
 
 func testTrailersOfAStream(t *testing.T, by RelayMode) {
@@ -157,8 +156,8 @@ func testTrailersOfAStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// A trailer that only a head may have, or that is none, is a broken engine's: the client
-// does not get it, and neither connection is used again.
+// A malformed trailer, or one that may be only in a head, is an engine error: the client does not
+// get it, and neither connection is used again.
 func TestForbiddenTrailersOfAStream(t *testing.T) {
 	withBothRelayModes(t, testForbiddenTrailersOfAStream)
 }
@@ -192,7 +191,7 @@ func testForbiddenTrailersOfAStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// A client that waits for leave to send its body gets it, and then its stream.
+// A client that expects "100 Continue" gets it, and then its stream.
 func TestExpectContinueBeforeAStream(t *testing.T) {
 	withBothRelayModes(t, testExpectContinueBeforeAStream)
 }
@@ -223,7 +222,7 @@ func testExpectContinueBeforeAStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// HEAD has no body, on a page and on what is no page, behind a stream as before one.
+// A response to HEAD has no body, for a page or another path, before and after a stream.
 func TestHeadAroundAStream(t *testing.T) { withBothRelayModes(t, testHeadAroundAStream) }
 
 func testHeadAroundAStream(t *testing.T, by RelayMode) {
@@ -250,7 +249,7 @@ func testHeadAroundAStream(t *testing.T, by RelayMode) {
 	}
 }
 
-// HTTP/1.0 knows no chunks: it gets the payload, and the end of the connection.
+// An HTTP/1.0 client gets the payload without chunks, and the end of the connection.
 func TestStreamToHTTP10(t *testing.T) { withBothRelayModes(t, testStreamToHTTP10) }
 
 func testStreamToHTTP10(t *testing.T, by RelayMode) {
@@ -323,7 +322,7 @@ func testStreamWithConnectionClose(t *testing.T, by RelayMode) {
 	c.expectClosed()
 }
 
-// The head arrives although no body comes yet.
+// The client gets the head before the engine sends the body.
 func TestHeadDoesNotWaitForTheBody(t *testing.T) {
 	withBothRelayModes(t, testHeadDoesNotWaitForTheBody)
 }
@@ -426,8 +425,8 @@ func TestSlowClientIsNotDisconnected(t *testing.T) {
 	withBothRelayModes(t, testSlowClientIsNotDisconnected)
 }
 
-// A client that reads 40 KB a second of what fills its buffers is not stalled, although
-// its socket takes nothing new for many times WriteTimeout.
+// A client that reads 40 KB a second from full buffers is not stalled, although its socket accepts
+// no new bytes for many times WriteTimeout.
 func testSlowClientIsNotDisconnected(t *testing.T, by RelayMode) {
 	const limit = 2 * time.Second
 	if testing.Short() {
@@ -488,7 +487,7 @@ func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 	if _, body := c.readResponse(); body != strings.Repeat(helloStream, 30)+"data: [DONE]\n\n" {
 		t.Errorf("%d bytes", len(body))
 	}
-	// The wait for the next request is an idle one, not that of a first head.
+	// The wait for the next request has the idle time-out, not the head time-out.
 	time.Sleep(limit + 200*time.Millisecond)
 	c.send(chatPost(hello))
 	if _, body := c.readResponse(); len(body) < 100 {

@@ -157,7 +157,7 @@ func TestTargetsAsProxiesRead(t *testing.T) {
 	})
 }
 
-// installed is the path of a program; without it the test is skipped.
+// installed returns the path of a program, and skips the test if it is not installed.
 func installed(t *testing.T, name, usual string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {

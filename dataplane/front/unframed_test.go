@@ -13,9 +13,9 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// Half of an answer whose engine told neither a length nor chunks is never taken for a
-// whole one: events end with one that says so, and where nothing can be said, the framing
-// that HTTP/1.1 clients are given is not ended, and HTTP/1.0 clients get a reset.
+// A client can recognise a truncated response of an engine that sends neither Content-Length nor
+// chunks. An event stream ends with an error event. Otherwise HTTP/1.1 clients get chunks without
+// the last one, and HTTP/1.0 clients get a reset.
 func TestUnframedEngineFails(t *testing.T) { withBothRelayModes(t, testUnframedEngineFails) }
 
 func testUnframedEngineFails(t *testing.T, by RelayMode) {
