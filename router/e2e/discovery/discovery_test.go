@@ -25,7 +25,7 @@ func withRegister(c *config.Config) {
 	c.Register.Listen, c.Register.Token, c.Register.Lease = "127.0.0.1:0", harness.RegisterToken, 2*time.Second
 }
 
-// keepRegistered runs `sluice register` until the function it gives is called.
+// keepRegistered runs `sluice register` until the returned function is called.
 func keepRegistered(t *testing.T, r *harness.Router, id, kind, workerSpec string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command(harness.BuiltBinary(t), "register", "--router", "http://"+r.Registration.Addr(), "--id", id, kind, workerSpec)
@@ -50,10 +50,9 @@ func keepRegistered(t *testing.T, r *harness.Router, id, kind, workerSpec string
 	return stop
 }
 
-// TestRegisteredPairServes: a router that knows of nobody gets a prefill and a
-// decode worker by registration, runs requests through both, and forgets
-// everything of the one that goes: its index entries, its reservations, its
-// metric series.
+// TestRegisteredPairServes: a prefill and a decode worker register with a router without workers.
+// Requests run on both. After one leaves, the router has dropped its index entries, reservations
+// and metric series.
 func TestRegisteredPairServes(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.LaunchRouter(t, withRegister)
@@ -75,7 +74,7 @@ func TestRegisteredPairServes(t *testing.T) {
 			old = w.Ranks[0]
 		}
 	}
-	// What was just sent there is foretold before events tell of it.
+	// The router predicts the blocks of a request before events confirm them.
 	harness.Eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.CachedBlocks.Load() > 0 })
 	stopPrefill()
 	harness.Eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
@@ -93,7 +92,7 @@ func TestRegisteredPairServes(t *testing.T) {
 		t.Errorf("p-0 got %d requests after it had gone", now-probes)
 	}
 
-	// Back under its name it begins with nothing.
+	// After it returns with the same name, it has no blocks.
 	keepRegistered(t, r, "p-0", "--prefill", p.URL())
 	harness.Eventually(t, 10*time.Second, "p-0 is ready again", func() bool { return r.State("p-0") == worker.Ready })
 	if !series() {
@@ -104,7 +103,8 @@ func TestRegisteredPairServes(t *testing.T) {
 	}
 }
 
-// TestLostWorkerIsRemoved: a worker whose machine went away does not renew.
+// TestLostWorkerIsRemoved: the router removes a worker that does not renew its registration, for
+// example because its machine has failed.
 func TestLostWorkerIsRemoved(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.LaunchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
@@ -141,8 +141,8 @@ func sourceStates(t *testing.T, r *harness.Router) []discovery.State {
 	return v.Sources
 }
 
-// TestWorkersFile: workers of a file come and go with its text; a broken edit
-// changes nothing and is shown with its place; what was removed is not probed.
+// TestWorkersFile: the workers follow the text of the file. An invalid edit changes nothing and is
+// reported with its position. Removed workers are not probed.
 func TestWorkersFile(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	var asked atomic.Int64
@@ -197,8 +197,8 @@ func TestWorkersFile(t *testing.T) {
 	harness.Eventually(t, 10*time.Second, "b is back", both)
 }
 
-// TestConfigFileIsReloaded: the workers of --config follow it, and of what else
-// was edited the log says that it waits for the next start.
+// TestConfigFileIsReloaded: the workers follow edits of the --config file; the log says that other
+// edited fields are not in effect.
 func TestConfigFileIsReloaded(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	path := filepath.Join(t.TempDir(), "sluice.yaml")

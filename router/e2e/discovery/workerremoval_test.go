@@ -23,11 +23,11 @@ import (
 	"sluice/router/worker"
 )
 
-// removal is a way for a prefill and a decode worker to be found, and for the prefill
-// worker to be taken out.
+// removal is a discovery source that finds a prefill and a decode worker, and its way to remove the
+// prefill worker.
 type removal struct {
 	name string
-	// start runs a router that finds both; id is the prefill worker's there.
+	// start runs a router that finds both. id is the id of the prefill worker; leave removes it.
 	start func(t *testing.T, mod func(*config.Config), p, d *sim.Engine) (r *harness.Router, id string, leave func())
 }
 
@@ -82,9 +82,9 @@ var removals = []removal{
 	}},
 }
 
-// TestRemovedWorkerLeavesNoState: whichever source takes a worker out, nothing of it is
-// left behind: no metric series, no index entries, no guesses, no reservations, nothing
-// of transfers; and the other worker does its work alone.
+// TestRemovedWorkerLeavesNoState: whichever source removes a worker, the router keeps no metric
+// series, index entries, predictions, reservations or transfer rates of it. The other worker then
+// serves requests alone.
 func TestRemovedWorkerLeavesNoState(t *testing.T) {
 	for _, by := range removals {
 		t.Run(by.name, func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 				return len(ranks) == 2 && ranks["prefill"].CachedBlocks.Load() > 0
 			})
 			left := ranks["prefill"]
-			// As a connector's report of this pair would.
+			// Record a transfer as a connector's report would.
 			r.Transfers.RecordTransfer(left, ranks["decode"], 100, &completion.Result{State: completion.Done, Bytes: 1 << 20, Duration: time.Millisecond})
 			before := rankSeries(t, r, id)
 			for _, want := range []string{"sluice_worker_state", "sluice_rank_legs_total", "sluice_rank_requests", "sluice_rank_cached_blocks", "sluice_kv_feed_total", "sluice_kv_rank_transfers_total"} {
@@ -135,7 +135,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 	}
 }
 
-// rankSeries are the families that have a series with this worker, or a rank of it, in any label.
+// rankSeries returns the metrics that have a series with this worker, or a rank of it, in any label.
 func rankSeries(t *testing.T, r *harness.Router, id string) []string {
 	t.Helper()
 	families := map[string]bool{}
@@ -148,7 +148,7 @@ func rankSeries(t *testing.T, r *harness.Router, id string) []string {
 	return slices.Sorted(maps.Keys(families))
 }
 
-// indexedBlocks counts the blocks that index and guesses have of a rank's number.
+// indexedBlocks counts the blocks of a rank's slot in the exact and the approximate index.
 func indexedBlocks(r *harness.Router, rank *worker.Rank) (n int) {
 	count := func(x *kvindex.Exported) bool { n += len(x.Seqs); return true }
 	if index, ok := r.Index.(kvindex.Exporter); ok {
@@ -158,7 +158,7 @@ func indexedBlocks(r *harness.Router, rank *worker.Rank) (n int) {
 	return n
 }
 
-// announce calls the registration listener.
+// announce sends a request to the registration listener and returns the status.
 func announce(t *testing.T, r *harness.Router, method, id, body string) int {
 	t.Helper()
 	req, err := http.NewRequest(method, "http://"+r.Registration.Addr()+"/v1/workers/"+id, strings.NewReader(body))
@@ -176,7 +176,8 @@ func announce(t *testing.T, r *harness.Router, method, id, body string) int {
 	return resp.StatusCode
 }
 
-// keepAnnounced registers a worker and renews until stop is called, or the test ends.
+// keepAnnounced registers a worker and renews the registration until stop is called or the test
+// ends.
 func keepAnnounced(t *testing.T, r *harness.Router, id, role, url string) (stop func()) {
 	t.Helper()
 	body, _ := json.Marshal(map[string]any{"version": 1, "url": url, "role": role})
@@ -200,12 +201,12 @@ func keepAnnounced(t *testing.T, r *harness.Router, id, role, url string) (stop 
 	return stop
 }
 
-// What a request tells of a worker that left while it ran is not kept: the worker's number
-// is another's next.
+// TestLateMessagesOfRemovedWorkerAreDropped: if a worker leaves during a request, the router drops
+// what it learns from the request about the worker, because another worker may reuse its slot.
 func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
 	e := harness.StartSim(t, func(o *sim.Options) { o.Speed, o.Cost.Step = 1, 3*time.Millisecond })
 	w := harness.SimWorker(e, worker.Aggregated, "w")
-	w.KVEvents = []string{"off"} // so that what it holds is guessed
+	w.KVEvents = []string{"off"} // so that its cached blocks are predicted
 	r := harness.StartRouter(t, nil, w)
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
 	rank := r.Fleet.View().Workers[0].Ranks[0]

@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// wantAffinity sends first and second turns of several prompts and wants the second
-// where the first was. body makes a request of the conversation's words.
+// wantAffinity sends the first and second turns of several conversations, and checks that the
+// second turn goes to the worker of the first. body returns a request for a conversation's words.
 func wantAffinity(t *testing.T, r *harness.Router, path string, body func(words string) string, awaitIndex func(*testing.T)) {
 	t.Helper()
 	for i := range 6 {
@@ -37,7 +37,8 @@ func wantAffinity(t *testing.T, r *harness.Router, path string, body func(words 
 	}
 }
 
-// TestEveryEventEncodingIsUnderstood: through ZMQ, decoder, index and choice.
+// TestEveryEventEncodingIsUnderstood: events in every encoding pass ZMQ, decoder and index, and
+// determine the choice.
 func TestEveryEventEncodingIsUnderstood(t *testing.T) {
 	for _, k := range []struct {
 		encoding, engine string
@@ -97,7 +98,8 @@ func TestTokenSources(t *testing.T) {
 	})
 }
 
-// Engines without events: what they hold is guessed from the router's choices.
+// TestAffinityWithoutEvents: for engines without events the router predicts cached blocks from its
+// own choices.
 func TestAffinityWithoutEvents(t *testing.T) {
 	off := func(o *sim.Options) { o.KVEvents = "off" }
 	a, b := harness.StartSim(t, off), harness.StartSim(t, off)
@@ -105,8 +107,8 @@ func TestAffinityWithoutEvents(t *testing.T) {
 	wantAffinity(t, r, "/v1/chat/completions", harness.ChatOf, func(*testing.T) {})
 }
 
-// Engines that have events which the router cannot get at, as behind a firewall that
-// lets HTTP through alone, are guessed like those that have none.
+// TestAffinityWithoutEventConnection: engines whose events the router cannot receive, for example
+// behind a firewall that passes only HTTP, are predicted like engines without events.
 func TestAffinityWithoutEventConnection(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and sends nothing
 	if err != nil {
@@ -132,13 +134,13 @@ func TestAffinityWithoutEventConnection(t *testing.T) {
 	}
 }
 
-// Two block sizes in one fleet: each rank is asked by its own.
+// TestTwoBlockSizes: in a fleet with two block sizes the look-up for each rank uses its own size.
 func TestTwoBlockSizes(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, func(o *sim.Options) { o.BlockSize = 32 })
 	r := harness.StartRouter(t, nil, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	where := map[string]int{}
 	wantAffinity(t, r, "/v1/chat/completions", func(w string) string { return harness.ChatOf(w) }, func(t *testing.T) { harness.AwaitIndexed(t, r, a, b) })
-	for i := range 24 { // ties fall at random
+	for i := range 24 { // ties are broken at random
 		where[harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(fmt.Sprint("other ", i, harness.Prompt))).Header.Get("X-Sluice-Worker")]++
 	}
 	if where["a"] == 0 || where["b"] == 0 {
@@ -146,7 +148,7 @@ func TestTwoBlockSizes(t *testing.T) {
 	}
 }
 
-// Another cache salt is another cache.
+// TestCacheSaltParts: requests with different cache salts share no cached blocks.
 func TestCacheSaltParts(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w0"))
@@ -164,7 +166,7 @@ func TestCacheSaltParts(t *testing.T) {
 	}
 }
 
-// Event batches that were lost on the way are replayed.
+// TestLostEventsAreReplayed: the router has lost event batches replayed.
 func TestLostEventsAreReplayed(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w0"))
@@ -184,8 +186,8 @@ func TestLostEventsAreReplayed(t *testing.T) {
 	}
 }
 
-// TestExplainShowsAllTerms: over the admin API, for each leg, every candidate
-// with the terms that its cost is the sum of.
+// TestExplainShowsAllTerms: the explain record of the admin API contains, for each leg, every
+// candidate with the terms whose sum is its cost.
 func TestExplainShowsAllTerms(t *testing.T) {
 	p0, p1, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p0, worker.Prefill, "p0"), harness.SimWorker(p1, worker.Prefill, "p1"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -223,7 +225,7 @@ func TestExplainShowsAllTerms(t *testing.T) {
 	}
 }
 
-// A burst of requests that hold nothing anywhere spreads over the workers.
+// TestBurstSpreads: a burst of requests without cached blocks spreads over the workers.
 func TestBurstSpreads(t *testing.T) {
 	cost := sim.Cost{Step: 5 * time.Millisecond}
 	var workers []config.Worker
@@ -252,8 +254,8 @@ func TestBurstSpreads(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
-// TestEmbeddingsAreNotCachedPrompts: what has no prompt in any cache is placed by load alone,
-// not by what a request before it was found to hold.
+// TestEmbeddingsAreNotCachedPrompts: a request without a cacheable prompt is placed by load alone,
+// not by the cached blocks of an earlier request.
 func TestEmbeddingsAreNotCachedPrompts(t *testing.T) {
 	a := harness.StartSim(t, func(o *sim.Options) { o.KVEvents = "off" })
 	r := harness.StartRouter(t, nil, harness.SimWorker(a, worker.Aggregated, "a"))

@@ -15,8 +15,9 @@ import (
 	"sluice/router/worker"
 )
 
-// forwardPassPublisher publishes forward-pass metrics as Dynamo's vLLM worker does: each rank's
-// scheduler over a ZMQ socket of its own, frames topic "", eight bytes of a number, map.
+// forwardPassPublisher publishes forward-pass metrics like Dynamo's vLLM worker: each rank's
+// scheduler has a ZMQ socket of its own. The frames of a message are the topic "", a sequence
+// number of eight bytes, and a map.
 type forwardPassPublisher struct {
 	t    *testing.T
 	pubs []*zmq.Socket
@@ -42,10 +43,10 @@ func newForwardPassPublisher(t *testing.T, ranks int) (p *forwardPassPublisher, 
 	return p, endpoints
 }
 
-// rankQueue is what waits on a rank.
+// rankQueue is the queue of a rank.
 type rankQueue struct{ rank, requests, tokens int }
 
-// message is a map of all fields, as msgspec writes it.
+// message appends a map of all fields to b, in msgspec's encoding.
 func (q rankQueue) message(b []byte) []byte {
 	count := func(b []byte, name string, n int) []byte { return msgp.AppendInt(msgp.AppendString(b, name), n) }
 	real := func(b []byte, name string) []byte { return msgp.AppendFloat64(msgp.AppendString(b, name), 0) }
@@ -69,9 +70,9 @@ func (p *forwardPassPublisher) send(socket int, payload []byte) {
 	}
 }
 
-// TestForwardPassMetricsInfluenceScheduling: what each rank's engine tells of its own
-// queue decides between ranks that are alike to the router otherwise, by the rank a
-// message names, and stands in /metrics and in the explain record. Scraping is off.
+// TestForwardPassMetricsInfluenceScheduling: the queue that each rank's engine reports decides
+// between otherwise equal ranks. It applies to the rank that the message names, and is part of
+// /metrics and the explain record. Scraping is off.
 func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	const ranks = 4
 	e := harness.StartSim(t, func(o *sim.Options) { o.Ranks = ranks })
@@ -83,7 +84,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	series := func(name string, rank int) string {
 		return fmt.Sprintf(`sluice_rank_engine_%s{worker="w",rank="%d"}`, name, rank)
 	}
-	received := false // of every socket: until then what is sent may be lost, and is sent again
+	received := false // a message of every socket was received; until then messages may be lost and are sent again
 	publish := func(queues ...rankQueue) {
 		t.Helper()
 		sent := false
@@ -117,7 +118,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 		}
 	}
 
-	// One rank at a time has nothing to do, the first not being special.
+	// One rank at a time is idle, in an order that does not favour the first.
 	for _, idle := range []int{2, 0, 3, 1} {
 		queues := []rankQueue{{0, 4, 40_000}, {1, 5, 50_000}, {2, 6, 60_000}, {3, 7, 70_000}}
 		queues[idle].requests, queues[idle].tokens = 0, 0
@@ -149,8 +150,8 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 		t.Errorf("%d of %d ranks are explained", shown, ranks)
 	}
 
-	// One socket speaks for several: each by the rank it names, in any order; those
-	// left out stay as they were, and an empty vector changes nothing.
+	// One socket reports several ranks, in any order, each by its number. Ranks that the message
+	// omits keep their values, and an empty vector changes nothing.
 	vector := msgp.AppendArrayHeader(nil, 3)
 	for _, q := range []rankQueue{{3, 0, 0}, {1, 9, 90_000}, {0, 8, 80_000}} {
 		vector = q.message(vector)

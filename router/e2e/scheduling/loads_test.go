@@ -14,15 +14,14 @@ import (
 	"sluice/router/worker"
 )
 
-// TestLoadMessagesReachTheirRanks: what an SGLang engine tells of the load of each
-// of its ranks is in that rank's state, and so in the scheduler's costs, whether
-// the engine names its load sockets or the configuration does. Scraping is off: its
-// queue of tokens has no other source.
+// TestLoadMessagesReachTheirRanks: the load that an SGLang engine reports for each of its ranks
+// reaches that rank's state, and so the scheduler's costs. The load sockets are named by the engine
+// or by the configuration. Scraping is off, so that the token queue has no other source.
 func TestLoadMessagesReachTheirRanks(t *testing.T) {
 	for _, named := range []bool{false, true} {
 		t.Run(fmt.Sprintf("load_events=%v", named), func(t *testing.T) {
 			e := harness.StartSim(t, func(o *sim.Options) {
-				// One request runs on a rank at a time, for a second or more: the next waits.
+				// A rank runs one request at a time, for a second or more, so that the next waits.
 				o.Engine, o.Ranks, o.MaxSeqs, o.Speed, o.Loads = "sglang", 2, 1, 1, "auto"
 			})
 			w := harness.SimWorker(e, worker.Aggregated, "w")
@@ -37,7 +36,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 				return ranks[0].QueuedTokens.Load() == 0 && ranks[1].QueuedTokens.Load() == 0
 			})
 
-			// Straight to the engine, past the router, all for rank 1.
+			// Directly to the engine, without the router, all for rank 1.
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			for range 3 {
@@ -58,7 +57,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 	}
 }
 
-// loadSocketOf is where the engine says rank 0's load messages are.
+// loadSocketOf returns the endpoint that the engine names for rank 0's load messages.
 func loadSocketOf(t *testing.T, url string) string {
 	t.Helper()
 	resp, err := http.Get(url + "/server_info")

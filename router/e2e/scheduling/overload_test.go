@@ -18,7 +18,7 @@ import (
 	"sluice/router/worker"
 )
 
-// statuses sends n requests at once and counts what comes back.
+// statuses sends n concurrent requests and counts the responses by status.
 func statuses(t *testing.T, url string, n int) (map[int]int, []*harness.Answer) {
 	t.Helper()
 	var mu sync.Mutex
@@ -41,8 +41,8 @@ func statuses(t *testing.T, url string, n int) (map[int]int, []*harness.Answer) 
 	return count, all
 }
 
-// TestOverloadedPoolAnswers429: with a bound on requests under way no rank ever
-// has more, and what does not fit is refused with the reason and Retry-After.
+// TestOverloadedPoolAnswers429: with a bound on running requests no rank ever exceeds it. Further
+// requests are refused with the reason and Retry-After.
 func TestOverloadedPoolAnswers429(t *testing.T) {
 	var most, now int
 	var mu sync.Mutex
@@ -90,8 +90,8 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	}
 }
 
-// TestPerWorkerLimits: a worker's own bounds stand in the place of the limits, for
-// each rank and for all of them together.
+// TestPerWorkerLimits: a worker's own bounds replace the configured limits, for each rank and for
+// all its ranks together.
 func TestPerWorkerLimits(t *testing.T) {
 	slow := func(o *sim.Options) { o.Speed, o.Ranks = 0.2, 2 }
 	for _, c := range []struct {
@@ -113,7 +113,7 @@ func TestPerWorkerLimits(t *testing.T) {
 					cfg.Limits.RankRequests = 0
 				}
 			}, w)
-			var most [3]atomic.Int64 // by rank, and together
+			var most [3]atomic.Int64 // by rank, and of all ranks
 			stop := make(chan struct{})
 			var watch sync.WaitGroup
 			watch.Go(func() {
@@ -146,8 +146,8 @@ func TestPerWorkerLimits(t *testing.T) {
 	}
 }
 
-// TestOverloadedDecodeIsDetectedBeforePrefill: no prefill is paid for a request that
-// decode has no place for.
+// TestOverloadedDecodeIsDetectedBeforePrefill: the router runs no prefill for a request if the
+// decode pool is at capacity.
 func TestOverloadedDecodeIsDetectedBeforePrefill(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.RankRequests = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -171,8 +171,8 @@ func TestOverloadedDecodeIsDetectedBeforePrefill(t *testing.T) {
 	}
 }
 
-// TestRetriesNeverDoubleAnOverload: an engine that refuses everything gets the
-// requests once and a fifth of them more, not three times.
+// TestRetriesNeverDoubleAnOverload: engines that refuse everything receive each request once and a
+// fifth of them again, not each request three times.
 func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
@@ -198,7 +198,7 @@ func TestRetriesNeverDoubleAnOverload(t *testing.T) {
 	}
 }
 
-// legCalls counts the engine calls that the router's metrics tell.
+// legCalls returns the number of engine calls in the router's metrics.
 func legCalls(t *testing.T, r *harness.Router) (n int) {
 	t.Helper()
 	for line := range strings.Lines(string(harness.Get(t, r.URL+"/metrics").Body)) {
@@ -213,8 +213,8 @@ func legCalls(t *testing.T, r *harness.Router) (n int) {
 	return n
 }
 
-// TestWaitersAreBounded: requests that come before there is a worker wait, but
-// no more of them than the bound.
+// TestWaitersAreBounded: requests that arrive before there is a worker wait, but at most as many
+// as the bound.
 func TestWaitersAreBounded(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	e.Crash()
@@ -250,8 +250,8 @@ func TestWaitersAreBounded(t *testing.T) {
 	wg.Wait()
 }
 
-// TestMinWorkers: at the start /readyz waits for so many workers, and not longer
-// than its time; a worker that goes later does not undo it.
+// TestMinWorkers: at the start /readyz waits for fleet.min_workers workers, for at most
+// fleet.start_timeout. A worker that leaves later does not restart the wait.
 func TestMinWorkers(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	b.Crash()
@@ -276,17 +276,17 @@ func TestMinWorkers(t *testing.T) {
 	}
 }
 
-// TestBreakerOfOneRank: a rank whose engine fails leaves the choice alone, and
-// comes back once it is well.
+// TestBreakerOfOneRank: if the engine of one rank fails, only this rank leaves the pool. It returns
+// once it is healthy.
 func TestBreakerOfOneRank(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	w := config.Worker{ID: "w", URL: a.URL(), RankURLs: []string{a.URL(), b.URL()}, Ranks: []uint16{0, 1}}
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.Health.BreakAfter, c.Health.BreakFor = 3, 200*time.Millisecond
-		c.Health.FailAfter = 1000 // a probe that is late must not leave the failing rank alone in the pool: its 500 would be the answer
+		c.Health.FailAfter = 1000 // a late probe must not leave only the failing rank in the pool: clients would receive its 500
 		c.Schedule.Policy = "round_robin"
 	}, w)
-	// The worker is ready with the first of its servers.
+	// A worker becomes ready with the first of its servers.
 	harness.Eventually(t, 10*time.Second, "both ranks are in the pool", func() bool {
 		p, ok := r.Fleet.View().Pool("sim")
 		return ok && len(p.Aggregated) == 2
@@ -311,8 +311,8 @@ func TestBreakerOfOneRank(t *testing.T) {
 	})
 }
 
-// TestHalfOpenBreakerOfOnlyRank: while one request tries a rank that has failed others, those
-// beside it are told that nobody serves them, not that there are too many of them.
+// TestHalfOpenBreakerOfOnlyRank: while one request tests a rank whose breaker is half open, the
+// errors of other requests say that no rank serves them, not that the pool is at capacity.
 func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {

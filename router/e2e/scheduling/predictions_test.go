@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// predictedAndCached posts a prompt and gives how many tokens of it were foretold to be held
-// where it went, and how many the engine found.
+// predictedAndCached posts a prompt and returns how many of its tokens the router predicted to be
+// cached on the chosen rank, and how many the engine found.
 func predictedAndCached(t *testing.T, r *harness.Router, id, body string, headers ...string) (predictedTokens, found int) {
 	t.Helper()
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/completions", body, append(headers, "X-Request-Id", id)...), 200)
@@ -32,8 +32,8 @@ func predictedAndCached(t *testing.T, r *harness.Router, id, body string, header
 	return predictedTokens, rec.Outcome.CachedTokens
 }
 
-// TestEngineWithoutPrefixCache: where no events tell, a hit is guessed of what was sent
-// before; an engine that finds none, time and again, is not guessed at any more.
+// TestEngineWithoutPrefixCache: without events the router predicts hits from earlier requests. It
+// stops to predict them for an engine that repeatedly reports none.
 func TestEngineWithoutPrefixCache(t *testing.T) {
 	e := harness.StartSim(t, func(o *sim.Options) { o.NoPrefixCache, o.KVEvents = true, "off" })
 	r := harness.StartRouter(t, nil, config.Worker{ID: "a0", URL: e.URL(), Role: worker.Aggregated, KVEvents: []string{"off"}})
@@ -67,7 +67,7 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 	harness.Eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
 }
 
-// modelListProxy is an engine that lists its model's names in an order of its own.
+// modelListProxy is a proxy for an engine that replaces its list of models.
 func modelListProxy(t *testing.T, e *sim.Engine, names string) string {
 	t.Helper()
 	to, err := url.Parse(e.URL())
@@ -86,8 +86,8 @@ func modelListProxy(t *testing.T, e *sim.Engine, names string) string {
 	return s.URL
 }
 
-// TestModelNamesReordered: engines of one model that list its names in another order
-// are all found by their events.
+// TestModelNamesReordered: the events of engines that list the names of one model in different
+// orders are attributed to the same model.
 func TestModelNamesReordered(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	entry := func(id string) string {

@@ -13,7 +13,7 @@ import (
 	"sluice/router/worker"
 )
 
-// startRankedSim makes a worker of two ranks, by header or by a URL each.
+// startRankedSim starts a worker of two ranks, which are addressed by a header or by a URL each.
 func startRankedSim(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
 	t.Helper()
 	e := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Ranks, o.RankPorts = r, 2, how == "urls" })
@@ -29,8 +29,7 @@ func startRankedSim(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
 	return e, w
 }
 
-// TestRanksAreAddressed: the rank chosen is the rank that serves, and the rank
-// the response names.
+// TestRanksAreAddressed: the chosen rank serves the request, and the response names it.
 func TestRanksAreAddressed(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
@@ -39,7 +38,7 @@ func TestRanksAreAddressed(t *testing.T) {
 			served := map[int]int{}
 			for i := range 24 {
 				e.ForgetRequests()
-				// A client's own wish is not heard: it would defeat the choice.
+				// The router ignores a rank that the client names, which would override the choice.
 				a := harness.Post(t, r.URL+"/v1/chat/completions", fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d %s"}],"max_tokens":2}`, i, harness.Prompt), "X-data-parallel-rank", "1")
 				harness.WantStatus(t, a, 200)
 				recs := harness.GenerateRequests(e)
@@ -59,8 +58,8 @@ func TestRanksAreAddressed(t *testing.T) {
 	}
 }
 
-// TestChatStaysOnItsRank: later turns go to the rank that holds the chat, and
-// what was foretold is what the engine finds.
+// TestChatStaysOnItsRank: later turns go to the rank that caches the conversation, and the engine
+// finds as many cached tokens as predicted.
 func TestChatStaysOnItsRank(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
@@ -102,7 +101,7 @@ func cachedTokens(t *testing.T, a *harness.Answer) int {
 	return n
 }
 
-// Both legs' ranks are addressed, each on its own worker.
+// TestRanksOfBothLegs: each leg is sent to the chosen rank of its worker.
 func TestRanksOfBothLegs(t *testing.T) {
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {

@@ -41,7 +41,7 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 			t.Errorf("the engine saw ids %q, want %q", got, given)
 		}
 	}
-	// Errors carry it too.
+	// Errors contain the id too.
 	a := harness.Post(t, r.URL+"/v1/chat/completions", `{`, "X-Request-Id", "bad-1")
 	if a.Status != 400 || a.Header.Get("X-Request-Id") != "bad-1" {
 		t.Errorf("status %d, id %q", a.Status, a.Header.Get("X-Request-Id"))
@@ -51,11 +51,11 @@ func TestRequestIDIsMadeOrReplaced(t *testing.T) {
 func TestRetriesHaveOwnIDs(t *testing.T) {
 	p0, p1, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p0, worker.Prefill, "p0"), harness.SimWorker(p1, worker.Prefill, "p1"), harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1"))
-	// The first decode fails with the request in hand: the pair is run again.
+	// The first decode fails after it received the request: both legs run again.
 	for _, d := range []*sim.Engine{d0, d1} {
 		d.Fault(sim.Fault{Kind: sim.Status, Leg: "decode", N: 1})
 	}
-	// Which of the two is chosen first is chance; clear the other's fault once one was hit.
+	// The first choice is random.
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`), "X-Request-Id", "pair")
 	harness.WantStatus(t, a, 503) // both decodes have failed this request
 	got := append(harness.Ids(harness.GenerateRequests(p0)), harness.Ids(harness.GenerateRequests(p1))...)
@@ -79,8 +79,9 @@ func TestRetriesHaveOwnIDs(t *testing.T) {
 	}
 }
 
-// Clients send one id twice, as gateways do that try again. Where engines find the
-// hand-over by it, each has an id of its own there, one for both legs.
+// TestReusedIDKeepsHandoversApart: clients send the same id twice, like gateways that retry. In
+// families that find the hand-over by the request id, the router gives each request a unique id,
+// which both of its legs share.
 func TestReusedIDKeepsHandoversApart(t *testing.T) {
 	for _, c := range []struct{ family, release string }{{"nixl-push", ""}, {"nixl", "0.13"}, {"nixl", "0.11"}, {"nixl", ""}} {
 		t.Run(c.family+c.release, func(t *testing.T) { testReusedID(t, c.family, c.release) })
@@ -91,7 +92,7 @@ func testReusedID(t *testing.T, family, release string) {
 	as := func(role string) func(*sim.Options) {
 		return func(o *sim.Options) {
 			o.Role, o.Release = role, release
-			o.ClientIDs = family == "nixl" // of a new one that says so, and of an old one anyway
+			o.ClientIDs = family == "nixl" // engines that accept client ids: new ones announce it
 			if family != "nixl" {
 				o.PD = family
 			}
@@ -100,7 +101,7 @@ func testReusedID(t *testing.T, family, release string) {
 	p, d := harness.StartSim(t, as("prefill")), harness.StartSim(t, as("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.Family = family }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	warm := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"stream":true`), "X-Request-Id", "first")
-	harness.WantStatus(t, warm, 200) // how engines know requests, and where prefill listens, is known from here on
+	harness.WantStatus(t, warm, 200) // so that the router knows the engines' id rules and prefill's address
 	p.ForgetRequests()
 	d.ForgetRequests()
 	const n = 8
@@ -135,13 +136,13 @@ func testReusedID(t *testing.T, family, release string) {
 	}
 }
 
-// A decode whose engine was never reached is sent to another one with the same
-// handle, and so under its prefill's id.
+// TestReusedHandleKeepsPrefillID: a decode that never reached its engine is sent to another one
+// with the same handle, and therefore with the id of its prefill.
 func TestReusedHandleKeepsPrefillID(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	gone := harness.StartScripted(t, harness.ReplyHandler(200, "{}"))
 	r := harness.StartRouter(t, func(c *config.Config) {
-		c.Health.Interval, c.Health.FailAfter = time.Minute, 1000 // the dead one stays in the choice
+		c.Health.Interval, c.Health.FailAfter = time.Minute, 1000 // keep the dead worker in the pool
 		c.Schedule.Policy = "round_robin"
 	}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"), gone.Worker(worker.Decode, "d1"))
 	gone.CloseClientConnections()
@@ -164,12 +165,12 @@ func TestReusedHandleKeepsPrefillID(t *testing.T) {
 	}
 }
 
-// Every line that speaks of a request carries its id.
+// TestLogLinesHaveRequestID: every log line about a request contains its id.
 func TestLogLinesHaveRequestID(t *testing.T) {
 	p0, p1, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p0, worker.Prefill, "p0"), harness.SimWorker(p1, worker.Prefill, "p1"), harness.SimWorker(d, worker.Decode, "d0"))
 	url := r.URL + "/v1/chat/completions"
-	// Two, because a reset of a kept-alive connection is tried again on a new one.
+	// Two, because the router retries after a reset of a reused connection on a new one.
 	arm := func(k sim.FaultKind, leg string) {
 		for _, e := range []*sim.Engine{p0, p1, d} {
 			e.ClearFaults()
@@ -198,7 +199,7 @@ func TestLogLinesHaveRequestID(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(r.Logs.String()) {
-		// All others are of the router and its workers.
+		// All other lines are about the router and its workers.
 		of := strings.Contains(line, "leg ") || strings.Contains(line, "stream") || strings.Contains(line, "plan") || strings.Contains(line, "log-")
 		if of && !strings.Contains(line, "request_id=log-") && !strings.Contains(line, `msg="worker`) {
 			t.Errorf("a line without the id: %s", line)

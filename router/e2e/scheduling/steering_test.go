@@ -46,7 +46,7 @@ func TestSteeringHeaders(t *testing.T) {
 	only(worker("X-Sluice-Allowed-Workers", "a, c"), "a", "c")
 	only(worker("X-Sluice-Require-Labels", "h100,eu"), "a")
 	only(worker("X-Sluice-Require-Labels", "eu", "X-Sluice-Allowed-Workers", "b,c"), "c")
-	// A list may stand on several lines.
+	// A list may be split over several header lines.
 	only(worker("X-Sluice-Allowed-Workers", "a", "X-Sluice-Allowed-Workers", "c"), "a", "c")
 	only(worker("X-Sluice-Require-Labels", "h100", "X-Sluice-Require-Labels", "us"), "b")
 	for _, session := range []string{"one", "two", "three", "four"} {
@@ -90,7 +90,7 @@ func TestSteeringHeaders(t *testing.T) {
 
 func TestPinsNeedPermission(t *testing.T) {
 	e := harness.StartSim(t, nil)
-	// By default a client on the same machine may not: it may be anybody behind a proxy there.
+	// By default a client on the same machine may not either: it may be a proxy for any client.
 	for _, pins := range [][]string{{"10.0.0.0/8"}, config.Default().Steering.Pins} {
 		r := harness.StartRouter(t, func(c *config.Config) { c.Steering.Pins = pins }, harness.SimWorker(e, worker.Aggregated, "a"))
 		for _, h := range []string{"X-Sluice-Worker", "X-Sluice-Allowed-Workers"} {
@@ -104,7 +104,7 @@ func TestPinsNeedPermission(t *testing.T) {
 	}
 }
 
-// With two legs a pin holds for the leg that its worker can take.
+// TestPinOfOneLeg: with two legs a pin applies to the leg that its worker can run.
 func TestPinOfOneLeg(t *testing.T) {
 	var workers []config.Worker
 	for _, id := range []string{"p0", "p1", "d0", "d1"} {

@@ -217,7 +217,7 @@ func TestSidecarLocalPrefill(t *testing.T) {
 	if by == "" {
 		t.Fatal("no prefill worker was chosen")
 	}
-	for range 3 { // requests with the same prefix go to the same rank
+	for range 3 { // requests with the same prefix go to the same worker
 		if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Header.Get("X-Sluice-Prefill-Worker") != by {
 			t.Errorf("the same prompt went to %s, then to %s", by, a.Header.Get("X-Sluice-Prefill-Worker"))
 		}
