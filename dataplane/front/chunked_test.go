@@ -152,7 +152,7 @@ func TestChunkedReader(t *testing.T) {
 			"with its end": iotest.DataErrReader,
 		} {
 			if name == "with its end" && k.fails == errBodyTooLarge.Error() {
-				continue // what is to be gone on from has not ended
+				continue // errBodyTooLarge is not final
 			}
 			for _, size := range []int{1, 3, 128 << 10} {
 				raw := k.raw

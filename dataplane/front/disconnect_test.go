@@ -123,7 +123,7 @@ func testClientGoneDuringStream(t *testing.T, by RelayMode) {
 				t.Fatal("engine not cut")
 			}
 			wantEnd(t, ends, relay.ClientGone)
-			if name == "half-close" { // it may read on, and is told why there is no more
+			if name == "half-close" { // the client may still read, and gets the error
 				rest, err := io.ReadAll(resp.Body)
 				if contains(t, string(rest), `"type":"client_closed_request"`); err != nil {
 					t.Error(err)

@@ -102,7 +102,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 				told := r.observed.refused[Drained]
 				r.observed.mu.Unlock()
 				if told == 0 && took >= finalResponseTime && try < tries {
-					continue // a machine that stood still for so long
+					continue // the machine was suspended for longer than the test allows
 				}
 				resp, body := c.readResponse()
 				if resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != "drained" || resp.Header.Get("Retry-After") != "1" || resp.Header.Get("X-Request-Id") != "mine" {
@@ -163,7 +163,7 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 		told := r.observed.refused[Drained]
 		r.observed.mu.Unlock()
 		if told < 2 && took >= finalResponseTime && try < tries {
-			continue // a machine that stood still for so long
+			continue // the machine was suspended for longer than the test allows
 		}
 		if rest := streaming.rest(resp); !strings.Contains(rest, "shutting down") || !strings.HasSuffix(rest, "data: [DONE]\n\n") {
 			t.Errorf("the stream ended with %q", rest)
@@ -229,7 +229,7 @@ func TestDrainRespondsToPartialBodies(t *testing.T) {
 		secure   bool
 		before   string // a request before
 		raw      string
-		endpoint string // that is told
+		endpoint string // that is reported
 	}{
 		{name: "sized", raw: sized, endpoint: chat},
 		{name: "in chunks", raw: chunkedHead, endpoint: chat},
@@ -280,7 +280,7 @@ func TestDrainRespondsToPartialBodies(t *testing.T) {
 				cut := len(r.observed.incomplete)
 				r.observed.mu.Unlock()
 				if cut > 0 && took >= finalResponseTime && try < tries {
-					continue // a machine that stood still for so long
+					continue // the machine was suspended for longer than the test allows
 				}
 				resp, body := c.readResponse()
 				if h := resp.Header; resp.StatusCode != 503 || !resp.Close ||

@@ -235,7 +235,7 @@ func CheckMember(name, value []byte, depth int, hosts MediaHosts) (below, why st
 	return bad.name(), bad.message, bad.reason == ForbiddenField
 }
 
-// namesMedia says whether the type of an object, a value in JSON, is a kind of media, whose
+// namesMedia reports whether the type of an object, a value in JSON, is a kind of media, whose
 // url is fetched. A citation and the result of a search have a url as well, which no engine
 // fetches.
 func namesMedia(typ []byte) bool {
@@ -287,7 +287,7 @@ func (v urlVerdict) message() string {
 	return ""
 }
 
-// judgeURL says whether an engine may fetch the URL in a JSON string. Only the plainest form
+// judgeURL decides whether an engine may fetch the URL in a JSON string. Only the plainest form
 // of a URL is accepted: two parsers could read anything else as two different hosts. The
 // text of the string is appended to buf and returned; the verdict borrows it.
 func judgeURL(quoted, buf []byte, hosts MediaHosts) (urlVerdict, []byte) {
@@ -361,7 +361,7 @@ func hostName(authority string) (string, bool) {
 	return name, name != ""
 }
 
-// isRequestName says whether a JSON string may be the id of a request.
+// isRequestName reports whether a JSON string may be the id of a request.
 func isRequestName(quoted []byte) bool {
 	if len(quoted) > 6*maxRequestID+2 { // all of it escaped
 		return false

@@ -241,7 +241,7 @@ func FuzzPaths(f *testing.F) {
 	s := pathServer(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if len(raw) > 32<<10 || len(raw) > 0 && raw[0] == tlsHandshakeByte {
-			return // a hello is let go where it begins a plain connection, which a tape is not
+			return // only a TCP connection is closed for a ClientHello; a recorded one is not TCP
 		}
 		plain, fast := onBothPaths(t, s, raw)
 		if strings.Contains(plain, string(ClientGone)) || strings.Contains(fast, io.ErrUnexpectedEOF.Error()) {

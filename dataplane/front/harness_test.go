@@ -51,7 +51,7 @@ type recorder struct {
 	incomplete  []string // "path cause" of whole answers
 	panics      int
 	open        int
-	closedConns int // times that Connections told of fewer
+	closedConns int // calls of Connections with a smaller number
 }
 
 func (r *recorder) Accepted() { r.mu.Lock(); r.accepted++; r.mu.Unlock() }

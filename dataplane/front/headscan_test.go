@@ -52,7 +52,7 @@ func TestBareLFAtOnce(t *testing.T) {
 					for rest := head; rest != ""; {
 						n := min(pieces, len(rest))
 						if len(rest)-n < len(headEnd) {
-							n = len(rest) // the poller is told of no fewer bytes, see setWakeThreshold
+							n = len(rest) // the kernel reports no fewer bytes, see setWakeThreshold
 						}
 						_, _ = c.Write([]byte(rest[:n])) // it may have been answered already
 						if rest = rest[n:]; rest != "" {

@@ -197,7 +197,7 @@ func (c *manyClients) read(one *manyClient, most int) {
 		}
 		rest = after
 		if len(after) < 19 {
-			return // told by the next read, which is one of an event cut in two
+			return // an incomplete event, which the next read completes
 		}
 		if sent, err := strconv.ParseInt(string(after[:19]), 10, 64); err == nil {
 			c.lags = append(c.lags, time.Duration(now-sent))

@@ -162,7 +162,7 @@ func (e *manyEngine) send(s *manyStream) {
 	switch {
 	case err == unix.EAGAIN || err == unix.EINTR:
 	case err != nil:
-		s.unsent = nil // its end is told by read
+		s.unsent = nil // read reports the end of the connection
 		return
 	default:
 		s.unsent = s.unsent[n:]
