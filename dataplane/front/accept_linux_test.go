@@ -65,7 +65,7 @@ func TestYieldEnds(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("it waits after close")
 	}
-	var none pollYielder // as where there is no eventfd
+	var none pollYielder // like a yielder that could not make an eventfd
 	none.yield()
 	none.close()
 }

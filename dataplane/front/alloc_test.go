@@ -83,7 +83,7 @@ func testEventAllocatesNothing(t *testing.T, by RelayMode) {
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, streamHead+chunk(p.event))
 			conns <- nc
-			_, _ = nc.Read(make([]byte, 1)) // until the router has gone
+			_, _ = nc.Read(make([]byte, 1)) // until the router closes the connection
 			return false
 		})
 		ends := make(chan relay.Result, 1)
@@ -119,7 +119,7 @@ func testEventAllocatesNothing(t *testing.T, by RelayMode) {
 			pass()
 		}
 		runtime.ReadMemStats(&after)
-		if n := float64(after.Mallocs-before.Mallocs) / events; n > .1 { // other goroutines' now and then
+		if n := float64(after.Mallocs-before.Mallocs) / events; n > .1 { // other goroutines allocate now and then
 			t.Errorf("%s: %.2f allocations an event", strings.TrimPrefix(p.path, "/v1/"), n)
 		}
 		_ = c.Close()

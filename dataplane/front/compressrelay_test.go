@@ -51,7 +51,7 @@ func TestCompressedRelay(t *testing.T) {
 	} {
 		for framing, raw := range framings(c.body) {
 			if c.name == "short" && framing != "length" {
-				continue // nobody knows that it is
+				continue // the router does not know that it is short
 			}
 			t.Run(c.name+", "+framing, func(t *testing.T) {
 				e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -131,7 +131,7 @@ func TestCompressedRelayTruncated(t *testing.T) {
 	body := `{"text":"` + strings.Repeat("an answer ", 1000) + `"}`
 	for framing, raw := range framings(body) {
 		if framing == "close" {
-			continue // the engine's end is as good as any
+			continue // the end of the engine's connection ends this body normally
 		}
 		e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 			_, _ = io.WriteString(nc, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"+raw[:len(raw)-100])

@@ -25,7 +25,7 @@ func TestLoopStreamHasNoConnState(t *testing.T) {
 	r := start(t, Options{}, relayTo(e, endHook(ends)))
 	begin := func() *client {
 		c := r.dial()
-		for range 2 { // of a connection that had a stream before too
+		for range 2 { // the second time on a connection that has had a stream
 			c.send(chatPost(streamDoc))
 			r.waitStreamsOnLoops(RelayLoop, 1)
 			for _, of := range r.server.conns.snapshot() {

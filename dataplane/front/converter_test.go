@@ -161,7 +161,7 @@ func testClientDeadline(t *testing.T, by RelayMode) {
 	}
 	select {
 	case res := <-ends:
-		if res.Cause != relay.Deadline { // whether its sockets were full by then, or not
+		if res.Cause != relay.Deadline { // whether or not its sockets were full
 			t.Errorf("ended by %v (%v)", res.Cause, res.Err)
 		}
 	case <-time.After(testTimeout):

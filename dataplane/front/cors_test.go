@@ -69,7 +69,7 @@ func TestCORS(t *testing.T) {
 			if resp.StatusCode == 204 && (body != "" || resp.Header.Get("Content-Length") != "") {
 				t.Errorf("a 204 with Content-Length %q and body %q", resp.Header.Get("Content-Length"), body)
 			}
-			c.send(chatPost(hello)) // the connection goes on
+			c.send(chatPost(hello)) // the connection serves another request
 			if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 				t.Errorf("afterwards: %d", resp.StatusCode)
 			}

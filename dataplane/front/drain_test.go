@@ -225,7 +225,7 @@ func testShutdownReleasesEverything(t *testing.T, by RelayMode) {
 		r.stop()
 		e.ep.Close()
 	}
-	round() // what is made once per process
+	round() // creates what exists once per process
 	goroutines, files := runtime.NumGoroutine(), countFiles(t)
 	round()
 	eventually(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })

@@ -271,7 +271,7 @@ func TestDrainRespondsToPartialBodies(t *testing.T) {
 					}
 				}
 				eventually(t, "it is under way", func() bool { return requestsInProgress(r) == 1 })
-				time.Sleep(2 * drainPoll) // for all that was sent to be read
+				time.Sleep(2 * drainPoll) // until the server has read all that was sent
 				took, err := shutdown(r, 2*drainPoll)
 				if err == nil {
 					t.Error("Shutdown says that nothing was cut")

@@ -77,7 +77,7 @@ func testHeadBeforeEngineHead(t *testing.T, by RelayMode) {
 		_, _ = io.WriteString(nc, streamHead)
 		<-first
 		_, _ = io.WriteString(nc, chunk(helloStream))
-		time.Sleep(30 * time.Millisecond) // the engine's own silence gets no comments
+		time.Sleep(30 * time.Millisecond) // no comments are sent after the engine's first byte
 		_, err := io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return err == nil
 	})
@@ -326,7 +326,7 @@ func testEngineFailsDuringComments(t *testing.T, by RelayMode) {
 				<-fail
 				return false
 			})
-			defer end() // or the engine would not end behind a failure below
+			defer end() // otherwise the engine would not end after a failure below
 			opt := Options{RelayMode: by, EarlyHeaders: k.early, KeepAlive: 2 * time.Millisecond}
 			if k.cause == relay.EngineStalled {
 				opt.StreamIdleTimeout = 300 * time.Millisecond
@@ -372,7 +372,7 @@ func testClientGoneDuringComments(t *testing.T, by RelayMode) {
 		c := r.dial()
 		c.send(chatPost(streamDoc))
 		c.comments(c.head(), 2)
-		<-asked // comments go out before an engine is even connected to
+		<-asked // comments are sent before the router connects to an engine
 		_ = c.Close()
 		select {
 		case <-gone:

@@ -26,7 +26,7 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 			{"unknown path", "POST /nowhere HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{", 404},
 		} {
 			var took time.Duration
-			for range 5 { // one that nothing held up
+			for range 5 { // one attempt without a delay of the machine
 				c := dial(r)
 				c.t = t
 				c.send(k.raw)
@@ -36,7 +36,7 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 				if resp.StatusCode != k.status || !resp.Close {
 					t.Fatalf("%s: %d, close %v: %s", k.name, resp.StatusCode, resp.Close, body)
 				}
-				c.send(strings.Repeat(" ", 500)) // which is no reset yet
+				c.send(strings.Repeat(" ", 500)) // the connection is not reset yet
 				if rest, err := io.ReadAll(c.br); err != nil || len(rest) > 0 {
 					t.Errorf("%s: behind the answer: %v, %q", k.name, err, rest)
 				}
@@ -56,7 +56,7 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 func TestRefusedBodyOnItsWayKeepsTheConnection(t *testing.T) {
 	r := start(t, Options{}, echo)
 	kept := false
-	for range 20 { // one of them comes in time
+	for range 20 { // one of them arrives in time
 		c := r.dial()
 		c.send(atHost + "Content-Type: text/plain\r\nContent-Length: 9\r\n\r\n{")
 		time.Sleep(time.Millisecond)

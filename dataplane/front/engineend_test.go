@@ -28,10 +28,10 @@ func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
 	}
 	type end struct {
 		after  int  // whole events
-		inside bool // and half of the next
+		inside bool // and a half of the next event
 		reset  bool
 		pause  time.Duration // between the last byte and the end
-		seen   chan struct{} // the client has all, for a reset: it overtakes what is not read yet
+		seen   chan struct{} // closed when the client has all bytes; a reset would discard unread ones
 	}
 	var next atomic.Pointer[end]
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
@@ -65,7 +65,7 @@ func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
 			c := r.dial()
 			c.send(chatPost(`{"model":"m","stream":true}`))
 			if k.inside && after == 0 {
-				time.AfterFunc(20*time.Millisecond, func() { close(k.seen) }) // half an event is not seen
+				time.AfterFunc(20*time.Millisecond, func() { close(k.seen) }) // the client does not see half an event
 			}
 			resp, err := http.ReadResponse(c.br, nil)
 			if err != nil {
@@ -104,7 +104,7 @@ func TestEngineWaitsForACKs(t *testing.T) { withBothRelayModes(t, testEngineWait
 
 func testEngineWaitsForACKs(t *testing.T, by RelayMode) {
 	const late = 10 * time.Millisecond
-	for try := 1; ; try++ { // a busy machine is late by itself
+	for try := 1; ; try++ { // a busy machine delays events too
 		lag := delayedEvents(t, by)
 		if lag <= late {
 			return

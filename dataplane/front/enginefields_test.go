@@ -91,7 +91,7 @@ func TestClientCannotNamePeer(t *testing.T) {
 	quote := func(s string) string { b, _ := json.Marshal(s); return string(b) }
 	type try struct {
 		members string
-		field   string // that is refused; "": it passes
+		field   string // the refused field; "": the request is accepted
 	}
 	tries := []try{
 		{`"request_id":"` + peerID + `"`, "request_id"},

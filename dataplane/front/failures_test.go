@@ -160,7 +160,7 @@ func testEngineFailsAfterFinalEvent(t *testing.T, by RelayMode) {
 					c := r.dial()
 					c.send(post(p.path, streamDoc))
 					resp := c.head()
-					got := make([]byte, len(p.event+ends[p.path])) // all of it: a reset overtakes what is not read yet
+					got := make([]byte, len(p.event+ends[p.path])) // all of it: a reset would discard unread bytes
 					if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != p.event+ends[p.path] {
 						t.Fatalf("%q (%v)", got, err)
 					}

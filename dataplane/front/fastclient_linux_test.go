@@ -23,7 +23,7 @@ const fastClientRole = "SLUICE_TEST_GOOD_AT"
 
 // sample is a response to the well-behaved client.
 type sample struct {
-	At   int64 // when it was asked for, in ns of the clock
+	At   int64 // time of the request, in ns
 	Took int64
 }
 

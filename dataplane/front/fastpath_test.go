@@ -245,10 +245,10 @@ func FuzzPaths(f *testing.F) {
 		}
 		plain, fast := onBothPaths(t, s, raw)
 		if strings.Contains(plain, string(ClientGone)) || strings.Contains(fast, io.ErrUnexpectedEOF.Error()) {
-			return // fasthttp reads the beginning of a body with the head, and calls its end one of the request
+			return // fasthttp reads the beginning of a body with the head, and reports an end in it as the end of the request
 		}
 		if strings.Contains(fast, badURL) {
-			return // fasthttp makes an URL of it, which nobody asks for
+			return // only fasthttp parses the target as a URL, and may refuse it
 		}
 		if plain != fast {
 			t.Errorf("to %q\nthe plain lane answers %q\nfasthttp's           %q", raw, plain, fast)

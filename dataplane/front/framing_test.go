@@ -82,7 +82,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 	var log syncLog
 	opt := Options{TLS: testTLS(), Log: slog.New(slog.NewTextHandler(&log, nil))}
 	r := start(t, opt, echo)
-	_ = r.dial().Close() // a look whether the port is open
+	_ = r.dial().Close() // a port probe
 	for range 5 {
 		old := tls.Client(r.dial().Conn, &tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS11})
 		if old.Handshake() == nil {

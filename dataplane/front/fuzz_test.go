@@ -98,7 +98,7 @@ func FuzzRequestHead(f *testing.F) {
 			theirs, err := http.ReadRequest(br)
 			var urlErr *url.Error
 			if errors.As(err, &urlErr) {
-				return // targets that lead nowhere with us
+				return // targets that the router refuses
 			}
 			if err != nil {
 				t.Fatalf("request %d of %q: we read %q, net/http: %v", i, raw, ours, err)

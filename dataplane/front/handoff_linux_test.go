@@ -194,7 +194,7 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 			ctx, end := context.WithCancel(context.Background())
 			done := first.startHandOff(ctx, heir, testTimeout)
 			eventually(t, "retiring", first.server.closeAfterResponse.Load)
-			time.Sleep(5 * drainPoll) // they are refused, more than once if that were possible
+			time.Sleep(5 * drainPoll) // the successor refuses them; a second attempt would show
 			if resp := wantFrom(t, used, "first"); !resp.Close {
 				t.Error("the answer does not say that it is the last one")
 			}

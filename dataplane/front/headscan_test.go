@@ -11,7 +11,7 @@ import (
 // fast path, on fasthttp's (TLS, and behind a request that only fasthttp serves), and on a
 // connection that has served a request before.
 func TestBareLFAtOnce(t *testing.T) {
-	const headTime = 60 * time.Second // longer than the test's patience
+	const headTime = 60 * time.Second // longer than the test waits
 	heads := map[string]string{
 		"request line":         "POST " + chat + " HTTP/1.1\n",
 		"two lines":            "POST " + chat + " HTTP/1.1\nHost: a\n",
@@ -56,7 +56,7 @@ func TestBareLFAtOnce(t *testing.T) {
 						}
 						_, _ = c.Write([]byte(rest[:n])) // it may have been answered already
 						if rest = rest[n:]; rest != "" {
-							time.Sleep(time.Millisecond) // a segment of its own, mostly
+							time.Sleep(time.Millisecond) // mostly a segment of its own
 						}
 					}
 					resp, body := c.readResponse()

@@ -182,7 +182,7 @@ func (c *manyClients) read(one *manyClient, most int) {
 		}
 		one.begun = true
 		c.begun++
-		if one.pace == readSlow || one.pace == readNever { // readSlowly does, or nobody
+		if one.pace == readSlow || one.pace == readNever { // readSlowly reads for slow clients, nobody for the others
 			_ = unix.EpollCtl(c.poll, unix.EPOLL_CTL_DEL, one.fd, nil)
 		}
 	}

@@ -51,7 +51,7 @@ func runEngine(every string) error {
 	if err != nil {
 		return err
 	}
-	defer file.Close() // and so not before
+	defer file.Close() // keeps the descriptor open until the end
 	fmt.Println(ln.Addr())
 	exitWithParent()
 	e := &manyEngine{ln: int(file.Fd()), turns: make([][]*manyStream, pause/manyEngineTick), byFD: make(map[int32]*manyStream), buf: make([]byte, 16<<10)}

@@ -89,7 +89,7 @@ func (c *manyStreamsLoad) run(t *testing.T) {
 				as = readSlow
 			}
 			clients.connectAll(as)
-			if i%100 == 99 { // by steps: a crowd that comes at once is another test
+			if i%100 == 99 { // in steps: another test covers simultaneous connects
 				clients.drive(3*testTimeout, "a step's streams begun", func() bool { return clients.begun == i+1 })
 			}
 		}

@@ -92,7 +92,7 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 		}
 		c.expectClosed()
 	}
-	small := r.dial() // costs a page, which is not counted
+	small := r.dial() // uses one page, which is not counted
 	small.send("GET /livez HTTP/1.1\r\nHost:")
 	eventually(t, "a short half head waits", func() bool { return r.waitPendingHeads() == fit+1 })
 	small.send(" a\r\n\r\n")

@@ -47,7 +47,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 			t.Fatalf("half head %d: %d %s", i, resp.StatusCode, body)
 		}
-		c.send(request) // and the connection goes on
+		c.send(request) // the connection serves another request
 		if resp, _ := c.readResponse(); resp.StatusCode != 200 {
 			t.Fatalf("half head %d, once more: %d", i, resp.StatusCode)
 		}
@@ -96,7 +96,7 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Fatalf("%d %s", resp.StatusCode, body)
 	}
-	if took := time.Since(began); took > 8*time.Second { // a time that is over reads what is there
+	if took := time.Since(began); took > 8*time.Second { // at the deadline the server would read what has arrived
 		t.Errorf("it took %v", took)
 	}
 }

@@ -108,7 +108,7 @@ func TestPipelinedIsRefused(t *testing.T) {
 				}
 			})
 			if !ok {
-				return // a case that fails may have waited for all its time; the others would as well
+				return // a failed case may have waited for its whole time-out, and the others would too
 			}
 		}
 		r.observed.mu.Lock()

@@ -30,7 +30,7 @@ import (
 // sends events at the given interval.
 const (
 	routerRole     = "SLUICE_TEST_ROUTER_FOR"
-	routerPriority = "SLUICE_TEST_ROUTER_FIRST" // it goes before what else its core is to do
+	routerPriority = "SLUICE_TEST_ROUTER_FIRST" // it has priority over other processes on its core
 	engineRole     = "SLUICE_TEST_ENGINE_EVERY"
 )
 

@@ -112,7 +112,7 @@ func TestProxyHeader(t *testing.T) {
 				}
 				c.send(chatPost(hello))
 			}
-			for range 2 { // it is of the connection, not of a request
+			for range 2 { // the header belongs to the connection, not to a request
 				if resp, body := c.readResponse(); resp.StatusCode != 200 || body != `"`+k.client+`"` {
 					t.Errorf("%s, %s: %d %s; want client %s", name, way, resp.StatusCode, body, k.client)
 				}
@@ -143,7 +143,7 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 		"",                    // not a word
 	} {
 		c := r.dial()
-		_, _ = io.WriteString(c, first) // may be reset under way
+		_, _ = io.WriteString(c, first) // may fail, because the server may reset the connection
 		c.expectClosed()
 		refused++
 		eventually(t, fmt.Sprintf("%.30q is counted", first), func() bool { return r.observed.refusals(BadProxyHeader) == refused })
@@ -158,7 +158,7 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 	contains(t, logged.String(), "does not begin with a PROXY header", "from=127.0.0.1")
 
 	r = start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
-	_ = r.dial().Close() // as a port's probe does: no fault
+	_ = r.dial().Close() // a port probe, which is not an error
 	eventually(t, "it is gone", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.closedConns == 1 })
 	if n := r.observed.refusals(BadProxyHeader); n > 0 {
 		t.Errorf("a connection that was only tried counts as refused")

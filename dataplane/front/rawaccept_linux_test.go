@@ -37,7 +37,7 @@ func TestStreamIsNotInNetpoller(t *testing.T) {
 		c.send(chatPost(streamDoc))
 		r.waitStreamsOnLoops(RelayLoop, 1)
 		goOn <- true
-		for got := ""; !strings.HasSuffix(got, chunk(helloStream)); { // a loop has passed it on
+		for got := ""; !strings.HasSuffix(got, chunk(helloStream)); { // an event loop has relayed it
 			b, err := c.br.ReadByte()
 			if err != nil {
 				t.Fatal(err)
@@ -124,7 +124,7 @@ func TestServeGatedListener(t *testing.T) {
 			defer s.mu.Unlock()
 			return s.ln != nil
 		})
-		time.Sleep(10 * time.Millisecond) // in which it would be accepted
+		time.Sleep(10 * time.Millisecond) // time in which an open listener would accept it
 		if n := s.conns.len(); n != 0 {
 			t.Errorf("%d connections were accepted before the gate opened", n)
 		}

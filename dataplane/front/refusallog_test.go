@@ -58,7 +58,7 @@ func TestRefusalLinesAreBounded(t *testing.T) {
 		for range 5 {
 			s.reportRefused(chat, BadJSON, refusal{id: "b"})
 		}
-		s.reportRefused(chat, ClientGone, refusal{id: "c"}) // a client that left has a line as well
+		s.reportRefused(chat, ClientGone, refusal{id: "c"}) // a client that has disconnected is logged too
 		text := log.String()
 		if n := strings.Count(text, "request_id=a"); n != maxRefusalLines {
 			t.Errorf("%d lines in a second, want %d", n, maxRefusalLines)

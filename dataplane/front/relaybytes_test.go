@@ -208,7 +208,7 @@ func testRelayByteForByte(t *testing.T, by RelayMode) {
 			if _, err := io.WriteString(nc, piece); err != nil {
 				return false
 			}
-			if rng.IntN(3) == 0 { // so that the next piece is another read
+			if rng.IntN(3) == 0 { // so that the next piece arrives in another read
 				time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
 			}
 		}

@@ -23,11 +23,11 @@ const (
 
 // slowClientPlan describes the behaviour of the slow clients.
 type slowClientPlan struct {
-	heads     int           // that come byte by byte,
-	interval  time.Duration // a byte so often
-	bodies    int           // that stop early of 60 MB announced
+	heads     int           // clients that send a head byte by byte
+	interval  time.Duration // between two bytes
+	bodies    int           // clients that announce a body of 60 MB and stop early
 	spread    time.Duration // until all have connected; 0: as fast as they can
-	reconnect bool          // who is cut comes back
+	reconnect bool          // clients reconnect when they are cut
 }
 
 func (a slowClientPlan) String() string {
@@ -147,7 +147,7 @@ func (a *slowClients) send(one *slowClient) {
 	case one.body:
 		_, _ = unix.Write(one.fd, a.request)
 	case one.sent < len(head):
-		_, _ = unix.Write(one.fd, []byte{head[one.sent]}) // what is wrong with it, the read will say
+		_, _ = unix.Write(one.fd, []byte{head[one.sent]}) // the read reports an error
 		one.sent++
 	}
 }
@@ -197,8 +197,8 @@ func (a *slowClients) count(one *slowClient) {
 
 // The kernel's scheduling policies (sched(7)).
 const (
-	schedRoundRobin = 2 // before all that have none of their own
-	schedIdle       = 5 // behind everybody
+	schedRoundRobin = 2 // before all processes with the default policy
+	schedIdle       = 5 // after all other processes
 )
 
 // setScheduler sets the scheduling policy of this process and all its later threads, if the process

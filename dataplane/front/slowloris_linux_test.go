@@ -48,7 +48,7 @@ func TestSlowloris(t *testing.T) {
 		cut, last = a.await("cut", head+testTimeout), a.await("heads", testTimeout)
 		took = samples()
 		a.stop()
-		time.Sleep(time.Second) // what they leave is not the next round's
+		time.Sleep(time.Second) // so that their connections do not affect the next round
 		return took, began, open, cut, last
 	}
 	for range rounds {
@@ -110,7 +110,7 @@ func TestSlowlorisSteady(t *testing.T) {
 		to.add(b.measure(head)(), 0, math.MaxInt64)
 		cpu = b.router.cpu() - before
 		a.stop()
-		time.Sleep(4 * time.Second) // what they leave is not the next round's
+		time.Sleep(4 * time.Second) // so that their connections do not affect the next round
 		return cpu
 	}
 	for range rounds {
@@ -147,7 +147,7 @@ const soakPause = 500 * time.Microsecond
 // time.
 func newSlowlorisSetup(t *testing.T, pause, cutAfter time.Duration) *slowlorisSetup {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that nobody will need
+	ln, err := net.Listen("tcp", "127.0.0.1:0") // an engine that gets no requests
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func (w *delivery) flood(t *testing.T, sent *atomic.Int64) *engine {
 
 // trickle is an engine that sends small events endlessly, a thousand a second.
 func (w *delivery) trickle(t *testing.T) *engine {
-	var events []string // more than a coding remembers
+	var events []string // more than the window of a coding
 	for range 4 {
 		for all := noise(); len(all) > 1000; all = all[1000:] {
 			events = append(events, w.frame(`data: {"x":"`+all[12:1000]+"\"}\n\n"))
@@ -159,7 +159,7 @@ func TestStalledClientsUseBoundedMemory(t *testing.T) {
 
 // A client that stops reading is cut after WriteTimeout as stalled, in every delivery.
 func TestStalledClientsAreDisconnected(t *testing.T) {
-	limit, most := 2*time.Second, testTimeout/2 // how much later is the machine's
+	limit, most := 2*time.Second, testTimeout/2 // a busy machine may be later
 	if os.Getenv("SLUICE_SOAK") != "" {
 		limit, most = 30*time.Second, 32*time.Second
 	}
@@ -195,8 +195,8 @@ func TestSlowClientsGetAll(t *testing.T) {
 	if testing.Short() {
 		t.Skip("several times the time-out long")
 	}
-	const limit = 3 * time.Second // a client's kernel tells of room when there is a good deal of it
-	var all sync.WaitGroup        // at once, however few run in parallel
+	const limit = 3 * time.Second // a client's kernel announces a window only when it is large
+	var all sync.WaitGroup        // all run at once, whatever -parallel is
 	for _, w := range deliveries(t) {
 		run := func(t *testing.T) {
 			text, body := "", ""

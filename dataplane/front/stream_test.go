@@ -128,7 +128,7 @@ func testTrailersOfAStream(t *testing.T, by RelayMode) {
 	free := make(chan struct{})
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
-		<-free // on a loop by then
+		<-free // an event loop drives the stream by then
 		_, _ = io.WriteString(nc, "0\r\nX-Took: 1\r\n")
 		time.Sleep(time.Millisecond)
 		_, err := io.WriteString(nc, "X-Sum: a\r\n\r\n")
@@ -501,7 +501,7 @@ func testPanicInHooks(t *testing.T, by RelayMode) {
 	relayed := make(chan struct{}, 2)
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
-		<-relayed // the panic is on the loop's thread, where there is one
+		<-relayed // with event loops the panic is on the loop's thread
 		_, _ = io.WriteString(nc, chunk(helloStream)+"0\r\n\r\n")
 		return true
 	})
