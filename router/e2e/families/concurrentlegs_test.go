@@ -18,8 +18,8 @@ import (
 	"sluice/router/worker"
 )
 
-// Each leg waits for the other, as the engines do: sent one after the other, the
-// request would never end.
+// TestConcurrentLegs: each leg waits for the other, as in real engines. If the router sent the legs
+// one after the other, the request would never end.
 func TestConcurrentLegs(t *testing.T) {
 	meet := make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -48,8 +48,8 @@ func TestConcurrentLegs(t *testing.T) {
 	}
 }
 
-// TestSilentPrefillEndsWithDecode: a prefill leg that never answers ends soon after its decode
-// leg, and lets go of its rank. Before, it kept the rank's load until timeouts.prefill.
+// TestSilentPrefillEndsWithDecode: a prefill leg that never answers ends soon after its decode leg
+// and releases its rank. In the past it reserved the rank's load until timeouts.prefill.
 func TestSilentPrefillEndsWithDecode(t *testing.T) {
 	p := harness.StartScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	d := harness.StartScripted(t, harness.AnswerOK)
@@ -83,9 +83,9 @@ func TestNativeGenerateInTwoLegs(t *testing.T) {
 	}
 }
 
-// When prefill fails, in whatever way, decode is cut at once, and the pair is
-// run again with another prefill worker in a new room; the client sees nothing
-// of it.
+// TestPrefillFailsDuringDecode: when prefill fails, in any way, the router cancels decode at once
+// and runs both legs again, with another prefill worker and a new bootstrap room. The client does
+// not notice.
 func TestPrefillFailsDuringDecode(t *testing.T) {
 	breaks := map[string]http.HandlerFunc{
 		"500":   harness.ReplyHandler(500, `{"error":{"message":"KVTransferError"}}`),
@@ -106,7 +106,7 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 				var failedAt, cutAt atomic.Int64
 				arrived := make(chan struct{}, 4)
 				prefill := func(w http.ResponseWriter, r *http.Request) {
-					select { // decode has its leg by now
+					select { // decode has received its leg
 					case <-arrived:
 					case <-r.Context().Done():
 						return
@@ -126,7 +126,7 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 						harness.AnswerOK(w, r)
 						return
 					}
-					if f.More != "" { // the head alone goes out; nothing may reach the client
+					if f.More != "" { // decode sends only the head; nothing may reach the client
 						w.Header().Set("Content-Type", "text/event-stream")
 						w.(http.Flusher).Flush()
 					}
@@ -152,14 +152,14 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 	}
 }
 
-// A prefill that ends badly when its request has long been answered has nothing to do with
-// the requests that came after it, whose legs run in memory that others had before.
+// TestPrefillFailsAfterItsRequest: a prefill that fails long after its request was answered does not
+// affect later requests, although their legs reuse pooled memory.
 func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	const rounds = 100
 	answered := make(chan struct{}, rounds)
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		<-answered
-		time.Sleep(3 * time.Millisecond) // the next request's decode is under way
+		time.Sleep(3 * time.Millisecond) // the decode of the next request is running
 		harness.ReplyJSON(w, 400, `{"error":{"message":"too late"}}`)
 	})
 	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -179,7 +179,8 @@ func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	}
 }
 
-// When decode fails, prefill is cut at once and the pair runs again in a new room.
+// TestFailedDecodeCancelsPrefill: when decode fails, the router cancels prefill at once and runs
+// both legs again with a new bootstrap room.
 func TestFailedDecodeCancelsPrefill(t *testing.T) {
 	for name, fail := range map[string]http.HandlerFunc{
 		"500":   harness.ReplyHandler(500, `{"error":{"message":"x"}}`),
@@ -231,7 +232,7 @@ func TestFailedDecodeCancelsPrefill(t *testing.T) {
 	}
 }
 
-// What prefill refuses as the client's mistake goes to the client, once.
+// TestPrefillRefusesDuringDecode: a 4xx response of prefill goes to the client, without a retry.
 func TestPrefillRefusesDuringDecode(t *testing.T) {
 	p := harness.StartScripted(t, harness.ReplyHandler(400, `{"object":"error","message":"prompt too long","type":"BadRequestError","code":400}`))
 	d, arrived, cut := harness.HangingHandler()
@@ -249,8 +250,8 @@ func TestPrefillRefusesDuringDecode(t *testing.T) {
 	harness.WantNoLoad(t, r)
 }
 
-// A decode that has made a token has all the KV: a prefill that fails then is no
-// reason to end its stream.
+// TestPrefillFailsInMidStream: a decode that has generated a token has all the KV, so a prefill that
+// fails afterwards does not end its stream.
 func TestPrefillFailsInMidStream(t *testing.T) {
 	seen := make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) { <-seen; harness.ReplyJSON(w, 500, `{}`) })
@@ -270,7 +271,7 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "the router knows that prefill failed", func() bool {
 		return r.Metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`) == 1
 	})
-	time.Sleep(20 * time.Millisecond) // a cut would come now
+	time.Sleep(20 * time.Millisecond) // a router that cancels the stream would do so now
 	close(prefillEnded)
 	l.Nc.SetReadDeadline(time.Now().Add(5 * time.Second))
 	rest := ""
@@ -286,8 +287,9 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	harness.WantNoLoad(t, r)
 }
 
-// A stream that begins with an error event is a decode that failed: SGLang answers
-// 200 before it waits for the KV. What speaks of the request is the client's.
+// TestStreamBeginsWithAnError: the router treats a stream that begins with an error event as a
+// failed decode, because SGLang answers 200 before it waits for the KV. An error about the request
+// itself goes to the client.
 func TestStreamBeginsWithAnError(t *testing.T) {
 	for _, c := range []struct {
 		code int
@@ -315,9 +317,9 @@ func TestStreamBeginsWithAnError(t *testing.T) {
 	}
 }
 
-// TestAbortedGenerateIsRunAgain: SGLang's /generate reports a request that its engine aborted
-// as a 200 whose finish_reason has a status, of a stream in its first event and of a whole
-// answer in its only object. The router reads that status as an engine's failure.
+// TestAbortedGenerateIsRunAgain: SGLang's /generate reports a request that its engine aborted with
+// status 200 and a status in finish_reason, in the first event of a stream or in the object of a
+// response that is not streamed. The router treats that status as a failure of the engine.
 func TestAbortedGenerateIsRunAgain(t *testing.T) {
 	const (
 		aborted = `{%s"output_ids":[],"meta_info":{"id":"a","finish_reason":{"type":"abort","message":"%s","status_code":%d,"err_type":"InternalServerError"},"prompt_tokens":2,"completion_tokens":0,"cached_tokens":0}}`
@@ -377,8 +379,9 @@ func TestAbortedGenerateIsRunAgain(t *testing.T) {
 	}
 }
 
-// The copy that the leg beside decode has of its body is counted like the body: what
-// the budget does not hold is refused, and all comes back.
+// TestConcurrentPrefillUsesBodyBudget: the copy of the body for the concurrent prefill leg counts
+// against limits.memory_budget like the body itself. Requests beyond the budget are refused, and the
+// whole budget is returned.
 func TestConcurrentPrefillUsesBodyBudget(t *testing.T) {
 	free := make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -417,7 +420,8 @@ func TestConcurrentPrefillUsesBodyBudget(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "the budget is whole again", func() bool { return r.Metric("sluice_memory_budget_used_bytes") == 0 })
 }
 
-// A client that leaves takes both legs down, before decode's head and after it.
+// TestClientAbortsBothLegs: when the client leaves, before or after decode's response head, the
+// router cancels both legs.
 func TestClientAbortsBothLegs(t *testing.T) {
 	for _, after := range []string{"before the head", "in the stream"} {
 		t.Run(after, func(t *testing.T) {
@@ -452,8 +456,8 @@ func TestClientAbortsBothLegs(t *testing.T) {
 	}
 }
 
-// A decode engine of SGLang never gets a request without a room: where prefill
-// cannot be had the client is told.
+// TestNoDecodeWithoutBootstrapRoom: an SGLang decode engine never receives a request without a
+// bootstrap room. Without a prefill worker the client receives an error.
 func TestNoDecodeWithoutBootstrapRoom(t *testing.T) {
 	bad := harness.StartScripted(t, harness.ReplyHandler(503, `{}`))
 	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
@@ -476,8 +480,8 @@ func TestNoDecodeWithoutBootstrapRoom(t *testing.T) {
 	harness.WantReason(t, harness.Post(t, only.URL+"/v1/chat/completions", harness.Chat("")), 503, "no_prefill_worker")
 }
 
-// A prefill worker whose bootstrap port nobody knows is sent its leg first, and
-// what it tells goes into decode.
+// TestBootstrapFromPrefillAnswer: if the bootstrap port of a prefill worker is unknown, the router
+// sends the prefill leg first and puts the data from its response into the decode leg.
 func TestBootstrapFromPrefillAnswer(t *testing.T) {
 	member := `{"bootstrap_host":"10.0.0.9","bootstrap_port":8997,"bootstrap_room":9223372036854775807}`
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -491,7 +495,7 @@ func TestBootstrapFromPrefillAnswer(t *testing.T) {
 	if got := d.Room(t, 0); got != "9223372036854775807" || !strings.Contains(d.Bodies[0], `"bootstrap_host":"10.0.0.9","bootstrap_port":8997`) {
 		t.Errorf("decode was sent %s", d.Bodies[0])
 	}
-	p.Room(t, 0) // prefill is never without one
+	p.Room(t, 0) // fails if the prefill leg has no room
 	member = `{"bootstrap_host":"10.0.0.9","bootstrap_port":8997}`
 	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 502, "upstream_failed")
 	if d.Requests() != 1 {
@@ -528,7 +532,8 @@ func (q *mooncakeBootstrap) forWorker(s *harness.ScriptedEngine, id string) conf
 	return w
 }
 
-// The engine id is asked once, and again when a pair has failed with it.
+// TestMooncakeQueriesEngineID: the router queries the engine id once, and again after a request with
+// it has failed.
 func TestMooncakeQueriesEngineID(t *testing.T) {
 	q := startMooncakeBootstrap(t)
 	p := harness.StartScripted(t, harness.ReplyHandler(200, harness.WholeAnswer))
@@ -550,7 +555,7 @@ func TestMooncakeQueriesEngineID(t *testing.T) {
 	if n := q.queries.Load(); n != 1 {
 		t.Errorf("the bootstrap server was asked %d times for three requests, want once", n)
 	}
-	q.engine.Store("e-2") // prefill has started anew
+	q.engine.Store("e-2") // prefill has restarted
 	if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Status != 200 {
 		t.Errorf("after a restart: status %d: %s", a.Status, a.Body)
 	}
@@ -559,7 +564,8 @@ func TestMooncakeQueriesEngineID(t *testing.T) {
 	}
 }
 
-// Without the engine id there is no hand-over, and decode does the request alone.
+// TestMooncakeWithoutBootstrapServer: without the engine id there is no hand-over, and decode runs
+// the request alone.
 func TestMooncakeWithoutBootstrapServer(t *testing.T) {
 	p, d := harness.StartScripted(t, harness.ReplyHandler(200, harness.WholeAnswer)), harness.StartScripted(t, harness.ReplyHandler(200, harness.WholeAnswer))
 	w := p.Worker(worker.Prefill, "p0")
@@ -576,8 +582,8 @@ func TestMooncakeWithoutBootstrapServer(t *testing.T) {
 	}
 }
 
-// The first hand-over of an engine tells where it listens; from the second on
-// both legs go out at once.
+// TestPushLearnsWherePrefillListens: the router learns from an engine's first hand-over where the
+// engine listens. From the second hand-over on it sends both legs concurrently.
 func TestPushLearnsWherePrefillListens(t *testing.T) {
 	const handle = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":"e","remote_request_id":"q","remote_host":"10.0.0.1","remote_port":5600,"tp_size":2,"transfer_mode":"push"}`
 	meet := make(chan struct{})
@@ -615,9 +621,9 @@ func TestPushLearnsWherePrefillListens(t *testing.T) {
 	}
 }
 
-// A prefill engine that has started anew is met by nobody who was told of the old
-// one: its answer shows that, and the pair runs again before decode's own long
-// wait is over.
+// TestPushDetectsEngineRestart: a decode that has the data of a prefill engine from before its
+// restart would wait in vain for a long time. Prefill's response reveals the restart, and the router
+// runs both legs again without waiting for decode's timeout.
 func TestPushDetectsEngineRestart(t *testing.T) {
 	const form = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":%q,"remote_request_id":"q","remote_host":"10.0.0.1","remote_port":5600,"tp_size":2}`
 	var engine atomic.Value
@@ -643,7 +649,7 @@ func TestPushDetectsEngineRestart(t *testing.T) {
 			t.Fatalf("%s: %v, %+v", e, err, a)
 		}
 	}
-	// The leg of the stale pair may be cut before it is sent.
+	// The stale decode leg may be cancelled before it is sent.
 	if n := d.Requests(); r.Fallbacks("stale_fact") != 1 || n < 4 || n > 5 {
 		t.Errorf("stale_fact counted %v times, decode saw %d legs; want once, and at most one leg more than 4 requests", r.Fallbacks("stale_fact"), n)
 	}

@@ -14,8 +14,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestFewTokensPrefillOnDecode: a prompt that the decode worker does not hold is
-// prefilled elsewhere; when it does, all but a few tokens, decode does it alone.
+// TestFewTokensPrefillOnDecode: a prompt that the decode worker has not cached runs on a prefill
+// worker. If all but a few tokens are cached, the decode worker runs the request alone.
 func TestFewTokensPrefillOnDecode(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.LocalPrefillTokens = 64 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -67,7 +67,7 @@ func TestFewTokensPrefillOnDecode(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
-// TestEstimateChoosesLocalPrefill: between idle workers a hand-over only costs.
+// TestEstimateChoosesLocalPrefill: between idle workers the estimate is lower without a hand-over.
 func TestEstimateChoosesLocalPrefill(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.LocalWhenFaster = true }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -79,7 +79,7 @@ func TestEstimateChoosesLocalPrefill(t *testing.T) {
 	if e.Local.Cost >= e.Remote.Cost || e.Remote.Terms.Transfer <= 0 || e.Remote.Terms.Prefill <= 0 {
 		t.Errorf("%+v", e)
 	}
-	// Off, nothing is weighed and nothing said.
+	// With the estimate off, the router compares no plans and records no reason.
 	off := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	if a := harness.Post(t, off.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "off"); a.Status != 200 || a.Header.Get("X-Sluice-Plan") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" {
 		t.Errorf("off: %d %v", a.Status, a.Header)
@@ -89,8 +89,8 @@ func TestEstimateChoosesLocalPrefill(t *testing.T) {
 	}
 }
 
-// TestFailedLocalPrefillRetriesElsewhere: a decode worker that breaks under a local plan is left
-// out, and both legs are weighed again.
+// TestFailedLocalPrefillRetriesElsewhere: if a decode worker fails a request that it runs alone, the
+// router excludes it and chooses both legs again.
 func TestFailedLocalPrefillRetriesElsewhere(t *testing.T) {
 	bad := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		harness.ReplyJSON(w, 503, `{"error":{"message":"full"}}`)
@@ -111,8 +111,8 @@ func TestFailedLocalPrefillRetriesElsewhere(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
-// TestReservedDecodeIsRemoved: a decode worker that was chosen with prefill's and is
-// lost while prefill runs is not sent its leg.
+// TestReservedDecodeIsRemoved: a decode worker that was chosen together with the prefill worker and
+// is lost while prefill runs does not receive the decode leg.
 func TestReservedDecodeIsRemoved(t *testing.T) {
 	arrived, on := make(chan struct{}, 1), make(chan struct{})
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -144,8 +144,8 @@ func TestReservedDecodeIsRemoved(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
-// TestSGLangIsNeverLocal: its decode engines cannot prefill, whatever is set for all
-// models.
+// TestSGLangIsNeverLocal: SGLang's decode engines cannot prefill, so the router never lets them run
+// a request alone, whatever the configuration for all models says.
 func TestSGLangIsNeverLocal(t *testing.T) {
 	engine := func(role string) func(*sim.Options) {
 		return func(o *sim.Options) { o.Role, o.Engine = role, "sglang" }
@@ -159,7 +159,7 @@ func TestSGLangIsNeverLocal(t *testing.T) {
 		own.Family = "sglang"
 		c.Models = map[string]config.Model{"sim": {PD: &own}}
 	}, w, harness.SimWorker(d, worker.Decode, "d0"))
-	for i := range 3 { // the second and third find the prompt held
+	for i := range 3 { // the second and third find the prompt cached
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", fmt.Sprint("never-", i))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Plan") != "" || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || len(harness.GenerateRequests(p)) != i+1 {
 			t.Errorf("request %d: %d %s %v, %d prefills", i, a.Status, a.Body, a.Header, len(harness.GenerateRequests(p)))
@@ -170,8 +170,8 @@ func TestSGLangIsNeverLocal(t *testing.T) {
 	}
 }
 
-// TestUnlearnedEstimates: where nothing was learned of the workers and no transfer was
-// measured, a request is planned all the same, and says by what.
+// TestUnlearnedEstimates: without learned rates and measured transfers the router still chooses a
+// plan, and the record names the default values that it used.
 func TestUnlearnedEstimates(t *testing.T) {
 	p, d := harness.StartScripted(t, harness.AnswerOK), harness.StartScripted(t, harness.AnswerOK)
 	for _, mode := range []string{"text", "ids"} {

@@ -90,7 +90,7 @@ func TestTRTLLMFamily(t *testing.T) {
 		}
 	}
 
-	// The first token is the last: nothing is decoded.
+	// The first token is the last one: nothing is decoded.
 	d.ForgetRequests()
 	for _, f := range harness.RequestForms(4, "") {
 		first := harness.Post(t, whole.URL()+f.Path, strings.Replace(f.Body, `"max_tokens":12`, `"max_tokens":1`, 1)).Text(t)
@@ -112,8 +112,8 @@ func TestTRTLLMFamily(t *testing.T) {
 	}
 }
 
-// TestTRTLLMEventsWithEscapedNames: a Content-Type is the same in whatever case; events that
-// the family changes are passed on as they come, not held until the last.
+// TestTRTLLMEventsWithEscapedNames: the router compares the Content-Type without case, and forwards
+// events that it edits as they arrive instead of buffering the stream.
 func TestTRTLLMEventsWithEscapedNames(t *testing.T) {
 	trt := func(r string) func(*sim.Options) { return func(o *sim.Options) { o.Engine, o.Role = "trtllm", r } }
 	p, d := harness.StartSim(t, trt("prefill")), harness.StartSim(t, trt("decode"))
@@ -121,7 +121,7 @@ func TestTRTLLMEventsWithEscapedNames(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := make(chan struct{}) // the client has the first events
+	seen := make(chan struct{}) // closed once the client has the first events
 	proxy := &httputil.ReverseProxy{
 		FlushInterval: -1,
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(to) },
@@ -162,12 +162,12 @@ func TestTRTLLMEventsWithEscapedNames(t *testing.T) {
 	}
 }
 
-// pausedBody is a body of which three events come, the first of which says nothing yet, and the
-// others once seen is closed.
+// pausedBody is a response body that returns three events, the first of which has no output, and
+// the others only after seen is closed.
 type pausedBody struct {
 	io.ReadCloser
 	seen   chan struct{}
-	paused bool // those three have gone
+	paused bool // the three events were returned
 }
 
 func (b *pausedBody) Read(p []byte) (int, error) {
@@ -223,7 +223,7 @@ func TestStorageFamily(t *testing.T) {
 				}
 			}), harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 			for i, f := range harness.RequestForms(8, "") {
-				f.Body = strings.ReplaceAll(f.Body, "word", fmt.Sprintf("word%d", i)) // nothing of it is known yet
+				f.Body = strings.ReplaceAll(f.Body, "word", fmt.Sprintf("word%d", i)) // a prompt that no engine has cached
 				want := harness.Post(t, whole.URL()+f.Path, f.Body)
 				before := len(harness.GenerateRequests(p))
 				harness.WantSameAnswer(t, f.Name, harness.Post(t, r.URL+f.Path, f.Body), want)

@@ -13,8 +13,8 @@ import (
 	"sluice/router/worker"
 )
 
-// badHandles are forms of kv_transfer_params that a decode engine must never be
-// given; the first ends vLLM 0.32.
+// badHandles are forms of kv_transfer_params that the router must never send to a decode engine; the
+// first one crashes vLLM 0.32.
 var badHandles = []struct{ name, member string }{
 	{"block ids missing", `{"do_remote_prefill":true,"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
 	{"block ids null", `{"do_remote_prefill":true,"remote_block_ids":null,"remote_engine_id":"e","remote_request_id":"r","remote_host":"127.0.0.1","remote_port":1}`},
@@ -30,8 +30,8 @@ var badHandles = []struct{ name, member string }{
 	{"null", `null`}, {"a string", `"abc"`}, {"a list", `[]`}, {"an empty object", `{}`}, {"missing", ``},
 }
 
-// TestIncompleteHandleFallsBackToPlainDecode: passed on, each of these would end the
-// decode engine (the simulated one crashes on them as the real one does).
+// TestIncompleteHandleFallsBackToPlainDecode: each of badHandles would crash a decode engine (the
+// simulated engine crashes like the real one). The router runs plain decode instead.
 func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
 	d, alone := harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	var member string
@@ -71,7 +71,8 @@ func TestIncompleteHandleFallsBackToPlainDecode(t *testing.T) {
 	harness.WantIdle(t, r, 10*time.Second, d)
 }
 
-// The simulated engine's own bad answers, and one that is no JSON at all.
+// TestPrefillWithoutHandleFallsBackToPlainDecode: prefill answers without a usable handle, with the
+// simulated engine's own faults and with a body that is not JSON.
 func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -90,7 +91,8 @@ func TestPrefillWithoutHandleFallsBackToPlainDecode(t *testing.T) {
 	}
 }
 
-// Where plain decode is switched off, an error says so.
+// TestPlainDecodeCanBeDisabled: if plain decode is disabled, the client receives an error that says
+// so.
 func TestPlainDecodeCanBeDisabled(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.PlainDecode = false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -101,14 +103,14 @@ func TestPlainDecodeCanBeDisabled(t *testing.T) {
 	}
 }
 
-// llmdPrefill is an answer of llm-d-inference-sim v0.10.2 to a prefill leg, byte for byte.
+// llmdPrefill is the response of llm-d-inference-sim v0.10.2 to a prefill leg, byte for byte.
 const llmdPrefill = `{"id":"cmpl-caea7c99-a7c8-50f7-817a-1c569cd443f7-0","model":"test","object":"text_completion","kv_transfer_params":` + llmdHandle +
 	`,"created":1795486622,"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8,"prompt_tokens_details":{"cached_tokens":0}},"choices":[{"index":0,"finish_reason":"remote_decode","text":"To "}]}`
 
 const llmdHandle = `{"do_remote_decode":false,"do_remote_prefill":true,"remote_engine_id":"DUMMY_ID","remote_block_ids":["DUMMY_ID"],"remote_host":"DUMMY","remote_port":1234,"tp_size":1}`
 
-// TestLLMDSimHandle: engines that name blocks by strings hand over, and the handle goes to
-// decode byte for byte.
+// TestLLMDSimHandle: hand-overs work with engines whose block ids are strings; decode receives the
+// handle byte for byte.
 func TestLLMDSimHandle(t *testing.T) {
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) { harness.ReplyJSON(w, 200, llmdPrefill) })
 	d := harness.StartScripted(t, harness.AnswerOK)

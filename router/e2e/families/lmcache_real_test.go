@@ -19,8 +19,8 @@ import (
 	"sluice/router/worker"
 )
 
-// lmcacheSender is a Python process that notifies as a prefill worker of an LMCache
-// release does: by that release's own message class, over its own ZMQ socket.
+// lmcacheSender starts a Python process that sends notifications like a prefill worker of an LMCache
+// release: with that release's own message class, over its own ZMQ socket.
 func lmcacheSender(t *testing.T, version, endpoint string) io.Writer {
 	t.Helper()
 	cache := os.Getenv("SLUICE_CACHE")
@@ -56,16 +56,16 @@ func lmcacheSender(t *testing.T, version, endpoint string) io.Writer {
 	return in
 }
 
-// TestReleasedLMCacheNotifications: decode is sent when both ranks of a prefill worker
-// have notified in the words of their release, one before prefill's answer and one
-// after it, and not before. The engines are played; the messages are LMCache's.
+// TestReleasedLMCacheNotifications: the router sends decode only after both ranks of a prefill worker
+// have sent a notification in the format of their release, one before prefill's response and one
+// after it. The engines are scripted; the messages are LMCache's own.
 func TestReleasedLMCacheNotifications(t *testing.T) {
 	for _, version := range []string{"0.3.3", "0.3.5", "0.3.7", "0.4.4", "0.4.7", "0.5.6"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()
 			port := harness.FreePort(t)
 			var sender io.Writer
-			var second atomic.Int64 // when the second rank notified, Unix ns
+			var second atomic.Int64 // time of the second rank's notification, Unix ns
 			p := harness.StartScripted(t, func(w http.ResponseWriter, req *http.Request) {
 				var body struct {
 					Params struct {

@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// lmcacheFleet is one prefill and some decode workers of two tensor-parallel ranks,
-// with notifications over ZMQ, and a whole engine to compare with.
+// lmcacheFleet is one prefill worker and some decode workers of two tensor-parallel ranks, with
+// notifications over ZMQ, and an aggregated reference engine.
 type lmcacheFleet struct {
 	p, whole *sim.Engine
 	d        []*sim.Engine
@@ -29,7 +29,7 @@ func startLMCache(t *testing.T, prefill func(*sim.Options), cfg func(*config.Con
 	return startLMCacheOf(t, 2, prefill, cfg)
 }
 
-// startLMCacheOf starts so many decode workers.
+// startLMCacheOf starts an lmcacheFleet with a number of decode workers.
 func startLMCacheOf(t *testing.T, decode int, prefill func(*sim.Options), cfg func(*config.Config)) *lmcacheFleet {
 	t.Helper()
 	port := harness.FreePort(t)
@@ -65,7 +65,7 @@ func (g *lmcacheFleet) wantSameAnswers(t *testing.T, f harness.RequestForm) *har
 	return a
 }
 
-// promptTokens is what the decode workers computed of prompts, and took.
+// promptTokens returns how many prompt tokens the decode workers computed and received.
 func (g *lmcacheFleet) promptTokens() (local, received int) {
 	for _, d := range g.d {
 		s := d.Stats().Sum()
@@ -74,9 +74,9 @@ func (g *lmcacheFleet) promptTokens() (local, received int) {
 	return local, received
 }
 
-// TestLMCacheFamily: whatever the order of answer and notifications, decode runs
-// where prefill wrote to, when all has been written, and the client sees what one
-// engine would have said.
+// TestLMCacheFamily: whatever the order of prefill's response and the notifications, decode runs on
+// the worker to which prefill wrote, after everything was written. The client receives the output of
+// the reference engine.
 func TestLMCacheFamily(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -128,7 +128,7 @@ func TestLMCacheFamily(t *testing.T) {
 
 func TestLMCacheNotificationNeverComes(t *testing.T) {
 	g := startLMCache(t, nil, func(c *config.Config) { c.PD.Lease, c.PD.LeaseMargin = time.Second, 900*time.Millisecond })
-	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "notify"}) // one rank of two is silent
+	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "notify"}) // one of two ranks sends no notification
 	began := time.Now()
 	for _, f := range harness.RequestForms(11, "")[:2] {
 		g.wantSameAnswers(t, f)
@@ -146,7 +146,7 @@ func TestLMCacheClientAbortsWhileWaiting(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() { harness.TryPost(ctx, g.URL+f.Path, f.Body, "X-Request-Id", "gone-1") })
 	harness.Eventually(t, 10*time.Second, "prefill has answered", func() bool { return g.p.Stats().Sum().GeneratedTokens == 1 })
-	time.Sleep(20 * time.Millisecond) // its answer is on the way; the wait has no mark to see
+	time.Sleep(20 * time.Millisecond) // until the router has the response; nothing shows that it waits
 	cancel()
 	wg.Wait()
 	if rec := g.Outcome(t, "gone-1"); rec.Outcome.Reason != "client_gone" {
@@ -197,8 +197,8 @@ func TestLMCacheFailures(t *testing.T) {
 	})
 }
 
-// TestLMCacheUnsupportedRequests: such requests run on one worker, named, or are
-// refused where the configuration wants that.
+// TestLMCacheUnsupportedRequests: requests that the family does not support run on one worker, with
+// the reason recorded, or are refused if the configuration says so.
 func TestLMCacheUnsupportedRequests(t *testing.T) {
 	requests := map[string]string{
 		"tools":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
@@ -242,12 +242,12 @@ func TestLMCacheEnds(t *testing.T) {
 		stopped := strings.Replace(f.Body, `"max_tokens":12`, `"max_tokens":12,"stop":[`+string(stop)+`]`, 1)
 		g.wantSameAnswers(t, harness.RequestForm{Name: f.Name + ", a stop string over the seam", Path: f.Path, Body: stopped})
 
-		// The first token is the last.
+		// The first token is the last one.
 		first, _ := json.Marshal(harness.Post(t, g.whole.URL()+f.Path, one).Text(t))
 		final := strings.Replace(f.Body, `"max_tokens":12`, `"max_tokens":12,"include_stop_str_in_output":true,"stop":[`+string(first)+`]`, 1)
 		g.wantSameAnswers(t, harness.RequestForm{Name: f.Name + ", a stop at the first token", Path: f.Path, Body: final})
 	}
-	// A chat without a limit goes on to its own end, not to completions' 16 tokens.
+	// A chat without a limit runs to its own end, not to the 16 tokens of completions.
 	text, _ := json.Marshal(harness.PromptWords(30, 17))
 	body := `{"model":"sim","messages":[{"role":"user","content":` + string(text) + `}],"seed":5}`
 	a := g.wantSameAnswers(t, harness.RequestForm{Name: "no limit", Path: "/v1/chat/completions", Body: body})

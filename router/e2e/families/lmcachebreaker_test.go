@@ -13,13 +13,13 @@ import (
 	"sluice/router/worker"
 )
 
-// withNotifyWait waits for notifications no longer than d.
+// withNotifyWait limits the wait for notifications to d.
 func withNotifyWait(d time.Duration) func(*config.Config) {
 	return func(c *config.Config) { c.PD.NotifyWait = d }
 }
 
-// A decode worker that has room for KV which is never written is not asked to decode: it
-// would read what was in that memory before.
+// TestLMCacheKVNeverWritten: a decode worker that has allocated memory for KV that is never written
+// does not receive the decode leg, because it would read the previous content of that memory.
 func TestLMCacheKVNeverWritten(t *testing.T) {
 	g := startLMCache(t, nil, withNotifyWait(300*time.Millisecond))
 	g.p.Fault(sim.Fault{Kind: sim.Stall, Path: "write", N: 1})
@@ -36,8 +36,8 @@ func TestLMCacheKVNeverWritten(t *testing.T) {
 	}
 }
 
-// One prefill worker that never tells: it costs two requests a wait, and then gets no more
-// while another one tells.
+// TestLMCacheSilentWorkerIsSkipped: a prefill worker that never sends notifications delays two
+// requests. Then it receives no more while another worker sends them.
 func TestLMCacheSilentWorkerIsSkipped(t *testing.T) {
 	port := harness.FreePort(t)
 	engine := func(role, proxy string) *sim.Engine {
@@ -63,7 +63,8 @@ func TestLMCacheSilentWorkerIsSkipped(t *testing.T) {
 		f := harness.RequestForms(40+i, "")[i%4]
 		harness.WantSameAnswer(t, f.Name, harness.Post(t, r.URL+f.Path, f.Body), harness.Post(t, whole.URL()+f.Path, f.Body))
 	}
-	// Under load the other's notifications may be late as well, and every 10 s one is tried.
+	// Under load the other worker's notifications may be late as well, and the router tries the
+	// silent worker again every 10 s.
 	late := r.Metric(`sluice_kv_notifications_total{outcome="early"}`)
 	if n, most := len(harness.GenerateRequests(silent)), 2+int(late)+int(time.Since(began)/(10*time.Second)); n < 2 || n > most {
 		t.Errorf("the silent worker got %d of 12 hand-overs; want 2, %d at most", n, most)
@@ -76,9 +77,9 @@ func TestLMCacheSilentWorkerIsSkipped(t *testing.T) {
 	}
 }
 
-// The only decode worker is not asked for a prompt of which it may hold blocks that nobody
-// wrote, be it that no notification came or that prefill broke: a plain request would find
-// them too. Other prompts go on.
+// TestLMCacheOnlyDecodeWorkerSilent: after a missing notification or a failed prefill, the only decode
+// worker may have unwritten blocks cached for the prompt. The router refuses requests with this
+// prompt, because a plain request would read these blocks too. Other prompts work.
 func TestLMCacheOnlyDecodeWorkerSilent(t *testing.T) {
 	for _, c := range []struct {
 		name, look string
@@ -118,7 +119,8 @@ func TestLMCacheOnlyDecodeWorkerSilent(t *testing.T) {
 	}
 }
 
-// Where no prefill worker tells, decode workers do it all, without a wait for each request.
+// TestLMCacheAllWorkersSilent: if no prefill worker sends notifications, decode workers run whole
+// requests, without a wait for each request.
 func TestLMCacheAllWorkersSilent(t *testing.T) {
 	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy = "" }, withNotifyWait(50*time.Millisecond))
 	began := time.Now()
@@ -134,8 +136,8 @@ func TestLMCacheAllWorkersSilent(t *testing.T) {
 	}
 }
 
-// Workers that are told to tell nothing (pd_skip_proxy_notification), and have written when
-// they answer.
+// TestLMCacheWaitDisabled: workers that are configured to send no notifications
+// (pd_skip_proxy_notification) have written the KV when they answer.
 func TestLMCacheWaitDisabled(t *testing.T) {
 	g := startLMCache(t, func(o *sim.Options) { o.LMCacheProxy, o.EarlyNotify = "", true }, withNotifyWait(0))
 	for _, f := range harness.RequestForms(70, "") {

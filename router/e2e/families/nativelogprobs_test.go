@@ -16,8 +16,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestNativeLogprobs: SGLang's decode server tells no log-probabilities of the prompt; a client
-// of a pair sees those of prefill, as if one engine had made the answer.
+// TestNativeLogprobs: SGLang's decode server returns no log-probabilities of the prompt. The router
+// adds those of prefill, so that the response equals that of one engine.
 func TestNativeLogprobs(t *testing.T) {
 	const ids = `"input_ids":[1001,1002,1003,1004,1005,1006,1007,1008,1009],`
 	requests := map[string]string{
@@ -70,8 +70,8 @@ func TestNativeLogprobs(t *testing.T) {
 	}
 }
 
-// logprobsOf are the texts and the lists of an answer, event by event of each sequence, for
-// those of a batch may come in any order.
+// logprobsOf returns the texts and the lists of a response by sequence, event by event, because the
+// sequences of a batch may arrive in any order.
 func logprobsOf(t *testing.T, a *harness.Answer) map[string][]string {
 	t.Helper()
 	found := make(map[string][]string)
@@ -116,8 +116,8 @@ func logprobsOf(t *testing.T, a *harness.Answer) map[string][]string {
 	return found
 }
 
-// A prefill whose answer the client is due a part of, and that fails when decode is done:
-// the pair is run again, before anything has gone out.
+// TestNativeLogprobsAreLost: the response needs a part of prefill's response, but prefill fails after
+// decode is complete. The router runs both legs again, before it has sent anything to the client.
 func TestNativeLogprobsAreLost(t *testing.T) {
 	for _, s := range harness.Shapes {
 		t.Run(s.Name, func(t *testing.T) {
@@ -145,8 +145,9 @@ func TestNativeLogprobsAreLost(t *testing.T) {
 	}
 }
 
-// TestNativeLogprobsAreCounted: what every event of a stream repeats of prefill's answer is held
-// until the stream ends, against limits.memory_budget; what does not fit in is refused.
+// TestNativeLogprobsAreCounted: the router keeps the part of prefill's response that every event of a
+// stream repeats until the stream ends, and counts it against limits.memory_budget. Requests beyond
+// the budget are refused.
 func TestNativeLogprobsAreCounted(t *testing.T) {
 	list := strings.Repeat(`[-1.5,1001,null],`, 5000)
 	scored := `{"text":"a","meta_info":{"id":"x","finish_reason":{"type":"length","length":1},"prompt_tokens":9,"completion_tokens":1,"cached_tokens":0,"input_token_logprobs":[` + strings.TrimSuffix(list, ",") + `]},"disaggregated_params":{"bootstrap_host":"127.0.0.1","bootstrap_port":8998,"bootstrap_room":7}}`
@@ -185,7 +186,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 			if c.budget < int64(len(scored)) {
 				wg.Wait()
 				harness.WantReason(t, a, 503, "memory_budget")
-				if !c.beside { // decode is sent only when prefill's answer has been read
+				if !c.beside { // decode is sent only after prefill's response was read
 					return
 				}
 				select {

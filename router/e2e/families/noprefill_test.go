@@ -13,8 +13,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestDecodeOnlyFallbackWithoutPrefill: without a healthy prefill worker decode does the whole
-// request at once, and the answer says so.
+// TestDecodeOnlyFallbackWithoutPrefill: without a healthy prefill worker a decode worker runs the
+// whole request without a wait, and the response says so.
 func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 	plain, p, d := harness.StartSim(t, nil), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait = time.Minute }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -38,7 +38,7 @@ func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 			t.Errorf("counted %v times after %d requests", n, i+1)
 		}
 	}
-	// A request that is for prefill alone is not decode's: it waits.
+	// A prefill-only request waits, because decode cannot run it.
 	if got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat("")); (<-got).Status != 200 {
 		t.Error("a third request failed")
 	}
@@ -60,8 +60,8 @@ func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 	}
 }
 
-// TestNoPrefillIsRefused: where decode may not, or cannot, do a whole request, the request
-// waits for a prefill worker and is refused in its name.
+// TestNoPrefillIsRefused: if decode may not or cannot run a whole request, the request waits for a
+// prefill worker, and the refusal names the prefill pool.
 func TestNoPrefillIsRefused(t *testing.T) {
 	for _, family := range []string{"nixl", "sglang"} {
 		fam := harness.MatrixFamilyNamed(t, family)
@@ -84,8 +84,8 @@ func TestNoPrefillIsRefused(t *testing.T) {
 	}
 }
 
-// TestAggregatedWorkersWithoutPrefill: in a pool of all three roles whose decode engines
-// cannot prefill, aggregated workers take the whole requests.
+// TestAggregatedWorkersWithoutPrefill: in a pool of all three roles whose decode engines cannot
+// prefill, aggregated workers run the requests.
 func TestAggregatedWorkersWithoutPrefill(t *testing.T) {
 	fam := harness.MatrixFamilyNamed(t, "sglang")
 	p, pw := harness.SidecarEngine(t, fam, worker.Prefill)
@@ -100,8 +100,8 @@ func TestAggregatedWorkersWithoutPrefill(t *testing.T) {
 	}
 }
 
-// TestLastingFallbackIsReported: a family that never hands over answers every request, and yet
-// the log warns, a metric and the readiness page show it, until a hand-over works.
+// TestLastingFallbackIsReported: a family whose hand-overs all fail still answers every request. The
+// log, a metric and the readiness page report the failures until a hand-over works.
 func TestLastingFallbackIsReported(t *testing.T) {
 	for _, k := range []struct {
 		kind   string
@@ -128,7 +128,7 @@ func TestLastingFallbackIsReported(t *testing.T) {
 				if i == 3 && r.Metric(metric) != 0 {
 					t.Error("four requests are no lasting fall-back")
 				}
-				// Requests that no hand-over could serve say nothing of it.
+				// Requests that never use a hand-over do not affect the report.
 				harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"n":2`)), 200)
 			}
 			if n := r.Metric(metric); n != 1 {

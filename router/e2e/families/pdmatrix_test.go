@@ -11,8 +11,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// matrixCase is what is done to every family. The texts of the cells say what was
-// seen, so the document is what the code does, not what it should do.
+// matrixCase is one column of the matrix: a fault or event that the test applies to every family.
+// The text of a cell is the observed result, so the document describes what the code does.
 type matrixCase struct {
 	name string
 	run  func(*harness.MatrixFleet, *testing.T) string
@@ -59,7 +59,7 @@ func allMatrixCases() (cases []matrixCase) {
 			return f.FailsOver(t, f.Decodes[0], sim.Fault{Kind: sim.Status}, s.Extra)
 		})
 	}
-	const fixed = `,"seed":7,"stream":true` // a draw begun anew is another, so such a stream cannot go on elsewhere
+	const fixed = `,"seed":7,"stream":true` // a second sampling run differs even with the seed, so such a stream cannot migrate
 	for _, c := range []struct {
 		name, extra string
 		fault       sim.Fault
@@ -88,11 +88,11 @@ func allMatrixCases() (cases []matrixCase) {
 
 const matrixDoc = "../../../docs/pd-matrix.md"
 
-// TestPDMatrix runs every family through every way of going and failing, on the
-// simulated engines, and holds docs/pd-matrix.md to what was seen.
+// TestPDMatrix runs every family through every case on simulated engines, and compares the results
+// with docs/pd-matrix.md.
 func TestPDMatrix(t *testing.T) {
 	rows := make([][]string, len(harness.MatrixFamilies))
-	t.Run("families", func(t *testing.T) { // at the same time, for some wait long
+	t.Run("families", func(t *testing.T) { // in parallel, because some cases wait for long
 		for i := range harness.MatrixFamilies {
 			fam := &harness.MatrixFamilies[i]
 			rows[i] = make([]string, len(matrixColumns))
@@ -106,7 +106,7 @@ func TestPDMatrix(t *testing.T) {
 		}
 	})
 	for _, row := range rows {
-		if t.Failed() || slices.Contains(row, "") { // -run chose some of them
+		if t.Failed() || slices.Contains(row, "") { // -run selected only some cases
 			return
 		}
 	}
@@ -126,8 +126,8 @@ func TestPDMatrix(t *testing.T) {
 	}
 }
 
-// matrixPage is the document: a column a family, for there are more ways than
-// families.
+// matrixPage returns the document. It has a column for each family, because there are more cases
+// than families.
 func matrixPage(rows [][]string) string {
 	var b strings.Builder
 	b.WriteString(inBackticks(`# P/D behaviour by family
@@ -174,5 +174,5 @@ From vLLM 0.21 on such a decode may run on for ~pd.abandoned_decode_timeout~ bef
 	return b.String()
 }
 
-// inBackticks turns each tilde of text into a backtick, which a raw string cannot hold.
+// inBackticks replaces each tilde of text by a backtick, which a raw string cannot contain.
 func inBackticks(text string) string { return strings.ReplaceAll(text, "~", "`") }

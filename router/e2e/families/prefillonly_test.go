@@ -13,13 +13,13 @@ import (
 	"sluice/router/worker"
 )
 
-// allowPrefillOnly has max_tokens: 0 ask for prefill alone, as the header does.
+// allowPrefillOnly makes max_tokens: 0 request prefill only, like the header.
 func allowPrefillOnly(c *config.Config) { c.Steering.PrefillOnly = "any" }
 
 var prefillOnlyPrompt = strings.Repeat("a prompt that many will begin with, ", 20)
 
-// TestPrefillOnly warms a prefill worker, leaves nothing pinned there, and the
-// next request of that prompt finds it.
+// TestPrefillOnly: a prefill-only request fills the cache of a prefill worker and leaves no blocks
+// pinned there. The next request with the prompt finds it cached.
 func TestPrefillOnly(t *testing.T) {
 	for _, c := range []struct{ name, header, replaced string }{
 		{"by max_tokens", "", `"max_tokens":0,"stream":true`},
@@ -63,7 +63,8 @@ func TestPrefillOnly(t *testing.T) {
 	}
 }
 
-// Every endpoint that computes a prompt can be asked, on aggregated workers too.
+// TestPrefillOnlyOnEveryEndpoint: every endpoint that computes a prompt accepts prefill-only requests,
+// on aggregated workers too.
 func TestPrefillOnlyOnEveryEndpoint(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, allowPrefillOnly, harness.SimWorker(e, worker.Aggregated, "w0"))
@@ -86,8 +87,8 @@ func TestPrefillOnlyOnEveryEndpoint(t *testing.T) {
 	}
 }
 
-// What is no prefill-only request stays the engine's to answer, and what cannot
-// be is refused.
+// TestPrefillOnlyRefused: the router forwards requests that are not prefill-only to the engine, and
+// refuses those that cannot be prefill-only.
 func TestPrefillOnlyRefused(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	at0 := []config.Worker{harness.SimWorker(e, worker.Aggregated, "w0")}
@@ -130,8 +131,8 @@ func TestPrefillOnlyRefused(t *testing.T) {
 	}
 }
 
-// TestPrefillOnlyRetriesElsewhere: an engine that fails is left out; a refusal of the
-// request itself passes through; a client that leaves takes the leg down.
+// TestPrefillOnlyRetriesElsewhere: the router retries a failed prefill-only request on another engine,
+// forwards a refusal of the request itself, and cancels the leg if the client leaves.
 func TestPrefillOnlyRetriesElsewhere(t *testing.T) {
 	bad := harness.StartScripted(t, harness.ReplyHandler(503, `{"error":{"message":"full"}}`))
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, func(o *sim.Options) { o.Role = "decode" })

@@ -58,8 +58,8 @@ func TestPrefillThenDecode(t *testing.T) {
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for _, path := range []string{"/v1/chat/completions", "/v1/completions"} {
 		for _, stream := range []string{"", `,"stream":true`, `,"n":1`} {
-			// Each prompt is new: decode would not pull what it holds already. It ends within a
-			// sentence, for behind one an engine may say nothing.
+			// Each prompt is new, because decode does not pull blocks that it has cached. It ends within
+			// a sentence, because an engine may generate nothing after a complete one.
 			text := path + stream + harness.Prompt + " And"
 			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":%q}],"max_tokens":12%s}`, text, stream)
 			if path == "/v1/completions" {
@@ -89,8 +89,8 @@ func TestPrefillThenDecode(t *testing.T) {
 	harness.Eventually(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 }
 
-// TestHandleIsReadOnce: a handle is good for one read of one prompt, so what
-// would read it more often, or not at all, is decoded plainly.
+// TestHandleIsReadOnce: a handle is valid for one read of one prompt. The router runs plain decode for
+// requests that would read it more than once, or not at all.
 func TestHandleIsReadOnce(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -117,8 +117,8 @@ func TestHandleIsReadOnce(t *testing.T) {
 	}
 }
 
-// TestPoolsWithMissingRoles: a decode engine can prefill for itself where nobody else
-// does, and aggregated workers take the decode leg where there is no decode worker.
+// TestPoolsWithMissingRoles: without prefill workers a decode engine runs prefill itself; without
+// decode workers aggregated workers run the decode leg.
 func TestPoolsWithMissingRoles(t *testing.T) {
 	d := harness.StartSim(t, harness.SimRole("decode"))
 	alone := harness.StartRouter(t, nil, harness.SimWorker(d, worker.Decode, "d0"))
@@ -133,7 +133,7 @@ func TestPoolsWithMissingRoles(t *testing.T) {
 	}
 }
 
-// lastGenerating is the last request to an inference endpoint.
+// lastGenerating returns the last request to an inference endpoint.
 func lastGenerating(e *sim.Engine) sim.Record {
 	all := e.Requests()
 	for i := len(all) - 1; i >= 0; i-- {

@@ -10,8 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// A side channel that cannot do anything is named in the log, with what is missing and
-// what to do.
+// TestSideChannelWithoutEffectWarns: the log reports a side channel that has no effect, with what is
+// missing and what to do.
 func TestSideChannelWithoutEffectWarns(t *testing.T) {
 	for _, c := range []struct {
 		name, family, mode string

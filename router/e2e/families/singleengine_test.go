@@ -10,8 +10,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestSingleEngineServes: requests whose answer only the engine can give that computes the
-// prompt, or that keeps the last turn, have no prefill leg.
+// TestSingleEngineServes: a request has no prefill leg if only the engine that computes the prompt, or
+// that stores the previous turn, can answer it.
 func TestSingleEngineServes(t *testing.T) {
 	for _, name := range []string{"nixl", "nixl-push", "orchestrated", "storage"} {
 		t.Run(name, func(t *testing.T) {
@@ -38,7 +38,8 @@ func TestSingleEngineServes(t *testing.T) {
 	}
 }
 
-// Engines that cannot prefill where they decode: an aggregated worker does it, where there is one.
+// TestSingleSGLangEngine: such a request runs on an aggregated worker if there is one, because SGLang's
+// decode engines cannot prefill.
 func TestSingleSGLangEngine(t *testing.T) {
 	engine := func(role string) *sim.Engine {
 		return harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })

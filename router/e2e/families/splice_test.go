@@ -10,10 +10,9 @@ import (
 	"sluice/router/worker"
 )
 
-// spliced are requests of each endpoint as a client sends them, and what the
-// prefill engine must be sent instead, byte for byte. The engine is of a release
-// (vLLM 0.32) that takes a chat's ids beside its messages, so prefill is asked
-// for them.
+// spliced are requests of each endpoint as a client sends them, and the bodies that the prefill engine
+// must receive, byte for byte. The engine's release (vLLM 0.32) accepts the token ids of a chat
+// with its messages, so the router requests them from prefill.
 var spliced = []struct{ name, path, client, prefill string }{
 	{"chat", "/v1/chat/completions",
 		`{"x_first":[1,{"b":2,"a":1}],"model":"sim","messages":[{"role":"user","content":"caf\u00e9 \/ \ud83d\ude00 ☕"}],"max_tokens":6,"seed":9007199254740993,"logit_bias":{"9":-1.50e+1}}`,
@@ -64,7 +63,7 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 		if string(pr[0].Body) != k.prefill {
 			t.Errorf("%s: prefill was sent\n%s\nwant\n%s", k.name, pr[0].Body, k.prefill)
 		}
-		// Decode: the client's bytes, and the handle as the last member.
+		// Decode receives the client's bytes with the handle as the last member.
 		before, after, ok := strings.Cut(string(dr[0].Body), `,"kv_transfer_params":`)
 		if !ok {
 			t.Errorf("%s: decode has no handle: %s", k.name, dr[0].Body)
@@ -93,8 +92,8 @@ func TestLegsAreSplicedByteForByte(t *testing.T) {
 	harness.WantIdle(t, r, 10e9, p, d)
 }
 
-// The handle is opaque: its bytes reach decode as they came, spaces and unknown
-// members too.
+// TestHandleIsForwardedVerbatim: the handle is opaque. Its bytes reach decode unchanged, including
+// spaces and unknown members.
 func TestHandleIsForwardedVerbatim(t *testing.T) {
 	for _, handle := range []string{
 		`{ "remote_block_ids" : [ [7, 8], [3] ],"x_new":{"deep":[1.50e+3, null]} , "remote_engine_id":"e\u0031","remote_host":"127.0.0.1","remote_port":5557,"x_big":18446744073709551615,"do_remote_prefill":true}`,
@@ -112,7 +111,7 @@ func TestHandleIsForwardedVerbatim(t *testing.T) {
 	}
 }
 
-// Endpoints without a KV hand-over go to one engine as they are.
+// TestNeverDisaggregated: requests to endpoints without a KV hand-over go to one engine unchanged.
 func TestNeverDisaggregated(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -149,7 +148,8 @@ func TestNeverDisaggregated(t *testing.T) {
 	harness.WantIdle(t, r, 10e9, p, d)
 }
 
-// A batch of prompts has no one handle: decode does it whole, counted.
+// TestBatchPromptsUsePlainDecode: a batch of prompts has no single handle, so decode runs it whole, and
+// the router counts the fallback.
 func TestBatchPromptsUsePlainDecode(t *testing.T) {
 	p, d, alone := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))

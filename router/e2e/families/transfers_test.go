@@ -23,7 +23,7 @@ import (
 	"sluice/router/worker"
 )
 
-// transferReporter is a router that takes reports over ZMQ, and a socket to report by.
+// transferReporter is a router that receives transfer reports over ZMQ, and a socket that sends them.
 type transferReporter struct {
 	*harness.Router
 	push *zmq.Socket
@@ -63,8 +63,8 @@ func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...co
 	return r
 }
 
-// report says something of the request as an engine's connector does: a decode engine
-// names the ticket that was in its body, where one was.
+// report sends a report about a request like an engine's connector. A decode engine includes the
+// ticket from its request body, if there was one.
 func (r *transferReporter) report(event, status, id, body string) {
 	var sent struct {
 		Handle struct {
@@ -92,13 +92,14 @@ func chatReply(text string) string {
 	return `{"id":"chatcmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 }
 
-// A decode that waits for KV which will never come is cut as soon as its engine
-// says so, and the pair runs again elsewhere; the client sees one good answer.
+// TestLostHandoverRunsAgain: a decode waits for KV that will never arrive. The router cancels it as soon
+// as the prefill engine reports the loss, and runs both legs again. The client receives one
+// successful response.
 func TestLostHandoverRunsAgain(t *testing.T) {
 	for _, k := range []struct {
 		name, event, status string
 		stream              bool
-		head                bool // decode sends its head before
+		head                bool // decode sends its head before the report
 		stock               bool // the engine is not known to run the connector
 		stall               time.Duration
 		kind                string
@@ -129,7 +130,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 						w.(http.Flusher).Flush()
 					}
 					reached <- requests
-					<-req.Context().Done() // as an engine that waits for its blocks
+					<-req.Context().Done() // like an engine that waits for its blocks
 					return
 				}
 				r.report("recv", "ok", requests.id, requests.body)
@@ -184,10 +185,10 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 	}
 }
 
-// Blocks that prefill lets go of each time: the pair runs again while there are
-// tries, then decode does it all; it is never left with a dead handle.
+// TestHandoverExpiresEveryAttempt: prefill frees the blocks in every attempt. The router runs both legs
+// again while attempts remain, then plain decode; decode never waits on an expired handle.
 func TestHandoverExpiresEveryAttempt(t *testing.T) {
-	var requests atomic.Pointer[string] // the id of the attempt under way
+	var requests atomic.Pointer[string] // the id of the current attempt
 	p := harness.StartScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")
 		requests.Store(&id)
@@ -196,14 +197,14 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 	d := harness.StartScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		body, _ := io.ReadAll(req.Body)
 		if strings.Contains(string(body), "remote_block_ids") {
-			<-req.Context().Done() // it waits for blocks that are gone
+			<-req.Context().Done() // waits for blocks that were freed
 			return
 		}
 		harness.ReplyJSON(w, 200, chatReply("good"))
 	})
 	r := startTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), withReportingConnector(d.Worker(worker.Decode, "d0")))
-	// Said again and again: each attempt's wait is told as soon as it is open, before
-	// decode is sent or just after.
+	// Repeat the report, so that it reaches each attempt as soon as the router waits, before or
+	// just after it sends decode.
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -230,8 +231,8 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 	}
 }
 
-// What was told of a transfer stands in the explain record, the metrics, the admin
-// API and /health.
+// TestTransferIsShown: the explain record, the metrics, the admin API and /health contain the reported
+// transfer.
 func TestTransferIsShown(t *testing.T) {
 	p := harness.StartScripted(t, harness.ReplyHandler(200, harness.PrefillReply(harness.GoodHandle)))
 	var r *transferReporter
@@ -273,7 +274,7 @@ func TestTransferIsShown(t *testing.T) {
 	}
 }
 
-// Without register and without zmq_listen nothing is opened.
+// TestNoTiersByDefault: without registration and transfers.zmq_listen the router opens no tier.
 func TestNoTiersByDefault(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -288,8 +289,8 @@ func TestNoTiersByDefault(t *testing.T) {
 	}
 }
 
-// Who may push to the ZMQ sockets is held to the networks of the configuration, of the
-// reports' and of LMCache's; others are closed at once, and counted.
+// TestNetworksOfZMQSockets: only peers in the configured networks may connect to the ZMQ sockets of the
+// reports and of LMCache. The router closes other connections at once and counts them.
 func TestNetworksOfZMQSockets(t *testing.T) {
 	away := []string{"203.0.113.0/24"}
 	port := harness.FreePort(t)

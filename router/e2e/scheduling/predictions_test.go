@@ -33,7 +33,7 @@ func predictedAndCached(t *testing.T, r *harness.Router, id, body string, header
 }
 
 // TestEngineWithoutPrefixCache: without events the router predicts hits from earlier requests. It
-// stops to predict them for an engine that repeatedly reports none.
+// stops predicting hits for an engine that repeatedly reports none.
 func TestEngineWithoutPrefixCache(t *testing.T) {
 	e := harness.StartSim(t, func(o *sim.Options) { o.NoPrefixCache, o.KVEvents = true, "off" })
 	r := harness.StartRouter(t, nil, config.Worker{ID: "a0", URL: e.URL(), Role: worker.Aggregated, KVEvents: []string{"off"}})
