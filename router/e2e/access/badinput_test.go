@@ -14,7 +14,8 @@ import (
 	"sluice/router/worker"
 )
 
-// TestBadInputErrorNamesField: each gets a clear error, and no engine is troubled.
+// TestBadInputErrorNamesField: each invalid request receives an error that names the field, and no
+// engine receives the request.
 func TestBadInputErrorNamesField(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Limits.MaxBody = 4096 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -23,7 +24,7 @@ func TestBadInputErrorNamesField(t *testing.T) {
 		name, path, body string
 		status           int
 		reason           string
-		says             []string // in the message, or the param
+		says             []string // texts in the message or the param
 	}{
 		{"cut short", chatPath, `{"model":"sim","messages":[`, 400, "bad_json", nil},
 		{"no JSON", chatPath, `hello`, 400, "bad_json", nil},
@@ -71,7 +72,7 @@ func TestBadInputErrorNamesField(t *testing.T) {
 	if n := len(harness.GenerateRequests(p)) + len(harness.GenerateRequests(d)); n != 0 {
 		t.Errorf("the engines were sent %d requests", n)
 	}
-	// Nothing is lost: the router still serves, and nothing is booked.
+	// The router still serves, and no load remains reserved.
 	harness.WantStatus(t, harness.Post(t, r.URL+chatPath, harness.Chat("")), 200)
 	harness.WantIdle(t, r, 10e9, p, d)
 }
@@ -83,7 +84,7 @@ func cmpOr(a, b string) string {
 	return b
 }
 
-// errorShape checks the error object of a protocol and gives what it says.
+// errorShape checks the error object of the path's API format and returns its message.
 func errorShape(t *testing.T, path string, a *harness.Answer) string {
 	t.Helper()
 	if path != "/v1/messages" {
@@ -129,8 +130,8 @@ func TestWrongMethodAndType(t *testing.T) {
 	harness.WantStatus(t, do("POST", "/v1/chat/completions", "application/json; charset=utf-8"), 200)
 }
 
-// TestForbiddenFieldsAreStripped: where config says so they are cut out, and no
-// engine ever sees them.
+// TestForbiddenFieldsAreStripped: if configured, the router removes forbidden fields, and no engine
+// receives them.
 func TestForbiddenFieldsAreStripped(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.StripForbidden = true }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -155,8 +156,8 @@ func TestForbiddenFieldsAreStripped(t *testing.T) {
 	}
 }
 
-// An engine that does not speak HTTP is a 502 that says so; one that answers 200
-// with other bytes is passed through.
+// TestEngineAnswersGarbage: if an engine does not answer with HTTP, the client receives a 502 that
+// says so. A 200 with an unexpected body is forwarded.
 func TestEngineAnswersGarbage(t *testing.T) {
 	for name, k := range map[string]struct {
 		bytes  string
@@ -195,8 +196,8 @@ func TestEngineAnswersGarbage(t *testing.T) {
 	}
 }
 
-// TestForbiddenFieldsInside: vLLM looks for its own parameters among the extra
-// arguments too, so a client may not put them there either.
+// TestForbiddenFieldsInside: vLLM also reads its own parameters from the extra arguments, so the
+// router forbids them there too.
 func TestForbiddenFieldsInside(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	for _, strip := range []bool{false, true} {
@@ -226,8 +227,8 @@ func TestForbiddenFieldsInside(t *testing.T) {
 	}
 }
 
-// SGLang can be told by headers where the legs meet, which is the router's to say: an
-// engine that obeys them sees none of a client's.
+// TestOverrideHeadersAreDropped: SGLang reads the bootstrap address from headers, which only the
+// router may set. The router drops these headers of a client.
 func TestOverrideHeadersAreDropped(t *testing.T) {
 	engine := func(role string) *sim.Engine {
 		return harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role, o.HeaderOverrides = "sglang", role, true })

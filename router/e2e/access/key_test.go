@@ -20,7 +20,7 @@ import (
 	"sluice/router/worker"
 )
 
-// TestKeysAreRequired goes over all doors, with keys as each client library shows them.
+// TestKeysAreRequired requests all routes, with keys in the form of each client library.
 func TestKeysAreRequired(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	key := apikey.New()
@@ -69,7 +69,7 @@ func TestKeysAreRequired(t *testing.T) {
 	}
 }
 
-// TestKeysAreNotForwarded: an engine sees the router's own key, never a client's.
+// TestKeysAreNotForwarded: an engine receives the router's own key, never a client's.
 func TestKeysAreNotForwarded(t *testing.T) {
 	var mu sync.Mutex
 	var seen []string
@@ -113,8 +113,8 @@ func TestKeysAreNotForwarded(t *testing.T) {
 	}
 }
 
-// TestKeysHaveLimits counts the tokens of whole and of streamed answers, and of a
-// stream that its client left.
+// TestKeysHaveLimits: a key's limits count the tokens of responses that are streamed, not streamed, or
+// abandoned by the client.
 func TestKeysHaveLimits(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	key := apikey.New()
@@ -135,7 +135,7 @@ func TestKeysHaveLimits(t *testing.T) {
 	}
 	harness.Eventually(t, 5*time.Second, "a stream's tokens are counted as a whole answer's", func() bool {
 		got := spent() - whole
-		return got >= whole && got <= whole+2 // without usage, events are counted: a last one has no token
+		return got >= whole && got <= whole+2 // without usage the router counts events; a last event has no token
 	})
 	for i := range 20 {
 		if a = harness.Post(t, r.URL+"/v1/completions", harness.KeyBody, auth...); a.Status != 200 {
@@ -150,7 +150,7 @@ func TestKeysHaveLimits(t *testing.T) {
 	}
 }
 
-// TestKeysAreReloaded edits the file under a running router.
+// TestKeysAreReloaded edits the keys in the file of a running router.
 func TestKeysAreReloaded(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	first, second := apikey.New(), apikey.New()
@@ -181,7 +181,8 @@ func TestKeysAreReloaded(t *testing.T) {
 	}
 }
 
-// TestKeyModelsApplyToAdapters: SGLang takes an adapter from members beside the model.
+// TestKeyModelsApplyToAdapters: a key's models also restrict adapters, which SGLang reads from other
+// members than model.
 func TestKeyModelsApplyToAdapters(t *testing.T) {
 	var mu sync.Mutex
 	seen := 0
@@ -196,7 +197,7 @@ func TestKeyModelsApplyToAdapters(t *testing.T) {
 		config.APIKey{Name: "all", SHA256: apikey.HashOf(all).String()}), e.Worker(worker.Aggregated, "e"))
 	for _, c := range []struct {
 		member string
-		status int // with the key that is good for few
+		status int // with the key that may use only some models
 		says   string
 	}{
 		{`"x":1`, 200, ""},
@@ -232,8 +233,8 @@ func TestKeyModelsApplyToAdapters(t *testing.T) {
 	}
 }
 
-// TestKeyModelsFilterModelList: lists of models, errors that name the known models, and the
-// pages about the router's state show a key no model that it may not use.
+// TestKeyModelsFilterModelList: model lists, errors that list the known models, and the pages about
+// the router's state contain only models that the key may use.
 func TestKeyModelsFilterModelList(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	few, all := apikey.New(), apikey.New()
@@ -281,8 +282,8 @@ func TestKeyModelsFilterModelList(t *testing.T) {
 	}
 }
 
-// TestStatePagesWithoutAKey: the pages about the router's state name no worker, model,
-// address or file, unless a valid key is shown.
+// TestStatePagesWithoutAKey: without a valid key the pages about the router's state name no worker,
+// model, address or file.
 func TestStatePagesWithoutAKey(t *testing.T) {
 	secret := func(text string) string {
 		for _, word := range []string{"secret-worker", "127.0.0.1", "refused", "sim", "/", "libnixl", "kv_tier"} {
@@ -333,8 +334,8 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 	}
 }
 
-// TestLargeCounts: an integer beyond what an engine may accept is the engine's to refuse;
-// one that no engine can read is refused here, with the range.
+// TestLargeCounts: the router forwards an integer that an engine may refuse. It refuses an integer
+// that no engine can represent, and names the range.
 func TestLargeCounts(t *testing.T) {
 	e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)

@@ -15,13 +15,13 @@ import (
 	"sluice/router/worker"
 )
 
-// longBody is a request whose prompt is 3,000 bytes, 750 tokens as the router counts them.
+// longBody returns a request with a prompt of 3,000 bytes, which the router counts as 750 tokens.
 func longBody(more string) string {
 	return fmt.Sprintf(`{"model":"sim","prompt":%q%s}`, strings.Repeat("word ", 600), more)
 }
 
-// TestUnreportedTokensAreCharged: a key's limit holds for whole answers that tell no usage, or
-// half of it, for clients who leave before one, and for prompts that are only warmed.
+// TestUnreportedTokensAreCharged: a key's limit also counts responses without usage, or with only half
+// of it, clients that leave before a response, and prefill-only requests.
 func TestUnreportedTokensAreCharged(t *testing.T) {
 	const prompt = 750
 	answer := ""
@@ -79,8 +79,8 @@ func TestUnreportedTokensAreCharged(t *testing.T) {
 	}
 }
 
-// TestTokensAreReserved: requests that come together cannot all go by what is left for one,
-// and what fails gives back what was reserved for it.
+// TestTokensAreReserved: concurrent requests cannot all use the quota that remains for one of them,
+// and a failed request returns its reservation.
 func TestTokensAreReserved(t *testing.T) {
 	block := make(chan struct{})
 	status := 200
@@ -95,7 +95,7 @@ func TestTokensAreReserved(t *testing.T) {
 		}
 		harness.ReplyJSON(w, status, `{"choices":[{"text":"h"}],"usage":{"prompt_tokens":750,"completion_tokens":1}}`)
 	})
-	auth, mod := harness.TokenKey(2000) // 750 and 750, not a third
+	auth, mod := harness.TokenKey(2000) // enough for two requests of 750 tokens, not for a third
 	r := harness.StartRouter(t, mod, e.Worker(worker.Aggregated, "e"))
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -125,7 +125,7 @@ func TestTokensAreReserved(t *testing.T) {
 		return harness.Post(t, r.URL+"/v1/completions", `{}`, auth...).Header.Get("x-ratelimit-remaining-tokens")
 	}
 	status = 400
-	for i := range 3 { // each would take nearly all
+	for i := range 3 { // each reserves nearly the whole quota
 		if a := harness.Post(t, r.URL+"/v1/completions", longBody(""), auth...); a.Status != 400 {
 			t.Fatalf("request %d, which the engine refuses: %d %s", i+1, a.Status, a.Body)
 		}
@@ -150,8 +150,8 @@ func TestTokensAreReserved(t *testing.T) {
 	}
 }
 
-// TestBackgroundResponsesAreCharged: a background response is answered before it is computed.
-// Its key pays for the output that it may have; before, it paid for the prompt alone.
+// TestBackgroundResponsesAreCharged: a background response is acknowledged before it is computed. The
+// router charges its key for the maximum output; in the past it charged only the prompt.
 func TestBackgroundResponsesAreCharged(t *testing.T) {
 	status, answer := 200, ""
 	e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {

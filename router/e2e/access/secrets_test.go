@@ -9,8 +9,8 @@ import (
 	"sluice/router/obs"
 )
 
-// TestSecretFieldsAreMasked: what the configuration marks as a secret is one for the admin
-// API and for logs as well, which know secrets by name.
+// TestSecretFieldsAreMasked: the admin API and the logs, which recognise secrets by name, mask every
+// field that the configuration marks as a secret.
 func TestSecretFieldsAreMasked(t *testing.T) {
 	found := 0
 	var walk func(typ reflect.Type, path []string)

@@ -18,13 +18,13 @@ import (
 	"sluice/router/worker"
 )
 
-// storingEngine is an engine that stores responses as vLLM and SGLang do: in its memory, for
-// everybody who knows the id. It has no route to delete one, but for deletes.
+// storingEngine is an engine that stores responses like vLLM and SGLang: in its memory, for every
+// client that knows the id. It has a route to delete a response only if deletes is set.
 type storingEngine struct {
 	*httptest.Server
 	name           string
 	deletes        bool
-	redirectStatus atomic.Int32 // the status of a redirection that answers requests about stored responses; 0: none
+	redirectStatus atomic.Int32 // redirect requests about stored responses with this status; 0: do not
 
 	mu             sync.Mutex
 	stored         map[string]string // id -> status
@@ -56,7 +56,7 @@ func (k *storingEngine) worker(id string) config.Worker {
 	return config.Worker{ID: id, URL: k.URL, Role: worker.Aggregated, KVEvents: []string{"off"}}
 }
 
-// object is a response as the engines write it, padded.
+// object returns the JSON of a response in the engines' format, padded by pad bytes.
 func (k *storingEngine) object(id, status string, pad int) string {
 	return fmt.Sprintf(`{"id":%q,"created_at":1,"model":"org/sim","object":"response","output":[],"status":%q,"engine":%q,"pad":%q,"usage":{"input_tokens":3,"output_tokens":1,"total_tokens":4}}`, id, status, k.name, strings.Repeat("x", pad))
 }
@@ -124,7 +124,7 @@ func (k *storingEngine) requests() int {
 	return len(k.storedRequests)
 }
 
-// idOf takes the response's id out of an answer or a stream.
+// idOf returns the id of the response in an answer or a stream.
 func idOf(t *testing.T, a *harness.Answer) string {
 	t.Helper()
 	_, rest, ok := strings.Cut(string(a.Body), `"id":"`)
@@ -137,9 +137,9 @@ func idOf(t *testing.T, a *harness.Answer) string {
 
 const respond = `{"model":"org/sim","input":"hello"%s}`
 
-// TestStoredResponses makes responses on two engines, whole, streamed and too long to be
-// held whole, and asks for each: only the engine that stored it answers, for the client
-// that made it. Before, GET was a 404 and a follow-up went to any engine.
+// TestStoredResponses creates responses on two engines: streamed, not streamed, and too long for the
+// router's buffer. A request for each reaches only the engine that stored it, and only from the
+// client that created it. In the past GET returned 404 and a follow-up went to any engine.
 func TestStoredResponses(t *testing.T) {
 	mine, others := apikey.New(), apikey.New()
 	engines := map[string]*storingEngine{"a": startStoringEngine(t, "a", false), "b": startStoringEngine(t, "b", true)}
@@ -232,7 +232,7 @@ func TestStoredResponses(t *testing.T) {
 	}
 }
 
-// rawGet asks for a path as it stands.
+// rawGet sends a GET request for a path without normalising it.
 func rawGet(t *testing.T, addr, path string, headers ...string) *harness.Answer {
 	t.Helper()
 	req, err := http.NewRequest("GET", "http://"+addr, nil)
@@ -252,8 +252,8 @@ func rawGet(t *testing.T, addr, path string, headers ...string) *harness.Answer 
 	return &harness.Answer{Status: resp.StatusCode, Header: resp.Header, Body: b}
 }
 
-// TestStoredResponseOfLostWorker: where the worker is not ready a follow-up is refused with
-// a time to come again, and where it does not answer a GET says so.
+// TestStoredResponseOfLostWorker: if the worker is not ready, a follow-up is refused with Retry-After.
+// If the worker does not answer, a GET returns an error that says so.
 func TestStoredResponseOfLostWorker(t *testing.T) {
 	engines := map[string]*storingEngine{"a": startStoringEngine(t, "a", false), "b": startStoringEngine(t, "b", false)}
 	r := harness.StartRouter(t, nil, engines["a"].worker("a"), engines["b"].worker("b"))
@@ -271,8 +271,8 @@ func TestStoredResponseOfLostWorker(t *testing.T) {
 	}
 }
 
-// TestStoredResponseIsNotRedirected: no request about a stored response passes a redirection
-// on, whatever its method.
+// TestStoredResponseIsNotRedirected: the router forwards no redirect from an engine for a request
+// about a stored response, whatever the method.
 func TestStoredResponseIsNotRedirected(t *testing.T) {
 	e := startStoringEngine(t, "a", true)
 	r := harness.StartRouter(t, nil, e.worker("a"))
@@ -302,8 +302,8 @@ func TestStoredResponseIsNotRedirected(t *testing.T) {
 	}
 }
 
-// TestOnlyEngineIsQueried: what one engine alone can have stored is asked of it, also behind
-// a restart of the router, as long as nobody needs a key.
+// TestOnlyEngineIsQueried: if only one engine can have stored a response, the router queries it even
+// after its own restart, as long as clients need no key.
 func TestOnlyEngineIsQueried(t *testing.T) {
 	e := startStoringEngine(t, "a", false)
 	first := harness.StartRouter(t, nil, e.worker("a"))
@@ -317,8 +317,8 @@ func TestOnlyEngineIsQueried(t *testing.T) {
 	}
 }
 
-// TestUnstoredResponsesAreNotRemembered: the engine does not have a response that its client
-// declined to store, and the router's table has no entry for it either.
+// TestUnstoredResponsesAreNotRemembered: if a client declines storage, neither the engine nor the
+// router's table has an entry for the response.
 func TestUnstoredResponsesAreNotRemembered(t *testing.T) {
 	key := apikey.New()
 	r := harness.StartRouter(t, harness.WithKeys(config.APIKey{Name: "a", SHA256: apikey.HashOf(key).String()}), startStoringEngine(t, "a", false).worker("a"))
@@ -333,8 +333,8 @@ func TestUnstoredResponsesAreNotRemembered(t *testing.T) {
 	}
 }
 
-// TestAnthropicPaths: count_tokens reaches an engine, and errors under /v1/messages, or of
-// clients that send Anthropic's version, have Anthropic's shape.
+// TestAnthropicPaths: count_tokens reaches an engine. Errors under /v1/messages, and errors for
+// clients that send the anthropic-version header, have Anthropic's format.
 func TestAnthropicPaths(t *testing.T) {
 	e := startStoringEngine(t, "a", false)
 	r := harness.StartRouter(t, nil, e.worker("a"))
@@ -346,7 +346,7 @@ func TestAnthropicPaths(t *testing.T) {
 		method, path string
 		headers      []string
 		status       int
-		typ          string // "" for OpenAI's shape
+		typ          string // "" for OpenAI's format
 	}{
 		{"POST", "/v1/messages/batches", nil, 404, "not_found_error"},
 		{"GET", "/v1/messages/batches/b_1", nil, 404, "not_found_error"},
@@ -375,7 +375,8 @@ func TestAnthropicPaths(t *testing.T) {
 	}
 }
 
-// TestOneModel: GET /v1/models/{id} is the entry of GET /v1/models, slash or not.
+// TestOneModel: GET /v1/models/{id} returns the entry of GET /v1/models, even if the id contains a
+// slash.
 func TestOneModel(t *testing.T) {
 	e := startStoringEngine(t, "a", false)
 	key := apikey.New()

@@ -27,7 +27,8 @@ import (
 	"sluice/router/worker"
 )
 
-// startTLSEngine is an engine that speaks HTTPS alone, and a file with its certificate.
+// startTLSEngine starts an engine that accepts only HTTPS, and returns it with the file of its
+// certificate.
 func startTLSEngine(t *testing.T, left chan<- struct{}) (*httptest.Server, string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -63,7 +64,8 @@ func startTLSEngine(t *testing.T, left chan<- struct{}) (*httptest.Server, strin
 	return e, ca
 }
 
-// TestTLSOnBothSides sends whole answers and streams in turn over one connection.
+// TestTLSOnBothSides alternates streamed and other requests over one connection, with TLS to the client
+// and to the engine.
 func TestTLSOnBothSides(t *testing.T) {
 	left := make(chan struct{}, 1)
 	e, ca := startTLSEngine(t, left)
@@ -120,7 +122,7 @@ func TestTLSOnBothSides(t *testing.T) {
 		t.Error("the engine's leg goes on although the client has left")
 	}
 
-	// HTTP where HTTPS is spoken, and a client that says nothing at all.
+	// Plain HTTP to the HTTPS listener, and a client that sends nothing.
 	idle, err := net.Dial("tcp", r.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -178,8 +180,8 @@ func TestUnusableTLSFiles(t *testing.T) {
 	}
 }
 
-// TestEngineCertificateForOtherAddress: an engine that is addressed by its IP must have a certificate
-// of that IP; that the configured CA signed it for another host is not enough.
+// TestEngineCertificateForOtherAddress: an engine with an IP address in its URL needs a certificate for
+// that address. A certificate of the configured CA for another host is not accepted.
 func TestEngineCertificateForOtherAddress(t *testing.T) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
