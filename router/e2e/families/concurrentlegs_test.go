@@ -622,7 +622,7 @@ func TestPushLearnsWherePrefillListens(t *testing.T) {
 }
 
 // TestPushDetectsEngineRestart: a decode that has the data of a prefill engine from before its
-// restart would wait in vain for a long time. Prefill's response reveals the restart, and the router
+// restart would wait for blocks that never arrive. Prefill's response reveals the restart, and the router
 // runs both legs again without waiting for decode's timeout.
 func TestPushDetectsEngineRestart(t *testing.T) {
 	const form = `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7]],"remote_engine_id":%q,"remote_request_id":"q","remote_host":"10.0.0.1","remote_port":5600,"tp_size":2}`

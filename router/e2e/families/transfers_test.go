@@ -92,9 +92,9 @@ func chatReply(text string) string {
 	return `{"id":"chatcmpl-x","object":"chat.completion","model":"sim","choices":[{"index":0,"message":{"role":"assistant","content":"` + text + `"},"finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":1,"total_tokens":10}}`
 }
 
-// TestLostHandoverRunsAgain: a decode waits for KV that will never arrive. The router cancels it as soon
-// as the prefill engine reports the loss, and runs both legs again. The client receives one
-// successful response.
+// TestLostHandoverRunsAgain: a decode waits for KV that will never arrive. The router cancels it as
+// soon as an engine reports that the transfer failed or expired, or the transfer stalls, and runs
+// both legs again. The client receives one successful response.
 func TestLostHandoverRunsAgain(t *testing.T) {
 	for _, k := range []struct {
 		name, event, status string

@@ -25,8 +25,8 @@ type StreamRecord struct {
 	Ids    []float64
 	kinds  []string // names of events, without repetitions
 	Usage  any
-	End    any // how it ended
-	Whole  any // what the end repeats of the answer
+	End    any // finish reason or final event
+	Whole  any // the output that the final event repeats
 	id     any
 	Broken []string
 }
