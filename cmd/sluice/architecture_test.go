@@ -15,23 +15,23 @@ import (
 
 const repositoryRoot = "../.."
 
-// packageLayers orders the house from the street door to the cellar: a package may
-// import its own floor and the ones below.
+// packageLayers lists the top-level folders from the highest layer to the lowest. A package may
+// import packages of its own layer and of lower ones.
 var packageLayers = []string{"cmd", "router", "dataplane", "nixl", "native"}
 
-// leafPackages import nothing of ours.
+// leafPackages import no other package of this module.
 var leafPackages = []string{"router/worker", "router/liveness", "dataplane/objpool", "dataplane/monotime"}
 
 // harnessPackage is shared by the system tests and imported by nothing else; as tests
 // may, it imports the bench packages.
 const harnessPackage = "router/e2e/harness"
 
-// benchAllowedImports is what the simulated engine and the load generator may use of the
-// router: they must not know how it decides.
+// benchAllowedImports are the router packages that the simulated engine and the load generator may
+// import. They must not depend on how the router decides.
 var benchAllowedImports = []string{"sluice/router/blockhash", "sluice/router/kvevents"}
 
-// directDependencies is the whole list; a new one shows in the review of this
-// line and needs a reason there.
+// directDependencies is the complete list of direct dependencies. A new one needs an entry with a
+// reason here, so that it is seen in review.
 var directDependencies = []string{
 	"github.com/HdrHistogram/hdrhistogram-go", // latency histograms of sluice load
 	"github.com/VictoriaMetrics/metrics",      // /metrics
@@ -48,11 +48,11 @@ var directDependencies = []string{
 	"k8s.io/api",                              // Kubernetes: the pod as a type
 	"k8s.io/apimachinery",                     // Kubernetes: its encoding and selectors
 	"k8s.io/client-go",                        // Kubernetes: credentials, the typed core client, list and watch
-	"k8s.io/klog/v2",                          // Kubernetes: only to keep client-go from logging past ours
+	"k8s.io/klog/v2",                          // Kubernetes: only to keep client-go from bypassing the router's log
 	"golang.org/x/sys",                        // epoll for the client-gone watch
 }
 
-// uncheckedPools may have a sync.Pool: what lies in any other is checked by package reuse.
+// uncheckedPools may use a sync.Pool. All other pools are checked by package objpool.
 var uncheckedPools = map[string]string{
 	"dataplane/objpool/pool.go":       "it is what checks",
 	"dataplane/membudget/pool.go":     "it checks its buffers itself",
@@ -61,8 +61,8 @@ var uncheckedPools = map[string]string{
 	"dataplane/objpool/pool_test.go":  "it is that package's test",
 }
 
-// TestPoolsUseObjpool: a pooled object that somebody uses after its release can put one
-// client's bytes into another's request, so every pool is of package reuse.
+// TestPoolsUseObjpool: use of a pooled object after its release can put one client's bytes into
+// another client's request, so every pool is an objpool, which can detect that.
 func TestPoolsUseObjpool(t *testing.T) {
 	forEachGoFile(t, func(path string, _ []string) {
 		if layerOf(filepath.ToSlash(filepath.Dir(path))) < 0 || uncheckedPools[filepath.ToSlash(path)] != "" {
@@ -141,7 +141,8 @@ func TestDirectDependencies(t *testing.T) {
 	}
 }
 
-// bin/sluice, and so every sidecar, has nothing of Kubernetes in it, by whatever way.
+// TestBuildWithoutKubernetes: bin/sluice, and so every sidecar, imports no Kubernetes package, not
+// even indirectly.
 func TestBuildWithoutKubernetes(t *testing.T) {
 	list := func(tags string) (found []string) {
 		out, err := exec.Command("go", "list", "-deps", "-tags", tags, "sluice/cmd/sluice").Output()
@@ -176,8 +177,8 @@ func TestTopLevelFolders(t *testing.T) {
 	}
 }
 
-// forEachGoFile walks every Go file of the module, tests included, and gives
-// its path from the root and its imports.
+// forEachGoFile calls f for every Go file of the module, including tests, with its path from the root
+// and its imports.
 func forEachGoFile(t *testing.T, f func(path string, imports []string)) {
 	t.Helper()
 	fset := token.NewFileSet()

@@ -79,8 +79,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestEnginesAreAskedAsServeDoes: check --probe and init show engine_key and use engine_tls, so
-// that they judge an engine with --api-key or TLS as serve does.
+// TestEnginesAreAskedAsServeDoes: check --probe and init send engine_key and use engine_tls, so that
+// they get the same result as serve for an engine with --api-key or TLS.
 func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	p := harness.StartSim(t, harness.SimRole("prefill"))
@@ -107,7 +107,7 @@ func TestEnginesAreAskedAsServeDoes(t *testing.T) {
 		return srv.URL, ca
 	}
 	at, ca := guarded(e)
-	before, _ := guarded(p) // httptest's servers have one certificate
+	before, _ := guarded(p) // all httptest servers share one certificate
 	file := filepath.Join(t.TempDir(), "made.yaml")
 	var out, errs harness.SyncBuffer
 	run := func(what string, want int, f func() int) {

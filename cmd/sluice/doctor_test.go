@@ -14,7 +14,7 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// compiled makes a library of C source, as name, in a folder of its own.
+// compiled compiles C source to a shared library called name, in a new folder.
 func compiled(t *testing.T, name, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -52,7 +52,7 @@ func (d *diagnosis) of(name string) finding {
 	return finding{}
 }
 
-// diagnose runs `sluice doctor --json` and reads what it says.
+// diagnose runs `sluice doctor --json` and returns its parsed output.
 func diagnose(t *testing.T, args ...string) *diagnosis {
 	t.Helper()
 	cmd := exec.Command(harness.BuiltBinary(t), append([]string{"doctor", "--json"}, args...)...)
@@ -80,7 +80,8 @@ func diagnose(t *testing.T, args ...string) *diagnosis {
 	return d
 }
 
-// Libraries that hang, crash, talk or are none cost a line each, never the command.
+// TestDoctorOnBadLibraries: a library that hangs, crashes, prints or is not a library affects only its
+// own line of the output.
 func TestDoctorOnBadLibraries(t *testing.T) {
 	garbage := filepath.Join(t.TempDir(), "libnixl_capi.so")
 	if err := os.WriteFile(garbage, []byte("not a library"), 0o644); err != nil {

@@ -22,8 +22,8 @@ func readDoc(t *testing.T, path string) string {
 	return string(text)
 }
 
-// TestEnginesDoc: every family has its section in docs/engines.md, and what stands there to be
-// copied is taken by sluice check, without a warning, and is of that family.
+// TestEnginesDoc: every family has a section in docs/engines.md. sluice check accepts each
+// configuration in it without a warning, and the configuration selects that family.
 func TestEnginesDoc(t *testing.T) {
 	block := regexp.MustCompile("(?s)\n```(yaml)?\n(.*?)\n```\n")
 	sections := map[string]string{}
@@ -71,7 +71,7 @@ func TestEnginesDoc(t *testing.T) {
 	}
 }
 
-// TestReadmeNamesHeaders: a header of the router's own that nobody can find might as well not be.
+// TestReadmeNamesHeaders: README.md names every header of the router's own.
 func TestReadmeNamesHeaders(t *testing.T) {
 	readme := readDoc(t, "README.md")
 	header := regexp.MustCompile(`"(X-Sluice-[A-Za-z-]*[a-z])"`)

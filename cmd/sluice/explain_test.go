@@ -108,7 +108,7 @@ func TestExplain(t *testing.T) {
 	if code, out, _ := explain("--help"); code != 0 || !strings.Contains(out, "Examples:") {
 		t.Errorf("--help: %d %q", code, out)
 	}
-	// A router of another user, or elsewhere: by address and token.
+	// A router of another user or machine is found by address and token.
 	t.Setenv("XDG_RUNTIME_DIR", filepath.Join(t.TempDir(), "other"))
 	rt, err := admin.ReadRuntimeFile(a.RuntimeFile())
 	if err != nil {

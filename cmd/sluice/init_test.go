@@ -48,7 +48,7 @@ func TestInitWritesValidConfig(t *testing.T) {
 		t.Logf("%s", text)
 	}
 
-	// It never overwrites, but with --force.
+	// init overwrites a file only with --force.
 	if code := runInit(args, &out, &errs); code != 1 || !strings.Contains(errs.String(), "is there already; --force replaces it") {
 		t.Errorf("exit %d: %s", code, errs.String())
 	}
@@ -59,14 +59,14 @@ func TestInitWritesValidConfig(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 
-	// What it wrote, check finds sound, and the engines as it says.
+	// check accepts the written file and finds no difference to the engines.
 	var checked harness.SyncBuffer
 	if code := runCheck([]string{"--config", path, "--probe"}, &checked, &errs); code != 0 {
 		t.Errorf("check: exit %d: %s%s", code, checked.String(), errs.String())
 	}
 }
 
-// The hand-over is that of the prefill workers' engine.
+// TestInitFamily: init selects the family of the prefill workers' engine.
 func TestInitFamily(t *testing.T) {
 	sgl := harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", "prefill" })
 	trt := harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "trtllm", "prefill" })
@@ -75,7 +75,7 @@ func TestInitFamily(t *testing.T) {
 		wants    []string
 		mentions string
 	}{
-		{[]string{sgl.URL()}, []string{"role: prefill", "engine: sglang", "family: sglang"}, ""}, // it tells its role itself
+		{[]string{sgl.URL()}, []string{"role: prefill", "engine: sglang", "family: sglang"}, ""}, // the engine reports its role
 		{[]string{"--prefill", trt.URL()}, []string{"role: prefill", "engine: trtllm", "family: trtllm"}, ""},
 		{[]string{"--prefill", trt.URL(), sgl.URL()}, []string{"family: sglang"}, "different engines"},
 	} {
@@ -123,7 +123,8 @@ func TestInitRefuses(t *testing.T) {
 	}
 }
 
-// What an engine says goes into a file: it must not be able to write there.
+// TestInitQuotesEngineAnswers: an engine's answers are part of the written file and must not be able to
+// add lines to it.
 func TestInitQuotesEngineAnswers(t *testing.T) {
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {

@@ -13,8 +13,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// serve finds pods by becoming the build that can, in the same process; without it, it
-// says what is missing, and one of another build does not run.
+// TestServeExecsKubeBuild: if kube.selector is set, serve executes the build with the Kubernetes client
+// in the same process. If that build is missing or of another version, serve fails and says so.
 func TestServeExecsKubeBuild(t *testing.T) {
 	e := harness.StartSim(t, harness.SimRole("decode"))
 	cluster := harness.StartFakeKubeAPI(t, map[string]string{"d-0": harness.PodText("d-0", "decode", e.URL())})
@@ -72,7 +72,7 @@ func TestServeExecsKubeBuild(t *testing.T) {
 	}
 }
 
-// TestBuildVersionsMatch: a build does not take the place of another version.
+// TestBuildVersionsMatch: a build refuses to run if a build of another version executed it.
 func TestBuildVersionsMatch(t *testing.T) {
 	cmd := exec.Command(harness.BuiltBinary(t), "version")
 	cmd.Env = append(os.Environ(), envBuild+"=another")

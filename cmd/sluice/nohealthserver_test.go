@@ -40,8 +40,8 @@ func serverWithoutHealth(t *testing.T, args ...string) string {
 	return "http://127.0.0.1:" + strings.TrimSpace(port)
 }
 
-// A server without /health and /ping: init writes it, check approves of it, and serve has
-// it ready and sends it requests, whether it has /metrics or not.
+// TestServerWithoutHealth: init, check and serve work with a server without /health and /ping, with and
+// without /metrics: init writes it, check accepts it, and serve sends it requests.
 func TestServerWithoutHealth(t *testing.T) {
 	for _, args := range [][]string{nil, {"metrics"}} {
 		t.Run(strings.Join(append([]string{"with"}, args...), " "), func(t *testing.T) {

@@ -20,7 +20,7 @@ import (
 	"sluice/router/worker"
 )
 
-// A router's day is recorded and asked what another policy would have done.
+// TestRecordAndReplay records a router's traffic and replays it with another policy.
 func TestRecordAndReplay(t *testing.T) {
 	dir := t.TempDir()
 	mod := func(o *sim.Options) { o.Blocks = 1024; o.Speed = 20 }
@@ -112,7 +112,7 @@ func TestRecordAndReplay(t *testing.T) {
 
 	cut := filepath.Join(dir, "cut")
 	os.WriteFile(cut, raw[:len(raw)-5], 0o600)
-	truncated := filepath.Join(dir, "stump") // the frame with its requests is cut, so nothing is left of them
+	truncated := filepath.Join(dir, "stump") // the frame with its requests is truncated, so none of them remains
 	os.WriteFile(truncated, raw[:len(raw)-30], 0o600)
 	foreign := filepath.Join(dir, "foreign")
 	os.WriteFile(foreign, []byte("hello"), 0o600)
@@ -136,7 +136,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w"))
 	harness.Eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
-	// What the engine has cached before anybody records: the recording tells of it.
+	// Blocks that the engine cached before the recording began are part of the recording.
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
 	harness.Eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
 	held := r.Index.CachedBlocks(r.AllRanks()[0].Slot)

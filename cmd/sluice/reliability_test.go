@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestReliabilityNamesTests holds the list of scripts/reliability.py, and what it has
-// written, to the tests that there are.
+// TestReliabilityNamesTests checks that the tests listed in scripts/reliability.py, and in the page that
+// it has written, exist.
 func TestReliabilityNamesTests(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(repositoryRoot, "RELIABILITY.md"))
 	if err != nil {

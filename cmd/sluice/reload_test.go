@@ -14,7 +14,7 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// The command, the signal and the log, in processes.
+// TestReloadCommand reloads a router process by command and by signal, and checks its log.
 func TestReloadCommand(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	env, dir := harness.ServeEnv(t)
@@ -80,8 +80,8 @@ func TestReloadCommand(t *testing.T) {
 	}
 }
 
-// A router whose runtime file is not in the default place is asked by address and
-// token, or by that file; who names neither is told of all the ways there are.
+// TestReloadOfARuntimeFileElsewhere: a router with a runtime file in another place is found by that
+// file, or by address and token. Without either, the error lists all ways to name a router.
 func TestReloadOfARuntimeFileElsewhere(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	env, dir := harness.ServeEnv(t)

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestRenamedFlags: each old flag stands for the present one, with one warning, and is a flag
-// that its command has; both are an error that names both.
+// TestRenamedFlags: each old flag is replaced by the present one with one warning, and its command
+// accepts the present one. Both on one command line are an error that names both.
 func TestRenamedFlags(t *testing.T) {
 	for _, r := range renamedFlags {
 		for _, args := range [][]string{{"--" + r.old, "v"}, {"-" + r.old, "v"}, {"--" + r.old + "=v"}, {"--" + r.old, "v", "--" + r.old, "w"}} {

@@ -13,14 +13,14 @@ import (
 	"sluice/router/worker"
 )
 
-// Two recordings in one folder: what the second says was held when it began was not
-// yet there for the first one's requests.
+// TestReplaySeparatesRecordings: with two recordings in one folder, the blocks cached at the beginning
+// of the second do not count for the requests of the first.
 func TestReplaySeparatesRecordings(t *testing.T) {
 	dir := t.TempDir()
 	w := worker.New(worker.Spec{ID: "w", Models: []string{"m"}, BlockSize: 16})
 	seqs := []blockhash.Seq{11, 12, 13, 14}
 	for _, cached := range []int{0, 64} {
-		recorded := make(chan struct{}) // a recording that is stopped earlier does not have what is held
+		recorded := make(chan struct{}) // a recording that stops earlier lacks the cached blocks
 		rec := recording.New(recording.Options{Ranks: func() []*worker.Rank { return w.Ranks }, Policy: "kv",
 			Contents: func(_ *worker.Rank, yield func(bool, *kvindex.Exported) bool) {
 				if cached > 0 {

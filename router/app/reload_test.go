@@ -8,13 +8,12 @@ import (
 	"time"
 )
 
-// TestReloadedFieldsReachTheRouter changes every field of the configuration by itself:
-// the settings of the parts of a running router must differ exactly where config.Live
-// says that they are taken over.
+// TestReloadedFieldsReachTheRouter changes each field of the configuration alone. The options of the
+// parts of a running router must change if, and only if, config.Live lists the field as reloadable.
 func TestReloadedFieldsReachTheRouter(t *testing.T) {
 	base := func() *config.Config {
 		c := config.Default()
-		c.CORS.Origins = []string{"https://a.example"} // without it the rest of cors is of no use
+		c.CORS.Origins = []string{"https://a.example"} // without origins the other cors fields have no effect
 		c.Proxies.Trusted = []string{"10.0.0.0/8"}
 		return c
 	}
@@ -34,7 +33,7 @@ func TestReloadedFieldsReachTheRouter(t *testing.T) {
 			return
 		}
 		merged, err := base().Apply(next)
-		if err != nil { // of two fields that must go together
+		if err != nil { // one of two fields that must be set together
 			merged = next
 			if !config.Reloadable(path) {
 				return
@@ -66,14 +65,14 @@ func forEachField(v reflect.Value, path string, f func(path string, index [][]in
 		case fv.Kind() == reflect.Struct:
 			forEachField(fv, sub, f, at...)
 		case fv.Kind() == reflect.Map, fv.Kind() == reflect.Pointer, fv.Kind() == reflect.Slice && fv.Type().Elem().Kind() != reflect.String:
-			// models, workers, api_keys: the tests of config have these
+			// models, workers, api_keys: the tests of package config cover these
 		default:
 			f(sub, at, field.Tag)
 		}
 	}
 }
 
-// differentValue gives v another value, one that its part of the router makes something of.
+// differentValue sets v to another value that has an effect on its part of the router.
 func differentValue(v reflect.Value, tag reflect.StructTag) bool {
 	switch v.Kind() {
 	case reflect.String:

@@ -26,8 +26,8 @@ import (
 
 const mib = 1 << 20
 
-// memoryCgroup makes a memory cgroup with a limit and gives the shell command that runs its
-// arguments inside of it; "" where this process may not make one.
+// memoryCgroup creates a memory cgroup with a limit and returns the shell command that runs its
+// arguments in it; "" if this process may not create one.
 func memoryCgroup(t *testing.T, limit int) string {
 	t.Helper()
 	own, err := os.ReadFile("/proc/self/cgroup")
@@ -59,7 +59,7 @@ func memoryCgroup(t *testing.T, limit int) string {
 			}
 			_ = os.WriteFile(filepath.Join(dir, "memory.swap.max"), []byte("0"), 0o644)
 			t.Cleanup(func() {
-				for range 100 { // it is busy until the process has been reaped
+				for range 100 { // the cgroup is busy until the process has been reaped
 					if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
 						return
 					}
@@ -72,12 +72,12 @@ func memoryCgroup(t *testing.T, limit int) string {
 	return ""
 }
 
-// bufferingEngine is an engine that reads every request and answers when it is let.
+// bufferingEngine is an engine that reads every request and can withhold its responses.
 type bufferingEngine struct {
 	url        string
 	block      atomic.Pointer[chan struct{}]
-	answerSize atomic.Int64 // bytes of an answer's text; 0: two
-	received   atomic.Int64 // requests read whole
+	answerSize atomic.Int64 // bytes of a response's text; 0: two bytes
+	received   atomic.Int64 // requests read completely
 }
 
 func startBufferingEngine(t *testing.T) *bufferingEngine {
@@ -112,14 +112,14 @@ func startBufferingEngine(t *testing.T) *bufferingEngine {
 	return e
 }
 
-// blockAnswers has the engine keep its answers back until let is called.
+// blockAnswers makes the engine withhold its responses until unblock is called.
 func (e *bufferingEngine) blockAnswers() (unblock func()) {
 	hold := make(chan struct{})
 	e.block.Store(&hold)
 	return func() { e.block.Store(nil); close(hold) }
 }
 
-// longChat is a chat of n bytes.
+// longChat returns a chat request of n bytes.
 func longChat(n int) []byte {
 	const head, tail = `{"model":"m","messages":[{"role":"user","content":"`, `"}]}`
 	b := append(make([]byte, 0, n), head...)
@@ -158,7 +158,7 @@ func zstdOf(t *testing.T, b []byte) []byte {
 	return out.Bytes()
 }
 
-// chunkedOf is b in chunks of 64 KiB.
+// chunkedOf returns b in chunked encoding with chunks of 64 KiB.
 func chunkedOf(b []byte) []byte {
 	var out bytes.Buffer
 	for at := 0; at < len(b); at += 64 << 10 {
@@ -171,18 +171,18 @@ func chunkedOf(b []byte) []byte {
 	return out.Bytes()
 }
 
-// attack is so many requests at once.
+// attack is a number of concurrent requests.
 type attack struct {
 	name         string
 	clients      int
 	header       string // lines
 	body         []byte
-	send         int  // of body, the rest never comes; 0: all
-	blockAnswers bool // the engine answers nobody before all have been sent or refused
-	unreadBytes  int  // bytes of an answer that nobody reads; 0: all are read
+	send         int  // bytes of the body that the client sends; 0: all
+	blockAnswers bool // the engine answers only after all requests were sent or refused
+	unreadBytes  int  // bytes of a response that the client does not read; 0: it reads all
 }
 
-// run sends the attack and gives how many answers had which status; 0: none came.
+// run sends the attack and returns the number of responses by status; status 0: no response.
 func (a *attack) run(t *testing.T, addr string, e *bufferingEngine) map[int]int {
 	t.Helper()
 	unblock := func() {}
@@ -239,10 +239,10 @@ func (a *attack) run(t *testing.T, addr string, e *bufferingEngine) map[int]int 
 	}
 	sent.Wait()
 	if a.blockAnswers || a.send > 0 {
-		time.Sleep(300 * time.Millisecond) // what was sent last is being read
+		time.Sleep(300 * time.Millisecond) // until the router has read the last bytes
 	}
 	for i := 0; a.unreadBytes > 0 && i < 100 && e.received.Load()-before < int64(a.clients); i++ {
-		time.Sleep(100 * time.Millisecond) // some are refused
+		time.Sleep(100 * time.Millisecond) // until some are refused
 	}
 	unblock()
 	close(finish)
@@ -264,8 +264,8 @@ func sidecarWithLimit(t *testing.T, limit int, e *bufferingEngine, args ...strin
 	return p, limited
 }
 
-// TestSidecarMemory attacks the sidecar of docs/sidecar.md under its memory limit: it
-// survives, stays below it, serves small requests throughout, and gives the memory back.
+// TestSidecarMemory attacks the sidecar of docs/sidecar.md under its memory limit. The sidecar
+// survives, stays below the limit, serves small requests throughout, and releases the memory.
 func TestSidecarMemory(t *testing.T) {
 	const limit = 512 * mib
 	e := startBufferingEngine(t)
@@ -292,7 +292,7 @@ func TestSidecarMemory(t *testing.T) {
 		if peak > limit {
 			t.Errorf("%s: %d MiB at the most, over %d", a.name, peak/mib, limit/mib)
 		}
-		_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.Cmd.Process.Pid), []byte("5"), 0) // VmHWM begins anew
+		_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.Cmd.Process.Pid), []byte("5"), 0) // reset VmHWM
 		harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
 	}
 	over := time.Now()

@@ -17,8 +17,8 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// TestDrainOfManyStreams is number 11 of RELIABILITY.md: SIGTERM with many streams that
-// would go on for longer than they may.
+// TestDrainOfManyStreams is point 11 of RELIABILITY.md: SIGTERM during many streams that would last
+// longer than timeouts.drain.
 func TestDrainOfManyStreams(t *testing.T) {
 	if testing.Short() {
 		t.Skip("processes, some seconds long")
@@ -56,7 +56,7 @@ func TestDrainOfManyStreams(t *testing.T) {
 		})
 	}
 	harness.Eventually(t, 60*time.Second, "all streams have begun", func() bool { return began.Load() == int64(n) || t.Failed() })
-	probe, err := net.Dial("tcp", p.Addr) // as a load balancer's that is kept open
+	probe, err := net.Dial("tcp", p.Addr) // a persistent connection, like a load balancer's
 	if err != nil {
 		t.Fatal(err)
 	}

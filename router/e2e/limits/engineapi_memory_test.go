@@ -13,9 +13,9 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// TestEngineAPIMemory: what a request becomes counts in limits.memory_budget: one that fits as
-// it comes and not as the JSON that engines are asked with is refused by the code of
-// those that do not fit at all, over HTTP with 503, and nothing of it is kept.
+// TestEngineAPIMemory: the body that the router writes for the engine counts against
+// limits.memory_budget. A request that fits as received but not as JSON for the engine is refused
+// with the same code as one that does not fit at all (503 over HTTP), and its memory is released.
 func TestEngineAPIMemory(t *testing.T) {
 	r, _ := harness.StartEngineRouter(t, 1, nil, func(c *config.Config) {
 		c.Limits.BodyBudget, c.Limits.MaxBody, c.EngineAPI.MaxFrame = 1<<20, 256<<10, 256<<10
@@ -27,8 +27,8 @@ func TestEngineAPIMemory(t *testing.T) {
 			req.Extra = map[string]any{"extra_args": map[string]any{"note": text}}
 			return harness.GenerateEngineAPI(t, c, req)
 		}
-		// 100,000 bytes of msgpack and 600,000 of JSON, of which there are two: what came, and
-		// what goes to the engine.
+		// 100,000 bytes of msgpack become 600,000 bytes of JSON, which exist twice: the converted
+		// request and the body for the engine.
 		var refused *wire.Error
 		if a := ask(strings.Repeat("\x01", 100_000)); !errors.As(a.Err, &refused) || refused.Code != wire.CodeMemory || a.Failure != nil {
 			t.Errorf("%s: six times as much JSON ended with %v, %v; want the code %s", network, a.Err, a.Failure, wire.CodeMemory)
@@ -41,9 +41,9 @@ func TestEngineAPIMemory(t *testing.T) {
 		harness.Eventually(t, harness.TestTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	}
 
-	// Another client's body, which does not come whole, takes a quarter of the budget. A schema
-	// becomes a text for the engine, in which each of its quotes has two backslashes more: text
-	// and body together take three quarters, and the buffers' size classes a little above that.
+	// Another client's incomplete body uses a quarter of the budget. The router converts a schema
+	// to a string for the engine, in which each quote has two more backslashes. String and body
+	// together use three quarters, and with the buffers' size classes a little more.
 	other, err := net.Dial("tcp", strings.TrimPrefix(r.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)

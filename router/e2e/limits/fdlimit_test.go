@@ -18,10 +18,10 @@ import (
 	"sluice/router/e2e/harness"
 )
 
-// TestOutOfDescriptors is number 10 of RELIABILITY.md: a router that may open 192 files
-// and is asked for more streams than that. It must go on with those it has, tell others
-// to come again, answer its admin and its health probes, spend no time on waiting, and
-// hold its own want against no engine.
+// TestOutOfDescriptors is point 10 of RELIABILITY.md: a router that may open 192 files receives more
+// streams than that. It must continue its streams, refuse others with Retry-After, answer admin
+// requests and health probes, use no CPU while it waits, and count its own lack of descriptors
+// against no engine's breaker.
 func TestOutOfDescriptors(t *testing.T) {
 	span := 3 * time.Second
 	if os.Getenv("SLUICE_SOAK") != "" {
@@ -39,7 +39,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 	adminAddr := strings.TrimSuffix(filepath.Base(files[0]), ".json")
 
-	// Requests whose body is not whole: they will need an engine when none can be dialled.
+	// Requests with an incomplete body: they will need an engine connection when none can be opened.
 	body := `{"model":"sim","messages":[{"role":"user","content":"late"}],"max_tokens":2}`
 	var late []net.Conn
 	for range 4 {
@@ -47,7 +47,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		fmt.Fprintf(nc, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body[:20])
 		late = append(late, nc)
 	}
-	// Streams, two descriptors each, until no more are taken.
+	// Streams, two descriptors each, until the router accepts no more.
 	stream := func() (nc net.Conn, status int) {
 		nc = harness.Dialed(t, p.Addr)
 		text := `{"model":"sim","messages":[{"role":"user","content":"x"}],"max_tokens":2000,"ignore_eos":true,"stream":true}`
@@ -79,7 +79,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Fatalf("%d streams, %d refused: the descriptors did not run out", len(streams), refused)
 	}
 
-	// While it lasts.
+	// While the router has no free descriptors.
 	ask := func(url string) (status int, took time.Duration) {
 		began := time.Now()
 		req, _ := http.NewRequest("GET", url, nil)
@@ -138,7 +138,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if answered == 0 || metric(`sluice_fd_limit_events_total{event="rejected"}`)+metric(`sluice_requests_refused_total{`) == 0 {
 		t.Errorf("nobody was told to come again: %d of the test's, %v", answered, string(page))
 	}
-	for i, nc := range streams { // they have gone on all the while
+	for i, nc := range streams { // the streams have continued meanwhile
 		nc.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if _, err := nc.Read(make([]byte, 64<<10)); err != nil {
 			t.Errorf("stream %d: %v", i, err)
@@ -157,7 +157,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		limit, len(streams), span, asked, worst.Milliseconds(), answered, 100*share)
 }
 
-// launchWithFileLimit is launch for a process that may open so many files.
+// launchWithFileLimit is harness.Launch with a limit of open files.
 func launchWithFileLimit(t *testing.T, files int, env []string, args ...string) *harness.Process {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
@@ -172,7 +172,7 @@ func launchWithFileLimit(t *testing.T, files int, env []string, args ...string) 
 	return harness.LaunchAs(t, script, env, args...)
 }
 
-// cpuOf is the CPU time of a process so far.
+// cpuOf returns the CPU time that a process has used.
 func cpuOf(pid int) time.Duration {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

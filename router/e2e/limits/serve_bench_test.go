@@ -17,9 +17,9 @@ import (
 	"sluice/router/worker"
 )
 
-// fixedReplyEngine answers every POST with the same bytes and every GET with what a
-// probe wants; it is as little work as an engine can be, so that a profile of
-// the benchmark shows the router.
+// fixedReplyEngine starts an engine that answers every POST with the same bytes and every GET with a
+// healthy probe response. It does as little work as possible, so that a profile of the benchmark
+// shows the router.
 func fixedReplyEngine(b testing.TB) string {
 	b.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -82,9 +82,9 @@ func fixedReplyEngine(b testing.TB) string {
 	return "http://" + ln.Addr().String()
 }
 
-// BenchmarkServe is one client with one request at a time through a whole
-// router in this process: client, router and engine together, so its time is an
-// upper bound of the router's; its allocations are nearly all the router's.
+// BenchmarkServe sends one request at a time from one client through a whole router in this process.
+// Its time includes client and engine, so it is an upper bound of the router's. Nearly all of its
+// allocations are the router's.
 func BenchmarkServe(b *testing.B) {
 	for _, mode := range []string{"aggregated", "pd", "sglang", "nixl-push", "mooncake"} {
 		for _, tokens := range []int{64, 4096} {
@@ -100,9 +100,9 @@ func BenchmarkServe(b *testing.B) {
 	}
 }
 
-// A short request leaves nothing for the collector but its id, and one whose engines must
-// know both legs by an id of their own that, whether these run one after the other or at
-// once. The client here makes one allocation itself.
+// TestServeAllocates: a short request allocates only its id, and a second id in families that need an
+// id of the router's own for both legs, sequential or concurrent. The client of the test makes one
+// allocation itself.
 func TestServeAllocates(t *testing.T) {
 	if harness.RaceEnabled {
 		t.Skip("the race detector allocates")
@@ -112,8 +112,8 @@ func TestServeAllocates(t *testing.T) {
 			const rounds = 2000
 			ask, _ := benchClient(t, mode, 64)
 			each := 0.0
-			// In the first rounds memory is taken for good, records' above all; and others
-			// allocate too: probes of health, tests that have just ended.
+			// The first rounds allocate memory that stays, mostly for records. Health probes and tests
+			// that have just ended allocate too.
 			for range 8 {
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
@@ -130,8 +130,8 @@ func TestServeAllocates(t *testing.T) {
 	}
 }
 
-// benchClient makes a router with canned engines and gives what sends it one short request and
-// reads the answer, with the size of its body.
+// benchClient starts a router over engines with fixed responses. It returns a function that sends one
+// short request and reads the response, and the size of the response's body.
 func benchClient(b testing.TB, mode string, tokens int) (request func(), size int) {
 	b.Helper()
 	url := fixedReplyEngine(b)
