@@ -42,8 +42,8 @@ func allowAnyMigration(c *config.Config) {
 // them, so that the worker leaves in the middle on any machine.
 const migratedTokens = 1500
 
-// startMigratingRequest begins a stream, has the worker that it is on leave when tokens have come,
-// and gives the whole answer and that worker's id.
+// startMigratingRequest starts a stream and makes its worker leave after the first tokens. It returns
+// the complete response and the id of that worker.
 func startMigratingRequest(t *testing.T, r *harness.Router, engines map[string]*sim.Engine, prompt []uint32, n int, move workerExit) (a *harness.EngineAPIAnswer, on string) {
 	t.Helper()
 	for _, e := range engines {

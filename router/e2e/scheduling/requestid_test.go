@@ -92,7 +92,7 @@ func testReusedID(t *testing.T, family, release string) {
 	as := func(role string) func(*sim.Options) {
 		return func(o *sim.Options) {
 			o.Role, o.Release = role, release
-			o.ClientIDs = family == "nixl" // engines that accept client ids: new ones announce it
+			o.ClientIDs = family == "nixl" // new releases need the setting; old ones always use the client id
 			if family != "nixl" {
 				o.PD = family
 			}
