@@ -182,7 +182,7 @@ def cell(o, policy, speed, warm, run):
         f.close()
     placed = list(r["placed"].values()) + [0] * (o.engines - len(r["placed"]))
     return {"p50": r["ttft"]["p50_ms"], "p99": r["ttft"]["p99_ms"], "hit": r["cached_tokens"] / r["prompt_tokens"],
-            "foretold": r["predicted_cached_tokens"] / r["prompt_tokens"], "spread": max(placed) * o.engines / sum(placed),
+            "predicted": r["predicted_cached_tokens"] / r["prompt_tokens"], "spread": max(placed) * o.engines / sum(placed),
             "box": r["box"], "own": r["own"], "router": r["router"], "late": r["sent_late"]["p99_ms"], "rate": r["requests_per_second"], "n": r["ok"]}
 
 
@@ -228,7 +228,7 @@ def page(o, cells, capacity, tokens, path):
     for load in o.loads:
         for p in POLICIES:
             c = cells[p, load]
-            rows.append(f"| {load} % | {NAMES[p]} | {c['p50']:,.0f} | {c['p99']:,.0f} | {100 * c['hit']:.0f} % | {100 * c['foretold']:.0f} % | "
+            rows.append(f"| {load} % | {NAMES[p]} | {c['p50']:,.0f} | {c['p99']:,.0f} | {100 * c['hit']:.0f} % | {100 * c['predicted']:.0f} % | "
                         f"{c['spread']:.2f} | {c['late']:.1f} | {100 * c['own']:.0f} % | {100 * c['box']:.0f} % | {100 * c['router']:.1f} % |")
     busiest = max(c["box"] for c in cells.values())
     verdict = ("so the engines' timers, not the machine, set these times" if busiest < 0.8 else

@@ -144,7 +144,7 @@ func TestInFlightIsExplainedAndRemoved(t *testing.T) {
 		q.RequestID = "b"
 		b, _ := s.Choose(q)
 		if b.Rank != a.Rank || b.CachedTokens < 2048 {
-			t.Errorf("%d ranks: went to %v, then to %v with %d tokens foretold", n, a.Rank.ID, b.Rank.ID, b.CachedTokens)
+			t.Errorf("%d ranks: went to %v, then to %v with %d tokens predicted", n, a.Rank.ID, b.Rank.ID, b.CachedTokens)
 		}
 		for _, c := range decode(t, s, "b").Decisions[0].Shown {
 			if c.InFlight != c.Chosen {
@@ -154,7 +154,7 @@ func TestInFlightIsExplainedAndRemoved(t *testing.T) {
 		s.Forget(a.Rank.Slot)
 		c, _ := s.Choose(q)
 		if c.CachedTokens != 0 && c.Rank == a.Rank {
-			t.Errorf("%d ranks: %d tokens foretold after Forget", n, c.CachedTokens)
+			t.Errorf("%d ranks: %d tokens predicted after Forget", n, c.CachedTokens)
 		}
 	}
 }

@@ -9,7 +9,7 @@ func TestCaches(t *testing.T) {
 			t.Fatalf("given up after %d hits in vain", i+1)
 		}
 	}
-	r.RecordCacheHit(0, 0)   // nothing was foretold
+	r.RecordCacheHit(0, 0)   // nothing was predicted
 	r.RecordCacheHit(64, -1) // the engine said nothing
 	if !r.MayCache() {
 		t.Error("given up for what says nothing")
@@ -22,7 +22,7 @@ func TestCaches(t *testing.T) {
 	}
 	r.RecordCacheHit(0, 16)
 	if !r.MayCache() {
-		t.Error("a hit that was not foretold does not count")
+		t.Error("a hit that was not predicted does not count")
 	}
 	for range maxMissedHits {
 		r.RecordCacheHit(64, 0)

@@ -63,7 +63,7 @@ func TestRegisteredPairServes(t *testing.T) {
 	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
 	keepRegistered(t, r, "d-0", "--decode", d.URL())
 	harness.Eventually(t, 10*time.Second, "both are ready", func() bool { return r.State("p-0") == worker.Ready && r.State("d-0") == worker.Ready })
-	harness.Eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
+	harness.Eventually(t, 10*time.Second, "cached tokens are predicted", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == "p-0" && a.Header.Get("X-Sluice-Worker") == "d-0" && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
 	})

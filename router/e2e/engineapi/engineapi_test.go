@@ -504,7 +504,7 @@ func TestEngineAPIMedia(t *testing.T) {
 		{showing(uint64(1)), "16"}, {showing(uint64(1)), "160"}, {showing(uint64(2)), "16"}, // in the format of Dynamo's vLLM preprocessor
 	} {
 		if got := ask(prompt, step.info); got != step.overlap {
-			t.Errorf("%v: %s tokens foretold, want %s", step.info, got, step.overlap)
+			t.Errorf("%v: %s tokens predicted, want %s", step.info, got, step.overlap)
 		}
 	}
 	// In the format of Dynamo's frontend: placeholder ids for the image, padded to whole blocks.
@@ -516,7 +516,7 @@ func TestEngineAPIMedia(t *testing.T) {
 		}
 		clear(ids[150:])
 		if got := ask(short, map[string]any{"routing_token_ids": ids, "block_mm_infos": []any{}, "expanded_prompt_len": 150}); got != want {
-			t.Errorf("padded, %d: %s tokens foretold, want %s", i, got, want)
+			t.Errorf("padded, %d: %s tokens predicted, want %s", i, got, want)
 		}
 	}
 }

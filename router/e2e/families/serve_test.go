@@ -161,7 +161,7 @@ func TestSecondTurnFollowsPrefix(t *testing.T) {
 			t.Errorf("turn 2 went to %q, its prefix is on %q", got.Header.Get("X-Sluice-Worker"), where)
 		}
 		if got.Header.Get("X-Sluice-Cached-Tokens") == "0" {
-			t.Errorf("no cached tokens foretold")
+			t.Errorf("no cached tokens predicted")
 		}
 	}
 }

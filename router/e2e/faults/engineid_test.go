@@ -171,7 +171,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		return predictedTokens(t, r, salt, fmt.Sprintf("e-%d", n))
 	}
 	const still = 1000
-	harness.Eventually(t, 60*time.Second, "what the engine holds is foretold", func() bool { return request(still) > 0 })
+	harness.Eventually(t, 60*time.Second, "what the engine holds is predicted", func() bool { return request(still) > 0 })
 	if events && (r.Index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
 		// The hit may be a prediction from the request just sent: wait for the events.
 		harness.Eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })

@@ -94,16 +94,16 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 		}
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Cached-Tokens") != "0" {
-			t.Errorf("life %d: status %d, %s cached tokens foretold; want 0: they died with the process", incarnation, a.Status, a.Header.Get("X-Sluice-Cached-Tokens"))
+			t.Errorf("life %d: status %d, %s cached tokens predicted; want 0: they died with the process", incarnation, a.Status, a.Header.Get("X-Sluice-Cached-Tokens"))
 		}
 	}
-	harness.LogFigure(t, 7, "%d ends of an engine, %d blocks that died with it, none foretold to the next request", incarnations, dropped)
+	harness.LogFigure(t, 7, "%d ends of an engine, %d blocks that died with it, none predicted to the next request", incarnations, dropped)
 }
 
 // awaitCachedPrompt sends the same prompt until its blocks are predicted and in the index.
 func awaitCachedPrompt(t *testing.T, r *harness.Router, engines ...*sim.Engine) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "cached tokens are foretold", func() bool {
+	harness.Eventually(t, 10*time.Second, "cached tokens are predicted", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		// The router predicts blocks as soon as it sends the prompt; events put them in the index.
 		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0" && r.Index.Len() > 0

@@ -73,7 +73,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	old := slices.IndexFunc(home, func(names string) bool { return 2*count[names] >= conversations })
 	p = start(filepath.Join(dir, "another.snap"))
 	if _, cached := ask(p, old); cached != 0 {
-		t.Fatalf("%d cached tokens foretold without a snapshot: this test shows nothing", cached)
+		t.Fatalf("%d cached tokens predicted without a snapshot: this test shows nothing", cached)
 	}
 	p.Cmd.Process.Kill()
 	p.Wait(t, 10*time.Second)
@@ -81,7 +81,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	p = start(snap)
 	for _, i := range []int{0, 1, 2, 9, 17} {
 		if names, cached := ask(p, i); names != home[i] && i != old || cached < 64 {
-			t.Errorf("after the restart, talk %d went to %s with %d cached tokens foretold, its home is %s", i, names, cached, home[i])
+			t.Errorf("after the restart, talk %d went to %s with %d cached tokens predicted, its home is %s", i, names, cached, home[i])
 		}
 	}
 	p.Cmd.Process.Kill()
@@ -102,7 +102,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 			})
 		}
 		if names, cached := ask(p, i); cached > 40 { // more than the common beginning of the conversations
-			t.Errorf("of engines that were restarted, %d cached tokens foretold for talk %d on %s", cached, i, names)
+			t.Errorf("of engines that were restarted, %d cached tokens predicted for talk %d on %s", cached, i, names)
 		}
 	}
 	// All events must have arrived, because the engines replay only a few to the next router.
@@ -116,7 +116,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	p.Wait(t, 20*time.Second)
 	p = start(snap)
 	if _, cached := ask(p, 3); cached < 64 {
-		t.Errorf("after a clean end, %d cached tokens foretold", cached)
+		t.Errorf("after a clean end, %d cached tokens predicted", cached)
 	}
 
 	// The router rejects a damaged file, names it in the log and starts without it.

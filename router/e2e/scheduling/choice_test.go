@@ -31,7 +31,7 @@ func wantAffinity(t *testing.T, r *harness.Router, path string, body func(words 
 			t.Errorf("talk %d went to %s, then to %s", i, a, b)
 		}
 		if n, _ := strconv.Atoi(two.Header.Get("X-Sluice-Cached-Tokens")); n < 32 {
-			t.Errorf("talk %d: %d cached tokens foretold", i, n)
+			t.Errorf("talk %d: %d cached tokens predicted", i, n)
 		}
 		awaitIndex(t)
 	}
@@ -157,7 +157,7 @@ func TestCacheSaltParts(t *testing.T) {
 	for salt, cached := range map[string]bool{"one": true, "two": false} {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"cache_salt":"`+salt+`"`))
 		if got := a.Header.Get("X-Sluice-Cached-Tokens") != "0"; got != cached {
-			t.Errorf("salt %s: %s cached tokens foretold", salt, a.Header.Get("X-Sluice-Cached-Tokens"))
+			t.Errorf("salt %s: %s cached tokens predicted", salt, a.Header.Get("X-Sluice-Cached-Tokens"))
 		}
 		if got := cachedTokens(t, a) > 0; got != cached {
 			t.Errorf("salt %s: the engine found %d", salt, cachedTokens(t, a))
@@ -182,7 +182,7 @@ func TestLostEventsAreReplayed(t *testing.T) {
 	}
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf("0"+harness.Prompt))
 	if got, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a); got != strconv.Itoa(found) || found == 0 {
-		t.Errorf("%s foretold, %d found", got, found)
+		t.Errorf("%s predicted, %d found", got, found)
 	}
 }
 
@@ -268,7 +268,7 @@ func TestEmbeddingsAreNotCachedPrompts(t *testing.T) {
 		}
 		got := harness.Post(t, r.URL+"/v1/embeddings", `{"model":"sim","input":"hello"}`)
 		if cached := got.Header.Get("X-Sluice-Cached-Tokens"); got.Status != 200 || cached != "" && cached != "0" {
-			t.Fatalf("status %d, %q cached tokens foretold", got.Status, cached)
+			t.Fatalf("status %d, %q cached tokens predicted", got.Status, cached)
 		}
 	}
 }

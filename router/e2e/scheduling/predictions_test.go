@@ -56,12 +56,12 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 		wrong += round()
 	}
 	if rank.MayCache() || wrong == 0 {
-		t.Fatalf("after %d requests, %d hits foretold in vain, it is not known that the engine caches nothing", n, wrong)
+		t.Fatalf("after %d requests, %d hits predicted in vain, it is not known that the engine caches nothing", n, wrong)
 	}
-	harness.Eventually(t, 20*time.Second, "what was foretold before is forgotten", func() bool { return round() == 0 })
+	harness.Eventually(t, 20*time.Second, "what was predicted before is forgotten", func() bool { return round() == 0 })
 	for range 5 {
 		if n := round(); n != 0 {
-			t.Fatalf("%d hits foretold", n)
+			t.Fatalf("%d hits predicted", n)
 		}
 	}
 	harness.Eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
@@ -105,7 +105,7 @@ func TestModelNamesReordered(t *testing.T) {
 	for i, id := range []string{"a0", "b0"} {
 		body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2}`, harness.PromptWords(60, i))
 		tries := 0
-		harness.Eventually(t, 30*time.Second, "what "+id+" holds is foretold", func() bool {
+		harness.Eventually(t, 30*time.Second, "what "+id+" holds is predicted", func() bool {
 			tries++
 			predictedTokens, _ := predictedAndCached(t, r, fmt.Sprint("o-", i, "-", tries), body, "X-Sluice-Worker", id)
 			return predictedTokens > 0

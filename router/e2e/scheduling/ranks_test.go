@@ -73,7 +73,7 @@ func TestChatStaysOnItsRank(t *testing.T) {
 					harness.WantStatus(t, a, 200)
 					predictedTokens, found := a.Header.Get("X-Sluice-Cached-Tokens"), cachedTokens(t, a)
 					if predictedTokens != strconv.Itoa(found) {
-						t.Errorf("chat %d turn %d: %s cached tokens foretold, the engine found %d", c, turn, predictedTokens, found)
+						t.Errorf("chat %d turn %d: %s cached tokens predicted, the engine found %d", c, turn, predictedTokens, found)
 					}
 					if turn > 0 && (a.Header.Get("X-Sluice-Rank") != rank || found == 0) {
 						t.Errorf("chat %d turn %d: rank %s with %d cached, turn before was on %s", c, turn, a.Header.Get("X-Sluice-Rank"), found, rank)
