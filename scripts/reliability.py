@@ -90,7 +90,7 @@ POINTS = [
      [(FRONT, "TestClientCannotNamePeer"), (FRONT, "TestEngineFieldsAreReviewed"), (FRONT, "TestMediaOfAnyHost")]),
     ("Many large bodies, decompression bombs, slow bodies, in a sidecar of 512 MiB",
      "it stays within the limit, answers small requests meanwhile, and returns the memory",
-     [(E2E + "limits", "TestSidecarMemory", r"MiB at the most|MiB at rest")]),
+     [(E2E + "limits", "TestSidecarMemory", r"MiB at most|MiB at rest")]),
     ("Engines that freeze: the process is stopped, its core alone is stopped, or its host has vanished",
      "the router detects this after 10 s, 30 s and 10 s without a sign of life (1.5 s in the tests); streams continue elsewhere, other requests run again, late bytes reach nobody; a busy engine keeps its work",
      [(E2E + "liveness", "TestFrozenEngine", r"(process|core) of (aggregated|prefill|decode): all answered"), (E2E + "liveness", "TestVanishedHost", r"host vanished: all answered"), (E2E + "liveness", "TestBusyEngineIsNotFrozen", r"the answer came"),

@@ -202,8 +202,8 @@ func heartbeats(t *testing.T) (prefillRank RankStats, status int) {
 	return s, a.status
 }
 
-// watchGaps begins to look at the clock; what it gives ends that and says what lay between
-// two looks at the most.
+// watchGaps polls the clock until the function that it returns is called; that function
+// returns the longest time between two polls.
 func watchGaps(t *testing.T) (widest func() time.Duration) {
 	stop, found := make(chan struct{}), make(chan time.Duration, 1)
 	go func() {

@@ -262,7 +262,7 @@ func printIntro(w io.Writer, r *app.Router) {
 // summary prints the final table, which compares the two routers.
 func summary(w io.Writer, sides []*demoSide) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tforetold\t")
+	fmt.Fprintln(t, "router\trequests\tfailed\tfirst token p50\tp99\tend to end p50\tprompt tokens from cache\tpredicted\t")
 	for i := len(sides) - 1; i >= 0; i-- {
 		r := sides[i].report
 		if r == nil {

@@ -151,7 +151,7 @@ func TestStalledClientsUseBoundedMemory(t *testing.T) {
 			})
 			t.Logf("the kernel holds %d KiB", held()>>10)
 			if n := held(); n == 0 || n > 256<<10 {
-				t.Errorf("the kernel holds %d bytes for the client, want 256 KiB at the most", n)
+				t.Errorf("the kernel holds %d bytes for the client, want at most 256 KiB", n)
 			}
 		})
 	}

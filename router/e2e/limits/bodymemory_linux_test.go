@@ -288,9 +288,9 @@ func TestSidecarMemory(t *testing.T) {
 		began := time.Now()
 		counts := a.run(t, p.Addr, e)
 		peak := p.MemoryOf(t, "VmHWM")
-		t.Logf("%s: %d MiB at the most, answers by status %v, %s", a.name, peak/mib, counts, time.Since(began).Round(time.Millisecond))
+		t.Logf("%s: %d MiB at most, answers by status %v, %s", a.name, peak/mib, counts, time.Since(began).Round(time.Millisecond))
 		if peak > limit {
-			t.Errorf("%s: %d MiB at the most, over %d", a.name, peak/mib, limit/mib)
+			t.Errorf("%s: %d MiB at most, over %d", a.name, peak/mib, limit/mib)
 		}
 		_ = os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", p.Cmd.Process.Pid), []byte("5"), 0) // reset VmHWM
 		harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
