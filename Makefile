@@ -46,7 +46,7 @@ check: build ## before a commit: build, lint, and unit tests without installed e
 	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary)$$' ./cmd/sluice
 
 .PHONY: test
-test: ## set up everything; native, lint, unit, system, race and fuzz tests, and the demo
+test: ## set up everything; native, lint, unit, system and race tests, and the demo (12 minutes)
 	@scripts/test.sh
 
 .PHONY: test-tools
