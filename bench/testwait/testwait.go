@@ -1,4 +1,5 @@
-// Package testwait waits in tests for a condition instead of sleeping for a fixed time.
+// Package testwait waits in tests for a condition instead of sleeping for a fixed time, and takes medians of
+// what tests measure.
 //
 // It imports no other package of this module, so that tests of every layer may use it. Only tests and
 // their harness may import it.
