@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs what a bare Debian or Ubuntu lacks to build and test Sluice. Safe to
-# run again: it does nothing when everything is there.
+# Installs the packages that building and testing Sluice needs on Debian or Ubuntu.
+# It can run again: it does nothing if everything is installed.
 #
-#   scripts/bootstrap.sh             what `go build` and the demo need
-#   scripts/bootstrap.sh --test      and what `make test` needs (a browser, NIXL in the cache)
-#   scripts/bootstrap.sh --bench     and the baselines of `make bench` (nginx, haproxy)
+#   scripts/bootstrap.sh             for `go build` and the demo
+#   scripts/bootstrap.sh --test      also for `make test` (a browser, NIXL in the cache)
+#   scripts/bootstrap.sh --bench     also the baselines of `make bench` (nginx, haproxy)
 set -euo pipefail
 
 want_test=0 want_bench=0
@@ -24,7 +24,7 @@ need() { # need PACKAGE TEST...: the package is missing when the test fails
   "$@" >/dev/null 2>&1 || missing+=("$pkg")
 }
 has() { command -v "$1"; }
-chromium_there() { has chromium || has chromium-browser || has google-chrome; }
+has_chromium() { has chromium || has chromium-browser || has google-chrome; }
 
 need pkg-config has pkg-config
 if has pkg-config >/dev/null; then need libzmq3-dev pkg-config --exists libzmq; else missing+=(libzmq3-dev); fi
@@ -37,7 +37,7 @@ if [ "$want_test" = 1 ]; then
   need openssl has openssl
   need python3 has python3
   need python3-venv python3 -c 'import venv, ensurepip'
-  need chromium chromium_there
+  need chromium has_chromium
 fi
 if [ "$want_bench" = 1 ]; then
   need nginx-light has nginx
@@ -52,7 +52,7 @@ fi
 if [ ${#missing[@]} -gt 0 ]; then
   echo "bootstrap: missing: ${missing[*]}"
   if ! has apt-get >/dev/null; then
-    echo "bootstrap: this script installs with apt-get, which is not here. Install these yourself (names as in Debian): ${missing[*]}" >&2
+    echo "bootstrap: this script installs with apt-get, which is not available. Install these packages yourself (Debian's names): ${missing[*]}" >&2
     exit 1
   fi
   run=()
@@ -60,7 +60,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     if has sudo >/dev/null && sudo -n true 2>/dev/null; then
       run=(sudo -n)
     else
-      echo "bootstrap: no rights to install packages. Ask an administrator to run:" >&2
+      echo "bootstrap: no permission to install packages. Ask an administrator to run:" >&2
       echo "    apt-get update && apt-get install -y ${missing[*]}" >&2
       exit 1
     fi
@@ -75,7 +75,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     fi
     if [ "$attempt" = 3 ]; then
       tail -20 "$log" >&2
-      echo "bootstrap: cannot install ${missing[*]}; what apt-get said is above" >&2
+      echo "bootstrap: cannot install ${missing[*]}; apt-get's output is above" >&2
       exit 1
     fi
     sleep 3

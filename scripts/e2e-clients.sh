@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The official OpenAI clients, Python and Node.js, against the router over
-# simulated engines: prefill and decode apart, then one aggregated engine.
+# Runs the official OpenAI clients, Python and Node.js, against the router in front of
+# simulated engines: separate prefill and decode engines, then one aggregated engine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x bin/sluice ] || { echo 'e2e-clients: bin/sluice is not built; run: make build' >&2; exit 1; }
@@ -14,7 +14,7 @@ cleanup() {
 }
 trap cleanup EXIT
 
-start() { # start NAME COMMAND...: sets $addr to the first line the command prints
+start() { # start NAME COMMAND...: sets $addr to the first line that the command prints
   local name=$1
   shift
   "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
@@ -45,7 +45,7 @@ sim d0 decode; d0=$addr
 sim d1 decode; d1=$addr
 start router bin/sluice serve --listen 127.0.0.1:0 --admin off --prefill "http://$p0" --prefill "http://$p1" --decode "http://$d0" --decode "http://$d1"
 ready "$addr"
-echo '--- prefill and decode apart'
+echo '--- separate prefill and decode engines'
 scripts/clients/run.sh "http://$addr"
 
 sim agg aggregated; agg=$addr

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Runs every fuzz target of the tree for the given time each (default 5s).
+# Runs each fuzz target of the repository for the given time.
+#
+#   scripts/fuzz.sh [DURATION]      default 5s
 set -euo pipefail
 cd "$(dirname "$0")/.."
 each=${1:-5s}
@@ -9,10 +11,10 @@ trap 'rm -f "$log"' EXIT
 while IFS=: read -r file target; do
   pkg=./$(dirname "$file")
   printf 'fuzz %s %s for %s\n' "$pkg" "$target" "$each"
-  # Minimising an interesting input counts against the time and can eat all of
-  # it; a crash is minimised by hand. When the time runs out in the middle of an
-  # input, the fuzzing engine itself may fail with "context deadline exceeded"
-  # and nothing found: that is tried once more, a finding never is.
+  # Minimisation of an interesting input counts against the time and can use all of it,
+  # so it is limited to 10 executions; a crash is minimised by hand. If the time ends
+  # during an input, the fuzzing engine itself may fail with "context deadline exceeded"
+  # without a finding. Only that failure is retried, once.
   for try in 1 2; do
     if go test -run '^$' -fuzz "^$target\$" -fuzztime "$each" -fuzzminimizetime 10x "$pkg" >"$log" 2>&1; then
       tail -n 1 "$log"

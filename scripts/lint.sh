@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# gofmt, vet and staticcheck over the whole tree, and the documents against it; fails on the first finding.
+# Runs gofmt, vet, staticcheck and the checks of the documents and of NOTICE on the whole
+# repository. It stops at the first failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unformatted=$(git ls-files -co --exclude-standard '*.go' | xargs -r gofmt -l)
 if [ -n "$unformatted" ]; then
-  echo "lint: run gofmt -w on:" >&2
+  echo "lint: these files are not formatted; run gofmt -w on them:" >&2
   echo "$unformatted" >&2
   exit 1
 fi
@@ -14,4 +15,4 @@ CGO_ENABLED=0 go vet ./nixl/... ./native/...
 go tool staticcheck ./...
 scripts/check_docs.py
 scripts/notice.py --check
-echo "lint: clean"
+echo "lint: no findings"

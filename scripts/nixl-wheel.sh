@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetches the NIXL wheel that the tests run on, checks its hash, and unpacks the
-# part that a CPU needs (about 45 MB) to ${SLUICE_CACHE:-~/.cache/sluice}/nixl-VERSION.
-# Does nothing when it is there.
+# Downloads the NIXL wheel that the tests use, checks its hash, and extracts the part
+# that works without a GPU (about 45 MB) to ${SLUICE_CACHE:-~/.cache/sluice}/nixl-VERSION.
+# Does nothing if that folder is complete.
 #
 #   scripts/nixl-wheel.sh [VERSION]      default 1.5.1; 1.3.2 is for the tests of mixed versions
 set -euo pipefail
@@ -11,7 +11,7 @@ case "$(uname -m) $version" in
   "x86_64 1.5.1") sha=341d0dfa499f941c054614252f1d8047d1380e33f29c87707372ff5ec7d3779a ;;
   "x86_64 1.3.2") sha=65ff05fff79c98af18651e60928475509bdf90818dde54dbbb4fdf8f79aae0ad ;;
   *)
-    echo "nixl-wheel: no pinned wheel of nixl-cu12 $version for $(uname -m); the tests on the real NIXL will not run" >&2
+    echo "nixl-wheel: no pinned wheel of nixl-cu12 $version for $(uname -m); the tests with the real NIXL are skipped" >&2
     exit 0
     ;;
 esac
@@ -31,8 +31,8 @@ else
   python3 -m venv "$work/venv"
   pip=("$work/venv/bin/pip")
 fi
-echo "nixl-wheel: fetching nixl-cu12 $version"
-# One wheel for every Python: its libraries do not depend on the interpreter.
+echo "nixl-wheel: downloading nixl-cu12 $version"
+# One wheel serves every Python: its libraries do not depend on the interpreter.
 "${pip[@]}" -q download --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
   --platform manylinux_2_28_x86_64 -d "$work" "nixl-cu12==$version"
 python3 - "$work" "$sha" <<'EOF'
@@ -40,11 +40,11 @@ import hashlib, os, re, sys, zipfile
 work, want = sys.argv[1:]
 wheel = [os.path.join(work, f) for f in os.listdir(work) if f.endswith(".whl")]
 if len(wheel) != 1:
-    sys.exit(f"nixl-wheel: {len(wheel)} wheels were fetched, want 1")
+    sys.exit(f"nixl-wheel: downloaded {len(wheel)} wheels, want 1")
 have = hashlib.sha256(open(wheel[0], "rb").read()).hexdigest()
 if have != want:
     sys.exit(f"nixl-wheel: {os.path.basename(wheel[0])} has sha256 {have}, want {want}")
-# Left out: storage plugins and what only they use, Python, headers, examples.
+# Skipped: storage plugins and the libraries that only they use, Python, headers, examples.
 skip = re.compile(r"plugins/libplugin_(?!UCX)|libtelemetry|libaws|libazure|libgusli|libcurl|libxml2|libs2n|libzstd"
                   r"|^nixl_(ep_)?cu12/|\.data/|\.scripts/|\.libs/nixl/|sboms/|\.la$")
 out = os.path.join(work, "tree")

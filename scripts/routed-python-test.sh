@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the tests of the Python client (router/engineapi/python) against the built router
-# over simulated engines, its types, and its installation as a package.
+# Builds the package of the Python client (router/engineapi/python), checks its types and
+# runs its tests against bin/sluice in front of simulated engines.
 #
-#   scripts/routed-python-test.sh [ARGUMENT...]   the tests; arguments go to unittest
-#   scripts/routed-python-test.sh --setup         only what they need
+#   scripts/routed-python-test.sh [ARGUMENT...]   run the tests; arguments are passed to unittest
+#   scripts/routed-python-test.sh --setup         only create the environment
 #
-# They need a Python 3.10 or newer with msgpack: $SLUICE_PYTHON, else an environment of
-# their own in ${SLUICE_CACHE:-~/.cache/sluice}/routed-python, made once.
+# The tests need Python 3.10 or newer with msgpack: $SLUICE_PYTHON, or else a virtual
+# environment that the first run creates in ${SLUICE_CACHE:-~/.cache/sluice}/routed-python.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 package=$here/../router/engineapi/python
@@ -14,7 +14,7 @@ pins=(msgpack==1.1.2 mypy==2.4.1 setuptools==80.9.0)
 
 die() { echo "routed-python-test.sh: $*" >&2; exit 2; }
 
-# set_up VENV: makes the environment unless it is there.
+# set_up VENV: creates the virtual environment unless it exists.
 set_up() {
   local venv=$1 base= p
   local stamp=$venv/.done-${pins[*]}
@@ -27,8 +27,8 @@ set_up() {
   mkdir -p "$(dirname "$venv")"
   exec 9>"$venv.lock"
   flock 9
-  [ ! -e "$stamp" ] || return 0 # another has made it meanwhile
-  echo "routed-python-test.sh: making $venv"
+  [ ! -e "$stamp" ] || return 0 # another process has created it
+  echo "routed-python-test.sh: creating $venv"
   rm -rf "$venv"
   "$base" -m venv "$venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check "${pins[@]}"
@@ -48,7 +48,7 @@ export PYTHONDONTWRITEBYTECODE=1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 if [ -n "$venv" ]; then
-  # As it would be published: built from a copy, so that nothing is left in the tree.
+  # The package is built from a copy, as for a release, so that the build leaves no files in the repository.
   cp -r "$package" "$tmp/source"
   "$python" -m pip install -q --disable-pip-version-check --no-index --no-build-isolation --no-deps --target "$tmp/installed" "$tmp/source"
   [ -e "$tmp/installed/sluice_routed/py.typed" ] || die "the built package lacks py.typed"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands; CI runs it and `make fuzz`.
-# Each step prints its name and how long it took.
+# Runs the checks that a change must pass; CI runs both parts and `make fuzz`.
+# Each step prints its name and its duration.
 #
-#   scripts/test.sh           what `make test` runs; the fuzz targets run their seed corpora only
-#   scripts/test.sh --tools   what `make test-tools` runs: heavy real tools
+#   scripts/test.sh           the steps of `make test`; the fuzz targets run only their seed corpora
+#   scripts/test.sh --tools   the steps of `make test-tools`, which need large external tools
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ step() { # step NAME COMMAND...
 }
 
 step 'set-up' scripts/bootstrap.sh --test
-# The tests on the real NIXL must run where its wheel is pinned (scripts/nixl-wheel.sh).
+# On the platform for which scripts/nixl-wheel.sh pins a wheel, the tests with the real NIXL must not be skipped.
 if [ "$(uname -m)" = x86_64 ]; then export SLUICE_REQUIRE_NIXL=1; fi
 step 'build' make --no-print-directory build
 if [ "${1:-}" = --tools ]; then

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Drives an OpenAI-compatible server with the official Python and Node clients.
+# Tests an OpenAI-compatible server with the official Python and Node.js clients.
 #
 # usage: run.sh [--only python|node] [--skip GROUP,GROUP] [--model NAME] BASE_URL
-#        run.sh --setup            install what the clients need, and end
+#        run.sh --setup            only install the clients
 #
-# BASE_URL is http://HOST:PORT, with or without /v1. What is installed stays
-# under ${SLUICE_CACHE:-~/.cache/sluice}/clients for the next run. The exit
-# status is 0 only if every check of every client passed.
+# BASE_URL is http://HOST:PORT, with or without /v1. The clients are installed once, under
+# ${SLUICE_CACHE:-~/.cache/sluice}/clients. The exit status is 0 only if every check of
+# every client passed.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
     --only) only=${2:-}; shift ;;
     --skip|--model) [ $# -gt 1 ] || die "$1 needs a value"; pass+=("$1" "$2"); shift ;;
     -*) die "unknown option $1; see --help" ;;
-    *) [ -z "$url" ] || die "one BASE_URL, not also $1"; url=$1 ;;
+    *) [ -z "$url" ] || die "more than one BASE_URL: $url, $1"; url=$1 ;;
   esac
   shift
 done
@@ -31,13 +31,13 @@ case $only in ''|python|node) ;; *) die "--only takes python or node, not \"$onl
 [ -n "$setup$url" ] || { usage >&2; exit 2; }
 url=${url%/}; url=${url%/v1}/v1
 
-# One folder for each state of the pins, so that a change of them installs anew.
+# The folder names contain a hash of the pinned versions, so that a change of a pin installs again.
 key() { cat "$@" | sha256sum | cut -c1-12; }
 
 setup_python() {
   local p python=
   for p in "${SLUICE_PYTHON:-}" python3 python3.13 python3.12 python3.11 python3.10; do
-    # A version manager's shim may stand for a Python that is not there: run it.
+    # Run it: a version manager's shim can exist for a Python that is not installed.
     if [ -n "$p" ] && "$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
       python=$p
       break
@@ -48,7 +48,7 @@ setup_python() {
   [ -e "$venv/.done" ] && return
   echo "run.sh: installing the Python client in $venv" >&2
   rm -rf "$venv"
-  "$python" -m venv "$venv" >&2 || die "cannot make a venv with $python (apt-get install python3-venv)"
+  "$python" -m venv "$venv" >&2 || die "cannot create a virtual environment with $python (apt-get install python3-venv)"
   "$venv/bin/pip" install -q --disable-pip-version-check -r "$here/requirements.txt" >&2
   touch "$venv/.done"
 }
@@ -75,7 +75,7 @@ flock 9
 flock -u 9
 [ -z "$setup" ] || exit 0
 
-# The servers under test are on loopback: no proxy of the environment is asked.
+# The servers under test are on loopback; proxy settings of the environment must not apply.
 export NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost
 
 status=0
@@ -83,8 +83,8 @@ if [ "$only" != node ]; then
   "$venv/bin/python" "$here/openai_client.py" "$url" "${pass[@]}" || status=1
 fi
 if [ "$only" != python ]; then
-  # Node looks for modules above the script's own folder, whatever the working
-  # directory: the script has to lie beside them.
+  # Node.js resolves modules from the script's own folder upwards, whatever the working
+  # directory is, so the script is copied into the folder of the modules.
   script=$modules/openai_client.$$.mjs
   trap 'rm -f "$script"' EXIT
   cp "$here/openai_client.mjs" "$script"
