@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks the documents against the tree; prints each fault and exits 1 when there is one.
+"""Checks the documents against the code. It prints each fault and exits with 1 if it found any.
 
-- Every relative link of a Markdown file leads to a file, and its fragment to a heading there.
-- Every function that a flow of ARCHITECTURE.md names exists in the package that it names, and its hop counts are right.
+- Every relative link of a Markdown file refers to a file, and its fragment to a heading of that file.
+- Every function in a flow of ARCHITECTURE.md exists in the package named there, and the hop counts are right.
 - Every source file that a document names exists.
-- Every `go test ./PACKAGE -run NAME` of a document matches a test there, every `-bench NAME` a benchmark.
-- Every package folder that ARCHITECTURE.md's package map names exists, and every package is in the map.
+- Every `go test ./PACKAGE -run NAME` of a document matches a test of the package, every `-bench NAME` a benchmark.
+- Every folder in ARCHITECTURE.md's package map exists, and every package is in the map.
 """
 import functools
 import glob
@@ -44,14 +44,14 @@ def check_links(path):
         name, _, fragment = target.partition("#")
         full = os.path.normpath(os.path.join(os.path.dirname(path), name)) if name else path
         if not os.path.exists(os.path.join(ROOT, full)):
-            faults.append(f"{path}: the link {target} leads to no file")
+            faults.append(f"{path}: the target of the link {target} does not exist")
         elif fragment and full.endswith(".md") and fragment not in anchors(full):
             faults.append(f"{path}: {full} has no heading #{fragment}")
 
 
 @functools.cache
 def functions(folder):
-    """Names the functions and methods of a package, methods as Type.name."""
+    """Returns the names of the functions and methods of a package, methods as Type.name."""
     found = set()
     for path in glob.glob(os.path.join(ROOT, folder, "*.go")):
         if path.endswith("_test.go"):
@@ -83,7 +83,7 @@ def package_folders():
 
 
 def check_hops(section):
-    """Holds the hop counts of the flow tables to the functions that are listed."""
+    """Compares the hop counts of the flow tables with the functions listed."""
     total = 0
     for line in section.splitlines():
         cells = [c.strip(" *") for c in line.strip("|").split("|")]
@@ -119,7 +119,7 @@ COMMAND = re.compile(r"go test ([^`\n]*)")
 
 @functools.cache
 def tests(folder):
-    """Lists the names of a package's tests and benchmarks."""
+    """Returns the names of a package's tests and benchmarks."""
     found = []
     for path in glob.glob(os.path.join(ROOT, folder, "*_test.go")):
         with open(path, encoding="utf-8") as f:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes NOTICE: the licences of the modules that are linked into bin/sluice and bin/sluice-kube.
 
-The texts come from the Go module cache, so no network is needed.
+The texts come from the Go module cache; the script needs no network.
 
   scripts/notice.py           writes NOTICE
-  scripts/notice.py --check   fails when NOTICE is not current
+  scripts/notice.py --check   fails if NOTICE is not current
 """
 import hashlib
 import os
@@ -74,7 +74,7 @@ def notice():
             users[key][1].append(f"{path} ({name})")
             numbers.append(order.index(key) + 1)
         if not kinds:
-            sys.exit(f"notice: cannot tell the licence of {path} {version}; read its licence file and extend kind()")
+            sys.exit(f"notice: cannot identify the licence of {path} {version}; read its licence file and extend kind()")
         rows.append(f"{path} {version}: {' and '.join(kinds)}, texts {', '.join(map(str, numbers))}")
     out = [
         "Sluice is licensed under the Apache License, Version 2.0 (see LICENSE).",

@@ -1,4 +1,4 @@
-"""Writes a tiny model with random weights in GGUF, of llama's architecture.
+"""Writes a tiny GGUF model of the Llama architecture with random weights.
 
 usage: tiny_gguf.py FILE
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 WIDTH, HEADS, HIDDEN, CONTEXT = 64, 4, 128, 512
 
-# A vocabulary of bytes, as SentencePiece has it, behind three special tokens.
+# Three special tokens, then one token per byte as in SentencePiece's byte fallback.
 tokens = [b"<unk>", b"<s>", b"</s>"] + [b"<0x%02X>" % b for b in range(256)]
 types = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL] + [gguf.TokenType.BYTE] * 256
 
