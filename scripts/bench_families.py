@@ -1,31 +1,30 @@
 #!/usr/bin/env python3
-"""What a prefill/decode request costs the router, family by family.
+"""Measures the cost of a prefill/decode request in the router, for each P/D family.
 
-Two simulated engines of each family share one core with the load, the router has the
-other to itself. Baselines of the same run, where their tools are installed: haproxy in
-front of one engine, and a relay in C that sends each request to two engines and does
-nothing besides (bench/relay/legs), which is the least that two legs can cost here.
-Prints a table as Markdown:
+Two simulated engines of each family and the load generator share one core; the router has
+the other core to itself. If their tools are installed, the same run measures two baselines:
+haproxy in front of one engine, and a relay in C (bench/relay/legs) that only sends each
+request to two engines, which is the lower bound for two legs on this machine.
+The script prints a Markdown table:
 
-  CPU         of the router for one request, both legs: short completions of 64 token
-              ids, not streamed, 16 at once (--concurrency)
-  same rate   CPU again, of so many requests a second (--rate) whoever serves them: 16 at
-              once come as fast as the engines let them, and who has less to do at a time
-              pays more for each
-  added TTFT  one stream at a time: time to first token through the router, less that
-              of the engine legs straight (one after the other, or decode's alone where
-              both start together). What the simulated engines say to each other for
-              their hand-over is in it.
+  CPU         of the router per request, both legs: short completions of 64 token ids,
+              not streamed, 16 concurrent requests (--concurrency)
+  same rate   the same CPU at a fixed rate of requests (--rate), equal for all rows. With
+              a fixed concurrency the engines determine the rate, and a router that
+              handles fewer requests per wake-up pays more for each
+  added TTFT  one stream at a time: time to first token through the router minus that of
+              the legs sent directly to the engines (both in sequence, or only decode if
+              both start together). It includes the traffic between the simulated engines
+              for the hand-over.
 
   scripts/bench_families.py [--rounds N] [--seconds S] [--families a,b] [--report docs/pd-cost.md] [--calls] [--streams TOKENS] [--binary NAME=PATH]
 
---calls counts system calls with strace as well, in a run of its own, for strace makes
-them dear: the columns are calls a request.
+--calls also counts system calls per request, in a separate run because strace makes them slow.
 
---binary puts another build of the router beside this one, over engines of its own: in
-each round each family is measured on both, one behind the other.
+--binary adds another build of the router, with engines of its own: each round measures each
+family on both builds in sequence.
 
-About 5 minutes with the defaults. Only ratios of one run mean anything.
+The defaults take about 5 minutes. Only ratios within one run are meaningful.
 """
 
 import argparse
@@ -47,10 +46,10 @@ HAPROXY, LEAST = "haproxy, one leg", "relay in C, two legs"  # rows
 SIM = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--blocks", "65536", "--speed", "inf",
        "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--cost-transfer", "-1ns", "--cost-handshake", "-1ns"]
 CPU_LOAD = ["--stream=false", "--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens", "4"]
-STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens"]  # and how many
+STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64", "--output-tokens"]  # followed by their number
 ONE = ["--endpoint", "completions", "--token-ids", "--concurrency", "1", "--prompt-tokens", "64"]
 
-# What each family's engines are started with; the legs that follow one another.
+# Flags of each family's engines, and the number of legs that run in sequence.
 FAMILIES = {
     "aggregated": ([], 1),
     "nixl": ([], 2),
@@ -60,7 +59,7 @@ FAMILIES = {
     "orchestrated": (["--pd", "orchestrated"], 2),
     "lmcache": (["--pd", "lmcache"], 2),
     "trtllm": (["--engine", "trtllm"], 2),
-    "storage": ([], 2),  # the engines' store would be of one process; decode computes, which takes it no time
+    "storage": ([], 2),  # the simulated store belongs to one process, so decode computes the prompt, at no cost
 }
 
 
@@ -151,7 +150,7 @@ class Bench:
         return p.addr
 
     def least(self, tmp):
-        """The relay in C over a pair of engines."""
+        """Starts the relay in C in front of two engines and returns its process."""
         source, binary, port = os.path.join(bench_proxies.ROOT, "bench/relay/legs/legs.c"), os.path.join(tmp, "legs"), free_port()
         subprocess.run(["cc", "-O2", "-o", binary, source], check=True)
         engines = [self.engine("--role", role).rsplit(":", 1)[1] for role in ("prefill", "decode")]
@@ -162,7 +161,7 @@ class Bench:
         return p
 
     def router(self, family, flags, binary=SLUICE):
-        """A router over a pair of engines of the family; gives its process."""
+        """Starts a router in front of two engines of the family and returns its process."""
         more, prefill, decode = [], [], []
         common = ["serve", "--listen", "127.0.0.1:0", "--admin", "off", "--log-level", "error"]
         if family == "aggregated":
@@ -201,11 +200,11 @@ CALLS = {"sends": ("sendto", "sendmsg", "write", "writev"), "reads": ("recvfrom"
 
 
 def calls_of(process, addr, concurrency):
-    """System calls a request by kind; those of reads that found nothing are "of which empty"."""
+    """Returns the system calls per request by kind; "of which empty" counts the reads that failed, mostly with EAGAIN."""
     flags = [*CPU_LOAD, "--concurrency", str(concurrency), "--duration"]
     load(ENGINES, addr, *flags, "0.3s")
     tracer = subprocess.Popen(["strace", "-f", "-c", "-U", "name,calls,errors", "-p", str(process.p.pid)], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)  # until it has attached
+    time.sleep(0.5)  # strace attaches
     rep = load(ENGINES, addr, *flags, "2s")
     tracer.send_signal(signal.SIGINT)
     found = dict.fromkeys([*CALLS, "of which empty"], 0)
@@ -230,21 +229,21 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--seconds", type=float, default=2.5, help="duration of each measurement, in seconds")
     ap.add_argument("--concurrency", type=int, default=16, help="concurrent requests while CPU is measured")
-    ap.add_argument("--rate", type=int, default=1500, help="requests a second while CPU is measured at equal rates; 0 skips that")
+    ap.add_argument("--rate", type=int, default=1500, help="requests per second for the measurement of CPU at equal rates; 0 skips it")
     ap.add_argument("--streams", type=int, default=0, metavar="TOKENS", help="measure the CPU of streams of this many tokens instead of whole responses")
     ap.add_argument("--families", default=",".join(FAMILIES))
     ap.add_argument("--calls", action="store_true", help="also count system calls; needs strace")
     ap.add_argument("--report", help="also write the page to this file")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; can be repeated")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     if os.cpu_count() < 2 or not shutil.which("taskset"):
-        sys.exit("two cores and taskset are needed: one core for the router, one for engines and load")
+        sys.exit("this needs two cores and taskset: one core for the router, one for engines and load")
     names = a.families.split(",")
     unknown = [n for n in names if n not in FAMILIES]
     if unknown:
-        sys.exit("no such family: %s; there are %s" % (", ".join(unknown), ", ".join(FAMILIES)))
+        sys.exit("unknown family: %s; the families are %s" % (", ".join(unknown), ", ".join(FAMILIES)))
     seconds = "%.1fs" % a.seconds
     builds = [("", SLUICE), *(b.split("=", 1) for b in a.binary)]
     what = [*STREAM_LOAD, str(a.streams)] if a.streams else CPU_LOAD

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""The figures of the KV index, its events and the choice beside their targets.
+"""Compares the KV index, its events and the scheduler's choice with their targets.
 
-Runs the benchmarks of bench/index and bench/schedule (extra arguments go to `go test`)
-and prints a table. Targets are for a quiet machine whose BenchmarkCalibrate takes about 30 ns and
-whose timer takes 24: on another, compare the ratio of two runs, not the figures.
-Quantiles hold the time of the timer.
+The script runs the benchmarks of bench/index and bench/schedule (extra arguments are passed
+to `go test`) and prints a table. The targets apply to a quiet machine whose
+BenchmarkCalibrate takes about 30 ns and whose timer takes 24 ns. On another machine, compare
+the ratios of two runs instead of the figures. Quantiles include the time of the timer.
 """
 
 import re
 import subprocess
 import sys
 
-# what, benchmark and point (a regular expression), unit, target: the most it may be, of
-# what is counted a second the least
+# Description; benchmark and point (a regular expression); unit; target: the maximum, or the
+# minimum for rates per second.
 ROWS = [
     ("store, capacity known, ns/block", r"Store/load=(unique|shared)/workers=64/depth=256", "ns/block", 55),
     ("store, capacity known, ns/block", r"Store/.*(depth=2048|workers=1000.*)", "ns/block", 55),

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""What a KB more of a prompt of token ids costs a proxy: requests of 16,384 ids beside
-requests of 64, 16 connections, through each proxy in turn to one engine. Engine and load
-(bench/relay/prompts) are in C and need less than the proxy does, so it is busy all the
-time with either. With the simulated engine and `sluice load` it waits for nine tenths of
-the time where prompts are long, finds its caches cold each time, and pays two to four
-times as much for all else of a request: that would be counted as the prompt's.
+"""Measures the cost of an additional KB of token ids in a prompt, for each proxy.
 
-CPU is what the kernel charged the proxy's processes; figures are medians of the rounds
-with their range. Only ratios and differences within one run mean anything.
+The script compares requests of 16,384 ids with requests of 64 ids, over 16 connections,
+through each proxy to one engine. Engine and load generator (bench/relay/prompts) are in C
+and need less CPU than the proxy, so the proxy is always busy. With the simulated engine and
+`sluice load` the proxy would wait nine tenths of the time if prompts are long, would find
+its caches cold, and would need two to four times as much CPU for the rest of a request;
+the measurement would attribute that to the prompt.
+
+CPU is the time that the kernel accounts to the proxy's processes. The figures are the
+median and the range of the rounds. Only ratios and differences within one run are meaningful.
 
   scripts/bench_prompts.py [--rounds N] [--seconds S] [--ids N] [--binary NAME=PATH]
 
-With --text prompts are text, of these many KB, and each is new: in the default token mode
-the router asks the engine's /tokenize for the ids of each. Printed is the CPU of a request.
+With --text the prompts are text of the given sizes in KB, and each prompt is new: in the
+default token mode the router requests the ids of each from the engine's /tokenize. The
+script prints the CPU per request.
 
   scripts/bench_prompts.py --text 1,16,64,256,1000 [--connections N] [--binary NAME=PATH]
 """
@@ -31,7 +34,7 @@ CONNECTIONS, SHORT, LONG = 16, 64, 16384
 
 
 class Prompts:
-    """The engine, and what loads a proxy in front of it."""
+    """The engine, and the load generator for a proxy in front of it."""
 
     def __init__(self, start, tmp):
         self.binary = os.path.join(tmp, "prompts")
@@ -42,7 +45,7 @@ class Prompts:
         b.wait_ready(self.addr, "/health")
 
     def load(self, addr, ids, seconds, kind="load", connections=CONNECTIONS):
-        """How many requests were answered, and the bytes of one."""
+        """Returns the number of requests answered and the size of one in bytes."""
         out = subprocess.run(
             ["taskset", "-c", "0", self.binary, kind, addr.rsplit(":", 1)[1], str(connections), str(ids), "%.2f" % seconds],
             capture_output=True, text=True,
@@ -52,21 +55,21 @@ class Prompts:
         return [int(x) for x in out.stdout.split()]
 
     def request(self, process, addr, ids, seconds, **how):
-        """µs of the proxy's CPU for one request, and its bytes."""
+        """Returns the proxy's CPU per request in µs and the size of a request in bytes."""
         self.load(addr, ids, seconds / 4, **how)
         before = process.cpu()
         answered, size = self.load(addr, ids, seconds, **how)
         return (process.cpu() - before) / answered * 1e6, size
 
     def kb(self, process, addr, seconds, ids=LONG):
-        """µs of a request of ids, of a short one, and of a KB of what the one has more."""
+        """Returns the µs of a long request, of a short one, and of each KB of their difference."""
         short, size = self.request(process, addr, SHORT, seconds)
         long, longer = self.request(process, addr, ids, seconds)
         return long, short, (long - short) / (longer - size) * 1000
 
 
 def texts(prompts, proxies, a):
-    """CPU of a request whose prompt is new, by its size."""
+    """Prints the CPU per request with a new prompt, by size."""
     sizes = [int(kb) * 1000 for kb in a.text.split(",")]
     got = {(name, size): [] for name, _, _, _ in proxies for size in sizes}
     for i in range(a.rounds):
@@ -87,7 +90,7 @@ def main():
     ap.add_argument("--rounds", type=int, default=8)
     ap.add_argument("--seconds", type=float, default=1.0, help="duration of each measurement, in seconds")
     ap.add_argument("--ids", type=int, default=LONG)
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; can be repeated")
     ap.add_argument("--text", metavar="KB,…", help="measure text prompts of these sizes")
     ap.add_argument("--connections", type=int, default=CONNECTIONS, help="number of connections; only with --text")
     a = ap.parse_args()
@@ -116,7 +119,7 @@ def main():
             return
         rows = {name: [] for name, _, _, _ in proxies}
         for i in range(a.rounds):
-            # Every other round backwards: who comes first finds another machine than who comes last.
+            # Every other round runs in reverse order, because conditions change during a round.
             for name, p, addr, _ in proxies if i % 2 == 0 else reversed(proxies):
                 rows[name].append(prompts.kb(p, addr, a.seconds, a.ids))
         base = rows[proxies[0][0]]

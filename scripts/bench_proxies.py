@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""The router beside nginx and haproxy, whole processes, one core each.
+"""Compares the router with nginx and haproxy as whole processes on one core each.
 
-The simulated engine and the load generator share one core, the proxy under test
-has the other to itself. CPU is what the kernel charged the proxy's processes
-(utime + stime); every figure is the median of the rounds, with its range. Only
-ratios of one run mean anything: machines differ, and drift.
+The simulated engine and the load generator share one core; the proxy under test has the
+other core to itself. CPU is the time that the kernel accounts to the proxy's processes
+(utime + stime). Each figure is the median of the rounds with its range. Only ratios within
+one run are meaningful: machines differ, and their speed drifts.
 
-Measured:
   json     short non-streamed completions with token ids, 64 connections
-  stream   200 paced streams, one event each 10 ms (set by the engine's step)
-  added    time to first token at 200 streams, less that of the engine alone
+  stream   200 paced streams, one event every 10 ms (the engine's step)
+  added    time to first token at 200 streams minus that of the engine alone
 """
 
 import argparse
@@ -63,7 +62,7 @@ backend b
 
 
 def free_port():
-    """A port free at this moment, below the range that the system gives out by itself."""
+    """Returns a port that is free now, below the system's ephemeral range."""
     for _ in range(200):
         port = random.randrange(20_000, 32_000)
         with socket.socket() as s, contextlib.suppress(OSError):
@@ -73,7 +72,7 @@ def free_port():
 
 
 class Process:
-    """A child on one core, with the CPU it and its children have used."""
+    """A child process on one core; reports the CPU time of itself and its children."""
 
     def __init__(self, cpu, argv, first_line=False):
         self.err = tempfile.TemporaryFile()
@@ -138,18 +137,18 @@ def wait_ready(addr, path, seconds=30):
             with urllib.request.urlopen("http://%s%s" % (addr, path), timeout=2) as r:
                 if r.status == 200:
                     return
-        except Exception as e:  # noqa: BLE001 - any failure means not yet
+        except Exception as e:  # noqa: BLE001 - any failure means not ready yet
             last = str(e)
         time.sleep(0.1)
     sys.exit("%s%s is not ready: %s" % (addr, path, last))
 
 
-BASELINES = set()  # addresses of what is compared with
+BASELINES = set()  # addresses of the proxies that the router is compared with
 
 
 def load(cpu, addr, *flags):
-    """One run of the load. Of a baseline it is taken again where a request failed, and said:
-    it is a measure, not what is tested."""
+    """Runs the load once. If requests to a baseline fail, it reports that and runs again, up
+    to three times: a failure of a baseline is not a failure of the router."""
     for _ in range(3):
         rep = load_once(cpu, addr, *flags)
         if not rep["failed"]:
@@ -157,7 +156,7 @@ def load(cpu, addr, *flags):
         failed = "load against %s: %d requests failed: %s" % (addr, rep["failed"], rep.get("errors"))
         if addr not in BASELINES:
             break
-        print(failed + "; taken again", file=sys.stderr)
+        print(failed + "; running again", file=sys.stderr)
     sys.exit(failed)
 
 
@@ -176,8 +175,8 @@ STREAM_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200
 TTFT_LOAD = ["--endpoint", "completions", "--token-ids", "--concurrency", "200", "--prompt-tokens", "64", "--output-tokens", "20"]
 
 
-# Each starts a proxy on a core and gives its name, process, address, and a path that
-# answers 200 once it serves.
+# Each function starts a proxy on a core and returns its name, process, address, and a path
+# that answers 200 when the proxy is ready.
 
 
 def nginx(start, cpu, tmp, engine):
@@ -213,7 +212,7 @@ def main():
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     if os.cpu_count() < 2:
-        sys.exit("two cores are needed: one for the proxy, one for engine and load")
+        sys.exit("this needs two cores: one for the proxy, one for engine and load")
     for tool in ("nginx", "haproxy", "taskset"):
         if not shutil.which(tool):
             sys.exit("%s is not installed; run: scripts/bootstrap.sh --bench" % tool)
@@ -227,14 +226,14 @@ def main():
         return p
 
     try:
-        # No prefill or transfer time: what is left is the step, 10 ms between events.
+        # Prefill and transfer take no time; only the step remains, 10 ms between events.
         sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--cost-transfer", "-1ns", "--cost-handshake", "-1ns", "--blocks", "65536"]
         paced = start(0, [SLUICE, *sim, "--cost-step", "10ms"], first_line=True)
         fast = start(0, [SLUICE, *sim, "--speed", "inf"], first_line=True)
         prefill = start(0, [SLUICE, *sim, "--role", "prefill", "--speed", "inf"], first_line=True)
         pinf = start(0, [SLUICE, *sim, "--role", "decode", "--cost-step", "10ms"], first_line=True)
         pjson = start(0, [SLUICE, *sim, "--role", "decode", "--speed", "inf"], first_line=True)
-        # Where the sum of both engine legs is measured directly: prefill's share.
+        # The prefill leg sent directly to its engine; the baseline of P/D is the sum of both legs.
         for s in (paced, fast, prefill, pinf, pjson):
             wait_ready(s.addr, "/health")
 
@@ -286,7 +285,7 @@ def main():
             ratio = lambda k: statistics.median(x / y for x, y in zip(r[k], base[k]))  # noqa: E731
             print("| %s | %s | %.2f | %s | %s | %.2f | %s | %s | %.0f |" % (
                 name, med(r["json"]), ratio("json"), med(r["rps"], 0), med(r["chunk"]), ratio("chunk"), med(r["p50"], 0), med(r["p99"], 0), r["rss"] / 1024))
-        print("\nTTFT is added to that of the engine alone at the same 200 streams. P/D runs a whole prefill leg more: its added time holds one more engine round trip.")
+        print("\nAdded TTFT is the difference to the engine alone at the same 200 streams. P/D has an additional prefill leg, so its added time includes one more engine round trip.")
     finally:
         for p in procs:
             p.stop()

@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""What a relayed stream costs: the router beside nginx, haproxy, a relay in C that
-knows nothing of HTTP (bench/relay/raw) and the least proxy of Go's standard
-library (bench/relay/nethttp), one after the other in each round, on one simulated
-engine. Engine and load share one core, the proxy under test has the other.
+"""Measures the cost of a relayed stream.
 
-Figures are medians of the rounds with their range. CPU is what the kernel charged
-the proxy's processes. The ratio is taken in each round and is the only figure that
-means something on another machine, or another day.
+Each round measures the router, nginx, haproxy, a relay in C without HTTP (bench/relay/raw)
+and a minimal proxy of Go's standard library (bench/relay/nethttp), one after the other, in
+front of one simulated engine. Engine and load generator share one core; the proxy under
+test has the other.
 
-  event    µs of CPU for one event of 200 streams that get one each 10 ms, the
-           requests included that begin them: in streams of 200 events and of 1,000
-  request  µs of CPU for one short non-streamed completion, 64 connections
-  a KB     µs of CPU that each KB more of a prompt costs: 16,384 token ids beside 64, on an
-           engine and by a load that need less than the proxy (bench_prompts.py)
-  added    time to first token of 200 streams a second less that of the engine alone
+The figures are the median and the range of the rounds. CPU is the time that the kernel
+accounts to the proxy's processes. Ratios are computed within each round; only they can be
+compared between machines or days.
+
+  event    µs of CPU per event of 200 streams with an event every 10 ms, including the
+           requests that start them, for streams of 200 and of 1,000 events
+  request  µs of CPU per short non-streamed completion, 64 connections
+  a KB     µs of CPU per additional KB of a prompt: 16,384 token ids compared with 64, with
+           an engine and a load generator that need less CPU than the proxy (bench_prompts.py)
+  added    time to first token at 200 streams per second minus that of the engine alone
   KiB      resident memory that each of 200 streams adds
 """
 
@@ -59,16 +61,16 @@ def main():
     ap.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in seconds")
     ap.add_argument("--first-seconds", type=float, default=8.0, help="duration of the measurement of first tokens, in seconds; at 200 streams a second, one in a hundred determines the p99")
     ap.add_argument("--only", default="", help="comma-separated prefixes of names; all others are skipped")
-    ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="another router to measure, with this environment variable (SLUICE_RELAY_DRIVER=goroutine); may be repeated")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
+    ap.add_argument("--sluice", action="append", default=[], metavar="NAME=VARIABLE=VALUE", help="another router to measure, with this environment variable (for example SLUICE_RELAY_DRIVER=goroutine); can be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; can be repeated")
     ap.add_argument("--skip-long", action="store_true", help="skip streams of 1,000 events, which take 10 s each")
     ap.add_argument("--skip-json", action="store_true")
-    ap.add_argument("--skip-first", action="store_true", help="skip first tokens: many short rounds compare the events of two builds better than a few long ones")
+    ap.add_argument("--skip-first", action="store_true", help="skip the measurement of first tokens: many short rounds compare the events of two builds better than a few long ones")
     a = ap.parse_args()
     if not os.path.exists(b.SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     if os.cpu_count() < 2:
-        sys.exit("two cores are needed: one for the proxy, one for engine and load")
+        sys.exit("this needs two cores: one for the proxy, one for engine and load")
     for tool in ("nginx", "haproxy", "taskset", "cc", "go"):
         if not shutil.which(tool):
             sys.exit("%s is not installed; run: scripts/bootstrap.sh --bench" % tool)
@@ -113,7 +115,7 @@ def main():
             shorts, longs = list(proxies(fast.addr)), list(proxies(prompts.addr))
         for name, _, addr, path in streams + shorts + longs:
             b.wait_ready(addr, path)
-            print("%s listens at %s" % (name, addr), file=sys.stderr)
+            print("%s listens on %s" % (name, addr), file=sys.stderr)
         own = ["sluice", *(one.partition("=")[0] for one in a.sluice + a.binary)]
         b.BASELINES.update(addr for name, _, addr, _ in streams + shorts + longs if name not in own)
 
@@ -125,7 +127,7 @@ def main():
             first = ["--duration", "%.1fs" % a.first_seconds]
             if not a.skip_first:
                 direct = b.load(0, paced.addr, *FIRST_LOAD, *first)
-            # Every other round backwards: who comes first finds another machine than who comes last.
+            # Every other round runs in reverse order, because conditions change during a round.
             for name, p, addr, _ in streams if round_ % 2 == 0 else reversed(streams):
                 row = rows[name]
                 b.load(0, addr, *EVENT_LOAD, "200", "--requests", "200")

@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""What an item and a request cost of a router that serves as an engine: over the framed
-socket (unix, TCP), over HTTP (/v1/completions as it is, and the socket's twin,
+"""Measures the cost of an item and of a request of the engine API: over the framed
+socket (unix, TCP), over HTTP (/v1/completions unchanged, and the socket's equivalent,
 /v1/routed/generate), and over a plain gRPC stream (bench/grpc: one engine, no choice,
-the standard library's HTTP client), all from the same simulated engine.
+the standard library's HTTP client), all with the same simulated engine.
 
-The router, or the gRPC server, has a core to itself; engine and load share the other.
-Figures are medians of the rounds with their range. CPU is what the kernel charged the
-process. A ratio or a difference is taken in each round; ratios are the only figures that
-mean something on another machine, or another day.
+The router, or the gRPC server, has a core to itself; engine and load generator share the
+other. The figures are the median and the range of the rounds. CPU is the time that the
+kernel accounts to the process. Ratios and differences are computed within each round; only
+ratios can be compared between machines or days.
 
-"sockets alone" is the floor (bench/routed/baseline.go): one thread with an epoll instance
-that reads from the same engine and writes to the same load, and looks into nothing.
-Over the framed socket it writes an item of constant bytes for each event. What a way
-costs beyond it is what is done beyond the sockets, in the kernel (waking, waiting) or
-outside of it. How often a process goes to sleep is a part of that, and not the same for a
-floor and a way, nor for two engines: whoever is woken later finds more at once.
+"sockets alone" is the lower bound (bench/routed/baseline.go): one thread with an epoll
+instance that reads from the same engine and writes to the same load generator without
+parsing. On the framed socket it writes an item of constant bytes for each event. The
+difference between a protocol and this bound is the work beyond the sockets, in the kernel
+(wake-ups, waits) or in user space. It includes how often the process sleeps, which differs
+between the bound and a protocol, and between two engines: a process that wakes up later
+finds more events at once.
 
-  item     µs of CPU for one item of 200 streams that get one each 10 ms, in user space
-           and in the kernel; the sum is exact, the parts are the kernel's samples
-  request  µs of CPU for one request of 4 tokens, 64 users, an engine that answers at once
+  item     µs of CPU per item of 200 streams with an item every 10 ms, in user space and in
+           the kernel; the sum is exact, its parts are the kernel's samples
+  request  µs of CPU per request of 4 tokens, 64 users, an engine that answers immediately
 
   scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/engine-api.md]
 """
@@ -43,7 +44,7 @@ BEGIN, END = "<!-- bench-routed -->", "<!-- /bench-routed -->"
 
 
 def build(tmp):
-    """The load, and the gRPC module, which is none of the router's."""
+    """Builds the load generator and the gRPC server, which is a separate module."""
     load, grpc = os.path.join(tmp, "load"), os.path.join(tmp, "grpc")
     subprocess.run(["go", "build", "-o", load, "./bench/routed"], check=True, cwd=b.ROOT)
     subprocess.run(["go", "build", "-o", grpc, "."], check=True, cwd=os.path.join(b.ROOT, "bench", "grpc"))
@@ -51,7 +52,7 @@ def build(tmp):
 
 
 def floor_of(name):
-    """The floor that a way is held against, None where there is none."""
+    """Returns the lower bound that a protocol is compared with, or None if it has none."""
     if name in (BASE, TWIN):
         return FLOOR + "HTTP"
     return FLOOR + name.removeprefix("socket, ") if name.startswith("socket, ") else None
@@ -71,9 +72,10 @@ def put_load(argv, target, streams, tokens, seconds):
 
 
 def times(p):
-    """User, kernel and all CPU seconds of a process, and how often its threads went to sleep.
-    The sum is what the scheduler counted, to the nanosecond, of the threads that live: Go's
-    do; the parts are its clock's samples."""
+    """Returns the user and kernel ticks of a process, its CPU seconds, and how often its threads slept.
+
+    The scheduler counts the CPU seconds to the nanosecond, for threads that still exist (Go
+    does not end threads). The ticks are samples of its clock."""
     with open("/proc/%d/stat" % p.p.pid) as f:
         fields = f.read().rsplit(")", 1)[1].split()
     total = sleeps = 0
@@ -91,17 +93,17 @@ def main():
     ap.add_argument("--seconds", type=float, default=4.0, help="duration of each measurement, in seconds")
     ap.add_argument("--only", default="", help="comma-separated prefixes of names; all others are skipped")
     ap.add_argument("--note", default="", help="description of the machine, for the report")
-    ap.add_argument("--report", help="also write the table into this page, between its marks")
+    ap.add_argument("--report", help="also write the table into this page, between its markers")
     a = ap.parse_args()
     if not os.path.exists(b.SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     if os.cpu_count() < 2:
-        sys.exit("two cores are needed: one for the router, one for engine and load")
+        sys.exit("this needs two cores: one for the router, one for engine and load")
     for tool in ("taskset", "go"):
         if not shutil.which(tool):
             sys.exit("%s is not installed" % tool)
 
-    tmp = tempfile.mkdtemp(prefix="sb-")  # short: a socket's path has a limit
+    tmp = tempfile.mkdtemp(prefix="sb-")  # short, because the length of a socket's path is limited
     procs = []
 
     def start(*args, **kw):
@@ -122,7 +124,7 @@ def main():
         load, grpc = build(tmp)
         sim = ["sim", "--kv-events", "off", "--records", "-1", "--max-num-seqs", "4096", "--cost-admit", "-1ns", "--cost-seq", "-1ns", "--cost-prefill", "-1ns", "--blocks", "65536"]
         paced, fast = ["--cost-step", "10ms"], ["--speed", "inf"]
-        sides = {}  # of both engines: name -> process, argv of the load, target
+        sides = {}  # "item" and "request" -> name -> process, argv of the load, target
         for side, pace in (("item", paced), ("request", fast)):
             vllm = start(0, [b.SLUICE, *sim, *pace], first_line=True)
             sglang = start(0, [b.SLUICE, *sim, *pace, "--engine", "sglang", "--incremental-streaming-output"], first_line=True)

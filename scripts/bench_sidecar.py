@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""What a sidecar adds, and what it weighs: the same requests straight to simulated
-engines and through bin/sluice sidecar, one after the other, in turn, so that both see
-the same machine. Prints a table of the differences of each pair, then memory.
+"""Measures the latency that a sidecar adds, its CPU and its memory.
 
-P/D straight: this client sends both legs itself, one after the other, as the sidecar
-does; so what is left is the sidecar's own. Closed loop, one request at a time.
+The script sends the same requests alternately to simulated engines directly and through
+bin/sluice sidecar, so that both run under the same conditions. It prints a table of the
+differences of these pairs, then the memory.
 
-CPU by the length of the prompt is measured in turns: beside each sidecar two relays in
-C that do nothing but pass bytes on (bench/relay/raw for one leg, bench/relay/legs for
-two), which is the least that a copy through user space costs on this machine, and other
-builds (--binary).
+For direct P/D requests this client sends both legs itself, one after the other, as the
+sidecar does, so the difference is the sidecar's own cost. It sends one request at a time.
+
+CPU by length of the prompt is measured in alternation with two relays in C that only pass
+bytes on (bench/relay/raw for one leg, bench/relay/legs for two), the lower bound for a copy
+through user space on this machine, and with other builds (--binary).
 
   scripts/bench_sidecar.py [--rounds N] [--turns N] [--only cpu] [--nixl LIBRARY] [--binary NAME=PATH]
 """
@@ -44,7 +45,7 @@ class Process:
             sys.exit("%s did not start" % " ".join(argv))
 
     def cpu(self):
-        """µs on a core so far, of all threads."""
+        """Returns the CPU time of all threads in µs."""
         total = 0
         for t in os.listdir("/proc/%d/task" % self.p.pid):
             with open("/proc/%d/task/%s/schedstat" % (self.p.pid, t)) as f:
@@ -52,7 +53,7 @@ class Process:
         return total / 1000
 
     def memory(self):
-        """MiB of RSS, PSS and of anonymous pages."""
+        """Returns the MiB of RSS, PSS and anonymous pages."""
         with open("/proc/%d/smaps_rollup" % self.p.pid) as f:
             text = f.read()
         return [int(re.search(r"^%s:\s+(\d+)" % k, text, re.M).group(1)) / 1024 for k in ("Rss", "Pss", "Anonymous")]
@@ -63,7 +64,7 @@ class Process:
 
 
 class Client:
-    """One kept-alive connection, with as little of its own as Python allows."""
+    """One keep-alive connection with as little overhead as Python allows."""
 
     def __init__(self, addr):
         host, port = addr.rsplit(":", 1)
@@ -88,7 +89,7 @@ class Client:
 
 
 class Sink(http.server.BaseHTTPRequestHandler):
-    """An engine that reads a body, computes nothing, and gives a handle to who asks for one."""
+    """An engine that reads a body, computes nothing, and returns a handle if the request asks for one."""
 
     protocol_version, wbufsize = "HTTP/1.1", -1
     answer = {"id": "x", "object": "text_completion", "model": "sim", "choices": [{"index": 0, "text": "a", "finish_reason": "length"}],
@@ -116,7 +117,7 @@ class Sink(http.server.BaseHTTPRequestHandler):
 
 
 def sink():
-    """Runs one in a process of its own; gives its address and process."""
+    """Runs a Sink in a process of its own and returns its address and process."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sink)
     server.daemon_threads = True
     p = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
@@ -140,11 +141,11 @@ def body(kb, i, extra=b""):
 
 
 SIDECAR = ["sidecar", "--listen", "127.0.0.1:0", "--log-level", "error", "--prefill-networks", "127.0.0.0/8", "--engine"]
-LENGTHS, REQUESTS = (1, 64, 256), 30  # KB of prompt; requests of a length in a turn
+LENGTHS, REQUESTS = (1, 64, 256), 30  # prompt sizes in KB; requests of each size per turn
 
 
 def relay(start, tmp, name, *engines):
-    """A relay in C over engines that listen on the loopback."""
+    """Starts a relay in C in front of engines on loopback and returns its process."""
     binary, port = os.path.join(tmp, name), free_port()
     if not os.path.exists(binary):
         subprocess.run(["cc", "-O2", "-o", binary, os.path.join(ROOT, "bench/relay", name, name + ".c")], check=True)
@@ -159,10 +160,10 @@ def relay(start, tmp, name, *engines):
 
 
 def by_length(a, start, tmp):
-    """Prints what a request costs by the length of its prompt, each process in its turn."""
+    """Prints the CPU per request by length of the prompt; the processes are measured in alternation."""
     at, _ = sink()
     named = b"x-prefiller-host-port: %s\r\n" % at.encode()
-    rows = []  # request, by whom, process, header
+    rows = []  # request, proxy, process, header
     for request, header, least in (("decode only", b"", ("raw", at)), ("P/D", named, ("legs", at, at))):
         for name, binary in [("sidecar", SLUICE), *(b.split("=", 1) for b in a.binary)]:
             p = start(*SIDECAR, "http://" + at, binary=binary)
@@ -178,9 +179,9 @@ def by_length(a, start, tmp):
                 before = p.cpu()
                 for n in range(REQUESTS):
                     to[i].post(body(kb, n, b"1"), header)
-                if turn > 0:  # the first is for warming up
+                if turn > 0:  # the first turn is a warm-up
                     took[i][kb].append((p.cpu() - before) / REQUESTS)
-    print("\nCPU µs of a request, kernel included, beside an engine that only reads; a P/D request sends its prompt twice. Medians of %d turns [quartiles].\n" % a.turns)
+    print("\nCPU µs per request, kernel included, in front of an engine that only reads; a P/D request sends its prompt twice. Medians of %d turns [quartiles].\n" % a.turns)
     print("| request | by | %s | per KB of prompt |" % " | ".join("%d KB" % kb for kb in LENGTHS))
     print("| --- | --- |%s --- |" % (" --- |" * len(LENGTHS)))
     for (request, name, _, _), t in zip(rows, took):
@@ -194,7 +195,7 @@ def main():
     ap.add_argument("--rounds", type=int, default=1500, help="request pairs for each row of small prompts")
     ap.add_argument("--turns", type=int, default=20, help="rounds of the measurement of CPU by prompt length")
     ap.add_argument("--only", choices=["cpu"], help="measure only the CPU by prompt length")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build whose CPU is also measured; may be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build whose CPU is also measured; can be repeated")
     ap.add_argument("--nixl", help="path of libnixl_capi.so, to measure the memory of a sidecar with a NIXL agent as well")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
@@ -219,7 +220,7 @@ def main():
         def pair_plain(kb, i):
             text = body(kb, i, b"1")
             turns = [lambda: c[whole].post(text)[0], lambda: c[plain].post(text)[0]]
-            if i % 2:  # neither side is always the one that finds the caches warm
+            if i % 2:  # alternate the order, because the second request finds warm caches
                 turns.reverse()
             t = [f() for f in turns]
             return t[::-1] if i % 2 else t
@@ -244,7 +245,7 @@ def main():
             return both_legs(kb, i), through(kb, i)
 
         print("Load average %.1f on %d cores. µs; median of the pairs' differences [quartiles].\n" % (load, os.cpu_count()))
-        print("| request | pairs | straight p50 | through p50 | added p50 |")
+        print("| request | pairs | direct p50 | sidecar p50 | added p50 |")
         print("| --- | --- | --- | --- | --- |")
         for name, pair in (("decode only", pair_plain), ("P/D", pair_pd)) if a.only != "cpu" else ():
             for kb, n in ((1, a.rounds), (64, a.rounds // 5)):

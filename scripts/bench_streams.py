@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What a running stream costs a whole router in memory: bin/sluice serve before simulated
-engines, one for each 3,000 streams (a router has at most 4,096 connections to one). The
-streams come at once, or within --over seconds, and then get an event every 3 s. Printed is the resident memory of the
-process (VmRSS) over what it had before they came, divided by the streams, so many seconds
+"""Measures the memory per running stream of a whole router.
+
+bin/sluice serve runs in front of simulated engines, one per 3,000 streams (a router opens
+at most 4,096 connections to an engine). The streams start at once, or within --over
+seconds, and then receive an event every 3 s. The script prints the growth of the process's
+resident memory (VmRSS) since before the streams, divided by their number, at several times
 after the first request.
 
-  ids     prompts of 64 token ids; before them the router has served eight streams, and rested
-  text    as ids, with prompts of some 512 tokens of text, all different: what is learned of
-          them, token ids and who holds which blocks, is kept as well, within bounds of its own
+  ids     prompts of 64 token ids; the router has served eight streams before, then idled
+  text    the same with prompts of about 512 tokens of text, all different: the router also
+          caches their token ids and their blocks, each cache within its own bound
 
   scripts/bench_streams.py [--streams N] [--over SECONDS] [--at 8,16,24,32] [--only ids,text] [--binary NAME=PATH] [--rounds N]
 """
@@ -26,8 +28,8 @@ from bench_proxies import wait_ready
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SLUICE = os.path.join(ROOT, "bin", "sluice")
 STEP = 3  # seconds between two events of a stream
-EACH = 3000  # streams of an engine
-REST = 8  # seconds before the first measurement, in which what ended is let go of
+EACH = 3000  # streams per engine
+REST = 8  # seconds before the first measurement, for the router to free what the first streams used
 IDS = ["--endpoint", "completions", "--token-ids", "--prompt-tokens", "64"]
 TEXT = ["--endpoint", "chat", "--prompt-tokens", "512", "--shared-prefix", "0"]
 CASES = {"ids": IDS, "text": TEXT}
@@ -62,7 +64,7 @@ class Process:
 
 
 def load(addr, users, *flags):
-    """Starts a load; it is over when each of its requests is."""
+    """Starts a load generator, which ends when its requests have ended."""
     return subprocess.Popen([SLUICE, "load", "--quiet", "--url", "http://" + addr, "--concurrency", str(users), "--seed", str(time.time_ns() % 2**32), *flags],
                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
@@ -115,14 +117,14 @@ def main():
     ap.add_argument("--at", default="8,16,24,32", help="comma-separated times of measurement: seconds after the first request, or after the end of --over")
     ap.add_argument("--rounds", type=int, default=1)
     ap.add_argument("--only", default=",".join(CASES), help="comma-separated cases to run")
-    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; may be repeated")
+    ap.add_argument("--binary", action="append", default=[], metavar="NAME=PATH", help="another build of the router to measure; can be repeated")
     a = ap.parse_args()
     if not os.path.exists(SLUICE):
         sys.exit("bin/sluice is not built; run: make build")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if 2 * a.streams + 200 > most:
-        sys.exit("%d streams take %d descriptors in the router, and this machine gives a process %d" % (a.streams, 2 * a.streams + 200, most))
+        sys.exit("%d streams need %d descriptors in the router; this machine allows a process %d" % (a.streams, 2 * a.streams + 200, most))
     at = [int(t) for t in a.at.split(",")]
     builds = [b.split("=", 1) for b in a.binary] + [("sluice", SLUICE)]
     print("| KiB a stream, of %d | before, MiB | %s |" % (a.streams, " | ".join("%d s" % t for t in at)))

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Compares the policies of choice on a simulated fleet, on one trace of chats.
+"""Compares the scheduling policies on a simulated fleet with one trace of chats.
 
-    make policies            (scripts/policies.py --help for the parts)
+    make policies            (scripts/policies.py --help lists the options)
 
-Starts N simulated engines and a router for every policy and load, plays the same
-seeded trace of conversations through `sluice load` at its own times, and writes
-docs/policies.md and docs/policies.svg. Load is a share of what round robin can do
-on this fleet, measured first in a closed loop. Engines' compute is made of timers:
-the box is busy only with moving bytes, and how busy is part of the table.
+For each policy and load the script starts N simulated engines and a router, and `sluice
+load` replays the same seeded trace of conversations with its timing. The script writes
+docs/policies.md and docs/policies.svg. The load is a fraction of the rate that round robin
+reaches on this fleet in a closed loop, which is measured first. The engines simulate
+computation with timers, so the machine only moves bytes; the table shows its utilisation.
 """
 
 import argparse
@@ -24,13 +24,14 @@ import urllib.request
 POLICIES = ["kv", "session", "least_loaded", "round_robin"]
 NAMES = {"kv": "KV-aware", "session": "session hashing", "least_loaded": "least loaded", "round_robin": "round robin"}
 COLOURS = {"kv": "#1f6feb", "session": "#bf8700", "least_loaded": "#8250df", "round_robin": "#cf222e"}
-BLOCK = 512  # tokens an id of the trace stands for
+BLOCK = 512  # tokens that one id of the trace represents
 
 
 def trace(path_warm, path_run, warm, run, seed):
-    """Conversations: one of 12 system prompts (some far more common than others) of
-    512 to 2,560 tokens, then turns; each turn's prompt is all before it and 60 to 900
-    tokens more. People take 4 to 30 s between turns; nominal rate 1 request a second."""
+    """Writes the trace: each conversation has one of 12 system prompts (some much more frequent
+    than others) of 512 to 2,560 tokens, then turns. The prompt of a turn is the conversation
+    so far and 60 to 900 new tokens. Turns are 4 to 30 s apart; the nominal rate is 1 request
+    per second."""
     rng = random.Random(seed)
     systems = [rng.randint(1, 5) for _ in range(12)]
     requests, at, chat = [], 0.0, 0
@@ -50,7 +51,7 @@ def trace(path_warm, path_run, warm, run, seed):
                                     "hash_ids": list(ids), "session": f"chat-{chat}"}))
             when += rng.uniform(4, 30)
     requests.sort(key=lambda r: r[0])
-    # The first conversations find no others under way: begin where it is steady.
+    # The first conversations run without others; the trace begins when their number is steady.
     skip = len(requests) // 4
     requests = requests[skip:skip + warm + run]
     for path, part in ((path_warm, requests[:warm]), (path_run, requests[warm:])):
@@ -134,7 +135,7 @@ class Fleet:
         return rep
 
     def own(self):
-        """CPU seconds of engines, router and load so far."""
+        """Returns the CPU seconds of engines, router and load generator."""
         t = os.times()
         return sum(cpu_of(p.pid) for p in self.procs) + t.children_user + t.children_system
 
@@ -150,7 +151,7 @@ class Fleet:
 
 
 def closed_loop(o, warm, run):
-    """Requests a second that round robin does with every engine busy."""
+    """Returns the requests per second of round robin with all engines busy."""
     f = Fleet(o, "round_robin")
     try:
         f.load(o, warm, "--concurrency", str(16 * o.engines))
@@ -160,8 +161,8 @@ def closed_loop(o, warm, run):
 
 
 def without_sessions(path):
-    """The trace as a client sends it that names no session: only session hashing needs
-    them, and a router that looks into caches would keep sessions for their own sake."""
+    """Writes the trace without sessions and returns its path. Only session hashing needs them;
+    with the KV-aware policy the router would also use them for affinity."""
     bare = path + ".bare"
     with open(path) as f, open(bare, "w") as out:
         for line in f:
@@ -187,7 +188,7 @@ def cell(o, policy, speed, warm, run):
 
 
 def svg(o, cells, path):
-    """Three small plots side by side: TTFT p50 and p99 on log scales, hit rate."""
+    """Draws three plots: TTFT p50 and p99 on logarithmic scales, and the hit rate."""
     import math
     w, h, left, top = 300, 220, 52, 30
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {3 * w + 20} {h + 40}" font-family="sans-serif" font-size="11">',
@@ -281,12 +282,12 @@ def main():
     a.add_argument("--out", default=os.path.join(root, "docs"), help="folder of policies.md and policies.svg")
     o = a.parse_args()
     if not os.access(o.bin, os.X_OK):
-        sys.exit(f"{o.bin} is not there; `make build` makes it")
+        sys.exit(f"{o.bin} is not built; run: make build")
     with tempfile.TemporaryDirectory() as d:
         warm, run = os.path.join(d, "warm.jsonl"), os.path.join(d, "run.jsonl")
         rate, tokens = trace(warm, run, o.warm, o.requests, o.seed)
         capacity = closed_loop(o, warm, run)
-        print(f"100 % load: {capacity:.1f} requests a second", flush=True)
+        print(f"100 % load: {capacity:.1f} requests per second", flush=True)
         cells = {}
         for load in o.loads:
             for p in POLICIES:

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the tests that show what the router survives and writes RELIABILITY.md from
-what they print: make reliability. With --soak the long ones run their length (hours).
+"""Runs the reliability tests and writes RELIABILITY.md from their output (make reliability).
 
-A figure is a line that a test logs as "reliability N: …", or one that matches the
-pattern given beside the test's name below.
+With --soak the long tests run at full length (hours). A figure is a line that a test logs as
+"reliability N: …", or a line that matches the pattern after the test's name below.
 """
 import argparse
 import json
@@ -18,8 +17,8 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 FRONT, RELAY, UP = "./dataplane/front", "./dataplane/relay", "./dataplane/upstream"
 FLEET, E2E = "./router/fleet", "./router/e2e/"
 
-# Each point: what must be survived, what happens, and the tests: package, name, and,
-# where the test does not say "reliability N:" itself, a pattern of the line to show.
+# Each point has the condition, the behaviour of the router, and the tests: package, name,
+# and a pattern of the line to show if the test does not log "reliability N:" itself.
 POINTS = [
     ("Ambiguous HTTP/1 requests (lengths, encodings, chunks, line ends, hosts, names), each followed by another request",
      "the router answers 400 or 413 and closes the connection, or serves exactly one request; the engine sees one request in the router's own framing. A pipelined request gets an error after the answer to the request before it, and the connection ends",
@@ -116,7 +115,7 @@ POINTS = [
 def run(package, names, soak):
     env = dict(os.environ)
     if soak:
-        env.setdefault("SLUICE_SOAK", "1")  # or how long the longest one is to be: 20m
+        env.setdefault("SLUICE_SOAK", "1")  # the user can set the duration of the longest test instead, for example 20m
     pattern = "^(" + "|".join(names) + ")$"
     cmd = ["go", "test", "-json", "-count=1", "-timeout", "4h" if soak else "15m", "-run", pattern, package]
     print("reliability:", " ".join(cmd), file=sys.stderr, flush=True)
@@ -191,7 +190,7 @@ def main():
         with open(args.report, "w") as f:
             f.write(text)
     if bad:
-        print("reliability: %d tests failed or were not there" % bad, file=sys.stderr)
+        print("reliability: %d tests failed or did not run" % bad, file=sys.stderr)
         sys.exit(1)
 
 
