@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // behaviorTests hold for every NIXL: the fake's and the real one's.
@@ -55,7 +57,7 @@ func testWriteWithNotification(t *testing.T, w agentNetwork) {
 	if tel.Bytes != size || !tel.Measured || tel.Observed <= 0 {
 		t.Errorf("telemetry %+v; want %d bytes, measured", tel, size)
 	}
-	eventually(t, "the notification of the transfer", func() bool { return len(in.list()) == 1 })
+	testwait.Until(t, "the notification of the transfer", func() bool { return len(in.list()) == 1 })
 	if got := in.list()[0]; got != a.Name()+":req-42:1" {
 		t.Errorf("notification %q", got)
 	}
@@ -102,7 +104,7 @@ func testNotifyOneWay(t *testing.T, w agentNetwork) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "four notifications", func() bool { return len(in.list()) == 4 })
+	testwait.Until(t, "four notifications", func() bool { return len(in.list()) == 4 })
 	if got := in.list(); got[1] != a.Name()+":"+long || got[2] != a.Name()+":\x00\xff binary" {
 		t.Errorf("notifications came changed: %.80q", got)
 	}
@@ -157,7 +159,7 @@ func testInvalidation(t *testing.T, w agentNetwork) {
 	if err := a.Notify(t.Context(), p, []byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the first notification", func() bool { return len(in.list()) == 1 })
+	testwait.Until(t, "the first notification", func() bool { return len(in.list()) == 1 })
 	if err := a.DropPeer(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +173,7 @@ func testInvalidation(t *testing.T, w agentNetwork) {
 	if err := a.Notify(t.Context(), p, []byte("three")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the notification after the metadata came again", func() bool { return len(in.list()) == 2 })
+	testwait.Until(t, "the notification after the metadata came again", func() bool { return len(in.list()) == 2 })
 	if got := in.list(); !strings.HasSuffix(got[1], ":three") {
 		t.Errorf("got %q", got)
 	}
@@ -188,7 +190,7 @@ func testPeerThatCloses(t *testing.T, w agentNetwork) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "sends to the closed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
+	testwait.Until(t, "sends to the closed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
 	if got := <-down; got != b.Name() {
 		t.Errorf("down: %q", got)
 	}

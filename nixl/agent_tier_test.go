@@ -10,12 +10,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 func wantTier(t *testing.T, tier *AgentTier, want TierState) string {
 	t.Helper()
 	var reason string
-	eventually(t, "the tier to be "+string(want), func() bool {
+	testwait.Until(t, "the tier to be "+string(want), func() bool {
 		var s TierState
 		s, reason = tier.Status()
 		return s == want
@@ -43,7 +45,7 @@ func TestRealTier(t *testing.T) {
 	if err := a.Close(); err != nil { // as a failure would
 		t.Fatal(err)
 	}
-	eventually(t, "the closed agent to be noticed", func() bool { s, _ := tier.Status(); return s == TierDown })
+	testwait.Until(t, "the closed agent to be noticed", func() bool { s, _ := tier.Status(); return s == TierDown })
 }
 
 func TestTierWithoutLibrary(t *testing.T) {
@@ -88,7 +90,7 @@ func TestTierReopens(t *testing.T) {
 	wantTier(t, tier, TierUp)
 	first := tier.Agent()
 	first.pollStatus.Store(int32(BackendError)) // the look for notifications fails
-	eventually(t, "another agent", func() bool { a := tier.Agent(); return a != nil && a != first })
+	testwait.Until(t, "another agent", func() bool { a := tier.Agent(); return a != nil && a != first })
 	tier.Close()
 	want := "up down up off"
 	var got []string

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // A peer has the keys to the whole board, not only to its own slots. What it writes
@@ -182,7 +184,7 @@ func TestRealRingsOverflow(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the ring of events to be full", func() bool {
+	testwait.Until(t, "the ring of events to be full", func() bool {
 		r := b.driver.(*thread).ring
 		return r.head.evtTail.Load()-r.head.evtHead.Load() >= 15
 	})
@@ -214,7 +216,7 @@ func TestRealRingsOverflow(t *testing.T) {
 		t.Errorf("an order while the orders are full: %v; want ErrFull", err)
 	}
 	close(gate)
-	eventually(t, "everything that was sent", func() bool { return next.Load() == sent })
+	testwait.Until(t, "everything that was sent", func() bool { return next.Load() == sent })
 	if wrong.Load() != 0 || b.Counters().Unread != 0 {
 		t.Errorf("%d of %d out of order, %d unread", wrong.Load(), sent, b.Counters().Unread)
 	}

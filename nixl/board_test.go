@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 type completionEvent struct {
@@ -340,7 +342,7 @@ func TestRealBoardsOfEndedAgents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
+	testwait.Until(t, "the boards' memory to go back", func() bool { runtime.GC(); return mapped() <= before+1 })
 	if _, state := last.Poll(ticket); state != Pending {
 		t.Errorf("a ticket of the last one is %v; want pending: its holder still has it", state)
 	}

@@ -17,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // childVariable makes this test binary play a part in a process of its own: one
@@ -156,7 +158,7 @@ func TestRealKilledPeer(t *testing.T) {
 	}
 	killed := time.Now()
 	// NIXL tells of it at a send, and takes a few before.
-	eventually(t, "a send to the killed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
+	testwait.Until(t, "a send to the killed peer to fail", func() bool { return a.Notify(t.Context(), p, []byte("gone?")) != nil })
 	select {
 	case at := <-down:
 		t.Logf("known %s after the kill", at.Sub(killed).Round(time.Microsecond))
@@ -282,7 +284,7 @@ func hangupStorm(t *testing.T, part string) {
 	if err := c.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the last SIGHUP reaches Go", func() bool { return ask() > before })
+	testwait.Until(t, "the last SIGHUP reaches Go", func() bool { return ask() > before })
 }
 
 // childIdle tells the CPU time of a second in which nothing happens.

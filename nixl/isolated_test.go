@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/native/dl"
 )
 
@@ -54,9 +55,9 @@ func testCrash(t *testing.T, tier *AgentTier) (down, up time.Duration) {
 	if err := p.Signal(syscall.SIGSEGV); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the death to be seen", func() bool { return first.Health() != nil })
+	testwait.Until(t, "the death to be seen", func() bool { return first.Health() != nil })
 	down = time.Since(began)
-	eventually(t, "another process", func() bool {
+	testwait.Until(t, "another process", func() bool {
 		a := tier.Agent()
 		return a != nil && a != first
 	})
@@ -112,7 +113,7 @@ func TestIsolatedSuspendedProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	eventually(t, "another process", func() bool { a := tier.Agent(); return a != nil && a != first })
+	testwait.Until(t, "another process", func() bool { a := tier.Agent(); return a != nil && a != first })
 	t.Logf("another one after %s", time.Since(began))
 	// The time was waited for once: the process was ended before its agent was closed.
 	if d := first.driver.(*isolated); !strings.Contains(d.host.exitReason, "was killed: ") {
@@ -139,7 +140,7 @@ func TestIsolatedCorruptRing(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.release()
-	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
+	testwait.Until(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
 }
 
 // The same in the ring of commands, which senders write to: none of them stays in it, nor
@@ -166,7 +167,7 @@ func TestIsolatedCorruptRingForSenders(t *testing.T) {
 		t.Error("a sender does not come back")
 	}
 	d.release()
-	eventually(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
+	testwait.Until(t, "nonsense to cost the agent", func() bool { b := tier.Agent(); return b != nil && b != a })
 }
 
 func wakeReader(r *ring) error {
@@ -213,10 +214,10 @@ func TestRealIsolated(t *testing.T) {
 			copy(out.Bytes(), rec[:])
 			tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, p, []Remote{b.Remote(k)}, fmt.Appendf(nil, "%d", i)))
 			must[Telemetry](t)(tr.Wait(t.Context()))
-			eventually(t, "the record", func() bool { _, s := b.Poll(k); return s == Completed })
+			testwait.Until(t, "the record", func() bool { _, s := b.Poll(k); return s == Completed })
 			b.Release(k)
 		}
-		eventually(t, "all notifications", func() bool { return inbox.Load() == int64(n) })
+		testwait.Until(t, "all notifications", func() bool { return inbox.Load() == int64(n) })
 		defer func() { // the next agent of that name is another
 			if err := engine.DropPeer(t.Context(), p); err != nil {
 				t.Error(err)

@@ -73,16 +73,6 @@ func (i *inbox) list() []string {
 	return append([]string(nil), i.got...)
 }
 
-// eventually waits for a condition, at most half a minute: machines stand still now and then.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatalf("after 30s not yet: %s", what)
-		}
-	}
-}
-
 func must[T any](t testing.TB) func(v T, err error) T {
 	return func(v T, err error) T {
 		t.Helper()

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // Agents with a progress thread of NIXL's, as an engine's is, and without one, as ours
@@ -47,7 +49,7 @@ func TestRealMixedProgress(t *testing.T) {
 					}
 					copy(mine.Bytes(), sent)
 					wrote := move(Write, []byte("written"))
-					eventually(t, "the note of the write", func() bool { return len(boxes[1-i].list()) == 1 })
+					testwait.Until(t, "the note of the write", func() bool { return len(boxes[1-i].list()) == 1 })
 					if !bytes.Equal(theirs.Bytes(), sent) {
 						t.Fatal("other bytes were written")
 					}
@@ -59,7 +61,7 @@ func TestRealMixedProgress(t *testing.T) {
 					if err := a.Notify(t.Context(), p, []byte("bare")); err != nil {
 						t.Fatal(err)
 					}
-					eventually(t, "a bare notification", func() bool { return len(boxes[1-i].list()) == 2 })
+					testwait.Until(t, "a bare notification", func() bool { return len(boxes[1-i].list()) == 2 })
 					t.Logf("%d bytes written in %s, read in %s", size, wrote.Round(time.Microsecond), read.Round(time.Microsecond))
 				}
 			})

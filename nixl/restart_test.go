@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // resources is what a process has of what restarts could leave behind.
@@ -196,13 +198,13 @@ func TestRealIsolatedDiesAtAnyMoment(t *testing.T) {
 	if testing.Short() {
 		times = 3
 	}
-	eventually(t, "some deaths", func() bool { return started() > times })
+	testwait.Until(t, "some deaths", func() bool { return started() > times })
 	os.Unsetenv(dieVariable)
-	eventually(t, "the tier is up and stays so", func() bool {
+	testwait.Until(t, "the tier is up and stays so", func() bool {
 		a := tier.Agent()
 		return a != nil && a.CheckPeer(t.Context(), &Peer{handle: noPeer}) != nil && a.Health() == nil && tier.Agent() == a
 	})
-	eventually(t, "its board", func() bool {
+	testwait.Until(t, "its board", func() bool {
 		a := tier.Agent()
 		return a != nil && board.Load().agent == a
 	})
@@ -228,7 +230,7 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 		},
 	})
 	defer tier.Close()
-	eventually(t, "the registration hangs", func() bool {
+	testwait.Until(t, "the registration hangs", func() bool {
 		a := first.Load()
 		if a == nil {
 			return false
@@ -241,7 +243,7 @@ func TestIsolatedDiesWhileRegistering(t *testing.T) {
 	if err := hostProcessOf(t, first.Load()).Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "who waits for the registration is told", func() bool { return told.Load() != nil })
+	testwait.Until(t, "who waits for the registration is told", func() bool { return told.Load() != nil })
 	if err := told.Load().(error); !errors.Is(err, ErrDied) || !strings.Contains(err.Error(), "register") {
 		t.Errorf("told %v; want ErrDied of the registration", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/native/dl"
 )
 
@@ -39,7 +40,7 @@ func TestRealUCXMessages(t *testing.T) {
 	if err := b.Notify(t.Context(), ba, []byte("back")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the messages", func() bool { return len(bt.list()) == 4 && len(at.list()) == 1 })
+	testwait.Until(t, "the messages", func() bool { return len(bt.list()) == 4 && len(at.list()) == 1 })
 	for i, want := range []string{"a:hello", "a:", "a:with\x00zero", "a:" + long} {
 		if got := bt.list()[i]; got != want {
 			t.Errorf("message %d is %.40q, want %.40q", i, got, want)
@@ -102,7 +103,7 @@ func TestRealUCXBurst(t *testing.T) {
 		}
 		i++
 	}
-	eventually(t, "all messages", func() bool { return next.Load() == int64(n) })
+	testwait.Until(t, "all messages", func() bool { return next.Load() == int64(n) })
 	if wrong.Load() != 0 || b.Counters().Unread != 0 {
 		t.Errorf("%d of %d out of order, %d unread", wrong.Load(), n, b.Counters().Unread)
 	}
@@ -199,7 +200,7 @@ func TestRealUCXTier(t *testing.T) {
 	if err := a.Close(); err != nil { // as a failure would
 		t.Fatal(err)
 	}
-	eventually(t, "the closed agent to be noticed", func() bool { s, _ := tier.Status(); return s == TierDown })
+	testwait.Until(t, "the closed agent to be noticed", func() bool { s, _ := tier.Status(); return s == TierDown })
 	if len(got.list()) != 0 {
 		t.Errorf("the self-test was handed on: %v", got.list())
 	}

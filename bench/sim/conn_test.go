@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/cost"
+	"sluice/bench/testwait"
 )
 
 // TestRequestForms: bodies by length or chunked, pipelined, kept alive, and what
@@ -101,11 +102,11 @@ func TestDisconnect(t *testing.T) {
 		c := dial(t, e.Addr())
 		io.WriteString(c, request("/v1/completions", fmt.Sprintf(long, i%2 == 0)))
 		conns = append(conns, c)
-		eventually(t, "request taken", func() bool { s := e.Stats().Sum(); return s.Running+s.Waiting == i+1 })
+		testwait.Until(t, "request taken", func() bool { s := e.Stats().Sum(); return s.Running+s.Waiting == i+1 })
 	}
 	for i, c := range []int{3, 0, 2, 1} {
 		conns[c].Close()
-		eventually(t, "abort", func() bool { return e.Stats().Sum().Aborted == i+1 })
+		testwait.Until(t, "abort", func() bool { return e.Stats().Sum().Aborted == i+1 })
 	}
 	if s := e.Stats().Sum(); s.Running+s.Waiting != 0 || s.BlocksFree != s.BlocksTotal {
 		t.Errorf("left over: %+v", s)
@@ -134,14 +135,14 @@ func TestSlowReader(t *testing.T) {
 	c := dial(t, e.Addr())
 	c.(*net.TCPConn).SetReadBuffer(4096)
 	io.WriteString(c, request("/v1/completions", `{"prompt":[300],"max_tokens":120000,"ignore_eos":true,"stream":true}`))
-	eventually(t, "slow reader cut", func() bool { return e.Stats().SlowReaders == 1 })
+	testwait.Until(t, "slow reader cut", func() bool { return e.Stats().SlowReaders == 1 })
 	if a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":50,"ignore_eos":true}`); a.status != 200 {
 		t.Errorf("another client: %d", a.status)
 	}
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("the slow reader got %v, want a reset", err)
 	}
-	eventually(t, "freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
+	testwait.Until(t, "freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
 }
 
 // TestPausedReader: within the bound nothing is lost.
@@ -150,7 +151,7 @@ func TestPausedReader(t *testing.T) {
 	c := dial(t, e.Addr())
 	c.(*net.TCPConn).SetReadBuffer(1 << 16)
 	io.WriteString(c, request("/v1/completions", `{"prompt":[300],"max_tokens":40000,"ignore_eos":true,"stream":true}`, "Connection: close"))
-	eventually(t, "all generated", func() bool { return e.Stats().Sum().GeneratedTokens == 40000 })
+	testwait.Until(t, "all generated", func() bool { return e.Stats().Sum().GeneratedTokens == 40000 })
 	b, err := io.ReadAll(c)
 	if n := strings.Count(string(b), "data: "); err != nil || n != 40001 {
 		t.Errorf("%d events, %v; want 40001", n, err)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/cost"
+	"sluice/bench/testwait"
 )
 
 func TestRanks(t *testing.T) {
@@ -130,10 +131,10 @@ func TestCloseReleasesEverything(t *testing.T) {
 			io.WriteString(c, request("/v1/completions", send))
 			conns = append(conns, c)
 		}
-		eventually(t, "all under way", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 3 })
+		testwait.Until(t, "all under way", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 3 })
 		p.Crash()
 		cancel() // ends d as Close would
-		eventually(t, "ended by its context", func() bool { return !d.Alive() })
+		testwait.Until(t, "ended by its context", func() bool { return !d.Alive() })
 		d.Close()
 		p.Close()
 		p.Close()
@@ -144,7 +145,7 @@ func TestCloseReleasesEverything(t *testing.T) {
 			t.Error("a closed engine takes connections")
 		}
 	}
-	eventually(t, fmt.Sprintf("goroutines back to %d", before), func() bool {
+	testwait.Until(t, fmt.Sprintf("goroutines back to %d", before), func() bool {
 		return runtime.NumGoroutine() <= before+1 // one may be a connection of another test that ends
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/kvcache"
+	"sluice/bench/testwait"
 )
 
 // TestEncodings holds the bytes of one batch in every encoding.
@@ -240,7 +241,7 @@ func (w *eventMirror) wantSame(e *Engine, rank int) string {
 // catchUp applies batches until as many as the engine numbered are in.
 func (w *eventMirror) catchUp(e *Engine, rank int) {
 	w.t.Helper()
-	eventually(w.t, "publisher idle", func() bool {
+	testwait.Until(w.t, "publisher idle", func() bool {
 		r := e.incarnation().ranks[rank]
 		idle := false
 		r.do(func() { idle = len(r.pub.queue) == 0 })
@@ -374,7 +375,7 @@ func TestReplayBuffer(t *testing.T) {
 		post(t, e, "/v1/completions", `{"prompt":`+idPrompt(40, i)+`,"max_tokens":1}`)
 	}
 	w := newEventMirror(t, e, 0)
-	eventually(t, "published", func() bool { return e.Stats().Sum().EventBatches == 6 })
+	testwait.Until(t, "published", func() bool { return e.Stats().Sum().EventBatches == 6 })
 	w.dealer.SendMessage("", make([]byte, 8))
 	var seqs []uint64
 	for {

@@ -10,6 +10,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"sluice/bench/sim/faults"
+	"sluice/bench/testwait"
 )
 
 // fullText is the undisturbed answer to a prompt.
@@ -61,7 +62,7 @@ func TestTRTLLM(t *testing.T) {
 	if s := d.Stats().Ranks[0]; s.Transfers != 1 || s.GarbageReads != 0 {
 		t.Errorf("%+v", s)
 	}
-	eventually(t, "the context server's blocks are free", func() bool { return p.Stats().Ranks[0].Leases == 0 })
+	testwait.Until(t, "the context server's blocks are free", func() bool { return p.Stats().Ranks[0].Leases == 0 })
 	bad := strings.Replace(gen, `"first_gen_tokens":[`, `"first_gen_tokens":[7`, 1)
 	if a = post(t, d, "/v1/completions", `{"prompt":`+prompt+`,"disaggregated_params":`+bad+`}`); a.status != 400 || !strings.HasPrefix(string(a.body), `{"object":"error"`) {
 		t.Errorf("a first token that is not the prompt's: %d %s", a.status, a.body)

@@ -15,6 +15,7 @@ import (
 
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
+	"sluice/bench/testwait"
 )
 
 const streamBody = `{"prompt":[300,301],"max_tokens":20,"ignore_eos":true,"stream":true}`
@@ -81,7 +82,7 @@ func TestFaultRefuse(t *testing.T) {
 		t.Errorf("health after: %d", status)
 	}
 	e.Fault(faults.Fault{Kind: faults.Refuse, Delay: time.Millisecond})
-	eventually(t, "listening again", func() bool { _, err := tryPost(e.URL()+"/ping", ""); return err == nil })
+	testwait.Until(t, "listening again", func() bool { _, err := tryPost(e.URL()+"/ping", ""); return err == nil })
 }
 
 // wantNormal runs a stream under a fault and gives what came and how it ended.
@@ -98,7 +99,7 @@ func TestFaultMidStream(t *testing.T) {
 	e := fastOptions(t, Options{})
 	free := func() {
 		t.Helper()
-		eventually(t, "blocks freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
+		testwait.Until(t, "blocks freed", func() bool { s := e.Stats().Sum(); return s.BlocksFree == s.BlocksTotal && s.Running == 0 })
 	}
 	body, err := wantNormal(t, e, faults.Fault{Kind: faults.Reset, After: 3, N: 1})
 	if !errors.Is(err, syscall.ECONNRESET) || strings.Contains(body, "[DONE]") {
@@ -144,7 +145,7 @@ func TestFaultStallForEver(t *testing.T) {
 		t.Errorf("other requests: %d", a.status)
 	}
 	c.Close()
-	eventually(t, "stalled request aborted", func() bool { return e.Stats().Sum().Aborted == 1 })
+	testwait.Until(t, "stalled request aborted", func() bool { return e.Stats().Sum().Aborted == 1 })
 }
 
 // A stall ends when its test says so, and the connection serves on.
@@ -201,7 +202,7 @@ func TestEngineDies(t *testing.T) {
 	if !strings.Contains(string(rest), `data: {"error":{"message":"EngineCore encountered`) || !strings.HasSuffix(string(rest), "0\r\n\r\n") {
 		t.Errorf("stream ended with %q", lastBytes(string(rest), 300))
 	}
-	eventually(t, "restarted", func() bool { return e.Alive() && e.EngineID() != id })
+	testwait.Until(t, "restarted", func() bool { return e.Alive() && e.EngineID() != id })
 	if a := post(t, e, "/v1/completions", `{"prompt":[300],"max_tokens":1}`); a.status != 200 {
 		t.Errorf("after restart: %d", a.status)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // mooncakeParams are both legs' kv_transfer_params for the rank of p.
@@ -43,7 +45,7 @@ func TestMooncake(t *testing.T) {
 				got <- a
 			}()
 			<-started
-			eventually(t, "decode waits", func() bool { return d.Stats().Sum().Waiting == 1 })
+			testwait.Until(t, "decode waits", func() bool { return d.Stats().Sum().Waiting == 1 })
 		}
 		a := post(t, p, "/v1/completions", prefillBody(prompt, pp), "X-data-parallel-rank", "1")
 		if a.status != 200 || a.handle() != "null" {
@@ -119,7 +121,7 @@ func TestMooncakeAbort(t *testing.T) {
 	req, _ := http.NewRequestWithContext(ctx, "POST", d.URL()+"/v1/completions", strings.NewReader(decodeBody(prompt, dp, 8, true)))
 	req.Header.Set("Content-Type", "application/json")
 	go http.DefaultClient.Do(req)
-	eventually(t, "decode waits", func() bool { return d.Stats().Sum().Waiting == 1 })
+	testwait.Until(t, "decode waits", func() bool { return d.Stats().Sum().Waiting == 1 })
 	cancel()
 	wantIdle(t, d)
 	post(t, p, "/v1/completions", prefillBody(prompt, pp))
@@ -176,7 +178,7 @@ func TestPush(t *testing.T) {
 		a, _ := tryPost(d.URL()+"/v1/completions", decodeBody(prompt, known, 4, false), "X-Request-Id", "both")
 		got <- a
 	}()
-	eventually(t, "decode is registered", func() bool { return d.Stats().Sum().Waiting == 1 })
+	testwait.Until(t, "decode is registered", func() bool { return d.Stats().Sum().Waiting == 1 })
 	post(t, p, "/v1/completions", prefillBody(prompt, prefillParams), "X-Request-Id", "both")
 	if da := <-got; da.status != 200 {
 		t.Errorf("decode before prefill: %d %s", da.status, da.body)

@@ -11,6 +11,7 @@ import (
 
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
+	"sluice/bench/testwait"
 )
 
 // idPrompt is a prompt of n ids as JSON, different for every salt.
@@ -94,7 +95,7 @@ func TestHandOver(t *testing.T) {
 	if a.status != 200 || fmt.Sprint(a.ids()) != fmt.Sprint(plain.ids()) || len(a.ids()) != 8 {
 		t.Errorf("decode gave %d %v, the same prompt without hand-over %v", a.status, a.ids(), plain.ids())
 	}
-	eventually(t, "blocks released", func() bool {
+	testwait.Until(t, "blocks released", func() bool {
 		s := p.Stats().Ranks[1]
 		return s.BlocksPinned == 0 && s.LeasesReleased == 1 && s.BlocksFree == s.BlocksTotal
 	})
@@ -108,7 +109,7 @@ func TestHandOver(t *testing.T) {
 		t.Errorf("cached tokens in the handle: %s", h)
 	}
 	decode(t, d, prompt, h, "X-data-parallel-rank", "1")
-	eventually(t, "second lease released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.Until(t, "second lease released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 	if s := d.Stats().Ranks[1]; s.LocalHit != 192 {
 		t.Errorf("second decode hit %d tokens locally, want 192", s.LocalHit)
 	}
@@ -125,7 +126,7 @@ func TestDecodeN(t *testing.T) {
 	if s := d.Stats().Sum(); s.Transfers != 1 || s.LocalHit != 2*96 {
 		t.Errorf("n=3: %+v", s)
 	}
-	eventually(t, "released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.Until(t, "released", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 }
 
 func TestPromptIDsInHandle(t *testing.T) {
@@ -147,7 +148,7 @@ func TestLeaseExpires(t *testing.T) {
 			p, d := startPair(t, Options{Lease: 50 * time.Millisecond, Expired: mode})
 			prompt := idPrompt(64, 3)
 			h := prefill(t, p, prompt)
-			eventually(t, "lease expired", func() bool {
+			testwait.Until(t, "lease expired", func() bool {
 				s := p.Stats().Sum()
 				return s.LeasesExpired == 1 && s.BlocksPinned == 0 && s.BlocksFree == s.BlocksTotal
 			})
@@ -155,12 +156,12 @@ func TestLeaseExpires(t *testing.T) {
 			if want := map[bool]int{true: 200, false: 500}[mode == "garbage"]; a.status != want {
 				t.Errorf("decode after expiry: %d %s, want %d", a.status, a.body, want)
 			}
-			eventually(t, "late notification counted", func() bool { return p.Stats().Sum().LateNotifications == 1 })
+			testwait.Until(t, "late notification counted", func() bool { return p.Stats().Sum().LateNotifications == 1 })
 			if n := d.Stats().Sum().GarbageReads; n != 1 {
 				t.Errorf("%d garbage reads counted", n)
 			}
 			if mode == "crash" {
-				eventually(t, "decode dead", func() bool { return !d.Alive() })
+				testwait.Until(t, "decode dead", func() bool { return !d.Alive() })
 			}
 		})
 	}
@@ -197,7 +198,7 @@ func heartbeats(t *testing.T) (prefillRank RankStats, status int) {
 	a := decode(t, d, prompt, prefill(t, p, prompt))
 	s := p.Stats().Sum()
 	if s.LeasesExpired == 0 {
-		eventually(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
+		testwait.Until(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
 	}
 	return s, a.status
 }
@@ -249,7 +250,7 @@ func TestIncompleteHandle(t *testing.T) {
 					t.Errorf("%s: status %d, want %d: %s", mode, a.status, status, a.body)
 				}
 				if mode == "crash" {
-					eventually(t, "dead", func() bool { _, err := tryPost(d.URL()+"/v1/completions", `{}`); return err != nil })
+					testwait.Until(t, "dead", func() bool { _, err := tryPost(d.URL()+"/v1/completions", `{}`); return err != nil })
 				} else if !d.Alive() {
 					t.Errorf("%s: engine died", mode)
 				}
@@ -306,9 +307,9 @@ func TestAbortReleasesPrefill(t *testing.T) {
 			prompt := idPrompt(320, 7)
 			h := prefill(t, p, prompt)
 			c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 100000, true), map[string]int{"decoding": 1}[name])
-			eventually(t, "admitted", func() bool { return d.Stats().Sum().Requests == 1 })
+			testwait.Until(t, "admitted", func() bool { return d.Stats().Sum().Requests == 1 })
 			c.Close()
-			eventually(t, "all freed", func() bool {
+			testwait.Until(t, "all freed", func() bool {
 				ps, ds := p.Stats().Sum(), d.Stats().Sum()
 				return ps.BlocksPinned == 0 && ds.BlocksFree == ds.BlocksTotal && ds.Running+ds.Waiting == 0 && ds.Aborted == 1
 			})
@@ -326,14 +327,14 @@ func TestEarlyAbortLeavesBlocksPinned(t *testing.T) {
 	h := prefill(t, p, prompt)
 	c, _ := openStream(t, d.Addr(), "/v1/completions", decodeBody(prompt, h, 10, true), 0)
 	c.Close()
-	eventually(t, "client missed", func() bool { return d.Stats().AbortedEarly == 1 })
+	testwait.Until(t, "client missed", func() bool { return d.Stats().AbortedEarly == 1 })
 	if s := p.Stats().Sum(); s.LeasesReleased != 0 || s.BlocksPinned != 20 && s.LeasesExpired == 0 {
 		t.Errorf("prefill side: %+v", s)
 	}
 	if d.Stats().Sum().Requests != 0 {
 		t.Error("the engine knew the request")
 	}
-	eventually(t, "lease expired", func() bool { return p.Stats().Sum().LeasesExpired == 1 })
+	testwait.Until(t, "lease expired", func() bool { return p.Stats().Sum().LeasesExpired == 1 })
 }
 
 // TestRefusedDecodeReleasesPrefill: a decode answered 4xx notifies the prefill.
@@ -343,7 +344,7 @@ func TestRefusedDecodeReleasesPrefill(t *testing.T) {
 	if a := post(t, d, "/v1/completions", `{"prompt":[300],"max_tokens":0,"kv_transfer_params":`+h+`}`); a.status != 400 {
 		t.Errorf("status %d, want 400", a.status)
 	}
-	eventually(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
+	testwait.Until(t, "released", func() bool { return p.Stats().Sum().LeasesReleased == 1 })
 }
 
 func TestPrefillOverload(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestReleases holds every release's handle and pairs it with a decode of the
@@ -20,7 +22,7 @@ func TestReleases(t *testing.T) {
 		if a := decode(t, d, prompt, h, "X-Request-Id", "r1"); a.status != 200 || d.Stats().Sum().Transfers != 1 {
 			t.Errorf("%s: decode %d %s; %+v", rel, a.status, a.body, d.Stats().Sum())
 		}
-		eventually(t, rel+": blocks are free", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+		testwait.Until(t, rel+": blocks are free", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 		if n := p.Stats().Sum().LeasesReleased; n != 1 {
 			t.Errorf("%s: %d leases freed", rel, n)
 		}

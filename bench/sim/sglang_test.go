@@ -16,6 +16,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"sluice/bench/sim/faults"
+	"sluice/bench/testwait"
 )
 
 // sglangVolatile is what differs between an engine of a pair and a whole one.
@@ -44,7 +45,7 @@ func bothLegs(t testing.TB, p, d *Engine, path, members, body string) (pa, da an
 
 func wantIdle(t testing.TB, engines ...*Engine) {
 	t.Helper()
-	eventually(t, "all blocks free, nothing waits", func() bool {
+	testwait.Until(t, "all blocks free, nothing waits", func() bool {
 		for _, e := range engines {
 			if s := e.Stats().Sum(); s.BlocksFree != s.BlocksTotal || s.Running+s.Waiting+s.Rooms != 0 {
 				return false
@@ -244,10 +245,10 @@ func TestSGLangClientAborts(t *testing.T) {
 		body := fmt.Sprintf(`{"bootstrap_host":%q,"bootstrap_port":%d,"bootstrap_room":%d,"text":"a b c d","stream":true}`, host, port, i)
 		c := dial(t, e.Addr())
 		io.WriteString(c, request("/generate", body))
-		eventually(t, "it waits for the other", func() bool { return e.Stats().Sum().Waiting == 1 })
+		testwait.Until(t, "it waits for the other", func() bool { return e.Stats().Sum().Waiting == 1 })
 		time.Sleep(20 * time.Millisecond) // until decode's handshake is there
 		c.Close()
-		eventually(t, "its place is free", func() bool {
+		testwait.Until(t, "its place is free", func() bool {
 			s := e.Stats().Sum()
 			return s.Waiting == 0 && s.BlocksFree == s.BlocksTotal && s.Aborted == 1
 		})
@@ -261,7 +262,7 @@ func TestSGLangAbortRequest(t *testing.T) {
 		a, _ := tryPost(e.URL()+"/generate", `{"text":"a","rid":"job-17","sampling_params":{"max_new_tokens":5000,"ignore_eos":true}}`)
 		done <- a
 	}()
-	eventually(t, "it runs", func() bool { return e.Stats().Sum().Running == 1 })
+	testwait.Until(t, "it runs", func() bool { return e.Stats().Sum().Running == 1 })
 	for _, rid := range []string{"", "other"} {
 		post(t, e, "/abort_request", fmt.Sprintf(`{"rid":%q}`, rid))
 	}
@@ -304,7 +305,7 @@ func TestBootstrapServer(t *testing.T) {
 	if code, _ := get(t, p.URL()+"/ready"); code != 503 {
 		t.Errorf("/ready: %d, want 503", code)
 	}
-	eventually(t, "ranks are registered", func() bool { code, _ := get(t, all); return code == 200 })
+	testwait.Until(t, "ranks are registered", func() bool { code, _ := get(t, all); return code == 200 })
 	if _, body := get(t, all); !strings.HasPrefix(body, `{"attn_tp_size":1,"attn_cp_size":1,"dp_size":2,"pp_size":1,"page_size":16,"kv_cache_dtype":"auto","follow_bootstrap_room":true,"prefill_http_port":`) {
 		t.Errorf("server info: %s", body)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -55,7 +56,7 @@ func TestServeExecsKubeBuild(t *testing.T) {
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pr.Cmd.Process.Pid)); err == nil && filepath.Base(exe) != kubeBinary {
 		t.Errorf("it runs %s; want %s", exe, kubeBinary)
 	}
-	harness.Eventually(t, 60*time.Second, "the pod serves", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "the pod serves", func() bool {
 		a, err := harness.TryPost(context.Background(), "http://"+pr.Addr+"/v1/chat/completions", harness.Chat(""))
 		return err == nil && a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
 	})

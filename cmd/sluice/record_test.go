@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/recording/replay"
@@ -29,7 +30,7 @@ func TestRecordAndReplay(t *testing.T) {
 		workers = append(workers, harness.SimWorker(harness.StartSim(t, mod), worker.Aggregated, fmt.Sprint("w", i)))
 	}
 	r := harness.StartRouter(t, func(c *config.Config) { c.Record.Dir = dir }, workers...)
-	harness.Eventually(t, 10*time.Second, "the feeds are live", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the feeds are live", func() bool {
 		for _, k := range r.AllRanks() {
 			if worker.FeedState(k.Feed.Load()) != worker.FeedLive {
 				return false
@@ -135,10 +136,10 @@ func TestRecordAndReplay(t *testing.T) {
 func TestRecordFromARunningRouter(t *testing.T) {
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w"))
-	harness.Eventually(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
+	testwait.UntilWithin(t, 10*time.Second, "the feed is live", func() bool { return worker.FeedState(r.AllRanks()[0].Feed.Load()) == worker.FeedLive })
 	// Blocks that the engine cached before the recording began are part of the recording.
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
-	harness.Eventually(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
+	testwait.UntilWithin(t, 10*time.Second, "its blocks are in the index", func() bool { return r.Index.CachedBlocks(r.AllRanks()[0].Slot) > 2 })
 	held := r.Index.CachedBlocks(r.AllRanks()[0].Slot)
 	out := t.TempDir()
 	ctx, stop := context.WithCancel(context.Background())
@@ -148,9 +149,9 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	go func() {
 		code <- runRecord(ctx, []string{"--runtime-file", r.Config.Admin.RuntimeFile, "--out", out}, &stdout, &stderr)
 	}()
-	harness.Eventually(t, 10*time.Second, "the recording is under way", func() bool { return r.Metric("sluice_recording_active") == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "the recording is under way", func() bool { return r.Metric("sluice_recording_active") == 1 })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3))), 200)
-	harness.Eventually(t, 10*time.Second, "it is written", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "it is written", func() bool {
 		files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 		if len(files) == 0 {
 			return false
@@ -162,7 +163,7 @@ func TestRecordFromARunningRouter(t *testing.T) {
 	if c := <-code; c != 0 || !strings.Contains(stdout.String(), ".rec") {
 		t.Errorf("%d: %s %s", c, &stdout, &stderr)
 	}
-	harness.Eventually(t, 10*time.Second, "the router records no more", func() bool { return r.Metric("sluice_recording_active") == 0 })
+	testwait.UntilWithin(t, 10*time.Second, "the router records no more", func() bool { return r.Metric("sluice_recording_active") == 0 })
 	files, _ := filepath.Glob(filepath.Join(out, "*.rec"))
 	trace, err := replay.Load(files, func(error) {})
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/admin"
 	"sluice/router/e2e/harness"
 )
@@ -58,7 +59,7 @@ func TestReloadCommand(t *testing.T) {
 	}
 	harness.WriteFile(t, path, text)
 	p.Cmd.Process.Signal(syscall.SIGHUP)
-	harness.Eventually(t, 20*time.Second, "the signal is obeyed", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "the signal is obeyed", func() bool {
 		return strings.Contains(p.Stderr.String(), "path=timeouts.decode old=1m30s new=10m effect=applied")
 	})
 	if strings.Contains(p.Stderr.String(), "secret-of") {
@@ -71,7 +72,7 @@ func TestReloadCommand(t *testing.T) {
 			t.Errorf("the last worker is taken out: %d\n%s", code, out)
 		}
 	}
-	harness.Eventually(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "a warning in the log, of the one that was no trial", func() bool {
 		log := p.Stderr.String()
 		return strings.Count(log, `warning="the file names no worker`) == 1 && strings.Contains(log, "level=WARN msg=\"configuration reloaded\"")
 	})

@@ -3,12 +3,12 @@ package compression
 import (
 	"bytes"
 	"errors"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/membudget"
 )
 
@@ -17,16 +17,6 @@ func swapScheduler(t *testing.T, own *scheduler) {
 	was := decoding
 	decoding = own
 	t.Cleanup(func() { decoding = was })
-}
-
-// await waits until ok, which others bring about.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("not within 10s: %s", what)
-		}
-	}
 }
 
 // Who finds too many before him, or waits too long, is refused; all turns come back.
@@ -54,7 +44,7 @@ func TestDecodingIsBounded(t *testing.T) {
 	for range cap(waiters) {
 		go func() { waiters <- decode() }()
 	}
-	await(t, "two wait", func() bool { return own.waiting.Load() == 2 })
+	testwait.Until(t, "two wait", func() bool { return own.waiting.Load() == 2 })
 	began = time.Now()
 	if err := decode(); !errors.Is(err, ErrBusy) || time.Since(began) > 5*time.Second {
 		t.Errorf("beyond the bound: %v after %s", err, time.Since(began))
@@ -94,7 +84,7 @@ func TestShortDuringLong(t *testing.T) {
 			}
 		}()
 	}
-	await(t, "the long ones are under way", func() bool { return own.waiting.Load() == 4 })
+	testwait.Until(t, "the long ones are under way", func() bool { return own.waiting.Load() == 4 })
 	first.release()
 	for own.pending.Load() > 2 { // several are left
 		var room membudget.Lease

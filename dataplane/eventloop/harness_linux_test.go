@@ -154,12 +154,3 @@ func (st *stream) expectOpen() {
 	default:
 	}
 }
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(testTimeout); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, testTimeout)
-		}
-	}
-}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/rawsocket"
 )
 
@@ -51,7 +52,7 @@ func TestStreams(t *testing.T) {
 				}
 			}
 		}
-		eventually(t, "no stream", func() bool { return s.Streams() == 0 })
+		testwait.Until(t, "no stream", func() bool { return s.Streams() == 0 })
 	}
 }
 
@@ -64,7 +65,7 @@ func TestAfterTheEnd(t *testing.T) {
 	st.expectEnd(Done)
 	st.send("late")
 	buf := make([]byte, 8)
-	eventually(t, "the descriptor is ours again", func() bool {
+	testwait.Until(t, "the descriptor is ours again", func() bool {
 		n, errno := rawsocket.Recv(st.task.In, buf)
 		return errno == 0 && n == 4
 	})
@@ -75,7 +76,7 @@ func TestClientGone(t *testing.T) {
 	st, other := open(t, s, nil), open(t, s, nil)
 	_ = st.client.SetLinger(0)
 	_ = st.client.Close()
-	eventually(t, "the write fails", func() bool {
+	testwait.Until(t, "the write fails", func() bool {
 		_, _ = io.WriteString(st.engine, "x")
 		return len(st.h.ends) > 0
 	})
@@ -118,7 +119,7 @@ func TestCancelAtAnyTime(t *testing.T) {
 			t.Fatal("not left")
 		}
 	}
-	eventually(t, "no stream", func() bool { return s.Streams() == 0 })
+	testwait.Until(t, "no stream", func() bool { return s.Streams() == 0 })
 }
 
 func TestIdleTimeout(t *testing.T) {

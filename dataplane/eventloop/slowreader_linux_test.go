@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/membudget"
 )
 
@@ -29,7 +30,7 @@ func TestSlowReader(t *testing.T) {
 		sent <- err
 	}()
 	taken := 0
-	eventually(t, "the engine is not read any more", func() bool {
+	testwait.Until(t, "the engine is not read any more", func() bool {
 		before := taken
 		time.Sleep(50 * time.Millisecond)
 		taken = slow.h.count()
@@ -99,7 +100,7 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 	const all, piece = 4 << 20, 16 << 10
 	go func() { _, _ = slow.engine.Write(make([]byte, all)) }()
 	taken := 0
-	eventually(t, "the engine is not read any more", func() bool {
+	testwait.Until(t, "the engine is not read any more", func() bool {
 		before := taken
 		time.Sleep(50 * time.Millisecond)
 		taken = slow.h.count()
@@ -142,7 +143,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 	large.h.repeat.Store(128)
 	const some = 100 << 10
 	_, _ = slow.engine.Write(make([]byte, some))
-	eventually(t, "something is held", func() bool { return budget.Used() > 0 })
+	testwait.Until(t, "something is held", func() bool { return budget.Used() > 0 })
 	go func() { _, _ = large.engine.Write(make([]byte, 8<<20)) }()
 	e := large.expectEnd(BudgetExhausted)
 	e.Release()
@@ -162,7 +163,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 	if n, err := io.CopyN(io.Discard, slow.client, 8*some); err != nil {
 		t.Fatal(n, err)
 	}
-	eventually(t, "all is given back", func() bool { return budget.Used() == 0 })
+	testwait.Until(t, "all is given back", func() bool { return budget.Used() == 0 })
 }
 
 // What a client has not taken when the engine is done is given back with the end.
@@ -178,7 +179,7 @@ func TestUnsentAtTheEnd(t *testing.T) {
 	const most = smallRead - 1 // one read has it, and the end
 	_, _ = st.engine.Write(make([]byte, most))
 	st.send("$")
-	eventually(t, "all has come", func() bool {
+	testwait.Until(t, "all has come", func() bool {
 		n, err := unix.IoctlGetInt(st.task.In, unix.TIOCINQ)
 		return err == nil && n == most+1
 	})

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // failingListener is a listener whose accepts fail with the given errors before they succeed.
@@ -68,7 +70,7 @@ func TestShutdownStopsAcceptRetry(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(&failingListener{otherListener(t), fail}) }()
-	eventually(t, "serving", func() bool {
+	testwait.Until(t, "serving", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.ln != nil

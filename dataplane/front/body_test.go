@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/membudget"
 )
 
@@ -97,7 +98,7 @@ func TestBodyBudget(t *testing.T) {
 			t.Errorf("held request: %d", resp.StatusCode)
 		}
 	}
-	eventually(t, "budget given back", func() bool { return r.server.budget.Used() == 0 })
+	testwait.Until(t, "budget given back", func() bool { return r.server.budget.Used() == 0 })
 }
 
 // Bodies that are announced but not sent take little memory.
@@ -107,7 +108,7 @@ func TestStalledBodiesUseLittleMemory(t *testing.T) {
 		c := r.dial()
 		c.send(fmt.Sprintf("%sContent-Length: %d\r\n\r\n", atHost, 30<<20) + doc(9<<10))
 	}
-	eventually(t, "bodies begun", func() bool { return r.server.budget.Used() > 0 })
+	testwait.Until(t, "bodies begun", func() bool { return r.server.budget.Used() > 0 })
 	time.Sleep(50 * time.Millisecond)
 	if used := r.server.budget.Peak(); used > 50*int64(membudget.SizeOf(initialBodyBuf)) {
 		t.Errorf("50 stalled bodies of 30 MiB take %d bytes", used)
@@ -281,7 +282,7 @@ func TestTricklingHeadsUseLittleMemory(t *testing.T) {
 	c := r.dial()
 	c.send("P")
 	r.dial()
-	eventually(t, "both connected", func() bool {
+	testwait.Until(t, "both connected", func() bool {
 		r.server.conns.mu.Lock()
 		defer r.server.conns.mu.Unlock()
 		for _, c := range r.server.conns.conns {

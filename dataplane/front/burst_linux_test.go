@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+
+	"sluice/bench/testwait"
 )
 
 // Four clients with small compressed bodies that decode to large ones keep a router on one core
@@ -61,7 +63,7 @@ func TestBurstDuringDecoding(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "bodies are decoded", func() bool { return answered.Load() >= 8 })
+	testwait.Until(t, "bodies are decoded", func() bool { return answered.Load() >= 8 })
 
 	// all sends the same request from many clients at once, and returns how long the last
 	// one waited for its response.

@@ -16,6 +16,7 @@ import (
 	"testing/iotest"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/membudget"
 )
 
@@ -578,7 +579,7 @@ func TestChunkedIsRefusedBeforeBody(t *testing.T) {
 		for range 20 {
 			dial(r).send(chunkedHead + "400000\r\n" + doc(9<<10))
 		}
-		eventually(t, "bodies begun", func() bool { return r.server.budget.Used() >= 20*initialBodyBuf })
+		testwait.Until(t, "bodies begun", func() bool { return r.server.budget.Used() >= 20*initialBodyBuf })
 		time.Sleep(20 * time.Millisecond)
 		if used := r.server.budget.Peak(); used > 21*int64(membudget.SizeOf(initialBodyBuf)) {
 			t.Errorf("20 stalled bodies of 4 MiB take %d bytes", used)

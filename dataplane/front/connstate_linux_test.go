@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -61,7 +62,7 @@ func TestLoopStreamHasNoConnState(t *testing.T) {
 		t.Errorf("a request that came before the stream's end: %d %q", resp.StatusCode, body)
 	}
 	_ = c.Close()
-	eventually(t, "the end of the connection", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "the end of the connection", func() bool { return r.server.conns.len() == 0 })
 
 	c = begin()
 	goOn <- false
@@ -73,5 +74,5 @@ func TestLoopStreamHasNoConnState(t *testing.T) {
 	_ = c.Close()
 	wantEnd(t, ends, relay.ClientGone)
 	goOn <- false
-	eventually(t, "the end of the connections", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "the end of the connections", func() bool { return r.server.conns.len() == 0 })
 }

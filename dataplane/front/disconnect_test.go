@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -79,7 +80,7 @@ func TestClientGoneDuringHandler(t *testing.T) {
 			case <-time.After(testTimeout):
 				t.Fatal("not told")
 			}
-			eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+			testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 		})
 	}
 }
@@ -129,7 +130,7 @@ func testClientGoneDuringStream(t *testing.T, by RelayMode) {
 					t.Error(err)
 				}
 			}
-			eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+			testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 		})
 	}
 }
@@ -157,7 +158,7 @@ func TestClientGoneOnReusedConnection(t *testing.T) {
 	c.send(chatPost(probeBody))
 	<-entered
 	_ = c.Close()
-	eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 	if n := told.Load(); n != 0 {
 		t.Errorf("%d calls of requests that had ended", n)
 	}
@@ -193,7 +194,7 @@ func TestOnClientGoneIsExact(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
 	t.Logf("%d of 480 clients were seen to leave", made.Load())
 	r.server.clientWatcher.mu.Lock()
 	defer r.server.clientWatcher.mu.Unlock()
@@ -238,7 +239,7 @@ func testClientGoneAroundHijack(t *testing.T, by RelayMode) {
 		}()
 	}
 	wg.Wait()
-	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
 	if relays.Load() != ends.Load() || relays.Load() == 0 {
 		t.Errorf("%d relays, %d ends", relays.Load(), ends.Load())
 	}

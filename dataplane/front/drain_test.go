@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -29,7 +30,7 @@ func TestIdleShutdownIsQuick(t *testing.T) {
 	used, unused := r.dial(), r.dial()
 	used.send(chatPost(hello))
 	used.readResponse()
-	eventually(t, "both counted", func() bool { return r.server.conns.len() == 2 })
+	testwait.Until(t, "both counted", func() bool { return r.server.conns.len() == 2 })
 	took, err := shutdown(r, testTimeout)
 	if err != nil {
 		t.Error(err)
@@ -88,8 +89,8 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 	late.send("GET /livez HTTP/1.1\r\nHost: a\r\n\r\n")
 	late.readResponse()
 	late.send(atHost)
-	eventually(t, "streaming", func() bool { return len(r.observed.endings()) == 0 && r.calls.Load() == 2 })
-	eventually(t, "late request begun", func() bool {
+	testwait.Until(t, "streaming", func() bool { return len(r.observed.endings()) == 0 && r.calls.Load() == 2 })
+	testwait.Until(t, "late request begun", func() bool {
 		n := 0
 		r.server.conns.mu.Lock()
 		defer r.server.conns.mu.Unlock()
@@ -105,7 +106,7 @@ func testDrainWaits(t *testing.T, by RelayMode) {
 		_, err := shutdown(r, testTimeout)
 		done <- err
 	}()
-	eventually(t, "draining", r.server.draining.Load)
+	testwait.Until(t, "draining", r.server.draining.Load)
 	late.send("Content-Length: 13\r\n\r\n" + hello)
 	resp, body := late.readResponse()
 	if resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) || resp.Header.Get("Retry-After") == "" {
@@ -228,8 +229,8 @@ func testShutdownReleasesEverything(t *testing.T, by RelayMode) {
 	round() // creates what exists once per process
 	goroutines, files := runtime.NumGoroutine(), countFiles(t)
 	round()
-	eventually(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })
-	eventually(t, fmt.Sprintf("files back to %d", files), func() bool { return countFiles(t) <= files+1 })
+	testwait.Until(t, fmt.Sprintf("goroutines back to %d", goroutines), func() bool { return runtime.NumGoroutine() <= goroutines+1 })
+	testwait.Until(t, fmt.Sprintf("files back to %d", files), func() bool { return countFiles(t) <= files+1 })
 }
 
 func countFiles(t *testing.T) int {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -110,8 +111,8 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 				}
 				contains(t, body, face.form, "shutting down")
 				c.expectClosed()
-				eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
-				eventually(t, "its end", func() bool { return len(r.observed.endings()) == 1 })
+				testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+				testwait.Until(t, "its end", func() bool { return len(r.observed.endings()) == 1 })
 				if got := r.observed.endings(); got[0] != face.path+" 503" {
 					t.Errorf("the observer was told of %q", got)
 				}
@@ -149,7 +150,7 @@ func TestDrainRespondsToIncompleteRequests(t *testing.T) {
 		<-entered
 		resp := streaming.head()
 		sending.send(strings.TrimSuffix(chatPost(hello), "}"))
-		eventually(t, "both are under way", func() bool {
+		testwait.Until(t, "both are under way", func() bool {
 			n := 0
 			for _, c := range r.server.conns.snapshot() {
 				if c.drainTarget.Load() != nil {
@@ -270,7 +271,7 @@ func TestDrainRespondsToPartialBodies(t *testing.T) {
 						t.Fatalf("no leave: %v %v", resp, err)
 					}
 				}
-				eventually(t, "it is under way", func() bool { return requestsInProgress(r) == 1 })
+				testwait.Until(t, "it is under way", func() bool { return requestsInProgress(r) == 1 })
 				time.Sleep(2 * drainPoll) // until the server has read all that was sent
 				took, err := shutdown(r, 2*drainPoll)
 				if err == nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -216,7 +217,7 @@ func TestErrorAfterHead(t *testing.T) {
 			} else {
 				c.expectServes()
 			}
-			eventually(t, "end told", func() bool { return len(r.observed.endings()) >= 1 })
+			testwait.Until(t, "end told", func() bool { return len(r.observed.endings()) >= 1 })
 			if got := r.observed.endings()[0]; got != k.path+" 200" {
 				t.Errorf("ended %q", got)
 			}
@@ -379,7 +380,7 @@ func testClientGoneDuringComments(t *testing.T, by RelayMode) {
 		case <-time.After(testTimeout):
 			t.Fatal("the engine's leg was not cut")
 		}
-		eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+		testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -91,7 +92,7 @@ func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
 			_ = c.Close()
 		}
 	}
-	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
 	if s := e.ep.Stats(); s.Open != 0 {
 		t.Errorf("%d engine connections are left", s.Open)
 	}

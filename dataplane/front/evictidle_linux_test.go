@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // evictedConns evicts idle connections, regardless of evictInterval.
@@ -26,7 +28,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	idle.readResponse()
 	half := r.dial()
 	half.send(chatPost(hello)[:60])
-	eventually(t, "half a head in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "half a head in the lobby", func() bool { return r.waitPendingHeads() == 1 })
 
 	// A connection that is accepted and whose goroutine has not run yet.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -48,7 +50,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	}
 	unread := newClient(t, here)
 	unread.send(chatPost(hello))
-	eventually(t, "a request in its socket", func() bool {
+	testwait.Until(t, "a request in its socket", func() bool {
 		for _, c := range r.server.conns.snapshot() {
 			if c.hasUnread() {
 				return true
@@ -61,7 +63,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 		t.Errorf("%d connections closed, want the idle one", n)
 	}
 	idle.expectClosed()
-	eventually(t, "the idle one's end", func() bool { return r.server.conns.len() == 2 })
+	testwait.Until(t, "the idle one's end", func() bool { return r.server.conns.len() == 2 })
 	if n := r.waitPendingHeads(); n != 1 {
 		t.Errorf("%d half heads left, want 1", n)
 	}
@@ -69,7 +71,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 		t.Errorf("%d connections closed, want the one of half a head", n)
 	}
 	half.expectClosed()
-	eventually(t, "the half head's end", func() bool { return r.server.conns.len() == 1 })
+	testwait.Until(t, "the half head's end", func() bool { return r.server.conns.len() == 1 })
 	if n := r.evictedConns(); n != 0 {
 		t.Errorf("%d connections closed with a request in each", n)
 	}
@@ -92,7 +94,7 @@ func TestFirstRequestAfterProxyHeader(t *testing.T) {
 		c := r.dial()
 		began := time.Now()
 		c.send("PROXY TCP4 10.1.2.3 10.0.0.1 1234 80\r\n" + more)
-		eventually(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+		testwait.Until(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
 		if more != "" {
 			if resp, _ := c.readResponse(); resp.StatusCode != 408 {
 				t.Errorf("%q: %d", more, resp.StatusCode)
@@ -110,12 +112,12 @@ func TestPartialProxyHeaderThenEOF(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout, Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, echo)
 	c := r.dial()
 	c.send("PROXY TCP4 10.1")
-	eventually(t, "accepted", func() bool { return r.server.conns.len() == 1 })
+	testwait.Until(t, "accepted", func() bool { return r.server.conns.len() == 1 })
 	began := time.Now()
 	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the end", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "the end", func() bool { return r.server.conns.len() == 0 })
 	if took := time.Since(began); took > testTimeout/2 {
 		t.Errorf("held for %v", took)
 	}
@@ -125,7 +127,7 @@ func TestPartialProxyHeaderThenEOF(t *testing.T) {
 func TestReloadShorterHeadTimeout(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout}, echo)
 	c := r.dial() // is accepted after a second without a byte
-	eventually(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
 	opt := r.server.initial
 	opt.HeadTimeout = 300 * time.Millisecond
 	if err := r.server.Change(opt); err != nil {

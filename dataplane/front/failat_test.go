@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -64,7 +65,7 @@ func TestFailAt(t *testing.T) {
 			if name == "a stream" {
 				wantEnd(t, ends, relay.Deadline)
 			}
-			eventually(t, "the connection is closed", func() bool { return r.server.conns.len() == 0 })
+			testwait.Until(t, "the connection is closed", func() bool { return r.server.conns.len() == 0 })
 			if got := r.observed.endings(); len(got) != 1 || got[0] != chat+" 504" {
 				t.Errorf("the observer was told of %q", got)
 			}

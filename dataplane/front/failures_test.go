@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -213,7 +214,7 @@ func testClientFailsInEveryProtocol(t *testing.T, by RelayMode) {
 					leave(c)
 					took := (<-left).Sub(began)
 					wantEnd(t, ends, relay.ClientGone)
-					eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+					testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 					if took <= endWithin {
 						break
 					}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // syncLog is a log that can be read while it is written.
@@ -89,7 +91,7 @@ func TestFailedHandshakesAreLogged(t *testing.T) {
 			t.Error("TLS 1.1 was taken")
 		}
 	}
-	eventually(t, "all are counted", func() bool { return r.observed.refusals(BadTLS) >= 5 })
+	testwait.Until(t, "all are counted", func() bool { return r.observed.refusals(BadTLS) >= 5 })
 	if text := log.text(); strings.Count(text, "TLS handshake failed") != 1 || !strings.Contains(text, "level=INFO") || !strings.Contains(text, "unsupported versions") || !strings.Contains(text, "client=127.0.0.1") {
 		t.Errorf("%s", text)
 	}

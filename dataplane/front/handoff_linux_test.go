@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -99,13 +100,13 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 				c.send(k.opening + k.before)
 				c.readResponse()
 			}
-			eventually(t, "it is idle", func() bool { return first.server.conns.len() == 1 && requestsInProgress(first) == 0 })
+			testwait.Until(t, "it is idle", func() bool { return first.server.conns.len() == 1 && requestsInProgress(first) == 0 })
 			begun := first.dial()
 			begun.send(k.opening + chatPost(hello)[:60])
-			eventually(t, "half a head has come", func() bool { return first.server.conns.len() == 2 && requestsInProgress(first) == 1 })
+			testwait.Until(t, "half a head has come", func() bool { return first.server.conns.len() == 2 && requestsInProgress(first) == 1 })
 			heir := &testSuccessor{to: second.server}
 			done := first.startHandOff(context.Background(), heir, testTimeout)
-			eventually(t, "it was passed", func() bool { return first.server.conns.len() == 1 && second.server.conns.len() == 1 })
+			testwait.Until(t, "it was passed", func() bool { return first.server.conns.len() == 1 && second.server.conns.len() == 1 })
 			for range 2 {
 				if resp := wantFrom(t, c, "second"); resp.Close {
 					t.Error("a connection that was passed is closed by its next answer")
@@ -141,17 +142,17 @@ func testRetireHandsOffAfterStream(t *testing.T, by RelayMode) {
 	first, second := start(t, Options{RelayMode: by}, relayTo(e, endHook(make(chan relay.Result, 1)))), start(t, Options{}, names("second"))
 	c := first.dial()
 	c.send(chatPost(hello))
-	eventually(t, "streaming", func() bool { return first.calls.Load() == 1 })
+	testwait.Until(t, "streaming", func() bool { return first.calls.Load() == 1 })
 	if _, err := c.br.Peek(1); err != nil {
 		t.Fatal(err)
 	}
 	done := first.startHandOff(context.Background(), &testSuccessor{to: second.server}, testTimeout)
-	eventually(t, "retiring", func() bool { return first.server.closeAfterResponse.Load() })
+	testwait.Until(t, "retiring", func() bool { return first.server.closeAfterResponse.Load() })
 	close(free)
 	if resp, body := c.readResponse(); resp.Close || !strings.HasSuffix(body, "[DONE]\n\n") {
 		t.Errorf("%v %q", resp.Header, body)
 	}
-	eventually(t, "it was passed", func() bool { return second.server.conns.len() == 1 })
+	testwait.Until(t, "it was passed", func() bool { return second.server.conns.len() == 1 })
 	wantFrom(t, c, "second")
 	if err := <-done; err != nil {
 		t.Error(err)
@@ -190,10 +191,10 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 					c.readResponse()
 				}
 			}
-			eventually(t, "accepted", func() bool { return first.server.conns.len() == 2 })
+			testwait.Until(t, "accepted", func() bool { return first.server.conns.len() == 2 })
 			ctx, end := context.WithCancel(context.Background())
 			done := first.startHandOff(ctx, heir, testTimeout)
-			eventually(t, "retiring", first.server.closeAfterResponse.Load)
+			testwait.Until(t, "retiring", first.server.closeAfterResponse.Load)
 			time.Sleep(5 * drainPoll) // the successor refuses them; a second attempt would show
 			if resp := wantFrom(t, used, "first"); !resp.Close {
 				t.Error("the answer does not say that it is the last one")
@@ -299,7 +300,7 @@ func TestHandOffLosesNothing(t *testing.T) {
 	}
 	for range rounds {
 		from := answered.Load()
-		eventually(t, "requests are answered", func() bool { return answered.Load() > from+clients || t.Failed() })
+		testwait.Until(t, "requests are answered", func() bool { return answered.Load() > from+clients || t.Failed() })
 		next := startAt(t, shared, echo)
 		heir := &testSuccessor{to: next.server}
 		done := make(chan error, 1)
@@ -323,7 +324,7 @@ func TestHandOffLosesNothing(t *testing.T) {
 func TestAdoptRefuses(t *testing.T) {
 	full, stopped, secure := start(t, Options{MaxConns: 1}, echo), start(t, Options{}, echo), start(t, Options{TLS: testTLS()}, echo)
 	full.dial()
-	eventually(t, "full", func() bool { return full.server.conns.len() == 1 })
+	testwait.Until(t, "full", func() bool { return full.server.conns.len() == 1 })
 	stopped.stop()
 	for name, r := range map[string]*testServer{"full": full, "stopped": stopped, "TLS": secure} {
 		ours, theirs := socketPair(t)

@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -350,26 +351,10 @@ func (r *testServer) waitStreamsOnLoops(by RelayMode, n int) {
 	if by != RelayLoop || runtime.GOOS != "linux" {
 		return
 	}
-	eventually(r.t, fmt.Sprintf("%d streams on loops", n), func() bool {
+	testwait.Until(r.t, fmt.Sprintf("%d streams on loops", n), func() bool {
 		_, streams := r.server.Loops()
 		return streams == n
 	})
-}
-
-// eventually polls until a condition is true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	eventuallyWithin(t, testTimeout, what, ok)
-}
-
-func eventuallyWithin(t testing.TB, limit time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(limit); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			buf := make([]byte, 1<<20)
-			t.Fatalf("%s: not within %v\n%s", what, limit, buf[:runtime.Stack(buf, true)])
-		}
-	}
 }
 
 func contains(t testing.TB, text string, parts ...string) {

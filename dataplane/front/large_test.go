@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestLargePrompt measures point 3 of RELIABILITY.md: a prompt of a million token ids uses a buffer
@@ -54,8 +56,8 @@ func TestWholeResponseToStalledClient(t *testing.T) {
 	r := start(t, Options{WriteTimeout: limit, Log: slog.New(slog.NewTextHandler(&logged, nil))}, func(x *Exchange) { x.ReplyJSON(200, []byte(body)) })
 	stopped := r.dial()
 	stopped.send(chatPost(hello))
-	eventually(t, "asked", func() bool { return r.calls.Load() == 1 })
-	eventually(t, "cut", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "asked", func() bool { return r.calls.Load() == 1 })
+	testwait.Until(t, "cut", func() bool { return r.server.conns.len() == 0 })
 	if n, err := io.Copy(io.Discard, stopped.br); n >= size {
 		t.Errorf("%d bytes came, %v", n, err)
 	}

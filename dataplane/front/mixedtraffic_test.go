@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -89,7 +90,7 @@ func testMixedTraffic(t *testing.T, by RelayMode) {
 		}()
 	}
 	wg.Wait()
-	eventually(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connections closed", func() bool { return r.server.conns.len() == 0 })
 	if relays.Load() != ends.Load() || relays.Load() == 0 {
 		t.Errorf("%d relays, %d ends", relays.Load(), ends.Load())
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -49,7 +50,7 @@ func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
 			t.Fatalf("stream %d: %q (%v)", i, got, err)
 		}
 		if i < budget/2/(64<<10) {
-			eventually(t, "the half event is counted", func() bool { return r.server.BodyBytes() >= int64(i+1)*(64<<10) })
+			testwait.Until(t, "the half event is counted", func() bool { return r.server.BodyBytes() >= int64(i+1)*(64<<10) })
 			continue
 		}
 		rest, err := io.ReadAll(resp.Body)
@@ -67,7 +68,7 @@ func testPartialEventsUseBudget(t *testing.T, by RelayMode) {
 	for _, c := range clients {
 		_ = c.Close()
 	}
-	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
+	testwait.Until(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
 // TestPartialHeadsUseBudget checks that incomplete heads of more than a page use the memory budget
@@ -82,7 +83,7 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 		c := r.dial()
 		c.send(half)
 		clients = append(clients, c)
-		eventually(t, "a half head is counted", func() bool { return r.server.BodyBytes() == int64(i+1)*(16<<10) })
+		testwait.Until(t, "a half head is counted", func() bool { return r.server.BodyBytes() == int64(i+1)*(16<<10) })
 	}
 	for range 3 {
 		c := r.dial()
@@ -94,7 +95,7 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 	}
 	small := r.dial() // uses one page, which is not counted
 	small.send("GET /livez HTTP/1.1\r\nHost:")
-	eventually(t, "a short half head waits", func() bool { return r.waitPendingHeads() == fit+1 })
+	testwait.Until(t, "a short half head waits", func() bool { return r.waitPendingHeads() == fit+1 })
 	small.send(" a\r\n\r\n")
 	if resp, _ := small.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("behind a short half head: %d", resp.StatusCode)
@@ -106,7 +107,7 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 		}
 	}
 	_ = clients[0].Close()
-	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
+	testwait.Until(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
 // TestHalfHeadsOverTLSAreCounted checks that incomplete heads over TLS use the memory budget of
@@ -120,7 +121,7 @@ func TestHalfHeadsOverTLSAreCounted(t *testing.T) {
 		c := dialTLS(r.dial())
 		c.send(half)
 		clients = append(clients, c)
-		eventually(t, "a half head is counted", func() bool { return r.server.BodyBytes() == int64(i+1)*(16<<10) })
+		testwait.Until(t, "a half head is counted", func() bool { return r.server.BodyBytes() == int64(i+1)*(16<<10) })
 	}
 	for range 3 {
 		c := dialTLS(r.dial())
@@ -143,7 +144,7 @@ func TestHalfHeadsOverTLSAreCounted(t *testing.T) {
 		}
 	}
 	_ = clients[0].Close()
-	eventually(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
+	testwait.Until(t, "all memory back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
 // TestSendBuffersAreBounded checks that the kernel's send buffer is bounded for non-streaming

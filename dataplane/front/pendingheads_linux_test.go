@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/bench/testwait"
 )
 
 // waitPendingHeads returns the number of connections in the pending-header queue, -1 if its map and
@@ -38,7 +40,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 		clients[i].send(request[:1+i%len(request)/2])
 	}
 	silent := r.dial() // is accepted after a second
-	eventually(t, "all waiting", func() bool { return r.waitPendingHeads() == n+1 })
+	testwait.Until(t, "all waiting", func() bool { return r.waitPendingHeads() == n+1 })
 	if more := runtime.NumGoroutine() - before; more > n/10 {
 		t.Errorf("%d goroutines more for %d half heads", more, n)
 	}
@@ -54,7 +56,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 	}
 	gone := clients[n-1]
 	_ = gone.Close()
-	eventually(t, "one less", func() bool { return r.waitPendingHeads() == n/2 })
+	testwait.Until(t, "one less", func() bool { return r.waitPendingHeads() == n/2 })
 	for _, c := range clients[n/2 : n-1] {
 		if resp, body := c.readResponse(); resp.StatusCode != 408 || !strings.Contains(body, headTimeoutMessage) {
 			t.Fatalf("%d %s", resp.StatusCode, body)
@@ -62,7 +64,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 		c.expectClosed()
 	}
 	silent.expectClosed()
-	eventually(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.waitPendingHeads() == 0 })
+	testwait.Until(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.waitPendingHeads() == 0 })
 }
 
 // A head that arrives byte by byte is served, also on a connection that has had a request.
@@ -87,10 +89,10 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	c := r.dial()
 	request, began := chatPost(hello), time.Now()
 	c.send(request[:10])
-	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
 	last := len(request) - 1
 	c.send(request[10:last])
-	eventually(t, "the rest's wait", func() bool { return r.waitPendingHeads() == 0 })
+	testwait.Until(t, "the rest's wait", func() bool { return r.waitPendingHeads() == 0 })
 	time.Sleep(100 * time.Millisecond)
 	c.send(request[last:])
 	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
@@ -106,7 +108,7 @@ func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
 	c := r.dial()
 	c.send("POST /v1")
-	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
 	of := r.server.conns.snapshot()[0]
 	lowest := 0
 	_ = of.raw.Control(func(fd uintptr) {
@@ -145,7 +147,7 @@ func TestPartialHeadThenEOF(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
 	c.send("POST /v1/chat")
-	eventually(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
 	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
@@ -155,5 +157,5 @@ func TestPartialHeadThenEOF(t *testing.T) {
 	if _, err := io.ReadAll(c.br); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "its end", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "its end", func() bool { return r.server.conns.len() == 0 })
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
 )
@@ -49,7 +50,7 @@ func onTransports(t *testing.T, test func(t *testing.T, opt Options, dial func(*
 
 // receivedByKernel waits until the socket of an exchange has unread bytes.
 func receivedByKernel(t *testing.T, x *Exchange) {
-	eventually(t, "bytes of the next request", func() bool {
+	testwait.Until(t, "bytes of the next request", func() bool {
 		var p [1]byte
 		n := 0
 		_ = x.c.raw.Control(func(fd uintptr) { n, _ = rawsocket.Peek(int(fd), p[:]) })

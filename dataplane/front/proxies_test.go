@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/proxyproto"
 )
 
@@ -146,12 +147,12 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 		_, _ = io.WriteString(c, first) // may fail, because the server may reset the connection
 		c.expectClosed()
 		refused++
-		eventually(t, fmt.Sprintf("%.30q is counted", first), func() bool { return r.observed.refusals(BadProxyHeader) == refused })
+		testwait.Until(t, fmt.Sprintf("%.30q is counted", first), func() bool { return r.observed.refusals(BadProxyHeader) == refused })
 	}
 	c := r.dialFrom("127.0.0.2") // not a proxy
 	c.expectClosed()
 	refused++
-	eventually(t, "the stranger is counted", func() bool { return r.observed.refusals(BadProxyHeader) == refused })
+	testwait.Until(t, "the stranger is counted", func() bool { return r.observed.refusals(BadProxyHeader) == refused })
 	if n := r.calls.Load(); n > 0 {
 		t.Errorf("%d requests were served", n)
 	}
@@ -159,7 +160,7 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 
 	r = start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
 	_ = r.dial().Close() // a port probe, which is not an error
-	eventually(t, "it is gone", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.closedConns == 1 })
+	testwait.Until(t, "it is gone", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.closedConns == 1 })
 	if n := r.observed.refusals(BadProxyHeader); n > 0 {
 		t.Errorf("a connection that was only tried counts as refused")
 	}
@@ -255,7 +256,7 @@ func TestLimitPerClientBehindAProxy(t *testing.T) {
 		}
 	}
 	_ = open[0].Close()
-	eventually(t, "a place is free", func() bool { return r.server.conns.countForIP("198.51.100.7") == 1 })
+	testwait.Until(t, "a place is free", func() bool { return r.server.conns.countForIP("198.51.100.7") == 1 })
 	c := r.dial()
 	c.send(lineOf("198.51.100.7:4"))
 	if s := ask(c); s != 200 {
@@ -344,7 +345,7 @@ func TestForwardedRequestsAreLimited(t *testing.T) {
 		c.send(chatPost(hello, "X-Forwarded-For: "+client))
 		waiting = append(waiting, c)
 	}
-	eventually(t, "three requests under way", func() bool { return r.calls.Load() == 3 })
+	testwait.Until(t, "three requests under way", func() bool { return r.calls.Load() == 3 })
 	over := r.dial()
 	over.send(chatPost(hello, "X-Forwarded-For: 198.51.100.7"))
 	if resp, body := over.readResponse(); resp.StatusCode != 503 || !strings.Contains(body, "of this client") {
@@ -360,7 +361,7 @@ func TestForwardedRequestsAreLimited(t *testing.T) {
 	if resp, _ := over.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("afterwards: %d", resp.StatusCode)
 	}
-	eventually(t, "nobody is counted", func() bool {
+	testwait.Until(t, "nobody is counted", func() bool {
 		return r.server.conns.countForIP("198.51.100.7") == 0 && r.server.conns.countForIP("198.51.100.8") == 0
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
 )
@@ -52,7 +53,7 @@ func TestStreamIsNotInNetpoller(t *testing.T) {
 		goOn <- true
 		wantEnd(t, ends, relay.Completed)
 		_ = c.Close()
-		eventually(t, "the end of the connection", func() bool { return r.server.conns.len() == 0 })
+		testwait.Until(t, "the end of the connection", func() bool { return r.server.conns.len() == 0 })
 		if pollers == 1 {
 			return
 		}
@@ -119,7 +120,7 @@ func TestServeGatedListener(t *testing.T) {
 		if _, err := io.WriteString(nc, "GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "serving", func() bool {
+		testwait.Until(t, "serving", func() bool {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.ln != nil

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -35,7 +36,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 			c.readResponse()
 		}
 		resp, _ := c.readResponse()
-		eventually(t, "the line of "+s.reason, func() bool { return strings.Contains(log.String(), "reason="+s.reason+" ") })
+		testwait.Until(t, "the line of "+s.reason, func() bool { return strings.Contains(log.String(), "reason="+s.reason+" ") })
 		if id := resp.Header.Get("X-Request-Id"); id == "" || !strings.Contains(log.String(), "request_id="+id) {
 			t.Errorf("%s: no line of request %q", s.reason, id)
 		}
@@ -95,7 +96,7 @@ func TestStalledResponseIsCounted(t *testing.T) {
 			_ = c.Conn.(*net.TCPConn).SetLinger(0)
 			_ = c.Close()
 		}
-		eventually(t, "the end of the connection", func() bool { return r.calls.Load() == 1 && r.server.conns.len() == 0 })
+		testwait.Until(t, "the end of the connection", func() bool { return r.calls.Load() == 1 && r.server.conns.len() == 0 })
 		r.observed.mu.Lock()
 		if want := chat + " " + k.cause.String(); len(r.observed.incomplete) != 1 || r.observed.incomplete[0] != want {
 			t.Errorf("%q, want %q", r.observed.incomplete, want)

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // A reload also changes the time-outs that fasthttp got at the start, for open connections and for
@@ -14,7 +16,7 @@ func TestReloadTimeouts(t *testing.T) {
 	served, fresh := r.dial(), r.dial()
 	served.send(chatPost(hello))
 	served.readResponse()
-	eventually(t, "both are accepted", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.open == 2 })
+	testwait.Until(t, "both are accepted", func() bool { r.observed.mu.Lock(); defer r.observed.mu.Unlock(); return r.observed.open == 2 })
 	open.HeadTimeout, open.IdleTimeout, open.Handler = 2*time.Second, time.Hour, handlerFunc(echo)
 	if err := r.server.Change(open); err != nil {
 		t.Fatal(err)

@@ -8,6 +8,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // shortIdleTimeout is how long a retiring server keeps unused connections in these tests.
@@ -88,7 +90,7 @@ func TestRetireServesStartedRequests(t *testing.T) {
 			tap.holdBack = k.halved
 			c.send(request[:k.begun])
 			tap.holdBack = false
-			eventually(t, "both accepted", func() bool { return r.server.conns.len() == 2 })
+			testwait.Until(t, "both accepted", func() bool { return r.server.conns.len() == 2 })
 			done := r.retire(testTimeout)
 			unused.expectClosed()
 			select {
@@ -158,7 +160,7 @@ func TestRetireServesTheLastAccepted(t *testing.T) {
 	go func() {
 		served <- s.Serve(&slowCloseListener{Listener: ln, closing: make(chan struct{}), pending: accepted})
 	}()
-	eventually(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
+	testwait.Until(t, "accepting", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ln != nil })
 	retired := make(chan error, 1)
 	go func() { retired <- s.retire(context.Background(), nil, shortIdleTimeout, testTimeout) }()
 	select {
@@ -192,7 +194,7 @@ func TestRetireEnds(t *testing.T) {
 			r := start(t, Options{HeadTimeout: k.head}, echo)
 			c := r.dial()
 			c.send(chatPost(hello)[:60])
-			eventually(t, "it has begun", func() bool { return requestsInProgress(r) == 1 })
+			testwait.Until(t, "it has begun", func() bool { return requestsInProgress(r) == 1 })
 			done := r.retire(k.limit)
 			if resp, _ := c.readResponse(); resp.StatusCode != k.status {
 				t.Errorf("%d, want %d", resp.StatusCode, k.status)
@@ -220,14 +222,14 @@ func TestIdleChecksSocket(t *testing.T) {
 		t.Error("a byte lies in the socket")
 	}
 	go func() { s.serveConn(c); close(served) }()
-	eventually(t, "it was read", c.busy)
+	testwait.Until(t, "it was read", c.busy)
 	if c.idle() || c.active.Load() {
 		t.Error("half a head, which is closed to make room, but not by a drain")
 	}
 	_, _ = io.WriteString(theirs, helloPost("")[1:])
 	answer := newClient(t, theirs)
 	answer.readResponse()
-	eventually(t, "the next one is waited for", c.idle)
+	testwait.Until(t, "the next one is waited for", c.idle)
 	_ = theirs.Close()
 	<-served
 }
@@ -237,13 +239,13 @@ func TestDrainRespondsToPartialHead(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
 	c.send(chatPost(hello)[:60])
-	eventually(t, "accepted", func() bool { return r.server.conns.len() == 1 })
+	testwait.Until(t, "accepted", func() bool { return r.server.conns.len() == 1 })
 	done := make(chan error, 1)
 	go func() {
 		_, err := shutdown(r, testTimeout)
 		done <- err
 	}()
-	eventually(t, "draining", r.server.draining.Load)
+	testwait.Until(t, "draining", r.server.draining.Load)
 	time.Sleep(5 * drainPoll)
 	c.send(chatPost(hello)[60:])
 	if resp, _ := c.readResponse(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {

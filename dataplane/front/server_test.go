@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 )
 
@@ -349,7 +350,7 @@ func TestConnectionLimits(t *testing.T) {
 			last = id
 		}
 		_ = a.Close()
-		eventually(t, "a place is free", func() bool { return r.server.conns.len() == 1 })
+		testwait.Until(t, "a place is free", func() bool { return r.server.conns.len() == 1 })
 		if ask(r.dial()) != 200 {
 			t.Error("after a place became free")
 		}

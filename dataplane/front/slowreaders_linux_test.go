@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/rawsocket"
 	"sluice/dataplane/relay"
 )
@@ -143,7 +144,7 @@ func TestStalledClientsUseBoundedMemory(t *testing.T) {
 				return n
 			}
 			was, since := int64(0), time.Now()
-			eventually(t, "the end of reading", func() bool {
+			testwait.Until(t, "the end of reading", func() bool {
 				if now := sent.Load(); now != was || was == 0 {
 					was, since = now, time.Now()
 				}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 )
@@ -187,7 +188,7 @@ func testForbiddenTrailersOfAStream(t *testing.T, by RelayMode) {
 		if res := wantEnd(t, ends, relay.EngineMalformed); res.Reusable || !errors.Is(res.Err, upstream.ErrProtocol) {
 			t.Errorf("%q: %+v", line, res)
 		}
-		eventually(t, "both connections are closed", func() bool { return r.server.conns.len() == 0 && e.ep.Stats().Open == 0 })
+		testwait.Until(t, "both connections are closed", func() bool { return r.server.conns.len() == 0 && e.ep.Stats().Open == 0 })
 	}
 }
 
@@ -417,7 +418,7 @@ func testStalledClientIsDisconnected(t *testing.T, by RelayMode) {
 	c := r.dial()
 	c.send(chatPost(hello))
 	wantEnd(t, ends, relay.ClientStalled)
-	eventually(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
+	testwait.Until(t, "connection closed", func() bool { return r.server.conns.len() == 0 })
 }
 
 // A stream that outlives WriteTimeout many times is not cut while it flows.
@@ -515,7 +516,7 @@ func testPanicInHooks(t *testing.T, by RelayMode) {
 		_, _ = io.ReadAll(io.LimitReader(c, 10))
 		r.waitStreamsOnLoops(by, 1)
 		relayed <- struct{}{}
-		eventually(t, "panic seen", func() bool {
+		testwait.Until(t, "panic seen", func() bool {
 			r.observed.mu.Lock()
 			defer r.observed.mu.Unlock()
 			return r.observed.panics == 1

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/upstream"
 )
@@ -182,21 +183,12 @@ func chunksOf(payloads ...string) string {
 	return out.String()
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(long); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, long)
-		}
-	}
-}
-
 // noLeaks fails t when goroutines outlive it. Call it first.
 func noLeaks(t testing.TB) {
 	t.Helper()
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
-		eventually(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
+		testwait.Until(t, "no goroutine left", func() bool { return runtime.NumGoroutine() <= before })
 	})
 }
 

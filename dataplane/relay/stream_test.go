@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 )
 
@@ -334,7 +335,7 @@ func TestReadBufferFollowsRate(t *testing.T) {
 	delivered := make(chan struct{}, 1000)
 	e := engine(t, func(nc *net.TCPConn) {
 		send(nc, "HTTP/1.1 200 OK\r\nContent-Length: 1048676\r\n\r\n"+strings.Repeat("x", 1<<20))
-		eventually(t, "all delivered", func() bool {
+		testwait.Until(t, "all delivered", func() bool {
 			n := len(delivered)
 			return n > 0
 		})

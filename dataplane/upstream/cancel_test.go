@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // expectCancelled runs f, which must fail with ErrCancelled, and cuts once ready says so.
@@ -20,7 +22,7 @@ func expectCancelled(t *testing.T, call *Call, ready func() bool, f func() error
 	t.Helper()
 	result := make(chan error, 1)
 	go func() { result <- f() }()
-	eventually(t, "ready to be cut", ready)
+	testwait.Until(t, "ready to be cut", ready)
 	call.Cancel()
 	select {
 	case err := <-result:

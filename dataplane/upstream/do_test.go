@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"sluice/bench/testwait"
 )
 
 func TestRequestAsSent(t *testing.T) {
@@ -199,7 +201,7 @@ func TestDeadlineOfAnEarlierRequest(t *testing.T) {
 		e.newest().setReadDeadline(armed) // as an earlier request would have left it
 		done := make(chan error, 1)
 		go func() { _, err := request(e, req, nil); done <- err }()
-		eventually(t, "the old deadline has passed", func() bool { return now() > armed+10*time.Millisecond })
+		testwait.Until(t, "the old deadline has passed", func() bool { return now() > armed+10*time.Millisecond })
 		wait <- struct{}{}
 		if err := <-done; err != nil {
 			t.Fatalf("request %d: %v", i, err)

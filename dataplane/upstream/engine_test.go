@@ -139,19 +139,6 @@ func mustRequest(t testing.TB, e *Endpoint, body string) {
 	}
 }
 
-// eventually polls until ok says true.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(long); ; time.Sleep(time.Millisecond) {
-		if ok() {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: not within %v", what, long)
-		}
-	}
-}
-
 // noLeaks fails t when goroutines or open connections outlive it. Call it
 // first, so that it runs after the other clean-ups.
 func noLeaks(t testing.TB) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 const (
@@ -142,7 +144,7 @@ func TestGraceUntilAnEvent(t *testing.T) {
 			case <-time.After(long):
 				t.Fatal("the engine has not met the end behind its first event")
 			}
-			eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+			testwait.Until(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
 		})
 	}
 }
@@ -166,7 +168,7 @@ func TestGraceEnds(t *testing.T) {
 			case <-time.After(long):
 				t.Fatal("the engine has not met the end")
 			}
-			eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+			testwait.Until(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
 		})
 	}
 }
@@ -290,7 +292,7 @@ func TestConcurrentGrace(t *testing.T) {
 	for range 8 {
 		<-ended
 	}
-	eventually(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
+	testwait.Until(t, "nothing is open", func() bool { return e.Stats().Open == 0 })
 	select {
 	case took := <-early:
 		t.Errorf("an engine met the end %v behind its head, want %v at least", took, grace)

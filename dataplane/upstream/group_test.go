@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // grouped is a request in a group.
@@ -19,7 +21,7 @@ func expectAbandoned(t *testing.T, g *Group, call *Call, ready func() bool, f fu
 	t.Helper()
 	result := make(chan error, 1)
 	go func() { result <- f() }()
-	eventually(t, "ready to be abandoned", ready)
+	testwait.Until(t, "ready to be abandoned", ready)
 	if n := g.Abandon(); n != 1 {
 		t.Errorf("%d calls abandoned, want 1", n)
 	}

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 func TestReuse(t *testing.T) {
@@ -136,7 +138,7 @@ func TestIdleTimeout(t *testing.T) {
 		resp.Release()
 	}
 	ends.Wait()
-	eventually(t, "no connection left", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
+	testwait.Until(t, "no connection left", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
 	e2 := newEngine(t, echo).endpoint(t, Options{})
 	a, err := e2.Do(post("a"), nil)
 	if err != nil {
@@ -346,7 +348,7 @@ func TestClosedIdleNoticed(t *testing.T) {
 		}
 	}).endpoint(t, Options{})
 	mustRequest(t, e, "one")
-	eventually(t, "the kernel knows", func() bool {
+	testwait.Until(t, "the kernel knows", func() bool {
 		c := e.newest()
 		return c != nil && c.peerClosed()
 	})
@@ -438,7 +440,7 @@ func TestPartOfARecord(t *testing.T) {
 			}
 			p := make([]byte, n)
 			if u.nonBlocking = at%2 == 0; u.nonBlocking {
-				eventually(t, "it has come", func() bool { got, _ := u.Read(p); p = p[got:]; return len(p) == 0 })
+				testwait.Until(t, "it has come", func() bool { got, _ := u.Read(p); p = p[got:]; return len(p) == 0 })
 			} else if _, err := io.ReadFull(u, p); err != nil {
 				t.Fatal(err)
 			}
@@ -487,7 +489,7 @@ func TestChangeOfBounds(t *testing.T) {
 	// A shorter time closes those that have it behind them, with nobody asking; a longer
 	// one keeps what the shorter one's timer would have closed.
 	e.Reload(ReloadableOptions{IdleTimeout: time.Millisecond})
-	eventually(t, "idle connections are closed", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
+	testwait.Until(t, "idle connections are closed", func() bool { s := e.Stats(); return s.Open == 0 && s.Idle == 0 })
 	e.Reload(ReloadableOptions{IdleTimeout: long})
 	held = hold(2)
 	release(held[:1])

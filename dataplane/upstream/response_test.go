@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/membudget"
 )
 
@@ -75,7 +76,7 @@ func TestResponses(t *testing.T) {
 				}
 				resp.Release()
 			}
-			eventually(t, "all given back", func() bool { s := e.Stats(); return s.Open == s.Idle })
+			testwait.Until(t, "all given back", func() bool { s := e.Stats(); return s.Open == s.Idle })
 		})
 	}
 }

@@ -3,6 +3,8 @@ package upstream
 import (
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestTryRead: what has come behind a head is taken without waiting, and is the body's
@@ -17,7 +19,7 @@ func TestTryRead(t *testing.T) {
 		t.Fatalf("%d bytes in %v, of an engine that has sent a head only", resp.Buffered(), time.Since(begun))
 	}
 	d.event <- struct{}{}
-	eventually(t, "the event is seen", func() bool { resp.TryRead(); return resp.Buffered() > 0 })
+	testwait.Until(t, "the event is seen", func() bool { resp.TryRead(); return resp.Buffered() > 0 })
 	if resp.TryRead(); resp.Buffered() != len(firstEvent) {
 		t.Errorf("%d bytes with a second look, want %d", resp.Buffered(), len(firstEvent))
 	}

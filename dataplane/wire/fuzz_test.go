@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"sluice/bench/testwait"
 )
 
 // discardLink is a link that takes everything.
@@ -82,7 +84,7 @@ func feedAll(t *testing.T, in []byte, piece int) string {
 	}
 	close(fed)
 	c.endStreams(nil)
-	eventually(t, "no handler runs and nothing is held", func() bool { st := srv.Stats(); return st.Streams == 0 && st.Requests == 0 })
+	testwait.Until(t, "no handler runs and nothing is held", func() bool { st := srv.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	link.mu.Lock()
 	defer link.mu.Unlock()
 	for out := link.out; len(out) > 0; {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestFloodIsBounded: a client that asks and asks and reads nothing is closed before what
@@ -69,7 +71,7 @@ func TestFloodIsBounded(t *testing.T) {
 				if most > 3*minOwnBytes {
 					t.Errorf("%d bytes waited to be read", most)
 				}
-				eventually(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 })
+				testwait.Until(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 })
 			})
 		}
 	}
@@ -85,7 +87,7 @@ func TestSlowRequest(t *testing.T) {
 			if _, err := nc.Write(appendHeader(nil, Request, 1, 100_000)); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the payload has its room", func() bool { return srv.Stats().Requests > 0 })
+			testwait.Until(t, "the payload has its room", func() bool { return srv.Stats().Requests > 0 })
 			stop := make(chan struct{})
 			defer close(stop)
 			go func() {
@@ -109,7 +111,7 @@ func TestSlowRequest(t *testing.T) {
 			if e := readError(payload); e.Code != CodeProtocol || !strings.Contains(e.Message, "did not become whole in 200ms") {
 				t.Errorf("%v", e)
 			}
-			eventually(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Requests == 0 })
+			testwait.Until(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Requests == 0 })
 		})
 	}
 }
@@ -134,7 +136,7 @@ func TestHalfClosed(t *testing.T) {
 					t.Fatal(err)
 				}
 				if cut == len(request) {
-					eventually(t, "the request runs", func() bool { return srv.Stats().Streams == 1 })
+					testwait.Until(t, "the request runs", func() bool { return srv.Stats().Streams == 1 })
 				}
 				if err := nc.Conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
 					t.Fatal(err)
@@ -148,7 +150,7 @@ func TestHalfClosed(t *testing.T) {
 						t.Errorf("the stream ended with %v", err)
 					}
 				}
-				eventually(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 })
+				testwait.Until(t, "nothing is left", func() bool { st := srv.Stats(); return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 })
 			})
 		}
 	}

@@ -22,6 +22,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // handlerFunc makes a Handler of a function.
@@ -128,15 +130,6 @@ func drain(t testing.TB, s *ClientStream) (items int, err error) {
 	}
 }
 
-func eventually(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for by := time.Now().Add(60 * time.Second); !f(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(by) {
-			t.Fatalf("not within 60 s: %s", what)
-		}
-	}
-}
-
 func TestManyStreamsOnOneConnection(t *testing.T) {
 	for _, kind := range sockets {
 		t.Run(kind, func(t *testing.T) {
@@ -156,7 +149,7 @@ func TestManyStreamsOnOneConnection(t *testing.T) {
 				})
 			}
 			wg.Wait()
-			eventually(t, "all streams are gone", func() bool { return srv.Stats().Streams == 0 && srv.Stats().Requests == 0 })
+			testwait.Until(t, "all streams are gone", func() bool { return srv.Stats().Streams == 0 && srv.Stats().Requests == 0 })
 		})
 	}
 }
@@ -205,7 +198,7 @@ func TestSlowConsumerBlocksOnlyItself(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the slow stream stands", func() bool { return sent.Load() >= 10 })
+			testwait.Until(t, "the slow stream stands", func() bool { return sent.Load() >= 10 })
 			for range 20 {
 				s, err := c.Open(itemRequest(500, 32))
 				if err != nil {
@@ -250,7 +243,7 @@ func TestStalledConnection(t *testing.T) {
 				}
 			}
 			// The server is stuck with at most its queue and the sockets' buffers.
-			eventually(t, "streams wait for room", func() bool {
+			testwait.Until(t, "streams wait for room", func() bool {
 				for _, c := range srv.all() {
 					c.out.mu.Lock()
 					pending, waiting := c.out.pending, len(c.out.waiters)
@@ -410,7 +403,7 @@ func TestStalledClientIsEnded(t *testing.T) {
 			if err := <-failed; !errors.Is(err, ErrStalled) {
 				t.Errorf("the handler sees %v", err)
 			}
-			eventually(t, "END came", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ended })
+			testwait.Until(t, "END came", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.ended })
 			n := 0
 			for {
 				_, ok, err := s.Recv(context.Background())
@@ -511,7 +504,7 @@ func TestBadFrames(t *testing.T) {
 				if _, err := io.ReadAll(nc); err != nil && !strings.Contains(err.Error(), "reset") {
 					t.Errorf("the connection is not closed: %v", err)
 				}
-				eventually(t, "nothing is left", func() bool { return srv.Stats().Conns == 0 && srv.Stats().Streams == 0 })
+				testwait.Until(t, "nothing is left", func() bool { return srv.Stats().Conns == 0 && srv.Stats().Streams == 0 })
 			})
 		}
 	}
@@ -554,7 +547,7 @@ func TestRefusedStreamsKeepConnection(t *testing.T) {
 		_, _, err = s.Recv(context.Background())
 		return err == nil
 	}
-	eventually(t, "there is room again", expectSoon)
+	testwait.Until(t, "there is room again", expectSoon)
 	expect(make([]byte, 100<<10), CodeMemory)
 	expect([]byte("x"), "")
 }
@@ -570,7 +563,7 @@ func TestTooManyConnections(t *testing.T) {
 				t.Errorf("a second connection: %v", err)
 			}
 			c.Close()
-			eventually(t, "there is room again", func() bool {
+			testwait.Until(t, "there is room again", func() bool {
 				c, err := Dial(context.Background(), addr, DialOptions{TLS: c.opt.TLS})
 				if err != nil {
 					return false
@@ -593,7 +586,7 @@ func TestHeartbeats(t *testing.T) {
 			c := dial(DialOptions{})
 			mute := rawHello(t, kind, addr, 10)
 			dialRaw(t, kind, addr) // sends no HELLO
-			eventually(t, "only the one that answers is left", func() bool { return srv.Stats().Conns == 1 })
+			testwait.Until(t, "only the one that answers is left", func() bool { return srv.Stats().Conns == 1 })
 			_ = mute.SetReadDeadline(time.Now().Add(30 * time.Second))
 			for {
 				h, payload, err := mute.in.next(maxHello)
@@ -678,10 +671,10 @@ func TestDrainAndClose(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the stream is open", func() bool { return srv.Stats().Streams == 1 })
+			testwait.Until(t, "the stream is open", func() bool { return srv.Stats().Streams == 1 })
 			drained := make(chan error, 1)
 			go func() { drained <- srv.Drain(context.Background()) }()
-			eventually(t, "new requests are refused", func() bool {
+			testwait.Until(t, "new requests are refused", func() bool {
 				_, err := c.Open(nil)
 				var e *Error
 				return errors.As(err, &e) && e.Code == CodeDraining
@@ -706,7 +699,7 @@ func TestDrainAndClose(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, fmt.Sprintf("goroutines are back at %d", before), func() bool { return runtime.NumGoroutine() <= before+2 })
+	testwait.Until(t, fmt.Sprintf("goroutines are back at %d", before), func() bool { return runtime.NumGoroutine() <= before+2 })
 }
 
 func TestSocketFiles(t *testing.T) {

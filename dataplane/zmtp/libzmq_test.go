@@ -16,6 +16,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/testwait"
 )
 
 // peer is a socket of libzmq that is connected to p.
@@ -68,7 +70,7 @@ func TestPushSockets(t *testing.T) {
 		})
 	}
 	all.Wait()
-	eventually(t, "all have come", func() bool {
+	testwait.Until(t, "all have come", func() bool {
 		sum := int64(0)
 		for i := range next {
 			sum += next[i].Load()
@@ -88,7 +90,7 @@ func TestPartsOfLibzmq(t *testing.T) {
 	send(t, s, "a", "b", strings.Repeat("c", 300))
 	send(t, s, "")
 	send(t, s, "two")
-	eventually(t, "all have come", func() bool { return got.String() == "one,,two" })
+	testwait.Until(t, "all have come", func() bool { return got.String() == "one,,two" })
 	if s := p.Stats(); s.Multipart != 1 || s.PeerErrors != 0 {
 		t.Errorf("%+v", s)
 	}
@@ -104,9 +106,9 @@ func TestHeartbeatsOfLibzmq(t *testing.T) {
 		return errors.Join(s.SetHeartbeatIvl(20*time.Millisecond), s.SetHeartbeatTimeout(20*time.Second), s.SetHeartbeatTtl(20*time.Second))
 	})
 	send(t, s, "before")
-	eventually(t, "ten heartbeats are answered", func() bool { return pongs.Load() >= 10 })
+	testwait.Until(t, "ten heartbeats are answered", func() bool { return pongs.Load() >= 10 })
 	send(t, s, "after")
-	eventually(t, "both messages", func() bool { return got.String() == "before,after" })
+	testwait.Until(t, "both messages", func() bool { return got.String() == "before,after" })
 	if n := relay.conns.Load(); n != 1 || p.Stats().PeerErrors != 0 {
 		t.Errorf("%d connections, %+v", n, p.Stats())
 	}
@@ -121,7 +123,7 @@ func TestReconnectOfLibzmq(t *testing.T) {
 	for i := range 3 {
 		mark := fmt.Sprintf("<%d>", i)
 		// What was sent while the connection broke may be lost with it: so it is said again.
-		eventually(t, "a message over connection "+mark, func() bool {
+		testwait.Until(t, "a message over connection "+mark, func() bool {
 			send(t, s, mark)
 			time.Sleep(5 * time.Millisecond)
 			return strings.Contains(got.String(), mark) && relay.conns.Load() > int64(i)
@@ -135,7 +137,7 @@ func TestOtherSocketsOfLibzmq(t *testing.T) {
 	for _, kind := range []zmq.Type{zmq.PUB, zmq.DEALER, zmq.PULL} {
 		p := listen(t, Options{})
 		peer(t, kind, p.Endpoint())
-		eventually(t, kind.String()+" is refused", func() bool { return p.Stats().PeerErrors > 0 })
+		testwait.Until(t, kind.String()+" is refused", func() bool { return p.Stats().PeerErrors > 0 })
 	}
 }
 

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 func listen(t testing.TB, opt Options) *Pull {
@@ -67,15 +69,6 @@ func wantClosed(t testing.TB, c net.Conn) {
 	}
 }
 
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30s: %s", what)
-		}
-	}
-}
-
 // messageRecorder is a Message that keeps all.
 type messageRecorder struct {
 	mu  sync.Mutex
@@ -107,12 +100,12 @@ func TestWire(t *testing.T) {
 	writeMessage(t, c, handshakeBytes()[greetingBytes:], short(0, "one"), short(flagMore, "no"), short(0, "no"))
 	writeMessage(t, c, short(flagCommand, "\x04PING\x00\x64abc"), long(0, "two"))
 	wantBytes(t, c, "\x04\x08\x04PONGabc")
-	eventually(t, "both messages", func() bool { return got.String() == "one,two" })
+	testwait.Until(t, "both messages", func() bool { return got.String() == "one,two" })
 	if s := p.Stats(); s.Conns != 1 || s.Multipart != 1 || s.PeerErrors+s.AtCapacity+s.NotAllowed != 0 {
 		t.Errorf("%+v", s)
 	}
 	c.Close()
-	eventually(t, "the connection is forgotten", func() bool { return p.Stats().Conns == 0 })
+	testwait.Until(t, "the connection is forgotten", func() bool { return p.Stats().Conns == 0 })
 	if s := p.Stats(); s.PeerErrors != 0 {
 		t.Errorf("a peer that closes counts as broken: %+v", s)
 	}
@@ -128,7 +121,7 @@ func TestNetworksAtAccept(t *testing.T) {
 	if b, err := io.ReadAll(c); len(b) > 0 {
 		t.Errorf("a stranger is greeted: %q, %v", b, err)
 	}
-	eventually(t, "it is counted", func() bool { return away.Stats().NotAllowed == 1 })
+	testwait.Until(t, "it is counted", func() bool { return away.Stats().NotAllowed == 1 })
 	away.Close()
 	if got.String() != "" || !strings.Contains(log.String(), "127.0.0.1") || !strings.Contains(log.String(), "networks") {
 		t.Errorf("heard %q; the log: %s", got.String(), log.String())
@@ -160,7 +153,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	if b, _ := io.ReadAll(over); len(b) > 0 {
 		t.Errorf("a third connection of one host is greeted: %q", b)
 	}
-	eventually(t, "it is counted", func() bool { return p.Stats().AtCapacity == 1 })
+	testwait.Until(t, "it is counted", func() bool { return p.Stats().AtCapacity == 1 })
 	if s := p.Stats(); s.Conns != 2 {
 		t.Errorf("%+v", s)
 	}
@@ -171,7 +164,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Error("a second connection of all is greeted")
 	}
 	first.Close()
-	eventually(t, "the place is free", func() bool { return all.Stats().Conns == 0 })
+	testwait.Until(t, "the place is free", func() bool { return all.Stats().Conns == 0 })
 	wantBytes(t, dial(t, all), string(ourGreeting[:]))
 }
 
@@ -181,7 +174,7 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	writeMessage(t, half, ourGreeting[:40])
 	wantClosed(t, silent)
 	wantClosed(t, half)
-	eventually(t, "both are counted", func() bool { return p.Stats().PeerErrors == 2 && p.Stats().Conns == 0 })
+	testwait.Until(t, "both are counted", func() bool { return p.Stats().PeerErrors == 2 && p.Stats().Conns == 0 })
 
 	var got messageRecorder
 	q := listen(t, Options{Frame: 50 * time.Millisecond, Message: got.take})
@@ -189,9 +182,9 @@ func TestSlowPeersAreClosed(t *testing.T) {
 	writeMessage(t, idle, handshakeBytes())
 	writeMessage(t, stuck, handshakeBytes(), short(0, "m"), short(0, "rest")[:3])
 	wantClosed(t, stuck)
-	eventually(t, "one is counted", func() bool { return q.Stats().PeerErrors == 1 && q.Stats().Conns == 1 })
+	testwait.Until(t, "one is counted", func() bool { return q.Stats().PeerErrors == 1 && q.Stats().Conns == 1 })
 	writeMessage(t, idle, short(0, "later")) // silence between frames is no fault
-	eventually(t, "the idle one is heard", func() bool { return got.String() == "m,later" })
+	testwait.Until(t, "the idle one is heard", func() bool { return got.String() == "m,later" })
 }
 
 // A peer that always leaves the next frame begun, but goes on, is not given up.
@@ -242,7 +235,7 @@ func TestMessageWithoutEnd(t *testing.T) {
 		}
 	}
 	writeMessage(t, c, short(0, "the end"), short(0, "next"))
-	eventually(t, "the message after it", func() bool { return got.String() == "next" })
+	testwait.Until(t, "the message after it", func() bool { return got.String() == "next" })
 	runtime.ReadMemStats(&after)
 	t.Logf("a message of %d MiB: %d KiB allocated", sent>>20, (after.TotalAlloc-before.TotalAlloc)>>10)
 	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
@@ -262,7 +255,7 @@ func TestUnreadPongs(t *testing.T) {
 	for err := error(nil); err == nil; {
 		_, err = c.Write(pings)
 	}
-	eventually(t, "it is closed", func() bool { s := p.Stats(); return s.PeerErrors == 1 && s.Conns == 0 })
+	testwait.Until(t, "it is closed", func() bool { s := p.Stats(); return s.PeerErrors == 1 && s.Conns == 0 })
 }
 
 func TestListenRefuses(t *testing.T) {
@@ -311,7 +304,7 @@ func TestClose(t *testing.T) {
 		}
 		conns = append(conns, c)
 	}
-	eventually(t, "all are in", func() bool { return p.Stats().Conns == 30 && strings.Count(got.String(), "m") == 20 })
+	testwait.Until(t, "all are in", func() bool { return p.Stats().Conns == 30 && strings.Count(got.String(), "m") == 20 })
 	p.Close()
 	p.Close()
 	select {
@@ -325,7 +318,7 @@ func TestClose(t *testing.T) {
 	if s := p.Stats(); s.Conns != 0 || s.PeerErrors != 0 {
 		t.Errorf("%+v", s)
 	}
-	eventually(t, "its goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+1 })
+	testwait.Until(t, "its goroutines have ended", func() bool { return runtime.NumGoroutine() <= before+1 })
 	if c, err := net.Dial("tcp", strings.TrimPrefix(p.Endpoint(), "tcp://")); err == nil {
 		c.Close()
 		t.Error("it listens after Close")

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/obs"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -237,7 +238,7 @@ func TestStats(t *testing.T) {
 	}
 	twin.FirstToken("/v1/completions", 200*time.Millisecond)
 	var st *Stats
-	wait(t, "a sample with the requests", func() bool {
+	testwait.Until(t, "a sample with the requests", func() bool {
 		var err error
 		if st, err = f.client.Stats(t.Context(), time.Time{}); err != nil {
 			t.Fatal(err)
@@ -255,7 +256,7 @@ func TestStats(t *testing.T) {
 		t.Errorf("since: %+v, %v", later, err)
 	}
 	var other Stats
-	wait(t, "the twin's sample", func() bool {
+	testwait.Until(t, "the twin's sample", func() bool {
 		other = Stats{}
 		if err := f.client.get(t.Context(), "/admin/v1/compare", &other); err != nil {
 			t.Fatal(err)
@@ -389,7 +390,7 @@ func TestEvents(t *testing.T) {
 	if want := "[chosen r1 prefill chosen r1 decode ended r1 state d1 unhealthy]"; fmt.Sprint(got) != want {
 		t.Errorf("got %v, want %s", got, want)
 	}
-	wait(t, "the subscriber to be gone", func() bool {
+	testwait.Until(t, "the subscriber to be gone", func() bool {
 		f.hub.mu.Lock()
 		defer f.hub.mu.Unlock()
 		return len(f.hub.subs) == 0
@@ -429,7 +430,7 @@ func TestEventStreamOutlivesTheReadDeadline(t *testing.T) {
 	defer cancel()
 	ch := f.listen(t, ctx)
 	began := time.Now()
-	wait(t, "the deadline to pass", func() bool { return time.Since(began) > 3*headTimeout })
+	testwait.Until(t, "the deadline to pass", func() bool { return time.Since(began) > 3*headTimeout })
 	f.WorkerChanged(f.fleet.workers[0], worker.Ready, worker.Draining, "x")
 	if e, ok := <-ch; !ok || e.Type != "state" {
 		t.Errorf("the stream has ended: %+v", e)
@@ -465,7 +466,7 @@ func TestSlowSubscriberIsDropped(t *testing.T) {
 	if !ok {
 		t.Fatal("not subscribed")
 	}
-	wait(t, "the subscriber to be dropped", func() bool {
+	testwait.Until(t, "the subscriber to be dropped", func() bool {
 		f.WorkerChanged(f.fleet.workers[0], worker.Ready, worker.Draining, "x")
 		f.hub.mu.Lock()
 		defer f.hub.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
@@ -178,7 +179,7 @@ func TestConsoleInBrowser(t *testing.T) {
 		time.Sleep(*preview)
 		return
 	}
-	wait(t, "some history", func() bool { h, _, _ := f.ownSampler.since(0); return len(h) > 24 })
+	testwait.Until(t, "some history", func() bool { h, _, _ := f.ownSampler.since(0); return len(h) > 24 })
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
 		"--disable-component-update", "--disable-sync", "--user-data-dir=" + t.TempDir(), "--window-size=" + *size,
 		"--enable-logging=stderr"}

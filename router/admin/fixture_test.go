@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/fleet"
 	"sluice/router/obs"
@@ -134,19 +135,9 @@ func start(t *testing.T, change func(*Options)) *fixture {
 		if err := <-served; err != nil {
 			t.Errorf("serve: %v", err)
 		}
-		wait(t, "the server's goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+		testwait.Until(t, "the server's goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 	})
 	return f
-}
-
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			buf := make([]byte, 1<<16)
-			t.Fatalf("waited in vain for %s\n%s", what, buf[:runtime.Stack(buf, true)])
-		}
-	}
 }
 
 // call sends one request and returns the raw response.

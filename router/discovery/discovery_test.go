@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/fleet"
 	"sluice/router/worker"
 )
@@ -71,16 +72,6 @@ func (r *recorder) takeCalls() string {
 }
 
 func spec(id, url string) worker.Spec { return worker.Spec{ID: id, URL: url} }
-
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("did not happen within 20s: %s", what)
-}
 
 func TestReplaceIsADiff(t *testing.T) {
 	r := newRecorder()
@@ -224,18 +215,18 @@ func TestFileChangesAreApplied(t *testing.T) {
 	fault := func(word string) func() bool {
 		return func() bool { return strings.Contains(run.States()[0].Error, word) }
 	}
-	until(t, "a missing file is a fault", fault("no such file"))
+	testwait.Until(t, "a missing file is a fault", fault("no such file"))
 	write(t, path, "a http://h:1\nb http://h:2\n")
-	until(t, "both are in", func() bool { return r.ids() == "a b" && run.States()[0].Error == "" })
+	testwait.Until(t, "both are in", func() bool { return r.ids() == "a b" && run.States()[0].Error == "" })
 	r.takeCalls()
 
 	write(t, path, "a http://h:1\nnonsense\n")
-	until(t, "the fault and its place are shown", fault("f:2:1"))
+	testwait.Until(t, "the fault and its place are shown", fault("f:2:1"))
 	if r.ids() != "a b" || r.takeCalls() != "" {
 		t.Error("a broken edit touched the workers")
 	}
 	write(t, path, "a http://h:1\nb http://h:2\n")
-	until(t, "the fault is gone", func() bool { return run.States()[0].Error == "" })
+	testwait.Until(t, "the fault is gone", func() bool { return run.States()[0].Error == "" })
 	if got := r.takeCalls(); got != "" {
 		t.Errorf("the old text again changed workers: %s", got)
 	}
@@ -246,14 +237,14 @@ func TestFileChangesAreApplied(t *testing.T) {
 	if err := os.Rename(other, path); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the diff is done", func() bool { return r.ids() == "b c" })
+	testwait.Until(t, "the diff is done", func() bool { return r.ids() == "b c" })
 	if got := r.takeCalls(); got != "-a -b +b +c" {
 		t.Errorf("calls %s", got)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "a removed file is a fault", fault("no such file"))
+	testwait.Until(t, "a removed file is a fault", fault("no such file"))
 	if r.ids() != "b c" {
 		t.Error("a removed file took the workers along")
 	}
@@ -270,7 +261,7 @@ func TestFileIsReadWhenStable(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "workers")
 	write(t, path, "a http://h:1\nb http://h:2\n")
 	r, run := startFile(t, path)
-	until(t, "both are in", func() bool { return r.ids() == "a b" })
+	testwait.Until(t, "both are in", func() bool { return r.ids() == "a b" })
 	r.takeCalls()
 	whole := "a http://h:1\nb http://h:2\nc http://h:3\n"
 	for end := time.Now().Add(20 * time.Second); ; {
@@ -280,7 +271,7 @@ func TestFileIsReadWhenStable(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			pause, last = max(pause, time.Since(last)), time.Now()
 		}
-		until(t, "the third is in", func() bool { return r.ids() == "a b c" && run.States()[0].Error == "" })
+		testwait.Until(t, "the third is in", func() bool { return r.ids() == "a b c" && run.States()[0].Error == "" })
 		got := r.takeCalls()
 		if got == "+c" {
 			return
@@ -289,7 +280,7 @@ func TestFileIsReadWhenStable(t *testing.T) {
 			t.Fatalf("calls %s; want one addition; no text stood for longer than %v", got, pause)
 		}
 		write(t, path, whole[:2*len("a http://h:1\n")]) // the machine stood still, and so did half a text
-		until(t, "both are in", func() bool { return r.ids() == "a b" })
+		testwait.Until(t, "both are in", func() bool { return r.ids() == "a b" })
 		r.takeCalls()
 	}
 }
@@ -305,7 +296,7 @@ func TestUnusableFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, run := startFile(t, path)
-			until(t, "it is a fault", func() bool { return strings.Contains(run.States()[0].Error, "cannot read") })
+			testwait.Until(t, "it is a fault", func() bool { return strings.Contains(run.States()[0].Error, "cannot read") })
 		})
 	}
 }
@@ -321,5 +312,5 @@ func TestFailedSourceReportsError(t *testing.T) {
 	if err := run.Start(failingSource{}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "its state says why", func() bool { return run.States()[0].Error == "cannot work" })
+	testwait.Until(t, "its state says why", func() bool { return run.States()[0].Error == "cannot work" })
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -69,7 +70,7 @@ func (e *testEngine) url() string { return "http://" + e.addr }
 func (e *testEngine) start() {
 	e.t.Helper()
 	var l net.Listener
-	until(e.t, "listen on "+e.addr, func() bool {
+	testwait.Until(e.t, "listen on "+e.addr, func() bool {
 		var err error
 		l, err = net.Listen("tcp", e.addr)
 		return err == nil
@@ -160,17 +161,6 @@ func (e *testEngine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// until polls; what must happen has half a minute, however loaded the machine is.
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("did not happen within 30s: %s", what)
-}
-
 // listener records the callbacks of a fleet.
 type listener struct {
 	mu  sync.Mutex
@@ -208,7 +198,7 @@ func newFleet(t *testing.T, opt Options) (*Fleet, *listener) {
 	t.Cleanup(func() {
 		f.Close()
 		// The engines' own connections end a little later; a leak stays.
-		until(t, "goroutines of the fleet end", func() bool { return runtime.NumGoroutine() <= before+4 })
+		testwait.Until(t, "goroutines of the fleet end", func() bool { return runtime.NumGoroutine() <= before+4 })
 	})
 	return f, l
 }

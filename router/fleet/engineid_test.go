@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -47,7 +48,7 @@ func TestAnotherEngineIDIsARestart(t *testing.T) {
 	if p, _ := f.View().Pool("tiny"); len(p.Aggregated) != 0 && l.leaves() == 0 {
 		t.Error("the rank is in the choice, and what its old life held was not dropped")
 	}
-	until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:p join:p") })
+	testwait.Until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:p join:p") })
 	waitRanks(t, f, "tiny", 1)
 	// What was under way when it ended, and what else the new life says, is no sign.
 	reportID(f, r, "a1")
@@ -73,7 +74,7 @@ func TestRanksShareAnEngineID(t *testing.T) {
 			t.Errorf("%d restarts of an engine with two ranks", n)
 		}
 		reportID(f, r, "b2_dp1")
-		until(t, "one restart", func() bool { return l.leaves() == 1 })
+		testwait.Until(t, "one restart", func() bool { return l.leaves() == 1 })
 		waitRanks(t, f, "tiny", len(r.Worker.Ranks))
 	}
 	for in, want := range map[string]string{"x_dp": "x_dp", "_dp3": "_dp3", "x_dp12": "x", "x12": "x12", "12": "12", "x_dp1_dp2": "x_dp1"} {
@@ -143,7 +144,7 @@ func TestEngineIDAfterItsEvents(t *testing.T) {
 		t.Error("the engine that lives on is not known again")
 	}
 	reportID(f, r, "c3_dp0")
-	until(t, "the next one is a restart", func() bool { return l.leaves() == 1 })
+	testwait.Until(t, "the next one is a restart", func() bool { return l.leaves() == 1 })
 }
 
 // A start time that has changed is the same restart as the id that changed with it,
@@ -156,16 +157,16 @@ func TestEngineIDAndStartTimeAreOneRestart(t *testing.T) {
 	r := f.View().Workers[0].Ranks[0]
 	reportID(f, r, "a1")
 	e.setIncarnation(2000)
-	until(t, "the scrape sees it", func() bool { return l.leaves() == 1 })
+	testwait.Until(t, "the scrape sees it", func() bool { return l.leaves() == 1 })
 	waitRanks(t, f, "tiny", 1)
 	reportID(f, r, "b2")
 	waitRanks(t, f, "tiny", 1)
 	e.setIncarnation(3000)
 	reportID(f, r, "c3")
-	until(t, "the id shows it", func() bool { return l.leaves() == 2 })
+	testwait.Until(t, "the id shows it", func() bool { return l.leaves() == 2 })
 	waitRanks(t, f, "tiny", 1)
 	seen := e.count("/metrics")
-	until(t, "two more scrapes", func() bool { return e.count("/metrics") > seen+2 })
+	testwait.Until(t, "two more scrapes", func() bool { return e.count("/metrics") > seen+2 })
 	if n := l.leaves(); n != 2 {
 		t.Errorf("%d restarts, want 2", n)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
@@ -42,11 +43,11 @@ func TestJoinLearnsTheEngine(t *testing.T) {
 	if f.Endpoint(p.Decode[0]).URL() != e.url() {
 		t.Error("endpoint of another URL")
 	}
-	until(t, "the load is scraped", func() bool { return p.Decode[0].Running.Load() == 7 && p.Decode[0].Waiting.Load() == 1 })
+	testwait.Until(t, "the load is scraped", func() bool { return p.Decode[0].Running.Load() == 7 && p.Decode[0].Waiting.Load() == 1 })
 	if p.Decode[0].KVUsage() != 0.25 {
 		t.Errorf("usage: %v", p.Decode[0].KVUsage())
 	}
-	until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
+	testwait.Until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
 	if e.count("/v1/completions") != 0 {
 		t.Error("an inference endpoint was called without being configured")
 	}
@@ -65,7 +66,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 	if sole, _ := f.View().Pool(""); sole.Model != "tiny" {
 		t.Errorf("the base model is %s", sole.Model)
 	}
-	until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
+	testwait.Until(t, "callbacks", func() bool { return l.String() == "join:d joining>ready" })
 }
 
 // Events of an adapter's blocks are told under its name: which models are adapters is
@@ -79,9 +80,9 @@ func TestAdaptersAreIdentified(t *testing.T) {
 		adapters := func(want string) func() bool {
 			return func() bool { return slices.Equal(f.View().Workers[0].Info().Adapters, []string{want}) }
 		}
-		until(t, "the adapter is known", adapters("tiny-lora"))
+		testwait.Until(t, "the adapter is known", adapters("tiny-lora"))
 		e.setModels(&e.models, `{"data":[{"id":"other-lora","owned_by":"vllm","parent":"tiny"},{"id":"tiny","owned_by":"vllm"}]}`)
-		until(t, "the other is known", adapters("other-lora"))
+		testwait.Until(t, "the other is known", adapters("other-lora"))
 	}
 }
 
@@ -171,11 +172,11 @@ func TestRestartLeavesAndJoins(t *testing.T) {
 	waitRanks(t, f, "tiny", 0)
 	e.unhealthy.Store(false)
 	waitRanks(t, f, "tiny", 1)
-	until(t, "states", func() bool { return l.String() == "join:d joining>ready ready>unhealthy unhealthy>ready" })
+	testwait.Until(t, "states", func() bool { return l.String() == "join:d joining>ready ready>unhealthy unhealthy>ready" })
 
 	// A new process behind the same address, too quick for a probe to fail.
 	e.setIncarnation(2000)
-	until(t, "restart", func() bool {
+	testwait.Until(t, "restart", func() bool {
 		return strings.HasSuffix(l.String(), "ready>unhealthy leave:d join:d unhealthy>ready")
 	})
 	// One that was seen to be down.
@@ -186,11 +187,11 @@ func TestRestartLeavesAndJoins(t *testing.T) {
 	if again := waitRanks(t, f, "tiny", 1).Aggregated[0]; again != rank {
 		t.Error("the rank is another after a restart; the reservations on it would be lost")
 	}
-	until(t, "second restart", func() bool { return strings.Count(l.String(), "leave:d join:d") == 2 })
+	testwait.Until(t, "second restart", func() bool { return strings.Count(l.String(), "leave:d join:d") == 2 })
 	// The clock of a second server process behind one address is no restart.
 	e.setIncarnation(2500)
 	scrapes := e.count("/metrics")
-	until(t, "more scrapes", func() bool { return e.count("/metrics") > scrapes+3 })
+	testwait.Until(t, "more scrapes", func() bool { return e.count("/metrics") > scrapes+3 })
 	if n := strings.Count(l.String(), "leave:d"); n != 2 {
 		t.Errorf("%d leaves; want 2: %s", n, l)
 	}
@@ -206,7 +207,7 @@ func TestRestartWithoutStartTimeIsDetectedByRefusal(t *testing.T) {
 	waitRanks(t, f, "tiny", 0)
 	e.start()
 	waitRanks(t, f, "tiny", 1)
-	until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:d join:d") })
+	testwait.Until(t, "leave and join", func() bool { return strings.Contains(l.String(), "leave:d join:d") })
 }
 
 func TestRankServersAreIndependent(t *testing.T) {
@@ -219,7 +220,7 @@ func TestRankServersAreIndependent(t *testing.T) {
 	if p.Aggregated[0].ID.Rank != 0 {
 		t.Errorf("the rank left is %s", p.Aggregated[0].ID)
 	}
-	until(t, "the state says that a rank is out", func() bool {
+	testwait.Until(t, "the state says that a rank is out", func() bool {
 		s, why := stateOf(f, "d")
 		return s == worker.Ready && strings.Contains(why, "1 of 2 rank servers")
 	})
@@ -235,7 +236,7 @@ func TestRanksOfOneServerHaveTheirOwnLoad(t *testing.T) {
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url(), Ranks: []uint16{0, 1}})
 	p := waitRanks(t, f, "tiny", 2)
-	until(t, "load by rank", func() bool { return p.Aggregated[0].Running.Load() == 3 && p.Aggregated[1].Running.Load() == 4 })
+	testwait.Until(t, "load by rank", func() bool { return p.Aggregated[0].Running.Load() == 3 && p.Aggregated[1].Running.Load() == 4 })
 	if p.Aggregated[1].Waiting.Load() != -1 {
 		t.Error("rank 1 told no waiting requests, yet they are known")
 	}
@@ -243,7 +244,7 @@ func TestRanksOfOneServerHaveTheirOwnLoad(t *testing.T) {
 		t.Error("rank 1 is not addressed")
 	}
 	e.metrics.Store(nil)
-	until(t, "stale load expires", func() bool { return p.Aggregated[0].Running.Load() == -1 && p.Aggregated[0].KVUsage() == -1 })
+	testwait.Until(t, "stale load expires", func() bool { return p.Aggregated[0].Running.Load() == -1 && p.Aggregated[0].KVUsage() == -1 })
 }
 
 func TestTrafficFailureRemovesARank(t *testing.T) {
@@ -281,7 +282,7 @@ func TestFirstProbeWaitsForSGLang(t *testing.T) {
 	f, _ := newFleet(t, Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1, Log: slog.New(slog.NewTextHandler(lines(told), nil))})
 	mustAdd(t, f, worker.Spec{ID: "d", URL: e.url()})
 	waitRanks(t, f, "tiny", 1)
-	until(t, "it is asked /ping", func() bool { return e.count("/ping") > 2 })
+	testwait.Until(t, "it is asked /ping", func() bool { return e.count("/ping") > 2 })
 	f.Close()
 	for len(told) > 0 {
 		// What it is asked beside (GET …) has the shorter time, which a machine that stands still can miss.
@@ -322,7 +323,7 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 	}()
 	e.hang.Store(true)
 	asked := e.count("/health")
-	until(t, "some probes hang", func() bool { return e.count("/health") > asked+4 })
+	testwait.Until(t, "some probes hang", func() bool { return e.count("/health") > asked+4 })
 	s, why := rank.Worker.State()
 	close(stop)
 	<-done
@@ -354,7 +355,7 @@ func TestDrainAndRemove(t *testing.T) {
 	if _, ok := v.Pool("tiny"); ok || len(v.Workers) != 0 {
 		t.Fatal("a removed worker is still in the view")
 	}
-	until(t, "leave", func() bool { return strings.HasSuffix(l.String(), ">gone leave:d") })
+	testwait.Until(t, "leave", func() bool { return strings.HasSuffix(l.String(), ">gone leave:d") })
 	if ep := f.Endpoint(rank); ep == nil || ep.URL() != e.url() {
 		t.Error("no endpoint for a rank of an older view")
 	} else if status, _, err := ep.Get("/health", time.Second, 1000); err != nil || status != 200 {
@@ -423,7 +424,7 @@ func TestModelsOfTheSpec(t *testing.T) {
 		t.Error("a model named by the config is unknown until its engine answers")
 	}
 	waitRanks(t, f, "m", 1)
-	until(t, "a reason", func() bool {
+	testwait.Until(t, "a reason", func() bool {
 		s, why := stateOf(f, "asked")
 		return s == worker.Joining && strings.Contains(why, "/v1/models")
 	})
@@ -496,7 +497,7 @@ func TestChurn(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	until(t, "all slots come back", func() bool {
+	testwait.Until(t, "all slots come back", func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		return len(f.freeRanks) == f.next && len(f.removing) == 0

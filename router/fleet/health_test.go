@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
@@ -118,7 +119,7 @@ func TestHealthPaths(t *testing.T) {
 				f, _ := newFleet(t, opt)
 				mustAdd(t, f, spec)
 				if c.fault != "" {
-					until(t, "the reason is known", func() bool { _, why := stateOf(f, "w"); return strings.Contains(why, c.fault) })
+					testwait.Until(t, "the reason is known", func() bool { _, why := stateOf(f, "w"); return strings.Contains(why, c.fault) })
 					if s, _ := stateOf(f, "w"); s != worker.Joining {
 						t.Errorf("state %s", s)
 					}
@@ -127,7 +128,7 @@ func TestHealthPaths(t *testing.T) {
 				waitRanks(t, f, "tiny", 1)
 				path, _, _ := strings.Cut(c.path, "?")
 				n := e.count(path)
-				until(t, "it is asked there again and again", func() bool { return e.count(path) > n+3 })
+				testwait.Until(t, "it is asked there again and again", func() bool { return e.count(path) > n+3 })
 				if s, why := stateOf(f, "w"); s != worker.Ready || why != "" {
 					t.Errorf("state %s, %q", s, why)
 				}
@@ -144,10 +145,10 @@ func TestHealthByModels(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.URL})
 	waitRanks(t, f, "tiny", 1)
 	n := e.count("/v1/models")
-	until(t, "it is probed, its kind being known", func() bool { return e.count("/v1/models") > n+5 })
+	testwait.Until(t, "it is probed, its kind being known", func() bool { return e.count("/v1/models") > n+5 })
 	none := e.count("/health")
 	n = e.count("/v1/models")
-	until(t, "it is probed", func() bool { return e.count("/v1/models") > n+10 })
+	testwait.Until(t, "it is probed", func() bool { return e.count("/v1/models") > n+10 })
 	if e.count("/health") > none {
 		t.Errorf("a path that it does not have was asked %d times more", e.count("/health")-none)
 	}
@@ -166,7 +167,7 @@ func TestHealthByModels(t *testing.T) {
 	e.set("/v1/models", 200)
 	waitRanks(t, f, "tiny", 1)
 	n = e.count("/health")
-	until(t, "/health is asked", func() bool { return e.count("/health") > n+3 })
+	testwait.Until(t, "/health is asked", func() bool { return e.count("/health") > n+3 })
 }
 
 // A list of models that is longer than a probe reads is an answer as any other.
@@ -177,7 +178,7 @@ func TestHealthByManyModels(t *testing.T) {
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.URL})
 	waitRanks(t, f, "tiny", 1)
 	n := e.count("/v1/models")
-	until(t, "it is probed", func() bool { return e.count("/v1/models") > n+5 })
+	testwait.Until(t, "it is probed", func() bool { return e.count("/v1/models") > n+5 })
 	if s, why := stateOf(f, "w"); s != worker.Ready {
 		t.Errorf("state %s, %q", s, why)
 	}
@@ -192,7 +193,7 @@ func TestChangeOfHealthPath(t *testing.T) {
 	waitRanks(t, f, "tiny", 1)
 	opt.HealthPath = "/healthz"
 	f.Reload(opt.Settings())
-	until(t, "it is asked there", func() bool { return e.count("/healthz") > 2 })
+	testwait.Until(t, "it is asked there", func() bool { return e.count("/healthz") > 2 })
 	opt.HealthPath = "/none"
 	f.Reload(opt.Settings())
 	waitRanks(t, f, "tiny", 0)
@@ -207,9 +208,9 @@ func TestNoMetrics(t *testing.T) {
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.URL})
 	rank := waitRanks(t, f, "tiny", 1).Aggregated[0]
-	until(t, "it is asked for metrics", func() bool { return e.count("/metrics") > 3 })
+	testwait.Until(t, "it is asked for metrics", func() bool { return e.count("/metrics") > 3 })
 	asked, n := e.count("/metrics"), e.count("/v1/models")
-	until(t, "it is probed", func() bool { return e.count("/v1/models") > n+50 })
+	testwait.Until(t, "it is probed", func() bool { return e.count("/v1/models") > n+50 })
 	if more := e.count("/metrics") - asked; more > 15 {
 		t.Errorf("asked for metrics %d times more within 50 intervals; want one in ten", more)
 	}

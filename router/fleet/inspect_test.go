@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
@@ -39,12 +40,12 @@ func TestInspectSGLang(t *testing.T) {
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "s", URL: e.url(), Ranks: []uint16{0, 1}})
 	p := waitRanks(t, f, "q", 2)
-	until(t, "load", func() bool {
+	testwait.Until(t, "load", func() bool {
 		r := p.Aggregated[1]
 		return r.Running.Load() == 2 && r.Waiting.Load() == 5 && r.KVUsage() == 0.5
 	})
 	asked := e.count("/ping")
-	until(t, "probes by /ping", func() bool { return e.count("/ping") > asked+3 })
+	testwait.Until(t, "probes by /ping", func() bool { return e.count("/ping") > asked+3 })
 	if src, ok := f.EventSource(p.Aggregated[1]); !ok || src.Endpoint != "tcp://127.0.0.1:5558" {
 		t.Errorf("events of rank 1: %v %v", src, ok)
 	}
@@ -157,7 +158,7 @@ func TestGarbageNeverAdmits(t *testing.T) {
 	waitRanks(t, f, "tiny", 1)
 	e.setModels(&e.garbage, "garbage")
 	asked := e.count("/metrics")
-	until(t, "scrapes of garbage", func() bool { return e.count("/metrics") > asked+3 })
+	testwait.Until(t, "scrapes of garbage", func() bool { return e.count("/metrics") > asked+3 })
 }
 
 func TestIncarnationEnded(t *testing.T) {

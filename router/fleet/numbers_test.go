@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -55,7 +56,7 @@ func TestRanksOfASecondNode(t *testing.T) {
 				if r.HeaderRank() != i || !r.SendRank {
 					t.Errorf("rank %d is %d in the header, want %d", r.ID.Rank, r.HeaderRank(), i)
 				}
-				until(t, fmt.Sprintf("load of rank %d", r.ID.Rank), func() bool { return r.Running.Load() == int64(100+8+i) })
+				testwait.Until(t, fmt.Sprintf("load of rank %d", r.ID.Rank), func() bool { return r.Running.Load() == int64(100+8+i) })
 			}
 		})
 	}

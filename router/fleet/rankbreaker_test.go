@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -51,7 +52,7 @@ func TestBreakerIsOfOneRank(t *testing.T) {
 		t.Errorf("worker is %s, %q; want ready, with the rank and its failure named", s, why)
 	}
 
-	until(t, "it is half open without any traffic", func() bool { return breaker(bad) == worker.BreakerHalfOpen && inPool(f, bad) })
+	testwait.Until(t, "it is half open without any traffic", func() bool { return breaker(bad) == worker.BreakerHalfOpen && inPool(f, bad) })
 	if f.AtCapacity(bad) || !f.HasLimits() {
 		t.Error("half open and idle: it takes one request")
 	}
@@ -64,7 +65,7 @@ func TestBreakerIsOfOneRank(t *testing.T) {
 	if breaker(bad) != worker.BreakerOpen {
 		t.Error("one failure while half open opens it again")
 	}
-	until(t, "half open again", func() bool { return breaker(bad) == worker.BreakerHalfOpen })
+	testwait.Until(t, "half open again", func() bool { return breaker(bad) == worker.BreakerHalfOpen })
 	f.ReportStatus(bad, 200)
 	if breaker(bad) != worker.BreakerClosed || f.HasLimits() {
 		t.Errorf("%v after a success, some rank limited: %v", breaker(bad), f.HasLimits())
@@ -102,7 +103,7 @@ func TestBreakerEndsWithItsServer(t *testing.T) {
 		t.Fatal(breaker(r))
 	}
 	e.kill()
-	until(t, "the server is out", func() bool { s, _ := stateOf(f, "w"); return s == worker.Unhealthy })
+	testwait.Until(t, "the server is out", func() bool { s, _ := stateOf(f, "w"); return s == worker.Unhealthy })
 	e.setIncarnation(2000)
 	e.start()
 	waitRanks(t, f, "tiny", 2)
@@ -131,7 +132,7 @@ func TestHalfOpenEndsByTheClock(t *testing.T) {
 	if !f.AtCapacity(r) {
 		t.Error("it takes a second request while half open")
 	}
-	until(t, "closed by the clock", func() bool { return breaker(r) == worker.BreakerClosed && !f.AtCapacity(r) })
+	testwait.Until(t, "closed by the clock", func() bool { return breaker(r) == worker.BreakerClosed && !f.AtCapacity(r) })
 	r.Requests.Add(-1)
 }
 
@@ -146,14 +147,14 @@ func TestSlotWaitsForItsRequests(t *testing.T) {
 	if err := f.Remove("a"); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it left", func() bool { return strings.Contains(log.String(), "leave:a") })
+	testwait.Until(t, "it left", func() bool { return strings.Contains(log.String(), "leave:a") })
 	mustAdd(t, f, worker.Spec{ID: "b", URL: e.url()})
 	if r := waitRanks(t, f, "tiny", 1).Aggregated[0]; r.Slot == old.Slot {
 		t.Error("the slot was given out under a request")
 	}
 	old.Requests.Add(-1)
 	mustAdd(t, f, worker.Spec{ID: "c", URL: e.url()})
-	until(t, "the slot is used again", func() bool {
+	testwait.Until(t, "the slot is used again", func() bool {
 		for _, w := range f.View().Workers {
 			if w.Spec.ID == "c" {
 				return w.Ranks[0].Slot == old.Slot

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
@@ -84,9 +85,9 @@ func TestPrefillWaitsForItsBootstrapServer(t *testing.T) {
 					return s != worker.Ready && strings.Contains(why, "bootstrap") && strings.Contains(why, word)
 				}
 			}
-			until(t, "it says what it waits for", waits("some ranks have not registered"))
+			testwait.Until(t, "it says what it waits for", waits("some ranks have not registered"))
 			b.broken.Store(500)
-			until(t, "it says what is wrong", waits("returned 500"))
+			testwait.Until(t, "it says what is wrong", waits("returned 500"))
 			b.broken.Store(0)
 			b.registered.Store(true)
 			p := waitRanks(t, f, "tiny", 1)
@@ -95,7 +96,7 @@ func TestPrefillWaitsForItsBootstrapServer(t *testing.T) {
 			}
 			b.CloseClientConnections()
 			b.Close()
-			until(t, "it is out when its bootstrap server is gone", waits("refused"))
+			testwait.Until(t, "it is out when its bootstrap server is gone", waits("refused"))
 		})
 	}
 }
@@ -137,7 +138,7 @@ func TestRankMapMustBeKnown(t *testing.T) {
 	e := newEngine(t) // shows engines 0 and 1
 	f, _ := newFleet(t, Options{})
 	mustAdd(t, f, worker.Spec{ID: "w", URL: e.url(), Ranks: []uint16{0, 1, 2, 3}})
-	until(t, "it says what is wrong", func() bool {
+	testwait.Until(t, "it says what is wrong", func() bool {
 		s, why := stateOf(f, "w")
 		return s == worker.Joining && strings.Contains(why, "ranks 0 to 1") && strings.Contains(why, "rank 3")
 	})

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -249,7 +250,7 @@ func (m *manyEngines) join(opt Options) (*Fleet, []*worker.Rank) {
 func outAfter(t *testing.T, began time.Time, ranks []*worker.Rank) (took []time.Duration) {
 	t.Helper()
 	out := make([]time.Duration, len(ranks))
-	until(t, "the workers are out", func() bool {
+	testwait.Until(t, "the workers are out", func() bool {
 		all := true
 		for i, r := range ranks {
 			if out[i] != 0 {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/worker"
 )
@@ -54,16 +55,16 @@ func TestChangeOfScraping(t *testing.T) {
 	}
 	opt.ScrapeInterval = 5 * time.Millisecond
 	f.Reload(opt.Settings())
-	until(t, "the load is known", known)
+	testwait.Until(t, "the load is known", known)
 	opt.ScrapeInterval = -1
 	f.Reload(opt.Settings())
-	until(t, "it is unknown again", func() bool { return !known() })
+	testwait.Until(t, "it is unknown again", func() bool { return !known() })
 	n := e.count("/metrics")
 	opt.ScrapeInterval = time.Hour
 	f.Reload(opt.Settings())
 	opt.ScrapeInterval, opt.ProbeInference = 5*time.Millisecond, true
 	f.Reload(opt.Settings())
-	until(t, "read again", func() bool { return e.count("/metrics") > n && known() })
+	testwait.Until(t, "read again", func() bool { return e.count("/metrics") > n && known() })
 	b := newEngine(t)
 	mustAdd(t, f, worker.Spec{ID: "b", URL: b.url()})
 	waitRanks(t, f, "tiny", 2)

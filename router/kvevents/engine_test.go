@@ -15,6 +15,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
@@ -77,7 +78,7 @@ func must[T any](v T, err error) T {
 func (e *engine) openAnywhere(hwm int) {
 	e.t.Helper()
 	e.newPub(hwm)
-	eventually(e.t, "bind a port", func() bool {
+	testwait.Until(e.t, "bind a port", func() bool {
 		return e.pub.Bind(fmt.Sprintf("tcp://127.0.0.1:%d", 20_000+rand.IntN(12_000))) == nil
 	})
 	e.Endpoint = must(e.pub.GetLastEndpoint())
@@ -87,7 +88,7 @@ func (e *engine) openAnywhere(hwm int) {
 func (e *engine) open(endpoint string) {
 	e.t.Helper()
 	e.newPub(0)
-	eventually(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
+	testwait.Until(e.t, "bind "+endpoint, func() bool { return e.pub.Bind(endpoint) == nil })
 }
 
 // newPub makes the publishing socket. hwm is its high-water mark; 0 is none.
@@ -103,7 +104,7 @@ func (e *engine) newPub(hwm int) {
 func (e *engine) closePublisher() {
 	e.t.Helper()
 	e.pub.Close()
-	eventually(e.t, "nobody listens at "+e.Endpoint, func() bool {
+	testwait.Until(e.t, "nobody listens at "+e.Endpoint, func() bool {
 		c, err := net.Dial("tcp", strings.TrimPrefix(e.Endpoint, "tcp://"))
 		if err == nil {
 			c.Close()
@@ -244,16 +245,6 @@ func (e *engine) answer(router *zmq.Socket, client []byte, from uint64) {
 	reply(nil, []byte{255, 255, 255, 255, 255, 255, 255, 255}, nil)
 }
 
-// eventually polls until ok; the deadline is generous, for the box may be busy.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within 20 s", what)
-		}
-	}
-}
-
 // eventWriter writes what an engine's cache goes through: prompts that grow, lose
 // their tails, share nothing. Its engine hashes are of one life.
 type eventWriter struct {
@@ -387,7 +378,7 @@ func (r *feedHarness) state() worker.FeedState { return worker.FeedState(r.rank.
 
 func (r *feedHarness) awaitState(s worker.FeedState) {
 	r.t.Helper()
-	eventually(r.t, fmt.Sprintf("state %v", s), func() bool { return r.state() == s })
+	testwait.Until(r.t, fmt.Sprintf("state %v", s), func() bool { return r.state() == s })
 }
 
 // awaitOpen waits until the feed has come as far as it can before a message comes.
@@ -402,7 +393,7 @@ func (r *feedHarness) awaitOpen() {
 
 func (r *feedHarness) await(counter string, n int) {
 	r.t.Helper()
-	eventually(r.t, fmt.Sprintf("%d %s", n, counter), func() bool { return r.get(counter) >= n })
+	testwait.Until(r.t, fmt.Sprintf("%d %s", n, counter), func() bool { return r.get(counter) >= n })
 }
 
 // oracle is what an index holds after these payloads and no accident.
@@ -436,7 +427,7 @@ func (r *feedHarness) indexEquals(payloads ...[]byte) {
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
-	eventually(r.t, "the rank's count of blocks", func() bool { return int(r.rank.CachedBlocks.Load()) == model.CachedBlocks(r.rank.Slot) })
+	testwait.Until(r.t, "the rank's count of blocks", func() bool { return int(r.rank.CachedBlocks.Load()) == model.CachedBlocks(r.rank.Slot) })
 }
 
 func (r *feedHarness) describe(ix kvindex.Index) string {

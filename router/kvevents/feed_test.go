@@ -10,6 +10,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -205,7 +206,7 @@ func TestLostBeforeTheSubscriptionStood(t *testing.T) {
 	r.awaitState(worker.FeedLive)
 	e.store(all[3])
 	want := r.describe(r.oracle(all...))
-	eventually(t, "the batch is asked for", func() bool { return r.describe(r.index) == want })
+	testwait.Until(t, "the batch is asked for", func() bool { return r.describe(r.index) == want })
 	if r.get("gaps") != 0 || r.get("tail_checks") == 0 {
 		t.Errorf("counted %v, want a tail check and no gap", r.n)
 	}
@@ -226,7 +227,7 @@ func TestManyDamagedMessages(t *testing.T) {
 		all = append(all, b)
 		e.send(e.store(b), b[:len(b)-1])
 		want := r.describe(r.oracle(all...))
-		eventually(t, fmt.Sprint("damaged message ", n, " is asked for"), func() bool { return r.get("resyncs") > n && r.describe(r.index) == want })
+		testwait.Until(t, fmt.Sprint("damaged message ", n, " is asked for"), func() bool { return r.get("resyncs") > n && r.describe(r.index) == want })
 	}
 }
 
@@ -241,7 +242,7 @@ func TestLongReplay(t *testing.T) {
 	// All of it takes longer than what is waited for something new.
 	r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout, o.maxIdleTimeouts = 2*time.Second, 1 })
 	r.start()
-	eventually(t, "the replay is through", func() bool { return r.state() == worker.FeedLive && r.get("batches") >= 300 })
+	testwait.Until(t, "the replay is through", func() bool { return r.state() == worker.FeedLive && r.get("batches") >= 300 })
 	if n, f := r.get("replayed_batches"), r.get("replay_failures"); n != 300 || f != 0 {
 		t.Errorf("%d batches came by replay, %d replays failed; want 300 and 0", n, f)
 	}
@@ -491,7 +492,7 @@ func TestOverflow(t *testing.T) {
 	r := newFeedHarness(t, e, func(o *Options) { o.inboxBytes, o.TailCheck = 1<<18, 50*time.Millisecond })
 	r.start()
 	e.subscribed()
-	eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
+	testwait.Until(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 	for _, b := range all[50:] {
 		e.publish(b)
 		for range 4 {
@@ -501,7 +502,7 @@ func TestOverflow(t *testing.T) {
 	e.set(func() { e.pause = 0 })
 	want := r.describe(r.oracle(all...))
 	// Nothing more is published that would show what was lost.
-	eventually(t, "everything after the flood", func() bool { return r.describe(r.index) == want })
+	testwait.Until(t, "everything after the flood", func() bool { return r.describe(r.index) == want })
 	if r.get("gaps")+r.get("tail_checks") == 0 || r.get("resets")+r.get("restarts") != 0 {
 		t.Errorf("counted %v, want a gap and no loss", r.n)
 	}
@@ -536,7 +537,7 @@ func TestBindIsRetried(t *testing.T) {
 	previous.src.Bind = true
 	previous.start()
 	addr := strings.TrimPrefix(e.Endpoint, "tcp://")
-	eventually(t, "the previous process listens", func() bool {
+	testwait.Until(t, "the previous process listens", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()
@@ -546,7 +547,7 @@ func TestBindIsRetried(t *testing.T) {
 	r := newFeedHarness(t, e, nil)
 	r.src.Bind = true
 	r.start()
-	eventually(t, "the first attempt fails", func() bool {
+	testwait.Until(t, "the first attempt fails", func() bool {
 		r.feeds.mu.Lock()
 		defer r.feeds.mu.Unlock()
 		return r.feeds.feeds[r.rank.ID].connError() != nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -40,8 +41,8 @@ func TestChurn(t *testing.T) {
 	runtime.GC()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Run("fleet", func(t *testing.T) { churn(t, churnTime()) })
-	eventually(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
-	eventually(t, "descriptors are closed", func() bool { return openFiles(t) <= files+2 })
+	testwait.Until(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
+	testwait.Until(t, "descriptors are closed", func() bool { return openFiles(t) <= files+2 })
 }
 
 func churn(t *testing.T, lasts time.Duration) {

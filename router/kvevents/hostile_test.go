@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -305,7 +306,7 @@ func TestStopIsPrompt(t *testing.T) {
 		e.set(func() { e.unresponsive = true })
 		r := newFeedHarness(t, e, func(o *Options) { o.ReplayTimeout = time.Hour })
 		r.start()
-		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
+		testwait.Until(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 		prompt(t, r)
 	})
 	t.Run("replay_drips", func(t *testing.T) {
@@ -316,7 +317,7 @@ func TestStopIsPrompt(t *testing.T) {
 		}
 		r := newFeedHarness(t, e, nil)
 		r.start()
-		eventually(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
+		testwait.Until(t, "a question", func() bool { e.mu.Lock(); defer e.mu.Unlock(); return len(e.requested) > 0 })
 		prompt(t, r)
 	})
 	t.Run("waiting_to_retry", func(t *testing.T) {
@@ -363,9 +364,9 @@ func TestNothingLeaks(t *testing.T) {
 	for range 5 {
 		round()
 	}
-	eventually(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
+	testwait.Until(t, "goroutines end", func() bool { return runtime.NumGoroutine() <= goroutines })
 	// The engine's own side closes its descriptors when it notices.
-	eventually(t, "descriptors are closed", func() bool { return openFiles(t) <= files+2 })
+	testwait.Until(t, "descriptors are closed", func() bool { return openFiles(t) <= files+2 })
 }
 
 func TestManyRanks(t *testing.T) {
@@ -396,7 +397,7 @@ func TestManyRanks(t *testing.T) {
 	for n := range worker.Slot(ranks) {
 		r.rank = &worker.Rank{Slot: n}
 		want := r.describe(r.oracle(payloads...))
-		eventually(t, "every rank", func() bool { return r.describe(r.index) == want })
+		testwait.Until(t, "every rank", func() bool { return r.describe(r.index) == want })
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/zmtp"
 )
 
@@ -14,7 +15,7 @@ func TestInboxIsBoundedByBytes(t *testing.T) {
 	r := newFeedHarness(t, e, nil)
 	f := r.stepped()
 	e.subscribed()
-	eventually(t, "connected", func() bool { f.watchConnection(); return f.connected })
+	testwait.Until(t, "connected", func() bool { f.watchConnection(); return f.connected })
 	const messages, size = 200, 1 << 20
 	payload := make([]byte, size)
 	for i := range messages {
@@ -22,12 +23,12 @@ func TestInboxIsBoundedByBytes(t *testing.T) {
 	}
 	buf := make([]byte, readBytes)
 	b := &f.inbox
-	eventually(t, "it is full", func() bool { f.readAhead(buf); return b.bytes >= defaultInboxBytes })
+	testwait.Until(t, "it is full", func() bool { f.readAhead(buf); return b.bytes >= defaultInboxBytes })
 	if most := defaultInboxBytes + size + 2*messageOverhead; b.bytes > most {
 		t.Errorf("%d bytes, want %d at most", b.bytes, most)
 	}
 	next := uint64(0)
-	eventually(t, "all of them", func() bool {
+	testwait.Until(t, "all of them", func() bool {
 		for {
 			frames, ok := b.pop()
 			if !ok {

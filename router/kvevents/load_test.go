@@ -13,6 +13,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -232,7 +233,7 @@ func TestLoadsWithoutARank(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "a message is heard", func() bool {
+		testwait.Until(t, "a message is heard", func() bool {
 			pub.SendMessage("load", "12345678", packed(t, []any{"LoadStat", 3, 1, 0, 0, nil}))
 			applied, _, foreign := l.Counts()
 			return applied+foreign > 0

@@ -8,6 +8,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -77,7 +78,7 @@ func TestReconnect(t *testing.T) {
 	}
 	step := func(what string, ok func() bool) {
 		t.Helper()
-		eventually(t, what, func() bool {
+		testwait.Until(t, what, func() bool {
 			f.watchConnection()
 			f.drain()
 			if f.connected && !f.known {
@@ -105,7 +106,7 @@ func TestLeftoversOfALostConnection(t *testing.T) {
 		e := newEngine(t, replay)
 		r := newFeedHarness(t, e, nil)
 		f := r.stepped()
-		eventually(t, "connected", func() bool { f.watchConnection(); return f.connected })
+		testwait.Until(t, "connected", func() bool { f.watchConnection(); return f.connected })
 		f.startPosition()
 		e.subscribed()
 		for len(f.wakeCh) > 0 {
@@ -124,7 +125,7 @@ func TestLeftoversOfALostConnection(t *testing.T) {
 			t.Fatal("nothing comes")
 		}
 		e.closePublisher()
-		eventually(t, "the loss is known", func() bool { f.watchConnection(); return !f.connected })
+		testwait.Until(t, "the loss is known", func() bool { f.watchConnection(); return !f.connected })
 		for range 100 {
 			f.drain()
 			if r.state() == worker.FeedLive {
@@ -142,7 +143,7 @@ func bound(t *testing.T, seed uint64) (e *engine, r *feedHarness, s *eventWriter
 	e.closePublisher()
 	r = newFeedHarness(t, e, nil)
 	r.src.Bind = true
-	eventually(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
+	testwait.Until(t, "bind the feed", func() bool { return r.feeds.Start(r.src) == nil })
 	e.connect()
 	s = newEventWriter(seed, 1)
 	all = batches(s, 5)
@@ -184,7 +185,7 @@ func TestStrangerAmidTraffic(t *testing.T) {
 	must(other.RecvBytes(0))
 	before := e.questions()
 	other.Close()
-	eventually(t, "proven amid traffic", func() bool {
+	testwait.Until(t, "proven amid traffic", func() bool {
 		b := s.batch()
 		all = append(all, b)
 		e.publish(b)
@@ -199,7 +200,7 @@ func TestEngineLeavesABoundFeed(t *testing.T) {
 	before := e.questions()
 	e.pub.Close()
 	r.awaitState(worker.FeedBroken)
-	eventually(t, "it has been asked", func() bool { return e.questions() > before })
+	testwait.Until(t, "it has been asked", func() bool { return e.questions() > before })
 	r.staysFalse(worker.FeedLive, 300*time.Millisecond)
 	b := s.batch()
 	all = append(all, b)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
@@ -88,7 +89,7 @@ func tryReleased(t *testing.T, name, source string) {
 	depth := func(want int) {
 		t.Helper()
 		var o kvindex.Overlap
-		eventually(t, fmt.Sprintf("depth %d", want), func() bool { r.index.Find(seqs, &o); return o.Depth(r.rank.Slot) == want })
+		testwait.Until(t, fmt.Sprintf("depth %d", want), func() bool { r.index.Find(seqs, &o); return o.Depth(r.rank.Slot) == want })
 	}
 
 	p.launch()

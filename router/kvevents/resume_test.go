@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -29,7 +30,7 @@ func TestTailCheck(t *testing.T) {
 			e.store(wireBatch(nil))
 		}
 		r.indexEquals(all...)
-		eventually(t, "a tail check", func() bool { return r.get("tail_checks") > 0 })
+		testwait.Until(t, "a tail check", func() bool { return r.get("tail_checks") > 0 })
 		if r.get("resets")+r.get("restarts") != 0 {
 			t.Errorf("counted %v", r.n)
 		}
@@ -69,7 +70,7 @@ func resumed(t *testing.T, e *engine, incarnation [][]byte) *feedHarness {
 	}
 	first.indexEquals(incarnation...)
 	var pos Position
-	eventually(t, "a position", func() (ok bool) {
+	testwait.Until(t, "a position", func() (ok bool) {
 		pos, ok = first.feeds.Position(first.rank.ID)
 		return ok && pos.Next == uint64(len(incarnation))
 	})
@@ -166,7 +167,7 @@ func TestResumeDropsUnverified(t *testing.T) {
 		e.closePublisher()
 		r.feeds.opt.ReplayTimeout = 20 * time.Millisecond // no feed reads it yet
 		r.start()
-		eventually(t, "the rank is dropped", func() bool { return r.index.CachedBlocks(r.rank.Slot) == 0 })
+		testwait.Until(t, "the rank is dropped", func() bool { return r.index.CachedBlocks(r.rank.Slot) == 0 })
 		r.awaitState(worker.FeedBroken)
 		e.open(e.Endpoint)
 	})

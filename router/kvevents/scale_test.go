@@ -21,6 +21,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
@@ -84,7 +85,7 @@ func (l fleetLoad) measure(t *testing.T, lasts time.Duration, windows int) time.
 		at, applied := usage(t), fleet.get("batches")
 		p.send("rate %d %d", l.rate, lasts/time.Second)
 		sent, _ := strconv.Atoi(p.receive(t, "sent"))
-		eventually(t, "all messages", func() bool { return fleet.get("batches")-applied >= sent })
+		testwait.Until(t, "all messages", func() bool { return fleet.get("batches")-applied >= sent })
 		used = usage(t)
 		cost = min(cost, (used.cpu-at.cpu)/time.Duration(sent))
 		switches = min(switches, float64(used.switches-at.switches)/float64(sent))

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/discovery"
@@ -138,7 +139,7 @@ func reportAll(t *testing.T, w *Watcher, r *reporter, channel string) {
 	if got := r.send("recv ok 4096 1500 cmpl-plain-0-0badcafe"); got != channel {
 		t.Errorf("it went by %s, want %s", got, channel)
 	}
-	eventually(t, "a line is booked", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "a line is booked", func() bool { return wait.expected.Result().State == completion.Done })
 	if res := wait.Close(); res.Bytes != 4096 || res.Duration != 1500*time.Microsecond {
 		t.Errorf("%+v", res)
 	}
@@ -146,7 +147,7 @@ func reportAll(t *testing.T, w *Watcher, r *reporter, channel string) {
 		wait = w.Open("lent", time.Now())
 		wait.AcquireSlot(time.Minute)
 		r.send(fmt.Sprintf(`recv ok 8192 %d cmpl-lent-0-0badcafe {"do_remote_prefill":true,"sluice":%s}`, 100+i, wait.AppendSlot(nil)))
-		eventually(t, "a record is booked", func() bool { return wait.expected.Result().State == completion.Done })
+		testwait.Until(t, "a record is booked", func() bool { return wait.expected.Result().State == completion.Done })
 		if res := wait.Close(); res.Bytes != 8192 || res.Duration != time.Duration(100+i)*time.Microsecond {
 			t.Errorf("%+v", res)
 		}
@@ -154,11 +155,11 @@ func reportAll(t *testing.T, w *Watcher, r *reporter, channel string) {
 	wait = w.Open("bad", time.Now())
 	wait.AcquireSlot(time.Minute)
 	r.send(fmt.Sprintf(`recv failed 0 0 cmpl-bad-0-0badcafe {"sluice":%s}`, wait.AppendSlot(nil)))
-	eventually(t, "a failure is booked", func() bool { return wait.LostReason() == "failed" })
+	testwait.Until(t, "a failure is booked", func() bool { return wait.LostReason() == "failed" })
 	wait.Close()
 	wait = w.Open("late", time.Now())
 	r.send("expired ok 0 0 cmpl-late-0-0badcafe")
-	eventually(t, "an expiry is booked", func() bool { return wait.LostReason() == "expired" })
+	testwait.Until(t, "an expiry is booked", func() bool { return wait.LostReason() == "expired" })
 	wait.Close()
 	if rep := w.Reports(); rep["malformed"] != 0 || rep["refused"] != 0 || rep["unknown"] != 0 {
 		t.Errorf("%v", rep)
@@ -194,14 +195,14 @@ func TestRealConnectorOverNIXL(t *testing.T) {
 		NIXL: true, Search: nixl.Search{Path: wheel(t, py)}, Endpoint: "tcp://127.0.0.1:*", Slots: 64,
 		Log: slog.New(slog.NewTextHandler(&logs, nil)),
 	})
-	eventually(t, "NIXL is up", func() bool { return w.Up(nixl.TierNIXL) })
+	testwait.Until(t, "NIXL is up", func() bool { return w.Up(nixl.TierNIXL) })
 	url := listen(t, w, &logs)
 	r := startReporter(t, py, url, "auto")
 	reportAll(t, w, r, "nixl")
 
 	before, _ := w.Document(netip.Addr{})
 	w.agent.Agent().Close() // simulates a failure
-	eventually(t, "the agent is seen to be dead", func() bool { return !w.Up(nixl.TierNIXL) })
+	testwait.Until(t, "the agent is seen to be dead", func() bool { return !w.Up(nixl.TierNIXL) })
 	if s := w.Status(); s.Active != nixl.TierZMQ {
 		t.Errorf("active is %s: %s", s.Active, s.Reason)
 	}
@@ -212,9 +213,9 @@ func TestRealConnectorOverNIXL(t *testing.T) {
 	wait := w.Open("between", time.Now())
 	wait.AcquireSlot(time.Minute)
 	r.send(fmt.Sprintf(`recv ok 1 1 cmpl-between-0-0badcafe {"sluice":%s}`, wait.AppendSlot(nil)))
-	eventually(t, "the report after the agent's death", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "the report after the agent's death", func() bool { return wait.expected.Result().State == completion.Done })
 	wait.Close()
-	eventually(t, "the agent is back", func() bool { return w.Up(nixl.TierNIXL) })
+	testwait.Until(t, "the agent is back", func() bool { return w.Up(nixl.TierNIXL) })
 	if after, _ := w.Document(netip.Addr{}); after.NIXL == nil || after.Epoch == during.Epoch {
 		t.Error("the new agent is not offered")
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/kvtransfer/completion"
 )
@@ -20,7 +21,7 @@ import (
 func TestRealFloodOfReports(t *testing.T) {
 	search := nixl.Search{Path: wheel(t, python(t, "zmq, nixl._api"))}
 	w := start(t, Options{NIXL: true, Search: search, Slots: 64, Log: slog.New(slog.DiscardHandler)})
-	eventually(t, "NIXL is up", func() bool { return w.Up(nixl.TierNIXL) })
+	testwait.Until(t, "NIXL is up", func() bool { return w.Up(nixl.TierNIXL) })
 	d, err := w.Document(netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
@@ -69,7 +70,7 @@ func TestRealFloodOfReports(t *testing.T) {
 		r := w.Reports()
 		return r["refused"], r["unknown"], r["malformed"], r["unread"]
 	}
-	eventually(t, "every message is counted", func() bool {
+	testwait.Until(t, "every message is counted", func() bool {
 		refused, unknown, malformed, unread := count()
 		return refused == 3*rounds && unknown == rounds && malformed+unread == rounds
 	})
@@ -79,7 +80,7 @@ func TestRealFloodOfReports(t *testing.T) {
 		}
 		good := wait.slot.Record(nixl.Completion{Request: wait.slot.Request, Bytes: uint64(i) + 1})
 		post(append(binary.LittleEndian.AppendUint32([]byte(nixl.MessagePrefix), wait.slot.Index), good[:]...))
-		eventually(t, "its own record", func() bool { return wait.expected.Result().State == completion.Done })
+		testwait.Until(t, "its own record", func() bool { return wait.expected.Result().State == completion.Done })
 		if r := wait.Close(); r.Bytes != int64(i)+1 {
 			t.Errorf("r%d: %+v", i, r)
 		}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/kvtransfer/completion"
 )
@@ -27,7 +28,7 @@ func startOverUCX(t *testing.T, python string, logs *strings.Builder) *Watcher {
 		UCX: &UCX{Settings: map[string]string{"TCP_PORT_RANGE": "24870-24899"}}, Search: nixl.Search{Python: []string{filepath.Dir(filepath.Dir(python))}},
 		Endpoint: "tcp://127.0.0.1:*", Networks: loopback, Slots: 64, Log: slog.New(slog.NewTextHandler(logs, nil)),
 	})
-	eventually(t, "UCX is up", func() bool { return w.Up(nixl.TierUCX) })
+	testwait.Until(t, "UCX is up", func() bool { return w.Up(nixl.TierUCX) })
 	if !listening(t, 24870, 24899) {
 		t.Error("UCX listens on none of the ports it was told")
 	}
@@ -69,16 +70,16 @@ func TestRealConnectorOverUCX(t *testing.T) {
 
 	before, _ := w.Document(netip.Addr{})
 	w.ucx.Agent().Close() // simulates a failure
-	eventually(t, "the worker is seen to be dead", func() bool { return !w.Up(nixl.TierUCX) })
+	testwait.Until(t, "the worker is seen to be dead", func() bool { return !w.Up(nixl.TierUCX) })
 	if s := w.Status(); s.Active != nixl.TierZMQ && s.Active != nixl.TierUCX { // UCX may be up again already
 		t.Errorf("active is %s: %s", s.Active, s.Reason)
 	}
 	wait := w.Open("between", time.Now())
 	wait.AcquireSlot(time.Minute)
 	r.send(fmt.Sprintf(`recv ok 1 1 cmpl-between-0-0badcafe {"sluice":%s}`, wait.AppendSlot(nil)))
-	eventually(t, "the report after the worker's death", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "the report after the worker's death", func() bool { return wait.expected.Result().State == completion.Done })
 	wait.Close()
-	eventually(t, "the worker is back", func() bool { return w.Up(nixl.TierUCX) })
+	testwait.Until(t, "the worker is back", func() bool { return w.Up(nixl.TierUCX) })
 	after, _ := w.Document(netip.Addr{})
 	if after.UCX == nil || after.Epoch == before.Epoch {
 		t.Fatal("the new worker is not offered")
@@ -126,23 +127,23 @@ func TestRealUCXForgers(t *testing.T) {
 	for range 100 {
 		forger(string(line("recv", "failed", "mine", 0, 0)))
 	}
-	eventually(t, "the forger is counted", func() bool { return w.Reports()["forged"] == 100 })
+	testwait.Until(t, "the forger is counted", func() bool { return w.Reports()["forged"] == 100 })
 	wait.AcquireSlot(time.Minute)
 	rec := nixl.CompletionSlot{Index: wait.slot.Index, Sequence: wait.slot.Sequence, Nonce: wait.slot.Nonce + 1, Request: wait.slot.Request}.Record(nixl.Completion{Request: wait.slot.Request, Status: 1})
 	insider(fmt.Sprintf("SLB1%c\x00\x00\x00%s", wait.slot.Index, rec[:]))
-	eventually(t, "the guessed ticket is counted", func() bool { return w.Reports()["refused"] == 1 })
+	testwait.Until(t, "the guessed ticket is counted", func() bool { return w.Reports()["refused"] == 1 })
 	insider(string(line("recv", "failed", "mine", 1, 1))) // names no slot although the request has one
-	eventually(t, "the line without a ticket is counted", func() bool { return w.Reports()["refused"] == 2 })
+	testwait.Until(t, "the line without a ticket is counted", func() bool { return w.Reports()["refused"] == 2 })
 	if wait.LostReason() != "" {
 		t.Errorf("a forged report was believed: %s", wait.LostReason())
 	}
 	insider(fmt.Sprintf("SLUICE1 recv ok %d %016x 1 1 0/0/1 d0 cmpl-mine-0-0badcafe", wait.slot.Index, wait.slot.Nonce))
-	eventually(t, "the right report counts", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "the right report counts", func() bool { return wait.expected.Result().State == completion.Done })
 }
 
 func TestUCXWithoutADevice(t *testing.T) {
 	w := start(t, Options{UCX: &UCX{}, Networks: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}, Slots: 64})
-	eventually(t, "the tier is off", func() bool { s, _ := w.ucx.Status(); return s == nixl.TierOff })
+	testwait.Until(t, "the tier is off", func() bool { s, _ := w.ucx.Status(); return s == nixl.TierOff })
 	if s := w.Status(); s.Active != nixl.TierHTTP || !strings.Contains(s.Reason, "203.0.113.0/24") || !strings.Contains(s.Reason, "ucx_devices") {
 		t.Errorf("%+v; want what would help named", s)
 	}

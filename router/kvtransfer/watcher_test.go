@@ -12,20 +12,12 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/nixl"
 	"sluice/router/kvtransfer/completion"
 	"sluice/router/worker"
 )
-
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
-}
 
 func start(t testing.TB, opt Options) *Watcher {
 	t.Helper()
@@ -40,7 +32,7 @@ func start(t testing.TB, opt Options) *Watcher {
 func startOverZMQ(t testing.TB) *Watcher {
 	t.Helper()
 	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Slots: 64, retry: 20 * time.Millisecond})
-	eventually(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
+	testwait.Until(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
 	return w
 }
 
@@ -113,7 +105,7 @@ func TestOverZMQ(t *testing.T) {
 	s := push(t, w.zmq.at())
 	wait := w.Open("a", time.Now())
 	send(t, s, line("recv", "ok", "a", 1<<20, 500))
-	eventually(t, "the report is booked", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "the report is booked", func() bool { return wait.expected.Result().State == completion.Done })
 	res := wait.Close()
 	if res.Bytes != 1<<20 || res.Duration != 500*time.Microsecond || res.Elapsed <= 0 {
 		t.Errorf("%+v", res)
@@ -140,13 +132,13 @@ func TestOverZMQ(t *testing.T) {
 	forged[8+8]++ // changes the nonce; the checksum fails too, as for a guessed record
 	send(t, s, forged)
 	send(t, s, message)
-	eventually(t, "the record is booked", func() bool { return wait.expected.Result().State == completion.Done })
+	testwait.Until(t, "the record is booked", func() bool { return wait.expected.Result().State == completion.Done })
 	if wait.Close(); w.Reports()["refused"] != 1 || w.Reports()["recv_ok"] != 2 {
 		t.Errorf("%v", w.Reports())
 	}
 	send(t, s, []byte("nonsense"))
 	send(t, s, line("recv", "ok", "nobody", 1, 1))
-	eventually(t, "what fits nothing is counted", func() bool { r := w.Reports(); return r["malformed"] == 1 && r["unknown"] == 1 })
+	testwait.Until(t, "what fits nothing is counted", func() bool { r := w.Reports(); return r["malformed"] == 1 && r["unknown"] == 1 })
 	if n := w.Watched(); n != 0 {
 		t.Errorf("%d waits are open", n)
 	}
@@ -189,7 +181,7 @@ func TestGuard(t *testing.T) {
 	// A stall.
 	wait, call = w.Open("g", time.Now()), new(upstream.Call)
 	wait.Guard(call, time.Millisecond)
-	eventually(t, "the stall cuts", call.Cancelled)
+	testwait.Until(t, "the stall cuts", call.Cancelled)
 	if wait.LostReason() != "stalled" {
 		t.Errorf("lost %q", wait.LostReason())
 	}
@@ -214,7 +206,7 @@ func TestGuard(t *testing.T) {
 		next.Guard(other, time.Minute)
 		time.Sleep(time.Millisecond)
 		if !let {
-			eventually(t, "the call is cut", call.Cancelled)
+			testwait.Until(t, "the call is cut", call.Cancelled)
 		}
 		if call.Cancelled() == let || other.Cancelled() || next.LostReason() != "" {
 			t.Fatalf("let go: %v, cut: %v; the next: cut %v, lost %q", let, call.Cancelled(), other.Cancelled(), next.LostReason())
@@ -294,7 +286,7 @@ func TestZMQComesBack(t *testing.T) {
 	other := startOverZMQ(t)
 	at := other.zmq.at()
 	w := start(t, Options{Endpoint: at, Slots: 64, retry: 10 * time.Millisecond})
-	eventually(t, "the tier says why it is down", func() bool {
+	testwait.Until(t, "the tier says why it is down", func() bool {
 		s, why := w.zmq.Status()
 		return s == nixl.TierDown && strings.Contains(why, "in use")
 	})
@@ -306,7 +298,7 @@ func TestZMQComesBack(t *testing.T) {
 	}
 	d, _ := w.Document(netip.Addr{})
 	other.Close()
-	eventually(t, "the tier is up", func() bool { return w.Up(nixl.TierZMQ) })
+	testwait.Until(t, "the tier is up", func() bool { return w.Up(nixl.TierZMQ) })
 	e, _ := w.Document(netip.Addr{})
 	if d.ZMQ != nil || e.ZMQ == nil || d.Epoch == e.Epoch {
 		t.Errorf("documents: %+v then %+v", d, e)
@@ -321,7 +313,7 @@ func TestZMQComesBack(t *testing.T) {
 // TestNetworks: a sender outside the networks cannot deliver a report.
 func TestNetworks(t *testing.T) {
 	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("10.9.8.0/24")}, Slots: 64})
-	eventually(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
+	testwait.Until(t, "ZMQ is up", func() bool { return w.Up(nixl.TierZMQ) })
 	s := push(t, w.zmq.at())
 	s.SetSndtimeo(300 * time.Millisecond)
 	s.SendBytes([]byte("nonsense"), 0)
@@ -330,15 +322,15 @@ func TestNetworks(t *testing.T) {
 		t.Error("a frame from outside of the networks came through")
 	}
 	in := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, Slots: 64})
-	eventually(t, "ZMQ is up", func() bool { return in.Up(nixl.TierZMQ) })
+	testwait.Until(t, "ZMQ is up", func() bool { return in.Up(nixl.TierZMQ) })
 	send(t, push(t, in.zmq.at()), []byte("nonsense"))
-	eventually(t, "a frame from inside comes through", func() bool { return in.Reports()["malformed"] == 1 })
+	testwait.Until(t, "a frame from inside comes through", func() bool { return in.Reports()["malformed"] == 1 })
 }
 
 // TestNoNetworkFits: a socket that no sender in the networks could reach is not bound at all.
 func TestNoNetworkFits(t *testing.T) {
 	w := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}, Slots: 64})
-	eventually(t, "the tier says why it is down", func() bool {
+	testwait.Until(t, "the tier says why it is down", func() bool {
 		s, why := w.zmq.Status()
 		return s == nixl.TierDown && strings.Contains(why, "fd00::/8")
 	})

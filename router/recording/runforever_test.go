@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/schedule"
 )
 
@@ -24,15 +25,6 @@ func (f fullDiskSink) Frame(start bool, frame []byte) error {
 		return &os.PathError{Op: "write", Path: "x.rec", Err: syscall.ENOSPC}
 	}
 	return f.Files.Frame(start, frame)
-}
-
-func waitFor(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 30 s: %s", what)
-		}
-	}
 }
 
 // TestRunForever: after a recording has ended because the disk was full, a new one begins in
@@ -54,16 +46,16 @@ func TestRunForever(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	made := func() int { all, _ := filepath.Glob(filepath.Join(dir, "*"+fileSuffix)); return len(all) }
-	waitFor(t, "the first file", func() bool { return made() == 1 })
+	testwait.Until(t, "the first file", func() bool { return made() == 1 })
 	full.Store(true)
-	waitFor(t, "the recording ends", func() bool { // with its next frame
+	testwait.Until(t, "the recording ends", func() bool { // with its next frame
 		r.RequestEnded("a", schedule.Outcome{Status: 200})
 		return !r.Active()
 	})
 	tries := opened.Load()
-	waitFor(t, "it is tried again while the disk is full", func() bool { return opened.Load() > tries+1 })
+	testwait.Until(t, "it is tried again while the disk is full", func() bool { return opened.Load() > tries+1 })
 	full.Store(false)
-	waitFor(t, "the next file", func() bool { return r.Active() && made() > 1 })
+	testwait.Until(t, "the next file", func() bool { return r.Active() && made() > 1 })
 	r.RequestEnded("b", schedule.Outcome{Status: 200})
 	if err := r.Close(); err != nil {
 		t.Error(err)

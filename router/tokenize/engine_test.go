@@ -112,16 +112,6 @@ func find(t testing.TB, tk *Tokenizer, kind Kind, body string, ep *upstream.Endp
 	return p
 }
 
-// eventually polls until ok, for at most half a minute.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("never came: " + what)
-		}
-	}
-}
-
 func TestEngineRequests(t *testing.T) {
 	for _, tc := range []struct {
 		name string

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 )
 
@@ -45,7 +46,7 @@ func TestSameLookupsAreOne(t *testing.T) {
 	for range clients {
 		ends = append(ends, start(t, tk, e.ep, new(upstream.Call)))
 	}
-	eventually(t, "all but one wait", func() bool { return tk.Stats().Coalesced == clients-1 })
+	testwait.Until(t, "all but one wait", func() bool { return tk.Stats().Coalesced == clients-1 })
 	close(hold)
 	want := fmt.Sprint(idsOf(flightBody))
 	bySource := map[Source]int{}
@@ -67,7 +68,7 @@ func TestFailureReachesAllWaiters(t *testing.T) {
 	e.set(500, "oops", hold)
 	tk := New(patient)
 	a, b := start(t, tk, e.ep, nil), start(t, tk, e.ep, nil)
-	eventually(t, "one waits", func() bool { return tk.Stats().Coalesced == 1 })
+	testwait.Until(t, "one waits", func() bool { return tk.Stats().Coalesced == 1 })
 	close(hold)
 	for _, c := range []<-chan *Prompt{a, b} {
 		if p := await(t, "a client", c); p.Source != FromText || p.Err == "" {
@@ -88,14 +89,14 @@ func TestCancelledLeaderIsReplaced(t *testing.T) {
 	tk := New(patient)
 	var first, second upstream.Call
 	a := start(t, tk, e.ep, &first)
-	eventually(t, "the first asks", func() bool { return len(e.requests()) == 1 })
+	testwait.Until(t, "the first asks", func() bool { return len(e.requests()) == 1 })
 	b := start(t, tk, e.ep, &second)
-	eventually(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
+	testwait.Until(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
 	first.Cancel()
 	if p := await(t, "the one that was cut", a); p.Source != FromText || p.Err == "" {
 		t.Errorf("cut: %v %q", p.Source, p.Err)
 	}
-	eventually(t, "the second asks", func() bool { return len(e.requests()) == 2 })
+	testwait.Until(t, "the second asks", func() bool { return len(e.requests()) == 2 })
 	close(hold)
 	if p := await(t, "the second", b); p.Source != FromEngine {
 		t.Errorf("second: %v %q", p.Source, p.Err)
@@ -112,9 +113,9 @@ func TestCancelledWaiterReturns(t *testing.T) {
 	tk := New(patient)
 	var call upstream.Call
 	a := start(t, tk, e.ep, new(upstream.Call))
-	eventually(t, "the first asks", func() bool { return len(e.requests()) == 1 })
+	testwait.Until(t, "the first asks", func() bool { return len(e.requests()) == 1 })
 	b := start(t, tk, e.ep, &call)
-	eventually(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
+	testwait.Until(t, "the second waits", func() bool { return tk.Stats().Coalesced == 1 })
 	call.Cancel()
 	if p := await(t, "the one that was cut", b); p.Source != FromText {
 		t.Errorf("cut: %v", p.Source)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"sluice/bench/testwait"
 	"sluice/router/discovery"
 	"sluice/router/worker"
 )
@@ -296,21 +297,21 @@ func TestSourceFollowsTheName(t *testing.T) {
 	if err := run.Start(src); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "both are in", func() bool { return m.has("decode@10.0.0.1:8000", "decode@10.0.0.2:8000") })
+	testwait.Until(t, "both are in", func() bool { return m.has("decode@10.0.0.1:8000", "decode@10.0.0.2:8000") })
 	s.put("A d.engines.", a("d.engines.", "10.0.0.2", 0), a("d.engines.", "10.0.0.3", 0))
-	until(t, "one went, one came", func() bool { return m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") })
+	testwait.Until(t, "one went, one came", func() bool { return m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") })
 
 	s.set(func() { s.rcode, s.silent = dnsmessage.RCodeServerFailure, false })
-	until(t, "the failure is shown", func() bool { return strings.Contains(run.States()[0].Error, "ServerFailure") })
+	testwait.Until(t, "the failure is shown", func() bool { return strings.Contains(run.States()[0].Error, "ServerFailure") })
 	if !m.has("decode@10.0.0.2:8000", "decode@10.0.0.3:8000") {
 		t.Error("a failed lookup took workers out")
 	}
 	s.set(func() { s.rcode = 0 })
-	until(t, "the failure is over", func() bool { return run.States()[0].Error == "" })
+	testwait.Until(t, "the failure is over", func() bool { return run.States()[0].Error == "" })
 
 	s.set(func() { delete(s.zone, "A d.engines.") })
-	until(t, "the empty answer is doubted first", func() bool { return strings.Contains(run.States()[0].Error, "no addresses") })
-	until(t, "and then believed", func() bool { return m.has() && run.States()[0].Error == "" })
+	testwait.Until(t, "the empty answer is doubted first", func() bool { return strings.Contains(run.States()[0].Error, "no addresses") })
+	testwait.Until(t, "and then believed", func() bool { return m.has() && run.States()[0].Error == "" })
 }
 
 // TestTTLIsKept checks that Source waits for a TTL that is longer than MinInterval.
@@ -325,7 +326,7 @@ func TestTTLIsKept(t *testing.T) {
 	if err := run.Start(src); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in", func() bool { return m.has("w") })
+	testwait.Until(t, "it is in", func() bool { return m.has("w") })
 	time.Sleep(100 * time.Millisecond)
 	s.set(func() {
 		if s.queries != 2 { // one for A and one for AAAA
@@ -339,14 +340,4 @@ func TestNameservers(t *testing.T) {
 	if strings.Join(got, " ") != "10.0.0.2:53 [fd00::2]:53" {
 		t.Errorf("%q", got)
 	}
-}
-
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("did not happen within 20s: %s", what)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/worker"
@@ -65,16 +66,6 @@ func (m *members) String() string {
 		out = append(out, id+" "+m.in[id].Role.String()+" "+m.in[id].URL)
 	}
 	return strings.Join(out, ", ")
-}
-
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(60 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("did not happen within 60s: %s", what)
 }
 
 // logs collects the log of a source.
@@ -172,18 +163,18 @@ func TestPodsComeAndGo(t *testing.T) {
 		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 		a.change(watch.Added, pod("web", "frontend", "10.0.0.9"))
 		s := start(t, a, nil, nil)
-		until(t, "the first is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		testwait.Until(t, "the first is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		a.change(watch.Added, with(pod("d-0", "decode", ""), func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }))
 		a.change(watch.Modified, with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }))
 		a.change(watch.Added, pod("d-1", "decode", "fd00::5"))
-		until(t, "the ready one is in", func() bool {
+		testwait.Until(t, "the ready one is in", func() bool {
 			return s.String() == "d-1 decode http://[fd00::5]:8000, p-0 prefill http://10.0.0.1:8000"
 		})
 		a.change(watch.Modified, pod("d-0", "decode", "10.0.0.2"))
-		until(t, "the other is ready", func() bool { return strings.HasPrefix(s.String(), "d-0 decode http://10.0.0.2:8000,") })
+		testwait.Until(t, "the other is ready", func() bool { return strings.HasPrefix(s.String(), "d-0 decode http://10.0.0.2:8000,") })
 		a.change(watch.Modified, with(pod("d-0", "decode", "10.0.0.2"), func(p *corev1.Pod) { now := metav1.Now(); p.DeletionTimestamp = &now }))
 		a.change(watch.Deleted, pod("d-1", "decode", "fd00::5"))
-		until(t, "one ends, one has gone", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		testwait.Until(t, "one ends, one has gone", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		if st := s.state(); st.Error != "" || st.Workers != 1 {
 			t.Errorf("%+v", st)
 		}
@@ -206,12 +197,12 @@ func TestPodsComeAndGo(t *testing.T) {
 // without one as that of a server which cannot watch, and lists again.
 func (s *runningSource) awaitWatch(t *testing.T, a *apiServer) {
 	t.Helper()
-	until(t, "there is a watch", func() (open bool) { a.set(func() { open = a.open > 0 }); return open })
+	testwait.Until(t, "there is a watch", func() (open bool) { a.set(func() { open = a.open > 0 }); return open })
 	before := s.String()
 	a.change(watch.Added, pod("a-moment", "decode", "10.9.9.9"))
-	until(t, "it brings one", func() bool { return s.String() != before })
+	testwait.Until(t, "it brings one", func() bool { return s.String() != before })
 	a.change(watch.Deleted, pod("a-moment", "decode", "10.9.9.9"))
-	until(t, "and takes it", func() bool { return s.String() == before })
+	testwait.Until(t, "and takes it", func() bool { return s.String() == before })
 }
 
 // TestDroppedWatchResumes checks that a new watch resumes at the old one's position after a lost
@@ -221,7 +212,7 @@ func TestDroppedWatchResumes(t *testing.T) {
 	forEachServer(t, func(t *testing.T, a *apiServer) {
 		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 		s := start(t, a, nil, nil)
-		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		testwait.Until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		lists := a.count("list") + a.count("stream")
 		for i, byForce := range []bool{true, false} {
 			s.awaitWatch(t, a)
@@ -233,7 +224,7 @@ func TestDroppedWatchResumes(t *testing.T) {
 			a.change(watch.Added, pod(fmt.Sprint("p-", i+1), "prefill", fmt.Sprint("10.0.0.", 2+i)))
 			back()
 			want := fmt.Sprintf("p-%d prefill http://10.0.0.%d:8000", i+1, i+2)
-			until(t, "what happened meanwhile is there: "+want, func() bool { return s.String() == want })
+			testwait.Until(t, "what happened meanwhile is there: "+want, func() bool { return s.String() == want })
 			if n := a.count("list") + a.count("stream"); n != lists {
 				t.Errorf("%d lists after the watch was dropped; want the %d of before", n, lists)
 			}
@@ -256,7 +247,7 @@ func TestGoneRelists(t *testing.T) {
 	forEachServer(t, func(t *testing.T, a *apiServer) {
 		a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 		s := start(t, a, nil, nil)
-		until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
+		testwait.Until(t, "it is in", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" })
 		for i, head := range []bool{false, true} {
 			s.awaitWatch(t, a)
 			lists, gone := a.count("list")+a.count("stream"), a.count("gone")
@@ -267,11 +258,11 @@ func TestGoneRelists(t *testing.T) {
 			a.forget()
 			back()
 			want := fmt.Sprintf("p-%d prefill http://10.0.0.%d:8000", i+1, i+2)
-			until(t, "the new state is there: "+want, func() bool { return s.String() == want })
+			testwait.Until(t, "the new state is there: "+want, func() bool { return s.String() == want })
 			if a.count("gone") == gone || a.count("list")+a.count("stream") == lists {
 				t.Errorf("410 as a status %v: %+v; want a watch that was refused, and a list after it", head, a.calls)
 			}
-			until(t, "it is well", func() bool { return s.state().Error == "" })
+			testwait.Until(t, "it is well", func() bool { return s.state().Error == "" })
 		}
 		if strings.Contains(s.logs.String(), "level=ERROR") {
 			t.Error("what is in the order of things was logged as a fault")
@@ -287,13 +278,13 @@ func TestRefusedCredentials(t *testing.T) {
 	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 	var path string
 	s := start(t, a, func(k *config.Kube) { path = a.kubeconfig(t, "token: "+badToken); k.Kubeconfig = path }, nil)
-	until(t, "the failure is shown", func() bool { return s.state().Error != "" })
+	testwait.Until(t, "the failure is shown", func() bool { return s.state().Error != "" })
 	for _, want := range []string{"401", "nauthorized", a.URL, path, "app in (prefill,decode)", "namespace engines", "want a token or certificate"} {
 		if err := s.state().Error; !strings.Contains(err, want) {
 			t.Errorf("no %q in %q", want, err)
 		}
 	}
-	until(t, "it was tried again", func() (again bool) {
+	testwait.Until(t, "it was tried again", func() (again bool) {
 		a.set(func() { again = a.unknown > 4 })
 		return again
 	})
@@ -301,7 +292,7 @@ func TestRefusedCredentials(t *testing.T) {
 		t.Errorf("the same failure is in the log %d times; in: %s", n, s)
 	}
 	a.set(func() { a.token = badToken })
-	until(t, "it is in once they are good", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" && s.state().Error == "" })
+	testwait.Until(t, "it is in once they are good", func() bool { return s.String() == "p-0 prefill http://10.0.0.1:8000" && s.state().Error == "" })
 }
 
 // TestForbiddenForAWhile checks that an unavailable cluster removes no worker, and that State has
@@ -311,9 +302,9 @@ func TestForbiddenForAWhile(t *testing.T) {
 	a := newAPI(t)
 	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 	s := start(t, a, nil, nil)
-	until(t, "it is in", func() bool { return s.String() != "" })
+	testwait.Until(t, "it is in", func() bool { return s.String() != "" })
 	a.set(func() { a.denied = 403; a.cutWatches() })
-	until(t, "the failure is shown", func() bool {
+	testwait.Until(t, "the failure is shown", func() bool {
 		err := s.state().Error
 		return strings.Contains(err, "cannot list resource") && strings.Contains(err, "want a role")
 	})
@@ -321,7 +312,7 @@ func TestForbiddenForAWhile(t *testing.T) {
 		t.Error("it is out though nobody said so")
 	}
 	a.set(func() { a.denied = 0 })
-	until(t, "it is well again", func() bool { return s.state().Error == "" })
+	testwait.Until(t, "it is well again", func() bool { return s.state().Error == "" })
 }
 
 // TestServerThatDoesNotAnswer checks that State reports a server which accepts calls without
@@ -336,9 +327,9 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 			a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 			back := a.stop(false)
 			s := start(t, a, nil, func(s *Source) { s.responseTimeout = time.Second })
-			until(t, "it is told", func() bool { return strings.Contains(s.state().Error, "no answer for 1s") })
+			testwait.Until(t, "it is told", func() bool { return strings.Contains(s.state().Error, "no answer for 1s") })
 			back()
-			until(t, "it is in after all, and well", func() bool { return s.String() != "" && s.state().Error == "" })
+			testwait.Until(t, "it is in after all, and well", func() bool { return s.String() != "" && s.state().Error == "" })
 		})
 	}
 }
@@ -349,10 +340,10 @@ func TestServerIsDown(t *testing.T) {
 	a := newAPI(t)
 	a.change(watch.Added, pod("p-0", "prefill", "10.0.0.1"))
 	s := start(t, a, nil, nil)
-	until(t, "it is in", func() bool { return s.String() != "" })
+	testwait.Until(t, "it is in", func() bool { return s.String() != "" })
 	a.Listener.Close()
 	a.CloseClientConnections()
-	until(t, "it is told", func() bool { return strings.Contains(s.state().Error, a.URL) })
+	testwait.Until(t, "it is told", func() bool { return strings.Contains(s.state().Error, a.URL) })
 	if s.String() == "" {
 		t.Error("it is out though nobody said so")
 	}
@@ -375,7 +366,7 @@ func TestNamesPortsAndModels(t *testing.T) {
 		k.Namespace, k.Port, k.RoleLabel, k.PrefillValues, k.ModelLabel = "*", "http", "tier", []string{"first"}, "model"
 		k.Worker = &config.Worker{Engine: "vllm", Ranks: []uint16{0, 1}, KVEvents: []string{"tcp://*:5557"}}
 	}, nil)
-	until(t, "both are in", func() bool {
+	testwait.Until(t, "both are in", func() bool {
 		return s.String() == "engines.p-0 prefill http://10.0.0.1:9000, other.x aggregated http://10.0.0.2:9000"
 	})
 	s.mu.Lock()
@@ -384,22 +375,22 @@ func TestNamesPortsAndModels(t *testing.T) {
 	if p.Models[0] != "tiny" || x.Models[0] != "org/huge" || p.Engine != "vllm" || len(p.Ranks) != 2 || p.KVEvents[0] != "tcp://*:5557" || p.Source != "kube" {
 		t.Errorf("%+v\n%+v", p, x)
 	}
-	until(t, "the pod without the port is named", func() bool {
+	testwait.Until(t, "the pod without the port is named", func() bool {
 		return strings.Contains(s.state().Error, "engines/bad") && strings.Contains(s.state().Error, `"http"`)
 	})
 	a.change(watch.Added, portless("worse"))
-	until(t, "the other is counted", func() bool { return strings.Contains(s.state().Error, "1 other") })
+	testwait.Until(t, "the other is counted", func() bool { return strings.Contains(s.state().Error, "1 other") })
 
 	// The error stays while other pods change, and it is not logged again.
 	told := strings.Count(s.logs.String(), "engines/bad")
 	a.change(watch.Deleted, with(pod("x", "decode", "10.0.0.2"), func(p *corev1.Pod) { p.Namespace = "other" }))
-	until(t, "one is out", func() bool { return s.String() == "engines.p-0 prefill http://10.0.0.1:9000" })
+	testwait.Until(t, "one is out", func() bool { return s.String() == "engines.p-0 prefill http://10.0.0.1:9000" })
 	if n := strings.Count(s.logs.String(), "engines/bad"); n != told || !strings.Contains(s.state().Error, "engines/bad") {
 		t.Errorf("logged %d times, then %d; now %+v", told, n, s.state())
 	}
 	a.change(watch.Deleted, portless("bad"))
 	a.change(watch.Deleted, portless("worse"))
-	until(t, "all is well", func() bool { return s.state().Error == "" })
+	testwait.Until(t, "all is well", func() bool { return s.state().Error == "" })
 }
 
 func TestNewReportsErrors(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/worker"
@@ -122,16 +123,6 @@ func (s *testServer) call(t *testing.T, method, path, tok, body string) (int, ht
 	return resp.StatusCode, resp.Header, string(b)
 }
 
-func until(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("did not happen within 20s: %s", what)
-}
-
 const plainAnnouncement = `{"version":1,"url":"http://127.0.0.1:8000","role":"decode"}`
 
 func TestRegisterRenewDeregister(t *testing.T) {
@@ -191,7 +182,7 @@ func TestLeaseEnds(t *testing.T) {
 			t.Fatalf("%d %s", status, body)
 		}
 	}
-	until(t, "the lease of the one not heard of ends", func() bool {
+	testwait.Until(t, "the lease of the one not heard of ends", func() bool {
 		s.call(t, "POST", "/v1/workers/kept/renew", token, "")
 		_, in := s.get("lost")
 		return !in
@@ -480,7 +471,7 @@ func TestCertificates(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "ca.crt"), other, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the old authority is refused", func() bool { _, err := with(mine); return err != nil })
+	testwait.Until(t, "the old authority is refused", func() bool { _, err := with(mine); return err != nil })
 	if _, err := with(strangers); err != nil {
 		t.Errorf("the new authority: %v", err)
 	}
@@ -495,7 +486,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx, &Announcement{Version: 1, URL: "http://*:8000"}) }()
 	in := func() bool { _, in := s.get("a"); return in }
-	until(t, "it is in", in)
+	testwait.Until(t, "it is in", in)
 	time.Sleep(1500 * time.Millisecond)
 	if !in() {
 		t.Error("it did not renew its lease")
@@ -505,7 +496,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	s.leases.set.Remove("a")
 	delete(s.leases.byID, "a")
 	s.leases.mu.Unlock()
-	until(t, "it registered anew", in)
+	testwait.Until(t, "it registered anew", in)
 	cancel()
 	if err := <-done; err != nil || in() {
 		t.Errorf("%v; in after its end: %v", err, in())
@@ -592,7 +583,7 @@ func TestKnownWorkersMustLieInTheNetworks(t *testing.T) {
 			{ID: "lease", Owner: from, Lease: 24 * time.Hour, Spec: worker.Spec{URL: "http://10.1.2.3:8000"}},
 		}
 	})
-	until(t, "one is in", func() bool { _, in := s.get("stays"); return in })
+	testwait.Until(t, "one is in", func() bool { _, in := s.get("stays"); return in })
 	// The listener responds only after all inherited workers have been checked.
 	if status, _, _ := s.call(t, "GET", "/v1/workers", token, ""); status != 200 {
 		t.Fatal(status)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi/client"
@@ -61,7 +62,7 @@ func slowAdmissionFleet(t *testing.T, name, driver string) *harness.MatrixFleet 
 // may reach the router: the client may leave before or after that.
 func awaitDecodeRequest(t *testing.T, f *harness.MatrixFleet) {
 	t.Helper()
-	harness.Eventually(t, harness.TestTimeout, "decode is asked", func() bool { return harness.LegCount(f.Decodes) > 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "decode is asked", func() bool { return harness.LegCount(f.Decodes) > 0 })
 	time.Sleep(20 * time.Millisecond)
 }
 
@@ -177,7 +178,7 @@ func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
 		defer close(done)
 		_, _ = harness.TryPost(ctx, r.URL+"/v1/chat/completions", fmt.Sprintf(endlessChat, `,"stream":true`), "X-Sluice-Prefill", p.Addr())
 	}()
-	harness.Eventually(t, harness.TestTimeout, "decode is asked", func() bool { return len(harness.GenerateRequests(d)) > 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "decode is asked", func() bool { return len(harness.GenerateRequests(d)) > 0 })
 	time.Sleep(20 * time.Millisecond)
 	cancel()
 	<-done

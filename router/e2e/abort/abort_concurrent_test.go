@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -75,7 +76,7 @@ func concurrentLegsFleet(t *testing.T, fam *harness.MatrixFamily, url func(*sim.
 func wantReleased(t *testing.T, r *harness.Router, id string, abortedAt time.Time, p, d *sim.Engine) {
 	t.Helper()
 	harness.WantClientGone(t, r, id)
-	harness.Eventually(t, 3*time.Second+harness.AbortSlack, "both engines hold nothing", func() bool {
+	testwait.UntilWithin(t, 3*time.Second+harness.AbortSlack, "both engines hold nothing", func() bool {
 		for _, e := range []*sim.Engine{p, d} {
 			if s := e.Stats().Sum(); s.Running+s.Waiting+s.Leases != 0 || s.BlocksFree != s.BlocksTotal {
 				return false
@@ -123,7 +124,7 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 					}
 					id := fmt.Sprintf("together-%d-%v", i, shape.Extra == "")
 					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
-					harness.Eventually(t, 5*time.Second, "both legs are as they should be", func() bool {
+					testwait.UntilWithin(t, 5*time.Second, "both legs are as they should be", func() bool {
 						return o.ready(p.Stats().Sum(), d.Stats().Sum(), len(harness.GenerateRequests(d)))
 					})
 					abortedAt := l.Disconnect()

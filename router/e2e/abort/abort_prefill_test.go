@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -28,12 +29,12 @@ func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 					release := harness.DelayAnswers(sim.Fault{Leg: "prefill"}, p)
 					id := fmt.Sprint("answering-", i)
 					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
-					harness.Eventually(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
+					testwait.UntilWithin(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
 					l.Disconnect()
 					time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
 					release()
 					answered := time.Now()
-					harness.Eventually(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })
+					testwait.UntilWithin(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })
 					took = append(took, time.Since(answered))
 					harness.WantClientGone(t, r, id)
 				}
@@ -97,7 +98,7 @@ func TestLateAbortsLeaveNothingPinned(t *testing.T) {
 		}
 		all.Wait()
 		abortedAt := time.Now()
-		harness.Eventually(t, 10*time.Second, "all blocks are free", func() bool {
+		testwait.UntilWithin(t, 10*time.Second, "all blocks are free", func() bool {
 			s := p.Stats().Sum()
 			return s.Leases+s.Running+s.Waiting+s.DelayedAnswers == 0 && r.ReservedLoad() == ""
 		})
@@ -140,14 +141,14 @@ func TestAbandonedDecodeEndsByItself(t *testing.T) {
 			}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 			d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 10 * time.Millisecond})
 			l := harness.StartRequest(t, r, "whole", `{"model":"sim","messages":[{"role":"user","content":"a short one"}],"max_tokens":100,"ignore_eos":true}`)
-			harness.Eventually(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
+			testwait.UntilWithin(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
 			l.Disconnect()
 			harness.WantIdle(t, r, 20*time.Second, p, d)
 			made := d.Stats().Sum().GeneratedTokens
 			if whole := made == 100; whole != (c.want == 0 && c.version == "0.32") {
 				t.Errorf("decode made %d of 100 tokens", made)
 			}
-			harness.Eventually(t, 5*time.Second, "prefill is told as it should be", func() bool { return p.Stats().Sum().LateNotifications == c.want })
+			testwait.UntilWithin(t, 5*time.Second, "prefill is told as it should be", func() bool { return p.Stats().Sum().LateNotifications == c.want })
 		})
 	}
 }
@@ -161,9 +162,9 @@ func TestAbandonedDecodeIsAbortedAtTimeout(t *testing.T) {
 	}, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	l := harness.StartRequest(t, r, "long", fmt.Sprintf(endlessChat, ""))
-	harness.Eventually(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
+	testwait.UntilWithin(t, harness.TestTimeout, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > 2 })
 	abortedAt := l.Disconnect()
-	harness.Eventually(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
+	testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
 	if took := time.Since(abortedAt); took < goesOn || took > goesOn+harness.AbortSlack {
 		t.Errorf("decode was cut %v after its client left, want %v", took, goesOn)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -27,9 +28,9 @@ func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = time.Minute, false }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	p.Crash()
-	harness.Eventually(t, 5*time.Second, "p0 is out", func() bool { return r.State("p0") == worker.Unhealthy })
+	testwait.UntilWithin(t, 5*time.Second, "p0 is out", func() bool { return r.State("p0") == worker.Unhealthy })
 	l := harness.StartRequest(t, r, "waits", harness.Chat(""))
-	harness.Eventually(t, 5*time.Second, "the request waits", func() bool { return r.Metric("sluice_requests_accepted_total") == 1 })
+	testwait.UntilWithin(t, 5*time.Second, "the request waits", func() bool { return r.Metric("sluice_requests_accepted_total") == 1 })
 	time.Sleep(50 * time.Millisecond) // until the request waits
 	abortedAt := l.Disconnect()
 	o := r.Outcome(t, "waits").Outcome
@@ -37,7 +38,7 @@ func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 	if o.Reason != "client_gone" {
 		t.Errorf("outcome %+v", o)
 	}
-	harness.Eventually(t, 5*time.Second, "its line", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "its line", func() bool {
 		return strings.Contains(r.Logs.String(), `msg="request refused" reason=client_gone status=499 request_id=waits client=127.0.0.1 endpoint=/v1/chat/completions`)
 	})
 	if n := len(harness.GenerateRequests(d)); n != 0 {
@@ -227,7 +228,7 @@ func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 		d.Fault(sim.Fault{Kind: sim.Stall, Leg: "decode", Delay: 150 * time.Millisecond, N: 1})
 		id := fmt.Sprint("head-", i)
 		l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d,"stream":true`, i)))
-		harness.Eventually(t, 5*time.Second, "decode was sent", func() bool { return len(harness.GenerateRequests(d)) == i+1 })
+		testwait.UntilWithin(t, 5*time.Second, "decode was sent", func() bool { return len(harness.GenerateRequests(d)) == i+1 })
 		l.Disconnect()
 		harness.WantClientGone(t, r, id)
 	}
@@ -267,7 +268,7 @@ func TestClientAbortsStream(t *testing.T) {
 		l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d,"stream":true`, i)))
 		l.Event(t)
 		abortedAt := l.Disconnect()
-		harness.Eventually(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
+		testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { s := d.Stats().Sum(); return s.Running+s.Waiting == 0 })
 		harness.WantPrompt(t, "decode ended", time.Since(abortedAt))
 		harness.WantClientGone(t, r, id)
 	}
@@ -292,9 +293,9 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 
 	began := time.Now() // a busy machine may run the request long after it was sent
 	l := harness.StartRequest(t, r, "early", fmt.Sprintf(endlessChat, ""))
-	harness.Eventually(t, 5*time.Second, "decode runs", running)
+	testwait.UntilWithin(t, 5*time.Second, "decode runs", running)
 	l.Disconnect()
-	harness.Eventually(t, 5*time.Second, "decode is cut", func() bool { return !running() })
+	testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { return !running() })
 	ran := time.Since(began)
 	t.Logf("a decode left at once was cut after %v (pd.abort_delay %v)", ran.Round(time.Millisecond), after)
 	if ran < after || ran > after+harness.AbortSlack {
@@ -303,10 +304,10 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 	harness.WantClientGone(t, r, "early")
 
 	l = harness.StartRequest(t, r, "late", fmt.Sprintf(endlessChat, `,"seed":1`))
-	harness.Eventually(t, 5*time.Second, "decode runs", running)
+	testwait.UntilWithin(t, 5*time.Second, "decode runs", running)
 	time.Sleep(after + 50*time.Millisecond)
 	abortedAt := l.Disconnect()
-	harness.Eventually(t, 5*time.Second, "decode is cut", func() bool { return !running() })
+	testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { return !running() })
 	harness.WantPrompt(t, "decode ended", time.Since(abortedAt))
 	harness.WantClientGone(t, r, "late")
 	harness.WantIdle(t, r, 5*time.Second, p, d)
@@ -346,7 +347,7 @@ func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	suspended.Store(true)
 	l := harness.StartRequest(t, r, "stands", fmt.Sprintf(endlessChat, ""))
-	harness.Eventually(t, 20*time.Second, "prefill is done", func() bool { return p.Stats().Sum().Leases == 1 })
+	testwait.UntilWithin(t, 20*time.Second, "prefill is done", func() bool { return p.Stats().Sum().Leases == 1 })
 	l.Disconnect()
 	time.Sleep(10 * after)
 	if rec, ok := r.Scheduler.Explain("stands"); ok && bytes.Contains(rec, []byte("client_gone")) {
@@ -373,7 +374,7 @@ func TestAggregatedLegIsAbortedImmediately(t *testing.T) {
 		abortedAt := l.Disconnect()
 		harness.WantPrompt(t, "the leg was cut", harness.ReceiveTime(t, cancelled, "the leg is cut").Sub(abortedAt))
 		harness.WantClientGone(t, r, "agg")
-		harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+		testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 	}
 }
 
@@ -450,6 +451,6 @@ func TestAbortStorm(t *testing.T) {
 		}
 	}
 	harness.DropIdle()
-	harness.Eventually(t, 10*time.Second, "goroutines are back", func() bool { return harness.ModuleGoroutines() <= before })
+	testwait.UntilWithin(t, 10*time.Second, "goroutines are back", func() bool { return harness.ModuleGoroutines() <= before })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -127,7 +128,7 @@ func soakAborts(t *testing.T, fam *harness.MatrixFamily, stall time.Duration) {
 	}, workers...)
 
 	if stall > 0 {
-		harness.Eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return f.Router.Transfers.Up(nixl.TierNIXL) })
+		testwait.UntilWithin(t, 60*time.Second, "the NIXL tier is up", func() bool { return f.Router.Transfers.Up(nixl.TierNIXL) })
 	}
 
 	const idLen = len("soak-000000")

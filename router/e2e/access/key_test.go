@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/apikey"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -133,7 +134,7 @@ func TestKeysHaveLimits(t *testing.T) {
 	if a = harness.Post(t, r.URL+"/v1/completions", stream, auth...); a.Status != 200 || a.Header.Get("x-ratelimit-remaining-requests") == "" {
 		t.Fatalf("%d %v", a.Status, a.Header)
 	}
-	harness.Eventually(t, 5*time.Second, "a stream's tokens are counted as a whole answer's", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "a stream's tokens are counted as a whole answer's", func() bool {
 		got := spent() - whole
 		return got >= whole && got <= whole+2 // without usage the router counts events; a last event has no token
 	})
@@ -170,12 +171,12 @@ func TestKeysAreReloaded(t *testing.T) {
 		}
 		return a.Status
 	}
-	harness.Eventually(t, 10*time.Second, "the first key is good", func() bool { return status(first) == 200 })
+	testwait.UntilWithin(t, 10*time.Second, "the first key is good", func() bool { return status(first) == 200 })
 	if got := status(second); got != 401 {
 		t.Errorf("a key to come: %d", got)
 	}
 	write(second)
-	harness.Eventually(t, 10*time.Second, "the second key is good", func() bool { return status(second) == 200 })
+	testwait.UntilWithin(t, 10*time.Second, "the second key is good", func() bool { return status(second) == 200 })
 	if got := status(first); got != 401 {
 		t.Errorf("the key that was taken out: %d", got)
 	}
@@ -306,7 +307,7 @@ func TestStatePagesWithoutAKey(t *testing.T) {
 			}
 			r := harness.LaunchRouter(t, mod, harness.SimWorker(e, worker.Aggregated, "secret-worker"))
 			want := map[bool]int{true: 200, false: 503}[up]
-			harness.Eventually(t, 10*time.Second, "the worker was looked at", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "the worker was looked at", func() bool {
 				_, page := r.Pages.Health(true)
 				return harness.Get(t, r.URL+"/readyz").Status == want && (up || strings.Contains(string(page), "refused"))
 			})

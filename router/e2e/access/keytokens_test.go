@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
 )
@@ -68,7 +69,7 @@ func TestUnreportedTokensAreCharged(t *testing.T) {
 			resp.Body.Close()
 		}
 		leave()
-		harness.Eventually(t, 5*time.Second, "a client that left pays for its prompt", func() bool { return spent()-before == prompt })
+		testwait.UntilWithin(t, 5*time.Second, "a client that left pays for its prompt", func() bool { return spent()-before == prompt })
 	}
 	answer = `{"choices":[{"text":"hello"}]}`
 	if a := harness.Post(t, r.URL+"/v1/embeddings", `{"model":"sim","input":"`+strings.Repeat("word ", 600)+`"}`, auth...); a.Status != 200 {
@@ -137,7 +138,7 @@ func TestTokensAreReserved(t *testing.T) {
 	if a := harness.Post(t, r.URL+"/v1/chat/completions", chat, auth...); a.Status != 200 {
 		t.Fatalf("%d %s", a.Status, a.Body)
 	}
-	harness.Eventually(t, 5*time.Second, "a stream gives back what it did not use", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "a stream gives back what it did not use", func() bool {
 		n, _ := strconv.Atoi(left())
 		return n >= 780
 	})
@@ -200,5 +201,5 @@ func TestBackgroundResponsesAreCharged(t *testing.T) {
 		_, _ = io.Copy(io.Discard, resp.Body)
 		resp.Body.Close()
 	}
-	harness.Eventually(t, 5*time.Second, "a client that leaves the stream of a background response pays for it", func() bool { return spent()-before >= 5750 })
+	testwait.UntilWithin(t, 5*time.Second, "a client that leaves the stream of a background response pays for it", func() bool { return spent()-before >= 5750 })
 }

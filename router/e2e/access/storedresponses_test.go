@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/apikey"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -261,7 +262,7 @@ func TestStoredResponseOfLostWorker(t *testing.T) {
 	id, by := idOf(t, made), made.Header.Get("X-Sluice-Worker")
 	engines[by].CloseClientConnections()
 	engines[by].Close()
-	harness.Eventually(t, 10*time.Second, "the worker is out", func() bool { return r.State(by) == worker.Unhealthy })
+	testwait.UntilWithin(t, 10*time.Second, "the worker is out", func() bool { return r.State(by) == worker.Unhealthy })
 	if a := harness.Get(t, r.URL+"/v1/responses/"+id); a.Status != 502 || !strings.Contains(string(a.Body), by) {
 		t.Errorf("%d %s", a.Status, a.Body)
 	}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/e2e/harness"
@@ -62,8 +63,8 @@ func TestRegisteredPairServes(t *testing.T) {
 	}
 	stopPrefill := keepRegistered(t, r, "p-0", "--prefill", p.URL())
 	keepRegistered(t, r, "d-0", "--decode", d.URL())
-	harness.Eventually(t, 10*time.Second, "both are ready", func() bool { return r.State("p-0") == worker.Ready && r.State("d-0") == worker.Ready })
-	harness.Eventually(t, 10*time.Second, "cached tokens are predicted", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "both are ready", func() bool { return r.State("p-0") == worker.Ready && r.State("d-0") == worker.Ready })
+	testwait.UntilWithin(t, 10*time.Second, "cached tokens are predicted", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == "p-0" && a.Header.Get("X-Sluice-Worker") == "d-0" && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
 	})
@@ -75,16 +76,16 @@ func TestRegisteredPairServes(t *testing.T) {
 		}
 	}
 	// The router predicts the blocks of a request before events confirm them.
-	harness.Eventually(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.CachedBlocks.Load() > 0 })
+	testwait.UntilWithin(t, 10*time.Second, "there is something to forget: series, and blocks of p-0", func() bool { return series() && old.CachedBlocks.Load() > 0 })
 	stopPrefill()
-	harness.Eventually(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "p-0 is gone with its blocks and its series", func() bool {
 		return old.CachedBlocks.Load() == 0 && !series() && r.State("p-0") == worker.Gone
 	})
 	if n := old.Requests.Load() + old.PrefillTokens.Load(); n != 0 {
 		t.Errorf("%d still reserved on a rank that has gone", n)
 	}
 	probes := p.Stats().Ranks[0].Requests
-	harness.Eventually(t, 10*time.Second, "decode does it alone", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "decode does it alone", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		return a.Status == 200 && a.Header.Get("X-Sluice-Worker") == "d-0"
 	})
@@ -94,7 +95,7 @@ func TestRegisteredPairServes(t *testing.T) {
 
 	// After it returns with the same name, it has no blocks.
 	keepRegistered(t, r, "p-0", "--prefill", p.URL())
-	harness.Eventually(t, 10*time.Second, "p-0 is ready again", func() bool { return r.State("p-0") == worker.Ready })
+	testwait.UntilWithin(t, 10*time.Second, "p-0 is ready again", func() bool { return r.State("p-0") == worker.Ready })
 	if !series() {
 		t.Error("no series of the worker that came back")
 	}
@@ -121,8 +122,8 @@ func TestLostWorkerIsRemoved(t *testing.T) {
 	if resp.StatusCode != 201 {
 		t.Fatal(resp.Status)
 	}
-	harness.Eventually(t, 5*time.Second, "it is there", func() bool { return r.State("w") != worker.Gone })
-	harness.Eventually(t, 10*time.Second, "its lease ends", func() bool { return r.State("w") == worker.Gone })
+	testwait.UntilWithin(t, 5*time.Second, "it is there", func() bool { return r.State("w") != worker.Gone })
+	testwait.UntilWithin(t, 10*time.Second, "its lease ends", func() bool { return r.State("w") == worker.Gone })
 }
 
 func sourceStates(t *testing.T, r *harness.Router) []discovery.State {
@@ -159,14 +160,14 @@ func TestWorkersFile(t *testing.T) {
 	harness.WriteFile(t, path, list("a", "b")+fmt.Sprintf("  - {id: x, url: %q}\n", counting.URL))
 	r := harness.LaunchRouter(t, func(c *config.Config) { c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond })
 	both := func() bool { return r.State("a") == worker.Ready && r.State("b") == worker.Ready }
-	harness.Eventually(t, 10*time.Second, "both are ready", both)
+	testwait.UntilWithin(t, 10*time.Second, "both are ready", both)
 	before := r.Fleet.View().Workers
-	harness.Eventually(t, 5*time.Second, "x is probed", func() bool { return asked.Load() > 3 })
+	testwait.UntilWithin(t, 5*time.Second, "x is probed", func() bool { return asked.Load() > 3 })
 
 	harness.WriteFile(t, path, list("a", "b"))
-	harness.Eventually(t, 5*time.Second, "x is gone", func() bool { return r.State("x") == worker.Gone })
+	testwait.UntilWithin(t, 5*time.Second, "x is gone", func() bool { return r.State("x") == worker.Gone })
 	last := int64(-1)
-	harness.Eventually(t, 5*time.Second, "what was under way has ended", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "what was under way has ended", func() bool {
 		was := last
 		last = asked.Load()
 		return was == last
@@ -177,7 +178,7 @@ func TestWorkersFile(t *testing.T) {
 	}
 
 	harness.WriteFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")
-	harness.Eventually(t, 5*time.Second, "the fault is shown with its place", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "the fault is shown with its place", func() bool {
 		for _, s := range sourceStates(t, r) {
 			if strings.Contains(s.Error, "workers.yaml:4:18") && strings.Contains(s.Error, "nonsense") && s.Workers == 2 {
 				return true
@@ -189,12 +190,12 @@ func TestWorkersFile(t *testing.T) {
 		t.Error("the fault's place is not in the log")
 	}
 	harness.WriteFile(t, path, list("a"))
-	harness.Eventually(t, 5*time.Second, "b is gone", func() bool { return r.State("b") == worker.Gone })
+	testwait.UntilWithin(t, 5*time.Second, "b is gone", func() bool { return r.State("b") == worker.Gone })
 	if now := r.Fleet.View().Workers; len(now) != 1 || now[0] != before[0] {
 		t.Error("a was taken out and in though nothing of it changed")
 	}
 	harness.WriteFile(t, path, list("a", "b"))
-	harness.Eventually(t, 10*time.Second, "b is back", both)
+	testwait.UntilWithin(t, 10*time.Second, "b is back", both)
 }
 
 // TestConfigFileIsReloaded: the workers follow edits of the --config file; the log says that other
@@ -205,11 +206,11 @@ func TestConfigFileIsReloaded(t *testing.T) {
 	text := "listen: 127.0.0.1:0\nadmin: {listen: off}\ndiscovery: {file_poll_interval: 20ms}\nhealth: {interval: 50ms}\n"
 	harness.WriteFile(t, path, text+fmt.Sprintf("workers: [{url: %q}, {url: %q}]\n", a.URL(), b.URL()))
 	r := harness.LaunchConfigured(t, path)
-	harness.Eventually(t, 10*time.Second, "both are ready", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "both are ready", func() bool {
 		return r.State("aggregated-0") == worker.Ready && r.State("aggregated-1") == worker.Ready
 	})
 	harness.WriteFile(t, path, text+fmt.Sprintf("timeouts: {prefill: 7s}\nworkers: [{url: %q}]\n", b.URL()))
-	harness.Eventually(t, 5*time.Second, "the first is gone", func() bool { return r.State("aggregated-0") == worker.Gone })
+	testwait.UntilWithin(t, 5*time.Second, "the first is gone", func() bool { return r.State("aggregated-0") == worker.Gone })
 	if s := r.State("aggregated-1"); s != worker.Ready {
 		t.Errorf("the other is %v: it has no id of its own, and must keep the one it had", s)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/kvindex"
@@ -91,7 +92,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 			p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 			r, id, leave := by.start(t, func(c *config.Config) { c.Transfers.ZMQListen = "tcp://127.0.0.1:*" }, p, d)
 			var ranks map[string]*worker.Rank // by role
-			harness.Eventually(t, 60*time.Second, "requests go to both", func() bool {
+			testwait.UntilWithin(t, 60*time.Second, "requests go to both", func() bool {
 				a, err := harness.TryPost(context.Background(), r.URL+"/v1/chat/completions", harness.Chat(""))
 				if err != nil || a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != id {
 					return false
@@ -112,10 +113,10 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 				}
 			}
 			leave()
-			harness.Eventually(t, 60*time.Second, "it is gone with all of its series", func() bool {
+			testwait.UntilWithin(t, 60*time.Second, "it is gone with all of its series", func() bool {
 				return r.State(id) == worker.Gone && len(rankSeries(t, r, id)) == 0
 			})
-			harness.Eventually(t, 60*time.Second, "nothing is known of what it held", func() bool { return left.CachedBlocks.Load() == 0 && indexedBlocks(r, left) == 0 })
+			testwait.UntilWithin(t, 60*time.Second, "nothing is known of what it held", func() bool { return left.CachedBlocks.Load() == 0 && indexedBlocks(r, left) == 0 })
 			if n := left.Requests.Load() + left.PrefillTokens.Load() + left.DecodeBlocks.Load(); n != 0 {
 				t.Errorf("%d still reserved", n)
 			}
@@ -124,7 +125,7 @@ func TestRemovedWorkerLeavesNoState(t *testing.T) {
 					t.Errorf("%+v is still known of transfers", pair)
 				}
 			}
-			harness.Eventually(t, 60*time.Second, "the other does it alone", func() bool {
+			testwait.UntilWithin(t, 60*time.Second, "the other does it alone", func() bool {
 				a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 				return a.Status == 200 && a.Header.Get("X-Sluice-Prefill-Worker") == ""
 			})
@@ -210,7 +211,7 @@ func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
 	r := harness.StartRouter(t, nil, w)
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
 	rank := r.Fleet.View().Workers[0].Ranks[0]
-	harness.Eventually(t, 20*time.Second, "something is guessed", func() bool { return indexedBlocks(r, rank) > 0 })
+	testwait.UntilWithin(t, 20*time.Second, "something is guessed", func() bool { return indexedBlocks(r, rank) > 0 })
 	compared := func() int {
 		for line := range strings.Lines(string(harness.Get(t, r.URL+"/metrics").Body)) {
 			if v, ok := strings.CutPrefix(line, "sluice_cache_reported_tokens_total "); ok {
@@ -233,10 +234,10 @@ func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
 	if err := r.Fleet.Remove("w"); err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, 20*time.Second, "nothing is guessed of it", func() bool { return indexedBlocks(r, rank) == 0 })
+	testwait.UntilWithin(t, 20*time.Second, "nothing is guessed of it", func() bool { return indexedBlocks(r, rank) == 0 })
 	if rest, err := io.ReadAll(resp.Body); err != nil || !strings.Contains(string(rest), "data: [DONE]") {
 		t.Fatalf("the stream ended with %v", err)
 	}
-	harness.Eventually(t, 20*time.Second, "the engine's word of its cache is in", func() bool { return compared() > sent && rank.Requests.Load() == 0 })
-	harness.Eventually(t, 20*time.Second, "it is not kept", func() bool { return indexedBlocks(r, rank) == 0 })
+	testwait.UntilWithin(t, 20*time.Second, "the engine's word of its cache is in", func() bool { return compared() > sent && rank.Requests.Load() == 0 })
+	testwait.UntilWithin(t, 20*time.Second, "it is not kept", func() bool { return indexedBlocks(r, rank) == 0 })
 }

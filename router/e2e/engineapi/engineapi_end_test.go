@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi/client"
@@ -68,15 +69,15 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 						r := harness.EngineAPIRequest(harness.TokenIDs(50, 100+10*i+k), 2000)
 						r.Context.ID = fmt.Sprintf("ends-%d-%d", i, k)
 						end.Run(t, f, r, func(s *client.Stream) {
-							harness.Eventually(t, harness.TestTimeout, "the leg is there", phase.Reached)
+							testwait.UntilWithin(t, harness.TestTimeout, "the leg is there", phase.Reached)
 							if phase.FaultHolds {
-								harness.Eventually(t, harness.TestTimeout, "an engine holds something of it", f.HasKV)
+								testwait.UntilWithin(t, harness.TestTimeout, "an engine holds something of it", f.HasKV)
 							}
 							if !phase.Decoding {
 								time.Sleep(30 * time.Millisecond) // until the engine has admitted the request
 								return
 							}
-							harness.Eventually(t, harness.TestTimeout, "tokens are made", func() bool { return harness.Generated(f.Decodes) > made })
+							testwait.UntilWithin(t, harness.TestTimeout, "tokens are made", func() bool { return harness.Generated(f.Decodes) > made })
 							if s != nil {
 								firstTokens(t, s)
 							}
@@ -90,7 +91,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 							t.Errorf("%d leases were let run out", n)
 						}
 						harness.WantClientGone(t, f.Router, r.Context.ID)
-						harness.Eventually(t, harness.TestTimeout, "the socket has nothing under way", func() bool {
+						testwait.UntilWithin(t, harness.TestTimeout, "the socket has nothing under way", func() bool {
 							st := f.Router.Wire.Stats()
 							return st.Streams == 0 && st.Requests == 0
 						})
@@ -196,9 +197,9 @@ func TestEngineAPIStopOfSlowReader(t *testing.T) {
 				prompt := harness.TokenIDs(40, 70+i)
 				before := engines[0].Stats().Sum().GeneratedTokens
 				s := harness.StartEngineAPI(t, c, harness.EngineAPIRequest(prompt, 20_000))
-				harness.Eventually(t, harness.TestTimeout, "more is made than fits", func() bool { return engines[0].Stats().Sum().GeneratedTokens > before+200 })
+				testwait.UntilWithin(t, harness.TestTimeout, "more is made than fits", func() bool { return engines[0].Stats().Sum().GeneratedTokens > before+200 })
 				s.Stop()
-				harness.Eventually(t, harness.TestTimeout, "the leg is gone", func() bool { return engines[0].Stats().Sum().Running == 0 })
+				testwait.UntilWithin(t, harness.TestTimeout, "the leg is gone", func() bool { return engines[0].Stats().Sum().Running == 0 })
 				ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 				a := harness.ReadEngineAPI(ctx, s)
 				cancel()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi/client"
@@ -128,7 +129,7 @@ func TestEngineAPIDeadline(t *testing.T) {
 // caller left.
 func wantDeadlines(t *testing.T, r *harness.Router) {
 	t.Helper()
-	harness.Eventually(t, harness.TestTimeout, "a stream is counted as ended by its deadline", func() bool { return r.Metric(`sluice_streams_total{cause="deadline"}`) > 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "a stream is counted as ended by its deadline", func() bool { return r.Metric(`sluice_streams_total{cause="deadline"}`) > 0 })
 	for _, other := range []string{"client_gone", "client_stalled", "engine_stalled"} {
 		if n := r.Metric(`sluice_streams_total{cause="` + other + `"}`); n != 0 {
 			t.Errorf("%v streams are counted as %s", n, other)
@@ -166,7 +167,7 @@ func TestEngineAPIDeadlineOverHTTP(t *testing.T) {
 			if f := a.Failure; raw.Status != 200 || f == nil || f.Code != 504 || f.Param != "context.timeout_ms" || len(a.Tokens[0]) == 0 {
 				t.Errorf("within the stream: %d, %v behind %d tokens", raw.Status, a.Failure, len(a.Tokens[0]))
 			}
-			harness.Eventually(t, harness.TestTimeout, "nothing runs on", func() bool { return engines[0].Stats().Sum().Running == 0 })
+			testwait.UntilWithin(t, harness.TestTimeout, "nothing runs on", func() bool { return engines[0].Stats().Sum().Running == 0 })
 			wantDeadlines(t, r)
 		})
 	}
@@ -181,7 +182,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 	r := harness.LaunchRouter(t, func(c *config.Config) {
 		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = path, 2, time.Hour
 	}, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
-	harness.Eventually(t, harness.TestTimeout, "a is ready", func() bool { return r.State("a") == worker.Ready })
+	testwait.UntilWithin(t, harness.TestTimeout, "a is ready", func() bool { return r.State("a") == worker.Ready })
 	time.Sleep(50 * time.Millisecond)
 	if _, err := client.Dial(context.Background(), "unix://"+path, client.Options{}); err == nil {
 		t.Error("the socket is open with one of two workers")
@@ -232,7 +233,7 @@ func TestEngineAPIWaitsInQueue(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	harness.Eventually(t, harness.TestTimeout, "the first waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	testwait.UntilWithin(t, harness.TestTimeout, "the first waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
 	if a := harness.GenerateEngineAPI(t, c, harness.EngineAPIRequest(harness.TokenIDs(20, 2), 3)); a.Failure == nil || a.Failure.Code != 503 || !strings.Contains(a.Failure.Message, "limits.pool_waiters") {
 		t.Errorf("the second: %v", a.Failure)
 	}
@@ -245,5 +246,5 @@ func TestEngineAPIWaitsInQueue(t *testing.T) {
 	if a.Failure != nil || a.Err != nil || len(a.Tokens[0]) != 3 || slices.Contains(a.Comments, "queued: 0s") {
 		t.Errorf("the first: %v, %v, %d tokens, %q", a.Failure, a.Err, len(a.Tokens[0]), a.Comments)
 	}
-	harness.Eventually(t, harness.TestTimeout, "none waits", func() bool { return r.Metric("sluice_pool_waiters") == 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "none waits", func() bool { return r.Metric("sluice_pool_waiters") == 0 })
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/dataplane/wire"
 	"sluice/router/apikey"
 	"sluice/router/config"
@@ -23,7 +24,7 @@ import (
 func dialWith(t *testing.T, r *harness.Router, network string, opt client.Options) (*client.Client, error) {
 	t.Helper()
 	addr := ""
-	harness.Eventually(t, harness.TestTimeout, "the engine socket is open", func() bool { addr = harness.WireAddr(r, network); return addr != "" })
+	testwait.UntilWithin(t, harness.TestTimeout, "the engine socket is open", func() bool { addr = harness.WireAddr(r, network); return addr != "" })
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
 	c, err := client.Dial(ctx, addr, opt)
@@ -165,7 +166,7 @@ func TestEngineAPICertificateReload(t *testing.T) {
 		t.Errorf("the certificate is said to end at %v", expires)
 	}
 	harness.WriteCert(t, dir)
-	harness.Eventually(t, harness.TestTimeout, "the new certificate is shown", func() bool {
+	testwait.UntilWithin(t, harness.TestTimeout, "the new certificate is shown", func() bool {
 		c, err := dialWith(t, r, "tcp", trusting())
 		if err == nil {
 			c.Close()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi/client"
@@ -70,7 +71,7 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 	for range 2 {
 		t.Run("again", round)
 	}
-	harness.Eventually(t, harness.TestTimeout, "goroutines and descriptors are back", func() bool {
+	testwait.UntilWithin(t, harness.TestTimeout, "goroutines and descriptors are back", func() bool {
 		harness.DropIdle()
 		g, d := harness.ModuleGoroutines(), openDescriptors(t)
 		if g <= goroutines && d <= fds {
@@ -131,7 +132,7 @@ func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 		t.Fatal(err)
 	}
 	harness.StartEngineAPI(t, slow, harness.EngineAPIRequest(harness.TokenIDs(50, 200), 3000))
-	harness.Eventually(t, harness.TestTimeout, "the slow one's request runs", func() bool { return d.Stats().Sum().Running > 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "the slow one's request runs", func() bool { return d.Stats().Sum().Running > 0 })
 	slow.Close()
 	// Garbage: at once, after a valid HELLO, and a partial frame.
 	hello := "\x00\x00\x00\x35\x01\x00\x00\x00\x00\x84\xa8protocol\xadsluice-routed\xa7version\x01\xa6oldest\x01\xa6window\xce\x00\x01\x00\x00"
@@ -152,7 +153,7 @@ func exerciseEngineAPI(t *testing.T, r *harness.Router, p, d *sim.Engine) {
 	}
 	c.Close()
 	harness.WantIdle(t, r, harness.TestTimeout, p, d)
-	harness.Eventually(t, harness.TestTimeout, "nothing is held", func() bool {
+	testwait.UntilWithin(t, harness.TestTimeout, "nothing is held", func() bool {
 		st := r.Wire.Stats()
 		return st.Conns == 0 && st.Streams == 0 && st.Requests == 0 && r.Front.BodyBytes() == 0
 	})

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/dataplane/wire"
 	"sluice/router/admin"
 	"sluice/router/e2e/harness"
@@ -62,7 +63,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 			t.Fatalf("restart: %v\n%s", err, out)
 		}
 		var now admin.Runtime // the new process writes it a moment after it serves
-		harness.Eventually(t, harness.TestTimeout, "the runtime file is the new process's", func() bool { now = harness.RuntimeOf(t, dir); return now.PID != before.PID })
+		testwait.UntilWithin(t, harness.TestTimeout, "the runtime file is the new process's", func() bool { now = harness.RuntimeOf(t, dir); return now.PID != before.PID })
 		pids = append(pids, now.PID)
 		for _, addr := range addrs {
 			// One attempt suffices, because a process listens at any time.
@@ -79,7 +80,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 		}
 		for i, h := range old { // earlier streams continue
 			firstTokens(t, h.s)
-			harness.Eventually(t, harness.TestTimeout, "the old process takes no new requests", func() bool {
+			testwait.UntilWithin(t, harness.TestTimeout, "the old process takes no new requests", func() bool {
 				s, err := h.c.Generate(harness.EngineAPIRequest(harness.TokenIDs(40, 3), 2))
 				if err == nil {
 					err = harness.ReadEngineAPI(context.Background(), s).Err
@@ -97,7 +98,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 		h.s.Kill()
 	}
 	for _, pid := range []int{r.Cmd.Process.Pid, pids[0]} {
-		harness.Eventually(t, harness.TestTimeout, "a process that was replaced ends with its streams", func() bool { return !harness.IsRunning(pid) })
+		testwait.UntilWithin(t, harness.TestTimeout, "a process that was replaced ends with its streams", func() bool { return !harness.IsRunning(pid) })
 	}
 	// No replaced process removed the socket file.
 	for _, addr := range addrs {
@@ -106,7 +107,7 @@ func TestEngineAPIHotRestart(t *testing.T) {
 		}
 	}
 	syscall.Kill(pids[1], syscall.SIGTERM)
-	harness.Eventually(t, harness.TestTimeout, "the last process has ended", func() bool { return !harness.IsRunning(pids[1]) })
+	testwait.UntilWithin(t, harness.TestTimeout, "the last process has ended", func() bool { return !harness.IsRunning(pids[1]) })
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the last process left the socket's file: %v", err)
 	}

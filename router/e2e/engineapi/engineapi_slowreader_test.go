@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/rawsocket"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -112,7 +113,7 @@ func deadlineOverSocket(t *testing.T, r *harness.Router, e *streamingEngine, net
 	req.Context.TimeoutMS = ms
 	s := harness.StartEngineAPI(t, c, req)
 	waitChan(t, e.gone, "the engine is left")
-	harness.Eventually(t, harness.TestTimeout, "the stream is ended", func() bool { return r.Wire.Stats().Streams == 0 })
+	testwait.UntilWithin(t, harness.TestTimeout, "the stream is ended", func() bool { return r.Wire.Stats().Streams == 0 })
 	ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 	defer cancel()
 	a := harness.ReadEngineAPI(ctx, s)
@@ -152,7 +153,7 @@ func TestEngineAPIStopBehindReader(t *testing.T) {
 			}
 			defer c.Close()
 			s := harness.StartEngineAPI(t, c, harness.EngineAPIRequest(harness.TokenIDs(20, 1), 1_000_000))
-			harness.Eventually(t, harness.TestTimeout, "all lies in the router's sockets", func() bool { return e.sentEvents.Load() == n })
+			testwait.UntilWithin(t, harness.TestTimeout, "all lies in the router's sockets", func() bool { return e.sentEvents.Load() == n })
 			s.Stop()
 			waitChan(t, e.gone, "the engine is left")
 			ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/engineapi/client"
@@ -179,13 +180,13 @@ func TestEngineAPIStopAndKill(t *testing.T) {
 		t.Errorf("after stop: %v %v %q %+v", a.Err, a.Failure, a.Finish[0], a.Usage)
 	}
 	idle := func() bool { return engines[0].Stats().Sum().Running == 0 }
-	harness.Eventually(t, 5*time.Second, "the stopped leg is gone", idle)
+	testwait.UntilWithin(t, 5*time.Second, "the stopped leg is gone", idle)
 	s = begin(2)
 	s.Kill()
 	if a := harness.ReadEngineAPI(ctx, s); !client.Killed(a.Err) || len(a.Finish) > 0 {
 		t.Errorf("after kill: %v %v", a.Err, a.Finish)
 	}
-	harness.Eventually(t, 5*time.Second, "the killed leg is gone", idle)
+	testwait.UntilWithin(t, 5*time.Second, "the killed leg is gone", idle)
 	s = begin(3)
 	gone := harness.DialEngine(t, r, "tcp")
 	vanished, err := gone.Generate(harness.EngineAPIRequest(harness.TokenIDs(30, 4), 3000))
@@ -196,17 +197,17 @@ func TestEngineAPIStopAndKill(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Close()
-	harness.Eventually(t, 5*time.Second, "only the other caller's leg is left", func() bool { return engines[0].Stats().Sum().Running == 1 })
+	testwait.UntilWithin(t, 5*time.Second, "only the other caller's leg is left", func() bool { return engines[0].Stats().Sum().Running == 1 })
 	s.Kill()
-	harness.Eventually(t, 5*time.Second, "nothing is left", idle)
+	testwait.UntilWithin(t, 5*time.Second, "nothing is left", idle)
 	timed := harness.EngineAPIRequest(harness.TokenIDs(30, 5), 3000)
 	timed.Context.TimeoutMS = 150
 	began := time.Now()
 	if a := harness.GenerateEngineAPI(t, c, timed); a.Failure == nil || a.Failure.Code != 504 || time.Since(began) > 3*time.Second {
 		t.Errorf("after its time: %v after %v", a.Failure, time.Since(began))
 	}
-	harness.Eventually(t, 5*time.Second, "the overdue leg is gone", idle)
-	harness.Eventually(t, 5*time.Second, "nothing is left behind", func() bool { // the caller receives its last item a moment earlier
+	testwait.UntilWithin(t, 5*time.Second, "the overdue leg is gone", idle)
+	testwait.UntilWithin(t, 5*time.Second, "nothing is left behind", func() bool { // the caller receives its last item a moment earlier
 		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})
@@ -619,7 +620,7 @@ func TestEngineAPIRestart(t *testing.T) {
 		t.Errorf("the stream of a router that ended: %v %v", a.Err, a.Finish)
 	}
 	<-c.Done()
-	harness.Eventually(t, 10*time.Second, "the first router is down", func() bool { _, err := os.Stat(path); return os.IsNotExist(err) })
+	testwait.UntilWithin(t, 10*time.Second, "the first router is down", func() bool { _, err := os.Stat(path); return os.IsNotExist(err) })
 	e.ClearFaults()
 	again := harness.DialEngine(t, start(), "unix")
 	if a := harness.GenerateEngineAPI(t, again, harness.EngineAPIRequest(harness.TokenIDs(30, 2), 5)); a.Failure != nil || len(a.Tokens[0]) != 5 {
@@ -715,7 +716,7 @@ func TestEngineAPITenThousandStreams(t *testing.T) {
 		t.Errorf("only %d of %d were under way together", most, n)
 	}
 	// The router sends the last frame before it updates the counters of the stream.
-	harness.Eventually(t, harness.TestTimeout, "nothing is left behind", func() bool {
+	testwait.UntilWithin(t, harness.TestTimeout, "nothing is left behind", func() bool {
 		st := r.Wire.Stats()
 		return st.Streams == 0 && st.Requests == 0
 	})

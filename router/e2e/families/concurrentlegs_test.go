@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -70,7 +71,7 @@ func TestNativeGenerateInTwoLegs(t *testing.T) {
 	if a.Status != 200 || !strings.Contains(string(a.Body), `"text":"ok"`) {
 		t.Fatalf("status %d: %s", a.Status, a.Body)
 	}
-	harness.Eventually(t, 5*time.Second, "prefill has its leg", func() bool { return p.Requests() == 1 })
+	testwait.UntilWithin(t, 5*time.Second, "prefill has its leg", func() bool { return p.Requests() == 1 })
 	for _, e := range []*harness.ScriptedEngine{p, d} {
 		var v struct {
 			Room []json.Number `json:"bootstrap_room"`
@@ -141,8 +142,8 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 				if d.Requests() != 2 || d.Room(t, 0) == d.Room(t, 1) {
 					t.Errorf("decode saw %d requests, rooms %s and %s; want two, in rooms of their own", d.Requests(), d.Room(t, 0), d.Room(t, 1))
 				}
-				harness.Eventually(t, 5*time.Second, "each prefill worker has had one leg", func() bool { return p0.Requests() == 1 && p1.Requests() == 1 })
-				harness.Eventually(t, 5*time.Second, "decode's first leg is cut", func() bool { return cutAt.Load() != 0 })
+				testwait.UntilWithin(t, 5*time.Second, "each prefill worker has had one leg", func() bool { return p0.Requests() == 1 && p1.Requests() == 1 })
+				testwait.UntilWithin(t, 5*time.Second, "decode's first leg is cut", func() bool { return cutAt.Load() != 0 })
 				if took := time.Duration(cutAt.Load() - failedAt.Load()); took > harness.AbortSlack {
 					t.Errorf("decode was cut %s after prefill failed", took)
 				}
@@ -268,7 +269,7 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	l := harness.StartRequest(t, r, "mid", harness.Chat(`,"stream":true`))
 	l.Event(t)
 	close(seen)
-	harness.Eventually(t, 5*time.Second, "the router knows that prefill failed", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "the router knows that prefill failed", func() bool {
 		return r.Metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`) == 1
 	})
 	time.Sleep(20 * time.Millisecond) // a router that cancels the stream would do so now
@@ -417,7 +418,7 @@ func TestConcurrentPrefillUsesBodyBudget(t *testing.T) {
 		}
 	}
 	harness.WantNoLoad(t, r)
-	harness.Eventually(t, 5*time.Second, "the budget is whole again", func() bool { return r.Metric("sluice_memory_budget_used_bytes") == 0 })
+	testwait.UntilWithin(t, 5*time.Second, "the budget is whole again", func() bool { return r.Metric("sluice_memory_budget_used_bytes") == 0 })
 }
 
 // TestClientAbortsBothLegs: when the client leaves, before or after decode's response head, the
@@ -476,7 +477,7 @@ func TestNoDecodeWithoutBootstrapRoom(t *testing.T) {
 	}
 
 	only := harness.LaunchRouter(t, func(c *config.Config) { harness.SGLangPD(c); c.Timeouts.PoolWait = 50 * time.Millisecond }, d.Worker(worker.Decode, "d0"))
-	harness.Eventually(t, 10*time.Second, "the model is known", func() bool { return len(only.Fleet.View().Models) > 0 })
+	testwait.UntilWithin(t, 10*time.Second, "the model is known", func() bool { return len(only.Fleet.View().Models) > 0 })
 	harness.WantReason(t, harness.Post(t, only.URL+"/v1/chat/completions", harness.Chat("")), 503, "no_prefill_worker")
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -32,7 +33,7 @@ func TestFewTokensPrefillOnDecode(t *testing.T) {
 		t.Errorf("%d decisions, want both legs'", len(rec.Decisions))
 	}
 	var near *harness.Answer
-	harness.Eventually(t, 10*time.Second, "decode holds the prompt", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "decode holds the prompt", func() bool {
 		near = harness.Post(t, r.URL+"/v1/chat/completions", body, "X-Request-Id", "near")
 		return near.Header.Get("X-Sluice-Plan") == "local; reason=few_uncached"
 	})
@@ -64,7 +65,7 @@ func TestFewTokensPrefillOnDecode(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
 	}
-	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+	testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
 // TestEstimateChoosesLocalPrefill: between idle workers the estimate is lower without a hand-over.
@@ -108,7 +109,7 @@ func TestFailedLocalPrefillRetriesElsewhere(t *testing.T) {
 	if bad.Requests() != 1 || len(rec.Joint) != 2 || rec.Joint[0].Local.Rank != "d1/0" || rec.Joint[1].Local.Rank != "d0/0" || rec.Joint[1].Attempt != 2 {
 		t.Errorf("the bad one saw %d; pairs %+v", bad.Requests(), rec.Joint)
 	}
-	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+	testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
 // TestReservedDecodeIsRemoved: a decode worker that was chosen together with the prefill worker and
@@ -132,7 +133,7 @@ func TestReservedDecodeIsRemoved(t *testing.T) {
 	reserved := r.Explain(t, "lost").Joint[0].Remote.Decode
 	decodes[reserved].CloseClientConnections()
 	decodes[reserved].Close()
-	harness.Eventually(t, 10*time.Second, "it is out", func() bool { return r.State(strings.TrimSuffix(reserved, "/0")) == worker.Unhealthy })
+	testwait.UntilWithin(t, 10*time.Second, "it is out", func() bool { return r.State(strings.TrimSuffix(reserved, "/0")) == worker.Unhealthy })
 	close(on)
 	a := <-done
 	if a == nil || a.Status != 200 || a.Header.Get("X-Sluice-Worker") == strings.TrimSuffix(reserved, "/0") {
@@ -141,7 +142,7 @@ func TestReservedDecodeIsRemoved(t *testing.T) {
 	if n := r.Metric(`sluice_leg_retries_total{leg="decode"}`); n > 0 {
 		t.Errorf("%v retries: the lost one was tried", n)
 	}
-	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+	testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
 // TestSGLangIsNeverLocal: SGLang's decode engines cannot prefill, so the router never lets them run

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -145,7 +146,7 @@ func TestLMCacheClientAbortsWhileWaiting(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { harness.TryPost(ctx, g.URL+f.Path, f.Body, "X-Request-Id", "gone-1") })
-	harness.Eventually(t, 10*time.Second, "prefill has answered", func() bool { return g.p.Stats().Sum().GeneratedTokens == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "prefill has answered", func() bool { return g.p.Stats().Sum().GeneratedTokens == 1 })
 	time.Sleep(20 * time.Millisecond) // until the router has the response; nothing shows that it waits
 	cancel()
 	wg.Wait()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -195,7 +196,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 					t.Error("decode was not cut")
 				}
 			} else {
-				harness.Eventually(t, 30*time.Second, "the scores are counted", func() bool { return used() >= float64(len(scored)) })
+				testwait.UntilWithin(t, 30*time.Second, "the scores are counted", func() bool { return used() >= float64(len(scored)) })
 				close(end)
 				wg.Wait()
 				if n := strings.Count(string(a.Body), list[:len(list)-1]); a.Status != 200 || n != 2 {
@@ -203,7 +204,7 @@ func TestNativeLogprobsAreCounted(t *testing.T) {
 				}
 			}
 			harness.WantNoLoad(t, r)
-			harness.Eventually(t, 30*time.Second, "the budget is whole again", func() bool { return used() == 0 })
+			testwait.UntilWithin(t, 30*time.Second, "the budget is whole again", func() bool { return used() == 0 })
 		})
 	}
 }

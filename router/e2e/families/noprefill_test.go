@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -47,7 +48,7 @@ func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 		a, _ := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", harness.Chat(""), "X-Sluice-Prefill-Only", "true")
 		done <- a
 	}()
-	harness.Eventually(t, 10*time.Second, "the prefill-only request waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "the prefill-only request waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
 	if err := p.Restart(); err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func TestLastingFallbackIsReported(t *testing.T) {
 			}
 			k.mend(p)
 			r.AwaitState(t, "p0", worker.Ready)
-			harness.Eventually(t, 10*time.Second, "a hand-over works", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "a hand-over works", func() bool {
 				return harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")).Header.Get("X-Sluice-Prefill-Worker") == "p0"
 			})
 			if _, page := r.Pages.Ready(false); r.Metric(metric) != 0 || bytes.Contains(page, []byte(`"degraded"`)) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -47,7 +48,7 @@ func TestPrefillOnly(t *testing.T) {
 			if s := p.Stats(); s.Ranks[0].BlocksPinned != 0 || s.Ranks[0].LeasesCreated != 0 {
 				t.Errorf("%d blocks pinned on the prefill worker, %d leases given", s.Ranks[0].BlocksPinned, s.Ranks[0].LeasesCreated)
 			}
-			harness.Eventually(t, 10*time.Second, "the prompt is found", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "the prompt is found", func() bool {
 				a := harness.Post(t, r.URL+"/v1/chat/completions", harness.ChatOf(prefillOnlyPrompt))
 				return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0"
 			})
@@ -58,7 +59,7 @@ func TestPrefillOnly(t *testing.T) {
 			if o := r.Outcome(t, "warm").Outcome; o.Status != 200 || o.OutputTokens != 0 {
 				t.Errorf("%+v", o)
 			}
-			harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+			testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -86,7 +87,7 @@ func TestPrefillThenDecode(t *testing.T) {
 			}
 		}
 	}
-	harness.Eventually(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
+	testwait.UntilWithin(t, 5*time.Second, "all blocks are unpinned", func() bool { return p.Stats().Sum().BlocksPinned == 0 })
 }
 
 // TestHandleIsReadOnce: a handle is valid for one read of one prompt. The router runs plain decode for
@@ -185,7 +186,7 @@ func TestEmptyPoolErrorNamesPool(t *testing.T) {
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = 200*time.Millisecond, false },
 		harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	p.Close()
-	harness.Eventually(t, 4*time.Second, "prefill is named", func() bool {
+	testwait.UntilWithin(t, 4*time.Second, "prefill is named", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		if a.Status != 503 {
 			return false

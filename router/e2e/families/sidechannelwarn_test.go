@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -42,7 +43,7 @@ func TestSideChannelWithoutEffectWarns(t *testing.T) {
 				}
 				return
 			}
-			harness.Eventually(t, 10*time.Second, "the log warns", func() bool { return line() != "" })
+			testwait.UntilWithin(t, 10*time.Second, "the log warns", func() bool { return line() != "" })
 			for _, want := range c.want {
 				if !strings.Contains(line(), want) {
 					t.Errorf("%q lacks %q", line(), want)

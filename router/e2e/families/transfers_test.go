@@ -16,6 +16,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -38,7 +39,7 @@ func startTransferReporter(t *testing.T, mod func(*config.Config), workers ...co
 			mod(c)
 		}
 	}, workers...)}
-	harness.Eventually(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
+	testwait.UntilWithin(t, 10*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
 	d, err := r.Transfers.Document(netip.IPv6Loopback())
 	if err != nil {
 		t.Fatal(err)
@@ -180,7 +181,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 			if k.stock && !strings.Contains(d.Bodies[0], harness.GoodHandle) {
 				t.Errorf("a stock engine's handle was changed: %s", d.Bodies[0])
 			}
-			harness.Eventually(t, 5*time.Second, "no wait is left open", func() bool { return r.Transfers.Watched() == 0 })
+			testwait.UntilWithin(t, 5*time.Second, "no wait is left open", func() bool { return r.Transfers.Watched() == 0 })
 		})
 	}
 }
@@ -249,7 +250,7 @@ func TestTransferIsShown(t *testing.T) {
 	r = startTransferReporter(t, nil, p.Worker(worker.Prefill, "p0"), withReportingConnector(d.Worker(worker.Decode, "d0")))
 	harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "shown-1")
 	var rec schedule.Record
-	harness.Eventually(t, 5*time.Second, "the record is closed", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "the record is closed", func() bool {
 		js, ok := r.Scheduler.Explain("shown-1")
 		return ok && json.Unmarshal(js, &rec) == nil && rec.Outcome != nil
 	})
@@ -298,7 +299,7 @@ func TestNetworksOfZMQSockets(t *testing.T) {
 		c.Transfers.ZMQListen, c.Transfers.ZMQNetworks = "tcp://127.0.0.1:*", away
 		c.LMCache.ProxyPort, c.LMCache.Networks = port, away
 	}))
-	harness.Eventually(t, 30*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
+	testwait.UntilWithin(t, 30*time.Second, "the ZMQ tier is up", func() bool { return r.Transfers.Up(nixl.TierZMQ) })
 	d, err := r.Transfers.Document(netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
@@ -313,7 +314,7 @@ func TestNetworksOfZMQSockets(t *testing.T) {
 			t.Errorf("%s: a stranger is greeted with %q, %v", socket, b, err)
 		}
 		c.Close()
-		harness.Eventually(t, 30*time.Second, socket+" counts it", func() bool {
+		testwait.UntilWithin(t, 30*time.Second, socket+" counts it", func() bool {
 			return r.Metric(`sluice_zmq_refused_total{socket="`+socket+`",reason="network"}`) == 1
 		})
 		if n := r.Metric(`sluice_zmq_connections{socket="` + socket + `"}`); n != 0 {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -169,7 +170,7 @@ func TestStreamFailsMidway(t *testing.T) {
 				if rec.Outcome.Reason == "" {
 					t.Errorf("outcome %+v", rec.Outcome)
 				}
-				harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+				testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 			})
 		}
 	}
@@ -324,7 +325,7 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 					}
 					done <- a
 				}()
-				harness.Eventually(t, 20*time.Second, "prefill is done and decode waits", func() bool {
+				testwait.UntilWithin(t, 20*time.Second, "prefill is done and decode waits", func() bool {
 					failing = nil
 					for _, d := range []*sim.Engine{d0, d1} {
 						if s := d.Stats().Sum(); s.BlocksFree < s.BlocksTotal {
@@ -340,14 +341,14 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 				if a := <-done; a == nil || a.Status != 200 {
 					t.Errorf("%s: the request was not run again: %+v", shape.Name, a)
 				}
-				harness.Eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
+				testwait.UntilWithin(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
 				if n := r.Fallbacks("abandoned_handle"); n != float64(i+1) {
 					t.Errorf("%v handles were given back, want %d", n, i+1)
 				}
 				failing.Restart()
-				harness.Eventually(t, 20*time.Second, "all are ready", func() bool { return harness.AllReady(r) })
+				testwait.UntilWithin(t, 20*time.Second, "all are ready", func() bool { return harness.AllReady(r) })
 				// Otherwise the next round could mistake an unfinished decode for the waiting one.
-				harness.Eventually(t, 20*time.Second, "decode holds nothing", func() bool {
+				testwait.UntilWithin(t, 20*time.Second, "decode holds nothing", func() bool {
 					a, b := d0.Stats().Sum(), d1.Stats().Sum()
 					return a.BlocksFree == a.BlocksTotal && b.BlocksFree == b.BlocksTotal
 				})
@@ -376,7 +377,7 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 		c.Health.FailAfter, c.Health.BreakAfter = 1000, 1000
 		c.PD.MaxAttempts = 1
 	}, w, harness.SimWorker(d, worker.Decode, "d0"))
-	harness.Eventually(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })
+	testwait.UntilWithin(t, 60*time.Second, "the NIXL tier is up", func() bool { return r.Transfers.Up(nixl.TierNIXL) })
 	for _, k := range []struct {
 		name  string
 		fault sim.Fault
@@ -390,8 +391,8 @@ func TestFailedDecodeIsReleased(t *testing.T) {
 				d.Fault(k.fault)
 				defer d.ClearFaults()
 				harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
-				harness.Eventually(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
-				harness.Eventually(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.SideChannel.Counts(); return now == was+1 })
+				testwait.UntilWithin(t, 20*time.Second, "prefill holds nothing", func() bool { return p.Stats().Sum().Leases == 0 })
+				testwait.UntilWithin(t, 20*time.Second, "it was told so", func() bool { _, now, _ := r.SideChannel.Counts(); return now == was+1 })
 			})
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -171,10 +172,10 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 		return predictedTokens(t, r, salt, fmt.Sprintf("e-%d", n))
 	}
 	const still = 1000
-	harness.Eventually(t, 60*time.Second, "what the engine holds is predicted", func() bool { return request(still) > 0 })
+	testwait.UntilWithin(t, 60*time.Second, "what the engine holds is predicted", func() bool { return request(still) > 0 })
 	if events && (r.Index.CachedBlocks(rank.Slot) == 0 || worker.FeedState(rank.Feed.Load()) != worker.FeedLive) {
 		// The hit may be a prediction from the request just sent: wait for the events.
-		harness.Eventually(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })
+		testwait.UntilWithin(t, 60*time.Second, "events are heard", func() bool { request(still + n); return r.Index.CachedBlocks(rank.Slot) > 0 })
 	}
 	restarts := `sluice_engine_restarts_total{evidence="engine_id"}`
 	if got := r.Metric(restarts); got != 0 {
@@ -186,7 +187,7 @@ func testEngineIDDetectsRestart(t *testing.T, pd string, events bool) {
 	if pd != "mooncake" {
 		request(1) // another prompt, whose handle contains the engine id
 	}
-	harness.Eventually(t, 60*time.Second, "the restart is seen", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "the restart is seen", func() bool {
 		if pd == "mooncake" && r.Metric(restarts) == 0 {
 			// Decode receives the cached id of the engine before its restart, and fails; only
 			// then does the router query the id again.

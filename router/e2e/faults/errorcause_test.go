@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -25,7 +26,7 @@ func TestEarlyEndNamesCause(t *testing.T) {
 	auth, mod := harness.TokenKey(0)
 	r := harness.StartRouter(t, mod, e.Worker(worker.Aggregated, "e"))
 	harness.Post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, append(auth, "X-Request-Id", "cut-1")...)
-	harness.Eventually(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.Logs.String(), "stream ended early") })
+	testwait.UntilWithin(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.Logs.String(), "stream ended early") })
 	for line := range strings.Lines(r.Logs.String()) {
 		if !strings.Contains(line, "stream ended early") {
 			continue
@@ -79,7 +80,7 @@ func TestEngineErrorIsACause(t *testing.T) {
 	})
 	r := harness.StartRouter(t, nil, e.Worker(worker.Aggregated, "e"))
 	harness.Post(t, r.URL+"/v1/completions", `{"model":"sim","prompt":"x","stream":true}`, "X-Request-Id", "said-1")
-	harness.Eventually(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.Logs.String(), "stream ended early") })
+	testwait.UntilWithin(t, 5*time.Second, "a line about the stream", func() bool { return strings.Contains(r.Logs.String(), "stream ended early") })
 	if o := r.Outcome(t, "said-1").Outcome; o.Reason != "engine_error" {
 		t.Errorf("outcome %+v", o)
 	}

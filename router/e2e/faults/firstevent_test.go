@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -53,7 +54,7 @@ func TestNonStreamingInitialError(t *testing.T) {
 			if s := string(a.Body); a.Status != 200 || strings.Count(s, `"error"`) == 0 || strings.Count(s, "[DONE]") != 1 {
 				t.Errorf("all fail: %d %s", a.Status, s)
 			}
-			harness.Eventually(t, 20*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+			testwait.UntilWithin(t, 20*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 		})
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 	"sluice/router/kvtransfer"
 )
@@ -63,7 +64,7 @@ workers:
 	r := harness.Launch(t, env, "serve", "--config", file)
 	r.Ready(t)
 	var first map[string]int
-	harness.Eventually(t, 30*time.Second, "both tiers are up", func() bool { first = agentProcesses(t, env); return len(first) == 2 })
+	testwait.UntilWithin(t, 30*time.Second, "both tiers are up", func() bool { first = agentProcesses(t, env); return len(first) == 2 })
 
 	var asked, bad atomic.Int64
 	var load sync.WaitGroup
@@ -88,14 +89,14 @@ workers:
 			}
 		})
 	}
-	harness.Eventually(t, 10*time.Second, "there is load", func() bool { return asked.Load() > 20 })
+	testwait.UntilWithin(t, 10*time.Second, "there is load", func() bool { return asked.Load() > 20 })
 	for tier, pid := range first {
 		killed, before := time.Now(), asked.Load()
 		if err := syscall.Kill(pid, syscall.SIGSEGV); err != nil {
 			t.Fatal(err)
 		}
 		var again int
-		harness.Eventually(t, 20*time.Second, "another process of "+tier, func() bool {
+		testwait.UntilWithin(t, 20*time.Second, "another process of "+tier, func() bool {
 			again = agentProcesses(t, env)[tier]
 			return again != 0 && again != pid
 		})
@@ -113,7 +114,7 @@ workers:
 	harness.DropIdle()
 	r.Cmd.Process.Kill() // without a shutdown: the agents' processes must end with it
 	for tier, pid := range last {
-		harness.Eventually(t, 5*time.Second, "the process of "+tier+" to end with its router", func() bool {
+		testwait.UntilWithin(t, 5*time.Second, "the process of "+tier+" to end with its router", func() bool {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			return err != nil || strings.Contains(string(stat), ") Z ")
 		})

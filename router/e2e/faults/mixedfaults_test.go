@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -118,7 +119,7 @@ func TestMixedFaults(t *testing.T) {
 	}
 	traffic(warmUp)
 	var first state
-	harness.Eventually(t, 60*time.Second, "nothing is under way", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "nothing is under way", func() bool {
 		page := string(harness.Get(t, "http://"+p.Addr+"/metrics").Body)
 		return harness.SeriesValue(page, "sluice_rank_requests{") == 0 && harness.SeriesValue(page, "sluice_legs_in_flight{") == 0 && harness.SeriesValue(page, "sluice_kv_handles_pinned") == 0
 	})
@@ -136,7 +137,7 @@ func TestMixedFaults(t *testing.T) {
 	traffic(span)
 	before, after := memory()
 	var last state
-	harness.Eventually(t, 60*time.Second, "goroutines and descriptors as before", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "goroutines and descriptors as before", func() bool {
 		last = measure()
 		return last.goroutines <= first.goroutines+2 && last.files <= first.files+2
 	})

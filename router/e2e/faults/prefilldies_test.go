@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -37,7 +38,7 @@ func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
 				a, _ := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", body, "X-Request-Id", "pulls")
 				got <- a
 			}()
-			harness.Eventually(t, 10*time.Second, "decode waits for the KV", func() bool { return len(harness.GenerateRequests(d0))+len(harness.GenerateRequests(d1)) == 1 })
+			testwait.UntilWithin(t, 10*time.Second, "decode waits for the KV", func() bool { return len(harness.GenerateRequests(d0))+len(harness.GenerateRequests(d1)) == 1 })
 			died := ""
 			for id, p := range prefills {
 				if len(harness.GenerateRequests(p)) > 0 {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -42,7 +43,7 @@ func TestRetryUsesCurrentFleet(t *testing.T) {
 				stallEngine(t, a, sim.Fault{Phase: phase})
 				want := harness.Post(t, plain.URL()+"/v1/chat/completions", harness.Chat(more))
 				got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(more))
-				harness.Eventually(t, 10*time.Second, "the request is on a", func() bool { return len(harness.GenerateRequests(a)) == 1 })
+				testwait.UntilWithin(t, 10*time.Second, "the request is on a", func() bool { return len(harness.GenerateRequests(a)) == 1 })
 				if err := b.Restart(); err != nil {
 					t.Fatal(err)
 				}
@@ -79,7 +80,7 @@ func TestRetryWaitsForARestart(t *testing.T) {
 				stallEngine(t, e, sim.Fault{})
 				want := harness.Post(t, plain.URL()+"/v1/chat/completions", harness.Chat(more))
 				got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(more))
-				harness.Eventually(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
+				testwait.UntilWithin(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
 				e.Crash()
 				e.ClearFaults()
 				r.AwaitState(t, "e", worker.Unhealthy)
@@ -146,7 +147,7 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 					mu.Lock()
 					before := byClient
 					mu.Unlock()
-					harness.Eventually(t, 20*time.Second, "requests are answered", func() bool {
+					testwait.UntilWithin(t, 20*time.Second, "requests are answered", func() bool {
 						mu.Lock()
 						defer mu.Unlock()
 						for i := range byClient {
@@ -198,7 +199,7 @@ func TestEngineRestartBetweenProbes(t *testing.T) {
 	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
 	e.Crash()
 	got := harness.PostAsync(t, r.URL+"/v1/chat/completions", harness.Chat(""))
-	harness.Eventually(t, 10*time.Second, "a try has failed", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "a try has failed", func() bool {
 		return r.Metric(`sluice_legs_total{leg="whole",outcome="upstream_failed"}`) > 0
 	})
 	if err := e.Restart(); err != nil {
@@ -290,11 +291,11 @@ func TestClientAbortsDuringRetryWait(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); harness.TryPost(ctx, r.URL+"/v1/chat/completions", harness.Chat("")) }()
-	harness.Eventually(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "the request is on e", func() bool { return len(harness.GenerateRequests(e)) == 1 })
 	e.Crash()
-	harness.Eventually(t, 10*time.Second, "it waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "it waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
 	leave()
 	<-done
-	harness.Eventually(t, 10*time.Second, "it waits no more", func() bool { return r.Metric("sluice_pool_waiters") == 0 })
+	testwait.UntilWithin(t, 10*time.Second, "it waits no more", func() bool { return r.Metric("sluice_pool_waiters") == 0 })
 	harness.WantIdle(t, r, 10*time.Second)
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -68,7 +69,7 @@ var SGLangEndpoints = []struct{ Name, More string }{{"whole", ""}, {"stream", `,
 // WantNoLoad waits until no rank has reserved load.
 func WantNoLoad(t *testing.T, r *Router) {
 	t.Helper()
-	Eventually(t, 10*time.Second, "no load is booked any more", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "no load is booked any more", func() bool {
 		for _, w := range r.Fleet.View().Workers {
 			for _, rank := range w.Ranks {
 				if rank.Requests.Load() != 0 || rank.PrefillTokens.Load() != 0 || rank.DecodeBlocks.Load() != 0 {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/engineapi/client"
 	"sluice/router/worker"
@@ -52,7 +53,7 @@ func WireAddr(r *Router, network string) string {
 func DialEngine(t testing.TB, r *Router, network string) *client.Client {
 	t.Helper()
 	addr := ""
-	Eventually(t, TestTimeout, "the engine socket is open", func() bool { addr = WireAddr(r, network); return addr != "" })
+	testwait.UntilWithin(t, TestTimeout, "the engine socket is open", func() bool { addr = WireAddr(r, network); return addr != "" })
 	c, err := client.Dial(context.Background(), addr, client.Options{})
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/router/engineapi/client"
 )
 
@@ -11,7 +12,7 @@ import (
 func DialRetry(t *testing.T, addr string) *client.Client {
 	t.Helper()
 	var c *client.Client
-	Eventually(t, TestTimeout, "connected to "+addr, func() bool {
+	testwait.UntilWithin(t, TestTimeout, "connected to "+addr, func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), TestTimeout)
 		defer cancel()
 		var err error

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
@@ -94,7 +95,7 @@ func StartRouter(t *testing.T, mod func(*config.Config), workers ...config.Worke
 // AwaitReady waits until the router and all its workers are ready.
 func (r *Router) AwaitReady(t *testing.T) {
 	t.Helper()
-	Eventually(t, 30*time.Second, "the router is ready", func() bool {
+	testwait.UntilWithin(t, 30*time.Second, "the router is ready", func() bool {
 		status, _ := r.Pages.Ready(true)
 		return status == 200 && AllReady(r) && AllInPools(r)
 	})
@@ -218,21 +219,6 @@ func runTest(t testing.TB, what string, r *app.Router, logs *SyncBuffer) *Router
 
 func SimWorker(e *sim.Engine, r worker.Role, id string) config.Worker {
 	return config.Worker{ID: id, URL: e.URL(), Role: r, KVEvents: []string{"auto"}}
-}
-
-// Eventually polls ok until it returns true, and fails the test if that takes longer than
-// within.
-func Eventually(t testing.TB, within time.Duration, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(within); ; {
-		if ok() {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", within, what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // Answer is a complete HTTP response.

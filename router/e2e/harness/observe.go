@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/admin"
 	"sluice/router/fleet"
 	"sluice/router/schedule"
@@ -62,7 +63,7 @@ func (r *Router) Explain(t *testing.T, id string) *schedule.Record {
 func (r *Router) Outcome(t *testing.T, id string) *schedule.Record {
 	t.Helper()
 	var rec schedule.Record
-	Eventually(t, 10*time.Second, "the record of "+id+" has its outcome", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the record of "+id+" has its outcome", func() bool {
 		body, ok := r.Scheduler.Explain(id)
 		return ok && json.Unmarshal(body, &rec) == nil && rec.Outcome != nil
 	})
@@ -97,7 +98,7 @@ func WantIdle(t *testing.T, r *Router, within time.Duration, engines ...*sim.Eng
 			t.Logf("still there: %s", busy)
 		}
 	}()
-	Eventually(t, within, "nothing is under way", func() bool {
+	testwait.UntilWithin(t, within, "nothing is under way", func() bool {
 		busy = r.ReservedLoad()
 		for i, e := range engines {
 			if s := e.Stats().Sum(); e.Alive() && (s.Running != 0 || s.Waiting != 0 || s.Leases != 0 || s.BlocksPinned != 0) {

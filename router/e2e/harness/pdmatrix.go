@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -328,15 +329,15 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 	body = strings.Replace(body, `"max_tokens":8`, `"max_tokens":2000`, 1)
 	made := Generated(f.Decodes)
 	l := StartRequest(t, f.Router, fmt.Sprint("leaves-", f.sent), body)
-	Eventually(t, TestTimeout, "the leg is there", d.Reached)
+	testwait.UntilWithin(t, TestTimeout, "the leg is there", d.Reached)
 	if d.FaultHolds {
-		Eventually(t, TestTimeout, "an engine holds something of it", f.HasKV)
+		testwait.UntilWithin(t, TestTimeout, "an engine holds something of it", f.HasKV)
 	}
 	if d.Answering {
-		Eventually(t, TestTimeout, "prefill answers", func() bool { return answering(f.Prefills) > 0 })
+		testwait.UntilWithin(t, TestTimeout, "prefill answers", func() bool { return answering(f.Prefills) > 0 })
 	}
 	if d.Decoding {
-		Eventually(t, TestTimeout, "tokens are made", func() bool { return Generated(f.Decodes) > made })
+		testwait.UntilWithin(t, TestTimeout, "tokens are made", func() bool { return Generated(f.Decodes) > made })
 	} else {
 		time.Sleep(30 * time.Millisecond) // until the engine has admitted the request
 	}
@@ -457,5 +458,5 @@ func (f *MatrixFleet) BecomesIdle(within time.Duration) bool {
 
 func (f *MatrixFleet) ready(t *testing.T) {
 	t.Helper()
-	Eventually(t, 10*time.Second, "all workers are ready", func() bool { return AllReady(f.Router) })
+	testwait.UntilWithin(t, 10*time.Second, "all workers are ready", func() bool { return AllReady(f.Router) })
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/bench/testwait"
 	"sluice/router/admin"
 )
 
@@ -138,7 +139,7 @@ func (p *Process) Wait(t *testing.T, within time.Duration) int {
 
 func (p *Process) Ready(t *testing.T) {
 	t.Helper()
-	Eventually(t, 10*time.Second, "the router is ready", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the router is ready", func() bool {
 		resp, err := http.Get("http://" + p.Addr + "/readyz")
 		if err != nil {
 			return false

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -14,7 +15,7 @@ import (
 // further reports as duplicates.
 func AwaitIndexed(t *testing.T, r *Router, engines ...*sim.Engine) {
 	t.Helper()
-	Eventually(t, 5*time.Second, "the events have come", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "the events have come", func() bool {
 		cached, indexed := 0, float64(r.Index.Len())
 		for _, e := range engines {
 			cached += e.Stats().Sum().BlocksCached

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 )
 
@@ -29,7 +30,7 @@ func StartReloadRouter(t *testing.T, more string, engines ...string) *ReloadRout
 	}
 	WriteFile(t, g.Path, g.Base+more)
 	g.Router = LaunchConfigured(t, g.Path)
-	Eventually(t, 20*time.Second, "all workers are ready", func() bool { return len(g.Fleet.View().Workers) == len(engines) && AllReady(g.Router) })
+	testwait.UntilWithin(t, 20*time.Second, "all workers are ready", func() bool { return len(g.Fleet.View().Workers) == len(engines) && AllReady(g.Router) })
 	return g
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -25,7 +26,7 @@ func PostAsync(t *testing.T, url, body string) <-chan *Answer {
 
 func (r *Router) AwaitState(t *testing.T, id string, want worker.State) {
 	t.Helper()
-	Eventually(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.State(id) == want })
+	testwait.UntilWithin(t, 10*time.Second, id+" becomes "+want.String(), func() bool { return r.State(id) == want })
 }
 
 func MatrixFamilyNamed(t *testing.T, name string) *MatrixFamily {

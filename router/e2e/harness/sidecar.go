@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/worker"
@@ -21,7 +22,7 @@ func StartSidecar(t *testing.T, args ...string) *Router {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Eventually(t, 10*time.Second, "the sidecar is ready", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the sidecar is ready", func() bool {
 		status, _ := r.Pages.Ready(true)
 		return status == 200
 	})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -296,7 +297,7 @@ func TestSidecarMemory(t *testing.T) {
 		harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
 	}
 	over := time.Now()
-	harness.Eventually(t, 30*time.Second, "the memory goes back", func() bool { return p.MemoryOf(t, "VmRSS") < quiet+64*mib })
+	testwait.UntilWithin(t, 30*time.Second, "the memory goes back", func() bool { return p.MemoryOf(t, "VmRSS") < quiet+64*mib })
 	t.Logf("%d MiB at rest, %d MiB %s afterwards; limited by a cgroup: %v", quiet/mib, p.MemoryOf(t, "VmRSS")/mib,
 		time.Since(over).Round(time.Second), limited)
 }

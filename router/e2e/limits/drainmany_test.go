@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -55,7 +56,7 @@ func TestDrainOfManyStreams(t *testing.T) {
 			ends <- time.Now()
 		})
 	}
-	harness.Eventually(t, 60*time.Second, "all streams have begun", func() bool { return began.Load() == int64(n) || t.Failed() })
+	testwait.UntilWithin(t, 60*time.Second, "all streams have begun", func() bool { return began.Load() == int64(n) || t.Failed() })
 	probe, err := net.Dial("tcp", p.Addr) // a persistent connection, like a load balancer's
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/wire"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -38,7 +39,7 @@ func TestEngineAPIMemory(t *testing.T) {
 				t.Errorf("%s: %d plain bytes: %v, %v", network, len(text), a.Err, a.Failure)
 			}
 		}
-		harness.Eventually(t, harness.TestTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
+		testwait.UntilWithin(t, harness.TestTimeout, "nothing is held", func() bool { st := r.Wire.Stats(); return st.Streams == 0 && st.Requests == 0 })
 	}
 
 	// Another client's incomplete body uses a quarter of the budget. The router converts a schema
@@ -50,7 +51,7 @@ func TestEngineAPIMemory(t *testing.T) {
 	}
 	defer other.Close()
 	fmt.Fprintf(other, "POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", 256<<10, strings.Repeat(" ", 255<<10))
-	harness.Eventually(t, harness.TestTimeout, "the other body is counted", func() bool { return r.Metric("sluice_memory_budget_used_bytes") >= 255<<10 })
+	testwait.UntilWithin(t, harness.TestTimeout, "the other body is counted", func() bool { return r.Metric("sluice_memory_budget_used_bytes") >= 255<<10 })
 	const before, after = `{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":3},"sampling_options":{"guided_decoding":{"json":{"enum":["`, `"]}}}}`
 	raw, _ := harness.GenerateEngineAPIHTTP(t, r, before+strings.Repeat(`\"`, (256<<10-len(before)-len(after))/2)+after)
 	if raw.Status != http.StatusServiceUnavailable || raw.Header.Get("X-Sluice-Reason") != "memory_budget" {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -145,7 +146,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		}
 		nc.Close()
 	}
-	harness.Eventually(t, 30*time.Second, "all is as before", func() bool {
+	testwait.UntilWithin(t, 30*time.Second, "all is as before", func() bool {
 		resp, err := http.Post("http://"+p.Addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
 		if err != nil {
 			return false

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -149,7 +150,7 @@ func benchClient(b testing.TB, mode string, tokens int) (request func(), size in
 			c.PD.Family = mode
 		}
 	}, workers...)
-	harness.Eventually(b, 30*time.Second, "ready", func() bool { s, _ := r.Pages.Ready(true); return s == 200 })
+	testwait.UntilWithin(b, 30*time.Second, "ready", func() bool { s, _ := r.Pages.Ready(true); return s == 200 })
 	return requestFunc(b, r.Addr(), tokens)
 }
 

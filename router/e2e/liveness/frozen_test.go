@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -97,7 +98,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 		// Prefill legs are short: stop the engine while some of them run.
 		all := r.Fleet.View().Workers
 		rank := all[slices.IndexFunc(all, func(w *worker.Worker) bool { return w.Spec.ID == "sick" })].Ranks[0]
-		harness.Eventually(t, 5*time.Second, "it computes prompts", func() bool { return rank.Requests.Load() > 0 })
+		testwait.UntilWithin(t, 5*time.Second, "it computes prompts", func() bool { return rank.Requests.Load() > 0 })
 	} else {
 		for i := 0; i < len(clients); i += 2 {
 			<-clients[i].First
@@ -133,7 +134,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 		}
 	}
 	frozenID.Cmd.Process.Signal(how.thaw)
-	harness.Eventually(t, 10*time.Second, "it is let in again", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "it is let in again", func() bool {
 		a := harness.StartPending(r.URL, "again", false, 5).Wait(t, 5*time.Second)
 		return a.Header.Get("X-Sluice-Worker") == "sick" || a.Header.Get("X-Sluice-Prefill-Worker") == "sick"
 	})
@@ -159,7 +160,7 @@ func TestFrozenEngineWakesUp(t *testing.T) {
 				<-c.First
 			}
 			frozenID.Cmd.Process.Signal(how.freeze)
-			harness.Eventually(t, 10*time.Second, "it is found frozen", func() bool { return r.Metric(`sluice_engine_frozen_calls_total{state="`+how.state+`"}`) == 1 })
+			testwait.UntilWithin(t, 10*time.Second, "it is found frozen", func() bool { return r.Metric(`sluice_engine_frozen_calls_total{state="`+how.state+`"}`) == 1 })
 			frozenID.Cmd.Process.Signal(how.thaw)
 			plain := harness.StartSim(t, nil)
 			for _, c := range both {
@@ -168,7 +169,7 @@ func TestFrozenEngineWakesUp(t *testing.T) {
 					t.Errorf("status %d, text %q, want %q", a.Status, a.Text(t), want.Text(t))
 				}
 			}
-			harness.Eventually(t, 5*time.Second, "the migration is counted", func() bool { return r.Metric(`sluice_migrations_total{outcome="done"}`) == 1 })
+			testwait.UntilWithin(t, 5*time.Second, "the migration is counted", func() bool { return r.Metric(`sluice_migrations_total{outcome="done"}`) == 1 })
 		})
 	}
 }

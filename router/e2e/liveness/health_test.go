@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -35,7 +36,7 @@ func TestDeadWorkerIsExcluded(t *testing.T) {
 			r := harness.StartRouter(t, func(c *config.Config) { c.Health = config.Default().Health }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 			k.die(a)
 			began := time.Now()
-			harness.Eventually(t, 10*time.Second, "a is out", func() bool { return r.State("a") == worker.Unhealthy })
+			testwait.UntilWithin(t, 10*time.Second, "a is out", func() bool { return r.State("a") == worker.Unhealthy })
 			took := time.Since(began)
 			t.Logf("out after %v", took.Round(time.Millisecond))
 			if took > rule+slack {
@@ -48,7 +49,7 @@ func TestDeadWorkerIsExcluded(t *testing.T) {
 			}
 			k.back(a)
 			began = time.Now()
-			harness.Eventually(t, 10*time.Second, "a is back", func() bool { return r.State("a") == worker.Ready })
+			testwait.UntilWithin(t, 10*time.Second, "a is back", func() bool { return r.State("a") == worker.Ready })
 			t.Logf("back after %v", time.Since(began).Round(time.Millisecond))
 		})
 	}
@@ -85,12 +86,12 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 		if incarnation == 1 {
 			// Too fast for a probe to see; the event feed or the next scrape reveals it.
 			e.Restart()
-			harness.Eventually(t, 10*time.Second, "the old blocks are gone", func() bool { return r.Index.Len() == 0 })
+			testwait.UntilWithin(t, 10*time.Second, "the old blocks are gone", func() bool { return r.Index.Len() == 0 })
 		} else {
 			e.Crash()
-			harness.Eventually(t, 5*time.Second, "w0 is out", func() bool { return r.State("w0") == worker.Unhealthy })
+			testwait.UntilWithin(t, 5*time.Second, "w0 is out", func() bool { return r.State("w0") == worker.Unhealthy })
 			e.Restart()
-			harness.Eventually(t, 5*time.Second, "w0 is back", func() bool { return r.State("w0") == worker.Ready })
+			testwait.UntilWithin(t, 5*time.Second, "w0 is back", func() bool { return r.State("w0") == worker.Ready })
 		}
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		if a.Status != 200 || a.Header.Get("X-Sluice-Cached-Tokens") != "0" {
@@ -103,7 +104,7 @@ func TestRestartDropsOldBlocks(t *testing.T) {
 // awaitCachedPrompt sends the same prompt until its blocks are predicted and in the index.
 func awaitCachedPrompt(t *testing.T, r *harness.Router, engines ...*sim.Engine) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "cached tokens are predicted", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "cached tokens are predicted", func() bool {
 		a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		// The router predicts blocks as soon as it sends the prompt; events put them in the index.
 		return a.Status == 200 && a.Header.Get("X-Sluice-Cached-Tokens") != "0" && r.Index.Len() > 0
@@ -114,7 +115,7 @@ func TestReadyzNamesMissingParts(t *testing.T) {
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Crash()
 	r := harness.LaunchRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
-	harness.Eventually(t, 5*time.Second, "p0 is ready", func() bool { return r.State("p0") == worker.Ready })
+	testwait.UntilWithin(t, 5*time.Second, "p0 is ready", func() bool { return r.State("p0") == worker.Ready })
 	a := harness.Get(t, r.URL+"/readyz")
 	harness.WantStatus(t, a, 503)
 	if !strings.Contains(string(a.Body), "decode worker") {
@@ -132,7 +133,7 @@ func TestReadyzNamesMissingParts(t *testing.T) {
 	harness.WantStatus(t, harness.Get(t, r.URL+"/health"), 503)
 	harness.WantStatus(t, harness.Get(t, r.URL+"/livez"), 200)
 	d.Restart()
-	harness.Eventually(t, 5*time.Second, "/readyz is 200", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
+	testwait.UntilWithin(t, 5*time.Second, "/readyz is 200", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
 	harness.WantStatus(t, harness.Get(t, r.URL+"/health"), 200)
 	var models struct{ Data []struct{ ID string } }
 	if a := harness.Get(t, r.URL+"/v1/models"); json.Unmarshal(a.Body, &models) != nil || len(models.Data) != 1 || models.Data[0].ID != "sim" {
@@ -163,7 +164,7 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, 5*time.Second, "all wait", func() bool { return r.Metric("sluice_requests_accepted_total") == 10 })
+	testwait.UntilWithin(t, 5*time.Second, "all wait", func() bool { return r.Metric("sluice_requests_accepted_total") == 10 })
 	d.Restart()
 	wg.Wait()
 }
@@ -186,10 +187,10 @@ func TestModelsBeforeFirstProbe(t *testing.T) {
 	refused("none is known")
 	e.Crash()
 	harness.WriteFile(t, path, fmt.Sprintf("workers: [{id: w0, url: %q}]\n", e.URL()))
-	harness.Eventually(t, 5*time.Second, "the worker is taken in", func() bool { return r.State("w0") == worker.Joining })
+	testwait.UntilWithin(t, 5*time.Second, "the worker is taken in", func() bool { return r.State("w0") == worker.Joining })
 	refused("1 of 1 known have not told")
 	e.Restart()
-	harness.Eventually(t, 5*time.Second, "it is ready", func() bool { return r.State("w0") == worker.Ready })
+	testwait.UntilWithin(t, 5*time.Second, "it is ready", func() bool { return r.State("w0") == worker.Ready })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
 	harness.WantReason(t, harness.Post(t, r.URL+"/v1/chat/completions", `{"model":"other","messages":[]}`), 404, "unknown_model")
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -101,7 +102,7 @@ func testVanishedHost(t *testing.T) {
 		t.Errorf("%v verdicts, %v calls ended, after %v", n, cut, took)
 	}
 	must("route", "del", "blackhole", near+"/32")
-	harness.Eventually(t, 20*time.Second, "it is let in again", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "it is let in again", func() bool {
 		return harness.StartPending(r.URL, "again", false, 5).Wait(t, 5*time.Second).Header.Get("X-Sluice-Worker") == "sick"
 	})
 }

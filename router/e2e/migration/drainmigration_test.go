@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -38,7 +39,7 @@ func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.End
 		}
 		d.got <- a
 	}()
-	harness.Eventually(t, 10*time.Second, "the stream is under way", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the stream is under way", func() bool {
 		for i, e := range m.Engines {
 			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
 				d.engineName = fmt.Sprint("d", i)
@@ -46,7 +47,7 @@ func startDrainingStream(t *testing.T, m *harness.MigrationFleet, f *harness.End
 		}
 		return d.engineName != ""
 	})
-	harness.Eventually(t, 5*time.Second, "a loop drives the stream", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "a loop drives the stream", func() bool {
 		threads, streams := m.Front.Loops()
 		return streams > 0 || threads == 0
 	})
@@ -98,7 +99,7 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 				} else if err := m.Fleet.Remove(d.engineName); err != nil {
 					t.Fatal(err)
 				}
-				harness.Eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				testwait.UntilWithin(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
 				if m.Migrated("drained") != 1 {
 					t.Errorf("%v drained, %v done", m.Migrated("drained"), m.Migrated("done"))
 				}
@@ -139,7 +140,7 @@ func TestDrainWaits(t *testing.T) {
 				m.Fleet.Drain(d.engineName, false)
 			}
 			if k.moves > 0 {
-				harness.Eventually(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
+				testwait.UntilWithin(t, 5*time.Second, "the worker is left", func() bool { return d.engine().Stats().Sum().Running == 0 })
 				if took := time.Since(began); took < k.after {
 					t.Errorf("left after %s", took)
 				}

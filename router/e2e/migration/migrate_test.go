@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -46,7 +47,7 @@ func TestStreamMigrates(t *testing.T) {
 					a := harness.Post(t, m.URL+k.path, body, "X-Request-Id", "breaks")
 					t.Log(k.name, kind, "after", after)
 					harness.WantSameContent(t, a, want)
-					harness.Eventually(t, 5*time.Second, fmt.Sprintf("%s, %s after %d: it is counted", k.name, kind, after), func() bool { return m.Migrated("done") > was })
+					testwait.UntilWithin(t, 5*time.Second, fmt.Sprintf("%s, %s after %d: it is counted", k.name, kind, after), func() bool { return m.Migrated("done") > was })
 					if h := a.Header.Get("X-Sluice-Migration"); h != "ready" {
 						t.Errorf("header %q", h)
 					}
@@ -122,7 +123,7 @@ func TestStreamMigratesTwice(t *testing.T) {
 	if full := harness.ReadStreamContent(want).Text; s.Err == "" || s.Done != 1 || len(s.Broken) > 0 || !strings.HasPrefix(full, s.Text) || s.Text == "" {
 		t.Errorf("%+v", s)
 	}
-	harness.Eventually(t, 5*time.Second, "the limit is counted", func() bool { return m.Migrated("limit") == 1 })
+	testwait.UntilWithin(t, 5*time.Second, "the limit is counted", func() bool { return m.Migrated("limit") == 1 })
 	if m.Migrated("done") != 4 {
 		t.Errorf("limit %v, done %v", m.Migrated("limit"), m.Migrated("done"))
 	}
@@ -178,7 +179,7 @@ func TestUnmigratableStreams(t *testing.T) {
 		if h := a.Header.Get("X-Sluice-Migration"); a.Status != 200 || s.Err == "" || s.Done != 1 || h != "no; "+k.why {
 			t.Errorf("%s: status %d, header %q, %+v", k.why, a.Status, h, s)
 		}
-		harness.Eventually(t, 5*time.Second, k.why+" is counted", func() bool { return m.Migrated(k.why) == was+1 })
+		testwait.UntilWithin(t, 5*time.Second, k.why+" is counted", func() bool { return m.Migrated(k.why) == was+1 })
 		for _, e := range m.Engines {
 			for _, r := range harness.GenerateRequests(e) {
 				if bytes.Contains(r.Body, []byte("return_token_ids")) {
@@ -214,7 +215,7 @@ func TestMigrationWithoutTarget(t *testing.T) {
 			if s := harness.ReadStreamContent(a); s.Err == "" || s.Done != 1 || s.Text == "" || !strings.HasPrefix(want.Text, s.Text) {
 				t.Errorf("%+v", s)
 			}
-			harness.Eventually(t, 5*time.Second, "it is counted", func() bool { return m.Migrated("failed") == 1 })
+			testwait.UntilWithin(t, 5*time.Second, "it is counted", func() bool { return m.Migrated("failed") == 1 })
 			n := 0
 			for _, e := range m.Engines {
 				n += len(harness.GenerateRequests(e))
@@ -239,7 +240,7 @@ func TestClientAbortsDuringMigration(t *testing.T) {
 		}
 		l := harness.StartRequest(t, m.Router, "leaves", `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on"}],"ignore_eos":true,"max_tokens":300}`)
 		l.Event(t)
-		harness.Eventually(t, 10*time.Second, "another engine is asked", func() bool {
+		testwait.UntilWithin(t, 10*time.Second, "another engine is asked", func() bool {
 			return slices.ContainsFunc(append(harness.GenerateRequests(m.Engines[0]), harness.GenerateRequests(m.Engines[1])...), func(r sim.Record) bool { return bytes.Contains(r.Body, []byte(`"prompt":[`)) })
 		})
 		l.Disconnect()
@@ -265,7 +266,7 @@ func TestMigrationsLeaveNoState(t *testing.T) {
 	was := runtime.NumGoroutine()
 	round(150)
 	harness.WantIdle(t, m.Router, 5*time.Second, m.Engines...)
-	harness.Eventually(t, 5*time.Second, fmt.Sprintf("no more than %d goroutines and some", was), func() bool { return runtime.NumGoroutine() <= was+10 })
+	testwait.UntilWithin(t, 5*time.Second, fmt.Sprintf("no more than %d goroutines and some", was), func() bool { return runtime.NumGoroutine() <= was+10 })
 	if n := m.Migrated("done"); n != 170 {
 		t.Errorf("%v migrations", n)
 	}
@@ -312,7 +313,7 @@ func TestBreakerCountsBrokenStreams(t *testing.T) {
 			rank := m.Fleet.View().Workers[0].Ranks[0]
 			open := func() bool { return worker.BreakerState(rank.Breaker.Load()) == worker.BreakerOpen }
 			if k.open {
-				harness.Eventually(t, 5*time.Second, "the breaker is open", open)
+				testwait.UntilWithin(t, 5*time.Second, "the breaker is open", open)
 			} else if open() {
 				t.Error("the breaker is open")
 			}
@@ -337,7 +338,7 @@ func TestKilledEngineInProcesses(t *testing.T) {
 	}
 	r := harness.Launch(t, env, args...)
 	r.Ready(t)
-	harness.Eventually(t, 10*time.Second, "both engines are there", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "both engines are there", func() bool {
 		return bytes.Count(harness.Get(t, "http://"+r.Addr+"/metrics").Body, []byte(`state="ready"} 1`)) == 2
 	})
 	body := `{"model":"sim","stream":true,"messages":[{"role":"user","content":"go on and on"}],"ignore_eos":true,"max_tokens":60,"stream_options":{"include_usage":true}}`

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 )
@@ -125,7 +126,7 @@ func TestLogprobsMigrate(t *testing.T) {
 					if !reflect.DeepEqual(got, want) || counted != usage || a.Header.Get("X-Sluice-Migration") != "ready" {
 						t.Errorf("%s %s after %d: %q\ngot  %+v %s\nwant %+v %s", k.path, kind, after, a.Header.Get("X-Sluice-Migration"), got, counted, want, usage)
 					}
-					harness.Eventually(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") == was+1 })
+					testwait.UntilWithin(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") == was+1 })
 					m.Clear()
 				}
 			}
@@ -226,7 +227,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 					t.Errorf("%s: usage %s, want %d of the prompt and %d", what, counted, prompt, output)
 				}
 				if len(splice) > 0 {
-					harness.Eventually(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") > 0 })
+					testwait.UntilWithin(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") > 0 })
 				}
 				m.Clear()
 			}
@@ -285,7 +286,7 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 	if s.Err != "no engine continues the unfinished choices" || s.Done != 1 || len(s.Finish) != 1 || len(s.Broken) > 0 {
 		t.Errorf("%+v\n%s", s, a.Body)
 	}
-	harness.Eventually(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") == 1 && m.Migrated("failed") == 1 })
+	testwait.UntilWithin(t, 20*time.Second, "it is counted", func() bool { return m.Migrated("done") == 1 && m.Migrated("failed") == 1 })
 	harness.WantIdle(t, m.Router, 20*time.Second, m.Engines...)
 }
 
@@ -300,7 +301,7 @@ func TestMultipleChoicesDrain(t *testing.T) {
 	got := make(chan *harness.Answer, 1)
 	go func() { got <- harness.Post(t, m.URL+"/v1/chat/completions", body) }()
 	on := ""
-	harness.Eventually(t, 20*time.Second, "the stream is under way", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "the stream is under way", func() bool {
 		for i, e := range m.Engines {
 			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 6 {
 				on = fmt.Sprint("d", i)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -231,7 +232,7 @@ func TestEveryEndpointMigrates(t *testing.T) {
 				was := m.Migrated("done")
 				a := harness.Post(t, m.URL+f.Path, body, "X-Request-Id", "breaks")
 				m.WantSameRecord(t, fmt.Sprint(kind, " after ", after, " of ", most), &f, a, want)
-				harness.Eventually(t, 5*time.Second, fmt.Sprint(kind, " after ", after, ": it is counted"), func() bool { return m.Migrated("done") == was+1 })
+				testwait.UntilWithin(t, 5*time.Second, fmt.Sprint(kind, " after ", after, ": it is counted"), func() bool { return m.Migrated("done") == was+1 })
 				m.Clear()
 			}
 			harness.WantIdle(t, m.Router, 10*time.Second, m.Engines...)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -195,7 +196,7 @@ func TestServeWithoutWorkers(t *testing.T) {
 	}
 	env, _ = harness.ServeEnv(t)
 	harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--engine", harness.RefusedURL(t))
-	harness.Eventually(t, 5*time.Second, "/admin/v1/health says what it waits for", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "/admin/v1/health says what it waits for", func() bool {
 		return strings.Contains(string(harness.AdminHealth(t, env)), "connection refused")
 	})
 }

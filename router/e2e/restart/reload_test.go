@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/config"
@@ -65,7 +66,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 	if a := request("X-Sluice-Worker", "w0"); a.Status != 400 {
 		t.Errorf("steering.pinning is not in effect: %d", a.Status)
 	}
-	harness.Eventually(t, 20*time.Second, "the new worker", func() bool { return g.State("new") == worker.Ready })
+	testwait.UntilWithin(t, 20*time.Second, "the new worker", func() bool { return g.State("new") == worker.Ready })
 	req, _ := http.NewRequest("GET", "http://"+g.Admin.Addr()+"/admin/v1/config", nil)
 	req.Header.Set("Authorization", "Bearer test-token-0123456789")
 	resp, err := http.DefaultClient.Do(req)
@@ -122,7 +123,7 @@ func TestReloadDuringRequest(t *testing.T) {
 		}
 		done <- a
 	}()
-	harness.Eventually(t, 10*time.Second, "the request is at an engine", func() bool { return calls.Load() == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "the request is at an engine", func() bool { return calls.Load() == 1 })
 	if status, _, message := g.ReloadWith("timeouts: {decode: 1s}\n"); status != 200 {
 		t.Fatalf("%d %s", status, message)
 	}
@@ -188,7 +189,7 @@ func TestReloadOfPredictionTTL(t *testing.T) {
 	if status != 200 || len(changes) != 1 || changes[0].Path != "index.approx_ttl" || changes[0].Effect != config.Applied {
 		t.Fatalf("%d %+v %s", status, changes, message)
 	}
-	harness.Eventually(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
+	testwait.UntilWithin(t, 60*time.Second, "what was believed for an hour is past its time", func() bool {
 		var o kvindex.Overlap
 		// A look-up expires entries only in the shard of its prompt. Random hashes, as in
 		// production: 1000 consecutive ones miss shards under 4 % of the index's random factors.
@@ -220,7 +221,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	}
 	idle := func(n int) {
 		t.Helper()
-		harness.Eventually(t, 30*time.Second, fmt.Sprintf("%d idle connections", n), func() bool { return stats().Idle == n && stats().Open == n })
+		testwait.UntilWithin(t, 30*time.Second, fmt.Sprintf("%d idle connections", n), func() bool { return stats().Idle == n && stats().Open == n })
 	}
 	if ask() != 200 {
 		t.Fatal("before")
@@ -232,7 +233,7 @@ func TestReloadOfEngineConnections(t *testing.T) {
 	ask()
 	idle(1)
 	request("timeouts: {engine_idle: 1h, engine_age: 1ms}\n", "timeouts.engine_age")
-	harness.Eventually(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
+	testwait.UntilWithin(t, 30*time.Second, "connections end for their age", func() bool { return ask() == 200 && stats().Aged >= 3 })
 	request(settle, "timeouts.engine_age")
 
 	// Two connections are in use, by requests that the engine stalls.
@@ -248,9 +249,9 @@ func TestReloadOfEngineConnections(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
+	testwait.UntilWithin(t, 30*time.Second, "two are under way", func() bool { return stats().Open-stats().Idle == 2 })
 	request(settle+"limits: {engine_conns: 2}\n", "limits.engine_conns")
-	harness.Eventually(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
+	testwait.UntilWithin(t, 30*time.Second, "a third is one too many", func() bool { return ask() >= 500 })
 	request(settle, "limits.engine_conns")
 	if status := ask(); status != 200 {
 		t.Errorf("within the limit again: %d", status)
@@ -391,7 +392,7 @@ func TestThousandReloads(t *testing.T) {
 	load.Wait()
 	harness.DropIdle()
 	var g2, s2 int
-	harness.Eventually(t, 30*time.Second, "goroutines as before", func() bool {
+	testwait.UntilWithin(t, 30*time.Second, "goroutines as before", func() bool {
 		g2 = runtime.NumGoroutine()
 		return g2 <= goroutines
 	})

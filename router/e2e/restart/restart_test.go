@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -103,7 +104,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 	for i := range rounds {
 		from := load.done.Load()
-		harness.Eventually(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
+		testwait.UntilWithin(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
 		before := harness.RuntimeOf(t, dir)
 		if i%2 == 0 {
 			syscall.Kill(before.PID, syscall.SIGUSR2)
@@ -114,7 +115,7 @@ func TestRestartLosesNothing(t *testing.T) {
 				t.Fatalf("restart: %v\n%s", err, out)
 			}
 		}
-		harness.Eventually(t, 60*time.Second, "another process has taken over", func() bool { return harness.RuntimeOf(t, dir).PID != before.PID })
+		testwait.UntilWithin(t, 60*time.Second, "another process has taken over", func() bool { return harness.RuntimeOf(t, dir).PID != before.PID })
 		now := harness.RuntimeOf(t, dir)
 		pids[now.PID] = true
 		if now.Token != began.Token || now.Address != began.Address {
@@ -129,7 +130,7 @@ func TestRestartLosesNothing(t *testing.T) {
 		}
 	}
 	from := load.done.Load()
-	harness.Eventually(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
+	testwait.UntilWithin(t, 20*time.Second, "requests are served", func() bool { return load.done.Load() > from+20 })
 	load.stop()
 	load.work.Wait()
 	t.Logf("%d restarts, %d requests, %d failed", rounds, load.done.Load(), load.failed.Load())
@@ -138,7 +139,7 @@ func TestRestartLosesNothing(t *testing.T) {
 	}
 	last := harness.RuntimeOf(t, dir)
 	syscall.Kill(last.PID, syscall.SIGTERM)
-	harness.Eventually(t, 10*time.Second, "the last process has ended", func() bool { return !harness.IsRunning(last.PID) })
+	testwait.UntilWithin(t, 10*time.Second, "the last process has ended", func() bool { return !harness.IsRunning(last.PID) })
 	if files, _ := filepath.Glob(filepath.Join(dir, "sluice-*", "*.json")); len(files) != 0 {
 		t.Errorf("the runtime file is still there: %v", files)
 	}
@@ -241,7 +242,7 @@ func TestSystemdSockets(t *testing.T) {
 		}
 	}
 	hear("READY=1")
-	harness.Eventually(t, 10*time.Second, "a request is served on the socket passed", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "a request is served on the socket passed", func() bool {
 		return oneRequest(http.DefaultClient, "http://"+client.Addr().String(), false) == nil
 	})
 	if a := harness.Get(t, "http://"+adminLn.Addr().String()+"/"); a.Status != 200 {
@@ -252,7 +253,7 @@ func TestSystemdSockets(t *testing.T) {
 	}
 	cmd.Process.Signal(syscall.SIGTERM)
 	hear("STOPPING=1")
-	harness.Eventually(t, harness.TestTimeout, "the process has ended", func() bool { return !harness.IsRunning(cmd.Process.Pid) })
+	testwait.UntilWithin(t, harness.TestTimeout, "the process has ended", func() bool { return !harness.IsRunning(cmd.Process.Pid) })
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("systemd's socket file went with the process: %v", err)
 	}
@@ -266,7 +267,7 @@ func TestDrainDelay(t *testing.T) {
 	p.Ready(t)
 	began := time.Now()
 	p.Cmd.Process.Signal(syscall.SIGTERM)
-	harness.Eventually(t, 5*time.Second, "/readyz says 503", func() bool { return harness.Get(t, "http://"+p.Addr+"/readyz").Status == 503 })
+	testwait.UntilWithin(t, 5*time.Second, "/readyz says 503", func() bool { return harness.Get(t, "http://"+p.Addr+"/readyz").Status == 503 })
 	resp, err := http.Post("http://"+p.Addr+"/v1/chat/completions", "application/json", strings.NewReader(harness.Chat("")))
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +289,7 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	env := []string{"XDG_RUNTIME_DIR=" + dir, "SLUICE_REGISTRATION_TOKEN=" + harness.RegisterToken}
 	r := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--register", "127.0.0.1:0", "--drain", "2s")
 	var at string
-	harness.Eventually(t, 10*time.Second, "the registration listener says where it is", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the registration listener says where it is", func() bool {
 		_, rest, found := strings.Cut(r.Stderr.String(), `msg="workers register at" addr=`)
 		at, _, _ = strings.Cut(rest, "\n")
 		return found && at != ""
@@ -319,7 +320,7 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("restart: %v\n%s", err, out)
 	}
-	harness.Eventually(t, 20*time.Second, "the old process has ended", func() bool { return !harness.IsRunning(before.PID) })
+	testwait.UntilWithin(t, 20*time.Second, "the old process has ended", func() bool { return !harness.IsRunning(before.PID) })
 	now := harness.RuntimeOf(t, dir)
 	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
 	if now.PID == before.PID {
@@ -350,12 +351,12 @@ func TestSIGHUPReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Cmd.Process.Signal(syscall.SIGHUP)
-	harness.Eventually(t, 10*time.Second, "the fault is logged with its place", func() bool { return strings.Contains(p.Stderr.String(), "sluice.yaml:9:1") })
+	testwait.UntilWithin(t, 10*time.Second, "the fault is logged with its place", func() bool { return strings.Contains(p.Stderr.String(), "sluice.yaml:9:1") })
 	if err := os.WriteFile(file, fmt.Appendf(nil, "%s  - url: %s\n    id: two\n", text, two.URL()), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	p.Cmd.Process.Signal(syscall.SIGHUP)
-	harness.Eventually(t, 10*time.Second, "the second worker is there", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the second worker is there", func() bool {
 		return strings.Contains(string(harness.AdminHealth(t, env)), `"two"`)
 	})
 }
@@ -391,7 +392,7 @@ func TestRestartPassesReports(t *testing.T) {
 		t.Errorf("a peer of the old process: %v; want the connection closed", err)
 	}
 	harness.Dialed(t, reports)
-	harness.Eventually(t, 5*time.Second, "the new process has the peers", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "the new process has the peers", func() bool {
 		return strings.Contains(string(harness.Get(t, "http://"+r.Addr+"/metrics").Body), `sluice_zmq_connections{socket="reports"} `) &&
 			!strings.Contains(string(harness.Get(t, "http://"+r.Addr+"/metrics").Body), `sluice_zmq_connections{socket="reports"} 0`)
 	})

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -95,10 +96,10 @@ func (r *restartingRouter) restart(t *testing.T) (ended func()) {
 		t.Fatalf("restart says %q: %v", out, err)
 	}
 	t.Cleanup(func() { syscall.Kill(now, syscall.SIGKILL) })
-	harness.Eventually(t, harness.TestTimeout, "the runtime file is the new process's", func() bool { return harness.RuntimeOf(t, r.dir).PID == now })
+	testwait.UntilWithin(t, harness.TestTimeout, "the runtime file is the new process's", func() bool { return harness.RuntimeOf(t, r.dir).PID == now })
 	return func() {
 		t.Helper()
-		harness.Eventually(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !harness.IsRunning(before.PID) })
+		testwait.UntilWithin(t, 60*time.Second, "the process that was replaced has ended", func() bool { return !harness.IsRunning(before.PID) })
 	}
 }
 
@@ -188,7 +189,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	for range restarts {
 		from := posts.Load()
 		time.Sleep(every) // clients send and pause meanwhile
-		harness.Eventually(t, harness.TestTimeout, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
+		testwait.UntilWithin(t, harness.TestTimeout, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
 		r.restart(t)
 	}
 	close(stop)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -31,7 +32,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	start := func(snap string) *harness.Process {
 		p := harness.Launch(t, nil, "serve", "--listen", "127.0.0.1:0", "--admin", "off",
 			"--engine", a.URL()+",id=a", "--engine", b.URL()+",id=b", "--set", "index.snapshot="+snap, "--set", "index.snapshot_interval=1s", "--set", "health.interval=50ms")
-		harness.Eventually(t, 20*time.Second, "both engines are ready", func() bool {
+		testwait.UntilWithin(t, 20*time.Second, "both engines are ready", func() bool {
 			m := string(harness.Get(t, "http://"+p.Addr+"/metrics").Body)
 			return strings.Count(m, "sluice_rank_feed_live{") == 2 && strings.Count(m, `state="ready"`) == 2
 		})
@@ -49,12 +50,12 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	const conversations = 24
 	home := make([]string, conversations)
 	p := start(snap)
-	harness.Eventually(t, 20*time.Second, "both feeds are live", func() bool { return metricSum(t, "http://"+p.Addr, "sluice_rank_feed_live") == 2 })
+	testwait.UntilWithin(t, 20*time.Second, "both feeds are live", func() bool { return metricSum(t, "http://"+p.Addr, "sluice_rank_feed_live") == 2 })
 	for i := range conversations {
 		home[i], _ = ask(p, i)
 	}
 	last := time.Now()
-	harness.Eventually(t, 20*time.Second, "a snapshot of all that", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "a snapshot of all that", func() bool {
 		info, err := os.Stat(snap)
 		return err == nil && info.ModTime().After(last.Add(1500*time.Millisecond))
 	})
@@ -97,7 +98,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 	p = start(snap)
 	for i := range conversations {
 		if i == 3 { // the first requests at once; the others only once the feeds are live, so that no event is lost
-			harness.Eventually(t, 20*time.Second, "both feeds are live", func() bool {
+			testwait.UntilWithin(t, 20*time.Second, "both feeds are live", func() bool {
 				return metricSum(t, "http://"+p.Addr, "sluice_rank_feed_live") == 2
 			})
 		}
@@ -106,7 +107,7 @@ func TestKilledRouterRestoresIndex(t *testing.T) {
 		}
 	}
 	// All events must have arrived, because the engines replay only a few to the next router.
-	harness.Eventually(t, 20*time.Second, "the index knows what the engines hold", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "the index knows what the engines hold", func() bool {
 		return metricSum(t, "http://"+p.Addr, "sluice_rank_cached_blocks") >= (conversations-3)*10
 	})
 	// A regular shutdown writes a snapshot; the next router uses it at once.
@@ -167,7 +168,7 @@ func TestRanksAreProvenInParallel(t *testing.T) {
 	for i := range ranks {
 		harness.WantStatus(t, harness.Post(t, first.URL+"/v1/chat/completions", harness.ChatOf(strings.Repeat(harness.Prompt, 3)), "X-Sluice-Worker", fmt.Sprint("w/", i)), 200)
 	}
-	harness.Eventually(t, 20*time.Second, "each rank holds something", func() bool {
+	testwait.UntilWithin(t, 20*time.Second, "each rank holds something", func() bool {
 		return !slices.ContainsFunc(first.AllRanks(), func(k *worker.Rank) bool { return k.CachedBlocks.Load() == 0 })
 	})
 	first.Stop()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/schedule"
@@ -251,7 +252,7 @@ func TestBurstSpreads(t *testing.T) {
 			t.Errorf("w%d took %d of 200 requests, want about 50", i, n)
 		}
 	}
-	harness.Eventually(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
+	testwait.UntilWithin(t, 5*time.Second, "nothing is booked", func() bool { return r.ReservedLoad() == "" })
 }
 
 // TestEmbeddingsAreNotCachedPrompts: a request without a cacheable prompt is placed by load alone,

@@ -10,6 +10,7 @@ import (
 	"github.com/tinylib/msgp/msgp"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -88,7 +89,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	publish := func(queues ...rankQueue) {
 		t.Helper()
 		sent := false
-		harness.Eventually(t, 10*time.Second, fmt.Sprint("the ranks have ", queues), func() bool {
+		testwait.UntilWithin(t, 10*time.Second, fmt.Sprint("the ranks have ", queues), func() bool {
 			for _, q := range queues {
 				if !received || !sent {
 					p.send(q.rank, q.message(nil))
@@ -157,7 +158,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 		vector = q.message(vector)
 	}
 	p.send(2, vector)
-	harness.Eventually(t, 10*time.Second, "a vector's loads are with their ranks", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "a vector's loads are with their ranks", func() bool {
 		return state[3].QueuedTokens.Load() == 0 && state[1].QueuedTokens.Load() == 90_000 && state[0].QueuedTokens.Load() == 80_000
 	})
 	if n := state[2].QueuedTokens.Load(); n != 60_000 {
@@ -167,7 +168,7 @@ func TestForwardPassMetricsInfluenceScheduling(t *testing.T) {
 	before := r.Metric(`sluice_load_messages_total{kind="applied"}`)
 	p.send(3, msgp.AppendArrayHeader(nil, 0))
 	p.send(3, msgp.AppendMapHeader(nil, 0))
-	harness.Eventually(t, 10*time.Second, "what is no load message is counted", func() bool { return r.Metric(`sluice_load_messages_total{kind="malformed"}`) == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "what is no load message is counted", func() bool { return r.Metric(`sluice_load_messages_total{kind="malformed"}`) == 1 })
 	if after := r.Metric(`sluice_load_messages_total{kind="applied"}`); after != before {
 		t.Errorf("%v messages applied of an empty vector", after-before)
 	}

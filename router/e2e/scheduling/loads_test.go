@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -32,7 +33,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 			}
 			r := harness.StartRouter(t, func(c *config.Config) { c.Health.Scrape = time.Hour }, w)
 			ranks := r.AllRanks()
-			harness.Eventually(t, 10*time.Second, "both ranks have told of their load", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "both ranks have told of their load", func() bool {
 				return ranks[0].QueuedTokens.Load() == 0 && ranks[1].QueuedTokens.Load() == 0
 			})
 
@@ -43,7 +44,7 @@ func TestLoadMessagesReachTheirRanks(t *testing.T) {
 				body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":400,"ignore_eos":true}`, harness.Prompt)
 				go harness.TryPost(ctx, e.URL()+"/v1/completions", body, "X-Data-Parallel-Rank", "1")
 			}
-			harness.Eventually(t, 10*time.Second, "rank 1 has one running and two waiting", func() bool {
+			testwait.UntilWithin(t, 10*time.Second, "rank 1 has one running and two waiting", func() bool {
 				return ranks[1].Running.Load() == 1 && ranks[1].Waiting.Load() == 2 && ranks[1].QueuedTokens.Load() > 0
 			})
 			if n, q := ranks[0].Running.Load(), ranks[0].QueuedTokens.Load(); n > 0 || q != 0 {

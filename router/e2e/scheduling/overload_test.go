@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -82,7 +83,7 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 	if most > 2 {
 		t.Errorf("%d requests under way on one engine; want at most 2", most)
 	}
-	harness.Eventually(t, 5*time.Second, "places are given back", func() bool {
+	testwait.UntilWithin(t, 5*time.Second, "places are given back", func() bool {
 		return !slices.ContainsFunc(r.AllRanks(), func(rank *worker.Rank) bool { return rank.Requests.Load() > 0 })
 	})
 	if a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")); a.Status != 200 {
@@ -256,21 +257,21 @@ func TestMinWorkers(t *testing.T) {
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	b.Crash()
 	r := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers = 2 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
-	harness.Eventually(t, 5*time.Second, "a is ready", func() bool { return r.State("a") == worker.Ready })
+	testwait.UntilWithin(t, 5*time.Second, "a is ready", func() bool { return r.State("a") == worker.Ready })
 	got := harness.Get(t, r.URL+"/readyz")
 	if got.Status != 503 || !strings.Contains(string(got.Body), "1 of 2 workers") {
 		t.Errorf("%d %s", got.Status, got.Body)
 	}
 	b.Restart()
-	harness.Eventually(t, 5*time.Second, "/readyz is 200", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
+	testwait.UntilWithin(t, 5*time.Second, "/readyz is 200", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
 	b.Crash()
-	harness.Eventually(t, 5*time.Second, "b is out", func() bool { return r.State("b") == worker.Unhealthy })
+	testwait.UntilWithin(t, 5*time.Second, "b is out", func() bool { return r.State("b") == worker.Unhealthy })
 	if got := harness.Get(t, r.URL+"/readyz"); got.Status != 200 {
 		t.Errorf("%d %s after the start", got.Status, got.Body)
 	}
 
 	late := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers, c.Fleet.StartWait = 2, 300*time.Millisecond }, harness.SimWorker(a, worker.Aggregated, "a"))
-	harness.Eventually(t, 5*time.Second, "it waits no longer than it was told", func() bool { return harness.Get(t, late.URL+"/readyz").Status == 200 })
+	testwait.UntilWithin(t, 5*time.Second, "it waits no longer than it was told", func() bool { return harness.Get(t, late.URL+"/readyz").Status == 200 })
 	if !strings.Contains(late.Logs.String(), "fewer workers") {
 		t.Error("nothing in the log")
 	}
@@ -287,7 +288,7 @@ func TestBreakerOfOneRank(t *testing.T) {
 		c.Schedule.Policy = "round_robin"
 	}, w)
 	// A worker becomes ready with the first of its servers.
-	harness.Eventually(t, 10*time.Second, "both ranks are in the pool", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "both ranks are in the pool", func() bool {
 		p, ok := r.Fleet.View().Pool("sim")
 		return ok && len(p.Aggregated) == 2
 	})
@@ -305,7 +306,7 @@ func TestBreakerOfOneRank(t *testing.T) {
 		t.Error("the breaker of a rank that fails is closed")
 	}
 	a.ClearFaults()
-	harness.Eventually(t, 10*time.Second, "the rank is chosen again", func() bool {
+	testwait.UntilWithin(t, 10*time.Second, "the rank is chosen again", func() bool {
 		got := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 		return got.Status == 200 && got.Header.Get("X-Sluice-Rank") == "0" && broken() == worker.BreakerClosed
 	})
@@ -327,10 +328,10 @@ func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
 	}
 	e.ClearFaults()
 	e.Fault(sim.Fault{Kind: sim.Stall, Path: "/v1/chat", Delay: 3 * time.Second})
-	harness.Eventually(t, 10*time.Second, "it may be tried", func() bool { return state() == worker.BreakerHalfOpen })
+	testwait.UntilWithin(t, 10*time.Second, "it may be tried", func() bool { return state() == worker.BreakerHalfOpen })
 	tries := make(chan *harness.Answer)
 	go func() { tries <- harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")) }()
-	harness.Eventually(t, 10*time.Second, "it is tried", func() bool { return rank.Requests.Load() == 1 })
+	testwait.UntilWithin(t, 10*time.Second, "it is tried", func() bool { return rank.Requests.Load() == 1 })
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 	if a.Status != 503 || a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "one request at a time") {
 		t.Errorf("%d %s", a.Status, a.Body)

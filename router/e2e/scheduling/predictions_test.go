@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -58,13 +59,13 @@ func TestEngineWithoutPrefixCache(t *testing.T) {
 	if rank.MayCache() || wrong == 0 {
 		t.Fatalf("after %d requests, %d hits predicted in vain, it is not known that the engine caches nothing", n, wrong)
 	}
-	harness.Eventually(t, 20*time.Second, "what was predicted before is forgotten", func() bool { return round() == 0 })
+	testwait.UntilWithin(t, 20*time.Second, "what was predicted before is forgotten", func() bool { return round() == 0 })
 	for range 5 {
 		if n := round(); n != 0 {
 			t.Fatalf("%d hits predicted", n)
 		}
 	}
-	harness.Eventually(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
+	testwait.UntilWithin(t, 20*time.Second, "its guesses are gone", func() bool { return r.Approx.Len() == 0 })
 }
 
 // modelListProxy is a proxy for an engine that replaces its list of models.
@@ -100,12 +101,12 @@ func TestModelNamesReordered(t *testing.T) {
 	}
 	r := harness.StartRouter(t, func(c *config.Config) { c.Schedule.PendingWeight = 0 }, at("a0", first, a), at("b0", second, b))
 	for _, w := range r.Fleet.View().Workers {
-		harness.Eventually(t, 30*time.Second, w.Spec.ID+" tells its events", func() bool { return worker.FeedState(w.Ranks[0].Feed.Load()) == worker.FeedLive })
+		testwait.UntilWithin(t, 30*time.Second, w.Spec.ID+" tells its events", func() bool { return worker.FeedState(w.Ranks[0].Feed.Load()) == worker.FeedLive })
 	}
 	for i, id := range []string{"a0", "b0"} {
 		body := fmt.Sprintf(`{"model":"sim","prompt":%q,"max_tokens":2}`, harness.PromptWords(60, i))
 		tries := 0
-		harness.Eventually(t, 30*time.Second, "what "+id+" holds is predicted", func() bool {
+		testwait.UntilWithin(t, 30*time.Second, "what "+id+" holds is predicted", func() bool {
 			tries++
 			predictedTokens, _ := predictedAndCached(t, r, fmt.Sprint("o-", i, "-", tries), body, "X-Sluice-Worker", id)
 			return predictedTokens > 0

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -210,7 +211,7 @@ func TestSidecarForwardsBytes(t *testing.T) {
 func TestSidecarLocalPrefill(t *testing.T) {
 	p0, p1, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartSidecar(t, "--engine", d.URL(), "--prefill", p0.URL(), "--prefill", p1.URL(), "--model", "sim")
-	harness.Eventually(t, 5*time.Second, "both prefill workers are known", func() bool { return harness.AllReady(r) })
+	testwait.UntilWithin(t, 5*time.Second, "both prefill workers are known", func() bool { return harness.AllReady(r) })
 	first := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""))
 	harness.WantStatus(t, first, 200)
 	by := first.Header.Get("X-Sluice-Prefill-Worker")
@@ -297,7 +298,7 @@ func TestSidecarFamilies(t *testing.T) {
 				defer close(gone)
 				harness.TryPost(ctx, r.URL+"/v1/chat/completions", strings.Replace(harness.Chat(`,"stream":true`), `"max_tokens":12`, `"max_tokens":2000,"ignore_eos":true`, 1), "x-sluice-prefill", named)
 			}()
-			harness.Eventually(t, 10*time.Second, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > before })
+			testwait.UntilWithin(t, 10*time.Second, "decode makes tokens", func() bool { return d.Stats().Sum().GeneratedTokens > before })
 			cancel()
 			<-gone
 			harness.WantIdle(t, r, 3*time.Second, p, d) // leases are 30 s and longer, so only a release frees the blocks this early
@@ -365,13 +366,13 @@ func TestSidecarPages(t *testing.T) {
 		t.Errorf("an unknown model: %d %s %s", a.Status, a.Header.Get("X-Sluice-Reason"), a.Body)
 	}
 	d.Fault(sim.Fault{Kind: sim.Refuse})
-	harness.Eventually(t, 5*time.Second, "not ready without the engine", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 503 })
+	testwait.UntilWithin(t, 5*time.Second, "not ready without the engine", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 503 })
 	a = harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "x-sluice-prefill", "none")
 	if a.Status != 503 {
 		t.Errorf("without the engine: %d %s", a.Status, a.Body)
 	}
 	d.ClearFaults()
-	harness.Eventually(t, 5*time.Second, "ready again", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
+	testwait.UntilWithin(t, 5*time.Second, "ready again", func() bool { return harness.Get(t, r.URL+"/readyz").Status == 200 })
 }
 
 // dataMember returns the data member of a list of models.
@@ -445,8 +446,8 @@ func TestSidecarLeavesNoState(t *testing.T) {
 	}
 	harness.WantIdle(t, r, 5*time.Second, p0, p1, d)
 	harness.DropIdle()
-	harness.Eventually(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.Selector.Workers() == 0 && r.Fleet.TransientWorkers() == 0 })
-	harness.Eventually(t, 10*time.Second, "goroutines are back", func() bool { return harness.ModuleGoroutines() <= before })
+	testwait.UntilWithin(t, 10*time.Second, "the workers named are forgotten", func() bool { return r.Selector.Workers() == 0 && r.Fleet.TransientWorkers() == 0 })
+	testwait.UntilWithin(t, 10*time.Second, "goroutines are back", func() bool { return harness.ModuleGoroutines() <= before })
 	var series bytes.Buffer
 	r.Metrics.WritePrometheus(&series)
 	if strings.Contains(series.String(), `worker="127.`) {

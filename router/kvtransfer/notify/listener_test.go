@@ -12,6 +12,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/testwait"
 )
 
 func listen(t *testing.T, opt Options) *Listener {
@@ -55,15 +57,6 @@ func push(t *testing.T, s *zmq.Socket, frames ...[]byte) {
 	}
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 10s: %s", what)
-		}
-	}
-}
-
 func within(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	_ = cancel // it ends by itself
@@ -85,7 +78,7 @@ func TestAllRanksAreAwaited(t *testing.T) {
 	s := pusher(t, b)
 	k := expect(t, b, "r1", 2)
 	push(t, s, frame("ProxyNotif", "r1"), frame("ProxyNotif", "other"))
-	eventually(t, "one of two has come", func() bool { return k.Received() == 1 })
+	testwait.Until(t, "one of two has come", func() bool { return k.Received() == 1 })
 	err := k.Wait(within(20 * time.Millisecond))
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `1 of 2 notifications came for request "r1"`) {
 		t.Fatalf("with one of two: %v", err)
@@ -99,7 +92,7 @@ func TestAllRanksAreAwaited(t *testing.T) {
 func TestArrivalBeforeTheWaitIsKept(t *testing.T) {
 	b := listen(t, Options{})
 	push(t, pusher(t, b), frame("ProxyNotif", "soon"), frame("ProxyNotif", "soon"))
-	eventually(t, "both are in", func() bool { return b.Stats().Received == 2 })
+	testwait.Until(t, "both are in", func() bool { return b.Stats().Received == 2 })
 	if st := b.Stats(); st.Early != 2 || st.Unclaimed != 1 {
 		t.Fatalf("%+v", st)
 	}
@@ -119,14 +112,14 @@ func TestExtraNotificationsAreIgnored(t *testing.T) {
 	s := pusher(t, b)
 	k := expect(t, b, "r", 1)
 	push(t, s, frame("ProxyNotif", "r"), frame("ProxyNotif", "r"), frame("ProxyNotif", "r"))
-	eventually(t, "three are in", func() bool { return b.Stats().Received == 3 })
+	testwait.Until(t, "three are in", func() bool { return b.Stats().Received == 3 })
 	if err := k.Wait(within(time.Second)); err != nil || k.Received() != 1 {
 		t.Fatalf("%v, %d came", err, k.Received())
 	}
 	k.Close()
 	k.Close()
 	push(t, s, frame("ProxyNotif", "r")) // late: its Expectation is closed
-	eventually(t, "the late one is kept as unclaimed", func() bool { return b.Stats().Unclaimed == 1 })
+	testwait.Until(t, "the late one is kept as unclaimed", func() bool { return b.Stats().Unclaimed == 1 })
 	if _, err := b.Expect("r", 1); err != nil {
 		t.Errorf("the id cannot be waited for again: %v", err)
 	}
@@ -171,7 +164,7 @@ func TestUnclaimedExpires(t *testing.T) {
 	for i := range 100 {
 		push(t, s, frame("ProxyNotif", fmt.Sprint(i)))
 	}
-	eventually(t, "all unclaimed ids are dropped", func() bool { st := b.Stats(); return st.Expired == 100 && st.Unclaimed == 0 })
+	testwait.Until(t, "all unclaimed ids are dropped", func() bool { st := b.Stats(); return st.Expired == 100 && st.Unclaimed == 0 })
 	push(t, s, frame("ProxyNotif", "held"))
 	if err := held.Wait(within(10 * time.Second)); err != nil {
 		t.Errorf("the sweep took what is waited for: %v", err)
@@ -209,7 +202,7 @@ func TestHostileFrames(t *testing.T) {
 	if _, err := s.SendMessage("two", frame("ProxyNotif", "r")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all are counted", func() bool { return b.Stats().Malformed == int64(len(bad)+2) })
+	testwait.Until(t, "all are counted", func() bool { return b.Stats().Malformed == int64(len(bad)+2) })
 	if k.Received() != 0 {
 		t.Fatal("one of them counted as a notification")
 	}

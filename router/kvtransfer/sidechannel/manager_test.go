@@ -16,18 +16,10 @@ import (
 	zmq "github.com/pebbe/zmq4"
 	"github.com/tinylib/msgp/msgp"
 
+	"sluice/bench/testwait"
 	"sluice/nixl"
 	"sluice/router/worker"
 )
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(15 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("not within 15 s: %s", what)
-		}
-	}
-}
 
 // realNIXL returns the wheel cached by scripts/nixl-wheel.sh.
 func realNIXL(t *testing.T) nixl.Search {
@@ -181,15 +173,15 @@ func TestRealSideChannel(t *testing.T) {
 	k.Acquire(rank, handleOf("e1", "cmpl-passed-0-aa", e.port)).HandOff()
 	began := time.Now()
 	k.Acquire(rank, handleOf("e1", "cmpl-gone-0-aa", e.port)).Abandon()
-	eventually(t, "the abandoned one is released", func() bool { h := e.heard(); return len(h) == 1 && h[0] == "cmpl-gone-0-aa:1" })
+	testwait.Until(t, "the abandoned one is released", func() bool { h := e.heard(); return len(h) == 1 && h[0] == "cmpl-gone-0-aa:1" })
 	t.Logf("first release after %s, side channel and metadata included", time.Since(began))
 	began = time.Now()
 	k.Acquire(rank, handleOf("e1", "cmpl-gone-1-aa", e.port)).Abandon()
-	eventually(t, "the second is released", func() bool { return len(e.heard()) == 2 })
+	testwait.Until(t, "the second is released", func() bool { return len(e.heard()) == 2 })
 	t.Logf("second after %s", time.Since(began))
 
 	held, other := k.Acquire(rank, handleOf("e1", "cmpl-held-0-aa", e.port)), k.Acquire(rank, handleOf("e1", "cmpl-held-1-aa", e.port))
-	eventually(t, "the held ones are renewed twice", func() bool {
+	testwait.Until(t, "the held ones are renewed twice", func() bool {
 		n := 0
 		for _, m := range e.heard() {
 			if ids, ok := strings.CutPrefix(m, "HB:"); ok && strings.Contains(ids, "cmpl-held-0-aa") && strings.Contains(ids, "cmpl-held-1-aa") {
@@ -224,10 +216,10 @@ func TestRealSideChannel(t *testing.T) {
 	e.end()
 	e2 := startEngine(t, "e2", port)
 	k.Acquire(rank, handleOf("e2", "cmpl-new-0-aa", port)).Abandon()
-	eventually(t, "the new life is told", func() bool { h := e2.heard(); return len(h) == 1 && h[0] == "cmpl-new-0-aa:1" })
+	testwait.Until(t, "the new life is told", func() bool { h := e2.heard(); return len(h) == 1 && h[0] == "cmpl-new-0-aa:1" })
 	_, _, before := k.Counts()
 	k.Acquire(rank, handleOf("e0", "cmpl-old-0-aa", port)).Abandon()
-	eventually(t, "an older life's release fails", func() bool { _, _, f := k.Counts(); return f > before })
+	testwait.Until(t, "an older life's release fails", func() bool { _, _, f := k.Counts(); return f > before })
 	if h := e2.heard(); len(h) != 1 {
 		t.Errorf("the new life heard %q", h)
 	}
@@ -309,7 +301,7 @@ func TestSilentSideChannel(t *testing.T) {
 		t.Fatal(err)
 	}
 	k.Acquire(prefillRank("0.32.0"), handleOf("e", "r", "1")).Abandon()
-	eventually(t, "the failure is counted", func() bool { _, _, f := k.Counts(); return f == 1 })
+	testwait.Until(t, "the failure is counted", func() bool { _, _, f := k.Counts(); return f == 1 })
 	k.Close()
 }
 
@@ -337,7 +329,7 @@ func TestRealSilentEngine(t *testing.T) {
 		k.Acquire(rank, handleOf(fmt.Sprintf("silent%d", i), "cmpl-x-0-aa", port)).Abandon()
 	}
 	k.Acquire(rank, handleOf("e1", "cmpl-gone-0-aa", e.port)).Abandon()
-	eventually(t, "the other engine's blocks are released", func() bool { return len(e.heard()) == 1 })
+	testwait.Until(t, "the other engine's blocks are released", func() bool { return len(e.heard()) == 1 })
 	if _, _, failed := k.Counts(); failed > 0 {
 		t.Errorf("%d silent engines were waited for first", failed)
 	}
