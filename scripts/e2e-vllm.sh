@@ -1,25 +1,28 @@
 #!/usr/bin/env bash
-# Runs Sluice in front of real vLLM engines on this machine's CPU, and checks
-# what comes through against the engines alone.
+# Runs Sluice in front of real vLLM engines on this machine's CPU and compares the answers
+# with those of the engines without Sluice.
 #
 # usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,routed,frozen] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
-#   --only LIST     sections: pd (prefill and decode apart with NixlConnector, clients that
-#                   leave phase by phase, a lease that runs out, then
-#                   a second prefill engine), dp (two data-parallel ranks behind
-#                   one URL), migrate (a decode engine is killed under its streams),
-#                   routed (a preprocessor with vLLM's own tokenizer, through the
-#                   router as an engine), frozen (an engine is stopped, whole and its core
-#                   alone, and one computes a very long prompt); default these. transfers, push: see scripts/e2e-nixl-vllm.sh
-#   --report FILE   write the table as Markdown (the kept one: docs/e2e-vllm.md)
-#   --no-clients    leave the official OpenAI clients out
+#   --only LIST     sections to run, comma-separated; the default is the first five:
+#                   pd         separate prefill and decode engines with NixlConnector,
+#                              clients that disconnect in each phase, an expired lease,
+#                              then a second prefill engine
+#                   dp         two data-parallel ranks behind one URL
+#                   migrate    a decode engine is drained, then killed, while it streams
+#                   routed     the engine API with vLLM's tokenizer as preprocessor
+#                   frozen     an engine's processes are stopped, then only its core; an
+#                              engine computes a very long prompt
+#                   transfers, push   the sections of scripts/e2e-nixl-vllm.sh
+#   --report FILE   write the table as Markdown (docs/e2e-vllm.md in the repository)
+#   --no-clients    skip the official OpenAI clients
 #   --router FILE   the binary to test, instead of building bin/sluice
-#   --keep-logs     keep the logs of engines and router when all went well
+#   --keep-logs     keep the logs of engines and router even if every check passed
 #
-# The first run installs vLLM (6 GB) and makes a tiny model, both under
-# ${SLUICE_CACHE:-~/.cache/sluice}/vllm-0.32; later runs find them there. Needs
-# Python 3.11 to 3.13 ($SLUICE_PYTHON), libnuma1, Go, 8 GB of memory; no GPU.
-# About 10 minutes on two idle cores, most of it the engines' start.
+# The first run installs vLLM (6 GB) and creates a tiny model under
+# ${SLUICE_CACHE:-~/.cache/sluice}/vllm-0.32; later runs use them. The script needs
+# Python 3.11 to 3.13 ($SLUICE_PYTHON), libnuma1, Go and 8 GB of memory, but no GPU.
+# It takes about 10 minutes on two idle cores, mostly for the start of the engines.
 # The exit status is 0 only if every check passed.
 set -euo pipefail
 
@@ -46,7 +49,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|routed|frozen|transfers|push) ;; *) die "unknown section $section: pd, dp, migrate, routed, frozen, transfers and push are known" ;; esac
+  case $section in pd|dp|migrate|routed|frozen|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, routed, frozen, transfers and push" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 
@@ -57,8 +60,7 @@ finish() {
   status=$?
   trap - EXIT INT TERM
   if [ -n "$child" ] && kill -TERM "$child" 2>/dev/null; then wait "$child" 2>/dev/null || true; fi
-  # Every process was started at the head of a group of its own; a group that
-  # has ended already is no error.
+  # Each process leads a process group of its own. A group that has ended is not an error.
   while read -r group; do kill -KILL -- "-$group" 2>/dev/null || true; done <"$run/groups"
   if [ "$status" = 0 ] && [ -z "$keep" ]; then rm -rf "$run"; else echo "logs: $run" >&2; fi
   exit "$status"
@@ -71,13 +73,13 @@ trap 'exit 143' TERM
 [ -z "$clients" ] || "$clients" --setup
 if [ -z "$router" ]; then
   router=$root/bin/sluice
-  make -s -B -C "$root" bin/sluice # as `make build` leaves it
+  make -s -B -C "$root" bin/sluice # the same binary as `make build`
   commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || true)
-  [ -z "$(git -C "$root" status --porcelain -- '*.go' 2>/dev/null)" ] || commit="$commit and changes on top"
+  [ -z "$(git -C "$root" status --porcelain -- '*.go' 2>/dev/null)" ] || commit="$commit with uncommitted changes"
 fi
-echo "note: NIXL's progress thread sleeps 1 ms between polls here, and vLLM's processes wait without sched_yield (scripts/e2e_vllm/patch.py says why)" >&2
+echo "note: in this installation NIXL's progress thread sleeps 1 ms between polls, and vLLM's processes wait without sched_yield (scripts/e2e_vllm/patch.py has the reasons)" >&2
 
-# In the background and waited for: a trap runs at once then, not afterwards.
+# In the background, so that a trap runs immediately and not only after the command ends.
 "$cache/venv/bin/python" "$here/e2e_vllm/main.py" --cache "$cache" --run-dir "$run" --router "$router" \
   --only "$only" --clients "$clients" --report "$report" --command "$command" --commit "$commit" &
 child=$!

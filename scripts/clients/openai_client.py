@@ -1,10 +1,10 @@
-"""Acceptance of an OpenAI-compatible server by the official Python client.
+"""Tests an OpenAI-compatible server with the official Python client.
 
 usage: openai_client.py BASE_URL [--model NAME] [--skip GROUP,GROUP]
 
-Asserts structure, determinism and headers, never what the text says: it runs
-over simulated engines and over real ones. Groups: chat, completions, many,
-tools, embeddings, responses, headers, errors, abort.
+The checks concern structure, determinism and headers, never the meaning of the text, so
+that they apply to simulated and real engines. Groups: chat, completions, many, tools,
+embeddings, responses, headers, errors, abort.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def usage_adds_up(usage, limit):
 
 class Run:
     def __init__(self, base_url, model):
-        # A retry inside the client would hide an answer that was wrong.
+        # No retries: a retry in the client would hide a wrong answer.
         self.client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120)
         self.model = model or self.client.models.list().data[0].id
 
@@ -87,7 +87,7 @@ class Run:
 
 
 def collect_chat(stream):
-    """Joins a chat stream: texts and finish reasons by choice, and usage."""
+    """Collects a chat stream: texts and finish reasons by choice, and the usage."""
     texts, reasons, usage, ids = {}, {}, None, set()
     for chunk in stream:
         expect(chunk.object == "chat.completion.chunk", chunk.object)
@@ -215,7 +215,7 @@ def token_ids_are_a_prompt(run):
 
 @check("many")
 def two_choices_at_once(run):
-    # An engine may refuse n above 1 at temperature 0: a seed keeps it repeatable.
+    # An engine can refuse n above 1 at temperature 0; the seed makes the answer repeatable.
     more = {"n": 2, "temperature": 0.8, "seed": 11}
     whole = run.chat(**more)
     expect(sorted(c.index for c in whole.choices) == [0, 1], whole.choices)
@@ -256,7 +256,7 @@ def tool_calls_are_sound(calls, names):
 
 
 def streamed_tools(stream):
-    """[name, arguments] by tool-call index, and the finish reason."""
+    """Returns [name, arguments] by tool-call index, and the finish reason."""
     calls, reason = {}, None
     for chunk in stream:
         for choice in chunk.choices:
@@ -355,7 +355,7 @@ def request_id_is_made_when_none_is_given(run):
 def refusal(kind, function):
     try:
         answer = function()
-        # A streamed refusal must come as a status too, not as an event.
+        # The refusal of a stream must be a status as well, not an event.
         answer = answer if not isinstance(answer, openai.Stream) else list(answer)
     except kind as error:
         return error

@@ -1,5 +1,5 @@
-"""Clients that leave in each phase of a hand-over, and a decode that comes after the
-lease of its blocks: what stays with the prefill engine, by its own count."""
+"""Clients that disconnect in each phase of a hand-over, and a decode leg that starts after the
+lease. The prefill engine's metrics show which blocks stay in use."""
 
 import random
 import statistics
@@ -14,17 +14,17 @@ from report import short
 from router import Router
 
 CHAT = "/v1/chat/completions"
-LEASE = 30  # seconds that this engine keeps blocks for decode
-SOON = 20  # seconds in which blocks must be free: a first hand-over takes some, on a busy machine
-ANY_TIME = 24  # clients that leave around one moment
-LATE = 300  # clients that leave at any moment from just before prefill's answer on
-TOGETHER = 4  # of them at a time
-CONNECT = 32  # seconds that the router tries to connect, for lease_runs_out
+LEASE = 30  # seconds for which the prefill engine keeps blocks for decode
+SOON = 20  # seconds within which blocks must be free; the first hand-over is slow on a busy machine
+ANY_TIME = 24  # clients that disconnect around prefill's answer
+LATE = 300  # clients that disconnect at any time from just before prefill's answer
+TOGETHER = 4  # how many of them run concurrently
+CONNECT = 32  # seconds for which the router tries to connect, for lease_runs_out
 
 
 class Departures:
-    """Checks over the prefill and decode engines of section pd; idle and alone are
-    that section's."""
+    """Checks with the prefill and decode engines of section pd; idle and alone are functions of
+    that section."""
 
     def __init__(self, context, prefill, decode, idle, alone):
         self.context = context
@@ -35,7 +35,7 @@ class Departures:
         self.alone = alone
 
     def run(self):
-        self.report.section("Clients leave phase by phase, and a lease runs out")
+        self.report.section("Clients disconnect in each phase, and a lease expires")
         wait_ready([self.p, self.d])
         self.gate = Gate(self.d.url)
         try:
@@ -47,9 +47,9 @@ class Departures:
             self.gate.close()
 
     def phases(self):
-        self.report.note("router: `sluice serve --prefill URL,id=p1 --decode GATE,id=d1`; the gate is a TCP relay before decode")
+        self.report.note("router: `sluice serve --prefill URL,id=p1 --decode GATE,id=d1`; the gate is a TCP relay in front of decode")
         flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.gate.url},id=d1"]
-        # A decode that is not streamed is left to itself for a while; here it is to be cut.
+        # By default an abandoned decode that is not streamed continues for a while; here it is cancelled early.
         self.start("router-departures", flags, {"SLUICE_PD_ABANDONED_DECODE_TIMEOUT": "1s"})
         try:
             for check in (self.gone_in_prefill, self.gone_between, self.gone_at_the_head, self.gone_near_the_head, self.gone_in_decode, self.gone_unstreamed, self.gone_any_time):
@@ -58,12 +58,12 @@ class Departures:
                     expired = self.count("nixl_num_kv_expired_reqs_total")
                     check()
                     seen = self.count("nixl_num_kv_expired_reqs_total") - expired
-                    self.report.equal("… leases that ran out on prefill, by its own count", 0, seen)
+                    self.report.equal("… leases that expired on prefill, by its metric", 0, seen)
         finally:
             self.router.process.stop(5)
 
     def start(self, name, flags, more=None):
-        # A gate that holds bytes holds probes too.
+        # The gate delays probes too, so probes are rare and tolerant.
         patient = {"SLUICE_HEALTH_INTERVAL": "10m", "SLUICE_HEALTH_TIMEOUT": "1m", "SLUICE_HEALTH_UNHEALTHY_THRESHOLD": "1000"}
         self.router = Router(self.context.router, self.context.run_dir, name, flags, {**patient, **(more or {})})
         self.router.wait_ready()
@@ -72,15 +72,15 @@ class Departures:
         return int(self.p.metrics().sum("vllm:" + name))
 
     def ours(self, name, **labels):
-        """A counter of the router's."""
+        """Returns the value of a counter of the router."""
         return int(Metrics(http_calls.get(self.router.url, "/metrics").text()).sum(name, **labels))
 
     def settle(self):
         if self.until(self.idle, LEASE + 15) is None:
-            raise RuntimeError("the engines still hold blocks")
+            raise RuntimeError("the engines still have blocks in use")
 
     def until(self, condition, patience, pause=0.1):
-        """Seconds until condition() holds; None when it never does."""
+        """Returns the seconds until condition() is true, or None after `patience` seconds."""
         begun = time.monotonic()
         while not condition():
             if time.monotonic() - begun > patience:
@@ -89,22 +89,22 @@ class Departures:
         return time.monotonic() - begun
 
     def freed(self, what, held=None, limit=SOON):
-        """Says how long after this moment no block is held by either engine; held is what
-        prefill had before, None where that may be none."""
+        """Adds a row with the time until neither engine has a block in use. held is the number of
+        blocks that prefill had in use before, or None if there need not have been any."""
         took = self.until(self.idle, LEASE + 15)
         seen = "never" if took is None else f"{took:.1f} s"
         ok = took is not None and took < limit
         if held is None:
-            self.report.row(f"{what}: when no block was held", f"within {limit} s (lease {LEASE} s)", seen, ok)
+            self.report.row(f"{what}: time until no block was in use", f"within {limit} s (lease {LEASE} s)", seen, ok)
             return
         ok = ok and held > 0
         self.report.row(
-            f"{what}: blocks held by prefill before, and when all were free",
+            f"{what}: blocks in use at prefill before, and time until all were free",
             f"more than 0, within {limit} s (lease {LEASE} s)", f"{held}, {seen}", ok,
         )  # fmt: skip
 
     def long(self, **more):
-        """A prompt that fills most of the context, so that prefill takes a while."""
+        """Returns a request whose prompt fills most of the context, so that prefill takes long."""
         return {**prompts.chat(prompts.text(1100)), **more}
 
     def leave(self, connections):
@@ -112,7 +112,7 @@ class Departures:
             connection.close()
 
     def gone_in_prefill(self):
-        """Several long prompts at once: the last is not even begun when all leave."""
+        """Several long prompts at once: the last prefill has not begun when all clients disconnect."""
         n = 4
         before = self.ours("sluice_legs_total", leg="prefill", outcome="client_gone")
         left = [http_calls.send(self.router.url, CHAT, self.long(stream=bool(i % 2))) for i in range(n)]
@@ -121,11 +121,11 @@ class Departures:
         self.leave(left)
         self.freed(f"{n} clients leave while prefill runs", held)
         gone = self.ours("sluice_legs_total", leg="prefill", outcome="client_gone") - before
-        seen = f"{gone}{'' if running is not None else ', none was seen running'}"
-        self.report.row("… prefill legs cut for it, by the router's count", "at least 1", seen, gone >= 1)
+        seen = f"{gone}{'' if running is not None else ', and no request was seen running'}"
+        self.report.row("… prefill legs cancelled, by the router's metric", "at least 1", seen, gone >= 1)
 
     def held_at_decode(self, body):
-        """Sends a request whose prefill has answered and whose decode waits in the gate."""
+        """Sends a request and returns when its prefill has answered and its decode waits in the gate."""
         self.gate.hold()
         left = http_calls.send(self.router.url, CHAT, body)
         if self.until(self.handed_over, 30, 0.02) is None:
@@ -133,14 +133,14 @@ class Departures:
         return left, self.p.metrics().usage_blocks()
 
     def handed_over(self):
-        """Prefill has answered and holds its blocks, and something waits in the gate:
-        that alone may be a probe."""
+        """Reports whether prefill has answered and keeps its blocks, and bytes wait in the gate.
+        The bytes alone could be a probe."""
         prefill = self.p.metrics()
         return self.gate.kept > 0 and prefill.usage_blocks() > 0 and not prefill.sum("vllm:num_requests_running")
 
     def gone_between(self):
-        """Decode has been sent and is not known to its engine yet: it must not be
-        cut before, or nobody would tell prefill."""
+        """The decode leg was sent, but its engine does not have it yet. The router must not cancel
+        it before that, or nothing would release prefill's blocks."""
         left, held = self.held_at_decode(prompts.chat(prompts.text()) | {"stream": True})
         left.close()
         time.sleep(1)
@@ -148,16 +148,16 @@ class Departures:
         self.freed("a client leaves before decode's engine has its request", held)
 
     def gone_at_the_head(self):
-        """Behind the head of decode's stream, which this engine sends before its core has
-        the request."""
+        """Clients disconnect after the head of decode's stream, which this engine sends before its
+        core has the request."""
         n, chance = 24, random.Random(24)
         for _ in range(n):
             with http_calls.Open(self.router.url, CHAT, self.streamed()):
                 time.sleep(chance.random() * 0.004)
-        self.freed(f"{n} clients leave a stream when they have its head")
+        self.freed(f"{n} clients leave a stream after its head")
 
     def gone_near_the_head(self):
-        """When the head should come, and so before it and behind it."""
+        """Clients disconnect around the time of the head, some before and some after it."""
         n, chance = 24, random.Random(25)
         begun = time.monotonic()
         with http_calls.Open(self.router.url, CHAT, self.streamed()):
@@ -166,7 +166,7 @@ class Departures:
             left = http_calls.send(self.router.url, CHAT, self.streamed())
             time.sleep(took * (0.7 + 0.5 * chance.random()))
             left.close()
-        self.freed(f"{n} clients leave about when a stream's head comes")
+        self.freed(f"{n} clients leave around the time of a stream's head")
 
     @staticmethod
     def streamed():
@@ -183,10 +183,10 @@ class Departures:
             stream.lines(10)  # an event is a line and an empty line
         self.freed("a client leaves a stream after 5 events", held)
         made = int(self.d.metrics().sum("vllm:generation_tokens_total") - made)
-        self.report.row("… tokens made of 3500", "fewer than 1000", made, made < 1000)
+        self.report.row("… tokens generated of 3500", "fewer than 1000", made, made < 1000)
 
     def gone_unstreamed(self):
-        """Nothing shows that such a decode was admitted: it is cut after pd.abort_delay."""
+        """Without a stream nothing shows that decode has begun; the router cancels it after pd.abort_delay."""
         body = {**prompts.chat(prompts.text()), "max_tokens": 3500, "ignore_eos": True}
         made = self.d.metrics().sum("vllm:generation_tokens_total")
         left, held = self.held_at_decode(body)
@@ -194,11 +194,10 @@ class Departures:
         left.close()
         self.freed("a client leaves a decode that is not streamed", held)
         made = int(self.d.metrics().sum("vllm:generation_tokens_total") - made)
-        self.report.row("… tokens made of 3500", "fewer than 3500", made, made < 3500)
+        self.report.row("… tokens generated of 3500", "fewer than 3500", made, made < 3500)
 
     def around_prefill(self, url, body, leave):
-        """Sends ANY_TIME requests, each with leave after another time around that at which
-        prefill answers."""
+        """Sends ANY_TIME requests and calls leave for each at a different time around prefill's answer."""
         begun = time.monotonic()
         http_calls.post(self.p.url, CHAT, prompts.chat(prompts.text()) | {"max_tokens": 1})
         took = time.monotonic() - begun
@@ -208,30 +207,31 @@ class Departures:
             leave(connection)
 
     def gone_any_time(self):
-        """Around the moment at which prefill answers: the handle of an answer that was
-        on its way is still read, and its blocks given back."""
+        """Clients disconnect around the time of prefill's answer. The router still reads an answer
+        that is on its way, and releases the blocks of its handle."""
         n = ANY_TIME
         before = self.ours("sluice_fallbacks_total", kind="abandoned_handle")
         self.around_prefill(self.router.url, lambda i: {"stream": bool(i % 2)}, lambda connection: connection.close())
-        self.freed(f"{n} clients leave about when prefill answers")
+        self.freed(f"{n} clients leave around the time of prefill's answer")
         seen = self.ours("sluice_fallbacks_total", kind="abandoned_handle") - before
-        self.report.note(f"of those {n}, {seen} left between the legs")
+        self.report.note(f"of these {n}, {seen} left between the legs")
 
     def invalid(self):
-        """Lines in which prefill complains of a notification for blocks that it does not keep."""
+        """Returns the number of lines in which prefill reports a notification for unknown blocks."""
         with open(self.p.process.log, encoding="utf-8", errors="replace") as f:
             return sum("invalid KV blocks" in line for line in f)
 
     def pinned(self):
-        """Whether prefill runs anything or holds blocks, which an idle engine does not tell."""
+        """Reports whether prefill runs a request or has blocks in use. The small request makes an
+        idle engine update its gauges."""
         http_calls.post(self.p.url, "/v1/completions", {"model": "tiny", "prompt": [300], "max_tokens": 1})
         prefill = self.p.metrics()
         return prefill.sum("vllm:num_requests_running") > 0 or prefill.usage_blocks() > 0
 
     def late(self):
-        """Half of the clients leave about when prefill answers, half at any time; half ask
-        for a stream. The engine pins the blocks before it answers."""
-        self.report.note(f"then {LATE} clients that leave late, {TOGETHER} at a time: `sluice serve --prefill URL,id=p1 --decode URL,id=d1` with the default settings")
+        """Half of the clients disconnect around prefill's answer, half at any time; half of the
+        requests are streams. The engine pins the blocks before it answers."""
+        self.report.note(f"then {LATE} clients that leave late, {TOGETHER} concurrently: `sluice serve --prefill URL,id=p1 --decode URL,id=d1` with the default settings")
         self.start("router-late", ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.d.url},id=d1"])
         try:
             self.settle()
@@ -266,19 +266,19 @@ class Departures:
         took.sort()
         seen = f"median {statistics.median(took):.2f} s, at most {took[-1]:.2f} s"
         self.report.row(
-            f"{LATE} clients leave late: from a group's end until prefill keeps no block",
+            f"{LATE} clients leave late: time from a group's end until prefill keeps no block",
             f"median below 1 s, at most {SOON} s (lease {LEASE} s)", seen, statistics.median(took) < 1 and took[-1] < SOON,
         )  # fmt: skip
         self.settle()
-        self.report.equal("… leases that ran out on prefill, by its own count", 0, self.count("nixl_num_kv_expired_reqs_total") - before["expired"])
+        self.report.equal("… leases that expired on prefill, by its metric", 0, self.count("nixl_num_kv_expired_reqs_total") - before["expired"])
         self.report.equal("… lines of prefill's log about invalid KV blocks", 0, self.invalid() - before["invalid"])
         given_back = self.ours("sluice_fallbacks_total", kind="abandoned_handle") - given_back
-        self.report.note(f"of those {LATE}, {given_back} left before decode was sent; {sum(t > 1 for t in took)} of {len(took)} groups took more than 1 s")
+        self.report.note(f"of these {LATE}, {given_back} left before decode was sent; {sum(t > 1 for t in took)} of {len(took)} groups took more than 1 s")
 
     def lease(self):
         self.report.note(
-            f"then two ways to one decode engine, `--decode GATE,id=dead --decode URL,id=d1`, timeouts.connect {CONNECT} s: the gate leaves"
-            f" connects unanswered, so what goes there first comes to decode after the lease of {LEASE} s"
+            f"then two addresses of one decode engine, `--decode GATE,id=dead --decode URL,id=d1`, timeouts.connect {CONNECT} s: the gate leaves"
+            f" connection attempts unanswered, so a request that goes there first reaches decode after the lease of {LEASE} s"
         )
         flags = ["--prefill", f"{self.p.url},id=p1", "--decode", f"{self.gate.url},id=dead,kv_events=off", "--decode", f"{self.d.url},id=d1"]
         more = {"SLUICE_TIMEOUTS_CONNECT": f"{CONNECT}s", "SLUICE_SCHEDULE_POLICY": "round_robin", "SLUICE_PD_LEASE": f"{LEASE}s"}
@@ -295,8 +295,8 @@ class Departures:
         return http_calls.get(self.router.url, "/metrics").text().count('state="ready"} 1')
 
     def lease_runs_out(self):
-        """One of two requests meets the dead way first: its decode would read what
-        prefill has given back, so prefill is run again."""
+        """One of two requests tries the dead address first. Its decode would read blocks that
+        prefill has freed, so the router runs prefill again."""
         self.settle()
         names = ("nixl_num_kv_expired_reqs_total", "nixl_num_notifications_after_expiry_total")
         before = {name: self.count(name) for name in names}
@@ -318,19 +318,19 @@ class Departures:
         self.gate.release()
         row = self.report.row
         slow = max(range(2), key=lambda i: times[i])
-        row("time of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
+        row("duration of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
         for i, answer in enumerate(answers):
             seen, expected = prompts.said(CHAT, answer), prompts.said(CHAT, self.alone(CHAT, bodies[i]))
             row(f"text of request {i}", short(expected), short(seen), seen == expected and seen)
         seen = self.ours("sluice_fallbacks_total", kind="lease_expired")
-        row("leases the router saw run out", 1, seen, seen == 1)
+        row("leases that the router considered expired", 1, seen, seen == 1)
         with open(self.p.process.log, encoding="utf-8", errors="replace") as f:
             again = f"lease-{slow}-2" in f.read()
         row("its prompt was prefilled again, by prefill's log", True, again, again)
         tokens = sum(a.json()["usage"]["prompt_tokens"] for a in answers)
         seen = int(self.d.metrics().source("external_kv_transfer") - taken)
-        row("prompt tokens that decode took from prefill", f"{tokens} (all)", seen, seen == tokens)
+        row("prompt tokens that decode received from prefill", f"{tokens} (all)", seen, seen == tokens)
         seen = {name: self.count(name) - before[name] for name in names}
-        row("on prefill: leases run out, blocks read after it", [1, 0], list(seen.values()), list(seen.values()) == [1, 0])
+        row("on prefill: leases expired, blocks read afterwards", [1, 0], list(seen.values()), list(seen.values()) == [1, 0])
         status, text = self.router.explain(f"lease-{slow}")
-        row("`sluice explain` tells of it", "exit 0, lease_expired", f"exit {status}, {short(text)}", status == 0 and "lease_expired" in text)
+        row("`sluice explain` shows it", "exit 0, lease_expired", f"exit {status}, {short(text)}", status == 0 and "lease_expired" in text)

@@ -1,4 +1,4 @@
-"""Starts vLLM engines on loopback and reads what they say of themselves."""
+"""Starts vLLM engines on loopback and reads their metrics."""
 
 import http.client
 import json
@@ -9,7 +9,7 @@ import http_calls
 from processes import Process, free_port, say
 
 MODEL = "tiny"
-BLOCK_SIZE = 32  # the CPU attention backend takes multiples of 32 only
+BLOCK_SIZE = 32  # the CPU attention backend accepts only multiples of 32
 BLOCKS = 400
 
 ENVIRONMENT = {
@@ -29,9 +29,9 @@ ENVIRONMENT = {
 
 
 class Engine:
-    """One `vllm serve`: kv_role is kv_producer, kv_consumer or None; connector is
-    the configuration of ours, which then stands in for vLLM's own; kind its class; more are
-    further arguments."""
+    """One `vllm serve`. kv_role is kv_producer, kv_consumer or None. connector is the
+    configuration of Sluice's connector, which then replaces vLLM's; kind is its class. more
+    are further arguments."""
 
     def __init__(self, cache, run_dir, name, kv_role=None, ranks=1, connector=None, env=None, kind="NixlConnector", more=()):
         self.name = name
@@ -45,9 +45,9 @@ class Engine:
             "--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", "--max-num-seqs", "32",
             "--block-size", str(BLOCK_SIZE), "--num-gpu-blocks-override", str(BLOCKS),
             "--enable-scale-out",  # opens /inference/v1/generate
-            "--enable-log-requests",  # their ids, to look for in the log
-            # With port 0 the engine binds VLLM_HOST_IP only; the router learns
-            # the port from /kv_event_sources.
+            "--enable-log-requests",  # logs the request ids
+            # With port 0 the engine binds only VLLM_HOST_IP; the router gets the port from
+            # /kv_event_sources.
             "--kv-events-config", json.dumps({
                 "enable_kv_cache_events": True,
                 "publisher": "zmq",
@@ -74,7 +74,7 @@ class Engine:
         say(f"{name}: starting on {self.url}, log {self.process.log}")
 
     def alive(self):
-        """The server answers and does not call its engine dead."""
+        """Reports whether the server answers and considers its engine alive."""
         if not self.process.alive():
             return False
         try:
@@ -96,7 +96,7 @@ class Engine:
 
 
 def wait_ready(engines, patience=900):
-    """Waits until all answer /health; a line of progress every 15 s."""
+    """Waits until all engines answer /health; prints a line every 15 s."""
     begun = said = time.monotonic()
     waiting = list(engines)
     while waiting:
@@ -117,12 +117,12 @@ def wait_ready(engines, patience=900):
         if waiting and now - said > 15:
             said = now
             names = ", ".join(e.name for e in waiting)
-            say(f"waiting for {names} ({now - begun:.0f} s; imports take a minute, more on a busy machine)")
+            say(f"waiting for {names} ({now - begun:.0f} s; imports take a minute, longer on a busy machine)")
         time.sleep(0.5)
 
 
 class Metrics:
-    """A parsed Prometheus page: sum("name", label="value") adds what matches."""
+    """A parsed Prometheus page: sum("name", label="value") adds the matching samples."""
 
     def __init__(self, text):
         self.samples = []
@@ -132,7 +132,7 @@ class Metrics:
             series, _, value = line.rpartition(" ")
             name, _, rest = series.partition("{")
             labels = {}
-            # No value that vLLM puts in a label here contains a comma.
+            # No label value of these metrics contains a comma.
             for pair in rest.rstrip("}").split(","):
                 key, _, quoted = pair.partition("=")
                 labels[key] = quoted.strip('"')
@@ -146,11 +146,11 @@ class Metrics:
         )
 
     def source(self, source, **want):
-        """Prompt tokens so far by where their KV came from."""
+        """Returns the number of prompt tokens whose KV came from the source."""
         return self.sum("vllm:prompt_tokens_by_source_total", source=source, **want)
 
     def kv_usage(self, **want):
-        """Share of KV blocks in use, 0 to 1 (per rank; summed over what matches)."""
+        """Returns the share of KV blocks in use, 0 to 1, summed over the matching ranks."""
         return self.sum("vllm:kv_cache_usage_perc", **want)
 
     def usage_blocks(self, **want):

@@ -1,5 +1,5 @@
-"""A TCP relay in front of an engine that can be shut: what a slow network, a busy
-host or a dead one does, to one leg of a request and at a chosen moment."""
+"""A TCP relay in front of an engine that delays, drops or refuses connections on demand, as
+a slow network, a busy host or a dead host does."""
 
 import contextlib
 import socket
@@ -10,13 +10,13 @@ from processes import free_port
 
 
 class Gate:
-    """Passes bytes on between clients and an engine.
+    """Relays bytes between clients and an engine.
 
-    hold() keeps back what clients send from then on (connections are taken, so
-    that a request counts as sent); drop() lets connects go unanswered, as to a
-    host that is gone; release() ends either, and passes on what was kept.
-    shut() cuts what is connected and refuses what comes, as a host does on which
-    nothing listens; open() ends that.
+    hold() accepts connections but delays the bytes that clients send, so that a request
+    counts as sent. drop() leaves connection attempts unanswered, as if the host had
+    vanished. release() ends both and passes the delayed bytes on. shut() closes the
+    connections and refuses new ones, as a host does on which nothing listens; open() ends
+    that.
     """
 
     def __init__(self, target):
@@ -26,10 +26,10 @@ class Gate:
         self.url = f"http://127.0.0.1:{self.port}"
         self.through = threading.Event()
         self.through.set()
-        self.kept = 0  # requests' first bytes held back
+        self.kept = 0  # number of delayed reads, one or more per request
         self._stuffed = []
         self._lock = threading.Lock()
-        self._pairs = set()  # that are connected; None while it is shut
+        self._pairs = set()  # connected pairs; None while the gate is shut
         self._listen()
 
     def _listen(self):
@@ -41,8 +41,8 @@ class Gate:
         self.through.clear()
 
     def drop(self):
-        """A listener that nobody accepts from and whose backlog is full: the kernel
-        leaves further connects unanswered. Connections that stand are ended."""
+        """Replaces the listener by one that accepts nothing and whose backlog is full, so that
+        the kernel leaves further connection attempts unanswered. Open connections end."""
         self._end(self.listener)
         self.listener = socket.create_server(("127.0.0.1", self.port), backlog=0)
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""Plain HTTP calls over the standard library: one connection for each."""
+"""HTTP calls with the standard library, each over a connection of its own."""
 
 import http.client
 import json
@@ -20,7 +20,7 @@ class Answer:
         return json.loads(self.body)
 
     def events(self):
-        """The payloads of an SSE body, "[DONE]" included."""
+        """Returns the payloads of an SSE body, including "[DONE]"."""
         return [e[len("data: "):] for e in self.text().split("\n\n") if e.startswith("data: ")]  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def post(url, path, body, headers=None, timeout=300):
 
 
 def send(url, path, body, headers=None, timeout=300):
-    """Sends a request and waits for nothing; gives the connection."""
+    """Sends a request without waiting for the answer and returns the connection."""
     connection = _connect(url, timeout)
     data = json.dumps(body).encode()
     connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
@@ -53,7 +53,7 @@ def send(url, path, body, headers=None, timeout=300):
 
 
 class Open:
-    """A request whose response is read by the caller, or left unread."""
+    """A request whose response head has arrived; the caller reads the body or not."""
 
     def __init__(self, url, path, body, headers=None, timeout=300):
         self.connection = send(url, path, body, headers, timeout)
@@ -68,7 +68,7 @@ class Open:
 
 
 class Later:
-    """A request sent now, whose answer is waited for when its lines are read."""
+    """A request that is sent immediately; lines() waits for its answer."""
 
     def __init__(self, url, path, body, headers=None, timeout=300):
         self.connection = send(url, path, body, headers, timeout)

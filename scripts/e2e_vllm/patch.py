@@ -1,16 +1,16 @@
-"""Two deviations from the stock packages, so that several engines share two cores.
+"""Patches two packages so that several engines can share two cores.
 
 usage: patch.py SITE-PACKAGES
 
-NIXL 1.5.1: the Python layer hard-codes pthrDelay = 0 and the progress thread
-of each agent polls without a pause: a whole core per idle engine. After this
-edit the pause is $NIXL_PTHR_DELAY_US microseconds, 0 when that is not set.
+NIXL 1.5.1: the Python layer hard-codes pthrDelay = 0, so the progress thread of each agent
+polls without a pause and an idle engine uses a whole core. With the patch the pause is
+$NIXL_PTHR_DELAY_US microseconds, 0 if that is not set.
 
-vLLM 0.32.0: an engine's core and its worker wait for each other by calling
-sched_yield in a loop. Under Linux 6.18 they then keep both cores to themselves,
-and every other process, of ours and of other engines, gets none for seconds, now
-and then for as long as a request runs. After this edit they wait as vLLM does under
-Python 3.10, by time.sleep(0), unless $VLLM_SCHED_YIELD is 1.
+vLLM 0.32.0: an engine's core and its worker wait for each other by calling sched_yield in a
+loop. Under Linux 6.18 they then occupy both cores, and other processes, including those of
+other engines, get no CPU for seconds, sometimes for the whole duration of a request. With
+the patch they wait with time.sleep(0), as vLLM does under Python 3.10, unless
+$VLLM_SCHED_YIELD is 1.
 """
 
 import os
@@ -36,7 +36,7 @@ def edit(path, stock, edited):
     if edited in source:
         return
     if source.count(stock) != 1:
-        raise SystemExit(f"patch: {path} has no single line {stock.strip()!r}: another version?")
+        raise SystemExit(f"patch: {path} does not have exactly one line {stock.strip()!r}; is it another version?")
     with open(path, "w", encoding="utf-8") as f:
         f.write(source.replace(stock, edited))
 

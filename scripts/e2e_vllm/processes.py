@@ -1,4 +1,4 @@
-"""Child processes, their logs, and an end for each of them."""
+"""Child processes: start, logs, stop."""
 
 import contextlib
 import os
@@ -16,10 +16,10 @@ def say(text):
 
 
 def free_port(count=1):
-    """The first of `count` consecutive loopback ports free at this moment.
+    """Returns the first of `count` consecutive loopback ports that are free now.
 
-    They lie below the range that the system gives out by itself, so that nothing
-    else takes them in the minutes until an engine binds them.
+    The ports are below the system's ephemeral range, so that no other process gets one of
+    them in the minutes until an engine binds it.
     """
     for _ in range(200):
         first = random.randrange(20_000, 32_000)
@@ -38,7 +38,7 @@ def free_port(count=1):
 
 
 class Process:
-    """One child in its own process group, its output in RUN/<name>.log."""
+    """One child in a process group of its own, with its output in RUN/<name>.log."""
 
     def __init__(self, run_dir, name, argv, env=None, stdout=None):
         self.name = name
@@ -52,7 +52,7 @@ class Process:
                 stderr=log,
                 start_new_session=True,
             )
-        # The shell's trap ends these groups, should this process be killed.
+        # The shell's trap ends these groups if this process is killed.
         with open(os.path.join(run_dir, "groups"), "a", encoding="ascii") as f:
             f.write(f"{self.popen.pid}\n")
 
@@ -65,23 +65,23 @@ class Process:
 
     @contextlib.contextmanager
     def held(self):
-        """The whole group stands still meanwhile."""
+        """Stops the whole group with SIGSTOP for the duration of the block."""
         os.killpg(self.popen.pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            with contextlib.suppress(ProcessLookupError):  # it was killed
+            with contextlib.suppress(ProcessLookupError):  # the block killed it
                 os.killpg(self.popen.pid, signal.SIGCONT)
 
     def kill(self):
-        """SIGKILL for the whole group, as a crash would have it."""
+        """Sends SIGKILL to the whole group, as in a crash."""
         os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
 
     def stop(self, patience=20):
-        """SIGTERM, then after `patience` seconds SIGKILL for the whole group.
+        """Sends SIGTERM to the child, and after at most `patience` seconds SIGKILL to the group.
 
-        Returns the exit status of the child itself.
+        Returns the exit status of the child.
         """
         if self.alive():
             self.popen.send_signal(signal.SIGTERM)

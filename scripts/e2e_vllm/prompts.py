@@ -1,4 +1,4 @@
-"""Requests and the texts in the answers, endpoint by endpoint."""
+"""Builds requests and extracts the texts of answers, for each endpoint."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ _number = itertools.count(time.time_ns() % 100_000)
 
 
 def text(words=60):
-    """A prompt of some 200 tokens that no other begins like, of any run."""
+    """Returns a prompt of about 200 tokens that shares no prefix with another, of any run."""
     n = next(_number)
     return f"{n * 7919} boats in port {n}: " + " ".join(str((i * i * n + i) % 10_000) for i in range(words))
 
@@ -42,7 +42,7 @@ def generate(token_ids):
 
 
 def said(path, answer, streamed=False):
-    """The text (or token ids) of the first choice; an error's body otherwise."""
+    """Returns the text (or token ids) of the first choice, or the body of an error."""
     if answer.status != 200:
         return f"{answer.status} {answer.text()[:300]}"
     if streamed:

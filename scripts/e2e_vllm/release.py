@@ -1,8 +1,7 @@
-"""Blocks of abandoned requests, at a prefill engine of vLLM as it is.
+"""Blocks of abandoned requests at an unmodified vLLM prefill engine.
 
-Decode refuses connections from the moment on that prefill has answered, so the
-router holds a handle that no decode engine has seen nor will. What becomes of the
-blocks is read from the engine's own metrics."""
+Decode refuses connections as soon as prefill has answered, so the router has a handle that
+no decode engine will read. The engine's metrics show what happens to the blocks."""
 
 import threading
 import time
@@ -16,7 +15,7 @@ LATE = "vllm:nixl_num_notifications_after_expiry_total"
 
 
 class Usage:
-    """The engine's KV usage, looked at all the time."""
+    """Samples the engine's KV usage continuously."""
 
     def __init__(self, engine):
         self._engine = engine
@@ -38,7 +37,7 @@ class Usage:
         self._thread.join()
 
     def empty_after(self, since):
-        """Seconds from then until the first look at which nothing was in use."""
+        """Returns the seconds from then until the first sample without a block in use."""
         return next((at - since for at, blocks in self.seen if at > since and blocks == 0), None)
 
     def most(self, since):
@@ -46,13 +45,14 @@ class Usage:
 
 
 class Abandoned:
-    """One router in front of a prefill engine (behind tap) and a decode engine (behind gate)."""
+    """Checks of a router in front of a prefill engine (behind tap) and a decode engine (behind gate)."""
 
     def __init__(self, report, engine, tap, gate, alone):
         self.report, self.engine, self.tap, self.gate, self.alone = report, engine, tap, gate, alone
 
     def abandon(self, router, count):
-        """Requests whose decode cannot be reached; when each one's last handle came."""
+        """Sends requests whose decode engine cannot be reached; returns the status and the times
+        of the handles of each."""
         last = []
         for _ in range(count):
             handles = []
@@ -72,7 +72,7 @@ class Abandoned:
     @staticmethod
     def decode_back(router):
         router.wait_ready(60)
-        # Health finds the decode engine again, and its breaker lets requests in.
+        # The health check must find the decode engine again, and its breaker must close.
         for _ in range(100):
             answer = router.ask(CHAT, prompts.chat(prompts.text(20)))
             if answer.status == 200 and answer.headers.get("X-Sluice-Prefill-Worker"):
@@ -84,7 +84,7 @@ class Abandoned:
         report, engine = self.report, self.engine
         self.decode_back(router)
         before = engine.metrics()
-        # Another's work on the same engine, while blocks are let go of under it.
+        # Another client's requests run on the same engine while blocks are released.
         others, stop = [], threading.Event()
         body = prompts.chat(prompts.text(120))
         expected = prompts.said(CHAT, http_calls.post(engine.url, CHAT, body))
@@ -114,16 +114,16 @@ class Abandoned:
         known = [t for t in flat if t is not None]
         worst = f"{max(known):.2f} s" if len(known) == len(flat) else f"{len(flat) - len(known)} never"
         report.row(
-            "from prefill's answer to no block in use, at an idle engine", "below 1 s each",
+            "from prefill's answer to no block in use, on an idle engine", "below 1 s each",
             f"at most {worst}", len(known) == len(flat) and max(known) < 1,
         )  # fmt: skip
         report.note("from prefill's answer to no block in use: " + ", ".join(f"{t * 1000:.0f} ms" for t in known))
         after = engine.metrics()
-        report.equal("requests of another on the same engine meanwhile, with their own text", len(others), sum(others))
-        report.equal("blocks in use when all is over", 0, after.usage_blocks())
-        report.equal("leases that ended unread, by the engine's count", 0, int(after.sum(EXPIRED) - before.sum(EXPIRED)))
-        report.equal("releases for requests that it no longer had", 0, int(after.sum(LATE) - before.sum(LATE)))
-        report.note(f"abandoned hand-overs while another's requests ran: {sum(len(h) for _, h in busy)}; its requests: {len(others)}")
+        report.equal("requests of another client on the same engine at that time, with the right text", len(others), sum(others))
+        report.equal("blocks in use at the end", 0, after.usage_blocks())
+        report.equal("leases that expired unread, by the engine's metric", 0, int(after.sum(EXPIRED) - before.sum(EXPIRED)))
+        report.equal("releases for requests that the engine no longer had", 0, int(after.sum(LATE) - before.sum(LATE)))
+        report.note(f"abandoned hand-overs while another client's requests ran: {sum(len(h) for _, h in busy)}; its requests: {len(others)}")
         same = 0
         for i in range(4):
             body = prompts.chat(prompts.text(60 + 30 * i))
@@ -132,7 +132,7 @@ class Abandoned:
         report.equal("4 hand-overs afterwards have the text of decode alone", 4, same)
 
     def kept(self, router):
-        """The same without release: what the lease costs."""
+        """The same without release: the blocks stay in use until the lease ends."""
         self.decode_back(router)
         usage = Usage(self.engine)
         try:

@@ -1,8 +1,8 @@
-"""A request that the router holds between the legs for longer than prefill's lease,
-at a prefill engine of Unmodified vLLM: with transfers.side_channel its blocks are kept.
+"""A request whose decode leg starts after prefill's lease, with an unmodified vLLM prefill
+engine: with transfers.side_channel the router renews the lease.
 
-Two ways lead to one decode engine, and one of them leaves connects unanswered, so
-that of two requests one comes to decode after the lease."""
+The decode engine has two addresses, one of which leaves connection attempts unanswered, so
+that one of two requests reaches decode after the lease."""
 
 import threading
 import time
@@ -11,8 +11,8 @@ import http_calls
 import prompts
 from release import CHAT, EXPIRED, LATE
 
-LEASE = 30  # seconds that the engine keeps blocks for decode
-CONNECT = LEASE + 4  # seconds that the router tries to connect
+LEASE = 30  # seconds for which the engine keeps blocks for decode
+CONNECT = LEASE + 4  # seconds for which the router tries to connect
 FLAGS = "`--decode GATE,id=dead --decode URL,id=d1`"
 
 
@@ -41,16 +41,16 @@ def check(report, router, engine, decode, gate, alone):
     finally:
         gate.release()
     slow = max(range(2), key=lambda i: times[i])
-    report.row("time of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
+    report.row("duration of the delayed request", f"more than {LEASE} s", f"{times[slow]:.1f} s", times[slow] > LEASE)
     for i, answer in enumerate(answers):
         report.equal(f"text of request {i}", alone(CHAT, bodies[i]), prompts.said(CHAT, answer))
     with open(engine.process.log, encoding="utf-8", errors="replace") as log:
         again = f"renewed-{slow}-2" in log.read()
     report.equal("its prompt was prefilled again, by prefill's log", False, again)
     tokens = sum(a.json()["usage"]["prompt_tokens"] for a in answers)
-    report.equal("prompt tokens that decode took from prefill", tokens, int(decode.metrics().source("external_kv_transfer") - taken))
+    report.equal("prompt tokens that decode received from prefill", tokens, int(decode.metrics().source("external_kv_transfer") - taken))
     after = engine.metrics()
-    report.equal("on prefill: leases run out, blocks read after it", [0, 0], [int(after.sum(name) - before.sum(name)) for name in (EXPIRED, LATE)])
+    report.equal("on prefill: leases expired, blocks read afterwards", [0, 0], [int(after.sum(name) - before.sum(name)) for name in (EXPIRED, LATE)])
     page = http_calls.get(router.url, "/metrics").text()
     renewed = sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith('sluice_kv_side_channel_total{outcome="renewed"}'))
-    report.row("leases that the router renewed, by its own count", f"every 5 s: {LEASE // 5 - 1} or more", int(renewed), renewed >= LEASE // 5 - 1)
+    report.row("leases that the router renewed, by its metric", f"every 5 s: {LEASE // 5 - 1} or more", int(renewed), renewed >= LEASE // 5 - 1)

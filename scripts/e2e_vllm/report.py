@@ -1,4 +1,4 @@
-"""The table of what was checked: printed as it grows, kept as Markdown."""
+"""The table of the checks: printed row by row, and written as Markdown."""
 
 import contextlib
 import datetime
@@ -9,7 +9,7 @@ import traceback
 from processes import say
 
 
-# What a kept report is about, by its file; the others are about all of it.
+# Subjects of the reports in docs/, by file name; the default is vLLM.
 TOPICS = {"e2e-frozen.md": "frozen engines", "e2e-nixl.md": "NIXL"}
 
 
@@ -34,12 +34,12 @@ class Report:
 
     @contextlib.contextmanager
     def guarded(self, check):
-        """A check that cannot even be carried out is a failed row, not the end."""
+        """Turns an exception of a check into a failed row, so that the next checks run."""
         try:
             yield
         except Exception as error:
             traceback.print_exc(limit=6)
-            self.row(check, "can be checked", f"{type(error).__name__}: {str(error)[:300]}", False)
+            self.row(check, "no exception", f"{type(error).__name__}: {str(error)[:300]}", False)
 
     def failures(self):
         return sum(not ok for _, rows, _ in self.sections for *_, ok in rows)
@@ -51,10 +51,10 @@ class Report:
         lines = [
             f"# End-to-end results: {TOPICS.get(os.path.basename(path), 'vLLM')}",
             "",
-            "This page has the checks of one run with real vLLM engines on a CPU, through the router.",
-            "`scripts/e2e-vllm.sh` writes it; do not edit it. `scripts/e2e-vllm.sh --help` says how to run it.",
+            "This page lists the checks of one run of the router in front of real vLLM engines on a CPU.",
+            "`scripts/e2e-vllm.sh` writes it; do not edit it. `scripts/e2e-vllm.sh --help` describes how to run it.",
             "",
-            f"- when: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
+            f"- time: {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC",
             f"- command: `{command}`",
             f"- machine: {os.cpu_count()} cores, {platform.system()} {platform.machine()}, no GPU",
             *[f"- {name}: {version}" for name, version in versions],
@@ -76,6 +76,6 @@ def cell(text):
 
 
 def short(text, limit=48):
-    """Text for a table: on one line, its middle left out when long."""
+    """Returns text for a table cell: on one line, without the middle if it is long."""
     text = repr(text)
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 :]}"

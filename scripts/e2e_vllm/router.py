@@ -1,4 +1,4 @@
-"""Starts the router under test and asks it things."""
+"""Starts the router under test and sends requests to it."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ from processes import Process, say
 
 
 class Router:
-    """`sluice serve` with flags only; keeps every body it gave to a client."""
+    """`sluice serve` configured by flags; records each body that a client received."""
 
     def __init__(self, binary, run_dir, name, flags, more=None):
         self.binary = binary
@@ -17,8 +17,8 @@ class Router:
         self.runtime_file = os.path.join(run_dir, name + ".json")
         env = {
             "SLUICE_ADMIN_RUNTIME_FILE": self.runtime_file,
-            # Two engines and a router share a few cores here: an engine in the
-            # middle of a step answers late without being dead.
+            # The engines and the router share a few cores, so a healthy engine can answer
+            # late during a step.
             "SLUICE_HEALTH_TIMEOUT": "10s",
             "SLUICE_TOKENS_TIMEOUT": "10s",
             **(more or {}),
@@ -28,7 +28,7 @@ class Router:
         self.process = Process(run_dir, name, argv, env, stdout=subprocess.PIPE)
         line = self.process.popen.stdout.readline().decode().strip()
         if not line:
-            raise RuntimeError(f"the router ended at once:\n{self.process.log_tail()}")
+            raise RuntimeError(f"the router did not start:\n{self.process.log_tail()}")
         self.url = line if line.startswith("http") else "http://" + line
 
     def wait_ready(self, patience=120):
@@ -50,7 +50,7 @@ class Router:
         return answer
 
     def explain(self, request_id):
-        """What `sluice explain` prints, or its complaint."""
+        """Returns the exit status and the output of `sluice explain`, or its error message."""
         done = subprocess.run(
             [self.binary, "explain", "--runtime-file", self.runtime_file, request_id],
             stdin=subprocess.DEVNULL,
@@ -61,7 +61,7 @@ class Router:
         return done.returncode, (done.stdout or done.stderr).strip()
 
     def stop(self):
-        """SIGTERM; returns the exit status and the seconds it took."""
+        """Sends SIGTERM and returns the exit status and the duration in seconds."""
         begun = time.monotonic()
         status = self.process.stop()
         return status, time.monotonic() - begun

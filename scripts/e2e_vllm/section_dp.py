@@ -42,7 +42,7 @@ class Section:
         self.report.equal("the engine publishes KV events for ranks", ["0", "1"], sorted(self.engine.kv_event_sources()))
 
     def both_ranks(self):
-        """Different prompts spread, each to the rank that the header names."""
+        """Different prompts reach both ranks, each the rank that the header names."""
         done = "vllm:request_success_total"
         before = self.engine.metrics()
         counts = [0] * RANKS
@@ -57,21 +57,20 @@ class Section:
             if seen != expected:
                 wrong.append((rank, short(seen), short(expected)))
         after = self.engine.metrics()
-        # Each request was followed by the same one to the same rank, directly.
+        # The engine served each request twice: alone() repeated it at the same rank.
         served = [
             int(after.sum(done, engine=str(r)) - before.sum(done, engine=str(r))) - counts[r] for r in range(RANKS)
         ]
-        self.report.row("16 prompts of no common prefix reach both ranks", "each at least once", counts, min(counts) > 0)
-        self.report.equal("requests by rank: the header and the engine's own count", counts, served)
+        self.report.row("16 prompts without a common prefix reach both ranks", "each at least once", counts, min(counts) > 0)
+        self.report.equal("requests by rank: the header and the engine's metric", counts, served)
         self.report.row("each text is that of the engine alone", "16 equal", f"{16 - len(wrong)} equal {wrong or ''}", not wrong)
 
     def second_turns(self):
-        """A chat goes back to the rank that has its first turn."""
+        """The second turn of a chat goes to the rank that has the first."""
         path = "/v1/chat/completions"
         hits = "vllm:prefix_cache_hits_total"
         chats = []
-        # New prompts are spread at random: as many chats as it takes for each
-        # rank to have some.
+        # New prompts are placed at random; chats are added until each rank has two.
         while len(chats) < 40 and (len(chats) < 6 or min(self.spread(chats)) < 2):
             body = prompts.chat(prompts.text(80))
             answer = self.router.ask(path, body)
@@ -105,7 +104,7 @@ class Section:
         self.report.equal("a client's own `X-data-parallel-rank: 7` does not reach the engine", 200, answer.status)
 
     def ending(self):
-        self.report.equal("the engine lives at the end", True, self.engine.alive())
+        self.report.equal("the engine is alive at the end", True, self.engine.alive())
         status, took = self.router.stop()
         self.report.row("SIGTERM ends the idle router", "exit 0 within 2 s", f"exit {status} after {took:.1f} s",
                         status == 0 and took < 2)  # fmt: skip

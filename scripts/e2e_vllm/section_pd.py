@@ -1,4 +1,4 @@
-"""Prefill and decode apart: one vLLM each, NixlConnector, KV events."""
+"""One prefill and one decode engine of vLLM with NixlConnector and KV events."""
 
 import json
 import re
@@ -14,14 +14,14 @@ from report import short
 from router import Router
 from two_prefills import TwoPrefills
 
-# A P/D pair of this engine keeps blocks for decode this long, in seconds.
+# Seconds for which the prefill engine keeps blocks for decode.
 LEASE = 30
 
 HITS = "vllm:prefix_cache_hits_total"
 
 
 def until(condition, patience, pause=0.25):
-    """Polls until condition() holds; gives its last value."""
+    """Polls until condition() is true or `patience` seconds have passed; returns its last value."""
     end = time.monotonic() + patience
     while not (value := condition()) and time.monotonic() < end:
         time.sleep(pause)
@@ -72,17 +72,17 @@ class Section:
             self.d.stop()
 
     def alone(self, path, body):
-        """The decode instance asked directly. The salt keeps it from the KV that
-        it pulled for the router: it computes the whole prompt itself."""
+        """Sends the request directly to the decode engine. The salt prevents a hit on the KV that
+        the engine pulled for the router, so that it computes the whole prompt."""
         return http_calls.post(self.d.url, path, {**body, "cache_salt": f"alone-{time.time_ns()}"})
 
     def nudge(self):
-        """An idle engine takes no notifications and refreshes no gauge: a tiny
-        request makes it step."""
+        """Sends a tiny request to prefill: an idle engine does not step, so it neither reads
+        notifications nor updates its gauges."""
         http_calls.post(self.p.url, "/v1/completions", {"model": "tiny", "prompt": [300], "max_tokens": 1})
 
     def idle(self):
-        """Neither engine runs anything or holds blocks."""
+        """Reports whether neither engine runs a request or has blocks in use."""
         self.nudge()
         return all(
             e.metrics().sum("vllm:num_requests_running") == 0 and e.metrics().usage_blocks() == 0
@@ -91,15 +91,14 @@ class Section:
 
     def settle(self):
         if not until(self.idle, LEASE + 15):
-            raise RuntimeError("the engines still hold blocks")
+            raise RuntimeError("the engines still have blocks in use")
 
     def models(self):
-
         seen = [m["id"] for m in http_calls.get(self.router.url, "/v1/models").json()["data"]]
         self.report.equal("`/v1/models` lists the engines' model", ["tiny"], seen)
 
     def same_text(self):
-        """The main job, and where the KV of it came from."""
+        """Compares the texts, and checks where the KV came from."""
         asked = []
         p0, d0 = self.p.metrics(), self.d.metrics()
         for path, make in (("/v1/completions", prompts.completions), ("/v1/chat/completions", prompts.chat)):
@@ -128,11 +127,11 @@ class Section:
         row = self.report.row
         n = len(asked)
         seen = rise(d0, d1, transfers)
-        row("NIXL transfers finished on decode, for these requests", n, seen, seen == n)
+        row("NIXL transfers that decode finished for these requests", n, seen, seen == n)
         seen = rise(d0, d1, "vllm:nixl_bytes_transferred_sum")
         row("bytes moved to decode", "more than 0", seen, seen > 0)
         seen = rise(d0, d1, by_source, source="external_kv_transfer")
-        row("prompt tokens that decode took from prefill", f"{tokens} (all)", seen, seen == tokens)
+        row("prompt tokens that decode received from prefill", f"{tokens} (all)", seen, seen == tokens)
         seen = rise(d0, d1, by_source, source="local_compute")
         limit = n * (BLOCK_SIZE + 1)
         row("prompt tokens that decode computed itself", f"at most {limit} (a block each)", seen, seen <= limit)
@@ -140,7 +139,7 @@ class Section:
         row("prompt tokens that prefill computed", f"{tokens} (all)", seen, seen == tokens)
 
     def other_endpoints(self):
-        """The endpoints whose fields on the prefill leg have other names."""
+        """Checks the endpoints whose prefill leg has other field names."""
         words = prompts.text()
         d0 = self.d.metrics()
         for path, body in (
@@ -150,7 +149,7 @@ class Section:
         ):
             seen = prompts.said(path, self.router.ask(path, body))
             if path == "/v1/messages":
-                # Anthropic's body has no salt: the same chat in OpenAI's form.
+                # Anthropic's request has no salt, so the reference is the same chat in OpenAI's format.
                 reference = "/v1/chat/completions"
             else:
                 reference = path
@@ -162,7 +161,6 @@ class Section:
         self.report.row("NIXL transfers for these three", "3", 3 if moved else "fewer", moved)
 
     def token_ids(self, words):
-
         return http_calls.post(self.d.url, "/tokenize", {"model": "tiny", "prompt": words}).json()["tokens"]
 
     def identity(self):
@@ -171,7 +169,7 @@ class Section:
         h = answer.headers
         equal = self.report.equal
         equal("`X-Request-Id` comes back", name, h.get("X-Request-Id"))
-        equal("it is in the id that decode gave", f"chatcmpl-{name}", answer.json().get("id"))
+        equal("it is in the id of decode's answer", f"chatcmpl-{name}", answer.json().get("id"))
         for engine in (self.p, self.d):
             with open(engine.process.log, encoding="utf-8", errors="replace") as f:
                 seen = f"chatcmpl-{name}" in f.read()
@@ -190,7 +188,7 @@ class Section:
         )
 
     def second_turn(self):
-        """KV events have told the router what prefill holds."""
+        """KV events report the cached blocks of the first turn to the router."""
         body = prompts.chat(prompts.text(80))
         first = self.router.ask("/v1/chat/completions", body)
         time.sleep(2)  # for the events of the first turn
@@ -202,10 +200,10 @@ class Section:
         second = self.router.ask("/v1/chat/completions", body)
         predicted = int(second.headers.get("X-Sluice-Cached-Tokens") or 0)
         hits = [int(e.metrics().sum(HITS) - b) for e, b in zip((self.p, self.d), before, strict=True)]
-        # Decode holds the answer's blocks too, so it may have one more.
+        # Decode also caches the answer's blocks, so it can have one more.
         self.report.row(
             "second turn of a chat: cached tokens predicted",
-            f"{max(hits)} (most of what prefill, {hits[0]}, and decode, {hits[1]}, found)", predicted,
+            f"{max(hits)} (the larger of prefill's {hits[0]} and decode's {hits[1]} hits)", predicted,
             predicted == max(hits) > 0,
         )  # fmt: skip
         expected = prompts.said("/v1/chat/completions", self.alone("/v1/chat/completions", body))
@@ -213,7 +211,7 @@ class Section:
         self.report.row("its text", short(expected), short(seen), seen == expected)
 
     def odd_prompts(self):
-        """Shorter than a block, ending on a block's edge, and long."""
+        """Prompts shorter than a block, of whole blocks, and long."""
         for name, ids in (
             ("1 token", [300]),
             ("5 tokens, less than a block", list(range(400, 405))),
@@ -226,7 +224,7 @@ class Section:
             self.report.row(f"a prompt of {name}", short(expected), short(seen), seen == expected and seen)
 
     def forbidden(self):
-        """What a client must not reach: one such request ends this engine."""
+        """Fields that a client must not set: one such request terminates this engine."""
         for field in (
             {"kv_transfer_params": {"do_remote_prefill": True, "do_remote_decode": False}},
             {"kv_transfer_params": {"do_remote_decode": True}},
@@ -236,7 +234,7 @@ class Section:
             answer = self.router.ask("/v1/completions", body)
             seen = f"{answer.status} {answer.headers.get('X-Sluice-Reason')}"
             self.report.equal(f"a client sends `{json.dumps(field)}`", "400 forbidden_field", seen)
-        self.report.equal("both engines live after that", [True, True], [self.p.alive(), self.d.alive()])
+        self.report.equal("both engines are alive after that", [True, True], [self.p.alive(), self.d.alive()])
 
     def endless(self):
         return {**prompts.chat(prompts.text()), "max_tokens": 3500, "ignore_eos": True, "stream": True}
@@ -254,8 +252,8 @@ class Section:
         freed = time.monotonic() - gone
         made = int(self.d.metrics().sum("vllm:generation_tokens_total") - made)
         row = self.report.row
-        row("client leaves a stream of 3500 tokens after 5: tokens made", "fewer than 1000", made, made < 1000)
-        row("decode has nothing to run", "within 5 s", f"{stopped:.1f} s", stopped < 5)
+        row("a client leaves a stream of 3500 tokens after 5: tokens generated", "fewer than 1000", made, made < 1000)
+        row("decode runs no request", "within 5 s", f"{stopped:.1f} s", stopped < 5)
         limit = 10
         row("prefill's blocks are free", f"within {limit} s (lease: {LEASE} s)", f"{freed:.1f} s", freed < limit)
 
@@ -270,11 +268,11 @@ class Section:
             self.report.equal(f"so far: `{name}`", 0, int(engine.sum("vllm:" + name)))
 
     def two_choices(self):
-        """One handle is good for one read: of several choices each would read
-        it, all but the first after prefill has taken its blocks back."""
+        """A handle allows one read. Several choices would each read it, all but the first after
+        prefill has freed the blocks."""
         late = "vllm:nixl_num_notifications_after_expiry_total"
         before = self.p.metrics().sum(late)
-        # This engine refuses n=2 at temperature 0: a seed keeps it repeatable.
+        # This engine refuses n=2 at temperature 0; the seed makes the answer repeatable.
         body = {**prompts.completions(prompts.text()), "n": 2, "temperature": 0.8, "seed": 5}
         seen = [c["text"] for c in self.router.ask("/v1/completions", body).json()["choices"]]
         expected = [c["text"] for c in self.alone("/v1/completions", body).json()["choices"]]
@@ -284,29 +282,28 @@ class Section:
         self.report.row("n=2: reads of blocks that prefill had released", 0, seen, seen == 0)
 
     def several_prompts(self):
-        """A handle is of one prompt: given to two, it would answer one from the
-        other's KV, and end this engine when they differ in length."""
+        """A handle belongs to one prompt. With two prompts, decode would answer one from the KV
+        of the other, and the engine would terminate if their lengths differ."""
         body = {**prompts.completions(None), "prompt": [prompts.text(30), prompts.text(90)]}
         seen = [c["text"] for c in self.router.ask("/v1/completions", body).json()["choices"]]
         expected = [c["text"] for c in self.alone("/v1/completions", body).json()["choices"]]
         self.report.row("two prompts in one request: both texts", short(expected), short(seen), seen == expected)
-        self.report.equal("decode lives after that", True, self.d.alive())
+        self.report.equal("decode is alive after that", True, self.d.alive())
 
     def official_clients(self):
         if not self.context.clients:
             return
-
         # The tiny model has no tool parser and no embeddings.
         argv = [self.context.clients, "--skip", "tools,embeddings", self.router.url]
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900)
         print(done.stdout, flush=True)
         seen = re.findall(r"^((?:python|npm) openai \S+)|^(\d+ passed, \d+ failed)", done.stdout, re.M)
         seen = ", ".join(a or b for a, b in seen)
-        self.report.row("official clients, tools and embeddings left out", "0 failed, twice", seen, done.returncode == 0)
+        self.report.row("official clients without tools and embeddings", "0 failed, twice", seen, done.returncode == 0)
 
     def early_abort(self):
-        """Gone while prefill runs, between the legs, and before decode answers:
-        a handle that decode never read stays with prefill for its lease."""
+        """Clients that disconnect while prefill runs, between the legs, and before decode answers.
+        Prefill keeps the blocks of a handle that decode never read until the lease ends."""
         self.settle()
         delays = (0.005, 0.02, 0.03, 0.04, 0.06, 0.1, 0.15)
         for delay in delays:
@@ -319,7 +316,7 @@ class Section:
         took = time.monotonic() - gone
         limit = LEASE + 5
         self.report.row(
-            f"{len(delays)} clients leave 5 to 150 ms after their request: no block is held",
+            f"{len(delays)} clients leave 5 to 150 ms after their request: no block is in use",
             f"within {limit} s (lease {LEASE} s, and polling)", f"{took:.1f} s", took < limit,
         )  # fmt: skip
         body = prompts.completions(prompts.text())
@@ -330,8 +327,8 @@ class Section:
     def ending(self):
         leaks = [b for b in self.router.bodies if b"remote_block_ids" in b or b"remote_engine_id" in b]
         n = len(self.router.bodies)
-        self.report.row(f"of {n} answers and stream beginnings, those with the handle in them", 0, len(leaks), not leaks)
-        self.report.equal("both engines live at the end", [True, True], [self.p.alive(), self.d.alive()])
+        self.report.row(f"of {n} answers and first events of streams, those that contain the handle", 0, len(leaks), not leaks)
+        self.report.equal("both engines are alive at the end", [True, True], [self.p.alive(), self.d.alive()])
         status, took = self.router.stop()
         self.report.row("SIGTERM ends the idle router", "exit 0 within 2 s", f"exit {status} after {took:.1f} s",
                         status == 0 and took < 2)  # fmt: skip

