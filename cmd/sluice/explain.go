@@ -341,7 +341,7 @@ func writeTransfer(w io.Writer, t *schedule.TransferRecord) {
 	switch {
 	case t == nil:
 		return
-	case t.State == "untold":
+	case t.State == "unknown":
 		fmt.Fprintln(w, "KV transfer: unknown; decode's engine runs no connector, or its report has not come.")
 		return
 	}

@@ -33,7 +33,7 @@ func TestExplainTransfer(t *testing.T) {
 		"KV transfer: done 45.2 ms after prefill's answer; 50 MiB in 40.0 ms, says the engine, 1.2 GiB/s.\n": {State: "done", Bytes: 50 << 20, TookMS: 40, AfterMS: 45.2},
 		"KV transfer: failed 3.0 ms after prefill's answer.\n":                                               {State: "failed", AfterMS: 3},
 		"KV transfer: expired.\n": {State: "expired"},
-		"KV transfer: unknown; ":  {State: "untold"},
+		"KV transfer: unknown; ":  {State: "unknown"},
 	} {
 		var out bytes.Buffer
 		writeOutcome(&out, &schedule.OutcomeRecord{Status: 200, Transfer: &reported})

@@ -20,13 +20,13 @@ const (
 	RequestTimeout     Reason = "request_timeout"
 	HeadTooLarge       Reason = "head_too_large"
 	BudgetExhausted    Reason = "memory_budget"
-	DecodersBusy       Reason = "decoders_busy" // too many compressed bodies at once
+	DecodersBusy       Reason = "decompression_busy" // too many compressed bodies at once
 	UnknownRoute       Reason = "unknown_route"
 	WrongMethod        Reason = "wrong_method"
 	WrongContentType   Reason = "wrong_content_type"
 	OriginRefused      Reason = "origin_refused"
-	MissingKey         Reason = "no_key"
-	UnknownKey         Reason = "unknown_key"
+	MissingKey         Reason = "missing_api_key"
+	UnknownKey         Reason = "unknown_api_key"
 	ModelNotAllowed    Reason = "key_model"
 	KeyLimitReached    Reason = "key_limit"
 	UnknownModel       Reason = "unknown_model"
@@ -38,7 +38,7 @@ const (
 	PoolQueueFull      Reason = "pool_queue_full"
 	UpstreamFailed     Reason = "upstream_failed"
 	UpstreamTimeout    Reason = "upstream_timeout"
-	UpstreamInvalid    Reason = "upstream_garbage"
+	UpstreamInvalid    Reason = "upstream_invalid_response"
 	TooManyConnections Reason = "too_many_connections"
 	EngineConnLimit    Reason = "engine_connections" // limits.engine_conns is reached
 	KVNotWritten       Reason = "kv_not_written"     // and the only decode worker might use it as if it were written

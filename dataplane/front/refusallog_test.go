@@ -20,8 +20,8 @@ func TestRefusalsAreLogged(t *testing.T) {
 	var log logBuffer
 	r := start(t, Options{Authenticator: goodKey{}, Log: log.logger()}, echo)
 	sent := []struct{ raw, reason string }{
-		{chatPost(hello, "Authorization: Bearer "+secret), "no_key"},
-		{chatPost(hello), "no_key"},
+		{chatPost(hello, "Authorization: Bearer "+secret), "missing_api_key"},
+		{chatPost(hello), "missing_api_key"},
 		{chatPost(`{"`+secret+`":`+secret+`}`, "Authorization: Bearer good"), "bad_json"},
 		{strings.Replace(chatPost(hello, "Authorization: Bearer good"), "application/json", secret, 1), "wrong_content_type"},
 		{"POST /" + secret + " HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n", "unknown_route"},

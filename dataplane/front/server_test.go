@@ -208,7 +208,7 @@ func TestExpectIsRefused(t *testing.T) {
 	r := start(t, Options{MaxBodyBytes: 1 << 20, Authenticator: goodKey{}, WithholdClientKeys: true}, echo)
 	refused := []struct{ head, reason string }{
 		{"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer good\r\nContent-Length: 9999999", "body_too_large"},
-		{"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 9", "no_key"},
+		{"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 9", "missing_api_key"},
 		{"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer good\r\nContent-Type: text/plain\r\nContent-Length: 9", "wrong_content_type"},
 		{"POST /v1/nothing HTTP/1.1\r\nContent-Length: 9", "unknown_route"},
 		{"POST /livez HTTP/1.1\r\nContent-Length: 9", "wrong_method"},

@@ -88,7 +88,7 @@ func TestNativeModes(t *testing.T) {
 		{"one event", event("a", "[1]", "1"), nil, "[1]", "unreadable"},
 		{"one event, told", event("a", "[1]", "1"), &no, "[1]", ""},
 		{"one event, told new", event("a", "[1]", "1"), &yes, "[1]", ""},
-		{"half a letter", event("a", "[1]", "1") + event("a", "[1,2]", "2"), nil, "[1 2]", "half_character"},
+		{"half a letter", event("a", "[1]", "1") + event("a", "[1,2]", "2"), nil, "[1 2]", "incomplete_character"},
 		{"nonsense", event("a", "[1]", "1") + event("b", "[2]", "7"), nil, "[1]", "unreadable"},
 		{"no ids", `data: {"text":"a","meta_info":{"id":"n","completion_tokens":1}}` + "\n\n", nil, "[]", ""},
 	} {
@@ -153,14 +153,14 @@ func TestNotResumableBeforeFirstEvent(t *testing.T) {
 		tr := &Transcript{Format: form, Prompt: PackIDs([]uint32{7, 8}), TextOnly: true, holdsFailure: true}
 		want := ""
 		if form == MessagesFormat || form == ResponsesFormat {
-			want = "no_beginning"
+			want = "incomplete_start"
 		}
 		if why := tr.MigrationBlocker(); why != want || tr.canMigrate() != (want == "") {
 			t.Errorf("form %d: why %q, leaves %v", form, why, tr.canMigrate())
 		}
 		first, _, _ := strings.Cut(body, "\n\n")
 		sentText(tr, first+"\n\n")
-		if why := tr.MigrationBlocker(); why == "no_beginning" {
+		if why := tr.MigrationBlocker(); why == "incomplete_start" {
 			t.Errorf("form %d behind its first event: %q", form, why)
 		}
 	}

@@ -203,7 +203,7 @@ func (t *Transcript) choice(w *jsonWalker, base int, n *eventInfo) {
 	}
 	q := t.engineChoice(index)
 	if q == nil {
-		t.blockOnce("many_choices")
+		t.blockOnce("multiple_choices")
 		q = &t.ChoiceState
 	}
 	q.started = true

@@ -78,7 +78,7 @@ func (s *nativeStream) event(dst, event []byte) []byte {
 	}
 	t.Finished = t.Finished || s.current.finished
 	if s.current.many {
-		t.blockOnce("many_choices")
+		t.blockOnce("multiple_choices")
 	}
 	if n, ok := t.resumed().(*nativeResumed); ok {
 		return n.event(dst, data)

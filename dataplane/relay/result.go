@@ -21,7 +21,7 @@ const (
 	BudgetExhausted                  // Options.Budget was exhausted and a partial event could not be held
 )
 
-var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cut", "drained", "deadline", "engine_broke", "engine_ended", "engine_error", "memory_budget"}
+var causeNames = [...]string{"completed", "client_gone", "client_stalled", "engine_closed", "engine_stalled", "cancelled", "drained", "deadline", "engine_protocol_error", "engine_incomplete", "engine_error", "memory_budget"}
 
 // String returns the cause's name in metrics and logs.
 func (c Cause) String() string {

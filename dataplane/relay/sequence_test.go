@@ -40,7 +40,7 @@ func TestOffsets(t *testing.T) {
 // not its text, could come out as another.
 func TestShownTokensAreNotRepeated(t *testing.T) {
 	half := `data: {"id":"c","choices":[{"index":0,"delta":{"content":""},"logprobs":{"content":[{"token":"","logprob":-1,"bytes":[]}]},"finish_reason":null,"token_ids":[9]}]}` + "\n\n"
-	for scores, want := range map[bool]string{false: "", true: "half_character"} {
+	for scores, want := range map[bool]string{false: "", true: "incomplete_character"} {
 		tr := &Transcript{Format: ChatFormat, Logprobs: scores, holdsFailure: true}
 		sentText(tr, fmt.Sprintf(roleEvent, "[1,2]")+idEvent("Hi", 3)+half)
 		if why := tr.MigrationBlocker(); why != want || tr.canMigrate() {
@@ -160,12 +160,12 @@ func TestChoicesWithoutNextEngine(t *testing.T) {
 	second := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holdsFailure: true}
 	sentText(second, choicesEvent(0, "a", `"stop"`, "[5]")+choicesEvent(1, "b", "null", "[6]"))
 	second.SwitchEngine()
-	if got := sentText(second, choicesEvent(1, "x", "null", "[7]")+choicesEvent(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Blocked() != "many_choices" {
+	if got := sentText(second, choicesEvent(1, "x", "null", "[7]")+choicesEvent(0, "y", "null", "[8]")); strings.Contains(got, `"x"`) || !strings.Contains(got, `"index":1,"text":"y"`) || second.Blocked() != "multiple_choices" {
 		t.Errorf("got %s, stuck %q", got, second.Blocked())
 	}
 	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1}), holdsFailure: true}
 	sentText(tr, choicesEvent(2, "x", "null", "[5]"))
-	if tr.Blocked() != "many_choices" {
+	if tr.Blocked() != "multiple_choices" {
 		t.Errorf("stuck %q", tr.Blocked())
 	}
 }

@@ -336,9 +336,9 @@ func (t *Transcript) MigrationBlocker() string {
 	case t.Blocked() != "":
 		return t.Blocked()
 	case !t.firstEventSent():
-		return "no_beginning"
+		return "incomplete_start"
 	case !t.all(t.resumable):
-		return "half_character"
+		return "incomplete_character"
 	case t.Prompt.Len() == 0:
 		return "no_ids"
 	case native != nil && native.modeUndetermined():

@@ -125,12 +125,12 @@ func TestTranscriptStopsBeforePartialRune(t *testing.T) {
 // What an event can say that keeps another engine from going on.
 func TestTranscriptIsBlocked(t *testing.T) {
 	for want, events := range map[string][]string{
-		"no_ids":       {plainEvent("a")},
-		"reasoning":    {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content"`, `"reasoning"`, 1)},
-		"tools":        {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content":"a"`, `"tool_calls":[{"index":0}]`, 1)},
-		"many_choices": {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"index":0`, `"index":1`, 1)},
-		"refused":      {fmt.Sprintf(roleEvent, "[1]"), `data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}` + "\n\n"},
-		"unreadable":   {"data: {\"a\":[}\n\n"},
+		"no_ids":           {plainEvent("a")},
+		"reasoning":        {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content"`, `"reasoning"`, 1)},
+		"tools":            {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"content":"a"`, `"tool_calls":[{"index":0}]`, 1)},
+		"multiple_choices": {fmt.Sprintf(roleEvent, "[1]"), strings.Replace(idEvent("a", 1), `"index":0`, `"index":1`, 1)},
+		"refused":          {fmt.Sprintf(roleEvent, "[1]"), `data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}` + "\n\n"},
+		"unreadable":       {"data: {\"a\":[}\n\n"},
 	} {
 		tr := &Transcript{Format: ChatFormat, holdsFailure: true}
 		out := ""

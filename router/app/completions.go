@@ -122,12 +122,12 @@ func (n *completionBoard) exposeMetrics(m *obs.Metrics) {
 		return
 	}
 	for outcome, of := range map[string]func(notify.Stats) int64{
-		"received":  func(s notify.Stats) int64 { return s.Received },
-		"early":     func(s notify.Stats) int64 { return s.Early },
-		"expired":   func(s notify.Stats) int64 { return s.Expired },
-		"dropped":   func(s notify.Stats) int64 { return s.Dropped },
-		"foreign":   func(s notify.Stats) int64 { return s.Foreign },
-		"malformed": func(s notify.Stats) int64 { return s.Malformed },
+		"received":           func(s notify.Stats) int64 { return s.Received },
+		"early":              func(s notify.Stats) int64 { return s.Early },
+		"expired":            func(s notify.Stats) int64 { return s.Expired },
+		"dropped":            func(s notify.Stats) int64 { return s.Dropped },
+		"not_a_notification": func(s notify.Stats) int64 { return s.Foreign },
+		"malformed":          func(s notify.Stats) int64 { return s.Malformed },
 	} {
 		m.GaugeFunc(func() float64 { return float64(of(n.stats())) }, "sluice_kv_notifications_total", "outcome", outcome)
 	}

@@ -110,11 +110,16 @@ func (c *Config) check(f *errorList) {
 		}
 	}
 	for i, word := range c.Migration.Allow {
+		if at := fmt.Sprintf("migration.allow[%d]", i); word == "many_choices" {
+			c.inputWarnings = append(c.inputWarnings, renamedWarning(at, word, "multiple_choices"))
+			c.Migration.Allow[i] = "multiple_choices"
+			continue
+		}
 		if !slices.Contains(MigrationAllow, word) {
 			hint := ""
 			switch word {
 			case "n":
-				hint = " (several choices are many_choices)"
+				hint = " (n over 1 is multiple_choices)"
 			case "structured":
 				hint = " (a grammar's rest has a field of its own, migration.structured)"
 			case "tools", "reasoning", "media", "processors", "prompt", "prompt_logprobs", "echo", "batch_prompt", "beam_search":

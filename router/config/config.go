@@ -333,7 +333,7 @@ type Relay struct {
 type Migration struct {
 	Max    int      `yaml:"max_attempts" was:"max" min:"0" max:"8"` // how often one stream may continue on another engine after its own failed; 0: never [1]
 	Tokens string   `yaml:"tokens" oneof:"auto client"`             // source of a stream's token ids: auto (the router requests them from engines that support it, and removes them), client (only streams whose client requested them) [auto]
-	Allow  []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (many_choices) [none]
+	Allow  []string `yaml:"allow"`                                  // requests that may migrate although the result can differ: in text (stop, penalties, bad_words, seed, retokenized), in log-probabilities by noise (logprobs), or because n choices continue as prompts of one request (multiple_choices) [none]
 
 	// Structured is what becomes of a stream whose text is held to a grammar (response_format,
 	// guided_*, structured_outputs): error (it ends with an error event), exact (it goes on where
@@ -347,7 +347,7 @@ type Migration struct {
 }
 
 // MigrationAllow lists the words of migration.allow.
-var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "many_choices"}
+var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retokenized", "logprobs", "multiple_choices"}
 
 // EngineAPI is the router as an engine, for callers who tokenize themselves; see
 // docs/engine-api.md. It is off until one of http, unix_socket and listen is given.

@@ -171,6 +171,17 @@ func TestRenamedTwice(t *testing.T) {
 	}
 }
 
+// A word of migration.allow that has a new name is replaced by it, with a warning.
+func TestRenamedValue(t *testing.T) {
+	c, err := Parse("f", []byte("migration: {allow: [many_choices, stop]}\n"))
+	if err != nil || !slices.Equal(c.Migration.Allow, []string{"multiple_choices", "stop"}) {
+		t.Fatalf("%v, %q; want multiple_choices, stop", err, c.Migration.Allow)
+	}
+	if w := c.InputWarnings(); len(w) != 1 || !strings.Contains(w[0], "many_choices is now named multiple_choices") {
+		t.Errorf("warnings %q; want one that names both words", w)
+	}
+}
+
 // docs/upgrading.md has the table of all renamed fields; -rewrite writes it.
 func TestUpgradingTable(t *testing.T) {
 	const path, head = "../../docs/upgrading.md", "## Configuration keys\n"

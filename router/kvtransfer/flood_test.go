@@ -68,7 +68,7 @@ func TestRealFloodOfReports(t *testing.T) {
 	}
 	count := func() (refused, unknown, malformed, unread int64) {
 		r := w.Reports()
-		return r["refused"], r["unknown"], r["malformed"], r["unread"]
+		return r["refused"], r["unknown"], r["malformed"], r["not_a_report"]
 	}
 	testwait.Until(t, "every message is counted", func() bool {
 		refused, unknown, malformed, unread := count()

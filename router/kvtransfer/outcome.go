@@ -19,7 +19,7 @@ const (
 	numOutcomes
 )
 
-var outcomeNames = [numOutcomes]string{"untold", "done", "failed", "expired", "stalled"}
+var outcomeNames = [numOutcomes]string{"unknown", "done", "failed", "expired", "stalled"}
 
 func (w *Watcher) count(t *Transfer, r *completion.Result) {
 	o := unknown
@@ -60,12 +60,12 @@ func (w *Watcher) Outcomes() map[string]int64 {
 
 // Reports counts the reports received, by event and status ("recv_ok"), and also:
 //
-//	"unknown"    no transfer waits for it
-//	"malformed"  it cannot be parsed
-//	"refused"    a record or a nonce that matches no slot
-//	"unread"     a message that NIXL or UCX received and that cannot be a report: too long, or without a sender
-//	"forged"     a UCX message without the document's secret
-//	"crowded"    a transfer that receives no reports because the table of waits is full
+//	"unknown"          no transfer waits for it
+//	"malformed"        it cannot be parsed
+//	"refused"          a record or a nonce that matches no slot
+//	"not_a_report"     a message that NIXL or UCX received and that cannot be a report: too long, or without a sender
+//	"unauthenticated"  a UCX message without the document's secret
+//	"at_capacity"      a transfer that receives no reports because the table of waits is full
 func (w *Watcher) Reports() map[string]int64 {
 	var seen nixl.Counters
 	if w.agent != nil {
@@ -80,7 +80,7 @@ func (w *Watcher) Reports() map[string]int64 {
 		malformed += socket.Multipart
 	}
 	m := map[string]int64{"unknown": w.registry.Unknown(), "malformed": malformed, "refused": w.refused.Load() + w.registry.Refused() + int64(seen.Unmatched),
-		"unread": int64(unread), "forged": w.forged.Load(), "crowded": w.registry.AtCapacity()}
+		"not_a_report": int64(unread), "unauthenticated": w.forged.Load(), "at_capacity": w.registry.AtCapacity()}
 	for _, e := range [...]completion.Event{completion.Received, completion.Sent, completion.Expired} {
 		m[e.String()+"_ok"], m[e.String()+"_failed"] = w.registry.Count(e, false), w.registry.Count(e, true)
 	}

@@ -102,7 +102,7 @@ func devicesIn(networks []netip.Prefix) ([]string, error) {
 	return found, nil
 }
 
-// handleMessage processes a message if its sender knows the secret, and counts it as forged
+// handleMessage processes a message if its sender knows the secret, and counts it as unauthenticated
 // otherwise.
 func (u *ucxTier) handleMessage(n nixl.Notification) {
 	if subtle.ConstantTimeCompare([]byte(n.From), []byte(u.secret)) != 1 {

@@ -127,7 +127,7 @@ func TestRealUCXForgers(t *testing.T) {
 	for range 100 {
 		forger(string(line("recv", "failed", "mine", 0, 0)))
 	}
-	testwait.Until(t, "the forger is counted", func() bool { return w.Reports()["forged"] == 100 })
+	testwait.Until(t, "the forger is counted", func() bool { return w.Reports()["unauthenticated"] == 100 })
 	wait.AcquireSlot(time.Minute)
 	rec := nixl.CompletionSlot{Index: wait.slot.Index, Sequence: wait.slot.Sequence, Nonce: wait.slot.Nonce + 1, Request: wait.slot.Request}.Record(nixl.Completion{Request: wait.slot.Request, Status: 1})
 	insider(fmt.Sprintf("SLB1%c\x00\x00\x00%s", wait.slot.Index, rec[:]))

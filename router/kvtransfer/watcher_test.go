@@ -142,7 +142,7 @@ func TestOverZMQ(t *testing.T) {
 	if n := w.Watched(); n != 0 {
 		t.Errorf("%d waits are open", n)
 	}
-	if o := w.Outcomes(); o["done"] != 2 || o["untold"] != 0 {
+	if o := w.Outcomes(); o["done"] != 2 || o["unknown"] != 0 {
 		t.Errorf("%v", o)
 	}
 }
@@ -275,7 +275,7 @@ func TestCloseOnReport(t *testing.T) {
 	if n := w.Reports()["refused"]; n != 1 {
 		t.Errorf("%d refused, want the line without a ticket", n)
 	}
-	if o := w.Outcomes(); o["done"] != 1 || o["untold"] != 2 || w.Watched() != 0 || w.lingering.Load() != 0 {
+	if o := w.Outcomes(); o["done"] != 1 || o["unknown"] != 2 || w.Watched() != 0 || w.lingering.Load() != 0 {
 		t.Errorf("%v, %d open, %d linger", o, w.Watched(), w.lingering.Load())
 	}
 }

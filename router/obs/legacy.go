@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -19,18 +20,41 @@ type LegacySeries struct {
 	Values  map[string]string // former values of Label, by present value
 }
 
+var (
+	formerCauses   = map[string]string{"cancelled": "cut", "engine_protocol_error": "engine_broke", "engine_incomplete": "engine_ended"}
+	formerReasons  = map[string]string{"missing_api_key": "no_key", "unknown_api_key": "unknown_key", "upstream_invalid_response": "upstream_garbage", "decompression_busy": "decoders_busy"}
+	formerOutcomes = union(formerCauses, formerReasons)
+)
+
+// union returns a map with the entries of a and b.
+func union(a, b map[string]string) map[string]string {
+	m := maps.Clone(a)
+	maps.Copy(m, b)
+	return m
+}
+
 // LegacyNames are the former series that metrics.legacy_names shows.
 var LegacyNames = []LegacySeries{
 	{Name: "sluice_responses_incomplete_total", Old: "sluice_answers_cut_total"},
+	{Name: "sluice_requests_refused_total", Label: "reason", Values: formerReasons},
+	{Name: "sluice_legs_total", Label: "outcome", Values: formerOutcomes},
+	{Name: "sluice_rank_legs_total", Label: "outcome", Values: formerOutcomes},
+	{Name: "sluice_fallbacks_total", Label: "kind", Values: map[string]string{"decode_only": "plain_decode", "peer_info_unavailable": "no_fact", "peer_info_stale": "stale_fact", "notifications_missing": "silent_prefill", "prefill_unavailable": "prefill_resting", "multiple_choices": "many_choices"}},
+	{Name: "sluice_migrations_total", Label: "outcome", Values: map[string]string{"multiple_choices": "many_choices", "incomplete_character": "half_character", "incomplete_start": "no_beginning"}},
+	{Name: "sluice_plans_total", Label: "reason", Values: map[string]string{"not_considered": "not_asked"}},
+	{Name: "sluice_streams_total", Label: "cause", Values: formerCauses},
 	{Name: "sluice_fd_limit_events_total", Old: "sluice_descriptor_shortage_total", Label: "event", OldName: "what", Values: map[string]string{"rejected": "turned_away"}},
 	{Name: "sluice_rank_cached_blocks", Old: "sluice_rank_held_blocks"},
 	{Name: "sluice_engine_restarts_total", Label: "evidence", OldName: "sign", Values: map[string]string{"counters_reset": "counters_fell", "connection_refused": "refused"}},
 	{Name: "sluice_kv_feed_total", Label: "kind", Values: map[string]string{"malformed": "garbage", "duplicate": "repeated", "unknown_locality": "unlocated"}},
 	{Name: "sluice_kv_uncredited_blocks_total", Old: "sluice_kv_elsewhere_blocks_total"},
 	{Name: "sluice_kv_notification_breakers_open", Old: "sluice_kv_silent_ranks"},
+	{Name: "sluice_kv_notifications_total", Label: "outcome", Values: map[string]string{"not_a_notification": "foreign"}},
 	{Name: "sluice_kv_notifications_unmatched", Old: "sluice_kv_notifications_unclaimed"},
 	{Name: "sluice_zmq_refused_total", Label: "reason", Values: map[string]string{"at_capacity": "crowded", "protocol_error": "broken"}},
 	{Name: "sluice_kv_transfers_pending", Old: "sluice_kv_transfers_watched"},
+	{Name: "sluice_kv_transfers_total", Label: "outcome", Values: map[string]string{"unknown": "untold"}},
+	{Name: "sluice_kv_reports_total", Label: "report", Values: map[string]string{"not_a_report": "unread", "unauthenticated": "forged", "at_capacity": "crowded"}},
 	{Name: "sluice_kv_side_channel_total", Label: "outcome", OldName: "what"},
 	{Name: "sluice_kv_rank_transfers_total", Old: "sluice_kv_pair_transfers_total"},
 	{Name: "sluice_kv_rank_transfer_bytes_per_second", Old: "sluice_kv_pair_bytes_per_second"},

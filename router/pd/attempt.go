@@ -152,7 +152,7 @@ func (q *request) fallBackToPlainDecode() bool {
 	if kind == "" {
 		kind, detail = reasonNoPrefill, q.unreadyPrefill()
 	}
-	q.noteFallback("plain_decode", "decode does the whole request")
+	q.noteFallback("decode_only", "decode does the whole request")
 	q.recordFallback(kind, detail)
 	return true
 }

@@ -466,7 +466,7 @@ func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Ran
 // handlePrefillFailure decides what follows a failed prefill leg of a Concurrent pair.
 func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 	if errors.Is(b.err, errStalePeerInfo) { // checkPeerInfo has already stored the right one
-		q.noteFallback("stale_fact", b.rank.ID.String()+": "+b.err.Error())
+		q.noteFallback("peer_info_stale", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
 		q.awaitReturn(b.rank)
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)

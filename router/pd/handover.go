@@ -138,7 +138,7 @@ func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, 
 		if w.CloseOnReport(func(res completion.Result) {
 			r.options().Scheduler.AddTransfer(id, r.recordTransfer(&res, from, to, tokens))
 		}) {
-			return schedule.Transfer{State: "untold"}
+			return schedule.Transfer{State: "unknown"}
 		}
 	}
 	res := w.Close()
@@ -147,7 +147,7 @@ func (r *Runner) finishTransfer(w *kvtransfer.Transfer, requestID string, from, 
 
 func (r *Runner) recordTransfer(res *completion.Result, from, to *worker.Rank, tokens int) schedule.Transfer {
 	r.options().Transfers.RecordTransfer(from, to, tokens, res)
-	t := schedule.Transfer{State: "untold", Bytes: res.Bytes, Duration: res.Duration, Delay: res.Elapsed}
+	t := schedule.Transfer{State: "unknown", Bytes: res.Bytes, Duration: res.Duration, Delay: res.Elapsed}
 	if res.State != completion.Pending {
 		t.State = res.State.String()
 	} else if res.LeaseExpired {

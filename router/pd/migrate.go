@@ -164,7 +164,7 @@ func (q *request) needsTokenIDs(rank *worker.Rank) bool {
 	case q.handover.Trial:
 		q.legUnmigratable = "trial"
 	case mode == idsNever && q.template.choices > 1:
-		q.legUnmigratable = "many_choices" // only token ids carry the choice they belong to
+		q.legUnmigratable = "multiple_choices" // only token ids carry the choice they belong to
 	case mode == idsNever && q.template.logprobs:
 		q.legUnmigratable = "logprobs" // retokenized text may not give the tokens that the engine scored
 	case mode == idsNever && (!q.hasExactPrompt() || !canRetokenize(rank)):

@@ -116,7 +116,7 @@ func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank 
 		}
 	}
 	if len(open) == 0 && len(candidates) > 0 {
-		q.noteFallback("silent_prefill", "no prefill worker tells that its KV has been written")
+		q.noteFallback("notifications_missing", "no prefill worker tells that its KV has been written")
 	}
 	return open
 }

@@ -105,7 +105,7 @@ func (q *request) resolvePeerInfo() prefillEnd {
 		return prefillAnswered
 	}
 	q.exclude(rank, excludedError)
-	q.noteFallback("no_fact", fmt.Sprintf("%s cannot be used: %v", rank.ID, err))
+	q.noteFallback("peer_info_unavailable", fmt.Sprintf("%s cannot be used: %v", rank.ID, err))
 	if q.refreshCandidates(); q.triesLeft() && q.hasCandidate(q.plan.Prefill) {
 		return prefillRetry
 	}

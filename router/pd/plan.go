@@ -107,7 +107,7 @@ func multiHandoverReason(kind front.Kind, doc *jsonscan.Doc) string {
 	case wantsSeveral(doc.Raw(jsonscan.KeyN)) || wantsSeveral(doc.Raw(jsonscan.KeySamplingN)) || wantsSeveral(doc.Raw(jsonscan.KeyBestOf)):
 		// A handle allows one read. vLLM 0.32 reads it once per choice, and the prefill engine
 		// frees the blocks after the first read.
-		return "many_choices"
+		return "multiple_choices"
 	case doc.Bool(jsonscan.KeyUseBeamSearch):
 		// vLLM 0.32 ignores the handle in beam search, and the prefill engine pins the blocks until
 		// the lease expires.

@@ -42,7 +42,7 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 		return a, "too_long"
 	}
 	m := templateBuilder{kind: kind, allow: policy.Allow, structured: policy.Structured}
-	if reason = multiHandoverReason(kind, doc); reason != "" && !(reason == "many_choices" && m.mayMigrateChoices(doc)) {
+	if reason = multiHandoverReason(kind, doc); reason != "" && !(reason == "multiple_choices" && m.mayMigrateChoices(doc)) {
 		return a, reason
 	}
 	if kind == front.NativeGenerate && (isPromptList(doc.Raw(jsonscan.KeyInputIDs)) || isPromptList(doc.Raw(jsonscan.KeyText))) {
@@ -115,7 +115,7 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 func (m *templateBuilder) mayMigrateChoices(doc *jsonscan.Doc) bool {
 	n, ok := doc.Int(jsonscan.KeyN)
 	if !ok || n < 2 || n > maxChoices || m.kind != front.Chat && m.kind != front.Completions ||
-		wantsSeveral(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) || !slices.Contains(m.allow, "many_choices") {
+		wantsSeveral(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) || !slices.Contains(m.allow, "multiple_choices") {
 		return false
 	}
 	m.choices = int(n)

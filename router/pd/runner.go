@@ -29,9 +29,9 @@ type Observer interface {
 	LegStarted(leg schedule.LegKind, id worker.ID)
 	LegEnded(leg schedule.LegKind, id worker.ID, outcome string, took time.Duration)
 	// FallbackUsed counts a departure from the plan ("incomplete_handle",
-	// "plain_decode", "no_fact", "stale_fact", "declined", "not_completed",
-	// "silent_prefill", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
-	// "many_choices", "no_output", "abandoned_handle", …).
+	// "decode_only", "peer_info_unavailable", "peer_info_stale", "declined", "not_completed",
+	// "notifications_missing", "transfer_lost", "endpoint", "lease_expired", "batch_prompt",
+	// "multiple_choices", "no_output", "abandoned_handle", …).
 	FallbackUsed(kind string)
 	// Migrated counts the interruptions of streams by outcome: "done" (another engine continues the
 	// stream), "failed" (no engine could), "limit", or the reason why the stream could not migrate.

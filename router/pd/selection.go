@@ -111,7 +111,7 @@ func (q *request) skipTrippedPrefill() {
 			return
 		}
 	}
-	q.plan.usePlainDecode("prefill_resting")
+	q.plan.usePlainDecode("prefill_unavailable")
 	q.plan.noPrefillWorker = true
 }
 

@@ -39,7 +39,7 @@ const (
 	ReasonFaster        = "faster"         // local or remote: by the estimate
 	ReasonUncached      = "uncached"       // remote: at least LocalTokens are left, and no estimate was requested
 	ReasonPromptUnknown = "unknown_prompt" // remote: the prompt's length is unknown, so neither rule applies
-	ReasonNotConsidered = "not_asked"      // remote: no local alternative was requested
+	ReasonNotConsidered = "not_considered" // remote: no local alternative was requested
 )
 
 // TransferRate returns the cost of moving one token's KV from one rank to another, in ms; 0:

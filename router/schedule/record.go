@@ -35,7 +35,7 @@ type Outcome struct {
 // Transfer is the result of a request's KV transfer; the zero Transfer is one that was not
 // observed.
 type Transfer struct {
-	State    string // done, failed, expired, stalled, untold; a constant
+	State    string // done, failed, expired, stalled, unknown; a constant
 	Bytes    int64
 	Duration time.Duration // as measured by the engine
 	Delay    time.Duration // from prefill's response to the report

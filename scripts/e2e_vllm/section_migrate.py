@@ -52,7 +52,7 @@ class Section:
         }
         try:
             wait_ready([prefill, *self.decodes.values()])
-            allow = ["migration.drain_delay=0s", "migration.allow=logprobs,many_choices", "migration.structured=exact"]
+            allow = ["migration.drain_delay=0s", "migration.allow=logprobs,multiple_choices", "migration.structured=exact"]
             flags = [f for setting in allow for f in ("--set", setting)] + ["--prefill", f"{prefill.url},id=p1"]
             flags += [f for name, e in self.decodes.items() for f in ("--decode", f"{e.url},id={name}")]
             report.note("router: `sluice serve " + " ".join(f"--set {setting}" for setting in allow) + " --prefill URL,id=p1 --decode URL,id=d1 --decode URL,id=d2`")
@@ -155,7 +155,7 @@ class Section:
             time.sleep(0.2)
 
     def killed(self):
-        was, lost_before, half_before = (self.counted(outcome) for outcome in ("done", "retokenized", "half_character"))
+        was, lost_before, half_before = (self.counted(outcome) for outcome in ("done", "retokenized", "incomplete_character"))
         streams, by, victim = self.begin_some(12, "two choices")
         self.report.row("streams by decode engine before the kill", "some each, or all on one", by, by.count(victim) > 0)
         process = self.decodes[victim].process
@@ -174,7 +174,7 @@ class Section:
                 self.compare(stream, survivor, ", killed" if stream in there else "")
         self.report.equal("streams of text alone that ended with an error, each counted as retokenized", len(lost), self.counted("retokenized") - lost_before)
         # A model of random weights says half a character now and then, and is killed behind it.
-        self.report.equal("streams with ids that ended with an error, each counted as half_character", len(half), self.counted("half_character") - half_before)
+        self.report.equal("streams with ids that ended with an error, each counted as incomplete_character", len(half), self.counted("incomplete_character") - half_before)
         self.report.equal("migrations counted", len(there) - len(lost) - len(half), self.counted("done") - was)
 
     def compare(self, stream, engine, what):

@@ -223,7 +223,7 @@ class Section:
 
         def told():
             account = ended()
-            return account and (account["outcome"].get("transfer") or {}).get("state") != "untold" and account
+            return account and (account["outcome"].get("transfer") or {}).get("state") != "unknown" and account
 
         # What a starved engine tells after the end is put into the record still.
         return until(told, LATE + 1) or until(ended, 10) or {"outcome": {}}

@@ -59,7 +59,7 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 	h := l.byID[id]
 	switch {
 	case h != nil && h.owner != owner:
-		return false, &refusal{409, "id_taken", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", truncate(id)), time.Until(h.ends)}
+		return false, &refusal{409, "id_in_use", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", truncate(id)), time.Until(h.ends)}
 	case h == nil && len(l.byID) >= l.max:
 		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, the most there may be (registration.max_workers)", len(l.byID)), time.Second}
 	}
@@ -68,7 +68,7 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 		if h != nil && changed {
 			delete(l.byID, id) // the set removed the old worker, and the fleet refused the new spec
 		}
-		return false, &refusal{409, "not_taken", err.Error(), time.Second}
+		return false, &refusal{409, "not_added", err.Error(), time.Second}
 	}
 	l.byID[id] = &workerLease{owner: owner, spec: spec, lease: lease, ends: time.Now().Add(lease)}
 	return changed, nil
@@ -106,7 +106,7 @@ func (l *leases) owned(id string, owner netip.Addr) (*workerLease, error) {
 	case h == nil:
 		return nil, &refusal{404, "not_registered", fmt.Sprintf("no worker %q is registered (the router may have been restarted); register it with PUT", truncate(id)), 0}
 	case h.owner != owner:
-		return nil, &refusal{403, "not_yours", fmt.Sprintf("the worker %q was registered from another address", truncate(id)), 0}
+		return nil, &refusal{403, "not_owner", fmt.Sprintf("the worker %q was registered from another address", truncate(id)), 0}
 	}
 	return h, nil
 }

@@ -164,14 +164,14 @@ func TestEngineAnswersGarbage(t *testing.T) {
 		status int
 		reason string
 	}{
-		"no HTTP":             {"SSH-2.0-OpenSSH_9.2\r\n\r\n", 502, "upstream_garbage"},
-		"two lengths":         {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc", 502, "upstream_garbage"},
-		"length and chunks":   {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 502, "upstream_garbage"},
+		"no HTTP":             {"SSH-2.0-OpenSSH_9.2\r\n\r\n", 502, "upstream_invalid_response"},
+		"two lengths":         {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nabc", 502, "upstream_invalid_response"},
+		"length and chunks":   {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 502, "upstream_invalid_response"},
 		"nothing":             {"", 502, "upstream_failed"},
 		"a body that is less": {"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{", 502, "upstream_failed"},
-		"elsewhere":           {"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://169.254.169.254/\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n", 502, "upstream_garbage"},
+		"elsewhere":           {"HTTP/1.1 307 Temporary Redirect\r\nLocation: http://169.254.169.254/\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n", 502, "upstream_invalid_response"},
 		"no JSON":             {"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello", 200, ""},
-		"a head without end":  {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", 100<<10), 502, "upstream_garbage"},
+		"a head without end":  {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("y", 100<<10), 502, "upstream_invalid_response"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -32,13 +32,13 @@ func TestKeysAreRequired(t *testing.T) {
 		status           int
 		says, reason     string
 	}{
-		{"none", "/v1/completions", harness.KeyBody, nil, 401, `"code":"invalid_api_key"`, "no_key"},
-		{"wrong", "/v1/completions", harness.KeyBody, []string{"Authorization", "Bearer " + apikey.New()}, 401, `"code":"invalid_api_key"`, "unknown_key"},
-		{"another scheme", "/v1/completions", harness.KeyBody, []string{"Authorization", "Basic " + key}, 401, "", "no_key"},
+		{"none", "/v1/completions", harness.KeyBody, nil, 401, `"code":"invalid_api_key"`, "missing_api_key"},
+		{"wrong", "/v1/completions", harness.KeyBody, []string{"Authorization", "Bearer " + apikey.New()}, 401, `"code":"invalid_api_key"`, "unknown_api_key"},
+		{"another scheme", "/v1/completions", harness.KeyBody, []string{"Authorization", "Basic " + key}, 401, "", "missing_api_key"},
 		{"OpenAI's", "/v1/completions", harness.KeyBody, []string{"Authorization", "Bearer " + key}, 200, "", ""},
 		{"scheme in small letters", "/v1/completions", harness.KeyBody, []string{"Authorization", "bearer  " + key}, 200, "", ""},
 		{"Anthropic's", "/v1/messages", `{"model":"sim","max_tokens":4,"messages":[{"role":"user","content":"hello"}]}`, []string{"X-Api-Key", key}, 200, "", ""},
-		{"Anthropic's, none", "/v1/messages", `{}`, nil, 401, `"type":"authentication_error"`, "no_key"},
+		{"Anthropic's, none", "/v1/messages", `{}`, nil, 401, `"type":"authentication_error"`, "missing_api_key"},
 		{"another model", "/v1/completions", strings.Replace(harness.KeyBody, "sim", "other", 1), []string{"Authorization", "Bearer " + key}, 403, `"param":"model"`, "key_model"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -199,7 +199,7 @@ func TestStoredResponses(t *testing.T) {
 					if engines["a"].requests()+engines["b"].requests() != before {
 						t.Error("an engine was asked to go on from another client's response")
 					}
-					harness.WantReason(t, harness.Get(t, url), 401, "no_key")
+					harness.WantReason(t, harness.Get(t, url), 401, "missing_api_key")
 				}
 				del := harness.DoWithoutBody(t, "DELETE", url, auth...)
 				if want := map[string]int{"a": 405, "b": 200}[by]; del.Status != want {
@@ -292,7 +292,7 @@ func TestStoredResponseIsNotRedirected(t *testing.T) {
 			}
 			body, _ := io.ReadAll(resp.Body)
 			resp.Body.Close()
-			if resp.StatusCode != 502 || resp.Header.Get("X-Sluice-Reason") != "upstream_garbage" || resp.Header.Get("Location") != "" || resp.Header.Get("Set-Cookie") != "" || strings.Contains(string(body), "10.0.0.1") {
+			if resp.StatusCode != 502 || resp.Header.Get("X-Sluice-Reason") != "upstream_invalid_response" || resp.Header.Get("Location") != "" || resp.Header.Get("Set-Cookie") != "" || strings.Contains(string(body), "10.0.0.1") {
 				t.Errorf("%s %s, redirected by %d: %d %v %s", try.method, try.path, status, resp.StatusCode, resp.Header, body)
 			}
 		}
@@ -399,6 +399,6 @@ func TestOneModel(t *testing.T) {
 			t.Errorf("%s", a.Body)
 		}
 	}
-	harness.WantReason(t, harness.Get(t, r.URL+"/v1/models/org/sim"), 401, "no_key")
+	harness.WantReason(t, harness.Get(t, r.URL+"/v1/models/org/sim"), 401, "missing_api_key")
 	harness.WantReason(t, harness.DoWithoutBody(t, "DELETE", r.URL+"/v1/models/org/sim", auth...), 405, "wrong_method")
 }

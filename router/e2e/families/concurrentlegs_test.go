@@ -578,8 +578,8 @@ func TestMooncakeWithoutBootstrapServer(t *testing.T) {
 	if p.Requests() != 0 {
 		t.Error("prefill worked for nobody")
 	}
-	if r.Fallbacks("no_fact") != 1 || r.Fallbacks("plain_decode") != 1 {
-		t.Errorf("no_fact counted %v times, plain_decode %v times; want once each", r.Fallbacks("no_fact"), r.Fallbacks("plain_decode"))
+	if r.Fallbacks("peer_info_unavailable") != 1 || r.Fallbacks("decode_only") != 1 {
+		t.Errorf("peer_info_unavailable counted %v times, decode_only %v times; want once each", r.Fallbacks("peer_info_unavailable"), r.Fallbacks("decode_only"))
 	}
 }
 
@@ -651,8 +651,8 @@ func TestPushDetectsEngineRestart(t *testing.T) {
 		}
 	}
 	// The stale decode leg may be cancelled before it is sent.
-	if n := d.Requests(); r.Fallbacks("stale_fact") != 1 || n < 4 || n > 5 {
-		t.Errorf("stale_fact counted %v times, decode saw %d legs; want once, and at most one leg more than 4 requests", r.Fallbacks("stale_fact"), n)
+	if n := d.Requests(); r.Fallbacks("peer_info_stale") != 1 || n < 4 || n > 5 {
+		t.Errorf("peer_info_stale counted %v times, decode saw %d legs; want once, and at most one leg more than 4 requests", r.Fallbacks("peer_info_stale"), n)
 	}
 	harness.WantNoLoad(t, r)
 }

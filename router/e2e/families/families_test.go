@@ -38,7 +38,7 @@ func TestOrchestratedFamily(t *testing.T) {
 	p.Fault(sim.Fault{Kind: sim.Garbage, N: 1})
 	f := harness.RequestForms(2, "")[1]
 	harness.WantSameAnswer(t, "a prefill answer that is none", harness.Post(t, r.URL+f.Path, f.Body), harness.Post(t, whole.URL()+f.Path, f.Body))
-	if r.Fallbacks("incomplete_handle") != 1 || r.Fallbacks("plain_decode") != 1 {
+	if r.Fallbacks("incomplete_handle") != 1 || r.Fallbacks("decode_only") != 1 {
 		t.Error("the answer that is none was not counted")
 	}
 	harness.WantIdle(t, r, 10*time.Second, p, d)

@@ -119,7 +119,7 @@ func TestLMCacheFamily(t *testing.T) {
 			if n := g.Metric(`sluice_kv_notifications_total{outcome="received"}`); n < 8 {
 				t.Errorf("%v notifications counted for 4 requests of two ranks", n)
 			}
-			if n := g.Fallbacks("not_completed") + g.Fallbacks("plain_decode"); n != 0 {
+			if n := g.Fallbacks("not_completed") + g.Fallbacks("decode_only"); n != 0 {
 				t.Errorf("%v fall-backs", n)
 			}
 			harness.WantIdle(t, g.Router, 10*time.Second, g.d[0], g.d[1])
@@ -166,8 +166,8 @@ func TestLMCacheFailures(t *testing.T) {
 		for _, f := range harness.RequestForms(13, "") {
 			g.wantSameAnswers(t, f)
 		}
-		if g.Fallbacks("plain_decode") != 4 {
-			t.Errorf("%v plain decodes, want 4", g.Fallbacks("plain_decode"))
+		if g.Fallbacks("decode_only") != 4 {
+			t.Errorf("%v plain decodes, want 4", g.Fallbacks("decode_only"))
 		}
 	})
 	for _, kind := range []sim.FaultKind{sim.Status, sim.Reset, sim.Dead} {
@@ -202,10 +202,10 @@ func TestLMCacheFailures(t *testing.T) {
 // the reason recorded, or are refused if the configuration says so.
 func TestLMCacheUnsupportedRequests(t *testing.T) {
 	requests := map[string]string{
-		"tools":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
-		"media":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`,
-		"reasoning":    `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"}`,
-		"many_choices": `{"model":"sim","max_tokens":5,"n":2,"messages":[{"role":"user","content":"a"}]}`,
+		"tools":            `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f"}}]}`,
+		"media":            `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]}`,
+		"reasoning":        `{"model":"sim","max_tokens":5,"messages":[{"role":"user","content":"a"}],"reasoning_effort":"high"}`,
+		"multiple_choices": `{"model":"sim","max_tokens":5,"n":2,"messages":[{"role":"user","content":"a"}]}`,
 	}
 	g := startLMCache(t, nil, nil)
 	for why, body := range requests {
@@ -219,7 +219,7 @@ func TestLMCacheUnsupportedRequests(t *testing.T) {
 	}
 	strict := startLMCache(t, nil, func(c *config.Config) { c.PD.PlainDecode = false })
 	for why, body := range requests {
-		if why == "many_choices" {
+		if why == "multiple_choices" {
 			continue
 		}
 		a := harness.Post(t, strict.URL+"/v1/chat/completions", body)

@@ -128,7 +128,7 @@ func TestLMCacheAllWorkersSilent(t *testing.T) {
 		g.wantSameAnswers(t, harness.RequestForms(60+i, "")[i%4])
 	}
 	tried := float64(time.Since(began) / (10 * time.Second))
-	if n, plain := g.Fallbacks("not_completed"), g.Fallbacks("silent_prefill"); n < 2 || n > 2+tried || n+plain != 8 {
+	if n, plain := g.Fallbacks("not_completed"), g.Fallbacks("notifications_missing"); n < 2 || n > 2+tried || n+plain != 8 {
 		t.Errorf("%v waits in vain and %v requests without one; want 2 and 6", n, plain)
 	}
 	if n := float64(len(harness.GenerateRequests(g.p))); n > 2+tried {
@@ -148,7 +148,7 @@ func TestLMCacheWaitDisabled(t *testing.T) {
 	if local, received := g.promptTokens(); local != 0 || received == 0 {
 		t.Errorf("decode computed %d tokens of prompts itself, took %d", local, received)
 	}
-	if n := g.Fallbacks("not_completed") + g.Fallbacks("silent_prefill"); n != 0 {
+	if n := g.Fallbacks("not_completed") + g.Fallbacks("notifications_missing"); n != 0 {
 		t.Errorf("%v fall-backs", n)
 	}
 }

@@ -227,8 +227,8 @@ func TestHandoverExpiresEveryAttempt(t *testing.T) {
 	if a.Status != 200 || a.Text(t) != "good" {
 		t.Errorf("status %d: %s", a.Status, a.Body)
 	}
-	if n, m := r.Fallbacks("transfer_expired"), r.Fallbacks("plain_decode"); n != 3 || m != 1 || p.Requests() != 3 {
-		t.Errorf("transfer_expired counted %v times, plain_decode %v, %d prefills; want 3, 1, 3", n, m, p.Requests())
+	if n, m := r.Fallbacks("transfer_expired"), r.Fallbacks("decode_only"); n != 3 || m != 1 || p.Requests() != 3 {
+		t.Errorf("transfer_expired counted %v times, decode_only %v, %d prefills; want 3, 1, 3", n, m, p.Requests())
 	}
 }
 

@@ -94,7 +94,7 @@ func TestEveryDecodeFails(t *testing.T) {
 		failure, reason string
 		status          int
 	}{
-		{"reset", "upstream_failed", 502}, {"garbage", "upstream_garbage", 502}, {"503", "", 503}, {"500", "", 500}, {"429", "", 429},
+		{"reset", "upstream_failed", 502}, {"garbage", "upstream_invalid_response", 502}, {"503", "", 503}, {"500", "", 500}, {"429", "", 429},
 	} {
 		t.Run(k.failure, func(t *testing.T) {
 			t.Parallel()

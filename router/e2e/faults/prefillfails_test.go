@@ -71,8 +71,8 @@ func TestPrefillFailsOver(t *testing.T) {
 			if recs := harness.GenerateRequests(d); len(recs) != 1 || string(recs[0].Body) != body {
 				t.Errorf("decode was sent %d requests; want the client's bytes once", len(recs))
 			}
-			if r.Fallbacks("prefill_failed") != 1 || r.Fallbacks("plain_decode") != 1 {
-				t.Errorf("prefill_failed %v, plain_decode %v; want 1, 1", r.Fallbacks("prefill_failed"), r.Fallbacks("plain_decode"))
+			if r.Fallbacks("prefill_failed") != 1 || r.Fallbacks("decode_only") != 1 {
+				t.Errorf("prefill_failed %v, decode_only %v; want 1, 1", r.Fallbacks("prefill_failed"), r.Fallbacks("decode_only"))
 			}
 			harness.WantIdle(t, r, 10*time.Second, d)
 		})

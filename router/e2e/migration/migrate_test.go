@@ -136,7 +136,7 @@ func TestUnmigratableStreams(t *testing.T) {
 	m := harness.StartMigrationFleet(t, false, 2, nil)
 	chat := `"messages":[{"role":"user","content":"go on"}],`
 	for _, k := range []struct{ why, path, body string }{
-		{"many_choices", "/v1/chat/completions", chat + `"n":2`},
+		{"multiple_choices", "/v1/chat/completions", chat + `"n":2`},
 		{"logprobs", "/v1/chat/completions", chat + `"logprobs":true`},
 		{"logprobs", "/v1/completions", `"prompt":"a b c","logprobs":0`},
 		{"structured", "/v1/chat/completions", chat + `"response_format":{"type":"json_object"}`},
@@ -158,7 +158,7 @@ func TestUnmigratableStreams(t *testing.T) {
 		{"logprobs", "/v1/responses", `"input":"go on","include":["message.output_text.logprobs"]`},
 		{"no_prompt_ids", "/v1/responses", `"input":[{"role":"user","content":"go on"}]`},
 		{"prompt", "/v1/responses", `"input":"go on","previous_response_id":"resp_1"`},
-		{"many_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
+		{"multiple_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
 		{"structured", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"structured_outputs":{"regex":"a"}}`},
 		{"logprobs", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"logprobs":0}`},
 		{"no_max_tokens", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true}`},

@@ -151,7 +151,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
-			m := startEndpointFleet(t, &harness.EndpointCase{Engine: k.engine}, 2, allowMigration("many_choices", "logprobs"))
+			m := startEndpointFleet(t, &harness.EndpointCase{Engine: k.engine}, 2, allowMigration("multiple_choices", "logprobs"))
 			body := `{"model":"sim","stream":true,` + k.body + `}`
 			if !strings.Contains(body, "stream_options") {
 				body = strings.TrimSuffix(body, "}") + `,"stream_options":{"include_usage":true}}`
@@ -242,7 +242,7 @@ func TestMultipleChoicesMigrate(t *testing.T) {
 // TestMultipleChoicesAreReserved: the router reserves, on the worker that resumes several choices,
 // all tokens that it computes: the prompt once, and the output of each choice.
 func TestMultipleChoicesAreReserved(t *testing.T) {
-	m := startEndpointFleet(t, &harness.EndpointCase{}, 2, allowMigration("many_choices"))
+	m := startEndpointFleet(t, &harness.EndpointCase{}, 2, allowMigration("multiple_choices"))
 	m.Fail("booked", sim.Fault{Kind: sim.StreamFail, After: 20})
 	body := `{"model":"sim","stream":true,"n":3,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
 	if a := harness.Post(t, m.URL+"/v1/completions", body, "X-Request-Id", "booked"); a.Status != 200 {
@@ -274,7 +274,7 @@ func offsetsOf(tokens []any) (offsets []any) {
 // TestMultipleChoicesLoseARound: a stream ends with an error if one of the requests that resume its
 // choices fails, because output is missing.
 func TestMultipleChoicesLoseARound(t *testing.T) {
-	m := harness.StartMigrationFleet(t, false, 2, allowMigration("many_choices"))
+	m := harness.StartMigrationFleet(t, false, 2, allowMigration("multiple_choices"))
 	body := `{"model":"sim","stream":true,"n":2,"prompt":"go on and on","max_tokens":30,"ignore_eos":true}`
 	for _, e := range m.Engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, ID: "lost-2"})
@@ -293,7 +293,7 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 // TestMultipleChoicesDrain: the choices of a request leave a draining worker together, as one
 // migration, and complete on another worker.
 func TestMultipleChoicesDrain(t *testing.T) {
-	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("many_choices")(c); c.Migration.DrainAfter = 0 })
+	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("multiple_choices")(c); c.Migration.DrainAfter = 0 })
 	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 	for _, e := range m.Engines {
 		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
@@ -332,7 +332,7 @@ func TestGrammarsMigrate(t *testing.T) {
 		{"exact", "/v1/completions", `"prompt":"go on","max_tokens":40,"structured_outputs":{"choice":` + texts + `}`, "ready", `"choice":["`},
 		{"unconstrained", "/v1/completions", `"prompt":"go on","max_tokens":40,"guided_choice":["a","b, and there is so much more to it that it takes some time"]`, "ready", `"guided_choice":["`},
 		{"unconstrained", "/v1/chat/completions", chat + `"ignore_eos":true,"response_format":{"type":"json_object"}`, "ready; unconstrained", ``},
-		{"unconstrained", "/v1/chat/completions", chat + `"ignore_eos":true,"n":2,"guided_choice":["abcdef","ghij"]`, "no; many_choices", ``},
+		{"unconstrained", "/v1/chat/completions", chat + `"ignore_eos":true,"n":2,"guided_choice":["abcdef","ghij"]`, "no; multiple_choices", ``},
 		{"unconstrained", "/v1/responses", `"input":"go on","max_output_tokens":40,"text":{"format":{"type":"json_schema","schema":{}}}`, "ready; unconstrained", ``},
 		{"unconstrained", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"structured_outputs":{"regex":"a"}}`, "ready; unconstrained", ``},
 		{"exact", "/v1/chat/completions", chat + `"response_format":{"type":"json_object"}`, "no; structured", ``},
@@ -400,11 +400,11 @@ func TestNeverMigratable(t *testing.T) {
 		{"prompt_logprobs", "/v1/chat/completions", chat + `"logprobs":true,"prompt_logprobs":0`},
 		{"logprobs", "/v1/chat/completions", chat + `"logprobs":true,"return_tokens_as_token_ids":true`},
 		{"logprobs", "/v1/responses", `"input":"go on","include":["message.output_text.logprobs"]`},
-		{"many_choices", "/v1/chat/completions", chat + `"n":100`},
-		{"many_choices", "/v1/completions", `"prompt":"a","n":2,"best_of":3`},
-		{"many_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
+		{"multiple_choices", "/v1/chat/completions", chat + `"n":100`},
+		{"multiple_choices", "/v1/completions", `"prompt":"a","n":2,"best_of":3`},
+		{"multiple_choices", "/inference/v1/generate", `"token_ids":[900,901],"sampling_params":{"ignore_eos":true,"max_tokens":20,"n":2}`},
 		{"batch_prompt", "/v1/completions", `"prompt":["a b c","d"],"n":2`},
-		{"many_choices", "/v1/completions", `"prompt":"a b c","n":2,"use_beam_search":true`},
+		{"multiple_choices", "/v1/completions", `"prompt":"a b c","n":2,"use_beam_search":true`},
 		{"echo", "/v1/completions", `"prompt":"a b c","echo":true,"logprobs":1`},
 		{"tools", "/v1/chat/completions", chat + `"tool_choice":"required","tools":[{"type":"function","function":{"name":"f"}}]`},
 		{"reasoning", "/v1/messages", chat + `"output_config":{"effort":"low","format":{"type":"json_schema","schema":{}}}`},
@@ -423,10 +423,10 @@ func TestMigrationAllowIsReloaded(t *testing.T) {
 		migration string
 		headers   [3]string // of logprobs, of n, of a grammar
 	}{
-		{"", [3]string{"no; logprobs", "no; many_choices", "no; structured"}},
-		{"migration: {allow: [logprobs], structured: unconstrained}\n", [3]string{"ready", "no; many_choices", "ready; unconstrained"}},
-		{"migration: {allow: [many_choices], structured: exact}\n", [3]string{"no; logprobs", "ready", "no; structured"}},
-		{"", [3]string{"no; logprobs", "no; many_choices", "no; structured"}},
+		{"", [3]string{"no; logprobs", "no; multiple_choices", "no; structured"}},
+		{"migration: {allow: [logprobs], structured: unconstrained}\n", [3]string{"ready", "no; multiple_choices", "ready; unconstrained"}},
+		{"migration: {allow: [multiple_choices], structured: exact}\n", [3]string{"no; logprobs", "ready", "no; structured"}},
+		{"", [3]string{"no; logprobs", "no; multiple_choices", "no; structured"}},
 	} {
 		if status, _, message := g.ReloadWith(k.migration); status != 200 {
 			t.Fatal(status, message)
@@ -438,7 +438,7 @@ func TestMigrationAllowIsReloaded(t *testing.T) {
 			}
 		}
 	}
-	if status, _, message := g.ReloadWith("migration: {allow: [n]}\n"); status == 200 || !strings.Contains(message, "many_choices") {
+	if status, _, message := g.ReloadWith("migration: {allow: [n]}\n"); status == 200 || !strings.Contains(message, "multiple_choices") {
 		t.Errorf("%d %s", status, message)
 	}
 }

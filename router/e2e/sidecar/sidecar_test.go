@@ -71,8 +71,8 @@ func TestSidecarPrefillFromHeader(t *testing.T) {
 	for range 8 {
 		harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "x-prefiller-host-port", dead), 200)
 	}
-	if r.Fallbacks("prefill_resting") == 0 || r.Fallbacks("plain_decode") == 0 {
-		t.Errorf("a dead prefill worker: %v times resting, %v decoded plainly", r.Fallbacks("prefill_resting"), r.Fallbacks("plain_decode"))
+	if r.Fallbacks("prefill_unavailable") == 0 || r.Fallbacks("decode_only") == 0 {
+		t.Errorf("a dead prefill worker: %v times resting, %v decoded plainly", r.Fallbacks("prefill_unavailable"), r.Fallbacks("decode_only"))
 	}
 	if n := r.Metric(`sluice_rank_legs_total{worker="` + harness.HostPort(p0) + `",rank="0",leg="prefill",outcome="ok"}`); n != 8 {
 		t.Errorf("%v legs are counted for a named worker; want 8", n)
