@@ -23,14 +23,18 @@ type churner struct {
 	delayed []uint64 // numbers kept back, to be sent in another order
 }
 
+// churnTime is how long TestChurn lets the fleet change. Each run takes another seed, so that many short
+// runs try as much as a long one; make fuzz and make soak set the longer times.
 func churnTime() time.Duration {
 	switch {
 	case os.Getenv("SLUICE_SOAK") == "1":
 		return 15 * time.Minute
+	case os.Getenv("SLUICE_LONG") == "1":
+		return 2 * time.Minute
 	case testing.Short():
 		return 5 * time.Second
 	}
-	return 2 * time.Minute
+	return 15 * time.Second
 }
 
 // TestChurn lets ranks join, leave and restart while their feeds lose, damage,
