@@ -39,7 +39,7 @@ func TestTurnAllocatesNothing(t *testing.T) {
 	}
 	step()
 	got := make([]byte, 1<<20)
-	if n := testing.AllocsPerRun(500, step); n != 0 && !raceEnabled {
+	if n := testing.AllocsPerRun(100, step); n != 0 && !raceEnabled {
 		t.Errorf("%v allocations for an event", n)
 	}
 	if n, err := client.Read(got); n == 0 || err != nil {

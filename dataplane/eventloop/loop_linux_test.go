@@ -123,6 +123,7 @@ func TestCancelAtAnyTime(t *testing.T) {
 }
 
 func TestIdleTimeout(t *testing.T) {
+	t.Parallel()
 	s := begin(t, 1)
 	// A machine that stands still for idle is silent itself: then with more of it.
 	for idle := 150 * time.Millisecond; ; idle *= 2 {

@@ -14,6 +14,7 @@ import (
 // A client that does not read stops the reading of its own engine, once its socket is
 // full, and of no other's.
 func TestSlowReader(t *testing.T) {
+	t.Parallel()
 	s := begin(t, 1)
 	small := func(t *Task) {
 		for _, fd := range []int{t.In, t.Out} {
@@ -61,6 +62,7 @@ func TestSlowReader(t *testing.T) {
 
 // A client that takes nothing is cut after WriteTimeout; one that takes a little stays.
 func TestStalledReader(t *testing.T) {
+	t.Parallel()
 	s := begin(t, 1)
 	const limit = 2 * time.Second // a machine may stand still for a while
 	stalled := open(t, s, func(t *Task) { t.WriteTimeout = limit })
@@ -89,6 +91,7 @@ func TestStalledReader(t *testing.T) {
 // nobody could know that it is: where more comes at once it is read as the socket has room,
 // and what is left stays at the engine.
 func TestSlowReaderUsesLittleMemory(t *testing.T) {
+	t.Parallel()
 	budget := membudget.NewBudget(1 << 20)
 	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, Budget: budget})
 	if err != nil {
@@ -127,6 +130,7 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 // What is held counts in a budget; a slow client for whom there is no room is cut, others
 // are not, and everything is given back.
 func TestUnsentUsesBudget(t *testing.T) {
+	t.Parallel()
 	budget := membudget.NewBudget(512 << 10)
 	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, Budget: budget})
 	if err != nil {
@@ -141,7 +145,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 	// As a Rewriter's output may be larger than what was read.
 	slow.h.repeat.Store(8)
 	large.h.repeat.Store(128)
-	const some = 100 << 10
+	const some = 25 << 10 // with its small buffers, the client takes seconds for more
 	_, _ = slow.engine.Write(make([]byte, some))
 	testwait.Until(t, "something is held", func() bool { return budget.Used() > 0 })
 	go func() { _, _ = large.engine.Write(make([]byte, 8<<20)) }()
@@ -168,6 +172,7 @@ func TestUnsentUsesBudget(t *testing.T) {
 
 // What a client has not taken when the engine is done is given back with the end.
 func TestUnsentAtTheEnd(t *testing.T) {
+	t.Parallel()
 	s := begin(t, 1)
 	st := prepare(t)
 	_ = unix.SetsockoptInt(st.task.Out, unix.SOL_SOCKET, unix.SO_SNDBUF, 4<<10)

@@ -21,6 +21,7 @@ func (s *blockingHandler) Process(p []byte, now time.Time) ([]byte, bool) {
 // What an engine did not say while the loop was held up, as by a stopped process, is not
 // its silence; what it does not say from then on is.
 func TestStarvedLoop(t *testing.T) {
+	t.Parallel()
 	const idle, held = 1500 * time.Millisecond, 2500 * time.Millisecond
 	told := make(chan time.Duration, 10)
 	s, err := Start(Options{Loops: 1, Tick: 10 * time.Millisecond, OnStarved: func(d time.Duration) { told <- d }})

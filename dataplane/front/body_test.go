@@ -117,6 +117,7 @@ func TestStalledBodiesUseLittleMemory(t *testing.T) {
 }
 
 func TestSlowBodyTimesOut(t *testing.T) {
+	t.Parallel()
 	for name, raw := range map[string]string{
 		"small sized": atHost + "Content-Length: 13\r\n\r\n{",
 		"large sized": atHost + "Content-Length: 100000\r\n\r\n" + doc(10_000),
@@ -134,6 +135,7 @@ func TestSlowBodyTimesOut(t *testing.T) {
 }
 
 func TestSlowHeadTimesOut(t *testing.T) {
+	t.Parallel()
 	r := start(t, Options{HeadTimeout: 500 * time.Millisecond}, echo)
 	c := r.dial()
 	began := time.Now()

@@ -594,6 +594,7 @@ func TestChunkedIsRefusedBeforeBody(t *testing.T) {
 // BodyIdleTimeout, a slow body ends at BodyTimeout, and a body that is fast enough may take
 // longer.
 func TestChunkedBodyTimeouts(t *testing.T) {
+	t.Parallel()
 	const step = 20 * time.Millisecond
 	onTransports(t, func(t *testing.T, opt Options, dial func(*testServer) *client) {
 		opt.BodyIdleTimeout, opt.BodyTimeout = 20*step, 100*step

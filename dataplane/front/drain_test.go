@@ -180,6 +180,7 @@ func testDrainCancelsAtDeadline(t *testing.T, by RelayMode) {
 
 // A drain may cut a connection at the moment when its stream ends.
 func TestShutdownDuringStreamEnd(t *testing.T) {
+	t.Parallel()
 	withBothRelayModes(t, testShutdownDuringStreamEnd)
 }
 

@@ -218,6 +218,7 @@ func requestsInProgress(r *testServer) (n int) {
 // A request that is incomplete at the drain's deadline, in its head or body and on either path,
 // gets a response, and is not reported as a disconnected client.
 func TestDrainRespondsToPartialBodies(t *testing.T) {
+	t.Parallel()
 	const (
 		page  = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 		odd   = "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -307,6 +307,7 @@ func testRetryAfterHead(t *testing.T, by RelayMode) {
 // If an engine dies or stalls after its head and before its first byte, the client gets one error
 // event and both connections end.
 func TestEngineFailsDuringComments(t *testing.T) {
+	t.Parallel()
 	withBothRelayModes(t, testEngineFailsDuringComments)
 }
 

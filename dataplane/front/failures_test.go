@@ -133,6 +133,7 @@ func testEngineFailsInEveryProtocol(t *testing.T, by RelayMode) {
 // If an engine fails after the last event of a response, the stream is complete and is reported
 // as complete. Only the engine's connection is not used again.
 func TestEngineFailsAfterFinalEvent(t *testing.T) {
+	t.Parallel()
 	withBothRelayModes(t, testEngineFailsAfterFinalEvent)
 }
 

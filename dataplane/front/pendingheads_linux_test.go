@@ -105,6 +105,7 @@ func TestLastByteOfPartialHead(t *testing.T) {
 
 // The kernel reports input of an incomplete head only when enough bytes have arrived to end it.
 func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
+	t.Parallel()
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
 	c := r.dial()
 	c.send("POST /v1")

@@ -129,6 +129,7 @@ func TestProxyHeader(t *testing.T) {
 }
 
 func TestProxyHeaderIsRefused(t *testing.T) {
+	t.Parallel()
 	var logged logLines
 	r := start(t, Options{Log: slog.New(slog.NewTextHandler(&logged, nil)), Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}, HeadTimeout: 300 * time.Millisecond}, clientIPHandler)
 	refused := 0

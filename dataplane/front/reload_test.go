@@ -11,6 +11,7 @@ import (
 // A reload also changes the time-outs that fasthttp got at the start, for open connections and for
 // new ones.
 func TestReloadTimeouts(t *testing.T) {
+	t.Parallel()
 	open := Options{HeadTimeout: time.Hour, IdleTimeout: time.Hour}
 	r := start(t, open, echo)
 	served, fresh := r.dial(), r.dial()

@@ -41,6 +41,7 @@ func (f *splitWriter) Write(p []byte) (int, error) {
 // A retiring server serves a request that has begun, on either path and however little of it has
 // arrived, even if it is complete only after the idle connections have been closed.
 func TestRetireServesStartedRequests(t *testing.T) {
+	t.Parallel()
 	const (
 		page   = "GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
 		odd    = "GET /livez?a HTTP/1.1\r\nHost: a\r\n\r\n"

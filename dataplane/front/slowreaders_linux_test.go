@@ -193,6 +193,7 @@ func TestStalledClientsAreDisconnected(t *testing.T) {
 // A client that reads about 20 KB a second is not cut, although its socket accepts no new bytes for
 // longer than WriteTimeout. It gets the stream without lost or repeated bytes.
 func TestSlowClientsGetAll(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("several times the time-out long")
 	}

@@ -19,6 +19,7 @@ const announcedLength = atHost + "Content-Length: 30000000\r\n\r\n"
 
 // A body that stalls is refused long before the time that its size allows.
 func TestStalledBodyTimesOut(t *testing.T) {
+	t.Parallel()
 	opt := Options{BodyTimeout: time.Hour, BodyIdleTimeout: 300 * time.Millisecond}
 	bodies := map[string]string{
 		"sized":                   atHost + "Content-Length: 13\r\n\r\n{",
@@ -50,6 +51,7 @@ func TestStalledBodyTimesOut(t *testing.T) {
 // A slow body is read beyond BodyIdleTimeout and beyond the head time-out, which is the first
 // deadline that the socket gets.
 func TestTricklingBodyIsRead(t *testing.T) {
+	t.Parallel()
 	opt := Options{HeadTimeout: 1500 * time.Millisecond, BodyTimeout: time.Hour, BodyIdleTimeout: 2 * time.Second}
 	secure := opt
 	secure.TLS = testTLS()

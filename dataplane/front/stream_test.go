@@ -423,6 +423,7 @@ func testStalledClientIsDisconnected(t *testing.T, by RelayMode) {
 
 // A stream that outlives WriteTimeout many times is not cut while it flows.
 func TestSlowClientIsNotDisconnected(t *testing.T) {
+	t.Parallel()
 	withBothRelayModes(t, testSlowClientIsNotDisconnected)
 }
 
@@ -464,6 +465,7 @@ func testSlowClientIsNotDisconnected(t *testing.T, by RelayMode) {
 }
 
 func TestLongStreamIsNotDisconnected(t *testing.T) {
+	t.Parallel()
 	withBothRelayModes(t, testLongStreamIsNotDisconnected)
 }
 
