@@ -87,8 +87,8 @@ func (m mooncake) Prefill(leg *LegRequest, p *Handover) {
 
 // Handle implements Family. Only vLLM 0.13 to 0.15 have handles.
 func (mooncake) Handle(p *Handover, body []byte) ([]byte, error) {
-	var vals [2]jsonscan.Value
-	return transferParams(p, body, vals[:], 2, "remote_host", "remote_port")
+	var vals [4]jsonscan.Value
+	return transferParams(p, body, vals[:], 2, "remote_host", "remote_port", remotePrefillFlag, remoteDecodeFlag)
 }
 
 // Decode implements Family.

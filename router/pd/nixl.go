@@ -47,9 +47,10 @@ func (nixlPull) Prefill(leg *LegRequest, p *Handover) {
 // without KV: vLLM 0.32 asserts on missing or empty remote_block_ids, and its worker on a KV group
 // without blocks. The rest of the handle stays unread.
 func (nixlPull) Handle(p *Handover, body []byte) ([]byte, error) {
-	var vals [7]jsonscan.Value
+	var vals [9]jsonscan.Value
 	handle, err := transferParams(p, body, vals[:], 4,
-		"remote_engine_id", "remote_host", "remote_port", "remote_block_ids", "remote_request_id", "remote_prefill_cached_tokens", "prompt_token_ids")
+		"remote_engine_id", "remote_host", "remote_port", "remote_block_ids", "remote_request_id", "remote_prefill_cached_tokens", "prompt_token_ids",
+		remotePrefillFlag, remoteDecodeFlag)
 	if err != nil {
 		return nil, err
 	}
@@ -106,8 +107,12 @@ func (nixlPull) LearnPeerInfo(fact []byte, p *Handover) []byte {
 }
 
 // transferParams finds kv_transfer_params in a vLLM response. It sets vals to the positions of the
-// named members within it and fails if one of the first required members is missing or null. It
-// stores the prompt token ids that the response carries in p.
+// named members within it and fails if one of the first required members is missing or null. The
+// last two names are remotePrefillFlag and remoteDecodeFlag. It stores the prompt token ids that the
+// response carries in p.
+//
+// The handle is the engine's own bytes unless its flags are not those of a decode leg
+// (withDecodeFlags).
 func transferParams(p *Handover, body []byte, vals []jsonscan.Value, required int, names ...string) ([]byte, error) {
 	v, ids, err := jsonscan.FindTwo(body, "kv_transfer_params", "prompt_token_ids")
 	if err != nil {
@@ -130,7 +135,45 @@ func transferParams(p *Handover, body []byte, vals []jsonscan.Value, required in
 	if ids.Kind == jsonscan.Array {
 		p.promptIDs = body[ids.Start:ids.End]
 	}
+	prefill, decode := vals[len(names)-2], vals[len(names)-1]
+	if string(handle[prefill.Start:prefill.End]) != "true" || decode.Kind > jsonscan.Null && string(handle[decode.Start:decode.End]) != "false" {
+		handle = withDecodeFlags(handle, prefill, decode)
+		jsonscan.Members(handle, vals, names...)
+	}
 	return handle, nil
+}
+
+// The flags of a handle say what an engine does with it: fetch the KV of another engine, or keep its
+// own for another engine.
+const (
+	remotePrefillFlag = "do_remote_prefill"
+	remoteDecodeFlag  = "do_remote_decode"
+)
+
+// withDecodeFlags returns a copy of a handle with the flags of a decode leg. vLLM sets them so
+// itself. With other flags it accepts the request but computes the prompt again without a word, and
+// both engines keep the blocks until their leases end. The other members of a complete handle say
+// that the KV is there, so the hand-over still works. prefill and decode are the flags in handle.
+func withDecodeFlags(handle []byte, prefill, decode jsonscan.Value) []byte {
+	flags := [...]struct {
+		jsonscan.Value
+		want string
+	}{{prefill, "true"}, {decode, "false"}}
+	if decode.Kind != jsonscan.Absent && decode.Start < prefill.Start {
+		flags[0], flags[1] = flags[1], flags[0]
+	}
+	const missing = `{"do_remote_prefill":true,` // a handle has other members
+	out, at := make([]byte, 0, len(handle)+len(missing)), 0
+	if prefill.Kind == jsonscan.Absent {
+		out, at = append(out, missing...), 1
+	}
+	for _, f := range flags {
+		if f.Kind != jsonscan.Absent {
+			out = append(append(out, handle[at:f.Start]...), f.want...)
+			at = f.End
+		}
+	}
+	return append(out, handle[at:]...)
 }
 
 // wrongMember returns what the member of a handle must be if raw is invalid, and "" if raw is

@@ -20,7 +20,7 @@ var handles = []struct{ name, member string }{
 	{"v0.9", `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[7,8,9],"remote_engine_id":"e1","remote_host":"127.0.0.1","remote_port":5557}`},
 	{"v0.18", `{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[7, 8], [3]], "remote_engine_id": "e1", "remote_request_id": "cmpl-1-0-ab", "remote_host": "127.0.0.1", "remote_port": 5600, "tp_size": 1}`},
 	{"v0.32", `{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[7,8,9,10,11,12,13]],"remote_engine_id":"5f","remote_request_id":"cmpl-pd-1-0-0f","remote_host":"127.0.0.1","remote_port":5601,"tp_size":1,"dcp_size":1,"pp_size":1,"remote_num_tokens":200,"remote_blocks_expiry_time":null,"transfer_mode":"pull","remote_prefill_cached_tokens":0}`},
-	{"big integers and unknown members", `{"remote_block_ids":[[18446744073709551615]],"remote_engine_id":"e","remote_host":"h","remote_port":1,"x":9007199254740993,"y":1.50e+3}`},
+	{"big integers and unknown members", `{"do_remote_prefill":true,"remote_block_ids":[[18446744073709551615]],"remote_engine_id":"e","remote_host":"h","remote_port":1,"x":9007199254740993,"y":1.50e+3}`},
 }
 
 var badHandles = []struct{ name, body string }{
@@ -58,6 +58,39 @@ func TestHandleIsVerbatim(t *testing.T) {
 		}
 		if string(got) != h.member {
 			t.Errorf("%s: handle is\n%s\nwant it byte for byte:\n%s", h.name, got, h.member)
+		}
+	}
+}
+
+// TestHandleGetsDecodeFlags: a handle whose flags are not those of a decode leg is complete. The
+// decode engine gets it with the right flags, and everything else byte for byte.
+func TestHandleGetsDecodeFlags(t *testing.T) {
+	const rest = `"remote_block_ids":[[7,8]],"remote_engine_id":"e1","remote_request_id":"r","remote_host":"h","remote_port":1,"tp_size":1`
+	for flags, want := range map[string]string{
+		`"do_remote_prefill":false,"do_remote_decode":true`:                              `"do_remote_prefill":true,"do_remote_decode":false`,
+		`"do_remote_decode" : true , "do_remote_prefill" : null`:                         `"do_remote_decode" : false , "do_remote_prefill" : true`,
+		`"do_remote_prefill":true,"do_remote_decode":true`:                               `"do_remote_prefill":true,"do_remote_decode":false`,
+		`"do_remote_prefill":1`:                                                          `"do_remote_prefill":true`,
+		`"do_remote_prefill":true`:                                                       `"do_remote_prefill":true`,
+		`"do_remote_prefill":true,"do_remote_decode":null`:                               `"do_remote_prefill":true,"do_remote_decode":null`,
+		`"do_remote_prefill":true,"do_remote\u005fdecode":"x","do_remote_prefill":false`: `"do_remote_prefill":true,"do_remote\u005fdecode":false,"do_remote_prefill":true`,
+		`"do_remote_decode":true`:                                                        `"do_remote_prefill":true,"do_remote_decode":false`,
+		`"x":1`:                                                                          `"do_remote_prefill":true,"x":1`,
+	} {
+		for _, family := range []Family{nixlPull{}, nixlPush{}, mooncake{}} {
+			for _, form := range [...][2]string{{"{" + flags + "," + rest + "}", "{" + want + "," + rest + "}"}, {"{" + rest + "," + flags + "}", "{" + rest + "," + want + "}"}} {
+				if insert := `"do_remote_prefill":true,`; !strings.Contains(flags, "prefill") { // it stands first
+					form[1] = "{" + insert + strings.Replace(form[1][1:], insert, "", 1)
+				}
+				p := &Handover{}
+				got, err := family.Handle(p, []byte(`{"choices":[],"kv_transfer_params":`+form[0]+`}`))
+				if err != nil || string(got) != form[1] {
+					t.Errorf("%s: %s\ngives %s, %v\nwant  %s", family.Name(), form[0], got, err, form[1])
+				}
+				if family.Name() != "mooncake" && string(p.EngineID) != `"e1"` {
+					t.Errorf("%s: %s: engine id %s", family.Name(), form[0], p.EngineID)
+				}
+			}
 		}
 	}
 }

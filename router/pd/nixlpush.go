@@ -48,13 +48,13 @@ func (f nixlPush) Prefill(leg *LegRequest, p *Handover) {
 var pushMembers = [...]string{"remote_engine_id", "remote_host", "remote_port", "tp_size", "pp_size", "dcp_size"}
 
 // inPush are the members that Handle reads, pushMembers first.
-var inPush = [...]string{pushMembers[0], pushMembers[1], pushMembers[2], pushMembers[3], pushMembers[4], pushMembers[5], "remote_prefill_cached_tokens", "prompt_token_ids"}
+var inPush = [...]string{pushMembers[0], pushMembers[1], pushMembers[2], pushMembers[3], pushMembers[4], pushMembers[5], "remote_prefill_cached_tokens", "prompt_token_ids", remotePrefillFlag, remoteDecodeFlag}
 
 // Handle implements Family. In push mode the handle also names blocks, but the decode engine
 // ignores them, so Handle does not check them.
 func (nixlPush) Handle(p *Handover, body []byte) ([]byte, error) {
 	const n = len(pushMembers)
-	var vals [n + 2]jsonscan.Value
+	var vals [n + 4]jsonscan.Value
 	handle, err := transferParams(p, body, vals[:], 4, inPush[:]...)
 	if err == nil {
 		p.handleMembers = handleMembers{parsed: true, push: [n]jsonscan.Value(vals[:n]), hasCachedTokens: vals[n].Kind != jsonscan.Absent, hasPromptIDs: vals[n+1].Kind != jsonscan.Absent}
