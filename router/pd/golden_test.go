@@ -187,7 +187,7 @@ func TestIncompleteAnswers(t *testing.T) {
 			t.Errorf("%s: %s gives %q, %v; want ErrIncompleteHandle", k.family.Name(), k.body, got, err)
 		}
 	}
-	for _, body := range []string{`{}`, `{"1":{"engine_id":"e"}}`, `{"0":{}}`, `{"0":{"engine_id":7}}`, `{"0":`, `[]`} {
+	for _, body := range []string{`{}`, `{"1":{"engine_id":"e"}}`, `{"0":{}}`, `{"0":{"engine_id":7}}`, `{"0":{"engine_id":""}}`, `{"0":{"engine_id":null}}`, `{"0":`, `[]`} {
 		p := &Handover{Prefill: (&handoverCase{}).rank("h", nil)}
 		if got, err := (mooncake{}).ParsePeerInfo(p, []byte(body)); err == nil {
 			t.Errorf("mooncake: /query answer %s gives %q; want an error", body, got)

@@ -64,6 +64,9 @@ func (mooncake) ParsePeerInfo(p *Handover, body []byte) (string, error) {
 	if err != nil || !ok || id.Kind != jsonscan.String {
 		return "", fmt.Errorf("GET /query names no engine_id of rank %s", name)
 	}
+	if id.End-id.Start <= len(`""`) { // no engine has this id, so decode would wait until its timeout
+		return "", fmt.Errorf("GET /query: engine_id of rank %s is empty, want the id of the prefill engine", name)
+	}
 	p.EngineID = entry[id.Start:id.End]
 	return string(p.EngineID), nil
 }
