@@ -37,8 +37,9 @@ type Family interface {
 	// Handle finds the handle for decode in a 200 response of prefill. For Concurrent pairs the
 	// runner calls it only to check peer information (PeerInfoLearner). Handle returns a wrapped
 	// ErrIncompleteHandle if the response has no handle that a decode engine could use; decode then
-	// runs the whole request. It returns ErrFinal if the response is the whole response to the
-	// client (see AnswerRewriter). The result borrows from body.
+	// runs the whole request. It returns a wrapped ErrPrefillFailed if the response says that the
+	// engine failed, and ErrFinal if the response is the whole response to the client (see
+	// AnswerRewriter). The result may borrow from body.
 	Handle(h *Handover, body []byte) (handle []byte, err error)
 	// Decode writes the decode leg, with h.Handle after prefill and without a handle in Concurrent
 	// pairs.
@@ -177,9 +178,23 @@ type AnswerMerger interface {
 var (
 	// ErrIncompleteHandle reports that prefill answered without a handle that decode can use.
 	ErrIncompleteHandle = errors.New("pd: incomplete handle")
+	// ErrPrefillFailed reports that the engine failed although it answered 200. The leg ends as one
+	// whose engine answered 500.
+	ErrPrefillFailed = errors.New("pd: prefill failed")
 	// ErrFinal reports that prefill's response is the whole response.
 	ErrFinal = errors.New("pd: the prefill answer is final")
 )
+
+// checkFinish returns a wrapped ErrPrefillFailed if raw, the finish reason of a prefill response,
+// says that the engine gave the request up. vLLM ends requests with "error" and "abort",
+// TensorRT-LLM also with "cancelled" and "timeout". No client can cause these. raw is JSON, or nil.
+func checkFinish(raw []byte) error {
+	switch string(raw) {
+	case `"error"`, `"abort"`, `"cancelled"`, `"timeout"`:
+		return fmt.Errorf("%w: its finish_reason is %s", ErrPrefillFailed, raw)
+	}
+	return nil
+}
 
 // families lists all families. Add a new family here.
 var families = []Family{

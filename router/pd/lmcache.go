@@ -117,6 +117,9 @@ func (lmcache) Handle(p *Handover, body []byte) ([]byte, error) {
 	if err := p.prefillToken.parse(body); err != nil {
 		return nil, err
 	}
+	if err := checkFinish(p.prefillToken.finishReason); err != nil {
+		return nil, err
+	}
 	if end := p.prefillToken.finishReason; len(end) > 0 && end[0] == '"' && string(end) != `"length"` {
 		return nil, ErrFinal
 	}

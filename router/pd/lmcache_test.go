@@ -1,6 +1,7 @@
 package pd
 
 import (
+	"errors"
 	"testing"
 
 	"sluice/dataplane/front"
@@ -121,6 +122,19 @@ func TestLMCacheUnsupported(t *testing.T) {
 		}
 		if r.Tokens = nil; want == "" && (lmcache{}).Unsupported(&r) != "no_tokens" {
 			t.Errorf("%s without tokens is fit", body)
+		}
+	}
+}
+
+// TestFailedPrefillIsNoAnswer: a 200 whose finish reason says that the engine failed is neither the
+// client's answer nor a hand-over.
+func TestFailedPrefillIsNoAnswer(t *testing.T) {
+	for _, finish := range []string{"error", "abort", "cancelled", "timeout"} {
+		answer := []byte(`{"choices":[{"text":"a","finish_reason":"` + finish + `","disaggregated_params":{"first_gen_tokens":[1],"ctx_request_id":2}}],"kv_transfer_params":{"first_tok":7}}`)
+		for _, family := range []Family{trtllm{}, lmcache{}} {
+			if got, err := family.Handle(&Handover{}, answer); !errors.Is(err, ErrPrefillFailed) {
+				t.Errorf("%s, %s: %q, %v; want ErrPrefillFailed", family.Name(), finish, got, err)
+			}
 		}
 	}
 }

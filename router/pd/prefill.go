@@ -55,6 +55,14 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		return q.endFailedPrefill(&l, err)
 	}
 	defer resp.Release()
+	var handle []byte
+	var handleErr error
+	if status == 200 {
+		q.handover.Answer = q.answer
+		if handle, handleErr = q.plan.Family.Handle(&q.handover, q.answer); errors.Is(handleErr, ErrPrefillFailed) {
+			status = 500
+		}
+	}
 	opt.Fleet.ReportStatus(rank, status)
 	switch {
 	case status == 200:
@@ -67,8 +75,15 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		died := engineDied(status, q.answer)
 		q.exclude(rank, failure{down: died}.exclusionReason())
 		q.unsent = false
-		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("prefill on %s answered %d", rank.ID, status))
+		note := fmt.Sprintf("prefill on %s answered %d", rank.ID, resp.Status)
+		if handleErr != nil {
+			note += ", but " + handleErr.Error()
+		}
+		opt.Scheduler.AddNote(q.x.RequestID, note)
 		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		if handleErr != nil && !q.excludeTaintedDecode(note) {
+			return prefillAnswered
+		}
 		if died {
 			if q.suspects++; q.suspects >= maxSuspects {
 				q.replyPrefillError(resp, status)
@@ -86,21 +101,19 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 
 	l.complete("ok")
 	q.handleAt = time.Now()
-	q.handover.Answer = q.answer
 	q.handover.PrefillCached = relay.UsageOf(q.answer).Cached
 	l.reservation.Report(q.x.RequestID, q.handover.PrefillCached, 0)
 	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
-	q.handover.Handle, err = q.plan.Family.Handle(&q.handover, q.answer)
 	switch {
-	case errors.Is(err, ErrFinal):
+	case errors.Is(handleErr, ErrFinal):
 		q.replyFinal(resp)
 		return prefillAnswered
-	case err != nil:
-		q.handover.Handle = nil
-		q.noteFallback("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, err))
+	case handleErr != nil:
+		q.noteFallback("incomplete_handle", fmt.Sprintf("%s: %v", rank.ID, handleErr))
 		return prefillUnavailable
 	}
+	q.handover.Handle = handle
 	q.r.reportEngineID(&q.handover, began)
 	if learner, ok := q.plan.Family.(PeerInfoLearner); ok {
 		if q.peerInfoBuf = learner.LearnPeerInfo(q.peerInfoBuf[:0], &q.handover); len(q.peerInfoBuf) > 0 {

@@ -42,7 +42,7 @@ func (trtllm) Prefill(leg *LegRequest, p *Handover) {
 }
 
 // Handle implements Family. The handle is the first choice's disaggregated_params. A finish reason
-// other than the length limit means that the first token was the last.
+// other than the length limit means that the first token was the last, or that the engine failed.
 func (trtllm) Handle(p *Handover, body []byte) ([]byte, error) {
 	choice, ids, err := firstChoice(body, "prompt_token_ids")
 	if err != nil {
@@ -51,7 +51,11 @@ func (trtllm) Handle(p *Handover, body []byte) ([]byte, error) {
 	var of [2]jsonscan.Value
 	jsonscan.Members(choice, of[:], "finish_reason", "disaggregated_params")
 	if end := of[0]; end.Kind == jsonscan.String {
-		switch string(choice[end.Start:end.End]) {
+		reason := choice[end.Start:end.End]
+		if err := checkFinish(reason); err != nil {
+			return nil, err
+		}
+		switch string(reason) {
 		case `"length"`, `"not_finished"`:
 		default:
 			return nil, ErrFinal

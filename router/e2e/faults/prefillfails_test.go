@@ -195,3 +195,44 @@ func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
 		})
 	}
 }
+
+// TestFailedFinishReasonFailsOver: a TensorRT-LLM context server answers 200 with a finish reason
+// that says that it failed. That is a failed prefill leg, not the client's answer and not a
+// hand-over.
+func TestFailedFinishReasonFailsOver(t *testing.T) {
+	trt := func(role string) func(*sim.Options) {
+		return func(o *sim.Options) { o.Engine, o.Role = "trtllm", role }
+	}
+	for _, finish := range []string{"error", "abort", "cancelled", "timeout"} {
+		for _, params := range []string{`null`, `{"request_type":"context_only","first_gen_tokens":[7],"ctx_request_id":7,"encoded_opaque_state":"AA=="}`} {
+			t.Run(finish+" "+params[:1], func(t *testing.T) {
+				t.Parallel()
+				answer := `{"id":"x","choices":[{"index":0,"message":{"role":"assistant","content":"half"},"finish_reason":"` + finish + `","disaggregated_params":` + params + `}],"usage":{"prompt_tokens":3,"completion_tokens":1}}`
+				bad, good, d := harness.StartScripted(t, harness.ReplyHandler(200, answer)), harness.StartSim(t, trt("prefill")), harness.StartSim(t, trt("decode"))
+				r := harness.StartRouter(t, harness.UsingFamily("trtllm"), bad.Worker(worker.Prefill, "bad"), harness.SimWorker(good, worker.Prefill, "good"), harness.SimWorker(d, worker.Decode, "d0"))
+				for i := range 4 {
+					a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d,"stream":%v`, i, i%2 == 0)))
+					if a.Status != 200 || a.Text(t) == "half" || a.Text(t) == "" || a.Header.Get("X-Sluice-Prefill-Worker") != "good" {
+						t.Errorf("status %d, prefill on %q: %s", a.Status, a.Header.Get("X-Sluice-Prefill-Worker"), a.Body)
+					}
+				}
+				if n := r.Metric(`sluice_leg_retries_total{leg="prefill"}`); n == 0 || n != float64(bad.Requests()) {
+					t.Errorf("%v retries counted for %d failures", n, bad.Requests())
+				}
+				if n := r.Metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`); n != float64(bad.Requests()) {
+					t.Errorf("%v legs counted as 5xx for %d failures", n, bad.Requests())
+				}
+				harness.WantIdle(t, r, 10*time.Second, good, d)
+
+				alone := harness.StartRouter(t, harness.UsingFamily("trtllm"), bad.Worker(worker.Prefill, "bad"), harness.SimWorker(d, worker.Decode, "d0"))
+				a := harness.Post(t, alone.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "no-other")
+				if a.Status != 200 || a.Text(t) == "half" || a.Header.Get("X-Sluice-Prefill-Worker") != "" || alone.Fallbacks("prefill_failed") != 1 {
+					t.Errorf("no other prefill: status %d, prefill_failed %v: %s", a.Status, alone.Fallbacks("prefill_failed"), a.Body)
+				}
+				if notes := fmt.Sprint(alone.Outcome(t, "no-other").Notes); !strings.Contains(notes, `its finish_reason is "`+finish+`"`) {
+					t.Errorf("notes %q do not name the finish reason", notes)
+				}
+			})
+		}
+	}
+}
