@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # usage: scripts/plain-servers.sh [llama-cpp|transformers]…
 #
-# Runs real servers that are no vLLM, SGLang or TensorRT-LLM, on CPU with a tiny model, and
-# sends requests through the router: init writes a configuration, check --probe approves of
-# it, and serve has the server ready and answers a completion and a stream. It is no part of
-# the tests: building llama-cpp-python takes minutes.
+# Runs servers other than vLLM, SGLang and TensorRT-LLM on the CPU with a tiny model and
+# sends requests to them through the router: `init` writes a configuration, `check --probe`
+# accepts it, and `serve` becomes ready and answers a completion and a stream. `make test`
+# does not run this script, because building llama-cpp-python takes minutes.
 #
-#   llama-cpp     llama-cpp-python's server with a model that is made here
-#   transformers  `transformers serve`, of the Python environment in SLUICE_TRANSFORMERS_VENV,
-#                 with the model in SLUICE_TRANSFORMERS_MODEL (a folder)
+#   llama-cpp     llama-cpp-python's server with a generated model; the default
+#   transformers  `transformers serve` of the Python environment in SLUICE_TRANSFORMERS_VENV
+#                 with the model in the folder SLUICE_TRANSFORMERS_MODEL
 #
-# The environment of llama-cpp-python is made once, in ~/.cache/sluice/llama-cpp-python
-# (SLUICE_LLAMA_CPP_VENV names another).
+# The first run creates the environment of llama-cpp-python in
+# ${SLUICE_CACHE:-~/.cache/sluice}/llama-cpp-python (SLUICE_LLAMA_CPP_VENV names another).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -22,7 +22,7 @@ go build -tags nokube -o "$bin" ./cmd/sluice
 
 fail() { echo "FAILED: $*"; tail -n 20 "$work"/*.log; exit 1; }
 
-# wait_for URL SECONDS: until it answers 200.
+# wait_for URL SECONDS: waits until the URL answers 200.
 wait_for() {
   for ((i = 0; i < $2 * 5; i++)); do
     curl -fsS -o /dev/null --max-time 2 "$1" 2>/dev/null && return
@@ -35,7 +35,7 @@ free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1
 
 status() { curl -s -o /dev/null -w '%{http_code}' --max-time 10 "$1" || true; }
 
-# through NAME URL PATH BODY: init, check, serve, a request and a stream.
+# through NAME URL PATH BODY: runs init, check and serve, and sends a request and a stream.
 through() {
   local name=$1 url=$2 path=$3 body=$4 port pid
   port=$(free_port)
@@ -48,8 +48,8 @@ through() {
   pid=$!
   pids+=("$pid")
   wait_for "http://127.0.0.1:$port/readyz" 30
-  sleep 5 # ten more probes
-  [ "$(status "http://127.0.0.1:$port/readyz")" = 200 ] || fail "$name: not ready any more"
+  sleep 5 # the router probes ten more times
+  [ "$(status "http://127.0.0.1:$port/readyz")" = 200 ] || fail "$name: no longer ready"
   curl -fsS --max-time 120 "http://127.0.0.1:$port$path" -H 'Content-Type: application/json' -d "$body" >"$work/$name-answer.log" || fail "$name: a request"
   grep -q '"choices"' "$work/$name-answer.log" || fail "$name: no choices"
   curl -fsSN --max-time 120 "http://127.0.0.1:$port$path" -H 'Content-Type: application/json' -d "${body%\}},\"stream\":true}" >"$work/$name-stream.log" || fail "$name: a stream"
@@ -59,7 +59,7 @@ through() {
 }
 
 llama-cpp() {
-  local venv=${SLUICE_LLAMA_CPP_VENV:-$HOME/.cache/sluice/llama-cpp-python} port
+  local venv=${SLUICE_LLAMA_CPP_VENV:-${SLUICE_CACHE:-$HOME/.cache/sluice}/llama-cpp-python} port
   if ! "$venv/bin/python" -c 'import llama_cpp.server, gguf' 2>/dev/null; then
     python3 -m venv "$venv"
     CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAMA_CURL=OFF -DMTMD_BUILD=OFF" "$venv/bin/pip" install --quiet 'llama-cpp-python[server]' gguf
@@ -73,9 +73,9 @@ llama-cpp() {
 }
 
 transformers() {
-  local venv=${SLUICE_TRANSFORMERS_VENV:?names a Python environment with transformers[serving]} model=${SLUICE_TRANSFORMERS_MODEL:?names a model folder} port
+  local venv=${SLUICE_TRANSFORMERS_VENV:?must name a Python environment with transformers[serving]} model=${SLUICE_TRANSFORMERS_MODEL:?must name a model folder} port
   port=$(free_port)
-  # It serves and lists what lies in the cache of its hub.
+  # The server lists and serves the models in its hub cache.
   local repo=$work/hub/models--local--tiny
   mkdir -p "$repo/refs" "$repo/blobs" "$repo/snapshots/1"
   printf 1 >"$repo/refs/main"
@@ -89,6 +89,6 @@ transformers() {
 for what in "${@:-llama-cpp}"; do
   case $what in
   llama-cpp | transformers) "$what" ;;
-  *) echo "no such server: $what; want llama-cpp or transformers" >&2; exit 2 ;;
+  *) echo "plain-servers.sh: unknown server \"$what\"; the servers are llama-cpp and transformers" >&2; exit 2 ;;
   esac
 done

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Real clients that keep their connections, around many hot restarts of a router: POSTs at
-random intervals from pools of requests, httpx, the openai package and curl. None may be lost.
-Retries are off wherever the client has them.
+"""Tests that hot restarts of a router lose no POST of clients that keep their connections.
+
+Clients (requests, httpx, the openai package and curl) send POST requests at random intervals
+over their connection pools while the router restarts many times. Retries are disabled in
+every client that supports them. The exit status is 1 if a request was lost.
 
   scripts/restart_clients.py [--restarts N] [--every SECONDS] [--clients N] [--pause SECONDS]
 
-It needs bin/sluice, curl, and Python with requests, httpx and openai.
+The script needs bin/sluice, curl, and Python with requests, httpx and openai.
 """
 
 import argparse
@@ -65,7 +67,7 @@ def with_openai(url):
 
 
 def curl(url, stop, pause, count, lost):
-    """curl keeps a connection for the URLs of one command line, and waits between them."""
+    """Runs curl, which keeps the connection for the URLs of one command line and waits between them."""
     one = ["-s", "-o", "/dev/null", "-w", "%{http_code}\n", "-X", "POST", "-H", "Content-Type: application/json", "--retry", "0", "-d",
            '{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":4}', url + "/v1/chat/completions"]
     while not stop.is_set():
@@ -100,7 +102,7 @@ def main():
         while not stop.is_set():
             try:
                 post()
-            except Exception as e:  # whatever a client calls it, the POST is lost
+            except Exception as e:  # clients have different exceptions for a lost POST
                 lost.append((kind, repr(e)))
             count[kind] += 1
             stop.wait(random.random() * a.pause)

@@ -1,5 +1,5 @@
-"""An engine freezes under its requests: its whole process group, and its engine core alone. One
-that computes a very long prompt is left alone."""
+"""An engine freezes while it serves requests: first its whole process group, then only its
+engine core. An engine that computes a very long prompt must not be considered frozen."""
 
 import os
 import signal
@@ -14,12 +14,12 @@ from router import Router
 
 STREAMS = 4
 WHOLE = 4
-# What the router's bounds are by default, and how much later the last answer may be on a
-# machine that has other work: the rest of the answer is made on the other engine.
+# The router's default bounds in seconds, and the additional time for the last answer, which
+# the other engine completes, on a busy machine.
 BOUNDS = {"process": 10, "core": 30}
 SLACK = 60
-LONG_WORDS = 1100  # some 4,000 tokens
-# A model of 270 million random weights, for which that prompt is one step of about a minute.
+LONG_WORDS = 1100  # about 4,000 tokens
+# A model of 270 million random weights, which computes that prompt in one step of about a minute.
 LARGE = (
     "--load-format", "dummy", "--max-num-batched-tokens", "4096", "--hf-overrides",
     '{"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}',
@@ -48,7 +48,7 @@ class Whole(threading.Thread):
 
 
 def core_of(engine):
-    """The process id of an engine's core: a child that calls itself so."""
+    """Returns the process id of the engine's core, a child process with EngineCore in its title."""
     for pid in os.listdir("/proc"):
         if not pid.isdigit():
             continue
@@ -61,7 +61,7 @@ def core_of(engine):
             continue
         if "EngineCore" in title:
             return int(pid)
-    raise RuntimeError(f"{engine.name} has no process that calls itself EngineCore")
+    raise RuntimeError(f"{engine.name} has no process with EngineCore in its title")
 
 
 class Section:
@@ -83,7 +83,7 @@ class Section:
             report.note("router: `sluice serve --set schedule.policy=round_robin --set fleet.retry_budget_min_per_second=100 --engine URL,id=e1 --engine URL,id=e2`, all bounds at their defaults")
             self.router.wait_ready()
             self.wait_for('state="ready"} 1', 2)
-            for _ in range(8):  # both have served
+            for _ in range(8):  # both engines serve requests
                 self.router.ask("/v1/completions", prompts.completions(prompts.text()))
             pid = engines["e1"].process.popen.pid
             with report.guarded("the whole process group is stopped"):
@@ -136,9 +136,9 @@ class Section:
             took = time.monotonic() - begun
             cut = self.metric(f'sluice_engine_frozen_calls_total{{state="{state}"}}')
             what = {"process": "SIGSTOP of its whole process group", "core": "SIGSTOP of its EngineCore process alone"}[state]
-            report.row(f"{what}: requests under way, streams of them there", "1 and more", f"{len(there)}, {len(held)}", len(there) > 0 and len(held) > 0)
+            report.row(f"{what}: running requests, and streams on the frozen engine", "at least 1 each", f"{len(there)}, {len(held)}", len(there) > 0 and len(held) > 0)
             report.equal("verdicts", 1, self.metric(f'sluice_engine_frozen_total{{state="{state}"}}'))
-            report.row("calls that the router ended", "1 and more", cut, cut > 0)
+            report.row("calls that the router cancelled", "at least 1", cut, cut > 0)
             bound = BOUNDS[state]
             report.row("seconds until the last answer", f"{bound} to {bound + SLACK}", f"{took:.1f}", bound - 2 <= took <= bound + SLACK)
             for stream in streams:
@@ -150,7 +150,7 @@ class Section:
                 expected = prompts.said(path, alone)
                 report.row("a whole answer: the text of an engine alone", f"{len(expected)} characters", f"{len(request.said())}, after {request.took:.1f} s", request.said() == expected)
             by = {self.router.ask(path, prompts.chat(prompts.text())).headers["X-Sluice-Worker"] for _ in range(4)}
-            report.equal("workers that requests go to meanwhile", {"e2"}, by)
+            report.equal("workers that serve requests while it is frozen", {"e2"}, by)
         finally:
             send(signal.SIGCONT)
         begun, again = time.monotonic(), False
@@ -159,11 +159,11 @@ class Section:
         report.row("seconds after SIGCONT until the rank is admitted again", "below 30", f"{time.monotonic() - begun:.1f}", again and time.monotonic() - begun < 30)
 
     def long(self, engine, more):
-        """A prompt that is one step of about a minute, with every bound at its default."""
+        """A prompt that takes one step of about a minute, with all bounds at their defaults."""
         report = self.report
         self.router = Router(self.context.router, self.context.run_dir, "router-long", ["--engine", f"{engine.url},id=large"], more)
         self.router.wait_ready()
-        for words in (5, 20, 40, 60, 80, 100):  # the router learns how long prompts take here
+        for words in (5, 20, 40, 60, 80, 100):  # the router measures how long prompts take
             self.router.ask("/v1/completions", {**prompts.completions(prompts.text(words)), "max_tokens": 2, "stream": True})
         prompt = prompts.text(LONG_WORDS)
         begun = time.monotonic()
@@ -171,6 +171,6 @@ class Section:
         took = time.monotonic() - begun
         tokens = answer.json()["usage"]["prompt_tokens"] if answer.status == 200 else 0
         report.row("one very long prompt: status", 200, answer.status, answer.status == 200)
-        report.row("… its tokens, and the seconds that its one step took", "3000 and 30, and more", f"{tokens}, {took:.0f}", tokens >= 3000 and took >= 30)
+        report.row("… its tokens, and the duration of its step in seconds", "at least 3000 and 30", f"{tokens}, {took:.0f}", tokens >= 3000 and took >= 30)
         verdicts = {state: self.metric(f'sluice_engine_frozen_total{{state="{state}"}}') for state in ("process", "core", "host")}
         report.row("… verdicts", "none", verdicts, not any(verdicts.values()))

@@ -1,4 +1,4 @@
-"""A decode engine is killed under the streams it has, and one is drained: another goes on with them."""
+"""A decode engine is drained, then killed, while it streams; another engine continues its streams."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from router import Router
 from telling import TELLING, Telling
 
 EACH = 3
-# An engine may end a stream that has so few events to go before the router can leave it.
+# The engine can finish a stream with so few remaining events before the router migrates it.
 LAST = 4
 ATTEMPTS = 4
 CHOSEN = "one of three texts"
@@ -27,8 +27,8 @@ def messages(prompt):
     return {**prompts.chat(prompt), "system": "go on"}
 
 
-# Endpoint, its request, and whether the engine tells token ids on its streams: where it
-# does not, text is made ids again, which is exact only where each event is one token.
+# Endpoint, its request, and whether the engine's streams contain token ids. If they do not,
+# the router tokenizes the text again, which is exact only if each event is one token.
 KINDS = (
     ("/v1/chat/completions", prompts.chat, True),
     ("/v1/completions", prompts.completions, True),
@@ -58,10 +58,10 @@ class Section:
             report.note("router: `sluice serve " + " ".join(f"--set {setting}" for setting in allow) + " --prefill URL,id=p1 --decode URL,id=d1 --decode URL,id=d2`")
             self.router = Router(context.router, context.run_dir, "router-migrate", flags)
             self.router.wait_ready()
-            self.all_ready()  # one decode engine makes the router so; both must be there
-            with report.guarded("streams of a drained worker move"):
+            self.all_ready()  # the router is ready with one decode engine; the checks need both
+            with report.guarded("streams of a drained worker migrate"):
                 self.drained()
-            with report.guarded("streams of a killed engine go on"):
+            with report.guarded("streams of a killed engine continue"):
                 self.killed()
         finally:
             if hasattr(self, "router"):
@@ -79,7 +79,7 @@ class Section:
         return 0
 
     def begin(self, events, chosen):
-        """Begins streams of every kind; gives them, their workers, and the worker to be left: that of the chosen one."""
+        """Starts streams of every kind; returns them, their workers, and the worker of the chosen kind."""
         streams = [Stream(self.router.url, path, make(prompts.text()), ids) for path, make, ids in KINDS for _ in range(EACH)]
         streams += [Telling(self.router.url, kind) for kind in TELLING]
         for stream in streams:
@@ -90,19 +90,19 @@ class Section:
         return streams, [s.worker for s in streams], next(s.worker for s in streams if s.name == chosen)
 
     def begin_some(self, events, chosen):
-        """begin, again where the chosen stream was over before the last had begun: on a machine that has other work."""
+        """Calls begin, again if the chosen stream ended before the last one started, as on a busy machine."""
         for attempt in range(ATTEMPTS):
             streams, by, victim = self.begin(events, chosen)
             if any(s.is_alive() and s.name == chosen for s in streams):
                 break
-            say(f"{chosen} was over before the last stream had begun (attempt {attempt + 1} of {ATTEMPTS})")
+            say(f"{chosen} ended before the last stream started (attempt {attempt + 1} of {ATTEMPTS})")
             for stream in streams:
                 stream.join(120)
         return streams, by, victim
 
     @staticmethod
     def under_way(streams, victim):
-        """The streams that an engine which stands still has not ended, when all that it had made is read."""
+        """Returns the streams that a stopped engine has not finished, once its last output was read."""
         seen, quiet = None, 0
         while quiet < 5:
             time.sleep(0.1)
@@ -119,11 +119,11 @@ class Section:
             raise RuntimeError(f"drain answered {answer.status}: {answer.text()[:200]}")
 
     def drained(self):
-        """Streams of a worker that is drained: all are those of an engine alone, wherever they ended."""
+        """Drains a worker; each stream must have the text of an engine alone, wherever it ended."""
         for attempt in range(ATTEMPTS):
             streams, by, victim = self.begin_some(6, CHOSEN)
             was = self.counted("drained")
-            # Nothing ends between the look at who is under way and the drain.
+            # The engine is stopped, so that no stream ends between under_way and the drain.
             with self.decodes[victim].process.held():
                 there = self.under_way(streams, victim)
                 had = {s: len(s.lines) for s in there}
@@ -134,18 +134,18 @@ class Section:
             telling = [s for s in there if s.tells_ids and len(s.lines) - had[s] > LAST]
             if any(s.name == CHOSEN for s in telling):
                 break
-            say(f"{CHOSEN} was over, or nearly, before the drain: {len(there)} streams were under way, {moved} moved (attempt {attempt + 1} of {ATTEMPTS})")
+            say(f"{CHOSEN} ended, or nearly, before the drain: {len(there)} streams were running, {moved} migrated (attempt {attempt + 1} of {ATTEMPTS})")
             self.restore(victim)
-        self.report.row("streams by decode engine before the drain", "some each, or all on one", by, by.count(victim) > 0)
-        self.report.row("streams that moved", f"{len(telling)} and more, of {len(there)}, at least 1", moved, 0 < len(telling) <= moved <= len(there))
-        self.report.note(f"streams of text alone stayed where their text is not exactly its tokens: {self.counted('retokenized')} times asked without effect")
+        self.report.row("streams by decode engine before the drain", "at least 1 on the drained one", by, by.count(victim) > 0)
+        self.report.row("streams that migrated", f"{len(telling)} or more, of {len(there)}, at least 1", moved, 0 < len(telling) <= moved <= len(there))
+        self.report.note(f"streams without ids stayed if their text did not tokenize to the same tokens: {self.counted('retokenized')} attempts without effect")
         survivor = next(e for name, e in self.decodes.items() if name != victim)
         for stream in streams:
             self.compare(stream, survivor, ", drained" if stream in there else "")
         self.restore(victim)
 
     def restore(self, name):
-        """Takes the drain back, and waits until the worker is ready."""
+        """Ends the drain and waits until the worker is ready."""
         self.drain(name, False)
         self.all_ready()
 
@@ -157,7 +157,7 @@ class Section:
     def killed(self):
         was, lost_before, half_before = (self.counted(outcome) for outcome in ("done", "retokenized", "incomplete_character"))
         streams, by, victim = self.begin_some(12, "two choices")
-        self.report.row("streams by decode engine before the kill", "some each, or all on one", by, by.count(victim) > 0)
+        self.report.row("streams by decode engine before the kill", "at least 1 on the killed one", by, by.count(victim) > 0)
         process = self.decodes[victim].process
         with process.held():
             there = self.under_way(streams, victim)
@@ -165,15 +165,15 @@ class Section:
             process.kill()
         for stream in streams:
             stream.join(120)
-        self.report.row("events those of the killed engine had by then", f"fewer than {TOKENS}", had, bool(had) and min(had) < TOKENS)
+        self.report.row("events that the streams of the killed engine had by then", f"fewer than {TOKENS}", had, bool(had) and min(had) < TOKENS)
         survivor = next(e for name, e in self.decodes.items() if name != victim)
         lost = [s for s in there if not s.tells_ids and s.broke()]
         half = [s for s in there if s.tells_ids and s.broke()]
         for stream in streams:
             if stream not in lost + half:
                 self.compare(stream, survivor, ", killed" if stream in there else "")
-        self.report.equal("streams of text alone that ended with an error, each counted as retokenized", len(lost), self.counted("retokenized") - lost_before)
-        # A model of random weights says half a character now and then, and is killed behind it.
+        self.report.equal("streams without ids that ended with an error, each counted as retokenized", len(lost), self.counted("retokenized") - lost_before)
+        # A model of random weights sometimes generates half a character; the kill can come right after it.
         self.report.equal("streams with ids that ended with an error, each counted as incomplete_character", len(half), self.counted("incomplete_character") - half_before)
         self.report.equal("migrations counted", len(there) - len(lost) - len(half), self.counted("done") - was)
 
@@ -190,10 +190,10 @@ class Section:
         if isinstance(stream, Telling) and stream.values:
             apart = max((abs(a - b) for a, b in zip(stream.values, stream.values_alone)), default=1)
             same = len(stream.values) == len(stream.values_alone)
-            self.report.row("… and its log-probabilities, but for noise", f"{len(stream.values_alone)} values, 0.01 apart", f"{len(stream.values)} values, {apart:.5f} apart", same and apart < 0.01)
+            self.report.row("… and its log-probabilities, except for noise", f"{len(stream.values_alone)} values, at most 0.01 apart", f"{len(stream.values)} values, {apart:.5f} apart", same and apart < 0.01)
 
 
 def difference(expected, seen):
-    """Where two texts part: a table shows but their ends."""
+    """Describes the first difference of two texts; a table cell shows only their ends."""
     at = next((i for i, (a, b) in enumerate(zip(expected, seen)) if a != b), min(len(expected), len(seen)))
     return f"expected {expected[max(at - 40, 0) : at + 80]!r} at {at} of {len(expected)}, seen {seen[max(at - 40, 0) : at + 80]!r} of {len(seen)}"

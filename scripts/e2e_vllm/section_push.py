@@ -1,5 +1,5 @@
-"""vLLM's push mode: prefill writes the KV into decode's blocks, and our connector in
-the decode engine tells the router of it."""
+"""vLLM's push mode: prefill writes the KV into decode's blocks, and Sluice's connector in the
+decode engine reports it to the router."""
 
 import json
 
@@ -37,7 +37,7 @@ class Section(section_transfers.Section):
         report.row("prompt tokens that decode received from prefill", "more than 0", seen, seen > 0)
         view = self.admin(router, "/admin/v1/transfers").json()
         report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))
-        report.equal("reports malformed", 0, view["reports"]["malformed"])
-        # The record of a try that was given up when its lease ran out comes too late for its slot.
+        report.equal("malformed reports", 0, view["reports"]["malformed"])
+        # The report of an attempt that was abandoned when its lease expired comes too late for its slot.
         late, refused = view["reports"]["expired_ok"], view["reports"]["refused"]
         report.row("refused reports: only of abandoned attempts", f"at most {late}", refused, refused <= late)

@@ -1,4 +1,4 @@
-"""The router as an engine: vLLM's own tokenizer and template before it, a P/D pair behind."""
+"""The engine API: vLLM's tokenizer and chat template in front of the router, a P/D pair behind it."""
 
 import asyncio
 import json
@@ -21,10 +21,10 @@ sys.path.insert(0, os.path.join(PYTHON, "src"))
 
 from sluice_routed import Context, Killed, Request, RoutedEngine  # noqa: E402
 
-# The example imports vLLM, which takes 20 s of CPU time: minutes where many share a core.
+# Seconds for the example, which imports vLLM: 20 s of CPU time, and minutes on a busy machine.
 IMPORTS = 900
-LONG = 3000  # tokens: what does not end by itself while somebody watches
-SOON = 20  # seconds: for blocks to be free; the lease is 30
+LONG = 3000  # tokens of an answer that does not end during a check
+SOON = 20  # seconds within which blocks must be free; the lease is 30
 
 
 class Section:
@@ -57,15 +57,15 @@ class Section:
             self.d.stop()
 
     def alone(self, message, max_tokens):
-        """The decode instance asked directly, by chat. The salt keeps it from the KV
-        that it pulled for the router: it computes the whole prompt itself."""
+        """Sends a chat directly to the decode engine. The salt prevents a hit on the KV that the
+        engine pulled for the router, so that it computes the whole prompt."""
         return http_calls.post(self.d.url, "/v1/chat/completions", {
             "model": MODEL, "messages": [{"role": "user", "content": message}], "max_tokens": max_tokens, "temperature": 0,
             "return_token_ids": True, "cache_salt": f"alone-{time.time_ns()}",
         }).json()  # fmt: skip
 
     def example(self):
-        """The tokens that the preprocessor gets are those of the engine alone."""
+        """The preprocessor receives the same tokens as from the engine directly."""
         messages = [prompts.text(words) for words in (5, 60, 200)]
         transfers = "vllm:nixl_xfer_time_seconds_count"
         p0, d0 = self.p.metrics(), self.d.metrics()
@@ -75,30 +75,30 @@ class Section:
         env = {**ENVIRONMENT, "PYTHONPATH": os.path.join(PYTHON, "src")}
         run = Process(self.context.run_dir, "preprocessor", argv, env, stdout=subprocess.PIPE)
         out, _ = run.popen.communicate(timeout=IMPORTS)
-        say(f"the preprocessor ended with {run.popen.returncode} after {time.monotonic() - begun:.0f} s")
+        say(f"the preprocessor exited with {run.popen.returncode} after {time.monotonic() - begun:.0f} s")
         if run.popen.returncode != 0:
-            raise RuntimeError(f"it failed:\n{run.log_tail()}")
+            raise RuntimeError(f"the preprocessor failed:\n{run.log_tail()}")
         told = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
-        self.report.equal("conversations that the preprocessor had, at once on one connection", len(messages), len(told))
+        self.report.equal("conversations of the preprocessor, concurrent on one connection", len(messages), len(told))
         until(lambda: self.d.metrics().sum(transfers) - d0.sum(transfers) >= len(told), 30)
         p1, d1 = self.p.metrics(), self.d.metrics()
         for seen in told:
             alone = self.alone(seen["message"], prompts.MAX_TOKENS)
             choice, ids = alone["choices"][0], seen["prompt_token_ids"]
             n = len(ids)
-            self.report.row(f"a prompt of {n} tokens: the ids that vLLM's tokenizer and template gave are the engine's own", short(alone["prompt_token_ids"]),
+            self.report.row(f"a prompt of {n} tokens: vLLM's tokenizer and template give the engine's own ids", short(alone["prompt_token_ids"]),
                             short(ids), ids == alone["prompt_token_ids"])  # fmt: skip
             self.report.row("its answer's tokens: those of the decode instance alone", short(choice["token_ids"]), short(seen["token_ids"]),
                             seen["token_ids"] and seen["token_ids"] == choice["token_ids"])  # fmt: skip
             self.report.row("and its text", short(choice["message"]["content"]), short(seen["text"]), seen["text"] == choice["message"]["content"])
             said = dict(c.split(": ", 1) for c in seen["comments"])
             self.report.equal("its decision names both workers", ("p1", "d1"), (said.get("prefill_worker_id"), said.get("worker_id")))
-        self.report.equal("NIXL transfers finished on decode, for these", len(messages), int(d1.sum(transfers) - d0.sum(transfers)))
+        self.report.equal("NIXL transfers that decode finished for these", len(messages), int(d1.sum(transfers) - d0.sum(transfers)))
         prompt_tokens = sum(len(t["prompt_token_ids"]) for t in told)
         self.report.equal("prompt tokens that prefill computed", prompt_tokens, int(p1.source("local_compute") - p0.source("local_compute")))
 
     def over_http(self):
-        """The twin gives the same tokens."""
+        """The HTTP endpoint returns the same tokens."""
         message = prompts.text()
         alone = self.alone(message, prompts.MAX_TOKENS)
         body = {
@@ -115,7 +115,7 @@ class Section:
         self.report.equal("its usage", (len(alone["prompt_token_ids"]), len(expected)), (usage.get("prompt_tokens"), usage.get("completion_tokens")))
 
     def log_probabilities(self):
-        """They are the engine's, and the likeliest token at temperature 0 is the one that came."""
+        """The log-probabilities are the engine's, and at temperature 0 each token is the likeliest one."""
         ids = list(self.request().token_ids)
         alone = http_calls.post(self.d.url, "/v1/completions", {
             "model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 2, "cache_salt": f"alone-{time.time_ns()}",
@@ -128,10 +128,10 @@ class Section:
         tokens, likeliest = ([t for i in items for t in i["token_ids"]], [t[0]["token_id"] for i in items for t in i.get("top_logprobs") or []])
         self.report.row("log-probabilities of 8 tokens: those of the decode instance alone", short([round(p, 3) for p in alone]), short([round(p, 3) for p in seen]),
                         len(seen) == len(alone) == 8 and all(abs(a - b) < 1e-2 for a, b in zip(seen, alone, strict=True)))  # fmt: skip
-        self.report.row("the likeliest of each two: the token that came", short(tokens), short(likeliest), len(tokens) == 8 and likeliest == tokens)
+        self.report.row("the likeliest of each two: the generated token", short(tokens), short(likeliest), len(tokens) == 8 and likeliest == tokens)
 
     def request(self):
-        """A long answer to a prompt that no other begins like."""
+        """Returns a request for a long answer to a prompt that shares no prefix with another."""
         n = time.time_ns() % 3000
         return Request(
             token_ids=[100 + (n + i * 7) % 3500 for i in range(300)], model=MODEL,
@@ -142,7 +142,8 @@ class Section:
         """stop and kill while decode runs."""
 
         async def begin(engine, context, end):
-            """Reads an answer, calls end behind the fifth token, and gives what came."""
+            """Reads an answer and calls end after the fifth token. Returns the number of tokens, the
+            last item and the seconds between the call and the end of the answer."""
             tokens, last, behind = 0, None, None
             async for item in engine.generate(self.request(), context):
                 if item.is_error():
@@ -158,23 +159,23 @@ class Section:
             async with RoutedEngine(self.address) as engine:
                 context = Context()
                 tokens, last, took = await begin(engine, context, context.stop)
-                self.report.row("stop: the last item", f"cancelled, usage of what came, fewer than {LONG} tokens",
+                self.report.row("stop: the last item", f"cancelled, usage of the tokens received, fewer than {LONG} tokens",
                                 f"{last.finish_reason}, {last.completion_usage.completion_tokens} of {tokens} tokens, after {took:.2f} s",
                                 last.finish_reason == "cancelled" and last.completion_usage.completion_tokens == tokens < LONG)  # fmt: skip
                 await asyncio.to_thread(self.freed, "stop")
                 context = Context()
                 try:
                     await begin(engine, context, context.kill)
-                    seen = "an end"
+                    seen = "a normal end"
                 except Killed as why:
                     seen = type(why).__name__
-                self.report.equal("kill: the reader gets", "Killed", seen)
+                self.report.equal("kill: the reader receives", "Killed", seen)
                 await asyncio.to_thread(self.freed, "kill")
 
         asyncio.run(both())
 
     def vanishes(self):
-        """A caller's process that dies."""
+        """The process of a caller is killed."""
         script = (
             "import asyncio, json, sys\n"
             "from sluice_routed import Request, RoutedEngine\n"
@@ -190,13 +191,13 @@ class Section:
         for _ in range(3):
             caller.popen.stdout.readline()
         caller.kill()
-        self.freed("a caller that died")
+        self.freed("a caller that was killed")
 
     def freed(self, what):
-        """Within SOON neither engine runs anything or holds blocks."""
+        """Adds a row: within SOON neither engine runs a request or has blocks in use."""
 
         def idle():
-            # An idle engine takes no notifications and refreshes no gauge: a tiny request makes it step.
+            # An idle engine neither reads notifications nor updates its gauges; a tiny request makes it step.
             http_calls.post(self.p.url, "/v1/completions", {"model": MODEL, "prompt": [300], "max_tokens": 1})
             pages = [e.metrics() for e in (self.p, self.d)]
             return all(m.sum("vllm:num_requests_running") == 0 and m.usage_blocks() == 0 for m in pages)
@@ -204,9 +205,9 @@ class Section:
         begun = time.monotonic()
         freed = until(idle, 60)
         took = time.monotonic() - begun
-        self.report.row(f"{what}: both engines have nothing to run and hold no blocks", f"within {SOON} s (lease: 30 s)", f"{took:.1f} s", freed and took < SOON)
+        self.report.row(f"{what}: both engines run no request and have no block in use", f"within {SOON} s (lease: 30 s)", f"{took:.1f} s", freed and took < SOON)
 
     def ending(self):
         expired = self.p.metrics().sum("vllm:nixl_num_kv_expired_reqs_total")
-        self.report.equal("leases that ran out, in all", 0, int(expired))
-        self.report.equal("both engines live at the end", [True, True], [e.alive() for e in (self.p, self.d)])
+        self.report.equal("leases that expired", 0, int(expired))
+        self.report.equal("both engines are alive at the end", [True, True], [e.alive() for e in (self.p, self.d)])

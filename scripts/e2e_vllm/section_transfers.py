@@ -1,5 +1,5 @@
-"""KV transfers as the router is told of them: our connector in two prefill engines
-and one decode engine, over NIXL and over ZMQ, and an engine killed in mid-transfer."""
+"""Reports of KV transfers to the router: Sluice's connector in a prefill and a decode engine,
+over NIXL, UCX and ZMQ, and a prefill engine that freezes or is killed during a transfer."""
 
 import contextlib
 import datetime
@@ -22,8 +22,8 @@ from release import Abandoned
 from router import Router
 
 TOKEN = "e2e-token-0123456789"
-LATE = 2  # seconds after a request's end in which a report of its transfer is taken
-STALL = 3  # seconds without a word of a transfer: transfers.stall_timeout
+LATE = 2  # seconds after a request's end within which the router accepts a report of its transfer
+STALL = 3  # transfers.stall_timeout: seconds without a notification of a transfer
 CHAT = "/v1/chat/completions"
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -36,8 +36,8 @@ def until(condition, patience, pause=0.1):
 
 
 class Tap:
-    """Stands before an engine's HTTP server; on_handle is called with each answer
-    that carries a hand-over, before it is passed on."""
+    """An HTTP proxy in front of an engine. It calls on_handle for each answer with a handle,
+    before it passes the answer on."""
 
     def __init__(self, engine):
         tap, self.on_handle = self, None
@@ -54,7 +54,7 @@ class Tap:
                     response = connection.getresponse()
                     data = response.read()
                 except OSError:
-                    self.close_connection = True  # as the engine itself would
+                    self.close_connection = True  # as the engine does
                     return
                 finally:
                     connection.close()
@@ -79,7 +79,7 @@ class Tap:
 
 
 class Section:
-    # Name, role, and whether it runs our connector: p2 is unmodified vLLM.
+    # Name, role, and whether it runs Sluice's connector; p2 is unmodified vLLM.
     engines_of = (("p1", "kv_producer", True), ("p2", "kv_producer", False), ("d1", "kv_consumer", True))
     kind = "NixlConnector"
 
@@ -116,7 +116,7 @@ class Section:
         self.front = Gate(self.tap.url)  # p1's address as the router knows it
 
     def tiers(self, *names):
-        """Each tier's name and what makes it the router's best."""
+        """Returns each tier's name and the environment in which the router chooses it."""
         nixl = {"SLUICE_TRANSFERS_NIXL_LIBRARY": self.capi}
         best = {
             "nixl": nixl,
@@ -139,22 +139,22 @@ class Section:
         report.section("Unmodified vLLM: blocks of abandoned requests")
         with report.guarded("abandoned requests"):
             self.abandoned()
-        report.section("Unmodified vLLM: a request held between the legs for longer than the lease")
+        report.section("Unmodified vLLM: a request that waits between the legs for longer than the lease")
         with report.guarded("a lease that is renewed"):
             self.renewed()
-        report.section("A prefill engine frozen in mid-transfer: a transfer that stalls")
+        report.section("A prefill engine frozen during a transfer: the transfer stalls")
         with self.router("stall", {**nixl, "SLUICE_TRANSFERS_STALL_TIMEOUT": f"{STALL}s"}) as router:
             self.found(router, "nixl")
-            with report.guarded("frozen in mid-transfer"):
+            with report.guarded("frozen during a transfer"):
                 self.stalled(router)
-        report.section("A prefill engine killed in mid-transfer")
+        report.section("A prefill engine killed during a transfer")
         with self.router("kill", nixl) as router:
             self.told(router, "nixl", 2)
-            with report.guarded("killed in mid-transfer"):
+            with report.guarded("killed during a transfer"):
                 self.killed(router)
 
     def abandoned(self):
-        """p2 alone prefills; it runs vLLM's own connector, and knows of no router."""
+        """p2 is the only prefill engine; it runs vLLM's own connector."""
         tap, gate = Tap(self.engines["p2"]), Gate(self.engines["d1"].url)
         checks = Abandoned(self.report, self.engines["p2"], tap, gate, self.alone)
         flags = ["--prefill", f"{tap.url},id=p2", "--decode", f"{gate.url},id=d1"]
@@ -174,7 +174,7 @@ class Section:
                 router.process.stop(5)
 
     def renewed(self):
-        """p2 alone prefills, as in abandoned."""
+        """p2 is the only prefill engine, as in abandoned."""
         gate, p2, d1 = Gate(self.engines["d1"].url), self.engines["p2"], self.engines["d1"]
         flags = ["--prefill", f"{p2.url},id=p2", "--decode", f"{gate.url},id=dead,kv_events=off", "--decode", f"{d1.url},id=d1"]
         env = {
@@ -184,7 +184,7 @@ class Section:
         router = Router(self.context.router, self.context.run_dir, "router-renew", flags, env)
         try:
             router.wait_ready()
-            self.report.note(f"router: `sluice serve --prefill URL {renewal.FLAGS[1:]}, transfers.side_channel: renew, timeouts.connect {renewal.CONNECT} s; the gate leaves connects unanswered")
+            self.report.note(f"router: `sluice serve --prefill URL {renewal.FLAGS[1:]}, transfers.side_channel: renew, timeouts.connect {renewal.CONNECT} s; the gate leaves connection attempts unanswered")
             until(lambda: self.health(router)["active"] == "nixl", 60)
             until(lambda: http_calls.get(router.url, "/metrics").text().count('state="ready"} 1') == 3, 60)
             renewal.check(self.report, router, p2, d1, gate, self.alone)
@@ -193,7 +193,7 @@ class Section:
             gate.close()
 
     def alone(self, path, body):
-        """What decode alone says, with nothing of the prompt in its cache."""
+        """Returns the text of the decode engine without the router and without a cached prefix."""
         return prompts.said(path, http_calls.post(self.engines["d1"].url, path, {**body, "cache_salt": f"alone-{time.time_ns()}"}))
 
     @contextlib.contextmanager
@@ -225,17 +225,17 @@ class Section:
             account = ended()
             return account and (account["outcome"].get("transfer") or {}).get("state") != "unknown" and account
 
-        # What a starved engine tells after the end is put into the record still.
+        # The router still records the report of a slow engine after the request's end.
         return until(told, LATE + 1) or until(ended, 10) or {"outcome": {}}
 
     def found(self, router, tier):
-        """The tier is up and the connectors have found the router."""
+        """Checks that the tier is active and that the connectors have found the router."""
         report = self.report
         active = until(lambda: self.health(router)["active"] == tier and self.health(router), 60)
         report.row(f"`/admin/v1/health` names the tier {tier}", tier, self.health(router)["active"], bool(active))
         report.note(self.health(router)["reason"][:300].replace(os.path.expanduser("~"), "~"))
-        # The connectors look for a router that was restarted every 15 s, and then
-        # set up their channel: a request tells when they are there.
+        # The connectors look for a restarted router every 15 s and then set up their channel.
+        # A request with a reported transfer shows that they are ready.
         warm = 0
 
         def heard():
@@ -251,7 +251,7 @@ class Section:
         report.row("the connectors have found the router", "within 60 s", f"{took:.0f} s, {warm} requests" if found else "no", found)
 
     def told(self, router, tier, count):
-        """Every hand-over's end is told, with bytes and time, before its first token."""
+        """Checks that the end of every hand-over is reported, with bytes and duration."""
         report = self.report
         self.found(router, tier)
         seen, late, texts = [], [], []
@@ -266,7 +266,7 @@ class Section:
             late.append(transfer.get("after_ms", 1e9) <= outcome["total_ms"] + LATE * 1000)
         report.equal(f"{count} requests are answered", count, sum(texts))
         report.equal("of these, hand-overs reported done", count, sum(s[2] == "done" for s in seen))
-        report.equal("with bytes and time", count, sum(bool(s[3] and s[4]) for s in seen))
+        report.equal("with bytes and duration", count, sum(bool(s[3] and s[4]) for s in seen))
         report.equal(f"each before its request's end or within {LATE} s of it, in the requests' order", count, sum(late))
         for s in seen:
             report.note("%s from %s: %s, %s bytes in %s ms, reported %s ms after prefill's answer" % s)
@@ -279,8 +279,8 @@ class Section:
         return self.admin(router, "/admin/v1/health").json()["kv_tier"]
 
     def lost(self, router, then=None):
-        """One request whose prefill engine, p1, is frozen when it has answered, so that
-        decode's read hangs; then is called in a thread of its own. What came of it."""
+        """Sends a request whose prefill engine, p1, is frozen once it has answered, so that decode's
+        read hangs; `then` runs in a thread of its own. Returns the times of the events."""
         report, p1, times = self.report, self.engines["p1"], {}
 
         def freeze():
@@ -294,7 +294,7 @@ class Section:
                 threading.Thread(target=then, args=(times,), daemon=True).start()
 
         self.tap.on_handle = freeze
-        for i in range(12):  # until one is prefilled on p1
+        for i in range(12):  # until p1 runs the prefill of one
             request = f"{router.process.name}-lost-{i}"
             body = prompts.chat(prompts.text(300))
             answer = router.ask(CHAT, body, {"X-Request-Id": request})
@@ -302,22 +302,22 @@ class Section:
             if "frozen" in times:
                 break
         self.tap.on_handle = None
-        report.row("a request was prefilled on p1, which was frozen then", "yes", "frozen" in times, "frozen" in times)
+        report.row("p1 ran the prefill of a request and was frozen after it", "yes", "frozen" in times, "frozen" in times)
         account = self.account(router, request)
         report.equal("its client got an answer", 200, answer.status)
-        report.equal("prefilled again on", "p2", answer.headers.get("X-Sluice-Prefill-Worker"))
+        report.equal("prefill ran again on", "p2", answer.headers.get("X-Sluice-Prefill-Worker"))
         report.equal("with the text of the decode engine alone", self.alone(CHAT, body), prompts.said(CHAT, answer))
         lost = [n for n in account.get("notes") or [] if n["text"].startswith("transfer_")]
-        report.row("the record says why", "a note of it", [n["text"] for n in lost], bool(lost))
+        report.row("the record has the reason", "a transfer_ note", [n["text"] for n in lost], bool(lost))
         if lost:
             began = datetime.datetime.fromisoformat(account["begun"].replace("Z", "+00:00")[:26] + "+00:00").timestamp()
-            # "…, after 3.017s": since prefill's answer.
+            # The text ends with "after 3.017s", measured from prefill's answer.
             times["waited"] = seconds(lost[0]["text"].rsplit(" ", 1)[1])
             times["known"] = times["frozen"] + began + lost[0]["at_ms"] / 1000 - times["wall"]
         return times
 
     def stalled(self, router):
-        """p1 goes on later: nothing of it is broken but that it said nothing for a while."""
+        """p1 continues later: it was only stopped for a while."""
         report, p1 = self.report, self.engines["p1"]
         try:
             times = self.lost(router)
@@ -327,14 +327,14 @@ class Section:
                     os.kill(pid, signal.SIGCONT)
         answered = times["answered"] - times["frozen"]
         waited = times.get("waited", 1e9)
-        report.row(f"from prefill's answer to the router's giving it up, with a stall_timeout of {STALL} s", f"{STALL} to {STALL + 0.5} s", f"{waited:.2f} s", STALL <= waited < STALL + 0.5)
-        report.note(f"from the freeze to the whole answer, by way of p2: {answered:.2f} s, with p1 frozen all the while")
+        report.row(f"from prefill's answer until the router abandoned it, with a stall_timeout of {STALL} s", f"{STALL} to {STALL + 0.5} s", f"{waited:.2f} s", STALL <= waited < STALL + 0.5)
+        report.note(f"from the freeze to the complete answer through p2: {answered:.2f} s; p1 was frozen during this time")
         back = until(lambda: p1.alive() and not p1.metrics().usage_blocks(), 60, 0.2)
-        report.row("p1 goes on, and no block of it stays in use", "yes", back, back)
+        report.row("p1 continues, and none of its blocks stays in use", "yes", back, back)
 
     def killed(self, router):
-        """A second after the freeze p1 is killed. Its address refuses connections as soon
-        as its API server has ended, and its decode engine's log is looked at."""
+        """Kills p1 one second after the freeze. Its address refuses connections once its API server
+        has ended. The log of the decode engine shows when NIXL noticed."""
         report, p1, log = self.report, self.engines["p1"], self.engines["d1"].process.log
 
         def kill(times):
@@ -347,8 +347,8 @@ class Section:
                     os.kill(pid, signal.SIGKILL)
             with open(log, encoding="utf-8", errors="replace") as said:
                 said.seek(size)
-                # A killed process gives its memory back first and closes its
-                # connections then, which takes the kernel long for gigabytes.
+                # The kernel frees the memory of a killed process before it closes its connections,
+                # which takes long for gigabytes.
                 marks = {
                     "api": lambda: not lives(p1.process.popen.pid),
                     "gone": lambda: not any(map(lives, pids)),
@@ -367,15 +367,15 @@ class Section:
         until(lambda: "gone" in times and "said" in times, 30)
         after = {k: times.get(k, 1e9) - times["killed"] for k in ("api", "gone", "said", "known", "answered")}
         report.note(
-            "after the kill the kernel had ended the API server in {api:.2f} s and all of the engine in {gone:.2f} s; decode's NIXL said that its peer was gone "
-            "after {said:.2f} s; the router knew after {known:.2f} s; the client had its whole answer, by way of p2, after {answered:.2f} s".format(**after)
+            "times after the kill: the API server had ended after {api:.2f} s, the whole engine after {gone:.2f} s; decode's NIXL reported the loss of its peer "
+            "after {said:.2f} s; the router noticed after {known:.2f} s; the client had its complete answer, through p2, after {answered:.2f} s".format(**after)
         )
         late = after["known"] - min(after["gone"], after["said"])
-        report.row("the router knows, after the engine's processes have ended or decode's NIXL has said so", "within 0.5 s", "before" if late < 0 else f"{late * 1000:.0f} ms", late < 0.5)
+        report.row("the router notices, after the engine's processes have ended or decode's NIXL has reported it", "within 0.5 s", "before" if late < 0 else f"{late * 1000:.0f} ms", late < 0.5)
 
 
 def seconds(duration):
-    """What Go prints of a duration below an hour."""
+    """Parses a duration below an hour in Go's format."""
     total, factors = 0.0, {"m": 60, "s": 1, "ms": 1e-3, "µs": 1e-6}
     for number, unit in re.findall(r"([0-9.]+)(ms|µs|m|s)", duration):
         total += float(number) * factors[unit]
@@ -383,14 +383,14 @@ def seconds(duration):
 
 
 def lives(pid):
-    """False for what has ended, a zombie included."""
+    """Reports whether the process runs; a zombie does not."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
         return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     return False
 
 
 def children(pid):
-    """All descendants: the engine's core is a process of its own."""
+    """Returns the ids of all descendants, such as the engine's core."""
     found = []
     for stat in glob.glob("/proc/[0-9]*/stat"):
         with contextlib.suppress(OSError), open(stat, encoding="ascii", errors="replace") as f:

@@ -1,5 +1,5 @@
-"""Streams that tell more than a text and move where the router's operator allows it:
-log-probabilities, several choices, one of several texts."""
+"""Streams with more than one text, which migrate only if the configuration allows it:
+log-probabilities, several choices, structured output."""
 
 import json
 import time
@@ -8,7 +8,7 @@ import http_calls
 import prompts
 from moving import TOKENS, Stream
 
-# Long, so that they are under way when the last of the other streams has begun.
+# Long, so that these streams still run when the last of the other streams has started.
 COMMON = "The harbour master wrote down every boat that came in that night, its name, its flag and its cargo, " * 3
 TEXTS = [COMMON + end for end in ("and by the morning there was no page left.", "but nobody ever read a word of it.", "and then he slept.")]
 
@@ -17,13 +17,12 @@ def scored(path, body):
     return path, "text, tokens and offsets", {**body, "max_tokens": TOKENS, "ignore_eos": True}
 
 
-# Name, endpoint, what is compared, and the request for a prompt. Two choices that always
-# take the likeliest token are alike, and those of an engine alone; vLLM refuses several at
-# temperature 0.
+# Name, endpoint, compared values, and the request for a prompt. Two choices with top_k 1 are
+# equal, as are those of an engine alone; vLLM refuses several choices at temperature 0.
 TELLING = (
     ("chat with log-probabilities", lambda p: scored("/v1/chat/completions", {**prompts.chat(p), "logprobs": True, "top_logprobs": 2})),
     ("completions with log-probabilities", lambda p: scored("/v1/completions", {**prompts.completions(p), "logprobs": 2})),
-    ("completions with log-probabilities, none beside them", lambda p: scored("/v1/completions", {**prompts.completions(p), "logprobs": 0})),
+    ("completions with log-probabilities, without alternatives", lambda p: scored("/v1/completions", {**prompts.completions(p), "logprobs": 0})),
     ("two choices", lambda p: ("/v1/chat/completions", "texts", {**prompts.chat(p), "n": 2, "temperature": 1, "top_k": 1, "max_tokens": 3 * TOKENS, "ignore_eos": True})),
     ("one of three texts", lambda p: ("/v1/chat/completions", "text", {**prompts.chat(p), "max_tokens": 600, "structured_outputs": {"choice": TEXTS}})),
 )
@@ -83,7 +82,7 @@ class Telling(Stream):
 
 
 def digest(choices):
-    """What must be equal to the last byte, and the values that need not."""
+    """Returns the parts that must be equal to the last byte, and the values that can differ slightly."""
     told, values = [], []
     for one in choices:
         tokens, offsets, beside = [], [], []
