@@ -31,11 +31,21 @@ func newPseudonym() string {
 // request to an engine must have it: an engine may turn out to be a router, even this one.
 // It allocates only if the request has passed another router.
 func (x *Exchange) HopField() upstream.Field {
-	passed := x.head.findAll(hopHeader)
+	passed := x.HeaderList(hopHeader)
 	if passed == nil {
 		return upstream.Field{Name: hopHeader, Value: pseudonym}
 	}
 	return upstream.Field{Name: hopHeader, Value: string(passed) + "," + pseudonym}
+}
+
+// AppendPassedHops appends the header line of the routers that the request passed before this one,
+// if there are any. An in-process request that continues this one needs it, so that a loop is
+// still counted to its end.
+func (x *Exchange) AppendPassedHops(dst []upstream.Field) []upstream.Field {
+	if passed := x.HeaderList(hopHeader); passed != nil {
+		return append(dst, upstream.Field{Name: hopHeader, Value: unsafeString(passed)})
+	}
+	return dst
 }
 
 // checkHops refuses a request that has passed this process before or too many routers; when

@@ -242,7 +242,7 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 		stream: s, kind: kind, model: q.pool.Model, salt: q.salt, maxTokens: int32(min(q.maxTokens, math.MaxInt32)),
 		suspects: int32(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
 	}
-	c.pack(&q.template, q.x.ForwardFields(q.fields[:0]))
+	c.pack(&q.template, q.x.AppendPassedHops(q.x.ForwardFields(q.fields[:0])))
 	c.Format = migrationFormats[kind]
 	c.ShowIDs = clientIDs || kind == front.Generate || kind == front.NativeGenerate
 	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`

@@ -59,6 +59,41 @@ func TestStreamMigrates(t *testing.T) {
 	}
 }
 
+// TestMigratedStreamKeepsHops: the leg that continues a stream names the same routers as the first
+// one, so that a loop of routers is found on it too.
+func TestMigratedStreamKeepsHops(t *testing.T) {
+	for _, pd := range []bool{false, true} {
+		m := harness.StartMigrationFleet(t, pd, 2, nil)
+		for _, passed := range []string{"", "first, second"} {
+			m.Fail("breaks", sim.Fault{Kind: sim.Reset, After: 5})
+			was := m.Migrated("done")
+			headers := []string{"X-Request-Id", "breaks"}
+			if passed != "" {
+				headers = append(headers, "X-Sluice-Via", passed)
+			}
+			harness.Post(t, m.URL+"/v1/completions", `{"model":"sim","stream":true,"prompt":"go on","max_tokens":40,"ignore_eos":true}`, headers...)
+			testwait.UntilWithin(t, 5*time.Second, "the migration is counted", func() bool { return m.Migrated("done") > was })
+			seen := map[string]bool{}
+			for _, e := range m.Engines {
+				for _, rec := range harness.GenerateRequests(e) {
+					seen[rec.Header("X-Sluice-Via")] = true
+				}
+				e.ForgetRequests()
+			}
+			if len(seen) != 1 {
+				t.Errorf("pd %v: the legs passed %v; want one list", pd, seen)
+			}
+			for via := range seen {
+				own, ok := strings.CutPrefix(via, passed)
+				if own = strings.TrimPrefix(own, ","); !ok || own == "" || strings.Contains(own, ",") {
+					t.Errorf("pd %v: passed %q, the engine got %q", pd, passed, via)
+				}
+			}
+			m.Clear()
+		}
+	}
+}
+
 // TestMigratedStreamCompletes: a stream migrates just before the model ends it with a stop token
 // that is not part of the text. The resumed stream ends at the same place.
 func TestMigratedStreamCompletes(t *testing.T) {
