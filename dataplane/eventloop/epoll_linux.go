@@ -3,6 +3,7 @@ package eventloop
 import (
 	"fmt"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -117,6 +118,15 @@ func (p *epoll) wait(h pollMode) error {
 		return fmt.Errorf("eventloop: cannot wait in epoll: %w", errno)
 	}
 	return nil
+}
+
+// ready reports whether wait has queued events.
+func (p *epoll) ready() bool { return p.at < p.n }
+
+// pause waits for d. A signal ends it early. As pollBrief it does not inform Go's scheduler.
+func (p *epoll) pause(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	_, _, _ = syscall.RawSyscall(unix.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&t)), 0, 0)
 }
 
 // next handles one queued event; false: none is left.

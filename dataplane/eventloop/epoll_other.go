@@ -2,7 +2,10 @@
 
 package eventloop
 
-import "errors"
+import (
+	"errors"
+	"time"
+)
 
 // epoll exists on Linux only.
 type epoll struct{}
@@ -15,6 +18,8 @@ func (*epoll) watch(*Task) error          { return errors.ErrUnsupported }
 func (*epoll) watchOut(*Task, bool) error { return errors.ErrUnsupported }
 func (*epoll) wait(pollMode) error        { return errors.ErrUnsupported }
 func (*epoll) remove(*Task)               {}
+func (*epoll) ready() bool                { return false }
+func (*epoll) pause(time.Duration)        {}
 func (*epoll) next() bool                 { return false }
 func (*epoll) releaseBuffer()             {}
 func (*epoll) wake()                      {}

@@ -88,6 +88,8 @@ type Loop struct {
 	onFail    func(error)
 	onStarved func(time.Duration)
 	budget    *membudget.Budget
+	batch     int // events of the last turn
+	overload  overload
 }
 
 func newLoop(opt *Options) *Loop {
@@ -200,7 +202,7 @@ func (l *Loop) turn() (ended bool) {
 			l.endTask(t, Panicked, fmt.Errorf("%v\n%s", v, debug.Stack()))
 		}
 	}()
-	for l.poll.next() {
+	for l.batch = 0; l.poll.next(); l.batch++ {
 		if len(l.outbox) == maxOutbox {
 			l.flush()
 		}
@@ -217,13 +219,37 @@ func (l *Loop) turn() (ended bool) {
 	}
 	h := l.pollMode()
 	l.adjustProcs(h)
-	if err := l.poll.wait(h); err != nil {
+	if err := l.wait(h); err != nil {
 		l.onFail(err)
 		l.shutdown()
 		return true
 	}
-	l.now = time.Now()
 	return false
+}
+
+// wait waits for events by h. A loop that is behind pauses instead.
+func (l *Loop) wait(h pollMode) error {
+	if h != pollImmediate && l.batch >= behindBatch {
+		err := l.poll.wait(pollImmediate)
+		l.now = time.Now()
+		if err != nil {
+			return err
+		}
+		if l.poll.ready() {
+			if d := l.overload.pause(l.now, l.count); d > 0 {
+				l.poll.pause(d)
+				l.now = time.Now()
+				l.overload.begin(l.now)
+			}
+			return nil
+		}
+	}
+	if h != pollImmediate {
+		l.overload.reset()
+	}
+	err := l.poll.wait(h)
+	l.now = time.Now()
+	return err
 }
 
 // pollMode returns how to wait now. Whether there are tasks does not matter: with short streams
@@ -346,6 +372,7 @@ func (l *Loop) find(slot, gen uint32) *Task {
 // the poller has flushed before it read.
 func (l *Loop) dispatch(t *Task, p []byte) {
 	t.lastIn, l.lastIn = monotime.Of(l.now), l.now
+	l.overload.read(len(p))
 	l.current = t
 	out, done := t.Handler.Process(p, l.now)
 	l.current = nil
