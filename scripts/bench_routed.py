@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures the cost of an item and of a request of the engine API: over the framed
 socket (unix, TCP), over HTTP (/v1/completions unchanged, and the socket's equivalent,
-/v1/routed/generate), and over a plain gRPC stream (bench/grpc: one engine, no choice,
+/v1/engine/generate), and over a plain gRPC stream (bench/grpc: one engine, no choice,
 the standard library's HTTP client), all with the same simulated engine.
 
 The router, or the gRPC server, has a core to itself; engine and load generator share the
@@ -38,7 +38,7 @@ import tempfile
 
 import bench_proxies as b
 
-BASE, TWIN = "HTTP /v1/completions", "HTTP /v1/routed/generate"
+BASE, TWIN = "HTTP /v1/completions", "HTTP /v1/engine/generate"
 FLOOR = "sockets alone, "
 BEGIN, END = "<!-- bench-routed -->", "<!-- /bench-routed -->"
 
@@ -146,7 +146,7 @@ def main():
             rows = sides[side] = {
                 FLOOR + "HTTP": (plain, [load], "http://%s/v1/completions" % plain.addr),
                 BASE: (p, [load], "http://%s/v1/completions" % p.addr),
-                TWIN: (p, [load], "http://%s/v1/routed/generate" % p.addr),
+                TWIN: (p, [load], "http://%s/v1/engine/generate" % p.addr),
                 FLOOR + "unix": (floor(vllm, *frames, "--listen", "unix:" + fpath), [load], "unix://" + fpath),
                 "socket, unix": (p, [load], "unix://" + path),
                 FLOOR + "TCP": (tcp, [load], "tcp://" + tcp.addr),

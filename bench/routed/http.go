@@ -41,13 +41,13 @@ func httpUsers(o *options) (func() (user, error), error) {
 		format = func(dst []byte, prompt []uint32) []byte {
 			return append(jsonscan.AppendTokenIDs(append(dst, `{"model":"sim","prompt":`...), prompt), tail...)
 		}
-	case "/v1/routed/generate":
+	case "/v1/engine/generate":
 		tail := fmt.Sprintf(`,"stop_conditions":{"max_tokens":%d,"ignore_eos":true},"sampling_options":{"temperature":0}}`, o.tokens)
 		format = func(dst []byte, prompt []uint32) []byte {
 			return append(jsonscan.AppendTokenIDs(append(dst, `{"model":"sim","token_ids":`...), prompt), tail...)
 		}
 	default:
-		return nil, fmt.Errorf("routed: cannot put load on %q; want /v1/completions or /v1/routed/generate", u.Path)
+		return nil, fmt.Errorf("routed: cannot put load on %q; want /v1/completions or /v1/engine/generate", u.Path)
 	}
 	head := "POST " + u.Path + " HTTP/1.1\r\nHost: " + u.Host + "\r\nContent-Type: application/json\r\nContent-Length: "
 	return func() (user, error) {

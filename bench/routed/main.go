@@ -61,7 +61,7 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.target, "target", "", "unix:///PATH, tcp://HOST:PORT, or http://HOST:PORT and one of /v1/completions, /v1/routed/generate")
+	flag.StringVar(&o.target, "target", "", "unix:///PATH, tcp://HOST:PORT, or http://HOST:PORT and one of /v1/completions, /v1/engine/generate")
 	flag.IntVar(&o.streams, "streams", 200, "users, each with one request at a time")
 	flag.IntVar(&o.tokens, "tokens", 200, "tokens of an answer")
 	flag.IntVar(&o.prompt, "prompt", 64, "tokens of a prompt")

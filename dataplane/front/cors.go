@@ -28,7 +28,7 @@ const corsHeaders = "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthr
 
 // corsExposed are the response's header lines that pages may read, in addition to the few that
 // the Fetch standard always allows.
-const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, X-Sluice-Plan, X-Sluice-Migration, X-Sluice-Waited, Retry-After, " +
+const corsExposed = "X-Request-Id, X-Sluice-Reason, X-Sluice-Worker, X-Sluice-Prefill-Worker, X-Sluice-Rank, X-Sluice-Cached-Tokens, X-Sluice-Plan, X-Sluice-Migration, X-Sluice-Queue-Time, X-Sluice-Waited, Retry-After, " +
 	"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens"
 
 // withJoined returns c with its lists joined to header values, and defaults for empty lists.

@@ -4,9 +4,11 @@ import "sluice/dataplane/relay"
 
 // Endpoint is an inference route and the properties of its requests.
 type Endpoint struct {
-	Path     string
-	Protocol relay.Protocol
-	Kind     Kind
+	Path string
+	// FormerPath is served like Path for one release; "" if there is none.
+	FormerPath string
+	Protocol   relay.Protocol
+	Kind       Kind
 	// Disaggregable says that prefill and decode may run on different workers.
 	Disaggregable bool
 }
@@ -40,7 +42,7 @@ var Endpoints = []Endpoint{
 	{Path: "/v1/messages", Kind: Messages, Protocol: relay.Anthropic, Disaggregable: true},
 	{Path: "/inference/v1/generate", Kind: Generate, Protocol: relay.OpenAI, Disaggregable: true},
 	{Path: "/generate", Kind: NativeGenerate, Protocol: relay.OpenAI, Disaggregable: true},
-	{Path: "/v1/routed/generate", Kind: Preprocessed, Protocol: relay.OpenAI},
+	{Path: "/v1/engine/generate", FormerPath: "/v1/routed/generate", Kind: Preprocessed, Protocol: relay.OpenAI},
 	{Path: "/v1/embeddings", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/rerank", Kind: Embeddings, Protocol: relay.Opaque},
 	{Path: "/v1/score", Kind: Embeddings, Protocol: relay.Opaque},

@@ -63,6 +63,9 @@ func newRoutes(withPages bool) routes {
 	var known []string
 	for i := range Endpoints {
 		r.byPath[Endpoints[i].Path] = route{endpoint: &Endpoints[i], methods: methodsPost}
+		if former := Endpoints[i].FormerPath; former != "" {
+			r.byPath[former] = r.byPath[Endpoints[i].Path]
+		}
 		known = append(known, "POST "+Endpoints[i].Path)
 	}
 	for _, p := range pages {

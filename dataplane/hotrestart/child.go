@@ -108,7 +108,7 @@ func Start(ctx context.Context, opt Options) (*Child, error) {
 		}
 	}
 	cmd := exec.Command(opt.Path, opt.Args...)
-	cmd.Env = append(opt.Env, linkVar+"="+strconv.Itoa(firstFD))
+	cmd.Env = append(opt.Env, linkVar+"="+strconv.Itoa(firstFD), formerLinkVar+"="+strconv.Itoa(firstFD))
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = opt.Stdout, opt.Stderr, files
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("hotrestart: cannot start %q: %w", opt.Path, err)

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 }
 
 func child(mode string) int {
-	in, err := Inherit("client")
+	in, err := Inherit(nil, "client")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -33,7 +33,7 @@ func child(mode string) int {
 		in.ReportFailed(err)
 		return 1
 	}
-	if os.Getenv(linkVar) != "" {
+	if os.Getenv(linkVar) != "" || os.Getenv(formerLinkVar) != "" {
 		return 3
 	}
 	switch mode {
@@ -250,8 +250,12 @@ func TestStartCancelled(t *testing.T) {
 
 func TestInheritRejects(t *testing.T) {
 	t.Setenv(linkVar, "x")
-	if _, err := Inherit("client"); err == nil || !strings.Contains(err.Error(), linkVar) {
+	if _, err := Inherit(nil, "client"); err == nil || !strings.Contains(err.Error(), linkVar) {
 		t.Errorf("a link of %q: %v", "x", err)
+	}
+	t.Setenv(formerLinkVar, "y")
+	if _, err := Inherit(nil, "client"); err == nil || !strings.Contains(err.Error(), `"y"`) {
+		t.Errorf("a link of %q under its former name: %v", "y", err)
 	}
 	for _, k := range []struct{ count, names, says string }{
 		{"-1", "", "LISTEN_FDS"}, {"1000000", "", "LISTEN_FDS"}, {"two", "", "LISTEN_FDS"},
@@ -259,14 +263,14 @@ func TestInheritRejects(t *testing.T) {
 		{"1", "client", "no socket"},
 	} {
 		// Descriptors that these tests' process has at 3 and 4 are no listeners.
-		_, err := fromSystemd(k.count, k.names, []string{"client", "admin"})
+		_, err := fromSystemd(k.count, k.names, nil, []string{"client", "admin"})
 		if err == nil {
 			t.Errorf("%q sockets named %q were taken", k.count, k.names)
 		}
 	}
 	t.Setenv("LISTEN_PID", "1")
 	t.Setenv("LISTEN_FDS", "1")
-	if in, err := Inherit("client"); in != nil || err != nil {
+	if in, err := Inherit(nil, "client"); in != nil || err != nil {
 		t.Errorf("sockets of another process were taken: %v, %v", in, err)
 	}
 	if os.Getenv("LISTEN_FDS") != "" {

@@ -2,6 +2,7 @@ package hotrestart
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,7 +18,10 @@ import (
 
 const (
 	// linkVar is the environment variable with the child's descriptor of the socket pair.
-	linkVar = "SLUICE_TAKEOVER_FD"
+	linkVar = "SLUICE_RESTART_FD"
+	// formerLinkVar is its name in the previous release, set and read as well, so that a hot
+	// restart leads from one release to the other in both directions.
+	formerLinkVar = "SLUICE_TAKEOVER_FD"
 	// firstFD is the first passed descriptor, after the standard three, both from systemd and
 	// from Start.
 	firstFD = 3
@@ -76,24 +80,24 @@ type inherited struct {
 
 // Inherit returns the listeners that the environment announces, nil if there are none. It
 // removes the variables from the environment, so that no child inherits them. names are the
-// accepted names of sockets. A single socket from systemd with another name gets the first
-// of them.
-func Inherit(names ...string) (*InheritedListeners, error) {
+// accepted names of sockets; former maps old names to them, and may be nil. A single socket
+// from systemd with another name gets the first of names.
+func Inherit(former map[string]string, names ...string) (*InheritedListeners, error) {
 	defer func() {
-		for _, v := range []string{linkVar, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
+		for _, v := range []string{linkVar, formerLinkVar, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 			_ = os.Unsetenv(v)
 		}
 	}()
-	if v := os.Getenv(linkVar); v != "" {
-		return fromParent(v)
+	if v := cmp.Or(os.Getenv(linkVar), os.Getenv(formerLinkVar)); v != "" {
+		return fromParent(v, former)
 	}
 	if os.Getenv("LISTEN_PID") != strconv.Itoa(os.Getpid()) {
 		return nil, nil
 	}
-	return fromSystemd(os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES"), names)
+	return fromSystemd(os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES"), former, names)
 }
 
-func fromSystemd(count, called string, names []string) (*InheritedListeners, error) {
+func fromSystemd(count, called string, former map[string]string, names []string) (*InheritedListeners, error) {
 	n, err := strconv.Atoi(count)
 	if err != nil || n < 0 || n > maxFDs {
 		return nil, fmt.Errorf("hotrestart: LISTEN_FDS is %q; want the number of passed sockets, at most %d", count, maxFDs)
@@ -105,7 +109,7 @@ func fromSystemd(count, called string, names []string) (*InheritedListeners, err
 	for k := range n {
 		name := ""
 		if k < len(given) {
-			name = given[k]
+			name = present(given[k], former)
 		}
 		if !slices.Contains(names, name) {
 			if n > 1 {
@@ -128,6 +132,14 @@ func fromSystemd(count, called string, names []string) (*InheritedListeners, err
 	return i, nil
 }
 
+// present returns the present name of a socket.
+func present(name string, former map[string]string) string {
+	if renamed := former[name]; renamed != "" {
+		return renamed
+	}
+	return name
+}
+
 // listening returns the file of descriptor fd, which must be a listening stream socket.
 func listening(fd int) (*os.File, error) {
 	accepts, err := syscall.GetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_ACCEPTCONN)
@@ -141,7 +153,7 @@ func listening(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "listener"), nil
 }
 
-func fromParent(v string) (*InheritedListeners, error) {
+func fromParent(v string, former map[string]string) (*InheritedListeners, error) {
 	fd, err := strconv.Atoi(v)
 	if err != nil || fd < firstFD {
 		return nil, fmt.Errorf("hotrestart: $%s is %q; want a descriptor number; only a router in a hot restart sets this variable", linkVar, v)
@@ -166,7 +178,7 @@ func fromParent(v string) (*InheritedListeners, error) {
 			i.Close()
 			return nil, fmt.Errorf("hotrestart: socket %q of the old router: %w", s.Name, err)
 		}
-		i.sockets[s.Name] = &inherited{file: file, address: s.Address, unlink: s.Unlink}
+		i.sockets[present(s.Name, former)] = &inherited{file: file, address: s.Address, unlink: s.Unlink}
 	}
 	i.state = h.State
 	if h.Connections != 0 {

@@ -31,7 +31,7 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	usable("tls", clientFiles(cfg))
 	usable("engine_tls", engineFiles(cfg))
 	if cfg.EngineAPI.TCP() {
-		usable("engine_api.tls_cert", routedFiles(cfg))
+		usable("engine_api.tls_cert", engineAPIFiles(cfg))
 	}
 	if c := cfg.Register; c.Listen != "off" {
 		usable("registration.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})

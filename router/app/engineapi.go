@@ -138,7 +138,7 @@ func (r *Router) newEngineAPI() (err error) {
 	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Stalled) }), "sluice_engine_api_stalled_total")
 	r.metrics.GaugeFunc(stat(func(s wire.Stats) float64 { return float64(s.Requests) }), "sluice_engine_api_request_bytes")
 	if c.TCP() && c.TLSCert != "" {
-		k, err := certs.New(routedFiles(r.cfg), r.log)
+		k, err := certs.New(engineAPIFiles(r.cfg), r.log)
 		if err != nil {
 			return fmt.Errorf("engine_api.tls_cert: %w", err)
 		}
@@ -172,10 +172,10 @@ func (w *wireEndpoint) bind() (net.Listener, error) {
 func (r *Router) adoptWireListeners() error {
 	c := &r.cfg.EngineAPI
 	if c.Unix != "" {
-		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRoutedUnix, key: "engine_api.unix_socket", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
+		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketEngineAPIUnix, key: "engine_api.unix_socket", addr: c.Unix, unlink: true, listen: func() (net.Listener, error) { return wire.ListenUnix(c.Unix) }})
 	}
 	if c.TCP() {
-		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketRouted, key: "engine_api.listen", addr: c.Listen, listen: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
+		r.wireEndpoints = append(r.wireEndpoints, wireEndpoint{name: socketEngineAPI, key: "engine_api.listen", addr: c.Listen, listen: func() (net.Listener, error) { return net.Listen("tcp", c.Listen) }})
 	}
 	for i := range r.wireEndpoints {
 		w := &r.wireEndpoints[i]
@@ -200,7 +200,7 @@ func (r *Router) adoptWireListeners() error {
 
 func (r *Router) serveWireOn(w *wireEndpoint, ln net.Listener) error {
 	r.log.Info("engine socket", "addr", ln.Addr().String())
-	if w.name == socketRouted && r.wireTLS != nil {
+	if w.name == socketEngineAPI && r.wireTLS != nil {
 		return r.wire.ServeTLS(ln, r.wireTLS)
 	}
 	return r.wire.Serve(ln)

@@ -25,9 +25,12 @@ const (
 	socketRegister = "register"
 	socketReports  = "reports" // transfer reports over ZMQ
 	// The endpoints of the engine API's framed socket: TCP and unix.
-	socketRouted     = "routed"
-	socketRoutedUnix = "routed-unix"
+	socketEngineAPI     = "engine-api"
+	socketEngineAPIUnix = "engine-api-unix"
 )
+
+// formerSockets maps the names of the previous release to the present ones.
+var formerSockets = map[string]string{"routed": socketEngineAPI, "routed-unix": socketEngineAPIUnix}
 
 // restartState is the state that a process passes, with its listeners, to the process that
 // replaces it. Its JSON names are part of the protocol between two releases.

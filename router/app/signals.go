@@ -12,7 +12,7 @@ import (
 // InheritListeners takes over the listeners and the state that systemd or the replaced process
 // has passed to this process.
 func InheritListeners() (*hotrestart.InheritedListeners, error) {
-	return hotrestart.Inherit(socketClient, socketAdmin, socketRegister, socketReports, socketRouted, socketRoutedUnix)
+	return hotrestart.Inherit(formerSockets, socketClient, socketAdmin, socketRegister, socketReports, socketEngineAPI, socketEngineAPIUnix)
 }
 
 // RunWithSignals is Run that also acts on signals: USR2 calls Restart and HUP calls Reload.

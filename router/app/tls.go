@@ -19,7 +19,7 @@ func engineFiles(cfg *config.Config) certs.Files {
 	return certs.Files{Cert: cfg.EngineTLS.Cert, Key: cfg.EngineTLS.Key, CA: cfg.EngineTLS.CA}
 }
 
-func routedFiles(cfg *config.Config) certs.Files {
+func engineAPIFiles(cfg *config.Config) certs.Files {
 	return certs.Files{Cert: cfg.EngineAPI.TLSCert, Key: cfg.EngineAPI.TLSKey}
 }
 

@@ -352,7 +352,7 @@ var MigrationAllow = []string{"stop", "penalties", "bad_words", "seed", "retoken
 // EngineAPI is the router as an engine, for callers who tokenize themselves; see
 // docs/engine-api.md. It is off until one of http, unix_socket and listen is given.
 type EngineAPI struct {
-	HTTP   bool   `yaml:"http"`                   // POST /v1/routed/generate is served [false]
+	HTTP   bool   `yaml:"http"`                   // POST /v1/engine/generate is served [false]
 	Unix   string `yaml:"unix_socket" was:"unix"` // path of the framed socket; the file's permissions say who may connect [none]
 	Listen string `yaml:"listen"`                 // TCP address of the framed socket, or "off" [off]
 	Token  string `yaml:"token" secret:"true"`    // token that callers of the socket must send, 16 characters or more; never logged [none]

@@ -294,7 +294,7 @@ func TestDescribeRouted(t *testing.T) {
 	for text, want := range map[string]string{
 		"{unix_socket: /run/s.sock}":                             "listens on /run/s.sock as an engine (framed socket), with no token\n",
 		"{listen: '127.0.0.1:7', token: planted-secret-planted}": "listens on 127.0.0.1:7 as an engine (framed socket, plain TCP), with the token given\n",
-		"{http: true}": "answers POST /v1/routed/generate",
+		"{http: true}": "answers POST /v1/engine/generate",
 	} {
 		if got := mustParseText(t, "workers: [{url: 'http://h:1'}]\nengine_api: "+text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {
 			t.Errorf("%s: %s", text, got)

@@ -94,7 +94,7 @@ func (c *Config) describeEngineAPI(line func(format string, args ...any)) {
 		line("listens on %s as an engine (framed socket, %s), with %s", r.Listen, transports, callers)
 	}
 	if r.HTTP {
-		line("answers POST /v1/routed/generate beside the other paths")
+		line("answers POST /v1/engine/generate beside the other paths")
 	}
 }
 

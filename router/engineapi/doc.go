@@ -4,7 +4,7 @@
 // Annotated).
 //
 // Engine is the main type; router/app creates it. It serves the framed socket (dataplane/wire)
-// and POST /v1/routed/generate. For each request it checks every field, writes the body of an
+// and POST /v1/engine/generate. For each request it checks every field, writes the body of an
 // engine's own API (dialect.go), passes it to pd.Runner like any other request, and converts
 // the engine's events into items.
 //

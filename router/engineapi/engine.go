@@ -28,7 +28,7 @@ type Options struct {
 	// key is required. UnixWithoutKey: callers over a Unix socket need no key.
 	Authenticator  front.Authenticator
 	UnixWithoutKey bool
-	// HTTP enables POST /v1/routed/generate.
+	// HTTP enables POST /v1/engine/generate.
 	HTTP bool
 	// VLLM selects the API used for vLLM workers: completions, generate or auto.
 	VLLM string
@@ -352,7 +352,7 @@ func (e *Engine) converter(p *preparedRequest, told func(string) string) convert
 	if p.reportsDecision {
 		for _, h := range [...]struct{ header, name string }{
 			{"X-Sluice-Worker", "worker_id"}, {"X-Sluice-Rank", "dp_rank"}, {"X-Sluice-Prefill-Worker", "prefill_worker_id"},
-			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Waited", "queued"}, {"X-Sluice-Migration", "migration"},
+			{"X-Sluice-Cached-Tokens", "overlap_tokens"}, {"X-Sluice-Plan", "plan"}, {"X-Sluice-Queue-Time", "queued"}, {"X-Sluice-Migration", "migration"},
 		} {
 			v := told(h.header)
 			if v == "" && h.name == "queued" {

@@ -10,7 +10,7 @@ import (
 	"sluice/dataplane/relay"
 )
 
-// ServeInference implements front.Handler. It answers POST /v1/routed/generate and passes all
+// ServeInference implements front.Handler. It answers POST /v1/engine/generate and passes all
 // other requests to the Runner.
 func (e *Engine) ServeInference(x *front.Exchange) {
 	if x.Endpoint.Kind != front.Preprocessed {

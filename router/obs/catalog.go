@@ -91,7 +91,7 @@ var Catalog = []Family{
 	{"sluice_engine_api_streams", "gauge", "", "Requests in progress on the framed engine socket."},
 	{"sluice_engine_api_stalled_total", "counter", "", "Streams of the framed engine socket ended because the caller read nothing."},
 	{"sluice_engine_api_request_bytes", "gauge", "", "Memory that requests of the framed engine socket hold, against limits.memory_budget."},
-	{"sluice_engine_api_requests_total", "counter", "", "Preprocessed requests over the framed socket and POST /v1/routed/generate."},
+	{"sluice_engine_api_requests_total", "counter", "", "Preprocessed requests over the framed socket and POST /v1/engine/generate."},
 	{"sluice_engine_api_refused_total", "counter", "", "Preprocessed requests refused because of their content, before any engine was called."},
 	{"sluice_retries_denied_total", "counter", "", "Retries not made because their pool's budget was spent (fleet.retry_budget_ratio)."},
 	{"sluice_load_messages_total", "counter", "kind", "Load messages of engines: applied, malformed, wrong_rank (a rank that the worker does not have)."},

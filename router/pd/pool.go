@@ -48,7 +48,7 @@ func (q *request) resolvePool() bool {
 		began = q.waitingSince
 	}
 	view, ok := q.awaitPlan(began.Add(opt.Timeouts.PoolWait))
-	q.x.SetHeader("X-Sluice-Waited", time.Since(began).Round(time.Millisecond).String())
+	q.setQueueTime(time.Since(began))
 	if ok && q.missingRole() == "" {
 		return true
 	}

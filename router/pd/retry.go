@@ -188,8 +188,16 @@ func (q *request) awaitCandidate(leg schedule.LegKind) bool {
 	defer q.x.OnClientGone(nil)
 	found := q.waitForRank(ctx, leg)
 	q.waited += time.Since(began)
-	q.x.SetHeader("X-Sluice-Waited", q.waited.Round(time.Millisecond).String())
+	q.setQueueTime(q.waited)
 	return found
+}
+
+// setQueueTime tells the client how long its request waited for a worker. X-Sluice-Waited is the
+// former name of the header.
+func (q *request) setQueueTime(d time.Duration) {
+	text := d.Round(time.Millisecond).String()
+	q.x.SetHeader("X-Sluice-Queue-Time", text)
+	q.x.SetHeader("X-Sluice-Waited", text)
 }
 
 // mayRecover reports whether a candidate may appear: the pool has workers, and not all of them are

@@ -105,12 +105,12 @@ class Section:
             "model": MODEL, "token_ids": alone["prompt_token_ids"], "stop_conditions": {"max_tokens": prompts.MAX_TOKENS},
             "sampling_options": {"temperature": 0}, "eos_token_ids": [2],
         }  # fmt: skip
-        answer = self.router.ask("/v1/routed/generate", body)
+        answer = self.router.ask("/v1/engine/generate", body)
         events = answer.events()
         items = [json.loads(e)["data"] for e in events[:-1]]
         ids = [i for item in items for i in item["token_ids"]]
         expected = alone["choices"][0]["token_ids"]
-        self.report.row("`POST /v1/routed/generate`: the tokens of the decode instance alone", short(expected), short(ids), ids == expected)
+        self.report.row("`POST /v1/engine/generate`: the tokens of the decode instance alone", short(expected), short(ids), ids == expected)
         usage = items[-1].get("completion_usage", {})
         self.report.equal("its usage", (len(alone["prompt_token_ids"]), len(expected)), (usage.get("prompt_tokens"), usage.get("completion_tokens")))
 
@@ -120,7 +120,7 @@ class Section:
         alone = http_calls.post(self.d.url, "/v1/completions", {
             "model": MODEL, "prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 2, "cache_salt": f"alone-{time.time_ns()}",
         }).json()["choices"][0]["logprobs"]["token_logprobs"]  # fmt: skip
-        answer = self.router.ask("/v1/routed/generate", {
+        answer = self.router.ask("/v1/engine/generate", {
             "model": MODEL, "token_ids": ids, "stop_conditions": {"max_tokens": 8}, "sampling_options": {"temperature": 0}, "output_options": {"logprobs": 2},
         })  # fmt: skip
         items = [json.loads(e)["data"] for e in answer.events()[:-1]]

@@ -79,7 +79,7 @@ func disconnections() (ways []disconnection) {
 		{"a client closes", "HTTP/1.1", "/v1/completions", ""},
 		{"a client of HTTP/1.0 closes", "HTTP/1.0", "/v1/completions", ""},
 		{"a client of messages closes", "HTTP/1.1", "/v1/messages", `,"messages":[{"role":"user","content":"tell me"}]`},
-		{"a caller closes", "HTTP/1.1", "/v1/routed/generate", ""},
+		{"a caller closes", "HTTP/1.1", "/v1/engine/generate", ""},
 	} {
 		ways = append(ways, disconnection{c.name, func(t *testing.T, f *harness.MatrixFleet, prompt []uint32) {
 			nc, err := net.Dial("tcp", f.Router.Addr())
@@ -88,7 +88,7 @@ func disconnections() (ways []disconnection) {
 			}
 			defer nc.Close()
 			body := fmt.Sprintf(`{"model":"sim","prompt":%v,"max_tokens":2000,"ignore_eos":true,"stream":true%s}`, idList(prompt), c.extra)
-			if c.path == "/v1/routed/generate" {
+			if c.path == "/v1/engine/generate" {
 				body = harness.EngineAPIRequestJSON(harness.EngineAPIRequest(prompt, 2000))
 			}
 			fmt.Fprintf(nc, "POST %s %s\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", c.path, c.version, len(body), body)
@@ -116,7 +116,7 @@ func disconnections() (ways []disconnection) {
 			body := fmt.Sprintf(`{"model":"sim","token_ids":%s,"stop_conditions":{"max_tokens":2000,"ignore_eos":true},"context":{"timeout_ms":%d}}`, idList(prompt), ms)
 			ctx, cancel := context.WithTimeout(context.Background(), harness.TestTimeout)
 			defer cancel()
-			a, err := harness.TryPost(ctx, f.Router.URL+"/v1/routed/generate", body)
+			a, err := harness.TryPost(ctx, f.Router.URL+"/v1/engine/generate", body)
 			if err != nil || !strings.Contains(string(a.Body), "time") || a.Status == 200 != strings.Contains(string(a.Body), `"code":504`) {
 				t.Errorf("a request whose time is over ends with %v, %+v", err, a)
 			}

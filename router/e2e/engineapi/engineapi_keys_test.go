@@ -99,7 +99,7 @@ func TestEngineAPIKeys(t *testing.T) {
 				}
 			}
 			body := `{"model":"sim","token_ids":[1,2,3],"routing":{"lora_name":"other"},"stop_conditions":{"max_tokens":3}}`
-			if a := harness.Post(t, r.URL+"/v1/routed/generate", body, "Authorization", "Bearer "+narrow); a.Status != 403 {
+			if a := harness.Post(t, r.URL+"/v1/engine/generate", body, "Authorization", "Bearer "+narrow); a.Status != 403 {
 				t.Errorf("the same over HTTP: %d %s", a.Status, a.Body)
 			}
 

@@ -129,7 +129,7 @@ func deadlineOverHTTP(t *testing.T, r *harness.Router, e *streamingEngine, ms in
 	}
 	defer nc.Close()
 	body := fmt.Sprintf(`{"model":"sim","token_ids":[1,2,3],"stop_conditions":{"max_tokens":1000000},"context":{"timeout_ms":%d}}`, ms)
-	if _, err := fmt.Fprintf(nc, "POST /v1/routed/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
+	if _, err := fmt.Fprintf(nc, "POST /v1/engine/generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
 		t.Fatal(err)
 	}
 	waitChan(t, e.gone, "the engine is left")

@@ -294,7 +294,7 @@ func TestEngineAPIErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		ans, err := harness.TryPost(ctx, r.URL+"/v1/routed/generate", string(raw))
+		ans, err := harness.TryPost(ctx, r.URL+"/v1/engine/generate", string(raw))
 		cancel()
 		if err != nil {
 			t.Fatal(err)

@@ -91,8 +91,8 @@ func TestRetryWaitsForARestart(t *testing.T) {
 				if a.Status != 200 || a.Text(t) != want.Text(t) {
 					t.Errorf("status %d: %s", a.Status, a.Body)
 				}
-				if a.Header.Get("X-Sluice-Waited") == "" {
-					t.Error("no X-Sluice-Waited")
+				if a.Header.Get("X-Sluice-Queue-Time") == "" {
+					t.Error("no X-Sluice-Queue-Time")
 				}
 				harness.WantIdle(t, r, 10*time.Second, e)
 			})

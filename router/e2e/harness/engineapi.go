@@ -132,7 +132,7 @@ func GenerateEngineAPIHTTP(t testing.TB, r *Router, body string) (*Answer, *Engi
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	raw, err := TryPost(ctx, r.URL+"/v1/routed/generate", body)
+	raw, err := TryPost(ctx, r.URL+"/v1/engine/generate", body)
 	if err != nil {
 		t.Fatal(err)
 	}

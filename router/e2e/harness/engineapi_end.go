@@ -113,7 +113,7 @@ var RequestEnds = []RequestEnd{
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_, _ = TryPost(ctx, f.Router.URL+"/v1/routed/generate", EngineAPIRequestJSON(r), "X-Request-Id", r.Context.ID)
+			_, _ = TryPost(ctx, f.Router.URL+"/v1/engine/generate", EngineAPIRequestJSON(r), "X-Request-Id", r.Context.ID)
 		}()
 		ready(nil)
 		cancel()

@@ -159,7 +159,7 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 	for i := range 10 {
 		wg.Go(func() {
 			a, err := harness.TryPost(t.Context(), r.URL+"/v1/chat/completions", harness.Chat(fmt.Sprintf(`,"seed":%d`, i)))
-			if err != nil || a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Waited") == "" {
+			if err != nil || a.Status != 200 || a.Header.Get("X-Sluice-Prefill-Worker") != "p0" || a.Header.Get("X-Sluice-Queue-Time") == "" {
 				t.Errorf("%v %+v", err, a)
 			}
 		})
@@ -207,8 +207,8 @@ func TestEmptyPoolErrorNamesLabels(t *testing.T) {
 	began := time.Now()
 	a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(""), "X-Request-Id", "empty")
 	harness.WantReason(t, a, 503, "no_decode_worker")
-	if a.Header.Get("X-Sluice-Waited") == "" {
-		t.Error("a request that waited in vain does not say so")
+	if waited := a.Header.Get("X-Sluice-Queue-Time"); waited == "" || a.Header.Get("X-Sluice-Waited") != waited {
+		t.Errorf("X-Sluice-Queue-Time %q, its former name X-Sluice-Waited %q; want one time in both", waited, a.Header.Get("X-Sluice-Waited"))
 	}
 	if time.Since(began) < 100*time.Millisecond || a.Header.Get("Retry-After") == "" {
 		t.Errorf("after %v, Retry-After %q; want pool_wait and a hint", time.Since(began), a.Header.Get("Retry-After"))

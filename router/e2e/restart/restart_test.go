@@ -185,6 +185,12 @@ func TestRestartFails(t *testing.T) {
 // TestSystemdSockets: the router uses sockets passed by systemd instead of the configured
 // addresses, and notifies systemd of its start and end.
 func TestSystemdSockets(t *testing.T) {
+	for _, engineAPI := range []string{"engine-api-unix", "routed-unix"} { // the second is the former name
+		t.Run(engineAPI, func(t *testing.T) { testSystemdSockets(t, engineAPI) })
+	}
+}
+
+func testSystemdSockets(t *testing.T, engineAPI string) {
 	e := harness.StartSim(t, nil)
 	client, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -197,11 +203,11 @@ func TestSystemdSockets(t *testing.T) {
 	defer client.Close()
 	defer adminLn.Close()
 	path := harness.SocketIn(t)
-	routed, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	engineAPILn, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer routed.Close()
+	defer engineAPILn.Close()
 	words := filepath.Join(t.TempDir(), "notify")
 	notify, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: words, Net: "unixgram"})
 	if err != nil {
@@ -212,8 +218,8 @@ func TestSystemdSockets(t *testing.T) {
 	// LISTEN_PID must be the process's own id, so a shell sets it and executes the binary.
 	sh := `LISTEN_PID=$$ exec "$@"`
 	cmd := exec.Command("/bin/sh", "-c", sh, "sh", harness.BuiltBinary(t), "serve", "--engine", e.URL(), "--listen", "127.0.0.1:1", "--set", "engine_api.unix_socket=/nowhere/r.sock")
-	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=3", "LISTEN_FDNAMES=client:admin:routed-unix", "NOTIFY_SOCKET="+words)
-	for _, ln := range []interface{ File() (*os.File, error) }{client.(*net.TCPListener), adminLn.(*net.TCPListener), routed} {
+	cmd.Env = append(append(os.Environ(), env...), "LISTEN_FDS=3", "LISTEN_FDNAMES=client:admin:"+engineAPI, "NOTIFY_SOCKET="+words)
+	for _, ln := range []interface{ File() (*os.File, error) }{client.(*net.TCPListener), adminLn.(*net.TCPListener), engineAPILn} {
 		f, err := ln.File()
 		if err != nil {
 			t.Fatal(err)

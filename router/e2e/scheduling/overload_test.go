@@ -244,7 +244,7 @@ func TestWaitersAreBounded(t *testing.T) {
 	}
 	e.Restart()
 	for range 3 {
-		if a := <-ok; a.Header.Get("X-Sluice-Waited") == "" {
+		if a := <-ok; a.Header.Get("X-Sluice-Queue-Time") == "" {
 			t.Error("a request that waited does not say so")
 		}
 	}
