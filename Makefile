@@ -13,6 +13,8 @@ DEMO_SECONDS ?=
 UNIT = $(shell go list ./... | grep -v '/router/e2e/')
 SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
 LIMITS := ./router/e2e/limits
+# Most tests wait for time-outs rather than compute, so more of them run at once than there are cores.
+AT_ONCE := -p 4 -parallel 8
 # Unit tests that also run under the race detector.
 RACE = $(filter sluice/dataplane/% sluice/router/% sluice/bench/% sluice/nixl sluice/nixl/%,$(UNIT))
 
@@ -42,7 +44,7 @@ demo: build ## run the demo: simulated engines, the router, traffic, a page (DEM
 .PHONY: check
 check: build ## before a commit: build, lint, and unit tests without installed extras
 	@scripts/lint.sh
-	go test -short -shuffle=on $(filter-out %/cmd/sluice,$(UNIT))
+	go test -short -shuffle=on $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
 	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary)$$' ./cmd/sluice
 
 .PHONY: test
@@ -55,24 +57,25 @@ test-tools: build ## tests with heavy real tools: connectors, clients, a browser
 
 .PHONY: unit
 unit: build ## unit tests only
-	go test -shuffle=on $(UNIT)
+	go test -shuffle=on $(AT_ONCE) $(UNIT)
 
 .PHONY: system
 system: build ## system tests: a whole router over simulated engines, by topic
-	go test -shuffle=on -timeout 15m $(SYSTEM)
+	go test -shuffle=on -timeout 15m $(AT_ONCE) $(SYSTEM)
 	go test -shuffle=on -timeout 15m $(LIMITS)
 
 .PHONY: race
 race: build ## unit tests of what is concurrent, under the race detector
-	go test -race -shuffle=on $(RACE)
+	go test -race -short -shuffle=on -timeout 15m $(AT_ONCE) $(RACE)
 
 .PHONY: lint
 lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE
 	@scripts/lint.sh
 
 .PHONY: fuzz
-fuzz: build ## run every fuzz target for FUZZTIME (default 5s each)
+fuzz: build ## run every fuzz target for FUZZTIME (default 5s each), and the longest random test for minutes
 	@scripts/fuzz.sh $(FUZZTIME)
+	SLUICE_LONG=1 go test -count=1 -run 'TestChurn$$' ./router/kvevents
 
 .PHONY: soak
 soak: build ## the long figures: many seeds, long fuzzing, long soaks

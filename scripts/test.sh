@@ -35,7 +35,6 @@ step 'native' make --no-print-directory native-test
 step 'lint' scripts/lint.sh
 step 'unit' make --no-print-directory unit
 step 'system' make --no-print-directory system
-race=$(go list ./dataplane/... ./router/... ./bench/... ./nixl/... | grep -v '/router/e2e/')
-step 'race' go test -race -short -shuffle=on -timeout 15m $race
+step 'race' make --no-print-directory race
 step 'demo' env DEMO_SECONDS=20 make --no-print-directory demo
 printf '\nall steps passed in %ss\n' "$SECONDS"

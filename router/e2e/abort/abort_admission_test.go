@@ -131,6 +131,7 @@ func idList(list []uint32) string { return strings.ReplaceAll(fmt.Sprint(list), 
 // lease ends. For every disconnection, and every family whose engines send early heads, the
 // router cancels the decode only after the engine has admitted it.
 func TestDecodeIsAdmittedBeforeAbort(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"nixl", "nixl-push", "mooncake"} {
 		for _, driver := range harness.Drivers {
 			t.Run(name+"/"+driver, func(t *testing.T) {
@@ -167,6 +168,7 @@ func abortedBeforeAdmission(f *harness.MatrixFleet) (n int) {
 
 // TestSidecarDecodeIsAdmittedBeforeAbort is TestDecodeIsAdmittedBeforeAbort for a sidecar.
 func TestSidecarDecodeIsAdmittedBeforeAbort(t *testing.T) {
+	t.Parallel()
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", time.Hour })
 	d := harness.StartSim(t, func(o *sim.Options) {
 		o.Role, o.Speed, o.Cost = "decode", 1, sim.Cost{Admit: slowAdmission, Step: time.Millisecond, Handshake: time.Millisecond, Transfer: time.Millisecond}

@@ -100,6 +100,7 @@ func wantReleased(t *testing.T, r *harness.Router, id string, abortedAt time.Tim
 // TestClientAbortsConcurrentLegs: whatever the state of two concurrent legs when the client
 // leaves, prefill's blocks are freed before the engine's own timeout.
 func TestClientAbortsConcurrentLegs(t *testing.T) {
+	t.Parallel()
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		if !fam.Concurrent || fam.Name == "sglang" { // SGLang's prefill holds nothing without a decode
@@ -140,6 +141,7 @@ func TestClientAbortsConcurrentLegs(t *testing.T) {
 // TestClientAbortsAndPrefillAnswerIsLost: prefill finishes, but its server closes the connection
 // before the response. The blocks are pinned although no response says so, and must be freed.
 func TestClientAbortsAndPrefillAnswerIsLost(t *testing.T) {
+	t.Parallel()
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		if !fam.Concurrent || fam.Name == "sglang" {

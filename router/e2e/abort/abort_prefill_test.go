@@ -19,6 +19,7 @@ import (
 // blocks and before it answers. Only the response names the blocks, so the router must wait for
 // it; the engine would drop the response if the router closed the connection.
 func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
+	t.Parallel()
 	for _, fam := range []string{"nixl", "trtllm"} {
 		for _, shape := range harness.Shapes {
 			t.Run(fam+"/"+shape.Name, func(t *testing.T) {
@@ -80,6 +81,7 @@ func leasedFleet(t *testing.T, row *harness.MatrixFamily) (r *harness.Router, p,
 // default settings. No blocks stay until the lease ends, and prefill receives no notification
 // for blocks that it does not hold.
 func TestLateAbortsLeaveNothingPinned(t *testing.T) {
+	t.Parallel()
 	r, p, d := leasedFleet(t, &harness.MatrixFamilies[0])
 	p.Fault(sim.Fault{Kind: sim.Slow, Leg: "prefill", Delay: 5 * time.Millisecond, P: 0.5})
 	p.Fault(sim.Fault{Kind: sim.Stall, Phase: "answer", Leg: "prefill", Delay: 20 * time.Millisecond})
@@ -121,6 +123,7 @@ func TestLateAbortsLeaveNothingPinned(t *testing.T) {
 // client has left. If it were cancelled, its engine would notify prefill a second time of blocks
 // that prefill has already freed.
 func TestAbandonedDecodeEndsByItself(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		goesOn  time.Duration

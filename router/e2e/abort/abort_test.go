@@ -62,6 +62,7 @@ func TestClientAbortsDuringTokenize(t *testing.T) {
 }
 
 func TestClientAbortsDuringPrefill(t *testing.T) {
+	t.Parallel()
 	for _, stream := range []string{"", `,"stream":true`} {
 		infer, arrived, cancelled := harness.HangingHandler()
 		p, d := harness.StartScripted(t, infer), harness.StartSim(t, harness.SimRole("decode"))
@@ -90,6 +91,7 @@ func TestClientAbortsDuringPrefill(t *testing.T) {
 // shortly before or after. Whatever its state, the router has the blocks freed, and no lease
 // expires.
 func TestClientAbortsBetweenLegs(t *testing.T) {
+	t.Parallel()
 	const lease = 5 * time.Second
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", lease })
 	d := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "decode", lease })
@@ -158,6 +160,7 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 // with a thinking budget. To free the blocks, the router sends a decode for one token; the engine
 // would refuse such a limit with a thinking budget, and the blocks would stay pinned.
 func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"nixl", "nixl-push"} {
 		t.Run(name, func(t *testing.T) {
 			engine := func(role string) *sim.Engine {
@@ -222,6 +225,7 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 // TestStreamIsNotAbortedBeforeHead: a streamed decode is not cancelled before its response head.
 // Until then the engine may not know the request, and prefill's blocks would stay pinned.
 func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	for i := range 5 {
@@ -244,6 +248,7 @@ func TestStreamIsNotAbortedBeforeHead(t *testing.T) {
 // TestStreamWithoutHeadIsAbortedAtLeaseEnd: if an engine never sends the head of a stream, the
 // router cancels the leg when the lease ends.
 func TestStreamWithoutHeadIsAbortedAtLeaseEnd(t *testing.T) {
+	t.Parallel()
 	infer, arrived, cancelled := harness.HangingHandler()
 	p, d := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond }), harness.StartScripted(t, infer)
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.Lease, c.PD.LeaseMargin = time.Second, 300*time.Millisecond }, harness.SimWorker(p, worker.Prefill, "p0"), d.Worker(worker.Decode, "d0"))
@@ -319,6 +324,7 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 // TestSuspendedEngineLegIsNotAborted: the router does not assume that a suspended engine has
 // admitted a request. It cancels the engine's decodes once the engine runs again, however late.
 func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	var suspended atomic.Bool
 	resume := make(chan struct{})

@@ -24,6 +24,7 @@ func longBody(more string) string {
 // TestUnreportedTokensAreCharged: a key's limit also counts responses without usage, or with only half
 // of it, clients that leave before a response, and prefill-only requests.
 func TestUnreportedTokensAreCharged(t *testing.T) {
+	t.Parallel()
 	const prompt = 750
 	answer := ""
 	e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {

@@ -142,6 +142,7 @@ const respond = `{"model":"org/sim","input":"hello"%s}`
 // router's buffer. A request for each reaches only the engine that stored it, and only from the
 // client that created it. In the past GET returned 404 and a follow-up went to any engine.
 func TestStoredResponses(t *testing.T) {
+	t.Parallel()
 	mine, others := apikey.New(), apikey.New()
 	engines := map[string]*storingEngine{"a": startStoringEngine(t, "a", false), "b": startStoringEngine(t, "b", true)}
 	for name, keys := range map[string]bool{"keys": true, "no keys": false} {

@@ -55,6 +55,7 @@ func keepRegistered(t *testing.T, r *harness.Router, id, kind, workerSpec string
 // Requests run on both. After one leaves, the router has dropped its index entries, reservations
 // and metric series.
 func TestRegisteredPairServes(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.LaunchRouter(t, withRegister)
 	a := harness.Get(t, r.URL+"/readyz")
@@ -107,6 +108,7 @@ func TestRegisteredPairServes(t *testing.T) {
 // TestLostWorkerIsRemoved: the router removes a worker that does not renew its registration, for
 // example because its machine has failed.
 func TestLostWorkerIsRemoved(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	r := harness.LaunchRouter(t, func(c *config.Config) { withRegister(c); c.Register.Lease = time.Second })
 	req, err := http.NewRequest("PUT", "http://"+r.Registration.Addr()+"/v1/workers/w", strings.NewReader(fmt.Sprintf(`{"version":1,"url":%q}`, e.URL())))
@@ -145,6 +147,7 @@ func sourceStates(t *testing.T, r *harness.Router) []discovery.State {
 // TestWorkersFile: the workers follow the text of the file. An invalid edit changes nothing and is
 // reported with its position. Removed workers are not probed.
 func TestWorkersFile(t *testing.T) {
+	t.Parallel()
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	var asked atomic.Int64
 	counting := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Add(1) }))

@@ -87,6 +87,7 @@ var removals = []removal{
 // series, index entries, predictions, reservations or transfer rates of it. The other worker then
 // serves requests alone.
 func TestRemovedWorkerLeavesNoState(t *testing.T) {
+	t.Parallel()
 	for _, by := range removals {
 		t.Run(by.name, func(t *testing.T) {
 			p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
@@ -205,6 +206,7 @@ func keepAnnounced(t *testing.T, r *harness.Router, id, role, url string) (stop 
 // TestLateMessagesOfRemovedWorkerAreDropped: if a worker leaves during a request, the router drops
 // what it learns from the request about the worker, because another worker may reuse its slot.
 func TestLateMessagesOfRemovedWorkerAreDropped(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, func(o *sim.Options) { o.Speed, o.Cost.Step = 1, 3*time.Millisecond })
 	w := harness.SimWorker(e, worker.Aggregated, "w")
 	w.KVEvents = []string{"off"} // so that its cached blocks are predicted

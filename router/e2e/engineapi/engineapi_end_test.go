@@ -44,9 +44,11 @@ func engineAPIFleet(t *testing.T, fam *harness.MatrixFamily) *harness.MatrixFlee
 // TestEngineAPIRequestEnds: in every family and every phase of a request, stop, kill and a lost
 // caller end the legs. Blocks are freed by that, not by a lease that expires.
 func TestEngineAPIRequestEnds(t *testing.T) {
+	t.Parallel()
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		t.Run(fam.Name, func(t *testing.T) {
+			t.Parallel()
 			f := engineAPIFleet(t, fam)
 			harness.DialEngine(t, f.Router, "unix") // waits until the socket is open
 			for i, phase := range []struct {
@@ -183,6 +185,7 @@ func TestEngineAPIStopIsImmediate(t *testing.T) {
 // TestEngineAPIStopOfSlowReader: a slow caller that stops still receives the output from before the
 // stop, and the usage counts exactly this output.
 func TestEngineAPIStopOfSlowReader(t *testing.T) {
+	t.Parallel()
 	for name, mod := range map[string]func(*sim.Options){"vLLM": nil, "SGLang": func(o *sim.Options) { o.Engine = "sglang" }} {
 		t.Run(name, func(t *testing.T) {
 			r, engines := harness.StartEngineRouter(t, 1, mod, nil)

@@ -21,6 +21,7 @@ import (
 // TestEngineAPIDirect: the caller names the worker, by any of its names. Prefill still runs as a
 // separate leg, on a worker that the router or the caller chooses.
 func TestEngineAPIDirect(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"nixl", "nixl-push", "sglang"} {
 		t.Run(name, func(t *testing.T) {
 			fam := &harness.MatrixFamilies[slices.IndexFunc(harness.MatrixFamilies, func(f harness.MatrixFamily) bool { return f.Name == name })]
@@ -74,6 +75,7 @@ func TestEngineAPIDirect(t *testing.T) {
 // receives an error that says so, and the legs end as for a caller that leaves, so that no block
 // stays until a lease ends.
 func TestEngineAPIDeadline(t *testing.T) {
+	t.Parallel()
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		t.Run(fam.Name, func(t *testing.T) {
@@ -145,6 +147,7 @@ func wantDeadlines(t *testing.T, r *harness.Router) {
 // TestEngineAPIDeadlineOverHTTP: the same for callers of the HTTP endpoint. They receive 504 before
 // the response begins and an event in a stream, with a message that names the caller's deadline.
 func TestEngineAPIDeadlineOverHTTP(t *testing.T) {
+	t.Parallel()
 	for _, driver := range harness.Drivers {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
@@ -176,6 +179,7 @@ func TestEngineAPIDeadlineOverHTTP(t *testing.T) {
 // TestEngineAPIMinWorkers: the socket opens once engine_api.min_workers are ready, or after
 // engine_api.start_timeout.
 func TestEngineAPIMinWorkers(t *testing.T) {
+	t.Parallel()
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	b.Crash()
 	path := harness.SocketIn(t)

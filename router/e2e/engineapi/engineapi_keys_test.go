@@ -140,6 +140,7 @@ func TestEngineAPIKeys(t *testing.T) {
 // TestEngineAPICertificateReload: the router reads the socket's certificate again when its files
 // change; running streams continue.
 func TestEngineAPICertificateReload(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	dir := t.TempDir()
 	cert, key := harness.WriteCert(t, dir)

@@ -94,6 +94,7 @@ func wantUndisturbed(t *testing.T, a *harness.EngineAPIAnswer, want []uint32, pr
 // TestEngineAPIStreamsMigrate: on every engine and in every API of it, a stream whose worker drains,
 // is removed or dies continues without a difference for the caller.
 func TestEngineAPIStreamsMigrate(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct {
 		name string
 		mod  func(*sim.Options)
@@ -128,6 +129,7 @@ func TestEngineAPIStreamsMigrate(t *testing.T) {
 // TestEngineAPIStreamsMigrateFromDecode: the same for a decode worker, in every family. That
 // includes TensorRT-LLM, because for the engine API the router requests token ids instead of text.
 func TestEngineAPIStreamsMigrateFromDecode(t *testing.T) {
+	t.Parallel()
 	for i := range harness.MatrixFamilies {
 		fam := &harness.MatrixFamilies[i]
 		for k, move := range workerExits {

@@ -26,6 +26,7 @@ import (
 // sockets. The new process serves new connections at once while streams of the old one continue.
 // The test restarts twice.
 func TestEngineAPIHotRestart(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	dir, path := t.TempDir(), harness.SocketIn(t)
 	env := []string{"XDG_RUNTIME_DIR=" + dir}

@@ -85,6 +85,7 @@ func testWithStreamingEngine(t *testing.T, driver string, limit int) (*harness.R
 // TestEngineAPIDeadlineOfSlowReader: the deadline also ends the request of a caller that does not
 // read, whatever output waits for it, and the router releases the engine.
 func TestEngineAPIDeadlineOfSlowReader(t *testing.T) {
+	t.Parallel()
 	const ms = 3000 // enough for the request to start streaming on any machine
 	for _, driver := range harness.Drivers {
 		for endpoint, run := range map[string]func(t *testing.T, r *harness.Router, e *streamingEngine){

@@ -45,6 +45,7 @@ func referenceTokens(t testing.TB, e *sim.Engine, prompt []uint32, n int) []uint
 // TestEngineAPIFamilies: every family, over both networks of the socket and over HTTP, runs both
 // legs and returns the tokens of one undisturbed engine.
 func TestEngineAPIFamilies(t *testing.T) {
+	t.Parallel()
 	for _, fam := range harness.MatrixFamilies {
 		t.Run(fam.Name, func(t *testing.T) {
 			f := engineAPIFleet(t, &fam)

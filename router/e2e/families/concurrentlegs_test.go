@@ -52,6 +52,7 @@ func TestConcurrentLegs(t *testing.T) {
 // TestSilentPrefillEndsWithDecode: a prefill leg that never answers ends soon after its decode leg
 // and releases its rank. In the past it reserved the rank's load until timeouts.prefill.
 func TestSilentPrefillEndsWithDecode(t *testing.T) {
+	t.Parallel()
 	p := harness.StartScripted(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	d := harness.StartScripted(t, harness.AnswerOK)
 	r := harness.StartRouter(t, harness.SGLangPD, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
@@ -88,6 +89,7 @@ func TestNativeGenerateInTwoLegs(t *testing.T) {
 // and runs both legs again, with another prefill worker and a new bootstrap room. The client does
 // not notice.
 func TestPrefillFailsDuringDecode(t *testing.T) {
+	t.Parallel()
 	breaks := map[string]http.HandlerFunc{
 		"500":   harness.ReplyHandler(500, `{"error":{"message":"KVTransferError"}}`),
 		"503":   harness.ReplyHandler(503, `{}`),
@@ -156,6 +158,7 @@ func TestPrefillFailsDuringDecode(t *testing.T) {
 // TestPrefillFailsAfterItsRequest: a prefill that fails long after its request was answered does not
 // affect later requests, although their legs reuse pooled memory.
 func TestPrefillFailsAfterItsRequest(t *testing.T) {
+	t.Parallel()
 	const rounds = 100
 	answered := make(chan struct{}, rounds)
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -322,6 +325,7 @@ func TestStreamBeginsWithAnError(t *testing.T) {
 // status 200 and a status in finish_reason, in the first event of a stream or in the object of a
 // response that is not streamed. The router treats that status as a failure of the engine.
 func TestAbortedGenerateIsRunAgain(t *testing.T) {
+	t.Parallel()
 	const (
 		aborted = `{%s"output_ids":[],"meta_info":{"id":"a","finish_reason":{"type":"abort","message":"%s","status_code":%d,"err_type":"InternalServerError"},"prompt_tokens":2,"completion_tokens":0,"cached_tokens":0}}`
 		good    = `{"text":"ok","output_ids":[5],"meta_info":{"id":"a","finish_reason":{"type":"length","length":1},"prompt_tokens":2,"completion_tokens":1,"cached_tokens":0}}`

@@ -18,6 +18,7 @@ import (
 // TestFewTokensPrefillOnDecode: a prompt that the decode worker has not cached runs on a prefill
 // worker. If all but a few tokens are cached, the decode worker runs the request alone.
 func TestFewTokensPrefillOnDecode(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.PD.LocalPrefillTokens = 64 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
 	body := harness.ChatOf(strings.Repeat("a long prompt that is worth a hand-over, ", 30))

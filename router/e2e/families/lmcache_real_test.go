@@ -60,6 +60,7 @@ func lmcacheSender(t *testing.T, version, endpoint string) io.Writer {
 // have sent a notification in the format of their release, one before prefill's response and one
 // after it. The engines are scripted; the messages are LMCache's own.
 func TestReleasedLMCacheNotifications(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"0.3.3", "0.3.5", "0.3.7", "0.4.4", "0.4.7", "0.5.6"} {
 		t.Run(version, func(t *testing.T) {
 			t.Parallel()

@@ -79,6 +79,7 @@ func (g *lmcacheFleet) promptTokens() (local, received int) {
 // the worker to which prefill wrote, after everything was written. The client receives the output of
 // the reference engine.
 func TestLMCacheFamily(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name    string
 		prefill func(*sim.Options)
@@ -160,6 +161,7 @@ func TestLMCacheClientAbortsWhileWaiting(t *testing.T) {
 }
 
 func TestLMCacheFailures(t *testing.T) {
+	t.Parallel()
 	t.Run("prefill", func(t *testing.T) {
 		g := startLMCache(t, nil, nil)
 		g.p.Fault(sim.Fault{Kind: sim.Status, Leg: "prefill"})

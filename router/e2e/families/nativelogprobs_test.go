@@ -20,6 +20,7 @@ import (
 // TestNativeLogprobs: SGLang's decode server returns no log-probabilities of the prompt. The router
 // adds those of prefill, so that the response equals that of one engine.
 func TestNativeLogprobs(t *testing.T) {
+	t.Parallel()
 	const ids = `"input_ids":[1001,1002,1003,1004,1005,1006,1007,1008,1009],`
 	requests := map[string]string{
 		"all of the prompt":      `{` + ids + `"return_logprob":true,"logprob_start_len":0`,

@@ -64,6 +64,7 @@ func TestDecodeOnlyFallbackWithoutPrefill(t *testing.T) {
 // TestNoPrefillIsRefused: if decode may not or cannot run a whole request, the request waits for a
 // prefill worker, and the refusal names the prefill pool.
 func TestNoPrefillIsRefused(t *testing.T) {
+	t.Parallel()
 	for _, family := range []string{"nixl", "sglang"} {
 		fam := harness.MatrixFamilyNamed(t, family)
 		p, pw := harness.SidecarEngine(t, fam, worker.Prefill)

@@ -91,6 +91,7 @@ const matrixDoc = "../../../docs/pd-matrix.md"
 // TestPDMatrix runs every family through every case on simulated engines, and compares the results
 // with docs/pd-matrix.md.
 func TestPDMatrix(t *testing.T) {
+	t.Parallel()
 	rows := make([][]string, len(harness.MatrixFamilies))
 	t.Run("families", func(t *testing.T) { // in parallel, because some cases wait for long
 		for i := range harness.MatrixFamilies {

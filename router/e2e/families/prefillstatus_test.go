@@ -13,6 +13,7 @@ import (
 // TestPrefillUnexpectedStatus: a 2xx response of a prefill engine other than 200 is not sent to the
 // client, which requested more than one token.
 func TestPrefillUnexpectedStatus(t *testing.T) {
+	t.Parallel()
 	for _, status := range []int{201, 202, 203, 204, 205, 206} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprint(status, stream), func(t *testing.T) {

@@ -181,6 +181,7 @@ func TestUnknownModelErrorListsModels(t *testing.T) {
 }
 
 func TestEmptyPoolErrorNamesPool(t *testing.T) {
+	t.Parallel()
 	d := harness.StartSim(t, harness.SimRole("decode"))
 	p := harness.StartSim(t, harness.SimRole("prefill"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.PoolWait, c.PD.PlainDecode = 200*time.Millisecond, false },

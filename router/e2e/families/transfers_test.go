@@ -97,6 +97,7 @@ func chatReply(text string) string {
 // soon as an engine reports that the transfer failed or expired, or the transfer stalls, and runs
 // both legs again. The client receives one successful response.
 func TestLostHandoverRunsAgain(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct {
 		name, event, status string
 		stream              bool
@@ -189,6 +190,7 @@ func TestLostHandoverRunsAgain(t *testing.T) {
 // TestHandoverExpiresEveryAttempt: prefill frees the blocks in every attempt. The router runs both legs
 // again while attempts remain, then plain decode; decode never waits on an expired handle.
 func TestHandoverExpiresEveryAttempt(t *testing.T) {
+	t.Parallel()
 	var requests atomic.Pointer[string] // the id of the current attempt
 	p := harness.StartScripted(t, func(w http.ResponseWriter, req *http.Request) {
 		id := req.Header.Get("X-Request-Id")

@@ -21,6 +21,7 @@ const (
 // empty, the router runs the request on another engine. The client receives one complete
 // response.
 func TestBrokenAnswersRunAgain(t *testing.T) {
+	t.Parallel()
 	inChunks := func(body string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(body), body) }
 	half := harness.WholeAnswer[:len(harness.WholeAnswer)/2]
 	for name, k := range map[string]struct {
@@ -96,6 +97,7 @@ const streamHeadOK = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTran
 // truncated after the part that the router buffers, the router closes the client's connection
 // without a last chunk.
 func TestLongChunkedAnswers(t *testing.T) {
+	t.Parallel()
 	for _, size := range []int{100, 100 << 10, 1 << 20, 3 << 20} {
 		for _, breaks := range []bool{false, true} {
 			text := strings.Repeat("x", size)

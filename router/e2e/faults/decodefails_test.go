@@ -179,6 +179,7 @@ func TestStreamFailsMidway(t *testing.T) {
 // TestLeaseIsKept: a decode that could not be sent before the lease ends is never sent with the
 // old handle, because the engine would read freed memory and answer 200.
 func TestLeaseIsKept(t *testing.T) {
+	t.Parallel()
 	// The dead decode worker costs a connect timeout, which is longer than the lease allows.
 	dead, free := blackhole(t)
 	p := harness.StartSim(t, func(o *sim.Options) { o.Role, o.Lease = "prefill", 500*time.Millisecond })
@@ -364,6 +365,7 @@ func TestDecodeDiesAfterPrefill(t *testing.T) {
 // TestFailedDecodeIsReleased: a decode fails before it has read prefill's blocks. The router has
 // a vLLM prefill engine free them, with a NIXL notification, long before the lease ends.
 func TestFailedDecodeIsReleased(t *testing.T) {
+	t.Parallel()
 	fam := harness.MatrixFamilies[0]
 	harness.WithRealNIXL(t, &fam)
 	engine := func(role string) *sim.Engine {

@@ -144,6 +144,7 @@ func predictedTokens(t *testing.T, r *harness.Router, salt int, id string) int {
 // publishes no events afterwards. The router detects the restart by the engine id in the next
 // handle, and predicts no cached blocks for the request after that.
 func TestEngineIDDetectsRestart(t *testing.T) {
+	t.Parallel()
 	for _, pd := range []string{"nixl", "nixl-push", "mooncake"} {
 		for _, events := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/events=%v", pd, events), func(t *testing.T) { testEngineIDDetectsRestart(t, pd, events) })

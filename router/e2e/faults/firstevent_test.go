@@ -83,6 +83,7 @@ func TestStreamErrorBeforeTokenIDs(t *testing.T) {
 // TestKeepAliveCommentsStartWithHead: with relay.comment_interval the router sends the response head
 // without waiting for the first event, even for a stream that cannot migrate.
 func TestKeepAliveCommentsStartWithHead(t *testing.T) {
+	t.Parallel()
 	e0, e1 := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) { c.Relay.KeepAlive = 10 * time.Millisecond }, harness.SimWorker(e0, worker.Aggregated, "w0"), harness.SimWorker(e1, worker.Aggregated, "w1"))
 	for _, e := range []*sim.Engine{e0, e1} {
@@ -97,6 +98,7 @@ func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 // TestNativeStreamStartsWithAbort: SGLang reports in an ordinary event of /generate that the KV
 // did not arrive.
 func TestNativeStreamStartsWithAbort(t *testing.T) {
+	t.Parallel()
 	engine := func(role string) *sim.Engine {
 		return harness.StartSim(t, func(o *sim.Options) { o.Engine, o.Role = "sglang", role })
 	}
@@ -137,6 +139,7 @@ func lastNative(t *testing.T, a *harness.Answer) (text string) {
 // TestStreamEndsWithoutOutput lets an engine end a stream with valid framing but without output. The
 // router tries another engine; without another the client receives an error.
 func TestStreamEndsWithoutOutput(t *testing.T) {
+	t.Parallel()
 	const role = `data: {"id":"x","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}` + "\n\n"
 	for name, text := range map[string]string{"nothing": "", "a role": role, "a role and half a token": role + harness.StreamChunk[:40]} {
 		t.Run(name, func(t *testing.T) {

@@ -45,6 +45,7 @@ func agentProcesses(t *testing.T, env []string) map[string]int {
 // disables its tier for a second and fails no request, because the agents run in processes of
 // their own.
 func TestIsolatedAgentsCrash(t *testing.T) {
+	t.Parallel()
 	wheel := harness.NixlWheel(t)
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	env, dir := harness.ServeEnv(t)

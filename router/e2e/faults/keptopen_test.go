@@ -16,6 +16,7 @@ import (
 // TestEngineKeepsStreamOpen: an engine keeps a stream open after [DONE]. The router releases the
 // rank and the client at once, and forwards nothing that follows.
 func TestEngineKeepsStreamOpen(t *testing.T) {
+	t.Parallel()
 	for name, behind := range map[string]string{"silence": "", "an event": harness.StreamChunk, "events without end": "endless"} {
 		t.Run(name, func(t *testing.T) {
 			e := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {

@@ -25,6 +25,7 @@ import (
 // the time of harness.SoakTime. The router's process must not gain goroutines or descriptors after
 // the warm-up, nor memory between the first and the last quarter.
 func TestMixedFaults(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("processes, some seconds long")
 	}

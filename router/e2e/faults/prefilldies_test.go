@@ -15,6 +15,7 @@ import (
 // TestPrefillDiesBeforeItsKVIsPulled: decode waits for blocks of a prefill engine that has died.
 // The router cancels it and runs both legs again, long before decode's timeout.
 func TestPrefillDiesBeforeItsKVIsPulled(t *testing.T) {
+	t.Parallel()
 	for _, stream := range []bool{true, false} {
 		t.Run(fmt.Sprint("stream=", stream), func(t *testing.T) {
 			t.Parallel()

@@ -39,6 +39,7 @@ var failures = []struct {
 // TestPrefillFailsOver: the router runs a failed prefill on the next prefill worker. If there is
 // none, decode runs the whole request.
 func TestPrefillFailsOver(t *testing.T) {
+	t.Parallel()
 	for _, f := range failures {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel()
@@ -82,6 +83,7 @@ func TestPrefillFailsOver(t *testing.T) {
 // TestRefusedPrefillFailsOver: the engine refuses the connection because it has just died, and no
 // probe has detected that yet.
 func TestRefusedPrefillFailsOver(t *testing.T) {
+	t.Parallel()
 	dead, p, d := harness.StartScripted(t, harness.ReplyHandler(200, "{}")), harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) {
 		harness.ShortPrefillTimeout(c)
@@ -103,6 +105,7 @@ func TestRefusedPrefillFailsOver(t *testing.T) {
 // TestPrefill4xxGoesToClient: the router forwards a 4xx response of prefill to the client
 // unchanged, and the response does not count for the breaker.
 func TestPrefill4xxGoesToClient(t *testing.T) {
+	t.Parallel()
 	small := func(o *sim.Options) { o.Role, o.MaxModelLen = "prefill", 16 }
 	p, d := harness.StartSim(t, small), harness.StartSim(t, harness.SimRole("decode"))
 	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter = 1 }, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"))
@@ -139,6 +142,7 @@ func TestPrefill4xxGoesToClient(t *testing.T) {
 
 // TestPrefill4xxHidesPrivateFields: the router removes members about KV from such a response.
 func TestPrefill4xxHidesPrivateFields(t *testing.T) {
+	t.Parallel()
 	answer := harness.ReplyHandler(400, `{"error":{"message":"no"},"kv_transfer_params":{"remote_host":"10.0.0.9"}}`)
 	for _, family := range []string{"nixl", "sglang"} { // sequential and concurrent legs
 		p := harness.StartScripted(t, answer)
@@ -154,6 +158,7 @@ func TestPrefill4xxHidesPrivateFields(t *testing.T) {
 // TestCrashingRequestKillsAtMostTwo: a request that crashes its engine is not retried on the
 // whole fleet.
 func TestCrashingRequestKillsAtMostTwo(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct {
 		name  string
 		fault sim.Fault

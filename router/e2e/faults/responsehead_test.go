@@ -17,6 +17,7 @@ const keepAliveComment = ": keep-alive\n\n"
 // before an engine has answered, then comments, and then the result in the stream: the output or
 // an error event in the client's API format. Without the option an error is an HTTP status.
 func TestEarlyResponseHead(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	begin := func(after, firstByte time.Duration) *harness.Router {
 		return harness.StartRouter(t, func(c *config.Config) {

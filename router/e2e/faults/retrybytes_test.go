@@ -114,6 +114,7 @@ func postChunked(t *testing.T, rng *rand.Rand, url, body string) *http.Request {
 // TestRetriesByteForByte: however the engines of a request fail, and however the client uploaded
 // it, each attempt receives the client's bytes, except for the edits of its leg.
 func TestRetriesByteForByte(t *testing.T) {
+	t.Parallel()
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
 			t.Parallel()

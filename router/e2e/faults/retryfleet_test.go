@@ -32,6 +32,7 @@ func stallEngine(t *testing.T, e *sim.Engine, f sim.Fault) {
 // TestRetryUsesCurrentFleet: if the only worker of a request dies, the router retries on a worker
 // that became ready after the request had arrived.
 func TestRetryUsesCurrentFleet(t *testing.T) {
+	t.Parallel()
 	for _, more := range []string{"", `,"stream":true`} {
 		for _, phase := range []string{"", "body"} { // before and after the response head
 			t.Run(more+" "+phase, func(t *testing.T) {
@@ -103,6 +104,7 @@ func TestRetryWaitsForARestart(t *testing.T) {
 // TestRestartsLoseNoRequest: the only prefill worker, or the only decode worker, restarts
 // repeatedly under load, and plain decode is off. Every request succeeds.
 func TestRestartsLoseNoRequest(t *testing.T) {
+	t.Parallel()
 	for _, family := range []string{"nixl", "sglang"} {
 		for _, restarts := range []string{"prefill", "decode"} {
 			t.Run(family+" "+restarts, func(t *testing.T) {
@@ -195,6 +197,7 @@ func TestRefusalCountsAttempts(t *testing.T) {
 // TestEngineRestartBetweenProbes: an engine restarts without the fleet noticing, because one
 // request causes fewer failures than the fleet needs.
 func TestEngineRestartBetweenProbes(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) { c.Health.FailAfter, c.Health.Interval = 1000, time.Minute }, harness.SimWorker(e, worker.Aggregated, "e"))
 	e.Crash()

@@ -45,6 +45,7 @@ func shortDetection(c *config.Config) {
 // streams migrate and other requests run again. Once the engine resumes it returns to the pool,
 // and no client receives its late output.
 func TestFrozenEngine(t *testing.T) {
+	t.Parallel()
 	for _, how := range freezeMethods {
 		for _, frozen := range []worker.Role{worker.Aggregated, worker.Prefill, worker.Decode} {
 			for _, driver := range []string{"loop", "goroutine"} {
@@ -146,6 +147,7 @@ func testFrozenEngine(t *testing.T, how freezeMethod, frozen worker.Role, driver
 // TestFrozenEngineWakesUp: a client that still reads receives nothing of the output that an
 // engine sends after the router declared it frozen.
 func TestFrozenEngineWakesUp(t *testing.T) {
+	t.Parallel()
 	for _, how := range freezeMethods {
 		t.Run(how.state, func(t *testing.T) {
 			t.Parallel()
@@ -177,6 +179,7 @@ func TestFrozenEngineWakesUp(t *testing.T) {
 // TestBusyEngineIsNotFrozen: the router does not fail prompts whose prefill takes several times
 // the detection bounds, in one step without visible progress or in many steps.
 func TestBusyEngineIsNotFrozen(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct {
 		name string
 		args []string

@@ -20,6 +20,7 @@ import (
 // TestDeadWorkerIsExcluded: with the default intervals the router excludes a worker within 2 s
 // after it dies or hangs, and includes it again once it is healthy.
 func TestDeadWorkerIsExcluded(t *testing.T) {
+	t.Parallel()
 	const rule, slack = 2 * time.Second, time.Second // the slack is for a loaded machine
 	for _, k := range []struct {
 		name      string
@@ -76,6 +77,7 @@ func TestTrafficDetectsDeadWorker(t *testing.T) {
 // TestRestartDropsOldBlocks: an engine is killed and restarted on the same address. The first
 // choice after its return does not count the blocks that it had before.
 func TestRestartDropsOldBlocks(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, nil, harness.SimWorker(e, worker.Aggregated, "w0"))
 	const incarnations = 3
@@ -172,6 +174,7 @@ func TestRequestsWaitForTheFirstWorker(t *testing.T) {
 // TestModelsBeforeFirstProbe: the router refuses no model as unknown while it does not know the
 // models of every worker. The request waits for the first worker, or for those not probed yet.
 func TestModelsBeforeFirstProbe(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	path := filepath.Join(t.TempDir(), "workers.yaml")
 	harness.WriteFile(t, path, "workers: []\n")
@@ -226,6 +229,7 @@ func TestEmptyPoolErrorNamesLabels(t *testing.T) {
 
 // TestLabelsSelectThePool: labels restrict the workers of a role.
 func TestLabelsSelectThePool(t *testing.T) {
+	t.Parallel()
 	p, d0, d1 := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, harness.SimRole("decode"))
 	w0, w1 := harness.SimWorker(d0, worker.Decode, "d0"), harness.SimWorker(d1, worker.Decode, "d1")
 	w0.Labels, w1.Labels = []string{"slow"}, []string{"x", "fast"}
@@ -241,6 +245,7 @@ func TestLabelsSelectThePool(t *testing.T) {
 // TestModelSelectsThePool: the model selects the pool; one model may be disaggregated and another
 // not.
 func TestModelSelectsThePool(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	other := harness.StartSim(t, func(o *sim.Options) { o.Model = "other" })
 	r := harness.StartRouter(t, nil, harness.SimWorker(p, worker.Prefill, "p0"), harness.SimWorker(d, worker.Decode, "d0"), harness.SimWorker(other, worker.Aggregated, "o0"))
@@ -257,6 +262,7 @@ func TestModelSelectsThePool(t *testing.T) {
 // TestDisaggregationDisabledForModel: the configuration may disable disaggregation for one model
 // that has prefill workers.
 func TestDisaggregationDisabledForModel(t *testing.T) {
+	t.Parallel()
 	p, d, whole := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode")), harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
 		off := c.PD

@@ -17,6 +17,7 @@ import (
 // a paused or overloaded machine. It does not treat that time as silence of the engines, and its
 // streams continue.
 func TestStoppedProcess(t *testing.T) {
+	t.Parallel()
 	for _, driver := range []string{"loop", "goroutine"} {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()

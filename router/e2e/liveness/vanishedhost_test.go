@@ -22,6 +22,7 @@ const namespaceVariable = "SLUICE_TEST_IN_NAMESPACE"
 // TestVanishedHost: an engine's host, behind a pair of virtual network devices, starts to drop all
 // packets. The test needs user and network namespaces, and the programs unshare, nsenter and ip.
 func TestVanishedHost(t *testing.T) {
+	t.Parallel()
 	if path := os.Getenv(namespaceVariable); path != "" {
 		harness.Binary.Once.Do(func() { harness.Binary.Path = path })
 		testVanishedHost(t)

@@ -79,6 +79,7 @@ func (d *drainingStream) engine() *sim.Engine {
 // TestStreamsMigrateFromDrainingWorker: a worker is drained over the admin API, or removed. Its
 // streams resume on another worker, and each client sees one uninterrupted stream.
 func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
+	t.Parallel()
 	chat := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
 	for _, f := range append([]harness.EndpointCase{chat}, endpointCases...) {
 		if strings.Contains(f.Name, "to the end") {
@@ -117,6 +118,7 @@ func TestStreamsMigrateFromDrainingWorker(t *testing.T) {
 // TestDrainWaits: streams migrate only after migration.drain_delay, and stay if the drain is
 // cancelled before.
 func TestDrainWaits(t *testing.T) {
+	t.Parallel()
 	f := endpointCases[4]
 	for name, k := range map[string]struct {
 		after time.Duration
@@ -156,6 +158,7 @@ func TestDrainWaits(t *testing.T) {
 // TestDrainOfOnlyWorker: a stream for which there is no other worker completes on the draining
 // worker.
 func TestDrainOfOnlyWorker(t *testing.T) {
+	t.Parallel()
 	f := endpointCases[4]
 	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 	d := startDrainingStream(t, m, &f, "stays")
@@ -174,6 +177,7 @@ func TestDrainOfOnlyWorker(t *testing.T) {
 
 // TestManyStreamsMigrate: many streams migrate at once; none loses or repeats output.
 func TestManyStreamsMigrate(t *testing.T) {
+	t.Parallel()
 	f := harness.EndpointCase{Name: "chat", Path: "/v1/chat/completions", Body: `"messages":[{"role":"user","content":"go on"}],"max_tokens":%d,"ignore_eos":true,"stream_options":{"include_usage":true}`, Read: readOpenAIStream}
 	m := startEndpointFleet(t, &f, 2, func(c *config.Config) { c.Migration.DrainAfter = 0; c.Timeouts.StreamIdle = 10 * time.Second })
 	const n = 60

@@ -32,6 +32,7 @@ var migratableRequests = []struct{ name, path, body string }{
 
 // TestStreamMigrates: the client does not notice that an engine fails, at any point of a stream.
 func TestStreamMigrates(t *testing.T) {
+	t.Parallel()
 	kinds := []sim.FaultKind{sim.Reset, sim.Cut, sim.StreamFail, sim.Stall}
 	for _, pd := range []bool{false, true} {
 		t.Run(fmt.Sprint("pd=", pd), func(t *testing.T) {
@@ -310,6 +311,7 @@ func TestMigrationsLeaveNoState(t *testing.T) {
 // TestFirstByteTimeOut: a stream without a response head after timeouts.first_byte is retried on
 // another engine. A request that is not streamed has the whole of timeouts.decode.
 func TestFirstByteTimeOut(t *testing.T) {
+	t.Parallel()
 	m := harness.StartMigrationFleet(t, true, 2, func(c *config.Config) { c.Timeouts.FirstByte = 150 * time.Millisecond })
 	chat := `{"model":"sim","stream":%v,"messages":[{"role":"user","content":"go on"}],"max_tokens":8,"ignore_eos":true}`
 	m.Fail("late", sim.Fault{Kind: sim.Stall})
@@ -359,6 +361,7 @@ func TestBreakerCountsBrokenStreams(t *testing.T) {
 // TestKilledEngineInProcesses runs a router and two engines as processes, and kills the engine of
 // a stream in the middle of it.
 func TestKilledEngineInProcesses(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

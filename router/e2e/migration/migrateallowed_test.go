@@ -293,6 +293,7 @@ func TestMultipleChoicesLoseARound(t *testing.T) {
 // TestMultipleChoicesDrain: the choices of a request leave a draining worker together, as one
 // migration, and complete on another worker.
 func TestMultipleChoicesDrain(t *testing.T) {
+	t.Parallel()
 	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) { allowMigration("multiple_choices")(c); c.Migration.DrainAfter = 0 })
 	body := `{"model":"sim","stream":true,"n":3,"messages":[{"role":"user","content":"go on and on"}],"max_tokens":60,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 	for _, e := range m.Engines {
@@ -392,6 +393,7 @@ func TestGrammarsMigrate(t *testing.T) {
 
 // TestNeverMigratable: some requests never migrate, even if the configuration allows everything.
 func TestNeverMigratable(t *testing.T) {
+	t.Parallel()
 	m := harness.StartMigrationFleet(t, false, 2, func(c *config.Config) {
 		c.Migration.Allow, c.Migration.Structured = config.MigrationAllow, "unconstrained"
 	})

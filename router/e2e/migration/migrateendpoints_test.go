@@ -216,6 +216,7 @@ func startEndpointFleet(t *testing.T, f *harness.EndpointCase, n int, mod func(*
 // TestEveryEndpointMigrates: for every endpoint, a stream whose engine fails at any point equals
 // an undisturbed stream.
 func TestEveryEndpointMigrates(t *testing.T) {
+	t.Parallel()
 	for _, f := range endpointCases {
 		t.Run(f.Name, func(t *testing.T) {
 			t.Parallel()

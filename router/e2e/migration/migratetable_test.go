@@ -40,6 +40,7 @@ const (
 // TestMigrationTable kills the engine of a request for each endpoint, and compares the results with
 // the table in docs/migration.md, or writes them there with -rewrite.
 func TestMigrationTable(t *testing.T) {
+	t.Parallel()
 	rows := make([]string, len(migrationTable))
 	t.Run("rows", func(t *testing.T) {
 		for i, k := range migrationTable {
@@ -77,6 +78,7 @@ func TestMigrationTable(t *testing.T) {
 // TestHandoverRunsAgain: in a pool with prefill workers, a migrated stream gets a new hand-over if
 // its new worker would have to compute many tokens; otherwise that worker computes them.
 func TestHandoverRunsAgain(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct{ tokens, prefills int }{{0, 2}, {100, 2}, {100_000, 1}} {
 		t.Run(fmt.Sprint(k.tokens), func(t *testing.T) {
 			t.Parallel()

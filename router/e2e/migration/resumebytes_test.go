@@ -40,6 +40,7 @@ var resumables = []harness.Resumable{
 // request is the client's request with the output ids so far after the prompt's ids, and the
 // client's stream has the text and ids of an undisturbed one.
 func TestResumedByteForByte(t *testing.T) {
+	t.Parallel()
 	for _, k := range resumables {
 		t.Run(k.Path+k.Name, func(t *testing.T) {
 			t.Parallel()

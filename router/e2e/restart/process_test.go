@@ -22,6 +22,7 @@ import (
 )
 
 func TestServeProcess(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	env, dir := harness.ServeEnv(t)
 	p := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-level", "debug", "--engine", e.URL())
@@ -71,6 +72,7 @@ func TestServeProcess(t *testing.T) {
 // TestServeDrainsStreams: after SIGTERM during a stream, /readyz reports 503 at once and the
 // stream completes.
 func TestServeDrainsStreams(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 20 * time.Millisecond})
 	env, _ := harness.ServeEnv(t)
@@ -129,6 +131,7 @@ func TestServeDrainsStreams(t *testing.T) {
 }
 
 func TestServeRefusesToStart(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	used, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -181,6 +184,7 @@ func TestServeRefusesToStart(t *testing.T) {
 // TestServeWithoutWorkers: serve runs without a worker and reports what to do; it waits for a
 // worker that does not answer yet.
 func TestServeWithoutWorkers(t *testing.T) {
+	t.Parallel()
 	env, _ := harness.ServeEnv(t)
 	p := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	a := harness.Get(t, "http://"+p.Addr+"/readyz")

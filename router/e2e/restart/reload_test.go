@@ -101,6 +101,7 @@ timeouts: {head: 3s, pool_wait: 1ms}
 // TestReloadDuringRequest: a request keeps the configuration that it began with. In the past a
 // second attempt used the timeouts of the new configuration.
 func TestReloadDuringRequest(t *testing.T) {
+	t.Parallel()
 	const decodeTime = 1500 * time.Millisecond
 	calls, reloaded := new(atomic.Int32), make(chan struct{})
 	handle := func(w http.ResponseWriter, r *http.Request) {
@@ -178,6 +179,7 @@ func TestReloadOfRatesAndTokens(t *testing.T) {
 
 // TestReloadOfPredictionTTL: a new index.approx_ttl also applies to existing predictions.
 func TestReloadOfPredictionTTL(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	const text = "tokens: {mode: text}\n" // with which no engine's events match the hashes
 	g := harness.StartReloadRouter(t, text+"index: {approx_ttl: 1h}\n", e.URL())

@@ -83,6 +83,7 @@ func oneRequest(client *http.Client, url string, stream bool) error {
 // TestRestartLosesNothing: a router is replaced repeatedly under load, by signal and by command.
 // No request fails, and the admin token and the runtime file remain valid.
 func TestRestartLosesNothing(t *testing.T) {
+	t.Parallel()
 	p, d := harness.StartSim(t, harness.SimRole("prefill")), harness.StartSim(t, harness.SimRole("decode"))
 	d.Fault(sim.Fault{Kind: sim.Slow, Leg: "decode", Delay: 5 * time.Millisecond})
 	dir := t.TempDir()
@@ -147,6 +148,7 @@ func TestRestartLosesNothing(t *testing.T) {
 
 // TestRestartFails: if the new process cannot start, the old one continues and logs the reason.
 func TestRestartFails(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	dir := t.TempDir()
 	env := []string{"XDG_RUNTIME_DIR=" + dir}
@@ -267,6 +269,7 @@ func testSystemdSockets(t *testing.T, engineAPI string) {
 
 // TestDrainDelay: with timeouts.drain_delay /readyz reports 503 before connections are refused.
 func TestDrainDelay(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	env, _ := harness.ServeEnv(t)
 	p := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--set", "timeouts.drain_delay=1500ms", "--engine", e.URL())
@@ -370,6 +373,7 @@ func TestSIGHUPReloads(t *testing.T) {
 // TestRestartPassesReports: the new process receives transfer reports at transfers.zmq_listen as
 // soon as it serves, even while the old process still has a stream.
 func TestRestartPassesReports(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	e.Fault(sim.Fault{Kind: sim.Slow, Delay: 100 * time.Millisecond})
 	dir := t.TempDir()

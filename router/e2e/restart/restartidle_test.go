@@ -146,6 +146,7 @@ func TestRestartKeepsIdleConnections(t *testing.T) {
 // around many restarts. Some intervals exceed the time for which a replaced process once kept idle
 // connections. No request fails.
 func TestRestartLosesNoPost(t *testing.T) {
+	t.Parallel()
 	restarts, pause, every := 3, 300*time.Millisecond, time.Second
 	clients := 64
 	if os.Getenv("SLUICE_SOAK") != "" {

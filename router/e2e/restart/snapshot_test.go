@@ -25,6 +25,7 @@ import (
 // blocks from its first request on, except those of an engine that restarted meanwhile. The
 // engines keep few batches for replay, so that without a snapshot the first prompts are unknown.
 func TestKilledRouterRestoresIndex(t *testing.T) {
+	t.Parallel()
 	few := func(o *sim.Options) { o.BufferSteps = 8 }
 	a, b := harness.StartSim(t, few), harness.StartSim(t, few)
 	dir := t.TempDir()
@@ -154,6 +155,7 @@ func metricSum(t *testing.T, base, name string) (sum float64) {
 // TestRanksAreProvenInParallel: the router verifies the ranks of a worker concurrently. If their
 // replay endpoint does not answer, the worker is delayed by one timeout only.
 func TestRanksAreProvenInParallel(t *testing.T) {
+	t.Parallel()
 	const ranks = 4
 	e := harness.StartSim(t, func(o *sim.Options) { o.Ranks = ranks })
 	snap := filepath.Join(t.TempDir(), "index.snap")

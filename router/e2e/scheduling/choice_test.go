@@ -41,6 +41,7 @@ func wantAffinity(t *testing.T, r *harness.Router, path string, body func(words 
 // TestEveryEventEncodingIsUnderstood: events in every encoding pass ZMQ, decoder and index, and
 // determine the choice.
 func TestEveryEventEncodingIsUnderstood(t *testing.T) {
+	t.Parallel()
 	for _, k := range []struct {
 		encoding, engine string
 		bytes            bool
@@ -64,6 +65,7 @@ func TestEveryEventEncodingIsUnderstood(t *testing.T) {
 }
 
 func TestTokenSources(t *testing.T) {
+	t.Parallel()
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	for _, k := range []struct{ mode, source string }{{"auto", "engine"}, {"engine", "engine"}, {"text", "text"}} {
 		t.Run(k.mode, func(t *testing.T) {
@@ -228,6 +230,7 @@ func TestExplainShowsAllTerms(t *testing.T) {
 
 // TestBurstSpreads: a burst of requests without cached blocks spreads over the workers.
 func TestBurstSpreads(t *testing.T) {
+	t.Parallel()
 	cost := sim.Cost{Step: 5 * time.Millisecond}
 	var workers []config.Worker
 	var engines []*sim.Engine

@@ -19,6 +19,7 @@ import (
 // reaches that rank's state, and so the scheduler's costs. The load sockets are named by the engine
 // or by the configuration. Scraping is off, so that the token queue has no other source.
 func TestLoadMessagesReachTheirRanks(t *testing.T) {
+	t.Parallel()
 	for _, named := range []bool{false, true} {
 		t.Run(fmt.Sprintf("load_events=%v", named), func(t *testing.T) {
 			e := harness.StartSim(t, func(o *sim.Options) {

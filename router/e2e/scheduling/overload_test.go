@@ -45,6 +45,7 @@ func statuses(t *testing.T, url string, n int) (map[int]int, []*harness.Answer) 
 // TestOverloadedPoolAnswers429: with a bound on running requests no rank ever exceeds it. Further
 // requests are refused with the reason and Retry-After.
 func TestOverloadedPoolAnswers429(t *testing.T) {
+	t.Parallel()
 	var most, now int
 	var mu sync.Mutex
 	slow := func(o *sim.Options) { o.Speed = 0.05 }
@@ -94,6 +95,7 @@ func TestOverloadedPoolAnswers429(t *testing.T) {
 // TestPerWorkerLimits: a worker's own bounds replace the configured limits, for each rank and for
 // all its ranks together.
 func TestPerWorkerLimits(t *testing.T) {
+	t.Parallel()
 	slow := func(o *sim.Options) { o.Speed, o.Ranks = 0.2, 2 }
 	for _, c := range []struct {
 		name           string
@@ -254,6 +256,7 @@ func TestWaitersAreBounded(t *testing.T) {
 // TestMinWorkers: at the start /readyz waits for fleet.min_workers workers, for at most
 // fleet.start_timeout. A worker that leaves later does not restart the wait.
 func TestMinWorkers(t *testing.T) {
+	t.Parallel()
 	a, b := harness.StartSim(t, nil), harness.StartSim(t, nil)
 	b.Crash()
 	r := harness.LaunchRouter(t, func(c *config.Config) { c.Fleet.MinWorkers = 2 }, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
@@ -315,6 +318,7 @@ func TestBreakerOfOneRank(t *testing.T) {
 // TestHalfOpenBreakerOfOnlyRank: while one request tests a rank whose breaker is half open, the
 // errors of other requests say that no rank serves them, not that the pool is at capacity.
 func TestHalfOpenBreakerOfOnlyRank(t *testing.T) {
+	t.Parallel()
 	e := harness.StartSim(t, nil)
 	r := harness.StartRouter(t, func(c *config.Config) {
 		c.Health.BreakAfter, c.Health.BreakFor = 2, 50*time.Millisecond

@@ -31,6 +31,7 @@ func startRankedSim(t *testing.T, how, r string) (*sim.Engine, config.Worker) {
 
 // TestRanksAreAddressed: the chosen rank serves the request, and the response names it.
 func TestRanksAreAddressed(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
 			e, w := startRankedSim(t, how, "aggregated")
@@ -61,6 +62,7 @@ func TestRanksAreAddressed(t *testing.T) {
 // TestChatStaysOnItsRank: later turns go to the rank that caches the conversation, and the engine
 // finds as many cached tokens as predicted.
 func TestChatStaysOnItsRank(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
 			e, w := startRankedSim(t, how, "aggregated")
@@ -103,6 +105,7 @@ func cachedTokens(t *testing.T, a *harness.Answer) int {
 
 // TestRanksOfBothLegs: each leg is sent to the chosen rank of its worker.
 func TestRanksOfBothLegs(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"header", "urls"} {
 		t.Run(how, func(t *testing.T) {
 			p, wp := startRankedSim(t, how, "prefill")

@@ -83,6 +83,7 @@ func TestRetriesHaveOwnIDs(t *testing.T) {
 // families that find the hand-over by the request id, the router gives each request a unique id,
 // which both of its legs share.
 func TestReusedIDKeepsHandoversApart(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ family, release string }{{"nixl-push", ""}, {"nixl", "0.13"}, {"nixl", "0.11"}, {"nixl", ""}} {
 		t.Run(c.family+c.release, func(t *testing.T) { testReusedID(t, c.family, c.release) })
 	}

@@ -239,6 +239,7 @@ func TestSidecarLocalPrefill(t *testing.T) {
 // is right and decode computes no prompt tokens. After a client has left or a prefill has failed,
 // no load or blocks remain.
 func TestSidecarFamilies(t *testing.T) {
+	t.Parallel()
 	whole := harness.StartSim(t, nil)
 	for i := range harness.MatrixFamilies {
 		if harness.MatrixFamilies[i].Variant != "" {
