@@ -58,7 +58,7 @@ func (s *stream) migrate() bool {
 	}
 	b := Interruption{Cause: s.cause, Err: s.err, Event: t.FailureEvent()}
 	switch {
-	case t.FailureEvent() == nil && s.err == nil && s.chunks.Done() && t.needsRound():
+	case t.FailureEvent() == nil && s.err == nil && (s.chunks.Done() || t.roundDone()) && t.needsRound():
 		return s.resumeChoices(b)
 	case t.FailureEvent() == nil && (s.err == nil || !s.cause.EngineFailed() && s.cause != EngineStalled):
 		return false

@@ -82,6 +82,10 @@ func (t *Transcript) allDelivered(q *ChoiceState) bool {
 // smallest remaining limit of any of them.
 func (t *Transcript) needsRound() bool { return t.Choices > 1 && t.resumed() != nil && !t.finished() }
 
+// roundDone reports whether the present engine has sent [DONE] and a further round follows. Nothing
+// more is read from it, because an engine may keep its response open.
+func (t *Transcript) roundDone() bool { return t.extras != nil && t.extras.roundDone }
+
 // totalTokens returns the number of tokens of all choices.
 func (t *Transcript) totalTokens() (n int) {
 	for i := range max(int(t.Choices), 1) {

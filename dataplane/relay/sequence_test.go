@@ -5,6 +5,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"sluice/dataplane/upstream"
 )
@@ -109,6 +110,47 @@ func TestChoicesResume(t *testing.T) {
 	}
 	if list := strings.Join(asked, "; "); list != "engine_closed 0 [10 11], 2 [30]; completed 2 [30 31 32]" || res.Cause != Completed || !res.Reusable || res.SawErrorEvent || res.Usage.Completion != 10 {
 		t.Errorf("asked %s; %+v", list, res)
+	}
+}
+
+// TestChoicesResumeBehindOpenEngine: an engine of a round that keeps its response open behind [DONE]
+// does not delay the next round, and is not taken for a stalled one.
+func TestChoicesResumeBehindOpenEngine(t *testing.T) {
+	tr := &Transcript{Choices: 2, Prompt: PackIDs([]uint32{1, 2}), Limit: 4}
+	rounds := []string{
+		chunksOf(choicesEvent(0, "a", "null", "[10]"), choicesEvent(1, "b", "null", "[20]"), choicesEvent(0, "A", "null", "[11]")),
+		chunksOf(choicesEvent(0, "c", `"length"`, "[12]"), choicesEvent(1, "d", "null", "[21]"), choicesEvent(0, "e", `"length"`, "[13]"), choicesEvent(1, "f", `"length"`, "[22]"), usageEvent, doneEvent),
+		chunksOf(choicesEvent(0, "g", `"length"`, "[23]"), usageEvent, doneEvent),
+	}
+	var causes []string
+	var opened []*upstream.Response
+	next := func(b Interruption) *upstream.Response {
+		causes = append(causes, b.Cause.String())
+		if len(causes) == len(rounds) {
+			return nil
+		}
+		body := rounds[len(causes)]
+		resp := open(t, engine(t, func(nc *net.TCPConn) {
+			send(nc, streamHead+body)
+			waitClosed(nc)
+		}), nil)
+		opened = append(opened, resp)
+		return resp
+	}
+	began := time.Now()
+	opt := Options{Migration: Migration{Transcript: tr, IncludeUsage: true, Next: migratorFunc(next)}, IdleTimeout: time.Minute}
+	res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+rounds[0]) })
+	for _, resp := range opened {
+		resp.Release()
+	}
+	if took := time.Since(began); took > lastGrace+2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if got := strings.Join(causes, " "); got != "engine_closed completed" || res.Cause != Completed || res.SawErrorEvent || res.Usage.Completion != 8 {
+		t.Errorf("asked for engines after %s; %+v", got, res)
+	}
+	if got := payloadIn(t, dst.got, res.Reusable); strings.Count(got, doneEvent) != 1 || strings.Count(got, `"finish_reason":"length"`) != 2 {
+		t.Errorf("got %s", got)
 	}
 }
 

@@ -476,7 +476,12 @@ func (s *stream) convert(p []byte) []byte {
 
 // engineDone reports whether nothing more is read from the engine.
 func (s *stream) engineDone() bool {
-	return s.failedByEvent() || s.broken != nil || s.chunked && s.chunks.Done()
+	return s.failedByEvent() || s.broken != nil || s.chunked && s.chunks.Done() || s.roundDone()
+}
+
+func (s *stream) roundDone() bool {
+	t := s.extras.migration.Transcript
+	return t != nil && t.roundDone()
 }
 
 func (s *stream) failedByEvent() bool {

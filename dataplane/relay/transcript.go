@@ -102,6 +102,7 @@ type transcriptExtras struct {
 	preOut       []byte         // the output of pre for an event
 	past         int            // number of ids that forget has dropped
 	forgot       bool           // forget was called
+	roundDone    bool           // the present engine has done what was requested; needsRound
 }
 
 // memorySpent is the blocker of a stream for whose transcript there is no memory.
@@ -278,6 +279,7 @@ func (t *Transcript) event(dst, event []byte) []byte {
 	data := EventData(event)
 	if bytes.Equal(data, done) {
 		if t.needsRound() {
+			t.extras.roundDone = true
 			return dst
 		}
 		t.doneSent = true
@@ -380,7 +382,7 @@ func (t *Transcript) SwitchEngine() {
 		q.Out, q.engineOrigin = q.Out[:q.Delivered], q.offset
 	}
 	t.switches++
-	extras.failure = nil
+	extras.failure, extras.roundDone = nil, false
 	extras.next = t.getFormatter().nextEngine()
 }
 
