@@ -8,7 +8,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/router/fleet"
-	"sluice/router/pd"
+	"sluice/router/worker"
 )
 
 // engineDialect is the engine API in which the router writes a request.
@@ -58,7 +58,7 @@ func (e *Engine) poolOf(model string) (p modelPool, ok bool, err error) {
 			engine = w.Spec.Engine
 		}
 		seen[engine] = w.Spec.ID
-		takesGenerate = takesGenerate && pd.VersionAtLeast(info.Version, 0, 20, 0)
+		takesGenerate = takesGenerate && worker.VersionAtLeast(info.Version, 0, 20, 0)
 		if info.MaxModelLen > 0 && (p.maxLen == 0 || info.MaxModelLen < p.maxLen) {
 			p.maxLen = info.MaxModelLen
 		}

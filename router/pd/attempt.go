@@ -247,7 +247,7 @@ func (q *request) joinsByRequestID() bool {
 	if rank.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
 		rank = q.plan.Decode[0] // a sidecar probes its own engine but not the engines that requests name
 	}
-	return !versionAtLeast(rank, 0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
+	return !rank.VersionAtLeast(0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
 }
 
 // legHeaders returns the header lines of one leg.

@@ -196,7 +196,7 @@ func (l *decodeAbort) sleepUntil(at time.Time) bool {
 // suppresses the second notification.
 func (q *request) notifiesTwice(rank *worker.Rank) bool {
 	_, isPull := q.plan.Family.(nixlPull)
-	return isPull && !q.stream && q.handover.Handle != nil && versionAtLeast(rank, 0, 21, 0) && workerOption(rank, "connector") != "true"
+	return isPull && !q.stream && q.handover.Handle != nil && rank.VersionAtLeast(0, 21, 0) && rank.Option("connector") != "true"
 }
 
 // engineProbes sends engines a small request to learn that they have read what was sent before. API

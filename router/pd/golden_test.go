@@ -223,38 +223,6 @@ func TestBootstrapRooms(t *testing.T) {
 	}
 }
 
-func TestReleases(t *testing.T) {
-	at := func(v string) *worker.Rank { return (&handoverCase{version: v}).rank("h", nil) }
-	for _, k := range []struct {
-		version        string
-		atLeast, older bool // of 0.5.10
-	}{
-		{"", false, false}, {"garbage", false, true}, {"0.5.9", false, true}, {"0.5.9.post2", false, true}, {"0.5.10", true, false},
-		{"v0.5.10rc1", true, false}, {"0.6", true, false}, {"1", true, false}, {"0.5", false, true}, {"0.32.0+cpu", true, false}, {"0.4.6.post5", false, true},
-	} {
-		if r := at(k.version); versionAtLeast(r, 0, 5, 10) != k.atLeast || versionBefore(r, 0, 5, 10) != k.older {
-			t.Errorf("%q: at least 0.5.10 %v, older %v; want %v, %v", k.version, versionAtLeast(r, 0, 5, 10), versionBefore(r, 0, 5, 10), k.atLeast, k.older)
-		}
-	}
-}
-
-func TestHosts(t *testing.T) {
-	for url, want := range map[string]string{
-		"http://h:1": "h", "http://h": "h", "https://h:1/x/y": "h", "http://[::1]:8200": "[::1]", "http://[fe80::1]": "[fe80::1]",
-	} {
-		if got := hostOf(&worker.Rank{URL: url}); got != want {
-			t.Errorf("host of %s is %q, want %q", url, got, want)
-		}
-	}
-}
-
-func TestRankOption(t *testing.T) {
-	w := worker.New(worker.Spec{ID: "p", URL: "http://h", Ranks: []uint16{4, 5}, Options: map[string][]string{"one": {"a"}, "each": {"a", "b"}}})
-	if a, b, c := workerOption(w.Ranks[1], "one"), workerOption(w.Ranks[1], "each"), workerOption(w.Ranks[1], "none"); a != "a" || b != "b" || c != "" {
-		t.Errorf("options of the second rank are %q, %q, %q; want a, b and none", a, b, c)
-	}
-}
-
 // TestConfigFamilies checks that package config, which may not import this package, lists the same
 // families.
 func TestConfigFamilies(t *testing.T) {

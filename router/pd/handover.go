@@ -32,7 +32,7 @@ func (q *request) unwatchTransfer() {
 // acquireSlot acquires a slot of the completion board for decode if its engine is known to run the
 // connector. Other engines get the handle unchanged.
 func (q *request) acquireSlot(rank *worker.Rank) {
-	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && workerOption(rank, "connector") == "true"
+	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && rank.Option("connector") == "true"
 	q.handover.Slot = nil
 	if !q.hasConnector {
 		return

@@ -2,7 +2,6 @@ package pd
 
 import (
 	"strconv"
-	"strings"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
@@ -215,76 +214,6 @@ var (
 
 	oneTokenSampling = []byte(`{"max_tokens":1}`)
 )
-
-// hostOf returns the host of a rank's URL, for IPv6 with brackets.
-func hostOf(r *worker.Rank) string {
-	_, rest, _ := strings.Cut(r.URL, "://")
-	if i := strings.IndexByte(rest, '/'); i >= 0 {
-		rest = rest[:i]
-	}
-	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, ']') {
-		rest = rest[:i]
-	}
-	return rest
-}
-
-// workerOption returns the value of a worker option for one rank. A single value applies to all
-// ranks; otherwise the values are in the order of the ranks. It returns "" if there is none.
-func workerOption(r *worker.Rank, key string) string {
-	values := r.Worker.Spec.Options[key]
-	switch {
-	case len(values) == 0:
-		return ""
-	case len(values) == 1:
-		return values[0]
-	}
-	for i, other := range r.Worker.Ranks {
-		if other == r && i < len(values) {
-			return values[i]
-		}
-	}
-	return ""
-}
-
-// versionAtLeast reports whether a rank's engine is known to have release major.minor.patch or
-// later.
-func versionAtLeast(r *worker.Rank, major, minor, patch int) bool {
-	if r == nil {
-		return false
-	}
-	return VersionAtLeast(r.Worker.Info().Version, major, minor, patch)
-}
-
-// versionBefore reports whether a rank's engine is known to have a release before
-// major.minor.patch.
-func versionBefore(r *worker.Rank, major, minor, patch int) bool {
-	return r.Worker.Info().Version != "" && !versionAtLeast(r, major, minor, patch)
-}
-
-// parseVersion returns the leading numbers of versions such as "0.32.0+cpu", "v0.5.10.post1" and
-// "0.26.0rc1", and {-1} if version does not start with a number.
-func parseVersion(version string) (v [3]int) {
-	s := strings.TrimPrefix(version, "v")
-	for i := range v {
-		n, digits := 0, 0
-		for digits < len(s) && digits < 6 && s[digits]-'0' <= 9 {
-			n = n*10 + int(s[digits]-'0')
-			digits++
-		}
-		if digits == 0 {
-			if i == 0 {
-				v[0] = -1
-			}
-			return v
-		}
-		v[i] = n
-		if s = s[digits:]; len(s) == 0 || s[0] != '.' {
-			return v
-		}
-		s = s[1:]
-	}
-	return v
-}
 
 // atoi parses a port or another number of up to nine digits. It returns 0 for anything else.
 func atoi(s string) int {

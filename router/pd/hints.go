@@ -1,7 +1,6 @@
 package pd
 
 import (
-	"slices"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -183,11 +182,4 @@ func (r *Runner) AddWaiter() (remove func(), ok bool) {
 func (r *Runner) HandsOver(model string, kind front.Kind) bool {
 	m := r.current.Load().pdOf(model)
 	return m.family == nil || m.traits.Kinds.Has(kind)
-}
-
-// VersionAtLeast reports whether an engine's version is at least major.minor.patch. It returns
-// false for an unknown version.
-func VersionAtLeast(version string, major, minor, patch int) bool {
-	parsed := parseVersion(version)
-	return slices.Compare(parsed[:], []int{major, minor, patch}) >= 0
 }

@@ -87,9 +87,9 @@ func peerPorts(r *worker.Rank) (init, alloc []string) {
 
 // peerHost returns the host of those ports, for IPv6 without brackets.
 func peerHost(r *worker.Rank) string {
-	host := workerOption(r, "peer_host")
+	host := r.Option("peer_host")
 	if host == "" || strings.ContainsAny(host, "\"\\") || strings.ContainsFunc(host, unicode.IsControl) {
-		host = hostOf(r)
+		host = r.Host()
 	}
 	if n := len(host); n > 2 && host[0] == '[' && host[n-1] == ']' {
 		host = host[1 : n-1]

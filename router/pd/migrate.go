@@ -191,11 +191,11 @@ func tokenIDModeOf(r *worker.Rank, kind front.Kind) tokenIDMode {
 	case front.Generate, front.NativeGenerate:
 		return idsAlways
 	case front.Chat:
-		if engine == "vllm" && versionAtLeast(r, 0, 10, 2) {
+		if engine == "vllm" && r.VersionAtLeast(0, 10, 2) {
 			return idsOnRequest
 		}
 	case front.Completions:
-		if engine == "vllm" && versionAtLeast(r, 0, 10, 2) || engine == "sglang" && versionAtLeast(r, 0, 5, 19) {
+		if engine == "vllm" && r.VersionAtLeast(0, 10, 2) || engine == "sglang" && r.VersionAtLeast(0, 5, 19) {
 			return idsOnRequest
 		}
 	}

@@ -34,7 +34,7 @@ func (mooncake) Traits() Traits {
 
 // Order implements Family.
 func (mooncake) Order(p *Handover) Order {
-	if versionBefore(p.Prefill, 0, 16, 0) {
+	if p.Prefill.VersionBefore(0, 16, 0) {
 		return PrefillFirst
 	}
 	return Concurrent
@@ -120,10 +120,10 @@ func appendTransferID(dst []byte, p *Handover) []byte {
 
 // bootstrapAddr returns the address of a prefill rank's bootstrap server.
 func bootstrapAddr(r *worker.Rank) (host, port string) {
-	if host = workerOption(r, "bootstrap_host"); host == "" {
-		host = hostOf(r)
+	if host = r.Option("bootstrap_host"); host == "" {
+		host = r.Host()
 	}
-	if port = workerOption(r, "bootstrap_port"); port == "" {
+	if port = r.Option("bootstrap_port"); port == "" {
 		port = mooncakePort
 	}
 	return host, port

@@ -218,7 +218,7 @@ func (nixlPull) Decode(leg *LegRequest, p *Handover) {
 // render and tokenize them again.
 func withExtras(leg *LegRequest, p *Handover) []byte {
 	cached := -1
-	if p.PrefillCached >= 0 && versionAtLeast(p.Decode, 0, 31, 0) && !p.handleMembers.hasCachedTokens {
+	if p.PrefillCached >= 0 && p.Decode.VersionAtLeast(0, 31, 0) && !p.handleMembers.hasCachedTokens {
 		cached = p.PrefillCached
 	}
 	var ids []byte
@@ -252,5 +252,5 @@ func appendSlot(dst []byte, p *Handover) []byte {
 // acceptsPromptIDs reports whether an engine accepts a chat's prompt as token ids beside its
 // messages. It does so for chats that contain only text and have no echo.
 func acceptsPromptIDs(p *Handover, engine *worker.Rank) bool {
-	return p.Kind == front.Chat && versionAtLeast(engine, 0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) && p.textOnly()
+	return p.Kind == front.Chat && engine.VersionAtLeast(0, 32, 0) && !p.Doc.Has(jsonscan.KeyEcho) && p.textOnly()
 }

@@ -54,7 +54,7 @@ func (s sglang) Prefill(leg *LegRequest, p *Handover) {
 // Decode implements Family.
 func (s sglang) Decode(leg *LegRequest, p *Handover) {
 	s.addressRank(leg, p.Decode)
-	if !versionBefore(p.Decode, 0, 5, 10) && dpSize(p.Prefill) > 1 {
+	if !p.Decode.VersionBefore(0, 5, 10) && dpSize(p.Prefill) > 1 {
 		leg.Set(jsonscan.KeyDisaggPrefillDPRank, leg.Int(uint64(p.Prefill.ID.Rank)))
 	} else {
 		leg.Remove(jsonscan.KeyDisaggPrefillDPRank)
@@ -123,7 +123,7 @@ func bootstrapValue(key jsonscan.Key, kind jsonscan.Kind, raw []byte) bool {
 // uses. It removes a rank that the client chose, which could differ from the rank of the other leg.
 func (sglang) addressRank(leg *LegRequest, r *worker.Rank) {
 	key, other := jsonscan.KeyRoutedDPRank, jsonscan.KeyDataParallelRank
-	if versionBefore(r, 0, 5, 10) {
+	if r.VersionBefore(0, 5, 10) {
 		key, other = other, key
 	}
 	leg.Remove(other)
@@ -132,14 +132,14 @@ func (sglang) addressRank(leg *LegRequest, r *worker.Rank) {
 	} else {
 		leg.Remove(key)
 	}
-	leg.RankInBody = versionBefore(r, 0, 5, 10)
+	leg.RankInBody = r.VersionBefore(0, 5, 10)
 }
 
 // writeBootstrap sets the three bootstrap members, for a batch as lists with one room per prompt.
 func (sglang) writeBootstrap(leg *LegRequest, p *Handover, port int) {
-	host := workerOption(p.Prefill, "bootstrap_host")
+	host := p.Prefill.Option("bootstrap_host")
 	if host == "" {
-		host = hostOf(p.Prefill)
+		host = p.Prefill.Host()
 	}
 	n := countPrompts(p)
 	quoted, number := leg.Quote(host), leg.Int(uint64(port))
@@ -173,7 +173,7 @@ func appendBootstrapRooms(dst []byte, p *Handover) []byte {
 	choices := wantsSeveral(p.Doc.Raw(choicesKey(p.Kind)))
 	// For several choices the server increments a single number per choice and prompt, which leads
 	// to other ranks, but repeats a list.
-	counts := ranks == 1 || !versionBefore(p.Prefill, 0, 5, 10)
+	counts := ranks == 1 || !p.Prefill.VersionBefore(0, 5, 10)
 	switch {
 	case choices && counts, n == 1 && !choices:
 		return appendUint(dst, congruentRoom(bootstrapRoom, ranks, p.Prefill))
@@ -238,7 +238,7 @@ func countPrompts(p *Handover) int {
 // bootstrapPort returns the port of the rank's bootstrap server: the configured one, else the one
 // that the engine reported, else 0.
 func bootstrapPort(r *worker.Rank) int {
-	if port := atoi(workerOption(r, "bootstrap_port")); port != 0 {
+	if port := atoi(r.Option("bootstrap_port")); port != 0 {
 		return port
 	}
 	return r.Worker.Info().BootstrapPort
