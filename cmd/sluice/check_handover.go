@@ -10,7 +10,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/app"
 	"sluice/router/config"
-	"sluice/router/pd"
+	"sluice/router/pd/family"
 	"sluice/router/worker"
 )
 
@@ -60,7 +60,7 @@ func tryHandOver(cfg *config.Config, s *worker.Spec) error {
 	if m, ok := cfg.Models[model]; ok && m.PD != nil {
 		pdConfig = *m.PD
 	}
-	try, ok := pd.NewHandoverProbe(pdConfig.Family, model)
+	try, ok := family.NewProbe(pdConfig.Family, model)
 	if model == "" || !ok {
 		return nil // probeServers reports a server that does not answer; other families cannot be probed
 	}

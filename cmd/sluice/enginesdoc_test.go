@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"sluice/router/e2e/harness"
-	"sluice/router/pd"
+	"sluice/router/pd/family"
 )
 
 func readDoc(t *testing.T, path string) string {
@@ -35,7 +35,7 @@ func TestEnginesDoc(t *testing.T) {
 		}
 		sections[name] = "\n" + rest
 	}
-	for _, family := range append(pd.FamilyNames(), "") {
+	for _, family := range append(family.Names(), "") {
 		section, ok := sections[family]
 		if !ok {
 			t.Errorf("no section of family %s", family)

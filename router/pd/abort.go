@@ -1,5 +1,7 @@
 package pd
 
+import "sluice/router/pd/family"
+
 // abortRules says what happens when a client disconnects, by the phase of the request and by what
 // its legs pin on the prefill engine. armAbort turns a rule into the callback that the front calls
 // on a disconnect. prefillAbort, decodeAbort and concurrentPrefill.abort implement the rules that
@@ -123,7 +125,7 @@ var abortRules = [kvPins][abortPhases]abortRule{
 // pinOf returns what the legs pin in a phase, by the family's traits, whether both legs run at
 // once, and whether there is a handle. In phasePrefill the prefill engine is about to create the
 // handle.
-func pinOf(phase abortPhase, t *Traits, concurrent, handle bool) kvPin {
+func pinOf(phase abortPhase, t *family.Traits, concurrent, handle bool) kvPin {
 	switch {
 	case concurrent && t.NoLease:
 		return pinRoom

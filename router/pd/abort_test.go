@@ -1,6 +1,10 @@
 package pd
 
-import "testing"
+import (
+	"testing"
+
+	"sluice/router/pd/family"
+)
 
 // TestAbortRulesAreComplete checks that every phase that legs can be in has a rule, and that the
 // rule frees what the legs pin.
@@ -36,27 +40,31 @@ func TestAbortRuleOfEachFamily(t *testing.T) {
 	room := rules{phaseDecode: cancelBoth, phaseAnswer: cancelBoth, phaseStream: cancelByRelay}
 	transfer := rules{phaseDecode: cancelAfterAdmission, phaseAnswer: cancelPrefillFirst, phaseStream: cancelByRelay}
 	for _, k := range []struct {
-		family     Family
+		family     string
 		concurrent bool
 		want       rules
 	}{
-		{nixlPull{}, false, leased}, {nixlPush{}, false, leased}, {trtllm{}, false, leased},
-		{mooncake{}, false, leased}, {mooncake{}, true, transfer},
-		{sglang{}, false, unpinned}, {sglang{}, true, room},
-		{lmcache{}, false, unpinned}, {storage{}, false, unpinned}, {orchestrated{}, false, unpinned},
+		{"nixl", false, leased}, {"nixl-push", false, leased}, {"trtllm", false, leased},
+		{"mooncake", false, leased}, {"mooncake", true, transfer},
+		{"sglang", false, unpinned}, {"sglang", true, room},
+		{"lmcache", false, unpinned}, {"storage", false, unpinned}, {"orchestrated", false, unpinned},
 	} {
-		traits := k.family.Traits()
+		f, err := family.ByName(k.family)
+		if err != nil {
+			t.Fatal(err)
+		}
+		traits := f.Traits()
 		for phase := abortPhase(0); phase < abortPhases; phase++ {
 			if k.concurrent && phase < phaseDecode {
 				continue
 			}
 			if got := abortRules[pinOf(phase, &traits, k.concurrent, true)][phase].cancel; got != k.want[phase] {
-				t.Errorf("%s, concurrent %v, phase %d: %d, want %d", k.family.Name(), k.concurrent, phase, got, k.want[phase])
+				t.Errorf("%s, concurrent %v, phase %d: %d, want %d", k.family, k.concurrent, phase, got, k.want[phase])
 			}
 		}
 		// Decode without a handle runs the whole request and pins nothing.
 		if got := pinOf(phaseDecode, &traits, false, false); got != pinNothing {
-			t.Errorf("%s without a handle: pin %d", k.family.Name(), got)
+			t.Errorf("%s without a handle: pin %d", k.family, got)
 		}
 	}
 }

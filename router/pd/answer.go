@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -30,8 +31,8 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		resp.Release()
 		return q.handleConcurrentFailure(l, upstream.ErrCancelled)
 	}
-	status := resp.Status // or the status that a 200's body reports, see abortedStatus
-	retry := isRetryableStatus(status)
+	status := resp.Status // or the status that a 200's body reports, see family.AbortedStatus
+	retry := family.RetryableStatus(status)
 	relayed := !retry && q.shouldRelay(resp)
 	if resp.Status == 200 {
 		opt.Fleet.ReportStreamStart(rank) // the response may still break off
@@ -78,7 +79,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	}
 	if err == nil && resp.Status == 200 {
 		if err = checkAnswer(resp, q.reply); err == nil && q.x.Endpoint.Kind == front.NativeGenerate {
-			if n := abortedStatus(q.reply); isRetryableStatus(n) {
+			if n := family.AbortedStatus(q.reply); family.RetryableStatus(n) {
 				status, retry = n, true
 			}
 		}
@@ -104,12 +105,12 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	if !q.acceptAnswer() && q.concurrent == nil {
 		return q.endLostHandover(l) // even a 200 is invalid: the engine may have computed it from freed memory
 	}
-	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !engineDied(status, q.reply) {
+	if retry && q.handover.Handle != nil && q.prefillEngineLost() && !family.EngineDied(status, q.reply) {
 		return q.endLostHandover(l)
 	}
 	l.completeAfter(statusClass(status), elapsed)
 	if q.handover.Trial && status == 200 {
-		if declined, _ := q.plan.Family.(TrialFamily).Declined(q.reply); declined {
+		if declined, _ := q.plan.Family.(family.Decliner).Declined(q.reply); declined {
 			return q.trialDeclined(rank)
 		}
 	}
@@ -118,12 +119,12 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		if q.endConcurrentPrefill(retry); retry && b.failed {
 			return q.handlePrefillFailure(b) // decode failed because prefill did
 		}
-		if status == 500 && bytes.Contains(q.reply, transferError) {
+		if status == 500 && family.TransferFailed(q.reply) {
 			return q.handleTransferFailure(b, rank)
 		}
 	}
 	if retry {
-		died := engineDied(status, q.reply)
+		died := family.EngineDied(status, q.reply)
 		q.exclude(rank, failure{down: died}.exclusionReason())
 		q.unsent = false
 		if q.concurrent != nil {
@@ -250,12 +251,12 @@ func isEventStream(resp *upstream.Response) bool {
 }
 
 // answerRewriter returns the rewriter of this leg's response, or nil if it needs none.
-func (q *request) answerRewriter() AnswerRewriter {
+func (q *request) answerRewriter() family.AnswerRewriter {
 	if !q.decodeByFamily {
 		return nil
 	}
-	a, _ := q.plan.Family.(AnswerRewriter)
-	if j, ok := a.(AnswerMerger); ok && !j.MergesAnswers(&q.handover) {
+	a, _ := q.plan.Family.(family.AnswerRewriter)
+	if j, ok := a.(family.AnswerMerger); ok && !j.MergesAnswers(&q.handover) {
 		return nil
 	}
 	return a

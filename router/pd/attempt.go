@@ -1,7 +1,6 @@
 package pd
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -38,12 +38,12 @@ func (q *request) runDisaggregated() {
 		prefill, end := q.beginAttempt()
 		if end == prefillDone {
 			switch order := q.plan.Family.Order(&q.handover); {
-			case order == Concurrent:
+			case order == family.Concurrent:
 				if !q.shouldRetry(q.runConcurrent(prefill)) {
 					return
 				}
 				continue
-			case order == DecodeFirst && !tried:
+			case order == family.DecodeFirst && !tried:
 				tried = true
 				if end, declined := q.tryDecode(); !declined {
 					prefill.Reservation.Release()
@@ -123,9 +123,9 @@ func (q *request) resetHandover() {
 	q.kv = kvHandover{}
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
-	q.handover = Handover{
+	q.handover = family.Handover{
 		Kind: q.x.Endpoint.Kind, Path: q.x.Endpoint.Path, Doc: &q.x.Doc, Stream: q.stream, Tokens: q.prompt.Tokens,
-		Token: rand.Uint64() >> 1, PrefillCached: -1, textOnlyCache: &q.textOnlyCache, rawTokens: q.rawTokens(),
+		Token: rand.Uint64() >> 1, PrefillCached: -1, TextOnlyCache: &q.textOnlyCache, RawTokens: q.rawTokens(),
 	}
 }
 
@@ -217,10 +217,10 @@ func (q *request) isExcluded(r *worker.Rank) bool {
 // legRequestID returns the request id for the engines: the client's id in the first attempt, and
 // with the suffix "-2", "-3" in later ones, because engines before vLLM 0.14 fail on an id that
 // they have seen. Clients may send the same id twice, even at once. If the engines could then
-// confuse two requests (joinsByRequestID), the legs of a pair get a suffix of their own. Engines
+// confuse two requests (Traits.JoinsLegs), the legs of a pair get a suffix of their own. Engines
 // cannot mistake it for their random suffix of eight hexadecimal digits.
 func (q *request) legRequestID() string {
-	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.joinsByRequestID()
+	n, unique := q.attemptsBefore+q.attempt, q.handover.Token != 0 && q.plan.Traits.JoinsLegs(&q.handover, q.plan.Decode)
 	if n <= 1 && !unique {
 		return q.x.RequestID
 	}
@@ -233,21 +233,6 @@ func (q *request) legRequestID() string {
 		id = strconv.AppendUint(append(id, "-x"...), q.handover.Token, 36)
 	}
 	return string(id)
-}
-
-// joinsByRequestID reports whether the engines identify a hand-over by X-Request-Id alone. Engines
-// of different releases refuse each other; an engine of unknown release may be an old one. A newer
-// engine may run without random suffixes (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION), which the runner
-// learns from the engine's first handle.
-func (q *request) joinsByRequestID() bool {
-	if q.plan.Traits.JoinsByRequestID || !q.plan.Traits.OldJoinsByRequestID || q.handover.Prefill == nil {
-		return q.plan.Traits.JoinsByRequestID
-	}
-	rank := q.handover.Prefill
-	if rank.Worker.Info().Version == "" && len(q.plan.Decode) > 0 {
-		rank = q.plan.Decode[0] // a sidecar probes its own engine but not the engines that requests name
-	}
-	return !rank.VersionAtLeast(0, 14, 0) || q.handover.PeerInfo == plainRequestIDs
 }
 
 // legHeaders returns the header lines of one leg.
@@ -412,27 +397,4 @@ func (q *request) handleBrokenAnswer(l *leg, err error) legEnd {
 		return end
 	}
 	return q.retryOrRefuse(f, l, err, f.reason != front.UpstreamTimeout)
-}
-
-// isRetryableStatus reports whether a status is about the worker's state and not about the
-// request.
-func isRetryableStatus(status int) bool {
-	return status == 500 || status == 502 || status == 503 || status == 504 || status == 429
-}
-
-// engineDeadMarkers appear in the last response of an engine, a 500: its core process is dead and
-// its HTTP server is about to exit (vLLM, EngineDeadError).
-var engineDeadMarkers = [...][]byte{[]byte("EngineCore encountered an issue"), []byte("EngineDeadError")}
-
-// engineDied reports whether a response says that the engine is about to exit.
-func engineDied(status int, body []byte) bool {
-	if status != 500 {
-		return false
-	}
-	for _, d := range engineDeadMarkers {
-		if bytes.Contains(body, d) {
-			return true
-		}
-	}
-	return false
 }

@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/router/pd/family"
 	"sluice/router/worker"
 )
 
 // expectCompletions registers for the completions that the family waits for. It returns nil if
 // there are none.
 func (q *request) expectCompletions() Expectation {
-	waiter, ok := q.plan.Family.(CompletionWaiter)
+	waiter, ok := q.plan.Family.(family.CompletionWaiter)
 	if !ok || q.settings.Completions == nil || q.pd.NotifyWait == 0 {
 		return nil
 	}

@@ -13,6 +13,7 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -29,7 +30,7 @@ import (
 // after a disconnect, may use it later.
 type concurrentPrefill struct {
 	legRecord
-	family    Family
+	family    family.Family
 	peerInfo  string // that the decode leg was written with
 	requestID string
 	call      upstream.Call
@@ -61,8 +62,8 @@ type concurrentPrefill struct {
 type concurrentBuffers struct {
 	keys             []blockhash.Seq
 	answer           []byte
-	handover         Handover // used by checkPeerInfo
-	peerInfo         []byte   // used by checkPeerInfo
+	handover         family.Handover // used by checkPeerInfo
+	peerInfo         []byte          // used by checkPeerInfo
 	spareReservation *schedule.Reservation
 }
 
@@ -91,7 +92,7 @@ func (b *concurrentPrefill) drop() {
 	r := b.r
 	b.legRecord, b.family, b.peerInfo, b.requestID, b.keys = legRecord{}, nil, "", "", nil
 	b.failed, b.err, b.answer = false, nil, nil
-	b.buffers.handover = Handover{}
+	b.buffers.handover = family.Handover{}
 	if cap(b.buffers.answer) > maxAnswer || cap(b.buffers.keys) > maxAnswer/8 {
 		b.buffers = new(concurrentBuffers) // do not pool the memory of a huge prompt
 	}
@@ -253,12 +254,12 @@ var errStalePeerInfo = errors.New("the prefill engine has restarted and is not t
 // checkPeerInfo checks with prefill's response that the decode leg named the right engine. If that
 // engine has restarted, no engine answers under the old id, and decode would wait for a long time.
 func (b *concurrentPrefill) checkPeerInfo() {
-	learner, ok := b.family.(PeerInfoLearner)
+	learner, ok := b.family.(family.PeerInfoLearner)
 	if !ok {
 		return
 	}
 	p := &b.buffers.handover
-	*p = Handover{Prefill: b.rank}
+	*p = family.Handover{Prefill: b.rank}
 	var err error
 	if p.Handle, err = b.family.Handle(p, b.answer); err != nil {
 		b.failed, b.err = true, err
@@ -289,7 +290,7 @@ func (q *request) awaitPrefillAnswer() error {
 	if b == nil {
 		return nil
 	}
-	if j, ok := q.plan.Family.(AnswerMerger); !ok || !j.MergesAnswers(&q.handover) {
+	if j, ok := q.plan.Family.(family.AnswerMerger); !ok || !j.MergesAnswers(&q.handover) {
 		return nil
 	}
 	b.wait()
@@ -306,7 +307,7 @@ func (q *request) awaitPrefillAnswer() error {
 // counts in limits.memory_budget. It does so if every event repeats a part of the response
 // (AnswerMerger). It returns false if the budget has no room.
 func (q *request) leasePrefillAnswer(resp *upstream.Response) (ok bool) {
-	if _, merges := q.answerRewriter().(AnswerMerger); !merges || resp.Status != 200 || !isEventStream(resp) {
+	if _, merges := q.answerRewriter().(family.AnswerMerger); !merges || resp.Status != 200 || !isEventStream(resp) {
 		return true
 	}
 	q.answerLease = new(membudget.Lease)
@@ -386,7 +387,7 @@ func (q *request) runConcurrent(prefill schedule.Choice) legEnd {
 	}
 	choice.Reservation.SetNoPull()
 	q.handover.Decode = choice.Rank
-	q.legRequest.reset()
+	q.legRequest.Reset()
 	q.plan.Family.Prefill(&q.legRequest, &q.handover)
 	q.watchTransfer(time.Now())
 	b := q.startConcurrentPrefill(&prefill)
@@ -449,10 +450,6 @@ func (q *request) handleConcurrentFailure(l *leg, err error) legEnd {
 // errTransfer reports that the KV did not arrive at a healthy decode engine.
 var errTransfer = errors.New("the transfer of the KV failed")
 
-// transferError occurs in the 500 response of an SGLang decode engine whose KV did not arrive,
-// because the prefill engine or the network between them is gone.
-var transferError = []byte("KVTransferError(")
-
 // handleTransferFailure runs a Concurrent pair again after its decode engine has reported that the
 // KV did not arrive. The same decode engine may be chosen again.
 func (q *request) handleTransferFailure(b *concurrentPrefill, decode *worker.Rank) legEnd {
@@ -476,13 +473,13 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		return legAnswered
 	}
 	q.r.peerInfos.remove(b.rank)
-	if errors.Is(b.err, ErrIncompleteHandle) {
+	if errors.Is(b.err, family.ErrIncompleteHandle) {
 		q.exclude(b.rank, excludedError)
 		q.noteFallback("incomplete_handle", b.rank.ID.String()+": "+b.err.Error())
 		q.unsent = false
 		return q.retryHandover(b.rank, front.UpstreamFailed, b.err)
 	}
-	if b.err == nil && !isRetryableStatus(int(b.status)) {
+	if b.err == nil && !family.RetryableStatus(int(b.status)) {
 		// Decode would refuse the request too, so the client gets prefill's error response.
 		q.endExplain(schedule.Outcome{
 			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
@@ -499,7 +496,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 		q.applyFailure(b.rank, "prefill", f, err)
 	} else {
 		err = fmt.Errorf("it answered %d", b.status)
-		died := engineDied(int(b.status), b.answer)
+		died := family.EngineDied(int(b.status), b.answer)
 		q.applyFailure(b.rank, "prefill", failure{suspect: died, down: died}, err)
 	}
 	if q.suspects >= maxSuspects {

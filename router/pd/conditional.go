@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"sluice/router/config"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -15,7 +16,7 @@ const headerPlan = "X-Sluice-Plan"
 
 // conditional reports whether the decode rank may run prefill for a model's requests even if
 // prefill workers are ready.
-func conditional(pd *config.PD, t Traits) bool {
+func conditional(pd *config.PD, t family.Traits) bool {
 	return !t.NoPlainDecode && (pd.LocalPrefillTokens > 0 || pd.LocalWhenFaster)
 }
 

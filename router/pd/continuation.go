@@ -5,11 +5,9 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
 )
-
-// nativeDefault is the default of max_new_tokens in SGLang's /generate.
-const nativeDefault = 128
 
 // Continuation is the state of a partial generation: prompt and output so far as token ids, and the
 // limits on the rest. It is independent of the format in which the client received the output.
@@ -28,9 +26,9 @@ func (c *Continuation) Remaining(kind front.Kind, maxModelLen int) (maxLeft, min
 	if maxLeft = c.MaxOutput - generated; c.MaxOutput == 0 {
 		switch kind {
 		case front.Completions:
-			maxLeft = completionsDefault - generated
+			maxLeft = reqbody.DefaultMaxTokens - generated
 		case front.NativeGenerate:
-			maxLeft = nativeDefault - generated
+			maxLeft = reqbody.DefaultMaxNewTokens - generated
 		default: // up to the model's length
 			maxLeft = maxModelLen - len(c.Tokens)
 		}
@@ -46,7 +44,7 @@ func (a *resumeTemplate) endpoint(kind front.Kind) string {
 	case front.NativeGenerate:
 		return "/generate"
 	}
-	return completionsPath
+	return reqbody.CompletionsPath
 }
 
 // complete returns the body of a resume request for the given continuations, with a minimum and a

@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 )
 
@@ -171,15 +171,15 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 // during that time.
 func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
-	q.legRequest.reset()
+	q.legRequest.Reset()
 	q.acquireSlot(rank)
 	q.decodeByFamily = q.handover.Handle != nil || q.concurrent != nil || q.handover.Trial
 	q.handover.WantTokenIDs = q.needsTokenIDs(rank)
 	if q.decodeByFamily {
 		q.plan.Family.Decode(&q.legRequest, &q.handover)
 	}
-	if q.handover.WantTokenIDs && q.legRequest.Body == nil {
-		q.legRequest.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
+	if q.handover.WantTokenIDs {
+		q.legRequest.AskTokenIDs()
 	}
 	head := time.Duration(0) // the head of a non-streaming response arrives at its end
 	if q.stream {
@@ -199,7 +199,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 		Tokens:      q.tokensToCompute(),
 	}, call)
 	l.abort.markEnded()
-	if err != nil || !q.keepsAbortRule() || !isRetryableStatus(resp.Status) && q.shouldRelay(resp) {
+	if err != nil || !q.keepsAbortRule() || !family.RetryableStatus(resp.Status) && q.shouldRelay(resp) {
 		q.x.OnClientGone(nil)
 	}
 	return resp, err

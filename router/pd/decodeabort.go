@@ -195,8 +195,7 @@ func (l *decodeAbort) sleepUntil(at time.Time) bool {
 // a notification after expiry, which are also the signs of a real fault. Sluice's connector
 // suppresses the second notification.
 func (q *request) notifiesTwice(rank *worker.Rank) bool {
-	_, isPull := q.plan.Family.(nixlPull)
-	return isPull && !q.stream && q.handover.Handle != nil && rank.VersionAtLeast(0, 21, 0) && rank.Option("connector") != "true"
+	return q.plan.Traits.Pulls && !q.stream && q.handover.Handle != nil && rank.VersionAtLeast(0, 21, 0) && rank.Option("connector") != "true"
 }
 
 // engineProbes sends engines a small request to learn that they have read what was sent before. API

@@ -1,18 +1,14 @@
 package pd
 
 import (
-	"bytes"
-	"slices"
 	"strconv"
 	"time"
 
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 )
-
-var kvTransferParams = []byte(`"kv_transfer_params"`)
 
 // replyAnswer sends a complete engine response to the client and records the outcome. at is when
 // the response arrived.
@@ -45,7 +41,7 @@ func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 	}
 	out.Transfer = q.finishTransfer(l)
 	q.endExplain(out)
-	body = redactHandle(body)
+	body = family.RedactHandle(body)
 	relay.RedactInPlace(body, resp.Status) // removes the members that describe the engine's choices
 	q.x.Reply(resp, body)
 }
@@ -75,32 +71,4 @@ func (q *request) setWorkerHeaders(l *leg) {
 	q.x.SetHeader("X-Sluice-Worker", l.rank.ID.Worker)
 	q.x.SetHeader("X-Sluice-Rank", strconv.Itoa(int(l.rank.ID.Rank)))
 	q.x.SetHeader("X-Sluice-Cached-Tokens", strconv.Itoa(cached))
-}
-
-// redactHandle replaces a KV handle in a decode engine's response with null. Bidirectional engines
-// send such a handle, and it names internal hosts. redactHandle modifies body.
-func redactHandle(body []byte) []byte {
-	if !containsHandle(body) {
-		return body
-	}
-	v, ok, err := jsonscan.Find(body, "kv_transfer_params")
-	if err != nil || !ok || v.Kind <= jsonscan.Null {
-		return body
-	}
-	return slices.Replace(body, v.Start, v.End, 'n', 'u', 'l', 'l')
-}
-
-// containsHandle reports whether body may contain a non-null handle. vLLM writes a null handle into
-// every response; this check avoids a JSON scan of those responses.
-func containsHandle(body []byte) bool {
-	for {
-		at := bytes.Index(body, kvTransferParams)
-		if at < 0 {
-			return false
-		}
-		body = body[at+len(kvTransferParams):]
-		if !bytes.HasPrefix(body, []byte(":null")) {
-			return true
-		}
-	}
 }

@@ -32,9 +32,9 @@ func (q *request) releaseKV() {
 		}
 		rank := choice.Rank
 		q.handover.Decode = rank
-		q.legRequest.reset()
+		q.legRequest.Reset()
 		q.plan.Family.Decode(&q.legRequest, &q.handover)
-		stream := q.legRequest.limitForKVRelease(&q.handover)
+		stream := q.legRequest.LimitForKVRelease(&q.handover)
 		l := legRecord{r: q.r, rank: rank, reservation: choice.Reservation, kind: schedule.DecodeLeg}
 		l.start()
 		by := l.began.time().Add(opt.Timeouts.Decode)
@@ -102,11 +102,11 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 	}
 	handover := q.handover
 	handover.Decode = choice.Rank
-	q.legRequest.reset()
+	q.legRequest.Reset()
 	q.plan.Family.Decode(&q.legRequest, &handover)
 	h := &kvRelease{
 		legRecord: legRecord{r: q.r, rank: choice.Rank, reservation: choice.Reservation, kind: schedule.DecodeLeg},
-		stream:    q.legRequest.limitForKVRelease(&handover),
+		stream:    q.legRequest.LimitForKVRelease(&handover),
 	}
 	if !q.detachLeg(&h.detachedLeg, choice.Rank) {
 		choice.Reservation.Release()
@@ -121,7 +121,7 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 // kvRelease is the leg of releaseKVDetached. Its response and its failure have no effect.
 type kvRelease struct {
 	legRecord
-	stream bool // see LegRequest.limitForKVRelease
+	stream bool // see LegRequest.LimitForKVRelease
 	detachedLeg
 }
 

@@ -12,6 +12,7 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/reqbody"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
@@ -245,7 +246,7 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 	c.pack(&q.template, q.x.AppendPassedHops(q.x.ForwardFields(q.fields[:0])))
 	c.Format = migrationFormats[kind]
 	c.ShowIDs = clientIDs || kind == front.Generate || kind == front.NativeGenerate
-	c.NoText = kind == front.Generate && string(findMember(&q.x.Doc, "output_mode")) != `"text"`
+	c.NoText = kind == front.Generate && string(reqbody.Member(&q.x.Doc, "output_mode")) != `"text"`
 	c.TextOnly = !q.handover.WantTokenIDs && !c.ShowIDs
 	c.Deltas = s.rank.Worker.Info().Deltas
 	if q.hasExactPrompt() {
@@ -261,13 +262,6 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 		}
 	}
 	return c
-}
-
-// wantsEndUsage reports whether the client asked for usage at the end of the stream.
-func wantsEndUsage(doc *jsonscan.Doc) bool {
-	raw := doc.Raw(jsonscan.KeyStreamOptions)
-	v, ok, _ := jsonscan.Find(raw, "include_usage")
-	return ok && v.Kind == jsonscan.Bool && raw[v.Start] == 't'
 }
 
 // NextEngine implements front.StreamHandler. The relay calls it only for streams that have a

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/router/pd/family"
 	"sluice/router/worker"
 )
 
@@ -105,7 +106,7 @@ func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank 
 	if q.r.notificationBreakers.count.Load() == 0 || !q.pd.PlainDecode || q.pd.NotifyWait == 0 {
 		return candidates
 	}
-	if _, waits := q.plan.Family.(CompletionWaiter); !waits {
+	if _, waits := q.plan.Family.(family.CompletionWaiter); !waits {
 		return candidates
 	}
 	now := time.Now()

@@ -8,6 +8,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/worker"
 )
 
@@ -60,7 +61,7 @@ func (f *peerInfoCache) store(r *worker.Rank, text []byte) {
 
 // reportEngineID reports the prefill engine's id in a hand-over to the fleet. A new id is a sign of
 // a restart. sentAt is when the request that returned the id was sent.
-func (r *Runner) reportEngineID(p *Handover, sentAt time.Time) {
+func (r *Runner) reportEngineID(p *family.Handover, sentAt time.Time) {
 	if id := p.EngineID; len(id) > 2 && id[0] == '"' {
 		r.options().Fleet.ReportEngineID(p.Prefill, id[1:len(id)-1], sentAt)
 	}
@@ -69,9 +70,9 @@ func (r *Runner) reportEngineID(p *Handover, sentAt time.Time) {
 // resolvePeerInfo sets the hand-over's PeerInfo to what the router knows about the prefill rank. If
 // it is unknown and the family can fetch it, resolvePeerInfo queries the rank.
 func (q *request) resolvePeerInfo() prefillEnd {
-	fetcher, fetches := q.plan.Family.(PeerInfoFetcher)
+	fetcher, fetches := q.plan.Family.(family.PeerInfoFetcher)
 	if !fetches {
-		if _, learns := q.plan.Family.(PeerInfoLearner); !learns {
+		if _, learns := q.plan.Family.(family.PeerInfoLearner); !learns {
 			return prefillDone
 		}
 	}
@@ -113,7 +114,7 @@ func (q *request) resolvePeerInfo() prefillEnd {
 }
 
 // fetchPeerInfo queries the rank and stores the result in f, unless another request has done so.
-func (q *request) fetchPeerInfo(fetcher PeerInfoFetcher, f *peerInfo, base, path string) error {
+func (q *request) fetchPeerInfo(fetcher family.PeerInfoFetcher, f *peerInfo, base, path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if text := f.text.Load(); text != nil {
@@ -135,7 +136,7 @@ func (q *request) fetchPeerInfo(fetcher PeerInfoFetcher, f *peerInfo, base, path
 	return nil
 }
 
-func (q *request) getPeerInfo(fetcher PeerInfoFetcher, base, path string) (string, error) {
+func (q *request) getPeerInfo(fetcher family.PeerInfoFetcher, base, path string) (string, error) {
 	ep, err := upstream.NewEndpoint(base, upstream.Options{MaxConns: 1, ConnectTimeout: peerInfoTimeout})
 	if err != nil {
 		return "", err

@@ -1,11 +1,11 @@
 package pd
 
 import (
-	"bytes"
-
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/fleet"
+	"sluice/router/pd/family"
+	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
 )
 
@@ -14,8 +14,8 @@ import (
 // legs, because the order may depend on the ranks.
 type Plan struct {
 	// Family is the hand-over family. It is nil if one rank runs the whole request.
-	Family Family
-	Traits Traits // Traits of Family
+	Family family.Family
+	Traits family.Traits // Traits of Family
 	// Prefill and Decode are the candidates of the two legs.
 	Prefill, Decode []*worker.Rank
 	// Whole are the candidates if one rank runs the whole request.
@@ -58,7 +58,7 @@ func planFor(pool *fleet.Pool, ep *front.Endpoint, doc *jsonscan.Doc, m *modelPD
 	if !m.traits.Kinds.Has(ep.Kind) {
 		reason = "endpoint"
 	} else if !m.traits.Batches {
-		reason = multiHandoverReason(ep.Kind, doc)
+		reason = reqbody.SeveralSequences(ep.Kind, doc)
 	}
 	if reason == "" && (!m.traits.NoPlainDecode || pool.Members[worker.Aggregated] > 0) {
 		reason = singleEngineReason(ep.Kind, doc)
@@ -98,30 +98,12 @@ func (p *Plan) usePlainDecode(reason string) {
 	p.Whole, p.Family, p.Reason, p.wholeSet = p.Decode, nil, reason, wholeDecode
 }
 
-// multiHandoverReason returns why one hand-over cannot serve the request, or "" if it can.
-func multiHandoverReason(kind front.Kind, doc *jsonscan.Doc) string {
-	switch {
-	case kind == front.Completions && isMultiPrompt(doc.Raw(jsonscan.KeyPrompt)):
-		// One handle names the blocks of one prompt.
-		return "batch_prompt"
-	case wantsSeveral(doc.Raw(jsonscan.KeyN)) || wantsSeveral(doc.Raw(jsonscan.KeySamplingN)) || wantsSeveral(doc.Raw(jsonscan.KeyBestOf)):
-		// A handle allows one read. vLLM 0.32 reads it once per choice, and the prefill engine
-		// frees the blocks after the first read.
-		return "multiple_choices"
-	case doc.Bool(jsonscan.KeyUseBeamSearch):
-		// vLLM 0.32 ignores the handle in beam search, and the prefill engine pins the blocks until
-		// the lease expires.
-		return "beam_search"
-	}
-	return ""
-}
-
 // singleEngineReason returns why one engine must run the whole request in every family, or "" if
 // two can run it.
 func singleEngineReason(kind front.Kind, doc *jsonscan.Doc) string {
 	switch {
 	case doc.Has(jsonscan.KeyPromptLogprobs), doc.Has(jsonscan.KeySamplingPromptLogprobs),
-		kind == front.Completions && isSet(doc.Raw(jsonscan.KeyEcho)) && findMember(doc, "logprobs") != nil:
+		kind == front.Completions && reqbody.IsSet(doc.Raw(jsonscan.KeyEcho)) && reqbody.Member(doc, "logprobs") != nil:
 		// The engine that computes the prompt also scores it. A decode engine that receives the
 		// prompt's KV returns uninitialised memory instead of scores (read in vLLM 0.22 to 0.29) or
 		// computes the prompt again (0.32).
@@ -134,12 +116,6 @@ func singleEngineReason(kind front.Kind, doc *jsonscan.Doc) string {
 		return "stored_response"
 	}
 	return ""
-}
-
-// wantsSeveral reports whether a value of n asks for anything but one choice. The engine refuses a
-// value that is not a number.
-func wantsSeveral(n []byte) bool {
-	return len(n) > 0 && !bytes.Equal(n, jsonOne) && string(n) != "null"
 }
 
 // disaggregated reports whether requests of a pool have two legs. It counts members and not ready
@@ -165,7 +141,7 @@ func wholeRanks(pool *fleet.Pool) []*worker.Rank {
 
 // decodeRanks returns the candidates of the decode leg: the decode workers, or the aggregated
 // workers (kv_both in vLLM) if the pool has no decode workers and such engines accept a hand-over.
-func decodeRanks(pool *fleet.Pool, t Traits) []*worker.Rank {
+func decodeRanks(pool *fleet.Pool, t family.Traits) []*worker.Rank {
 	if pool.Members[worker.Decode] > 0 || t.NoPlainDecode {
 		return pool.Decode
 	}
@@ -212,51 +188,25 @@ func hasAny(have, want []string) bool {
 	return false
 }
 
-// isMultiPrompt reports whether a completions prompt holds more than one prompt: a list of two or
-// more strings or lists. A list of ids is one prompt.
-func isMultiPrompt(prompt []byte) bool { return isPromptList(prompt) && countElements(prompt) > 1 }
-
-// isPromptList reports whether a prompt is a list of prompts, possibly of only one.
-func isPromptList(prompt []byte) bool {
-	if len(prompt) == 0 || prompt[0] != '[' {
+// filterRequest plans one rank for the whole request if the family cannot hand the request over. It
+// answers with an error and returns false if the configuration forbids that.
+func (q *request) filterRequest() bool {
+	filter, ok := q.plan.Family.(family.RequestFilter)
+	if !ok {
+		return true
+	}
+	unsupported := filter.Unsupported(&family.Request{Kind: q.x.Endpoint.Kind, Doc: &q.x.Doc, Tokens: q.prompt.Tokens, Decode: q.plan.Decode})
+	if unsupported == "" {
+		return true
+	}
+	if !q.pd.PlainDecode {
+		code := front.BadField
+		if unsupported == "no_tokens" {
+			code = front.UpstreamFailed // the client cannot avoid it
+		}
+		q.refuse(code, "family "+q.plan.Family.Name()+" cannot hand this request over ("+unsupported+"), and pd.decode_only_fallback is off", 0)
 		return false
 	}
-	inner := prompt[1:]
-	for len(inner) > 0 && (inner[0] == ' ' || inner[0] == '\n' || inner[0] == '\t' || inner[0] == '\r') {
-		inner = inner[1:]
-	}
-	return len(inner) > 0 && (inner[0] == '"' || inner[0] == '[')
-}
-
-// countElements counts the elements of a well-formed JSON array.
-func countElements(array []byte) int {
-	depth, commas, inString, any := 0, 0, false, false
-	for i := 0; i < len(array); i++ {
-		c := array[i]
-		switch {
-		case inString:
-			if c == '\\' {
-				i++
-			} else if c == '"' {
-				inString = false
-			}
-		case c == '"':
-			inString, any = true, true
-		case c == '[' || c == '{':
-			if depth > 0 {
-				any = true
-			}
-			depth++
-		case c == ']' || c == '}':
-			depth--
-		case c == ',' && depth == 1:
-			commas++
-		case depth == 1 && c > ' ':
-			any = true
-		}
-	}
-	if !any {
-		return 0
-	}
-	return commas + 1
+	q.plan.usePlainDecode(unsupported)
+	return true
 }

@@ -8,6 +8,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 )
 
@@ -37,7 +38,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	if expectation != nil {
 		defer expectation.Cancel()
 	}
-	q.legRequest.reset()
+	q.legRequest.Reset()
 	q.plan.Family.Prefill(&q.legRequest, &q.handover)
 
 	call := q.newCall()
@@ -59,7 +60,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	var handleErr error
 	if status == 200 {
 		q.handover.Answer = q.answer
-		if handle, handleErr = q.plan.Family.Handle(&q.handover, q.answer); errors.Is(handleErr, ErrPrefillFailed) {
+		if handle, handleErr = q.plan.Family.Handle(&q.handover, q.answer); errors.Is(handleErr, family.ErrPrefillFailed) {
 			status = 500
 		}
 	}
@@ -70,9 +71,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		l.complete(statusClass(status))
 		q.refuse(front.ClientGone, "the client closed the connection during prefill", 0)
 		return prefillAnswered
-	case isRetryableStatus(status), status < 300: // of the 2xx statuses only 200 has a handle
+	case family.RetryableStatus(status), status < 300: // of the 2xx statuses only 200 has a handle
 		l.complete(statusClass(status))
-		died := engineDied(status, q.answer)
+		died := family.EngineDied(status, q.answer)
 		q.exclude(rank, failure{down: died}.exclusionReason())
 		q.unsent = false
 		note := fmt.Sprintf("prefill on %s answered %d", rank.ID, resp.Status)
@@ -106,7 +107,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	l.reservation.PrefillDone()
 	q.r.learnCached(rank, q.approxKeys(rank), q.prompt.Count, choice.CachedTokens, q.handover.PrefillCached, elapsed)
 	switch {
-	case errors.Is(handleErr, ErrFinal):
+	case errors.Is(handleErr, family.ErrFinal):
 		q.replyFinal(resp)
 		return prefillAnswered
 	case handleErr != nil:
@@ -115,7 +116,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	}
 	q.handover.Handle = handle
 	q.r.reportEngineID(&q.handover, began)
-	if learner, ok := q.plan.Family.(PeerInfoLearner); ok {
+	if learner, ok := q.plan.Family.(family.PeerInfoLearner); ok {
 		if q.peerInfoBuf = learner.LearnPeerInfo(q.peerInfoBuf[:0], &q.handover); len(q.peerInfoBuf) > 0 {
 			q.r.peerInfos.store(rank, q.peerInfoBuf)
 		}
@@ -123,7 +124,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.prefilled = true
 	q.setPinned(!q.plan.Traits.NoLease)
 	q.watchTransfer(q.handleAt)
-	if _, pulls := q.plan.Family.(nixlPull); pulls {
+	if q.plan.Traits.Pulls {
 		q.kv.acquire(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
 	} else if !q.plan.Traits.NoLease {
 		q.kv.acquire(nil)
@@ -151,10 +152,10 @@ func (q *request) replyFinal(resp *upstream.Response) {
 	q.endExplain(schedule.Outcome{
 		Status: resp.Status, CachedTokens: use.Cached, PromptTokens: use.Prompt, OutputTokens: use.Completion, Total: time.Since(q.x.Received),
 	})
-	finisher, _ := q.plan.Family.(FinalAnswerer)
+	finisher, _ := q.plan.Family.(family.FinalAnswerer)
 	switch {
 	case finisher == nil:
-		q.answer = redactHandle(q.answer)
+		q.answer = family.RedactHandle(q.answer)
 		relay.RedactInPlace(q.answer, resp.Status)
 		q.x.Reply(resp, q.answer)
 	case q.stream:

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -146,8 +147,8 @@ func (q *request) runPrefillOnly(by string) {
 func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	opt, rank := q.settings, choice.Rank
 	q.handover.Prefill = rank
-	q.legRequest.reset()
-	q.legRequest.limitToPrefillOnly(&q.handover)
+	q.legRequest.Reset()
+	q.legRequest.LimitToPrefillOnly(&q.handover)
 	var call upstream.Call
 	l := q.startLeg(schedule.PrefillLeg, &choice, &call)
 	defer l.release()
@@ -177,8 +178,8 @@ func (q *request) runPrefillOnlyOn(choice schedule.Choice) (retry bool) {
 	l.complete(statusClass(status))
 	q.setPrefillOnlyHeaders(rank, choice.CachedTokens)
 	if status != 200 {
-		if isRetryableStatus(status) {
-			died := engineDied(status, q.answer)
+		if family.RetryableStatus(status) {
+			died := family.EngineDied(status, q.answer)
 			q.applyFailure(rank, "prefill", failure{suspect: died, down: died}, fmt.Errorf("it answered %d", status))
 			if q.mayRetry(schedule.PrefillLeg, died) {
 				return true
@@ -225,28 +226,3 @@ func (q *request) replyPrefillOnly(rank *worker.Rank, predicted int, use *relay.
 	}
 	q.x.ReplyJSON(200, body)
 }
-
-// limitToPrefillOnly asks for one token of one choice without streaming and without a KV handle.
-func (l *LegRequest) limitToPrefillOnly(p *Handover) {
-	l.limitToOneToken(p)
-	l.removeThinkingBudget(p)
-	l.disableStream()
-	for _, k := range [...]jsonscan.Key{jsonscan.KeyN, jsonscan.KeyBestOf, jsonscan.KeyUseBeamSearch, jsonscan.KeyEcho} {
-		l.Remove(k)
-	}
-	switch p.Kind {
-	case front.Generate:
-		if p.Doc.Has(jsonscan.KeySamplingParams) {
-			l.Remove(jsonscan.KeySamplingN)
-		}
-	case front.NativeGenerate:
-		if raw := p.Doc.Raw(jsonscan.KeySamplingParams); len(raw) > 0 && raw[0] == '{' {
-			l.Set(jsonscan.KeySamplingMaxNewTokens, jsonOne)
-			l.Remove(jsonscan.KeySamplingN)
-		} else {
-			l.Set(jsonscan.KeySamplingParams, oneNewToken)
-		}
-	}
-}
-
-var oneNewToken = []byte(`{"max_new_tokens":1}`)

@@ -8,6 +8,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/reqbody"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -317,4 +318,16 @@ func (r *Runner) forgetIfRemoved(rank *worker.Rank) {
 		r.options().Scheduler.Forget(rank.Slot)
 		r.options().Approx.Clear(rank.Slot)
 	}()
+}
+
+// RawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
+// numbers. It returns nil if the ids have another source.
+func (q *request) rawTokens() []byte {
+	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
+		return nil
+	}
+	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
+		return nil
+	}
+	return reqbody.NumberArray(q.x.Doc.Raw(jsonscan.KeyPrompt))
 }

@@ -11,6 +11,7 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
+	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -43,7 +44,7 @@ type scratch struct {
 	exclusions  []exclusion    // the reason for each rank in excluded
 	skipped     []*worker.Rank // ranks that the last choice skipped because they were excluded or at capacity
 	fields      []upstream.Field
-	legRequest  LegRequest // written by the Family
+	legRequest  family.LegRequest // written by the Family
 	segments    [][]byte
 	answer      []byte             // prefill's whole response; handover.Handle borrows from it
 	reply       []byte             // decode's response if the runner reads it whole
@@ -124,7 +125,7 @@ type legsPart struct {
 
 // kvPart holds the hand-over of one attempt.
 type kvPart struct {
-	handover      Handover // the view of the hand-over that the Family gets
+	handover      family.Handover // the view of the hand-over that the Family gets
 	handleAt      time.Time
 	kv            kvHandover           // state of the handle's blocks
 	pinned        bool                 // Runner.pinned counts the handle
@@ -145,8 +146,8 @@ type answerPart struct {
 // migrationPart says whether the request's stream can migrate, and which stream the request
 // continues.
 type migrationPart struct {
-	textOnlyCache    tristate // see Handover.textOnly
-	migrationChecked bool     // unmigratable and template have been set
+	textOnlyCache    family.Tristate // see Handover.textOnly
+	migrationChecked bool            // unmigratable and template have been set
 	template         resumeTemplate
 	unmigratable     string // why the stream cannot migrate; "" if it can
 	legUnmigratable  string // why the stream of this leg cannot migrate; "" if it can
@@ -186,7 +187,7 @@ func (q *request) recycle() {
 		q.reply = nil
 		q.replyLease.Release()
 	}
-	if cap(q.answer) > maxScratch || cap(q.reply) > maxScratch || cap(q.rewritten) > maxScratch || cap(q.legRequest.buf) > maxScratch || cap(q.keys) > maxScratch/8 || cap(q.keyBuf) > maxScratch/8 || cap(q.prompt.Tokens) > maxScratch/4 {
+	if cap(q.answer) > maxScratch || cap(q.reply) > maxScratch || cap(q.rewritten) > maxScratch || q.legRequest.Memory() > maxScratch || cap(q.keys) > maxScratch/8 || cap(q.keyBuf) > maxScratch/8 || cap(q.prompt.Tokens) > maxScratch/4 {
 		return // do not pool the memory of a huge prompt
 	}
 	q.scratch.reset()
@@ -217,6 +218,6 @@ func (s *scratch) reset() {
 	clear(s.legRequest.Edits[:cap(s.legRequest.Edits)])
 	clear(s.segments[:cap(s.segments)])
 	s.fields, s.segments = s.fields[:0], s.segments[:0]
-	s.legRequest.reset()
+	s.legRequest.Reset()
 	s.answer, s.reply, s.rewritten, s.slotBuf = s.answer[:0], s.reply[:0], s.rewritten[:0], s.slotBuf[:0]
 }

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/config"
+	"sluice/router/pd/reqbody"
 )
 
 // Bounds of the request data that the router keeps for a migration.
@@ -42,10 +43,10 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 		return a, "too_long"
 	}
 	m := templateBuilder{kind: kind, allow: policy.Allow, structured: policy.Structured}
-	if reason = multiHandoverReason(kind, doc); reason != "" && !(reason == "multiple_choices" && m.mayMigrateChoices(doc)) {
+	if reason = reqbody.SeveralSequences(kind, doc); reason != "" && !(reason == "multiple_choices" && m.mayMigrateChoices(doc)) {
 		return a, reason
 	}
-	if kind == front.NativeGenerate && (isPromptList(doc.Raw(jsonscan.KeyInputIDs)) || isPromptList(doc.Raw(jsonscan.KeyText))) {
+	if kind == front.NativeGenerate && (reqbody.IsPromptList(doc.Raw(jsonscan.KeyInputIDs)) || reqbody.IsPromptList(doc.Raw(jsonscan.KeyText))) {
 		return a, "batch_prompt"
 	}
 	switch kind {
@@ -115,7 +116,7 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 func (m *templateBuilder) mayMigrateChoices(doc *jsonscan.Doc) bool {
 	n, ok := doc.Int(jsonscan.KeyN)
 	if !ok || n < 2 || n > maxChoices || m.kind != front.Chat && m.kind != front.Completions ||
-		wantsSeveral(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) || !slices.Contains(m.allow, "multiple_choices") {
+		reqbody.WantsSeveral(doc.Raw(jsonscan.KeyBestOf)) || doc.Bool(jsonscan.KeyUseBeamSearch) || !slices.Contains(m.allow, "multiple_choices") {
 		return false
 	}
 	m.choices = int(n)
@@ -140,7 +141,7 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 	var buf [64]byte
 	for it := jsonscan.Walk(object); it.Next(); {
 		raw := it.Raw()
-		key := memberName(buf[:0], object, it.Value.KeyStart)
+		key := reqbody.MemberName(buf[:0], object, it.Value.KeyStart)
 		if bytes.ContainsAny(key, "\"\\\n") {
 			continue // engines know no such member
 		}
@@ -150,7 +151,7 @@ func (m *templateBuilder) copyMembers(object []byte, dst *[]byte) (reason string
 		}
 		if name == "sampling_params" && m.kind != front.Chat && m.kind != front.Completions {
 			if it.Value.Kind != jsonscan.Object {
-				if isSet(raw) {
+				if reqbody.IsSet(raw) {
 					return "batch_prompt" // a list has one entry per prompt
 				}
 				continue
@@ -213,9 +214,9 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 	case key == "n" && m.choices > 1:
 		return true // each choice becomes a prompt
 	case key == "logprob_token_ids":
-		m.namedLogprobTokens = isSet(raw)
+		m.namedLogprobTokens = reqbody.IsSet(raw)
 	case key == "return_tokens_as_token_ids":
-		m.tokensAsIDs = isSet(raw)
+		m.tokensAsIDs = reqbody.IsSet(raw)
 	}
 	switch m.kind {
 	case front.Chat:
@@ -227,7 +228,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 			m.topLogprobs, _ = strconv.Atoi(string(raw))
 			return true
 		case "logprobs": // completions does not accept false
-			return !isSet(raw) && string(raw) != "0"
+			return !reqbody.IsSet(raw) && string(raw) != "0"
 		}
 	case front.Completions:
 		return key == "return_token_ids"
@@ -244,7 +245,7 @@ func (m *templateBuilder) skipMember(key string, raw []byte) bool {
 		case "truncation": // completions has no such member
 			return string(raw) == `"disabled"` || string(raw) == `"auto"`
 		case "include", "top_logprobs":
-			return !bytes.Contains(raw, []byte("logprobs")) && (key == "include" || !isSet(raw))
+			return !bytes.Contains(raw, []byte("logprobs")) && (key == "include" || !reqbody.IsSet(raw))
 		}
 	case front.Generate:
 		switch key {

@@ -15,6 +15,8 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/sidechannel"
+	"sluice/router/pd/family"
+	"sluice/router/pd/reqbody"
 	"sluice/router/schedule"
 	"sluice/router/sweeper"
 	"sluice/router/tokenize"
@@ -135,8 +137,8 @@ func (r *Runner) Pinned() int64 { return r.pinned.Load() }
 
 type modelPD struct {
 	pd     config.PD
-	family Family // nil: no disaggregation for this model
-	traits Traits
+	family family.Family // nil: no disaggregation for this model
+	traits family.Traits
 }
 
 // NewRunner returns a Runner. It fails on an unknown family and on invalid pinning rules.
@@ -158,18 +160,9 @@ func NewRunner(opt Options) (*Runner, error) {
 }
 
 func newModelPD(pd config.PD) (modelPD, error) {
-	switch pd.Family {
-	case "off":
-		return modelPD{pd: pd}, nil
-	case "":
-		pd.Family = "nixl"
-	}
-	f, err := FamilyByName(pd.Family)
-	if err != nil {
-		return modelPD{}, err
-	}
-	if c, ok := f.(configurableFamily); ok {
-		f = c.configure(&pd)
+	f, err := family.New(&pd)
+	if err != nil || f == nil {
+		return modelPD{pd: pd}, err
 	}
 	return modelPD{pd: pd, family: f, traits: f.Traits()}, nil
 }
@@ -186,7 +179,7 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	q.derived = x.Budget().Count()
 
 	q.stream = x.Doc.Bool(jsonscan.KeyStream)
-	q.maxTokens = requestedTokens(&x.Doc, x.Endpoint.Kind)
+	q.maxTokens = reqbody.MaxTokens(&x.Doc, x.Endpoint.Kind)
 	q.applyHints()
 	if !q.selectWorkers() || !q.resolvePool() {
 		return
@@ -241,25 +234,6 @@ func (q *request) setPinned(on bool) {
 	} else {
 		q.r.pinned.Add(-1)
 	}
-}
-
-// requestedTokens returns the client's limit on the output, 0 if it set none.
-func requestedTokens(doc *jsonscan.Doc, kind front.Kind) int {
-	keys := [...]jsonscan.Key{jsonscan.KeyMaxCompletionTokens, jsonscan.KeyMaxTokens}
-	switch kind {
-	case front.ResponsesAPI:
-		keys[0] = jsonscan.KeyMaxOutputTokens
-	case front.Generate:
-		keys[0] = jsonscan.KeySamplingMaxTokens
-	case front.NativeGenerate:
-		keys[0] = jsonscan.KeySamplingMaxNewTokens
-	}
-	for _, k := range keys {
-		if n, ok := doc.Int(k); ok && n > 0 {
-			return int(min(n, 1<<24))
-		}
-	}
-	return 0
 }
 
 // refuse answers with one of the router's errors and ends the explain record.

@@ -5,6 +5,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/router/fleet"
+	"sluice/router/pd/family"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
@@ -157,7 +158,7 @@ func (q *request) isPredetermined() bool {
 	if q.plan.Family == nil {
 		return len(q.plan.Whole) <= 1
 	}
-	if _, filter := q.plan.Family.(RequestFilter); filter {
+	if _, filter := q.plan.Family.(family.RequestFilter); filter {
 		return false
 	}
 	return len(q.plan.Decode) <= 1 && (len(q.plan.Prefill) <= 1 || q.selected.Prefill != nil)

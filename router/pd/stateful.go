@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/router/pd/reqbody"
 )
 
 // statefulMember returns one word for the engine state that a member requires and that a second
@@ -12,12 +13,12 @@ import (
 func (m *templateBuilder) statefulMember(key string, raw []byte) string {
 	switch key {
 	case "prompt_logprobs", "logprobs": // 0 also requests log-probabilities
-		if isSet(raw) || string(raw) == "0" {
+		if reqbody.IsSet(raw) || string(raw) == "0" {
 			return key
 		}
 		return ""
 	}
-	if !isSet(raw) {
+	if !reqbody.IsSet(raw) {
 		if (key == "seed" || key == "sampling_seed") && string(raw) == "0" {
 			return "seed"
 		}
@@ -48,7 +49,7 @@ func (m *templateBuilder) statefulMember(key string, raw []byte) string {
 			return "structured"
 		}
 	case "output_config":
-		if v, ok, _ := jsonscan.Find(raw, "format"); ok && v.Kind > jsonscan.Null && countElements(raw) == 1 {
+		if v, ok, _ := jsonscan.Find(raw, "format"); ok && v.Kind > jsonscan.Null && reqbody.CountElements(raw) == 1 {
 			return "structured"
 		}
 		return "reasoning"
@@ -91,15 +92,15 @@ func formatOf(text []byte) string {
 // statefulChat returns one word for what makes a parser in the engine keep state about a chat, or
 // "".
 func statefulChat(doc *jsonscan.Doc) string {
-	if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
+	if tools := doc.Raw(jsonscan.KeyTools); reqbody.IsSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
 		return "tools"
 	}
 	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyChatTemplateKwargs)); it.Next(); {
-		if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && isSet(it.Raw()) {
+		if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && reqbody.IsSet(it.Raw()) {
 			return "reasoning"
 		}
 	}
-	if hasMedia(doc) {
+	if reqbody.HasMedia(doc) {
 		return "media"
 	}
 	return ""

@@ -11,6 +11,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/family"
 	"sluice/router/worker"
 )
 
@@ -280,7 +281,7 @@ func (r *Runner) serveStored(x *front.Exchange) {
 	if x.Stored.Method == "DELETE" && resp.Status < 300 {
 		r.stored.forget(owner, id)
 	}
-	body = redactHandle(body)
+	body = family.RedactHandle(body)
 	relay.RedactInPlace(body, resp.Status)
 	x.Reply(resp, body)
 }

@@ -15,6 +15,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/kvtransfer"
+	"sluice/router/pd/reqbody"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -104,7 +105,7 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 	if c := q.newMigrationState(s, resp); c != nil {
 		s.migration = c
 		q.r.migratable.add(c)
-		hooks.Transcript, hooks.Usage = &c.Transcript, wantsEndUsage(&q.x.Doc)
+		hooks.Transcript, hooks.Usage = &c.Transcript, reqbody.WantsUsage(&q.x.Doc)
 	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 		hooks.Rewrite = a.Events(&q.handover)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/router/pd/reqbody"
 )
 
 // Values of migration.structured: what happens when a stream whose output a grammar constrains must
@@ -78,12 +79,12 @@ func parseChoice(name string, raw []byte) *choiceGrammar {
 			case it.IsKey("choice"):
 				list = value
 			case it.IsKey("json"), it.IsKey("regex"), it.IsKey("grammar"), it.IsKey("json_object"), it.IsKey("structural_tag"):
-				if isSet(value) || string(value) == `""` {
+				if reqbody.IsSet(value) || string(value) == `""` {
 					return nil
 				}
 			default:
 				var buf [64]byte
-				member = jsonscan.AppendQuoted(member, memberName(buf[:0], raw, it.Value.KeyStart))
+				member = jsonscan.AppendQuoted(member, reqbody.MemberName(buf[:0], raw, it.Value.KeyStart))
 				member = append(append(append(member, ':'), value...), ',')
 			}
 		}

@@ -1,7 +1,9 @@
 package pd
 
 import (
+	"flag"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -139,4 +141,26 @@ func TestContinuations(t *testing.T) {
 		out.WriteString("\n\n")
 	}
 	golden(t, "testdata/continuations.txt", out.String())
+}
+
+var rewrite = flag.Bool("rewrite", false, "rewrite testdata")
+
+func golden(t *testing.T, path, got string) {
+	t.Helper()
+	if *rewrite {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(want) != got {
+		t.Errorf("%s differs; run with -rewrite and review the diff. Got:\n%s", path, got)
+	}
 }

@@ -1,10 +1,11 @@
-package pd
+package family
 
 import (
 	"fmt"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
 )
 
@@ -170,7 +171,7 @@ func appendRepeated(dst, value []byte, n int) []byte {
 func appendBootstrapRooms(dst []byte, p *Handover) []byte {
 	n, ranks := countPrompts(p), uint64(dpSize(p.Prefill))
 	bootstrapRoom := p.Token
-	choices := wantsSeveral(p.Doc.Raw(choicesKey(p.Kind)))
+	choices := reqbody.WantsSeveral(p.Doc.Raw(choicesKey(p.Kind)))
 	// For several choices the server increments a single number per choice and prompt, which leads
 	// to other ranks, but repeats a list.
 	counts := ranks == 1 || !p.Prefill.VersionBefore(0, 5, 10)
@@ -225,14 +226,14 @@ func countPrompts(p *Handover) int {
 	case front.Completions:
 		list = p.Doc.Raw(jsonscan.KeyPrompt)
 	case front.NativeGenerate:
-		if list = p.Doc.Raw(jsonscan.KeyText); !isPromptList(list) {
+		if list = p.Doc.Raw(jsonscan.KeyText); !reqbody.IsPromptList(list) {
 			list = p.Doc.Raw(jsonscan.KeyInputIDs)
 		}
 	}
-	if !isPromptList(list) {
+	if !reqbody.IsPromptList(list) {
 		return 1
 	}
-	return max(countElements(list), 1)
+	return max(reqbody.CountElements(list), 1)
 }
 
 // bootstrapPort returns the port of the rank's bootstrap server: the configured one, else the one

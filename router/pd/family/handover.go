@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"strconv"
@@ -46,33 +46,33 @@ type Handover struct {
 	handleMembers handleMembers // of Handle, if the family's Handle method has set them
 	promptIDs     []byte        // prompt_token_ids in Answer; nil if it is no array
 
-	rawTokens []byte // Tokens as written in the client's body; nil if it has no ids
+	RawTokens []byte // Tokens as written in the client's body; nil if it has no ids
 
 	prefillToken    prefillToken // of Answer; used by lmcache
-	decodeContinues tristate     // result of the function decodeContinues
+	decodeContinues Tristate     // result of the function decodeContinues
 
-	textOnlyCache *tristate // cached result of textOnly; nil: not cached
+	TextOnlyCache *Tristate // cached result of textOnly; nil: not cached
 }
 
-// tristate caches a boolean whose computation scans the prompt.
-type tristate uint8
+// Tristate caches a boolean whose computation scans the prompt.
+type Tristate uint8
 
 const (
-	triUnknown tristate = iota
+	triUnknown Tristate = iota
 	triFalse
 	triTrue
 )
 
 // textOnly reports whether a chat's messages contain only text.
 func (p *Handover) textOnly() bool {
-	if p.textOnlyCache != nil && *p.textOnlyCache != triUnknown {
-		return *p.textOnlyCache == triTrue
+	if p.TextOnlyCache != nil && *p.TextOnlyCache != triUnknown {
+		return *p.TextOnlyCache == triTrue
 	}
 	is := tokenize.TextOnly(p.Doc.Raw(jsonscan.KeyMessages))
-	if p.textOnlyCache != nil {
-		*p.textOnlyCache = triFalse
+	if p.TextOnlyCache != nil {
+		*p.TextOnlyCache = triFalse
 		if is {
-			*p.textOnlyCache = triTrue
+			*p.TextOnlyCache = triTrue
 		}
 	}
 	return is
@@ -93,7 +93,7 @@ type LegRequest struct {
 	buf []byte
 }
 
-func (l *LegRequest) reset() {
+func (l *LegRequest) Reset() {
 	*l = LegRequest{Edits: l.Edits[:0], buf: l.buf[:0]}
 }
 
@@ -188,10 +188,10 @@ func (l *LegRequest) removeThinkingBudget(p *Handover) {
 	}
 }
 
-// limitForKVRelease limits a decode leg to the least that makes its engine read and free the KV:
+// LimitForKVRelease limits a decode leg to the least that makes its engine read and free the KV:
 // one token. With a thinking budget, which must stay because the prompt must equal prefill's, it
 // asks for a stream instead, which the caller closes after the first event.
-func (l *LegRequest) limitForKVRelease(p *Handover) (stream bool) {
+func (l *LegRequest) LimitForKVRelease(p *Handover) (stream bool) {
 	if hasThinkingBudget(p) {
 		l.Set(jsonscan.KeyStream, jsonTrue)
 		return true
@@ -229,3 +229,38 @@ func atoi(s string) int {
 }
 
 func appendUint(dst []byte, n uint64) []byte { return strconv.AppendUint(dst, n, 10) }
+
+// LimitToPrefillOnly asks for one token of one choice without streaming and without a KV handle.
+func (l *LegRequest) LimitToPrefillOnly(p *Handover) {
+	l.limitToOneToken(p)
+	l.removeThinkingBudget(p)
+	l.disableStream()
+	for _, k := range [...]jsonscan.Key{jsonscan.KeyN, jsonscan.KeyBestOf, jsonscan.KeyUseBeamSearch, jsonscan.KeyEcho} {
+		l.Remove(k)
+	}
+	switch p.Kind {
+	case front.Generate:
+		if p.Doc.Has(jsonscan.KeySamplingParams) {
+			l.Remove(jsonscan.KeySamplingN)
+		}
+	case front.NativeGenerate:
+		if raw := p.Doc.Raw(jsonscan.KeySamplingParams); len(raw) > 0 && raw[0] == '{' {
+			l.Set(jsonscan.KeySamplingMaxNewTokens, jsonOne)
+			l.Remove(jsonscan.KeySamplingN)
+		} else {
+			l.Set(jsonscan.KeySamplingParams, oneNewToken)
+		}
+	}
+}
+
+var oneNewToken = []byte(`{"max_new_tokens":1}`)
+
+// AskTokenIDs asks the engine for the token ids of its output, unless the leg has a body of its own.
+func (l *LegRequest) AskTokenIDs() {
+	if l.Body == nil {
+		l.Set(jsonscan.KeyReturnTokenIDs, jsonTrue)
+	}
+}
+
+// Memory returns the size of the leg's buffer in bytes.
+func (l *LegRequest) Memory() int { return cap(l.buf) }

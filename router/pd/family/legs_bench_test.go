@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"slices"
@@ -42,7 +42,7 @@ func BenchmarkFamilyLegs(b *testing.B) {
 	newest.SetInfo(&worker.Info{Version: "0.32.0"})
 	for _, name := range []string{"nixl", "nixl, 64k tokens", "orchestrated", "storage", "trtllm", "lmcache"} {
 		family, _, long := strings.Cut(name, ",")
-		f, err := FamilyByName(family)
+		f, err := ByName(family)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func BenchmarkFamilyLegs(b *testing.B) {
 					p.Prefill, p.Decode, p.PrefillCached = newest.Ranks[0], newest.Ranks[0], 16
 				}
 				for _, write := range []func(*LegRequest, *Handover){f.Prefill, f.Decode} {
-					leg.reset()
+					leg.Reset()
 					write(&leg, &p)
 					if leg.Body == nil {
 						segments = doc.Segments(segments[:0], leg.Edits...)

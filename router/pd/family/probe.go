@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"encoding/json"
@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// HandoverProbe is a prefill leg with which sluice check --probe tests whether an engine returns a
+// Probe is a prefill leg with which sluice check --probe tests whether an engine returns a
 // KV handle. It computes one token for a short prompt. The engine keeps the prompt's blocks until
 // its lease ends, because no decode fetches them.
-type HandoverProbe struct {
+type Probe struct {
 	family Family
 	Path   string
 	Body   []byte
@@ -18,13 +18,13 @@ type HandoverProbe struct {
 // probePrompt is the number of words in the prompt, enough to fill a block of any usual size.
 const probePrompt = 160
 
-// NewHandoverProbe returns the probe of a family for a model. ok is false for families whose
+// NewProbe returns the probe of a family for a model. ok is false for families whose
 // prefill legs cannot run alone.
-func NewHandoverProbe(family, model string) (probe HandoverProbe, ok bool) {
+func NewProbe(family, model string) (probe Probe, ok bool) {
 	if family == "" {
 		family = "nixl"
 	}
-	f, err := FamilyByName(family)
+	f, err := ByName(family)
 	if err != nil {
 		return probe, false
 	}
@@ -40,12 +40,12 @@ func NewHandoverProbe(family, model string) (probe HandoverProbe, ok bool) {
 	if err != nil {
 		return probe, false
 	}
-	return HandoverProbe{family: f, Path: "/v1/completions", Body: body}, true
+	return Probe{family: f, Path: "/v1/completions", Body: body}, true
 }
 
 // Check returns an error that says why the engine's response cannot be handed over, or nil if it
 // can.
-func (t *HandoverProbe) Check(status int, answer []byte) error {
+func (t *Probe) Check(status int, answer []byte) error {
 	if status != 200 {
 		return fmt.Errorf("POST %s with kv_transfer_params answered %d; want 200", t.Path, status)
 	}

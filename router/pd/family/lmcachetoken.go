@@ -1,13 +1,15 @@
-package pd
+package family
 
 import (
 	"bytes"
 	"strconv"
 	"strings"
+	"unsafe"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
+	"sluice/router/pd/reqbody"
 )
 
 // prefillToken holds what a prefill response says about the token that prefill generated: the raw
@@ -60,7 +62,7 @@ func usablePrefillToken(p *Handover) *relay.FirstToken {
 	if p.decodeContinues != triTrue || !first.parsed && first.parse(p.Answer) != nil {
 		return nil
 	}
-	n, err := strconv.ParseUint(unsafeString(first.id), 10, 32)
+	n, err := strconv.ParseUint(unsafe.String(unsafe.SliceData(first.id), len(first.id)), 10, 32)
 	if err != nil || len(first.text) == 0 || first.text[0] != '"' {
 		return nil
 	}
@@ -91,16 +93,16 @@ func decodeContinues(doc *jsonscan.Doc) bool {
 	seeded, greedy := false, false
 	for it := jsonscan.Walk(doc.Body); it.Next(); {
 		raw := it.Raw()
-		switch key := string(memberName(buf[:0], doc.Body, it.Value.KeyStart)); key {
+		switch key := string(reqbody.MemberName(buf[:0], doc.Body, it.Value.KeyStart)); key {
 		case "stop", "presence_penalty", "frequency_penalty", "prompt_logprobs", "bad_words",
 			"logits_processors", "structured_outputs", "truncate_prompt_tokens", "vllm_xargs":
 			// prompt_logprobs 0 also requests log-probabilities.
-			if isSet(raw) || key == "prompt_logprobs" && string(raw) == "0" {
+			if reqbody.IsSet(raw) || key == "prompt_logprobs" && string(raw) == "0" {
 				return false
 			}
 		case "response_format":
 			if kind, ok, _ := jsonscan.Find(raw, "type"); !ok || string(raw[kind.Start:kind.End]) != `"text"` {
-				if isSet(raw) {
+				if reqbody.IsSet(raw) {
 					return false
 				}
 			}
@@ -110,7 +112,7 @@ func decodeContinues(doc *jsonscan.Doc) bool {
 			t, err := strconv.ParseFloat(string(raw), 64)
 			greedy = err == nil && t == 0
 		default:
-			if strings.HasPrefix(key, "guided_") && isSet(raw) {
+			if strings.HasPrefix(key, "guided_") && reqbody.IsSet(raw) {
 				return false
 			}
 		}
@@ -133,7 +135,7 @@ func (f lmcache) Unsupported(r *Request) string {
 	if len(r.Tokens) == 0 {
 		return "no_tokens"
 	}
-	if r.Kind == front.Chat && requestedTokens(r.Doc, r.Kind) == 0 {
+	if r.Kind == front.Chat && reqbody.MaxTokens(r.Doc, r.Kind) == 0 {
 		for _, d := range r.Decode {
 			if d.Worker.Info().MaxModelLen == 0 {
 				return "no_max_tokens"
@@ -148,55 +150,27 @@ func (f lmcache) Unsupported(r *Request) string {
 func wantsEcho(doc *jsonscan.Doc) bool {
 	var of [2]jsonscan.Value
 	jsonscan.Members(doc.Body, of[:], "echo", "suffix")
-	return isSet(valueAt(doc.Body, of[0])) || isSet(valueAt(doc.Body, of[1]))
+	return reqbody.IsSet(valueAt(doc.Body, of[0])) || reqbody.IsSet(valueAt(doc.Body, of[1]))
 }
 
 // unsupportedChat returns one word for the content of a chat that completions of token ids cannot
 // serve, or "" if there is none.
 func unsupportedChat(doc *jsonscan.Doc) string {
-	if tools := doc.Raw(jsonscan.KeyTools); isSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
+	if tools := doc.Raw(jsonscan.KeyTools); reqbody.IsSet(tools) && string(doc.Raw(jsonscan.KeyToolChoice)) != `"none"` {
 		return "tools"
 	}
 	for _, name := range [...]string{"reasoning_effort", "thinking", "thinking_token_budget"} {
-		if isSet(findMember(doc, name)) {
+		if reqbody.IsSet(reqbody.Member(doc, name)) {
 			return "reasoning"
 		}
 	}
 	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyChatTemplateKwargs)); it.Next(); {
-		if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && isSet(it.Raw()) {
+		if (it.IsKey("enable_thinking") || it.IsKey("thinking")) && reqbody.IsSet(it.Raw()) {
 			return "reasoning"
 		}
 	}
-	if hasMedia(doc) {
+	if reqbody.HasMedia(doc) {
 		return "media"
 	}
 	return ""
-}
-
-// hasMedia reports whether a chat's messages contain anything but text.
-func hasMedia(doc *jsonscan.Doc) bool {
-	for it := jsonscan.Walk(doc.Raw(jsonscan.KeyMessages)); it.Next(); {
-		content, ok, _ := jsonscan.Find(it.Raw(), "content")
-		if !ok || content.Kind != jsonscan.Array {
-			continue
-		}
-		for part := jsonscan.Walk(it.Raw()[content.Start:content.End]); part.Next(); {
-			if part.Value.Kind != jsonscan.Object {
-				continue
-			}
-			kind, ok, _ := jsonscan.Find(part.Raw(), "type")
-			if !ok { // vLLM also accepts {"image_url":"…"}
-				if _, text, _ := jsonscan.Find(part.Raw(), "text"); text {
-					continue
-				}
-				return true
-			}
-			switch string(part.Raw()[kind.Start:kind.End]) {
-			case `"text"`, `"input_text"`, `"output_text"`, `"refusal"`:
-			default:
-				return true
-			}
-		}
-	}
-	return false
 }

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"sluice/dataplane/front"
@@ -19,7 +19,7 @@ func (nixlPush) Name() string { return "nixl-push" }
 // Traits implements Family.
 func (f nixlPush) Traits() Traits {
 	t := f.nixlPull.Traits()
-	t.Refetchable, t.JoinsByRequestID = true, true
+	t.Pulls, t.Refetchable, t.JoinsByRequestID = false, true, true
 	return t
 }
 

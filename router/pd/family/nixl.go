@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"bytes"
@@ -26,7 +26,7 @@ func (nixlPull) Name() string { return "nixl" }
 
 // Traits implements Family.
 func (nixlPull) Traits() Traits {
-	return Traits{Kinds: vllmKinds, Reports: true, OldJoinsByRequestID: true}
+	return Traits{Kinds: vllmKinds, Pulls: true, Reports: true, OldJoinsByRequestID: true}
 }
 
 // Order implements Family.

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"bytes"
@@ -8,6 +8,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/config"
+	"sluice/router/pd/reqbody"
 )
 
 // storage is the hand-over through a KV store that all engines share (LMCache, or any connector
@@ -45,7 +46,7 @@ func (s storage) Traits() Traits {
 // Order implements Family. Each of several prompts or choices declines on its own. A stream would
 // show this only after the client has received output of the others, so such streams prefill first.
 func (s storage) Order(p *Handover) Order {
-	if s.threshold != nil && !(p.Stream && multiHandoverReason(p.Kind, p.Doc) != "") {
+	if s.threshold != nil && !(p.Stream && reqbody.SeveralSequences(p.Kind, p.Doc) != "") {
 		return DecodeFirst
 	}
 	return PrefillFirst
@@ -96,7 +97,7 @@ var (
 	eventEnd     = []byte("\n\n")
 )
 
-// Declined implements TrialFamily. It searches the raw bytes of a response or of the beginning of a
+// Declined implements Decliner. It searches the raw bytes of a response or of the beginning of a
 // stream, independent of the framing. Quotes inside JSON strings are escaped, so generated text
 // cannot match the member. A stream is undecided until it has an event after the one with the role.
 func (storage) Declined(answer []byte) (declined, more bool) {

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
 )
 
@@ -39,7 +40,7 @@ func TestLMCacheLegs(t *testing.T) {
 		{name: "a seed: the same", kind: front.Completions, tokens: ids, handover: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"seed":0,"temperature":0.5}`, prefill: answer("The", "length", "null")},
 		{name: "a grammar", kind: front.Completions, tokens: ids, handover: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5,"guided_json":{"a":1}}`, prefill: answer("{", "length", "null")},
 		{name: "half a character", kind: front.Completions, tokens: ids, handover: to, client: `{"model":"m","prompt":[1,2,3],"max_tokens":5}`, prefill: answer(`\ufffd`, "length", "null")},
-		{name: "ids as the client spelled them", kind: front.Completions, tokens: ids, handover: func(p *Handover) { to(p); p.rawTokens = rawNumberArray(p.Doc.Raw(jsonscan.KeyPrompt)) },
+		{name: "ids as the client spelled them", kind: front.Completions, tokens: ids, handover: func(p *Handover) { to(p); p.RawTokens = reqbody.NumberArray(p.Doc.Raw(jsonscan.KeyPrompt)) },
 			client: `{"model":"m","prompt":[ 1, 2 ,3 ],"max_tokens":5}`, prefill: answer("The", "length", "null"), decode: reply},
 		{name: "one token asked", kind: front.Chat, tokens: ids, handover: to, client: `{"model":"m","messages":[],"max_tokens":1}`, prefill: answer("The", "length", "null")},
 		{name: "the first token is the last, streamed", kind: front.Chat, tokens: ids, handover: to, client: `{"model":"m","messages":[],"max_tokens":9,"stream":true,"stream_options":{"include_usage":true}}`, prefill: answer("", "stop", "null")},
@@ -56,15 +57,6 @@ func TestLMCacheLegs(t *testing.T) {
 			p.Decode = lmcacheDecode(worker.Spec{Options: map[string][]string{"peer_host": {"h"}}})
 		}},
 	}))
-}
-
-// TestRawTokens checks that only a flat list of ids is copied as the client wrote it.
-func TestRawTokens(t *testing.T) {
-	for raw, is := range map[string]bool{"[1,2]": true, "[ \n1]": true, "[[1,2]]": false, `"1"`: false, `["1"]`: false, "[]": false, "1": false, "": false, "[": false} {
-		if got := rawNumberArray([]byte(raw)); is != (string(got) == raw && got != nil) {
-			t.Errorf("%q: %q; want it: %v", raw, got, is)
-		}
-	}
 }
 
 func TestLMCacheWaitsForEveryRank(t *testing.T) {

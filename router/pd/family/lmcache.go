@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/router/config"
+	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
 )
 
@@ -24,8 +25,6 @@ import (
 type lmcache struct {
 	reasoning bool // the decode workers parse reasoning
 }
-
-const completionsPath = "/v1/completions"
 
 // Name implements Family.
 func (lmcache) Name() string { return "lmcache" }
@@ -43,7 +42,7 @@ func (lmcache) Order(*Handover) Order { return PrefillFirst }
 
 // Prefill implements Family.
 func (f lmcache) Prefill(leg *LegRequest, p *Handover) {
-	leg.Path = completionsPath
+	leg.Path = reqbody.CompletionsPath
 	leg.Body = leg.Render(func(dst []byte) []byte {
 		b := newCompletionsBody(dst, p, false)
 		b.prompt(p.Tokens)
@@ -123,7 +122,7 @@ func (lmcache) Handle(p *Handover, body []byte) ([]byte, error) {
 	if end := p.prefillToken.finishReason; len(end) > 0 && end[0] == '"' && string(end) != `"length"` {
 		return nil, ErrFinal
 	}
-	if requestedTokens(p.Doc, p.Kind) == 1 {
+	if reqbody.MaxTokens(p.Doc, p.Kind) == 1 {
 		return nil, ErrFinal
 	}
 	return body, nil
@@ -131,7 +130,7 @@ func (lmcache) Handle(p *Handover, body []byte) ([]byte, error) {
 
 // Decode implements Family.
 func (f lmcache) Decode(leg *LegRequest, p *Handover) {
-	leg.Path = completionsPath
+	leg.Path = reqbody.CompletionsPath
 	first := usablePrefillToken(p)
 	leg.Body = leg.Render(func(dst []byte) []byte {
 		b := newCompletionsBody(dst, p, true)
@@ -151,15 +150,12 @@ func (f lmcache) Decode(leg *LegRequest, p *Handover) {
 	})
 }
 
-// completionsDefault is the default of max_tokens in completions.
-const completionsDefault = 16
-
 // remaining returns the number of tokens that decode may generate, 0 if unknown. A chat without a
 // limit may use the rest of the model's length, whereas completions need an explicit number.
 func remaining(p *Handover, first *relay.FirstToken) int {
-	n := requestedTokens(p.Doc, p.Kind)
+	n := reqbody.MaxTokens(p.Doc, p.Kind)
 	if n == 0 {
-		n = completionsDefault
+		n = reqbody.DefaultMaxTokens
 		if p.Kind == front.Chat {
 			n = p.Decode.Worker.Info().MaxModelLen - len(p.Tokens)
 		}
@@ -204,5 +200,5 @@ func (lmcache) Events(p *Handover) relay.Rewriter {
 
 // Final implements FinalAnswerer.
 func (f lmcache) Final(dst []byte, p *Handover, body []byte) []byte {
-	return relay.AppendEvents(dst, f.Body(nil, p, body), wantsUsage(p))
+	return relay.AppendEvents(dst, f.Body(nil, p, body), reqbody.WantsUsage(p.Doc))
 }

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"fmt"
@@ -68,7 +68,7 @@ func releaseCases(t *testing.T, family Family, list []releaseCase) string {
 			}
 		}
 		send("decode ", family.Decode)
-		fmt.Fprintf(&out, "answer   %s\nclient   %s\n\n", e.decode, redactHandle([]byte(e.decode)))
+		fmt.Fprintf(&out, "answer   %s\nclient   %s\n\n", e.decode, RedactHandle([]byte(e.decode)))
 	}
 	return out.String()
 }

@@ -1,4 +1,14 @@
-package pd
+// Package family has the hand-over protocol of each engine family, one file a family.
+//
+// A Family (family.go) is a set of pure functions: they write the bodies of the legs (LegRequest), find
+// the handle in prefill's response, and say by Traits what a failure means. They choose no rank and
+// send nothing; package pd does that. A Family sees one attempt of one request as a Handover.
+//
+// judgement.go judges the responses of engines of any family: which failures may run again, whether a
+// stream begins with an error, and which member of a response the client must not see.
+//
+// To add a family, implement Family in a file of its own and append it to families.
+package family
 
 import (
 	"errors"
@@ -7,8 +17,10 @@ import (
 	"strings"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/router/config"
+	"sluice/router/worker"
 )
 
 // Family is the hand-over protocol of one engine family, as small functions in a file of its own.
@@ -20,7 +32,7 @@ import (
 // share.
 //
 // A Family may implement further interfaces: PeerInfoFetcher and PeerInfoLearner (information about
-// a prefill rank), CompletionWaiter (decode waits for completion notifications), TrialFamily
+// a prefill rank), CompletionWaiter (decode waits for completion notifications), Decliner
 // (decode may decline because too few blocks are cached), AnswerRewriter, FinalAnswerer and
 // AnswerMerger (responses that the router changes), and RequestFilter (requests that the family
 // cannot hand over).
@@ -57,7 +69,7 @@ const (
 	// chooses in advance (Handover.Token, as a bootstrap room or transfer id). If one leg fails,
 	// the runner cancels the other. A retry has new ranks and a new Token.
 	Concurrent
-	// DecodeFirst tries decode. If decode declines (TrialFamily), it runs prefill and then decode
+	// DecodeFirst tries decode. If decode declines (Decliner), it runs prefill and then decode
 	// again.
 	DecodeFirst
 )
@@ -94,9 +106,28 @@ type Traits struct {
 	// that run without random id suffixes. Their prefill frees, or hands over, the blocks of the
 	// last request with the id.
 	OldJoinsByRequestID bool
+	// Pulls: decode pulls the blocks with vLLM's NIXL handle, so the side channel can renew and
+	// release the lease of the handle. From vLLM 0.21 on a decode engine of this protocol may tell
+	// prefill twice to free the blocks when its non-streaming request is cancelled.
+	Pulls bool
 	// Reports: engines of this family may run Sluice's connector, which reports every transfer
 	// (Options.Transfers).
 	Reports bool
+}
+
+// JoinsLegs reports whether the engines of h identify a hand-over by X-Request-Id alone. decode are the
+// candidates of the decode leg. Engines of different releases refuse each other; an engine of unknown
+// release may be an old one. A newer engine may run without random suffixes
+// (VLLM_DISABLE_REQUEST_ID_RANDOMIZATION), which the runner learns from the engine's first handle.
+func (t *Traits) JoinsLegs(h *Handover, decode []*worker.Rank) bool {
+	if t.JoinsByRequestID || !t.OldJoinsByRequestID || h.Prefill == nil {
+		return t.JoinsByRequestID
+	}
+	rank := h.Prefill
+	if rank.Worker.Info().Version == "" && len(decode) > 0 {
+		rank = decode[0] // a sidecar probes its own engine but not the engines that requests name
+	}
+	return !rank.VersionAtLeast(0, 14, 0) || h.PeerInfo == plainRequestIDs
 }
 
 // Kinds is a set of front.Kind.
@@ -140,8 +171,8 @@ type CompletionWaiter interface {
 	ExpectedCompletions(h *Handover) (id string, count int)
 }
 
-// TrialFamily is a Family with the order DecodeFirst.
-type TrialFamily interface {
+// Decliner is a Family with the order DecodeFirst.
+type Decliner interface {
 	// Declined reports whether decode declines because too few blocks are cached. answer is
 	// decode's whole response or the beginning of a stream; more asks for more of an undecided
 	// stream.
@@ -173,6 +204,21 @@ type AnswerMerger interface {
 	// prefill's response, in any order of the legs, before it sends anything to the client.
 	// Handover.Answer has that response for as long as a stream lasts.
 	MergesAnswers(h *Handover) bool
+}
+
+// RequestFilter is a Family that cannot hand over every request of its Kinds.
+type RequestFilter interface {
+	// Unsupported returns one word for why one worker must run the request, "" if the family can
+	// hand the request over.
+	Unsupported(r *Request) string
+}
+
+// Request is a client's request before the choice of ranks, as a RequestFilter sees it.
+type Request struct {
+	Kind   front.Kind
+	Doc    *jsonscan.Doc
+	Tokens []uint32       // the prompt's token ids; empty if unknown
+	Decode []*worker.Rank // the candidates of the decode leg
 }
 
 var (
@@ -214,18 +260,37 @@ type configurableFamily interface {
 	configure(pd *config.PD) Family
 }
 
-// FamilyByName returns a family by its name in the configuration.
-func FamilyByName(name string) (Family, error) {
+// New returns the Family of a model with the given settings, nil if it has none ("off"). An
+// empty name stands for nixl, which it sets.
+func New(pd *config.PD) (Family, error) {
+	switch pd.Family {
+	case "off":
+		return nil, nil
+	case "":
+		pd.Family = "nixl"
+	}
+	f, err := ByName(pd.Family)
+	if err != nil {
+		return nil, err
+	}
+	if c, ok := f.(configurableFamily); ok {
+		f = c.configure(pd)
+	}
+	return f, nil
+}
+
+// ByName returns a family by its name in the configuration.
+func ByName(name string) (Family, error) {
 	for _, f := range families {
 		if f.Name() == name {
 			return f, nil
 		}
 	}
-	return nil, fmt.Errorf("pd: unknown family %q; want %s", name, strings.Join(FamilyNames(), ", "))
+	return nil, fmt.Errorf("pd: unknown family %q; want %s", name, strings.Join(Names(), ", "))
 }
 
-// FamilyNames returns the names of all families, sorted.
-func FamilyNames() []string {
+// Names returns the names of all families, sorted.
+func Names() []string {
 	var names []string
 	for _, f := range families {
 		names = append(names, f.Name())

@@ -1,12 +1,11 @@
-package pd
+package family
 
 import (
-	"bytes"
 	"strconv"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/router/tokenize"
+	"sluice/router/pd/reqbody"
 )
 
 // completionsBody builds a completions body for token ids from the client's body. It omits the
@@ -38,37 +37,11 @@ func (b *completionsBody) member(name string, value []byte) {
 // prompt appends the prompt. If the client sent token ids, it copies the client's bytes.
 func (b *completionsBody) prompt(tokens []uint32) {
 	b.key("prompt")
-	if b.p.rawTokens != nil {
-		b.out = append(b.out, b.p.rawTokens...)
+	if b.p.RawTokens != nil {
+		b.out = append(b.out, b.p.RawTokens...)
 		return
 	}
 	b.out = jsonscan.AppendTokenIDs(b.out, tokens)
-}
-
-// rawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
-// numbers. It returns nil if the ids have another source.
-func (q *request) rawTokens() []byte {
-	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {
-		return nil
-	}
-	if h, ok := q.x.Attached.(*Hints); ok && len(h.Tokens) > 0 {
-		return nil
-	}
-	return rawNumberArray(q.x.Doc.Raw(jsonscan.KeyPrompt))
-}
-
-// rawNumberArray returns raw if it is an array that starts with a number, else nil.
-func rawNumberArray(raw []byte) []byte {
-	for i, c := range raw {
-		switch {
-		case i == 0 && c == '[', i > 0 && (c == ' ' || c == '\t' || c == '\n' || c == '\r'):
-		case i > 0 && '0' <= c && c <= '9':
-			return raw
-		default:
-			return nil
-		}
-	}
-	return nil
 }
 
 // appendToken appends a token to the prompt that was just written.
@@ -81,7 +54,7 @@ func (b *completionsBody) appendToken(id uint32) {
 func (b *completionsBody) finish() []byte {
 	var buf [64]byte
 	for it := jsonscan.Walk(b.p.Doc.Body); it.Next(); {
-		key := memberName(buf[:0], b.p.Doc.Body, it.Value.KeyStart)
+		key := reqbody.MemberName(buf[:0], b.p.Doc.Body, it.Value.KeyStart)
 		switch string(key) {
 		case "prompt", "max_tokens", "max_completion_tokens", "kv_transfer_params",
 			"messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs",
@@ -123,48 +96,10 @@ func (b *completionsBody) finish() []byte {
 	return append(b.out, '}')
 }
 
-// memberName appends the unescaped key whose opening quote is at start to dst.
-func memberName(dst, body []byte, start int) []byte {
-	for i := start + 1; i < len(body); i++ {
-		switch body[i] {
-		case '\\':
-			i++
-		case '"':
-			return jsonscan.Unquote(dst, body[start:i+1])
-		}
-	}
-	return dst
-}
-
-// findMember returns the raw value of any top-level member of a request, nil if it is absent or
-// null. If a member occurs twice, it returns the last one, as engines do. Members that affect
-// access control use a jsonscan.Key instead, which may occur only once.
-func findMember(doc *jsonscan.Doc, name string) (raw []byte) {
-	for it := jsonscan.Walk(doc.Body); it.Next(); {
-		switch {
-		case !it.IsKey(name):
-		case it.Value.Kind > jsonscan.Null:
-			raw = it.Raw()
-		default:
-			raw = nil
-		}
-	}
-	return raw
-}
-
 func topLogprobs(doc *jsonscan.Doc) int {
-	n, err := strconv.Atoi(string(findMember(doc, "top_logprobs")))
+	n, err := strconv.Atoi(string(reqbody.Member(doc, "top_logprobs")))
 	if err != nil || n < 0 {
 		return 0
 	}
 	return min(n, 1<<10)
-}
-
-// isSet reports whether a raw value has an effect: it is not null, false, 0, "", [] or {}.
-func isSet(raw []byte) bool {
-	switch string(bytes.Trim(raw, " \t\r\n")) {
-	case "", "null", "false", `""`, "[]", "{}", "0", "0.0", "-0":
-		return false
-	}
-	return true
 }

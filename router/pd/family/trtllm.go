@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
+	"sluice/router/pd/reqbody"
 )
 
 // trtllm is TensorRT-LLM's context-first hand-over. A context server computes the prompt and one
@@ -149,15 +150,5 @@ func (trtllm) Events(*Handover) relay.Rewriter { return relay.RedactRewriter{} }
 
 // Final implements FinalAnswerer.
 func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {
-	return relay.AppendEvents(dst, relay.AppendRedacted(nil, body), wantsUsage(p))
-}
-
-// wantsUsage reports whether a streaming client asked for the usage event.
-func wantsUsage(p *Handover) bool {
-	options := p.Doc.Raw(jsonscan.KeyStreamOptions)
-	if len(options) == 0 || options[0] != '{' {
-		return false
-	}
-	v, ok, _ := jsonscan.Find(options, "include_usage")
-	return ok && v.Kind == jsonscan.Bool && options[v.Start] == 't'
+	return relay.AppendEvents(dst, relay.AppendRedacted(nil, body), reqbody.WantsUsage(p.Doc))
 }

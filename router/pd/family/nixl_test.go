@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"errors"
@@ -156,22 +156,11 @@ func golden(t *testing.T, path, got string) {
 	}
 }
 
-func TestBatched(t *testing.T) {
-	for prompt, want := range map[string]bool{
-		``: false, `"abc"`: false, `[]`: false, `[1,2,3]`: false, `["one"]`: false, `[[1,2,3]]`: false,
-		`["a","b"]`: true, `[[1],[2]]`: true, `[ "a,b" ]`: false, `["a\",\"b"]`: false, "[\n[1,2],\t[3]]": true,
-	} {
-		if got := isMultiPrompt([]byte(prompt)); got != want {
-			t.Errorf("batched(%s) = %v, want %v", prompt, got, want)
-		}
-	}
-}
-
 func TestFamilyByName(t *testing.T) {
-	if _, err := FamilyByName("nixl"); err != nil {
+	if _, err := ByName("nixl"); err != nil {
 		t.Error(err)
 	}
-	if _, err := FamilyByName("carrier-pigeon"); err == nil || !strings.Contains(err.Error(), `"carrier-pigeon"`) {
+	if _, err := ByName("carrier-pigeon"); err == nil || !strings.Contains(err.Error(), `"carrier-pigeon"`) {
 		t.Errorf("unknown family: %v; want an error that quotes it", err)
 	}
 }
@@ -185,7 +174,7 @@ func TestWithoutHandle(t *testing.T) {
 		`{"text":"\"kv_transfer_params\":{}"}`:                       `{"text":"\"kv_transfer_params\":{}"}`,
 		`{"broken`:                                                   `{"broken`,
 	} {
-		if got := string(redactHandle([]byte(in))); got != want {
+		if got := string(RedactHandle([]byte(in))); got != want {
 			t.Errorf("withoutHandle(%s) = %s, want %s", in, got, want)
 		}
 	}

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import (
 	"errors"
@@ -226,7 +226,7 @@ func TestBootstrapRooms(t *testing.T) {
 // TestConfigFamilies checks that package config, which may not import this package, lists the same
 // families.
 func TestConfigFamilies(t *testing.T) {
-	want := append(FamilyNames(), "off")
+	want := append(Names(), "off")
 	got := config.Families()
 	slices.Sort(want)
 	slices.Sort(got)
@@ -258,14 +258,14 @@ func writeLegs(s *handoverCase, p *Handover) func() {
 	return func() {
 		p.Handle, p.Answer = nil, nil
 		order := s.family.Order(p)
-		leg.reset()
+		leg.Reset()
 		s.family.Prefill(leg, p)
 		segments = p.Doc.Segments(segments[:0], leg.Edits...)
 		if order == PrefillFirst {
 			p.Answer = answer
 			p.Handle, _ = s.family.Handle(p, answer)
 		}
-		leg.reset()
+		leg.Reset()
 		s.family.Decode(leg, p)
 		segments = p.Doc.Segments(segments[:0], leg.Edits...)
 	}

@@ -1,4 +1,4 @@
-package pd
+package family
 
 import "testing"
 
@@ -23,7 +23,7 @@ func TestEndsWithoutOutput(t *testing.T) {
 		"91\r\ndata: {\"choices\":[]}\r\n\r\n\r\n0\r\n\r\n":          false,
 		"91\r\ndata: 0\r\n\r\n":                                      false,
 	} {
-		if got := endsWithoutOutput([]byte(seen)); got != want {
+		if got := EndsWithoutOutput([]byte(seen)); got != want {
 			t.Errorf("%q: %v", seen, got)
 		}
 	}
@@ -82,10 +82,10 @@ func TestInitialErrorStatus(t *testing.T) {
 		{`: keep-alive` + "\n\n" + failure, 0, true}, // the engine has begun to answer
 		{"", 0, false},
 	} {
-		if got := initialErrorStatus([]byte(c.seen)); got != c.status {
+		if got := InitialErrorStatus([]byte(c.seen)); got != c.status {
 			t.Errorf("%q: %d, want %d", c.seen, got, c.status)
 		}
-		if _, complete := firstEvent([]byte(c.seen)); complete != c.whole {
+		if _, complete := FirstEvent([]byte(c.seen)); complete != c.whole {
 			t.Errorf("%q: whole %v, want %v", c.seen, complete, c.whole)
 		}
 	}
@@ -104,7 +104,7 @@ func TestAbortedStatus(t *testing.T) {
 		"[" + good + "," + failed + "]": 500, "[" + refused + "," + asked + "]": 0,
 		"data: " + failed + "\n\ndata: [DONE]\n\n": 500, "data: " + good + "\n\n": 0,
 	} {
-		if got := abortedStatus([]byte(body)); got != want {
+		if got := AbortedStatus([]byte(body)); got != want {
 			t.Errorf("%s: %d, want %d", body, got, want)
 		}
 	}
