@@ -123,9 +123,10 @@ bench-streams: build ## what a running stream costs the whole router in memory: 
 	@scripts/bench_streams.py
 	@scripts/bench_streams.py --streams 9000 --only ids
 
-.PHONY: bench-routed
-bench-routed: build ## what an item costs over the framed socket, HTTP and gRPC: docs/engine-api.md
-	@scripts/bench_routed.py --report docs/engine-api.md
+.PHONY: bench-engineapi bench-routed
+bench-routed: bench-engineapi # former name
+bench-engineapi: build ## what an item costs over the framed socket, HTTP and gRPC: docs/engine-api.md
+	@scripts/bench_engineapi.py --report docs/engine-api.md
 
 .PHONY: bench-index
 bench-index: ## the KV index's figures beside their targets

@@ -86,7 +86,7 @@ if [ "$want_test" = 1 ]; then
   "$(dirname "$0")/nixl-wheel.sh"
   "$(dirname "$0")/nixl-wheel.sh" 1.3.2
   "$(dirname "$0")/connector-test.sh" --setup
-  "$(dirname "$0")/routed-python-test.sh" --setup
+  "$(dirname "$0")/engineapi-python-test.sh" --setup
 fi
 
 if [ "$want_test" = 1 ] && ! has node >/dev/null; then

@@ -2,7 +2,7 @@
 # Runs Sluice in front of real vLLM engines on this machine's CPU and compares the answers
 # with those of the engines without Sluice.
 #
-# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,routed,frozen] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
+# usage: scripts/e2e-vllm.sh [--only pd,dp,migrate,engineapi,frozen] [--report FILE] [--router FILE] [--no-clients] [--keep-logs]
 #
 #   --only LIST     sections to run, comma-separated; the default is the first five:
 #                   pd         separate prefill and decode engines with NixlConnector,
@@ -10,7 +10,7 @@
 #                              then a second prefill engine
 #                   dp         two data-parallel ranks behind one URL
 #                   migrate    a decode engine is drained, then killed, while it streams
-#                   routed     the engine API with vLLM's tokenizer as preprocessor
+#                   engineapi  the engine API with vLLM's tokenizer as preprocessor
 #                   frozen     an engine's processes are stopped, then only its core; an
 #                              engine computes a very long prompt
 #                   transfers, push   the sections of scripts/e2e-nixl-vllm.sh
@@ -30,7 +30,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 cache=${SLUICE_CACHE:-$HOME/.cache/sluice}/vllm-0.32
 command="scripts/e2e-vllm.sh${*:+ $*}"
-only=pd,dp,migrate,routed,frozen report= clients=$here/clients/run.sh router= keep= commit=
+only=pd,dp,migrate,engineapi,frozen report= clients=$here/clients/run.sh router= keep= commit=
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//p}' "$0"; }
 die() { echo "e2e-vllm.sh: $*" >&2; exit 2; }
@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 for section in ${only//,/ }; do
-  case $section in pd|dp|migrate|routed|frozen|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, routed, frozen, transfers and push" ;; esac
+  case $section in pd|dp|migrate|engineapi|frozen|transfers|push) ;; *) die "unknown section \"$section\"; the sections are pd, dp, migrate, engineapi, frozen, transfers and push" ;; esac
 done
 case $report in ''|/*) ;; *) report=$PWD/$report ;; esac
 

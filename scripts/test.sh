@@ -24,7 +24,7 @@ if [ "$(uname -m)" = x86_64 ]; then export SLUICE_REQUIRE_NIXL=1; fi
 step 'build' make --no-print-directory build
 if [ "${1:-}" = --tools ]; then
   step 'connector' scripts/connector-test.sh
-  step 'routed python' scripts/routed-python-test.sh
+  step 'engine API python' scripts/engineapi-python-test.sh
   step 'clients' scripts/e2e-clients.sh
   browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
   step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"

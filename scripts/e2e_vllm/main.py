@@ -12,7 +12,7 @@ import section_frozen
 import section_migrate
 import section_pd
 import section_push
-import section_routed
+import section_engineapi
 import section_transfers
 from processes import say
 from report import Report
@@ -23,7 +23,7 @@ SECTIONS = {
     "frozen": section_frozen.Section,
     "migrate": section_migrate.Section,
     "push": section_push.Section,
-    "routed": section_routed.Section,
+    "engineapi": section_engineapi.Section,
     "transfers": section_transfers.Section,
 }
 

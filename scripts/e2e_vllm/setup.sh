@@ -69,7 +69,7 @@ fi
 site=$("$dir/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["platlib"])')
 "$dir/venv/bin/python" "$here/patch.py" "$site" >&2
 
-# The only dependency of the Python client, which section routed runs in the same environment as vLLM.
+# The only dependency of the Python client, which section engineapi runs in the same environment as vLLM.
 if [ ! -e "$dir/.msgpack" ]; then
   UV_LINK_MODE=copy "$dir/venv/bin/uv" pip install -q --python "$dir/venv/bin/python" msgpack==1.1.2 >&2
   touch "$dir/.msgpack"

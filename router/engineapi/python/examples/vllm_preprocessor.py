@@ -12,12 +12,12 @@ import asyncio
 import json
 import os
 
-from sluice_routed import Context, Request, RoutedEngine
+from sluice_engineapi import Context, Request, EngineClient
 from vllm.tokenizers import get_tokenizer
 
 
 class Preprocessor:
-    def __init__(self, engine: RoutedEngine, model: str, tokenizer: str) -> None:
+    def __init__(self, engine: EngineClient, model: str, tokenizer: str) -> None:
         self.engine, self.model = engine, model
         self.tokenizer = get_tokenizer(tokenizer)
 
@@ -54,7 +54,7 @@ async def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    async with RoutedEngine(args.address, token=os.environ.get("SLUICE_ENGINE_API_TOKEN"), key=os.environ.get(args.key_env)) as engine:
+    async with EngineClient(args.address, token=os.environ.get("SLUICE_ENGINE_API_TOKEN"), key=os.environ.get(args.key_env)) as engine:
         preprocessor = Preprocessor(engine, args.model, args.tokenizer)
 
         async def ask(message: str) -> dict:

@@ -10,7 +10,7 @@ import time
 
 import msgpack
 from fleet import AsyncCase
-from sluice_routed import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, ProtocolError, Refused, Request, RoutedEngine, StreamFailed
+from sluice_engineapi import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, ProtocolError, Refused, Request, EngineClient, StreamFailed
 
 WELCOME = {"protocol": "sluice-routed", "version": 1, "max_frame": 1 << 20, "max_streams": 4, "heartbeat_ms": 60_000, "agent": "fake"}
 HELLO, REQUEST, ITEM, END, CREDIT, STOP, KILL, PING, PONG, GOAWAY, ERROR = 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
@@ -77,7 +77,7 @@ OK = on_request(lambda s: frame(ITEM, s, item(7, finish_reason="stop")), lambda 
 class Malformed(AsyncCase):
     async def ends(self, error: type[Exception], pattern: str, fake: Fake, **options) -> None:
         async with fake:
-            engine = RoutedEngine(fake.address, connect_timeout=2, **options)
+            engine = EngineClient(fake.address, connect_timeout=2, **options)
             with self.assertRaisesRegex(error, pattern):
                 async for _ in engine.generate(REQ):
                     pass
@@ -128,7 +128,7 @@ class Behaviour(AsyncCase):
         data = item(7, 8, index=1, log_probs=[-0.5, None], top_logprobs=[[{"rank": 1}], []], stop_reason=9, extra_args={"a": 1}, odd="x",
                     completion_usage={"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4, "prompt_tokens_details": {"cached_tokens": 1}})  # fmt: skip
         reply = lambda s: frame(ITEM, 99, item(1)) + frame(ITEM, s, {**data, "comment": ["c"], "id": "i"}) + frame(END, s)  # noqa: E731
-        async with Fake(on_request(reply)) as fake, RoutedEngine(fake.address) as engine:
+        async with Fake(on_request(reply)) as fake, EngineClient(fake.address) as engine:
             conn = engine._conn
             whole, conn.data_received = conn.data_received, lambda d: [whole(d[i : i + 1]) for i in range(len(d))]
             got = [i async for i in engine.generate(Request(token_ids=[1], extra={"extra_args": {"k": [1]}}, sampling_options={"odd": 1}), Context("me", timeout=5))]
@@ -143,7 +143,7 @@ class Behaviour(AsyncCase):
             self.assertEqual((context["id"], 4000 < context["timeout_ms"] <= 5000), ("me", True))
 
     async def test_kill_is_sent_once(self) -> None:
-        async with Fake(on_request(lambda s: frame(ITEM, s, item(1)))) as fake, RoutedEngine(fake.address) as engine:
+        async with Fake(on_request(lambda s: frame(ITEM, s, item(1)))) as fake, EngineClient(fake.address) as engine:
             for leave in ("break", "kill", "cancel"):
                 answer, context = None, Context()
                 answer = engine.generate(REQ, context)
@@ -169,7 +169,7 @@ class Behaviour(AsyncCase):
                 fake.heard.clear()
 
     async def test_too_many(self) -> None:
-        async with Fake(on_request(lambda s: frame(ITEM, s, item(1)))) as fake, RoutedEngine(fake.address) as engine:
+        async with Fake(on_request(lambda s: frame(ITEM, s, item(1)))) as fake, EngineClient(fake.address) as engine:
             held = [engine.generate(REQ) for _ in range(4)]
             await asyncio.gather(*(a.__anext__() for a in held))
             with self.assertRaisesRegex(Refused, "too_many_streams: 4 requests"):
@@ -179,7 +179,7 @@ class Behaviour(AsyncCase):
 
     async def test_goaway(self) -> None:
         async with Fake(OK) as fake:
-            engine = RoutedEngine(fake.address)
+            engine = EngineClient(fake.address)
             fake.answer = on_request(lambda s: frame(ITEM, s, item(1)), lambda s: frame(GOAWAY, 0, {"code": "draining", "message": "x"}))
             old = engine.generate(REQ)
             await old.__anext__()
@@ -194,7 +194,7 @@ class Behaviour(AsyncCase):
     async def test_heartbeat(self) -> None:
         welcome = frame(2, 0, {**WELCOME, "heartbeat_ms": 100})
         alive = lambda k, s, p: frame(PONG, 0, p) + frame(PING, 0, b"you?") if k == PING else b""  # noqa: E731
-        async with Fake(alive, welcome) as fake, RoutedEngine(fake.address) as engine:
+        async with Fake(alive, welcome) as fake, EngineClient(fake.address) as engine:
             await self.until("PONG with the ping's bytes", lambda: (PONG, 0, b"you?") in fake.heard)
             fake.answer = lambda k, s, p: b""
             with self.assertRaisesRegex(ConnectionLost, "heartbeat: nothing was heard"):
@@ -202,7 +202,7 @@ class Behaviour(AsyncCase):
 
     async def test_a_server_that_does_not_read(self) -> None:
         async with Fake(OK, frame(2, 0, {**WELCOME, "max_streams": 100})) as fake:
-            engine = RoutedEngine(fake.address, write_timeout=0.5)
+            engine = EngineClient(fake.address, write_timeout=0.5)
             await engine.connect()
             fake.reading.clear()
             big = {"token_ids": [1], "extra_args": "x" * 900_000}
@@ -215,11 +215,11 @@ class Behaviour(AsyncCase):
             await engine.close()
 
     @staticmethod
-    async def read(engine: RoutedEngine, request: dict) -> list:
+    async def read(engine: EngineClient, request: dict) -> list:
         return [i async for i in engine.generate(request)]
 
     async def test_deadline_that_the_router_forgets(self) -> None:
-        async with Fake() as fake, RoutedEngine(fake.address) as engine:
+        async with Fake() as fake, EngineClient(fake.address) as engine:
             start = time.monotonic()
             with self.assertRaises(DeadlineExceeded):
                 await engine.generate(REQ, Context(timeout=0.1)).__anext__()
@@ -228,7 +228,7 @@ class Behaviour(AsyncCase):
 
     async def test_close(self) -> None:
         async with Fake() as fake:
-            engine = RoutedEngine(fake.address)
+            engine = EngineClient(fake.address)
             waiting = asyncio.create_task(self.read(engine, {"token_ids": [1]}))
             await self.until("REQUEST", lambda: REQUEST in fake.kinds())
             await engine.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 from fleet import AsyncCase, Fleet, TIMEOUT, free_port
-from sluice_routed import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, Refused, Request, RoutedEngine, StreamFailed
+from sluice_engineapi import CannotConnect, ConnectionLost, Context, DeadlineExceeded, Killed, Refused, Request, EngineClient, StreamFailed
 
 LONG = 100_000  # tokens: a request that does not end by itself
 
@@ -43,7 +43,7 @@ async def read(answer) -> tuple[list[int], list]:
 class Families(AsyncCase):
     async def family(self, fleet: Fleet, legs: int, same: bool = True) -> None:
         self.addCleanup(fleet.end)
-        async with RoutedEngine(fleet.address) as engine:
+        async with EngineClient(fleet.address) as engine:
             context = Context("request-1", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", timeout=TIMEOUT)
             tokens, items = await read(engine.generate(request(40, annotations=["decision"]), context))
         self.assertFalse(any(i.is_error() for i in items), items)
@@ -121,7 +121,7 @@ class OneFleet(AsyncCase):
 
     async def asyncSetUp(self) -> None:
         await super().asyncSetUp()
-        self.engine = RoutedEngine(self.fleet.address, window=2048)
+        self.engine = EngineClient(self.fleet.address, window=2048)
 
     async def asyncTearDown(self) -> None:
         await self.engine.close()
@@ -180,7 +180,7 @@ class OneFleet(AsyncCase):
         self.assertEqual(len((await read(self.engine.generate(request(3))))[0]), 3)  # the connection lives on
 
     async def test_vanishing_caller(self) -> None:
-        gone = RoutedEngine(self.fleet.address)
+        gone = EngineClient(self.fleet.address)
         answers = [gone.generate(request(LONG, i)) for i in range(5)]
         await asyncio.gather(*(a.__anext__() for a in answers))
         self.assertGreater(await asyncio.to_thread(self.fleet.running), 0)
@@ -226,8 +226,8 @@ class OneFleet(AsyncCase):
             await read(self.engine.generate(request(3), Context(deadline=0.0)))
 
     async def test_deadline_of_a_slow_reader(self) -> None:
-        with mock.patch("sluice_routed.stream._GRACE", TIMEOUT):  # the router says it, not the client's own clock
-            async with RoutedEngine(self.fleet.address, window=1) as engine:
+        with mock.patch("sluice_engineapi.stream._GRACE", TIMEOUT):  # the router says it, not the client's own clock
+            async with EngineClient(self.fleet.address, window=1) as engine:
                 answer = engine.generate(request(LONG), Context(timeout=5))
                 await answer.__anext__()
                 for _ in range(int(TIMEOUT / 0.02)):
@@ -251,11 +251,11 @@ class OneFleet(AsyncCase):
         self.assertTrue(self.engine._conn.idle)
 
     async def test_nobody_listens(self) -> None:
-        nobody = RoutedEngine("unix:///nonexistent/r.sock", connect_timeout=0.3)
+        nobody = EngineClient("unix:///nonexistent/r.sock", connect_timeout=0.3)
         done = await asyncio.gather(*(read(nobody.generate(request(3))) for _ in range(3)), return_exceptions=True)
         self.assertEqual([type(e) for e in done], [CannotConnect] * 3)
         self.assertIn("unix:///nonexistent/r.sock", str(done[0]))
-        patient = RoutedEngine("unix:///nonexistent/r.sock", connect_timeout=60)
+        patient = EngineClient("unix:///nonexistent/r.sock", connect_timeout=60)
         context = Context()
         asyncio.get_running_loop().call_later(0.1, context.kill)
         with self.assertRaises(Killed):  # no wait for the connection
@@ -267,7 +267,7 @@ class Restart(AsyncCase):
     async def test_restart(self) -> None:
         fleet = Fleet(("--engine", ["--speed", "20"]))
         self.addCleanup(fleet.end)
-        engine = RoutedEngine(fleet.address, connect_timeout=TIMEOUT)
+        engine = EngineClient(fleet.address, connect_timeout=TIMEOUT)
         answer = engine.generate(request(LONG))
         await answer.__anext__()
         await asyncio.to_thread(fleet.router.end)
@@ -298,13 +298,13 @@ class HotRestart(AsyncCase):
         """The socket is passed on: no request fails, an old stream goes on while new ones are the new process's."""
         fleet = Fleet(("--engine", ["--speed", "20"]), serve=["--drain", "120s"])
         self.addCleanup(fleet.end)
-        async with RoutedEngine(fleet.address, connect_timeout=TIMEOUT) as engine:
+        async with EngineClient(fleet.address, connect_timeout=TIMEOUT) as engine:
             context = Context()
             old = engine.generate(request(20_000), context)
             self.assertIsNotNone((await old.__anext__()).data())
             first, refused, process = engine._conn, 0, fleet.router.run
             process.send_signal(signal.SIGUSR2)
-            async with RoutedEngine(fleet.address) as other:
+            async with EngineClient(fleet.address) as other:
                 while engine._conn is first and refused == 0:  # up to the old process's farewell
                     for e in (engine, other):
                         try:
@@ -337,8 +337,8 @@ class Keys(AsyncCase):
         fleet.start()
         for wrong in (None, key + "x"):
             with self.assertRaisesRegex(CannotConnect, "unauthorized.*key"):
-                await RoutedEngine(fleet.address, key=wrong, connect_timeout=TIMEOUT).connect()
-        async with RoutedEngine(fleet.address, key=key) as engine:
+                await EngineClient(fleet.address, key=wrong, connect_timeout=TIMEOUT).connect()
+        async with EngineClient(fleet.address, key=key) as engine:
             self.assertNotIn(key, repr(engine) + repr(vars(engine)))
             self.assertEqual(len((await read(engine.generate(request(3))))[0]), 3)
             other = request(3)
@@ -361,16 +361,16 @@ class OverTCP(AsyncCase):
         )  # fmt: skip
         fleet.router.end()
         for member in (f"listen=127.0.0.1:{port}", f"token={token}", f"tls_cert={cert}", f"tls_key={key}"):
-            fleet.args += ["--set", f"routed.{member}"]
+            fleet.args += ["--set", f"engine_api.{member}"]
         fleet.start()
         trusted = ssl.create_default_context(cafile=cert)
-        async with RoutedEngine(f"tcp://127.0.0.1:{port}", token=token, tls=trusted) as engine:
+        async with EngineClient(f"tcp://127.0.0.1:{port}", token=token, tls=trusted) as engine:
             self.assertEqual(len((await read(engine.generate(request(5))))[0]), 5)
             self.assertNotIn(token, repr(engine) + repr(vars(engine)))
         with self.assertRaisesRegex(CannotConnect, "unauthorized"):
-            await RoutedEngine(f"tcp://127.0.0.1:{port}", token="another-token-1234", tls=trusted).connect()
+            await EngineClient(f"tcp://127.0.0.1:{port}", token="another-token-1234", tls=trusted).connect()
         with self.assertRaisesRegex(CannotConnect, "certificate"):
-            await RoutedEngine(f"tcp://127.0.0.1:{port}", token=token, tls=True).connect()
+            await EngineClient(f"tcp://127.0.0.1:{port}", token=token, tls=True).connect()
 
 
 if __name__ == "__main__":

@@ -1,53 +1,18 @@
-"""A Sluice router as one engine, for preprocessors that render and tokenize themselves.
+"""Former name of sluice_engineapi, kept for one release."""
 
-RoutedEngine is the main type: it holds one connection to a router and multiplexes
-requests on it. The frames are those of docs/wire.md, requests and items those of
-docs/engine-api.md. The package starts no thread, and no task that outlives a connection
-attempt.
-"""
+import importlib
+import sys
+import warnings
 
-from .context import Context
-from .engine import Answer, RoutedEngine
-from .errors import (
-    CannotConnect,
-    ConnectionLost,
-    DeadlineExceeded,
-    Killed,
-    ProtocolError,
-    Refused,
-    RoutedError,
-    StreamFailed,
-)
-from .item import Failure, Item, Output, Usage
-from .request import (
-    OutputOptions,
-    Request,
-    RouterConfigOverride,
-    RoutingHints,
-    SamplingOptions,
-    StopConditions,
-)
+import sluice_engineapi
+from sluice_engineapi import *  # noqa: F403
+from sluice_engineapi import EngineAPIError as RoutedError
+from sluice_engineapi import EngineClient as RoutedEngine
 
-__all__ = [
-    "Answer",
-    "CannotConnect",
-    "ConnectionLost",
-    "Context",
-    "DeadlineExceeded",
-    "Failure",
-    "Item",
-    "Killed",
-    "Output",
-    "OutputOptions",
-    "ProtocolError",
-    "Refused",
-    "Request",
-    "RoutedEngine",
-    "RoutedError",
-    "RouterConfigOverride",
-    "RoutingHints",
-    "SamplingOptions",
-    "StopConditions",
-    "StreamFailed",
-    "Usage",
-]
+warnings.warn("sluice_routed is now named sluice_engineapi, RoutedEngine EngineClient and RoutedError EngineAPIError", DeprecationWarning, stacklevel=2)
+
+__all__ = [*sluice_engineapi.__all__, "RoutedEngine", "RoutedError"]  # noqa: PLE0604
+
+# The modules are those of the new package, so that isinstance works across both names.
+for _name in ("connection", "context", "engine", "errors", "frames", "item", "request", "stream"):
+    sys.modules[f"{__name__}.{_name}"] = importlib.import_module(f"sluice_engineapi.{_name}")

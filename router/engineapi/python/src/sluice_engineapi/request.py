@@ -1,4 +1,4 @@
-"""The request: Dynamo's PreprocessedRequest, as docs/engine-api.md reads it."""
+"""The request: Dynamo's PreprocessedRequest, as docs/engine-api.md defines it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RouterConfigOverride(TypedDict, total=False):
 
 @dataclass
 class Request:
-    """A preprocessed request. None and empty members are left out.
+    """A preprocessed request. Members that are None or empty are omitted.
 
     The option objects (stop_conditions, sampling_options, output_options) may be plain
     mappings with members that have no name here; the router hands them on. Top-level
@@ -93,7 +93,7 @@ class Request:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def members(self) -> dict[str, Any]:
-        """The request as a map. Raises ValueError where extra has a known name."""
+        """Returns the request as a map. Raises ValueError if extra has the name of a field."""
         out: dict[str, Any] = {"token_ids": list(self.token_ids)}
         for name in _SEQUENCES:
             if values := list(getattr(self, name)):
@@ -124,13 +124,13 @@ _KNOWN = {"token_ids", "context", *_SEQUENCES, *_PLAIN}
 
 
 def encode(request: Request | Mapping[str, Any], context: Mapping[str, Any]) -> bytes:
-    """The payload of a REQUEST frame. Raises ValueError for what msgpack has no word for."""
+    """Encodes the payload of a REQUEST frame. Raises ValueError for a value that msgpack cannot encode."""
     members = request.members() if isinstance(request, Request) else dict(request)
     members["context"] = {**(members.get("context") or {}), **context}
     try:
         return pack(members)
     except (TypeError, ValueError, OverflowError) as e:
-        for name, value in members.items():  # which one it was
+        for name, value in members.items():  # find the member
             try:
                 pack(value)
             except (TypeError, ValueError, OverflowError) as why:

@@ -99,7 +99,7 @@ func (f *socketBaseline) run(accept int) {
 	for {
 		n, _, errno := syscall.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(f.poll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), ^uintptr(0), 0, 0)
 		if errno != 0 && errno != syscall.EINTR {
-			fmt.Fprintln(os.Stderr, "routed: epoll:", errno)
+			fmt.Fprintln(os.Stderr, "engineapi: epoll:", errno)
 			return
 		}
 		for i := range events[:max(int(n), 0)] {

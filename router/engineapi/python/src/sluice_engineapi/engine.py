@@ -1,4 +1,4 @@
-"""RoutedEngine: a router as one engine."""
+"""EngineClient uses a router as one engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Mapping
 
 from .connection import Connection, Settings
 from .context import Context
-from .errors import CannotConnect, ConnectionLost, DeadlineExceeded, Killed, ProtocolError, RoutedError, again
+from .errors import CannotConnect, ConnectionLost, DeadlineExceeded, Killed, ProtocolError, EngineAPIError, again
 from .frames import MAX_WINDOW
 from .item import Item, Output, decode
 from .request import Request, encode
@@ -18,13 +18,13 @@ _CLOSED = "the engine was closed by its owner"
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 1.0  # seconds between attempts to connect
 
 
-class RoutedEngine:
+class EngineClient:
     """One connection to a router, made when it is first needed and again when it is lost.
 
     It belongs to one event loop. A request that was under way on a lost connection
     fails with ConnectionLost; the next one connects again.
 
-        async with RoutedEngine("unix:///run/sluice/engine.sock") as engine:
+        async with EngineClient("unix:///run/sluice/engine.sock") as engine:
             async for item in engine.generate(Request(token_ids=[1, 2, 3], model="m")):
                 ...
     """
@@ -57,14 +57,14 @@ class RoutedEngine:
         if self._settings.dialed()[0] == "unix" and tls:
             raise ValueError("tls is for tcp addresses; want none on a unix socket")
         self._conn: Connection | None = None
-        self._leaving: set[Connection] = set()  # no new requests, old ones go on
+        self._leaving: set[Connection] = set()  # take no new requests; earlier ones continue
         self._dialing: asyncio.Task[Connection] | None = None
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"RoutedEngine({self._settings.address!r})"
+        return f"EngineClient({self._settings.address!r})"
 
-    async def __aenter__(self) -> RoutedEngine:
+    async def __aenter__(self) -> EngineClient:
         await self.connect()
         return self
 
@@ -72,13 +72,13 @@ class RoutedEngine:
         await self.close()
 
     async def connect(self) -> None:
-        """Connects now and not with the first request. Raises CannotConnect."""
+        """Connects now instead of with the first request. Raises CannotConnect."""
         self._dial_unless_open()
         if self._dialing is not None:
             await asyncio.shield(self._dialing)
 
     async def close(self) -> None:
-        """Ends everything; requests under way are killed and raise ConnectionLost."""
+        """Closes the connection; requests in progress are killed and raise ConnectionLost."""
         self._closed = True
         if self._dialing is not None:
             self._dialing.cancel()
@@ -94,7 +94,7 @@ class RoutedEngine:
                 await asyncio.wait(late, timeout=1.0)
 
     def generate(self, request: Request | Mapping[str, Any], context: Context | None = None) -> Answer:
-        """The answer's items, to be read with `async for`.
+        """Returns the answer's items, to be read with `async for`.
 
         Nothing is sent before the first item is asked for. A mapping is sent as it
         stands, with what context says over its member "context".
@@ -102,7 +102,7 @@ class RoutedEngine:
         return Answer(self, request, context)
 
     async def _connection(self, stream: Stream) -> Connection | None:
-        """The connection, made where there is none; None when stream ended before."""
+        """Returns the connection, and dials if there is none; None if stream ends first."""
         self._dial_unless_open()
         if (task := self._dialing) is None:
             return self._conn
@@ -116,7 +116,7 @@ class RoutedEngine:
             return None
         if task.cancelled():
             raise ConnectionLost(_CLOSED)
-        if isinstance(why := task.exception(), RoutedError):
+        if isinstance(why := task.exception(), EngineAPIError):
             raise again(why)
         return task.result()
 
@@ -124,16 +124,16 @@ class RoutedEngine:
         if self._closed:
             raise ConnectionLost(_CLOSED)
         if self._dialing is None and not (self._conn is not None and self._conn.open):
-            self._dialing = asyncio.create_task(self._dial(), name="sluice-routed dial")
+            self._dialing = asyncio.create_task(self._dial(), name="sluice-engineapi dial")
             self._dialing.add_done_callback(self._dialed)
 
     def _dialed(self, task: asyncio.Task[Connection]) -> None:
         self._dialing = None
         if not task.cancelled():
-            task.exception()  # whoever waited may be gone
+            task.exception()  # retrieves the exception, because the waiting tasks may have ended
 
     async def _dial(self) -> Connection:
-        """Connects, again and again while nobody listens: a router may be starting."""
+        """Connects, with retries while nothing listens, because the router may be starting."""
         s = self._settings
         loop = asyncio.get_running_loop()
         end = loop.time() + s.connect_timeout
@@ -154,7 +154,7 @@ class RoutedEngine:
                 raise CannotConnect(f"{s.address}: {e}") from e
             except asyncio.TimeoutError as e:
                 why = why or e
-            except (OSError, RoutedError) as e:
+            except (OSError, EngineAPIError) as e:
                 why = e
             await asyncio.sleep(min(wait, max(0.0, end - loop.time())))
             wait = min(2 * wait, _LONGEST_WAIT)
@@ -162,7 +162,7 @@ class RoutedEngine:
         raise CannotConnect(f"{s.address}: not within {s.connect_timeout:g} s: {said}") from why
 
     def _leave(self, conn: Connection) -> None:
-        """conn takes no new requests."""
+        """Records that conn takes no new requests."""
         if self._conn is conn:
             self._conn = None
         if conn.error is None:
@@ -178,10 +178,10 @@ class Answer:
     cancellation, by aclose(), at the end of `async with`, or when nobody holds it.
     """
 
-    def __init__(self, engine: RoutedEngine, request: Request | Mapping[str, Any], context: Context | None) -> None:
+    def __init__(self, engine: EngineClient, request: Request | Mapping[str, Any], context: Context | None) -> None:
         self._engine = engine
         self._request = request
-        self._own = context is None  # nobody named this call
+        self._own = context is None  # the caller passed no context
         self.context = context if context is not None else Context()
         self._stream = Stream(engine._settings.window)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -225,7 +225,7 @@ class Answer:
         self._end()
 
     async def _begin(self) -> Item | None:
-        """Sends the request. An item where there is nothing to send it for."""
+        """Sends the request. Returns an item if the request has ended before."""
         context, stream = self.context, self._stream
         if context.killed:
             raise Killed("the context was killed before the request was sent", "killed")
@@ -259,7 +259,7 @@ class Answer:
         stream = self._stream
         if not self._begun or self._over or self._loop is None or self._loop.is_closed():
             return
-        # Perhaps in another thread: the collector runs where it likes.
+        # The garbage collector may run this in another thread.
         self._loop.call_soon_threadsafe(_drop, self.context, stream)
 
 

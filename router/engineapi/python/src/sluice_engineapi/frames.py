@@ -1,4 +1,4 @@
-"""Frames and their payloads, as docs/wire.md has them."""
+"""Frames and their payloads, as docs/wire.md defines them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .errors import ProtocolError
 
 PROTOCOL = "sluice-routed"
 VERSION = 1
-MAX_ITEM = 64 << 20  # bytes of one item that is taken
-MAX_SMALL = 64 << 10  # of any other payload; the router's are far smaller
+MAX_ITEM = 64 << 20  # limit of one item, in bytes
+MAX_SMALL = 64 << 10  # limit of any other payload; the router's are far smaller
 MAX_PING = 64
 MAX_WINDOW = 1 << 30
 MAX_STREAM = (1 << 32) - 1
@@ -57,13 +57,13 @@ def hello(token: str | None, key: str | None, window: int, agent: str) -> bytes:
 
 
 class Parser:
-    """Cuts what a connection gives into frames. It holds one frame at most."""
+    """Splits received bytes into frames. It holds at most one frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, int, bytes]]:
-        """The frames that data completes. Raises ProtocolError for what is none."""
+        """Returns the frames that data completes. Raises ProtocolError for an invalid one."""
         held = self._held
         held += data
         at = 0
@@ -91,17 +91,17 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(payload: bytes) -> Any:
-    """One msgpack value. Raises ValueError for what is none."""
+    """Decodes one msgpack value. Raises ValueError if it is invalid."""
     try:
         return msgpack.unpackb(payload, raw=False, strict_map_key=False)
-    except ValueError:  # which most of msgpack's errors are
+    except ValueError:  # the base class of most of msgpack's errors
         raise
     except (msgpack.exceptions.UnpackException, TypeError, RecursionError) as e:
         raise ValueError(f"{type(e).__name__}: {e}") from e
 
 
 def reason(payload: bytes) -> tuple[str, str] | None:
-    """The {code, message} of END, GOAWAY and ERROR; None for an empty payload."""
+    """Decodes the {code, message} of END, GOAWAY and ERROR; None for an empty payload."""
     if not payload:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The answer's items: Annotated<LLMEngineOutput>, as docs/engine-api.md writes them."""
+"""The answer's items: Annotated<LLMEngineOutput>, as docs/engine-api.md defines them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    cached_tokens: int | None = None  # None: the engine does not say
+    cached_tokens: int | None = None  # None: not reported
 
 
 @dataclass
 class Output:
-    """One piece of an answer. token_ids are always new ones."""
+    """One piece of an answer. token_ids never repeat earlier ones."""
 
     token_ids: list[int]
     index: int = 0  # of the choice
-    finish_reason: str | None = None  # None: the choice goes on
-    log_probs: list[float | None] | None = None  # one a token
+    finish_reason: str | None = None  # None: the choice continues
+    log_probs: list[float | None] | None = None  # one for each token
     top_logprobs: list[list[dict[str, Any]]] | None = None
     stop_reason: Any = None
     extra_args: Any = None
     completion_usage: Usage | None = None  # with the answer's last item
-    extra: dict[str, Any] = field(default_factory=dict)  # members that have no name here
+    extra: dict[str, Any] = field(default_factory=dict)  # members without a field here
 
 
 @dataclass
 class Failure:
-    """What went wrong with a request, as OpenAI's error shape has it."""
+    """The failure of a request, in OpenAI's error shape."""
 
     message: str
     type: str = ""
-    param: str | None = None  # the request's field that was wrong
+    param: str | None = None  # the invalid field of the request
     code: int = 0  # as an HTTP status
 
 
@@ -56,7 +56,7 @@ class Item:
         self._data = data
         self._comments = comments or []
         self._failure = failure
-        self.extra = extra or {}  # members that have no name here
+        self.extra = extra or {}  # members without a field here
 
     def is_error(self) -> bool:
         return self._failure is not None
@@ -65,7 +65,7 @@ class Item:
         return self._data
 
     def comments(self) -> list[str]:
-        """Annotations; of an error item its message."""
+        """Returns the annotations, or the message of an error item."""
         return self._comments
 
     def error(self) -> Failure | None:
@@ -76,7 +76,7 @@ class Item:
 
 
 def decode(payload: bytes) -> Item:
-    """The item of an ITEM frame. Raises ValueError that names what is wrong."""
+    """Decodes the item of an ITEM frame. Raises a ValueError that names the invalid member."""
     members = _map(unpack(payload), "the item")
     raw = members.pop("data", None)
     data = None if raw is None else _output(_map(raw, "data"))

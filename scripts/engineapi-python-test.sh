@@ -2,17 +2,17 @@
 # Builds the package of the Python client (router/engineapi/python), checks its types and
 # runs its tests against bin/sluice in front of simulated engines.
 #
-#   scripts/routed-python-test.sh [ARGUMENT...]   run the tests; arguments are passed to unittest
-#   scripts/routed-python-test.sh --setup         only create the environment
+#   scripts/engineapi-python-test.sh [ARGUMENT...]   run the tests; arguments are passed to unittest
+#   scripts/engineapi-python-test.sh --setup         only create the environment
 #
 # The tests need Python 3.10 or newer with msgpack: $SLUICE_PYTHON, or else a virtual
-# environment that the first run creates in ${SLUICE_CACHE:-~/.cache/sluice}/routed-python.
+# environment that the first run creates in ${SLUICE_CACHE:-~/.cache/sluice}/engineapi-python.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 package=$here/../router/engineapi/python
 pins=(msgpack==1.1.2 mypy==2.4.1 setuptools==80.9.0)
 
-die() { echo "routed-python-test.sh: $*" >&2; exit 2; }
+die() { echo "engineapi-python-test.sh: $*" >&2; exit 2; }
 
 # set_up VENV: creates the virtual environment unless it exists.
 set_up() {
@@ -28,7 +28,7 @@ set_up() {
   exec 9>"$venv.lock"
   flock 9
   [ ! -e "$stamp" ] || return 0 # another process has created it
-  echo "routed-python-test.sh: creating $venv"
+  echo "engineapi-python-test.sh: creating $venv"
   rm -rf "$venv"
   "$base" -m venv "$venv"
   "$venv/bin/python" -m pip install -q --disable-pip-version-check "${pins[@]}"
@@ -37,7 +37,7 @@ set_up() {
 
 python=${SLUICE_PYTHON:-} venv=
 if [ -z "$python" ]; then
-  venv=${SLUICE_CACHE:-$HOME/.cache/sluice}/routed-python
+  venv=${SLUICE_CACHE:-$HOME/.cache/sluice}/engineapi-python
   set_up "$venv"
   python=$venv/bin/python
 fi
@@ -51,7 +51,7 @@ if [ -n "$venv" ]; then
   # The package is built from a copy, as for a release, so that the build leaves no files in the repository.
   cp -r "$package" "$tmp/source"
   "$python" -m pip install -q --disable-pip-version-check --no-index --no-build-isolation --no-deps --target "$tmp/installed" "$tmp/source"
-  [ -e "$tmp/installed/sluice_routed/py.typed" ] || die "the built package lacks py.typed"
+  [ -e "$tmp/installed/sluice_engineapi/py.typed" ] || die "the built package lacks py.typed"
   (cd "$package" && "$python" -m mypy --cache-dir "$venv/mypy")
   export PYTHONPATH=$tmp/installed
 else

@@ -19,7 +19,7 @@ PYTHON = os.path.join(os.path.dirname(__file__), "..", "..", "router", "engineap
 EXAMPLE = os.path.join(PYTHON, "examples", "vllm_preprocessor.py")
 sys.path.insert(0, os.path.join(PYTHON, "src"))
 
-from sluice_routed import Context, Killed, Request, RoutedEngine  # noqa: E402
+from sluice_engineapi import Context, Killed, Request, EngineClient  # noqa: E402
 
 # Seconds for the example, which imports vLLM: 20 s of CPU time, and minutes on a busy machine.
 IMPORTS = 900
@@ -35,8 +35,8 @@ class Section:
     def run(self):
         report, context = self.report, self.context
         report.section("Engine API: vLLM's tokenizer in front, P/D with NixlConnector behind")
-        self.p = Engine(context.cache, context.run_dir, "routed-prefill", kv_role="kv_producer")
-        self.d = Engine(context.cache, context.run_dir, "routed-decode", kv_role="kv_consumer")
+        self.p = Engine(context.cache, context.run_dir, "engineapi-prefill", kv_role="kv_producer")
+        self.d = Engine(context.cache, context.run_dir, "engineapi-decode", kv_role="kv_consumer")
         try:
             wait_ready([self.p, self.d])
             path = os.path.join(context.run_dir, "engine.sock")
@@ -45,7 +45,7 @@ class Section:
             flags += ["--set", f"engine_api.unix_socket={path}", "--set", "engine_api.http=true"]
             report.note("router: `sluice serve --prefill URL,id=p1 --decode URL,id=d1 --set engine_api.unix_socket=PATH --set engine_api.http=true`")
             report.note("preprocessor: `router/engineapi/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
-            self.router = Router(context.router, context.run_dir, "router-routed", flags)
+            self.router = Router(context.router, context.run_dir, "router-engineapi", flags)
             self.router.wait_ready()
             for check in (self.example, self.over_http, self.log_probabilities, self.ends, self.vanishes, self.ending):
                 with report.guarded(check.__name__.replace("_", " ")):
@@ -156,7 +156,7 @@ class Section:
             return tokens, last, time.monotonic() - behind
 
         async def both():
-            async with RoutedEngine(self.address) as engine:
+            async with EngineClient(self.address) as engine:
                 context = Context()
                 tokens, last, took = await begin(engine, context, context.stop)
                 self.report.row("stop: the last item", f"cancelled, usage of the tokens received, fewer than {LONG} tokens",
@@ -178,9 +178,9 @@ class Section:
         """The process of a caller is killed."""
         script = (
             "import asyncio, json, sys\n"
-            "from sluice_routed import Request, RoutedEngine\n"
+            "from sluice_engineapi import Request, EngineClient\n"
             "async def main():\n"
-            "    async for item in RoutedEngine(sys.argv[1]).generate(Request(**json.loads(sys.argv[2]))):\n"
+            "    async for item in EngineClient(sys.argv[1]).generate(Request(**json.loads(sys.argv[2]))):\n"
             "        print(item.data().token_ids, flush=True)\n"
             "asyncio.run(main())\n"
         )

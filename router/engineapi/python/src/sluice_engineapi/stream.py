@@ -1,4 +1,4 @@
-"""One request on a connection: its items as they come, and the credit for them."""
+"""One request on a connection: the items received, and the credit for them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Callable
 
-from .errors import DeadlineExceeded, Killed, ProtocolError, RoutedError, again
+from .errors import DeadlineExceeded, Killed, ProtocolError, EngineAPIError, again
 from .frames import Kind
 
 if TYPE_CHECKING:
     from .connection import Connection
 
-# What the router has after the deadline to say so itself, in seconds.
+# Seconds after the deadline within which the router itself may report it.
 _GRACE = 2.0
 
 
 class Stream:
-    """Items wait here, within the window that the router was told. One task reads."""
+    """A queue of items, bounded by the window announced to the router. One task reads it."""
 
     def __init__(self, window: int) -> None:
         self._window = window
-        self._room = window  # what the router may still send
-        self._owed = 0  # taken, and not given back as credit
+        self._room = window  # bytes that the router may still send
+        self._owed = 0  # bytes read and not yet granted again as credit
         self._items: deque[bytes] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._conn: Connection | None = None
@@ -30,15 +30,15 @@ class Stream:
         self._timer: asyncio.TimerHandle | None = None
         self.ended = False
         self.stopped = False
-        self.error: RoutedError | None = None
+        self.error: EngineAPIError | None = None
 
     def limit(self, left: float) -> None:
-        """Ends the stream when the router has not, a while after its deadline."""
+        """Ends the stream a while after its deadline if the router has not."""
         self._timer = asyncio.get_running_loop().call_later(
             left + _GRACE, self.cut, DeadlineExceeded("the deadline is over, and the router did not say so")
         )
 
-    # The connection's side.
+    # Called by the connection.
 
     def opened(self, conn: Connection, number: int) -> None:
         self._conn, self._id = conn, number
@@ -50,8 +50,8 @@ class Stream:
         self._items.append(payload)
         self.wake()
 
-    def finish(self, error: RoutedError | None) -> None:
-        """The last that is heard; items that have come are still to be taken."""
+    def finish(self, error: EngineAPIError | None) -> None:
+        """Records the end of the stream; items received before can still be read."""
         if self.ended:
             return
         self.ended, self.error, self._conn = True, error, None
@@ -59,7 +59,7 @@ class Stream:
             self._timer.cancel()
         self.wake()
 
-    # The caller's side.
+    # Called by the caller.
 
     @property
     def sent(self) -> bool:
@@ -83,7 +83,7 @@ class Stream:
             self._waiter = None
 
     async def take(self) -> bytes | None:
-        """The next item's payload; None at a good end. Raises why it ended otherwise."""
+        """Returns the next item's payload; None at a normal end. Raises the error that ended it otherwise."""
         while not self._items:
             if self.ended:
                 if self.error is not None:
@@ -107,8 +107,8 @@ class Stream:
     def kill(self) -> None:
         self.cut(Killed("the caller killed the request", "killed"))
 
-    def cut(self, error: RoutedError) -> None:
-        """Kills the request; what has come is thrown away."""
+    def cut(self, error: EngineAPIError) -> None:
+        """Kills the request and discards the items received."""
         if self.ended:
             return
         conn = self._conn

@@ -9,7 +9,7 @@ other. The figures are the median and the range of the rounds. CPU is the time t
 kernel accounts to the process. Ratios and differences are computed within each round; only
 ratios can be compared between machines or days.
 
-"sockets alone" is the lower bound (bench/routed/baseline.go): one thread with an epoll
+"sockets alone" is the lower bound (bench/engineapi/baseline.go): one thread with an epoll
 instance that reads from the same engine and writes to the same load generator without
 parsing. On the framed socket it writes an item of constant bytes for each event. The
 difference between a protocol and this bound is the work beyond the sockets, in the kernel
@@ -21,7 +21,7 @@ finds more events at once.
            the kernel; the sum is exact, its parts are the kernel's samples
   request  µs of CPU per request of 4 tokens, 64 users, an engine that answers immediately
 
-  scripts/bench_routed.py [--rounds N] [--seconds S] [--only a,b] [--report docs/engine-api.md]
+  scripts/bench_engineapi.py [--rounds N] [--seconds S] [--only a,b] [--report docs/engine-api.md]
 """
 
 import argparse
@@ -40,13 +40,13 @@ import bench_proxies as b
 
 BASE, TWIN = "HTTP /v1/completions", "HTTP /v1/engine/generate"
 FLOOR = "sockets alone, "
-BEGIN, END = "<!-- bench-routed -->", "<!-- /bench-routed -->"
+BEGIN, END = "<!-- bench-engineapi -->", "<!-- /bench-engineapi -->"
 
 
 def build(tmp):
     """Builds the load generator and the gRPC server, which is a separate module."""
     load, grpc = os.path.join(tmp, "load"), os.path.join(tmp, "grpc")
-    subprocess.run(["go", "build", "-o", load, "./bench/routed"], check=True, cwd=b.ROOT)
+    subprocess.run(["go", "build", "-o", load, "./bench/engineapi"], check=True, cwd=b.ROOT)
     subprocess.run(["go", "build", "-o", grpc, "."], check=True, cwd=os.path.join(b.ROOT, "bench", "grpc"))
     return load, grpc
 

@@ -47,7 +47,7 @@ func httpUsers(o *options) (func() (user, error), error) {
 			return append(jsonscan.AppendTokenIDs(append(dst, `{"model":"sim","token_ids":`...), prompt), tail...)
 		}
 	default:
-		return nil, fmt.Errorf("routed: cannot put load on %q; want /v1/completions or /v1/engine/generate", u.Path)
+		return nil, fmt.Errorf("engineapi: cannot put load on %q; want /v1/completions or /v1/engine/generate", u.Path)
 	}
 	head := "POST " + u.Path + " HTTP/1.1\r\nHost: " + u.Host + "\r\nContent-Type: application/json\r\nContent-Length: "
 	return func() (user, error) {

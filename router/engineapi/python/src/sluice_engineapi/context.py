@@ -1,4 +1,4 @@
-"""What belongs to a call and not to what is asked."""
+"""The context of a request: id, trace, deadline and cancellation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Cut(Protocol):
 
 
 class Context:
-    """The name, trace, deadline and end of one call, or of several that end together.
+    """The id, trace, deadline and cancellation of one request, or of several that end together.
 
     It belongs to the event loop of its calls: stop() and kill() are called there
     (from another thread: loop.call_soon_threadsafe(context.kill)).
@@ -53,23 +53,23 @@ class Context:
         return self._killed
 
     def stop(self) -> None:
-        """Finish: what the engine has sent comes, then an item that says "cancelled"."""
+        """Stops the request: items already sent arrive, then one whose finish reason is "cancelled"."""
         self._stopped = True
         for call in tuple(self._calls):
             call.stop()
 
     def kill(self) -> None:
-        """End now: the engines are cut, and the reader of the answer gets Killed."""
+        """Ends the request at once: the router cancels the engine calls and the reader gets Killed."""
         self._killed = True
         for call in tuple(self._calls):
             call.kill()
 
     def remaining(self) -> float | None:
-        """Seconds up to the deadline, None without one."""
+        """Returns the seconds until the deadline, None without one."""
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def wire(self) -> dict[str, Any]:
-        """The request's member "context", as of now."""
+        """Returns the request's member "context" as of now."""
         members: dict[str, Any] = {"id": self.id}
         if self.traceparent:
             members["traceparent"] = self.traceparent

@@ -1,14 +1,14 @@
-// Command routed loads the engine API of a router and counts the responses: over the
+// Command engineapi loads the engine API of a router and counts the responses: over the
 // framed socket (unix, TCP) through the Go client, or over HTTP, whose events it parses
-// only as far as it must. It prints one line of JSON. scripts/bench_routed.py starts
+// only as far as it must. It prints one line of JSON. scripts/bench_engineapi.py starts
 // it.
 //
-// "routed floor" runs in place of the router and does only what the sockets need; see
+// "engineapi floor" runs in place of the router and does only what the sockets need; see
 // socketBaseline.
 //
-//	routed --target unix:///run/engine.sock --streams 200 --tokens 200 --duration 4s
-//	routed --target http://127.0.0.1:8080/v1/completions …
-//	routed floor --listen unix:/run/floor.sock --frames --engine 127.0.0.1:8000 --body '{…}'
+//	engineapi --target unix:///run/engine.sock --streams 200 --tokens 200 --duration 4s
+//	engineapi --target http://127.0.0.1:8080/v1/completions …
+//	engineapi floor --listen unix:/run/floor.sock --frames --engine 127.0.0.1:8000 --body '{…}'
 package main
 
 import (

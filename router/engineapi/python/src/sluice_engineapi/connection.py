@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from . import frames
-from .errors import CannotConnect, ConnectionLost, ProtocolError, Refused, RoutedError, StreamFailed, again, stream_error
+from .errors import CannotConnect, ConnectionLost, ProtocolError, Refused, EngineAPIError, StreamFailed, again, stream_error
 from .frames import Kind
 from .stream import Stream
 
-_WRITE_BUFFER = 1 << 20  # bytes unsent, above which requests wait
-_WRITE_MOST = 16 << 20  # and above which the connection is given up
+_WRITE_BUFFER = 1 << 20  # unsent bytes above which new requests wait
+_WRITE_MOST = 16 << 20  # unsent bytes above which the connection is closed
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Settings:
     write_timeout: float
 
     def dialed(self) -> tuple[str, str, int]:
-        """unix, path, 0 or tcp, host, port. Raises ValueError for another address."""
+        """Returns ("unix", path, 0) or ("tcp", host, port). Raises ValueError for another address."""
         network, _, rest = self.address.partition("://")
         if network == "unix" and rest:
             return network, rest, 0
@@ -61,8 +61,8 @@ class Connection(asyncio.Protocol):
         self._max_frame = 0
         self._max_streams = 0
         self._goaway: Refused | None = None
-        self.error: RoutedError | None = None  # why it is closed, None while it is open
-        self.server = ""  # what the other end calls itself
+        self.error: EngineAPIError | None = None  # why it is closed, None while it is open
+        self.server = ""  # name that the router gives
         self.welcomed: asyncio.Future[None] = self._loop.create_future()
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
@@ -84,7 +84,7 @@ class Connection(asyncio.Protocol):
             raise
         return conn
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         if self.error is not None:
-            return  # what runs then is the end's timer
+            return  # the timer of the end is running
         if self._stalled is not None:
             self._stalled.cancel()
             self._stalled = None
@@ -126,11 +126,11 @@ class Connection(asyncio.Protocol):
         for stream in waiting:
             stream.wake()
 
-    # What the engine and streams call.
+    # Called by the engine and by streams.
 
     @property
     def open(self) -> bool:
-        """Whether a new stream may be opened."""
+        """Reports whether a new stream may be opened."""
         return self.error is None and self._goaway is None and self._last < frames.MAX_STREAM
 
     @property
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
         return not self._streams
 
     async def request(self, make: Callable[[], bytes], stream: Stream) -> None:
-        """Opens stream with the payload that make gives, when there is room to write it."""
+        """Opens stream with the payload that make returns, once there is space to write it."""
         while (waiting := self._paused) is not None and len(self._streams) + len(waiting) < self._max_streams:
             waiting.add(stream)
             try:
@@ -174,18 +174,18 @@ class Connection(asyncio.Protocol):
         self._leave_when_idle()
 
     def close(self) -> None:
-        """Ends the connection; the router kills what is under way."""
+        """Ends the connection; the router kills the requests in progress."""
         if self.error is None and self._transport is not None:
             self._write(frames.frame(Kind.ERROR, 0))
         self.fail(ConnectionLost("the connection was closed by its owner"))
 
     def abort(self) -> None:
-        """Ends the connection without a word."""
+        """Closes the connection at once, without telling the router."""
         if self._transport is not None:
             self._transport.abort()
 
-    def fail(self, error: RoutedError, tell: bool = False) -> None:
-        """Closes the connection for a reason, which all of its streams get."""
+    def fail(self, error: EngineAPIError, tell: bool = False) -> None:
+        """Closes the connection; all of its streams end with error."""
         if self.error is not None:
             return
         if tell:
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
             if self._paused is not None:
                 self._transport.abort()
             else:
-                self._transport.close()  # when what was written has gone
+                self._transport.close()  # after everything written has been sent
                 self._stalled = self._loop.call_later(self._settings.write_timeout, self._transport.abort)
         waiting, self._paused = self._paused or (), None
         for s in waiting:
@@ -208,10 +208,10 @@ class Connection(asyncio.Protocol):
             s.finish(error)
         if not self.welcomed.done():
             self.welcomed.set_exception(CannotConnect(error.message, error.code))
-            self.welcomed.exception()  # whoever dialled may be gone
+            self.welcomed.exception()  # retrieves the exception, because the task that dialled may have ended
         self._closing(self)
 
-    # Below.
+    # Internal.
 
     def _write(self, data: bytes) -> None:
         if self.error is not None or self._transport is None:
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
             self._welcome(kind, payload)
         elif kind is Kind.ITEM:
             stream = self._streams.get(number)
-            if stream is not None:  # else it was killed
+            if stream is not None:  # None: it was killed
                 stream.put(payload)
         elif kind is Kind.END:
             stream = self._streams.pop(number, None)
