@@ -15,6 +15,11 @@ import (
 // maxFirstEvent bounds how much of a stream the runner reads to learn how it begins, in bytes.
 const maxFirstEvent = 32 << 10
 
+// commentHold is how long, at most, the comments that precede the first event are kept from the
+// client. An engine that fails until then is replaced by another one. Later comments pass, because
+// a client or a proxy before it may count on them.
+const commentHold = 10 * time.Second
+
 // errNoOutput reports that the engine ended a well-framed stream without any output.
 var errNoOutput = errors.New("the engine ended the stream before it said anything")
 
@@ -62,6 +67,7 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 			return prefix, false, err
 		}
 	}
+	began, idle := time.Now(), q.settings.Timeouts.StreamIdle
 	prefix, err = resp.Peek()
 	for err == nil && len(prefix) < maxFirstEvent {
 		more := false
@@ -69,7 +75,10 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 			declined, more = q.plan.Family.(family.Decliner).Declined(prefix)
 		} else if events {
 			_, complete := family.FirstEvent(prefix)
-			more = !complete
+			if more = !complete; more && family.BeginsWithComment(prefix) {
+				more = time.Since(began) < min(commentHold, idle)
+				_ = resp.SetReadDeadline(time.Now().Add(idle)) // a comment is a sign of life
+			}
 		}
 		if !more {
 			break

@@ -95,6 +95,70 @@ func TestKeepAliveCommentsStartWithHead(t *testing.T) {
 	}
 }
 
+// TestCommentsAreNoOutput: an engine that has sent only comments has told the client nothing, so a
+// request that fails then runs again. Comments before an answer reach the client.
+func TestCommentsAreNoOutput(t *testing.T) {
+	const comments = ": one\n\n: two\n\n"
+	sse := func(behind func(w http.ResponseWriter)) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, comments)
+			w.(http.Flusher).Flush()
+			time.Sleep(20 * time.Millisecond)
+			behind(w)
+		}
+	}
+	for name, behind := range map[string]func(w http.ResponseWriter){
+		"ends":   func(http.ResponseWriter) {},
+		"breaks": func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+		"fails": func(w http.ResponseWriter) {
+			_, _ = io.WriteString(w, `data: {"error":{"message":"boom","type":"InternalServerError","code":500}}`+"\n\ndata: [DONE]\n\n")
+		},
+		"to the close": nil,
+	} {
+		bad := harness.StartScripted(t, sse(behind))
+		if name == "to the close" {
+			bad = harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
+				harness.ReplyRaw(w, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"+comments, false)
+			})
+		}
+		good := harness.StartSim(t, nil)
+		r := harness.StartRouter(t, harness.AllOf(harness.ShortPrefillTimeout, func(c *config.Config) { c.Schedule.Policy = "round_robin" }), bad.Worker(worker.Aggregated, "bad"), harness.SimWorker(good, worker.Aggregated, "good"))
+		for range 2 {
+			a := harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat(`,"seed":3,"stream":true`))
+			if a.Status != 200 || a.Text(t) == "" || strings.Contains(string(a.Body), `"error"`) || strings.Count(string(a.Body), "[DONE]") != 1 {
+				t.Errorf("%s: %d %s", name, a.Status, a.Body)
+			}
+		}
+		if bad.Requests() == 0 {
+			t.Errorf("%s: the failing engine was never chosen: the test shows nothing", name)
+		}
+	}
+	slow := sse(func(w http.ResponseWriter) {
+		for range 20 {
+			time.Sleep(100 * time.Millisecond)
+			_, _ = io.WriteString(w, ": on\n\n")
+			w.(http.Flusher).Flush()
+		}
+		_, _ = io.WriteString(w, harness.StreamChunk+harness.StreamEnding)
+	})
+	w0, w1 := harness.StartScripted(t, slow), harness.StartScripted(t, slow)
+	r := harness.StartRouter(t, func(c *config.Config) { c.Timeouts.StreamIdle = 300 * time.Millisecond }, w0.Worker(worker.Aggregated, "w0"), w1.Worker(worker.Aggregated, "w1"))
+	began := time.Now()
+	resp, err := http.Post(r.URL+"/v1/chat/completions", "application/json", strings.NewReader(harness.Chat(`,"stream":true`)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if took := time.Since(began); took > 1500*time.Millisecond {
+		t.Errorf("comments were kept from the client for %v", took)
+	}
+	body, err := io.ReadAll(resp.Body)
+	if got := string(body); err != nil || !strings.HasPrefix(got, comments) || strings.Count(got, ": on\n") != 20 || strings.Count(got, "[DONE]") != 1 || w0.Requests()+w1.Requests() != 1 {
+		t.Errorf("got %q, %v after %d requests", got, err, w0.Requests()+w1.Requests())
+	}
+}
+
 // TestNativeStreamStartsWithAbort: SGLang reports in an ordinary event of /generate that the KV
 // did not arrive.
 func TestNativeStreamStartsWithAbort(t *testing.T) {

@@ -3,6 +3,7 @@ package family
 import (
 	"bytes"
 	"slices"
+	"strconv"
 
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
@@ -24,9 +25,9 @@ var (
 	lastData     = []byte("[DONE]")
 )
 
-// FirstEvent returns the first event of a stream that does more than announce a response, together
-// with what precedes it. The stream may have chunk framing. complete reports whether the whole
-// event has arrived.
+// FirstEvent returns the first event of a stream that does more than announce a response, with
+// the framing before it. Comments are no events. The stream may have chunk framing. complete
+// reports whether the whole event has arrived.
 func FirstEvent(prefix []byte) (event []byte, complete bool) {
 	for {
 		end, size := bytes.Index(prefix, eventEnd), len(eventEnd)
@@ -36,7 +37,7 @@ func FirstEvent(prefix []byte) (event []byte, complete bool) {
 		if end < 0 {
 			return prefix, false
 		}
-		if event = prefix[:end]; !bytes.Contains(event, messageStart) && (!bytes.Contains(event, roleOnly) || bytes.Contains(event, toolCalls)) {
+		if event = prefix[:end]; !bytes.Contains(event, messageStart) && (!bytes.Contains(event, roleOnly) || bytes.Contains(event, toolCalls)) && !isComment(event) {
 			return event, true
 		}
 		prefix = prefix[end+size:]
@@ -45,6 +46,39 @@ func FirstEvent(prefix []byte) (event []byte, complete bool) {
 
 // toolCalls: some engines send the first tool call with the role.
 var toolCalls = []byte(`"tool_calls":[`)
+
+// isComment reports whether the lines between two empty lines are comments only, apart from the
+// sizes of chunks. Lines that end with the last chunk are the end of the stream.
+func isComment(lines []byte) bool {
+	comment := false
+	for line := range bytes.Lines(lines) {
+		switch line = bytes.TrimRight(line, "\r\n"); {
+		case len(line) == 0 || string(line) != "0" && isChunkSize(line):
+		case line[0] == ':':
+			comment = true
+		default:
+			return false
+		}
+	}
+	return comment
+}
+
+// isChunkSize reports whether line is the size of a chunk, possibly with an extension.
+func isChunkSize(line []byte) bool {
+	size, _, _ := bytes.Cut(line, []byte{';'})
+	_, err := strconv.ParseUint(string(bytes.TrimRight(size, " ")), 16, 63)
+	return err == nil
+}
+
+// BeginsWithComment reports whether a stream begins with a comment.
+func BeginsWithComment(prefix []byte) bool {
+	for line := range bytes.Lines(prefix) {
+		if line = bytes.TrimRight(line, "\r\n"); len(line) > 0 && !isChunkSize(line) {
+			return line[0] == ':'
+		}
+	}
+	return false
+}
 
 // EndsWithoutOutput reports whether a chunked stream has ended with no more than the announcement
 // of a response or a part of an event. prefix includes the framing.

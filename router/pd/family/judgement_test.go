@@ -19,9 +19,23 @@ func TestEndsWithoutOutput(t *testing.T) {
 		"91\r\n" + role + "\r\n20\r\n" + text + "\r\n0\r\n\r\n":      false,
 		"91\r\n" + start + "\r\n0\r\n\r\n":                           true,
 		"91\r\ndata: [DONE]\n\n\r\n0\r\n\r\n":                        false,
-		"91\r\ndata: [DONE]\n\r\n0\r\n\r\n":                          false,
-		"91\r\ndata: {\"choices\":[]}\r\n\r\n\r\n0\r\n\r\n":          false,
-		"91\r\ndata: 0\r\n\r\n":                                      false,
+
+		// Comments are no output.
+		"8\r\n: ping\n\n\r\n0\r\n\r\n":                                    true,
+		"a\r\n: ping\r\n\r\n\r\n0\r\n\r\n":                                true,
+		"7\r\n: ping\n\r\n0\r\n\r\n":                                      true,
+		"8\r\n: ping\n\n\r\n8;x=y\r\n: ping\n\n\r\n":                      false,
+		"8\r\n: ping\n\n\r\n8\r\n: ping\n\n\r\n0\r\n\r\n":                 true,
+		"4\r\n: pi\r\n4\r\nng\n\n\r\n0\r\n\r\n":                           false, // taken for an event
+		"8\r\n: ping\n\n\r\n91\r\n" + role + "\r\n0\r\n\r\n":              true,
+		"8\r\n: ping\n\n\r\n91\r\n" + text + "\r\n0\r\n\r\n":              false,
+		"91\r\n: ping\n" + text + "\r\n0\r\n\r\n":                         false,
+		"8\r\n: ping\n\n\r\n91\r\ndata: [DONE]\n\n\r\n0\r\n\r\n":          false,
+		"a\r\n: [DONE]\n\n\r\n2\r\nda\r\n5\r\nta: 7\n\n\r\n0\r\n\r\n":     false,
+		"8\r\n: ping\n\n\r\n10\r\nevent: ping\ndata: {}\n\n\r\n0\r\n\r\n": false,
+		"91\r\ndata: [DONE]\n\r\n0\r\n\r\n":                               false,
+		"91\r\ndata: {\"choices\":[]}\r\n\r\n\r\n0\r\n\r\n":               false,
+		"91\r\ndata: 0\r\n\r\n":                                           false,
 	} {
 		if got := EndsWithoutOutput([]byte(seen)); got != want {
 			t.Errorf("%q: %v", seen, got)
@@ -62,6 +76,15 @@ func TestInitialErrorStatus(t *testing.T) {
 		{`data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}],"error":null}` + "\n\n", 0, true},
 		{`data: {"text":"","meta_info":{"finish_reason":{"message":"m","status_code":500,"type":"\u0061bort"}}}` + "\n\n", 500, true},
 
+		// Comments are skipped.
+		{": ping\n\n" + failure, 500, true},
+		{"8\r\n: ping\n\n\r\n4f\r\n" + failure, 500, true},
+		{": a\r\n\r\n: b\n\n" + role + failure, 500, true},
+		{": ping\n" + failure, 500, true},
+		{": ping\n\n" + text + failure, 0, true},
+		{": ping\n\n", 0, false},
+		{": ping", 0, false},
+
 		// Events that only announce a response are skipped.
 		{"91\r\n" + role + "\r\n", 0, false},
 		{"91\r\n" + role + "\r\n4f\r\n" + failure, 500, true},
@@ -79,7 +102,7 @@ func TestInitialErrorStatus(t *testing.T) {
 		{`data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"bad","status_code":400}}}` + "\n\n", 400, true},
 		{`data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"asked","status_code":null}}}` + "\n\n", 0, true},
 		{`data: {"text":"a","meta_info":{"finish_reason":null}}` + "\n\n", 0, true},
-		{`: keep-alive` + "\n\n" + failure, 0, true}, // the engine has begun to answer
+		{`: keep-alive` + "\n\n" + failure, 500, true},
 		{"", 0, false},
 	} {
 		if got := InitialErrorStatus([]byte(c.seen)); got != c.status {
