@@ -89,7 +89,7 @@ func (b *concurrentPrefill) drop() {
 		b.buffers, b.fieldBytes, b.fields, b.keys, b.answer = nil, nil, nil, nil, nil
 		return
 	}
-	r := b.r
+	r := b.settings.r
 	b.legRecord, b.family, b.peerInfo, b.requestID, b.keys = legRecord{}, nil, "", "", nil
 	b.failed, b.err, b.answer = false, nil, nil
 	b.buffers.handover = family.Handover{}
@@ -205,7 +205,7 @@ func (p *detachedLeg) copyFields(src []upstream.Field) {
 
 func (b *concurrentPrefill) run() {
 	defer b.drop()
-	opt := b.r.options()
+	opt := b.settings
 	resp, err := opt.Fleet.Endpoint(b.rank).Do(&b.req, &b.call)
 	if err == nil {
 		b.status = int16(resp.Status)
@@ -227,7 +227,7 @@ func (b *concurrentPrefill) run() {
 			// prompt.
 			b.reservation.PrefillDone()
 			b.reservation.Report(b.requestID, cached, 0)
-			b.r.learnCached(b.rank, b.keys, b.tokens, int(b.predicted), cached, b.elapsed())
+			b.settings.r.learnCached(b.rank, b.keys, b.tokens, int(b.predicted), cached, b.elapsed())
 			b.checkPeerInfo()
 		}
 	case b.call.Cancelled():
@@ -265,10 +265,10 @@ func (b *concurrentPrefill) checkPeerInfo() {
 		b.failed, b.err = true, err
 		return
 	}
-	b.r.reportEngineID(p, b.began.time())
+	b.settings.r.reportEngineID(p, b.began.time())
 	b.buffers.peerInfo = learner.LearnPeerInfo(b.buffers.peerInfo[:0], p)
 	if text := b.buffers.peerInfo; string(text) != b.peerInfo {
-		b.r.peerInfos.store(b.rank, text)
+		b.settings.r.peerInfos.store(b.rank, text)
 		b.failed, b.err = true, errStalePeerInfo
 	}
 }
@@ -350,7 +350,7 @@ func (b *concurrentPrefill) cancelSoon() {
 		return
 	}
 	b.deadline.start(&b.call, time.Now().Add(prefillAnswerGrace))
-	b.r.answerDeadlines.Wake()
+	b.settings.r.answerDeadlines.Wake()
 }
 
 // prefillFailureGrace is how long the router waits for a prefill leg to end by itself after its

@@ -12,26 +12,26 @@ import (
 // beginning and the end of a stream.
 type migratableStreams struct {
 	mu       sync.Mutex
-	byWorker map[*worker.Worker]map[*migrationState]struct{}
+	byWorker map[*worker.Worker]map[*streamState]struct{}
 }
 
-func (m *migratableStreams) add(c *migrationState) {
+func (m *migratableStreams) add(s *streamState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.insert(c)
+	m.insert(s)
 }
 
 // insert adds a stream to the index of its worker. The caller holds mu.
-func (m *migratableStreams) insert(c *migrationState) {
-	w := c.stream.rank.Worker
-	c.stream.indexedWorker = w
+func (m *migratableStreams) insert(s *streamState) {
+	w := s.rank.Worker
+	s.indexedWorker = w
 	if m.byWorker == nil {
-		m.byWorker = make(map[*worker.Worker]map[*migrationState]struct{})
+		m.byWorker = make(map[*worker.Worker]map[*streamState]struct{})
 	}
 	if m.byWorker[w] == nil {
-		m.byWorker[w] = make(map[*migrationState]struct{})
+		m.byWorker[w] = make(map[*streamState]struct{})
 	}
-	m.byWorker[w][c] = struct{}{}
+	m.byWorker[w][s] = struct{}{}
 }
 
 // relocate updates the index after a stream has moved to another worker.
@@ -42,7 +42,7 @@ func (m *migratableStreams) relocate(s *streamState) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.delete(s)
-	m.insert(s.migration)
+	m.insert(s)
 }
 
 func (m *migratableStreams) remove(s *streamState) {
@@ -57,19 +57,19 @@ func (m *migratableStreams) remove(s *streamState) {
 // delete removes a stream from the index. The caller holds mu.
 func (m *migratableStreams) delete(s *streamState) {
 	if list := m.byWorker[s.indexedWorker]; list != nil {
-		if delete(list, s.migration); len(list) == 0 {
+		if delete(list, s); len(list) == 0 {
 			delete(m.byWorker, s.indexedWorker)
 		}
 	}
 }
 
 // streamsOf returns the streams of a worker as a new slice.
-func (m *migratableStreams) streamsOf(w *worker.Worker) []*migrationState {
+func (m *migratableStreams) streamsOf(w *worker.Worker) []*streamState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := make([]*migrationState, 0, len(m.byWorker[w]))
-	for c := range m.byWorker[w] {
-		all = append(all, c)
+	all := make([]*streamState, 0, len(m.byWorker[w]))
+	for s := range m.byWorker[w] {
+		all = append(all, s)
 	}
 	return all
 }
@@ -104,11 +104,11 @@ func (r *Runner) drainStreams(w *worker.Worker) {
 	if len(streams) == 0 {
 		return
 	}
-	for i, c := range streams {
+	for i, s := range streams {
 		if i > 0 && i%drainBatch == 0 {
 			time.Sleep(drainBatchPause)
 		}
-		c.RequestMigration()
+		s.migration.RequestMigration()
 	}
 	time.AfterFunc(drainRetry, func() { r.drainStreams(w) })
 }

@@ -51,7 +51,7 @@ func (q *request) hasAlternative(leg schedule.LegKind, except *worker.Rank) bool
 }
 
 // isResumable reports whether the stream can migrate from its first byte on (see
-// newMigrationState), so that a failure needs no retry here. A stream whose first event must bring
+// newMigration), so that a failure needs no retry here. A stream whose first event must bring
 // the prompt's ids cannot migrate before that event.
 func (q *request) isResumable(resp *upstream.Response) bool {
 	return q.unmigratable == "" && q.hasExactPrompt() && (q.legUnmigratable == "" || q.legUnmigratable == "engine" && q.clientWantsIDs()) && resp.ContentLength == upstream.LengthChunked

@@ -35,7 +35,7 @@ func (q *request) releaseKV() {
 		q.legRequest.Reset()
 		q.plan.Family.Decode(&q.legRequest, &q.handover)
 		stream := q.legRequest.LimitForKVRelease(&q.handover)
-		l := legRecord{r: q.r, rank: rank, reservation: choice.Reservation, kind: schedule.DecodeLeg}
+		l := legRecord{settings: q.settings, rank: rank, reservation: choice.Reservation, kind: schedule.DecodeLeg}
 		l.start()
 		by := l.began.time().Add(opt.Timeouts.Decode)
 		if end := q.leaseDeadline(); end.Before(by) {
@@ -105,7 +105,7 @@ func (q *request) releaseKVDetached(failed *worker.Rank) {
 	q.legRequest.Reset()
 	q.plan.Family.Decode(&q.legRequest, &handover)
 	h := &kvRelease{
-		legRecord: legRecord{r: q.r, rank: choice.Rank, reservation: choice.Reservation, kind: schedule.DecodeLeg},
+		legRecord: legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, kind: schedule.DecodeLeg},
 		stream:    q.legRequest.LimitForKVRelease(&handover),
 	}
 	if !q.detachLeg(&h.detachedLeg, choice.Rank) {
@@ -128,7 +128,7 @@ type kvRelease struct {
 func (h *kvRelease) run() {
 	h.start()
 	outcome := ""
-	resp, err := h.r.options().Fleet.Endpoint(h.rank).Do(&h.req, nil)
+	resp, err := h.settings.Fleet.Endpoint(h.rank).Do(&h.req, nil)
 	if err == nil {
 		outcome = statusClass(resp.Status)
 		_, err = discardAnswer(resp, nil, h.stream)

@@ -13,7 +13,7 @@ import (
 // release it: a request's goroutine (leg), a stream that outlives the request (streamState), and a
 // goroutine of the leg's own (concurrentPrefill, kvRelease).
 type legRecord struct {
-	r           *Runner
+	settings    *settings // of the request for which the call is made
 	rank        *worker.Rank
 	reservation *schedule.Reservation // nil after release
 	began       compactTime
@@ -26,7 +26,7 @@ type legRecord struct {
 // start opens the account of a leg that is about to be sent.
 func (l *legRecord) start() {
 	l.began, l.completed = toCompactTime(time.Now()), false
-	l.r.options().Observer.LegStarted(l.kind, l.rank.ID)
+	l.settings.Observer.LegStarted(l.kind, l.rank.ID)
 }
 
 // complete reports the leg's outcome to the Observer. Only the first call has an effect.
@@ -38,7 +38,7 @@ func (l *legRecord) completeAfter(outcome string, took time.Duration) {
 		return
 	}
 	l.completed = true
-	l.r.options().Observer.LegEnded(l.kind, l.rank.ID, outcome, took)
+	l.settings.Observer.LegEnded(l.kind, l.rank.ID, outcome, took)
 }
 
 // release releases the leg's reservation on its rank. Only the first call has an effect. The
@@ -68,7 +68,7 @@ type leg struct {
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
 // reservation. The request counts the leg as a try.
 func (q *request) startLeg(kind schedule.LegKind, choice *schedule.Choice, call *upstream.Call) leg {
-	l := leg{legRecord: legRecord{r: q.r, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}, call: call}
+	l := leg{legRecord: legRecord{settings: q.settings, rank: choice.Rank, reservation: choice.Reservation, predicted: int32(choice.CachedTokens), kind: kind}, call: call}
 	q.tries[kind]++
 	l.start()
 	return l

@@ -1,99 +1,51 @@
 package pd
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/migration"
 	"sluice/router/pd/reqbody"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
 )
 
-// migrationState holds what the router needs to continue a request's stream on another engine when
-// the current engine fails or is drained. It keeps the resume request, because the request's
-// scratch memory and the client's body are no longer available by then. The Transcript holds the
-// generated tokens.
-//
-// Thousands of streams have one, so it fits a size class of 256 bytes. The resume request stays
-// packed until the stream migrates, and data that few streams need is in migrationExtra.
-type migrationState struct {
-	relay.Transcript
-	stream        *streamState
-	packed        string // body and sampling of the resumeTemplate, then the header fields
-	model         string
-	salt          blockhash.Salt
-	deadline      compactTime     // of the decode leg, on every engine
-	extra         *migrationExtra // nil if the stream needs none of it
-	maxTokens     int32           // the client's max_tokens; 0 if the client set no limit
-	bodyLen       int32           // length of the body in packed, in bytes
-	samplingLen   int32           // length of the sampling members in packed, in bytes
-	minTokens     int32
-	suspects      int32
-	attempt       int32
-	moves         int32 // number of migrations away from failed engines
-	kind          front.Kind
-	unconstrained bool
+// streamMigration is what the runner needs to continue a stream on another engine when the current
+// engine fails or is drained. Thousands of streams have one, so it fits a size class of 256 bytes, and
+// data that few streams need is in migrationExtra.
+type streamMigration struct {
+	migration.State
+	model    string
+	salt     blockhash.Salt
+	deadline compactTime     // of the decode leg, on every engine
+	extra    *migrationExtra // nil if the stream needs none of it
+	attempt  int32
+	suspects int16
+	moves    int16 // number of migrations away from failed engines
 }
 
 // migrationExtra holds the migration data that only few streams have.
 type migrationExtra struct {
 	steering steering
 	failed   []*worker.Rank
-	choice   *choiceGrammar
 }
 
-// pack stores the resume template and the header fields in c.
-func (c *migrationState) pack(a *resumeTemplate, fields []upstream.Field) {
-	size := len(a.body) + len(a.sampling)
-	for i := range fields {
-		size += 2 + len(fields[i].Name) + len(fields[i].Value)
+// saturatingInc returns n + 1, or n if that is the largest value.
+func saturatingInc(n int16) int16 {
+	if n == math.MaxInt16 {
+		return n
 	}
-	packed := append(append(make([]byte, 0, size), a.body...), a.sampling...)
-	for i := range fields {
-		f := &fields[i]
-		packed = binary.AppendUvarint(binary.AppendUvarint(packed, uint64(len(f.Name))), uint64(len(f.Value)))
-		packed = append(append(packed, f.Name...), f.Value...)
-	}
-	c.packed = unsafeString(packed)
-	c.bodyLen, c.samplingLen, c.minTokens, c.unconstrained = int32(len(a.body)), int32(len(a.sampling)), int32(a.minTokens), a.unconstrained
-	c.Logprobs, c.TopLogprobs, c.Choices = a.logprobs, int32(min(a.topLogprobs, math.MaxInt32)), int32(a.choices)
-	c.KeepText = a.choice != nil
-}
-
-// template returns the resume template that pack stored.
-func (c *migrationState) template() resumeTemplate {
-	samplingEnd := c.bodyLen + c.samplingLen
-	return resumeTemplate{
-		body: []byte(c.packed[:c.bodyLen]), sampling: []byte(c.packed[c.bodyLen:samplingEnd]), minTokens: int(c.minTokens), choices: int(c.Choices),
-		logprobs: c.Logprobs, topLogprobs: int(c.TopLogprobs), choice: c.getExtra().choice, unconstrained: c.unconstrained,
-	}
-}
-
-// fields returns the header fields that pack stored.
-func (c *migrationState) fields() (all []upstream.Field) {
-	text := c.packed[c.bodyLen+c.samplingLen:]
-	raw := []byte(text)
-	for at := 0; at < len(text); {
-		n, used := binary.Uvarint(raw[at:])
-		at += used
-		v, used := binary.Uvarint(raw[at:])
-		at += used
-		all = append(all, upstream.Field{Name: text[at : at+int(n)], Value: text[at+int(n) : at+int(n+v)]})
-		at += int(n + v)
-	}
-	return all
+	return n + 1
 }
 
 // getExtra returns the extra data, or the zero value if there is none.
-func (c *migrationState) getExtra() migrationExtra {
+func (c *streamMigration) getExtra() migrationExtra {
 	if c.extra == nil {
 		return migrationExtra{}
 	}
@@ -101,7 +53,7 @@ func (c *migrationState) getExtra() migrationExtra {
 }
 
 // setFailed sets the ranks that must not continue the stream.
-func (c *migrationState) setFailed(failed []*worker.Rank) {
+func (c *streamMigration) setFailed(failed []*worker.Rank) {
 	if c.extra == nil {
 		c.extra = new(migrationExtra)
 	}
@@ -115,30 +67,23 @@ func (q *request) checkMigratable() {
 		return
 	}
 	q.migrationChecked = true
-	m := &q.settings.Migration
-	kind := q.x.Endpoint.Kind
-	switch clientIDs := q.clientWantsIDs() || kind == front.Generate || kind == front.NativeGenerate; {
-	case m.Max == 0 || !q.stream || !q.x.Endpoint.Disaggregable:
-		q.unmigratable = "off"
-	case m.Tokens != "auto" && !clientIDs:
-		q.unmigratable = "tokens"
-	case q.pd.ReasoningParser && (kind == front.Chat || kind == front.Messages || kind == front.ResponsesAPI):
-		q.unmigratable = "reasoning"
-	case len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2:
-		q.unmigratable = "alone"
-	case kind == front.Generate && !q.x.Doc.Has(jsonscan.KeySamplingMaxTokens):
-		q.unmigratable = "no_max_tokens" // without it, the limit that an engine applies depends on the release
-	default:
-		q.template, q.unmigratable = newResumeTemplate(&q.x.Doc, kind, m, q.returnsTokenIDs)
-		if q.unmigratable == "" && kind != front.Chat && kind != front.Completions && !q.hasExactPrompt() {
-			q.unmigratable = "no_prompt_ids"
-		}
+	r := q.migrationRequest()
+	q.template, q.unmigratable = migration.Check(&r, &q.settings.Migration)
+}
+
+// migrationRequest returns what package migration reads of the request.
+func (q *request) migrationRequest() migration.Request {
+	return migration.Request{
+		Doc: &q.x.Doc, Kind: q.x.Endpoint.Kind, Migratable: q.stream && q.x.Endpoint.Disaggregable,
+		ReturnsTokenIDs: q.returnsTokenIDs, ExactPrompt: q.hasExactPrompt(), ReasoningParser: q.pd.ReasoningParser,
+		Alone: len(q.plan.Decode) < 2 && len(q.plan.Whole) < 2 && q.pool.Members[worker.Decode] < 2 && q.pool.Members[worker.Aggregated] < 2,
 	}
 }
 
 // clientWantsIDs reports whether the client itself asked for token ids.
 func (q *request) clientWantsIDs() bool {
-	return q.returnsTokenIDs || q.x.Doc.Bool(jsonscan.KeyReturnTokenIDs)
+	r := migration.Request{Doc: &q.x.Doc, ReturnsTokenIDs: q.returnsTokenIDs}
+	return r.WantsIDs()
 }
 
 // hasExactPrompt reports whether the router knows the prompt's token ids exactly as the engine
@@ -153,54 +98,20 @@ func (q *request) hasExactPrompt() bool {
 
 // needsTokenIDs reports whether the leg for rank must ask the engine for token ids so that its
 // stream can migrate. It sets q.legUnmigratable to the reason if the stream cannot migrate.
-func (q *request) needsTokenIDs(rank *worker.Rank) bool {
+func (q *request) needsTokenIDs(rank *worker.Rank) (needs bool) {
 	if q.resumption != nil {
 		return false // the resume request asks for them
 	}
 	q.checkMigratable()
-	q.legUnmigratable = q.unmigratable
-	mode := tokenIDModeOf(rank, q.x.Endpoint.Kind)
 	switch {
-	case q.legUnmigratable != "":
+	case q.unmigratable != "":
+		q.legUnmigratable = q.unmigratable
 	case q.handover.Trial:
 		q.legUnmigratable = "trial"
-	case mode == idsNever && q.template.choices > 1:
-		q.legUnmigratable = "multiple_choices" // only token ids carry the choice they belong to
-	case mode == idsNever && q.template.logprobs:
-		q.legUnmigratable = "logprobs" // retokenized text may not give the tokens that the engine scored
-	case mode == idsNever && (!q.hasExactPrompt() || !canRetokenize(rank)):
-		q.legUnmigratable = "engine"
+	default:
+		needs, q.legUnmigratable = migration.CheckEngine(rank, q.x.Endpoint.Kind, &q.template, q.hasExactPrompt())
 	}
-	return q.legUnmigratable == "" && mode == idsOnRequest
-}
-
-// tokenIDMode says how an engine reports the token ids of a stream.
-type tokenIDMode uint8
-
-const (
-	idsNever     tokenIDMode = iota // the stream has text only
-	idsOnRequest                    // with return_token_ids
-	idsAlways
-)
-
-// tokenIDModeOf returns how a rank's engine reports token ids on streams of a kind. This was read
-// in vLLM 0.8.5 … 0.32 and SGLang 0.5.10 … 0.5.23. SGLang's chat reports ids only in non-streaming
-// responses. TensorRT-LLM reports ids instead of text.
-func tokenIDModeOf(r *worker.Rank, kind front.Kind) tokenIDMode {
-	engine := r.Worker.Info().Engine
-	switch kind {
-	case front.Generate, front.NativeGenerate:
-		return idsAlways
-	case front.Chat:
-		if engine == "vllm" && r.VersionAtLeast(0, 10, 2) {
-			return idsOnRequest
-		}
-	case front.Completions:
-		if engine == "vllm" && r.VersionAtLeast(0, 10, 2) || engine == "sglang" && r.VersionAtLeast(0, 5, 19) {
-			return idsOnRequest
-		}
-	}
-	return idsNever
+	return needs
 }
 
 // repeatsFirstEvent reports whether the router must have the stream's first event before it sends
@@ -209,15 +120,9 @@ func (q *request) repeatsFirstEvent() bool {
 	return q.legUnmigratable == "" && q.unmigratable == "" && q.migrationChecked && (q.x.Endpoint.Kind == front.Messages || q.x.Endpoint.Kind == front.ResponsesAPI)
 }
 
-// migrationFormats maps the endpoints whose streams can migrate to their formats.
-var migrationFormats = map[front.Kind]relay.APIFormat{
-	front.Chat: relay.ChatFormat, front.Completions: relay.CompletionsFormat, front.Generate: relay.GenerateFormat,
-	front.NativeGenerate: relay.NativeFormat, front.Messages: relay.MessagesFormat, front.ResponsesAPI: relay.ResponsesFormat,
-}
-
-// newMigrationState returns the migration state of a stream, or nil if the stream cannot migrate.
-// It sets the X-Sluice-Migration response header accordingly.
-func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *migrationState {
+// newMigration returns the migration state of a stream, or nil if the stream cannot migrate. It sets
+// the X-Sluice-Migration response header accordingly.
+func (q *request) newMigration(s *streamState, resp *upstream.Response) *streamMigration {
 	kind := q.x.Endpoint.Kind
 	clientIDs := q.clientWantsIDs()
 	switch {
@@ -234,17 +139,16 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 		q.x.SetHeader("X-Sluice-Migration", "no; "+q.legUnmigratable)
 		return nil
 	}
+	c := &streamMigration{
+		model: q.pool.Model, salt: q.salt,
+		suspects: int16(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
+	}
+	c.Init(&q.template, kind, q.maxTokens, q.x.AppendPassedHops(q.x.ForwardFields(q.fields[:0])))
 	ready := "ready"
-	if q.template.unconstrained {
+	if c.Unconstrained() {
 		ready = "ready; unconstrained"
 	}
 	q.x.SetHeader("X-Sluice-Migration", ready)
-	c := &migrationState{
-		stream: s, kind: kind, model: q.pool.Model, salt: q.salt, maxTokens: int32(min(q.maxTokens, math.MaxInt32)),
-		suspects: int32(q.suspects), attempt: int32(q.attempt), deadline: toCompactTime(q.earlierDeadline(q.decodeDeadline(s.began.time()))),
-	}
-	c.pack(&q.template, q.x.AppendPassedHops(q.x.ForwardFields(q.fields[:0])))
-	c.Format = migrationFormats[kind]
 	c.ShowIDs = clientIDs || kind == front.Generate || kind == front.NativeGenerate
 	c.NoText = kind == front.Generate && string(reqbody.Member(&q.x.Doc, "output_mode")) != `"text"`
 	c.TextOnly = !q.handover.WantTokenIDs && !c.ShowIDs
@@ -255,27 +159,29 @@ func (q *request) newMigrationState(s *streamState, resp *upstream.Response) *mi
 	if a := q.answerRewriter(); a != nil {
 		c.SetPreRewriter(a.Events(&q.handover))
 	}
-	if g := &q.steering; len(q.excluded) > 0 || q.template.choice != nil || g.isSet() {
+	if g := &q.steering; len(q.excluded) > 0 || g.isSet() {
 		c.extra = &migrationExtra{
 			steering: steering{session: g.session, workers: slices.Clone(g.workers), ranks: slices.Clone(g.ranks), allowed: slices.Clone(g.allowed), labels: slices.Clone(g.labels)},
-			failed:   slices.Clone(q.excluded), choice: q.template.choice,
+			failed:   slices.Clone(q.excluded),
 		}
 	}
 	return c
 }
 
 // NextEngine implements front.StreamHandler. The relay calls it only for streams that have a
-// Transcript.
+// Transcript. A migration belongs to the client's request, so it reads the configuration that the
+// request read, not one that was loaded since. The fleet is not configuration: its members, their
+// states and limits are those of the present.
 func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNotifier) (*upstream.Response, *upstream.Call) {
 	c := s.migration
-	opt := s.r.options()
+	opt := s.settings
 	draining := b.Cause == relay.Cancelled // the engine is healthy
 	continued := b.Cause == relay.Completed && b.Event == nil
 	switch {
 	case continued:
 		s.endHealthyLeg("ok")
 	case !draining:
-		c.suspects++
+		c.suspects = saturatingInc(c.suspects)
 	}
 	reason := c.MigrationBlocker()
 	switch {
@@ -285,17 +191,17 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	case time.Now().After(c.deadline.time()):
 		reason = "deadline"
 	case c.TextOnly:
-		if reason = c.retokenize(client); reason == "retokenized" {
+		if reason = s.retokenize(client); reason == "retokenized" {
 			c.Block(reason) // final: the text already sent does not change
 		}
 	}
 	open := c.Unfinished()
-	if reason == "" && c.maxTokens > 0 && slices.ContainsFunc(open, func(q *relay.ChoiceState) bool { return q.Delivered >= int(c.maxTokens) }) {
+	if reason == "" && c.Spent(open) {
 		reason = "spent"
 	}
 	var grammar []byte
 	if reason == "" {
-		if grammar, reason = c.remainingGrammar(); reason != "" {
+		if grammar, reason = c.RemainingGrammar(opt.Migration.Structured); reason != "" {
 			c.Block(reason)
 		}
 	}
@@ -313,7 +219,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 		failed = append(failed, from)
 		s.endFailedLeg(b)
 	}
-	t := c.resume(client, open, failed, b.Cause, grammar)
+	t := s.resume(client, open, failed, b.Cause, grammar)
 	if t == nil {
 		if !client.ClientGone() {
 			opt.Observer.Migrated("failed")
@@ -333,7 +239,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 		outcome, cause = "drained", "drain"
 	} else {
 		c.setFailed(failed)
-		c.moves++
+		c.moves = saturatingInc(c.moves)
 	}
 	s.adoptLeg(t.stream)
 	opt.Observer.Migrated(outcome)
@@ -341,35 +247,16 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 	for _, q := range open {
 		generated += q.Delivered
 	}
-	if c.unconstrained {
+	if c.Unconstrained() {
 		suffix = ", without the grammar"
 	}
 	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, generated, s.rank.ID, suffix))
-	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.unconstrained, "err", b.Err)
+	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.Unconstrained(), "err", b.Err)
 	return t.resp, t.call
 }
 
-// remainingGrammar returns the request member that makes the next engine follow the rest of the
-// grammar, or nil if the request has no grammar. reason is "structured" if the text sent so far is
-// not a prefix of any text that the grammar allows.
-func (c *migrationState) remainingGrammar() (member []byte, reason string) {
-	tmpl := c.template()
-	if tmpl.choice == nil {
-		return nil, ""
-	}
-	text := jsonscan.Unquote(make([]byte, 0, len(c.Text())), append(append([]byte{'"'}, c.Text()...), '"'))
-	member, ok := tmpl.appendRemainingGrammar(nil, text)
-	switch {
-	case ok:
-		return member, ""
-	case c.stream.r.options().Migration.Structured == structuredUnconstrained:
-		return nil, "" // the failed engine did not follow the grammar
-	}
-	return nil, "structured"
-}
-
 // addNote adds a note to the request's explain record.
-func (s *streamState) addNote(text string) { s.r.options().Scheduler.AddNote(s.requestID, text) }
+func (s *streamState) addNote(text string) { s.settings.Scheduler.AddNote(s.requestID, text) }
 
 // endFailedLeg reports the failure of the leg's engine and ends the leg. The stream may continue on
 // another engine.
@@ -385,7 +272,7 @@ func (s *streamState) endFailedLeg(b relay.Interruption) {
 // endHealthyLeg ends a leg whose stream continues on another engine although its own engine is
 // healthy.
 func (s *streamState) endHealthyLeg(outcome string) {
-	s.r.options().Fleet.ReportStatus(s.rank, 200)
+	s.settings.Fleet.ReportStatus(s.rank, 200)
 	s.endLeg(outcome)
 }
 
@@ -408,9 +295,9 @@ func (s *streamState) endLeg(outcome string) {
 func (s *streamState) reportFailure(b relay.Interruption) {
 	switch {
 	case b.Event != nil:
-		s.r.options().Fleet.ReportStatus(s.rank, 500)
+		s.settings.Fleet.ReportStatus(s.rank, 500)
 	case b.Cause.EngineFailed():
-		s.r.options().Fleet.ReportFailure(s.rank, b.Err)
+		s.settings.Fleet.ReportFailure(s.rank, b.Err)
 	}
 }
 
@@ -422,7 +309,7 @@ func (s *streamState) adoptLeg(to *streamState) {
 	s.concurrent, s.transfer, s.prefill = to.concurrent, to.transfer, to.prefill
 	s.migrated = true
 	s.keys = nil // they describe the client's prompt; the resume prompt is longer
-	s.r.migratable.relocate(s)
+	s.settings.r.migratable.relocate(s)
 	s.reservation.PrefillDone()
 	s.kv = to.kv
 	s.kv.on(kvDecoded) // the first event of the new leg has arrived

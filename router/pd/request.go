@@ -12,6 +12,7 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
 	"sluice/router/pd/family"
+	"sluice/router/pd/migration"
 	"sluice/router/schedule"
 	"sluice/router/tokenize"
 	"sluice/router/worker"
@@ -148,7 +149,7 @@ type answerPart struct {
 type migrationPart struct {
 	textOnlyCache    family.Tristate // see Handover.textOnly
 	migrationChecked bool            // unmigratable and template have been set
-	template         resumeTemplate
+	template         migration.Template
 	unmigratable     string // why the stream cannot migrate; "" if it can
 	legUnmigratable  string // why the stream of this leg cannot migrate; "" if it can
 

@@ -2,13 +2,13 @@ package pd
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/fleet"
+	"sluice/router/pd/migration"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -42,60 +42,30 @@ func (t *resumption) Relay(resp *upstream.Response, call *upstream.Call, hooks f
 	resp.Release()
 }
 
-// maxResumeTokens bounds the token ids of a resume request. Each of several choices is a prompt of
-// its own.
-const maxResumeTokens = 1 << 20
-
 // resume runs a request that continues the open choices of the stream on an engine that is not in
 // failed. grammar is a request member that constrains the output, or nil. resume returns nil if no
 // engine continues the stream.
-func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
-	s := c.stream
-	opt := s.r.current.Load()
-	q := s.r.requests.Get()
-	q.r, q.settings, q.id, q.model, q.stream = s.r, opt, s.requestID, c.model, true
+func (s *streamState) resume(client front.ClientGoneNotifier, open []*relay.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
+	c, opt := s.migration, s.settings
+	q := s.settings.r.requests.Get()
+	q.r, q.settings, q.id, q.model, q.stream = opt.r, opt, s.requestID, c.model, true
 	defer q.recycle()
 	t := &resumption{ClientGoneNotifier: client}
 	q.resumption, q.attemptsBefore, q.legDeadline = t, int(c.attempt), c.deadline.time()
 	q.steering = c.getExtra().steering
 
 	mayWait := cause != relay.Cancelled // on a drain the current engine still works, so the stream can stay there
-	length := minModelLen(c.resumeCandidates(opt, client, mayWait))
-	conts := make([]Continuation, len(open))
-	maxTokens, minTokens, total := 0, 0, 0
-	for i, o := range open {
-		cont := &conts[i]
-		*cont = Continuation{PromptLen: c.Prompt.Len(), MaxOutput: int(c.maxTokens), MinOutput: int(c.minTokens)}
-		var buf []uint32
-		if i == 0 {
-			buf = q.prompt.Tokens[:0]
-		}
-		cont.Tokens = append(c.Prompt.Append(buf), o.Out[:o.Delivered]...)
-		remaining, required, ok := cont.Remaining(c.kind, length)
-		if !ok {
-			s.addNote("not migrated: the model's length, which bounds an answer without max_tokens, is not known, or reached")
-			return nil
-		}
-		c.Limit = int32(min(o.Delivered+remaining, math.MaxInt32)) // equal for all choices
-		if i > 0 {
-			q.otherChoiceTokens += o.Delivered // all choices begin with the client's prompt, which is computed once
-		}
-		if maxTokens == 0 || remaining < maxTokens {
-			maxTokens = remaining
-		}
-		minTokens = max(minTokens, required)
-		if total += len(cont.Tokens); total > maxResumeTokens && len(open) > 1 {
-			s.addNote("not migrated: too_long")
-			return nil
-		}
+	next, reason := c.Resume(open, migration.MinModelLen(s.resumeCandidates(client, mayWait)), grammar, q.prompt.Tokens[:0])
+	if reason != "" {
+		s.addNote("not migrated: " + reason)
+		return nil
 	}
-	q.prompt.Tokens, q.prompt.Count = conts[0].Tokens, len(conts[0].Tokens)
-	q.maxTokens = maxTokens
+	q.prompt.Tokens, q.prompt.Count = next.Tokens, len(next.Tokens)
+	q.maxTokens, q.otherChoiceTokens = next.MaxTokens, next.OtherTokens
 	var err error
-	tmpl := c.template()
 	q.x, err = front.NewExchange(&front.InProcessRequest{
-		Endpoint: front.EndpointOf(tmpl.endpoint(c.kind)), RequestID: s.requestID, Body: tmpl.complete(c.kind, conts, min(minTokens, maxTokens), maxTokens, grammar),
-		Fields: c.fields(), Received: time.Now(), Responder: t, Log: opt.Log,
+		Endpoint: front.EndpointOf(next.Path), RequestID: s.requestID, Body: next.Body,
+		Fields: c.Fields(), Received: time.Now(), Responder: t, Log: opt.Log,
 	})
 	if err != nil {
 		s.addNote("not migrated: " + err.Error())
@@ -142,15 +112,15 @@ func (c *migrationState) resume(client front.ClientGoneNotifier, open []*relay.C
 // resumeCandidates returns the ready ranks that may continue the stream, including the failed one.
 // If there are none and mayWait is true, it waits for one up to timeouts.pool_wait or until the
 // client disconnects.
-func (c *migrationState) resumeCandidates(opt *settings, client front.ClientGoneNotifier, mayWait bool) (ranks []*worker.Rank) {
-	r := c.stream.r
+func (s *streamState) resumeCandidates(client front.ClientGoneNotifier, mayWait bool) (ranks []*worker.Rank) {
+	r, opt, model := s.settings.r, s.settings, s.migration.model
 	collect := func(v *fleet.View) bool {
-		pool, ok := v.Pool(c.model)
+		pool, ok := v.Pool(model)
 		if !ok {
 			return !mayWait
 		}
 		ranks = wholeRanks(pool)
-		if m := opt.pdOf(c.model); disaggregated(pool, m) {
+		if m := opt.pdOf(model); disaggregated(pool, m) {
 			ranks = decodeRanks(pool, m.traits)
 		}
 		return len(ranks) > 0

@@ -1,83 +1,36 @@
 package pd
 
 import (
-	"bytes"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/migration"
 	"sluice/router/worker"
 )
-
-// canRetokenize reports whether a rank's engine can tokenize text in a way that shows whether the
-// ids are those it generated. vLLM returns each token's text beside the ids (return_token_strs),
-// and SGLang tokenizes a list of texts one by one.
-func canRetokenize(r *worker.Rank) bool {
-	switch r.Worker.Info().Engine {
-	case "vllm", "sglang":
-		return true
-	}
-	return false
-}
 
 // maxRetokenizeAnswer bounds the response of a tokenize request, in bytes.
 const maxRetokenizeAnswer = 32 << 20
 
-// retokenize asks an engine's tokenizer for the token ids of the text sent to the client and stores
-// them in c.Out. It returns "" if the ids are exact, that is, if the text of each event is one
-// token. An engine sends each token as an event of its own unless it falls behind; the boundaries
-// between several tokens in one event are unknown.
-func (c *migrationState) retokenize(client front.ClientGoneNotifier) (reason string) {
-	if len(c.EventEnds()) == 0 {
-		c.Out = c.Out[:0]
-		c.Delivered = 0
-		return ""
-	}
-	loose := slices.Contains(c.stream.r.options().Migration.Allow, "retokenized")
-	pieces := make([][]byte, len(c.EventEnds()))
-	buf := make([]byte, 0, len(c.Text())+2*len(c.EventEnds()))
-	at := uint32(0)
-	for i, end := range c.EventEnds() {
-		quoted := append(append([]byte{'"'}, c.Text()[at:end]...), '"')
-		from := len(buf)
-		buf = jsonscan.Unquote(buf, quoted)
-		pieces[i] = buf[from:len(buf):len(buf)]
-		at = end
-	}
-	rank := c.tokenizer()
-	if rank == nil {
-		return "no_tokenizer"
-	}
-	var ids []uint32
-	var ok, exact bool
-	if rank.Worker.Info().Engine == "sglang" {
-		ids, exact, ok = c.tokenizePieces(client, rank)
-	} else {
-		ids, exact, ok = c.tokenizeText(client, rank, pieces)
-	}
-	switch {
-	case !ok:
-		return "no_tokenizer"
-	case !exact && !loose:
-		return "retokenized"
-	}
-	c.Out, c.Delivered = ids, len(ids)
-	return ""
+// retokenize finds the token ids of a stream that has only text; see migration.State.Retokenize.
+func (s *streamState) retokenize(client front.ClientGoneNotifier) (reason string) {
+	rank := s.tokenizer()
+	return s.migration.Retokenize(rank, slices.Contains(s.settings.Migration.Allow, "retokenized"), func(body []byte) []byte {
+		return s.postTokenize(client, rank, body)
+	})
 }
 
 // tokenizer returns a ready rank of the model whose engine can retokenize text, or nil.
-func (c *migrationState) tokenizer() *worker.Rank {
-	pool, ok := c.stream.r.options().Fleet.View().Pool(c.model)
+func (s *streamState) tokenizer() *worker.Rank {
+	pool, ok := s.settings.Fleet.View().Pool(s.migration.model)
 	if !ok {
 		return nil
 	}
-	failed := c.getExtra().failed
+	failed := s.migration.getExtra().failed
 	for _, ranks := range [...][]*worker.Rank{pool.Decode, pool.Aggregated, pool.Prefill} {
 		for _, r := range ranks {
-			if r != c.stream.rank && !slices.Contains(failed, r) && canRetokenize(r) {
+			if r != s.rank && !slices.Contains(failed, r) && migration.CanRetokenize(r) {
 				return r
 			}
 		}
@@ -85,80 +38,22 @@ func (c *migrationState) tokenizer() *worker.Rank {
 	return nil
 }
 
-// tokenizeText asks vLLM for the token ids and token strings of the whole text. exact reports
-// whether each piece is one token.
-func (c *migrationState) tokenizeText(client front.ClientGoneNotifier, rank *worker.Rank, pieces [][]byte) (ids []uint32, exact, ok bool) {
-	body := append(c.newTokenizeBody(), `,"return_token_strs":true,"prompt":"`...)
-	body = append(append(body, c.Text()...), `"}`...)
-	answer := c.postTokenize(client, rank, body)
-	raw, found, err := jsonscan.Find(answer, "tokens")
-	if err != nil || !found || raw.Kind != jsonscan.Array {
-		return nil, false, false
-	}
-	if ids, err = jsonscan.TokenIDs(nil, answer[raw.Start:raw.End]); err != nil || len(ids) == 0 {
-		return nil, false, false
-	}
-	strs, found, err := jsonscan.Find(answer, "token_strs")
-	if err != nil || !found || strs.Kind != jsonscan.Array {
-		return ids, false, true
-	}
-	return ids, matchesTokens(answer[strs.Start:strs.End], pieces), true
-}
-
-// tokenizePieces asks SGLang for the token ids of each piece. exact reports whether each piece is
-// one token.
-func (c *migrationState) tokenizePieces(client front.ClientGoneNotifier, rank *worker.Rank) (ids []uint32, exact, ok bool) {
-	body := append(c.newTokenizeBody(), `,"prompt":[`...)
-	at := uint32(0)
-	for i, end := range c.EventEnds() {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = append(append(append(body, '"'), c.Text()[at:end]...), '"')
-		at = end
-	}
-	answer := c.postTokenize(client, rank, append(body, "]}"...))
-	raw, found, err := jsonscan.Find(answer, "tokens")
-	if err != nil || !found || raw.Kind != jsonscan.Array {
-		return nil, false, false
-	}
-	exact = true
-	n := 0
-	for it := jsonscan.Walk(answer[raw.Start:raw.End]); it.Next(); n++ {
-		had := len(ids)
-		if ids, err = jsonscan.TokenIDs(ids, it.Raw()); err != nil {
-			return nil, false, false
-		}
-		exact = exact && len(ids) == had+1
-	}
-	return ids, exact, n == len(c.EventEnds()) && len(ids) > 0
-}
-
-func (c *migrationState) newTokenizeBody() []byte {
-	body := append(make([]byte, 0, len(c.Text())+3*len(c.EventEnds())+128), `{"add_special_tokens":false`...)
-	tmpl := c.template().body
-	if model, found, _ := jsonscan.Find(append(slices.Clone(tmpl), '}'), "model"); found {
-		body = append(append(body, `,"model":`...), tmpl[model.Start:model.End]...)
-	}
-	return body
-}
-
 // postTokenize posts body to a rank's /tokenize. It returns nil if the rank does not answer in time
 // or answers with an error.
-func (c *migrationState) postTokenize(client front.ClientGoneNotifier, rank *worker.Rank, body []byte) []byte {
-	opt := c.stream.r.options()
+func (s *streamState) postTokenize(client front.ClientGoneNotifier, rank *worker.Rank, body []byte) []byte {
+	opt := s.settings
 	by := time.Now().Add(opt.Migration.TokenizeWait)
-	if end := c.deadline.time(); end.Before(by) {
+	if end := s.migration.deadline.time(); end.Before(by) {
 		by = end
 	}
 	var call upstream.Call
 	client.OnClientGone(call.Cancel)
 	defer client.OnClientGone(nil)
 	resp, err := opt.Fleet.Endpoint(rank).Do(&upstream.Request{
-		Method: "POST", Path: "/tokenize", Fields: c.fields(), Body: [][]byte{body}, Deadline: by,
+		Method: "POST", Path: "/tokenize", Fields: s.migration.Fields(), Body: [][]byte{body}, Deadline: by,
 	}, &call)
 	if err != nil {
-		c.stream.addNote("tokenizing on " + rank.ID.String() + " failed: " + err.Error())
+		s.addNote("tokenizing on " + rank.ID.String() + " failed: " + err.Error())
 		return nil
 	}
 	defer resp.Release()
@@ -167,65 +62,4 @@ func (c *migrationState) postTokenize(client front.ClientGoneNotifier, rank *wor
 		return nil
 	}
 	return answer
-}
-
-// matchesTokens reports whether the pieces are exactly the tokens in a JSON array of token strings.
-// A vocabulary writes its tokens as plain text, in the byte alphabet of byte-level BPE (GPT-2), or
-// with ▁ for a space and <0xNN> for a byte (SentencePiece). matchesTokens tries all three on the
-// whole array.
-func matchesTokens(strs []byte, pieces [][]byte) bool {
-	for _, spell := range [...]func(dst, token []byte) []byte{plainSpelling, byteSpelling, pieceSpelling} {
-		i, same := 0, true
-		buf, token := make([]byte, 0, 64), make([]byte, 0, 64) // Unquote into nil would alias its input
-		for it := jsonscan.Walk(strs); same && it.Next(); i++ {
-			token = jsonscan.Unquote(token[:0], it.Raw())
-			buf = spell(buf[:0], token)
-			same = i < len(pieces) && bytes.Equal(buf, pieces[i])
-		}
-		if same && i == len(pieces) {
-			return true
-		}
-	}
-	return false
-}
-
-func plainSpelling(dst, token []byte) []byte { return append(dst, token...) }
-
-// byteSpelling decodes the alphabet of byte-level BPE: printable Latin-1 characters stand for
-// themselves, and U+0100 and up stand for the other bytes in ascending order.
-func byteSpelling(dst, token []byte) []byte {
-	for len(token) > 0 {
-		r, n := utf8.DecodeRune(token)
-		token = token[n:]
-		switch {
-		case r < 0x100:
-			dst = append(dst, byte(r))
-		case int(r-0x100) < len(unprintable):
-			dst = append(dst, unprintable[r-0x100])
-		default:
-			return append(dst, 0xff) // not in the alphabet; 0xff makes the comparison fail
-		}
-	}
-	return dst
-}
-
-// unprintable are the bytes that the byte-level BPE alphabet maps to U+0100 and up.
-var unprintable = func() (all []byte) {
-	for b := range 256 {
-		if b < '!' || b > '~' && b < 0xa1 || b == 0xad {
-			all = append(all, byte(b))
-		}
-	}
-	return all
-}()
-
-func pieceSpelling(dst, token []byte) []byte {
-	const hex = "0123456789ABCDEF"
-	if len(token) == 6 && bytes.HasPrefix(token, []byte("<0x")) && token[5] == '>' {
-		hi, lo := bytes.IndexByte([]byte(hex), token[3]), bytes.IndexByte([]byte(hex), token[4])
-		if hi >= 0 && lo >= 0 {
-			return append(dst, byte(hi<<4|lo))
-		}
-	}
-	return append(dst, bytes.ReplaceAll(token, []byte("▁"), []byte(" "))...)
 }

@@ -147,7 +147,7 @@ func NewRunner(opt Options) (*Runner, error) {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Runner{downMonitors: newDownMonitors(), answerDeadlines: newAnswerDeadlines()}
-	s, err := newSettings(opt)
+	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err
 	}

@@ -2,17 +2,18 @@ package pd
 
 // settings are the Options and what the runner derives from them. A settings value never
 // changes; Reload replaces the Runner's current one. A request reads the value that was
-// current when it began until it ends, so it never sees two configurations. A stream that
-// migrates reads the value of the time of its migration.
+// current when it began until it ends, and so does its stream, also when another engine continues it; it
+// never sees two configurations.
 type settings struct {
 	Options
+	r        *Runner
 	defaults modelPD
 	models   map[string]*modelPD
 	pins     pinPolicy
 }
 
-func newSettings(opt Options) (*settings, error) {
-	s := &settings{Options: opt, models: make(map[string]*modelPD, len(opt.Models))}
+func newSettings(r *Runner, opt Options) (*settings, error) {
+	s := &settings{Options: opt, r: r, models: make(map[string]*modelPD, len(opt.Models))}
 	var err error
 	if s.pins, err = newPinPolicy(opt.Steering.Pins); err != nil {
 		return nil, err
@@ -38,7 +39,7 @@ func newSettings(opt Options) (*settings, error) {
 func (r *Runner) Reload(opt Options) error {
 	now := r.current.Load().Options
 	opt.applyTo(&now)
-	s, err := newSettings(now)
+	s, err := newSettings(r, now)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,7 @@ func TestStreamSize(t *testing.T) {
 	if size := unsafe.Sizeof(streamState{}); size > 224 {
 		t.Errorf("a stream has %d bytes; a size class ends at 224", size)
 	}
-	if size := unsafe.Sizeof(migrationState{}); size > 256 {
+	if size := unsafe.Sizeof(streamMigration{}); size > 256 {
 		t.Errorf("a stream that may move has %d bytes; a size class ends at 256", size)
 	}
 }

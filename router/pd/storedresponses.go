@@ -193,7 +193,7 @@ func responseID(body []byte) string {
 // ResponseID stores the id of a streamed response. It implements front.ResponseIDObserver.
 func (s *streamState) ResponseID(id string) {
 	if s.endpoint.Kind == front.ResponsesAPI && !s.unstored {
-		s.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
+		s.settings.r.stored.add(ownerOf(s.pass), id, s.rank, time.Now())
 	}
 }
 

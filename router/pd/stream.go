@@ -47,7 +47,7 @@ type streamState struct {
 
 	endedTransfer *schedule.Transfer // the result of the hand-over of an earlier leg
 	unmigratable  string             // why the stream cannot migrate
-	migration     *migrationState    // nil if it cannot migrate
+	migration     *streamMigration   // nil if it cannot migrate
 	indexedWorker *worker.Worker     // the worker under which Runner.migratable lists the stream
 }
 
@@ -102,9 +102,9 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 	if n, ok := q.x.Doc.Int(jsonscan.KeyN); ok {
 		hooks.Choices = int(min(n, math.MaxInt32))
 	}
-	if c := q.newMigrationState(s, resp); c != nil {
+	if c := q.newMigration(s, resp); c != nil {
 		s.migration = c
-		q.r.migratable.add(c)
+		q.r.migratable.add(s)
 		hooks.Transcript, hooks.Usage = &c.Transcript, reqbody.WantsUsage(&q.x.Doc)
 	} else if a := q.answerRewriter(); a != nil && isEventStream(resp) {
 		hooks.Rewrite = a.Events(&q.handover)
@@ -129,7 +129,7 @@ func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
 	s.kv.on(kvDecoded)
 	s.reservation.PrefillDone()
-	s.r.options().Observer.FirstToken(s.endpoint.Path, s.received.since())
+	s.settings.Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
 
 // Done implements front.Doner. The engine has finished the work, even if it ends its response
@@ -143,8 +143,8 @@ func (s *streamState) Done(usage relay.Usage, failed bool) {
 
 // Ended implements front.StreamHandler.
 func (s *streamState) Ended(res relay.Result) {
-	opt := s.r.options()
-	s.r.migratable.remove(s)
+	opt := s.settings
+	s.settings.r.migratable.remove(s)
 	if cached := res.Usage.Cached; res.Cause == relay.Completed {
 		s.reservation.Report(s.requestID, cached, max(res.Usage.Completion, 0))
 	}
@@ -201,7 +201,7 @@ func (s *streamState) Ended(res relay.Result) {
 	if s.prefilled {
 		out.CachedTokens = int(s.prefillCached)
 	} else if res.Cause == relay.Completed && s.tokens > 0 && !s.migrated {
-		s.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
+		s.settings.r.learnCached(s.rank, s.keys, int(s.tokens), int(s.predicted), res.Usage.Cached, out.Total)
 	}
 	opt.Scheduler.EndRecord(s.requestID, out)
 	if outcome != "ok" {
@@ -227,12 +227,12 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	if err != nil {
 		args = append(args, "err", err)
 	}
-	s.r.options().Log.Log(context.Background(), level, "stream ended early", args...)
+	s.settings.Log.Log(context.Background(), level, "stream ended early", args...)
 }
 
 // finishTransfer closes the watch over the stream's hand-over and returns its result.
 func (s *streamState) finishTransfer() schedule.Transfer {
-	return s.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
+	return s.settings.r.finishTransfer(s.transfer, s.requestID, s.prefill, s.rank, int(s.tokens-s.predicted))
 }
 
 // commitQuota charges the client's key for the stream instead of the reserved tokens: the usage
@@ -262,7 +262,7 @@ func (s *streamState) commitQuota(res *relay.Result) {
 // reportResult reports the engine's success or failure to the fleet. An error event before the
 // first token may be the request's fault, so it counts as neither.
 func (s *streamState) reportResult(res *relay.Result) {
-	fleet := s.r.options().Fleet
+	fleet := s.settings.Fleet
 	switch {
 	case s.completed || s.status != 200: // already reported
 	case res.Cause.EngineFailed():

@@ -1,4 +1,4 @@
-package pd
+package migration
 
 import (
 	"bytes"
@@ -42,7 +42,7 @@ func (o *choiceGrammar) appendRemaining(dst, generated []byte) (_ []byte, ok boo
 
 // appendRemainingGrammar appends a comma and the member for the rest of a's grammar. ok is true if
 // a has no grammar.
-func (a *resumeTemplate) appendRemainingGrammar(dst, generated []byte) ([]byte, bool) {
+func (a *Template) appendRemainingGrammar(dst, generated []byte) ([]byte, bool) {
 	if a.choice == nil {
 		return dst, true
 	}

@@ -1,4 +1,4 @@
-package pd
+package migration
 
 import (
 	"bytes"
@@ -18,10 +18,10 @@ const (
 	maxTemplateBody   = 16 << 10 // bytes without prompt, messages and tools
 )
 
-// resumeTemplate is the request to the next engine without the prompt and the token limits, which
+// Template is the request to the next engine without the prompt and the token limits, which
 // continuation.go adds: a body without its closing brace, and the members of sampling_params, if
 // any, each with a leading comma.
-type resumeTemplate struct {
+type Template struct {
 	body, sampling []byte
 	minTokens      int            // min_tokens
 	choices        int            // n
@@ -35,10 +35,10 @@ type resumeTemplate struct {
 // own.
 const maxChoices = 32
 
-// newResumeTemplate builds the resume template of a request. reason is one word that says why the
+// newTemplate builds the resume template of a request. reason is one word that says why the
 // stream cannot migrate, "" if it can; docs/migration.md lists the words. returnsTokenIDs says that
 // the body itself makes the engine return token ids.
-func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migration, returnsTokenIDs bool) (a resumeTemplate, reason string) {
+func newTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migration, returnsTokenIDs bool) (a Template, reason string) {
 	if len(doc.Body) > maxMigratableBody {
 		return a, "too_long"
 	}
@@ -108,7 +108,7 @@ func newResumeTemplate(doc *jsonscan.Doc, kind front.Kind, policy *config.Migrat
 			m.topLogprobs = math.MaxInt
 		}
 	}
-	return m.resumeTemplate, ""
+	return m.Template, ""
 }
 
 // mayMigrateChoices reports whether a request for several choices may migrate: the configuration
@@ -125,7 +125,7 @@ func (m *templateBuilder) mayMigrateChoices(doc *jsonscan.Doc) bool {
 
 // templateBuilder collects the members of a resume template.
 type templateBuilder struct {
-	resumeTemplate
+	Template
 	kind               front.Kind
 	allow              []string
 	structured         string // migration.structured

@@ -1,4 +1,4 @@
-package pd
+package migration
 
 import (
 	"strconv"
@@ -37,7 +37,7 @@ func (c *Continuation) Remaining(kind front.Kind, maxModelLen int) (maxLeft, min
 }
 
 // endpoint returns the path of the endpoint that continues a request of a kind from token ids.
-func (a *resumeTemplate) endpoint(kind front.Kind) string {
+func (a *Template) endpoint(kind front.Kind) string {
 	switch kind {
 	case front.Generate:
 		return "/inference/v1/generate"
@@ -49,7 +49,7 @@ func (a *resumeTemplate) endpoint(kind front.Kind) string {
 
 // complete returns the body of a resume request for the given continuations, with a minimum and a
 // maximum of tokens for each. member is an additional member with a leading comma, or nil.
-func (a *resumeTemplate) complete(kind front.Kind, conts []Continuation, minTokens, maxTokens int, member []byte) []byte {
+func (a *Template) complete(kind front.Kind, conts []Continuation, minTokens, maxTokens int, member []byte) []byte {
 	size := len(a.body) + len(a.sampling) + len(member) + 128
 	for i := range conts {
 		size += 8 * len(conts[i].Tokens)
@@ -94,8 +94,8 @@ func (a *resumeTemplate) complete(kind front.Kind, conts []Continuation, minToke
 	return append(append(body, member...), '}')
 }
 
-// minModelLen returns the smallest known model length of ranks, 0 if none is known.
-func minModelLen(ranks []*worker.Rank) (n int) {
+// MinModelLen returns the smallest known model length of ranks, 0 if none is known.
+func MinModelLen(ranks []*worker.Rank) (n int) {
 	for _, r := range ranks {
 		if have := r.Worker.Info().MaxModelLen; have > 0 && (n == 0 || have < n) {
 			n = have

@@ -1,4 +1,4 @@
-package pd
+package migration
 
 import (
 	"flag"
@@ -114,7 +114,7 @@ func TestContinuations(t *testing.T) {
 			t.Fatalf("%s: %v", k.body, err)
 		}
 		fmt.Fprintf(&out, "allow %v, structured %s\n%s\n", k.policy.Allow, k.policy.Structured, k.body)
-		a, reason := newResumeTemplate(&doc, k.kind, k.policy, false)
+		a, reason := newTemplate(&doc, k.kind, k.policy, false)
 		if reason != "" {
 			fmt.Fprintf(&out, "-> %s\n\n", reason)
 			continue
