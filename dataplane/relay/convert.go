@@ -184,9 +184,9 @@ func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 		}
 		switch string(key) {
 		case "prompt_tokens":
-			dst = w.appendShifted(dst, -prior)
+			dst = appendShifted(dst, w, -prior)
 		case "completion_tokens":
-			dst = w.appendShifted(dst, prior)
+			dst = appendShifted(dst, w, prior)
 		case "prompt_tokens_details":
 			dst = c.promptTokensDetails(dst, w)
 		default:
@@ -236,38 +236,14 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 	return closeObject(dst, from)
 }
 
-// raw returns the value at w as it is written and moves past it.
-func (w *jsonWalker) raw() []byte {
-	w.peek()
-	from := w.i
-	w.skip()
-	return w.b[from:w.i]
-}
-
 // appendShifted appends the integer at w plus by. Another value is appended unchanged.
-func (w *jsonWalker) appendShifted(dst []byte, by int) []byte {
+func appendShifted(dst []byte, w *jsonWalker, by int) []byte {
 	raw := w.raw()
 	value := jsonWalker{b: raw}
 	if n := value.unsigned(); n >= 0 && value.i == len(raw) {
 		return strconv.AppendInt(dst, int64(max(n+by, 0)), 10)
 	}
 	return append(dst, raw...)
-}
-
-// unsigned reads a non-negative integer; -1: there is none.
-func (w *jsonWalker) unsigned() int {
-	n, from := 0, w.i
-	for ; w.i < len(w.b) && w.i-from < 18; w.i++ {
-		d := w.b[w.i] - '0'
-		if d > 9 {
-			break
-		}
-		n = n*10 + int(d)
-	}
-	if w.i == from {
-		return -1
-	}
-	return n
 }
 
 // appendKey appends a key after a comma, or after the brace of the object that begins at from.

@@ -57,10 +57,6 @@ func errorWord(value []byte) []byte {
 	return value
 }
 
-func isWordByte(c byte) bool {
-	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
-}
-
 // engineError returns the error that the engine reported, by its type and code.
 func (s *streamScanner) engineError() error {
 	if s.finish == "" {
@@ -70,3 +66,19 @@ func (s *streamScanner) engineError() error {
 }
 
 var errEngineReported = errors.New("the engine sent an error event")
+
+// onErrorEvent marks the data of an error event for redaction where it names a part of a handle.
+func (s *streamScanner) onErrorEvent(data []byte) {
+	if mayNameHandle(data) {
+		s.private, s.engineMessage = true, true
+	}
+}
+
+// onBareError handles an event without a type. One with a detail, {"detail":…}, is an error of the
+// engine's web framework and the last event of its stream.
+func (s *streamScanner) onBareError(detail bool, data []byte) {
+	if detail {
+		s.failed, s.ended = true, true
+		s.onErrorEvent(data)
+	}
+}

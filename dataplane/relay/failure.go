@@ -8,35 +8,6 @@ import (
 	"sluice/dataplane/upstream"
 )
 
-// streamFailure is the error event that the client gets when a stream fails in the middle.
-type streamFailure struct {
-	message string
-	code    int // an HTTP status
-}
-
-// openAIType returns the error's type in OpenAI's protocols, the same as of an error response with
-// that status.
-func (f streamFailure) openAIType() string {
-	switch f.code {
-	case 499:
-		return "client_closed_request"
-	case 503:
-		return "service_unavailable"
-	}
-	return "upstream_error"
-}
-
-// anthropicType returns the error's type in Anthropic's protocol.
-func (f streamFailure) anthropicType() string {
-	switch f.code {
-	case 503:
-		return "overloaded_error"
-	case 504:
-		return "timeout_error"
-	}
-	return "api_error"
-}
-
 var failures = map[Cause]streamFailure{
 	EngineClosed:     {"the engine closed the connection before the end of the stream", 502},
 	ClientGone:       {"the client closed its side of the connection, which ends the request", 499},
@@ -49,34 +20,6 @@ var failures = map[Cause]streamFailure{
 	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
 }
 
-// appendEvent appends the error as the last events of protocol p. number is the sequence_number,
-// which Responses has.
-func (f streamFailure) appendEvent(dst []byte, p Protocol, number int64) []byte {
-	switch p {
-	case Anthropic:
-		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\""...)
-		dst = append(dst, f.anthropicType()...)
-		dst = append(dst, "\",\"message\":\""...)
-		dst = append(dst, f.message...)
-		return append(dst, "\"}}\n\n"...)
-	case Responses:
-		dst = append(dst, "event: error\ndata: {\"type\":\"error\",\"code\":\""...)
-		dst = append(dst, f.openAIType()...)
-		dst = append(dst, "\",\"message\":\""...)
-		dst = append(dst, f.message...)
-		dst = append(dst, "\",\"param\":null,\"sequence_number\":"...)
-		dst = strconv.AppendInt(dst, number, 10)
-		return append(dst, "}\n\n"...)
-	}
-	dst = append(dst, "data: {\"error\":{\"message\":\""...)
-	dst = append(dst, f.message...)
-	dst = append(dst, "\",\"type\":\""...)
-	dst = append(dst, f.openAIType()...)
-	dst = append(dst, "\",\"param\":null,\"code\":"...)
-	dst = strconv.AppendInt(dst, int64(f.code), 10)
-	return append(dst, "}}\n\ndata: [DONE]\n\n"...)
-}
-
 // nextSequenceNumber returns the sequence_number of the next event of Responses. Engines count from
 // 0, so it is the number of events, unless the events of another engine have been renumbered.
 func (s *stream) nextSequenceNumber() int64 {
@@ -87,8 +30,6 @@ func (s *stream) nextSequenceNumber() int64 {
 	}
 	return s.scan.events
 }
-
-const lastChunk = "0\r\n\r\n"
 
 // properEnd returns the bytes, framing included, with which an event stream whose engine has failed
 // still ends as its protocol requires. It returns nil if that is impossible: the client has part of

@@ -174,3 +174,11 @@ func (f *eventFramer) release() {
 func (f *eventFramer) atBoundary() bool {
 	return f.partial == nil && !f.oversized && (f.line == lineEmpty || f.line == lineSkipLF)
 }
+
+// partialSize returns the memory of the partial event.
+func (f *eventFramer) partialSize() int {
+	if f.partial == nil {
+		return 0
+	}
+	return cap(f.partial.B)
+}

@@ -173,7 +173,7 @@ func (g *generateResumed) spans(dst []byte, w *jsonWalker) []byte {
 			dst = appendKey(dst, from, key)
 			switch string(key) {
 			case "start", "end":
-				dst = w.appendShifted(dst, g.splice.PriorTokens)
+				dst = appendShifted(dst, w, g.splice.PriorTokens)
 			default:
 				dst = append(dst, w.raw()...)
 			}

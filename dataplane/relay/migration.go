@@ -41,10 +41,6 @@ type Interruption struct {
 	Event []byte // the engine's error event, borrowed
 }
 
-// maxMigratableEvent bounds an event of a stream with a Migration. The first event holds the ids of
-// the prompt.
-const maxMigratableEvent = 8 << 20
-
 // migrate finds another engine when the present one has failed. It returns whether the stream
 // continues there.
 func (s *stream) migrate() bool {
@@ -70,7 +66,7 @@ func (s *stream) migrate() bool {
 	resp := c.Next.NextEngine(b)
 	if resp == nil {
 		if t.FailureEvent() != nil {
-			s.finishWith(t.appendFailure(nil, s.scan.protocol, s.nextSequenceNumber()))
+			s.finishWith(appendEngineFailure(nil, t, s.scan.protocol, s.nextSequenceNumber()))
 		}
 		return false
 	}
@@ -129,4 +125,16 @@ func (s *stream) finishWith(events []byte) {
 	s.scan.feed(events)
 	s.redactEvents(events)
 	s.reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
+}
+
+// appendEngineFailure appends the end of a stream that no other engine continues: the engine's own error
+// event, if it is of the client's protocol.
+func appendEngineFailure(dst []byte, t *Transcript, p Protocol, number int64) []byte {
+	if p == OpenAI {
+		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)
+	}
+	if t.resumed() == nil {
+		return append(dst, t.FailureEvent()...)
+	}
+	return failures[EngineClosed].appendEvent(dst, p, number)
 }

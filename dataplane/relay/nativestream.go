@@ -336,9 +336,9 @@ func (n *nativeResumed) meta(dst []byte, w *jsonWalker) []byte {
 			}
 			dst = append(dst, id...)
 		case "prompt_tokens":
-			dst = w.appendShifted(dst, -n.splice.PriorTokens)
+			dst = appendShifted(dst, w, -n.splice.PriorTokens)
 		case "completion_tokens":
-			dst = w.appendShifted(dst, n.splice.PriorTokens)
+			dst = appendShifted(dst, w, n.splice.PriorTokens)
 		case "cached_tokens":
 			cached := jsonWalker{b: w.raw()}
 			dst = strconv.AppendInt(dst, int64(min(max(cached.unsigned(), 0), n.splice.Prompt)), 10)
@@ -361,7 +361,7 @@ func (n *nativeResumed) reason(dst []byte, w *jsonWalker) []byte {
 	for key, more := w.member(); more; key, more = w.member() {
 		dst = appendKey(dst, from, key)
 		if string(key) == "length" {
-			dst = w.appendShifted(dst, n.splice.PriorTokens)
+			dst = appendShifted(dst, w, n.splice.PriorTokens)
 			continue
 		}
 		dst = append(dst, w.raw()...)

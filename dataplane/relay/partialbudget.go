@@ -101,11 +101,3 @@ func (s *stream) releasePartialBudget() {
 		s.budgetKiB = 0
 	}
 }
-
-// partialSize returns the memory of the partial event.
-func (f *eventFramer) partialSize() int {
-	if f.partial == nil {
-		return 0
-	}
-	return cap(f.partial.B)
-}

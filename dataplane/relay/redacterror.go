@@ -87,19 +87,3 @@ func isErrorText(key []byte) bool {
 	}
 	return false
 }
-
-// onErrorEvent marks the data of an error event for redaction where it names a part of a handle.
-func (s *streamScanner) onErrorEvent(data []byte) {
-	if mayNameHandle(data) {
-		s.private, s.engineMessage = true, true
-	}
-}
-
-// onBareError handles an event without a type. One with a detail, {"detail":…}, is an error of the
-// engine's web framework and the last event of its stream.
-func (s *streamScanner) onBareError(detail bool, data []byte) {
-	if detail {
-		s.failed, s.ended = true, true
-		s.onErrorEvent(data)
-	}
-}

@@ -93,7 +93,7 @@ func isPrivate(key []byte) bool {
 // mayHoldPrivate reports whether text may have a private member.
 func mayHoldPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
 
-// mayHoldPrivateValue reports whether JSON may have a private member that is not null, however its
+// mayHoldPrivateValue reports whether JSON may have a private member that is not jsonNull, however its
 // name is escaped. All responses of vLLM have one that is null.
 func mayHoldPrivateValue(text []byte) bool {
 	if bytes.IndexByte(text, '\\') >= 0 && escapesLetters(text) {
@@ -106,7 +106,7 @@ func mayHoldPrivateValue(text []byte) bool {
 		}
 		text = text[n:]
 		value, colon := bytes.CutPrefix(bytes.TrimLeft(text, jsonSpace), []byte{':'})
-		if !colon || !bytes.HasPrefix(bytes.TrimLeft(value, jsonSpace), null) {
+		if !colon || !bytes.HasPrefix(bytes.TrimLeft(value, jsonSpace), jsonNull) {
 			return true
 		}
 	}

@@ -27,6 +27,8 @@ func RedactInPlace(body []byte, status int) {
 	}
 }
 
+var jsonNull = []byte("null")
+
 var byteOrderMark = []byte("\ufeff")
 
 // redactJSON steps from string to string. A string followed by a colon is a key.
@@ -78,28 +80,18 @@ func isExemptMember(key []byte) bool {
 // isPrivateEscaped is isPrivate for a key that may have escapes.
 func isPrivateEscaped(key []byte) bool { return isPrivate(plainName(key)) }
 
-func hexDigit(c byte) int {
-	switch {
-	case c-'0' <= 9:
-		return int(c - '0')
-	case c|0x20 >= 'a' && c|0x20 <= 'f':
-		return int(c|0x20-'a') + 10
-	}
-	return -1
-}
-
 // blankWhole replaces a value by null or an empty value of its type, and spaces.
 func blankWhole(v []byte) {
 	v = bytes.TrimRight(v, jsonSpace)
-	if len(v) == 0 || bytes.Equal(v, null) {
+	if len(v) == 0 || bytes.Equal(v, jsonNull) {
 		return
 	}
 	inner := v[1:]
 	switch first, last := v[0], v[len(v)-1]; {
 	case len(v) > 1 && (first == '"' && last == '"' || first == '[' && last == ']'):
 		inner = v[1 : len(v)-1]
-	case len(v) >= len(null) && first != '-' && first-'0' > 9:
-		inner = v[copy(v, null):]
+	case len(v) >= len(jsonNull) && first != '-' && first-'0' > 9:
+		inner = v[copy(v, jsonNull):]
 	case first == '{' && last == '}':
 		inner = v[1 : len(v)-1]
 	default:

@@ -1,28 +1,10 @@
 package relay
 
 import (
-	"bytes"
 	"errors"
-	"strconv"
 
 	"sluice/dataplane/objpool"
 )
-
-// Rewriter changes the events of one stream on their way to the client: it removes private members
-// or converts events to another shape. Its methods are called by one goroutine at a time.
-type Rewriter interface {
-	// Event appends to dst what the client gets in place of one event. event includes the empty
-	// line and is borrowed. If nothing is appended the event is dropped. Comments and "data:
-	// [DONE]" are events too.
-	Event(dst, event []byte) []byte
-}
-
-// LargeEventRewriter is a Rewriter of events that may be longer than 64 KiB.
-type LargeEventRewriter interface {
-	// MaxEvent returns the largest event accepted, in bytes. A longer one ends the stream with an
-	// error event.
-	MaxEvent() int
-}
 
 // editor runs a Rewriter. It removes the engine's chunk framing, collects whole events and puts the
 // rewritten events into chunks of its own.
@@ -191,54 +173,4 @@ func (s *stream) redactEvents(events []byte) {
 		v := newEventRedactor(s.scan.engineMessage)
 		v.feed(events)
 	}
-}
-
-// ChunkHeaderSize is the space that FrameChunk needs for a chunk's size and its line end.
-const ChunkHeaderSize = 16 + len("\r\n")
-
-var emptyChunkHeader [ChunkHeaderSize]byte
-
-// FrameChunk makes a chunk in place of b[ChunkHeaderSize:] and returns where the chunk begins. An
-// empty payload makes no chunk.
-func FrameChunk(b []byte) (framed []byte, from int) {
-	n := len(b) - ChunkHeaderSize
-	if n == 0 {
-		return b, ChunkHeaderSize
-	}
-	var digits [16]byte
-	size := strconv.AppendUint(digits[:0], uint64(n), 16)
-	from = ChunkHeaderSize - len(size) - len("\r\n")
-	copy(b[from:], size)
-	copy(b[ChunkHeaderSize-2:], "\r\n")
-	return append(b, "\r\n"...), from
-}
-
-// AppendChunk appends payload, which must not be empty, as one chunk.
-func AppendChunk(dst, payload []byte) []byte {
-	dst = strconv.AppendInt(dst, int64(len(payload)), 16)
-	dst = append(dst, "\r\n"...)
-	dst = append(dst, payload...)
-	return append(dst, "\r\n"...)
-}
-
-// EventData returns the data of an event that has exactly one data line; nil for others.
-func EventData(event []byte) []byte {
-	var data []byte
-	for len(event) > 0 {
-		line := event
-		if i := bytes.IndexByte(event, '\n'); i >= 0 {
-			line, event = event[:i], event[i+1:]
-		} else {
-			event = nil
-		}
-		line = bytes.TrimSuffix(line, []byte{'\r'})
-		if !bytes.HasPrefix(line, dataPrefix) {
-			continue
-		}
-		if data != nil {
-			return nil
-		}
-		data = fieldValue(line[len(dataPrefix):])
-	}
-	return data
 }

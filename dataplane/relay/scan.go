@@ -74,12 +74,6 @@ func blankBehind(p []byte) {
 	}
 }
 
-var (
-	dataPrefix  = []byte("data:")
-	eventPrefix = []byte("event:")
-	done        = []byte("[DONE]")
-)
-
 // tokenEvent reports whether ev is a token event like the ones before it: one line of data, which
 // matches the stream's template.
 func (s *streamScanner) tokenEvent(ev []byte) bool {
@@ -144,14 +138,6 @@ func (s *streamScanner) event(ev []byte) {
 	}
 }
 
-// fieldValue removes the one space that the format allows after the colon. It never returns nil.
-func fieldValue(b []byte) []byte {
-	if len(b) > 0 && b[0] == ' ' {
-		return b[1:]
-	}
-	return b
-}
-
 // openAI scans the data of one event of chat completions, completions, /inference/v1/generate or
 // SGLang's /generate.
 func (s *streamScanner) openAI(data []byte) {
@@ -185,7 +171,7 @@ func (s *streamScanner) openAI(data []byte) {
 			}
 		case "usage":
 			w.hasOther = w.hasOther || !w.null()
-			w.usage(&s.usage)
+			readUsage(&w.jsonWalker, &s.usage)
 		case "error":
 			if !w.null() {
 				s.failed, w.hasOther = true, true
@@ -271,13 +257,13 @@ func (s *streamScanner) metaInfo(w *eventWalker) (finished bool) {
 		switch string(key) {
 		case "prompt_tokens":
 			w.counts[0] = w.at()
-			w.count(&s.usage.Prompt)
+			readCount(&w.jsonWalker, &s.usage.Prompt)
 		case "completion_tokens":
 			w.counts[1] = w.at()
-			w.count(&s.usage.Completion)
+			readCount(&w.jsonWalker, &s.usage.Completion)
 		case "cached_tokens":
 			w.counts[2] = w.at()
-			w.count(&s.usage.Cached)
+			readCount(&w.jsonWalker, &s.usage.Cached)
 		case "finish_reason":
 			if !w.enter('{') {
 				continue
@@ -355,18 +341,6 @@ func (s *streamScanner) content(w *eventWalker) {
 	}
 }
 
-// hasElements skips a value and returns whether it is an array that is not empty.
-func (w *jsonWalker) hasElements() bool {
-	if w.peek() != '[' {
-		w.skip()
-		return false
-	}
-	probe := jsonWalker{b: w.b, i: w.i + 1}
-	c := probe.peek()
-	w.skip()
-	return c != ']' && c != 0
-}
-
 // anthropic scans one event of /v1/messages.
 func (s *streamScanner) anthropic(name, data []byte) {
 	s.finishes.unscanned = false
@@ -390,7 +364,7 @@ func (s *streamScanner) anthropic(name, data []byte) {
 				name = t
 			}
 		case "usage":
-			w.usage(&s.usage)
+			readUsage(&w, &s.usage)
 		case "error":
 			s.readErrorMember(&w)
 		case "message", "delta":
@@ -420,7 +394,7 @@ func (s *streamScanner) messagePart(w *jsonWalker) {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "usage":
-			w.usage(&s.usage)
+			readUsage(w, &s.usage)
 		case "stop_reason":
 			if reason := w.word(); len(reason) > 0 {
 				s.finish = reasonName(reason)
@@ -487,7 +461,7 @@ func (s *streamScanner) responses(name, data []byte) {
 				case "error":
 					s.readErrorMember(&w)
 				case "usage":
-					w.usage(&s.usage)
+					readUsage(&w, &s.usage)
 				default:
 					w.skip()
 				}

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"math"
@@ -12,18 +11,6 @@ import (
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
-)
-
-// Protocol is the event protocol of a stream. It decides what an error event looks like and what
-// ends a complete stream.
-type Protocol uint8
-
-// The protocols.
-const (
-	OpenAI    Protocol = iota // data: {…}, ends with data: [DONE]
-	Anthropic                 // event: …, no [DONE]
-	Responses                 // event: …, no [DONE]
-	Opaque                    // not an event stream: bytes pass, nothing is scanned
 )
 
 // Options are those of one stream.
@@ -328,15 +315,6 @@ func (s *stream) usage() Usage {
 
 // keptOpen reports whether the stream is complete and its engine merely did not end the body.
 func (s *stream) keptOpen() bool { return s.scan.ended && s.cause == EngineStalled }
-
-var eventStreamType = []byte("text/event-stream")
-
-// IsEventStream reports whether a Content-Type is that of server-sent events.
-func IsEventStream(contentType []byte) bool {
-	n := len(eventStreamType)
-	return len(contentType) >= n && bytes.EqualFold(contentType[:n], eventStreamType) &&
-		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
-}
 
 // run relays until the body ends or fails (true), or until the stream is attached to a loop
 // (false).

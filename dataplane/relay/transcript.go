@@ -120,6 +120,9 @@ func (t *Transcript) kept() int {
 	return n
 }
 
+// maxIdleIDs is the memory of output ids, in bytes, that a stream without migration may keep for reuse.
+const maxIdleIDs = 8 << 10
+
 // forgets reports whether forget has been called.
 func (t *Transcript) forgets() bool { return t.extras != nil && t.extras.forgot }
 
@@ -137,7 +140,7 @@ func (t *Transcript) forget() {
 	for i := range max(int(t.Choices), 1) {
 		q := t.Choice(i)
 		extras.past += len(q.Out)
-		if q.Out, q.Delivered = q.Out[:0], 0; 4*cap(q.Out) > unbudgetedPartial {
+		if q.Out, q.Delivered = q.Out[:0], 0; 4*cap(q.Out) > maxIdleIDs {
 			q.Out = nil
 		}
 	}

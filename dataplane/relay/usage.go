@@ -13,11 +13,11 @@ func UsageOf(body []byte) Usage {
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "usage":
-			if w.usage(&u); u != noUsage {
+			if readUsage(&w, &u); u != noUsage {
 				return u // a handle may follow, which has thousands of block ids
 			}
 		case "meta_info":
-			w.usage(&u)
+			readUsage(&w, &u)
 		default:
 			w.skip()
 		}
@@ -25,26 +25,26 @@ func UsageOf(body []byte) Usage {
 	return u
 }
 
-// usage reads a usage object into u. Members that it lacks stay unchanged.
-func (w *jsonWalker) usage(u *Usage) {
+// readUsage reads a usage object into u. Members that it lacks stay unchanged.
+func readUsage(w *jsonWalker, u *Usage) {
 	if !w.enter('{') {
 		return
 	}
 	for key, ok := w.member(); ok; key, ok = w.member() {
 		switch string(key) {
 		case "prompt_tokens", "input_tokens":
-			w.count(&u.Prompt)
+			readCount(w, &u.Prompt)
 		case "completion_tokens", "output_tokens":
-			w.count(&u.Completion)
+			readCount(w, &u.Completion)
 		case "cache_read_input_tokens", "cached_tokens":
-			w.count(&u.Cached)
+			readCount(w, &u.Cached)
 		case "prompt_tokens_details", "input_tokens_details":
 			if !w.enter('{') {
 				continue
 			}
 			for key, ok := w.member(); ok; key, ok = w.member() {
 				if string(key) == "cached_tokens" {
-					w.count(&u.Cached)
+					readCount(w, &u.Cached)
 				} else {
 					w.skip()
 				}
@@ -55,7 +55,7 @@ func (w *jsonWalker) usage(u *Usage) {
 	}
 }
 
-func (w *jsonWalker) count(n *int) {
+func readCount(w *jsonWalker, n *int) {
 	if v := w.number(); v >= 0 {
 		*n = v
 	}

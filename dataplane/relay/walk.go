@@ -63,13 +63,16 @@ func (w *jsonWalker) member() (key []byte, ok bool) {
 	return plainName(key), !w.bad
 }
 
+// maxPlainName bounds the names whose escapes are decoded.
+const maxPlainName = 64
+
 // plainName decodes the escapes of a JSON string that is a plain name, and returns any other string
 // unchanged. The result may stand in JSON again. Only a name with escapes allocates.
 func plainName(quoted []byte) []byte {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return quoted
 	}
-	var room [maxErrorWord]byte
+	var room [maxPlainName]byte
 	name := room[:0]
 	for i := 0; i < len(quoted) && len(name) < len(room); i++ {
 		c := quoted[i]
@@ -244,4 +247,54 @@ func (w *jsonWalker) skip() {
 		}
 	}
 	w.fail()
+}
+
+// raw returns the value at w as it is written and moves past it.
+func (w *jsonWalker) raw() []byte {
+	w.peek()
+	from := w.i
+	w.skip()
+	return w.b[from:w.i]
+}
+
+// unsigned reads a non-negative integer; -1: there is none.
+func (w *jsonWalker) unsigned() int {
+	n, from := 0, w.i
+	for ; w.i < len(w.b) && w.i-from < 18; w.i++ {
+		d := w.b[w.i] - '0'
+		if d > 9 {
+			break
+		}
+		n = n*10 + int(d)
+	}
+	if w.i == from {
+		return -1
+	}
+	return n
+}
+
+// hasElements skips a value and returns whether it is an array that is not empty.
+func (w *jsonWalker) hasElements() bool {
+	if w.peek() != '[' {
+		w.skip()
+		return false
+	}
+	probe := jsonWalker{b: w.b, i: w.i + 1}
+	c := probe.peek()
+	w.skip()
+	return c != ']' && c != 0
+}
+
+func hexDigit(c byte) int {
+	switch {
+	case c-'0' <= 9:
+		return int(c - '0')
+	case c|0x20 >= 'a' && c|0x20 <= 'f':
+		return int(c|0x20-'a') + 10
+	}
+	return -1
+}
+
+func isWordByte(c byte) bool {
+	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
 }

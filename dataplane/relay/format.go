@@ -72,15 +72,3 @@ func codeOf(raw []byte) int {
 	w := jsonWalker{b: value}
 	return max(w.unsigned(), 0)
 }
-
-// appendFailure appends the end of a stream that no other engine continues: the engine's own error
-// event, if it is of the client's protocol.
-func (t *Transcript) appendFailure(dst []byte, p Protocol, number int64) []byte {
-	if p == OpenAI {
-		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)
-	}
-	if t.resumed() == nil {
-		return append(dst, t.FailureEvent()...)
-	}
-	return failures[EngineClosed].appendEvent(dst, p, number)
-}
