@@ -1,35 +1,37 @@
 package relay
 
+import "sluice/dataplane/jsonscan"
+
 // AppendEvents appends a whole chat or completions answer as a stream: the role, the content, the
 // end of each choice, the usage if the client asked for it, and [DONE]. It serves a leg that
 // answers whole although the client wants a stream. A body that is not such an answer becomes one
 // event.
 func AppendEvents(dst, body []byte, usage bool) []byte {
-	w := jsonWalker{b: body}
-	if w.peek() != '{' {
+	w := jsonscan.Cursor{Data: body}
+	if w.Peek() != '{' {
 		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
 	}
 	var id, created, model, object, choices, use []byte
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id":
-			id = w.raw()
+			id = w.Raw()
 		case "created":
-			created = w.raw()
+			created = w.Raw()
 		case "model":
-			model = w.raw()
+			model = w.Raw()
 		case "object":
-			object = w.word()
+			object = w.Word()
 		case "choices":
-			choices = w.raw()
+			choices = w.Raw()
 		case "usage":
-			use = w.raw()
+			use = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad || choices == nil {
+	if w.Bad || choices == nil {
 		return appendDone(append(append(append(dst, "data: "...), body...), "\n\n"...))
 	}
 	chat := string(object) == "chat.completion"
@@ -40,13 +42,13 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 	open := func(dst []byte) []byte {
 		return appendHead(append(dst, "data: "...), false, name, id, created, model)
 	}
-	w = jsonWalker{b: choices}
-	w.enter('[')
-	for w.element() {
+	w = jsonscan.Cursor{Data: choices}
+	w.Enter('[')
+	for w.Element() {
 		if chat {
-			dst = chatEvents(dst, open, w.raw())
+			dst = chatEvents(dst, open, w.Raw())
 		} else {
-			dst = append(append(append(open(dst), `,"choices":[`...), w.raw()...), "]}\n\n"...)
+			dst = append(append(append(open(dst), `,"choices":[`...), w.Raw()...), "]}\n\n"...)
 		}
 	}
 	if usage && len(use) > 0 {
@@ -70,13 +72,13 @@ func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
 	wrote := false
 	content := func(b []byte) []byte {
 		from := len(b)
-		w := jsonWalker{b: message}
-		for ok := len(message) > 0 && w.enter('{'); ok; {
+		w := jsonscan.Cursor{Data: message}
+		for ok := len(message) > 0 && w.Enter('{'); ok; {
 			var key []byte
-			if key, ok = w.member(); !ok {
+			if key, ok = w.Member(); !ok {
 				break
 			}
-			value := w.raw()
+			value := w.Raw()
 			switch string(key) {
 			case "content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call":
 				if v := string(value); v != "null" && v != `""` && v != "[]" {

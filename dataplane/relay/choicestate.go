@@ -1,5 +1,7 @@
 package relay
 
+import "sluice/dataplane/jsonscan"
+
 // ChoiceState is the state of one choice of a stream.
 type ChoiceState struct {
 	Out []uint32 // token ids, of all engines so far
@@ -32,18 +34,18 @@ func (q *ChoiceState) addLogprobs(raw []byte) {
 // offset is -1.
 func nextTextOffset(logprobs []byte) int {
 	last := -1
-	if w := (jsonWalker{b: memberOf(logprobs, "text_offset")}); w.enter('[') {
-		for w.element() {
-			last = w.number()
+	if w := (jsonscan.Cursor{Data: memberOf(logprobs, "text_offset")}); w.Enter('[') {
+		for w.Element() {
+			last = w.Number()
 		}
 	}
 	if last < 0 {
 		return -1
 	}
 	var token []byte
-	if w := (jsonWalker{b: memberOf(logprobs, "tokens")}); w.enter('[') {
-		for w.element() {
-			token = w.text()
+	if w := (jsonscan.Cursor{Data: memberOf(logprobs, "tokens")}); w.Enter('[') {
+		for w.Element() {
+			token = w.Text()
 		}
 	}
 	return last + countRunes(token)
@@ -63,18 +65,18 @@ func appendShiftedOffsets(dst, logprobs []byte, origin int) []byte {
 	if origin == 0 || !isObject(logprobs) {
 		return append(dst, orNull(logprobs)...)
 	}
-	w := jsonWalker{b: logprobs}
-	w.enter('{')
+	w := jsonscan.Cursor{Data: logprobs}
+	w.Enter('{')
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
-		if string(key) != "text_offset" || w.peek() != '[' {
-			dst = append(dst, w.raw()...)
+		if string(key) != "text_offset" || w.Peek() != '[' {
+			dst = append(dst, w.Raw()...)
 			continue
 		}
-		w.enter('[')
+		w.Enter('[')
 		dst = append(dst, '[')
-		for i := 0; w.element(); i++ {
+		for i := 0; w.Element(); i++ {
 			if i > 0 {
 				dst = append(dst, ',')
 			}

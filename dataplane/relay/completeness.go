@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"math/bits"
+	"sluice/dataplane/jsonscan"
 )
 
 // finishTracker counts the choices of an OpenAI stream that have a finish reason. Each of the first
@@ -65,10 +66,10 @@ func (s *streamScanner) hasProof() bool {
 
 // isWholeObject reports whether data is exactly one JSON object.
 func isWholeObject(data []byte) bool {
-	w := jsonWalker{b: data}
-	if w.peek() != '{' {
+	w := jsonscan.Cursor{Data: data}
+	if w.Peek() != '{' {
 		return false
 	}
-	w.skip()
-	return !w.bad && w.peek() == 0
+	w.Skip()
+	return !w.Bad && w.Peek() == 0
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/jsonscan"
 	"strconv"
 )
 
@@ -90,8 +91,8 @@ func (c *Conversion) Event(dst, event []byte) []byte {
 
 // chunk converts the data of one event. If ok is false the event passes unchanged.
 func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
-	w := jsonWalker{b: data}
-	if len(data) == 0 || w.peek() != '{' {
+	w := jsonscan.Cursor{Data: data}
+	if len(data) == 0 || w.Peek() != '{' {
 		return dst, false
 	}
 	if c.head == nil && c.Splice != nil && c.Splice.Head != nil {
@@ -114,20 +115,20 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	c.choice = nil
 	dst = append(append(dst, "data: "...), c.head...)
 	seen, sent := 0, 0
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id", "created", "model":
-			w.skip()
+			w.Skip()
 		case "object":
-			if string(w.word()) == "error" {
+			if string(w.Word()) == "error" {
 				return dst, false
 			}
 		case "error":
-			if !w.null() {
+			if !w.Null() {
 				return dst, false
 			}
-			w.skip()
+			w.Skip()
 		case "choices":
 			dst = append(dst, `,"choices":[`...)
 			dst, seen, sent = c.choices(dst, &w)
@@ -136,12 +137,12 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 			dst = append(dst, `,"usage":`...)
 			dst = c.usage(dst, &w)
 		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
-			w.skip()
+			w.Skip()
 		default:
-			dst = appendMember(dst, key, w.raw())
+			dst = appendMember(dst, key, w.Raw())
 		}
 	}
-	if w.bad {
+	if w.Bad {
 		return dst, false
 	}
 	if seen > 0 && sent == 0 {
@@ -153,9 +154,9 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 }
 
 // usage appends the usage object at w as the client's request requires it.
-func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
-	if w.peek() != '{' {
-		return append(dst, w.raw()...)
+func (c *Conversion) usage(dst []byte, w *jsonscan.Cursor) []byte {
+	if w.Peek() != '{' {
+		return append(dst, w.Raw()...)
 	}
 	several, output := c.Splice != nil && c.Splice.totalTokens != nil, 0
 	if several {
@@ -171,13 +172,13 @@ func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 	if c.Splice != nil {
 		prior += c.Splice.PriorTokens
 	}
-	w.enter('{')
+	w.Enter('{')
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
 		if several {
 			if n, ok := usageCount(key, c.Splice.Prompt, output); ok {
-				w.skip()
+				w.Skip()
 				dst = appendInt(dst, n)
 				continue
 			}
@@ -190,7 +191,7 @@ func (c *Conversion) usage(dst []byte, w *jsonWalker) []byte {
 		case "prompt_tokens_details":
 			dst = c.promptTokensDetails(dst, w)
 		default:
-			dst = append(dst, w.raw()...)
+			dst = append(dst, w.Raw()...)
 		}
 	}
 	return closeObject(dst, from)
@@ -210,15 +211,15 @@ func usageCount(key []byte, prompt, output int) (n int, ok bool) {
 }
 
 // promptTokensDetails appends prompt_tokens_details with the cached tokens that prefill reported.
-func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
-	if w.peek() != '{' {
-		return append(dst, w.raw()...)
+func (c *Conversion) promptTokensDetails(dst []byte, w *jsonscan.Cursor) []byte {
+	if w.Peek() != '{' {
+		return append(dst, w.Raw()...)
 	}
-	w.enter('{')
+	w.Enter('{')
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
-		value := w.raw()
+		value := w.Raw()
 		if c.Cached >= 0 && string(key) == "cached_tokens" {
 			dst = strconv.AppendInt(dst, int64(c.Cached), 10)
 			continue
@@ -227,8 +228,8 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 			// Tokens sent by the previous engine count as output, not as cached prompt. The client
 			// has one prompt: of a sum over several prompts, which all begin with it, the mean is
 			// reported.
-			cached := jsonWalker{b: value}
-			dst = strconv.AppendInt(dst, int64(min(max(cached.unsigned(), 0)/max(c.Splice.cachedPrompts, 1), c.Splice.Prompt)), 10)
+			cached := jsonscan.Cursor{Data: value}
+			dst = strconv.AppendInt(dst, int64(min(max(cached.Unsigned(), 0)/max(c.Splice.cachedPrompts, 1), c.Splice.Prompt)), 10)
 			continue
 		}
 		dst = append(dst, value...)
@@ -237,10 +238,10 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonWalker) []byte {
 }
 
 // appendShifted appends the integer at w plus by. Another value is appended unchanged.
-func appendShifted(dst []byte, w *jsonWalker, by int) []byte {
-	raw := w.raw()
-	value := jsonWalker{b: raw}
-	if n := value.unsigned(); n >= 0 && value.i == len(raw) {
+func appendShifted(dst []byte, w *jsonscan.Cursor, by int) []byte {
+	raw := w.Raw()
+	value := jsonscan.Cursor{Data: raw}
+	if n := value.Unsigned(); n >= 0 && value.Pos == len(raw) {
 		return strconv.AppendInt(dst, int64(max(n+by, 0)), 10)
 	}
 	return append(dst, raw...)

@@ -1,30 +1,32 @@
 package relay
 
+import "sluice/dataplane/jsonscan"
+
 // Body appends a whole completions answer with status 200 in the client's format. Another body is
 // appended unchanged.
 func (c *Conversion) Body(dst, body []byte) []byte {
 	mark := len(dst)
-	w := jsonWalker{b: body}
-	if w.peek() != '{' {
+	w := jsonscan.Cursor{Data: body}
+	if w.Peek() != '{' {
 		return append(dst, body...)
 	}
 	var id, created, model, choices []byte
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id":
-			id = w.raw()
+			id = w.Raw()
 		case "created":
-			created = w.raw()
+			created = w.Raw()
 		case "model":
-			model = w.raw()
+			model = w.Raw()
 		case "choices":
-			choices = w.raw()
+			choices = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad || choices == nil {
+	if w.Bad || choices == nil {
 		return append(dst, body...)
 	}
 	object := "text_completion"
@@ -34,9 +36,9 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 	dst = appendHead(dst, c.Chat, object, id, created, model)
 	dst = append(dst, `,"choices":[`...)
 	var prompt, promptLP []byte
-	cw := jsonWalker{b: choices}
-	cw.enter('[')
-	for n := 0; cw.element(); n++ {
+	cw := jsonscan.Cursor{Data: choices}
+	cw.Enter('[')
+	for n := 0; cw.Element(); n++ {
 		if n > 0 {
 			dst = append(dst, ',')
 		}
@@ -46,23 +48,23 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 			prompt, promptLP = ch.prompt, ch.promptLP
 		}
 	}
-	if cw.bad {
+	if cw.Bad {
 		return append(dst[:mark], body...)
 	}
 	dst = append(dst, ']')
-	w = jsonWalker{b: body}
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w = jsonscan.Cursor{Data: body}
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id", "created", "model", "object", "choices":
-			w.skip()
+			w.Skip()
 		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
-			w.skip()
+			w.Skip()
 		case "usage":
 			dst = append(dst, `,"usage":`...)
 			dst = c.usage(dst, &w)
 		default:
-			dst = appendMember(dst, key, w.raw())
+			dst = appendMember(dst, key, w.Raw())
 		}
 	}
 	if c.Chat {
@@ -74,8 +76,8 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 }
 
 // wholeChoice appends the choice at w of a whole answer.
-func (c *Conversion) wholeChoice(dst []byte, w *jsonWalker) ([]byte, choice) {
-	start := w.i
+func (c *Conversion) wholeChoice(dst []byte, w *jsonscan.Cursor) ([]byte, choice) {
+	start := w.Pos
 	var ch choice
 	ch.read(w, nil)
 	var firstText, firstLP []byte
@@ -129,7 +131,7 @@ func (c *Conversion) wholeChoice(dst []byte, w *jsonWalker) ([]byte, choice) {
 		dst = c.promptIDs(dst, ch.prompt)
 	}
 	var rest choice
-	again := jsonWalker{b: w.b, i: start}
+	again := jsonscan.Cursor{Data: w.Data, Pos: start}
 	rest.read(&again, func(key, value []byte) { dst = appendMember(dst, key, orNull(value)) })
 	return append(dst, '}'), ch
 }
@@ -166,15 +168,15 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 
 // memberOf returns one member of an object; nil: there is none.
 func memberOf(object []byte, name string) (value []byte) {
-	w := jsonWalker{b: object}
-	if !w.enter('{') {
+	w := jsonscan.Cursor{Data: object}
+	if !w.Enter('{') {
 		return nil
 	}
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		if string(key) == name {
-			value = w.raw()
+			value = w.Raw()
 		} else {
-			w.skip()
+			w.Skip()
 		}
 	}
 	return value

@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // choice holds the raw members of one choice of a completions answer; nil: missing.
 type choice struct {
@@ -9,20 +12,20 @@ type choice struct {
 }
 
 // read reads the choice at w and passes its unknown members to other.
-func (ch *choice) read(w *jsonWalker, other func(key, value []byte)) {
-	if !w.enter('{') {
+func (ch *choice) read(w *jsonscan.Cursor, other func(key, value []byte)) {
+	if !w.Enter('{') {
 		return
 	}
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "index":
-			ch.index = max(w.number(), 0)
+			ch.index = max(w.Number(), 0)
 			continue
 		case "text":
-			ch.text = w.text()
+			ch.text = w.Text()
 			continue
 		}
-		value := w.raw()
+		value := w.Raw()
 		if string(value) == "null" {
 			value = nil
 		}
@@ -68,40 +71,40 @@ func (ch *choice) hasContent() bool {
 // appendOpenings creates the head of all events. Before the event itself it puts the first events
 // of the choices that occur in data for the first time: the role, and the first token.
 func (c *Conversion) appendOpenings(dst, data []byte) (_ []byte, ok bool) {
-	w := jsonWalker{b: data}
+	w := jsonscan.Cursor{Data: data}
 	var id, created, model, choices []byte
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id":
-			id = w.raw()
+			id = w.Raw()
 		case "created":
-			created = w.raw()
+			created = w.Raw()
 		case "model":
-			model = w.raw()
+			model = w.Raw()
 		case "choices":
-			choices = w.raw()
+			choices = w.Raw()
 		case "error":
-			if !w.null() {
+			if !w.Null() {
 				return dst, false
 			}
-			w.skip()
+			w.Skip()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad || choices == nil {
+	if w.Bad || choices == nil {
 		return dst, false
 	}
 	if c.head == nil {
 		c.makeHead(id, created, model)
 		c.unstarted = max(c.Choices, 1)
 	}
-	w = jsonWalker{b: choices}
-	if !w.enter('[') {
+	w = jsonscan.Cursor{Data: choices}
+	if !w.Enter('[') {
 		return dst, false
 	}
-	for w.element() {
+	for w.Element() {
 		var ch choice
 		ch.read(&w, nil)
 		ch.hideIDs(c.Splice)
@@ -115,7 +118,7 @@ func (c *Conversion) appendOpenings(dst, data []byte) (_ []byte, ok bool) {
 		c.unstarted--
 		dst = c.appendOpening(dst, &ch)
 	}
-	return dst, !w.bad
+	return dst, !w.Bad
 }
 
 func (c *Conversion) makeHead(id, created, model []byte) {
@@ -207,11 +210,11 @@ func (c *Conversion) promptIDs(dst, ids []byte) []byte {
 
 // choices appends the choices at w in the client's format. It returns how many were read and how
 // many of them were written.
-func (c *Conversion) choices(dst []byte, w *jsonWalker) (_ []byte, seen, sent int) {
-	if !w.enter('[') {
+func (c *Conversion) choices(dst []byte, w *jsonscan.Cursor) (_ []byte, seen, sent int) {
+	if !w.Enter('[') {
 		return dst, 0, 0
 	}
-	for w.element() {
+	for w.Element() {
 		var ch choice
 		ch.read(w, nil)
 		ch.hideIDs(c.Splice)

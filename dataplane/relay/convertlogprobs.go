@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"sluice/dataplane/jsonscan"
 	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -22,32 +23,32 @@ func (c *Conversion) logprobs(dst, raw []byte) []byte {
 // token_logprobs and top_logprobs. A token without a log-probability (an echoed first one) has no
 // item. more reports whether items precede; the result whether there are items now.
 func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
-	var tokens, values, tops jsonWalker
-	w := jsonWalker{b: raw}
-	w.enter('{')
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	var tokens, values, tops jsonscan.Cursor
+	w := jsonscan.Cursor{Data: raw}
+	w.Enter('{')
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "tokens":
-			tokens = jsonWalker{b: w.raw()}
+			tokens = jsonscan.Cursor{Data: w.Raw()}
 		case "token_logprobs":
-			values = jsonWalker{b: w.raw()}
+			values = jsonscan.Cursor{Data: w.Raw()}
 		case "top_logprobs":
-			tops = jsonWalker{b: w.raw()}
+			tops = jsonscan.Cursor{Data: w.Raw()}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if len(tokens.b) == 0 || !tokens.enter('[') || len(values.b) == 0 || !values.enter('[') {
+	if len(tokens.Data) == 0 || !tokens.Enter('[') || len(values.Data) == 0 || !values.Enter('[') {
 		return dst, more
 	}
-	haveTops := len(tops.b) > 0 && tops.enter('[')
-	for tokens.element() && values.element() {
-		token := tokens.text()
-		value := values.raw()
-		haveTops = haveTops && tops.element()
+	haveTops := len(tops.Data) > 0 && tops.Enter('[')
+	for tokens.Element() && values.Element() {
+		token := tokens.Text()
+		value := values.Raw()
+		haveTops = haveTops && tops.Element()
 		var top []byte
 		if haveTops {
-			top = tops.raw()
+			top = tops.Raw()
 		}
 		if string(value) == "null" {
 			continue
@@ -66,13 +67,13 @@ func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
 
 // alternatives appends the first TopLogprobs members of {"token": logprob, …}.
 func (c *Conversion) alternatives(dst, top []byte) []byte {
-	w := jsonWalker{b: top}
-	if !isObject(top) || !w.enter('{') {
+	w := jsonscan.Cursor{Data: top}
+	if !isObject(top) || !w.Enter('{') {
 		return dst
 	}
 	n := 0
-	for key, ok := w.member(); ok && n < c.TopLogprobs; key, ok = w.member() {
-		value := w.raw()
+	for key, ok := w.Member(); ok && n < c.TopLogprobs; key, ok = w.Member() {
+		value := w.Raw()
 		if string(value) == "null" {
 			continue
 		}

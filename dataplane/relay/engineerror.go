@@ -2,28 +2,29 @@ package relay
 
 import (
 	"errors"
+	"sluice/dataplane/jsonscan"
 	"strings"
 )
 
 // readErrorMember reads the type and code of an error. Its message is not kept, because it may
 // repeat the request; the engine's own log has it.
-func (s *streamScanner) readErrorMember(w *jsonWalker) {
-	nonNull := !w.null() // events of an answer may have a null error
-	if !w.enter('{') {
+func (s *streamScanner) readErrorMember(w *jsonscan.Cursor) {
+	nonNull := !w.Null() // events of an answer may have a null error
+	if !w.Enter('{') {
 		if nonNull {
 			s.finish = ""
 		}
 		return
 	}
 	var kind, code []byte
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "type":
-			kind = w.raw()
+			kind = w.Raw()
 		case "code":
-			code = w.raw()
+			code = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	s.setError(kind, code)
@@ -42,7 +43,7 @@ const maxErrorWord = 64
 // in a log line; else nil.
 func errorWord(value []byte) []byte {
 	if n := len(value); n > 1 && value[0] == '"' {
-		value = plainName(value[1 : n-1])
+		value = jsonscan.PlainName(value[1 : n-1])
 	} else if n == 0 || value[0]-'0' > 9 && value[0] != '-' { // null, or not a word
 		return nil
 	}
@@ -50,7 +51,7 @@ func errorWord(value []byte) []byte {
 		return nil
 	}
 	for _, c := range value {
-		if !isWordByte(c) {
+		if !jsonscan.IsWordByte(c) {
 			return nil
 		}
 	}

@@ -28,46 +28,46 @@ type eventInfo struct {
 // readEvent reads one event.
 func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
 	base := cap(event) - cap(data) // data is part of event
-	w := jsonWalker{b: data}
+	w := jsonscan.Cursor{Data: data}
 	var id, created, model []byte
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "id":
-			id = w.raw()
+			id = w.Raw()
 		case "created":
-			created = w.raw()
+			created = w.Raw()
 		case "model":
-			model = w.raw()
+			model = w.Raw()
 		case "object":
-			n.failed = n.failed || string(w.word()) == "error" // vLLM up to 0.10.0
+			n.failed = n.failed || string(w.Word()) == "error" // vLLM up to 0.10.0
 		case "code":
-			n.failedCode = max(w.number(), 0)
+			n.failedCode = max(w.Number(), 0)
 		case "error":
-			if !w.null() {
+			if !w.Null() {
 				n.failed = true
-				code := jsonWalker{b: memberOf(data[w.i:], "code")}
-				n.failedCode = max(code.unsigned(), 0)
+				code := jsonscan.Cursor{Data: memberOf(data[w.Pos:], "code")}
+				n.failedCode = max(code.Unsigned(), 0)
 			}
-			w.skip()
+			w.Skip()
 		case "prompt_token_ids":
 			t.promptIDs(&w, base, &n)
 		case "usage":
-			n.hasOther = n.hasOther || !w.null()
-			w.skip()
+			n.hasOther = n.hasOther || !w.Null()
+			w.Skip()
 		case "choices":
-			if !w.enter('[') {
+			if !w.Enter('[') {
 				continue
 			}
-			for w.element() {
+			for w.Element() {
 				n.choices++
 				t.choice(&w, base, &n)
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad {
+	if w.Bad {
 		return n, false
 	}
 	if n.failed {
@@ -126,8 +126,8 @@ var (
 )
 
 // promptIDs reads the prompt's ids, once, and hides them from the client.
-func (t *Transcript) promptIDs(w *jsonWalker, base int, n *eventInfo) {
-	raw := w.raw()
+func (t *Transcript) promptIDs(w *jsonscan.Cursor, base int, n *eventInfo) {
+	raw := w.Raw()
 	if len(raw) == 0 || raw[0] != '[' {
 		return
 	}
@@ -149,56 +149,56 @@ func (t *Transcript) promptIDs(w *jsonWalker, base int, n *eventInfo) {
 var comma = []byte{','}
 
 // hide hides the value of size bytes before w from the client.
-func (t *Transcript) hide(w *jsonWalker, base, size int, n *eventInfo) {
+func (t *Transcript) hide(w *jsonscan.Cursor, base, size int, n *eventInfo) {
 	if n.nhidden == len(n.hidden) {
 		t.blockOnce("unreadable")
 		return
 	}
-	n.hidden[n.nhidden] = byteRange{base + w.i - size, base + w.i}
+	n.hidden[n.nhidden] = byteRange{base + w.Pos - size, base + w.Pos}
 	n.nhidden++
 }
 
-func (t *Transcript) choice(w *jsonWalker, base int, n *eventInfo) {
-	if !w.enter('{') {
+func (t *Transcript) choice(w *jsonscan.Cursor, base int, n *eventInfo) {
+	if !w.Enter('{') {
 		return
 	}
 	index, ended := 0, false
 	var ids, finish, scores []byte
 	n.text = nil
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "index":
-			n.indexAt = base + w.at()
-			index = max(w.number(), 0)
+			n.indexAt = base + w.At()
+			index = max(w.Number(), 0)
 		case "finish_reason":
-			ended = !w.null()
-			finish = w.word()
+			ended = !w.Null()
+			finish = w.Word()
 		case "text":
-			n.text = w.text()
-			n.textAt = base + w.i - 1 - len(n.text)
+			n.text = w.Text()
+			n.textAt = base + w.Pos - 1 - len(n.text)
 		case "delta":
 			t.delta(w, base, n)
 		case "token_ids":
-			raw := w.raw()
+			raw := w.Raw()
 			if len(raw) == 0 || raw[0] != '[' {
 				continue
 			}
 			ids = raw
-			n.idsAt, n.idsTo = base+w.i-len(raw), base+w.i
+			n.idsAt, n.idsTo = base+w.Pos-len(raw), base+w.Pos
 			t.hide(w, base, len(raw), n)
 		case "prompt_token_ids":
 			had := n.nhidden
 			t.promptIDs(w, base, n)
 			n.hasOther = n.hasOther || n.nhidden > had
 		case "logprobs":
-			if !w.null() {
+			if !w.Null() {
 				n.hasOther = true
-				scores = w.raw()
+				scores = w.Raw()
 				continue
 			}
-			w.skip()
+			w.Skip()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	q := t.engineChoice(index)
@@ -223,34 +223,34 @@ func (t *Transcript) choice(w *jsonWalker, base int, n *eventInfo) {
 	if scores != nil && t.Logprobs && t.Format == CompletionsFormat {
 		q.addLogprobs(scores)
 	}
-	if !w.bad {
+	if !w.Bad {
 		t.addIDs(q, n.text, n.ids)
 	}
 }
 
-func (t *Transcript) delta(w *jsonWalker, base int, n *eventInfo) {
-	if !w.enter('{') {
+func (t *Transcript) delta(w *jsonscan.Cursor, base int, n *eventInfo) {
+	if !w.Enter('{') {
 		return
 	}
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "content":
-			n.text = w.text()
-			n.textAt = base + w.i - 1 - len(n.text)
+			n.text = w.Text()
+			n.textAt = base + w.Pos - 1 - len(n.text)
 		case "reasoning", "reasoning_content":
-			if len(w.text()) > 0 {
+			if len(w.Text()) > 0 {
 				t.blockOnce("reasoning")
 			}
 		case "tool_calls", "function_call":
-			if w.peek() == '[' && !w.hasElements() {
+			if w.Peek() == '[' && !w.HasElements() {
 				continue
 			}
-			if !w.null() {
+			if !w.Null() {
 				t.blockOnce("tools")
 			}
-			w.skip()
+			w.Skip()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 }

@@ -1,5 +1,7 @@
 package relay
 
+import "sluice/dataplane/jsonscan"
+
 // APIFormat is the endpoint whose events a Transcript keeps.
 type APIFormat uint8
 
@@ -69,6 +71,6 @@ func codeOf(raw []byte) int {
 	if len(value) > 2 && value[0] == '"' {
 		value = value[1 : len(value)-1]
 	}
-	w := jsonWalker{b: value}
-	return max(w.unsigned(), 0)
+	w := jsonscan.Cursor{Data: value}
+	return max(w.Unsigned(), 0)
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"encoding/json"
+	"sluice/dataplane/jsonscan"
 	"testing"
 )
 
@@ -64,23 +65,23 @@ func FuzzWalk(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		UsageOf(b)
-		w := jsonWalker{b: b}
+		w := jsonscan.Cursor{Data: b}
 		keys := map[string]bool{}
-		if w.enter('{') {
-			for key, ok := w.member(); ok; key, ok = w.member() {
+		if w.Enter('{') {
+			for key, ok := w.Member(); ok; key, ok = w.Member() {
 				keys[string(key)] = true
-				w.skip()
+				w.Skip()
 			}
 		}
 		if !json.Valid(b) {
 			return
 		}
-		if w.bad || w.peek() != 0 || w.i != len(b) {
-			t.Fatalf("%q: bad %v, stopped at %d of %d", b, w.bad, w.i, len(b))
+		if w.Bad || w.Peek() != 0 || w.Pos != len(b) {
+			t.Fatalf("%q: bad %v, stopped at %d of %d", b, w.Bad, w.Pos, len(b))
 		}
-		whole := jsonWalker{b: b}
-		if whole.skip(); whole.bad || whole.peek() != 0 {
-			t.Fatalf("%q: skip stopped at %d of %d", b, whole.i, len(b))
+		whole := jsonscan.Cursor{Data: b}
+		if whole.Skip(); whole.Bad || whole.Peek() != 0 {
+			t.Fatalf("%q: skip stopped at %d of %d", b, whole.Pos, len(b))
 		}
 		var m map[string]json.RawMessage
 		if json.Unmarshal(b, &m) != nil || bytes.ContainsAny(b, "\\") {

@@ -60,7 +60,7 @@ func (g *generateStream) matchShape(event []byte) bool {
 		return false
 	}
 	if g.index >= 0 {
-		if w := (jsonWalker{b: event, i: g.shape.Start(g.index)}); w.number() > 0 {
+		if w := (jsonscan.Cursor{Data: event, Pos: g.shape.Start(g.index)}); w.Number() > 0 {
 			return false
 		}
 	}
@@ -89,17 +89,17 @@ type generateResumed struct {
 }
 
 func (g *generateResumed) Event(dst, event []byte) []byte {
-	w := jsonWalker{b: EventData(event)}
-	if !w.enter('{') {
+	w := jsonscan.Cursor{Data: EventData(event)}
+	if !w.Enter('{') {
 		return append(dst, event...)
 	}
 	mark := len(dst)
 	dst = append(dst, "data: "...)
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "request_id":
-			id := w.raw()
+			id := w.Raw()
 			if g.id != nil {
 				id = g.id
 			}
@@ -109,7 +109,7 @@ func (g *generateResumed) Event(dst, event []byte) []byte {
 			c := Conversion{Cached: -1, Splice: &g.splice}
 			dst = c.usage(dst, &w)
 		case "prompt_token_ids", "mm_placeholders":
-			if raw := w.raw(); g.splice.PriorTokens == 0 {
+			if raw := w.Raw(); g.splice.PriorTokens == 0 {
 				dst = append(appendKey(dst, from, key), raw...)
 			} // else the client has it already, and this engine's differs
 		case "choices":
@@ -117,65 +117,65 @@ func (g *generateResumed) Event(dst, event []byte) []byte {
 			dst = g.choices(dst, &w)
 		default:
 			dst = appendKey(dst, from, key)
-			dst = append(dst, w.raw()...)
+			dst = append(dst, w.Raw()...)
 		}
 	}
-	if w.bad || len(dst) == from {
+	if w.Bad || len(dst) == from {
 		return append(dst[:mark], event...)
 	}
 	return append(dst, "}\n\n"...)
 }
 
 // choices appends the choices at w. The spans of weight versions count the whole output.
-func (g *generateResumed) choices(dst []byte, w *jsonWalker) []byte {
-	if w.peek() != '[' {
-		return append(dst, w.raw()...)
+func (g *generateResumed) choices(dst []byte, w *jsonscan.Cursor) []byte {
+	if w.Peek() != '[' {
+		return append(dst, w.Raw()...)
 	}
-	w.enter('[')
+	w.Enter('[')
 	dst = append(dst, '[')
-	for i := 0; w.element(); i++ {
+	for i := 0; w.Element(); i++ {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		if w.peek() != '{' {
-			dst = append(dst, w.raw()...)
+		if w.Peek() != '{' {
+			dst = append(dst, w.Raw()...)
 			continue
 		}
-		w.enter('{')
+		w.Enter('{')
 		from := len(dst)
-		for key, more := w.member(); more; key, more = w.member() {
+		for key, more := w.Member(); more; key, more = w.Member() {
 			dst = appendKey(dst, from, key)
-			if string(key) == "weight_versions" && w.peek() == '[' {
+			if string(key) == "weight_versions" && w.Peek() == '[' {
 				dst = g.spans(dst, w)
 				continue
 			}
-			dst = append(dst, w.raw()...)
+			dst = append(dst, w.Raw()...)
 		}
 		dst = closeObject(dst, from)
 	}
 	return append(dst, ']')
 }
 
-func (g *generateResumed) spans(dst []byte, w *jsonWalker) []byte {
-	w.enter('[')
+func (g *generateResumed) spans(dst []byte, w *jsonscan.Cursor) []byte {
+	w.Enter('[')
 	dst = append(dst, '[')
-	for i := 0; w.element(); i++ {
+	for i := 0; w.Element(); i++ {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
 		from := len(dst)
-		if w.peek() != '{' {
-			dst = append(dst, w.raw()...)
+		if w.Peek() != '{' {
+			dst = append(dst, w.Raw()...)
 			continue
 		}
-		w.enter('{')
-		for key, more := w.member(); more; key, more = w.member() {
+		w.Enter('{')
+		for key, more := w.Member(); more; key, more = w.Member() {
 			dst = appendKey(dst, from, key)
 			switch string(key) {
 			case "start", "end":
 				dst = appendShifted(dst, w, g.splice.PriorTokens)
 			default:
-				dst = append(dst, w.raw()...)
+				dst = append(dst, w.Raw()...)
 			}
 		}
 		dst = closeObject(dst, from)

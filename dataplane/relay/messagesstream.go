@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/jsonscan"
 	"strconv"
 )
 
@@ -25,29 +26,29 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}
-	w := jsonWalker{b: data}
+	w := jsonscan.Cursor{Data: data}
 	var kind, delta, block, message, failure []byte
 	index := 0
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "type":
-			kind = w.word()
+			kind = w.Word()
 		case "index":
-			index = max(w.number(), 0)
+			index = max(w.Number(), 0)
 		case "delta":
-			delta = w.raw()
+			delta = w.Raw()
 		case "content_block":
-			block = w.raw()
+			block = w.Raw()
 		case "message":
-			message = w.raw()
+			message = w.Raw()
 		case "error":
-			failure = w.raw()
+			failure = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad {
+	if w.Bad {
 		t.blockOnce("unreadable")
 		return append(dst, event...)
 	}
@@ -60,8 +61,8 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 		t.blockUnlessText(memberOf(block, "type"), `"text"`)
 	case "content_block_delta":
 		t.blockUnlessText(memberOf(delta, "type"), `"text_delta"`)
-		text := jsonWalker{b: memberOf(delta, "text")}
-		if sent := text.text(); len(sent) > 0 {
+		text := jsonscan.Cursor{Data: memberOf(delta, "text")}
+		if sent := text.Text(); len(sent) > 0 {
 			t.appendSent(sent)
 		}
 	case "content_block_stop":
@@ -187,10 +188,10 @@ func (n *messagesResumed) appendEnd(dst []byte) []byte {
 	dst = append(append(dst, `","stop_sequence":`...), sequence...)
 	dst = append(dst, `},"usage":`...)
 	from := len(dst)
-	w := jsonWalker{b: m.usage}
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
-		value := w.raw()
+	w := jsonscan.Cursor{Data: m.usage}
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
+		value := w.Raw()
 		if string(key) != "output_tokens" {
 			dst = append(appendKey(dst, from, key), value...)
 		}
@@ -203,8 +204,8 @@ func (n *messagesResumed) appendEnd(dst []byte) []byte {
 // parseCompletion reads the one choice of a completions event, raw: its text (the inside of a
 // string) and, at its end, the finish reason and stop sequence.
 func parseCompletion(data []byte) (text, finish, stop []byte) {
-	w := jsonWalker{b: memberOf(data, "choices")}
-	if !w.enter('[') || !w.element() {
+	w := jsonscan.Cursor{Data: memberOf(data, "choices")}
+	if !w.Enter('[') || !w.Element() {
 		return nil, nil, nil
 	}
 	var ch choice

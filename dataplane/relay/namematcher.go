@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // nameMatcher collects a word byte by byte and decodes JSON escapes in it. The word is a whole
 // string (add), or the last letters of a text (addText).
@@ -63,7 +66,7 @@ func (s *nameMatcher) endsPrivate() bool {
 // letter returns the letter that c is, or that the escape ending with c stands for; 0x80 for one
 // that occurs in no private name. ok is false inside an escape.
 func (s *nameMatcher) letter(c byte) (letter byte, ok bool) {
-	switch d := hexDigit(c); {
+	switch d := jsonscan.HexDigit(c); {
 	case s.escape == 0 && c == '\\':
 		s.escape, s.code = 1, 0
 		return 0, false

@@ -11,7 +11,7 @@ type nativeScan struct {
 // eventWalker walks one event and records the positions of the values that nativeScan needs, and
 // whether the event has more than content.
 type eventWalker struct {
-	jsonWalker
+	jsonscan.Cursor
 	hasOther      bool
 	from, to      int // position of its content (to 0: none)
 	textAt, idsAt jsonscan.Value
@@ -30,7 +30,7 @@ func (n *nativeScan) learn(w *eventWalker) {
 		n.shape = new(nativeScanShape)
 	}
 	k := n.shape
-	k.shape.learn(w.b, w.textAt, w.idsAt, w.counts[1])
+	k.shape.learn(w.Data, w.textAt, w.idsAt, w.counts[1])
 	k.shape.Cumulative = true // known text is not read again; an event that does not repeat it does not match
 	for i, at := range w.counts {
 		k.gaps[i] = k.shape.Gap(at)

@@ -21,11 +21,11 @@ func (n *nativeShape) learn(data []byte, text, ids jsonscan.Value, count int) {
 	}
 }
 
-// number returns the value in a gap as jsonWalker.number does; -1 for gap -1.
+// number returns the value in a gap as jsonscan.Cursor.number does; -1 for gap -1.
 func (n *nativeShape) number(data []byte, gap int) int {
 	if gap < 0 {
 		return -1
 	}
-	w := jsonWalker{b: data, i: n.Start(gap)}
-	return w.number()
+	w := jsonscan.Cursor{Data: data, Pos: n.Start(gap)}
+	return w.Number()
 }

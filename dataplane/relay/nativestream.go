@@ -166,37 +166,37 @@ func (s *nativeStream) read(data []byte) bool {
 	var text, ids jsonscan.Value
 	s.countAt = -1
 	plain := true
-	w := jsonWalker{b: data}
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w := jsonscan.Cursor{Data: data}
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "text":
-			s.current.texted = w.peek() == '"'
-			if s.current.text = w.text(); s.current.texted {
-				text = jsonscan.Value{Start: w.i - len(s.current.text) - 2, End: w.i, Kind: jsonscan.String}
+			s.current.texted = w.Peek() == '"'
+			if s.current.text = w.Text(); s.current.texted {
+				text = jsonscan.Value{Start: w.Pos - len(s.current.text) - 2, End: w.Pos, Kind: jsonscan.String}
 			}
 		case "output_ids":
-			if s.current.ids = w.raw(); len(s.current.ids) > 0 && s.current.ids[0] == '[' {
-				ids = jsonscan.Value{Start: w.i - len(s.current.ids), End: w.i, Kind: jsonscan.Array}
+			if s.current.ids = w.Raw(); len(s.current.ids) > 0 && s.current.ids[0] == '[' {
+				ids = jsonscan.Value{Start: w.Pos - len(s.current.ids), End: w.Pos, Kind: jsonscan.Array}
 			}
 		case "index":
 			plain = false
-			s.current.many = w.number() > 0
+			s.current.many = w.Number() > 0
 		case "error":
-			if s.current.failed = !w.null(); s.current.failed {
-				s.current.code = codeOf(data[w.i:])
+			if s.current.failed = !w.Null(); s.current.failed {
+				s.current.code = codeOf(data[w.Pos:])
 			}
-			w.skip()
+			w.Skip()
 		case "meta_info":
 			s.meta(&w)
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if plain && !w.bad && !s.current.failed && !s.current.finished {
+	if plain && !w.Bad && !s.current.failed && !s.current.finished {
 		s.shape.learn(data, text, ids, s.countAt)
 	}
-	return !w.bad
+	return !w.Bad
 }
 
 // matchShape reads an event of the same shape as the last one walked. Such an event has no finish
@@ -214,32 +214,32 @@ func (s *nativeStream) matchShape(data []byte) bool {
 	return true
 }
 
-func (s *nativeStream) meta(w *jsonWalker) {
-	if !w.enter('{') {
+func (s *nativeStream) meta(w *jsonscan.Cursor) {
+	if !w.Enter('{') {
 		return
 	}
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "completion_tokens":
-			s.countAt = w.at()
-			s.current.total = w.number()
+			s.countAt = w.At()
+			s.current.total = w.Number()
 		case "finish_reason":
-			raw := w.raw()
+			raw := w.Raw()
 			if len(raw) == 0 || raw[0] != '{' {
 				continue
 			}
 			s.current.finished = true
-			if kind := (jsonWalker{b: memberOf(raw, "type")}); string(kind.word()) != "abort" {
+			if kind := (jsonscan.Cursor{Data: memberOf(raw, "type")}); string(kind.Word()) != "abort" {
 				continue
 			}
 			// With a status code the engine failed, also because of a lost transfer. Without one
 			// the request was aborted on demand.
-			status := jsonWalker{b: memberOf(raw, "status_code")}
-			if code := status.unsigned(); code > 0 {
+			status := jsonscan.Cursor{Data: memberOf(raw, "status_code")}
+			if code := status.Unsigned(); code > 0 {
 				s.current.failed, s.current.code = true, code
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 }
@@ -289,18 +289,18 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 	mark := len(dst)
 	dst = append(dst, "data: "...)
 	from := len(dst)
-	w := jsonWalker{b: data}
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w := jsonscan.Cursor{Data: data}
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
 		switch string(key) {
 		case "text":
-			if w.skip(); s.mode != incremental {
+			if w.Skip(); s.mode != incremental {
 				text = s.text
 			}
 			dst = append(append(append(dst, '"'), text...), '"')
 		case "output_ids":
-			w.skip()
+			w.Skip()
 			ids := t.Out
 			if s.mode == incremental {
 				ids = t.Out[had:]
@@ -309,10 +309,10 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 		case "meta_info":
 			dst = n.meta(dst, &w)
 		default:
-			dst = append(dst, w.raw()...)
+			dst = append(dst, w.Raw()...)
 		}
 	}
-	if w.bad {
+	if w.Bad {
 		t.blockOnce("unreadable")
 		return dst[:mark]
 	}
@@ -320,17 +320,17 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 	return append(closeObject(dst, from), "\n\n"...)
 }
 
-func (n *nativeResumed) meta(dst []byte, w *jsonWalker) []byte {
-	if w.peek() != '{' {
-		return append(dst, w.raw()...)
+func (n *nativeResumed) meta(dst []byte, w *jsonscan.Cursor) []byte {
+	if w.Peek() != '{' {
+		return append(dst, w.Raw()...)
 	}
-	w.enter('{')
+	w.Enter('{')
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
 		switch string(key) {
 		case "id":
-			id := w.raw()
+			id := w.Raw()
 			if n.first.id != nil {
 				id = n.first.id
 			}
@@ -340,31 +340,31 @@ func (n *nativeResumed) meta(dst []byte, w *jsonWalker) []byte {
 		case "completion_tokens":
 			dst = appendShifted(dst, w, n.splice.PriorTokens)
 		case "cached_tokens":
-			cached := jsonWalker{b: w.raw()}
-			dst = strconv.AppendInt(dst, int64(min(max(cached.unsigned(), 0), n.splice.Prompt)), 10)
+			cached := jsonscan.Cursor{Data: w.Raw()}
+			dst = strconv.AppendInt(dst, int64(min(max(cached.Unsigned(), 0), n.splice.Prompt)), 10)
 		case "finish_reason":
 			dst = n.reason(dst, w)
 		default:
-			dst = append(dst, w.raw()...)
+			dst = append(dst, w.Raw()...)
 		}
 	}
 	return closeObject(dst, from)
 }
 
 // reason appends a finish reason; "length" has the token count.
-func (n *nativeResumed) reason(dst []byte, w *jsonWalker) []byte {
-	if w.peek() != '{' {
-		return append(dst, w.raw()...)
+func (n *nativeResumed) reason(dst []byte, w *jsonscan.Cursor) []byte {
+	if w.Peek() != '{' {
+		return append(dst, w.Raw()...)
 	}
-	w.enter('{')
+	w.Enter('{')
 	from := len(dst)
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		dst = appendKey(dst, from, key)
 		if string(key) == "length" {
 			dst = appendShifted(dst, w, n.splice.PriorTokens)
 			continue
 		}
-		dst = append(dst, w.raw()...)
+		dst = append(dst, w.Raw()...)
 	}
 	return closeObject(dst, from)
 }

@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // redactor blanks the private members of JSON in place. Its input may be cut anywhere. A value
 // becomes null, or an empty value of its type, followed by spaces up to its old length, so that no
@@ -144,8 +147,8 @@ func (v *redactor) feedAll(parts [][]byte) {
 // stringBodyLen returns the length of the string whose inside begins with p; len(p) if p ends
 // inside it.
 func stringBodyLen(p []byte) int {
-	w := jsonWalker{b: p, i: -1} // -1: where the opening quote would be
-	if words := w.stringBody(); !w.bad {
+	w := jsonscan.Cursor{Data: p, Pos: -1} // -1: where the opening quote would be
+	if words := w.StringBody(); !w.Bad {
 		return len(words)
 	}
 	return len(p)

@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // redactedText replaces an engine's error text that names a part of a handle. Refusals of vLLM and
 // SGLang repeat parts of handles.
@@ -42,7 +45,7 @@ func mayNameHandle(text []byte) bool {
 func withoutEscapes(text []byte) []byte {
 	plain := make([]byte, 0, len(text))
 	for i := 0; i < len(text); i++ {
-		if c, ok := escapedByte(text[i:]); ok {
+		if c, ok := jsonscan.EscapedByte(text[i:]); ok {
 			plain = append(plain, c)
 			i += len(`\u0000`) - 1
 			continue

@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // private are the members of responses that describe where KV lies, which no client may see.
 // TensorRT-LLM puts its own into every choice; the others are top-level members.
@@ -26,10 +29,10 @@ func AppendRedacted(dst, text []byte) []byte {
 		return dst
 	}
 	mark := len(dst)
-	s := memberRemover{w: jsonWalker{b: text, i: from}, dst: dst}
-	s.w.enter('{')
+	s := memberRemover{w: jsonscan.Cursor{Data: text, Pos: from}, dst: dst}
+	s.w.Enter('{')
 	s.object(true)
-	if s.w.bad {
+	if s.w.Bad {
 		return dst[:mark]
 	}
 	return append(s.dst, text[s.copied:]...)
@@ -46,7 +49,7 @@ func RedactFrom(text []byte, from int) []byte {
 
 // memberRemover copies text without its private members.
 type memberRemover struct {
-	w      jsonWalker
+	w      jsonscan.Cursor
 	dst    []byte
 	copied int // text[:copied] is in dst, or removed
 }
@@ -55,29 +58,29 @@ type memberRemover struct {
 // member is removed with the comma before it, the first member with the comma after it.
 func (s *memberRemover) object(top bool) {
 	w := &s.w
-	kept, end := false, w.i // where the brace or the last kept member ends
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	kept, end := false, w.Pos // where the brace or the last kept member ends
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch {
 		case isPrivate(key):
-			s.dst = append(s.dst, w.b[s.copied:end]...)
-			w.skip()
-			if end = w.i; !kept && w.peek() == ',' {
-				w.i++
-				end = w.i
+			s.dst = append(s.dst, w.Data[s.copied:end]...)
+			w.Skip()
+			if end = w.Pos; !kept && w.Peek() == ',' {
+				w.Pos++
+				end = w.Pos
 			}
 			s.copied = end
 			continue
-		case top && string(key) == "choices" && w.peek() == '[':
-			w.enter('[')
-			for w.element() {
-				if w.enter('{') {
+		case top && string(key) == "choices" && w.Peek() == '[':
+			w.Enter('[')
+			for w.Element() {
+				if w.Enter('{') {
 					s.object(false)
 				}
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
-		kept, end = true, w.i
+		kept, end = true, w.Pos
 	}
 }
 
@@ -93,7 +96,7 @@ func isPrivate(key []byte) bool {
 // mayHoldPrivate reports whether text may have a private member.
 func mayHoldPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
 
-// mayHoldPrivateValue reports whether JSON may have a private member that is not jsonNull, however its
+// mayHoldPrivateValue reports whether JSON may have a private member that is not null, however its
 // name is escaped. All responses of vLLM have one that is null.
 func mayHoldPrivateValue(text []byte) bool {
 	if bytes.IndexByte(text, '\\') >= 0 && escapesLetters(text) {

@@ -1,6 +1,9 @@
 package relay
 
-import "bytes"
+import (
+	"bytes"
+	"sluice/dataplane/jsonscan"
+)
 
 // RedactInPlace blanks the private members of a whole response body in place: in JSON at any depth
 // and however their names are escaped, except in members that hold the client's own data
@@ -33,35 +36,35 @@ var byteOrderMark = []byte("\ufeff")
 
 // redactJSON steps from string to string. A string followed by a colon is a key.
 func redactJSON(text []byte, refusal bool) {
-	w := jsonWalker{b: text}
+	w := jsonscan.Cursor{Data: text}
 	atHandle := false // a value named a member of a handle: the "input" that follows is that member's value
 	for {
-		i := bytes.IndexByte(w.b[w.i:], '"')
+		i := bytes.IndexByte(w.Data[w.Pos:], '"')
 		if i < 0 {
 			return
 		}
-		w.i += i
-		from := w.i + 1
-		key := w.stringBody()
-		if w.bad { // the body ends inside the string
+		w.Pos += i
+		from := w.Pos + 1
+		key := w.StringBody()
+		if w.Bad { // the body ends inside the string
 			key = text[from:]
 		}
-		if w.peek() != ':' {
+		if w.Peek() != ':' {
 			if refusal && mayNameHandle(key) {
 				redactText(key)
 				atHandle = true
 			}
 			continue
 		}
-		w.i++
-		switch at := w.at(); {
-		case isPrivateEscaped(key), refusal && (mayNameHandle(key) || atHandle && string(plainName(key)) == "input"):
-			w.skip()
-			blankWhole(text[at:w.i])
-		case refusal && string(plainName(key)) == "loc":
+		w.Pos++
+		switch at := w.At(); {
+		case isPrivateEscaped(key), refusal && (mayNameHandle(key) || atHandle && string(jsonscan.PlainName(key)) == "input"):
+			w.Skip()
+			blankWhole(text[at:w.Pos])
+		case refusal && string(jsonscan.PlainName(key)) == "loc":
 			atHandle = false
 		case !refusal && isExemptMember(key):
-			w.skip()
+			w.Skip()
 		}
 	}
 }
@@ -78,7 +81,7 @@ func isExemptMember(key []byte) bool {
 }
 
 // isPrivateEscaped is isPrivate for a key that may have escapes.
-func isPrivateEscaped(key []byte) bool { return isPrivate(plainName(key)) }
+func isPrivateEscaped(key []byte) bool { return isPrivate(jsonscan.PlainName(key)) }
 
 // blankWhole replaces a value by null or an empty value of its type, and spaces.
 func blankWhole(v []byte) {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/jsonscan"
 	"strconv"
 )
 
@@ -30,35 +31,35 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}
-	w := jsonWalker{b: data}
+	w := jsonscan.Cursor{Data: data}
 	var kind, delta, response, item, part, code []byte
 	output, seq := 0, r.seq
-	w.enter('{')
-	for key, more := w.member(); more; key, more = w.member() {
+	w.Enter('{')
+	for key, more := w.Member(); more; key, more = w.Member() {
 		switch string(key) {
 		case "type":
-			kind = w.word()
+			kind = w.Word()
 		case "sequence_number":
-			if n := w.number(); n >= 0 {
+			if n := w.Number(); n >= 0 {
 				seq = n + 1
 			}
 		case "output_index":
-			output = max(w.number(), 0)
+			output = max(w.Number(), 0)
 		case "delta":
-			delta = w.text()
+			delta = w.Text()
 		case "response":
-			response = w.raw()
+			response = w.Raw()
 		case "item":
-			item = w.raw()
+			item = w.Raw()
 		case "part":
-			part = w.raw()
+			part = w.Raw()
 		case "code":
-			code = w.raw()
+			code = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
-	if w.bad {
+	if w.Bad {
 		t.blockOnce("unreadable")
 		return append(dst, event...)
 	}
@@ -212,8 +213,8 @@ func (n *responsesResumed) appendEnd(dst []byte) []byte {
 func (n *responsesResumed) appendUsage(dst []byte) []byte {
 	t := n.first.t
 	prompt, output := t.Prompt.Len(), len(t.Out)
-	details := jsonWalker{b: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
-	cached := min(max(details.unsigned(), 0), prompt)
+	details := jsonscan.Cursor{Data: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
+	cached := min(max(details.Unsigned(), 0), prompt)
 	dst = strconv.AppendInt(append(dst, `{"input_tokens":`...), int64(prompt), 10)
 	dst = strconv.AppendInt(append(dst, `,"input_tokens_details":{"cached_tokens":`...), int64(cached), 10)
 	dst = strconv.AppendInt(append(dst, `},"output_tokens":`...), int64(output), 10)
@@ -223,21 +224,21 @@ func (n *responsesResumed) appendUsage(dst []byte) []byte {
 
 // withMember returns object with a new value for a member, in its place or at the end.
 func withMember(object []byte, name string, value []byte) []byte {
-	w := jsonWalker{b: object}
-	if !w.enter('{') {
+	w := jsonscan.Cursor{Data: object}
+	if !w.Enter('{') {
 		return object
 	}
 	from, to, empty := -1, -1, true
-	for key, more := w.member(); more; key, more = w.member() {
+	for key, more := w.Member(); more; key, more = w.Member() {
 		empty = false
 		if string(key) != name {
-			w.skip()
+			w.Skip()
 			continue
 		}
-		w.peek()
-		from = w.i
-		w.skip()
-		to = w.i
+		w.Peek()
+		from = w.Pos
+		w.Skip()
+		to = w.Pos
 	}
 	out := make([]byte, 0, len(object)+len(value)+len(name)+4)
 	if from >= 0 {

@@ -149,8 +149,8 @@ func (s *streamScanner) openAI(data []byte) {
 		s.finishes.unscanned = false
 		return
 	}
-	w := eventWalker{jsonWalker: jsonWalker{b: data}, counts: [3]int{-1, -1, -1}}
-	if !w.enter('{') {
+	w := eventWalker{Cursor: jsonscan.Cursor{Data: data}, counts: [3]int{-1, -1, -1}}
+	if !w.Enter('{') {
 		s.private = s.private || mayNamePrivate(data)
 		return
 	}
@@ -159,57 +159,57 @@ func (s *streamScanner) openAI(data []byte) {
 	index, native, finished := 0, false, false
 	answer, detail, message := false, false, false // members of an answer, and of a bare error
 	var object, kind, code []byte
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "choices":
 			answer = true
-			if !w.enter('[') {
+			if !w.Enter('[') {
 				continue
 			}
-			for w.element() {
+			for w.Element() {
 				s.choice(&w)
 			}
 		case "usage":
-			w.hasOther = w.hasOther || !w.null()
-			readUsage(&w.jsonWalker, &s.usage)
+			w.hasOther = w.hasOther || !w.Null()
+			readUsage(&w.Cursor, &s.usage)
 		case "error":
-			if !w.null() {
+			if !w.Null() {
 				s.failed, w.hasOther = true, true
 			}
-			s.readErrorMember(&w.jsonWalker)
+			s.readErrorMember(&w.Cursor)
 		case "detail": // FastAPI's {"detail":…}
-			detail = detail || !w.null()
-			w.skip()
+			detail = detail || !w.Null()
+			w.Skip()
 		case "message", "msg":
-			message = message || w.peek() == '"'
-			w.skip()
+			message = message || w.Peek() == '"'
+			w.Skip()
 		case "text": // SGLang's /generate
 			answer = true
-			w.textAt = s.textOrIDs(&w.jsonWalker)
+			w.textAt = s.textOrIDs(&w.Cursor)
 		case "output_ids":
 			answer = true
-			w.idsAt = s.textOrIDs(&w.jsonWalker)
+			w.idsAt = s.textOrIDs(&w.Cursor)
 		case "meta_info":
 			native = true
 			finished = s.metaInfo(&w)
 		case "index": // of SGLang's /generate
-			index = w.number()
+			index = w.Number()
 		case "object": // vLLM up to 0.10.0: {"object":"error","message":…}
-			if object = w.word(); string(object) == "error" {
+			if object = w.Word(); string(object) == "error" {
 				s.failed, w.hasOther = true, true
 			}
 		case "type":
-			kind = w.raw()
+			kind = w.Raw()
 		case "code":
-			code = w.raw()
+			code = w.Raw()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	if native {
 		s.finishes.add(index, finished)
 	}
-	s.private = s.private || w.bad
+	s.private = s.private || w.Bad
 	if (detail || message) && !answer && !native && object == nil {
 		s.failed, w.hasOther = s.failed || detail, true
 		s.onErrorEvent(data)
@@ -220,91 +220,91 @@ func (s *streamScanner) openAI(data []byte) {
 	if s.failed {
 		s.onErrorEvent(data)
 	}
-	if w.to > 0 && !w.hasOther && !w.bad {
+	if w.to > 0 && !w.hasOther && !w.Bad {
 		s.template.learn(data, w.from, w.to)
 	}
-	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.hasOther && !w.bad {
+	if w.idsAt.Kind == jsonscan.Array && w.to == 0 && !w.hasOther && !w.Bad {
 		s.native.learn(&w)
 	}
 }
 
 // textOrIDs reads the text or the ids of an event of SGLang's /generate, or the ids of a choice,
 // and returns where they lie.
-func (s *streamScanner) textOrIDs(w *jsonWalker) jsonscan.Value {
+func (s *streamScanner) textOrIDs(w *jsonscan.Cursor) jsonscan.Value {
 	kind := jsonscan.Number
-	switch w.peek() {
+	switch w.Peek() {
 	case '[':
 		kind = jsonscan.Array
 	case '"':
 		kind = jsonscan.String
 	}
-	from := w.i
+	from := w.Pos
 	if kind == jsonscan.Array {
-		s.token = w.hasElements() || s.token
-	} else if len(w.text()) > 0 {
+		s.token = w.HasElements() || s.token
+	} else if len(w.Text()) > 0 {
 		s.token = true
 	}
-	return jsonscan.Value{Start: from, End: w.i, Kind: kind}
+	return jsonscan.Value{Start: from, End: w.Pos, Kind: kind}
 }
 
 // metaInfo reads usage and finish reason of SGLang's /generate. It returns whether there is a
 // finish reason.
 func (s *streamScanner) metaInfo(w *eventWalker) (finished bool) {
-	if !w.enter('{') {
+	if !w.Enter('{') {
 		return false
 	}
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "prompt_tokens":
-			w.counts[0] = w.at()
-			readCount(&w.jsonWalker, &s.usage.Prompt)
+			w.counts[0] = w.At()
+			readCount(&w.Cursor, &s.usage.Prompt)
 		case "completion_tokens":
-			w.counts[1] = w.at()
-			readCount(&w.jsonWalker, &s.usage.Completion)
+			w.counts[1] = w.At()
+			readCount(&w.Cursor, &s.usage.Completion)
 		case "cached_tokens":
-			w.counts[2] = w.at()
-			readCount(&w.jsonWalker, &s.usage.Cached)
+			w.counts[2] = w.At()
+			readCount(&w.Cursor, &s.usage.Cached)
 		case "finish_reason":
-			if !w.enter('{') {
+			if !w.Enter('{') {
 				continue
 			}
 			w.hasOther = true
-			for key, ok := w.member(); ok; key, ok = w.member() {
+			for key, ok := w.Member(); ok; key, ok = w.Member() {
 				if string(key) != "type" {
-					w.skip()
-				} else if reason := w.word(); len(reason) > 0 {
+					w.Skip()
+				} else if reason := w.Word(); len(reason) > 0 {
 					s.finish, finished = reasonName(reason), true
 					s.failed = s.failed || s.finish == "abort"
 				}
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	return finished
 }
 
 func (s *streamScanner) choice(w *eventWalker) {
-	if !w.enter('{') {
+	if !w.Enter('{') {
 		return
 	}
 	index, finished := 0, false
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "finish_reason":
-			if reason := w.word(); len(reason) > 0 {
+			if reason := w.Word(); len(reason) > 0 {
 				s.finish, w.hasOther, finished = reasonName(reason), true, true
 			}
 		case "index":
-			index = w.number()
+			index = w.Number()
 		case "delta":
 			s.delta(w)
 		case "text":
 			s.content(w)
 		case "token_ids":
-			w.idsAt = s.textOrIDs(&w.jsonWalker)
+			w.idsAt = s.textOrIDs(&w.Cursor)
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	s.finishes.add(index, finished)
@@ -312,31 +312,31 @@ func (s *streamScanner) choice(w *eventWalker) {
 
 // delta looks for content. A role alone, "" and null are not content.
 func (s *streamScanner) delta(w *eventWalker) {
-	if !w.enter('{') {
+	if !w.Enter('{') {
 		return
 	}
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "content", "reasoning", "reasoning_content", "refusal":
 			s.content(w)
 		case "tool_calls":
-			if w.hasElements() {
+			if w.HasElements() {
 				s.token = true
 			}
 		case "function_call":
-			s.token = s.token || !w.null()
-			w.skip()
+			s.token = s.token || !w.Null()
+			w.Skip()
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 }
 
 // content reads a string, which is content unless it is empty.
 func (s *streamScanner) content(w *eventWalker) {
-	if text := w.text(); len(text) > 0 {
+	if text := w.Text(); len(text) > 0 {
 		s.token = true
-		w.to = w.i - 1
+		w.to = w.Pos - 1
 		w.from = w.to - len(text)
 	}
 }
@@ -348,19 +348,19 @@ func (s *streamScanner) anthropic(name, data []byte) {
 	if string(name) == "content_block_delta" && s.token {
 		return
 	}
-	w := jsonWalker{b: data}
-	if !w.enter('{') {
+	w := jsonscan.Cursor{Data: data}
+	if !w.Enter('{') {
 		s.private = s.private || mayNamePrivate(data)
 		return
 	}
 	detail := false
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "detail":
-			detail = detail || !w.null()
-			w.skip()
+			detail = detail || !w.Null()
+			w.Skip()
 		case "type":
-			if t := w.word(); len(name) == 0 {
+			if t := w.Word(); len(name) == 0 {
 				name = t
 			}
 		case "usage":
@@ -370,7 +370,7 @@ func (s *streamScanner) anthropic(name, data []byte) {
 		case "message", "delta":
 			s.messagePart(&w)
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	switch string(name) {
@@ -387,20 +387,20 @@ func (s *streamScanner) anthropic(name, data []byte) {
 }
 
 // messagePart reads the message of message_start or the delta of message_delta.
-func (s *streamScanner) messagePart(w *jsonWalker) {
-	if !w.enter('{') {
+func (s *streamScanner) messagePart(w *jsonscan.Cursor) {
+	if !w.Enter('{') {
 		return
 	}
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "usage":
 			readUsage(w, &s.usage)
 		case "stop_reason":
-			if reason := w.word(); len(reason) > 0 {
+			if reason := w.Word(); len(reason) > 0 {
 				s.finish = reasonName(reason)
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 }
@@ -426,48 +426,48 @@ func (s *streamScanner) responses(name, data []byte) {
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
 	}
-	w := jsonWalker{b: data}
-	if !w.enter('{') {
+	w := jsonscan.Cursor{Data: data}
+	if !w.Enter('{') {
 		s.private = s.private || mayNamePrivate(data)
 		return
 	}
 	detail := false
 	var status, code []byte
-	for key, ok := w.member(); ok; key, ok = w.member() {
+	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch string(key) {
 		case "detail":
-			detail = detail || !w.null()
-			w.skip()
+			detail = detail || !w.Null()
+			w.Skip()
 		case "type":
-			if t := w.word(); len(name) == 0 {
+			if t := w.Word(); len(name) == 0 {
 				name = t
 			}
 		case "code":
-			code = w.raw()
+			code = w.Raw()
 		case "error":
 			s.readErrorMember(&w)
 		case "response":
-			if !w.enter('{') {
+			if !w.Enter('{') {
 				continue
 			}
-			for key, ok := w.member(); ok; key, ok = w.member() {
+			for key, ok := w.Member(); ok; key, ok = w.Member() {
 				switch string(key) {
 				case "id":
-					if id := w.word(); s.template.idAndTime == "" && len(id) <= maxStoredID {
+					if id := w.Word(); s.template.idAndTime == "" && len(id) <= maxStoredID {
 						s.template.idAndTime = string(id)
 					}
 				case "status":
-					status = w.word()
+					status = w.Word()
 				case "error":
 					s.readErrorMember(&w)
 				case "usage":
 					readUsage(&w, &s.usage)
 				default:
-					w.skip()
+					w.Skip()
 				}
 			}
 		default:
-			w.skip()
+			w.Skip()
 		}
 	}
 	switch {
