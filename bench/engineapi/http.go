@@ -12,7 +12,7 @@ import (
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -75,7 +75,7 @@ func (u *httpUser) request(ctx context.Context, prompt []uint32) (a answer, err 
 		return a, err
 	}
 	var chunks upstream.Chunks
-	var events relay.EventSplitter
+	var events sse.Splitter
 	defer events.Release()
 	whole := false
 	for !chunks.Done() {
@@ -92,7 +92,7 @@ func (u *httpUser) request(ctx context.Context, prompt []uint32) (a answer, err 
 			for len(payload) > 0 {
 				n, event, _ := events.Next(payload)
 				payload = payload[n:]
-				switch data := relay.EventData(event); {
+				switch data := sse.EventData(event); {
 				case len(data) == 0:
 				case string(data) == "[DONE]":
 					whole = true

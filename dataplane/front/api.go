@@ -7,6 +7,7 @@ import (
 
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -183,7 +184,7 @@ type RelayHooks struct {
 	// Handler receives the stream's events; may be nil.
 	Handler StreamHandler
 	// Rewrite changes the events of the stream; may be nil.
-	Rewrite relay.Rewriter
+	Rewrite sse.Rewriter
 	// Transcript lets another engine continue the stream if its engine fails; may be nil.
 	// With a Transcript, Rewrite is not used. Package relay describes both it and Usage.
 	Transcript *relay.Transcript

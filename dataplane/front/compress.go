@@ -8,7 +8,7 @@ import (
 
 	"sluice/dataplane/compression"
 	"sluice/dataplane/membudget"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -158,7 +158,7 @@ func (st *stream) writeCompressed(p []byte) (int, error) {
 		}
 	}
 	if len(c.compressed) > 0 {
-		c.out = relay.AppendChunk(c.out, c.compressed)
+		c.out = sse.AppendChunk(c.out, c.compressed)
 	}
 	if done {
 		c.out = append(c.out, lastChunk...)
@@ -182,7 +182,7 @@ func (st *stream) appendBodyEnd() error {
 		if c.stream = nil; err != nil {
 			return err
 		}
-		st.head = relay.AppendChunk(st.head, c.compressed)
+		st.head = sse.AppendChunk(st.head, c.compressed)
 	}
 	st.head = append(st.head, lastChunk...)
 	return nil

@@ -8,7 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 )
 
 // At the end of a drain's time the drain responds to requests without a response in place of
@@ -115,7 +115,7 @@ func (x *Exchange) startDrainResponse() *keepAliveWriter {
 	}
 	if p.headSent {
 		events := appendErrorEvent(nil, x.Endpoint.Protocol, Drained, Drained.Status(), "", drainedMessage, id)
-		p.head, p.finalStatus = append(relay.AppendChunk(nil, events), lastChunk...), fasthttp.StatusOK
+		p.head, p.finalStatus = append(sse.AppendChunk(nil, events), lastChunk...), fasthttp.StatusOK
 	} else {
 		p.head, p.finalStatus = x.rawErrorResponse(Drained, drainedMessage, drainRetry, nil), Drained.Status()
 	}

@@ -14,6 +14,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -134,7 +135,7 @@ func (p *keepAliveWriter) scheduleLocked(after time.Duration) {
 // MarkDispatched has no effect on other requests, or when it is called again.
 func (x *Exchange) MarkDispatched() {
 	if x.responder != nil || !x.srv.options().EarlyHeaders || x.responseState != responsePending || !x.head.http11 ||
-		x.Converter != nil || x.Endpoint.Protocol == relay.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
+		x.Converter != nil || x.Endpoint.Protocol == sse.Opaque || !x.Doc.Bool(jsonscan.KeyStream) {
 		return
 	}
 	x.clearDrainTarget()
@@ -173,7 +174,7 @@ func (x *Exchange) finishEventStream(events []byte) {
 	}
 	st.head = st.acquireSetup().headBuf
 	if len(events) > 0 {
-		st.head = relay.AppendChunk(st.head, events)
+		st.head = sse.AppendChunk(st.head, events)
 	}
 	st.head = append(st.head, lastChunk...)
 	st.setup.headBuf = st.head
@@ -182,7 +183,7 @@ func (x *Exchange) finishEventStream(events []byte) {
 
 // relayAfterHead is Relay for a client that has the head of an event stream already.
 func (x *Exchange) relayAfterHead(resp *upstream.Response, call *upstream.Call, hooks RelayHooks) {
-	if x.keepAlive.finalStatus == 0 && resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
+	if x.keepAlive.finalStatus == 0 && resp.Status == fasthttp.StatusOK && sse.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 		st := x.newStream()
 		st.setResponse(resp, call, &hooks)
 		st.keepAlive, st.keep = x.keepAlive, x.keepAlive.keepConn // as the head promised, even if a drain has begun since
@@ -236,8 +237,8 @@ func (x *Exchange) responseAsEvents(status int, retry string, body []byte) []byt
 	switch whole := len(line) > 0 && line[0] == '{'; {
 	case status < 300 && whole:
 		return append(append([]byte("data: "), line...), "\n\n"+lastEvent(protocol)...)
-	case protocol == relay.Responses, retry != "":
-	case whole && failed && failure.Kind > jsonscan.Null && (protocol != relay.Anthropic || isAnthropicError(line)):
+	case protocol == sse.Responses, retry != "":
+	case whole && failed && failure.Kind > jsonscan.Null && (protocol != sse.Anthropic || isAnthropicError(line)):
 		return append(append([]byte(errorEventLine(protocol)+"data: "), line...), "\n\n"+lastEvent(protocol)...)
 	}
 	reason, message := UpstreamFailed, errorMessageOf(line, status)
@@ -287,9 +288,9 @@ func errorMessageOf(body []byte, status int) string {
 }
 
 // appendErrorEvent appends a refusal as the last event of a stream.
-func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, status int, param, message, requestID string) []byte {
+func appendErrorEvent(dst []byte, protocol sse.Protocol, reason Reason, status int, param, message, requestID string) []byte {
 	dst = append(append(dst, errorEventLine(protocol)...), "data: "...)
-	if protocol == relay.Responses {
+	if protocol == sse.Responses {
 		dst = append(dst, `{"type":"error","code":`...)
 		dst = appendJSONString(dst, reason.Type())
 		dst = append(dst, `,"message":`...)
@@ -303,16 +304,16 @@ func appendErrorEvent(dst []byte, protocol relay.Protocol, reason Reason, status
 }
 
 // errorEventLine is the line that names an error event, "" if the protocol names none.
-func errorEventLine(p relay.Protocol) string {
-	if p == relay.OpenAI {
+func errorEventLine(p sse.Protocol) string {
+	if p == sse.OpenAI {
 		return ""
 	}
 	return "event: error\n"
 }
 
 // lastEvent is the event that ends every stream of the protocol, "" if there is none.
-func lastEvent(p relay.Protocol) string {
-	if p == relay.OpenAI {
+func lastEvent(p sse.Protocol) string {
+	if p == sse.OpenAI {
 		return "data: [DONE]\n\n"
 	}
 	return ""
@@ -351,10 +352,10 @@ func (st *stream) writeChunk(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil // an empty chunk would end the body
 	}
-	buf := membudget.Default.Get(relay.ChunkHeaderSize + len(p) + len("\r\n"))
+	buf := membudget.Default.Get(sse.ChunkHeaderSize + len(p) + len("\r\n"))
 	defer membudget.Default.Put(buf)
-	copy(buf.B[relay.ChunkHeaderSize:], p)
-	framed, from := relay.FrameChunk(buf.B[:relay.ChunkHeaderSize+len(p)])
+	copy(buf.B[sse.ChunkHeaderSize:], p)
+	framed, from := sse.FrameChunk(buf.B[:sse.ChunkHeaderSize+len(p)])
 	if _, err := st.send(framed[from:]); err != nil {
 		// A part of the chunk may have been sent, so the caller cannot send p again.
 		return 0, fmt.Errorf("front: cannot write a chunk: %w", err)

@@ -6,7 +6,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 )
 
 // Error answers with an error body, X-Sluice-Reason and X-Request-Id. The body has OpenAI's
@@ -43,31 +43,31 @@ func (x *Exchange) Error(reason Reason, param, message string, retryAfter time.D
 // protocol returns the protocol whose error form the client reads: the endpoint's. If the
 // request has no route, it is Anthropic's for paths under /v1/messages and for clients that
 // send Anthropic-Version.
-func (x *Exchange) protocol() relay.Protocol {
+func (x *Exchange) protocol() sse.Protocol {
 	const messages = "/v1/messages"
 	path := string(x.head.path)
 	switch {
 	case x.Endpoint != nil:
 		return x.Endpoint.Protocol
 	case path == messages, strings.HasPrefix(path, messages+"/"), x.head.raw != nil && x.head.find("Anthropic-Version") != nil:
-		return relay.Anthropic
+		return sse.Anthropic
 	}
-	return relay.OpenAI
+	return sse.OpenAI
 }
 
 // appendError appends the body of an error response.
-func appendError(dst []byte, protocol relay.Protocol, reason Reason, param, message, requestID string) []byte {
+func appendError(dst []byte, protocol sse.Protocol, reason Reason, param, message, requestID string) []byte {
 	return appendErrorOf(dst, protocol, reason, 0, param, message, requestID)
 }
 
 // appendErrorOf is appendError with status as the error's code, if the reason has none and
 // status is not 0. In an event stream nothing else shows the status.
-func appendErrorOf(dst []byte, protocol relay.Protocol, reason Reason, status int, param, message, requestID string) []byte {
+func appendErrorOf(dst []byte, protocol sse.Protocol, reason Reason, status int, param, message, requestID string) []byte {
 	row, ok := reasonTable[reason]
 	if !ok {
 		row = reasonTable[Internal]
 	}
-	if protocol == relay.Anthropic {
+	if protocol == sse.Anthropic {
 		dst = append(dst, `{"type":"error","error":{"type":`...)
 		dst = appendJSONString(dst, anthropicType(row.status))
 		dst = append(dst, `,"message":`...)

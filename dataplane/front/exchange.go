@@ -12,6 +12,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -244,7 +245,7 @@ func (x *Exchange) Reply(resp *upstream.Response, body []byte) {
 		return
 	}
 	if x.headSent() {
-		if resp.Status == fasthttp.StatusOK && relay.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
+		if resp.Status == fasthttp.StatusOK && sse.IsEventStream(resp.Header("Content-Type")) && len(resp.Header("Content-Encoding")) == 0 {
 			x.finishEventStream(body) // events that came with a Content-Length
 			return
 		}

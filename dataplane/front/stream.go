@@ -13,6 +13,7 @@ import (
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -236,7 +237,7 @@ func (x *Exchange) composeHead(st *stream) {
 	st.head = append(st.head, "\r\n"...)
 	st.setup.headBuf = st.head
 	st.mayComment = resp.ContentLength < 0 && len(resp.Header("Content-Encoding")) == 0 &&
-		x.Endpoint.Protocol != relay.Opaque && relay.IsEventStream(kind)
+		x.Endpoint.Protocol != sse.Opaque && sse.IsEventStream(kind)
 }
 
 // http10KeepAlive reports whether an HTTP/1.0 client has asked to keep the connection open.

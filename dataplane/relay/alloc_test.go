@@ -5,6 +5,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -58,13 +59,13 @@ func BenchmarkStreamChunk(b *testing.B) {
 func BenchmarkScanEvent(b *testing.B) {
 	for _, c := range []struct {
 		name     string
-		protocol Protocol
+		protocol sse.Protocol
 		event    string
 	}{
-		{"openai", OpenAI, chunkEvent},
-		{"openai-usage", OpenAI, `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[],"usage":{"prompt_tokens":13,"total_tokens":18,"completion_tokens":5},"system_fingerprint":"vllm-0.32.0-f639f6f8"}` + "\n\n"},
-		{"anthropic", Anthropic, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello\"}}\n\n"},
-		{"comment", OpenAI, ": keep-alive\n\n"},
+		{"openai", sse.OpenAI, chunkEvent},
+		{"openai-usage", sse.OpenAI, `data: {"id":"chatcmpl-a568d0fa46c23b2d","object":"chat.completion.chunk","created":1795233404,"model":"tiny","choices":[],"usage":{"prompt_tokens":13,"total_tokens":18,"completion_tokens":5},"system_fingerprint":"vllm-0.32.0-f639f6f8"}` + "\n\n"},
+		{"anthropic", sse.Anthropic, "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello\"}}\n\n"},
+		{"comment", sse.OpenAI, ": keep-alive\n\n"},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := newScanner(c.protocol)
@@ -77,7 +78,7 @@ func BenchmarkScanEvent(b *testing.B) {
 		})
 	}
 	b.Run("openai-split", func(b *testing.B) {
-		s := newScanner(OpenAI)
+		s := newScanner(sse.OpenAI)
 		ev := []byte(chunkEvent)
 		b.ReportAllocs()
 		for b.Loop() {

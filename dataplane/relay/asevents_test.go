@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -18,7 +19,7 @@ func TestAppendEvents(t *testing.T) {
 		for _, usage := range []bool{true, false} {
 			got := AppendEvents(nil, []byte(in), usage)
 			fmt.Fprintf(&out, "# usage asked: %v\n%s\n-- becomes --\n%s\n", usage, in, got)
-			s := newScanner(OpenAI)
+			s := newScanner(sse.OpenAI)
 			s.feed(got)
 			if strings.Contains(in, "finish_reason") && (s.finish != "stop" || !s.ended || (s.usage.Completion == 1) != (usage && strings.Contains(in, "usage"))) {
 				t.Errorf("%s: %+v", in, s)

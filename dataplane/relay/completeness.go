@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/bits"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // finishTracker counts the choices of an OpenAI stream that have a finish reason. Each of the first
@@ -50,18 +51,18 @@ func (s *streamScanner) complete(tail bool) bool {
 	if s.hasProof() || s.finishes.unscanned {
 		return true
 	}
-	if !tail || s.partial == nil || s.oversized {
+	if !tail || s.Partial == nil || s.Oversized {
 		return false
 	}
-	last := s.partial.B
-	if data := EventData(last); bytes.Equal(data, done) || isWholeObject(data) {
+	last := s.Partial.B
+	if data := sse.EventData(last); bytes.Equal(data, sse.DoneData) || isWholeObject(data) {
 		s.event(last)
 	}
 	return s.hasProof()
 }
 
 func (s *streamScanner) hasProof() bool {
-	return s.ended || s.failed || s.protocol == OpenAI && s.finishes.all()
+	return s.ended || s.failed || s.protocol == sse.OpenAI && s.finishes.all()
 }
 
 // isWholeObject reports whether data is exactly one JSON object.

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 	"strconv"
 )
 
@@ -73,8 +74,8 @@ const maxChoiceIndex = 1 << 12
 
 // Event implements Rewriter.
 func (c *Conversion) Event(dst, event []byte) []byte {
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		if c.doneSent {
 			return dst
 		}

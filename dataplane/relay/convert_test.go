@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -69,15 +70,15 @@ const logprobStream = `data: {"id":"cmpl-r1","object":"text_completion","created
 
 // convertAll feeds a stream in pieces of the framing's own making.
 func convertAll(c *Conversion, pieces ...string) string {
-	var f eventFramer
+	var f sse.Framer
 	var out []byte
 	for _, p := range pieces {
 		for b := []byte(p); len(b) > 0; {
-			n, event, _ := f.next(b)
+			n, event, _ := f.Next(b)
 			b = b[n:]
 			if event != nil {
 				out = c.Event(out, event)
-				f.release()
+				f.Release()
 			}
 		}
 	}
@@ -172,7 +173,7 @@ func FuzzConversion(f *testing.F) {
 		c := &Conversion{Chat: chat, First: &FirstToken{ID: 1, Text: []byte("T"), IDs: true}, TopLogprobs: 2}
 		for _, event := range strings.SplitAfter(in, "\n\n") {
 			out := c.Event(nil, []byte(event))
-			data := EventData([]byte(event))
+			data := sse.EventData([]byte(event))
 			if len(data) > 0 && !json.Valid(data) {
 				break // what an engine breaks stays broken
 			}
@@ -180,7 +181,7 @@ func FuzzConversion(f *testing.F) {
 				continue
 			}
 			for _, made := range strings.Split(string(out), "\n\n") {
-				if made != "" && string(out) != event && !json.Valid(EventData([]byte(made))) {
+				if made != "" && string(out) != event && !json.Valid(sse.EventData([]byte(made))) {
 					t.Fatalf("%q became %q", event, made)
 				}
 			}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"sluice/dataplane/sse"
 	"strings"
 	"sync"
 	"testing"
@@ -300,9 +301,9 @@ func testConversion(t *testing.T, rng *rand.Rand, c completion) {
 		framed += chunksOf(rest[:n])
 		rest = rest[n:]
 	}
-	framed += lastChunk
+	framed += sse.LastChunk
 	pieces, seed := rng.IntN(30), rng.Uint64()
-	res, dst, _ := relayOnce(t, Options{Protocol: OpenAI, Rewrite: c.conversion(rng)}, func(nc *net.TCPConn) {
+	res, dst, _ := relayOnce(t, Options{Protocol: sse.OpenAI, Rewrite: c.conversion(rng)}, func(nc *net.TCPConn) {
 		cuts := rand.New(rand.NewPCG(seed, 0))
 		send(nc, streamHead)
 		rest := framed

@@ -5,19 +5,20 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
-var failures = map[Cause]streamFailure{
-	EngineClosed:     {"the engine closed the connection before the end of the stream", 502},
-	ClientGone:       {"the client closed its side of the connection, which ends the request", 499},
-	Cancelled:        {"the router ended the stream: another part of this request failed", 502},
-	Drained:          {"the router is shutting down; send the request again", 503},
-	EngineStalled:    {"the engine sent nothing more of the stream for too long", 504},
-	Deadline:         {"the request's deadline has passed", 504},
-	EngineMalformed:  {"the engine sent a malformed stream", 502},
-	BudgetExhausted:  {"the memory budget (limits.memory_budget) is exhausted; send the request again", 503},
-	EngineIncomplete: {"the engine ended the stream before the end of the answer", 502},
+var failures = map[Cause]sse.Failure{
+	EngineClosed:     {Message: "the engine closed the connection before the end of the stream", Code: 502},
+	ClientGone:       {Message: "the client closed its side of the connection, which ends the request", Code: 499},
+	Cancelled:        {Message: "the router ended the stream: another part of this request failed", Code: 502},
+	Drained:          {Message: "the router is shutting down; send the request again", Code: 503},
+	EngineStalled:    {Message: "the engine sent nothing more of the stream for too long", Code: 504},
+	Deadline:         {Message: "the request's deadline has passed", Code: 504},
+	EngineMalformed:  {Message: "the engine sent a malformed stream", Code: 502},
+	BudgetExhausted:  {Message: "the memory budget (limits.memory_budget) is exhausted; send the request again", Code: 503},
+	EngineIncomplete: {Message: "the engine ended the stream before the end of the answer", Code: 502},
 }
 
 // nextSequenceNumber returns the sequence_number of the next event of Responses. Engines count from
@@ -44,7 +45,7 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 	}
 	complete = s.scan.ended && !s.scan.failed
 	if s.err == errTooBig {
-		f.message = s.err.Error()
+		f.Message = s.err.Error()
 	}
 	if convert := s.extras.convert; convert != nil {
 		return convert.End(s.cause), complete
@@ -64,7 +65,7 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 	case s.editor.rewrites():
 		// The client has whole events in chunks of the relay's own.
 		if missing = ""; last && s.scan.complete(false) {
-			return []byte(lastChunk), !s.scan.failed
+			return []byte(sse.LastChunk), !s.scan.failed
 		}
 	case last: // incomplete has looked at it
 		return []byte(ending), s.scanning && !s.scan.failed
@@ -82,7 +83,7 @@ func (s *stream) properEnd() (end []byte, complete bool) {
 		out = append(out, event...)
 		out = append(out, "\r\n"...)
 	}
-	return append(out, lastChunk...), complete
+	return append(out, sse.LastChunk...), complete
 }
 
 // maxPadding bounds the padding of a chunk. A longer chunk is not completed.
@@ -112,14 +113,14 @@ func (s *stream) padChunk(n int64) (ok bool) {
 }
 
 // appendMissingEvents appends the events that the client still needs.
-func (s *stream) appendMissingEvents(dst []byte, f streamFailure) []byte {
+func (s *stream) appendMissingEvents(dst []byte, f sse.Failure) []byte {
 	switch {
 	case s.scan.ended: // the client has the whole answer
 		return dst
-	case s.scan.failed && s.scan.protocol == OpenAI:
+	case s.scan.failed && s.scan.protocol == sse.OpenAI:
 		return append(dst, "data: [DONE]\n\n"...)
 	}
-	return f.appendEvent(dst, s.scan.protocol, s.nextSequenceNumber())
+	return f.AppendEvent(dst, s.scan.protocol, s.nextSequenceNumber())
 }
 
 // mayAppend reports whether events may follow the body: it ends with the connection, or dst frames

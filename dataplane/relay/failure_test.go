@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"sluice/dataplane/sse"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -39,7 +40,7 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 			if res.Cause != EngineClosed || !res.Reusable || !ok || !strings.HasPrefix(added, "data: {\"error\"") {
 				t.Errorf("%q: %+v, got %q", sent, res, dst.got)
 			}
-			checkError(t, OpenAI, added)
+			checkError(t, sse.OpenAI, added)
 		}
 	}
 	for _, more := range []int{0, 1, 2, 3, 4, 100, 5000, maxPadding - 8, maxPadding, maxPadding + 1} {
@@ -57,7 +58,7 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 		if res.Cause != EngineClosed || !res.Reusable || !ok || !strings.HasPrefix(added, ":") {
 			t.Errorf("%d: %+v, got %.300q", more, res, dst.got)
 		}
-		checkError(t, OpenAI, wholeAfterPadding(added))
+		checkError(t, sse.OpenAI, wholeAfterPadding(added))
 	}
 	// Nothing but the ends of lines fits.
 	for _, left := range []int{1, 2, 3} {
@@ -67,7 +68,7 @@ func TestEngineDiesInEventAcrossChunks(t *testing.T) {
 		if !res.Reusable || !ok {
 			t.Errorf("%d: %+v, got %q", left, res, dst.got)
 		}
-		checkError(t, OpenAI, wholeAfterPadding(added))
+		checkError(t, sse.OpenAI, wholeAfterPadding(added))
 	}
 }
 
@@ -126,7 +127,7 @@ func payloadOf(body string) string {
 }
 
 // checkError reads an error event as a client's library would.
-func checkError(t *testing.T, p Protocol, added string) {
+func checkError(t *testing.T, p sse.Protocol, added string) {
 	t.Helper()
 	if added == "" {
 		return
@@ -147,13 +148,13 @@ func checkError(t *testing.T, p Protocol, added string) {
 		}
 	}
 	switch p {
-	case OpenAI:
+	case sse.OpenAI:
 		var v struct{ Error inner }
 		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Error.Message == "" || v.Error.Type != "upstream_error" || v.Error.Code != 502 ||
 			name != "" || len(events) != 2 || events[1] != "data: [DONE]" {
 			t.Errorf("%q: %+v, %v", added, v, err)
 		}
-	case Anthropic:
+	case sse.Anthropic:
 		var v struct {
 			Type  string
 			Error inner
@@ -161,7 +162,7 @@ func checkError(t *testing.T, p Protocol, added string) {
 		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Type != "error" || v.Error.Type != "api_error" || v.Error.Message == "" || name != "error" || len(events) != 1 {
 			t.Errorf("%q: %+v, %v", added, v, err)
 		}
-	case Responses:
+	case sse.Responses:
 		var v struct{ Type, Code, Message string }
 		if err := json.Unmarshal([]byte(data), &v); err != nil || v.Type != "error" || v.Code != "upstream_error" || v.Message == "" || name != "error" || len(events) != 1 {
 			t.Errorf("%q: %+v, %v", added, v, err)
@@ -185,7 +186,7 @@ func TestEngineResets(t *testing.T) {
 	if res.Cause != EngineClosed || !res.Reusable || !strings.HasPrefix(string(dst.got), sent) {
 		t.Errorf("%+v %q", res, dst.got)
 	}
-	checkError(t, OpenAI, strings.TrimPrefix(string(dechunk(t, dst.got)), "data: {}\n\n"))
+	checkError(t, sse.OpenAI, strings.TrimPrefix(string(dechunk(t, dst.got)), "data: {}\n\n"))
 }
 
 // Bad framing is the engine's death too: what is well framed before it goes on.
@@ -204,7 +205,7 @@ func TestEngineBreaksFraming(t *testing.T) {
 		{ev + "1\n", ev[:len(ev)-2], true},
 	} {
 		res, dst, e := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+c.sent); waitClosed(nc) })
-		if res.Cause != EngineMalformed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) || !strings.Contains(string(dst.got), failures[EngineMalformed].message) {
+		if res.Cause != EngineMalformed || res.Reusable != c.reusable || !strings.HasPrefix(string(dst.got), c.passed) || !strings.Contains(string(dst.got), failures[EngineMalformed].Message) {
 			t.Errorf("%.40q: %+v, got %q", c.sent, res, dst.got)
 		}
 		if c.reusable {
@@ -243,43 +244,43 @@ func TestEngineEndsEarly(t *testing.T) {
 	)
 	several := `data: {"choices":[{"index":0,"delta":{"content":"a"}},` + "\ndata: " + `{"index":1,"delta":{"content":"a"}}]}` + "\n\n"
 	for name, c := range map[string]struct {
-		protocol Protocol
+		protocol sse.Protocol
 		choices  int
 		sent     []string
 		silent   bool
 	}{
-		"nothing behind content":          {OpenAI, 0, []string{token, token}, false},
-		"half an event behind it":         {OpenAI, 0, []string{token, `data: {"choi`}, false},
-		"finished without [DONE]":         {OpenAI, 0, []string{token, finish}, true},
-		"finished at once":                {OpenAI, 0, []string{finish}, true},
-		"finished, usage behind it":       {OpenAI, 0, []string{token, finish, usage}, true},
-		"an error event without [DONE]":   {OpenAI, 0, []string{token, "data: {\"error\":{}}\n\n"}, true},
-		"nothing":                         {OpenAI, 0, nil, false},
-		"a comment":                       {OpenAI, 0, []string{": hi\n\n"}, false},
-		"no content":                      {OpenAI, 0, []string{"data: {}\n\n"}, false},
-		"a role":                          {OpenAI, 0, []string{role}, false},
-		"a role and half a token":         {OpenAI, 0, []string{role + token[:30]}, false},
-		"[DONE] alone":                    {OpenAI, 0, []string{last}, true},
-		"two choices, one open":           {OpenAI, 0, []string{token, second, finish}, false},
-		"two choices, the other open":     {OpenAI, 0, []string{token, second, finish2}, false},
-		"two choices, one never seen":     {OpenAI, 2, []string{token, finish}, false},
-		"two choices, one finished twice": {OpenAI, 0, []string{token, second, finish, finish}, false},
-		"two choices":                     {OpenAI, 2, []string{token, second, finish2, finish, usage}, true},
-		"two choices, [DONE]":             {OpenAI, 2, []string{token, finish, last}, true},
-		"two choices, an event torn":      {OpenAI, 0, []string{token, second, finish, second[:20]}, false},
-		"/generate":                       {OpenAI, 0, []string{native, nativeFirst}, false},
-		"/generate, finished":             {OpenAI, 0, []string{native, nativeFirst, nativeEnd}, true},
-		"an event nobody reads":           {OpenAI, 0, []string{token, several}, true},
-		"one nobody reads, and more":      {OpenAI, 0, []string{several, token}, false},
-		"Messages without message_stop":   {Anthropic, 0, []string{start, delta, ended}, false},
-		"Messages, begun":                 {Anthropic, 0, []string{start, delta[:50]}, false},
-		"Messages, nothing":               {Anthropic, 0, nil, false},
-		"Messages":                        {Anthropic, 0, []string{start, delta, ended, stop}, true},
-		"Responses, no last event":        {Responses, 0, []string{created, text}, false},
-		"Responses, begun":                {Responses, 0, []string{created, text[:20]}, false},
-		"Responses, nothing":              {Responses, 0, nil, false},
-		"Responses":                       {Responses, 0, []string{created, text, completed}, true},
-		"Responses, cancelled":            {Responses, 0, []string{created, "event: response.cancelled\ndata: {}\n\n"}, true},
+		"nothing behind content":          {sse.OpenAI, 0, []string{token, token}, false},
+		"half an event behind it":         {sse.OpenAI, 0, []string{token, `data: {"choi`}, false},
+		"finished without [DONE]":         {sse.OpenAI, 0, []string{token, finish}, true},
+		"finished at once":                {sse.OpenAI, 0, []string{finish}, true},
+		"finished, usage behind it":       {sse.OpenAI, 0, []string{token, finish, usage}, true},
+		"an error event without [DONE]":   {sse.OpenAI, 0, []string{token, "data: {\"error\":{}}\n\n"}, true},
+		"nothing":                         {sse.OpenAI, 0, nil, false},
+		"a comment":                       {sse.OpenAI, 0, []string{": hi\n\n"}, false},
+		"no content":                      {sse.OpenAI, 0, []string{"data: {}\n\n"}, false},
+		"a role":                          {sse.OpenAI, 0, []string{role}, false},
+		"a role and half a token":         {sse.OpenAI, 0, []string{role + token[:30]}, false},
+		"[DONE] alone":                    {sse.OpenAI, 0, []string{last}, true},
+		"two choices, one open":           {sse.OpenAI, 0, []string{token, second, finish}, false},
+		"two choices, the other open":     {sse.OpenAI, 0, []string{token, second, finish2}, false},
+		"two choices, one never seen":     {sse.OpenAI, 2, []string{token, finish}, false},
+		"two choices, one finished twice": {sse.OpenAI, 0, []string{token, second, finish, finish}, false},
+		"two choices":                     {sse.OpenAI, 2, []string{token, second, finish2, finish, usage}, true},
+		"two choices, [DONE]":             {sse.OpenAI, 2, []string{token, finish, last}, true},
+		"two choices, an event torn":      {sse.OpenAI, 0, []string{token, second, finish, second[:20]}, false},
+		"/generate":                       {sse.OpenAI, 0, []string{native, nativeFirst}, false},
+		"/generate, finished":             {sse.OpenAI, 0, []string{native, nativeFirst, nativeEnd}, true},
+		"an event nobody reads":           {sse.OpenAI, 0, []string{token, several}, true},
+		"one nobody reads, and more":      {sse.OpenAI, 0, []string{several, token}, false},
+		"Messages without message_stop":   {sse.Anthropic, 0, []string{start, delta, ended}, false},
+		"Messages, begun":                 {sse.Anthropic, 0, []string{start, delta[:50]}, false},
+		"Messages, nothing":               {sse.Anthropic, 0, nil, false},
+		"Messages":                        {sse.Anthropic, 0, []string{start, delta, ended, stop}, true},
+		"Responses, no last event":        {sse.Responses, 0, []string{created, text}, false},
+		"Responses, begun":                {sse.Responses, 0, []string{created, text[:20]}, false},
+		"Responses, nothing":              {sse.Responses, 0, nil, false},
+		"Responses":                       {sse.Responses, 0, []string{created, text, completed}, true},
+		"Responses, cancelled":            {sse.Responses, 0, []string{created, "event: response.cancelled\ndata: {}\n\n"}, true},
 	} {
 		for _, edited := range []bool{false, true} {
 			opt := Options{Protocol: c.protocol, Choices: c.choices}
@@ -318,25 +319,25 @@ func TestEngineEndsEarly(t *testing.T) {
 // The end of an answer that lacks nothing but the end of a line is one.
 func TestEngineEndsALineShort(t *testing.T) {
 	for _, c := range []struct {
-		protocol Protocol
+		protocol sse.Protocol
 		sent     string
 		silent   bool
 	}{
-		{OpenAI, "data: [DONE]\n", true},
-		{OpenAI, "data: [DONE]", true},
-		{OpenAI, "data:[DONE]\r\n\r", true},
-		{OpenAI, "data: [DON", false},
-		{OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}`, true},
-		{OpenAI, `data: {"choices":[{"finish_reason":"stop"}]`, false},
-		{OpenAI, `data: {"choices":[{"finish_reason":null}]}` + "\n", false},
-		{OpenAI, "data: {}\r\rdata: [DONE]\r\r", true},
-		{Anthropic, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n", true},
-		{Anthropic, "event: message_stop\ndata: {\"type\":\"message_st", false},
-		{Anthropic, "event: message_stop\n", false},
-		{Responses, "event: response.completed\ndata: {\"response\":{}}", true},
-		{Responses, "event: response.completed\ndata: {\"response\":{}", false},
+		{sse.OpenAI, "data: [DONE]\n", true},
+		{sse.OpenAI, "data: [DONE]", true},
+		{sse.OpenAI, "data:[DONE]\r\n\r", true},
+		{sse.OpenAI, "data: [DON", false},
+		{sse.OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}`, true},
+		{sse.OpenAI, `data: {"choices":[{"finish_reason":"stop"}]`, false},
+		{sse.OpenAI, `data: {"choices":[{"finish_reason":null}]}` + "\n", false},
+		{sse.OpenAI, "data: {}\r\rdata: [DONE]\r\r", true},
+		{sse.Anthropic, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n", true},
+		{sse.Anthropic, "event: message_stop\ndata: {\"type\":\"message_st", false},
+		{sse.Anthropic, "event: message_stop\n", false},
+		{sse.Responses, "event: response.completed\ndata: {\"response\":{}}", true},
+		{sse.Responses, "event: response.completed\ndata: {\"response\":{}", false},
 	} {
-		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+lastChunk); waitClosed(nc) })
+		res, dst, _ := relayOnce(t, Options{Protocol: c.protocol}, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(c.sent)+sse.LastChunk); waitClosed(nc) })
 		// The relay replaces a CR that ends a line by itself with LF.
 		if got := string(dechunk(t, dst.got)); !res.Reusable || (res.Cause == Completed) != c.silent || (strings.ReplaceAll(got, "\n", "\r") == strings.ReplaceAll(c.sent, "\n", "\r")) != c.silent {
 			t.Errorf("%q: %+v, got %q", c.sent, res, got)
@@ -386,33 +387,33 @@ func TestEngineError(t *testing.T) {
 	const finish = `data: {"choices":[{"delta":{},"finish_reason":"stop"}]}` + "\n\n"
 	long := strings.Repeat("x", maxErrorWord+1)
 	for sent, c := range map[string]struct {
-		protocol Protocol
+		protocol sse.Protocol
 		err      string
 	}{
-		`data: {"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`:                                 {OpenAI, ": InternalServerError 500"},
-		`data: {"object":"error","message":"boom","type":"BadRequestError","param":null,"code":400}`:                              {OpenAI, ": BadRequestError 400"},
-		`data: {"type":"error","error":{"code":"no_memory","type":null,"message":"boom"}}`:                                        {OpenAI, ": no_memory"},
-		`data: {"error":{"type":"boom, boom","code":500}}`:                                                                        {OpenAI, ": 500"},
-		`data: {"error":{"type":"` + long + `","code":{"boom":1}}}`:                                                               {OpenAI, ""},
-		finish + `data: {"error":"boom"}`:                                                                                         {OpenAI, ""},
-		finish + `data: {"error":{"message":"boom"}}`:                                                                             {OpenAI, ""},
-		`data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"boom"}}}`:                                       {OpenAI, ": abort"},
-		`event: error` + "\n" + `data: {"type":"error","error":{"type":"overloaded_error","message":"boom"}}`:                     {Anthropic, ": overloaded_error"},
-		`event: error` + "\n" + `data: {"type":"error","code":"server_error","message":"boom"}`:                                   {Responses, ": server_error"},
-		`event: error` + "\n" + `data: {"type":"error","error":{"code":"server_error","message":"boom"}}`:                         {Responses, ": server_error"},
-		`event: response.failed` + "\n" + `data: {"response":{"error":{"code":"rate_limit","message":"boom"},"status":"failed"}}`: {Responses, ": rate_limit"},
+		`data: {"error":{"message":"boom","type":"InternalServerError","param":null,"code":500}}`:                                 {sse.OpenAI, ": InternalServerError 500"},
+		`data: {"object":"error","message":"boom","type":"BadRequestError","param":null,"code":400}`:                              {sse.OpenAI, ": BadRequestError 400"},
+		`data: {"type":"error","error":{"code":"no_memory","type":null,"message":"boom"}}`:                                        {sse.OpenAI, ": no_memory"},
+		`data: {"error":{"type":"boom, boom","code":500}}`:                                                                        {sse.OpenAI, ": 500"},
+		`data: {"error":{"type":"` + long + `","code":{"boom":1}}}`:                                                               {sse.OpenAI, ""},
+		finish + `data: {"error":"boom"}`:                                                                                         {sse.OpenAI, ""},
+		finish + `data: {"error":{"message":"boom"}}`:                                                                             {sse.OpenAI, ""},
+		`data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"boom"}}}`:                                       {sse.OpenAI, ": abort"},
+		`event: error` + "\n" + `data: {"type":"error","error":{"type":"overloaded_error","message":"boom"}}`:                     {sse.Anthropic, ": overloaded_error"},
+		`event: error` + "\n" + `data: {"type":"error","code":"server_error","message":"boom"}`:                                   {sse.Responses, ": server_error"},
+		`event: error` + "\n" + `data: {"type":"error","error":{"code":"server_error","message":"boom"}}`:                         {sse.Responses, ": server_error"},
+		`event: response.failed` + "\n" + `data: {"response":{"error":{"code":"rate_limit","message":"boom"},"status":"failed"}}`: {sse.Responses, ": rate_limit"},
 		// Escapes hide nothing.
-		`data: {"\u0065rror":{"message":"boom","ty\u0070e":"Internal\u0053erverError","code":500}}`:              {OpenAI, ": InternalServerError 500"},
-		`data: {"\u006Fbject":"err\u006Fr","message":"boom","type":"BadRequestError","code":400}`:                {OpenAI, ": BadRequestError 400"},
-		`data: {"text":"","meta\u005finfo":{"finish_reason":{"type":"\u0061bort","message":"boom"}}}`:            {OpenAI, ": abort"},
-		`data: {"t\u0079pe":"err\u006fr","error":{"type":"overloaded_error","message":"boom"}}`:                  {Anthropic, ": overloaded_error"},
-		`data: {"type":"response.f\u0061iled","response":{"\u0065rror":{"code":"rate_limit","message":"boom"}}}`: {Responses, ": rate_limit"},
-		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                    {Responses, ": failed"},
+		`data: {"\u0065rror":{"message":"boom","ty\u0070e":"Internal\u0053erverError","code":500}}`:              {sse.OpenAI, ": InternalServerError 500"},
+		`data: {"\u006Fbject":"err\u006Fr","message":"boom","type":"BadRequestError","code":400}`:                {sse.OpenAI, ": BadRequestError 400"},
+		`data: {"text":"","meta\u005finfo":{"finish_reason":{"type":"\u0061bort","message":"boom"}}}`:            {sse.OpenAI, ": abort"},
+		`data: {"t\u0079pe":"err\u006fr","error":{"type":"overloaded_error","message":"boom"}}`:                  {sse.Anthropic, ": overloaded_error"},
+		`data: {"type":"response.f\u0061iled","response":{"\u0065rror":{"code":"rate_limit","message":"boom"}}}`: {sse.Responses, ": rate_limit"},
+		`event: response.failed` + "\n" + `data: {"response":{"error":null}}`:                                    {sse.Responses, ": failed"},
 	} {
 		for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
 			opt.Protocol = c.protocol
 			sent := sent + "\n\n"
-			res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(sent)+lastChunk); waitClosed(nc) })
+			res, dst, _ := relayOnce(t, opt, func(nc *net.TCPConn) { send(nc, streamHead+chunksOf(sent)+sse.LastChunk); waitClosed(nc) })
 			if got := string(dechunk(t, dst.got)); got != sent || res.Cause != EngineReportedError || !res.SawErrorEvent || !res.Reusable || res.Err == nil || res.Err.Error() != errEngineReported.Error()+c.err {
 				t.Errorf("%q: %+v, got %q", sent, res, got)
 			}

@@ -1,6 +1,9 @@
 package relay
 
-import "sluice/dataplane/jsonscan"
+import (
+	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
+)
 
 // APIFormat is the endpoint whose events a Transcript keeps.
 type APIFormat uint8
@@ -23,7 +26,7 @@ type formatter interface {
 	event(dst, event []byte) []byte
 	// nextEngine returns the Rewriter that turns the events of the next engine into the stream's
 	// own.
-	nextEngine() Rewriter
+	nextEngine() sse.Rewriter
 	// appendEnd appends the missing end of a stream whose last token has been sent.
 	appendEnd(dst []byte, usage bool) []byte
 }

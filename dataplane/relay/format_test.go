@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"encoding/json"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -130,17 +131,17 @@ func FuzzFormats(f *testing.F) {
 		tr.SwitchEngine()
 		out := sentText(tr, second) + string(tr.AppendEnd(nil, true))
 		for _, e := range strings.SplitAfter(second, "\n\n") {
-			if data := EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, done) && !json.Valid(data) {
+			if data := sse.EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, sse.DoneData) && !json.Valid(data) {
 				return
 			}
 		}
 		for _, e := range strings.SplitAfter(first, "\n\n") {
-			if data := EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, done) && !json.Valid(data) {
+			if data := sse.EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, sse.DoneData) && !json.Valid(data) {
 				return
 			}
 		}
 		for _, e := range strings.SplitAfter(out, "\n\n") {
-			if data := EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, done) && !json.Valid(data) {
+			if data := sse.EventData([]byte(e)); len(data) > 0 && !bytes.Equal(data, sse.DoneData) && !json.Valid(data) {
 				t.Fatalf("no JSON: %q", data)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 	"testing"
 )
 
@@ -17,19 +18,19 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte("data: {\"choices\":[{\"text\":\"a\",\"f\":1}]}\n\ndata: {\"choices\":[{\"text\":\"b\\\"\",\"f\":1}]}\n\ndata: {\"choices\":[{\"text\":\"\",\"finish_reason\":\"x\"}]}\n\n"), uint8(0), uint(4), uint(1))
 	f.Add([]byte(": x\n\n\r\n\r\ndata:\n\ndata: {\"choices\":[{"), uint8(0), uint(4), uint(1))
 	f.Fuzz(func(t *testing.T, body []byte, protocol uint8, cut, step uint) {
-		p := Protocol(protocol % 3)
+		p := sse.Protocol(protocol % 3)
 		at := int(cut % uint(len(body)+1))
 		want := scanAll(p, body)
-		if got := scanAll(p, body[:at], body[at:]); got != want && len(body) < maxPartialEvent {
+		if got := scanAll(p, body[:at], body[at:]); got != want && len(body) < sse.MaxPartialEvent {
 			t.Fatalf("cut at %d: %+v, whole %+v", at, got, want)
 		}
 		s := newScanner(p)
-		defer s.release()
+		defer s.Release()
 		// Without templates every event is walked: the same must come out.
 		plain := newScanner(p)
-		defer plain.release()
+		defer plain.Release()
 		for rest := body; len(rest) > 0; {
-			n, event, tooBig := plain.next(rest)
+			n, event, tooBig := plain.Next(rest)
 			rest = rest[n:]
 			if tooBig {
 				plain.events++
@@ -38,7 +39,7 @@ func FuzzEvents(f *testing.F) {
 			if event != nil {
 				plain.template.shape = nil
 				plain.event(event)
-				plain.release()
+				plain.Release()
 			}
 		}
 		if got := scanResultOf(plain); got != want {
@@ -47,11 +48,11 @@ func FuzzEvents(f *testing.F) {
 		n := int(step%64) + 1
 		for i := 0; i < len(body); i += n {
 			s.feed(body[i:min(i+n, len(body))])
-			if s.partial != nil && len(s.partial.B) > maxPartialEvent {
+			if s.Partial != nil && len(s.Partial.B) > sse.MaxPartialEvent {
 				t.Fatal("carry over its bound")
 			}
 		}
-		if got := scanResultOf(s); got != want && len(body) < maxPartialEvent {
+		if got := scanResultOf(s); got != want && len(body) < sse.MaxPartialEvent {
 			t.Fatalf("by %d: %+v, whole %+v", n, got, want)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // generateStream is vLLM's /inference/v1/generate (vLLM 0.32): {"request_id","choices":[{"index",
@@ -22,8 +23,8 @@ func (g *generateStream) event(dst, event []byte) []byte {
 	if had := len(t.Out); t.resumed() == nil && g.matchShape(event) {
 		return t.appendShown(dst, event, t.Out[had:])
 	}
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		t.doneSent = true
 		return append(dst, event...)
 	}
@@ -69,7 +70,7 @@ func (g *generateStream) matchShape(event []byte) bool {
 	return true
 }
 
-func (g *generateStream) nextEngine() Rewriter {
+func (g *generateStream) nextEngine() sse.Rewriter {
 	return &generateResumed{id: g.id, splice: *g.t.splicePoint()}
 }
 
@@ -89,7 +90,7 @@ type generateResumed struct {
 }
 
 func (g *generateResumed) Event(dst, event []byte) []byte {
-	w := jsonscan.Cursor{Data: EventData(event)}
+	w := jsonscan.Cursor{Data: sse.EventData(event)}
 	if !w.Enter('{') {
 		return append(dst, event...)
 	}

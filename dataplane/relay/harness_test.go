@@ -15,6 +15,7 @@ import (
 
 	"sluice/bench/testwait"
 	"sluice/dataplane/eventloop"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -170,7 +171,7 @@ func framed(t testing.TB, name string) string {
 	if _, body, ok := strings.Cut(string(b), "\r\n\r\n"); ok && strings.HasSuffix(name, ".http") {
 		return body
 	}
-	return chunksOf(strings.SplitAfter(string(b), "\n\n")...) + lastChunk
+	return chunksOf(strings.SplitAfter(string(b), "\n\n")...) + sse.LastChunk
 }
 
 func chunksOf(payloads ...string) string {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -40,7 +41,7 @@ func BenchmarkMigratable(b *testing.B) {
 					if strings.Contains(event, "%d") {
 						event = fmt.Sprintf(event, i+1)
 					}
-					chunks[i] = AppendChunk(nil, []byte("data: "+event+"\n\n"))
+					chunks[i] = sse.AppendChunk(nil, []byte("data: "+event+"\n\n"))
 				}
 				now, n := time.Now(), 0
 				b.ReportAllocs()

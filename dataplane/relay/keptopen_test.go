@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net"
+	"sluice/dataplane/sse"
 	"strings"
 	"sync"
 	"testing"
@@ -44,24 +45,24 @@ func TestEngineKeepsOpen(t *testing.T) {
 	var waiting sync.WaitGroup
 	defer waiting.Wait()
 	for name, k := range map[string]struct {
-		protocol     Protocol
+		protocol     sse.Protocol
 		sent, behind string // behind comes in a read of its own
 		more         func(nc *net.TCPConn)
 		want         string // blank lines at its end do not count
 		cause        Cause
 	}{
-		"silence":                    {OpenAI, chunksOf(token, usage, done), "", waits, token + usage + done, Completed},
-		"half a last chunk":          {OpenAI, chunksOf(token, usage, done) + "0\r\n", "", waits, token + usage + done, Completed},
-		"an error, silence":          {OpenAI, chunksOf(erred, done), "", waits, erred + done, EngineReportedError},
-		"Messages, silence":          {Anthropic, chunksOf(stop), "", waits, stop, Completed},
-		"Responses, silence":         {Responses, chunksOf(ended), "", waits, ended, Completed},
-		"comments without end":       {OpenAI, chunksOf(token, usage, done), "", trickle, token + usage + done, Completed},
-		"more in the same chunk":     {OpenAI, chunksOf(token + usage + done + token), "", waits, token + usage + done, Completed},
-		"more in the same read":      {OpenAI, chunksOf(token, usage, done, token, token), "", waits, token + usage + done, Completed},
-		"more in another read":       {OpenAI, chunksOf(token, usage, done), chunksOf(token, erred), waits, token + usage + done, Completed},
-		"more, and a proper end":     {OpenAI, chunksOf(token, usage, done), chunksOf(token, erred) + lastChunk, waits, token + usage + done, Completed},
-		"half a chunk more":          {OpenAI, chunksOf(token, usage, done), chunksOf(token)[:20], waits, token + usage + done, Completed},
-		"more in [DONE]'s own chunk": {OpenAI, chunksOf(token + usage + done + token)[:120], chunksOf(token + usage + done + token)[120:], waits, token + usage + done, Completed},
+		"silence":                    {sse.OpenAI, chunksOf(token, usage, done), "", waits, token + usage + done, Completed},
+		"half a last chunk":          {sse.OpenAI, chunksOf(token, usage, done) + "0\r\n", "", waits, token + usage + done, Completed},
+		"an error, silence":          {sse.OpenAI, chunksOf(erred, done), "", waits, erred + done, EngineReportedError},
+		"Messages, silence":          {sse.Anthropic, chunksOf(stop), "", waits, stop, Completed},
+		"Responses, silence":         {sse.Responses, chunksOf(ended), "", waits, ended, Completed},
+		"comments without end":       {sse.OpenAI, chunksOf(token, usage, done), "", trickle, token + usage + done, Completed},
+		"more in the same chunk":     {sse.OpenAI, chunksOf(token + usage + done + token), "", waits, token + usage + done, Completed},
+		"more in the same read":      {sse.OpenAI, chunksOf(token, usage, done, token, token), "", waits, token + usage + done, Completed},
+		"more in another read":       {sse.OpenAI, chunksOf(token, usage, done), chunksOf(token, erred), waits, token + usage + done, Completed},
+		"more, and a proper end":     {sse.OpenAI, chunksOf(token, usage, done), chunksOf(token, erred) + sse.LastChunk, waits, token + usage + done, Completed},
+		"half a chunk more":          {sse.OpenAI, chunksOf(token, usage, done), chunksOf(token)[:20], waits, token + usage + done, Completed},
+		"more in [DONE]'s own chunk": {sse.OpenAI, chunksOf(token + usage + done + token)[:120], chunksOf(token + usage + done + token)[120:], waits, token + usage + done, Completed},
 	} {
 		for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
 			waiting.Go(func() {
@@ -86,10 +87,10 @@ func TestEngineKeepsOpen(t *testing.T) {
 				if took > lastGrace+2*time.Second {
 					t.Errorf("%s: it took %v", name, took)
 				}
-				if len(dst.done) != 1 || dst.done[0].Sub(began) > lastGrace/2 || dst.failed != (k.cause == EngineReportedError) || k.protocol == OpenAI && !dst.failed && dst.usage.Completion != 1 {
+				if len(dst.done) != 1 || dst.done[0].Sub(began) > lastGrace/2 || dst.failed != (k.cause == EngineReportedError) || k.protocol == sse.OpenAI && !dst.failed && dst.usage.Completion != 1 {
 					t.Errorf("%s: told %d times that it is done, %+v, failed %v", name, len(dst.done), dst.usage, dst.failed)
 				}
-				if n := e.Stats().Open; n != 0 && !strings.HasSuffix(k.behind, lastChunk) {
+				if n := e.Stats().Open; n != 0 && !strings.HasSuffix(k.behind, sse.LastChunk) {
 					t.Errorf("%s: %d connections to the engine are open", name, n)
 				}
 			})

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"net"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 	"time"
@@ -12,7 +13,7 @@ import (
 func TestLastChunkAfterLargeEvent(t *testing.T) {
 	const token = `data: {"choices":[{"delta":{"content":"a long one, in very many reads"}}]}` + "\n\n"
 	framed := chunksOf(token)
-	res, dst, _ := relayOnce(t, Options{Protocol: OpenAI}, func(nc *net.TCPConn) {
+	res, dst, _ := relayOnce(t, Options{Protocol: sse.OpenAI}, func(nc *net.TCPConn) {
 		send(nc, streamHead)
 		at := len(framed) - 3
 		for i := range at {

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 	"strconv"
 )
 
@@ -19,7 +20,7 @@ type messagesStream struct {
 
 func (m *messagesStream) event(dst, event []byte) []byte {
 	t := m.t
-	data := EventData(event)
+	data := sse.EventData(event)
 	if t.resumed() != nil {
 		return t.resumedEvent(dst, event, data)
 	}
@@ -100,7 +101,7 @@ func AnthropicStatus(kind []byte) int {
 // resumedEvent handles an event of the engine that continues the stream, which was asked for
 // completions.
 func (t *Transcript) resumedEvent(dst, event, data []byte) []byte {
-	if bytes.Equal(data, done) {
+	if bytes.Equal(data, sse.DoneData) {
 		dst = t.resumed().Event(dst, event)
 		t.doneSent = true
 		return dst
@@ -122,7 +123,7 @@ func (t *Transcript) resumedEvent(dst, event, data []byte) []byte {
 	return t.resumed().Event(dst, event)
 }
 
-func (m *messagesStream) nextEngine() Rewriter { return &messagesResumed{first: m} }
+func (m *messagesStream) nextEngine() sse.Rewriter { return &messagesResumed{first: m} }
 
 func (m *messagesStream) appendEnd(dst []byte, _ bool) []byte {
 	if next, ok := m.t.resumed().(*messagesResumed); ok && !next.messageEnded {
@@ -142,8 +143,8 @@ type messagesResumed struct {
 // Event implements Rewriter.
 func (n *messagesResumed) Event(dst, event []byte) []byte {
 	m := n.first
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		return m.appendEnd(dst, true)
 	}
 	text, finish, stop := parseCompletion(data)

@@ -1,6 +1,9 @@
 package relay
 
-import "sluice/dataplane/upstream"
+import (
+	"sluice/dataplane/sse"
+	"sluice/dataplane/upstream"
+)
 
 // Migration lets a stream continue on another engine when its own has failed in the middle: closed
 // or reset the connection, stopped sending, or sent an error event.
@@ -88,7 +91,7 @@ func (s *stream) resumeChoices(b Interruption) bool {
 			return true
 		}
 	}
-	s.finishWith(streamFailure{"no engine continues the unfinished choices", 502}.appendEvent(nil, s.scan.protocol, s.nextSequenceNumber()))
+	s.finishWith(sse.Failure{Message: "no engine continues the unfinished choices", Code: 502}.AppendEvent(nil, s.scan.protocol, s.nextSequenceNumber()))
 	return false
 }
 
@@ -104,9 +107,9 @@ func (s *stream) migrateOnRequest() bool {
 
 // switchEngine begins to read the response of another engine.
 func (s *stream) switchEngine(resp *upstream.Response) {
-	maxEvent := s.editor.events.maxEvent
-	s.editor.events.release()
-	s.editor.events = eventFramer{maxEvent: maxEvent}
+	maxEvent := s.editor.events.MaxEvent
+	s.editor.events.Release()
+	s.editor.events = sse.Framer{MaxEvent: maxEvent}
 	s.resp, s.chunks, s.detached = resp, upstream.Chunks{}, false
 	s.cause, s.err, s.reusable = Completed, nil, false
 	s.extras.migration.Transcript.SwitchEngine()
@@ -116,7 +119,7 @@ func (s *stream) switchEngine(resp *upstream.Response) {
 // a whole event, with nothing half sent, and not at its end.
 func (s *stream) shouldMigrate() bool {
 	c := s.migration()
-	return c != nil && c.Transcript.migrationRequested.Load() && !s.chunks.Done() && s.editor.events.atBoundary() && c.Transcript.canMigrate() && c.Transcript.migrationRequested.CompareAndSwap(true, false)
+	return c != nil && c.Transcript.migrationRequested.Load() && !s.chunks.Done() && s.editor.events.AtBoundary() && c.Transcript.canMigrate() && c.Transcript.migrationRequested.CompareAndSwap(true, false)
 }
 
 // finishWith ends the stream with events and the last chunk.
@@ -124,17 +127,17 @@ func (s *stream) finishWith(events []byte) {
 	s.cause, s.err = Completed, nil
 	s.scan.feed(events)
 	s.redactEvents(events)
-	s.reusable = s.write(append(AppendChunk(nil, events), lastChunk...)) == nil
+	s.reusable = s.write(append(sse.AppendChunk(nil, events), sse.LastChunk...)) == nil
 }
 
 // appendEngineFailure appends the end of a stream that no other engine continues: the engine's own error
 // event, if it is of the client's protocol.
-func appendEngineFailure(dst []byte, t *Transcript, p Protocol, number int64) []byte {
-	if p == OpenAI {
+func appendEngineFailure(dst []byte, t *Transcript, p sse.Protocol, number int64) []byte {
+	if p == sse.OpenAI {
 		return append(append(dst, t.FailureEvent()...), "data: [DONE]\n\n"...)
 	}
 	if t.resumed() == nil {
 		return append(dst, t.FailureEvent()...)
 	}
-	return failures[EngineClosed].appendEvent(dst, p, number)
+	return failures[EngineClosed].AppendEvent(dst, p, number)
 }

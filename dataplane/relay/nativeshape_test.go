@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // nativeEvents is a stream of SGLang 0.5.23 with one id an event, cumulative or not.
@@ -76,7 +77,7 @@ func TestNativeShapeChangesNothing(t *testing.T) {
 	scan := &streamScanner{usage: noUsage}
 	own := newNativeStream(&Transcript{Format: NativeFormat, Prompt: PackIDs([]uint32{7})})
 	for i, e := range nativeEvents(4, true) {
-		data := EventData(e)
+		data := sse.EventData(e)
 		if i > 0 && (!own.matchShape(data) || !scan.native.counts(data, &scan.usage)) {
 			t.Errorf("event %d does not have the shape", i)
 		}
@@ -119,7 +120,7 @@ func TestGenerateShapeChangesNothing(t *testing.T) {
 func FuzzNativeShape(f *testing.F) {
 	lines := func(events [][]byte) (all []byte) {
 		for _, e := range events {
-			all = append(append(all, EventData(e)...), '\n')
+			all = append(append(all, sse.EventData(e)...), '\n')
 		}
 		return all
 	}

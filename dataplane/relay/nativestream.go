@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // nativeStream is SGLang's /generate: {"text","output_ids","meta_info"}. Each event has all text
@@ -61,8 +62,8 @@ func (s *nativeStream) modeUndetermined() bool { return s.idEvents > 0 && s.mode
 
 func (s *nativeStream) event(dst, event []byte) []byte {
 	t := s.t
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		t.doneSent = true
 		return append(dst, event...)
 	}
@@ -244,7 +245,7 @@ func (s *nativeStream) meta(w *jsonscan.Cursor) {
 	}
 }
 
-func (s *nativeStream) nextEngine() Rewriter {
+func (s *nativeStream) nextEngine() sse.Rewriter {
 	return &nativeResumed{first: s, splice: *s.t.splicePoint(), before: len(s.text)}
 }
 
@@ -263,7 +264,7 @@ type nativeResumed struct {
 }
 
 // Event implements Rewriter. The formatter has read the event by then.
-func (n *nativeResumed) Event(dst, event []byte) []byte { return n.event(dst, EventData(event)) }
+func (n *nativeResumed) Event(dst, event []byte) []byte { return n.event(dst, sse.EventData(event)) }
 
 func (n *nativeResumed) event(dst, data []byte) []byte {
 	s, t := n.first, n.first.t

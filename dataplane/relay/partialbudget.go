@@ -51,9 +51,9 @@ func (s *stream) acquirePartialBudget() bool {
 // countHeld acquires the memory of the partial events and of kept bytes. When the budget is
 // exhausted it returns false and changes nothing.
 func (s *stream) countHeld(kept int) bool {
-	held := s.scan.partialSize()
+	held := s.scan.PartialSize()
 	if e := s.editor; e != nil {
-		held += e.events.partialSize()
+		held += e.events.PartialSize()
 		if e.partial != nil && e.partial.buf != nil {
 			held += cap(e.partial.buf.B)
 		}
@@ -78,16 +78,16 @@ func (s *stream) countHeld(kept int) bool {
 // releasePartial releases the partial events of a stream that ends. A held event stays marked as
 // held, because the client has not got its beginning.
 func (s *stream) releasePartial() {
-	between := s.scan.atBoundary()
-	s.scan.release()
+	between := s.scan.AtBoundary()
+	s.scan.Release()
 	if !between {
-		s.scan.oversized = true // the client may have part of an event
+		s.scan.Oversized = true // the client may have part of an event
 	}
 	e := s.editor
 	if e == nil {
 		return
 	}
-	e.events.release()
+	e.events.Release()
 	if e.partial != nil && e.partial.buf != nil {
 		membudget.Default.Put(e.partial.buf)
 		e.partial.buf = membudget.Default.Get(1)

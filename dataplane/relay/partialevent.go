@@ -55,7 +55,7 @@ func (s *stream) passesUnchanged() bool {
 	if e := s.editor; e != nil && (e.partial.buf != nil || e.partial.streaming) {
 		return false
 	}
-	return !s.scanning || s.scan.atBoundary() && !s.scan.private && !s.chunks.InChunk()
+	return !s.scanning || s.scan.AtBoundary() && !s.scan.private && !s.chunks.InChunk()
 }
 
 // holdPartialEvent returns what is sent of the held bytes and p, and holds the rest. before is the
@@ -75,8 +75,8 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 		h.parts = 0
 	}
 	var partial []byte // payload of the event that has not ended
-	if s.scan.partial != nil {
-		partial = s.scan.partial.B
+	if s.scan.Partial != nil {
+		partial = s.scan.Partial.B
 	}
 	partialLen := len(partial)
 	at := before
@@ -86,7 +86,7 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	if payload > partialLen { // the held event has ended; the partial event is another one
 		h.parts = 0
 	}
-	h.streaming = s.scan.oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
+	h.streaming = s.scan.Oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
 		h.parts > maxEventParts || unusualFraming(partial)
 	private := s.scan.private || h.streaming || final && partialLen > 0
 	h.redactor = newEventRedactor(s.scan.engineMessage || s.resp.Status >= 400)
@@ -113,14 +113,14 @@ func (s *stream) holdAfterStreamed(p []byte, before upstream.Chunks, final bool)
 	h.redactor.isRefusal = h.redactor.isRefusal || s.scan.engineMessage
 	s.scan.private, s.scan.engineMessage = false, false
 	var partial []byte // payload of the event that has not ended
-	if s.scan.partial != nil {
-		partial = s.scan.partial.B
+	if s.scan.Partial != nil {
+		partial = s.scan.Partial.B
 	}
 	at := before
 	_, payload := s.redactPayload(p, &at, math.MaxInt, nil)
-	if !s.scanning || s.scan.oversized || len(partial) >= payload || len(partial) > maxBufferedEvent || final || unusualFraming(partial) {
+	if !s.scanning || s.scan.Oversized || len(partial) >= payload || len(partial) > maxBufferedEvent || final || unusualFraming(partial) {
 		s.redactPayload(p, &before, math.MaxInt, &h.redactor)
-		h.streaming = !s.scanning || !s.scan.atBoundary()
+		h.streaming = !s.scanning || !s.scan.AtBoundary()
 		return p
 	}
 	n, _ := s.redactPayload(p, &before, payload-len(partial), &h.redactor)

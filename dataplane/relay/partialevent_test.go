@@ -59,8 +59,8 @@ func TestLargeReadBuffersLittle(t *testing.T) {
 		if h.buf == nil || h.joined != nil {
 			t.Fatalf("held %v, and of what has gone %v", h.buf, h.joined)
 		}
-		if most := 2 * len(chunksOf(chunkEvent)); cap(h.buf.B) > most || cap(s.scan.partial.B) > most {
-			t.Errorf("%d and %d bytes are kept of an event of %d", cap(h.buf.B), cap(s.scan.partial.B), len(chunkEvent))
+		if most := 2 * len(chunksOf(chunkEvent)); cap(h.buf.B) > most || cap(s.scan.Partial.B) > most {
+			t.Errorf("%d and %d bytes are kept of an event of %d", cap(h.buf.B), cap(s.scan.Partial.B), len(chunkEvent))
 		}
 	}
 }

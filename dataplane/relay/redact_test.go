@@ -7,6 +7,7 @@ import (
 	"net"
 	"reflect"
 	"regexp"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -123,11 +124,11 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 	}
 	whole := strings.Join(events, "")
 	long := strings.Repeat("x", 100<<10)
-	for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {
+	for _, protocol := range []sse.Protocol{sse.OpenAI, sse.Anthropic, sse.Responses} {
 		for name, framed := range map[string]string{
-			"an event a chunk": chunksOf(events...) + lastChunk,
-			"one chunk":        chunksOf(whole) + lastChunk,
-			"chunks anywhere":  anyChunks(whole) + lastChunk,
+			"an event a chunk": chunksOf(events...) + sse.LastChunk,
+			"one chunk":        chunksOf(whole) + sse.LastChunk,
+			"chunks anywhere":  anyChunks(whole) + sse.LastChunk,
 			"to close":         whole,
 			"sized":            whole,
 		} {
@@ -156,7 +157,7 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 						}
 						res, dst, _ := relayOnce(t, opt, serve)
 						got := dst.got
-						if res.Err != nil && protocol == OpenAI {
+						if res.Err != nil && protocol == sse.OpenAI {
 							t.Fatalf("%+v", res)
 						}
 						if strings.Contains(head, "chunked") {
@@ -184,7 +185,7 @@ func TestPrivateMembersOfStreams(t *testing.T) {
 	// An event that is too long to be held flows, and is looked at on its way.
 	for _, at := range []string{`{"kv_transfer_params":` + handle + `,"long":"` + long + `"}`, `{"long":"` + long + `","kv_transfer_params":` + handle + `}`, `{"kv_transfer_params":{"s3cret":"` + long + `","n":70707}}`} {
 		events := []string{"data: {\"choices\":[]}\n\n", "data: " + at + "\n\n", "data: {\"kv_transfer_params\":" + handle + "}\n\n", "data: [DONE]\n\n"}
-		framed := chunksOf(events...) + lastChunk
+		framed := chunksOf(events...) + sse.LastChunk
 		res, dst, _ := relayOnce(t, Options{}, func(nc *net.TCPConn) { send(nc, streamHead+framed); waitClosed(nc) })
 		if got := string(dst.got); res.Err != nil || len(got) != len(framed) || strings.Contains(got, "s3cret") || strings.Contains(got, "70707") || !strings.HasSuffix(got, framed[len(framed)-20:]) {
 			t.Errorf("%+v, %d bytes of %d, %.300q", res, len(got), len(framed), got)
@@ -214,7 +215,7 @@ func TestPrivateMembersOutsideData(t *testing.T) {
 		"data: {}\rdata: {\"kv_transfer_params\":\"s3cret\"}\r\r\n":          "data: {\"kv_transfer_params\":\"",
 		"\ufeffdata: {\"kv_transfer_params\":\"s3cret\"}\n\n":                "\ufeffdata: {\"kv_transfer_params\":\"",
 	} {
-		for _, protocol := range []Protocol{OpenAI, Anthropic, Responses} {
+		for _, protocol := range []sse.Protocol{sse.OpenAI, sse.Anthropic, sse.Responses} {
 			for _, kind := range []string{"Content-Type: text/event-stream\r\n", "", "Content-Type: text/plain\r\n", "Content-Type: application/json\r\n"} {
 				for _, step := range []int{1000, 5, 1} {
 					for _, events := range []string{in + first, first + first + in} {
@@ -226,11 +227,11 @@ func TestPrivateMembersOutsideData(t *testing.T) {
 							for rest := events + ends; rest != ""; rest = rest[min(step, len(rest)):] {
 								send(nc, chunksOf(rest[:min(step, len(rest))]))
 							}
-							send(nc, lastChunk)
+							send(nc, sse.LastChunk)
 							waitClosed(nc)
 						})
 						got := string(dechunk(t, dst.got))
-						if protocol == OpenAI && res.Err != nil || strings.Contains(got, "s3cret") || len(got) != len(events)+len(ends) ||
+						if protocol == sse.OpenAI && res.Err != nil || strings.Contains(got, "s3cret") || len(got) != len(events)+len(ends) ||
 							!strings.Contains(got, want) || want == "" && !strings.Contains(got, in) || !strings.Contains(got, first) {
 							t.Fatalf("%v, %q by %d: %q\nbecame %q (%+v)", protocol, kind, step, events, got, res)
 						}
@@ -250,7 +251,7 @@ func TestPrivateMembersOfAnswers(t *testing.T) {
 				for rest := c.in; rest != ""; rest = rest[min(step, len(rest)):] {
 					send(nc, chunksOf(rest[:min(step, len(rest))]))
 				}
-				send(nc, lastChunk)
+				send(nc, sse.LastChunk)
 				waitClosed(nc)
 			})
 			if res.Err != nil {

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // private are the members of responses that describe where KV lies, which no client may see.
@@ -16,7 +17,7 @@ type RedactRewriter struct{}
 func (RedactRewriter) Event(dst, event []byte) []byte { return AppendRedacted(dst, event) }
 
 // MaxEvent implements LargeEventRewriter.
-func (RedactRewriter) MaxEvent() int { return maxMigratableEvent }
+func (RedactRewriter) MaxEvent() int { return sse.MaxLargeEvent }
 
 // AppendRedacted appends an event or a JSON body to dst without its private members. All other
 // bytes stay as they are. If text names a private member but is not JSON, nothing is appended.

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // RedactInPlace blanks the private members of a whole response body in place: in JSON at any depth
@@ -24,7 +25,7 @@ func RedactInPlace(body []byte, status int) {
 		}
 	case tells || mayNamePrivate(body):
 		v := redactor{events: true, isRefusal: refusal, isFailure: tells}
-		if v.feed(body); tells && !bytes.Contains(body, dataPrefix) {
+		if v.feed(body); tells && !bytes.Contains(body, sse.DataPrefix) {
 			redactText(body) // not an event stream
 		}
 	}

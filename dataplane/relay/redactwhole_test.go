@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -107,16 +108,16 @@ func TestRedactErrorTextInStreams(t *testing.T) {
 
 func testRedactErrorTextInStreams(t *testing.T, told, said string) {
 	for _, c := range []struct {
-		protocol Protocol
+		protocol sse.Protocol
 		event    string
 	}{
-		{OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
-		{OpenAI, `data: {"error":{"message":"` + told + `","detail":"","msg":"oops","code":500}}`},
-		{OpenAI, `data: {"\u0065rror":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
-		{OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
-		{OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
-		{Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},
-		{Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"status":"failed","error":{"code":"x","message":"` + told + `"}}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + told + `","detail":"","msg":"oops","code":500}}`},
+		{sse.OpenAI, `data: {"\u0065rror":{"message":"` + told + `","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"object":"error","message":"` + told + `","type":"InternalServerError","code":500}`},
+		{sse.OpenAI, `data: {"text":"","meta_info":{"finish_reason":{"type":"abort","message":"` + told + `","status_code":500}}}`},
+		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + told + `"}}`},
+		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"status":"failed","error":{"code":"x","message":"` + told + `"}}}`},
 	} {
 		for _, step := range []int{1000, 40} { // 7 would be more than maxEventParts reads, or not
 			for _, opt := range []Options{{}, {Rewrite: &identityRewriter{}}} {
@@ -127,7 +128,7 @@ func testRedactErrorTextInStreams(t *testing.T, told, said string) {
 					for rest := whole; rest != ""; rest = rest[min(step, len(rest)):] {
 						send(nc, chunksOf(rest[:min(step, len(rest))]))
 					}
-					send(nc, lastChunk)
+					send(nc, sse.LastChunk)
 					waitClosed(nc)
 				})
 				want := chunkEvent + strings.Replace(c.event, told, said+strings.Repeat(" ", len(told)-len(said)), 1) + "\n\ndata: [DONE]\n\n"
@@ -179,14 +180,14 @@ func redactedStream(t *testing.T, data []byte, chunk, read int) []byte {
 	s := newDiscardStream()
 	s.dst = &dst
 	s.resp = new(upstream.Response)
-	defer func() { s.scan.release(); s.editor.release() }()
+	defer func() { s.scan.Release(); s.editor.release() }()
 	var framed []byte
 	for rest := []byte(before + string(data) + after); len(rest) > 0; {
 		n := min(chunk, len(rest))
-		framed = AppendChunk(framed, rest[:n])
+		framed = sse.AppendChunk(framed, rest[:n])
 		rest = rest[n:]
 	}
-	for rest := append(framed, lastChunk...); len(rest) > 0; {
+	for rest := append(framed, sse.LastChunk...); len(rest) > 0; {
 		n := min(read, len(rest))
 		if ended := s.forward(rest[:n:n], time.Now()); ended != (n == len(rest)) {
 			t.Fatalf("%q ended its stream: %v", data, s.err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -58,7 +59,7 @@ func TestRefusalEchoes(t *testing.T) {
 					for rest := sent; rest != ""; rest = rest[min(step, len(rest)):] {
 						send(nc, chunksOf(rest[:min(step, len(rest))]))
 					}
-					send(nc, lastChunk)
+					send(nc, sse.LastChunk)
 					waitClosed(nc)
 				})
 				got := string(dechunk(t, dst.got))
@@ -73,12 +74,12 @@ func TestRefusalEchoes(t *testing.T) {
 
 // relayReads gives what a client gets of a chunked body that comes in these reads, and how the stream
 // stands then.
-func relayReads(t *testing.T, protocol Protocol, reads ...string) (string, *stream) {
+func relayReads(t *testing.T, protocol sse.Protocol, reads ...string) (string, *stream) {
 	t.Helper()
 	var dst collectingConn
 	s := newDiscardStream()
-	s.dst, s.resp, s.scan.protocol, s.scan.keepsOversized = &dst, new(upstream.Response), protocol, true
-	t.Cleanup(func() { s.scan.release(); s.editor.release() })
+	s.dst, s.resp, s.scan.protocol, s.scan.KeepsOversized = &dst, new(upstream.Response), protocol, true
+	t.Cleanup(func() { s.scan.Release(); s.editor.release() })
 	for _, read := range reads {
 		s.forward([]byte(read), time.Now())
 	}
@@ -98,19 +99,19 @@ func TestReadsThatEndInsideEvents(t *testing.T) {
 			rest = rest[n:]
 		}
 		reads = reads[:len(reads)-1] // the last event has not ended
-		got, s := relayReads(t, OpenAI, reads...)
+		got, s := relayReads(t, sse.OpenAI, reads...)
 		if s.editor.partial.streaming || !strings.HasSuffix(got, "\n\n\r\n") && !strings.HasSuffix(got, "\n\n") {
 			t.Errorf("%d events: streaming %v, the client has %.80q", events, s.editor.partial.streaming, got[max(len(got)-80, 0):])
 		}
 		if s.setCause(EngineClosed, errIncomplete); true {
-			if end, _ := s.properEnd(); !strings.Contains(string(end), failures[EngineClosed].message) {
+			if end, _ := s.properEnd(); !strings.Contains(string(end), failures[EngineClosed].Message) {
 				t.Errorf("%d events: the end is %q", events, end)
 			}
 		}
 		failure := `data: {"error":{"message":"no answer of remote_host=s3cret, remote_port=5600, after 3 tries","code":500}}` + "\n\n"
 		last := chunksOf(failure)
 		reads = append(reads, body[len(strings.Join(reads, "")):]+last[:40], last[40:])
-		got, s = relayReads(t, OpenAI, reads...)
+		got, s = relayReads(t, sse.OpenAI, reads...)
 		if strings.Contains(got, "s3cret") || !s.scan.failed || !strings.Contains(got, "withheld") {
 			t.Errorf("%d events: an error event became %q", events, got[len(got)-len(last):])
 		}
@@ -123,7 +124,7 @@ func TestHoldsAfterLongEvent(t *testing.T) {
 	long := chunksOf(`data: {"choices":[{"index":0,"delta":{"content":"` + strings.Repeat("x", 3*maxBufferedEvent) + `"}}]}` + "\n\n")
 	failure := chunksOf(`data: {"error":{"message":"no answer of remote_host=s3cret, remote_port=5600","code":500}}` + "\n\n")
 	cut := len(long) - 10
-	got, _ := relayReads(t, OpenAI, long[:50_000], long[50_000:cut], long[cut:]+failure[:50], failure[50:])
+	got, _ := relayReads(t, sse.OpenAI, long[:50_000], long[50_000:cut], long[cut:]+failure[:50], failure[50:])
 	if strings.Contains(got, "s3cret") || len(got) != len(long)+len(failure) {
 		t.Errorf("the client got %q", got[len(long):])
 	}
@@ -133,21 +134,21 @@ func TestHoldsAfterLongEvent(t *testing.T) {
 func TestLongErrorEvents(t *testing.T) {
 	filler := strings.Repeat("the engine has much to say. ", 4*maxBufferedEvent/28)
 	for _, c := range []struct {
-		protocol Protocol
+		protocol sse.Protocol
 		event    string
 	}{
-		{OpenAI, `data: {"error":{"message":"` + filler + `remote_host='s3cret', remote_port=70707","type":"InternalServerError","code":500}}`},
-		{OpenAI, `data: {"error":{"message":"remote_host='s3cret', remote_port=70707` + filler + `","type":"InternalServerError","code":500}}`},
-		{OpenAI, `data: {"filler":"` + filler + `","error":{"message":"remote\u005fhost='s3cret', remote_port=70707","code":500}}`},
-		{OpenAI, `data: {"detail":"` + filler + filler + `remote_engine_id=s3cret 70707"}`},
-		{Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + filler + `bootstrap_room 70707 s3cret"}}`},
-		{Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"error":{"code":"x","message":"` + filler + `remote_block_ids [70707] s3cret"}}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + filler + `remote_host='s3cret', remote_port=70707","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"error":{"message":"remote_host='s3cret', remote_port=70707` + filler + `","type":"InternalServerError","code":500}}`},
+		{sse.OpenAI, `data: {"filler":"` + filler + `","error":{"message":"remote\u005fhost='s3cret', remote_port=70707","code":500}}`},
+		{sse.OpenAI, `data: {"detail":"` + filler + filler + `remote_engine_id=s3cret 70707"}`},
+		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + filler + `bootstrap_room 70707 s3cret"}}`},
+		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"error":{"code":"x","message":"` + filler + `remote_block_ids [70707] s3cret"}}}`},
 	} {
 		for _, chunk := range []int{1 << 20, 8000, 100} {
 			for _, read := range []int{1 << 20, 4096, 1000} {
 				var framed, reads []byte
 				for rest := c.event + "\n\n"; rest != ""; rest = rest[min(chunk, len(rest)):] {
-					framed = AppendChunk(framed, []byte(rest[:min(chunk, len(rest))]))
+					framed = sse.AppendChunk(framed, []byte(rest[:min(chunk, len(rest))]))
 				}
 				var parts []string
 				for reads = framed; len(reads) > 0; reads = reads[min(read, len(reads)):] {
@@ -168,22 +169,22 @@ func dechunkAll(framed string) string { return payloadOf(framed) }
 // TestBareErrors relays error events without an error member.
 func TestBareErrors(t *testing.T) {
 	for _, c := range []struct {
-		protocol Protocol
+		protocol sse.Protocol
 		event    string
 		failed   bool
 	}{
-		{OpenAI, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
-		{OpenAI, `data: {"detail":[{"loc":["body"],"msg":"no remote_engine_id=s3cret is known, and no other"}]}`, true},
-		{OpenAI, `data: {"d\u0065tail":"KV of remote\u005fengine_id=s3cret, remote_host=s3cret is lost"}`, true},
-		{OpenAI, `data: {"message":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost","code":500}`, false},
-		{OpenAI, `data: {"detail":null,"choices":[]}`, false},
-		{Anthropic, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
-		{Responses, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
+		{sse.OpenAI, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
+		{sse.OpenAI, `data: {"detail":[{"loc":["body"],"msg":"no remote_engine_id=s3cret is known, and no other"}]}`, true},
+		{sse.OpenAI, `data: {"d\u0065tail":"KV of remote\u005fengine_id=s3cret, remote_host=s3cret is lost"}`, true},
+		{sse.OpenAI, `data: {"message":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost","code":500}`, false},
+		{sse.OpenAI, `data: {"detail":null,"choices":[]}`, false},
+		{sse.Anthropic, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
+		{sse.Responses, `data: {"detail":"KV of remote_engine_id=s3cret, remote_host=s3cret is lost"}`, true},
 	} {
-		for _, rewrite := range []Rewriter{nil, &identityRewriter{}} {
+		for _, rewrite := range []sse.Rewriter{nil, &identityRewriter{}} {
 			sent := c.event + "\n\n"
 			res, dst, _ := relayOnce(t, Options{Protocol: c.protocol, Rewrite: rewrite}, func(nc *net.TCPConn) {
-				send(nc, streamHead+chunksOf(sent)+lastChunk)
+				send(nc, streamHead+chunksOf(sent)+sse.LastChunk)
 				waitClosed(nc)
 			})
 			got := string(dechunk(t, dst.got))

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 	"strconv"
 )
 
@@ -24,7 +25,7 @@ type responsesStream struct {
 
 func (r *responsesStream) event(dst, event []byte) []byte {
 	t := r.t
-	data := EventData(event)
+	data := sse.EventData(event)
 	if t.resumed() != nil {
 		return t.resumedEvent(dst, event, data)
 	}
@@ -93,7 +94,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	return append(dst, event...)
 }
 
-func (r *responsesStream) nextEngine() Rewriter { return &responsesResumed{first: r} }
+func (r *responsesStream) nextEngine() sse.Rewriter { return &responsesResumed{first: r} }
 
 func (r *responsesStream) appendEnd(dst []byte, _ bool) []byte {
 	if next, ok := r.t.resumed().(*responsesResumed); ok {
@@ -113,8 +114,8 @@ type responsesResumed struct {
 // Event implements Rewriter.
 func (n *responsesResumed) Event(dst, event []byte) []byte {
 	r := n.first
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		return n.appendEnd(dst)
 	}
 	if usage := memberOf(data, "usage"); isObject(usage) {

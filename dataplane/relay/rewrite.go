@@ -4,13 +4,14 @@ import (
 	"errors"
 
 	"sluice/dataplane/objpool"
+	"sluice/dataplane/sse"
 )
 
 // editor runs a Rewriter. It removes the engine's chunk framing, collects whole events and puts the
 // rewritten events into chunks of its own.
 type editor struct {
-	rewriter Rewriter
-	events   eventFramer
+	rewriter sse.Rewriter
+	events   sse.Framer
 	out      *chunkBuffer  // from the first event until it has been sent; else nil
 	partial  *partialEvent // of a stream without a rewriter
 }
@@ -62,40 +63,41 @@ func (e *editor) release() {
 	if e == nil {
 		return
 	}
-	e.events.release()
+	e.events.Release()
 	e.partial.release()
 	e.releaseSent()
 }
 
 // feed rewrites the events that p completes.
 func (e *editor) feed(p []byte) error {
-	e.events.normalize(p)
+	e.events.Normalize(p)
 	for len(p) > 0 {
-		n, event, tooBig := e.events.next(p)
+		n, event, tooBig := e.events.Next(p)
 		p = p[n:]
 		if tooBig {
 			return errTooBig
 		}
 		if event != nil {
 			e.out.b = e.rewriter.Event(e.out.b, event)
-			e.events.release()
+			e.events.Release()
 		}
 	}
 	return nil
 }
 
-// endAtCR rewrites the last event of a body whose last byte is a CR that ends the event.
+// EndAtCR rewrites the last event of a body whose last byte is a CR that ends the event.
 func (e *editor) endAtCR() {
-	if f := &e.events; f.line == lineCR && f.partial != nil && !f.oversized {
-		f.endLineAtCR()
-		e.out.b = e.rewriter.Event(e.out.b, f.partial.B)
-		f.release()
+	if event := e.events.EndAtCR(); event != nil {
+		e.out.b = e.rewriter.Event(e.out.b, event)
+		e.events.Release()
 	}
 }
 
 // errTooBig ends a stream with an event that is too long to be rewritten. It must not pass
 // unchanged, and skipping it would leave a gap.
 var errTooBig = errors.New("the engine sent an event that is too long")
+
+var emptyChunkHeader [sse.ChunkHeaderSize]byte
 
 // rewrite returns what the client gets for one read of the engine's body.
 func (s *stream) rewrite(p []byte) (out []byte, broken error) {
@@ -110,7 +112,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		s.scan.feed(p)
 		broken = e.feed(p)
 		s.redactRewritten()
-		return e.output(ChunkHeaderSize), broken
+		return e.output(sse.ChunkHeaderSize), broken
 	}
 	carry := s.migration()
 	before := s.chunks
@@ -144,7 +146,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 		if s.scan.template.idAndTime == "" {
 			s.scan.template.idAndTime = carry.Transcript.template.idAndTime
 		}
-		s.scan.feed(r.b[ChunkHeaderSize:])
+		s.scan.feed(r.b[sse.ChunkHeaderSize:])
 		done = done && carry.Transcript.FailureEvent() == nil && !carry.Transcript.needsRound()
 	}
 	if done && s.incomplete() {
@@ -152,8 +154,8 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 	}
 	s.redactRewritten()
 	var from int
-	if r.b, from = FrameChunk(r.b); done {
-		r.b = append(r.b, lastChunk...)
+	if r.b, from = sse.FrameChunk(r.b); done {
+		r.b = append(r.b, sse.LastChunk...)
 	}
 	return e.output(from), broken
 }
@@ -162,7 +164,7 @@ func (s *stream) rewrite(p []byte) (out []byte, broken error) {
 // Records between events come from this program and are read by it, so they are not redacted.
 func (s *stream) redactRewritten() {
 	if !s.scan.mayHaveRecords {
-		s.redactEvents(s.editor.out.b[ChunkHeaderSize:])
+		s.redactEvents(s.editor.out.b[sse.ChunkHeaderSize:])
 	}
 	s.scan.private, s.scan.engineMessage = false, false
 }

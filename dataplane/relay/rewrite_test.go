@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"net"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -11,7 +12,7 @@ import (
 type upperCaser struct{}
 
 func (upperCaser) Event(dst, event []byte) []byte {
-	data := EventData(event)
+	data := sse.EventData(event)
 	if data == nil {
 		return dst
 	}
@@ -45,15 +46,15 @@ func TestRewrite(t *testing.T) {
 // An event over the bound ends the stream, with an error in its protocol behind the whole
 // events; Strip's bound is that of a Transcript.
 func TestRewriteEndsAtOversizedEvent(t *testing.T) {
-	for p, whole := range map[Protocol]string{
-		OpenAI: "data: {}\n\n", Anthropic: "event: ping\ndata: {}\n\n", Responses: "event: x\ndata: {}\n\n",
+	for p, whole := range map[sse.Protocol]string{
+		sse.OpenAI: "data: {}\n\n", sse.Anthropic: "event: ping\ndata: {}\n\n", sse.Responses: "event: x\ndata: {}\n\n",
 	} {
 		for name, head := range map[string]string{"chunked": streamHead, "to close": "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"} {
-			long := "data: " + strings.Repeat("x", 2*maxPartialEvent) + "\n\n"
+			long := "data: " + strings.Repeat("x", 2*sse.MaxPartialEvent) + "\n\n"
 			send2 := func(nc *net.TCPConn) {
 				body := whole + long + "data: y\n\n"
 				if name == "chunked" {
-					body = chunksOf(whole, long, "data: y\n\n") + lastChunk
+					body = chunksOf(whole, long, "data: y\n\n") + sse.LastChunk
 				}
 				send(nc, head+body)
 				waitClosed(nc)

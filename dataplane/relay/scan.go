@@ -4,12 +4,13 @@ import (
 	"bytes"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/sse"
 )
 
 // streamScanner finds in a stream's events what the router needs: usage, finish reasons, errors,
 // the first token and the end.
 type streamScanner struct {
-	eventFramer
+	sse.Framer
 	events    int64
 	tooBig    int32
 	truncator truncator
@@ -20,7 +21,7 @@ type streamScanner struct {
 	native   nativeScan
 	finishes finishTracker
 
-	protocol       Protocol
+	protocol       sse.Protocol
 	mayHaveRecords bool // there may be id records between events
 	token          bool // content was seen
 	failed         bool // an error event was seen
@@ -32,13 +33,13 @@ type streamScanner struct {
 
 // feed takes the next payload bytes, without chunk framing.
 func (s *streamScanner) feed(p []byte) {
-	s.normalize(p)
+	s.Normalize(p)
 	for len(p) > 0 {
-		if s.ended && s.protocol == OpenAI {
+		if s.ended && s.protocol == sse.OpenAI {
 			blankBehind(p)
 			return
 		}
-		if s.mayHaveRecords && s.atBoundary() {
+		if s.mayHaveRecords && s.AtBoundary() {
 			if n := idRecordLen(p); n > 0 {
 				p = p[n:]
 				s.events++
@@ -46,8 +47,8 @@ func (s *streamScanner) feed(p []byte) {
 				continue
 			}
 		}
-		n, event, tooBig := s.next(p)
-		if s.keepsOversized && (s.oversized || tooBig) {
+		n, event, tooBig := s.Next(p)
+		if s.KeepsOversized && (s.Oversized || tooBig) {
 			s.private = s.private || tooBig
 			event, tooBig = s.truncated(p[:n], tooBig)
 		}
@@ -59,7 +60,7 @@ func (s *streamScanner) feed(p []byte) {
 		}
 		if event != nil {
 			s.event(event)
-			s.release()
+			s.Release()
 		}
 	}
 }
@@ -85,7 +86,7 @@ func (s *streamScanner) tokenEvent(ev []byte) bool {
 
 // event scans one event. Of its lines "event:" and "data:" count.
 func (s *streamScanner) event(ev []byte) {
-	if s.token && s.protocol == OpenAI && s.tokenEvent(ev) {
+	if s.token && s.protocol == sse.OpenAI && s.tokenEvent(ev) {
 		s.events++
 		s.finishes.unscanned = false
 		return
@@ -103,14 +104,14 @@ func (s *streamScanner) event(ev []byte) {
 			line = line[:n-1]
 		}
 		switch {
-		case bytes.HasPrefix(line, dataPrefix):
+		case bytes.HasPrefix(line, sse.DataPrefix):
 			if data != nil {
 				more = true
 				break
 			}
-			data = fieldValue(line[len(dataPrefix):])
-		case bytes.HasPrefix(line, eventPrefix):
-			name = fieldValue(line[len(eventPrefix):])
+			data = sse.FieldValue(line[len(sse.DataPrefix):])
+		case bytes.HasPrefix(line, sse.EventPrefix):
+			name = sse.FieldValue(line[len(sse.EventPrefix):])
 		case len(line) > shortestPrivateName:
 			s.private = s.private || mayNamePrivate(line)
 		}
@@ -129,11 +130,11 @@ func (s *streamScanner) event(ev []byte) {
 		return
 	}
 	switch s.protocol {
-	case OpenAI:
+	case sse.OpenAI:
 		s.openAI(data)
-	case Anthropic:
+	case sse.Anthropic:
 		s.anthropic(name, data)
-	case Responses:
+	case sse.Responses:
 		s.responses(name, data)
 	}
 }
@@ -141,7 +142,7 @@ func (s *streamScanner) event(ev []byte) {
 // openAI scans the data of one event of chat completions, completions, /inference/v1/generate or
 // SGLang's /generate.
 func (s *streamScanner) openAI(data []byte) {
-	if bytes.Equal(data, done) {
+	if bytes.Equal(data, sse.DoneData) {
 		s.ended = true
 		return
 	}
@@ -413,7 +414,7 @@ var deltaSuffix = []byte(".delta")
 // storedID returns the id of the response that a stream of Responses is about; "": not known yet.
 // It is stored in template, which such a stream does not use otherwise.
 func (s *streamScanner) storedID() string {
-	if s.protocol != Responses {
+	if s.protocol != sse.Responses {
 		return ""
 	}
 	return s.template.idAndTime

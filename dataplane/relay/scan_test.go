@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -57,32 +58,32 @@ func scanResultOf(s *streamScanner) scanResult {
 	return scanResult{s.events, int64(s.tooBig), s.token, s.failed, s.ended, s.finish, s.usage}
 }
 
-func newScanner(p Protocol) *streamScanner {
+func newScanner(p sse.Protocol) *streamScanner {
 	s := &streamScanner{protocol: p, usage: noUsage}
-	s.keepsOversized = true
+	s.KeepsOversized = true
 	return s
 }
 
-func scanAll(p Protocol, pieces ...[]byte) scanResult {
+func scanAll(p sse.Protocol, pieces ...[]byte) scanResult {
 	s := newScanner(p)
 	for _, b := range pieces {
 		s.feed(b)
 	}
-	defer s.release()
+	defer s.Release()
 	return scanResultOf(s)
 }
 
 var captures = []struct {
 	file     string
-	protocol Protocol
+	protocol sse.Protocol
 	want     scanResult
 }{
-	{"vllm_chat.http", OpenAI, scanResult{8, 0, true, false, true, "length", Usage{13, 5, -1}}},
-	{"sglang_chat.http", OpenAI, scanResult{9, 0, true, false, true, "length", Usage{13, 5, -1}}},
-	{"vllm_completions.sse", OpenAI, scanResult{4, 0, true, false, true, "length", Usage{-1, -1, -1}}},
-	{"vllm_generate.sse", OpenAI, scanResult{2, 0, true, false, true, "length", Usage{-1, -1, -1}}},
-	{"anthropic.sse", Anthropic, scanResult{8, 0, true, false, true, "end_turn", Usage{25, 15, 16}}},
-	{"responses.sse", Responses, scanResult{6, 0, true, false, true, "completed", Usage{37, 11, 32}}},
+	{"vllm_chat.http", sse.OpenAI, scanResult{8, 0, true, false, true, "length", Usage{13, 5, -1}}},
+	{"sglang_chat.http", sse.OpenAI, scanResult{9, 0, true, false, true, "length", Usage{13, 5, -1}}},
+	{"vllm_completions.sse", sse.OpenAI, scanResult{4, 0, true, false, true, "length", Usage{-1, -1, -1}}},
+	{"vllm_generate.sse", sse.OpenAI, scanResult{2, 0, true, false, true, "length", Usage{-1, -1, -1}}},
+	{"anthropic.sse", sse.Anthropic, scanResult{8, 0, true, false, true, "end_turn", Usage{25, 15, 16}}},
+	{"responses.sse", sse.Responses, scanResult{6, 0, true, false, true, "completed", Usage{37, 11, 32}}},
 }
 
 // Every capture, cut at every byte, in LF and in CRLF, gives the same.
@@ -105,8 +106,8 @@ func TestScanCapturesSplitAnywhere(t *testing.T) {
 			for i := range body {
 				s.feed(body[i : i+1])
 			}
-			if got := scanResultOf(s); got != c.want || !s.atBoundary() {
-				t.Errorf("%s crlf=%v byte by byte: %+v between=%v", c.file, crlf, got, s.atBoundary())
+			if got := scanResultOf(s); got != c.want || !s.AtBoundary() {
+				t.Errorf("%s crlf=%v byte by byte: %+v between=%v", c.file, crlf, got, s.AtBoundary())
 			}
 		}
 	}
@@ -116,39 +117,39 @@ func TestScanEvents(t *testing.T) {
 	none := noUsage
 	for _, c := range []struct {
 		name     string
-		protocol Protocol
+		protocol sse.Protocol
 		body     string
 		want     scanResult
 	}{
-		{"role only is no token", OpenAI, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"null content is no token", OpenAI, `data: {"choices":[{"delta":{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"empty tool_calls is no token", OpenAI, `data: {"choices":[{"delta":{"tool_calls":[ ]}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"content", OpenAI, `data: {"choices":[{"delta":{"content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"reasoning", OpenAI, `data: {"choices":[{"delta":{"reasoning":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"reasoning_content", OpenAI, `data: {"choices":[{"delta":{"reasoning_content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"tool call", OpenAI, `data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"second choice has the token", OpenAI, `data: {"choices":[{"delta":{"content":""}},{"delta":{"content":"y"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"prompt ids are no token", OpenAI, `data: {"choices":[{"text":"","prompt_token_ids":[1,2],"token_ids":[]}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"token ids", OpenAI, `data: {"choices":[{"token_ids":[7]}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"no space after the colon, spaces in JSON", OpenAI, `data:{ "choices" : [ { "finish_reason" : "stop" } ] , "usage" : { "prompt_tokens" : 3 , "completion_tokens" : 4 , "prompt_tokens_details" : { "cached_tokens" : 2 } } }` + "\n\n", scanResult{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
-		{"finish reason inside content", OpenAI, `data: {"choices":[{"delta":{"content":"\"finish_reason\":\"stop\",\\"},"finish_reason":null}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"usage and error inside content", OpenAI, `data: {"choices":[{"delta":{"content":"},\"usage\":{\"prompt_tokens\":9},\"error\":{}"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"finish reason deeper down is not the choice's", OpenAI, `data: {"metrics":{"finish_reason":"stop","usage":{"prompt_tokens":1},"error":{"a":1}},"choices":[]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"null usage", OpenAI, `data: {"choices":[],"usage":null,"error":null}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
-		{"escaped backslash before the closing quote", OpenAI, `data: {"choices":[{"delta":{"content":"\\"},"finish_reason":"stop"}]}` + "\n\n", scanResult{1, 0, true, false, false, "stop", none}},
-		{"unknown finish reason", OpenAI, `data: {"choices":[{"finish_reason":"because"}]}` + "\n\n", scanResult{1, 0, false, false, false, "because", none}},
-		{"error event", OpenAI, `data: {"error": {"message": "boom", "type": "X", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n", scanResult{2, 0, false, true, true, "X 500", none}},
-		{"flat error event", OpenAI, `data: {"object":"error","message":"boom"}` + "\n\n", scanResult{1, 0, false, true, false, "", none}},
-		{"comments and blank lines", OpenAI, ": keep-alive\n\n\n\n: x\r\n\r\ndata: [DONE]\n\n", scanResult{1, 0, false, false, true, "", none}},
-		{"DONE in content", OpenAI, `data: {"choices":[{"delta":{"content":"data: [DONE]\n\n"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"half an event does not count", OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}` + "\n", scanResult{0, 0, false, false, false, "", none}},
-		{"several data lines", OpenAI, "data: {\ndata: }\n\n", scanResult{1, 1, false, false, false, "", none}},
-		{"garbage", OpenAI, "data: {\"choices\":[{{{\"finish_reason\":\n\ndata: ]\n\ndata:\n\ndata: \"\n\n", scanResult{4, 0, false, false, false, "", none}},
-		{"anthropic without event lines", Anthropic, `data: {"type":"content_block_delta","delta":{"text":"x"}}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"anthropic error", Anthropic, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n", scanResult{1, 0, false, true, true, "overloaded_error", none}},
-		{"responses failed", Responses, "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\"}}\n\n", scanResult{1, 0, false, true, true, "failed", none}},
-		{"responses reasoning delta", Responses, "event: response.reasoning_text.delta\ndata: {\"delta\":\"x\"}\n\n", scanResult{1, 0, true, false, false, "", none}},
-		{"responses incomplete", Responses, `data: {"type":"response.incomplete","response":{"status":"incomplete"}}` + "\n\n", scanResult{1, 0, false, false, true, "incomplete", none}},
+		{"role only is no token", sse.OpenAI, `data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"null content is no token", sse.OpenAI, `data: {"choices":[{"delta":{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"empty tool_calls is no token", sse.OpenAI, `data: {"choices":[{"delta":{"tool_calls":[ ]}}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"reasoning", sse.OpenAI, `data: {"choices":[{"delta":{"reasoning":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"reasoning_content", sse.OpenAI, `data: {"choices":[{"delta":{"reasoning_content":"x"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"tool call", sse.OpenAI, `data: {"choices":[{"delta":{"tool_calls":[{"index":0}]}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"second choice has the token", sse.OpenAI, `data: {"choices":[{"delta":{"content":""}},{"delta":{"content":"y"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"prompt ids are no token", sse.OpenAI, `data: {"choices":[{"text":"","prompt_token_ids":[1,2],"token_ids":[]}]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"token ids", sse.OpenAI, `data: {"choices":[{"token_ids":[7]}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"no space after the colon, spaces in JSON", sse.OpenAI, `data:{ "choices" : [ { "finish_reason" : "stop" } ] , "usage" : { "prompt_tokens" : 3 , "completion_tokens" : 4 , "prompt_tokens_details" : { "cached_tokens" : 2 } } }` + "\n\n", scanResult{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
+		{"finish reason inside content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"\"finish_reason\":\"stop\",\\"},"finish_reason":null}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"usage and error inside content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"},\"usage\":{\"prompt_tokens\":9},\"error\":{}"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"finish reason deeper down is not the choice's", sse.OpenAI, `data: {"metrics":{"finish_reason":"stop","usage":{"prompt_tokens":1},"error":{"a":1}},"choices":[]}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"null usage", sse.OpenAI, `data: {"choices":[],"usage":null,"error":null}` + "\n\n", scanResult{1, 0, false, false, false, "", none}},
+		{"escaped backslash before the closing quote", sse.OpenAI, `data: {"choices":[{"delta":{"content":"\\"},"finish_reason":"stop"}]}` + "\n\n", scanResult{1, 0, true, false, false, "stop", none}},
+		{"unknown finish reason", sse.OpenAI, `data: {"choices":[{"finish_reason":"because"}]}` + "\n\n", scanResult{1, 0, false, false, false, "because", none}},
+		{"error event", sse.OpenAI, `data: {"error": {"message": "boom", "type": "X", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n", scanResult{2, 0, false, true, true, "X 500", none}},
+		{"flat error event", sse.OpenAI, `data: {"object":"error","message":"boom"}` + "\n\n", scanResult{1, 0, false, true, false, "", none}},
+		{"comments and blank lines", sse.OpenAI, ": keep-alive\n\n\n\n: x\r\n\r\ndata: [DONE]\n\n", scanResult{1, 0, false, false, true, "", none}},
+		{"DONE in content", sse.OpenAI, `data: {"choices":[{"delta":{"content":"data: [DONE]\n\n"}}]}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"half an event does not count", sse.OpenAI, `data: {"choices":[{"finish_reason":"stop"}]}` + "\n", scanResult{0, 0, false, false, false, "", none}},
+		{"several data lines", sse.OpenAI, "data: {\ndata: }\n\n", scanResult{1, 1, false, false, false, "", none}},
+		{"garbage", sse.OpenAI, "data: {\"choices\":[{{{\"finish_reason\":\n\ndata: ]\n\ndata:\n\ndata: \"\n\n", scanResult{4, 0, false, false, false, "", none}},
+		{"anthropic without event lines", sse.Anthropic, `data: {"type":"content_block_delta","delta":{"text":"x"}}` + "\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"anthropic error", sse.Anthropic, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\"}}\n\n", scanResult{1, 0, false, true, true, "overloaded_error", none}},
+		{"responses failed", sse.Responses, "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"status\":\"failed\"}}\n\n", scanResult{1, 0, false, true, true, "failed", none}},
+		{"responses reasoning delta", sse.Responses, "event: response.reasoning_text.delta\ndata: {\"delta\":\"x\"}\n\n", scanResult{1, 0, true, false, false, "", none}},
+		{"responses incomplete", sse.Responses, `data: {"type":"response.incomplete","response":{"status":"incomplete"}}` + "\n\n", scanResult{1, 0, false, false, true, "incomplete", none}},
 	} {
 		if got := scanAll(c.protocol, []byte(c.body)); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
@@ -181,12 +182,12 @@ func TestScanTemplate(t *testing.T) {
 		{ev("a", `"x":"`+strings.Repeat("y", 300)+`",`+null) + ev("b", `"x":"`+strings.Repeat("y", 300)+`","finish_reason":"stop"`), "stop"},
 		{ev("a", `"finish_reason":"stop"`) + ev("b", `"finish_reason":"length"`), "length"},
 	} {
-		got := scanAll(OpenAI, []byte(c.body))
+		got := scanAll(sse.OpenAI, []byte(c.body))
 		if got.Finish != c.finish || !got.Token || got.Events != int64(strings.Count(c.body, "\n\n")) {
 			t.Errorf("%s: %+v", c.body, got)
 		}
 	}
-	s := newScanner(OpenAI)
+	s := newScanner(sse.OpenAI)
 	s.feed([]byte(head))
 	if !s.template.matches([]byte(strings.TrimSuffix(ev(`some \"text\" \u00e4`, null), "\n\n")[len("data: "):])) {
 		t.Error("the template does not match its like")

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -17,7 +18,7 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 		opt        Options
 		scanning   bool
 	}{
-		{"bytes", "3\r\n{\"a\r\n4;x=y\r\n\": 1\r\n00A\r\n}123456789\r\n", Options{Protocol: Opaque}, false},
+		{"bytes", "3\r\n{\"a\r\n4;x=y\r\n\": 1\r\n00A\r\n}123456789\r\n", Options{Protocol: sse.Opaque}, false},
 		{"JSON", "3\r\n{\"a\r\n4\r\n\": 1\r\n00A\r\n}123456789\r\n", Options{}, false},
 		{"a long event", chunksOf(long) + "4\r\nabcd\r\n00A\r\n0123456789\r\n", Options{}, true},
 	} {
@@ -30,8 +31,8 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 						continue // enough of a body that takes long
 					}
 					s := &stream{dst: new(collectingConn), resp: new(upstream.Response), extras: &noExtras, streamSettings: &streamSettings{}, chunked: true, scanning: k.scanning}
-					s.scan.protocol, s.scan.keepsOversized, s.scan.usage = k.opt.Protocol, true, noUsage
-					if !k.scanning && k.opt.Protocol != Opaque {
+					s.scan.protocol, s.scan.KeepsOversized, s.scan.usage = k.opt.Protocol, true, noUsage
+					if !k.scanning && k.opt.Protocol != sse.Opaque {
 						s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true}}}
 					}
 					var got []byte
@@ -50,7 +51,7 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 					if string(got) != k.good || (s.broken != nil) != (bad != "") {
 						t.Fatalf("%s, cut at %d and %d: %d bytes of %d are out, %v", k.name, one, two, len(got), len(k.good), s.broken)
 					}
-					s.scan.release()
+					s.scan.Release()
 					s.editor.release()
 				}
 			}

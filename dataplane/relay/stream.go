@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -17,14 +18,14 @@ import (
 type Options struct {
 	// Protocol of the events. A response whose Content-Type is not text/event-stream is relayed as
 	// Opaque in any case.
-	Protocol     Protocol
+	Protocol     sse.Protocol
 	WriteTimeout time.Duration // bound of one flush to the client [30s]
 	IdleTimeout  time.Duration // bound between two reads from the engine; 0: none
 	// Choices is how many choices the client asked for; 0: unknown. OpenAI's streams report the end
 	// of each, and such a stream is complete when all have ended.
 	Choices int
 	// Rewrite, when set, changes the events of an event stream. Other bodies are not rewritten.
-	Rewrite Rewriter
+	Rewrite sse.Rewriter
 	// Migration, when it has a Transcript, replaces Rewrite and lets a chunked event stream
 	// continue on another engine when its own fails.
 	Migration Migration
@@ -221,10 +222,10 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 		dst: dst, resp: resp, extras: &noExtras,
 		streamSettings: streamSettings{opt.Loops, opt.Budget, opt.ShuttingDown, opt.WriteTimeout, opt.IdleTimeout}.share(),
 		chunked:        resp.ContentLength == upstream.LengthChunked,
-		scanning:       opt.Protocol != Opaque && IsEventStream(resp.Header("Content-Type")),
+		scanning:       opt.Protocol != sse.Opaque && sse.IsEventStream(resp.Header("Content-Type")),
 	}
 	s.detectsStalls = dst.DetectsStalls()
-	s.scan.protocol, s.scan.keepsOversized = opt.Protocol, true
+	s.scan.protocol, s.scan.KeepsOversized = opt.Protocol, true
 	s.scan.usage = noUsage
 	s.scan.finishes.expect(opt.Choices)
 	if t := opt.Migration.Transcript; t != nil && !(s.scanning && s.chunked) {
@@ -239,14 +240,14 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 	switch {
 	case opt.Migration.Transcript != nil:
 		s.editor = &editor{rewriter: opt.Migration.Transcript}
-		opt.Migration.Transcript.holdsFailure, s.editor.events.maxEvent = true, maxMigratableEvent
+		opt.Migration.Transcript.holdsFailure, s.editor.events.MaxEvent = true, sse.MaxLargeEvent
 		s.scan.mayHaveRecords = opt.Migration.Transcript.Records
 	case opt.Rewrite != nil && s.scanning:
 		s.editor = &editor{rewriter: opt.Rewrite}
-		if large, ok := opt.Rewrite.(LargeEventRewriter); ok {
-			s.editor.events.maxEvent = int32(min(large.MaxEvent(), math.MaxInt32))
+		if large, ok := opt.Rewrite.(sse.LargeEventRewriter); ok {
+			s.editor.events.MaxEvent = int32(min(large.MaxEvent(), math.MaxInt32))
 		}
-	case !s.scanning && opt.Protocol != Opaque:
+	case !s.scanning && opt.Protocol != sse.Opaque:
 		s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true, isRefusal: resp.Status >= 400}}}
 	}
 	return s.relay()
@@ -298,7 +299,7 @@ func (s *stream) finish() Result {
 	if !s.firstByte.IsZero() {
 		res.LastByte = s.lastByte.Time()
 	}
-	s.scan.release()
+	s.scan.Release()
 	s.editor.release()
 	s.releasePartialBudget()
 	return res
@@ -520,7 +521,7 @@ func (s *stream) readChunks(p []byte) (good []byte, err error) {
 
 // errIncomplete: the engine, or a proxy before it, ended its framing properly before the answer was
 // complete.
-var errIncomplete = errors.New(failures[EngineIncomplete].message)
+var errIncomplete = errors.New(failures[EngineIncomplete].Message)
 
 // incomplete reports whether an event stream whose framing has ended lacks part of its answer. Of a
 // rewritten stream the client does not get a partial event.
@@ -561,4 +562,4 @@ func (s *stream) readEnded(err error) {
 }
 
 // atEventBoundary reports whether the client has got whole events only.
-func (s *stream) atEventBoundary() bool { return s.editor.holdsPartial() || s.scan.atBoundary() }
+func (s *stream) atEventBoundary() bool { return s.editor.holdsPartial() || s.scan.AtBoundary() }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/testwait"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -59,7 +60,7 @@ func TestOneReadOneWrite(t *testing.T) {
 			send(nc, chunksOf(ev))
 			<-delivered
 		}
-		send(nc, lastChunk)
+		send(nc, sse.LastChunk)
 		waitClosed(nc)
 	})
 	resp := open(t, e, nil)
@@ -248,7 +249,7 @@ func TestCancelMidStream(t *testing.T) {
 	resp.Release()
 	<-gone
 	// A client that is still there is told; it is not when it was the one who left.
-	want := chunksOf(sent) + chunksOf(string(failures[Cancelled].appendEvent(nil, OpenAI, 1))) + lastChunk
+	want := chunksOf(sent) + chunksOf(string(failures[Cancelled].AppendEvent(nil, sse.OpenAI, 1))) + sse.LastChunk
 	if res.Cause != Cancelled || !errors.Is(res.Err, upstream.ErrCancelled) || !res.Reusable || string(dst.got) != want {
 		t.Errorf("%+v %q", res, dst.got)
 	}
@@ -275,7 +276,7 @@ func TestEngineStalled(t *testing.T) {
 				t.Errorf("%+v", res)
 			}
 			added, _ := strings.CutPrefix(string(dst.got), c.sent)
-			if c.reusable != strings.Contains(added, `"code":504}}`) || c.reusable != strings.HasSuffix(added, lastChunk) {
+			if c.reusable != strings.Contains(added, `"code":504}}`) || c.reusable != strings.HasSuffix(added, sse.LastChunk) {
 				t.Errorf("added %q", added)
 			}
 			if s := e.Stats(); s.Open != 0 {
@@ -299,7 +300,7 @@ func TestLegDeadline(t *testing.T) {
 	dst := &recordingConn{}
 	res := Stream(dst, resp, Options{IdleTimeout: time.Minute})
 	resp.Release()
-	if res.Cause != Deadline || !errors.Is(res.Err, upstream.ErrTimeout) || !strings.Contains(string(dst.got), failures[Deadline].message) {
+	if res.Cause != Deadline || !errors.Is(res.Err, upstream.ErrTimeout) || !strings.Contains(string(dst.got), failures[Deadline].Message) {
 		t.Errorf("%+v %q", res, dst.got)
 	}
 }
@@ -352,7 +353,7 @@ func TestReadBufferFollowsRate(t *testing.T) {
 			delivered <- struct{}{}
 		}
 	}
-	res := Stream(dst, resp, Options{Protocol: Opaque})
+	res := Stream(dst, resp, Options{Protocol: sse.Opaque})
 	resp.Release()
 	if res.Cause != Completed || dst.largest <= smallRead || dst.largest > largeRead {
 		t.Errorf("%+v, largest write %d", res, dst.largest)

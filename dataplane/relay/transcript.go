@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/sse"
 	"sync/atomic"
 )
 
@@ -92,9 +93,9 @@ func (t *Transcript) setEventHead(head string) {
 type transcriptExtras struct {
 	blocker      string
 	failure      []byte
-	pre          Rewriter
-	head         string   // see setEventHead
-	next         Rewriter // rewrites another engine's events
+	pre          sse.Rewriter
+	head         string       // see setEventHead
+	next         sse.Rewriter // rewrites another engine's events
 	text         []byte
 	eventEnds    []uint32
 	otherChoices []ChoiceState  // of the other choices
@@ -167,14 +168,14 @@ func (t *Transcript) FailureEvent() []byte {
 
 // SetPreRewriter sets a Rewriter that converts the engine's events to those of the client's
 // endpoint first; nil: none.
-func (t *Transcript) SetPreRewriter(r Rewriter) {
+func (t *Transcript) SetPreRewriter(r sse.Rewriter) {
 	if r != nil || t.extras != nil {
 		t.ensureExtras().pre = r
 	}
 }
 
 // resumed returns the Rewriter of another engine's events; nil while the first engine is read.
-func (t *Transcript) resumed() Rewriter {
+func (t *Transcript) resumed() sse.Rewriter {
 	if t.extras == nil {
 		return nil
 	}
@@ -279,8 +280,8 @@ func (t *Transcript) event(dst, event []byte) []byte {
 			return append(dst, event[to:]...)
 		}
 	}
-	data := EventData(event)
-	if bytes.Equal(data, done) {
+	data := sse.EventData(event)
+	if bytes.Equal(data, sse.DoneData) {
 		if t.needsRound() {
 			t.extras.roundDone = true
 			return dst
@@ -426,7 +427,7 @@ type openAIFormatter struct{ t *Transcript }
 
 func (o openAIFormatter) event(dst, event []byte) []byte { return o.t.event(dst, event) }
 
-func (o openAIFormatter) nextEngine() Rewriter {
+func (o openAIFormatter) nextEngine() sse.Rewriter {
 	t := o.t
 	return &Conversion{Chat: t.Format == ChatFormat, Choices: len(t.requestedChoices()), TopLogprobs: int(t.TopLogprobs), Cached: -1, Splice: t.splicePoint()}
 }

@@ -1,6 +1,9 @@
 package relay
 
-import "sluice/dataplane/membudget"
+import (
+	"sluice/dataplane/membudget"
+	"sluice/dataplane/sse"
+)
 
 // truncator shortens an event that is too large to be buffered to what the scan looks for. The last
 // events of a stream repeat whole answers (response.completed has all output, instructions and
@@ -156,34 +159,34 @@ func (t *truncator) outside(dst []byte, c byte, arrays bool) []byte {
 // returns the shortened event when it has ended. tooBig: the shortened event is beyond the bound
 // too.
 func (s *streamScanner) truncated(p []byte, ended bool) (event []byte, tooBig bool) {
-	arrays := s.protocol == OpenAI
+	arrays := s.protocol == sse.OpenAI
 	if !s.truncating {
 		s.truncating, s.truncator = true, truncator{}
-		first := s.partial
-		if first == nil || cap(first.B) < maxPartialEvent {
-			s.partial = membudget.Default.Get(maxPartialEvent)
+		first := s.Partial
+		if first == nil || cap(first.B) < sse.MaxPartialEvent {
+			s.Partial = membudget.Default.Get(sse.MaxPartialEvent)
 		}
 		if first == nil {
-			s.partial.B = s.partial.B[:0]
+			s.Partial.B = s.Partial.B[:0]
 		} else {
-			s.partial.B = s.truncator.append(s.partial.B[:0], first.B, arrays)
-			if first != s.partial {
+			s.Partial.B = s.truncator.append(s.Partial.B[:0], first.B, arrays)
+			if first != s.Partial {
 				membudget.Default.Put(first)
 			}
 		}
 	}
-	for len(p) > 0 && s.partial != nil { // what is kept of p is no longer than p
-		n := min(len(p), cap(s.partial.B)-len(s.partial.B))
-		s.partial.B = s.truncator.append(s.partial.B, p[:n], arrays)
+	for len(p) > 0 && s.Partial != nil { // what is kept of p is no longer than p
+		n := min(len(p), cap(s.Partial.B)-len(s.Partial.B))
+		s.Partial.B = s.truncator.append(s.Partial.B, p[:n], arrays)
 		if p = p[n:]; n == 0 || s.truncator.mode == truncGaveUp {
-			s.release()
+			s.Release()
 		}
 	}
 	if !ended {
 		return nil, false
 	}
-	if s.truncating = false; s.partial == nil {
+	if s.truncating = false; s.Partial == nil {
 		return nil, true
 	}
-	return s.partial.B, false
+	return s.Partial.B, false
 }

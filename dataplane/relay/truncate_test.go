@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sluice/dataplane/sse"
 	"strings"
 	"testing"
 )
@@ -23,28 +24,28 @@ func bigEvents() []bigEvent {
 	chat := `{"choices":[{"delta":{"tool_calls":[%s]},"logprobs":{"content":[` + item + `]},"finish_reason":"stop","text":"%s"}],"usage":{"prompt_tokens":3,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}}`
 	spread := strings.Repeat(`{"index":1,"delta":{"role":"assistant"},"finish_reason":null},`, 4000) + "{}"
 	return []bigEvent{
-		{"response.completed", Responses, "event: response.completed\ndata: " + response("response.completed", "completed", ""), scanResult{1, 0, false, false, true, "completed", Usage{11, 22000, 8}}},
-		{"without its event line", Responses, "data:" + response("response.incomplete", "incomplete", ""), scanResult{1, 0, false, false, true, "incomplete", Usage{11, 22000, 8}}},
-		{"response.failed", Responses, "id: 4\nevent: response.failed\ndata: " + response("response.failed", "failed", `"error":{"message":"`+long+`"},`), scanResult{1, 0, false, true, true, "failed", Usage{11, 22000, 8}}},
-		{"response.created ends nothing", Responses, "event: response.created\ndata: " + response("response.created", "in_progress", ""), scanResult{1, 0, false, false, false, "", Usage{11, 22000, 8}}},
-		{"message_delta", Anthropic, "event: message_delta\ndata: " + `{"type":"message_delta","delta":{"x":"` + long + `","stop_reason":"end_turn"},"usage":{"output_tokens":15}}`, scanResult{1, 0, false, false, false, "end_turn", Usage{-1, 15, -1}}},
-		{"message_stop", Anthropic, `data: {"x":` + item + `,"type":"message_stop"}`, scanResult{1, 0, false, false, true, "", noUsage}},
-		{"content", OpenAI, fmt.Sprintf(`data: `+chat, "", long), scanResult{1, 0, true, false, false, "stop", Usage{3, 4, 2}}},
-		{"tool calls", OpenAI, fmt.Sprintf(`data: `+chat, item, ""), scanResult{1, 0, true, false, false, "stop", Usage{3, 4, 2}}},
-		{"no token", OpenAI, fmt.Sprintf(`data: `+chat, " ", ""), scanResult{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
-		{"ids", OpenAI, `data: {"prompt_token_ids":[` + ids + `],"choices":[{"token_ids":[` + ids + `],"prompt_token_ids":[` + ids + `],"finish_reason":"length"}]}`, scanResult{1, 0, true, false, false, "length", noUsage}},
-		{"native", OpenAI, `data: {"text":"` + long + `","output_ids":[` + ids + `],"meta_info":{"input_token_logprobs":[[` + ids + `]],"prompt_tokens":5,"completion_tokens":6,"finish_reason":{"type":"stop"}}}`, scanResult{1, 0, true, false, false, "stop", Usage{5, 6, -1}}},
-		{"error", OpenAI, `data: {"error":{"message":"` + long + `"}}`, scanResult{1, 0, false, true, false, "", noUsage}},
-		{"a key that is long", OpenAI, `data: {"` + long + `":1,"choices":[{"finish_reason":"stop"}]}`, scanResult{1, 0, false, false, false, "stop", noUsage}},
-		{"behind a comment", OpenAI, `: {[" ` + long + "\ndata: " + `{"choices":[{"finish_reason":"stop"}]}`, scanResult{1, 0, false, false, false, "stop", noUsage}},
-		{"choices beyond the bound", OpenAI, `data: {"choices":[` + spread + `],"usage":{"prompt_tokens":3}}`, scanResult{1, 1, false, false, false, "", noUsage}},
-		{"nested without end", OpenAI, `data: {"a":` + strings.Repeat("[", 100<<10), scanResult{1, 1, false, false, false, "", noUsage}},
+		{"response.completed", sse.Responses, "event: response.completed\ndata: " + response("response.completed", "completed", ""), scanResult{1, 0, false, false, true, "completed", Usage{11, 22000, 8}}},
+		{"without its event line", sse.Responses, "data:" + response("response.incomplete", "incomplete", ""), scanResult{1, 0, false, false, true, "incomplete", Usage{11, 22000, 8}}},
+		{"response.failed", sse.Responses, "id: 4\nevent: response.failed\ndata: " + response("response.failed", "failed", `"error":{"message":"`+long+`"},`), scanResult{1, 0, false, true, true, "failed", Usage{11, 22000, 8}}},
+		{"response.created ends nothing", sse.Responses, "event: response.created\ndata: " + response("response.created", "in_progress", ""), scanResult{1, 0, false, false, false, "", Usage{11, 22000, 8}}},
+		{"message_delta", sse.Anthropic, "event: message_delta\ndata: " + `{"type":"message_delta","delta":{"x":"` + long + `","stop_reason":"end_turn"},"usage":{"output_tokens":15}}`, scanResult{1, 0, false, false, false, "end_turn", Usage{-1, 15, -1}}},
+		{"message_stop", sse.Anthropic, `data: {"x":` + item + `,"type":"message_stop"}`, scanResult{1, 0, false, false, true, "", noUsage}},
+		{"content", sse.OpenAI, fmt.Sprintf(`data: `+chat, "", long), scanResult{1, 0, true, false, false, "stop", Usage{3, 4, 2}}},
+		{"tool calls", sse.OpenAI, fmt.Sprintf(`data: `+chat, item, ""), scanResult{1, 0, true, false, false, "stop", Usage{3, 4, 2}}},
+		{"no token", sse.OpenAI, fmt.Sprintf(`data: `+chat, " ", ""), scanResult{1, 0, false, false, false, "stop", Usage{3, 4, 2}}},
+		{"ids", sse.OpenAI, `data: {"prompt_token_ids":[` + ids + `],"choices":[{"token_ids":[` + ids + `],"prompt_token_ids":[` + ids + `],"finish_reason":"length"}]}`, scanResult{1, 0, true, false, false, "length", noUsage}},
+		{"native", sse.OpenAI, `data: {"text":"` + long + `","output_ids":[` + ids + `],"meta_info":{"input_token_logprobs":[[` + ids + `]],"prompt_tokens":5,"completion_tokens":6,"finish_reason":{"type":"stop"}}}`, scanResult{1, 0, true, false, false, "stop", Usage{5, 6, -1}}},
+		{"error", sse.OpenAI, `data: {"error":{"message":"` + long + `"}}`, scanResult{1, 0, false, true, false, "", noUsage}},
+		{"a key that is long", sse.OpenAI, `data: {"` + long + `":1,"choices":[{"finish_reason":"stop"}]}`, scanResult{1, 0, false, false, false, "stop", noUsage}},
+		{"behind a comment", sse.OpenAI, `: {[" ` + long + "\ndata: " + `{"choices":[{"finish_reason":"stop"}]}`, scanResult{1, 0, false, false, false, "stop", noUsage}},
+		{"choices beyond the bound", sse.OpenAI, `data: {"choices":[` + spread + `],"usage":{"prompt_tokens":3}}`, scanResult{1, 1, false, false, false, "", noUsage}},
+		{"nested without end", sse.OpenAI, `data: {"a":` + strings.Repeat("[", 100<<10), scanResult{1, 1, false, false, false, "", noUsage}},
 	}
 }
 
 type bigEvent struct {
 	name     string
-	protocol Protocol
+	protocol sse.Protocol
 	body     string
 	want     scanResult
 }
@@ -54,7 +55,7 @@ type bigEvent struct {
 func TestScanBigEvents(t *testing.T) {
 	for _, c := range bigEvents() {
 		end := "\n\n"
-		if c.protocol == OpenAI {
+		if c.protocol == sse.OpenAI {
 			end += "data: [DONE]\n\n"
 			c.want.Events, c.want.Ended = 2, true
 		}
@@ -70,14 +71,14 @@ func TestScanBigEvents(t *testing.T) {
 					n := min(len(rest), 1+random.IntN(most))
 					s.feed(rest[:n])
 					rest = rest[n:]
-					if s.partial != nil && cap(s.partial.B) > maxPartialEvent {
-						t.Fatalf("%s: a carry of %d bytes", c.name, cap(s.partial.B))
+					if s.Partial != nil && cap(s.Partial.B) > sse.MaxPartialEvent {
+						t.Fatalf("%s: a carry of %d bytes", c.name, cap(s.Partial.B))
 					}
 				}
-				if got := scanResultOf(s); got != c.want || !s.atBoundary() || !s.private {
-					t.Errorf("%s crlf=%v by %d: %+v, want %+v; between %v, private %v", c.name, crlf, most, got, c.want, s.atBoundary(), s.private)
+				if got := scanResultOf(s); got != c.want || !s.AtBoundary() || !s.private {
+					t.Errorf("%s crlf=%v by %d: %+v, want %+v; between %v, private %v", c.name, crlf, most, got, c.want, s.AtBoundary(), s.private)
 				}
-				s.release()
+				s.Release()
 			}
 		}
 	}
@@ -91,7 +92,7 @@ func TestBigLastEvent(t *testing.T) {
 		{streamHead, chunksOf(c.body + "\n\n")},
 		{"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", c.body + "\n\n"},
 	} {
-		res, dst, _ := relayOnce(t, Options{Protocol: Responses}, func(nc *net.TCPConn) { send(nc, k.head+k.body) })
+		res, dst, _ := relayOnce(t, Options{Protocol: sse.Responses}, func(nc *net.TCPConn) { send(nc, k.head+k.body) })
 		if strings.Contains(string(dst.got), "upstream_error") || res.Usage != c.want.Usage || res.Finish != "completed" || res.Unscanned != 0 || !res.Reusable {
 			t.Errorf("%+v, got …%s", res, dst.got[max(0, len(dst.got)-300):])
 		}
@@ -111,15 +112,15 @@ func TestTruncatedScansTheSame(t *testing.T) {
 }
 
 // scanTruncated walks every event of body thinned.
-func scanTruncated(p Protocol, body []byte, step int) scanResult {
+func scanTruncated(p sse.Protocol, body []byte, step int) scanResult {
 	s := newScanner(p)
 	for len(body) > 0 {
-		n, event, _ := s.next(body)
+		n, event, _ := s.Next(body)
 		body = body[n:]
 		var thin truncator
 		var kept []byte
 		for i := 0; i < len(event); i += step {
-			kept = thin.append(kept, event[i:min(i+step, len(event))], p == OpenAI)
+			kept = thin.append(kept, event[i:min(i+step, len(event))], p == sse.OpenAI)
 		}
 		if len(kept) > 0 {
 			s.event(kept)

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"sluice/dataplane/front"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/router/fleet"
 	"sluice/router/worker"
 )
@@ -24,10 +24,10 @@ const (
 // endpoints are the endpoints of the dialects. They equal the front's, so that the Runner
 // treats a request as if it had arrived there.
 var endpoints = [...]front.Endpoint{
-	completions: {Path: "/v1/completions", Kind: front.Completions, Protocol: relay.OpenAI, Disaggregable: true},
-	generate:    {Path: "/inference/v1/generate", Kind: front.Generate, Protocol: relay.OpenAI, Disaggregable: true},
-	native:      {Path: "/generate", Kind: front.NativeGenerate, Protocol: relay.OpenAI, Disaggregable: true},
-	trtllm:      {Path: "/v1/completions", Kind: front.Completions, Protocol: relay.OpenAI, Disaggregable: true},
+	completions: {Path: "/v1/completions", Kind: front.Completions, Protocol: sse.OpenAI, Disaggregable: true},
+	generate:    {Path: "/inference/v1/generate", Kind: front.Generate, Protocol: sse.OpenAI, Disaggregable: true},
+	native:      {Path: "/generate", Kind: front.NativeGenerate, Protocol: sse.OpenAI, Disaggregable: true},
+	trtllm:      {Path: "/v1/completions", Kind: front.Completions, Protocol: sse.OpenAI, Disaggregable: true},
 }
 
 // modelPool is the information about a model's workers that the bodies depend on.

@@ -5,7 +5,7 @@ import (
 	"strconv"
 
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 )
 
 // converter converts an engine's events into items. It belongs to one stream and is used by one
@@ -52,7 +52,7 @@ func (c *converter) reset(old *converter) {
 
 // handleEvent converts one event of the engine. The error is that of send.
 func (c *converter) handleEvent(event []byte) error {
-	data := relay.EventData(event)
+	data := sse.EventData(event)
 	switch {
 	case len(data) == 0: // a keep-alive comment
 		return nil

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -17,7 +17,7 @@ type itemWriter struct {
 	chunked   bool
 	idRecords bool // the relay replaces events that contain only ids by records
 	chunks    upstream.Chunks
-	events    relay.EventSplitter
+	events    sse.Splitter
 }
 
 // Write implements relay.ClientConn.

@@ -11,6 +11,7 @@ import (
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 	"sluice/dataplane/wire"
 )
@@ -181,12 +182,12 @@ func (c *call) relay() {
 	c.chunked = c.resp.ContentLength == upstream.LengthChunked
 	var carry relay.Migration
 	if t := c.hooks.Transcript; t != nil {
-		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && relay.IsEventStream(c.resp.Header("Content-Type"))
+		t.Records = t.ShowIDs && t.Prompt.Len() > 0 && sse.IsEventStream(c.resp.Header("Content-Type"))
 		c.idRecords = t.Records
 		carry = relay.Migration{Transcript: t, IncludeUsage: c.hooks.Usage, Next: c}
 	}
 	res, over := relay.Start(c, c.resp, relay.Options{
-		Protocol: relay.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
+		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
 		DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
 	})
 	for !over {

@@ -1,6 +1,9 @@
 package engineapi
 
-import "sluice/dataplane/relay"
+import (
+	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
+)
 
 // sseWriter writes the answer over HTTP: it encodes items as events in the framing with which
 // the stream began. It is the relay's Converter.
@@ -12,7 +15,7 @@ type sseWriter struct {
 }
 
 func newSSEWriter(c converter, chunked bool) *sseWriter {
-	e := &sseWriter{itemWriter: itemWriter{converter: c, chunked: chunked}, buf: make([]byte, relay.ChunkHeaderSize)}
+	e := &sseWriter{itemWriter: itemWriter{converter: c, chunked: chunked}, buf: make([]byte, sse.ChunkHeaderSize)}
 	e.send = e.collect
 	return e
 }
@@ -25,7 +28,7 @@ func (e *sseWriter) collect(it *item) error {
 
 // Convert implements relay.Converter.
 func (e *sseWriter) Convert(p []byte) ([]byte, error) {
-	e.buf = e.buf[:relay.ChunkHeaderSize]
+	e.buf = e.buf[:sse.ChunkHeaderSize]
 	if e.finished {
 		return nil, nil
 	}
@@ -43,7 +46,7 @@ func (e *sseWriter) Convert(p []byte) ([]byte, error) {
 
 // End implements relay.Converter.
 func (e *sseWriter) End(cause relay.Cause) []byte {
-	e.buf = e.buf[:relay.ChunkHeaderSize]
+	e.buf = e.buf[:sse.ChunkHeaderSize]
 	if e.finished {
 		return nil
 	}
@@ -63,10 +66,10 @@ func (e *sseWriter) framed(last bool) []byte {
 		e.buf = append(e.buf, "data: [DONE]\n\n"...)
 	}
 	if !e.chunked {
-		return e.buf[relay.ChunkHeaderSize:]
+		return e.buf[sse.ChunkHeaderSize:]
 	}
 	var from int
-	e.buf, from = relay.FrameChunk(e.buf)
+	e.buf, from = sse.FrameChunk(e.buf)
 	if last {
 		e.finished = true
 		e.buf = append(e.buf, "0\r\n\r\n"...)

@@ -8,7 +8,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
@@ -247,7 +247,7 @@ func (q *request) maxReplySize() int {
 }
 
 func isEventStream(resp *upstream.Response) bool {
-	return resp.ContentLength < 0 && relay.IsEventStream(resp.Header("Content-Type"))
+	return resp.ContentLength < 0 && sse.IsEventStream(resp.Header("Content-Type"))
 }
 
 // answerRewriter returns the rewriter of this leg's response, or nil if it needs none.

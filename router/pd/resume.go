@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 	"sluice/router/fleet"
 	"sluice/router/pd/migration"
@@ -21,7 +22,7 @@ type resumption struct {
 	stream   *streamState
 	resp     *upstream.Response
 	call     *upstream.Call
-	rewriter relay.Rewriter
+	rewriter sse.Rewriter
 	refusal  string
 }
 

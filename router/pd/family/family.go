@@ -18,7 +18,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/router/config"
 	"sluice/router/worker"
 )
@@ -186,7 +186,7 @@ type AnswerRewriter interface {
 	Body(dst []byte, h *Handover, body []byte) []byte
 	// Events returns the Rewriter of a stream; nil leaves the stream unchanged. The Rewriter must
 	// not retain h or what it borrows from h, except h.Answer for an AnswerMerger.
-	Events(h *Handover) relay.Rewriter
+	Events(h *Handover) sse.Rewriter
 }
 
 // FinalAnswerer is an AnswerRewriter whose prefill response may be the whole response (ErrFinal).

@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/router/config"
 	"sluice/router/pd/reqbody"
 	"sluice/router/worker"
@@ -186,7 +187,7 @@ func (lmcache) Body(dst []byte, p *Handover, body []byte) []byte {
 }
 
 // Events implements AnswerRewriter.
-func (lmcache) Events(p *Handover) relay.Rewriter {
+func (lmcache) Events(p *Handover) sse.Rewriter {
 	c := conversion(p)
 	if f := c.First; f != nil { // f belongs to p and borrows from prefill's response
 		own := *f

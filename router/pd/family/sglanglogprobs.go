@@ -5,7 +5,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 )
 
 // An SGLang decode server returns empty lists for the log-probabilities of the prompt, because the
@@ -46,7 +46,7 @@ func (sglang) Body(dst []byte, p *Handover, body []byte) []byte {
 }
 
 // Events implements AnswerRewriter.
-func (sglang) Events(p *Handover) relay.Rewriter {
+func (sglang) Events(p *Handover) sse.Rewriter {
 	return &logprobMerger{bySequence: parseLogprobs(p.Answer)}
 }
 
@@ -91,12 +91,12 @@ type logprobMerger struct {
 // bytes.
 const maxLogprobEvent = 16 << 20
 
-// MaxEvent implements relay.LargeEventRewriter.
+// MaxEvent implements sse.LargeEventRewriter.
 func (*logprobMerger) MaxEvent() int { return maxLogprobEvent }
 
-// Event implements relay.Rewriter. In a batch each event contains the index of its sequence.
+// Event implements sse.Rewriter. In a batch each event contains the index of its sequence.
 func (j *logprobMerger) Event(dst, event []byte) []byte {
-	data := relay.EventData(event)
+	data := sse.EventData(event)
 	if len(data) == 0 || data[0] != '{' {
 		return append(dst, event...)
 	}

@@ -7,6 +7,7 @@ import (
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
+	"sluice/dataplane/sse"
 	"sluice/router/pd/reqbody"
 )
 
@@ -146,7 +147,7 @@ func (trtllm) Body(dst []byte, _ *Handover, body []byte) []byte {
 }
 
 // Events implements AnswerRewriter.
-func (trtllm) Events(*Handover) relay.Rewriter { return relay.RedactRewriter{} }
+func (trtllm) Events(*Handover) sse.Rewriter { return relay.RedactRewriter{} }
 
 // Final implements FinalAnswerer.
 func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
 
@@ -32,7 +33,7 @@ func TestMixedLineEnds(t *testing.T) {
 					body := token + first + token + second + finish + third + "data: [DONE]" + last
 					for _, read := range []int{len(body) + 100, 61, 1} {
 						for _, rewritten := range []bool{false, true} {
-							framed := append(AppendChunk(nil, []byte(body)), lastChunk...)
+							framed := append(sse.AppendChunk(nil, []byte(body)), sse.LastChunk...)
 							var dst collectingConn
 							s := newDiscardStream()
 							s.dst, s.resp = &dst, new(upstream.Response)
@@ -56,28 +57,5 @@ func TestMixedLineEnds(t *testing.T) {
 				}
 			}
 		}
-	}
-}
-
-// TestLoneCREventsAreNotDelayed checks that an event that ends with CR is passed on by the read that
-// brings it, though an LF may follow.
-func TestLoneCREventsAreNotDelayed(t *testing.T) {
-	var f eventFramer
-	for i, piece := range []string{"data: a\r\r", "data: b\r\r", "\ndata: c\r\n\r", "\n", "data: d\r", "\r"} {
-		p, events := []byte(piece), 0
-		f.normalize(p)
-		for len(p) > 0 {
-			n, event, _ := f.next(p)
-			if p = p[n:]; event != nil {
-				events++
-				f.release()
-			}
-		}
-		if want := []int{1, 1, 1, 0, 0, 1}[i]; events != want {
-			t.Errorf("piece %d, %q: %d events, want %d", i, piece, events, want)
-		}
-	}
-	if !f.atBoundary() {
-		t.Error("the framer is not at a boundary")
 	}
 }

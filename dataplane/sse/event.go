@@ -1,4 +1,4 @@
-package relay
+package sse
 
 import "bytes"
 
@@ -23,10 +23,11 @@ func IsEventStream(contentType []byte) bool {
 		(len(contentType) == n || contentType[n] == ';' || contentType[n] == ' ')
 }
 
+// The beginnings of an event's lines, and the data of the last event of OpenAI's protocols.
 var (
-	dataPrefix  = []byte("data:")
-	eventPrefix = []byte("event:")
-	done        = []byte("[DONE]")
+	DataPrefix  = []byte("data:")
+	EventPrefix = []byte("event:")
+	DoneData    = []byte("[DONE]")
 )
 
 // EventData returns the data of an event that has exactly one data line; nil for others.
@@ -40,19 +41,19 @@ func EventData(event []byte) []byte {
 			event = nil
 		}
 		line = bytes.TrimSuffix(line, []byte{'\r'})
-		if !bytes.HasPrefix(line, dataPrefix) {
+		if !bytes.HasPrefix(line, DataPrefix) {
 			continue
 		}
 		if data != nil {
 			return nil
 		}
-		data = fieldValue(line[len(dataPrefix):])
+		data = FieldValue(line[len(DataPrefix):])
 	}
 	return data
 }
 
-// fieldValue removes the one space that the format allows after the colon. It never returns nil.
-func fieldValue(b []byte) []byte {
+// FieldValue removes the one space that the format allows after the colon. It never returns nil.
+func FieldValue(b []byte) []byte {
 	if len(b) > 0 && b[0] == ' ' {
 		return b[1:]
 	}

@@ -1,4 +1,4 @@
-package relay
+package sse
 
 import (
 	"bytes"
@@ -6,23 +6,23 @@ import (
 	"sluice/dataplane/membudget"
 )
 
-// maxPartialEvent bounds the bytes that are kept of an event spread over several reads.
-const maxPartialEvent = 64 << 10
+// MaxPartialEvent bounds the bytes that are kept of an event spread over several reads.
+const MaxPartialEvent = 64 << 10
 
-// eventFramer splits a server-sent event stream into events. Its input may be cut anywhere.
+// Framer splits a server-sent event stream into events. Its input may be cut anywhere.
 // An event that lies in one piece is returned where it lies. Only an event spread over several
-// pieces is copied, up to maxEvent bytes.
+// pieces is copied, up to MaxEvent bytes.
 // LF, CRLF and CR each end a line, and may be mixed. An empty line ends an event.
 // The caller passes its input through normalize first, which leaves no CR inside a piece that ends
 // a line by itself.
-type eventFramer struct {
-	partial   *membudget.Buffer // the bytes of the present event so far; nil: none
-	maxEvent  int32             // the bound; 0: maxPartialEvent
+type Framer struct {
+	Partial   *membudget.Buffer // the bytes of the present event so far; nil: none
+	MaxEvent  int32             // the bound; 0: MaxPartialEvent
 	line      lineState
-	oversized bool // the present event is beyond the bound
-	// keepsOversized: partial stays when an event goes beyond the bound. The owner then
+	Oversized bool // the present event is beyond the bound
+	// KeepsOversized: partial stays when an event goes beyond the bound. The owner then
 	// changes it, and releases it at the event's end.
-	keepsOversized bool
+	KeepsOversized bool
 	loneCR         bool // a line of this stream has ended with CR alone
 }
 
@@ -37,10 +37,10 @@ const (
 	lineSkipLF // an event has ended with CR: an LF at the beginning of the next piece is part of it
 )
 
-// normalize replaces each carriage return in p that ends a line by itself with LF, so that only LF
+// Normalize replaces each carriage return in p that ends a line by itself with LF, so that only LF
 // and CRLF are left to look for. It never changes the last byte of p, because the next piece may
 // begin with LF.
-func (f *eventFramer) normalize(p []byte) {
+func (f *Framer) Normalize(p []byte) {
 	for at := 0; ; at++ {
 		i := bytes.IndexByte(p[at:], '\r')
 		if i < 0 {
@@ -55,11 +55,11 @@ func (f *eventFramer) normalize(p []byte) {
 	}
 }
 
-// next consumes p, which is not empty, up to the end of the present event. It returns the number
+// Next consumes p, which is not empty, up to the end of the present event. It returns the number
 // of bytes consumed, the event when it is complete (borrowed until the next call and until p
 // changes), and whether an event beyond the bound has ended. n is 0 where an event turns out to
 // have ended before p.
-func (f *eventFramer) next(p []byte) (n int, event []byte, tooBig bool) {
+func (f *Framer) Next(p []byte) (n int, event []byte, tooBig bool) {
 	complete := false
 	switch f.line {
 	case lineSkipLF:
@@ -78,35 +78,45 @@ func (f *eventFramer) next(p []byte) (n int, event []byte, tooBig bool) {
 		f.addPartial(p[:n])
 		return n, nil, false
 	}
-	if f.oversized {
-		f.oversized = false
+	if f.Oversized {
+		f.Oversized = false
 		return n, nil, true
 	}
-	if f.partial == nil {
+	if f.Partial == nil {
 		return n, p[:n], false
 	}
 	f.addPartial(p[:n])
-	if f.oversized {
-		f.oversized = false
+	if f.Oversized {
+		f.Oversized = false
 		return n, nil, true
 	}
-	return n, f.partial.B, false
+	return n, f.Partial.B, false
 }
 
 // endLineAtCR ends the line whose last byte, a carriage return, was the last of the piece before.
 // It returns whether that line was empty.
-func (f *eventFramer) endLineAtCR() (empty bool) {
+func (f *Framer) endLineAtCR() (empty bool) {
 	empty, f.line, f.loneCR = f.line == lineCR, lineEmpty, true
-	if f.partial != nil {
-		if n := len(f.partial.B); n > 0 && f.partial.B[n-1] == '\r' {
-			f.partial.B[n-1] = '\n'
+	if f.Partial != nil {
+		if n := len(f.Partial.B); n > 0 && f.Partial.B[n-1] == '\r' {
+			f.Partial.B[n-1] = '\n'
 		}
 	}
 	return empty
 }
 
+// EndAtCR returns the event that the end of the body ends, because its last byte is a CR of an empty
+// line; nil: none.
+func (f *Framer) EndAtCR() (event []byte) {
+	if f.line != lineCR || f.Partial == nil || f.Oversized {
+		return nil
+	}
+	f.endLineAtCR()
+	return f.Partial.B
+}
+
 // scan finds the end of the line that is empty.
-func (f *eventFramer) scan(p []byte) (n int, complete bool) {
+func (f *Framer) scan(p []byte) (n int, complete bool) {
 	for n < len(p) {
 		i := bytes.IndexByte(p[n:], '\n')
 		if i < 0 {
@@ -136,49 +146,49 @@ func (f *eventFramer) scan(p []byte) (n int, complete bool) {
 }
 
 // addPartial appends p to the partial event.
-func (f *eventFramer) addPartial(p []byte) {
-	if f.oversized || len(p) == 0 {
+func (f *Framer) addPartial(p []byte) {
+	if f.Oversized || len(p) == 0 {
 		return
 	}
 	have := 0
-	if f.partial != nil {
-		have = len(f.partial.B)
+	if f.Partial != nil {
+		have = len(f.Partial.B)
 	}
-	if have+len(p) > max(int(f.maxEvent), maxPartialEvent) {
-		if f.oversized = true; !f.keepsOversized {
-			f.release()
+	if have+len(p) > max(int(f.MaxEvent), MaxPartialEvent) {
+		if f.Oversized = true; !f.KeepsOversized {
+			f.Release()
 		}
 		return
 	}
-	if f.partial == nil || have+len(p) > cap(f.partial.B) {
+	if f.Partial == nil || have+len(p) > cap(f.Partial.B) {
 		bigger := membudget.Default.Get(have + len(p))
-		if f.partial != nil {
-			copy(bigger.B, f.partial.B)
-			membudget.Default.Put(f.partial)
+		if f.Partial != nil {
+			copy(bigger.B, f.Partial.B)
+			membudget.Default.Put(f.Partial)
 		}
-		f.partial = bigger
+		f.Partial = bigger
 	}
-	f.partial.B = f.partial.B[:have+len(p)]
-	copy(f.partial.B[have:], p)
+	f.Partial.B = f.Partial.B[:have+len(p)]
+	copy(f.Partial.B[have:], p)
 }
 
-// release returns the memory of the partial event. It is called when the event has been handled.
-func (f *eventFramer) release() {
-	if f.partial != nil {
-		membudget.Default.Put(f.partial)
-		f.partial = nil
+// Release returns the memory of the partial event. It is called when the event has been handled.
+func (f *Framer) Release() {
+	if f.Partial != nil {
+		membudget.Default.Put(f.Partial)
+		f.Partial = nil
 	}
 }
 
-// atBoundary reports whether the input so far ends with a whole event.
-func (f *eventFramer) atBoundary() bool {
-	return f.partial == nil && !f.oversized && (f.line == lineEmpty || f.line == lineSkipLF)
+// AtBoundary reports whether the input so far ends with a whole event.
+func (f *Framer) AtBoundary() bool {
+	return f.Partial == nil && !f.Oversized && (f.line == lineEmpty || f.line == lineSkipLF)
 }
 
-// partialSize returns the memory of the partial event.
-func (f *eventFramer) partialSize() int {
-	if f.partial == nil {
+// PartialSize returns the memory of the partial event.
+func (f *Framer) PartialSize() int {
+	if f.Partial == nil {
 		return 0
 	}
-	return cap(f.partial.B)
+	return cap(f.Partial.B)
 }

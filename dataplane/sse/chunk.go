@@ -1,11 +1,9 @@
-package relay
+package sse
 
 import "strconv"
 
 // ChunkHeaderSize is the space that FrameChunk needs for a chunk's size and its line end.
 const ChunkHeaderSize = 16 + len("\r\n")
-
-var emptyChunkHeader [ChunkHeaderSize]byte
 
 // FrameChunk makes a chunk in place of b[ChunkHeaderSize:] and returns where the chunk begins. An
 // empty payload makes no chunk.
@@ -30,4 +28,5 @@ func AppendChunk(dst, payload []byte) []byte {
 	return append(dst, "\r\n"...)
 }
 
-const lastChunk = "0\r\n\r\n"
+// LastChunk ends a chunked body without trailers.
+const LastChunk = "0\r\n\r\n"

@@ -1,4 +1,4 @@
-package relay
+package sse
 
 // Rewriter changes the events of one stream on their way to the client: it removes private members
 // or converts events to another shape. Its methods are called by one goroutine at a time.
@@ -16,6 +16,6 @@ type LargeEventRewriter interface {
 	MaxEvent() int
 }
 
-// maxMigratableEvent bounds an event of a stream with a Migration. The first event holds the ids of
+// MaxLargeEvent bounds an event of a stream with a Migration. The first event holds the ids of
 // the prompt.
-const maxMigratableEvent = 8 << 20
+const MaxLargeEvent = 8 << 20
