@@ -30,11 +30,11 @@ const (
 	// and of servers with requests.
 	probeRate      = 128
 	answeringRate  = 64 // probes of servers that answer requests
-	idleScrapeRate = 64
+	idleScrapeRate = 50
 	scrapeRate     = 400
 	// maxIdleScrape bounds the interval between readings of the metrics of a server without
 	// requests: other routers may send it some.
-	maxIdleScrape = 15 * time.Second
+	maxIdleScrape = 20 * time.Second
 	// downProbeTime is how long a server that went down is probed as often as one with requests.
 	downProbeTime = 30 * time.Second
 	// intervalJitter is the largest fraction of an interval by which it is shortened at random, so
@@ -192,13 +192,20 @@ func (s *server) startDue(now time.Duration, iv *intervals) (next time.Duration)
 		w.scraped.Store(int64(now - iv.idleScrape + time.Duration(rand.Float64()*float64(iv.scrape))))
 		return next
 	}
-	switch at := s.nextScrape(iv, busy); {
+	// A reading follows a probe on the same connection, while its goroutine is awake and its memory
+	// is in the caches. Without requests it follows the nearest probe.
+	at, idle := s.nextScrape(iv, busy)
+	early, late := iv.tick/2, time.Duration(0)
+	if idle && iv.idleScrape >= 2*iv.idleProbe {
+		early, late = max(early, iv.idleProbe/2), iv.idleProbe
+	}
+	switch {
 	case w.scraping.Load():
-	case at > now+iv.tick/2:
-		next = min(next, at)
-	case w.probing.Load():
-		w.scrapeNext.Store(true) // on the same connection, while its goroutine is awake
-	default:
+	case w.probing.Load() && at <= now+early:
+		w.scrapeNext.Store(true)
+	case at+late > now+iv.tick/2:
+		next = min(next, at+late)
+	default: // no probe has come
 		s.startScrape()
 	}
 	return next
@@ -231,18 +238,20 @@ func (s *server) nextProbe(now time.Duration, iv *intervals, busy bool) (at time
 	return min(regular, silent), silent < regular
 }
 
-// nextScrape returns when the metrics of s are due to be read.
-func (s *server) nextScrape(iv *intervals, busy bool) time.Duration {
+// nextScrape returns when the metrics of s are due to be read, and whether s has no requests, of
+// this router or of others.
+func (s *server) nextScrape(iv *intervals, busy bool) (at time.Duration, idle bool) {
 	w := &s.schedule
 	scraped := time.Duration(w.scraped.Load())
-	interval := iv.idleScrape
-	if busy || w.lastAnswer.Load() > int64(scraped) || s.loaded() {
-		interval = iv.scrape
+	idle = !busy && w.lastAnswer.Load() <= int64(scraped) && !s.loaded()
+	interval := iv.scrape
+	if idle {
+		interval = iv.idleScrape
 	}
 	if w.noMetrics.Load() {
 		interval = max(interval, min(absentFactor*iv.scrape, maxIdleScrape))
 	}
-	return scraped + shorter(interval, w.jitter)
+	return scraped + shorter(interval, w.jitter), idle
 }
 
 // loaded reports whether the engine had requests when its metrics were last read: of this router or

@@ -15,10 +15,11 @@ func TestIntervals(t *testing.T) {
 		probe, idleProbe, answering, scrape, idleScrape, models time.Duration
 	}{
 		{1, 500 * ms, 500 * ms, 500 * ms, 1000 * ms, 1000 * ms, 10 * time.Second},
-		{64, 500 * ms, 500 * ms, 1000 * ms, 1000 * ms, 1000 * ms, 10 * time.Second},
-		{256, 500 * ms, 2000 * ms, 4000 * ms, 1000 * ms, 4000 * ms, 12 * time.Second},
-		{1000, 500 * ms, 3750 * ms, 7500 * ms, 2500 * ms, 15 * time.Second, 45 * time.Second},
-		{4096, 500 * ms, 3750 * ms, 7500 * ms, 10240 * ms, 15 * time.Second, 45 * time.Second},
+		{50, 500 * ms, 500 * ms, 781250 * time.Microsecond, 1000 * ms, 1000 * ms, 10 * time.Second},
+		{64, 500 * ms, 500 * ms, 1000 * ms, 1000 * ms, 1280 * ms, 10 * time.Second},
+		{256, 500 * ms, 2000 * ms, 4000 * ms, 1000 * ms, 5120 * ms, 15360 * ms},
+		{1000, 500 * ms, 3750 * ms, 7500 * ms, 2500 * ms, 20 * time.Second, 60 * time.Second},
+		{4096, 500 * ms, 3750 * ms, 7500 * ms, 10240 * ms, 20 * time.Second, 60 * time.Second},
 	} {
 		iv := pace.intervals(c.servers)
 		want := intervals{c.probe, c.idleProbe, c.answering, c.scrape, c.idleScrape, c.models, iv.tick}
@@ -96,6 +97,46 @@ func TestNextProbe(t *testing.T) {
 		at, doubt := s.nextProbe(now, &iv, s.busy(now, &iv))
 		if at != now+c.at || doubt != c.doubt {
 			t.Errorf("%s: in %s, in doubt %v; want in %s, %v", c.name, at-now, doubt, c.at, c.doubt)
+		}
+	}
+}
+
+// TestIdleScrapesFollowProbes: the metrics of a server without requests are read behind the probe
+// that is nearest to the time when they are due, and by themselves if none comes.
+func TestIdleScrapesFollowProbes(t *testing.T) {
+	const ms, now = time.Millisecond, time.Hour
+	for _, c := range []struct {
+		name                string
+		opt                 Options
+		servers             int
+		requests, running   int64
+		probed, scraped     time.Duration // ago
+		probe, next, scrape bool          // a probe starts; a scrape starts after it; a scrape starts now
+	}{
+		{"a probe before it is due", Options{}, 1000, 0, 0, 3750 * ms, 19 * time.Second, true, true, false},
+		{"a probe long before", Options{}, 1000, 0, 0, 3750 * ms, 16 * time.Second, true, false, false},
+		{"due between two probes", Options{}, 1000, 0, 0, 2000 * ms, 21 * time.Second, false, false, false},
+		{"no probe comes", Options{}, 1000, 0, 0, 2000 * ms, 24 * time.Second, false, false, true},
+		{"requests", Options{}, 1000, 1, 0, 100 * ms, 2500 * ms, false, false, true},
+		{"requests of other routers", Options{}, 1000, 0, 1, 2000 * ms, 2500 * ms, false, false, true},
+		{"requests of other routers, and a probe", Options{}, 1000, 0, 1, 3750 * ms, 1000 * ms, true, false, false},
+		{"probes are rare", Options{ProbeInterval: time.Minute}, 1, 0, 0, time.Second, 1000 * ms, false, false, true},
+	} {
+		p := c.opt.Settings()
+		iv := p.intervals(c.servers)
+		r := &worker.Rank{}
+		r.Requests.Store(c.requests)
+		r.Running.Store(c.running)
+		s := &server{ranks: []*worker.Rank{r}}
+		s.schedule.init()
+		s.up.Store(true)
+		s.live.Store(true)
+		s.schedule.lastAnswer.Store(int64(now - time.Minute))
+		s.schedule.probed.Store(int64(now - c.probed))
+		s.schedule.scraped.Store(int64(now - c.scraped))
+		s.startDue(now, &iv)
+		if probe, next, scrape := len(s.schedule.probeNow) > 0, s.schedule.scrapeNext.Load(), len(s.schedule.scrapeNow) > 0; probe != c.probe || next != c.next || scrape != c.scrape {
+			t.Errorf("%s: probe %v, scrape after it %v, scrape by itself %v; want %v, %v, %v", c.name, probe, next, scrape, c.probe, c.next, c.scrape)
 		}
 	}
 }

@@ -363,7 +363,7 @@ func TestCPUOfManyWorkers(t *testing.T) {
 			}()
 			time.Sleep(5 * time.Second) // probes spread
 			var shares []float64
-			for range 3 {
+			for range 5 {
 				before, began := ownCPU(), time.Now()
 				time.Sleep(span)
 				shares = append(shares, 100*float64(ownCPU()-before)/float64(time.Since(began)))
@@ -371,10 +371,10 @@ func TestCPUOfManyWorkers(t *testing.T) {
 			close(stop)
 			<-done
 			slices.Sort(shares)
-			t.Logf("%d workers, page of %d bytes, busy %v: %.2f %% of a core (median; %.2f to %.2f)", k.workers, len(metricsPage(k.page)), k.busy, shares[1], shares[0], shares[2])
-			// What others take of the caches only adds.
-			if k.most > 0 && shares[0] > k.most {
-				t.Errorf("%.2f %% of a core; want at most %g %%", shares[0], k.most)
+			median := testwait.Median(shares...)
+			t.Logf("%d workers, page of %d bytes, busy %v: %.2f %% of a core (median; %.2f to %.2f)", k.workers, len(metricsPage(k.page)), k.busy, median, shares[0], shares[len(shares)-1])
+			if k.most > 0 && median > k.most {
+				t.Errorf("%.2f %% of a core; want at most %g %%", median, k.most)
 			}
 		})
 	}
