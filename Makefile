@@ -45,7 +45,7 @@ demo: build ## run the demo: simulated engines, the router, traffic, a page (DEM
 check: build ## before a commit: build, lint, and unit tests without installed extras
 	@scripts/lint.sh
 	go test -short -shuffle=on $(AT_ONCE) $(filter-out %/cmd/sluice,$(UNIT))
-	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary)$$' ./cmd/sluice
+	go test -short -run 'Test(ImportDirection|DirectDependencies|PoolsUseObjpool|TopLevelFolders|ReliabilityNamesTests|Vocabulary|FreeStandingSleeps)$$' ./cmd/sluice
 
 .PHONY: test
 test: ## set up everything; native, lint, unit, system and race tests, and the demo (12 minutes)

@@ -223,15 +223,13 @@ func testManyNotifications(t *testing.T, w agentNetwork) {
 		for v, at := i, 6; at > 0; v, at = v/10, at-1 {
 			buf[at] = '0' + byte(v%10)
 		}
-		for {
-			err := a.Post(p, buf)
-			if err == nil {
-				break
-			}
-			if !errors.Is(err, ErrFull) {
-				t.Fatal(err)
-			}
-			time.Sleep(50 * time.Microsecond)
+		var err error
+		testwait.Until(t, "the agent has room", func() bool {
+			err = a.Post(p, buf)
+			return !errors.Is(err, ErrFull)
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 	select {

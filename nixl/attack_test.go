@@ -117,13 +117,12 @@ func TestRealForgedBoard(t *testing.T) {
 			copy(out.Bytes(), rec[:])
 			tr := must[*Transfer](t)(engine.Start(t.Context(), Write, []Span{{out, 0, recordBytes}}, good, []Remote{b.Remote(k)}, nil))
 			must[Telemetry](t)(tr.Wait(t.Context()))
-			for pause := time.Now().Add(patience); time.Now().Before(pause); time.Sleep(20 * time.Microsecond) {
-				if c, ok := told(k); ok {
-					if c != want {
-						t.Fatalf("told of %+v, want %+v", c, want)
-					}
-					return
+			var c Completion
+			if testwait.Poll(patience, func() (ok bool) { c, ok = told(k); return ok }) {
+				if c != want {
+					t.Fatalf("told of %+v, want %+v", c, want)
 				}
+				return
 			}
 			if time.Now().After(end) {
 				t.Fatalf("ticket %d was not told in 30 s of writing it", i)

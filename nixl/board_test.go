@@ -140,23 +140,22 @@ func testBoardUnderLoad(t *testing.T, w agentNetwork) {
 					t.Error(err)
 					return
 				}
-				for end := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Microsecond) {
+				seen := testwait.Poll(5*time.Second, func() bool {
 					mu.Lock()
 					c, ok := heard[id]
 					mu.Unlock()
+					if ok && c.Bytes != id {
+						t.Errorf("%x: told of %+v", id, c)
+					}
 					if ok {
-						if c.Bytes != id {
-							t.Errorf("%x: told of %+v", id, c)
-						}
-						break
+						return true
 					}
-					if _, s := b.Poll(k); s == Completed {
-						break // Look was first
-					}
-					if time.Now().After(end) {
-						t.Errorf("%x was not seen", id)
-						return
-					}
+					_, s := b.Poll(k)
+					return s == Completed // Look was first
+				})
+				if !seen {
+					t.Errorf("%x was not seen", id)
+					return
 				}
 				b.Release(k)
 			}

@@ -273,7 +273,7 @@ func hangupStorm(t *testing.T, part string) {
 			t.Fatal(err)
 		}
 		if time.Now().UnixNano()%7 == 0 {
-			time.Sleep(50 * time.Microsecond)
+			testwait.Pace(50 * time.Microsecond)
 		}
 	}
 	before := ask()

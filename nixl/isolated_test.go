@@ -104,10 +104,7 @@ func TestIsolatedSuspendedProcess(t *testing.T) {
 	defer tier.Close()
 	wantTier(t, tier, TierUp)
 	first := tier.Agent()
-	time.Sleep(20 * time.Millisecond) // some looks at a healthy one
-	if tier.Agent() != first {
-		t.Fatal("a process that answers was given up")
-	}
+	testwait.Holds(t, 20*time.Millisecond, "a process that answers is kept", func() bool { return tier.Agent() == first })
 	p := hostProcessOf(t, first)
 	if err := p.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -247,7 +244,7 @@ func TestRealIsolated(t *testing.T) {
 				_ = b.CompleteNotified(k.Index, k.Nonce, Completion{}) // by the tier below
 				b.Release(k)
 			}
-			time.Sleep(50 * time.Microsecond)
+			testwait.Pace(50 * time.Microsecond)
 		}
 	}()
 	down, up := testCrash(t, tier)

@@ -87,17 +87,16 @@ func awaitNewAgent(t *testing.T, tier *AgentTier, before *Agent, n int) {
 	t.Helper()
 	reasons := map[string]bool{}
 	began := time.Now()
-	for end := began.Add(60 * time.Second); ; time.Sleep(time.Millisecond) {
-		state, reason := tier.Status()
-		if a := tier.Agent(); a != nil && a != before {
-			break
-		}
-		if state == TierDown && !strings.Contains(reason, "has ended") {
+	back := testwait.Poll(time.Minute, func() bool {
+		if state, reason := tier.Status(); state == TierDown && !strings.Contains(reason, "has ended") {
 			reasons[reason] = true
 		}
-		if time.Now().After(end) {
-			t.Fatalf("restart %d: not back after a minute; %s: %s", n, state, reason)
-		}
+		a := tier.Agent()
+		return a != nil && a != before
+	})
+	if !back {
+		state, reason := tier.Status()
+		t.Fatalf("restart %d: not back after a minute; %s: %s", n, state, reason)
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Logf("restart %d took %s: %v", n, took.Round(time.Millisecond), slices.Collect(maps.Keys(reasons)))
@@ -106,12 +105,13 @@ func awaitNewAgent(t *testing.T, tier *AgentTier, before *Agent, n int) {
 
 // awaitResources is what this process holds once ok says so, or after a while.
 func awaitResources(t *testing.T, ok func(resources) bool) resources {
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	var h resources
+	testwait.Poll(10*time.Second, func() bool {
 		runtime.GC()
-		if h := currentResources(t); ok(h) || time.Now().After(end) {
-			return h
-		}
-	}
+		h = currentResources(t)
+		return ok(h)
+	})
+	return h
 }
 
 // boardTier keeps a NIXL agent in a process of its own, with a board as the router has.

@@ -87,17 +87,17 @@ func TestRealUCXBurst(t *testing.T) {
 			wrong.Add(1)
 		}
 		if next.Add(1)%int64(n/10) == 0 {
-			time.Sleep(5 * time.Millisecond)
+			testwait.Pace(5 * time.Millisecond)
 		}
 	}})
 	a := w.open(t, Config{})
 	p := connectAgents(t, a, b)
 	for i := 0; i < n; {
-		err := a.Post(p, fmt.Appendf(nil, "%d", i))
-		if errors.Is(err, ErrFull) {
-			time.Sleep(20 * time.Microsecond)
-			continue
-		}
+		var err error
+		testwait.Until(t, "the agent has room", func() bool {
+			err = a.Post(p, fmt.Appendf(nil, "%d", i))
+			return !errors.Is(err, ErrFull)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

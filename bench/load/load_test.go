@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // engine answers like an OpenAI server: a role chunk, n token chunks every gap,
@@ -45,7 +47,7 @@ func engine(t *testing.T, tokens int, gap time.Duration) (*httptest.Server, *ato
 		}
 		send(`{"choices":[{"delta":{"role":"assistant","content":""}}]}`)
 		for range tokens {
-			time.Sleep(gap)
+			testwait.Pace(gap)
 			send(`{"choices":[{"delta":{"content":"word"}}]}`)
 		}
 		send(`{"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":32}}}`)
@@ -112,7 +114,7 @@ func TestOpenLoopCountsQueueing(t *testing.T) {
 		io.Copy(io.Discard, r.Body)
 		lock.Lock()
 		if n.Add(1) == 10 {
-			time.Sleep(400 * time.Millisecond)
+			testwait.Pace(400 * time.Millisecond)
 		}
 		lock.Unlock()
 		fmt.Fprint(w, `{"usage":{"prompt_tokens":1}}`)

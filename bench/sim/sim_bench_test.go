@@ -15,6 +15,7 @@ import (
 
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/textgen"
+	"sluice/bench/testwait"
 )
 
 // BenchmarkPacedStreams is how many SSE events one core sends, each in a write of
@@ -41,11 +42,7 @@ func pacedStreams(b *testing.B, streams, rate int) {
 	}
 	defer reader.Wait()
 	defer in.Close()
-	for deadline := time.Now().Add(30 * time.Second); e.Stats().Sum().Running < streams; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.Fatal("streams did not start")
-		}
-	}
+	testwait.Until(b, "the streams have started", func() bool { return e.Stats().Sum().Running >= streams })
 	cpu := func() time.Duration {
 		var ru syscall.Rusage
 		syscall.Getrusage(syscall.RUSAGE_SELF, &ru)

@@ -19,7 +19,7 @@ func Pace(d time.Duration) {
 func Holds(t testing.TB, d time.Duration, what string, ok func() bool) {
 	t.Helper()
 	start := time.Now()
-	if poll(d, func() bool { return !ok() }) {
+	if Poll(d, func() bool { return !ok() }) {
 		t.Fatalf("no longer so after %v: %s", time.Since(start), what)
 	}
 }

@@ -28,16 +28,17 @@ func Until(t testing.TB, what string, ok func() bool) {
 // UntilWithin is Until with a limit of its own.
 func UntilWithin(t testing.TB, limit time.Duration, what string, ok func() bool) {
 	t.Helper()
-	if !poll(limit, ok) {
+	if !Poll(limit, ok) {
 		stacks := make([]byte, 256<<10)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		t.Fatalf("not within %v: %s\n%s", limit, what, stacks)
 	}
 }
 
-// poll calls ok until it reports true or limit has passed, and reports whether it did. The last call
-// begins after the limit, so a condition that holds at the limit is always seen.
-func poll(limit time.Duration, ok func() bool) bool {
+// Poll calls ok until it reports true or limit has passed, and reports whether it did. The last call
+// begins after the limit, so a condition that holds at the limit is always seen. It is for goroutines
+// other than the test's own and for failures that say more than Until does.
+func Poll(limit time.Duration, ok func() bool) bool {
 	end := time.Now().Add(limit)
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, maxPause) {
 		late := !time.Now().Before(end)

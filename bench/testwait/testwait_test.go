@@ -22,14 +22,14 @@ func TestUntil(t *testing.T) {
 func TestPollEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		if poll(time.Second, func() bool { return false }) {
+		if Poll(time.Second, func() bool { return false }) {
 			t.Error("a condition that never holds was reported as true")
 		}
 		if took := time.Since(start); took != time.Second {
 			t.Errorf("gave up after %v", took)
 		}
 		start = time.Now()
-		if !poll(time.Second, func() bool { return time.Since(start) >= time.Second }) {
+		if !Poll(time.Second, func() bool { return time.Since(start) >= time.Second }) {
 			t.Error("a condition that holds at the limit was not seen")
 		}
 	})

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 )
@@ -67,10 +67,7 @@ func TestServerWithoutHealth(t *testing.T) {
 			if a.Status != 200 || a.Text(t) != "it was asked" {
 				t.Errorf("%d %s", a.Status, a.Body)
 			}
-			time.Sleep(4 * r.Config.Health.Interval)
-			if !harness.AllReady(r) {
-				t.Error("it is not ready after more probes")
-			}
+			testwait.Holds(t, 4*r.Config.Health.Interval, "it is ready after more probes", func() bool { return harness.AllReady(r) })
 		})
 	}
 }

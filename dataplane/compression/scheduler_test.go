@@ -120,7 +120,7 @@ func TestLargeBodiesShareMemory(t *testing.T) {
 			if b, err := c.Decode(sources[c], &room, budget, size); err != nil || !bytes.Equal(b, text) {
 				t.Errorf("body %d: %d bytes, %v", i, len(b), err)
 			}
-			time.Sleep(5 * time.Millisecond) // an engine reads it
+			testwait.Pace(5 * time.Millisecond) // an engine reads it
 		}()
 	}
 	all.Wait()

@@ -138,7 +138,7 @@ func TestIdleTimeout(t *testing.T) {
 			}
 			said = time.Now()
 			talks.expectReceived("x")
-			time.Sleep(idle / 10)
+			testwait.Pace(idle / 10)
 		}
 		silent.expectEnd(ReadIdle)
 		late.expectEnd(DeadlineExceeded)

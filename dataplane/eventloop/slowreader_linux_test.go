@@ -30,13 +30,8 @@ func TestSlowReader(t *testing.T) {
 		_, err := slow.engine.Write(make([]byte, all))
 		sent <- err
 	}()
-	taken := 0
-	testwait.Until(t, "the engine is not read any more", func() bool {
-		before := taken
-		time.Sleep(50 * time.Millisecond)
-		taken = slow.h.count()
-		return taken > 0 && taken == before
-	})
+	testwait.Until(t, "the engine is read", func() bool { return slow.h.count() > 0 })
+	taken := testwait.Settled(t, 50*time.Millisecond, "what is read of the engine", slow.h.count)
 	t.Logf("%d KiB taken of %d KiB, for a client that reads nothing", taken>>10, all>>10)
 	if taken > 256<<10 {
 		t.Errorf("%d bytes taken, with 64 KiB in sockets and %d in a read", taken, readSize)
@@ -80,7 +75,7 @@ func TestStalledReader(t *testing.T) {
 		if _, err := io.ReadFull(slow.client, buf); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(limit / 10)
+		testwait.Pace(limit / 10)
 	}
 	e := stalled.expectEnd(SendStalled)
 	e.Release()
@@ -102,13 +97,8 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 	_ = slow.client.SetReadBuffer(16 << 10)
 	const all, piece = 4 << 20, 16 << 10
 	go func() { _, _ = slow.engine.Write(make([]byte, all)) }()
-	taken := 0
-	testwait.Until(t, "the engine is not read any more", func() bool {
-		before := taken
-		time.Sleep(50 * time.Millisecond)
-		taken = slow.h.count()
-		return taken > 0 && taken == before
-	})
+	testwait.Until(t, "the engine is read", func() bool { return slow.h.count() > 0 })
+	taken := testwait.Settled(t, 50*time.Millisecond, "what is read of the engine", slow.h.count)
 	t.Logf("%d KiB taken, %d bytes held", taken>>10, budget.Used())
 	most := 0
 	for read := 0; read < all; read += piece {
@@ -116,7 +106,7 @@ func TestSlowReaderUsesLittleMemory(t *testing.T) {
 		if _, err := io.CopyN(io.Discard, slow.client, piece); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(100 * time.Microsecond)
+		testwait.Pace(100 * time.Microsecond)
 		most = max(most, int(budget.Used()))
 	}
 	if peak := budget.Peak(); peak > smallRead {

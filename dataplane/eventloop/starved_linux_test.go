@@ -4,6 +4,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // blockingHandler is an echo that holds its loop up, once.
@@ -14,7 +16,7 @@ type blockingHandler struct {
 }
 
 func (s *blockingHandler) Process(p []byte, now time.Time) ([]byte, bool) {
-	s.once.Do(func() { time.Sleep(s.time) })
+	s.once.Do(func() { testwait.Pace(s.time) })
 	return s.echo.Process(p, now)
 }
 

@@ -109,7 +109,7 @@ func TestStalledBodiesUseLittleMemory(t *testing.T) {
 		c.send(fmt.Sprintf("%sContent-Length: %d\r\n\r\n", atHost, 30<<20) + doc(9<<10))
 	}
 	testwait.Until(t, "bodies begun", func() bool { return r.server.budget.Used() > 0 })
-	time.Sleep(50 * time.Millisecond)
+	testwait.Settled(t, 50*time.Millisecond, "the memory of the bodies", r.server.budget.Used)
 	if used := r.server.budget.Peak(); used > 50*int64(membudget.SizeOf(initialBodyBuf)) {
 		t.Errorf("50 stalled bodies of 30 MiB take %d bytes", used)
 	}
@@ -140,7 +140,7 @@ func TestSlowHeadTimesOut(t *testing.T) {
 	c := r.dial()
 	began := time.Now()
 	c.send(requestLine + "Host:")
-	time.Sleep(300 * time.Millisecond)
+	testwait.Pace(300 * time.Millisecond)
 	c.send("x") // trickling does not prolong it
 	if resp, body := c.readResponse(); resp.StatusCode != 408 {
 		t.Errorf("%d %s", resp.StatusCode, body)
@@ -172,7 +172,7 @@ func TestSteadyBodyPasses(t *testing.T) {
 	c.send(chatPost(body)[:len(chatPost(body))-len(body)])
 	for i := 0; i < len(body); i += 500 {
 		c.send(body[i : i+500])
-		time.Sleep(time.Millisecond)
+		testwait.Pace(time.Millisecond)
 	}
 	if resp, got := c.readResponse(); resp.StatusCode != 200 || got != body {
 		t.Errorf("%d, %d bytes", resp.StatusCode, len(got))
@@ -268,7 +268,7 @@ func TestHeadInPieces(t *testing.T) {
 			}
 			c := r.dial()
 			c.send(raw[:cut])
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 			c.send(raw[cut:])
 			if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 				t.Errorf("pad %d, cut at %d: %d %q", pad, cut, resp.StatusCode, body)

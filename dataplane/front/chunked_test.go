@@ -452,7 +452,7 @@ func TestChunkedKeepsItsConnection(t *testing.T) {
 		raw := chunkBody(hello, 5)
 		for cut := range len(raw) {
 			c.send(raw[:cut])
-			time.Sleep(100 * time.Microsecond)
+			testwait.Pace(100 * time.Microsecond)
 			c.send(raw[cut:])
 			answered(raw, 200, hello)
 		}
@@ -580,7 +580,7 @@ func TestChunkedIsRefusedBeforeBody(t *testing.T) {
 			dial(r).send(chunkedHead + "400000\r\n" + doc(9<<10))
 		}
 		testwait.Until(t, "bodies begun", func() bool { return r.server.budget.Used() >= 20*initialBodyBuf })
-		time.Sleep(20 * time.Millisecond)
+		testwait.Settled(t, 20*time.Millisecond, "the memory of the bodies", r.server.budget.Used)
 		if used := r.server.budget.Peak(); used > 21*int64(membudget.SizeOf(initialBodyBuf)) {
 			t.Errorf("20 stalled bodies of 4 MiB take %d bytes", used)
 		}
@@ -609,7 +609,7 @@ func TestChunkedBodyTimeouts(t *testing.T) {
 			for i, raw := 0, chunkBody(hello, 1); i < len(raw); {
 				n := min(len(raw)-i, 1+i/3)
 				c.send(raw[i : i+n])
-				time.Sleep(2 * step)
+				testwait.Pace(2 * step)
 				i += n
 			}
 			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != hello {
@@ -622,7 +622,7 @@ func TestChunkedBodyTimeouts(t *testing.T) {
 			raw := chunkBody(body, 10_000)
 			for i := 0; i < len(raw); i += 16 << 10 {
 				c.send(raw[i:min(len(raw), i+16<<10)])
-				time.Sleep(50 * time.Millisecond)
+				testwait.Pace(50 * time.Millisecond)
 			}
 			if resp, got := c.readResponse(); resp.StatusCode != 200 || got != body {
 				errorf("%d, %d bytes of %d", resp.StatusCode, len(got), len(body))

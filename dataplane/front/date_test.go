@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/dataplane/relay"
 )
 
@@ -27,7 +28,7 @@ func TestStreamsHaveADate(t *testing.T) {
 	ends := make(chan relay.Result, 1)
 	r := start(t, Options{}, relayTo(e, endHook(ends)))
 	early := start(t, Options{EarlyHeaders: true, KeepAlive: time.Millisecond}, dispatching(func(x *Exchange) {
-		time.Sleep(20 * time.Millisecond)
+		testwait.Pace(20 * time.Millisecond)
 		relayTo(e, endHook(ends))(x)
 	}))
 	dates := func(r *testServer) []string {

@@ -171,7 +171,7 @@ func TestOnClientGoneIsExact(t *testing.T) {
 	r := start(t, Options{}, func(x *Exchange) {
 		unguarded := 0
 		x.OnClientGone(func() { unguarded++; made.Add(1) })
-		time.Sleep(time.Duration(rand.IntN(300)) * time.Microsecond)
+		testwait.Pace(time.Duration(rand.IntN(300)) * time.Microsecond)
 		x.OnClientGone(nil)
 		unguarded++
 		if unguarded > 2 {
@@ -188,7 +188,7 @@ func TestOnClientGoneIsExact(t *testing.T) {
 			for range 60 {
 				c := r.dial()
 				c.send(chatPost(hello))
-				time.Sleep(time.Duration(rand.IntN(600)) * time.Microsecond)
+				testwait.Pace(time.Duration(rand.IntN(600)) * time.Microsecond)
 				_ = c.Close()
 			}
 		}()
@@ -233,7 +233,7 @@ func testClientGoneAroundHijack(t *testing.T, by RelayMode) {
 			for range 60 {
 				c := r.dial()
 				c.send(chatPost(hello))
-				time.Sleep(time.Duration(rand.IntN(1500)) * time.Microsecond)
+				testwait.Pace(time.Duration(rand.IntN(1500)) * time.Microsecond)
 				_ = c.Close()
 			}
 		}()

@@ -54,7 +54,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 		}},
 		{"an answer that comes late", func(x *Exchange, left <-chan struct{}, _ chan relay.Result) {
 			<-left
-			time.Sleep(50 * time.Millisecond)
+			testwait.Pace(50 * time.Millisecond)
 			echo(x)
 		}},
 		{"a stream that comes late", func(x *Exchange, left <-chan struct{}, ends chan relay.Result) {

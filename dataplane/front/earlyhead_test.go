@@ -78,7 +78,7 @@ func testHeadBeforeEngineHead(t *testing.T, by RelayMode) {
 		_, _ = io.WriteString(nc, streamHead)
 		<-first
 		_, _ = io.WriteString(nc, chunk(helloStream))
-		time.Sleep(30 * time.Millisecond) // no comments are sent after the engine's first byte
+		testwait.Pace(30 * time.Millisecond) // no comments are sent after the engine's first byte
 		_, err := io.WriteString(nc, chunk("data: [DONE]\n\n")+"0\r\n\r\n")
 		return err == nil
 	})
@@ -403,7 +403,7 @@ func TestNoEarlyHead(t *testing.T) {
 	} {
 		opt.EarlyHeadersAfter = k.after
 		r := start(t, opt, dispatching(func(x *Exchange) {
-			time.Sleep(10 * time.Millisecond)
+			testwait.Pace(10 * time.Millisecond)
 			relayTo(e, endHook(ends))(x)
 		}))
 		c := r.dial()

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // A refusal that does not depend on the body is sent before the body arrives, because a client may
@@ -59,7 +61,7 @@ func TestRefusedBodyOnItsWayKeepsTheConnection(t *testing.T) {
 	for range 20 { // one of them arrives in time
 		c := r.dial()
 		c.send(atHost + "Content-Type: text/plain\r\nContent-Length: 9\r\n\r\n{")
-		time.Sleep(time.Millisecond)
+		testwait.Pace(time.Millisecond)
 		c.send("\"a\": 12}")
 		resp, body := c.readResponse()
 		if resp.StatusCode != 415 {

@@ -40,13 +40,13 @@ func testEngineEndsAtEveryEvent(t *testing.T, by RelayMode) {
 		_, _ = io.WriteString(nc, streamHead)
 		for _, ev := range events[:k.after] {
 			_, _ = io.WriteString(nc, chunk(ev))
-			time.Sleep(k.pause / 8)
+			testwait.Pace(k.pause / 8)
 		}
 		if k.inside {
 			half := chunk(events[k.after])
 			_, _ = io.WriteString(nc, half[:len(half)/2])
 		}
-		time.Sleep(k.pause)
+		testwait.Pace(k.pause)
 		if k.reset {
 			<-k.seen
 			_ = nc.(*net.TCPConn).SetLinger(0)
@@ -126,7 +126,7 @@ func delayedEvents(t *testing.T, by RelayMode) time.Duration {
 		_, _ = io.WriteString(nc, streamHead)
 		var at []time.Time
 		for i := range n {
-			time.Sleep(pause)
+			testwait.Pace(pause)
 			at = append(at, time.Now())
 			_, _ = io.WriteString(nc, chunk(fmt.Sprintf("data: %04d\n\n", i)))
 		}
@@ -173,7 +173,7 @@ func TestDelayedACKEngineIsDetected(t *testing.T) {
 		_ = nc.(*net.TCPConn).SetNoDelay(false)
 		_, _ = io.WriteString(nc, streamHead)
 		for i := range n {
-			time.Sleep(pause)
+			testwait.Pace(pause)
 			sent <- time.Now()
 			_, _ = io.WriteString(nc, chunk(fmt.Sprintf("data: %04d\n\n", i)))
 		}

@@ -294,7 +294,7 @@ func TestHandOffLosesNothing(t *testing.T) {
 					_ = c.Close()
 					c = nil
 				}
-				time.Sleep(time.Duration(rand.Int64N(int64(8 * time.Millisecond))))
+				testwait.Pace(time.Duration(rand.Int64N(int64(8 * time.Millisecond))))
 			}
 		})
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestBehindHAProxy lets a real haproxy name the client in each way it supports: PROXY headers of
@@ -52,7 +54,7 @@ func TestBehindHAProxy(t *testing.T) {
 				}
 			}
 			if strings.Contains(k.server, "check") {
-				time.Sleep(500 * time.Millisecond) // for a health check or two; none may be refused
+				testwait.Holds(t, 500*time.Millisecond, "no health check is refused", func() bool { return r.observed.refusals(BadProxyHeader) == 0 })
 			}
 			if n := r.observed.refusals(BadProxyHeader); n > 0 {
 				t.Errorf("%d connections refused", n)

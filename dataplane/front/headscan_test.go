@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestBareLFAtOnce sends heads with bare LFs, in one write and piece by piece, and leaves
@@ -56,7 +58,7 @@ func TestBareLFAtOnce(t *testing.T) {
 						}
 						_, _ = c.Write([]byte(rest[:n])) // it may have been answered already
 						if rest = rest[n:]; rest != "" {
-							time.Sleep(time.Millisecond) // mostly a segment of its own
+							testwait.Pace(time.Millisecond) // mostly a segment of its own
 						}
 					}
 					resp, body := c.readResponse()

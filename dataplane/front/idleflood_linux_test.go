@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // A connection without input stays in the kernel for a second (TCP_DEFER_ACCEPT). When the kernel's
@@ -47,7 +49,7 @@ func TestIdleFlood(t *testing.T) {
 	n := 0
 	for began := time.Now(); time.Since(began) < 2*time.Second; n++ {
 		worst = max(worst, serve())
-		time.Sleep(10 * time.Millisecond)
+		testwait.Pace(10 * time.Millisecond)
 	}
 	close(stop)
 	silent := <-ended
@@ -63,7 +65,7 @@ func TestIdleFlood(t *testing.T) {
 func flood(addr string, rate int, stop <-chan struct{}) (fds []int) {
 	a, _ := net.ResolveTCPAddr("tcp", addr)
 	to := &syscall.SockaddrInet4{Port: a.Port, Addr: [4]byte(a.IP.To4())}
-	for began := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+	for began := time.Now(); ; testwait.Pace(2 * time.Millisecond) {
 		for want := int(time.Since(began).Seconds() * float64(rate)); len(fds) < want && len(fds) < 5000; {
 			fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC, 0)
 			if err != nil {

@@ -6,6 +6,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestLongResponsesUseBudget checks that responses that clients do not read use the memory budget
@@ -51,11 +53,7 @@ func TestLongResponsesUseBudget(t *testing.T) {
 	for _, nc := range conns {
 		nc.Close()
 	}
-	for end := time.Now().Add(10 * time.Second); r.server.BodyBytes() != 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%d bytes were not given back", r.server.BodyBytes())
-		}
-	}
+	testwait.Until(t, "all memory of bodies is given back", func() bool { return r.server.BodyBytes() == 0 })
 }
 
 // TestAnswersAreCountedAsTheyAre checks that a response uses as much budget as its buffer has bytes,

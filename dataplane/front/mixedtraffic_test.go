@@ -27,7 +27,7 @@ func testMixedTraffic(t *testing.T, by RelayMode) {
 			if _, err := io.WriteString(nc, chunk(helloStream)); err != nil {
 				return false
 			}
-			time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond)
+			testwait.Pace(time.Duration(rand.IntN(500)) * time.Microsecond)
 		}
 		if rand.IntN(10) == 0 {
 			return false // dies
@@ -68,7 +68,7 @@ func testMixedTraffic(t *testing.T, by RelayMode) {
 				}
 				_, _ = io.WriteString(c, requests[rand.IntN(len(requests))])
 				if rand.IntN(6) == 0 {
-					time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
+					testwait.Pace(time.Duration(rand.IntN(1000)) * time.Microsecond)
 					_ = c.Close()
 					c = nil
 					continue

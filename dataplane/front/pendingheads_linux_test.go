@@ -75,7 +75,7 @@ func TestHeadByteByByte(t *testing.T) {
 		request := chatPost(hello)
 		for i := range request {
 			c.send(request[i : i+1])
-			time.Sleep(100 * time.Microsecond)
+			testwait.Pace(100 * time.Microsecond)
 		}
 		if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 			t.Fatalf("%d %s", resp.StatusCode, body)
@@ -93,7 +93,7 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	last := len(request) - 1
 	c.send(request[10:last])
 	testwait.Until(t, "the rest's wait", func() bool { return r.waitPendingHeads() == 0 })
-	time.Sleep(100 * time.Millisecond)
+	testwait.Pace(100 * time.Millisecond)
 	c.send(request[last:])
 	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
 		t.Fatalf("%d %s", resp.StatusCode, body)
@@ -119,13 +119,11 @@ func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 		t.Errorf("the poller is told of %d bytes, want %d", lowest, len(headEnd))
 	}
 	c.send("/ch")
-	time.Sleep(100 * time.Millisecond)
-	r.server.pendingHeads.mu.Lock()
-	seen := of.readAhead.w
-	r.server.pendingHeads.mu.Unlock()
-	if seen != int32(len("POST /v1")) {
-		t.Errorf("%d bytes were read", seen)
-	}
+	testwait.Holds(t, 100*time.Millisecond, "the rest of the head is not read", func() bool {
+		r.server.pendingHeads.mu.Lock()
+		defer r.server.pendingHeads.mu.Unlock()
+		return of.readAhead.w == int32(len("POST /v1"))
+	})
 	if resp, _ := c.readResponse(); resp.StatusCode != 408 {
 		t.Errorf("%d", resp.StatusCode)
 	}

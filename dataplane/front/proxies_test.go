@@ -102,13 +102,13 @@ func TestProxyHeader(t *testing.T) {
 				c.send(k.header + chatPost(hello))
 			case "apart":
 				c.send(k.header)
-				time.Sleep(5 * time.Millisecond)
+				testwait.Pace(5 * time.Millisecond)
 				c.send(chatPost(hello))
 			case "in bytes":
 				for i := range len(k.header) {
 					c.send(k.header[i : i+1])
 					if i%16 == 0 {
-						time.Sleep(time.Millisecond)
+						testwait.Pace(time.Millisecond)
 					}
 				}
 				c.send(chatPost(hello))

@@ -125,10 +125,7 @@ func TestServeGatedListener(t *testing.T) {
 			defer s.mu.Unlock()
 			return s.ln != nil
 		})
-		time.Sleep(10 * time.Millisecond) // time in which an open listener would accept it
-		if n := s.conns.len(); n != 0 {
-			t.Errorf("%d connections were accepted before the gate opened", n)
-		}
+		testwait.Holds(t, 10*time.Millisecond, "no connection is accepted before the gate opens", func() bool { return s.conns.len() == 0 })
 		if opens {
 			close(g.opened)
 			_ = nc.SetReadDeadline(time.Now().Add(testTimeout))

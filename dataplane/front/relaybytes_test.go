@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // span is a part of an engine's response. The value of a private member is a span of its own.
@@ -209,7 +211,7 @@ func testRelayByteForByte(t *testing.T, by RelayMode) {
 				return false
 			}
 			if rng.IntN(3) == 0 { // so that the next piece arrives in another read
-				time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
+				testwait.Pace(time.Duration(rng.IntN(300)) * time.Microsecond)
 			}
 		}
 		return a.keep

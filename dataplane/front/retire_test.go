@@ -132,7 +132,7 @@ func (l *slowCloseListener) Accept() (net.Conn, error) {
 	if l.pending = nil; nc == nil {
 		return nil, net.ErrClosed
 	}
-	time.Sleep(5 * drainPoll) // it waits for a processor
+	testwait.Pace(5 * drainPoll) // it waits for a processor
 	return nc, nil
 }
 
@@ -247,7 +247,7 @@ func TestDrainRespondsToPartialHead(t *testing.T) {
 		done <- err
 	}()
 	testwait.Until(t, "draining", r.server.draining.Load)
-	time.Sleep(5 * drainPoll)
+	testwait.Pace(5 * drainPoll)
 	c.send(chatPost(hello)[60:])
 	if resp, _ := c.readResponse(); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Sluice-Reason") != string(Draining) {
 		t.Errorf("%d %v", resp.StatusCode, resp.Header)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestSlowloris measures point 2 of RELIABILITY.md: thousands of clients that send a head byte by
@@ -41,7 +43,7 @@ func TestSlowloris(t *testing.T) {
 		samples := b.measure(head + head/2)
 		a := startSlowClients(t, b.others, addr, plan)
 		open = a.await("open", testTimeout).at
-		time.Sleep(head / 2)
+		testwait.Pace(head / 2)
 		if addr == b.router.addr {
 			full = max(full, b.router.rss())
 		}

@@ -120,7 +120,7 @@ func (w *delivery) trickle(t *testing.T) *engine {
 	return startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, err := io.WriteString(nc, w.head)
 		for i := 0; err == nil; i++ {
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 			_, err = io.WriteString(nc, events[i%len(events)])
 		}
 		return false
@@ -222,7 +222,7 @@ func TestSlowClientsGetAll(t *testing.T) {
 			c := w.connect(r)
 			c.send(strings.Replace(w.request, "\r\n", "\r\nConnection: close\r\n", 1))
 			got, piece := []byte(nil), make([]byte, 4<<10)
-			for began := time.Now(); time.Since(began) < 4*limit; time.Sleep(200 * time.Millisecond) {
+			for began := time.Now(); time.Since(began) < 4*limit; testwait.Pace(200 * time.Millisecond) {
 				if _, err := io.ReadFull(c, piece); err != nil {
 					t.Fatalf("cut after %v: %v", time.Since(began), err)
 				}

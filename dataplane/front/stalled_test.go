@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // testTLS is a server's TLS configuration with httptest's certificate.
@@ -68,7 +70,7 @@ func TestTricklingBodyIsRead(t *testing.T) {
 		}
 	}
 	for _, piece := range []string{`"`, "mo", "d", "e", `l`, `":`, `"x`, `"}`} {
-		time.Sleep(350 * time.Millisecond)
+		testwait.Pace(350 * time.Millisecond)
 		for i, c := range all {
 			if c.send(piece); piece == `"}` && i%2 == 1 {
 				c.send("\r\n0\r\n\r\n")

@@ -131,7 +131,7 @@ func testTrailersOfAStream(t *testing.T, by RelayMode) {
 		_, _ = io.WriteString(nc, streamHead+chunk(helloStream))
 		<-free // an event loop drives the stream by then
 		_, _ = io.WriteString(nc, "0\r\nX-Took: 1\r\n")
-		time.Sleep(time.Millisecond)
+		testwait.Pace(time.Millisecond)
 		_, err := io.WriteString(nc, "X-Sum: a\r\n\r\n")
 		return err == nil
 	})
@@ -450,7 +450,7 @@ func testSlowClientIsNotDisconnected(t *testing.T, by RelayMode) {
 	_ = c.Conn.(*net.TCPConn).SetReadBuffer(16 << 10)
 	c.send(chatPost(hello))
 	piece := make([]byte, 4<<10)
-	for began := time.Now(); time.Since(began) < 5*limit/2; time.Sleep(100 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 5*limit/2; testwait.Pace(100 * time.Millisecond) {
 		if _, err := io.ReadFull(c, piece); err != nil {
 			t.Fatalf("cut after %v: %v", time.Since(began), err)
 		}
@@ -473,7 +473,7 @@ func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 	e := startEngine(t, func(nc net.Conn, _ *http.Request) bool {
 		_, _ = io.WriteString(nc, streamHead)
 		for range 30 {
-			time.Sleep(30 * time.Millisecond)
+			testwait.Pace(30 * time.Millisecond)
 			if _, err := io.WriteString(nc, chunk(helloStream)); err != nil {
 				return false
 			}
@@ -491,7 +491,7 @@ func testLongStreamIsNotDisconnected(t *testing.T, by RelayMode) {
 		t.Errorf("%d bytes", len(body))
 	}
 	// The wait for the next request has the idle time-out, not the head time-out.
-	time.Sleep(limit + 200*time.Millisecond)
+	testwait.Pace(limit + 200*time.Millisecond)
 	c.send(chatPost(hello))
 	if _, body := c.readResponse(); len(body) < 100 {
 		t.Errorf("second: %q", body)

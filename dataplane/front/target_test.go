@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // targets is a corpus of request targets with the path of each; "" for one that is refused.
@@ -188,12 +190,12 @@ func startNginx(t *testing.T, program string) (addr string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = run.Process.Kill(); _ = run.Wait() })
-	for began := time.Now(); time.Since(began) < testTimeout; time.Sleep(5 * time.Millisecond) {
-		if nc, err := net.Dial("tcp", addr); err == nil {
+	testwait.Until(t, "nginx listens", func() bool {
+		nc, err := net.Dial("tcp", addr)
+		if err == nil {
 			_ = nc.Close()
-			return addr
 		}
-	}
-	t.Fatal("nginx does not listen")
-	return ""
+		return err == nil
+	})
+	return addr
 }

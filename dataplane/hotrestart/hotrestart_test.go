@@ -39,11 +39,11 @@ func child(mode string) int {
 	switch mode {
 	case "fails":
 		in.ReportFailed(errors.New("no engine, no service"))
-		time.Sleep(time.Minute)
+		hang()
 	case "dies":
 		return 4
 	case "hangs":
-		time.Sleep(time.Minute)
+		hang()
 	case "takes":
 		in.AcceptConnections("client", func(fd int, state []byte) bool {
 			if string(state) == "not this one" {
@@ -113,6 +113,9 @@ func TestHandOffListeners(t *testing.T) {
 		t.Errorf("the new process said %q, %v", text, err)
 	}
 }
+
+// hang stands for a child that never comes further; the parent kills it.
+func hang() { time.Sleep(time.Minute) }
 
 // linked gives both ends of a TCP connection; fd is the first one's.
 func linked(t *testing.T) (ours, theirs net.Conn, fd int) {

@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 func TestObserve(t *testing.T) {
@@ -94,13 +96,8 @@ func TestRun(t *testing.T) {
 	blocks = nil
 	burst.Store(nil)
 	told := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
-	for by := time.Now().Add(60 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	testwait.UntilWithin(t, time.Minute, "at most 48 MiB of a burst of 64 are held", func() bool {
 		metrics.Read(told)
-		if told[0].Value.Uint64()-told[1].Value.Uint64() < 48<<20 {
-			return
-		}
-		if time.Now().After(by) {
-			t.Fatalf("%d MiB of a burst of 64 are held a minute later", (told[0].Value.Uint64()-told[1].Value.Uint64())>>20)
-		}
-	}
+		return told[0].Value.Uint64()-told[1].Value.Uint64() < 48<<20
+	})
 }

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/bench/testwait"
 )
 
 // within is how long anything here may take on a busy machine.
@@ -175,11 +177,7 @@ func TestConnInNoPoller(t *testing.T) {
 		_, err := io.ReadFull(c, buf)
 		done <- err
 	}()
-	for by := time.Now().Add(within); c.poller.Load() == nil; time.Sleep(time.Millisecond) {
-		if time.Now().After(by) {
-			t.Fatal("a read that waits is not in the poller")
-		}
-	}
+	testwait.Until(t, "the read that waits is in the poller", func() bool { return c.poller.Load() != nil })
 	_, _ = io.WriteString(client, "later")
 	if err := <-done; err != nil || string(buf) != "later" {
 		t.Fatalf("%q %v", buf, err)
@@ -227,7 +225,7 @@ func TestConnDeadlines(t *testing.T) {
 				t.Fatalf("set while it waits: %v", err)
 			}
 			_ = c.SetDeadline(time.Time{})
-			go func() { time.Sleep(time.Millisecond); _ = c.Close() }()
+			time.AfterFunc(time.Millisecond, func() { _ = c.Close() })
 			if err := wait(c); !errors.Is(err, net.ErrClosed) {
 				t.Fatalf("closed while it waits: %v", err)
 			}
@@ -251,9 +249,7 @@ func TestConnWritesAll(t *testing.T) {
 		_ = c.CloseWrite()
 		failed <- err
 	}()
-	for by := time.Now().Add(within); c.poller.Load() == nil && time.Now().Before(by); {
-		time.Sleep(time.Millisecond) // until its socket is full
-	}
+	testwait.Until(t, "its socket is full", func() bool { return c.poller.Load() != nil })
 	got, err := io.ReadAll(client)
 	if err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d of %d bytes came, or others: %v", len(got), len(sent), err)

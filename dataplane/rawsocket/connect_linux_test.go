@@ -5,9 +5,10 @@ import (
 	"net/netip"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sluice/bench/testwait"
 )
 
 // connect connects to at, or says what that failed with.
@@ -22,11 +23,11 @@ func connect(t *testing.T, at netip.AddrPort) (fd int, a Address, errno syscall.
 		t.Skip(err)
 	}
 	t.Cleanup(func() { _ = unix.Close(fd) })
-	for by := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-		if errno = a.Connect(fd); errno != unix.EINPROGRESS || time.Now().After(by) {
-			return fd, a, errno
-		}
-	}
+	testwait.Until(t, "the connection is made or refused", func() bool {
+		errno = a.Connect(fd)
+		return errno != unix.EINPROGRESS
+	})
+	return fd, a, errno
 }
 
 func TestConnect(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // doneSink is a client that notes when it was told that its stream is done.
@@ -36,7 +38,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 	waits := func(nc *net.TCPConn) { waitClosed(nc) }
 	trickle := func(nc *net.TCPConn) {
 		for range 40 {
-			time.Sleep(lastGrace / 10)
+			testwait.Pace(lastGrace / 10)
 			if _, err := nc.Write([]byte(chunksOf(": on\n\n"))); err != nil {
 				return
 			}
@@ -69,7 +71,7 @@ func TestEngineKeepsOpen(t *testing.T) {
 				e := engine(t, func(nc *net.TCPConn) {
 					send(nc, streamHead+k.sent)
 					if k.behind != "" {
-						time.Sleep(20 * time.Millisecond)
+						testwait.Pace(20 * time.Millisecond)
 						send(nc, k.behind)
 					}
 					k.more(nc)

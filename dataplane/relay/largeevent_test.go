@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // An event in too many reads flows. Where its end comes together with the beginning of the
@@ -18,10 +20,10 @@ func TestLastChunkAfterLargeEvent(t *testing.T) {
 		at := len(framed) - 3
 		for i := range at {
 			send(nc, framed[i:i+1])
-			time.Sleep(time.Millisecond) // a read each
+			testwait.Pace(time.Millisecond) // a read each
 		}
 		send(nc, framed[at:]+"0")
-		time.Sleep(10 * time.Millisecond)
+		testwait.Pace(10 * time.Millisecond)
 		send(nc, "\r\n\r\n")
 		waitClosed(nc)
 	})

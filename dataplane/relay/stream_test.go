@@ -291,7 +291,7 @@ func TestLegDeadline(t *testing.T) {
 	noLeaks(t)
 	e := engine(t, func(nc *net.TCPConn) {
 		send(nc, streamHead)
-		for err := error(nil); err == nil; time.Sleep(5 * time.Millisecond) {
+		for err := error(nil); err == nil; testwait.Pace(5 * time.Millisecond) {
 			_, err = io.WriteString(nc, chunksOf("data: {}\n\n"))
 		}
 	})
@@ -321,7 +321,7 @@ func TestSlowClientIsNoEngineStall(t *testing.T) {
 	dst := &recordingConn{}
 	dst.onWrite = func(s *recordingConn) {
 		if s.writes == 1 {
-			time.Sleep(idle + 50*time.Millisecond) // the client's slowness itself
+			testwait.Pace(idle + 50*time.Millisecond) // the client's slowness itself
 		}
 	}
 	res := Stream(dst, resp, Options{IdleTimeout: idle})

@@ -200,7 +200,7 @@ func TestCancelWhileWriting(t *testing.T) {
 		started.Store(true)
 		buf := make([]byte, 1)
 		for { // a trickle, until the client is gone
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 			if _, err := p.Read(buf); err != nil {
 				return
 			}

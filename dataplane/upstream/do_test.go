@@ -247,7 +247,7 @@ func TestEarlyRefusalThatReadsNoMore(t *testing.T) {
 	}{
 		"it stands still": {"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno", func(p *peer, _ io.Reader) { _, _ = p.br.Peek(1); <-time.After(2 * time.Second) }, 413},
 		"it goes on after a hint": {"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", func(p *peer, body io.Reader) {
-			time.Sleep(2 * earlyRefusalCheck)
+			testwait.Pace(2 * earlyRefusalCheck)
 			_, _ = io.Copy(io.Discard, body)
 			p.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
 		}, 200},

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // long bounds what must happen; tests never wait that long unless they fail.
@@ -145,12 +147,7 @@ func noLeaks(t testing.TB) {
 	t.Helper()
 	before := runtime.NumGoroutine()
 	t.Cleanup(func() {
-		for end := time.Now().Add(long); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				buf := make([]byte, 1<<20)
-				t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), before, buf[:runtime.Stack(buf, true)])
-			}
-		}
+		testwait.Until(t, fmt.Sprintf("%d goroutines as before", before), func() bool { return runtime.NumGoroutine() <= before })
 	})
 }
 

@@ -4,7 +4,8 @@ import (
 	"io"
 	"net"
 	"testing"
-	"time"
+
+	"sluice/bench/testwait"
 )
 
 // TestFinalRead: what lies in the socket when a wait's time is over came in time, though
@@ -53,10 +54,7 @@ func TestFinalRead(t *testing.T) {
 	if err := look(false); err != ErrTimeout || c.w != 0 {
 		t.Errorf("without a wait before: %v and %d bytes, want a time-out", err, c.w)
 	}
-	deadline := time.Now().Add(10 * time.Second)
-	for look(true) != nil && time.Now().Before(deadline) {
-		time.Sleep(time.Millisecond)
-	}
+	testwait.Until(t, "what came is read", func() bool { return look(true) == nil })
 	if got := string(c.buf[:c.w]); got != "late" {
 		t.Errorf("%q and %v, want what came", got, c.readErr)
 	}

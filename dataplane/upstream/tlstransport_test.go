@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sluice/bench/testwait"
 )
 
 // A body that ends with its connection is whole over TLS only behind the engine's
@@ -56,7 +58,7 @@ func TestTruncatedBodyUnderTLS(t *testing.T) {
 				}
 				p.send("HTTP/1.1 200 OK\r\n\r\n" + k.first)
 				if k.rest != "" {
-					time.Sleep(2 * time.Millisecond)
+					testwait.Pace(2 * time.Millisecond)
 					p.send(k.rest)
 				}
 				if k.notify {

@@ -49,7 +49,7 @@ func TestTryReadAtEnd(t *testing.T) {
 	}
 	for range 20 {
 		resp.TryRead()
-		time.Sleep(time.Millisecond)
+		testwait.Pace(time.Millisecond)
 	}
 	if n, err := resp.ReadRaw(make([]byte, 100)); n != 0 || err == nil {
 		t.Errorf("%d bytes, %v", n, err)

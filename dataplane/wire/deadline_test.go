@@ -28,22 +28,22 @@ func TestWaitForCredit(t *testing.T) {
 		{"a deadline over, with credit", time.Nanosecond, func(func(Kind, []byte)) {}, ErrDeadline, CodeDeadline, 0},
 		{"a slow caller at its deadline", time.Minute, func(feed func(Kind, []byte)) {
 			for range 10 {
-				time.Sleep(20 * time.Second)
+				time.Sleep(20 * time.Second) // in a bubble
 				feed(Credit, credit)
 			}
 		}, ErrDeadline, CodeDeadline, time.Minute},
 		{"a slow caller who stops", 0, func(feed func(Kind, []byte)) {
 			for i := range 10 {
-				time.Sleep(20 * time.Second)
+				time.Sleep(20 * time.Second) // in a bubble
 				feed(Credit, credit)
 				if i == 1 {
-					time.Sleep(5 * time.Second)
+					time.Sleep(5 * time.Second) // in a bubble
 					feed(Stop, nil)
 				}
 			}
 		}, ErrStalled, CodeStalled, 45*time.Second + stall},
 		{"a stop makes no wait longer", time.Minute, func(feed func(Kind, []byte)) {
-			time.Sleep(25 * time.Second)
+			time.Sleep(25 * time.Second) // in a bubble
 			feed(Stop, nil)
 		}, ErrStalled, CodeStalled, stall},
 	} {

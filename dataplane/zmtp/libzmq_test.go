@@ -125,7 +125,7 @@ func TestReconnectOfLibzmq(t *testing.T) {
 		// What was sent while the connection broke may be lost with it: so it is said again.
 		testwait.Until(t, "a message over connection "+mark, func() bool {
 			send(t, s, mark)
-			time.Sleep(5 * time.Millisecond)
+			testwait.Pace(5 * time.Millisecond)
 			return strings.Contains(got.String(), mark) && relay.conns.Load() > int64(i)
 		})
 		relay.closeAll()

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/testwait"
 )
 
 func streamOptions(kind string) StreamOptions {
@@ -301,7 +303,7 @@ func TestHeartbeatBetweenParts(t *testing.T) {
 		asked := append(append(append([]byte(nil), whole[:5]...), flagCommand, 8, 4, 'P', 'I', 'N', 'G', 0, 0, 'x'), whole[5:]...)
 		for _, b := range asked { // a byte at a time
 			c.Write([]byte{b})
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 		}
 		answer := make([]byte, 64)
 		n, _ := c.Read(answer)

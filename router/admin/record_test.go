@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/recording"
 	"sluice/router/schedule"
 )
@@ -32,21 +33,13 @@ func TestRecordOverTheAPI(t *testing.T) {
 	copied := make(chan error, 1)
 	go func() { copied <- recording.Copy(files, stream) }()
 	rec.RequestEnded("r1", schedule.Outcome{Status: 200})
-	await := func(what string, ok func() bool) {
-		t.Helper()
-		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatal(what)
-			}
-		}
-	}
-	await("the entry is not sent", func() bool { n, _, b := rec.Counts(); return n == 1 && b > 0 })
-	await("no file is made", func() bool { made, _ := filepath.Glob(filepath.Join(dir, "*.rec")); return len(made) == 1 })
+	testwait.Until(t, "the entry is sent", func() bool { n, _, b := rec.Counts(); return n == 1 && b > 0 })
+	testwait.Until(t, "a file is made", func() bool { made, _ := filepath.Glob(filepath.Join(dir, "*.rec")); return len(made) == 1 })
 	time.Sleep(50 * time.Millisecond) // lets sent frames arrive; a shorter pause only shortens the recording
 	cancel()
 	<-copied
 	stream.Close()
-	await("the router still records", func() bool { return !rec.Active() })
+	testwait.Until(t, "the router no longer records", func() bool { return !rec.Active() })
 	if err := files.Close(); err != nil {
 		t.Fatal(err)
 	}

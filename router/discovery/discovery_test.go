@@ -250,10 +250,7 @@ func TestFileChangesAreApplied(t *testing.T) {
 	}
 	run.Close()
 	write(t, path, "z http://h:1\n")
-	time.Sleep(30 * time.Millisecond)
-	if r.ids() != "b c" {
-		t.Error("it reads on after Close")
-	}
+	testwait.Holds(t, 30*time.Millisecond, "nothing is read after Close", func() bool { return r.ids() == "b c" })
 }
 
 // TestFileIsReadWhenStable checks that a file is not applied while it is being written.
@@ -268,7 +265,7 @@ func TestFileIsReadWhenStable(t *testing.T) {
 		pause, last := time.Duration(0), time.Now()
 		for i := range whole { // each prefix is a different text and stays for less than stableTime
 			write(t, path, whole[:i+1])
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 			pause, last = max(pause, time.Since(last)), time.Now()
 		}
 		testwait.Until(t, "the third is in", func() bool { return r.ids() == "a b c" && run.States()[0].Error == "" })

@@ -317,7 +317,7 @@ func TestHungProbeOfABusyEngine(t *testing.T) {
 				return
 			default:
 				f.ReportStatus(rank, 200)
-				time.Sleep(time.Millisecond)
+				testwait.Pace(time.Millisecond)
 			}
 		}
 	}()
@@ -488,7 +488,7 @@ func TestChurn(t *testing.T) {
 							f.ReportStatus(r, 200)
 						}
 					}
-					time.Sleep(time.Millisecond)
+					testwait.Pace(time.Millisecond)
 				}
 				if err := f.Remove(id); err != nil {
 					t.Error(err)

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/worker"
 )
 
@@ -158,7 +159,7 @@ func TestTrafficReplacesProbes(t *testing.T) {
 	rank.Requests.Add(1)
 	probes := func(traffic bool) int64 {
 		before := e.count("/health")
-		for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		for end := time.Now().Add(time.Second); time.Now().Before(end); testwait.Pace(5 * time.Millisecond) {
 			if traffic {
 				f.ReportStatus(rank, 200)
 			}

@@ -418,14 +418,10 @@ func (r *feedHarness) indexEquals(payloads ...[]byte) {
 	}
 	want := r.describe(model)
 	var got string
-	deadline := time.Now().Add(20 * time.Second)
-	for got = r.describe(r.index); got != want; got = r.describe(r.index) {
-		if time.Now().After(deadline) {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.t.Fatalf("the index differs from the oracle\n got %s\nwant %s\ncounted %v", got, want, r.n)
-		}
-		time.Sleep(2 * time.Millisecond)
+	if !testwait.Poll(20*time.Second, func() bool { got = r.describe(r.index); return got == want }) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.t.Fatalf("the index differs from the oracle\n got %s\nwant %s\ncounted %v", got, want, r.n)
 	}
 	testwait.Until(r.t, "the rank's count of blocks", func() bool { return int(r.rank.CachedBlocks.Load()) == model.CachedBlocks(r.rank.Slot) })
 }

@@ -575,7 +575,7 @@ func TestStrangersAtABoundFeed(t *testing.T) {
 		"speaks HTTP": func(e *engine, addr string) {
 			c := must(net.Dial("tcp", addr))
 			c.Write([]byte("GET / HTTP/1.0\r\n\r\n"))
-			time.Sleep(50 * time.Millisecond)
+			testwait.Pace(50 * time.Millisecond)
 			c.Close()
 		},
 		"is an engine too": func(e *engine, addr string) {

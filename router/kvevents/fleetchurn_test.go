@@ -111,7 +111,7 @@ func churn(t *testing.T, lasts time.Duration) {
 			}
 		})
 		if steps%8 == 0 {
-			time.Sleep(2 * time.Millisecond)
+			testwait.Pace(2 * time.Millisecond)
 		}
 		if c.e.next > 2000 {
 			c.restart(rng, false)
@@ -163,10 +163,8 @@ func (c *churner) isSettled() {
 			}
 		})
 		want = c.describe(c.oracle(incarnation...))
-		for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			if got = c.describe(c.index); got == want && c.state() == worker.FeedLive {
-				return
-			}
+		if testwait.Poll(10*time.Second, func() bool { got = c.describe(c.index); return got == want && c.state() == worker.FeedLive }) {
+			return
 		}
 	}
 	c.t.Fatalf("%s, %v after %d batches\n got %s\nwant %s", c.rank.ID, c.state(), len(incarnation), got, want)
@@ -221,7 +219,7 @@ func (c *churner) step(rng *rand.Rand, comeOrGo func()) {
 	case n < 994:
 		comeOrGo()
 	default:
-		time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
+		testwait.Pace(time.Duration(rng.IntN(60)) * time.Millisecond)
 	}
 }
 

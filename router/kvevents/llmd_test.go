@@ -12,6 +12,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
@@ -102,11 +103,8 @@ func TestOrphansAreWarnedOnce(t *testing.T) {
 	}
 	until := func(what string, parent byte, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(end) {
-				t.Fatalf("not within 20 s: %s\n%s", what, logs())
-			}
-			send(parent)
+		if !testwait.Poll(20*time.Second, func() bool { send(parent); return ok() }) {
+			t.Fatalf("not within 20 s: %s\n%s", what, logs())
 		}
 	}
 	until("the feed yields nothing but orphans", 77, rank.Orphans.Load)

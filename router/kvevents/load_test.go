@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	zmq "github.com/pebbe/zmq4"
 
@@ -169,12 +168,7 @@ func TestLoadsGoToTheirRanks(t *testing.T) {
 	}
 	until := func(what string, ok func() bool) {
 		t.Helper()
-		for end := time.Now().Add(10 * time.Second); !ok(); {
-			if time.Now().After(end) {
-				t.Fatalf("not within 10 s: %s", what)
-			}
-			time.Sleep(2 * time.Millisecond)
-		}
+		testwait.Until(t, what, ok)
 	}
 	until("the subscription stands", func() bool {
 		send(m{"timestamp": 1, "dp_rank": 1, "num_running_reqs": 5, "num_waiting_reqs": 2, "num_waiting_uncached_tokens": 700, "token_usage": 0.5})

@@ -2,6 +2,7 @@ package kvevents
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -18,11 +19,7 @@ import (
 // staysFalse checks that a state does not come while what should not lead to it is under way.
 func (r *feedHarness) staysFalse(s worker.FeedState, within time.Duration) {
 	r.t.Helper()
-	for end := time.Now().Add(within); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if r.state() == s {
-			r.t.Fatalf("the feed is %v", s)
-		}
-	}
+	testwait.Holds(r.t, within, fmt.Sprintf("the feed is not %v", s), func() bool { return r.state() != s })
 }
 
 // A retry that works while the connection is lost brings what is held, but nobody
@@ -126,13 +123,10 @@ func TestLeftoversOfALostConnection(t *testing.T) {
 		}
 		e.closePublisher()
 		testwait.Until(t, "the loss is known", func() bool { f.watchConnection(); return !f.connected })
-		for range 100 {
+		testwait.Holds(t, 100*time.Millisecond, fmt.Sprintf("replay %v: it is not live without a connection", replay), func() bool {
 			f.drain()
-			if r.state() == worker.FeedLive {
-				t.Fatalf("replay %v: live without a connection", replay)
-			}
-			time.Sleep(time.Millisecond)
-		}
+			return r.state() != worker.FeedLive
+		})
 	}
 }
 

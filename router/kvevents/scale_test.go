@@ -197,20 +197,15 @@ func (f *fleetFeeds) replayed(id worker.ID) int {
 func (f *fleetFeeds) await(t *testing.T, what string, ok func(*worker.Rank) bool) {
 	t.Helper()
 	left := slices.Clone(f.ranks)
-	for deadline := time.Now().Add(2 * time.Minute); len(left) > 0; time.Sleep(10 * time.Millisecond) {
-		left = slices.DeleteFunc(left, ok)
-		if len(left) > 0 && time.Now().After(deadline) {
-			t.Fatalf("%s: not so for %d of %d after 2 minutes; counted %v", what, len(left), len(f.ranks), f.n)
-		}
+	if !testwait.Poll(2*time.Minute, func() bool { left = slices.DeleteFunc(left, ok); return len(left) == 0 }) {
+		t.Fatalf("%s: not so for %d of %d after 2 minutes; counted %v", what, len(left), len(f.ranks), f.n)
 	}
 }
 
 // waitSettled waits until nothing more is applied.
 func (f *fleetFeeds) waitSettled(t *testing.T) {
 	t.Helper()
-	for last := -1; f.get("batches") != last; time.Sleep(500 * time.Millisecond) {
-		last = f.get("batches")
-	}
+	testwait.Settled(t, 500*time.Millisecond, "the count of batches", func() int { return f.get("batches") })
 }
 
 type used struct {
@@ -274,7 +269,7 @@ func serveHTTP(t *testing.T) string {
 
 // requestTimes are those of requests one after another, 5 ms apart.
 func requestTimes(t *testing.T, url string, lasts time.Duration) (took []time.Duration) {
-	for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(lasts); time.Now().Before(end); testwait.Pace(5 * time.Millisecond) {
 		at := time.Now()
 		resp, err := http.Get(url)
 		if err != nil {
@@ -439,14 +434,9 @@ func (s *publisherFleet) open(ctx *zmq.Context, pub, replay string) {
 		s  *zmq.Socket
 		at string
 	}{{e.pub, pub}, {e.router, replay}} {
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-			err := b.s.Bind(b.at)
-			if err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				panic(err)
-			}
+		var err error
+		if !testwait.Poll(10*time.Second, func() bool { err = b.s.Bind(b.at); return err == nil }) {
+			panic(err)
 		}
 		e.at[i] = must(b.s.GetLastEndpoint())
 	}
@@ -463,7 +453,7 @@ func (s *publisherFleet) publish(rate, seconds int) (sent int) {
 	every := time.Second / time.Duration(rate*len(s.engines))
 	for began := time.Now(); sent < total; sent++ {
 		if ahead := time.Until(began.Add(time.Duration(sent) * every)); ahead > 0 {
-			time.Sleep(ahead)
+			testwait.Pace(ahead)
 		}
 		e := s.engines[sent%len(s.engines)]
 		if _, err := e.pub.SendMessage("", binary.BigEndian.AppendUint64(nil, e.next), s.payload(e.next)); err != nil {

@@ -43,12 +43,13 @@ func TestRealFloodOfReports(t *testing.T) {
 	}
 	post := func(m []byte) {
 		t.Helper()
-		for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Microsecond) {
-			if err := hostile.Post(p, m); err == nil {
-				return
-			} else if !errors.Is(err, nixl.ErrFull) || time.Now().After(end) {
-				t.Fatal(err)
-			}
+		var err error
+		testwait.Until(t, "the agent has room", func() bool {
+			err = hostile.Post(p, m)
+			return !errors.Is(err, nixl.ErrFull)
+		})
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 	record := func(k nixl.CompletionSlot) []byte {

@@ -190,21 +190,17 @@ func TestGuard(t *testing.T) {
 	wait, call = w.Open("g", time.Now()), new(upstream.Call)
 	w.handleMessage(line("recv", "ok", "g", 0, 0))
 	wait.Guard(call, time.Millisecond)
-	time.Sleep(20 * time.Millisecond)
-	if call.Cancelled() || wait.LostReason() != "" {
-		t.Error("cut although the KV had come")
-	}
+	testwait.Holds(t, 20*time.Millisecond, "the call is not cut, because the KV has come", func() bool { return !call.Cancelled() && wait.LostReason() == "" })
 	wait.Close()
 	// The deadline of the previous hand-over does not cancel the call of the next.
 	for range 20 {
 		wait, call = w.Open("g", time.Now()), new(upstream.Call)
 		wait.Guard(call, time.Millisecond)
-		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		testwait.Pace(time.Duration(rand.IntN(60)) * time.Millisecond)
 		let := wait.Unguard()
 		wait.Close()
 		next, other := w.Open("g", time.Now()), new(upstream.Call)
 		next.Guard(other, time.Minute)
-		time.Sleep(time.Millisecond)
 		if !let {
 			testwait.Until(t, "the call is cut", call.Cancelled)
 		}
@@ -230,7 +226,7 @@ func TestAwaitLoss(t *testing.T) {
 		told := make(chan struct{})
 		go func() {
 			defer close(told)
-			time.Sleep(2 * time.Millisecond)
+			testwait.Pace(2 * time.Millisecond)
 			w.handleMessage(line("recv", "failed", "a", 0, 0))
 		}()
 		lost := wait.AwaitLoss()
@@ -317,10 +313,7 @@ func TestNetworks(t *testing.T) {
 	s := push(t, w.zmq.at())
 	s.SetSndtimeo(300 * time.Millisecond)
 	s.SendBytes([]byte("nonsense"), 0)
-	time.Sleep(50 * time.Millisecond)
-	if n := w.Reports()["malformed"]; n != 0 {
-		t.Error("a frame from outside of the networks came through")
-	}
+	testwait.Holds(t, 50*time.Millisecond, "no frame from outside of the networks comes through", func() bool { return w.Reports()["malformed"] == 0 })
 	in := start(t, Options{Endpoint: "tcp://127.0.0.1:*", Networks: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}, Slots: 64})
 	testwait.Until(t, "ZMQ is up", func() bool { return in.Up(nixl.TierZMQ) })
 	send(t, push(t, in.zmq.at()), []byte("nonsense"))

@@ -1,6 +1,7 @@
 package recording
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
@@ -148,13 +150,7 @@ func TestInitialBlocksAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	until := func(n uint64) {
-		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
-			if e, _, _ := rec.Counts(); e >= n {
-				return
-			} else if time.Now().After(end) {
-				t.Fatalf("%d entries after 20 s, want %d", e, n)
-			}
-		}
+		testwait.Until(t, fmt.Sprintf("%d entries", n), func() bool { e, _, _ := rec.Counts(); return e >= n })
 	}
 	until(10)
 	rec.Cleared(ranks[0]) // recorded after all of them

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/kvindex"
 	"sluice/router/schedule"
@@ -318,9 +319,7 @@ func TestFilesAreRotated(t *testing.T) {
 			seqs[i] = blockhash.Seq(rand.Uint64())
 		}
 		rec.RecordChoice(q, schedule.Choice{Rank: ranks[0]}, seqs, 16, true)
-		for e, d, _ := rec.Counts(); uint64(n) > e+d+500; e, d, _ = rec.Counts() {
-			time.Sleep(time.Millisecond)
-		}
+		testwait.Until(t, "at most 500 are queued", func() bool { e, d, _ := rec.Counts(); return uint64(n) <= e+d+500 })
 	}
 	if err := g.Stop(); err != nil {
 		t.Fatal(err)

@@ -13,7 +13,7 @@ import (
 // serve runs one leg of a worker whose work costs rate ms a token and 5 ms more.
 func serve(s *Scheduler, r *worker.Rank, leg LegKind, tokens int, rate float64) {
 	c, _ := s.Choose(&Query{Leg: leg, Candidates: []*worker.Rank{r}, PromptTokens: tokens, MaxTokens: 32})
-	time.Sleep(time.Duration((5 + rate*float64(tokens)) * nsPerMS))
+	time.Sleep(time.Duration((5 + rate*float64(tokens)) * nsPerMS)) // in a bubble
 	c.Reservation.PrefillDone()
 	c.Reservation.Report("", 0, 1)
 	c.Reservation.Release()
@@ -167,7 +167,7 @@ func expireRates(t *testing.T, rs []*worker.Rank) {
 		}
 	}
 	slow := s.RatesOf(rs[0]).Prefill
-	time.Sleep(ownRateTTL + time.Second)
+	time.Sleep(ownRateTTL + time.Second) // in a bubble
 	for range 3 {
 		c, _ := s.Choose(&Query{Leg: PrefillLeg, Candidates: rs, PromptTokens: 100})
 		c.Reservation.Release()

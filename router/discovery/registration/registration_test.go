@@ -487,10 +487,7 @@ func TestClientKeepsAWorkerRegistered(t *testing.T) {
 	go func() { done <- c.Run(ctx, &Announcement{Version: 1, URL: "http://*:8000"}) }()
 	in := func() bool { _, in := s.get("a"); return in }
 	testwait.Until(t, "it is in", in)
-	time.Sleep(1500 * time.Millisecond)
-	if !in() {
-		t.Error("it did not renew its lease")
-	}
+	testwait.Holds(t, 1500*time.Millisecond, "it renews its lease", in)
 	// Simulates a restarted router, which knows no worker.
 	s.leases.mu.Lock()
 	s.leases.set.Remove("a")

@@ -32,7 +32,7 @@ func TestClientAbortsWhilePrefillAnswers(t *testing.T) {
 					l := harness.StartRequest(t, r, id, fmt.Sprintf(endlessChat, fmt.Sprintf(`,"seed":%d%s`, i, shape.Extra)))
 					testwait.UntilWithin(t, harness.TestTimeout, "prefill has finished", func() bool { s := p.Stats().Sum(); return s.DelayedAnswers == 1 && s.Leases == 1 })
 					l.Disconnect()
-					time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
+					testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
 					release()
 					answered := time.Now()
 					testwait.UntilWithin(t, harness.TestTimeout, "the blocks are free", func() bool { return p.Stats().Sum().Leases == 0 })
@@ -94,7 +94,7 @@ func TestLateAbortsLeaveNothingPinned(t *testing.T) {
 			body := fmt.Sprintf(`{"model":"sim","messages":[{"role":"user","content":"%d of %d"}],"max_tokens":40,"ignore_eos":true%s}`, i, round, harness.Shapes[i%2].Extra)
 			l := harness.StartRequest(t, r, fmt.Sprintf("late-%d-%d", round, i), body)
 			all.Go(func() {
-				time.Sleep(rand.N(60 * time.Millisecond))
+				testwait.Pace(rand.N(60 * time.Millisecond))
 				l.Disconnect()
 			})
 		}

@@ -30,8 +30,7 @@ func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 	p.Crash()
 	testwait.UntilWithin(t, 5*time.Second, "p0 is out", func() bool { return r.State("p0") == worker.Unhealthy })
 	l := harness.StartRequest(t, r, "waits", harness.Chat(""))
-	testwait.UntilWithin(t, 5*time.Second, "the request waits", func() bool { return r.Metric("sluice_requests_accepted_total") == 1 })
-	time.Sleep(50 * time.Millisecond) // until the request waits
+	testwait.UntilWithin(t, 5*time.Second, "the request waits", func() bool { return r.Metric("sluice_pool_waiters") == 1 })
 	abortedAt := l.Disconnect()
 	o := r.Outcome(t, "waits").Outcome
 	harness.WantPrompt(t, "the wait ended", time.Since(abortedAt))
@@ -117,12 +116,12 @@ func TestClientAbortsBetweenLegs(t *testing.T) {
 		}
 		if wait := time.Duration(delay.Load()); wait < 0 {
 			l.Disconnect()
-			time.Sleep(-wait)
+			testwait.Pace(-wait)
 			w.Write(answer)
 		} else {
 			w.Write(answer)
 			w.(http.Flusher).Flush()
-			time.Sleep(wait)
+			testwait.Pace(wait)
 			l.Disconnect()
 		}
 	}))
@@ -180,7 +179,7 @@ func TestReasoningClientAbortsBetweenLegs(t *testing.T) {
 				answer, _ := io.ReadAll(resp.Body)
 				if l := client.Load(); l != nil && req.Method == "POST" && req.URL.Path == "/v1/messages" {
 					l.Disconnect()
-					time.Sleep(rand.N(500 * time.Microsecond))
+					testwait.Pace(rand.N(500 * time.Microsecond))
 				}
 				w.Header().Set("Content-Length", fmt.Sprint(len(answer)))
 				w.WriteHeader(resp.StatusCode)
@@ -310,7 +309,7 @@ func TestNonStreamingDecodeIsAbortedAfterDelay(t *testing.T) {
 
 	l = harness.StartRequest(t, r, "late", fmt.Sprintf(endlessChat, `,"seed":1`))
 	testwait.UntilWithin(t, 5*time.Second, "decode runs", running)
-	time.Sleep(after + 50*time.Millisecond)
+	testwait.Pace(after + 50*time.Millisecond)
 	abortedAt := l.Disconnect()
 	testwait.UntilWithin(t, 5*time.Second, "decode is cut", func() bool { return !running() })
 	harness.WantPrompt(t, "decode ended", time.Since(abortedAt))
@@ -355,10 +354,10 @@ func TestSuspendedEngineLegIsNotAborted(t *testing.T) {
 	l := harness.StartRequest(t, r, "stands", fmt.Sprintf(endlessChat, ""))
 	testwait.UntilWithin(t, 20*time.Second, "prefill is done", func() bool { return p.Stats().Sum().Leases == 1 })
 	l.Disconnect()
-	time.Sleep(10 * after)
-	if rec, ok := r.Scheduler.Explain("stands"); ok && bytes.Contains(rec, []byte("client_gone")) {
-		t.Errorf("decode was cut before its engine had answered anything: %s", rec)
-	}
+	testwait.Holds(t, 10*after, "decode is not cut before its engine has answered anything", func() bool {
+		rec, ok := r.Scheduler.Explain("stands")
+		return !ok || !bytes.Contains(rec, []byte("client_gone"))
+	})
 	suspended.Store(false)
 	close(resume)
 	harness.WantClientGone(t, r, "stands")
@@ -407,8 +406,7 @@ func TestAbortStorm(t *testing.T) {
 	}
 	harness.DropIdle()
 	harness.WantIdle(t, r, 10*time.Second, all...)
-	time.Sleep(50 * time.Millisecond) // until answered connections have returned to the pool
-	before := harness.ModuleGoroutines()
+	before := testwait.Settled(t, 50*time.Millisecond, "the number of goroutines", harness.ModuleGoroutines)
 
 	var wg sync.WaitGroup
 	var whole, aborted atomic.Int64

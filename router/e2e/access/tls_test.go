@@ -21,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/app"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
@@ -46,7 +47,7 @@ func startTLSEngine(t *testing.T, left chan<- struct{}) (*httptest.Server, strin
 		for _, word := range []string{"one ", "two ", "three"} {
 			io.WriteString(w, `data: {"choices":[{"text":"`+word+"\"}]}\n\n")
 			w.(http.Flusher).Flush()
-			time.Sleep(time.Millisecond)
+			testwait.Pace(time.Millisecond)
 		}
 		if bytes.Contains(body, []byte("forever")) {
 			<-r.Context().Done()

@@ -169,16 +169,8 @@ func TestWorkersFile(t *testing.T) {
 
 	harness.WriteFile(t, path, list("a", "b"))
 	testwait.UntilWithin(t, 5*time.Second, "x is gone", func() bool { return r.State("x") == worker.Gone })
-	last := int64(-1)
-	testwait.UntilWithin(t, 5*time.Second, "what was under way has ended", func() bool {
-		was := last
-		last = asked.Load()
-		return was == last
-	})
-	time.Sleep(6 * r.Config.Health.Interval)
-	if now := asked.Load(); now != last {
-		t.Errorf("%d probes of x after it was removed", now-last)
-	}
+	last := testwait.Settled(t, r.Config.Health.Interval/2, "the count of probes that were under way", asked.Load)
+	testwait.Holds(t, 6*r.Config.Health.Interval, "x is not probed after it was removed", func() bool { return asked.Load() == last })
 
 	harness.WriteFile(t, path, list("a", "b")+"  - {id: c, url: nonsense}\n")
 	testwait.UntilWithin(t, 5*time.Second, "the fault is shown with its place", func() bool {

@@ -84,7 +84,7 @@ func TestEngineAPIRequestEnds(t *testing.T) {
 								firstTokens(t, s)
 							}
 						})
-						time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
+						testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
 						release()
 						if !f.BecomesIdle(harness.TestTimeout) {
 							t.Errorf("something is kept: %s%s", f.Router.ReservedLoad(), f.EngineLoad())

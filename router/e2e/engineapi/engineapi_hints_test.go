@@ -187,10 +187,10 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = path, 2, time.Hour
 	}, harness.SimWorker(a, worker.Aggregated, "a"), harness.SimWorker(b, worker.Aggregated, "b"))
 	testwait.UntilWithin(t, harness.TestTimeout, "a is ready", func() bool { return r.State("a") == worker.Ready })
-	time.Sleep(50 * time.Millisecond)
-	if _, err := client.Dial(context.Background(), "unix://"+path, client.Options{}); err == nil {
-		t.Error("the socket is open with one of two workers")
-	}
+	testwait.Holds(t, 50*time.Millisecond, "the socket is closed with one of two workers", func() bool {
+		_, err := client.Dial(context.Background(), "unix://"+path, client.Options{})
+		return err != nil
+	})
 	b.Restart()
 	if got := harness.GenerateEngineAPI(t, harness.DialEngine(t, r, "unix"), harness.EngineAPIRequest(harness.TokenIDs(20, 1), 3)); got.Failure != nil {
 		t.Error(got.Failure)

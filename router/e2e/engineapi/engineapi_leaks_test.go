@@ -66,19 +66,15 @@ func TestEngineAPILeavesNoState(t *testing.T) {
 		harness.DropIdle()
 	}
 	t.Run("before", round) // creates what lives as long as the process
-	time.Sleep(100 * time.Millisecond)
-	goroutines, fds := harness.ModuleGoroutines(), openDescriptors(t)
+	goroutines := testwait.Settled(t, 100*time.Millisecond, "the number of goroutines", harness.ModuleGoroutines)
+	fds := testwait.Settled(t, 100*time.Millisecond, "the number of descriptors", func() int { return openDescriptors(t) })
 	for range 2 {
 		t.Run("again", round)
 	}
 	testwait.UntilWithin(t, harness.TestTimeout, "goroutines and descriptors are back", func() bool {
 		harness.DropIdle()
 		g, d := harness.ModuleGoroutines(), openDescriptors(t)
-		if g <= goroutines && d <= fds {
-			return true
-		}
-		time.Sleep(50 * time.Millisecond)
-		return false
+		return g <= goroutines && d <= fds
 	})
 }
 

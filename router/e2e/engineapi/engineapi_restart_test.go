@@ -171,7 +171,7 @@ func TestEngineAPIStoppedProcess(t *testing.T) {
 		if err := syscall.Kill(r.Cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(8 * heartbeat)
+		testwait.Pace(8 * heartbeat)
 		if err := syscall.Kill(r.Cmd.Process.Pid, syscall.SIGCONT); err != nil {
 			t.Fatal(err)
 		}

@@ -60,10 +60,13 @@ func (e *streamingEngine) serveStream(nc net.Conn) {
 			return
 		}
 	}
-	for arrived := false; !arrived; time.Sleep(time.Millisecond) {
-		if err := raw.Control(func(fd uintptr) { arrived = rawsocket.Unsent(int(fd)) == 0 }); err != nil {
-			return
-		}
+	arrived := testwait.Poll(harness.TestTimeout, func() bool {
+		sent := false
+		err = raw.Control(func(fd uintptr) { sent = rawsocket.Unsent(int(fd)) == 0 })
+		return err != nil || sent
+	})
+	if err != nil || !arrived {
+		return
 	}
 	e.sentEvents.Store(int64(e.limit))
 }

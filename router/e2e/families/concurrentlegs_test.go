@@ -163,11 +163,11 @@ func TestPrefillFailsAfterItsRequest(t *testing.T) {
 	answered := make(chan struct{}, rounds)
 	p := harness.StartScripted(t, func(w http.ResponseWriter, _ *http.Request) {
 		<-answered
-		time.Sleep(3 * time.Millisecond) // the decode of the next request is running
+		testwait.Pace(3 * time.Millisecond) // the decode of the next request is running
 		harness.ReplyJSON(w, 400, `{"error":{"message":"too late"}}`)
 	})
 	d := harness.StartScripted(t, func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(5 * time.Millisecond)
+		testwait.Pace(5 * time.Millisecond)
 		harness.AnswerOK(w, r)
 	})
 	r := harness.StartRouter(t, harness.SGLangPD, p.WithBootstrap("p0"), d.Worker(worker.Decode, "d0"))
@@ -275,7 +275,7 @@ func TestPrefillFailsInMidStream(t *testing.T) {
 	testwait.UntilWithin(t, 5*time.Second, "the router knows that prefill failed", func() bool {
 		return r.Metric(`sluice_legs_total{leg="prefill",outcome="5xx"}`) == 1
 	})
-	time.Sleep(20 * time.Millisecond) // a router that cancels the stream would do so now
+	testwait.Pace(20 * time.Millisecond) // a router that cancels the stream would do so now
 	close(prefillEnded)
 	l.Nc.SetReadDeadline(time.Now().Add(5 * time.Second))
 	rest := ""

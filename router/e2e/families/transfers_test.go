@@ -244,8 +244,8 @@ func TestTransferIsShown(t *testing.T) {
 		body, _ := io.ReadAll(req.Body)
 		r.report("recv", "ok", id, string(body))
 		r.report("sent", "ok", id, "")
-		for end := time.Now().Add(5 * time.Second); r.Transfers.Reports()["recv_ok"] == 0 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
+		if !testwait.Poll(5*time.Second, func() bool { return r.Transfers.Reports()["recv_ok"] > 0 }) {
+			t.Error("the router has not read the report")
 		}
 		harness.ReplyJSON(w, 200, chatReply("good"))
 	})

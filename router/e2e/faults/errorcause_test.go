@@ -46,7 +46,7 @@ func TestEngineClosesAfterStreamEnd(t *testing.T) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"text\":\"x\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n")
 		w.(http.Flusher).Flush()
-		time.Sleep(20 * time.Millisecond)
+		testwait.Pace(20 * time.Millisecond)
 		panic(http.ErrAbortHandler)
 	})
 	r := harness.StartRouter(t, nil, e.Worker(worker.Aggregated, "e"))

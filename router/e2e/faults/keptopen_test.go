@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
 	"sluice/router/worker"
@@ -23,14 +24,14 @@ func TestEngineKeepsStreamOpen(t *testing.T) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				flush := w.(http.Flusher).Flush
 				for _, part := range []string{harness.StreamChunk, harness.StreamEnding, behind} {
-					time.Sleep(20 * time.Millisecond) // so that the router reads each part separately
+					testwait.Pace(20 * time.Millisecond) // so that the router reads each part separately
 					if part != "" && part != "endless" {
 						_, _ = io.WriteString(w, part)
 					}
 					flush()
 				}
 				for behind == "endless" && r.Context().Err() == nil {
-					time.Sleep(50 * time.Millisecond)
+					testwait.Pace(50 * time.Millisecond)
 					_, _ = io.WriteString(w, harness.StreamChunk)
 					flush()
 				}

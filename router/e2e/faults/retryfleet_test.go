@@ -160,7 +160,7 @@ func TestRestartsLoseNoRequest(t *testing.T) {
 						return true
 					})
 					e.Crash()
-					time.Sleep(d) // the start time of the engine
+					testwait.Pace(d) // the start time of the engine
 					if err := e.Restart(); err != nil {
 						t.Fatal(err)
 					}

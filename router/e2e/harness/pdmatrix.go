@@ -345,7 +345,7 @@ func (f *MatrixFleet) Abort(t *testing.T, extra string, d AbortPoint) string {
 		l.Event(t)
 	}
 	abortedAt := l.Disconnect()
-	time.Sleep(30 * time.Millisecond) // enough for a router that cancels too early to do so
+	testwait.Pace(30 * time.Millisecond) // enough for a router that cancels too early to do so
 	release()
 	released := f.BecomesIdle(endsIdle)
 	for _, e := range d.Faulted {
@@ -446,14 +446,7 @@ func (f *MatrixFleet) EngineLoad() (s string) {
 
 // BecomesIdle reports whether the router and the engines release everything within a time.
 func (f *MatrixFleet) BecomesIdle(within time.Duration) bool {
-	for end := time.Now().Add(within); ; time.Sleep(5 * time.Millisecond) {
-		if f.Router.ReservedLoad() == "" && !f.HasKV() {
-			return true
-		}
-		if time.Now().After(end) {
-			return false
-		}
-	}
+	return testwait.Poll(within, func() bool { return f.Router.ReservedLoad() == "" && !f.HasKV() })
 }
 
 func (f *MatrixFleet) ready(t *testing.T) {

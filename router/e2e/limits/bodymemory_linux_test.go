@@ -60,12 +60,10 @@ func memoryCgroup(t *testing.T, limit int) string {
 			}
 			_ = os.WriteFile(filepath.Join(dir, "memory.swap.max"), []byte("0"), 0o644)
 			t.Cleanup(func() {
-				for range 100 { // the cgroup is busy until the process has been reaped
-					if err := os.Remove(dir); err == nil || errors.Is(err, os.ErrNotExist) {
-						return
-					}
-					time.Sleep(20 * time.Millisecond)
-				}
+				testwait.Poll(2*time.Second, func() bool { // the cgroup is busy until the process has been reaped
+					err := os.Remove(dir)
+					return err == nil || errors.Is(err, os.ErrNotExist)
+				})
 			})
 			return "echo $$ > " + dir + `/cgroup.procs && exec "$0" "$@"`
 		}
@@ -242,8 +240,8 @@ func (a *attack) run(t *testing.T, addr string, e *bufferingEngine) map[int]int 
 	if a.blockAnswers || a.send > 0 {
 		time.Sleep(300 * time.Millisecond) // until the router has read the last bytes
 	}
-	for i := 0; a.unreadBytes > 0 && i < 100 && e.received.Load()-before < int64(a.clients); i++ {
-		time.Sleep(100 * time.Millisecond) // until some are refused
+	if a.unreadBytes > 0 { // until some are refused
+		testwait.Poll(10*time.Second, func() bool { return e.received.Load()-before >= int64(a.clients) })
 	}
 	unblock()
 	close(finish)

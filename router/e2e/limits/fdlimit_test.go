@@ -112,7 +112,7 @@ func TestOutOfDescriptors(t *testing.T) {
 		} else if status == 200 {
 			streams = append(streams, nc) // one had ended
 		}
-		time.Sleep(50 * time.Millisecond)
+		testwait.Pace(50 * time.Millisecond)
 	}
 	for _, nc := range late {
 		io.WriteString(nc, body[20:])

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sluice/bench/sim"
+	"sluice/bench/testwait"
 	"sluice/router/e2e/harness"
 )
 
@@ -44,11 +45,11 @@ func TestStoppedProcess(t *testing.T) {
 				if err := syscall.Kill(r.Cmd.Process.Pid, syscall.SIGSTOP); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(1600 * time.Millisecond)
+				testwait.Pace(1600 * time.Millisecond)
 				if err := syscall.Kill(r.Cmd.Process.Pid, syscall.SIGCONT); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(200 * time.Millisecond)
+				testwait.Pace(200 * time.Millisecond)
 			}
 			for i, lines := range readers {
 				last := ""

@@ -112,7 +112,7 @@ func TestServeDrainsStreams(t *testing.T) {
 				status <- a.StatusCode
 				return
 			}
-			time.Sleep(2 * time.Millisecond)
+			testwait.Pace(2 * time.Millisecond)
 		}
 	}()
 	rest, err := io.ReadAll(br)

@@ -111,7 +111,7 @@ func TestReloadDuringRequest(t *testing.T) {
 			harness.ReplyJSON(w, 500, `{"error":{"message":"no"}}`)
 			return
 		}
-		time.Sleep(decodeTime)
+		testwait.Pace(decodeTime)
 		harness.ReplyJSON(w, 200, harness.WholeAnswer)
 	}
 	one, two := harness.StartScripted(t, handle), harness.StartScripted(t, handle)
@@ -331,7 +331,7 @@ func TestThousandReloads(t *testing.T) {
 					failed.Add(1)
 				}
 				served.Add(1)
-				time.Sleep(2 * time.Millisecond)
+				testwait.Pace(2 * time.Millisecond)
 			}
 		})
 	}

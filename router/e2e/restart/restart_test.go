@@ -122,12 +122,10 @@ func TestRestartLosesNothing(t *testing.T) {
 		if now.Token != began.Token || now.Address != began.Address {
 			t.Errorf("the admin listener changed: %s, then %s; same token: %t", began.Address, now.Address, now.Token == began.Token)
 		}
-		for end := time.Now().Add(30 * time.Second); harness.IsRunning(before.PID); time.Sleep(20 * time.Millisecond) {
-			if time.Now().After(end) {
-				syscall.Kill(before.PID, syscall.SIGQUIT) // print its goroutines to the log
-				time.Sleep(time.Second)
-				t.Fatalf("process %d, which was replaced, has not ended:\n%s", before.PID, r.Stderr.Tail(30000))
-			}
+		if !testwait.Poll(30*time.Second, func() bool { return !harness.IsRunning(before.PID) }) {
+			syscall.Kill(before.PID, syscall.SIGQUIT) // print its goroutines to the log
+			testwait.Poll(10*time.Second, func() bool { return !harness.IsRunning(before.PID) })
+			t.Fatalf("process %d, which was replaced, has not ended:\n%s", before.PID, r.Stderr.Tail(30000))
 		}
 	}
 	from := load.done.Load()

@@ -189,7 +189,7 @@ func TestRestartLosesNoPost(t *testing.T) {
 	}
 	for range restarts {
 		from := posts.Load()
-		time.Sleep(every) // clients send and pause meanwhile
+		testwait.Pace(every) // clients send and pause meanwhile
 		testwait.UntilWithin(t, harness.TestTimeout, "requests are answered", func() bool { return posts.Load() > from+int64(clients)/4 })
 		r.restart(t)
 	}

@@ -419,8 +419,7 @@ func TestSidecarLeavesNoState(t *testing.T) {
 	}
 	harness.DropIdle()
 	harness.WantIdle(t, r, 10*time.Second, p0, p1, d)
-	time.Sleep(50 * time.Millisecond)
-	before := harness.ModuleGoroutines()
+	before := testwait.Settled(t, 50*time.Millisecond, "the number of goroutines", harness.ModuleGoroutines)
 	var wg sync.WaitGroup
 	var remaining atomic.Int64
 	work := make(chan int)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	zmq "github.com/pebbe/zmq4"
+
+	"sluice/bench/testwait"
 )
 
 // senderVariable is an environment variable that makes this test binary send reports to the
@@ -46,7 +48,7 @@ func sendReports(to string, count int) {
 		os.Exit(1)
 	}
 	for next := time.Now().Add(100 * time.Millisecond); count > 0; count-- {
-		time.Sleep(time.Until(next))
+		testwait.Pace(time.Until(next))
 		next = next.Add(time.Millisecond)
 		if _, err := s.SendBytes(strconv.AppendInt([]byte(sampledReports), time.Now().UnixNano(), 10), 0); err != nil {
 			println(err.Error())
