@@ -328,11 +328,9 @@ func TestRestartKeepsRegistered(t *testing.T) {
 		t.Fatalf("restart: %v\n%s", err, out)
 	}
 	testwait.UntilWithin(t, 20*time.Second, "the old process has ended", func() bool { return !harness.IsRunning(before.PID) })
+	testwait.UntilWithin(t, 20*time.Second, "the runtime file is the new process's", func() bool { return harness.RuntimeOf(t, dir).PID != before.PID })
 	now := harness.RuntimeOf(t, dir)
 	t.Cleanup(func() { syscall.Kill(now.PID, syscall.SIGKILL) })
-	if now.PID == before.PID {
-		t.Fatal("the runtime file is the old process's")
-	}
 	harness.DropIdle()
 	if err := oneRequest(http.DefaultClient, "http://"+r.Addr, true); err != nil {
 		t.Error(err)
