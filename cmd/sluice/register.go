@@ -128,7 +128,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	c.OnResult = func(l *registration.Lease, err error) {
 		switch {
 		case err != nil:
-			log.Warn("not registered", "worker", c.ID, "err", err)
+			log.Warn("not registered", "worker", c.ID, "error", err)
 			state = ""
 		case l.State != state || l.Changed:
 			log.Info("registered", "worker", c.ID, "state", l.State, "reason", l.Reason, "lease", l.LeaseSeconds)

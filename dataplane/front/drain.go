@@ -90,7 +90,7 @@ func (s *Server) stopAccepting() {
 	select {
 	case <-accepted:
 	case <-time.After(acceptDrainTime):
-		s.initial.Log.Warn("the listener is closed, but accepting has not ended", "after", acceptDrainTime)
+		s.initial.Log.Warn("the listener is closed, but accepting has not ended", "duration", acceptDrainTime)
 	}
 }
 

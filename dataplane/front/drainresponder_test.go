@@ -121,7 +121,7 @@ func TestDrainRespondsToPendingRequests(t *testing.T) {
 					t.Errorf("refusals %v", n)
 				}
 				r.observed.mu.Unlock()
-				if text := log.String(); strings.Count(text, "reason=drained") != 1 || !strings.Contains(text, "request_id=mine") {
+				if text := log.String(); strings.Count(text, "reason=drained") != 1 || !strings.Contains(text, "request=mine") {
 					t.Errorf("log: %s", text)
 				}
 				if h.name == "a stream that comes late" {

@@ -88,7 +88,7 @@ func newExchange(s *Server) *Exchange {
 // call, because most requests log nothing.
 func (x *Exchange) Log() *slog.Logger {
 	if x.log == nil {
-		x.log = x.srv.initial.Log.With("request_id", x.RequestID)
+		x.log = x.srv.initial.Log.With("request", x.RequestID)
 		if x.ip.IsValid() {
 			x.log = x.log.With("client", x.ip)
 		}
@@ -365,7 +365,7 @@ func (x *Exchange) connReusable() bool {
 
 func (x *Exchange) panicked(v any, stack []byte) {
 	x.panickedHandler = true
-	x.Log().Error("panic while serving a request", "value", v, "stack", string(stack))
+	x.Log().Error("panic while serving a request", "panic", v, "stack", string(stack))
 	if o := x.srv.initial.Observer; o != nil {
 		o.Panicked(x.RequestID, v, stack)
 	}

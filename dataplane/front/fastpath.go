@@ -43,7 +43,7 @@ func (s *Server) serveConn(c *conn) {
 	defer func() {
 		if v := recover(); v != nil { // outside a request: requests recover their own panics
 			stack := debug.Stack()
-			s.initial.Log.Error("panic while serving a connection", "value", v, "stack", string(stack))
+			s.initial.Log.Error("panic while serving a connection", "panic", v, "stack", string(stack))
 			if o := s.initial.Observer; o != nil {
 				o.Panicked("", v, stack)
 			}

@@ -46,7 +46,7 @@ func TestContinuedBodyErrorNamesRequest(t *testing.T) {
 		}
 		c.expectClosed()
 	}
-	for _, want := range []string{"endpoint=" + chat, "request_id=mine", "client=127.0.0.1", "key="} {
+	for _, want := range []string{"endpoint=" + chat, "request=mine", "client=127.0.0.1", "key="} {
 		if strings.Count(log.text(), want) != 2 {
 			t.Errorf("not twice %s in %s", want, log.text())
 		}

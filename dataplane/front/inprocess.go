@@ -69,7 +69,7 @@ func NewExchange(d *InProcessRequest) (*Exchange, error) {
 	if x.log == nil {
 		x.log = slog.Default()
 	}
-	x.log = x.log.With("request_id", d.RequestID)
+	x.log = x.log.With("request", d.RequestID)
 	if d.Principal != nil {
 		x.log = x.log.With("key", d.Principal.Name())
 	}

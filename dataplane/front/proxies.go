@@ -118,7 +118,7 @@ func (s *Server) rejectProxyHeader(c *conn, err error) {
 	if o := s.initial.Observer; o != nil {
 		o.Refused("", BadProxyHeader)
 	}
-	s.proxyHeaderLog.warn(s.initial.Log, "connection closed: its PROXY header cannot be used", "from", c.ip, "error", err)
+	s.proxyHeaderLog.warn(s.initial.Log, "connection closed: its PROXY header cannot be used", "client", c.ip, "error", err)
 }
 
 // peekProxyHeader waits for a complete header and removes it from the socket.

@@ -157,7 +157,7 @@ func TestProxyHeaderIsRefused(t *testing.T) {
 	if n := r.calls.Load(); n > 0 {
 		t.Errorf("%d requests were served", n)
 	}
-	contains(t, logged.String(), "does not begin with a PROXY header", "from=127.0.0.1")
+	contains(t, logged.String(), "does not begin with a PROXY header", "client=127.0.0.1")
 
 	r = start(t, Options{Proxies: Proxies{Trusted: networks(t, "127.0.0.1"), ProxyProtocol: ProxyProtocolRequired}}, clientIPHandler)
 	_ = r.dial().Close() // a port probe, which is not an error

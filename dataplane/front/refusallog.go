@@ -76,7 +76,7 @@ func (b *rateLimitedLog) log(logger *slog.Logger, endpoint string, reason Reason
 		return
 	}
 	args := make([]any, 0, 16)
-	args = append(args, "reason", string(reason), "status", reason.Status(), "request_id", r.id)
+	args = append(args, "reason", string(reason), "status", reason.Status(), "request", r.id)
 	if r.client.IsValid() {
 		args = append(args, "client", r.client)
 	}
@@ -86,7 +86,7 @@ func (b *rateLimitedLog) log(logger *slog.Logger, endpoint string, reason Reason
 		}
 	}
 	if suppressed > 0 {
-		args = append(args, "not_logged", suppressed)
+		args = append(args, "suppressed", suppressed)
 	}
 	logger.Info("request refused", args...)
 }

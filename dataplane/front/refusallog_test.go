@@ -37,7 +37,7 @@ func TestRefusalsAreLogged(t *testing.T) {
 		}
 		resp, _ := c.readResponse()
 		testwait.Until(t, "the line of "+s.reason, func() bool { return strings.Contains(log.String(), "reason="+s.reason+" ") })
-		if id := resp.Header.Get("X-Request-Id"); id == "" || !strings.Contains(log.String(), "request_id="+id) {
+		if id := resp.Header.Get("X-Request-Id"); id == "" || !strings.Contains(log.String(), "request="+id) {
 			t.Errorf("%s: no line of request %q", s.reason, id)
 		}
 		_ = c.Close()
@@ -61,14 +61,14 @@ func TestRefusalLinesAreBounded(t *testing.T) {
 		}
 		s.reportRefused(chat, ClientGone, refusal{id: "c"}) // a client that has disconnected is logged too
 		text := log.String()
-		if n := strings.Count(text, "request_id=a"); n != maxRefusalLines {
+		if n := strings.Count(text, "request=a"); n != maxRefusalLines {
 			t.Errorf("%d lines in a second, want %d", n, maxRefusalLines)
 		}
-		if n := strings.Count(text, "request_id=b"); n != 5 || !strings.Contains(text, "reason=client_gone status=499 request_id=c") {
+		if n := strings.Count(text, "request=b"); n != 5 || !strings.Contains(text, "reason=client_gone status=499 request=c") {
 			t.Errorf("%d lines in the next second: %s", n, text)
 		}
 		left := 0
-		for _, m := range regexp.MustCompile(`not_logged=(\d+)`).FindAllStringSubmatch(text, -1) {
+		for _, m := range regexp.MustCompile(`suppressed=(\d+)`).FindAllStringSubmatch(text, -1) {
 			n, _ := strconv.Atoi(m[1])
 			left += n
 		}

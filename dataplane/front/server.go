@@ -225,7 +225,7 @@ func (s *Server) startLoops() *eventloop.Loops {
 		Loops: s.initial.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
 		OnFail: func(err error) { s.initial.Log.Error("an event loop failed; its streams were ended", "error", err) },
 		OnStarved: func(d time.Duration) {
-			s.starvedLog.warn(s.initial.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "for", d)
+			s.starvedLog.warn(s.initial.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "duration", d)
 		},
 	})
 	if err != nil {

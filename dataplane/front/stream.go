@@ -359,7 +359,7 @@ func (s *Server) recoverPanic(st *stream, f func() (relay.Result, bool)) (res re
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
-			s.initial.Log.Error("panic while relaying", "request_id", st.id, "value", v, "stack", string(stack))
+			s.initial.Log.Error("panic while relaying", "request", st.id, "panic", v, "stack", string(stack))
 			if o := s.initial.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}
@@ -412,7 +412,7 @@ func (s *Server) endStream(c *conn, st *stream, res relay.Result) {
 	defer func() {
 		if v := recover(); v != nil {
 			stack := debug.Stack()
-			s.initial.Log.Error("panic after a stream", "request_id", st.id, "value", v, "stack", string(stack))
+			s.initial.Log.Error("panic after a stream", "request", st.id, "panic", v, "stack", string(stack))
 			if o := s.initial.Observer; o != nil {
 				o.Panicked(st.id, v, stack)
 			}

@@ -317,7 +317,7 @@ func (c *Conn) startStream() {
 func (c *Conn) runHandler(s *Stream) {
 	defer func() {
 		if v := recover(); v != nil {
-			c.srv.opt.Log.Error("panic while serving a stream", "value", v, "stack", string(debug.Stack()))
+			c.srv.opt.Log.Error("panic while serving a stream", "panic", v, "stack", string(debug.Stack()))
 			s.End(&Error{CodeInternal, "the router failed on this request"})
 		}
 		s.End(nil)

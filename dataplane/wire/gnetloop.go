@@ -93,7 +93,7 @@ func (s *Server) addToLoops(nc net.Conn) {
 		return
 	}
 	if _, err := s.loops.EnrollContext(nc, k); err != nil { // it closes nc in any case
-		s.opt.Log.Error("cannot take a wire connection", "err", err)
+		s.opt.Log.Error("cannot take a wire connection", "error", err)
 		s.remove(k.conn)
 	}
 }

@@ -209,7 +209,7 @@ func (s *Server) logClosed(c *Conn, bad *Error) {
 			return
 		}
 		if n := s.suppressed.Swap(0); n > 0 {
-			args = append(args, "not_logged", n)
+			args = append(args, "suppressed", n)
 		}
 	}
 	s.opt.Log.Info("wire connection closed", args...)
@@ -348,7 +348,7 @@ func (s *Server) accept(ln net.Listener, handle func(net.Conn)) {
 		case errors.Is(err, net.ErrClosed):
 			return
 		default: // probably out of descriptors, which is temporary
-			s.opt.Log.Error("cannot accept a wire connection", "addr", ln.Addr().String(), "err", err)
+			s.opt.Log.Error("cannot accept a wire connection", "address", ln.Addr().String(), "error", err)
 			time.Sleep(retry.Next(time.Millisecond, time.Second))
 		}
 	}

@@ -213,7 +213,7 @@ func (p *Pull) accept() {
 			p.logPeer("no connection can be accepted", "", err)
 			time.Sleep(retry.Next(5*time.Millisecond, time.Second))
 		default:
-			p.opt.Log.Error("zmq: the socket has failed", "endpoint", p.endpoint, "err", err)
+			p.opt.Log.Error("zmq: the socket has failed", "endpoint", p.endpoint, "error", err)
 			return
 		}
 	}

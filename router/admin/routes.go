@@ -118,7 +118,7 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusConflict, "cannot_drain", err.Error())
 			return
 		}
-		s.log.Info("drain asked for by the admin API", "worker", id, "on", on)
+		s.log.Info("drain asked for by the admin API", "worker", id, "draining", on)
 		answer(w, http.StatusOK, s.workerView(wk))
 		return
 	}

@@ -86,7 +86,7 @@ func (n *completionBoard) bindLater(bind func() error, limit time.Duration, log 
 			return
 		}
 		if time.Now().After(end) {
-			log.Error("LMCache's notifications are not taken: requests that wait for them fall back", "err", err)
+			log.Error("LMCache's notifications are not taken: requests that wait for them fall back", "error", err)
 			close(n.bindDone)
 			return
 		}

@@ -77,7 +77,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	defer r.reloads.Unlock()
 	defer func() {
 		if err != nil {
-			r.log.Error("the configuration was not reloaded; all is as it was", "file", r.cfg.Path(), "err", err)
+			r.log.Error("the configuration was not reloaded; all is as it was", "file", r.cfg.Path(), "error", err)
 		}
 	}()
 	path := r.cfg.Path()
@@ -116,7 +116,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	for _, c := range changes {
 		args := []any{"path", c.Path, "old", c.Old, "new", c.New, "effect", string(c.Effect)}
 		if c.Reason != "" {
-			args = append(args, "why", c.Reason)
+			args = append(args, "reason", c.Reason)
 		}
 		if c.Warning != "" {
 			r.log.Warn("configuration reloaded", append(args, "warning", c.Warning)...)
@@ -155,7 +155,7 @@ func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 // configuration in effect: they need a reload or a restart.
 func (r *Router) reloadLists(next *config.Config) {
 	if err := r.reloadKeys(next); err != nil {
-		r.log.Error("the keys of the configuration cannot be used", "err", err) // checked before: not reached
+		r.log.Error("the keys of the configuration cannot be used", "error", err) // checked before: not reached
 		return
 	}
 	var otherFields []string

@@ -274,13 +274,13 @@ func (r *Router) Run(ctx context.Context) error {
 			switch {
 			case err == nil:
 			case r.inherited.Replaces(): // keep serving what was inherited from the replaced process
-				r.log.Error("no engine socket", "err", err)
+				r.log.Error("no engine socket", "error", err)
 			default:
 				failed <- err
 			}
 		}()
 	}
-	r.log.Info("listening", "addr", r.Addr(), "workers", len(r.cfg.Workers))
+	r.log.Info("listening", "address", r.Addr(), "workers", len(r.cfg.Workers))
 	if err := r.replaceParent(ctx); err != nil {
 		return err
 	}
@@ -402,7 +402,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 		r.recorder.RankAdded(rank)
 		if ep, topic := r.fleet.LoadSource(rank); ep != "" {
 			if err := r.loads.Start(kvevents.LoadSource{Rank: rank, Endpoint: ep, Topic: topic}); err != nil {
-				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "err", err)
+				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "error", err)
 			}
 		}
 		src, ok := r.fleet.EventSource(rank)
@@ -411,7 +411,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 		}
 		if !ok {
 			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
-				"rank", rank.ID.String(), "help", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
+				"rank", rank.ID.String(), "hint", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
 			continue
 		}
 		if index, ok := r.index.(kvindex.Reserver); ok {
@@ -429,7 +429,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 		}
 		if err := r.feeds.Start(src); err != nil {
 			r.index.Clear(src.Rank.Slot)
-			r.log.Error("cannot subscribe to KV events", "rank", src.Rank.ID.String(), "endpoint", src.Endpoint, "err", err)
+			r.log.Error("cannot subscribe to KV events", "rank", src.Rank.ID.String(), "endpoint", src.Endpoint, "error", err)
 		}
 	}
 }

@@ -61,7 +61,7 @@ func (r *Router) restoreRank(src kvevents.Source) *kvevents.Position {
 		return nil
 	}
 	if err := r.feeds.VerifyPosition(src, &pos, r.snapshotProof); err != nil {
-		r.log.Info("the snapshot's blocks of a rank are not used", "rank", src.Rank.ID.String(), "why", err)
+		r.log.Info("the snapshot's blocks of a rank are not used", "rank", src.Rank.ID.String(), "reason", err)
 		r.snapshots.Discard(src.Rank.ID)
 		return nil
 	}

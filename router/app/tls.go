@@ -35,7 +35,7 @@ func (r *Router) clientTLS() (*tls.Config, error) {
 	}
 	r.metrics.GaugeFunc(func() float64 { return float64(k.NotAfter().UnixMilli()) / 1000 }, "sluice_certificate_expiry_timestamp_seconds")
 	if left := time.Until(k.NotAfter()); left < 0 {
-		r.log.Warn("the certificate has expired", "file", c.Cert, "at", k.NotAfter())
+		r.log.Warn("the certificate has expired", "file", c.Cert, "expires", k.NotAfter())
 	}
 	least := uint16(tls.VersionTLS12)
 	if c.MinVersion == "1.3" {

@@ -115,7 +115,7 @@ func (s *Set) ReplaceExcept(specs []worker.Spec, partial error) Diff {
 	d.Err = errors.Join(errs...)
 	s.recordSuccess(!d.Empty(), d.Err)
 	if !d.Empty() {
-		s.log.Info("workers changed", "added", d.Added, "changed", d.Changed, "removed", d.Removed, "kept", d.Unchanged)
+		s.log.Info("workers changed", "added", d.Added, "changed", d.Changed, "removed", d.Removed, "unchanged", d.Unchanged)
 	}
 	return d
 }
@@ -161,7 +161,7 @@ func (s *Set) Failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state.Error != err.Error() {
-		s.log.Error("cannot tell which workers there are; those it told before stay", "err", err)
+		s.log.Error("cannot tell which workers there are; those it told before stay", "error", err)
 	}
 	s.errorText(err)
 }
@@ -199,7 +199,7 @@ func (s *Set) State() State {
 // set removes its own workers; remove logs it. The caller holds mu.
 func (s *Set) remove(id string) {
 	if err := s.sink.Remove(id); err != nil {
-		s.log.Warn("cannot remove a worker", "worker", id, "err", err)
+		s.log.Warn("cannot remove a worker", "worker", id, "error", err)
 	}
 	delete(s.workers, id)
 }
@@ -217,13 +217,13 @@ func (s *Set) recordSuccess(changed bool, err error) {
 	s.state.Workers = len(s.workers)
 	if err == nil {
 		if s.state.Error != "" {
-			s.log.Info("well again", "after", time.Since(s.state.Since).Round(time.Second))
+			s.log.Info("well again", "duration", time.Since(s.state.Since).Round(time.Second))
 		}
 		s.state.Error, s.state.Since = "", time.Time{}
 		return
 	}
 	if s.state.Error != err.Error() {
-		s.log.Error("not all workers are in", "err", err)
+		s.log.Error("not all workers are in", "error", err)
 	}
 	s.errorText(err)
 }

@@ -107,7 +107,7 @@ func (m *member) setState(to worker.State, reason string) {
 	if to == worker.Unhealthy {
 		level = slog.LevelWarn
 	}
-	m.fleet.opt.Log.Log(m.ctx, level, "worker "+to.String(), "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "from", from.String(), "reason", reason)
+	m.fleet.opt.Log.Log(m.ctx, level, "worker "+to.String(), "worker", m.worker.Spec.ID, "url", m.worker.Spec.URL, "role", m.worker.Spec.Role, "previous_state", from.String(), "reason", reason)
 	m.wakeUp()
 }
 
@@ -287,7 +287,7 @@ func (m *member) inspectServer(s *server) (*EngineInfo, error) {
 	spec := &m.worker.Spec
 	answer := Inspect(m.ctx, s.probes, m.fleet.settings.Load().ProbeTimeout)
 	if len(answer.Refused) > 0 {
-		m.fleet.opt.Log.Warn("ignoring invalid values from the engine", "worker", spec.ID, "url", answer.URL, "refused", answer.Refused)
+		m.fleet.opt.Log.Warn("ignoring invalid values from the engine", "worker", spec.ID, "url", answer.URL, "invalid", answer.Refused)
 	}
 	if len(spec.Models) == 0 && len(answer.Models) == 0 {
 		return nil, fmt.Errorf("it answers probes, but lists no model: %w", answer.Err)

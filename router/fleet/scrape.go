@@ -231,7 +231,7 @@ func (s *server) applyModels(body []byte, downs uint32) bool {
 		return false
 	}
 	if len(a.Refused) > 0 {
-		m.fleet.opt.Log.Warn("ignoring invalid values from the engine", "worker", m.worker.Spec.ID, "refused", a.Refused)
+		m.fleet.opt.Log.Warn("ignoring invalid values from the engine", "worker", m.worker.Spec.ID, "invalid", a.Refused)
 	}
 	names := a.Names()
 	if len(m.worker.Spec.Models) > 0 {

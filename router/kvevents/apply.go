@@ -30,7 +30,7 @@ func (f *feed) apply(seq uint64, payload []byte) {
 			f.resyncSoon()
 		}
 		if bits.OnesCount64(f.unreadable) == 1 { // at powers of two: an engine may send nothing else
-			f.log.Warn("kv events: cannot decode a message", "count", f.unreadable, "error", err)
+			f.log.Warn("kv events: cannot decode a message", "failures", f.unreadable, "error", err)
 		}
 	}
 }

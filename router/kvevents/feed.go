@@ -449,7 +449,7 @@ func (f *feed) handleRestart(seq uint64, payload []byte) {
 func (f *feed) logSequence(what string, seq uint64) {
 	if now := time.Now(); !now.Before(f.nextLogAt) {
 		f.nextLogAt = now.Add(time.Second)
-		f.log.Info(what, "expected_seq", f.next, "seq", seq)
+		f.log.Info(what, "expected_sequence", f.next, "sequence", seq)
 	}
 }
 

@@ -221,7 +221,7 @@ func (w *Watcher) tierChanged(tier nixl.Tier, before, after nixl.TierState, reas
 	w.log.Log(context.Background(), level, "KV transfers: a tier changed", "tier", string(tier), "state", string(after), "reason", reason)
 	if lost := after == nixl.TierOff || after == nixl.TierDown; lost && tier == nixl.TierNIXL && w.nixlSetting != "" && !w.closing.Load() {
 		w.log.Warn(w.nixlSetting+" has no effect: the router has no usable NIXL", "state", string(after), "reason", reason,
-			"help", "install the NIXL that the engines run (pip install nixl), or name its library in transfers.nixl_library; `sluice doctor --want nixl` tries it")
+			"hint", "install the NIXL that the engines run (pip install nixl), or name its library in transfers.nixl_library; `sluice doctor --require nixl` tries it")
 	}
 }
 

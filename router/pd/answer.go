@@ -131,7 +131,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 			q.releaseKVDetached(rank)
 		}
 		opt.Scheduler.AddNote(q.x.RequestID, fmt.Sprintf("%s on %s answered %d", legName(l.kind), rank.ID, status))
-		q.x.Log().Warn("leg refused", "leg", legName(l.kind), "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		q.x.Log().Warn("leg refused", "leg", legName(l.kind), "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if died {
 			q.suspects++
 		}

@@ -347,7 +347,7 @@ func (q *request) applyFailure(r *worker.Rank, leg string, f failure, err error)
 	}
 	q.exclude(r, f.exclusionReason())
 	q.settings.Scheduler.AddNote(q.x.RequestID, leg+" on "+r.ID.String()+" failed: "+err.Error())
-	q.x.Log().Warn("leg failed", "leg", leg, "worker", r.ID.String(), "attempt", q.attempt, "err", err)
+	q.x.Log().Warn("leg failed", "leg", leg, "rank", r.ID.String(), "attempt", q.attempt, "error", err)
 }
 
 // endFailedLeg ends a leg that failed. If its hand-over is lost or its client has disconnected,

@@ -110,7 +110,7 @@ func (q *request) recordFallback(kind, detail string) {
 	a.mu.Unlock()
 	if warn {
 		opt.Log.Warn("every request is decoded without a hand-over", "model", model, "requests", n, "since", since, "kind", kind, "detail", detail,
-			"look", "the prefill workers: are they healthy, and do they run the KV connector of pd.family? sluice check --probe asks them")
+			"hint", "the prefill workers: are they healthy, and do they run the KV connector of pd.family? sluice check --probe asks them")
 	}
 }
 

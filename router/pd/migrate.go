@@ -251,7 +251,7 @@ func (s *streamState) NextEngine(b relay.Interruption, client front.ClientGoneNo
 		suffix = ", without the grammar"
 	}
 	s.addNote(fmt.Sprintf("migrated: %s (%s) after %d tokens, %s goes on%s", from.ID, cause, generated, s.rank.ID, suffix))
-	opt.Log.Warn("stream migrated", "request_id", s.requestID, "from", from.ID.String(), "to", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.Unconstrained(), "err", b.Err)
+	opt.Log.Warn("stream migrated", "request", s.requestID, "previous_rank", from.ID.String(), "rank", s.rank.ID.String(), "tokens", generated, "cause", cause, "unconstrained", c.Unconstrained(), "error", b.Err)
 	return t.resp, t.call
 }
 

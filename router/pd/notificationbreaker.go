@@ -43,7 +43,7 @@ func (s *notificationBreakers) recordMiss(r *worker.Rank, log *slog.Logger) {
 	breaker.retryAt.Store(time.Now().Add(notificationBreakerRetry).UnixNano())
 	if breaker.misses.Add(1) == notificationBreakerThreshold {
 		log.Warn("a prefill worker does not tell that its KV has been written; it gets no hand-overs until it does, but one every "+notificationBreakerRetry.String(),
-			"rank", r.ID.String(), "look", "pd_proxy_host and pd_proxy_port of the worker, lmcache.networks here; with pd_skip_proxy_notification pd.completion_timeout must be 0")
+			"rank", r.ID.String(), "hint", "pd_proxy_host and pd_proxy_port of the worker, lmcache.networks here; with pd_skip_proxy_notification pd.completion_timeout must be 0")
 	}
 	if r.Removed() { // WorkerRemoved may have run before
 		s.remove(r)

@@ -81,7 +81,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 			note += ", but " + handleErr.Error()
 		}
 		opt.Scheduler.AddNote(q.x.RequestID, note)
-		q.x.Log().Warn("leg refused", "leg", "prefill", "worker", rank.ID.String(), "attempt", q.attempt, "status", status)
+		q.x.Log().Warn("leg refused", "leg", "prefill", "rank", rank.ID.String(), "attempt", q.attempt, "status", status)
 		if handleErr != nil && !q.excludeTaintedDecode(note) {
 			return prefillAnswered
 		}

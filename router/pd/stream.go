@@ -215,7 +215,7 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	if cause == relay.ClientGone || cause == relay.Drained || cause == relay.Deadline {
 		level = slog.LevelInfo // disconnects, deadlines and restarts are normal; failures of engines are not
 	}
-	args := append(make([]any, 0, 12), "request_id", s.requestID)
+	args := append(make([]any, 0, 12), "request", s.requestID)
 	if s.client != [16]byte{} {
 		args = append(args, "client", netip.AddrFrom16(s.client).Unmap())
 	}
@@ -223,9 +223,9 @@ func (s *streamState) logEnd(cause relay.Cause, outcome string, err error) {
 	if s.pass != nil {
 		args = append(args, "key", s.pass.Name())
 	}
-	args = append(args, "worker", s.rank.ID.String(), "cause", outcome)
+	args = append(args, "rank", s.rank.ID.String(), "cause", outcome)
 	if err != nil {
-		args = append(args, "err", err)
+		args = append(args, "error", err)
 	}
 	s.settings.Log.Log(context.Background(), level, "stream ended early", args...)
 }

@@ -53,7 +53,7 @@ func (r *Recorder) runForever(g *Recording, open func() (Sink, error), every tim
 			g = next
 		case errors.Is(err, ErrBusy), errors.Is(err, ErrClosed):
 		default:
-			r.opt.Log.Warn("cannot record yet", "err", err, "next_try_in", every)
+			r.opt.Log.Warn("cannot record yet", "error", err, "retry_in", every)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func (s *session) run() {
 	if errors.Is(err, ErrReaderClosed) {
 		s.r.opt.Log.Info("the recording ends: its reader has left")
 	} else if err != nil {
-		s.r.opt.Log.Error("the recording ends", "err", err)
+		s.r.opt.Log.Error("the recording ends", "error", err)
 	}
 	s.err = err
 }

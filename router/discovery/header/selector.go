@@ -267,7 +267,7 @@ func (n *Selector) resolve(host string, port uint16) (none netip.Addr, err error
 	defer cancel()
 	addrs, err := n.opt.Resolver.LookupNetIP(ctx, "ip", host)
 	if err != nil || len(addrs) == 0 {
-		n.opt.Log.Warn("a prefill worker's name cannot be resolved", "host", host, "err", err)
+		n.opt.Log.Warn("a prefill worker's name cannot be resolved", "host", host, "error", err)
 		return none, fmt.Errorf("%w: no address of %q was found", errNotAllowed, host)
 	}
 	for i, a := range addrs {

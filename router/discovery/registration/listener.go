@@ -49,7 +49,7 @@ func (g *limitListener) Accept() (net.Conn, error) {
 func (g *limitListener) reject(c net.Conn, why string) {
 	g.rejectedSinceLog++
 	if time.Since(g.lastLog) > 10*time.Second {
-		g.log.Warn("registration connection closed", "from", c.RemoteAddr().String(), "reason", why, "closed", g.rejectedSinceLog)
+		g.log.Warn("registration connection closed", "client", c.RemoteAddr().String(), "reason", why, "suppressed", g.rejectedSinceLog)
 		g.lastLog, g.rejectedSinceLog = time.Now(), 0
 	}
 	c.Close()

@@ -108,7 +108,7 @@ func New(opt Options) (*Server, error) {
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "addr", s.Addr(), "help", "registration.tls_cert and registration.tls_key")
+		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "address", s.Addr(), "hint", "registration.tls_cert and registration.tls_key")
 	}
 	return s, nil
 }
@@ -235,13 +235,13 @@ func (s *Server) put(w http.ResponseWriter, r *http.Request) {
 	}
 	changed, err := s.leases.put(id, from, spec, lease)
 	if err != nil {
-		s.log.Warn("registration refused", "worker", truncate(id), "from", from, "err", err)
+		s.log.Warn("registration refused", "worker", truncate(id), "client", from, "error", err)
 		fail(w, err)
 		return
 	}
 	status := http.StatusOK
 	if changed {
-		s.log.Info("worker registered", "worker", id, "from", from, "url", spec.URL, "role", spec.Role, "lease", lease)
+		s.log.Info("worker registered", "worker", id, "client", from, "url", spec.URL, "role", spec.Role, "lease", lease)
 		status = http.StatusCreated
 	}
 	answer(w, status, s.leaseOf(id, lease, changed))
@@ -263,7 +263,7 @@ func (s *Server) drop(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	s.log.Info("worker deregistered", "worker", id, "from", from)
+	s.log.Info("worker deregistered", "worker", id, "client", from)
 	w.WriteHeader(http.StatusNoContent)
 }
 

@@ -38,7 +38,7 @@ func TestClientAbortsWhileWaitingForPool(t *testing.T) {
 		t.Errorf("outcome %+v", o)
 	}
 	testwait.UntilWithin(t, 5*time.Second, "its line", func() bool {
-		return strings.Contains(r.Logs.String(), `msg="request refused" reason=client_gone status=499 request_id=waits client=127.0.0.1 endpoint=/v1/chat/completions`)
+		return strings.Contains(r.Logs.String(), `msg="request refused" reason=client_gone status=499 request=waits client=127.0.0.1 endpoint=/v1/chat/completions`)
 	})
 	if n := len(harness.GenerateRequests(d)); n != 0 {
 		t.Errorf("%d decodes", n)

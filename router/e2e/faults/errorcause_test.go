@@ -31,7 +31,7 @@ func TestEarlyEndNamesCause(t *testing.T) {
 		if !strings.Contains(line, "stream ended early") {
 			continue
 		}
-		for _, want := range []string{"request_id=cut-1", "client=127.0.0.1", "endpoint=/v1/completions", "key=a", "worker=e/0", "cause="} {
+		for _, want := range []string{"request=cut-1", "client=127.0.0.1", "endpoint=/v1/completions", "key=a", "rank=e/0", "cause="} {
 			if !strings.Contains(line, want) {
 				t.Errorf("no %s in %s", want, line)
 			}
@@ -87,7 +87,7 @@ func TestEngineErrorIsACause(t *testing.T) {
 	if n := r.Metric(`sluice_streams_total{cause="engine_error"}`); n != 1 {
 		t.Errorf("%v are counted", n)
 	}
-	if text := r.Logs.String(); !strings.Contains(text, `cause=engine_error err="the engine sent an error event: InternalServerError 500"`) || strings.Contains(text, "boom") {
+	if text := r.Logs.String(); !strings.Contains(text, `cause=engine_error error="the engine sent an error event: InternalServerError 500"`) || strings.Contains(text, "boom") {
 		t.Error(text)
 	}
 }

@@ -193,16 +193,16 @@ func TestLogLinesHaveRequestID(t *testing.T) {
 	} {
 		found := false
 		for line := range strings.Lines(r.Logs.String()) {
-			found = found || strings.Contains(line, k.msg) && strings.Contains(line, "request_id="+k.id)
+			found = found || strings.Contains(line, k.msg) && strings.Contains(line, "request="+k.id)
 		}
 		if !found {
-			t.Errorf("no line with %s and request_id=%s", k.msg, k.id)
+			t.Errorf("no line with %s and request=%s", k.msg, k.id)
 		}
 	}
 	for line := range strings.Lines(r.Logs.String()) {
 		// All other lines are about the router and its workers.
 		of := strings.Contains(line, "leg ") || strings.Contains(line, "stream") || strings.Contains(line, "plan") || strings.Contains(line, "log-")
-		if of && !strings.Contains(line, "request_id=log-") && !strings.Contains(line, `msg="worker`) {
+		if of && !strings.Contains(line, "request=log-") && !strings.Contains(line, `msg="worker`) {
 			t.Errorf("a line without the id: %s", line)
 		}
 	}

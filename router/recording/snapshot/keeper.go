@@ -71,7 +71,7 @@ func New(opt Options) (*Keeper, error) {
 		return nil, errors.New("snapshot: this index cannot be written down")
 	}
 	if err := checkWritable(opt.Path); err != nil {
-		opt.Log.Error("no snapshot of the index can be written as things are", "err", err)
+		opt.Log.Error("no snapshot of the index can be written as things are", "error", err)
 	}
 	removeAbandoned(opt.Path)
 	last, err := Open(opt.Path)
@@ -81,7 +81,7 @@ func New(opt Options) (*Keeper, error) {
 		opt.Log.Info("snapshot of the index found", "file", opt.Path, "ranks", len(last.Ranks()))
 	case errors.Is(err, fs.ErrNotExist):
 	default:
-		opt.Log.Error("the snapshot of the index is not used", "err", err)
+		opt.Log.Error("the snapshot of the index is not used", "error", err)
 	}
 	go k.run()
 	return k, nil
@@ -134,13 +134,13 @@ func (k *Keeper) Restore(r *worker.Rank, model string) (pos kvevents.Position, o
 	m, blocks, ok, err := k.previous.Restore(r.ID, r.Slot, model, k.importer)
 	if err != nil {
 		k.opt.Index.Clear(r.Slot)
-		k.opt.Log.Error("a rank of the snapshot is not used", "rank", r.ID.String(), "err", err)
+		k.opt.Log.Error("a rank of the snapshot is not used", "rank", r.ID.String(), "error", err)
 		return pos, false
 	}
 	if ok {
 		k.restored.Add(1)
 		k.opt.Log.Info("blocks restored from the snapshot",
-			"rank", r.ID.String(), "blocks", blocks, "from", m.Position.Next)
+			"rank", r.ID.String(), "blocks", blocks, "sequence", m.Position.Next)
 	}
 	return m.Position, ok
 }
@@ -182,13 +182,13 @@ func (k *Keeper) Write() error {
 	s, err := write(k.opt.Path, k.opt.MaxWriteRate, k.exporter, ranks, k.previous)
 	if err != nil {
 		k.failed.Add(1)
-		k.opt.Log.Error("no snapshot of the index", "err", err)
+		k.opt.Log.Error("no snapshot of the index", "error", err)
 		return err
 	}
 	k.written.Add(1)
 	k.blocks.Store(uint64(s.Blocks))
 	k.lastWritten.Store(time.Now().UnixNano())
-	k.opt.Log.Info("snapshot of the index written", "file", k.opt.Path, "ranks", s.Ranks, "blocks", s.Blocks, "bytes", s.Bytes, "took", s.Duration)
+	k.opt.Log.Info("snapshot of the index written", "file", k.opt.Path, "ranks", s.Ranks, "blocks", s.Blocks, "bytes", s.Bytes, "duration", s.Duration)
 	return nil
 }
 
