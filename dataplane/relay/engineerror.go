@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/redact"
 	"strings"
 )
 
@@ -70,7 +71,7 @@ var errEngineReported = errors.New("the engine sent an error event")
 
 // onErrorEvent marks the data of an error event for redaction where it names a part of a handle.
 func (s *streamScanner) onErrorEvent(data []byte) {
-	if mayNameHandle(data) {
+	if redact.MayNameHandle(data) {
 		s.private, s.engineMessage = true, true
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"strings"
 	"sync/atomic"
@@ -285,7 +286,7 @@ func TestEngineEndsEarly(t *testing.T) {
 		for _, edited := range []bool{false, true} {
 			opt := Options{Protocol: c.protocol, Choices: c.choices}
 			if edited {
-				opt.Rewrite = RedactRewriter{}
+				opt.Rewrite = redact.Rewriter{}
 			}
 			framed, payload := chunksOf(c.sent...), strings.Join(c.sent, "")
 			sent := framed + "0\r\nA: b\r\n\r\n"

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/upstream"
 )
 
@@ -23,7 +24,7 @@ const maxEventParts = 32
 // found before any of it is sent. An event beyond maxBufferedEvent is streamed, and redacted as it
 // passes.
 type partialEvent struct {
-	redactor redactor
+	redactor redact.Redactor
 	buf      *membudget.Buffer // bytes as read, from the beginning of an event; nil: none
 	joined   *membudget.Buffer // buf and the read that followed, until they have been sent
 	parts    int               // reads since buf began
@@ -89,10 +90,10 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 	h.streaming = s.scan.Oversized || len(raw)-n > 2*maxBufferedEvent && partialLen > 0 || partialLen > maxBufferedEvent ||
 		h.parts > maxEventParts || unusualFraming(partial)
 	private := s.scan.private || h.streaming || final && partialLen > 0
-	h.redactor = newEventRedactor(s.scan.engineMessage || s.resp.Status >= 400)
+	h.redactor = redact.NewEventRedactor(s.scan.engineMessage || s.resp.Status >= 400)
 	s.scan.private, s.scan.engineMessage = false, false
 	if h.streaming || final || partialLen == 0 && !s.chunks.InChunk() {
-		var redactor *redactor
+		var redactor *redact.Redactor
 		if private {
 			redactor = &h.redactor
 		}
@@ -109,8 +110,8 @@ func (s *stream) holdPartialEvent(p []byte, before upstream.Chunks, final bool) 
 // held. Where that event ends in p, the partial event after it is held again.
 func (s *stream) holdAfterStreamed(p []byte, before upstream.Chunks, final bool) []byte {
 	h := s.editor.partial
-	h.redactor.isFailure = s.scan.engineMessage
-	h.redactor.isRefusal = h.redactor.isRefusal || s.scan.engineMessage
+	h.redactor.IsFailure = s.scan.engineMessage
+	h.redactor.IsRefusal = h.redactor.IsRefusal || s.scan.engineMessage
 	s.scan.private, s.scan.engineMessage = false, false
 	var partial []byte // payload of the event that has not ended
 	if s.scan.Partial != nil {
@@ -182,7 +183,7 @@ var dataLine = []byte("\ndata:")
 // redactPayload steps over raw up to n bytes of payload and feeds them to v, unless v is nil. c is
 // the state of the chunk framing and is advanced. It returns the bytes of raw and of payload that
 // it passed.
-func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redactor) (at, payload int) {
+func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redact.Redactor) (at, payload int) {
 	var parts [][]byte
 	for at < len(raw) && payload < n {
 		before := *c
@@ -201,16 +202,16 @@ func (s *stream) redactPayload(raw []byte, c *upstream.Chunks, n int, v *redacto
 		}
 		switch {
 		case v == nil:
-		case v.isFailure || v.watches && !v.str:
-			parts = append(parts, part) // chunks may split the text of an error
+		case v.NeedsWhole():
+			parts = append(parts, part)
 		default:
-			v.feed(part)
+			v.Feed(part)
 		}
 		at += size
 		payload += len(part)
 	}
 	if len(parts) > 0 {
-		v.feedAll(parts)
+		v.FeedAll(parts)
 	}
 	return at, payload
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"reflect"
 	"regexp"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"strings"
 	"testing"
@@ -70,13 +71,13 @@ func checkRedacted(t *testing.T, in, out, want string) {
 func TestRedact(t *testing.T) {
 	for _, c := range redactCases {
 		body := []byte(c.in)
-		RedactInPlace(body, 200)
+		redact.InPlace(body, 200)
 		checkRedacted(t, c.in, string(body), c.want)
 		for cut := range len(c.in) + 1 {
 			body := []byte(c.in)
-			var v redactor
-			v.feed(body[:cut:cut])
-			v.feed(body[cut:])
+			var v redact.Redactor
+			v.Feed(body[:cut:cut])
+			v.Feed(body[cut:])
 			checkRedacted(t, c.in, string(body), c.want)
 		}
 	}
@@ -84,20 +85,20 @@ func TestRedact(t *testing.T) {
 	var events, veiled string
 	for _, c := range redactCases {
 		body := []byte(c.in)
-		var v redactor
-		v.feed(body)
+		var v redact.Redactor
+		v.Feed(body)
 		events += "data: " + c.in + "\r\n\r\n"
 		veiled += "data: " + string(body) + "\r\n\r\n"
 	}
 	whole := []byte(events)
-	if RedactInPlace(whole, 200); string(whole) != veiled {
+	if redact.InPlace(whole, 200); string(whole) != veiled {
 		t.Errorf("%s\nbecame %s\nwant   %s", events, whole, veiled)
 	}
 	// Data of several lines, and what stands between.
 	event := "event: x\r\nid: {\"kv_transfer_params\":1}\r\ndata: {\"kv_transfer_params\": {\"a\":\r\ndata: \"s3cret\"},\r\n: data: \"\r\ndata: \"b\":1}\r\n\r\n"
 	b := []byte(event + event)
-	v := redactor{events: true}
-	v.feed(b)
+	v := redact.Redactor{DetectFormat: true}
+	v.Feed(b)
 	if got := string(b); strings.Contains(got, "s3cret") || strings.Count(got, "\r\ndata: ") != 6 || strings.Count(got, "\"b\":1}\r\n\r\n") != 2 || strings.Count(got, "id: {\"kv_transfer_params    \r\n") != 2 {
 		t.Errorf("%q", got)
 	}
@@ -291,7 +292,7 @@ func TestRedactScansOnlyPrivate(t *testing.T) {
 		`{"kv_transfer_params"`:                                                               true,
 		`{"sampling_params":null,"choices":[{"text":"\"kv_transfer_params\": is a member"}]}`: false,
 	} {
-		if got := mayHoldPrivateValue([]byte(in)); got != tells {
+		if got := redact.MayHoldPrivateValue([]byte(in)); got != tells {
 			t.Errorf("%s: %v, want %v", in, got, tells)
 		}
 	}

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"encoding/json"
+	"sluice/dataplane/redact"
 	"strings"
 	"testing"
 )
@@ -30,10 +31,10 @@ func TestRedactRewriter(t *testing.T) {
 		case "-":
 			want = ""
 		}
-		if got := string(RedactFrom([]byte("before "+in), len("before "))); got != "before "+want {
+		if got := string(redact.From([]byte("before "+in), len("before "))); got != "before "+want {
 			t.Errorf("in place:\n%s\nbecame\n%s\nwant\n%s", in, got, want)
 		}
-		if got := string(AppendRedacted([]byte("before "), []byte(in))); got != "before "+want {
+		if got := string(redact.Append([]byte("before "), []byte(in))); got != "before "+want {
 			t.Errorf("%s\nbecame %s\nwant   %s", in, got, want)
 		}
 	}
@@ -43,7 +44,7 @@ func TestRedactRewriterAllocatesNothing(t *testing.T) {
 	buf := make([]byte, 0, 4096)
 	for _, ev := range []string{chunkEvent, `data: {"choices":[{"text":"x","disaggregated_params":{"a":1}}]}` + "\n\n"} {
 		event := []byte(ev)
-		if n := testing.AllocsPerRun(1000, func() { buf = AppendRedacted(buf[:0], event) }); n != 0 && !raceEnabled {
+		if n := testing.AllocsPerRun(1000, func() { buf = redact.Append(buf[:0], event) }); n != 0 && !raceEnabled {
 			t.Errorf("%v allocations for %s", n, ev)
 		}
 	}
@@ -53,7 +54,7 @@ func FuzzRedactRewriter(f *testing.F) {
 	f.Add(`{"choices":[{"disaggregated_params":{"s3cret":1}}]}`)
 	f.Add(`{"disaggregated_params" : [1,2],"choices":[]}`)
 	f.Fuzz(func(t *testing.T, in string) {
-		out := AppendRedacted(nil, []byte(in))
+		out := redact.Append(nil, []byte(in))
 		if !json.Valid([]byte(in)) || !strings.HasPrefix(strings.TrimSpace(in), "{") {
 			return
 		}
@@ -76,6 +77,6 @@ func BenchmarkRedactRewriter(b *testing.B) {
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		buf = AppendRedacted(buf[:0], event)
+		buf = redact.Append(buf[:0], event)
 	}
 }

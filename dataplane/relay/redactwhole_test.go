@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
@@ -27,7 +28,7 @@ func TestRedactWholeResponses(t *testing.T) {
 		{`{"text":"\"kv_transfer_params\":{\"a\":1} \u005f","a":["kv_transfer_params","kv_transfer_param\u0073"],"kv_transfer_params\u0000":1,"kv_transfer_params\n":2}`, ""},
 	} {
 		whole := []byte(c.in)
-		RedactInPlace(whole, 200)
+		redact.InPlace(whole, 200)
 		if c.want != "" && strings.Contains(c.want, "transfer_params") && strings.Contains(c.in, `\u00`) {
 			var got map[string]any
 			if err := json.Unmarshal(whole, &got); err != nil || got["kv_transfer_params"] != strings.Repeat(" ", 6) || got["id"] != "x" {
@@ -37,12 +38,12 @@ func TestRedactWholeResponses(t *testing.T) {
 			checkRedacted(t, c.in, string(whole), c.want)
 		}
 		marked := []byte("\ufeff \n" + c.in)
-		if RedactInPlace(marked, 200); string(marked[5:]) != string(whole) {
+		if redact.InPlace(marked, 200); string(marked[5:]) != string(whole) {
 			t.Errorf("behind a byte order mark: %s", marked)
 		}
 		for cut := range c.in { // an engine that broke off
 			broken := []byte(c.in[:cut])
-			if RedactInPlace(broken, 200); c.want != "" && strings.Contains(string(broken), "s3cret") {
+			if redact.InPlace(broken, 200); c.want != "" && strings.Contains(string(broken), "s3cret") {
 				t.Errorf("%s\nbecame %s", c.in[:cut], broken)
 			}
 		}
@@ -54,10 +55,10 @@ func TestRedactWholeResponses(t *testing.T) {
 func TestRedactRefusals(t *testing.T) {
 	const said = `{"detail":[{"type":"missing","input":{"kv_transfer_params":{"remote_host":"a"}}}],"schema":{"kv_transfer_params":{"type":"string"}}}`
 	answer, refusal := []byte(said), []byte(said)
-	if RedactInPlace(answer, 200); string(answer) != said {
+	if redact.InPlace(answer, 200); string(answer) != said {
 		t.Errorf("an answer became %s", answer)
 	}
-	if RedactInPlace(refusal, 422); strings.Contains(string(refusal), "remote_host") || strings.Contains(string(refusal), "string") || !json.Valid(refusal) {
+	if redact.InPlace(refusal, 422); strings.Contains(string(refusal), "remote_host") || strings.Contains(string(refusal), "string") || !json.Valid(refusal) {
 		t.Errorf("a refusal became %s", refusal)
 	}
 }
@@ -65,23 +66,23 @@ func TestRedactRefusals(t *testing.T) {
 // An engine's refusal that tells a handle in words keeps its status, code and type.
 func TestRedactErrorText(t *testing.T) {
 	for in, want := range map[string]string{
-		`{"error":{"message":"Handshake failed: remote_host='10.0.0.3', remote_port=5600","type":"InternalServerError","code":500}}`: `{"error":{"message":"` + redactedText + `","type":"InternalServerError","code":500}}`,
-		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + redactedText + `","type":"value_error"}]}`,
+		`{"error":{"message":"Handshake failed: remote_host='10.0.0.3', remote_port=5600","type":"InternalServerError","code":500}}`: `{"error":{"message":"` + redact.ErrorText + `","type":"InternalServerError","code":500}}`,
+		`{"detail":[{"msg":"bad \"kv_transfer_params\": {\"remote_block_ids\": [1, 2, 3, 4]} of this","type":"value_error"}]}`:       `{"detail":[{"msg":"` + redact.ErrorText + `","type":"value_error"}]}`,
 		`{"object":"error","message":"no bootstrap_room 4711","code":400}`:                                                           `{"object":"error","message":"withheld","code":400}`,
 		`{"object":"error","message":"no bootstrap_room 4711 is known","code":400}`:                                                  `{"object":"error","message":"the engine's words are withheld","code":400}`,
-		`{"error":{"message":"Handshake failed: remote\u005fhost='10.0.0.3', \u0072emote_port=5600"}}`:                               `{"error":{"message":"` + redactedText + `"}}`,
+		`{"error":{"message":"Handshake failed: remote\u005fhost='10.0.0.3', \u0072emote_port=5600"}}`:                               `{"error":{"message":"` + redact.ErrorText + `"}}`,
 		`{"error":{"message":"not a letter: \u0072emote_pot=5600"}}`:                                                                 "",
 		`{"message":"ctx_info"}`:                                         `{"message":"withheld"}`,
 		`{"error":{"message":"max_tokens is too large: 4096"}}`:          "",
 		`{"error":{"message":"it broke off in engine_id=4711 and more`:   `{"error":{"message":"the engine's words are withheld`,
-		`Internal error: engine_id=4711 is not known here, sorry to say`: redactedText,
+		`Internal error: engine_id=4711 is not known here, sorry to say`: redact.ErrorText,
 		`Internal Server Error`:                                          "",
 	} {
 		answer, refusal := []byte(in), []byte(in)
-		if RedactInPlace(answer, 200); string(answer) != in {
+		if redact.InPlace(answer, 200); string(answer) != in {
 			t.Errorf("an answer became %s", answer)
 		}
-		RedactInPlace(refusal, 500)
+		redact.InPlace(refusal, 500)
 		got := spaces.ReplaceAllString(string(refusal), "$1")
 		if want == "" {
 			want = in
@@ -97,8 +98,8 @@ var spaces = regexp.MustCompile(` +("|$)`)
 // Nor is it told by the event with which a stream ends, or one that another engine was asked behind.
 func TestRedactErrorTextInStreams(t *testing.T) {
 	for told, want := range map[string]string{
-		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: redactedText,
-		`Failed: remote_host='s3cret', remote_port=70707 and so on`:                           redactedText,
+		`Failed: remote_host='s3cret', remote_port=70707 and a word more that is long enough`: redact.ErrorText,
+		`Failed: remote_host='s3cret', remote_port=70707 and so on`:                           redact.ErrorText,
 		`Failed: remote_host='s3cret', remote_port=70707 and so`:                              "the engine's words are withheld",
 		`no engine_id s3cret`: "withheld",
 	} {
@@ -152,9 +153,9 @@ func FuzzRedact(f *testing.F) {
 	f.Add([]byte(`{"choices":[{"delta":{"content":"x\u00e9","kv_transfer_params":{"b":[1]}}}]}`), uint(100), uint(1000))
 	f.Fuzz(func(t *testing.T, in []byte, chunk, read uint) {
 		out := append([]byte(nil), in...)
-		RedactInPlace(out, 200)
+		redact.InPlace(out, 200)
 		streamed := redactedStream(t, in, int(chunk%512)+1, int(read%512)+1)
-		if !json.Valid(in) || !strings.HasPrefix(strings.TrimLeft(string(in), jsonSpace), "{") {
+		if !json.Valid(in) || !strings.HasPrefix(strings.TrimLeft(string(in), " \t\r\n"), "{") {
 			return
 		}
 		noneLeaked(t, in, out)
@@ -226,7 +227,7 @@ func noneLeaked(t *testing.T, in, out []byte) {
 		}
 		name, isString := token.(string)
 		if key && isString {
-			if own := isExemptMember([]byte(name)); own || isPrivate([]byte(name)) {
+			if own := redact.IsExemptMember([]byte(name)); own || redact.IsPrivate([]byte(name)) {
 				var value any
 				if err := d.Decode(&value); err != nil || !own && leaks(value) {
 					t.Fatalf("%q\nbecame %q: %s is %v (%v)", in, out, name, value, err)
@@ -276,7 +277,7 @@ func BenchmarkRedact(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			for b.Loop() {
 				copy(room, body)
-				RedactInPlace(room, 200)
+				redact.InPlace(room, 200)
 			}
 		})
 	}

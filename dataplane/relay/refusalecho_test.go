@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
@@ -33,7 +34,7 @@ func TestRefusalEchoes(t *testing.T) {
 	for _, in := range echoes {
 		for _, status := range []int{400, 422, 500} {
 			whole := []byte(in)
-			RedactInPlace(whole, status)
+			redact.InPlace(whole, status)
 			check(fmt.Sprint("whole, status ", status), in, string(whole))
 			if strings.Contains(in, `"max_tokens":5`) && !strings.Contains(string(whole), `"max_tokens":5`) || !strings.Contains(string(whole), `"msg":"`) && strings.Contains(in, `"msg":"`) {
 				t.Errorf("%s\nbecame %s", in, whole)
@@ -41,9 +42,9 @@ func TestRefusalEchoes(t *testing.T) {
 		}
 		for cut := range len(in) + 1 {
 			body := []byte(in)
-			v := redactor{detectFormat: true, isRefusal: true}
-			v.feed(body[:cut:cut])
-			v.feed(body[cut:])
+			v := redact.Redactor{DetectFormat: true, IsRefusal: true}
+			v.Feed(body[:cut:cut])
+			v.Feed(body[cut:])
 			if strings.Contains(string(body), "s3cret") || strings.Contains(string(body), "70707") || !json.Valid(body) {
 				t.Fatalf("cut at %d: %s\nbecame %s", cut, in, body)
 			}

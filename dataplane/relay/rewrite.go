@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"sluice/dataplane/objpool"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 )
 
@@ -172,7 +173,7 @@ func (s *stream) redactRewritten() {
 // redactEvents blanks private members in events that only the scan has seen.
 func (s *stream) redactEvents(events []byte) {
 	if s.scan.private {
-		v := newEventRedactor(s.scan.engineMessage)
-		v.feed(events)
+		v := redact.NewEventRedactor(s.scan.engineMessage)
+		v.Feed(events)
 	}
 }

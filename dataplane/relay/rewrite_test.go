@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"net"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"strings"
 	"testing"
@@ -72,7 +73,7 @@ func TestRewriteEndsAtOversizedEvent(t *testing.T) {
 			if name == "to close" {
 				continue
 			}
-			res, dst, _ = relayOnce(t, Options{Protocol: p, Rewrite: RedactRewriter{}}, send2)
+			res, dst, _ = relayOnce(t, Options{Protocol: p, Rewrite: redact.Rewriter{}}, send2)
 			if got := string(dechunk(t, dst.got)); !strings.HasPrefix(got, whole+long+"data: y\n\n") {
 				t.Errorf("%v: %+v, %d bytes", p, res, len(got))
 			}

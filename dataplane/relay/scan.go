@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 )
 
@@ -112,12 +113,12 @@ func (s *streamScanner) event(ev []byte) {
 			data = sse.FieldValue(line[len(sse.DataPrefix):])
 		case bytes.HasPrefix(line, sse.EventPrefix):
 			name = sse.FieldValue(line[len(sse.EventPrefix):])
-		case len(line) > shortestPrivateName:
-			s.private = s.private || mayNamePrivate(line)
+		case len(line) > redact.ShortestPrivateName:
+			s.private = s.private || redact.MayNamePrivate(line)
 		}
 	}
-	if len(name) >= shortestPrivateName && string(name) != "content_block_delta" {
-		s.private = s.private || mayNamePrivate(name)
+	if len(name) >= redact.ShortestPrivateName && string(name) != "content_block_delta" {
+		s.private = s.private || redact.MayNamePrivate(name)
 	}
 	if data == nil {
 		return // a comment, or empty
@@ -152,10 +153,10 @@ func (s *streamScanner) openAI(data []byte) {
 	}
 	w := eventWalker{Cursor: jsonscan.Cursor{Data: data}, counts: [3]int{-1, -1, -1}}
 	if !w.Enter('{') {
-		s.private = s.private || mayNamePrivate(data)
+		s.private = s.private || redact.MayNamePrivate(data)
 		return
 	}
-	w.hasOther = mayHoldPrivateValue(data)
+	w.hasOther = redact.MayHoldPrivateValue(data)
 	s.private = s.private || w.hasOther
 	index, native, finished := 0, false, false
 	answer, detail, message := false, false, false // members of an answer, and of a bare error
@@ -345,13 +346,13 @@ func (s *streamScanner) content(w *eventWalker) {
 // anthropic scans one event of /v1/messages.
 func (s *streamScanner) anthropic(name, data []byte) {
 	s.finishes.unscanned = false
-	s.private = s.private || mayHoldPrivateValue(data)
+	s.private = s.private || redact.MayHoldPrivateValue(data)
 	if string(name) == "content_block_delta" && s.token {
 		return
 	}
 	w := jsonscan.Cursor{Data: data}
 	if !w.Enter('{') {
-		s.private = s.private || mayNamePrivate(data)
+		s.private = s.private || redact.MayNamePrivate(data)
 		return
 	}
 	detail := false
@@ -423,13 +424,13 @@ func (s *streamScanner) storedID() string {
 // responses scans one event of /v1/responses.
 func (s *streamScanner) responses(name, data []byte) {
 	s.finishes.unscanned = false
-	s.private = s.private || mayHoldPrivateValue(data)
+	s.private = s.private || redact.MayHoldPrivateValue(data)
 	if s.token && bytes.HasSuffix(name, deltaSuffix) {
 		return
 	}
 	w := jsonscan.Cursor{Data: data}
 	if !w.Enter('{') {
-		s.private = s.private || mayNamePrivate(data)
+		s.private = s.private || redact.MayNamePrivate(data)
 		return
 	}
 	detail := false

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
@@ -33,7 +34,7 @@ func TestSizesAreJudgedFirst(t *testing.T) {
 					s := &stream{dst: new(collectingConn), resp: new(upstream.Response), extras: &noExtras, streamSettings: &streamSettings{}, chunked: true, scanning: k.scanning}
 					s.scan.protocol, s.scan.KeepsOversized, s.scan.usage = k.opt.Protocol, true, noUsage
 					if !k.scanning && k.opt.Protocol != sse.Opaque {
-						s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true}}}
+						s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redact.Redactor{DetectFormat: true}}}
 					}
 					var got []byte
 					for _, part := range [...]string{body[:one], body[one:two], body[two:]} {

@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/eventloop"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/monotime"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
 )
@@ -248,7 +249,7 @@ func Start(dst ClientConn, resp *upstream.Response, opt Options) (res Result, en
 			s.editor.events.MaxEvent = int32(min(large.MaxEvent(), math.MaxInt32))
 		}
 	case !s.scanning && opt.Protocol != sse.Opaque:
-		s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redactor{detectFormat: true, isRefusal: resp.Status >= 400}}}
+		s.editor = &editor{partial: &partialEvent{streaming: true, redactor: redact.Redactor{DetectFormat: true, IsRefusal: resp.Status >= 400}}}
 	}
 	return s.relay()
 }

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/membudget"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
@@ -485,7 +486,7 @@ func (q *request) handlePrefillFailure(b *concurrentPrefill) legEnd {
 			Status: int(b.status), Reason: "engine_" + statusClass(int(b.status)), CachedTokens: -1, Total: time.Since(q.x.Received),
 		})
 		q.x.SetHeader("X-Sluice-Prefill-Worker", b.rank.ID.Worker)
-		relay.RedactInPlace(b.answer, int(b.status))
+		redact.InPlace(b.answer, int(b.status))
 		q.x.ReplyJSON(int(b.status), b.answer)
 		return legAnswered
 	}

@@ -4,6 +4,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
@@ -42,7 +43,7 @@ func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 	out.Transfer = q.finishTransfer(l)
 	q.endExplain(out)
 	body = family.RedactHandle(body)
-	relay.RedactInPlace(body, resp.Status) // removes the members that describe the engine's choices
+	redact.InPlace(body, resp.Status) // removes the members that describe the engine's choices
 	q.x.Reply(resp, body)
 }
 
@@ -52,7 +53,7 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 	q.endExplain(schedule.Outcome{
 		Status: status, Reason: "engine_" + statusClass(status), CachedTokens: -1, Total: time.Since(q.x.Received),
 	})
-	relay.RedactInPlace(q.answer, status)
+	redact.InPlace(q.answer, status)
 	q.x.Reply(resp, q.answer)
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sluice/dataplane/front"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
@@ -156,7 +157,7 @@ func (q *request) replyFinal(resp *upstream.Response) {
 	switch {
 	case finisher == nil:
 		q.answer = family.RedactHandle(q.answer)
-		relay.RedactInPlace(q.answer, resp.Status)
+		redact.InPlace(q.answer, resp.Status)
 		q.x.Reply(resp, q.answer)
 	case q.stream:
 		q.x.ReplyEvents(finisher.Final(nil, &q.handover, q.answer))

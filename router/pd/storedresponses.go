@@ -9,7 +9,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/upstream"
 	"sluice/router/pd/family"
 	"sluice/router/worker"
@@ -282,7 +282,7 @@ func (r *Runner) serveStored(x *front.Exchange) {
 		r.stored.forget(owner, id)
 	}
 	body = family.RedactHandle(body)
-	relay.RedactInPlace(body, resp.Status)
+	redact.InPlace(body, resp.Status)
 	x.Reply(resp, body)
 }
 

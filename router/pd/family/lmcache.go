@@ -8,6 +8,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
 	"sluice/router/config"
@@ -183,7 +184,7 @@ func conversion(p *Handover) *relay.Conversion {
 
 // Body implements AnswerRewriter.
 func (lmcache) Body(dst []byte, p *Handover, body []byte) []byte {
-	return relay.RedactFrom(conversion(p).Body(dst, body), len(dst))
+	return redact.From(conversion(p).Body(dst, body), len(dst))
 }
 
 // Events implements AnswerRewriter.

@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
+	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
 	"sluice/router/pd/reqbody"
@@ -143,13 +144,13 @@ func asGenerationOnly(dst []byte, p *Handover) []byte {
 
 // Body implements AnswerRewriter.
 func (trtllm) Body(dst []byte, _ *Handover, body []byte) []byte {
-	return relay.AppendRedacted(dst, body)
+	return redact.Append(dst, body)
 }
 
 // Events implements AnswerRewriter.
-func (trtllm) Events(*Handover) sse.Rewriter { return relay.RedactRewriter{} }
+func (trtllm) Events(*Handover) sse.Rewriter { return redact.Rewriter{} }
 
 // Final implements FinalAnswerer.
 func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {
-	return relay.AppendEvents(dst, relay.AppendRedacted(nil, body), reqbody.WantsUsage(p.Doc))
+	return relay.AppendEvents(dst, redact.Append(nil, body), reqbody.WantsUsage(p.Doc))
 }

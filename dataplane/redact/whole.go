@@ -1,4 +1,4 @@
-package relay
+package redact
 
 import (
 	"bytes"
@@ -6,26 +6,26 @@ import (
 	"sluice/dataplane/sse"
 )
 
-// RedactInPlace blanks the private members of a whole response body in place: in JSON at any depth
+// InPlace blanks the private members of a whole response body in place: in JSON at any depth
 // and however their names are escaped, except in members that hold the client's own data
-// (isExemptMember). A body that begins with neither an object nor an array is redacted as the event
+// (IsExemptMember). A body that begins with neither an object nor an array is redacted as the event
 // stream it may be. Most bodies have no private member and are searched, not parsed.
 //
 // status is the HTTP status. A refusal (400 and above) may repeat the request, and so the members
 // that the router added to it. Nothing in it is exempt, members whose names name a part of a handle
-// are blanked, and strings that name one are replaced by redactedText.
-func RedactInPlace(body []byte, status int) {
+// are blanked, and strings that name one are replaced by ErrorText.
+func InPlace(body []byte, status int) {
 	refusal := status >= 400
-	tells := refusal && mayNameHandle(body)
+	tells := refusal && MayNameHandle(body)
 	text := bytes.TrimLeft(bytes.TrimPrefix(body, byteOrderMark), jsonSpace)
 	switch {
 	case len(text) > 0 && (text[0] == '{' || text[0] == '['):
-		if tells || mayHoldPrivateValue(text) {
+		if tells || MayHoldPrivateValue(text) {
 			redactJSON(text, refusal)
 		}
-	case tells || mayNamePrivate(body):
-		v := redactor{events: true, isRefusal: refusal, isFailure: tells}
-		if v.feed(body); tells && !bytes.Contains(body, sse.DataPrefix) {
+	case tells || MayNamePrivate(body):
+		v := Redactor{events: true, IsRefusal: refusal, IsFailure: tells}
+		if v.Feed(body); tells && !bytes.Contains(body, sse.DataPrefix) {
 			redactText(body) // not an event stream
 		}
 	}
@@ -51,7 +51,7 @@ func redactJSON(text []byte, refusal bool) {
 			key = text[from:]
 		}
 		if w.Peek() != ':' {
-			if refusal && mayNameHandle(key) {
+			if refusal && MayNameHandle(key) {
 				redactText(key)
 				atHandle = true
 			}
@@ -59,21 +59,21 @@ func redactJSON(text []byte, refusal bool) {
 		}
 		w.Pos++
 		switch at := w.At(); {
-		case isPrivateEscaped(key), refusal && (mayNameHandle(key) || atHandle && string(jsonscan.PlainName(key)) == "input"):
+		case isPrivateEscaped(key), refusal && (MayNameHandle(key) || atHandle && string(jsonscan.PlainName(key)) == "input"):
 			w.Skip()
 			blankWhole(text[at:w.Pos])
 		case refusal && string(jsonscan.PlainName(key)) == "loc":
 			atHandle = false
-		case !refusal && isExemptMember(key):
+		case !refusal && IsExemptMember(key):
 			w.Skip()
 		}
 	}
 }
 
-// isExemptMember reports whether a member holds the client's or the model's own data: the arguments
+// IsExemptMember reports whether a member holds the client's or the model's own data: the arguments
 // of a tool call, the tools and metadata of the request, the schema of the answer, the variables of
 // a prompt.
-func isExemptMember(key []byte) bool {
+func IsExemptMember(key []byte) bool {
 	switch string(key) {
 	case "input", "tools", "metadata", "schema", "variables":
 		return true
@@ -81,8 +81,8 @@ func isExemptMember(key []byte) bool {
 	return false
 }
 
-// isPrivateEscaped is isPrivate for a key that may have escapes.
-func isPrivateEscaped(key []byte) bool { return isPrivate(jsonscan.PlainName(key)) }
+// isPrivateEscaped is IsPrivate for a key that may have escapes.
+func isPrivateEscaped(key []byte) bool { return IsPrivate(jsonscan.PlainName(key)) }
 
 // blankWhole replaces a value by null or an empty value of its type, and spaces.
 func blankWhole(v []byte) {

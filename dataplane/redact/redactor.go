@@ -1,23 +1,23 @@
-package relay
+package redact
 
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
 )
 
-// redactor blanks the private members of JSON in place. Its input may be cut anywhere. A value
+// Redactor blanks the private members of JSON in place. Its input may be cut anywhere. A value
 // becomes null, or an empty value of its type, followed by spaces up to its old length, so that no
 // framing around it changes.
 //
 // Private members are found at any depth and however their names are escaped, except in members
-// that hold the client's or the model's own data (isExemptMember), and never inside a string. In
+// that hold the client's or the model's own data (IsExemptMember), and never inside a string. In
 // the other lines of an event stream, comments included, and in data that is not JSON, everything
 // from such a name to the end of the line is blanked.
-type redactor struct {
+type Redactor struct {
 	events       bool // an event stream: JSON follows "data:", lines end with LF, CR or both
-	detectFormat bool // the first byte decides whether it is an event stream
-	isRefusal    bool // it may repeat the request: nothing in it is exempt
-	isFailure    bool // it reports a failure, in text that may contain private values
+	DetectFormat bool // the first byte decides whether it is an event stream
+	IsRefusal    bool // it may repeat the request: nothing in it is exempt
+	IsFailure    bool // it reports a failure, in text that may contain private values
 	// watches: whether the event reports a failure may be unknown, because it is too long for the
 	// scanner or passed on before its end. Error text that names a handle is blanked.
 	watches  bool
@@ -38,10 +38,10 @@ type redactor struct {
 	base       int32  // the depth at which the blanked or exempt value ends
 }
 
-// newEventRedactor returns a redactor of an event stream. failure: the scanner has found an error
+// NewEventRedactor returns a redactor of an event stream. failure: the scanner has found an error
 // event that names a handle. Such an event may repeat the request, as a refusal does.
-func newEventRedactor(failure bool) redactor {
-	return redactor{events: true, isFailure: failure, isRefusal: failure, watches: true}
+func NewEventRedactor(failure bool) Redactor {
+	return Redactor{events: true, IsFailure: failure, IsRefusal: failure, watches: true}
 }
 
 // redactLine is the position in a line of an event stream.
@@ -78,10 +78,10 @@ const (
 	blankNull                // in an object that becomes null
 )
 
-// feed blanks private values in p, the next bytes of the body.
-func (v *redactor) feed(p []byte) {
-	if v.detectFormat && len(p) > 0 {
-		v.detectFormat, v.events = false, !beginsJSON(p[0])
+// Feed blanks private values in p, the next bytes of the body.
+func (v *Redactor) Feed(p []byte) {
+	if v.DetectFormat && len(p) > 0 {
+		v.DetectFormat, v.events = false, !beginsJSON(p[0])
 	}
 	for i := 0; i < len(p); i++ {
 		if v.events && (v.line != lineData || p[i] == '\n' || p[i] == '\r') {
@@ -110,9 +110,9 @@ func (v *redactor) feed(p []byte) {
 // beginWatched searches a string for a handle's name. p is the string after its opening quote. A
 // string that contains one is blanked; if it is a key, its value is blanked instead. When p ends
 // inside the string, watch continues the search.
-func (v *redactor) beginWatched(p []byte) {
+func (v *Redactor) beginWatched(p []byte) {
 	n := stringBodyLen(p)
-	v.watched, v.named = n == len(p), mayNameHandle(p[:n])
+	v.watched, v.named = n == len(p), MayNameHandle(p[:n])
 	if after := bytes.TrimLeft(p[min(n+1, len(p)):], jsonSpace); len(after) > 0 && after[0] == ':' {
 		return // a key: classify uses v.named
 	}
@@ -123,22 +123,26 @@ func (v *redactor) beginWatched(p []byte) {
 
 // watch takes the next byte of a watched string. After a handle's name the rest of the string is
 // blanked.
-func (v *redactor) watch(c byte) {
+func (v *Redactor) watch(c byte) {
 	v.text.addText(c)
 	if word := v.text.word(); bytes.IndexByte(word, '_') >= 0 && endsWithHandleWord(word) {
 		v.named, v.atHandle, v.watched, v.blanking, v.fill = true, true, false, blankString, ""
 	}
 }
 
-// feedAll feeds parts as one. The length of an error text, which chunks may split, decides what
+// NeedsWhole reports whether the next bytes may hold the text of an error, which chunks may split. They
+// are then collected for FeedAll.
+func (v *Redactor) NeedsWhole() bool { return v.IsFailure || v.watches && !v.str }
+
+// FeedAll feeds parts as one. The length of an error text, which chunks may split, decides what
 // replaces it.
-func (v *redactor) feedAll(parts [][]byte) {
+func (v *Redactor) FeedAll(parts [][]byte) {
 	if len(parts) == 1 {
-		v.feed(parts[0])
+		v.Feed(parts[0])
 		return
 	}
 	whole := bytes.Join(parts, nil)
-	v.feed(whole)
+	v.Feed(whole)
 	for _, part := range parts {
 		whole = whole[copy(part, whole):]
 	}
@@ -160,7 +164,7 @@ func beginsJSON(c byte) bool { return c <= ' ' || c == '{' || c == '[' || c == '
 
 // skippable returns how many bytes of p can be skipped. Most lie inside strings and arrays of
 // numbers.
-func (v *redactor) skippable(p []byte) int {
+func (v *Redactor) skippable(p []byte) int {
 	n := 0
 	switch {
 	case v.blanking != blankNone:
@@ -185,14 +189,14 @@ func (v *redactor) skippable(p []byte) int {
 }
 
 // outside takes a byte outside an event's data and returns what replaces it.
-func (v *redactor) outside(c byte) byte {
+func (v *Redactor) outside(c byte) byte {
 	cr := v.cr
 	v.cr = c == '\r'
 	switch {
 	case c == '\n' && cr: // part of a CRLF
 	case c == '\n' || c == '\r':
 		if v.line == lineStart { // an empty line
-			*v = redactor{events: true, isRefusal: v.isRefusal, isFailure: v.isFailure, watches: v.watches, cr: v.cr}
+			*v = Redactor{events: true, IsRefusal: v.IsRefusal, IsFailure: v.IsFailure, watches: v.watches, cr: v.cr}
 		}
 		v.line, v.text = lineStart, nameMatcher{}
 	case v.line == linePrivate:
@@ -211,14 +215,14 @@ func (v *redactor) outside(c byte) byte {
 }
 
 // inText takes a byte of a line that is not JSON.
-func (v *redactor) inText(c byte) {
+func (v *Redactor) inText(c byte) {
 	if v.text.addText(c) && v.text.endsPrivate() {
 		v.line = linePrivate
 	}
 }
 
 // json takes a byte of JSON and returns what replaces it. next is the byte after it; 0: unknown.
-func (v *redactor) json(c, next byte) byte {
+func (v *Redactor) json(c, next byte) byte {
 	switch {
 	case v.blanking != blankNone:
 		return v.blankByte(c)
@@ -240,7 +244,7 @@ func (v *redactor) json(c, next byte) byte {
 		return c
 	case '"':
 		v.str, v.lastString, v.named = true, nameMatcher{}, false
-		if v.watched = !v.exempt && (v.isRefusal || v.next == valueWatched); v.watched {
+		if v.watched = !v.exempt && (v.IsRefusal || v.next == valueWatched); v.watched {
 			v.text = nameMatcher{}
 		}
 		switch v.next {
@@ -298,25 +302,25 @@ func isLiteralByte(c byte) bool {
 }
 
 // classify returns how the value of the last string, a key, is treated.
-func (v *redactor) classify() valueClass {
+func (v *Redactor) classify() valueClass {
 	key := v.lastString.word()
 	switch {
-	case isPrivate(key), v.isRefusal && (v.named || v.atHandle && string(key) == "input"):
+	case IsPrivate(key), v.IsRefusal && (v.named || v.atHandle && string(key) == "input"):
 		return valuePrivate
-	case v.isRefusal && string(key) == "loc":
+	case v.IsRefusal && string(key) == "loc":
 		v.atHandle = false
-	case v.isFailure && isErrorText(key):
+	case v.IsFailure && isErrorText(key):
 		return valueErrorText
 	case v.watches && isErrorText(key):
 		return valueWatched
-	case !v.isRefusal && isExemptMember(key):
+	case !v.IsRefusal && IsExemptMember(key):
 		return valueExempt
 	}
 	return valuePlain
 }
 
 // blankByte takes a byte of a private value and returns what replaces it.
-func (v *redactor) blankByte(c byte) byte {
+func (v *Redactor) blankByte(c byte) byte {
 	switch {
 	case v.blanking == blankNumber:
 		if c != ',' && c != '}' && c != ']' {

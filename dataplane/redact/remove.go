@@ -1,4 +1,4 @@
-package relay
+package redact
 
 import (
 	"bytes"
@@ -10,18 +10,18 @@ import (
 // TensorRT-LLM puts its own into every choice; the others are top-level members.
 var private = [...]string{"disaggregated_params", "kv_transfer_params", "ec_transfer_params"}
 
-// RedactRewriter is a Rewriter that removes private members with their names. It has no state.
-type RedactRewriter struct{}
+// Rewriter is a Rewriter that removes private members with their names. It has no state.
+type Rewriter struct{}
 
 // Event implements Rewriter.
-func (RedactRewriter) Event(dst, event []byte) []byte { return AppendRedacted(dst, event) }
+func (Rewriter) Event(dst, event []byte) []byte { return Append(dst, event) }
 
 // MaxEvent implements LargeEventRewriter.
-func (RedactRewriter) MaxEvent() int { return sse.MaxLargeEvent }
+func (Rewriter) MaxEvent() int { return sse.MaxLargeEvent }
 
-// AppendRedacted appends an event or a JSON body to dst without its private members. All other
+// Append appends an event or a JSON body to dst without its private members. All other
 // bytes stay as they are. If text names a private member but is not JSON, nothing is appended.
-func AppendRedacted(dst, text []byte) []byte {
+func Append(dst, text []byte) []byte {
 	if !mayHoldPrivate(text) {
 		return append(dst, text...)
 	}
@@ -39,13 +39,13 @@ func AppendRedacted(dst, text []byte) []byte {
 	return append(s.dst, text[s.copied:]...)
 }
 
-// RedactFrom removes the private members of text[from:], as AppendRedacted does. It returns text
+// From removes the private members of text[from:], as AppendRedacted does. It returns text
 // itself if there are none.
-func RedactFrom(text []byte, from int) []byte {
+func From(text []byte, from int) []byte {
 	if !mayHoldPrivate(text[from:]) {
 		return text
 	}
-	return AppendRedacted(text[:from:from], text[from:])
+	return Append(text[:from:from], text[from:])
 }
 
 // memberRemover copies text without its private members.
@@ -62,7 +62,7 @@ func (s *memberRemover) object(top bool) {
 	kept, end := false, w.Pos // where the brace or the last kept member ends
 	for key, ok := w.Member(); ok; key, ok = w.Member() {
 		switch {
-		case isPrivate(key):
+		case IsPrivate(key):
 			s.dst = append(s.dst, w.Data[s.copied:end]...)
 			w.Skip()
 			if end = w.Pos; !kept && w.Peek() == ',' {
@@ -85,7 +85,7 @@ func (s *memberRemover) object(top bool) {
 	}
 }
 
-func isPrivate(key []byte) bool {
+func IsPrivate(key []byte) bool {
 	for _, name := range private {
 		if string(key) == name {
 			return true
@@ -97,9 +97,9 @@ func isPrivate(key []byte) bool {
 // mayHoldPrivate reports whether text may have a private member.
 func mayHoldPrivate(text []byte) bool { return nextPrivate(text) >= 0 }
 
-// mayHoldPrivateValue reports whether JSON may have a private member that is not null, however its
+// MayHoldPrivateValue reports whether JSON may have a private member that is not null, however its
 // name is escaped. All responses of vLLM have one that is null.
-func mayHoldPrivateValue(text []byte) bool {
+func MayHoldPrivateValue(text []byte) bool {
 	if bytes.IndexByte(text, '\\') >= 0 && escapesLetters(text) {
 		return true
 	}
@@ -116,13 +116,13 @@ func mayHoldPrivateValue(text []byte) bool {
 	}
 }
 
-// mayNamePrivate reports whether text that is not JSON may contain a private name.
-func mayNamePrivate(text []byte) bool {
+// MayNamePrivate reports whether text that is not JSON may contain a private name.
+func MayNamePrivate(text []byte) bool {
 	return bytes.Contains(text, []byte("_params")) || escapesLetters(text)
 }
 
-// shortestPrivateName is the length of the shortest private name.
-const shortestPrivateName = len("ec_transfer_params")
+// ShortestPrivateName is the length of the shortest private name.
+const ShortestPrivateName = len("ec_transfer_params")
 
 // escapesLetters reports whether an ASCII letter or an underscore may be escaped, which JSON
 // encoders do not do.

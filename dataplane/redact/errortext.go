@@ -1,22 +1,22 @@
-package relay
+package redact
 
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
 )
 
-// redactedText replaces an engine's error text that names a part of a handle. Refusals of vLLM and
+// ErrorText replaces an engine's error text that names a part of a handle. Refusals of vLLM and
 // SGLang repeat parts of handles.
-const redactedText = "the engine's words are withheld: they tell where KV lies"
+const ErrorText = "the engine's words are withheld: they tell where KV lies"
 
-// shorterTexts replace texts that are too short for redactedText. Every handleName is long enough
+// shorterTexts replace texts that are too short for ErrorText. Every handleName is long enough
 // for the last one.
 var shorterTexts = [...]string{"the engine's words are withheld", "withheld"}
 
 // redactedTextFor returns the longest of these texts that fits into n bytes; "": none fits.
 func redactedTextFor(n int) string {
-	if n >= len(redactedText) {
-		return redactedText
+	if n >= len(ErrorText) {
+		return ErrorText
 	}
 	for _, text := range shorterTexts {
 		if n >= len(text) {
@@ -35,9 +35,9 @@ var handleNames = [...][]byte{
 	[]byte("ctx_request_id"), []byte("ctx_info"), []byte("opaque_state"),
 }
 
-// mayNameHandle reports whether an engine's error text may name a part of a handle, however its
+// MayNameHandle reports whether an engine's error text may name a part of a handle, however its
 // letters are escaped.
-func mayNameHandle(text []byte) bool {
+func MayNameHandle(text []byte) bool {
 	return hasHandleWord(text) || escapesLetters(text) && hasHandleWord(withoutEscapes(text))
 }
 
@@ -74,7 +74,7 @@ func endsWithHandleWord(text []byte) bool {
 	return false
 }
 
-// redactText replaces text, the inside of a string or text that is not JSON, by redactedText or a
+// redactText replaces text, the inside of a string or text that is not JSON, by ErrorText or a
 // shorter one, and spaces.
 func redactText(text []byte) {
 	for i := copy(text, redactedTextFor(len(text))); i < len(text); i++ {
