@@ -90,7 +90,9 @@ def digest(choices):
             for item in logprobs.get("content") or []:
                 tokens.append((item["token"], item["bytes"]))
                 values.append(item["logprob"])
-                beside.append(len(item["top_logprobs"]))
+                # Once per spelling: the router requests the rest of a migrated chat as completions,
+                # where the engine keys the alternatives by their text (docs/migration.md).
+                beside.append(len({top["token"] for top in item["top_logprobs"]}))
             tokens += logprobs.get("tokens") or []
             offsets += logprobs.get("text_offset") or []
             values += logprobs.get("token_logprobs") or []
