@@ -124,7 +124,7 @@ class Departures:
         seen = f"{gone}{'' if running is not None else ', and no request was seen running'}"
         self.report.row("… prefill legs cancelled, by the router's metric", "at least 1", seen, gone >= 1)
 
-    def held_at_decode(self, body):
+    def waiting_at_decode(self, body):
         """Sends a request and returns when its prefill has answered and its decode waits in the gate."""
         self.gate.hold()
         left = http_calls.send(self.router.url, CHAT, body)
@@ -136,12 +136,12 @@ class Departures:
         """Reports whether prefill has answered and keeps its blocks, and bytes wait in the gate.
         The bytes alone could be a probe."""
         prefill = self.p.metrics()
-        return self.gate.kept > 0 and prefill.usage_blocks() > 0 and not prefill.sum("vllm:num_requests_running")
+        return self.gate.delayed > 0 and prefill.usage_blocks() > 0 and not prefill.sum("vllm:num_requests_running")
 
     def gone_between(self):
         """The decode leg was sent, but its engine does not have it yet. The router must not cancel
         it before that, or nothing would release prefill's blocks."""
-        left, held = self.held_at_decode(prompts.chat(prompts.text()) | {"stream": True})
+        left, held = self.waiting_at_decode(prompts.chat(prompts.text()) | {"stream": True})
         left.close()
         time.sleep(1)
         self.gate.release()
@@ -189,7 +189,7 @@ class Departures:
         """Without a stream nothing shows that decode has begun; the router cancels it after pd.abort_delay."""
         body = {**prompts.chat(prompts.text()), "max_tokens": 3500, "ignore_eos": True}
         made = self.d.metrics().sum("vllm:generation_tokens_total")
-        left, held = self.held_at_decode(body)
+        left, held = self.waiting_at_decode(body)
         self.gate.release()
         left.close()
         self.freed("a client leaves a decode that is not streamed", held)
@@ -300,7 +300,7 @@ class Departures:
         self.settle()
         names = ("nixl_num_kv_expired_reqs_total", "nixl_num_notifications_after_expiry_total")
         before = {name: self.count(name) for name in names}
-        taken = self.d.metrics().source("external_kv_transfer")
+        received = self.d.metrics().source("external_kv_transfer")
         self.gate.drop()
         bodies = [prompts.chat(prompts.text()) for _ in range(2)]
         answers, times = [None] * 2, [0.0] * 2
@@ -328,7 +328,7 @@ class Departures:
             again = f"lease-{slow}-2" in f.read()
         row("its prompt was prefilled again, by prefill's log", True, again, again)
         tokens = sum(a.json()["usage"]["prompt_tokens"] for a in answers)
-        seen = int(self.d.metrics().source("external_kv_transfer") - taken)
+        seen = int(self.d.metrics().source("external_kv_transfer") - received)
         row("prompt tokens that decode received from prefill", f"{tokens} (all)", seen, seen == tokens)
         seen = {name: self.count(name) - before[name] for name in names}
         row("on prefill: leases expired, blocks read afterwards", [1, 0], list(seen.values()), list(seen.values()) == [1, 0])

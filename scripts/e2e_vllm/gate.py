@@ -26,7 +26,7 @@ class Gate:
         self.url = f"http://127.0.0.1:{self.port}"
         self.through = threading.Event()
         self.through.set()
-        self.kept = 0  # number of delayed reads, one or more per request
+        self.delayed = 0  # number of delayed reads, one or more per request
         self._stuffed = []
         self._lock = threading.Lock()
         self._pairs = set()  # connected pairs; None while the gate is shut
@@ -37,7 +37,7 @@ class Gate:
         threading.Thread(target=self._accept, args=(self.listener,), daemon=True).start()
 
     def hold(self):
-        self.kept = 0
+        self.delayed = 0
         self.through.clear()
 
     def drop(self):
@@ -111,7 +111,7 @@ class Gate:
         try:
             while data := source.recv(1 << 16):
                 if through and not through.is_set():
-                    self.kept += 1
+                    self.delayed += 1
                     through.wait()
                 sink.sendall(data)
         except OSError:

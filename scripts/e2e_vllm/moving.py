@@ -23,10 +23,10 @@ def longer(path, body):
 class Stream(threading.Thread):
     """One streamed request, read event by event."""
 
-    def __init__(self, url, path, body, tells_ids):
+    def __init__(self, url, path, body, has_ids):
         super().__init__(daemon=True)
         self.name, self.what = f"`{path}`", "text"
-        self.path, self.body, self.tells_ids = path, longer(path, body), tells_ids
+        self.path, self.body, self.has_ids = path, longer(path, body), has_ids
         self.url = url
         self.lines = []
         self.worker = self.migration = ""
@@ -34,7 +34,7 @@ class Stream(threading.Thread):
 
     def run(self):
         asked = {**self.body, "stream": True}
-        if self.tells_ids:
+        if self.has_ids:
             asked["stream_options"] = {"include_usage": True}
         try:
             with http_calls.Open(self.url, self.path, asked) as answer:
@@ -50,13 +50,13 @@ class Stream(threading.Thread):
         """Reports whether the stream ended with an error event."""
         return any('"error"' in line for line in self.lines)
 
-    def told(self):
+    def result(self):
         """Returns the text (or ids), the usage (prompt, output), and the faults of the stream."""
         match self.path:
             case "/v1/messages":
-                return self.told_messages()
+                return self.messages_result()
             case "/v1/responses":
-                return self.told_responses()
+                return self.responses_result()
         text, usage, wrong, identities, finishes = "", None, [], set(), 0
         if self.path == "/inference/v1/generate":
             text = []
@@ -79,7 +79,7 @@ class Stream(threading.Thread):
             wrong.append(f"{self.error}, last {self.lines[-1:]}, {len(identities)} identities, {finishes} finishes")
         return text, usage and (usage["prompt_tokens"], usage["completion_tokens"]), wrong
 
-    def told_messages(self):
+    def messages_result(self):
         text, usage, wrong, kinds = "", None, [], []
         for event in map(json.loads, self.lines):
             kind = event["type"]
@@ -95,7 +95,7 @@ class Stream(threading.Thread):
             wrong.append(kinds)
         return text, usage, wrong
 
-    def told_responses(self):
+    def responses_result(self):
         text, usage, wrong = "", None, []
         for number, event in enumerate(map(json.loads, self.lines)):
             if event.get("sequence_number") != number:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-_given = set()
+_reserved = set()
 
 
 def say(text):
@@ -24,7 +24,7 @@ def free_port(count=1):
     for _ in range(200):
         first = random.randrange(20_000, 32_000)
         ports = range(first, first + count)
-        if _given.intersection(ports):
+        if _reserved.intersection(ports):
             continue
         with contextlib.ExitStack() as stack:
             try:
@@ -32,7 +32,7 @@ def free_port(count=1):
                     stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
             except OSError:
                 continue
-        _given.update(ports)
+        _reserved.update(ports)
         return first
     raise RuntimeError(f"no {count} consecutive free ports on loopback")
 
@@ -64,7 +64,7 @@ class Process:
             return "".join(f.readlines()[-lines:])
 
     @contextlib.contextmanager
-    def held(self):
+    def stopped(self):
         """Stops the whole group with SIGSTOP for the duration of the block."""
         os.killpg(self.popen.pid, signal.SIGSTOP)
         try:

@@ -22,7 +22,7 @@ def environment():
 
 def check(report, router, engine, decode, gate, alone):
     before = engine.metrics()
-    taken = decode.metrics().source("external_kv_transfer")
+    received = decode.metrics().source("external_kv_transfer")
     gate.drop()
     try:
         bodies = [prompts.chat(prompts.text()) for _ in range(2)]
@@ -48,7 +48,7 @@ def check(report, router, engine, decode, gate, alone):
         again = f"renewed-{slow}-2" in log.read()
     report.equal("its prompt was prefilled again, by prefill's log", False, again)
     tokens = sum(a.json()["usage"]["prompt_tokens"] for a in answers)
-    report.equal("prompt tokens that decode received from prefill", tokens, int(decode.metrics().source("external_kv_transfer") - taken))
+    report.equal("prompt tokens that decode received from prefill", tokens, int(decode.metrics().source("external_kv_transfer") - received))
     after = engine.metrics()
     report.equal("on prefill: leases expired, blocks read afterwards", [0, 0], [int(after.sum(name) - before.sum(name)) for name in (EXPIRED, LATE)])
     page = http_calls.get(router.url, "/metrics").text()

@@ -47,7 +47,7 @@ class Section:
             report.note("preprocessor: `router/engineapi/python/examples/vllm_preprocessor.py --json unix://PATH MODEL FOLDER MESSAGE…`")
             self.router = Router(context.router, context.run_dir, "router-engineapi", flags)
             self.router.wait_ready()
-            for check in (self.example, self.over_http, self.log_probabilities, self.ends, self.vanishes, self.ending):
+            for check in (self.example, self.over_http, self.log_probabilities, self.ends, self.caller_killed, self.ending):
                 with report.guarded(check.__name__.replace("_", " ")):
                     check()
         finally:
@@ -78,11 +78,11 @@ class Section:
         say(f"the preprocessor exited with {run.popen.returncode} after {time.monotonic() - begun:.0f} s")
         if run.popen.returncode != 0:
             raise RuntimeError(f"the preprocessor failed:\n{run.log_tail()}")
-        told = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
-        self.report.equal("conversations of the preprocessor, concurrent on one connection", len(messages), len(told))
-        until(lambda: self.d.metrics().sum(transfers) - d0.sum(transfers) >= len(told), 30)
+        conversations = [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
+        self.report.equal("conversations of the preprocessor, concurrent on one connection", len(messages), len(conversations))
+        until(lambda: self.d.metrics().sum(transfers) - d0.sum(transfers) >= len(conversations), 30)
         p1, d1 = self.p.metrics(), self.d.metrics()
-        for seen in told:
+        for seen in conversations:
             alone = self.alone(seen["message"], prompts.MAX_TOKENS)
             choice, ids = alone["choices"][0], seen["prompt_token_ids"]
             n = len(ids)
@@ -94,7 +94,7 @@ class Section:
             said = dict(c.split(": ", 1) for c in seen["comments"])
             self.report.equal("its decision names both workers", ("p1", "d1"), (said.get("prefill_worker_id"), said.get("worker_id")))
         self.report.equal("NIXL transfers that decode finished for these", len(messages), int(d1.sum(transfers) - d0.sum(transfers)))
-        prompt_tokens = sum(len(t["prompt_token_ids"]) for t in told)
+        prompt_tokens = sum(len(t["prompt_token_ids"]) for t in conversations)
         self.report.equal("prompt tokens that prefill computed", prompt_tokens, int(p1.source("local_compute") - p0.source("local_compute")))
 
     def over_http(self):
@@ -174,7 +174,7 @@ class Section:
 
         asyncio.run(both())
 
-    def vanishes(self):
+    def caller_killed(self):
         """The process of a caller is killed."""
         script = (
             "import asyncio, json, sys\n"

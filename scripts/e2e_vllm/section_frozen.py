@@ -142,7 +142,7 @@ class Section:
             bound = BOUNDS[state]
             report.row("seconds until the last answer", f"{bound} to {bound + SLACK}", f"{took:.1f}", bound - 2 <= took <= bound + SLACK)
             for stream in streams:
-                text, _, wrong = stream.told()
+                text, _, wrong = stream.result()
                 expected, _ = stream.alone(engines["e2"].url)
                 report.row(f"a stream{' on the frozen engine' if stream in held else ''}: the text of an engine alone", f"{len(expected)} characters", f"{len(text)}, wrong: {wrong}", text == expected and not wrong)
             for request in whole:

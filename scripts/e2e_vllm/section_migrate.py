@@ -10,7 +10,7 @@ from moving import TOKENS, Stream
 from processes import say
 from report import short
 from router import Router
-from telling import TELLING, Telling
+from with_ids import RICH_KINDS, RichStream
 
 EACH = 3
 # The engine can finish a stream with so few remaining events before the router migrates it.
@@ -81,7 +81,7 @@ class Section:
     def begin(self, events, chosen):
         """Starts streams of every kind; returns them, their workers, and the worker of the chosen kind."""
         streams = [Stream(self.router.url, path, make(prompts.text()), ids) for path, make, ids in KINDS for _ in range(EACH)]
-        streams += [Telling(self.router.url, kind) for kind in TELLING]
+        streams += [RichStream(self.router.url, kind) for kind in RICH_KINDS]
         for stream in streams:
             stream.start()
         end = time.monotonic() + 120
@@ -124,20 +124,20 @@ class Section:
             streams, by, victim = self.begin_some(6, CHOSEN)
             was = self.counted("drained")
             # The engine is stopped, so that no stream ends between under_way and the drain.
-            with self.decodes[victim].process.held():
+            with self.decodes[victim].process.stopped():
                 there = self.under_way(streams, victim)
                 had = {s: len(s.lines) for s in there}
                 self.drain(victim, True)
             for stream in streams:
                 stream.join(120)
             moved = self.counted("drained") - was
-            telling = [s for s in there if s.tells_ids and len(s.lines) - had[s] > LAST]
-            if any(s.name == CHOSEN for s in telling):
+            with_ids = [s for s in there if s.has_ids and len(s.lines) - had[s] > LAST]
+            if any(s.name == CHOSEN for s in with_ids):
                 break
             say(f"{CHOSEN} ended, or nearly, before the drain: {len(there)} streams were running, {moved} migrated (attempt {attempt + 1} of {ATTEMPTS})")
             self.restore(victim)
         self.report.row("streams by decode engine before the drain", "at least 1 on the drained one", by, by.count(victim) > 0)
-        self.report.row("streams that migrated", f"{len(telling)} or more, of {len(there)}, at least 1", moved, 0 < len(telling) <= moved <= len(there))
+        self.report.row("streams that migrated", f"{len(with_ids)} or more, of {len(there)}, at least 1", moved, 0 < len(with_ids) <= moved <= len(there))
         self.report.note(f"streams without ids stayed if their text did not tokenize to the same tokens: {self.counted('retokenized')} attempts without effect")
         survivor = next(e for name, e in self.decodes.items() if name != victim)
         for stream in streams:
@@ -159,7 +159,7 @@ class Section:
         streams, by, victim = self.begin_some(12, "two choices")
         self.report.row("streams by decode engine before the kill", "at least 1 on the killed one", by, by.count(victim) > 0)
         process = self.decodes[victim].process
-        with process.held():
+        with process.stopped():
             there = self.under_way(streams, victim)
             had = [len(s.lines) for s in there]
             process.kill()
@@ -167,8 +167,8 @@ class Section:
             stream.join(120)
         self.report.row("events that the streams of the killed engine had by then", f"fewer than {TOKENS}", had, bool(had) and min(had) < TOKENS)
         survivor = next(e for name, e in self.decodes.items() if name != victim)
-        lost = [s for s in there if not s.tells_ids and s.broke()]
-        half = [s for s in there if s.tells_ids and s.broke()]
+        lost = [s for s in there if not s.has_ids and s.broke()]
+        half = [s for s in there if s.has_ids and s.broke()]
         for stream in streams:
             if stream not in lost + half:
                 self.compare(stream, survivor, ", killed" if stream in there else "")
@@ -178,7 +178,7 @@ class Section:
         self.report.equal("migrations counted", len(there) - len(lost) - len(half), self.counted("done") - was)
 
     def compare(self, stream, engine, what):
-        text, usage, wrong = stream.told()
+        text, usage, wrong = stream.result()
         expected, counts = stream.alone(engine.url)
         name = f"{stream.name} on {stream.worker}{what}: the {stream.what} of an engine alone"
         self.report.row(name, short(str(expected)), short(str(text)), text == expected and text and not wrong)
@@ -187,7 +187,7 @@ class Section:
         if text != expected:
             self.report.note(f"{name}: {difference(str(expected), str(text))}")
         self.report.equal("… and its usage", counts, usage)
-        if isinstance(stream, Telling) and stream.values:
+        if isinstance(stream, RichStream) and stream.values:
             apart = max((abs(a - b) for a, b in zip(stream.values, stream.values_alone)), default=1)
             same = len(stream.values) == len(stream.values_alone)
             self.report.row("… and its log-probabilities, except for noise", f"{len(stream.values_alone)} values, at most 0.01 apart", f"{len(stream.values)} values, {apart:.5f} apart", same and apart < 0.01)

@@ -23,7 +23,7 @@ class Section(section_transfers.Section):
 
     def pushed(self, router, count):
         report, states, same = self.report, [], 0
-        taken = self.engines["d1"].metrics().source("external_kv_transfer")
+        received = self.engines["d1"].metrics().source("external_kv_transfer")
         for i in range(count):
             request, streamed = f"{router.process.name}-{i}", i % 2 == 1
             body = prompts.chat(prompts.text(40 + 20 * i))
@@ -33,7 +33,7 @@ class Section(section_transfers.Section):
             states.append((account["outcome"].get("transfer") or {}).get("state"))
         report.equal(f"{count} answers have the text of decode alone", count, same)
         report.equal("hand-overs reported done", count, states.count("done"))
-        seen = int(self.engines["d1"].metrics().source("external_kv_transfer") - taken)
+        seen = int(self.engines["d1"].metrics().source("external_kv_transfer") - received)
         report.row("prompt tokens that decode received from prefill", "more than 0", seen, seen > 0)
         view = self.admin(router, "/admin/v1/transfers").json()
         report.note("reports: " + json.dumps({k: v for k, v in view["reports"].items() if v}))

@@ -104,12 +104,12 @@ class Section:
         found = glob.glob(os.path.join(context.cache, "venv/lib/python3*/site-packages/.nixl_cu1*.mesonpy.libs"))
         self.capi = found[0] if found else ""
         self.engines = {}
-        for name, role, told in self.engines_of:
+        for name, role, connector in self.engines_of:
             ours = {
                 "connector": {"router": f"http://127.0.0.1:{self.port}", "worker": name},
                 "env": {"SLUICE_TOKEN": TOKEN, "PYTHONPATH": os.path.join(HERE, "../../nixl/connector")},
             }
-            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, kind=self.kind, **(ours if told else {}))
+            self.engines[name] = Engine(context.cache, context.run_dir, name, kv_role=role, kind=self.kind, **(ours if connector else {}))
 
     def begin(self):
         self.tap = Tap(self.engines["p1"])
@@ -135,7 +135,7 @@ class Section:
                 nixl = env
                 report.note("p1 and d1 run Sluice's connector; p2 is unmodified vLLM")
             with self.router(tier, env) as router:
-                self.told(router, tier, 8 if tier == "nixl" else 4)
+                self.reported(router, tier, 8 if tier == "nixl" else 4)
         report.section("Unmodified vLLM: blocks of abandoned requests")
         with report.guarded("abandoned requests"):
             self.abandoned()
@@ -149,7 +149,7 @@ class Section:
                 self.stalled(router)
         report.section("A prefill engine killed during a transfer")
         with self.router("kill", nixl) as router:
-            self.told(router, "nixl", 2)
+            self.reported(router, "nixl", 2)
             with report.guarded("killed during a transfer"):
                 self.killed(router)
 
@@ -221,12 +221,12 @@ class Section:
             answer = self.admin(router, "/admin/v1/explain/" + request)
             return answer.status == 200 and answer.json().get("outcome") and answer.json()
 
-        def told():
+        def with_report():
             account = ended()
             return account and (account["outcome"].get("transfer") or {}).get("state") != "unknown" and account
 
         # The router still records the report of a slow engine after the request's end.
-        return until(told, LATE + 1) or until(ended, 10) or {"outcome": {}}
+        return until(with_report, LATE + 1) or until(ended, 10) or {"outcome": {}}
 
     def found(self, router, tier):
         """Checks that the tier is active and that the connectors have found the router."""
@@ -250,7 +250,7 @@ class Section:
         took = time.monotonic() - begun
         report.row("the connectors have found the router", "within 60 s", f"{took:.0f} s, {warm} requests" if found else "no", found)
 
-    def told(self, router, tier, count):
+    def reported(self, router, tier, count):
         """Checks that the end of every hand-over is reported, with bytes and duration."""
         report = self.report
         self.found(router, tier)

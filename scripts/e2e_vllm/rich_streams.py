@@ -19,7 +19,7 @@ def scored(path, body):
 
 # Name, endpoint, compared values, and the request for a prompt. Two choices with top_k 1 are
 # equal, as are those of an engine alone; vLLM refuses several choices at temperature 0.
-TELLING = (
+RICH_KINDS = (
     ("chat with log-probabilities", lambda p: scored("/v1/chat/completions", {**prompts.chat(p), "logprobs": True, "top_logprobs": 2})),
     ("completions with log-probabilities", lambda p: scored("/v1/completions", {**prompts.completions(p), "logprobs": 2})),
     ("completions with log-probabilities, without alternatives", lambda p: scored("/v1/completions", {**prompts.completions(p), "logprobs": 0})),
@@ -28,7 +28,7 @@ TELLING = (
 )
 
 
-class Telling(Stream):
+class RichStream(Stream):
     """One streamed request of TELLING."""
 
     def __init__(self, url, kind):
@@ -38,7 +38,7 @@ class Telling(Stream):
         self.name, self.what, self.body = name, what, body
         self.values = self.values_alone = []
 
-    def told(self):
+    def result(self):
         choices, usage, wrong = {}, None, []
         for line in self.lines[:-1]:
             event = json.loads(line)
@@ -61,8 +61,8 @@ class Telling(Stream):
         wrong += [f"choice {i} ends {one['finish']}" for i, one in choices.items() if len(one["finish"]) != 1]
         if sum(len(one["finish"]) for one in choices.values()) != self.body.get("n", 1):
             wrong.append(f"{len(choices)} choices")
-        told, self.values = digest([choices[i] for i in sorted(choices)])
-        return told, usage, wrong
+        result, self.values = digest([choices[i] for i in sorted(choices)])
+        return result, usage, wrong
 
     def alone(self, url):
         answer = http_calls.post(url, self.path, {**self.body, "cache_salt": f"alone-{time.time_ns()}"})
@@ -77,25 +77,25 @@ class Telling(Stream):
             }
             for choice in body["choices"]
         ]
-        told, self.values_alone = digest(choices)
-        return told, (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"])
+        result, self.values_alone = digest(choices)
+        return result, (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"])
 
 
 def digest(choices):
     """Returns the parts that must be equal to the last byte, and the values that can differ slightly."""
-    told, values = [], []
+    result, values = [], []
     for one in choices:
-        tokens, offsets, beside = [], [], []
+        tokens, offsets, alternatives = [], [], []
         for logprobs in one["logprobs"]:
             for item in logprobs.get("content") or []:
                 tokens.append((item["token"], item["bytes"]))
                 values.append(item["logprob"])
                 # Once per spelling: the router requests the rest of a migrated chat as completions,
                 # where the engine keys the alternatives by their text (docs/migration.md).
-                beside.append(len({top["token"] for top in item["top_logprobs"]}))
+                alternatives.append(len({top["token"] for top in item["top_logprobs"]}))
             tokens += logprobs.get("tokens") or []
             offsets += logprobs.get("text_offset") or []
             values += logprobs.get("token_logprobs") or []
-            beside += [len(top) for top in logprobs.get("top_logprobs") or []]
-        told.append((one["text"], one["finish"], tokens, offsets, beside))
-    return told, values
+            alternatives += [len(top) for top in logprobs.get("top_logprobs") or []]
+        result.append((one["text"], one["finish"], tokens, offsets, alternatives))
+    return result, values
