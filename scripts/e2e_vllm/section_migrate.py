@@ -10,7 +10,7 @@ from moving import TOKENS, Stream
 from processes import say
 from report import short
 from router import Router
-from with_ids import RICH_KINDS, RichStream
+from rich_streams import RICH_KINDS, RichStream
 
 EACH = 3
 # The engine can finish a stream with so few remaining events before the router migrates it.
