@@ -1,167 +1,133 @@
 package pd
 
-import "sluice/router/pd/family"
+import (
+	"time"
 
-// abortRules says what happens when a client disconnects, by the phase of the request and by what
-// its legs pin on the prefill engine. armAbort turns a rule into the callback that the front calls
-// on a disconnect. prefillAbort, decodeAbort and concurrentPrefill.abort implement the rules that
-// take time.
-
-// abortPhase is the phase of a request in which its client disconnects. Before the first leg, and
-// while a request waits for a worker, no leg has been sent and there is nothing to cancel.
-type abortPhase uint8
-
-const (
-	// phasePrefill: the prefill leg runs alone and has not been answered.
-	phasePrefill abortPhase = iota
-	// phaseBetween: prefill has answered; no decode engine has seen the handle.
-	phaseBetween
-	// phaseDecode: the decode leg, or the only leg, has been sent, and its response head has not
-	// arrived.
-	phaseDecode
-	// phaseAnswer: the head has arrived, and the runner reads the response or a stream's first
-	// event.
-	phaseAnswer
-	// phaseStream: the front relays the response. The relay cancels the call itself.
-	phaseStream
-
-	abortPhases
+	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
+	"sluice/router/schedule"
+	"sluice/router/worker"
 )
 
-// kvPin is what the legs of a request pin on the prefill engine. A disconnect must not leave it
-// pinned.
-type kvPin uint8
+// This file applies the rules of package abort to a request: it arms the rule of each phase at the front
+// and starts the watches over a decode leg.
 
-const (
-	// pinNothing: one leg without a handle, or a family whose handles pin nothing
-	// (Traits.NoLease): LMCache, storage, orchestrated.
-	pinNothing kvPin = iota
-	// pinLeased: a handle pins blocks until a decode engine fetches them or the lease ends:
-	// NIXL, TensorRT-LLM, Mooncake before vLLM 0.16.
-	pinLeased
-	// pinRoom: both legs run at once and meet in a room. Each engine drops its half when its
-	// connection ends: SGLang.
-	pinRoom
-	// pinTransfer: both legs run at once, and prefill keeps blocks until decode asks for them
-	// or a lease ends: Mooncake.
-	pinTransfer
-
-	kvPins
-)
-
-// cancelRule says which legs are cancelled, and when.
-type cancelRule uint8
-
-const (
-	cancelNothing cancelRule = iota + 1 // no leg is active in this phase
-	// cancelNow closes the leg's connection.
-	cancelNow
-	// cancelBoth closes the connections of both legs.
-	cancelBoth
-	// cancelAfterAnswer lets prefill answer, because only that response names the blocks. It
-	// half-closes the call after abortWait, or a little later if prefill is predicted to end soon.
-	cancelAfterAnswer
-	// cancelAfterAdmission half-closes a concurrent prefill leg. It cancels decode after the decode
-	// engine has admitted the request and can therefore notify prefill; see decodeAbort for the
-	// bounds.
-	cancelAfterAdmission
-	// cancelPrefillFirst half-closes prefill and cancels decode after prefill has ended.
-	cancelPrefillFirst
-	// cancelByRelay: the relay closes decode's connection, after cutGrace if the handle may not
-	// have reached the engine yet. It cancels a concurrent prefill leg at the same time.
-	cancelByRelay
-)
-
-// reclaimRule says how the blocks that prefill pinned are freed.
-type reclaimRule uint8
-
-const (
-	reclaimNothing reclaimRule = iota + 1 // nothing is pinned, or the engine frees the blocks when the connection closes
-	// reclaimByRelease releases the blocks over the side channel, or sends a decode leg of one
-	// token (releaseKV).
-	reclaimByRelease
-	// reclaimByDecode relies on the decode engine, which notifies prefill. If the engine may not
-	// have received the request, the router releases the blocks over the side channel.
-	reclaimByDecode
-	// reclaimAfterGrace releases the blocks over the side channel if decode has not begun to answer
-	// within the grace.
-	reclaimAfterGrace
-)
-
-type abortRule struct {
-	cancel  cancelRule
-	reclaim reclaimRule
-}
-
-// abortRules has the rule for every pin and phase. A zero rule means that the phase does not exist
-// for the pin: concurrent legs have neither a phase with prefill alone nor one between the legs.
-var abortRules = [kvPins][abortPhases]abortRule{
-	pinNothing: {
-		phasePrefill: {cancelNow, reclaimNothing},
-		phaseBetween: {cancelNothing, reclaimNothing},
-		phaseDecode:  {cancelNow, reclaimNothing},
-		phaseAnswer:  {cancelNow, reclaimNothing},
-		phaseStream:  {cancelByRelay, reclaimNothing},
-	},
-	pinLeased: {
-		phasePrefill: {cancelAfterAnswer, reclaimByRelease},
-		phaseBetween: {cancelNothing, reclaimByRelease},
-		phaseDecode:  {cancelAfterAdmission, reclaimByDecode},
-		phaseAnswer:  {cancelNow, reclaimByDecode},
-		phaseStream:  {cancelByRelay, reclaimAfterGrace},
-	},
-	pinRoom: {
-		phaseDecode: {cancelBoth, reclaimNothing},
-		phaseAnswer: {cancelBoth, reclaimNothing},
-		phaseStream: {cancelByRelay, reclaimNothing},
-	},
-	pinTransfer: {
-		phaseDecode: {cancelAfterAdmission, reclaimByDecode},
-		phaseAnswer: {cancelPrefillFirst, reclaimByDecode},
-		phaseStream: {cancelByRelay, reclaimByDecode},
-	},
-}
-
-// pinOf returns what the legs pin in a phase, by the family's traits, whether both legs run at
-// once, and whether there is a handle. In phasePrefill the prefill engine is about to create the
-// handle.
-func pinOf(phase abortPhase, t *family.Traits, concurrent, handle bool) kvPin {
-	switch {
-	case concurrent && t.NoLease:
-		return pinRoom
-	case concurrent:
-		return pinTransfer
-	case t.NoLease, !handle && phase != phasePrefill:
-		return pinNothing
-	}
-	return pinLeased
-}
-
-// abortRule returns the rule for the request in a phase.
-func (q *request) abortRule(phase abortPhase) abortRule {
-	return abortRules[pinOf(phase, &q.plan.Traits, q.concurrent != nil, q.handover.Handle != nil)][phase]
+// abort.Rule returns the rule for the request in a phase.
+func (q *request) abortRule(phase abort.Phase) abort.Rule {
+	return abort.RuleOf(phase, &q.plan.Traits, q.concurrent != nil, q.handover.Handle != nil)
 }
 
 // armAbort makes the front apply the rule of a phase if the client disconnects during the leg.
 // OnClientGone(nil), or disarmPrefillAbort for a prefill leg, disarms it.
-func (q *request) armAbort(l *leg, phase abortPhase) {
-	switch q.abortRule(phase).cancel {
-	case cancelNow:
+func (q *request) armAbort(l *leg, phase abort.Phase) {
+	switch q.abortRule(phase).Cancel {
+	case abort.CancelNow:
 		q.x.OnClientGone(l.call.CancelFunc())
-	case cancelBoth:
+	case abort.CancelBoth:
 		q.x.OnClientGone(q.concurrent.cutBoth)
-	case cancelPrefillFirst:
+	case abort.CancelPrefillFirst:
 		q.x.OnClientGone(q.concurrent.abortBoth)
-	case cancelAfterAnswer:
+	case abort.CancelAfterAnswer:
 		q.armPrefillAbort(l.call, l.reservation)
-	case cancelAfterAdmission:
+	case abort.CancelAfterAdmission:
 		q.armDecodeAbort(l)
 	}
 }
 
-// keepsAbortRule reports whether the rule of phaseDecode stays in force in phaseAnswer, so that it
+// keepsAbortRule reports whether the rule of abort.PhaseDecode stays in force in abort.PhaseAnswer, so that it
 // remains armed across the response head. The callbacks of a concurrent prefill leg are armed
 // again, because a failure in between returns the leg to its pool.
 func (q *request) keepsAbortRule() bool {
-	return q.concurrent == nil && q.abortRule(phaseDecode).cancel == q.abortRule(phaseAnswer).cancel
+	return q.concurrent == nil && q.abortRule(abort.PhaseDecode).Cancel == q.abortRule(abort.PhaseAnswer).Cancel
+}
+
+// armPrefillAbort arms abort.CancelAfterAnswer for a prefill leg until disarmPrefillAbort.
+func (q *request) armPrefillAbort(call *upstream.Call, res *schedule.Reservation) {
+	if q.prefillAbort == nil {
+		q.prefillAbort = abort.NewPrefill()
+	}
+	q.x.OnClientGone(q.prefillAbort.Arm(call, res))
+}
+
+// disarmPrefillAbort disarms the rule of a prefill leg. It reports whether the rule was armed and
+// the client has disconnected.
+func (q *request) disarmPrefillAbort() (aborted bool) {
+	q.x.OnClientGone(nil)
+	l := q.prefillAbort
+	if !l.WasStarted() {
+		return false
+	}
+	l.Stop()
+	q.call, q.prefillAbort = nil, nil // the timer may still use them
+	return true
+}
+
+// armDecodeAbort arms abort.CancelAfterAdmission. The lease of concurrent legs counts from their start,
+// because the router does not know yet when prefill answers.
+func (q *request) armDecodeAbort(l *leg) {
+	rank, call, began := l.rank, l.call, l.began.time()
+	by := began.Add(q.pd.Lease)
+	if q.concurrent == nil {
+		by = q.leaseDeadline()
+	}
+	leg := abort.DecodeLeg{
+		Rank: rank, Call: call, Probes: &q.r.probes, Streamed: q.stream, Releasable: q.kv.Held().CanRelease(),
+		Deadline: by, KnownAt: began.Add(q.pd.AbortDelay),
+	}
+	if q.concurrent != nil {
+		leg.Prefill = q.concurrent
+	}
+	if q.notifiesTwice(rank) {
+		leg.NotifiesTwice, leg.DrainTime = true, q.pd.AbandonedDecode
+	}
+	l.abort = q.newDecodeAbort()
+	q.x.OnClientGone(l.abort.Arm(&leg))
+}
+
+// CloseGrace returns how long the connection of a decode with a handle stays open after the cancel if
+// no event has arrived. vLLM sends the head of a stream before its engine core has the request. If
+// the connection closes in between, prefill's blocks stay pinned until the lease ends. The first
+// event shows that the core has the request. The grace applies whenever a stream ends early, on a
+// goroutine or an event loop.
+func (q *request) closeGrace(l *leg) time.Duration {
+	return q.abortRule(abort.PhaseStream).CloseGrace(q.pd.AbortDelay, l.abort.CanRelease())
+}
+
+// giveUpKV ends the handle's blocks after a decode stream has ended between its head and its first event.
+func (q *request) giveUpKV(l *leg) {
+	q.kv.SetEarlyEnd(q.abortRule(abort.PhaseAnswer).Reclaim, q.closeGrace(l))
+	q.kv.GiveUp()
+}
+
+// notifiesTwice reports whether a decode engine may tell prefill twice to free the blocks when its
+// non-streaming request is cancelled.
+//
+// vLLM does so from 0.21 on: the API server treats the cancelled call like one that the engine core
+// never received. Prefill logs "Potentially invalid KV blocks for unrecognized request" and counts
+// a notification after expiry, which are also the signs of a real fault. Sluice's connector
+// suppresses the second notification.
+func (q *request) notifiesTwice(rank *worker.Rank) bool {
+	return q.plan.Traits.Pulls && !q.stream && q.handover.Handle != nil && rank.VersionAtLeast(0, 21, 0) && rank.Option("connector") != "true"
+}
+
+// monitorPrefill starts a monitor of the prefill rank that cancels call.
+func (q *request) monitorPrefill(rank *worker.Rank, call *upstream.Call) {
+	if q.downMonitor == nil {
+		q.downMonitor = new(abort.DownMonitor)
+		q.r.downMonitors.Add(q.downMonitor)
+	}
+	f := q.settings.Fleet
+	incarnation := f.Incarnation(rank)
+	if c := &q.chosenFor[schedule.PrefillLeg]; c.rank == rank {
+		incarnation = c.incarnation
+	}
+	q.downMonitor.Start(f, rank, incarnation, call)
+	q.r.downMonitors.Wake()
+}
+
+// acceptAnswer ends the watches over the hand-over. It returns false if the hand-over is lost and a
+// watch has cancelled the call.
+func (q *request) acceptAnswer() bool {
+	engineUp := q.downMonitor.Finish()
+	return q.transfer.Unguard() && engineUp
 }

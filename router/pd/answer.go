@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -47,7 +48,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		}
 	}
 	if relayed && q.whole {
-		q.kv.on(kvDecoded)
+		q.kv.On(abort.Decoded)
 		relayed = false
 	}
 	if relayed {
@@ -71,7 +72,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	defer resp.Release()
 	defer l.release()
 	if !q.keepsAbortRule() {
-		q.armAbort(l, phaseAnswer)
+		q.armAbort(l, abort.PhaseAnswer)
 	}
 	err := q.leaseReply(resp)
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -119,8 +120,8 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 func (q *request) resetHandover() {
 	q.prefilled = false
 	q.unwatchTransfer()
-	q.kv.on(kvAbandoned)
-	q.kv = kvHandover{}
+	q.kv.On(abort.Abandoned)
+	q.kv = abort.KV{}
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""
 	q.handover = family.Handover{

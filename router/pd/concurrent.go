@@ -14,6 +14,7 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -50,7 +51,7 @@ type concurrentPrefill struct {
 	err    error // nil if the engine answered with a status
 	answer []byte
 
-	deadline *answerDeadline // deadline of call after decode has ended
+	deadline *abort.Deadline // deadline of call after decode has ended
 
 	refs     atomic.Int32 // number of users that have not called drop
 	retained atomic.Bool
@@ -69,7 +70,7 @@ type concurrentBuffers struct {
 }
 
 func (r *Runner) newConcurrentPrefill() *concurrentPrefill {
-	b := &concurrentPrefill{buffers: new(concurrentBuffers), deadline: new(answerDeadline)}
+	b := &concurrentPrefill{buffers: new(concurrentBuffers), deadline: new(abort.Deadline)}
 	r.answerDeadlines.Add(b.deadline)
 	b.runAlone, b.abortBoth = b.run, b.abort
 	b.cutBoth = func() { b.call.Cancel(); b.decode.Cancel() }
@@ -79,12 +80,21 @@ func (r *Runner) newConcurrentPrefill() *concurrentPrefill {
 // retain keeps b out of the pool, because a third user may keep it.
 func (b *concurrentPrefill) retain() { b.retained.Store(true) }
 
+// HalfClose implements abort.PrefillLeg.
+func (b *concurrentPrefill) HalfClose() {
+	b.retain()
+	b.call.HalfClose()
+}
+
+// Wait implements abort.PrefillLeg.
+func (b *concurrentPrefill) Wait() { b.wait() }
+
 // drop says that one of b's two users no longer uses it.
 func (b *concurrentPrefill) drop() {
 	if b.refs.Add(-1) > 0 {
 		return
 	}
-	b.deadline.stop()
+	b.deadline.Stop()
 	b.answerBytes.Release()
 	if b.retained.Load() {
 		b.buffers, b.fieldBytes, b.fields, b.keys, b.answer = nil, nil, nil, nil, nil
@@ -331,7 +341,7 @@ func (b *concurrentPrefill) hasFailed() bool {
 	return b.ended.Load() && b.failed
 }
 
-// abort implements cancelPrefillFirst. When the router half-closes prefill's call, the blocks may
+// abort implements abort.CancelPrefillFirst. When the router half-closes prefill's call, the blocks may
 // be ready, and the engine keeps them for minutes if no decode asks for them. A decode engine that
 // has admitted its leg tells prefill to free them when the leg is cancelled. abort does not block.
 // It starts a goroutine that ends with the prefill leg, or within a second if the engine ignores
@@ -345,12 +355,18 @@ func (b *concurrentPrefill) abort() {
 	}()
 }
 
+// prefillAnswerGrace bounds how long a concurrent prefill leg runs after its decode leg has ended
+// well. Prefill has finished its work by then and answers soon. Without the bound an engine that
+// never answers would occupy the leg's reservation, its slot of max_requests and its body until
+// timeouts.prefill.
+const prefillAnswerGrace = 3 * time.Second
+
 // cancelSoon bounds the rest of the leg by prefillAnswerGrace. The caller must not have dropped b.
 func (b *concurrentPrefill) cancelSoon() {
 	if b.ended.Load() {
 		return
 	}
-	b.deadline.start(&b.call, time.Now().Add(prefillAnswerGrace))
+	b.deadline.Start(&b.call, time.Now().Add(prefillAnswerGrace))
 	b.settings.r.answerDeadlines.Wake()
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 )
@@ -106,18 +107,18 @@ func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	f := classify(err)
 	switch {
 	case err != nil && f.unsent:
-		q.kv.on(kvUnsent)
+		q.kv.On(abort.Unsent)
 	case err == nil && resp.Status == 200 && q.shouldRelay(resp):
-		q.kv.on(kvHeadCame)
+		q.kv.On(abort.HeadCame)
 	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
 		// The engine no longer needs the handle, or it refused the request and notifies prefill of
 		// that. After a timeout it may still be working; the end of its connection tells it that
 		// nobody waits.
-		q.kv.on(kvDecoded)
-	case l.call.Cancelled() && !l.abort.isUncertain() && q.transfer.LostReason() != "failed":
-		q.kv.on(kvDecoded)
+		q.kv.On(abort.Decoded)
+	case l.call.Cancelled() && !l.abort.IsUncertain() && q.transfer.LostReason() != "failed":
+		q.kv.On(abort.Decoded)
 	default:
-		q.kv.on(kvDropped)
+		q.kv.On(abort.Dropped)
 	}
 }
 
@@ -137,7 +138,7 @@ func (q *request) leaseExpired() bool {
 // leaseDeadline returns when the prefill engine frees the handle's blocks: one lease after its
 // response, or later if the router renews the lease.
 func (q *request) leaseDeadline() time.Time {
-	return q.kv.held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
+	return q.kv.Held().Until(q.handleAt.Add(q.pd.Lease), q.pd.Lease)
 }
 
 // reserveDecode chooses the decode rank before the prefill leg, for families whose prefill leg
@@ -167,7 +168,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 	return q.choose(leg, candidates)
 }
 
-// callDecode sends the leg and waits for the response head. The abort rule of phaseDecode is armed
+// callDecode sends the leg and waits for the response head. The abort rule of abort.PhaseDecode is armed
 // during that time.
 func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
@@ -185,7 +186,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	if q.stream {
 		head = q.settings.Timeouts.FirstByte
 	}
-	q.armAbort(l, phaseDecode)
+	q.armAbort(l, abort.PhaseDecode)
 	q.guardDecode(call)
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
@@ -194,11 +195,11 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 		Body:        q.legBody(),
 		HeadTimeout: head,
 		Deadline:    q.decodeDeadline(began),
-		Grace:       q.cutGrace(l),
+		Grace:       q.closeGrace(l),
 		Group:       q.settings.Fleet.Calls(rank),
 		Tokens:      q.tokensToCompute(),
 	}, call)
-	l.abort.markEnded()
+	l.abort.MarkEnded()
 	if err != nil || !q.keepsAbortRule() || !family.RetryableStatus(resp.Status) && q.shouldRelay(resp) {
 		q.x.OnClientGone(nil)
 	}
@@ -220,25 +221,6 @@ func (q *request) decodeDeadline(began time.Time) time.Time {
 		return q.legDeadline // a stream that migrates keeps the deadline of its first leg
 	}
 	return began.Add(q.settings.Timeouts.Decode)
-}
-
-// armDecodeAbort arms cancelAfterAdmission. The lease of concurrent legs counts from their start,
-// because the router does not know yet when prefill answers.
-func (q *request) armDecodeAbort(l *leg) {
-	rank, call, began := l.rank, l.call, l.began.time()
-	by := began.Add(q.pd.Lease)
-	if q.concurrent == nil {
-		by = q.leaseDeadline()
-	}
-	l.abort = q.newDecodeAbort()
-	*l.abort = decodeAbort{
-		r: q.r, rank: rank, call: call, concurrent: q.concurrent, streamed: q.stream, releasable: q.kv.held().CanRelease(),
-		deadline: by, knownAt: began.Add(q.pd.AbortDelay), onGone: l.abort.onGone,
-	}
-	if q.notifiesTwice(rank) {
-		l.abort.notifiesTwice, l.abort.drainTime = true, q.pd.AbandonedDecode
-	}
-	q.x.OnClientGone(l.abort.onGone)
 }
 
 func legName(leg schedule.LegKind) string {

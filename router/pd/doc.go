@@ -16,16 +16,18 @@
 //	  decode, and prefill only if it declines                            answer.go (tryDecode)
 //	handleAnswer     reply, relay, or run the attempt again              answer.go, stream.go
 //
-// State and rules:
+// State:
 //
 //   - A request (request.go) groups its state by subject and reads one configuration until it ends.
 //   - A leg (leg.go) owns the reservation and the account of one engine call.
-//   - kvHandover (kvhandover.go) is the state machine of the KV blocks behind a handle.
-//   - abortRules (abort.go) say what happens when a client disconnects, for each phase.
-//   - retry.go says which failures run again, where, and how often.
-//   - migrate.go and resume.go continue a stream on another engine.
 //
-// A Family (family.go) is the hand-over protocol of one engine family: small pure functions in a
-// file of its own, without state. Its Traits tell the runner what a failure means. To add a family,
-// implement Family and append it to families.
+// Rules that need neither a rank to choose nor a leg to send are packages of their own:
+//
+//   - family: the hand-over protocol of each engine family, and what engines' answers mean.
+//   - abort: what happens when a client disconnects or a leg ends early, and who frees the KV.
+//   - migration: which streams another engine may continue, and the request for it.
+//   - reqbody: what the client's body asks for.
+//
+// abort.go, migrate.go and resume.go apply these rules to a request. retry.go says which failures run
+// again, where, and how often.
 package pd

@@ -7,6 +7,7 @@ import (
 
 	"sluice/dataplane/front"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -29,7 +30,7 @@ var errNoOutput = errors.New("the engine ended the stream before it said anythin
 // keep-alive comments start with the engine's head.
 func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	switch {
-	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.inUse(), q.repeatsFirstEvent(), q.mayHold(resp):
+	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.InUse(), q.repeatsFirstEvent(), q.mayHold(resp):
 		return true
 	}
 	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
@@ -98,7 +99,7 @@ func (q *request) readFirstEvent(resp *upstream.Response) (prefix []byte, declin
 // a pair that fails can run again, and a trial can decline. on reports that the caller must relay
 // the stream.
 func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, on bool) {
-	q.armAbort(l, phaseAnswer)
+	q.armAbort(l, abort.PhaseAnswer)
 	defer q.x.OnClientGone(nil)
 	_ = resp.SetReadDeadline(time.Now().Add(q.settings.Timeouts.StreamIdle))
 	prefix, declined, err := q.readFirstEvent(resp)
@@ -125,8 +126,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	if err == nil && !declined && q.concurrent == nil && q.retriesInitialError(l, prefix) {
 		defer resp.Release()
-		q.kv.setGrace(q.cutGrace(l))
-		q.kv.on(kvGivenUp)
+		q.giveUpKV(l)
 		l.end(string(front.UpstreamFailed))
 		return legRetry, false
 	}
@@ -135,8 +135,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	}
 	defer resp.Release()
 	if err != nil {
-		q.kv.setGrace(q.cutGrace(l))
-		q.kv.on(kvGivenUp)
+		q.giveUpKV(l)
 	}
 	switch {
 	case declined:

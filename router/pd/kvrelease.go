@@ -4,11 +4,12 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
 
-// releaseKV implements reclaimByRelease: it frees the blocks of a handle whose client disconnected
+// releaseKV implements abort.ReclaimByRelease: it frees the blocks of a handle whose client disconnected
 // between the legs. Engines have no call for that. They free the blocks when decode has read them
 // or the lease ends, which takes minutes in some releases and never happens in vLLM 0.9. The runner
 // therefore sends decode nevertheless, for one token. If the side channel may release blocks
@@ -16,7 +17,7 @@ import (
 //
 // It runs on the request's goroutine and ends by the lease or the decode timeout.
 func (q *request) releaseKV() {
-	if q.kv.held().CanRelease() {
+	if q.kv.Held().CanRelease() {
 		q.noteFallback("abandoned_handle", "the client disconnected between the legs; prefill is asked to free its blocks")
 		return // recycle releases it
 	}
@@ -57,7 +58,7 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
-		q.kv.on(kvDecoded)
+		q.kv.On(abort.Decoded)
 		q.setPinned(false)
 	}
 	status := 0

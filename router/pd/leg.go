@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -62,7 +63,7 @@ func (l *legRecord) elapsed() time.Duration { return l.began.since() }
 type leg struct {
 	legRecord
 	call  *upstream.Call
-	abort *decodeAbort // ends a decode leg whose client disconnects before its head; nil: the call is cancelled at once
+	abort *abort.Decode // ends a decode leg whose client disconnects before its head; nil: the call is cancelled at once
 }
 
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
@@ -74,7 +75,7 @@ func (q *request) startLeg(kind schedule.LegKind, choice *schedule.Choice, call 
 	return l
 }
 
-// handOver transfers the leg's account to a stream and leaves nothing to end in the leg.
+// HandOver transfers the leg's account to a stream and leaves nothing to end in the leg.
 func (l *leg) handOver(status int) legRecord {
 	record := l.legRecord
 	record.status = int16(status)

@@ -10,6 +10,7 @@ import (
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/migration"
 	"sluice/router/pd/reqbody"
 	"sluice/router/tokenize"
@@ -278,7 +279,7 @@ func (s *streamState) endHealthyLeg(outcome string) {
 
 func (s *streamState) endLeg(outcome string) {
 	s.release()
-	s.kv.on(kvDropped)
+	s.kv.On(abort.Dropped)
 	if s.concurrent != nil {
 		s.concurrent.call.Cancel()
 		s.concurrent = nil
@@ -312,5 +313,5 @@ func (s *streamState) adoptLeg(to *streamState) {
 	s.settings.r.migratable.relocate(s)
 	s.reservation.PrefillDone()
 	s.kv = to.kv
-	s.kv.on(kvDecoded) // the first event of the new leg has arrived
+	s.kv.On(abort.Decoded) // the first event of the new leg has arrived
 }

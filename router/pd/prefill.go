@@ -9,6 +9,7 @@ import (
 	"sluice/dataplane/redact"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/upstream"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/schedule"
 )
@@ -46,7 +47,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	l := q.startLeg(schedule.PrefillLeg, &choice, call)
 	defer l.release()
 	began := l.began.time()
-	q.armAbort(&l, phasePrefill)
+	q.armAbort(&l, abort.PhasePrefill)
 	status, resp, err := q.callPrefill(&l)
 	clientGone := q.disarmPrefillAbort()
 	elapsed := l.elapsed()
@@ -126,9 +127,9 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 	q.setPinned(!q.plan.Traits.NoLease)
 	q.watchTransfer(q.handleAt)
 	if q.plan.Traits.Pulls {
-		q.kv.acquire(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
+		q.kv.Acquire(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
 	} else if !q.plan.Traits.NoLease {
-		q.kv.acquire(nil)
+		q.kv.Acquire(nil)
 	}
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {
@@ -136,7 +137,7 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 		}
 	}
 	if q.x.ClientGone() {
-		if q.abortRule(phaseBetween).reclaim == reclaimByRelease {
+		if q.abortRule(abort.PhaseBetween).Reclaim == abort.ReclaimByRelease {
 			q.releaseKV()
 		}
 		q.refuse(front.ClientGone, "the client closed the connection between prefill and decode", 0)

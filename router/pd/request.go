@@ -11,6 +11,7 @@ import (
 	"sluice/router/fleet"
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/pd/migration"
 	"sluice/router/schedule"
@@ -36,8 +37,8 @@ type scratch struct {
 	prefetched uint64          // keeps the loads of a prefetch alive
 
 	call            *upstream.Call   // the last leg's, for reuse by the next; nil if another goroutine may still cancel it
-	decodeAbort     *decodeAbort     // see newDecodeAbort
-	prefillAbort    *prefillAbort    // see armPrefillAbort; nil until a prefill leg has been sent
+	decodeAbort     *abort.Decode    // see abort.NewDecode
+	prefillAbort    *abort.Prefill   // see armPrefillAbort; nil until a prefill leg has been sent
 	completionTimer *completionTimer // see awaitCompletions; nil until the first wait for a completion
 	reservations    reservationPool
 
@@ -52,7 +53,7 @@ type scratch struct {
 	rewritten   []byte             // reply as sent to the client, if the family changes it
 	slotBuf     []byte             // for handover.Slot
 	peerInfoBuf []byte             // for LearnPeerInfo
-	downMonitor *engineDownMonitor // watches prefill's engine while decode waits for its KV; nil until needed
+	downMonitor *abort.DownMonitor // watches prefill's engine while decode waits for its KV; nil until needed
 }
 
 // runState is the rest of a request's state, grouped by subject. It is zero at the start of a
@@ -128,7 +129,7 @@ type legsPart struct {
 type kvPart struct {
 	handover      family.Handover // the view of the hand-over that the Family gets
 	handleAt      time.Time
-	kv            kvHandover           // state of the handle's blocks
+	kv            abort.KV             // state of the handle's blocks
 	pinned        bool                 // Runner.pinned counts the handle
 	transfer      *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
 	hasConnector  bool                 // the decode engine runs Sluice's connector
@@ -177,8 +178,8 @@ func (q *request) recycle() {
 	}
 	q.setPinned(false)
 	q.unwatchTransfer()
-	q.kv.on(kvAbandoned)
-	q.downMonitor.reset()
+	q.kv.On(abort.Abandoned)
+	q.downMonitor.Reset()
 	q.reservedDecode.Reservation.Release()
 	if q.answerLease != nil {
 		q.answerLease.Release()
@@ -202,13 +203,13 @@ func (s *scratch) reset() {
 	s.overlaps, s.keys, s.keyBuf = s.overlaps[:0], s.keys[:0], s.keyBuf[:0]
 	clear(s.summary.baseModels[:cap(s.summary.baseModels)])
 	s.summary = poolSummary{blockSizes: s.summary.blockSizes[:0], baseModels: s.summary.baseModels[:0]}
-	if s.decodeAbort.wasStarted() {
+	if s.decodeAbort.WasStarted() {
 		s.call, s.decodeAbort = nil, nil
 	}
 	if s.completionTimer != nil && len(s.completionTimer.clientGone) > 0 {
 		s.completionTimer = nil // the client disconnected; its channel is not empty
 	}
-	if s.prefillAbort.wasStarted() { // only after a panic
+	if s.prefillAbort.WasStarted() { // only after a panic
 		s.call, s.prefillAbort = nil, nil
 	}
 	s.reservations = s.reservations.idle()

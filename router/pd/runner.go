@@ -15,6 +15,7 @@ import (
 	"sluice/router/kvindex"
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/sidechannel"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/family"
 	"sluice/router/pd/reqbody"
 	"sluice/router/schedule"
@@ -121,11 +122,11 @@ type Runner struct {
 	nextTokenizer        atomic.Uint32 // rotates over the workers that tokenize
 	pinned               atomic.Int64  // see Pinned
 	waiting              atomic.Int64  // see Waiting
-	downMonitors         *sweeper.Sweeper[engineDownMonitor]
-	answerDeadlines      *sweeper.Sweeper[answerDeadline]
+	downMonitors         *sweeper.Sweeper[abort.DownMonitor]
+	answerDeadlines      *sweeper.Sweeper[abort.Deadline]
 	migratable           migratableStreams
 	stored               storedResponses
-	probes               engineProbes
+	probes               abort.Probes
 }
 
 // Waiting returns the number of requests that wait for a healthy worker.
@@ -146,7 +147,7 @@ func NewRunner(opt Options) (*Runner, error) {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
 	}
-	r := &Runner{downMonitors: newDownMonitors(), answerDeadlines: newAnswerDeadlines()}
+	r := &Runner{downMonitors: abort.NewDownMonitors(), answerDeadlines: abort.NewDeadlines(), probes: abort.NewProbes(opt.Fleet)}
 	s, err := newSettings(r, opt)
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/blockhash"
 	"sluice/router/kvtransfer"
+	"sluice/router/pd/abort"
 	"sluice/router/pd/reqbody"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -41,7 +42,7 @@ type streamState struct {
 	concurrent    *concurrentPrefill // the prefill leg, which may still run
 	keys          []blockhash.Seq    // of the approximate index; nil for ranks with KV events
 
-	kv       kvHandover           // state of prefill's blocks until the first token
+	kv       abort.KV             // state of prefill's blocks until the first token
 	transfer *kvtransfer.Transfer // watch over the hand-over
 	prefill  *worker.Rank
 
@@ -69,7 +70,7 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
 		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
-		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.kv.handOver(q.cutGrace(l)),
+		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.kv.HandOver(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace(l)),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()
@@ -127,7 +128,7 @@ func (l leasedStreamState) Ended(res relay.Result) {
 // FirstToken implements front.StreamHandler. The prefill work is done at the first token.
 func (s *streamState) FirstToken() {
 	s.concurrent.completeHandover()
-	s.kv.on(kvDecoded)
+	s.kv.On(abort.Decoded)
 	s.reservation.PrefillDone()
 	s.settings.Observer.FirstToken(s.endpoint.Path, s.received.since())
 }
@@ -151,11 +152,11 @@ func (s *streamState) Ended(res relay.Result) {
 	s.release()
 	switch {
 	case res.SawErrorEvent || res.Cause.EngineFailed():
-		s.kv.on(kvDropped) // no effect after the first token
+		s.kv.On(abort.Dropped) // no effect after the first token
 	case res.Cause != relay.Completed && res.FirstByte.IsZero():
-		s.kv.on(kvGivenUp)
+		s.kv.GiveUp()
 	default:
-		s.kv.on(kvDecoded)
+		s.kv.On(abort.Decoded)
 	}
 	s.commitQuota(&res)
 	s.reportResult(&res)

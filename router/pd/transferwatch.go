@@ -8,6 +8,7 @@ import (
 	"sluice/dataplane/upstream"
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/completion"
+	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 	"sluice/router/worker"
 )
@@ -46,7 +47,7 @@ func (q *request) acquireSlot(rank *worker.Rank) {
 // guardDecode makes the transfer watch and the engine-down monitor cancel the decode call if the
 // hand-over is reported lost or the engine that has the KV goes down.
 func (q *request) guardDecode(call *upstream.Call) {
-	q.downMonitor.reset()
+	q.downMonitor.Reset()
 	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
 		q.monitorPrefill(q.handover.Prefill, call)
 	}
@@ -88,9 +89,9 @@ func (q *request) handleLostHandover(reason string) legEnd {
 	q.noteFallback("transfer_"+reason, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
 	q.setPinned(false)
 	q.unwatchTransfer()
-	q.downMonitor.reset()
+	q.downMonitor.Reset()
 	if reason == "expired" {
-		q.kv.on(kvExpired)
+		q.kv.On(abort.Expired)
 	} else {
 		q.exclude(prefill, excludedDown)
 		if decode != nil && !q.isExcluded(decode) && q.hasOtherCandidate(q.plan.Decode, decode) {

@@ -1,4 +1,4 @@
-package pd
+package abort
 
 import (
 	"testing"
@@ -10,20 +10,20 @@ import (
 
 func TestAnswerDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		deadlines := newAnswerDeadlines()
-		kept, stopped := new(answerDeadline), new(answerDeadline)
+		deadlines := NewDeadlines()
+		kept, stopped := new(Deadline), new(Deadline)
 		deadlines.Add(kept)
 		deadlines.Add(stopped)
 		var late, done upstream.Call
-		kept.start(&late, time.Now().Add(prefillAnswerGrace))
-		stopped.start(&done, time.Now().Add(prefillAnswerGrace))
+		kept.Start(&late, time.Now().Add(3*time.Second))
+		stopped.Start(&done, time.Now().Add(3*time.Second))
 		deadlines.Wake()
-		time.Sleep(prefillAnswerGrace - answerDeadlineInterval)
+		time.Sleep(3*time.Second - deadlineInterval)
 		if late.Cancelled() {
 			t.Error("the call was cancelled before its deadline")
 		}
-		stopped.stop()
-		time.Sleep(3 * answerDeadlineInterval)
+		stopped.Stop()
+		time.Sleep(3 * deadlineInterval)
 		if !late.Cancelled() {
 			t.Error("the call was not cancelled after its deadline")
 		}

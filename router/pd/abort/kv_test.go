@@ -1,4 +1,4 @@
-package pd
+package abort
 
 import (
 	"testing"
@@ -12,25 +12,25 @@ func TestKVTransitions(t *testing.T) {
 		for e := range r {
 			r[e] = kvTransition{s, kvNothing}
 		}
-		r[kvAcquired] = kvTransition{kvHeld, kvNothing}
+		r[Acquired] = kvTransition{kvHeld, kvNothing}
 		return r
 	}
 	held, sent := stay(kvHeld), stay(kvSent)
-	held[kvAcquired].action = kvAbandon
-	held[kvHeadCame].next = kvSent
-	held[kvAbandoned] = kvTransition{kvReclaimed, kvAbandon}
-	sent[kvAcquired].action = kvReclaim
-	sent[kvAbandoned] = kvTransition{kvReclaimed, kvReclaim}
+	held[Acquired].action = kvAbandon
+	held[HeadCame].next = kvSent
+	held[Abandoned] = kvTransition{kvReclaimed, kvAbandon}
+	sent[Acquired].action = kvReclaim
+	sent[Abandoned] = kvTransition{kvReclaimed, kvReclaim}
 	for _, r := range []*row{&held, &sent} {
-		r[kvDecoded] = kvTransition{kvFetched, kvHandOff}
-		r[kvExpired] = kvTransition{kvFetched, kvHandOff}
-		r[kvDropped] = kvTransition{kvReclaimed, kvReclaim}
-		r[kvGivenUp] = kvTransition{kvReclaimed, kvReclaimAfter}
+		r[Decoded] = kvTransition{kvFetched, kvHandOff}
+		r[Expired] = kvTransition{kvFetched, kvHandOff}
+		r[Dropped] = kvTransition{kvReclaimed, kvReclaim}
+		r[GivenUp] = kvTransition{kvReclaimed, kvReclaimAfter}
 	}
 	for state, want := range [kvStates]row{kvNone: stay(kvNone), kvHeld: held, kvSent: sent, kvFetched: stay(kvFetched), kvReclaimed: stay(kvReclaimed)} {
 		for event := range want {
-			h := kvHandover{state: kvState(state)}
-			h.on(kvEvent(event))
+			h := KV{state: kvState(state)}
+			h.On(Event(event))
 			if got := kvTransitions[state][event]; got != want[event] || h.state != want[event].next {
 				t.Errorf("state %d, event %d: %v, state %d behind it; want %v", state, event, got, h.state, want[event])
 			}
@@ -42,15 +42,15 @@ func TestKVTransitions(t *testing.T) {
 // have nothing to do.
 func TestKVHandoverEndsOnce(t *testing.T) {
 	for state := kvState(0); state < kvStates; state++ {
-		for _, end := range []kvEvent{kvDecoded, kvDropped, kvGivenUp, kvExpired, kvAbandoned} {
-			h := kvHandover{state: state}
-			h.on(end)
-			for event := kvUnsent; event < kvEvents; event++ {
+		for _, end := range []Event{Decoded, Dropped, GivenUp, Expired, Abandoned} {
+			h := KV{state: state}
+			h.On(end)
+			for event := Unsent; event < kvEvents; event++ {
 				if a := kvTransitions[h.state][event].action; a != kvNothing {
 					t.Errorf("state %d, behind its end by event %d: event %d does %d", state, end, event, a)
 				}
 			}
-			if h.held() != nil || h.state == kvHeld || h.state == kvSent {
+			if h.Held() != nil || h.state == kvHeld || h.state == kvSent {
 				t.Errorf("state %d, event %d: blocks are still answered for (state %d)", state, end, h.state)
 			}
 		}
@@ -58,12 +58,12 @@ func TestKVHandoverEndsOnce(t *testing.T) {
 }
 
 func TestKVHandoverToStream(t *testing.T) {
-	h := kvHandover{state: kvSent}
-	s := h.handOver(250 * time.Millisecond)
+	h := KV{state: kvSent}
+	s := h.HandOver(ReclaimAfterGrace, 250*time.Millisecond)
 	if h.state != kvNone || s.state != kvSent || s.grace != 250000 {
 		t.Errorf("%+v is left, %+v is the stream's", h, s)
 	}
-	if s = h.handOver(24 * time.Hour); s.grace <= 0 {
+	if s = h.HandOver(ReclaimAfterGrace, 24*time.Hour); s.grace <= 0 {
 		t.Errorf("a long grace is %d", s.grace)
 	}
 }

@@ -1,14 +1,13 @@
-package pd
+package abort
 
 import (
 	"sync/atomic"
 	"time"
 
 	"sluice/dataplane/upstream"
-	"sluice/router/schedule"
 )
 
-// prefillAbort implements cancelAfterAnswer: it lets a prefill leg continue for a while after its
+// Prefill implements CancelAfterAnswer: it lets a prefill leg continue for a while after its
 // client has disconnected.
 //
 // A prefill engine pins the blocks of a prompt when its core has finished the prompt. Its API
@@ -20,13 +19,13 @@ import (
 // The wait is bounded, because a prefill that has not begun should not run without a client. At the
 // bound the router half-closes the call. Blocks that are pinned at that very moment stay pinned
 // until the lease ends; this is rare.
-type prefillAbort struct {
+type Prefill struct {
 	call        *upstream.Call
-	reservation *schedule.Reservation
+	reservation PrefillLoad
 
 	onGone  func()      // the method start; allocated once
 	timer   *time.Timer // half-closes the call; nil until the client has disconnected
-	started atomic.Bool // start was called
+	started atomic.Bool // Start was called
 }
 
 const (
@@ -37,8 +36,8 @@ const (
 	maxAbortExtension = 2 * time.Second
 )
 
-// start is called when the client has disconnected. It does not block.
-func (l *prefillAbort) start() {
+// Start is called when the client has disconnected. It does not block.
+func (l *Prefill) start() {
 	l.started.Store(true)
 	if !l.call.Sent() {
 		l.call.HalfClose()
@@ -51,30 +50,30 @@ func (l *prefillAbort) start() {
 	l.timer = time.AfterFunc(wait, l.call.HalfClose)
 }
 
-// wasStarted reports whether the client has disconnected during the leg. It works on nil.
-func (l *prefillAbort) wasStarted() bool { return l != nil && l.started.Load() }
+// WasStarted reports whether the client has disconnected during the leg. It works on nil.
+func (l *Prefill) WasStarted() bool { return l != nil && l.started.Load() }
 
-// armPrefillAbort arms cancelAfterAnswer for a prefill leg until disarmPrefillAbort.
-func (q *request) armPrefillAbort(call *upstream.Call, res *schedule.Reservation) {
-	if q.prefillAbort == nil {
-		q.prefillAbort = new(prefillAbort)
-		q.prefillAbort.onGone = q.prefillAbort.start
-	}
-	q.prefillAbort.call, q.prefillAbort.reservation = call, res
-	q.x.OnClientGone(q.prefillAbort.onGone)
+func NewPrefill() *Prefill {
+	l := new(Prefill)
+	l.onGone = l.start
+	return l
 }
 
-// disarmPrefillAbort disarms the rule of a prefill leg. It reports whether the rule was armed and
-// the client has disconnected.
-func (q *request) disarmPrefillAbort() (aborted bool) {
-	q.x.OnClientGone(nil)
-	l := q.prefillAbort
-	if !l.wasStarted() {
-		return false
-	}
+// PrefillLoad is the load that a prefill leg is expected to cause. schedule.Reservation implements it.
+type PrefillLoad interface {
+	// Remaining returns the predicted rest of the prefill, 0 if unknown.
+	Remaining() time.Duration
+}
+
+// Arm returns the function to call when the client disconnects during call.
+func (l *Prefill) Arm(call *upstream.Call, res PrefillLoad) (onGone func()) {
+	l.call, l.reservation = call, res
+	return l.onGone
+}
+
+// Stop ends the wait of an abort that was started.
+func (l *Prefill) Stop() {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
-	q.call, q.prefillAbort = nil, nil // the timer may still use them
-	return true
 }
