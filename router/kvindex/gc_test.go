@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"sluice/bench/testwait"
 	"sluice/router/blockhash"
 	"sluice/router/worker"
 )
@@ -43,8 +44,8 @@ func mixed(z uint64) uint64 {
 	return z ^ z>>31
 }
 
-// collected is what the least of some collections took: processor time to mark, and
-// time until all was swept; and how much of the heap there was to look through.
+// collected returns the medians of some collections' times, of the processor to mark and until all was
+// swept, and how much of the heap there was to look through.
 func collected() (mark, whole time.Duration, scanned uint64) {
 	samples := []metrics.Sample{
 		{Name: "/cpu/classes/gc/mark/assist:cpu-seconds"},
@@ -59,14 +60,14 @@ func collected() (mark, whole time.Duration, scanned uint64) {
 		}
 		return sum
 	}
-	mark, whole = time.Hour, time.Hour
-	for range 10 {
+	var marks, wholes []time.Duration
+	for range 9 {
 		before, start := total(), time.Now()
 		runtime.GC()
-		whole = min(whole, time.Since(start))
-		mark = min(mark, time.Duration((total()-before)*1e9))
+		wholes = append(wholes, time.Since(start))
+		marks = append(marks, time.Duration((total()-before)*1e9))
 	}
-	return mark, whole, samples[3].Value.Uint64()
+	return testwait.Median(marks...), testwait.Median(wholes...), samples[3].Value.Uint64()
 }
 
 // The collector must not feel the index: of all its memory only directories of pages

@@ -215,10 +215,12 @@ func TestGuard(t *testing.T) {
 }
 
 // TestAwaitLoss: AwaitLoss waits briefly for a report that arrives just after the engine's
-// answer.
+// answer. A busy machine may make some reports later than that, but not most of them.
 func TestAwaitLoss(t *testing.T) {
 	w := startOverZMQ(t)
-	for try := 1; ; try++ { // on a busy machine the report may be later
+	const tries = 9
+	seen := 0
+	for range tries {
 		wait := w.Open("a", time.Now())
 		if wait.AwaitLoss() {
 			t.Error("lost without a word")
@@ -233,11 +235,11 @@ func TestAwaitLoss(t *testing.T) {
 		<-told
 		wait.Close()
 		if lost {
-			return
+			seen++
 		}
-		if try == 20 {
-			t.Fatal("the report was not waited for")
-		}
+	}
+	if seen <= tries/2 {
+		t.Errorf("%d of %d reports were waited for", seen, tries)
 	}
 }
 

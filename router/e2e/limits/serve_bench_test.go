@@ -110,23 +110,23 @@ func TestServeAllocates(t *testing.T) {
 	}
 	for mode, most := range map[string]float64{"aggregated": 2, "pd": 3, "sglang": 2, "mooncake": 2, "nixl-push": 3} {
 		t.Run(mode, func(t *testing.T) {
-			const rounds = 2000
+			const rounds = 1000
 			ask, _ := benchClient(t, mode, 64)
-			each := 0.0
-			// The first rounds allocate memory that stays, mostly for records. Health probes and tests
-			// that have just ended allocate too.
-			for range 8 {
+			allocations := func() float64 {
 				var before, after runtime.MemStats
 				runtime.ReadMemStats(&before)
 				for range rounds {
 					ask()
 				}
 				runtime.ReadMemStats(&after)
-				if each = float64(after.Mallocs-before.Mallocs) / rounds; each < most+0.5 {
-					return
-				}
+				return float64(after.Mallocs-before.Mallocs) / rounds
 			}
-			t.Errorf("%.2f allocations a request; want %.0f", each, most)
+			// The first rounds allocate memory that stays, mostly for records. Health probes and tests
+			// that have just ended allocate too.
+			allocations()
+			if each := testwait.MedianOf(3, allocations); each >= most+0.5 {
+				t.Errorf("%.2f allocations a request; want %.0f", each, most)
+			}
 		})
 	}
 }
