@@ -7,6 +7,8 @@ import (
 	"sluice/dataplane/front"
 	"sluice/router/apikey"
 	"sluice/router/config"
+	"sluice/router/fleet"
+	"sluice/router/networks"
 )
 
 // CheckStart returns the reasons why New would fail with a valid configuration, as far as
@@ -36,11 +38,27 @@ func CheckStart(cfg *config.Config) (problems []error) {
 	if c := cfg.Register; c.Listen != "off" {
 		usable("registration.tls_cert", certs.Files{Cert: c.TLSCert, Key: c.TLSKey, CA: c.ClientCA})
 	}
+	own := ownListeners(cfg)
+	for _, spec := range cfg.Specs() {
+		if err := fleet.CheckAddresses(own, &spec); err != nil {
+			add(fmt.Errorf("worker %q: %w", spec.ID, err))
+		}
+	}
 	options := frontOptions(cfg)
 	options.Handler = noopHandler{}
 	_, err = front.New(options)
 	add(err)
 	return problems
+}
+
+// ownListeners returns the configured addresses at which the router listens.
+func ownListeners(cfg *config.Config) *networks.OwnListeners {
+	own := new(networks.OwnListeners)
+	own.Add("listen", cfg.Listen)
+	own.Add("admin.listen", cfg.Admin.Listen)
+	own.Add("registration.listen", cfg.Register.Listen)
+	own.Add("engine_api.listen", cfg.EngineAPI.Listen)
+	return own
 }
 
 // noopHandler lets CheckStart construct a front that never receives a request.

@@ -175,6 +175,8 @@ func (r *Router) assemble() (err error) {
 	}
 	members := fleetOptions(cfg)
 	members.Log, members.Upstream.TLS = log, toEngines
+	members.Own = ownListeners(cfg)
+	members.Own.Add("listen", r.listener.Addr().String())
 	members.OnJoin, members.OnLeave, members.OnState = r.workerReady, r.workerRemoved, r.breakerChanged
 	r.fleet = fleet.New(members)
 	if r.transfers, err = newTransfers(cfg, r.inherited, log); err != nil {

@@ -14,12 +14,15 @@ import (
 
 	"sluice/dataplane/upstream"
 	"sluice/router/liveness"
+	"sluice/router/networks"
 	"sluice/router/worker"
 )
 
 // Options configures a Fleet. Zero values select the defaults in brackets.
 type Options struct {
-	Log      *slog.Logger
+	Log *slog.Logger
+	// Own are the router's own listeners. A worker there is refused; nil: none.
+	Own      *networks.OwnListeners
 	Upstream upstream.Options
 	// ProbeInterval is the interval between health probes of a server that has running requests and
 	// answers none, that is suspected, or that is one of few [500ms]. In large fleets, servers
@@ -194,7 +197,7 @@ func (f *Fleet) Add(spec worker.Spec) error {
 		_, host, _ := strings.Cut(spec.URL, "://")
 		spec.ID = spec.Role.String() + "@" + host
 	}
-	if err := checkSpec(spec); err != nil {
+	if err := f.checkSpec(spec); err != nil {
 		return fmt.Errorf("fleet: cannot add %q: %w", spec.ID, err)
 	}
 	w := worker.New(spec)
@@ -225,13 +228,29 @@ func (f *Fleet) Add(spec worker.Spec) error {
 	return nil
 }
 
+// CheckAddresses returns an error if a URL of a worker leads to one of the router's own listeners.
+func CheckAddresses(own *networks.OwnListeners, spec *worker.Spec) error {
+	if err := own.CheckURL("url", spec.URL); err != nil {
+		return err
+	}
+	for i, u := range spec.RankURLs {
+		if err := own.CheckURL(fmt.Sprintf("rank_urls[%d]", i), u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // watchServers replaces the servers that the schedule checks. Called with mu.
 func (f *Fleet) watchServers(list []*server) {
 	f.servers.Store(&list)
 	f.recheckSoon()
 }
 
-func checkSpec(spec worker.Spec) error {
+func (f *Fleet) checkSpec(spec worker.Spec) error {
+	if err := CheckAddresses(f.opt.Own, &spec); err != nil {
+		return err
+	}
 	if len(spec.RankURLs) > 0 && len(spec.RankURLs) != max(len(spec.Ranks), 1) {
 		return fmt.Errorf("%d rank URLs for %d ranks; want one for each rank", len(spec.RankURLs), max(len(spec.Ranks), 1))
 	}

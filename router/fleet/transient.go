@@ -13,7 +13,7 @@ import (
 // reports it. It fails as Add does, except that two transient workers may share an id.
 func (f *Fleet) AddTransient(spec worker.Spec) (*worker.Worker, error) {
 	spec.URL = strings.TrimRight(spec.URL, "/")
-	if err := checkSpec(spec); err != nil {
+	if err := f.checkSpec(spec); err != nil {
 		return nil, fmt.Errorf("fleet: cannot add transient worker %q: %w", spec.ID, err)
 	}
 	w := worker.New(spec)

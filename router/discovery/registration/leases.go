@@ -1,6 +1,7 @@
 package registration
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"sluice/router/discovery"
+	"sluice/router/networks"
 	"sluice/router/worker"
 )
 
@@ -67,6 +69,9 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 	if err != nil {
 		if h != nil && changed {
 			delete(l.byID, id) // the set removed the old worker, and the fleet refused the new spec
+		}
+		if own := (*networks.OwnAddressError)(nil); errors.As(err, &own) {
+			return false, bad(own)
 		}
 		return false, &refusal{409, "not_added", err.Error(), time.Second}
 	}

@@ -3,6 +3,8 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -126,6 +128,55 @@ func TestLostWorkerIsRemoved(t *testing.T) {
 	}
 	testwait.UntilWithin(t, 5*time.Second, "it is there", func() bool { return r.State("w") != worker.Gone })
 	testwait.UntilWithin(t, 10*time.Second, "its lease ends", func() bool { return r.State("w") == worker.Gone })
+}
+
+// TestOwnAddressIsNoWorker: the router refuses a worker at one of its own listeners. It would send
+// its requests to itself.
+func TestOwnAddressIsNoWorker(t *testing.T) {
+	t.Parallel()
+	e := harness.StartSim(t, nil)
+	path := filepath.Join(t.TempDir(), "workers.yaml")
+	harness.WriteFile(t, path, "workers: []\n")
+	r := harness.LaunchRouter(t, func(c *config.Config) {
+		withRegister(c)
+		c.Discovery.File, c.Discovery.FilePoll = path, 20*time.Millisecond
+	}, harness.SimWorker(e, worker.Aggregated, "w"))
+	_, port, err := net.SplitHostPort(r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ body, field string }{
+		{fmt.Sprintf(`{"version":1,"url":%q}`, r.URL), "url"},
+		{fmt.Sprintf(`{"version":1,"url":"http://*:%s"}`, port), "url"}, // the caller's address
+		{fmt.Sprintf(`{"version":1,"url":%q,"ranks":[0,1],"rank_urls":[%q,%q]}`, e.URL(), e.URL(), r.URL), "rank_urls[1]"},
+	} {
+		req, err := http.NewRequest("PUT", "http://"+r.Registration.Addr()+"/v1/workers/own", strings.NewReader(c.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+harness.RegisterToken)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if s := string(text); resp.StatusCode != 400 || !strings.Contains(s, c.field+": ") || !strings.Contains(s, ":"+port) || !strings.Contains(s, "own listener") {
+			t.Errorf("%s: %d %s; want 400 that names %s and the address", c.body, resp.StatusCode, s, c.field)
+		}
+	}
+	harness.WriteFile(t, path, fmt.Sprintf("workers:\n  - {id: own, url: %q}\n", r.URL))
+	testwait.UntilWithin(t, 5*time.Second, "the source says why", func() bool {
+		for _, s := range sourceStates(t, r) {
+			if strings.Contains(s.Error, "own listener") {
+				return true
+			}
+		}
+		return false
+	})
+	if s := r.State("own"); s != worker.Gone {
+		t.Errorf("the router is its own worker, %v", s)
+	}
 }
 
 func sourceStates(t *testing.T, r *harness.Router) []discovery.State {
