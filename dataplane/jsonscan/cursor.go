@@ -313,3 +313,19 @@ func HexDigit(c byte) int {
 func IsWordByte(c byte) bool {
 	return c|0x20 >= 'a' && c|0x20 <= 'z' || c-'0' <= 9 || c == '_' || c == '-' || c == '.'
 }
+
+// MemberOf returns one member of an object; nil: there is none.
+func MemberOf(object []byte, name string) (value []byte) {
+	w := Cursor{Data: object}
+	if !w.Enter('{') {
+		return nil
+	}
+	for key, more := w.Member(); more; key, more = w.Member() {
+		if string(key) == name {
+			value = w.Raw()
+		} else {
+			w.Skip()
+		}
+	}
+	return value
+}

@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 	"math/bits"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 )
@@ -22,18 +23,18 @@ const knownChoices = 16
 
 // expect records that n choices were requested.
 func (f *finishTracker) expect(n int) {
-	f.choices = max(f.choices, uint16(min(max(n, 0), maxChoiceIndex)))
+	f.choices = max(f.choices, uint16(min(max(n, 0), apiformat.MaxChoiceIndex)))
 }
 
 // add records an event of choice index; -1: the engine sent an invalid index.
 func (f *finishTracker) add(index int, finished bool) {
-	index = min(max(index, 0), maxChoiceIndex-1)
+	index = min(max(index, 0), apiformat.MaxChoiceIndex-1)
 	f.choices, f.unscanned = max(f.choices, uint16(index+1)), false
 	switch {
 	case !finished:
 	case index < knownChoices:
 		f.first |= 1 << index
-	case f.others < maxChoiceIndex:
+	case f.others < apiformat.MaxChoiceIndex:
 		f.others++
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/sse"
 	"strings"
 	"sync"
@@ -137,11 +138,11 @@ func randomCompletion(rng *rand.Rand, tag string) completion {
 	return c
 }
 
-func (c *completion) conversion(rng *rand.Rand) *Conversion {
-	conv := &Conversion{Chat: true, Cached: c.cached, TopLogprobs: 1}
+func (c *completion) conversion(rng *rand.Rand) *apiformat.Conversion {
+	conv := &apiformat.Conversion{Chat: true, Cached: c.cached, TopLogprobs: 1}
 	if f := c.first; f != nil {
 		text := quoted(rng, f.text)
-		conv.First = &FirstToken{ID: uint32(f.id), Text: text[1 : len(text)-1], IDs: c.ids}
+		conv.First = &apiformat.FirstToken{ID: uint32(f.id), Text: text[1 : len(text)-1], IDs: c.ids}
 		if c.logprobs {
 			conv.First.Logprobs, _ = json.Marshal(completionLogprobs([]token{*f}, 0))
 		}

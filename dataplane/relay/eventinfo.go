@@ -3,6 +3,7 @@ package relay
 import (
 	"bytes"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 )
 
@@ -46,7 +47,7 @@ func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
 		case "error":
 			if !w.Null() {
 				n.failed = true
-				code := jsonscan.Cursor{Data: memberOf(data[w.Pos:], "code")}
+				code := jsonscan.Cursor{Data: jsonscan.MemberOf(data[w.Pos:], "code")}
 				n.failedCode = max(code.Unsigned(), 0)
 			}
 			w.Skip()
@@ -79,7 +80,7 @@ func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
 			object = "chat.completion.chunk"
 		}
 		var scratch [2 * maxTemplate]byte
-		begun := appendHead(append(scratch[:0], "data: "...), false, object, id, created, model)
+		begun := apiformat.AppendHead(append(scratch[:0], "data: "...), false, object, id, created, model)
 		if !t.template.learnHead(begun) {
 			t.setEventHead(string(begun[len("data: "):]))
 		}
@@ -91,7 +92,7 @@ func (t *Transcript) readEvent(event, data []byte) (n eventInfo, ok bool) {
 }
 
 // addIDs counts the ids of a choice in an event, and records whether its text covers all of them.
-func (t *Transcript) addIDs(q *ChoiceState, text []byte, ids int) {
+func (t *Transcript) addIDs(q *apiformat.ChoiceState, text []byte, ids int) {
 	switch {
 	case t.NoText:
 		q.Delivered = len(q.Out)
@@ -206,7 +207,7 @@ func (t *Transcript) choice(w *jsonscan.Cursor, base int, n *eventInfo) {
 		t.blockOnce("multiple_choices")
 		q = &t.ChoiceState
 	}
-	q.started = true
+	q.Started = true
 	had := len(q.Out)
 	if ids != nil {
 		var err error
@@ -221,7 +222,7 @@ func (t *Transcript) choice(w *jsonscan.Cursor, base int, n *eventInfo) {
 		q.Finished = !(t.Choices > 1 && t.resumed() != nil && string(finish) == "length" && len(q.Out) < int(t.Limit))
 	}
 	if scores != nil && t.Logprobs && t.Format == CompletionsFormat {
-		q.addLogprobs(scores)
+		q.AddLogprobs(scores)
 	}
 	if !w.Bad {
 		t.addIDs(q, n.text, n.ids)

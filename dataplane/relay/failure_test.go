@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/redact"
 	"sluice/dataplane/sse"
 	"strings"
@@ -348,7 +349,7 @@ func TestEngineEndsALineShort(t *testing.T) {
 
 // However many choices there are, all must finish.
 func TestFinishReasons(t *testing.T) {
-	for _, n := range []int{1, 2, 15, 16, 17, 100, maxChoiceIndex} {
+	for _, n := range []int{1, 2, 15, 16, 17, 100, apiformat.MaxChoiceIndex} {
 		var f finishTracker
 		f.expect(n)
 		for i := range n {
@@ -369,7 +370,7 @@ func TestFinishReasons(t *testing.T) {
 	}
 	f.add(1<<40, false)
 	f.expect(-1)
-	if f.expect(1 << 40); f.all() || f.choices != maxChoiceIndex {
+	if f.expect(1 << 40); f.all() || f.choices != apiformat.MaxChoiceIndex {
 		t.Errorf("%+v", f)
 	}
 }

@@ -70,7 +70,7 @@ func (t *Transcript) engineFailed(dst, event []byte, code int) []byte {
 
 // codeOf reads "code" from a raw error object. A string of digits is accepted too.
 func codeOf(raw []byte) int {
-	value := memberOf(raw, "code")
+	value := jsonscan.MemberOf(raw, "code")
 	if len(value) > 2 && value[0] == '"' {
 		value = value[1 : len(value)-1]
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strconv"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 )
@@ -42,7 +43,7 @@ func (g *generateStream) event(dst, event []byte) []byte {
 		return t.resumed().Event(dst, event)
 	}
 	if g.id == nil {
-		g.id = bytes.Clone(memberOf(data, "request_id"))
+		g.id = bytes.Clone(jsonscan.MemberOf(data, "request_id"))
 	}
 	if t.NoText && !n.hasOther && n.choices == 1 && n.ids > 0 {
 		ids := jsonscan.Value{Start: n.idsAt, End: n.idsTo, Kind: jsonscan.Array}
@@ -86,7 +87,7 @@ func (g *generateStream) appendEnd(dst []byte, usage bool) []byte {
 // generateResumed turns the events of a second engine into those of the stream.
 type generateResumed struct {
 	id     []byte // nil: nothing has been sent
-	splice SplicePoint
+	splice apiformat.SplicePoint
 }
 
 func (g *generateResumed) Event(dst, event []byte) []byte {
@@ -104,20 +105,20 @@ func (g *generateResumed) Event(dst, event []byte) []byte {
 			if g.id != nil {
 				id = g.id
 			}
-			dst = append(appendKey(dst, from, key), id...)
+			dst = append(apiformat.AppendKey(dst, from, key), id...)
 		case "usage":
-			dst = appendKey(dst, from, key)
-			c := Conversion{Cached: -1, Splice: &g.splice}
-			dst = c.usage(dst, &w)
+			dst = apiformat.AppendKey(dst, from, key)
+			c := apiformat.Conversion{Cached: -1, Splice: &g.splice}
+			dst = c.Usage(dst, &w)
 		case "prompt_token_ids", "mm_placeholders":
 			if raw := w.Raw(); g.splice.PriorTokens == 0 {
-				dst = append(appendKey(dst, from, key), raw...)
+				dst = append(apiformat.AppendKey(dst, from, key), raw...)
 			} // else the client has it already, and this engine's differs
 		case "choices":
-			dst = appendKey(dst, from, key)
+			dst = apiformat.AppendKey(dst, from, key)
 			dst = g.choices(dst, &w)
 		default:
-			dst = appendKey(dst, from, key)
+			dst = apiformat.AppendKey(dst, from, key)
 			dst = append(dst, w.Raw()...)
 		}
 	}
@@ -145,14 +146,14 @@ func (g *generateResumed) choices(dst []byte, w *jsonscan.Cursor) []byte {
 		w.Enter('{')
 		from := len(dst)
 		for key, more := w.Member(); more; key, more = w.Member() {
-			dst = appendKey(dst, from, key)
+			dst = apiformat.AppendKey(dst, from, key)
 			if string(key) == "weight_versions" && w.Peek() == '[' {
 				dst = g.spans(dst, w)
 				continue
 			}
 			dst = append(dst, w.Raw()...)
 		}
-		dst = closeObject(dst, from)
+		dst = apiformat.CloseObject(dst, from)
 	}
 	return append(dst, ']')
 }
@@ -171,15 +172,15 @@ func (g *generateResumed) spans(dst []byte, w *jsonscan.Cursor) []byte {
 		}
 		w.Enter('{')
 		for key, more := w.Member(); more; key, more = w.Member() {
-			dst = appendKey(dst, from, key)
+			dst = apiformat.AppendKey(dst, from, key)
 			switch string(key) {
 			case "start", "end":
-				dst = appendShifted(dst, w, g.splice.PriorTokens)
+				dst = apiformat.AppendShifted(dst, w, g.splice.PriorTokens)
 			default:
 				dst = append(dst, w.Raw()...)
 			}
 		}
-		dst = closeObject(dst, from)
+		dst = apiformat.CloseObject(dst, from)
 	}
 	return append(dst, ']')
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 	"strconv"
@@ -56,13 +57,13 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	switch string(kind) {
 	case "message_start":
 		m.started = true
-		m.usage = bytes.Clone(memberOf(message, "usage"))
+		m.usage = bytes.Clone(jsonscan.MemberOf(message, "usage"))
 	case "content_block_start":
 		m.block, m.open = index, true
-		t.blockUnlessText(memberOf(block, "type"), `"text"`)
+		t.blockUnlessText(jsonscan.MemberOf(block, "type"), `"text"`)
 	case "content_block_delta":
-		t.blockUnlessText(memberOf(delta, "type"), `"text_delta"`)
-		text := jsonscan.Cursor{Data: memberOf(delta, "text")}
+		t.blockUnlessText(jsonscan.MemberOf(delta, "type"), `"text_delta"`)
+		text := jsonscan.Cursor{Data: jsonscan.MemberOf(delta, "text")}
 		if sent := text.Text(); len(sent) > 0 {
 			t.appendSent(sent)
 		}
@@ -73,7 +74,7 @@ func (m *messagesStream) event(dst, event []byte) []byte {
 	case "message_stop":
 		t.doneSent = true
 	case "error":
-		return t.engineFailed(dst, event, AnthropicStatus(memberOf(failure, "type")))
+		return t.engineFailed(dst, event, AnthropicStatus(jsonscan.MemberOf(failure, "type")))
 	}
 	return append(dst, event...)
 }
@@ -194,10 +195,10 @@ func (n *messagesResumed) appendEnd(dst []byte) []byte {
 	for key, more := w.Member(); more; key, more = w.Member() {
 		value := w.Raw()
 		if string(key) != "output_tokens" {
-			dst = append(appendKey(dst, from, key), value...)
+			dst = append(apiformat.AppendKey(dst, from, key), value...)
 		}
 	}
-	dst = appendKey(dst, from, []byte("output_tokens"))
+	dst = apiformat.AppendKey(dst, from, []byte("output_tokens"))
 	dst = strconv.AppendInt(dst, int64(len(t.Out)), 10)
 	return append(dst, "}}\n\n"...)
 }
@@ -205,18 +206,18 @@ func (n *messagesResumed) appendEnd(dst []byte) []byte {
 // parseCompletion reads the one choice of a completions event, raw: its text (the inside of a
 // string) and, at its end, the finish reason and stop sequence.
 func parseCompletion(data []byte) (text, finish, stop []byte) {
-	w := jsonscan.Cursor{Data: memberOf(data, "choices")}
+	w := jsonscan.Cursor{Data: jsonscan.MemberOf(data, "choices")}
 	if !w.Enter('[') || !w.Element() {
 		return nil, nil, nil
 	}
-	var ch choice
-	ch.read(&w, func(key, value []byte) {
+	var ch apiformat.Choice
+	ch.Read(&w, func(key, value []byte) {
 		if string(key) == "matched_stop" && value != nil { // SGLang's name
 			stop = value
 		}
 	})
-	if ch.stop != nil {
-		stop = ch.stop
+	if ch.Stop != nil {
+		stop = ch.Stop
 	}
-	return ch.text, ch.finish, stop
+	return ch.Text, ch.Finish, stop
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strconv"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 )
@@ -85,7 +86,7 @@ func (s *nativeStream) event(dst, event []byte) []byte {
 		return n.event(dst, data)
 	}
 	if s.id == nil {
-		s.id = bytes.Clone(memberOf(memberOf(data, "meta_info"), "id"))
+		s.id = bytes.Clone(jsonscan.MemberOf(jsonscan.MemberOf(data, "meta_info"), "id"))
 	}
 	grew := s.addIDs(&s.mode, len(t.Out))
 	s.noText = !s.current.texted
@@ -230,12 +231,12 @@ func (s *nativeStream) meta(w *jsonscan.Cursor) {
 				continue
 			}
 			s.current.finished = true
-			if kind := (jsonscan.Cursor{Data: memberOf(raw, "type")}); string(kind.Word()) != "abort" {
+			if kind := (jsonscan.Cursor{Data: jsonscan.MemberOf(raw, "type")}); string(kind.Word()) != "abort" {
 				continue
 			}
 			// With a status code the engine failed, also because of a lost transfer. Without one
 			// the request was aborted on demand.
-			status := jsonscan.Cursor{Data: memberOf(raw, "status_code")}
+			status := jsonscan.Cursor{Data: jsonscan.MemberOf(raw, "status_code")}
 			if code := status.Unsigned(); code > 0 {
 				s.current.failed, s.current.code = true, code
 			}
@@ -257,7 +258,7 @@ func (s *nativeStream) appendEnd(dst []byte, _ bool) []byte {
 // first engine.
 type nativeResumed struct {
 	first  *nativeStream
-	splice SplicePoint
+	splice apiformat.SplicePoint
 	mode   nativeMode // of the second engine
 	before int        // bytes of the first engine's text in s.text
 	seen   int        // bytes of the second engine's text
@@ -293,7 +294,7 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 	w := jsonscan.Cursor{Data: data}
 	w.Enter('{')
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = apiformat.AppendKey(dst, from, key)
 		switch string(key) {
 		case "text":
 			if w.Skip(); s.mode != incremental {
@@ -318,7 +319,7 @@ func (n *nativeResumed) event(dst, data []byte) []byte {
 		return dst[:mark]
 	}
 	s.markDelivered(grew)
-	return append(closeObject(dst, from), "\n\n"...)
+	return append(apiformat.CloseObject(dst, from), "\n\n"...)
 }
 
 func (n *nativeResumed) meta(dst []byte, w *jsonscan.Cursor) []byte {
@@ -328,7 +329,7 @@ func (n *nativeResumed) meta(dst []byte, w *jsonscan.Cursor) []byte {
 	w.Enter('{')
 	from := len(dst)
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = apiformat.AppendKey(dst, from, key)
 		switch string(key) {
 		case "id":
 			id := w.Raw()
@@ -337,9 +338,9 @@ func (n *nativeResumed) meta(dst []byte, w *jsonscan.Cursor) []byte {
 			}
 			dst = append(dst, id...)
 		case "prompt_tokens":
-			dst = appendShifted(dst, w, -n.splice.PriorTokens)
+			dst = apiformat.AppendShifted(dst, w, -n.splice.PriorTokens)
 		case "completion_tokens":
-			dst = appendShifted(dst, w, n.splice.PriorTokens)
+			dst = apiformat.AppendShifted(dst, w, n.splice.PriorTokens)
 		case "cached_tokens":
 			cached := jsonscan.Cursor{Data: w.Raw()}
 			dst = strconv.AppendInt(dst, int64(min(max(cached.Unsigned(), 0), n.splice.Prompt)), 10)
@@ -349,7 +350,7 @@ func (n *nativeResumed) meta(dst []byte, w *jsonscan.Cursor) []byte {
 			dst = append(dst, w.Raw()...)
 		}
 	}
-	return closeObject(dst, from)
+	return apiformat.CloseObject(dst, from)
 }
 
 // reason appends a finish reason; "length" has the token count.
@@ -360,12 +361,12 @@ func (n *nativeResumed) reason(dst []byte, w *jsonscan.Cursor) []byte {
 	w.Enter('{')
 	from := len(dst)
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = apiformat.AppendKey(dst, from, key)
 		if string(key) == "length" {
-			dst = appendShifted(dst, w, n.splice.PriorTokens)
+			dst = apiformat.AppendShifted(dst, w, n.splice.PriorTokens)
 			continue
 		}
 		dst = append(dst, w.Raw()...)
 	}
-	return closeObject(dst, from)
+	return apiformat.CloseObject(dst, from)
 }

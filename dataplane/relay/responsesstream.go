@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/sse"
 	"strconv"
@@ -68,10 +69,10 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	case "response.created":
 		r.response = bytes.Clone(response)
 	case "response.output_item.added":
-		t.blockUnlessText(memberOf(item, "type"), `"message"`)
-		r.item, r.itemID, r.output = bytes.Clone(item), bytes.Clone(memberOf(item, "id")), output
+		t.blockUnlessText(jsonscan.MemberOf(item, "type"), `"message"`)
+		r.item, r.itemID, r.output = bytes.Clone(item), bytes.Clone(jsonscan.MemberOf(item, "id")), output
 	case "response.content_part.added":
-		t.blockUnlessText(memberOf(part, "type"), `"output_text"`)
+		t.blockUnlessText(jsonscan.MemberOf(part, "type"), `"output_text"`)
 		r.part = bytes.Clone(part)
 	case "response.output_text.delta":
 		if len(delta) > 0 {
@@ -82,7 +83,7 @@ func (r *responsesStream) event(dst, event []byte) []byte {
 	case "response.completed", "response.incomplete":
 		t.Finished, t.doneSent = true, true
 	case "error":
-		return t.engineFailed(dst, event, codeOf(append(append([]byte(`{"code":`), orNull(code)...), '}')))
+		return t.engineFailed(dst, event, codeOf(append(append([]byte(`{"code":`), apiformat.OrNull(code)...), '}')))
 	case "response.failed":
 		return t.engineFailed(dst, event, 500)
 	default:
@@ -118,7 +119,7 @@ func (n *responsesResumed) Event(dst, event []byte) []byte {
 	if bytes.Equal(data, sse.DoneData) {
 		return n.appendEnd(dst)
 	}
-	if usage := memberOf(data, "usage"); isObject(usage) {
+	if usage := jsonscan.MemberOf(data, "usage"); apiformat.IsObject(usage) {
 		n.usage = bytes.Clone(usage)
 	}
 	text, finish, _ := parseCompletion(data)
@@ -137,7 +138,7 @@ func (n *responsesResumed) Event(dst, event []byte) []byte {
 // appendPartAdded begins the item and part unless the first engine has.
 func (n *responsesResumed) appendPartAdded(dst []byte) []byte {
 	r := n.first
-	if !isObject(r.response) {
+	if !apiformat.IsObject(r.response) {
 		r.response = []byte(`{"object":"response"}`)
 	}
 	if r.item == nil && !r.inProgressSent { // the engine failed right after response.created
@@ -146,7 +147,7 @@ func (n *responsesResumed) appendPartAdded(dst []byte) []byte {
 		dst = append(append(dst, r.response...), "}\n\n"...)
 	}
 	if r.item == nil {
-		id := memberOf(r.response, "id")
+		id := jsonscan.MemberOf(r.response, "id")
 		r.itemID = append([]byte(`"msg_`), bytes.TrimPrefix(bytes.Trim(id, `"`), []byte("resp_"))...)
 		r.itemID = append(r.itemID, '"')
 		r.item = append(append([]byte(`{"id":`), r.itemID...), `,"content":[],"role":"assistant","status":"in_progress","type":"message"}`...)
@@ -214,7 +215,7 @@ func (n *responsesResumed) appendEnd(dst []byte) []byte {
 func (n *responsesResumed) appendUsage(dst []byte) []byte {
 	t := n.first.t
 	prompt, output := t.Prompt.Len(), len(t.Out)
-	details := jsonscan.Cursor{Data: memberOf(memberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
+	details := jsonscan.Cursor{Data: jsonscan.MemberOf(jsonscan.MemberOf(n.usage, "prompt_tokens_details"), "cached_tokens")}
 	cached := min(max(details.Unsigned(), 0), prompt)
 	dst = strconv.AppendInt(append(dst, `{"input_tokens":`...), int64(prompt), 10)
 	dst = strconv.AppendInt(append(dst, `,"input_tokens_details":{"cached_tokens":`...), int64(cached), 10)

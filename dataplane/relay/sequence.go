@@ -1,7 +1,9 @@
 package relay
 
+import "sluice/dataplane/apiformat"
+
 // Choice returns the state of choice i; nil if the stream has no such choice.
-func (t *Transcript) Choice(i int) *ChoiceState {
+func (t *Transcript) Choice(i int) *apiformat.ChoiceState {
 	switch {
 	case i == 0:
 		return &t.ChoiceState
@@ -10,14 +12,14 @@ func (t *Transcript) Choice(i int) *ChoiceState {
 	}
 	extras := t.ensureExtras()
 	for len(extras.otherChoices) < int(t.Choices)-1 {
-		extras.otherChoices = append(extras.otherChoices, ChoiceState{index: int32(len(extras.otherChoices) + 1)})
+		extras.otherChoices = append(extras.otherChoices, apiformat.ChoiceState{Index: int32(len(extras.otherChoices) + 1)})
 	}
 	return &extras.otherChoices[i-1]
 }
 
 // Unfinished returns the unfinished choices in order. The next engine is asked for them in this
 // order.
-func (t *Transcript) Unfinished() (open []*ChoiceState) {
+func (t *Transcript) Unfinished() (open []*apiformat.ChoiceState) {
 	for i := range max(int(t.Choices), 1) {
 		if q := t.Choice(i); !q.Finished {
 			open = append(open, q)
@@ -27,7 +29,7 @@ func (t *Transcript) Unfinished() (open []*ChoiceState) {
 }
 
 // engineChoice returns the choice that the present engine calls i.
-func (t *Transcript) engineChoice(i int) *ChoiceState {
+func (t *Transcript) engineChoice(i int) *apiformat.ChoiceState {
 	asks := t.requestedChoices()
 	if asks == nil {
 		return t.Choice(i)
@@ -39,7 +41,7 @@ func (t *Transcript) engineChoice(i int) *ChoiceState {
 }
 
 // all reports whether f is true for all choices.
-func (t *Transcript) all(f func(q *ChoiceState) bool) bool {
+func (t *Transcript) all(f func(q *apiformat.ChoiceState) bool) bool {
 	for i := range max(int(t.Choices), 1) {
 		if !f(t.Choice(i)) {
 			return false
@@ -49,11 +51,11 @@ func (t *Transcript) all(f func(q *ChoiceState) bool) bool {
 }
 
 func (t *Transcript) finished() bool {
-	return t.all(func(q *ChoiceState) bool { return q.Finished })
+	return t.all(func(q *apiformat.ChoiceState) bool { return q.Finished })
 }
 
 // allDelivered reports whether the client has the text of all of the engine's tokens.
-func (t *Transcript) allDelivered(q *ChoiceState) bool {
+func (t *Transcript) allDelivered(q *apiformat.ChoiceState) bool {
 	return q.Finished || !q.PartialRune && (t.TextOnly && t.resumed() == nil || q.Delivered == len(q.Out))
 }
 
@@ -66,7 +68,7 @@ func (t *Transcript) needsRound() bool { return t.Choices > 1 && t.resumed() != 
 // more is read from it, because an engine may keep its response open.
 func (t *Transcript) roundDone() bool { return t.extras != nil && t.extras.roundDone }
 
-// totalTokens returns the number of tokens of all choices.
+// TotalTokens returns the number of tokens of all choices.
 func (t *Transcript) totalTokens() (n int) {
 	for i := range max(int(t.Choices), 1) {
 		n += len(t.Choice(i).Out)

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/sse"
 	"sync/atomic"
 )
@@ -55,8 +56,8 @@ type Transcript struct {
 	// known, until its second event shows it.
 	Deltas *bool
 
-	Prompt      PackedIDs // known beforehand, or told by the first event
-	ChoiceState           // of the first choice
+	Prompt                PackedIDs // known beforehand, or told by the first event
+	apiformat.ChoiceState           // of the first choice
 
 	formatter formatter // of an APIFormat that is not OpenAI's
 	template  idTemplate
@@ -98,12 +99,12 @@ type transcriptExtras struct {
 	next         sse.Rewriter // rewrites another engine's events
 	text         []byte
 	eventEnds    []uint32
-	otherChoices []ChoiceState  // of the other choices
-	requested    []*ChoiceState // the choices requested from the present engine, if it is not the first
-	preOut       []byte         // the output of pre for an event
-	past         int            // number of ids that forget has dropped
-	forgot       bool           // forget was called
-	roundDone    bool           // the present engine has done what was requested; needsRound
+	otherChoices []apiformat.ChoiceState  // of the other choices
+	requested    []*apiformat.ChoiceState // the choices requested from the present engine, if it is not the first
+	preOut       []byte                   // the output of pre for an event
+	past         int                      // number of ids that forget has dropped
+	forgot       bool                     // forget was called
+	roundDone    bool                     // the present engine has done what was requested; needsRound
 }
 
 // memorySpent is the blocker of a stream for whose transcript there is no memory.
@@ -221,7 +222,7 @@ func (t *Transcript) keepText(text []byte) bool {
 }
 
 // requestedChoices returns the choices requested from the present engine; nil: from the first.
-func (t *Transcript) requestedChoices() []*ChoiceState {
+func (t *Transcript) requestedChoices() []*apiformat.ChoiceState {
 	if t.extras == nil {
 		return nil
 	}
@@ -367,7 +368,7 @@ func (t *Transcript) firstEventSent() bool {
 
 // resumable reports whether a choice ends where another engine can continue. What that engine
 // generates again must not have been shown, neither as ids nor with log-probabilities.
-func (t *Transcript) resumable(q *ChoiceState) bool {
+func (t *Transcript) resumable(q *apiformat.ChoiceState) bool {
 	return q.Finished || !q.PartialRune && (!t.ShowIDs && !t.Logprobs || q.Delivered == len(q.Out) || t.TextOnly && t.resumed() == nil)
 }
 
@@ -383,7 +384,7 @@ func (t *Transcript) SwitchEngine() {
 	extras := t.ensureExtras()
 	extras.requested = t.Unfinished()
 	for _, q := range t.requestedChoices() {
-		q.Out, q.engineOrigin = q.Out[:q.Delivered], q.offset
+		q.Out, q.EngineOrigin = q.Out[:q.Delivered], q.Offset
 	}
 	t.switches++
 	extras.failure, extras.roundDone = nil, false
@@ -399,18 +400,18 @@ func (t *Transcript) getFormatter() formatter {
 }
 
 // splicePoint returns where the stream passes to another engine.
-func (t *Transcript) splicePoint() *SplicePoint {
-	s := &SplicePoint{Prompt: t.Prompt.Len(), PriorTokens: t.Delivered, ShowIDs: t.ShowIDs, choices: t.requestedChoices()}
+func (t *Transcript) splicePoint() *apiformat.SplicePoint {
+	s := &apiformat.SplicePoint{Prompt: t.Prompt.Len(), PriorTokens: t.Delivered, ShowIDs: t.ShowIDs, Choices: t.requestedChoices()}
 	if head := t.eventHead(); head != "" {
 		s.Head = []byte(head)
 	}
 	for _, q := range t.requestedChoices() {
-		s.started = append(s.started, q.started)
+		s.Started = append(s.Started, q.Started)
 	}
 	if t.Choices > 1 {
-		s.totalTokens = t.totalTokens
+		s.TotalTokens = t.totalTokens
 		if t.SumsCached {
-			s.cachedPrompts = len(t.requestedChoices())
+			s.CachedPrompts = len(t.requestedChoices())
 		}
 	}
 	return s
@@ -429,7 +430,7 @@ func (o openAIFormatter) event(dst, event []byte) []byte { return o.t.event(dst,
 
 func (o openAIFormatter) nextEngine() sse.Rewriter {
 	t := o.t
-	return &Conversion{Chat: t.Format == ChatFormat, Choices: len(t.requestedChoices()), TopLogprobs: int(t.TopLogprobs), Cached: -1, Splice: t.splicePoint()}
+	return &apiformat.Conversion{Chat: t.Format == ChatFormat, Choices: len(t.requestedChoices()), TopLogprobs: int(t.TopLogprobs), Cached: -1, Splice: t.splicePoint()}
 }
 
 func (o openAIFormatter) appendEnd(dst []byte, usage bool) []byte {

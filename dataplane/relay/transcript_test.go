@@ -9,6 +9,7 @@ import (
 	"time"
 	"unsafe"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/membudget"
 	"sluice/dataplane/upstream"
 )
@@ -255,7 +256,7 @@ func TestMigratableChunkAllocatesNothing(t *testing.T) {
 }
 
 func migratableStream() *stream {
-	tr := &Transcript{Format: ChatFormat, holdsFailure: true, ChoiceState: ChoiceState{Out: make([]uint32, 0, 1<<20)}}
+	tr := &Transcript{Format: ChatFormat, holdsFailure: true, ChoiceState: apiformat.ChoiceState{Out: make([]uint32, 0, 1<<20)}}
 	s := newDiscardStream()
 	s.extras = &streamExtras{migration: Migration{Transcript: tr}}
 	s.editor = &editor{rewriter: tr}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
@@ -46,7 +47,7 @@ func (t *resumption) Relay(resp *upstream.Response, call *upstream.Call, hooks f
 // resume runs a request that continues the open choices of the stream on an engine that is not in
 // failed. grammar is a request member that constrains the output, or nil. resume returns nil if no
 // engine continues the stream.
-func (s *streamState) resume(client front.ClientGoneNotifier, open []*relay.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
+func (s *streamState) resume(client front.ClientGoneNotifier, open []*apiformat.ChoiceState, failed []*worker.Rank, cause relay.Cause, grammar []byte) *resumption {
 	c, opt := s.migration, s.settings
 	q := s.settings.r.requests.Get()
 	q.r, q.settings, q.id, q.model, q.stream = opt.r, opt, s.requestID, c.model, true

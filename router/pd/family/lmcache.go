@@ -6,10 +6,10 @@ import (
 	"strings"
 	"unicode"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/redact"
-	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
 	"sluice/router/config"
 	"sluice/router/pd/reqbody"
@@ -154,7 +154,7 @@ func (f lmcache) Decode(leg *LegRequest, p *Handover) {
 
 // remaining returns the number of tokens that decode may generate, 0 if unknown. A chat without a
 // limit may use the rest of the model's length, whereas completions need an explicit number.
-func remaining(p *Handover, first *relay.FirstToken) int {
+func remaining(p *Handover, first *apiformat.FirstToken) int {
 	n := reqbody.MaxTokens(p.Doc, p.Kind)
 	if n == 0 {
 		n = reqbody.DefaultMaxTokens
@@ -169,8 +169,8 @@ func remaining(p *Handover, first *relay.FirstToken) int {
 }
 
 // conversion returns the conversion from a response of this hand-over to the client's format.
-func conversion(p *Handover) *relay.Conversion {
-	c := &relay.Conversion{Chat: p.Kind == front.Chat, Choices: 1, Cached: p.PrefillCached}
+func conversion(p *Handover) *apiformat.Conversion {
+	c := &apiformat.Conversion{Chat: p.Kind == front.Chat, Choices: 1, Cached: p.PrefillCached}
 	if c.Chat {
 		c.TopLogprobs = topLogprobs(p.Doc)
 	}
@@ -202,5 +202,5 @@ func (lmcache) Events(p *Handover) sse.Rewriter {
 
 // Final implements FinalAnswerer.
 func (f lmcache) Final(dst []byte, p *Handover, body []byte) []byte {
-	return relay.AppendEvents(dst, f.Body(nil, p, body), reqbody.WantsUsage(p.Doc))
+	return apiformat.AppendEvents(dst, f.Body(nil, p, body), reqbody.WantsUsage(p.Doc))
 }

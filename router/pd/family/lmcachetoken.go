@@ -6,9 +6,9 @@ import (
 	"strings"
 	"unsafe"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
-	"sluice/dataplane/relay"
 	"sluice/router/pd/reqbody"
 )
 
@@ -18,7 +18,7 @@ type prefillToken struct {
 	parsed                       bool // parse has run
 	finishReason, text, logprobs []byte
 	id                           []byte
-	token                        relay.FirstToken // filled by usablePrefillToken
+	token                        apiformat.FirstToken // filled by usablePrefillToken
 }
 
 // parse reads a prefill response. The fields borrow from answer.
@@ -51,7 +51,7 @@ func valueAt(b []byte, v jsonscan.Value) []byte {
 // usablePrefillToken returns the token that prefill generated if decode can continue after it. If
 // it returns nil, decode generates the token again from the prompt's KV. The result belongs to p
 // and borrows from prefill's response.
-func usablePrefillToken(p *Handover) *relay.FirstToken {
+func usablePrefillToken(p *Handover) *apiformat.FirstToken {
 	if p.decodeContinues == triUnknown {
 		p.decodeContinues = triFalse
 		if decodeContinues(p.Doc) {
@@ -67,7 +67,7 @@ func usablePrefillToken(p *Handover) *relay.FirstToken {
 		return nil
 	}
 	f := &first.token
-	*f = relay.FirstToken{ID: uint32(n), Text: first.text[1 : len(first.text)-1], IDs: p.WantTokenIDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
+	*f = apiformat.FirstToken{ID: uint32(n), Text: first.text[1 : len(first.text)-1], IDs: p.WantTokenIDs || p.Doc.Bool(jsonscan.KeyReturnTokenIDs)}
 	if bytes.HasSuffix(f.Text, []byte("\ufffd")) || endsWithReplacement(f.Text) {
 		return nil // half a character: only the engine that generates both halves can decode it
 	}

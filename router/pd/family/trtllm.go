@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"fmt"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/redact"
-	"sluice/dataplane/relay"
 	"sluice/dataplane/sse"
 	"sluice/router/pd/reqbody"
 )
@@ -152,5 +152,5 @@ func (trtllm) Events(*Handover) sse.Rewriter { return redact.Rewriter{} }
 
 // Final implements FinalAnswerer.
 func (trtllm) Final(dst []byte, p *Handover, body []byte) []byte {
-	return relay.AppendEvents(dst, redact.Append(nil, body), reqbody.WantsUsage(p.Doc))
+	return apiformat.AppendEvents(dst, redact.Append(nil, body), reqbody.WantsUsage(p.Doc))
 }

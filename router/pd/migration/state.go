@@ -16,6 +16,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"sluice/dataplane/apiformat"
 	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/dataplane/relay"
@@ -97,8 +98,8 @@ func (c *State) Fields() (all []upstream.Field) {
 func (c *State) Unconstrained() bool { return c.unconstrained }
 
 // Spent reports whether one of the open choices has all the tokens that the client asked for.
-func (c *State) Spent(open []*relay.ChoiceState) bool {
-	return c.maxTokens > 0 && slices.ContainsFunc(open, func(q *relay.ChoiceState) bool { return q.Delivered >= int(c.maxTokens) })
+func (c *State) Spent(open []*apiformat.ChoiceState) bool {
+	return c.maxTokens > 0 && slices.ContainsFunc(open, func(q *apiformat.ChoiceState) bool { return q.Delivered >= int(c.maxTokens) })
 }
 
 // RemainingGrammar returns the request member that makes the next engine follow the rest of the
@@ -139,7 +140,7 @@ const maxResumeTokens = 1 << 20
 // Resume writes the request that continues the open choices, with grammar as an additional member.
 // modelLen is the model's length in tokens, 0 if unknown. Tokens use the memory of buf. reason says why
 // the stream cannot continue, "" if it can.
-func (c *State) Resume(open []*relay.ChoiceState, modelLen int, grammar []byte, buf []uint32) (r Resumption, reason string) {
+func (c *State) Resume(open []*apiformat.ChoiceState, modelLen int, grammar []byte, buf []uint32) (r Resumption, reason string) {
 	conts := make([]Continuation, len(open))
 	minTokens, total := 0, 0
 	for i, o := range open {

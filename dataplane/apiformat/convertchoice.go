@@ -1,18 +1,18 @@
-package relay
+package apiformat
 
 import (
 	"bytes"
 	"sluice/dataplane/jsonscan"
 )
 
-// choice holds the raw members of one choice of a completions answer; nil: missing.
-type choice struct {
+// Choice holds the raw members of one choice of a completions answer; nil: missing.
+type Choice struct {
 	index                                               int
-	text, logprobs, finish, stop, ids, prompt, promptLP []byte
+	Text, logprobs, Finish, Stop, ids, prompt, promptLP []byte
 }
 
-// read reads the choice at w and passes its unknown members to other.
-func (ch *choice) read(w *jsonscan.Cursor, other func(key, value []byte)) {
+// Read reads the choice at w and passes its unknown members to other.
+func (ch *Choice) Read(w *jsonscan.Cursor, other func(key, value []byte)) {
 	if !w.Enter('{') {
 		return
 	}
@@ -22,7 +22,7 @@ func (ch *choice) read(w *jsonscan.Cursor, other func(key, value []byte)) {
 			ch.index = max(w.Number(), 0)
 			continue
 		case "text":
-			ch.text = w.Text()
+			ch.Text = w.Text()
 			continue
 		}
 		value := w.Raw()
@@ -33,9 +33,9 @@ func (ch *choice) read(w *jsonscan.Cursor, other func(key, value []byte)) {
 		case "logprobs":
 			ch.logprobs = value
 		case "finish_reason":
-			ch.finish = value
+			ch.Finish = value
 		case "stop_reason":
-			ch.stop = value
+			ch.Stop = value
 		case "token_ids":
 			ch.ids = value
 		case "prompt_token_ids":
@@ -52,7 +52,7 @@ func (ch *choice) read(w *jsonscan.Cursor, other func(key, value []byte)) {
 }
 
 // hideIDs removes ids that the client did not ask for.
-func (ch *choice) hideIDs(s *SplicePoint) {
+func (ch *Choice) hideIDs(s *SplicePoint) {
 	if s == nil {
 		return
 	}
@@ -64,8 +64,8 @@ func (ch *choice) hideIDs(s *SplicePoint) {
 }
 
 // hasContent reports whether an event with this choice has anything for the client.
-func (ch *choice) hasContent() bool {
-	return len(ch.text) > 0 || ch.finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
+func (ch *Choice) hasContent() bool {
+	return len(ch.Text) > 0 || ch.Finish != nil || ch.logprobs != nil || len(ch.ids) > len("[]")
 }
 
 // appendOpenings creates the head of all events. Before the event itself it puts the first events
@@ -105,10 +105,10 @@ func (c *Conversion) appendOpenings(dst, data []byte) (_ []byte, ok bool) {
 		return dst, false
 	}
 	for w.Element() {
-		var ch choice
-		ch.read(&w, nil)
+		var ch Choice
+		ch.Read(&w, nil)
 		ch.hideIDs(c.Splice)
-		if ch.index >= maxChoiceIndex || ch.index < len(c.started) && c.started[ch.index] {
+		if ch.index >= MaxChoiceIndex || ch.index < len(c.started) && c.started[ch.index] {
 			continue
 		}
 		for len(c.started) <= ch.index {
@@ -126,25 +126,25 @@ func (c *Conversion) makeHead(id, created, model []byte) {
 	if c.Chat {
 		object = "chat.completion.chunk"
 	}
-	c.head = appendHead(c.head[:0], c.Chat, object, id, created, model)
+	c.head = AppendHead(c.head[:0], c.Chat, object, id, created, model)
 }
 
-// appendHead appends the members that begin all events, or a whole answer.
-func appendHead(dst []byte, chat bool, object string, id, created, model []byte) []byte {
+// AppendHead appends the members that begin all events, or a whole answer.
+func AppendHead(dst []byte, chat bool, object string, id, created, model []byte) []byte {
 	dst = append(dst, `{"id":`...)
 	if rest, ok := bytes.CutPrefix(id, []byte(`"cmpl-`)); ok && chat {
 		dst = append(append(dst, `"chatcmpl-`...), rest...)
 	} else {
-		dst = append(dst, orNull(id)...)
+		dst = append(dst, OrNull(id)...)
 	}
 	dst = append(append(append(dst, `,"object":"`...), object...), '"')
-	dst = append(append(dst, `,"created":`...), orNull(created)...)
-	return append(append(dst, `,"model":`...), orNull(model)...)
+	dst = append(append(dst, `,"created":`...), OrNull(created)...)
+	return append(append(dst, `,"model":`...), OrNull(model)...)
 }
 
 var null = []byte("null")
 
-func orNull(raw []byte) []byte {
+func OrNull(raw []byte) []byte {
 	if len(raw) == 0 {
 		return null
 	}
@@ -152,12 +152,12 @@ func orNull(raw []byte) []byte {
 }
 
 // appendOpening appends the events that precede a choice's own first event.
-func (c *Conversion) appendOpening(dst []byte, ch *choice) []byte {
+func (c *Conversion) appendOpening(dst []byte, ch *Choice) []byte {
 	event := func(b []byte) []byte {
 		b = append(append(b, "data: "...), c.head...)
 		index := ch.index
 		if q := c.Splice.sequence(index); q != nil {
-			index = int(q.index)
+			index = int(q.Index)
 		}
 		return appendInt(append(b, `,"choices":[{"index":`...), index)
 	}
@@ -170,12 +170,12 @@ func (c *Conversion) appendOpening(dst []byte, ch *choice) []byte {
 		dst = append(dst, "}\n\n"...)
 	}
 	f := c.First
-	if f == nil || c.Chat && len(f.Text) == 0 && !f.IDs && !isObject(f.Logprobs) {
+	if f == nil || c.Chat && len(f.Text) == 0 && !f.IDs && !IsObject(f.Logprobs) {
 		return dst
 	}
 	dst = event(dst)
-	first := choice{index: ch.index, text: f.Text, logprobs: f.Logprobs}
-	if !isObject(f.Logprobs) {
+	first := Choice{index: ch.index, Text: f.Text, logprobs: f.Logprobs}
+	if !IsObject(f.Logprobs) {
 		first.logprobs = nil
 	}
 	var scratch [16]byte
@@ -215,8 +215,8 @@ func (c *Conversion) choices(dst []byte, w *jsonscan.Cursor) (_ []byte, seen, se
 		return dst, 0, 0
 	}
 	for w.Element() {
-		var ch choice
-		ch.read(w, nil)
+		var ch Choice
+		ch.Read(w, nil)
 		ch.hideIDs(c.Splice)
 		origin := c.origin
 		if seen++; seen > 1 {
@@ -226,11 +226,11 @@ func (c *Conversion) choices(dst []byte, w *jsonscan.Cursor) (_ []byte, seen, se
 			if seen == 1 {
 				c.choice = q
 			}
-			ch.index, origin = int(q.index), origin+int(q.engineOrigin)
+			ch.index, origin = int(q.Index), origin+int(q.EngineOrigin)
 			if !q.Finished {
-				ch.finish, ch.stop = nil, nil // the choice continues in the next round
+				ch.Finish, ch.Stop = nil, nil // the choice continues in the next round
 			}
-		} else if c.Splice != nil && c.Splice.totalTokens != nil {
+		} else if c.Splice != nil && c.Splice.TotalTokens != nil {
 			continue // not requested; its index belongs to another choice
 		}
 		if c.Chat && !ch.hasContent() {
@@ -246,7 +246,7 @@ func (c *Conversion) choices(dst []byte, w *jsonscan.Cursor) (_ []byte, seen, se
 			if c.First != nil {
 				dst = append(dst, "null"...) // they are in the event of the first token
 			} else {
-				dst = append(dst, orNull(ch.prompt)...)
+				dst = append(dst, OrNull(ch.prompt)...)
 			}
 		}
 		dst = append(dst, '}')
@@ -255,24 +255,24 @@ func (c *Conversion) choices(dst []byte, w *jsonscan.Cursor) (_ []byte, seen, se
 }
 
 // appendChoice appends a choice's members after its index. text_offset counts from origin.
-func (c *Conversion) appendChoice(dst []byte, ch *choice, origin int) []byte {
+func (c *Conversion) appendChoice(dst []byte, ch *Choice, origin int) []byte {
 	if c.Chat {
-		if len(ch.text) == 0 && ch.finish != nil {
+		if len(ch.Text) == 0 && ch.Finish != nil {
 			dst = append(dst, `,"delta":{`...)
 		} else {
-			dst = append(append(append(dst, `,"delta":{"content":"`...), ch.text...), '"')
+			dst = append(append(append(dst, `,"delta":{"content":"`...), ch.Text...), '"')
 		}
 		dst = append(dst, `},"logprobs":`...)
 		dst = c.logprobs(dst, ch.logprobs)
 	} else {
-		dst = append(append(append(dst, `,"text":"`...), ch.text...), '"')
+		dst = append(append(append(dst, `,"text":"`...), ch.Text...), '"')
 		dst = appendShiftedOffsets(append(dst, `,"logprobs":`...), ch.logprobs, origin)
 	}
-	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
-	if ch.finish != nil || !c.Chat {
-		dst = append(append(dst, `,"stop_reason":`...), orNull(ch.stop)...)
+	dst = append(append(dst, `,"finish_reason":`...), OrNull(ch.Finish)...)
+	if ch.Finish != nil || !c.Chat {
+		dst = append(append(dst, `,"stop_reason":`...), OrNull(ch.Stop)...)
 	}
-	return append(append(dst, `,"token_ids":`...), orNull(ch.ids)...)
+	return append(append(dst, `,"token_ids":`...), OrNull(ch.ids)...)
 }
 
-func isObject(raw []byte) bool { return len(raw) > 0 && raw[0] == '{' }
+func IsObject(raw []byte) bool { return len(raw) > 0 && raw[0] == '{' }

@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import (
 	"sluice/dataplane/jsonscan"
@@ -11,7 +11,7 @@ func appendInt(dst []byte, n int) []byte { return strconv.AppendInt(dst, int64(n
 
 // logprobs appends a completions logprobs object in chat's format.
 func (c *Conversion) logprobs(dst, raw []byte) []byte {
-	if !isObject(raw) {
+	if !IsObject(raw) {
 		return append(dst, "null"...)
 	}
 	dst = append(dst, `{"content":[`...)
@@ -68,7 +68,7 @@ func (c *Conversion) logprobItems(dst, raw []byte, more bool) ([]byte, bool) {
 // alternatives appends the first TopLogprobs members of {"token": logprob, …}.
 func (c *Conversion) alternatives(dst, top []byte) []byte {
 	w := jsonscan.Cursor{Data: top}
-	if !isObject(top) || !w.Enter('{') {
+	if !IsObject(top) || !w.Enter('{') {
 		return dst
 	}
 	n := 0

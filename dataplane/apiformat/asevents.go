@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import "sluice/dataplane/jsonscan"
 
@@ -40,7 +40,7 @@ func AppendEvents(dst, body []byte, usage bool) []byte {
 		name = "chat.completion.chunk"
 	}
 	open := func(dst []byte) []byte {
-		return appendHead(append(dst, "data: "...), false, name, id, created, model)
+		return AppendHead(append(dst, "data: "...), false, name, id, created, model)
 	}
 	w = jsonscan.Cursor{Data: choices}
 	w.Enter('[')
@@ -61,9 +61,9 @@ func appendDone(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }
 
 // chatEvents appends the events of one choice of a chat answer.
 func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
-	index, message := memberOf(choice, "index"), memberOf(choice, "message")
+	index, message := jsonscan.MemberOf(choice, "index"), jsonscan.MemberOf(choice, "message")
 	event := func(delta func([]byte) []byte, rest string) {
-		dst = append(append(open(dst), `,"choices":[{"index":`...), orNull(index)...)
+		dst = append(append(open(dst), `,"choices":[{"index":`...), OrNull(index)...)
 		dst = delta(append(dst, `,"delta":`...))
 		dst = append(dst, rest...)
 	}
@@ -82,7 +82,7 @@ func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
 			switch string(key) {
 			case "content", "reasoning", "reasoning_content", "refusal", "tool_calls", "function_call":
 				if v := string(value); v != "null" && v != `""` && v != "[]" {
-					b = append(appendKey(b, from, key), value...)
+					b = append(AppendKey(b, from, key), value...)
 					wrote = true
 				}
 			}
@@ -95,13 +95,13 @@ func chatEvents(dst []byte, open func([]byte) []byte, choice []byte) []byte {
 	mark := len(dst)
 	event(content, "")
 	if wrote {
-		dst = append(append(dst, `,"logprobs":`...), orNull(memberOf(choice, "logprobs"))...)
+		dst = append(append(dst, `,"logprobs":`...), OrNull(jsonscan.MemberOf(choice, "logprobs"))...)
 		dst = append(dst, running...)
 	} else {
 		dst = dst[:mark]
 	}
 	event(func(b []byte) []byte { return append(b, "{}"...) }, `,"logprobs":null,"finish_reason":`)
-	dst = append(dst, orNull(memberOf(choice, "finish_reason"))...)
-	dst = append(append(dst, `,"stop_reason":`...), orNull(memberOf(choice, "stop_reason"))...)
+	dst = append(dst, OrNull(jsonscan.MemberOf(choice, "finish_reason"))...)
+	dst = append(append(dst, `,"stop_reason":`...), OrNull(jsonscan.MemberOf(choice, "stop_reason"))...)
 	return append(dst, "}]}\n\n"...)
 }

@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import "sluice/dataplane/jsonscan"
 
@@ -15,17 +15,17 @@ type ChoiceState struct {
 	// Finished: the finish reason has been sent. Only usage and the last event can follow.
 	Finished bool
 
-	started bool  // an event of the choice has come: the client has its role
-	index   int32 // as the client sees it
+	Started bool  // an event of the choice has come: the client has its role
+	Index   int32 // as the client sees it
 	// Of completions with log-probabilities: the text offset of the next token, in characters, and
 	// that of the token from which the engine counts.
-	offset, engineOrigin int32
+	Offset, EngineOrigin int32
 }
 
-// addLogprobs records the text offsets of completions log-probabilities.
-func (q *ChoiceState) addLogprobs(raw []byte) {
+// AddLogprobs records the text offsets of completions log-probabilities.
+func (q *ChoiceState) AddLogprobs(raw []byte) {
 	if end := nextTextOffset(raw); end >= 0 {
-		q.offset = q.engineOrigin + int32(end)
+		q.Offset = q.EngineOrigin + int32(end)
 	}
 }
 
@@ -34,7 +34,7 @@ func (q *ChoiceState) addLogprobs(raw []byte) {
 // offset is -1.
 func nextTextOffset(logprobs []byte) int {
 	last := -1
-	if w := (jsonscan.Cursor{Data: memberOf(logprobs, "text_offset")}); w.Enter('[') {
+	if w := (jsonscan.Cursor{Data: jsonscan.MemberOf(logprobs, "text_offset")}); w.Enter('[') {
 		for w.Element() {
 			last = w.Number()
 		}
@@ -43,7 +43,7 @@ func nextTextOffset(logprobs []byte) int {
 		return -1
 	}
 	var token []byte
-	if w := (jsonscan.Cursor{Data: memberOf(logprobs, "tokens")}); w.Enter('[') {
+	if w := (jsonscan.Cursor{Data: jsonscan.MemberOf(logprobs, "tokens")}); w.Enter('[') {
 		for w.Element() {
 			token = w.Text()
 		}
@@ -62,14 +62,14 @@ func countRunes(quoted []byte) (n int) {
 
 // appendShiftedOffsets appends a completions logprobs object whose text_offset counts from origin.
 func appendShiftedOffsets(dst, logprobs []byte, origin int) []byte {
-	if origin == 0 || !isObject(logprobs) {
-		return append(dst, orNull(logprobs)...)
+	if origin == 0 || !IsObject(logprobs) {
+		return append(dst, OrNull(logprobs)...)
 	}
 	w := jsonscan.Cursor{Data: logprobs}
 	w.Enter('{')
 	from := len(dst)
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = AppendKey(dst, from, key)
 		if string(key) != "text_offset" || w.Peek() != '[' {
 			dst = append(dst, w.Raw()...)
 			continue
@@ -80,9 +80,9 @@ func appendShiftedOffsets(dst, logprobs []byte, origin int) []byte {
 			if i > 0 {
 				dst = append(dst, ',')
 			}
-			dst = appendShifted(dst, &w, origin)
+			dst = AppendShifted(dst, &w, origin)
 		}
 		dst = append(dst, ']')
 	}
-	return closeObject(dst, from)
+	return CloseObject(dst, from)
 }

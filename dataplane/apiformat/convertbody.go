@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import "sluice/dataplane/jsonscan"
 
@@ -33,7 +33,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 	if c.Chat {
 		object = "chat.completion"
 	}
-	dst = appendHead(dst, c.Chat, object, id, created, model)
+	dst = AppendHead(dst, c.Chat, object, id, created, model)
 	dst = append(dst, `,"choices":[`...)
 	var prompt, promptLP []byte
 	cw := jsonscan.Cursor{Data: choices}
@@ -42,7 +42,7 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 		if n > 0 {
 			dst = append(dst, ',')
 		}
-		var ch choice
+		var ch Choice
 		dst, ch = c.wholeChoice(dst, &cw)
 		if prompt == nil {
 			prompt, promptLP = ch.prompt, ch.promptLP
@@ -62,13 +62,13 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 			w.Skip()
 		case "usage":
 			dst = append(dst, `,"usage":`...)
-			dst = c.usage(dst, &w)
+			dst = c.Usage(dst, &w)
 		default:
 			dst = appendMember(dst, key, w.Raw())
 		}
 	}
 	if c.Chat {
-		dst = append(append(dst, `,"prompt_logprobs":`...), orNull(promptLP)...)
+		dst = append(append(dst, `,"prompt_logprobs":`...), OrNull(promptLP)...)
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = c.promptIDs(dst, prompt)
 	}
@@ -76,30 +76,30 @@ func (c *Conversion) Body(dst, body []byte) []byte {
 }
 
 // wholeChoice appends the choice at w of a whole answer.
-func (c *Conversion) wholeChoice(dst []byte, w *jsonscan.Cursor) ([]byte, choice) {
+func (c *Conversion) wholeChoice(dst []byte, w *jsonscan.Cursor) ([]byte, Choice) {
 	start := w.Pos
-	var ch choice
-	ch.read(w, nil)
+	var ch Choice
+	ch.Read(w, nil)
 	var firstText, firstLP []byte
 	if f := c.First; f != nil {
 		firstText = f.Text
-		if isObject(f.Logprobs) {
+		if IsObject(f.Logprobs) {
 			firstLP = f.Logprobs
 		}
 	}
 	dst = appendInt(append(dst, `{"index":`...), ch.index)
 	if c.Chat {
 		dst = append(dst, `,"message":{"role":"assistant","content":"`...)
-		dst = append(append(append(dst, firstText...), ch.text...), `","refusal":null},"logprobs":`...)
+		dst = append(append(append(dst, firstText...), ch.Text...), `","refusal":null},"logprobs":`...)
 	} else {
 		dst = append(dst, `,"text":"`...)
-		dst = append(append(append(dst, firstText...), ch.text...), `","logprobs":`...)
+		dst = append(append(append(dst, firstText...), ch.Text...), `","logprobs":`...)
 	}
 	switch {
 	case !c.Chat && firstLP != nil:
 		dst = joinLogprobs(dst, firstLP, ch.logprobs)
 	case !c.Chat:
-		dst = append(dst, orNull(ch.logprobs)...)
+		dst = append(dst, OrNull(ch.logprobs)...)
 	case firstLP == nil && ch.logprobs == nil:
 		dst = append(dst, "null"...)
 	default:
@@ -108,13 +108,13 @@ func (c *Conversion) wholeChoice(dst []byte, w *jsonscan.Cursor) ([]byte, choice
 		if firstLP != nil {
 			dst, more = c.logprobItems(dst, firstLP, false)
 		}
-		if isObject(ch.logprobs) {
+		if IsObject(ch.logprobs) {
 			dst, _ = c.logprobItems(dst, ch.logprobs, more)
 		}
 		dst = append(dst, "]}"...)
 	}
-	dst = append(append(dst, `,"finish_reason":`...), orNull(ch.finish)...)
-	dst = append(append(dst, `,"stop_reason":`...), orNull(ch.stop)...)
+	dst = append(append(dst, `,"finish_reason":`...), OrNull(ch.Finish)...)
+	dst = append(append(dst, `,"stop_reason":`...), OrNull(ch.Stop)...)
 	dst = append(dst, `,"token_ids":`...)
 	if c.First != nil && ch.ids != nil {
 		dst = appendInt(append(dst, '['), int(c.First.ID))
@@ -123,23 +123,23 @@ func (c *Conversion) wholeChoice(dst []byte, w *jsonscan.Cursor) ([]byte, choice
 		}
 		dst = append(dst, ch.ids[1:]...)
 	} else {
-		dst = append(dst, orNull(ch.ids)...)
+		dst = append(dst, OrNull(ch.ids)...)
 	}
 	if !c.Chat {
-		dst = append(append(dst, `,"prompt_logprobs":`...), orNull(ch.promptLP)...)
+		dst = append(append(dst, `,"prompt_logprobs":`...), OrNull(ch.promptLP)...)
 		dst = append(dst, `,"prompt_token_ids":`...)
 		dst = c.promptIDs(dst, ch.prompt)
 	}
-	var rest choice
+	var rest Choice
 	again := jsonscan.Cursor{Data: w.Data, Pos: start}
-	rest.read(&again, func(key, value []byte) { dst = appendMember(dst, key, orNull(value)) })
+	rest.Read(&again, func(key, value []byte) { dst = appendMember(dst, key, OrNull(value)) })
 	return append(dst, '}'), ch
 }
 
 // joinLogprobs appends two completions logprobs objects as one: list by list, with the text of the
 // second after that of the first. text_offset is omitted if the engine does not report it.
 func joinLogprobs(dst, first, rest []byte) []byte {
-	if !isObject(rest) {
+	if !IsObject(rest) {
 		return append(dst, first...)
 	}
 	names := []string{"text_offset", "tokens", "token_logprobs", "top_logprobs"}
@@ -150,11 +150,11 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 	}
 	from := len(dst)
 	for _, name := range names {
-		a, b := memberOf(first, name), memberOf(rest, name)
-		dst = appendKey(dst, from, []byte(name))
+		a, b := jsonscan.MemberOf(first, name), jsonscan.MemberOf(rest, name)
+		dst = AppendKey(dst, from, []byte(name))
 		switch {
 		case len(a) < 2 || a[0] != '[':
-			dst = append(dst, orNull(b)...)
+			dst = append(dst, OrNull(b)...)
 		case len(b) <= 2 || b[0] != '[':
 			dst = append(dst, a...)
 		case len(a) == 2:
@@ -164,20 +164,4 @@ func joinLogprobs(dst, first, rest []byte) []byte {
 		}
 	}
 	return append(dst, '}')
-}
-
-// memberOf returns one member of an object; nil: there is none.
-func memberOf(object []byte, name string) (value []byte) {
-	w := jsonscan.Cursor{Data: object}
-	if !w.Enter('{') {
-		return nil
-	}
-	for key, more := w.Member(); more; key, more = w.Member() {
-		if string(key) == name {
-			value = w.Raw()
-		} else {
-			w.Skip()
-		}
-	}
-	return value
 }

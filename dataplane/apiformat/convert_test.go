@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import (
 	"encoding/json"

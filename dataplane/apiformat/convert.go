@@ -1,4 +1,4 @@
-package relay
+package apiformat
 
 import (
 	"bytes"
@@ -55,22 +55,22 @@ type SplicePoint struct {
 	PriorTokens int  // tokens sent before; usage counts them as output
 	ShowIDs     bool // the client asked for token ids
 
-	choices       []*ChoiceState // the choices requested from the engine, in its order; nil: the first
-	started       []bool         // of these, the ones whose first event has been sent
-	totalTokens   func() int     // tokens of all choices, if there are several
-	cachedPrompts int            // the number of prompts whose cached tokens are summed in cached_tokens; 0: it is of one prompt
+	Choices       []*ChoiceState // the choices requested from the engine, in its order; nil: the first
+	Started       []bool         // of these, the ones whose first event has been sent
+	TotalTokens   func() int     // tokens of all choices, if there are several
+	CachedPrompts int            // the number of prompts whose cached tokens are summed in cached_tokens; 0: it is of one prompt
 }
 
 // sequence returns the stream's choice for the engine's choice i; nil: none.
 func (s *SplicePoint) sequence(i int) *ChoiceState {
-	if s == nil || i >= len(s.choices) {
+	if s == nil || i >= len(s.Choices) {
 		return nil
 	}
-	return s.choices[i]
+	return s.Choices[i]
 }
 
-// maxChoiceIndex bounds the index of a choice, so that an invalid index costs no memory.
-const maxChoiceIndex = 1 << 12
+// MaxChoiceIndex bounds the index of a choice, so that an invalid index costs no memory.
+const MaxChoiceIndex = 1 << 12
 
 // Event implements Rewriter.
 func (c *Conversion) Event(dst, event []byte) []byte {
@@ -98,8 +98,8 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	}
 	if c.head == nil && c.Splice != nil && c.Splice.Head != nil {
 		c.head, c.started, c.unstarted = c.Splice.Head, []bool{true}, 0
-		if c.Splice.totalTokens != nil {
-			c.started = c.Splice.started
+		if c.Splice.TotalTokens != nil {
+			c.started = c.Splice.Started
 			for _, begun := range c.started {
 				if !begun {
 					c.unstarted++
@@ -136,7 +136,7 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 			dst = append(dst, ']')
 		case "usage":
 			dst = append(dst, `,"usage":`...)
-			dst = c.usage(dst, &w)
+			dst = c.Usage(dst, &w)
 		case "kv_transfer_params", "ec_transfer_params", "disaggregated_params":
 			w.Skip()
 		default:
@@ -154,15 +154,15 @@ func (c *Conversion) chunk(dst, data []byte) (_ []byte, ok bool) {
 	return append(dst, "}\n\n"...), true
 }
 
-// usage appends the usage object at w as the client's request requires it.
-func (c *Conversion) usage(dst []byte, w *jsonscan.Cursor) []byte {
+// Usage appends the usage object at w as the client's request requires it.
+func (c *Conversion) Usage(dst []byte, w *jsonscan.Cursor) []byte {
 	if w.Peek() != '{' {
 		return append(dst, w.Raw()...)
 	}
-	several, output := c.Splice != nil && c.Splice.totalTokens != nil, 0
+	several, output := c.Splice != nil && c.Splice.TotalTokens != nil, 0
 	if several {
 		// The engine counts its prompts, but not the choices that had finished.
-		if output = c.Splice.totalTokens(); c.choice != nil {
+		if output = c.Splice.TotalTokens(); c.choice != nil {
 			output = len(c.choice.Out)
 		}
 	}
@@ -176,7 +176,7 @@ func (c *Conversion) usage(dst []byte, w *jsonscan.Cursor) []byte {
 	w.Enter('{')
 	from := len(dst)
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = AppendKey(dst, from, key)
 		if several {
 			if n, ok := usageCount(key, c.Splice.Prompt, output); ok {
 				w.Skip()
@@ -186,16 +186,16 @@ func (c *Conversion) usage(dst []byte, w *jsonscan.Cursor) []byte {
 		}
 		switch string(key) {
 		case "prompt_tokens":
-			dst = appendShifted(dst, w, -prior)
+			dst = AppendShifted(dst, w, -prior)
 		case "completion_tokens":
-			dst = appendShifted(dst, w, prior)
+			dst = AppendShifted(dst, w, prior)
 		case "prompt_tokens_details":
 			dst = c.promptTokensDetails(dst, w)
 		default:
 			dst = append(dst, w.Raw()...)
 		}
 	}
-	return closeObject(dst, from)
+	return CloseObject(dst, from)
 }
 
 // usageCount returns the value of a usage member for these token counts.
@@ -219,7 +219,7 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonscan.Cursor) []byte 
 	w.Enter('{')
 	from := len(dst)
 	for key, more := w.Member(); more; key, more = w.Member() {
-		dst = appendKey(dst, from, key)
+		dst = AppendKey(dst, from, key)
 		value := w.Raw()
 		if c.Cached >= 0 && string(key) == "cached_tokens" {
 			dst = strconv.AppendInt(dst, int64(c.Cached), 10)
@@ -230,16 +230,16 @@ func (c *Conversion) promptTokensDetails(dst []byte, w *jsonscan.Cursor) []byte 
 			// has one prompt: of a sum over several prompts, which all begin with it, the mean is
 			// reported.
 			cached := jsonscan.Cursor{Data: value}
-			dst = strconv.AppendInt(dst, int64(min(max(cached.Unsigned(), 0)/max(c.Splice.cachedPrompts, 1), c.Splice.Prompt)), 10)
+			dst = strconv.AppendInt(dst, int64(min(max(cached.Unsigned(), 0)/max(c.Splice.CachedPrompts, 1), c.Splice.Prompt)), 10)
 			continue
 		}
 		dst = append(dst, value...)
 	}
-	return closeObject(dst, from)
+	return CloseObject(dst, from)
 }
 
-// appendShifted appends the integer at w plus by. Another value is appended unchanged.
-func appendShifted(dst []byte, w *jsonscan.Cursor, by int) []byte {
+// AppendShifted appends the integer at w plus by. Another value is appended unchanged.
+func AppendShifted(dst []byte, w *jsonscan.Cursor, by int) []byte {
 	raw := w.Raw()
 	value := jsonscan.Cursor{Data: raw}
 	if n := value.Unsigned(); n >= 0 && value.Pos == len(raw) {
@@ -248,8 +248,8 @@ func appendShifted(dst []byte, w *jsonscan.Cursor, by int) []byte {
 	return append(dst, raw...)
 }
 
-// appendKey appends a key after a comma, or after the brace of the object that begins at from.
-func appendKey(dst []byte, from int, key []byte) []byte {
+// AppendKey appends a key after a comma, or after the brace of the object that begins at from.
+func AppendKey(dst []byte, from int, key []byte) []byte {
 	open := byte(',')
 	if len(dst) == from {
 		open = '{'
@@ -258,8 +258,8 @@ func appendKey(dst []byte, from int, key []byte) []byte {
 	return append(dst, '"', ':')
 }
 
-// closeObject ends the object that appendKey began at from; it may be empty.
-func closeObject(dst []byte, from int) []byte {
+// CloseObject ends the object that AppendKey began at from; it may be empty.
+func CloseObject(dst []byte, from int) []byte {
 	if len(dst) == from {
 		dst = append(dst, '{')
 	}
