@@ -107,8 +107,35 @@ POINTS = [
      "the new process receives idle connections; no POST is lost",
      [(E2E + "restart", "TestRestartKeepsIdleConnections"), (E2E + "restart", "TestRestartLosesNoPost", r"restarts, \d+ POSTs"), (FRONT, "TestHandOffLosesNothing", r"requests answered")]),
     ("A thousand workers, and a thousand KV feeds",
-     "idle workers cost little, a dead one is detected within 5 s; feeds share a few threads and take one descriptor each; after all engines restart the feeds recover beside requests",
-     [(FLEET, "TestDeadAmongMany", r"workers; .*: out after"), (FLEET, "TestCPUOfManyWorkers", r"% of a core"), ("./router/kvevents", "TestFeedsOfAFleet", r"feeds \d+, \d+ messages/s each"), ("./router/kvevents", "TestAllEnginesRestart", r"restart of \d+ engines"), ("./dataplane/zmtp", "TestHostileStreams")]),
+     "idle workers cost little, a dead one is detected within 5 s; feeds share a few threads and take one descriptor each; after all engines restart the feeds recover beside requests. The CPU of a message differs between the rates by more than the goal of 20 %, which is not met: a message that is read alone costs a system call of its own (docs/events.md)",
+     [(FLEET, "TestDeadAmongMany", r"workers; .*: out after"), (FLEET, "TestCPUOfManyWorkers", r"% of a core"), ("./router/kvevents", "TestFeedsOfAFleet", r"feeds \d+, \d+ messages/s each|CPU per message differs by"), ("./router/kvevents", "TestAllEnginesRestart", r"restart of \d+ engines"), ("./dataplane/zmtp", "TestHostileStreams")]),
+    ("Requests whose fields, lists or nesting cost more than their bytes",
+     "the checks take one linear pass; long adapter, label and host lists take no memory outside the budget",
+     [(FRONT, "TestFieldCheckIsLinear"), (FRONT, "TestAdapterListTakesNoMemory"), ("./router/pd", "TestLongSteeringListCostsNothing"), ("./router/engineapi", "TestHostsCheckIsLinear"), ("./router/engineapi", "TestHostsInsideAllowedValues")]),
+    ("Engines whose refusals, errors or last events echo the request's KV handle",
+     "the client gets the answer without the handle, in every status and at any split; in an error event of more than 32 KiB only words are overwritten, not members",
+     [(RELAY, "TestRefusalEchoes"), (RELAY, "TestLongErrorEvents"), (RELAY, "TestBareErrors")]),
+    ("Event streams with any mixture of line ends, with large events, and in reads that end anywhere inside an event",
+     "every event is found where it ends; an engine that keeps its response open after the last event is waited for 1 s",
+     [(RELAY, "TestMixedLineEnds"), (RELAY, "TestReadsThatEndInsideEvents"), (RELAY, "TestHoldsAfterLongEvent"), (RELAY, "TestLastChunkAfterLargeEvent"), (RELAY, "TestEngineKeepsOpen")]),
+    ("Answers that break off, are empty, or are aborted by their engine",
+     "an answer that is not a stream is held until it is complete, up to 1 MiB, and the request runs again",
+     [(E2E + "faults", "TestBrokenAnswersRunAgain"), (E2E + "faults", "TestLongChunkedAnswers"), (E2E + "families", "TestAbortedGenerateIsRunAgain")]),
+    ("A prefill engine that stays silent while decode answers, or fails beside it",
+     "its leg ends 3 s after decode's, and the client's answer does not wait for it",
+     [(E2E + "families", "TestSilentPrefillEndsWithDecode"), (E2E + "families", "TestPrefillFailsDuringDecode"), (E2E + "families", "TestPrefillFailsInMidStream")]),
+    ("Engines that clear all their blocks again and again",
+     "a clear of a rank without blocks in flight costs a look-up",
+     [("./router/schedule", "TestInFlightRemoveOfUnusedSlotIsCheap")]),
+    ("A router whose worker is itself, or a ring of routers",
+     "the request gets 508 loop_detected at the first router that it meets again",
+     [(FRONT, "TestLoopIsDetected"), (FRONT, "TestHops")]),
+    ("Keys that store many responses, or run them in the background",
+     "each key has its share of the table and loses only its own oldest entries; background responses count against the key's tokens",
+     [("./router/pd", "TestStoredResponsesAreSharedFairly"), (E2E + "access", "TestStoredResponseIsNotRedirected"), (E2E + "access", "TestBackgroundResponsesAreCharged")]),
+    ("More events than a core can relay",
+     "an event loop that has had work for 100 ms without a break pauses up to 5 ms at a time and relays more events by each read and write; otherwise no event waits (docs/relay-cost.md)",
+     [("./dataplane/eventloop", "TestOverloadPause"), ("./dataplane/eventloop", "TestBehindLoopPauses", r"waits in \d+ sweeps")]),
 ]
 
 
@@ -153,10 +180,19 @@ def figures(number, lines, pattern):
     return found
 
 
+def merge(report, sections):
+    """The text before the points of an existing page, and its points with sections in their place."""
+    with open(report) as f:
+        intro, *rest = re.split(r"^(?=## \d+\. )", f.read(), flags=re.M)
+    points = {int(re.match(r"## (\d+)", text).group(1)): text.removesuffix("\n") + "\n" * (text is rest[-1]) for text in rest}
+    return intro.removesuffix("\n"), {**points, **sections}
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--soak", action="store_true", help="run the soak tests at full length")
     p.add_argument("--only", type=int, action="append", help="run only the point of this number and print the result without writing the page")
+    p.add_argument("--update", action="store_true", help="with --only: replace or append the points in the page, with the commit at which they ran")
     p.add_argument("--report", default=os.path.join(ROOT, "RELIABILITY.md"))
     args = p.parse_args()
     wanted = [(i, pt) for i, pt in enumerate(POINTS, 1) if not args.only or i in args.only]
@@ -165,15 +201,16 @@ def main():
         for t in tests:
             packages.setdefault(t[0], []).append(t[1])
     results = {pkg: run(pkg, sorted(set(names)), args.soak) for pkg, names in packages.items()}
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
-    out = ["# Reliability", "",
-           "This page lists what the router survives, point by point, with the tests that show it.\n`make reliability`%s writes it from what the tests print; `make soak` runs the long tests at full length.\nMachine: %d CPUs, load %.0f at the end, %s; commit %s, %s."
-           % (" (`--soak`)" if args.soak else "", os.cpu_count(), os.getloadavg()[0], platform.machine(), head, time.strftime("%Y-%m-%d")),
-           "Figures are of that machine and hour; the tests hold the bounds that apply anywhere. Long runs are in [docs/soaks.md](docs/soaks.md).", "",
-           "`scripts/reliability.py --only N` runs one point.", ""]
-    bad = 0
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout.strip()
+    head = ["# Reliability", "",
+            "This page lists what the router survives, point by point, with the tests that show it.\n`make reliability`%s writes it from what the tests print; `make soak` runs the long tests at full length.\nMachine: %d CPUs, load %.0f at the end, %s; commit %s, %s."
+            % (" (`--soak`)" if args.soak else "", os.cpu_count(), os.getloadavg()[0], platform.machine(), commit, time.strftime("%Y-%m-%d")),
+            "Figures are of that machine and hour; the tests hold the bounds that apply anywhere. Long runs are in [docs/soaks.md](docs/soaks.md).", "",
+            "`scripts/reliability.py --only N` runs one point.", ""]
+    ran = "\nRun by itself at commit %s, %s." % (commit, time.strftime("%Y-%m-%d")) if args.update else ""
+    bad, sections = 0, {}
     for i, (what, happens, tests) in wanted:
-        out += ["## %d. %s" % (i, what), "", happens[0].upper() + happens[1:] + ".", "", "| test | result | figures |", "| --- | --- | --- |"]
+        out = sections[i] = ["## %d. %s" % (i, what), "", happens[0].upper() + happens[1:] + "." + ran, "", "| test | result | figures |", "| --- | --- | --- |"]
         for t in tests:
             lines, result, took = results[t[0]]
             word = {"pass": "passed", "fail": "FAILED", "skip": "skipped", "missing": "NOT RUN"}[result[t[1]]]
@@ -183,12 +220,15 @@ def main():
                 shown = shown[:4] + ["… (%d lines)" % (len(shown))]
             out.append("| `%s` `%s` | %s, %.1f s | %s |" % (t[0][2:], t[1], word, took.get(t[1], 0), "<br>".join(s.replace("|", "\\|") for s in shown)))
         out.append("")
-    text = "\n".join(out)
-    if args.only:
-        print(text)
+    sections = {i: "\n".join(lines) for i, lines in sections.items()}
+    if args.only and not args.update:
+        print("\n".join(sections.values()))
     else:
+        intro = "\n".join(head)
+        if args.only:
+            intro, sections = merge(args.report, sections)
         with open(args.report, "w") as f:
-            f.write(text)
+            f.write("\n".join([intro, *(text for _, text in sorted(sections.items()))]))
     if bad:
         print("reliability: %d tests failed or did not run" % bad, file=sys.stderr)
         sys.exit(1)
