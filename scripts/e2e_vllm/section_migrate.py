@@ -9,8 +9,8 @@ from engines import Engine, wait_ready
 from moving import TOKENS, Stream
 from processes import say
 from report import short
-from router import Router
 from rich_streams import RICH_KINDS, RichStream
+from router import Router
 
 EACH = 3
 # The engine can finish a stream with so few remaining events before the router migrates it.
