@@ -82,6 +82,10 @@ func redactText(text []byte) {
 	}
 }
 
+// isErrorObject reports whether a member that is an object or an array describes an error. A
+// message may be one of a chat.
+func isErrorObject(key []byte) bool { return string(key) == "error" || string(key) == "detail" }
+
 // isErrorText reports whether a member of an error event holds text of the engine.
 func isErrorText(key []byte) bool {
 	switch string(key) {

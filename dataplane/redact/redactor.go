@@ -23,6 +23,8 @@ type Redactor struct {
 	watches  bool
 	watched  bool // in a string that is searched for a handle's name
 	named    bool // the last string names a handle
+	inError  bool // watches: in an error that the event reports, which is redacted as a refusal
+	isKind   bool // watches: in the string that may say that the event is an error
 	atHandle bool // in a refusal, a value named a member of a handle: the "input" that follows is that member's value
 	cr       bool // the last byte was a CR that ended a line
 	line     redactLine
@@ -36,6 +38,7 @@ type Redactor struct {
 	fill       string // bytes that replace the next ones, before spaces
 	depth      int32  // brackets that are open
 	base       int32  // the depth at which the blanked or exempt value ends
+	errorBase  int32  // the depth at which inError ends
 }
 
 // NewEventRedactor returns a redactor of an event stream. failure: the scanner has found an error
@@ -64,6 +67,7 @@ const (
 	valueExempt               // of an exempt member
 	valueErrorText            // an engine's error text, of a failure
 	valueWatched              // the same where it is unknown whether there is a failure
+	valueKind                 // of a member that may say that the event is an error
 )
 
 // blankMode is what replaces the bytes of a value.
@@ -229,6 +233,10 @@ func (v *Redactor) json(c, next byte) byte {
 	case v.str:
 		if c == '"' && !v.lastString.inEscape() {
 			v.str, v.watched = false, false
+			if v.isKind && v.lastString.equals("error") {
+				v.inError, v.errorBase = true, 0
+			}
+			v.isKind = false
 		} else if v.lastString.add(c); v.watched {
 			v.watch(c)
 		}
@@ -244,7 +252,8 @@ func (v *Redactor) json(c, next byte) byte {
 		return c
 	case '"':
 		v.str, v.lastString, v.named = true, nameMatcher{}, false
-		if v.watched = !v.exempt && (v.IsRefusal || v.next == valueWatched); v.watched {
+		v.isKind = v.next == valueKind
+		if v.watched = !v.exempt && (v.refuses() || v.next == valueWatched); v.watched {
 			v.text = nameMatcher{}
 		}
 		switch v.next {
@@ -256,6 +265,10 @@ func (v *Redactor) json(c, next byte) byte {
 	case '{', '[':
 		v.depth++
 		switch v.next {
+		case valueWatched:
+			if !v.inError && isErrorObject(v.lastString.word()) {
+				v.inError, v.errorBase = true, v.depth-1
+			}
 		case valuePrivate:
 			v.next, v.blanking, v.base = valuePlain, blankBrackets, v.depth-1
 			if c == '{' && next == '"' { // at least as long as null
@@ -268,6 +281,7 @@ func (v *Redactor) json(c, next byte) byte {
 	case '}', ']':
 		v.depth = max(v.depth-1, 0)
 		v.exempt = v.exempt && v.depth > v.base
+		v.inError = v.inError && v.depth > v.errorBase
 	default:
 		switch {
 		case v.next == valuePrivate && (c == '-' || c-'0' <= 9):
@@ -301,20 +315,25 @@ func isLiteralByte(c byte) bool {
 	return false
 }
 
+// refuses reports whether what is read may repeat the request.
+func (v *Redactor) refuses() bool { return v.IsRefusal || v.inError }
+
 // classify returns how the value of the last string, a key, is treated.
 func (v *Redactor) classify() valueClass {
 	key := v.lastString.word()
 	switch {
-	case IsPrivate(key), v.IsRefusal && (v.named || v.atHandle && string(key) == "input"):
+	case IsPrivate(key), v.refuses() && (v.named || v.atHandle && string(key) == "input"):
 		return valuePrivate
-	case v.IsRefusal && string(key) == "loc":
+	case v.refuses() && string(key) == "loc":
 		v.atHandle = false
 	case v.IsFailure && isErrorText(key):
 		return valueErrorText
 	case v.watches && isErrorText(key):
 		return valueWatched
-	case !v.IsRefusal && IsExemptMember(key):
+	case !v.refuses() && IsExemptMember(key):
 		return valueExempt
+	case v.watches && v.depth == 1 && (string(key) == "object" || string(key) == "type"):
+		return valueKind
 	}
 	return valuePlain
 }

@@ -144,6 +144,15 @@ func TestLongErrorEvents(t *testing.T) {
 		{sse.OpenAI, `data: {"detail":"` + filler + filler + `remote_engine_id=s3cret 70707"}`},
 		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","error":{"type":"api_error","message":"` + filler + `bootstrap_room 70707 s3cret"}}`},
 		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"error":{"code":"x","message":"` + filler + `remote_block_ids [70707] s3cret"}}}`},
+
+		// Members that are named like those of handles.
+		{sse.OpenAI, `data: {"error":{"message":"` + filler + `","remote_host":"s3cret","remote_port":70707,"code":500}}`},
+		{sse.OpenAI, `data: {"error":{"remote_host":"s3cret","remote_port":70707,"message":"` + filler + `","code":500}}`},
+		{sse.OpenAI, `data: {"error":{"message":"` + filler + `","param":{"handle":{"remote_block_ids":[[70707]],"remote\u005fengine_id":"s3cret"}},"code":500}}`},
+		{sse.OpenAI, `data: {"object":"error","message":"` + filler + `","remote_host":"s3cret","x":[{"bootstrap_room":70707}]}`},
+		{sse.OpenAI, `data: {"detail":[{"loc":["body","remote_port"],"msg":"` + filler + `","input":70707,"ctx":{"remote_host":"s3cret"}}]}`},
+		{sse.Anthropic, "event: error\ndata: " + `{"type":"error","filler":"` + filler + `","error":{"type":"api_error","transfer_id":"s3cret"},"engine_id":70707}`},
+		{sse.Responses, "event: response.failed\ndata: " + `{"type":"response.failed","response":{"x":"` + filler + `","error":{"code":"x","opaque_state":{"a":"s3cret","b":70707}}}}`},
 	} {
 		for _, chunk := range []int{1 << 20, 8000, 100} {
 			for _, read := range []int{1 << 20, 4096, 1000} {
@@ -159,6 +168,28 @@ func TestLongErrorEvents(t *testing.T) {
 				if strings.Contains(string(dechunkAll(got)), "s3cret") || strings.Contains(string(dechunkAll(got)), "70707") || len(got) != len(framed) {
 					t.Errorf("%.60s in chunks of %d and reads of %d passes %d bytes of %d, with s3cret: %v", c.event, chunk, read, len(got), len(framed), strings.Contains(got, "s3cret"))
 				}
+			}
+		}
+	}
+}
+
+// TestLongEventsKeepWords: what a model says about handles, in an event that is too long to be held,
+// passes unchanged. It is no error.
+func TestLongEventsKeepWords(t *testing.T) {
+	filler := strings.Repeat("word ", maxBufferedEvent)
+	for _, event := range []string{
+		`data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"` + filler + `remote_host=x"},"message":{"remote_host":"x","content":"remote_port"}}],"remote_host":"x"}`,
+		`data: {"choices":[{"index":0,"delta":{"content":"` + filler + `"}}],"type":"errors","engine_id":"x","error":null,"remote_host":"x"}`,
+		`data: {"choices":[{"index":0,"delta":{"content":"` + filler + `"}}],"x":{"type":"error","remote_host":"x"},"remote_host":"x"}`,
+	} {
+		for _, read := range []int{1 << 20, 4096} {
+			var parts []string
+			framed := chunksOf(event + "\n\n")
+			for reads := framed; reads != ""; reads = reads[min(read, len(reads)):] {
+				parts = append(parts, reads[:min(read, len(reads))])
+			}
+			if got, _ := relayReads(t, sse.OpenAI, parts...); got != framed {
+				t.Errorf("in reads of %d: got ….%s", read, got[max(0, len(got)-200):])
 			}
 		}
 	}
