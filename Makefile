@@ -15,8 +15,9 @@ SYSTEM = $(shell go list ./router/e2e/... | grep -v '/limits$$')
 LIMITS := ./router/e2e/limits
 # Most tests wait for time-outs rather than compute, so more of them run at once than there are cores.
 AT_ONCE := -p 4 -parallel 8
-# Unit tests that also run under the race detector.
-RACE = $(filter sluice/dataplane/% sluice/router/% sluice/bench/% sluice/nixl sluice/nixl/%,$(UNIT))
+# Unit tests of what is concurrent; they also run under the race detector, which computes rather than
+# waits, so no more of them run at once than there are cores.
+RACE = $(shell scripts/concurrent_packages.sh)
 
 .PHONY: help
 help: ## show this list
@@ -66,7 +67,7 @@ system: build ## system tests: a whole router over simulated engines, by topic
 
 .PHONY: race
 race: build ## unit tests of what is concurrent, under the race detector
-	go test -race -short -shuffle=on -timeout 15m $(AT_ONCE) $(RACE)
+	go test -race -short -shuffle=on -timeout 15m $(RACE)
 
 .PHONY: lint
 lint: build ## gofmt, vet, staticcheck, links and names of documents, NOTICE
