@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"sluice/dataplane/upstream"
+	"sluice/router/kvtransfer/sidechannel"
 	"sluice/router/pd/abort"
 	"sluice/router/schedule"
 	"sluice/router/worker"
@@ -93,10 +94,47 @@ func (q *request) closeGrace(l *leg) time.Duration {
 	return q.abortRule(abort.PhaseStream).CloseGrace(q.pd.AbortDelay, l.abort.CanRelease())
 }
 
+// usesPrefill reports whether the response is based on the work of handover.Prefill.
+func (q *request) usesPrefill() bool { return q.concurrent != nil || q.handover.Handle != nil }
+
+// onKV applies an event to the blocks of the request's handle.
+func (q *request) onKV(event abort.Event) {
+	was := q.kv.IsHeld()
+	q.kv.On(event)
+	q.countPinned(was)
+}
+
+// acquireKV begins the hand-over of a handle with the given lease, which may be nil.
+func (q *request) acquireKV(lease *sidechannel.Lease) {
+	was := q.kv.IsHeld()
+	q.kv.Acquire(lease)
+	q.countPinned(was)
+}
+
+// handOverKV transfers the state of the blocks to the stream of a leg.
+func (q *request) handOverKV(l *leg) abort.KV {
+	was := q.kv.IsHeld()
+	kv := q.kv.HandOver(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace(l))
+	q.countPinned(was)
+	return kv
+}
+
+// countPinned updates Runner.Pinned after a change of kv. It counts the handles that are held.
+func (q *request) countPinned(was bool) {
+	switch is := q.kv.IsHeld(); {
+	case is && !was:
+		q.r.pinned.Add(1)
+	case was && !is:
+		q.r.pinned.Add(-1)
+	}
+}
+
 // giveUpKV ends the handle's blocks after a decode stream has ended between its head and its first event.
 func (q *request) giveUpKV(l *leg) {
 	q.kv.SetEarlyEnd(q.abortRule(abort.PhaseAnswer).Reclaim, q.closeGrace(l))
+	was := q.kv.IsHeld()
 	q.kv.GiveUp()
+	q.countPinned(was)
 }
 
 // notifiesTwice reports whether a decode engine may tell prefill twice to free the blocks when its

@@ -24,7 +24,6 @@ const maxAnswer = 1 << 20
 // handleAnswer decides what follows a response head: reply, relay, or run the attempt again.
 func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	opt, rank := q.settings, l.rank
-	q.setPinned(false)
 	q.whole = false
 	if b := q.concurrent; b != nil && resp.Status != 200 && b.call.Cancelled() {
 		// The client has disconnected and the prefill call was half-closed; the decode leg's end
@@ -48,7 +47,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 		}
 	}
 	if relayed && q.whole {
-		q.kv.On(abort.Decoded)
+		q.onKV(abort.Decoded)
 		relayed = false
 	}
 	if relayed {
@@ -99,7 +98,7 @@ func (q *request) handleAnswer(l *leg, resp *upstream.Response) legEnd {
 	if resp.Status == 200 {
 		opt.Fleet.ReportStatus(rank, status)
 	}
-	if retry && q.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
+	if retry && l.hasConnector && q.concurrent == nil && q.transfer.AwaitLoss() {
 		// The transfer failed, not the engine.
 		return q.endLostHandover(l)
 	}

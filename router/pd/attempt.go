@@ -82,7 +82,6 @@ func (q *request) runDisaggregated() {
 // decode rank if choosesJointly is true, and fetches the peer information that the family needs
 // about it.
 func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
-	q.setPinned(false)
 	q.resetHandover()
 	if q.plainDecode || q.attempt-q.freeTries > q.pd.MaxAttempts {
 		return prefill, prefillUnavailable
@@ -118,9 +117,8 @@ func (q *request) beginAttempt() (prefill schedule.Choice, end prefillEnd) {
 
 // resetHandover clears the hand-over of the previous attempt.
 func (q *request) resetHandover() {
-	q.prefilled = false
 	q.unwatchTransfer()
-	q.kv.On(abort.Abandoned)
+	q.onKV(abort.Abandoned)
 	q.kv = abort.KV{}
 	q.reservedDecode.Reservation.Release()
 	q.reservedDecode, q.planHeader = schedule.Choice{}, ""

@@ -93,7 +93,7 @@ func newCompletionTimer() *completionTimer {
 // completionTimedOut decides what follows when no engine has reported that the KV is written: the
 // legs run again on other workers, or another decode worker runs the whole request.
 func (q *request) completionTimedOut() prefillEnd {
-	q.handover.Handle, q.prefilled, q.unsent = nil, false, false
+	q.handover.Handle, q.unsent = nil, false
 	detail := fmt.Sprintf("no completion of the transfer from %s within %s of prefill's answer", q.handover.Prefill.ID, time.Since(q.handleAt).Round(time.Millisecond))
 	q.noteFallback("not_completed", detail+"; "+q.handover.Decode.ID.String()+" may have blocks of it that were never written")
 	q.exclude(q.handover.Prefill, excludedError)
@@ -138,7 +138,7 @@ func (q *request) unreadyPeer() *worker.Rank {
 
 // peerLost decides what follows when an engine of the transfer is lost.
 func (q *request) peerLost(peer *worker.Rank) prefillEnd {
-	q.handover.Handle, q.prefilled = nil, false
+	q.handover.Handle = nil
 	q.exclude(peer, excludedDown)
 	q.noteFallback("transfer_lost", peer.ID.String()+" is not ready any more; the pair is run again")
 	if !q.excludeTaintedDecode(peer.ID.String() + " is not ready any more, and has not told that it has written") {

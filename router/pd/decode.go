@@ -107,18 +107,18 @@ func (q *request) updateKV(l *leg, resp *upstream.Response, err error) {
 	f := classify(err)
 	switch {
 	case err != nil && f.unsent:
-		q.kv.On(abort.Unsent)
+		q.onKV(abort.Unsent)
 	case err == nil && resp.Status == 200 && q.shouldRelay(resp):
-		q.kv.On(abort.HeadCame)
+		q.onKV(abort.HeadCame)
 	case err == nil && resp.Status != 500, err != nil && f.reason == front.UpstreamTimeout && !l.call.Cancelled():
 		// The engine no longer needs the handle, or it refused the request and notifies prefill of
 		// that. After a timeout it may still be working; the end of its connection tells it that
 		// nobody waits.
-		q.kv.On(abort.Decoded)
+		q.onKV(abort.Decoded)
 	case l.call.Cancelled() && !l.abort.IsUncertain() && q.transfer.LostReason() != "failed":
-		q.kv.On(abort.Decoded)
+		q.onKV(abort.Decoded)
 	default:
-		q.kv.On(abort.Dropped)
+		q.onKV(abort.Dropped)
 	}
 }
 
@@ -173,7 +173,7 @@ func (q *request) acquireDecode(leg schedule.LegKind) (schedule.Choice, bool) {
 func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 	rank, call, began := l.rank, l.call, l.began.time()
 	q.legRequest.Reset()
-	q.acquireSlot(rank)
+	q.acquireSlot(l)
 	q.decodeByFamily = q.handover.Handle != nil || q.concurrent != nil || q.handover.Trial
 	q.handover.WantTokenIDs = q.needsTokenIDs(rank)
 	if q.decodeByFamily {
@@ -187,7 +187,7 @@ func (q *request) callDecode(l *leg) (*upstream.Response, error) {
 		head = q.settings.Timeouts.FirstByte
 	}
 	q.armAbort(l, abort.PhaseDecode)
-	q.guardDecode(call)
+	q.guardDecode(l)
 	resp, err := q.settings.Fleet.Endpoint(rank).Do(&upstream.Request{
 		Method:      "POST",
 		Path:        q.legPath(),

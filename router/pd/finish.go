@@ -26,7 +26,7 @@ func (q *request) replyAnswer(l *leg, resp *upstream.Response, at time.Time) {
 		case q.concurrent != nil:
 			out.CachedTokens = q.concurrent.cachedOr(use.Cached)
 			q.concurrent.cancelSoon()
-		case q.prefilled:
+		case q.usesPrefill():
 			// With a handle the decode engine computed no part of the prompt, so the cached tokens
 			// are those that the prefill engine found.
 			out.CachedTokens = q.handover.PrefillCached
@@ -61,7 +61,7 @@ func (q *request) replyPrefillError(resp *upstream.Response, status int) {
 // response headers.
 func (q *request) setWorkerHeaders(l *leg) {
 	cached := int(l.predicted)
-	if q.prefilled = q.concurrent != nil || q.handover.Handle != nil; q.prefilled {
+	if q.usesPrefill() {
 		q.x.SetHeader("X-Sluice-Prefill-Worker", q.handover.Prefill.ID.Worker)
 		cached = max(cached, q.prefillCached)
 		q.recordHandover()

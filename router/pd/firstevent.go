@@ -30,7 +30,7 @@ var errNoOutput = errors.New("the engine ended the stream before it said anythin
 // keep-alive comments start with the engine's head.
 func (q *request) inspectsFirstEvent(l *leg, resp *upstream.Response) bool {
 	switch {
-	case q.concurrent != nil, q.handover.Trial, q.hasConnector, q.resumption != nil, q.downMonitor.InUse(), q.repeatsFirstEvent(), q.mayHold(resp):
+	case q.concurrent != nil, q.handover.Trial, l.hasConnector, q.resumption != nil, q.downMonitor.InUse(), q.repeatsFirstEvent(), q.mayHold(resp):
 		return true
 	}
 	return resp.Status == 200 && isEventStream(resp) && !q.isResumable(resp) && !q.x.SendsComments() && q.triesLeft() && q.hasAlternative(l.kind, l.rank)
@@ -109,7 +109,7 @@ func (q *request) awaitFirstEvent(l *leg, resp *upstream.Response) (end legEnd, 
 	if err == nil && !declined && resp.Status == 200 && isEventStream(resp) && resp.ContentLength == upstream.LengthChunked && family.EndsWithoutOutput(prefix) {
 		err = errNoOutput
 	}
-	if err == nil && !declined && q.concurrent == nil && q.hasConnector && family.InitialErrorStatus(prefix) > 0 && q.transfer.AwaitLoss() {
+	if err == nil && !declined && q.concurrent == nil && l.hasConnector && family.InitialErrorStatus(prefix) > 0 && q.transfer.AwaitLoss() {
 		defer resp.Release()
 		return q.endLostHandover(l), false
 	}

@@ -58,8 +58,7 @@ func (q *request) callKVRelease(req *upstream.Request, rank *worker.Rank, stream
 	fleet := q.settings.Fleet
 	resp, err := fleet.Endpoint(rank).Do(req, nil)
 	if err == nil || !classify(err).unsent {
-		q.kv.On(abort.Decoded)
-		q.setPinned(false)
+		q.onKV(abort.Decoded)
 	}
 	status := 0
 	if err == nil {

@@ -64,6 +64,8 @@ type leg struct {
 	legRecord
 	call  *upstream.Call
 	abort *abort.Decode // ends a decode leg whose client disconnects before its head; nil: the call is cancelled at once
+	// hasConnector says that the engine of a decode leg reports the leg's transfer by Sluice's connector.
+	hasConnector bool
 }
 
 // startLeg opens the account of a leg on the rank of a choice. The leg takes over the choice's
@@ -75,7 +77,7 @@ func (q *request) startLeg(kind schedule.LegKind, choice *schedule.Choice, call 
 	return l
 }
 
-// HandOver transfers the leg's account to a stream and leaves nothing to end in the leg.
+// handOver transfers the leg's account to a stream and leaves nothing to end in the leg.
 func (l *leg) handOver(status int) legRecord {
 	record := l.legRecord
 	record.status = int16(status)

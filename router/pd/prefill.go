@@ -123,13 +123,11 @@ func (q *request) prefill(choice schedule.Choice) prefillEnd {
 			q.r.peerInfos.store(rank, q.peerInfoBuf)
 		}
 	}
-	q.prefilled = true
-	q.setPinned(!q.plan.Traits.NoLease)
 	q.watchTransfer(q.handleAt)
 	if q.plan.Traits.Pulls {
-		q.kv.Acquire(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
+		q.acquireKV(q.settings.SideChannel.Acquire(rank, q.handover.Handle))
 	} else if !q.plan.Traits.NoLease {
-		q.kv.Acquire(nil)
+		q.acquireKV(nil)
 	}
 	if expectation != nil {
 		if end := q.awaitCompletions(expectation, began); end != prefillDone {

@@ -125,16 +125,14 @@ type legsPart struct {
 	decodeByFamily bool               // the Family wrote the decode leg
 }
 
-// kvPart holds the hand-over of one attempt.
+// kvPart holds the hand-over of one attempt. kv is its only state; the other fields are what the legs
+// and the engines have reported.
 type kvPart struct {
-	handover      family.Handover // the view of the hand-over that the Family gets
-	handleAt      time.Time
-	kv            abort.KV             // state of the handle's blocks
-	pinned        bool                 // Runner.pinned counts the handle
-	transfer      *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
-	hasConnector  bool                 // the decode engine runs Sluice's connector
-	prefilled     bool                 // the response is based on the work of handover.Prefill
+	kv            abort.KV             // state of the handle's blocks; changed by onKV, acquireKV and handOverKV only
+	handover      family.Handover      // the view of the hand-over that the Family gets
+	handleAt      time.Time            // when prefill returned the handle
 	prefillCached int                  // predicted cached tokens of the prefill rank
+	transfer      *kvtransfer.Transfer // reports about the transfer; nil if no engine reports any
 }
 
 // answerPart holds the response memory that counts in limits.memory_budget.
@@ -176,9 +174,8 @@ func (q *request) recycle() {
 		q.x.OnClientGone(nil) // after a panic the last leg's callback may still be armed
 		q.commitQuota(0)
 	}
-	q.setPinned(false)
 	q.unwatchTransfer()
-	q.kv.On(abort.Abandoned)
+	q.onKV(abort.Abandoned)
 	q.downMonitor.Reset()
 	q.reservedDecode.Reservation.Release()
 	if q.answerLease != nil {

@@ -224,19 +224,6 @@ func (r *Runner) ServeInference(x *front.Exchange) {
 	}
 }
 
-// setPinned adds the request's handle to Pinned or removes it.
-func (q *request) setPinned(on bool) {
-	if q.pinned == on {
-		return
-	}
-	q.pinned = on
-	if on {
-		q.r.pinned.Add(1)
-	} else {
-		q.r.pinned.Add(-1)
-	}
-}
-
 // refuse answers with one of the router's errors and ends the explain record.
 func (q *request) refuse(reason front.Reason, message string, retryAfter time.Duration) {
 	q.refuseParam(reason, "", message, retryAfter)

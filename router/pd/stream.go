@@ -70,7 +70,7 @@ func (q *request) relay(l *leg, resp *upstream.Response) {
 		legRecord: l.handOver(resp.Status), requestID: q.x.RequestID, endpoint: q.x.Endpoint, client: q.x.ClientIP().As16(),
 		pass: q.x.Principal(), received: toCompactTime(q.x.Received),
 		tokens: int32(q.prompt.Count), reservedTokens: int32(q.reservedTokens),
-		prefilled: q.prefilled, prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.kv.HandOver(q.abortRule(abort.PhaseStream).Reclaim, q.closeGrace(l)),
+		prefilled: q.usesPrefill(), prefillCached: int32(q.handover.PrefillCached), concurrent: q.concurrent, kv: q.handOverKV(l),
 	}
 	if q.concurrent != nil {
 		q.concurrent.retain()

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"sluice/dataplane/relay"
-	"sluice/dataplane/upstream"
 	"sluice/router/kvtransfer"
 	"sluice/router/kvtransfer/completion"
 	"sluice/router/pd/abort"
@@ -27,15 +26,14 @@ func (q *request) unwatchTransfer() {
 		q.transfer.Close()
 		q.transfer = nil
 	}
-	q.hasConnector = false
 }
 
 // acquireSlot acquires a slot of the completion board for decode if its engine is known to run the
 // connector. Other engines get the handle unchanged.
-func (q *request) acquireSlot(rank *worker.Rank) {
-	q.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && rank.Option("connector") == "true"
+func (q *request) acquireSlot(l *leg) {
+	l.hasConnector = q.transfer != nil && (q.handover.Handle != nil || q.concurrent != nil) && l.rank.Option("connector") == "true"
 	q.handover.Slot = nil
-	if !q.hasConnector {
+	if !l.hasConnector {
 		return
 	}
 	q.transfer.AcquireSlot(q.settings.Timeouts.Decode)
@@ -46,20 +44,20 @@ func (q *request) acquireSlot(rank *worker.Rank) {
 
 // guardDecode makes the transfer watch and the engine-down monitor cancel the decode call if the
 // hand-over is reported lost or the engine that has the KV goes down.
-func (q *request) guardDecode(call *upstream.Call) {
+func (q *request) guardDecode(l *leg) {
 	q.downMonitor.Reset()
 	if q.handover.Handle != nil && !q.plan.Traits.NoLease {
-		q.monitorPrefill(q.handover.Prefill, call)
+		q.monitorPrefill(q.handover.Prefill, l.call)
 	}
 	if q.transfer == nil || q.handover.Handle == nil && q.concurrent == nil {
 		return
 	}
 	stall := time.Duration(0)
-	if q.hasConnector {
+	if l.hasConnector {
 		stall = q.settings.TransferStall
 	}
 	q.call = nil // the watch may cancel the call until the watch is closed
-	q.transfer.Guard(call, stall)
+	q.transfer.Guard(l.call, stall)
 }
 
 // endLostHandover ends a decode leg whose hand-over is lost before the client has received a byte.
@@ -87,12 +85,12 @@ func (q *request) handleLostHandover(reason string) legEnd {
 		since = q.x.Received
 	}
 	q.noteFallback("transfer_"+reason, "of the KV from "+prefill.ID.String()+", after "+time.Since(since).Round(time.Millisecond).String())
-	q.setPinned(false)
 	q.unwatchTransfer()
 	q.downMonitor.Reset()
 	if reason == "expired" {
-		q.kv.On(abort.Expired)
+		q.onKV(abort.Expired)
 	} else {
+		q.onKV(abort.Abandoned)
 		q.exclude(prefill, excludedDown)
 		if decode != nil && !q.isExcluded(decode) && q.hasOtherCandidate(q.plan.Decode, decode) {
 			q.exclude(decode, excludedError)

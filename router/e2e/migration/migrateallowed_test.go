@@ -2,6 +2,7 @@ package migration
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -442,5 +443,49 @@ func TestMigrationAllowIsReloaded(t *testing.T) {
 	}
 	if status, _, message := g.ReloadWith("migration: {allow: [n]}\n"); status == 200 || !strings.Contains(message, "multiple_choices") {
 		t.Errorf("%d %s", status, message)
+	}
+}
+
+// TestMigrationKeepsConfiguration: a stream migrates by the configuration that its request read, although
+// a reload has switched migration off since.
+func TestMigrationKeepsConfiguration(t *testing.T) {
+	engines := []*sim.Engine{harness.StartSim(t, nil), harness.StartSim(t, nil)}
+	g := harness.StartReloadRouter(t, "", engines[0].URL(), engines[1].URL())
+	body := `{"model":"sim","stream":true,"max_tokens":60,"messages":[{"role":"user","content":"Count to a hundred."}]}`
+	want := harness.Post(t, harness.StartSim(t, nil).URL()+"/v1/chat/completions", body)
+	for _, e := range engines {
+		e.Fault(sim.Fault{Kind: sim.Slow, Delay: 8 * time.Millisecond})
+	}
+	got := make(chan *harness.Answer, 1)
+	go func() {
+		a, err := harness.TryPost(context.Background(), g.URL+"/v1/chat/completions", body)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- a
+	}()
+	var engine *sim.Engine
+	testwait.UntilWithin(t, 10*time.Second, "the stream is under way", func() bool {
+		for _, e := range engines {
+			if s := e.Stats().Sum(); s.Running > 0 && s.GeneratedTokens > 5 {
+				engine = e
+			}
+		}
+		return engine != nil
+	})
+	if status, _, message := g.ReloadWith("migration: {max: 0}\n"); status != 200 {
+		t.Fatal(status, message)
+	}
+	engine.Close()
+	select {
+	case a := <-got:
+		if a != nil {
+			harness.WantSameContent(t, a, want)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the stream did not end")
+	}
+	if a := harness.Post(t, g.URL+"/v1/chat/completions", body); a.Header.Get("X-Sluice-Migration") != "" {
+		t.Errorf("a request after the reload: header %q", a.Header.Get("X-Sluice-Migration"))
 	}
 }

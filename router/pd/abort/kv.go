@@ -144,6 +144,9 @@ func (h *KV) GiveUp() {
 	}
 }
 
+// IsHeld reports whether the prefill engine keeps the blocks and no decode engine has seen the handle.
+func (h *KV) IsHeld() bool { return h.state == kvHeld }
+
 // Held returns the lease while no decode engine has seen the handle, else nil.
 func (h *KV) Held() *sidechannel.Lease {
 	if h.state != kvHeld {
