@@ -65,7 +65,7 @@ func main() {
 	flag.IntVar(&o.streams, "streams", 200, "users, each with one request at a time")
 	flag.IntVar(&o.tokens, "tokens", 200, "tokens of an answer")
 	flag.IntVar(&o.prompt, "prompt", 64, "tokens of a prompt")
-	flag.IntVar(&o.requests, "requests", 0, "stop after so many; 0: by the duration")
+	flag.IntVar(&o.requests, "requests", 0, "stop after this number of requests; 0: at the end of the duration")
 	flag.DurationVar(&o.duration, "duration", 4*time.Second, "how long requests are begun")
 	flag.DurationVar(&o.timeout, "timeout", time.Minute, "of one request")
 	flag.Parse()

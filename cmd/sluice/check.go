@@ -51,7 +51,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	fmt.Fprint(stdout, cfg.Describe())
 	h := cfg.Health
 	pace := fleet.Options{ProbeInterval: h.Interval, ProbeTimeout: h.Timeout, FailAfter: h.FailAfter}
-	fmt.Fprintf(stdout, "\na worker with requests that dies without a word leaves the choice within %s; one without, within %s\n",
+	fmt.Fprintf(stdout, "\na dead worker with requests is removed from the choice within %s; one without, within %s\n",
 		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
 	faults := app.CheckStart(cfg)
 	if err := kubeBuildError(cfg, *timeout); err != nil {
@@ -73,7 +73,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	if bad += checkHandOvers(cfg, stdout); bad > 0 {
-		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers are not as they should be\n", bad)
+		fmt.Fprintf(stderr, "sluice check: %d of the engines' servers do not match the configuration\n", bad)
 		return 1
 	}
 	return 0

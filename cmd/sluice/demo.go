@@ -64,7 +64,7 @@ func runDemo(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	var o demoOptions
 	fs := flag.NewFlagSet("sluice demo", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.DurationVar(&o.duration, "duration", 0, "end after this long (0: at Ctrl-C)")
+	fs.DurationVar(&o.duration, "duration", 0, "end after this time; 0: at Ctrl-C")
 	fs.StringVar(&o.listen, "listen", "127.0.0.1:0", "`address` of the router; port 0 takes a free one")
 	fs.StringVar(&o.admin, "admin", "127.0.0.1:0", "`address` of the page")
 	fs.Float64Var(&o.rate, "rate", 7, "requests a `second`, to each of the two routers")

@@ -76,9 +76,9 @@ func runDoctor(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice doctor", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	d := doctor{}
-	file := fs.String("config", "", "look whether this machine has what the configuration in `FILE` asks for")
+	file := fs.String("config", "", "check whether this machine has what the configuration in `FILE` needs")
 	asJSON := fs.Bool("json", false, "print JSON")
-	required := fs.String("require", "", "`NAMES` that must be there, by commas")
+	required := fs.String("require", "", "comma-separated `NAMES` of libraries that must work")
 	fs.StringVar(&d.probe.NIXL, "nixl", "", "libnixl_capi's `FILE` or folder, and then nothing else is tried [transfers.nixl_library]")
 	fs.StringVar(&d.probe.UCX, "ucx", "", "libucp's `FILE` or folder, likewise")
 	fs.Func("python", "`PREFIX` of an engine's Python environment; may be given again [transfers.python]", func(v string) error {
@@ -210,7 +210,7 @@ func (d *doctor) report(all []finding, asJSON bool, stdout, stderr io.Writer) in
 	}
 	if len(missing) > 0 {
 		if !asJSON {
-			fmt.Fprintf(stderr, "sluice doctor: asked for and not there: %s\n", strings.Join(missing, ", "))
+			fmt.Fprintf(stderr, "sluice doctor: required and not working: %s\n", strings.Join(missing, ", "))
 		}
 		return 1
 	}

@@ -38,7 +38,7 @@ type probeRequest struct {
 func probeMain(in io.Reader, out *os.File) int {
 	var r probeRequest
 	if out == nil || json.NewDecoder(in).Decode(&r) != nil {
-		fmt.Fprintln(os.Stderr, "sluice doctor: this is the part of it that it starts itself")
+		fmt.Fprintln(os.Stderr, "sluice doctor: this command is internal; sluice doctor starts it")
 		return 2
 	}
 	var f finding
@@ -97,13 +97,13 @@ func (d *doctor) runProbe(what string) finding {
 		return f
 	case ctx.Err() != nil:
 		return finding{State: findingHung, Detail: fmt.Sprintf("no answer within %s; the probe was killed%s", d.timeout, lastOutput.last()),
-			Advice: "a library that hangs here would cost serve its tier: name another with --nixl or --ucx, or see what it waits for with --timeout 5m and gdb -p"}
+			Advice: "a library that hangs here would disable its tier in serve: name another with --nixl or --ucx, or find out with --timeout 5m and gdb -p what it waits for"}
 	default:
 		if err == nil {
 			err = errNoAnswer
 		}
 		return finding{State: findingCrashed, Detail: fmt.Sprintf("the probe ended without an answer: %v%s", err, lastOutput.last()),
-			Advice: "this library would bring the router down: take it off (transfers.nixl: off), or name another with --nixl or --ucx"}
+			Advice: "this library would crash the router: disable it (transfers.nixl: off), or name another with --nixl or --ucx"}
 	}
 }
 
@@ -206,7 +206,7 @@ func awaitSelfTest(f finding, r *probeRequest, t *nixl.AgentTier) finding {
 		if ucx := nixl.ResidentUCX(); len(ucx) > 1 {
 			f.State = findingLimited
 			f.Detail += "; two UCX are in the process: " + strings.Join(ucx, ", ")
-			f.Advice = "two UCX in a process hang or crash: take one of them out of LD_LIBRARY_PATH or LD_PRELOAD"
+			f.Advice = "two copies of UCX in one process hang or crash: remove one from LD_LIBRARY_PATH or LD_PRELOAD"
 		}
 	case nixl.TierStarting:
 		f.State, f.Advice = findingHung, noSelfTest

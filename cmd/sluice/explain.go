@@ -188,11 +188,11 @@ var costTerms = []struct {
 
 // planReasons maps a reason of the scheduler's choice between plans to its explanation.
 var planReasons = map[string]string{
-	schedule.ReasonFewUncached:   "too few tokens are left for a hand-over to pay (pd.local_prefill_tokens)",
-	schedule.ReasonFaster:        "estimated to be sooner at the first token",
-	schedule.ReasonUncached:      "enough tokens are left for a hand-over (pd.local_prefill_tokens)",
-	schedule.ReasonPromptUnknown: "how long the prompt is is not known",
-	schedule.ReasonNotConsidered: "the ranks were chosen together; prefill on the decode worker was not asked for",
+	schedule.ReasonFewUncached:   "too few uncached tokens for a hand-over to be worthwhile (pd.local_prefill_tokens)",
+	schedule.ReasonFaster:        "the estimated time to the first token is shorter",
+	schedule.ReasonUncached:      "enough uncached tokens for a hand-over (pd.local_prefill_tokens)",
+	schedule.ReasonPromptUnknown: "the length of the prompt is unknown",
+	schedule.ReasonNotConsidered: "the ranks were chosen jointly; prefill on the decode worker was not considered",
 }
 
 // writePair prints how the scheduler chose the prefill and decode ranks together, and what the
@@ -235,7 +235,7 @@ func termList(t *schedule.Terms, handover float64) string {
 func writeDecision(w io.Writer, d *schedule.Decision) {
 	chosen := d.Chosen
 	if chosen == "" {
-		chosen = "nobody: no candidate was left"
+		chosen = "none: no candidate was left"
 	}
 	fmt.Fprintf(w, "\n%s leg, attempt %d, at %.1f ms: %s\n", strings.ToUpper(d.Leg[:1])+d.Leg[1:], d.Attempt, d.AtMS, chosen)
 	fmt.Fprintf(w, "  %d prompt tokens, about %d to come; %d candidates", d.PromptTokens, d.OutputTokens, d.Candidates)
@@ -313,7 +313,7 @@ func writeCandidate(t io.Writer, c *schedule.Candidate, terms []struct {
 
 func writeOutcome(w io.Writer, o *schedule.OutcomeRecord) {
 	if o == nil {
-		fmt.Fprint(w, "\nStill under way, or its end was not seen.\n")
+		fmt.Fprint(w, "\nIn progress, or its end was not recorded.\n")
 		return
 	}
 	fmt.Fprintf(w, "\nEnded: status %d", o.Status)

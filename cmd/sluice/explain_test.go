@@ -87,7 +87,7 @@ func TestExplain(t *testing.T) {
 	if strings.Contains(out, "pressure") {
 		t.Errorf("a term that is nought everywhere is shown:\n%s", out)
 	}
-	if _, out, _ := explain("req-2"); !strings.Contains(out, "nobody") || !strings.Contains(out, "Still under way") {
+	if _, out, _ := explain("req-2"); !strings.Contains(out, "none: no candidate was left") || !strings.Contains(out, "In progress") {
 		t.Errorf("a refused request:\n%s", out)
 	}
 	var rec schedule.Record

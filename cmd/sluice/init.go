@@ -100,7 +100,7 @@ func runInit(args []string, stdout, stderr io.Writer) int {
 		return 1
 	}
 	if _, err := config.Parse("the file made", []byte(text)); err != nil {
-		fmt.Fprintln(stderr, "sluice init: what the engines told makes no valid configuration:", err)
+		fmt.Fprintln(stderr, "sluice init: the engines' answers make no valid configuration:", err)
 		return 1
 	}
 	if err := writeOutput(text, *out, *force, stdout); err != nil {

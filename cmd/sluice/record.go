@@ -43,11 +43,11 @@ func runRecord(ctx context.Context, args []string, stdout, stderr io.Writer) int
 	fs.SetOutput(stderr)
 	addr := fs.String("admin", "", "admin `address` of the router [the only one that runs]")
 	runtime := fs.String("runtime-file", "", "the router's runtime `file` [found by --admin]")
-	out := fs.String("out", ".", "`folder` for the files, made where need be")
+	out := fs.String("out", ".", "`folder` for the files; created if it does not exist")
 	how := fs.Duration("duration", 0, "end after this `time` [until Ctrl-C]")
 	maxFile, maxTotal := bytesFlag(64<<20), bytesFlag(1<<30)
-	fs.Var(&maxFile, "max-file", "begin the next file after about so many `bytes`")
-	fs.Var(&maxTotal, "max-total", "delete the oldest recordings in the folder over so many `bytes`")
+	fs.Var(&maxFile, "max-file", "size at which the next file begins, in `bytes`")
+	fs.Var(&maxTotal, "max-total", "limit of all recordings in the folder, in `bytes`; the oldest are deleted")
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), recordHelp)
 		fs.PrintDefaults()
@@ -106,7 +106,7 @@ func recordTo(ctx context.Context, rt admin.Runtime, files *recording.Files) err
 	case err != nil:
 		return fmt.Errorf("the recording broke off: %w", err)
 	}
-	return errors.New("the router ended the recording: it has ended itself, or this command did not keep up; its log says which")
+	return errors.New("the router ended the recording: the router ended, or this command did not keep up; its log says which")
 }
 
 // bytesFlag is a flag value: a number of bytes, such as 64MiB.

@@ -45,10 +45,10 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	fs.SetOutput(stderr)
 	router := fs.String("router", "", "`URL` of the router's registration listener")
 	id := fs.String("id", "", "`NAME` of the worker, unique in the fleet [the key id, else this machine's name and the role]")
-	tokenFile := fs.String("token-file", "", "`FILE` that holds the token [$SLUICE_REGISTRATION_TOKEN]")
+	tokenFile := fs.String("token-file", "", "`FILE` with the token [$SLUICE_REGISTRATION_TOKEN]")
 	ca := fs.String("ca", "", "PEM `FILE` with the authority of the router's certificate [the system's]")
 	cert, key := fs.String("cert", "", "PEM `FILE` with the worker's certificate"), fs.String("key", "", "PEM `FILE` with its key")
-	lease := fs.Duration("lease", 0, "lease to ask for, whole seconds [the router's own]")
+	lease := fs.Duration("lease", 0, "lease to request, in whole seconds [the router's default]")
 	file := fs.String("json", "", "`FILE` with an announcement, - for standard input")
 	var a *registration.Announcement
 	for name, role := range map[string]worker.Role{"engine": worker.Aggregated, "prefill": worker.Prefill, "decode": worker.Decode} {
@@ -87,7 +87,7 @@ func runRegister(ctx context.Context, args []string, stdout, stderr io.Writer) i
 	case (*cert == "") != (*key == ""):
 		return wrong("--cert and --key belong together")
 	case *lease%time.Second != 0 || *lease < 0:
-		return wrong("--lease is not in whole seconds")
+		return wrong("--lease must be in whole seconds")
 	}
 	fail := func(err error) int {
 		fmt.Fprintln(stderr, "sluice register:", err)

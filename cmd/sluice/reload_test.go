@@ -37,7 +37,7 @@ func TestReloadCommand(t *testing.T) {
 	harness.WriteFile(t, path, strings.Replace(text, "a-secret-of-the-registration", "another-secret-of-the-same", 1)+"timeouts: {decode: 90s}\ntokens: {mode: text}\nlog: {level: debug}\nlimits: {max_head: 32KiB}\n")
 	out, code := reload("--dry-run")
 	for _, want := range []string{"timeouts.decode", "10m -> 1m30s", "4 would be applied, 1 not in effect before sluice restart", "registration.token", "(hidden) -> (hidden)",
-		"limits.max_head: buffers of open connections have this size"} {
+		"limits.max_head: open connections have buffers of this size"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("--dry-run: %d, no %q in\n%s", code, want, out)
 		}
@@ -50,7 +50,7 @@ func TestReloadCommand(t *testing.T) {
 		t.Errorf("%d\n%s", code, out)
 	}
 	harness.WantStatus(t, harness.Post(t, "http://"+p.Addr+"/v1/chat/completions", harness.Chat("")), 200)
-	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","why":"buffers`) || strings.Contains(out, `"effect":"applied"`) {
+	if out, code := reload("--json"); code != 0 || !strings.Contains(out, `"effect":"restart","why":"open`) || strings.Contains(out, `"effect":"applied"`) {
 		t.Errorf("%d\n%s", code, out)
 	}
 	harness.WriteFile(t, path, text+"timeouts: {decode: soon}\n")

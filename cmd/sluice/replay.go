@@ -82,8 +82,8 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 	fs := flag.NewFlagSet("sluice replay", flag.ContinueOnError)
 	fs.SetOutput(stderr)
 	var list []replay.Variant
-	fs.Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule: NAME=VALUE, several by commas; may be given several times")
-	fs.Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be given several times")
+	fs.Var(&variants{list: &list}, "set", "a variant with other `WEIGHTS` of schedule: comma-separated NAME=VALUE; may be repeated")
+	fs.Var(&variants{list: &list, policy: true}, "policy", "a variant with another `POLICY`: round_robin, least_loaded, random, kv; may be repeated")
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), replayHelp)
 		fs.PrintDefaults()
@@ -117,7 +117,7 @@ func runReplay(args []string, stdout, stderr io.Writer) int {
 	code := 1
 	for i, g := range groups {
 		trace, err := replay.Load(g.Files, func(err error) {
-			fmt.Fprintf(stderr, "sluice replay: %v; what there is of it is used\n", err)
+			fmt.Fprintf(stderr, "sluice replay: %v; using the part that can be read\n", err)
 		})
 		if err != nil {
 			fmt.Fprintln(stderr, "sluice replay:", err)

@@ -260,7 +260,7 @@ func (c *conn) reportResponseCut(err error, limit time.Duration) {
 		cause = relay.Drained
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		cause = relay.ClientStalled
-		c.srv.initial.Log.Warn("connection cut: the client does not take its answer", "client", c.ip, "endpoint", path, "cause", cause.String(), "duration", limit)
+		c.srv.initial.Log.Warn("connection closed: the client does not read its response", "client", c.ip, "endpoint", path, "cause", cause.String(), "duration", limit)
 	}
 	if o := c.srv.initial.Observer; o != nil {
 		o.ResponseCut(path, cause)

@@ -174,7 +174,7 @@ func (s *Server) waitIdle(ctx context.Context, idle func()) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			cut, cutAt = open, time.Now()
-			s.initial.Log.Warn("the drain's time is over; what is under way is cut", "connections", open)
+			s.initial.Log.Warn("the drain deadline has passed; requests in progress are cancelled", "connections", open)
 			s.drainExpired.Store(true)
 			for left := open - s.conns.cancelStreams() - s.respondDrained(); s.conns.len() > left && time.Since(cutAt) < finalResponseTime; {
 				<-tick.C

@@ -123,7 +123,7 @@ func (x *Exchange) startDrainResponse() *keepAliveWriter {
 		if o != nil {
 			o.Refused(path, Drained)
 		}
-		log.Warn("request ended by the end of the drain: its answer had not begun", "request", id, "client", ip, "endpoint", path, "reason", string(Drained))
+		log.Warn("request ended at the drain deadline before its response began", "request", id, "client", ip, "endpoint", path, "reason", string(Drained))
 	}
 	p.scheduleLocked(0)
 	return p

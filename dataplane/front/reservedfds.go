@@ -50,7 +50,7 @@ func (c *conn) hasReservedFD() (is bool) {
 // descriptor. It returns false if maxReservedConns such connections are open already.
 func (s *Server) acquireReservedConn(c *conn) bool {
 	s.evictIdle()
-	s.fdStats.logLine.warn(s.initial.Log, "file descriptors run out: idle connections are closed, and new ones get a page or a 503", "connections", s.conns.len(), "hint", "raise the limit (ulimit -n, LimitNOFILE=), or lower limits.max_conns")
+	s.fdStats.logLine.warn(s.initial.Log, "file descriptors are exhausted: idle connections are closed, and new ones get a status page or a 503", "connections", s.conns.len(), "hint", "raise the limit (ulimit -n, LimitNOFILE=), or lower limits.max_conns")
 	if s.fdStats.reservedConns.Add(1) > maxReservedConns {
 		s.fdStats.reservedConns.Add(-1)
 		s.fdStats.rejected.Add(1)

@@ -37,7 +37,7 @@ func (x *Exchange) acquireResponseBudget(n int) bool {
 	if x.response.count.Acquire(membudget.SizeOf(n + membudget.Page)) {
 		return true
 	}
-	x.Error(BudgetExhausted, "", "the memory for bodies is spent: the answer cannot be held; try again", budgetRetry)
+	x.Error(BudgetExhausted, "", "the memory for bodies is spent: the response cannot be buffered; try again", budgetRetry)
 	return false
 }
 

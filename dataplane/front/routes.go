@@ -227,7 +227,7 @@ func (x *Exchange) handle() {
 	x.srv.initial.Handler.ServeInference(x)
 	if x.responseState == responsePending {
 		x.Log().Error("the handler gave no answer", "endpoint", x.Endpoint.Path)
-		x.Error(Internal, "", "the router gave no answer to this request", 0)
+		x.Error(Internal, "", "the router did not answer this request", 0)
 	}
 }
 

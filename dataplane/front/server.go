@@ -225,7 +225,7 @@ func (s *Server) startLoops() *eventloop.Loops {
 		Loops: s.initial.RelayThreads, Budget: s.budget, Tick: max(tick, 10*time.Millisecond),
 		OnFail: func(err error) { s.initial.Log.Error("an event loop failed; its streams were ended", "error", err) },
 		OnStarved: func(d time.Duration) {
-			s.starvedLog.warn(s.initial.Log, "the router was held up: it was stopped, or other processes had its cores; streams' time-outs do not count that", "duration", d)
+			s.starvedLog.warn(s.initial.Log, "the router could not run: it was stopped, or other processes used its cores; this time does not count towards time-outs of streams", "duration", d)
 		},
 	})
 	if err != nil {
@@ -335,7 +335,7 @@ func (s *Server) onParseError(ctx *fasthttp.RequestCtx, err error) {
 	s.reportRefused("", reason, r)
 }
 
-const headTimeoutMessage = "the request did not come in time"
+const headTimeoutMessage = "the request head did not arrive in time"
 
 // quietLogger logs fasthttp's errors of single connections at level debug.
 type quietLogger struct{ log *slog.Logger }

@@ -156,7 +156,7 @@ func waitReady(ctx context.Context, link net.Conn, h hello) (r report, err error
 	line, err := bufio.NewReader(link).ReadBytes('\n')
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		return r, fmt.Errorf("given up before the new process was ready, which was ended: %w", context.Cause(ctx))
+		return r, fmt.Errorf("cancelled before the new process was ready; it was ended: %w", context.Cause(ctx))
 	case ctx.Err() != nil:
 		return r, errors.New("the new process was not ready in time and was ended; its log says what it waited for")
 	case err != nil:

@@ -411,7 +411,7 @@ func consume(v *net.Buffers, n int) {
 const earlyRefusalCheck = 250 * time.Millisecond
 
 // errEarlyRefusal: a write was abandoned because the response has come.
-var errEarlyRefusal = errors.New("the engine refused the request before it had read it")
+var errEarlyRefusal = errors.New("the engine rejected the request before reading it")
 
 // hasEarlyRefusal reports whether the head of a refusal has come. An engine that sends another
 // early response may continue to read.

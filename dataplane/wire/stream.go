@@ -220,7 +220,7 @@ func (s *Stream) endStalled(late bool) error {
 	s.conn.srv.stalled.Add(1)
 	message := "nothing was taken for "
 	if s.Stopped() {
-		message = "what was left at the STOP was not taken within "
+		message = "items sent before the STOP were not read within "
 	}
 	s.finish(&Error{CodeStalled, message + s.conn.srv.opt.StallTimeout.String()}, ErrStalled)
 	return ErrStalled

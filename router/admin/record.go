@@ -49,7 +49,7 @@ func (s *Server) record(w http.ResponseWriter, r *http.Request) {
 		fail(w, http.StatusConflict, "recording_already", "this router is being recorded already, by recording.dir in its configuration or by another sluice record")
 		return
 	}
-	s.log.Info("a recording was begun by the admin API")
+	s.log.Info("recording started by the admin API")
 	select {
 	case <-r.Context().Done():
 	case <-active.Done():

@@ -14,7 +14,7 @@ import (
 // disconnects does not stop the reload.
 func (s *Server) reload(w http.ResponseWriter, r *http.Request) {
 	if s.opt.Reload == nil {
-		fail(w, http.StatusNotFound, "no_reload", "this router takes over no configuration while it runs")
+		fail(w, http.StatusNotFound, "no_reload", "this router cannot reload its configuration")
 		return
 	}
 	dry := false

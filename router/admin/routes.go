@@ -38,10 +38,10 @@ func init() {
 		{"GET", "/console.css", "its style", true, asset("console.css", "text/css; charset=utf-8")},
 		{"GET", "/admin/v1/workers", "state, load and KV of every worker and rank", false, (*Server).workers},
 		{"GET", "/admin/v1/health", "whether the router is ready, what it waits for, and the state of every worker", false, (*Server).health},
-		{"GET", "/admin/v1/discovery", "where workers come from, and what went wrong there", false, (*Server).discovery},
-		{"GET", "/admin/v1/transfers", "the tiers that tell of KV transfers, why not a better one, and what was measured between ranks", false, (*Server).transfers},
-		{"POST", "/admin/v1/workers/{id}/drain", "stop giving a worker requests; ?on=false takes it back", false, (*Server).drain},
-		{"GET", "/admin/v1/explain/{id}", "the account of one request's decisions", false, (*Server).explain},
+		{"GET", "/admin/v1/discovery", "the sources of workers and their errors", false, (*Server).discovery},
+		{"GET", "/admin/v1/transfers", "the tiers of transfer notifications with their state and reason, and what was measured between ranks", false, (*Server).transfers},
+		{"POST", "/admin/v1/workers/{id}/drain", "stop sending requests to a worker; ?on=false ends the drain", false, (*Server).drain},
+		{"GET", "/admin/v1/explain/{id}", "the explain record of a request", false, (*Server).explain},
 		{"GET", "/admin/v1/explain", "the same by ?id=", false, (*Server).explain},
 		{"GET", "/admin/v1/requests", "the newest requests; ?limit=", false, (*Server).requests},
 		{"GET", "/admin/v1/stats", "rates, hit rates and quantiles, now and over time; ?since= milliseconds", false, (*Server).stats},
@@ -49,8 +49,8 @@ func init() {
 		{"GET", "/admin/v1/config", "the configuration, secrets masked", false, (*Server).config},
 		{"GET", "/admin/v1/events", "decisions, ends and changes of state as server-sent events", false, (*Server).events},
 		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
-		{"POST", "/admin/v1/reload", "take over what can change of the configuration's file; says of each field that differs whether it did; ?dry_run=true changes nothing", false, (*Server).reload},
-		{"POST", "/admin/v1/restart", "replace this process by a new one of the same program file, with its listeners; answers when that one serves", false, (*Server).restart},
+		{"POST", "/admin/v1/reload", "apply what can change of the configuration file; lists whether each changed field was applied; ?dry_run=true changes nothing", false, (*Server).reload},
+		{"POST", "/admin/v1/restart", "replace this process by a new one of the same program file, which inherits the listeners; answers when the new one serves", false, (*Server).restart},
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
 	}
 }
@@ -118,7 +118,7 @@ func (s *Server) drain(w http.ResponseWriter, r *http.Request) {
 			fail(w, http.StatusConflict, "cannot_drain", err.Error())
 			return
 		}
-		s.log.Info("drain asked for by the admin API", "worker", id, "draining", on)
+		s.log.Info("drain requested by the admin API", "worker", id, "draining", on)
 		answer(w, http.StatusOK, s.workerView(wk))
 		return
 	}

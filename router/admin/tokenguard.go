@@ -104,7 +104,7 @@ func fail(w http.ResponseWriter, status int, code, message string) {
 func answer(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		http.Error(w, `{"error":{"code":"internal","message":"the answer has no JSON form"}}`, http.StatusInternalServerError)
+		http.Error(w, `{"error":{"code":"internal","message":"cannot encode the response as JSON"}}`, http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

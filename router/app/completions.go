@@ -53,7 +53,7 @@ func newCompletionBoard(cfg *config.Config, w *kvtransfer.Watcher, replaces bool
 			Report: w.HandleMessage, Log: log,
 		})
 		if err == nil {
-			log.Info("LMCache's notifications are taken", "endpoint", board.Endpoint())
+			log.Info("receiving LMCache's notifications", "endpoint", board.Endpoint())
 			n.board.Store(board)
 			close(n.bindDone)
 		}
@@ -86,7 +86,7 @@ func (n *completionBoard) bindLater(bind func() error, limit time.Duration, log 
 			return
 		}
 		if time.Now().After(end) {
-			log.Error("LMCache's notifications are not taken: requests that wait for them fall back", "error", err)
+			log.Error("cannot receive LMCache's notifications; requests that wait for them fall back", "error", err)
 			close(n.bindDone)
 			return
 		}

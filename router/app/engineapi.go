@@ -218,7 +218,7 @@ func (r *Router) serveWire(ctx context.Context) error {
 	if ready := r.engineAPI.AwaitWorkers(wait, c.MinWorkers); ctx.Err() != nil {
 		return nil
 	} else if ready < c.MinWorkers {
-		r.log.Warn("the engine socket opens with fewer workers than wanted", "ready", ready, "min_workers", c.MinWorkers, "start_timeout", c.StartWait)
+		r.log.Warn("the engine socket opens with fewer workers than engine_api.min_workers", "ready", ready, "min_workers", c.MinWorkers, "start_timeout", c.StartWait)
 	}
 	if r.inherited.Replaces() {
 		select {
@@ -267,6 +267,6 @@ func (r *Router) drainWire(ctx context.Context) {
 		return
 	}
 	if err := r.wire.Drain(ctx); err != nil {
-		r.log.Warn("engine streams did not end in time", "streams", r.wire.Stats().Streams)
+		r.log.Warn("engine streams did not end before the drain deadline", "streams", r.wire.Stats().Streams)
 	}
 }

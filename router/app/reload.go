@@ -77,7 +77,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 	defer r.reloads.Unlock()
 	defer func() {
 		if err != nil {
-			r.log.Error("the configuration was not reloaded; all is as it was", "file", r.cfg.Path(), "error", err)
+			r.log.Error("the configuration was not reloaded; the present one stays in effect", "file", r.cfg.Path(), "error", err)
 		}
 	}()
 	path := r.cfg.Path()
@@ -125,7 +125,7 @@ func (r *Router) Reload(ctx context.Context, dry bool) (changes []config.Change,
 		r.log.Info("configuration reloaded", args...)
 	}
 	if len(changes) == 0 {
-		r.log.Info("configuration reloaded: nothing differs", "file", path)
+		r.log.Info("configuration reloaded: no changes", "file", path)
 	}
 	return changes, nil
 }
@@ -155,7 +155,7 @@ func (r *Router) updateConfigSource(ctx context.Context, text []byte) error {
 // configuration in effect: they need a reload or a restart.
 func (r *Router) reloadLists(next *config.Config) {
 	if err := r.reloadKeys(next); err != nil {
-		r.log.Error("the keys of the configuration cannot be used", "error", err) // checked before: not reached
+		r.log.Error("cannot use the API keys of the configuration", "error", err) // checked before: not reached
 		return
 	}
 	var otherFields []string

@@ -105,7 +105,7 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 		}
 	}
 	opt.State = state
-	r.log.Info("starting a new process in the place of this one", "deadline", opt.ReadyTimeout)
+	r.log.Info("starting a new process to replace this one", "deadline", opt.ReadyTimeout)
 	if r.snapshots != nil {
 		_ = r.snapshots.Write() // logs its own failure; without a snapshot the new process learns from the engines
 	}
@@ -126,7 +126,7 @@ func (r *Router) Restart(ctx context.Context) (pid int, err error) {
 		if errors.Is(err, errStopping) {
 			r.log.Info("not restarted; this process ends", "error", err)
 		} else {
-			r.log.Error("not restarted; this process goes on", "error", err)
+			r.log.Error("not restarted; this process continues", "error", err)
 		}
 		return 0, err
 	}
@@ -155,7 +155,7 @@ const workersTimeout = 5 * time.Second
 func (r *Router) replaceParent(ctx context.Context) error {
 	defer func() {
 		for _, name := range r.inherited.Close() {
-			r.log.Warn("a socket that was passed to this process is not used; it is closed", "socket", name)
+			r.log.Warn("closing an inherited socket that the configuration does not use", "socket", name)
 		}
 	}()
 	if r.inherited.Replaces() {
@@ -169,12 +169,12 @@ func (r *Router) replaceParent(ctx context.Context) error {
 		}
 		if r.admin != nil {
 			if err := r.admin.WriteRuntimeFile(); err != nil {
-				r.log.Error("tools will not find this router", "error", err)
+				r.log.Error("cannot write the runtime file; tools will not find this router", "error", err)
 			}
 		}
 		r.wireSockets.adoptUnixFiles()
 		close(r.replacedParent)
-		r.log.Info("took the place of the process before", "address", r.Addr())
+		r.log.Info("replaced the previous process", "address", r.Addr())
 	}
 	hotrestart.Notify(hotrestart.NotifyReady)
 	return nil
@@ -252,7 +252,7 @@ func (r *Router) receiveClients() {
 	r.inherited.AcceptConnections(socketClient, func(fd int, state []byte) bool {
 		var about front.HandoffState
 		if err := json.Unmarshal(state, &about); err != nil {
-			r.log.Warn("a connection that was passed to this process is refused; the router before keeps it", "error", err)
+			r.log.Warn("rejected an inherited connection; the previous process keeps it", "error", err)
 			return false
 		}
 		return r.front.Adopt(fd, about)
@@ -268,7 +268,7 @@ func (r *Router) drainFront(ctx context.Context, drain time.Duration) error {
 	child := &childClients{child: r.child}
 	err := r.front.Retire(ctx, child, drain)
 	if failed := child.failed.Load(); failed != nil {
-		r.log.Warn("not all idle client connections were passed to the new process; the others were kept until their time was over", "error", *failed)
+		r.log.Warn("some idle client connections were not passed to the new process; they stayed open until their time-out", "error", *failed)
 	}
 	r.log.Info("idle client connections were passed to the new process", "connections", child.sent.Load())
 	return err

@@ -276,7 +276,7 @@ func (r *Router) Run(ctx context.Context) error {
 			switch {
 			case err == nil:
 			case r.inherited.Replaces(): // keep serving what was inherited from the replaced process
-				r.log.Error("no engine socket", "error", err)
+				r.log.Error("cannot open the engine socket", "error", err)
 			default:
 				failed <- err
 			}
@@ -404,7 +404,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 		r.recorder.RankAdded(rank)
 		if ep, topic := r.fleet.LoadSource(rank); ep != "" {
 			if err := r.loads.Start(kvevents.LoadSource{Rank: rank, Endpoint: ep, Topic: topic}); err != nil {
-				r.log.Error("no load messages", "rank", rank.ID.String(), "endpoint", ep, "error", err)
+				r.log.Error("cannot subscribe to load messages", "rank", rank.ID.String(), "endpoint", ep, "error", err)
 			}
 		}
 		src, ok := r.fleet.EventSource(rank)
@@ -412,7 +412,7 @@ func (r *Router) workerReady(w *worker.Worker) {
 			continue
 		}
 		if !ok {
-			r.log.Warn("no KV events: what this rank holds is a guess from the router's own choices",
+			r.log.Warn("no KV events: this rank's cached blocks are predicted from the router's own choices",
 				"rank", rank.ID.String(), "hint", "start the engine with KV events, or name them with kv_events=tcp://HOST:PORT")
 			continue
 		}

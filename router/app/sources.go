@@ -52,7 +52,7 @@ func (r *Router) discover() error {
 		if err != nil {
 			return err
 		}
-		r.log.Info("workers register at", "address", r.register.Addr())
+		r.log.Info("registration is listening", "address", r.register.Addr())
 		_ = r.discovery.Start(r.register)
 	}
 	return nil

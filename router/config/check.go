@@ -221,7 +221,7 @@ func (c *Config) checkPD(bad report, path string, pd *PD) {
 	if path == "pd" && pd.Family == "off" {
 		for i, w := range c.Workers {
 			if w.Role == worker.Prefill {
-				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get nothing to do; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), joinOr(Families()[:len(familyTable)-1]))
+				bad("pd.family", `"off", but workers[%d], %s, is a prefill worker, which would get no requests; want %s, or that worker as decode or aggregated`, i, quoted(w.URL), joinOr(Families()[:len(familyTable)-1]))
 				break
 			}
 		}
@@ -262,7 +262,7 @@ func (c *Config) checkWorkers(bad report) {
 				return
 			}
 			if first, twice := urls[key]; twice && first != i {
-				bad(path, "%s is the URL of workers[%d] already; several ranks of one server are one worker with ranks", quoted(raw), first)
+				bad(path, "%s is the URL of workers[%d] already; data-parallel ranks of one server are one worker with ranks", quoted(raw), first)
 			}
 			urls[key] = i
 			own[key] = true
@@ -367,7 +367,7 @@ func (c *Config) checkEvents(bad report, path string, w *Worker) {
 		}
 	}
 	if len(w.KVReplay) > 0 && (len(w.KVEvents) == 0 || w.KVEvents[0] == "auto" || w.KVEvents[0] == "off") {
-		bad(path+".kv_replay", "is of no use without endpoints in kv_events (auto asks the engine for both); want kv_events as well")
+		bad(path+".kv_replay", "has no effect without endpoints in kv_events (auto asks the engine for both); want kv_events as well")
 	}
 }
 

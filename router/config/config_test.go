@@ -171,7 +171,7 @@ func TestConfigIsCheckedOnce(t *testing.T) {
 	if !errors.As(err, &all) || len(all) != 3 {
 		t.Fatalf("%v", err)
 	}
-	for _, want := range []string{"c.yaml:2:", "registration.token: is not given", "c.yaml:5:1: listn", "SLUICE_LISTEN"} {
+	for _, want := range []string{"c.yaml:2:", "registration.token: is missing", "c.yaml:5:1: listn", "SLUICE_LISTEN"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %v", want, err)
 		}

@@ -52,7 +52,7 @@ func (c *Config) Describe() string {
 	}
 
 	if m := c.Migration; m.Max > 0 {
-		line("\na stream whose engine fails goes on from another, %d times at most, where its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
+		line("\na stream whose engine fails continues on another, at most %d times, if its token ids are known (migration.tokens %s)", m.Max, m.Tokens)
 	}
 	t, h := c.Timeouts, c.Health
 	line("\ntime-outs: prefill %s, decode %s, a stream's head %s, between two reads of it %s, connect %s, waiting for a pool %s, drain %s", t.Prefill, t.Decode, t.FirstByte, t.StreamIdle, t.Connect, t.PoolWait, t.Drain)
@@ -68,7 +68,7 @@ func (c *Config) Describe() string {
 		humanize.IBytes(uint64(c.Limits.MaxBody)), humanize.IBytes(uint64(c.Limits.BodyBudget)), humanize.IBytes(uint64(c.Limits.MaxHead)),
 		humanize.Comma(int64(c.Limits.MaxConns)), humanize.Comma(int64(c.Limits.EngineConns)), humanize.IBytes(uint64(c.Index.MaxBytes)))
 	if warnings := c.Warnings(); len(warnings) > 0 {
-		line("\nto think about:")
+		line("\nwarnings:")
 		for _, w := range warnings {
 			line("  %s", w)
 		}
@@ -151,11 +151,11 @@ func (c *Config) describeLegs(line func(string, ...any), what string, pd *PD) {
 	case pd.NotifyWait == 0:
 		line("    decode does not wait for LMCache's notifications (pd.completion_timeout 0)")
 	default:
-		line("    decode waits for LMCache's notifications, taken at %s, for %s at most", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
+		line("    decode waits for LMCache's notifications, received at %s, for at most %s", c.LMCache.NotifyEndpoint(), min(pd.NotifyWait, pd.Lease-pd.LeaseMargin))
 	}
 	switch {
 	case !f.plain:
-		line("    without prefill: refused, for a decode worker cannot prefill")
+		line("    without prefill: refused, because a decode worker cannot prefill")
 	case pd.PlainDecode:
 		line("    without prefill, or without a handle that decode can use: decode alone")
 	default:

@@ -22,7 +22,7 @@ func (c *Config) UsesFamily(name string) bool {
 	return false
 }
 
-// NotifyEndpoint is where LMCache's notifications are taken, as ZMQ binds it.
+// NotifyEndpoint is where receiving LMCache's notifications, as ZMQ binds it.
 func (l *LMCache) NotifyEndpoint() string {
 	port := strconv.Itoa(l.ProxyPort)
 	if l.ProxyPort == 0 {

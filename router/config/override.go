@@ -231,7 +231,7 @@ var namedFlags = []struct{ name, path, usage string }{
 	{"nixl-peer-init-port", "lmcache.peer_init_port", "comma-separated `PORTS` for decode workers without init_port, one for each tensor-parallel rank"},
 	{"nixl-peer-alloc-port", "lmcache.peer_alloc_port", "`PORTS` for decode workers without alloc_port, likewise"},
 	{"nixl-finished-req-ttl", "lmcache.finished_req_ttl", "`DURATION` a notification is kept that no request waits for [300s]"},
-	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "`DURATION` between two looks for such [60s]"},
+	{"nixl-cleanup-interval", "lmcache.cleanup_interval", "interval between removals of such notifications, a `DURATION` [60s]"},
 	{"decode-model-labels", "pd.decode_labels", "comma-separated `LABELS`: only decode workers with one of them are chosen"},
 	{"workers-file", "discovery.file", "YAML `FILE` with workers, read again when it changes"},
 	{"register", "registration.listen", "`ADDR` where workers register themselves, or off; needs registration.token ($SLUICE_REGISTRATION_TOKEN) or registration.client_ca, and registration.networks [off]"},

@@ -19,7 +19,7 @@ func (c *Config) checkProxies(bad report) {
 	if len(p.Trusted) > 0 {
 		return
 	}
-	const why = "%s, but there is no proxy in proxies.trusted that is to be believed; want their networks there, or off"
+	const why = "%s, but there is no proxy in proxies.trusted; want the networks of the proxies there, or off"
 	if p.Protocol != "off" && p.Protocol != "" {
 		bad("proxies.protocol", why, quoted(p.Protocol))
 	}

@@ -24,7 +24,7 @@ var restartOnly = []restartOnlyFields{
 	{"loggers are created at the start", []string{"log.format"}},
 	{"the parts of a family are created at the start", []string{"pd.family"}},
 	{"completion slots and notification sockets are created at the start, and transfers in flight use them", []string{"lmcache", "transfers"}},
-	{"buffers of open connections have this size", []string{"limits.max_head"}},
+	{"open connections have buffers of this size", []string{"limits.max_head"}},
 	{"the set of series is chosen at the start", []string{"metrics"}},
 	{"it is used at the start only", []string{"fleet", "engine_api.min_workers", "engine_api.start_timeout"}},
 	{"event loops are started once and own their streams", []string{"relay.driver", "relay.threads"}},

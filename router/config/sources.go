@@ -56,7 +56,7 @@ func (c *Config) checkDiscovery(bad report) {
 			bad(path+".name", "%s is no name of a host or service; want one as prefill.engines.example or _http._tcp.prefill.engines.example", quoted(d.Name))
 		}
 		if d.Type == "a" && d.Port == 0 {
-			bad(path+".port", "is not given, and addresses have none; want that of the engines, or type srv")
+			bad(path+".port", "is missing, and addresses have none; want that of the engines, or type srv")
 		}
 		if d.Type == "srv" && d.Port != 0 {
 			bad(path+".port", "%d stands beside type srv, whose answers name the ports; want none", d.Port)
@@ -117,7 +117,7 @@ func (c *Config) checkRegister(bad report) {
 		bad("registration.listen", "%s is the address of another listener; want one of its own", quoted(r.Listen))
 	}
 	if r.Token == "" && r.ClientCA == "" {
-		bad("registration.token", "is not given, nor registration.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTRATION_TOKEN, or certificates")
+		bad("registration.token", "is missing, as is registration.client_ca, so that anyone could send requests anywhere; want $SLUICE_REGISTRATION_TOKEN, or certificates")
 	}
 	if t := r.Token; t != "" && (len(t) < minToken || strings.ContainsFunc(t, func(x rune) bool { return x <= ' ' || x > '~' })) {
 		bad("registration.token", "a token of %d bytes; want at least %d visible ASCII characters without spaces", len(t), minToken)
@@ -126,7 +126,7 @@ func (c *Config) checkRegister(bad report) {
 		bad("registration.tls_cert", "and registration.tls_key belong together; want both or none")
 	}
 	if r.ClientCA != "" && r.TLSCert == "" {
-		bad("registration.client_ca", "is of no use without registration.tls_cert and registration.tls_key; want those too")
+		bad("registration.client_ca", "has no effect without registration.tls_cert and registration.tls_key; want those too")
 	}
 	if r.Lease > r.MaxLease {
 		bad("registration.lease", "%q is over registration.max_lease, %q", r.Lease, r.MaxLease)
@@ -134,7 +134,7 @@ func (c *Config) checkRegister(bad report) {
 	checkNetworks(bad, "registration.networks", r.Networks)
 	if host, _, _ := net.SplitHostPort(r.Listen); len(r.Networks) == 0 {
 		if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() {
-			bad("registration.networks", "are not given; want the CIDRs that workers call from and serve on, as 10.0.0.0/16")
+			bad("registration.networks", "are missing; want the CIDRs that workers call from and serve on, such as 10.0.0.0/16")
 		}
 	}
 }
@@ -169,7 +169,7 @@ func checkNetworks(bad report, path string, networks []string) {
 // describeSources says where more workers come from.
 func (c *Config) describeSources(line func(string, ...any)) {
 	if c.path != "" {
-		line("  those of %s are read again when it is edited", c.path)
+		line("  those of %s are read again when it changes", c.path)
 	}
 	if f := c.Discovery.File; f != "" {
 		line("  more from the file %s, read again when it changes", f)
@@ -189,6 +189,6 @@ func (c *Config) describeSources(line func(string, ...any)) {
 				how = "a certificate and a token"
 			}
 		}
-		line("  more register themselves at %s with %s, from and on %v; out after %s without a word", r.Listen, how, r.Prefixes(), r.Lease)
+		line("  more register themselves at %s with %s, from and on %v; removed after %s without a renewal", r.Listen, how, r.Prefixes(), r.Lease)
 	}
 }

@@ -78,17 +78,17 @@ func (c *Config) describeTransfers(line func(string, ...any)) {
 		by = append(by, "ZMQ at "+at)
 	}
 	if len(by) > 0 {
-		line("KV transfers: told of by %s, each where it works (see sluice doctor), and by the engines' answers", strings.Join(by, ", "))
+		line("KV transfers: reported by %s, each where it works (see sluice doctor), and by the engines' responses", strings.Join(by, ", "))
 	}
 }
 
 // openSockets warns of ZMQ sockets that any host of any network may push to.
 func (c *Config) openSockets() (out []string) {
 	if t := &c.Transfers; t.ZMQ != "off" && t.ZMQListen != "" && !c.Register.On() && len(t.ZMQNetworks) == 0 && !onLoopback(t.ZMQListen) {
-		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, takes reports of transfers from any host that reaches it, for there is no registration.networks to hold it to; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
+		out = append(out, fmt.Sprintf("transfers.zmq_listen, %s, accepts reports of transfers from any host that reaches it, because registration.networks is empty; set transfers.zmq_networks to the engines' CIDRs, as 10.0.0.0/16", quoted(t.ZMQListen)))
 	}
 	if l := &c.LMCache; c.UsesFamily("lmcache") && len(l.Networks) == 0 && !onLoopback(l.NotifyEndpoint()) {
-		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, takes LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, as 10.0.0.0/16", quoted(l.ProxyHost)))
+		out = append(out, fmt.Sprintf("lmcache.proxy_host, %s, accepts LMCache's notifications from any host that reaches it; set lmcache.networks to the prefill workers' CIDRs, as 10.0.0.0/16", quoted(l.ProxyHost)))
 	}
 	return out
 }

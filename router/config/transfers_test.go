@@ -91,10 +91,10 @@ func TestDescribeTransfers(t *testing.T) {
 	const pair = "workers: [{url: 'http://p:1', role: prefill}, {url: 'http://d:1', role: decode}]\n"
 	const on = "registration: {listen: '127.0.0.1:81', token: planted-secret-planted}\n"
 	for text, want := range map[string]string{
-		pair + on: "told of by NIXL, by an agent of its own, UCX, ZMQ at tcp://127.0.0.1:*, each",
-		pair + "transfers: {zmq_listen: 'tcp://127.0.0.1:82'}":                                                             "told of by ZMQ at tcp://127.0.0.1:82, each",
-		pair + "pd: {family: lmcache, lease: 12s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":             "LMCache's notifications, taken at tcp://127.0.0.1:8500, for 5s at most\n",
-		pair + "pd: {family: lmcache, lease: 7s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":              "for 4s at most\n",
+		pair + on: "reported by NIXL, by an agent of its own, UCX, ZMQ at tcp://127.0.0.1:*, each",
+		pair + "transfers: {zmq_listen: 'tcp://127.0.0.1:82'}":                                                             "reported by ZMQ at tcp://127.0.0.1:82, each",
+		pair + "pd: {family: lmcache, lease: 12s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":             "LMCache's notifications, received at tcp://127.0.0.1:8500, for at most 5s\n",
+		pair + "pd: {family: lmcache, lease: 7s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}":              "for at most 4s\n",
 		pair + "pd: {family: lmcache, completion_timeout: 0s}\nlmcache: {peer_init_port: [7300], peer_alloc_port: [7400]}": "does not wait for LMCache's notifications",
 	} {
 		if got := mustParseText(t, text).Describe(); !strings.Contains(got, want) || strings.Contains(got, "planted-secret") {

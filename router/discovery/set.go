@@ -161,7 +161,7 @@ func (s *Set) Failed(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.state.Error != err.Error() {
-		s.log.Error("cannot tell which workers there are; those it told before stay", "error", err)
+		s.log.Error("cannot list the workers of this source; its earlier workers stay", "error", err)
 	}
 	s.errorText(err)
 }
@@ -217,13 +217,13 @@ func (s *Set) recordSuccess(changed bool, err error) {
 	s.state.Workers = len(s.workers)
 	if err == nil {
 		if s.state.Error != "" {
-			s.log.Info("well again", "duration", time.Since(s.state.Since).Round(time.Second))
+			s.log.Info("the source of workers works again", "duration", time.Since(s.state.Since).Round(time.Second))
 		}
 		s.state.Error, s.state.Since = "", time.Time{}
 		return
 	}
 	if s.state.Error != err.Error() {
-		s.log.Error("not all workers are in", "error", err)
+		s.log.Error("some workers of this source were not added", "error", err)
 	}
 	s.errorText(err)
 }

@@ -48,7 +48,7 @@ func (r *request) media(blockSize int) error {
 		size = blockSize
 	}
 	if size == 0 {
-		return &FieldError{Field: "mm_routing_info.block_size", Got: "nothing, and no engine has told its block size yet", Want: rules[fMMBlockSize].want}
+		return &FieldError{Field: "mm_routing_info.block_size", Got: "nothing, and no engine has reported its block size yet", Want: rules[fMMBlockSize].want}
 	}
 	bad := func(i int, raw []byte, kind jsonscan.Kind, want string) error {
 		return &FieldError{Field: fmt.Sprintf("mm_routing_info.block_mm_infos[%d]", i), Got: quoteValue(raw, kind), Want: want}

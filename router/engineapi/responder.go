@@ -268,7 +268,7 @@ func (c *call) endAnswer() error {
 		return c.sendErr
 	case c.send == nil:
 		c.startConverter(nil)
-		return c.fail(&failure{message: "the router gave no answer to this request", kind: front.Internal.Type(), code: front.Internal.Status()})
+		return c.fail(&failure{message: "the router did not answer this request", kind: front.Internal.Type(), code: front.Internal.Status()})
 	case c.hasPending || c.ended:
 		return c.flush()
 	}

@@ -141,10 +141,10 @@ func (q *request) fallBackToPlainDecode() bool {
 	case q.refuseIfGone():
 		return false
 	case q.plan.Traits.NoPlainDecode:
-		q.refuse(front.UpstreamFailed, "prefill could not be had"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
+		q.refuse(front.UpstreamFailed, "prefill is unavailable"+tries+"a decode worker of family "+q.plan.Family.Name()+" cannot prefill", time.Second)
 		return false
 	case !q.pd.PlainDecode:
-		q.refuse(front.UpstreamFailed, "prefill gave no handle that decode could use"+tries+"pd.decode_only_fallback is off", time.Second)
+		q.refuse(front.UpstreamFailed, "the prefill response has no usable handle"+tries+"pd.decode_only_fallback is off", time.Second)
 		return false
 	}
 	kind, detail := q.fallbackKind, q.fallbackDetail

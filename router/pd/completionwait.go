@@ -140,8 +140,8 @@ func (q *request) unreadyPeer() *worker.Rank {
 func (q *request) peerLost(peer *worker.Rank) prefillEnd {
 	q.handover.Handle = nil
 	q.exclude(peer, excludedDown)
-	q.noteFallback("transfer_lost", peer.ID.String()+" is not ready any more; the pair is run again")
-	if !q.excludeTaintedDecode(peer.ID.String() + " is not ready any more, and has not told that it has written") {
+	q.noteFallback("transfer_lost", peer.ID.String()+" is no longer ready; prefill and decode run again")
+	if !q.excludeTaintedDecode(peer.ID.String() + " is no longer ready and has not reported that it has written") {
 		return prefillAnswered
 	}
 	if q.refreshCandidates(); q.triesLeft() && q.hasCandidate(q.plan.Prefill) && q.hasCandidate(q.plan.Decode) {

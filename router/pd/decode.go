@@ -99,7 +99,7 @@ func (q *request) refuseNoRank(leg schedule.LegKind) {
 		q.refuse(front.NoDecodeWorker, fmt.Sprintf("no healthy %s worker is left for model %q%s", legName(leg), q.pool.Model, q.waitedSuffix()), time.Second)
 		return
 	}
-	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker tried has failed this request, after %s%s", legName(leg), pluralize(n, "try", "tries"), q.waitedSuffix()), time.Second)
+	q.refuse(front.UpstreamFailed, fmt.Sprintf("every %s worker that was tried failed this request, after %s%s", legName(leg), pluralize(n, "try", "tries"), q.waitedSuffix()), time.Second)
 }
 
 // updateKV updates the state of the handle's blocks after a decode leg's response head or failure.

@@ -22,7 +22,7 @@ const maxFirstEvent = 32 << 10
 const commentHold = 10 * time.Second
 
 // errNoOutput reports that the engine ended a well-framed stream without any output.
-var errNoOutput = errors.New("the engine ended the stream before it said anything")
+var errNoOutput = errors.New("the engine ended the stream before the first event")
 
 // inspectsFirstEvent reports whether the runner waits for the first event of a stream before the
 // client gets anything: if a hand-over may be lost, if later events repeat the first, or if the

@@ -42,7 +42,7 @@ func (s *notificationBreakers) recordMiss(r *worker.Rank, log *slog.Logger) {
 	breaker := v.(*notificationBreaker)
 	breaker.retryAt.Store(time.Now().Add(notificationBreakerRetry).UnixNano())
 	if breaker.misses.Add(1) == notificationBreakerThreshold {
-		log.Warn("a prefill worker does not tell that its KV has been written; it gets no hand-overs until it does, but one every "+notificationBreakerRetry.String(),
+		log.Warn("a prefill worker sends no notifications that its KV has been written; until it does, it gets no hand-overs except one every "+notificationBreakerRetry.String(),
 			"rank", r.ID.String(), "hint", "pd_proxy_host and pd_proxy_port of the worker, lmcache.networks here; with pd_skip_proxy_notification pd.completion_timeout must be 0")
 	}
 	if r.Removed() { // WorkerRemoved may have run before
@@ -57,7 +57,7 @@ func (s *notificationBreakers) recordNotified(r *worker.Rank, log *slog.Logger) 
 		return
 	}
 	if breaker := s.remove(r); breaker != nil && breaker.misses.Load() >= notificationBreakerThreshold {
-		log.Info("a prefill worker tells again that its KV has been written", "rank", r.ID.String())
+		log.Info("a prefill worker sends notifications again", "rank", r.ID.String())
 	}
 }
 
@@ -117,7 +117,7 @@ func (q *request) notifyingCandidates(candidates []*worker.Rank) []*worker.Rank 
 		}
 	}
 	if len(open) == 0 && len(candidates) > 0 {
-		q.noteFallback("notifications_missing", "no prefill worker tells that its KV has been written")
+		q.noteFallback("notifications_missing", "no prefill worker sends notifications that its KV has been written")
 	}
 	return open
 }

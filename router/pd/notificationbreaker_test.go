@@ -46,7 +46,7 @@ func TestNotificationBreakers(t *testing.T) {
 		if n := s.count.Load(); n != 0 {
 			t.Errorf("%d counted", n)
 		}
-		if n := strings.Count(text.String(), "does not tell"); n != 1 || strings.Count(text.String(), "tells again") != 1 {
+		if n := strings.Count(text.String(), "sends no notifications"); n != 1 || strings.Count(text.String(), "sends notifications again") != 1 {
 			t.Errorf("logged %s", text.String())
 		}
 	})

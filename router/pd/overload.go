@@ -62,7 +62,7 @@ func (q *request) refuseAtCapacity(leg schedule.LegKind, candidates []*worker.Ra
 	case 0:
 		return false
 	case halfOpen:
-		q.refuse(front.NoWorker, fmt.Sprintf("all %d %s ranks for model %q that could take the request have failed lately, and are being tried with one request at a time",
+		q.refuse(front.NoWorker, fmt.Sprintf("all %d %s ranks for model %q that could take the request have failed recently and get one request at a time",
 			full, legName(leg), q.pool.Model), time.Second)
 		return true
 	}
@@ -86,6 +86,6 @@ func (q *request) withdrawRetry() bool {
 	if q.unsent || q.settings.Fleet.WithdrawRetry(q.pool) {
 		return true
 	}
-	q.noteFallback("retry_budget", "the pool's budget of retries is spent; the request ends with what it has")
+	q.noteFallback("retry_budget", "the pool's retry budget is exhausted; the request ends with the last failure")
 	return false
 }

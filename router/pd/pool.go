@@ -162,7 +162,7 @@ func (q *request) refuseUndiscovered(v *fleet.View) {
 	if len(v.Workers) == 0 {
 		msg += "none is known"
 	} else {
-		msg += fmt.Sprintf("%d of %d known have not told their models", v.WithoutModels, len(v.Workers))
+		msg += fmt.Sprintf("the models of %d of %d known workers are not known yet", v.WithoutModels, len(v.Workers))
 	}
 	q.refuse(front.NoWorker, fmt.Sprintf("%s, after waiting %s", msg, q.settings.Timeouts.PoolWait), time.Second)
 }

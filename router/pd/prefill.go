@@ -231,7 +231,7 @@ func (q *request) nextPrefill(down bool) prefillEnd {
 	if q.triesLeft() && !q.pastDeadline() && (q.hasCandidate(q.candidates(leg)) || down && !q.mayPlainDecode() && q.awaitCandidate(leg)) && q.withdrawRetry() {
 		return prefillRetry
 	}
-	q.noteFallback("prefill_failed", "of the prefill workers that are ready none is left")
+	q.noteFallback("prefill_failed", "no ready prefill worker is left")
 	return prefillUnavailable
 }
 

@@ -49,11 +49,11 @@ func (r *Recorder) runForever(g *Recording, open func() (Sink, error), every tim
 		next, err := r.begin(open)
 		switch {
 		case err == nil:
-			r.opt.Log.Info("recording again")
+			r.opt.Log.Info("recording resumed")
 			g = next
 		case errors.Is(err, ErrBusy), errors.Is(err, ErrClosed):
 		default:
-			r.opt.Log.Warn("cannot record yet", "error", err, "retry_in", every)
+			r.opt.Log.Warn("cannot start recording; retrying", "error", err, "retry_in", every)
 		}
 	}
 }

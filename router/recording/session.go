@@ -112,7 +112,7 @@ func (s *session) run() {
 		err = closed
 	}
 	if errors.Is(err, ErrReaderClosed) {
-		s.r.opt.Log.Info("the recording ends: its reader has left")
+		s.r.opt.Log.Info("the recording ends: its reader disconnected")
 	} else if err != nil {
 		s.r.opt.Log.Error("the recording ends", "error", err)
 	}

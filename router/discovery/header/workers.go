@@ -148,7 +148,7 @@ func (n *Selector) sweep() {
 		n.mu.Unlock()
 		for _, g := range out {
 			n.notifyRemoved(g)
-			n.opt.Log.Info("prefill worker dismissed: no request has named it lately", "worker", g.w.Spec.ID, "idle_timeout", n.opt.IdleTimeout)
+			n.opt.Log.Info("prefill worker removed: no request has named it recently", "worker", g.w.Spec.ID, "idle_timeout", n.opt.IdleTimeout)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (s *Server) restoreKnown() (known []KnownWorker) {
 			why = at.checkSpec(&k.Spec)
 		}
 		if why != nil {
-			s.log.Info("a worker of the router before is not taken over: it may register again", "worker", k.ID, "client", k.Owner, "reason", why)
+			s.log.Info("a worker of the previous process was not kept; it may register again", "worker", k.ID, "client", k.Owner, "reason", why)
 			continue
 		}
 		k.Spec.Networks = at.networks // as a new registration would set it
@@ -73,7 +73,7 @@ func (l *leases) start(set *discovery.Set, known []KnownWorker, log *slog.Logger
 	l.mu.Unlock()
 	for _, k := range known {
 		if _, err := l.put(k.ID, k.Owner, k.Spec, k.Lease); err != nil {
-			log.Warn("a worker of the router before is not taken over", "worker", k.ID, "error", err)
+			log.Warn("a worker of the previous process was not kept", "worker", k.ID, "error", err)
 			continue
 		}
 		l.mu.Lock()

@@ -61,9 +61,9 @@ func (l *leases) put(id string, owner netip.Addr, spec worker.Spec, lease time.D
 	h := l.byID[id]
 	switch {
 	case h != nil && h.owner != owner:
-		return false, &refusal{409, "id_in_use", fmt.Sprintf("the worker %q was registered from another address, and its lease lasts; want another id, or wait", truncate(id)), time.Until(h.ends)}
+		return false, &refusal{409, "id_in_use", fmt.Sprintf("the worker %q was registered from another address and its lease has not expired; want another id, or wait", truncate(id)), time.Until(h.ends)}
 	case h == nil && len(l.byID) >= l.max:
-		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, the most there may be (registration.max_workers)", len(l.byID)), time.Second}
+		return false, &refusal{429, "too_many_workers", fmt.Sprintf("%d workers are registered, which is the limit (registration.max_workers)", len(l.byID)), time.Second}
 	}
 	changed, err = l.set.Put(spec)
 	if err != nil {

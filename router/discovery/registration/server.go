@@ -108,7 +108,7 @@ func New(opt Options) (*Server, error) {
 	if tlsConf != nil {
 		s.ln = tls.NewListener(s.ln, tlsConf)
 	} else if a, ok := ln.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		s.log.Warn("the registration listener has no TLS: its token can be read on the way", "address", s.Addr(), "hint", "registration.tls_cert and registration.tls_key")
+		s.log.Warn("the registration listener has no TLS: its token is sent in the clear", "address", s.Addr(), "hint", "registration.tls_cert and registration.tls_key")
 	}
 	return s, nil
 }
@@ -169,7 +169,7 @@ func (s *Server) expire(ctx context.Context) {
 		case <-tick.C:
 		}
 		if ended := s.leases.expire(); len(ended) > 0 {
-			s.log.Warn("leases ended: workers taken out that were not heard of", "workers", ended)
+			s.log.Warn("leases expired: workers removed", "workers", ended)
 		}
 	}
 }
@@ -315,7 +315,7 @@ func fail(w http.ResponseWriter, err error) {
 func answer(w http.ResponseWriter, status int, v any) {
 	body, err := json.Marshal(v)
 	if err != nil { // only for a type that JSON cannot encode, which is a bug
-		http.Error(w, `{"error":{"code":"internal","message":"the answer has no JSON form"}}`, http.StatusInternalServerError)
+		http.Error(w, `{"error":{"code":"internal","message":"cannot encode the response as JSON"}}`, http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

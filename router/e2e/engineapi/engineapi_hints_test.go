@@ -200,7 +200,7 @@ func TestEngineAPIMinWorkers(t *testing.T) {
 		c.EngineAPI.Unix, c.EngineAPI.MinWorkers, c.EngineAPI.StartWait = harness.SocketIn(t), 2, 200*time.Millisecond
 	}, harness.SimWorker(a, worker.Aggregated, "a"))
 	harness.DialEngine(t, late, "unix")
-	if !strings.Contains(late.Logs.String(), "fewer workers than wanted") {
+	if !strings.Contains(late.Logs.String(), "fewer workers than engine_api.min_workers") {
 		t.Error("nothing in the log")
 	}
 

@@ -72,7 +72,7 @@ func TestLMCacheSilentWorkerIsSkipped(t *testing.T) {
 	if n := r.Metric("sluice_kv_notification_breakers_open"); n < 1 || late == 0 && n != 1 {
 		t.Errorf("%v silent ranks, want 1", n)
 	}
-	if !strings.Contains(r.Logs.Tail(1<<20), "does not tell that its KV has been written") || !strings.Contains(r.Logs.Tail(1<<20), "rank=silent/0") {
+	if !strings.Contains(r.Logs.Tail(1<<20), "sends no notifications that its KV has been written") || !strings.Contains(r.Logs.Tail(1<<20), "rank=silent/0") {
 		t.Error("the log does not say who is silent")
 	}
 }

@@ -62,7 +62,7 @@ func TestStoppedProcess(t *testing.T) {
 					t.Errorf("stream %d ends with %q, %v, want [DONE]", i, last, err)
 				}
 			}
-			if driver == "loop" && !strings.Contains(r.Stderr.String(), "the router was held up") {
+			if driver == "loop" && !strings.Contains(r.Stderr.String(), "the router could not run") {
 				t.Error("the log has nothing of it")
 			}
 		})

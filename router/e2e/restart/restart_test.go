@@ -297,7 +297,7 @@ func TestRestartKeepsRegistered(t *testing.T) {
 	r := harness.Launch(t, env, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--register", "127.0.0.1:0", "--drain", "2s")
 	var at string
 	testwait.UntilWithin(t, 10*time.Second, "the registration listener says where it is", func() bool {
-		_, rest, found := strings.Cut(r.Stderr.String(), `msg="workers register at" address=`)
+		_, rest, found := strings.Cut(r.Stderr.String(), `msg="registration is listening" address=`)
 		at, _, _ = strings.Cut(rest, "\n")
 		return found && at != ""
 	})

@@ -123,7 +123,7 @@ func (s *engineClient) connect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if _, err := s.loadPeers(ctx); err != nil {
-		s.manager.opt.Log.Debug("side channel: a prefill engine could not be met", "engine_id", s.handle.engine, "endpoint", s.handle.endpoint, "error", err)
+		s.manager.opt.Log.Debug("side channel: cannot connect to a prefill engine", "engine_id", s.handle.engine, "endpoint", s.handle.endpoint, "error", err)
 	}
 }
 
@@ -145,7 +145,7 @@ func (s *engineClient) send(ctx context.Context, message string) bool {
 	}
 	s.manager.failed.Add(1)
 	s.retryAt = time.Now().Add(callTimeout)
-	s.manager.opt.Log.Warn("side channel: a prefill engine was not told", "engine_id", s.handle.engine, "endpoint", s.handle.endpoint, "error", err)
+	s.manager.opt.Log.Warn("side channel: cannot send to a prefill engine", "engine_id", s.handle.engine, "endpoint", s.handle.endpoint, "error", err)
 	return false
 }
 

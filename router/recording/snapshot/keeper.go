@@ -71,7 +71,7 @@ func New(opt Options) (*Keeper, error) {
 		return nil, errors.New("snapshot: this index cannot be written down")
 	}
 	if err := checkWritable(opt.Path); err != nil {
-		opt.Log.Error("no snapshot of the index can be written as things are", "error", err)
+		opt.Log.Error("cannot write snapshots of the index", "error", err)
 	}
 	removeAbandoned(opt.Path)
 	last, err := Open(opt.Path)
