@@ -19,3 +19,12 @@ func TestTime(t *testing.T) {
 		t.Errorf("a second later is %v later", time.Duration(later-at))
 	}
 }
+
+func TestUptime(t *testing.T) {
+	before := Of(time.Now())
+	up := Uptime()
+	after := Of(time.Now())
+	if up < time.Duration(before) || up > time.Duration(after) {
+		t.Errorf("Uptime is %v between the times %v and %v", up, time.Duration(before), time.Duration(after))
+	}
+}

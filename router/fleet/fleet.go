@@ -158,7 +158,6 @@ type Fleet struct {
 	restarts      [len(RestartSigns)]atomic.Uint64
 	freezes       [liveness.NumStates]atomic.Uint64 // verdicts
 	frozenCalls   [liveness.NumStates]atomic.Uint64 // calls ended because of them
-	started       time.Time
 	ctx           context.Context
 	cancel        context.CancelFunc
 	wg            sync.WaitGroup
@@ -176,7 +175,7 @@ type Fleet struct {
 // New returns an empty Fleet.
 func New(opt Options) *Fleet {
 	opt.defaults()
-	f := &Fleet{opt: opt, started: time.Now(), members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
+	f := &Fleet{opt: opt, members: map[string]*member{}, transients: map[*worker.Worker]*member{}, removing: map[string]chan struct{}{}, budgets: map[string]*retryBudget{}, recheck: make(chan struct{}, 1)}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	f.Reload(opt.Settings())
 	f.view.Store(&View{pools: map[string]*Pool{}, changed: make(chan struct{})})

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 	"sluice/router/liveness"
 	"sluice/router/worker"
@@ -110,7 +111,7 @@ func (f *Fleet) detectFrozen(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		e.At = f.uptime()
+		e.At = monotime.Uptime()
 		for _, w := range f.View().Workers {
 			for _, r := range w.Ranks {
 				if t := f.breaker(r); t != nil && t.server.breakers[0] == t && (round%idleSamples == 0 || t.server.hasWork()) {
@@ -120,9 +121,6 @@ func (f *Fleet) detectFrozen(ctx context.Context) {
 		}
 	}
 }
-
-// uptime returns the time since the fleet was created; never 0.
-func (f *Fleet) uptime() time.Duration { return time.Since(f.started) + 1 }
 
 // sampleEvidence samples the evidence of one server and acts on the verdict. Only detectFrozen
 // calls it.

@@ -6,6 +6,7 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 )
 
@@ -35,7 +36,7 @@ func (s *server) probe(ctx context.Context) {
 func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 	pace := s.member.fleet.settings.Load()
 	downs := s.downCount.Load()
-	began := sinceEpoch()
+	began := monotime.Uptime()
 	limit := pace.ProbeTimeout
 	paths := s.pathsToProbe(&pace.Settings)
 	if !s.pathKnown {
@@ -75,7 +76,7 @@ func (s *server) probeOnce(ctx context.Context, a *httpGetter) {
 		if !s.pathKnown {
 			s.path++
 		}
-		fails = max(int32((sinceEpoch()-began)/pace.ProbeInterval), 1)
+		fails = max(int32((monotime.Uptime()-began)/pace.ProbeInterval), 1)
 	}
 	s.noteRefused(err)
 	if int(s.schedule.fails.Add(fails)) >= pace.FailAfter || !s.up.Load() {

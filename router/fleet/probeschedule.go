@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
+
+	"sluice/dataplane/monotime"
 )
 
 // This file decides when a server is probed and when its metrics are read.
@@ -49,23 +51,18 @@ const (
 	ticks, coarseTicks = 4, 2
 )
 
-var epoch = time.Now()
-
-// sinceEpoch is the monotonic clock of the schedule.
-func sinceEpoch() time.Duration { return time.Since(epoch) }
-
 // probeSchedule is the schedule's state of a server.
 type probeSchedule struct {
 	probeNow, scrapeNow chan struct{}
 	probing, scraping   atomic.Bool  // one was started and has not ended
 	scrapeNext          atomic.Bool  // start a scrape when the current probe has succeeded
 	urgent              atomic.Bool  // probe at once: there is a sign that the server died
-	lastAnswer          atomic.Int64 // when traffic was last answered, since epoch
-	downSince           atomic.Int64 // since epoch
+	lastAnswer          atomic.Int64 // when traffic was last answered, by monotime.Uptime
+	downSince           atomic.Int64 // by monotime.Uptime
 	fails               atomic.Int32 // consecutive failed probes
 	noMetrics           atomic.Bool  // the server has no /metrics
 
-	// When the last one was started, since epoch.
+	// When the last one was started, by monotime.Uptime.
 	probed, scraped atomic.Int64
 
 	jitter float64 // used by the schedule only: the fraction of an interval by which it is shortened
@@ -73,7 +70,7 @@ type probeSchedule struct {
 
 func (w *probeSchedule) init() {
 	w.probeNow, w.scrapeNow = make(chan struct{}, 1), make(chan struct{}, 1)
-	now := sinceEpoch()
+	now := monotime.Uptime()
 	w.downSince.Store(int64(now))
 	w.probed.Store(int64(now - time.Hour))
 	w.scraped.Store(int64(now))
@@ -136,11 +133,11 @@ func (f *Fleet) schedule() {
 		case <-pace.replaced:
 		case <-f.recheck:
 			// Many callers may request a check at once.
-			timer.Reset(max(now+time.Millisecond-sinceEpoch(), 0))
+			timer.Reset(max(now+time.Millisecond-monotime.Uptime(), 0))
 			continue
 		case <-timer.C:
 		}
-		now = sinceEpoch()
+		now = monotime.Uptime()
 		servers := *f.servers.Load()
 		iv := f.intervals()
 		next := now + time.Hour
@@ -154,7 +151,7 @@ func (f *Fleet) schedule() {
 		if iv.idleProbe > iv.probe {
 			minTick = iv.tick
 		}
-		timer.Reset(max(next-sinceEpoch(), minTick))
+		timer.Reset(max(next-monotime.Uptime(), minTick))
 	}
 }
 
@@ -283,7 +280,7 @@ func (s *server) startProbe(now time.Duration) {
 func (s *server) startScrape() {
 	w := &s.schedule
 	if w.scraping.CompareAndSwap(false, true) {
-		w.scraped.Store(int64(sinceEpoch()))
+		w.scraped.Store(int64(monotime.Uptime()))
 		w.scrapeNow <- struct{}{} // does not block: no other scrape is running
 	}
 }

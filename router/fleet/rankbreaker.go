@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sluice/dataplane/backoff"
+	"sluice/dataplane/monotime"
 	"sluice/router/worker"
 )
 
@@ -80,7 +81,7 @@ func (s *server) recordAnswer() {
 	if s.trafficFails.Load() != 0 {
 		s.trafficFails.Store(0)
 	}
-	now := int64(sinceEpoch())
+	now := int64(monotime.Uptime())
 	if now-s.schedule.lastAnswer.Load() > int64(answerStep) {
 		s.schedule.lastAnswer.Store(now)
 	}

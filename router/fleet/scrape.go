@@ -10,6 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/router/worker"
 )
@@ -147,7 +148,7 @@ var pages = objpool.Pool[[]byte]{New: func() *[]byte { return new([]byte) }}
 func (s *server) scrape(ctx context.Context) {
 	var a httpGetter
 	defer a.bindContext(ctx)()
-	failed, modelsAt := 0, sinceEpoch()
+	failed, modelsAt := 0, monotime.Uptime()
 	for {
 		select {
 		case <-ctx.Done():
@@ -157,8 +158,8 @@ func (s *server) scrape(ctx context.Context) {
 		buf := pages.Get()
 		a.buf = *buf
 		if s.live.Load() {
-			if iv := s.member.fleet.intervals(); sinceEpoch()-modelsAt >= iv.models {
-				modelsAt = sinceEpoch()
+			if iv := s.member.fleet.intervals(); monotime.Uptime()-modelsAt >= iv.models {
+				modelsAt = monotime.Uptime()
 				s.refreshModels(&a)
 			}
 			if s.scrapeOnce(&a) {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/upstream"
 	"sluice/router/liveness"
 	"sluice/router/worker"
@@ -98,7 +99,7 @@ func (s *server) markDown(reason string) {
 	}
 	s.downCount.Add(1)
 	s.up.Store(false)
-	s.schedule.downSince.Store(int64(sinceEpoch()))
+	s.schedule.downSince.Store(int64(monotime.Uptime()))
 	s.withdraw(reason)
 }
 

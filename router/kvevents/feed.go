@@ -12,6 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"sluice/dataplane/backoff"
+	"sluice/dataplane/monotime"
 	"sluice/dataplane/objpool"
 	"sluice/dataplane/zmtp"
 	"sluice/router/worker"
@@ -179,8 +180,6 @@ func (f *feed) wait() {
 // the timers of many feeds fire together and cost one wake-up.
 const timerQuantum = 250 * time.Millisecond
 
-var began = time.Now()
-
 // setTimer makes the timer fire when something is due. A timer that fires earlier is not changed:
 // deadlines move with each message, and one superfluous wake-up costs less than setting the timer
 // per message.
@@ -191,7 +190,7 @@ func (f *feed) setTimer() {
 	}
 	remaining := time.Until(at)
 	if remaining > time.Second {
-		since := time.Since(began)
+		since := monotime.Uptime()
 		remaining = (since + remaining + timerQuantum).Truncate(timerQuantum) - since
 	}
 	f.timerAt = time.Now().Add(remaining)
