@@ -78,7 +78,9 @@ func (q *request) armDecodeAbort(l *leg) {
 	if q.concurrent != nil {
 		leg.Prefill = q.concurrent
 	}
-	if q.notifiesTwice(rank) {
+	// Without time to finish, the leg is aborted at once and its engine notifies prefill twice: then
+	// the router need not wait for the engine either.
+	if q.pd.AbandonedDecode > 0 && q.notifiesTwice(rank) {
 		leg.NotifiesTwice, leg.DrainTime = true, q.pd.AbandonedDecode
 	}
 	l.abort = q.newDecodeAbort()
