@@ -97,7 +97,6 @@ func chatReply(text string) string {
 // soon as an engine reports that the transfer failed or expired, or the transfer stalls, and runs
 // both legs again. The client receives one successful response.
 func TestLostHandoverRunsAgain(t *testing.T) {
-	t.Parallel()
 	for _, k := range []struct {
 		name, event, status string
 		stream              bool
