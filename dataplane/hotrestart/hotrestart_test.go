@@ -246,7 +246,7 @@ func TestStartCancelled(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, func() { cancel(why) })
 	_, err = Start(ctx, Options{Env: append(os.Environ(), "TAKEOVER_TEST=hangs"), Stderr: os.Stderr, ReadyTimeout: time.Minute,
 		Listeners: []Listener{{Name: "client", Address: "configured", Listener: ln}}})
-	if !errors.Is(err, why) || strings.Contains(err.Error(), "in time") || !strings.Contains(err.Error(), "given up") {
+	if !errors.Is(err, why) || strings.Contains(err.Error(), "in time") || !strings.Contains(err.Error(), "cancelled before the new process was ready") {
 		t.Errorf("%v", err)
 	}
 }

@@ -61,7 +61,7 @@ func TestFewTokensPrefillOnDecode(t *testing.T) {
 	if err != nil {
 		t.Errorf("explain: %v", err)
 	}
-	for _, want := range []string{"local, too few tokens are left for a hand-over to pay", "remote: prefill on p0/0, decode on d0/0", "→ local: all on d0/0"} {
+	for _, want := range []string{"local, too few uncached tokens for a hand-over to be worthwhile", "remote: prefill on p0/0, decode on d0/0", "→ local: all on d0/0"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

@@ -191,7 +191,7 @@ func TestModelsBeforeFirstProbe(t *testing.T) {
 	e.Crash()
 	harness.WriteFile(t, path, fmt.Sprintf("workers: [{id: w0, url: %q}]\n", e.URL()))
 	testwait.UntilWithin(t, 5*time.Second, "the worker is taken in", func() bool { return r.State("w0") == worker.Joining })
-	refused("1 of 1 known have not told")
+	refused("the models of 1 of 1 known workers are not known yet")
 	e.Restart()
 	testwait.UntilWithin(t, 5*time.Second, "it is ready", func() bool { return r.State("w0") == worker.Ready })
 	harness.WantStatus(t, harness.Post(t, r.URL+"/v1/chat/completions", harness.Chat("")), 200)
