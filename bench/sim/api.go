@@ -2,42 +2,13 @@ package sim
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
-	"sluice/bench/sim/textgen"
 )
-
-const maxSequences = 1 << 14 // per request
-
-func hashString(s string) uint64 { return xxh3.HashString(s) }
-
-// The generating endpoints of vLLM and their formats.
-var vllmInference = map[string]func(*job) format{
-	"/v1/chat/completions":   newChatFormat,
-	"/v1/completions":        newCompletionFormat,
-	"/v1/responses":          newResponsesFormat,
-	"/v1/messages":           newMessagesFormat,
-	"/inference/v1/generate": newGenerateFormat,
-}
-
-// format is the response format of one endpoint. Its methods run on the rank's
-// goroutine, except errorBody, which any goroutine calls.
-type format interface {
-	needsText() bool                                            // whether a stream needs the whole text at its end
-	first(w *chunker, s *seq)                                   // before a choice's first token
-	delta(w *chunker, s *seq, id uint32, text string)           // one token; s.reason is set on the last
-	last(w *chunker, j *job)                                    // after all choices, to the end of the body
-	full(b []byte, j *job) []byte                               // the non-streaming answer
-	streamError(w *chunker, j *job, status int, message string) // an error in the middle of a stream
-	errorBody(status int, message string) []byte                // an error instead of a response
-}
 
 // serveAPI serves one request of a client port, at once or through the job it returns.
 func serveAPI(c *conn, r *httpRequest) *job {
@@ -64,8 +35,9 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		serveAux(c, r)
 		return nil
 	}
-	j := &job{c: c, req: r, done: make(chan struct{}), created: time.Now().Unix()}
-	j.format = formatOf(j)
+	j := &job{c: c, req: r, done: make(chan struct{})}
+	j.response = response{config: l.e.formats, members: j, send: c.send, created: time.Now().Unix()}
+	j.format = formatOf(&j.response)
 	b, err := l.e.surface.read(r.path, r.body)
 	var h *handle
 	var pd pdLeg
@@ -116,7 +88,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		err = l.build(j, b, h, pd, r)
 	}
 	if err == nil {
-		j.rank = l.ranks[rank]
+		j.rank, j.response.rank = l.ranks[rank], rank
 		if int(j.rank.load.Load()) >= l.e.o.MaxQueue+l.e.o.MaxSeqs {
 			err = refuse(503, "", "The engine's request queue is full.")
 		}
@@ -262,95 +234,14 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
 		return refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 	}
-	if r.path == "/inference/v1/generate" && o.DisableScaleUp {
-		return refuse(403, "", "The scale-out endpoints are disabled; start the engine with --enable-scale-out.")
-	}
-	if b.Model != "" && b.Model != o.Model {
-		return refuse(404, "model", "The model `%s` does not exist.", b.Model)
-	}
-	j.model = o.Model
-	p := &params{stream: b.Stream, n: 1, seed: b.Seed, minTokens: b.MinTokens, ignoreEOS: b.IgnoreEOS,
-		includeStop: b.IncludeStop, returnIDs: b.ReturnIDs && o.release.ReturnsIDs(), echo: b.Echo, salt: b.CacheSalt, logprobs: requestedLogprobs(r.path == "/v1/chat/completions", b.Logprobs, b.TopLogprobs), session: header(r, "X-Session-ID")}
-	j.params = p
-	stop, maxTokens, n := b.Stop, b.MaxTokens, b.N
-	if b.MaxCompletion != nil {
-		maxTokens = b.MaxCompletion
-	}
-	ids, err := j.format.(prompter).prompts(j, b)
+	ids, err := j.readParams(b, r.path, header(r, "X-Session-ID"))
 	if err != nil {
 		return err
 	}
-	switch r.path {
-	case "/generate":
-		if maxTokens, n, stop, err = b.nativeParams(p); err != nil {
-			return err
-		}
-	case "/v1/responses":
-		maxTokens, n = b.MaxOutput, nil
-	case "/v1/messages":
-		p.stop, n = b.StopSequences, nil
-	case "/v1/completions":
-		if maxTokens == nil {
-			d := 16
-			maxTokens = &d
-		}
-	case "/inference/v1/generate":
-		s := b.Sampling
-		if s == nil {
-			s = &sampling{}
-		}
-		stop, maxTokens, n = s.Stop, s.MaxTokens, s.N
-		p.seed, p.minTokens, p.ignoreEOS, p.includeStop = s.Seed, s.MinTokens, s.IgnoreEOS, s.IncludeStop
-		p.logprobs = requestedLogprobs(false, s.Logprobs, 0)
-		if maxTokens == nil {
-			d := 16
-			maxTokens = &d
-		}
-	}
-	if so := b.StreamOptions; so != nil {
-		if !p.stream {
-			return refuse(400, "stream_options", "Stream options can only be defined when `stream=True`.")
-		}
-		p.includeUsage, p.everyUsage = so.IncludeUsage, so.IncludeUsage && so.ContinuousUsage
-	}
-	if p.stop == nil {
-		if p.stop, err = stops(stop); err != nil {
-			return err
-		}
-	}
-	if n != nil {
-		if p.n = *n; p.n < 1 || p.n > 128 {
-			return refuse(400, "n", "n must be at least 1 and at most 128, got %d.", p.n)
-		}
-	}
-	if len(ids)*p.n > maxSequences {
-		return refuse(400, "prompt", "%d prompts with n=%d are over the limit of %d sequences.", len(ids), p.n, maxSequences)
-	}
-	longest := 0
-	for _, list := range ids {
-		longest = max(longest, len(list))
-	}
-	room := o.MaxModelLen - longest
-	if room < 1 {
-		return refuse(400, "input_tokens", "This model's maximum context length is %d tokens. However, your request has %d input tokens. Please reduce the length of the input messages.", o.MaxModelLen, longest)
-	}
-	p.maxTokens = room
-	if maxTokens != nil {
-		if *maxTokens < 1 {
-			return refuse(400, "max_tokens", "max_tokens must be at least 1, got %d.", *maxTokens)
-		}
-		if *maxTokens > room {
-			return refuse(400, "max_tokens", "'max_tokens' or 'max_completion_tokens' is too large: %d. This model's maximum context length is %d tokens and your request has %d input tokens (%d > %d - %d).", *maxTokens, o.MaxModelLen, longest, *maxTokens, o.MaxModelLen, longest)
-		}
-		p.maxTokens = *maxTokens
-	}
-	if p.minTokens < 0 || p.minTokens > p.maxTokens {
-		return refuse(400, "min_tokens", "min_tokens must be less than or equal to max_tokens=%d, got %d.", p.maxTokens, p.minTokens)
-	}
 	if h != nil {
-		p.prefillLeg = h.wire.RemoteDecode && !h.wire.RemotePrefill
+		j.prefillLeg = h.wire.RemoteDecode && !h.wire.RemotePrefill
 		if h.wire.RemotePrefill {
-			p.handle = h
+			j.handle = h
 		}
 		if list, ok := idList(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
@@ -360,37 +251,18 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 		}
 	}
 	j.name(r, b)
-	p.toolName, _ = chooseTool(b)
 	for _, list := range ids {
-		for range p.n {
-			s := &seq{j: j, index: len(j.seqs), prompt: list}
-			if len(b.native) > 1 {
-				s.limit = nativeLimit(&b.native[len(j.seqs)/p.n])
-			}
-			s.promptLogprobs(b.logprobs, len(j.seqs)/p.n)
-			s.gen = textgen.NewGenerator(o.Model, o.Seed, p.seed, s.index%p.n, list)
-			if p.toolName != "" {
-				s.script = toolScript(b, p.toolName, s.gen.State)
-			}
-			if text, ok := b.constrainedText(); ok && s.script == nil {
-				s.forced = append([]uint32{}, textgen.Vocab().Append(nil, text)...)
-			}
+		for range j.params.n {
+			s := &seq{j: j}
+			j.addChoice(&s.choice, b, list)
 			j.seqs = append(j.seqs, s)
 		}
 	}
-	j.unfinished = len(j.seqs)
 	if pd != nil {
-		p.pd = pd
+		j.pd = pd
 		return pd.begin(j)
 	}
 	return nil
-}
-
-// prompter is implemented by formats that find the prompt themselves, one list for each
-// item.
-type prompter interface {
-	prompts(j *job, b *body) ([][]uint32, error)
-	prefix() string
 }
 
 // name sets the ids of the job: X-Request-Id, or the body's id, or a random one.
@@ -401,7 +273,7 @@ func (j *job) name(r *httpRequest, b *body) {
 			id = randomHex(8)
 		}
 	}
-	j.id = j.format.(prompter).prefix() + id
+	j.id = j.format.prefix() + id
 	if l := j.c.incarnation; l.e.o.Engine == "sglang" {
 		j.rids, _, _ = oneOrMany[string](b.RID, "rid", "a string")
 		if j.id = randomHex(16); len(j.rids) > 0 {
@@ -416,7 +288,7 @@ func (j *job) name(r *httpRequest, b *body) {
 	if o := &j.c.incarnation.e.o; o.release.IDSuffix() && !o.ClientIDs {
 		j.internal += "-" + randomHex(4)
 	}
-	if h := j.params.handle; h != nil && !j.c.incarnation.e.o.release.RemoteID() {
+	if h := j.handle; h != nil && !j.c.incarnation.e.o.release.RemoteID() {
 		h.wire.RequestID = j.internal // decode asks by its own id
 	}
 }
@@ -424,9 +296,4 @@ func (j *job) name(r *httpRequest, b *body) {
 func header(r *httpRequest, name string) string {
 	v, _ := r.get(name)
 	return v
-}
-
-// fingerprint returns the system_fingerprint of responses.
-func (j *job) fingerprint() string {
-	return fmt.Sprintf("vllm-%s-sim", j.c.incarnation.e.o.Version)
 }

@@ -7,17 +7,17 @@ import (
 )
 
 // openAIFailure formats the errors of vLLM's OpenAI endpoints.
-type openAIFailure struct{ e *Engine }
+type openAIFailure struct{ config *apiConfig }
 
 func (openAIFailure) needsText() bool { return false }
 
 func (f openAIFailure) errorBody(status int, msg string) []byte {
-	return f.e.errorBody(status, msg, "")
+	return f.config.failure(status, msg, "")
 }
 
-func (f openAIFailure) streamError(w *chunker, j *job, status int, msg string) {
+func (f openAIFailure) streamError(w *chunker, r *response, status int, msg string) {
 	b := append(w.begin(), "data: "...)
-	b = append(b, f.e.errorBody(status, msg, "")...)
+	b = append(b, f.config.failure(status, msg, "")...)
 	w.end(append(b, "\n\n"...))
 	done(w)
 }
@@ -27,21 +27,21 @@ func done(w *chunker) { w.end(append(w.begin(), "data: [DONE]\n\n"...)) }
 // chatFormat is /v1/chat/completions.
 type chatFormat struct {
 	openAIFailure
-	j    *job
+	r    *response
 	head []byte // an event up to its choices
 }
 
-func newChatFormat(j *job) format {
-	return &chatFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
+func newChatFormat(r *response) format {
+	return &chatFormat{openAIFailure: openAIFailure{r.config}, r: r}
 }
 
 func (f *chatFormat) prefix() string { return "chatcmpl-" }
 
-func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+func (f *chatFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 	if len(b.Messages) == 0 {
 		return nil, refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}")
 	}
-	text, err := template(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+	text, err := renderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
 	if err != nil {
 		return nil, err
 	}
@@ -51,69 +51,69 @@ func (f *chatFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 // open starts an event.
 func (f *chatFormat) open(w *chunker) []byte {
 	if f.head == nil {
-		f.head = f.j.appendIdentity(append(f.head, "data: "...), "chat.completion.chunk")
+		f.head = f.r.appendIdentity(append(f.head, "data: "...), "chat.completion.chunk")
 		f.head = append(f.head, `,"choices":[`...)
 	}
 	return append(w.begin(), f.head...)
 }
 
 // appendIdentity appends the first members of every OpenAI response.
-func (j *job) appendIdentity(b []byte, object string) []byte {
+func (r *response) appendIdentity(b []byte, object string) []byte {
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, j.id)
+	b = appendJSON(b, r.id)
 	b = append(b, `,"object":"`...)
 	b = append(b, object...)
 	b = append(b, `","created":`...)
-	b = strconv.AppendInt(b, j.created, 10)
+	b = strconv.AppendInt(b, r.created, 10)
 	b = append(b, `,"model":`...)
-	return appendJSON(b, j.model)
+	return appendJSON(b, r.model)
 }
 
 // openChoice starts an event and its one choice.
-func (f *chatFormat) openChoice(w *chunker, s *seq) []byte {
+func (f *chatFormat) openChoice(w *chunker, s *choice) []byte {
 	b := append(f.open(w), `{"index":`...)
 	return strconv.AppendInt(b, int64(s.index), 10)
 }
 
 // close ends an event whose choices are complete.
-func (f *chatFormat) close(w *chunker, b []byte, s *seq) {
+func (f *chatFormat) close(w *chunker, b []byte, s *choice) {
 	b = append(b, ']')
 	if s != nil {
-		b = f.j.streamedHandle(b, s)
+		b = f.r.members.AppendStreamedHandle(b, s.index)
 	}
-	if f.j.params.everyUsage && s != nil {
-		b = f.j.appendUsage(append(b, `,"usage":`...), s)
+	if f.r.params.everyUsage && s != nil {
+		b = f.r.appendUsage(append(b, `,"usage":`...), s)
 	}
 	w.end(append(b, "}\n\n"...))
 }
 
-func (f *chatFormat) first(w *chunker, s *seq) {
+func (f *chatFormat) first(w *chunker, s *choice) {
 	b := append(f.openChoice(w, s), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
-	if f.j.params.returnIDs {
+	if f.r.params.returnIDs {
 		b = appendIDs(b, s.prompt)
 	} else {
 		b = append(b, "null"...)
 	}
 	b = append(b, `,"prompt_text":null`...)
-	if f.j.params.everyUsage {
-		b = f.j.appendUsage(append(b, `,"usage":`...), s)
+	if f.r.params.everyUsage {
+		b = f.r.appendUsage(append(b, `,"usage":`...), s)
 	}
 	w.end(append(b, "}\n\n"...))
 	if s.script != nil {
 		b = append(f.openChoice(w, s), `,"delta":{"tool_calls":[{"id":`...)
 		b = appendJSON(b, f.callID(s))
 		b = append(b, `,"type":"function","index":0,"function":{"name":`...)
-		b = appendJSON(b, f.j.params.toolName)
+		b = appendJSON(b, f.r.params.toolName)
 		b = append(b, `,"arguments":""}}]},"logprobs":null,"finish_reason":null}`...)
 		f.close(w, b, s)
 	}
 }
 
-func (f *chatFormat) callID(s *seq) string {
+func (f *chatFormat) callID(s *choice) string {
 	return "call_" + strconv.FormatUint(textgen.Mix(s.gen.State^uint64(s.index)), 16)
 }
 
-func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
+func (f *chatFormat) delta(w *chunker, s *choice, id uint32, text string) {
 	b := f.openChoice(w, s)
 	if s.script != nil && id != textgen.EOS {
 		b = append(b, `,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
@@ -127,13 +127,13 @@ func (f *chatFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	b = append(s.appendChatLogprobs(b, s.newTokens(1)), `,"finish_reason":`...)
 	b = appendReason(b, s)
 	b = append(b, `,"token_ids":`...)
-	b = f.j.appendTokenIDs(b, id)
-	b = f.j.choiceMembers(b, s)
+	b = f.r.appendTokenIDs(b, id)
+	b = f.r.members.AppendToChoice(b, s.index)
 	f.close(w, append(b, '}'), s)
 }
 
 // appendReason appends finish_reason, and stop_reason when there is one.
-func appendReason(b []byte, s *seq) []byte {
+func appendReason(b []byte, s *choice) []byte {
 	if s.reason == "" {
 		return append(b, "null"...)
 	}
@@ -143,26 +143,26 @@ func appendReason(b []byte, s *seq) []byte {
 	return appendStopped(b, s)
 }
 
-func appendStopped(b []byte, s *seq) []byte {
+func appendStopped(b []byte, s *choice) []byte {
 	if s.stopped == "" {
 		return append(b, "null"...)
 	}
 	return appendJSON(b, s.stopped)
 }
 
-func (j *job) appendTokenIDs(b []byte, ids ...uint32) []byte {
-	if !j.params.returnIDs {
+func (r *response) appendTokenIDs(b []byte, ids ...uint32) []byte {
+	if !r.params.returnIDs {
 		return append(b, "null"...)
 	}
 	return appendIDs(b, ids)
 }
 
-func (f *chatFormat) last(w *chunker, j *job) {
-	if j.params.includeUsage {
+func (f *chatFormat) last(w *chunker, r *response) {
+	if r.params.includeUsage {
 		b := append(f.open(w), `],"usage":`...)
-		b = j.appendUsage(b, nil)
+		b = r.appendUsage(b, nil)
 		b = append(b, `,"system_fingerprint":`...)
-		b = appendJSON(b, j.fingerprint())
+		b = appendJSON(b, r.fingerprint())
 		w.end(append(b, "}\n\n"...))
 	}
 	done(w)
@@ -170,13 +170,13 @@ func (f *chatFormat) last(w *chunker, j *job) {
 
 // appendUsage appends the usage in a stream, of one sequence so far or of all
 // sequences.
-func (j *job) appendUsage(b []byte, s *seq) []byte {
-	prompt, completion, cached := j.usage()
+func (r *response) appendUsage(b []byte, s *choice) []byte {
+	prompt, completion, cached := r.usage()
 	if s != nil {
 		prompt, completion = len(s.prompt), len(s.out)
 	}
 	b = appendCounts(b, prompt, completion)
-	if !j.c.incarnation.e.o.HideCached {
+	if !r.config.hideCached {
 		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 		b = append(b, '}')
@@ -195,11 +195,11 @@ func appendCounts(b []byte, prompt, completion int) []byte {
 
 // appendWholeUsage appends the usage of a response that is not streamed, with its
 // nulls.
-func (j *job) appendWholeUsage(b []byte) []byte {
-	prompt, completion, cached := j.usage()
+func (r *response) appendWholeUsage(b []byte) []byte {
+	prompt, completion, cached := r.usage()
 	b = appendCounts(b, prompt, completion)
 	b = append(b, `,"prompt_tokens_details":`...)
-	if j.c.incarnation.e.o.HideCached {
+	if r.config.hideCached {
 		b = append(b, "null"...)
 	} else {
 		b = append(b, `{"cached_tokens":`...)
@@ -209,10 +209,10 @@ func (j *job) appendWholeUsage(b []byte) []byte {
 	return append(b, `,"completion_tokens_details":null}`...)
 }
 
-func (f *chatFormat) full(b []byte, j *job) []byte {
-	b = j.appendIdentity(b, "chat.completion")
+func (f *chatFormat) full(b []byte, r *response) []byte {
+	b = r.appendIdentity(b, "chat.completion")
 	b = append(b, `,"choices":[`...)
-	for i, s := range j.seqs {
+	for i, s := range r.choices {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -229,7 +229,7 @@ func (f *chatFormat) full(b []byte, j *job) []byte {
 			b = append(b, `"tool_calls":[{"id":`...)
 			b = appendJSON(b, f.callID(s))
 			b = append(b, `,"type":"function","function":{"name":`...)
-			b = appendJSON(b, j.params.toolName)
+			b = appendJSON(b, r.params.toolName)
 			b = append(b, `,"arguments":`...)
 			b = appendJSON(b, string(s.text))
 			b = append(b, `}}],`...)
@@ -238,17 +238,17 @@ func (f *chatFormat) full(b []byte, j *job) []byte {
 		b = append(b, `,"finish_reason":`...)
 		b = appendReason(b, s)
 		b = append(b, `,"token_ids":`...)
-		b = j.appendTokenIDs(b, s.out...)
-		b = j.choiceMembers(b, s)
+		b = r.appendTokenIDs(b, s.out...)
+		b = r.members.AppendToChoice(b, s.index)
 		b = append(b, `,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
-	b = appendJSON(b, j.fingerprint())
+	b = appendJSON(b, r.fingerprint())
 	b = append(b, `,"usage":`...)
-	b = j.appendWholeUsage(b)
+	b = r.appendWholeUsage(b)
 	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-	b = j.appendTokenIDs(b, j.seqs[0].prompt...)
+	b = r.appendTokenIDs(b, r.choices[0].prompt...)
 	b = append(b, `,"prompt_text":null,"kv_transfer_params":`...)
-	b = j.handleJSON(b)
+	b = r.members.AppendHandle(b)
 	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }

@@ -3,10 +3,12 @@ package sim
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -421,7 +423,7 @@ func appendHead(b []byte, status int, contentType string, length int, closing bo
 	b = append(b, "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = append(b, ' ')
-	b = append(b, statusText(status)...)
+	b = append(b, cmp.Or(http.StatusText(status), "Unknown")...)
 	b = append(b, "\r\ndate: "...)
 	b = time.Now().UTC().AppendFormat(b, "Mon, 02 Jan 2006 15:04:05 GMT")
 	b = append(b, "\r\nserver: uvicorn\r\n"...)

@@ -121,7 +121,7 @@ func serveTokenize(c *conn, r *httpRequest) {
 	}
 	var ids []uint32
 	if len(b.Messages) > 0 {
-		text, err := template(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+		text, err := renderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
 		if err != nil {
 			c.writeRefusal(r, err)
 			return
@@ -176,7 +176,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 	if !ok {
 		return
 	}
-	text, err := template(b.Messages, b.Tools, true)
+	text, err := renderChat(b.Messages, b.Tools, true)
 	if err != nil {
 		c.writeRefusal(r, err)
 		return
@@ -190,7 +190,7 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	if !ok {
 		return
 	}
-	lists, err := prompts(b.Input)
+	lists, err := parsePrompts(b.Input)
 	if err != nil || b.Dimensions < 0 || b.Dimensions > 8192 || len(lists) > 2048 {
 		c.writeRefusal(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return

@@ -1,17 +1,11 @@
 package sim
 
 import (
+	"cmp"
 	"net/http"
 	"strconv"
 	"unicode/utf8"
 )
-
-func statusText(code int) string {
-	if t := http.StatusText(code); t != "" {
-		return t
-	}
-	return "Unknown"
-}
 
 // errorType returns vLLM's name of an error status.
 func errorType(status int) string {
@@ -29,19 +23,11 @@ func errorType(status int) string {
 	case 503:
 		return "ServiceUnavailableError"
 	}
-	return statusText(status)
+	return cmp.Or(http.StatusText(status), "Unknown")
 }
 
-// errorBody returns an error in the format of the engine and its release.
-func (e *Engine) errorBody(status int, msg, param string) []byte {
-	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
-		return sglangError(status, msg, param) // the same flat object
-	}
-	return e.surface.failure(status, msg, param)
-}
-
-// errorBody returns an error in vLLM's format (0.10.1 and later).
-func errorBody(status int, msg, param string) []byte {
+// vllmError returns an error in vLLM's format (0.10.1 and later).
+func vllmError(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"error":{"message":`...)
 	b = appendJSON(b, msg)
 	b = append(b, `,"type":`...)

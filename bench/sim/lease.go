@@ -43,7 +43,7 @@ func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
 // pin leases the blocks of a prefill that ended in a way that keeps them.
 func (r *rank) pin(s *seq) {
-	if s.j.params.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.StopRetainsBlocks()) {
+	if s.j.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.StopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
@@ -171,13 +171,13 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 	return nil
 }
 
-// handleJSON appends the handle of a finished prefill, with the keys of vLLM 0.32 in
+// AppendHandle appends the handle of a finished prefill, with the keys of vLLM 0.32 in
 // their order.
-func (j *job) handleJSON(b []byte) []byte {
-	if pd := j.params.pd; pd != nil && (j.fault == nil || j.fault.Kind != faults.NoHandle) {
+func (j *job) AppendHandle(b []byte) []byte {
+	if pd := j.pd; pd != nil && (j.fault == nil || j.fault.Kind != faults.NoHandle) {
 		return pd.params(b, j)
 	}
-	if !j.params.prefillLeg || !j.seqs[0].leased || j.fault != nil && j.fault.Kind == faults.NoHandle {
+	if !j.prefillLeg || !j.seqs[0].leased || j.fault != nil && j.fault.Kind == faults.NoHandle {
 		return append(b, "null"...)
 	}
 	return j.nixlHandle(b, j.internal, "pull")
@@ -237,12 +237,20 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	return append(b, '}')
 }
 
-// streamedHandle appends the handle to the last chunk of a stream, since 0.33.
-func (j *job) streamedHandle(b []byte, s *seq) []byte {
-	if s.reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
+// AppendStreamedHandle appends the handle to the last chunk of a stream, since 0.33.
+func (j *job) AppendStreamedHandle(b []byte, index int) []byte {
+	if s := j.seqs[index]; s.reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
 		return b
 	}
-	return j.handleJSON(append(b, `,"kv_transfer_params":`...))
+	return j.AppendHandle(append(b, `,"kv_transfer_params":`...))
+}
+
+// PrefillCached implements transferMembers.
+func (j *job) PrefillCached() *int {
+	if j.handle == nil {
+		return nil
+	}
+	return j.handle.prefillCached
 }
 
 // readTransferParams reads a request's kv_transfer_params; null and absent are nil.

@@ -42,15 +42,15 @@ type scoredToken struct {
 
 // newTokens returns the newest n tokens; nil if the request asks for no log
 // probabilities.
-func (s *seq) newTokens(n int) []scoredToken {
-	p := s.j.params
+func (s *choice) newTokens(n int) []scoredToken {
+	p := s.response.params
 	if p.logprobs == noLogprobs {
 		return nil
 	}
 	if n == 1 {
 		return []scoredToken{{s.out[len(s.out)-1], s.gen.State}}
 	}
-	g := textgen.NewGenerator(s.j.c.incarnation.e.o.Model, s.j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, s.prompt)
+	g := textgen.NewGenerator(s.response.config.model, s.response.config.seed, p.seed, s.index%p.n, s.prompt)
 	all := make([]scoredToken, len(s.out))
 	for i, id := range s.out {
 		g.Fold(id)
@@ -81,8 +81,8 @@ func tokenString(id uint32) string { return strings.ToValidUTF8(textgen.Vocab().
 func appendValue(b []byte, v float64) []byte { return strconv.AppendFloat(b, v, 'f', -1, 64) }
 
 // appendChatLogprobs appends the logprobs object of chat completions.
-func (s *seq) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.j.params.logprobs
+func (s *choice) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}
@@ -119,8 +119,8 @@ func (s *seq) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
 
 // appendTextLogprobs appends the logprobs object of completions; text_offset continues
 // from the tokens sent before.
-func (s *seq) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.j.params.logprobs
+func (s *choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}
@@ -161,8 +161,8 @@ func (s *seq) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 
 // appendTokenLogprobs appends the logprobs object of /inference/v1/generate, which
 // identifies tokens by id.
-func (s *seq) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.j.params.logprobs
+func (s *choice) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}

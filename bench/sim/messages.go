@@ -9,21 +9,21 @@ import (
 
 // messagesFormat is Anthropic's /v1/messages: named events, no [DONE], errors in its
 // own format.
-type messagesFormat struct{ j *job }
+type messagesFormat struct{ r *response }
 
-func newMessagesFormat(j *job) format { return &messagesFormat{j: j} }
+func newMessagesFormat(r *response) format { return &messagesFormat{r: r} }
 
 func (f *messagesFormat) prefix() string  { return "chatcmpl-" }
 func (f *messagesFormat) needsText() bool { return false }
 
-func (f *messagesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+func (f *messagesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 	if len(b.Messages) == 0 || b.MaxTokens == nil {
 		return nil, refuse(400, "", "messages and max_tokens: Field required")
 	}
 	if len(b.System) > 0 && string(b.System) != "null" {
 		b.Messages = append([]message{{Role: "system", Content: b.System}}, b.Messages...)
 	}
-	text, err := template(b.Messages, b.Tools, true)
+	text, err := renderChat(b.Messages, b.Tools, true)
 	if err != nil {
 		return nil, err
 	}
@@ -43,19 +43,19 @@ func (f *messagesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"..
 // openMessage appends the members before the content.
 func (f *messagesFormat) openMessage(b []byte) []byte {
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, f.j.id)
+	b = appendJSON(b, f.r.id)
 	b = append(b, `,"type":"message","role":"assistant","model":`...)
-	b = appendJSON(b, f.j.model)
+	b = appendJSON(b, f.r.model)
 	return append(b, `,"content":[`...)
 }
 
 func (f *messagesFormat) usage(b []byte, output int) []byte {
-	prompt, _, cached := f.j.usage()
+	prompt, _, cached := f.r.usage()
 	b = append(b, `{"input_tokens":`...)
 	b = strconv.AppendInt(b, int64(prompt), 10)
 	b = append(b, `,"output_tokens":`...)
 	b = strconv.AppendInt(b, int64(output), 10)
-	if !f.j.c.incarnation.e.o.HideCached {
+	if !f.r.config.hideCached {
 		b = append(b, `,"cache_read_input_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 	}
@@ -63,15 +63,15 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 }
 
 // tool starts a tool_use block, up to its input.
-func (f *messagesFormat) tool(b []byte, s *seq) []byte {
+func (f *messagesFormat) tool(b []byte, s *choice) []byte {
 	b = append(b, `{"type":"tool_use","id":"call_`...)
 	b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
 	b = append(b, `","name":`...)
-	b = appendJSON(b, f.j.params.toolName)
+	b = appendJSON(b, f.r.params.toolName)
 	return append(b, `,"input":`...)
 }
 
-func (f *messagesFormat) first(w *chunker, s *seq) {
+func (f *messagesFormat) first(w *chunker, s *choice) {
 	b := append(f.event(w, "message_start"), `,"message":`...)
 	b = append(f.openMessage(b), `],"stop_reason":null,"stop_sequence":null,"usage":`...)
 	f.close(w, append(f.usage(b, 0), '}'))
@@ -84,7 +84,7 @@ func (f *messagesFormat) first(w *chunker, s *seq) {
 	f.close(w, b)
 }
 
-func (f *messagesFormat) delta(w *chunker, s *seq, id uint32, text string) {
+func (f *messagesFormat) delta(w *chunker, s *choice, id uint32, text string) {
 	if text == "" {
 		return
 	}
@@ -99,7 +99,7 @@ func (f *messagesFormat) delta(w *chunker, s *seq, id uint32, text string) {
 }
 
 // stopReason appends stop_reason and stop_sequence.
-func (f *messagesFormat) stopReason(b []byte, s *seq) []byte {
+func (f *messagesFormat) stopReason(b []byte, s *choice) []byte {
 	reason := "end_turn"
 	switch {
 	case s.reason == "length":
@@ -115,8 +115,8 @@ func (f *messagesFormat) stopReason(b []byte, s *seq) []byte {
 	return appendStopped(b, s)
 }
 
-func (f *messagesFormat) last(w *chunker, j *job) {
-	s := j.seqs[0]
+func (f *messagesFormat) last(w *chunker, r *response) {
+	s := r.choices[0]
 	f.close(w, append(f.event(w, "content_block_stop"), `,"index":0`...))
 	b := append(f.event(w, "message_delta"), `,"delta":{`...)
 	b = append(f.stopReason(b, s), `},"usage":`...)
@@ -124,8 +124,8 @@ func (f *messagesFormat) last(w *chunker, j *job) {
 	f.close(w, f.event(w, "message_stop"))
 }
 
-func (f *messagesFormat) full(b []byte, j *job) []byte {
-	s := j.seqs[0]
+func (f *messagesFormat) full(b []byte, r *response) []byte {
+	s := r.choices[0]
 	b = f.openMessage(b)
 	if s.script != nil {
 		b = f.tool(b, s)
@@ -141,7 +141,7 @@ func (f *messagesFormat) full(b []byte, j *job) []byte {
 	b = append(f.stopReason(b, s), `,"usage":`...)
 	b = f.usage(b, len(s.out))
 	b = append(b, `,"kv_transfer_params":`...)
-	return append(j.handleJSON(b), '}')
+	return append(r.members.AppendHandle(b), '}')
 }
 
 // anthropicType returns Anthropic's name of an error status.
@@ -161,7 +161,7 @@ func (f *messagesFormat) errorBody(status int, msg string) []byte {
 	return anthropicError(anthropicType(status), msg)
 }
 
-func (f *messagesFormat) streamError(w *chunker, j *job, status int, msg string) {
+func (f *messagesFormat) streamError(w *chunker, r *response, status int, msg string) {
 	b := append(w.begin(), "event: error\ndata: "...)
 	b = append(b, anthropicError(anthropicType(status), msg)...)
 	w.end(append(b, "\n\n"...))

@@ -189,14 +189,14 @@ const deadMessage = "EngineCore encountered an issue. See stack trace (above) fo
 func (r *rank) submit(j *job) {
 	r.counters.requests++
 	r.e.blockLog.acquire(j.blockLogID)
-	if pd := j.params.pd; pd != nil {
+	if pd := j.pd; pd != nil {
 		pd.submit(r, j)
 		return
 	}
-	h := j.params.handle
+	h := j.handle
 	if h != nil && h.incomplete() {
 		r.counters.incomplete++
-		j.params.handle = nil // there is no prefill to notify
+		j.handle = nil // there is no prefill to notify
 		switch r.o.Incomplete {
 		case "crash":
 			r.fail(j, 500, deadMessage)
@@ -209,7 +209,7 @@ func (r *rank) submit(j *job) {
 		h = nil
 	}
 	if h != nil && !h.usable() {
-		j.params.handle, h = nil, nil // vLLM logs a warning and computes the prompt itself
+		j.handle, h = nil, nil // vLLM logs a warning and computes the prompt itself
 	}
 	if h == nil {
 		r.waiting = append(r.waiting, j.seqs...)
@@ -229,7 +229,7 @@ func (r *rank) abort(j *job) {
 		r.counters.aborted++
 		r.drop(j)
 	}
-	if h := j.params.handle; h != nil && !j.params.stream && r.o.release.CancelReleases() {
+	if h := j.handle; h != nil && !j.params.stream && r.o.release.CancelReleases() {
 		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
 	}
 	r.markAnswered(j)
@@ -241,8 +241,8 @@ func (r *rank) drop(j *job) {
 	r.running = slices.DeleteFunc(r.running, mine)
 	r.waiting = slices.DeleteFunc(r.waiting, mine)
 	r.ready = slices.DeleteFunc(r.ready, mine)
-	if j.params.pd != nil {
-		j.params.pd.cancel(r, j)
+	if j.pd != nil {
+		j.pd.cancel(r, j)
 	}
 	for _, s := range j.seqs {
 		delete(r.heldLast, s)
@@ -251,7 +251,7 @@ func (r *rank) drop(j *job) {
 			s.blocks = nil
 		}
 	}
-	if h := j.params.handle; h != nil {
+	if h := j.handle; h != nil {
 		h.cancel.Do(func() { close(h.cancelled) })
 		if !j.seqs[0].pulling && !j.seqs[0].pulled {
 			r.l.pull.release(h) // never scheduled: vLLM notifies the prefill at once
@@ -282,8 +282,8 @@ func (r *rank) fail(j *job, status int, msg string) {
 	r.counters.failed++
 	r.drop(j)
 	if j.params.stream && j.headSent {
-		r.scratch.open(j)
-		j.format.streamError(&r.scratch, j, status, msg)
+		r.scratch.open(&j.response)
+		j.format.streamError(&r.scratch, &j.response, status, msg)
 		r.scratch.finish()
 	} else {
 		j.c.respond(j.req, status, "application/json", j.format.errorBody(status, msg))
@@ -349,21 +349,21 @@ func (r *rank) finishAborted(j *job) {
 	r.counters.aborted++
 	r.drop(j)
 	w := &r.scratch
-	w.open(j)
+	w.open(&j.response)
 	for _, s := range j.seqs {
 		if s.reason != "" {
 			continue
 		}
 		s.reason = "abort"
 		if j.params.stream {
-			j.format.delta(w, s, textgen.EOS, "")
+			j.format.delta(w, &s.choice, textgen.EOS, "")
 		}
 	}
 	if j.params.stream {
-		j.format.last(w, j)
+		j.format.last(w, &j.response)
 		w.finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.full(nil, j))
+		j.c.respond(j.req, 200, "application/json", j.format.full(nil, &j.response))
 	}
 	r.markAnswered(j)
 }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
 	"sluice/bench/sim/textgen"
 )
 
@@ -195,8 +197,8 @@ func idList(raw json.RawMessage) (ids []uint32, ok bool) {
 	return nil, false
 }
 
-// prompts parses the prompt of completions: a text, ids, or a list of either.
-func prompts(raw json.RawMessage) ([][]uint32, error) {
+// parsePrompts parses the prompt of completions: a text, ids, or a list of either.
+func parsePrompts(raw json.RawMessage) ([][]uint32, error) {
 	bad := refuse(400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
 	if ids, ok := idList(raw); ok {
 		if len(ids) == 0 {
@@ -225,7 +227,7 @@ func prompts(raw json.RawMessage) ([][]uint32, error) {
 			out = append(out, ids)
 			continue
 		}
-		one, err := prompts(item)
+		one, err := parsePrompts(item)
 		if err != nil {
 			return nil, err
 		}
@@ -234,8 +236,8 @@ func prompts(raw json.RawMessage) ([][]uint32, error) {
 	return out, nil
 }
 
-// template renders a chat for the simulated models, similar to ChatML.
-func template(msgs []message, tools []tool, generation bool) (string, error) {
+// renderChat renders a chat for the simulated models, similar to ChatML.
+func renderChat(msgs []message, tools []tool, generation bool) (string, error) {
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|im_start|>system\n# Tools\n")
@@ -298,7 +300,7 @@ func contentText(raw json.RawMessage) (string, error) {
 			b.WriteString(p.Text)
 		case "image_url", "image":
 			b.WriteString("<|image|>")
-			b.WriteString(strconv.FormatUint(hashString(p.ImageURL.URL), 16))
+			b.WriteString(strconv.FormatUint(xxh3.HashString(p.ImageURL.URL), 16))
 		case "tool_result":
 			s, err := contentText(p.Content)
 			if err != nil {

@@ -10,18 +10,18 @@ import (
 // responsesFormat is /v1/responses: named events, no [DONE].
 type responsesFormat struct {
 	openAIFailure
-	j   *job
+	r   *response
 	seq int // sequence_number of the next event
 }
 
-func newResponsesFormat(j *job) format {
-	return &responsesFormat{openAIFailure: openAIFailure{j.c.incarnation.e}, j: j}
+func newResponsesFormat(r *response) format {
+	return &responsesFormat{openAIFailure: openAIFailure{r.config}, r: r}
 }
 
 func (f *responsesFormat) prefix() string  { return "resp_" }
 func (f *responsesFormat) needsText() bool { return true }
 
-func (f *responsesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
+func (f *responsesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 	bad := refuse(400, "body.input", "1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field required: a string or a list of items'}")
 	var msgs []message
 	if b.Instructions != "" {
@@ -57,7 +57,7 @@ func (f *responsesFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 		}
 	}
 	b.Messages = msgs
-	text, err := template(msgs, b.Tools, true)
+	text, err := renderChat(msgs, b.Tools, true)
 	if err != nil {
 		return nil, err
 	}
@@ -78,15 +78,15 @@ func (f *responsesFormat) event(w *chunker, kind string) []byte {
 
 func (f *responsesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
 
-func (f *responsesFormat) itemID(s *seq) string {
+func (f *responsesFormat) itemID(s *choice) string {
 	if s.script != nil {
-		return "fc_" + f.j.id[len("resp_"):]
+		return "fc_" + f.r.id[len("resp_"):]
 	}
-	return "msg_" + f.j.id[len("resp_"):]
+	return "msg_" + f.r.id[len("resp_"):]
 }
 
 // at appends the members that identify the item of an event.
-func (f *responsesFormat) at(b []byte, s *seq) []byte {
+func (f *responsesFormat) at(b []byte, s *choice) []byte {
 	b = append(b, `,"item_id":`...)
 	b = appendJSON(b, f.itemID(s))
 	b = append(b, `,"output_index":0`...)
@@ -96,7 +96,7 @@ func (f *responsesFormat) at(b []byte, s *seq) []byte {
 	return b
 }
 
-func (f *responsesFormat) first(w *chunker, s *seq) {
+func (f *responsesFormat) first(w *chunker, s *choice) {
 	for _, kind := range []string{"response.created", "response.in_progress"} {
 		b := append(f.event(w, kind), `,"response":`...)
 		f.close(w, f.response(b, "in_progress", false))
@@ -110,7 +110,7 @@ func (f *responsesFormat) first(w *chunker, s *seq) {
 	}
 }
 
-func (f *responsesFormat) delta(w *chunker, s *seq, id uint32, text string) {
+func (f *responsesFormat) delta(w *chunker, s *choice, id uint32, text string) {
 	if text == "" {
 		return
 	}
@@ -128,8 +128,8 @@ func (f *responsesFormat) delta(w *chunker, s *seq, id uint32, text string) {
 	f.close(w, b)
 }
 
-func (f *responsesFormat) last(w *chunker, j *job) {
-	s := j.seqs[0]
+func (f *responsesFormat) last(w *chunker, r *response) {
+	s := r.choices[0]
 	if s.script == nil {
 		b := f.at(f.event(w, "response.output_text.done"), s)
 		b = appendJSON(append(b, `,"text":`...), string(s.text))
@@ -152,7 +152,7 @@ func (f *responsesFormat) last(w *chunker, j *job) {
 }
 
 func (f *responsesFormat) status() string {
-	if f.j.seqs[0].reason == "length" {
+	if f.r.choices[0].reason == "length" {
 		return "incomplete"
 	}
 	return "completed"
@@ -165,7 +165,7 @@ func (f *responsesFormat) part(b []byte, text string) []byte {
 }
 
 // item appends the one output item, with its text if full is true.
-func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byte {
+func (f *responsesFormat) item(b []byte, s *choice, status string, full bool) []byte {
 	text := ""
 	if full {
 		text = string(s.text)
@@ -178,7 +178,7 @@ func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byt
 		b = append(b, `,"call_id":"call_`...)
 		b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
 		b = append(b, `","name":`...)
-		b = appendJSON(b, f.j.params.toolName)
+		b = appendJSON(b, f.r.params.toolName)
 		b = append(b, `,"type":"function_call","status":"`...)
 		b = append(b, status...)
 		return append(b, `"}`...)
@@ -193,11 +193,11 @@ func (f *responsesFormat) item(b []byte, s *seq, status string, full bool) []byt
 }
 
 func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
-	j := f.j
+	r := f.r
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, j.id)
+	b = appendJSON(b, r.id)
 	b = append(b, `,"created_at":`...)
-	b = strconv.AppendInt(b, j.created, 10)
+	b = strconv.AppendInt(b, r.created, 10)
 	b = append(b, `,"incomplete_details":`...)
 	if status == "incomplete" {
 		b = append(b, `{"reason":"max_output_tokens"}`...)
@@ -205,18 +205,18 @@ func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 		b = append(b, "null"...)
 	}
 	b = append(b, `,"instructions":null,"metadata":null,"model":`...)
-	b = appendJSON(b, j.model)
+	b = appendJSON(b, r.model)
 	b = append(b, `,"object":"response","output":[`...)
 	if full {
-		b = f.item(b, j.seqs[0], "completed", true)
+		b = f.item(b, r.choices[0], "completed", true)
 	}
 	b = append(b, `],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"auto","tools":[],"top_p":1.0,"background":false,"max_output_tokens":`...)
-	b = strconv.AppendInt(b, int64(j.params.maxTokens), 10)
+	b = strconv.AppendInt(b, int64(r.params.maxTokens), 10)
 	b = append(b, `,"previous_response_id":null,"status":"`...)
 	b = append(b, status...)
 	b = append(b, `","text":null,"truncation":"disabled","usage":`...)
 	if full {
-		prompt, completion, cached := j.usage()
+		prompt, completion, cached := r.usage()
 		b = append(b, `{"input_tokens":`...)
 		b = strconv.AppendInt(b, int64(prompt), 10)
 		b = append(b, `,"input_tokens_details":{"cached_tokens":`...)
@@ -232,14 +232,14 @@ func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 	return append(b, `,"user":null}`...)
 }
 
-func (f *responsesFormat) full(b []byte, j *job) []byte {
+func (f *responsesFormat) full(b []byte, r *response) []byte {
 	b = f.response(b, f.status(), true)
 	b = append(b[:len(b)-1], `,"kv_transfer_params":`...)
-	return append(j.handleJSON(b), '}')
+	return append(r.members.AppendHandle(b), '}')
 }
 
 // streamError appends an error event; the stream ends without [DONE].
-func (f *responsesFormat) streamError(w *chunker, j *job, status int, msg string) {
+func (f *responsesFormat) streamError(w *chunker, r *response, status int, msg string) {
 	b := append(f.event(w, "error"), `,"code":"`...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	b = appendJSON(append(b, `","message":`...), msg)

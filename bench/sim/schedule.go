@@ -113,7 +113,7 @@ func (r *rank) admit() *seq {
 		hits, idle := 0, 0
 		// The last token is always computed: its logits are needed.
 		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
-			if s.logprobs != nil && (i+1)*size > s.logprobs.from {
+			if s.scoresBefore((i + 1) * size) {
 				break // tokens whose log probabilities are requested are computed
 			}
 			s.hashTo(&r.hash, i+1, size)
@@ -141,10 +141,10 @@ func (r *rank) admit() *seq {
 			s.local, s.cached = s.computed, s.computed
 			r.counters.queries += int64(total)
 			r.counters.hits += int64(s.computed)
-			if h := s.j.params.handle; h != nil && !s.pulled && r.startPull(s, h) {
+			if h := s.j.handle; h != nil && !s.pulled && r.startPull(s, h) {
 				continue
 			}
-			if pd := s.j.params.pd; pd != nil && !s.pulled && pd.onAdmitted(r, s) {
+			if pd := s.j.pd; pd != nil && !s.pulled && pd.onAdmitted(r, s) {
 				continue
 			}
 			r.counters.localHit += int64(s.computed)

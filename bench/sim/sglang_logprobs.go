@@ -61,7 +61,7 @@ func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 
 // promptLogprobs returns the scored tokens of the prompt of s, the item-th of the
 // batch.
-func (s *seq) promptLogprobs(list []*logprobOptions, item int) {
+func (s *choice) promptLogprobs(list []*logprobOptions, item int) {
 	if len(list) == 0 || list[item%len(list)] == nil {
 		return
 	}
@@ -72,14 +72,17 @@ func (s *seq) promptLogprobs(list []*logprobOptions, item int) {
 	s.logprobs = &own
 }
 
+// scoresBefore reports whether a token of the prompt before position end is scored.
+func (s *choice) scoresBefore(end int) bool { return s.logprobs != nil && end > s.logprobs.from }
+
 // appendLogprobs appends the members of meta_info, for the output tokens ids.
-func (s *seq) appendLogprobs(b []byte, ids int) []byte {
+func (s *choice) appendLogprobs(b []byte, ids int) []byte {
 	w := s.logprobs
 	if w == nil {
 		return b
 	}
 	first, last := w.from, len(s.prompt)
-	if o := &s.j.c.incarnation.e.o; o.PD == "sglang" && o.Role == "decode" {
+	if s.response.config.hidesPromptLogprobs {
 		first = last
 	}
 	for _, m := range [...]struct {
@@ -121,7 +124,7 @@ func (s *seq) appendLogprobs(b []byte, ids int) []byte {
 }
 
 // appendLogprob appends [value, id, text or null] of id at position i.
-func (s *seq) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
+func (s *choice) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 	if b = append(b, '['); none {
 		b = append(b, "null"...)
 	} else {

@@ -77,7 +77,7 @@ type nativeSampling struct {
 const nativeMaxNew = 128 // SGLang's default of max_new_tokens
 
 // nativeParams converts sampling_params of /generate. In a list every prompt has its
-// own limit, and the longest one is the job's.
+// own limit, and the longest one is the response's.
 func (b *body) nativeParams(p *params) (maxTokens, n *int, stop json.RawMessage, err error) {
 	limit := nativeMaxNew
 	if len(b.native) > 0 {
@@ -109,18 +109,18 @@ func nativeLimit(s *nativeSampling) int {
 // nativeFormat is SGLang's /generate: each event repeats all text and ids so far, or
 // with Options.Incremental contains only what is new.
 type nativeFormat struct {
-	j     *job
+	r     *response
 	batch bool // the response is a list, and events have an index
 	begun time.Time
 }
 
-func newNativeFormat(j *job) format { return &nativeFormat{j: j, begun: time.Now()} }
+func newNativeFormat(r *response) format { return &nativeFormat{r: r, begun: time.Now()} }
 
 func (f *nativeFormat) prefix() string  { return "" }
 func (f *nativeFormat) needsText() bool { return true }
 
-func (f *nativeFormat) prompts(_ *job, b *body) ([][]uint32, error) {
-	lists, err := prompts(b.Prompt)
+func (f *nativeFormat) prompts(_ *response, b *body) ([][]uint32, error) {
+	lists, err := parsePrompts(b.Prompt)
 	if err != nil {
 		return nil, refuse(400, "", "Either text, input_ids or input_embeds should be provided.")
 	}
@@ -138,9 +138,9 @@ func (f *nativeFormat) prompts(_ *job, b *body) ([][]uint32, error) {
 }
 
 // meta appends text, output_ids and meta_info of a sequence.
-func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte {
+func (f *nativeFormat) meta(b []byte, s *choice, text string, ids []uint32) []byte {
 	b = append(b, '{')
-	if !f.j.c.incarnation.e.o.SkipTokenizer {
+	if !f.r.config.skipTokenizer {
 		b = append(b, `"text":`...)
 		b = appendJSON(b, text)
 		b = append(b, ',')
@@ -148,7 +148,7 @@ func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte 
 	b = append(b, `"output_ids":`...)
 	b = appendIDs(b, ids)
 	b = append(b, `,"meta_info":{"id":`...)
-	b = appendJSON(b, f.j.rid(s))
+	b = appendJSON(b, f.r.rid(s))
 	b = append(b, `,"finish_reason":`...)
 	b = f.reason(b, s)
 	b = append(b, `,"prompt_tokens":`...)
@@ -158,8 +158,8 @@ func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte 
 	b = append(b, `,"cached_tokens":`...)
 	b = strconv.AppendInt(b, int64(s.cached), 10)
 	b = append(b, `,"cached_tokens_details":null,"dp_rank":`...)
-	if len(f.j.rank.l.ranks) > 1 {
-		b = strconv.AppendInt(b, int64(f.j.rank.index), 10)
+	if f.r.config.ranks > 1 {
+		b = strconv.AppendInt(b, int64(f.r.rank), 10)
 	} else {
 		b = append(b, "null"...)
 	}
@@ -171,11 +171,11 @@ func (f *nativeFormat) meta(b []byte, s *seq, text string, ids []uint32) []byte 
 	return append(b, '}')
 }
 
-func (f *nativeFormat) reason(b []byte, s *seq) []byte {
+func (f *nativeFormat) reason(b []byte, s *choice) []byte {
 	switch {
-	case f.j.aborted != "":
+	case f.r.aborted != "":
 		b = append(b, `{"type":"abort","message":`...)
-		b = appendJSON(b, f.j.aborted)
+		b = appendJSON(b, f.r.aborted)
 		return append(b, `,"status_code":500,"err_type":"InternalServerError"}`...)
 	case s.reason == "":
 		return append(b, "null"...)
@@ -195,7 +195,7 @@ func (f *nativeFormat) reason(b []byte, s *seq) []byte {
 	return append(b, '}')
 }
 
-func (f *nativeFormat) event(w *chunker, s *seq, text string, ids []uint32) {
+func (f *nativeFormat) event(w *chunker, s *choice, text string, ids []uint32) {
 	b := f.meta(append(w.begin(), "data: "...), s, text, ids)
 	if f.batch {
 		b = append(b, `,"index":`...)
@@ -204,24 +204,24 @@ func (f *nativeFormat) event(w *chunker, s *seq, text string, ids []uint32) {
 	w.end(append(b, "}\n\n"...))
 }
 
-func (f *nativeFormat) first(*chunker, *seq) {}
+func (f *nativeFormat) first(*chunker, *choice) {}
 
-func (f *nativeFormat) delta(w *chunker, s *seq, id uint32, text string) {
-	if f.j.c.incarnation.e.o.Incremental {
+func (f *nativeFormat) delta(w *chunker, s *choice, id uint32, text string) {
+	if f.r.config.incremental {
 		f.event(w, s, text, []uint32{id})
 		return
 	}
 	f.event(w, s, string(s.text), s.out)
 }
 
-func (f *nativeFormat) last(w *chunker, _ *job) { done(w) }
+func (f *nativeFormat) last(w *chunker, _ *response) { done(w) }
 
-func (f *nativeFormat) full(b []byte, j *job) []byte {
+func (f *nativeFormat) full(b []byte, r *response) []byte {
 	if !f.batch {
-		return append(f.meta(b, j.seqs[0], string(j.seqs[0].text), j.seqs[0].out), '}')
+		return append(f.meta(b, r.choices[0], string(r.choices[0].text), r.choices[0].out), '}')
 	}
 	b = append(b, '[')
-	for i, s := range j.seqs {
+	for i, s := range r.choices {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -232,9 +232,9 @@ func (f *nativeFormat) full(b []byte, j *job) []byte {
 
 // streamError reports a failed transfer as an ordinary chunk with that finish_reason,
 // and any other failure as an error event.
-func (f *nativeFormat) streamError(w *chunker, j *job, status int, msg string) {
-	if j.aborted != "" {
-		for _, s := range j.seqs {
+func (f *nativeFormat) streamError(w *chunker, r *response, status int, msg string) {
+	if r.aborted != "" {
+		for _, s := range r.choices {
 			f.event(w, s, string(s.text), s.out)
 		}
 	} else {
@@ -253,9 +253,9 @@ func (f *nativeFormat) errorBody(_ int, msg string) []byte {
 
 // rid returns the request id of one sequence: the client's, one for each prompt, or a
 // generated one.
-func (j *job) rid(s *seq) string {
-	if item := s.index / j.params.n; item < len(j.rids) {
-		return j.rids[item]
+func (r *response) rid(s *choice) string {
+	if item := s.index / r.params.n; item < len(r.rids) {
+		return r.rids[item]
 	}
-	return j.id
+	return r.id
 }

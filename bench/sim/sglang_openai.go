@@ -7,13 +7,13 @@ import (
 )
 
 // sglangOpenAI is shared by SGLang's OpenAI endpoints.
-type sglangOpenAI struct{ j *job }
+type sglangOpenAI struct{ r *response }
 
 func (sglangOpenAI) prefix() string                          { return "" }
 func (sglangOpenAI) needsText() bool                         { return false }
 func (sglangOpenAI) errorBody(status int, msg string) []byte { return sglangError(status, msg, "") }
 
-func (sglangOpenAI) streamError(w *chunker, _ *job, status int, msg string) {
+func (sglangOpenAI) streamError(w *chunker, _ *response, status int, msg string) {
 	b := append(w.begin(), `data: {"error":`...)
 	b = append(b, sglangError(status, msg, "")...)
 	w.end(append(b, "}\n\n"...))
@@ -22,10 +22,10 @@ func (sglangOpenAI) streamError(w *chunker, _ *job, status int, msg string) {
 
 // usage appends SGLang's usage, with cached tokens as with --enable-cache-report.
 func (f sglangOpenAI) usage(b []byte) []byte {
-	prompt, completion, cached := f.j.usage()
+	prompt, completion, cached := f.r.usage()
 	b = appendCounts(b, prompt, completion)
 	b = append(b, `,"prompt_tokens_details":`...)
-	if f.j.c.incarnation.e.o.HideCached {
+	if f.r.config.hideCached {
 		b = append(b, "null"...)
 	} else {
 		b = append(b, `{"cached_tokens":`...)
@@ -36,7 +36,7 @@ func (f sglangOpenAI) usage(b []byte) []byte {
 }
 
 // ending appends finish_reason and matched_stop.
-func (f sglangOpenAI) ending(b []byte, s *seq) []byte {
+func (f sglangOpenAI) ending(b []byte, s *choice) []byte {
 	if s.reason == "" {
 		return append(b, `null,"matched_stop":null`...)
 	}
@@ -52,13 +52,13 @@ func (f sglangOpenAI) ending(b []byte, s *seq) []byte {
 }
 
 func (f sglangOpenAI) open(w *chunker, object string) []byte {
-	b := f.j.appendIdentity(append(w.begin(), "data: "...), object)
+	b := f.r.appendIdentity(append(w.begin(), "data: "...), object)
 	return append(b, `,"choices":[`...)
 }
 
 // usageEvent ends a stream whose request asked for usage.
 func (f sglangOpenAI) usageEvent(w *chunker, object string) {
-	if f.j.params.includeUsage {
+	if f.r.params.includeUsage {
 		b := append(f.open(w, object), `],"usage":`...)
 		w.end(append(f.usage(b), "}\n\n"...))
 	}
@@ -68,40 +68,40 @@ func (f sglangOpenAI) usageEvent(w *chunker, object string) {
 // sglangChat is /v1/chat/completions, verified against a capture of 0.5.23.
 type sglangChat struct{ sglangOpenAI }
 
-func newSGLangChat(j *job) format { return &sglangChat{sglangOpenAI{j}} }
+func newSGLangChat(r *response) format { return &sglangChat{sglangOpenAI{r}} }
 
-func (f *sglangChat) prompts(j *job, b *body) ([][]uint32, error) {
-	if b.ReturnIDs && b.Stream && j.c.incarnation.e.o.sglangSince(19) {
+func (f *sglangChat) prompts(r *response, b *body) ([][]uint32, error) {
+	if b.ReturnIDs && b.Stream && r.config.sglangSince(19) {
 		return nil, refuse(400, "", "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when using return_token_ids=true.")
 	}
-	return (&chatFormat{}).prompts(j, b)
+	return (&chatFormat{}).prompts(r, b)
 }
 
 const sglangChunk = "chat.completion.chunk"
 
-func (f *sglangChat) choice(w *chunker, s *seq, delta string) []byte {
+func (f *sglangChat) choice(w *chunker, s *choice, delta string) []byte {
 	b := append(f.open(w, sglangChunk), `{"index":`...)
 	b = strconv.AppendInt(b, int64(s.index), 10)
 	return append(b, `,"delta":{"reasoning_content":null`+delta...)
 }
 
-func (f *sglangChat) first(w *chunker, s *seq) {
+func (f *sglangChat) first(w *chunker, s *choice) {
 	b := f.choice(w, s, `,"role":"assistant","content":""`)
 	w.end(append(b, "},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
 	if s.script != nil {
 		b = f.choice(w, s, `,"tool_calls":[{"id":`)
 		b = appendJSON(b, f.callID(s))
 		b = append(b, `,"index":0,"type":"function","function":{"name":`...)
-		b = appendJSON(b, f.j.params.toolName)
+		b = appendJSON(b, f.r.params.toolName)
 		w.end(append(b, ",\"arguments\":\"\"}}]},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
 	}
 }
 
-func (f *sglangChat) callID(s *seq) string {
+func (f *sglangChat) callID(s *choice) string {
 	return "call_" + strconv.FormatUint(textgen.Mix(s.gen.State^uint64(s.index)), 16)
 }
 
-func (f *sglangChat) delta(w *chunker, s *seq, id uint32, text string) {
+func (f *sglangChat) delta(w *chunker, s *choice, id uint32, text string) {
 	if text == "" {
 		return // the reason is sent in an event of its own
 	}
@@ -115,18 +115,18 @@ func (f *sglangChat) delta(w *chunker, s *seq, id uint32, text string) {
 	w.end(append(b, "},\"logprobs\":null,\"finish_reason\":null,\"matched_stop\":null}]}\n\n"...))
 }
 
-func (f *sglangChat) last(w *chunker, j *job) {
-	for _, s := range j.seqs {
+func (f *sglangChat) last(w *chunker, r *response) {
+	for _, s := range r.choices {
 		b := append(f.choice(w, s, ""), `},"logprobs":null,"finish_reason":`...)
 		w.end(append(f.ending(b, s), "}]}\n\n"...))
 	}
 	f.usageEvent(w, sglangChunk)
 }
 
-func (f *sglangChat) full(b []byte, j *job) []byte {
-	b = j.appendIdentity(b, "chat.completion")
+func (f *sglangChat) full(b []byte, r *response) []byte {
+	b = r.appendIdentity(b, "chat.completion")
 	b = append(b, `,"choices":[`...)
-	for i, s := range j.seqs {
+	for i, s := range r.choices {
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -137,7 +137,7 @@ func (f *sglangChat) full(b []byte, j *job) []byte {
 			b = append(b, `null,"reasoning_content":null,"tool_calls":[{"id":`...)
 			b = appendJSON(b, f.callID(s))
 			b = append(b, `,"index":0,"type":"function","function":{"name":`...)
-			b = appendJSON(b, j.params.toolName)
+			b = appendJSON(b, r.params.toolName)
 			b = append(b, `,"arguments":`...)
 			b = appendJSON(b, string(s.text))
 			b = append(b, "}}]"...)
@@ -156,17 +156,19 @@ func (f *sglangChat) full(b []byte, j *job) []byte {
 // sglangCompletion is /v1/completions.
 type sglangCompletion struct{ sglangOpenAI }
 
-func newSGLangCompletion(j *job) format { return &sglangCompletion{sglangOpenAI{j}} }
+func newSGLangCompletion(r *response) format { return &sglangCompletion{sglangOpenAI{r}} }
 
-func (f *sglangCompletion) prompts(_ *job, b *body) ([][]uint32, error) { return prompts(b.Prompt) }
+func (f *sglangCompletion) prompts(_ *response, b *body) ([][]uint32, error) {
+	return parsePrompts(b.Prompt)
+}
 
-func (f *sglangCompletion) first(*chunker, *seq) {}
+func (f *sglangCompletion) first(*chunker, *choice) {}
 
-func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
+func (f *sglangCompletion) delta(w *chunker, s *choice, id uint32, text string) {
 	b := append(f.open(w, "text_completion"), `{"index":`...)
 	b = strconv.AppendInt(b, int64(s.index), 10)
 	b = append(b, `,"text":"`...)
-	if len(s.out) == 1 && f.j.params.echo {
+	if len(s.out) == 1 && f.r.params.echo {
 		b = appendEscaped(b, textgen.Detokenize(s.prompt))
 	}
 	b = appendEscaped(b, text)
@@ -183,22 +185,22 @@ func (f *sglangCompletion) delta(w *chunker, s *seq, id uint32, text string) {
 
 // returnsIDs reports return_token_ids of completions, also for streams (0.5.19).
 func (f *sglangCompletion) returnsIDs() bool {
-	return f.j.params.returnIDs && f.j.c.incarnation.e.o.sglangSince(19)
+	return f.r.params.returnIDs && f.r.config.sglangSince(19)
 }
 
-func (f *sglangCompletion) last(w *chunker, _ *job) { f.usageEvent(w, "text_completion") }
+func (f *sglangCompletion) last(w *chunker, _ *response) { f.usageEvent(w, "text_completion") }
 
-func (f *sglangCompletion) full(b []byte, j *job) []byte {
-	b = j.appendIdentity(b, "text_completion")
+func (f *sglangCompletion) full(b []byte, r *response) []byte {
+	b = r.appendIdentity(b, "text_completion")
 	b = append(b, `,"choices":[`...)
-	for i, s := range j.seqs {
+	for i, s := range r.choices {
 		if i > 0 {
 			b = append(b, ',')
 		}
 		b = append(b, `{"index":`...)
 		b = strconv.AppendInt(b, int64(i), 10)
 		b = append(b, `,"text":"`...)
-		if j.params.echo {
+		if r.params.echo {
 			b = appendEscaped(b, textgen.Detokenize(s.prompt))
 		}
 		b = appendEscaped(b, string(s.text))

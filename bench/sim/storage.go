@@ -75,19 +75,19 @@ func (g *storageLeg) retainBlocks(r *rank, s *seq) bool {
 func (r *rank) decline(j *job) {
 	r.drop(j)
 	w := &r.scratch
-	w.open(j)
+	w.open(&j.response)
 	for _, s := range j.seqs {
 		s.reason = "cache_threshold"
 		if j.params.stream {
-			j.format.first(w, s)
-			j.format.delta(w, s, textgen.EOS, "")
+			j.format.first(w, &s.choice)
+			j.format.delta(w, &s.choice, textgen.EOS, "")
 		}
 	}
 	if j.params.stream {
-		j.format.last(w, j)
+		j.format.last(w, &j.response)
 		w.finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.full(nil, j))
+		j.c.respond(j.req, 200, "application/json", j.format.full(nil, &j.response))
 	}
 	r.markAnswered(j)
 }

@@ -1,68 +1,10 @@
 package sim
 
 import (
-	"strconv"
 	"time"
 
 	"sluice/bench/sim/faults"
 )
-
-// chunker writes the SSE events of one job at a time, each as one HTTP chunk in one
-// write. With Options.Coalesce the events of a step become one chunk.
-type chunker struct {
-	buf      []byte
-	j        *job
-	coalesce bool
-}
-
-const chunkHeadSpace = 10 // space for eight hex digits and CRLF
-
-func (w *chunker) open(j *job) { w.j = j }
-
-// begin returns the buffer to which the caller appends one event; end takes it back.
-func (w *chunker) begin() []byte {
-	return append(w.buf[:0], "          "...)
-}
-
-func (w *chunker) end(b []byte) {
-	w.buf = b
-	w.j.events++
-	if w.coalesce {
-		w.j.coalesced = append(w.j.coalesced, b[chunkHeadSpace:]...)
-		return
-	}
-	w.chunk(b)
-}
-
-// chunk frames b, whose first chunkHeadSpace bytes are reserved for that, and sends it.
-func (w *chunker) chunk(b []byte) {
-	n := len(b) - chunkHeadSpace
-	at := chunkHeadSpace - 2
-	b[at], b[at+1] = '\r', '\n'
-	for first := true; first || n > 0; first = false {
-		at--
-		b[at] = hexDigits[n&15]
-		n >>= 4
-	}
-	b = append(b, "\r\n"...)
-	w.buf = b
-	w.j.c.send(b[at:]) // the connection's own goroutine notices a disconnected client
-}
-
-// flush sends the events that a step held back.
-func (w *chunker) flush() {
-	if len(w.j.coalesced) == 0 {
-		return
-	}
-	w.chunk(append(append(w.buf[:0], "          "...), w.j.coalesced...))
-	w.j.coalesced = w.j.coalesced[:0]
-}
-
-// finish ends the body.
-func (w *chunker) finish() {
-	w.flush()
-	w.j.c.send([]byte("0\r\n\r\n"))
-}
 
 // streamHead is the response head of every event stream.
 func streamHead(closing bool) []byte {
@@ -87,7 +29,7 @@ func (r *rank) emit() {
 		text := s.addText(id)
 		last = last || s.reason != ""
 		r.counters.generated++
-		if pd := j.params.pd; pd != nil && last && pd.holdLastToken(r, s) {
+		if pd := j.pd; pd != nil && last && pd.holdLastToken(r, s) {
 			s.lastHeld, s.heldText = true, text
 			r.heldLast[s] = struct{}{}
 			continue
@@ -114,7 +56,7 @@ func (r *rank) emit() {
 	r.running = keep
 	for i, j := range r.dirty {
 		if !j.ended {
-			r.scratch.open(j)
+			r.scratch.open(&j.response)
 			r.scratch.flush()
 		}
 		r.dirty[i] = nil
@@ -129,12 +71,12 @@ func (r *rank) sendToken(s *seq, id uint32, text string) {
 		j.events++
 		return
 	}
-	r.scratch.open(j)
+	r.scratch.open(&j.response)
 	if !s.started {
 		s.started = true
-		j.format.first(&r.scratch, s)
+		j.format.first(&r.scratch, &s.choice)
 	}
-	j.format.delta(&r.scratch, s, id, text)
+	j.format.delta(&r.scratch, &s.choice, id, text)
 }
 
 // finishSeq ends a sequence and, with the last one of its job, the response.
@@ -142,7 +84,7 @@ func (r *rank) finishSeq(s *seq) {
 	j := s.j
 	r.counters.finish(s.reason)
 	if s.leased {
-	} else if pd := j.params.pd; pd == nil || !pd.retainBlocks(r, s) {
+	} else if pd := j.pd; pd == nil || !pd.retainBlocks(r, s) {
 		r.pool.Release(s.blocks)
 		s.blocks = nil
 	}
@@ -150,11 +92,11 @@ func (r *rank) finishSeq(s *seq) {
 		return
 	}
 	if j.params.stream {
-		r.scratch.open(j)
-		j.format.last(&r.scratch, j)
+		r.scratch.open(&j.response)
+		j.format.last(&r.scratch, &j.response)
 		r.scratch.finish()
 	} else {
-		b := j.format.full(make([]byte, 0, 1024), j)
+		b := j.format.full(make([]byte, 0, 1024), &j.response)
 		if f := j.fault; f != nil && f.Phase == "answer" {
 			r.delayAnswer(j, f, b)
 			return
@@ -213,8 +155,8 @@ func (r *rank) triggerFault(s *seq) bool {
 	}
 	if f.Phase == "role" && j.headSent && !s.started {
 		s.started = true
-		r.scratch.open(j)
-		j.format.first(&r.scratch, s)
+		r.scratch.open(&j.response)
+		j.format.first(&r.scratch, &s.choice)
 		r.scratch.flush()
 	}
 	switch f.Kind {
@@ -241,7 +183,7 @@ func (r *rank) triggerFault(s *seq) bool {
 	case faults.Garbage:
 		r.drop(j)
 		if j.headSent {
-			r.scratch.open(j)
+			r.scratch.open(&j.response)
 			r.scratch.end(append(r.scratch.begin(), "data: {\"id\": {{{\n\n"...))
 			r.scratch.finish()
 		} else {
@@ -261,15 +203,3 @@ func (r *rank) triggerFault(s *seq) bool {
 
 // truncatedAnswerBytes is the length of a whole response that a fault truncates.
 const truncatedAnswerBytes = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\": \"cut"
-
-// appendIDs appends token ids as a JSON array.
-func appendIDs(b []byte, ids []uint32) []byte {
-	b = append(b, '[')
-	for i, id := range ids {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = strconv.AppendUint(b, uint64(id), 10)
-	}
-	return append(b, ']')
-}

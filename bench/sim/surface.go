@@ -8,7 +8,7 @@ import (
 // surface is the HTTP surface of one engine: the endpoints that generate, the other
 // endpoints, and the format of its errors.
 type surface struct {
-	inference map[string]func(*job) format // endpoints that generate, all POST
+	inference map[string]func(*response) format // endpoints that generate, all POST
 	get, post map[string]func(*conn, *httpRequest)
 	failure   func(status int, msg, param string) []byte
 	read      func(path string, raw []byte) (*body, error)
@@ -19,9 +19,17 @@ type surface struct {
 
 // surfaces by Options.Engine.
 var surfaces = map[string]*surface{
-	"vllm":   {inference: vllmInference, get: vllmGet, post: vllmPost, failure: errorBody, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }, headFirst: true},
+	"vllm":   {inference: vllmInference, get: vllmGet, post: vllmPost, failure: vllmError, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }, headFirst: true},
 	"sglang": {inference: sglangInference, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
 	"trtllm": {inference: trtllmInference, get: trtllmGet, post: trtllmPost, failure: sglangError, read: readTRTLLMBody},
+}
+
+// errorBody returns an error in the format of the engine and its release.
+func (e *Engine) errorBody(status int, msg, param string) []byte {
+	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
+		return sglangError(status, msg, param) // the same flat object
+	}
+	return e.surface.failure(status, msg, param)
 }
 
 // legReader parses a request's P/D members into the leg that they ask for; nil is a
@@ -153,7 +161,7 @@ func (r *rank) finishHeld(s *seq) {
 // flushCoalesced sends the events of j that Options.Coalesce held back outside a step.
 func (r *rank) flushCoalesced(j *job) {
 	if r.o.Coalesce && !j.ended {
-		r.scratch.open(j)
+		r.scratch.open(&j.response)
 		r.scratch.flush()
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"strconv"
 
 	"sluice/bench/sim/faults"
-	"sluice/bench/sim/textgen"
 )
 
 // TensorRT-LLM's surface: two endpoints, no /tokenize, flat errors, and its hand-over
@@ -17,52 +16,12 @@ import (
 // is that of NIXL's pull mode under another name: the opaque state contains the address
 // of the context server's side channel.
 
-var trtllmInference = map[string]func(*job) format{
-	"/v1/chat/completions": newChatFormat,
-	"/v1/completions":      newCompletionFormat,
-}
-
 var trtllmGet = map[string]func(*conn, *httpRequest){
 	"/health":      vllmGet["/health"],
 	"/version":     vllmGet["/version"],
 	"/v1/models":   serveModels,
 	"/metrics":     func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("[]")) },
 	"/server_info": func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("{}")) },
-}
-
-// trtllmMembers are the members that /v1/completions accepts (CompletionRequest of
-// serve/openai_protocol.py); a request with any other member is rejected.
-var trtllmMembers = map[string]bool{}
-
-func init() {
-	for _, name := range []string{
-		"model", "prompt", "best_of", "echo", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options",
-		"suffix", "temperature", "top_p", "user", "lora_request", "prompt_ignore_length", "use_beam_search", "top_k", "top_p_min", "min_p", "repetition_penalty", "length_penalty",
-		"early_stopping", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens",
-		"truncate_prompt_tokens", "return_context_logits", "detokenize", "thinking_token_budget", "add_special_tokens", "response_format", "disaggregated_params", "priority",
-		"conversation_params",
-	} {
-		trtllmMembers[name] = true
-	}
-}
-
-// readTRTLLMBody parses a request; for completions the token ids replace the text.
-func readTRTLLMBody(path string, raw []byte) (*body, error) {
-	b, err := readBody(raw)
-	if err != nil || path != "/v1/completions" {
-		return b, err
-	}
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &members); err != nil {
-		return b, refuse(400, "", "%s", err)
-	}
-	for name := range members {
-		if !trtllmMembers[name] {
-			return b, refuse(400, "", "[{'type': 'extra_forbidden', 'loc': ('body', '%s'), 'msg': 'Extra inputs are not permitted'}]", name)
-		}
-	}
-	b.ReturnIDs = string(members["detokenize"]) == "false"
-	return b, nil
 }
 
 var trtllmPost = map[string]func(*conn, *httpRequest){}
@@ -155,18 +114,13 @@ func (g *trtllmLeg) begin(j *job) error {
 		p.maxTokens, p.returnIDs = 1, true // chat returns the ids in the response anyway
 		return nil
 	}
-	p.handle = g.h
+	j.handle = g.h
 	for _, s := range j.seqs {
 		if g.ids != nil {
-			s.prompt = g.ids
-			s.gen = textgen.NewGenerator(j.model, j.c.incarnation.e.o.Seed, p.seed, s.index%p.n, g.ids)
+			s.setPrompt(g.ids)
 		}
 		if s.index == 0 {
-			first := s.gen.Next(false)
-			if len(s.script) > 0 { // a tool call
-				first = s.script[0]
-			}
-			if first != g.wire.First[0] {
+			if first := s.firstToken(); first != g.wire.First[0] {
 				return refuse(400, "disaggregated_params", "first_gen_tokens %v is not what follows the prompt (%d)", g.wire.First, first)
 			}
 		}
@@ -240,15 +194,17 @@ type memberAppender interface {
 	answerMembers(b []byte, j *job) []byte // to a whole response
 }
 
-func (j *job) choiceMembers(b []byte, s *seq) []byte {
-	if t, ok := j.params.pd.(memberAppender); ok {
-		return t.choiceMembers(b, s)
+// AppendToChoice implements transferMembers.
+func (j *job) AppendToChoice(b []byte, index int) []byte {
+	if t, ok := j.pd.(memberAppender); ok {
+		return t.choiceMembers(b, j.seqs[index])
 	}
 	return b
 }
 
-func (j *job) answerMembers(b []byte) []byte {
-	if t, ok := j.params.pd.(memberAppender); ok {
+// AppendToAnswer implements transferMembers.
+func (j *job) AppendToAnswer(b []byte) []byte {
+	if t, ok := j.pd.(memberAppender); ok {
 		return t.answerMembers(b, j)
 	}
 	return b
