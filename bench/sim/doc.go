@@ -8,7 +8,8 @@
 // The engine itself is here: an incarnation is one life of an engine process, a rank
 // is one data-parallel rank with its goroutine, scheduler (schedule.go) and pool of
 // blocks, a job is a request and a seq one of its choices. What needs no engine is in
-// packages of its own: textgen, kvcache, eventcodec, vllm, faults, cost, portreserve.
+// packages of its own: api (requests, responses and errors of the HTTP APIs), textgen,
+// kvcache, eventcodec, vllm, faults, cost, portreserve.
 //
 // Verified against captures of vLLM 0.32: response, error and SSE formats, one event for
 // each HTTP chunk; ids from X-Request-Id; data-parallel ranks by header or port; prefix
@@ -33,9 +34,9 @@
 // on every instance, and a continuation of prompt plus output equals the undisturbed output.
 //
 // Not simulated: sampling parameters other than seed have no effect; log probabilities
-// exist only on vLLM's chat completions, completions and token generation (logprobs.go) and
-// on SGLang's /generate (sglang_logprobs.go); no reasoning, no guided decoding except a
-// choice among texts (choice.go), no images beyond an affinity hash of their URL, no LoRA,
+// exist only on vLLM's chat completions, completions and token generation (api/logprobs.go) and
+// on SGLang's /generate (api/sglang_logprobs.go); no reasoning, no guided decoding except a
+// choice among texts (api/constrained.go), no images beyond an affinity hash of their URL, no LoRA,
 // no speculative decoding, no TLS. A batch stays on one rank, whereas SGLang spreads it over
 // the ranks of its rooms. A leg whose prompt differs from the other leg's fails, whereas a
 // real engine reads wrong KV.

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/textgen"
 )
@@ -60,19 +61,16 @@ func (c *conn) json(r *httpRequest, v any) {
 }
 
 func (c *conn) writeRefusal(r *httpRequest, err error) {
-	ref, ok := err.(*refusal)
-	if !ok {
-		ref = &refusal{400, err.Error(), ""}
-	}
+	ref := api.AsRefusal(err)
 	c.incarnation.rejected.Add(1)
-	c.respond(r, ref.status, "application/json", c.incarnation.e.errorBody(ref.status, ref.msg, ref.param))
+	c.respond(r, ref.Status, "application/json", c.incarnation.e.errorBody(ref.Status, ref.Msg, ref.Param))
 }
 
 // auxBody decodes the body and checks the model.
-func (c *conn) auxBody(r *httpRequest) (*body, bool) {
-	b, err := readBody(r.body)
+func (c *conn) auxBody(r *httpRequest) (*api.Body, bool) {
+	b, err := api.ReadBody(r.body)
 	if err == nil && b.Model != "" && b.Model != c.incarnation.e.o.Model {
-		err = refuse(404, "model", "The model `%s` does not exist.", b.Model)
+		err = api.Refuse(404, "model", "The model `%s` does not exist.", b.Model)
 	}
 	if err != nil {
 		c.writeRefusal(r, err)
@@ -121,7 +119,7 @@ func serveTokenize(c *conn, r *httpRequest) {
 	}
 	var ids []uint32
 	if len(b.Messages) > 0 {
-		text, err := renderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+		text, err := api.RenderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
 		if err != nil {
 			c.writeRefusal(r, err)
 			return
@@ -130,7 +128,7 @@ func serveTokenize(c *conn, r *httpRequest) {
 	} else {
 		var text string
 		if json.Unmarshal(b.Prompt, &text) != nil {
-			c.writeRefusal(r, refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
+			c.writeRefusal(r, api.Refuse(400, "body.prompt", "1 validation error:\n  {'type': 'missing', 'loc': 'body.prompt', 'msg': 'Field required: prompt or messages'}"))
 			return
 		}
 		ids = textgen.Vocab().Append(nil, text)
@@ -140,12 +138,12 @@ func serveTokenize(c *conn, r *httpRequest) {
 	out = append(out, `,"max_model_len":`...)
 	out = strconv.AppendInt(out, int64(c.incarnation.e.o.MaxModelLen), 10)
 	out = append(out, `,"tokens":`...)
-	out = appendIDs(out, ids)
+	out = api.AppendIDs(out, ids)
 	out = append(out, `,"token_strs":`...)
 	if b.TokenStrings {
 		for i, id := range ids {
 			out = append(out, "[,"[min(i, 1)])
-			out = appendJSON(out, textgen.Vocab().Piece(id))
+			out = api.AppendJSON(out, textgen.Vocab().Piece(id))
 		}
 		if len(ids) == 0 {
 			out = append(out, '[')
@@ -162,12 +160,12 @@ func serveDetokenize(c *conn, r *httpRequest) {
 	if !ok {
 		return
 	}
-	ids, ok := idList(b.Tokens)
+	ids, ok := api.ParseIDs(b.Tokens)
 	if !ok {
-		c.writeRefusal(r, refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
+		c.writeRefusal(r, api.Refuse(400, "body.tokens", "1 validation error:\n  {'type': 'list_type', 'loc': 'body.tokens', 'msg': 'Input should be a list of token ids'}"))
 		return
 	}
-	out := appendJSON([]byte(`{"prompt":`), textgen.Detokenize(ids))
+	out := api.AppendJSON([]byte(`{"prompt":`), textgen.Detokenize(ids))
 	c.respond(r, 200, "application/json", append(out, '}'))
 }
 
@@ -176,7 +174,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 	if !ok {
 		return
 	}
-	text, err := renderChat(b.Messages, b.Tools, true)
+	text, err := api.RenderChat(b.Messages, b.Tools, true)
 	if err != nil {
 		c.writeRefusal(r, err)
 		return
@@ -190,9 +188,9 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	if !ok {
 		return
 	}
-	lists, err := parsePrompts(b.Input)
+	lists, err := api.ParsePrompts(b.Input)
 	if err != nil || b.Dimensions < 0 || b.Dimensions > 8192 || len(lists) > 2048 {
-		c.writeRefusal(r, refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
+		c.writeRefusal(r, api.Refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return
 	}
 	if c.waitOrGone(cost.Scale(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
@@ -257,7 +255,7 @@ func serveAbort(c *conn, r *httpRequest) {
 		IDs []string `json:"request_ids"`
 	}
 	if json.Unmarshal(r.body, &q) != nil {
-		c.writeRefusal(r, refuse(400, "body.request_ids", "request_ids must be a list of strings."))
+		c.writeRefusal(r, api.Refuse(400, "body.request_ids", "request_ids must be a list of strings."))
 		return
 	}
 	for _, rk := range c.incarnation.ranks {

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/portreserve"
 )
@@ -17,7 +18,7 @@ import (
 type Engine struct {
 	o            Options
 	surface      *surface
-	formats      *apiConfig
+	formats      *api.Config
 	addrs        []string // listening addresses: the main one, then with RankPorts one for each rank
 	placeholders []*portreserve.Port
 	faults       *faults.Set
@@ -53,9 +54,9 @@ func Start(ctx context.Context, o Options) (*Engine, error) {
 		return nil, fmt.Errorf("sim: cannot start on %q: %w", o.Listen, err)
 	}
 	e := &Engine{o: o, surface: surfaces[o.Engine], faults: faults.NewSet(o.FaultSeed), log: newRecorder(o.Records), blockLog: newBlockLog(o.LogBlocks), start: time.Now(), closedCh: make(chan struct{}), deadCh: make(chan struct{})}
-	e.formats = &apiConfig{engine: o.Engine, version: o.Version, model: o.Model, release: o.release, seed: o.Seed, maxModelLen: o.MaxModelLen, ranks: o.Ranks,
-		hideCached: o.HideCached, skipTokenizer: o.SkipTokenizer, incremental: o.Incremental, hidesPromptLogprobs: o.PD == "sglang" && o.Role == "decode",
-		disableScaleUp: o.DisableScaleUp, failure: e.errorBody}
+	e.formats = &api.Config{Engine: o.Engine, Version: o.Version, Model: o.Model, Release: o.release, Seed: o.Seed, MaxModelLen: o.MaxModelLen, Ranks: o.Ranks,
+		HideCached: o.HideCached, SkipTokenizer: o.SkipTokenizer, Incremental: o.Incremental, HidesPromptLogprobs: o.PD == "sglang" && o.Role == "decode",
+		DisableScaleUp: o.DisableScaleUp, Failure: e.errorBody}
 	for _, f := range o.Faults {
 		e.faults.Add(f)
 	}

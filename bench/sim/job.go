@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
 	"sluice/bench/sim/kvcache"
 )
@@ -11,7 +12,7 @@ import (
 // one response. After submit it belongs to the rank's goroutine; any goroutine may use
 // done, abort and the fields set before submit.
 type job struct {
-	response
+	api.Response
 	c          *conn
 	req        *httpRequest
 	rank       *rank
@@ -31,7 +32,7 @@ type job struct {
 // seq is one sequence that is generated: a choice of the response, and what the scheduler
 // knows of it.
 type seq struct {
-	choice
+	api.Choice
 	j *job
 
 	blocks       []int32
@@ -57,7 +58,7 @@ func (s *seq) hashTo(h *kvcache.Hasher, n, size int) {
 		if i > 0 {
 			parent = &s.hashes[i-1]
 		}
-		s.hashes = append(s.hashes, h.Block(parent, i == 0, s.slice(i*size, (i+1)*size), s.j.params.salt))
+		s.hashes = append(s.hashes, h.Block(parent, i == 0, s.Slice(i*size, (i+1)*size), s.j.Params.Salt))
 	}
 }
 

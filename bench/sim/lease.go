@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
 )
 
@@ -43,7 +44,7 @@ func (r *rank) lease(s *seq) { r.leaseAs(s.j.internal, s, r.o.Lease) }
 
 // pin leases the blocks of a prefill that ended in a way that keeps them.
 func (r *rank) pin(s *seq) {
-	if s.j.prefillLeg && s == s.j.seqs[0] && (s.reason == "length" || r.o.release.StopRetainsBlocks()) {
+	if s.j.prefillLeg && s == s.j.seqs[0] && (s.Reason == "length" || r.o.release.StopRetainsBlocks()) {
 		s.leased = true
 		r.lease(s)
 	}
@@ -62,12 +63,12 @@ func (r *rank) leaseAs(key string, s *seq, ttl time.Duration) {
 	}
 	// The handle does not include the block of the last output token, which was never
 	// computed.
-	n := (len(s.prompt) + r.o.BlockSize - 1) / r.o.BlockSize
+	n := (len(s.Prompt) + r.o.BlockSize - 1) / r.o.BlockSize
 	if n < len(s.blocks) {
 		r.pool.Release(s.blocks[n:])
 	}
 	r.e.blockLog.acquire(s.j.blockLogID)
-	r.leases.byID[key] = &lease{blocks: s.blocks[:n], until: until, blockLogID: s.j.blockLogID, tokens: len(s.prompt), cached: s.cached}
+	r.leases.byID[key] = &lease{blocks: s.blocks[:n], until: until, blockLogID: s.j.blockLogID, tokens: len(s.Prompt), cached: s.Cached}
 	r.counters.leased++
 }
 
@@ -206,7 +207,7 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	host, port, _ := net.SplitHostPort(l.side.Addr().String())
 	str := func(name, v string) {
 		b = append(b, `,"`+name+`":`...)
-		b = appendJSON(b, v)
+		b = api.AppendJSON(b, v)
 	}
 	raw := func(minor int, name, v string) {
 		if rel.Since(minor, 0) {
@@ -229,23 +230,23 @@ func (j *job) nixlHandle(b []byte, key, mode string) []byte {
 	} else {
 		raw(29, "pp_size", "1")
 	}
-	raw(21, "remote_num_tokens", strconv.Itoa(len(s.prompt)))
+	raw(21, "remote_num_tokens", strconv.Itoa(len(s.Prompt)))
 	raw(26, "remote_blocks_expiry_time", "null")
 	raw(28, "transfer_mode", `"`+mode+`"`)
-	raw(31, "remote_prefill_cached_tokens", strconv.Itoa(s.cached))
+	raw(31, "remote_prefill_cached_tokens", strconv.Itoa(s.Cached))
 	raw(33, "remote_registration_generation", "0")
 	return append(b, '}')
 }
 
 // AppendStreamedHandle appends the handle to the last chunk of a stream, since 0.33.
 func (j *job) AppendStreamedHandle(b []byte, index int) []byte {
-	if s := j.seqs[index]; s.reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
+	if s := j.seqs[index]; s.Reason == "" || !s.leased || !j.rank.o.release.StreamsHandle() {
 		return b
 	}
 	return j.AppendHandle(append(b, `,"kv_transfer_params":`...))
 }
 
-// PrefillCached implements transferMembers.
+// PrefillCached implements api.Transfer.
 func (j *job) PrefillCached() *int {
 	if j.handle == nil {
 		return nil

@@ -11,6 +11,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
 )
@@ -43,7 +44,7 @@ type lmcacheSpec struct {
 	Alloc []int  `json:"receiver_alloc_port"`
 }
 
-func readLMCache(_ *incarnation, b *body, _ *httpRequest) (pdLeg, error) {
+func readLMCache(_ *incarnation, b *api.Body, _ *httpRequest) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return &lmcacheLeg{}, nil
 	}
@@ -52,10 +53,10 @@ func readLMCache(_ *incarnation, b *body, _ *httpRequest) (pdLeg, error) {
 		Spec  *lmcacheSpec    `json:"disagg_spec"`
 	}
 	if err := json.Unmarshal(b.KVTransfer, &p); err != nil {
-		return nil, refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
+		return nil, api.Refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
 	}
 	if s := p.Spec; s != nil && (s.ReqID == "" || s.Host == "" || len(s.Init) == 0 || len(s.Alloc) != len(s.Init)) {
-		return nil, refuse(400, "body.kv_transfer_params", "disagg_spec needs req_id, receiver_host, and as many receiver_init_port as receiver_alloc_port")
+		return nil, api.Refuse(400, "body.kv_transfer_params", "disagg_spec needs req_id, receiver_host, and as many receiver_init_port as receiver_alloc_port")
 	}
 	return &lmcacheLeg{spec: p.Spec, returnFirstToken: p.First != nil}, nil
 }
@@ -77,7 +78,7 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 		return false
 	}
 	g.tokenSent = true
-	prompt, spec, early := s.prompt, g.spec, r.o.EarlyNotify
+	prompt, spec, early := s.Prompt, g.spec, r.o.EarlyNotify
 	f := r.e.faults.Match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
 	late := r.e.faults.Match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
@@ -138,12 +139,12 @@ func (g *lmcacheLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.side() != "decode" || s != s.j.seqs[0] {
 		return false
 	}
-	for _, prompt := range [][]uint32{s.prompt, s.prompt[:len(s.prompt)-1]} {
+	for _, prompt := range [][]uint32{s.Prompt, s.Prompt[:len(s.Prompt)-1]} {
 		sum := promptSum(prompt)
 		n := r.received[sum]
 		if n < 0 {
 			r.counters.garbage++
-			s.gen.Fold(prompt[0])
+			s.Gen.Fold(prompt[0])
 			n = -n
 		}
 		if n == len(prompt) && n > 0 {
@@ -158,10 +159,10 @@ func (g *lmcacheLeg) onAdmitted(r *rank, s *seq) bool {
 }
 
 func (g *lmcacheLeg) params(b []byte, j *job) []byte {
-	if !g.returnFirstToken || len(j.seqs[0].out) == 0 {
+	if !g.returnFirstToken || len(j.seqs[0].Out) == 0 {
 		return append(b, "null"...)
 	}
-	b = strconv.AppendUint(append(b, `{"first_tok":`...), uint64(j.seqs[0].out[0]), 10)
+	b = strconv.AppendUint(append(b, `{"first_tok":`...), uint64(j.seqs[0].Out[0]), 10)
 	return append(b, '}')
 }
 

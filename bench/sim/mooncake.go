@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"sluice/bench/sim/api"
 )
 
 // mooncakeLeg is one leg of vLLM's MooncakeConnector (0.16 and later). Prefill returns
@@ -24,12 +26,12 @@ type mooncakeLeg struct {
 
 // readMooncake reads kv_transfer_params. A decode that lacks one of its three keys
 // computes the prompt itself, with a warning; the engine counts it.
-func readMooncake(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
+func readMooncake(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return nil, nil
 	}
 	if _, err := readTransferParams(b.KVTransfer); err != nil {
-		return nil, refuse(400, "body.kv_transfer_params", "%s", err)
+		return nil, api.Refuse(400, "body.kv_transfer_params", "%s", err)
 	}
 	var p struct {
 		Decode  bool   `json:"do_remote_decode"`
@@ -39,7 +41,7 @@ func readMooncake(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 		Boot    string `json:"remote_bootstrap_addr"`
 	}
 	if err := json.Unmarshal(b.KVTransfer, &p); err != nil {
-		return nil, refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
+		return nil, api.Refuse(400, "body.kv_transfer_params", "kv_transfer_params: %s", err)
 	}
 	switch {
 	case p.Prefill && p.ID != "" && p.Engine != "" && strings.HasPrefix(p.Boot, "http://"):
@@ -74,7 +76,7 @@ func (g *mooncakeLeg) retainBlocks(r *rank, s *seq) bool {
 	if !g.prefill || s != s.j.seqs[0] {
 		return false
 	}
-	if s.reason == "length" {
+	if s.Reason == "length" {
 		return r.offer(s, g.id, r.o.AbortTimeout)
 	}
 	r.offers.retire(g.id)
@@ -87,7 +89,7 @@ func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	}
 	f := r.e.faults.Match(s.j.req, "handover", false)
 	r.transfer(s)
-	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.prompt)}
+	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.Prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
 		// A decode that is dropped during its fetch notifies prefill nevertheless: vLLM

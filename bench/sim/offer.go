@@ -47,7 +47,7 @@ func (r *rank) offer(s *seq, key string, ttl time.Duration) bool {
 		return false
 	}
 	r.leaseAs(key, s, ttl)
-	r.leases.byID[key].sum = promptSum(s.prompt)
+	r.leases.byID[key].sum = promptSum(s.Prompt)
 	if ch := r.offers.awaited[key]; ch != nil {
 		close(ch)
 		delete(r.offers.awaited, key)

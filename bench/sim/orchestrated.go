@@ -3,6 +3,7 @@ package sim
 import (
 	"encoding/json"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 )
 
@@ -13,7 +14,7 @@ import (
 type orchestratedLeg struct{ defaultLeg }
 
 // readOrchestrated reads disagg_prefill_resp: an object with choices.
-func readOrchestrated(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
+func readOrchestrated(_ *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Resp json.RawMessage `json:"disagg_prefill_resp"`
 	}
@@ -24,7 +25,7 @@ func readOrchestrated(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 		Choices []json.RawMessage `json:"choices"`
 	}
 	if err := json.Unmarshal(p.Resp, &resp); err != nil || len(resp.Choices) == 0 {
-		return nil, refuse(400, "disagg_prefill_resp", "disagg_prefill_resp is not the answer of a prefill.")
+		return nil, api.Refuse(400, "disagg_prefill_resp", "disagg_prefill_resp is not the answer of a prefill.")
 	}
 	return orchestratedLeg{}, nil
 }
@@ -36,7 +37,7 @@ func (orchestratedLeg) onAdmitted(r *rank, s *seq) bool {
 		return false
 	}
 	r.transfer(s)
-	n := len(s.prompt)
+	n := len(s.Prompt)
 	moved := n - s.local
 	r.l.wg.Go(func() {
 		sleepContext(r.l.ctx, cost.Scale(r.o.Cost.TransferTime(moved), r.o.Speed))

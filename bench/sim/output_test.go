@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/textgen"
 )
 
@@ -38,7 +39,7 @@ func FuzzIDList(f *testing.F) {
 		}
 		var want []uint32
 		err := json.Unmarshal([]byte(s), &want)
-		got, ok := idList([]byte(s))
+		got, ok := api.ParseIDs([]byte(s))
 		if ok != (err == nil && want != nil) && !strings.Contains(s, "null") {
 			t.Fatalf("%q: taken %v, encoding/json says %v", s, ok, err)
 		}

@@ -162,10 +162,10 @@ func (p *puller) call(peer, path, engine string, ids []string) (sideChannelReply
 // local cache makes the transfer unnecessary. It runs on the rank's goroutine.
 func (r *rank) startPull(s *seq, h *handle) bool {
 	remote := h.wire.NumTokens
-	if remote <= 0 || remote > len(s.prompt) {
-		remote = len(s.prompt)
+	if remote <= 0 || remote > len(s.Prompt) {
+		remote = len(s.Prompt)
 	}
-	remote = min(remote, len(s.prompt)-1)
+	remote = min(remote, len(s.Prompt)-1)
 	if remote <= s.local {
 		s.pulled = true
 		r.l.pull.release(h)
@@ -281,7 +281,7 @@ func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
 			return
 		}
 	}
-	total := len(s.prompt)
+	total := len(s.Prompt)
 	r.counters.transfers++
 	r.counters.transferBytes += int64(remote-s.local) * int64(r.o.Cost.BytesToken)
 	r.counters.descriptors += int64((remote - s.local + r.o.BlockSize - 1) / r.o.BlockSize)
@@ -289,7 +289,7 @@ func (r *rank) pullDone(s *seq, h *handle, remote int, out pullOutcome) {
 	r.counters.localHit += int64(s.local)
 	r.counters.external += int64(total - s.local)
 	r.counters.prompt += int64(total)
-	s.computed, s.cached = remote, remote
+	s.computed, s.Cached = remote, remote
 	r.store(s, s.local)
 	r.ready = append(r.ready, s)
 	r.queueSiblings(s)

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strconv"
 	"time"
+
+	"sluice/bench/sim/api"
 )
 
 // pushLeg is one leg of vLLM's NixlPushConnector (0.24 and later): decode allocates
@@ -31,10 +33,10 @@ const pushRegistration = 480 * time.Second
 
 var idSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
-func readPush(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
+func readPush(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
 	h, err := readTransferParams(b.KVTransfer)
 	if err != nil {
-		return nil, refuse(400, "body.kv_transfer_params", "%s", err)
+		return nil, api.Refuse(400, "body.kv_transfer_params", "%s", err)
 	}
 	if h == nil {
 		return nil, nil
@@ -94,7 +96,7 @@ func (g *pushLeg) onAdmitted(r *rank, s *seq) bool {
 	}
 	f := r.e.faults.Match(s.j.req, "handover", false)
 	r.transfer(s)
-	q := offerCall{EngineID: g.engine, Key: g.key, Sum: promptSum(s.prompt)}
+	q := offerCall{EngineID: g.engine, Key: g.key, Sum: promptSum(s.Prompt)}
 	local := s.local
 	r.l.wg.Go(func() {
 		var reply offerReply

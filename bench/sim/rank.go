@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/kvcache"
@@ -43,7 +44,7 @@ type rank struct {
 	offers   offers
 	events   []eventcodec.Event
 	stepEnd  time.Time // when the current step ends
-	scratch  chunker
+	scratch  api.Chunker
 	dirty    []*job // jobs with events held back
 	counters counters
 
@@ -62,7 +63,7 @@ func newRank(l *incarnation, index int) *rank {
 	r.leases.init()
 	r.rooms.init()
 	r.offers.init()
-	r.scratch.coalesce = r.o.Coalesce
+	r.scratch.Coalesce = r.o.Coalesce
 	return r
 }
 
@@ -229,7 +230,7 @@ func (r *rank) abort(j *job) {
 		r.counters.aborted++
 		r.drop(j)
 	}
-	if h := j.handle; h != nil && !j.params.stream && r.o.release.CancelReleases() {
+	if h := j.handle; h != nil && !j.Params.Stream && r.o.release.CancelReleases() {
 		r.l.wg.Go(func() { r.l.pull.call(h.peer(), "/done", h.wire.EngineID, []string{h.wire.RequestID}) })
 	}
 	r.markAnswered(j)
@@ -281,12 +282,12 @@ func (r *rank) fail(j *job, status int, msg string) {
 	}
 	r.counters.failed++
 	r.drop(j)
-	if j.params.stream && j.headSent {
-		r.scratch.open(&j.response)
-		j.format.streamError(&r.scratch, &j.response, status, msg)
-		r.scratch.finish()
+	if j.Params.Stream && j.headSent {
+		r.scratch.Open(&j.Response)
+		j.Format.StreamError(&r.scratch, &j.Response, status, msg)
+		r.scratch.Finish()
 	} else {
-		j.c.respond(j.req, status, "application/json", j.format.errorBody(status, msg))
+		j.c.respond(j.req, status, "application/json", j.Format.ErrorBody(status, msg))
 	}
 	r.markAnswered(j)
 }
@@ -339,7 +340,7 @@ func (r *rank) jobs() []*job {
 // "abort" and their output so far.
 func (r *rank) abortID(id string) {
 	for _, j := range r.jobs() {
-		if j.id == id {
+		if j.ID == id {
 			r.finishAborted(j)
 		}
 	}
@@ -349,21 +350,21 @@ func (r *rank) finishAborted(j *job) {
 	r.counters.aborted++
 	r.drop(j)
 	w := &r.scratch
-	w.open(&j.response)
+	w.Open(&j.Response)
 	for _, s := range j.seqs {
-		if s.reason != "" {
+		if s.Reason != "" {
 			continue
 		}
-		s.reason = "abort"
-		if j.params.stream {
-			j.format.delta(w, &s.choice, textgen.EOS, "")
+		s.Reason = "abort"
+		if j.Params.Stream {
+			j.Format.Delta(w, &s.Choice, textgen.EOS, "")
 		}
 	}
-	if j.params.stream {
-		j.format.last(w, &j.response)
-		w.finish()
+	if j.Params.Stream {
+		j.Format.Last(w, &j.Response)
+		w.Finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.full(nil, &j.response))
+		j.c.respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
 	}
 	r.markAnswered(j)
 }

@@ -154,9 +154,9 @@ func (r *rank) failRoom(s *seq, reason string) {
 	if s.j.ended {
 		return
 	}
-	s.j.aborted = fmt.Sprintf("%s transfer failed for request rank=%d req.rid=%q with exception KVTransferError(bootstrap_room=%d): %s",
-		map[bool]string{true: "Prefill", false: "Decode"}[s.limit == 1], r.index, s.j.id, s.handover.room, reason)
-	r.fail(s.j, 500, s.j.aborted)
+	s.j.Aborted = fmt.Sprintf("%s transfer failed for request rank=%d req.rid=%q with exception KVTransferError(bootstrap_room=%d): %s",
+		map[bool]string{true: "Prefill", false: "Decode"}[s.Limit == 1], r.index, s.j.ID, s.handover.room, reason)
+	r.fail(s.j, 500, s.j.Aborted)
 }
 
 // submit makes a prefill wait for its decode's handshake, and a decode find its
@@ -198,9 +198,9 @@ func (r *rank) roomReady(x *room) {
 	}
 	x.timer.Stop()
 	s := x.seq
-	if x.handshake.Tokens != len(s.prompt) || x.handshake.Sum != promptSum(s.prompt) {
+	if x.handshake.Tokens != len(s.Prompt) || x.handshake.Sum != promptSum(s.Prompt) {
 		r.counters.roomsMismatched++
-		r.closeRoom(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.handshake.Tokens, len(s.prompt)))
+		r.closeRoom(x, fmt.Sprintf("decode has a prompt of %d tokens, prefill another of %d", x.handshake.Tokens, len(s.Prompt)))
 		return
 	}
 	r.endTransfer(s)
@@ -218,7 +218,7 @@ func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 	r.e.blockLog.acquire(s.j.blockLogID)
 	r.l.wg.Go(func() {
 		defer s.handover.stop()
-		ok := faultTransfer(s.handover.ctx, f) && sleepContext(s.handover.ctx, cost.Scale(r.o.Cost.TransferTime(len(s.prompt)), r.o.Speed))
+		ok := faultTransfer(s.handover.ctx, f) && sleepContext(s.handover.ctx, cost.Scale(r.o.Cost.TransferTime(len(s.Prompt)), r.o.Speed))
 		r.post(func() {
 			s.pulling = false
 			if s.j.ended {
@@ -231,7 +231,7 @@ func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 				r.counters.pullsFailed++
 				r.closeRoom(x, "Failed to send kv chunk")
 			default:
-				x.result.Cached = s.cached
+				x.result.Cached = s.Cached
 				r.closeRoom(x, "")
 				r.finishHeld(s)
 			}

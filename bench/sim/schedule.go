@@ -19,7 +19,7 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 		if budget == 0 || s.stalledUntil.After(now) {
 			continue
 		}
-		n := min(s.total()-s.computed, budget)
+		n := min(s.Total()-s.computed, budget)
 		if n == 0 {
 			decodes++ // it gets a token
 			continue
@@ -50,7 +50,7 @@ func (r *rank) planStep(now time.Time) (time.Duration, bool) {
 			break
 		}
 		r.running = append(r.running, s)
-		s.chunk = min(s.total()-s.computed, budget)
+		s.chunk = min(s.Total()-s.computed, budget)
 		budget -= s.chunk
 		prefill += s.chunk
 	}
@@ -108,12 +108,12 @@ func (r *rank) admit() *seq {
 	}
 	for len(r.waiting) > 0 {
 		s := r.waiting[0]
-		total := s.total()
+		total := s.Total()
 		size := r.o.BlockSize
 		hits, idle := 0, 0
 		// The last token is always computed: its logits are needed.
 		for i := 0; i < (total-1)/size && !r.o.NoPrefixCache; i++ {
-			if s.scoresBefore((i + 1) * size) {
+			if s.ScoresBefore((i + 1) * size) {
 				break // tokens whose log probabilities are requested are computed
 			}
 			s.hashTo(&r.hash, i+1, size)
@@ -137,8 +137,8 @@ func (r *rank) admit() *seq {
 		r.allocate(s, total)
 		r.waiting = r.waiting[1:]
 		s.computed = hits * size
-		if len(s.out) == 0 {
-			s.local, s.cached = s.computed, s.computed
+		if len(s.Out) == 0 {
+			s.local, s.Cached = s.computed, s.computed
 			r.counters.queries += int64(total)
 			r.counters.hits += int64(s.computed)
 			if h := s.j.handle; h != nil && !s.pulled && r.startPull(s, h) {
@@ -174,7 +174,7 @@ func (r *rank) store(s *seq, from int) {
 		r.pool.Store(s.blocks[i], &s.hashes[i])
 	}
 	ev := eventcodec.Event{Kind: eventcodec.Stored, Hashes: s.hashes[first:full:full], Root: first == 0,
-		Tokens: s.slice(first*size, full*size), Salt: s.j.params.salt, Session: s.j.params.session}
+		Tokens: s.Slice(first*size, full*size), Salt: s.j.Params.Salt, Session: s.j.Params.Session}
 	if first > 0 {
 		ev.Parent = s.hashes[first-1]
 	}

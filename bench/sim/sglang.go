@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
+
+	"sluice/bench/sim/api"
 )
 
 // sglangLeg is one leg of SGLang's hand-over: prefill and decode get the same request
@@ -23,7 +25,7 @@ type sglangLeg struct {
 
 // readSGLang reads the bootstrap members, after the headers that override them. On a
 // server that is not part of a P/D pair only the rank has a meaning.
-func readSGLang(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
+func readSGLang(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
 	o := &l.e.o
 	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
 	rank := func(p *int, to *int, name string) error {
@@ -31,7 +33,7 @@ func readSGLang(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 			return nil
 		}
 		if *p < 0 {
-			return refuse(400, name, "%s %d is out of range.", name, *p)
+			return api.Refuse(400, name, "%s %d is out of range.", name, *p)
 		}
 		*to = *p
 		return nil
@@ -53,49 +55,49 @@ func readSGLang(l *incarnation, b *body, r *httpRequest) (pdLeg, error) {
 	if v, ok := r.get("X-Data-Parallel-Rank"); ok {
 		k, err := strconv.Atoi(strings.TrimSpace(v))
 		if err != nil {
-			return nil, refuse(400, "", "Invalid X-Data-Parallel-Rank header: %q is not an integer.", v)
+			return nil, api.Refuse(400, "", "Invalid X-Data-Parallel-Rank header: %q is not an integer.", v)
 		}
 		leg.routed = k
 	}
 	if leg.routed >= o.Ranks {
-		return nil, refuse(400, "", "routed_dp_rank=%d is out of range [0, %d).", leg.routed, o.Ranks)
+		return nil, api.Refuse(400, "", "routed_dp_rank=%d is out of range [0, %d).", leg.routed, o.Ranks)
 	}
 	if o.Role == "aggregated" || o.PD != "sglang" {
 		return &rankLeg{routed: leg.routed}, nil
 	}
 	if len(b.Room) == 0 || string(b.Room) == "null" {
-		return nil, refuse(400, "", "Disaggregated request received without bootstrap room id")
+		return nil, api.Refuse(400, "", "Disaggregated request received without bootstrap room id")
 	}
 	var err error
-	if leg.rooms, leg.roomList, err = oneOrMany[int64](b.Room, "bootstrap_room", "an integer from 0 to 2^63-1"); err != nil {
+	if leg.rooms, leg.roomList, err = api.OneOrMany[int64](b.Room, "bootstrap_room", "an integer from 0 to 2^63-1"); err != nil {
 		return nil, err
 	}
 	for _, room := range leg.rooms {
 		if room < 0 {
-			return nil, refuse(400, "bootstrap_room", "bootstrap_room %d is out of range [0, 2^63).", room)
+			return nil, api.Refuse(400, "bootstrap_room", "bootstrap_room %d is out of range [0, 2^63).", room)
 		}
 	}
-	if leg.hosts, _, err = oneOrMany[string](b.Host, "bootstrap_host", "a string"); err != nil {
+	if leg.hosts, _, err = api.OneOrMany[string](b.Host, "bootstrap_host", "a string"); err != nil {
 		return nil, err
 	}
-	if leg.ports, _, err = oneOrMany[int](b.Port, "bootstrap_port", "an integer"); err != nil {
+	if leg.ports, _, err = api.OneOrMany[int](b.Port, "bootstrap_port", "an integer"); err != nil {
 		return nil, err
 	}
 	if leg.ports == nil {
 		leg.ports = []int{8998}
 	}
 	if !leg.prefill && leg.hosts == nil {
-		return nil, refuse(400, "bootstrap_host", "bootstrap_host is required on a decode server.")
+		return nil, api.Refuse(400, "bootstrap_host", "bootstrap_host is required on a decode server.")
 	}
 	return leg, nil
 }
 
 // override applies the headers of SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
-func (g *sglangLeg) override(b *body, r *httpRequest) error {
+func (g *sglangLeg) override(b *api.Body, r *httpRequest) error {
 	raw := func(name string, to *json.RawMessage, quoted bool) {
 		if v, ok := r.get("x-override-" + name); ok {
 			if *to = json.RawMessage(v); quoted {
-				*to = appendJSON(nil, v)
+				*to = api.AppendJSON(nil, v)
 			}
 		}
 	}
@@ -110,7 +112,7 @@ func (g *sglangLeg) override(b *body, r *httpRequest) error {
 		}
 		k, err := strconv.Atoi(v)
 		if err != nil || k < 0 {
-			return refuse(400, "", "Invalid x-override-%s header: %q is not a rank.", name, v)
+			return api.Refuse(400, "", "Invalid x-override-%s header: %q is not a rank.", name, v)
 		}
 		*to = k
 	}
@@ -144,21 +146,21 @@ func (g *sglangLeg) rank(ranks int) int {
 
 // begin assigns a room to every sequence.
 func (g *sglangLeg) begin(j *job) error {
-	batch := len(j.seqs) / j.params.n
+	batch := len(j.seqs) / j.Params.N
 	for _, c := range []struct {
 		name string
 		n    int
 	}{{"bootstrap_host", len(g.hosts)}, {"bootstrap_port", len(g.ports)}} {
 		if c.n > 1 && c.n != batch {
-			return refuse(400, c.name, "%s has %d elements for a batch of %d.", c.name, c.n, batch)
+			return api.Refuse(400, c.name, "%s has %d elements for a batch of %d.", c.name, c.n, batch)
 		}
 	}
 	if g.roomList && len(g.rooms) != batch {
-		return refuse(400, "bootstrap_room", "bootstrap_room has %d elements for a batch of %d.", len(g.rooms), batch)
+		return api.Refuse(400, "bootstrap_room", "bootstrap_room has %d elements for a batch of %d.", len(g.rooms), batch)
 	}
 	seen := make(map[int64]bool)
 	for i, s := range j.seqs {
-		item, sample := i/j.params.n, i%j.params.n
+		item, sample := i/j.Params.N, i%j.Params.N
 		m := &roomHandover{}
 		if g.roomList {
 			m.room = g.rooms[item] // repeated for every sample, as the engine does
@@ -166,7 +168,7 @@ func (g *sglangLeg) begin(j *job) error {
 			m.room = g.rooms[0] + int64(sample*batch+item)
 		}
 		if m.room < 0 || seen[m.room] {
-			return refuse(400, "bootstrap_room", "bootstrap_room %d is used twice in one request.", m.room)
+			return api.Refuse(400, "bootstrap_room", "bootstrap_room %d is used twice in one request.", m.room)
 		}
 		seen[m.room] = true
 		if g.hosts != nil {
@@ -175,7 +177,7 @@ func (g *sglangLeg) begin(j *job) error {
 		m.port = g.ports[item%len(g.ports)]
 		s.handover = m
 		if g.prefill {
-			s.limit = 1
+			s.Limit = 1
 		}
 	}
 	return nil

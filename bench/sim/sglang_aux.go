@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/textgen"
 )
@@ -168,7 +169,7 @@ func serveLoads(c *conn, r *httpRequest) {
 	if v := q.Get("dp_rank"); v != "" {
 		k, err := strconv.Atoi(v)
 		if err != nil || k < 0 || k >= len(c.incarnation.ranks) {
-			c.respond(r, 400, "application/json", sglangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
+			c.respond(r, 400, "application/json", api.SGLangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
 			return
 		}
 		only = k
@@ -216,7 +217,7 @@ func serveAbortRID(c *conn, r *httpRequest) {
 		All bool   `json:"abort_all"`
 	}
 	if json.Unmarshal(r.body, &q) != nil {
-		c.respond(r, 400, "application/json", sglangError(400, "rid must be a string", "rid"))
+		c.respond(r, 400, "application/json", api.SGLangError(400, "rid must be a string", "rid"))
 		return
 	}
 	for _, rk := range c.incarnation.ranks {
@@ -232,12 +233,12 @@ func serveAbortRID(c *conn, r *httpRequest) {
 }
 
 func (j *job) hasRID(prefix string) bool {
-	for _, id := range j.rids {
+	for _, id := range j.RIDs {
 		if strings.HasPrefix(id, prefix) {
 			return true
 		}
 	}
-	return strings.HasPrefix(j.id, prefix)
+	return strings.HasPrefix(j.ID, prefix)
 }
 
 // serveSGLangMetrics serves /metrics with --enable-metrics: the metrics that a router

@@ -44,13 +44,13 @@ func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 	}
 	r.transfer(s)
 	m, f := s.handover, r.e.faults.Match(s.j.req, "handover", false)
-	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.prompt), Sum: promptSum(s.prompt)}
+	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.Prompt), Sum: promptSum(s.Prompt)}
 	r.l.wg.Go(func() {
 		defer m.stop()
 		reply, why := r.l.receive(m, f, call)
 		r.post(func() {
 			if why == "" {
-				r.transferDone(s, len(s.prompt), reply.Cached)
+				r.transferDone(s, len(s.Prompt), reply.Cached)
 			} else if r.transferDone(s, 0, 0) {
 				r.counters.pullsFailed++
 				r.failRoom(s, why)

@@ -96,7 +96,7 @@ func (r *rank) stats() (s RankStats) {
 	r.do(func() {
 		n := &r.counters
 		for _, q := range r.waiting {
-			waiting += max(0, len(q.prompt)-q.computed)
+			waiting += max(0, len(q.Prompt)-q.computed)
 		}
 		s = RankStats{
 			Requests: int(n.requests), Failed: int(n.failed), Aborted: int(n.aborted),

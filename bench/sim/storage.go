@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"sync"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/textgen"
 )
@@ -21,12 +22,12 @@ type storageLeg struct {
 	store     *sync.Map
 }
 
-func readStorage(l *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
+func readStorage(l *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Threshold float64 `json:"cache_hit_threshold"`
 	}
 	if err := json.Unmarshal(r.body, &p); err != nil || p.Threshold < 0 || p.Threshold > 1 {
-		return nil, refuse(400, "cache_hit_threshold", "cache_hit_threshold must be a number from 0 to 1.")
+		return nil, api.Refuse(400, "cache_hit_threshold", "cache_hit_threshold must be a number from 0 to 1.")
 	}
 	store, _ := stores.LoadOrStore(l.e.o.Store, new(sync.Map))
 	return &storageLeg{threshold: p.Threshold, store: store.(*sync.Map)}, nil
@@ -37,7 +38,7 @@ func (g *storageLeg) side() string { return "plain" }
 // onAdmitted loads the blocks that the store has beyond the local cache, or declines.
 func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 	size := r.o.BlockSize
-	full := (len(s.prompt) - 1) / size
+	full := (len(s.Prompt) - 1) / size
 	s.hashTo(&r.hash, full, size)
 	n := s.local / size
 	for n < full {
@@ -46,7 +47,7 @@ func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 		}
 		n++
 	}
-	if float64(n*size) < g.threshold*float64(len(s.prompt)) {
+	if float64(n*size) < g.threshold*float64(len(s.Prompt)) {
 		r.decline(s.j)
 		return true
 	}
@@ -63,7 +64,7 @@ func (g *storageLeg) onAdmitted(r *rank, s *seq) bool {
 
 // retainBlocks writes the prompt's blocks to the store; they may be freed.
 func (g *storageLeg) retainBlocks(r *rank, s *seq) bool {
-	full := len(s.prompt) / r.o.BlockSize
+	full := len(s.Prompt) / r.o.BlockSize
 	s.hashTo(&r.hash, full, r.o.BlockSize)
 	for i := range full {
 		g.store.Store(s.hashes[i], nil)
@@ -75,19 +76,19 @@ func (g *storageLeg) retainBlocks(r *rank, s *seq) bool {
 func (r *rank) decline(j *job) {
 	r.drop(j)
 	w := &r.scratch
-	w.open(&j.response)
+	w.Open(&j.Response)
 	for _, s := range j.seqs {
-		s.reason = "cache_threshold"
-		if j.params.stream {
-			j.format.first(w, &s.choice)
-			j.format.delta(w, &s.choice, textgen.EOS, "")
+		s.Reason = "cache_threshold"
+		if j.Params.Stream {
+			j.Format.First(w, &s.Choice)
+			j.Format.Delta(w, &s.Choice, textgen.EOS, "")
 		}
 	}
-	if j.params.stream {
-		j.format.last(w, &j.response)
-		w.finish()
+	if j.Params.Stream {
+		j.Format.Last(w, &j.Response)
+		w.Finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.format.full(nil, &j.response))
+		j.c.respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
 	}
 	r.markAnswered(j)
 }

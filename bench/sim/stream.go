@@ -16,7 +16,7 @@ func (r *rank) emit() {
 	r.batch = append(r.batch[:0], r.running...)
 	for _, s := range r.batch {
 		j := s.j
-		if j.ended || s.chunk == 0 && !s.tokenPending || s.computed != s.total() {
+		if j.ended || s.chunk == 0 && !s.tokenPending || s.computed != s.Total() {
 			continue
 		}
 		s.chunk = 0
@@ -25,9 +25,9 @@ func (r *rank) emit() {
 			continue
 		}
 		s.tokenPending = false
-		id, last := s.produce()
-		text := s.addText(id)
-		last = last || s.reason != ""
+		id, last := s.Produce()
+		text := s.AddText(id)
+		last = last || s.Reason != ""
 		r.counters.generated++
 		if pd := j.pd; pd != nil && last && pd.holdLastToken(r, s) {
 			s.lastHeld, s.heldText = true, text
@@ -38,7 +38,7 @@ func (r *rank) emit() {
 			r.pin(s)
 		}
 		r.sendToken(s, id, text)
-		if j.params.stream && r.o.Coalesce {
+		if j.Params.Stream && r.o.Coalesce {
 			r.dirty = append(r.dirty, j)
 		}
 		if last {
@@ -48,7 +48,7 @@ func (r *rank) emit() {
 	clear(r.batch)
 	keep := r.running[:0]
 	for _, s := range r.running {
-		if s.reason == "" && !s.j.ended {
+		if s.Reason == "" && !s.j.ended {
 			keep = append(keep, s)
 		}
 	}
@@ -56,8 +56,8 @@ func (r *rank) emit() {
 	r.running = keep
 	for i, j := range r.dirty {
 		if !j.ended {
-			r.scratch.open(&j.response)
-			r.scratch.flush()
+			r.scratch.Open(&j.Response)
+			r.scratch.Flush()
 		}
 		r.dirty[i] = nil
 	}
@@ -67,36 +67,36 @@ func (r *rank) emit() {
 // sendToken sends a token to the client of a stream.
 func (r *rank) sendToken(s *seq, id uint32, text string) {
 	j := s.j
-	if !j.params.stream {
-		j.events++
+	if !j.Params.Stream {
+		j.Events++
 		return
 	}
-	r.scratch.open(&j.response)
+	r.scratch.Open(&j.Response)
 	if !s.started {
 		s.started = true
-		j.format.first(&r.scratch, &s.choice)
+		j.Format.First(&r.scratch, &s.Choice)
 	}
-	j.format.delta(&r.scratch, &s.choice, id, text)
+	j.Format.Delta(&r.scratch, &s.Choice, id, text)
 }
 
 // finishSeq ends a sequence and, with the last one of its job, the response.
 func (r *rank) finishSeq(s *seq) {
 	j := s.j
-	r.counters.finish(s.reason)
+	r.counters.finish(s.Reason)
 	if s.leased {
 	} else if pd := j.pd; pd == nil || !pd.retainBlocks(r, s) {
 		r.pool.Release(s.blocks)
 		s.blocks = nil
 	}
-	if j.unfinished--; j.unfinished > 0 {
+	if j.Unfinished--; j.Unfinished > 0 {
 		return
 	}
-	if j.params.stream {
-		r.scratch.open(&j.response)
-		j.format.last(&r.scratch, &j.response)
-		r.scratch.finish()
+	if j.Params.Stream {
+		r.scratch.Open(&j.Response)
+		j.Format.Last(&r.scratch, &j.Response)
+		r.scratch.Finish()
 	} else {
-		b := j.format.full(make([]byte, 0, 1024), &j.response)
+		b := j.Format.Full(make([]byte, 0, 1024), &j.Response)
 		if f := j.fault; f != nil && f.Phase == "answer" {
 			r.delayAnswer(j, f, b)
 			return
@@ -150,14 +150,14 @@ func (r *rank) triggerFault(s *seq) bool {
 		s.stalledUntil = time.Time{}
 		return false
 	}
-	if j.events < f.After || f.Phase == "answer" {
+	if j.Events < f.After || f.Phase == "answer" {
 		return false
 	}
 	if f.Phase == "role" && j.headSent && !s.started {
 		s.started = true
-		r.scratch.open(&j.response)
-		j.format.first(&r.scratch, &s.choice)
-		r.scratch.flush()
+		r.scratch.Open(&j.Response)
+		j.Format.First(&r.scratch, &s.Choice)
+		r.scratch.Flush()
 	}
 	switch f.Kind {
 	case faults.Stall:
@@ -183,9 +183,9 @@ func (r *rank) triggerFault(s *seq) bool {
 	case faults.Garbage:
 		r.drop(j)
 		if j.headSent {
-			r.scratch.open(&j.response)
-			r.scratch.end(append(r.scratch.begin(), "data: {\"id\": {{{\n\n"...))
-			r.scratch.finish()
+			r.scratch.Open(&j.Response)
+			r.scratch.End(append(r.scratch.Begin(), "data: {\"id\": {{{\n\n"...))
+			r.scratch.Finish()
 		} else {
 			j.c.respond(j.req, 200, "application/json", []byte(garbageBody))
 		}

@@ -3,15 +3,17 @@ package sim
 import (
 	"maps"
 	"slices"
+
+	"sluice/bench/sim/api"
 )
 
 // surface is the HTTP surface of one engine: the endpoints that generate, the other
 // endpoints, and the format of its errors.
 type surface struct {
-	inference map[string]func(*response) format // endpoints that generate, all POST
+	inference map[string]func(*api.Response) api.Format // endpoints that generate, all POST
 	get, post map[string]func(*conn, *httpRequest)
 	failure   func(status int, msg, param string) []byte
-	read      func(path string, raw []byte) (*body, error)
+	read      func(path string, raw []byte) (*api.Body, error)
 	// headFirst means that the head of a stream is sent before the engine schedules the
 	// request, and so before its first token (vLLM's AsyncLLM.generate, 0.32).
 	headFirst bool
@@ -19,22 +21,22 @@ type surface struct {
 
 // surfaces by Options.Engine.
 var surfaces = map[string]*surface{
-	"vllm":   {inference: vllmInference, get: vllmGet, post: vllmPost, failure: vllmError, read: func(_ string, raw []byte) (*body, error) { return readBody(raw) }, headFirst: true},
-	"sglang": {inference: sglangInference, get: sglangGet, post: sglangPost, failure: sglangError, read: readSGLangBody},
-	"trtllm": {inference: trtllmInference, get: trtllmGet, post: trtllmPost, failure: sglangError, read: readTRTLLMBody},
+	"vllm":   {inference: api.VLLMFormats, get: vllmGet, post: vllmPost, failure: api.VLLMError, read: func(_ string, raw []byte) (*api.Body, error) { return api.ReadBody(raw) }, headFirst: true},
+	"sglang": {inference: api.SGLangFormats, get: sglangGet, post: sglangPost, failure: api.SGLangError, read: api.ReadSGLangBody},
+	"trtllm": {inference: api.TRTLLMFormats, get: trtllmGet, post: trtllmPost, failure: api.SGLangError, read: api.ReadTRTLLMBody},
 }
 
 // errorBody returns an error in the format of the engine and its release.
 func (e *Engine) errorBody(status int, msg, param string) []byte {
 	if e.o.Engine == "vllm" && e.o.release.FlatErrors() {
-		return sglangError(status, msg, param) // the same flat object
+		return api.SGLangError(status, msg, param) // the same flat object
 	}
 	return e.surface.failure(status, msg, param)
 }
 
 // legReader parses a request's P/D members into the leg that they ask for; nil is a
 // plain request. An error is a refusal. It runs on the connection's goroutine.
-type legReader func(l *incarnation, b *body, r *httpRequest) (pdLeg, error)
+type legReader func(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error)
 
 // pdFamilies are the hand-overs that an engine can speak, by Options.PD; nil parses
 // nothing. "nixl" is vLLM's default and is in lease.go and pull.go.
@@ -131,16 +133,16 @@ func (r *rank) transferDone(s *seq, tokens, cached int) bool {
 	if tokens == 0 {
 		return true
 	}
-	tokens = min(tokens, len(s.prompt)-1)
+	tokens = min(tokens, len(s.Prompt)-1)
 	moved := max(tokens-s.local, 0)
 	r.counters.transfers++
 	r.counters.transferBytes += int64(moved) * int64(r.o.Cost.BytesToken)
 	r.counters.descriptors += int64((moved + r.o.BlockSize - 1) / r.o.BlockSize)
 	r.counters.transferTime += r.o.Cost.TransferTime(moved)
 	r.counters.localHit += int64(s.local)
-	r.counters.external += int64(len(s.prompt) - s.local)
-	r.counters.prompt += int64(len(s.prompt))
-	s.computed, s.cached = max(tokens, s.local), cached
+	r.counters.external += int64(len(s.Prompt) - s.local)
+	r.counters.prompt += int64(len(s.Prompt))
+	s.computed, s.Cached = max(tokens, s.local), cached
 	r.store(s, s.local)
 	r.ready = append(r.ready, s)
 	return true
@@ -153,7 +155,7 @@ func (r *rank) finishHeld(s *seq) {
 	}
 	s.lastHeld = false
 	delete(r.heldLast, s)
-	r.sendToken(s, s.out[len(s.out)-1], s.heldText)
+	r.sendToken(s, s.Out[len(s.Out)-1], s.heldText)
 	r.finishSeq(s)
 	r.flushCoalesced(s.j)
 }
@@ -161,7 +163,7 @@ func (r *rank) finishHeld(s *seq) {
 // flushCoalesced sends the events of j that Options.Coalesce held back outside a step.
 func (r *rank) flushCoalesced(j *job) {
 	if r.o.Coalesce && !j.ended {
-		r.scratch.open(&j.response)
-		r.scratch.flush()
+		r.scratch.Open(&j.Response)
+		r.scratch.Flush()
 	}
 }

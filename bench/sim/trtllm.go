@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
 )
 
@@ -53,7 +54,7 @@ type trtllmLeg struct {
 	h       *handle
 }
 
-func readTRTLLM(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
+func readTRTLLM(_ *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
 	var p struct {
 		Params json.RawMessage `json:"disaggregated_params"`
 		IDs    json.RawMessage `json:"prompt_token_ids"`
@@ -64,18 +65,18 @@ func readTRTLLM(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 	}
 	g := &trtllmLeg{}
 	if err := json.Unmarshal(p.Params, &g.wire); err != nil {
-		return nil, refuse(400, "disaggregated_params", "disaggregated_params: %s", err)
+		return nil, api.Refuse(400, "disaggregated_params", "disaggregated_params: %s", err)
 	}
 	switch g.wire.Type {
 	case "context_only":
 		if p.Stream {
-			return nil, refuse(400, "stream", "a context_only request cannot be streamed")
+			return nil, api.Refuse(400, "stream", "a context_only request cannot be streamed")
 		}
 		g.context = true
 		return g, nil
 	case "generation_only":
 	default:
-		return nil, refuse(400, "disaggregated_params", "unknown request_type %q", g.wire.Type)
+		return nil, api.Refuse(400, "disaggregated_params", "unknown request_type %q", g.wire.Type)
 	}
 	raw, err := base64.StdEncoding.DecodeString(g.wire.Opaque)
 	var st trtllmState
@@ -83,12 +84,12 @@ func readTRTLLM(_ *incarnation, _ *body, r *httpRequest) (pdLeg, error) {
 		err = json.Unmarshal(raw, &st)
 	}
 	if err != nil || len(g.wire.First) == 0 || g.wire.CtxID == nil {
-		return nil, refuse(400, "disaggregated_params", "a generation_only request needs first_gen_tokens, ctx_request_id and the opaque state as the context server gave it")
+		return nil, api.Refuse(400, "disaggregated_params", "a generation_only request needs first_gen_tokens, ctx_request_id and the opaque state as the context server gave it")
 	}
 	if len(p.IDs) > 0 && r.path == "/v1/chat/completions" {
-		ids, ok := idList(p.IDs)
+		ids, ok := api.ParseIDs(p.IDs)
 		if !ok || len(ids) == 0 {
-			return nil, refuse(400, "prompt_token_ids", "prompt_token_ids is not a list of ids")
+			return nil, api.Refuse(400, "prompt_token_ids", "prompt_token_ids is not a list of ids")
 		}
 		g.ids = ids
 	}
@@ -109,19 +110,19 @@ func (g *trtllmLeg) side() string {
 // begin limits a context_only request to one token, whatever it asks for, and sets the
 // prompt of a generation request to the tokens it received.
 func (g *trtllmLeg) begin(j *job) error {
-	p := j.params
+	p := j.Params
 	if g.context {
-		p.maxTokens, p.returnIDs = 1, true // chat returns the ids in the response anyway
+		p.MaxTokens, p.ReturnIDs = 1, true // chat returns the ids in the response anyway
 		return nil
 	}
 	j.handle = g.h
 	for _, s := range j.seqs {
 		if g.ids != nil {
-			s.setPrompt(g.ids)
+			s.SetPrompt(g.ids)
 		}
-		if s.index == 0 {
-			if first := s.firstToken(); first != g.wire.First[0] {
-				return refuse(400, "disaggregated_params", "first_gen_tokens %v is not what follows the prompt (%d)", g.wire.First, first)
+		if s.Index == 0 {
+			if first := s.FirstToken(); first != g.wire.First[0] {
+				return api.Refuse(400, "disaggregated_params", "first_gen_tokens %v is not what follows the prompt (%d)", g.wire.First, first)
 			}
 		}
 	}
@@ -139,7 +140,7 @@ func (g *trtllmLeg) submit(r *rank, j *job) {
 
 // retainBlocks keeps the KV on a context server if the sequence is not finished.
 func (g *trtllmLeg) retainBlocks(r *rank, s *seq) bool {
-	if !g.context || s.reason != "length" {
+	if !g.context || s.Reason != "length" {
 		return false
 	}
 	s.leased = true
@@ -158,7 +159,7 @@ func (g *trtllmLeg) onRefused(l *incarnation) {
 // at its end, as the server does.
 func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 	b = append(b, `,"disaggregated_params":`...)
-	if s.reason == "" || g.context && !s.leased {
+	if s.Reason == "" || g.context && !s.leased {
 		return append(b, "null"...)
 	}
 	p := g.wire
@@ -169,9 +170,9 @@ func (g *trtllmLeg) choiceMembers(b []byte, s *seq) []byte {
 		l := s.j.rank.l
 		host, port, _ := net.SplitHostPort(l.side.Addr().String())
 		n, _ := strconv.Atoi(port)
-		state, _ := json.Marshal(trtllmState{host, n, l.rankID(s.j.rank.index), s.j.internal, len(s.prompt)})
+		state, _ := json.Marshal(trtllmState{host, n, l.rankID(s.j.rank.index), s.j.internal, len(s.Prompt)})
 		id := int64(1)<<53 + 1 + int64(l.next.Add(1)) // larger than a double can represent exactly
-		p = trtllmParams{Type: "context_only", First: slices.Clone(s.out), CtxID: &id, Opaque: base64.StdEncoding.EncodeToString(state)}
+		p = trtllmParams{Type: "context_only", First: slices.Clone(s.Out), CtxID: &id, Opaque: base64.StdEncoding.EncodeToString(state)}
 		if f := s.j.fault; f != nil && f.Kind == faults.BadHandle {
 			p.First = nil
 		}
@@ -185,7 +186,7 @@ func (g *trtllmLeg) answerMembers(b []byte, j *job) []byte {
 	if !g.context {
 		return b
 	}
-	return appendIDs(append(b, `,"prompt_token_ids":`...), j.seqs[0].prompt)
+	return api.AppendIDs(append(b, `,"prompt_token_ids":`...), j.seqs[0].Prompt)
 }
 
 // memberAppender is implemented by a pdLeg that adds members to responses.
@@ -194,7 +195,7 @@ type memberAppender interface {
 	answerMembers(b []byte, j *job) []byte // to a whole response
 }
 
-// AppendToChoice implements transferMembers.
+// AppendToChoice implements api.Transfer.
 func (j *job) AppendToChoice(b []byte, index int) []byte {
 	if t, ok := j.pd.(memberAppender); ok {
 		return t.choiceMembers(b, j.seqs[index])
@@ -202,7 +203,7 @@ func (j *job) AppendToChoice(b []byte, index int) []byte {
 	return b
 }
 
-// AppendToAnswer implements transferMembers.
+// AppendToAnswer implements api.Transfer.
 func (j *job) AppendToAnswer(b []byte) []byte {
 	if t, ok := j.pd.(memberAppender); ok {
 		return t.answerMembers(b, j)

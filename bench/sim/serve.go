@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
 )
@@ -36,8 +37,8 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		return nil
 	}
 	j := &job{c: c, req: r, done: make(chan struct{})}
-	j.response = response{config: l.e.formats, members: j, send: c.send, created: time.Now().Unix()}
-	j.format = formatOf(&j.response)
+	j.Response = api.Response{Config: l.e.formats, Members: j, Send: c.send, Created: time.Now().Unix()}
+	j.Format = formatOf(&j.Response)
 	b, err := l.e.surface.read(r.path, r.body)
 	var h *handle
 	var pd pdLeg
@@ -46,14 +47,14 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	} else if err == nil {
 		h, err = readTransferParams(b.KVTransfer)
 		if err != nil && !isRefusal(err) {
-			err = refuse(400, "body.kv_transfer_params", "%s", err)
+			err = api.Refuse(400, "body.kv_transfer_params", "%s", err)
 		}
 		if l.e.o.PD == "none" {
 			h = nil // vLLM without a connector logs a warning and ignores it
 		}
 	}
 	if r.path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
-		if err = b.checkBudget(); err != nil {
+		if err = b.CheckBudget(); err != nil {
 			h, pd = nil, nil // the body is validated before the handle is used
 		}
 	}
@@ -72,7 +73,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	l.e.log.add(r, rank)
 	f := l.e.faults.Match(r, leg, true)
-	if f != nil && c.faultBeforeHead(r, f, j.format) {
+	if f != nil && c.faultBeforeHead(r, f, j.Format) {
 		if f.Kind == faults.Status {
 			l.releaseRefused(h, pd)
 		}
@@ -88,21 +89,20 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		err = l.build(j, b, h, pd, r)
 	}
 	if err == nil {
-		j.rank, j.response.rank = l.ranks[rank], rank
+		j.rank, j.Response.Rank = l.ranks[rank], rank
 		if int(j.rank.load.Load()) >= l.e.o.MaxQueue+l.e.o.MaxSeqs {
-			err = refuse(503, "", "The engine's request queue is full.")
+			err = api.Refuse(503, "", "The engine's request queue is full.")
 		}
 	}
 	if err != nil {
 		l.rejected.Add(1)
 		l.releaseRefused(h, pd)
-		ref := &refusal{400, err.Error(), ""}
-		errors.As(err, &ref)
-		body := j.format.errorBody(ref.status, ref.msg)
-		if ref.param != "" && r.path != "/generate" && r.path != "/v1/messages" {
-			body = l.e.errorBody(ref.status, ref.msg, ref.param)
+		ref := api.AsRefusal(err)
+		body := j.Format.ErrorBody(ref.Status, ref.Msg)
+		if ref.Param != "" && r.path != "/generate" && r.path != "/v1/messages" {
+			body = l.e.errorBody(ref.Status, ref.Msg, ref.Param)
 		}
-		c.respond(r, ref.status, "application/json", body)
+		c.respond(r, ref.Status, "application/json", body)
 		return nil
 	}
 	j.fault = f
@@ -117,7 +117,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	if !j.rank.post(func() { j.rank.submit(j) }) {
 		j.rank.load.Add(-1)
 		if !j.headSent {
-			c.respond(r, 500, "application/json", j.format.errorBody(500, deadMessage))
+			c.respond(r, 500, "application/json", j.Format.ErrorBody(500, deadMessage))
 		}
 		return nil
 	}
@@ -126,21 +126,21 @@ func serveAPI(c *conn, r *httpRequest) *job {
 
 // begin sends the head of a stream; it returns false if the client has disconnected.
 func (j *job) begin() bool {
-	j.headSent = j.params.stream
+	j.headSent = j.Params.Stream
 	return !j.headSent || j.c.send(streamHead(j.req.close)) == nil
 }
 
 func isRefusal(err error) bool {
-	var r *refusal
+	var r *api.Refusal
 	return errors.As(err, &r)
 }
 
 // faultBeforeHead applies a fault that occurs before the head. It returns true if that
 // ended the request. The rank applies all other faults.
-func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm format) bool {
+func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) bool {
 	failure := func(status int, msg string) []byte { return c.incarnation.e.errorBody(status, msg, "") }
 	if fm != nil {
-		failure = fm.errorBody
+		failure = fm.ErrorBody
 	}
 	switch {
 	case f.Kind == faults.Status:
@@ -201,7 +201,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 	if pd != nil {
 		if k := pd.rank(n); k >= 0 {
 			if k >= n {
-				return -1, refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", k, n)
+				return -1, api.Refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", k, n)
 			}
 			return k, nil
 		}
@@ -214,7 +214,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 	}
 	if named {
 		if want < 0 || want >= n {
-			return -1, refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", want, n)
+			return -1, api.Refuse(400, "", "data_parallel_rank %d is out of range [0, %d).", want, n)
 		}
 		return want, nil
 	}
@@ -229,12 +229,12 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 }
 
 // build validates a request and fills its job.
-func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest) error {
+func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpRequest) error {
 	o := &l.e.o
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
-		return refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
+		return api.Refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 	}
-	ids, err := j.readParams(b, r.path, header(r, "X-Session-ID"))
+	ids, err := j.ReadParams(b, r.path, header(r, "X-Session-ID"))
 	if err != nil {
 		return err
 	}
@@ -243,18 +243,18 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 		if h.wire.RemotePrefill {
 			j.handle = h
 		}
-		if list, ok := idList(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.path == "/v1/chat/completions" {
+		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
-				return refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
+				return api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
 			ids = [][]uint32{list}
 		}
 	}
 	j.name(r, b)
 	for _, list := range ids {
-		for range j.params.n {
+		for range j.Params.N {
 			s := &seq{j: j}
-			j.addChoice(&s.choice, b, list)
+			j.AddChoice(&s.Choice, b, list)
 			j.seqs = append(j.seqs, s)
 		}
 	}
@@ -266,22 +266,22 @@ func (l *incarnation) build(j *job, b *body, h *handle, pd pdLeg, r *httpRequest
 }
 
 // name sets the ids of the job: X-Request-Id, or the body's id, or a random one.
-func (j *job) name(r *httpRequest, b *body) {
+func (j *job) name(r *httpRequest, b *api.Body) {
 	id := header(r, "X-Request-Id")
 	if id == "" {
 		if id = b.RequestID; id == "" {
 			id = randomHex(8)
 		}
 	}
-	j.id = j.format.prefix() + id
+	j.ID = j.Format.Prefix() + id
 	if l := j.c.incarnation; l.e.o.Engine == "sglang" {
-		j.rids, _, _ = oneOrMany[string](b.RID, "rid", "a string")
-		if j.id = randomHex(16); len(j.rids) > 0 {
-			j.id = j.rids[0]
+		j.RIDs, _, _ = api.OneOrMany[string](b.RID, "rid", "a string")
+		if j.ID = randomHex(16); len(j.RIDs) > 0 {
+			j.ID = j.RIDs[0]
 		}
 	}
 	j.blockLogID = header(r, "X-Request-Id")
-	j.internal = j.id
+	j.internal = j.ID
 	if r.path == "/v1/completions" {
 		j.internal += "-0"
 	}

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -6,49 +6,50 @@ import (
 	"strconv"
 )
 
-// sglangInference are SGLang's generating endpoints (0.5.23).
-var sglangInference = map[string]func(*response) format{
+// SGLangFormats are SGLang's generating endpoints (0.5.23).
+var SGLangFormats = map[string]func(*Response) Format{
 	"/generate":            newNativeFormat,
 	"/v1/chat/completions": newSGLangChat,
 	"/v1/completions":      newSGLangCompletion,
 }
 
-func readSGLangBody(path string, raw []byte) (*body, error) {
+// ReadSGLangBody parses a request of one of SGLangFormats.
+func ReadSGLangBody(path string, raw []byte) (*Body, error) {
 	if path == "/generate" {
 		return readNative(raw)
 	}
-	return readBody(raw)
+	return ReadBody(raw)
 }
 
 // sglangSince reports whether the engine is SGLang 0.5.patch or later; a version that
 // cannot be parsed is later.
-func (o *apiConfig) sglangSince(patch int) bool {
+func (o *Config) sglangSince(patch int) bool {
 	var minor, have int
-	n, _ := fmt.Sscanf(o.version, "0.%d.%d", &minor, &have)
+	n, _ := fmt.Sscanf(o.Version, "0.%d.%d", &minor, &have)
 	return n < 2 || minor > 5 || minor == 5 && have >= patch
 }
 
-// sglangError returns an error of SGLang's OpenAI endpoints and of its HTTP layer:
+// SGLangError returns an error of SGLang's OpenAI endpoints and of its HTTP layer:
 // flat.
-func sglangError(status int, msg, param string) []byte {
+func SGLangError(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"object":"error","message":`...)
-	b = appendJSON(b, msg)
+	b = AppendJSON(b, msg)
 	b = append(b, `,"type":`...)
-	b = appendJSON(b, errorType(status))
+	b = AppendJSON(b, errorType(status))
 	b = append(b, `,"param":`...)
 	if param == "" {
 		b = append(b, "null"...)
 	} else {
-		b = appendJSON(b, param)
+		b = AppendJSON(b, param)
 	}
 	b = append(b, `,"code":`...)
 	b = strconv.AppendInt(b, int64(status), 10)
 	return append(b, '}')
 }
 
-// oneOrMany parses a scalar or a list of T; list reports which. Null and absent are
+// OneOrMany parses a scalar or a list of T; list reports which. Null and absent are
 // nil.
-func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bool, err error) {
+func OneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bool, err error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return nil, false, nil
 	}
@@ -57,7 +58,7 @@ func oneOrMany[T any](raw json.RawMessage, name, want string) (vals []T, list bo
 		return []T{one}, false, nil
 	}
 	if json.Unmarshal(raw, &vals) != nil || len(vals) == 0 {
-		return nil, false, refuse(400, name, "1 validation error:\n  {'loc': 'body.%s', 'msg': 'Input should be %s, or a list of them'}", name, want)
+		return nil, false, Refuse(400, name, "1 validation error:\n  {'loc': 'body.%s', 'msg': 'Input should be %s, or a list of them'}", name, want)
 	}
 	return vals, true, nil
 }

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -12,7 +12,7 @@ import (
 // chooseTool decides whether the response is a tool call, and of which function: if
 // tool_choice requires or names one, or if the last user message contains the
 // function's name.
-func chooseTool(b *body) (string, *tool) {
+func chooseTool(b *Body) (string, *tool) {
 	if len(b.Tools) == 0 {
 		return "", nil
 	}
@@ -65,7 +65,7 @@ func chooseTool(b *body) (string, *tool) {
 
 // toolScript returns the output of a call: the tokens of arguments that match the
 // function's JSON schema.
-func toolScript(b *body, name string, state uint64) []uint32 {
+func toolScript(b *Body, name string, state uint64) []uint32 {
 	_, t := chooseTool(b)
 	args := []byte("{}")
 	if t != nil {
@@ -97,7 +97,7 @@ func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 	switch kind {
 	case "string":
 		v := textgen.Vocab()
-		return appendJSON(b, v.Piece(uint32(textgen.WordBase)+4*uint32(x%uint64(v.Words))+3))
+		return AppendJSON(b, v.Piece(uint32(textgen.WordBase)+4*uint32(x%uint64(v.Words))+3))
 	case "integer", "number":
 		return strconv.AppendUint(b, x%100, 10)
 	case "boolean":
@@ -121,7 +121,7 @@ func fitSchema(b []byte, raw json.RawMessage, x uint64, depth int) []byte {
 		if i > 0 {
 			b = append(b, ", "...)
 		}
-		b = appendJSON(b, n)
+		b = AppendJSON(b, n)
 		b = append(b, ": "...)
 		b = fitSchema(b, s.Properties[n], textgen.Mix(x+uint64(i)+2), depth+1)
 	}

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -36,23 +36,23 @@ func requestedLogprobs(chat bool, logprobs json.RawMessage, top int) int {
 
 // scoredToken is a token and the state of its sequence after it.
 type scoredToken struct {
-	id    uint32
+	ID    uint32
 	state uint64
 }
 
 // newTokens returns the newest n tokens; nil if the request asks for no log
 // probabilities.
-func (s *choice) newTokens(n int) []scoredToken {
-	p := s.response.params
+func (s *Choice) newTokens(n int) []scoredToken {
+	p := s.response.Params
 	if p.logprobs == noLogprobs {
 		return nil
 	}
 	if n == 1 {
-		return []scoredToken{{s.out[len(s.out)-1], s.gen.State}}
+		return []scoredToken{{s.Out[len(s.Out)-1], s.Gen.State}}
 	}
-	g := textgen.NewGenerator(s.response.config.model, s.response.config.seed, p.seed, s.index%p.n, s.prompt)
-	all := make([]scoredToken, len(s.out))
-	for i, id := range s.out {
+	g := textgen.NewGenerator(s.response.Config.Model, s.response.Config.Seed, p.seed, s.Index%p.N, s.Prompt)
+	all := make([]scoredToken, len(s.Out))
+	for i, id := range s.Out {
 		g.Fold(id)
 		all[i] = scoredToken{id, g.State}
 	}
@@ -64,7 +64,7 @@ func (s *choice) newTokens(n int) []scoredToken {
 func (t scoredToken) candidates(others int) (ids []uint32, values []float64) {
 	v := textgen.Vocab()
 	value := -float64(textgen.Mix(t.state)%20000) / 10000
-	ids, values = append(ids, t.id), append(values, value)
+	ids, values = append(ids, t.ID), append(values, value)
 	for i := uint64(1); len(ids) <= others; i++ {
 		id := uint32(textgen.WordBase) + 4*uint32((textgen.Mix(t.state)>>20+i)%uint64(v.Words))
 		if !slices.Contains(ids, id) {
@@ -81,14 +81,14 @@ func tokenString(id uint32) string { return strings.ToValidUTF8(textgen.Vocab().
 func appendValue(b []byte, v float64) []byte { return strconv.AppendFloat(b, v, 'f', -1, 64) }
 
 // appendChatLogprobs appends the logprobs object of chat completions.
-func (s *choice) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.response.params.logprobs
+func (s *Choice) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.Params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}
 	one := func(b []byte, id uint32, value float64) []byte {
 		text := tokenString(id)
-		b = appendJSON(append(b, `{"token":`...), text)
+		b = AppendJSON(append(b, `{"token":`...), text)
 		b = appendValue(append(b, `,"logprob":`...), value)
 		b = append(b, `,"bytes":[`...)
 		for i := range len(text) {
@@ -105,7 +105,7 @@ func (s *choice) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
 			b = append(b, ',')
 		}
 		ids, values := t.candidates(max(want-1, 0))
-		b = append(one(b, t.id, values[0]), `,"top_logprobs":[`...)
+		b = append(one(b, t.ID, values[0]), `,"top_logprobs":[`...)
 		for k := range min(want, len(ids)) {
 			if k > 0 {
 				b = append(b, ',')
@@ -119,8 +119,8 @@ func (s *choice) appendChatLogprobs(b []byte, tokens []scoredToken) []byte {
 
 // appendTextLogprobs appends the logprobs object of completions; text_offset continues
 // from the tokens sent before.
-func (s *choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.response.params.logprobs
+func (s *Choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.Params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}
@@ -137,13 +137,13 @@ func (s *choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 	b = append(b, '{')
 	list("text_offset", func(t scoredToken) {
 		b = strconv.AppendInt(b, int64(s.offset), 10)
-		s.offset += utf8.RuneCountInString(tokenString(t.id))
+		s.offset += utf8.RuneCountInString(tokenString(t.ID))
 	})
 	list("token_logprobs", func(t scoredToken) {
 		_, values := t.candidates(0)
 		b = appendValue(b, values[0])
 	})
-	list("tokens", func(t scoredToken) { b = appendJSON(b, tokenString(t.id)) })
+	list("tokens", func(t scoredToken) { b = AppendJSON(b, tokenString(t.ID)) })
 	list("top_logprobs", func(t scoredToken) {
 		ids, values := t.candidates(max(want-1, 0))
 		b = append(b, '{')
@@ -151,7 +151,7 @@ func (s *choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 			if k > 0 {
 				b = append(b, ',')
 			}
-			b = appendValue(append(appendJSON(b, tokenString(ids[k])), ':'), values[k])
+			b = appendValue(append(AppendJSON(b, tokenString(ids[k])), ':'), values[k])
 		}
 		b = append(b, '}')
 	})
@@ -161,8 +161,8 @@ func (s *choice) appendTextLogprobs(b []byte, tokens []scoredToken) []byte {
 
 // appendTokenLogprobs appends the logprobs object of /inference/v1/generate, which
 // identifies tokens by id.
-func (s *choice) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
-	want := s.response.params.logprobs
+func (s *Choice) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
+	want := s.response.Params.logprobs
 	if want == noLogprobs {
 		return append(b, "null"...)
 	}
@@ -177,7 +177,7 @@ func (s *choice) appendTokenLogprobs(b []byte, tokens []scoredToken) []byte {
 			b = append(b, ',')
 		}
 		ids, values := t.candidates(max(want-1, 0))
-		b = append(one(b, t.id, values[0], 1), `,"top_logprobs":[`...)
+		b = append(one(b, t.ID, values[0], 1), `,"top_logprobs":[`...)
 		for k := range ids {
 			if k > 0 {
 				b = append(b, ',')

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -10,19 +10,19 @@ import (
 // responsesFormat is /v1/responses: named events, no [DONE].
 type responsesFormat struct {
 	openAIFailure
-	r   *response
+	r   *Response
 	seq int // sequence_number of the next event
 }
 
-func newResponsesFormat(r *response) format {
-	return &responsesFormat{openAIFailure: openAIFailure{r.config}, r: r}
+func newResponsesFormat(r *Response) Format {
+	return &responsesFormat{openAIFailure: openAIFailure{r.Config}, r: r}
 }
 
-func (f *responsesFormat) prefix() string  { return "resp_" }
+func (f *responsesFormat) Prefix() string  { return "resp_" }
 func (f *responsesFormat) needsText() bool { return true }
 
-func (f *responsesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
-	bad := refuse(400, "body.input", "1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field required: a string or a list of items'}")
+func (f *responsesFormat) prompts(_ *Response, b *Body) ([][]uint32, error) {
+	bad := Refuse(400, "body.input", "1 validation error:\n  {'type': 'missing', 'loc': 'body.input', 'msg': 'Field required: a string or a list of items'}")
 	var msgs []message
 	if b.Instructions != "" {
 		text, _ := json.Marshal(b.Instructions)
@@ -57,7 +57,7 @@ func (f *responsesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 		}
 	}
 	b.Messages = msgs
-	text, err := renderChat(msgs, b.Tools, true)
+	text, err := RenderChat(msgs, b.Tools, true)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +65,8 @@ func (f *responsesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 }
 
 // event starts an event of a type; the caller appends members and calls close.
-func (f *responsesFormat) event(w *chunker, kind string) []byte {
-	b := append(w.begin(), "event: "...)
+func (f *responsesFormat) event(w *Chunker, kind string) []byte {
+	b := append(w.Begin(), "event: "...)
 	b = append(b, kind...)
 	b = append(b, "\ndata: {\"type\":\""...)
 	b = append(b, kind...)
@@ -76,19 +76,19 @@ func (f *responsesFormat) event(w *chunker, kind string) []byte {
 	return b
 }
 
-func (f *responsesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
+func (f *responsesFormat) close(w *Chunker, b []byte) { w.End(append(b, "}\n\n"...)) }
 
-func (f *responsesFormat) itemID(s *choice) string {
+func (f *responsesFormat) itemID(s *Choice) string {
 	if s.script != nil {
-		return "fc_" + f.r.id[len("resp_"):]
+		return "fc_" + f.r.ID[len("resp_"):]
 	}
-	return "msg_" + f.r.id[len("resp_"):]
+	return "msg_" + f.r.ID[len("resp_"):]
 }
 
 // at appends the members that identify the item of an event.
-func (f *responsesFormat) at(b []byte, s *choice) []byte {
+func (f *responsesFormat) at(b []byte, s *Choice) []byte {
 	b = append(b, `,"item_id":`...)
-	b = appendJSON(b, f.itemID(s))
+	b = AppendJSON(b, f.itemID(s))
 	b = append(b, `,"output_index":0`...)
 	if s.script == nil {
 		b = append(b, `,"content_index":0`...)
@@ -96,7 +96,7 @@ func (f *responsesFormat) at(b []byte, s *choice) []byte {
 	return b
 }
 
-func (f *responsesFormat) first(w *chunker, s *choice) {
+func (f *responsesFormat) First(w *Chunker, s *Choice) {
 	for _, kind := range []string{"response.created", "response.in_progress"} {
 		b := append(f.event(w, kind), `,"response":`...)
 		f.close(w, f.response(b, "in_progress", false))
@@ -110,7 +110,7 @@ func (f *responsesFormat) first(w *chunker, s *choice) {
 	}
 }
 
-func (f *responsesFormat) delta(w *chunker, s *choice, id uint32, text string) {
+func (f *responsesFormat) Delta(w *Chunker, s *Choice, id uint32, text string) {
 	if text == "" {
 		return
 	}
@@ -128,18 +128,18 @@ func (f *responsesFormat) delta(w *chunker, s *choice, id uint32, text string) {
 	f.close(w, b)
 }
 
-func (f *responsesFormat) last(w *chunker, r *response) {
+func (f *responsesFormat) Last(w *Chunker, r *Response) {
 	s := r.choices[0]
 	if s.script == nil {
 		b := f.at(f.event(w, "response.output_text.done"), s)
-		b = appendJSON(append(b, `,"text":`...), string(s.text))
+		b = AppendJSON(append(b, `,"text":`...), string(s.text))
 		f.close(w, append(b, `,"logprobs":[]`...))
 		b = f.at(f.event(w, "response.content_part.done"), s)
 		b = append(b, `,"part":`...)
 		f.close(w, f.part(b, string(s.text)))
 	} else {
 		b := f.at(f.event(w, "response.function_call_arguments.done"), s)
-		f.close(w, appendJSON(append(b, `,"arguments":`...), string(s.text)))
+		f.close(w, AppendJSON(append(b, `,"arguments":`...), string(s.text)))
 	}
 	b := append(f.event(w, "response.output_item.done"), `,"output_index":0,"item":`...)
 	f.close(w, f.item(b, s, "completed", true))
@@ -152,7 +152,7 @@ func (f *responsesFormat) last(w *chunker, r *response) {
 }
 
 func (f *responsesFormat) status() string {
-	if f.r.choices[0].reason == "length" {
+	if f.r.choices[0].Reason == "length" {
 		return "incomplete"
 	}
 	return "completed"
@@ -160,25 +160,25 @@ func (f *responsesFormat) status() string {
 
 func (f *responsesFormat) part(b []byte, text string) []byte {
 	b = append(b, `{"annotations":[],"text":`...)
-	b = appendJSON(b, text)
+	b = AppendJSON(b, text)
 	return append(b, `,"type":"output_text","logprobs":[]}`...)
 }
 
 // item appends the one output item, with its text if full is true.
-func (f *responsesFormat) item(b []byte, s *choice, status string, full bool) []byte {
+func (f *responsesFormat) item(b []byte, s *Choice, status string, full bool) []byte {
 	text := ""
 	if full {
 		text = string(s.text)
 	}
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, f.itemID(s))
+	b = AppendJSON(b, f.itemID(s))
 	if s.script != nil {
 		b = append(b, `,"arguments":`...)
-		b = appendJSON(b, text)
+		b = AppendJSON(b, text)
 		b = append(b, `,"call_id":"call_`...)
-		b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
+		b = strconv.AppendUint(b, textgen.Mix(s.Gen.State), 16)
 		b = append(b, `","name":`...)
-		b = appendJSON(b, f.r.params.toolName)
+		b = AppendJSON(b, f.r.Params.toolName)
 		b = append(b, `,"type":"function_call","status":"`...)
 		b = append(b, status...)
 		return append(b, `"}`...)
@@ -195,9 +195,9 @@ func (f *responsesFormat) item(b []byte, s *choice, status string, full bool) []
 func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 	r := f.r
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, r.id)
+	b = AppendJSON(b, r.ID)
 	b = append(b, `,"created_at":`...)
-	b = strconv.AppendInt(b, r.created, 10)
+	b = strconv.AppendInt(b, r.Created, 10)
 	b = append(b, `,"incomplete_details":`...)
 	if status == "incomplete" {
 		b = append(b, `{"reason":"max_output_tokens"}`...)
@@ -205,13 +205,13 @@ func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 		b = append(b, "null"...)
 	}
 	b = append(b, `,"instructions":null,"metadata":null,"model":`...)
-	b = appendJSON(b, r.model)
+	b = AppendJSON(b, r.model)
 	b = append(b, `,"object":"response","output":[`...)
 	if full {
 		b = f.item(b, r.choices[0], "completed", true)
 	}
 	b = append(b, `],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"auto","tools":[],"top_p":1.0,"background":false,"max_output_tokens":`...)
-	b = strconv.AppendInt(b, int64(r.params.maxTokens), 10)
+	b = strconv.AppendInt(b, int64(r.Params.MaxTokens), 10)
 	b = append(b, `,"previous_response_id":null,"status":"`...)
 	b = append(b, status...)
 	b = append(b, `","text":null,"truncation":"disabled","usage":`...)
@@ -232,16 +232,16 @@ func (f *responsesFormat) response(b []byte, status string, full bool) []byte {
 	return append(b, `,"user":null}`...)
 }
 
-func (f *responsesFormat) full(b []byte, r *response) []byte {
+func (f *responsesFormat) Full(b []byte, r *Response) []byte {
 	b = f.response(b, f.status(), true)
 	b = append(b[:len(b)-1], `,"kv_transfer_params":`...)
-	return append(r.members.AppendHandle(b), '}')
+	return append(r.Members.AppendHandle(b), '}')
 }
 
-// streamError appends an error event; the stream ends without [DONE].
-func (f *responsesFormat) streamError(w *chunker, r *response, status int, msg string) {
+// StreamError appends an error event; the stream ends without [DONE].
+func (f *responsesFormat) StreamError(w *Chunker, r *Response, status int, msg string) {
 	b := append(f.event(w, "error"), `,"code":"`...)
 	b = strconv.AppendInt(b, int64(status), 10)
-	b = appendJSON(append(b, `","message":`...), msg)
+	b = AppendJSON(append(b, `","message":`...), msg)
 	f.close(w, append(b, `,"param":null`...))
 }

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"strconv"
@@ -7,41 +7,41 @@ import (
 )
 
 // openAIFailure formats the errors of vLLM's OpenAI endpoints.
-type openAIFailure struct{ config *apiConfig }
+type openAIFailure struct{ config *Config }
 
 func (openAIFailure) needsText() bool { return false }
 
-func (f openAIFailure) errorBody(status int, msg string) []byte {
-	return f.config.failure(status, msg, "")
+func (f openAIFailure) ErrorBody(status int, msg string) []byte {
+	return f.config.Failure(status, msg, "")
 }
 
-func (f openAIFailure) streamError(w *chunker, r *response, status int, msg string) {
-	b := append(w.begin(), "data: "...)
-	b = append(b, f.config.failure(status, msg, "")...)
-	w.end(append(b, "\n\n"...))
+func (f openAIFailure) StreamError(w *Chunker, r *Response, status int, msg string) {
+	b := append(w.Begin(), "data: "...)
+	b = append(b, f.config.Failure(status, msg, "")...)
+	w.End(append(b, "\n\n"...))
 	done(w)
 }
 
-func done(w *chunker) { w.end(append(w.begin(), "data: [DONE]\n\n"...)) }
+func done(w *Chunker) { w.End(append(w.Begin(), "data: [DONE]\n\n"...)) }
 
 // chatFormat is /v1/chat/completions.
 type chatFormat struct {
 	openAIFailure
-	r    *response
+	r    *Response
 	head []byte // an event up to its choices
 }
 
-func newChatFormat(r *response) format {
-	return &chatFormat{openAIFailure: openAIFailure{r.config}, r: r}
+func newChatFormat(r *Response) Format {
+	return &chatFormat{openAIFailure: openAIFailure{r.Config}, r: r}
 }
 
-func (f *chatFormat) prefix() string { return "chatcmpl-" }
+func (f *chatFormat) Prefix() string { return "chatcmpl-" }
 
-func (f *chatFormat) prompts(_ *response, b *body) ([][]uint32, error) {
+func (f *chatFormat) prompts(_ *Response, b *Body) ([][]uint32, error) {
 	if len(b.Messages) == 0 {
-		return nil, refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}")
+		return nil, Refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required'}")
 	}
-	text, err := renderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
+	text, err := RenderChat(b.Messages, b.Tools, b.AddGeneration == nil || *b.AddGeneration)
 	if err != nil {
 		return nil, err
 	}
@@ -49,71 +49,71 @@ func (f *chatFormat) prompts(_ *response, b *body) ([][]uint32, error) {
 }
 
 // open starts an event.
-func (f *chatFormat) open(w *chunker) []byte {
+func (f *chatFormat) open(w *Chunker) []byte {
 	if f.head == nil {
 		f.head = f.r.appendIdentity(append(f.head, "data: "...), "chat.completion.chunk")
 		f.head = append(f.head, `,"choices":[`...)
 	}
-	return append(w.begin(), f.head...)
+	return append(w.Begin(), f.head...)
 }
 
 // appendIdentity appends the first members of every OpenAI response.
-func (r *response) appendIdentity(b []byte, object string) []byte {
+func (r *Response) appendIdentity(b []byte, object string) []byte {
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, r.id)
+	b = AppendJSON(b, r.ID)
 	b = append(b, `,"object":"`...)
 	b = append(b, object...)
 	b = append(b, `","created":`...)
-	b = strconv.AppendInt(b, r.created, 10)
+	b = strconv.AppendInt(b, r.Created, 10)
 	b = append(b, `,"model":`...)
-	return appendJSON(b, r.model)
+	return AppendJSON(b, r.model)
 }
 
 // openChoice starts an event and its one choice.
-func (f *chatFormat) openChoice(w *chunker, s *choice) []byte {
+func (f *chatFormat) openChoice(w *Chunker, s *Choice) []byte {
 	b := append(f.open(w), `{"index":`...)
-	return strconv.AppendInt(b, int64(s.index), 10)
+	return strconv.AppendInt(b, int64(s.Index), 10)
 }
 
 // close ends an event whose choices are complete.
-func (f *chatFormat) close(w *chunker, b []byte, s *choice) {
+func (f *chatFormat) close(w *Chunker, b []byte, s *Choice) {
 	b = append(b, ']')
 	if s != nil {
-		b = f.r.members.AppendStreamedHandle(b, s.index)
+		b = f.r.Members.AppendStreamedHandle(b, s.Index)
 	}
-	if f.r.params.everyUsage && s != nil {
+	if f.r.Params.everyUsage && s != nil {
 		b = f.r.appendUsage(append(b, `,"usage":`...), s)
 	}
-	w.end(append(b, "}\n\n"...))
+	w.End(append(b, "}\n\n"...))
 }
 
-func (f *chatFormat) first(w *chunker, s *choice) {
+func (f *chatFormat) First(w *Chunker, s *Choice) {
 	b := append(f.openChoice(w, s), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
-	if f.r.params.returnIDs {
-		b = appendIDs(b, s.prompt)
+	if f.r.Params.ReturnIDs {
+		b = AppendIDs(b, s.Prompt)
 	} else {
 		b = append(b, "null"...)
 	}
 	b = append(b, `,"prompt_text":null`...)
-	if f.r.params.everyUsage {
+	if f.r.Params.everyUsage {
 		b = f.r.appendUsage(append(b, `,"usage":`...), s)
 	}
-	w.end(append(b, "}\n\n"...))
+	w.End(append(b, "}\n\n"...))
 	if s.script != nil {
 		b = append(f.openChoice(w, s), `,"delta":{"tool_calls":[{"id":`...)
-		b = appendJSON(b, f.callID(s))
+		b = AppendJSON(b, f.callID(s))
 		b = append(b, `,"type":"function","index":0,"function":{"name":`...)
-		b = appendJSON(b, f.r.params.toolName)
+		b = AppendJSON(b, f.r.Params.toolName)
 		b = append(b, `,"arguments":""}}]},"logprobs":null,"finish_reason":null}`...)
 		f.close(w, b, s)
 	}
 }
 
-func (f *chatFormat) callID(s *choice) string {
-	return "call_" + strconv.FormatUint(textgen.Mix(s.gen.State^uint64(s.index)), 16)
+func (f *chatFormat) callID(s *Choice) string {
+	return "call_" + strconv.FormatUint(textgen.Mix(s.Gen.State^uint64(s.Index)), 16)
 }
 
-func (f *chatFormat) delta(w *chunker, s *choice, id uint32, text string) {
+func (f *chatFormat) Delta(w *Chunker, s *Choice, id uint32, text string) {
 	b := f.openChoice(w, s)
 	if s.script != nil && id != textgen.EOS {
 		b = append(b, `,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"`...)
@@ -128,55 +128,55 @@ func (f *chatFormat) delta(w *chunker, s *choice, id uint32, text string) {
 	b = appendReason(b, s)
 	b = append(b, `,"token_ids":`...)
 	b = f.r.appendTokenIDs(b, id)
-	b = f.r.members.AppendToChoice(b, s.index)
+	b = f.r.Members.AppendToChoice(b, s.Index)
 	f.close(w, append(b, '}'), s)
 }
 
 // appendReason appends finish_reason, and stop_reason when there is one.
-func appendReason(b []byte, s *choice) []byte {
-	if s.reason == "" {
+func appendReason(b []byte, s *Choice) []byte {
+	if s.Reason == "" {
 		return append(b, "null"...)
 	}
 	b = append(b, '"')
-	b = append(b, s.reason...)
+	b = append(b, s.Reason...)
 	b = append(b, `","stop_reason":`...)
 	return appendStopped(b, s)
 }
 
-func appendStopped(b []byte, s *choice) []byte {
+func appendStopped(b []byte, s *Choice) []byte {
 	if s.stopped == "" {
 		return append(b, "null"...)
 	}
-	return appendJSON(b, s.stopped)
+	return AppendJSON(b, s.stopped)
 }
 
-func (r *response) appendTokenIDs(b []byte, ids ...uint32) []byte {
-	if !r.params.returnIDs {
+func (r *Response) appendTokenIDs(b []byte, ids ...uint32) []byte {
+	if !r.Params.ReturnIDs {
 		return append(b, "null"...)
 	}
-	return appendIDs(b, ids)
+	return AppendIDs(b, ids)
 }
 
-func (f *chatFormat) last(w *chunker, r *response) {
-	if r.params.includeUsage {
+func (f *chatFormat) Last(w *Chunker, r *Response) {
+	if r.Params.includeUsage {
 		b := append(f.open(w), `],"usage":`...)
 		b = r.appendUsage(b, nil)
 		b = append(b, `,"system_fingerprint":`...)
-		b = appendJSON(b, r.fingerprint())
-		w.end(append(b, "}\n\n"...))
+		b = AppendJSON(b, r.fingerprint())
+		w.End(append(b, "}\n\n"...))
 	}
 	done(w)
 }
 
 // appendUsage appends the usage in a stream, of one sequence so far or of all
 // sequences.
-func (r *response) appendUsage(b []byte, s *choice) []byte {
+func (r *Response) appendUsage(b []byte, s *Choice) []byte {
 	prompt, completion, cached := r.usage()
 	if s != nil {
-		prompt, completion = len(s.prompt), len(s.out)
+		prompt, completion = len(s.Prompt), len(s.Out)
 	}
 	b = appendCounts(b, prompt, completion)
-	if !r.config.hideCached {
+	if !r.Config.HideCached {
 		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 		b = append(b, '}')
@@ -195,11 +195,11 @@ func appendCounts(b []byte, prompt, completion int) []byte {
 
 // appendWholeUsage appends the usage of a response that is not streamed, with its
 // nulls.
-func (r *response) appendWholeUsage(b []byte) []byte {
+func (r *Response) appendWholeUsage(b []byte) []byte {
 	prompt, completion, cached := r.usage()
 	b = appendCounts(b, prompt, completion)
 	b = append(b, `,"prompt_tokens_details":`...)
-	if r.config.hideCached {
+	if r.Config.HideCached {
 		b = append(b, "null"...)
 	} else {
 		b = append(b, `{"cached_tokens":`...)
@@ -209,7 +209,7 @@ func (r *response) appendWholeUsage(b []byte) []byte {
 	return append(b, `,"completion_tokens_details":null}`...)
 }
 
-func (f *chatFormat) full(b []byte, r *response) []byte {
+func (f *chatFormat) Full(b []byte, r *Response) []byte {
 	b = r.appendIdentity(b, "chat.completion")
 	b = append(b, `,"choices":[`...)
 	for i, s := range r.choices {
@@ -222,33 +222,33 @@ func (f *chatFormat) full(b []byte, r *response) []byte {
 		if s.script != nil {
 			b = append(b, "null"...)
 		} else {
-			b = appendJSON(b, string(s.text))
+			b = AppendJSON(b, string(s.text))
 		}
 		b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,`...)
 		if s.script != nil {
 			b = append(b, `"tool_calls":[{"id":`...)
-			b = appendJSON(b, f.callID(s))
+			b = AppendJSON(b, f.callID(s))
 			b = append(b, `,"type":"function","function":{"name":`...)
-			b = appendJSON(b, r.params.toolName)
+			b = AppendJSON(b, r.Params.toolName)
 			b = append(b, `,"arguments":`...)
-			b = appendJSON(b, string(s.text))
+			b = AppendJSON(b, string(s.text))
 			b = append(b, `}}],`...)
 		}
-		b = s.appendChatLogprobs(append(b, `"reasoning":null},"logprobs":`...), s.newTokens(len(s.out)))
+		b = s.appendChatLogprobs(append(b, `"reasoning":null},"logprobs":`...), s.newTokens(len(s.Out)))
 		b = append(b, `,"finish_reason":`...)
 		b = appendReason(b, s)
 		b = append(b, `,"token_ids":`...)
-		b = r.appendTokenIDs(b, s.out...)
-		b = r.members.AppendToChoice(b, s.index)
+		b = r.appendTokenIDs(b, s.Out...)
+		b = r.Members.AppendToChoice(b, s.Index)
 		b = append(b, `,"routed_experts":null}`...)
 	}
 	b = append(b, `],"service_tier":null,"system_fingerprint":`...)
-	b = appendJSON(b, r.fingerprint())
+	b = AppendJSON(b, r.fingerprint())
 	b = append(b, `,"usage":`...)
 	b = r.appendWholeUsage(b)
 	b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-	b = r.appendTokenIDs(b, r.choices[0].prompt...)
+	b = r.appendTokenIDs(b, r.choices[0].Prompt...)
 	b = append(b, `,"prompt_text":null,"kv_transfer_params":`...)
-	b = r.members.AppendHandle(b)
+	b = r.Members.AppendHandle(b)
 	return append(b, `,"ec_transfer_params":null,"metrics":null}`...)
 }

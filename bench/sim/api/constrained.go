@@ -1,4 +1,4 @@
-package sim
+package api
 
 import "slices"
 
@@ -11,7 +11,7 @@ type structuredOutputs struct {
 // texts (vLLM's guided_choice and structured_outputs): the last in sort order. An
 // engine that receives part of a text, and the rests of the texts that start with that
 // part, therefore produces the same output. No other grammar is supported.
-func (b *body) constrainedText() (text string, ok bool) {
+func (b *Body) constrainedText() (text string, ok bool) {
 	texts := b.GuidedChoice
 	for _, held := range [...]*sampling{&b.sampling, b.Sampling} {
 		if held != nil && held.Structured != nil && len(held.Structured.Choice) > 0 {

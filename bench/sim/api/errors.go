@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"cmp"
@@ -26,17 +26,17 @@ func errorType(status int) string {
 	return cmp.Or(http.StatusText(status), "Unknown")
 }
 
-// vllmError returns an error in vLLM's format (0.10.1 and later).
-func vllmError(status int, msg, param string) []byte {
+// VLLMError returns an error in vLLM's format (0.10.1 and later).
+func VLLMError(status int, msg, param string) []byte {
 	b := append([]byte(nil), `{"error":{"message":`...)
-	b = appendJSON(b, msg)
+	b = AppendJSON(b, msg)
 	b = append(b, `,"type":`...)
-	b = appendJSON(b, errorType(status))
+	b = AppendJSON(b, errorType(status))
 	b = append(b, `,"param":`...)
 	if param == "" {
 		b = append(b, "null"...)
 	} else {
-		b = appendJSON(b, param)
+		b = AppendJSON(b, param)
 	}
 	b = append(b, `,"code":`...)
 	b = strconv.AppendInt(b, int64(status), 10)
@@ -46,17 +46,17 @@ func vllmError(status int, msg, param string) []byte {
 // anthropicError returns an error of /v1/messages.
 func anthropicError(kind, msg string) []byte {
 	b := append([]byte(nil), `{"type":"error","error":{"type":`...)
-	b = appendJSON(b, kind)
+	b = AppendJSON(b, kind)
 	b = append(b, `,"message":`...)
-	b = appendJSON(b, msg)
+	b = AppendJSON(b, msg)
 	return append(b, "}}"...)
 }
 
 const hexDigits = "0123456789abcdef"
 
-// appendJSON appends s as a JSON string, as pydantic does: only quotes, backslashes and
+// AppendJSON appends s as a JSON string, as pydantic does: only quotes, backslashes and
 // control bytes are escaped. Invalid UTF-8 becomes U+FFFD.
-func appendJSON(b []byte, s string) []byte {
+func AppendJSON(b []byte, s string) []byte {
 	b = append(b, '"')
 	b = appendEscaped(b, s)
 	return append(b, '"')

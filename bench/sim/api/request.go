@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -13,9 +13,9 @@ import (
 	"sluice/bench/sim/textgen"
 )
 
-// body is the union of the request bodies of all inference endpoints. Fields that the
+// Body is the union of the request bodies of all inference endpoints. Fields that the
 // simulated engine does not use are ignored, as unknown ones are.
-type body struct {
+type Body struct {
 	Model         string          `json:"model"`
 	Stream        bool            `json:"stream"`
 	StreamOptions *streamOptions  `json:"stream_options"`
@@ -112,21 +112,29 @@ func (t *tool) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// refusal is a response other than 200, decided before the engine schedules a request.
-type refusal struct {
-	status     int
-	msg, param string
+// Refusal is a response other than 200, decided before the engine schedules a request.
+type Refusal struct {
+	Status     int
+	Msg, Param string
 }
 
-func (r *refusal) Error() string { return r.msg }
+func (r *Refusal) Error() string { return r.Msg }
 
-func refuse(status int, param, format string, args ...any) error {
-	return &refusal{status, fmt.Sprintf(format, args...), param}
+// Refuse returns a refusal with a formatted message; param is the member at fault, or "".
+func Refuse(status int, param, format string, args ...any) error {
+	return &Refusal{status, fmt.Sprintf(format, args...), param}
 }
 
-// readBody decodes a request body.
-func readBody(raw []byte) (*body, error) {
-	var b body
+// AsRefusal returns err as a refusal; an error of another kind has status 400.
+func AsRefusal(err error) *Refusal {
+	ref := &Refusal{Status: 400, Msg: err.Error()}
+	errors.As(err, &ref)
+	return ref
+}
+
+// ReadBody decodes a request body.
+func ReadBody(raw []byte) (*Body, error) {
+	var b Body
 	err := json.Unmarshal(raw, &b)
 	if err == nil {
 		return &b, nil
@@ -146,16 +154,16 @@ func readBody(raw []byte) (*body, error) {
 		case reflect.Int, reflect.Int64:
 			want = "integer"
 		}
-		return &b, refuse(400, "body."+te.Field, "1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s'}", want, te.Field, want)
+		return &b, Refuse(400, "body."+te.Field, "1 validation error:\n  {'type': '%s_type', 'loc': 'body.%s', 'msg': 'Input should be a valid %s'}", want, te.Field, want)
 	case errors.As(err, &se):
-		return &b, refuse(400, "", "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error'}", se.Offset)
+		return &b, Refuse(400, "", "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.%d', 'msg': 'JSON decode error'}", se.Offset)
 	}
-	return &b, refuse(400, "", "%s", err)
+	return &b, Refuse(400, "", "%s", err)
 }
 
-// idList parses a JSON array of token ids; ok is false for anything else. It uses no
+// ParseIDs parses a JSON array of token ids; ok is false for anything else. It uses no
 // reflection, because prompts of a quarter of a million ids come this way.
-func idList(raw json.RawMessage) (ids []uint32, ok bool) {
+func ParseIDs(raw json.RawMessage) (ids []uint32, ok bool) {
 	i := 0
 	space := func() {
 		for i < len(raw) && (raw[i] == ' ' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r') {
@@ -197,10 +205,10 @@ func idList(raw json.RawMessage) (ids []uint32, ok bool) {
 	return nil, false
 }
 
-// parsePrompts parses the prompt of completions: a text, ids, or a list of either.
-func parsePrompts(raw json.RawMessage) ([][]uint32, error) {
-	bad := refuse(400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
-	if ids, ok := idList(raw); ok {
+// ParsePrompts parses the prompt of completions: a text, ids, or a list of either.
+func ParsePrompts(raw json.RawMessage) ([][]uint32, error) {
+	bad := Refuse(400, "prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+	if ids, ok := ParseIDs(raw); ok {
 		if len(ids) == 0 {
 			return nil, bad
 		}
@@ -220,14 +228,14 @@ func parsePrompts(raw json.RawMessage) ([][]uint32, error) {
 	var out [][]uint32
 	for _, item := range list {
 		if len(item) > 0 && item[0] == '[' {
-			ids, ok := idList(item)
+			ids, ok := ParseIDs(item)
 			if !ok || len(ids) == 0 {
 				return nil, bad
 			}
 			out = append(out, ids)
 			continue
 		}
-		one, err := parsePrompts(item)
+		one, err := ParsePrompts(item)
 		if err != nil {
 			return nil, err
 		}
@@ -236,8 +244,8 @@ func parsePrompts(raw json.RawMessage) ([][]uint32, error) {
 	return out, nil
 }
 
-// renderChat renders a chat for the simulated models, similar to ChatML.
-func renderChat(msgs []message, tools []tool, generation bool) (string, error) {
+// RenderChat renders a chat for the simulated models, similar to ChatML.
+func RenderChat(msgs []message, tools []tool, generation bool) (string, error) {
 	var b strings.Builder
 	if len(tools) > 0 {
 		b.WriteString("<|im_start|>system\n# Tools\n")
@@ -249,7 +257,7 @@ func renderChat(msgs []message, tools []tool, generation bool) (string, error) {
 	}
 	for i, m := range msgs {
 		if m.Role == "" {
-			return "", refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
+			return "", Refuse(400, "body.messages", "1 validation error:\n  {'type': 'missing', 'loc': 'body.messages.%d.role', 'msg': 'Field required'}", i)
 		}
 		text, err := contentText(m.Content)
 		if err != nil {
@@ -291,7 +299,7 @@ func contentText(raw json.RawMessage) (string, error) {
 		} `json:"image_url"`
 	}
 	if err := json.Unmarshal(raw, &parts); err != nil {
-		return "", refuse(400, "body.messages", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.messages.content', 'msg': 'Input should be a valid string'}")
+		return "", Refuse(400, "body.messages", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.messages.content', 'msg': 'Input should be a valid string'}")
 	}
 	var b strings.Builder
 	for _, p := range parts {
@@ -326,7 +334,7 @@ func stops(raw json.RawMessage) ([]string, error) {
 	}
 	var list []string
 	if json.Unmarshal(raw, &list) != nil {
-		return nil, refuse(400, "stop", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string or list'}")
+		return nil, Refuse(400, "stop", "1 validation error:\n  {'type': 'string_type', 'loc': 'body.stop', 'msg': 'Input should be a valid string or list'}")
 	}
 	out := list[:0]
 	for _, s := range list {

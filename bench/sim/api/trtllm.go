@@ -1,8 +1,9 @@
-package sim
+package api
 
 import "encoding/json"
 
-var trtllmInference = map[string]func(*response) format{
+// TRTLLMFormats are the generating endpoints of TensorRT-LLM.
+var TRTLLMFormats = map[string]func(*Response) Format{
 	"/v1/chat/completions": newChatFormat,
 	"/v1/completions":      newCompletionFormat,
 }
@@ -23,19 +24,19 @@ func init() {
 	}
 }
 
-// readTRTLLMBody parses a request; for completions the token ids replace the text.
-func readTRTLLMBody(path string, raw []byte) (*body, error) {
-	b, err := readBody(raw)
+// ReadTRTLLMBody parses a request; for completions the token ids replace the text.
+func ReadTRTLLMBody(path string, raw []byte) (*Body, error) {
+	b, err := ReadBody(raw)
 	if err != nil || path != "/v1/completions" {
 		return b, err
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &members); err != nil {
-		return b, refuse(400, "", "%s", err)
+		return b, Refuse(400, "", "%s", err)
 	}
 	for name := range members {
 		if !trtllmMembers[name] {
-			return b, refuse(400, "", "[{'type': 'extra_forbidden', 'loc': ('body', '%s'), 'msg': 'Extra inputs are not permitted'}]", name)
+			return b, Refuse(400, "", "[{'type': 'extra_forbidden', 'loc': ('body', '%s'), 'msg': 'Extra inputs are not permitted'}]", name)
 		}
 	}
 	b.ReturnIDs = string(members["detokenize"]) == "false"

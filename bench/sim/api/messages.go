@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -9,43 +9,43 @@ import (
 
 // messagesFormat is Anthropic's /v1/messages: named events, no [DONE], errors in its
 // own format.
-type messagesFormat struct{ r *response }
+type messagesFormat struct{ r *Response }
 
-func newMessagesFormat(r *response) format { return &messagesFormat{r: r} }
+func newMessagesFormat(r *Response) Format { return &messagesFormat{r: r} }
 
-func (f *messagesFormat) prefix() string  { return "chatcmpl-" }
+func (f *messagesFormat) Prefix() string  { return "chatcmpl-" }
 func (f *messagesFormat) needsText() bool { return false }
 
-func (f *messagesFormat) prompts(_ *response, b *body) ([][]uint32, error) {
+func (f *messagesFormat) prompts(_ *Response, b *Body) ([][]uint32, error) {
 	if len(b.Messages) == 0 || b.MaxTokens == nil {
-		return nil, refuse(400, "", "messages and max_tokens: Field required")
+		return nil, Refuse(400, "", "messages and max_tokens: Field required")
 	}
 	if len(b.System) > 0 && string(b.System) != "null" {
 		b.Messages = append([]message{{Role: "system", Content: b.System}}, b.Messages...)
 	}
-	text, err := renderChat(b.Messages, b.Tools, true)
+	text, err := RenderChat(b.Messages, b.Tools, true)
 	if err != nil {
 		return nil, err
 	}
 	return [][]uint32{textgen.Vocab().Append(nil, text)}, nil
 }
 
-func (f *messagesFormat) event(w *chunker, kind string) []byte {
-	b := append(w.begin(), "event: "...)
+func (f *messagesFormat) event(w *Chunker, kind string) []byte {
+	b := append(w.Begin(), "event: "...)
 	b = append(b, kind...)
 	b = append(b, "\ndata: {\"type\":\""...)
 	b = append(b, kind...)
 	return append(b, '"')
 }
 
-func (f *messagesFormat) close(w *chunker, b []byte) { w.end(append(b, "}\n\n"...)) }
+func (f *messagesFormat) close(w *Chunker, b []byte) { w.End(append(b, "}\n\n"...)) }
 
 // openMessage appends the members before the content.
 func (f *messagesFormat) openMessage(b []byte) []byte {
 	b = append(b, `{"id":`...)
-	b = appendJSON(b, f.r.id)
+	b = AppendJSON(b, f.r.ID)
 	b = append(b, `,"type":"message","role":"assistant","model":`...)
-	b = appendJSON(b, f.r.model)
+	b = AppendJSON(b, f.r.model)
 	return append(b, `,"content":[`...)
 }
 
@@ -55,7 +55,7 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 	b = strconv.AppendInt(b, int64(prompt), 10)
 	b = append(b, `,"output_tokens":`...)
 	b = strconv.AppendInt(b, int64(output), 10)
-	if !f.r.config.hideCached {
+	if !f.r.Config.HideCached {
 		b = append(b, `,"cache_read_input_tokens":`...)
 		b = strconv.AppendInt(b, int64(cached), 10)
 	}
@@ -63,15 +63,15 @@ func (f *messagesFormat) usage(b []byte, output int) []byte {
 }
 
 // tool starts a tool_use block, up to its input.
-func (f *messagesFormat) tool(b []byte, s *choice) []byte {
+func (f *messagesFormat) tool(b []byte, s *Choice) []byte {
 	b = append(b, `{"type":"tool_use","id":"call_`...)
-	b = strconv.AppendUint(b, textgen.Mix(s.gen.State), 16)
+	b = strconv.AppendUint(b, textgen.Mix(s.Gen.State), 16)
 	b = append(b, `","name":`...)
-	b = appendJSON(b, f.r.params.toolName)
+	b = AppendJSON(b, f.r.Params.toolName)
 	return append(b, `,"input":`...)
 }
 
-func (f *messagesFormat) first(w *chunker, s *choice) {
+func (f *messagesFormat) First(w *Chunker, s *Choice) {
 	b := append(f.event(w, "message_start"), `,"message":`...)
 	b = append(f.openMessage(b), `],"stop_reason":null,"stop_sequence":null,"usage":`...)
 	f.close(w, append(f.usage(b, 0), '}'))
@@ -84,7 +84,7 @@ func (f *messagesFormat) first(w *chunker, s *choice) {
 	f.close(w, b)
 }
 
-func (f *messagesFormat) delta(w *chunker, s *choice, id uint32, text string) {
+func (f *messagesFormat) Delta(w *Chunker, s *Choice, id uint32, text string) {
 	if text == "" {
 		return
 	}
@@ -99,12 +99,12 @@ func (f *messagesFormat) delta(w *chunker, s *choice, id uint32, text string) {
 }
 
 // stopReason appends stop_reason and stop_sequence.
-func (f *messagesFormat) stopReason(b []byte, s *choice) []byte {
+func (f *messagesFormat) stopReason(b []byte, s *Choice) []byte {
 	reason := "end_turn"
 	switch {
-	case s.reason == "length":
+	case s.Reason == "length":
 		reason = "max_tokens"
-	case s.reason == "tool_calls":
+	case s.Reason == "tool_calls":
 		reason = "tool_use"
 	case s.stopped != "":
 		reason = "stop_sequence"
@@ -115,33 +115,33 @@ func (f *messagesFormat) stopReason(b []byte, s *choice) []byte {
 	return appendStopped(b, s)
 }
 
-func (f *messagesFormat) last(w *chunker, r *response) {
+func (f *messagesFormat) Last(w *Chunker, r *Response) {
 	s := r.choices[0]
 	f.close(w, append(f.event(w, "content_block_stop"), `,"index":0`...))
 	b := append(f.event(w, "message_delta"), `,"delta":{`...)
 	b = append(f.stopReason(b, s), `},"usage":`...)
-	f.close(w, f.usage(b, len(s.out)))
+	f.close(w, f.usage(b, len(s.Out)))
 	f.close(w, f.event(w, "message_stop"))
 }
 
-func (f *messagesFormat) full(b []byte, r *response) []byte {
+func (f *messagesFormat) Full(b []byte, r *Response) []byte {
 	s := r.choices[0]
 	b = f.openMessage(b)
 	if s.script != nil {
 		b = f.tool(b, s)
-		if s.reason == "tool_calls" {
+		if s.Reason == "tool_calls" {
 			b = append(b, s.text...)
 		} else {
 			b = append(b, "{}"...)
 		}
 	} else {
-		b = appendJSON(append(b, `{"type":"text","text":`...), string(s.text))
+		b = AppendJSON(append(b, `{"type":"text","text":`...), string(s.text))
 	}
 	b = append(b, `}],`...)
 	b = append(f.stopReason(b, s), `,"usage":`...)
-	b = f.usage(b, len(s.out))
+	b = f.usage(b, len(s.Out))
 	b = append(b, `,"kv_transfer_params":`...)
-	return append(r.members.AppendHandle(b), '}')
+	return append(r.Members.AppendHandle(b), '}')
 }
 
 // anthropicType returns Anthropic's name of an error status.
@@ -157,19 +157,19 @@ func anthropicType(status int) string {
 	return "api_error"
 }
 
-func (f *messagesFormat) errorBody(status int, msg string) []byte {
+func (f *messagesFormat) ErrorBody(status int, msg string) []byte {
 	return anthropicError(anthropicType(status), msg)
 }
 
-func (f *messagesFormat) streamError(w *chunker, r *response, status int, msg string) {
-	b := append(w.begin(), "event: error\ndata: "...)
+func (f *messagesFormat) StreamError(w *Chunker, r *Response, status int, msg string) {
+	b := append(w.Begin(), "event: error\ndata: "...)
 	b = append(b, anthropicError(anthropicType(status), msg)...)
-	w.end(append(b, "\n\n"...))
+	w.End(append(b, "\n\n"...))
 }
 
-// checkBudget is vLLM's validation of AnthropicMessagesRequest (0.32), which does not
+// CheckBudget is vLLM's validation of AnthropicMessagesRequest (0.32), which does not
 // apply to the prefill leg of a hand-over by handle.
-func (b *body) checkBudget() error {
+func (b *Body) CheckBudget() error {
 	t := b.Thinking
 	if t == nil || t.Type != "enabled" || b.MaxTokens == nil || t.Budget < *b.MaxTokens {
 		return nil
@@ -180,7 +180,7 @@ func (b *body) checkBudget() error {
 	if len(b.KVTransfer) > 0 && json.Unmarshal(b.KVTransfer, &leg) == nil && leg.Prefill {
 		return nil
 	}
-	return refuse(400, "thinking", "thinking.budget_tokens (%d) must be less than max_tokens (%d).", t.Budget, *b.MaxTokens)
+	return Refuse(400, "thinking", "thinking.budget_tokens (%d) must be less than max_tokens (%d).", t.Budget, *b.MaxTokens)
 }
 
 type thinking struct {

@@ -1,4 +1,4 @@
-package sim
+package api
 
 import (
 	"encoding/json"
@@ -30,17 +30,17 @@ func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 		Text  bool            `json:"return_text_in_logprobs"`
 	}
 	if err := json.Unmarshal(raw, &n); err != nil {
-		return nil, refuse(400, "", "return_text_in_logprobs: %s", err)
+		return nil, Refuse(400, "", "return_text_in_logprobs: %s", err)
 	}
-	asked, _, err := oneOrMany[bool](n.Asked, "return_logprob", "a boolean")
+	asked, _, err := OneOrMany[bool](n.Asked, "return_logprob", "a boolean")
 	if err != nil {
 		return nil, err
 	}
-	starts, _, err := oneOrMany[int](n.Start, "logprob_start_len", "an integer")
+	starts, _, err := OneOrMany[int](n.Start, "logprob_start_len", "an integer")
 	if err != nil {
 		return nil, err
 	}
-	tops, _, err := oneOrMany[int](n.Top, "top_logprobs_num", "an integer")
+	tops, _, err := OneOrMany[int](n.Top, "top_logprobs_num", "an integer")
 	if err != nil {
 		return nil, err
 	}
@@ -61,34 +61,34 @@ func readLogprobOptions(raw []byte) ([]*logprobOptions, error) {
 
 // promptLogprobs returns the scored tokens of the prompt of s, the item-th of the
 // batch.
-func (s *choice) promptLogprobs(list []*logprobOptions, item int) {
+func (s *Choice) promptLogprobs(list []*logprobOptions, item int) {
 	if len(list) == 0 || list[item%len(list)] == nil {
 		return
 	}
 	own := *list[item%len(list)]
-	if own.from < 0 || own.from >= len(s.prompt) { // -1: output tokens only
-		own.from = len(s.prompt) - 1
+	if own.from < 0 || own.from >= len(s.Prompt) { // -1: output tokens only
+		own.from = len(s.Prompt) - 1
 	}
 	s.logprobs = &own
 }
 
-// scoresBefore reports whether a token of the prompt before position end is scored.
-func (s *choice) scoresBefore(end int) bool { return s.logprobs != nil && end > s.logprobs.from }
+// ScoresBefore reports whether a token of the prompt before position end is scored.
+func (s *Choice) ScoresBefore(end int) bool { return s.logprobs != nil && end > s.logprobs.from }
 
 // appendLogprobs appends the members of meta_info, for the output tokens ids.
-func (s *choice) appendLogprobs(b []byte, ids int) []byte {
+func (s *Choice) appendLogprobs(b []byte, ids int) []byte {
 	w := s.logprobs
 	if w == nil {
 		return b
 	}
-	first, last := w.from, len(s.prompt)
-	if s.response.config.hidesPromptLogprobs {
+	first, last := w.from, len(s.Prompt)
+	if s.response.Config.HidesPromptLogprobs {
 		first = last
 	}
 	for _, m := range [...]struct {
 		name        string
 		from, until int
-	}{{"input", first, last}, {"output", s.total() - ids, s.total()}} {
+	}{{"input", first, last}, {"output", s.Total() - ids, s.Total()}} {
 		b = append(append(append(b, `,"`...), m.name...), `_token_logprobs":[`...)
 		for i := m.from; i < m.until; i++ {
 			if i > m.from {
@@ -124,7 +124,7 @@ func (s *choice) appendLogprobs(b []byte, ids int) []byte {
 }
 
 // appendLogprob appends [value, id, text or null] of id at position i.
-func (s *choice) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
+func (s *Choice) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 	if b = append(b, '['); none {
 		b = append(b, "null"...)
 	} else {
@@ -136,7 +136,7 @@ func (s *choice) appendLogprob(b []byte, i int, id uint32, none bool) []byte {
 	}
 	b = strconv.AppendUint(append(b, ','), uint64(id), 10)
 	if b = append(b, ','); s.logprobs.text {
-		b = appendJSON(b, s.gen.Vocab.Piece(id))
+		b = AppendJSON(b, s.Gen.Vocab.Piece(id))
 	} else {
 		b = append(b, "null"...)
 	}
