@@ -2,6 +2,7 @@ package front
 
 import (
 	"bytes"
+	"iter"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -75,6 +76,19 @@ var engineFields = []engineField{
 	{"video_data", noKey, mediaSource, "SGLang /generate", "fetches it, or opens the file"},
 	{"audio_data", noKey, mediaSource, "SGLang /generate", "fetches it, or opens the file"},
 	{"url", noKey, mediaURL, "Anthropic's sources, chat templates", "fetches it"},
+}
+
+// EngineFields returns the name of every member that an engine reads as an address, a file or
+// the name of a request, and whether only the router may write it. An entrance that reads another
+// format than engines' bodies refuses these members by it.
+func EngineFields() iter.Seq2[string, bool] {
+	return func(yield func(name string, onlyRouter bool) bool) {
+		for i := range engineFields {
+			if f := &engineFields[i]; !yield(f.name, f.rule == routerOnly) {
+				return
+			}
+		}
+	}
 }
 
 // vllmNestedObjects are the objects in which vLLM looks for its routerOnly members. They are

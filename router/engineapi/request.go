@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice/dataplane/front"
 	"sluice/dataplane/jsonscan"
 	"sluice/router/pd"
 )
@@ -46,17 +47,25 @@ func (r *request) text(f field) string { return string(appendText(nil, r.vals[f]
 // not set. Requests may not contain them as unknown members.
 var reserved = names("prompt", "messages", "input", "input_ids", "text", "stream", "stream_options", "sampling_params", "n", "max_tokens", "max_completion_tokens",
 	"min_tokens", "return_token_ids", "request_id", "rid", "cache_salt", "priority", "logprobs", "stop", "stop_token_ids", "ignore_eos", "best_of", "use_beam_search", "echo",
-	"kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key",
 	"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "return_tokens_as_token_ids", "return_logprob", "top_logprobs_num", "lora_path", "lora_id", "structured_outputs",
-	"detokenize", "prompt_token_ids", "cache_hit_threshold", "http_worker_ipc", "encoder_urls", "lora_request", "kv_hints", "image_data", "video_data", "audio_data")
+	"detokenize", "prompt_token_ids", "cache_hit_threshold", "image_data", "video_data", "audio_data")
 
 // reservedSampling are the reserved members of sampling_options.
 var reservedSampling = names("lora_path", "lora_id", "max_tokens", "min_tokens", "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs", "skip_special_tokens",
 	"sampling_seed", "structured_outputs", "json_schema", "regex", "ebnf", "no_stop_trim", "output_kind", "detokenize", "thinking_token_budget", "model", "prompt", "stream", "return_token_ids")
 
-// transferParams are the names of members that contain hosts. Engines read them in any object
-// that is merged into the request.
-var transferParams = names("kv_transfer_params", "ec_transfer_params", "disagg_prefill_resp", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params", "bootstrap_pair_key", "lora_request", "encoder_urls", "http_worker_ipc", "kv_hints")
+// transferParams are the members that only the router may write, as the table of package front
+// lists them: hosts and sockets that engines connect to, files that they load. Engines read them in
+// any object that is merged into the request.
+var transferParams = func() map[string]bool {
+	m := make(map[string]bool)
+	for name, onlyRouter := range front.EngineFields() {
+		if onlyRouter {
+			m[name] = true
+		}
+	}
+	return m
+}()
 
 func names(list ...string) map[string]bool {
 	m := make(map[string]bool, len(list))
@@ -124,13 +133,17 @@ func checkUnknown(of field, known section) func(name, raw []byte, kind jsonscan.
 	}
 }
 
+// isReserved returns whether no caller may set a top-level member of engine bodies.
+func isReserved(name []byte) bool { return reserved[string(name)] || transferParams[string(name)] }
+
 // addEngineField adds an unknown top-level member for the engine. A null member with a name
 // that the router reserves counts as absent, like any other null.
 func (r *request) addEngineField(name, raw []byte, kind jsonscan.Kind) error {
 	switch {
-	case reserved[string(name)] && kind == jsonscan.Null:
+	case !isReserved(name):
+	case kind == jsonscan.Null:
 		return nil
-	case reserved[string(name)]:
+	default:
 		return &FieldError{Field: string(name), Got: "it is set by the router; leave it out", Forbidden: true}
 	}
 	if kind == jsonscan.Object {
@@ -164,10 +177,7 @@ func (r *request) addEngineSampling(in string) func(name, raw []byte, kind jsons
 		if kind == jsonscan.Null {
 			return nil
 		}
-		if reservedSampling[string(name)] || reserved[string(name)] {
-			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
-		}
-		if reservedSampling[string(name)] || transferParams[string(name)] {
+		if isReserved(name) || reservedSampling[string(name)] {
 			return &FieldError{Field: full, Got: "it is set by the router; leave it out", Forbidden: true}
 		}
 		if kind == jsonscan.Object {
