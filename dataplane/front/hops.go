@@ -28,8 +28,13 @@ func newPseudonym() string {
 }
 
 // HopField is the header line by which a router recognizes a request that it has sent. Every
-// request to an engine must have it: an engine may turn out to be a router, even this one.
-// It allocates only if the request has passed another router.
+// client's request that is passed on to an engine must have it, on each of its legs: an engine may
+// turn out to be a router, even this one. It allocates only if the request has passed another
+// router.
+//
+// The router's own calls of /tokenize do not name this router. The answer for a prompt is shared by
+// requests that have passed different routers, and no loop can arise: a router that receives the
+// call passes it on as a client's request, with this line, and makes no such call for it.
 func (x *Exchange) HopField() upstream.Field {
 	passed := x.HeaderList(hopHeader)
 	if passed == nil {
