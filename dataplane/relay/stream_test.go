@@ -184,7 +184,7 @@ func TestClientStalled(t *testing.T) {
 func TestBackPressure(t *testing.T) {
 	noLeaks(t)
 	router, client := tcpPair(t)
-	const total = 64 << 20 // several times what the kernel keeps for two connections
+	const total = 32 << 20 // several times what the kernel keeps for two connections
 	var sent atomic.Int64
 	stopped := make(chan struct{})
 	e := engine(t, func(nc *net.TCPConn) {
