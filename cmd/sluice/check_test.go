@@ -49,7 +49,7 @@ func TestCheck(t *testing.T) {
 		{"bad flag value", []string{"--pd", "x"}, 1, "", `--pd: pd.family: "x" is not known`},
 		{"no such flag", []string{"--pdd"}, 2, "", "pdd"},
 		{"positional", []string{good}, 2, "", "unexpected argument"},
-		{"the time in which a dead worker is noticed", []string{"--config", good}, 0, "leaves the choice within 1.5s; one without, within 1.5s", ""},
+		{"the time in which a dead worker is noticed", []string{"--config", good}, 0, "is removed from the choice within 1.5s; one without, within 1.5s", ""},
 		{"no health path", []string{"--config", good, "--probe", "--set", "health.path=/none"}, 1, "FAULT aggregated-0 at " + e.URL() + "\n        not healthy: GET /none returned 404", ""},
 		{"health path of the worker", []string{"--probe", "--engine", e.URL() + ",health_path=/version", "--set", "health.path=/none"}, 0, "  ok    aggregated-0", ""},
 		{"bad health path", []string{"--engine", e.URL() + ",health_path=ping"}, 1, "", `workers[0].health_path: "ping"; want a path of at most 256 visible`},
