@@ -86,7 +86,7 @@ func (l *incarnation) registerRanks() {
 func serveBootstrap(c *conn, r *httpRequest) *job {
 	l := c.incarnation
 	l.e.log.add(r, -1)
-	if f := l.e.faults.Match(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
+	if f := l.e.matchFault(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
 		return nil
 	}
 	if l.e.o.PD == "mooncake" {

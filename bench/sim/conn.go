@@ -29,11 +29,6 @@ type httpRequest struct {
 	headTime            time.Time // when the head was complete
 }
 
-// Path, RequestID and Body are what faults select requests by.
-func (r *httpRequest) Path() string      { return r.path }
-func (r *httpRequest) RequestID() string { return header(r, "X-Request-Id") }
-func (r *httpRequest) Body() []byte      { return r.body }
-
 // get returns the first value of a header, case-insensitive, and whether there is one.
 func (r *httpRequest) get(name string) (string, bool) {
 	for _, h := range r.headers {
@@ -57,17 +52,24 @@ const (
 	flushTimeout = 10 * time.Minute // for the data buffered for one slow reader
 )
 
-// conn is one client connection. Its own goroutine reads requests; while one is served
-// it waits in a read, to notice when the client disconnects or sends more. The
+// connConfig is what the connections of one server have in common.
+type connConfig struct {
+	bodyLimit    int             // bytes of a request body
+	streamBuffer int             // bytes buffered for one slow reader before its connection is closed
+	stopping     <-chan struct{} // closed when the server ends
+	background   func(func())    // runs a goroutine for which the server waits
+	slowReader   func()          // called when a connection is closed for its slow reader
+}
+
+// httpConn is one client connection. Its own goroutine reads requests; while one is
+// served it waits in a read, to notice when the client disconnects or sends more. The
 // goroutine that produces the response also writes it (the scheduler, for generated
 // tokens), so a streamed token costs one system call and no goroutine switch.
-type conn struct {
-	incarnation *incarnation
-	rank        int  // rank of the port that accepted it, -1 for the main port
-	sideChannel bool // accepted on the side channel
-	nc          *net.TCPConn
-	raw         syscall.RawConn
-	br          *bufio.Reader
+type httpConn struct {
+	nc     *net.TCPConn
+	br     *bufio.Reader
+	config *connConfig
+	raw    syscall.RawConn
 
 	wmu      sync.Mutex
 	unsent   []byte // data that the socket has not accepted yet
@@ -81,12 +83,12 @@ type conn struct {
 
 var errSlowReader = errors.New("sim: the client reads too slowly")
 
-func newConn(l *incarnation, nc *net.TCPConn, rank int) (*conn, error) {
+func newHTTPConn(nc *net.TCPConn, config *connConfig) (*httpConn, error) {
 	raw, err := nc.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{incarnation: l, rank: rank, nc: nc, raw: raw, br: bufio.NewReaderSize(nc, 4096)}
+	c := &httpConn{nc: nc, br: bufio.NewReaderSize(nc, 4096), config: config, raw: raw}
 	c.wfn = func(fd uintptr) bool {
 		for {
 			c.wn, c.werr = syscall.Write(int(fd), c.wbuf)
@@ -101,7 +103,7 @@ func newConn(l *incarnation, nc *net.TCPConn, rank int) (*conn, error) {
 // send writes b without ever blocking. What the socket does not accept is buffered, up
 // to the limit, and written by a goroutine that runs while the buffer is not empty. The
 // caller may reuse b when send returns.
-func (c *conn) send(b []byte) error {
+func (c *httpConn) send(b []byte) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
 	if c.dead != nil {
@@ -125,24 +127,22 @@ func (c *conn) send(b []byte) error {
 			return nil
 		}
 	}
-	if len(c.unsent)+len(b) > c.incarnation.e.o.StreamBuffer {
+	if len(c.unsent)+len(b) > c.config.streamBuffer {
 		c.dead = errSlowReader
-		c.incarnation.slowReaders.Add(1)
+		c.config.slowReader()
 		c.reset()
 		return c.dead
 	}
 	c.unsent = append(c.unsent, b...)
 	if !c.flushing {
 		c.flushing = true
-		c.incarnation.wg.Add(1)
-		go c.flush()
+		c.config.background(c.flush)
 	}
 	return nil
 }
 
 // flush writes the buffer of send and ends when it is empty.
-func (c *conn) flush() {
-	defer c.incarnation.wg.Done()
+func (c *httpConn) flush() {
 	var buf []byte
 	for {
 		c.wmu.Lock()
@@ -164,8 +164,8 @@ func (c *conn) flush() {
 }
 
 // drain waits until everything is written, the client has disconnected, or the
-// incarnation ends.
-func (c *conn) drain() {
+// server ends.
+func (c *httpConn) drain() {
 	t := time.NewTicker(2 * time.Millisecond)
 	defer t.Stop()
 	for {
@@ -177,24 +177,44 @@ func (c *conn) drain() {
 		}
 		select {
 		case <-t.C:
-		case <-c.incarnation.stopc:
+		case <-c.config.stopping:
 			return
 		}
 	}
 }
 
-// interruptRead ends the wait of the connection's goroutine in awaitJob.
-func (c *conn) interruptRead() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
+// interruptRead ends the wait of the connection's goroutine in a read.
+func (c *httpConn) interruptRead() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
+
+// peek waits for input and returns its first byte without consuming it. A deadline of the
+// read ends it too.
+func (c *httpConn) peek() (byte, error) {
+	b, err := c.br.Peek(1)
+	if err != nil {
+		return 0, err
+	}
+	return b[0], nil
+}
+
+// hijack returns the parts of a connection that speaks another protocol: a reader, which
+// may have read ahead, and the connection to write to and to close.
+func (c *httpConn) hijack() (io.Reader, *net.TCPConn) { return c.br, c.nc }
+
+// close closes the connection.
+func (c *httpConn) close() { c.nc.Close() }
+
+// closeWrite ends what the client can read.
+func (c *httpConn) closeWrite() { c.nc.CloseWrite() }
 
 // reset closes with RST.
-func (c *conn) reset() {
+func (c *httpConn) reset() {
 	c.nc.SetLinger(0)
 	c.nc.Close()
 }
 
 // readRequest reads one request. It returns io.EOF if the client closed between
 // requests.
-func (c *conn) readRequest() (*httpRequest, error) {
+func (c *httpConn) readRequest() (*httpRequest, error) {
 	line, err := c.line(maxHead)
 	if err != nil {
 		return nil, err
@@ -249,7 +269,7 @@ func (c *conn) readRequest() (*httpRequest, error) {
 			return nil, err
 		}
 	}
-	limit := c.incarnation.e.o.BodyLimit
+	limit := c.config.bodyLimit
 	switch {
 	case chunked:
 		r.body, err = c.chunkedBody(limit)
@@ -273,7 +293,7 @@ func unexpected(err error) error {
 }
 
 // line reads one line without its line ending, at most limit bytes.
-func (c *conn) line(limit int) (string, error) {
+func (c *httpConn) line(limit int) (string, error) {
 	var long []byte
 	for {
 		part, err := c.br.ReadSlice('\n')
@@ -293,7 +313,7 @@ func (c *conn) line(limit int) (string, error) {
 	}
 }
 
-func (c *conn) chunkedBody(limit int) ([]byte, error) {
+func (c *httpConn) chunkedBody(limit int) ([]byte, error) {
 	var body []byte
 	for {
 		line, err := c.line(1024)
@@ -326,56 +346,12 @@ func (c *conn) chunkedBody(limit int) ([]byte, error) {
 	}
 }
 
-// serve runs the connection until it ends.
-func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
-	defer func() {
-		c.drain()
-		c.nc.Close()
-	}()
-	if c.sideChannel && c.forwardZMQ() {
-		return
-	}
-	for {
-		r, err := c.readRequest()
-		if err != nil {
-			var pe *protocolError
-			if errors.As(err, &pe) {
-				c.respond(nil, pe.status, "application/json", c.incarnation.e.errorBody(pe.status, pe.msg, ""))
-			}
-			return
-		}
-		if j := handle(c, r); j != nil && !c.awaitJob(j) {
-			return
-		}
-		if r.close {
-			return
-		}
-	}
-}
-
-// awaitJob waits until j is served; it returns false if the connection must end. The
-// read notices at once when the client disconnects.
-func (c *conn) awaitJob(j *job) bool {
-	_, err := c.br.Peek(1)
-	select {
-	case <-j.done:
-		return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
-	default:
-	}
-	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		j.abort()
-		return false
-	}
-	<-j.done // a pipelined request, or the last bytes of this one are being written
-	return true
-}
-
 // waitOrGone waits d and reports whether the client disconnected meanwhile. Pipelined
 // input also ends the wait, because it proves that the client is there.
-func (c *conn) waitOrGone(d time.Duration) bool { return c.waitOrGoneUntil(d, nil) }
+func (c *httpConn) waitOrGone(d time.Duration) bool { return c.waitOrGoneUntil(d, nil) }
 
 // waitOrGoneUntil waits d, or until the channel is closed; a nil channel never is.
-func (c *conn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
+func (c *httpConn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
 	if d <= 0 {
 		return false
 	}
@@ -393,23 +369,25 @@ func (c *conn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
 		}()
 		woken = func() { close(over); <-ended }
 	}
-	_, err := c.br.Peek(1)
+	_, err := c.peek()
 	woken() // it must not interrupt a later read
 	c.readUntil(time.Time{})
 	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
-// readUntil sets the read deadline, unless the incarnation is ending: stop interrupts
-// the read once, after closing stopc, and this must not undo that.
-func (c *conn) readUntil(t time.Time) {
+// readUntil sets the read deadline, unless the server is ending: it interrupts the read
+// once, after closing stopping, and this must not undo that.
+func (c *httpConn) readUntil(t time.Time) {
 	c.nc.SetReadDeadline(t)
-	if c.incarnation.isStopping() {
+	select {
+	case <-c.config.stopping:
 		c.interruptRead()
+	default:
 	}
 }
 
 // respond writes a whole response.
-func (c *conn) respond(r *httpRequest, status int, contentType string, body []byte) {
+func (c *httpConn) respond(r *httpRequest, status int, contentType string, body []byte) {
 	b := make([]byte, 0, len(body)+256)
 	b = appendHead(b, status, contentType, len(body), r == nil || r.close)
 	if r == nil || r.method != "HEAD" {
@@ -443,4 +421,9 @@ func appendHead(b []byte, status int, contentType string, length int, closing bo
 		b = append(b, "connection: close\r\n"...)
 	}
 	return append(b, "\r\n"...)
+}
+
+// streamHead is the response head of every event stream.
+func streamHead(closing bool) []byte {
+	return appendHead(nil, 200, "text/event-stream; charset=utf-8", -1, closing)
 }

@@ -30,6 +30,7 @@ type incarnation struct {
 	ctx       context.Context // ends first when the incarnation ends
 	kill      context.CancelFunc
 	stopc     <-chan struct{} // Done channel of ctx
+	conf      *connConfig
 	wg        sync.WaitGroup
 
 	zctx     *zmq.Context
@@ -60,6 +61,7 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	l = &incarnation{e: e, id: uuid(), startedAt: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
 	l.ctx, l.kill = context.WithCancel(context.Background())
 	l.stopc = l.ctx.Done()
+	l.conf = &connConfig{bodyLimit: e.o.BodyLimit, streamBuffer: e.o.StreamBuffer, stopping: l.stopc, background: l.wg.Go, slowReader: func() { l.slowReaders.Add(1) }}
 	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
 	l.pull.init(l)
 	l.prefills = make(map[string]*prefillServer)
@@ -193,7 +195,7 @@ func (l *incarnation) closeListeners() {
 	l.listeners = keep
 	for c := range l.conns {
 		if !c.sideChannel {
-			c.nc.Close()
+			c.close()
 		}
 	}
 }
@@ -214,12 +216,12 @@ func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *http
 			}
 			return
 		}
-		c, err := newConn(l, nc.(*net.TCPConn), rank)
+		hc, err := newHTTPConn(nc.(*net.TCPConn), l.conf)
 		if err != nil {
 			nc.Close()
 			continue
 		}
-		c.sideChannel = ln == l.side || ln == l.bootstrapListener
+		c := &conn{httpConn: hc, incarnation: l, rank: rank, sideChannel: ln == l.side || ln == l.bootstrapListener}
 		l.mu.Lock()
 		if l.stopping {
 			l.mu.Unlock()

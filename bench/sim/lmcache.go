@@ -79,8 +79,8 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	}
 	g.tokenSent = true
 	prompt, spec, early := s.Prompt, g.spec, r.o.EarlyNotify
-	f := r.e.faults.Match(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
-	late := r.e.faults.Match(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
+	f := r.e.matchFault(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
+	late := r.e.matchFault(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
 	r.l.wg.Go(func() {
 		wrote := true
 		if late != nil { // otherwise the delay would be invisible

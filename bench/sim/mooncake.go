@@ -87,7 +87,7 @@ func (g *mooncakeLeg) onAdmitted(r *rank, s *seq) bool {
 	if g.prefill || s != s.j.seqs[0] {
 		return false
 	}
-	f := r.e.faults.Match(s.j.req, "handover", false)
+	f := r.e.matchFault(s.j.req, "handover", false)
 	r.transfer(s)
 	q := offerCall{EngineID: g.engine, Key: g.id, Sum: promptSum(s.Prompt)}
 	local := s.local

@@ -173,7 +173,7 @@ func (r *rank) startPull(s *seq, h *handle) bool {
 		return false
 	}
 	r.transfer(s)
-	f := r.e.faults.Match(s.j.req, "handover", false)
+	f := r.e.matchFault(s.j.req, "handover", false)
 	r.l.wg.Go(func() {
 		out := pullFailed
 		if r.l.pull.injectFault(h, f) {

@@ -213,7 +213,7 @@ func (g *sglangLeg) holdLastToken(r *rank, s *seq) bool {
 	if !g.prefill || x == nil || x.seq != s {
 		return false
 	}
-	f := r.e.faults.Match(s.j.req, "handover", false)
+	f := r.e.matchFault(s.j.req, "handover", false)
 	s.pulling = true // the blocks belong to the transfer
 	r.e.blockLog.acquire(s.j.blockLogID)
 	r.l.wg.Go(func() {

@@ -26,7 +26,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	}
 	if !generates || r.method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.faults.Match(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
+		if f := l.e.matchFault(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
 			return nil
 		}
 		if generates {
@@ -72,7 +72,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		err = rerr
 	}
 	l.e.log.add(r, rank)
-	f := l.e.faults.Match(r, leg, true)
+	f := l.e.matchFault(r, leg, true)
 	if f != nil && c.faultBeforeHead(r, f, j.Format) {
 		if f.Kind == faults.Status {
 			l.releaseRefused(h, pd)
@@ -169,7 +169,7 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) b
 	case f.Kind == faults.Cut && fm == nil:
 		r.close = true
 		c.send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
-		c.nc.CloseWrite()
+		c.closeWrite()
 		return true
 	case f.Kind == faults.Dead && f.After == 0:
 		c.respond(r, 500, "application/json", failure(500, deadMessage))
@@ -180,6 +180,11 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) b
 }
 
 const garbageBody = `{"id": "garbage", "choices": [{{{`
+
+// matchFault returns the fault that occurs to a request, see faults.Set.Match.
+func (e *Engine) matchFault(r *httpRequest, leg string, generates bool) *faults.Fault {
+	return e.faults.Match(faults.Request{Path: r.path, ID: header(r, "X-Request-Id"), Body: r.body}, leg, generates)
+}
 
 // releaseRefused releases the blocks at prefill when decode gets an error before the
 // engine schedules it, if the release does so.

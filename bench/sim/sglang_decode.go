@@ -43,7 +43,7 @@ func (g *sglangLeg) onAdmitted(r *rank, s *seq) bool {
 		return false
 	}
 	r.transfer(s)
-	m, f := s.handover, r.e.faults.Match(s.j.req, "handover", false)
+	m, f := s.handover, r.e.matchFault(s.j.req, "handover", false)
 	call := roomCall{Room: m.room, Rank: m.rank, Tokens: len(s.Prompt), Sum: promptSum(s.Prompt)}
 	r.l.wg.Go(func() {
 		defer m.stop()

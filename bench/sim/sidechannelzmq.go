@@ -15,10 +15,11 @@ const zmtpGreeting = 0xff
 // side or the incarnation ends. It returns false if the connection is for the engine
 // itself.
 func (c *conn) forwardZMQ() bool {
-	first, err := c.br.Peek(1)
-	if err != nil || first[0] != zmtpGreeting {
+	first, err := c.peek()
+	if err != nil || first != zmtpGreeting {
 		return false
 	}
+	in, nc := c.hijack()
 	to := c.incarnation.e.o.SideZMQ
 	if to == "" {
 		return true
@@ -29,15 +30,15 @@ func (c *conn) forwardZMQ() bool {
 		return true
 	}
 	c.incarnation.wg.Go(func() {
-		io.Copy(c.nc, out)
-		c.nc.Close()
+		io.Copy(nc, out)
+		nc.Close()
 		out.Close()
 	})
 	defer context.AfterFunc(c.incarnation.ctx, func() {
-		c.nc.Close()
+		nc.Close()
 		out.Close()
 	})()
-	io.Copy(out, c.br)
+	io.Copy(out, in)
 	out.Close()
 	return true
 }

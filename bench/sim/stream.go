@@ -6,11 +6,6 @@ import (
 	"sluice/bench/sim/faults"
 )
 
-// streamHead is the response head of every event stream.
-func streamHead(closing bool) []byte {
-	return appendHead(nil, 200, "text/event-stream; charset=utf-8", -1, closing)
-}
-
 // emit ends a step: one token for every sequence whose context is computed.
 func (r *rank) emit() {
 	r.batch = append(r.batch[:0], r.running...)

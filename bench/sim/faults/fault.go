@@ -137,15 +137,15 @@ var faultPhases = []string{"body", "role", "answer"}
 
 var faultLegs = []string{"prefill", "decode", "plain", "handover", "bootstrap"}
 
-// selectable is what a fault selects a request by.
-type selectable interface {
-	Path() string
-	RequestID() string // the header X-Request-Id
-	Body() []byte
+// Request is what a fault selects a request by.
+type Request struct {
+	Path string
+	ID   string // the header X-Request-Id
+	Body []byte
 }
 
 // selects reports whether the fault is for the request.
-func (f *Fault) selects(r selectable, leg string, inference bool) bool {
+func (f *Fault) selects(r Request, leg string, inference bool) bool {
 	switch {
 	case f.Kind == Refuse || f.Kind == LoseEvents:
 		return false
@@ -156,10 +156,10 @@ func (f *Fault) selects(r selectable, leg string, inference bool) bool {
 	case f.Leg != "" && f.Leg != leg || f.Path == "" && !inference:
 		return false
 	}
-	if f.ID != "" && !strings.HasPrefix(r.RequestID(), f.ID) && !bytes.Contains(r.Body(), []byte(`"rid":"`+f.ID)) {
+	if f.ID != "" && !strings.HasPrefix(r.ID, f.ID) && !bytes.Contains(r.Body, []byte(`"rid":"`+f.ID)) {
 		return false
 	}
-	return strings.HasPrefix(r.Path(), f.Path) && bytes.Contains(r.Body(), []byte(f.Body))
+	return strings.HasPrefix(r.Path, f.Path) && bytes.Contains(r.Body, []byte(f.Body))
 }
 
 // Set is the armed faults of an engine, tried in the order in which they were added.
@@ -200,7 +200,7 @@ func (s *Set) Hits() int {
 // Match returns the fault that hits this request, or nil. leg is as in Fault.Leg;
 // inference says that the path is an inference endpoint. A match counts against
 // Fault.Skip and Fault.N.
-func (s *Set) Match(r selectable, leg string, inference bool) *Fault {
+func (s *Set) Match(r Request, leg string, inference bool) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, f := range s.list {

@@ -1,0 +1,58 @@
+package sim
+
+import (
+	"errors"
+	"os"
+)
+
+// conn is one connection of an incarnation: of a client, or of another simulated engine.
+type conn struct {
+	*httpConn
+	incarnation *incarnation
+	rank        int  // rank of the port that accepted it, -1 for the main port
+	sideChannel bool // accepted on the side channel
+}
+
+// serve runs the connection until it ends.
+func (c *conn) serve(handle func(*conn, *httpRequest) *job) {
+	defer func() {
+		c.drain()
+		c.close()
+	}()
+	if c.sideChannel && c.forwardZMQ() {
+		return
+	}
+	for {
+		r, err := c.readRequest()
+		if err != nil {
+			var pe *protocolError
+			if errors.As(err, &pe) {
+				c.respond(nil, pe.status, "application/json", c.incarnation.e.errorBody(pe.status, pe.msg, ""))
+			}
+			return
+		}
+		if j := handle(c, r); j != nil && !c.awaitJob(j) {
+			return
+		}
+		if r.close {
+			return
+		}
+	}
+}
+
+// awaitJob waits until j is served; it returns false if the connection must end. The
+// read notices at once when the client disconnects.
+func (c *conn) awaitJob(j *job) bool {
+	_, err := c.peek()
+	select {
+	case <-j.done:
+		return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
+	default:
+	}
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		j.abort()
+		return false
+	}
+	<-j.done // a pipelined request, or the last bytes of this one are being written
+	return true
+}
