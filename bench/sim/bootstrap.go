@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"sync"
 
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
 )
 
@@ -83,7 +84,7 @@ func (l *incarnation) registerRanks() {
 }
 
 // serveBootstrap serves one request of the bootstrap port.
-func serveBootstrap(c *conn, r *httpRequest) *job {
+func serveBootstrap(c *conn, r *httpconn.Request) *job {
 	l := c.incarnation
 	l.e.log.add(r, -1)
 	if f := l.e.matchFault(r, "bootstrap", false); f != nil && c.faultBeforeHead(r, f, nil) {
@@ -93,37 +94,37 @@ func serveBootstrap(c *conn, r *httpRequest) *job {
 		serveMooncakeBootstrap(c, r)
 		return nil
 	}
-	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
+	text := func(status int, s string) { c.Respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
 	b := &l.bootstrap
 	switch {
-	case r.path == "/health" && r.method == "GET":
+	case r.Path == "/health" && r.Method == "GET":
 		text(200, "OK")
-	case r.path == "/route" && r.method == "GET":
+	case r.Path == "/route" && r.Method == "GET":
 		b.route(c, r)
-	case r.path == "/route" && r.method == "PUT":
+	case r.Path == "/route" && r.Method == "PUT":
 		var e rankEntry
-		if err := json.Unmarshal(r.body, &e); err != nil {
+		if err := json.Unmarshal(r.Body, &e); err != nil {
 			text(400, err.Error())
 			return nil
 		}
 		b.register(e)
 		text(200, "OK")
-	case r.path == "/register_dp_rank" && r.method == "POST":
+	case r.Path == "/register_dp_rank" && r.Method == "POST":
 		var q struct {
 			Room *int64 `json:"bootstrap_room"`
 			Rank *int   `json:"dp_rank"`
 		}
-		if json.Unmarshal(r.body, &q) != nil || q.Room == nil || q.Rank == nil {
+		if json.Unmarshal(r.Body, &q) != nil || q.Room == nil || q.Rank == nil {
 			text(400, "want bootstrap_room and dp_rank")
 			return nil
 		}
 		b.setRank(*q.Room, *q.Rank)
 		text(200, "OK")
-	case r.path == "/query_dp_ranks" && r.method == "POST":
+	case r.Path == "/query_dp_ranks" && r.Method == "POST":
 		var q struct {
 			Rooms []int64 `json:"bootstrap_rooms"`
 		}
-		if json.Unmarshal(r.body, &q) != nil {
+		if json.Unmarshal(r.Body, &q) != nil {
 			text(400, "want bootstrap_rooms")
 			return nil
 		}
@@ -136,7 +137,7 @@ func serveBootstrap(c *conn, r *httpRequest) *job {
 		}
 		b.mu.Unlock()
 		c.json(r, ranks)
-	case r.path == "/route" || r.path == "/health" || r.path == "/register_dp_rank" || r.path == "/query_dp_ranks":
+	case r.Path == "/route" || r.Path == "/health" || r.Path == "/register_dp_rank" || r.Path == "/query_dp_ranks":
 		text(405, "405: Method Not Allowed")
 	default:
 		text(404, "404: Not Found")
@@ -145,9 +146,9 @@ func serveBootstrap(c *conn, r *httpRequest) *job {
 }
 
 // route serves GET /route: all values -1 ask for the server, other values for one rank.
-func (b *bootstrap) route(c *conn, r *httpRequest) {
-	text := func(status int, s string) { c.respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
-	q, err := url.ParseQuery(r.query)
+func (b *bootstrap) route(c *conn, r *httpconn.Request) {
+	text := func(status int, s string) { c.Respond(r, status, "text/plain; charset=utf-8", []byte(s)) }
+	q, err := url.ParseQuery(r.Query)
 	var at [4]int
 	for i, name := range [4]string{"prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"} {
 		if err == nil {

@@ -1,429 +1,60 @@
 package sim
 
 import (
-	"bufio"
-	"bytes"
-	"cmp"
 	"errors"
-	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"strconv"
-	"strings"
-	"sync"
-	"syscall"
-	"time"
+
+	"sluice/bench/sim/httpconn"
 )
 
-// Header is one header line as received; names keep their case.
-type Header struct{ Name, Value string }
-
-// httpRequest is one request as read from the connection.
-type httpRequest struct {
-	method, path, query string
-	headers             []Header
-	body                []byte
-	close               bool
-	headTime            time.Time // when the head was complete
+// conn is one connection of an incarnation: of a client, or of another simulated engine.
+type conn struct {
+	*httpconn.Conn
+	incarnation *incarnation
+	rank        int  // rank of the port that accepted it, -1 for the main port
+	sideChannel bool // accepted on the side channel
 }
 
-// get returns the first value of a header, case-insensitive, and whether there is one.
-func (r *httpRequest) get(name string) (string, bool) {
-	for _, h := range r.headers {
-		if strings.EqualFold(h.Name, name) {
-			return h.Value, true
-		}
+// serve runs the connection until it ends.
+func (c *conn) serve(handle func(*conn, *httpconn.Request) *job) {
+	defer func() {
+		c.Drain()
+		c.Close()
+	}()
+	if c.sideChannel && c.forwardZMQ() {
+		return
 	}
-	return "", false
-}
-
-// protocolError is a request that cannot be parsed; the response has its status.
-type protocolError struct {
-	status int
-	msg    string
-}
-
-func (e *protocolError) Error() string { return e.msg }
-
-const (
-	maxHead      = 64 << 10
-	flushTimeout = 10 * time.Minute // for the data buffered for one slow reader
-)
-
-// connConfig is what the connections of one server have in common.
-type connConfig struct {
-	bodyLimit    int             // bytes of a request body
-	streamBuffer int             // bytes buffered for one slow reader before its connection is closed
-	stopping     <-chan struct{} // closed when the server ends
-	background   func(func())    // runs a goroutine for which the server waits
-	slowReader   func()          // called when a connection is closed for its slow reader
-}
-
-// httpConn is one client connection. Its own goroutine reads requests; while one is
-// served it waits in a read, to notice when the client disconnects or sends more. The
-// goroutine that produces the response also writes it (the scheduler, for generated
-// tokens), so a streamed token costs one system call and no goroutine switch.
-type httpConn struct {
-	nc     *net.TCPConn
-	br     *bufio.Reader
-	config *connConfig
-	raw    syscall.RawConn
-
-	wmu      sync.Mutex
-	unsent   []byte // data that the socket has not accepted yet
-	flushing bool
-	dead     error // set once; nothing is written after
-	wbuf     []byte
-	wn       int
-	werr     error
-	wfn      func(uintptr) bool
-}
-
-var errSlowReader = errors.New("sim: the client reads too slowly")
-
-func newHTTPConn(nc *net.TCPConn, config *connConfig) (*httpConn, error) {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	c := &httpConn{nc: nc, br: bufio.NewReaderSize(nc, 4096), config: config, raw: raw}
-	c.wfn = func(fd uintptr) bool {
-		for {
-			c.wn, c.werr = syscall.Write(int(fd), c.wbuf)
-			if c.werr != syscall.EINTR {
-				return true
-			}
-		}
-	}
-	return c, nil
-}
-
-// send writes b without ever blocking. What the socket does not accept is buffered, up
-// to the limit, and written by a goroutine that runs while the buffer is not empty. The
-// caller may reuse b when send returns.
-func (c *httpConn) send(b []byte) error {
-	c.wmu.Lock()
-	defer c.wmu.Unlock()
-	if c.dead != nil {
-		return c.dead
-	}
-	if !c.flushing {
-		c.wbuf = b
-		err := c.raw.Write(c.wfn)
-		c.wbuf = nil
-		if err == nil {
-			err = c.werr
-		}
-		switch {
-		case err == nil:
-			b = b[c.wn:]
-		case err != syscall.EAGAIN:
-			c.dead = err
-			return err
-		}
-		if len(b) == 0 {
-			return nil
-		}
-	}
-	if len(c.unsent)+len(b) > c.config.streamBuffer {
-		c.dead = errSlowReader
-		c.config.slowReader()
-		c.reset()
-		return c.dead
-	}
-	c.unsent = append(c.unsent, b...)
-	if !c.flushing {
-		c.flushing = true
-		c.config.background(c.flush)
-	}
-	return nil
-}
-
-// flush writes the buffer of send and ends when it is empty.
-func (c *httpConn) flush() {
-	var buf []byte
 	for {
-		c.wmu.Lock()
-		if len(c.unsent) == 0 || c.dead != nil {
-			c.flushing = false
-			c.nc.SetWriteDeadline(time.Time{})
-			c.wmu.Unlock()
-			return
-		}
-		buf, c.unsent = c.unsent, buf[:0]
-		c.wmu.Unlock()
-		c.nc.SetWriteDeadline(time.Now().Add(flushTimeout))
-		if _, err := c.nc.Write(buf); err != nil {
-			c.wmu.Lock()
-			c.dead = err
-			c.wmu.Unlock()
-		}
-	}
-}
-
-// drain waits until everything is written, the client has disconnected, or the
-// server ends.
-func (c *httpConn) drain() {
-	t := time.NewTicker(2 * time.Millisecond)
-	defer t.Stop()
-	for {
-		c.wmu.Lock()
-		idle := !c.flushing
-		c.wmu.Unlock()
-		if idle {
-			return
-		}
-		select {
-		case <-t.C:
-		case <-c.config.stopping:
-			return
-		}
-	}
-}
-
-// interruptRead ends the wait of the connection's goroutine in a read.
-func (c *httpConn) interruptRead() { c.nc.SetReadDeadline(time.Unix(1, 0)) }
-
-// peek waits for input and returns its first byte without consuming it. A deadline of the
-// read ends it too.
-func (c *httpConn) peek() (byte, error) {
-	b, err := c.br.Peek(1)
-	if err != nil {
-		return 0, err
-	}
-	return b[0], nil
-}
-
-// hijack returns the parts of a connection that speaks another protocol: a reader, which
-// may have read ahead, and the connection to write to and to close.
-func (c *httpConn) hijack() (io.Reader, *net.TCPConn) { return c.br, c.nc }
-
-// close closes the connection.
-func (c *httpConn) close() { c.nc.Close() }
-
-// closeWrite ends what the client can read.
-func (c *httpConn) closeWrite() { c.nc.CloseWrite() }
-
-// reset closes with RST.
-func (c *httpConn) reset() {
-	c.nc.SetLinger(0)
-	c.nc.Close()
-}
-
-// readRequest reads one request. It returns io.EOF if the client closed between
-// requests.
-func (c *httpConn) readRequest() (*httpRequest, error) {
-	line, err := c.line(maxHead)
-	if err != nil {
-		return nil, err
-	}
-	method, rest, ok := strings.Cut(line, " ")
-	target, proto, ok2 := strings.Cut(rest, " ")
-	if !ok || !ok2 || !strings.HasPrefix(proto, "HTTP/1.") {
-		return nil, &protocolError{400, "Invalid HTTP request received."}
-	}
-	r := &httpRequest{method: method, close: proto == "HTTP/1.0"}
-	r.path, r.query, _ = strings.Cut(target, "?")
-	left := maxHead - len(line)
-	length, chunked, expect := -1, false, false
-	for {
-		if line, err = c.line(left); err != nil {
-			return nil, unexpected(err)
-		}
-		if line == "" {
-			break
-		}
-		left -= len(line)
-		name, value, ok := strings.Cut(line, ":")
-		if !ok || name == "" || strings.TrimSpace(name) != name {
-			return nil, &protocolError{400, "Invalid HTTP request received."}
-		}
-		value = strings.Trim(value, " \t")
-		r.headers = append(r.headers, Header{name, value})
-		switch strings.ToLower(name) {
-		case "content-length":
-			n, err := strconv.Atoi(value)
-			if err != nil || n < 0 || length >= 0 && n != length {
-				return nil, &protocolError{400, "Invalid HTTP request received."}
-			}
-			length = n
-		case "transfer-encoding":
-			if !strings.EqualFold(value, "chunked") {
-				return nil, &protocolError{501, "Unsupported transfer-encoding."}
-			}
-			chunked = true
-		case "connection":
-			r.close = r.close || strings.EqualFold(value, "close")
-		case "expect":
-			expect = strings.EqualFold(value, "100-continue")
-		}
-	}
-	r.headTime = time.Now()
-	if chunked && length >= 0 {
-		return nil, &protocolError{400, "Invalid HTTP request received."}
-	}
-	if expect && (chunked || length > 0) {
-		if err := c.send([]byte("HTTP/1.1 100 Continue\r\n\r\n")); err != nil {
-			return nil, err
-		}
-	}
-	limit := c.config.bodyLimit
-	switch {
-	case chunked:
-		r.body, err = c.chunkedBody(limit)
-	case length > limit:
-		return nil, &protocolError{413, fmt.Sprintf("Request body of %d bytes is over the limit of %d.", length, limit)}
-	case length > 0:
-		r.body = make([]byte, length)
-		_, err = io.ReadFull(c.br, r.body)
-	}
-	if err != nil {
-		return nil, unexpected(err)
-	}
-	return r, nil
-}
-
-func unexpected(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
-}
-
-// line reads one line without its line ending, at most limit bytes.
-func (c *httpConn) line(limit int) (string, error) {
-	var long []byte
-	for {
-		part, err := c.br.ReadSlice('\n')
-		if err != nil && err != bufio.ErrBufferFull {
-			return "", err
-		}
-		if len(long)+len(part) > limit {
-			return "", &protocolError{431, "Request header fields are too large."}
-		}
-		if err == nil && long == nil {
-			return string(bytes.TrimRight(part, "\r\n")), nil
-		}
-		long = append(long, part...)
-		if err == nil {
-			return string(bytes.TrimRight(long, "\r\n")), nil
-		}
-	}
-}
-
-func (c *httpConn) chunkedBody(limit int) ([]byte, error) {
-	var body []byte
-	for {
-		line, err := c.line(1024)
+		r, err := c.ReadRequest()
 		if err != nil {
-			return nil, err
-		}
-		size, _, _ := strings.Cut(line, ";")
-		n, err := strconv.ParseUint(strings.TrimSpace(size), 16, 31)
-		if err != nil {
-			return nil, &protocolError{400, "Invalid HTTP request received."}
-		}
-		if n == 0 {
-			for {
-				if line, err = c.line(maxHead); err != nil || line == "" {
-					return body, err
-				}
+			var pe *httpconn.ProtocolError
+			if errors.As(err, &pe) {
+				c.Respond(nil, pe.Status, "application/json", c.incarnation.e.errorBody(pe.Status, pe.Msg, ""))
 			}
+			return
 		}
-		if len(body)+int(n) > limit {
-			return nil, &protocolError{413, fmt.Sprintf("Request body is over the limit of %d bytes.", limit)}
+		if j := handle(c, r); j != nil && !c.awaitJob(j) {
+			return
 		}
-		at := len(body)
-		body = append(body, make([]byte, n)...)
-		if _, err = io.ReadFull(c.br, body[at:]); err != nil {
-			return nil, err
-		}
-		if line, err = c.line(2); err != nil || line != "" {
-			return nil, &protocolError{400, "Invalid HTTP request received."}
+		if r.Close {
+			return
 		}
 	}
 }
 
-// waitOrGone waits d and reports whether the client disconnected meanwhile. Pipelined
-// input also ends the wait, because it proves that the client is there.
-func (c *httpConn) waitOrGone(d time.Duration) bool { return c.waitOrGoneUntil(d, nil) }
-
-// waitOrGoneUntil waits d, or until the channel is closed; a nil channel never is.
-func (c *httpConn) waitOrGoneUntil(d time.Duration, until <-chan struct{}) bool {
-	if d <= 0 {
-		return false
-	}
-	c.readUntil(time.Now().Add(d))
-	woken := func() {}
-	if until != nil {
-		over, ended := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(ended)
-			select {
-			case <-until:
-				c.interruptRead()
-			case <-over:
-			}
-		}()
-		woken = func() { close(over); <-ended }
-	}
-	_, err := c.peek()
-	woken() // it must not interrupt a later read
-	c.readUntil(time.Time{})
-	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
-}
-
-// readUntil sets the read deadline, unless the server is ending: it interrupts the read
-// once, after closing stopping, and this must not undo that.
-func (c *httpConn) readUntil(t time.Time) {
-	c.nc.SetReadDeadline(t)
+// awaitJob waits until j is served; it returns false if the connection must end. The
+// read notices at once when the client disconnects.
+func (c *conn) awaitJob(j *job) bool {
+	_, err := c.Peek()
 	select {
-	case <-c.config.stopping:
-		c.interruptRead()
+	case <-j.done:
+		return err == nil || errors.Is(err, os.ErrDeadlineExceeded)
 	default:
 	}
-}
-
-// respond writes a whole response.
-func (c *httpConn) respond(r *httpRequest, status int, contentType string, body []byte) {
-	b := make([]byte, 0, len(body)+256)
-	b = appendHead(b, status, contentType, len(body), r == nil || r.close)
-	if r == nil || r.method != "HEAD" {
-		b = append(b, body...)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		j.abort()
+		return false
 	}
-	c.send(b)
-}
-
-// appendHead appends a response head; length -1 means chunked.
-func appendHead(b []byte, status int, contentType string, length int, closing bool) []byte {
-	b = append(b, "HTTP/1.1 "...)
-	b = strconv.AppendInt(b, int64(status), 10)
-	b = append(b, ' ')
-	b = append(b, cmp.Or(http.StatusText(status), "Unknown")...)
-	b = append(b, "\r\ndate: "...)
-	b = time.Now().UTC().AppendFormat(b, "Mon, 02 Jan 2006 15:04:05 GMT")
-	b = append(b, "\r\nserver: uvicorn\r\n"...)
-	if contentType != "" {
-		b = append(b, "content-type: "...)
-		b = append(b, contentType...)
-		b = append(b, "\r\n"...)
-	}
-	if length >= 0 {
-		b = append(b, "content-length: "...)
-		b = strconv.AppendInt(b, int64(length), 10)
-		b = append(b, "\r\n"...)
-	} else {
-		b = append(b, "transfer-encoding: chunked\r\n"...)
-	}
-	if closing {
-		b = append(b, "connection: close\r\n"...)
-	}
-	return append(b, "\r\n"...)
-}
-
-// streamHead is the response head of every event stream.
-func streamHead(closing bool) []byte {
-	return appendHead(nil, 200, "text/event-stream; charset=utf-8", -1, closing)
+	<-j.done // a pipelined request, or the last bytes of this one are being written
+	return true
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/testwait"
 )
 
@@ -35,7 +36,7 @@ func TestRequestForms(t *testing.T) {
 			t.Errorf("request %d: %+v", i, r)
 		}
 	}
-	if r := list[0]; r.Query != "x=1" || r.Header("x-mixed-case") != "Kept" || r.Headers[2] != (Header{"X-Mixed-Case", "Kept"}) {
+	if r := list[0]; r.Query != "x=1" || r.Header("x-mixed-case") != "Kept" || r.Headers[2] != (httpconn.Header{Name: "X-Mixed-Case", Value: "Kept"}) {
 		t.Errorf("headers: %+v", r)
 	}
 	e.ForgetRequests()
@@ -73,7 +74,7 @@ func TestBadRequests(t *testing.T) {
 		"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n": "400",
 		"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n":                "400",
 		"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n":               "413",
-		"GET / HTTP/1.1\r\nX: " + strings.Repeat("y", maxHead) + "\r\n\r\n":          "431",
+		"GET / HTTP/1.1\r\nX: " + strings.Repeat("y", httpconn.MaxHead) + "\r\n\r\n": "431",
 		"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n":                          "200",
 		"HEAD /v1/models HTTP/1.1\r\n\r\nGET /health HTTP/1.0\r\n\r\n":               "200",
 		"DELETE /v1/completions HTTP/1.0\r\n\r\n":                                    "405",

@@ -10,38 +10,39 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/textgen"
 )
 
 // serveAux serves every endpoint that does not generate.
-func serveAux(c *conn, r *httpRequest) {
-	get, known := c.incarnation.e.surface.get[r.path]
-	post, known2 := c.incarnation.e.surface.post[r.path]
+func serveAux(c *conn, r *httpconn.Request) {
+	get, known := c.incarnation.e.surface.get[r.Path]
+	post, known2 := c.incarnation.e.surface.post[r.Path]
 	switch {
-	case get != nil && (r.method == "GET" || r.method == "HEAD"):
+	case get != nil && (r.Method == "GET" || r.Method == "HEAD"):
 		get(c, r)
-	case post != nil && r.method == "POST":
+	case post != nil && r.Method == "POST":
 		post(c, r)
 	case known || known2:
-		c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+		c.Respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
 	default:
-		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 	}
 }
 
-var vllmGet = map[string]func(*conn, *httpRequest){
-	"/health":           func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
-	"/ping":             func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
-	"/version":          func(c *conn, r *httpRequest) { c.json(r, map[string]string{"version": c.incarnation.e.o.Version}) },
+var vllmGet = map[string]func(*conn, *httpconn.Request){
+	"/health":           func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "", nil) },
+	"/ping":             func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "", nil) },
+	"/version":          func(c *conn, r *httpconn.Request) { c.json(r, map[string]string{"version": c.incarnation.e.o.Version}) },
 	"/v1/models":        serveModels,
 	"/load":             serveLoad,
 	"/metrics":          serveMetrics,
 	"/kv_event_sources": serveEventSources,
-	"/is_sleeping":      func(c *conn, r *httpRequest) { c.json(r, map[string]bool{"is_sleeping": false}) },
+	"/is_sleeping":      func(c *conn, r *httpconn.Request) { c.json(r, map[string]bool{"is_sleeping": false}) },
 }
 
-var vllmPost = map[string]func(*conn, *httpRequest){
-	"/ping":                        func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
+var vllmPost = map[string]func(*conn, *httpconn.Request){
+	"/ping":                        func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "", nil) },
 	"/tokenize":                    serveTokenize,
 	"/detokenize":                  serveDetokenize,
 	"/v1/embeddings":               serveEmbeddings,
@@ -51,24 +52,24 @@ var vllmPost = map[string]func(*conn, *httpRequest){
 	"/inference/v1/abort_requests": serveAbort,
 }
 
-func (c *conn) json(r *httpRequest, v any) {
+func (c *conn) json(r *httpconn.Request, v any) {
 	b, err := json.Marshal(v)
 	if err != nil {
-		c.respond(r, 500, "application/json", c.incarnation.e.errorBody(500, err.Error(), ""))
+		c.Respond(r, 500, "application/json", c.incarnation.e.errorBody(500, err.Error(), ""))
 		return
 	}
-	c.respond(r, 200, "application/json", b)
+	c.Respond(r, 200, "application/json", b)
 }
 
-func (c *conn) writeRefusal(r *httpRequest, err error) {
+func (c *conn) writeRefusal(r *httpconn.Request, err error) {
 	ref := api.AsRefusal(err)
 	c.incarnation.rejected.Add(1)
-	c.respond(r, ref.Status, "application/json", c.incarnation.e.errorBody(ref.Status, ref.Msg, ref.Param))
+	c.Respond(r, ref.Status, "application/json", c.incarnation.e.errorBody(ref.Status, ref.Msg, ref.Param))
 }
 
 // auxBody decodes the body and checks the model.
-func (c *conn) auxBody(r *httpRequest) (*api.Body, bool) {
-	b, err := api.ReadBody(r.body)
+func (c *conn) auxBody(r *httpconn.Request) (*api.Body, bool) {
+	b, err := api.ReadBody(r.Body)
 	if err == nil && b.Model != "" && b.Model != c.incarnation.e.o.Model {
 		err = api.Refuse(404, "model", "The model `%s` does not exist.", b.Model)
 	}
@@ -78,7 +79,7 @@ func (c *conn) auxBody(r *httpRequest) (*api.Body, bool) {
 	return b, err == nil
 }
 
-func serveModels(c *conn, r *httpRequest) {
+func serveModels(c *conn, r *httpconn.Request) {
 	o, at := &c.incarnation.e.o, c.incarnation.e.start.Unix()
 	perm := map[string]any{"id": "modelperm-sim", "object": "model_permission", "created": at, "allow_create_engine": false, "allow_sampling": true, "allow_logprobs": true,
 		"allow_search_indices": false, "allow_view": true, "allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false}
@@ -90,7 +91,7 @@ func serveModels(c *conn, r *httpRequest) {
 		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen, "permission": []any{perm}}}})
 }
 
-func serveLoad(c *conn, r *httpRequest) {
+func serveLoad(c *conn, r *httpconn.Request) {
 	n := int64(0)
 	for _, rk := range c.incarnation.ranks {
 		n += rk.load.Load()
@@ -98,7 +99,7 @@ func serveLoad(c *conn, r *httpRequest) {
 	c.json(r, map[string]int64{"server_load": n})
 }
 
-func serveEventSources(c *conn, r *httpRequest) {
+func serveEventSources(c *conn, r *httpconn.Request) {
 	e := c.incarnation.e
 	out := map[string]any{}
 	for i, p := range e.pubs {
@@ -112,7 +113,7 @@ func serveEventSources(c *conn, r *httpRequest) {
 	c.json(r, out)
 }
 
-func serveTokenize(c *conn, r *httpRequest) {
+func serveTokenize(c *conn, r *httpconn.Request) {
 	b, ok := c.auxBody(r)
 	if !ok {
 		return
@@ -152,10 +153,10 @@ func serveTokenize(c *conn, r *httpRequest) {
 	} else {
 		out = append(out, "null"...)
 	}
-	c.respond(r, 200, "application/json", append(out, '}'))
+	c.Respond(r, 200, "application/json", append(out, '}'))
 }
 
-func serveDetokenize(c *conn, r *httpRequest) {
+func serveDetokenize(c *conn, r *httpconn.Request) {
 	b, ok := c.auxBody(r)
 	if !ok {
 		return
@@ -166,10 +167,10 @@ func serveDetokenize(c *conn, r *httpRequest) {
 		return
 	}
 	out := api.AppendJSON([]byte(`{"prompt":`), textgen.Detokenize(ids))
-	c.respond(r, 200, "application/json", append(out, '}'))
+	c.Respond(r, 200, "application/json", append(out, '}'))
 }
 
-func serveCountTokens(c *conn, r *httpRequest) {
+func serveCountTokens(c *conn, r *httpconn.Request) {
 	b, ok := c.auxBody(r)
 	if !ok {
 		return
@@ -183,7 +184,7 @@ func serveCountTokens(c *conn, r *httpRequest) {
 }
 
 // serveEmbeddings returns unit vectors that are a function of the token ids.
-func serveEmbeddings(c *conn, r *httpRequest) {
+func serveEmbeddings(c *conn, r *httpconn.Request) {
 	b, ok := c.auxBody(r)
 	if !ok {
 		return
@@ -193,7 +194,7 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 		c.writeRefusal(r, api.Refuse(400, "input", "input must be a non-empty string, a list of token ids, or a list of up to 2048 of either; dimensions 1 to 8192."))
 		return
 	}
-	if c.waitOrGone(cost.Scale(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
+	if c.WaitOrGone(cost.Scale(c.incarnation.e.o.Cost.Step, c.incarnation.e.o.Speed)) {
 		return
 	}
 	dims := b.Dimensions
@@ -237,24 +238,24 @@ func serveEmbeddings(c *conn, r *httpRequest) {
 	}{"embd-" + randomHex(8), "list", time.Now().Unix(), c.incarnation.e.o.Model, data, map[string]int{"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}})
 }
 
-func serveReset(c *conn, r *httpRequest) {
+func serveReset(c *conn, r *httpconn.Request) {
 	ok := true
 	for _, rk := range c.incarnation.ranks {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
-		c.respond(r, 500, "application/json", c.incarnation.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
+		c.Respond(r, 500, "application/json", c.incarnation.e.errorBody(500, "Failed to reset prefix cache: blocks are in use.", ""))
 		return
 	}
-	c.respond(r, 200, "", nil)
+	c.Respond(r, 200, "", nil)
 }
 
 // serveAbort aborts requests by the ids that their clients see.
-func serveAbort(c *conn, r *httpRequest) {
+func serveAbort(c *conn, r *httpconn.Request) {
 	var q struct {
 		IDs []string `json:"request_ids"`
 	}
-	if json.Unmarshal(r.body, &q) != nil {
+	if json.Unmarshal(r.Body, &q) != nil {
 		c.writeRefusal(r, api.Refuse(400, "body.request_ids", "request_ids must be a list of strings."))
 		return
 	}
@@ -265,5 +266,5 @@ func serveAbort(c *conn, r *httpRequest) {
 			}
 		})
 	}
-	c.respond(r, 200, "", nil)
+	c.Respond(r, 200, "", nil)
 }

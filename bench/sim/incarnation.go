@@ -17,6 +17,7 @@ import (
 	zmq "github.com/pebbe/zmq4"
 
 	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
 )
 
@@ -30,7 +31,7 @@ type incarnation struct {
 	ctx       context.Context // ends first when the incarnation ends
 	kill      context.CancelFunc
 	stopc     <-chan struct{} // Done channel of ctx
-	conf      *connConfig
+	conf      *httpconn.Config
 	wg        sync.WaitGroup
 
 	zctx     *zmq.Context
@@ -61,7 +62,7 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	l = &incarnation{e: e, id: uuid(), startedAt: time.Now(), conns: make(map[*conn]struct{}), stopped: make(chan struct{})}
 	l.ctx, l.kill = context.WithCancel(context.Background())
 	l.stopc = l.ctx.Done()
-	l.conf = &connConfig{bodyLimit: e.o.BodyLimit, streamBuffer: e.o.StreamBuffer, stopping: l.stopc, background: l.wg.Go, slowReader: func() { l.slowReaders.Add(1) }}
+	l.conf = &httpconn.Config{BodyLimit: e.o.BodyLimit, StreamBuffer: e.o.StreamBuffer, Stopping: l.stopc, Background: l.wg.Go, SlowReader: func() { l.slowReaders.Add(1) }}
 	l.peer = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, IdleConnTimeout: 30 * time.Second}}
 	l.pull.init(l)
 	l.prefills = make(map[string]*prefillServer)
@@ -195,12 +196,12 @@ func (l *incarnation) closeListeners() {
 	l.listeners = keep
 	for c := range l.conns {
 		if !c.sideChannel {
-			c.close()
+			c.Close()
 		}
 	}
 }
 
-func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *httpRequest) *job) {
+func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *httpconn.Request) *job) {
 	defer l.wg.Done()
 	for {
 		nc, err := ln.Accept()
@@ -216,12 +217,12 @@ func (l *incarnation) accept(ln net.Listener, rank int, handle func(*conn, *http
 			}
 			return
 		}
-		hc, err := newHTTPConn(nc.(*net.TCPConn), l.conf)
+		hc, err := httpconn.New(nc.(*net.TCPConn), l.conf)
 		if err != nil {
 			nc.Close()
 			continue
 		}
-		c := &conn{httpConn: hc, incarnation: l, rank: rank, sideChannel: ln == l.side || ln == l.bootstrapListener}
+		c := &conn{Conn: hc, incarnation: l, rank: rank, sideChannel: ln == l.side || ln == l.bootstrapListener}
 		l.mu.Lock()
 		if l.stopping {
 			l.mu.Unlock()
@@ -257,7 +258,7 @@ func (l *incarnation) stop(abrupt bool) {
 	}
 	if abrupt {
 		for c := range l.conns {
-			c.reset()
+			c.Reset()
 		}
 	}
 	l.mu.Unlock()
@@ -274,7 +275,7 @@ func (l *incarnation) stop(abrupt bool) {
 	}
 	l.mu.Lock()
 	for c := range l.conns {
-		c.interruptRead()
+		c.InterruptRead()
 	}
 	l.mu.Unlock()
 	l.wg.Wait()

@@ -5,6 +5,7 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/kvcache"
 )
 
@@ -14,7 +15,7 @@ import (
 type job struct {
 	api.Response
 	c          *conn
-	req        *httpRequest
+	req        *httpconn.Request
 	rank       *rank
 	blockLogID string // id for the block log
 	internal   string // id inside the engine, with a random suffix

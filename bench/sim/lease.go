@@ -10,6 +10,7 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 )
 
 // lease is the blocks that a prefill keeps for a decode: they stay referenced until the
@@ -99,7 +100,7 @@ func (ls *leases) pinned() (n int) {
 }
 
 // sideChannelCalls are the calls of other families on the side channel.
-var sideChannelCalls = map[string]func(*conn, *httpRequest){
+var sideChannelCalls = map[string]func(*conn, *httpconn.Request){
 	"/room/open": serveSideRooms,
 	"/room/wait": serveSideRooms,
 	"/offer":     serveSideOffer,
@@ -120,19 +121,19 @@ type sideChannelReply struct {
 
 // serveSideChannel serves other simulated engines: /read reports whether the blocks are
 // still leased, /done frees them, /heartbeat extends their lease.
-func serveSideChannel(c *conn, r *httpRequest) *job {
-	if call := sideChannelCalls[r.path]; call != nil {
+func serveSideChannel(c *conn, r *httpconn.Request) *job {
+	if call := sideChannelCalls[r.Path]; call != nil {
 		call(c, r)
 		return nil
 	}
 	var q sideChannelRequest
-	if err := json.Unmarshal(r.body, &q); err != nil {
-		c.respond(r, 400, "text/plain", []byte(err.Error()))
+	if err := json.Unmarshal(r.Body, &q); err != nil {
+		c.Respond(r, 400, "text/plain", []byte(err.Error()))
 		return nil
 	}
 	rk := c.incarnation.rankByID(q.EngineID)
 	if rk == nil {
-		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
+		c.Respond(r, 404, "text/plain", []byte("unknown engine id"))
 		return nil
 	}
 	reply := sideChannelReply{Held: true}
@@ -145,13 +146,13 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 			case l == nil:
 				reply.Held = false
 				switch {
-				case r.path != "/done":
+				case r.Path != "/done":
 				case rk.o.PD == "nixl":
 					rk.counters.late++
 				default:
 					rk.offers.retire(id)
 				}
-			case r.path == "/done":
+			case r.Path == "/done":
 				rk.pool.Release(l.blocks)
 				delete(rk.leases.byID, id)
 				rk.e.blockLog.release(l.blockLogID)
@@ -159,7 +160,7 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 				if rk.o.PD != "nixl" { // a later request for them is told so at once
 					rk.offers.retire(id)
 				}
-			case r.path == "/heartbeat":
+			case r.Path == "/heartbeat":
 				if until := now.Add(rk.o.Lease * 2 / 3); until.After(l.until) {
 					l.until = until
 				}
@@ -168,7 +169,7 @@ func serveSideChannel(c *conn, r *httpRequest) *job {
 		}
 	})
 	body, _ := json.Marshal(reply)
-	c.respond(r, 200, "application/json", body)
+	c.Respond(r, 200, "application/json", body)
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 )
 
 // LMCache's hand-over over NIXL. A prefill whose request has a disagg_spec writes its
@@ -44,7 +45,7 @@ type lmcacheSpec struct {
 	Alloc []int  `json:"receiver_alloc_port"`
 }
 
-func readLMCache(_ *incarnation, b *api.Body, _ *httpRequest) (pdLeg, error) {
+func readLMCache(_ *incarnation, b *api.Body, _ *httpconn.Request) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return &lmcacheLeg{}, nil
 	}
@@ -79,8 +80,8 @@ func (g *lmcacheLeg) holdLastToken(r *rank, s *seq) bool {
 	}
 	g.tokenSent = true
 	prompt, spec, early := s.Prompt, g.spec, r.o.EarlyNotify
-	f := r.e.matchFault(&httpRequest{path: "notify", headers: s.j.req.headers, body: s.j.req.body}, "notify", false)
-	late := r.e.matchFault(&httpRequest{path: "write", headers: s.j.req.headers, body: s.j.req.body}, "write", false)
+	f := r.e.matchFault(&httpconn.Request{Path: "notify", Headers: s.j.req.Headers, Body: s.j.req.Body}, "notify", false)
+	late := r.e.matchFault(&httpconn.Request{Path: "write", Headers: s.j.req.Headers, Body: s.j.req.Body}, "write", false)
 	r.l.wg.Go(func() {
 		wrote := true
 		if late != nil { // otherwise the delay would be invisible
@@ -111,10 +112,10 @@ type lmcacheWrite struct {
 
 // serveLMCacheWrite stores KV by its prompt, for the next request that starts with that
 // prompt.
-func serveLMCacheWrite(c *conn, r *httpRequest) {
+func serveLMCacheWrite(c *conn, r *httpconn.Request) {
 	var q lmcacheWrite
-	if json.Unmarshal(r.body, &q) != nil || q.Tokens <= 0 {
-		c.respond(r, 400, "text/plain", nil)
+	if json.Unmarshal(r.Body, &q) != nil || q.Tokens <= 0 {
+		c.Respond(r, 400, "text/plain", nil)
 		return
 	}
 	for _, rk := range c.incarnation.ranks {
@@ -130,7 +131,7 @@ func serveLMCacheWrite(c *conn, r *httpRequest) {
 			rk.counters.leased++
 		})
 	}
-	c.respond(r, 200, "application/json", []byte("{}"))
+	c.Respond(r, 200, "application/json", []byte("{}"))
 }
 
 // onAdmitted looks for KV of decode's whole prompt, or of all but the last token, which

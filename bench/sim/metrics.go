@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/vllm"
 )
 
@@ -58,7 +59,7 @@ var metricFamilies = []metric{
 
 // serveMetrics serves /metrics, Prometheus text with vLLM's names and labels; the label
 // engine is the rank.
-func serveMetrics(c *conn, r *httpRequest) {
+func serveMetrics(c *conn, r *httpconn.Request) {
 	l := c.incarnation
 	stats := make([]RankStats, len(l.ranks))
 	ns := make([]counters, len(l.ranks))
@@ -98,7 +99,7 @@ func serveMetrics(c *conn, r *httpRequest) {
 	if !l.e.o.release.Since(12, 0) {
 		page = vllm.OldMetrics.Replace(page)
 	}
-	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))
+	c.Respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(page))
 }
 
 // number formats a float as Python's client does: 3.0, not 3.

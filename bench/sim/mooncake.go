@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/httpconn"
 )
 
 // mooncakeLeg is one leg of vLLM's MooncakeConnector (0.16 and later). Prefill returns
@@ -26,7 +27,7 @@ type mooncakeLeg struct {
 
 // readMooncake reads kv_transfer_params. A decode that lacks one of its three keys
 // computes the prompt itself, with a warning; the engine counts it.
-func readMooncake(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
+func readMooncake(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error) {
 	if len(b.KVTransfer) == 0 || string(b.KVTransfer) == "null" {
 		return nil, nil
 	}
@@ -200,17 +201,17 @@ func (b *bootstrap) registerWorker(w mooncakeWorker) error {
 }
 
 // serveMooncakeBootstrap serves vLLM's Mooncake bootstrap server: /query, /register.
-func serveMooncakeBootstrap(c *conn, r *httpRequest) {
+func serveMooncakeBootstrap(c *conn, r *httpconn.Request) {
 	b := &c.incarnation.bootstrap
 	switch {
-	case r.path == "/query" && r.method == "GET":
+	case r.Path == "/query" && r.Method == "GET":
 		b.mu.Lock()
 		body, _ := json.Marshal(b.workers)
 		b.mu.Unlock()
-		c.respond(r, 200, "application/json", body)
-	case r.path == "/register" && r.method == "POST":
+		c.Respond(r, 200, "application/json", body)
+	case r.Path == "/register" && r.Method == "POST":
 		var w mooncakeWorker
-		err := json.Unmarshal(r.body, &w)
+		err := json.Unmarshal(r.Body, &w)
 		if err == nil && (w.EngineID == "" || w.Addr == "") {
 			err = fmt.Errorf("engine_id and addr are required")
 		}
@@ -219,14 +220,14 @@ func serveMooncakeBootstrap(c *conn, r *httpRequest) {
 		}
 		if err != nil {
 			body, _ := json.Marshal(map[string]string{"detail": err.Error()})
-			c.respond(r, 400, "application/json", body)
+			c.Respond(r, 400, "application/json", body)
 			return
 		}
 		c.json(r, map[string]string{"status": "ok"})
-	case r.path == "/query" || r.path == "/register":
-		c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+	case r.Path == "/query" || r.Path == "/register":
+		c.Respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
 	default:
-		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 	}
 }
 

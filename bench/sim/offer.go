@@ -7,6 +7,7 @@ import (
 
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 )
 
 // Some families name a transfer before there are blocks: both legs start at once and
@@ -73,14 +74,14 @@ type offerReply struct {
 
 // serveSideOffer serves /offer on the side channel: at once, when the blocks are
 // offered, or after a limited time without them.
-func serveSideOffer(c *conn, r *httpRequest) {
+func serveSideOffer(c *conn, r *httpconn.Request) {
 	var q offerCall
 	rk := (*rank)(nil)
-	if json.Unmarshal(r.body, &q) == nil {
+	if json.Unmarshal(r.Body, &q) == nil {
 		rk = c.incarnation.rankByID(q.EngineID)
 	}
 	if rk == nil {
-		c.respond(r, 404, "text/plain", []byte("unknown engine id"))
+		c.Respond(r, 404, "text/plain", []byte("unknown engine id"))
 		return
 	}
 	var ch chan struct{}
@@ -113,7 +114,7 @@ func serveSideOffer(c *conn, r *httpRequest) {
 		t.Stop()
 	}
 	body, _ := json.Marshal(reply)
-	c.respond(r, 200, "application/json", body)
+	c.Respond(r, 200, "application/json", body)
 }
 
 // fetchOffer waits for an offer and reads it. It returns the transferred tokens, how

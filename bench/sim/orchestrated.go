@@ -5,6 +5,7 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 )
 
 // orchestratedLeg is the decode leg of production-stack's orchestrated mode: a request
@@ -14,11 +15,11 @@ import (
 type orchestratedLeg struct{ defaultLeg }
 
 // readOrchestrated reads disagg_prefill_resp: an object with choices.
-func readOrchestrated(_ *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
+func readOrchestrated(_ *incarnation, _ *api.Body, r *httpconn.Request) (pdLeg, error) {
 	var p struct {
 		Resp json.RawMessage `json:"disagg_prefill_resp"`
 	}
-	if err := json.Unmarshal(r.body, &p); err != nil || len(p.Resp) == 0 || string(p.Resp) == "null" {
+	if err := json.Unmarshal(r.Body, &p); err != nil || len(p.Resp) == 0 || string(p.Resp) == "null" {
 		return nil, nil
 	}
 	var resp struct {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/httpconn"
 )
 
 // pushLeg is one leg of vLLM's NixlPushConnector (0.24 and later): decode allocates
@@ -33,7 +34,7 @@ const pushRegistration = 480 * time.Second
 
 var idSuffix = regexp.MustCompile(`-[0-9a-f]{8}$`)
 
-func readPush(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
+func readPush(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error) {
 	h, err := readTransferParams(b.KVTransfer)
 	if err != nil {
 		return nil, api.Refuse(400, "body.kv_transfer_params", "%s", err)

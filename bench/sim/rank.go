@@ -269,8 +269,8 @@ func (r *rank) markAnswered(j *job) {
 	r.load.Add(-1)
 	r.e.blockLog.release(j.blockLogID)
 	close(j.done)
-	if j.req.close {
-		j.c.interruptRead()
+	if j.req.Close {
+		j.c.InterruptRead()
 	}
 }
 
@@ -287,7 +287,7 @@ func (r *rank) fail(j *job, status int, msg string) {
 		j.Format.StreamError(&r.scratch, &j.Response, status, msg)
 		r.scratch.Finish()
 	} else {
-		j.c.respond(j.req, status, "application/json", j.Format.ErrorBody(status, msg))
+		j.c.Respond(j.req, status, "application/json", j.Format.ErrorBody(status, msg))
 	}
 	r.markAnswered(j)
 }
@@ -364,7 +364,7 @@ func (r *rank) finishAborted(j *job) {
 		j.Format.Last(w, &j.Response)
 		w.Finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
+		j.c.Respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
 	}
 	r.markAnswered(j)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 )
 
 // roomHandover is a sequence's part of a hand-over by room.
@@ -264,17 +265,17 @@ func (g *sglangLeg) cancel(r *rank, j *job) {
 // serveSideRooms serves decode on a prefill rank's side channel. /room/open reports
 // that decode has its blocks ready; /room/wait returns the result or, after a limited
 // time, none.
-func serveSideRooms(c *conn, r *httpRequest) {
+func serveSideRooms(c *conn, r *httpconn.Request) {
 	var q roomCall
-	if err := json.Unmarshal(r.body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.incarnation.ranks) {
-		c.respond(r, 400, "text/plain", []byte("want a room and a rank"))
+	if err := json.Unmarshal(r.Body, &q); err != nil || q.Rank < 0 || q.Rank >= len(c.incarnation.ranks) {
+		c.Respond(r, 400, "text/plain", []byte("want a room and a rank"))
 		return
 	}
 	rk := c.incarnation.ranks[q.Rank]
 	var x *room
 	reply := roomReply{Done: true}
 	rk.do(func() {
-		if r.path == "/room/wait" {
+		if r.Path == "/room/wait" {
 			if x = rk.rooms.open[q.Room]; x == nil {
 				reply = rk.rooms.used[q.Room]
 			}
@@ -313,7 +314,7 @@ func serveSideRooms(c *conn, r *httpRequest) {
 		t.Stop()
 	}
 	body, _ := json.Marshal(reply)
-	c.respond(r, 200, "application/json", body)
+	c.Respond(r, 200, "application/json", body)
 }
 
 const roomWait = time.Second // how long one /room call is kept open

@@ -9,37 +9,38 @@ import (
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 )
 
 // serveAPI serves one request of a client port, at once or through the job it returns.
-func serveAPI(c *conn, r *httpRequest) *job {
+func serveAPI(c *conn, r *httpconn.Request) *job {
 	l := c.incarnation
 	if l.isStopping() {
-		c.respond(r, 500, "application/json", l.e.errorBody(500, deadMessage, ""))
+		c.Respond(r, 500, "application/json", l.e.errorBody(500, deadMessage, ""))
 		return nil
 	}
-	formatOf, generates := l.e.surface.inference[r.path]
-	if !l.e.o.release.HasEndpoint(r.path) {
+	formatOf, generates := l.e.surface.inference[r.Path]
+	if !l.e.o.release.HasEndpoint(r.Path) {
 		l.e.log.add(r, -1)
-		c.respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
 		return nil
 	}
-	if !generates || r.method != "POST" {
+	if !generates || r.Method != "POST" {
 		l.e.log.add(r, -1)
-		if f := l.e.matchFault(r, "plain", r.path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
+		if f := l.e.matchFault(r, "plain", r.Path == "/v1/embeddings"); f != nil && c.faultBeforeHead(r, f, nil) {
 			return nil
 		}
 		if generates {
-			c.respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+			c.Respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
 			return nil
 		}
 		serveAux(c, r)
 		return nil
 	}
 	j := &job{c: c, req: r, done: make(chan struct{})}
-	j.Response = api.Response{Config: l.e.formats, Members: j, Send: c.send, Created: time.Now().Unix()}
+	j.Response = api.Response{Config: l.e.formats, Members: j, Send: c.Send, Created: time.Now().Unix()}
 	j.Format = formatOf(&j.Response)
-	b, err := l.e.surface.read(r.path, r.body)
+	b, err := l.e.surface.read(r.Path, r.Body)
 	var h *handle
 	var pd pdLeg
 	if read := pdFamilies[l.e.o.PD]; err == nil && read != nil {
@@ -53,7 +54,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 			h = nil // vLLM without a connector logs a warning and ignores it
 		}
 	}
-	if r.path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
+	if r.Path == "/v1/messages" && err == nil && l.e.o.release.ChecksBudget() {
 		if err = b.CheckBudget(); err != nil {
 			h, pd = nil, nil // the body is validated before the handle is used
 		}
@@ -99,17 +100,17 @@ func serveAPI(c *conn, r *httpRequest) *job {
 		l.releaseRefused(h, pd)
 		ref := api.AsRefusal(err)
 		body := j.Format.ErrorBody(ref.Status, ref.Msg)
-		if ref.Param != "" && r.path != "/generate" && r.path != "/v1/messages" {
+		if ref.Param != "" && r.Path != "/generate" && r.Path != "/v1/messages" {
 			body = l.e.errorBody(ref.Status, ref.Msg, ref.Param)
 		}
-		c.respond(r, ref.Status, "application/json", body)
+		c.Respond(r, ref.Status, "application/json", body)
 		return nil
 	}
 	j.fault = f
 	// A client that disconnects before the engine schedules its request leaves no
 	// trace. As in vLLM, prefill then keeps the blocks of such a decode until the lease
 	// expires.
-	if l.e.surface.headFirst && !j.begin() || c.waitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
+	if l.e.surface.headFirst && !j.begin() || c.WaitOrGone(cost.Scale(l.e.o.Cost.Admit, l.e.o.Speed)) || !l.e.surface.headFirst && !j.begin() {
 		l.abortedEarly.Add(1)
 		return nil
 	}
@@ -117,7 +118,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 	if !j.rank.post(func() { j.rank.submit(j) }) {
 		j.rank.load.Add(-1)
 		if !j.headSent {
-			c.respond(r, 500, "application/json", j.Format.ErrorBody(500, deadMessage))
+			c.Respond(r, 500, "application/json", j.Format.ErrorBody(500, deadMessage))
 		}
 		return nil
 	}
@@ -127,7 +128,7 @@ func serveAPI(c *conn, r *httpRequest) *job {
 // begin sends the head of a stream; it returns false if the client has disconnected.
 func (j *job) begin() bool {
 	j.headSent = j.Params.Stream
-	return !j.headSent || j.c.send(streamHead(j.req.close)) == nil
+	return !j.headSent || j.c.Send(httpconn.StreamHead(j.req.Close)) == nil
 }
 
 func isRefusal(err error) bool {
@@ -137,7 +138,7 @@ func isRefusal(err error) bool {
 
 // faultBeforeHead applies a fault that occurs before the head. It returns true if that
 // ended the request. The rank applies all other faults.
-func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) bool {
+func (c *conn) faultBeforeHead(r *httpconn.Request, f *faults.Fault, fm api.Format) bool {
 	failure := func(status int, msg string) []byte { return c.incarnation.e.errorBody(status, msg, "") }
 	if fm != nil {
 		failure = fm.ErrorBody
@@ -148,31 +149,31 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) b
 		if status == 0 {
 			status = 503
 		}
-		c.respond(r, status, "application/json", failure(status, "injected fault"))
+		c.Respond(r, status, "application/json", failure(status, "injected fault"))
 		return true
 	case f.Phase != "" && fm != nil:
 		return false // after the head is sent
 	case f.Kind == faults.Garbage && f.After == 0:
-		c.respond(r, 200, "application/json", []byte(garbageBody))
+		c.Respond(r, 200, "application/json", []byte(garbageBody))
 		return true
 	case f.Kind == faults.Stall && f.After == 0:
 		d := f.Delay
 		if d <= 0 {
 			d = 1000 * time.Hour
 		}
-		return c.waitOrGoneUntil(d, f.Until)
+		return c.WaitOrGoneUntil(d, f.Until)
 	case f.Kind == faults.Slow && fm == nil:
-		return c.waitOrGone(f.Delay)
+		return c.WaitOrGone(f.Delay)
 	case f.Kind == faults.Reset && f.After == 0:
-		c.reset()
+		c.Reset()
 		return true
 	case f.Kind == faults.Cut && fm == nil:
-		r.close = true
-		c.send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
-		c.closeWrite()
+		r.Close = true
+		c.Send([]byte("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"))
+		c.CloseWrite()
 		return true
 	case f.Kind == faults.Dead && f.After == 0:
-		c.respond(r, 500, "application/json", failure(500, deadMessage))
+		c.Respond(r, 500, "application/json", failure(500, deadMessage))
 		go c.incarnation.e.crash(c.incarnation, false)
 		return true
 	}
@@ -182,8 +183,8 @@ func (c *conn) faultBeforeHead(r *httpRequest, f *faults.Fault, fm api.Format) b
 const garbageBody = `{"id": "garbage", "choices": [{{{`
 
 // matchFault returns the fault that occurs to a request, see faults.Set.Match.
-func (e *Engine) matchFault(r *httpRequest, leg string, generates bool) *faults.Fault {
-	return e.faults.Match(faults.Request{Path: r.path, ID: header(r, "X-Request-Id"), Body: r.body}, leg, generates)
+func (e *Engine) matchFault(r *httpconn.Request, leg string, generates bool) *faults.Fault {
+	return e.faults.Match(faults.Request{Path: r.Path, ID: header(r, "X-Request-Id"), Body: r.Body}, leg, generates)
 }
 
 // releaseRefused releases the blocks at prefill when decode gets an error before the
@@ -198,7 +199,7 @@ func (l *incarnation) releaseRefused(h *handle, pd pdLeg) {
 }
 
 // chooseRank returns the rank of the port or the header, or else the least loaded.
-func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error) {
+func (l *incarnation) chooseRank(c *conn, r *httpconn.Request, pd pdLeg) (int, error) {
 	n := len(l.ranks)
 	if c.rank >= 0 {
 		return c.rank, nil
@@ -212,7 +213,7 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 		}
 	}
 	want, named := 0, false
-	if v, ok := r.get("X-data-parallel-rank"); ok && l.e.o.release.RankHeader() {
+	if v, ok := r.Get("X-data-parallel-rank"); ok && l.e.o.release.RankHeader() {
 		if i, err := strconv.Atoi(strings.TrimSpace(v)); err == nil { // vLLM ignores a value that is not an integer
 			want, named = i, true
 		}
@@ -234,12 +235,12 @@ func (l *incarnation) chooseRank(c *conn, r *httpRequest, pd pdLeg) (int, error)
 }
 
 // build validates a request and fills its job.
-func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpRequest) error {
+func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpconn.Request) error {
 	o := &l.e.o
 	if media, _, _ := strings.Cut(header(r, "Content-Type"), ";"); !strings.EqualFold(strings.TrimSpace(media), "application/json") {
 		return api.Refuse(400, "", "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 	}
-	ids, err := j.ReadParams(b, r.path, header(r, "X-Session-ID"))
+	ids, err := j.ReadParams(b, r.Path, header(r, "X-Session-ID"))
 	if err != nil {
 		return err
 	}
@@ -248,7 +249,7 @@ func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpReq
 		if h.wire.RemotePrefill {
 			j.handle = h
 		}
-		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.path == "/v1/chat/completions" {
+		if list, ok := api.ParseIDs(h.wire.PromptIDs); ok && o.release.AcceptsPromptIDs() && r.Path == "/v1/chat/completions" {
 			if len(list) == 0 || len(list) >= o.MaxModelLen {
 				return api.Refuse(400, "kv_transfer_params", "kv_transfer_params.prompt_token_ids has %d ids; want 1 to %d.", len(list), o.MaxModelLen-1)
 			}
@@ -271,7 +272,7 @@ func (l *incarnation) build(j *job, b *api.Body, h *handle, pd pdLeg, r *httpReq
 }
 
 // name sets the ids of the job: X-Request-Id, or the body's id, or a random one.
-func (j *job) name(r *httpRequest, b *api.Body) {
+func (j *job) name(r *httpconn.Request, b *api.Body) {
 	id := header(r, "X-Request-Id")
 	if id == "" {
 		if id = b.RequestID; id == "" {
@@ -287,7 +288,7 @@ func (j *job) name(r *httpRequest, b *api.Body) {
 	}
 	j.blockLogID = header(r, "X-Request-Id")
 	j.internal = j.ID
-	if r.path == "/v1/completions" {
+	if r.Path == "/v1/completions" {
 		j.internal += "-0"
 	}
 	if o := &j.c.incarnation.e.o; o.release.IDSuffix() && !o.ClientIDs {
@@ -298,7 +299,7 @@ func (j *job) name(r *httpRequest, b *api.Body) {
 	}
 }
 
-func header(r *httpRequest, name string) string {
-	v, _ := r.get(name)
+func header(r *httpconn.Request, name string) string {
+	v, _ := r.Get(name)
 	return v
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/httpconn"
 )
 
 // sglangLeg is one leg of SGLang's hand-over: prefill and decode get the same request
@@ -25,7 +26,7 @@ type sglangLeg struct {
 
 // readSGLang reads the bootstrap members, after the headers that override them. On a
 // server that is not part of a P/D pair only the rank has a meaning.
-func readSGLang(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
+func readSGLang(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error) {
 	o := &l.e.o
 	leg := &sglangLeg{prefill: o.Role == "prefill", routed: -1, prefillRank: -1, follow: o.Balance != "round_robin"}
 	rank := func(p *int, to *int, name string) error {
@@ -47,12 +48,12 @@ func readSGLang(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
 	if err := rank(b.PrefillRank, &leg.prefillRank, "disagg_prefill_dp_rank"); err != nil {
 		return nil, err
 	}
-	if o.HeaderOverrides && r.path != "/v1/completions" {
+	if o.HeaderOverrides && r.Path != "/v1/completions" {
 		if err := leg.override(b, r); err != nil {
 			return nil, err
 		}
 	}
-	if v, ok := r.get("X-Data-Parallel-Rank"); ok {
+	if v, ok := r.Get("X-Data-Parallel-Rank"); ok {
 		k, err := strconv.Atoi(strings.TrimSpace(v))
 		if err != nil {
 			return nil, api.Refuse(400, "", "Invalid X-Data-Parallel-Rank header: %q is not an integer.", v)
@@ -93,9 +94,9 @@ func readSGLang(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error) {
 }
 
 // override applies the headers of SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES.
-func (g *sglangLeg) override(b *api.Body, r *httpRequest) error {
+func (g *sglangLeg) override(b *api.Body, r *httpconn.Request) error {
 	raw := func(name string, to *json.RawMessage, quoted bool) {
-		if v, ok := r.get("x-override-" + name); ok {
+		if v, ok := r.Get("x-override-" + name); ok {
 			if *to = json.RawMessage(v); quoted {
 				*to = api.AppendJSON(nil, v)
 			}
@@ -106,7 +107,7 @@ func (g *sglangLeg) override(b *api.Body, r *httpRequest) error {
 	raw("bootstrap-port", &b.Port, false)
 	raw("bootstrap-room", &b.Room, false)
 	for name, to := range map[string]*int{"routed-dp-rank": &g.routed, "disagg-prefill-dp-rank": &g.prefillRank} {
-		v, ok := r.get("x-override-" + name)
+		v, ok := r.Get("x-override-" + name)
 		if !ok {
 			continue
 		}

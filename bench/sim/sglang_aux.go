@@ -11,15 +11,16 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/textgen"
 )
 
 // sglangGet and sglangPost are SGLang's endpoints that do not generate (0.5.23). There
 // is no /version and no /kv_event_sources.
-var sglangGet = map[string]func(*conn, *httpRequest){
+var sglangGet = map[string]func(*conn, *httpconn.Request){
 	"/health":          serveHealthGenerate,
 	"/health_generate": serveHealthGenerate,
-	"/ping":            func(c *conn, r *httpRequest) { c.respond(r, 200, "", nil) },
+	"/ping":            func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "", nil) },
 	"/ready":           serveReady,
 	"/server_info":     serveServerInfo,
 	"/get_server_info": serveServerInfo,
@@ -31,7 +32,7 @@ var sglangGet = map[string]func(*conn, *httpRequest){
 	"/flush_cache":     serveFlush,
 }
 
-var sglangPost = map[string]func(*conn, *httpRequest){
+var sglangPost = map[string]func(*conn, *httpconn.Request){
 	"/flush_cache":   serveFlush,
 	"/abort_request": serveAbortRID,
 	"/tokenize":      serveSGLangTokenize,
@@ -42,11 +43,11 @@ var sglangPost = map[string]func(*conn, *httpRequest){
 }
 
 // serveSGLangTokenize accepts several texts at once, too, and returns no token strings.
-func serveSGLangTokenize(c *conn, r *httpRequest) {
+func serveSGLangTokenize(c *conn, r *httpconn.Request) {
 	var list struct {
 		Prompt []string `json:"prompt"`
 	}
-	if json.Unmarshal(r.body, &list) != nil || list.Prompt == nil {
+	if json.Unmarshal(r.Body, &list) != nil || list.Prompt == nil {
 		serveTokenize(c, r)
 		return
 	}
@@ -60,31 +61,31 @@ func serveSGLangTokenize(c *conn, r *httpRequest) {
 
 // serveHealthGenerate probes the scheduler with one token and polls for the result once
 // a second: the response takes that long.
-func serveHealthGenerate(c *conn, r *httpRequest) {
-	if c.waitOrGone(cost.Scale(time.Second, c.incarnation.e.o.Speed)) {
+func serveHealthGenerate(c *conn, r *httpconn.Request) {
+	if c.WaitOrGone(cost.Scale(time.Second, c.incarnation.e.o.Speed)) {
 		return
 	}
-	c.respond(r, 200, "", nil)
+	c.Respond(r, 200, "", nil)
 }
 
 // serveReady returns 200 once requests are accepted; on a prefill, once its ranks are
 // registered.
-func serveReady(c *conn, r *httpRequest) {
+func serveReady(c *conn, r *httpconn.Request) {
 	if b := &c.incarnation.bootstrap; c.incarnation.bootstrapListener != nil {
 		b.mu.Lock()
 		ok := b.size > 0 && len(b.ranks) >= b.size
 		b.mu.Unlock()
 		if !ok {
-			c.respond(r, 503, "", nil)
+			c.Respond(r, 503, "", nil)
 			return
 		}
 	}
-	c.respond(r, 200, "", nil)
+	c.Respond(r, 200, "", nil)
 }
 
 // serveServerInfo returns the server's arguments and, in kv_events, the endpoints of
 // events.
-func serveServerInfo(c *conn, r *httpRequest) {
+func serveServerInfo(c *conn, r *httpconn.Request) {
 	e := c.incarnation.e
 	host, port, _ := net.SplitHostPort(e.addrs[0])
 	n, _ := strconv.Atoi(port)
@@ -125,13 +126,13 @@ func (l *incarnation) internalStates() (list []map[string]any) {
 	return list
 }
 
-func serveModelInfo(c *conn, r *httpRequest) {
+func serveModelInfo(c *conn, r *httpconn.Request) {
 	o := &c.incarnation.e.o
 	c.json(r, map[string]any{"model_path": o.Model, "tokenizer_path": o.Model, "is_generation": true, "preferred_sampling_params": nil, "weight_version": "default",
 		"has_image_understanding": false, "has_audio_understanding": false})
 }
 
-func serveSGLangModels(c *conn, r *httpRequest) {
+func serveSGLangModels(c *conn, r *httpconn.Request) {
 	o, at := &c.incarnation.e.o, c.incarnation.e.start.Unix()
 	c.json(r, map[string]any{"object": "list", "data": []any{map[string]any{"id": o.Model, "object": "model", "created": at, "owned_by": "sglang",
 		"root": o.Model, "parent": nil, "max_model_len": o.MaxModelLen}}})
@@ -163,13 +164,13 @@ func (r *rank) loadSnapshot() loadSnapshot {
 		Utilization: float64(s.Running) / float64(r.o.MaxSeqs)}
 }
 
-func serveLoads(c *conn, r *httpRequest) {
-	q, _ := url.ParseQuery(r.query)
+func serveLoads(c *conn, r *httpconn.Request) {
+	q, _ := url.ParseQuery(r.Query)
 	only := -1
 	if v := q.Get("dp_rank"); v != "" {
 		k, err := strconv.Atoi(v)
 		if err != nil || k < 0 || k >= len(c.incarnation.ranks) {
-			c.respond(r, 400, "application/json", api.SGLangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
+			c.Respond(r, 400, "application/json", api.SGLangError(400, fmt.Sprintf("dp_rank %q is out of range [0, %d).", v, len(c.incarnation.ranks)), ""))
 			return
 		}
 		only = k
@@ -185,7 +186,7 @@ func serveLoads(c *conn, r *httpRequest) {
 		for _, s := range loads {
 			fmt.Fprintf(&b, "sglang:num_running_reqs{dp_rank=\"%d\"} %d\nsglang:num_queue_reqs{dp_rank=\"%d\"} %d\n", s.DPRank, s.Running, s.DPRank, s.Waiting)
 		}
-		c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
+		c.Respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
 		return
 	}
 	c.json(r, struct {
@@ -197,27 +198,27 @@ func serveLoads(c *conn, r *httpRequest) {
 	}{float64(time.Now().UnixMicro()) / 1e6, c.incarnation.e.o.Version, "sim", len(c.incarnation.ranks), loads})
 }
 
-func serveFlush(c *conn, r *httpRequest) {
+func serveFlush(c *conn, r *httpconn.Request) {
 	ok := true
 	for _, rk := range c.incarnation.ranks {
 		rk.do(func() { ok = rk.resetCache() && ok })
 	}
 	if !ok {
-		c.respond(r, 400, "text/plain; charset=utf-8", []byte("Flush cache failed: there are running or waiting requests.\n"))
+		c.Respond(r, 400, "text/plain; charset=utf-8", []byte("Flush cache failed: there are running or waiting requests.\n"))
 		return
 	}
-	c.respond(r, 200, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"))
+	c.Respond(r, 200, "text/plain; charset=utf-8", []byte("Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"))
 }
 
 // serveAbortRID aborts the requests whose rid starts with the given one. Unknown and
 // empty ones are ignored, and the response is always 200.
-func serveAbortRID(c *conn, r *httpRequest) {
+func serveAbortRID(c *conn, r *httpconn.Request) {
 	var q struct {
 		RID string `json:"rid"`
 		All bool   `json:"abort_all"`
 	}
-	if json.Unmarshal(r.body, &q) != nil {
-		c.respond(r, 400, "application/json", api.SGLangError(400, "rid must be a string", "rid"))
+	if json.Unmarshal(r.Body, &q) != nil {
+		c.Respond(r, 400, "application/json", api.SGLangError(400, "rid must be a string", "rid"))
 		return
 	}
 	for _, rk := range c.incarnation.ranks {
@@ -229,7 +230,7 @@ func serveAbortRID(c *conn, r *httpRequest) {
 			}
 		})
 	}
-	c.respond(r, 200, "", nil)
+	c.Respond(r, 200, "", nil)
 }
 
 func (j *job) hasRID(prefix string) bool {
@@ -243,7 +244,7 @@ func (j *job) hasRID(prefix string) bool {
 
 // serveSGLangMetrics serves /metrics with --enable-metrics: the metrics that a router
 // scrapes.
-func serveSGLangMetrics(c *conn, r *httpRequest) {
+func serveSGLangMetrics(c *conn, r *httpconn.Request) {
 	l := c.incarnation
 	var b strings.Builder
 	families := []struct {
@@ -276,5 +277,5 @@ func serveSGLangMetrics(c *conn, r *httpRequest) {
 	}
 	b.WriteString("# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds " +
 		strconv.FormatFloat(float64(l.startedAt.UnixMilli())/1000, 'f', 2, 64) + "\n")
-	c.respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
+	c.Respond(r, 200, "text/plain; version=0.0.4; charset=utf-8", []byte(b.String()))
 }

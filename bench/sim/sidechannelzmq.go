@@ -15,11 +15,11 @@ const zmtpGreeting = 0xff
 // side or the incarnation ends. It returns false if the connection is for the engine
 // itself.
 func (c *conn) forwardZMQ() bool {
-	first, err := c.peek()
+	first, err := c.Peek()
 	if err != nil || first != zmtpGreeting {
 		return false
 	}
-	in, nc := c.hijack()
+	in, nc := c.Hijack()
 	to := c.incarnation.e.o.SideZMQ
 	if to == "" {
 		return true

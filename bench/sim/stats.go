@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"sluice/bench/sim/httpconn"
 )
 
 // counters are those of one rank, owned by its goroutine.
@@ -189,15 +191,15 @@ func (s Stats) Sum() (t RankStats) {
 // Record is one request as received on a client port.
 type Record struct {
 	Method, Path, Query string
-	Headers             []Header // in order, with the case of their names
-	Body                []byte   // exactly as received, without chunking; do not change it
-	Rank                int      // rank that serves it; -1 for calls that no rank serves
+	Headers             []httpconn.Header // in order, with the case of their names
+	Body                []byte            // exactly as received, without chunking; do not change it
+	Rank                int               // rank that serves it; -1 for calls that no rank serves
 	Arrived             time.Time
 }
 
 // Header returns the first value of the header name, or "".
 func (r Record) Header(name string) string {
-	v, _ := (&httpRequest{headers: r.Headers}).get(name)
+	v, _ := (&httpconn.Request{Headers: r.Headers}).Get(name)
 	return v
 }
 
@@ -213,14 +215,14 @@ const recordedBytes = 256 << 20
 
 func newRecorder(n int) *recorder { return &recorder{max: max(n, 0)} }
 
-func (rc *recorder) add(r *httpRequest, rank int) {
+func (rc *recorder) add(r *httpconn.Request, rank int) {
 	if rc.max == 0 {
 		return
 	}
 	rc.mu.Lock()
 	defer rc.mu.Unlock()
-	rc.list = append(rc.list, Record{r.method, r.path, r.query, r.headers, r.body, rank, r.headTime})
-	rc.bytes += len(r.body)
+	rc.list = append(rc.list, Record{r.Method, r.Path, r.Query, r.Headers, r.Body, rank, r.HeadTime})
+	rc.bytes += len(r.Body)
 	for len(rc.list) > rc.max || rc.bytes > recordedBytes && len(rc.list) > 1 {
 		rc.bytes -= len(rc.list[0].Body)
 		rc.list[0] = Record{}

@@ -6,6 +6,7 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
+	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/textgen"
 )
 
@@ -22,11 +23,11 @@ type storageLeg struct {
 	store     *sync.Map
 }
 
-func readStorage(l *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
+func readStorage(l *incarnation, _ *api.Body, r *httpconn.Request) (pdLeg, error) {
 	var p struct {
 		Threshold float64 `json:"cache_hit_threshold"`
 	}
-	if err := json.Unmarshal(r.body, &p); err != nil || p.Threshold < 0 || p.Threshold > 1 {
+	if err := json.Unmarshal(r.Body, &p); err != nil || p.Threshold < 0 || p.Threshold > 1 {
 		return nil, api.Refuse(400, "cache_hit_threshold", "cache_hit_threshold must be a number from 0 to 1.")
 	}
 	store, _ := stores.LoadOrStore(l.e.o.Store, new(sync.Map))
@@ -88,7 +89,7 @@ func (r *rank) decline(j *job) {
 		j.Format.Last(w, &j.Response)
 		w.Finish()
 	} else {
-		j.c.respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
+		j.c.Respond(j.req, 200, "application/json", j.Format.Full(nil, &j.Response))
 	}
 	r.markAnswered(j)
 }

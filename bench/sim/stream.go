@@ -96,7 +96,7 @@ func (r *rank) finishSeq(s *seq) {
 			r.delayAnswer(j, f, b)
 			return
 		}
-		j.c.respond(j.req, 200, "application/json", b)
+		j.c.Respond(j.req, 200, "application/json", b)
 	}
 	r.markAnswered(j)
 }
@@ -123,7 +123,7 @@ func (r *rank) delayAnswer(j *job, f *faults.Fault, body []byte) {
 		r.post(func() {
 			r.counters.delayedAnswers--
 			if !j.ended {
-				j.c.respond(j.req, 200, "application/json", body)
+				j.c.Respond(j.req, 200, "application/json", body)
 				r.markAnswered(j)
 			}
 		})
@@ -166,13 +166,13 @@ func (r *rank) triggerFault(s *seq) bool {
 		}
 	case faults.Reset:
 		r.drop(j)
-		j.c.reset()
+		j.c.Reset()
 		r.markAnswered(j)
 	case faults.Cut:
 		r.drop(j)
-		j.req.close = true
+		j.req.Close = true
 		if !j.headSent && f.Phase == "body" {
-			j.c.send([]byte(truncatedAnswerBytes))
+			j.c.Send([]byte(truncatedAnswerBytes))
 		}
 		r.markAnswered(j)
 	case faults.Garbage:
@@ -182,7 +182,7 @@ func (r *rank) triggerFault(s *seq) bool {
 			r.scratch.End(append(r.scratch.Begin(), "data: {\"id\": {{{\n\n"...))
 			r.scratch.Finish()
 		} else {
-			j.c.respond(j.req, 200, "application/json", []byte(garbageBody))
+			j.c.Respond(j.req, 200, "application/json", []byte(garbageBody))
 		}
 		r.markAnswered(j)
 	case faults.StreamFail:

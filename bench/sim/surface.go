@@ -5,13 +5,14 @@ import (
 	"slices"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/httpconn"
 )
 
 // surface is the HTTP surface of one engine: the endpoints that generate, the other
 // endpoints, and the format of its errors.
 type surface struct {
 	inference map[string]func(*api.Response) api.Format // endpoints that generate, all POST
-	get, post map[string]func(*conn, *httpRequest)
+	get, post map[string]func(*conn, *httpconn.Request)
 	failure   func(status int, msg, param string) []byte
 	read      func(path string, raw []byte) (*api.Body, error)
 	// headFirst means that the head of a stream is sent before the engine schedules the
@@ -36,7 +37,7 @@ func (e *Engine) errorBody(status int, msg, param string) []byte {
 
 // legReader parses a request's P/D members into the leg that they ask for; nil is a
 // plain request. An error is a refusal. It runs on the connection's goroutine.
-type legReader func(l *incarnation, b *api.Body, r *httpRequest) (pdLeg, error)
+type legReader func(l *incarnation, b *api.Body, r *httpconn.Request) (pdLeg, error)
 
 // pdFamilies are the hand-overs that an engine can speak, by Options.PD; nil parses
 // nothing. "nixl" is vLLM's default and is in lease.go and pull.go.

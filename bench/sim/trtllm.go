@@ -9,6 +9,7 @@ import (
 
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/faults"
+	"sluice/bench/sim/httpconn"
 )
 
 // TensorRT-LLM's surface: two endpoints, no /tokenize, flat errors, and its hand-over
@@ -17,15 +18,15 @@ import (
 // is that of NIXL's pull mode under another name: the opaque state contains the address
 // of the context server's side channel.
 
-var trtllmGet = map[string]func(*conn, *httpRequest){
+var trtllmGet = map[string]func(*conn, *httpconn.Request){
 	"/health":      vllmGet["/health"],
 	"/version":     vllmGet["/version"],
 	"/v1/models":   serveModels,
-	"/metrics":     func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("[]")) },
-	"/server_info": func(c *conn, r *httpRequest) { c.respond(r, 200, "application/json", []byte("{}")) },
+	"/metrics":     func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "application/json", []byte("[]")) },
+	"/server_info": func(c *conn, r *httpconn.Request) { c.Respond(r, 200, "application/json", []byte("{}")) },
 }
 
-var trtllmPost = map[string]func(*conn, *httpRequest){}
+var trtllmPost = map[string]func(*conn, *httpconn.Request){}
 
 // trtllmParams is disaggregated_params.
 type trtllmParams struct {
@@ -54,13 +55,13 @@ type trtllmLeg struct {
 	h       *handle
 }
 
-func readTRTLLM(_ *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
+func readTRTLLM(_ *incarnation, _ *api.Body, r *httpconn.Request) (pdLeg, error) {
 	var p struct {
 		Params json.RawMessage `json:"disaggregated_params"`
 		IDs    json.RawMessage `json:"prompt_token_ids"`
 		Stream bool            `json:"stream"`
 	}
-	if err := json.Unmarshal(r.body, &p); err != nil || len(p.Params) == 0 || string(p.Params) == "null" {
+	if err := json.Unmarshal(r.Body, &p); err != nil || len(p.Params) == 0 || string(p.Params) == "null" {
 		return nil, nil
 	}
 	g := &trtllmLeg{}
@@ -86,7 +87,7 @@ func readTRTLLM(_ *incarnation, _ *api.Body, r *httpRequest) (pdLeg, error) {
 	if err != nil || len(g.wire.First) == 0 || g.wire.CtxID == nil {
 		return nil, api.Refuse(400, "disaggregated_params", "a generation_only request needs first_gen_tokens, ctx_request_id and the opaque state as the context server gave it")
 	}
-	if len(p.IDs) > 0 && r.path == "/v1/chat/completions" {
+	if len(p.IDs) > 0 && r.Path == "/v1/chat/completions" {
 		ids, ok := api.ParseIDs(p.IDs)
 		if !ok || len(ids) == 0 {
 			return nil, api.Refuse(400, "prompt_token_ids", "prompt_token_ids is not a list of ids")
