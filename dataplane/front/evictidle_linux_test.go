@@ -28,7 +28,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	idle.readResponse()
 	half := r.dial()
 	half.send(chatPost(hello)[:60])
-	testwait.Until(t, "half a head in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "the incomplete head is in the queue", func() bool { return r.pendingHeadCount() == 1 })
 
 	// A connection that is accepted and whose goroutine has not run yet.
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -64,7 +64,7 @@ func TestIdleConnectionsAreEvicted(t *testing.T) {
 	}
 	idle.expectClosed()
 	testwait.Until(t, "the idle one's end", func() bool { return r.server.conns.len() == 2 })
-	if n := r.waitPendingHeads(); n != 1 {
+	if n := r.pendingHeadCount(); n != 1 {
 		t.Errorf("%d half heads left, want 1", n)
 	}
 	if n := r.evictedConns(); n != 1 {
@@ -94,7 +94,7 @@ func TestFirstRequestAfterProxyHeader(t *testing.T) {
 		c := r.dial()
 		began := time.Now()
 		c.send("PROXY TCP4 10.1.2.3 10.0.0.1 1234 80\r\n" + more)
-		testwait.Until(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+		testwait.Until(t, "the head is in the queue", func() bool { return r.pendingHeadCount() == 1 })
 		if more != "" {
 			if resp, _ := c.readResponse(); resp.StatusCode != 408 {
 				t.Errorf("%q: %d", more, resp.StatusCode)
@@ -127,7 +127,7 @@ func TestPartialProxyHeaderThenEOF(t *testing.T) {
 func TestReloadShorterHeadTimeout(t *testing.T) {
 	r := start(t, Options{HeadTimeout: testTimeout}, echo)
 	c := r.dial() // is accepted after a second without a byte
-	testwait.Until(t, "in the lobby", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "the head is in the queue", func() bool { return r.pendingHeadCount() == 1 })
 	opt := r.server.initial
 	opt.HeadTimeout = 300 * time.Millisecond
 	if err := r.server.Change(opt); err != nil {

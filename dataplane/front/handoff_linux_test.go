@@ -56,9 +56,9 @@ func names(name string) func(x *Exchange) {
 }
 
 // startHandOff begins to retire r's server in favour of a successor.
-func (r *testServer) startHandOff(ctx context.Context, heir Successor, unused time.Duration) <-chan error {
+func (r *testServer) startHandOff(ctx context.Context, successor Successor, unused time.Duration) <-chan error {
 	done := make(chan error, 1)
-	go func() { done <- r.server.retire(ctx, heir, unused, testTimeout) }()
+	go func() { done <- r.server.retire(ctx, successor, unused, testTimeout) }()
 	return done
 }
 
@@ -104,16 +104,16 @@ func TestRetireHandsOffIdleConnections(t *testing.T) {
 			begun := first.dial()
 			begun.send(k.opening + chatPost(hello)[:60])
 			testwait.Until(t, "half a head has come", func() bool { return first.server.conns.len() == 2 && requestsInProgress(first) == 1 })
-			heir := &testSuccessor{to: second.server}
-			done := first.startHandOff(context.Background(), heir, testTimeout)
+			successor := &testSuccessor{to: second.server}
+			done := first.startHandOff(context.Background(), successor, testTimeout)
 			testwait.Until(t, "it was passed", func() bool { return first.server.conns.len() == 1 && second.server.conns.len() == 1 })
 			for range 2 {
 				if resp := wantFrom(t, c, "second"); resp.Close {
 					t.Error("a connection that was passed is closed by its next answer")
 				}
 			}
-			if len(heir.about) != 1 || heir.about[0] != k.about {
-				t.Errorf("told %+v, want %+v", heir.about, k.about)
+			if len(successor.about) != 1 || successor.about[0] != k.about {
+				t.Errorf("told %+v, want %+v", successor.about, k.about)
 			}
 			begun.send(chatPost(hello)[60:])
 			if resp, body := begun.readResponse(); resp.StatusCode != 200 || !resp.Close || body != `"first"` {
@@ -175,8 +175,8 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 	} {
 		t.Run(k.name, func(t *testing.T) {
 			first, second := start(t, k.opt, names("first")), start(t, Options{}, names("second"))
-			heir := &testSuccessor{to: second.server}
-			heir.refuses.Store(k.refuses)
+			successor := &testSuccessor{to: second.server}
+			successor.refuses.Store(k.refuses)
 			dial := func() *client {
 				c := first.dial()
 				if k.opt.TLS != nil {
@@ -193,7 +193,7 @@ func TestRetireKeepsOtherConnections(t *testing.T) {
 			}
 			testwait.Until(t, "accepted", func() bool { return first.server.conns.len() == 2 })
 			ctx, end := context.WithCancel(context.Background())
-			done := first.startHandOff(ctx, heir, testTimeout)
+			done := first.startHandOff(ctx, successor, testTimeout)
 			testwait.Until(t, "retiring", first.server.closeAfterResponse.Load)
 			time.Sleep(5 * drainPoll) // the successor refuses them; a second attempt would show
 			if resp := wantFrom(t, used, "first"); !resp.Close {
@@ -302,13 +302,13 @@ func TestHandOffLosesNothing(t *testing.T) {
 		from := answered.Load()
 		testwait.Until(t, "requests are answered", func() bool { return answered.Load() > from+clients || t.Failed() })
 		next := startAt(t, shared, echo)
-		heir := &testSuccessor{to: next.server}
+		successor := &testSuccessor{to: next.server}
 		done := make(chan error, 1)
-		go func(s *Server) { done <- s.retire(context.Background(), heir, testTimeout, testTimeout) }(server.server)
+		go func(s *Server) { done <- s.retire(context.Background(), successor, testTimeout, testTimeout) }(server.server)
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		passed.Add(heir.accepted.Load())
+		passed.Add(successor.accepted.Load())
 		server = next
 	}
 	close(stop)

@@ -93,8 +93,8 @@ func (c *manyClients) dial(set func(fd int)) int {
 	return fd
 }
 
-// connectAll connects one client that reads at the given pace, and requests a stream.
-func (c *manyClients) connectAll(as readPace) {
+// connect connects one client that reads at the given pace, and requests a stream.
+func (c *manyClients) connect(as readPace) {
 	c.t.Helper()
 	fd := c.dial(func(fd int) {
 		if as == readSlow {

@@ -88,7 +88,7 @@ func (c *manyStreamsLoad) run(t *testing.T) {
 			case i%10 == 5:
 				as = readSlow
 			}
-			clients.connectAll(as)
+			clients.connect(as)
 			if i%100 == 99 { // in steps: another test covers simultaneous connects
 				clients.drive(3*testTimeout, "a step's streams begun", func() bool { return clients.begun == i+1 })
 			}

@@ -95,7 +95,7 @@ func TestPartialHeadsUseBudget(t *testing.T) {
 	}
 	small := r.dial() // uses one page, which is not counted
 	small.send("GET /livez HTTP/1.1\r\nHost:")
-	testwait.Until(t, "a short half head waits", func() bool { return r.waitPendingHeads() == fit+1 })
+	testwait.Until(t, "a short half head waits", func() bool { return r.pendingHeadCount() == fit+1 })
 	small.send(" a\r\n\r\n")
 	if resp, _ := small.readResponse(); resp.StatusCode != 200 {
 		t.Errorf("behind a short half head: %d", resp.StatusCode)

@@ -13,12 +13,15 @@ import (
 	"sluice/bench/testwait"
 )
 
-// waitPendingHeads returns the number of connections in the pending-header queue, -1 if its map and
-// its heap differ in size.
-func (r *testServer) waitPendingHeads() int {
+// pendingHeadCount returns the number of connections in the pending-header queue, 0 before the
+// server has started, -1 if the queue's map and its heap differ in size.
+func (r *testServer) pendingHeadCount() int {
 	r.server.mu.Lock()
 	l := r.server.pendingHeads
 	r.server.mu.Unlock()
+	if l == nil {
+		return 0
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.byFD) != len(l.deadlines) {
@@ -40,7 +43,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 		clients[i].send(request[:1+i%len(request)/2])
 	}
 	silent := r.dial() // is accepted after a second
-	testwait.Until(t, "all waiting", func() bool { return r.waitPendingHeads() == n+1 })
+	testwait.Until(t, "all waiting", func() bool { return r.pendingHeadCount() == n+1 })
 	if more := runtime.NumGoroutine() - before; more > n/10 {
 		t.Errorf("%d goroutines more for %d half heads", more, n)
 	}
@@ -56,7 +59,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 	}
 	gone := clients[n-1]
 	_ = gone.Close()
-	testwait.Until(t, "one less", func() bool { return r.waitPendingHeads() == n/2 })
+	testwait.Until(t, "one less", func() bool { return r.pendingHeadCount() == n/2 })
 	for _, c := range clients[n/2 : n-1] {
 		if resp, body := c.readResponse(); resp.StatusCode != 408 || !strings.Contains(body, headTimeoutMessage) {
 			t.Fatalf("%d %s", resp.StatusCode, body)
@@ -64,7 +67,7 @@ func TestPartialHeadsUseNoGoroutine(t *testing.T) {
 		c.expectClosed()
 	}
 	silent.expectClosed()
-	testwait.Until(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.waitPendingHeads() == 0 })
+	testwait.Until(t, "the end of all that was waiting", func() bool { return r.server.conns.len() == n/2 && r.pendingHeadCount() == 0 })
 }
 
 // A head that arrives byte by byte is served, also on a connection that has had a request.
@@ -89,10 +92,10 @@ func TestLastByteOfPartialHead(t *testing.T) {
 	c := r.dial()
 	request, began := chatPost(hello), time.Now()
 	c.send(request[:10])
-	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.pendingHeadCount() == 1 })
 	last := len(request) - 1
 	c.send(request[10:last])
-	testwait.Until(t, "the rest's wait", func() bool { return r.waitPendingHeads() == 0 })
+	testwait.Until(t, "the rest's wait", func() bool { return r.pendingHeadCount() == 0 })
 	testwait.Pace(100 * time.Millisecond)
 	c.send(request[last:])
 	if resp, body := c.readResponse(); resp.StatusCode != 200 || body != hello {
@@ -109,7 +112,7 @@ func TestTricklingHeadsWakeNoGoroutine(t *testing.T) {
 	r := start(t, Options{HeadTimeout: 2 * time.Second}, echo)
 	c := r.dial()
 	c.send("POST /v1")
-	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.pendingHeadCount() == 1 })
 	of := r.server.conns.snapshot()[0]
 	lowest := 0
 	_ = of.raw.Control(func(fd uintptr) {
@@ -146,7 +149,7 @@ func TestPartialHeadThenEOF(t *testing.T) {
 	r := start(t, Options{}, echo)
 	c := r.dial()
 	c.send("POST /v1/chat")
-	testwait.Until(t, "its wait", func() bool { return r.waitPendingHeads() == 1 })
+	testwait.Until(t, "its wait", func() bool { return r.pendingHeadCount() == 1 })
 	if err := c.Conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}

@@ -238,15 +238,15 @@ func runNonReadingServer(after string) error {
 	v4, _ := at.(*unix.SockaddrInet4)
 	fmt.Println(netip.AddrPortFrom(netip.AddrFrom4(v4.Addr), uint16(v4.Port)))
 	exitWithParent()
-	type guest struct {
+	type partialClient struct {
 		fd       int
 		deadline time.Time
 	}
-	var held []guest // the oldest first
+	var held []partialClient // the oldest first
 	for {
 		switch one, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC); err {
 		case nil:
-			held = append(held, guest{one, time.Now().Add(patience)})
+			held = append(held, partialClient{one, time.Now().Add(patience)})
 		case unix.EAGAIN, unix.EINTR, unix.ECONNABORTED:
 		default:
 			return err

@@ -77,8 +77,8 @@ func (w *delivery) connect(r *testServer) *client {
 	return c
 }
 
-// setShortTimeouts sets a larger receive buffer for the client.
-func (w *delivery) setShortTimeouts(c *client) {
+// setReceiveBuffer sets a larger receive buffer for the client.
+func (w *delivery) setReceiveBuffer(c *client) {
 	nc := c.Conn
 	if secure, ok := nc.(*tls.Conn); ok {
 		nc = secure.NetConn()
@@ -228,7 +228,7 @@ func TestSlowClientsGetAll(t *testing.T) {
 				}
 				got = append(got, piece...)
 			}
-			w.setShortTimeouts(c)
+			w.setReceiveBuffer(c)
 			rest, err := io.ReadAll(c)
 			if err != nil {
 				t.Fatal(err)

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// reloadable are the fields, or groups of them, that a running router takes over; all others
-// need a new process (sluice restart), for the reasons that fixed gives. Workers and api_keys are lists, of which entries
-// come and go. What each of these becomes in a running router stands in cmd/sluice
-// (reload.go), and a test holds the two together.
+// reloadable lists the fields, and groups of fields, that a running router applies. All others need
+// a new process (sluice restart), for the reasons in fixed. Of workers and api_keys, which are
+// lists, single entries are added and removed. router/app/reload.go applies each of these to a
+// running router; a test compares the two lists.
 var reloadable = []string{
 	"log.level", "proxies", "cors", "compression", "strip_forbidden", "media_hosts", "migration", "steering", "relay.early_headers_after", "relay.comment_interval",
 	"limits.max_body", "limits.memory_budget", "limits.max_depth", "limits.max_conns", "limits.max_conns_per_ip", "limits.engine_conns", "limits.pool_waiters", "limits.rank_requests", "limits.rank_tokens",

@@ -16,7 +16,7 @@ func TestChangeReachesConnections(t *testing.T) {
 	opt := Options{ProbeInterval: 20 * time.Millisecond, ProbeTimeout: 200 * time.Millisecond, ScrapeInterval: -1}
 	f, _ := newFleet(t, opt)
 	mustAdd(t, f, worker.Spec{ID: "a", URL: a.url()})
-	guest, err := f.AddTransient(worker.Spec{ID: "guest", URL: a.url()})
+	transient, err := f.AddTransient(worker.Spec{ID: "transient", URL: a.url()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -27,7 +27,7 @@ func TestChangeReachesConnections(t *testing.T) {
 	few := want
 	few.MaxConns = probeConns
 	f.mu.Lock()
-	for _, m := range []*member{f.members["a"], f.members["b"], f.transients[guest]} {
+	for _, m := range []*member{f.members["a"], f.members["b"], f.transients[transient]} {
 		for _, s := range m.servers {
 			if s.traffic.Reloadable() != want || s.probes.Reloadable() != few {
 				t.Errorf("%s: %+v and for probes %+v, want %+v", m.worker.Spec.ID, s.traffic.Reloadable(), s.probes.Reloadable(), want)
@@ -35,8 +35,8 @@ func TestChangeReachesConnections(t *testing.T) {
 		}
 	}
 	f.mu.Unlock()
-	f.RemoveTransient(guest)
-	if got := f.Endpoint(guest.Ranks[0]).Reloadable(); got != want {
+	f.RemoveTransient(transient)
+	if got := f.Endpoint(transient.Ranks[0]).Reloadable(); got != want {
 		t.Errorf("of a worker that is gone: %+v", got)
 	}
 }

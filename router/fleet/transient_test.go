@@ -12,8 +12,8 @@ func transientSpec(id, url string) worker.Spec {
 	return worker.Spec{ID: id, URL: url, Role: worker.Prefill, Models: []string{"m"}, KVEvents: []string{"off"}}
 }
 
-// A guest is in no view, has a breaker and connections of its own, and leaves a
-// slot that is given out again only when its last request has ended.
+// A transient worker is in no view and has its own breaker and connections. Its slot is used again
+// only after its last request has ended.
 func TestTransient(t *testing.T) {
 	f := New(Options{BreakerThreshold: 2, BreakerTimeout: time.Hour})
 	defer f.Close()
@@ -23,7 +23,7 @@ func TestTransient(t *testing.T) {
 	}
 	r := w.Ranks[0]
 	if v := f.View(); len(v.Workers) != 0 || len(v.Models) != 0 {
-		t.Errorf("a guest is in the view: %v", v.Workers)
+		t.Errorf("a transient worker is in the view: %v", v.Workers)
 	}
 	if s, _ := w.State(); s != worker.Ready {
 		t.Errorf("it is %v", s)
@@ -39,23 +39,23 @@ func TestTransient(t *testing.T) {
 		t.Errorf("after two failures its breaker is %v", b)
 	}
 	if s, _ := w.State(); s != worker.Ready || f.TransientWorkers() != 1 {
-		t.Errorf("state %v, %d guests", s, f.TransientWorkers())
+		t.Errorf("state %v, %d transient workers", s, f.TransientWorkers())
 	}
 
 	r.Requests.Add(1)
 	f.RemoveTransient(w)
 	f.RemoveTransient(w)
 	if b := worker.BreakerState(r.Breaker.Load()); f.TransientWorkers() != 0 || b != worker.BreakerClosed {
-		t.Errorf("%d guests after it went, breaker %v", f.TransientWorkers(), b)
+		t.Errorf("%d transient workers after its removal, breaker %v", f.TransientWorkers(), b)
 	}
 	other, err := f.AddTransient(transientSpec("10.0.0.2:8000", "http://10.0.0.2:8000"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if other.Ranks[0].Slot == r.Slot {
-		t.Error("the slot was given out while a request holds it")
+		t.Error("the slot was used again while a request holds it")
 	}
-	f.ReportFailure(r, errors.New("refused")) // of a guest that went: nobody's
+	f.ReportFailure(r, errors.New("refused")) // of a removed worker: ignored
 	f.ReportStatus(r, 500)
 	r.Requests.Add(-1)
 	third, err := f.AddTransient(transientSpec("10.0.0.3:8000", "http://10.0.0.3:8000"))

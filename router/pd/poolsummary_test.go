@@ -43,7 +43,7 @@ func TestPoolSummary(t *testing.T) {
 		// A pool in the same slot of the cache must not get another pool's summary.
 		for range 2 * len(all) {
 			if c := all.get(poolOf(n), now.Add(summaryTTL), &buf); c.needsApprox {
-				t.Fatal("another pool's census")
+				t.Fatal("the summary of another pool")
 			}
 		}
 	}

@@ -121,7 +121,7 @@ func TestSidecarRefusesHosts(t *testing.T) {
 			t.Errorf("%s with %q: %s", c.value, c.networks, msg)
 		}
 		if r.Selector.Workers() != 0 {
-			t.Errorf("%s: a guest of a refused request", c.value)
+			t.Errorf("%s: a transient worker of a refused request", c.value)
 		}
 	}
 	if hits.Load() != 0 {
