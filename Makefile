@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := bin/sluice
-KUBE := bin/sluice-kube
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo dev)
 GO_SOURCES := $(shell find cmd router dataplane nixl native bench -name '*.go' -o -name '*.[ch]' -o -name '*.html' -o -name '*.js' -o -name '*.css' 2>/dev/null)
 FUZZTIME ?= 5s
@@ -28,15 +27,11 @@ bootstrap: ## install what the machine lacks (libzmq, pkg-config)
 	@scripts/bootstrap.sh
 
 .PHONY: build
-build: bootstrap $(BIN) $(KUBE) ## build bin/sluice, and bin/sluice-kube, which has the Kubernetes client as well
+build: bootstrap $(BIN) ## build bin/sluice
 
 $(BIN): go.mod go.sum $(GO_SOURCES)
 	@mkdir -p bin
-	go build -tags nokube -ldflags '-X main.version=$(VERSION)' -o $(BIN) ./cmd/sluice
-
-$(KUBE): go.mod go.sum $(GO_SOURCES)
-	@mkdir -p bin
-	go build -ldflags '-X main.version=$(VERSION)' -o $(KUBE) ./cmd/sluice
+	go build -ldflags '-X main.version=$(VERSION)' -o $(BIN) ./cmd/sluice
 
 .PHONY: demo
 demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes NOTICE: the licences of the modules that are linked into bin/sluice and bin/sluice-kube.
+"""Writes NOTICE: the licences of the modules that are linked into bin/sluice.
 
 The texts come from the Go module cache; the script needs no network.
 
@@ -20,17 +20,16 @@ LICENCE_FILE = re.compile(r"^(licen[cs]e|copying|notice)([._-].*)?$", re.IGNOREC
 def modules():
     """Returns {(path, version): folder} of every linked module."""
     found = {}
-    for tags in ([], ["-tags", "nokube"]):
-        template = "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Version}}\t{{.Dir}}{{end}}{{end}}"
-        text = subprocess.run(
-            ["go", "list", "-deps", *tags, "-f", template, "./cmd/sluice"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-            env={**os.environ, "GOPROXY": "off", "GOOS": "linux", "GOARCH": "amd64", "CGO_ENABLED": "1"},
-        ).stdout
-        for line in text.splitlines():
-            if line:
-                path, version, folder = line.split("\t")
-                found[path, version] = folder
+    template = "{{with .Module}}{{if not .Main}}{{.Path}}\t{{.Version}}\t{{.Dir}}{{end}}{{end}}"
+    text = subprocess.run(
+        ["go", "list", "-deps", "-f", template, "./cmd/sluice"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+        env={**os.environ, "GOPROXY": "off", "GOOS": "linux", "GOARCH": "amd64", "CGO_ENABLED": "1"},
+    ).stdout
+    for line in text.splitlines():
+        if line:
+            path, version, folder = line.split("\t")
+            found[path, version] = folder
     return found
 
 
@@ -79,8 +78,8 @@ def notice():
     out = [
         "Sluice is licensed under the Apache License, Version 2.0 (see LICENSE).",
         "",
-        "The binaries contain the Go standard library (BSD-3-Clause, https://go.dev/LICENSE) and the modules below.",
-        "They are linked dynamically with libzmq (MPL-2.0) and load NIXL, UCX and CUDA at run time when these are installed.",
+        "The binary contains the Go standard library (BSD-3-Clause, https://go.dev/LICENSE) and the modules below.",
+        "It is linked dynamically with libzmq (MPL-2.0) and loads NIXL, UCX and CUDA at run time when these are installed.",
         "scripts/notice.py writes this file from the Go module cache.",
         "", *rows,
     ]

@@ -18,7 +18,7 @@ work=$(mktemp -d)
 pids=()
 trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null; rm -rf "$work"' EXIT
 bin=$work/sluice
-go build -tags nokube -o "$bin" ./cmd/sluice
+go build -o "$bin" ./cmd/sluice
 
 fail() { echo "FAILED: $*"; tail -n 20 "$work"/*.log; exit 1; }
 

@@ -5,7 +5,6 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -48,10 +47,6 @@ var directDependencies = []string{
 	"github.com/valyala/fasthttp",             // the HTTP front
 	"github.com/zeebo/xxh3",                   // block hashing
 	"golang.org/x/net",                        // DNS messages, for workers found by name
-	"k8s.io/api",                              // Kubernetes: the pod as a type
-	"k8s.io/apimachinery",                     // Kubernetes: its encoding and selectors
-	"k8s.io/client-go",                        // Kubernetes: credentials, the typed core client, list and watch
-	"k8s.io/klog/v2",                          // Kubernetes: only to keep client-go from bypassing the router's log
 	"golang.org/x/sys",                        // epoll for the client-gone watch
 }
 
@@ -144,29 +139,6 @@ func TestDirectDependencies(t *testing.T) {
 	if !slices.Equal(direct, want) {
 		t.Errorf("direct dependencies are\n  %s\nwant\n  %s\na new one needs a line with its reason in directDependencies",
 			strings.Join(direct, "\n  "), strings.Join(want, "\n  "))
-	}
-}
-
-// TestBuildWithoutKubernetes: bin/sluice, and so every sidecar, imports no Kubernetes package, not
-// even indirectly.
-func TestBuildWithoutKubernetes(t *testing.T) {
-	list := func(tags string) (found []string) {
-		out, err := exec.Command("go", "list", "-deps", "-tags", tags, "sluice/cmd/sluice").Output()
-		if err != nil {
-			t.Fatalf("go list: %v", err)
-		}
-		for line := range strings.Lines(string(out)) {
-			if pkg := strings.TrimSpace(line); strings.HasPrefix(pkg, "k8s.io/") || strings.HasPrefix(pkg, "sigs.k8s.io/") {
-				found = append(found, pkg)
-			}
-		}
-		return found
-	}
-	if found := list("nokube"); len(found) > 0 {
-		t.Errorf("with -tags nokube the binary has %v", found)
-	}
-	if found := list(""); !slices.Contains(found, "k8s.io/client-go/kubernetes/typed/core/v1") {
-		t.Error("the whole binary is without the typed core client")
 	}
 }
 

@@ -34,7 +34,7 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	fs.SetOutput(stderr)
 	flags := config.RegisterFlags(fs)
 	probe := fs.Bool("probe", false, "ask the engines too, and fail unless each answers and is what the configuration says")
-	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe, and for sluice-kube to say its version")
+	timeout := fs.Duration("timeout", 5*time.Second, "for each question to an engine, with --probe")
 	fs.Usage = func() {
 		fmt.Fprint(fs.Output(), checkUsage)
 		fs.PrintDefaults()
@@ -54,9 +54,6 @@ func runCheck(args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintf(stdout, "\na dead worker with requests is removed from the choice within %s; one without, within %s\n",
 		pace.DetectWithin(), pace.DetectIdleWithin(countServers(cfg.Specs())))
 	faults := app.CheckStart(cfg)
-	if err := kubeBuildError(cfg, *timeout); err != nil {
-		faults = append(faults, err)
-	}
 	if len(faults) > 0 {
 		for _, err := range faults {
 			fmt.Fprintf(stderr, "sluice check: %v\n", err)

@@ -49,10 +49,6 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		return code
 	}
 	cfg, wrong := flags.Resolve(os.Environ())
-	var kubeError error
-	if wrong == nil {
-		kubeError = execKubeBuild(cfg) // before InheritListeners, because exec must pass the inherited descriptors on
-	}
 	given, err := app.InheritListeners()
 	if err != nil {
 		fmt.Fprintln(stderr, "sluice serve:", err)
@@ -72,7 +68,7 @@ func runServe(ctx context.Context, args []string, stdout, stderr io.Writer) int 
 		log.Warn("the configuration may not say what was meant", "warning", w)
 	}
 	fdlimit.GrowTable()
-	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given, KubeError: kubeError})
+	r, err := app.New(app.Options{Config: cfg, Log: log, LogLevel: level, Version: version, Inherited: given})
 	if err != nil {
 		given.ReportFailed(err)
 		fmt.Fprintln(stderr, "sluice serve:", err)

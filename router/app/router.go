@@ -43,7 +43,6 @@ import (
 type Router struct {
 	cfg            *config.Config
 	version        string
-	kubeError      error // see Options
 	snapshotProof  time.Duration
 	log            *slog.Logger
 	fleet          *fleet.Fleet
@@ -108,9 +107,6 @@ type Options struct {
 	Sidecar *config.SidecarFlags
 	// Compared is a router whose figures the console shows beside this one's.
 	Compared *Router
-	// KubeError is the reason why a binary without the Kubernetes client did not run the
-	// build that has it. New returns it if the configuration sets kube.selector.
-	KubeError error
 	// SnapshotProof is how long the router waits for the engine of a joining rank to prove
 	// that it still has the blocks of the index snapshot. The rank receives no requests
 	// during that time. 0: one second.
@@ -120,7 +116,7 @@ type Options struct {
 // New assembles a router: it binds the listeners and starts to probe the workers. It serves
 // nothing; Run does. After an error New has closed everything that it opened.
 func New(opt Options) (_ *Router, err error) {
-	r := &Router{cfg: opt.Config, log: opt.Log, level: opt.LogLevel, version: opt.Version, inherited: opt.Inherited, compared: opt.Compared, kubeError: opt.KubeError, snapshotProof: cmp.Or(opt.SnapshotProof, defaultSnapshotProof)}
+	r := &Router{cfg: opt.Config, log: opt.Log, level: opt.LogLevel, version: opt.Version, inherited: opt.Inherited, compared: opt.Compared, snapshotProof: cmp.Or(opt.SnapshotProof, defaultSnapshotProof)}
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}

@@ -6,6 +6,7 @@ import (
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/discovery/dns"
+	"sluice/router/discovery/kube"
 	"sluice/router/discovery/registration"
 	"sluice/router/worker"
 )
@@ -35,7 +36,7 @@ func (r *Router) discover() error {
 		})
 	}
 	if r.cfg.Kube.Selector != "" {
-		src, err := newKubeSource(r.cfg.Kube, r.kubeError)
+		src, err := kube.New(r.cfg.Kube)
 		if err != nil {
 			return err
 		}

@@ -385,7 +385,7 @@ func TestUnknownVariables(t *testing.T) {
 	for name, want := range map[string]string{
 		"SLUICE_LISTN": "SLUICE_LISTEN", "SLUICE_TIMEOUT_PREFILL": "SLUICE_TIMEOUTS_PREFILL", "SLUICE_CONFG": "SLUICE_CONFIG", "SLUICE_ENGINES": "SLUICE_ENGINE",
 		"SLUICE_CONFIG": "", "SLUICE_PORT": "", "SLUICE_SERVICE_HOST": "", "SLUICE_LISTEN": "", "SLUICE_TOKEN": "", "SLUICE_VERSION": "", "SLUICE_PYTHON": "", "SLUICE_BUILD": "",
-		"SLUICE_SOAK": "", "SLUICE_REQUIRE_NIXL": "", "SLUICE_CACHE": "", "SLUICE_UCX_LIBRARY": "", "SLUICE_BECAME_FROM": "", "SLUICE_ROUTER": "", "OTHER_LISTN": "",
+		"SLUICE_SOAK": "", "SLUICE_REQUIRE_NIXL": "", "SLUICE_CACHE": "", "SLUICE_UCX_LIBRARY": "", "SLUICE_ROUTER": "", "OTHER_LISTN": "",
 	} {
 		text := name + "=:1"
 		c, err := (&Flags{}).applyOver(Default(), []string{text}, &errorList{})

@@ -100,6 +100,8 @@ func (f *SidecarFlags) Resolve(environ []string) (*Config, error) {
 	switch {
 	case engines != 1:
 		return nil, fmt.Errorf("sluice sidecar: %d engines are given; want one, as --engine http://127.0.0.1:8200 (its data-parallel ranks by ranks=COUNT or rank_urls=URL+URL…)", engines)
+	case c.Kube.Selector != "":
+		return nil, errors.New("sluice sidecar: kube.selector is set, but a sidecar has one engine; only sluice serve finds workers by it")
 	case f.MaxPrefillWorkers < 1 || f.MaxPrefillWorkers > worker.MaxSlots/2:
 		return nil, fmt.Errorf("sluice sidecar: --max-prefill-workers %d; want 1 to %d", f.MaxPrefillWorkers, worker.MaxSlots/2)
 	case f.PrefillIdle < time.Second:

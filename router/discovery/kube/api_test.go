@@ -4,62 +4,92 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer/streaming"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
-	restwatch "k8s.io/client-go/rest/watch"
 )
 
-// apiServer implements the part of the Kubernetes API that a watch of pods needs, over real HTTP/2
-// with TLS: list, watch with bookmarks, streamed lists, 410 Gone for discarded resource versions,
-// bearer tokens, label selectors, protobuf and JSON. It replaces a cluster, which is not available
-// in a test.
+const (
+	added    = "ADDED"
+	modified = "MODIFIED"
+	deleted  = "DELETED"
+)
+
+// testPod is a pod of the fake API server. It writes its JSON itself, so that a mistake in the source's
+// own types does not cancel out.
+type testPod struct {
+	name, namespace, ip, phase string
+	version                    int
+	ready, deleting, portless  bool
+	labels, annotations        map[string]string
+}
+
+// newPod returns a ready pod whose container port "http" is 9000.
+func newPod(name, app, ip string) testPod {
+	return testPod{name: name, namespace: "engines", ip: ip, phase: "Running", ready: true, labels: map[string]string{"app": app}}
+}
+
+func with(p testPod, f func(*testPod)) testPod { f(&p); return p }
+
+func (p testPod) key() string { return p.namespace + "/" + p.name }
+
+func (p testPod) json() any {
+	type m = map[string]any
+	meta := m{"name": p.name, "namespace": p.namespace, "uid": "u-" + p.name, "resourceVersion": strconv.Itoa(p.version), "labels": p.labels, "annotations": p.annotations}
+	if p.deleting {
+		meta["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+	}
+	ready := map[bool]string{true: "True", false: "False"}[p.ready]
+	engine := m{"name": "engine", "image": "vllm/vllm-openai"}
+	if !p.portless {
+		engine["ports"] = []m{{"name": "metrics", "containerPort": 9100, "protocol": "TCP"}, {"name": "http", "containerPort": 9000, "protocol": "TCP"}}
+	}
+	return m{"kind": "Pod", "apiVersion": "v1", "metadata": meta,
+		"spec":   m{"nodeName": "n", "containers": []m{{"name": "log"}, engine}},
+		"status": m{"phase": p.phase, "podIP": p.ip, "conditions": []m{{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}}}}
+}
+
+// apiServer implements the part of the Kubernetes API that a watch of pods needs, with TLS: list in
+// pages, watch with bookmarks, 410 Gone for discarded resource versions, bearer tokens, and one label
+// selector. It replaces a cluster, which is not available in a test.
 type apiServer struct {
 	*httptest.Server
 	mu       sync.Mutex
 	version  int
-	pods     map[string]*corev1.Pod
+	pods     map[string]testPod
 	log      []change // since oldest
 	oldest   int      // versions up to this one are discarded
 	changed  chan struct{}
-	token    string        // the accepted token
+	token    string        // the accepted token; "": none is checked
 	denied   int           // status of every response; 0: calls are served
 	unknown  int           // number of calls without the accepted token
-	json     bool          // always responds with JSON, as behind a translating proxy
-	noStream bool          // 422 for streamed lists, as from older servers
+	page     int           // pods of one page of a list; 0: all
 	goneHead bool          // sends 410 as a status instead of as an event of the watch
+	endAt    bool          // ends each watch at once
 	hold     chan struct{} // calls wait until it is closed; nil: no wait
 	cut      chan struct{} // watches end when it is closed
 	calls    []call
 	open     int // number of open watches
+	reported int // latest version that a watch has sent
 }
 
 // call is one authorized call.
 type call struct {
-	kind     string // list, stream (a list as a watch), watch, gone (a watch answered 410)
+	kind     string // list (its first page), page (another), watch, gone (a watch answered 410)
 	version  string // requested resourceVersion
 	selector string
 	proto    string
-	media    string // media type of the response
 }
 
 type change struct {
-	version int
-	kind    watch.EventType
-	pod     *corev1.Pod
+	kind string
+	pod  testPod
 }
 
 const (
@@ -67,13 +97,20 @@ const (
 	badToken  = "bad-token-7d793037a076"
 )
 
-func newAPI(t *testing.T) *apiServer {
-	a := &apiServer{version: 100, token: goodToken, pods: map[string]*corev1.Pod{}, changed: make(chan struct{}), cut: make(chan struct{})}
+func newAPI(t *testing.T, mod func(*apiServer)) *apiServer {
+	a := &apiServer{version: 100, token: goodToken, pods: map[string]testPod{}, changed: make(chan struct{}), cut: make(chan struct{})}
 	a.Server = httptest.NewUnstartedServer(http.HandlerFunc(a.serve))
 	a.EnableHTTP2 = true
+	if mod != nil {
+		mod(a)
+	}
 	a.StartTLS()
 	t.Cleanup(func() { a.CloseClientConnections(); a.Close() })
 	return a
+}
+
+func (a *apiServer) caPEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw})
 }
 
 // kubeconfig writes a kubeconfig for the server and returns its path. user has the credentials, as
@@ -81,34 +118,33 @@ func newAPI(t *testing.T) *apiServer {
 func (a *apiServer) kubeconfig(t *testing.T, user string) string {
 	t.Helper()
 	dir := t.TempDir()
-	ca := filepath.Join(dir, "ca.pem")
-	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate().Raw}), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeFile(t, filepath.Join(dir, "ca.pem"), string(a.caPEM()))
 	path := filepath.Join(dir, "config")
-	text := fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
-clusters: [{name: k, cluster: {server: %q, certificate-authority: %q}}],
+	writeFile(t, path, fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
+clusters: [{name: k, cluster: {server: %q, certificate-authority: ca.pem}}],
 users: [{name: u, user: {%s}}],
-contexts: [{name: c, context: {cluster: k, user: u, namespace: engines}}]}`, a.URL, ca, user)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+contexts: [{name: c, context: {cluster: k, user: u, namespace: engines}}]}`, a.URL, user))
 	return path
 }
 
-func (a *apiServer) change(kind watch.EventType, pod *corev1.Pod) {
+func writeFile(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (a *apiServer) change(kind string, pod testPod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
-	pod = pod.DeepCopy()
-	pod.ResourceVersion = strconv.Itoa(a.version)
-	key := pod.Namespace + "/" + pod.Name
-	if kind == watch.Deleted {
-		delete(a.pods, key)
+	pod.version = a.version
+	if kind == deleted {
+		delete(a.pods, pod.key())
 	} else {
-		a.pods[key] = pod
+		a.pods[pod.key()] = pod
 	}
-	a.log = append(a.log, change{a.version, kind, pod})
+	a.log = append(a.log, change{kind, pod})
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -158,10 +194,14 @@ func (a *apiServer) count(kind string) (n int) {
 	return n
 }
 
-func fail(w http.ResponseWriter, code int, reason metav1.StatusReason, msg string) {
+func failure(code int, message string) any {
+	return map[string]any{"kind": "Status", "apiVersion": "v1", "metadata": map[string]any{}, "status": "Failure", "code": code, "message": message}
+}
+
+func fail(w http.ResponseWriter, code int, message string) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	json.NewEncoder(w).Encode(&metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Code: int32(code), Reason: reason, Message: msg})
+	json.NewEncoder(w).Encode(failure(code, message))
 }
 
 func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
@@ -181,26 +221,24 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/v1/namespaces/engines/pods":
 		namespace = "engines"
 	default:
-		fail(w, 404, metav1.StatusReasonNotFound, r.URL.Path)
-		return
-	}
-	switch {
-	case r.Header.Get("Authorization") != "Bearer "+token:
-		a.set(func() { a.unknown++ })
-		fail(w, 401, metav1.StatusReasonUnauthorized, "Unauthorized")
-		return
-	case denied != 0:
-		fail(w, denied, metav1.StatusReasonForbidden, `pods is forbidden: User "system:serviceaccount:engines:sluice" cannot list resource "pods"`)
+		fail(w, 404, r.URL.Path)
 		return
 	}
 	q := r.URL.Query()
-	selector, err := labels.Parse(q.Get("labelSelector"))
-	if err != nil {
-		fail(w, 400, metav1.StatusReasonBadRequest, err.Error())
+	switch {
+	case token != "" && r.Header.Get("Authorization") != "Bearer "+token:
+		a.set(func() { a.unknown++ })
+		fail(w, 401, "Unauthorized")
+		return
+	case denied != 0:
+		fail(w, denied, `pods is forbidden: User "system:serviceaccount:engines:sluice" cannot list resource "pods"`)
+		return
+	case q.Get("labelSelector") != "app in (prefill,decode)":
+		fail(w, 400, "unable to parse requirement")
 		return
 	}
-	match := func(p *corev1.Pod) bool {
-		return (namespace == "" || p.Namespace == namespace) && selector.Matches(labels.Set(p.Labels))
+	match := func(p testPod) bool {
+		return (namespace == "" || p.namespace == namespace) && (p.labels["app"] == "prefill" || p.labels["app"] == "decode")
 	}
 	if q.Get("watch") == "" {
 		a.list(w, r, match)
@@ -209,104 +247,56 @@ func (a *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	a.watch(w, r, match)
 }
 
-// media returns the media type of the response: protobuf if the client accepts it, as real API
-// servers choose.
-func (a *apiServer) media(r *http.Request) runtime.SerializerInfo {
-	kind := runtime.ContentTypeJSON
-	if !a.json && strings.Contains(r.Header.Get("Accept"), runtime.ContentTypeProtobuf) {
-		kind = runtime.ContentTypeProtobuf
-	}
-	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), kind)
-	return info
-}
-
 // admit records a call. The caller holds mu.
-func (a *apiServer) admit(kind string, r *http.Request, media string) {
+func (a *apiServer) admit(kind string, r *http.Request) {
 	q := r.URL.Query()
-	a.calls = append(a.calls, call{kind, q.Get("resourceVersion"), q.Get("labelSelector"), r.Proto, media})
+	a.calls = append(a.calls, call{kind, q.Get("resourceVersion"), q.Get("labelSelector"), r.Proto})
 }
 
-func encoder(s runtime.Serializer) runtime.Encoder {
-	return scheme.Codecs.WithoutConversion().EncoderForVersion(s, corev1.SchemeGroupVersion)
-}
-
-func (a *apiServer) list(w http.ResponseWriter, r *http.Request, match func(*corev1.Pod) bool) {
+// list answers one page, from the number that the client continues with.
+func (a *apiServer) list(w http.ResponseWriter, r *http.Request, match func(testPod) bool) {
+	from, _ := strconv.Atoi(r.URL.Query().Get("continue"))
 	a.mu.Lock()
-	info := a.media(r)
-	a.admit("list", r, info.MediaType)
-	list := corev1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
-	for _, p := range a.pods {
-		if match(p) {
-			list.Items = append(list.Items, *p.DeepCopy())
+	a.admit(map[bool]string{true: "list", false: "page"}[from == 0], r)
+	items := []any{}
+	for _, key := range slices.Sorted(maps.Keys(a.pods)) {
+		if match(a.pods[key]) {
+			items = append(items, a.pods[key].json())
 		}
 	}
+	meta := map[string]any{"resourceVersion": strconv.Itoa(a.version)}
+	if items = items[min(from, len(items)):]; a.page > 0 && len(items) > a.page {
+		items, meta["continue"] = items[:a.page], strconv.Itoa(from+a.page)
+	}
 	a.mu.Unlock()
-	w.Header().Set("Content-Type", info.MediaType)
-	_ = encoder(info.Serializer).Encode(&list, w)
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": meta, "items": items})
 }
 
-func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*corev1.Pod) bool) {
+func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(testPod) bool) {
 	q := r.URL.Query()
 	at, _ := strconv.Atoi(q.Get("resourceVersion"))
-	streamed := q.Get("sendInitialEvents") == "true"
 	a.mu.Lock()
-	gone, goneHead, refused, cut, info := !streamed && at < a.oldest, a.goneHead, streamed && a.noStream, a.cut, a.media(r)
-	switch {
-	case refused:
-	case gone:
-		a.admit("gone", r, info.MediaType)
-	case streamed:
-		a.admit("stream", r, info.MediaType)
-	default:
-		a.admit("watch", r, info.MediaType)
-	}
+	gone, goneHead, end, cut := at < a.oldest, a.goneHead, a.endAt, a.cut
+	a.admit(map[bool]string{true: "gone", false: "watch"}[gone], r)
 	a.mu.Unlock()
-	switch {
-	case refused:
-		fail(w, 422, metav1.StatusReasonInvalid, "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled")
-		return
-	case gone && goneHead:
-		fail(w, 410, metav1.StatusReasonExpired, "too old resource version")
+	if gone && goneHead {
+		fail(w, 410, "too old resource version")
 		return
 	}
-	stream := info.StreamSerializer
-	kind := info.MediaType
-	if kind != runtime.ContentTypeJSON {
-		kind += ";stream=watch"
-	}
-	w.Header().Set("Content-Type", kind)
-	out := restwatch.NewEncoder(streaming.NewEncoder(stream.Framer.NewFrameWriter(w), encoder(stream.Serializer)), encoder(info.Serializer))
-	send := func(kind watch.EventType, obj runtime.Object) {
-		_ = out.Encode(&watch.Event{Type: kind, Object: obj})
+	w.Header().Set("Content-Type", "application/json")
+	send := func(kind string, object any) {
+		json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": object})
 		w.(http.Flusher).Flush()
 	}
-	bookmark := func(version int, end bool) {
-		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(version)}}
-		if end {
-			p.Annotations = map[string]string{metav1.InitialEventsAnnotationKey: "true"}
-		}
-		send(watch.Bookmark, p)
-	}
 	if gone {
-		send(watch.Error, &metav1.Status{Status: "Failure", Code: 410, Reason: metav1.StatusReasonExpired, Message: "too old resource version"})
+		send("ERROR", failure(410, "too old resource version"))
 		return
 	}
-	if streamed {
-		a.mu.Lock()
-		var now []*corev1.Pod
-		for _, p := range a.pods {
-			if match(p) {
-				now = append(now, p.DeepCopy())
-			}
-		}
-		at = a.version
-		a.mu.Unlock()
-		for _, p := range now {
-			send(watch.Added, p)
-		}
-		bookmark(at, true)
-	}
 	w.(http.Flusher).Flush()
+	if end {
+		return
+	}
 	a.set(func() { a.open++ })
 	defer a.set(func() { a.open-- })
 	for {
@@ -319,16 +309,20 @@ func (a *apiServer) watch(w http.ResponseWriter, r *http.Request, match func(*co
 		changed := a.changed
 		var news []change
 		for _, e := range a.log {
-			if e.version > at && match(e.pod) {
-				news = append(news, change{e.version, e.kind, e.pod.DeepCopy()})
+			if e.pod.version > at && match(e.pod) {
+				news = append(news, e)
 			}
 		}
 		at = a.version
 		a.mu.Unlock()
 		for _, e := range news {
-			send(e.kind, e.pod)
+			send(e.kind, e.pod.json())
 		}
-		bookmark(at, false)
+		if q.Get("allowWatchBookmarks") == "true" {
+			send("BOOKMARK", map[string]any{"kind": "Pod", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": strconv.Itoa(at), "creationTimestamp": nil},
+				"spec": map[string]any{"containers": nil}, "status": map[string]any{}})
+		}
+		a.set(func() { a.reported = max(a.reported, at) })
 		select {
 		case <-changed:
 		case <-cut:

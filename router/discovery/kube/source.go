@@ -2,25 +2,17 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
-	"os"
-	"strings"
-	"sync"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
-	"k8s.io/klog/v2"
-
+	"sluice/dataplane/backoff"
 	"sluice/router/config"
 	"sluice/router/discovery"
 )
@@ -30,159 +22,183 @@ type Source struct {
 	conf            config.Kube
 	namespace       string // "": all namespaces
 	server          string // URL of the API server, for errors
-	pods            typedcorev1.PodInterface
-	responseTimeout time.Duration // after this time without a response a list fails; a watch continues, and a failure is reported
+	creds           *credentials
+	responseTimeout time.Duration // limit of a whole list, and of the time until a watch is answered
 }
 
 const (
 	defaultResponseTimeout = 30 * time.Second
-	// watchGrace is added to the requested duration of a watch. The server ends the watch; if it
-	// does not, the connection may be dead, and the client ends it.
-	watchGrace = 30 * time.Second
+	// The server ends a watch after a time between watchLength and twice that. If it does not, the
+	// connection may be dead, and the client ends it watchGrace later.
+	watchLength = 5 * time.Minute
+	watchGrace  = 30 * time.Second
+	// maxEvent bounds one event of a watch. Kubernetes limits objects to less.
+	maxEvent = 8 << 20
+	// Failed calls, and watches that end at once, are repeated after delays between these.
+	minRetry, maxRetry = 500 * time.Millisecond, 30 * time.Second
+	// shortWatch is the shortest watch that is repeated without a delay.
+	shortWatch = time.Second
 )
-
-// namespaceFile is the file from which a pod reads its own namespace.
-const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // New reads the credentials from a kubeconfig, or those of the pod that the router runs in. It
 // makes no calls: Run reports a cluster that it cannot reach.
 func New(conf config.Kube) (*Source, error) {
 	s := &Source{conf: conf, namespace: conf.Namespace, responseTimeout: defaultResponseTimeout}
-	if _, err := labels.Parse(conf.Selector); err != nil {
-		return nil, fmt.Errorf("kube: cannot use kube.selector %q: %w; want one as kubectl -l takes, such as app in (prefill,decode)", conf.Selector, err)
+	if !selectorForm.MatchString(conf.Selector) {
+		return nil, fmt.Errorf("kube: cannot use kube.selector %q; want one as kubectl -l takes, such as app in (prefill,decode)", conf.Selector)
 	}
-	rc, own, err := credentials(conf.Kubeconfig)
+	var own string
+	var err error
+	if conf.Kubeconfig == "" {
+		s.creds, own, err = podCredentials(conf.Namespace == "")
+	} else if s.creds, own, err = fileCredentials(conf.Kubeconfig); err != nil {
+		err = fmt.Errorf("kube: cannot use kube.kubeconfig %q: %w", conf.Kubeconfig, err)
+	}
 	if err != nil {
 		return nil, err
 	}
 	switch s.namespace {
 	case "*":
-		s.namespace = metav1.NamespaceAll
+		s.namespace = ""
 	case "":
 		s.namespace = own
 	}
-	rc.UserAgent = "sluice"
-	silentLogger()
-	var ok bool
-	if s.server, ok = shown(rc.Host); !ok { // no %q of the host: it may hold a password
-		return nil, fmt.Errorf("kube: cannot use the API server's address of %s: it is no URL; want https://HOST:PORT", s.credentialsName())
-	}
-	client, err := typedcorev1.NewForConfig(rc)
-	if err != nil {
-		return nil, fmt.Errorf("kube: cannot use the credentials of %s: %w", s.credentialsName(), err)
-	}
-	s.pods = client.Pods(s.namespace)
+	s.server = s.creds.server.Scheme + "://" + s.creds.server.Host // without user and password
 	return s, nil
-}
-
-// silentLogger turns off client-go's log, which adds nothing to what Run reports to the Set. The
-// log is global to the process and running sources read it, so it is set only once.
-var silentLogger = sync.OnceFunc(func() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) })
-
-func credentials(kubeconfig string) (rc *rest.Config, namespace string, err error) {
-	if kubeconfig != "" {
-		loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, &clientcmd.ConfigOverrides{})
-		if rc, err = loader.ClientConfig(); err == nil {
-			namespace, _, err = loader.Namespace()
-		}
-		if err != nil {
-			return nil, "", fmt.Errorf("kube: cannot use kube.kubeconfig %q: %w", kubeconfig, err)
-		}
-		return rc, namespace, nil
-	}
-	if rc, err = rest.InClusterConfig(); err != nil {
-		return nil, "", fmt.Errorf("kube: cannot find the pod's service account: %w; outside a cluster want kube.kubeconfig", err)
-	}
-	text, err := os.ReadFile(namespaceFile)
-	if err != nil {
-		return nil, "", fmt.Errorf("kube: cannot tell the pod's namespace: %w; want kube.namespace", err)
-	}
-	return rc, strings.TrimSpace(string(text)), nil
 }
 
 // Name implements discovery.Source.
 func (s *Source) Name() string { return "kube " + s.conf.Selector }
 
-// Run lists and watches pods until ctx ends. The reflector lists them again when the server has
-// discarded the watch's position (410 Gone), and backs off after failures.
+// Run lists and watches pods until ctx ends. It lists them again when the server has discarded the
+// watch's position (410 Gone), and resumes at the last position after any other end of a watch.
 func (s *Source) Run(ctx context.Context, set *discovery.Set) error {
-	st := newStore(&s.conf, s.namespace == metav1.NamespaceAll, set)
-	r := cache.NewReflectorWithOptions(s.listWatch(st), &corev1.Pod{}, st, cache.ReflectorOptions{Name: "sluice", TypeDescription: "pods"})
-	r.RunWithContext(ctx)
+	st := newStore(&s.conf, s.namespace == "", set)
+	var retry backoff.Backoff
+	var c *client
+	version, listed := "", false // version is the position of the watch, "" if pods must be listed
+	for ctx.Err() == nil {
+		progress, gone := false, false
+		var err error
+		if c == nil {
+			c, err = newClient(ctx, s.creds, s.namespace, s.responseTimeout)
+		}
+		switch {
+		case err != nil:
+		case version == "":
+			if version, err = s.list(ctx, c, st, !listed); err == nil {
+				listed, progress = true, true
+			}
+		default:
+			version, progress, err = s.watch(ctx, c, st, version)
+			if gone = hasCode(err, http.StatusGone); gone {
+				version = ""
+			}
+		}
+		if err != nil && !gone && ctx.Err() == nil {
+			set.Failed(s.describeError(err))
+			if s.creds.exec != nil && hasCode(err, http.StatusUnauthorized) {
+				s.creds.exec.valid = false
+			}
+			if c != nil { // its certificates may have been replaced
+				c.http.CloseIdleConnections()
+				c = nil
+			}
+		}
+		if progress {
+			retry.Reset()
+		}
+		if err != nil || !progress {
+			backoff.Sleep(ctx, backoff.Jitter(retry.Next(minRetry, maxRetry)))
+		}
+	}
+	if c != nil {
+		c.http.CloseIdleConnections()
+	}
 	return nil
 }
 
-// listWatch returns the list and watch calls of the reflector. They report failures and recoveries
-// to st, because the reflector only retries.
-func (s *Source) listWatch(st *store) *cache.ListWatch {
-	failed := func(err error) {
-		if !errors.Is(err, context.Canceled) {
-			st.set.Failed(s.describeError(err))
+// list replaces the pods by a new list and returns its position.
+func (s *Source) list(ctx context.Context, c *client, st *store, cached bool) (version string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, s.responseTimeout)
+	defer cancel()
+	pods, version, err := c.list(ctx, s.conf.Selector, cached)
+	if err != nil {
+		return "", err
+	}
+	st.replace(pods)
+	return version, nil
+}
+
+// watch follows the pods from a position until the watch ends and returns the position reached, "" if
+// it cannot be continued. Without progress, which is an event or a watch that lasted, and after an
+// error the next one waits.
+func (s *Source) watch(ctx context.Context, c *client, st *store, version string) (reached string, progress bool, err error) {
+	length := watchLength + rand.N(watchLength)
+	ctx, cancel := context.WithTimeout(ctx, length+watchGrace)
+	defer cancel()
+	resp, err := c.watch(ctx, s.conf.Selector, version, length)
+	if err != nil {
+		return version, false, err
+	}
+	defer resp.Body.Close()
+	st.clearError()
+	began := time.Now()
+	body := &io.LimitedReader{R: resp.Body}
+	for events := json.NewDecoder(body); ; progress = true {
+		var e event
+		var p pod
+		body.N = maxEvent
+		err := events.Decode(&e)
+		var invalid *json.SyntaxError
+		var mistyped *json.UnmarshalTypeError
+		switch {
+		case err != nil && body.N == 0:
+			return "", progress, fmt.Errorf("the watch sent an event of more than %d bytes", maxEvent)
+		case errors.As(err, &invalid), errors.As(err, &mistyped):
+			return "", progress, fmt.Errorf("cannot read the watch: %w", err)
+		case err != nil: // the watch or its connection ended, which is not a failure if the next one begins
+			return version, progress || time.Since(began) > shortWatch, nil
+		case e.Type == "ERROR":
+			st := status{Message: "the watch ended with an error that it does not describe"}
+			_ = json.Unmarshal(e.Object, &st)
+			return "", progress, &apiError{st.Code, st.Message}
 		}
-	}
-	return &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			ctx, cancel := context.WithTimeout(ctx, s.responseTimeout)
-			defer cancel()
-			o.LabelSelector = s.conf.Selector
-			pods, err := s.pods.List(ctx, o)
-			if err != nil && !reflectorRecovers(err, false) {
-				failed(err)
-			}
-			return pods, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			ctx, cancel := context.WithTimeout(ctx, watchTimeout(&o)+watchGrace)
-			o.LabelSelector = s.conf.Selector
-			// A slow response is reported but does not end the watch: a proxy may hold the
-			// response back until the first event.
-			var mu sync.Mutex
-			over := false
-			late := time.AfterFunc(s.responseTimeout, func() {
-				mu.Lock()
-				defer mu.Unlock()
-				if !over { // otherwise the result of the call has been reported
-					failed(fmt.Errorf("no answer for %s", s.responseTimeout))
-				}
-			})
-			w, err := s.pods.Watch(ctx, o)
-			late.Stop()
-			mu.Lock()
-			over = true
-			mu.Unlock()
-			if err != nil {
-				cancel()
-				if !reflectorRecovers(err, o.SendInitialEvents != nil) {
-					failed(err)
-				}
-				return nil, err
-			}
-			if _, answered := w.(*watch.StreamWatcher); answered {
-				st.clearError()
-			} else { // client-go returns another type if the connection failed
-				failed(errors.New("the connection ended before an answer"))
-			}
-			return &boundedWatch{w, cancel}, nil
-		},
+		if err := json.Unmarshal(e.Object, &p); err != nil {
+			return "", progress, fmt.Errorf("cannot read a pod of the watch: %w", err)
+		}
+		if p.Metadata.ResourceVersion != "" {
+			version = p.Metadata.ResourceVersion
+		}
+		st.apply(e.Type, &p) // a BOOKMARK has a position only
 	}
 }
 
-// watchTimeout returns the duration of the watch that the reflector requests from the server.
-func watchTimeout(o *metav1.ListOptions) time.Duration {
-	if o.TimeoutSeconds == nil {
-		return time.Hour
+// describeError returns an error that says which pods the source cannot watch and where. If the
+// credentials are not sufficient, it names them and the missing permission. The result holds no
+// secret, because neither this package's errors nor the API server's do. The same cause gives the
+// same text, so the Set logs it once.
+func (s *Source) describeError(err error) error {
+	in, credentials := "all namespaces", "this pod"
+	if s.namespace != "" {
+		in = "namespace " + s.namespace
 	}
-	return time.Duration(*o.TimeoutSeconds) * time.Second
-}
-
-// boundedWatch is a watch with a deadline. The reflector always calls Stop, which releases the
-// deadline's timer.
-type boundedWatch struct {
-	watch.Interface
-	cancel context.CancelFunc
-}
-
-func (w *boundedWatch) Stop() {
-	w.Interface.Stop()
-	w.cancel()
+	if s.conf.Kubeconfig != "" {
+		credentials = fmt.Sprintf("kube.kubeconfig %q", s.conf.Kubeconfig)
+	}
+	what := fmt.Sprintf("kube: cannot follow pods with %s in %s at %s", s.conf.Selector, in, s.server)
+	var call *url.Error
+	if errors.As(err, &call) {
+		err = call.Err // without the URL, which differs between calls
+	}
+	var network *net.OpError
+	switch {
+	case call != nil && call.Timeout() && !errors.As(err, &network):
+		return fmt.Errorf("%s: no answer for %s", what, s.responseTimeout)
+	case hasCode(err, http.StatusUnauthorized):
+		return fmt.Errorf("%s: the credentials of %s are not valid there (401): %w; want a token or certificate that is", what, credentials, err)
+	case hasCode(err, http.StatusForbidden):
+		return fmt.Errorf("%s: the account of %s may not (403): %w; want a role for it that allows list and watch of pods", what, credentials, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }

@@ -6,26 +6,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"sluice/router/config"
 	"sluice/router/discovery"
 	"sluice/router/worker"
 )
 
-// store receives the pods from the reflector. It keeps only each pod's worker, because pods are
-// large objects. Each change goes to the Set at once.
+// store keeps each pod's worker. Each change goes to the Set at once. It belongs to the source's
+// goroutine.
 type store struct {
 	conf *config.Kube
 	all  bool // all namespaces are watched, so pod names are not unique
 	set  *discovery.Set
-
-	mu     sync.Mutex
-	pods   map[string]podWorker
-	synced bool // Replace has been called: the list of pods is complete
+	pods map[string]podWorker
 }
 
 // podWorker is the result of one pod: a ready worker, or the reason why the pod cannot be one.
@@ -40,63 +33,37 @@ func newStore(conf *config.Kube, all bool, set *discovery.Set) *store {
 	return &store{conf: conf, all: all, set: set, pods: map[string]podWorker{}}
 }
 
-// Add implements cache.ReflectorStore.
-func (s *store) Add(obj any) error { return s.Update(obj) }
-
-// Update implements cache.ReflectorStore.
-func (s *store) Update(obj any) error {
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return fmt.Errorf("kube: a %T stands among the pods", obj)
+// apply applies one event of the watch.
+func (s *store) apply(kind string, p *pod) {
+	switch kind {
+	case "ADDED", "MODIFIED":
+		s.pods[p.key()] = s.read(p)
+	case "DELETED":
+		delete(s.pods, p.key())
+	default:
+		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pods[pod.Namespace+"/"+pod.Name] = s.read(pod)
 	s.push()
-	return nil
 }
 
-// Delete implements cache.ReflectorStore.
-func (s *store) Delete(obj any) error {
-	key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj)
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.pods, key)
-	s.push()
-	return nil
-}
-
-// Replace implements cache.ReflectorStore.
-func (s *store) Replace(list []any, _ string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// replace applies a complete list.
+func (s *store) replace(pods []pod) {
 	clear(s.pods)
-	for _, obj := range list {
-		if pod, ok := obj.(*corev1.Pod); ok {
-			s.pods[pod.Namespace+"/"+pod.Name] = s.read(pod)
-		}
+	for i := range pods {
+		s.pods[pods[i].key()] = s.read(&pods[i])
 	}
-	s.synced = true
 	s.push()
-	return nil
 }
 
-// Resync implements cache.ReflectorStore.
-func (s *store) Resync() error { return nil }
-
-// clearError clears a reported failure of the source, after the API server has answered again.
+// clearError clears a reported failure of the source, after the API server has answered a watch, which
+// follows a complete list.
 func (s *store) clearError() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.synced && s.set.State().Error != "" {
+	if s.set.State().Error != "" {
 		s.push()
 	}
 }
 
-// push applies the ready workers to the Set. The caller holds mu.
+// push applies the ready workers to the Set.
 func (s *store) push() {
 	var specs []worker.Spec
 	var fault error
@@ -119,11 +86,11 @@ func (s *store) push() {
 
 // read returns the worker of a pod. Only a pod that is ready and not being deleted becomes a
 // worker: Kubernetes probes its pods itself, and a terminating pod must get no new requests.
-func (s *store) read(pod *corev1.Pod) podWorker {
-	if pod.DeletionTimestamp != nil || pod.Status.PodIP == "" || pod.Status.Phase != corev1.PodRunning || !ready(pod) {
+func (s *store) read(p *pod) podWorker {
+	if p.Metadata.DeletionTimestamp != nil || p.Status.PodIP == "" || p.Status.Phase != "Running" || !ready(p) {
 		return podWorker{}
 	}
-	port, err := s.port(pod)
+	port, err := s.port(p)
 	if err != nil {
 		return podWorker{fault: err}
 	}
@@ -131,16 +98,16 @@ func (s *store) read(pod *corev1.Pod) podWorker {
 	if s.conf.Worker != nil {
 		w = *s.conf.Worker
 	}
-	w.ID = pod.Name
+	w.ID = p.Metadata.Name
 	if s.all {
-		w.ID = pod.Namespace + "." + pod.Name
+		w.ID = p.Metadata.Namespace + "." + p.Metadata.Name
 	}
-	host := pod.Status.PodIP
+	host := p.Status.PodIP
 	if strings.Contains(host, ":") {
 		host = "[" + host + "]"
 	}
 	w.URL = s.conf.Scheme + "://" + host + ":" + port
-	switch value := pod.Labels[s.conf.RoleLabel]; {
+	switch value := p.Metadata.Labels[s.conf.RoleLabel]; {
 	case slices.Contains(s.conf.PrefillValues, value):
 		w.Role = worker.Prefill
 	case slices.Contains(s.conf.DecodeValues, value):
@@ -150,7 +117,7 @@ func (s *store) read(pod *corev1.Pod) podWorker {
 	}
 	// A label's value cannot contain every model's name (it allows no slash); an annotation can.
 	if key := s.conf.ModelLabel; key != "" {
-		for _, from := range []map[string]string{pod.Labels, pod.Annotations} {
+		for _, from := range []map[string]string{p.Metadata.Labels, p.Metadata.Annotations} {
 			if model := from[key]; model != "" {
 				w.Models = []string{model}
 				break
@@ -160,24 +127,27 @@ func (s *store) read(pod *corev1.Pod) podWorker {
 	return podWorker{spec: w.Spec("kube"), ready: true}
 }
 
-func ready(pod *corev1.Pod) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-	})
+func ready(p *pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == "Ready" {
+			return c.Status == "True"
+		}
+	}
+	return false
 }
 
 // port returns the configured port number, or the number of the container port with the configured
 // name.
-func (s *store) port(pod *corev1.Pod) (string, error) {
+func (s *store) port(p *pod) (string, error) {
 	if _, err := strconv.ParseUint(s.conf.Port, 10, 16); err == nil {
 		return s.conf.Port, nil
 	}
-	for _, c := range pod.Spec.Containers {
-		for _, p := range c.Ports {
-			if p.Name == s.conf.Port {
-				return strconv.Itoa(int(p.ContainerPort)), nil
+	for _, c := range p.Spec.Containers {
+		for _, cp := range c.Ports {
+			if cp.Name == s.conf.Port {
+				return strconv.Itoa(cp.ContainerPort), nil
 			}
 		}
 	}
-	return "", fmt.Errorf("kube: the pod %s/%s has no container port named %q (kube.port)", pod.Namespace, pod.Name, s.conf.Port)
+	return "", fmt.Errorf("kube: the pod %s/%s has no container port named %q (kube.port)", p.Metadata.Namespace, p.Metadata.Name, s.conf.Port)
 }

@@ -126,9 +126,6 @@ func (c *FakeKubeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.URL.Path != "/api/v1/namespaces/engines/pods" || q.Get("labelSelector") != "app in (prefill,decode)":
 		w.WriteHeader(404)
-	case q.Get("sendInitialEvents") != "": // like a server that does not support streaming lists
-		w.WriteHeader(422)
-		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422}`)
 	case q.Get("watch") == "":
 		c.mu.Lock()
 		items := []json.RawMessage{}

@@ -65,7 +65,7 @@ func buildBinary() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(dir, "sluice")
-	if out, err := exec.Command("go", "build", "-tags", "nokube", "-o", path, "sluice/cmd/sluice").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", path, "sluice/cmd/sluice").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return path, nil
