@@ -52,7 +52,7 @@ type incarnation struct {
 	rejected     atomic.Int64
 	ignoredPD    atomic.Int64 // requests whose P/D members the engine ignored with a warning
 
-	bootstrap         bootstrap    // for a prefill whose family has a bootstrap server
+	bootstrap         *bootstrap   // for a prefill whose family has a bootstrap server
 	bootstrapListener net.Listener // nil if there is none
 	prefillMu         sync.Mutex   // guards prefills
 	prefills          map[string]*prefillServer
@@ -76,6 +76,9 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 			return l, err
 		}
 	}
+	_, port, _ := net.SplitHostPort(e.addrs[0])
+	n, _ := strconv.Atoi(port)
+	l.bootstrap = newBootstrap(n, e.o.Balance != "round_robin")
 	enc, err := eventcodec.ByName(e.o.Encoding)
 	if err != nil {
 		return l, err

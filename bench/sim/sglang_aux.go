@@ -71,14 +71,9 @@ func serveHealthGenerate(c *conn, r *httpconn.Request) {
 // serveReady returns 200 once requests are accepted; on a prefill, once its ranks are
 // registered.
 func serveReady(c *conn, r *httpconn.Request) {
-	if b := &c.incarnation.bootstrap; c.incarnation.bootstrapListener != nil {
-		b.mu.Lock()
-		ok := b.size > 0 && len(b.ranks) >= b.size
-		b.mu.Unlock()
-		if !ok {
-			c.Respond(r, 503, "", nil)
-			return
-		}
+	if c.incarnation.bootstrapListener != nil && !c.incarnation.bootstrap.registered() {
+		c.Respond(r, 503, "", nil)
+		return
 	}
 	c.Respond(r, 200, "", nil)
 }

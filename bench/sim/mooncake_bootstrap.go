@@ -1,0 +1,77 @@
+package sim
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"sluice/bench/sim/httpconn"
+)
+
+// mooncakeWorker is the body of POST /register.
+type mooncakeWorker struct {
+	EngineID string `json:"engine_id"`
+	DPRank   int    `json:"dp_rank"`
+	TPRank   int    `json:"tp_rank"`
+	PPRank   int    `json:"pp_rank"`
+	Addr     string `json:"addr"`
+}
+
+// mooncakeEntry is one data-parallel rank in GET /query.
+type mooncakeEntry struct {
+	EngineID string                       `json:"engine_id"`
+	Addr     map[string]map[string]string `json:"worker_addr"`
+}
+
+func (b *bootstrap) registerWorker(w mooncakeWorker) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key := strconv.Itoa(w.DPRank)
+	e := b.workers[key]
+	if e == nil {
+		e = &mooncakeEntry{EngineID: w.EngineID, Addr: make(map[string]map[string]string)}
+		b.workers[key] = e
+	}
+	if e.EngineID != w.EngineID {
+		return fmt.Errorf("dp_rank %d is registered with engine_id %q", w.DPRank, e.EngineID)
+	}
+	tp, pp := strconv.Itoa(w.TPRank), strconv.Itoa(w.PPRank)
+	if e.Addr[tp] == nil {
+		e.Addr[tp] = make(map[string]string)
+	}
+	if old, ok := e.Addr[tp][pp]; ok {
+		return fmt.Errorf("worker dp_rank %d, tp_rank %d, pp_rank %d is registered at %q", w.DPRank, w.TPRank, w.PPRank, old)
+	}
+	e.Addr[tp][pp] = w.Addr
+	return nil
+}
+
+// serveMooncake serves vLLM's Mooncake bootstrap server: /query, /register.
+func (b *bootstrap) serveMooncake(c *httpconn.Conn, r *httpconn.Request) {
+	switch {
+	case r.Path == "/query" && r.Method == "GET":
+		b.mu.Lock()
+		body, _ := json.Marshal(b.workers)
+		b.mu.Unlock()
+		c.Respond(r, 200, "application/json", body)
+	case r.Path == "/register" && r.Method == "POST":
+		var w mooncakeWorker
+		err := json.Unmarshal(r.Body, &w)
+		if err == nil && (w.EngineID == "" || w.Addr == "") {
+			err = fmt.Errorf("engine_id and addr are required")
+		}
+		if err == nil {
+			err = b.registerWorker(w)
+		}
+		if err != nil {
+			body, _ := json.Marshal(map[string]string{"detail": err.Error()})
+			c.Respond(r, 400, "application/json", body)
+			return
+		}
+		respondJSON(c, r, map[string]string{"status": "ok"})
+	case r.Path == "/query" || r.Path == "/register":
+		c.Respond(r, 405, "application/json", []byte(`{"detail":"Method Not Allowed"}`))
+	default:
+		c.Respond(r, 404, "application/json", []byte(`{"detail":"Not Found"}`))
+	}
+}
