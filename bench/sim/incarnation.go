@@ -16,6 +16,7 @@ import (
 
 	zmq "github.com/pebbe/zmq4"
 
+	"sluice/bench/sim/bootstrap"
 	"sluice/bench/sim/eventcodec"
 	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
@@ -52,9 +53,9 @@ type incarnation struct {
 	rejected     atomic.Int64
 	ignoredPD    atomic.Int64 // requests whose P/D members the engine ignored with a warning
 
-	bootstrap         *bootstrap   // for a prefill whose family has a bootstrap server
-	bootstrapListener net.Listener // nil if there is none
-	prefillMu         sync.Mutex   // guards prefills
+	bootstrap         *bootstrap.Server // for a prefill whose family has a bootstrap server
+	bootstrapListener net.Listener      // nil if there is none
+	prefillMu         sync.Mutex        // guards prefills
 	prefills          map[string]*prefillServer
 }
 
@@ -78,7 +79,7 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	}
 	_, port, _ := net.SplitHostPort(e.addrs[0])
 	n, _ := strconv.Atoi(port)
-	l.bootstrap = newBootstrap(n, e.o.Balance != "round_robin")
+	l.bootstrap = bootstrap.New(n, e.o.Balance != "round_robin")
 	enc, err := eventcodec.ByName(e.o.Encoding)
 	if err != nil {
 		return l, err

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sluice/bench/sim/api"
+	"sluice/bench/sim/bootstrap"
 	"sluice/bench/sim/httpconn"
 )
 
@@ -163,7 +164,7 @@ func (g *mooncakeLeg) onRefused(l *incarnation) {
 
 // mooncakeWorker queries a bootstrap server for the worker of an engine id.
 func (l *incarnation) mooncakeWorker(ctx context.Context, boot, engine string) (string, error) {
-	var ranks map[string]mooncakeEntry
+	var ranks map[string]bootstrap.WorkerRank
 	if err := l.call(ctx, "GET", strings.TrimSuffix(boot, "/"), "/query", nil, &ranks); err != nil {
 		return "", err
 	}

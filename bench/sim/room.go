@@ -175,7 +175,7 @@ func (g *sglangLeg) submit(r *rank, j *job) {
 			continue
 		}
 		if !g.follow {
-			r.l.bootstrap.setRank(s.handover.room, r.index)
+			r.l.bootstrap.SetRank(s.handover.room, r.index)
 		}
 		x, why := r.openRoom(s.handover.room)
 		if x != nil && x.seq != nil {

@@ -71,7 +71,7 @@ func serveHealthGenerate(c *conn, r *httpconn.Request) {
 // serveReady returns 200 once requests are accepted; on a prefill, once its ranks are
 // registered.
 func serveReady(c *conn, r *httpconn.Request) {
-	if c.incarnation.bootstrapListener != nil && !c.incarnation.bootstrap.registered() {
+	if c.incarnation.bootstrapListener != nil && !c.incarnation.bootstrap.Registered() {
 		c.Respond(r, 503, "", nil)
 		return
 	}

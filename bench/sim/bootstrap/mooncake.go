@@ -1,4 +1,4 @@
-package sim
+package bootstrap
 
 import (
 	"encoding/json"
@@ -8,8 +8,8 @@ import (
 	"sluice/bench/sim/httpconn"
 )
 
-// mooncakeWorker is the body of POST /register.
-type mooncakeWorker struct {
+// Worker is the body of POST /register.
+type Worker struct {
 	EngineID string `json:"engine_id"`
 	DPRank   int    `json:"dp_rank"`
 	TPRank   int    `json:"tp_rank"`
@@ -17,19 +17,19 @@ type mooncakeWorker struct {
 	Addr     string `json:"addr"`
 }
 
-// mooncakeEntry is one data-parallel rank in GET /query.
-type mooncakeEntry struct {
+// WorkerRank is one data-parallel rank in GET /query.
+type WorkerRank struct {
 	EngineID string                       `json:"engine_id"`
 	Addr     map[string]map[string]string `json:"worker_addr"`
 }
 
-func (b *bootstrap) registerWorker(w mooncakeWorker) error {
+func (b *Server) RegisterWorker(w Worker) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	key := strconv.Itoa(w.DPRank)
 	e := b.workers[key]
 	if e == nil {
-		e = &mooncakeEntry{EngineID: w.EngineID, Addr: make(map[string]map[string]string)}
+		e = &WorkerRank{EngineID: w.EngineID, Addr: make(map[string]map[string]string)}
 		b.workers[key] = e
 	}
 	if e.EngineID != w.EngineID {
@@ -46,8 +46,8 @@ func (b *bootstrap) registerWorker(w mooncakeWorker) error {
 	return nil
 }
 
-// serveMooncake serves vLLM's Mooncake bootstrap server: /query, /register.
-func (b *bootstrap) serveMooncake(c *httpconn.Conn, r *httpconn.Request) {
+// ServeMooncake serves vLLM's Mooncake bootstrap server: /query, /register.
+func (b *Server) ServeMooncake(c *httpconn.Conn, r *httpconn.Request) {
 	switch {
 	case r.Path == "/query" && r.Method == "GET":
 		b.mu.Lock()
@@ -55,13 +55,13 @@ func (b *bootstrap) serveMooncake(c *httpconn.Conn, r *httpconn.Request) {
 		b.mu.Unlock()
 		c.Respond(r, 200, "application/json", body)
 	case r.Path == "/register" && r.Method == "POST":
-		var w mooncakeWorker
+		var w Worker
 		err := json.Unmarshal(r.Body, &w)
 		if err == nil && (w.EngineID == "" || w.Addr == "") {
 			err = fmt.Errorf("engine_id and addr are required")
 		}
 		if err == nil {
-			err = b.registerWorker(w)
+			err = b.RegisterWorker(w)
 		}
 		if err != nil {
 			body, _ := json.Marshal(map[string]string{"detail": err.Error()})
