@@ -9,7 +9,8 @@
 // is one data-parallel rank with its goroutine, scheduler (schedule.go) and pool of
 // blocks, a job is a request and a seq one of its choices. What needs no engine is in
 // packages of its own: httpconn (connections), api (requests, responses and errors of the
-// HTTP APIs), bootstrap, textgen, kvcache, eventcodec, vllm, faults, cost, portreserve.
+// HTTP APIs), bootstrap, eventpub, textgen, kvcache, eventcodec, vllm, faults, cost,
+// portreserve.
 //
 // Verified against captures of vLLM 0.32: response, error and SSE formats, one event for
 // each HTTP chunk; ids from X-Request-Id; data-parallel ranks by header or port; prefix

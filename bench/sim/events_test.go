@@ -244,7 +244,7 @@ func (w *eventMirror) catchUp(e *Engine, rank int) {
 	testwait.Until(w.t, "publisher idle", func() bool {
 		r := e.incarnation().ranks[rank]
 		idle := false
-		r.do(func() { idle = len(r.pub.queue) == 0 })
+		r.do(func() { idle = r.pub.Idle() })
 		return idle && e.Stats().Ranks[rank].Running+e.Stats().Ranks[rank].Waiting == 0
 	})
 	w.replay()

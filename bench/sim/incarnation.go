@@ -18,6 +18,7 @@ import (
 
 	"sluice/bench/sim/bootstrap"
 	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/eventpub"
 	"sluice/bench/sim/httpconn"
 	"sluice/bench/sim/portreserve"
 )
@@ -84,10 +85,11 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 	if err != nil {
 		return l, err
 	}
+	events := &eventpub.Config{Topic: e.o.Topic, BufferSteps: e.o.BufferSteps, LoseBatch: e.faults.LoseBatch, Stopping: l.stopc}
 	for i := range e.o.Ranks {
 		r := newRank(l, i)
 		if e.o.KVEvents != "off" {
-			r.pub = newPublisher(l, eventcodec.Encoder{Encoding: enc, BlockSize: e.o.BlockSize, Rank: i, Bytes: e.o.BytesHashes})
+			r.pub = eventpub.New(eventcodec.Encoder{Encoding: enc, BlockSize: e.o.BlockSize, Rank: i, Bytes: e.o.BytesHashes}, events)
 		}
 		l.ranks = append(l.ranks, r)
 	}
@@ -111,11 +113,10 @@ func (e *Engine) newIncarnation() (l *incarnation, err error) {
 		l.wg.Add(1)
 		go r.loop()
 		if r.pub != nil {
-			l.wg.Add(1)
-			go r.pub.loop()
-			if r.pub.load != nil {
-				l.wg.Go(func() { r.publishLoads(r.pub.load) })
-			}
+			l.wg.Go(r.pub.Run)
+		}
+		if r.loadSocket != nil {
+			l.wg.Go(func() { r.publishLoads(r.loadSocket) })
 		}
 	}
 	if err = l.startBootstrap(); err != nil {
@@ -271,10 +272,10 @@ func (l *incarnation) stop(abrupt bool) {
 		if r.started.Load() {
 			<-r.stopped
 		} else if r.pub != nil {
-			if r.pub.load != nil {
-				r.pub.load.Close()
+			if r.loadSocket != nil {
+				r.loadSocket.Close()
 			}
-			r.pub.close()
+			r.pub.Close()
 		}
 	}
 	l.mu.Lock()

@@ -6,9 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	zmq "github.com/pebbe/zmq4"
+
 	"sluice/bench/sim/api"
 	"sluice/bench/sim/cost"
 	"sluice/bench/sim/eventcodec"
+	"sluice/bench/sim/eventpub"
 	"sluice/bench/sim/kvcache"
 	"sluice/bench/sim/textgen"
 )
@@ -16,11 +19,12 @@ import (
 // rank is one data-parallel rank: a scheduler, its batch and its KV memory. All of it
 // belongs to the goroutine of loop; other goroutines send it functions with post.
 type rank struct {
-	l     *incarnation
-	e     *Engine
-	o     *Options
-	index int
-	pub   *publisher // nil if events are off
+	l          *incarnation
+	e          *Engine
+	o          *Options
+	index      int
+	pub        *eventpub.Publisher // nil if events are off
+	loadSocket *zmq.Socket         // nil if loads are off; owned by publishLoads
 
 	mu      sync.Mutex
 	inbox   []func()
@@ -297,10 +301,7 @@ func (r *rank) flushEvents() {
 	if len(r.events) == 0 {
 		return
 	}
-	select {
-	case r.pub.queue <- r.events:
-	case <-r.l.stopc:
-	}
+	r.pub.Publish(r.events)
 	r.events = nil
 }
 

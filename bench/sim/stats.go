@@ -119,7 +119,7 @@ func (r *rank) stats() (s RankStats) {
 	})
 	s.WaitingTokens = waiting
 	if r.pub != nil {
-		s.EventBatches, s.EventBytes = int(r.pub.sent.Load()), int(r.pub.bytes.Load())
+		s.EventBatches, s.EventBytes = r.pub.Sent()
 	}
 	return s
 }
