@@ -24,30 +24,47 @@ type Prefill struct {
 	reservation PrefillLoad
 
 	onGone  func()      // the method start; allocated once
-	timer   *time.Timer // half-closes the call; nil until the client has disconnected
-	started atomic.Bool // Start was called
+	timer   *time.Timer // calls elapsed; nil until the client has disconnected
+	started atomic.Bool // start was called
+	// Of the goroutines of start and of the timer, which follow each other.
+	wait   time.Duration
+	unsent bool // the call had not been sent when the client disconnected
 }
 
 const (
 	// abortWait is the minimum time that a prefill leg continues after a disconnect.
 	abortWait = time.Second
+	// sendGrace is how long a leg that has not been sent may still be sent. An engine can have read a
+	// request, and have pinned its blocks, before the router's write has returned.
+	sendGrace = 50 * time.Millisecond
 	// maxAbortExtension bounds the predicted rest of a prefill by which the wait is extended. A
 	// prefill with a longer predicted rest gets no extension.
 	maxAbortExtension = 2 * time.Second
 )
 
-// Start is called when the client has disconnected. It does not block.
+// start is called when the client has disconnected. It does not block.
 func (l *Prefill) start() {
 	l.started.Store(true)
-	if !l.call.Sent() {
-		l.call.HalfClose()
+	l.wait = abortWait
+	if remaining := l.reservation.Remaining(); remaining > 0 && remaining <= maxAbortExtension {
+		l.wait += remaining
+	}
+	first := l.wait
+	if l.unsent = !l.call.Sent(); l.unsent {
+		first = sendGrace
+	}
+	l.timer = time.AfterFunc(maxAbortExtension, l.elapsed) // set before elapsed can run: it uses timer
+	l.timer.Reset(first)
+}
+
+// elapsed is called when the timer fires.
+func (l *Prefill) elapsed() {
+	if l.unsent && l.call.Sent() {
+		l.unsent = false
+		l.timer.Reset(l.wait)
 		return
 	}
-	wait := abortWait
-	if remaining := l.reservation.Remaining(); remaining > 0 && remaining <= maxAbortExtension {
-		wait += remaining
-	}
-	l.timer = time.AfterFunc(wait, l.call.HalfClose)
+	l.call.HalfClose()
 }
 
 // WasStarted reports whether the client has disconnected during the leg. It works on nil.
