@@ -72,7 +72,7 @@ func TestPoolsUseObjpool(t *testing.T) {
 		}
 		const pool = "sync" + ".Pool"
 		if strings.Contains(string(text), pool+"{") || strings.Contains(string(text), pool+"\n") {
-			t.Errorf("%s has a sync.Pool; use reuse.Pool, which tests check, or say in ownPools why not", path)
+			t.Errorf("%s has a sync.Pool; use objpool.Pool, which tests check", path)
 		}
 	})
 }

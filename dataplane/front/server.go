@@ -52,7 +52,7 @@ type Server struct {
 	closeOnce          sync.Once     // closes watch and loops behind the last connection
 	stop               chan struct{} // closed when accepting is to end
 	acceptDone         chan struct{} // closed when it has; nil where it never began
-	mu                 sync.Mutex    // of ln, byHand, watch and the end of accepting
+	mu                 sync.Mutex    // of the listener's state below and the end of accepting
 	ln                 net.Listener
 	rawListener        *rawsocket.Listener // of ln's socket, where connections are accepted by hand
 	serveReady         chan struct{}       // closed when connections may be served

@@ -86,7 +86,7 @@ func (e *editor) feed(p []byte) error {
 	return nil
 }
 
-// EndAtCR rewrites the last event of a body whose last byte is a CR that ends the event.
+// endAtCR rewrites the last event of a body whose last byte is a CR that ends the event.
 func (e *editor) endAtCR() {
 	if event := e.events.EndAtCR(); event != nil {
 		e.out.b = e.rewriter.Event(e.out.b, event)

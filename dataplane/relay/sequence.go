@@ -68,7 +68,7 @@ func (t *Transcript) needsRound() bool { return t.Choices > 1 && t.resumed() != 
 // more is read from it, because an engine may keep its response open.
 func (t *Transcript) roundDone() bool { return t.extras != nil && t.extras.roundDone }
 
-// TotalTokens returns the number of tokens of all choices.
+// totalTokens returns the number of tokens of all choices.
 func (t *Transcript) totalTokens() (n int) {
 	for i := range max(int(t.Choices), 1) {
 		n += len(t.Choice(i).Out)

@@ -113,8 +113,11 @@ func (r *Router) newEngineAPI() (err error) {
 	r.engineAPI, err = engineapi.New(engineapi.Options{
 		Loops:  r.wireLoops,
 		Runner: r.runner, Fleet: r.fleet, HTTP: c.HTTP, VLLM: c.VLLM, Hosts: c.Hosts, Authenticator: r.authenticator(), UnixWithoutKey: c.Keys == "tcp",
-		PoolWait: r.cfg.Timeouts.PoolWait, StreamIdle: r.cfg.Timeouts.StreamIdle, MaxDepth: r.cfg.Limits.MaxDepth, Log: r.log,
-		MediaHosts: func() front.MediaHosts { return r.live.Load().MediaHosts },
+		Log: r.log,
+		Live: func() engineapi.LiveOptions {
+			c := r.live.Load()
+			return engineapi.LiveOptions{MediaHosts: c.MediaHosts, PoolWait: c.Timeouts.PoolWait, StreamIdle: c.Timeouts.StreamIdle, MaxDepth: c.Limits.MaxDepth}
+		},
 	})
 	if err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 
 // reloadable is the set of options that a reload changes in a running router. The functions
 // that build them also build the options for the start. A reload changes workers and keys as
-// well; every other field needs a new process. config.Live lists the reloadable fields.
+// well; every other field needs a new process. config.Reloadable says which fields are reloadable.
 type reloadable struct {
 	Front         front.Options
 	Runner        pd.Options

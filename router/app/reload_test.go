@@ -9,7 +9,7 @@ import (
 )
 
 // TestReloadedFieldsReachTheRouter changes each field of the configuration alone. The options of the
-// parts of a running router must change if, and only if, config.Live lists the field as reloadable.
+// parts of a running router must change if, and only if, config.Reloadable reports the field.
 func TestReloadedFieldsReachTheRouter(t *testing.T) {
 	base := func() *config.Config {
 		c := config.Default()
@@ -44,7 +44,7 @@ func TestReloadedFieldsReachTheRouter(t *testing.T) {
 			t.Fatal(err)
 		}
 		if is := !reflect.DeepEqual(before, after); is != config.Reloadable(path) {
-			t.Errorf("%s: it reaches the running router: %v; config.Live says %v", path, is, config.Reloadable(path))
+			t.Errorf("%s: it reaches the running router: %v; config.Reloadable says %v", path, is, config.Reloadable(path))
 		}
 		changed[path]++
 	})

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// family is one prefill/decode hand-over as configuration knows it; package
-// disagg runs it, and a test there holds this table to its own.
+// family is one prefill/decode hand-over as the configuration knows it. Package
+// pd/family implements it; a test there compares the names.
 type family struct {
 	name        string
 	description string // for sluice check, after "legs:"

@@ -34,18 +34,24 @@ type Options struct {
 	VLLM string
 	// Hosts are the hosts that a caller's prefill_result and bootstrap_info may name.
 	Hosts []string
-	// MediaHosts returns the hosts from which engines may currently fetch media that callers
-	// name by URL; nil: none.
-	MediaHosts func() front.MediaHosts
+	// Live returns the options that a reload may change; nil: the zero value. Each request calls
+	// it when it needs one of them.
+	Live func() LiveOptions
+	Log  *slog.Logger
+	// Loops, if set, drive the socket's streams. The caller closes them after the socket.
+	Loops *eventloop.Loops
+}
+
+// LiveOptions are the options that a reload may change.
+type LiveOptions struct {
+	// MediaHosts are the hosts from which engines may fetch media that callers name by URL.
+	MediaHosts front.MediaHosts
 	// PoolWait is how long a request waits for the first worker of its model.
 	PoolWait time.Duration
 	// StreamIdle is the maximum time without data from an engine within a stream.
 	StreamIdle time.Duration
 	// MaxDepth is the maximum nesting of a request's arrays and objects.
 	MaxDepth int
-	Log      *slog.Logger
-	// Loops, if set, drive the socket's streams. The caller closes them after the socket.
-	Loops *eventloop.Loops
 }
 
 // Engine presents the router as an engine. It is the front's Handler, in front of the Runner,
@@ -69,6 +75,9 @@ func New(opt Options) (*Engine, error) {
 	case "auto", "completions", "generate":
 	default:
 		return nil, fmt.Errorf("engineapi: unknown API %q of vLLM; want auto, completions or generate", opt.VLLM)
+	}
+	if opt.Live == nil {
+		opt.Live = func() LiveOptions { return LiveOptions{} }
 	}
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)
@@ -204,7 +213,7 @@ func (e *Engine) awaitPool(ctx context.Context, p *preparedRequest, pass front.P
 	if leave, allowed := e.mayWait(!ok && err == nil); allowed {
 		defer leave()
 		p.r.hints.WaitingSince = p.began
-		by := p.began.Add(e.opt.PoolWait)
+		by := p.began.Add(e.opt.Live().PoolWait)
 		if !p.deadline.IsZero() && p.deadline.Before(by) {
 			by = p.deadline
 		}

@@ -69,7 +69,7 @@ func (h *allowedHosts) check(r *request) error {
 // checkMedia checks the members that are passed to engines unchanged, as the front checks HTTP
 // bodies: an engine fetches the URLs and opens the files that media members name.
 func (e *Engine) checkMedia(r *request) error {
-	hosts := e.mediaHosts()
+	hosts := e.opt.Live().MediaHosts
 	for _, s := range [...]struct {
 		members []member
 		depth   int
@@ -87,14 +87,6 @@ func (e *Engine) checkMedia(r *request) error {
 		}
 	}
 	return nil
-}
-
-// mediaHosts returns the hosts from which engines may currently fetch media.
-func (e *Engine) mediaHosts() front.MediaHosts {
-	if e.opt.MediaHosts == nil {
-		return nil
-	}
-	return e.opt.MediaHosts()
 }
 
 // place is what a member's name implies about its value. The elements of a list inherit the

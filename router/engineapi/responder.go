@@ -19,10 +19,11 @@ import (
 // serve passes the call to the Runner and relays the resulting stream, if there is one.
 func (c *call) serve() {
 	var err error
+	live := c.e.opt.Live()
 	fields := append(c.p.responseHeaders, c.p.context.trace...)
 	c.x, err = front.NewExchange(&front.InProcessRequest{
-		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: c.e.opt.MaxDepth,
-		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, CheckFields: true, MediaHosts: c.e.mediaHosts(), Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
+		Endpoint: &endpoints[c.p.pool.dialect], RequestID: c.id, Body: c.p.body, MaxDepth: live.MaxDepth,
+		Fields: fields, Received: c.p.began, ClientIP: c.s.Peer(), Unix: c.s.Unix(), Principal: c.pass, CheckFields: true, MediaHosts: live.MediaHosts, Responder: c, LeaseMemory: c.s.LeaseMemory, Budget: c.s.Budget(), Log: c.e.opt.Log,
 	})
 	var refused *front.FieldRefusal
 	if errors.As(err, &refused) {
@@ -187,7 +188,7 @@ func (c *call) relay() {
 		carry = relay.Migration{Transcript: t, IncludeUsage: c.hooks.Usage, Next: c}
 	}
 	res, over := relay.Start(c, c.resp, relay.Options{
-		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
+		Protocol: sse.OpenAI, IdleTimeout: c.e.opt.Live().StreamIdle, Rewrite: c.hooks.Rewrite, Migration: carry,
 		DrainOnCancel: c.s.Stopped, Loops: c.e.opt.Loops, Budget: c.s.Budget(),
 	})
 	for !over {

@@ -13,7 +13,7 @@ import (
 // This file applies the rules of package abort to a request: it arms the rule of each phase at the front
 // and starts the watches over a decode leg.
 
-// abort.Rule returns the rule for the request in a phase.
+// abortRule returns the rule for the request in a phase.
 func (q *request) abortRule(phase abort.Phase) abort.Rule {
 	return abort.RuleOf(phase, &q.plan.Traits, q.concurrent != nil, q.handover.Handle != nil)
 }
@@ -87,7 +87,7 @@ func (q *request) armDecodeAbort(l *leg) {
 	q.x.OnClientGone(l.abort.Arm(&leg))
 }
 
-// CloseGrace returns how long the connection of a decode with a handle stays open after the cancel if
+// closeGrace returns how long the connection of a decode with a handle stays open after the cancel if
 // no event has arrived. vLLM sends the head of a stream before its engine core has the request. If
 // the connection closes in between, prefill's blocks stay pinned until the lease ends. The first
 // event shows that the core has the request. The grace applies whenever a stream ends early, on a

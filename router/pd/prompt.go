@@ -320,7 +320,7 @@ func (r *Runner) forgetIfRemoved(rank *worker.Rank) {
 	}()
 }
 
-// RawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
+// rawTokens returns the prompt's token ids as they appear in a completions body, a JSON array of
 // numbers. It returns nil if the ids have another source.
 func (q *request) rawTokens() []byte {
 	if q.x.Endpoint.Kind != front.Completions || q.prompt.Source != tokenize.FromRequest {

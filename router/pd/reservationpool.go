@@ -25,7 +25,7 @@ func (q *request) newCall() *upstream.Call {
 	return q.call
 }
 
-// abort.NewDecode returns a abort.Decode that was not started.
+// newDecodeAbort returns an abort.Decode that was not started.
 func (q *request) newDecodeAbort() *abort.Decode {
 	if q.decodeAbort == nil || q.decodeAbort.WasStarted() {
 		q.decodeAbort = abort.NewDecode()

@@ -42,7 +42,7 @@ type steering struct {
 	stored *worker.Rank
 }
 
-// reqbody.IsSet reports whether the headers set any constraint.
+// isSet reports whether the headers set any constraint.
 func (s *steering) isSet() bool {
 	return s.stored != nil || s.session != 0 || len(s.workers) > 0 || len(s.ranks) > 0 || len(s.allowed) > 0 || len(s.labels) > 0
 }

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -23,9 +24,40 @@ import (
 	"sluice/router/blockhash"
 	"sluice/router/config"
 	"sluice/router/e2e/harness"
+	"sluice/router/engineapi/client"
 	"sluice/router/kvindex"
 	"sluice/router/worker"
 )
+
+// TestReloadReachesEngineAPI: the framed socket uses the limits that a reload has changed.
+func TestReloadReachesEngineAPI(t *testing.T) {
+	one := harness.StartSim(t, nil)
+	socket := filepath.Join(t.TempDir(), "engine.sock")
+	config := func(depth int) string {
+		return fmt.Sprintf("engine_api: {unix_socket: %q}\nlimits: {max_depth: %d}\n", socket, depth)
+	}
+	g := harness.StartReloadRouter(t, config(16), one.URL())
+	c := harness.DialRetry(t, "unix://"+socket)
+	var schema any = 1
+	for range 20 {
+		schema = map[string]any{"a": schema}
+	}
+	generate := func() *harness.EngineAPIAnswer {
+		return harness.GenerateEngineAPI(t, c, &client.Request{Extra: map[string]any{
+			"model": "sim", "token_ids": []int{1, 2, 3}, "stop_conditions": map[string]any{"max_tokens": 2},
+			"sampling_options": map[string]any{"guided_decoding": map[string]any{"json": schema}},
+		}})
+	}
+	if a := generate(); a.Failure == nil || a.Failure.Code != 400 {
+		t.Fatalf("nested too deeply: %+v, %v", a.Failure, a.Err)
+	}
+	if status, _, message := g.ReloadWith(config(32)); status != 200 {
+		t.Fatalf("%d %s", status, message)
+	}
+	if a := generate(); a.Failure != nil || a.Err != nil {
+		t.Errorf("limits.max_depth is not in effect: %+v, %v", a.Failure, a.Err)
+	}
+}
 
 // TestReload: every reloaded field is in effect in its part of the router once the reload returns.
 func TestReload(t *testing.T) {

@@ -97,7 +97,7 @@ const (
 	minGrace, maxGrace = 20 * time.Millisecond, time.Second
 )
 
-// Start is called when the client has disconnected. It does not block.
+// start is called when the client has disconnected. It does not block.
 func (l *Decode) start() {
 	l.started.Store(true)
 	if l.Prefill != nil {

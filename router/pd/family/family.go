@@ -93,7 +93,7 @@ type Traits struct {
 	PrefillNeedsDecode bool
 	// NoLease: a handle pins nothing on the prefill engine. If false, the runner sends decode
 	// within PD.Lease of prefill's response or runs prefill again, sends a handle to one engine
-	// only, and follows the leased rows of abortRules when the client disconnects.
+	// only, and follows the leased rows of pd/abort's rules when the client disconnects.
 	NoLease bool
 	// Refetchable: in a Concurrent pair decode requests blocks from prefill by an id and gets none
 	// if the id no longer exists. A second decode may therefore request them in order to have them
