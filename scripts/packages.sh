@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Builds the .deb and the .rpm of Sluice, a tar archive of the binary, and their SBOM.
+#
+#   scripts/packages.sh [--out DIR] [--version VERSION]
+#
+# The binary is stripped and links libzmq statically where its archives allow
+# (scripts/static-zmq.sh). NIXL, UCX and CUDA are opened at run time where a node has them, so
+# no package depends on them. The tools are built from the Go module proxy, in versions named
+# here, and kept in the cache.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+out=dist version=
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --out) out=$2; shift 2 ;;
+    --version) version=$2; shift 2 ;;
+    -h | --help) sed -n '2,9p' "$0" | sed 's/^# \{0,1\}//'; exit 0 ;;
+    *) echo "packages: unknown argument \"$1\"; want --out DIR or --version VERSION" >&2; exit 2 ;;
+  esac
+done
+
+cache=${SLUICE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice}/tools
+tool() { # tool NAME MODULE@VERSION: prints the path of the built tool
+  local path=$cache/${2##*@}/$1
+  if [ ! -x "$path" ]; then
+    echo "packages: building $2" >&2
+    mkdir -p "${path%/*}"
+    GOFLAGS='' GOBIN=${path%/*} go install "$2" >&2
+  fi
+  echo "$path"
+}
+nfpm=$(tool nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0)
+sbom=$(tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0)
+
+# Debian orders 0~git before any release.
+commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+date=$(git log -1 --format=%cI 2>/dev/null || date -u +%FT%TZ)
+if [ -z "$version" ]; then
+  version=$(git describe --tags --exact-match 2>/dev/null | sed 's/^v//' || true)
+  version=${version:-0~git$(git log -1 --format=%cd --date=format:%Y%m%d 2>/dev/null || date +%Y%m%d).${commit:0:8}}
+fi
+ARCH=$(go env GOARCH)
+export VERSION=$version ARCH
+
+build=build/packages
+rm -rf "$build" && mkdir -p "$build" "$out"
+flags=()
+if dir=$(scripts/static-zmq.sh); then
+  export CGO_LDFLAGS="-O2 -g -L$dir"
+  flags=(-extldflags '-static-libgcc')
+fi
+echo "packages: building sluice $version" >&2
+go build -trimpath -tags "${SLUICE_TAGS-}" \
+  -ldflags "-s -w -X main.version=$version -X main.commit=$commit -X main.date=$date ${flags[*]@Q}" \
+  -o "$build/sluice" ./cmd/sluice
+"$build/sluice" completion bash >"$build/sluice.bash"
+"$build/sluice" completion zsh >"$build/_sluice"
+"$build/sluice" completion fish >"$build/sluice.fish"
+"$build/sluice" man --dir "$build/man"
+gzip -9n "$build"/man/*
+
+for format in deb rpm; do
+  "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
+done
+tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice
+"$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
+(cd "$out" && sha256sum -- *"$version"* >"SHA256SUMS")
+ls -l "$out" >&2
