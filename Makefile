@@ -3,6 +3,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := bin/sluice
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo dev)
+COMMIT := $(shell git rev-parse HEAD 2>/dev/null)
+COMMIT_DATE := $(shell git log -1 --format=%cI 2>/dev/null)
 GO_SOURCES := $(shell find cmd router dataplane nixl native bench -name '*.go' -o -name '*.[ch]' -o -name '*.html' -o -name '*.js' -o -name '*.css' 2>/dev/null)
 FUZZTIME ?= 5s
 DEMO_SECONDS ?=
@@ -31,7 +33,7 @@ build: bootstrap $(BIN) ## build bin/sluice
 
 $(BIN): go.mod go.sum $(GO_SOURCES)
 	@mkdir -p bin
-	go build -ldflags '-X main.version=$(VERSION)' -o $(BIN) ./cmd/sluice
+	go build -ldflags '-X main.version=$(VERSION) -X main.commit=$(COMMIT) -X main.date=$(COMMIT_DATE)' -o $(BIN) ./cmd/sluice
 
 .PHONY: demo
 demo: build ## run the demo: simulated engines, the router, traffic, a page (DEMO_SECONDS=20 ends by itself)
@@ -48,7 +50,7 @@ test: ## set up everything; native, lint, unit, system and race tests, and the d
 	@scripts/test.sh
 
 .PHONY: test-tools
-test-tools: build ## tests with heavy real tools: connectors, clients, a browser
+test-tools: build ## tests with heavy real tools: connectors, clients, a browser, packages
 	@scripts/test.sh --tools
 
 .PHONY: unit
@@ -140,6 +142,14 @@ policies: build ## policies compared on a simulated fleet: docs/policies.md (a q
 e2e-vllm: build ## real vLLM on the CPU through the router (heavy: about 6 GB and 20 minutes)
 	scripts/e2e-vllm.sh
 
+.PHONY: packages
+packages: bootstrap ## build the .deb, the .rpm, a tar archive and the SBOM into dist/
+	@scripts/packages.sh
+
+.PHONY: packages-test
+packages-test: packages ## check the units, and install, upgrade, remove and purge the .deb in a Debian root
+	@scripts/packages-test.sh
+
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin build
+	rm -rf bin build dist

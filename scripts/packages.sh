@@ -46,24 +46,25 @@ export VERSION=$version ARCH
 build=build/packages
 rm -rf "$build" && mkdir -p "$build" "$out"
 flags=()
+mkdir -p "$build/licenses"
 if dir=$(scripts/static-zmq.sh); then
+  # The licences of what is linked statically come with the binary.
+  for name in zmq sodium bsd md stdc++; do
+    archive=$(realpath "$(${CC:-cc} -print-file-name="lib$name.a")")
+    package=$(dpkg -S "$archive" 2>/dev/null | head -1 | cut -d: -f1)
+    cp "/usr/share/doc/$package/copyright" "$build/licenses/lib$name"
+  done
   export CGO_LDFLAGS="-O2 -g -L$dir"
   flags=(-extldflags '-static-libgcc')
 fi
 echo "packages: building sluice $version" >&2
-go build -trimpath -tags "${SLUICE_TAGS-}" \
+go build -trimpath \
   -ldflags "-s -w -X main.version=$version -X main.commit=$commit -X main.date=$date ${flags[*]@Q}" \
   -o "$build/sluice" ./cmd/sluice
-"$build/sluice" completion bash >"$build/sluice.bash"
-"$build/sluice" completion zsh >"$build/_sluice"
-"$build/sluice" completion fish >"$build/sluice.fish"
-"$build/sluice" man --dir "$build/man"
-gzip -9n "$build"/man/*
-
 for format in deb rpm; do
   "$nfpm" package --config scripts/packaging/nfpm.yaml --packager "$format" --target "$out/" >&2
 done
-tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice
+tar -C "$build" --sort=name --owner=0 --group=0 --mtime="$date" -czf "$out/sluice-$version-linux-$ARCH.tar.gz" sluice licenses
 "$sbom" app -json -licenses -main cmd/sluice -output "$out/sluice-$version.cdx.json" . 2>/dev/null
 (cd "$out" && sha256sum -- *"$version"* >"SHA256SUMS")
 ls -l "$out" >&2

@@ -28,6 +28,7 @@ if [ "${1:-}" = --tools ]; then
   step 'clients' scripts/e2e-clients.sh
   browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome)
   step 'page' go test -count=1 -run TestConsoleInBrowser ./router/admin -browser "$browser"
+  step 'packages' make --no-print-directory packages-test
   printf '\nall steps passed in %ss\n' "$SECONDS"
   exit
 fi

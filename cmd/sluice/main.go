@@ -18,8 +18,12 @@ import (
 	"syscall"
 )
 
-// version is the output of git describe, set by the Makefile at link time.
-var version = "dev"
+// version, commit and date are set at link time, by the Makefile and scripts/packages.sh. commit
+// and date are of the commit; empty: those that Go has recorded in the binary, if any.
+var (
+	version      = "dev"
+	commit, date string
+)
 
 // command is one subcommand. run returns the exit code of the process: 0 success, 1 failure,
 // 2 usage error.

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Tests the packages in dist/ with the real tools: systemd-analyze for the units, dpkg in a root
+# made of Debian packages for installation, upgrade, removal and purge, rpm for the .rpm.
+# Needs root and Debian's package registry; `make packages-test` builds the packages first.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[ "$(id -u)" = 0 ] || { echo "packages-test: needs root, for chroot" >&2; exit 2; }
+missing=()
+command -v debootstrap >/dev/null || missing+=(debootstrap)
+command -v systemd-analyze >/dev/null || missing+=(systemd)
+command -v rpm >/dev/null || missing+=(rpm)
+if [ ${#missing[@]} -gt 0 ]; then
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq >/dev/null
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null 2>&1
+fi
+
+deb=$(ls -t dist/*.deb | head -1) rpm=$(ls -t dist/*.rpm | head -1)
+work=$(mktemp -d "${TMPDIR:-/tmp}/sluice-packages.XXXXXX")
+root=$work/root
+trap 'umount -q "$root/proc" 2>/dev/null || true; rm -rf "$work"' EXIT
+failed=0
+check() { # check WHAT COMMAND...
+  local what=$1
+  shift
+  if "$@" >"$work/out" 2>&1; then echo "ok    $what"; else
+    echo "FAIL  $what"
+    sed 's/^/      /' "$work/out"
+    failed=1
+  fi
+}
+
+# The root: Debian's minimal system, kept in the cache.
+cache=${SLUICE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/sluice}/debian-root.tar
+if [ ! -f "$cache" ]; then
+  echo "packages-test: making a Debian root (once)" >&2
+  debootstrap --variant=minbase --include=systemd,ca-certificates bookworm "$work/base" >"$work/log" 2>&1 || { tail -20 "$work/log" >&2; exit 1; }
+  mkdir -p "${cache%/*}"
+  tar -C "$work/base" -cf "$cache.part" . && mv "$cache.part" "$cache"
+  rm -rf "$work/base"
+fi
+mkdir "$root" && tar -C "$root" -xf "$cache"
+mount -t proc proc "$root/proc" 2>/dev/null || true
+in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin DEBIAN_FRONTEND=noninteractive "$@"; }
+
+# Units. `verify` looks up the programs that they start, so it sees those of the package.
+units=$work/units
+mkdir -p "$units"
+dpkg-deb -x "$deb" "$work/files"
+sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice.service" >"$units/sluice.service"
+sed "s#/usr/bin/sluice#$work/files/usr/bin/sluice#" "$work/files/usr/lib/systemd/system/sluice-sidecar.service" >"$units/sluice-sidecar.service"
+cp "$work/files/usr/lib/systemd/system/sluice.socket" "$units/"
+check "systemd-analyze verify" systemd-analyze verify --man=no "$units/sluice.service" "$units/sluice-sidecar.service" "$units/sluice.socket"
+for unit in sluice sluice-sidecar; do
+  check "systemd-analyze security of $unit: at most 5.0" systemd-analyze security --offline=true --threshold=50 "$units/$unit.service"
+done
+
+# The binary links only the C library.
+libraries() { [ "$(ldd "$1" | grep -c '=> ')" -le 1 ] || { ldd "$1"; return 1; }; }
+check "the binary loads only the C library" libraries "$work/files/usr/bin/sluice"
+
+# Installation.
+cp "$deb" "$root/sluice.deb"
+check "install" in_root dpkg -i /sluice.deb
+check "the program runs and knows its version" in_root sluice version
+check "the configuration works unchanged" in_root sluice check --config /etc/sluice/sluice.yaml
+precheck() { # what the unit runs before it starts the service
+  local line
+  line=$(sed -n 's/^ExecStartPre=//p' "$root/usr/lib/systemd/system/sluice.service")
+  [ -n "$line" ] && in_root setpriv --reuid sluice --regid sluice --clear-groups $line
+}
+check "the unit's ExecStartPre accepts the configuration" precheck
+owner() { [ "$(in_root stat -c '%U:%G %a' "$1")" = "$2" ] || { in_root stat "$1"; return 1; }; }
+check "the configuration is readable by the service only" owner /etc/sluice/sluice.yaml "root:sluice 640"
+check "the state directory" owner /var/lib/sluice "sluice:sluice 750"
+as_sluice() { in_root XDG_RUNTIME_DIR=/run/sluice setpriv --reuid sluice --regid sluice --clear-groups "$@"; }
+in_root install -d -m 0700 -o sluice -g sluice /run/sluice # RuntimeDirectory= of the unit
+serves() { # the service's command, as its user, answers /livez; the commands of docs/install.md find it
+  local result=1
+  as_sluice timeout 20 sluice serve --config /etc/sluice/sluice.yaml --listen 127.0.0.1:18080 --admin 127.0.0.1:19901 >"$work/serve" 2>&1 &
+  for _ in $(seq 100); do
+    curl -fsS http://127.0.0.1:18080/livez >/dev/null 2>&1 && { result=0; break; }
+    sleep 0.1
+  done
+  [ "$result" = 0 ] && { as_sluice sluice reload --dry-run || result=1; }
+  kill %1
+  wait
+  [ "$result" = 0 ] || cat "$work/serve"
+  return "$result"
+}
+check "it serves as user sluice, who can reload it" serves
+
+# Upgrade: a changed configuration stays.
+echo "# edited" >>"$root/etc/sluice/sluice.yaml"
+check "upgrade" in_root dpkg -i --force-confdef --force-confold /sluice.deb
+check "an edited configuration stays" in_root grep -q '# edited' /etc/sluice/sluice.yaml
+check "its owner stays" owner /etc/sluice/sluice.yaml "root:sluice 640"
+
+# Removal and purge.
+check "remove" in_root dpkg -r sluice
+check "the program is gone" in_root test ! -e /usr/bin/sluice
+check "the configuration stays" in_root test -e /etc/sluice/sluice.yaml
+check "purge" in_root dpkg -P sluice
+for path in /etc/sluice /etc/default/sluice /var/lib/sluice /var/log/sluice /usr/lib/systemd/system/sluice.service; do
+  check "$path is gone" in_root test ! -e "$path"
+done
+
+# The .rpm.
+rpm -qpl --nosignature "$rpm" | sort >"$work/rpm.list"
+rpm -qp --nosignature --requires "$rpm" >"$work/rpm.requires"
+check "the .rpm has the units" grep -qx /usr/lib/systemd/system/sluice.service "$work/rpm.list"
+check "the .rpm depends on glibc" grep -q '^glibc' "$work/rpm.requires"
+dpkg-deb -c "$deb" | awk '$1 !~ /^d/ {print substr($6, 2)}' | sort >"$work/deb.list"
+check "the licences of the static libraries are in the package" test -s "$work/files/usr/share/doc/sluice/licenses/libzmq"
+check "both packages have the same files" bash -c "comm -3 '$work/deb.list' <(grep -Fxf '$work/deb.list' '$work/rpm.list') | tee /dev/stderr | wc -l | grep -qx 0"
+
+[ "$failed" = 0 ] || { echo "packages-test: some checks failed" >&2; exit 1; }
+echo "packages-test: all checks passed"
