@@ -70,7 +70,7 @@ func TestRoutesNeedToken(t *testing.T) {
 		}
 	}
 	t.Logf("reliability 13: %d routes of %d ask for the token; %d tries without it, or with another, were refused", closed, len(Routes), tries)
-	for _, path := range []string{"/admin", "/debug/pprof/", "/nothing", "/console/console.html"} {
+	for _, path := range []string{"/admin", "/debug/vars", "/nothing", "/console/console.html"} {
 		if code, _, _ := f.call(t, "GET", path, nil); code != http.StatusUnauthorized {
 			t.Errorf("%s without a token: %d", path, code)
 		}

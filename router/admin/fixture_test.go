@@ -184,5 +184,5 @@ func (f *fixture) serveOne(id string) {
 
 // examplePath replaces a route's wildcards by example values.
 func examplePath(path string) string {
-	return strings.NewReplacer("{$}", "", "{id}", "p1").Replace(path)
+	return strings.NewReplacer("{$}", "", "{id}", "p1", "{profile}", "heap").Replace(path)
 }

@@ -51,6 +51,8 @@ func init() {
 		{"GET", "/admin/v1/record", "a recording, from now on until the connection ends; see sluice record", false, (*Server).record},
 		{"POST", "/admin/v1/reload", "apply what can change of the configuration file; lists whether each changed field was applied; ?dry_run=true changes nothing", false, (*Server).reload},
 		{"POST", "/admin/v1/restart", "replace this process by a new one of the same program file, which inherits the listeners; answers when the new one serves", false, (*Server).restart},
+		{"GET", "/debug/pprof/{$}", "the names of the profiles", false, (*Server).profiles},
+		{"GET", "/debug/pprof/{profile}", "a profile of the process: profile (CPU) and trace for ?seconds=, goroutine, heap, allocs, threadcreate, block, mutex; ?debug=1 as text", false, (*Server).profile},
 		{"GET", "/metrics", "Prometheus metrics", false, (*Server).metrics},
 	}
 }
